@@ -1,0 +1,82 @@
+#include <benchmark/benchmark.h>
+
+#include "hetermoe/planner/planner.h"
+#include "tests/support/plan_oracle.h"
+
+// How long a plan takes to find, on one core, and how good it is.
+namespace hetermoe {
+namespace {
+
+/// Nodes of up to eight devices of one type.
+Cluster make_cluster(const std::vector<std::pair<std::string, i32>>& types) {
+  Cluster cluster;
+  cluster.name = "bench";
+  for (const auto& [name, count] : types) {
+    cluster.types.push_back(catalogue_device(name, "bench"));
+    for (i32 d = 0; d < count; ++d) {
+      if (d % 8 == 0) {
+        cluster.nodes.push_back({fmt::format("node{}", cluster.nodes.size()), 50e9, 1e-5, 20e9, 5e-6});
+      }
+      cluster.devices.push_back(
+          {static_cast<i32>(cluster.types.size()) - 1, static_cast<NodeId>(cluster.nodes.size()) - 1, 1});
+    }
+  }
+  return cluster;
+}
+
+void find(benchmark::State& state, const std::vector<std::pair<std::string, i32>>& types) {
+  PlanRequest request;
+  request.model = load_model("qwen3-30b-a3b");
+  request.cluster = make_cluster(types);
+  if (request.cluster.num_devices() <= 12) request.model = load_model("d1");
+  request.seq_len = 4096;
+  request.sequences = std::max<i64>(96, 2 * request.cluster.num_devices());
+  PlanResult result;
+  for (auto _ : state) result = find_plan(request);
+  state.counters["sketches"] = static_cast<double>(result.num_sketches);
+  state.counters["simulated"] = static_cast<double>(result.num_simulated);
+  state.SetLabel(result.feasible() ? result.best().name : result.infeasible);
+}
+
+BENCHMARK_CAPTURE(find, 6_and_6, {{"A40", 6}, {"V100", 6}})->Unit(benchmark::kMillisecond);
+BENCHMARK_CAPTURE(find, 128_and_128, {{"A100-40", 128}, {"V100", 128}})
+    ->Unit(benchmark::kMillisecond)
+    ->Iterations(1);
+BENCHMARK_CAPTURE(find, 128_and_384, {{"A100-40", 128}, {"V100", 384}})
+    ->Unit(benchmark::kMillisecond)
+    ->Iterations(1);
+BENCHMARK_CAPTURE(find, 3_types_of_256, {{"A100-40", 256}, {"V100", 256}, {"T4", 256}})
+    ->Unit(benchmark::kMillisecond)
+    ->Iterations(1);
+
+/// Random small instances: how far the planner's best is from that of an exact branch and bound.
+void oracle(benchmark::State& state) {
+  const i64 instances = state.range(3);
+  double worst = 0, near = 0, sum = 0;
+  for (auto _ : state) {
+    for (i64 seed = 1; seed <= instances; ++seed) {
+      const PlanRequest request =
+          testing::small_request(static_cast<u64>(seed), {state.range(0), state.range(1), state.range(2)});
+      const double gap = testing::gap_to_optimum(request, find_plan(request));
+      worst = std::max(worst, gap);
+      near += gap <= 0.02;
+      sum += gap;
+    }
+  }
+  state.counters["within_2_percent"] = near / static_cast<double>(instances);
+  state.counters["worst_percent"] = 100 * worst;
+  state.counters["mean_percent"] = 100 * sum / static_cast<double>(instances);
+}
+
+BENCHMARK(oracle)
+    ->ArgNames({"layers", "experts", "devices", "instances"})
+    ->Args({2, 4, 3, 500})
+    ->Args({3, 4, 3, 100})
+    ->Args({2, 4, 4, 50})
+    ->Iterations(1)
+    ->Unit(benchmark::kSecond);
+
+}  // namespace
+}  // namespace hetermoe
+
+BENCHMARK_MAIN();

@@ -1,0 +1,17 @@
+# One program per file bench/<what>_bench.cpp. bench/nn_<what>_bench.cpp measures numerics: it needs torch and prints its
+# own table; the others use Google Benchmark.
+file(GLOB _sources CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/bench/*_bench.cpp")
+find_package(benchmark QUIET)
+foreach(_source IN LISTS _sources)
+  get_filename_component(_name "${_source}" NAME_WE)
+  if(_name MATCHES "^nn_")
+    if(HETERMOE_TORCH)
+      add_executable(${_name} "${_source}")
+      target_link_libraries(${_name} PRIVATE hm_nn)
+      hm_use_torch_pch(${_name})
+    endif()
+  elseif(benchmark_FOUND)
+    add_executable(${_name} "${_source}")
+    target_link_libraries(${_name} PRIVATE hm_report benchmark::benchmark)
+  endif()
+endforeach()

@@ -1,0 +1,55 @@
+# Imported targets for the torch wheel. find_package(Torch) of a CUDA wheel needs a CUDA toolkit and a newer CMake even
+# for CPU programs; these targets need neither.
+include_guard(GLOBAL)
+set(TORCH_DIR "" CACHE PATH "the torch package directory (holds include/ and lib/)")
+set(TORCH_PYTHON "${CMAKE_SOURCE_DIR}/.venv/bin/python" CACHE STRING "interpreter asked for torch when TORCH_DIR is empty")
+if(NOT TORCH_DIR)
+  # find_spec does not import torch
+  execute_process(
+    COMMAND "${TORCH_PYTHON}" -c
+            "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"
+    OUTPUT_VARIABLE _dir OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET RESULT_VARIABLE _rc)
+  if(NOT _rc EQUAL 0)
+    message(FATAL_ERROR "[cmake] no torch found by ${TORCH_PYTHON}. Run ./dev setup, or set TORCH_DIR or TORCH_PYTHON, "
+                        "or build without it: cmake --preset core")
+  endif()
+  set(TORCH_DIR "${_dir}" CACHE PATH "" FORCE)
+endif()
+find_package(CUDAToolkit QUIET)
+# DT_RPATH (not RUNPATH), so that it also serves what libtorch_cpu itself needs.
+file(GLOB _rpath LIST_DIRECTORIES true "${TORCH_DIR}/../nvidia/*/lib")
+list(PREPEND _rpath "${TORCH_DIR}/lib")
+if(CUDAToolkit_FOUND)
+  list(APPEND _rpath "${CUDAToolkit_LIBRARY_DIR}")
+endif()
+set(_link "LINKER:--disable-new-dtags" "LINKER:--allow-shlib-undefined")
+foreach(_d IN LISTS _rpath)
+  get_filename_component(_d "${_d}" ABSOLUTE)
+  list(APPEND _link "LINKER:-rpath,${_d}")
+endforeach()
+function(_torch_import name file)
+  add_library(${name} SHARED IMPORTED GLOBAL)
+  set_target_properties(${name} PROPERTIES IMPORTED_LOCATION "${TORCH_DIR}/lib/${file}")
+endfunction()
+_torch_import(torch::c10 libc10.so)
+_torch_import(torch::torch_cpu libtorch_cpu.so)
+add_library(torch::cpu INTERFACE IMPORTED GLOBAL)
+target_link_libraries(torch::cpu INTERFACE torch::torch_cpu torch::c10 Threads::Threads)
+target_compile_features(torch::cpu INTERFACE cxx_std_20)
+target_include_directories(torch::cpu SYSTEM INTERFACE "${TORCH_DIR}/include"
+                           "${TORCH_DIR}/include/torch/csrc/api/include")
+target_link_options(torch::cpu INTERFACE ${_link})
+# The wheel's include folder holds its own copy of fmt, which comes before the system's; its library is inside libtorch
+# and not exported. Header-only, each version lives in its own inline namespace.
+target_compile_definitions(torch::cpu INTERFACE FMT_HEADER_ONLY=1)
+
+# One precompiled ATen header for all torch folders: it costs seconds per file otherwise.
+function(hm_use_torch_pch target)
+  if(NOT TARGET hm_torch_pch)
+    file(WRITE "${CMAKE_BINARY_DIR}/torch_pch.cpp" "")
+    add_library(hm_torch_pch OBJECT "${CMAKE_BINARY_DIR}/torch_pch.cpp")
+    target_link_libraries(hm_torch_pch PUBLIC torch::cpu)
+    target_precompile_headers(hm_torch_pch PUBLIC <ATen/ATen.h> <torch/csrc/autograd/custom_function.h>)
+  endif()
+  target_precompile_headers(${target} REUSE_FROM hm_torch_pch)
+endfunction()

@@ -1,0 +1,51 @@
+#pragma once
+#include <fmt/format.h>
+
+#include <stdexcept>
+#include <string>
+
+// Three kinds of failure. The user or the world is wrong: an Error is thrown. An expected outcome (a plan
+// that does not fit): a value is returned. We are wrong: HM_CHECK throws InternalError; no input may reach
+// it.
+namespace hetermoe {
+
+/// Base of all errors a user can see. Text: "[where] what: got X, expected Y. hint".
+class Error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+class ConfigError : public Error {
+  using Error::Error;
+};  ///< a configuration file or flag is wrong
+class InputError : public Error {
+  using Error::Error;
+};  ///< data handed in is wrong
+class IoError : public Error {
+  using Error::Error;
+};  ///< a file cannot be read or written
+class TransportError : public Error {
+  using Error::Error;
+};  ///< communication failed
+class DeviceError : public Error {
+  using Error::Error;
+};  ///< a device failed
+class InternalError : public Error {
+  using Error::Error;
+};  ///< a bug in hetermoe
+
+/// Throws E with the text "[where] " + formatted message.
+template <class E, class... Args>
+[[noreturn]] void fail(const std::string& where, fmt::format_string<Args...> format, Args&&... args) {
+  throw E(fmt::format("[{}] {}", where, fmt::format(format, std::forward<Args>(args)...)));
+}
+
+[[noreturn]] void check_failed(const char* file, int line, const char* condition, const std::string& message);
+
+}  // namespace hetermoe
+
+/// Programmer errors only. HM_CHECK(condition, "format {}", args...)
+#define HM_CHECK(condition, ...)                                                                            \
+  do {                                                                                                      \
+    if (!(condition)) ::hetermoe::check_failed(__FILE__, __LINE__, #condition, ::fmt::format(__VA_ARGS__)); \
+  } while (false)

@@ -1,0 +1,240 @@
+#include "hetermoe/base/json.h"
+
+#include <yaml-cpp/yaml.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <fstream>
+#include <initializer_list>
+#include <sstream>
+#include <string_view>
+#include <vector>
+
+#include "hetermoe/base/error.h"
+#include "hetermoe/base/types.h"
+
+namespace hetermoe {
+namespace {
+
+/// Deeper nesting and longer expansions than any honest file has: parsers and printers recurse.
+constexpr i64 kMaxDepth = 200;
+constexpr i64 kMaxYamlValues = 1'000'000;
+
+std::string at_line(const std::string& where, const std::string& text, std::size_t position) {
+  const auto end = text.begin() + static_cast<std::ptrdiff_t>(std::min(position, text.size()));
+  return fmt::format("{}:{}", where, 1 + std::count(text.begin(), end, '\n'));
+}
+
+/// Bytes of the UTF-8 character that begins at `position`; 0 = not UTF-8. Overlong forms are left to the
+/// parsers.
+std::size_t utf8_length(const std::string& text, std::size_t position) {
+  const auto byte = [&](std::size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0U; };
+  const unsigned lead = byte(position);
+  const std::size_t length = lead < 0x80   ? 1
+                             : lead < 0xC2 ? 0
+                             : lead < 0xE0 ? 2
+                             : lead < 0xF0 ? 3
+                             : lead < 0xF5 ? 4
+                                           : 0;
+  for (std::size_t i = 1; i < length; ++i) {
+    if ((byte(position + i) & 0xC0) != 0x80) return 0;
+  }
+  return length;
+}
+
+void check_is_text(const std::string& text, const std::string& where) {
+  for (std::size_t i = 0; i < text.size();) {
+    const std::size_t length = utf8_length(text, i);
+    if (length == 0 || text[i] == 0) {
+      fail<ConfigError>(at_line(where, text, i),
+                        "not a text file: got byte 0x{:02x} at position {}, expected UTF-8 text",
+                        static_cast<unsigned char>(text[i]), i);
+    }
+    i += length;
+  }
+}
+
+bool any_of(const std::string& text, std::initializer_list<const char*> words) {
+  return std::find(words.begin(), words.end(), text) != words.end();
+}
+
+/// A whole text as a number; `format` and `base` as for from_chars.
+template <class T, class... Format>
+bool parse_number(std::string_view text, T& out, Format... format) {
+  const auto [rest, code] = std::from_chars(text.data(), text.data() + text.size(), out, format...);
+  return code == std::errc() && rest == text.data() + text.size();
+}
+
+/// Plain scalars of the core schema of YAML 1.2.
+Json yaml_scalar(const YAML::Node& node, const std::string& where) {
+  const std::string& text = node.Scalar();
+  if (node.Tag() == "!") return text;  // quoted
+  if (text.empty() || any_of(text, {"~", "null", "Null", "NULL"})) return nullptr;
+  if (any_of(text, {"true", "True", "TRUE"})) return true;
+  if (any_of(text, {"false", "False", "FALSE"})) return false;
+  const bool has_sign = text[0] == '+' || text[0] == '-';
+  const char first = text.size() > (has_sign ? 1 : 0) ? text[has_sign ? 1 : 0] : '-';
+  if (first != '.' && (first < '0' || first > '9')) return text;  // from_chars takes "inf", "nan" and "+-1"
+  const std::string_view number = std::string_view(text).substr(text[0] == '+' ? 1 : 0);
+  i64 integer = 0;
+  u64 large = 0;
+  double real = 0;
+  if (parse_number(number, integer)) return integer;
+  if (parse_number(number, large)) return large;
+  if (number.starts_with("0x") && parse_number(number.substr(2), large, 16)) return large;
+  if (number.starts_with("0o") && parse_number(number.substr(2), large, 8)) return large;
+  const auto [rest, code] = std::from_chars(number.data(), number.data() + number.size(), real);
+  if (rest != number.data() + number.size()) return text;
+  if (code == std::errc::result_out_of_range) {
+    fail<ConfigError>(fmt::format("{}:{}", where, node.Mark().line + 1),
+                      "number {} is too large or too small", text);
+  }
+  return real;
+}
+
+/// Aliases (*name) become copies; one that holds itself, or a file that multiplies itself by them, is an
+/// error.
+class YamlReader {
+ public:
+  explicit YamlReader(const std::string& where) : where_(where) {}
+
+  Json read(const YAML::Node& node, i64 depth = 0) {
+    if (depth > kMaxDepth || ++num_values_ > kMaxYamlValues) {
+      stop(node, "too deeply nested or too long: is there an alias that holds itself?");
+    }
+    switch (node.Type()) {
+      case YAML::NodeType::Scalar:
+        return yaml_scalar(node, where_);
+      case YAML::NodeType::Sequence: {
+        Json out = Json::array();
+        for (const YAML::Node& item : node) out.push_back(read(item, depth + 1));
+        return out;
+      }
+      case YAML::NodeType::Map:
+        return read_map(node, depth);
+      default:
+        return nullptr;
+    }
+  }
+
+ private:
+  [[noreturn]] void stop(const YAML::Node& node, const std::string& what) const {
+    fail<ConfigError>(fmt::format("{}:{}", where_, node.Mark().line + 1), "{}", what);
+  }
+
+  Json read_map(const YAML::Node& node, i64 depth) {
+    Json out = Json::object();
+    for (const auto& item : node) {
+      if (!item.first.IsScalar()) stop(item.first, "a key must be a plain text");
+      const std::string& key = item.first.Scalar();
+      if (out.contains(key)) stop(item.first, fmt::format("key \"{}\" is given twice", key));
+      out[key] = read(item.second, depth + 1);
+    }
+    return out;
+  }
+
+  const std::string& where_;
+  i64 num_values_ = 0;
+};
+
+/// Checked before parsing, because what reads and frees the value later recurses.
+void check_json_depth(const std::string& text, const std::string& where) {
+  i64 depth = 0;
+  bool in_string = false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (in_string) {
+      if (c == '\\') ++i;
+      in_string = c != '"';
+    } else if (c == '"') {
+      in_string = true;
+    } else if (c == '[' || c == '{') {
+      if (++depth > kMaxDepth) {
+        fail<ConfigError>(at_line(where, text, i), "nested more than {} levels deep", kMaxDepth);
+      }
+    } else if (c == ']' || c == '}') {
+      --depth;
+    }
+  }
+}
+
+}  // namespace
+
+std::string read_text(const std::filesystem::path& path) {
+  if (std::filesystem::is_directory(path)) fail<IoError>(path.string(), "is a folder, expected a file");
+  std::ifstream in(path, std::ios::binary);
+  if (!in) fail<IoError>(path.string(), "cannot read file: {}", std::strerror(errno));
+  std::ostringstream out;
+  out << in.rdbuf();
+  if (in.bad()) fail<IoError>(path.string(), "reading stopped: {}", std::strerror(errno));
+  return out.str();
+}
+
+void write_text(const std::filesystem::path& path, const std::string& text) {
+  std::error_code code;
+  if (path.has_parent_path()) std::filesystem::create_directories(path.parent_path(), code);
+  const std::filesystem::path temporary = path.string() + ".tmp";
+  {
+    std::ofstream out(temporary, std::ios::binary | std::ios::trunc);
+    if (!out) fail<IoError>(path.string(), "cannot write file: {}", std::strerror(errno));
+    out << text;
+    out.flush();
+    if (!out) {
+      std::filesystem::remove(temporary, code);
+      fail<IoError>(path.string(), "writing stopped: {}", std::strerror(errno));
+    }
+  }
+  std::filesystem::rename(temporary, path, code);
+  if (code) fail<IoError>(path.string(), "cannot rename the finished file into place: {}", code.message());
+}
+
+Json parse_json(const std::string& text, const std::string& where) {
+  check_is_text(text, where);
+  check_json_depth(text, where);
+  try {
+    return Json::parse(text);
+  } catch (const Json::parse_error& error) {
+    fail<ConfigError>(
+        at_line(where, text, error.byte), "not valid JSON (byte {} of {}): {}", error.byte, text.size(),
+        error.byte > text.size() ? "the text ends too early; is the file truncated?" : "syntax error here");
+  } catch (const Json::exception& error) {  // a number that no double can hold
+    fail<ConfigError>(where, "not usable JSON: {}", error.what());
+  }
+}
+
+Json read_json(const std::filesystem::path& path) { return parse_json(read_text(path), path.string()); }
+
+Json parse_yaml(const std::string& text, const std::string& where) {
+  check_is_text(text, where);
+  try {
+    const std::vector<YAML::Node> documents = YAML::LoadAll(text);
+    if (documents.size() > 1) {
+      fail<ConfigError>(where, "holds {} YAML documents (parts after ---), expected one", documents.size());
+    }
+    return documents.empty() ? Json(nullptr) : YamlReader(where).read(documents[0]);
+  } catch (const YAML::Exception& error) {
+    fail<ConfigError>(fmt::format("{}:{}", where, error.mark.line + 1), "not valid YAML: {}", error.msg);
+  }
+}
+
+Json read_yaml(const std::filesystem::path& path) { return parse_yaml(read_text(path), path.string()); }
+
+std::string describe(const Json& value) {
+  std::string text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
+  if (text.size() > 60) {
+    std::size_t cut = 57;
+    while (cut > 0 && (static_cast<unsigned char>(text[cut]) & 0xC0) == 0x80)
+      --cut;  // between two characters
+    text = text.substr(0, cut) + "...";
+  }
+  std::string type = value.type_name();
+  if (value.is_number_integer())
+    type = "integer";
+  else if (value.is_number_float())
+    type = "number";
+  return value.is_null() ? "nothing" : type + " " + text;
+}
+
+}  // namespace hetermoe

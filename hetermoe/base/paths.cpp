@@ -1,0 +1,47 @@
+#include "hetermoe/base/paths.h"
+
+#include <algorithm>
+#include <cctype>
+
+#include "hetermoe/base/error.h"
+#include "hetermoe/base/suggest.h"
+
+namespace hetermoe {
+namespace fs = std::filesystem;
+
+fs::path configs_folder() {
+  std::error_code code;
+  const fs::path program = fs::read_symlink("/proc/self/exe", code).parent_path();
+  const std::vector<fs::path> places = {program / "../configs", program / "../share/hetermoe/configs",
+                                        fs::path(HM_CONFIGS_DIR)};
+  for (const fs::path& place : places) {
+    if (fs::is_directory(place / "devices", code)) return fs::weakly_canonical(place);
+  }
+  fail<IoError>("configs", "no folder of named configurations: looked at {}, {} and {}", places[0].string(),
+                places[1].string(), places[2].string());
+}
+
+std::vector<std::string> config_names(const std::string& kind, const std::string& extension) {
+  std::vector<std::string> names;
+  std::error_code code;
+  for (const fs::directory_entry& entry : fs::directory_iterator(configs_folder() / kind, code)) {
+    if (entry.path().extension() == "." + extension) names.push_back(entry.path().stem().string());
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+fs::path find_config(const std::string& name_or_path, const std::string& kind, const std::string& extension) {
+  std::error_code code;
+  if (fs::exists(name_or_path, code)) return name_or_path;
+  std::string name = name_or_path;
+  for (char& c : name) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  const fs::path named = configs_folder() / kind / (name + "." + extension);
+  if (fs::exists(named, code)) return named;
+  const bool looks_like_path = name_or_path.find_first_of("/.") != std::string::npos;
+  fail<ConfigError>(name_or_path, "{} in configs/{}: expected an existing file or a known name.{}",
+                    looks_like_path ? "no such file, and no such name" : "no such name", kind,
+                    known_names_hint(name_or_path, config_names(kind, extension)));
+}
+
+}  // namespace hetermoe

@@ -1,0 +1,21 @@
+#pragma once
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace hetermoe {
+
+/// The folder of named configurations: configs/ beside the build folder, share/hetermoe/configs of an
+/// installation, or the source tree this program was built from, whichever exists first. Throws IoError that
+/// names all three.
+std::filesystem::path configs_folder();
+
+/// Names (file stems, sorted) of configs/<kind>/*.<extension>.
+std::vector<std::string> config_names(const std::string& kind, const std::string& extension);
+
+/// Resolves a name or a path: an existing path wins, else configs/<kind>/<name, lower case>.<extension>.
+/// Throws ConfigError that lists the known names.
+std::filesystem::path find_config(const std::string& name_or_path, const std::string& kind,
+                                  const std::string& extension);
+
+}  // namespace hetermoe

@@ -1,0 +1,58 @@
+#include "hetermoe/base/suggest.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cctype>
+#include <numeric>
+
+namespace hetermoe {
+namespace {
+
+std::string folded(std::string_view text) {
+  std::string out;
+  for (const char c : text)
+    out += c == '-' ? '_' : static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return out;
+}
+
+std::size_t edit_distance(const std::string& a, const std::string& b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), std::size_t{0});
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    std::size_t diagonal = row[0];
+    row[0] = i;
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const std::size_t substitute = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({substitute, row[j] + 1, row[j - 1] + 1});
+    }
+  }
+  return row.back();
+}
+
+}  // namespace
+
+std::string nearest_name(std::string_view got, const std::vector<std::string>& known) {
+  const std::string want = folded(got);
+  std::string best;
+  std::size_t best_distance = std::max<std::size_t>(2, want.size() / 3) + 1;
+  for (const std::string& name : known) {
+    const std::size_t distance = edit_distance(want, folded(name));
+    if (distance < best_distance) {
+      best_distance = distance;
+      best = name;
+    }
+  }
+  return best;
+}
+
+std::string known_names_hint(std::string_view got, const std::vector<std::string>& known) {
+  std::string text = fmt::format(" Known: {}.", fmt::join(known, ", "));
+  const std::string near = nearest_name(got, known);
+  if (!near.empty()) text += fmt::format(" Did you mean \"{}\"?", near);
+  return text;
+}
+
+}  // namespace hetermoe

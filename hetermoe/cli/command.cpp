@@ -1,0 +1,163 @@
+#include "hetermoe/cli/command.h"
+
+#include <algorithm>
+#include <iostream>
+
+#include "hetermoe/base/error.h"
+#include "hetermoe/base/suggest.h"
+#include "hetermoe/train/job.h"
+
+namespace hetermoe {
+namespace {
+
+std::string with_hyphens(std::string name) {
+  std::replace(name.begin(), name.end(), '_', '-');
+  return name;
+}
+
+/// Spellings of a key of the job: with '_' and, when that differs, with '-'.
+std::string spellings(const FieldDoc& option) {
+  const std::string dashed = with_hyphens(option.name);
+  const bool two = dashed != option.name;
+  std::string names = "--" + option.name + (two ? ",--" + dashed : "");
+  if (option.type == type_text<bool>()) names += ",!--no-" + option.name + (two ? ",!--no-" + dashed : "");
+  return names;
+}
+
+/// Job keys stay out of --help: `hetermoe options` lists them.
+const char* const kHiddenGroup = "";
+
+std::vector<std::string> long_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& name : option->get_lnames()) names.push_back(name);
+  }
+  return names;
+}
+
+/// The option that was probably meant; a key's last part alone ("steps") stands for the whole.
+std::string nearest_option(const std::string& got, const std::vector<std::string>& names) {
+  const std::string near = nearest_name(got, names);
+  if (!near.empty()) return near;
+  std::vector<std::string> last_parts;
+  for (const std::string& name : names) last_parts.push_back(name.substr(name.rfind('.') + 1));
+  const std::string near_part = nearest_name(got, last_parts);
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    if (!near_part.empty() && last_parts[i] == near_part) return names[i];
+  }
+  return "";
+}
+
+[[noreturn]] void refuse_extra(const CLI::App& app, const std::string& word) {
+  const std::string help = fmt::format("`hetermoe {} --help` says what it takes.", app.get_name());
+  if (!word.starts_with('-')) fail<ConfigError>(word, "unexpected word. {}", help);
+  const std::string flag = word.substr(0, word.find('='));
+  const std::string name = flag.substr(std::min(flag.find_first_not_of('-'), flag.size()));
+  const std::string near = nearest_option(name, long_names(app));
+  fail<ConfigError>(flag, "unknown option of {}.{} {}", app.get_name(),
+                    near.empty() ? "" : fmt::format(" Did you mean \"--{}\"?", near), help);
+}
+
+/// "Could not convert: --seq = x" in our words.
+[[noreturn]] void refuse_value(const CLI::App& app, const std::string& message) {
+  for (const CLI::Option* option : app.get_options()) {
+    if (option->count() == 0 || message.find(option->get_name() + " = ") == std::string::npos) continue;
+    const std::string type = option->get_type_name();
+    fail<ConfigError>(option->get_name(), "wrong type: got \"{}\", expected {}", option->results().back(),
+                      type == "FLOAT"                   ? "a number"
+                      : type == "INT" || type == "UINT" ? "an integer"
+                                                        : type);
+  }
+  fail<ConfigError>(app.get_name(), "{}", message);
+}
+
+/// A value after a true-or-false option belongs to it: "--x false" is "--x=false".
+std::vector<std::string> join_truth_values(const std::vector<std::string>& words) {
+  std::vector<std::string> joined;
+  for (const std::string& word : words) {
+    const bool follows_option =
+        !joined.empty() && joined.back().starts_with("--") && joined.back().find('=') == std::string::npos;
+    if (follows_option && (word == "true" || word == "false"))
+      joined.back() += "=" + word;
+    else
+      joined.push_back(word);
+  }
+  return joined;
+}
+
+void check_command(const std::vector<std::string>& words) {
+  if (words[0].starts_with('-')) return;
+  std::vector<std::string> names;
+  for (const Command& command : commands()) names.push_back(command.name);
+  if (std::find(names.begin(), names.end(), words[0]) != names.end()) return;
+  fail<ConfigError>(words[0], "unknown command.{}", known_names_hint(words[0], names));
+}
+
+}  // namespace
+
+void allow_overrides(CLI::App& app) {
+  for (const FieldDoc& option : document_fields<Job>()) {
+    if (app.get_option_no_throw("--" + option.name) != nullptr) continue;
+    CLI::Option* added = option.type == type_text<bool>() ? app.add_flag(spellings(option))
+                                                          : app.add_option(spellings(option));
+    added->group(kHiddenGroup)->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  }
+  app.footer(
+      app.get_footer() +
+      "\n\nEvery key of a job file is an option too, as --train.steps 20; `hetermoe options` lists them.");
+}
+
+Overrides overrides_of(const CLI::App& app) {
+  Overrides overrides;
+  for (const FieldDoc& key : document_fields<Job>()) {
+    const CLI::Option* option = app.get_option_no_throw("--" + key.name);
+    const bool is_key = option != nullptr && option->get_group() == kHiddenGroup;
+    if (is_key && option->count() > 0) overrides.emplace_back(key.name, option->results().back());
+  }
+  return overrides;
+}
+
+int run_program(std::vector<std::string> words) {
+  CLI::App app("hetermoe: plan, simulate and run MoE training on clusters that mix newer and older GPUs",
+               "hetermoe");
+  app.set_version_flag("--version", std::string("hetermoe ") + version());
+  app.require_subcommand(1);
+  std::vector<std::pair<CLI::App*, std::function<int()>>> runners;
+  for (const Command& command : commands()) {
+    CLI::App* sub = app.add_subcommand(command.name, command.summary);
+    sub->footer(std::string("Example:\n  ") + command.example);
+    runners.emplace_back(sub, command.make(*sub));
+  }
+  if (words.empty()) {
+    std::cout << app.help();
+    return 2;
+  }
+  check_command(words);
+  words = join_truth_values(words);
+  std::reverse(words.begin(), words.end());  // CLI11 takes them from the back
+  const CLI::App* used = &app;
+  const std::string last_word = words.front();
+  try {
+    app.parse(words);
+  } catch (const CLI::Success& help) {
+    return app.exit(help);
+  } catch (const CLI::ArgumentMismatch&) {
+    fail<ConfigError>(last_word, "needs a value after it");
+  } catch (const CLI::ParseError& error) {
+    if (!app.get_subcommands().empty()) used = app.get_subcommands().front();
+    const std::vector<std::string> extras = used->remaining();
+    if (!extras.empty()) refuse_extra(*used, extras.front());
+    refuse_value(*used, error.what());
+  }
+  for (auto& [sub, runner] : runners) {
+    if (sub->parsed()) return runner();
+  }
+  return 2;
+}
+
+void print_json(const Json& json) { std::cout << json.dump(2) << "\n"; }
+
+const char* version() { return HM_VERSION; }
+const char* build_type() { return HM_BUILD_TYPE; }
+
+}  // namespace hetermoe

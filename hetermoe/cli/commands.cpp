@@ -1,0 +1,30 @@
+#include "hetermoe/cli/command.h"
+
+namespace hetermoe {
+
+const std::vector<Command>& commands() {
+  static const std::vector<Command> all = {
+      {"train", "train a model by one strategy, on real or emulated devices",
+       "hetermoe train configs/jobs/demo.yaml --strategy zebra --train.steps 20", make_train},
+      {"compare", "several strategies on one model and cluster: predicted and executed",
+       "hetermoe compare configs/jobs/demo.yaml --strategies zebra,ep,dist-ep,single --timed-steps 3",
+       make_compare},
+      {"verify", "check loss and every gradient of a plan against the single-device reference, in fp64",
+       "hetermoe verify configs/jobs/demo.yaml --strategy zebra --train.seq_len 32", make_verify},
+      {"simulate", "predict one step of a job or of a plan: time, who works, who waits, memory",
+       "hetermoe simulate configs/jobs/demo.yaml --strategy ep --routing zipf:1.2 --output out/ep",
+       make_simulate},
+      {"inspect", "what a model or a cluster is: parameters, FLOPs and memory per part, devices and links",
+       "hetermoe inspect mixtral-8x7b --seq 4096\n  hetermoe inspect --cluster o1", make_inspect},
+      {"report", "timelines to one HTML page that opens from a file, and to a Perfetto trace",
+       "hetermoe report out/demo/predicted.json --with out/demo/timeline.json -o report.html "
+       "--trace trace.json",
+       make_report},
+      {"doctor", "what this build and this machine can do", "hetermoe doctor", make_doctor},
+      {"options", "every key of a job, or the resolved configuration of one",
+       "hetermoe options\n  hetermoe options configs/jobs/demo.yaml --train.steps 20", make_options},
+  };
+  return all;
+}
+
+}  // namespace hetermoe

@@ -1,0 +1,159 @@
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <ATen/Version.h>
+#include <sched.h>
+#include <torch/version.h>
+
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <thread>
+
+#include "hetermoe/base/error.h"
+#include "hetermoe/base/paths.h"
+#include "hetermoe/cli/command.h"
+#include "hetermoe/cluster/cluster.h"
+#include "hetermoe/comm/mpi.h"
+#include "hetermoe/data/text.h"
+#include "hetermoe/model/model_config.h"
+#include "hetermoe/report/table.h"
+
+namespace hetermoe {
+namespace {
+
+/// Value of a line "key   : value" of a file of /proc; empty when there is none.
+std::string proc_value(const std::string& path, const std::string& key) {
+  std::ifstream in(path);
+  for (std::string line; std::getline(in, line);) {
+    if (!line.starts_with(key)) continue;
+    const std::size_t colon = line.find(':');
+    const std::size_t begin = colon == std::string::npos ? colon : line.find_first_not_of(" \t", colon + 1);
+    if (begin != std::string::npos) return line.substr(begin);
+  }
+  return "";
+}
+
+Bytes proc_memory(const std::string& key) {
+  const std::string kib = proc_value("/proc/meminfo", key);
+  return kib.empty() ? 0 : 1024 * std::stod(kib);
+}
+
+/// Cores that this process may use: fewer than the machine has under taskset or in a container.
+i64 usable_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : std::thread::hardware_concurrency();
+}
+
+/// Limit of this process's control group (version 2); 0 = none known.
+Bytes memory_limit() {
+  std::ifstream in("/sys/fs/cgroup/memory.max");
+  double bytes = 0;
+  return in >> bytes ? bytes : 0;
+}
+
+Json cpu_features() {
+  Json out = Json::object();
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  out["avx2"] = __builtin_cpu_supports("avx2") != 0;
+  out["avx512f"] = __builtin_cpu_supports("avx512f") != 0;
+  out["avx512_bf16"] = __builtin_cpu_supports("avx512bf16") != 0;
+#endif
+  const std::string flags = " " + proc_value("/proc/cpuinfo", "flags") + " ";
+  out["amx_bf16"] = flags.find(" amx_bf16 ") != std::string::npos;
+  return out;
+}
+
+Json text_json() {
+  const std::filesystem::path library = python_library();
+  if (library.empty())
+    return {{"found", false}, {"why", "no Python 3 standard library: name data.paths yourself"}};
+  return {{"found", true}, {"path", library.string()}};
+}
+
+Json configs_json() {
+  try {
+    return {{"folder", configs_folder().string()},
+            {"models", known_models().size()},
+            {"clusters", known_clusters().size()},
+            {"device_types", known_device_types().size()}};
+  } catch (const Error& error) {
+    return {{"folder", nullptr}, {"why", error.what()}};
+  }
+}
+
+std::string gpu_driver() {
+  std::ifstream in("/proc/driver/nvidia/version");
+  std::string line;
+  std::getline(in, line);
+  return line;
+}
+
+Json examine() {
+  const Bytes limit = memory_limit(), memory = proc_memory("MemTotal");
+  const std::string driver = gpu_driver();
+  return {{"hetermoe", version()},
+          {"compiler", __VERSION__},
+          {"build_type", build_type()},
+          {"torch", TORCH_VERSION},
+          {"torch_cpu_capability", at::get_cpu_capability()},
+          {"blas", at::hasMKL() ? "MKL" : "not MKL"},
+          {"cpu", proc_value("/proc/cpuinfo", "model name")},
+          {"cores", usable_cores()},
+          {"cpu_features", cpu_features()},
+          {"memory_bytes", limit > 0 ? std::min(limit, memory) : memory},
+          {"memory_available_bytes", proc_memory("MemAvailable")},
+          {"mpi", {{"available", mpi_is_available()}, {"description", mpi_description()}}},
+          {"gpu",
+           {{"available", false},
+            {"description", driver.empty() ? "this build runs on CPUs; no NVIDIA driver here"
+                                           : "this build runs on CPUs; driver: " + driver}}},
+          {"text", text_json()},
+          {"configs", configs_json()}};
+}
+
+void print(const Json& found) {
+  const auto line = [](const char* key, const std::string& value) {
+    std::cout << fmt::format("{:<10}{}\n", key, value);
+  };
+  line("hetermoe", fmt::format("{} ({} build, compiler {})", found["hetermoe"].get<std::string>(),
+                               found["build_type"].get<std::string>(), found["compiler"].get<std::string>()));
+  line("torch",
+       fmt::format("{}, kernels for {}, {}", found["torch"].get<std::string>(),
+                   found["torch_cpu_capability"].get<std::string>(), found["blas"].get<std::string>()));
+  std::string features;
+  for (const auto& [name, has] : found["cpu_features"].items())
+    features += fmt::format(" {}{}", has.get<bool>() ? "" : "no ", name);
+  line("cpu", fmt::format("{}, {} usable cores:{}", found["cpu"].get<std::string>(),
+                          found["cores"].get<i64>(), features));
+  line("memory", fmt::format("{}, {} of it available", format_bytes(found["memory_bytes"].get<double>()),
+                             format_bytes(found["memory_available_bytes"].get<double>())));
+  line("mpi", found["mpi"]["description"].get<std::string>());
+  line("gpu", found["gpu"]["description"].get<std::string>());
+  const Json& text = found["text"];
+  line("text", text[text["found"].get<bool>() ? "path" : "why"].get<std::string>());
+  const Json& configs = found["configs"];
+  line("configs", configs["folder"].is_null()
+                      ? configs["why"].get<std::string>()
+                      : fmt::format("{}: {} models, {} clusters, {} device types",
+                                    configs["folder"].get<std::string>(), configs["models"].get<i64>(),
+                                    configs["clusters"].get<i64>(), configs["device_types"].get<i64>()));
+}
+
+}  // namespace
+
+std::function<int()> make_doctor(CLI::App& app) {
+  const auto json = std::make_shared<bool>(false);
+  app.add_flag("--json", *json, "print JSON");
+  return [json] {
+    const Json found = examine();
+    if (*json)
+      print_json(found);
+    else
+      print(found);
+    return found["configs"]["folder"].is_null() ? 1 : 0;
+  };
+}
+
+}  // namespace hetermoe

@@ -1,0 +1,276 @@
+#include <fmt/ranges.h>
+
+#include <iostream>
+#include <memory>
+
+#include "hetermoe/cli/command.h"
+#include "hetermoe/cluster/cluster.h"
+#include "hetermoe/model/op_cost.h"
+#include "hetermoe/report/table.h"
+
+namespace hetermoe {
+namespace {
+
+struct Options {
+  std::string model, cluster;
+  i64 seq_len = 0;
+  bool json = false;
+};
+
+/// A kind of weights, summed over the layers that have it.
+struct Part {
+  std::string name;
+  i64 parameters = 0, active = 0;  ///< active: of one token
+  i64 num_layers = 0;              ///< 0 = not in a layer
+  Flops forward = 0;               ///< per token
+};
+
+std::vector<Part> parts_of(const ModelConfig& model, i64 seq_len) {
+  const ParamCounts counts = count_parameters(model);
+  Part projections{"attention projections"}, scores{"attention scores"}, norms{"norms"}, router{"router"},
+      shared{"shared experts"}, dense{"dense MLP"}, experts{"routed experts"};
+  for (i64 l = 0; l < model.num_layers; ++l) {
+    const LayerWeights weights = layer_weights(model, l);
+    const auto add = [](Part& part, i64 parameters, Flops forward) {
+      part.parameters += parameters;
+      part.active += parameters;
+      part.num_layers += parameters > 0 || forward > 0;
+      part.forward += forward;
+    };
+    add(projections, weights.projections, projection_flops(model));
+    add(scores, 0, score_flops(model, seq_len) / static_cast<double>(seq_len));
+    add(norms, weights.norms, 0);
+    add(router, weights.router, router_flops(model, l));
+    add(shared, weights.shared, shared_flops(model, l));
+    add(dense, weights.dense, dense_flops(model, l));
+    if (model.is_moe(l)) {
+      add(experts, weights.experts, static_cast<double>(model.top_k) * expert_flops(model));
+      experts.active -= (model.num_experts - model.top_k) * expert_weights(model);
+    }
+  }
+  Part embedding{"embedding", counts.embedding, counts.embedding, 0, kEmbeddingFlops};
+  Part head{"final norm and head", counts.head, counts.head, 0, head_flops(model)};
+  std::vector<Part> parts = {embedding, projections, scores, norms, router, shared, dense, experts, head};
+  std::erase_if(parts, [](const Part& part) { return part.parameters == 0 && part.forward == 0; });
+  return parts;
+}
+
+std::string router_text(const ModelConfig& model) {
+  if (model.num_moe_layers() == 0) return "none";
+  std::string text =
+      fmt::format("{} top-{} of {}", name_of(model.router_score), model.top_k, model.num_experts);
+  if (model.group_score != GroupScore::kNone) {
+    text += fmt::format(", from the best {} of {} groups ({})", model.top_k_groups, model.num_expert_groups,
+                        name_of(model.group_score));
+  }
+  text += model.normalize_top_k ? ", weights renormalised" : ", weights as they are";
+  if (model.routed_scale != 1) text += fmt::format(", times {}", model.routed_scale);
+  if (model.router_bias) text += ", with a correction bias";
+  return text;
+}
+
+std::string attention_text(const ModelConfig& model) {
+  if (model.attention == AttentionKind::kMla) {
+    return fmt::format(
+        "multi-head latent, {} heads, queries of {} ({} with position), values of {}, latent {}",
+        model.num_heads, model.head_dim, model.qk_rope_dim, model.v_dim, model.kv_lora_rank);
+  }
+  const std::string norm = model.qk_norm == QkNorm::kNone ? "" : ", normed queries and keys";
+  return fmt::format("{} heads, {} key/value heads of {}{}", model.num_heads, model.num_kv_heads,
+                     model.head_dim, norm);
+}
+
+i64 default_seq_len(const ModelConfig& model) {
+  return model.max_positions > 0 ? std::min<i64>(model.max_positions, 4096) : 4096;
+}
+
+Json bytes_json(const StateBytes& bytes, double parameters) {
+  return {{"weights", bytes.weights * parameters},
+          {"gradients", bytes.gradients * parameters},
+          {"optimizer", (bytes.master + bytes.moments) * parameters},
+          {"total", bytes.total() * parameters}};
+}
+
+Json model_json(const ModelConfig& model, i64 seq_len) {
+  const ParamCounts counts = count_parameters(model);
+  const StateBytes state = state_bytes_per_parameter(2);
+  Json parts = Json::array();
+  for (const Part& part : parts_of(model, seq_len)) {
+    parts.push_back({{"part", part.name},
+                     {"layers", part.num_layers},
+                     {"params", part.parameters},
+                     {"active_params", part.active},
+                     {"forward_flops_per_token", part.forward},
+                     {"training_bytes", bytes_json(state, static_cast<double>(part.parameters))}});
+  }
+  return {{"name", model.name},
+          {"model_type", model.model_type},
+          {"total_params", counts.total},
+          {"active_params", counts.active},
+          {"layers", model.num_layers},
+          {"moe_layers", model.num_moe_layers()},
+          {"hidden", model.hidden},
+          {"vocab", model.vocab},
+          {"max_positions", model.max_positions},
+          {"attention", name_of(model.attention)},
+          {"heads", model.num_heads},
+          {"kv_heads", model.num_kv_heads},
+          {"experts", model.num_experts},
+          {"top_k", model.top_k},
+          {"expert_hidden", model.expert_hidden},
+          {"expert_params", counts.expert},
+          {"shared_experts", model.num_shared_experts},
+          {"router", router_text(model)},
+          {"tied_embeddings", model.tie_embeddings},
+          {"seq_len", seq_len},
+          {"forward_flops_per_token", model_flops_per_token(model, seq_len)},
+          {"training_flops_per_token", training_flops_per_token(model, seq_len)},
+          {"training_bytes", bytes_json(state, static_cast<double>(counts.total))},
+          {"parts", parts},
+          {"unsupported", model.unsupported}};
+}
+
+void print_parts(const ModelConfig& model, i64 seq_len) {
+  const ParamCounts counts = count_parameters(model);
+  const Flops total_flops = model_flops_per_token(model, seq_len);
+  const double total = static_cast<double>(counts.total);
+  const Bytes state = state_bytes_per_parameter(2).total();
+  Table table(
+      {"part", "layers", "parameters", "share", "active", "FLOPs/token", "share", "weights", "training"});
+  for (const Part& part : parts_of(model, seq_len)) {
+    const double parameters = static_cast<double>(part.parameters);
+    table.add_row({part.name, part.num_layers > 0 ? std::to_string(part.num_layers) : "-",
+                   format_count(parameters), format_percent(parameters / total),
+                   format_count(static_cast<double>(part.active)), format_count(part.forward),
+                   format_percent(part.forward / total_flops), format_bytes(2 * parameters),
+                   format_bytes(state * parameters)});
+  }
+  table.add_row({"all", std::to_string(model.num_layers), format_count(total), "100 %",
+                 format_count(static_cast<double>(counts.active)), format_count(total_flops), "100 %",
+                 format_bytes(2 * total), format_bytes(state * total)});
+  std::cout << table.str();
+}
+
+void print_model(const ModelConfig& model, i64 seq_len) {
+  const ParamCounts counts = count_parameters(model);
+  const i64 moe = model.num_moe_layers();
+  const auto line = [](const char* key, const std::string& value) {
+    std::cout << fmt::format("{:<12}{}\n", key, value);
+  };
+  line("model", fmt::format("{} ({})", model.name, model.model_type));
+  line("parameters", fmt::format("{} in total ({}), {} active per token ({})",
+                                 format_count(static_cast<double>(counts.total)), counts.total,
+                                 format_count(static_cast<double>(counts.active)), counts.active));
+  line("layers", fmt::format("{}: {} with experts, {} dense", model.num_layers, moe, model.num_layers - moe));
+  line("sizes", fmt::format("hidden {}, vocabulary {}{}, positions {}", model.hidden, model.vocab,
+                            model.tie_embeddings ? " (embeddings tied)" : "", model.max_positions));
+  line("attention", attention_text(model));
+  line("router", router_text(model));
+  if (moe > 0) {
+    line("experts",
+         fmt::format(
+             "{} of width {}, {} parameters each{}", model.num_experts, model.expert_hidden,
+             format_count(static_cast<double>(counts.expert)),
+             model.num_shared_experts > 0 ? fmt::format(", {} shared", model.num_shared_experts) : ""));
+  }
+  line("FLOPs", fmt::format("{} per token forward, {} in training, at {} tokens per sequence",
+                            format_count(model_flops_per_token(model, seq_len)),
+                            format_count(training_flops_per_token(model, seq_len)), seq_len));
+  for (const std::string& setting : model.unsupported) line("unsupported", setting + " (cannot be trained)");
+  std::cout << "\n";
+  print_parts(model, seq_len);
+  std::cout << "weights: 2 bytes each; training: weights, gradients, fp32 master and two moments, "
+            << state_bytes_per_parameter(2).total() << " bytes each, without activations\n";
+}
+
+Json cluster_json(const Cluster& cluster) {
+  Json devices = Json::array();
+  for (DeviceId d = 0; d < cluster.num_devices(); ++d) {
+    const Device& device = cluster.devices[static_cast<std::size_t>(d)];
+    const DeviceType& type = cluster.type_of(d);
+    devices.push_back({{"device", d},
+                       {"name", cluster.device_name(d)},
+                       {"type", type.name},
+                       {"node", cluster.nodes[static_cast<std::size_t>(device.node)].name},
+                       {"speed", device.speed},
+                       {"memory_gib", type.memory_gib},
+                       {"memory_gb_s", type.memory_gb_s},
+                       {"fp16_tflops", type.fp16_tflops},
+                       {"bf16_tflops", type.bf16_tflops},
+                       {"fp32_tflops", type.fp32_tflops},
+                       {"attention_kernel", name_of(type.attention_kernel)},
+                       {"compute_capability", type.compute_capability}});
+  }
+  Json nodes = Json::array();
+  for (const Node& node : cluster.nodes) {
+    nodes.push_back({{"name", node.name},
+                     {"network_bytes_s", node.network},
+                     {"latency_s", node.latency},
+                     {"local_bytes_s", node.local},
+                     {"local_latency_s", node.local_latency}});
+  }
+  return {{"name", cluster.name}, {"devices", devices}, {"nodes", nodes}};
+}
+
+void print_cluster(const Cluster& cluster) {
+  std::cout << fmt::format("cluster {}: {} devices in {} nodes\n\n", cluster.name, cluster.num_devices(),
+                           cluster.nodes.size());
+  Table devices(
+      {"device", "node", "year", "memory", "bandwidth", "fp16", "bf16", "fp32", "attention", "speed"});
+  for (DeviceId d = 0; d < cluster.num_devices(); ++d) {
+    const Device& device = cluster.devices[static_cast<std::size_t>(d)];
+    const DeviceType& type = cluster.type_of(d);
+    const auto tflops = [](double value) { return value > 0 ? format_digits(value, 3) + " TFLOP/s" : "-"; };
+    devices.add_row({cluster.device_name(d), cluster.nodes[static_cast<std::size_t>(device.node)].name,
+                     std::to_string(type.year), format_bytes(type.memory_bytes()),
+                     format_digits(type.memory_gb_s, 4) + " GB/s", tflops(type.fp16_tflops),
+                     tflops(type.bf16_tflops), tflops(type.fp32_tflops), name_of(type.attention_kernel),
+                     format_factor(device.speed)});
+  }
+  std::cout << devices.str() << "\n";
+  Table nodes({"node", "network", "latency", "inside", "latency inside"});
+  for (const Node& node : cluster.nodes) {
+    nodes.add_row({node.name, format_digits(node.network * 8e-9, 4) + " Gbit/s", format_seconds(node.latency),
+                   format_digits(node.local * 1e-9, 4) + " GB/s", format_seconds(node.local_latency)});
+  }
+  std::cout << nodes.str();
+}
+
+int inspect(const Options& options) {
+  if (options.model.empty() == options.cluster.empty()) {
+    fail<ConfigError>("inspect", "expected a model or --cluster NAME_OR_PATH.{}",
+                      known_names_hint(options.model, known_models()));
+  }
+  if (!options.cluster.empty()) {
+    const Cluster cluster = load_cluster(options.cluster);
+    if (options.json)
+      print_json(cluster_json(cluster));
+    else
+      print_cluster(cluster);
+    return 0;
+  }
+  const ModelConfig model = load_model(options.model);
+  if (options.seq_len < 0) fail<ConfigError>("--seq", "got {}, expected >= 1", options.seq_len);
+  const i64 seq_len = options.seq_len > 0 ? options.seq_len : default_seq_len(model);
+  if (options.json)
+    print_json(model_json(model, seq_len));
+  else
+    print_model(model, seq_len);
+  return 0;
+}
+
+}  // namespace
+
+std::function<int()> make_inspect(CLI::App& app) {
+  const auto options = std::make_shared<Options>();
+  app.add_option("model", options->model, "a name of configs/models, a config.json or its folder");
+  app.add_option("--cluster", options->cluster,
+                 "a name of configs/clusters or a YAML file, instead of a model");
+  app.add_option(
+      "--seq", options->seq_len,
+      "tokens per sequence, for FLOPs of attention [default: the model's positions, at most 4096]");
+  app.add_flag("--json", options->json, "print JSON");
+  return [options] { return inspect(*options); };
+}
+
+}  // namespace hetermoe

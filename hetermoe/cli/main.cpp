@@ -1,0 +1,37 @@
+#include <iostream>
+#include <new>
+
+#include "hetermoe/base/error.h"
+#include "hetermoe/cli/command.h"
+
+// The only place that catches everything. Exit codes: 0 success, 1 a run that failed, 2 wrong use or wrong
+// input.
+namespace {
+
+int fail_with(int code, const std::string& text) {
+  std::cout << std::flush;
+  std::cerr << text << std::endl;
+  return code;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    const int code = hetermoe::run_program({argv + 1, argv + argc});
+    std::cout << std::flush;
+    return std::cout ? code : fail_with(1, "[stdout] cannot write the result");
+  } catch (const hetermoe::ConfigError& error) {
+    return fail_with(2, error.what());
+  } catch (const hetermoe::IoError& error) {
+    return fail_with(2, error.what());
+  } catch (const hetermoe::InputError& error) {
+    return fail_with(2, error.what());
+  } catch (const hetermoe::Error& error) {
+    return fail_with(1, error.what());
+  } catch (const std::bad_alloc&) {
+    return fail_with(1, "[hetermoe] out of memory");
+  } catch (const std::exception& error) {
+    return fail_with(1, std::string("[hetermoe] unexpected error: ") + error.what());
+  }
+}

@@ -1,0 +1,89 @@
+#include <iostream>
+#include <memory>
+
+#include "hetermoe/cli/command.h"
+#include "hetermoe/report/table.h"
+#include "hetermoe/train/job.h"
+
+namespace hetermoe {
+namespace {
+
+struct Options {
+  std::string job;
+  bool markdown = false, json = false;
+};
+
+std::string cell(const std::string& text) {
+  std::string escaped;
+  for (const char c : text) {
+    if (c == '|') escaped += '\\';
+    escaped += c;
+  }
+  return escaped;
+}
+
+/// The text of docs/options.md.
+std::string markdown() {
+  std::string text =
+      "# Options of a job\n\n"
+      "Made by `hetermoe options --markdown`; a test compares this page with the program.\n\n"
+      "A job is a YAML file. A key a.b is `b` below `a` in the file and `--a.b VALUE` on the command line, "
+      "which "
+      "overrides the file.\nLists are written `[0, 1]` or, on the command line, `0,1`. `--x`, `--no-x`, "
+      "`--x=false` "
+      "set what is true or false.\n"
+      "The default `null` means: left to the strategy.\n\n"
+      "| key | type | default | meaning |\n|---|---|---|---|\n";
+  for (const FieldDoc& option : document_fields<Job>()) {
+    text += fmt::format("| `{}` | {} | `{}` | {} |\n", option.name, option.type, option.default_value,
+                        cell(option.help));
+  }
+  return text;
+}
+
+void print_table() {
+  Table table({"key", "type", "default", "meaning"});
+  table.align(2, Align::kLeft);
+  for (const FieldDoc& option : document_fields<Job>()) {
+    table.add_row({option.name, option.type, option.default_value, option.help});
+  }
+  std::cout << table.str() << "\nin a job file: train: {steps: 20}   as an option: --train.steps 20\n";
+}
+
+Json documentation_json() {
+  Json rows = Json::array();
+  for (const FieldDoc& option : document_fields<Job>()) {
+    rows.push_back({{"key", option.name},
+                    {"type", option.type},
+                    {"default", Json::parse(option.default_value)},
+                    {"meaning", option.help}});
+  }
+  return rows;
+}
+
+int options_command(const Options& options, const Overrides& overrides) {
+  if (!options.job.empty() || !overrides.empty()) {
+    const Job job = options.job.empty() ? job_from_overrides(overrides) : load_job(options.job, overrides);
+    print_json(write_fields(job));
+  } else if (options.markdown) {
+    std::cout << markdown();
+  } else if (options.json) {
+    print_json(documentation_json());
+  } else {
+    print_table();
+  }
+  return 0;
+}
+
+}  // namespace
+
+std::function<int()> make_options(CLI::App& app) {
+  const auto options = std::make_shared<Options>();
+  app.add_option("job", options->job, "job file (YAML): print its resolved configuration, as JSON");
+  app.add_flag("--markdown", options->markdown, "print the keys as docs/options.md");
+  app.add_flag("--json", options->json, "print the keys as JSON");
+  allow_overrides(app);
+  return [options, &app] { return options_command(*options, overrides_of(app)); };
+}
+
+}  // namespace hetermoe

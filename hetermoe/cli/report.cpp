@@ -1,0 +1,112 @@
+#include <algorithm>
+#include <filesystem>
+#include <iostream>
+#include <memory>
+
+#include "hetermoe/base/error.h"
+#include "hetermoe/cli/command.h"
+#include "hetermoe/report/html.h"
+#include "hetermoe/report/table.h"
+#include "hetermoe/timeline/timeline.h"
+
+namespace hetermoe {
+namespace {
+namespace fs = std::filesystem;
+
+struct Options {
+  std::vector<std::string> timelines, with;
+  std::string output, trace;
+  bool json = false;
+};
+
+bool is_simulated(const Timeline& timeline) { return timeline.source.starts_with("simulated"); }
+
+/// Spans are joined by op, so both sides must come from one schedule.
+bool same_schedule(const Timeline& a, const Timeline& b) {
+  const auto same_op = [](const TimelineOp& x, const TimelineOp& y) {
+    return x.kind == y.kind && x.phase == y.phase && x.layer == y.layer && x.microbatch == y.microbatch;
+  };
+  return a.devices.size() == b.devices.size() &&
+         std::equal(a.ops.begin(), a.ops.end(), b.ops.begin(), b.ops.end(), same_op);
+}
+
+std::string name_of_timeline(const Timeline& timeline, const fs::path& path) {
+  return timeline.title.empty() ? path.stem().string() : timeline.title;
+}
+
+/// Puts a timeline beside the prediction (or the run) of the same schedule, or on its own.
+void add_timeline(std::vector<StrategyReport>& strategies, Timeline timeline, const fs::path& path) {
+  const bool simulated = is_simulated(timeline);
+  for (StrategyReport& strategy : strategies) {
+    std::optional<Timeline>& own = simulated ? strategy.simulated : strategy.executed;
+    const std::optional<Timeline>& other = simulated ? strategy.executed : strategy.simulated;
+    if (!own && other && same_schedule(*other, timeline)) {
+      own = std::move(timeline);
+      return;
+    }
+  }
+  StrategyReport strategy;
+  strategy.name = name_of_timeline(timeline, path);
+  const auto taken = [&] {
+    return std::any_of(strategies.begin(), strategies.end(),
+                       [&](const auto& s) { return s.name == strategy.name; });
+  };
+  if (taken()) strategy.name = path.string();
+  for (int number = 2; taken(); ++number) strategy.name = fmt::format("{} ({})", path.string(), number);
+  (simulated ? strategy.simulated : strategy.executed) = std::move(timeline);
+  strategies.push_back(std::move(strategy));
+}
+
+int report(const Options& options) {
+  std::vector<std::string> paths = options.timelines;
+  paths.insert(paths.end(), options.with.begin(), options.with.end());
+  ReportInput input;
+  input.title = "hetermoe report";
+  std::optional<Timeline> traced;
+  for (const std::string& path : paths) {
+    Timeline timeline = load_timeline(path);
+    input.facts.emplace_back(path, timeline.source);
+    if (!traced || (is_simulated(*traced) && !is_simulated(timeline))) traced = timeline;
+    add_timeline(input.strategies, std::move(timeline), path);
+  }
+  const std::string page = html_report(input);
+  const std::string trace = options.trace.empty() ? "" : perfetto_trace(*traced).dump() + "\n";
+  write_text(options.output, page);
+  if (!options.trace.empty()) write_text(options.trace, trace);
+  Json rows = Json::array();
+  for (const StrategyReport& strategy : input.strategies) {
+    Json row = {{"name", strategy.name}};
+    if (strategy.simulated) row["simulated_step_s"] = strategy.simulated->step;
+    if (strategy.executed) row["executed_step_s"] = strategy.executed->step;
+    rows.push_back(std::move(row));
+  }
+  if (options.json) {
+    print_json({{"report", options.output}, {"trace", options.trace}, {"rows", rows}});
+    return 0;
+  }
+  Table table({"name", "simulated step", "executed step"});
+  for (const StrategyReport& s : input.strategies) {
+    table.add_row({s.name, s.simulated ? format_seconds(s.simulated->step) : "-",
+                   s.executed ? format_seconds(s.executed->step) : "-"});
+  }
+  std::cout << table.str() << "wrote " << options.output << "\n";
+  if (!options.trace.empty())
+    std::cout << "wrote " << options.trace << " (for ui.perfetto.dev or chrome://tracing)\n";
+  return 0;
+}
+
+}  // namespace
+
+std::function<int()> make_report(CLI::App& app) {
+  const auto options = std::make_shared<Options>();
+  app.add_option("timeline", options->timelines, "timeline files")->required();
+  app.add_option("--with", options->with,
+                 "another timeline; a prediction and a run of the same schedule are drawn above each other");
+  app.add_option("-o,--output", options->output, "the page to write")->required();
+  app.add_option("--trace", options->trace,
+                 "also write a Chrome/Perfetto trace of the run (else of the prediction)");
+  app.add_flag("--json", options->json, "print step times as JSON");
+  return [options] { return report(*options); };
+}
+
+}  // namespace hetermoe

@@ -1,0 +1,220 @@
+#include <algorithm>
+#include <charconv>
+#include <iostream>
+#include <memory>
+
+#include "hetermoe/cli/command.h"
+#include "hetermoe/cost/roofline.h"
+#include "hetermoe/report/table.h"
+#include "hetermoe/report/waits.h"
+#include "hetermoe/sim/memory.h"
+#include "hetermoe/sim/simulator.h"
+#include "hetermoe/train/job.h"
+
+namespace hetermoe {
+namespace {
+
+struct Options {
+  std::string job, plan, routing = "uniform";
+  bool json = false;
+};
+
+/// A finished prediction of one step.
+struct Simulated {
+  Plan plan;
+  Schedule schedule;
+  Timeline timeline;
+  std::vector<MemoryPeak> memory;  ///< [device]
+  double tokens_per_s = 0;
+};
+
+ExpectedRouting make_routing(const std::string& text, const ModelConfig& model) {
+  if (text == "uniform") return ExpectedRouting(model);
+  const std::string_view number = std::string_view(text).substr(std::min<std::size_t>(5, text.size()));
+  double exponent = -1;
+  const auto [rest, code] = std::from_chars(number.data(), number.data() + number.size(), exponent);
+  const bool whole = code == std::errc() && rest == number.data() + number.size();
+  if (!text.starts_with("zipf:") || !whole || !(exponent >= 0 && exponent <= 100)) {
+    fail<ConfigError>(
+        "--routing",
+        "got \"{}\", expected uniform or zipf:EXPONENT with an exponent of 0 to 100, as zipf:1.2", text);
+  }
+  return ExpectedRouting(model, zipf_popularity(model.num_experts, exponent));
+}
+
+/// What a strategy makes computes in fp32, as the numerics here do; the cluster's devices would use the job's
+/// emulated dtype. A plan file says itself what it wants.
+Plan with_emulated_dtype(const Job& job, Plan plan) {
+  if (job.plan.file.empty()) std::fill(plan.dtype.begin(), plan.dtype.end(), job.clock.emulated_dtype);
+  return plan;
+}
+
+Simulated simulate_job(const Job& job, const ModelConfig& model, const Cluster& cluster,
+                       const std::string& routing_text) {
+  Simulated out;
+  const ExpectedRouting routing = make_routing(routing_text, model);
+  out.plan = make_job_plan(job, model, cluster);
+  const Plan emulated = with_emulated_dtype(job, out.plan);
+  const StepOptions step{model.aux_loss_coef > 0, job.train.aux_group, true};
+  out.schedule = build_schedule(out.plan, model, step);
+  const RooflineCost cost(model, cluster, emulated);
+  const Placement placement(out.plan, model, step), emulated_placement(emulated, model, step);
+  const OpCosts costs = price(out.schedule, placement, model, cluster, cost, routing);
+  Simulator simulator;
+  const OpTimes& times = simulator.run(out.schedule, costs);
+  out.timeline = make_timeline(out.schedule, times, out.plan, cluster, "simulated");
+  out.timeline.title = fmt::format("{}, {} on {}", job.plan.file.empty() ? job.strategy : out.plan.strategy,
+                                   model.name, cluster.name);
+  out.memory = peak_memory(out.schedule, times, emulated_placement, model, cluster, routing);
+  out.tokens_per_s = static_cast<double>(total_sequences(out.plan) * out.plan.seq_len) / times.step;
+  return out;
+}
+
+std::vector<std::filesystem::path> write_files(const std::filesystem::path& folder, const Simulated& result,
+                                               const Job& job) {
+  const std::vector<std::pair<const char*, std::string>> files = {
+      {"job.json", write_fields(job).dump(2) + "\n"},
+      {"plan.json", to_json(result.plan).dump(1) + "\n"},
+      {"schedule.txt", to_text(result.schedule)},
+      {"trace.json", perfetto_trace(result.timeline).dump() + "\n"}};
+  std::vector<std::filesystem::path> paths;
+  for (const auto& [name, text] : files) {
+    write_text(folder / name, text);
+    paths.push_back(folder / name);
+  }
+  save_timeline(folder / "timeline.json", result.timeline);
+  paths.push_back(folder / "timeline.json");
+  return paths;
+}
+
+Json waits_json(const Timeline& timeline) {
+  const std::vector<GroupUse> uses = group_use(timeline);
+  Json rows = Json::array();
+  for (const GroupUse& use : uses) {
+    Json waiting = Json::object();
+    for (const Wait& wait : use.waiting) waiting[uses[wait.group].group.label()] = wait.share;
+    rows.push_back({{"role", use.group.role},
+                    {"type", use.group.type},
+                    {"devices", use.group.devices},
+                    {"computing", use.computing},
+                    {"transferring", use.transferring},
+                    {"waiting_for", waiting},
+                    {"overhead", use.overhead},
+                    {"finished", use.finished}});
+  }
+  return rows;
+}
+
+Json memory_json(const MemoryUse& use) {
+  return {{"weights", use.weights}, {"gradients", use.gradients}, {"optimizer", use.optimizer},
+          {"saved", use.saved},     {"in_flight", use.in_flight}, {"workspace", use.workspace},
+          {"total", use.total()}};
+}
+
+Json result_json(const Simulated& result, const Cluster& cluster) {
+  const std::vector<double> busy = busy_share(result.timeline);
+  Json devices = Json::array();
+  for (DeviceId d = 0; d < cluster.num_devices(); ++d) {
+    const auto i = static_cast<std::size_t>(d);
+    const TimelineDevice& device = result.timeline.devices[i];
+    devices.push_back({{"name", device.name},
+                       {"type", device.type},
+                       {"role", device.role},
+                       {"busy", busy[i]},
+                       {"memory_bytes", memory_json(result.memory[i].use)},
+                       {"capacity_bytes", cluster.type_of(d).memory_bytes()}});
+  }
+  return {{"source", result.timeline.source},
+          {"strategy", result.plan.strategy},
+          {"model", result.plan.model},
+          {"cluster", cluster.name},
+          {"seq_len", result.plan.seq_len},
+          {"sequences", total_sequences(result.plan)},
+          {"step_s", result.timeline.step},
+          {"tokens_per_s", result.tokens_per_s},
+          {"num_ops", result.schedule.num_ops()},
+          {"schedule_hash", fmt::format("{:016x}", hash(result.schedule))},
+          {"devices", devices},
+          {"roles", waits_json(result.timeline)}};
+}
+
+void print_devices(const Simulated& result, const Cluster& cluster) {
+  const std::vector<double> busy = busy_share(result.timeline);
+  Table table({"device", "role", "busy", "memory", "state", "saved", "in flight", "work", "of", ""});
+  for (DeviceId d = 0; d < cluster.num_devices(); ++d) {
+    const auto i = static_cast<std::size_t>(d);
+    const MemoryUse& use = result.memory[i].use;
+    const Bytes capacity = cluster.type_of(d).memory_bytes();
+    table.add_row({result.timeline.devices[i].name, result.timeline.devices[i].role, format_percent(busy[i]),
+                   format_bytes(use.total()), format_bytes(use.state()), format_bytes(use.saved),
+                   format_bytes(use.in_flight), format_bytes(use.workspace), format_bytes(capacity),
+                   use.total() > capacity ? "does not fit" : ""});
+  }
+  std::cout << table.str();
+}
+
+void print_waits(const Timeline& timeline) {
+  const std::vector<GroupUse> uses = group_use(timeline);
+  Table table({"devices", "computing", "transfers", "other gaps", "finished", "waiting for"});
+  for (const GroupUse& use : uses) {
+    std::string waiting;
+    for (const Wait& wait : use.waiting) {
+      waiting += fmt::format("{}{} {}", waiting.empty() ? "" : ", ", uses[wait.group].group.label(),
+                             format_percent(wait.share));
+    }
+    table.add_row({fmt::format("{} ({})", use.group.label(), use.group.devices.size()),
+                   format_percent(use.computing), format_percent(use.transferring),
+                   format_percent(use.overhead), format_percent(use.finished),
+                   waiting.empty() ? "nobody" : waiting});
+  }
+  table.align(5, Align::kLeft);
+  std::cout << table.str();
+}
+
+void print_result(const Simulated& result, const Cluster& cluster) {
+  std::cout << fmt::format("{}: {} sequences of {} tokens in {} microbatches, {} ops\n",
+                           result.timeline.title, total_sequences(result.plan), result.plan.seq_len,
+                           result.plan.groups[0].microbatches.size(), result.schedule.num_ops());
+  std::cout << fmt::format("simulated step {}, {} tokens/s\n\n", format_seconds(result.timeline.step),
+                           format_count(result.tokens_per_s));
+  print_devices(result, cluster);
+  std::cout << "\n";
+  print_waits(result.timeline);
+}
+
+int simulate(const Options& options, Overrides overrides) {
+  const bool writes =
+      std::any_of(overrides.begin(), overrides.end(), [](const auto& o) { return o.first == "output"; });
+  if (!options.plan.empty()) overrides.emplace_back("plan.file", options.plan);
+  const Job job = options.job.empty() ? job_from_overrides(overrides) : load_job(options.job, overrides);
+  const ModelConfig model = load_model(job.model);
+  const Cluster cluster = load_cluster(job.cluster);
+  const Simulated result = simulate_job(job, model, cluster, options.routing);
+  std::vector<std::filesystem::path> files;
+  if (writes) files = write_files(job.output, result, job);
+  if (options.json) {
+    print_json(result_json(result, cluster));
+  } else {
+    print_result(result, cluster);
+    for (const std::filesystem::path& file : files) std::cout << "wrote " << file.string() << "\n";
+  }
+  return 0;
+}
+
+}  // namespace
+
+std::function<int()> make_simulate(CLI::App& app) {
+  const auto options = std::make_shared<Options>();
+  app.add_option("job", options->job, "job file (YAML); every key of it is also a flag: --strategy ep");
+  app.add_option("--plan", options->plan,
+                 "a plan.json to simulate, instead of what the job's strategy makes");
+  app.add_option("--routing", options->routing, "how tokens choose experts: uniform, or zipf:EXPONENT")
+      ->capture_default_str();
+  app.add_flag("--json", options->json, "print the result as JSON");
+  allow_overrides(app);
+  app.footer(app.get_footer() +
+             "\nWith --output DIR: plan, schedule, timeline and Perfetto trace are written there.");
+  return [options, &app] { return simulate(*options, overrides_of(app)); };
+}
+
+}  // namespace hetermoe

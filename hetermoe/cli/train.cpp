@@ -1,0 +1,63 @@
+#include <iostream>
+#include <memory>
+
+#include "hetermoe/cli/command.h"
+#include "hetermoe/report/progress.h"
+#include "hetermoe/report/table.h"
+#include "hetermoe/train/compare.h"
+
+namespace hetermoe {
+namespace {
+
+struct Options {
+  std::string job;
+  bool json = false;
+};
+
+void print_summary(const Job& job, const StrategyRun& run, const std::filesystem::path& report) {
+  const TrainOutcome& out = run.outcome;
+  std::cout << strategy_table({run});
+  if (!out.validations.empty()) {
+    std::cout << fmt::format("validation loss {:.4f} nats per byte; entropy of single bytes {:.4f}\n",
+                             out.validations.back().loss, out.unigram_entropy);
+  }
+  if (out.interrupted)
+    std::cout << fmt::format("stopped after step {} of {}\n", out.records.size(), job.train.steps);
+  std::cout << "report: " << report.string() << "\n";
+}
+
+int train(const Options& options, const Overrides& overrides) {
+  const Job job = options.job.empty() ? job_from_overrides(overrides) : load_job(options.job, overrides);
+  stop_on_interrupt();
+  ProgressOptions style;
+  if (options.json) style.style = ProgressStyle::kNone;
+  Progress progress("training", job.train.steps, style);
+  const auto on_step = [&](const std::string&, const StepRecord& record) {
+    progress.update(record.step, fmt::format("loss {:.4f}", record.loss));
+    if (!options.json && (record.step % job.train.log_every == 0 || record.step == 1)) {
+      std::cout << log_line(record, job.train.steps) << std::endl;
+    }
+  };
+  const std::vector<StrategyRun> runs = compare_job(job, {{job.strategy}, true, 0}, on_step);
+  progress.finish();
+  const ModelConfig model = load_model(job.model);
+  const Cluster cluster = load_cluster(job.cluster);
+  const std::filesystem::path report = write_results(job, model, cluster, runs);
+  if (options.json)
+    print_json(to_json(runs[0], job));
+  else
+    print_summary(job, runs[0], report);
+  return 0;
+}
+
+}  // namespace
+
+std::function<int()> make_train(CLI::App& app) {
+  const auto options = std::make_shared<Options>();
+  app.add_option("job", options->job, "job file (YAML); every key of it is also a flag: --train.steps 20");
+  app.add_flag("--json", options->json, "print the summary as JSON");
+  allow_overrides(app);
+  return [options, &app] { return train(*options, overrides_of(app)); };
+}
+
+}  // namespace hetermoe

@@ -1,0 +1,113 @@
+#pragma once
+#include <string>
+#include <vector>
+
+#include "hetermoe/base/fields.h"
+#include "hetermoe/base/types.h"
+
+namespace hetermoe {
+
+enum class Dtype { kFp64, kFp32, kBf16, kFp16 };
+template <>
+struct EnumNames<Dtype> {
+  static const std::vector<std::string>& names();
+};  // fp64 fp32 bf16 fp16
+Bytes bytes_of(Dtype dtype);
+
+/// Best attention kernel that a device type can run. flash: fused, the score matrix never leaves the chip.
+/// mem_efficient: fused but bandwidth hungry (xFormers style). plain: scores go through memory.
+enum class AttentionKernel { kFlash, kMemEfficient, kPlain };
+template <>
+struct EnumNames<AttentionKernel> {
+  static const std::vector<std::string>& names();
+};
+
+/// What one kind of device can do, from its data sheet. configs/devices/*.yaml; each figure has its source
+/// beside it.
+struct DeviceType {
+  std::string name;                         ///< "V100", "A40", ...
+  std::string description;                  ///< full product name
+  std::string source;                       ///< where the figures come from
+  i32 year = 0;                             ///< of release
+  double compute_capability = 0;            ///< CUDA; 0 = not a CUDA device
+  double memory_gib = 0;                    ///< device memory
+  double memory_gb_s = 0;                   ///< memory bandwidth, 1e9 bytes per second
+  double fp64_tflops = 0, fp32_tflops = 0;  ///< dense peak, 1e12 FLOP/s
+  double bf16_tflops = 0, fp16_tflops = 0;  ///< dense matrix units with fp32 accumulation; 0 = not supported
+  i32 num_sms = 0;                          ///< streaming multiprocessors (CPU: cores)
+  double l2_mib = 0;                        ///< last-level cache
+  AttentionKernel attention_kernel = AttentionKernel::kPlain;
+  double gemm_efficiency = 0;  ///< share of the peak that large GEMMs reach; 0 = the cost model's default
+  double attention_efficiency = 0;  ///< share of the peak that the fused attention kernel reaches, likewise
+  std::string profile;              ///< optional file of measured times that override the roofline
+
+  FlopsPerSecond peak(Dtype dtype) const;  ///< fp16 stands in where bf16 is missing and the reverse; never 0
+  Bytes memory_bytes() const { return memory_gib * 1024 * 1024 * 1024; }
+  template <class V>
+  void fields(V& v) {
+    v("name", name, "short name, as used in clusters");
+    v("description", description, "full product name");
+    v("source", source, "where the figures come from");
+    v("year", year, "year of release");
+    v("compute_capability", compute_capability, "CUDA compute capability, 0 = not a CUDA device",
+      at_least(0));
+    v("memory_gib", memory_gib, "device memory, GiB", above(0));
+    v("memory_gb_s", memory_gb_s, "memory bandwidth, GB/s", above(0));
+    v("fp64_tflops", fp64_tflops, "dense fp64 peak, TFLOP/s", at_least(0));
+    v("fp32_tflops", fp32_tflops, "dense fp32 peak, TFLOP/s", above(0));
+    v("bf16_tflops", bf16_tflops, "dense bf16 peak, TFLOP/s, 0 = not supported", at_least(0));
+    v("fp16_tflops", fp16_tflops, "dense fp16 peak with fp32 accumulation, TFLOP/s, 0 = not supported",
+      at_least(0));
+    v("num_sms", num_sms, "streaming multiprocessors (CPU: cores)", at_least(1));
+    v("l2_mib", l2_mib, "last-level cache, MiB", at_least(0));
+    v("attention_kernel", attention_kernel, "best attention kernel that runs here");
+    v("gemm_efficiency", gemm_efficiency, "share of the peak that large GEMMs reach, 0 = default",
+      between(0, 1));
+    v("attention_efficiency", attention_efficiency,
+      "share of the peak that the fused attention kernel reaches forward, causal half counted, 0 = default",
+      between(0, 1));
+    v("profile", profile, "file of measured times that override the roofline");
+  }
+};
+
+struct Device {
+  i32 type = 0;  ///< index into Cluster::types
+  NodeId node = 0;
+  double speed = 1;  ///< factor on its type's speed; a slow card has less than 1
+};
+
+/// A machine: its devices share one network port (uplink and downlink, each with the full bandwidth).
+struct Node {
+  std::string name;
+  BytesPerSecond network = 0;  ///< per direction, bytes/s
+  Seconds latency = 0;         ///< of a message to another node
+  BytesPerSecond local = 0;    ///< between devices of the node, per device and direction
+  Seconds local_latency = 0;
+};
+
+struct Cluster {
+  std::string name;
+  std::vector<DeviceType> types;
+  std::vector<Device> devices;  ///< in the order of the file: node by node
+  std::vector<Node> nodes;
+
+  i32 num_devices() const { return static_cast<i32>(devices.size()); }
+  const DeviceType& type_of(DeviceId device) const {
+    return types[static_cast<std::size_t>(devices[static_cast<std::size_t>(device)].type)];
+  }
+  std::vector<DeviceId> devices_of_type(i32 type) const;
+  std::string device_name(DeviceId device) const;  ///< "V100#3": type and DeviceId
+};
+
+/// A name of configs/clusters (o1, c2, demo, ...) or a YAML file. Throws ConfigError.
+Cluster load_cluster(const std::string& name_or_path);
+Cluster parse_cluster(const Json& yaml, const std::string& where);
+Json to_json(const Cluster& cluster);  ///< round-trips through parse_cluster
+std::vector<std::string> known_clusters();
+
+/// The device catalogue (configs/devices). Names are equal whatever their case. Throws ConfigError with the
+/// nearest name.
+const DeviceType& catalogue_device(const std::string& name, const std::string& where);
+std::vector<std::string> known_device_types();
+
+}  // namespace hetermoe

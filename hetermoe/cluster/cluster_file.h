@@ -1,0 +1,85 @@
+#pragma once
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "hetermoe/base/fields.h"
+
+// The cluster file as written: what a person types, before names are resolved and counts unfolded.
+namespace hetermoe {
+
+/// A value whose form is settled later (it may be a text or a mapping), with its place in the file for error
+/// texts.
+struct RawEntry {
+  Json json;
+  std::string where;
+};
+template <>
+inline void read_fields<RawEntry>(const Json& json, RawEntry& out, const std::string& where) {
+  out = {json, where};
+}
+template <>
+inline Json write_fields<RawEntry>(const RawEntry& value) {
+  return value.json;
+}
+
+/// The long form of an entry of a node's `devices`; "A40" and "A40 x2" are its short forms.
+struct DeviceEntry {
+  std::string type;
+  i32 count = 1;
+  double speed = 1;
+  template <class V>
+  void fields(V& v) {
+    v("type", type, "device type: a name of the catalogue or of device_types");
+    v("count", count, "equal devices", between(1, 65536));
+    v("speed", speed, "factor on the type's speed; a slow card has less than 1", above(0));
+  }
+};
+
+/// Port and local links; absent values come from the cluster, then from the defaults below.
+struct LinkEntry {
+  std::optional<double> network_gbit_s, latency_us, local_gb_s, local_latency_us;
+  template <class V>
+  void fields(V& v) {
+    v("network_gbit_s", network_gbit_s, "network port of a node, Gbit/s per direction, shared by its devices",
+      above(0));
+    v("latency_us", latency_us, "latency of a message to another node, us", at_least(0));
+    v("local_gb_s", local_gb_s, "link between devices of a node, GB/s per device and direction", above(0));
+    v("local_latency_us", local_latency_us, "latency of a message inside a node, us", at_least(0));
+  }
+};
+
+struct NodeEntry {
+  std::string name;
+  i32 count = 1;
+  std::vector<RawEntry> devices;
+  LinkEntry links;
+  template <class V>
+  void fields(V& v) {
+    v("name", name, "name of the node; with a count above 1 its number is appended");
+    v("count", count, "equal nodes", between(1, 65536));
+    v("devices", devices, "list of \"A40\", \"A40 x2\" or {type, count, speed}");
+    links.fields(v);
+  }
+};
+
+struct ClusterFile {
+  std::string name;
+  LinkEntry links;
+  std::vector<RawEntry> device_types;
+  std::vector<NodeEntry> nodes;
+  template <class V>
+  void fields(V& v) {
+    v("name", name, "name of the cluster");
+    links.fields(v);
+    v("device_types", device_types,
+      "types of this file's own, or catalogue types with other figures: {name, like, figures...}");
+    v("nodes", nodes, "nodes in order; devices are numbered node by node");
+  }
+};
+
+/// 100 Gbit/s network with RDMA, PCIe 4 x16 inside a node.
+inline constexpr double kDefaultNetworkGbitS = 100, kDefaultLatencyUs = 10;
+inline constexpr double kDefaultLocalGbS = 20, kDefaultLocalLatencyUs = 5;
+
+}  // namespace hetermoe

@@ -1,0 +1,118 @@
+#include <algorithm>
+#include <cctype>
+
+#include "hetermoe/base/paths.h"
+#include "hetermoe/cluster/cluster.h"
+#include "hetermoe/cluster/device_types.h"
+
+namespace hetermoe {
+
+const std::vector<std::string>& EnumNames<Dtype>::names() {
+  static const std::vector<std::string> all = {"fp64", "fp32", "bf16", "fp16"};
+  return all;
+}
+
+const std::vector<std::string>& EnumNames<AttentionKernel>::names() {
+  static const std::vector<std::string> all = {"flash", "mem_efficient", "plain"};
+  return all;
+}
+
+Bytes bytes_of(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::kFp64:
+      return 8;
+    case Dtype::kFp32:
+      return 4;
+    case Dtype::kBf16:
+    case Dtype::kFp16:
+      return 2;
+  }
+  HM_CHECK(false, "dtype {}", static_cast<int>(dtype));
+  return 0;
+}
+
+FlopsPerSecond DeviceType::peak(Dtype dtype) const {
+  const auto first_above_zero = [this](double best, double second) {
+    return best > 0 ? best : second > 0 ? second : fp32_tflops;
+  };
+  double tflops = fp32_tflops;
+  if (dtype == Dtype::kBf16) tflops = first_above_zero(bf16_tflops, fp16_tflops);
+  if (dtype == Dtype::kFp16) tflops = first_above_zero(fp16_tflops, bf16_tflops);
+  // 1/64 of fp32 is the fp64 rate of NVIDIA's consumer chips since Ampere: the least that any listed chip
+  // does.
+  if (dtype == Dtype::kFp64) tflops = first_above_zero(fp64_tflops, fp32_tflops / 64);
+  HM_CHECK(tflops > 0, "device type \"{}\" has no fp32 peak", name);
+  return tflops * 1e12;
+}
+
+bool same_name(const std::string& a, const std::string& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](char x, char y) {
+    return std::tolower(static_cast<unsigned char>(x)) == std::tolower(static_cast<unsigned char>(y));
+  });
+}
+
+const DeviceType* find_type(const std::vector<DeviceType>& types, const std::string& name) {
+  const auto found = std::find_if(types.begin(), types.end(),
+                                  [&](const DeviceType& type) { return same_name(type.name, name); });
+  return found == types.end() ? nullptr : &*found;
+}
+
+void check_complete(const DeviceType& type, const std::string& where) {
+  const auto require = [&](double value, const char* key) {
+    if (value > 0) return;
+    fail<ConfigError>(
+        where,
+        "device type \"{}\" has no {}. Give memory_gib, memory_gb_s, fp32_tflops and num_sms, or name a "
+        "similar type with \"like\"",
+        type.name, key);
+  };
+  if (type.name.empty()) fail<ConfigError>(where, "the device type has no name");
+  require(type.memory_gib, "memory_gib");
+  require(type.memory_gb_s, "memory_gb_s");
+  require(type.fp32_tflops, "fp32_tflops");
+  require(type.num_sms, "num_sms");
+}
+
+namespace {
+
+std::vector<DeviceType> read_catalogue() {
+  std::vector<DeviceType> types;
+  for (const std::string& stem : config_names("devices", "yaml")) {
+    const std::filesystem::path path = configs_folder() / "devices" / (stem + ".yaml");
+    DeviceType type;
+    read_fields(read_yaml(path), type, path.string() + " ");
+    check_complete(type, path.string());
+    if (!same_name(type.name, stem)) {
+      fail<ConfigError>(path.string() + " name", "got \"{}\", expected the file's own name, \"{}\"",
+                        type.name, stem);
+    }
+    types.push_back(std::move(type));
+  }
+  return types;
+}
+
+const std::vector<DeviceType>& catalogue() {
+  static const std::vector<DeviceType> types = read_catalogue();
+  return types;
+}
+
+}  // namespace
+
+std::vector<std::string> known_device_types() {
+  std::vector<std::string> names;
+  for (const DeviceType& type : catalogue()) names.push_back(type.name);
+  return names;
+}
+
+const DeviceType* find_catalogue_device(const std::string& name) { return find_type(catalogue(), name); }
+
+const DeviceType& catalogue_device(const std::string& name, const std::string& where) {
+  const DeviceType* type = find_catalogue_device(name);
+  if (type == nullptr) {
+    fail<ConfigError>(where, "unknown device type \"{}\".{}", name,
+                      known_names_hint(name, known_device_types()));
+  }
+  return *type;
+}
+
+}  // namespace hetermoe

@@ -1,0 +1,20 @@
+#pragma once
+#include <string>
+#include <vector>
+
+#include "hetermoe/cluster/cluster.h"
+
+// Shared by the catalogue and the cluster file.
+namespace hetermoe {
+
+/// Names of device types are equal whatever their case.
+bool same_name(const std::string& a, const std::string& b);
+
+/// nullptr when no type has that name.
+const DeviceType* find_type(const std::vector<DeviceType>& types, const std::string& name);
+const DeviceType* find_catalogue_device(const std::string& name);
+
+/// Throws ConfigError when a figure that has no default is missing.
+void check_complete(const DeviceType& type, const std::string& where);
+
+}  // namespace hetermoe

@@ -1,0 +1,46 @@
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "hetermoe/comm/transport.h"
+
+// Processes of an MPI job, each with one or more devices. mpi.cpp is compiled when CMake finds MPI,
+// no_mpi.cpp else.
+namespace hetermoe {
+
+/// Whether this build has MPI.
+bool mpi_is_available();
+/// Version of the MPI library, or why there is none.
+std::string mpi_description();
+
+/// This process within the job. Outside mpirun a job is one process.
+class MpiJob {
+ public:
+  /// Initialises MPI with threads. Throws TransportError when the library gives no MPI_THREAD_MULTIPLE or
+  /// this build has no MPI.
+  MpiJob();
+  ~MpiJob();
+  MpiJob(const MpiJob&) = delete;
+  MpiJob& operator=(const MpiJob&) = delete;
+
+  i32 rank() const { return rank_; }
+  i32 num_ranks() const { return num_ranks_; }
+
+  /// Every rank's text, in rank order; collective.
+  std::vector<std::string> gather(const std::string& text) const;
+  /// Ends all processes of the job.
+  [[noreturn]] void abort(int code) const;
+
+ private:
+  i32 rank_ = 0, num_ranks_ = 1;
+};
+
+/// rank_of: [num_devices] the process that holds each device. Messages between devices of one process stay
+/// there.
+std::unique_ptr<Transport> make_mpi_transport(const MpiJob& job, std::vector<i32> rank_of);
+
+/// Devices over processes in contiguous runs, as equal as possible: [num_devices].
+std::vector<i32> spread_devices(i32 num_devices, i32 num_ranks);
+
+}  // namespace hetermoe

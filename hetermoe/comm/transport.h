@@ -1,0 +1,51 @@
+#pragma once
+#include <ATen/ATen.h>
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "hetermoe/base/types.h"
+
+namespace hetermoe {
+
+/// What one participant of a transfer tells another. Tensors may be empty (no rows), never missing in number.
+struct Message {
+  std::vector<i64> numbers;    ///< counts and the like
+  std::vector<double> values;  ///< losses and the like
+  std::vector<at::Tensor> tensors;
+  Seconds ready = 0;  ///< when the sender was ready, on emulated clocks
+};
+
+/// One participant's side of a transfer op.
+struct ExchangeCall {
+  i64 step = 0;
+  OpId op = 0;
+  std::string name;  ///< of the op, for errors
+  DeviceId self = 0;
+  std::span<const DeviceId> participants;  ///< ascending, `self` among them
+  i32 queue = 0;                           ///< lane kind of the op: messages of one queue keep their order
+};
+
+/// Moves messages between devices. Every participant of a transfer calls exchange() for it, on its own lane
+/// thread, whether it has something to say or not; lanes call in schedule order.
+class Transport {
+ public:
+  virtual ~Transport() = default;
+  virtual std::string name() const = 0;
+
+  /// Sends out[i] to participants[i] and returns what each of them sent here, in the same order. Blocks until
+  /// all have arrived. The own message comes back unchanged. Tensors are handed over: the sender must not
+  /// change them afterwards, the receiver must not write into them (in one process they are the same memory).
+  /// Throws TransportError when the transport fails or was aborted.
+  virtual std::vector<Message> exchange(const ExchangeCall& call, std::vector<Message> out) = 0;
+
+  /// Wakes every blocked exchange with a TransportError that carries `reason`. The first reason wins.
+  virtual void abort(const std::string& reason) = 0;
+};
+
+/// Threads of one process, each a device.
+std::unique_ptr<Transport> make_in_process_transport(i32 num_devices);
+
+}  // namespace hetermoe

@@ -1,0 +1,94 @@
+#pragma once
+#include <span>
+#include <vector>
+
+#include "hetermoe/cost/routing_load.h"
+#include "hetermoe/schedule/schedule.h"
+
+// One question: seconds of this op on this device for this much work, alone on its links. The virtual clock
+// of the executor and the simulator ask it alike; only the simulator adds contention.
+namespace hetermoe {
+
+/// What one compute op does on one device.
+struct ComputeWork {
+  Op op;
+  DeviceId device = 0;
+  i64 seq_len = 0;
+  double sequences = 0;    ///< of this device's share
+  double tokens = 0;       ///< sequences * seq_len
+  double rows = 0;         ///< experts: distinct rows
+  double copies = 0;       ///< experts: (row, expert) pairs
+  double experts = 0;      ///< experts: how many the device owns in this layer
+  double params = 0;       ///< update: parameters
+  double merged_rows = 0;  ///< attention.F, head, merge: rows added to the residual stream first
+  bool trains = false;     ///< head: the loss's gradient and backward belong to the op
+};
+
+/// Bytes of one transfer through the ports of one participant; rows that stay on the device do not count.
+struct PortBytes {
+  Bytes net_out = 0, net_in = 0;      ///< to and from other nodes
+  Bytes local_out = 0, local_in = 0;  ///< to and from devices of the same node
+};
+
+struct TransferWork {
+  Op op;
+  std::span<const DeviceId> participants;
+  std::span<const PortBytes> bytes;  ///< [participants]
+};
+
+/// A transfer keeps port `port` busy for `seconds` when it has the port to itself.
+/// Ports of a cluster with N nodes: 2n = uplink and 2n+1 = downlink of node n; 2N + 2d, +1 = local out, in of
+/// device d.
+struct PortLoad {
+  i32 port;
+  Seconds seconds;
+  i32 copies = 1;  ///< folded schedules: so many transfers that do the same at the same time use the port
+};
+
+struct TransferCost {
+  Seconds latency = 0;
+  std::vector<PortLoad> loads;
+  Seconds seconds() const;  ///< latency + the busiest port
+};
+
+class CostModel {
+ public:
+  virtual ~CostModel() = default;
+  virtual Seconds compute(const ComputeWork& work) const = 0;
+  virtual TransferCost transfer(const TransferWork& work) const = 0;
+  /// Share of a device's compute speed that is lost while a transfer of that device is active; contention, so
+  /// only the simulator applies it.
+  virtual double interference(DeviceId /*device*/) const { return 0; }
+};
+
+/// Wire bytes of `rows` rows and `copies` copies in one direction of a transfer. A copy of dispatch.F carries
+/// its routing weight and expert (8 bytes), one of dispatch.B the gradient of the weight (4 bytes).
+Bytes wire_bytes(const Op& op, const Plan& plan, i64 hidden, double rows, double copies);
+
+/// Computes the work of ops from plan, model and routing load.
+class WorkModel {
+ public:
+  WorkModel(const Placement& placement, const ModelConfig& model, const Cluster& cluster);
+  ComputeWork compute_work(const Op& op, DeviceId device, const ExchangeLoad* load) const;
+  /// `load` is needed for dispatch and combine. Returns bytes per participant.
+  std::vector<PortBytes> port_bytes(const Op& op, std::span<const DeviceId> participants,
+                                    const ExchangeLoad* load) const;
+  /// Parameters of a state (one replica).
+  double state_params(i32 state) const { return state_params_[static_cast<std::size_t>(state)]; }
+
+ private:
+  double merged_rows_per_token(const Op& op) const;
+  std::vector<PortBytes> exchange_bytes(const Op& op, std::span<const DeviceId> participants,
+                                        const ExchangeLoad& load) const;
+  std::vector<PortBytes> move_bytes(const Op& op, std::span<const DeviceId> participants) const;
+  std::vector<PortBytes> all_to_all_bytes(std::span<const DeviceId> participants, Bytes each) const;
+  void add(std::vector<PortBytes>& bytes, std::span<const DeviceId> participants, DeviceId from, DeviceId to,
+           Bytes amount) const;
+
+  const Placement& placement_;
+  const ModelConfig& model_;
+  const Cluster& cluster_;
+  std::vector<double> state_params_;
+};
+
+}  // namespace hetermoe

@@ -1,0 +1,151 @@
+#include "hetermoe/cost/measured.h"
+
+#include <algorithm>
+
+#include "hetermoe/base/paths.h"
+
+namespace hetermoe {
+namespace {
+
+template <class E>
+std::size_t index(E value) {
+  return static_cast<std::size_t>(value);
+}
+
+}  // namespace
+
+ProfileSet load_profiles(const Cluster& cluster) {
+  ProfileSet profiles;
+  for (std::size_t t = 0; t < cluster.types.size(); ++t) {
+    if (cluster.types[t].profile.empty()) continue;
+    const std::filesystem::path path = find_config(cluster.types[t].profile, "profiles", "json");
+    profiles[static_cast<i32>(t)] = {read_profile(path), path.string()};
+  }
+  return profiles;
+}
+
+MeasuredCost::MeasuredCost(const ModelConfig& model, const Cluster& cluster, const Plan& plan,
+                           ProfileSet profiles, SoftwareConstants constants)
+    : roofline_(model, cluster, plan, constants),
+      model_(model),
+      cluster_(cluster),
+      recompute_(plan.recompute) {
+  for (const auto& [type, named] : profiles) {
+    HM_CHECK(type >= 0 && type < static_cast<i32>(cluster.types.size()), "a profile of device type {}", type);
+    for (const DeviceId device : cluster.devices_of_type(type))
+      check_profile(named.profile, model, plan.dtype[index(device)], named.where);
+    Tables& tables = tables_[type];
+    for (const ProfileEntry& entry : named.profile.entries) {
+      const ProfilePoint at = point_of(entry);
+      tables[index(entry.op)][index(entry.phase)].add(at.family, at.size, entry.seconds);
+    }
+  }
+}
+
+const MeasuredCost::Tables* MeasuredCost::tables_of(DeviceId device) const {
+  const auto found = tables_.find(cluster_.devices[index(device)].type);
+  return found == tables_.end() ? nullptr : &found->second;
+}
+
+std::optional<MeasuredCost::Answer> MeasuredCost::look_up(const Tables& tables, ProfiledOp op,
+                                                          ProfiledPhase phase, ProfilePoint at) {
+  const Surface& table = tables[index(op)][index(phase)];
+  if (table.empty()) return std::nullopt;
+  const Estimate estimate = table.at(at.family, at.size);
+  return Answer{estimate.seconds, estimate.extrapolated};
+}
+
+/// The entry of attention or experts that stands for the op's phase under the plan's recomputation.
+std::optional<MeasuredCost::Answer> MeasuredCost::phased(const Tables& tables, ProfiledOp op,
+                                                         const ComputeWork& work, ProfilePoint at) const {
+  if (work.op.phase == Phase::kForward) return look_up(tables, op, ProfiledPhase::kForward, at);
+  if (work.op.phase == Phase::kRecompute) return look_up(tables, op, ProfiledPhase::kRecompute, at);
+  // Dense layers have no exchange that could resend.
+  const bool recomputes = recompute_ == Recompute::kLocal ||
+                          (recompute_ == Recompute::kResend && op == ProfiledOp::kDenseAttention);
+  return look_up(tables, op, recomputes ? ProfiledPhase::kForwardBackward : ProfiledPhase::kBackward, at);
+}
+
+std::optional<MeasuredCost::Answer> MeasuredCost::main_part(const Tables& tables,
+                                                            const ComputeWork& work) const {
+  const bool backward = work.op.phase == Phase::kBackward;
+  switch (work.op.kind) {
+    case OpKind::kEmbed:
+      if (work.tokens <= 0) return Answer{};
+      return look_up(tables, ProfiledOp::kEmbed,
+                     backward ? ProfiledPhase::kBackward : ProfiledPhase::kForward, {1, work.tokens});
+    case OpKind::kAttention:
+      if (work.tokens <= 0) return Answer{};
+      return phased(tables,
+                    model_.is_moe(work.op.layer) ? ProfiledOp::kAttention : ProfiledOp::kDenseAttention, work,
+                    {static_cast<double>(work.seq_len), work.sequences});
+    case OpKind::kExperts:
+      if (work.copies <= 0) return Answer{};
+      return phased(tables, ProfiledOp::kExperts, work,
+                    {std::max(1.0, work.experts), work.copies / std::max(1.0, work.experts)});
+    case OpKind::kHead:
+      if (work.tokens <= 0) return Answer{};
+      return look_up(tables, ProfiledOp::kHead,
+                     work.trains ? ProfiledPhase::kForwardBackward : ProfiledPhase::kForward,
+                     {1, work.tokens});
+    case OpKind::kUpdate:
+      if (work.params <= 0) return Answer{};
+      return look_up(tables, ProfiledOp::kUpdate, ProfiledPhase::kForward, {1, work.params});
+    case OpKind::kMerge:
+      return Answer{};  // all of it is merged rows
+    default:
+      HM_CHECK(false, "{} is not a compute op", to_string(work.op));
+      return std::nullopt;
+  }
+}
+
+/// The op itself and the merge that it starts with; without an entry for either the op is not measured.
+std::optional<MeasuredCost::Answer> MeasuredCost::measured(const ComputeWork& work) const {
+  const Tables* tables = tables_of(work.device);
+  if (tables == nullptr) return std::nullopt;
+  std::optional<Answer> main = main_part(*tables, work);
+  if (!main) return std::nullopt;
+  if (work.merged_rows > 0) {
+    const std::optional<Answer> merge =
+        look_up(*tables, ProfiledOp::kMerge, ProfiledPhase::kForward, {1, work.merged_rows});
+    if (!merge) return std::nullopt;
+    main->seconds += merge->seconds;
+    main->extrapolated = main->extrapolated || merge->extrapolated;
+  }
+  main->seconds /= speed(work.device);
+  return main;
+}
+
+Seconds MeasuredCost::compute(const ComputeWork& work) const {
+  const std::optional<Answer> answer = measured(work);
+  return answer ? answer->seconds : roofline_.compute(work);
+}
+
+MeasuredCost::Source MeasuredCost::source(const ComputeWork& work) const {
+  const std::optional<Answer> answer = measured(work);
+  if (!answer) return Source::kRoofline;
+  return answer->extrapolated ? Source::kExtrapolated : Source::kMeasured;
+}
+
+TransferCost MeasuredCost::transfer(const TransferWork& work) const {
+  TransferCost cost = roofline_.transfer(work);
+  for (std::size_t i = 0; i < work.participants.size(); ++i) {
+    const Tables* tables = tables_of(work.participants[i]);
+    if (tables == nullptr || (*tables)[index(ProfiledOp::kTransfer)][0].empty()) return cost;
+    if (work.bytes[i].net_out > 0 || work.bytes[i].net_in > 0) return cost;
+  }
+  const i32 local_ports = 2 * static_cast<i32>(cluster_.nodes.size());
+  for (PortLoad& load : cost.loads) {
+    const DeviceId device = (load.port - local_ports) / 2;
+    const auto participant = std::find(work.participants.begin(), work.participants.end(), device);
+    const PortBytes& bytes = work.bytes[static_cast<std::size_t>(participant - work.participants.begin())];
+    const Bytes size = (load.port - local_ports) % 2 == 0 ? bytes.local_out : bytes.local_in;
+    const Tables& tables = *tables_of(device);
+    load.seconds =
+        look_up(tables, ProfiledOp::kTransfer, ProfiledPhase::kForward, {1, size})->seconds / speed(device);
+  }
+  cost.latency = 0;  // the measured seconds hold it
+  return cost;
+}
+
+}  // namespace hetermoe

@@ -1,0 +1,69 @@
+#pragma once
+#include <array>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "hetermoe/cost/curve.h"
+#include "hetermoe/cost/profile_file.h"
+#include "hetermoe/cost/roofline.h"
+
+namespace hetermoe {
+
+/// A profile of a device type and the name under which errors speak of it (its file).
+struct NamedProfile {
+  ProfileFile profile;
+  std::string where;
+};
+/// By index of Cluster::types.
+using ProfileSet = std::map<i32, NamedProfile>;
+
+/// Profiles of the types that name one: a file, or a name of configs/profiles. Throws ConfigError or IoError.
+ProfileSet load_profiles(const Cluster& cluster);
+
+/// Seconds from profiles where they have an answer, from the roofline where not, op kind by op kind and phase
+/// by phase. A device's speed factor divides measured seconds too.
+/// * Compute ops: interpolated between measured sizes, see Curve and Surface.
+/// * Transfers: those inside a node whose participants' types all have measured transfers; whatever uses the
+///   network follows the roofline.
+class MeasuredCost : public CostModel {
+ public:
+  enum class Source { kRoofline, kMeasured, kExtrapolated };
+
+  /// Keeps references to model and cluster as RooflineCost does. Every profile must be of this model's shape
+  /// and of the plan's dtype on the devices of its type: else ConfigError.
+  MeasuredCost(const ModelConfig& model, const Cluster& cluster, const Plan& plan, ProfileSet profiles,
+               SoftwareConstants constants = {});
+
+  Seconds compute(const ComputeWork& work) const override;
+  TransferCost transfer(const TransferWork& work) const override;
+  double interference(DeviceId device) const override { return roofline_.interference(device); }
+
+  /// Where compute() takes its answer from; work without tokens or rows takes no time and counts as measured.
+  Source source(const ComputeWork& work) const;
+
+ private:
+  /// What one profile knows, [op][phase].
+  using Tables = std::array<std::array<Surface, kNumProfiledPhases>, kNumProfiledOps>;
+  struct Answer {
+    Seconds seconds = 0;
+    bool extrapolated = false;
+  };
+  std::optional<Answer> measured(const ComputeWork& work) const;
+  std::optional<Answer> main_part(const Tables& tables, const ComputeWork& work) const;
+  std::optional<Answer> phased(const Tables& tables, ProfiledOp op, const ComputeWork& work,
+                               ProfilePoint at) const;
+  static std::optional<Answer> look_up(const Tables& tables, ProfiledOp op, ProfiledPhase phase,
+                                       ProfilePoint at);
+  const Tables* tables_of(DeviceId device) const;
+  double speed(DeviceId device) const { return cluster_.devices[static_cast<std::size_t>(device)].speed; }
+
+  RooflineCost roofline_;
+  const ModelConfig& model_;
+  const Cluster& cluster_;
+  Recompute recompute_;
+  std::map<i32, Tables> tables_;  // by type
+};
+
+}  // namespace hetermoe

@@ -1,0 +1,91 @@
+#pragma once
+#include <vector>
+
+#include "hetermoe/cluster/cluster.h"
+#include "hetermoe/cost/cost_model.h"
+#include "hetermoe/model/model_config.h"
+
+namespace hetermoe {
+
+/// What the training software makes of the hardware: one set for every device, model, cluster and strategy.
+/// Device types carry their own efficiencies (configs/devices). docs/cost-model.md says which of them were
+/// calibrated on what.
+struct SoftwareConstants {
+  double gemm_efficiency = 0.6;    ///< of the peak, device types without a figure of their own
+  double flash_efficiency = 0.45;  ///< likewise for attention kernels, causal half of the scores counted
+  double mem_efficient_efficiency = 0.15;
+  double gemm_rows_half = 64;      ///< rows per matrix at which a GEMM reaches half its rate
+  double memory_efficiency = 0.8;  ///< of the memory bandwidth, streaming kernels
+  double attention_passes = 2.5;   ///< memory traffic of the attention part over its minimum (unfused passes)
+  double expert_passes = 1.5;      ///< likewise of the experts, sorting included
+  double score_backward = 0.8;     ///< rate of a fused attention kernel's backward over its forward
+  Seconds kernel_launch = 6e-6;    ///< per kernel, as far as the host does not run ahead
+  double network_efficiency = 0.7;  ///< of a node's port, all-to-all
+  double local_efficiency = 0.7;    ///< of a link between devices of a node
+  Seconds peer_message = 10e-6;     ///< per peer of a transfer
+  double interference = 0.05;       ///< share of compute speed lost while a transfer is active
+  template <class V>
+  void fields(V& v) {
+    v("gemm_efficiency", gemm_efficiency, "GEMM rate over peak where the device type has none",
+      between(0, 1));
+    v("flash_efficiency", flash_efficiency, "flash attention rate over peak, likewise", between(0, 1));
+    v("mem_efficient_efficiency", mem_efficient_efficiency, "memory-efficient attention rate over peak",
+      between(0, 1));
+    v("gemm_rows_half", gemm_rows_half, "rows per matrix at which a GEMM reaches half its rate", at_least(0));
+    v("memory_efficiency", memory_efficiency, "streaming rate over memory bandwidth", between(0, 1));
+    v("attention_passes", attention_passes, "memory traffic of the attention part over its minimum",
+      at_least(0));
+    v("expert_passes", expert_passes, "memory traffic of the experts over its minimum", at_least(0));
+    v("score_backward", score_backward, "rate of attention backward over forward", above(0));
+    v("kernel_launch", kernel_launch, "seconds per kernel", at_least(0));
+    v("network_efficiency", network_efficiency, "all-to-all rate over port bandwidth", between(0, 1));
+    v("local_efficiency", local_efficiency, "transfer rate inside a node over link bandwidth", between(0, 1));
+    v("peer_message", peer_message, "seconds per peer of a transfer", at_least(0));
+    v("interference", interference, "share of compute speed lost during a transfer", between(0, 1));
+  }
+};
+
+/// Seconds from hardware data: GEMMs at a share of the peak, everything else at a share of the memory
+/// bandwidth, attention by the kernel that the device type runs, transfers by bytes through ports.
+class RooflineCost : public CostModel {
+ public:
+  /// Keeps references to model and cluster; of the plan it copies what it needs (dtypes, recomputation).
+  RooflineCost(const ModelConfig& model, const Cluster& cluster, const Plan& plan,
+               SoftwareConstants constants = {});
+
+  Seconds compute(const ComputeWork& work) const override;
+  TransferCost transfer(const TransferWork& work) const override;
+  double interference(DeviceId) const override { return software_.interference; }
+
+ private:
+  /// Rates of one device in its dtype.
+  struct Rates {
+    FlopsPerSecond gemm = 0;    ///< large GEMMs
+    FlopsPerSecond scores = 0;  ///< fused attention kernel forward; GEMMs for the plain one
+    BytesPerSecond memory = 0;
+    Bytes element = 0;
+    bool plain_scores = false;
+  };
+  /// One direction of an op: products, attention kernel, passes through memory, kernels.
+  struct Parts {
+    Seconds gemm = 0, scores = 0, memory = 0, launches = 0;
+  };
+  Rates rates_of(DeviceId device, Dtype dtype) const;
+  Seconds gemm_seconds(const Rates& rates, Flops flops, double rows) const;
+  Parts attention_parts(const ComputeWork& work) const;
+  Parts expert_parts(const ComputeWork& work) const;
+  Seconds forward(const Parts& parts) const;
+  Seconds backward(const Parts& parts, const Rates& rates) const;
+  Seconds with_phase(const Parts& parts, const ComputeWork& work) const;
+  Seconds head(const ComputeWork& work) const;
+  Seconds merge_bytes(const ComputeWork& work) const;
+  const Rates& rates(DeviceId device) const { return rates_[static_cast<std::size_t>(device)]; }
+
+  const ModelConfig& model_;
+  const Cluster& cluster_;
+  SoftwareConstants software_;
+  Recompute recompute_;
+  std::vector<Rates> rates_;  // [device]
+};
+
+}  // namespace hetermoe

@@ -1,0 +1,387 @@
+#include "hetermoe/exec/executor.h"
+
+#include <ATen/Parallel.h>
+#include <c10/core/GradMode.h>
+#include <fmt/ranges.h>
+#include <time.h>
+
+#include <algorithm>
+#include <tuple>
+
+#include "hetermoe/sim/simulator.h"
+
+namespace hetermoe {
+namespace {
+
+std::size_t at_(i64 i) { return static_cast<std::size_t>(i); }
+
+double thread_cpu_seconds() {
+  timespec time{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+/// The error being handled, with the op that met it. To be called inside a catch block.
+std::exception_ptr with_place(const std::string& where) {
+  const auto text = [&](const char* what) { return fmt::format("[{}] {}", where, what); };
+  try {
+    throw;
+  } catch (const TransportError& error) {
+    return std::make_exception_ptr(TransportError(text(error.what())));
+  } catch (const InternalError& error) {
+    return std::make_exception_ptr(InternalError(text(error.what())));
+  } catch (const c10::Error& error) {
+    return std::make_exception_ptr(DeviceError(text(error.what_without_backtrace())));
+  } catch (const std::exception& error) {
+    return std::make_exception_ptr(DeviceError(text(error.what())));
+  } catch (...) {
+    return std::make_exception_ptr(DeviceError(text("threw something that is no exception")));
+  }
+}
+
+/// Thrown on a lane to leave the step after another lane failed.
+struct Poisoned {};
+
+}  // namespace
+
+Executor::Executor(const RunContext& context, std::vector<DeviceState*> states, Transport& transport,
+                   ExecutorOptions options)
+    : context_(context),
+      transport_(transport),
+      options_(std::move(options)),
+      clock_(options_.clock, options_.pace_scale),
+      work_(context.placement, context.model, context.cluster),
+      lifetimes_(make_lifetimes(context.schedule, context.placement)) {
+  HM_CHECK(!clock_.needs_durations() || options_.truth != nullptr, "an emulated clock needs a cost model");
+  for (DeviceState* state : states) devices_.push_back(std::make_unique<DeviceLanes>(context_, *state));
+  make_lanes();
+  for (std::unique_ptr<Lane>& lane : lanes_) lane->thread = std::thread([this, &lane] { lane_main(*lane); });
+}
+
+Executor::~Executor() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+    started_.notify_all();
+  }
+  for (std::unique_ptr<Lane>& lane : lanes_) lane->thread.join();
+}
+
+void Executor::make_lanes() {
+  const Schedule& schedule = context_.schedule;
+  std::vector<DeviceLanes*> local(at_(schedule.num_devices), nullptr);
+  for (std::unique_ptr<DeviceLanes>& device : devices_) {
+    local[at_(device->runtime.device())] = device.get();
+    device->done.resize(schedule.ops.size());
+    device->end.resize(schedule.ops.size());
+    device->uses_left.resize(lifetimes_.epochs.size());
+  }
+  std::vector<Lane*> by_id(at_(schedule.num_devices) * kNumQueues, nullptr);
+  const auto on_device = [&](OpId op, DeviceId device) {
+    const std::span<const LaneId> lanes = schedule.lanes_of(op);
+    return std::any_of(lanes.begin(), lanes.end(), [&](LaneId lane) { return device_of(lane) == device; });
+  };
+  for (OpId op = 0; op < schedule.num_ops(); ++op) {
+    const std::span<const LaneId> lanes = schedule.lanes_of(op);
+    for (std::size_t i = 0; i < lanes.size(); ++i) {
+      DeviceLanes* device = local[at_(device_of(lanes[i]))];
+      if (device == nullptr) continue;
+      Lane*& lane = by_id[at_(lanes[i])];
+      if (lane == nullptr) {
+        lanes_.push_back(std::make_unique<Lane>());
+        lane = lanes_.back().get();
+        lane->id = lanes[i];
+        lane->device = device;
+      }
+      LaneOp item{op, i, {}};
+      for (const OpId dep : schedule.deps_of(op)) {
+        if (on_device(dep, device_of(lanes[i]))) item.dependencies.push_back(dep);
+      }
+      lane->ops.push_back(std::move(item));
+    }
+  }
+  std::sort(lanes_.begin(), lanes_.end(), [](const auto& a, const auto& b) { return a->id < b->id; });
+}
+
+void Executor::set_clock(ClockKind kind, double pace_scale) {
+  clock_ = Clock(kind, pace_scale);
+  HM_CHECK(!clock_.needs_durations() || options_.truth != nullptr, "an emulated clock needs a cost model");
+}
+
+StepResult Executor::run(const StepInput& input) {
+  HM_CHECK(!poisoned_, "the executor is used after an error");
+  input_ = &input;
+  for (std::unique_ptr<DeviceLanes>& device : devices_) {
+    device->runtime.begin_step(input);
+    std::fill(device->done.begin(), device->done.end(), 0);
+    for (std::size_t e = 0; e < lifetimes_.epochs.size(); ++e)
+      device->uses_left[e] = lifetimes_.epochs[e].num_ops;
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    lanes_left_ = lanes_.size();
+    ++generation_;
+    clock_.start_step();
+    started_.notify_all();
+  }
+  wait_for_lanes();
+  if (error_) std::rethrow_exception(error_);
+  check_leaks();
+  return collect();
+}
+
+void Executor::wait_for_lanes() {
+  using Time = std::chrono::steady_clock;
+  const std::chrono::duration<double> poll(std::min(1.0, options_.watchdog / 4));
+  std::unique_lock lock(mutex_);
+  i64 seen = ops_ended_;
+  Time::time_point since = Time::now();
+  while (!ended_.wait_for(lock, poll, [&] { return lanes_left_ == 0; })) {
+    const i64 ended = ops_ended_;
+    if (ended != seen) since = Time::now();
+    seen = ended;
+    const std::chrono::duration<double> quiet = Time::now() - since;
+    if (quiet.count() < options_.watchdog) continue;
+    lock.unlock();
+    report_hang(quiet.count());
+    lock.lock();
+    since = Time::now();
+  }
+}
+
+/// The first time the step fails; a lane that even then stays in its op cannot be stopped, so that is said
+/// aloud.
+void Executor::report_hang(Seconds quiet) {
+  const std::string report = fmt::format("no op ended for {:.3g} s. Each lane:\n{}", quiet, hang_report());
+  if (!poisoned_) {
+    poison("watchdog", std::make_exception_ptr(TransportError("[watchdog] " + report)));
+  } else {
+    fmt::print(stderr, "[watchdog] the step failed, but some lanes do not leave their op: {}", report);
+  }
+}
+
+void Executor::lane_main(Lane& lane) {
+  const c10::NoGradGuard no_grad;
+  use_precise_sleep();
+  at::set_num_threads(queue_of(lane.id) == Queue::kCompute ? options_.threads_per_lane : 1);
+  i64 generation = 0;
+  while (true) {
+    {
+      std::unique_lock lock(mutex_);
+      started_.wait(lock, [&] { return stop_ || generation_ != generation; });
+      if (stop_) return;
+      generation = generation_;
+    }
+    run_lane(lane);
+    const std::lock_guard lock(mutex_);
+    if (--lanes_left_ == 0) ended_.notify_all();
+  }
+}
+
+void Executor::run_lane(Lane& lane) {
+  lane.spans.clear();
+  lane.end = 0;
+  lane.lag = 0;
+  const double cpu_begin = thread_cpu_seconds();
+  for (lane.next = 0; lane.next < lane.ops.size(); ++lane.next) {
+    const LaneOp& item = lane.ops[lane.next];
+    try {
+      run_op(lane, item);
+    } catch (const Poisoned&) {
+      break;
+    } catch (...) {
+      const DeviceId device = device_of(lane.id);
+      const std::string where = fmt::format("device {} ({}) {}", device, context_.cluster.device_name(device),
+                                            to_string(context_.schedule.ops[at_(item.op)]));
+      poison(where, with_place(where));
+      break;
+    }
+  }
+  lane.cpu_seconds = thread_cpu_seconds() - cpu_begin;
+}
+
+void Executor::run_op(Lane& lane, const LaneOp& item) {
+  const Op& op = context_.schedule.ops[at_(item.op)];
+  const DeviceId device = device_of(lane.id);
+  const Seconds ready = wait_until_ready(lane, item);
+  if (options_.before_op) options_.before_op(op, device);
+  Span span{item.op, device, 0, 0};
+  lane.end =
+      is_compute(op.kind) ? run_compute(lane, op, ready, span) : run_transfer(lane, item, op, ready, span);
+  lane.spans.push_back(span);
+  finish_op(lane, item, lane.end);
+}
+
+Seconds Executor::wait_until_ready(Lane& lane, const LaneOp& item) {
+  DeviceLanes& device = *lane.device;
+  Seconds ready = lane.end;
+  std::unique_lock lock(device.mutex);
+  for (const OpId dep : item.dependencies) {
+    device.changed.wait(lock, [&] { return poisoned_ || device.done[at_(dep)]; });
+    if (poisoned_) throw Poisoned();
+    ready = std::max(ready, device.end[at_(dep)]);
+  }
+  if (poisoned_) throw Poisoned();
+  for (const i32 epoch : lifetimes_.uses_of(context_.schedule, item.op, item.lane_number)) {
+    const Epoch& e = lifetimes_.epochs[at_(epoch)];
+    HM_CHECK(e.first == item.op || device.done[at_(e.first)],
+             "needs {} of {}, which has not ended: a dependency is missing", name_of(e.buffer),
+             to_string(context_.schedule.ops[at_(e.first)]));
+  }
+  return ready;
+}
+
+Seconds Executor::run_compute(Lane& lane, const Op& op, Seconds ready, Span& span) {
+  DeviceRuntime& runtime = lane.device->runtime;
+  span.start = clock_.start(ready);
+  runtime.compute(op);
+  Seconds duration = 0;
+  if (clock_.needs_durations()) {
+    duration = options_.truth->compute(work_.compute_work(op, runtime.device(), runtime.load_of(op)));
+  }
+  span.end = clock_.finish(span.start, duration);
+  if (clock_.kind() == ClockKind::kPaced) lane.lag = span.end - (span.start + duration);
+  return span.end;
+}
+
+Seconds Executor::run_transfer(Lane& lane, const LaneOp& item, const Op& op, Seconds ready, Span& span) {
+  DeviceRuntime& runtime = lane.device->runtime;
+  std::vector<DeviceId> participants;
+  for (const LaneId id : context_.schedule.lanes_of(item.op)) participants.push_back(device_of(id));
+  span.start = clock_.start(ready);
+  std::vector<Message> out = runtime.pack(op, participants);
+  for (Message& message : out) message.ready = ready;
+  std::vector<Message> in = transport_.exchange({input_->step, item.op, to_string(op), runtime.device(),
+                                                 participants, static_cast<i32>(queue_of(lane.id))},
+                                                std::move(out));
+  if (clock_.needs_durations()) {
+    // A transfer starts when its last participant is ready.
+    for (const Message& message : in) span.start = std::max(span.start, message.ready);
+  }
+  runtime.unpack(op, participants, in);
+  Seconds duration = 0;
+  if (clock_.needs_durations()) {
+    const std::vector<PortBytes> bytes = work_.port_bytes(op, participants, runtime.load_of(op));
+    duration = options_.truth->transfer({op, participants, bytes}).seconds();
+  }
+  span.end = clock_.finish(span.start, duration);
+  return span.end;
+}
+
+void Executor::finish_op(Lane& lane, const LaneOp& item, Seconds end) {
+  DeviceLanes& device = *lane.device;
+  const std::lock_guard lock(device.mutex);
+  for (const i32 epoch : lifetimes_.uses_of(context_.schedule, item.op, item.lane_number)) {
+    if (--device.uses_left[at_(epoch)] > 0) continue;
+    const Epoch& e = lifetimes_.epochs[at_(epoch)];
+    device.runtime.free(e.buffer, e.layer, e.microbatch, e.chunk);
+  }
+  device.end[at_(item.op)] = end;
+  device.done[at_(item.op)] = 1;
+  ++ops_ended_;
+  device.changed.notify_all();
+}
+
+void Executor::poison(const std::string& where, std::exception_ptr error) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (error_) return;
+    error_ = error;
+    poisoned_ = true;
+  }
+  for (std::unique_ptr<DeviceLanes>& device : devices_) {
+    const std::lock_guard lock(device->mutex);
+    device->changed.notify_all();
+  }
+  transport_.abort(where);
+}
+
+std::string Executor::hang_report() const {
+  std::string text;
+  for (const std::unique_ptr<Lane>& lane : lanes_) {
+    const std::size_t head = lane->next;
+    const DeviceId device = device_of(lane->id);
+    text += fmt::format("  device {} ({}) {}: ", device, context_.cluster.device_name(device),
+                        name_of(queue_of(lane->id)));
+    if (head >= lane->ops.size()) {
+      text += "done\n";
+      continue;
+    }
+    const LaneOp& item = lane->ops[head];
+    const Op& op = context_.schedule.ops[at_(item.op)];
+    std::vector<std::string> missing;
+    {
+      const std::lock_guard lock(lane->device->mutex);
+      for (const OpId dep : item.dependencies) {
+        if (!lane->device->done[at_(dep)]) missing.push_back(to_string(context_.schedule.ops[at_(dep)]));
+      }
+    }
+    const std::string activity = !missing.empty()      ? fmt::format("waits for {}", fmt::join(missing, ", "))
+                                 : is_compute(op.kind) ? "computes"
+                                                       : "exchanges with its peers";
+    text += fmt::format("{} {} {}\n", item.op, to_string(op), activity);
+  }
+  return text;
+}
+
+void Executor::check_leaks() const {
+  for (const std::unique_ptr<DeviceLanes>& device : devices_) {
+    const std::vector<std::string> held = device->runtime.slots().held();
+    HM_CHECK(held.empty(), "device {} still holds {} buffers after the step, the first is {}",
+             device->runtime.device(), held.size(), held[0]);
+  }
+}
+
+StepResult Executor::collect() {
+  StepResult result;
+  for (const std::unique_ptr<DeviceLanes>& device : devices_) {
+    // Devices without any state take no part in the norm op.
+    if (device->runtime.result().counts_LE.defined()) {
+      result = device->runtime.result();
+      break;
+    }
+  }
+  if (!context_.placement.options().backward) {
+    result.counts_LE = at::zeros_like(devices_[0]->runtime.local_counts());
+    for (const std::unique_ptr<DeviceLanes>& device : devices_) {
+      result.loss += device->runtime.forward_loss();
+      result.counts_LE.add_(device->runtime.local_counts());
+    }
+  }
+  for (const std::unique_ptr<Lane>& lane : lanes_) {
+    result.step = std::max(result.step, lane->end);
+    result.cpu_seconds += lane->cpu_seconds;
+    result.lag = std::max(result.lag, lane->lag);
+  }
+  return result;
+}
+
+Timeline Executor::timeline() const {
+  Timeline timeline = timeline_frame(context_.schedule, context_.placement.plan(), context_.cluster,
+                                     clock_label(clock_.kind()));
+  for (const std::unique_ptr<Lane>& lane : lanes_) {
+    timeline.spans.insert(timeline.spans.end(), lane->spans.begin(), lane->spans.end());
+    timeline.step = std::max(timeline.step, lane->end);
+  }
+  sort_spans(timeline);
+  return timeline;
+}
+
+RecordedRouting Executor::recorded_routing() const {
+  RecordedRouting routing;
+  for (const Op& op : context_.schedule.ops) {
+    if (op.kind != OpKind::kDispatch || op.phase != Phase::kForward) continue;
+    for (const std::unique_ptr<DeviceLanes>& device : devices_) {
+      const DeviceId d = device->runtime.device();
+      if (!context_.placement.is_source(op.group, op.layer, op.microbatch, d) &&
+          !context_.placement.is_owner(op.group, op.layer, d)) {
+        continue;
+      }
+      routing.set(op.group, op.layer, op.microbatch, op.chunk, *device->runtime.load_of(op));
+      break;
+    }
+  }
+  return routing;
+}
+
+}  // namespace hetermoe

@@ -1,0 +1,112 @@
+#pragma once
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "hetermoe/exec/clock.h"
+#include "hetermoe/exec/device_runtime.h"
+#include "hetermoe/schedule/lifetimes.h"
+#include "hetermoe/timeline/timeline.h"
+
+namespace hetermoe {
+
+struct ExecutorOptions {
+  ClockKind clock = ClockKind::kReal;
+  double pace_scale = 1;             ///< paced: real seconds per emulated second
+  const CostModel* truth = nullptr;  ///< virtual, paced: how long ops take on the emulated devices
+  i32 threads_per_lane = 1;          ///< intra-op threads of a compute lane
+  Seconds watchdog = 300;            ///< no op ended for so long = hung
+  /// Called before every op on its lane thread; tests delay or fail ops with it.
+  std::function<void(const Op&, DeviceId)> before_op;
+};
+
+/// Runs a schedule on real tensors: one thread per lane of the local devices, in schedule order.
+class Executor {
+ public:
+  /// States are those of the devices that live in this process; all referenced objects must outlive the
+  /// executor.
+  Executor(const RunContext& context, std::vector<DeviceState*> states, Transport& transport,
+           ExecutorOptions options);
+  ~Executor();
+  Executor(const Executor&) = delete;
+  Executor& operator=(const Executor&) = delete;
+
+  /// One step. Throws the first error of any lane; the executor is unusable afterwards.
+  StepResult run(const StepInput& input);
+
+  /// Spans of the last step (of local devices).
+  Timeline timeline() const;
+  /// Loads of the last step, for replay in the simulator.
+  RecordedRouting recorded_routing() const;
+  ClockKind clock() const { return clock_.kind(); }
+  /// Between steps only. An emulated clock needs options.truth.
+  void set_clock(ClockKind kind, double pace_scale);
+
+ private:
+  struct LaneOp {
+    OpId op;
+    std::size_t lane_number;         // position among the op's lanes
+    std::vector<OpId> dependencies;  // those with a lane on this device
+  };
+  struct DeviceLanes;
+  struct Lane {
+    LaneId id;
+    DeviceLanes* device;
+    std::vector<LaneOp> ops;
+    std::vector<Span> spans;
+    Seconds end = 0;
+    double cpu_seconds = 0;
+    Seconds lag = 0;
+    std::atomic<std::size_t> next = 0;  // position of the head, for the watchdog
+    std::thread thread;
+  };
+  struct DeviceLanes {
+    explicit DeviceLanes(const RunContext& context, DeviceState& state) : runtime(context, state) {}
+    DeviceRuntime runtime;
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::vector<char> done;      // [op]
+    std::vector<Seconds> end;    // [op] of the local part
+    std::vector<i32> uses_left;  // [epoch], own epochs only
+  };
+
+  void make_lanes();
+  void lane_main(Lane& lane);
+  void run_lane(Lane& lane);
+  void run_op(Lane& lane, const LaneOp& item);
+  Seconds wait_until_ready(Lane& lane, const LaneOp& item);
+  Seconds run_compute(Lane& lane, const Op& op, Seconds ready, Span& span);
+  Seconds run_transfer(Lane& lane, const LaneOp& item, const Op& op, Seconds ready, Span& span);
+  void finish_op(Lane& lane, const LaneOp& item, Seconds end);
+  void poison(const std::string& where, std::exception_ptr error);
+  void wait_for_lanes();
+  void report_hang(Seconds quiet);
+  std::string hang_report() const;
+  void check_leaks() const;
+  StepResult collect();
+
+  const RunContext context_;
+  Transport& transport_;
+  ExecutorOptions options_;
+  Clock clock_;
+  WorkModel work_;
+  Lifetimes lifetimes_;
+  std::vector<std::unique_ptr<DeviceLanes>> devices_;
+  std::vector<std::unique_ptr<Lane>> lanes_;
+  const StepInput* input_ = nullptr;
+
+  mutable std::mutex mutex_;
+  std::condition_variable started_, ended_;
+  i64 generation_ = 0;  // of the step the lanes should run
+  std::size_t lanes_left_ = 0;
+  bool stop_ = false;
+  std::atomic<bool> poisoned_ = false;
+  std::atomic<i64> ops_ended_ = 0;
+  std::exception_ptr error_;
+};
+
+}  // namespace hetermoe

@@ -1,0 +1,76 @@
+#pragma once
+#include <ATen/ATen.h>
+
+#include <memory>
+#include <vector>
+
+#include "hetermoe/cost/routing_load.h"
+#include "hetermoe/nn/attention_part.h"
+#include "hetermoe/nn/experts.h"
+#include "hetermoe/nn/routing.h"
+#include "hetermoe/schedule/accesses.h"
+
+namespace hetermoe {
+
+/// Buffers of one chunk of one layer and microbatch on one device. Vectors over owners or sources follow the
+/// order of the owners (ascending) and of the shares row.
+struct ChunkSlot {
+  std::vector<SendIndex> send;          // kRouting, by owner
+  ExchangeLoad load;                    // counts of this exchange, known everywhere after dispatch.F
+  at::Tensor rows, weights;             // kRows: received rows; routing weights in grouped order
+  CopyGroups groups;                    // kRows
+  std::unique_ptr<ExpertsSaved> saved;  // kSavedExperts
+  at::Tensor out;                       // kOut
+  std::vector<at::Tensor> returned;     // kReturned, by owner
+  at::Tensor d_out;                     // kDOut
+  at::Tensor d_rows, d_weights;         // kDRows
+  std::vector<at::Tensor> d_send, d_send_weights;  // kDSend, by owner
+};
+
+/// Buffers of one layer (-1 the embedding, num_layers the head) and microbatch on one device.
+struct LayerSlot {
+  at::Tensor hidden;                      // kHidden
+  at::Tensor residual;                    // kResidual
+  at::Tensor send;                        // kSend
+  at::Tensor topk, weights;               // kRouting
+  std::shared_ptr<AttentionGraph> graph;  // kSavedAttention
+  at::Tensor move_out;                    // kMoveOut
+  at::Tensor d_hidden;                    // kDHidden
+  at::Tensor d_move;                      // kDMove
+  std::vector<ChunkSlot> chunks;
+};
+
+/// Buffers of one microbatch on one device.
+struct MicrobatchSlot {
+  at::Tensor counts;   // kCounts: int64 [sequences of the microbatch, experts]
+  at::Tensor balance;  // kBalance: [sequences of the microbatch, experts]
+};
+
+/// All buffers of a step on one device, preallocated as empty slots: lanes touch different slots and need no
+/// lock.
+class Slots {
+ public:
+  Slots(i32 num_layers, i32 num_microbatches, i32 num_chunks);
+
+  LayerSlot& layer(i32 layer, i32 microbatch) {
+    return layers_[static_cast<std::size_t>((layer + 1) * num_microbatches_ + microbatch)];
+  }
+  ChunkSlot& chunk(i32 l, i32 microbatch, i32 chunk) {
+    return layer(l, microbatch).chunks[static_cast<std::size_t>(chunk)];
+  }
+  MicrobatchSlot& microbatch(i32 m) { return microbatches_[static_cast<std::size_t>(m)]; }
+
+  /// Drops one buffer of the access table.
+  void free(Buffer buffer, i32 layer, i32 microbatch, i32 chunk);
+  /// Names of the buffers that still hold tensors; empty after a clean step.
+  std::vector<std::string> held() const;
+  /// Drops everything (after an error).
+  void clear();
+
+ private:
+  i32 num_layers_, num_microbatches_;
+  std::vector<LayerSlot> layers_;
+  std::vector<MicrobatchSlot> microbatches_;
+};
+
+}  // namespace hetermoe

@@ -1,0 +1,68 @@
+#include "hetermoe/model/model_config.h"
+
+#include <algorithm>
+
+#include "hetermoe/base/paths.h"
+
+namespace hetermoe {
+namespace fs = std::filesystem;
+
+const std::vector<std::string>& EnumNames<AttentionKind>::names() {
+  static const std::vector<std::string> all = {"gqa", "mla"};
+  return all;
+}
+const std::vector<std::string>& EnumNames<QkNorm>::names() {
+  static const std::vector<std::string> all = {"none", "per_head", "whole"};
+  return all;
+}
+const std::vector<std::string>& EnumNames<RouterScore>::names() {
+  static const std::vector<std::string> all = {"softmax", "sigmoid"};
+  return all;
+}
+const std::vector<std::string>& EnumNames<GroupScore>::names() {
+  static const std::vector<std::string> all = {"none", "max", "top_two_sum"};
+  return all;
+}
+
+i64 ModelConfig::num_moe_layers() const {
+  return static_cast<i64>(std::count(dense_layer.begin(), dense_layer.end(), false));
+}
+
+void check_trainable(const ModelConfig& model) {
+  if (model.unsupported.empty()) return;
+  std::string list;
+  for (const std::string& item : model.unsupported) list += (list.empty() ? "" : "; ") + item;
+  fail<ConfigError>(
+      model.name,
+      "this model cannot be trained here: {}. Planning, simulation and inspection do not depend on "
+      "these settings.",
+      list);
+}
+
+fs::path find_model(const std::string& name_or_path) {
+  std::error_code code;
+  const fs::path path(name_or_path);
+  if (fs::is_directory(path, code)) {
+    if (fs::exists(path / "config.json", code)) return path / "config.json";
+    // A folder may happen to be called like a known model ("demo"): the name means the model then.
+    const std::vector<std::string> names = known_models();
+    if (std::find(names.begin(), names.end(), name_or_path) == names.end()) {
+      fail<ConfigError>(name_or_path,
+                        "this folder holds no config.json, expected a Hugging Face model folder");
+    }
+    return configs_folder() / "models" / (name_or_path + ".json");
+  }
+  return find_config(name_or_path, "models", "json");
+}
+
+ModelConfig load_model(const std::string& name_or_path) {
+  const fs::path file = find_model(name_or_path);
+  ModelConfig model = model_from_hf(read_json(file), file.string());
+  const fs::path folder = fs::weakly_canonical(file).parent_path();
+  model.name = file.filename() == "config.json" ? folder.filename().string() : file.stem().string();
+  return model;
+}
+
+std::vector<std::string> known_models() { return config_names("models", "json"); }
+
+}  // namespace hetermoe

@@ -1,0 +1,138 @@
+#pragma once
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "hetermoe/base/fields.h"
+#include "hetermoe/base/json.h"
+#include "hetermoe/base/types.h"
+
+namespace hetermoe {
+
+enum class AttentionKind { kGqa, kMla };
+/// Qwen3: per head after the reshape; OLMoE: whole projection before it.
+enum class QkNorm { kNone, kPerHead, kWhole };
+enum class RouterScore { kSoftmax, kSigmoid };
+/// Group-limited top-k: DeepSeek-V2 uses max, V3 the sum of the two best.
+enum class GroupScore { kNone, kMax, kTopTwoSum };
+
+template <>
+struct EnumNames<AttentionKind> {
+  static const std::vector<std::string>& names();
+};
+template <>
+struct EnumNames<QkNorm> {
+  static const std::vector<std::string>& names();
+};
+template <>
+struct EnumNames<RouterScore> {
+  static const std::vector<std::string>& names();
+};
+template <>
+struct EnumNames<GroupScore> {
+  static const std::vector<std::string>& names();
+};
+
+/// Shape and arithmetic of an MoE language model, independent of the family's key names.
+/// Sizes are in elements.
+struct ModelConfig {
+  std::string name;        ///< short name, the file's stem, or the folder that holds config.json
+  std::string model_type;  ///< Hugging Face family: mixtral, qwen3_moe, olmoe, deepseek_v2, deepseek_v3
+
+  i64 vocab = 0, hidden = 0, num_layers = 0;
+  i64 max_positions = 0;
+  double norm_eps = 1e-5;
+  double rope_theta = 10000;
+  bool rope_interleaved = false;  ///< DeepSeek rotates interleaved pairs; the others rotate halves
+  bool tie_embeddings = false;
+  double init_std = 0.02;  ///< standard deviation of freshly made matrices (initializer_range)
+
+  AttentionKind attention = AttentionKind::kGqa;
+  i64 num_heads = 0;
+  i64 num_kv_heads = 0;  ///< MLA: = num_heads
+  i64 head_dim = 0;      ///< of a query and a key head; MLA: qk_nope_dim + qk_rope_dim
+  QkNorm qk_norm = QkNorm::kNone;
+  double clip_qkv = 0;  ///< OLMoE clamps q, k, v to +-clip_qkv; 0 = off
+  // Multi-head latent attention (DeepSeek) only:
+  i64 q_lora_rank = 0;  ///< 0 = one full q_proj
+  i64 kv_lora_rank = 0, qk_nope_dim = 0, qk_rope_dim = 0, v_dim = 0;
+
+  i64 num_experts = 0, top_k = 0, expert_hidden = 0;
+  i64 num_shared_experts = 0;     ///< one MLP of width expert_hidden * num_shared_experts on every token
+  i64 dense_hidden = 0;           ///< width of the MLP of dense layers
+  std::vector<bool> dense_layer;  ///< [num_layers] true = a dense MLP, no router, no experts
+  RouterScore router_score = RouterScore::kSoftmax;
+  bool normalize_top_k = true;                 ///< divide the chosen weights by their sum
+  double routed_scale = 1;                     ///< factor on the routing weights
+  bool router_bias = false;                    ///< e_score_correction_bias, used for the choice only
+  GroupScore group_score = GroupScore::kNone;  ///< kNone also when every group is kept
+  i64 num_expert_groups = 1, top_k_groups = 1;
+  /// Load-balancing loss as Hugging Face computes it (no division by top_k). DeepSeek's own aux_loss_alpha
+  /// (per sequence) is not part of the Hugging Face classes and not read: 0 there unless router_aux_loss_coef
+  /// is given.
+  double aux_loss_coef = 0;
+
+  /// Settings of the file that would change the arithmetic and are not implemented, as "key: got X, expected
+  /// Y". Shapes, plans and inspection do not depend on them; training refuses them, see check_trainable().
+  std::vector<std::string> unsupported;
+
+  i64 num_moe_layers() const;
+  bool is_moe(i64 layer) const { return !dense_layer[static_cast<std::size_t>(layer)]; }
+  i64 query_width() const { return num_heads * head_dim; }  ///< elements of all query heads of a token
+  i64 key_width() const { return num_kv_heads * head_dim; }
+  i64 value_dim() const {
+    return attention == AttentionKind::kMla ? v_dim : head_dim;
+  }  ///< of one value head
+  i64 value_width() const { return num_kv_heads * value_dim(); }
+  i64 output_width() const { return num_heads * value_dim(); }  ///< input of o_proj
+  i64 shared_hidden() const { return num_shared_experts * expert_hidden; }
+
+  bool operator==(const ModelConfig&) const = default;
+};
+
+/// Throws ConfigError that names every entry of `unsupported`, if there is one.
+void check_trainable(const ModelConfig& model);
+
+/// One tensor of the model under its Hugging Face name.
+struct ParamInfo {
+  std::string name;
+  std::vector<i64> shape;  ///< matrices are [out, in]
+  i32 layer = -1;          ///< -1 = not in a layer
+  ExpertId expert = -1;    ///< -1 = not of a routed expert
+  bool buffer = false;     ///< no gradient, kept in fp32 (e_score_correction_bias)
+  i64 numel() const;
+};
+
+/// Every tensor, in the order of a checkpoint: embedding, layers (attention side, then experts), final norm,
+/// head.
+std::vector<ParamInfo> parameters(const ModelConfig& model);
+
+struct ParamCounts {
+  i64 total = 0;   ///< all tensors with gradients plus buffers
+  i64 active = 0;  ///< non-expert weights incl. both embedding matrices, plus top-k routed and shared experts
+  i64 embedding = 0;                ///< embed_tokens (= lm_head when tied)
+  i64 head = 0;                     ///< final norm, plus lm_head unless tied
+  i64 expert = 0;                   ///< one routed expert
+  std::vector<i64> attention_part;  ///< [num_layers] everything of a layer but its routed experts
+};
+ParamCounts count_parameters(const ModelConfig& model);
+
+/// Reads a Hugging Face config.json. Accepts the aliases of transformers 4 and 5, applies each family's
+/// defaults and ignores unknown keys that do not change the arithmetic; those that do are listed in
+/// `unsupported`. Throws ConfigError for a missing size or an impossible shape. `where` names the file in
+/// errors.
+ModelConfig model_from_hf(const Json& config, const std::string& where);
+
+/// The config.json from which model_from_hf reads this model again (all but the name). Throws ConfigError
+/// when `unsupported` is not empty: those settings are not kept.
+Json to_hf(const ModelConfig& model);
+
+/// A name of configs/models (mixtral-8x7b, d1, tiny, ...), a config.json, or a folder that holds one.
+ModelConfig load_model(const std::string& name_or_path);
+/// The file that load_model reads.
+std::filesystem::path find_model(const std::string& name_or_path);
+std::vector<std::string> known_models();
+/// Values of model_type that are understood.
+const std::vector<std::string>& known_model_types();
+
+}  // namespace hetermoe

@@ -1,0 +1,167 @@
+#include "hetermoe/model/op_cost.h"
+
+namespace hetermoe {
+namespace {
+
+constexpr Bytes kStatBytes = 4;      ///< norm statistics, log-sum-exps and router scores are fp32
+constexpr Bytes kExpertIdBytes = 8;  ///< as top-k returns them
+constexpr Bytes kRouteWeightBytes = 4;
+
+double real(i64 value) { return static_cast<double>(value); }
+bool is_mla(const ModelConfig& model) { return model.attention == AttentionKind::kMla; }
+
+/// A gated MLP has three matrices: gate and up [width, H], down [H, width].
+i64 mlp_weights(const ModelConfig& model, i64 width) { return 3 * model.hidden * width; }
+
+/// Width of the MLP that runs beside the routed experts on every token of a layer.
+i64 local_mlp_width(const ModelConfig& model, i64 layer) {
+  return model.is_moe(layer) ? model.shared_hidden() : model.dense_hidden;
+}
+
+i64 norm_weights(const ModelConfig& model) {
+  i64 sum = 2 * model.hidden;
+  if (is_mla(model)) return sum + model.q_lora_rank + model.kv_lora_rank;
+  if (model.qk_norm == QkNorm::kPerHead) sum += 2 * model.head_dim;
+  if (model.qk_norm == QkNorm::kWhole) sum += model.query_width() + model.key_width();
+  return sum;
+}
+
+/// Elements of q, k and v as the attention kernel takes them. MLA repeats the shared rotary part of k for
+/// each head.
+i64 qkv_width(const ModelConfig& model) {
+  return model.query_width() + model.key_width() + model.value_width();
+}
+
+}  // namespace
+
+i64 attention_projection_weights(const ModelConfig& m) {
+  const i64 output = m.output_width() * m.hidden;
+  if (!is_mla(m)) return m.hidden * qkv_width(m) + output;
+  const i64 query =
+      m.q_lora_rank == 0 ? m.hidden * m.query_width() : m.q_lora_rank * (m.hidden + m.query_width());
+  const i64 key_value =
+      m.hidden * (m.kv_lora_rank + m.qk_rope_dim) + m.kv_lora_rank * m.num_heads * (m.qk_nope_dim + m.v_dim);
+  return query + key_value + output;
+}
+
+i64 expert_weights(const ModelConfig& model) { return mlp_weights(model, model.expert_hidden); }
+
+LayerWeights layer_weights(const ModelConfig& model, i64 layer) {
+  LayerWeights out;
+  out.projections = attention_projection_weights(model);
+  out.norms = norm_weights(model);
+  if (!model.is_moe(layer)) {
+    out.dense = mlp_weights(model, model.dense_hidden);
+    return out;
+  }
+  out.router = model.num_experts * (model.hidden + (model.router_bias ? 1 : 0));
+  out.shared = mlp_weights(model, model.shared_hidden());
+  out.experts = model.num_experts * expert_weights(model);
+  return out;
+}
+
+StateBytes state_bytes_per_parameter(Bytes element) {
+  const bool mixed = element < 4;
+  return {element, element, mixed ? 4.0 : 0.0, mixed ? 8.0 : 2 * element};
+}
+
+Flops projection_flops(const ModelConfig& model) { return 2 * real(attention_projection_weights(model)); }
+
+Flops score_flops(const ModelConfig& model, i64 seq_len) {
+  const double per_pair = real(model.num_heads) * real(model.head_dim + model.value_dim());
+  return real(seq_len) * real(seq_len) * per_pair;
+}
+
+double score_elements(const ModelConfig& model, i64 seq_len) {
+  return real(model.num_heads) * real(seq_len) * real(seq_len);
+}
+
+Flops router_flops(const ModelConfig& model, i64 layer) {
+  return model.is_moe(layer) ? 2 * real(model.hidden) * real(model.num_experts) : 0;
+}
+
+Flops shared_flops(const ModelConfig& model, i64 layer) {
+  return 2 * real(layer_weights(model, layer).shared);
+}
+Flops dense_flops(const ModelConfig& model, i64 layer) { return 2 * real(layer_weights(model, layer).dense); }
+Flops expert_flops(const ModelConfig& model) { return 2 * real(expert_weights(model)); }
+Flops head_flops(const ModelConfig& model) { return 2 * real(model.hidden) * real(model.vocab); }
+
+Flops attention_part_flops(const ModelConfig& model, i64 layer, i64 seq_len) {
+  return projection_flops(model) + score_flops(model, seq_len) / real(seq_len) + router_flops(model, layer) +
+         shared_flops(model, layer) + dense_flops(model, layer);
+}
+
+Flops model_flops_per_token(const ModelConfig& model, i64 seq_len) {
+  Flops sum = head_flops(model) + kEmbeddingFlops;
+  for (i64 l = 0; l < model.num_layers; ++l) {
+    sum += attention_part_flops(model, l, seq_len);
+    if (model.is_moe(l)) sum += real(model.top_k) * expert_flops(model);
+  }
+  return sum;
+}
+
+Flops training_flops_per_token(const ModelConfig& model, i64 seq_len) {
+  return (1 + kGemmBackward) * model_flops_per_token(model, seq_len);
+}
+
+double attention_traffic(const ModelConfig& m, i64 layer) {
+  const i64 query = m.query_width(), key = m.key_width();
+  i64 sum = 2 * m.hidden + m.hidden + qkv_width(m);  // norm, q k v GEMM
+  // Low-rank stages: written by one GEMM, read and written by the norm, read by the next GEMM.
+  if (is_mla(m)) sum += 4 * (m.q_lora_rank + m.kv_lora_rank);
+  if (m.qk_norm != QkNorm::kNone) sum += 2 * (query + key);
+  sum += 2 * (query + key);                              // rotary embedding
+  sum += qkv_width(m) + m.output_width();                // attention kernel
+  sum += m.output_width() + m.hidden + 3 * m.hidden;     // o GEMM, residual
+  sum += 2 * m.hidden;                                   // second norm
+  if (m.is_moe(layer)) sum += m.hidden + m.num_experts;  // router
+  const i64 width = local_mlp_width(m, layer);
+  if (width > 0) sum += (m.hidden + 2 * width) + 3 * width + (width + m.hidden) + 3 * m.hidden;
+  return real(sum);
+}
+
+double expert_traffic(const ModelConfig& m) { return real(4 * m.hidden + 6 * m.expert_hidden); }
+double head_traffic(const ModelConfig& m) { return real(3 * m.hidden + 3 * m.vocab); }
+double embedding_traffic(const ModelConfig& m) { return real(2 * m.hidden); }
+
+Bytes row_bytes(const ModelConfig& model, Bytes element) { return real(model.hidden) * element; }
+
+Bytes routing_bytes(const ModelConfig& model, i64 layer) {
+  return model.is_moe(layer) ? real(model.top_k) * (kExpertIdBytes + kRouteWeightBytes) : 0;
+}
+
+Bytes attention_work_bytes(const ModelConfig& m, i64 layer, const ActivationOptions& options) {
+  HM_CHECK(!options.scores_in_memory || options.seq_len > 0, "scores in memory need a sequence length");
+  double elements = real(3 * m.hidden + qkv_width(m) + m.output_width() + 3 * local_mlp_width(m, layer));
+  if (m.qk_norm != QkNorm::kNone) elements += real(m.query_width() + m.key_width());
+  if (is_mla(m)) elements += real(2 * m.q_lora_rank + 2 * m.kv_lora_rank + m.qk_rope_dim);
+  double stats = 2;
+  if (options.scores_in_memory) {
+    elements += real(m.num_heads) * real(options.seq_len);
+  } else {
+    stats += real(m.num_heads);
+  }
+  if (m.is_moe(layer)) stats += real(m.num_experts);
+  return elements * options.element + stats * kStatBytes;
+}
+
+Bytes attention_saved_bytes(const ModelConfig& model, i64 layer, const ActivationOptions& options) {
+  const Bytes always = row_bytes(model, options.element) + routing_bytes(model, layer);
+  return options.recompute ? always : always + attention_work_bytes(model, layer, options);
+}
+
+Bytes expert_work_bytes(const ModelConfig& model, Bytes element) {
+  return 3 * real(model.expert_hidden) * element;
+}
+
+Bytes expert_saved_bytes(const ModelConfig& model, const ActivationOptions& options) {
+  const Bytes always = row_bytes(model, options.element) + kRouteWeightBytes;
+  return options.recompute ? always : always + expert_work_bytes(model, options.element);
+}
+
+Bytes head_work_bytes(const ModelConfig& model, Bytes element) {
+  return real(model.vocab) * (element + 4) + row_bytes(model, element);
+}
+
+}  // namespace hetermoe

@@ -1,0 +1,137 @@
+#pragma once
+#include "hetermoe/model/model_config.h"
+
+// Work and memory of the parts of a model: the only place with such formulas. Everything follows from the
+// shapes; no device enters here. One multiply-add counts 2 FLOPs; norms, activations, rotary embedding,
+// softmax and residual adds count none (they are below 1 % of the FLOPs and limited by memory: see the
+// *_traffic functions).
+//
+// Letters: H hidden, V vocabulary, h query heads, kv key/value heads, d size of a query or key head, dv of a
+// value head (GQA: dv = d), E routed experts, k experts per token, I expert width, S = shared experts, D
+// dense width, s sequence length. `element` is the size of one number in bytes.
+namespace hetermoe {
+
+// --- weights, in elements ---
+
+/// Weights of one layer by part. Parts that the layer does not have are 0.
+struct LayerWeights {
+  i64 projections = 0;  ///< GQA: H*(h*d + kv*d + kv*dv) + h*dv*H. MLA: see attention_projection_weights
+  i64 norms = 0;        ///< two layer norms of H; q and k norms; MLA: the norms inside the low-rank pairs
+  i64 router = 0;       ///< E*H, plus E with a correction bias (a buffer)
+  i64 shared = 0;       ///< 3*H*S*I
+  i64 dense = 0;        ///< 3*H*D
+  i64 experts = 0;      ///< all routed experts: E*3*H*I
+  /// What every device with a share of the attention part holds: all but the routed experts.
+  i64 attention_part() const { return projections + norms + router + shared + dense; }
+};
+LayerWeights layer_weights(const ModelConfig& model, i64 layer);
+
+/// Elements of the attention matrices. GQA: q, k, v, o. MLA: q_proj H*h*d, or q_a H*q_lora + q_b q_lora*h*d;
+/// kv_a H*(kv_lora + rope), kv_b kv_lora*h*(nope + dv), o h*dv*H.
+i64 attention_projection_weights(const ModelConfig& model);
+i64 expert_weights(const ModelConfig& model);  ///< one routed expert: gate, up and down, 3*H*I
+
+/// Bytes that training keeps per parameter. 2-byte weights (mixed precision): weights 2 + gradients 2 + fp32
+/// master 4
+/// + two Adam moments 8 = 16. 4 bytes: 4 + 4 + 8 = 16, no master. 8 bytes: 8 + 8 + 16 = 32, no master.
+struct StateBytes {
+  Bytes weights = 0, gradients = 0, master = 0, moments = 0;
+  Bytes total() const { return weights + gradients + master + moments; }
+};
+StateBytes state_bytes_per_parameter(Bytes element);
+
+// --- forward FLOPs ---
+
+Flops projection_flops(const ModelConfig& model);  ///< per token and layer: 2 * attention_projection_weights
+/// Per sequence and layer, causal: scores and weighted sum are 2*s*s*h*d + 2*s*s*h*dv over the full square,
+/// half of which lies under the diagonal: s*s*h*(d + dv). A kernel that does not skip the upper half does
+/// twice this.
+Flops score_flops(const ModelConfig& model, i64 seq_len);
+/// Elements of the score matrix of one sequence and layer, h*s*s, of a kernel that writes it to memory.
+double score_elements(const ModelConfig& model, i64 seq_len);
+Flops router_flops(const ModelConfig& model, i64 layer);  ///< per token: 2*H*E, 0 in a dense layer
+Flops shared_flops(const ModelConfig& model, i64 layer);  ///< per token: 6*H*S*I, 0 in a dense layer
+Flops dense_flops(const ModelConfig& model, i64 layer);   ///< per token: 6*H*D, 0 in a layer with experts
+Flops expert_flops(const ModelConfig& model);             ///< per row of one routed expert: 6*H*I
+Flops head_flops(const ModelConfig& model);               ///< per token: 2*H*V
+inline constexpr Flops kEmbeddingFlops = 0;               ///< a gather
+
+/// Per token, of everything that op `attention` of a layer does: projections, scores at this length
+/// (score_flops / s), router, shared experts or dense MLP.
+Flops attention_part_flops(const ModelConfig& model, i64 layer, i64 seq_len);
+
+/// Per token: all layers' attention parts, k experts in each MoE layer, and the head. For model FLOPs
+/// utilisation: recomputation is not counted.
+Flops model_flops_per_token(const ModelConfig& model, i64 seq_len);
+/// Forward and backward, 3 * model_flops_per_token: each GEMM has two GEMMs of the same size in backward.
+Flops training_flops_per_token(const ModelConfig& model, i64 seq_len);
+
+/// Backward FLOPs over forward FLOPs. GEMM: gradients of input and weight. Scores: with probabilities kept,
+/// the gradients of two products are four; a fused kernel computes the scores again, five products for two.
+inline constexpr double kGemmBackward = 2.0;
+inline constexpr double kScoreBackwardPlain = 2.0;
+inline constexpr double kScoreBackwardFused = 2.5;
+
+// --- memory traffic, in elements read plus written by the forward pass, without weights ---
+
+/// Per token of op `attention`: norm 2H; q, k, v GEMM H in, q + k + v out (MLA: also each low-rank stage in,
+/// out and normed); q/k norm and rotary embedding 2(q + k) each; attention q + k + v in, h*dv out (a fused
+/// kernel; add 4 * score_elements / s for one that writes and reads scores and probabilities); o GEMM;
+/// residual 3H; norm 2H; router H + E; shared or dense MLP of width W: gate and up GEMM H + 2W, product 3W,
+/// down GEMM W + H, add 3H.
+double attention_traffic(const ModelConfig& model, i64 layer);
+/// Per row of an expert: gate and up GEMM H + 2I, product 3I, down GEMM I + H, routing weight 2H.
+double expert_traffic(const ModelConfig& model);
+/// Per token: norm 2H, GEMM H + V, loss and gradient of the logits 2V.
+double head_traffic(const ModelConfig& model);
+double embedding_traffic(const ModelConfig& model);  ///< per token: one row read, one written, 2H
+
+// --- activations ---
+
+/// One row of hidden states, as it lies in memory or goes over the wire: H * element.
+Bytes row_bytes(const ModelConfig& model, Bytes element);
+
+/// Per token of a MoE layer, kept until backward whatever is recomputed (top-k is never run twice): k expert
+/// ids of 8 bytes and k weights of 4. 0 in a dense layer.
+Bytes routing_bytes(const ModelConfig& model, i64 layer);
+
+struct ActivationOptions {
+  Bytes element = 2;
+  bool recompute = true;          ///< backward starts from the saved input of the op
+  bool scores_in_memory = false;  ///< the attention kernel keeps its probabilities: h*s elements per token
+  i64 seq_len = 0;                ///< only used with scores_in_memory
+};
+
+/// What op `attention` makes and backward needs, per token, besides its input and the routing: 0 of it is
+/// kept between forward and backward with recompute, all of it exists while one backward op runs. In
+/// elements:
+///   H         normed input of the projections
+///   q + k + v after rotary embedding, as the attention kernel takes them; with q/k norms also q + k before
+///   the norm.
+///             MLA: q (after rotary), k = h*d (shared rotary part repeated), v; also q_lora twice (before and
+///             after its norm), kv_lora + rope before and kv_lora after the norm
+///   h*dv      output of the attention kernel, input of o_proj
+///   H         residual stream after attention, input of the second norm
+///   H         normed rows: input of router, experts and shared or dense MLP
+///   3W        gate, up and their product; W = S*I of the shared expert or D of the dense MLP
+///   h*s       probabilities, with scores_in_memory
+/// and in fp32 (4 bytes): 2 norm statistics, h log-sum-exps (not with scores_in_memory), E router scores.
+Bytes attention_work_bytes(const ModelConfig& model, i64 layer, const ActivationOptions& options);
+/// Kept per token and layer between forward and backward: the input row and the routing; without recompute
+/// also attention_work_bytes.
+Bytes attention_saved_bytes(const ModelConfig& model, i64 layer, const ActivationOptions& options);
+
+/// What op `experts` makes and backward needs, per (row, expert) pair: gate, up and their product, 3*I
+/// elements. The expert's output is not among them: the gradient of the routing weight is the product of
+/// (gradient through down) and the inner activation.
+Bytes expert_work_bytes(const ModelConfig& model, Bytes element);
+/// Kept per (row, expert) pair between forward and backward: the received row and its routing weight (4
+/// bytes); without recompute also expert_work_bytes. A row that is received once for several experts of a
+/// device is counted once per expert here: an upper bound with row_dedup.
+Bytes expert_saved_bytes(const ModelConfig& model, const ActivationOptions& options);
+
+/// Logits and their gradient, per token of the one microbatch whose head runs: V*element + V*4 (fp32
+/// softmax), plus the normed row.
+Bytes head_work_bytes(const ModelConfig& model, Bytes element);
+
+}  // namespace hetermoe

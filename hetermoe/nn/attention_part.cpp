@@ -1,0 +1,136 @@
+#include "hetermoe/nn/attention_part.h"
+
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "hetermoe/base/error.h"
+#include "hetermoe/nn/attention.h"
+#include "hetermoe/nn/kernels.h"
+#include "hetermoe/nn/router.h"
+
+namespace hetermoe {
+
+struct AttentionGraph {
+  Leaves leaves;
+  at::Tensor y;
+  // x, weights, scores and topk are undefined in dense layers.
+  at::Tensor u, x, weights, scores, topk;
+};
+
+namespace {
+
+at::Tensor mlp(const Leaves& leaves, const at::Tensor& x) {
+  return at::linear(swiglu(at::linear(x, leaves[Weight::kMlpGateUp])), leaves[Weight::kMlpDown]);
+}
+
+/// One pass through the part. topk: the saved choice, or undefined to choose now.
+AttentionGraph run(const ModelConfig& model, i64 layer, const StateGroup& state, const at::Tensor& y_TD,
+                   i64 seq_len, const at::Tensor& topk, Leaves::Grad grad) {
+  at::Tensor y = grad == Leaves::Grad::kYes ? y_TD.detach().requires_grad_() : y_TD;
+  AttentionGraph out{Leaves(state, grad), y, {}, {}, {}, {}, topk};
+  const Leaves& leaves = out.leaves;
+  const at::Tensor h =
+      y + self_attention(model, leaves, rms_norm(y, leaves[Weight::kInputNorm], model.norm_eps), seq_len);
+  const at::Tensor x = rms_norm(h, leaves[Weight::kPostNorm], model.norm_eps);
+  const bool moe = model.is_moe(layer);
+  out.u = !moe || model.num_shared_experts > 0 ? h + mlp(leaves, x) : h;
+  if (!moe) return out;
+  const at::ScalarType wide = accumulate_type(y.scalar_type());
+  out.x = x;
+  out.scores = router_scores(model, at::linear(x.to(wide), leaves[Weight::kRouter].to(wide)));
+  if (!out.topk.defined()) out.topk = choose_experts(model, out.scores, state.buffer);
+  out.weights = routing_weights(model, out.scores, out.topk);
+  return out;
+}
+
+at::Tensor count_experts(const ModelConfig& model, const at::Tensor& topk, i64 seq_len) {
+  const at::Tensor by_sequence = topk.reshape({topk.size(0) / seq_len, seq_len * model.top_k});
+  return at::zeros({by_sequence.size(0), model.num_experts}, topk.options())
+      .scatter_add_(1, by_sequence, at::ones_like(by_sequence));
+}
+
+AttentionOutput empty_output(const ModelConfig& model, i64 layer, const at::Tensor& y_TD) {
+  AttentionOutput out;
+  out.u_TD = at::empty_like(y_TD);
+  if (!model.is_moe(layer)) return out;
+  out.x_TD = at::empty_like(y_TD);
+  out.topk_TK = at::empty({0, model.top_k}, y_TD.options().dtype(at::kLong));
+  out.weights_TK = at::empty({0, model.top_k}, y_TD.options().dtype(accumulate_type(y_TD.scalar_type())));
+  out.counts_BE = at::empty({0, model.num_experts}, y_TD.options().dtype(at::kLong));
+  return out;
+}
+
+/// Outputs of the graph that receive a gradient, with these gradients.
+struct Seeds {
+  std::vector<at::Tensor> outputs, grads;
+  void add(const at::Tensor& output, const at::Tensor& grad) {
+    if (!output.defined() || !grad.defined()) return;
+    outputs.push_back(output);
+    grads.push_back(grad.to(output.scalar_type()));
+  }
+};
+
+/// sum(balance * probabilities), differentiable.
+at::Tensor balance_loss(const ModelConfig& model, const AttentionGraph& graph, const at::Tensor& balance_AE) {
+  const at::Tensor probabilities = router_probabilities(model, graph.scores);
+  HM_CHECK(probabilities.size(0) % balance_AE.size(0) == 0, "{} tokens do not split into {} balancing groups",
+           probabilities.size(0), balance_AE.size(0));
+  const at::Tensor by_group = probabilities.view({balance_AE.size(0), -1, model.num_experts}).sum(1);
+  return (by_group * balance_AE.to(by_group.scalar_type())).sum();
+}
+
+}  // namespace
+
+AttentionOutput attention_forward(const ModelConfig& model, i64 layer, const StateGroup& state,
+                                  const at::Tensor& y_TD, i64 seq_len, KeepGraph keep_graph,
+                                  const at::Tensor& topk_TK) {
+  HM_CHECK(y_TD.size(0) % seq_len == 0, "{} tokens are not whole sequences of {}", y_TD.size(0), seq_len);
+  if (y_TD.size(0) == 0) return empty_output(model, layer, y_TD);
+  const bool keep = keep_graph == KeepGraph::kYes;
+  const at::AutoGradMode mode(keep);
+  AttentionGraph graph =
+      run(model, layer, state, y_TD, seq_len, topk_TK, keep ? Leaves::Grad::kYes : Leaves::Grad::kNo);
+  AttentionOutput out;
+  out.u_TD = graph.u.detach();
+  if (model.is_moe(layer)) {
+    out.x_TD = graph.x.detach();
+    out.topk_TK = graph.topk;
+    out.weights_TK = graph.weights.detach();
+    out.counts_BE = count_experts(model, graph.topk, seq_len);
+  }
+  if (keep) out.graph = std::make_shared<AttentionGraph>(std::move(graph));
+  return out;
+}
+
+AttentionGradient attention_backward(const ModelConfig& model, i64 layer, StateGroup& state,
+                                     const AttentionBackwardInput& input, i64 seq_len) {
+  const at::TensorOptions scalar = input.y_TD.options().dtype(accumulate_type(input.y_TD.scalar_type()));
+  AttentionGradient out{at::zeros_like(input.y_TD), at::zeros({}, scalar)};
+  if (input.y_TD.size(0) == 0) return out;
+  const at::AutoGradMode mode(true);
+  const AttentionGraph graph = input.graph != nullptr ? std::move(*input.graph)
+                                                      : run(model, layer, state, input.y_TD, seq_len,
+                                                            input.topk_TK, Leaves::Grad::kYes);
+  Seeds seeds;
+  seeds.add(graph.u, input.du_TD);
+  seeds.add(graph.x, input.dx_TD);
+  seeds.add(graph.weights, input.dweights_TK);
+  if (input.balance_AE.defined() && graph.scores.defined()) {
+    const at::Tensor loss = balance_loss(model, graph, input.balance_AE);
+    seeds.add(loss, at::ones_like(loss));
+    out.aux_loss = loss.detach();
+  }
+  std::vector<at::Tensor> inputs = graph.leaves.all();
+  inputs.push_back(graph.y);
+  const std::vector<at::Tensor> grads =
+      torch::autograd::grad(seeds.outputs, inputs, seeds.grads, /*retain_graph=*/false,
+                            /*create_graph=*/false, /*allow_unused=*/true);
+  const at::NoGradGuard no_grad;
+  for (std::size_t i = 0; i + 1 < grads.size(); ++i) {
+    if (grads[i].defined()) state.grads[i].add_(grads[i]);
+  }
+  out.dy_TD = grads.back();
+  return out;
+}
+
+}  // namespace hetermoe

@@ -1,0 +1,57 @@
+#pragma once
+#include <ATen/ATen.h>
+
+#include <memory>
+
+#include "hetermoe/nn/params.h"
+
+// The attention part of a layer: norm, attention, residual, norm, router, and the shared experts or the dense
+// MLP. Letters: T tokens (whole sequences), D hidden size, K top-k, E experts, B sequences, A groups of the
+// balancing loss.
+namespace hetermoe {
+
+enum class KeepGraph { kNo, kYes };  ///< kYes: backward needs no recomputation; costs the memory of the graph
+
+struct AttentionGraph;  ///< autograd graph of one forward call
+
+struct AttentionOutput {
+  at::Tensor u_TD;  ///< residual stream after attention, plus shared experts or dense MLP
+  // Undefined in dense layers:
+  at::Tensor x_TD;                        ///< normed input of the experts
+  at::Tensor topk_TK;                     ///< int64 expert ids, on the device of y
+  at::Tensor weights_TK;                  ///< routing weights, fp32 (fp64 in an fp64 model)
+  at::Tensor counts_BE;                   ///< int64 copies per expert in each sequence
+  std::shared_ptr<AttentionGraph> graph;  ///< with KeepGraph::kYes
+};
+
+/// y_TD: the layer's input, T = num_sequences * seq_len; T = 0 is fine. topk_TK: the choice of an earlier
+/// forward that this call repeats; undefined = choose now.
+AttentionOutput attention_forward(const ModelConfig& model, i64 layer, const StateGroup& state,
+                                  const at::Tensor& y_TD, i64 seq_len, KeepGraph keep_graph = KeepGraph::kNo,
+                                  const at::Tensor& topk_TK = {});
+
+/// What backward needs. y_TD and topk_TK come from forward: the choice of experts is never recomputed.
+struct AttentionBackwardInput {
+  at::Tensor y_TD;
+  at::Tensor du_TD;  ///< gradient of u
+  // Undefined in dense layers:
+  at::Tensor topk_TK;
+  at::Tensor dx_TD;        ///< gradient of x from the experts; undefined = zero
+  at::Tensor dweights_TK;  ///< undefined = zero
+  at::Tensor balance_AE;   ///< gradient of the balancing loss by router probabilities: the tokens are split
+                           ///< into A equal contiguous parts. A = 1 (one group) to B (a row for every
+                           ///< sequence). Undefined = none
+  std::shared_ptr<AttentionGraph> graph;  ///< of forward; null = recompute. Used up by the call
+};
+
+struct AttentionGradient {
+  at::Tensor dy_TD;
+  at::Tensor aux_loss;  ///< 0-dim: sum of balance * probabilities, this part's share of the balancing loss; 0
+                        ///< without one
+};
+
+/// Adds the gradients of the parameters into state.grads.
+AttentionGradient attention_backward(const ModelConfig& model, i64 layer, StateGroup& state,
+                                     const AttentionBackwardInput& input, i64 seq_len);
+
+}  // namespace hetermoe

@@ -1,0 +1,94 @@
+#include "hetermoe/nn/embed_head.h"
+
+#include <algorithm>
+
+#include "hetermoe/nn/kernels.h"
+#include "hetermoe/nn/rows.h"
+
+namespace hetermoe {
+namespace {
+
+Weight output_weight(const StateGroup& state) {
+  return state.has(Weight::kLmHead) ? Weight::kLmHead : Weight::kEmbedding;
+}
+
+/// Calls f(first token, number of tokens) for every chunk.
+template <class F>
+void for_each_chunk(i64 num_tokens, i64 chunk_tokens, F f) {
+  for (i64 begin = 0; begin < num_tokens; begin += chunk_tokens)
+    f(begin, std::min(chunk_tokens, num_tokens - begin));
+}
+
+struct Targets {
+  at::Tensor index_T1;    ///< the target, 0 where it does not count
+  at::Tensor counted_T1;  ///< bool
+};
+
+Targets read_targets(const at::Tensor& targets_T, const at::Device& device) {
+  const at::Tensor targets = targets_T.to(device).unsqueeze(1);
+  const at::Tensor counted = targets.ne(kIgnoreTarget);
+  return {targets.masked_fill(counted.logical_not(), 0), counted};
+}
+
+/// Cross entropy of each token [T, 1], zero where the target does not count.
+at::Tensor token_losses(const at::Tensor& log_probabilities_TV, const Targets& targets) {
+  return -log_probabilities_TV.gather(1, targets.index_T1).masked_fill(targets.counted_T1.logical_not(), 0);
+}
+
+}  // namespace
+
+at::Tensor embed_forward(const StateGroup& state, const at::Tensor& tokens_T) {
+  const at::Tensor& table = state.value(Weight::kEmbedding);
+  return table.index_select(0, tokens_T.to(table.device()));
+}
+
+void embed_backward(StateGroup& state, const at::Tensor& tokens_T, const at::Tensor& dy_TD) {
+  add_rows_(state.grad(Weight::kEmbedding), tokens_T, dy_TD);
+}
+
+HeadResult head_forward_backward(const ModelConfig& model, StateGroup& state, const at::Tensor& y_TD,
+                                 const at::Tensor& targets_T, i64 target_count, const HeadOptions& options) {
+  const Weight weight = output_weight(state);
+  const at::Tensor& output = state.value(weight);
+  const NormForward normed = rms_norm_forward(y_TD, state.value(Weight::kFinalNorm), model.norm_eps);
+  const Targets targets = read_targets(targets_T, y_TD.device());
+  const double scale = 1.0 / static_cast<double>(std::max<i64>(1, target_count));
+  const at::ScalarType wide = accumulate_type(y_TD.scalar_type());
+  HeadResult out{at::zeros({}, y_TD.options().dtype(at::kDouble)), at::Tensor()};
+  at::Tensor dnormed = at::empty_like(y_TD);
+  for_each_chunk(y_TD.size(0), options.chunk_tokens, [&](i64 begin, i64 count) {
+    const at::Tensor h = normed.out.narrow(0, begin, count);
+    const Targets part{targets.index_T1.narrow(0, begin, count), targets.counted_T1.narrow(0, begin, count)};
+    at::Tensor logits = at::mm(h, output.t()).to(wide).log_softmax(-1);
+    out.loss += token_losses(logits, part).sum(at::kDouble) * scale;
+    // d loss / d logits = (softmax - one-hot) * scale, zero where the target does not count.
+    at::Tensor dlogits = logits.exp_();
+    dlogits.scatter_add_(1, part.index_T1, at::full_like(part.index_T1, -1, dlogits.options()));
+    dlogits.mul_(part.counted_T1.to(wide) * scale);
+    dlogits = dlogits.to(y_TD.scalar_type());
+    at::Tensor dh = dnormed.narrow(0, begin, count);
+    at::mm_out(dh, dlogits, output);
+    state.grad(weight).addmm_(dlogits.t(), h);
+  });
+  NormGradient grad = rms_norm_backward(y_TD, state.value(Weight::kFinalNorm), normed.rstd, dnormed);
+  state.grad(Weight::kFinalNorm).add_(grad.dweight_D);
+  out.dy_TD = grad.dx;
+  return out;
+}
+
+at::Tensor head_loss_sum(const ModelConfig& model, const StateGroup& state, const at::Tensor& y_TD,
+                         const at::Tensor& targets_T, const HeadOptions& options) {
+  const at::Tensor& output = state.value(output_weight(state));
+  const NormForward normed = rms_norm_forward(y_TD, state.value(Weight::kFinalNorm), model.norm_eps);
+  const Targets targets = read_targets(targets_T, y_TD.device());
+  at::Tensor sum = at::zeros({}, y_TD.options().dtype(at::kDouble));
+  for_each_chunk(y_TD.size(0), options.chunk_tokens, [&](i64 begin, i64 count) {
+    const Targets part{targets.index_T1.narrow(0, begin, count), targets.counted_T1.narrow(0, begin, count)};
+    const at::Tensor logits = at::mm(normed.out.narrow(0, begin, count), output.t());
+    sum +=
+        token_losses(logits.to(accumulate_type(logits.scalar_type())).log_softmax(-1), part).sum(at::kDouble);
+  });
+  return sum;
+}
+
+}  // namespace hetermoe

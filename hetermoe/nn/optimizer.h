@@ -1,0 +1,45 @@
+#pragma once
+#include <ATen/ATen.h>
+
+#include <vector>
+
+#include "hetermoe/base/types.h"
+
+namespace hetermoe {
+
+struct AdamwOptions {
+  double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
+  double weight_decay = 0.1;  ///< decoupled; not on norms (1-D tensors)
+};
+
+/// Moments of a list of storages (StateGroup::values, or a slab's gate_up and down): same shapes, slots
+/// alike.
+struct AdamwState {
+  std::vector<at::Tensor> exp_avg, exp_avg_sq;  ///< fp32, or fp64 for fp64 values
+  std::vector<at::Tensor> master;               ///< fp32 copies of bf16/fp16 values; empty otherwise
+  i64 step = 0;                                 ///< updates done
+};
+AdamwState make_adamw_state(const std::vector<at::Tensor>& values);
+
+/// One AdamW update of `values` in place. grad_factor multiplies every gradient first (the clip factor);
+/// `grads` may be scaled in place by it.
+void adamw_update(std::vector<at::Tensor>& values, const std::vector<at::Tensor>& grads, AdamwState& state,
+                  const AdamwOptions& options, double learning_rate, double grad_factor);
+
+/// Sum of squares in fp64, tensor by tensor in the given order: 0-dim tensor on the tensors' device. Infinite
+/// or NaN gradients make it infinite or NaN, which is the overflow flag.
+at::Tensor squared_norm(const std::vector<at::Tensor>& grads);
+
+/// min(1, max_norm / norm); 1 when max_norm is 0 (off).
+double clip_factor(double squared_norm, double max_norm);
+
+struct LearningRate {
+  double peak = 3e-4;
+  double final_share = 0.1;  ///< of the peak, reached at total_steps
+  i64 warmup_steps = 0;      ///< linear from peak/warmup_steps
+  i64 total_steps = 0;       ///< 0 = constant after the warm-up
+};
+/// Rate of step `step` (the first is 0): linear warm-up, then a cosine to final_share * peak, then constant.
+double learning_rate_at(const LearningRate& schedule, i64 step);
+
+}  // namespace hetermoe

@@ -1,0 +1,249 @@
+#include "hetermoe/nn/params.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "hetermoe/base/error.h"
+
+namespace hetermoe {
+namespace {
+
+using Parts = std::vector<StateGroup::Part>;
+
+void add_storage(StateGroup& group, Weight weight, std::vector<i64> shape, const Parts& parts,
+                 const at::TensorOptions& options) {
+  group.weights.push_back(weight);
+  group.values.push_back(at::zeros(shape, options));
+  group.grads.push_back(at::zeros(shape, options));
+  group.parts.push_back(parts);
+}
+
+void add_whole(StateGroup& group, Weight weight, const std::vector<i64>& shape, const std::string& name,
+               const at::TensorOptions& options) {
+  add_storage(group, weight, shape, {{name, 0, shape[0]}}, options);
+}
+
+std::string layer_prefix(i64 layer) { return fmt::format("model.layers.{}.", layer); }
+
+/// Mixtral calls the MoE block of a layer differently.
+std::string moe_prefix(const ModelConfig& model, i64 layer) {
+  return layer_prefix(layer) + (model.model_type == "mixtral" ? "block_sparse_moe." : "mlp.");
+}
+
+void add_gqa(StateGroup& group, const ModelConfig& model, const std::string& prefix,
+             const at::TensorOptions& options) {
+  const i64 q_rows = model.num_heads * model.head_dim, kv_rows = model.num_kv_heads * model.head_dim;
+  add_storage(group, Weight::kQkv, {q_rows + 2 * kv_rows, model.hidden},
+              {{prefix + "q_proj.weight", 0, q_rows},
+               {prefix + "k_proj.weight", q_rows, kv_rows},
+               {prefix + "v_proj.weight", q_rows + kv_rows, kv_rows}},
+              options);
+  add_whole(group, Weight::kO, {model.hidden, q_rows}, prefix + "o_proj.weight", options);
+  if (model.qk_norm == QkNorm::kNone) return;
+  const bool whole = model.qk_norm == QkNorm::kWhole;
+  add_whole(group, Weight::kQNorm, {whole ? q_rows : model.head_dim}, prefix + "q_norm.weight", options);
+  add_whole(group, Weight::kKNorm, {whole ? kv_rows : model.head_dim}, prefix + "k_norm.weight", options);
+}
+
+void add_mla(StateGroup& group, const ModelConfig& model, const std::string& prefix,
+             const at::TensorOptions& options) {
+  const i64 q_rows = model.num_heads * (model.qk_nope_dim + model.qk_rope_dim);
+  if (model.q_lora_rank == 0) {
+    add_whole(group, Weight::kQ, {q_rows, model.hidden}, prefix + "q_proj.weight", options);
+  } else {
+    add_whole(group, Weight::kQA, {model.q_lora_rank, model.hidden}, prefix + "q_a_proj.weight", options);
+    add_whole(group, Weight::kQANorm, {model.q_lora_rank}, prefix + "q_a_layernorm.weight", options);
+    add_whole(group, Weight::kQB, {q_rows, model.q_lora_rank}, prefix + "q_b_proj.weight", options);
+  }
+  add_whole(group, Weight::kKvA, {model.kv_lora_rank + model.qk_rope_dim, model.hidden},
+            prefix + "kv_a_proj_with_mqa.weight", options);
+  add_whole(group, Weight::kKvANorm, {model.kv_lora_rank}, prefix + "kv_a_layernorm.weight", options);
+  add_whole(group, Weight::kKvB, {model.num_heads * (model.qk_nope_dim + model.v_dim), model.kv_lora_rank},
+            prefix + "kv_b_proj.weight", options);
+  add_whole(group, Weight::kO, {model.hidden, model.num_heads * model.v_dim}, prefix + "o_proj.weight",
+            options);
+}
+
+void add_mlp(StateGroup& group, i64 hidden, i64 width, const std::string& prefix,
+             const at::TensorOptions& options) {
+  add_storage(group, Weight::kMlpGateUp, {2 * width, hidden},
+              {{prefix + "gate_proj.weight", 0, width}, {prefix + "up_proj.weight", width, width}}, options);
+  add_whole(group, Weight::kMlpDown, {hidden, width}, prefix + "down_proj.weight", options);
+}
+
+u64 mix(u64 x) {  // splitmix64
+  x += 0x9E3779B97F4A7C15ULL;
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ULL;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBULL;
+  return x ^ (x >> 31);
+}
+
+u64 name_key(u64 seed, const std::string& name) {  // FNV-1a over the name, then mixed with the seed
+  u64 hash = 0xCBF29CE484222325ULL;
+  for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3ULL;
+  return mix(hash ^ mix(seed));
+}
+
+double uniform(u64 bits) { return (static_cast<double>(bits >> 11) + 0.5) * 0x1.0p-53; }
+
+/// Standard normal numbers by counter (Box-Muller): number i depends on (key, i) only, whatever the number of
+/// threads.
+void fill_normal(float* out, i64 count, u64 key, double deviation) {
+  at::parallel_for(0, (count + 1) / 2, 4096, [&](i64 begin, i64 end) {
+    for (i64 pair = begin; pair < end; ++pair) {
+      const u64 counter = 2 * static_cast<u64>(pair);
+      const double radius = deviation * std::sqrt(-2 * std::log(uniform(mix(key + counter))));
+      const double angle = 2 * std::numbers::pi * uniform(mix(key + counter + 1));
+      out[2 * pair] = static_cast<float>(radius * std::cos(angle));
+      if (2 * pair + 1 < count) out[2 * pair + 1] = static_cast<float>(radius * std::sin(angle));
+    }
+  });
+}
+
+}  // namespace
+
+i64 StateGroup::find(Weight weight) const {
+  const auto it = std::find(weights.begin(), weights.end(), weight);
+  return it == weights.end() ? -1 : it - weights.begin();
+}
+
+const at::Tensor& StateGroup::value(Weight weight) const {
+  if (weight == Weight::kRouterBias) return buffer;
+  const i64 index = find(weight);
+  HM_CHECK(index >= 0, "state group has no weight {}", static_cast<int>(weight));
+  return values[static_cast<std::size_t>(index)];
+}
+
+at::Tensor& StateGroup::grad(Weight weight) {
+  const i64 index = find(weight);
+  HM_CHECK(index >= 0, "state group has no gradient of weight {}", static_cast<int>(weight));
+  return grads[static_cast<std::size_t>(index)];
+}
+
+std::vector<NamedView> StateGroup::views() const {
+  std::vector<NamedView> out;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    for (const Part& part : parts[i]) {
+      out.push_back(
+          {part.name, values[i].narrow(0, part.begin, part.rows), grads[i].narrow(0, part.begin, part.rows)});
+    }
+  }
+  if (buffer.defined()) out.push_back({buffer_name, buffer, at::Tensor()});
+  return out;
+}
+
+void StateGroup::zero_grads() {
+  for (at::Tensor& grad : grads) grad.zero_();
+}
+
+StateGroup make_embed_state(const ModelConfig& model, const at::TensorOptions& options) {
+  StateGroup group;
+  add_whole(group, Weight::kEmbedding, {model.vocab, model.hidden}, "model.embed_tokens.weight", options);
+  if (model.tie_embeddings)
+    add_whole(group, Weight::kFinalNorm, {model.hidden}, "model.norm.weight", options);
+  return group;
+}
+
+StateGroup make_head_state(const ModelConfig& model, const at::TensorOptions& options) {
+  HM_CHECK(!model.tie_embeddings, "the head of {} has tied embeddings: its state is the embedding's",
+           model.name);
+  StateGroup group;
+  add_whole(group, Weight::kFinalNorm, {model.hidden}, "model.norm.weight", options);
+  add_whole(group, Weight::kLmHead, {model.vocab, model.hidden}, "lm_head.weight", options);
+  return group;
+}
+
+StateGroup make_attention_state(const ModelConfig& model, i64 layer, const at::TensorOptions& options) {
+  StateGroup group;
+  const std::string prefix = layer_prefix(layer);
+  add_whole(group, Weight::kInputNorm, {model.hidden}, prefix + "input_layernorm.weight", options);
+  if (model.attention == AttentionKind::kMla) {
+    add_mla(group, model, prefix + "self_attn.", options);
+  } else {
+    add_gqa(group, model, prefix + "self_attn.", options);
+  }
+  add_whole(group, Weight::kPostNorm, {model.hidden}, prefix + "post_attention_layernorm.weight", options);
+  if (!model.is_moe(layer)) {
+    add_mlp(group, model.hidden, model.dense_hidden, prefix + "mlp.", options);
+    return group;
+  }
+  const std::string moe = moe_prefix(model, layer);
+  add_whole(group, Weight::kRouter, {model.num_experts, model.hidden}, moe + "gate.weight", options);
+  if (model.router_bias) {
+    group.buffer_name = moe + "gate.e_score_correction_bias";
+    group.buffer = at::zeros({model.num_experts},
+                             options.dtype(accumulate_type(c10::typeMetaToScalarType(options.dtype()))));
+  }
+  if (model.num_shared_experts > 0) {
+    add_mlp(group, model.hidden, model.expert_hidden * model.num_shared_experts, moe + "shared_experts.",
+            options);
+  }
+  return group;
+}
+
+std::vector<NamedView> ExpertSlab::views(const ModelConfig& model) const {
+  const bool mixtral = model.model_type == "mixtral";
+  const i64 width = down.size(2);
+  std::vector<NamedView> out;
+  for (i64 slot = 0; slot < num_slots(); ++slot) {
+    const std::string prefix =
+        fmt::format("{}experts.{}.", moe_prefix(model, layer), experts[static_cast<std::size_t>(slot)]);
+    const at::Tensor value = gate_up[slot], grad = gate_up_grad[slot];
+    out.push_back({prefix + (mixtral ? "w1.weight" : "gate_proj.weight"), value.narrow(0, 0, width),
+                   grad.narrow(0, 0, width)});
+    out.push_back({prefix + (mixtral ? "w3.weight" : "up_proj.weight"), value.narrow(0, width, width),
+                   grad.narrow(0, width, width)});
+    out.push_back({prefix + (mixtral ? "w2.weight" : "down_proj.weight"), down[slot], down_grad[slot]});
+  }
+  return out;
+}
+
+void ExpertSlab::zero_grads() {
+  gate_up_grad.zero_();
+  down_grad.zero_();
+}
+
+ExpertSlab make_expert_slab(const ModelConfig& model, i64 layer, std::vector<ExpertId> experts,
+                            const at::TensorOptions& options) {
+  ExpertSlab slab;
+  slab.layer = layer;
+  slab.experts = std::move(experts);
+  slab.slot_of.assign(static_cast<std::size_t>(model.num_experts), -1);
+  for (i64 slot = 0; slot < slab.num_slots(); ++slot) {
+    i64& entry = slab.slot_of.at(static_cast<std::size_t>(slab.experts[static_cast<std::size_t>(slot)]));
+    HM_CHECK(entry == -1, "expert {} of layer {} has two slots", slab.experts[static_cast<std::size_t>(slot)],
+             layer);
+    entry = slot;
+  }
+  const std::vector<i64> gate_up_shape = {slab.num_slots(), 2 * model.expert_hidden, model.hidden};
+  const std::vector<i64> down_shape = {slab.num_slots(), model.hidden, model.expert_hidden};
+  slab.gate_up = at::zeros(gate_up_shape, options);
+  slab.down = at::zeros(down_shape, options);
+  slab.gate_up_grad = at::zeros(gate_up_shape, options);
+  slab.down_grad = at::zeros(down_shape, options);
+  return slab;
+}
+
+void init_parameters(const std::vector<NamedView>& views, u64 seed) {
+  constexpr double kDeviation = 0.02;  // initializer_range of all five families
+  for (const NamedView& view : views) {
+    if (!view.grad.defined()) {
+      view.value.zero_();
+    } else if (view.value.dim() == 1) {
+      view.value.fill_(1);
+    } else {
+      at::Tensor drawn = at::empty(view.value.sizes(), at::kFloat);
+      fill_normal(drawn.mutable_data_ptr<float>(), drawn.numel(), name_key(seed, view.name), kDeviation);
+      view.value.copy_(drawn);
+    }
+  }
+}
+
+at::ScalarType accumulate_type(at::ScalarType dtype) {
+  return dtype == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+}  // namespace hetermoe

@@ -1,0 +1,100 @@
+#pragma once
+#include <ATen/ATen.h>
+
+#include <string>
+#include <vector>
+
+#include "hetermoe/base/types.h"
+#include "hetermoe/model/model_config.h"
+
+// Where the model's tensors live. The replicated state of embedding, head and each layer's attention part is
+// a StateGroup; the routed experts of one layer on one device are an ExpertSlab. Both show their storage
+// under the Hugging Face names, so that initialisation, checkpoints and comparisons never depend on how
+// tensors are fused here.
+namespace hetermoe {
+
+/// One logical tensor under its Hugging Face name; `value` and `grad` are views of a storage.
+struct NamedView {
+  std::string name;
+  at::Tensor value;
+  at::Tensor grad;  ///< undefined for a buffer (e_score_correction_bias)
+};
+
+/// The storages that a state group may hold. Letters: H hidden, D heads' total width, S width of the MLP.
+enum class Weight {
+  kEmbedding,   ///< [V, H]
+  kFinalNorm,   ///< [H]
+  kLmHead,      ///< [V, H]; absent with tied embeddings: the head then uses kEmbedding
+  kInputNorm,   ///< [H]
+  kPostNorm,    ///< [H]
+  kQkv,         ///< [(heads + 2 kv_heads) * head_dim, H]: q rows, then k, then v
+  kQNorm,       ///< [head_dim] or [heads * head_dim]
+  kKNorm,       ///< [head_dim] or [kv_heads * head_dim]
+  kQ,           ///< MLA without q_lora: [heads * (nope + rope), H]
+  kQA,          ///< MLA: [q_lora, H]
+  kQANorm,      ///< MLA: [q_lora]
+  kQB,          ///< MLA: [heads * (nope + rope), q_lora]
+  kKvA,         ///< MLA: [kv_lora + rope, H]
+  kKvANorm,     ///< MLA: [kv_lora]
+  kKvB,         ///< MLA: [heads * (nope + v), kv_lora]
+  kO,           ///< [H, heads * head_dim or heads * v]
+  kRouter,      ///< [E, H]
+  kMlpGateUp,   ///< shared experts or dense MLP: [2S, H], gate rows first
+  kMlpDown,     ///< [H, S]
+  kRouterBias,  ///< buffer [E], never below fp32
+};
+
+/// Storages of one group of replicated state. values[i] and grads[i] have equal shapes and stay allocated for
+/// life; a backward task adds into grads, zero_grads() starts a step.
+struct StateGroup {
+  /// A logical tensor: rows [begin, begin + rows) of a storage.
+  struct Part {
+    std::string name;
+    i64 begin = 0, rows = 0;
+  };
+
+  std::vector<Weight> weights;            ///< which storage values[i] is
+  std::vector<at::Tensor> values, grads;  ///< trainable storages
+  std::vector<std::vector<Part>> parts;   ///< the logical tensors of values[i]
+  at::Tensor buffer;                      ///< kRouterBias if the router has one, else undefined
+  std::string buffer_name;
+
+  bool has(Weight weight) const { return find(weight) >= 0; }
+  const at::Tensor& value(Weight weight) const;
+  at::Tensor& grad(Weight weight);
+  std::vector<NamedView> views() const;  ///< logical tensors in checkpoint order, the buffer last
+  void zero_grads();
+  i64 find(Weight weight) const;  ///< index in values, -1 = absent
+};
+
+/// With tied embeddings the embedding's group also holds the final norm and serves as the head's group.
+StateGroup make_embed_state(const ModelConfig& model, const at::TensorOptions& options);
+/// Final norm and lm_head. Only without tied embeddings.
+StateGroup make_head_state(const ModelConfig& model, const at::TensorOptions& options);
+/// Everything of layer `layer` but its routed experts.
+StateGroup make_attention_state(const ModelConfig& model, i64 layer, const at::TensorOptions& options);
+
+/// The routed experts of one layer on one device, in one storage per tensor.
+struct ExpertSlab {
+  i64 layer = 0;
+  std::vector<ExpertId> experts;       ///< [slots] expert of each slot
+  std::vector<i64> slot_of;            ///< [E] slot of each expert, -1 = not here
+  at::Tensor gate_up, down;            ///< [slots, 2F, H] (gate rows first) and [slots, H, F]
+  at::Tensor gate_up_grad, down_grad;  ///< same shapes
+  i64 num_slots() const { return static_cast<i64>(experts.size()); }
+  std::vector<NamedView> views(
+      const ModelConfig& model) const;  ///< gate, up, down of every expert in slot order
+  void zero_grads();
+};
+ExpertSlab make_expert_slab(const ModelConfig& model, i64 layer, std::vector<ExpertId> experts,
+                            const at::TensorOptions& options);
+
+/// Fills each tensor from a generator seeded by (seed, its name): matrices normal(0, 0.02), norms 1, buffers
+/// 0. So any distribution over devices, any fusing and any dtype starts from the same values (drawn in fp32,
+/// then cast).
+void init_parameters(const std::vector<NamedView>& views, u64 seed);
+
+/// fp64 stays fp64, everything else is fp32: the precision of routers, norms' statistics and losses.
+at::ScalarType accumulate_type(at::ScalarType dtype);
+
+}  // namespace hetermoe

@@ -1,0 +1,305 @@
+#include "hetermoe/nn/reference.h"
+
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "hetermoe/base/error.h"
+
+namespace hetermoe {
+namespace {
+
+/// What the load-balancing loss needs of one MoE layer.
+struct RouterRecord {
+  at::Tensor probabilities;              ///< [T, E]
+  std::vector<std::vector<i64>> chosen;  ///< [T][K]
+};
+
+/// A plain forward pass. Everything is [B*S, ...] unless said otherwise.
+class Reference {
+ public:
+  Reference(const ModelConfig& model, const TensorsByName& params, i64 num_sequences, i64 seq_len)
+      : model_(model), params_(params), num_sequences_(num_sequences), seq_len_(seq_len) {}
+
+  at::Tensor logits(const at::Tensor& tokens) {
+    at::Tensor x = weight("model.embed_tokens").index_select(0, tokens.reshape({-1}));
+    for (i64 layer = 0; layer < model_.num_layers; ++layer) {
+      prefix_ = fmt::format("model.layers.{}.", layer);
+      const at::Tensor normed = norm(x, prefix_ + "input_layernorm", model_.norm_eps);
+      x = x + (model_.attention == AttentionKind::kMla ? latent_attention(normed) : attention(normed));
+      const at::Tensor y = norm(x, prefix_ + "post_attention_layernorm", model_.norm_eps);
+      x = x + (model_.is_moe(layer) ? moe(y) : mlp(y, prefix_ + "mlp.", "gate_proj", "up_proj", "down_proj"));
+    }
+    x = norm(x, "model.norm", model_.norm_eps);
+    return at::linear(x, weight(model_.tie_embeddings ? "model.embed_tokens" : "lm_head"));
+  }
+
+  const std::vector<RouterRecord>& routers() const { return routers_; }
+
+ private:
+  const at::Tensor& tensor(const std::string& name) const {
+    const auto it = params_.find(name);
+    if (it == params_.end()) fail<InputError>("reference model", "tensor \"{}\" is missing", name);
+    return it->second;
+  }
+  const at::Tensor& weight(const std::string& name) const { return tensor(name + ".weight"); }
+
+  at::Tensor norm(const at::Tensor& x, const std::string& name, double eps) const {
+    const at::ScalarType wide = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+    const at::Tensor xw = x.to(wide);
+    return weight(name) * (xw / at::sqrt(at::mean(xw * xw, {-1}, true) + eps)).to(x.scalar_type());
+  }
+
+  at::Tensor mlp(const at::Tensor& x, const std::string& prefix, const char* gate, const char* up,
+                 const char* down) const {
+    const at::Tensor g = at::linear(x, weight(prefix + gate)), u = at::linear(x, weight(prefix + up));
+    return at::linear(g * at::sigmoid(g) * u, weight(prefix + down));
+  }
+
+  /// Rotary embedding of [B, h, S, d], element by element as in the papers: for each pair (a, b) and angle
+  /// position * theta^(-2i/d), a' = a cos - b sin and b' = b cos + a sin.
+  at::Tensor turn(const at::Tensor& x) const {
+    const i64 dim = x.size(-1);
+    std::vector<at::Tensor> columns(static_cast<std::size_t>(dim));
+    const at::Tensor position = at::arange(seq_len_, x.options().dtype(at::kDouble));
+    for (i64 i = 0; i < dim / 2; ++i) {
+      const double frequency =
+          std::pow(model_.rope_theta, -2.0 * static_cast<double>(i) / static_cast<double>(dim));
+      const at::Tensor c = at::cos(position * frequency).to(x.scalar_type());
+      const at::Tensor s = at::sin(position * frequency).to(x.scalar_type());
+      const i64 first = model_.rope_interleaved ? 2 * i : i;
+      const i64 second = model_.rope_interleaved ? 2 * i + 1 : i + dim / 2;
+      const at::Tensor a = x.select(-1, first), b = x.select(-1, second);
+      columns[static_cast<std::size_t>(first)] = a * c - b * s;
+      columns[static_cast<std::size_t>(second)] = b * c + a * s;
+    }
+    return at::stack(columns, -1);
+  }
+
+  /// q, k [B, h, S, d], v [B, h, S, dv] -> [B*S, h*dv]: the textbook form.
+  at::Tensor softmax_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) const {
+    at::Tensor scores = at::matmul(q, k.transpose(-1, -2)) / std::sqrt(static_cast<double>(q.size(-1)));
+    const at::Tensor future = at::ones({seq_len_, seq_len_}, q.options().dtype(at::kBool)).triu(1);
+    scores = scores.masked_fill(future, -INFINITY);
+    return at::matmul(at::softmax(scores, -1), v).transpose(1, 2).reshape({num_sequences_ * seq_len_, -1});
+  }
+
+  at::Tensor to_heads(const at::Tensor& x, i64 num_heads) const {
+    return x.reshape({num_sequences_, seq_len_, num_heads, -1}).transpose(1, 2);
+  }
+
+  at::Tensor attention(const at::Tensor& x) const {
+    const std::string p = prefix_ + "self_attn.";
+    at::Tensor q = at::linear(x, weight(p + "q_proj"));
+    at::Tensor k = at::linear(x, weight(p + "k_proj"));
+    at::Tensor v = at::linear(x, weight(p + "v_proj"));
+    if (model_.qk_norm == QkNorm::kWhole) {
+      q = norm(q, p + "q_norm", model_.norm_eps);
+      k = norm(k, p + "k_norm", model_.norm_eps);
+    }
+    if (model_.clip_qkv > 0) {
+      q = at::clamp(q, -model_.clip_qkv, model_.clip_qkv);
+      k = at::clamp(k, -model_.clip_qkv, model_.clip_qkv);
+      v = at::clamp(v, -model_.clip_qkv, model_.clip_qkv);
+    }
+    q = to_heads(q, model_.num_heads);
+    k = to_heads(k, model_.num_kv_heads);
+    v = to_heads(v, model_.num_kv_heads);
+    if (model_.qk_norm == QkNorm::kPerHead) {
+      q = norm(q, p + "q_norm", model_.norm_eps);
+      k = norm(k, p + "k_norm", model_.norm_eps);
+    }
+    const i64 times = model_.num_heads / model_.num_kv_heads;
+    k = turn(k).repeat_interleave(times, 1);
+    v = v.repeat_interleave(times, 1);
+    return at::linear(softmax_attention(turn(q), k, v), weight(p + "o_proj"));
+  }
+
+  at::Tensor latent_attention(const at::Tensor& x) const {
+    const std::string p = prefix_ + "self_attn.";
+    constexpr double kEps = 1e-6;
+    const at::Tensor q_flat =
+        model_.q_lora_rank > 0
+            ? at::linear(norm(at::linear(x, weight(p + "q_a_proj")), p + "q_a_layernorm", kEps),
+                         weight(p + "q_b_proj"))
+            : at::linear(x, weight(p + "q_proj"));
+    const at::Tensor q = to_heads(q_flat, model_.num_heads);
+    const at::Tensor a = at::linear(x, weight(p + "kv_a_proj_with_mqa"));
+    const at::Tensor latent = norm(a.slice(1, 0, model_.kv_lora_rank), p + "kv_a_layernorm", kEps);
+    const at::Tensor kv = to_heads(at::linear(latent, weight(p + "kv_b_proj")), model_.num_heads);
+    const at::Tensor shared_key = turn(to_heads(a.slice(1, model_.kv_lora_rank), 1));
+    std::vector<at::Tensor> heads;
+    const i64 nope = model_.qk_nope_dim;
+    for (i64 head = 0; head < model_.num_heads; ++head) {
+      const at::Tensor qh = q.slice(1, head, head + 1), kvh = kv.slice(1, head, head + 1);
+      const at::Tensor query = at::cat({qh.slice(3, 0, nope), turn(qh.slice(3, nope))}, -1);
+      const at::Tensor key = at::cat({kvh.slice(3, 0, nope), shared_key}, -1);
+      heads.push_back(softmax_attention(query, key, kvh.slice(3, nope)));
+    }
+    return at::linear(at::cat(heads, -1), weight(p + "o_proj"));
+  }
+
+  /// The chosen experts of one token from its scores, by sorting.
+  std::vector<i64> choose(const std::vector<double>& scores, const std::vector<double>& bias) const {
+    const i64 num_experts = model_.num_experts;
+    std::vector<double> value(scores);
+    for (std::size_t e = 0; e < bias.size(); ++e) value[e] += bias[e];
+    if (model_.group_score != GroupScore::kNone) {
+      const i64 size = num_experts / model_.num_expert_groups;
+      std::vector<double> group_value;
+      for (i64 g = 0; g < model_.num_expert_groups; ++g) {
+        std::vector<double> members(value.begin() + g * size, value.begin() + (g + 1) * size);
+        std::sort(members.rbegin(), members.rend());
+        group_value.push_back(model_.group_score == GroupScore::kMax || size == 1 ? members[0]
+                                                                                  : members[0] + members[1]);
+      }
+      const std::vector<i64> order = descending(group_value);
+      for (std::size_t rank = static_cast<std::size_t>(model_.top_k_groups); rank < order.size(); ++rank) {
+        std::fill_n(value.begin() + order[rank] * size, size, 0.0);
+      }
+    }
+    std::vector<i64> order = descending(value);
+    order.resize(static_cast<std::size_t>(model_.top_k));
+    return order;
+  }
+
+  static std::vector<i64> descending(const std::vector<double>& values) {
+    std::vector<i64> order(values.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](i64 a, i64 b) {
+      return values[static_cast<std::size_t>(a)] > values[static_cast<std::size_t>(b)];
+    });
+    return order;
+  }
+
+  static std::vector<double> to_vector(const at::Tensor& x) {
+    const at::Tensor flat = x.detach().to(at::kCPU, at::kDouble).contiguous();
+    return {flat.const_data_ptr<double>(), flat.const_data_ptr<double>() + flat.numel()};
+  }
+
+  at::Tensor moe(const at::Tensor& x) {
+    const bool mixtral = model_.model_type == "mixtral";
+    const std::string p = prefix_ + (mixtral ? "block_sparse_moe." : "mlp.");
+    const at::ScalarType wide = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+    const at::Tensor z = at::linear(x.to(wide), weight(p + "gate").to(wide));
+    const bool sigmoid = model_.router_score == RouterScore::kSigmoid;
+    const at::Tensor scores = sigmoid ? at::sigmoid(z) : at::softmax(z, -1);
+    const std::vector<double> bias =
+        model_.router_bias ? to_vector(tensor(p + "gate.e_score_correction_bias")) : std::vector<double>();
+    RouterRecord record;
+    record.probabilities = sigmoid ? scores / scores.sum(-1, true) : scores;
+    at::Tensor factor = at::zeros_like(scores);  // 1 where an expert is chosen
+    for (i64 t = 0; t < x.size(0); ++t) {
+      record.chosen.push_back(choose(to_vector(scores[t]), bias));
+      for (const i64 e : record.chosen.back()) factor[t][e] = 1;
+    }
+    at::Tensor weights = scores * factor;
+    if (model_.normalize_top_k) weights = weights / (weights.sum(-1, true) + (sigmoid ? 1e-20 : 0.0));
+    weights = weights * model_.routed_scale;
+    at::Tensor out = at::zeros_like(x);
+    for (i64 e = 0; e < model_.num_experts; ++e) out = out + expert(x, p, e, weights, record.chosen);
+    if (model_.num_shared_experts > 0)
+      out = out + mlp(x, p + "shared_experts.", "gate_proj", "up_proj", "down_proj");
+    routers_.push_back(std::move(record));
+    return out;
+  }
+
+  at::Tensor expert(const at::Tensor& x, const std::string& prefix, i64 e, const at::Tensor& weights,
+                    const std::vector<std::vector<i64>>& chosen) const {
+    std::vector<i64> tokens;
+    for (std::size_t t = 0; t < chosen.size(); ++t) {
+      if (std::count(chosen[t].begin(), chosen[t].end(), e) > 0) tokens.push_back(static_cast<i64>(t));
+    }
+    const at::Tensor index = at::tensor(tokens, at::kLong).to(x.device());
+    const std::string name = fmt::format("{}experts.{}.", prefix, e);
+    const bool mixtral = model_.model_type == "mixtral";
+    const at::Tensor in = x.index_select(0, index);
+    const at::Tensor out =
+        mixtral ? mlp(in, name, "w1", "w3", "w2") : mlp(in, name, "gate_proj", "up_proj", "down_proj");
+    const at::Tensor weighted = out * weights.select(1, e).index_select(0, index).unsqueeze(1);
+    return at::zeros_like(x).index_add(0, index, weighted.to(x.scalar_type()));
+  }
+
+  const ModelConfig& model_;
+  const TensorsByName& params_;
+  i64 num_sequences_, seq_len_;
+  std::string prefix_;
+  std::vector<RouterRecord> routers_;
+};
+
+/// coef * E * sum_e f_e P_e over tokens [begin, end) of all layers jointly.
+at::Tensor group_balance_loss(const ModelConfig& model, const std::vector<RouterRecord>& routers, i64 begin,
+                              i64 end) {
+  std::vector<at::Tensor> probabilities;
+  std::vector<double> fraction(static_cast<std::size_t>(model.num_experts), 0);
+  const double rows = static_cast<double>(end - begin) * static_cast<double>(routers.size());
+  for (const RouterRecord& router : routers) {
+    probabilities.push_back(router.probabilities.slice(0, begin, end));
+    for (i64 t = begin; t < end; ++t) {
+      for (const i64 e : router.chosen[static_cast<std::size_t>(t)])
+        fraction[static_cast<std::size_t>(e)] += 1 / rows;
+    }
+  }
+  const at::Tensor mean = at::cat(probabilities, 0).mean(0);
+  const at::Tensor f = at::tensor(fraction, at::kDouble).to(mean.device(), mean.scalar_type());
+  return model.aux_loss_coef * static_cast<double>(model.num_experts) * (f * mean).sum();
+}
+
+at::Tensor balance_loss(const ModelConfig& model, const std::vector<RouterRecord>& routers,
+                        const at::Tensor& tokens_BS, i64 aux_group) {
+  const i64 num_sequences = tokens_BS.size(0), seq_len = tokens_BS.size(1);
+  const i64 group = aux_group == 0 ? num_sequences : aux_group;
+  at::Tensor sum = at::zeros({}, routers[0].probabilities.options());
+  for (i64 first = 0; first < num_sequences; first += group) {
+    const i64 last = std::min(first + group, num_sequences);
+    const double share = static_cast<double>(last - first) / static_cast<double>(num_sequences);
+    sum = sum + share * group_balance_loss(model, routers, first * seq_len, last * seq_len);
+  }
+  return sum;
+}
+
+}  // namespace
+
+ReferenceResult reference_step(const ModelConfig& model, const TensorsByName& params,
+                               const at::Tensor& tokens_BS, const at::Tensor& targets_BS, i64 aux_group) {
+  const at::AutoGradMode mode(true);
+  TensorsByName leaves;
+  std::vector<std::string> names;
+  std::vector<at::Tensor> inputs;
+  for (const auto& [name, value] : params) {
+    const bool buffer = name.ends_with("e_score_correction_bias");
+    leaves[name] = buffer ? value : value.detach().clone().requires_grad_();
+    if (buffer) continue;
+    names.push_back(name);
+    inputs.push_back(leaves[name]);
+  }
+  Reference reference(model, leaves, tokens_BS.size(0), tokens_BS.size(1));
+  const at::Tensor logits = reference.logits(tokens_BS);
+  const at::ScalarType wide = logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  at::Tensor loss =
+      at::cross_entropy_loss(logits.to(wide), targets_BS.reshape({-1}), {}, at::Reduction::Mean, -100);
+  ReferenceResult out;
+  if (model.aux_loss_coef > 0 && !reference.routers().empty()) {
+    const at::Tensor aux = balance_loss(model, reference.routers(), tokens_BS, aux_group);
+    out.aux_loss = aux.item<double>();
+    loss = loss + aux;
+  }
+  out.loss = loss.item<double>();
+  const auto grads = torch::autograd::grad({loss}, inputs, {}, false, false, /*allow_unused=*/true);
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    out.grads[names[i]] = grads[i].defined() ? grads[i] : at::zeros_like(inputs[i]);
+  }
+  return out;
+}
+
+at::Tensor reference_logits(const ModelConfig& model, const TensorsByName& params,
+                            const at::Tensor& tokens_BS) {
+  const at::NoGradGuard no_grad;
+  Reference reference(model, params, tokens_BS.size(0), tokens_BS.size(1));
+  return reference.logits(tokens_BS).view({tokens_BS.size(0), tokens_BS.size(1), -1});
+}
+
+}  // namespace hetermoe

@@ -1,0 +1,32 @@
+#pragma once
+#include <ATen/ATen.h>
+
+#include <map>
+#include <string>
+
+#include "hetermoe/base/types.h"
+#include "hetermoe/model/model_config.h"
+
+// The whole model on one device in plain form with ordinary autograd: what every plan must reproduce. It
+// shares no code with the tasks of this folder.
+namespace hetermoe {
+
+using TensorsByName = std::map<std::string, at::Tensor>;  ///< by Hugging Face name
+
+struct ReferenceResult {
+  double loss = 0;      ///< cross entropy (mean over counted targets) + aux_loss
+  double aux_loss = 0;  ///< load-balancing loss, coefficient included
+  TensorsByName grads;  ///< of every parameter (buffers have none)
+};
+
+/// tokens_BS, targets_BS: int64 [B, seq_len], target -100 = not counted. The load-balancing loss
+/// (model.aux_loss_coef) is computed over each group of `aux_group` consecutive sequences (0 = all together),
+/// over all MoE layers jointly, and averaged weighted by tokens.
+ReferenceResult reference_step(const ModelConfig& model, const TensorsByName& params,
+                               const at::Tensor& tokens_BS, const at::Tensor& targets_BS, i64 aux_group = 0);
+
+/// Logits [B, S, V] of the same model, without gradients.
+at::Tensor reference_logits(const ModelConfig& model, const TensorsByName& params,
+                            const at::Tensor& tokens_BS);
+
+}  // namespace hetermoe

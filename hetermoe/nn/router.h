@@ -1,0 +1,31 @@
+#pragma once
+#include <ATen/ATen.h>
+
+#include "hetermoe/model/model_config.h"
+
+// Router arithmetic as in the Hugging Face classes of the five families. All in fp32 at least.
+namespace hetermoe {
+
+/// Differentiable scores [T, E] of logits [T, E]: softmax or sigmoid.
+at::Tensor router_scores(const ModelConfig& model, const at::Tensor& logits_TE);
+
+/// The chosen experts, int64 [T, K]. bias_E: e_score_correction_bias or undefined; it changes the choice
+/// only. Experts of groups that are not kept compete with score 0.0 (not -inf), as in Hugging Face.
+at::Tensor choose_experts(const ModelConfig& model, const at::Tensor& scores_TE, const at::Tensor& bias_E);
+
+/// Differentiable routing weights [T, K] of the chosen experts.
+at::Tensor routing_weights(const ModelConfig& model, const at::Tensor& scores_TE, const at::Tensor& topk_TK);
+
+/// Differentiable probabilities [T, E] of the load-balancing loss: the softmax; for sigmoid routers scores /
+/// their sum.
+at::Tensor router_probabilities(const ModelConfig& model, const at::Tensor& scores_TE);
+
+/// Gradient [A, E] of the load-balancing loss by every token's router probabilities, for attention_backward.
+/// counts_AE: copies per expert, summed over all MoE layers and all devices, for each group of the loss.
+/// total_tokens: tokens of the step (all groups), counted once and not per layer. The loss of a group is
+/// coef * E * sum_e f_e P_e over all MoE layers jointly (no division by top-k); groups are weighted by their
+/// tokens.
+at::Tensor balance_gradient(const ModelConfig& model, const at::Tensor& counts_AE, i64 total_tokens,
+                            at::ScalarType dtype);
+
+}  // namespace hetermoe

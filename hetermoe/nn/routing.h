@@ -1,0 +1,64 @@
+#pragma once
+#include <ATen/ATen.h>
+
+#include <vector>
+
+#include "hetermoe/base/types.h"
+
+// Index work between router and experts: which row goes where, and which expert uses it. All index tensors
+// are int64 and on the CPU. A row is one hidden vector in a message; a copy is one (token, expert) choice.
+namespace hetermoe {
+
+enum class RowDedup { kOff, kOn };  ///< kOn: a token whose experts share a destination is sent once
+
+/// An owner of an expert: destination index (position in the list of expert devices) and its share of the
+/// copies.
+struct ExpertShare {
+  i32 destination = 0;
+  double share = 1;
+};
+using OwnerTable = std::vector<std::vector<ExpertShare>>;  ///< [E], each in device order, shares sum to 1
+
+/// What one source sends to one destination.
+struct SendIndex {
+  at::Tensor token_R;  ///< source token of each row, ascending (repeated without dedup)
+  // Copies in order of (expert, row):
+  at::Tensor row_C;     ///< row in this message
+  at::Tensor expert_C;  ///< expert id
+  at::Tensor flat_C;    ///< t * K + k: position in the source's weights_TK
+  i64 num_rows() const { return token_R.size(0); }
+  i64 num_copies() const { return row_C.size(0); }
+};
+
+/// Splits the choices topk_TK over the destinations; the result has one entry per destination, maybe empty.
+/// The copies of a replicated expert are split by position in proportion to the shares.
+std::vector<SendIndex> split_by_owner(const at::Tensor& topk_TK, const OwnerTable& owners,
+                                      i64 num_destinations, RowDedup dedup);
+
+/// The index part of a message as its receiver sees it.
+struct ReceivedIndex {
+  i64 num_rows = 0;
+  at::Tensor row_C, expert_C;
+};
+
+/// Copies of all sources grouped by local slot, in order of (slot, source, row). Rows are numbered through
+/// the concatenation of the messages in source order.
+struct CopyGroups {
+  at::Tensor row_C;                ///< row of each copy
+  at::Tensor arrival_C;            ///< position of each copy in the concatenation of the sources' copies
+  std::vector<i64> offsets;        ///< [slots + 1] copies of slot s: [offsets[s], offsets[s+1])
+  std::vector<i64> source_copies;  ///< [sources] number of copies of each
+  i64 num_rows = 0;
+  i64 num_copies() const { return offsets.empty() ? 0 : offsets.back(); }
+};
+
+/// slot_of: [E] slot of each expert here; every received expert must have one.
+CopyGroups group_copies(const std::vector<ReceivedIndex>& sources, const std::vector<i64>& slot_of,
+                        i64 num_slots);
+
+/// Values in arrival order (concatenated weights) into grouped order, and the way back (gradients of the
+/// weights).
+at::Tensor to_grouped(const CopyGroups& groups, const at::Tensor& arrival_values_C);
+at::Tensor to_arrival(const CopyGroups& groups, const at::Tensor& grouped_values_C);
+
+}  // namespace hetermoe

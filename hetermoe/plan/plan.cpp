@@ -1,0 +1,194 @@
+#include "hetermoe/plan/plan.h"
+
+#include <algorithm>
+#include <set>
+
+namespace hetermoe {
+
+const std::vector<std::string>& EnumNames<OrderPolicy>::names() {
+  static const std::vector<std::string> all = {"layer_major", "one_f_one_b", "explicit"};
+  return all;
+}
+const std::vector<std::string>& EnumNames<QueueBinding>::names() {
+  static const std::vector<std::string> all = {"direction", "name", "single"};
+  return all;
+}
+const std::vector<std::string>& EnumNames<Recompute>::names() {
+  static const std::vector<std::string> all = {"off", "local", "resend"};
+  return all;
+}
+
+i64 sequences_of(const ShareRow& row, DeviceId device) {
+  for (const Share& share : row) {
+    if (share.device == device) return share.sequences;
+  }
+  return 0;
+}
+
+i64 total_sequences(const Group& group) {
+  i64 total = 0;
+  for (const i64 sequences : group.microbatches) total += sequences;
+  return total;
+}
+
+i64 total_sequences(const Plan& plan) {
+  i64 total = 0;
+  for (const Group& group : plan.groups) total += total_sequences(group);
+  return total;
+}
+
+namespace {
+
+bool lists(const Shares& shares, DeviceId device) {
+  return std::any_of(shares.begin(), shares.end(), [&](const ShareRow& row) {
+    return std::any_of(row.begin(), row.end(), [&](const Share& share) { return share.device == device; });
+  });
+}
+
+bool owns(const LayerPlacement& layer, DeviceId device) {
+  return std::any_of(layer.experts.begin(), layer.experts.end(), [&](const std::vector<ExpertOwner>& owners) {
+    return std::any_of(owners.begin(), owners.end(),
+                       [&](const ExpertOwner& owner) { return owner.device == device; });
+  });
+}
+
+}  // namespace
+
+std::string role_of(const Plan& plan, DeviceId device) {
+  bool attention = false, expert = false;
+  for (const Group& group : plan.groups) {
+    for (const LayerPlacement& layer : group.layers) {
+      attention = attention || lists(layer.attention, device);
+      expert = expert || owns(layer, device);
+    }
+  }
+  return attention && expert ? "both" : attention ? "attention" : expert ? "expert" : "idle";
+}
+
+namespace {
+
+class Validator {
+ public:
+  Validator(const Plan& plan, const ModelConfig& model, const Cluster& cluster)
+      : plan_(plan), model_(model), cluster_(cluster) {}
+
+  std::vector<std::string> run() {
+    if (plan_.model != model_.name) fault("plan", "made for model {}, not for {}", plan_.model, model_.name);
+    if (plan_.seq_len < 1) fault("seq_len", "got {}, expected >= 1", plan_.seq_len);
+    if (model_.max_positions > 0 && plan_.seq_len > model_.max_positions) {
+      fault("seq_len", "got {}, but model {} has {} positions", plan_.seq_len, model_.name,
+            model_.max_positions);
+    }
+    if (plan_.groups.empty()) fault("groups", "is empty, expected at least one");
+    if (total_sequences(plan_) < 1)
+      fault("groups", "hold no sequence in any microbatch, expected at least one");
+    if (static_cast<i32>(plan_.dtype.size()) != cluster_.num_devices()) {
+      fault("dtype", "has {} entries, expected one per device of the cluster ({})", plan_.dtype.size(),
+            cluster_.num_devices());
+    }
+    std::set<DeviceId> seen;
+    for (std::size_t g = 0; g < plan_.groups.size(); ++g) check_group(plan_.groups[g], g, seen);
+    return faults_;
+  }
+
+ private:
+  template <class... Args>
+  void fault(const std::string& where, fmt::format_string<Args...> format, Args&&... args) {
+    faults_.push_back(fmt::format("[{}] {}", where, fmt::format(format, std::forward<Args>(args)...)));
+  }
+
+  void check_group(const Group& group, std::size_t g, std::set<DeviceId>& seen) {
+    const std::string where = fmt::format("groups[{}]", g);
+    for (const DeviceId device : group.devices) {
+      if (device < 0 || device >= cluster_.num_devices()) {
+        fault(where + ".devices", "device {} does not exist: cluster {} has {} devices", device,
+              cluster_.name, cluster_.num_devices());
+      }
+      if (!seen.insert(device).second) fault(where + ".devices", "device {} is in two places", device);
+    }
+    if (group.microbatches.empty()) fault(where + ".microbatches", "is empty, expected at least one");
+    if (static_cast<i64>(group.layers.size()) != model_.num_layers) {
+      fault(where + ".layers", "has {} entries, but model {} has {} layers", group.layers.size(), model_.name,
+            model_.num_layers);
+      return;
+    }
+    check_shares(group, group.embed, where + ".embed");
+    check_shares(group, group.head, where + ".head");
+    for (i64 l = 0; l < model_.num_layers; ++l) check_layer(group, l, fmt::format("{}.layers[{}]", where, l));
+  }
+
+  bool in_group(const Group& group, DeviceId device) const {
+    return std::find(group.devices.begin(), group.devices.end(), device) != group.devices.end();
+  }
+
+  void check_shares(const Group& group, const Shares& shares, const std::string& where) {
+    if (shares.size() != 1 && shares.size() != group.microbatches.size()) {
+      fault(where, "has {} rows, expected 1 or one per microbatch ({})", shares.size(),
+            group.microbatches.size());
+      return;
+    }
+    for (std::size_t m = 0; m < group.microbatches.size(); ++m) {
+      i64 sum = 0;
+      std::set<DeviceId> devices;
+      for (const Share& share : share_row(shares, static_cast<i32>(m))) {
+        sum += share.sequences;
+        if (!in_group(group, share.device)) fault(where, "device {} is not in this group", share.device);
+        if (!devices.insert(share.device).second) fault(where, "device {} is listed twice", share.device);
+        if (share.sequences < 0) fault(where, "device {} has {} sequences", share.device, share.sequences);
+      }
+      if (sum != group.microbatches[m]) {
+        fault(where, "shares of microbatch {} add up to {} sequences, expected {}", m, sum,
+              group.microbatches[m]);
+      }
+    }
+  }
+
+  void check_layer(const Group& group, i64 l, const std::string& where) {
+    const LayerPlacement& layer = group.layers[static_cast<std::size_t>(l)];
+    check_shares(group, layer.attention, where + ".attention");
+    const i64 expected = model_.is_moe(l) ? model_.num_experts : 0;
+    if (static_cast<i64>(layer.experts.size()) != expected) {
+      fault(where + ".experts", "has {} experts, but model {} has {} in this layer", layer.experts.size(),
+            model_.name, expected);
+      return;
+    }
+    for (std::size_t e = 0; e < layer.experts.size(); ++e) {
+      double sum = 0;
+      std::set<DeviceId> devices;
+      for (const ExpertOwner& owner : layer.experts[e]) {
+        sum += owner.share;
+        if (!in_group(group, owner.device)) {
+          fault(fmt::format("{}.experts[{}]", where, e), "owner {} is not in this group", owner.device);
+        }
+        if (!devices.insert(owner.device).second) {
+          fault(fmt::format("{}.experts[{}]", where, e), "owner {} is listed twice", owner.device);
+        }
+      }
+      if (layer.experts[e].empty() || sum < 1 - 1e-9 || sum > 1 + 1e-9) {
+        fault(fmt::format("{}.experts[{}]", where, e), "shares of {} owners add up to {}, expected 1",
+              layer.experts[e].size(), sum);
+      }
+    }
+  }
+
+  const Plan& plan_;
+  const ModelConfig& model_;
+  const Cluster& cluster_;
+  std::vector<std::string> faults_;
+};
+
+}  // namespace
+
+std::vector<std::string> validate(const Plan& plan, const ModelConfig& model, const Cluster& cluster) {
+  return Validator(plan, model, cluster).run();
+}
+
+Json to_json(const Plan& plan) { return write_fields(plan); }
+
+Plan plan_from_json(const Json& json, const std::string& where) {
+  Plan plan;
+  read_fields(json, plan, where + " ");
+  return plan;
+}
+
+}  // namespace hetermoe

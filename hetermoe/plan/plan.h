@@ -1,0 +1,152 @@
+#pragma once
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "hetermoe/cluster/cluster.h"
+#include "hetermoe/model/model_config.h"
+
+// A Plan says where everything lives; its order policy says when. Everything known of the field (expert
+// parallelism, disaggregated experts, zebra, pipelines) is a way to fill this object.
+namespace hetermoe {
+
+/// layer_major: layer by layer over a window of microbatches (window 1 = one microbatch after another, all =
+/// zebra). one_f_one_b: pipeline stages alternate forward and backward. explicit: the lanes of
+/// `explicit_order`.
+enum class OrderPolicy { kLayerMajor, kOneFOneB, kExplicit };
+/// Which queue a transfer uses: its direction, its name (the paper's: dispatch, combine), or one queue for
+/// all.
+enum class QueueBinding { kDirection, kName, kSingle };
+/// off: activations stay. local: backward recomputes from the op's saved input. resend: as local, but tokens
+/// travel through dispatch and combine again, as expert parallelism over checkpointed layers does.
+enum class Recompute { kOff, kLocal, kResend };
+
+template <>
+struct EnumNames<OrderPolicy> {
+  static const std::vector<std::string>& names();
+};
+template <>
+struct EnumNames<QueueBinding> {
+  static const std::vector<std::string>& names();
+};
+template <>
+struct EnumNames<Recompute> {
+  static const std::vector<std::string>& names();
+};
+
+/// A device computes `sequences` consecutive sequences of a microbatch. 0 is legal: the device holds the
+/// state, joins every transfer and has nothing to compute.
+struct Share {
+  DeviceId device = 0;
+  i64 sequences = 0;
+  bool operator==(const Share&) const = default;
+  template <class V>
+  void fields(V& v) {
+    v("device", device, "device of the cluster", at_least(0));
+    v("sequences", sequences, "sequences of a microbatch", at_least(0));
+  }
+};
+using ShareRow = std::vector<Share>;
+/// One row serves all microbatches, or there is one row per microbatch. Ranges follow in the order of the
+/// row.
+using Shares = std::vector<ShareRow>;
+
+struct ExpertOwner {
+  DeviceId device = 0;
+  double share = 1;  ///< part of the rows of each source that this replica computes
+  bool operator==(const ExpertOwner&) const = default;
+  template <class V>
+  void fields(V& v) {
+    v("device", device, "device of the cluster", at_least(0));
+    v("share", share, "part of the expert's rows", between(0, 1));
+  }
+};
+
+struct LayerPlacement {
+  Shares attention;
+  std::vector<std::vector<ExpertOwner>> experts;  ///< [num_experts] owners; empty in a dense layer
+  bool operator==(const LayerPlacement&) const = default;
+  template <class V>
+  void fields(V& v) {
+    v("attention", attention, "who computes the attention part of how many sequences");
+    v("experts", experts, "owners of each expert");
+  }
+};
+
+/// One complete copy of the model on some devices (a ZP group). Groups are data parallel to each other and
+/// may differ in shape. Group g takes the sequences of a step that follow those of groups 0..g-1.
+struct Group {
+  std::vector<DeviceId> devices;
+  std::vector<i64> microbatches;  ///< sequences in each
+  Shares embed, head;
+  std::vector<LayerPlacement> layers;
+  template <class V>
+  void fields(V& v) {
+    v("devices", devices, "devices of this group");
+    v("microbatches", microbatches, "sequences in each microbatch", at_least(0));
+    v("embed", embed, "who computes the embedding");
+    v("head", head, "who computes the head");
+    v("layers", layers, "placement of each layer");
+  }
+};
+
+struct Plan {
+  std::string strategy;  ///< who made it: single, ep, dist_ep, zebra, ...
+  std::string model;     ///< name of the model it was made for
+  i64 seq_len = 0;       ///< tokens per sequence
+  std::vector<Group> groups;
+  OrderPolicy order = OrderPolicy::kLayerMajor;
+  i32 window = 0;  ///< layer_major: microbatches in flight; 0 = all
+  i32 combine_lag =
+      0;           ///< a return transfer is ordered this many dispatches later (matters on shared queues)
+  i32 chunks = 1;  ///< partition degree: dispatch, experts and combine of a layer in so many parts
+  QueueBinding queue_binding = QueueBinding::kDirection;
+  bool row_dedup = true;  ///< a token whose experts share a device is sent once
+  Recompute recompute = Recompute::kLocal;
+  std::vector<Dtype> dtype;  ///< [num_devices of the cluster] compute dtype
+  Dtype wire_forward = Dtype::kFp32,
+        wire_backward = Dtype::kFp32;      ///< dtype of rows and of their gradients in transfers
+  std::string explicit_order;              ///< schedule text, for order = explicit
+  std::optional<double> predicted_step_s;  ///< of the planner that chose it
+  template <class V>
+  void fields(V& v) {
+    v("strategy", strategy, "who made the plan");
+    v("model", model, "model it was made for");
+    v("seq_len", seq_len, "tokens per sequence", at_least(1));
+    v("order", order, "order policy");
+    v("window", window, "microbatches in flight, 0 = all", at_least(0));
+    v("combine_lag", combine_lag, "dispatches between a dispatch and its combine on a shared queue",
+      at_least(0));
+    v("chunks", chunks, "partition degree", between(1, 64));
+    v("queue_binding", queue_binding, "queue of a transfer");
+    v("row_dedup", row_dedup, "send a token once per device");
+    v("recompute", recompute, "activation checkpointing");
+    v("wire_forward", wire_forward, "dtype of rows in transfers");
+    v("wire_backward", wire_backward, "dtype of gradient rows in transfers");
+    v("dtype", dtype, "compute dtype per device");
+    v("predicted_step_s", predicted_step_s, "predicted seconds per step");
+    v("explicit_order", explicit_order, "schedule text for order: explicit");
+    v("groups", groups, "data-parallel copies of the model");
+  }
+};
+
+/// The row of `shares` that holds for microbatch `m`.
+inline const ShareRow& share_row(const Shares& shares, i32 m) {
+  return shares[shares.size() == 1 ? 0 : static_cast<std::size_t>(m)];
+}
+/// Sequences of `device` in a row, 0 when it is absent.
+i64 sequences_of(const ShareRow& row, DeviceId device);
+
+i64 total_sequences(const Group& group);
+i64 total_sequences(const Plan& plan);  ///< of a step, all groups
+
+/// attention, expert, both or idle: what a device does in some layer of its group.
+std::string role_of(const Plan& plan, DeviceId device);
+
+/// All faults of a plan against model and cluster, in words; empty = it fits.
+std::vector<std::string> validate(const Plan& plan, const ModelConfig& model, const Cluster& cluster);
+
+Json to_json(const Plan& plan);
+Plan plan_from_json(const Json& json, const std::string& where);
+
+}  // namespace hetermoe

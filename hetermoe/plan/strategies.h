@@ -1,0 +1,49 @@
+#pragma once
+#include <string>
+#include <vector>
+
+#include "hetermoe/plan/plan.h"
+
+namespace hetermoe {
+
+/// What a strategy is asked for. Everything left at its default is chosen by the strategy.
+struct StrategyRequest {
+  i64 seq_len = 0;                  ///< tokens per sequence
+  i64 sequences = 0;                ///< of one step, all microbatches
+  i64 microbatches = 1;             ///< sizes are made as equal as possible
+  std::vector<DeviceId> attention;  ///< devices that compute attention; empty = default_roles()
+  std::vector<DeviceId> experts;    ///< devices that own experts (dist_ep, zebra)
+  std::vector<double>
+      attention_weights;               ///< [attention] speed by which sequences are shared; empty = equally
+  std::vector<double> expert_weights;  ///< [experts] speed by which experts are shared; empty = equally
+  std::vector<i64> experts_moved;  ///< [num_layers] Asym-EA: experts that each expert device gives up (o_l)
+  i32 window = -1;                 ///< microbatches in flight; -1 = the strategy's own
+};
+
+struct Strategy {
+  std::string name;     ///< with underscores
+  std::string summary;  ///< one line for --help
+  Plan (*make)(const ModelConfig&, const Cluster&, const StrategyRequest&);
+};
+
+/// The table: a new strategy is one function and one row.
+const std::vector<Strategy>& strategies();
+/// Accepts '-' or '_'. Throws ConfigError with the known names.
+const Strategy& find_strategy(const std::string& name);
+
+/// Who computes attention and who owns experts when nobody says: the device type with the highest fp16 peak
+/// computes attention, all others own experts; devices of one type only are split in halves.
+struct Roles {
+  std::vector<DeviceId> attention, experts;
+};
+Roles default_roles(const Cluster& cluster);
+
+/// Splits `total` into parts proportional to `weights`, largest remainder first; every part gets its floor.
+std::vector<i64> proportional_split(i64 total, const std::vector<double>& weights);
+/// Shares of a microbatch, one entry per device, zeros included.
+ShareRow make_shares(const std::vector<DeviceId>& devices, i64 sequences, const std::vector<double>& weights);
+/// Rows for all microbatches; a single one when they are equal.
+Shares make_share_rows(const std::vector<DeviceId>& devices, const std::vector<i64>& microbatches,
+                       const std::vector<double>& weights);
+
+}  // namespace hetermoe

@@ -1,0 +1,59 @@
+#pragma once
+#include <string>
+#include <vector>
+
+#include "hetermoe/planner/predict.h"
+
+// Plans of the compared systems, as HeterMoE (arXiv 2504.03871) defines them, and how each is tuned.
+namespace hetermoe {
+
+/// What a comparison holds fixed for every system.
+struct Setting {
+  i64 seq_len = 0;
+  i64 sequences = 0;  ///< of a step
+  Dtype dtype = Dtype::kFp16;
+  /// The published systems send one row per expert copy; with true every system sends a token once per
+  /// device.
+  bool row_dedup = false;
+  bool check_memory = true;
+  bool one_sequence = false;  ///< EP: only microbatches of one sequence per device
+};
+
+/// The best plan found of one system.
+struct Tuned {
+  Plan plan;  ///< without groups when nothing fits
+  Prediction prediction;
+  std::vector<i64> experts_moved;  ///< zebra: per layer, experts that each expert device gives up
+  std::string infeasible;          ///< why nothing fits; empty = plan and prediction hold
+};
+
+/// Sets dtypes and what travels as the setting says.
+void apply(const Setting& setting, Plan& plan);
+
+/// Partition degrees that are tried.
+inline const std::vector<i32> kPartitionDegrees = {1, 2, 4, 8};
+
+/// Microbatch counts worth trying when `devices` share `sequences`: the same whole number of
+/// sequences on each, most microbatches first.
+std::vector<i64> microbatch_counts(i64 sequences, i64 devices);
+
+/// EP over `devices` (empty = all): equal sequences, experts spread evenly, tokens sent again for
+/// recomputation, microbatch count and partition degree searched.
+Tuned tune_ep(Predictor& predictor, const Setting& setting, const std::vector<DeviceId>& devices = {});
+/// Zebra's placement with one microbatch in flight; microbatch count and partition degree searched.
+Tuned tune_dist_ep(Predictor& predictor, const Setting& setting);
+/// Zebra, microbatch count searched; with `asym_ea` experts move by gather and squeeze where that helps.
+Tuned tune_zebra(Predictor& predictor, const Setting& setting, bool asym_ea);
+/// Heterogeneous pipelines, one device per stage, both types mixed in each, 1F1B, data parallel over
+/// pipelines: order of the types, layers per stage and microbatch count searched.
+Tuned tune_pp(Predictor& predictor, const Setting& setting);
+
+/// Forward times of one layer under a zebra plan, as the offline profiler measures them.
+struct LayerTimes {
+  Seconds attention = 0;     ///< T_A
+  Seconds local_expert = 0;  ///< T_X: the rows of one expert device on an attention device
+  Seconds expert = 0;        ///< T_E
+};
+LayerTimes layer_times(Predictor& predictor, const Plan& zebra);
+
+}  // namespace hetermoe

@@ -1,0 +1,53 @@
+#pragma once
+#include <string>
+#include <vector>
+
+#include "hetermoe/planner/baselines.h"
+
+namespace hetermoe {
+
+/// One line of a comparison: the best plan of one strategy at one sequence length.
+struct CompareRow {
+  std::string model, cluster;
+  i64 seq_len = 0;
+  std::string strategy;    ///< printed form: dist-ep, ep-ideal
+  std::string infeasible;  ///< why the strategy cannot run; empty = the figures hold
+  i64 sequences = 0;       ///< of a step
+  double tokens_per_s = 0;
+  Seconds step_s = 0;
+  double utilization_attention = 0,
+         utilization_expert = 0;    ///< share of the step in compute, newer and older
+  std::vector<i64> experts_moved;   ///< [layer] given up by each expert device
+  std::vector<Bytes> memory_bytes;  ///< [device]
+  i64 microbatches = 0;
+  i64 chunks = 0;  ///< partition degree
+};
+
+struct CompareOptions {
+  /// Any of zebra, ep, ep-ideal, dist-ep, pp ('_' for '-' is accepted).
+  std::vector<std::string> strategies = {"zebra", "ep", "ep-ideal", "dist-ep", "pp"};
+  bool asym_ea = true;
+  i64 sequences = 0;  ///< of a step; 0 = the largest number that every compared strategy can hold
+  Dtype dtype = Dtype::kFp16;
+  bool row_dedup = false;    ///< see Setting
+  bool check_memory = true;  ///< a plan that overfills a device is no candidate
+  SoftwareConstants software;
+};
+
+/// Tokens of a step beyond which no strategy gains from a larger one; limits the batch where memory does not.
+inline constexpr i64 kMaxStepTokens = i64{1} << 20;
+
+/// Sequences of a step when nobody says: the most that every strategy can hold, at most kMaxStepTokens
+/// tokens, in whole sequences per device of every strategy. 0 when not even the smallest step fits.
+i64 default_sequences(const ModelConfig& model, const Cluster& cluster, i64 seq_len,
+                      const CompareOptions& options);
+
+/// One row per strategy and sequence length, each strategy with its own best microbatch count and partition
+/// degree. Throws ConfigError for an unknown strategy or a length that the model does not allow.
+std::vector<CompareRow> compare_strategies(const ModelConfig& model, const Cluster& cluster,
+                                           const std::vector<i64>& seq_lens, const CompareOptions& options);
+
+/// {"rows": [...]} as `hetermoe compare --json` prints it.
+Json to_json(const std::vector<CompareRow>& rows);
+
+}  // namespace hetermoe

@@ -1,0 +1,26 @@
+#pragma once
+#include <string>
+#include <vector>
+
+#include "hetermoe/cluster/cluster.h"
+#include "hetermoe/model/model_config.h"
+#include "hetermoe/plan/plan.h"
+
+namespace hetermoe {
+
+/// Bytes that each device needs for a plan, in closed form: states of the parameters it holds, what it keeps
+/// of the microbatches in flight, the working set of its largest op, transfer buffers. An upper bound that
+/// costs microseconds, for rejecting plans before they are built.
+std::vector<Bytes> estimate_memory(const Plan& plan, const ModelConfig& model);
+
+/// What tensors may use of a device: the driver's context, the communication library and framework take the
+/// reserve, fragments of the allocator the rest.
+inline constexpr Bytes kReservedMemory = 1.0 * 1024 * 1024 * 1024;
+inline constexpr double kUsableMemory = 0.97;
+Bytes usable_memory(const DeviceType& type);
+
+/// The device that a plan overfills most: "device V100#6 (16 GiB, 14.5 usable) needs 18.2 GiB"; empty =
+/// the plan fits.
+std::string overfilled_device(const std::vector<Bytes>& memory, const Cluster& cluster);
+
+}  // namespace hetermoe

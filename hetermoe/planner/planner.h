@@ -1,0 +1,75 @@
+#pragma once
+#include <string>
+#include <vector>
+
+#include "hetermoe/planner/predict.h"
+
+// Who should do what, will it fit, what is gained over the newer devices alone: a search over plans, judged
+// by the simulator alone. It needs no device.
+namespace hetermoe {
+
+/// Bounds on what the planner may propose and on how long it may look.
+struct PlanLimits {
+  i64 max_microbatches = 64;
+  std::vector<DeviceId> idle;  ///< devices that must stay out
+  Bytes memory_reserve = 0;    ///< per device, kept free of what usable_memory() allows
+  /// Work of all simulations together, in op-device visits (about 4 million per second on one core). Counted,
+  /// not timed, so that equal requests give equal plans on every machine. 0 = chosen by the size of the
+  /// cluster.
+  i64 simulation_budget = 0;
+};
+
+struct PlanRequest {
+  ModelConfig model;
+  Cluster cluster;
+  i64 seq_len = 0;
+  i64 sequences = 0;  ///< of a step; 0 = from `tokens`
+  i64 tokens = 0;     ///< of a step, rounded down to whole sequences
+  Dtype dtype = Dtype::kFp16;
+  SoftwareConstants software;
+  PlanLimits limits;
+};
+
+/// How much of one device type a plan uses.
+struct TypeUse {
+  std::string type;
+  i64 devices = 0, used = 0;
+  std::string role;       ///< attention, expert, both, mixed or idle
+  double busy = 0;        ///< mean share of the step that used devices compute
+  Bytes memory = 0;       ///< of the fullest device
+  double memory_gib = 0;  ///< that a device of the type has
+};
+
+/// A plan that was considered and what the simulator says of it.
+struct Candidate {
+  std::string name;  ///< "zebra on all 12 devices", ...
+  Plan plan;         ///< without groups when infeasible
+  Prediction prediction;
+  std::vector<Bytes> memory;  ///< [device]
+  std::vector<TypeUse> types;
+  std::string limited_by;                        ///< what fills the critical path, in words
+  std::string verdict;                           ///< why it is the best, or why it loses
+  std::string infeasible;                        ///< the limit that rules it out; empty = the figures hold
+  bool newer_only = false, homogeneous = false;  ///< uses the newest type alone; one type alone
+};
+
+/// tried[0] is the plan to run. Always among `tried`, even when they lose or do not fit: the best plan on the
+/// newer devices alone, the best on one type alone, plain expert parallelism on all devices, a single device.
+struct PlanResult {
+  std::vector<Candidate> tried;  ///< best first; infeasible ones last
+  std::string infeasible;        ///< why no plan exists; empty = tried[0] is one
+  std::vector<std::string> explanation;
+  i64 num_sketches = 0;   ///< weighed by estimate
+  i64 num_simulated = 0;  ///< judged by the simulator
+
+  bool feasible() const { return infeasible.empty(); }
+  const Candidate& best() const { return tried.front(); }
+};
+
+/// Throws ConfigError for requests that make no sense (no devices, no tokens, negative bandwidth). A request
+/// that cannot be served is a result with `infeasible`.
+PlanResult find_plan(const PlanRequest& request);
+
+Json to_json(const PlanResult& result);
+
+}  // namespace hetermoe

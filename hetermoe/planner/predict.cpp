@@ -1,0 +1,71 @@
+#include "hetermoe/planner/predict.h"
+
+#include <algorithm>
+
+namespace hetermoe {
+namespace {
+
+/// Microbatches that run one after another repeat themselves from the second on.
+constexpr std::size_t kShortRun = 3;
+
+/// All microbatches have the same size and shares.
+bool has_equal_microbatches(const Group& group) {
+  const std::vector<i64>& sizes = group.microbatches;
+  return group.embed.size() == 1 && group.head.size() == 1 &&
+         std::all_of(sizes.begin(), sizes.end(), [&](i64 size) { return size == sizes[0]; }) &&
+         std::all_of(group.layers.begin(), group.layers.end(),
+                     [](const LayerPlacement& layer) { return layer.attention.size() == 1; });
+}
+
+bool repeats(const Plan& plan) {
+  if (plan.order != OrderPolicy::kLayerMajor || plan.window != 1) return false;
+  const std::size_t count = plan.groups[0].microbatches.size();
+  return count > kShortRun && std::all_of(plan.groups.begin(), plan.groups.end(), [&](const Group& group) {
+           return group.microbatches.size() == count && has_equal_microbatches(group);
+         });
+}
+
+Plan with_microbatches(const Plan& plan, std::size_t count) {
+  Plan out = plan;
+  for (Group& group : out.groups) group.microbatches.resize(count);
+  return out;
+}
+
+double tokens_of(const Plan& plan) { return static_cast<double>(total_sequences(plan) * plan.seq_len); }
+
+}  // namespace
+
+Prediction Predictor::simulate(const Plan& plan) {
+  const Schedule schedule = build_schedule(plan, model_);
+  const Placement placement(plan, model_, {});
+  const RooflineCost cost(model_, cluster_, plan, software_);
+  const OpCosts costs = price(schedule, placement, model_, cluster_, cost, ExpectedRouting(model_));
+  const OpTimes& times = simulator_.run(schedule, costs);
+  Prediction out;
+  out.step = times.step;
+  out.busy.assign(static_cast<std::size_t>(cluster_.num_devices()), 0);
+  for (OpId op = 0; op < schedule.num_ops(); ++op) {
+    const auto i = static_cast<std::size_t>(op);
+    if (!is_compute(schedule.ops[i].kind)) continue;
+    out.busy[static_cast<std::size_t>(device_of(schedule.lanes_of(op)[0]))] += times.end[i] - times.start[i];
+  }
+  return out;
+}
+
+Prediction Predictor::predict(const Plan& plan) {
+  Prediction out;
+  if (repeats(plan)) {
+    out = simulate(with_microbatches(plan, kShortRun));
+    const Prediction shorter = simulate(with_microbatches(plan, kShortRun - 1));
+    const auto more = static_cast<double>(plan.groups[0].microbatches.size() - kShortRun);
+    out.step += more * (out.step - shorter.step);
+    for (std::size_t d = 0; d < out.busy.size(); ++d) out.busy[d] += more * (out.busy[d] - shorter.busy[d]);
+  } else {
+    out = simulate(plan);
+  }
+  for (double& busy : out.busy) busy /= out.step;
+  out.tokens_per_s = tokens_of(plan) / out.step;
+  return out;
+}
+
+}  // namespace hetermoe

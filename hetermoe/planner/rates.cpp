@@ -1,0 +1,144 @@
+#include "hetermoe/planner/rates.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "hetermoe/planner/memory_estimate.h"
+
+namespace hetermoe {
+namespace {
+
+double real(i64 value) { return static_cast<double>(value); }
+
+}  // namespace
+
+Plan blank_plan(const PlanRequest& request, Recompute recompute) {
+  Plan plan;
+  plan.model = request.model.name;
+  plan.seq_len = request.seq_len;
+  plan.dtype.assign(request.cluster.devices.size(), request.dtype);
+  plan.wire_forward = plan.wire_backward = request.dtype;
+  plan.recompute = recompute;
+  return plan;
+}
+
+Rates::Rates(const PlanRequest& request)
+    : request_(request),
+      counts_(count_parameters(request.model)),
+      kept_(request.model, request.cluster, blank_plan(request, Recompute::kOff), request.software),
+      recomputed_(request.model, request.cluster, blank_plan(request, Recompute::kLocal), request.software) {
+  attention_parameters_ = real(counts_.embedding + counts_.head);
+  for (const i64 part : counts_.attention_part) attention_parameters_ += real(part);
+  for (i32 l = 0; l < request.model.num_layers; ++l)
+    (request.model.is_moe(l) ? moe_layer_ : dense_layer_) = l;
+  moe_share_ = real(request.model.num_moe_layers()) / real(request.model.num_layers);
+  make_classes();
+  sort_classes();
+}
+
+void Rates::make_classes() {
+  const Cluster& cluster = request_.cluster;
+  const std::vector<DeviceId>& idle = request_.limits.idle;
+  std::map<std::pair<i32, double>, std::size_t> index;
+  std::vector<std::set<NodeId>> nodes;
+  std::set<NodeId> all_nodes;
+  for (DeviceId d = 0; d < cluster.num_devices(); ++d) {
+    if (std::find(idle.begin(), idle.end(), d) != idle.end()) continue;
+    const Device& device = cluster.devices[static_cast<std::size_t>(d)];
+    const auto [at, is_new] = index.try_emplace({device.type, device.speed}, classes_.size());
+    if (is_new) {
+      classes_.push_back({device.type, device.speed, {}, 1, 0, 0, 0});
+      nodes.emplace_back();
+    }
+    DeviceClass& cls = classes_[at->second];
+    const Node& node = cluster.nodes[static_cast<std::size_t>(device.node)];
+    const BytesPerSecond port = node.network * request_.software.network_efficiency;
+    const BytesPerSecond local = node.local * request_.software.local_efficiency;
+    cls.port = cls.devices.empty() ? port : std::min(cls.port, port);
+    cls.local = cls.devices.empty() ? local : std::min(cls.local, local);
+    cls.latency = std::max(cls.latency, node.latency);
+    cls.devices.push_back(d);
+    nodes[at->second].insert(device.node);
+    all_nodes.insert(device.node);
+  }
+  for (std::size_t c = 0; c < classes_.size(); ++c) {
+    classes_[c].per_node =
+        static_cast<double>(classes_[c].devices.size()) / static_cast<double>(nodes[c].size());
+  }
+  one_node_ = all_nodes.size() == 1;
+}
+
+/// The smaller the ratio of attention time to expert time, the earlier a class takes attention.
+void Rates::sort_classes() {
+  std::vector<std::pair<double, DeviceClass>> keyed;
+  const double copies = real(request_.seq_len * request_.model.top_k);
+  for (std::size_t c = 0; c < classes_.size(); ++c) {
+    const double ratio = attention(c, 1, Recompute::kLocal).sum() /
+                         std::max(1e-12, experts(c, copies, 1, Recompute::kLocal).sum());
+    keyed.emplace_back(ratio, classes_[c]);
+  }
+  std::stable_sort(keyed.begin(), keyed.end(), [](auto& a, auto& b) { return a.first < b.first; });
+  for (std::size_t c = 0; c < classes_.size(); ++c) classes_[c] = std::move(keyed[c].second);
+}
+
+ComputeWork Rates::work(OpKind kind, std::size_t cls) const {
+  ComputeWork work;
+  work.op.kind = kind;
+  work.op.phase = Phase::kForward;
+  work.op.layer = moe_layer_;
+  work.device = classes_[cls].devices.front();
+  work.seq_len = request_.seq_len;
+  return work;
+}
+
+LayerCost Rates::attention(std::size_t cls, double sequences, Recompute recompute) const {
+  ComputeWork w = work(OpKind::kAttention, cls);
+  w.sequences = sequences;
+  w.tokens = sequences * real(request_.seq_len);
+  LayerCost sum;
+  const auto add = [&](i32 layer, double share) {
+    if (layer < 0 || share <= 0) return;
+    w.op.layer = layer;
+    w.op.phase = Phase::kForward;
+    sum.forward += share * cost(recompute).compute(w);
+    w.op.phase = Phase::kBackward;
+    sum.backward += share * cost(recompute).compute(w);
+  };
+  add(moe_layer_, moe_share_);
+  add(dense_layer_, 1 - moe_share_);
+  return sum;
+}
+
+LayerCost Rates::experts(std::size_t cls, double copies, double experts, Recompute recompute) const {
+  if (moe_layer_ < 0 || copies <= 0) return {};
+  ComputeWork w = work(OpKind::kExperts, cls);
+  w.copies = w.rows = copies;
+  w.experts = experts;
+  LayerCost sum;
+  sum.forward = cost(recompute).compute(w);
+  w.op.phase = Phase::kBackward;
+  sum.backward = cost(recompute).compute(w);
+  return sum;
+}
+
+Seconds Rates::head(std::size_t cls, double sequences) const {
+  ComputeWork w = work(OpKind::kHead, cls);
+  w.sequences = sequences;
+  w.tokens = sequences * real(request_.seq_len);
+  w.trains = true;
+  return kept_.compute(w);
+}
+
+Seconds Rates::update(std::size_t cls, double parameters) const {
+  ComputeWork w = work(OpKind::kUpdate, cls);
+  w.params = parameters;
+  return kept_.compute(w);
+}
+
+Bytes Rates::usable_memory(std::size_t cls) const {
+  const DeviceType& type = request_.cluster.types[static_cast<std::size_t>(classes_[cls].type)];
+  return hetermoe::usable_memory(type) - request_.limits.memory_reserve;
+}
+
+}  // namespace hetermoe

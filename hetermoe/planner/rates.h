@@ -1,0 +1,67 @@
+#pragma once
+#include <vector>
+
+#include "hetermoe/planner/planner.h"
+
+// What devices take for the parts of a layer: the input of estimates and of rounding.
+namespace hetermoe {
+
+/// Devices that no cost can tell apart.
+struct DeviceClass {
+  i32 type = 0;
+  double speed = 1;
+  std::vector<DeviceId> devices;
+  double per_node = 1;  ///< devices of the class on one of its nodes
+  BytesPerSecond port =
+      0;  ///< effective, per direction, shared by the node's devices; the slowest node counts
+  BytesPerSecond local = 0;
+  Seconds latency = 0;
+};
+
+struct LayerCost {
+  Seconds forward = 0, backward = 0;
+  Seconds sum() const { return forward + backward; }
+};
+
+/// Costs by class, without contention.
+class Rates {
+ public:
+  explicit Rates(const PlanRequest& request);
+
+  /// Classes by comparative advantage in attention, best first.
+  const std::vector<DeviceClass>& classes() const { return classes_; }
+  std::size_t num_classes() const { return classes_.size(); }
+  /// Attention part of a layer (mean over layers) for so many sequences.
+  LayerCost attention(std::size_t cls, double sequences, Recompute recompute) const;
+  /// Experts of one layer: (row, expert) pairs spread over so many experts.
+  LayerCost experts(std::size_t cls, double copies, double experts, Recompute recompute) const;
+  Seconds head(std::size_t cls, double sequences) const;
+  Seconds update(std::size_t cls, double parameters) const;
+  const PlanRequest& request() const { return request_; }
+  const ParamCounts& counts() const { return counts_; }
+  double attention_parameters() const { return attention_parameters_; }  ///< embedding and head included
+  Bytes usable_memory(std::size_t cls) const;
+  bool one_node() const { return one_node_; }
+
+ private:
+  const RooflineCost& cost(Recompute recompute) const {
+    return recompute == Recompute::kOff ? kept_ : recomputed_;
+  }
+  ComputeWork work(OpKind kind, std::size_t cls) const;
+  void make_classes();
+  void sort_classes();
+
+  const PlanRequest& request_;
+  ParamCounts counts_;
+  double attention_parameters_ = 0;
+  RooflineCost kept_, recomputed_;
+  std::vector<DeviceClass> classes_;
+  i32 moe_layer_ = -1, dense_layer_ = -1;
+  double moe_share_ = 1;
+  bool one_node_ = false;
+};
+
+/// A plan without placement, dtypes as requested: what the cost model needs to know of a plan.
+Plan blank_plan(const PlanRequest& request, Recompute recompute);
+
+}  // namespace hetermoe

@@ -1,0 +1,58 @@
+#include "hetermoe/planner/short_model.h"
+
+#include <algorithm>
+
+namespace hetermoe {
+namespace {
+
+constexpr i64 kShorter = 2, kLonger = 4;  ///< layers behind the leading dense ones
+constexpr i64 kWorthwhile = 12;           ///< shallower models are simulated whole
+
+ModelConfig first_layers(const ModelConfig& model, i64 layers) {
+  ModelConfig out = model;
+  out.num_layers = layers;
+  out.dense_layer.resize(static_cast<std::size_t>(layers));
+  return out;
+}
+
+}  // namespace
+
+ShortModel::ShortModel(const ModelConfig& model, const Cluster& cluster, const SoftwareConstants& software)
+    : full_(model, cluster, software) {
+  const auto first_moe = std::find(model.dense_layer.begin(), model.dense_layer.end(), false);
+  const bool dense_first = std::find(first_moe, model.dense_layer.end(), true) == model.dense_layer.end();
+  const i64 dense = first_moe - model.dense_layer.begin();
+  if (!dense_first || model.num_layers - dense < kWorthwhile) return;
+  shorter_model_ = first_layers(model, dense + kShorter);
+  longer_model_ = first_layers(model, dense + kLonger);
+  extra_ = static_cast<double>(model.num_layers - longer_model_.num_layers) /
+           static_cast<double>(kLonger - kShorter);
+  shorter_.emplace(shorter_model_, cluster, software);
+  longer_.emplace(longer_model_, cluster, software);
+}
+
+i64 ShortModel::layers_simulated() const {
+  return shortens() ? shorter_model_.num_layers + longer_model_.num_layers : full_.model().num_layers;
+}
+
+Plan ShortModel::cut(const Plan& plan, i64 layers) {
+  Plan out = plan;
+  for (Group& group : out.groups) group.layers.resize(static_cast<std::size_t>(layers));
+  return out;
+}
+
+Prediction ShortModel::predict(const Plan& plan) {
+  if (!shortens()) return full_.predict(plan);
+  const Prediction shorter = shorter_->predict(cut(plan, shorter_model_.num_layers));
+  Prediction out = longer_->predict(cut(plan, longer_model_.num_layers));
+  const Seconds step = out.step + extra_ * (out.step - shorter.step);
+  for (std::size_t d = 0; d < out.busy.size(); ++d) {
+    const Seconds longer_busy = out.busy[d] * out.step, shorter_busy = shorter.busy[d] * shorter.step;
+    out.busy[d] = (longer_busy + extra_ * (longer_busy - shorter_busy)) / step;
+  }
+  out.tokens_per_s *= out.step / step;
+  out.step = step;
+  return out;
+}
+
+}  // namespace hetermoe

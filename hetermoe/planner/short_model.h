@@ -1,0 +1,34 @@
+#pragma once
+#include <optional>
+
+#include "hetermoe/planner/predict.h"
+
+namespace hetermoe {
+
+/// Deep models repeat themselves: from a few layers on, each further layer adds the same time. Simulates the
+/// first layers of a plan, twice, and extrapolates to all. Exact models are simulated as they are.
+class ShortModel {
+ public:
+  /// Keeps references to model and cluster. Models that are shallow, or whose dense layers are not the first
+  /// ones, are not shortened.
+  ShortModel(const ModelConfig& model, const Cluster& cluster, const SoftwareConstants& software);
+
+  bool shortens() const { return longer_.has_value(); }
+  /// Layers that one prediction simulates.
+  i64 layers_simulated() const;
+  Prediction predict(const Plan& plan);
+
+  /// Both plans and the weight of their difference: value(all) = longer + extra * (longer - shorter).
+  const ModelConfig& shorter_model() const { return shorter_model_; }
+  const ModelConfig& longer_model() const { return longer_model_; }
+  double extra() const { return extra_; }
+  static Plan cut(const Plan& plan, i64 layers);
+
+ private:
+  ModelConfig shorter_model_, longer_model_;
+  double extra_ = 0;
+  Predictor full_;
+  std::optional<Predictor> shorter_, longer_;
+};
+
+}  // namespace hetermoe

@@ -1,0 +1,181 @@
+#include "hetermoe/profile/profiler.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <set>
+
+#include "hetermoe/exec/device_state.h"
+#include "hetermoe/profile/machine.h"
+#include "hetermoe/profile/tasks.h"
+
+namespace hetermoe {
+namespace {
+
+at::Device device_from(const std::string& name) {
+  std::optional<at::Device> device;
+  try {
+    device = at::Device(name);
+  } catch (const c10::Error&) {
+    fail<ConfigError>("profile device", "no such device: got \"{}\", expected cpu, cuda or cuda:N", name);
+  }
+  if (device->is_cuda() && !at::hasCUDA())
+    fail<ConfigError>("profile device", "got \"{}\", but this program sees no CUDA device", name);
+  if (!device->is_cpu() && !device->is_cuda())
+    fail<ConfigError>("profile device", "got \"{}\", expected cpu, cuda or cuda:N", name);
+  return *device;
+}
+
+/// Restores the number of intra-op threads.
+class ThreadsGuard {
+ public:
+  explicit ThreadsGuard(int threads) : before_(at::get_num_threads()) { at::set_num_threads(threads); }
+  ~ThreadsGuard() { at::set_num_threads(before_); }
+  ThreadsGuard(const ThreadsGuard&) = delete;
+  ThreadsGuard& operator=(const ThreadsGuard&) = delete;
+
+ private:
+  int before_;
+};
+
+std::vector<i64> distinct(const std::vector<i64>& values) {
+  const std::set<i64> set(values.begin(), values.end());
+  return {set.begin(), set.end()};
+}
+
+class Profiler {
+ public:
+  Profiler(const ModelConfig& model, const ProfileOptions& options)
+      : model_(model),
+        options_(options),
+        device_(device_from(options.device)),
+        tensor_(at::TensorOptions().device(device_).dtype(scalar_type(options.dtype))) {}
+
+  ProfileFile run(const std::function<void(const ProfileEntry&, i64)>& on_entry) {
+    plan_groups();
+    ProfileFile file = frame();
+    const c10::NoGradGuard no_grad;
+    const ThreadsGuard threads(static_cast<int>(options_.threads));
+    i64 left = 0;
+    for (const Pending& pending : groups_) left += pending.num_entries;
+    for (const Pending& pending : groups_) {
+      for (ProfileTask& task : pending.make()) {
+        const Measurement m = measure(task.task, device_, options_.timing);
+        ProfileEntry entry = task.entry;
+        entry.seconds = m.median, entry.p10 = m.p10, entry.p90 = m.p90, entry.runs = m.runs;
+        entry.peak_bytes = m.peak_bytes, entry.kept_bytes = m.kept_bytes;
+        file.entries.push_back(entry);
+        if (on_entry) on_entry(entry, --left);
+      }
+    }
+    return file;
+  }
+
+ private:
+  struct Pending {
+    i64 num_entries;
+    std::function<TaskGroup()> make;
+  };
+
+  ProfileFile frame() const {
+    ProfileFile file;
+    file.host = host_name();
+    file.device = device_name(device_);
+    file.date = utc_date();
+    file.torch = torch_version();
+    file.compiler = compiler_version();
+    file.threads = options_.threads;
+    file.dtype = options_.dtype;
+    file.model = model_.name;
+    file.shape = shape_of(model_);
+    return file;
+  }
+
+  void add(i64 num_entries, std::function<TaskGroup()> make) {
+    groups_.push_back({num_entries, std::move(make)});
+  }
+
+  void plan_groups() {
+    const std::vector<i64> seq_lens = sizes("seq_lens", options_.seq_lens, model_.max_positions);
+    const std::vector<i64> sequences = sizes("sequences", options_.sequences, 0);
+    std::vector<i64> tokens;
+    for (const i64 s : seq_lens) {
+      for (const i64 q : sequences) {
+        tokens.push_back(s * q);
+        for (const i64 layer : {first_layer(true), first_layer(false)}) {
+          if (layer >= 0) add(4, [=, this] { return attention_tasks(model_, layer, s, q, tensor_); });
+        }
+      }
+    }
+    for (const i64 t : distinct(tokens)) {
+      add(2, [=, this] { return embed_tasks(model_, t, tensor_); });
+      add(2, [=, this] { return head_tasks(model_, t, tensor_); });
+      add(3, [=, this] { return row_tasks(model_, t, tensor_); });
+    }
+    plan_experts();
+    plan_updates();
+  }
+
+  void plan_experts() {
+    const i64 layer = first_layer(true);
+    for (const i64 e : expert_counts()) {
+      for (const i64 rows : sizes("rows_per_expert", options_.rows_per_expert, 0))
+        add(4, [=, this] { return expert_tasks(model_, layer, e, rows, tensor_); });
+    }
+  }
+
+  /// The optimizer on the states of a run: attention part, head, experts. States of equal size are measured
+  /// once.
+  void plan_updates() {
+    const ParamCounts counts = count_parameters(model_);
+    std::set<i64> params = {counts.attention_part[static_cast<std::size_t>(first_layer(true))],
+                            counts.embedding};
+    for (const i64 e : expert_counts()) params.insert(e * counts.expert);
+    for (const i64 p : params) {
+      add(1, [=, this] { return update_tasks({at::zeros({p / model_.hidden, model_.hidden}, tensor_)}); });
+    }
+  }
+
+  i64 first_layer(bool moe) const {
+    for (i64 l = 0; l < model_.num_layers; ++l) {
+      if (model_.is_moe(l) == moe) return l;
+    }
+    return -1;
+  }
+
+  std::vector<i64> expert_counts() const {
+    const i64 all = model_.num_experts;
+    if (options_.experts.empty()) return distinct({1, std::max<i64>(1, all / 4), all});
+    return sizes("experts", options_.experts, all);
+  }
+
+  /// Distinct sizes in ascending order. limit: 0 = none.
+  std::vector<i64> sizes(const char* name, const std::vector<i64>& values, i64 limit) const {
+    const std::vector<i64> out = distinct(values);
+    if (out.empty())
+      fail<ConfigError>(fmt::format("profile {}", name), "got no sizes, expected at least one");
+    if (out.front() < 1)
+      fail<ConfigError>(fmt::format("profile {}", name), "got {}, expected >= 1", out.front());
+    if (limit > 0 && out.back() > limit) {
+      fail<ConfigError>(fmt::format("profile {}", name), "got {}, expected at most {} as in {}", out.back(),
+                        limit, model_.name);
+    }
+    return out;
+  }
+
+  const ModelConfig& model_;
+  const ProfileOptions& options_;
+  at::Device device_;
+  at::TensorOptions tensor_;
+  std::vector<Pending> groups_;
+};
+
+}  // namespace
+
+ProfileFile profile_device(const ModelConfig& model, const ProfileOptions& options,
+                           const std::function<void(const ProfileEntry&, i64)>& on_entry) {
+  check_trainable(model);
+  return Profiler(model, options).run(on_entry);
+}
+
+}  // namespace hetermoe

@@ -1,0 +1,333 @@
+#include "hetermoe/report/html.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "hetermoe/report/escape.h"
+#include "hetermoe/report/page.h"
+#include "hetermoe/report/table.h"
+#include "hetermoe/report/waits.h"
+
+// What the script finds in report_data():
+//
+//   strategies: [{
+//     name, note,
+//     steps:   {simulated, executed}           seconds, null when absent
+//     devices: [{name, type, role, used, capacity}]   used, capacity: bytes, null when unknown
+//     order:   [device, ...]                   top to bottom
+//     simulated, executed: null or {
+//       source, step,                          step in seconds
+//       ops:   [[kind, phase, layer, microbatch, queue, group], ...]   kind and queue index the lists below;
+//       only where the
+//                                              executed ops differ from the simulated ones, else null (= the
+//                                              same)
+//       spans: [op, device, start, duration, ...]   flat, nanoseconds
+//       uses:  [{label, devices, computing, transferring, waiting: [[label, share]], overhead, finished}]
+//     }
+//   }], kinds: [...], queues: [...]
+namespace hetermoe {
+namespace {
+
+/// Position of `text` in `names`, appended when new.
+std::size_t intern(std::vector<std::string>& names, const std::string& text) {
+  const auto found = std::find(names.begin(), names.end(), text);
+  const auto index = static_cast<std::size_t>(found - names.begin());
+  if (found == names.end()) names.push_back(text);
+  return index;
+}
+
+struct Names {
+  std::vector<std::string> kinds, queues;
+};
+
+Json ops_json(const Timeline& timeline, Names& names) {
+  Json ops = Json::array();
+  for (const TimelineOp& op : timeline.ops) {
+    ops.push_back(Json::array({intern(names.kinds, op.kind), op.phase, op.layer, op.microbatch,
+                               intern(names.queues, op.queue), op.group}));
+  }
+  return ops;
+}
+
+i64 nanoseconds(Seconds time) { return std::llround(time * 1e9); }
+
+/// device_of: place of each of the timeline's devices in the strategy's list.
+Json spans_json(const Timeline& timeline, const std::vector<std::size_t>& device_of) {
+  Json flat = Json::array();
+  for (const Span& span : timeline.spans) {
+    flat.push_back(span.op);
+    flat.push_back(device_of[static_cast<std::size_t>(span.device)]);
+    flat.push_back(nanoseconds(span.start));
+    flat.push_back(nanoseconds(span.end) - nanoseconds(span.start));
+  }
+  return flat;
+}
+
+Json uses_json(const std::vector<GroupUse>& uses) {
+  Json out = Json::array();
+  for (const GroupUse& use : uses) {
+    Json waiting = Json::array();
+    for (const Wait& wait : use.waiting) waiting.push_back({uses[wait.group].group.label(), wait.share});
+    out.push_back({{"label", use.group.label()},
+                   {"devices", use.group.devices.size()},
+                   {"computing", use.computing},
+                   {"transferring", use.transferring},
+                   {"waiting", waiting},
+                   {"overhead", use.overhead},
+                   {"finished", use.finished}});
+  }
+  return out;
+}
+
+bool same_ops(const Timeline& a, const Timeline& b) {
+  return std::equal(a.ops.begin(), a.ops.end(), b.ops.begin(), b.ops.end(),
+                    [](const TimelineOp& x, const TimelineOp& y) {
+                      return x.kind == y.kind && x.phase == y.phase && x.layer == y.layer &&
+                             x.microbatch == y.microbatch && x.group == y.group && x.queue == y.queue;
+                    });
+}
+
+/// `like`: a timeline whose ops stand in the page already, or null. `devices`: the strategy's list; it grows
+/// by those of the timeline that it does not name.
+Json timeline_data(const Timeline& timeline, const Timeline* like, std::vector<TimelineDevice>& devices,
+                   Names& names) {
+  std::vector<std::size_t> device_of;
+  for (const TimelineDevice& device : timeline.devices) {
+    const auto found = std::find_if(devices.begin(), devices.end(),
+                                    [&](const TimelineDevice& d) { return d.name == device.name; });
+    device_of.push_back(static_cast<std::size_t>(found - devices.begin()));
+    if (found == devices.end()) devices.push_back(device);
+  }
+  return {{"source", timeline.source},
+          {"step", timeline.step},
+          {"ops", like != nullptr && same_ops(*like, timeline) ? Json(nullptr) : ops_json(timeline, names)},
+          {"spans", spans_json(timeline, device_of)},
+          {"uses", uses_json(group_use(timeline))}};
+}
+
+bool has_timeline(const StrategyReport& strategy) { return strategy.simulated || strategy.executed; }
+
+Json device_data(const TimelineDevice& device, const std::vector<DeviceMemory>& memories) {
+  const auto memory = std::find_if(memories.begin(), memories.end(),
+                                   [&](const DeviceMemory& m) { return m.device == device.name; });
+  const bool is_known = memory != memories.end();
+  return {{"name", device.name},
+          {"type", device.type},
+          {"role", device.role},
+          {"used", is_known ? Json(memory->used) : Json(nullptr)},
+          {"capacity", is_known && memory->capacity > 0 ? Json(memory->capacity) : Json(nullptr)}};
+}
+
+Seconds step_of(Seconds given, const std::optional<Timeline>& timeline) {
+  return given > 0 ? given : timeline ? timeline->step : 0;
+}
+
+Json positive_or_null(double value) { return value > 0 ? Json(value) : Json(nullptr); }
+
+Json strategy_data(const StrategyReport& strategy, Names& names) {
+  Timeline all;  // only its devices are used: those of both timelines
+  Json simulated = nullptr, executed = nullptr;
+  if (strategy.simulated) simulated = timeline_data(*strategy.simulated, nullptr, all.devices, names);
+  const Timeline* like = strategy.simulated ? &*strategy.simulated : nullptr;
+  if (strategy.executed) executed = timeline_data(*strategy.executed, like, all.devices, names);
+  Json devices = Json::array(), order = Json::array();
+  for (const TimelineDevice& device : all.devices) devices.push_back(device_data(device, strategy.memory));
+  for (const DeviceGroup& group : device_groups(all)) {
+    for (const DeviceId device : group.devices) order.push_back(device);
+  }
+  return {{"name", strategy.name},
+          {"note", strategy.note},
+          {"steps",
+           {{"simulated", positive_or_null(step_of(strategy.simulated_step, strategy.simulated))},
+            {"executed", positive_or_null(step_of(strategy.executed_step, strategy.executed))}}},
+          {"devices", devices},
+          {"order", order},
+          {"simulated", simulated},
+          {"executed", executed}};
+}
+
+// ---- the fixed text ----
+
+bool contains(const std::string& text, const char* word) { return text.find(word) != std::string::npos; }
+
+/// Labels given, and those that follow from the sources of the timelines; each once.
+std::vector<std::string> all_labels(const ReportInput& input) {
+  std::vector<std::string> labels = input.labels;
+  for (const StrategyReport& strategy : input.strategies) {
+    if (strategy.simulated) intern(labels, "predicted times are simulated");
+    if (strategy.executed && contains(strategy.executed->source, "emulated")) {
+      intern(labels, "measured times are emulated: real computation, paced to the speed of the named GPUs");
+    }
+  }
+  return labels;
+}
+
+std::string memory_cell(const StrategyReport& strategy) {
+  const DeviceMemory* fullest = nullptr;  // relative to its capacity, else in bytes
+  const auto fill = [](const DeviceMemory& m) { return m.capacity > 0 ? m.used / m.capacity : m.used; };
+  for (const DeviceMemory& memory : strategy.memory) {
+    if (fullest == nullptr || fill(memory) > fill(*fullest)) fullest = &memory;
+  }
+  if (fullest == nullptr) return "";
+  std::string text = format_bytes(fullest->used);
+  if (fullest->capacity > 0) text += " of " + format_bytes(fullest->capacity);
+  return text + " on " + fullest->device;
+}
+
+/// Busy share of each group as a small bar with its number.
+std::string use_cell(const StrategyReport& strategy) {
+  const std::optional<Timeline>& timeline = strategy.executed ? strategy.executed : strategy.simulated;
+  if (!timeline) return "";
+  std::string html;
+  for (const GroupUse& use : group_use(*timeline)) {
+    html += fmt::format(
+        "<span class=\"use\"><span class=\"use-name\">{}</span><span class=\"bar\"><i "
+        "style=\"width:{:.1f}%\"></i></span>"
+        "<b>{:.0f} %</b></span>",
+        escape_markup(use.group.label()), 100 * use.computing, 100 * use.computing);
+  }
+  return html;
+}
+
+/// Steps of a strategy, and what they are compared with; 0 = none.
+struct Steps {
+  Seconds simulated = 0, executed = 0;
+};
+
+Steps steps_of(const StrategyReport& strategy) {
+  return {step_of(strategy.simulated_step, strategy.simulated),
+          step_of(strategy.executed_step, strategy.executed)};
+}
+
+Seconds smaller(Seconds a, Seconds b) { return a <= 0 ? b : b <= 0 ? a : std::min(a, b); }
+
+/// Measured times are compared with measured ones only, predicted with predicted.
+std::string factor_cell(const Steps& own, const Steps& fastest) {
+  const bool is_measured = own.executed > 0;
+  const Seconds time = is_measured ? own.executed : own.simulated;
+  const Seconds best = is_measured ? fastest.executed : fastest.simulated;
+  if (time <= 0) return "&ndash;";
+  const std::string text = time <= best ? "fastest" : format_factor(time / best) + " slower";
+  return text + (is_measured || fastest.executed <= 0 ? "" : " (predicted)");
+}
+
+std::string time_cell(Seconds time, Seconds slowest, const char* kind) {
+  if (time <= 0) return "<td class=\"none\">&ndash;</td>";
+  return fmt::format(
+      "<td class=\"time\"><b>{}</b><span class=\"bar {}\"><i style=\"width:{:.1f}%\"></i></span></td>",
+      format_seconds(time), kind, 100 * time / slowest);
+}
+
+std::string strategy_row(const StrategyReport& strategy, std::size_t index, const Steps& fastest,
+                         Seconds slowest) {
+  const Steps own = steps_of(strategy);
+  const bool is_pair = own.simulated > 0 && own.executed > 0;
+  const std::string error =
+      is_pair ? fmt::format("{:+.1f} %", 100 * (own.executed / own.simulated - 1)) : "&ndash;";
+  const std::string name = escape_markup(strategy.name);
+  std::string html =
+      has_timeline(strategy)
+          ? fmt::format("<tr data-row=\"{0}\"><th scope=\"row\"><button>{1}</button></th>", index, name)
+          : fmt::format("<tr><th scope=\"row\"><span class=\"plain\">{}</span></th>", name);
+  html += time_cell(own.simulated, slowest, "sim") + time_cell(own.executed, slowest, "exe");
+  for (const std::string& cell : {error, factor_cell(own, fastest), use_cell(strategy),
+                                  escape_markup(memory_cell(strategy)), escape_markup(strategy.note)}) {
+    html += "<td>" + cell + "</td>";
+  }
+  return html + "</tr>\n";
+}
+
+std::string strategies_table(const ReportInput& input) {
+  Steps fastest;
+  Seconds slowest = 0;
+  for (const StrategyReport& strategy : input.strategies) {
+    const Steps own = steps_of(strategy);
+    slowest = std::max({slowest, own.simulated, own.executed});
+    fastest = {smaller(fastest.simulated, own.simulated), smaller(fastest.executed, own.executed)};
+  }
+  std::string html =
+      "<section><h2>Strategies</h2><div class=\"scroll\"><table><thead><tr><th>strategy</th><th>predicted "
+      "step</th>"
+      "<th>measured step</th><th>measured against predicted</th><th>against the fastest</th><th>devices "
+      "computing</th>"
+      "<th>fullest device</th><th>note</th></tr></thead><tbody>\n";
+  for (std::size_t s = 0; s < input.strategies.size(); ++s)
+    html += strategy_row(input.strategies[s], s, fastest, slowest);
+  return html + "</tbody></table></div></section>\n";
+}
+
+/// Filled by the script.
+constexpr const char* kPicture =
+    R"html(<section id="picture-section"><h2>One training step, device by device</h2>
+<p class="how" id="how"></p>
+<div class="toolbar">
+<div class="choice" id="strategies" role="group" aria-label="strategy"></div>
+<div class="choice" id="views" role="group" aria-label="which times"></div>
+<label><input type="checkbox" id="comm" checked> communication lanes</label>
+<span class="grow"></span>
+<div class="choice" role="group" aria-label="zoom"><button id="zoom-in" title="zoom in">+</button><button id="zoom-out" title="zoom out">&minus;</button><button id="zoom-all">whole step</button></div>
+</div>
+<div class="legend" id="legend"></div>
+<div class="picture" id="picture"><canvas id="canvas" tabindex="0" aria-label="timeline of the step"></canvas></div>
+<p class="hint">Wheel: zoom. Drag: move. Double click: whole step. Arrow keys, + and &minus; work too. Point at a span for its numbers.</p>
+<div id="tip" hidden></div>
+</section>
+<section id="waits-section"><h2>Who waits for whom</h2><p class="how">How each group of devices spends the step, mean over its devices.</p><div id="waits"></div></section>
+)html";
+
+std::string facts_html(const std::vector<Fact>& facts) {
+  if (facts.empty()) return "";
+  std::string html = "<dl class=\"facts\">\n";
+  for (const Fact& fact : facts) {
+    html += fmt::format("<div><dt>{}</dt><dd>{}</dd></div>\n", escape_markup(fact.first),
+                        escape_markup(fact.second));
+  }
+  return html + "</dl>\n";
+}
+
+std::string head_html(const ReportInput& input) {
+  std::string html = fmt::format("<header><h1>{}</h1>\n<p class=\"headline\" id=\"headline\"></p>\n",
+                                 escape_markup(input.title));
+  const std::vector<std::string> labels = all_labels(input);
+  if (!labels.empty()) html += "<p class=\"labels\">";
+  for (const std::string& label : labels)
+    html += fmt::format("<span class=\"label\">{}</span> ", escape_markup(label));
+  return html + (labels.empty() ? "" : "</p>\n") + facts_html(input.facts) + "</header>\n";
+}
+
+std::string losses_html(const ReportInput& input) {
+  if (input.losses.empty()) return "";
+  std::string html = "<section><h2>Loss</h2><div class=\"plots\">\n";
+  for (const LossPlot& plot : input.losses) html += "<div class=\"plot\">" + loss_svg(plot) + "</div>\n";
+  return html + "</div></section>\n";
+}
+
+}  // namespace
+
+Json report_data(const ReportInput& input) {
+  Names names;
+  Json strategies = Json::array();
+  for (const StrategyReport& strategy : input.strategies)
+    strategies.push_back(strategy_data(strategy, names));
+  return {{"strategies", strategies}, {"kinds", names.kinds}, {"queues", names.queues}};
+}
+
+std::string html_report(const ReportInput& input) {
+  std::string html = "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n";
+  html += "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n";
+  html += fmt::format("<title>{}</title>\n<style>{}</style></head>\n<body>\n", escape_markup(input.title),
+                      kPageStyle);
+  html += head_html(input);
+  const bool has_picture = std::any_of(input.strategies.begin(), input.strategies.end(), has_timeline);
+  if (has_picture) html += kPicture;
+  if (!input.strategies.empty()) html += strategies_table(input);
+  html += losses_html(input);
+  html += fmt::format("<script type=\"application/json\" id=\"report-data\">{}</script>\n",
+                      script_json(report_data(input)));
+  html += fmt::format("<script>{}</script>\n</body></html>\n", kPageScript);
+  return html;
+}
+
+}  // namespace hetermoe

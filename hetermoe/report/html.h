@@ -1,0 +1,53 @@
+#pragma once
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "hetermoe/report/loss_svg.h"
+#include "hetermoe/timeline/timeline.h"
+
+namespace hetermoe {
+
+struct DeviceMemory {
+  std::string device;  ///< as in Timeline::devices
+  Bytes used = 0;      ///< peak of the step
+  Bytes capacity = 0;  ///< 0 = unknown
+};
+
+/// One strategy of the report. What is absent stays out of the page.
+struct StrategyReport {
+  std::string name;                   ///< "zebra"
+  std::optional<Timeline> simulated;  ///< the prediction
+  std::optional<Timeline> executed;   ///< the measurement, of the same schedule if the two are to be joined
+  Seconds simulated_step = 0;         ///< 0 = that of the timeline
+  Seconds executed_step = 0;          ///< 0 = that of the timeline; else say a median over steps
+  std::vector<DeviceMemory> memory;   ///< in any order, may be empty
+  std::string note;                   ///< "chosen by the planner", "does not fit: device 2 ..."
+};
+
+/// Key and value: model, cluster, command, date, ...
+using Fact = std::pair<std::string, std::string>;
+
+struct ReportInput {
+  std::string title;
+  std::vector<Fact> facts;
+  /// Conditions that a reader must not miss, shown as badges on top: "emulated". What the sources of the
+  /// timelines say
+  /// ("simulated", "emulated") is added by itself.
+  std::vector<std::string> labels;
+  std::vector<StrategyReport> strategies;  ///< the first one that has a timeline is shown when the page opens
+  std::vector<LossPlot> losses;            ///< drawn one below the other
+};
+
+/// One self-contained page: style, script and data inline, no network, opens from a file. Shows for each
+/// strategy and device the predicted lanes directly above the measured ones, bubbles hatched, with zoom, pan
+/// and tooltips; below, who waits for whom, the table of strategies, losses and facts. Appending #zebra to
+/// its address selects a strategy.
+std::string html_report(const ReportInput& input);
+
+/// The data of the page, as embedded in its element <script id="report-data">; docs of the members stand in
+/// html.cpp.
+Json report_data(const ReportInput& input);
+
+}  // namespace hetermoe

@@ -1,0 +1,34 @@
+#pragma once
+#include <string>
+#include <vector>
+
+#include "hetermoe/base/types.h"
+
+namespace hetermoe {
+
+struct LossPoint {
+  double step = 0;
+  double loss = 0;  ///< not finite = a gap in the line
+};
+
+/// One run: its train loss is a solid line, its validation loss a dashed one with dots in the same colour.
+struct LossSeries {
+  std::string name;
+  std::vector<LossPoint> train, validation;
+};
+
+struct LossPlot {
+  std::string title;
+  std::string x_label = "step", y_label = "loss";
+  std::vector<LossSeries> runs;
+  int width = 900, height = 420;  ///< pixels
+};
+
+/// Standalone SVG with axes, ticks and a legend, white background.
+std::string loss_svg(const LossPlot& plot);
+
+/// About `num_wanted` round numbers (1, 2 or 5 times a power of ten) from low to high, both inside. Needs low
+/// <= high.
+std::vector<double> nice_ticks(double low, double high, int num_wanted);
+
+}  // namespace hetermoe

@@ -1,0 +1,235 @@
+#include "hetermoe/schedule/accesses.h"
+
+namespace hetermoe {
+
+const std::vector<std::string>& EnumNames<Buffer>::names() {
+  static const std::vector<std::string> all = {
+      "hidden", "residual", "send",     "routing",  "saved_attention", "load",   "rows",   "saved_experts",
+      "out",    "returned", "move_out", "d_hidden", "d_out",           "d_rows", "d_send", "d_move",
+      "counts", "balance",  "grad",     "norm"};
+  return all;
+}
+
+namespace {
+
+/// Collects the accesses of one op on one device; the rows below read as the table that they are.
+class Table {
+ public:
+  Table(const Op& op, DeviceId device, const Placement& placement, std::vector<Access>& out)
+      : op_(op), device_(device), p_(placement), out_(out) {}
+
+  void fill() {
+    switch (op_.kind) {
+      case OpKind::kEmbed:
+        op_.phase == Phase::kBackward ? embed_backward() : write_input(0);
+        break;
+      case OpKind::kAttention:
+        op_.phase == Phase::kBackward ? attention_backward() : attention_forward();
+        break;
+      case OpKind::kDispatch:
+        op_.phase == Phase::kBackward ? dispatch_backward() : dispatch_forward();
+        break;
+      case OpKind::kExperts:
+        op_.phase == Phase::kBackward ? experts_backward() : experts_forward();
+        break;
+      case OpKind::kCombine:
+        op_.phase == Phase::kBackward ? combine_backward() : combine_forward();
+        break;
+      case OpKind::kMerge:
+        merged_input(op_.layer);
+        add(Buffer::kMoveOut, Mode::kWrite, op_.layer);
+        break;
+      case OpKind::kMove:
+        op_.phase == Phase::kBackward ? move_backward() : move_forward();
+        break;
+      case OpKind::kHead:
+        head();
+        break;
+      case OpKind::kBalance:
+        balance();
+        break;
+      case OpKind::kReduce:
+        add_state(Mode::kAdd, op_.state);
+        break;
+      case OpKind::kNorm:
+        norm();
+        break;
+      case OpKind::kUpdate:
+        add(Buffer::kNorm, Mode::kRead, -1);
+        add_state(Mode::kAdd, op_.state);
+        break;
+    }
+  }
+
+ private:
+  void add(Buffer buffer, Mode mode, i32 layer) { out_.push_back({buffer, mode, layer, op_.microbatch, 0}); }
+  void add_chunk(Buffer buffer, Mode mode, i32 layer) {
+    out_.push_back({buffer, mode, layer, op_.microbatch, op_.chunk});
+  }
+  void add_all_chunks(Buffer buffer, Mode mode, i32 layer) {
+    for (i32 c = 0; c < p_.plan().chunks; ++c) out_.push_back({buffer, mode, layer, op_.microbatch, c});
+  }
+  bool is_source(i32 layer) const { return p_.is_source(op_.group, layer, op_.microbatch, device_); }
+  bool is_owner() const { return p_.is_owner(op_.group, op_.layer, device_); }
+  bool moves_into(i32 layer) const { return p_.moves_into(op_.group, layer, op_.microbatch); }
+  bool saves_activations() const { return p_.plan().recompute == Recompute::kOff && p_.options().backward; }
+  bool finds_activations() const { return p_.plan().recompute != Recompute::kLocal; }
+
+  void add_state(Mode mode, i32 state) { out_.push_back({Buffer::kGrad, mode, state, -1, 0}); }
+  void add_grad(State::Part part, i32 layer) {
+    for (const i32 state : p_.states_on(device_, part, layer)) add_state(Mode::kAdd, state);
+  }
+
+  /// The pieces from which the output of layer `layer` - 1 is merged.
+  void merged_input(i32 layer) {
+    add(Buffer::kResidual, Mode::kRead, layer - 1);
+    if (p_.is_moe(layer - 1)) {
+      add(Buffer::kRouting, Mode::kRead, layer - 1);
+      add_all_chunks(Buffer::kReturned, Mode::kRead, layer - 1);
+    }
+  }
+  /// Input of a compute op of `layer`: from the embedding or a move it is there, else this op merges it.
+  void read_input(i32 layer) {
+    if (layer == 0 || moves_into(layer)) {
+      add(Buffer::kHidden, Mode::kRead, layer);
+    } else {
+      merged_input(layer);
+      add(Buffer::kHidden, Mode::kWrite, layer);
+    }
+  }
+  void write_input(i32 layer) {
+    add(moves_into(layer) ? Buffer::kMoveOut : Buffer::kHidden, Mode::kWrite, layer);
+  }
+  void write_input_gradient(i32 layer) {
+    if (moves_into(layer)) {
+      add(Buffer::kDMove, Mode::kWrite, layer);
+    } else {
+      add(Buffer::kDHidden, Mode::kWrite, layer - 1);
+    }
+  }
+
+  void attention_forward() {
+    if (op_.phase == Phase::kRecompute) {
+      add(Buffer::kHidden, Mode::kRead, op_.layer);
+      add(Buffer::kRouting, Mode::kRead, op_.layer);
+      add(Buffer::kSavedAttention, Mode::kWrite, op_.layer);
+      add(Buffer::kSend, Mode::kWrite, op_.layer);
+      return;
+    }
+    read_input(op_.layer);
+    add(Buffer::kResidual, Mode::kWrite, op_.layer);
+    if (saves_activations()) add(Buffer::kSavedAttention, Mode::kWrite, op_.layer);
+    if (!p_.is_moe(op_.layer)) return;
+    add(Buffer::kSend, Mode::kWrite, op_.layer);
+    add(Buffer::kRouting, Mode::kWrite, op_.layer);
+    if (p_.balance_on()) add(Buffer::kCounts, Mode::kAdd, -1);
+  }
+  void attention_backward() {
+    add(Buffer::kHidden, Mode::kRead, op_.layer);
+    add(Buffer::kDHidden, Mode::kRead, op_.layer);
+    // A dense layer has no recompute phase of its own: with resend it recomputes locally.
+    if (p_.plan().recompute == Recompute::kOff || (finds_activations() && p_.is_moe(op_.layer))) {
+      add(Buffer::kSavedAttention, Mode::kRead, op_.layer);
+    }
+    if (p_.is_moe(op_.layer)) {
+      add(Buffer::kRouting, Mode::kRead, op_.layer);
+      add_all_chunks(Buffer::kDSend, Mode::kRead, op_.layer);
+      if (p_.balance_on()) add(Buffer::kBalance, Mode::kRead, -1);
+    }
+    write_input_gradient(op_.layer);
+    add_grad(State::Part::kAttention, op_.layer);
+  }
+  void embed_backward() {
+    add(Buffer::kDHidden, Mode::kRead, -1);
+    add_grad(State::Part::kEmbed, -1);
+  }
+
+  void dispatch_forward() {
+    add_chunk(Buffer::kLoad, Mode::kWrite, op_.layer);
+    if (is_source(op_.layer)) {
+      add(Buffer::kSend, Mode::kRead, op_.layer);
+      add(Buffer::kRouting, Mode::kRead, op_.layer);
+    }
+    if (is_owner()) add_chunk(Buffer::kRows, Mode::kWrite, op_.layer);
+  }
+  void dispatch_backward() {
+    add_chunk(Buffer::kLoad, Mode::kRead, op_.layer);
+    if (is_owner()) add_chunk(Buffer::kDRows, Mode::kRead, op_.layer);
+    if (is_source(op_.layer)) add_chunk(Buffer::kDSend, Mode::kWrite, op_.layer);
+  }
+  void experts_forward() {
+    add_chunk(Buffer::kLoad, Mode::kRead, op_.layer);
+    add_chunk(Buffer::kRows, Mode::kRead, op_.layer);
+    add_chunk(Buffer::kOut, Mode::kWrite, op_.layer);
+    if (saves_activations() || op_.phase == Phase::kRecompute) {
+      add_chunk(Buffer::kSavedExperts, Mode::kWrite, op_.layer);
+    }
+  }
+  void experts_backward() {
+    add_chunk(Buffer::kLoad, Mode::kRead, op_.layer);
+    add_chunk(Buffer::kRows, Mode::kRead, op_.layer);
+    add_chunk(Buffer::kDOut, Mode::kRead, op_.layer);
+    if (finds_activations()) add_chunk(Buffer::kSavedExperts, Mode::kRead, op_.layer);
+    add_chunk(Buffer::kDRows, Mode::kWrite, op_.layer);
+    add_grad(State::Part::kExperts, op_.layer);
+  }
+  void combine_forward() {
+    add_chunk(Buffer::kLoad, Mode::kRead, op_.layer);
+    if (is_owner()) add_chunk(Buffer::kOut, Mode::kRead, op_.layer);
+    if (is_source(op_.layer)) add_chunk(Buffer::kReturned, Mode::kWrite, op_.layer);
+  }
+  void combine_backward() {
+    add_chunk(Buffer::kLoad, Mode::kRead, op_.layer);
+    if (is_source(op_.layer)) {
+      add(Buffer::kDHidden, Mode::kRead, op_.layer);
+      add(Buffer::kRouting, Mode::kRead, op_.layer);
+    }
+    if (is_owner()) add_chunk(Buffer::kDOut, Mode::kWrite, op_.layer);
+  }
+
+  void move_forward() {
+    if (is_source(op_.layer - 1)) add(Buffer::kMoveOut, Mode::kRead, op_.layer);
+    if (is_source(op_.layer)) add(Buffer::kHidden, Mode::kWrite, op_.layer);
+  }
+  void move_backward() {
+    if (is_source(op_.layer)) add(Buffer::kDMove, Mode::kRead, op_.layer);
+    if (is_source(op_.layer - 1)) add(Buffer::kDHidden, Mode::kWrite, op_.layer - 1);
+  }
+  void head() {
+    read_input(p_.num_layers());
+    if (!p_.options().backward) return;
+    write_input_gradient(p_.num_layers());
+    add_grad(State::Part::kHead, -1);
+    add_grad(State::Part::kEmbed, -1);  // tied embeddings; only there has a head device that state
+  }
+  void balance() {
+    for (const MicrobatchRef& member : p_.balance_set(p_.balance_set_of(op_.group, op_.microbatch))) {
+      if (!routes(member)) continue;
+      out_.push_back({Buffer::kCounts, Mode::kRead, -1, member.microbatch, 0});
+      out_.push_back({Buffer::kBalance, Mode::kWrite, -1, member.microbatch, 0});
+    }
+  }
+  bool routes(const MicrobatchRef& member) const {
+    for (i32 l = 0; l < p_.num_layers(); ++l) {
+      if (p_.is_moe(l) && p_.is_source(member.group, l, member.microbatch, device_)) return true;
+    }
+    return false;
+  }
+  void norm() {
+    for (const i32 state : p_.states_on(device_)) add_state(Mode::kRead, state);
+    add(Buffer::kNorm, Mode::kWrite, -1);
+  }
+
+  const Op& op_;
+  DeviceId device_;
+  const Placement& p_;
+  std::vector<Access>& out_;
+};
+
+}  // namespace
+
+void accesses(const Op& op, DeviceId device, const Placement& placement, std::vector<Access>& out) {
+  Table(op, device, placement, out).fill();
+}
+
+}  // namespace hetermoe

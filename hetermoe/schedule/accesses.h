@@ -1,0 +1,49 @@
+#pragma once
+#include <vector>
+
+#include "hetermoe/schedule/placement.h"
+
+// The one table from which dependencies, frees and peak memory follow.
+namespace hetermoe {
+
+/// What lives on a device during a step, per (layer, microbatch, chunk) unless said otherwise.
+enum class Buffer : std::uint8_t {
+  kHidden,  ///< input of a layer (of the head: layer = num_layers); the saved input that backward starts from
+  kResidual,        ///< residual stream after the attention part, until the expert rows are added
+  kSend,            ///< normed rows that dispatch sends
+  kRouting,         ///< top-k choice and weights, kept until attention.B
+  kSavedAttention,  ///< activations of the attention part (recompute off, or made by attention.R)
+  kLoad,  ///< counts of an exchange: dispatch.F tells all participants, the other transfers reuse them
+  kRows,  ///< received rows and routing weights on an expert owner; the saved input of experts.B
+  kSavedExperts,  ///< activations of the experts (recompute off, or made by experts.R)
+  kOut,           ///< weighted rows an owner returns
+  kReturned,      ///< rows that came back to the attention device
+  kMoveOut,       ///< merged rows before a move
+  kDHidden,       ///< gradient of a layer's output (layer -1: of the embedding), on the attention devices
+  kDOut,          ///< gradient rows on an owner
+  kDRows,         ///< gradients of rows and routing weights that an owner returns
+  kDSend,         ///< those gradients back on the attention device
+  kDMove,         ///< gradient rows before a backward move
+  kCounts,        ///< expert counts of a microbatch (layer -1)
+  kBalance,       ///< gradient of the load-balancing loss (layer -1)
+  kGrad,          ///< gradient of a state (layer = state index, microbatch -1)
+  kNorm           ///< global gradient norm (layer and microbatch -1)
+};
+inline constexpr i32 kNumBuffers = 20;
+template <>
+struct EnumNames<Buffer> {
+  static const std::vector<std::string>& names();
+};
+
+enum class Mode : std::uint8_t { kRead, kWrite, kAdd };
+
+struct Access {
+  Buffer buffer;
+  Mode mode;
+  i32 layer, microbatch, chunk;
+};
+
+/// Appends to `out` the buffers that `op` touches on `device`.
+void accesses(const Op& op, DeviceId device, const Placement& placement, std::vector<Access>& out);
+
+}  // namespace hetermoe

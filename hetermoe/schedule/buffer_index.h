@@ -1,0 +1,35 @@
+#pragma once
+#include <algorithm>
+
+#include "hetermoe/schedule/accesses.h"
+
+namespace hetermoe {
+
+/// Numbers the buffers of one kind on one device, so that tables about them are plain arrays.
+class BufferIndex {
+ public:
+  explicit BufferIndex(const Placement& placement)
+      : num_layers_(static_cast<std::size_t>(placement.num_layers()) + 2),
+        num_chunks_(static_cast<std::size_t>(placement.plan().chunks)),
+        num_states_(placement.states().size()) {
+    for (i32 g = 0; g < placement.num_groups(); ++g) {
+      num_microbatches_ =
+          std::max(num_microbatches_, static_cast<std::size_t>(placement.num_microbatches(g)));
+    }
+  }
+
+  std::size_t size(Buffer buffer) const {
+    return buffer == Buffer::kGrad ? num_states_ : num_layers_ * num_microbatches_ * num_chunks_;
+  }
+  std::size_t operator()(const Access& access) const {
+    if (access.buffer == Buffer::kGrad) return static_cast<std::size_t>(access.layer);
+    const auto layer = static_cast<std::size_t>(access.layer + 1);
+    const auto microbatch = static_cast<std::size_t>(std::max(access.microbatch, 0));
+    return (layer * num_microbatches_ + microbatch) * num_chunks_ + static_cast<std::size_t>(access.chunk);
+  }
+
+ private:
+  std::size_t num_layers_, num_microbatches_ = 1, num_chunks_, num_states_;
+};
+
+}  // namespace hetermoe

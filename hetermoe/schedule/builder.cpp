@@ -1,0 +1,193 @@
+#include "hetermoe/schedule/builder.h"
+
+#include <fmt/ranges.h>
+#include <algorithm>
+
+namespace hetermoe {
+namespace {
+
+constexpr std::size_t kMaxFaults = 10;
+constexpr Op kNormOp{OpKind::kNorm, Phase::kForward, 0, 0, -1, -1, -1};
+
+Op state_op(OpKind kind, i32 state) { return {kind, Phase::kForward, 0, 0, -1, -1, state}; }
+
+}  // namespace
+
+Scoreboard::Scoreboard(const Placement& placement)
+    : index_(placement), entries_(static_cast<std::size_t>(placement.num_devices()) * kNumBuffers) {}
+
+Scoreboard::Entry& Scoreboard::entry(const Access& access, DeviceId device) {
+  std::vector<Entry>& entries =
+      entries_[static_cast<std::size_t>(device) * kNumBuffers + static_cast<std::size_t>(access.buffer)];
+  if (entries.empty()) entries.resize(index_.size(access.buffer));
+  return entries[index_(access)];
+}
+
+i32 Scoreboard::new_reader(OpId op, i32 next) {
+  if (free_ < 0) {
+    pool_.push_back({op, next});
+    return static_cast<i32>(pool_.size()) - 1;
+  }
+  const i32 reader = free_;
+  free_ = pool_[static_cast<std::size_t>(reader)].next;
+  pool_[static_cast<std::size_t>(reader)] = {op, next};
+  return reader;
+}
+
+bool Scoreboard::visit(const Access& access, DeviceId device, OpId op, std::vector<OpId>& before) {
+  Entry& entry = this->entry(access, device);
+  if (entry.writer >= 0 && entry.writer != op) before.push_back(entry.writer);
+  if (access.mode == Mode::kRead) {
+    entry.readers = new_reader(op, entry.readers);
+    return entry.writer >= 0;
+  }
+  while (entry.readers >= 0) {
+    const i32 reader = entry.readers;
+    Reader& r = pool_[static_cast<std::size_t>(reader)];
+    if (r.op != op) before.push_back(r.op);
+    entry.readers = r.next;
+    r.next = free_;
+    free_ = reader;
+  }
+  entry.writer = op;
+  return true;  // gradients and counts begin as zeros: adding needs no earlier writer
+}
+
+Queue queue_of_op(const Op& op, QueueBinding binding) {
+  if (is_compute(op.kind)) return Queue::kCompute;
+  if (binding == QueueBinding::kSingle) return Queue::kToExpert;
+  switch (op.kind) {
+    case OpKind::kDispatch:
+    case OpKind::kCombine: {
+      // Forward dispatch and backward combine carry rows to the experts.
+      const bool to_expert = binding == QueueBinding::kName
+                                 ? op.kind == OpKind::kDispatch
+                                 : (op.kind == OpKind::kDispatch) == (op.phase != Phase::kBackward);
+      return to_expert ? Queue::kToExpert : Queue::kToAttention;
+    }
+    case OpKind::kMove:
+      return Queue::kMove;
+    default:
+      return Queue::kReduce;
+  }
+}
+
+ScheduleBuilder::ScheduleBuilder(const Plan& plan, const ModelConfig& model, const StepOptions& options)
+    : placement_(plan, model, options),
+      scoreboard_(placement_),
+      groups_pending_(placement_.states().size(), placement_.num_groups()) {
+  schedule_.num_devices = placement_.num_devices();
+  schedule_.states = placement_.states();
+  Clock nothing;
+  nothing.fill(-1);
+  lane_clocks_.assign(static_cast<std::size_t>(schedule_.num_devices) * kNumQueues, nothing);
+  for (i32 set = 0; set < placement_.num_balance_sets(); ++set) {
+    routes_pending_.push_back(static_cast<i64>(placement_.balance_set(set).size()));
+  }
+}
+
+void ScheduleBuilder::append(const Op& op, std::span<const DeviceId> devices) {
+  const auto id = static_cast<OpId>(schedule_.ops.size());
+  const Queue queue = queue_of_op(op, placement_.plan().queue_binding);
+  deps_.clear();
+  for (const DeviceId device : devices) {
+    const LaneId lane = lane_of(device, queue);
+    Clock& clock = lane_clocks_[static_cast<std::size_t>(lane)];
+    visit_buffers(id, op, device);
+    add_dependencies(device, clock);
+    clock[static_cast<std::size_t>(queue)] = id;
+    schedule_.lanes.push_back(lane);
+    clocks_.push_back(clock);
+  }
+  std::sort(deps_.begin(), deps_.end());
+  deps_.erase(std::unique(deps_.begin(), deps_.end()), deps_.end());
+  schedule_.deps.insert(schedule_.deps.end(), deps_.begin(), deps_.end());
+  schedule_.dep_begin.push_back(static_cast<i64>(schedule_.deps.size()));
+  schedule_.lane_begin.push_back(static_cast<i64>(schedule_.lanes.size()));
+  schedule_.ops.push_back(op);
+}
+
+/// Leaves in before_ what the op must wait for on this device.
+void ScheduleBuilder::visit_buffers(OpId id, const Op& op, DeviceId device) {
+  accesses_.clear();
+  before_.clear();
+  accesses(op, device, placement_, accesses_);
+  for (const Access& access : accesses_) {
+    if (!scoreboard_.visit(access, device, id, before_) && faults_.size() < kMaxFaults) {
+      faults_.push_back(
+          fmt::format("{} on device {} reads {} (layer {}, microbatch {}), which no earlier op writes",
+                      to_string(op), device, name_of(access.buffer), access.layer, access.microbatch));
+    }
+  }
+}
+
+/// Keeps the dependencies that neither the lane nor a later dependency implies on this device. Later ops
+/// first: only they can imply earlier ones.
+void ScheduleBuilder::add_dependencies(DeviceId device, Clock& clock) {
+  std::sort(before_.begin(), before_.end(), std::greater<>());
+  for (const OpId other : before_) {
+    const Queue queue = queue_of(schedule_.lanes_of(other)[0]);
+    if (other <= clock[static_cast<std::size_t>(queue)]) continue;
+    deps_.push_back(other);
+    const Clock& implied = clock_after(other, device);
+    for (std::size_t q = 0; q < clock.size(); ++q) clock[q] = std::max(clock[q], implied[q]);
+  }
+}
+
+const ScheduleBuilder::Clock& ScheduleBuilder::clock_after(OpId op, DeviceId device) const {
+  const std::span<const LaneId> lanes = schedule_.lanes_of(op);
+  const auto lane = std::lower_bound(lanes.begin(), lanes.end(), lane_of(device, queue_of(lanes[0])));
+  return clocks_[static_cast<std::size_t>(&*lane - schedule_.lanes.data())];
+}
+
+void ScheduleBuilder::compute(const Op& op, DeviceId device) { append(op, {&device, 1}); }
+
+void ScheduleBuilder::compute_on_shares(const Op& op, i32 layer) {
+  for (const Share& share : placement_.shares(op.group, layer, op.microbatch)) compute(op, share.device);
+}
+
+void ScheduleBuilder::transfer(const Op& op) { append(op, placement_.participants(op)); }
+
+void ScheduleBuilder::routed(i32 group, i32 microbatch) {
+  const i32 set = placement_.balance_set_of(group, microbatch);
+  if (set < 0 || --routes_pending_[static_cast<std::size_t>(set)] > 0) return;
+  const MicrobatchRef last = placement_.balance_set(set).back();
+  transfer(
+      {OpKind::kBalance, Phase::kForward, 0, static_cast<std::int16_t>(last.group), -1, last.microbatch, -1});
+}
+
+void ScheduleBuilder::state_done(State::Part part, i32 layer) {
+  const auto [first, last] = placement_.states_of(part, layer);
+  for (i32 state = first; state < last; ++state) {
+    if (--groups_pending_[static_cast<std::size_t>(state)] > 0) continue;
+    if (schedule_.states[static_cast<std::size_t>(state)].reduced())
+      transfer(state_op(OpKind::kReduce, state));
+  }
+}
+
+Schedule ScheduleBuilder::finish() {
+  if (placement_.options().backward) {
+    for (const i32 pending : groups_pending_) {
+      HM_CHECK(pending == 0, "an order policy left gradients open");
+    }
+    transfer(kNormOp);
+    for (std::size_t s = 0; s < schedule_.states.size(); ++s) {
+      for (const DeviceId device : placement_.states()[s].devices) {
+        compute(state_op(OpKind::kUpdate, static_cast<i32>(s)), device);
+      }
+    }
+  }
+  return take();
+}
+
+Schedule ScheduleBuilder::take() {
+  if (!faults_.empty()) {
+    fail<ConfigError>("schedule",
+                      "the order of plan \"{}\" breaks dependencies:\n  {}\nA load-balancing group must not "
+                      "span microbatches that run one after another: lower aux_group or raise window.",
+                      placement_.plan().strategy, fmt::join(faults_, "\n  "));
+  }
+  return std::move(schedule_);
+}
+
+}  // namespace hetermoe

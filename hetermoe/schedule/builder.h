@@ -1,0 +1,94 @@
+#pragma once
+#include <array>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "hetermoe/schedule/buffer_index.h"
+
+namespace hetermoe {
+
+/// Remembers, per buffer, the last writer and the readers since: what a new access must wait for.
+class Scoreboard {
+ public:
+  explicit Scoreboard(const Placement& placement);
+
+  /// Appends to `before` the ops that must end before `op` may touch the buffer; records the access. False
+  /// when it reads what nobody wrote.
+  bool visit(const Access& access, DeviceId device, OpId op, std::vector<OpId>& before);
+
+ private:
+  struct Entry {
+    OpId writer = -1;
+    i32 readers = -1;  // head of a list in pool_
+  };
+  struct Reader {
+    OpId op;
+    i32 next;
+  };
+  Entry& entry(const Access& access, DeviceId device);
+  i32 new_reader(OpId op, i32 next);
+
+  BufferIndex index_;
+  std::vector<std::vector<Entry>> entries_;  // [device * kNumBuffers + buffer], allocated on first use
+  std::vector<Reader> pool_;
+  i32 free_ = -1;  // list of unused readers
+};
+
+/// Appends ops in an order that a policy chooses; lanes and dependencies follow from the plan and accesses().
+class ScheduleBuilder {
+ public:
+  ScheduleBuilder(const Plan& plan, const ModelConfig& model, const StepOptions& options);
+
+  const Placement& placement() const { return placement_; }
+  const Schedule& schedule() const { return schedule_; }
+
+  /// A compute op on one device.
+  void compute(const Op& op, DeviceId device);
+  /// A compute op on every device of the shares of stage `layer`.
+  void compute_on_shares(const Op& op, i32 layer);
+  /// A transfer among its participants.
+  void transfer(const Op& op);
+  /// Says that the last router of a microbatch is appended; the balance op follows when it was the last of
+  /// its set.
+  void routed(i32 group, i32 microbatch);
+  /// Says that group `group` adds no more to the gradients of this part. When all groups have said so, its
+  /// reduces are appended.
+  void state_done(State::Part part, i32 layer);
+  /// Reduces that are still due, the gradient norm and the updates; then hands the schedule over. Throws
+  /// ConfigError with all faults found on the way.
+  Schedule finish();
+  /// Hands the schedule over as it is (an explicit order lists its reduces and updates itself).
+  Schedule take();
+
+ private:
+  /// Per queue of one device, the last op known to have ended.
+  using Clock = std::array<OpId, kNumQueues>;
+
+  void append(const Op& op, std::span<const DeviceId> devices);
+  void visit_buffers(OpId id, const Op& op, DeviceId device);
+  void add_dependencies(DeviceId device, Clock& clock);
+  const Clock& clock_after(OpId op, DeviceId device) const;
+
+  Placement placement_;
+  Schedule schedule_;
+  Scoreboard scoreboard_;
+  std::vector<Clock> lane_clocks_;   // [lane] what its last op implies on this device, itself included
+  std::vector<Clock> clocks_;        // [entry of schedule_.lanes] likewise, of every op
+  std::vector<i32> groups_pending_;  // [state] groups that may still add to its gradient
+  std::vector<i64> routes_pending_;  // [balance set] microbatches whose last router is not appended
+  std::vector<std::string> faults_;
+  std::vector<Access> accesses_;  // of the op being appended, on one device
+  std::vector<OpId> before_;      // what they wait for
+  std::vector<OpId> deps_;        // of the op being appended
+};
+
+/// Queue of a transfer under the plan's binding; compute for compute ops.
+Queue queue_of_op(const Op& op, QueueBinding binding);
+
+/// Order policies, one file each. Each appends every op of all groups.
+void order_layer_major(ScheduleBuilder& builder);
+void order_one_f_one_b(ScheduleBuilder& builder);
+void order_explicit(ScheduleBuilder& builder);
+
+}  // namespace hetermoe

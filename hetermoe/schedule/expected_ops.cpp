@@ -1,0 +1,94 @@
+#include "hetermoe/schedule/expected_ops.h"
+
+#include <algorithm>
+
+namespace hetermoe {
+namespace {
+
+class Collector {
+ public:
+  explicit Collector(const Placement& placement) : p_(placement), states_(placement.states()) {}
+
+  std::vector<ExpectedOp> run() {
+    for (group_ = 0; group_ < p_.num_groups(); ++group_) {
+      for (microbatch_ = 0; microbatch_ < p_.num_microbatches(group_); ++microbatch_) add_microbatch();
+    }
+    if (p_.options().backward) add_step_end();
+    std::sort(out_.begin(), out_.end());
+    return std::move(out_);
+  }
+
+ private:
+  bool backward() const { return p_.options().backward; }
+
+  void add_microbatch() {
+    add_on_shares(OpKind::kEmbed, Phase::kForward, -1, -1);
+    if (backward()) add_on_shares(OpKind::kEmbed, Phase::kBackward, -1, -1);
+    for (i32 l = 0; l < p_.num_layers(); ++l) add_layer(l);
+    add_moves(p_.num_layers());
+    add_on_shares(OpKind::kHead, Phase::kForward, -1, p_.num_layers());
+    const i32 set = p_.balance_set_of(group_, microbatch_);
+    if (set >= 0 && p_.balance_set(set).back() == MicrobatchRef{group_, microbatch_}) {
+      add(OpKind::kBalance, Phase::kForward, -1);
+    }
+  }
+
+  void add_layer(i32 l) {
+    add_moves(l);
+    add_round(Phase::kForward, l);
+    if (!backward()) return;
+    add_round(Phase::kBackward, l);
+    if (p_.plan().recompute == Recompute::kResend && p_.is_moe(l)) add_round(Phase::kRecompute, l);
+  }
+
+  /// Attention part, experts and the transfers between them.
+  void add_round(Phase phase, i32 l) {
+    add_on_shares(OpKind::kAttention, phase, l, l);
+    if (!p_.is_moe(l)) return;
+    for (i32 c = 0; c < p_.plan().chunks; ++c) {
+      add(OpKind::kDispatch, phase, l, -1, c);
+      add(OpKind::kCombine, phase, l, -1, c);
+      for (const DeviceId device : p_.owners(group_, l)) add(OpKind::kExperts, phase, l, device, c);
+    }
+  }
+
+  void add_moves(i32 stage) {
+    if (!p_.moves_into(group_, stage, microbatch_)) return;
+    if (stage > 0) add_on_shares(OpKind::kMerge, Phase::kForward, stage, stage - 1);
+    add(OpKind::kMove, Phase::kForward, stage);
+    if (backward()) add(OpKind::kMove, Phase::kBackward, stage);
+  }
+
+  void add_step_end() {
+    group_ = 0;
+    microbatch_ = -1;
+    add(OpKind::kNorm, Phase::kForward, -1);
+    for (std::size_t s = 0; s < states_.size(); ++s) {
+      const auto state = static_cast<i32>(s);
+      if (states_[s].reduced()) add(OpKind::kReduce, Phase::kForward, -1, -1, 0, state);
+      for (const DeviceId device : states_[s].devices) {
+        add(OpKind::kUpdate, Phase::kForward, -1, device, 0, state);
+      }
+    }
+  }
+
+  void add_on_shares(OpKind kind, Phase phase, i32 layer, i32 stage) {
+    for (const Share& share : p_.shares(group_, stage, microbatch_)) add(kind, phase, layer, share.device);
+  }
+  void add(OpKind kind, Phase phase, i32 layer, DeviceId device = -1, i32 chunk = 0, i32 state = -1) {
+    out_.push_back({{kind, phase, static_cast<std::int16_t>(chunk), static_cast<std::int16_t>(group_), layer,
+                     microbatch_, state},
+                    device});
+  }
+
+  const Placement& p_;
+  const std::vector<State>& states_;
+  i32 group_ = 0, microbatch_ = 0;
+  std::vector<ExpectedOp> out_;
+};
+
+}  // namespace
+
+std::vector<ExpectedOp> expected_ops(const Placement& placement) { return Collector(placement).run(); }
+
+}  // namespace hetermoe

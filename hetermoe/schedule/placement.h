@@ -1,0 +1,114 @@
+#pragma once
+#include <span>
+#include <vector>
+
+#include "hetermoe/schedule/schedule.h"
+
+namespace hetermoe {
+
+struct MicrobatchRef {
+  i32 group = 0, microbatch = 0;
+  bool operator==(const MicrobatchRef&) const = default;
+};
+
+/// The plan as the schedule needs it: who takes part in which layer of which microbatch, and which states
+/// there are. Made once per plan, which must outlive it.
+class Placement {
+ public:
+  Placement(const Plan& plan, const ModelConfig& model, const StepOptions& options);
+
+  const Plan& plan() const { return plan_; }
+  const StepOptions& options() const { return options_; }
+  i32 num_devices() const { return static_cast<i32>(num_devices_); }
+  i32 num_layers() const { return num_layers_; }
+  i32 num_groups() const { return static_cast<i32>(plan_.groups.size()); }
+  i32 num_microbatches(i32 group) const {
+    return static_cast<i32>(plan_.groups[static_cast<std::size_t>(group)].microbatches.size());
+  }
+  bool is_moe(i32 layer) const { return moe_[static_cast<std::size_t>(layer)]; }
+  i32 last_moe_layer() const;  ///< -1 = the model has no experts
+  /// Shares of stage `layer`: -1 the embedding, num_layers the head.
+  const ShareRow& shares(i32 group, i32 layer, i32 microbatch) const;
+  /// Devices that own experts of the layer, ascending.
+  const std::vector<DeviceId>& owners(i32 group, i32 layer) const {
+    return owners_[static_cast<std::size_t>(group)][static_cast<std::size_t>(layer)];
+  }
+  bool is_owner(i32 group, i32 layer, DeviceId device) const {
+    return owner_bits_[static_cast<std::size_t>(group)][static_cast<std::size_t>(layer)]
+                      [static_cast<std::size_t>(device)];
+  }
+  /// The device is listed in the shares of stage `layer`, perhaps with no sequence.
+  bool is_source(i32 group, i32 layer, i32 microbatch, DeviceId device) const {
+    return stage(group, layer, microbatch).listed[static_cast<std::size_t>(device)];
+  }
+  /// Some device both computes the attention part of the layer and owns experts of it.
+  bool has_local_experts(i32 group, i32 layer, i32 microbatch) const {
+    return stage(group, layer, microbatch).local_experts;
+  }
+  /// The input of `layer` (0..num_layers) arrives by move.F, because the shares differ from those before.
+  bool moves_into(i32 group, i32 layer, i32 microbatch) const {
+    return stage(group, layer, microbatch).moves;
+  }
+  /// moves_into() for some microbatch of some group.
+  bool may_move_into(i32 layer) const { return may_move_[static_cast<std::size_t>(layer)]; }
+  /// Devices with a lane in a transfer, ascending.
+  std::vector<DeviceId> participants(const Op& op) const;
+  bool balance_on() const { return options_.balance; }
+  /// The load-balancing loss couples microbatches, perhaps of several groups: the smallest runs of
+  /// microbatches that hold whole load-balancing groups. None with the loss off.
+  std::span<const MicrobatchRef> balance_set(i32 set) const;
+  i32 num_balance_sets() const { return static_cast<i32>(balance_begin_.size()) - 1; }
+  /// The set of a microbatch; -1 with the loss off, or when no load-balancing group ends with the step.
+  i32 balance_set_of(i32 group, i32 microbatch) const {
+    return balance_set_of_[static_cast<std::size_t>(group)][static_cast<std::size_t>(microbatch)];
+  }
+
+  /// In the order of make_states().
+  const std::vector<State>& states() const { return states_; }
+  /// States of `part` in `layer` (kEmbed, kHead: -1), as indices [first, second).
+  std::pair<i32, i32> states_of(State::Part part, i32 layer) const;
+  /// Indices of the states that `device` holds, ascending.
+  std::span<const i32> states_on(DeviceId device) const;
+  /// Those of `part` in `layer`.
+  std::span<const i32> states_on(DeviceId device, State::Part part, i32 layer) const;
+
+ private:
+  struct Stage {
+    std::vector<bool> listed;           // [num_devices]
+    std::vector<DeviceId> in_exchange;  // sources and owners of the layer, ascending
+    bool moves = false, local_experts = false;
+  };
+  const Stage& stage(i32 group, i32 layer, i32 microbatch) const {
+    const std::vector<Stage>& rows =
+        stages_[static_cast<std::size_t>(group)][static_cast<std::size_t>(layer + 1)];
+    return rows[rows.size() == 1 ? 0 : static_cast<std::size_t>(microbatch)];
+  }
+  void add_owners(const Group& group);
+  void add_stages(const Group& group);
+  void add_balance_sets(i64 aux_group);
+  Stage make_stage(i32 group, const Shares* before, const Shares& shares, i32 layer, i32 microbatch) const;
+  void index_states();
+
+  const Plan& plan_;
+  StepOptions options_;
+  i32 num_layers_;
+  std::size_t num_devices_;
+  std::vector<bool> moe_;
+  std::vector<std::vector<std::vector<Stage>>> stages_;     // [group][layer + 1][row]
+  std::vector<std::vector<std::vector<DeviceId>>> owners_;  // [group][layer]
+  std::vector<std::vector<std::vector<bool>>> owner_bits_;  // [group][layer][device]
+  std::vector<MicrobatchRef> balance_members_;              // of all sets, one after another
+  std::vector<i64> balance_begin_ = {0};                    // [set + 1] into balance_members_
+  std::vector<std::vector<i32>> balance_set_of_;            // [group][microbatch]
+  std::vector<bool> may_move_;                              // [layer + 1]
+  std::vector<State> states_;
+  std::vector<i32> device_state_begin_;  // [num_devices + 1] into device_states_
+  std::vector<i32> device_states_;
+};
+
+/// Every state of the plan, in the order embed, layers (attention, experts), head. Experts with the same
+/// owners in all groups form one state. With tied embeddings the head's tensors belong to the state of the
+/// embedding.
+std::vector<State> make_states(const Plan& plan, const ModelConfig& model);
+
+}  // namespace hetermoe

@@ -1,0 +1,67 @@
+#pragma once
+#include <span>
+#include <string>
+#include <vector>
+
+#include "hetermoe/plan/plan.h"
+#include "hetermoe/schedule/op.h"
+
+// The one object shared by simulator and executor: which op, on which lane, after which ops.
+namespace hetermoe {
+
+/// Parameters that live and move together: replicated on `devices`, reduced and updated as one.
+struct State {
+  enum class Part : std::uint8_t { kEmbed, kAttention, kHead, kExperts };
+  Part part = Part::kEmbed;
+  i32 layer = -1;
+  std::vector<ExpertId> experts;  ///< of part kExperts
+  std::vector<DeviceId> devices;  ///< ascending
+
+  bool reduced() const { return devices.size() > 1; }
+  bool operator==(const State&) const = default;
+};
+
+/// Ops in append order, as flat arrays. Rules: lanes keep append order; an op starts when it heads all its
+/// lanes and its dependencies have ended; dependencies point backwards and share a device with their op.
+struct Schedule {
+  i32 num_devices = 0;
+  std::vector<Op> ops;
+  std::vector<i64> lane_begin = {0};  ///< [num_ops + 1] into `lanes`
+  std::vector<LaneId> lanes;          ///< lanes of each op, ascending
+  std::vector<i64> dep_begin = {0};   ///< [num_ops + 1] into `deps`
+  std::vector<OpId> deps;             ///< dependencies that lane order does not already imply, ascending
+  std::vector<State> states;
+
+  i32 num_ops() const { return static_cast<i32>(ops.size()); }
+  std::span<const LaneId> lanes_of(OpId op) const {
+    const auto i = static_cast<std::size_t>(op);
+    return {lanes.data() + lane_begin[i], lanes.data() + lane_begin[i + 1]};
+  }
+  std::span<const OpId> deps_of(OpId op) const {
+    const auto i = static_cast<std::size_t>(op);
+    return {deps.data() + dep_begin[i], deps.data() + dep_begin[i + 1]};
+  }
+};
+
+/// What a step is, beyond the plan: fields of the job that add or drop ops.
+struct StepOptions {
+  bool balance = false;  ///< the load-balancing loss is on
+  i64 aux_group = 0;     ///< sequences over which it is computed, 0 = the whole step
+  bool backward = true;  ///< false: forward only (validation); the head computes the loss alone
+};
+
+/// Builds the schedule of one step. The plan must be valid. Throws ConfigError when the order policy cannot
+/// serve the options (a load-balancing group that spans microbatches which the order keeps apart).
+Schedule build_schedule(const Plan& plan, const ModelConfig& model, const StepOptions& options = {});
+
+/// All broken rules, in words; empty = sound. Dependencies are derived anew from accesses() and compared.
+std::vector<std::string> validate(const Schedule& schedule, const Plan& plan, const ModelConfig& model,
+                                  const StepOptions& options = {});
+
+/// One line per lane: "device 0 compute: 0 embed.F m0 | 2 attention.F l0 m0 | ...".
+std::string to_text(const Schedule& schedule);
+
+/// FNV-1a over ops, lanes and dependencies. Ranks compare it before the first step.
+u64 hash(const Schedule& schedule);
+
+}  // namespace hetermoe

@@ -1,0 +1,226 @@
+#include <algorithm>
+#include <map>
+#include <tuple>
+
+#include "hetermoe/schedule/builder.h"
+#include "hetermoe/schedule/expected_ops.h"
+
+// Checks a schedule against the rules, without the builder's bookkeeping: the order that each device sees is
+// worked out from lanes and dependencies alone, then every pair of conflicting accesses must follow it.
+namespace hetermoe {
+namespace {
+
+constexpr std::size_t kMaxFaults = 100;
+
+std::size_t at(i32 index) { return static_cast<std::size_t>(index); }
+
+class Checker {
+ public:
+  Checker(const Schedule& schedule, const Plan& plan, const ModelConfig& model, const StepOptions& options)
+      : s_(schedule), placement_(plan, model, options) {}
+
+  std::vector<std::string> run() {
+    check_shape();
+    if (!faults_.empty()) return faults_;
+    check_ops();
+    check_dependencies();
+    if (!faults_.empty()) return faults_;  // the order below indexes with what was checked above
+    std::vector<std::vector<OpId>> ops_of(at(s_.num_devices));
+    for (OpId op = 0; op < s_.num_ops(); ++op) {
+      for (const LaneId lane : s_.lanes_of(op)) ops_of[at(device_of(lane))].push_back(op);
+    }
+    clock_.resize(s_.ops.size());
+    position_.resize(s_.ops.size());
+    necessary_.assign(s_.deps.size(), false);
+    for (DeviceId device = 0; device < s_.num_devices; ++device) check_device(device, ops_of[at(device)]);
+    check_no_extra_dependency();
+    return faults_;
+  }
+
+ private:
+  /// Per queue, how many ops at its front have ended on this device.
+  using Clock = std::array<i32, kNumQueues>;
+
+  template <class... Args>
+  void fault(fmt::format_string<Args...> format, Args&&... args) {
+    if (faults_.size() < kMaxFaults) faults_.push_back(fmt::format(format, std::forward<Args>(args)...));
+  }
+  std::string name(OpId op) const { return fmt::format("op {} {}", op, to_string(s_.ops[at(op)])); }
+
+  void check_shape() {
+    const auto check_csr = [&](const char* what, const std::vector<i64>& begin, std::size_t size) {
+      const bool sound = begin.size() == s_.ops.size() + 1 && begin.front() == 0 &&
+                         begin.back() == static_cast<i64>(size) && std::is_sorted(begin.begin(), begin.end());
+      if (!sound) fault("{} does not cut {} entries into {} ops", what, size, s_.ops.size());
+    };
+    check_csr("lane_begin", s_.lane_begin, s_.lanes.size());
+    check_csr("dep_begin", s_.dep_begin, s_.deps.size());
+    if (s_.num_devices != static_cast<i32>(placement_.plan().dtype.size())) {
+      fault("the schedule has {} devices, the plan {}", s_.num_devices, placement_.plan().dtype.size());
+    }
+    if (s_.states != placement_.states()) fault("the states are not those of the plan");
+  }
+
+  void check_ops() {
+    std::vector<std::pair<ExpectedOp, OpId>> found;
+    for (OpId op = 0; op < s_.num_ops(); ++op) {
+      const bool compute = is_compute(s_.ops[at(op)].kind) && !s_.lanes_of(op).empty();
+      found.push_back({{s_.ops[at(op)], compute ? device_of(s_.lanes_of(op)[0]) : -1}, op});
+    }
+    std::sort(found.begin(), found.end());
+    const std::vector<ExpectedOp> expected = expected_ops(placement_);
+    std::size_t f = 0;
+    for (const ExpectedOp& want : expected) {
+      for (; f < found.size() && found[f].first < want; ++f)
+        fault("{} is not part of the step", name(found[f].second));
+      if (f == found.size() || !(found[f].first == want)) {
+        fault("{}{} is missing", to_string(want.op),
+              want.device < 0 ? "" : fmt::format(" on device {}", want.device));
+      } else {
+        check_lanes(found[f++].second);
+      }
+    }
+    for (; f < found.size(); ++f) fault("{} is not part of the step, or there twice", name(found[f].second));
+  }
+
+  /// `op` is one that the step has, so that its layer, group and state may be used.
+  void check_lanes(OpId id) {
+    const Op& op = s_.ops[at(id)];
+    const std::span<const LaneId> lanes = s_.lanes_of(id);
+    const Queue queue = queue_of_op(op, placement_.plan().queue_binding);
+    std::vector<LaneId> expected;
+    if (is_compute(op.kind)) {
+      expected.push_back(lane_of(device_of(lanes[0]), queue));
+    } else {
+      for (const DeviceId device : placement_.participants(op)) expected.push_back(lane_of(device, queue));
+    }
+    if (!std::equal(lanes.begin(), lanes.end(), expected.begin(), expected.end())) {
+      fault("{} has lanes {}, expected {}", name(id), lane_list(lanes), lane_list(expected));
+    }
+  }
+
+  static std::string lane_list(std::span<const LaneId> lanes) {
+    std::string text;
+    for (const LaneId lane : lanes) {
+      text += fmt::format("{}{}.{}", text.empty() ? "" : " ", device_of(lane), name_of(queue_of(lane)));
+    }
+    return text.empty() ? "none" : text;
+  }
+
+  void check_dependencies() {
+    for (OpId op = 0; op < s_.num_ops(); ++op) {
+      OpId previous = -1;
+      for (const OpId dep : s_.deps_of(op)) {
+        if (dep < 0 || dep >= op) {
+          fault("{} depends on op {}, which is not before it", name(op), dep);
+        } else if (!share_device(op, dep)) {
+          fault("{} depends on {}, but they share no device", name(op), name(dep));
+        }
+        if (dep <= previous) fault("{} lists its dependencies out of order or twice", name(op));
+        previous = dep;
+      }
+    }
+  }
+
+  bool share_device(OpId a, OpId b) const {
+    for (const LaneId lane : s_.lanes_of(a)) {
+      if (has_device(b, device_of(lane))) return true;
+    }
+    return false;
+  }
+  bool has_device(OpId op, DeviceId device) const {
+    const std::span<const LaneId> lanes = s_.lanes_of(op);
+    const auto lane = std::lower_bound(lanes.begin(), lanes.end(), lane_of(device, Queue::kCompute));
+    return lane != lanes.end() && device_of(*lane) == device;
+  }
+  Queue queue_of_lanes(OpId op) const { return queue_of(s_.lanes_of(op)[0]); }
+
+  bool ended_before(OpId first, OpId second) const {
+    return position_[at(first)] < clock_[at(second)][static_cast<std::size_t>(queue_of_lanes(first))];
+  }
+
+  /// Follows one device's part of the schedule: no step of the argument may use what happens on another
+  /// device.
+  void check_device(DeviceId device, const std::vector<OpId>& ops) {
+    Clock lane_clock[kNumQueues] = {};  // of the last op on each lane, itself included
+    struct Uses {
+      OpId writer = -1;
+      std::vector<OpId> readers;
+    };
+    std::map<std::tuple<Buffer, i32, i32, i32>, Uses> uses;
+    std::vector<Access> touched;
+    for (const OpId op : ops) {
+      Clock& lane = lane_clock[static_cast<std::size_t>(queue_of_lanes(op))];
+      clock_[at(op)] = lane;
+      for (const OpId dep : s_.deps_of(op)) {
+        if (has_device(dep, device)) join(clock_[at(op)], dep);
+      }
+      position_[at(op)] = lane[static_cast<std::size_t>(queue_of_lanes(op))];
+      touched.clear();
+      accesses(s_.ops[at(op)], device, placement_, touched);
+      for (const Access& access : touched) {
+        Uses& use = uses[{access.buffer, access.layer, access.microbatch, access.chunk}];
+        if (access.mode == Mode::kRead && use.writer < 0) {
+          fault("{} on device {} reads {}, which no earlier op writes", name(op), device, describe(access));
+        }
+        check_order(use.writer, op, device, access);
+        if (access.mode == Mode::kRead) {
+          use.readers.push_back(op);
+          continue;
+        }
+        for (const OpId reader : use.readers) check_order(reader, op, device, access);
+        use.writer = op;
+        use.readers.clear();
+      }
+      lane = clock_[at(op)];
+      lane[static_cast<std::size_t>(queue_of_lanes(op))] = position_[at(op)] + 1;
+    }
+  }
+
+  void join(Clock& clock, OpId ended) const {
+    for (std::size_t q = 0; q < clock.size(); ++q) clock[q] = std::max(clock[q], clock_[at(ended)][q]);
+    i32& own = clock[static_cast<std::size_t>(queue_of_lanes(ended))];
+    own = std::max(own, position_[at(ended)] + 1);
+  }
+
+  void check_order(OpId first, OpId second, DeviceId device, const Access& access) {
+    if (first < 0 || first == second) return;
+    const std::span<const OpId> deps = s_.deps_of(second);
+    const auto dep = std::lower_bound(deps.begin(), deps.end(), first);
+    if (dep != deps.end() && *dep == first)
+      necessary_[static_cast<std::size_t>(&*dep - s_.deps.data())] = true;
+    if (ended_before(first, second)) return;
+    fault("{} may start on device {} before {} has ended, though both use {}", name(second), device,
+          name(first), describe(access));
+  }
+
+  static std::string describe(const Access& access) {
+    return fmt::format("{} (layer {}, microbatch {}, chunk {})", name_of(access.buffer), access.layer,
+                       access.microbatch, access.chunk);
+  }
+
+  void check_no_extra_dependency() {
+    for (OpId op = 0; op < s_.num_ops(); ++op) {
+      for (i64 i = s_.dep_begin[at(op)]; i < s_.dep_begin[at(op) + 1]; ++i) {
+        const auto d = static_cast<std::size_t>(i);
+        if (!necessary_[d]) fault("{} depends on {}, but they share no buffer", name(op), name(s_.deps[d]));
+      }
+    }
+  }
+
+  const Schedule& s_;
+  Placement placement_;
+  std::vector<std::string> faults_;
+  std::vector<Clock> clock_;     // [op] on the device being checked: what has ended when the op starts
+  std::vector<i32> position_;    // [op] on its lane of that device
+  std::vector<bool> necessary_;  // [dependency] some buffer asks for it
+};
+
+}  // namespace
+
+std::vector<std::string> validate(const Schedule& schedule, const Plan& plan, const ModelConfig& model,
+                                  const StepOptions& options) {
+  return Checker(schedule, plan, model, options).run();
+}
+
+}  // namespace hetermoe

@@ -1,0 +1,153 @@
+#include "hetermoe/schedule/waves.h"
+
+#include <algorithm>
+
+namespace hetermoe {
+namespace {
+
+/// The stage at which a wave's compute op runs: its layer, num_layers for the head.
+i32 stage_of(const Wave& wave, const Placement& placement) {
+  return wave.compute.kind == OpKind::kHead ? placement.num_layers() : wave.compute.layer;
+}
+
+Wave compute_wave(OpKind kind, Phase phase, i32 layer) {
+  Wave wave;
+  wave.has_compute = true;
+  wave.compute = {kind, phase, 0, 0, layer, -1, -1};
+  return wave;
+}
+
+}  // namespace
+
+std::vector<Wave> make_waves(const Placement& placement) {
+  std::vector<Wave> waves;
+  const auto exchange = [&](Phase phase, i32 layer) {
+    waves.back().has_exchange = true;
+    waves.back().phase = phase;
+    waves.back().layer = layer;
+  };
+  for (i32 l = 0; l < placement.num_layers(); ++l) {
+    waves.push_back(compute_wave(OpKind::kAttention, Phase::kForward, l));
+    if (placement.is_moe(l)) exchange(Phase::kForward, l);
+  }
+  waves.push_back(compute_wave(OpKind::kHead, Phase::kForward, -1));
+  if (!placement.options().backward) return waves;
+  const bool resend = placement.plan().recompute == Recompute::kResend;
+  for (i32 l = placement.num_layers() - 1; l >= 0; --l) {
+    if (placement.is_moe(l)) {
+      if (resend) {
+        waves.push_back(compute_wave(OpKind::kAttention, Phase::kRecompute, l));
+        exchange(Phase::kRecompute, l);
+      }
+      // After a recompute wave, and at the border of a pipeline stage, the way to the experts is a wave of
+      // its own.
+      if (waves.back().has_exchange || placement.may_move_into(l + 1)) waves.emplace_back();
+      exchange(Phase::kBackward, l);
+    }
+    waves.push_back(compute_wave(OpKind::kAttention, Phase::kBackward, l));
+  }
+  return waves;
+}
+
+void WaveRunner::run(const Wave& wave, i32 first, i32 last) {
+  const auto lag = static_cast<std::size_t>(p_.plan().combine_lag * p_.plan().chunks);
+  for (i32 m = first; m < last; ++m) {
+    finish_returns_of(m);
+    if (wave.has_compute) run_compute(wave, m);
+    if (wave.has_exchange) send_to_experts(wave, m);
+    while (pending_.size() > lag && !pending_.front().waits) pop_return();
+  }
+  if (!wave.has_exchange) return;
+  // Experts on devices that also compute in this wave run after its compute ops of all microbatches
+  // (Asym-EA).
+  for (i32 m = first; m < last; ++m) run_experts(wave, m, true);
+  for (Return& r : pending_) r.waits = false;
+}
+
+void WaveRunner::run_compute(const Wave& wave, i32 m) {
+  Op op = wave.compute;
+  op.group = static_cast<std::int16_t>(group_);
+  op.microbatch = m;
+  const i32 stage = stage_of(wave, p_);
+  const bool forward = op.phase == Phase::kForward;
+  if (forward && stage == 0) b_.compute_on_shares(at(OpKind::kEmbed, Phase::kForward, -1, m), -1);
+  if (forward && wave.sends_input) send_input(stage, m);
+  b_.compute_on_shares(op, stage);
+  if (forward && stage == p_.last_moe_layer()) b_.routed(group_, m);
+  const bool makes_gradient =
+      op.phase == Phase::kBackward || (op.kind == OpKind::kHead && p_.options().backward);
+  if (!makes_gradient) return;
+  if (p_.moves_into(group_, stage, m)) b_.transfer(at(OpKind::kMove, Phase::kBackward, stage, m));
+  if (stage == 0) b_.compute_on_shares(at(OpKind::kEmbed, Phase::kBackward, -1, m), -1);
+}
+
+void WaveRunner::send_input(i32 stage, i32 m) {
+  if (!p_.moves_into(group_, stage, m)) return;
+  if (stage > 0) b_.compute_on_shares(at(OpKind::kMerge, Phase::kForward, stage, m), stage - 1);
+  b_.transfer(at(OpKind::kMove, Phase::kForward, stage, m));
+}
+
+void WaveRunner::send_to_experts(const Wave& wave, i32 m) {
+  const std::vector<DeviceId>& owners = p_.owners(group_, wave.layer);
+  const bool waits =
+      std::any_of(owners.begin(), owners.end(), [&](DeviceId d) { return computes(wave, m, d); });
+  const OpKind out = wave.phase == Phase::kBackward ? OpKind::kCombine : OpKind::kDispatch;
+  for (i32 c = 0; c < p_.plan().chunks; ++c) {
+    b_.transfer(at(out, wave.phase, wave.layer, m, c));
+    pending_.push_back({wave.phase, wave.layer, m, c, waits});
+  }
+  run_experts(wave, m, false);
+}
+
+/// Experts of the wave's layer: those on devices that also compute in this wave, or those on the others.
+void WaveRunner::run_experts(const Wave& wave, i32 m, bool computing) {
+  for (i32 c = 0; c < p_.plan().chunks; ++c) {
+    for (const DeviceId device : p_.owners(group_, wave.layer)) {
+      if (computes(wave, m, device) != computing) continue;
+      b_.compute(at(OpKind::kExperts, wave.phase, wave.layer, m, c), device);
+    }
+  }
+}
+
+/// The device runs the wave's compute op, or merges its input.
+bool WaveRunner::computes(const Wave& wave, i32 m, DeviceId device) const {
+  if (!wave.has_compute) return false;
+  const i32 stage = stage_of(wave, p_);
+  if (p_.is_source(group_, stage, m, device)) return true;
+  return wave.compute.phase == Phase::kForward && wave.sends_input && p_.moves_into(group_, stage, m) &&
+         p_.is_source(group_, stage - 1, m, device);
+}
+
+void WaveRunner::pop_return() {
+  const Return r = pending_.front();
+  HM_CHECK(!r.waits, "a return of layer {} is due before its experts", r.layer);
+  pending_.pop_front();
+  const OpKind kind = r.phase == Phase::kBackward ? OpKind::kDispatch : OpKind::kCombine;
+  b_.transfer(at(kind, r.phase, r.layer, r.microbatch, r.chunk));
+}
+
+/// Returns leave in the order they were asked for, so those before the last one of `m` go too.
+void WaveRunner::finish_returns_of(i32 m) {
+  const auto last =
+      std::find_if(pending_.rbegin(), pending_.rend(), [&](const Return& r) { return r.microbatch == m; });
+  for (auto due = pending_.rend() - last; due > 0; --due) pop_return();
+}
+
+void WaveRunner::finish_returns() {
+  while (!pending_.empty()) pop_return();
+}
+
+void WaveRunner::report_done(const Wave& wave) {
+  if (!wave.has_compute || !p_.options().backward) return;
+  if (wave.compute.kind == OpKind::kHead) b_.state_done(State::Part::kHead, -1);
+  if (wave.compute.kind != OpKind::kAttention || wave.compute.phase != Phase::kBackward) return;
+  b_.state_done(State::Part::kExperts, wave.compute.layer);
+  b_.state_done(State::Part::kAttention, wave.compute.layer);
+  if (wave.compute.layer == 0) b_.state_done(State::Part::kEmbed, -1);
+}
+
+Op WaveRunner::at(OpKind kind, Phase phase, i32 layer, i32 m, i32 chunk) const {
+  return {kind, phase, static_cast<std::int16_t>(chunk), static_cast<std::int16_t>(group_), layer, m, -1};
+}
+
+}  // namespace hetermoe

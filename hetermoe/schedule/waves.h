@@ -1,0 +1,58 @@
+#pragma once
+#include <deque>
+#include <vector>
+
+#include "hetermoe/schedule/builder.h"
+
+namespace hetermoe {
+
+/// What happens to a microbatch between two visits of the experts: a compute op, then a round trip to the
+/// experts.
+struct Wave {
+  bool has_compute = false;
+  Op compute;               ///< without group and microbatch
+  bool sends_input = true;  ///< the wave merges and moves its input, if that moves
+  bool has_exchange = false;
+  Phase phase = Phase::kForward;  ///< of the exchange
+  i32 layer = -1;                 ///< of the exchange
+};
+
+/// The waves of a step, forward then backward; the same for all groups.
+std::vector<Wave> make_waves(const Placement& placement);
+
+/// Appends the ops of waves for one group. All orders are made of waves; they differ in which wave of which
+/// microbatches comes next.
+class WaveRunner {
+ public:
+  WaveRunner(ScheduleBuilder& builder, i32 group) : b_(builder), p_(builder.placement()), group_(group) {}
+
+  /// Appends `wave` for microbatches first..last-1.
+  void run(const Wave& wave, i32 first, i32 last);
+  /// Merges the output of the layer before `stage` and moves it there, if it moves.
+  void send_input(i32 stage, i32 m);
+  /// Appends the return transfers that are still due.
+  void finish_returns();
+  /// Tells the builder that no more gradients come from this wave's compute op.
+  void report_done(const Wave& wave);
+
+ private:
+  struct Return {
+    Phase phase;
+    i32 layer, microbatch, chunk;
+    bool waits;  ///< some of its experts are not appended yet
+  };
+  void run_compute(const Wave& wave, i32 m);
+  void send_to_experts(const Wave& wave, i32 m);
+  void run_experts(const Wave& wave, i32 m, bool computing);
+  bool computes(const Wave& wave, i32 m, DeviceId device) const;
+  void pop_return();
+  void finish_returns_of(i32 m);
+  Op at(OpKind kind, Phase phase, i32 layer, i32 m, i32 chunk = 0) const;
+
+  ScheduleBuilder& b_;
+  const Placement& p_;
+  i32 group_;
+  std::deque<Return> pending_;  // round trips whose way back is not appended yet
+};
+
+}  // namespace hetermoe

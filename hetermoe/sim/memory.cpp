@@ -1,0 +1,243 @@
+#include "hetermoe/sim/memory.h"
+
+#include <algorithm>
+
+#include "hetermoe/model/op_cost.h"
+
+namespace hetermoe {
+namespace {
+
+constexpr Bytes kIdBytes = 8, kWeightBytes = 4;  // of an index and of a routing weight or its gradient
+constexpr double kWithGradients = 2;             // activations and, at worst, the gradients of all of them
+
+std::size_t at(i32 index) { return static_cast<std::size_t>(index); }
+
+bool is_saved(Buffer buffer) {
+  return buffer == Buffer::kHidden || buffer == Buffer::kRouting || buffer == Buffer::kRows ||
+         buffer == Buffer::kSavedAttention || buffer == Buffer::kSavedExperts;
+}
+
+}  // namespace
+
+BufferSizes::BufferSizes(const Placement& placement, const ModelConfig& model, const Cluster& cluster,
+                         const RoutingLoad& routing)
+    : placement_(placement),
+      model_(model),
+      cluster_(cluster),
+      loads_(placement, routing),
+      work_(placement, model, cluster),
+      group_of_(at(placement.num_devices()), -1) {
+  for (i32 g = 0; g < placement.num_groups(); ++g) {
+    for (const DeviceId device : placement.plan().groups[at(g)].devices) group_of_[at(device)] = g;
+  }
+}
+
+Bytes BufferSizes::element(DeviceId device) const { return bytes_of(placement_.plan().dtype[at(device)]); }
+Bytes BufferSizes::row(DeviceId device) const { return row_bytes(model_, element(device)); }
+
+double BufferSizes::tokens(i32 stage, i32 microbatch, DeviceId device) const {
+  const i64 sequences = sequences_of(placement_.shares(group_of_[at(device)], stage, microbatch), device);
+  return static_cast<double>(sequences * placement_.plan().seq_len);
+}
+
+BufferSizes::Traffic BufferSizes::traffic(i32 layer, i32 microbatch, i32 chunk, DeviceId device) {
+  const i32 group = group_of_[at(device)];
+  const ExchangeLoad& load = loads_.of(group, layer, microbatch, chunk);
+  const std::vector<DeviceId>& owners = placement_.owners(group, layer);
+  const ShareRow& sources = placement_.shares(group, layer, microbatch);
+  Traffic traffic;
+  const auto owner = std::lower_bound(owners.begin(), owners.end(), device);
+  if (owner != owners.end() && *owner == device) {
+    traffic.rows_as_owner = load.rows_at(static_cast<std::size_t>(owner - owners.begin()));
+    traffic.copies_as_owner = load.copies_at(static_cast<std::size_t>(owner - owners.begin()));
+  }
+  for (std::size_t s = 0; s < sources.size(); ++s) {
+    if (sources[s].device != device) continue;
+    for (std::size_t o = 0; o < owners.size(); ++o) {
+      traffic.rows_as_source += load.rows_between(s, o);
+      traffic.copies_as_source += load.copies_between(s, o);
+    }
+  }
+  return traffic;
+}
+
+/// Per token: what an attention part makes besides its saved input.
+Bytes BufferSizes::attention_work(i32 layer, DeviceId device) const {
+  const bool plain = cluster_.type_of(device).attention_kernel == AttentionKernel::kPlain;
+  return attention_work_bytes(model_, layer, {element(device), true, plain, placement_.plan().seq_len});
+}
+
+Bytes BufferSizes::of(const Epoch& e) {
+  const auto tokens_at = [&](i32 stage) { return tokens(stage, e.microbatch, e.device); };
+  const auto exchanged = [&] { return traffic(e.layer, e.microbatch, e.chunk, e.device); };
+  const Bytes row = this->row(e.device);
+  switch (e.buffer) {
+    case Buffer::kHidden:
+    case Buffer::kResidual:
+    case Buffer::kSend:
+    case Buffer::kDHidden:
+    case Buffer::kDMove:
+      return tokens_at(e.layer) * row;
+    case Buffer::kMoveOut:
+      return tokens_at(e.layer - 1) * row;
+    case Buffer::kRouting:
+      return tokens_at(e.layer) * routing_bytes(model_, e.layer);
+    case Buffer::kSavedAttention:
+      return tokens_at(e.layer) * attention_work(e.layer, e.device);
+    case Buffer::kLoad: {
+      const ExchangeLoad& load = loads_.of(group_of_[at(e.device)], e.layer, e.microbatch, e.chunk);
+      return static_cast<double>(load.num_sources() * load.num_owners()) * 2 * kIdBytes;
+    }
+    case Buffer::kRows:
+      return exchanged().rows_as_owner * row + exchanged().copies_as_owner * (kIdBytes + kWeightBytes);
+    case Buffer::kSavedExperts:
+      return exchanged().copies_as_owner * expert_work_bytes(model_, element(e.device));
+    case Buffer::kOut:
+    case Buffer::kDOut:
+      return exchanged().rows_as_owner * row;
+    case Buffer::kDRows:
+      return exchanged().rows_as_owner * row + exchanged().copies_as_owner * kWeightBytes;
+    case Buffer::kReturned:
+      return exchanged().rows_as_source * row;
+    case Buffer::kDSend:
+      return exchanged().rows_as_source * row + exchanged().copies_as_source * kWeightBytes;
+    case Buffer::kCounts:
+    case Buffer::kBalance: {
+      const Group& group = placement_.plan().groups[at(group_of_[at(e.device)])];
+      const auto sequences = static_cast<double>(group.microbatches[at(e.microbatch)]);
+      return sequences * static_cast<double>(model_.num_experts) *
+             (e.buffer == Buffer::kCounts ? kIdBytes : kWeightBytes);
+    }
+    default:
+      return 0;
+  }
+}
+
+Bytes BufferSizes::workspace(const Op& op, DeviceId device) {
+  return is_compute(op.kind) ? compute_workspace(op, device) : transfer_workspace(op, device);
+}
+
+Bytes BufferSizes::compute_workspace(const Op& op, DeviceId device) {
+  const bool backward = op.phase == Phase::kBackward, trains = placement_.options().backward;
+  const Recompute recompute = placement_.plan().recompute;
+  if (op.kind == OpKind::kAttention) {
+    const bool kept =
+        recompute == Recompute::kOff || (recompute == Recompute::kResend && placement_.is_moe(op.layer));
+    const double held = backward ? (kept ? kWithGradients - 1 : kWithGradients)
+                        : (trains && recompute == Recompute::kOff) || op.phase == Phase::kRecompute ? 0
+                                                                                                    : 1;
+    return held * tokens(op.layer, op.microbatch, device) * attention_work(op.layer, device);
+  }
+  if (op.kind == OpKind::kExperts) {
+    const bool kept = recompute != Recompute::kLocal;
+    const double held = backward ? (kept ? kWithGradients - 1 : kWithGradients)
+                        : (trains && recompute == Recompute::kOff) || op.phase == Phase::kRecompute ? 0
+                                                                                                    : 1;
+    const double gathered = backward ? 3 : 2;  // rows in expert order, outputs, and the gradient of either
+    return traffic(op.layer, op.microbatch, op.chunk, device).copies_as_owner *
+           (held * expert_work_bytes(model_, element(device)) + gathered * row(device));
+  }
+  if (op.kind == OpKind::kHead) {
+    const double all = tokens(placement_.num_layers(), op.microbatch, device);
+    return std::min(all, static_cast<double>(kHeadChunkTokens)) * head_work_bytes(model_, element(device));
+  }
+  return 0;
+}
+
+Bytes BufferSizes::transfer_workspace(const Op& op, DeviceId device) {
+  const Plan& plan = placement_.plan();
+  const Bytes wire =
+      row_bytes(model_, bytes_of(op.phase == Phase::kBackward ? plan.wire_backward : plan.wire_forward));
+  switch (op.kind) {
+    case OpKind::kDispatch:
+    case OpKind::kCombine: {
+      const Traffic t = traffic(op.layer, op.microbatch, op.chunk, device);
+      return (t.rows_as_source + t.rows_as_owner) * wire;
+    }
+    case OpKind::kMove:
+      return (tokens(op.layer - 1, op.microbatch, device) + tokens(op.layer, op.microbatch, device)) * wire;
+    case OpKind::kReduce:
+      return work_.state_params(op.state) * state_bytes_per_parameter(element(device)).gradients;
+    default:
+      return 0;
+  }
+}
+
+MemoryUse BufferSizes::state(DeviceId device) const {
+  const StateBytes each = state_bytes_per_parameter(element(device));
+  double params = 0;
+  for (const i32 state : placement_.states_on(device)) params += work_.state_params(state);
+  MemoryUse use;
+  use.weights = params * each.weights;
+  if (!placement_.options().backward) return use;
+  use.gradients = params * each.gradients;
+  use.optimizer = params * (each.master + each.moments);
+  return use;
+}
+
+namespace {
+
+/// A change of what a device holds.
+struct Change {
+  Seconds time;
+  Bytes bytes;  // negative = freed
+  Bytes MemoryUse::*what;
+  /// Of changes at one moment, what ends is gone before what begins.
+  bool operator<(const Change& other) const {
+    return time != other.time ? time < other.time : (bytes < 0) > (other.bytes < 0);
+  }
+};
+
+void add_life(std::vector<Change>& changes, Seconds start, Seconds end, Bytes bytes, Bytes MemoryUse::*what) {
+  if (bytes <= 0 || end <= start) return;
+  changes.push_back({start, bytes, what});
+  changes.push_back({end, -bytes, what});
+}
+
+MemoryPeak worst_moment(std::vector<Change>& changes, const MemoryUse& state) {
+  std::sort(changes.begin(), changes.end());
+  MemoryUse now = state;
+  MemoryPeak peak{state, 0};
+  for (const Change& change : changes) {
+    now.*change.what += change.bytes;
+    if (now.total() > peak.use.total()) peak = {now, change.time};
+  }
+  return peak;
+}
+
+}  // namespace
+
+std::vector<MemoryPeak> peak_memory(const Schedule& schedule, const OpTimes& times, BufferSizes& sizes,
+                                    const Lifetimes& lifetimes) {
+  std::vector<Seconds> end(lifetimes.epochs.size(), 0);
+  std::vector<std::vector<Change>> changes(at(schedule.num_devices));
+  for (OpId op = 0; op < schedule.num_ops(); ++op) {
+    const std::span<const LaneId> lanes = schedule.lanes_of(op);
+    for (std::size_t i = 0; i < lanes.size(); ++i) {
+      for (const i32 epoch : lifetimes.uses_of(schedule, op, i))
+        end[at(epoch)] = std::max(end[at(epoch)], times.end[at(op)]);
+      const DeviceId device = device_of(lanes[i]);
+      add_life(changes[at(device)], times.start[at(op)], times.end[at(op)],
+               sizes.workspace(schedule.ops[at(op)], device), &MemoryUse::workspace);
+    }
+  }
+  for (std::size_t e = 0; e < lifetimes.epochs.size(); ++e) {
+    const Epoch& epoch = lifetimes.epochs[e];
+    add_life(changes[at(epoch.device)], times.start[at(epoch.first)], end[e], sizes.of(epoch),
+             is_saved(epoch.buffer) ? &MemoryUse::saved : &MemoryUse::in_flight);
+  }
+  std::vector<MemoryPeak> peaks;
+  for (DeviceId device = 0; device < schedule.num_devices; ++device) {
+    peaks.push_back(worst_moment(changes[at(device)], sizes.state(device)));
+  }
+  return peaks;
+}
+
+std::vector<MemoryPeak> peak_memory(const Schedule& schedule, const OpTimes& times,
+                                    const Placement& placement, const ModelConfig& model,
+                                    const Cluster& cluster, const RoutingLoad& routing) {
+  BufferSizes sizes(placement, model, cluster, routing);
+  return peak_memory(schedule, times, sizes, make_lifetimes(schedule, placement));
+}
+
+}  // namespace hetermoe

@@ -1,0 +1,78 @@
+#pragma once
+#include <vector>
+
+#include "hetermoe/cost/load_table.h"
+#include "hetermoe/schedule/lifetimes.h"
+#include "hetermoe/sim/simulator.h"
+
+// Memory per device, from the same schedule, access table and routing load as the times.
+namespace hetermoe {
+
+/// Tokens whose logits exist at once: the head works in runs of so many.
+inline constexpr i64 kHeadChunkTokens = 1024;
+
+/// What a device holds at one moment.
+struct MemoryUse {
+  Bytes weights = 0, gradients = 0;
+  Bytes optimizer = 0;  ///< moments, and the fp32 master of 2-byte weights
+  Bytes saved = 0;      ///< inputs, routing and activations that backward starts from
+  Bytes in_flight = 0;  ///< all other buffers of the access table
+  Bytes workspace = 0;  ///< of the ops that run just then
+  Bytes state() const { return weights + gradients + optimizer; }
+  Bytes total() const { return state() + saved + in_flight + workspace; }
+};
+
+/// The worst moment of a step on a device.
+struct MemoryPeak {
+  MemoryUse use;
+  Seconds time = 0;
+};
+
+/// Bytes of buffers and of the workspace of ops on a device whose compute dtype the plan gives.
+class BufferSizes {
+ public:
+  /// Keeps references to all.
+  BufferSizes(const Placement& placement, const ModelConfig& model, const Cluster& cluster,
+              const RoutingLoad& routing);
+
+  /// kGrad and kNorm count 0: gradients belong to the state.
+  Bytes of(const Epoch& epoch);
+  /// What the op needs besides its buffers: activations that it recomputes or does not keep, gradients of
+  /// them (at worst as much again), gathered rows, logits of a run of tokens, messages of a transfer, a
+  /// second copy of what is reduced.
+  Bytes workspace(const Op& op, DeviceId device);
+  /// Weights, gradients and optimizer state of a device.
+  MemoryUse state(DeviceId device) const;
+
+ private:
+  /// Rows and copies that one device sends and receives in an exchange.
+  struct Traffic {
+    double rows_as_source = 0, copies_as_source = 0, rows_as_owner = 0, copies_as_owner = 0;
+  };
+  Traffic traffic(i32 layer, i32 microbatch, i32 chunk, DeviceId device);
+  double tokens(i32 stage, i32 microbatch, DeviceId device) const;
+  Bytes attention_work(i32 layer, DeviceId device) const;
+  Bytes compute_workspace(const Op& op, DeviceId device);
+  Bytes transfer_workspace(const Op& op, DeviceId device);
+  Bytes element(DeviceId device) const;
+  Bytes row(DeviceId device) const;
+
+  const Placement& placement_;
+  const ModelConfig& model_;
+  const Cluster& cluster_;
+  LoadTable loads_;
+  WorkModel work_;
+  std::vector<i32> group_of_;  // [device]
+};
+
+/// [num_devices] the worst moment of each device when ops run at these times. A buffer lives from the start
+/// of its first writer to the end of its last reader.
+std::vector<MemoryPeak> peak_memory(const Schedule& schedule, const OpTimes& times, BufferSizes& sizes,
+                                    const Lifetimes& lifetimes);
+
+/// The same from the parts that a prediction has at hand.
+std::vector<MemoryPeak> peak_memory(const Schedule& schedule, const OpTimes& times,
+                                    const Placement& placement, const ModelConfig& model,
+                                    const Cluster& cluster, const RoutingLoad& routing);
+
+}  // namespace hetermoe

@@ -1,0 +1,64 @@
+#pragma once
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "hetermoe/base/json.h"
+#include "hetermoe/base/types.h"
+
+// The common output of simulator and executor: one span per (op, device).
+namespace hetermoe {
+
+struct Span {
+  OpId op = 0;
+  DeviceId device = 0;
+  Seconds start = 0, end = 0;  ///< since the start of the step
+};
+
+/// What a reader needs to draw a span without the schedule.
+struct TimelineOp {
+  std::string kind;   ///< "attention", "dispatch", ...
+  std::string phase;  ///< "F", "B", "R" (recompute) or "" (reduce, norm, update)
+  i32 layer = -1, microbatch = -1, group = 0;
+  std::string queue;  ///< compute, to_expert, to_attention, move, reduce
+};
+
+struct TimelineDevice {
+  std::string name;  ///< "A40#0"
+  std::string type;  ///< "A40"
+  std::string role;  ///< attention, expert, both, idle
+};
+
+struct Timeline {
+  std::string source;  ///< "simulated", "executed (virtual clock, emulated)", "executed (paced clock,
+                       ///< emulated)", "executed"
+  std::string title;   ///< strategy, model and cluster, for people
+  Seconds step = 0;    ///< end of the last span
+  std::vector<TimelineDevice> devices;
+  std::vector<TimelineOp> ops;  ///< by OpId
+  std::vector<Span> spans;      ///< sorted by (device, queue of the op, start)
+};
+
+/// Puts spans in the order that Timeline::spans promises. Queues order as compute, to_expert, to_attention,
+/// move, reduce.
+void sort_spans(Timeline& timeline);
+
+/// Ops and spans are arrays of columns, named once, so that the file stays small and readable.
+Json to_json(const Timeline& timeline);
+
+/// Checks types, ids and times, and sorts the spans. Throws ConfigError that names the place, as `where` +
+/// "spans[3]".
+Timeline timeline_from_json(const Json& json, const std::string& where);
+
+/// A file with one line per device, op and span.
+void save_timeline(const std::filesystem::path& path, const Timeline& timeline);
+Timeline load_timeline(const std::filesystem::path& path);
+
+/// Time a device's compute lane is busy, divided by the step. [num_devices]; zeros when the step is 0.
+std::vector<double> busy_share(const Timeline& timeline);
+
+/// One Chrome/Perfetto trace of all devices: a process per device, a thread per queue. Times are in
+/// microseconds. Layer and microbatch are left out where an op has none.
+Json perfetto_trace(const Timeline& timeline);
+
+}  // namespace hetermoe

@@ -1,0 +1,38 @@
+#include "hetermoe/train/compare.h"
+
+#include <algorithm>
+
+namespace hetermoe {
+
+std::vector<StrategyRun> compare_job(
+    const Job& job, const CompareRunOptions& options,
+    const std::function<void(const std::string&, const StepRecord&)>& on_step) {
+  const ModelConfig model = load_model(job.model);
+  const Cluster cluster = load_cluster(job.cluster);
+  std::vector<Job> jobs;
+  std::vector<StrategyRun> runs;
+  // All plans first: a strategy that cannot run is known before hours are spent on another.
+  for (const std::string& strategy : options.strategies) {
+    jobs.push_back(job);
+    jobs.back().strategy = strategy;
+    StrategyRun run;
+    run.strategy = find_strategy(strategy).name;
+    std::replace(run.strategy.begin(), run.strategy.end(), '_', '-');
+    run.plan = make_job_plan(jobs.back(), model, cluster);
+    runs.push_back(std::move(run));
+  }
+  const Text text = load_text(job.data, job.train.seq_len);
+  for (std::size_t i = 0; i < runs.size() && !stop_requested; ++i) {
+    Trainer trainer(jobs[i], model, cluster, runs[i].plan, text);
+    runs[i].predicted = trainer.predict();
+    if (!options.execute) continue;
+    runs[i].outcome = trainer.run(
+        [&](const StepRecord& record) {
+          if (on_step) on_step(runs[i].strategy, record);
+        },
+        options.timed_steps);
+  }
+  return runs;
+}
+
+}  // namespace hetermoe

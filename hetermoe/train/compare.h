@@ -1,0 +1,22 @@
+#pragma once
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "hetermoe/train/results.h"
+
+namespace hetermoe {
+
+struct CompareRunOptions {
+  std::vector<std::string> strategies;
+  bool execute = true;  ///< false: predictions only
+  i64 timed_steps = 0;  ///< steps under the paced clock, after training under the job's
+};
+
+/// Trains (or only predicts) the job once per strategy: same model, cluster, data, seed. Ends early after
+/// Ctrl-C. `on_step` hears of every step.
+std::vector<StrategyRun> compare_job(
+    const Job& job, const CompareRunOptions& options,
+    const std::function<void(const std::string&, const StepRecord&)>& on_step = {});
+
+}  // namespace hetermoe

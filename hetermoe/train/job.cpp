@@ -1,0 +1,192 @@
+#include "hetermoe/train/job.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+namespace hetermoe {
+namespace {
+
+using Override = std::pair<std::string, std::string>;
+
+const std::vector<FieldDoc>& job_options() {
+  static const std::vector<FieldDoc> all = document_fields<Job>();
+  return all;
+}
+
+const FieldDoc& find_option(const std::string& flag) {
+  std::string name = flag;
+  std::replace(name.begin(), name.end(), '-', '_');
+  std::vector<std::string> names;
+  for (const FieldDoc& option : job_options()) {
+    if (option.name == name) return option;
+    names.push_back(option.name);
+  }
+  const std::string near = nearest_name(name, names);
+  fail<ConfigError>("--" + flag, "unknown option.{} `hetermoe options` lists all.",
+                    near.empty() ? "" : fmt::format(" Did you mean \"--{}\"?", near));
+}
+
+/// A value as typed: text needs no quotes, a list is [a, b] or a,b.
+Json option_value(const FieldDoc& option, const std::string& text) {
+  const std::string where = "--" + option.name;
+  if (option.type == "text") return text;
+  if (option.type == "name") return text == "null" ? Json(nullptr) : Json(text);
+  if (!option.type.starts_with("list of ")) return parse_yaml(text, where);
+  if (text.starts_with('[')) return parse_yaml(text, where);
+  FieldDoc item = option;
+  item.type = option.type.substr(std::string("list of ").size());
+  Json list = Json::array();
+  for (std::size_t begin = 0; begin < text.size();) {
+    const std::size_t comma = std::min(text.find(',', begin), text.size());
+    list.push_back(option_value(item, text.substr(begin, comma - begin)));
+    begin = comma + 1;
+  }
+  return list;
+}
+
+Json overrides_json(const std::vector<Override>& overrides) {
+  Json json = Json::object();
+  for (const auto& [flag, text] : overrides) {
+    const FieldDoc& option = find_option(flag);
+    std::string pointer = "/" + option.name;
+    std::replace(pointer.begin(), pointer.end(), '.', '/');
+    json[Json::json_pointer(pointer)] = option_value(option, text);
+  }
+  return json;
+}
+
+/// A plan file settles the shape of a step, so what nobody gave is taken from it.
+void adopt_plan_shape(Job& job, const Json& file, const Json& flags) {
+  if (job.plan.file.empty()) return;
+  const Plan plan = plan_from_json(read_json(job.plan.file), job.plan.file);
+  const auto is_given = [&](const char* key) {
+    const Json::json_pointer pointer(std::string("/train/") + key);
+    return file.contains(pointer) || flags.contains(pointer);
+  };
+  if (!is_given("seq_len")) job.train.seq_len = plan.seq_len;
+  if (!is_given("sequences")) job.train.sequences = total_sequences(plan);
+  if (!is_given("microbatches") && !plan.groups.empty()) {
+    job.train.microbatches = static_cast<i64>(plan.groups[0].microbatches.size());
+  }
+}
+
+Job make_job(const Json& file, const std::string& where, const std::vector<Override>& overrides) {
+  Job job;
+  const Json flags = overrides_json(overrides);
+  read_fields(file, job, where);
+  read_fields(flags, job, "--");
+  adopt_plan_shape(job, file, flags);
+  return job;
+}
+
+void check_lengths(const PlanOptions& options, const ModelConfig& model) {
+  const i64 moved = static_cast<i64>(options.experts_moved.size());
+  if (moved != 0 && moved != model.num_layers) {
+    fail<ConfigError>("plan.experts_moved", "got {} entries, expected one per layer of model {} ({})", moved,
+                      model.name, model.num_layers);
+  }
+}
+
+void check_devices(const std::vector<DeviceId>& devices, const char* key, const Cluster& cluster) {
+  for (const DeviceId device : devices) {
+    if (device >= cluster.num_devices()) {
+      fail<ConfigError>(key, "device {} does not exist: cluster {} has devices 0 to {}", device, cluster.name,
+                        cluster.num_devices() - 1);
+    }
+  }
+}
+
+void set_dtypes(Plan& plan, const PlanOptions& options) {
+  for (std::size_t d = 0; d < plan.dtype.size(); ++d) {
+    const std::string role = role_of(plan, static_cast<DeviceId>(d));
+    if (role == "expert" && options.expert_dtype) plan.dtype[d] = *options.expert_dtype;
+    if ((role == "attention" || role == "both") && options.attention_dtype)
+      plan.dtype[d] = *options.attention_dtype;
+  }
+  if (options.wire_dtype) plan.wire_forward = plan.wire_backward = *options.wire_dtype;
+}
+
+Plan plan_of_strategy(const Job& job, const ModelConfig& model, const Cluster& cluster) {
+  const PlanOptions& options = job.plan;
+  const Strategy& strategy = find_strategy(job.strategy);
+  if (job.train.microbatches > job.train.sequences) {
+    fail<ConfigError>("train.microbatches", "got {}, expected at most train.sequences ({})",
+                      job.train.microbatches, job.train.sequences);
+  }
+  check_lengths(options, model);
+  check_devices(options.attention, "plan.attention", cluster);
+  check_devices(options.experts, "plan.experts", cluster);
+  StrategyRequest request;
+  request.seq_len = job.train.seq_len;
+  request.sequences = job.train.sequences;
+  request.microbatches = job.train.microbatches;
+  request.attention = options.attention;
+  request.experts = options.experts;
+  request.attention_weights = options.attention_weights;
+  request.expert_weights = options.expert_weights;
+  request.experts_moved = options.experts_moved;
+  request.window = options.window;
+  Plan plan = strategy.make(model, cluster, request);
+  plan.chunks = options.chunks;
+  plan.combine_lag = options.combine_lag;
+  plan.queue_binding = options.queue_binding;
+  plan.recompute = options.recompute;
+  plan.row_dedup = options.row_dedup;
+  set_dtypes(plan, options);
+  return plan;
+}
+
+Plan plan_of_file(const Job& job) {
+  PlanOptions only_file;
+  only_file.file = job.plan.file;
+  const Json expected = write_fields(only_file), got = write_fields(job.plan);
+  for (const auto& [key, value] : got.items()) {
+    if (value != expected[key]) {
+      fail<ConfigError>("plan." + key,
+                        "got {}, but the plan comes from {}: change it there, or leave out plan.file",
+                        describe(value), job.plan.file);
+    }
+  }
+  return plan_from_json(read_json(job.plan.file), job.plan.file);
+}
+
+/// The sampler and the loss count by the job, the executor by the plan.
+void check_step_shape(const Job& job, const Plan& plan, std::vector<std::string>& faults) {
+  if (plan.seq_len != job.train.seq_len) {
+    faults.push_back(
+        fmt::format("[seq_len] got {}, but train.seq_len is {}", plan.seq_len, job.train.seq_len));
+  }
+  if (total_sequences(plan) != job.train.sequences) {
+    faults.push_back(fmt::format("[groups] microbatches add up to {} sequences, but train.sequences is {}",
+                                 total_sequences(plan), job.train.sequences));
+  }
+}
+
+}  // namespace
+
+Job load_job(const std::string& path, const std::vector<Override>& overrides) {
+  Json file = read_yaml(path);
+  if (file.is_null()) file = Json::object();  // an empty file is a job of defaults
+  return make_job(file, path + " ", overrides);
+}
+
+Job job_from_overrides(const std::vector<Override>& overrides) {
+  return make_job(Json::object(), "", overrides);
+}
+
+Plan make_job_plan(const Job& job, const ModelConfig& model, const Cluster& cluster) {
+  const bool from_file = !job.plan.file.empty();
+  Plan plan = from_file ? plan_of_file(job) : plan_of_strategy(job, model, cluster);
+  std::vector<std::string> faults = validate(plan, model, cluster);
+  check_step_shape(job, plan, faults);
+  if (faults.empty()) return plan;
+  constexpr std::size_t kShown = 20;
+  const std::size_t hidden = faults.size() - std::min(faults.size(), kShown);
+  faults.resize(faults.size() - hidden);
+  fail<ConfigError>(from_file ? job.plan.file : "strategy " + job.strategy,
+                    "the plan does not fit model {} on cluster {}:\n  {}{}", model.name, cluster.name,
+                    fmt::join(faults, "\n  "), hidden > 0 ? fmt::format("\n  and {} more", hidden) : "");
+}
+
+}  // namespace hetermoe

@@ -1,0 +1,141 @@
+#pragma once
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "hetermoe/data/text.h"
+#include "hetermoe/exec/clock.h"
+#include "hetermoe/nn/optimizer.h"
+#include "hetermoe/plan/strategies.h"
+
+// A job: one complete YAML file. Every key has a same-named flag that overrides it (--train.steps 20).
+namespace hetermoe {
+
+struct TrainOptions {
+  i64 steps = 100;
+  i64 sequences = 16;
+  i64 seq_len = 128;
+  i64 microbatches = 4;
+  i64 aux_group = 1;
+  double learning_rate = 1e-3, final_share = 0.1;
+  i64 warmup_steps = 10;
+  double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, adam_eps = 1e-8;
+  double max_grad_norm = 1;
+  u64 seed = 1;
+  i64 log_every = 10;
+  i64 validate_every = 0;
+  i64 validation_sequences = 32;
+  template <class V>
+  void fields(V& v) {
+    v("steps", steps, "optimizer steps", at_least(0));
+    v("sequences", sequences, "sequences of one step (global batch)", at_least(1));
+    v("seq_len", seq_len, "tokens per sequence", at_least(1));
+    v("microbatches", microbatches, "microbatches of one step", at_least(1));
+    v("aux_group", aux_group, "sequences over which the load-balancing loss is computed, 0 = the whole step",
+      at_least(0));
+    v("learning_rate", learning_rate, "peak learning rate", at_least(0));
+    v("final_share", final_share, "learning rate at the end, as a share of the peak", between(0, 1));
+    v("warmup_steps", warmup_steps, "steps of linear warm-up", at_least(0));
+    v("weight_decay", weight_decay, "decoupled weight decay (not on norms)", at_least(0));
+    v("beta1", beta1, "AdamW beta1", between(0, 1));
+    v("beta2", beta2, "AdamW beta2", between(0, 1));
+    v("adam_eps", adam_eps, "AdamW epsilon", above(0));
+    v("max_grad_norm", max_grad_norm, "gradients are clipped to this global norm, 0 = off", at_least(0));
+    v("seed", seed, "seed of parameters and data order", at_least(0));
+    v("log_every", log_every, "steps between log lines", at_least(1));
+    v("validate_every", validate_every, "steps between validations, 0 = at the end only", at_least(0));
+    v("validation_sequences", validation_sequences, "sequences of one validation, 0 = none", at_least(0));
+  }
+};
+
+/// How a strategy makes the plan; `file` takes a finished plan instead.
+struct PlanOptions {
+  std::string file;
+  std::vector<DeviceId> attention, experts;
+  std::vector<double> attention_weights, expert_weights;
+  std::vector<i64> experts_moved;
+  i32 window = -1;
+  i32 chunks = 1;
+  i32 combine_lag = 0;
+  QueueBinding queue_binding = QueueBinding::kDirection;
+  Recompute recompute = Recompute::kLocal;
+  bool row_dedup = true;
+  std::optional<Dtype> attention_dtype, expert_dtype, wire_dtype;
+  template <class V>
+  void fields(V& v) {
+    v("file", file, "a plan.json to run instead of asking the strategy");
+    v("attention", attention, "devices that compute attention; empty = the fastest type", at_least(0));
+    v("experts", experts, "devices that own experts; empty = the other types", at_least(0));
+    v("attention_weights", attention_weights, "speeds by which sequences are shared; empty = equally",
+      above(0));
+    v("expert_weights", expert_weights, "speeds by which experts are shared; empty = equally", above(0));
+    v("experts_moved", experts_moved,
+      "per layer: experts that each expert device gives to attention devices (Asym-EA)", at_least(0));
+    v("window", window, "microbatches in flight; 0 = all, -1 = the strategy's own", at_least(-1));
+    v("chunks", chunks, "partition degree: parts in which a layer is dispatched", between(1, 64));
+    v("combine_lag", combine_lag, "dispatches between a dispatch and its combine on a shared queue",
+      at_least(0));
+    v("queue_binding", queue_binding, "queue of a transfer");
+    v("recompute", recompute, "activation checkpointing");
+    v("row_dedup", row_dedup, "send a token once per device");
+    v("attention_dtype", attention_dtype, "compute dtype of devices with attention");
+    v("expert_dtype", expert_dtype, "compute dtype of devices with experts only");
+    v("wire_dtype", wire_dtype, "dtype of rows in transfers");
+  }
+};
+
+struct ClockOptions {
+  ClockKind kind = ClockKind::kReal;
+  double pace_scale = 0;
+  double max_cpu_share = 0.25;
+  Dtype emulated_dtype = Dtype::kFp16;
+  double watchdog_s = 300;
+  i32 threads = 0;
+  template <class V>
+  void fields(V& v) {
+    v("kind", kind,
+      "real: as fast as it goes; virtual: emulated times, nothing waits; paced: emulated cluster");
+    v("pace_scale", pace_scale, "paced: real seconds per emulated second, 0 = chosen from the first steps",
+      at_least(0));
+    v("max_cpu_share", max_cpu_share, "paced: processor time may be this share of the emulated step",
+      between(0.01, 1));
+    v("emulated_dtype", emulated_dtype,
+      "dtype whose speed the emulated devices have, whatever the numerics here use");
+    v("watchdog_s", watchdog_s, "a run in which no op ends for so long is stopped as hung", above(0));
+    v("threads", threads, "intra-op threads of a compute lane, 0 = the machine's cores over the devices",
+      at_least(0));
+  }
+};
+
+struct Job {
+  std::string model = "demo";
+  std::string cluster = "demo";
+  std::string strategy = "zebra";
+  std::string output = "out";
+  TrainOptions train;
+  PlanOptions plan;
+  ClockOptions clock;
+  TextOptions data;
+  template <class V>
+  void fields(V& v) {
+    v("model", model, "a name of configs/models, a config.json or its folder");
+    v("cluster", cluster, "a name of configs/clusters or a YAML file");
+    v("strategy", strategy, "who fills the plan: single, ep, ep-overlap, dist-ep, zebra");
+    v("output", output, "folder of results");
+    v("train", train, "the training run");
+    v("plan", plan, "the plan");
+    v("clock", clock, "real or emulated time");
+    v("data", data, "the text");
+  }
+};
+
+/// Reads a YAML file and applies overrides such as {"train.steps", "20"}. Throws ConfigError or IoError.
+Job load_job(const std::string& path, const std::vector<std::pair<std::string, std::string>>& overrides);
+/// As load_job, from nothing but overrides.
+Job job_from_overrides(const std::vector<std::pair<std::string, std::string>>& overrides);
+
+/// The plan of a job: the file it names, or what its strategy makes. Checked against model and cluster;
+/// throws ConfigError with all faults.
+Plan make_job_plan(const Job& job, const ModelConfig& model, const Cluster& cluster);
+
+}  // namespace hetermoe

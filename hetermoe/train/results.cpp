@@ -1,0 +1,174 @@
+#include "hetermoe/train/results.h"
+
+#include <algorithm>
+
+#include "hetermoe/report/table.h"
+#include "hetermoe/report/waits.h"
+
+namespace hetermoe {
+namespace {
+
+/// Busy share of the compute lanes of a role, averaged over its devices.
+double busy_of_role(const Timeline& timeline, const std::string& role) {
+  const std::vector<double> busy = busy_share(timeline);
+  double sum = 0;
+  int count = 0;
+  for (std::size_t d = 0; d < busy.size(); ++d) {
+    if (timeline.devices[d].role != role && timeline.devices[d].role != "both") continue;
+    sum += busy[d];
+    ++count;
+  }
+  return count > 0 ? sum / count : 0;
+}
+
+LossSeries loss_series(const StrategyRun& run) {
+  LossSeries series;
+  series.name = run.strategy;
+  for (const StepRecord& record : run.outcome.records) {
+    series.train.push_back({static_cast<double>(record.step), record.loss});
+  }
+  for (const Validation& validation : run.outcome.validations) {
+    series.validation.push_back({static_cast<double>(validation.step), validation.loss});
+  }
+  return series;
+}
+
+std::string source_note(const StrategyRun& run) {
+  if (!run.outcome.pace || run.outcome.pace->kept_up) return "";
+  return fmt::format(
+      "the run fell behind its pace (lag {:.1f} % of the step): its ratios are not to be trusted",
+      100 * run.outcome.pace->lag);
+}
+
+ReportInput report_input(const Job& job, const ModelConfig& model, const Cluster& cluster,
+                         const std::vector<StrategyRun>& runs) {
+  ReportInput input;
+  input.title = fmt::format("hetermoe: {} on {}", model.name, cluster.name);
+  input.facts = {{"model", fmt::format("{} ({} parameters)", model.name,
+                                       format_count(static_cast<double>(count_parameters(model).total)))},
+                 {"cluster", cluster.name},
+                 {"clock", name_of(job.clock.kind)},
+                 {"tokens per step", std::to_string(job.train.sequences * job.train.seq_len)},
+                 {"microbatches", std::to_string(job.train.microbatches)},
+                 {"steps", std::to_string(job.train.steps)}};
+  LossPlot losses;
+  losses.title = "Loss (nats per byte)";
+  for (const StrategyRun& run : runs) {
+    StrategyReport report;
+    report.name = run.strategy;
+    report.simulated = run.predicted.timeline;
+    report.simulated_step = run.predicted.step;
+    if (!run.outcome.records.empty()) {
+      report.executed = run.outcome.executed;
+      report.executed_step = run.outcome.executed_step;
+      losses.runs.push_back(loss_series(run));
+    }
+    report.note = source_note(run);
+    input.strategies.push_back(std::move(report));
+  }
+  if (!losses.runs.empty()) {
+    input.facts.emplace_back("unigram entropy of the validation text",
+                             fmt::format("{:.3f} nats", runs[0].outcome.unigram_entropy));
+    input.losses.push_back(std::move(losses));
+  }
+  return input;
+}
+
+}  // namespace
+
+std::string log_line(const StepRecord& r, i64 total_steps) {
+  return fmt::format(
+      "step {}/{}  loss {:.4f}  aux {:.4f}  grad {:.2f}  lr {:.2e}  {} tokens/s  expert max/mean {:.2f}  "
+      "waiting: attention {:.0f} %, expert {:.0f} %",
+      r.step, total_steps, r.loss, r.aux_loss, r.grad_norm, r.learning_rate, format_count(r.tokens_per_s),
+      r.expert_max_over_mean, 100 * r.attention_wait, 100 * r.expert_wait);
+}
+
+Json metrics_json(const StepRecord& r) {
+  return {{"step", r.step},
+          {"loss", r.loss},
+          {"aux_loss", r.aux_loss},
+          {"grad_norm", r.grad_norm},
+          {"learning_rate", r.learning_rate},
+          {"tokens_per_s", r.tokens_per_s},
+          {"step_s", r.step_s},
+          {"wall_s", r.wall_s},
+          {"expert_max_over_mean", r.expert_max_over_mean},
+          {"attention_wait", r.attention_wait},
+          {"expert_wait", r.expert_wait}};
+}
+
+std::string strategy_table(const std::vector<StrategyRun>& runs) {
+  Table table({"strategy", "simulated step", "replayed step", "executed step", "exec/replay",
+               "attention busy", "expert busy", "train loss", "validation loss"});
+  for (const StrategyRun& run : runs) {
+    const TrainOutcome& out = run.outcome;
+    const bool executed = !out.records.empty();
+    table.add_row({run.strategy, format_seconds(run.predicted.step),
+                   out.replayed_step > 0 ? format_seconds(out.replayed_step) : "-",
+                   executed ? format_seconds(out.executed_step) : "-",
+                   out.replayed_step > 0 ? fmt::format("{:.3f}", out.executed_over_replayed) : "-",
+                   format_percent(busy_of_role(run.predicted.timeline, "attention")),
+                   format_percent(busy_of_role(run.predicted.timeline, "expert")),
+                   executed ? fmt::format("{:.6f}", out.records.back().loss) : "-",
+                   out.validations.empty() ? "-" : fmt::format("{:.4f}", out.validations.back().loss)});
+  }
+  return table.str();
+}
+
+Json to_json(const StrategyRun& run, const Job& job) {
+  const TrainOutcome& out = run.outcome;
+  Json json;
+  json["model"] = run.plan.model;
+  json["cluster"] = job.cluster;
+  json["seq_len"] = run.plan.seq_len;
+  json["strategy"] = run.strategy;
+  json["tokens_per_s"] = static_cast<double>(job.train.sequences * job.train.seq_len) / run.predicted.step;
+  json["step_s"] = run.predicted.step;
+  json["utilization"] = {{"attention", busy_of_role(run.predicted.timeline, "attention")},
+                         {"expert", busy_of_role(run.predicted.timeline, "expert")}};
+  json["experts_moved"] = job.plan.experts_moved;
+  if (out.records.empty()) return json;
+  json["executed"] = {{"clock", out.executed.source},          {"step_s", out.executed_step},
+                      {"replayed_step_s", out.replayed_step},  {"steps", out.records.size()},
+                      {"final_loss", out.records.back().loss}, {"unigram_entropy", out.unigram_entropy},
+                      {"interrupted", out.interrupted}};
+  if (!out.validations.empty()) json["executed"]["validation_loss"] = out.validations.back().loss;
+  if (out.pace) {
+    json["executed"]["pace"] = {{"scale", out.pace->scale},
+                                {"cpu_share", out.pace->cpu_share},
+                                {"lag", out.pace->lag},
+                                {"kept_up", out.pace->kept_up}};
+  }
+  return json;
+}
+
+std::filesystem::path write_results(const Job& job, const ModelConfig& model, const Cluster& cluster,
+                                    const std::vector<StrategyRun>& runs) {
+  const std::filesystem::path folder = job.output;
+  write_text(folder / "job.json", write_fields(job).dump(2) + "\n");
+  write_text(folder / "model.json", to_hf(model).dump(2) + "\n");
+  write_text(folder / "cluster.json", to_json(cluster).dump(2) + "\n");
+  Json summary = Json::array();
+  for (const StrategyRun& run : runs) {
+    const std::string suffix = runs.size() > 1 ? "-" + run.strategy : "";
+    write_text(folder / fmt::format("plan{}.json", suffix), to_json(run.plan).dump(1) + "\n");
+    save_timeline(folder / fmt::format("predicted{}.json", suffix), run.predicted.timeline);
+    std::string metrics;
+    for (const StepRecord& record : run.outcome.records) metrics += metrics_json(record).dump() + "\n";
+    if (!metrics.empty()) {
+      write_text(folder / fmt::format("metrics{}.jsonl", suffix), metrics);
+      save_timeline(folder / fmt::format("timeline{}.json", suffix), run.outcome.executed);
+      write_text(folder / fmt::format("trace{}.json", suffix),
+                 perfetto_trace(run.outcome.executed).dump() + "\n");
+    }
+    summary.push_back(to_json(run, job));
+  }
+  write_text(folder / "summary.json", Json{{"rows", summary}}.dump(2) + "\n");
+  const ReportInput report = report_input(job, model, cluster, runs);
+  if (!report.losses.empty()) write_text(folder / "loss.svg", loss_svg(report.losses[0]));
+  write_text(folder / "report.html", html_report(report));
+  return folder / "report.html";
+}
+
+}  // namespace hetermoe

@@ -1,0 +1,61 @@
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "hetermoe/exec/executor.h"
+#include "hetermoe/nn/reference.h"
+
+namespace hetermoe {
+
+/// Everything a run of one plan needs, in one place and in the right order of life: schedules, device states,
+/// transport, executors.
+class Session {
+ public:
+  struct Options {
+    StepOptions step;
+    ExecutorOptions executor;
+    std::vector<DeviceId> local;  ///< devices of this process; empty = all
+  };
+  Session(ModelConfig model, Cluster cluster, Plan plan, Options options,
+          std::unique_ptr<Transport> transport = nullptr);
+
+  const ModelConfig& model() const { return model_; }
+  const Cluster& cluster() const { return cluster_; }
+  const Plan& plan() const { return plan_; }
+  const Schedule& schedule() const { return train_.schedule; }
+  const Placement& placement() const { return train_.placement; }
+  void initialize(u64 seed);
+
+  StepResult train_step(const StepInput& input);
+  /// Loss sum over targets and counts, without gradients.
+  StepResult evaluate(const StepInput& input);
+
+  Executor& executor() { return *train_.executor; }
+  /// Values (or gradients) of every logical tensor, replicas checked to be bit-equal. Of local devices.
+  TensorsByName values();
+  TensorsByName gradients();
+
+ private:
+  struct Pass {
+    Pass(const Session& session, const StepOptions& options);
+    Placement placement;
+    Schedule schedule;
+    RunContext context;
+    std::unique_ptr<Executor> executor;
+  };
+  Pass& forward_pass();
+  void start(Pass& pass);
+  TensorsByName collect(bool gradients);
+
+  ModelConfig model_;
+  Cluster cluster_;
+  Plan plan_;
+  Options options_;
+  std::unique_ptr<Transport> transport_;
+  Pass train_;
+  std::vector<std::unique_ptr<DeviceState>> states_;
+  std::unique_ptr<Pass> forward_;
+};
+
+}  // namespace hetermoe

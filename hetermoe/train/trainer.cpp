@@ -1,0 +1,222 @@
+#include "hetermoe/train/trainer.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <csignal>
+#include <thread>
+
+namespace hetermoe {
+
+std::atomic<bool> stop_requested = false;
+
+void stop_on_interrupt() {
+  std::signal(SIGINT, [](int) {
+    stop_requested = true;
+    std::signal(SIGINT, SIG_DFL);
+  });
+  std::signal(SIGTERM, [](int) { stop_requested = true; });
+}
+
+namespace {
+
+/// The plan as the emulated cluster would run it: durations are those of its dtype, whatever the numerics
+/// here use.
+Plan emulated_plan(const Plan& plan, Dtype dtype) {
+  Plan out = plan;
+  std::fill(out.dtype.begin(), out.dtype.end(), dtype);
+  return out;
+}
+
+i32 num_cores() { return std::max(1, static_cast<i32>(std::thread::hardware_concurrency())); }
+
+i32 lane_threads(const Job& job, const Plan& plan) {
+  if (job.clock.threads > 0) return job.clock.threads;
+  i32 devices = 0;
+  for (const Group& group : plan.groups) devices += static_cast<i32>(group.devices.size());
+  return std::max(1, num_cores() / devices);
+}
+
+Session::Options session_options(const Job& job, const ModelConfig& model, const Plan& plan,
+                                 const CostModel& truth) {
+  Session::Options options;
+  options.step.balance = model.aux_loss_coef > 0;
+  options.step.aux_group = job.train.aux_group;
+  options.executor.clock = job.clock.kind == ClockKind::kPaced ? ClockKind::kVirtual : job.clock.kind;
+  options.executor.truth = &truth;
+  options.executor.threads_per_lane = lane_threads(job, plan);
+  options.executor.watchdog = job.clock.watchdog_s;
+  return options;
+}
+
+/// Share of the step in which the compute lanes of devices with this role are idle.
+double waiting(const Timeline& timeline, const std::string& role) {
+  const std::vector<double> busy = busy_share(timeline);
+  double sum = 0;
+  int count = 0;
+  for (std::size_t d = 0; d < busy.size(); ++d) {
+    const std::string& of_device = timeline.devices[d].role;
+    if (of_device != role && of_device != "both") continue;
+    sum += 1 - busy[d];
+    ++count;
+  }
+  return count > 0 ? sum / count : 0;
+}
+
+double max_over_mean(const at::Tensor& counts_LE) {
+  const at::Tensor counts = counts_LE.to(at::kDouble);
+  double worst = 0;
+  for (i64 l = 0; l < counts.size(0); ++l) {
+    const double mean = counts[l].mean().item<double>();
+    if (mean > 0) worst = std::max(worst, counts[l].max().item<double>() / mean);
+  }
+  return worst;
+}
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2),
+                   values.end());
+  return values[values.size() / 2];
+}
+
+}  // namespace
+
+Trainer::Trainer(const Job& job, ModelConfig model, Cluster cluster, Plan plan, const Text& text)
+    : job_(job),
+      model_(std::move(model)),
+      cluster_(std::move(cluster)),
+      plan_(std::move(plan)),
+      train_(text.train, job.train.seq_len, job.train.seed),
+      validation_(text.validation, job.train.seq_len, job.train.seed),
+      unigram_entropy_(unigram_entropy(text.validation)),
+      truth_(
+          std::make_unique<RooflineCost>(model_, cluster_, emulated_plan(plan_, job.clock.emulated_dtype))),
+      session_(
+          std::make_unique<Session>(model_, cluster_, plan_, session_options(job, model_, plan_, *truth_))) {
+  session_->initialize(job.train.seed);
+}
+
+PredictedStep Trainer::predict() const {
+  const ExpectedRouting routing(model_);
+  const OpCosts costs =
+      price(session_->schedule(), session_->placement(), model_, cluster_, *truth_, routing);
+  Simulator simulator;
+  const OpTimes& times = simulator.run(session_->schedule(), costs);
+  return {make_timeline(session_->schedule(), times, plan_, cluster_, "simulated"), times.step};
+}
+
+TrainOutcome Trainer::run(const std::function<void(const StepRecord&)>& on_step, i64 timed_steps) {
+  TrainOutcome out;
+  out.unigram_entropy = unigram_entropy_;
+  const TrainOptions& train = job_.train;
+  std::vector<double> executed, replayed, ratios;  // of the steps under the final clock
+  const bool paced = job_.clock.kind == ClockKind::kPaced;
+  PaceReport pace;
+  const i64 total = train.steps + timed_steps;
+  for (i64 step = 0; step < total && !stop_requested; ++step) {
+    // The first step runs unpaced and tells how much processor time a step takes.
+    if (step > 0 && ((paced && step == 1) || (timed_steps > 0 && step == std::max<i64>(train.steps, 1)))) {
+      set_paced(pace, out.records.empty() ? 0 : out.records.back().wall_s);
+      out.pace = pace;
+      executed.clear();
+      replayed.clear();
+      ratios.clear();
+    }
+    StepRecord record = train_one(step);
+    executed.push_back(record.step_s);
+    if (session_->executor().clock() != ClockKind::kReal) {
+      replayed.push_back(replay());
+      ratios.push_back(record.step_s / replayed.back());
+    }
+    out.records.push_back(record);
+    if (on_step) on_step(record);
+    const bool due = train.validate_every > 0 && (step + 1) % train.validate_every == 0;
+    if (train.validation_sequences > 0 && (due || step + 1 == train.steps) && step < train.steps) {
+      out.validations.push_back({step + 1, validate()});
+    }
+    if (out.pace) {
+      out.pace->cpu_share = last_.cpu_seconds / (record.wall_s * num_cores());
+      out.pace->lag = std::max(out.pace->lag, last_.lag / std::max(last_.step, 1e-12));
+    }
+  }
+  out.interrupted = stop_requested;
+  if (out.pace) out.pace->kept_up = out.pace->lag < 0.01;
+  out.executed_step = median(executed);
+  out.replayed_step = median(replayed);
+  out.executed_over_replayed = median(ratios);
+  if (!out.records.empty()) out.executed = session_->executor().timeline();
+  return out;
+}
+
+StepRecord Trainer::train_one(i64 step) {
+  const TrainOptions& train = job_.train;
+  const Batch batch = train_.batch(step * train.sequences, train.sequences);
+  StepInput input;
+  input.step = step;
+  input.tokens = batch.tokens;
+  input.targets = batch.targets;
+  input.target_count = batch.target_count;
+  input.learning_rate =
+      learning_rate_at({train.learning_rate, train.final_share, train.warmup_steps, train.steps}, step);
+  input.max_grad_norm = train.max_grad_norm;
+  input.adamw = {train.beta1, train.beta2, train.adam_eps, train.weight_decay};
+  const auto begin = std::chrono::steady_clock::now();
+  last_ = session_->train_step(input);
+  const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - begin;
+  if (!std::isfinite(last_.loss) || !std::isfinite(last_.grad_norm)) {
+    fail<InputError>(fmt::format("step {}", step + 1),
+                     "loss {} with gradient norm {}: the run diverged. Lower "
+                     "train.learning_rate or raise train.warmup_steps.",
+                     last_.loss, last_.grad_norm);
+  }
+  const Timeline timeline = session_->executor().timeline();
+  StepRecord record;
+  record.step = step + 1;
+  record.loss = last_.loss;
+  record.aux_loss = last_.aux_loss;
+  record.grad_norm = last_.grad_norm;
+  record.learning_rate = input.learning_rate;
+  record.step_s = last_.step;
+  record.wall_s = wall.count();
+  record.tokens_per_s = static_cast<double>(train.sequences * train.seq_len) / last_.step;
+  record.expert_max_over_mean = max_over_mean(last_.counts_LE);
+  record.attention_wait = waiting(timeline, "attention");
+  record.expert_wait = waiting(timeline, "expert");
+  return record;
+}
+
+double Trainer::validate() {
+  const TrainOptions& train = job_.train;
+  double sum = 0, targets = 0;
+  // Whole batches of the plan's size, so that the plan's shares serve.
+  const i64 batches = std::max<i64>(1, train.validation_sequences / train.sequences);
+  for (i64 b = 0; b < batches; ++b) {
+    const Batch batch = validation_.batch(b * train.sequences, train.sequences);
+    StepInput input;
+    input.step = b;
+    input.tokens = batch.tokens;
+    input.targets = batch.targets;
+    input.target_count = batch.target_count;
+    sum += session_->evaluate(input).loss;
+    targets += static_cast<double>(batch.target_count);
+  }
+  return sum / targets;
+}
+
+/// A step's numerics took `wall` real seconds at full speed; they may fill max_cpu_share of the paced step.
+void Trainer::set_paced(PaceReport& pace, Seconds wall) {
+  pace.scale = job_.clock.pace_scale > 0 ? job_.clock.pace_scale
+                                         : wall / (job_.clock.max_cpu_share * std::max(last_.step, 1e-9));
+  session_->executor().set_clock(ClockKind::kPaced, pace.scale);
+}
+
+/// Simulation of what was routed in the last step: the difference to the execution is the cost model's, not
+/// the routing's.
+Seconds Trainer::replay() {
+  const OpCosts costs = price(session_->schedule(), session_->placement(), model_, cluster_, *truth_,
+                              session_->executor().recorded_routing());
+  return longest_path(session_->schedule(), costs.seconds).step;
+}
+
+}  // namespace hetermoe

@@ -1,0 +1,95 @@
+#pragma once
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "hetermoe/cost/roofline.h"
+#include "hetermoe/data/text.h"
+#include "hetermoe/sim/simulator.h"
+#include "hetermoe/train/job.h"
+#include "hetermoe/train/session.h"
+
+namespace hetermoe {
+
+/// Set by Ctrl-C (and by tests); runs end after the current step, with their results written.
+extern std::atomic<bool> stop_requested;
+/// Makes SIGINT and SIGTERM set stop_requested; a second SIGINT ends the process at once.
+void stop_on_interrupt();
+
+/// One log line.
+struct StepRecord {
+  i64 step = 0;  ///< 1 = the first
+  double loss = 0, aux_loss = 0, grad_norm = 0, learning_rate = 0;
+  double tokens_per_s = 0;          ///< in the clock's seconds
+  double expert_max_over_mean = 0;  ///< worst layer
+  double attention_wait = 0,
+         expert_wait = 0;  ///< share of the step in which a role's compute lanes do nothing
+  Seconds step_s = 0;      ///< in the clock's seconds
+  Seconds wall_s = 0;
+};
+
+struct Validation {
+  i64 step = 0;
+  double loss = 0;
+};
+
+/// How well a paced run kept the pace of the emulated cluster.
+struct PaceReport {
+  double scale = 0;      ///< real seconds per emulated second
+  double cpu_share = 0;  ///< processor time over wall time and cores
+  double lag = 0;        ///< latest end behind its plan, as a share of the step
+  bool kept_up = true;
+};
+
+struct TrainOutcome {
+  std::vector<StepRecord> records;
+  std::vector<Validation> validations;
+  double unigram_entropy = 0;  ///< of the validation text, nats
+  bool interrupted = false;
+  Seconds executed_step = 0;          ///< median over the timed steps, in the clock's seconds
+  Seconds replayed_step = 0;          ///< emulated clocks: median simulation of what those steps routed
+  double executed_over_replayed = 0;  ///< median over the same steps
+  Timeline executed;                  ///< of the last step
+  std::optional<PaceReport> pace;
+};
+
+/// The prediction for a plan: even routing, contention included.
+struct PredictedStep {
+  Timeline timeline;
+  Seconds step = 0;
+};
+
+/// Runs one job with one plan.
+class Trainer {
+ public:
+  Trainer(const Job& job, ModelConfig model, Cluster cluster, Plan plan, const Text& text);
+
+  PredictedStep predict() const;
+  /// Trains job.train.steps steps, then `timed_steps` more under the paced clock when asked. `on_step` hears
+  /// of every step.
+  TrainOutcome run(const std::function<void(const StepRecord&)>& on_step = {}, i64 timed_steps = 0);
+
+  Session& session() { return *session_; }
+  const Cluster& cluster() const { return cluster_; }
+
+ private:
+  StepRecord train_one(i64 step);
+  double validate();
+  void set_paced(PaceReport& pace, Seconds wall);
+  Seconds replay();
+
+  const Job& job_;
+  ModelConfig model_;
+  Cluster cluster_;
+  Plan plan_;
+  Sampler train_, validation_;
+  double unigram_entropy_;
+  std::unique_ptr<RooflineCost> truth_;
+  std::unique_ptr<Session> session_;
+  StepResult last_;
+};
+
+}  // namespace hetermoe

@@ -1,0 +1,34 @@
+#pragma once
+#include <string>
+#include <vector>
+
+#include "hetermoe/data/text.h"
+#include "hetermoe/train/job.h"
+#include "hetermoe/train/session.h"
+
+namespace hetermoe {
+
+/// One tensor's distance from the reference.
+struct GradientError {
+  std::string name;
+  double error = 0;  ///< max|a - b| / max(max|b|, 1e-6 * largest gradient)
+};
+
+struct VerifyResult {
+  double loss = 0, reference_loss = 0;   ///< auxiliary loss included
+  double loss_error = 0;                 ///< relative
+  std::vector<GradientError> gradients;  ///< worst first
+  std::vector<std::string> missing;      ///< gradients that only one side has
+  double tolerance = 1e-10;
+  bool passed() const;
+};
+
+/// Runs one step of the job's plan in fp64 and compares the loss and every gradient with the single-device
+/// reference. The job's batch is taken as it is; reduce train.sequences and seq_len for big models.
+VerifyResult verify_plan(const Job& job, const ModelConfig& model, const Cluster& cluster, Plan plan,
+                         const Batch& batch);
+
+/// max|a - b| / max(max|b|, floor).
+double relative_error(const at::Tensor& a, const at::Tensor& b, double floor);
+
+}  // namespace hetermoe

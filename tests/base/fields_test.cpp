@@ -1,0 +1,145 @@
+#include "hetermoe/base/fields.h"
+
+#include <gtest/gtest.h>
+
+namespace hetermoe {
+
+enum class Color { kRed, kLightBlue };
+template <>
+struct EnumNames<Color> {
+  static const std::vector<std::string>& names() {
+    static const std::vector<std::string> all = {"red", "light_blue"};
+    return all;
+  }
+};
+
+namespace {
+
+struct Inner {
+  double rate = 0.5;
+  template <class V>
+  void fields(V& v) {
+    v("rate", rate, "learning rate", above(0));
+  }
+};
+struct Outer {
+  i64 steps = 10;
+  Color color = Color::kRed;
+  std::vector<i32> sizes = {1, 2};
+  std::optional<std::string> name;
+  Inner inner;
+  template <class V>
+  void fields(V& v) {
+    v("steps", steps, "steps to run", at_least(1));
+    v("color", color, "paint");
+    v("sizes", sizes, "sizes");
+    v("name", name, "name");
+    v("inner", inner, "inner options");
+  }
+};
+
+std::string message_of(const std::string& yaml) {
+  Outer out;
+  try {
+    read_fields(parse_yaml(yaml, "job.yaml"), out, "job.yaml ");
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Fields, RoundTripKeepsEveryMember) {
+  Outer out;
+  read_fields(parse_yaml("steps: 3\ncolor: light-blue\nsizes: [4]\nname: \"7\"\ninner: {rate: 2}", "t"), out,
+              "t ");
+  EXPECT_EQ(out.color, Color::kLightBlue);
+  EXPECT_EQ(*out.name, "7");
+  EXPECT_EQ(write_fields(out).dump(),
+            R"({"steps":3,"color":"light_blue","sizes":[4],"name":"7","inner":{"rate":2.0}})");
+}
+
+TEST(Fields, UnknownKeyNamesTheNearest) {
+  EXPECT_EQ(message_of("inner: {rat: 1}"),
+            "[job.yaml inner] unknown key \"rat\". Known: rate. Did you mean \"rate\"?");
+}
+
+TEST(Fields, WrongTypeAndRangeNamePathAndValue) {
+  EXPECT_EQ(message_of("steps: many"),
+            "[job.yaml steps] wrong type: got string \"many\", expected an integer");
+  EXPECT_EQ(message_of("steps: 0"), "[job.yaml steps] out of range: got 0, expected >= 1");
+  EXPECT_EQ(message_of("sizes: [1, x]"),
+            "[job.yaml sizes[1]] wrong type: got string \"x\", expected an integer");
+  EXPECT_EQ(message_of("sizes: [9999999999]").substr(0, 34), "[job.yaml sizes[0]] out of range: ");
+}
+
+struct Sizes {
+  i64 a = 0;
+  u64 b = 0;
+  i32 c = 0;
+  template <class V>
+  void fields(V& v) {
+    v("a", a, "signed");
+    v("b", b, "unsigned");
+    v("c", c, "short");
+  }
+};
+
+TEST(Fields, IntegersNeverWrap) {
+  const auto error_of = [](const Json& json) -> std::string {
+    Sizes sizes;
+    try {
+      read_fields(json, sizes, "f ");
+    } catch (const ConfigError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(error_of(parse_json("{\"a\": 9223372036854775807, \"b\": 18446744073709551615}", "f")), "");
+  EXPECT_EQ(
+      error_of(parse_json("{\"a\": 9223372036854775808}", "f")),
+      "[f a] out of range: got 9223372036854775808, expected -9223372036854775808 to 9223372036854775807");
+  EXPECT_EQ(error_of(parse_json("{\"b\": -1}", "f")),
+            "[f b] out of range: got -1, expected 0 to 18446744073709551615");
+  EXPECT_EQ(error_of(parse_yaml("c: 2147483648", "f")),
+            "[f c] out of range: got 2147483648, expected -2147483648 to 2147483647");
+  EXPECT_EQ(error_of(parse_yaml("b: 18446744073709551615", "f")), "");
+  EXPECT_NE(error_of(parse_yaml("b: 18446744073709551616", "f")).find("expected an integer"),
+            std::string::npos);
+}
+
+TEST(Fields, DocumentationListsTypeDefaultNamesAndRange) {
+  std::string text;
+  for (const FieldDoc& doc : document_fields<Outer>()) {
+    text += fmt::format("{}: {} = {}; {}\n", doc.name, doc.type, doc.default_value, doc.help);
+  }
+  EXPECT_EQ(text,
+            "steps: integer = 10; steps to run [>= 1]\n"
+            "color: name = \"red\"; paint (red, light_blue)\n"
+            "sizes: list of integer = [1,2]; sizes\n"
+            "name: text = null; name\n"
+            "inner.rate: number = 0.5; learning rate [> 0]\n");
+}
+
+TEST(Fields, FlagsAreNamedAsTyped) {
+  Outer out;
+  try {
+    read_fields(parse_json("{\"inner\": {\"rate\": 0}}", "x"), out, "--");
+    FAIL();
+  } catch (const ConfigError& error) {
+    EXPECT_STREQ(error.what(), "[--inner.rate] out of range: got 0, expected > 0");
+  }
+}
+
+TEST(Json, TruncatedTextSaysSo) {
+  try {
+    parse_json("{\"a\": [1, 2", "plan.json");
+    FAIL();
+  } catch (const ConfigError& error) {
+    EXPECT_NE(std::string(error.what()).find("truncated"), std::string::npos) << error.what();
+  }
+}
+
+TEST(Json, YamlDuplicateKeyIsAnError) { EXPECT_THROW(parse_yaml("a: 1\na: 2", "x"), ConfigError); }
+
+}  // namespace
+}  // namespace hetermoe

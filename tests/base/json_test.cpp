@@ -1,0 +1,97 @@
+#include "hetermoe/base/json.h"
+
+#include <gtest/gtest.h>
+
+#include "hetermoe/base/error.h"
+
+namespace hetermoe {
+namespace {
+
+template <class Parse>
+std::string error_of(Parse parse, const std::string& text) {
+  try {
+    parse(text, "f");
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+std::string json_error(const std::string& text) { return error_of(parse_json, text); }
+std::string yaml_error(const std::string& text) { return error_of(parse_yaml, text); }
+
+TEST(Json, TruncatedTextSaysSo) {
+  EXPECT_EQ(json_error("{\"a\":\n [1, 2"),
+            "[f:2] not valid JSON (byte 13 of 12): the text ends too early; is the file truncated?");
+}
+
+TEST(Json, NumbersThatNoDoubleHoldsAreErrors) {
+  EXPECT_NE(json_error("{\"a\": 1e999}").find("[f] not usable JSON: "), std::string::npos);
+  EXPECT_EQ(yaml_error("b: 1\na: 1e999"), "[f:2] number 1e999 is too large or too small");
+}
+
+TEST(Json, BinaryIsNoText) {
+  const std::string expected = "[f:2] not a text file: got byte 0xff at position 5, expected UTF-8 text";
+  EXPECT_EQ(json_error("{\"a\"\n\xff: 1}"), expected);
+  EXPECT_EQ(yaml_error("a: 1\n\xff"), expected);
+  EXPECT_EQ(yaml_error(std::string("a: \0", 4)),
+            "[f:1] not a text file: got byte 0x00 at position 3, expected UTF-8 text");
+  EXPECT_EQ(json_error("\"\xc3").substr(0, 32),
+            "[f:1] not a text file: got byte ");  // cut inside a character
+  EXPECT_EQ(parse_json("\"\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80\"", "f"),
+            "\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80");
+}
+
+TEST(Json, DeepNestingIsAnErrorNotACrash) {
+  for (const std::string open : {"[", "{\"a\":"}) {
+    std::string deep;
+    for (int i = 0; i < 100000; ++i) deep += open;
+    EXPECT_EQ(json_error(deep), "[f:1] nested more than 200 levels deep");
+  }
+  EXPECT_NE(yaml_error(std::string(5000, '[')), "no error");
+  EXPECT_EQ(json_error("[\"" + std::string(500, '[') + "\\\"[\"]"),
+            "no error");  // brackets inside of a string
+}
+
+TEST(Yaml, ScalarsAreThoseOfTheCoreSchema) {
+  EXPECT_EQ(parse_yaml("[1, -2, +3, 0x1F, 0o17, 18446744073709551615, .5, 1e3, -1.5E-2]", "f").dump(),
+            "[1,-2,3,31,15,18446744073709551615,0.5,1000.0,-0.015]");
+  EXPECT_EQ(parse_yaml("[true, FALSE, ~, Null, '1', \"true\", yes]", "f").dump(),
+            R"([true,false,null,null,"1","true","yes"])");
+  EXPECT_EQ(parse_yaml("[inf, nan, +-1, 1_000, 1x, ., -, 0x, infinity]", "f").dump(),
+            R"(["inf","nan","+-1","1_000","1x",".","-","0x","infinity"])");
+}
+
+TEST(Yaml, DuplicateKeyIsAnError) { EXPECT_EQ(yaml_error("a: 1\na: 2"), "[f:2] key \"a\" is given twice"); }
+
+TEST(Yaml, AliasesAreCopies) {
+  EXPECT_EQ(parse_yaml("a: &x {b: 1}\nc: [*x, *x]", "f").dump(), R"({"a":{"b":1},"c":[{"b":1},{"b":1}]})");
+}
+
+TEST(Yaml, AliasesThatNeverEndAreErrors) {
+  EXPECT_NE(yaml_error("a: &x [*x]"), "no error");
+  std::string laughs = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n";
+  for (int i = 1; i < 12; ++i) {
+    laughs += fmt::format("a{}: &a{} [", i, i);
+    for (int j = 0; j < 10; ++j) laughs += fmt::format("*a{}{}", i - 1, j < 9 ? ", " : "]\n");
+  }
+  EXPECT_NE(yaml_error(laughs).find("too deeply nested or too long"), std::string::npos);
+}
+
+TEST(Yaml, OnlyOneDocument) {
+  EXPECT_EQ(parse_yaml("---\na: 1\n", "f").dump(), R"({"a":1})");
+  EXPECT_EQ(parse_yaml("", "f"), nullptr);
+  EXPECT_EQ(parse_yaml("# nothing\n", "f"), nullptr);
+  EXPECT_EQ(yaml_error("a: 1\n---\nb: 2\n"), "[f] holds 2 YAML documents (parts after ---), expected one");
+}
+
+TEST(Yaml, KeysArePlain) { EXPECT_EQ(yaml_error("? [a, b]\n: 1\n"), "[f:1] a key must be a plain text"); }
+
+TEST(Describe, LongTextsAreCutBetweenCharacters) {
+  std::string text(54, 'a');
+  for (int i = 0; i < 20; ++i) text += "\xe2\x82\xac";
+  const std::string got = describe(text);
+  EXPECT_EQ(got, "string \"" + std::string(54, 'a') + "...");
+}
+
+}  // namespace
+}  // namespace hetermoe

@@ -1,0 +1,187 @@
+#include <gtest/gtest.h>
+
+#include "tests/cli/program.h"
+
+// Every bad input gives one clear error that names file, key, value and what was expected, a non-zero exit,
+// and leaves nothing behind.
+namespace hetermoe {
+namespace {
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+class BadInput : public ::testing::Test {
+ protected:
+  /// Runs all commands that take a job; each must fail with these parts in its one error.
+  void expect_refused(const std::vector<std::string>& words, const std::vector<std::string>& parts,
+                      const std::vector<std::string>& commands = {"train", "simulate"}) {
+    const std::vector<std::string> before = folder.contents();
+    for (const std::string& command : commands) {
+      std::vector<std::string> all = {command};
+      all.insert(all.end(), words.begin(), words.end());
+      if (command != "report" && command != "inspect")
+        all.insert(all.end(), {"--output", folder / "results"});
+      const ProgramResult result = run_hetermoe(all);
+      SCOPED_TRACE(command + ": " + result.err);
+      EXPECT_EQ(result.code, 2);
+      EXPECT_TRUE(result.err.starts_with("[")) << "where is missing";
+      EXPECT_EQ(result.err.back(), '\n');
+      for (const std::string& part : parts) EXPECT_TRUE(contains(result.err, part)) << part;
+      EXPECT_EQ(result.out, "");
+      EXPECT_EQ(folder.contents(), before);
+    }
+  }
+  void expect_job_refused(const std::string& yaml, const std::vector<std::string>& parts) {
+    expect_refused({folder.file("job.yaml", yaml)}, parts);
+  }
+  WorkFolder folder;
+};
+
+TEST_F(BadInput, UnknownCommand) {
+  const ProgramResult result = run_hetermoe({"trian"});
+  EXPECT_EQ(result.code, 2);
+  EXPECT_TRUE(result.err.starts_with("[trian] unknown command. Known: train, ")) << result.err;
+  EXPECT_TRUE(contains(result.err, "Did you mean \"train\"?")) << result.err;
+}
+
+TEST_F(BadInput, UnknownOption) {
+  expect_refused({"--train.stepz", "3"},
+                 {"[--train.stepz] unknown option", "Did you mean \"--train.steps\"?"});
+  expect_refused({"--steps=3"}, {"[--steps] unknown option", "Did you mean \"--train.steps\"?"});
+  expect_refused({"--jsno"}, {"[--jsno] unknown option", "Did you mean \"--json\"?"});
+  expect_refused({"-x"}, {"[-x] unknown option"});
+  expect_refused({"a.yaml", "b.yaml"}, {"[b.yaml] unexpected word"});
+}
+
+TEST_F(BadInput, OptionWithoutItsValue) {
+  const ProgramResult result = run_hetermoe({"simulate", "--train.steps"});
+  EXPECT_EQ(result.code, 2);
+  EXPECT_TRUE(contains(result.err, "--train.steps")) << result.err;
+}
+
+TEST_F(BadInput, WrongTypeOfACommandsOwnOption) {
+  const ProgramResult result = run_hetermoe({"inspect", "tiny", "--seq", "long"});
+  EXPECT_EQ(result.code, 2);
+  EXPECT_EQ(result.err, "[--seq] wrong type: got \"long\", expected an integer\n");
+}
+
+TEST_F(BadInput, UnknownKey) {
+  expect_job_refused("train: {step: 3}",
+                     {"job.yaml train] unknown key \"step\".", "Did you mean \"steps\"?"});
+  expect_job_refused("modle: tiny", {"job.yaml] unknown key \"modle\".", "Did you mean \"model\"?"});
+}
+
+TEST_F(BadInput, WrongType) {
+  expect_job_refused("train: {steps: many}",
+                     {"job.yaml train.steps]", "got string \"many\"", "expected an integer"});
+  expect_job_refused("train: 7", {"job.yaml train]", "got integer 7", "expected a mapping"});
+  expect_refused({"--train.steps", "1.5"}, {"[--train.steps]", "got number 1.5", "expected an integer"});
+}
+
+TEST_F(BadInput, OutOfRange) {
+  expect_job_refused("train: {steps: -1}", {"job.yaml train.steps]", "got -1", "expected >= 0"});
+  expect_job_refused("train: {steps: 9223372036854775808}",
+                     {"job.yaml train.steps]", "got 9223372036854775808"});
+  expect_job_refused("train: {learning_rate: 1e999}", {"job.yaml:1]", "1e999"});
+}
+
+TEST_F(BadInput, ImpossibleShape) {
+  expect_job_refused("model: tiny\ntrain: {sequences: 2, microbatches: 3}",
+                     {"[train.microbatches] got 3, expected at most train.sequences (2)"});
+  expect_job_refused("model: tiny\ntrain: {seq_len: 99999999}", {"seq_len", "99999999", "positions"});
+  const std::string odd =
+      folder.file("odd.json", R"({"model_type": "mixtral", "vocab_size": 256, "hidden_size": 30,
+      "num_hidden_layers": 1, "num_attention_heads": 7, "num_key_value_heads": 2, "intermediate_size": 8,
+      "num_local_experts": 2, "num_experts_per_tok": 3})");
+  expect_refused({odd}, {"odd.json"}, {"inspect"});
+}
+
+TEST_F(BadInput, MissingFile) {
+  const std::string none = folder / "none.yaml";
+  expect_refused({none}, {none, "No such file"});
+  expect_refused({"--model", none}, {none}, {"train", "simulate"});
+  expect_refused({"--cluster", none}, {none}, {"train", "simulate"});
+  expect_refused({"--model", "tiny", "--plan.file", none}, {none, "No such file"}, {"train", "simulate"});
+  expect_refused({none, "-o", folder / "report.html"}, {none, "No such file"}, {"report"});
+  expect_refused({none}, {none}, {"inspect"});
+}
+
+TEST_F(BadInput, AFolderForAFile) { expect_refused({folder / "."}, {"is a folder, expected a file"}); }
+
+TEST_F(BadInput, UnreadableText) {
+  const std::vector<std::string> tiny = {"--model", "tiny", "--train.seq_len", "16", "--data.paths"};
+  const auto with_path = [&](const std::string& path) {
+    std::vector<std::string> words = tiny;
+    words.push_back(path);
+    return words;
+  };
+  const std::vector<std::string> commands = {"train", "compare", "verify"};
+  expect_refused(with_path(folder / "no_text"), {"[data.paths]", "no_text", "no such file"}, commands);
+  expect_refused(with_path(folder.file("binary", std::string("\0\1\2", 3))),
+                 {"[data.paths]", "binary", "is no text"}, commands);
+  expect_refused(with_path(folder.file("short", "abc")), {"[data.paths]", "too little text", "got 3 bytes"},
+                 commands);
+  const std::string latin1 = folder.file("latin1.yaml", "model: caf\xe9");
+  expect_refused({latin1}, {"latin1.yaml:1]", "0xe9", "expected UTF-8 text"});
+}
+
+TEST_F(BadInput, ClusterWithoutDevices) {
+  for (const char* yaml : {"name: x\nnodes: []", "name: x\nnodes: [{name: a, devices: []}]", "name: x"}) {
+    expect_refused({"--cluster", folder.file("c.yaml", yaml)}, {"c.yaml", "device"}, {"train", "simulate"});
+  }
+  expect_refused({"--cluster", folder.file("c.yaml", "name: x\nnodes: [{name: a, devices: [A10O]}]")},
+                 {"c.yaml nodes[0].devices[0]", "A10O", "Did you mean \"A10"}, {"train", "simulate"});
+}
+
+TEST_F(BadInput, PlanThatDoesNotFitTheModel) {
+  const ProgramResult made =
+      run_hetermoe({"simulate", "--model", "tiny", "--train.seq_len", "16", "--output", folder / "a"});
+  ASSERT_EQ(made.code, 0) << made.err;
+  const std::string plan = folder / "a/plan.json";
+  expect_refused({"--model", "tiny-qwen3", "--plan.file", plan},
+                 {plan, "does not fit model tiny-qwen3", "made for model tiny, not for tiny-qwen3"});
+  expect_refused({"--model", "tiny", "--cluster", "one", "--plan.file", plan},
+                 {plan, "cluster one", "device 1"});
+  expect_refused({"--model", "tiny", "--train.seq_len", "17", "--plan.file", plan},
+                 {plan, "train.seq_len is 17"});
+}
+
+TEST_F(BadInput, TruncatedJson) {
+  const ProgramResult made =
+      run_hetermoe({"simulate", "--model", "tiny", "--train.seq_len", "16", "--output", folder / "a"});
+  ASSERT_EQ(made.code, 0) << made.err;
+  for (const char* name : {"a/plan.json", "a/timeline.json"}) {
+    const std::string text = read_text(folder / name);
+    write_text(folder / name, text.substr(0, text.size() / 2));
+  }
+  const std::string truncated = "is the file truncated?";
+  expect_refused({"--model", "tiny", "--plan.file", folder / "a/plan.json"}, {"plan.json:", truncated},
+                 {"train", "verify", "simulate"});
+  expect_refused({folder / "a/timeline.json", "-o", folder / "r.html"}, {"timeline.json:", truncated},
+                 {"report"});
+  expect_refused({folder.file("config.json", "{\"model_type\": \"mix")}, {"config.json:1]", truncated},
+                 {"inspect"});
+}
+
+TEST_F(BadInput, UnknownNames) {
+  expect_refused({"--model", "mixtral-8x7c"}, {"mixtral-8x7c", "Did you mean \"mixtral-8x7b\"?"},
+                 {"train", "simulate"});
+  expect_refused({"--cluster", "dmeo"}, {"dmeo", "Did you mean \"demo\"?"}, {"train", "simulate"});
+  expect_refused({"--strategy", "zerba"}, {"zerba", "Did you mean \"zebra\"?"}, {"train", "simulate"});
+  expect_refused({"--routing", "zipf:x"}, {"[--routing] got \"zipf:x\", expected uniform or zipf:EXPONENT"},
+                 {"simulate"});
+}
+
+TEST_F(BadInput, AnOutputThatCannotBeWritten) {
+  const std::string file = folder.file("occupied", "a file");
+  const ProgramResult result =
+      run_hetermoe({"simulate", "--model", "tiny", "--train.seq_len", "16", "--output", file});
+  EXPECT_NE(result.code, 0);
+  EXPECT_TRUE(contains(result.err, "occupied")) << result.err;
+  EXPECT_EQ(folder.contents(), std::vector<std::string>{"occupied"});
+  EXPECT_EQ(read_text(file), "a file");
+}
+
+}  // namespace
+}  // namespace hetermoe

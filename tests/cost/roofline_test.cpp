@@ -1,0 +1,112 @@
+#include "hetermoe/cost/roofline.h"
+
+#include <gtest/gtest.h>
+
+#include "hetermoe/model/op_cost.h"
+#include "hetermoe/plan/strategies.h"
+
+namespace hetermoe {
+namespace {
+
+/// D1 under zebra on O1: devices 0..5 are A40, 6..11 V100.
+class RooflineTest : public testing::Test {
+ protected:
+  RooflineTest() { set_recompute(Recompute::kLocal); }
+  void set_recompute(Recompute recompute) {
+    StrategyRequest request;
+    request.seq_len = 4096;
+    request.sequences = 12;
+    plan_ = find_strategy("zebra").make(model_, cluster_, request);
+    plan_.dtype.assign(12, Dtype::kFp16);
+    plan_.recompute = recompute;
+  }
+  Seconds attention(DeviceId device, Phase phase, double sequences, i64 seq_len = 4096) const {
+    ComputeWork work;
+    work.op = {OpKind::kAttention, phase, 0, 0, 1, 0, -1};
+    work.device = device;
+    work.seq_len = seq_len;
+    work.sequences = sequences;
+    work.tokens = sequences * static_cast<double>(seq_len);
+    return RooflineCost(model_, cluster_, plan_, constants_).compute(work);
+  }
+  Seconds experts(DeviceId device, Phase phase, double copies, double num_experts = 4) const {
+    ComputeWork work;
+    work.op = {OpKind::kExperts, phase, 0, 0, 1, 0, -1};
+    work.device = device;
+    work.rows = work.copies = copies;
+    work.experts = num_experts;
+    return RooflineCost(model_, cluster_, plan_, constants_).compute(work);
+  }
+
+  ModelConfig model_ = load_model("d1");
+  Cluster cluster_ = load_cluster("o1");
+  Plan plan_;
+  SoftwareConstants constants_;
+};
+
+constexpr DeviceId kA40 = 0, kV100 = 6;
+
+TEST_F(RooflineTest, OldDeviceLosesMoreOnLongAttentionThanOnExperts) {
+  const double on_experts = experts(kV100, Phase::kForward, 1e5) / experts(kA40, Phase::kForward, 1e5);
+  const double on_attention =
+      attention(kV100, Phase::kForward, 1, 32768) / attention(kA40, Phase::kForward, 1, 32768);
+  EXPECT_GT(on_experts, 1);
+  EXPECT_GT(on_attention, 1.5 * on_experts);
+}
+
+TEST_F(RooflineTest, NothingToComputeTakesNoTime) {
+  EXPECT_EQ(attention(kA40, Phase::kForward, 0), 0);
+  EXPECT_EQ(experts(kV100, Phase::kBackward, 0), 0);
+}
+
+TEST_F(RooflineTest, ExpertsOfManyRowsRunAtTheDeclaredShareOfThePeak) {
+  constants_.kernel_launch = 0;
+  constants_.expert_passes = 0;
+  constants_.gemm_rows_half = 0;
+  const double weights = static_cast<double>(expert_weights(model_)) * 4 * 2;  // read once, fp16
+  const Seconds memory = weights / (900e9 * constants_.memory_efficiency);
+  const DeviceType& v100 = cluster_.type_of(kV100);
+  EXPECT_NEAR(experts(kV100, Phase::kForward, 1e5) - memory,
+              1e5 * expert_flops(model_) / (112e12 * v100.gemm_efficiency), 1e-9);
+}
+
+TEST_F(RooflineTest, ManySmallExpertsAreSlowerThanFewLargeOnes) {
+  EXPECT_GT(experts(kV100, Phase::kForward, 4096, 16), 1.1 * experts(kV100, Phase::kForward, 4096, 1));
+}
+
+TEST_F(RooflineTest, LocalRecomputationAddsOneForwardToBackward) {
+  const Seconds forward = experts(kV100, Phase::kForward, 1e4);
+  const Seconds with = experts(kV100, Phase::kBackward, 1e4);
+  set_recompute(Recompute::kOff);
+  EXPECT_DOUBLE_EQ(with - experts(kV100, Phase::kBackward, 1e4), forward);
+}
+
+TEST_F(RooflineTest, PlainAttentionPaysForScoresInMemory) {
+  const Seconds fused = attention(kA40, Phase::kForward, 1, 16384);
+  for (DeviceType& type : cluster_.types) type.attention_kernel = AttentionKernel::kPlain;
+  EXPECT_GT(attention(kA40, Phase::kForward, 1, 16384), 1.5 * fused);
+}
+
+TEST_F(RooflineTest, TransferTakesTheBusiestPort) {
+  // Devices 0 and 1 share a node and its port; 6 receives all.
+  const std::vector<DeviceId> devices = {0, 1, 6};
+  const std::vector<PortBytes> bytes = {{1e6, 0, 0, 0}, {3e6, 0, 0, 0}, {0, 4e6, 0, 0}};
+  const RooflineCost cost(model_, cluster_, plan_, constants_);
+  const TransferCost transfer = cost.transfer({Op{OpKind::kDispatch}, devices, bytes});
+  ASSERT_EQ(transfer.loads.size(), 2u);
+  const double rate = 12.5e9 * constants_.network_efficiency;
+  EXPECT_EQ(transfer.loads[0].port, 0);  // uplink of node 0 carries both
+  EXPECT_DOUBLE_EQ(transfer.loads[0].seconds, 4e6 / rate);
+  EXPECT_EQ(transfer.loads[1].port, 7);  // downlink of node 3
+  EXPECT_DOUBLE_EQ(transfer.latency, 10e-6 + 2 * constants_.peer_message);
+}
+
+TEST_F(RooflineTest, EmptyTransferIsFree) {
+  const std::vector<DeviceId> devices = {0};
+  const std::vector<PortBytes> bytes(1);
+  const RooflineCost cost(model_, cluster_, plan_, constants_);
+  EXPECT_EQ(cost.transfer({Op{OpKind::kDispatch}, devices, bytes}).seconds(), 0);
+}
+
+}  // namespace
+}  // namespace hetermoe

@@ -1,0 +1,373 @@
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+
+#include "tests/support/rig.h"
+#include "tests/support/strategy_plans.h"
+
+// Any plan gives the loss and every gradient of the single-device reference.
+namespace hetermoe::testing {
+namespace {
+
+constexpr double kTolerance = 1e-10;  // fp64, relative to the largest entry of each gradient
+
+/// How often the special cases occurred; a test asserts that they did.
+struct Coverage {
+  std::atomic<i64> runs = 0, empty_messages = 0, full_messages = 0;
+  i64 zero_token_experts = 0, zero_share_devices = 0, idle_devices = 0, moves = 0, reduced_experts = 0;
+  i64 indivisible_experts = 0, three_types = 0, zero_share_replicas = 0;
+
+  void count_plan(const Placement& p, const Schedule& schedule, const ModelConfig& model,
+                  const Cluster& cluster) {
+    std::set<i32> types;
+    std::set<DeviceId> used;
+    for (const Group& group : p.plan().groups) {
+      used.insert(group.devices.begin(), group.devices.end());
+      for (const DeviceId d : group.devices) types.insert(cluster.devices[static_cast<std::size_t>(d)].type);
+      for (const LayerPlacement& layer : group.layers) {
+        for (const ShareRow& row : layer.attention) {
+          for (const Share& share : row) zero_share_devices += share.sequences == 0 ? 1 : 0;
+        }
+        for (const auto& owners : layer.experts) {
+          for (const ExpertOwner& owner : owners) zero_share_replicas += owner.share == 0 ? 1 : 0;
+        }
+      }
+    }
+    for (i32 l = 0; l < p.num_layers(); ++l) {
+      const auto owners = static_cast<i64>(p.owners(0, l).size());
+      indivisible_experts += owners > 1 && model.num_experts % owners != 0 ? 1 : 0;
+    }
+    idle_devices += cluster.num_devices() - static_cast<i64>(used.size());
+    three_types += types.size() == 3 ? 1 : 0;
+    for (const Op& op : schedule.ops) moves += op.kind == OpKind::kMove ? 1 : 0;
+    for (const State& state : schedule.states)
+      reduced_experts += state.part == State::Part::kExperts && state.devices.size() > 1 ? 1 : 0;
+  }
+  void count_result(const StepResult& result, const ModelConfig& model) {
+    for (i64 l = 0; l < model.num_layers; ++l) {
+      if (model.is_moe(l)) zero_token_experts += result.counts_LE[l].eq(0).sum().item<i64>();
+    }
+    ++runs;
+  }
+};
+
+/// Counts what sources dispatch to owners on other devices.
+HookedTransport::Hook message_counter(Coverage& coverage) {
+  return [&coverage](const ExchangeCall& call, std::vector<Message>& out) {
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      const bool to_owner = call.name.starts_with("dispatch.F") && !out[i].tensors.empty();
+      if (call.participants[i] == call.self || !to_owner) continue;
+      ++(out[i].tensors[0].size(0) == 0 ? coverage.empty_messages : coverage.full_messages);
+    }
+  };
+}
+
+Comparison run_and_compare(const ModelConfig& model, const Cluster& cluster, const Plan& plan,
+                           const StepOptions& step, Coverage& coverage) try {
+  const std::vector<std::string> faults = validate(plan, model, cluster);
+  if (!faults.empty()) {
+    ADD_FAILURE() << faults[0];
+    return {1, 1, 1, "invalid plan"};
+  }
+  RigOptions options;
+  options.step = step;
+  options.on_send = message_counter(coverage);
+  Rig rig(model, cluster, plan, options);
+  const bool fp64 = plan.dtype[0] == Dtype::kFp64;
+  TensorsByName values = lively_values(model);
+  for (auto& [name, value] : values) {
+    if (!fp64) value = value.to(at::kFloat).to(at::kDouble);
+  }
+  rig.load(values);
+  const StepInput input = random_input(plan, model);
+  const StepResult result = rig.executor().run(input);
+  coverage.count_plan(rig.placement(), rig.schedule(), model, cluster);
+  coverage.count_result(result, model);
+  EXPECT_TRUE(rig.differing_replicas().empty()) << *rig.differing_replicas().begin();
+  return compare(result, rig.gradients(),
+                 reference_step(model, values, input.tokens, input.targets, step.aux_group));
+} catch (const c10::Error& error) {
+  return {1, 1, 1, error.what_without_backtrace()};
+} catch (const std::exception& error) {
+  return {1, 1, 1, error.what()};
+}
+
+StepOptions step_options(const ModelConfig& model, i64 aux_group = 1) {
+  return {model.aux_loss_coef > 0 && model.num_moe_layers() > 0, aux_group, true};
+}
+
+StrategyRequest small_request() {
+  StrategyRequest request;
+  request.seq_len = 4;
+  request.sequences = 5;
+  request.microbatches = 2;
+  return request;
+}
+
+class EveryModel : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(EveryModel, EveryStrategyOnTwoToEightDevices) {
+  ModelConfig model = load_model(GetParam());
+  if (model.aux_loss_coef == 0) model.aux_loss_coef = 0.01;  // DeepSeek's files have none
+  Coverage coverage;
+  for (const i32 num_devices : {1, 2, 3, 4, 8}) {
+    const Cluster cluster = make_cluster(num_devices, std::min(num_devices, 3));
+    for (const NamedPlan& named : strategy_plans(model, cluster, small_request())) {
+      const Comparison c = run_and_compare(model, cluster, named.plan, step_options(model), coverage);
+      EXPECT_LE(c.max(), kTolerance) << named.name << " on " << num_devices << " devices: loss " << c.loss
+                                     << ", aux " << c.aux_loss << ", gradient " << c.gradient << " of "
+                                     << c.worst;
+    }
+  }
+  EXPECT_EQ(coverage.runs, 1 + 4 * 11);
+  EXPECT_GT(coverage.empty_messages, 0);
+  EXPECT_GT(coverage.full_messages, 0);
+  EXPECT_GT(coverage.zero_share_devices, 0);
+  EXPECT_GT(coverage.indivisible_experts, 0);
+  EXPECT_GT(coverage.three_types, 0);
+  EXPECT_GT(coverage.moves, 0);
+  EXPECT_GT(coverage.reduced_experts, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Equivalence, EveryModel,
+                         ::testing::Values("tiny", "tiny-qwen3", "tiny-olmoe", "tiny-deepseek-v2",
+                                           "tiny-deepseek-v3"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+/// Tiny tensors: a second intra-op thread only waits.
+class OneThread : public ::testing::Environment {
+  void SetUp() override { at::set_num_threads(1); }
+};
+const auto* const kOneThread = ::testing::AddGlobalTestEnvironment(new OneThread);
+
+/// Seeds of one shard.
+class RandomPlans : public ::testing::TestWithParam<int> {};
+
+TEST_P(RandomPlans, EqualTheReference) {
+  constexpr u64 kSeeds = 60;
+  Coverage coverage;
+  for (u64 i = 0; i < kSeeds; ++i) {
+    const RandomCase c = random_case(static_cast<u64>(GetParam()) * kSeeds + i);
+    const Comparison compared = run_and_compare(c.model, c.cluster, c.plan, c.step, coverage);
+    EXPECT_LE(compared.max(), kTolerance)
+        << describe(c) << ": loss " << compared.loss << ", aux " << compared.aux_loss << ", gradient "
+        << compared.gradient << " of " << compared.worst;
+  }
+  EXPECT_EQ(coverage.runs, static_cast<i64>(kSeeds));
+  EXPECT_GT(coverage.zero_token_experts, 0);
+  EXPECT_GT(coverage.empty_messages, 0);
+  EXPECT_GT(coverage.full_messages, 0);
+  EXPECT_GT(coverage.zero_share_devices, 0);
+  EXPECT_GT(coverage.zero_share_replicas, 0);
+  EXPECT_GT(coverage.idle_devices, 0);
+  EXPECT_GT(coverage.indivisible_experts, 0);
+  EXPECT_GT(coverage.three_types, 0);
+  EXPECT_GT(coverage.moves, 0);
+  EXPECT_GT(coverage.reduced_experts, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Equivalence, RandomPlans, ::testing::Range(0, 4));
+
+/// The choices of a plan that change what is sent, kept or ordered, all with all.
+TEST(Equivalence, EveryCombinationOfPlanOptions) {
+  const ModelConfig model = tiny_mixtral();
+  const Cluster cluster = make_cluster(3, 3);
+  StrategyRequest request = small_request();
+  request.sequences = 4;
+  request.experts_moved = {1, 0};
+  Coverage coverage;
+  for (const char* shape : {"zebra", "pipeline"}) {
+    Plan plan = shape == std::string("zebra") ? find_strategy("zebra").make(model, cluster, request)
+                                              : make_pipeline(model, cluster, request);
+    use_fp64(plan);
+    for (int i = 0; i < 3 * 3 * 2 * 3 * 3; ++i) {
+      int rest = i;
+      const auto digit = [&rest](int base) {
+        const int value = rest % base;
+        rest /= base;
+        return value;
+      };
+      plan.recompute = static_cast<Recompute>(digit(3));
+      plan.chunks = 1 + digit(3);
+      plan.row_dedup = digit(2) == 0;
+      plan.queue_binding = static_cast<QueueBinding>(digit(3));
+      const i64 aux_group = digit(3);
+      // Over the whole step the loss needs every forward before the first backward, which 1F1B does not give.
+      if (aux_group == 0 && plan.order == OrderPolicy::kOneFOneB) continue;
+      const Comparison c = run_and_compare(model, cluster, plan, step_options(model, aux_group), coverage);
+      EXPECT_LE(c.max(), kTolerance) << shape << " " << i << ": loss " << c.loss << ", aux " << c.aux_loss
+                                     << ", gradient " << c.gradient << " of " << c.worst;
+    }
+  }
+  EXPECT_EQ(coverage.runs, 162 + 108);
+}
+
+TEST(Equivalence, ExpertThatIsNeverChosenHasZeroGradientOnEveryReplica) {
+  const ModelConfig model = tiny_deepseek_v3();
+  const Cluster cluster = make_cluster(4);
+  TensorsByName values = lively_values(model);
+  for (auto& [name, value] : values) {
+    if (name.ends_with("e_score_correction_bias")) value[3] = -100;
+  }
+  for (const NamedPlan& named : strategy_plans(model, cluster, small_request())) {
+    Rig rig(model, cluster, named.plan, {step_options(model), {}, {}, {}, {}, {}});
+    rig.load(values);
+    const StepInput input = random_input(named.plan, model);
+    const StepResult result = rig.executor().run(input);
+    const TensorsByName gradients = rig.gradients();
+    const Comparison c =
+        compare(result, gradients, reference_step(model, values, input.tokens, input.targets, 1));
+    EXPECT_LE(c.max(), kTolerance) << named.name << " " << c.worst;
+    i64 seen = 0;
+    for (const auto& [name, gradient] : gradients) {
+      if (name.find("experts.3.") == std::string::npos) continue;
+      EXPECT_TRUE(gradient.eq(0).all().item<bool>()) << named.name << " " << name;
+      ++seen;
+    }
+    EXPECT_EQ(seen, 3 * model.num_moe_layers());
+    for (i64 l = 0; l < model.num_layers; ++l) EXPECT_EQ(result.counts_LE[l][3].item<i64>(), 0);
+  }
+}
+
+TEST(Equivalence, Fp32WithinOneInTenThousand) {
+  Coverage coverage;
+  for (const char* name : {"tiny", "tiny-qwen3", "tiny-deepseek-v3"}) {
+    ModelConfig model = load_model(name);
+    model.aux_loss_coef = 0.01;
+    const Cluster cluster = make_cluster(4);
+    for (NamedPlan& named : strategy_plans(model, cluster, small_request())) {
+      named.plan.dtype.assign(named.plan.dtype.size(), Dtype::kFp32);
+      named.plan.wire_forward = named.plan.wire_backward = Dtype::kFp32;
+      const Comparison c = run_and_compare(model, cluster, named.plan, step_options(model), coverage);
+      EXPECT_LE(c.max(), 1e-4) << name << " " << named.name << ": loss " << c.loss << ", gradient "
+                               << c.gradient << " of " << c.worst;
+    }
+  }
+  EXPECT_EQ(coverage.runs, 3 * 11);
+}
+
+/// Delays ops of every lane for up to 300 us, differently in every run.
+std::function<void(const Op&, DeviceId)> random_delays(u64 seed) {
+  const auto count = std::make_shared<std::atomic<u64>>(seed << 32);
+  return [count](const Op&, DeviceId) {
+    Chooser choose(++*count);
+    if (choose.chance(0.4)) std::this_thread::sleep_for(std::chrono::microseconds(choose.between(1, 300)));
+  };
+}
+
+bool bit_equal(const TensorsByName& a, const TensorsByName& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& x, const auto& y) {
+    return x.first == y.first && at::equal(x.second, y.second);
+  });
+}
+
+TEST(Equivalence, BitEqualOverRunsAndUnderDelays) {
+  std::vector<RandomCase> cases;
+  for (u64 seed = 1000; seed < 1012; ++seed) cases.push_back(random_case(seed));
+  const Cluster cluster = make_cluster(4);
+  for (const NamedPlan& named : strategy_plans(tiny_qwen3(), cluster, small_request()))
+    cases.push_back({0, tiny_qwen3(), cluster, named.plan, step_options(tiny_qwen3())});
+  for (RandomCase& c : cases) {
+    for (const Dtype dtype : {Dtype::kFp64, Dtype::kFp32}) {
+      c.plan.dtype.assign(c.plan.dtype.size(), dtype);
+      c.plan.wire_forward = c.plan.wire_backward = dtype;
+      const StepInput input = random_input(c.plan, c.model);  // learning rate 0: every step is the same
+      RigOptions options;
+      options.step = c.step;
+      Rig rig(c.model, c.cluster, c.plan, options);
+      rig.load(lively_values(c.model));
+      const StepResult first = rig.executor().run(input);
+      const TensorsByName expected = rig.gradients();
+      for (int run = 0; run < 3; ++run) {
+        const bool delayed = run > 0;
+        options.executor.before_op = random_delays(static_cast<u64>(run));
+        Rig other(c.model, c.cluster, c.plan, options);
+        Rig& again = delayed ? other : rig;
+        if (delayed) again.load(lively_values(c.model));
+        const StepResult result = again.executor().run(input);
+        EXPECT_EQ(result.loss, first.loss) << c.plan.strategy << " " << describe(c);
+        EXPECT_EQ(result.aux_loss, first.aux_loss);
+        EXPECT_EQ(result.grad_norm, first.grad_norm);
+        EXPECT_TRUE(bit_equal(again.gradients(), expected)) << c.plan.strategy << " " << describe(c);
+      }
+    }
+  }
+}
+
+/// AdamW as in its paper, one tensor at a time.
+class PlainAdamw {
+ public:
+  void step(TensorsByName& values, const TensorsByName& grads, const StepInput& input) {
+    ++step_;
+    double squares = 0;
+    for (const auto& [name, grad] : grads) squares += grad.pow(2).sum().item<double>();
+    norm = std::sqrt(squares);
+    const double clip = input.max_grad_norm > 0 ? std::min(1.0, input.max_grad_norm / norm) : 1;
+    const AdamwOptions& o = input.adamw;
+    for (const auto& [name, grad] : grads) {
+      const at::Tensor g = grad * clip;
+      at::Tensor& value = values.at(name);
+      auto& [m, v] = moments_[name];
+      m = m.defined() ? o.beta1 * m + (1 - o.beta1) * g : (1 - o.beta1) * g;
+      v = v.defined() ? o.beta2 * v + (1 - o.beta2) * g * g : (1 - o.beta2) * g * g;
+      const at::Tensor m_hat = m / (1 - std::pow(o.beta1, step_)), v_hat = v / (1 - std::pow(o.beta2, step_));
+      const double decay = value.dim() > 1 ? o.weight_decay : 0;
+      value = value - input.learning_rate * (m_hat / (v_hat.sqrt() + o.eps) + decay * value);
+    }
+  }
+  double norm = 0;
+
+ private:
+  int step_ = 0;
+  std::map<std::string, std::pair<at::Tensor, at::Tensor>> moments_;
+};
+
+TEST(Equivalence, FiveOptimizerStepsEqualAPlainLoop) {
+  for (const ModelConfig& model : {tiny_qwen3(), tiny_deepseek_v3()}) {
+    const Cluster cluster = make_cluster(4);
+    for (const NamedPlan& named : strategy_plans(model, cluster, small_request())) {
+      Rig rig(model, cluster, named.plan, {step_options(model), {}, {}, {}, {}, {}});
+      TensorsByName values = lively_values(model);
+      rig.load(values);
+      PlainAdamw adamw;
+      i64 clipped = 0;
+      for (i64 step = 0; step < 5; ++step) {
+        StepInput input = random_input(named.plan, model, static_cast<u64>(step));
+        input.step = step;
+        input.learning_rate = 2e-3;
+        input.max_grad_norm = step == 1 ? 0 : 0.8;
+        const StepResult result = rig.executor().run(input);
+        adamw.step(values, reference_step(model, values, input.tokens, input.targets, 1).grads, input);
+        EXPECT_LE(relative(result.grad_norm, adamw.norm), 1e-9) << named.name << " step " << step;
+        clipped += input.max_grad_norm > 0 && adamw.norm > input.max_grad_norm ? 1 : 0;
+        EXPECT_TRUE(rig.differing_replicas().empty()) << named.name << " step " << step;
+      }
+      EXPECT_GT(clipped, 0);
+      for (const auto& [name, value] : rig.values()) {
+        const double error = (value - values.at(name)).abs().max().item<double>();
+        EXPECT_LE(error, 1e-9) << named.name << " " << name;
+      }
+    }
+  }
+}
+
+TEST(Equivalence, ScheduleTextRunsAsAnExplicitOrder) {
+  Coverage coverage;
+  for (u64 seed = 2000; seed < 2010; ++seed) {
+    RandomCase c = random_case(seed);
+    c.plan.explicit_order = to_text(build_schedule(c.plan, c.model, c.step));
+    c.plan.order = OrderPolicy::kExplicit;
+    const Comparison compared = run_and_compare(c.model, c.cluster, c.plan, c.step, coverage);
+    EXPECT_LE(compared.max(), kTolerance)
+        << describe(c) << ": " << compared.gradient << " of " << compared.worst;
+  }
+}
+
+}  // namespace
+}  // namespace hetermoe::testing

@@ -1,0 +1,315 @@
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+
+#include <chrono>
+#include <condition_variable>
+#include <filesystem>
+#include <future>
+#include <mutex>
+
+#include "tests/support/rig.h"
+#include "tests/support/strategy_plans.h"
+
+// Whatever fails, wherever: run() throws once, says where, and nothing hangs or stays behind.
+namespace hetermoe::testing {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+/// Ends the whole test program when a step does not end: a hang is a failure, not a timeout of the machine.
+class Deadline {
+ public:
+  explicit Deadline(seconds limit) : thread_([this, limit] { wait(limit); }) {}
+  ~Deadline() {
+    {
+      const std::lock_guard lock(mutex_);
+      done_ = true;
+      changed_.notify_all();
+    }
+    thread_.join();
+  }
+
+ private:
+  void wait(seconds limit) {
+    std::unique_lock lock(mutex_);
+    if (changed_.wait_for(lock, limit, [&] { return done_; })) return;
+    fmt::print(stderr, "a step hangs\n");
+    std::abort();
+  }
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool done_ = false;
+  std::thread thread_;
+};
+
+std::size_t num_threads() {
+  std::size_t count = 0;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/task")) ++count;
+  return count;
+}
+
+struct Scene {
+  ModelConfig model = tiny_mixtral();
+  Cluster cluster = make_cluster(3);
+  Plan plan;
+  StepOptions step = {true, 1, true};
+};
+
+/// Has every kind of op: experts on attention devices, moves, reduces, balance.
+Scene small_scene() {
+  Scene s;
+  StrategyRequest request;
+  request.seq_len = 2;
+  request.sequences = 4;
+  request.microbatches = 2;
+  request.experts_moved = {1, 0};
+  s.plan = find_strategy("zebra").make(s.model, s.cluster, request);
+  s.plan.groups[0].head = make_share_rows({1, 2}, s.plan.groups[0].microbatches, {});
+  use_fp64(s.plan);
+  return s;
+}
+
+std::unique_ptr<Rig> make_rig(const Scene& s, RigOptions options) {
+  options.step = s.step;
+  auto rig = std::make_unique<Rig>(s.model, s.cluster, s.plan, options);
+  rig->load(lively_values(s.model));
+  return rig;
+}
+
+/// The text of the error of one step; "" when there is none.
+std::string error_of(Rig& rig) {
+  try {
+    rig.executor().run(random_input(rig.plan(), rig.model()));
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+::testing::AssertionResult has(const std::string& text, const std::string& part) {
+  if (text.find(part) != std::string::npos) return ::testing::AssertionSuccess();
+  return ::testing::AssertionFailure() << "no \"" << part << "\" in: " << text;
+}
+
+TEST(ExecutorFaults, AnOpThatThrowsOnAnyLaneIsReportedOnceWithItsPlace) {
+  const Scene s = small_scene();
+  const Schedule schedule = build_schedule(s.plan, s.model, s.step);
+  const std::size_t threads_before = num_threads();
+  std::set<OpKind> kinds;
+  std::set<Queue> queues;
+  for (OpId id = 0; id < schedule.num_ops(); ++id) {
+    for (const LaneId lane : schedule.lanes_of(id)) {
+      const Deadline deadline(seconds(60));
+      const Op target = schedule.ops[static_cast<std::size_t>(id)];
+      RigOptions options;
+      options.executor.before_op = [&](const Op& op, DeviceId device) {
+        if (op == target && device == device_of(lane)) throw std::runtime_error("planted fault");
+      };
+      const std::unique_ptr<Rig> rig = make_rig(s, options);
+      const std::string text = error_of(*rig);
+      EXPECT_TRUE(has(text, "planted fault"));
+      EXPECT_TRUE(has(text, to_string(target)));
+      EXPECT_TRUE(
+          has(text, fmt::format("[device {} ({})", device_of(lane), s.cluster.device_name(device_of(lane)))));
+      kinds.insert(target.kind);
+      queues.insert(queue_of(lane));
+    }
+  }
+  EXPECT_EQ(kinds.size(), 12);  // every OpKind
+  EXPECT_EQ(queues.size(), 5);
+  EXPECT_EQ(num_threads(), threads_before);
+}
+
+TEST(ExecutorFaults, AMessageThatIsLostAtAnyTransferIsReported) {
+  const Scene s = small_scene();
+  const Schedule schedule = build_schedule(s.plan, s.model, s.step);
+  i64 transfers = 0;
+  for (OpId id = 0; id < schedule.num_ops(); ++id) {
+    if (is_compute(schedule.ops[static_cast<std::size_t>(id)].kind)) continue;
+    for (const bool sending : {true, false}) {
+      const Deadline deadline(seconds(60));
+      const DeviceId device = device_of(schedule.lanes_of(id).back());
+      const HookedTransport::Hook hook = [&](const ExchangeCall& call, std::vector<Message>&) {
+        if (call.op == id && call.self == device) throw TransportError("the wire broke");
+      };
+      RigOptions options;
+      (sending ? options.on_send : options.on_receive) = hook;
+      const std::unique_ptr<Rig> rig = make_rig(s, options);
+      EXPECT_TRUE(has(error_of(*rig), "the wire broke"));
+      ++transfers;
+    }
+  }
+  EXPECT_GT(transfers, 40);
+}
+
+TEST(ExecutorFaults, WhatIsNoExceptionIsReportedToo) {
+  const Deadline deadline(seconds(60));
+  RigOptions options;
+  options.executor.before_op = [](const Op& op, DeviceId) {
+    if (op.kind == OpKind::kHead) throw 42;
+  };
+  EXPECT_TRUE(has(error_of(*make_rig(small_scene(), options)), "head.F"));
+}
+
+TEST(ExecutorFaults, NoUseAfterAnError) {
+  const Deadline deadline(seconds(60));
+  std::atomic<bool> fails = true;
+  RigOptions options;
+  options.executor.before_op = [&](const Op& op, DeviceId) {
+    if (fails && op.kind == OpKind::kHead) throw std::runtime_error("planted fault");
+  };
+  const std::unique_ptr<Rig> rig = make_rig(small_scene(), options);
+  EXPECT_TRUE(has(error_of(*rig), "planted fault"));
+  fails = false;
+  EXPECT_THROW(rig->executor().run(random_input(rig->plan(), rig->model())), InternalError);
+}
+
+TEST(ExecutorFaults, AFaultInALaterStepIsReportedToo) {
+  const Deadline deadline(seconds(60));
+  std::atomic<int> heads = 0;
+  RigOptions options;
+  options.executor.before_op = [&](const Op& op, DeviceId) {
+    if (op.kind == OpKind::kHead && ++heads > 8) throw std::runtime_error("planted fault");
+  };
+  const std::unique_ptr<Rig> rig = make_rig(small_scene(), options);
+  EXPECT_EQ(error_of(*rig), "");
+  EXPECT_EQ(error_of(*rig), "");
+  EXPECT_TRUE(has(error_of(*rig), "planted fault"));
+}
+
+/// Holds a lane back until told otherwise.
+class Gate {
+ public:
+  void wait() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return open_; });
+  }
+  void open() {
+    const std::lock_guard lock(mutex_);
+    open_ = true;
+    changed_.notify_all();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool open_ = false;
+};
+
+TEST(ExecutorFaults, WatchdogNamesTheOpThatNeverEndsAndWhoWaitsForIt) {
+  const Deadline deadline(seconds(60));
+  Gate gate;
+  RigOptions options;
+  options.executor.watchdog = 0.3;
+  options.executor.before_op = [&](const Op& op, DeviceId device) {
+    if (op.kind == OpKind::kExperts && op.layer == 1 && op.microbatch == 0 && device == 1) gate.wait();
+  };
+  options.on_abort = [&] { gate.open(); };  // the watchdog has fired
+  const std::string text = error_of(*make_rig(small_scene(), options));
+  EXPECT_TRUE(has(text, "[watchdog] no op ended for 0.3"));
+  EXPECT_TRUE(has(text, "device 1 (V100#1) compute: "));
+  EXPECT_TRUE(has(text, "experts.F l1 m0 computes"));
+  EXPECT_TRUE(has(text, "device 1 (V100#1) to_attention: "));
+  EXPECT_TRUE(has(text, "combine.F l1 m0 waits for experts.F l1 m0"));
+  EXPECT_TRUE(has(text, "device 0 (A40#0) to_attention: "));
+  EXPECT_TRUE(has(text, "combine.F l1 m0 exchanges with its peers"));
+}
+
+TEST(ExecutorFaults, WatchdogStopsATransferThatNeverEnds) {
+  const Deadline deadline(seconds(60));
+  Gate gate;
+  RigOptions options;
+  options.executor.watchdog = 0.3;
+  options.on_send = [&](const ExchangeCall& call, std::vector<Message>&) {
+    if (call.name == "dispatch.B l1 m1" && call.self == 2) gate.wait();
+  };
+  options.on_abort = [&] { gate.open(); };
+  const std::string text = error_of(*make_rig(small_scene(), options));
+  EXPECT_TRUE(has(text, "dispatch.B l1 m1 exchanges with its peers"));
+  EXPECT_TRUE(has(text, "attention.B l1 m1 waits for dispatch.B l1 m1"));
+}
+
+TEST(ExecutorFaults, ALaneThatStaysInItsOpAfterAFailureIsReportedAgain) {
+  const Deadline deadline(seconds(60));
+  Gate gate;
+  RigOptions options;
+  options.executor.watchdog = 0.2;
+  std::atomic<bool> stays = false;
+  options.executor.before_op = [&](const Op& op, DeviceId device) {
+    if (op.kind != OpKind::kExperts) return;
+    if (device == 1) {
+      stays = true;
+      gate.wait();
+    } else if (device == 0) {
+      while (!stays) std::this_thread::sleep_for(milliseconds(1));
+      throw std::runtime_error("planted fault");
+    }
+  };
+  const std::unique_ptr<Rig> rig = make_rig(small_scene(), options);
+  ::testing::internal::CaptureStderr();
+  std::thread opener([&] {
+    std::this_thread::sleep_for(milliseconds(900));
+    gate.open();
+  });
+  const std::string text = error_of(*rig);
+  opener.join();
+  const std::string printed = ::testing::internal::GetCapturedStderr();
+  EXPECT_TRUE(has(text, "planted fault"));
+  EXPECT_TRUE(has(printed, "[watchdog] the step failed, but some lanes do not leave their op"));
+  EXPECT_TRUE(has(printed, "device 1 (V100#1) compute: "));
+}
+
+TEST(ExecutorFaults, ASlowButLivelyStepDoesNotWakeTheWatchdog) {
+  const Deadline deadline(seconds(60));
+  RigOptions options;
+  options.executor.watchdog = 0.5;
+  options.executor.before_op = [](const Op& op, DeviceId) {
+    if (op.kind == OpKind::kAttention) std::this_thread::sleep_for(milliseconds(100));
+  };
+  EXPECT_EQ(error_of(*make_rig(small_scene(), options)), "");
+}
+
+TEST(ExecutorFaults, BufferThatTheTableForgetsIsALeak) {
+  const Deadline deadline(seconds(60));
+  const std::unique_ptr<Rig> rig = make_rig(small_scene(), {});
+  // The lifetimes are those of recompute: local; now the experts keep activations that nobody frees.
+  rig->plan().recompute = Recompute::kOff;
+  const std::string text = error_of(*rig);
+  EXPECT_TRUE(has(text, "still holds"));
+  EXPECT_TRUE(has(text, "saved_experts of layer 0 microbatch 0"));
+}
+
+TEST(ExecutorFaults, ReadingWhatNobodyHasWrittenNamesBothOps) {
+  const Deadline deadline(seconds(60));
+  const Scene s = small_scene();
+  RigOptions options;
+  options.alter = [](Schedule& schedule) {
+    for (std::size_t op = 0; op < schedule.ops.size(); ++op) {
+      if (to_string(schedule.ops[op]) != "dispatch.F l0 m0") continue;
+      const auto begin = schedule.deps.begin() + schedule.dep_begin[op],
+                 end = schedule.deps.begin() + schedule.dep_begin[op + 1];
+      const i64 dropped = end - begin;
+      schedule.deps.erase(begin, end);
+      for (std::size_t later = op + 1; later < schedule.dep_begin.size(); ++later)
+        schedule.dep_begin[later] -= dropped;
+    }
+  };
+  options.executor.before_op = [](const Op& op, DeviceId) {
+    if (op.kind == OpKind::kAttention) std::this_thread::sleep_for(milliseconds(50));
+  };
+  const std::string text = error_of(*make_rig(s, options));
+  EXPECT_TRUE(has(text, "dispatch.F l0 m0]"));
+  EXPECT_TRUE(has(text, "of attention.F l0 m0, which has not ended: a dependency is missing"));
+}
+
+/// Tiny tensors: a second intra-op thread only waits.
+class OneThread : public ::testing::Environment {
+  void SetUp() override { at::set_num_threads(1); }
+};
+const auto* const kOneThread = ::testing::AddGlobalTestEnvironment(new OneThread);
+
+}  // namespace
+}  // namespace hetermoe::testing

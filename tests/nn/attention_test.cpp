@@ -1,0 +1,148 @@
+#include "hetermoe/nn/attention.h"
+
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "hetermoe/nn/attention_part.h"
+#include "tests/nn/compare.h"
+#include "tests/nn/tiny_models.h"
+
+namespace hetermoe::testing {
+namespace {
+
+at::Tensor wave(at::IntArrayRef shape, double step, at::ScalarType dtype = at::kDouble) {
+  return at::arange(c10::multiply_integers(shape), at::kDouble)
+      .mul(step)
+      .add(0.4)
+      .sin()
+      .view(shape)
+      .to(dtype);
+}
+
+at::Tensor plain_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale) {
+  const i64 times = q.size(1) / k.size(1), seq = q.size(2);
+  at::Tensor scores = at::matmul(q, k.repeat_interleave(times, 1).transpose(2, 3)) * scale;
+  scores = scores.masked_fill(at::ones({seq, seq}, at::kBool).triu(1), -INFINITY);
+  return at::matmul(scores.softmax(-1), v.repeat_interleave(times, 1));
+}
+
+TEST(Attention, CausalKernelEqualsTheTextbook) {
+  struct Shape {
+    i64 kv_heads, width, v_width;
+  };
+  for (const auto& [kv_heads, width, v_width] :
+       {Shape{4, 8, 8}, Shape{2, 8, 8}, Shape{4, 10, 6}, Shape{1, 6, 10}}) {
+    std::vector<at::Tensor> in = {wave({2, 4, 40, width}, 0.37), wave({2, kv_heads, 40, width}, 0.73),
+                                  wave({2, kv_heads, 40, v_width}, 0.59)};
+    for (at::Tensor& x : in) x.requires_grad_();
+    const at::Tensor expected = plain_attention(in[0], in[1], in[2], 0.4);
+    const at::Tensor got = causal_attention(in[0], in[1], in[2], 0.4);
+    EXPECT_LE(deviation(got.detach(), expected.detach()), 1e-12);
+    const at::Tensor seed = wave(got.sizes(), 0.91);
+    const auto a = torch::autograd::grad({got}, in, {seed}),
+               b = torch::autograd::grad({expected}, in, {seed});
+    for (std::size_t i = 0; i < in.size(); ++i) EXPECT_LE(deviation(a[i], b[i]), 1e-11);
+  }
+}
+
+StateGroup lively_state(const ModelConfig& model, i64 layer, at::ScalarType dtype) {
+  StateGroup state = make_attention_state(model, layer, dtype);
+  init_parameters(state.views(), 3);
+  for (at::Tensor& value : state.values) {
+    if (value.dim() > 1) value.mul_(15);
+  }
+  return state;
+}
+
+TEST(AttentionPart, NoTokens) {
+  for (const ModelConfig& model : tiny_models()) {
+    for (i64 layer = 0; layer < 2; ++layer) {
+      StateGroup state = lively_state(model, layer, at::kFloat);
+      const at::Tensor y = at::empty({0, 16});
+      const AttentionOutput out = attention_forward(model, layer, state, y, 8, KeepGraph::kYes);
+      EXPECT_EQ(out.u_TD.sizes(), y.sizes());
+      EXPECT_EQ(out.x_TD.defined(), model.is_moe(layer));
+      if (model.is_moe(layer)) {
+        EXPECT_EQ(out.topk_TK.sizes(), (at::IntArrayRef{0, model.top_k}));
+      }
+      AttentionBackwardInput input{
+          y, y, out.topk_TK, out.x_TD, out.weights_TK, at::ones({1, model.num_experts}), out.graph};
+      const AttentionGradient grad = attention_backward(model, layer, state, input, 8);
+      EXPECT_EQ(grad.dy_TD.sizes(), y.sizes());
+      EXPECT_EQ(grad.aux_loss.item<double>(), 0);
+      for (const at::Tensor& g : state.grads) EXPECT_EQ(g.abs().sum().item<float>(), 0);
+    }
+  }
+}
+
+TEST(AttentionPart, SequencesDoNotSeeEachOtherNorTheFuture) {
+  const ModelConfig model = tiny_qwen3();
+  const StateGroup state = lively_state(model, 0, at::kDouble);
+  at::Tensor y = wave({12, 16}, 0.77);
+  const at::Tensor before = attention_forward(model, 0, state, y, 6).u_TD.clone();
+  y = y.clone();
+  y[8] += 1;
+  const at::Tensor changed = (attention_forward(model, 0, state, y, 6).u_TD - before).abs().amax(1);
+  for (i64 t = 0; t < 12; ++t) EXPECT_EQ(changed[t].item<double>() > 0, t >= 8) << t;
+}
+
+TEST(AttentionPart, CountsAreOfTheChoices) {
+  const ModelConfig model = tiny_deepseek_v2();
+  const AttentionOutput out =
+      attention_forward(model, 1, lively_state(model, 1, at::kFloat), wave({15, 16}, 0.77, at::kFloat), 5);
+  for (i64 b = 0; b < 3; ++b) {
+    for (i64 e = 0; e < 8; ++e) {
+      EXPECT_EQ(out.counts_BE[b][e].item<i64>(),
+                out.topk_TK.slice(0, 5 * b, 5 * b + 5).eq(e).sum().item<i64>());
+    }
+  }
+}
+
+TEST(AttentionPart, BackwardUsesTheSavedChoice) {
+  const ModelConfig model = tiny_mixtral();
+  StateGroup state = lively_state(model, 0, at::kDouble);
+  const at::Tensor y = wave({6, 16}, 0.77), zero = at::zeros_like(y);
+  const AttentionOutput out = attention_forward(model, 0, state, y, 6);
+  AttentionBackwardInput input{
+      y, zero, (out.topk_TK + 1).remainder(4), zero, at::ones_like(out.weights_TK), {}, nullptr};
+  input.dweights_TK.select(1, 1).zero_();
+  attention_backward(model, 0, state, input, 6);
+  // Weights of another choice are other functions of the router: compare with the gradient for the real
+  // choice.
+  const at::Tensor other = state.grad(Weight::kRouter).clone();
+  state.zero_grads();
+  input.topk_TK = out.topk_TK;
+  attention_backward(model, 0, state, input, 6);
+  EXPECT_GT(deviation(other, state.grad(Weight::kRouter)), 0.1);
+}
+
+TEST(AttentionPart, MissingGradientsAreZeros) {
+  const ModelConfig model = tiny_deepseek_v3();
+  StateGroup state = lively_state(model, 1, at::kDouble);
+  const at::Tensor y = wave({6, 16}, 0.77), du = wave({6, 16}, 0.31);
+  const AttentionOutput out = attention_forward(model, 1, state, y, 6);
+  const at::Tensor zero = at::zeros_like(y);
+  const at::Tensor a =
+      attention_backward(model, 1, state,
+                         {y, du, out.topk_TK, zero, at::zeros_like(out.weights_TK), {}, nullptr}, 6)
+          .dy_TD;
+  const at::Tensor b =
+      attention_backward(model, 1, state, {y, du, out.topk_TK, {}, {}, {}, nullptr}, 6).dy_TD;
+  EXPECT_LE(deviation(a, b), 1e-14);
+}
+
+TEST(AttentionPart, AuxLossIsTheBalanceTimesTheProbabilities) {
+  const ModelConfig model = tiny_mixtral();
+  StateGroup state = lively_state(model, 0, at::kDouble);
+  const at::Tensor y = wave({8, 16}, 0.77), zero = at::zeros_like(y);
+  const AttentionOutput out = attention_forward(model, 0, state, y, 4);
+  const at::Tensor probabilities = at::softmax(at::mm(out.x_TD, state.value(Weight::kRouter).t()), -1);
+  const at::Tensor balance = wave({2, 4}, 1.9);
+  const AttentionGradient got =
+      attention_backward(model, 0, state, {y, zero, out.topk_TK, {}, {}, balance, nullptr}, 4);
+  EXPECT_LE(deviation(got.aux_loss, (probabilities.view({2, 4, 4}) * balance.unsqueeze(1)).sum()), 1e-12);
+  EXPECT_GT(got.dy_TD.abs().max().item<double>(), 0);
+}
+
+}  // namespace
+}  // namespace hetermoe::testing

@@ -1,0 +1,136 @@
+#include "hetermoe/nn/experts.h"
+
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "tests/nn/compare.h"
+#include "tests/nn/tiny_models.h"
+
+namespace hetermoe::testing {
+namespace {
+
+at::Tensor wave(at::IntArrayRef shape, double step) {
+  return at::arange(c10::multiply_integers(shape), at::kDouble).mul(step).add(0.4).sin().view(shape);
+}
+
+struct Case {
+  ExpertSlab slab;
+  CopyGroups groups;
+  at::Tensor rows, weights, dout;
+};
+
+/// Experts 1, 2, 3 here (2 gets nothing), rows from two sources; row 3 has no copy.
+Case make_case() {
+  Case c;
+  c.slab = make_expert_slab(tiny_mixtral(), 0, {3, 2, 1}, at::kDouble);
+  c.slab.gate_up = wave(c.slab.gate_up.sizes(), 0.71);
+  c.slab.down = wave(c.slab.down.sizes(), 0.53);
+  const at::Tensor row_a = at::tensor({0, 1, 1}, at::kLong), expert_a = at::tensor({1, 1, 3}, at::kLong);
+  const at::Tensor row_b = at::tensor({0, 2, 0}, at::kLong), expert_b = at::tensor({1, 1, 3}, at::kLong);
+  c.groups = group_copies({{2, row_a, expert_a}, {3, row_b, expert_b}}, c.slab.slot_of, 3);
+  c.rows = wave({5, 16}, 0.9);
+  c.weights = wave({6}, 1.3);
+  c.dout = wave({5, 16}, 1.1);
+  return c;
+}
+
+/// The definition, copy by copy.
+at::Tensor plain_experts(const at::Tensor& gate_up, const at::Tensor& down, const CopyGroups& groups,
+                         const at::Tensor& rows, const at::Tensor& weights) {
+  at::Tensor out = at::zeros_like(rows);
+  const i64 width = down.size(2);
+  for (i64 c = 0; c < groups.num_copies(); ++c) {
+    i64 slot = 0;
+    while (groups.offsets[static_cast<std::size_t>(slot) + 1] <= c) ++slot;
+    const i64 row = groups.row_C[c].item<i64>();
+    const at::Tensor gate = gate_up[slot].slice(0, 0, width).mv(rows[row]);
+    const at::Tensor up = gate_up[slot].slice(0, width).mv(rows[row]);
+    const at::Tensor y = down[slot].mv(gate / (1 + (-gate).exp()) * up) * weights[c];
+    out = out.index_add(0, at::full({1}, row, at::kLong), y.unsqueeze(0));
+  }
+  return out;
+}
+
+TEST(Experts, ForwardAndBackwardEqualAutogradOfTheDefinition) {
+  Case c = make_case();
+  const at::Tensor gate_up = c.slab.gate_up.clone().requires_grad_(),
+                   down = c.slab.down.clone().requires_grad_();
+  const at::Tensor rows = c.rows.clone().requires_grad_(), weights = c.weights.clone().requires_grad_();
+  const at::Tensor expected = plain_experts(gate_up, down, c.groups, rows, weights);
+  const auto grads = torch::autograd::grad({expected}, {gate_up, down, rows, weights}, {c.dout});
+  ExpertsSaved saved;
+  EXPECT_LE(deviation(experts_forward(c.slab, c.rows, c.groups, c.weights, &saved), expected.detach()),
+            1e-12);
+  for (const ExpertsSaved* kept :
+       {static_cast<const ExpertsSaved*>(nullptr), static_cast<const ExpertsSaved*>(&saved)}) {
+    c.slab.gate_up_grad.fill_(2);  // gradients are added to what is there
+    c.slab.down_grad.fill_(3);
+    const ExpertsGradient got = experts_backward(c.slab, c.rows, c.groups, c.weights, kept, c.dout);
+    EXPECT_LE(deviation(c.slab.gate_up_grad - 2, grads[0]), 1e-12);
+    EXPECT_LE(deviation(c.slab.down_grad - 3, grads[1]), 1e-12);
+    EXPECT_LE(deviation(got.drows_RD, grads[2]), 1e-12);
+    EXPECT_LE(deviation(got.dweights_C, grads[3]), 1e-12);
+  }
+  EXPECT_EQ(grads[0][1].abs().max().item<double>(), 0);  // the expert without tokens
+}
+
+TEST(Experts, NoRowsAndNoExperts) {
+  ExpertSlab none = make_expert_slab(tiny_mixtral(), 0, {}, at::kFloat);
+  ExpertSlab some = make_expert_slab(tiny_mixtral(), 0, {0, 1}, at::kFloat);
+  for (ExpertSlab* slab : {&none, &some}) {
+    const CopyGroups groups = group_copies({}, slab->slot_of, slab->num_slots());
+    const at::Tensor rows = at::empty({0, 16}), weights = at::empty({0});
+    EXPECT_EQ(experts_forward(*slab, rows, groups, weights).sizes(), rows.sizes());
+    const ExpertsGradient grad = experts_backward(*slab, rows, groups, weights, nullptr, rows);
+    EXPECT_EQ(grad.drows_RD.sizes(), rows.sizes());
+    EXPECT_EQ(grad.dweights_C.numel(), 0);
+    EXPECT_EQ(slab->down_grad.abs().sum().item<float>(), 0);
+  }
+}
+
+TEST(Experts, Fp32AndBf16StayNearFp64) {
+  Case c = make_case();
+  const at::Tensor expected = experts_forward(c.slab, c.rows, c.groups, c.weights);
+  const ExpertsGradient grad = experts_backward(c.slab, c.rows, c.groups, c.weights, nullptr, c.dout);
+  for (const auto& [dtype, tolerance] : {std::pair(at::kFloat, 1e-5), std::pair(at::kBFloat16, 0.05)}) {
+    ExpertSlab slab = make_expert_slab(tiny_mixtral(), 0, {3, 2, 1}, dtype);
+    slab.gate_up = c.slab.gate_up.to(dtype);
+    slab.down = c.slab.down.to(dtype);
+    const at::Tensor rows = c.rows.to(dtype), weights = c.weights.to(at::kFloat), dout = c.dout.to(dtype);
+    EXPECT_LE(deviation(experts_forward(slab, rows, c.groups, weights), expected), tolerance);
+    const ExpertsGradient got = experts_backward(slab, rows, c.groups, weights, nullptr, dout);
+    EXPECT_EQ(got.drows_RD.scalar_type(), dtype);
+    EXPECT_EQ(got.dweights_C.scalar_type(), at::kFloat);
+    EXPECT_LE(deviation(got.drows_RD, grad.drows_RD), tolerance);
+    EXPECT_LE(deviation(got.dweights_C, grad.dweights_C), tolerance);
+    EXPECT_LE(deviation(slab.gate_up_grad, c.slab.gate_up_grad), tolerance);
+  }
+}
+
+TEST(Experts, ManyCopiesOfOneExpertAreWorkedOffInChunks) {
+  // More copies than a chunk holds; each row once with weight 1: the slab is an ordinary MLP.
+  ModelConfig model = tiny_mixtral();
+  model.hidden = 8, model.expert_hidden = 1100;
+  ExpertSlab slab = make_expert_slab(model, 0, {0, 1}, at::kDouble);
+  slab.gate_up = wave(slab.gate_up.sizes(), 0.71);
+  slab.down = wave(slab.down.sizes(), 0.53);
+  const i64 count = 700;
+  const at::Tensor row = at::arange(count, at::kLong), expert = at::ones({count}, at::kLong);
+  const CopyGroups groups = group_copies({{count, row, expert}}, slab.slot_of, 2);
+  const at::Tensor rows = wave({count, 8}, 0.9).requires_grad_(), ones = at::ones({count}, at::kDouble);
+  const at::Tensor gate_up = slab.gate_up[1].clone().requires_grad_(),
+                   down = slab.down[1].clone().requires_grad_();
+  const auto halves = rows.mm(gate_up.t()).chunk(2, 1);
+  const at::Tensor expected = (at::silu(halves[0]) * halves[1]).mm(down.t());
+  const at::Tensor dout = wave({count, 8}, 1.1);
+  const auto grads = torch::autograd::grad({expected}, {rows, gate_up, down}, {dout});
+  ExpertsSaved saved;
+  EXPECT_LE(deviation(experts_forward(slab, rows.detach(), groups, ones, &saved), expected.detach()), 1e-12);
+  const ExpertsGradient got = experts_backward(slab, rows.detach(), groups, ones, &saved, dout);
+  EXPECT_LE(deviation(got.drows_RD, grads[0]), 1e-12);
+  EXPECT_LE(deviation(slab.gate_up_grad[1], grads[1]), 1e-12);
+  EXPECT_LE(deviation(slab.down_grad[1], grads[2]), 1e-12);
+}
+
+}  // namespace
+}  // namespace hetermoe::testing

@@ -1,0 +1,87 @@
+#include "hetermoe/nn/optimizer.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "tests/nn/compare.h"
+
+namespace hetermoe::testing {
+namespace {
+
+at::Tensor wave(at::IntArrayRef shape, double step) {
+  return at::arange(c10::multiply_integers(shape), at::kDouble).mul(step).add(0.4).sin().view(shape);
+}
+
+/// AdamW as in the paper (Loshchilov and Hutter, arXiv 1711.05101), in fp64.
+struct PlainAdamw {
+  at::Tensor value, m, v;
+  void step(const at::Tensor& grad, i64 t, double rate, double decay, const AdamwOptions& o) {
+    m = o.beta1 * m + (1 - o.beta1) * grad;
+    v = o.beta2 * v + (1 - o.beta2) * grad * grad;
+    const at::Tensor mean = m / (1 - std::pow(o.beta1, t)), var = v / (1 - std::pow(o.beta2, t));
+    value = value - rate * decay * value - rate * mean / (var.sqrt() + o.eps);
+  }
+};
+
+TEST(Optimizer, EqualsAdamwWithoutDecayOnNorms) {
+  for (const auto& [dtype, tolerance] : {std::pair(at::kDouble, 1e-12), std::pair(at::kFloat, 1e-5)}) {
+    std::vector<at::Tensor> values = {wave({5, 4, 3}, 0.7).to(dtype), wave({6}, 0.9).to(dtype),
+                                      at::empty({0, 2}, dtype)};
+    AdamwState state = make_adamw_state(values);
+    const AdamwOptions options;
+    std::vector<PlainAdamw> plain;
+    for (int i = 0; i < 2; ++i) {
+      const at::Tensor value = values[static_cast<std::size_t>(i)].to(at::kDouble).clone();
+      plain.push_back({value, at::zeros_like(value), at::zeros_like(value)});
+    }
+    for (i64 t = 1; t <= 4; ++t) {
+      const double rate = 0.01 * static_cast<double>(t), factor = t == 2 ? 0.3 : 1;
+      const std::vector<at::Tensor> grads = {wave({5, 4, 3}, 0.1 * static_cast<double>(t)).to(dtype),
+                                             wave({6}, 0.2 * static_cast<double>(t)).to(dtype), values[2]};
+      plain[0].step(grads[0].to(at::kDouble) * factor, t, rate, 0.1, options);
+      plain[1].step(grads[1].to(at::kDouble) * factor, t, rate, 0, options);
+      adamw_update(values, grads, state, options, rate, factor);
+    }
+    EXPECT_EQ(state.step, 4);
+    for (std::size_t i = 0; i < 2; ++i) EXPECT_LE(deviation(values[i], plain[i].value), tolerance);
+  }
+}
+
+TEST(Optimizer, Bf16ValuesFollowAnFp32Master) {
+  // Steps far below bf16's resolution at 1 still add up.
+  std::vector<at::Tensor> values = {at::ones({2, 2}, at::kBFloat16)};
+  AdamwState state = make_adamw_state(values);
+  AdamwOptions options;
+  options.weight_decay = 0;
+  for (int t = 0; t < 100; ++t)
+    adamw_update(values, {at::ones({2, 2}, at::kBFloat16)}, state, options, 1e-3, 1);
+  EXPECT_NEAR(values[0][0][0].item<double>(), 0.9, 0.004);
+}
+
+TEST(Optimizer, NormAndClip) {
+  const at::Tensor norm = squared_norm({at::full({3}, 2.f), at::full({2, 2}, 1.f), at::empty({0})});
+  EXPECT_EQ(norm.scalar_type(), at::kDouble);
+  EXPECT_EQ(norm.item<double>(), 16);
+  EXPECT_EQ(squared_norm({at::full({3}, 1e30f)}).item<double>() > 1e59, true);  // not infinite in fp64
+  EXPECT_TRUE(std::isnan(squared_norm({at::full({3}, NAN)}).item<double>()));
+  EXPECT_EQ(clip_factor(16, 1), 0.25);
+  EXPECT_EQ(clip_factor(16, 5), 1);
+  EXPECT_EQ(clip_factor(16, 0), 1);
+}
+
+TEST(Optimizer, LearningRateWarmsUpAndFollowsACosine) {
+  LearningRate schedule;
+  schedule.peak = 2, schedule.final_share = 0.1, schedule.warmup_steps = 4, schedule.total_steps = 14;
+  EXPECT_DOUBLE_EQ(learning_rate_at(schedule, 0), 0.5);
+  EXPECT_DOUBLE_EQ(learning_rate_at(schedule, 3), 2);
+  EXPECT_DOUBLE_EQ(learning_rate_at(schedule, 4), 2);
+  EXPECT_DOUBLE_EQ(learning_rate_at(schedule, 9), 1.1);
+  EXPECT_NEAR(learning_rate_at(schedule, 14), 0.2, 1e-12);
+  EXPECT_NEAR(learning_rate_at(schedule, 1000), 0.2, 1e-12);
+  schedule.total_steps = 0;
+  EXPECT_EQ(learning_rate_at(schedule, 1000), 2);
+}
+
+}  // namespace
+}  // namespace hetermoe::testing

@@ -1,0 +1,135 @@
+#include "hetermoe/plan/strategies.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/schedule/plans.h"
+
+namespace hetermoe {
+namespace {
+
+using test::make_cluster, test::make_model, test::no_faults;
+
+TEST(ProportionalSplit, GivesLargestRemaindersFirst) {
+  EXPECT_EQ(proportional_split(10, {1, 1, 1}), (std::vector<i64>{4, 3, 3}));
+  EXPECT_EQ(proportional_split(10, {3, 1}),
+            (std::vector<i64>{8, 2}));  // 7.5 and 2.5: the tie goes to the first
+  EXPECT_EQ(proportional_split(2, {1, 1, 1}), (std::vector<i64>{1, 1, 0}));
+  EXPECT_EQ(proportional_split(5, {0, 1}), (std::vector<i64>{0, 5}));
+  EXPECT_EQ(proportional_split(0, {1, 2}), (std::vector<i64>{0, 0}));
+}
+
+TEST(MakeShareRows, OneRowWhenMicrobatchesAreEqual) {
+  EXPECT_EQ(make_share_rows({4, 7}, {2, 2}, {}).size(), 1u);
+  const Shares shares = make_share_rows({4, 7}, {3, 2}, {});
+  ASSERT_EQ(shares.size(), 2u);
+  EXPECT_EQ(shares[0], (ShareRow{{4, 2}, {7, 1}}));
+  EXPECT_EQ(shares[1], (ShareRow{{4, 1}, {7, 1}}));
+}
+
+TEST(DefaultRoles, TheFastestTypeComputesAttention) {
+  const Roles mixed = default_roles(make_cluster({4}, 2));  // type 1 is faster
+  EXPECT_EQ(mixed.attention, (std::vector<DeviceId>{1, 3}));
+  EXPECT_EQ(mixed.experts, (std::vector<DeviceId>{0, 2}));
+  const Roles equal = default_roles(make_cluster({5}));
+  EXPECT_EQ(equal.attention, (std::vector<DeviceId>{0, 1, 2}));
+  EXPECT_EQ(equal.experts, (std::vector<DeviceId>{3, 4}));
+  EXPECT_TRUE(default_roles(make_cluster({1})).experts.empty());
+}
+
+StrategyRequest request(i64 sequences, i64 microbatches) {
+  StrategyRequest r;
+  r.seq_len = 8;
+  r.sequences = sequences;
+  r.microbatches = microbatches;
+  return r;
+}
+
+i64 num_owned(const Plan& plan, std::size_t layer, DeviceId device) {
+  i64 count = 0;
+  for (const auto& owners : plan.groups[0].layers[layer].experts) {
+    for (const ExpertOwner& owner : owners) count += owner.device == device ? 1 : 0;
+  }
+  return count;
+}
+
+TEST(Strategies, EveryOneGivesAValidPlanOnEverySize) {
+  for (i32 devices = 1; devices <= 8; ++devices) {
+    const Cluster cluster = make_cluster({devices}, 2);
+    const ModelConfig model = make_model({.num_layers = 3, .num_experts = 5, .dense = {0}});
+    for (const Strategy& strategy : strategies()) {
+      const bool split = strategy.name == "zebra" || strategy.name == "dist_ep";
+      if (split && devices == 1) continue;
+      const Plan plan = strategy.make(model, cluster, request(7, 3));
+      EXPECT_EQ(plan.strategy, strategy.name);
+      EXPECT_EQ(total_sequences(plan), 7);
+      EXPECT_TRUE(no_faults(validate(plan, model, cluster))) << strategy.name << " on " << devices;
+      EXPECT_TRUE(no_faults(validate(build_schedule(plan, model), plan, model)))
+          << strategy.name << " on " << devices;
+    }
+  }
+}
+
+TEST(Strategies, ZebraKeepsRolesApartUnlessExpertsMove) {
+  const ModelConfig model = make_model({.num_layers = 2, .num_experts = 8});
+  const Cluster cluster = make_cluster({4}, 2);
+  StrategyRequest r = request(8, 4);
+  EXPECT_EQ(find_strategy("zebra").make(model, cluster, r).window, 0);
+  r.experts_moved = {0, 3};
+  const Plan plan = find_strategy("zebra").make(model, cluster, r);
+  EXPECT_EQ(num_owned(plan, 0, 0), 4);
+  EXPECT_EQ(num_owned(plan, 0, 1), 0);
+  EXPECT_EQ(num_owned(plan, 1, 0), 1);  // each expert device gives up three, in turn to 1 and 3
+  EXPECT_EQ(num_owned(plan, 1, 1), 3);
+  EXPECT_EQ(num_owned(plan, 1, 3), 3);
+  EXPECT_EQ(num_owned(plan, 1, 2), 1);
+}
+
+TEST(Strategies, SharesFollowTheWeights) {
+  const ModelConfig model = make_model({.num_layers = 1, .num_experts = 6});
+  StrategyRequest r = request(8, 2);
+  r.attention = {0, 1};
+  r.experts = {2, 3};
+  r.attention_weights = {3, 1};
+  r.expert_weights = {1, 2};
+  const Plan plan = find_strategy("zebra").make(model, make_cluster({4}), r);
+  EXPECT_EQ(plan.groups[0].head, (Shares{{{0, 3}, {1, 1}}}));
+  EXPECT_EQ(num_owned(plan, 0, 2), 2);
+  EXPECT_EQ(num_owned(plan, 0, 3), 4);
+}
+
+TEST(Strategies, WindowsTellThemApart) {
+  const ModelConfig model = make_model({});
+  const Cluster cluster = make_cluster({4}, 2);
+  EXPECT_EQ(find_strategy("ep").make(model, cluster, request(4, 4)).window, 1);
+  EXPECT_EQ(find_strategy("ep-overlap").make(model, cluster, request(4, 4)).window, 2);
+  EXPECT_EQ(find_strategy("dist-ep").make(model, cluster, request(4, 4)).window, 1);
+  StrategyRequest r = request(4, 4);
+  r.window = 3;
+  EXPECT_EQ(find_strategy("ep").make(model, cluster, r).window, 3);
+}
+
+TEST(Strategies, ImpossibleRequestsSayWhy) {
+  const ModelConfig model = make_model({});
+  const auto error = [&](const std::string& name, const Cluster& cluster,
+                         const StrategyRequest& r) -> std::string {
+    try {
+      find_strategy(name).make(model, cluster, r);
+    } catch (const ConfigError& e) {
+      return e.what();
+    }
+    return "no error";
+  };
+  EXPECT_EQ(error("zebra", make_cluster({1}), request(4, 4)),
+            "[strategy zebra] no device owns experts in cluster test (1 devices). With one device use "
+            "strategy single.");
+  EXPECT_EQ(error("ep", make_cluster({2}), request(2, 4)),
+            "[strategy ep] 4 microbatches need at least as many sequences, got 2");
+  StrategyRequest r = request(4, 2);
+  r.experts_moved = {1};
+  EXPECT_EQ(error("zebra", make_cluster({2}), r),
+            "[strategy zebra] experts_moved has 1 entries, expected one per layer (2)");
+  EXPECT_TRUE(test::has_text(error("zebr", make_cluster({2}), request(2, 2)), "Did you mean \"zebra\"?"));
+}
+
+}  // namespace
+}  // namespace hetermoe

@@ -1,0 +1,244 @@
+#include "hetermoe/planner/planner.h"
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "hetermoe/plan/strategies.h"
+#include "hetermoe/planner/memory_estimate.h"
+#include "hetermoe/planner/sketches.h"
+#include "tests/support/plan_oracle.h"
+
+namespace hetermoe {
+namespace {
+
+PlanRequest request_of(const std::string& model, const std::string& cluster, i64 seq_len, i64 sequences) {
+  PlanRequest request;
+  request.model = load_model(model);
+  request.cluster = load_cluster(cluster);
+  request.seq_len = seq_len;
+  request.sequences = sequences;
+  return request;
+}
+
+/// A40 and V100, two to a node, `newer` and `older` of them.
+Cluster mixed_cluster(i32 newer, i32 older, double network_gb_s = 12.5) {
+  Cluster cluster;
+  cluster.name = fmt::format("{}+{}", newer, older);
+  cluster.types = {catalogue_device("A40", "test"), catalogue_device("V100", "test")};
+  for (i32 d = 0; d < newer + older; ++d) {
+    const bool is_newer = d < newer;
+    if ((is_newer ? d : d - newer) % 2 == 0) {
+      cluster.nodes.push_back(
+          {fmt::format("n{}", cluster.nodes.size()), network_gb_s * 1e9, 1e-5, 20e9, 5e-6});
+    }
+    cluster.devices.push_back({is_newer ? 0 : 1, static_cast<NodeId>(cluster.nodes.size()) - 1, 1});
+  }
+  return cluster;
+}
+
+/// A strategy's plan with the request's dtypes.
+Plan fixed_plan(const PlanRequest& request, const Strategy& strategy, i64 microbatches) {
+  StrategyRequest ask;
+  ask.seq_len = request.seq_len;
+  ask.sequences = request.sequences;
+  ask.microbatches = microbatches;
+  Plan plan = strategy.make(request.model, request.cluster, ask);
+  plan.dtype.assign(plan.dtype.size(), request.dtype);
+  plan.wire_forward = plan.wire_backward = request.dtype;
+  return plan;
+}
+
+template <class Match>
+const Candidate* find(const PlanResult& result, Match match) {
+  for (const Candidate& candidate : result.tried) {
+    if (match(candidate)) return &candidate;
+  }
+  return nullptr;
+}
+
+class PlannerOn : public ::testing::TestWithParam<std::tuple<std::string, std::string, i64, i64>> {
+ protected:
+  PlanRequest request() const {
+    const auto& [model, cluster, seq_len, sequences] = GetParam();
+    return request_of(model, cluster, seq_len, sequences);
+  }
+};
+
+TEST_P(PlannerOn, IsNeverWorseThanAFixedStrategy) {
+  const PlanRequest r = request();
+  const PlanResult result = find_plan(r);
+  ASSERT_TRUE(result.feasible()) << result.infeasible;
+  Predictor predictor(r.model, r.cluster);
+  for (const Strategy& strategy : strategies()) {
+    for (const i64 microbatches : {1, 2, 4, 8}) {
+      const Plan plan = fixed_plan(r, strategy, microbatches);
+      if (!overfilled_device(estimate_memory(plan, r.model), r.cluster).empty()) continue;
+      EXPECT_LE(result.best().prediction.step, predictor.predict(plan).step * (1 + 1e-9))
+          << strategy.name << " with " << microbatches << " microbatches";
+    }
+  }
+}
+
+TEST_P(PlannerOn, ReturnsValidPlansThatFitAndStepsThatTheSimulatorConfirms) {
+  const PlanRequest r = request();
+  const PlanResult result = find_plan(r);
+  Predictor predictor(r.model, r.cluster);
+  Seconds before = 0;
+  for (const Candidate& candidate : result.tried) {
+    if (!candidate.infeasible.empty()) continue;
+    EXPECT_EQ(validate(candidate.plan, r.model, r.cluster), std::vector<std::string>{}) << candidate.name;
+    EXPECT_EQ(overfilled_device(candidate.memory, r.cluster), "") << candidate.name;
+    EXPECT_EQ(candidate.memory, estimate_memory(candidate.plan, r.model));
+    EXPECT_EQ(total_sequences(candidate.plan), r.sequences);
+    EXPECT_DOUBLE_EQ(predictor.predict(candidate.plan).step, candidate.prediction.step);
+    EXPECT_GE(candidate.prediction.step, before);
+    EXPECT_NE(candidate.verdict, "");
+    EXPECT_NE(candidate.limited_by, "");
+    before = candidate.prediction.step;
+  }
+}
+
+TEST_P(PlannerOn, AlwaysReportsNewerOnlyHomogeneousPlainEpAndSingle) {
+  const PlanResult result = find_plan(request());
+  EXPECT_NE(find(result, [](const Candidate& c) { return c.newer_only; }), nullptr);
+  EXPECT_NE(find(result, [](const Candidate& c) { return c.homogeneous; }), nullptr);
+  EXPECT_NE(find(result,
+                 [](const Candidate& c) { return c.plan.strategy == "single" || c.name == "single device"; }),
+            nullptr);
+  EXPECT_NE(find(result,
+                 [](const Candidate& c) { return c.plan.strategy == "ep" || c.name == "ep on all devices"; }),
+            nullptr);
+  EXPECT_GE(result.explanation.size(), 3u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, PlannerOn,
+                         ::testing::Values(std::tuple{"d1", "o1", 8192, 48}, std::tuple{"w1", "o1", 4096, 48},
+                                           std::tuple{"d1", "demo3", 4096, 24},
+                                           std::tuple{"demo", "demo", 512, 16},
+                                           std::tuple{"w1", "h100-v100", 4096, 48}),
+                         [](const auto& info) { return fmt::format("case{}", info.index); });
+
+TEST(Planner, SaysSoWhenTheNewerDevicesAloneAreFastest) {
+  const PlanResult result = find_plan(request_of("w1", "h100-v100", 4096, 48));
+  ASSERT_TRUE(result.feasible());
+  EXPECT_TRUE(result.best().newer_only);
+  EXPECT_NE(std::find_if(result.explanation.begin(), result.explanation.end(),
+                         [](const std::string& line) {
+                           return line.find("newer devices alone are fastest") != line.npos;
+                         }),
+            result.explanation.end());
+}
+
+TEST(Planner, UsesAThirdOlderDeviceEvenWhenNothingDivides) {
+  PlanRequest three = request_of("d1", "o1", 8192, 48), two = three;
+  three.cluster = mixed_cluster(4, 3);
+  two.cluster = mixed_cluster(4, 2);
+  const PlanResult with_three = find_plan(three), with_two = find_plan(two);
+  ASSERT_TRUE(with_three.feasible() && with_two.feasible());
+  EXPECT_LE(with_three.best().prediction.step, with_two.best().prediction.step);
+}
+
+TEST(Planner, EqualRequestsGiveEqualPlans) {
+  const PlanRequest request = request_of("d1", "o1", 4096, 48);
+  EXPECT_EQ(to_json(find_plan(request)), to_json(find_plan(request)));
+}
+
+TEST(Planner, LeavesIdleDevicesAndReservedMemoryAlone) {
+  PlanRequest request = request_of("w1", "o1", 4096, 48);
+  request.limits.idle = {0, 11};
+  request.limits.memory_reserve = 2.0 * 1024 * 1024 * 1024;
+  const PlanResult result = find_plan(request);
+  ASSERT_TRUE(result.feasible());
+  for (const Candidate& candidate : result.tried) {
+    if (!candidate.infeasible.empty()) continue;
+    EXPECT_EQ(candidate.prediction.busy[0], 0);
+    EXPECT_EQ(candidate.prediction.busy[11], 0);
+    std::vector<Bytes> memory = candidate.memory;
+    for (Bytes& bytes : memory) bytes += request.limits.memory_reserve;
+    EXPECT_EQ(overfilled_device(memory, request.cluster), "");
+  }
+}
+
+TEST(Planner, InfeasibleNamesTheDeviceAndItsNeed) {
+  const PlanResult result = find_plan(request_of("mixtral-8x7b", "demo3", 4096, 24));
+  EXPECT_FALSE(result.feasible());
+  EXPECT_NE(result.infeasible.find("needs"), std::string::npos) << result.infeasible;
+  EXPECT_NE(result.infeasible.find("GiB"), std::string::npos) << result.infeasible;
+  EXPECT_NE(result.infeasible.find("device"), std::string::npos) << result.infeasible;
+}
+
+TEST(Planner, RefusesRequestsThatMakeNoSense) {
+  const PlanRequest good = request_of("tiny", "demo", 64, 8);
+  const auto refused = [&](auto change) {
+    PlanRequest bad = good;
+    change(bad);
+    EXPECT_THROW(find_plan(bad), ConfigError);
+  };
+  refused([](PlanRequest& r) { r.cluster.devices.clear(); });
+  refused([](PlanRequest& r) { r.seq_len = 0; });
+  refused([](PlanRequest& r) { r.seq_len = r.model.max_positions + 1; });
+  refused([](PlanRequest& r) { r.sequences = 0; });
+  refused([](PlanRequest& r) { r.sequences = -1; });
+  refused([](PlanRequest& r) { r.cluster.nodes[0].network = -1; });
+  refused([](PlanRequest& r) { r.limits.idle = {99}; });
+  refused([](PlanRequest& r) { r.limits.idle = {0, 1, 2, 3}; });
+  EXPECT_TRUE(find_plan(good).feasible());
+}
+
+TEST(Spread, HitsRowAndColumnSumsEvenly) {
+  EXPECT_EQ(spread({2, 2, 2}, {3, 3}), (std::vector<std::vector<i64>>{{1, 1}, {1, 1}, {1, 1}}));
+  const std::vector<i64> rows = {7, 7, 6, 6}, columns = {13, 9, 4, 0};
+  const std::vector<std::vector<i64>> parts = spread(rows, columns);
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    EXPECT_EQ(std::accumulate(parts[r].begin(), parts[r].end(), i64{0}), rows[r]);
+  }
+  for (std::size_t c = 0; c < columns.size(); ++c) {
+    i64 sum = 0;
+    for (const std::vector<i64>& row : parts) {
+      sum += row[c];
+      EXPECT_LE(std::abs(row[c] * 26 - columns[c] * 7), 2 * 26);
+    }
+    EXPECT_EQ(sum, columns[c]);
+  }
+}
+
+TEST(BalanceUnits, MinimizesTheLatestFinish) {
+  // Loads 0, 3; costs 1, 2: nine units finish at 7.
+  EXPECT_EQ(balance_units(9, {0, 3}, {1, 2}, {100, 100}), (std::vector<i64>{7, 2}));
+  EXPECT_EQ(balance_units(9, {0, 3}, {1, 2}, {4, 100}), (std::vector<i64>{4, 5}));
+  EXPECT_EQ(balance_units(9, {0, 3}, {1, 2}, {4, 0}), (std::vector<i64>{4, 0}));
+}
+
+TEST(MicrobatchChoices, AreMostlyDivisorsWithinTheLimit) {
+  EXPECT_EQ(microbatch_choices(12, 64), (std::vector<i64>{1, 2, 3, 4, 6, 12}));
+  EXPECT_EQ(microbatch_choices(7, 64), (std::vector<i64>{1, 2, 4, 7}));
+  EXPECT_EQ(microbatch_choices(12, 4), (std::vector<i64>{1, 2, 3, 4}));
+  EXPECT_EQ(microbatch_choices(1, 64), (std::vector<i64>{1}));
+}
+
+TEST(PlannerOracle, BoundsNeverCutTheOptimum) {
+  for (u64 seed = 1; seed <= 5; ++seed) {
+    const PlanRequest request = testing::small_request(seed, {2, 3, 3});
+    testing::PlanOracle plain(request, 1e30, false), bounded(request, 1e30, true);
+    EXPECT_EQ(plain.best(), bounded.best()) << "seed " << seed;
+    EXPECT_LT(bounded.num_simulated(), plain.num_simulated()) << "seed " << seed;
+  }
+}
+
+TEST(PlannerOracle, IsNearExhaustiveSearchOnSmallInstances) {
+  constexpr int kInstances = 30;
+  int near = 0;
+  for (u64 seed = 1; seed <= kInstances; ++seed) {
+    const PlanRequest request = testing::small_request(seed, {2, 4, 3});
+    const PlanResult result = find_plan(request);
+    ASSERT_TRUE(result.feasible()) << "seed " << seed << ": " << result.infeasible;
+    const double gap = testing::gap_to_optimum(request, result);
+    EXPECT_LE(gap, 0.06) << "seed " << seed << ", " << result.best().name;
+    near += gap <= 0.02;
+  }
+  EXPECT_GE(near, kInstances * 95 / 100);
+}
+
+}  // namespace
+}  // namespace hetermoe

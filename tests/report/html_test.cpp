@@ -1,0 +1,218 @@
+#include "hetermoe/report/html.h"
+
+#include <gtest/gtest.h>
+
+#include "hetermoe/base/json.h"
+#include "hetermoe/report/escape.h"
+#include "tests/report/synthetic.h"
+
+namespace hetermoe {
+namespace {
+
+constexpr const char* kExecuted = "executed (paced clock, emulated)";
+
+/// What `hetermoe train` on an emulated 2+2 cluster would hand over.
+ReportInput typical(const synthetic::Shape& shape) {
+  synthetic::Shape measured = shape;
+  measured.jitter = 0.05;
+  measured.expert_factor = 1.06;
+  measured.seed = 7;
+  ReportInput input;
+  input.title = "Zebra parallelism on 2 A40 + 2 V100";
+  input.facts = {{"model", "d1: 4 layers, 8 experts, top 2, 1.2 B parameters"},
+                 {"cluster", "demo: 2 x A40, 2 x V100, 100 Gbit/s"},
+                 {"command", "hetermoe train --job configs/jobs/demo.yaml --train.steps 20"},
+                 {"date", "2025-05-01 12:00 UTC"}};
+  StrategyReport zebra;
+  zebra.name = "zebra";
+  zebra.simulated = synthetic::zebra(shape);
+  zebra.executed = synthetic::zebra(measured, kExecuted);
+  constexpr double kGib = 1024.0 * 1024 * 1024;
+  for (const TimelineDevice& device : zebra.simulated->devices) {
+    zebra.memory.push_back({device.name, (device.role == "expert" ? 14.2 : 31.7) * kGib,
+                            (device.role == "expert" ? 16 : 48) * kGib});
+  }
+  zebra.note = "chosen by the planner";
+  StrategyReport ep;
+  ep.name = "ep";
+  ep.simulated = synthetic::expert_parallel(shape);
+  ep.executed = synthetic::expert_parallel(measured, kExecuted);
+  StrategyReport planned;
+  planned.name = "dist-ep";
+  planned.simulated_step = 0.87;
+  planned.note = "simulated only";
+  input.strategies = {zebra, ep, planned};
+  LossPlot losses{"Loss of every strategy, same data", "step", "loss", {}, 900, 420};
+  for (const char* name : {"zebra", "ep"}) {
+    LossSeries run{name, {}, {}};
+    for (int step = 0; step < 60; ++step) {
+      const double loss = 4 + 6.4 * std::exp(-step / 14.0) + 0.08 * std::sin(step * 1.7 + (name[0] == 'e'));
+      run.train.push_back({static_cast<double>(step), loss});
+      if (step % 10 == 9) run.validation.push_back({static_cast<double>(step), loss + 0.15});
+    }
+    losses.runs.push_back(run);
+  }
+  input.losses = {losses};
+  return input;
+}
+
+/// The data as a browser reads it: the text between the script tags.
+Json embedded(const std::string& html) {
+  const std::string begin = "<script type=\"application/json\" id=\"report-data\">";
+  const std::size_t from = html.find(begin) + begin.size();
+  return Json::parse(html.substr(from, html.find("</script", from) - from));
+}
+
+std::size_t count(const std::string& text, const std::string& word) {
+  std::size_t number = 0;
+  for (std::size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + 1)) ++number;
+  return number;
+}
+
+TEST(HtmlReport, EmbedsEverySpanOfEveryTimeline) {
+  const ReportInput input = typical({});
+  const Json data = embedded(html_report(input));
+  EXPECT_EQ(data, report_data(input));
+  ASSERT_EQ(data["strategies"].size(), 3u);
+  const Timeline& timeline = *input.strategies[0].executed;
+  const Json& spans = data["strategies"][0]["executed"]["spans"];
+  ASSERT_EQ(spans.size(), 4 * timeline.spans.size());
+  for (std::size_t i = 0; i < timeline.spans.size(); ++i) {
+    EXPECT_EQ(spans[4 * i], timeline.spans[i].op);
+    EXPECT_EQ(spans[4 * i + 1], timeline.spans[i].device);
+    EXPECT_NEAR(spans[4 * i + 2].get<double>(), timeline.spans[i].start * 1e9, 0.5);
+    EXPECT_NEAR(spans[4 * i + 3].get<double>(), (timeline.spans[i].end - timeline.spans[i].start) * 1e9, 1);
+  }
+}
+
+TEST(HtmlReport, OpsStandOnceWhenBothSidesShareThem) {
+  ReportInput input = typical({});
+  Json data = report_data(input);
+  EXPECT_EQ(data["strategies"][0]["simulated"]["ops"].size(), input.strategies[0].simulated->ops.size());
+  EXPECT_TRUE(data["strategies"][0]["executed"]["ops"].is_null());
+  input.strategies[0].executed->ops[3].layer = 9;
+  data = report_data(input);
+  EXPECT_EQ(data["strategies"][0]["executed"]["ops"][3][2], 9);
+}
+
+TEST(HtmlReport, DevicesOfTheMeasurementAreFoundByName) {
+  ReportInput input = typical({});
+  Timeline& executed = *input.strategies[0].executed;
+  std::swap(executed.devices[0], executed.devices[3]);
+  executed.devices[1].name = "H100#9";
+  const Json data = report_data(input)["strategies"][0];
+  EXPECT_EQ(data["devices"].size(), 5u);
+  EXPECT_EQ(data["devices"][4]["name"], "H100#9");
+  EXPECT_EQ(data["order"], (Json{0, 1, 4, 2, 3}));
+  for (std::size_t i = 0; i < executed.spans.size(); ++i) {
+    const int device = executed.spans[i].device;
+    EXPECT_EQ(data["executed"]["spans"][4 * i + 1], device == 0   ? 3
+                                                    : device == 3 ? 0
+                                                    : device == 1 ? 4
+                                                                  : device);
+  }
+}
+
+TEST(HtmlReport, ForeignTextIsEscapedEverywhere) {
+  const std::string evil = "</script><script>alert(1)</script><!-- \"'& \xFF";
+  ReportInput input = typical({});
+  input.title = input.strategies[0].name = input.strategies[0].note = input.strategies[2].name = evil;
+  input.labels = {evil};
+  input.facts.push_back({evil, evil});
+  input.losses[0].title = input.losses[0].runs[0].name = evil;
+  for (std::optional<Timeline>* timeline : {&input.strategies[0].simulated, &input.strategies[0].executed}) {
+    (*timeline)->source = (*timeline)->devices[0].name = (*timeline)->devices[0].role = evil;
+    (*timeline)->ops[0].kind = (*timeline)->ops[0].phase = evil;
+  }
+  input.strategies[0].memory[0].device = evil;
+  input.strategies[0].memory[0].used = 1e15;
+  const std::string html = html_report(input);
+  EXPECT_EQ(html.find("<script>alert"), std::string::npos);
+  EXPECT_EQ(html.find("<!--"), std::string::npos);
+  EXPECT_EQ(count(html, "</script"), 2u);
+  EXPECT_EQ(html.find('\xFF'), std::string::npos);
+  EXPECT_EQ(embedded(html)["strategies"][0]["name"],
+            "</script><script>alert(1)</script><!-- \"'& \xEF\xBF\xBD");
+}
+
+TEST(HtmlReport, NeedsNoNetwork) {
+  const std::string html = html_report(typical({}));
+  for (const char* word : {"https://", "src=", "href=", "@import", "fetch(", "XMLHttpRequest"}) {
+    EXPECT_EQ(html.find(word), std::string::npos) << word;
+  }
+  EXPECT_EQ(count(html, "http://"), count(html, "http://www.w3.org/2000/svg"));
+}
+
+TEST(HtmlReport, SaysWhatIsSimulatedAndWhatIsEmulated) {
+  ReportInput input = typical({});
+  EXPECT_NE(html_report(input).find("<span class=\"label\">measured times are emulated"), std::string::npos);
+  EXPECT_NE(html_report(input).find("<span class=\"label\">predicted times are simulated"),
+            std::string::npos);
+  for (StrategyReport& strategy : input.strategies) {
+    if (strategy.executed) strategy.executed->source = "executed";
+  }
+  EXPECT_EQ(html_report(input).find("are emulated"), std::string::npos);
+  input.labels = {"emulated cluster"};
+  EXPECT_NE(html_report(input).find("<span class=\"label\">emulated cluster</span>"), std::string::npos);
+}
+
+TEST(HtmlReport, TableShowsStepsErrorAndNotes) {
+  ReportInput input;
+  input.strategies.resize(2);
+  input.strategies[0].name = "a";
+  input.strategies[0].simulated_step = 0.1;
+  input.strategies[0].executed_step = 0.105;
+  input.strategies[1].name = "b";
+  input.strategies[1].simulated_step = 0.21;
+  input.strategies[1].note = "simulated only";
+  const std::string html = html_report(input);
+  for (const char* text : {"<b>100 ms</b>", "<b>105 ms</b>", "+5.0 %", ">fastest<", "simulated only"}) {
+    EXPECT_NE(html.find(text), std::string::npos) << text;
+  }
+  EXPECT_EQ(html.find("id=\"canvas\""), std::string::npos) << "nothing to draw";
+  // A prediction is compared with predictions: 0.21 with 0.1, not with the measured 0.105.
+  EXPECT_NE(html.find("<td>2.10x slower (predicted)</td>"), std::string::npos) << html;
+}
+
+TEST(HtmlReport, EmptyInputGivesAPage) {
+  const std::string html = html_report({});
+  EXPECT_EQ(embedded(html)["strategies"].size(), 0u);
+  EXPECT_EQ(html.substr(html.size() - 8), "</html>\n");
+}
+
+TEST(HtmlReport, MeasurementAloneIsShown) {
+  ReportInput input = typical({});
+  input.strategies[0].simulated.reset();
+  const Json strategy = embedded(html_report(input))["strategies"][0];
+  EXPECT_TRUE(strategy["simulated"].is_null());
+  EXPECT_EQ(strategy["executed"]["ops"].size(), input.strategies[0].executed->ops.size());
+  EXPECT_TRUE(strategy["steps"]["simulated"].is_null());
+}
+
+// For looking at: these pages stay in the build folder.
+TEST(HtmlReport, ExamplePagesAreWritten) {
+  const std::filesystem::path folder = HM_BINARY_DIR;
+  write_text(folder / "report_small.html", html_report(typical({})));
+  synthetic::Shape large;
+  large.num_attention = 8;
+  large.num_expert = 8;
+  large.num_layers = 12;
+  large.num_microbatches = 8;
+  const std::string html = html_report(typical(large));
+  write_text(folder / "report_large.html", html);
+  EXPECT_GT(embedded(html)["strategies"][0]["executed"]["spans"].size() / 4, 5000u);
+}
+
+TEST(Escape, MarkupKeepsTextAndNothingElse) {
+  EXPECT_EQ(escape_markup("a<b>&\"'"), "a&lt;b&gt;&amp;&quot;&#39;");
+  EXPECT_EQ(escape_markup("\x01x\n\xC3\xA9\xC3"), " x\n\xC3\xA9\xEF\xBF\xBD");
+}
+
+TEST(Escape, ScriptJsonReadsBackUnchanged) {
+  const Json value = {{"</script>", "<!--<script>"}, {"n", 1.5}};
+  EXPECT_EQ(script_json(value).find('<'), std::string::npos);
+  EXPECT_EQ(Json::parse(script_json(value)), value);
+}
+
+}  // namespace
+}  // namespace hetermoe

@@ -1,0 +1,128 @@
+#include "hetermoe/report/waits.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/report/synthetic.h"
+
+namespace hetermoe {
+namespace {
+
+/// Two attention devices and one expert device; spans are (op, device, start, end) in seconds, step 10.
+Timeline three(std::vector<Span> spans) {
+  Timeline t;
+  t.step = 10;
+  t.devices = {{"V#0", "V", "expert"}, {"A#1", "A", "attention"}, {"A#2", "A", "attention"}};
+  t.ops = {{"attention", "F", 0, 0, 0, "compute"}, {"dispatch", "F", 0, 0, 0, "to_expert"},
+           {"experts", "F", 0, 0, 0, "compute"},   {"combine", "F", 0, 0, 0, "to_attention"},
+           {"head", "F", -1, 0, 0, "compute"},     {"dispatch", "F", 0, 1, 0, "to_expert"}};
+  t.spans = std::move(spans);
+  sort_spans(t);
+  return t;
+}
+
+/// The parts sum to the whole step.
+double total(const GroupUse& use) {
+  double sum = use.computing + use.transferring + use.overhead + use.finished;
+  for (const Wait& wait : use.waiting) sum += wait.share;
+  return sum;
+}
+
+TEST(DeviceGroups, AttentionComesFirstAndUnknownRolesLast) {
+  Timeline t = three({});
+  t.devices.push_back({"X#3", "V", "idle"});
+  t.devices.push_back({"B#4", "B", "attention"});
+  const std::vector<DeviceGroup> groups = device_groups(t);
+  ASSERT_EQ(groups.size(), 4u);
+  EXPECT_EQ(groups[0].label(), "attention A");
+  EXPECT_EQ(groups[0].devices, (std::vector<DeviceId>{1, 2}));
+  EXPECT_EQ(groups[1].label(), "attention B");
+  EXPECT_EQ(groups[2].label(), "expert V");
+  EXPECT_EQ(groups[3].label(), "idle V");
+}
+
+TEST(GroupUse, ADeviceWaitsForTheLastParticipantThenForTheTransfer) {
+  // A#1 attends until 2, A#2 until 3; dispatch 3-4; experts 4-8; combine 8-9; head 9-10 on both.
+  const Timeline t = three({{0, 1, 0, 2},
+                            {0, 2, 0, 3},
+                            {1, 0, 3, 4},
+                            {1, 1, 3, 4},
+                            {1, 2, 3, 4},
+                            {2, 0, 4, 8},
+                            {3, 0, 8, 9},
+                            {3, 1, 8, 9},
+                            {3, 2, 8, 9},
+                            {4, 1, 9, 10},
+                            {4, 2, 9, 10}});
+  const std::vector<GroupUse> uses = group_use(t);
+  const GroupUse& attention = uses[0];
+  const GroupUse& expert = uses[1];
+  EXPECT_DOUBLE_EQ(expert.computing, 0.4);
+  ASSERT_EQ(expert.waiting.size(), 1u);
+  EXPECT_EQ(expert.waiting[0].group, 0u);
+  EXPECT_DOUBLE_EQ(expert.waiting[0].share, 0.3);
+  EXPECT_DOUBLE_EQ(expert.transferring, 0.2);  // the dispatch, and the combine after its last op
+  EXPECT_DOUBLE_EQ(expert.finished, 0.1);
+  // The attention devices wait for the experts from 2 or 3 to 8: what they sent meanwhile does not end their
+  // gap.
+  EXPECT_DOUBLE_EQ(attention.computing, (0.3 + 0.4) / 2);
+  ASSERT_EQ(attention.waiting.size(), 1u);
+  EXPECT_EQ(attention.waiting[0].group, 1u);
+  EXPECT_DOUBLE_EQ(attention.waiting[0].share, (0.6 + 0.5) / 2);
+  EXPECT_DOUBLE_EQ(attention.transferring, 0.1);
+}
+
+TEST(GroupUse, AReceiverThatPostedEarlyStillWaitsForTheSender) {
+  // Measured: the expert enters the dispatch at 0, the senders at 3.
+  const Timeline t =
+      three({{0, 1, 0, 3}, {0, 2, 0, 3}, {1, 0, 0, 4}, {1, 1, 3, 4}, {1, 2, 3, 4}, {2, 0, 4, 10}});
+  const GroupUse expert = group_use(t)[1];
+  ASSERT_EQ(expert.waiting.size(), 1u);
+  EXPECT_DOUBLE_EQ(expert.waiting[0].share, 0.3);
+  EXPECT_DOUBLE_EQ(expert.transferring, 0.1);
+}
+
+TEST(GroupUse, ABusyLaneIsWaitingForTheNetwork) {
+  // Attention is done at 1, but the lane carries another dispatch until 5: nobody else is to blame for 1-5.
+  const Timeline t =
+      three({{0, 1, 0, 1}, {5, 0, 1, 5}, {5, 1, 1, 5}, {1, 0, 5, 6}, {1, 1, 5, 6}, {2, 0, 6, 10}});
+  const GroupUse expert = group_use(t)[1];
+  EXPECT_DOUBLE_EQ(expert.transferring, 0.5);
+  ASSERT_EQ(expert.waiting.size(), 1u);
+  EXPECT_DOUBLE_EQ(expert.waiting[0].share, 0.1);
+}
+
+TEST(GroupUse, AGapWithoutATransferIsOverhead) {
+  const Timeline t = three({{2, 0, 0, 4}, {4, 0, 5, 10}});
+  const GroupUse expert = group_use(t)[1];
+  EXPECT_DOUBLE_EQ(expert.overhead, 0.1);
+  EXPECT_DOUBLE_EQ(expert.computing, 0.9);
+  EXPECT_DOUBLE_EQ(group_use(t)[0].finished, 1) << "a device without ops has nothing to do";
+}
+
+TEST(GroupUse, PartsSumToTheStepAndComputingIsTheBusyShare) {
+  synthetic::Shape shape;
+  shape.jitter = 0.1;
+  shape.num_expert = 3;
+  for (const Timeline& t : {synthetic::zebra(shape), synthetic::expert_parallel(shape)}) {
+    const std::vector<double> busy = busy_share(t);
+    for (const GroupUse& use : group_use(t)) {
+      EXPECT_NEAR(total(use), 1, 1e-9) << use.group.label();
+      double mean = 0;
+      for (const DeviceId device : use.group.devices) mean += busy[static_cast<std::size_t>(device)];
+      EXPECT_NEAR(use.computing, mean / static_cast<double>(use.group.devices.size()), 1e-12);
+    }
+  }
+}
+
+TEST(GroupUse, FastDevicesOfExpertParallelismWaitForSlowOnes) {
+  const std::vector<GroupUse> uses = group_use(synthetic::expert_parallel({}));
+  ASSERT_EQ(uses[0].group.label(), "A40");
+  double for_slow = 0;
+  for (const Wait& wait : uses[0].waiting) for_slow += wait.group == 1 ? wait.share : 0;
+  EXPECT_GT(for_slow, 0.3);
+}
+
+TEST(GroupUse, AnEmptyTimelineHasNoGroups) { EXPECT_TRUE(group_use(Timeline{}).empty()); }
+
+}  // namespace
+}  // namespace hetermoe

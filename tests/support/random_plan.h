@@ -1,0 +1,228 @@
+#pragma once
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "hetermoe/cluster/cluster.h"
+#include "hetermoe/plan/plan.h"
+#include "hetermoe/schedule/schedule.h"
+#include "tests/nn/tiny_models.h"
+
+// Random plans of every shape that a plan may have, from a seed. No torch: the property tests of schedules
+// and of the simulator and the equivalence tests of the executor draw from the same distribution.
+namespace hetermoe::testing {
+
+/// Seeded choices that are the same on every platform (splitmix64).
+class Chooser {
+ public:
+  explicit Chooser(u64 seed) : state_(seed) {}
+  u64 next() {
+    u64 z = (state_ += 0x9E3779B97F4A7C15ULL);
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ULL;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBULL;
+    return z ^ (z >> 31);
+  }
+  i64 below(i64 n) { return static_cast<i64>(next() % static_cast<u64>(n)); }
+  i64 between(i64 low, i64 high) { return low + below(high - low + 1); }
+  bool chance(double p) { return static_cast<double>(next() >> 11) * 0x1p-53 < p; }
+  template <class T>
+  T of(const std::vector<T>& values) {
+    return values[static_cast<std::size_t>(below(static_cast<i64>(values.size())))];
+  }
+  template <class T>
+  void shuffle(std::vector<T>& values) {
+    for (std::size_t i = values.size(); i > 1; --i)
+      std::swap(values[i - 1], values[static_cast<std::size_t>(below(static_cast<i64>(i)))]);
+  }
+  /// A non-empty subset in random order.
+  std::vector<DeviceId> some_of(std::vector<DeviceId> all) {
+    shuffle(all);
+    all.resize(static_cast<std::size_t>(between(1, static_cast<i64>(all.size()))));
+    return all;
+  }
+
+ private:
+  u64 state_;
+};
+
+/// Devices of `num_types` types in turn, spread over `num_nodes` nodes.
+inline Cluster make_cluster(i32 num_devices, i32 num_types = 2, i32 num_nodes = 2) {
+  Cluster cluster;
+  cluster.name = "test";
+  for (const char* type : {"A40", "V100", "T4"}) {
+    if (static_cast<i32>(cluster.types.size()) < num_types)
+      cluster.types.push_back(catalogue_device(type, "test"));
+  }
+  for (i32 n = 0; n < num_nodes; ++n)
+    cluster.nodes.push_back({fmt::format("n{}", n), 10e9, 5e-6, 40e9, 2e-6});
+  for (i32 d = 0; d < num_devices; ++d) {
+    cluster.devices.push_back({d % num_types, static_cast<NodeId>(d * num_nodes / num_devices), 1});
+  }
+  return cluster;
+}
+
+struct RandomCase {
+  u64 seed = 0;
+  ModelConfig model;
+  Cluster cluster;
+  Plan plan;
+  StepOptions step;
+};
+
+/// What a failing test prints; random_case(seed) makes the same case again.
+inline std::string describe(const RandomCase& c) {
+  return fmt::format(
+      "seed {}: {} layers {} experts {} devices {} groups {} order {} window {} chunks {} {} {} "
+      "dedup {} aux {}/{}",
+      c.seed, c.model.name, c.model.num_layers, c.model.num_experts, c.cluster.num_devices(),
+      c.plan.groups.size(), name_of(c.plan.order), c.plan.window, c.plan.chunks, name_of(c.plan.recompute),
+      name_of(c.plan.queue_binding), c.plan.row_dedup, c.step.balance, c.step.aux_group);
+}
+
+namespace random_plan {
+
+inline ModelConfig model(Chooser& choose) {
+  ModelConfig m = choose.of(tiny_models());
+  if (m.group_score == GroupScore::kNone)
+    m.num_experts = choose.between(m.top_k, 7);  // 5 and 7 divide nothing
+  m.num_layers = choose.between(1, m.num_layers);
+  m.dense_layer.resize(static_cast<std::size_t>(m.num_layers));
+  if (m.num_moe_layers() == 0) m.dense_layer.back() = false;
+  if (choose.chance(0.3)) m.aux_loss_coef = 0;
+  return m;
+}
+
+/// Each sequence goes to a random device; some devices may have none.
+inline ShareRow shares(Chooser& choose, const std::vector<DeviceId>& devices, i64 sequences) {
+  ShareRow row;
+  for (const DeviceId device : devices) row.push_back({device, 0});
+  for (i64 s = 0; s < sequences; ++s)
+    ++row[static_cast<std::size_t>(choose.below(static_cast<i64>(row.size())))].sequences;
+  return row;
+}
+
+/// One row for all microbatches where that is possible, else a row each, over the same or over other devices.
+inline Shares stage(Chooser& choose, const Group& group) {
+  const std::vector<i64>& sizes = group.microbatches;
+  const bool equal = std::all_of(sizes.begin(), sizes.end(), [&](i64 size) { return size == sizes[0]; });
+  std::vector<DeviceId> devices = choose.some_of(group.devices);
+  if (equal && choose.chance(0.6)) return {shares(choose, devices, sizes[0])};
+  const bool same_devices = choose.chance(0.5);
+  Shares rows;
+  for (const i64 size : sizes) {
+    if (!same_devices) devices = choose.some_of(group.devices);
+    rows.push_back(shares(choose, devices, size));
+  }
+  return rows;
+}
+
+inline std::vector<std::vector<ExpertOwner>> experts(Chooser& choose, const ModelConfig& model,
+                                                     const std::vector<DeviceId>& devices, double replicas) {
+  std::vector<std::vector<ExpertOwner>> all;
+  for (i64 e = 0; e < model.num_experts; ++e) {
+    if (devices.size() < 2 || !choose.chance(replicas)) {
+      all.push_back({{choose.of(devices), 1}});
+      continue;
+    }
+    std::vector<DeviceId> owners = devices;
+    choose.shuffle(owners);
+    const double share = choose.of(std::vector<double>{0, 0.25, 0.5, 0.8});
+    all.push_back({{owners[0], share}, {owners[1], 1 - share}});
+  }
+  return all;
+}
+
+/// How placement changes from layer to layer.
+enum class Variation { kNone, kStages, kEveryLayer };
+
+inline Group group(Chooser& choose, const ModelConfig& model, std::vector<DeviceId> devices) {
+  Group g;
+  std::sort(devices.begin(), devices.end());
+  g.devices = devices;
+  const bool equal = choose.chance(0.5);
+  const i64 num_microbatches = choose.between(1, 4), size = choose.between(1, 3);
+  for (i64 m = 0; m < num_microbatches; ++m) g.microbatches.push_back(equal ? size : choose.between(1, 3));
+  const auto variation = static_cast<Variation>(choose.below(3));
+  const double replicas = choose.of(std::vector<double>{0, 0, 0.3});
+  g.embed = stage(choose, g);
+  Shares attention = choose.chance(0.7) ? g.embed : stage(choose, g);
+  std::vector<DeviceId> owners = choose.some_of(devices);
+  for (i64 l = 0; l < model.num_layers; ++l) {
+    const bool changes =
+        variation == Variation::kEveryLayer || (variation == Variation::kStages && choose.chance(0.5));
+    if (l > 0 && changes) {
+      attention = stage(choose, g);
+      owners = choose.some_of(devices);
+    }
+    g.layers.push_back({attention, {}});
+    if (model.is_moe(l)) g.layers.back().experts = experts(choose, model, owners, replicas);
+  }
+  g.head = choose.chance(0.7) ? attention : stage(choose, g);
+  return g;
+}
+
+/// Devices of each group; a device in none is idle.
+inline std::vector<std::vector<DeviceId>> split_devices(Chooser& choose, i32 num_devices) {
+  std::vector<DeviceId> devices;
+  for (DeviceId d = 0; d < num_devices; ++d) devices.push_back(d);
+  choose.shuffle(devices);
+  if (num_devices > 2 && choose.chance(0.15)) devices.pop_back();
+  const i64 num_groups =
+      std::min<i64>(static_cast<i64>(devices.size()), choose.of(std::vector<i64>{1, 1, 1, 2, 3}));
+  std::vector<std::vector<DeviceId>> groups(static_cast<std::size_t>(num_groups));
+  for (std::size_t i = 0; i < devices.size(); ++i) {
+    const auto g = i < groups.size() ? i : static_cast<std::size_t>(choose.below(num_groups));
+    groups[g].push_back(devices[i]);
+  }
+  return groups;
+}
+
+/// A load-balancing group must not span microbatches that run one after another.
+inline StepOptions step(Chooser& choose, const ModelConfig& model, const Plan& plan) {
+  StepOptions options;
+  options.balance = model.aux_loss_coef > 0;
+  std::vector<i64> groups = {1};
+  bool even = true;
+  for (const Group& group : plan.groups) {
+    for (const i64 size : group.microbatches) even = even && size % 2 == 0;
+  }
+  if (even) groups.push_back(2);
+  const bool together = plan.order == OrderPolicy::kLayerMajor && plan.window == 0;
+  if (together) groups.push_back(0);
+  if (together && total_sequences(plan) % 2 == 0) groups.push_back(2);
+  options.aux_group = choose.of(groups);
+  return options;
+}
+
+}  // namespace random_plan
+
+inline RandomCase random_case(u64 seed, i32 max_devices = 8) {
+  Chooser choose(seed);
+  RandomCase out;
+  out.seed = seed;
+  out.model = random_plan::model(choose);
+  const i32 num_devices = static_cast<i32>(choose.between(1, max_devices));
+  out.cluster = make_cluster(num_devices, static_cast<i32>(choose.between(1, 3)),
+                             static_cast<i32>(choose.between(1, 2)));
+  Plan& plan = out.plan;
+  plan.strategy = "random";
+  plan.model = out.model.name;
+  // With one token per sequence the gradients of q and k are zero but for rounding, which no tolerance fits.
+  plan.seq_len = choose.between(2, 6);
+  for (const std::vector<DeviceId>& devices : random_plan::split_devices(choose, num_devices))
+    plan.groups.push_back(random_plan::group(choose, out.model, devices));
+  plan.order = choose.chance(0.3) ? OrderPolicy::kOneFOneB : OrderPolicy::kLayerMajor;
+  if (plan.order == OrderPolicy::kLayerMajor)
+    plan.window = static_cast<i32>(choose.of(std::vector<i64>{0, 0, 1, 2, 3}));
+  plan.combine_lag = static_cast<i32>(choose.of(std::vector<i64>{0, 0, 1, 2}));
+  plan.chunks = static_cast<i32>(choose.of(std::vector<i64>{1, 1, 2, 3}));
+  plan.queue_binding = static_cast<QueueBinding>(choose.below(3));
+  plan.row_dedup = choose.chance(0.7);
+  plan.recompute = static_cast<Recompute>(choose.below(3));
+  plan.dtype.assign(static_cast<std::size_t>(num_devices), Dtype::kFp64);
+  plan.wire_forward = plan.wire_backward = Dtype::kFp64;
+  out.step = random_plan::step(choose, out.model, plan);
+  return out;
+}
+
+}  // namespace hetermoe::testing

@@ -1,0 +1,219 @@
+#include "hetermoe/train/job.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+namespace hetermoe {
+namespace {
+namespace fs = std::filesystem;
+
+using Overrides = std::vector<std::pair<std::string, std::string>>;
+
+std::string temporary(const std::string& name, const std::string& text) {
+  const fs::path path =
+      fs::temp_directory_path() / ("hetermoe_job_" + std::to_string(::getpid()) + "_" + name);
+  write_text(path, text);
+  return path.string();
+}
+
+template <class F>
+std::string error_of(F&& run) {
+  try {
+    run();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+std::string flag_error(const std::string& name, const std::string& value) {
+  return error_of([&] { job_from_overrides({{name, value}}); });
+}
+
+Job job_with(const Overrides& overrides) { return job_from_overrides(overrides); }
+
+TEST(LoadJob, FlagsOverrideTheFileAndTheFileTheDefaults) {
+  const std::string path =
+      temporary("a.yaml", "model: tiny\ntrain: {steps: 7, seq_len: 16}\nplan: {attention: [1]}\n");
+  const Job job = load_job(path, {{"train.steps", "9"}, {"plan.row_dedup", "false"}});
+  EXPECT_EQ(job.model, "tiny");
+  EXPECT_EQ(job.train.steps, 9);
+  EXPECT_EQ(job.train.seq_len, 16);
+  EXPECT_EQ(job.plan.attention, std::vector<DeviceId>{1});
+  EXPECT_FALSE(job.plan.row_dedup);
+  EXPECT_EQ(job.train.sequences, Job().train.sequences);
+  fs::remove(path);
+}
+
+TEST(LoadJob, AnEmptyFileIsAJobOfDefaults) {
+  const std::string path = temporary("b.yaml", "# nothing here\n");
+  EXPECT_EQ(write_fields(load_job(path, {})), write_fields(Job()));
+  fs::remove(path);
+}
+
+TEST(LoadJob, TheResolvedConfigurationReadsBackTheSame) {
+  const Job job =
+      job_with({{"plan.attention", "0,1"}, {"plan.wire_dtype", "bf16"}, {"train.learning_rate", "0.1"}});
+  const std::string path = temporary("c.yaml", write_fields(job).dump(2));  // JSON is YAML
+  EXPECT_EQ(write_fields(load_job(path, {})).dump(), write_fields(job).dump());
+  fs::remove(path);
+}
+
+TEST(LoadJob, FlagValuesFollowTheTypeOfTheOption) {
+  const Job job = job_with({{"output", "2024"},
+                            {"data.paths", "a b.txt,true"},
+                            {"data.extensions", "[.py, \"1\"]"},
+                            {"plan.attention", "[0, 1]"},
+                            {"plan.experts", "2,3"},
+                            {"plan.expert_weights", "1.5,2"},
+                            {"plan.queue-binding", "name"},
+                            {"plan.attention_dtype", "bf16"},
+                            {"train.learning-rate", "3e-4"}});
+  EXPECT_EQ(job.output, "2024");
+  EXPECT_EQ(job.data.paths, (std::vector<std::string>{"a b.txt", "true"}));
+  EXPECT_EQ(job.data.extensions, (std::vector<std::string>{".py", "1"}));
+  EXPECT_EQ(job.plan.attention, (std::vector<DeviceId>{0, 1}));
+  EXPECT_EQ(job.plan.experts, (std::vector<DeviceId>{2, 3}));
+  EXPECT_EQ(job.plan.expert_weights, (std::vector<double>{1.5, 2}));
+  EXPECT_EQ(job.plan.queue_binding, QueueBinding::kName);
+  EXPECT_EQ(job.plan.attention_dtype, Dtype::kBf16);
+  EXPECT_EQ(job.train.learning_rate, 3e-4);
+  EXPECT_TRUE(job_with({{"plan.attention", "1"}, {"plan.attention", ""}}).plan.attention.empty());
+  EXPECT_FALSE(job_with({{"plan.wire_dtype", "null"}}).plan.wire_dtype);
+}
+
+TEST(LoadJob, FlagErrorsNameTheFlag) {
+  EXPECT_EQ(flag_error("train.step", "1"),
+            "[--train.step] unknown option. Did you mean \"--train.steps\"? `hetermoe options` lists all.");
+  EXPECT_EQ(flag_error("xyzzyplugh", "1"), "[--xyzzyplugh] unknown option. `hetermoe options` lists all.");
+  EXPECT_EQ(flag_error("train", "1").substr(0, 26), "[--train] unknown option. ");
+  EXPECT_EQ(flag_error("train.steps", "many"),
+            "[--train.steps] wrong type: got string \"many\", expected an integer");
+  EXPECT_EQ(flag_error("train.steps", "-1"), "[--train.steps] out of range: got -1, expected >= 0");
+  EXPECT_EQ(flag_error("plan.attention", "0,x"),
+            "[--plan.attention[1]] wrong type: got string \"x\", expected an integer");
+  EXPECT_EQ(flag_error("plan.attention", "[0,").substr(0, 40), "[--plan.attention:1] not valid YAML: end");
+  EXPECT_NE(flag_error("plan.recompute", "locl").find("[--plan.recompute] unknown value \"locl\""),
+            std::string::npos);
+}
+
+TEST(LoadJob, FileErrorsNameFileAndKey) {
+  const std::string path = temporary("d.yaml", "train: {step: 7}");
+  EXPECT_EQ(error_of([&] { load_job(path, {}); }).substr(0, path.size() + 28),
+            "[" + path + " train] unknown key \"step\".");
+  write_text(path, "- a\n- b\n");
+  EXPECT_EQ(error_of([&] { load_job(path, {}); }),
+            "[" + path + "] wrong type: got array [\"a\",\"b\"], expected a mapping");
+  fs::remove(path);
+  EXPECT_EQ(error_of([&] { load_job(path, {}); }),
+            "[" + path + "] cannot read file: No such file or directory");
+}
+
+class JobPlan : public ::testing::Test {
+ protected:
+  Plan plan_with(Overrides overrides) {
+    overrides.insert(overrides.begin(),
+                     {{"train.seq_len", "8"}, {"train.sequences", "6"}, {"train.microbatches", "3"}});
+    return make_job_plan(job_with(overrides), model, cluster);
+  }
+  std::string plan_error(const Overrides& overrides) {
+    return error_of([&] { plan_with(overrides); });
+  }
+  ModelConfig model = load_model("tiny");
+  Cluster cluster = load_cluster("demo");
+};
+
+TEST_F(JobPlan, OptionsReachThePlan) {
+  const Plan plan = plan_with({{"strategy", "zebra"},
+                               {"plan.window", "2"},
+                               {"plan.chunks", "3"},
+                               {"plan.combine_lag", "1"},
+                               {"plan.queue_binding", "single"},
+                               {"plan.recompute", "off"},
+                               {"plan.row_dedup", "false"},
+                               {"plan.attention", "0"},
+                               {"plan.experts", "1"},
+                               {"plan.attention_dtype", "fp64"},
+                               {"plan.expert_dtype", "bf16"},
+                               {"plan.wire_dtype", "fp16"}});
+  EXPECT_EQ(plan.strategy, "zebra");
+  EXPECT_EQ(plan.seq_len, 8);
+  EXPECT_EQ(plan.groups.at(0).microbatches, (std::vector<i64>{2, 2, 2}));
+  EXPECT_EQ(plan.window, 2);
+  EXPECT_EQ(plan.chunks, 3);
+  EXPECT_EQ(plan.combine_lag, 1);
+  EXPECT_EQ(plan.queue_binding, QueueBinding::kSingle);
+  EXPECT_EQ(plan.recompute, Recompute::kOff);
+  EXPECT_FALSE(plan.row_dedup);
+  EXPECT_EQ(plan.dtype.at(0), Dtype::kFp64);
+  EXPECT_EQ(plan.dtype.at(1), Dtype::kBf16);
+  EXPECT_EQ(plan.wire_forward, Dtype::kFp16);
+  EXPECT_EQ(plan.wire_backward, Dtype::kFp16);
+}
+
+TEST_F(JobPlan, ImpossibleShapesAreNamed) {
+  EXPECT_EQ(plan_error({{"train.microbatches", "7"}}),
+            "[train.microbatches] got 7, expected at most train.sequences (6)");
+  EXPECT_EQ(plan_error({{"plan.experts_moved", "1"}}),
+            fmt::format("[plan.experts_moved] got 1 entries, expected one per layer of model tiny ({})",
+                        model.num_layers));
+  EXPECT_EQ(plan_error({{"plan.attention", "0,77"}}),
+            fmt::format("[plan.attention] device 77 does not exist: cluster {} has devices 0 to {}",
+                        cluster.name, cluster.num_devices() - 1));
+  EXPECT_NE(plan_error({{"plan.attention", "0,0"}}).find("device 0 is listed twice"), std::string::npos);
+  EXPECT_NE(plan_error({{"strategy", "zerba"}}).find("Did you mean \"zebra\"?"), std::string::npos);
+  EXPECT_NE(plan_error({{"train.seq_len", "99999999"}}).find("positions"), std::string::npos);
+}
+
+TEST_F(JobPlan, WeightsNeedOneEntryPerDevice) {
+  for (const char* strategy : {"single", "ep", "ep-overlap", "dist-ep", "zebra"}) {
+    for (const char* key : {"plan.attention_weights", "plan.expert_weights"}) {
+      const std::string message = plan_error({{"strategy", strategy}, {key, "1,2,3,4,5,6,7,8,9"}});
+      EXPECT_NE(message.find("has 9 entries, expected one per"), std::string::npos)
+          << strategy << key << message;
+    }
+  }
+}
+
+TEST_F(JobPlan, AFileGivesItsShapeToTheJob) {
+  const Plan made = plan_with({{"strategy", "ep"}, {"plan.chunks", "2"}});
+  const std::string path = temporary("plan.json", to_json(made).dump());
+  const Job job = job_with({{"plan.file", path}});
+  EXPECT_EQ(job.train.seq_len, 8);
+  EXPECT_EQ(job.train.sequences, 6);
+  EXPECT_EQ(job.train.microbatches, 3);
+  EXPECT_EQ(to_json(make_job_plan(job, model, cluster)), to_json(made));
+
+  const std::string mismatch = error_of([&] {
+    make_job_plan(job_with({{"plan.file", path}, {"train.seq_len", "9"}}), model, cluster);
+  });
+  EXPECT_EQ(mismatch, fmt::format("[{}] the plan does not fit model tiny on cluster {}:\n"
+                                  "  [seq_len] got 8, but train.seq_len is 9",
+                                  path, cluster.name));
+  EXPECT_EQ(
+      error_of([&] {
+        make_job_plan(job_with({{"plan.file", path}, {"plan.chunks", "4"}}), model, cluster);
+      }),
+      fmt::format("[plan.chunks] got integer 4, but the plan comes from {}: change it there, or leave out "
+                  "plan.file",
+                  path));
+  fs::remove(path);
+}
+
+TEST_F(JobPlan, AFileForAnotherModelIsOneErrorWithAllFaults) {
+  Plan made = plan_with({{"strategy", "ep"}});
+  made.model = "other";
+  made.groups[0].layers[0].experts.pop_back();
+  const std::string path = temporary("plan2.json", to_json(made).dump());
+  const std::string message = error_of([&] {
+    make_job_plan(job_with({{"plan.file", path}}), model, cluster);
+  });
+  EXPECT_NE(message.find("[" + path + "] the plan does not fit model tiny"), std::string::npos);
+  EXPECT_NE(message.find("made for model other, not for tiny"), std::string::npos);
+  EXPECT_NE(message.find("[groups[0].layers[0].experts]"), std::string::npos);
+  fs::remove(path);
+}
+
+}  // namespace
+}  // namespace hetermoe
