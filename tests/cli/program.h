@@ -6,47 +6,15 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <filesystem>
 #include <string>
 #include <vector>
 
 #include "hetermoe/base/json.h"
+#include "tests/support/work_folder.h"
 
 // Runs the real program as a user would.
 namespace hetermoe {
-
-/// A fresh folder that goes with the test.
-class WorkFolder {
- public:
-  WorkFolder() {
-    static std::atomic<int> number = 0;
-    path_ = std::filesystem::temp_directory_path() / fmt::format("hetermoe_cli_{}_{}", ::getpid(), number++);
-    std::filesystem::remove_all(path_);
-    std::filesystem::create_directories(path_);
-  }
-  ~WorkFolder() { std::filesystem::remove_all(path_); }
-  WorkFolder(const WorkFolder&) = delete;
-  WorkFolder& operator=(const WorkFolder&) = delete;
-
-  std::string operator/(const std::string& name) const { return (path_ / name).string(); }
-  std::string file(const std::string& name, const std::string& text) const {
-    write_text(path_ / name, text);
-    return *this / name;
-  }
-  /// Names of all files and folders below, sorted.
-  std::vector<std::string> contents() const {
-    std::vector<std::string> names;
-    for (const auto& entry : std::filesystem::recursive_directory_iterator(path_)) {
-      names.push_back(std::filesystem::relative(entry.path(), path_).string());
-    }
-    std::sort(names.begin(), names.end());
-    return names;
-  }
-
- private:
-  std::filesystem::path path_;
-};
 
 struct ProgramResult {
   int code = -1;  ///< 128 + signal when a signal ended it

@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "hetermoe/plan/strategies.h"
+#include "tests/support/work_folder.h"
 
 namespace hetermoe {
 namespace {
@@ -252,8 +253,8 @@ TEST_F(MeasuredCostTest, RefusesAProfileOfAnotherDtypeOrShape) {
 
 class ProfileFileTest : public MeasuredCostTest {
  protected:
-  std::filesystem::path path_ = std::filesystem::temp_directory_path() / "hetermoe_measured_test" / "p.json";
-  ~ProfileFileTest() override { std::filesystem::remove_all(path_.parent_path()); }
+  WorkFolder folder_;
+  std::filesystem::path path_ = folder_ / "p.json";
   std::string parse_error(const std::string& text) const {
     try {
       parse_profile(text, "p.json");

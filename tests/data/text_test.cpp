@@ -7,28 +7,11 @@
 #include <fstream>
 #include <set>
 
+#include "tests/support/work_folder.h"
+
 namespace hetermoe {
 namespace {
 namespace fs = std::filesystem;
-
-/// A fresh folder that goes with the test.
-class Folder {
- public:
-  Folder() : path_(fs::temp_directory_path() / ("hetermoe_text_" + std::to_string(::getpid()))) {
-    fs::remove_all(path_);
-    fs::create_directories(path_);
-  }
-  ~Folder() { fs::remove_all(path_); }
-  std::string file(const std::string& name, const std::string& text) const {
-    fs::create_directories((path_ / name).parent_path());
-    std::ofstream(path_ / name, std::ios::binary) << text;
-    return (path_ / name).string();
-  }
-  std::string path() const { return path_.string(); }
-
- private:
-  fs::path path_;
-};
 
 std::string string_of(const at::Tensor& bytes) {
   return {static_cast<const char*>(bytes.const_data_ptr()), static_cast<std::size_t>(bytes.numel())};
@@ -47,13 +30,13 @@ std::string message_of(const TextOptions& options, i64 seq_len) {
 at::Tensor counting_bytes(i64 size) { return at::arange(size).remainder(251).to(at::kByte); }
 
 TEST(LoadText, TakesFoldersInPathOrderAndSplitsAtTheEnd) {
-  const Folder folder;
+  const WorkFolder folder;
   folder.file("b.txt", "bbbb");
   folder.file("a/z.txt", "zzzz");
   folder.file("a.txt", "aaaa");
   folder.file("c.bin", "cccc");
   TextOptions options;
-  options.paths = {folder.path()};
+  options.paths = {folder.path().string()};
   options.extensions = {".txt"};
   options.validation_share = 0.25;
   const Text text = load_text(options, 2);
@@ -63,7 +46,7 @@ TEST(LoadText, TakesFoldersInPathOrderAndSplitsAtTheEnd) {
 }
 
 TEST(LoadText, NamedFilesKeepTheirOrderAndTheLimitCutsTheLast) {
-  const Folder folder;
+  const WorkFolder folder;
   TextOptions options;
   options.paths = {folder.file("b", "bbbbbb"), folder.file("a", "aaaaaa")};
   options.max_bytes = 8;
@@ -74,11 +57,11 @@ TEST(LoadText, NamedFilesKeepTheirOrderAndTheLimitCutsTheLast) {
 }
 
 TEST(LoadText, BinaryFilesOfAFolderAreSkippedButNamedOnesAreErrors) {
-  const Folder folder;
+  const WorkFolder folder;
   folder.file("text", "some text");
   const std::string binary = folder.file("binary", std::string("ab\0c", 4));
   TextOptions options;
-  options.paths = {folder.path()};
+  options.paths = {folder.path().string()};
   options.validation_share = 0;
   const Text text = load_text(options, 4);
   EXPECT_EQ(string_of(text.train), "some text");
@@ -97,7 +80,7 @@ TEST(LoadText, WhatCannotBeReadIsNamed) {
 }
 
 TEST(LoadText, TooLittleTextNamesTheNeed) {
-  const Folder folder;
+  const WorkFolder folder;
   TextOptions options;
   options.paths = {folder.file("short", "0123456789")};
   options.validation_share = 0;
@@ -111,9 +94,9 @@ TEST(LoadText, TooLittleTextNamesTheNeed) {
 }
 
 TEST(LoadText, AFolderWithoutTextIsAnError) {
-  const Folder folder;
+  const WorkFolder folder;
   TextOptions options;
-  options.paths = {folder.path()};
+  options.paths = {folder.path().string()};
   EXPECT_NE(message_of<ConfigError>(options, 4).find("got 0 bytes from 0 files"), std::string::npos);
 }
 

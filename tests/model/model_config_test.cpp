@@ -7,6 +7,8 @@
 #include <map>
 #include <set>
 
+#include "tests/support/work_folder.h"
+
 namespace hetermoe {
 namespace {
 
@@ -543,9 +545,8 @@ TEST(LoadModel, UnknownNameSuggests) {
 }
 
 TEST(LoadModel, ReadsAFolderAndAFile) {
-  const std::filesystem::path folder =
-      std::filesystem::temp_directory_path() / "hetermoe_model_test" / "my-model";
-  std::filesystem::create_directories(folder);
+  const WorkFolder parent;
+  const std::filesystem::path folder = parent / "my-model";
   write_text(folder / "config.json", small("olmoe").dump());
   ModelConfig expected = read(small("olmoe"));
   expected.name = "my-model";
@@ -553,7 +554,6 @@ TEST(LoadModel, ReadsAFolderAndAFile) {
   EXPECT_EQ(load_model((folder / "config.json").string()), expected);
   EXPECT_EQ(load_model(folder.string() + "/"), expected);
   EXPECT_NE(error_of_load(folder.parent_path().string()).find("holds no config.json"), std::string::npos);
-  std::filesystem::remove_all(folder.parent_path());
 }
 
 // --- writing ---

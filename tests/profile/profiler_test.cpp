@@ -11,6 +11,7 @@
 #include "hetermoe/plan/strategies.h"
 #include "hetermoe/profile/machine.h"
 #include "hetermoe/profile/tasks.h"
+#include "tests/support/work_folder.h"
 
 namespace hetermoe {
 namespace {
@@ -136,8 +137,8 @@ TEST_F(ProfilerTest, FeedsTheMeasuredCostModelThroughItsFile) {
   options.seq_lens = {64};
   options.timing.budget = 0;
   const ProfileFile profile = profile_device(model, options);
-  const std::filesystem::path path =
-      std::filesystem::temp_directory_path() / "hetermoe_profiler_test" / "tiny.json";
+  const WorkFolder folder;
+  const std::filesystem::path path = folder / "tiny.json";
   write_profile(profile, path);
   EXPECT_TRUE(read_profile(path) == profile);
   Cluster cluster = load_cluster("one");
@@ -148,7 +149,6 @@ TEST_F(ProfilerTest, FeedsTheMeasuredCostModelThroughItsFile) {
   Plan plan = find_strategy("ep").make(model, cluster, request);
   plan.dtype.assign(1, Dtype::kFp32);
   const MeasuredCost cost(model, cluster, plan, load_profiles(cluster));
-  std::filesystem::remove_all(path.parent_path());
   for (const ProfileEntry& entry : profile.entries) {
     if (entry.op != ProfiledOp::kAttention || entry.phase != ProfiledPhase::kForward) continue;
     ComputeWork work;

@@ -2,20 +2,12 @@
 
 #include <gtest/gtest.h>
 
-#include <filesystem>
+#include "tests/support/work_folder.h"
 
 namespace hetermoe {
 namespace {
-namespace fs = std::filesystem;
 
 using Overrides = std::vector<std::pair<std::string, std::string>>;
-
-std::string temporary(const std::string& name, const std::string& text) {
-  const fs::path path =
-      fs::temp_directory_path() / ("hetermoe_job_" + std::to_string(::getpid()) + "_" + name);
-  write_text(path, text);
-  return path.string();
-}
 
 template <class F>
 std::string error_of(F&& run) {
@@ -34,8 +26,9 @@ std::string flag_error(const std::string& name, const std::string& value) {
 Job job_with(const Overrides& overrides) { return job_from_overrides(overrides); }
 
 TEST(LoadJob, FlagsOverrideTheFileAndTheFileTheDefaults) {
+  const WorkFolder folder;
   const std::string path =
-      temporary("a.yaml", "model: tiny\ntrain: {steps: 7, seq_len: 16}\nplan: {attention: [1]}\n");
+      folder.file("a.yaml", "model: tiny\ntrain: {steps: 7, seq_len: 16}\nplan: {attention: [1]}\n");
   const Job job = load_job(path, {{"train.steps", "9"}, {"plan.row_dedup", "false"}});
   EXPECT_EQ(job.model, "tiny");
   EXPECT_EQ(job.train.steps, 9);
@@ -43,21 +36,20 @@ TEST(LoadJob, FlagsOverrideTheFileAndTheFileTheDefaults) {
   EXPECT_EQ(job.plan.attention, std::vector<DeviceId>{1});
   EXPECT_FALSE(job.plan.row_dedup);
   EXPECT_EQ(job.train.sequences, Job().train.sequences);
-  fs::remove(path);
 }
 
 TEST(LoadJob, AnEmptyFileIsAJobOfDefaults) {
-  const std::string path = temporary("b.yaml", "# nothing here\n");
+  const WorkFolder folder;
+  const std::string path = folder.file("b.yaml", "# nothing here\n");
   EXPECT_EQ(write_fields(load_job(path, {})), write_fields(Job()));
-  fs::remove(path);
 }
 
 TEST(LoadJob, TheResolvedConfigurationReadsBackTheSame) {
   const Job job =
       job_with({{"plan.attention", "0,1"}, {"plan.wire_dtype", "bf16"}, {"train.learning_rate", "0.1"}});
-  const std::string path = temporary("c.yaml", write_fields(job).dump(2));  // JSON is YAML
+  const WorkFolder folder;
+  const std::string path = folder.file("c.yaml", write_fields(job).dump(2));  // JSON is YAML
   EXPECT_EQ(write_fields(load_job(path, {})).dump(), write_fields(job).dump());
-  fs::remove(path);
 }
 
 TEST(LoadJob, FlagValuesFollowTheTypeOfTheOption) {
@@ -99,13 +91,13 @@ TEST(LoadJob, FlagErrorsNameTheFlag) {
 }
 
 TEST(LoadJob, FileErrorsNameFileAndKey) {
-  const std::string path = temporary("d.yaml", "train: {step: 7}");
+  const WorkFolder folder;
+  const std::string path = folder.file("d.yaml", "train: {step: 7}");
   EXPECT_EQ(error_of([&] { load_job(path, {}); }).substr(0, path.size() + 28),
             "[" + path + " train] unknown key \"step\".");
   write_text(path, "- a\n- b\n");
   EXPECT_EQ(error_of([&] { load_job(path, {}); }),
             "[" + path + "] wrong type: got array [\"a\",\"b\"], expected a mapping");
-  fs::remove(path);
   EXPECT_EQ(error_of([&] { load_job(path, {}); }),
             "[" + path + "] cannot read file: No such file or directory");
 }
@@ -178,7 +170,8 @@ TEST_F(JobPlan, WeightsNeedOneEntryPerDevice) {
 
 TEST_F(JobPlan, AFileGivesItsShapeToTheJob) {
   const Plan made = plan_with({{"strategy", "ep"}, {"plan.chunks", "2"}});
-  const std::string path = temporary("plan.json", to_json(made).dump());
+  const WorkFolder folder;
+  const std::string path = folder.file("plan.json", to_json(made).dump());
   const Job job = job_with({{"plan.file", path}});
   EXPECT_EQ(job.train.seq_len, 8);
   EXPECT_EQ(job.train.sequences, 6);
@@ -198,21 +191,20 @@ TEST_F(JobPlan, AFileGivesItsShapeToTheJob) {
       fmt::format("[plan.chunks] got integer 4, but the plan comes from {}: change it there, or leave out "
                   "plan.file",
                   path));
-  fs::remove(path);
 }
 
 TEST_F(JobPlan, AFileForAnotherModelIsOneErrorWithAllFaults) {
   Plan made = plan_with({{"strategy", "ep"}});
   made.model = "other";
   made.groups[0].layers[0].experts.pop_back();
-  const std::string path = temporary("plan2.json", to_json(made).dump());
+  const WorkFolder folder;
+  const std::string path = folder.file("plan2.json", to_json(made).dump());
   const std::string message = error_of([&] {
     make_job_plan(job_with({{"plan.file", path}}), model, cluster);
   });
   EXPECT_NE(message.find("[" + path + "] the plan does not fit model tiny"), std::string::npos);
   EXPECT_NE(message.find("made for model other, not for tiny"), std::string::npos);
   EXPECT_NE(message.find("[groups[0].layers[0].experts]"), std::string::npos);
-  fs::remove(path);
 }
 
 }  // namespace
