@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "hetermoe/base/error.h"
 #include "hetermoe/base/json.h"
 
 namespace hetermoe {

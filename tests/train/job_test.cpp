@@ -98,6 +98,7 @@ TEST(LoadJob, FileErrorsNameFileAndKey) {
   write_text(path, "- a\n- b\n");
   EXPECT_EQ(error_of([&] { load_job(path, {}); }),
             "[" + path + "] wrong type: got array [\"a\",\"b\"], expected a mapping");
+  std::filesystem::remove(path);
   EXPECT_EQ(error_of([&] { load_job(path, {}); }),
             "[" + path + "] cannot read file: No such file or directory");
 }
