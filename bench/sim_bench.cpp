@@ -4,7 +4,7 @@
 
 #include "hetermoe/cost/roofline.h"
 #include "hetermoe/plan/strategies.h"
-#include "hetermoe/sim/simulator.h"
+#include "hetermoe/sim/folded_step.h"
 
 // How fast schedules are built, priced and simulated, on one core.
 namespace hetermoe {
@@ -41,6 +41,13 @@ struct Setup {
   }
 };
 
+void report(benchmark::State& state, const Schedule& schedule, Seconds step) {
+  state.SetItemsProcessed(state.iterations() * schedule.num_ops());
+  state.counters["ops"] = schedule.num_ops();
+  state.counters["visits"] = static_cast<double>(schedule.lanes.size());
+  state.counters["step_s"] = step;
+}
+
 void simulate(benchmark::State& state, const std::string& strategy) {
   const Setup s(strategy, static_cast<i32>(state.range(0)), state.range(1), state.range(2));
   const Schedule schedule = build_schedule(s.plan, s.model);
@@ -76,16 +83,31 @@ void price_ops(benchmark::State& state, const std::string& strategy) {
 /// From plan to step time, every device on its own.
 void plan_to_step(benchmark::State& state, const std::string& strategy) {
   const Setup s(strategy, static_cast<i32>(state.range(0)), state.range(1), state.range(2));
-  i64 ops = 0;
+  Schedule schedule;
+  Seconds step = 0;
   for (auto _ : state) {
-    const Schedule schedule = build_schedule(s.plan, s.model);
+    schedule = build_schedule(s.plan, s.model);
     const OpCosts costs = price(schedule, Placement(s.plan, s.model, {}), s.model, s.cluster,
                                 RooflineCost(s.model, s.cluster, s.plan), ExpectedRouting(s.model));
     Simulator simulator;
-    benchmark::DoNotOptimize(simulator.run(schedule, costs).step);
-    ops += schedule.num_ops();
+    step = simulator.run(schedule, costs).step;
   }
-  state.SetItemsProcessed(ops);
+  report(state, schedule, step);
+}
+
+/// The same with equal devices folded.
+void folded_plan_to_step(benchmark::State& state, const std::string& strategy) {
+  const Setup s(strategy, static_cast<i32>(state.range(0)), state.range(1), state.range(2));
+  Schedule schedule;
+  Seconds step = 0;
+  for (auto _ : state) {
+    FoldedStep folded = make_folded_step(s.plan, s.model, s.cluster, RooflineCost(s.model, s.cluster, s.plan),
+                                         ExpectedRouting(s.model));
+    Simulator simulator;
+    step = simulator.run(folded.schedule, folded.costs).step;
+    schedule = std::move(folded.schedule);
+  }
+  report(state, schedule, step);
 }
 
 // devices, layers, microbatches
@@ -93,6 +115,10 @@ BENCHMARK_CAPTURE(simulate, zebra, "zebra")->Args({4, 4, 4})->Args({16, 32, 16})
 BENCHMARK_CAPTURE(simulate, ep, "ep")->Args({4, 4, 4});
 BENCHMARK_CAPTURE(build, zebra, "zebra")->Args({4, 4, 4})->Args({16, 32, 16});
 BENCHMARK_CAPTURE(price_ops, zebra, "zebra")->Args({4, 4, 4})->Args({16, 32, 16});
+BENCHMARK_CAPTURE(folded_plan_to_step, zebra, "zebra")->Args({4, 4, 4});
+BENCHMARK_CAPTURE(folded_plan_to_step, zebra, "zebra")->Args({1024, 32, 64})->Unit(benchmark::kSecond);
+BENCHMARK_CAPTURE(folded_plan_to_step, ep, "ep")->Args({1024, 32, 64})->Unit(benchmark::kSecond);
+BENCHMARK_CAPTURE(plan_to_step, zebra, "zebra")->Args({4, 4, 4});
 BENCHMARK_CAPTURE(plan_to_step, zebra, "zebra")
     ->Args({128, 32, 64})
     ->Args({1024, 32, 64})

@@ -17,6 +17,7 @@ class LoadTable {
   const ExchangeLoad* of(const Op& op);
   const ExchangeLoad& of(i32 group, i32 layer, i32 microbatch, i32 chunk);
 
+  bool is_uniform() const { return routing_.is_uniform(); }
   /// The first layer (microbatch) of the group that is placed and routed like this one.
   i32 layer_class(i32 group, i32 layer) const {
     return classes_[static_cast<std::size_t>(group)].layers[static_cast<std::size_t>(layer)];

@@ -1,12 +1,15 @@
 #include "hetermoe/cost/price.h"
 
+#include <algorithm>
 #include <array>
+#include <bit>
+#include <map>
 #include <unordered_map>
-
-#include "hetermoe/cost/load_table.h"
 
 namespace hetermoe {
 namespace {
+
+std::size_t at(i64 index) { return static_cast<std::size_t>(index); }
 
 /// Ops with equal keys cost the same: of what can be alike, the key names the first.
 using CostKey = std::array<i32, 7>;
@@ -19,31 +22,128 @@ struct CostKeyHash {
   }
 };
 
+/// Seconds as far as rounding leaves them alone, about 1e-12 of them.
+u64 rounded(Seconds seconds) { return (std::bit_cast<u64>(seconds) + 0x800) >> 12; }
+
+/// A transfer, and all those that a fold takes for the same.
+struct Transfers {
+  Seconds latency = 0;
+  std::vector<TransferCost> costs;  ///< the listed one first
+};
+
+/// Which ports are loaded alike by all transfers, so that one of them is enough.
+class PortClasses {
+ public:
+  /// transfers: in the order of their numbers.
+  PortClasses(const std::vector<Transfers>& transfers, i32 num_ports) : uses_(at(num_ports)) {
+    for (std::size_t t = 0; t < transfers.size(); ++t) {
+      for (const TransferCost& cost : transfers[t].costs) {
+        for (const PortLoad& load : cost.loads)
+          add_use(uses_[at(load.port)], static_cast<i32>(t), load.seconds);
+      }
+    }
+    class_of_.resize(uses_.size());
+    loads_.resize(transfers.size());
+    std::map<std::vector<u64>, i32> known;
+    for (std::size_t port = 0; port < uses_.size(); ++port) {
+      if (uses_[port].empty()) continue;
+      const auto [entry, fresh] = known.try_emplace(signature(uses_[port]), num_classes_);
+      class_of_[port] = entry->second;
+      if (!fresh) continue;
+      for (const Use& use : uses_[port])
+        loads_[at(use.transfer)].push_back({num_classes_, use.seconds, use.copies});
+      ++num_classes_;
+    }
+  }
+
+  i32 num_classes() const { return num_classes_; }
+  /// Of the listed transfer, with the copies that share each port with it.
+  const std::vector<PortLoad>& loads_of(std::size_t transfer) const { return loads_[transfer]; }
+
+  /// All transfers that go for one have the same latency and load the same classes of ports in the same way.
+  bool agree(const Transfers& transfers) const {
+    const std::vector<std::array<u64, 2>> first = loads_by_class(transfers.costs.front());
+    return std::all_of(transfers.costs.begin() + 1, transfers.costs.end(), [&](const TransferCost& cost) {
+      return cost.latency == transfers.latency && loads_by_class(cost) == first;
+    });
+  }
+
+ private:
+  struct Use {
+    i32 transfer;
+    Seconds seconds;
+    i32 copies;
+  };
+
+  static void add_use(std::vector<Use>& uses, i32 transfer, Seconds seconds) {
+    for (auto use = uses.rbegin(); use != uses.rend() && use->transfer == transfer; ++use) {
+      if (rounded(use->seconds) != rounded(seconds)) continue;
+      ++use->copies;
+      return;
+    }
+    uses.push_back({transfer, seconds, 1});
+  }
+
+  static std::vector<u64> signature(std::vector<Use>& uses) {
+    std::stable_sort(uses.begin(), uses.end(), [](const Use& a, const Use& b) {
+      return a.transfer != b.transfer ? a.transfer < b.transfer : a.seconds < b.seconds;
+    });
+    std::vector<u64> out;
+    out.reserve(3 * uses.size());
+    for (const Use& use : uses) {
+      out.insert(out.end(),
+                 {static_cast<u64>(use.transfer), rounded(use.seconds), static_cast<u64>(use.copies)});
+    }
+    return out;
+  }
+
+  std::vector<std::array<u64, 2>> loads_by_class(const TransferCost& cost) const {
+    std::vector<std::array<u64, 2>> out;
+    for (const PortLoad& load : cost.loads)
+      out.push_back({static_cast<u64>(class_of_[at(load.port)]), rounded(load.seconds)});
+    std::sort(out.begin(), out.end());
+    return out;
+  }
+
+  std::vector<std::vector<Use>> uses_;        // [port]
+  std::vector<i32> class_of_;                 // [port]
+  std::vector<std::vector<PortLoad>> loads_;  // [transfer]
+  i32 num_classes_ = 0;
+};
+
 class Pricer {
  public:
+  /// fold: null = every device is listed.
   Pricer(const Schedule& schedule, const Placement& placement, const ModelConfig& model,
-         const Cluster& cluster, const CostModel& cost, const RoutingLoad& routing)
+         const Cluster& cluster, const CostModel& cost, LoadTable& loads, const Fold* fold)
       : schedule_(schedule),
         placement_(placement),
         cluster_(cluster),
         cost_(cost),
-        loads_(placement, routing),
+        loads_(loads),
+        fold_(fold),
         work_(placement, model, cluster) {}
 
-  OpCosts run() {
+  std::optional<OpCosts> run() {
+    price_ops();
+    const PortClasses ports(transfers_,
+                            static_cast<i32>(2 * cluster_.nodes.size()) + 2 * schedule_.num_devices);
+    for (const Transfers& transfers : transfers_) {
+      if (transfers.costs.size() > 1 && !ports.agree(transfers)) return {};
+    }
     OpCosts out;
-    out.num_ports = static_cast<i32>(2 * cluster_.nodes.size()) + 2 * schedule_.num_devices;
+    out.num_ports = ports.num_classes();
     out.load_begin = {0};
+    out.seconds = std::move(compute_seconds_);
+    out.latency.assign(out.seconds.size(), 0);
     for (DeviceId d = 0; d < schedule_.num_devices; ++d) out.interference.push_back(cost_.interference(d));
-    for (OpId op = 0; op < schedule_.num_ops(); ++op) {
-      if (is_compute(schedule_.ops[static_cast<std::size_t>(op)].kind)) {
-        out.seconds.push_back(compute_seconds(op));
-        out.latency.push_back(0);
-      } else {
-        const TransferCost& cost = transfer_cost(op);
-        out.seconds.push_back(cost.seconds());
-        out.latency.push_back(cost.latency);
-        out.loads.insert(out.loads.end(), cost.loads.begin(), cost.loads.end());
+    for (std::size_t op = 0; op < out.seconds.size(); ++op) {
+      if (transfer_of_[op] >= 0) {
+        const Transfers& transfers = transfers_[at(transfer_of_[op])];
+        out.seconds[op] = transfers.costs.front().seconds();
+        out.latency[op] = transfers.latency;
+        const std::vector<PortLoad>& loads = ports.loads_of(at(transfer_of_[op]));
+        out.loads.insert(out.loads.end(), loads.begin(), loads.end());
       }
       out.load_begin.push_back(static_cast<i64>(out.loads.size()));
     }
@@ -51,6 +151,14 @@ class Pricer {
   }
 
  private:
+  void price_ops() {
+    for (OpId op = 0; op < schedule_.num_ops(); ++op) {
+      const bool compute = is_compute(schedule_.ops[at(op)].kind);
+      compute_seconds_.push_back(compute ? compute_seconds(op) : 0);
+      transfer_of_.push_back(compute ? -1 : transfer_number(schedule_.ops[at(op)]));
+    }
+  }
+
   CostKey key_of(const Op& op, DeviceId device) const {
     const bool in_layer = op.layer >= 0 && op.layer < placement_.num_layers();
     // What a move carries, and what an attention part merges first, depends on the layer before.
@@ -65,40 +173,72 @@ class Pricer {
   }
 
   Seconds compute_seconds(OpId id) {
-    const Op& op = schedule_.ops[static_cast<std::size_t>(id)];
+    const Op& op = schedule_.ops[at(id)];
     const DeviceId device = device_of(schedule_.lanes_of(id)[0]);
     const auto [entry, fresh] = compute_.try_emplace(key_of(op, device), 0);
     if (fresh) entry->second = cost_.compute(work_.compute_work(op, device, loads_.of(op)));
     return entry->second;
   }
 
-  const TransferCost& transfer_cost(OpId id) {
-    const Op& op = schedule_.ops[static_cast<std::size_t>(id)];
-    const auto [entry, fresh] = transfer_.try_emplace(key_of(op, -1));
-    if (fresh) {
-      std::vector<DeviceId> participants;
-      for (const LaneId lane : schedule_.lanes_of(id)) participants.push_back(device_of(lane));
-      const std::vector<PortBytes> bytes = work_.port_bytes(op, participants, loads_.of(op));
-      entry->second = cost_.transfer({op, participants, bytes});
-    }
+  i32 transfer_number(const Op& op) {
+    const auto [entry, fresh] = numbers_.try_emplace(key_of(op, -1), static_cast<i32>(transfers_.size()));
+    if (!fresh) return entry->second;
+    Transfers transfers;
+    for (const Op& member : folded_into(op)) transfers.costs.push_back(transfer_cost(member));
+    transfers.latency = transfers.costs.front().latency;
+    transfers_.push_back(std::move(transfers));
     return entry->second;
+  }
+
+  /// The listed transfer and those that it stands for.
+  std::vector<Op> folded_into(const Op& op) const {
+    std::vector<Op> all = {op};
+    if (fold_ == nullptr) return all;
+    if (op.kind == OpKind::kReduce) {
+      for (const i32 state : folded_states(placement_, *fold_, op.state)) {
+        if (state != op.state) all.push_back(op), all.back().state = state;
+      }
+    } else if (op.kind != OpKind::kNorm && op.kind != OpKind::kBalance) {
+      for (std::size_t g = 0; g < fold_->group.size(); ++g) {
+        if (fold_->group[g] != op.group || static_cast<i32>(g) == op.group) continue;
+        all.push_back(op), all.back().group = static_cast<std::int16_t>(g);
+      }
+    }
+    return all;
+  }
+
+  TransferCost transfer_cost(const Op& op) {
+    const std::vector<DeviceId> participants = placement_.participants(op);
+    const std::vector<PortBytes> bytes = work_.port_bytes(op, participants, loads_.of(op));
+    return cost_.transfer({op, participants, bytes});
   }
 
   const Schedule& schedule_;
   const Placement& placement_;
   const Cluster& cluster_;
   const CostModel& cost_;
-  LoadTable loads_;
+  LoadTable& loads_;
+  const Fold* fold_;
   WorkModel work_;
+  std::vector<Seconds> compute_seconds_;  // [op], 0 for transfers
+  std::vector<i32> transfer_of_;          // [op] index into transfers_, -1 for compute ops
   std::unordered_map<CostKey, Seconds, CostKeyHash> compute_;
-  std::unordered_map<CostKey, TransferCost, CostKeyHash> transfer_;
+  std::unordered_map<CostKey, i32, CostKeyHash> numbers_;
+  std::vector<Transfers> transfers_;
 };
 
 }  // namespace
 
 OpCosts price(const Schedule& schedule, const Placement& placement, const ModelConfig& model,
               const Cluster& cluster, const CostModel& cost, const RoutingLoad& routing) {
-  return Pricer(schedule, placement, model, cluster, cost, routing).run();
+  LoadTable loads(placement, routing);
+  return *Pricer(schedule, placement, model, cluster, cost, loads, nullptr).run();
+}
+
+std::optional<OpCosts> price_folded(const Schedule& schedule, const Placement& placement,
+                                    const ModelConfig& model, const Cluster& cluster, const CostModel& cost,
+                                    LoadTable& loads, const Fold& fold) {
+  return Pricer(schedule, placement, model, cluster, cost, loads, &fold).run();
 }
 
 }  // namespace hetermoe

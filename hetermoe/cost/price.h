@@ -1,7 +1,9 @@
 #pragma once
+#include <optional>
 #include <vector>
 
 #include "hetermoe/cost/cost_model.h"
+#include "hetermoe/cost/fold.h"
 
 namespace hetermoe {
 
@@ -11,12 +13,18 @@ struct OpCosts {
   std::vector<Seconds> seconds;  ///< [num_ops] alone on its links
   std::vector<Seconds> latency;  ///< [num_ops] of transfers: the part that needs no port
   std::vector<i64> load_begin;   ///< [num_ops + 1] into `loads`
-  std::vector<PortLoad> loads;   ///< of transfers
+  std::vector<PortLoad> loads;   ///< of transfers; ports that all transfers load alike are one
   i32 num_ports = 0;
   std::vector<double> interference;  ///< [num_devices] share of compute speed lost during a transfer
 };
 
 OpCosts price(const Schedule& schedule, const Placement& placement, const ModelConfig& model,
               const Cluster& cluster, const CostModel& cost, const RoutingLoad& routing);
+
+/// Prices a schedule that lists the representatives of `fold` only; ports keep the load of all devices. Empty
+/// when transfers that the fold takes for one load their ports in different ways.
+std::optional<OpCosts> price_folded(const Schedule& schedule, const Placement& placement,
+                                    const ModelConfig& model, const Cluster& cluster, const CostModel& cost,
+                                    LoadTable& loads, const Fold& fold);
 
 }  // namespace hetermoe

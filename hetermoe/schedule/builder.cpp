@@ -72,10 +72,11 @@ Queue queue_of_op(const Op& op, QueueBinding binding) {
   }
 }
 
-ScheduleBuilder::ScheduleBuilder(const Plan& plan, const ModelConfig& model, const StepOptions& options)
-    : placement_(plan, model, options),
-      scoreboard_(placement_),
-      groups_pending_(placement_.states().size(), placement_.num_groups()) {
+ScheduleBuilder::ScheduleBuilder(const Placement& placement, std::vector<bool> listed)
+    : placement_(placement), listed_(std::move(listed)), scoreboard_(placement) {
+  i32 num_listed = 0;
+  for (i32 g = 0; g < placement_.num_groups(); ++g) num_listed += lists_group(g) ? 1 : 0;
+  groups_pending_.assign(placement_.states().size(), num_listed);
   schedule_.num_devices = placement_.num_devices();
   schedule_.states = placement_.states();
   Clock nothing;
@@ -84,6 +85,11 @@ ScheduleBuilder::ScheduleBuilder(const Plan& plan, const ModelConfig& model, con
   for (i32 set = 0; set < placement_.num_balance_sets(); ++set) {
     routes_pending_.push_back(static_cast<i64>(placement_.balance_set(set).size()));
   }
+}
+
+bool ScheduleBuilder::lists_group(i32 group) const {
+  const std::vector<DeviceId>& devices = placement_.plan().groups[static_cast<std::size_t>(group)].devices;
+  return std::any_of(devices.begin(), devices.end(), [&](DeviceId d) { return lists(d); });
 }
 
 void ScheduleBuilder::append(const Op& op, std::span<const DeviceId> devices) {
@@ -140,13 +146,19 @@ const ScheduleBuilder::Clock& ScheduleBuilder::clock_after(OpId op, DeviceId dev
   return clocks_[static_cast<std::size_t>(&*lane - schedule_.lanes.data())];
 }
 
-void ScheduleBuilder::compute(const Op& op, DeviceId device) { append(op, {&device, 1}); }
+void ScheduleBuilder::compute(const Op& op, DeviceId device) {
+  if (lists(device)) append(op, {&device, 1});
+}
 
 void ScheduleBuilder::compute_on_shares(const Op& op, i32 layer) {
   for (const Share& share : placement_.shares(op.group, layer, op.microbatch)) compute(op, share.device);
 }
 
-void ScheduleBuilder::transfer(const Op& op) { append(op, placement_.participants(op)); }
+void ScheduleBuilder::transfer(const Op& op) {
+  std::vector<DeviceId> devices = placement_.participants(op);
+  std::erase_if(devices, [&](DeviceId d) { return !lists(d); });
+  if (!devices.empty()) append(op, devices);
+}
 
 void ScheduleBuilder::routed(i32 group, i32 microbatch) {
   const i32 set = placement_.balance_set_of(group, microbatch);

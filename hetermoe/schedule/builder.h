@@ -38,10 +38,13 @@ class Scoreboard {
 /// Appends ops in an order that a policy chooses; lanes and dependencies follow from the plan and accesses().
 class ScheduleBuilder {
  public:
-  ScheduleBuilder(const Plan& plan, const ModelConfig& model, const StepOptions& options);
+  /// Keeps a reference to the placement. listed: see build_schedule().
+  explicit ScheduleBuilder(const Placement& placement, std::vector<bool> listed = {});
 
   const Placement& placement() const { return placement_; }
   const Schedule& schedule() const { return schedule_; }
+  /// Some device of the group is listed; ops of other groups are left out.
+  bool lists_group(i32 group) const;
 
   /// A compute op on one device.
   void compute(const Op& op, DeviceId device);
@@ -65,12 +68,14 @@ class ScheduleBuilder {
   /// Per queue of one device, the last op known to have ended.
   using Clock = std::array<OpId, kNumQueues>;
 
+  bool lists(DeviceId device) const { return listed_.empty() || listed_[static_cast<std::size_t>(device)]; }
   void append(const Op& op, std::span<const DeviceId> devices);
   void visit_buffers(OpId id, const Op& op, DeviceId device);
   void add_dependencies(DeviceId device, Clock& clock);
   const Clock& clock_after(OpId op, DeviceId device) const;
 
-  Placement placement_;
+  const Placement& placement_;
+  std::vector<bool> listed_;  // [device], empty = all
   Schedule schedule_;
   Scoreboard scoreboard_;
   std::vector<Clock> lane_clocks_;   // [lane] what its last op implies on this device, itself included
@@ -82,6 +87,11 @@ class ScheduleBuilder {
   std::vector<OpId> before_;      // what they wait for
   std::vector<OpId> deps_;        // of the op being appended
 };
+
+/// The schedule of a step without the ops of devices that are not `listed`, and without their lanes in
+/// transfers: what the others do is in their place if they do the same at the same time (cost/fold.h says who
+/// does). It keeps the numbers of devices. listed: [num_devices]; empty = all.
+Schedule build_schedule(const Placement& placement, const std::vector<bool>& listed = {});
 
 /// Queue of a transfer under the plan's binding; compute for compute ops.
 Queue queue_of_op(const Op& op, QueueBinding binding);

@@ -22,6 +22,7 @@ void order_layer_major(ScheduleBuilder& builder) {
   std::vector<GroupRun> groups;
   i32 num_windows = 0;
   for (i32 g = 0; g < placement.num_groups(); ++g) {
+    if (!builder.lists_group(g)) continue;
     const i32 num_microbatches = placement.num_microbatches(g);
     const i32 window = placement.plan().window > 0 ? placement.plan().window : num_microbatches;
     groups.push_back({WaveRunner(builder, g), num_microbatches, window});

@@ -90,7 +90,9 @@ class OneFOneB {
 
 void order_one_f_one_b(ScheduleBuilder& builder) {
   std::vector<OneFOneB> groups;
-  for (i32 g = 0; g < builder.placement().num_groups(); ++g) groups.emplace_back(builder, g);
+  for (i32 g = 0; g < builder.placement().num_groups(); ++g) {
+    if (builder.lists_group(g)) groups.emplace_back(builder, g);
+  }
   for (bool more = true; more;) {
     more = false;
     for (OneFOneB& group : groups) more = group.advance() || more;

@@ -37,8 +37,12 @@ Schedule build_schedule(const Plan& plan, const ModelConfig& model, const StepOp
     fail<ConfigError>("aux_group", "got {}, expected a divisor of the step's {} sequences", options.aux_group,
                       total_sequences(plan));
   }
-  ScheduleBuilder builder(plan, model, options);
-  switch (plan.order) {
+  return build_schedule(Placement(plan, model, options));
+}
+
+Schedule build_schedule(const Placement& placement, const std::vector<bool>& listed) {
+  ScheduleBuilder builder(placement, listed);
+  switch (placement.plan().order) {
     case OrderPolicy::kLayerMajor:
       order_layer_major(builder);
       break;

@@ -159,6 +159,7 @@ void Simulator::enter_ports(OpId op) {
 }
 
 void Simulator::leave_ports(OpId op) {
+  running_[at(op)].changed = true;  // its rate is of no more interest, though it may be on a port twice
   for (i64 i = costs_->load_begin[at(op)]; i < costs_->load_begin[at(op) + 1]; ++i) {
     Port& port = ports_[at(costs_->loads[static_cast<std::size_t>(i)].port)];
     port.loads.erase(std::find(port.loads.begin(), port.loads.end(), i));

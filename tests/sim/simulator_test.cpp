@@ -124,6 +124,16 @@ TEST(Simulator, TheTightestPortDecides) {
   EXPECT_DOUBLE_EQ(times.end[1], 2);
 }
 
+/// As folded transfers do that load their ports unevenly: each is held back by the larger of its loads.
+TEST(Simulator, ATransferMayUseAPortTwice) {
+  Hand hand(1);
+  hand.transfer({to_expert(0)}, {0, {{0, 0.5}, {0, 1.0}}});
+  hand.compute(0, 3);
+  const OpTimes& times = hand.run();
+  EXPECT_DOUBLE_EQ(times.end[0], 2);
+  EXPECT_DOUBLE_EQ(times.step, 3);
+}
+
 TEST(Simulator, TransfersSlowComputeOfTheirDevices) {
   Hand hand(3);
   hand.set_interference(0, 0.5);

@@ -1,0 +1,291 @@
+#include "hetermoe/cost/fold.h"
+
+#include <algorithm>
+#include <bit>
+#include <map>
+#include <numeric>
+
+namespace hetermoe {
+namespace {
+
+std::size_t at(i64 index) { return static_cast<std::size_t>(index); }
+
+/// Where a state stands among those of one of its devices.
+std::size_t place_of(const Placement& placement, i32 state, DeviceId device) {
+  const std::span<const i32> held = placement.states_on(device);
+  return static_cast<std::size_t>(std::lower_bound(held.begin(), held.end(), state) - held.begin());
+}
+
+/// What begins a run of traits.
+enum Trait : i64 { kShareTrait, kOwnerTrait, kExpertTrait, kStateTrait };
+
+/// Compares groups by the positions of devices in them.
+class GroupShapes {
+ public:
+  GroupShapes(const Plan& plan, const Cluster& cluster) : plan_(plan), cluster_(cluster) {
+    position_.assign(cluster.devices.size(), -1);
+    for (const Group& group : plan.groups) {
+      for (std::size_t i = 0; i < group.devices.size(); ++i)
+        position_[at(group.devices[i])] = static_cast<i32>(i);
+    }
+  }
+
+  bool same(const Group& a, const Group& b) const {
+    return a.microbatches == b.microbatches &&
+           equal(a.devices, b.devices, [&](DeviceId x, DeviceId y) { return same_device(x, y); }) &&
+           same_shares(a.embed, b.embed) && same_shares(a.head, b.head) &&
+           equal(a.layers, b.layers, [&](const LayerPlacement& x, const LayerPlacement& y) {
+             return same_shares(x.attention, y.attention) && same_owners(x.experts, y.experts);
+           });
+  }
+
+ private:
+  template <class T, class Same>
+  static bool equal(const std::vector<T>& a, const std::vector<T>& b, Same same) {
+    return std::equal(a.begin(), a.end(), b.begin(), b.end(), same);
+  }
+  bool same_device(DeviceId a, DeviceId b) const {
+    const Device &x = cluster_.devices[at(a)], &y = cluster_.devices[at(b)];
+    return x.type == y.type && x.speed == y.speed && plan_.dtype[at(a)] == plan_.dtype[at(b)];
+  }
+  bool same_place(DeviceId a, DeviceId b) const { return position_[at(a)] == position_[at(b)]; }
+  bool same_shares(const Shares& a, const Shares& b) const {
+    return equal(a, b, [&](const ShareRow& x, const ShareRow& y) {
+      return equal(x, y, [&](const Share& s, const Share& t) {
+        return s.sequences == t.sequences && same_place(s.device, t.device);
+      });
+    });
+  }
+  using Owners = std::vector<ExpertOwner>;
+  bool same_owners(const std::vector<Owners>& a, const std::vector<Owners>& b) const {
+    return equal(a, b, [&](const Owners& x, const Owners& y) {
+      return equal(x, y, [&](const ExpertOwner& s, const ExpertOwner& t) {
+        return s.share == t.share && same_place(s.device, t.device);
+      });
+    });
+  }
+
+  const Plan& plan_;
+  const Cluster& cluster_;
+  std::vector<i32> position_;  // [device] in its group
+};
+
+class Finder {
+ public:
+  Finder(const Placement& placement, const Cluster& cluster, LoadTable& loads)
+      : p_(placement), plan_(placement.plan()), cluster_(cluster), loads_(loads) {
+    fold_.device.resize(at(p_.num_devices()));
+    std::iota(fold_.device.begin(), fold_.device.end(), 0);
+    fold_.group.resize(plan_.groups.size());
+    std::iota(fold_.group.begin(), fold_.group.end(), 0);
+  }
+
+  std::optional<Fold> run(FoldScope scope) {
+    const bool foldable = loads_.is_uniform() && plan_.order != OrderPolicy::kExplicit;
+    const bool groups = scope == FoldScope::kGroups;
+    if (groups && (!foldable || p_.balance_on() || !fold_groups())) return {};
+    if (!foldable) return fold_;
+    make_classes();
+    if (groups ? !counterparts_agree() || !states_agree() : false) return {};
+    if (!groups) split_by_states();
+    choose_representatives();
+    return fold_;
+  }
+
+ private:
+  /// False when no two groups are alike.
+  bool fold_groups() {
+    const GroupShapes shapes(plan_, cluster_);
+    bool any = false;
+    for (std::size_t g = 1; g < plan_.groups.size(); ++g) {
+      for (std::size_t first = 0; first < g; ++first) {
+        if (at(fold_.group[first]) != first || !shapes.same(plan_.groups[first], plan_.groups[g])) continue;
+        fold_.group[g] = static_cast<i32>(first);
+        any = true;
+        break;
+      }
+    }
+    return any;
+  }
+
+  // --- classes by what a device is and does ---
+
+  void make_classes() {
+    traits_.assign(fold_.device.size(), {});
+    for (i32 g = 0; g < p_.num_groups(); ++g) add_group(g);
+    for (const State& state : p_.states()) {
+      for (const DeviceId device : state.devices) {
+        add(device, kStateTrait, static_cast<i64>(state.part), state.layer,
+            static_cast<i64>(state.experts.size()), static_cast<i64>(state.devices.size()));
+      }
+    }
+    class_of_.assign(fold_.device.size(), -1);
+    std::map<std::vector<i64>, i32> known;
+    for (const Group& group : plan_.groups) {
+      for (const DeviceId device : group.devices) {
+        const auto [entry, fresh] = known.try_emplace(traits_[at(device)], static_cast<i32>(size_.size()));
+        if (fresh) size_.push_back(0);
+        class_of_[at(device)] = entry->second;
+        ++size_[at(entry->second)];
+      }
+    }
+  }
+
+  void add_group(i32 g) {
+    for (const DeviceId device : plan_.groups[at(g)].devices) {
+      const Device& d = cluster_.devices[at(device)];
+      add(device, fold_.group[at(g)], d.type, std::bit_cast<i64>(d.speed),
+          static_cast<i64>(plan_.dtype[at(device)]));
+    }
+    // Layers and microbatches that are alike tell the same.
+    for (i32 m = 0; m < p_.num_microbatches(g); ++m) {
+      if (loads_.microbatch_class(g, m) != m) continue;
+      for (i32 l = -1; l <= p_.num_layers(); ++l) {
+        if (l < 0 || l == p_.num_layers() || loads_.layer_class(g, l) == l) add_shares(g, l, m);
+      }
+    }
+    for (i32 l = 0; l < p_.num_layers(); ++l) {
+      if (p_.is_moe(l) && loads_.layer_class(g, l) == l) add_experts(g, l);
+    }
+  }
+
+  void add_shares(i32 g, i32 stage, i32 m) {
+    for (const Share& share : p_.shares(g, stage, m))
+      add(share.device, kShareTrait, stage, m, share.sequences);
+  }
+
+  void add_experts(i32 g, i32 l) {
+    const std::vector<DeviceId>& owners = p_.owners(g, l);
+    const ExchangeLoad& load = loads_.of(g, l, 0, 0);
+    for (std::size_t o = 0; o < owners.size(); ++o) {
+      add(owners[o], kOwnerTrait, l, std::bit_cast<i64>(load.rows_per_token[o]),
+          std::bit_cast<i64>(load.copies_per_token[o]));
+    }
+    for (const std::vector<ExpertOwner>& of_expert : plan_.groups[at(g)].layers[at(l)].experts) {
+      for (const ExpertOwner& owner : of_expert)
+        add(owner.device, kExpertTrait, std::bit_cast<i64>(owner.share));
+    }
+  }
+
+  template <class... Values>
+  void add(DeviceId device, Values... values) {
+    traits_[at(device)].insert(traits_[at(device)].end(), {static_cast<i64>(values)...});
+  }
+
+  // --- states that several devices hold ---
+
+  bool counterparts_agree() const {
+    for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
+      const std::vector<DeviceId>&mine = plan_.groups[g].devices,
+            &theirs = plan_.groups[at(fold_.group[g])].devices;
+      for (std::size_t i = 0; i < mine.size(); ++i) {
+        if (class_of_[at(mine[i])] != class_of_[at(theirs[i])]) return false;
+      }
+    }
+    return true;
+  }
+
+  /// [class] devices of the state.
+  std::map<i32, i32> held_by(const State& state) const {
+    std::map<i32, i32> held;
+    for (const DeviceId device : state.devices) ++held[class_of_[at(device)]];
+    return held;
+  }
+
+  /// Every reduce joins whole classes, or devices of a single class in which each takes part in such a
+  /// reduce at the same point of its order.
+  bool states_agree() const {
+    for (std::size_t s = 0; s < p_.states().size(); ++s) {
+      const State& state = p_.states()[s];
+      if (!state.reduced()) continue;
+      const std::map<i32, i32> held = held_by(state);
+      const bool whole = std::all_of(held.begin(), held.end(), [&](const auto& entry) {
+        return entry.second == size_[at(entry.first)];
+      });
+      if (!whole && (held.size() > 1 || !at_one_place(static_cast<i32>(s)))) return false;
+    }
+    return true;
+  }
+
+  bool at_one_place(i32 state) const {
+    const std::vector<DeviceId>& devices = p_.states()[at(state)].devices;
+    const std::size_t place = place_of(p_, state, devices[0]);
+    return std::all_of(devices.begin(), devices.end(),
+                       [&](DeviceId d) { return place_of(p_, state, d) == place; });
+  }
+
+  /// Splits classes until every reduce joins whole ones. A class that is split once stays inside or outside
+  /// of the states seen before, so one pass is enough.
+  void split_by_states() {
+    for (const State& state : p_.states()) {
+      if (!state.reduced()) continue;
+      std::map<i32, i32> split;  // class -> its part in the state
+      for (const auto& [cls, count] : held_by(state)) {
+        if (count == size_[at(cls)]) continue;
+        split[cls] = static_cast<i32>(size_.size());
+        size_[at(cls)] -= count;
+        size_.push_back(count);
+      }
+      if (split.empty()) continue;
+      for (const DeviceId device : state.devices) {
+        const auto found = split.find(class_of_[at(device)]);
+        if (found != split.end()) class_of_[at(device)] = found->second;
+      }
+    }
+  }
+
+  void choose_representatives() {
+    std::vector<DeviceId> first(size_.size(), -1);
+    for (const Group& group : plan_.groups) {  // of groups that are alike, the first one comes first
+      for (const DeviceId device : group.devices) {
+        DeviceId& representative = first[at(class_of_[at(device)])];
+        if (representative < 0) representative = device;
+        fold_.device[at(device)] = representative;
+      }
+    }
+  }
+
+  const Placement& p_;
+  const Plan& plan_;
+  const Cluster& cluster_;
+  LoadTable& loads_;
+  Fold fold_;
+  std::vector<std::vector<i64>> traits_;  // [device]
+  std::vector<i32> class_of_, size_;      // [device], [class]
+};
+
+}  // namespace
+
+std::vector<bool> Fold::listed() const {
+  std::vector<bool> out;
+  for (std::size_t d = 0; d < device.size(); ++d) out.push_back(at(device[d]) == d);
+  return out;
+}
+
+i64 Fold::num_listed() const {
+  const std::vector<bool> all = listed();
+  return std::count(all.begin(), all.end(), true);
+}
+
+std::optional<Fold> find_fold(const Placement& placement, const Cluster& cluster, LoadTable& loads,
+                              FoldScope scope) {
+  return Finder(placement, cluster, loads).run(scope);
+}
+
+std::vector<i32> folded_states(const Placement& placement, const Fold& fold, i32 state) {
+  const std::vector<DeviceId>& devices = placement.states()[at(state)].devices;
+  const DeviceId first = fold.device[at(devices[0])];
+  std::vector<i32> all = {state};
+  const bool one_class =
+      std::all_of(devices.begin(), devices.end(), [&](DeviceId d) { return fold.device[at(d)] == first; });
+  if (!one_class) return all;
+  const std::size_t place = place_of(placement, state, devices[0]);
+  for (DeviceId d = 0; d < placement.num_devices(); ++d) {
+    if (fold.device[at(d)] == first) all.push_back(placement.states_on(d)[place]);
+  }
+  std::sort(all.begin(), all.end());
+  all.erase(std::unique(all.begin(), all.end()), all.end());
+  return all;
+}
+
+}  // namespace hetermoe

@@ -1,0 +1,35 @@
+#pragma once
+#include <optional>
+#include <vector>
+
+#include "hetermoe/cost/load_table.h"
+
+// Devices that do the same at the same time need to be simulated once. All is exact: a fold holds when the
+// cost model tells devices apart by type, speed, dtype and work alone, as all of ours do.
+namespace hetermoe {
+
+/// Who stands for whom.
+struct Fold {
+  std::vector<DeviceId> device;  ///< [num_devices] representative; a device that stands for itself is listed
+  std::vector<i32> group;        ///< [num_groups] likewise: all devices of the others are folded
+
+  std::vector<bool> listed() const;  ///< [num_devices] for build_schedule()
+  i64 num_listed() const;
+};
+
+/// kDevices: devices of one group that have the same type, speed, shares, experts and states; every transfer
+/// stays one transfer. kGroups: also groups that are arranged alike, each device of one with its counterpart
+/// of the other; transfers of folded groups, and reduces between counterparts, stand for several that run at
+/// the same time. Whether their ports agree only their prices tell: price_folded().
+enum class FoldScope { kDevices, kGroups };
+
+/// A fold that folds nothing when there is nothing to fold, when the routing is not uniform or the order is
+/// explicit. Empty when groups cannot be folded (kGroups).
+std::optional<Fold> find_fold(const Placement& placement, const Cluster& cluster, LoadTable& loads,
+                              FoldScope scope);
+
+/// States whose reduces run at the same time as that of `state`, which is among them: those of the other
+/// devices of its class. Only `state` itself when its devices are of several classes, or all of their class.
+std::vector<i32> folded_states(const Placement& placement, const Fold& fold, i32 state);
+
+}  // namespace hetermoe

@@ -1,0 +1,26 @@
+#pragma once
+#include <memory>
+
+#include "hetermoe/cost/price.h"
+#include "hetermoe/sim/simulator.h"
+
+namespace hetermoe {
+
+/// One step of a plan, ready to simulate, with devices that do the same at the same time listed once. Gives
+/// the times of the full schedule, but for rounding.
+struct FoldedStep {
+  std::unique_ptr<Placement> placement;
+  Fold fold;
+  Schedule schedule;
+  OpCosts costs;
+
+  /// [num_devices] seconds that each device spends in compute ops, folded devices as their representatives.
+  std::vector<Seconds> busy_seconds(const OpTimes& times) const;
+};
+
+/// Keeps a reference to the plan. cost: must tell devices apart by type, speed, dtype and work alone.
+FoldedStep make_folded_step(const Plan& plan, const ModelConfig& model, const Cluster& cluster,
+                            const CostModel& cost, const RoutingLoad& routing,
+                            const StepOptions& options = {});
+
+}  // namespace hetermoe
