@@ -157,7 +157,6 @@ int run_program(std::vector<std::string> words) {
 
 void print_json(const Json& json) { std::cout << json.dump(2) << "\n"; }
 
-const char* version() { return HM_VERSION; }
 const char* build_type() { return HM_BUILD_TYPE; }
 
 }  // namespace hetermoe

@@ -36,7 +36,6 @@ int run_program(std::vector<std::string> words);
 /// Result for machines on stdout.
 void print_json(const Json& json);
 
-const char* version();     ///< of hetermoe
 const char* build_type();  ///< CMake's
 
 std::function<int()> make_compare(CLI::App& app);

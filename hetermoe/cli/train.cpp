@@ -21,8 +21,13 @@ void print_summary(const Job& job, const StrategyRun& run, const std::filesystem
     std::cout << fmt::format("validation loss {:.4f} nats per byte; entropy of single bytes {:.4f}\n",
                              out.validations.back().loss, out.unigram_entropy);
   }
-  if (out.interrupted)
-    std::cout << fmt::format("stopped after step {} of {}\n", out.records.size(), job.train.steps);
+  for (const std::string& note : out.notes) std::cout << note << "\n";
+  if (out.interrupted) {
+    std::cout << fmt::format("stopped after step {} of {}\n",
+                             out.first_step + static_cast<i64>(out.records.size()), job.train.steps);
+  } else if (out.records.empty()) {
+    std::cout << fmt::format("nothing left to do: the checkpoint has all {} steps\n", out.first_step);
+  }
   std::cout << "report: " << report.string() << "\n";
 }
 
@@ -38,7 +43,8 @@ int train(const Options& options, const Overrides& overrides) {
       std::cout << log_line(record, job.train.steps) << std::endl;
     }
   };
-  const std::vector<StrategyRun> runs = compare_job(job, {{job.strategy}, true, 0}, on_step);
+  const std::vector<StrategyRun> runs =
+      compare_job(job, {{job.strategy}, true, 0, Checkpoints::kOn}, on_step);
   progress.finish();
   const ModelConfig model = load_model(job.model);
   const Cluster cluster = load_cluster(job.cluster);

@@ -21,7 +21,9 @@ DeviceState::DeviceState(DeviceId device, const Schedule& schedule, const ModelC
                          const at::TensorOptions& options)
     : device_(device), dtype_(options.dtype().toScalarType()) {
   const auto use_group = [&](std::size_t state, const StateGroup& group) {
-    tensors_[static_cast<i32>(state)] = {group.values, group.grads, {}};
+    const State& of = schedule.states[state];
+    tensors_[static_cast<i32>(state)] = {of.part,      of.layer,    {}, of.devices.front() == device_,
+                                         group.values, group.grads, {}};
   };
   for (std::size_t s = 0; s < schedule.states.size(); ++s) {
     const State& state = schedule.states[s];
@@ -66,7 +68,12 @@ void DeviceState::add_slab(i32 layer, const Schedule& schedule, const ModelConfi
       slabs_.emplace(layer, make_expert_slab(model, layer, experts, options)).first->second;
   i64 begin = 0;
   for (const auto& [state, count] : parts) {
-    tensors_[state] = {{slab.gate_up.narrow(0, begin, count), slab.down.narrow(0, begin, count)},
+    const State& of = schedule.states[static_cast<std::size_t>(state)];
+    tensors_[state] = {of.part,
+                       of.layer,
+                       of.experts,
+                       of.devices.front() == device_,
+                       {slab.gate_up.narrow(0, begin, count), slab.down.narrow(0, begin, count)},
                        {slab.gate_up_grad.narrow(0, begin, count), slab.down_grad.narrow(0, begin, count)},
                        {}};
     begin += count;
@@ -89,6 +96,47 @@ void DeviceState::initialize(const ModelConfig& model, u64 seed) {
   init_parameters(views(model), seed);
   // Masters of low-precision parameters copy the values just drawn.
   for (auto& [state, tensors] : tensors_) tensors.moments = make_adamw_state(tensors.values);
+}
+
+std::vector<NamedTensor> DeviceState::named(const ModelConfig& model, const StateTensors& state,
+                                            const std::vector<at::Tensor>& storages) {
+  switch (state.part) {
+    case State::Part::kEmbed:
+      return embed_->named(storages);
+    case State::Part::kHead:
+      return head_->named(storages);
+    case State::Part::kAttention:
+      return attention_.at(state.layer).named(storages);
+    case State::Part::kExperts:
+      return named_experts(model, state.layer, state.experts, storages[0], storages[1]);
+  }
+  return {};
+}
+
+std::vector<LogicalTensor> DeviceState::logical_tensors(const ModelConfig& model) {
+  std::vector<LogicalTensor> all;
+  for (auto& [index, state] : tensors_) {
+    const AdamwState& moments = state.moments;
+    const std::vector<NamedTensor> values = named(model, state, state.values),
+                                   exp_avg = named(model, state, moments.exp_avg),
+                                   exp_avg_sq = named(model, state, moments.exp_avg_sq);
+    std::vector<NamedTensor> master;
+    if (!moments.master.empty()) master = named(model, state, moments.master);
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      all.push_back({values[i].name, values[i].tensor, exp_avg[i].tensor, exp_avg_sq[i].tensor,
+                     master.empty() ? at::Tensor() : master[i].tensor, state.first_owner});
+    }
+    if (state.part != State::Part::kAttention) continue;
+    const StateGroup& group = attention_.at(state.layer);
+    if (group.buffer.defined()) {
+      all.push_back({group.buffer_name, group.buffer, {}, {}, {}, state.first_owner});
+    }
+  }
+  return all;
+}
+
+void DeviceState::set_updates(i64 count) {
+  for (auto& [index, state] : tensors_) state.moments.step = count;
 }
 
 void DeviceState::zero_grads() {

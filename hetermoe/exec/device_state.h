@@ -11,8 +11,20 @@ namespace hetermoe {
 
 /// The tensors of one Schedule::states entry on one device.
 struct StateTensors {
+  State::Part part = State::Part::kEmbed;
+  i32 layer = 0;
+  std::vector<ExpertId> experts;          ///< of an expert state, in storage order
+  bool first_owner = false;               ///< this device is the state's first
   std::vector<at::Tensor> values, grads;  ///< views of a StateGroup's or a slab's storages
   AdamwState moments;
+};
+
+/// One logical tensor under its Hugging Face name, with its optimizer state.
+struct LogicalTensor {
+  std::string name;
+  at::Tensor value, exp_avg, exp_avg_sq;
+  at::Tensor master;         ///< fp32 copy of a bf16 or fp16 value, else undefined
+  bool first_owner = false;  ///< no device before this one holds it: it speaks for the replicas
 };
 
 /// Parameters, gradients and optimizer moments of one device: what outlives a step.
@@ -32,9 +44,15 @@ class DeviceState {
   /// Every logical tensor of this device under its Hugging Face name.
   std::vector<NamedView> views(const ModelConfig& model);
   void initialize(const ModelConfig& model, u64 seed);
+  /// Everything that a checkpoint keeps, as views. Buffers have a value only.
+  std::vector<LogicalTensor> logical_tensors(const ModelConfig& model);
+  /// Optimizer updates done so far; the same for all states.
+  void set_updates(i64 count);
   void zero_grads();
 
  private:
+  std::vector<NamedTensor> named(const ModelConfig& model, const StateTensors& state,
+                                 const std::vector<at::Tensor>& storages);
   void add_slab(i32 layer, const Schedule& schedule, const ModelConfig& model,
                 const at::TensorOptions& options);
 

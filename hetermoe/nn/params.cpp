@@ -74,6 +74,14 @@ void add_mlp(StateGroup& group, i64 hidden, i64 width, const std::string& prefix
   add_whole(group, Weight::kMlpDown, {hidden, width}, prefix + "down_proj.weight", options);
 }
 
+std::vector<NamedView> zip_views(std::vector<NamedTensor> values, const std::vector<NamedTensor>& grads) {
+  std::vector<NamedView> out;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    out.push_back({std::move(values[i].name), std::move(values[i].tensor), grads[i].tensor});
+  }
+  return out;
+}
+
 u64 mix(u64 x) {  // splitmix64
   x += 0x9E3779B97F4A7C15ULL;
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ULL;
@@ -124,14 +132,18 @@ at::Tensor& StateGroup::grad(Weight weight) {
 }
 
 std::vector<NamedView> StateGroup::views() const {
-  std::vector<NamedView> out;
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    for (const Part& part : parts[i]) {
-      out.push_back(
-          {part.name, values[i].narrow(0, part.begin, part.rows), grads[i].narrow(0, part.begin, part.rows)});
-    }
-  }
+  std::vector<NamedView> out = zip_views(named(values), named(grads));
   if (buffer.defined()) out.push_back({buffer_name, buffer, at::Tensor()});
+  return out;
+}
+
+std::vector<NamedTensor> StateGroup::named(const std::vector<at::Tensor>& storages) const {
+  HM_CHECK(storages.size() == values.size(), "{} storages, expected {}", storages.size(), values.size());
+  std::vector<NamedTensor> out;
+  for (std::size_t i = 0; i < storages.size(); ++i) {
+    for (const Part& part : parts[i])
+      out.push_back({part.name, storages[i].narrow(0, part.begin, part.rows)});
+  }
   return out;
 }
 
@@ -184,21 +196,25 @@ StateGroup make_attention_state(const ModelConfig& model, i64 layer, const at::T
   return group;
 }
 
-std::vector<NamedView> ExpertSlab::views(const ModelConfig& model) const {
+std::vector<NamedTensor> named_experts(const ModelConfig& model, i64 layer, std::span<const ExpertId> experts,
+                                       const at::Tensor& gate_up, const at::Tensor& down) {
   const bool mixtral = model.model_type == "mixtral";
   const i64 width = down.size(2);
-  std::vector<NamedView> out;
-  for (i64 slot = 0; slot < num_slots(); ++slot) {
-    const std::string prefix =
-        fmt::format("{}experts.{}.", moe_prefix(model, layer), experts[static_cast<std::size_t>(slot)]);
-    const at::Tensor value = gate_up[slot], grad = gate_up_grad[slot];
-    out.push_back({prefix + (mixtral ? "w1.weight" : "gate_proj.weight"), value.narrow(0, 0, width),
-                   grad.narrow(0, 0, width)});
-    out.push_back({prefix + (mixtral ? "w3.weight" : "up_proj.weight"), value.narrow(0, width, width),
-                   grad.narrow(0, width, width)});
-    out.push_back({prefix + (mixtral ? "w2.weight" : "down_proj.weight"), down[slot], down_grad[slot]});
+  std::vector<NamedTensor> out;
+  for (std::size_t i = 0; i < experts.size(); ++i) {
+    const auto slot = static_cast<i64>(i);
+    const std::string prefix = fmt::format("{}experts.{}.", moe_prefix(model, layer), experts[i]);
+    out.push_back({prefix + (mixtral ? "w1.weight" : "gate_proj.weight"), gate_up[slot].narrow(0, 0, width)});
+    out.push_back(
+        {prefix + (mixtral ? "w3.weight" : "up_proj.weight"), gate_up[slot].narrow(0, width, width)});
+    out.push_back({prefix + (mixtral ? "w2.weight" : "down_proj.weight"), down[slot]});
   }
   return out;
+}
+
+std::vector<NamedView> ExpertSlab::views(const ModelConfig& model) const {
+  return zip_views(named_experts(model, layer, experts, gate_up, down),
+                   named_experts(model, layer, experts, gate_up_grad, down_grad));
 }
 
 void ExpertSlab::zero_grads() {

@@ -1,6 +1,7 @@
 #pragma once
 #include <ATen/ATen.h>
 
+#include <span>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,11 @@ struct NamedView {
   std::string name;
   at::Tensor value;
   at::Tensor grad;  ///< undefined for a buffer (e_score_correction_bias)
+};
+
+struct NamedTensor {
+  std::string name;
+  at::Tensor tensor;
 };
 
 /// The storages that a state group may hold. Letters: H hidden, D heads' total width, S width of the MLP.
@@ -63,6 +69,9 @@ struct StateGroup {
   const at::Tensor& value(Weight weight) const;
   at::Tensor& grad(Weight weight);
   std::vector<NamedView> views() const;  ///< logical tensors in checkpoint order, the buffer last
+  /// The logical tensors of a list with the shapes of `values` (gradients, moments): views, in checkpoint
+  /// order.
+  std::vector<NamedTensor> named(const std::vector<at::Tensor>& storages) const;
   void zero_grads();
   i64 find(Weight weight) const;  ///< index in values, -1 = absent
 };
@@ -86,6 +95,10 @@ struct ExpertSlab {
       const ModelConfig& model) const;  ///< gate, up, down of every expert in slot order
   void zero_grads();
 };
+/// The logical tensors of experts whose storages (or gradients, moments) are gate_up [n, 2F, H] and down
+/// [n, H, F]: views, gate, up and down of every expert.
+std::vector<NamedTensor> named_experts(const ModelConfig& model, i64 layer, std::span<const ExpertId> experts,
+                                       const at::Tensor& gate_up, const at::Tensor& down);
 ExpertSlab make_expert_slab(const ModelConfig& model, i64 layer, std::vector<ExpertId> experts,
                             const at::TensorOptions& options);
 

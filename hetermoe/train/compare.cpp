@@ -22,12 +22,14 @@ std::vector<StrategyRun> compare_job(
     runs.push_back(std::move(run));
   }
   const Text text = load_text(job.data, job.train.seq_len);
+  MetricsLog metrics(job, runs.size());
   for (std::size_t i = 0; i < runs.size() && !stop_requested; ++i) {
-    Trainer trainer(jobs[i], model, cluster, runs[i].plan, text);
+    Trainer trainer(jobs[i], model, cluster, runs[i].plan, text, options.checkpoints);
     runs[i].predicted = trainer.predict();
     if (!options.execute) continue;
     runs[i].outcome = trainer.run(
         [&](const StepRecord& record) {
+          metrics.add(runs[i].strategy, record);
           if (on_step) on_step(runs[i].strategy, record);
         },
         options.timed_steps);

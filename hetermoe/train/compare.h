@@ -11,10 +11,11 @@ struct CompareRunOptions {
   std::vector<std::string> strategies;
   bool execute = true;  ///< false: predictions only
   i64 timed_steps = 0;  ///< steps under the paced clock, after training under the job's
+  Checkpoints checkpoints = Checkpoints::kOff;
 };
 
 /// Trains (or only predicts) the job once per strategy: same model, cluster, data, seed. Ends early after
-/// Ctrl-C. `on_step` hears of every step.
+/// Ctrl-C. Metrics are written to job.output as steps end. `on_step` hears of every step.
 std::vector<StrategyRun> compare_job(
     const Job& job, const CompareRunOptions& options,
     const std::function<void(const std::string&, const StepRecord&)>& on_step = {});

@@ -7,6 +7,7 @@
 #include "hetermoe/exec/clock.h"
 #include "hetermoe/nn/optimizer.h"
 #include "hetermoe/plan/strategies.h"
+#include "hetermoe/train/checkpoint.h"
 
 // A job: one complete YAML file. Every key has a same-named flag that overrides it (--train.steps 20).
 namespace hetermoe {
@@ -115,6 +116,7 @@ struct Job {
   TrainOptions train;
   PlanOptions plan;
   ClockOptions clock;
+  CheckpointOptions checkpoint;
   TextOptions data;
   template <class V>
   void fields(V& v) {
@@ -125,6 +127,7 @@ struct Job {
     v("train", train, "the training run");
     v("plan", plan, "the plan");
     v("clock", clock, "real or emulated time");
+    v("checkpoint", checkpoint, "what survives the end of a run (`train` only)");
     v("data", data, "the text");
   }
 };

@@ -98,6 +98,27 @@ Json metrics_json(const StepRecord& r) {
           {"expert_wait", r.expert_wait}};
 }
 
+MetricsLog::MetricsLog(const Job& job, std::size_t num_strategies)
+    : folder_(job.output), several_(num_strategies > 1) {}
+
+void MetricsLog::add(const std::string& strategy, const StepRecord& record) {
+  const auto [file, is_first] = files_.try_emplace(strategy);
+  if (is_first) {
+    const std::filesystem::path path =
+        folder_ / fmt::format("metrics{}.jsonl", several_ ? "-" + strategy : "");
+    std::string earlier;
+    std::ifstream lines(path);
+    for (std::string line; record.step > 1 && std::getline(lines, line);) {
+      const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+      if (json.is_object() && json.value("step", record.step) < record.step) earlier += line + "\n";
+    }
+    write_text(path, earlier);
+    file->second.open(path, std::ios::app);
+  }
+  file->second << metrics_json(record).dump() << std::endl;
+  if (!file->second) fail<IoError>(folder_.string(), "cannot write the metrics of step {}", record.step);
+}
+
 std::string strategy_table(const std::vector<StrategyRun>& runs) {
   Table table({"strategy", "simulated step", "replayed step", "executed step", "exec/replay",
                "attention busy", "expert busy", "train loss", "validation loss"});
@@ -154,10 +175,7 @@ std::filesystem::path write_results(const Job& job, const ModelConfig& model, co
     const std::string suffix = runs.size() > 1 ? "-" + run.strategy : "";
     write_text(folder / fmt::format("plan{}.json", suffix), to_json(run.plan).dump(1) + "\n");
     save_timeline(folder / fmt::format("predicted{}.json", suffix), run.predicted.timeline);
-    std::string metrics;
-    for (const StepRecord& record : run.outcome.records) metrics += metrics_json(record).dump() + "\n";
-    if (!metrics.empty()) {
-      write_text(folder / fmt::format("metrics{}.jsonl", suffix), metrics);
+    if (!run.outcome.records.empty()) {
       save_timeline(folder / fmt::format("timeline{}.json", suffix), run.outcome.executed);
       write_text(folder / fmt::format("trace{}.json", suffix),
                  perfetto_trace(run.outcome.executed).dump() + "\n");

@@ -1,5 +1,7 @@
 #pragma once
 #include <filesystem>
+#include <fstream>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -23,13 +25,26 @@ std::string log_line(const StepRecord& record, i64 total_steps);
 /// One JSON line of metrics.
 Json metrics_json(const StepRecord& record);
 
+/// metrics.jsonl of a job's output folder (metrics-STRATEGY.jsonl when there are several), written step by
+/// step.
+class MetricsLog {
+ public:
+  MetricsLog(const Job& job, std::size_t num_strategies);
+  /// A strategy's first record empties its file, but for the steps that an earlier run had done before it.
+  void add(const std::string& strategy, const StepRecord& record);
+
+ private:
+  std::filesystem::path folder_;
+  bool several_;
+  std::map<std::string, std::ofstream> files_;
+};
+
 /// Columns: strategy, predicted, replayed and executed step, busy share per role, final losses.
 std::string strategy_table(const std::vector<StrategyRun>& runs);
 Json to_json(const StrategyRun& run, const Job& job);
 
-/// Writes everything into job.output: job.json (resolved), metrics.jsonl (one per strategy when there are
-/// several), plan, schedule, timelines, trace, loss.svg, report.html, summary.json. Returns the path of the
-/// report.
+/// Writes into job.output: job.json (resolved), plan, timelines and trace per strategy, loss.svg,
+/// report.html, summary.json. Returns the path of the report.
 std::filesystem::path write_results(const Job& job, const ModelConfig& model, const Cluster& cluster,
                                     const std::vector<StrategyRun>& runs);
 

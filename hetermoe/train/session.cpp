@@ -34,9 +34,13 @@ Session::Session(ModelConfig model, Cluster cluster, Plan plan, Options options,
 }
 
 void Session::start(Pass& pass) {
-  std::vector<DeviceState*> states;
-  for (std::unique_ptr<DeviceState>& state : states_) states.push_back(state.get());
-  pass.executor = std::make_unique<Executor>(pass.context, states, *transport_, options_.executor);
+  pass.executor = std::make_unique<Executor>(pass.context, states(), *transport_, options_.executor);
+}
+
+std::vector<DeviceState*> Session::states() {
+  std::vector<DeviceState*> all;
+  for (std::unique_ptr<DeviceState>& state : states_) all.push_back(state.get());
+  return all;
 }
 
 Session::Pass& Session::forward_pass() {

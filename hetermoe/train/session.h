@@ -31,6 +31,8 @@ class Session {
   /// Loss sum over targets and counts, without gradients.
   StepResult evaluate(const StepInput& input);
 
+  /// Of local devices.
+  std::vector<DeviceState*> states();
   Executor& executor() { return *train_.executor; }
   /// Values (or gradients) of every logical tensor, replicas checked to be bit-equal. Of local devices.
   TensorsByName values();

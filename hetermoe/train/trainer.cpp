@@ -6,6 +6,9 @@
 #include <csignal>
 #include <thread>
 
+#include "hetermoe/base/checksum.h"
+#include "hetermoe/base/version.h"
+
 namespace hetermoe {
 
 std::atomic<bool> stop_requested = false;
@@ -26,6 +29,10 @@ Plan emulated_plan(const Plan& plan, Dtype dtype) {
   Plan out = plan;
   std::fill(out.dtype.begin(), out.dtype.end(), dtype);
   return out;
+}
+
+std::filesystem::path checkpoint_folder(const Job& job) {
+  return std::filesystem::path(job.output) / "checkpoints";
 }
 
 i32 num_cores() { return std::max(1, static_cast<i32>(std::thread::hardware_concurrency())); }
@@ -82,7 +89,8 @@ double median(std::vector<double> values) {
 
 }  // namespace
 
-Trainer::Trainer(const Job& job, ModelConfig model, Cluster cluster, Plan plan, const Text& text)
+Trainer::Trainer(const Job& job, ModelConfig model, Cluster cluster, Plan plan, const Text& text,
+                 Checkpoints checkpoints)
     : job_(job),
       model_(std::move(model)),
       cluster_(std::move(cluster)),
@@ -93,8 +101,10 @@ Trainer::Trainer(const Job& job, ModelConfig model, Cluster cluster, Plan plan, 
       truth_(
           std::make_unique<RooflineCost>(model_, cluster_, emulated_plan(plan_, job.clock.emulated_dtype))),
       session_(
-          std::make_unique<Session>(model_, cluster_, plan_, session_options(job, model_, plan_, *truth_))) {
+          std::make_unique<Session>(model_, cluster_, plan_, session_options(job, model_, plan_, *truth_))),
+      text_checksum_(checksum(text.train.const_data_ptr(), text.train.nbytes())) {
   session_->initialize(job.train.seed);
+  if (checkpoints == Checkpoints::kOn) writer_.emplace(checkpoint_folder(job), job.checkpoint);
 }
 
 PredictedStep Trainer::predict() const {
@@ -106,6 +116,45 @@ PredictedStep Trainer::predict() const {
   return {make_timeline(session_->schedule(), times, plan_, cluster_, "simulated"), times.step};
 }
 
+/// Goes on from the newest checkpoint that can be read.
+void Trainer::resume(TrainOutcome& out) {
+  const std::filesystem::path folder = checkpoint_folder(job_);
+  remove_unfinished(folder);
+  if (!job_.checkpoint.resume) return;
+  const auto note = [&](const std::string& text) { out.notes.push_back(text); };
+  const auto broken = [&](const std::string& text) { note("passed over a checkpoint: " + text); };
+  const std::vector<FoundCheckpoint> found = find_checkpoints(folder, broken);
+  for (const FoundCheckpoint& checkpoint : found) {
+    try {
+      load_checkpoint(checkpoint, model_, session_->states());
+    } catch (const IoError& error) {
+      broken(error.what());
+      continue;
+    }
+    out.first_step = checkpoint.info.step;
+    next_sequence_ = checkpoint.info.sequences;
+    saved_step_ = checkpoint.info.step;
+    note(fmt::format("went on from {}", checkpoint.path.string()));
+    if (checkpoint.info.text != text_checksum_ || checkpoint.info.seed != job_.train.seed) {
+      note("the training text or the seed is not that of the checkpoint: the data are not continued");
+    }
+    return;
+  }
+  if (!found.empty()) {
+    fail<IoError>(folder.string(), "no checkpoint can be read: {}. To begin anew: --checkpoint.resume false",
+                  out.notes.back());
+  }
+}
+
+void Trainer::save(i64 steps_done) {
+  CheckpointShard shard;
+  shard.info = {steps_done, next_sequence_, job_.train.seed, text_checksum_, version(), write_fields(job_)};
+  shard.config = to_hf(model_);
+  copy_tensors(session_->states(), model_, shard);
+  writer_->write(std::move(shard));
+  saved_step_ = steps_done;
+}
+
 TrainOutcome Trainer::run(const std::function<void(const StepRecord&)>& on_step, i64 timed_steps) {
   TrainOutcome out;
   out.unigram_entropy = unigram_entropy_;
@@ -114,9 +163,12 @@ TrainOutcome Trainer::run(const std::function<void(const StepRecord&)>& on_step,
   const bool paced = job_.clock.kind == ClockKind::kPaced;
   PaceReport pace;
   const i64 total = train.steps + timed_steps;
-  for (i64 step = 0; step < total && !stop_requested; ++step) {
+  if (writer_) resume(out);
+  const bool saves = writer_ && job_.checkpoint.every > 0;
+  for (i64 step = out.first_step; step < total && !stop_requested; ++step) {
     // The first step runs unpaced and tells how much processor time a step takes.
-    if (step > 0 && ((paced && step == 1) || (timed_steps > 0 && step == std::max<i64>(train.steps, 1)))) {
+    const i64 done = step - out.first_step;
+    if (done > 0 && ((paced && done == 1) || (timed_steps > 0 && step == std::max<i64>(train.steps, 1)))) {
       set_paced(pace, out.records.empty() ? 0 : out.records.back().wall_s);
       out.pace = pace;
       executed.clear();
@@ -135,11 +187,15 @@ TrainOutcome Trainer::run(const std::function<void(const StepRecord&)>& on_step,
     if (train.validation_sequences > 0 && (due || step + 1 == train.steps) && step < train.steps) {
       out.validations.push_back({step + 1, validate()});
     }
+    if (saves && (step + 1) % job_.checkpoint.every == 0) save(step + 1);
     if (out.pace) {
       out.pace->cpu_share = last_.cpu_seconds / (record.wall_s * num_cores());
       out.pace->lag = std::max(out.pace->lag, last_.lag / std::max(last_.step, 1e-12));
     }
   }
+  const i64 steps_done = out.first_step + static_cast<i64>(out.records.size());
+  if (saves && steps_done > saved_step_) save(steps_done);
+  if (writer_) writer_->finish();
   out.interrupted = stop_requested;
   if (out.pace) out.pace->kept_up = out.pace->lag < 0.01;
   out.executed_step = median(executed);
@@ -151,7 +207,8 @@ TrainOutcome Trainer::run(const std::function<void(const StepRecord&)>& on_step,
 
 StepRecord Trainer::train_one(i64 step) {
   const TrainOptions& train = job_.train;
-  const Batch batch = train_.batch(step * train.sequences, train.sequences);
+  const Batch batch = train_.batch(next_sequence_, train.sequences);
+  next_sequence_ += train.sequences;
   StepInput input;
   input.step = step;
   input.tokens = batch.tokens;

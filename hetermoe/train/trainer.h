@@ -45,6 +45,8 @@ struct PaceReport {
 };
 
 struct TrainOutcome {
+  i64 first_step = 0;              ///< steps that an earlier run had done: it went on from its checkpoint
+  std::vector<std::string> notes;  ///< what the user should know of checkpoints
   std::vector<StepRecord> records;
   std::vector<Validation> validations;
   double unigram_entropy = 0;  ///< of the validation text, nats
@@ -62,10 +64,14 @@ struct PredictedStep {
   Seconds step = 0;
 };
 
+/// Whether a run keeps and uses the checkpoints of its output folder.
+enum class Checkpoints { kOff, kOn };
+
 /// Runs one job with one plan.
 class Trainer {
  public:
-  Trainer(const Job& job, ModelConfig model, Cluster cluster, Plan plan, const Text& text);
+  Trainer(const Job& job, ModelConfig model, Cluster cluster, Plan plan, const Text& text,
+          Checkpoints checkpoints = Checkpoints::kOff);
 
   PredictedStep predict() const;
   /// Trains job.train.steps steps, then `timed_steps` more under the paced clock when asked. `on_step` hears
@@ -76,6 +82,8 @@ class Trainer {
   const Cluster& cluster() const { return cluster_; }
 
  private:
+  void resume(TrainOutcome& out);
+  void save(i64 steps_done);
   StepRecord train_one(i64 step);
   double validate();
   void set_paced(PaceReport& pace, Seconds wall);
@@ -89,6 +97,10 @@ class Trainer {
   double unigram_entropy_;
   std::unique_ptr<RooflineCost> truth_;
   std::unique_ptr<Session> session_;
+  std::optional<CheckpointWriter> writer_;
+  u64 text_checksum_;
+  i64 saved_step_ = 0;
+  i64 next_sequence_ = 0;  ///< index of the first training sequence of the next step
   StepResult last_;
 };
 

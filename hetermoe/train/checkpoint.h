@@ -1,0 +1,96 @@
+#pragma once
+#include <exception>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "hetermoe/base/fields.h"
+#include "hetermoe/exec/device_state.h"
+#include "hetermoe/train/safetensors.h"
+
+// A checkpoint is a folder step-00000120 that knows no devices: logical tensors under their Hugging Face
+// names (model.safetensors beside a config.json, so other programs load it as it is), the optimizer's moments
+// beside them, and checkpoint.json. It is written below another name, synced and renamed: a folder with that
+// name is complete.
+namespace hetermoe {
+
+struct CheckpointOptions {
+  i64 every = 0;
+  i64 keep = 2;
+  bool resume = true;
+  bool async = true;
+  template <class V>
+  void fields(V& v) {
+    v("every", every, "steps between checkpoints (and one when the run is stopped), 0 = none", at_least(0));
+    v("keep", keep, "newest checkpoints that are kept", at_least(1));
+    v("resume", resume, "go on from the newest checkpoint of the output folder");
+    v("async", async, "write while the training goes on");
+  }
+};
+
+/// What a checkpoint says of itself beside its tensors.
+struct CheckpointInfo {
+  i64 step = 0;       ///< optimizer steps done
+  i64 sequences = 0;  ///< training sequences used so far: the next one has this index
+  u64 seed = 0;
+  u64 text = 0;  ///< checksum of the training text
+  std::string version;
+  Json job;  ///< resolved configuration
+};
+
+/// The part of a checkpoint that one process writes.
+struct CheckpointShard {
+  CheckpointInfo info;
+  Json config;  ///< config.json of the model
+  std::vector<NamedTensor> model, optimizer;
+  i32 rank = 0, num_ranks = 1;
+  std::string attempt =
+      "0";  ///< the same for all ranks of a run and for no other run: names the unfinished folder
+};
+
+/// Copies of what the devices of this process speak for.
+void copy_tensors(const std::vector<DeviceState*>& states, const ModelConfig& model, CheckpointShard& shard);
+
+/// Writes this rank's part; rank 0 then waits for the others' and publishes. Keeps the newest `keep` complete
+/// ones. Throws IoError; then nothing of an older checkpoint has changed.
+void write_checkpoint(const std::filesystem::path& folder, const CheckpointShard& shard, i64 keep);
+
+struct FoundCheckpoint {
+  std::filesystem::path path;
+  CheckpointInfo info;
+};
+/// Complete checkpoints, newest first. `on_broken` hears why a folder that looks like one was passed over.
+std::vector<FoundCheckpoint> find_checkpoints(const std::filesystem::path& folder,
+                                              const std::function<void(const std::string&)>& on_broken);
+
+/// Fills all states from a checkpoint, whatever plan, devices and processes wrote it. Throws IoError when
+/// bytes are damaged, ConfigError when it is of another model.
+void load_checkpoint(const FoundCheckpoint& checkpoint, const ModelConfig& model,
+                     const std::vector<DeviceState*>& states);
+
+/// Removes what runs that were ended while writing left behind.
+void remove_unfinished(const std::filesystem::path& folder);
+
+/// Writes checkpoints beside the training, one at a time.
+class CheckpointWriter {
+ public:
+  CheckpointWriter(std::filesystem::path folder, const CheckpointOptions& options);
+  ~CheckpointWriter();
+  CheckpointWriter(const CheckpointWriter&) = delete;
+  CheckpointWriter& operator=(const CheckpointWriter&) = delete;
+
+  /// Waits for the one before, whose error it throws.
+  void write(CheckpointShard shard);
+  void finish();
+
+ private:
+  std::filesystem::path folder_;
+  CheckpointOptions options_;
+  std::thread thread_;
+  std::exception_ptr error_;
+};
+
+}  // namespace hetermoe

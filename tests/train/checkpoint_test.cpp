@@ -1,0 +1,306 @@
+#include "hetermoe/train/checkpoint.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
+
+#include <fstream>
+
+#include "hetermoe/train/trainer.h"
+#include "tests/support/work_folder.h"
+
+namespace hetermoe {
+namespace {
+
+namespace fs = std::filesystem;
+
+const auto kIgnore = [](const std::string&) {};
+
+template <class F>
+std::string error_of(F&& run) {
+  try {
+    run();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+void flip_byte(const fs::path& path, i64 position) {
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekg(position);
+  const char byte = static_cast<char>(file.get() ^ 0x10);
+  file.seekp(position);
+  file.put(byte);
+}
+
+// --- safetensors ---
+
+TEST(Safetensors, ComeBackBitForBit) {
+  const WorkFolder folder;
+  const std::vector<NamedTensor> tensors = {{"a", at::randn({3, 5})},
+                                            {"b", at::randn({7}).to(at::kBFloat16)},
+                                            {"c", at::randn({2, 2}).to(at::kDouble)},
+                                            {"none", at::empty({0, 4})},
+                                            {"part", at::randn({4, 6}).narrow(1, 2, 3)}};
+  write_safetensors(folder / "x.safetensors", tensors);
+  const SafetensorsReader reader(folder / "x.safetensors");
+  EXPECT_EQ(reader.names().size(), tensors.size());
+  for (const NamedTensor& tensor : tensors) {
+    const at::Tensor back = reader.read(tensor.name);
+    EXPECT_EQ(back.scalar_type(), tensor.tensor.scalar_type());
+    EXPECT_TRUE(at::equal(back, tensor.tensor)) << tensor.name;
+  }
+}
+
+TEST(Safetensors, EveryFlippedBitOfDataIsFound) {
+  const WorkFolder folder;
+  const fs::path path = folder / "x.safetensors";
+  write_safetensors(path, {{"a", at::randn({8})}});
+  const auto size = static_cast<i64>(fs::file_size(path));
+  for (i64 position = size - 32; position < size; ++position) {
+    flip_byte(path, position);
+    EXPECT_NE(error_of([&] { SafetensorsReader(path).read("a"); }).find("a is damaged"), std::string::npos);
+    flip_byte(path, position);
+  }
+  EXPECT_EQ(error_of([&] { SafetensorsReader(path).read("a"); }), "no error");
+}
+
+TEST(Safetensors, EveryCutIsFound) {
+  const WorkFolder folder;
+  const fs::path path = folder / "x.safetensors";
+  write_safetensors(path, {{"a", at::randn({8})}});
+  const auto size = static_cast<i64>(fs::file_size(path));
+  for (i64 length = size - 1; length >= 0; length -= 3) {
+    fs::resize_file(path, static_cast<std::uintmax_t>(length));
+    EXPECT_NE(error_of([&] { SafetensorsReader(path).read("a"); }), "no error") << length;
+  }
+}
+
+// --- checkpoints ---
+
+struct Rig {
+  Job job;
+  ModelConfig model;
+  Cluster cluster;
+  Plan plan;
+
+  Rig(const std::string& folder, std::vector<std::pair<std::string, std::string>> overrides = {}) {
+    overrides.insert(overrides.begin(), {{"model", "tiny"},
+                                         {"cluster", "demo"},
+                                         {"output", folder},
+                                         {"train.seq_len", "8"},
+                                         {"train.sequences", "4"},
+                                         {"train.microbatches", "2"},
+                                         {"train.steps", "6"},
+                                         {"train.validation_sequences", "0"},
+                                         {"clock.threads", "1"},
+                                         {"checkpoint.every", "2"}});
+    job = job_from_overrides(overrides);
+    model = load_model(job.model);
+    cluster = load_cluster(job.cluster);
+    plan = make_job_plan(job, model, cluster);
+  }
+
+  struct Run {
+    TrainOutcome outcome;
+    TensorsByName values;
+  };
+  Run run(Checkpoints checkpoints = Checkpoints::kOn) {
+    const Text text{at::arange(4000).mul(37).remainder(251).to(at::kByte), at::arange(100).to(at::kByte), 1,
+                    0};
+    Trainer trainer(job, model, cluster, plan, text, checkpoints);
+    Run result{trainer.run(), {}};
+    result.values = trainer.session().values();
+    return result;
+  }
+  fs::path checkpoints() const { return fs::path(job.output) / "checkpoints"; }
+  std::vector<i64> steps() const {
+    std::vector<i64> out;
+    for (const FoundCheckpoint& found : find_checkpoints(checkpoints(), kIgnore))
+      out.push_back(found.info.step);
+    return out;
+  }
+};
+
+void expect_equal(const TensorsByName& a, const TensorsByName& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (const auto& [name, tensor] : a) EXPECT_TRUE(at::equal(tensor, b.at(name))) << name;
+}
+
+double worst_difference(const TensorsByName& a, const TensorsByName& b) {
+  double worst = 0;
+  for (const auto& [name, tensor] : a) {
+    worst = std::max(worst, (tensor - b.at(name)).abs().max().item<double>());
+  }
+  return worst;
+}
+
+TEST(Checkpoint, AResumedRunEndsBitEqualToAnUndisturbedOne) {
+  for (const char* strategy : {"zebra", "ep", "single"}) {
+    const WorkFolder whole_folder, cut_folder;
+    const Rig::Run whole = Rig(whole_folder.path(), {{"strategy", strategy}}).run(Checkpoints::kOff);
+    // Stopped after three steps: a learning-rate schedule over six, of which three are done.
+    Rig cut(cut_folder.path(), {{"strategy", strategy}});
+    cut.run();
+    EXPECT_EQ(cut.steps(), (std::vector<i64>{6, 4}));
+    fs::remove_all(cut.checkpoints() / "step-00000006");
+    const Rig::Run resumed = cut.run();
+    EXPECT_EQ(resumed.outcome.first_step, 4);
+    ASSERT_EQ(resumed.outcome.records.size(), 2U);
+    EXPECT_EQ(resumed.outcome.records[0].step, 5);
+    for (std::size_t i = 0; i < 2; ++i) {
+      EXPECT_EQ(resumed.outcome.records[i].loss, whole.outcome.records[4 + i].loss);
+    }
+    expect_equal(resumed.values, whole.values);
+  }
+}
+
+TEST(Checkpoint, GoesOnWithAnotherStrategyAndAnotherNumberOfDevices) {
+  const WorkFolder folder, whole_folder;
+  const Rig::Run whole = Rig(whole_folder.path()).run(Checkpoints::kOff);
+  Rig(folder.path(), {{"strategy", "zebra"}}).run();
+  for (const char* strategy : {"ep", "dist_ep", "single"}) {
+    fs::remove_all(Rig(folder.path()).checkpoints() / "step-00000006");
+    const Rig::Run resumed = Rig(folder.path(), {{"strategy", strategy}, {"checkpoint.keep", "9"}}).run();
+    EXPECT_EQ(resumed.outcome.first_step, 4);
+    EXPECT_LT(worst_difference(resumed.values, whole.values), 1e-5) << strategy;
+  }
+  // Without the moments the same steps lead elsewhere: the comparison above can fail.
+  EXPECT_GT(worst_difference(Rig(folder.path(), {{"train.steps", "4"}}).run(Checkpoints::kOff).values,
+                             whole.values),
+            1e-4);
+}
+
+TEST(Checkpoint, LowPrecisionKeepsItsMasters) {
+  const WorkFolder folder, whole_folder;
+  const std::vector<std::pair<std::string, std::string>> bf16 = {{"plan.expert_dtype", "bf16"}};
+  const Rig::Run whole = Rig(whole_folder.path(), bf16).run(Checkpoints::kOff);
+  Rig cut(folder.path(), bf16);
+  cut.run();
+  fs::remove_all(cut.checkpoints() / "step-00000006");
+  expect_equal(cut.run().values, whole.values);
+}
+
+TEST(Checkpoint, AFinishedRunHasNothingLeftToDo) {
+  const WorkFolder folder;
+  Rig rig(folder.path());
+  const Rig::Run first = rig.run();
+  const Rig::Run again = rig.run();
+  EXPECT_EQ(again.outcome.first_step, 6);
+  EXPECT_TRUE(again.outcome.records.empty());
+  expect_equal(again.values, first.values);
+}
+
+TEST(Checkpoint, ADamagedOneIsPassedOverAndNamed) {
+  const WorkFolder folder;
+  Rig rig(folder.path());
+  const Rig::Run whole = rig.run();
+  const fs::path newest = rig.checkpoints() / "step-00000006";
+  for (const char* file : {"model.safetensors", "optimizer.safetensors", "checkpoint.json"}) {
+    const auto size = static_cast<i64>(fs::file_size(newest / file));
+    for (const i64 position : {size / 3, size - 100}) {
+      flip_byte(newest / file, position);
+      const Rig::Run resumed = rig.run();
+      EXPECT_EQ(resumed.outcome.first_step, 4) << file << " " << position;
+      ASSERT_FALSE(resumed.outcome.notes.empty());
+      EXPECT_NE(resumed.outcome.notes[0].find("step-00000006"), std::string::npos)
+          << resumed.outcome.notes[0];
+      expect_equal(resumed.values, whole.values);  // and has been written anew
+      EXPECT_EQ(rig.steps(), (std::vector<i64>{6, 4}));
+    }
+  }
+}
+
+TEST(Checkpoint, WhenNoneCanBeReadTheRunDoesNotBeginAnewByItself) {
+  const WorkFolder folder;
+  Rig rig(folder.path());
+  rig.run();
+  for (const char* step : {"step-00000004", "step-00000006"}) {
+    flip_byte(rig.checkpoints() / step / "model.safetensors", 5000);
+  }
+  EXPECT_NE(error_of([&] { rig.run(); }).find("no checkpoint can be read"), std::string::npos);
+  rig.job.checkpoint.resume = false;
+  EXPECT_EQ(rig.run().outcome.first_step, 0);
+}
+
+TEST(Checkpoint, UnfinishedOnesAreNeitherUsedNorKept) {
+  const WorkFolder folder;
+  Rig rig(folder.path());
+  rig.run();
+  const fs::path unfinished = rig.checkpoints() / ".step-00000008.0.unfinished";
+  fs::rename(rig.checkpoints() / "step-00000006", unfinished);
+  EXPECT_EQ(rig.run().outcome.first_step, 4);
+  EXPECT_FALSE(fs::exists(unfinished));
+}
+
+TEST(Checkpoint, AnotherModelIsRefusedByTheKeyThatDiffers) {
+  const WorkFolder folder;
+  Rig(folder.path()).run();
+  Rig other(folder.path(), {{"model", "tiny-qwen3"}});
+  EXPECT_NE(error_of([&] { other.run(); }).find("is of another model: "), std::string::npos);
+}
+
+/// While it lives no file of this process may grow beyond `bytes`: writes fail as on a full disk.
+class FullDisk {
+ public:
+  explicit FullDisk(rlim_t bytes) {
+    ::signal(SIGXFSZ, SIG_IGN);
+    ::getrlimit(RLIMIT_FSIZE, &before_);
+    const rlimit small{bytes, before_.rlim_max};
+    ::setrlimit(RLIMIT_FSIZE, &small);
+  }
+  ~FullDisk() { ::setrlimit(RLIMIT_FSIZE, &before_); }
+
+ private:
+  rlimit before_{};
+};
+
+TEST(Checkpoint, AFullDiskIsOneErrorAndLeavesTheOlderOnes) {
+  const WorkFolder folder;
+  Rig rig(folder.path());
+  rig.run();
+  rig.job.train.steps = 8;
+  for (const rlim_t bytes : {100, 20000}) {
+    std::string error;
+    {
+      const FullDisk full(bytes);
+      error = error_of([&] { rig.run(); });
+    }
+    EXPECT_NE(error.find("cannot write"), std::string::npos) << error;
+    EXPECT_NE(error.find("step-00000008"), std::string::npos) << error;
+    EXPECT_EQ(rig.steps(), (std::vector<i64>{6, 4}));
+    EXPECT_EQ(std::distance(fs::directory_iterator(rig.checkpoints()), {}), 2);  // nothing unfinished is left
+  }
+  EXPECT_EQ(rig.run().outcome.first_step, 6);
+}
+
+TEST(Checkpoint, AFolderThatCannotBeWrittenIsOneError) {
+  const WorkFolder folder;
+  folder.file("checkpoints", "a file where the folder should be");
+  EXPECT_NE(error_of([&] { Rig(folder.path()).run(); }).find("cannot create folder"), std::string::npos);
+}
+
+TEST(Checkpoint, SeveralRanksWriteOneFolder) {
+  const WorkFolder folder;
+  std::vector<CheckpointShard> shards(2);
+  for (i32 r = 0; r < 2; ++r) {
+    CheckpointShard& shard = shards[static_cast<std::size_t>(r)];
+    shard.info.step = 3;
+    shard.rank = r;
+    shard.num_ranks = 2;
+    shard.model = {{fmt::format("w{}", r), at::full({4}, r + 1.0)}};
+  }
+  std::thread first([&] { write_checkpoint(folder.path(), shards[0], 2); });
+  write_checkpoint(folder.path(), shards[1], 2);
+  first.join();
+  const std::vector<FoundCheckpoint> found = find_checkpoints(folder.path(), kIgnore);
+  ASSERT_EQ(found.size(), 1U);
+  const Json index = read_json(found[0].path / "model.safetensors.index.json");
+  EXPECT_EQ(index["weight_map"]["w1"], "model-00002-of-00002.safetensors");
+  EXPECT_EQ(
+      SafetensorsReader(found[0].path / "model-00002-of-00002.safetensors").read("w1")[0].item<double>(), 2);
+}
+
+}  // namespace
+}  // namespace hetermoe
