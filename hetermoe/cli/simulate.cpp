@@ -42,30 +42,23 @@ ExpectedRouting make_routing(const std::string& text, const ModelConfig& model) 
   return ExpectedRouting(model, zipf_popularity(model.num_experts, exponent));
 }
 
-/// What a strategy makes computes in fp32, as the numerics here do; the cluster's devices would use the job's
-/// emulated dtype. A plan file says itself what it wants.
-Plan with_emulated_dtype(const Job& job, Plan plan) {
-  if (job.plan.file.empty()) std::fill(plan.dtype.begin(), plan.dtype.end(), job.clock.emulated_dtype);
-  return plan;
-}
-
 Simulated simulate_job(const Job& job, const ModelConfig& model, const Cluster& cluster,
                        const std::string& routing_text) {
   Simulated out;
   const ExpectedRouting routing = make_routing(routing_text, model);
   out.plan = make_job_plan(job, model, cluster);
-  const Plan emulated = with_emulated_dtype(job, out.plan);
+  const Plan emulated = emulated_plan(job, out.plan);
   const StepOptions step{model.aux_loss_coef > 0, job.train.aux_group, true};
   out.schedule = build_schedule(out.plan, model, step);
   const RooflineCost cost(model, cluster, emulated);
-  const Placement placement(out.plan, model, step), emulated_placement(emulated, model, step);
+  const Placement placement(emulated, model, step);
   const OpCosts costs = price(out.schedule, placement, model, cluster, cost, routing);
   Simulator simulator;
   const OpTimes& times = simulator.run(out.schedule, costs);
   out.timeline = make_timeline(out.schedule, times, out.plan, cluster, "simulated");
   out.timeline.title = fmt::format("{}, {} on {}", job.plan.file.empty() ? job.strategy : out.plan.strategy,
                                    model.name, cluster.name);
-  out.memory = peak_memory(out.schedule, times, emulated_placement, model, cluster, routing);
+  out.memory = peak_memory(out.schedule, times, placement, model, cluster, routing);
   out.tokens_per_s = static_cast<double>(total_sequences(out.plan) * out.plan.seq_len) / times.step;
   return out;
 }

@@ -50,7 +50,8 @@ Executor::Executor(const RunContext& context, std::vector<DeviceState*> states, 
       transport_(transport),
       options_(std::move(options)),
       clock_(options_.clock, options_.pace_scale),
-      work_(context.placement, context.model, context.cluster),
+      work_(options.emulated != nullptr ? *options.emulated : context.placement, context.model,
+            context.cluster),
       lifetimes_(make_lifetimes(context.schedule, context.placement)) {
   HM_CHECK(!clock_.needs_durations() || options_.truth != nullptr, "an emulated clock needs a cost model");
   for (DeviceState* state : states) devices_.push_back(std::make_unique<DeviceLanes>(context_, *state));
@@ -181,7 +182,6 @@ void Executor::lane_main(Lane& lane) {
 void Executor::run_lane(Lane& lane) {
   lane.spans.clear();
   lane.end = 0;
-  lane.lag = 0;
   const double cpu_begin = thread_cpu_seconds();
   for (lane.next = 0; lane.next < lane.ops.size(); ++lane.next) {
     const LaneOp& item = lane.ops[lane.next];
@@ -240,7 +240,6 @@ Seconds Executor::run_compute(Lane& lane, const Op& op, Seconds ready, Span& spa
     duration = options_.truth->compute(work_.compute_work(op, runtime.device(), runtime.load_of(op)));
   }
   span.end = clock_.finish(span.start, duration);
-  if (clock_.kind() == ClockKind::kPaced) lane.lag = span.end - (span.start + duration);
   return span.end;
 }
 
@@ -351,7 +350,6 @@ StepResult Executor::collect() {
   for (const std::unique_ptr<Lane>& lane : lanes_) {
     result.step = std::max(result.step, lane->end);
     result.cpu_seconds += lane->cpu_seconds;
-    result.lag = std::max(result.lag, lane->lag);
   }
   return result;
 }

@@ -16,10 +16,12 @@ namespace hetermoe {
 
 struct ExecutorOptions {
   ClockKind clock = ClockKind::kReal;
-  double pace_scale = 1;             ///< paced: real seconds per emulated second
-  const CostModel* truth = nullptr;  ///< virtual, paced: how long ops take on the emulated devices
-  i32 threads_per_lane = 1;          ///< intra-op threads of a compute lane
-  Seconds watchdog = 300;            ///< no op ended for so long = hung
+  double pace_scale = 1;                ///< paced: real seconds per emulated second
+  const CostModel* truth = nullptr;     ///< virtual, paced: how long ops take on the emulated devices
+  const Placement* emulated = nullptr;  ///< what `truth` prices: the plan with the dtypes of the emulated
+                                        ///< devices; null = the plan as it is
+  i32 threads_per_lane = 1;  ///< intra-op threads of a compute lane
+  Seconds watchdog = 300;    ///< no op ended for so long = hung
   /// Called before every op on its lane thread; tests delay or fail ops with it.
   std::function<void(const Op&, DeviceId)> before_op;
 };
@@ -60,7 +62,6 @@ class Executor {
     std::vector<Span> spans;
     Seconds end = 0;
     double cpu_seconds = 0;
-    Seconds lag = 0;
     std::atomic<std::size_t> next = 0;  // position of the head, for the watchdog
     std::thread thread;
   };

@@ -28,7 +28,6 @@ struct StepResult {
   at::Tensor counts_LE;  ///< int64 copies per layer and expert; zero rows for dense layers
   Seconds step = 0;      ///< end of the last span, in the clock's seconds
   double cpu_seconds = 0;  ///< processor time of all lane threads
-  Seconds lag = 0;         ///< paced: how far the last real end was behind its planned end
 };
 
 }  // namespace hetermoe

@@ -189,4 +189,16 @@ Plan make_job_plan(const Job& job, const ModelConfig& model, const Cluster& clus
                     fmt::join(faults, "\n  "), hidden > 0 ? fmt::format("\n  and {} more", hidden) : "");
 }
 
+Plan emulated_plan(const Job& job, const Plan& plan) {
+  const auto emulated = [&](Dtype dtype) {
+    return job.clock.emulated_dtype.value_or(bytes_of(dtype) == 2 ? dtype : Dtype::kFp16);
+  };
+  Plan out = plan;
+  for (Dtype& dtype : out.dtype) dtype = emulated(dtype);
+  if (job.plan.wire_dtype) return out;
+  out.wire_forward = emulated(out.wire_forward);
+  out.wire_backward = emulated(out.wire_backward);
+  return out;
+}
+
 }  // namespace hetermoe

@@ -89,7 +89,7 @@ struct ClockOptions {
   ClockKind kind = ClockKind::kReal;
   double pace_scale = 0;
   double max_cpu_share = 0.25;
-  Dtype emulated_dtype = Dtype::kFp16;
+  std::optional<Dtype> emulated_dtype;
   double watchdog_s = 300;
   i32 threads = 0;
   template <class V>
@@ -101,7 +101,8 @@ struct ClockOptions {
     v("max_cpu_share", max_cpu_share, "paced: processor time may be this share of the emulated step",
       between(0.01, 1));
     v("emulated_dtype", emulated_dtype,
-      "dtype whose speed the emulated devices have, whatever the numerics here use");
+      "dtype of compute and transfers on the emulated devices, whatever the numerics here use; null = the "
+      "plan's where it has 16 bits, else fp16");
     v("watchdog_s", watchdog_s, "a run in which no op ends for so long is stopped as hung", above(0));
     v("threads", threads, "intra-op threads of a compute lane, 0 = the machine's cores over the devices",
       at_least(0));
@@ -140,5 +141,9 @@ Job job_from_overrides(const std::vector<std::pair<std::string, std::string>>& o
 /// The plan of a job: the file it names, or what its strategy makes. Checked against model and cluster;
 /// throws ConfigError with all faults.
 Plan make_job_plan(const Job& job, const ModelConfig& model, const Cluster& cluster);
+
+/// The plan as the emulated cluster runs it: its dtypes are those of clock.emulated_dtype, because the
+/// numerics here use fp32 where GPUs would not.
+Plan emulated_plan(const Job& job, const Plan& plan);
 
 }  // namespace hetermoe

@@ -36,8 +36,9 @@ LossSeries loss_series(const StrategyRun& run) {
 std::string source_note(const StrategyRun& run) {
   if (!run.outcome.pace || run.outcome.pace->kept_up) return "";
   return fmt::format(
-      "the run fell behind its pace (lag {:.1f} % of the step): its ratios are not to be trusted",
-      100 * run.outcome.pace->lag);
+      "{}: the run did not keep its pace (executed {:+.1f} % against the simulation of what it routed): its "
+      "ratios are not to be trusted. Give it a larger clock.pace_scale or a quieter machine.",
+      run.strategy, 100 * run.outcome.pace->lag);
 }
 
 ReportInput report_input(const Job& job, const ModelConfig& model, const Cluster& cluster,
@@ -134,7 +135,14 @@ std::string strategy_table(const std::vector<StrategyRun>& runs) {
                    executed ? fmt::format("{:.6f}", out.records.back().loss) : "-",
                    out.validations.empty() ? "-" : fmt::format("{:.4f}", out.validations.back().loss)});
   }
-  return table.str();
+  std::string text = table.str();
+  const std::string clock = runs.empty() ? "" : runs[0].outcome.executed.source;
+  text += fmt::format("busy shares are simulated{}\n", clock.empty() ? "" : "; steps are " + clock);
+  for (const StrategyRun& run : runs) {
+    const std::string note = source_note(run);
+    if (!note.empty()) text += note + "\n";
+  }
+  return text;
 }
 
 Json to_json(const StrategyRun& run, const Job& job) {

@@ -23,17 +23,12 @@ void stop_on_interrupt() {
 
 namespace {
 
-/// The plan as the emulated cluster would run it: durations are those of its dtype, whatever the numerics
-/// here use.
-Plan emulated_plan(const Plan& plan, Dtype dtype) {
-  Plan out = plan;
-  std::fill(out.dtype.begin(), out.dtype.end(), dtype);
-  return out;
-}
-
 std::filesystem::path checkpoint_folder(const Job& job) {
   return std::filesystem::path(job.output) / "checkpoints";
 }
+
+/// A paced step further than this from the simulation of what it routed has lost its pace.
+constexpr double kPaceTolerance = 0.02;
 
 i32 num_cores() { return std::max(1, static_cast<i32>(std::thread::hardware_concurrency())); }
 
@@ -44,11 +39,15 @@ i32 lane_threads(const Job& job, const Plan& plan) {
   return std::max(1, num_cores() / devices);
 }
 
+StepOptions step_options(const Job& job, const ModelConfig& model) {
+  return {model.aux_loss_coef > 0, job.train.aux_group, /*backward=*/true};
+}
+
 Session::Options session_options(const Job& job, const ModelConfig& model, const Plan& plan,
-                                 const CostModel& truth) {
+                                 const CostModel& truth, const Placement& emulated) {
   Session::Options options;
-  options.step.balance = model.aux_loss_coef > 0;
-  options.step.aux_group = job.train.aux_group;
+  options.step = step_options(job, model);
+  options.executor.emulated = &emulated;
   options.executor.clock = job.clock.kind == ClockKind::kPaced ? ClockKind::kVirtual : job.clock.kind;
   options.executor.truth = &truth;
   options.executor.threads_per_lane = lane_threads(job, plan);
@@ -96,12 +95,16 @@ Trainer::Trainer(const Job& job, ModelConfig model, Cluster cluster, Plan plan, 
       cluster_(std::move(cluster)),
       plan_(std::move(plan)),
       train_(text.train, job.train.seq_len, job.train.seed),
-      validation_(text.validation, job.train.seq_len, job.train.seed),
-      unigram_entropy_(unigram_entropy(text.validation)),
-      truth_(
-          std::make_unique<RooflineCost>(model_, cluster_, emulated_plan(plan_, job.clock.emulated_dtype))),
-      session_(
-          std::make_unique<Session>(model_, cluster_, plan_, session_options(job, model_, plan_, *truth_))),
+      validation_(
+          job.train.validation_sequences > 0 && text.validation.numel() > 0
+              ? std::optional<Sampler>(std::in_place, text.validation, job.train.seq_len, job.train.seed)
+              : std::nullopt),
+      unigram_entropy_(validation_ ? unigram_entropy(text.validation) : 0),
+      emulated_(emulated_plan(job, plan_)),
+      emulated_placement_(emulated_, model_, step_options(job, model_)),
+      truth_(std::make_unique<RooflineCost>(model_, cluster_, emulated_)),
+      session_(std::make_unique<Session>(model_, cluster_, plan_,
+                                         session_options(job, model_, plan_, *truth_, emulated_placement_))),
       text_checksum_(checksum(text.train.const_data_ptr(), text.train.nbytes())) {
   session_->initialize(job.train.seed);
   if (checkpoints == Checkpoints::kOn) writer_.emplace(checkpoint_folder(job), job.checkpoint);
@@ -109,8 +112,7 @@ Trainer::Trainer(const Job& job, ModelConfig model, Cluster cluster, Plan plan, 
 
 PredictedStep Trainer::predict() const {
   const ExpectedRouting routing(model_);
-  const OpCosts costs =
-      price(session_->schedule(), session_->placement(), model_, cluster_, *truth_, routing);
+  const OpCosts costs = price(session_->schedule(), emulated_placement_, model_, cluster_, *truth_, routing);
   Simulator simulator;
   const OpTimes& times = simulator.run(session_->schedule(), costs);
   return {make_timeline(session_->schedule(), times, plan_, cluster_, "simulated"), times.step};
@@ -184,23 +186,25 @@ TrainOutcome Trainer::run(const std::function<void(const StepRecord&)>& on_step,
     out.records.push_back(record);
     if (on_step) on_step(record);
     const bool due = train.validate_every > 0 && (step + 1) % train.validate_every == 0;
-    if (train.validation_sequences > 0 && (due || step + 1 == train.steps) && step < train.steps) {
+    if (validation_ && (due || step + 1 == train.steps) && step < train.steps) {
       out.validations.push_back({step + 1, validate()});
     }
     if (saves && (step + 1) % job_.checkpoint.every == 0) save(step + 1);
     if (out.pace) {
       out.pace->cpu_share = last_.cpu_seconds / (record.wall_s * num_cores());
-      out.pace->lag = std::max(out.pace->lag, last_.lag / std::max(last_.step, 1e-12));
     }
   }
   const i64 steps_done = out.first_step + static_cast<i64>(out.records.size());
   if (saves && steps_done > saved_step_) save(steps_done);
   if (writer_) writer_->finish();
   out.interrupted = stop_requested;
-  if (out.pace) out.pace->kept_up = out.pace->lag < 0.01;
   out.executed_step = median(executed);
   out.replayed_step = median(replayed);
   out.executed_over_replayed = median(ratios);
+  if (out.pace) {
+    out.pace->lag = out.executed_over_replayed - 1;
+    out.pace->kept_up = std::abs(out.pace->lag) < kPaceTolerance;
+  }
   if (!out.records.empty()) out.executed = session_->executor().timeline();
   return out;
 }
@@ -249,7 +253,7 @@ double Trainer::validate() {
   // Whole batches of the plan's size, so that the plan's shares serve.
   const i64 batches = std::max<i64>(1, train.validation_sequences / train.sequences);
   for (i64 b = 0; b < batches; ++b) {
-    const Batch batch = validation_.batch(b * train.sequences, train.sequences);
+    const Batch batch = validation_->batch(b * train.sequences, train.sequences);
     StepInput input;
     input.step = b;
     input.tokens = batch.tokens;
@@ -271,7 +275,7 @@ void Trainer::set_paced(PaceReport& pace, Seconds wall) {
 /// Simulation of what was routed in the last step: the difference to the execution is the cost model's, not
 /// the routing's.
 Seconds Trainer::replay() {
-  const OpCosts costs = price(session_->schedule(), session_->placement(), model_, cluster_, *truth_,
+  const OpCosts costs = price(session_->schedule(), emulated_placement_, model_, cluster_, *truth_,
                               session_->executor().recorded_routing());
   return longest_path(session_->schedule(), costs.seconds).step;
 }

@@ -40,7 +40,7 @@ struct Validation {
 struct PaceReport {
   double scale = 0;      ///< real seconds per emulated second
   double cpu_share = 0;  ///< processor time over wall time and cores
-  double lag = 0;        ///< latest end behind its plan, as a share of the step
+  double lag = 0;        ///< median step over the simulation of what it routed, minus 1
   bool kept_up = true;
 };
 
@@ -93,8 +93,11 @@ class Trainer {
   ModelConfig model_;
   Cluster cluster_;
   Plan plan_;
-  Sampler train_, validation_;
+  Sampler train_;
+  std::optional<Sampler> validation_;
   double unigram_entropy_;
+  Plan emulated_;
+  Placement emulated_placement_;
   std::unique_ptr<RooflineCost> truth_;
   std::unique_ptr<Session> session_;
   std::optional<CheckpointWriter> writer_;
