@@ -5,6 +5,7 @@
 
 #include "hetermoe/base/error.h"
 #include "hetermoe/base/suggest.h"
+#include "hetermoe/base/version.h"
 #include "hetermoe/train/job.h"
 
 namespace hetermoe {
@@ -128,7 +129,7 @@ int run_program(std::vector<std::string> words) {
     sub->footer(std::string("Example:\n  ") + command.example);
     runners.emplace_back(sub, command.make(*sub));
   }
-  if (words.empty()) {
+  if (words.empty() || words[0] == "help") {
     std::cout << app.help();
     return 2;
   }

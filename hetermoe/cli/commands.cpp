@@ -4,7 +4,7 @@ namespace hetermoe {
 
 const std::vector<Command>& commands() {
   static const std::vector<Command> all = {
-      {"train", "train a model by one strategy, on real or emulated devices",
+      {"train", "train a model by one strategy, on this machine's processor or on emulated devices",
        "hetermoe train configs/jobs/demo.yaml --strategy zebra --train.steps 20", make_train},
       {"compare", "several strategies on one model and cluster: predicted and executed",
        "hetermoe compare configs/jobs/demo.yaml --strategies zebra,ep,dist-ep,single --timed-steps 3",
@@ -17,7 +17,7 @@ const std::vector<Command>& commands() {
       {"inspect", "what a model or a cluster is: parameters, FLOPs and memory per part, devices and links",
        "hetermoe inspect mixtral-8x7b --seq 4096\n  hetermoe inspect --cluster o1", make_inspect},
       {"report", "timelines to one HTML page that opens from a file, and to a Perfetto trace",
-       "hetermoe report out/demo/predicted.json --with out/demo/timeline.json -o report.html "
+       "hetermoe report out/demo/train/predicted.json --with out/demo/train/timeline.json -o report.html "
        "--trace trace.json",
        make_report},
       {"doctor", "what this build and this machine can do", "hetermoe doctor", make_doctor},

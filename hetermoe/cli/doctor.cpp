@@ -11,6 +11,7 @@
 
 #include "hetermoe/base/error.h"
 #include "hetermoe/base/paths.h"
+#include "hetermoe/base/version.h"
 #include "hetermoe/cli/command.h"
 #include "hetermoe/cluster/cluster.h"
 #include "hetermoe/comm/mpi.h"

@@ -237,9 +237,13 @@ void print_cluster(const Cluster& cluster) {
 }
 
 int inspect(const Options& options) {
-  if (options.model.empty() == options.cluster.empty()) {
-    fail<ConfigError>("inspect", "expected a model or --cluster NAME_OR_PATH.{}",
-                      known_names_hint(options.model, known_models()));
+  if (options.model.empty() && options.cluster.empty()) {
+    fail<ConfigError>("inspect", "nothing to inspect: expected a model or --cluster NAME_OR_PATH.{}",
+                      known_names_hint("", known_models()));
+  }
+  if (!options.model.empty() && !options.cluster.empty()) {
+    fail<ConfigError>("inspect", "got model {} and cluster {}, expected one of the two", options.model,
+                      options.cluster);
   }
   if (!options.cluster.empty()) {
     const Cluster cluster = load_cluster(options.cluster);

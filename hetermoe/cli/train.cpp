@@ -1,5 +1,7 @@
+#include <chrono>
 #include <iostream>
 #include <memory>
+#include <thread>
 
 #include "hetermoe/cli/command.h"
 #include "hetermoe/report/progress.h"
@@ -31,29 +33,45 @@ void print_summary(const Job& job, const StrategyRun& run, const std::filesystem
   std::cout << "report: " << report.string() << "\n";
 }
 
-int train(const Options& options, const Overrides& overrides) {
-  const Job job = options.job.empty() ? job_from_overrides(overrides) : load_job(options.job, overrides);
+/// Runs the job; only rank 0 talks.
+int train(const Options& options, const Job& job, const Processes& processes) {
+  const bool talks = processes.rank() == 0;
   stop_on_interrupt();
   ProgressOptions style;
-  if (options.json) style.style = ProgressStyle::kNone;
+  if (options.json || !talks) style.style = ProgressStyle::kNone;
   Progress progress("training", job.train.steps, style);
   const auto on_step = [&](const std::string&, const StepRecord& record) {
     progress.update(record.step, fmt::format("loss {:.4f}", record.loss));
-    if (!options.json && (record.step % job.train.log_every == 0 || record.step == 1)) {
+    if (talks && !options.json && (record.step % job.train.log_every == 0 || record.step == 1)) {
       std::cout << log_line(record, job.train.steps) << std::endl;
     }
   };
   const std::vector<StrategyRun> runs =
-      compare_job(job, {{job.strategy}, true, 0, Checkpoints::kOn}, on_step);
+      compare_job(job, {{job.strategy}, true, 0, Checkpoints::kOn}, on_step, processes);
   progress.finish();
-  const ModelConfig model = load_model(job.model);
-  const Cluster cluster = load_cluster(job.cluster);
-  const std::filesystem::path report = write_results(job, model, cluster, runs);
+  if (!talks) return 0;
+  const std::filesystem::path report =
+      write_results(job, load_model(job.model), load_cluster(job.cluster), runs);
   if (options.json)
     print_json(to_json(runs[0], job));
   else
     print_summary(job, runs[0], report);
   return 0;
+}
+
+/// With several processes an error of one ends all: the others would wait for its messages.
+int train(const Options& options, const Overrides& overrides) {
+  const std::unique_ptr<Processes> processes = join_processes();
+  try {
+    const Job job = options.job.empty() ? job_from_overrides(overrides) : load_job(options.job, overrides);
+    return train(options, job, *processes);
+  } catch (const std::exception& error) {
+    if (processes->alone()) throw;
+    // What is wrong for all ranks is said once: rank 0 has the first word.
+    if (processes->rank() > 0) std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    std::cerr << fmt::format("rank {}: {}", processes->rank(), error.what()) << std::endl;
+    processes->abort(1);
+  }
 }
 
 }  // namespace

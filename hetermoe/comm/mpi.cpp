@@ -26,7 +26,7 @@ void nap() { std::this_thread::sleep_for(std::chrono::microseconds(50)); }
 
 class Mpi : public Transport {
  public:
-  Mpi(const MpiJob& job, std::vector<i32> rank_of)
+  Mpi(const Processes& job, std::vector<i32> rank_of)
       : rank_(job.rank()),
         rank_of_(std::move(rank_of)),
         local_(make_in_process_transport(static_cast<i32>(rank_of_.size()))) {
@@ -180,7 +180,7 @@ void MpiJob::abort(int code) const {
   std::abort();
 }
 
-std::unique_ptr<Transport> make_mpi_transport(const MpiJob& job, std::vector<i32> rank_of) {
+std::unique_ptr<Transport> make_mpi_transport(const Processes& job, std::vector<i32> rank_of) {
   return std::make_unique<Mpi>(job, std::move(rank_of));
 }
 

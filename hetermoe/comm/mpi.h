@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "hetermoe/comm/processes.h"
 #include "hetermoe/comm/transport.h"
 
 // Processes of an MPI job, each with one or more devices. mpi.cpp is compiled when CMake finds MPI,
@@ -15,22 +16,19 @@ bool mpi_is_available();
 std::string mpi_description();
 
 /// This process within the job. Outside mpirun a job is one process.
-class MpiJob {
+class MpiJob : public Processes {
  public:
   /// Initialises MPI with threads. Throws TransportError when the library gives no MPI_THREAD_MULTIPLE or
   /// this build has no MPI.
   MpiJob();
-  ~MpiJob();
+  ~MpiJob() override;
   MpiJob(const MpiJob&) = delete;
   MpiJob& operator=(const MpiJob&) = delete;
 
-  i32 rank() const { return rank_; }
-  i32 num_ranks() const { return num_ranks_; }
-
-  /// Every rank's text, in rank order; collective.
-  std::vector<std::string> gather(const std::string& text) const;
-  /// Ends all processes of the job.
-  [[noreturn]] void abort(int code) const;
+  i32 rank() const override { return rank_; }
+  i32 num_ranks() const override { return num_ranks_; }
+  std::vector<std::string> gather(const std::string& text) const override;
+  [[noreturn]] void abort(int code) const override;
 
  private:
   i32 rank_ = 0, num_ranks_ = 1;
@@ -38,7 +36,7 @@ class MpiJob {
 
 /// rank_of: [num_devices] the process that holds each device. Messages between devices of one process stay
 /// there.
-std::unique_ptr<Transport> make_mpi_transport(const MpiJob& job, std::vector<i32> rank_of);
+std::unique_ptr<Transport> make_mpi_transport(const Processes& job, std::vector<i32> rank_of);
 
 /// Devices over processes in contiguous runs, as equal as possible: [num_devices].
 std::vector<i32> spread_devices(i32 num_devices, i32 num_ranks);

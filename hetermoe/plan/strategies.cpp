@@ -42,14 +42,23 @@ Shares make_share_rows(const std::vector<DeviceId>& devices, const std::vector<i
   return rows;
 }
 
+namespace {
+
+/// Old devices lose most at attention, and most of that where the scores go through memory.
+bool better_at_attention(const DeviceType& a, const DeviceType& b) {
+  const bool plain_a = a.attention_kernel == AttentionKernel::kPlain,
+             plain_b = b.attention_kernel == AttentionKernel::kPlain;
+  return plain_a != plain_b ? plain_b : a.peak(Dtype::kFp16) > b.peak(Dtype::kFp16);
+}
+
+}  // namespace
+
 Roles default_roles(const Cluster& cluster) {
   std::size_t best = 0;
   std::vector<bool> used(cluster.types.size(), false);
   for (const Device& device : cluster.devices) used[static_cast<std::size_t>(device.type)] = true;
   for (std::size_t t = 0; t < cluster.types.size(); ++t) {
-    if (used[t] &&
-        (!used[best] || cluster.types[t].peak(Dtype::kFp16) > cluster.types[best].peak(Dtype::kFp16)))
-      best = t;
+    if (used[t] && (!used[best] || better_at_attention(cluster.types[t], cluster.types[best]))) best = t;
   }
   Roles roles;
   for (DeviceId d = 0; d < cluster.num_devices(); ++d) {

@@ -1,5 +1,7 @@
 #include "hetermoe/train/checkpoint.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <chrono>
 #include <map>

@@ -6,7 +6,7 @@ namespace hetermoe {
 
 std::vector<StrategyRun> compare_job(
     const Job& job, const CompareRunOptions& options,
-    const std::function<void(const std::string&, const StepRecord&)>& on_step) {
+    const std::function<void(const std::string&, const StepRecord&)>& on_step, const Processes& processes) {
   const ModelConfig model = load_model(job.model);
   const Cluster cluster = load_cluster(job.cluster);
   std::vector<Job> jobs;
@@ -24,12 +24,12 @@ std::vector<StrategyRun> compare_job(
   const Text text = load_text(job.data, job.train.seq_len);
   MetricsLog metrics(job, runs.size());
   for (std::size_t i = 0; i < runs.size() && !stop_requested; ++i) {
-    Trainer trainer(jobs[i], model, cluster, runs[i].plan, text, options.checkpoints);
+    Trainer trainer(jobs[i], model, cluster, runs[i].plan, text, processes, options.checkpoints);
     runs[i].predicted = trainer.predict();
     if (!options.execute) continue;
     runs[i].outcome = trainer.run(
         [&](const StepRecord& record) {
-          metrics.add(runs[i].strategy, record);
+          if (processes.rank() == 0) metrics.add(runs[i].strategy, record);
           if (on_step) on_step(runs[i].strategy, record);
         },
         options.timed_steps);

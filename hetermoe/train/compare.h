@@ -18,6 +18,7 @@ struct CompareRunOptions {
 /// Ctrl-C. Metrics are written to job.output as steps end. `on_step` hears of every step.
 std::vector<StrategyRun> compare_job(
     const Job& job, const CompareRunOptions& options,
-    const std::function<void(const std::string&, const StepRecord&)>& on_step = {});
+    const std::function<void(const std::string&, const StepRecord&)>& on_step = {},
+    const Processes& processes = Processes());
 
 }  // namespace hetermoe

@@ -5,6 +5,13 @@
 
 namespace hetermoe {
 
+std::vector<DeviceId> devices_of(const Plan& plan) {
+  std::vector<DeviceId> all;
+  for (const Group& group : plan.groups) all.insert(all.end(), group.devices.begin(), group.devices.end());
+  std::sort(all.begin(), all.end());
+  return all;
+}
+
 Session::Pass::Pass(const Session& session, const StepOptions& options)
     : placement(session.plan_, session.model_, options),
       schedule(build_schedule(session.plan_, session.model_, options)),
@@ -20,10 +27,7 @@ Session::Session(ModelConfig model, Cluster cluster, Plan plan, Options options,
       train_(*this, options_.step) {
   check_trainable(model_);
   if (options_.local.empty()) {
-    for (const Group& group : plan_.groups) {
-      options_.local.insert(options_.local.end(), group.devices.begin(), group.devices.end());
-    }
-    std::sort(options_.local.begin(), options_.local.end());
+    options_.local = devices_of(plan_);
   }
   for (const DeviceId device : options_.local) {
     const at::TensorOptions tensor =

@@ -8,6 +8,9 @@
 
 namespace hetermoe {
 
+/// All devices of a plan, ascending.
+std::vector<DeviceId> devices_of(const Plan& plan);
+
 /// Everything a run of one plan needs, in one place and in the right order of life: schedules, device states,
 /// transport, executors.
 class Session {

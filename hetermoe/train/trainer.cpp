@@ -8,6 +8,7 @@
 
 #include "hetermoe/base/checksum.h"
 #include "hetermoe/base/version.h"
+#include "hetermoe/comm/mpi.h"
 
 namespace hetermoe {
 
@@ -30,13 +31,16 @@ std::filesystem::path checkpoint_folder(const Job& job) {
 /// A paced step further than this from the simulation of what it routed has lost its pace.
 constexpr double kPaceTolerance = 0.02;
 
+u64 sum_of(const Json& json) {
+  const std::string text = json.dump();
+  return checksum(text.data(), text.size());
+}
+
 i32 num_cores() { return std::max(1, static_cast<i32>(std::thread::hardware_concurrency())); }
 
 i32 lane_threads(const Job& job, const Plan& plan) {
   if (job.clock.threads > 0) return job.clock.threads;
-  i32 devices = 0;
-  for (const Group& group : plan.groups) devices += static_cast<i32>(group.devices.size());
-  return std::max(1, num_cores() / devices);
+  return std::max(1, num_cores() / static_cast<i32>(devices_of(plan).size()));
 }
 
 StepOptions step_options(const Job& job, const ModelConfig& model) {
@@ -55,9 +59,29 @@ Session::Options session_options(const Job& job, const ModelConfig& model, const
   return options;
 }
 
+std::unique_ptr<Session> make_session(const Job& job, const ModelConfig& model, const Cluster& cluster,
+                                      const Plan& plan, const CostModel& truth, const Placement& emulated,
+                                      const Processes& processes) {
+  Session::Options options = session_options(job, model, plan, truth, emulated);
+  if (processes.alone()) return std::make_unique<Session>(model, cluster, plan, options);
+  if (job.clock.kind == ClockKind::kPaced) {
+    fail<ConfigError>("clock.kind",
+                      "got paced with {} processes, expected real or virtual: processes have no common "
+                      "clock to keep pace with",
+                      processes.num_ranks());
+  }
+  const std::vector<DeviceId> devices = devices_of(plan);
+  const std::vector<i32> ranks = spread_devices(static_cast<i32>(devices.size()), processes.num_ranks());
+  std::vector<i32> rank_of(cluster.devices.size(), 0);
+  for (std::size_t i = 0; i < devices.size(); ++i) {
+    rank_of[static_cast<std::size_t>(devices[i])] = ranks[i];
+    if (ranks[i] == processes.rank()) options.local.push_back(devices[i]);
+  }
+  return std::make_unique<Session>(model, cluster, plan, options, make_mpi_transport(processes, rank_of));
+}
+
 /// Share of the step in which the compute lanes of devices with this role are idle.
-double waiting(const Timeline& timeline, const std::string& role) {
-  const std::vector<double> busy = busy_share(timeline);
+double waiting(const Timeline& timeline, const std::vector<double>& busy, const std::string& role) {
   double sum = 0;
   int count = 0;
   for (std::size_t d = 0; d < busy.size(); ++d) {
@@ -89,8 +113,9 @@ double median(std::vector<double> values) {
 }  // namespace
 
 Trainer::Trainer(const Job& job, ModelConfig model, Cluster cluster, Plan plan, const Text& text,
-                 Checkpoints checkpoints)
+                 const Processes& processes, Checkpoints checkpoints)
     : job_(job),
+      processes_(processes),
       model_(std::move(model)),
       cluster_(std::move(cluster)),
       plan_(std::move(plan)),
@@ -103,10 +128,10 @@ Trainer::Trainer(const Job& job, ModelConfig model, Cluster cluster, Plan plan, 
       emulated_(emulated_plan(job, plan_)),
       emulated_placement_(emulated_, model_, step_options(job, model_)),
       truth_(std::make_unique<RooflineCost>(model_, cluster_, emulated_)),
-      session_(std::make_unique<Session>(model_, cluster_, plan_,
-                                         session_options(job, model_, plan_, *truth_, emulated_placement_))),
+      session_(make_session(job, model_, cluster_, plan_, *truth_, emulated_placement_, processes)),
       text_checksum_(checksum(text.train.const_data_ptr(), text.train.nbytes())) {
   session_->initialize(job.train.seed);
+  check_same_run();
   if (checkpoints == Checkpoints::kOn) writer_.emplace(checkpoint_folder(job), job.checkpoint);
 }
 
@@ -118,19 +143,49 @@ PredictedStep Trainer::predict() const {
   return {make_timeline(session_->schedule(), times, plan_, cluster_, "simulated"), times.step};
 }
 
+/// Ranks that were started with different files or programs would wait for each other forever.
+void Trainer::check_same_run() const {
+  const std::string mine = fmt::format("{} schedule {:016x} model {:016x} job {:016x} text {:016x}",
+                                       version(), hash(session_->schedule()), sum_of(to_hf(model_)),
+                                       sum_of(write_fields(job_)), text_checksum_);
+  const std::vector<std::string> all = processes_.gather(mine);
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    if (all[r] == all[0]) continue;
+    fail<ConfigError>(
+        fmt::format("rank {}", r),
+        "is not started like rank 0: got {}, expected {}. All ranks need the same program, job and text.",
+        all[r], all[0]);
+  }
+}
+
+/// True when every rank has read its part.
+bool Trainer::load_everywhere(const FoundCheckpoint& checkpoint, std::string& error) {
+  std::string mine;
+  try {
+    load_checkpoint(checkpoint, model_, session_->states());
+  } catch (const IoError& failed) {
+    mine = failed.what();
+  }
+  for (const std::string& text : processes_.gather(mine)) {
+    if (!text.empty()) error = text;
+  }
+  return error.empty();
+}
+
 /// Goes on from the newest checkpoint that can be read.
 void Trainer::resume(TrainOutcome& out) {
   const std::filesystem::path folder = checkpoint_folder(job_);
-  remove_unfinished(folder);
+  if (processes_.rank() == 0) remove_unfinished(folder);
+  const auto now = std::chrono::system_clock::now().time_since_epoch().count();
+  attempt_ = processes_.gather(fmt::format("{:x}", static_cast<u64>(now)))[0];
   if (!job_.checkpoint.resume) return;
   const auto note = [&](const std::string& text) { out.notes.push_back(text); };
   const auto broken = [&](const std::string& text) { note("passed over a checkpoint: " + text); };
   const std::vector<FoundCheckpoint> found = find_checkpoints(folder, broken);
   for (const FoundCheckpoint& checkpoint : found) {
-    try {
-      load_checkpoint(checkpoint, model_, session_->states());
-    } catch (const IoError& error) {
-      broken(error.what());
+    std::string error;
+    if (!load_everywhere(checkpoint, error)) {
+      broken(error);
       continue;
     }
     out.first_step = checkpoint.info.step;
@@ -152,6 +207,9 @@ void Trainer::save(i64 steps_done) {
   CheckpointShard shard;
   shard.info = {steps_done, next_sequence_, job_.train.seed, text_checksum_, version(), write_fields(job_)};
   shard.config = to_hf(model_);
+  shard.rank = processes_.rank();
+  shard.num_ranks = processes_.num_ranks();
+  shard.attempt = attempt_;
   copy_tensors(session_->states(), model_, shard);
   writer_->write(std::move(shard));
   saved_step_ = steps_done;
@@ -167,7 +225,8 @@ TrainOutcome Trainer::run(const std::function<void(const StepRecord&)>& on_step,
   const i64 total = train.steps + timed_steps;
   if (writer_) resume(out);
   const bool saves = writer_ && job_.checkpoint.every > 0;
-  for (i64 step = out.first_step; step < total && !stop_requested; ++step) {
+  bool stop = stop_requested && processes_.alone();
+  for (i64 step = out.first_step; step < total && !stop; ++step) {
     // The first step runs unpaced and tells how much processor time a step takes.
     const i64 done = step - out.first_step;
     if (done > 0 && ((paced && done == 1) || (timed_steps > 0 && step == std::max<i64>(train.steps, 1)))) {
@@ -178,8 +237,9 @@ TrainOutcome Trainer::run(const std::function<void(const StepRecord&)>& on_step,
       ratios.clear();
     }
     StepRecord record = train_one(step);
+    stop = stop_everywhere(record);
     executed.push_back(record.step_s);
-    if (session_->executor().clock() != ClockKind::kReal) {
+    if (session_->executor().clock() != ClockKind::kReal && processes_.alone()) {
       replayed.push_back(replay());
       ratios.push_back(record.step_s / replayed.back());
     }
@@ -197,7 +257,7 @@ TrainOutcome Trainer::run(const std::function<void(const StepRecord&)>& on_step,
   const i64 steps_done = out.first_step + static_cast<i64>(out.records.size());
   if (saves && steps_done > saved_step_) save(steps_done);
   if (writer_) writer_->finish();
-  out.interrupted = stop_requested;
+  out.interrupted = stop;
   out.executed_step = median(executed);
   out.replayed_step = median(replayed);
   out.executed_over_replayed = median(ratios);
@@ -205,8 +265,46 @@ TrainOutcome Trainer::run(const std::function<void(const StepRecord&)>& on_step,
     out.pace->lag = out.executed_over_replayed - 1;
     out.pace->kept_up = std::abs(out.pace->lag) < kPaceTolerance;
   }
-  if (!out.records.empty()) out.executed = session_->executor().timeline();
+  if (!out.records.empty()) out.executed = whole_timeline();
   return out;
+}
+
+/// Completes the record by what other ranks know; true when any rank was asked to stop.
+bool Trainer::stop_everywhere(StepRecord& record) {
+  if (processes_.alone()) return stop_requested;
+  const bool mine = stop_requested;
+  const Timeline timeline = session_->executor().timeline();
+  Json report = {{"stop", mine}, {"step_s", record.step_s}, {"busy", Json::array()}};
+  for (const double share : busy_share(timeline)) report["busy"].push_back(share * timeline.step);
+  Timeline all = timeline;
+  bool stop = false;
+  std::vector<double> busy(all.devices.size(), 0);
+  for (const std::string& text : processes_.gather(report.dump())) {
+    const Json one = Json::parse(text);
+    stop = stop || one["stop"].get<bool>();
+    record.step_s = std::max(record.step_s, one["step_s"].get<double>());
+    for (std::size_t d = 0; d < busy.size(); ++d) busy[d] += one["busy"][d].get<double>();
+  }
+  for (double& seconds : busy) seconds /= record.step_s;
+  record.attention_wait = waiting(timeline, busy, "attention");
+  record.expert_wait = waiting(timeline, busy, "expert");
+  record.tokens_per_s = static_cast<double>(job_.train.sequences * job_.train.seq_len) / record.step_s;
+  return stop;
+}
+
+/// The last step on all devices.
+Timeline Trainer::whole_timeline() const {
+  Timeline all = session_->executor().timeline();
+  if (processes_.alone()) return all;
+  const std::vector<std::string> texts = processes_.gather(to_json(all).dump());
+  all.spans.clear();
+  for (std::size_t r = 0; r < texts.size(); ++r) {
+    const Timeline part = timeline_from_json(Json::parse(texts[r]), fmt::format("rank {}", r));
+    all.spans.insert(all.spans.end(), part.spans.begin(), part.spans.end());
+    all.step = std::max(all.step, part.step);
+  }
+  sort_spans(all);
+  return all;
 }
 
 StepRecord Trainer::train_one(i64 step) {
@@ -242,8 +340,9 @@ StepRecord Trainer::train_one(i64 step) {
   record.wall_s = wall.count();
   record.tokens_per_s = static_cast<double>(train.sequences * train.seq_len) / last_.step;
   record.expert_max_over_mean = max_over_mean(last_.counts_LE);
-  record.attention_wait = waiting(timeline, "attention");
-  record.expert_wait = waiting(timeline, "expert");
+  const std::vector<double> busy = busy_share(timeline);
+  record.attention_wait = waiting(timeline, busy, "attention");
+  record.expert_wait = waiting(timeline, busy, "expert");
   return record;
 }
 
@@ -262,7 +361,9 @@ double Trainer::validate() {
     sum += session_->evaluate(input).loss;
     targets += static_cast<double>(batch.target_count);
   }
-  return sum / targets;
+  double all = 0;
+  for (const std::string& text : processes_.gather(fmt::format("{}", sum))) all += std::stod(text);
+  return all / targets;
 }
 
 /// A step's numerics took `wall` real seconds at full speed; they may fill max_cpu_share of the paced step.

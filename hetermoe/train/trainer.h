@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "hetermoe/comm/processes.h"
 #include "hetermoe/cost/roofline.h"
 #include "hetermoe/data/text.h"
 #include "hetermoe/sim/simulator.h"
@@ -70,8 +71,9 @@ enum class Checkpoints { kOff, kOn };
 /// Runs one job with one plan.
 class Trainer {
  public:
+  /// With several processes each runs its part of the plan's devices, and all know the results.
   Trainer(const Job& job, ModelConfig model, Cluster cluster, Plan plan, const Text& text,
-          Checkpoints checkpoints = Checkpoints::kOff);
+          const Processes& processes, Checkpoints checkpoints = Checkpoints::kOff);
 
   PredictedStep predict() const;
   /// Trains job.train.steps steps, then `timed_steps` more under the paced clock when asked. `on_step` hears
@@ -82,7 +84,11 @@ class Trainer {
   const Cluster& cluster() const { return cluster_; }
 
  private:
+  void check_same_run() const;
   void resume(TrainOutcome& out);
+  bool load_everywhere(const FoundCheckpoint& checkpoint, std::string& error);
+  bool stop_everywhere(StepRecord& record);
+  Timeline whole_timeline() const;
   void save(i64 steps_done);
   StepRecord train_one(i64 step);
   double validate();
@@ -90,6 +96,7 @@ class Trainer {
   Seconds replay();
 
   const Job& job_;
+  const Processes& processes_;
   ModelConfig model_;
   Cluster cluster_;
   Plan plan_;
@@ -102,6 +109,7 @@ class Trainer {
   std::unique_ptr<Session> session_;
   std::optional<CheckpointWriter> writer_;
   u64 text_checksum_;
+  std::string attempt_;  ///< names this run among those that write the same folder
   i64 saved_step_ = 0;
   i64 next_sequence_ = 0;  ///< index of the first training sequence of the next step
   StepResult last_;

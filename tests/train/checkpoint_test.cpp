@@ -109,7 +109,8 @@ struct Rig {
   Run run(Checkpoints checkpoints = Checkpoints::kOn) {
     const Text text{at::arange(4000).mul(37).remainder(251).to(at::kByte), at::arange(100).to(at::kByte), 1,
                     0};
-    Trainer trainer(job, model, cluster, plan, text, checkpoints);
+    const Processes processes;
+    Trainer trainer(job, model, cluster, plan, text, processes, checkpoints);
     Run result{trainer.run(), {}};
     result.values = trainer.session().values();
     return result;

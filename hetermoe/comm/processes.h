@@ -1,0 +1,38 @@
+#pragma once
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "hetermoe/base/types.h"
+
+namespace hetermoe {
+
+/// The processes of one run: this one alone, or those that mpirun or srun started.
+class Processes {
+ public:
+  virtual ~Processes() = default;
+  virtual i32 rank() const { return 0; }
+  virtual i32 num_ranks() const { return 1; }
+  /// Every rank's text, in rank order; collective. Also a barrier.
+  virtual std::vector<std::string> gather(const std::string& text) const { return {text}; }
+  /// Ends all processes of the run.
+  [[noreturn]] virtual void abort(int code) const;
+  bool alone() const { return num_ranks() == 1; }
+};
+
+/// What the environment says of who started this process.
+struct Launch {
+  enum class By { kHand, kMpi, kTorchrun };
+  By by = By::kHand;
+  i32 num_ranks = 1;
+};
+/// `variable` returns the value of an environment variable, empty when it is not set. Throws ConfigError when
+/// a count is no number.
+Launch read_launch(const std::function<std::string(const std::string&)>& variable);
+
+/// Joins the other processes of the run, if there are any. Throws ConfigError under torchrun (which starts
+/// GPU runs only), TransportError when MPI finds another number of processes than the launcher started.
+std::unique_ptr<Processes> join_processes();
+
+}  // namespace hetermoe
