@@ -131,7 +131,7 @@ int run_program(std::vector<std::string> words) {
   }
   if (words.empty() || words[0] == "help") {
     std::cout << app.help();
-    return 2;
+    return words.empty() ? 2 : 0;
   }
   check_command(words);
   words = join_truth_values(words);

@@ -72,6 +72,7 @@ int train(const Options& options, const Overrides& overrides) {
     std::cerr << fmt::format("rank {}: {}", processes->rank(), error.what()) << std::endl;
     processes->abort(1);
   }
+  return 1;
 }
 
 }  // namespace
