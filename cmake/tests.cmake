@@ -36,6 +36,23 @@ if(HETERMOE_TORCH)
   endif()
 endif()
 find_package(Python3 COMPONENTS Interpreter)
+if(HETERMOE_WITH_MPI AND MPIEXEC_EXECUTABLE)
+  add_executable(test_mpi tests/mpi/mpi_test.cpp)
+  target_include_directories(test_mpi PRIVATE "${CMAKE_SOURCE_DIR}")
+  target_link_libraries(test_mpi PRIVATE hm_cli GTest::gtest)
+  hm_use_torch_pch(test_mpi)
+  # More processes than cores, also as root (containers); OpenMPI refuses both unless told.
+  set(_mpi_environment OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
+                       OMPI_MCA_btl_vader_single_copy_mechanism=none)
+  foreach(_ranks 2 3 4)
+    add_test(NAME mpi.${_ranks} COMMAND ${MPIEXEC_EXECUTABLE} -np ${_ranks} $<TARGET_FILE:test_mpi>)
+    set_tests_properties(mpi.${_ranks} PROPERTIES LABELS "torch;mpi" TIMEOUT 600 ENVIRONMENT "${_mpi_environment}"
+                                                  RUN_SERIAL ON)
+  endforeach()
+  add_test(NAME mpi.kill COMMAND Python3::Interpreter "${CMAKE_SOURCE_DIR}/tests/mpi/kill.py" $<TARGET_FILE:hetermoe>)
+  set_tests_properties(mpi.kill PROPERTIES LABELS "torch;mpi;slow" TIMEOUT 1200 ENVIRONMENT "${_mpi_environment}"
+                                           RUN_SERIAL ON)
+endif()
 if(Python3_FOUND)
   file(GLOB _scripts CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/tests/*_test.py")
   foreach(_script IN LISTS _scripts)

@@ -1,0 +1,108 @@
+// Started by mpirun with 2, 3 and 4 processes: every strategy over MPI against the same plan in one process.
+#include "hetermoe/comm/mpi.h"
+
+#include <gtest/gtest.h>
+
+#include "hetermoe/train/session.h"
+#include "tests/support/rig.h"
+#include "tests/support/strategy_plans.h"
+
+namespace hetermoe::testing {
+namespace {
+
+const MpiJob* job = nullptr;
+
+struct Outcome {
+  std::vector<StepResult> results;
+  TensorsByName values, gradients;
+};
+
+Outcome run(Session& session, const Plan& plan, const ModelConfig& model) {
+  session.initialize(1);
+  Outcome out;
+  for (i64 step = 0; step < 2; ++step) {
+    StepInput input = random_input(plan, model);
+    input.step = step;
+    input.learning_rate = 1e-3;
+    input.max_grad_norm = 0.1;
+    out.results.push_back(session.train_step(input));
+  }
+  out.values = session.values();
+  out.gradients = session.gradients();
+  return out;
+}
+
+TEST(Mpi, EveryStrategyEqualsTheSameInOneProcessBitForBit) {
+  ASSERT_GE(job->num_ranks(), 2);
+  const ModelConfig model = load_model("tiny");
+  const Cluster cluster = load_cluster("demo");
+  StrategyRequest request;
+  request.seq_len = 8;
+  request.sequences = 4;
+  request.microbatches = 2;
+  int compared = 0;
+  for (const NamedPlan& named : strategy_plans(model, cluster, request)) {
+    if (static_cast<i32>(devices_of(named.plan).size()) < job->num_ranks()) continue;
+    const std::vector<i32> rank_of = spread_devices(cluster.num_devices(), job->num_ranks());
+    Session::Options options{{true, 1, true}, {}, {}};
+    Session alone(model, cluster, named.plan, options);
+    for (DeviceId d = 0; d < cluster.num_devices(); ++d) {
+      if (rank_of[static_cast<std::size_t>(d)] == job->rank()) options.local.push_back(d);
+    }
+    Session part(model, cluster, named.plan, options, make_mpi_transport(*job, rank_of));
+    const Outcome expected = run(alone, named.plan, model), got = run(part, named.plan, model);
+    for (std::size_t step = 0; step < 2; ++step) {
+      EXPECT_EQ(got.results[step].loss, expected.results[step].loss) << named.name;
+      EXPECT_EQ(got.results[step].aux_loss, expected.results[step].aux_loss) << named.name;
+      EXPECT_EQ(got.results[step].grad_norm, expected.results[step].grad_norm) << named.name;
+      EXPECT_TRUE(at::equal(got.results[step].counts_LE, expected.results[step].counts_LE)) << named.name;
+    }
+    EXPECT_LT(got.values.size(), expected.values.size() + 1);
+    for (const auto& [name, value] : got.values) {
+      EXPECT_TRUE(at::equal(value, expected.values.at(name))) << named.name << " " << name;
+      ++compared;
+    }
+    for (const auto& [name, value] : got.gradients) {
+      EXPECT_TRUE(at::equal(value, expected.gradients.at(name))) << named.name << " " << name;
+    }
+  }
+  EXPECT_GT(compared, 100);
+}
+
+TEST(Mpi, TextsArriveInRankOrder) {
+  const std::vector<std::string> all = job->gather(std::string(static_cast<std::size_t>(job->rank()), 'x'));
+  ASSERT_EQ(static_cast<i32>(all.size()), job->num_ranks());
+  for (std::size_t r = 0; r < all.size(); ++r) EXPECT_EQ(all[r].size(), r);
+}
+
+TEST(Mpi, AnAbortedTransferThrowsAndDoesNotHang) {
+  const i32 num_ranks = job->num_ranks();
+  std::vector<DeviceId> everyone = device_range(0, num_ranks);
+  const std::unique_ptr<Transport> transport = make_mpi_transport(*job, spread_devices(num_ranks, num_ranks));
+  if (job->rank() == 0) {
+    std::thread stopper([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      transport->abort("the test wants it");
+    });
+    // Nobody else takes part.
+    EXPECT_THROW(transport->exchange({0, 0, "test", 0, everyone, 0}, std::vector<Message>(everyone.size())),
+                 TransportError);
+    stopper.join();
+  }
+  job->gather("");
+}
+
+}  // namespace
+}  // namespace hetermoe::testing
+
+int main(int argc, char** argv) {
+  ::testing::InitGoogleTest(&argc, argv);
+  const hetermoe::MpiJob job;
+  hetermoe::testing::job = &job;
+  const int code = RUN_ALL_TESTS();
+  // Another rank may have failed where this one has not.
+  for (const std::string& other : job.gather(std::to_string(code))) {
+    if (other != "0") return 1;
+  }
+  return 0;
+}
