@@ -75,10 +75,12 @@ std::string nearest_option(const std::string& got, const std::vector<std::string
 /// A value after a true-or-false option belongs to it: "--x false" is "--x=false".
 std::vector<std::string> join_truth_values(const std::vector<std::string>& words) {
   std::vector<std::string> joined;
+  bool ours = true;  // what follows "--" is the command line of another program
   for (const std::string& word : words) {
+    ours = ours && word != "--";
     const bool follows_option =
         !joined.empty() && joined.back().starts_with("--") && joined.back().find('=') == std::string::npos;
-    if (follows_option && (word == "true" || word == "false"))
+    if (ours && follows_option && (word == "true" || word == "false"))
       joined.back() += "=" + word;
     else
       joined.push_back(word);

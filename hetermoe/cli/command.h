@@ -41,6 +41,7 @@ const char* build_type();  ///< CMake's
 std::function<int()> make_compare(CLI::App& app);
 std::function<int()> make_doctor(CLI::App& app);
 std::function<int()> make_inspect(CLI::App& app);
+std::function<int()> make_launch(CLI::App& app);
 std::function<int()> make_options(CLI::App& app);
 std::function<int()> make_report(CLI::App& app);
 std::function<int()> make_simulate(CLI::App& app);
