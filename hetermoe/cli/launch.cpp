@@ -5,11 +5,14 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <iostream>
 #include <memory>
 #include <thread>
 
+#include "hetermoe/base/error.h"
+#include "hetermoe/base/types.h"
 #include "hetermoe/cli/command.h"
 
 namespace hetermoe {
