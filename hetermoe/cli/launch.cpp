@@ -21,6 +21,7 @@ namespace {
 struct Options {
   i64 restarts = 3;
   double pause = 1;
+  bool json = false;
 };
 
 /// Exit code of wrong use or wrong input: the next try would end the same way.
@@ -55,6 +56,11 @@ int run_once(const std::vector<std::string>& words) {
   return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
 }
 
+int finish(const Options& options, int code, i64 restarts) {
+  if (options.json) print_json({{"exit_code", code}, {"restarts", restarts}});
+  return code;
+}
+
 int launch(const Options& options, const std::vector<std::string>& words) {
   if (words.empty())
     fail<ConfigError>("launch", "no command: hetermoe launch -- mpirun -np 4 hetermoe train job.yaml");
@@ -63,13 +69,13 @@ int launch(const Options& options, const std::vector<std::string>& words) {
   ::signal(SIGTERM, pass_on);
   for (i64 restart = 0;; ++restart) {
     const int code = run_once(words);
-    if (code == 0 || stop_signal != 0 || code == kWrongUse) return code;
+    if (code == 0 || stop_signal != 0 || code == kWrongUse) return finish(options, code, restart);
     const std::string command = fmt::format("{}", fmt::join(words, " "));
     if (restart == options.restarts) {
       std::cerr << fmt::format("[launch] {} failed with code {} and {} restarts are used up", command, code,
                                restart)
                 << std::endl;
-      return code;
+      return finish(options, code, restart);
     }
     std::cerr << fmt::format("[launch] {} failed with code {}: restart {} of {}, from the newest checkpoint",
                              command, code, restart + 1, options.restarts)
@@ -85,6 +91,7 @@ std::function<int()> make_launch(CLI::App& app) {
   app.add_option("--restarts", options->restarts, "how often a run that failed is started again")
       ->capture_default_str();
   app.add_option("--pause", options->pause, "seconds before a restart")->capture_default_str();
+  app.add_flag("--json", options->json, "print exit code and restarts as JSON at the end");
   app.prefix_command();
   return [options, &app] {
     std::vector<std::string> words = app.remaining();

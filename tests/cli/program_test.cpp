@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "hetermoe/base/error.h"
+#include "hetermoe/base/version.h"
 #include "hetermoe/cli/command.h"
 
 namespace hetermoe {
