@@ -22,6 +22,7 @@ struct Options {
   i64 restarts = 3;
   double pause = 1;
   bool json = false;
+  std::vector<std::string> command;
 };
 
 /// Exit code of wrong use or wrong input: the next try would end the same way.
@@ -92,12 +93,8 @@ std::function<int()> make_launch(CLI::App& app) {
       ->capture_default_str();
   app.add_option("--pause", options->pause, "seconds before a restart")->capture_default_str();
   app.add_flag("--json", options->json, "print exit code and restarts as JSON at the end");
-  app.prefix_command();
-  return [options, &app] {
-    std::vector<std::string> words = app.remaining();
-    if (!words.empty() && words[0] == "--") words.erase(words.begin());
-    return launch(*options, words);
-  };
+  app.add_option("command", options->command, "after --: the command and its words")->expected(-1);
+  return [options] { return launch(*options, options->command); };
 }
 
 }  // namespace hetermoe
