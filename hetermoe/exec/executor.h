@@ -20,8 +20,8 @@ struct ExecutorOptions {
   const CostModel* truth = nullptr;     ///< virtual, paced: how long ops take on the emulated devices
   const Placement* emulated = nullptr;  ///< what `truth` prices: the plan with the dtypes of the emulated
                                         ///< devices; null = the plan as it is
-  i32 threads_per_lane = 1;  ///< intra-op threads of a compute lane
-  Seconds watchdog = 300;    ///< no op ended for so long = hung
+  i32 threads_per_lane = 1;             ///< intra-op threads of a compute lane
+  Seconds watchdog = 300;               ///< no op ended for so long = hung
   /// Called before every op on its lane thread; tests delay or fail ops with it.
   std::function<void(const Op&, DeviceId)> before_op;
 };
