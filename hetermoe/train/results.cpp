@@ -68,8 +68,10 @@ ReportInput report_input(const Job& job, const ModelConfig& model, const Cluster
     input.strategies.push_back(std::move(report));
   }
   if (!losses.runs.empty()) {
-    input.facts.emplace_back("unigram entropy of the validation text",
-                             fmt::format("{:.3f} nats", runs[0].outcome.unigram_entropy));
+    if (runs[0].outcome.unigram_entropy > 0) {
+      input.facts.emplace_back("unigram entropy of the validation text",
+                               fmt::format("{:.3f} nats", runs[0].outcome.unigram_entropy));
+    }
     input.losses.push_back(std::move(losses));
   }
   return input;
