@@ -86,6 +86,7 @@ class Finder {
     if (groups && (!foldable || p_.balance_on() || !fold_groups())) return {};
     if (!foldable) return fold_;
     make_classes();
+    if (groups) split_by_nodes();
     if (groups ? !counterparts_agree() || !states_agree() : false) return {};
     if (!groups) split_by_states();
     choose_representatives();
@@ -95,17 +96,9 @@ class Finder {
  private:
   /// False when no two groups are alike.
   bool fold_groups() {
-    const GroupShapes shapes(plan_, cluster_);
-    bool any = false;
-    for (std::size_t g = 1; g < plan_.groups.size(); ++g) {
-      for (std::size_t first = 0; first < g; ++first) {
-        if (at(fold_.group[first]) != first || !shapes.same(plan_.groups[first], plan_.groups[g])) continue;
-        fold_.group[g] = static_cast<i32>(first);
-        any = true;
-        break;
-      }
-    }
-    return any;
+    const std::vector<i32> before = fold_.group;
+    fold_.group = alike_groups(plan_, cluster_);
+    return fold_.group != before;
   }
 
   // --- classes by what a device is and does ---
@@ -119,15 +112,38 @@ class Finder {
             static_cast<i64>(state.experts.size()), static_cast<i64>(state.devices.size()));
       }
     }
-    class_of_.assign(fold_.device.size(), -1);
+    number_classes(traits_);
+  }
+
+  /// Devices with equal traits form a class.
+  void number_classes(const std::vector<std::vector<i64>>& traits) {
+    class_of_.assign(traits.size(), -1);
+    size_.clear();
     std::map<std::vector<i64>, i32> known;
     for (const Group& group : plan_.groups) {
       for (const DeviceId device : group.devices) {
-        const auto [entry, fresh] = known.try_emplace(traits_[at(device)], static_cast<i32>(size_.size()));
+        const auto [entry, fresh] = known.try_emplace(traits[at(device)], static_cast<i32>(size_.size()));
         if (fresh) size_.push_back(0);
         class_of_[at(device)] = entry->second;
         ++size_[at(entry->second)];
       }
+    }
+  }
+
+  /// Transfers that run at the same time meet on the ports of nodes: devices of a class stand on nodes with
+  /// equal numbers of devices of each class.
+  void split_by_nodes() {
+    for (std::size_t before = 0; before != size_.size();) {
+      before = size_.size();
+      std::vector<std::vector<i64>> on_node(cluster_.nodes.size()), traits(class_of_.size());
+      for (std::size_t d = 0; d < class_of_.size(); ++d)
+        on_node[at(cluster_.devices[d].node)].push_back(class_of_[d]);
+      for (std::vector<i64>& classes : on_node) std::sort(classes.begin(), classes.end());
+      for (std::size_t d = 0; d < class_of_.size(); ++d) {
+        traits[d] = on_node[at(cluster_.devices[d].node)];
+        traits[d].push_back(class_of_[d]);
+      }
+      number_classes(traits);
     }
   }
 
@@ -255,6 +271,20 @@ class Finder {
 };
 
 }  // namespace
+
+std::vector<i32> alike_groups(const Plan& plan, const Cluster& cluster) {
+  const GroupShapes shapes(plan, cluster);
+  std::vector<i32> first_of;
+  for (std::size_t g = 0; g < plan.groups.size(); ++g) {
+    first_of.push_back(static_cast<i32>(g));
+    for (std::size_t first = 0; first < g; ++first) {
+      if (at(first_of[first]) != first || !shapes.same(plan.groups[first], plan.groups[g])) continue;
+      first_of[g] = static_cast<i32>(first);
+      break;
+    }
+  }
+  return first_of;
+}
 
 std::vector<bool> Fold::listed() const {
   std::vector<bool> out;

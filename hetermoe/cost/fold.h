@@ -23,6 +23,10 @@ struct Fold {
 /// the same time. Whether their ports agree only their prices tell: price_folded().
 enum class FoldScope { kDevices, kGroups };
 
+/// [num_groups] the first group whose placement is the same but for the numbers of its devices, which are of
+/// the same types in the same order.
+std::vector<i32> alike_groups(const Plan& plan, const Cluster& cluster);
+
 /// A fold that folds nothing when there is nothing to fold, when the routing is not uniform or the order is
 /// explicit. Empty when groups cannot be folded (kGroups).
 std::optional<Fold> find_fold(const Placement& placement, const Cluster& cluster, LoadTable& loads,

@@ -95,6 +95,14 @@ ExpectedRouting::ExpectedRouting(const ModelConfig& model, const std::vector<dou
     chance_.assign(num_experts, static_cast<double>(model.top_k) / static_cast<double>(model.num_experts));
     weights_.assign(num_experts, 1);
     if (model.top_k == model.num_experts) weights_.assign(num_experts, 0);
+    for (i64 held = 0; held <= model.num_experts; ++held) {
+      double miss = 1;  // none of the k is among the held ones
+      for (i64 k = 0; k < model.top_k; ++k) {
+        miss *= std::max(0.0, static_cast<double>(model.num_experts - k - held)) /
+                static_cast<double>(model.num_experts - k);
+      }
+      hit_by_count_.push_back(1 - miss);
+    }
   } else {
     chance_ = chosen_chance(popularity, model.top_k);
   }
@@ -103,13 +111,14 @@ ExpectedRouting::ExpectedRouting(const ModelConfig& model, const std::vector<dou
   all_sets_ = symmetric_sum(weights_, num_drawn_);
 }
 
-/// Rows per token that go to a device which computes `held[e]` of the rows of expert e.
-double ExpectedRouting::rows_per_token(const std::vector<double>& held) const {
+double ExpectedRouting::rows_per_token(const std::vector<Held>& held) const {
+  const bool whole = std::all_of(held.begin(), held.end(), [](const Held& h) { return h.share == 1; });
+  if (whole && !hit_by_count_.empty()) return hit_by_count_[held.size()];
   double miss = 1;
   std::vector<double> missed = weights_;
-  for (std::size_t e = 0; e < held.size(); ++e) {
-    if (chance_[e] >= 1) miss *= 1 - held[e];
-    missed[e] *= 1 - held[e];
+  for (const Held& h : held) {
+    if (chance_[h.expert] >= 1) miss *= 1 - h.share;
+    missed[h.expert] *= 1 - h.share;
   }
   return 1 - miss * symmetric_sum(missed, num_drawn_) / all_sets_;
 }
@@ -122,18 +131,21 @@ ExchangeLoad ExpectedRouting::exchange(const Placement& placement, i32 group, i3
     const auto [begin, end] = chunk_range(share.sequences * plan.seq_len, chunk, plan.chunks);
     load.tokens.push_back(static_cast<double>(end - begin));
   }
+  const std::vector<DeviceId>& owners = placement.owners(group, layer);
+  std::vector<std::vector<Held>> held(owners.size());
   const auto& experts =
       plan.groups[static_cast<std::size_t>(group)].layers[static_cast<std::size_t>(layer)].experts;
-  std::vector<double> held(experts.size(), 0);
-  for (const DeviceId device : placement.owners(group, layer)) {
-    double copies = 0;
-    for (std::size_t e = 0; e < experts.size(); ++e) {
-      held[e] = 0;
-      for (const ExpertOwner& owner : experts[e]) held[e] += owner.device == device ? owner.share : 0;
-      copies += chance_[e] * held[e];
+  for (std::size_t e = 0; e < experts.size(); ++e) {
+    for (const ExpertOwner& owner : experts[e]) {
+      const auto at = std::lower_bound(owners.begin(), owners.end(), owner.device) - owners.begin();
+      held[static_cast<std::size_t>(at)].push_back({e, owner.share});
     }
+  }
+  for (const std::vector<Held>& of_owner : held) {
+    double copies = 0;
+    for (const Held& h : of_owner) copies += chance_[h.expert] * h.share;
     load.copies_per_token.push_back(copies);
-    load.rows_per_token.push_back(plan.row_dedup ? rows_per_token(held) : copies);
+    load.rows_per_token.push_back(plan.row_dedup ? rows_per_token(of_owner) : copies);
   }
   return load;
 }

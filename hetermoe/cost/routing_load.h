@@ -54,12 +54,19 @@ class ExpectedRouting : public RoutingLoad {
                         i32 chunk) const override;
 
  private:
-  double rows_per_token(const std::vector<double>& held) const;
+  /// What a device computes of an expert's rows.
+  struct Held {
+    std::size_t expert;
+    double share;
+  };
+  /// Rows per token that go to a device with these experts.
+  double rows_per_token(const std::vector<Held>& held) const;
 
-  std::vector<double> chance_;   // [num_experts] of an expert to be among the k of a token; sums to k
-  std::vector<double> weights_;  // [num_experts] for drawing sets; 0 where the chance is 1
-  i64 num_drawn_;                // k less the experts that are always picked
-  double all_sets_;              // sum over all sets of their weight
+  std::vector<double> chance_;        // [num_experts] of an expert to be among the k of a token; sums to k
+  std::vector<double> weights_;       // [num_experts] for drawing sets; 0 where the chance is 1
+  i64 num_drawn_;                     // k less the experts that are always picked
+  double all_sets_;                   // sum over all sets of their weight
+  std::vector<double> hit_by_count_;  // even popularity: chance that a token needs one of so many experts
 };
 
 /// Popularity proportional to 1 / rank^exponent.

@@ -151,9 +151,14 @@ Seconds end_of_step(const Rates& rates, const Sketch& sketch, const std::vector<
 Estimate estimate(const Rates& rates, const Sketch& sketch) {
   Estimate out;
   std::vector<std::vector<Part>> all;
-  for (const SketchGroup& group : sketch.groups) {
-    all.push_back(weigh(rates, sketch, group, out.infeasible));
-    if (!out.infeasible.empty()) return out;
+  for (std::size_t g = 0; g < sketch.groups.size(); ++g) {
+    const SketchGroup& group = sketch.groups[g];
+    if (g > 0 && alike(group, sketch.groups[g - 1])) {
+      all.push_back(all.back());
+      continue;
+    }
+    all.push_back(weigh(rates, sketch, group, out.shortage));
+    if (!out.feasible()) return out;
     out.step = std::max(out.step, GroupEstimate(rates, sketch, group, all.back()).step());
   }
   out.step += end_of_step(rates, sketch, all, 0.5 * out.step);

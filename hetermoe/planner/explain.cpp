@@ -23,22 +23,23 @@ std::string plural(i64 count, const std::string& one, const std::string& many) {
 }
 
 std::vector<std::string> roles_of(const PlanRequest& request, const Plan& plan) {
-  std::vector<std::string> roles;
-  for (DeviceId d = 0; d < request.cluster.num_devices(); ++d) roles.push_back("idle");
+  std::vector<bool> attention(request.cluster.devices.size(), false), experts = attention;
   for (const Group& group : plan.groups) {
-    std::set<DeviceId> attention, experts;
     for (const LayerPlacement& layer : group.layers) {
       for (const ShareRow& row : layer.attention) {
-        for (const Share& share : row) attention.insert(share.device);
+        for (const Share& share : row) attention[static_cast<std::size_t>(share.device)] = true;
       }
       for (const auto& owners : layer.experts) {
-        for (const ExpertOwner& owner : owners) experts.insert(owner.device);
+        for (const ExpertOwner& owner : owners) experts[static_cast<std::size_t>(owner.device)] = true;
       }
     }
-    for (const DeviceId d : group.devices) {
-      const bool a = attention.contains(d), e = experts.contains(d);
-      roles[static_cast<std::size_t>(d)] = a && e ? "both" : a ? "attention" : e ? "expert" : "idle";
-    }
+  }
+  std::vector<std::string> roles;
+  for (std::size_t d = 0; d < attention.size(); ++d) {
+    roles.push_back(attention[d] && experts[d] ? "both"
+                    : attention[d]             ? "attention"
+                    : experts[d]               ? "expert"
+                                               : "idle");
   }
   return roles;
 }
@@ -203,18 +204,16 @@ namespace {
 /// Seconds of the critical path of a plan by cause.
 std::map<std::string, Seconds> simulate_path(const PlanRequest& request, const ModelConfig& model,
                                              const Plan& plan) {
-  const Schedule schedule = build_schedule(plan, model);
-  const Placement placement(plan, model, {});
-  const OpCosts costs =
-      price(schedule, placement, model, request.cluster,
-            RooflineCost(model, request.cluster, plan, request.software), ExpectedRouting(model));
+  const FoldedStep folded =
+      make_folded_step(plan, model, request.cluster,
+                       RooflineCost(model, request.cluster, plan, request.software), ExpectedRouting(model));
   Simulator simulator;
-  return path_by_cause(request, schedule, simulator.run(schedule, costs));
+  return path_by_cause(request, folded.schedule, simulator.run(folded.schedule, folded.costs));
 }
 
 }  // namespace
 
-std::string critical_path(const PlanRequest& request, const Plan& plan) {
+std::string critical_path(const PlanRequest& request, Plan plan) {
   const ShortModel shortened(request.model, request.cluster, request.software);
   std::map<std::string, Seconds> causes;
   if (shortened.shortens()) {

@@ -12,7 +12,7 @@ void describe(const PlanRequest& request, Candidate& candidate);
 
 /// Simulates once more and follows the critical path back from the end of the step: "46 % attention on A40,
 /// ...".
-std::string critical_path(const PlanRequest& request, const Plan& plan);
+std::string critical_path(const PlanRequest& request, Plan plan);
 
 /// "V100 busy 94 %", or that no type is: then transfers and order limit the plan.
 std::string busiest_type(const Candidate& candidate);

@@ -1,6 +1,7 @@
 #include "hetermoe/planner/memory_estimate.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "hetermoe/model/op_cost.h"
 
@@ -9,72 +10,97 @@ namespace {
 
 double real(i64 value) { return static_cast<double>(value); }
 
-/// Adds up one group of a plan.
+/// Adds up one group of a plan, stage by stage.
 class GroupMemory {
  public:
   GroupMemory(const Plan& plan, const Group& group, const ModelConfig& model)
-      : plan_(plan), group_(group), model_(model), counts_(count_parameters(model)) {}
+      : plan_(plan),
+        group_(group),
+        model_(model),
+        counts_(count_parameters(model)),
+        use_(plan.dtype.size()),
+        most_(plan.dtype.size(), -1),
+        share_(plan.dtype.size(), 0) {
+    for (std::size_t d = 0; d < use_.size(); ++d) {
+      use_[d].element = bytes_of(plan.dtype[d]);
+      use_[d].state = state_bytes_per_parameter(use_[d].element).total();
+    }
+  }
 
   void add_to(std::vector<Bytes>& memory) {
-    for (const DeviceId device : group_.devices) memory[static_cast<std::size_t>(device)] += of(device);
+    for_sources(group_.embed, [&](Use& use, double) { use.sum += real(counts_.embedding) * use.state; });
+    for (std::size_t l = 0; l < group_.layers.size(); ++l) add_layer(l);
+    for_sources(group_.head, [&](Use& use, double tokens) {
+      use.sum += real(counts_.head) * use.state;
+      use.saved += in_flight() * tokens * row_bytes(model_, use.element);
+      use.largest = std::max(use.largest, tokens * head_work_bytes(model_, use.element));
+    });
+    for (const DeviceId device : group_.devices) {
+      const Use& use = use_[static_cast<std::size_t>(device)];
+      memory[static_cast<std::size_t>(device)] += use.sum + use.saved + use.largest;
+    }
   }
 
  private:
-  Bytes of(DeviceId device) {
-    element_ = bytes_of(plan_.dtype[static_cast<std::size_t>(device)]);
-    state_ = state_bytes_per_parameter(element_).total();
-    saved_ = largest_ = 0;
-    Bytes sum = 0;
-    if (lists(group_.embed, device)) sum += real(counts_.embedding) * state_;
-    for (std::size_t l = 0; l < group_.layers.size(); ++l) sum += layer(device, l);
-    if (lists(group_.head, device)) {
-      sum += real(counts_.head) * state_;
-      const double tokens = largest_tokens(group_.head, device);
-      saved_ += in_flight() * tokens * row_bytes(model_, element_);
-      largest_ = std::max(largest_, tokens * head_work_bytes(model_, element_));
-    }
-    return sum + saved_ + largest_;
+  /// Of one device.
+  struct Use {
+    Bytes element = 2, state = 16;          ///< bytes of a number, and of all that training keeps of it
+    Bytes sum = 0, saved = 0, largest = 0;  ///< states, what backward starts from, working set of one op
+  };
+
+  void add_layer(std::size_t l) {
+    const auto layer = static_cast<i64>(l);
+    const double copies = model_.is_moe(layer) ? real(model_.top_k) : 0;
+    for_sources(group_.layers[l].attention, [&](Use& use, double tokens) {
+      const ActivationOptions options = options_of(use);
+      use.sum += real(counts_.attention_part[l]) * use.state;
+      use.saved += in_flight() * tokens * attention_saved_bytes(model_, layer, options);
+      // Besides the op's own set: rows sent and returned, and the gradients of both.
+      use.largest = std::max(use.largest, tokens * (attention_work_bytes(model_, layer, options) +
+                                                    (2 + 2 * copies) * row_bytes(model_, use.element)));
+    });
+    add_experts(group_.layers[l].experts);
   }
 
-  Bytes layer(DeviceId device, std::size_t l) {
-    const LayerPlacement& placement = group_.layers[l];
-    const ActivationOptions options{element_, plan_.recompute != Recompute::kOff, false, plan_.seq_len};
-    Bytes sum = 0;
-    const double tokens = largest_tokens(placement.attention, device);
-    if (lists(placement.attention, device)) {
-      sum += real(counts_.attention_part[l]) * state_;
-      saved_ += in_flight() * tokens * attention_saved_bytes(model_, static_cast<i64>(l), options);
-      // Besides the op's own set: rows sent and returned, and the gradients of both.
-      const double copies = model_.is_moe(static_cast<i64>(l)) ? real(model_.top_k) : 0;
-      largest_ = std::max(largest_, tokens * (attention_work_bytes(model_, static_cast<i64>(l), options) +
-                                              (2 + 2 * copies) * row_bytes(model_, element_)));
-    }
-    double share = 0;
-    for (const std::vector<ExpertOwner>& owners : placement.experts) {
+  void add_experts(const std::vector<std::vector<ExpertOwner>>& experts) {
+    for (const std::vector<ExpertOwner>& owners : experts) {
       for (const ExpertOwner& owner : owners) {
-        if (owner.device != device) continue;
-        sum += real(counts_.expert) * state_;
-        share += owner.share;
+        const auto d = static_cast<std::size_t>(owner.device);
+        use_[d].sum += real(counts_.expert) * use_[d].state;
+        share_[d] += owner.share;
       }
     }
-    if (share <= 0) return sum;
-    const double copies =
-        real(model_.top_k) * share / real(model_.num_experts) * real(largest_microbatch() * plan_.seq_len);
-    saved_ += in_flight() * copies * expert_saved_bytes(model_, options);
-    largest_ = std::max(largest_, copies / plan_.chunks * (expert_work_bytes(model_, element_) * 1.5) +
-                                      copies * 3 * row_bytes(model_, element_));
-    return sum;
+    for (const DeviceId device : group_.devices) {
+      Use& use = use_[static_cast<std::size_t>(device)];
+      const double share = std::exchange(share_[static_cast<std::size_t>(device)], 0);
+      if (share <= 0) continue;
+      const double copies =
+          real(model_.top_k) * share / real(model_.num_experts) * real(largest_microbatch() * plan_.seq_len);
+      use.saved += in_flight() * copies * expert_saved_bytes(model_, options_of(use));
+      use.largest =
+          std::max(use.largest, copies / plan_.chunks * (expert_work_bytes(model_, use.element) * 1.5) +
+                                    copies * 3 * row_bytes(model_, use.element));
+    }
   }
 
-  static bool lists(const Shares& shares, DeviceId device) {
-    return std::any_of(shares.begin(), shares.end(), [&](const ShareRow& row) {
-      return std::any_of(row.begin(), row.end(), [&](const Share& s) { return s.device == device; });
-    });
+  /// Calls add(use, tokens of the fullest microbatch) for every device that the shares list.
+  template <class Add>
+  void for_sources(const Shares& shares, Add add) {
+    for (const ShareRow& row : shares) {
+      for (const Share& share : row) {
+        i64& most = most_[static_cast<std::size_t>(share.device)];
+        most = std::max(most, share.sequences);
+      }
+    }
+    for (const DeviceId device : group_.devices) {
+      const auto d = static_cast<std::size_t>(device);
+      const i64 most = std::exchange(most_[d], -1);
+      if (most >= 0) add(use_[d], real(most * plan_.seq_len));
+    }
   }
-  double largest_tokens(const Shares& shares, DeviceId device) const {
-    i64 sequences = 0;
-    for (const ShareRow& row : shares) sequences = std::max(sequences, sequences_of(row, device));
-    return real(sequences * plan_.seq_len);
+
+  ActivationOptions options_of(const Use& use) const {
+    return {use.element, plan_.recompute != Recompute::kOff, false, plan_.seq_len};
   }
   i64 largest_microbatch() const {
     return *std::max_element(group_.microbatches.begin(), group_.microbatches.end());
@@ -91,8 +117,9 @@ class GroupMemory {
   const Group& group_;
   const ModelConfig& model_;
   ParamCounts counts_;
-  Bytes element_ = 2, state_ = 16;
-  Bytes saved_ = 0, largest_ = 0;
+  std::vector<Use> use_;       // [device]
+  std::vector<i64> most_;      // [device] scratch of for_sources(), -1 = not listed
+  std::vector<double> share_;  // [device] scratch of add_experts()
 };
 
 }  // namespace

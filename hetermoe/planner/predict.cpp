@@ -1,6 +1,7 @@
 #include "hetermoe/planner/predict.h"
 
 #include <algorithm>
+#include <limits>
 
 namespace hetermoe {
 namespace {
@@ -35,37 +36,40 @@ double tokens_of(const Plan& plan) { return static_cast<double>(total_sequences(
 
 }  // namespace
 
-Prediction Predictor::simulate(const Plan& plan) {
-  const Schedule schedule = build_schedule(plan, model_);
-  const Placement placement(plan, model_, {});
+std::optional<Prediction> Predictor::simulate(i64 max_visits, const Plan& plan) {
   const RooflineCost cost(model_, cluster_, plan, software_);
-  const OpCosts costs = price(schedule, placement, model_, cluster_, cost, ExpectedRouting(model_));
-  const OpTimes& times = simulator_.run(schedule, costs);
+  const std::optional<FoldedStep> folded =
+      make_folded_step_within(max_visits, plan, model_, cluster_, cost, ExpectedRouting(model_));
+  if (!folded) return {};
+  const OpTimes& times = simulator_.run(folded->schedule, folded->costs);
+  work_ += static_cast<i64>(folded->schedule.lanes.size());
   Prediction out;
   out.step = times.step;
-  out.busy.assign(static_cast<std::size_t>(cluster_.num_devices()), 0);
-  for (OpId op = 0; op < schedule.num_ops(); ++op) {
-    const auto i = static_cast<std::size_t>(op);
-    if (!is_compute(schedule.ops[i].kind)) continue;
-    out.busy[static_cast<std::size_t>(device_of(schedule.lanes_of(op)[0]))] += times.end[i] - times.start[i];
+  out.busy = folded->busy_seconds(times);
+  return out;
+}
+
+std::optional<Prediction> Predictor::predict_within(i64 max_visits, const Plan& plan) {
+  std::optional<Prediction> out;
+  if (repeats(plan)) {
+    out = simulate(max_visits, with_microbatches(plan, kShortRun));
+    if (!out) return {};
+    const Prediction shorter = *simulate(max_visits, with_microbatches(plan, kShortRun - 1));
+    const auto more = static_cast<double>(plan.groups[0].microbatches.size() - kShortRun);
+    out->step += more * (out->step - shorter.step);
+    for (std::size_t d = 0; d < out->busy.size(); ++d)
+      out->busy[d] += more * (out->busy[d] - shorter.busy[d]);
+  } else {
+    out = simulate(max_visits, plan);
+    if (!out) return {};
   }
+  for (double& busy : out->busy) busy /= out->step;
+  out->tokens_per_s = tokens_of(plan) / out->step;
   return out;
 }
 
 Prediction Predictor::predict(const Plan& plan) {
-  Prediction out;
-  if (repeats(plan)) {
-    out = simulate(with_microbatches(plan, kShortRun));
-    const Prediction shorter = simulate(with_microbatches(plan, kShortRun - 1));
-    const auto more = static_cast<double>(plan.groups[0].microbatches.size() - kShortRun);
-    out.step += more * (out.step - shorter.step);
-    for (std::size_t d = 0; d < out.busy.size(); ++d) out.busy[d] += more * (out.busy[d] - shorter.busy[d]);
-  } else {
-    out = simulate(plan);
-  }
-  for (double& busy : out.busy) busy /= out.step;
-  out.tokens_per_s = tokens_of(plan) / out.step;
-  return out;
+  return *predict_within(std::numeric_limits<i64>::max(), plan);
 }
 
 }  // namespace hetermoe

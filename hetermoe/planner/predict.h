@@ -2,7 +2,7 @@
 #include <vector>
 
 #include "hetermoe/cost/roofline.h"
-#include "hetermoe/sim/simulator.h"
+#include "hetermoe/sim/folded_step.h"
 
 namespace hetermoe {
 
@@ -21,17 +21,22 @@ class Predictor {
       : model_(model), cluster_(cluster), software_(software) {}
 
   Prediction predict(const Plan& plan);
+  /// Empty when one simulation would take more than `max_visits` op-device visits, roughly.
+  std::optional<Prediction> predict_within(i64 max_visits, const Plan& plan);
+  /// Op-device visits of all simulations so far: the work that they were.
+  i64 work() const { return work_; }
   const ModelConfig& model() const { return model_; }
   const Cluster& cluster() const { return cluster_; }
   const SoftwareConstants& software() const { return software_; }
 
  private:
-  Prediction simulate(const Plan& plan);
+  std::optional<Prediction> simulate(i64 max_visits, const Plan& plan);
 
   const ModelConfig& model_;
   const Cluster& cluster_;
   SoftwareConstants software_;
   Simulator simulator_;
+  i64 work_ = 0;
 };
 
 }  // namespace hetermoe

@@ -92,7 +92,13 @@ ComputeWork Rates::work(OpKind kind, std::size_t cls) const {
   return work;
 }
 
-LayerCost Rates::attention(std::size_t cls, double sequences, Recompute recompute) const {
+const LayerCost& Rates::attention(std::size_t cls, double sequences, Recompute recompute) const {
+  const auto [entry, fresh] = attention_.try_emplace({cls, sequences, recompute});
+  if (fresh) entry->second = attention_cost(cls, sequences, recompute);
+  return entry->second;
+}
+
+LayerCost Rates::attention_cost(std::size_t cls, double sequences, Recompute recompute) const {
   ComputeWork w = work(OpKind::kAttention, cls);
   w.sequences = sequences;
   w.tokens = sequences * real(request_.seq_len);

@@ -1,4 +1,6 @@
 #pragma once
+#include <map>
+#include <tuple>
 #include <vector>
 
 #include "hetermoe/planner/planner.h"
@@ -23,7 +25,7 @@ struct LayerCost {
   Seconds sum() const { return forward + backward; }
 };
 
-/// Costs by class, without contention.
+/// Costs by class, without contention. For one thread: what was asked for is remembered.
 class Rates {
  public:
   explicit Rates(const PlanRequest& request);
@@ -32,7 +34,7 @@ class Rates {
   const std::vector<DeviceClass>& classes() const { return classes_; }
   std::size_t num_classes() const { return classes_.size(); }
   /// Attention part of a layer (mean over layers) for so many sequences.
-  LayerCost attention(std::size_t cls, double sequences, Recompute recompute) const;
+  const LayerCost& attention(std::size_t cls, double sequences, Recompute recompute) const;
   /// Experts of one layer: (row, expert) pairs spread over so many experts.
   LayerCost experts(std::size_t cls, double copies, double experts, Recompute recompute) const;
   Seconds head(std::size_t cls, double sequences) const;
@@ -47,6 +49,7 @@ class Rates {
   const RooflineCost& cost(Recompute recompute) const {
     return recompute == Recompute::kOff ? kept_ : recomputed_;
   }
+  LayerCost attention_cost(std::size_t cls, double sequences, Recompute recompute) const;
   ComputeWork work(OpKind kind, std::size_t cls) const;
   void make_classes();
   void sort_classes();
@@ -59,6 +62,7 @@ class Rates {
   i32 moe_layer_ = -1, dense_layer_ = -1;
   double moe_share_ = 1;
   bool one_node_ = false;
+  mutable std::map<std::tuple<std::size_t, double, Recompute>, LayerCost> attention_;
 };
 
 /// A plan without placement, dtypes as requested: what the cost model needs to know of a plan.

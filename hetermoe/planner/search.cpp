@@ -21,13 +21,13 @@ constexpr std::size_t kReported = 10;  ///< candidates in a result, named ones a
 constexpr std::size_t kConfirmed =
     5;  ///< of them, by speed alone, if they are as close to the best as kClose
 constexpr double kClose = 1.02;
+/// A candidate on the way to the result.
 struct Scored {
-  Plan plan;
-  Prediction prediction;
-  std::vector<Bytes> memory;
+  Candidate candidate;
   Sketch sketch;
   bool has_sketch = false;
   bool exact = false;  ///< the prediction is of all layers
+  i64 work = 0;        ///< op-device visits of the prediction
 };
 
 /// FNV-1a over what distinguishes plans.
@@ -52,19 +52,6 @@ u64 key_of(const Plan& plan) {
   return hash;
 }
 
-/// Op-device visits of one simulation, roughly.
-i64 visits(const Plan& plan) {
-  i64 sum = 0;
-  for (const Group& group : plan.groups) {
-    i64 microbatches = static_cast<i64>(group.microbatches.size());
-    if (plan.window == 1)
-      microbatches = std::min<i64>(microbatches, 5);  // the predictor extrapolates the rest
-    sum += microbatches * static_cast<i64>(group.layers.size()) * static_cast<i64>(group.devices.size()) *
-           (4 + 4 * plan.chunks);
-  }
-  return sum;
-}
-
 class Search {
  public:
   explicit Search(const PlanRequest& request)
@@ -72,19 +59,20 @@ class Search {
         rates_(request),
         predictor_(request.model, request.cluster, request.software),
         short_(request.model, request.cluster, request.software) {
-    budget_ = request.limits.simulation_budget;
-    if (budget_ == 0) budget_ = 60000 + 4000 * static_cast<i64>(request.cluster.num_devices());
+    whole_budget_ = request.limits.simulation_budget;
+    if (whole_budget_ == 0) whole_budget_ = 30000 + 2000 * static_cast<i64>(request.cluster.num_devices());
+    budget_ = whole_budget_;
   }
 
   PlanResult run() {
-    std::string nearest_miss;
+    std::optional<Shortage> nearest_miss;
     weighed_ = weigh_sketches(rates_, nearest_miss);
     result_.num_sketches = static_cast<i64>(weighed_.size());
     simulate_named();
     simulate_promising(kFirst);
     simulate_fixed();
     if (scored_.empty()) {
-      result_.infeasible = !nearest_miss.empty() ? nearest_miss : last_overfill_;
+      result_.infeasible = nearest_miss ? to_string(rates_, *nearest_miss) : last_overfill_;
     } else {
       improve();
       // Where simulations are cheap, the budget allows a second, deeper look.
@@ -106,6 +94,9 @@ class Search {
     const auto seen = seen_.find(key);
     if (seen != seen_.end()) return seen->second;
     seen_[key] = -1;
+    budget_ -=
+        (size_of(plan) + static_cast<i64>(request_.cluster.num_devices()) * short_.layers_simulated()) /
+        kEntriesPerVisit;
     std::vector<Bytes> memory = estimate_memory(plan, request_.model);
     std::vector<Bytes> with_reserve = memory;
     for (Bytes& bytes : with_reserve) bytes += bytes > 0 ? request_.limits.memory_reserve : 0;
@@ -114,17 +105,34 @@ class Search {
       last_overfill_ = over;
       return -1;
     }
-    budget_ -= visits(plan) * short_.layers_simulated() / request_.model.num_layers;
-    ++result_.num_simulated;
-    Scored scored{std::move(plan), {}, std::move(memory), {}, sketch != nullptr, !short_.shortens()};
+    Scored scored;
+    scored.candidate.plan = std::move(plan);
+    scored.candidate.memory = std::move(memory);
+    scored.has_sketch = sketch != nullptr;
     if (sketch != nullptr) scored.sketch = *sketch;
-    scored.prediction = short_.predict(scored.plan);
-    scored.plan.predicted_step_s = scored.prediction.step;
+    scored.exact = !short_.shortens();
+    const i64 before = short_.work();
+    const i64 most = best_ < 0 ? whole_budget_ : std::min(budget_, whole_budget_ / kDearest);
+    std::optional<Prediction> prediction = short_.predict_within(most, scored.candidate.plan);
+    if (!prediction) return -1;
+    ++result_.num_simulated;
+    scored.work = short_.work() - before;
+    budget_ -= scored.work;
+    settle(scored.candidate, std::move(*prediction));
     scored_.push_back(std::move(scored));
     const i64 index = static_cast<i64>(scored_.size()) - 1;
     if (best_ < 0 || step_of(index) < step_of(best_)) best_ = index;
     if (current_ >= 0 && step_of(index) < step_of(current_)) current_ = index;
     return seen_[key] = index;
+  }
+
+  /// Entries of a plan: making, checking and copying them takes time too.
+  static i64 size_of(const Plan& plan) {
+    i64 sum = 0;
+    for (const Group& group : plan.groups) {
+      for (const LayerPlacement& layer : group.layers) sum += static_cast<i64>(layer.experts.size());
+    }
+    return sum;
   }
 
   /// Estimates of memory are a little lower than the check: a second try leaves experts less room.
@@ -136,16 +144,28 @@ class Search {
     return -1;
   }
 
+  /// Op-device visits of a prediction of all layers.
+  i64 work_to_confirm(i64 index) const {
+    const Scored& scored = scored_[at(index)];
+    return scored.exact ? 0 : scored.work * request_.model.num_layers / short_.layers_simulated();
+  }
+
   /// Replaces an extrapolated prediction by that of all layers.
   void confirm(i64 index) {
     Scored& scored = scored_[at(index)];
     if (scored.exact) return;
     scored.exact = true;
-    scored.prediction = predictor_.predict(scored.plan);
-    scored.plan.predicted_step_s = scored.prediction.step;
+    settle(scored.candidate, predictor_.predict(scored.candidate.plan));
   }
 
-  Seconds step_of(i64 index) const { return scored_[at(index)].prediction.step; }
+  void settle(Candidate& candidate, Prediction prediction) const {
+    candidate.prediction = std::move(prediction);
+    candidate.plan.predicted_step_s = candidate.prediction.step;
+    describe(request_, candidate);
+  }
+
+  const Plan& plan_of(i64 index) const { return scored_[at(index)].candidate.plan; }
+  Seconds step_of(i64 index) const { return scored_[at(index)].candidate.prediction.step; }
 
   // --- which sketches are simulated ---
 
@@ -278,7 +298,7 @@ class Search {
     std::set<std::string> kinds;
     for (const i64 start : order) {
       if (budget_ <= 0 || kinds.size() >= kClimbs || step_of(start) > kFarFromBest * step_of(best_)) return;
-      if (!kinds.insert(make_candidate(start).name).second) continue;
+      if (!kinds.insert(scored_[at(start)].candidate.name).second) continue;
       climb(start);
     }
   }
@@ -292,11 +312,19 @@ class Search {
     current_ = -1;
   }
 
-  /// Tries neighbours of the current plan's sketch. True when one is better.
+  /// Tries neighbours of the current plan's sketch, the promising ones first. True when one is better.
   bool improve_sketch() {
     const i64 before = current_;
     if (!scored_[at(current_)].has_sketch) return false;
-    for (const Sketch& next : neighbours(scored_[at(current_)].sketch)) {
+    const Sketch sketch = scored_[at(current_)].sketch;
+    const Seconds most = kHopelessNeighbour * estimate(rates_, sketch).step;
+    std::vector<std::pair<Seconds, Sketch>> all;
+    for (Sketch& next : neighbours(sketch)) {
+      const Estimate e = estimate(rates_, next);
+      if (e.feasible() && e.step < most) all.emplace_back(e.step, std::move(next));
+    }
+    std::stable_sort(all.begin(), all.end(), [](auto& a, auto& b) { return a.first < b.first; });
+    for (const auto& [step, next] : all) {
       if (budget_ <= 0) break;
       judge(next);
     }
@@ -316,6 +344,8 @@ class Search {
         add([&](Sketch& s) { s.bias *= factor; });
       }
     }
+    const bool by_part = sketch.rounding == Rounding::kByPart;
+    add([&](Sketch& s) { s.rounding = by_part ? Rounding::kByDevice : Rounding::kByPart; });
     for (const i32 chunks : {sketch.chunks * 2, sketch.chunks / 2}) {
       if (chunks >= 1 && chunks <= 8) add([&](Sketch& s) { s.chunks = chunks; });
     }
@@ -375,8 +405,8 @@ class Search {
   /// Who could give work to whom: in a small group everyone, else the busiest to the least busy; unused
   /// devices take.
   std::vector<std::pair<DeviceId, DeviceId>> exchanges(i64 index, std::size_t g) const {
-    const Plan& plan = scored_[at(index)].plan;
-    const std::vector<double>& busy = scored_[at(index)].prediction.busy;
+    const Plan& plan = plan_of(index);
+    const std::vector<double>& busy = scored_[at(index)].candidate.prediction.busy;
     std::vector<DeviceId> from = plan.groups[g].devices;
     std::stable_sort(from.begin(), from.end(),
                      [&](DeviceId a, DeviceId b) { return busy[at(a)] > busy[at(b)]; });
@@ -401,51 +431,61 @@ class Search {
     if (place == group.devices.end() || *place != device) group.devices.insert(place, device);
   }
 
+  /// Groups that may be changed device by device: in larger ones a single device does not matter.
+  template <class Try>
+  bool improve_groups(Try try_pairs) {
+    const i64 before = current_;
+    const std::vector<i32> alike = alike_groups(plan_of(before), request_.cluster);
+    for (std::size_t g = 0; g < alike.size(); ++g) {
+      if (at(alike[g]) != g || plan_of(before).groups[g].devices.size() > kMediumGroup) continue;
+      try_pairs(g, exchanges(before, g));
+    }
+    return current_ != before;
+  }
+
   /// Gives an expert of a layer to another device.
   bool improve_experts() {
     const i64 before = current_;
-    const std::size_t groups = scored_[at(before)].plan.groups.size();
-    for (std::size_t g = 0; g < groups; ++g) {
-      const auto pairs = exchanges(before, g);
+    return improve_groups([&](std::size_t g, const std::vector<std::pair<DeviceId, DeviceId>>& pairs) {
       for (i64 l = 0; l < request_.model.num_layers; ++l) {
         if (!request_.model.is_moe(l)) continue;
         for (const auto& [from, to] : pairs) {
-          if (budget_ > 0) try_move(before, g, l, from, to);
+          if (budget_ > 0)
+            try_change(before, g, from, to, [&](Group& group, DeviceId a, DeviceId b) {
+              return move_expert(group.layers[at(l)].experts, a, b);
+            });
         }
-        if (current_ != before) return true;
+        if (current_ != before) return;
       }
-    }
-    return false;
+    });
   }
 
-  void try_move(i64 from_plan, std::size_t group, i64 layer, DeviceId from, DeviceId to) {
-    Plan plan = scored_[at(from_plan)].plan;
-    join_group(plan.groups[group], to);
-    std::vector<std::vector<ExpertOwner>>& experts = plan.groups[group].layers[at(layer)].experts;
+  static bool move_expert(std::vector<std::vector<ExpertOwner>>& experts, DeviceId from, DeviceId to) {
     for (std::size_t e = experts.size(); e-- > 0;) {
       if (experts[e].size() != 1 || experts[e][0].device != from) continue;
       experts[e][0].device = to;
-      judge(std::move(plan), nullptr);
-      return;
+      return true;
     }
+    return false;
   }
 
   /// Gives a sequence of every microbatch to another device.
   bool improve_sequences() {
     const i64 before = current_;
-    const std::size_t groups = scored_[at(before)].plan.groups.size();
-    for (std::size_t g = 0; g < groups; ++g) {
-      for (const auto& [from, to] : exchanges(before, g)) {
-        if (budget_ > 0) try_shift(before, g, from, to);
+    return improve_groups([&](std::size_t g, const std::vector<std::pair<DeviceId, DeviceId>>& pairs) {
+      for (const auto& [from, to] : pairs) {
+        if (budget_ > 0 && gives_sequences(plan_of(before).groups[g], from))
+          try_change(before, g, from, to, shift_sequences);
       }
-    }
-    return current_ != before;
+    });
   }
 
-  void try_shift(i64 from_plan, std::size_t group_index, DeviceId from, DeviceId to) {
-    Plan plan = scored_[at(from_plan)].plan;
-    Group& group = plan.groups[group_index];
-    join_group(group, to);
+  static bool gives_sequences(const Group& group, DeviceId from) {
+    return std::all_of(group.embed.begin(), group.embed.end(),
+                       [&](const ShareRow& row) { return sequences_of(row, from) > 0; });
+  }
+
+  static bool shift_sequences(Group& group, DeviceId from, DeviceId to) {
     Shares shares = group.embed;
     for (ShareRow& row : shares) {
       Share *giver = nullptr, *taker = nullptr;
@@ -453,7 +493,6 @@ class Search {
         if (share.device == from) giver = &share;
         if (share.device == to) taker = &share;
       }
-      if (giver == nullptr || giver->sequences == 0) return;
       --giver->sequences;
       if (taker != nullptr) {
         ++taker->sequences;
@@ -464,6 +503,27 @@ class Search {
     }
     group.embed = group.head = shares;
     for (LayerPlacement& layer : group.layers) layer.attention = shares;
+    return true;
+  }
+
+  /// Judges a plan with a change to a group and, the same, to all that are arranged alike. `to` may be a
+  /// device of no group; then only the one group changes.
+  template <class Change>
+  void try_change(i64 from_plan, std::size_t g, DeviceId from, DeviceId to, Change change) {
+    Plan plan = plan_of(from_plan);
+    const std::vector<DeviceId> devices = plan.groups[g].devices;
+    const auto place = [&](DeviceId d) {
+      return std::find(devices.begin(), devices.end(), d) - devices.begin();
+    };
+    const bool joins = at(place(to)) == devices.size();
+    if (joins) join_group(plan.groups[g], to);
+    if (!change(plan.groups[g], from, to)) return;
+    const std::vector<i32> alike = alike_groups(plan_of(from_plan), request_.cluster);
+    for (std::size_t other = 0; other < alike.size() && !joins; ++other) {
+      if (other == g || at(alike[other]) != g) continue;
+      const std::vector<DeviceId>& theirs = plan_of(from_plan).groups[other].devices;
+      change(plan.groups[other], theirs[at(place(from))], theirs[at(place(to))]);
+    }
     judge(std::move(plan), nullptr);
   }
 
@@ -474,7 +534,7 @@ class Search {
     for (const i64 i : chosen) confirm(i);
     std::stable_sort(chosen.begin(), chosen.end(), [&](i64 a, i64 b) { return step_of(a) < step_of(b); });
     for (const i64 i : chosen) {
-      Candidate candidate = make_candidate(i);
+      Candidate candidate = std::move(scored_[at(i)].candidate);
       candidate.limited_by =
           result_.tried.empty() ? critical_path(request_, candidate.plan) : busiest_type(candidate);
       if (i == plain_ep_) candidate.name += ", equal shares";
@@ -485,20 +545,24 @@ class Search {
     }
   }
 
-  /// The first few, the best of every name, and the named ones.
+  /// The first few, the best of every name, and the named ones; those that are neither the best nor named
+  /// only as far as there is time to confirm them.
   std::vector<i64> choose_reported() {
     std::vector<i64> order(scored_.size()), chosen;
     std::iota(order.begin(), order.end(), i64{0});
     std::stable_sort(order.begin(), order.end(), [&](i64 a, i64 b) { return step_of(a) < step_of(b); });
     std::set<std::string> names;
     bool newer = false, homogeneous = false;
+    i64 budget = whole_budget_ / 4;
     for (const i64 i : order) {
-      const Candidate candidate = make_candidate(i);
+      const Candidate& candidate = scored_[at(i)].candidate;
       const bool named = i == plain_ep_ || i == single_ || (candidate.newer_only && !newer) ||
                          (candidate.homogeneous && !homogeneous);
       const bool close = chosen.size() < kConfirmed && step_of(i) < kClose * step_of(order[0]);
       const bool other = chosen.size() < kReported && !names.contains(candidate.name);
       if (!named && !close && !other) continue;
+      if (!named && !chosen.empty() && work_to_confirm(i) > budget) continue;
+      budget -= work_to_confirm(i);
       names.insert(candidate.name);
       newer = newer || candidate.newer_only;
       homogeneous = homogeneous || candidate.homogeneous;
@@ -514,25 +578,19 @@ class Search {
     result_.tried.push_back(std::move(candidate));
   }
 
-  Candidate make_candidate(i64 index) {
-    Candidate candidate;
-    candidate.plan = scored_[at(index)].plan;
-    candidate.prediction = scored_[at(index)].prediction;
-    candidate.memory = scored_[at(index)].memory;
-    describe(request_, candidate);
-    return candidate;
-  }
-
   /// Estimates are 20 % below to 5 % above the simulator.
   static constexpr Depth kFirst = {2, 1.1}, kDeeper = {8, 1.6};
-  static constexpr std::size_t kMovesFrom = 3, kSmallGroup = 6;
+  static constexpr i64 kDearest = 8;  ///< no simulation takes more than this part of the budget
+  static constexpr std::size_t kMovesFrom = 3, kSmallGroup = 6, kMediumGroup = 24;
+  static constexpr double kHopelessNeighbour = 1.1;  ///< estimate over that of the current sketch
   static constexpr std::size_t kClimbs = 4;
+  static constexpr i64 kEntriesPerVisit = 2;
   static constexpr double kFarFromBest = 1.2;
   const PlanRequest& request_;
   Rates rates_;
   Predictor predictor_;
   ShortModel short_;
-  i64 budget_ = 0;
+  i64 whole_budget_ = 0, budget_ = 0;  ///< op-device visits of all simulations; what is left
   std::vector<Weighed> weighed_;
   std::vector<Scored> scored_;
   std::map<u64, i64> seen_;

@@ -35,23 +35,36 @@ i64 ShortModel::layers_simulated() const {
   return shortens() ? shorter_model_.num_layers + longer_model_.num_layers : full_.model().num_layers;
 }
 
-Plan ShortModel::cut(const Plan& plan, i64 layers) {
+i64 ShortModel::work() const { return full_.work() + (shortens() ? shorter_->work() + longer_->work() : 0); }
+
+Plan ShortModel::cut(Plan& plan, i64 layers) {
+  // Deep plans are large: what is not needed is not copied.
+  std::vector<Group> groups = std::move(plan.groups);
+  plan.groups.clear();
   Plan out = plan;
-  for (Group& group : out.groups) group.layers.resize(static_cast<std::size_t>(layers));
+  for (Group& group : groups) {
+    std::vector<LayerPlacement> all = std::move(group.layers);
+    group.layers.clear();
+    out.groups.push_back(group);
+    out.groups.back().layers.assign(all.begin(), all.begin() + layers);
+    group.layers = std::move(all);
+  }
+  plan.groups = std::move(groups);
   return out;
 }
 
-Prediction ShortModel::predict(const Plan& plan) {
-  if (!shortens()) return full_.predict(plan);
+std::optional<Prediction> ShortModel::predict_within(i64 max_visits, Plan& plan) {
+  if (!shortens()) return full_.predict_within(max_visits, plan);
+  std::optional<Prediction> out = longer_->predict_within(max_visits, cut(plan, longer_model_.num_layers));
+  if (!out) return {};
   const Prediction shorter = shorter_->predict(cut(plan, shorter_model_.num_layers));
-  Prediction out = longer_->predict(cut(plan, longer_model_.num_layers));
-  const Seconds step = out.step + extra_ * (out.step - shorter.step);
-  for (std::size_t d = 0; d < out.busy.size(); ++d) {
-    const Seconds longer_busy = out.busy[d] * out.step, shorter_busy = shorter.busy[d] * shorter.step;
-    out.busy[d] = (longer_busy + extra_ * (longer_busy - shorter_busy)) / step;
+  const Seconds step = out->step + extra_ * (out->step - shorter.step);
+  for (std::size_t d = 0; d < out->busy.size(); ++d) {
+    const Seconds longer_busy = out->busy[d] * out->step, shorter_busy = shorter.busy[d] * shorter.step;
+    out->busy[d] = (longer_busy + extra_ * (longer_busy - shorter_busy)) / step;
   }
-  out.tokens_per_s *= out.step / step;
-  out.step = step;
+  out->tokens_per_s *= out->step / step;
+  out->step = step;
   return out;
 }
 

@@ -16,13 +16,17 @@ class ShortModel {
   bool shortens() const { return longer_.has_value(); }
   /// Layers that one prediction simulates.
   i64 layers_simulated() const;
-  Prediction predict(const Plan& plan);
+  /// Leaves the plan as it is. Empty when one simulation would take more than `max_visits` op-device visits.
+  std::optional<Prediction> predict_within(i64 max_visits, Plan& plan);
+  /// Op-device visits of all simulations so far.
+  i64 work() const;
 
   /// Both plans and the weight of their difference: value(all) = longer + extra * (longer - shorter).
   const ModelConfig& shorter_model() const { return shorter_model_; }
   const ModelConfig& longer_model() const { return longer_model_; }
   double extra() const { return extra_; }
-  static Plan cut(const Plan& plan, i64 layers);
+  /// The first layers of a plan, which is left as it is.
+  static Plan cut(Plan& plan, i64 layers);
 
  private:
   ModelConfig shorter_model_, longer_model_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <numeric>
 #include <queue>
 
@@ -53,12 +54,13 @@ class PartMaker {
     part.sequences = quota / times;
     part.most = std::ceil(quota / times - 1e-9);
     if (part.attention) add_attention(part);
-    const double largest = copies_ * real(model_.num_experts);
-    part.fixed +=
-        part.experts && part.count > 0 ? largest / real(std::max<i64>(1, num_owners())) * working_set() : 0;
     part.unit_s = times * rates_.experts(cls, copies_, 1, sketch_.recompute).sum();
     part.unit = real(rates_.counts().expert) * state_ +
                 in_flight(sketch_, group_) * copies_ * expert_saved_bytes(model_, options_);
+    // The op on the experts of one layer, which may be one more than the mean.
+    const Bytes op = copies_ * working_set();
+    part.unit += op / std::max(1.0, real(model_.num_moe_layers()));
+    part.fixed += part.experts ? op : 0;
     return part;
   }
 
@@ -89,14 +91,6 @@ class PartMaker {
     while (layer + 1 < model_.num_layers && !model_.is_moe(layer)) ++layer;
     return layer;
   }
-  i64 num_owners() const {
-    i64 owners = 0;
-    for (std::size_t c = 0; c < group_.count.size(); ++c) {
-      owners += group_.mixed ? group_.count[c] : group_.count[c] - group_.attention[c];
-    }
-    return owners;
-  }
-
   const Rates& rates_;
   const Sketch& sketch_;
   const SketchGroup& group_;
@@ -123,6 +117,8 @@ double capacity(const Rates& rates, const Part& part, double squeeze) {
   return part.experts && left > 0 ? left / part.unit : 0;
 }
 
+constexpr int kPourSteps = 24;  ///< halvings of the finish that is looked for: to 1e-7 of it
+
 /// Experts of all layers, as real numbers: every owner is filled to the same finish, or to its memory.
 bool pour(const Rates& rates, std::vector<Part>& parts, double units) {
   std::vector<double> room;
@@ -142,36 +138,40 @@ bool pour(const Rates& rates, std::vector<Part>& parts, double units) {
     }
     return sum;
   };
-  for (int step = 0; step < 40; ++step) (filled((low + high) / 2) < units ? low : high) = (low + high) / 2;
+  for (int step = 0; step < kPourSteps; ++step)
+    (filled((low + high) / 2) < units ? low : high) = (low + high) / 2;
   filled(high);
   return true;
 }
 
-std::string lack_of_memory(const Rates& rates, const std::vector<Part>& parts, double units) {
-  constexpr Bytes kGiB = 1024.0 * 1024 * 1024;
+Shortage shortage_of(const Rates& rates, const std::vector<Part>& parts, double units) {
   double owners = 0;
   for (const Part& part : parts) owners += part.experts ? part.count : 0;
-  const Part* worst = nullptr;
+  Shortage worst;
   double excess = 0;
   for (const Part& part : parts) {
     const Bytes need = part.fixed + (part.experts ? units / owners * part.unit : 0);
     const double ratio = need / std::max(1.0, rates.usable_memory(part.cls));
-    if (ratio > excess) worst = &part, excess = ratio;
+    if (ratio > excess) worst = {part.cls, need, part.attention, part.most, units / owners}, excess = ratio;
   }
-  const DeviceClass& cls = rates.classes()[worst->cls];
-  const DeviceType& type = rates.request().cluster.types[static_cast<std::size_t>(cls.type)];
-  const Bytes need = worst->fixed + (worst->experts ? units / owners * worst->unit : 0);
-  const std::string cause =
-      worst->attention ? fmt::format(" at {:.0f} sequence{}", worst->most, worst->most > 1 ? "s" : "")
-                       : fmt::format(" for {:.0f} experts", units / owners);
-  return fmt::format("device {} ({} {:.0f} GiB) needs {:.1f} GiB{}", cls.devices.front(), type.name,
-                     type.memory_gib, need / kGiB, cause);
+  return worst;
 }
 
 }  // namespace
 
+std::string to_string(const Rates& rates, const Shortage& shortage) {
+  constexpr Bytes kGiB = 1024.0 * 1024 * 1024;
+  const DeviceClass& cls = rates.classes()[shortage.cls];
+  const DeviceType& type = rates.request().cluster.types[static_cast<std::size_t>(cls.type)];
+  const std::string cause = shortage.attention ? fmt::format(" at {:.0f} sequence{}", shortage.sequences,
+                                                             shortage.sequences > 1 ? "s" : "")
+                                               : fmt::format(" for {:.0f} experts", shortage.experts);
+  return fmt::format("device {} ({} {:.0f} GiB) needs {:.1f} GiB{}", cls.devices.front(), type.name,
+                     type.memory_gib, shortage.need / kGiB, cause);
+}
+
 std::vector<Part> weigh(const Rates& rates, const Sketch& sketch, const SketchGroup& group,
-                        std::string& infeasible) {
+                        std::optional<Shortage>& shortage) {
   const ModelConfig& model = rates.request().model;
   std::vector<Part> parts = make_parts(rates, sketch, group);
   const double units = real(model.num_moe_layers() * model.num_experts);
@@ -179,7 +179,7 @@ std::vector<Part> weigh(const Rates& rates, const Sketch& sketch, const SketchGr
     return part.fixed > rates.usable_memory(part.cls);
   });
   if (too_full || (units > 0 && !pour(rates, parts, units))) {
-    infeasible = lack_of_memory(rates, parts, units);
+    shortage = shortage_of(rates, parts, units);
     return parts;
   }
   for (Part& part : parts) part.owned /= std::max(1.0, real(model.num_moe_layers()));
@@ -232,6 +232,76 @@ std::vector<std::vector<i64>> spread(const std::vector<i64>& rows, const std::ve
 
 namespace {
 
+/// Finds how many experts a device of each part owns in one layer.
+class LayerCounts {
+ public:
+  LayerCounts(i64 experts, const std::vector<i64>& sizes, const std::vector<double>& unit_s)
+      : experts_(experts), sizes_(sizes), unit_s_(unit_s), counts_(sizes.size()) {}
+
+  /// wanted: [parts] experts of the whole part. Empty when no whole numbers add up.
+  std::vector<i64> nearest(const std::vector<double>& wanted) {
+    wanted_ = &wanted;
+    best_.clear();
+    try_part(0, experts_, 0);
+    return best_;
+  }
+
+ private:
+  static constexpr i64 kReach = 1;  ///< beyond the two whole numbers next to the wanted one
+
+  void try_part(std::size_t part, i64 left, double cost) {
+    if (!best_.empty() && cost >= least_) return;
+    const double exact = (*wanted_)[part] / real(sizes_[part]);
+    if (part + 1 == sizes_.size()) {
+      counts_[part] = left / sizes_[part];
+      if (left % sizes_[part] != 0) return;
+      cost += cost_of(part, exact);
+      if (!best_.empty() && cost >= least_) return;
+      best_ = counts_;
+      least_ = cost;
+      return;
+    }
+    const i64 floor = static_cast<i64>(std::floor(exact));
+    for (i64 count = std::max<i64>(0, floor - kReach); count <= floor + 1 + kReach; ++count) {
+      if (count * sizes_[part] > left) break;
+      counts_[part] = count;
+      try_part(part + 1, left - count * sizes_[part], cost + cost_of(part, exact));
+    }
+  }
+  double cost_of(std::size_t part, double exact) const {
+    const double off = unit_s_[part] * (real(counts_[part]) - exact);
+    return real(sizes_[part]) * off * off;
+  }
+
+  i64 experts_;
+  const std::vector<i64>& sizes_;
+  const std::vector<double>& unit_s_;
+  const std::vector<double>* wanted_ = nullptr;
+  std::vector<i64> counts_, best_;
+  double least_ = 0;
+};
+
+}  // namespace
+
+std::vector<std::vector<i64>> equal_counts(i64 layers, i64 experts, const std::vector<i64>& sizes,
+                                           const std::vector<i64>& totals,
+                                           const std::vector<double>& unit_s) {
+  LayerCounts counts(experts, sizes, unit_s);
+  std::vector<std::vector<i64>> out;
+  std::vector<i64> given(sizes.size(), 0);
+  std::vector<double> wanted(sizes.size());
+  for (i64 l = 0; l < layers; ++l) {
+    for (std::size_t p = 0; p < sizes.size(); ++p)
+      wanted[p] = real(totals[p]) * real(l + 1) / real(layers) - real(given[p]);
+    out.push_back(counts.nearest(wanted));
+    if (out.back().empty()) return {};
+    for (std::size_t p = 0; p < sizes.size(); ++p) given[p] += out.back()[p] * sizes[p];
+  }
+  return out;
+}
+
+namespace {
+
 /// Rounds one group.
 class GroupMaker {
  public:
@@ -259,20 +329,35 @@ class GroupMaker {
 
  private:
   void list_devices() {
-    std::string infeasible;
+    std::optional<Shortage> shortage;
     const std::vector<double> quota = quotas(rates_, sketch_, shape_);
-    for (const Part& part : weigh(rates_, sketch_, shape_, infeasible)) {
-      const std::vector<DeviceId>& all = rates_.classes()[part.cls].devices;
-      const i64 begin = shape_.first[part.cls] + (part.attention ? 0 : shape_.attention[part.cls]);
-      for (i64 i = begin; i < begin + static_cast<i64>(part.count); ++i) {
-        devices_.push_back(all[static_cast<std::size_t>(i)]);
+    for (const Part& part : weigh(rates_, sketch_, shape_, shortage)) {
+      for (const DeviceId device : devices_of(part)) {
+        devices_.push_back(device);
         parts_.push_back(part);
         if (part.attention) {
-          attention_.push_back(devices_.back());
+          attention_.push_back(device);
           weights_.push_back(quota[part.cls]);
         }
       }
     }
+  }
+
+  /// In turn over their nodes: what not all of them do is then done on all nodes, by whose ports it goes.
+  std::vector<DeviceId> devices_of(const Part& part) const {
+    const std::vector<DeviceId>& all = rates_.classes()[part.cls].devices;
+    const i64 begin = shape_.first[part.cls] + (part.attention ? 0 : shape_.attention[part.cls]);
+    std::map<NodeId, i64> on_node;
+    std::vector<std::pair<i64, DeviceId>> ranked;
+    for (i64 i = begin; i < begin + static_cast<i64>(part.count); ++i) {
+      const DeviceId device = all[static_cast<std::size_t>(i)];
+      ranked.emplace_back(on_node[rates_.request().cluster.devices[static_cast<std::size_t>(device)].node]++,
+                          device);
+    }
+    std::sort(ranked.begin(), ranked.end());
+    std::vector<DeviceId> devices;
+    for (const auto& [rank, device] : ranked) devices.push_back(device);
+    return devices;
   }
 
   /// Sequences of each device over the step in whole numbers, then spread over the microbatches.
@@ -310,8 +395,44 @@ class GroupMaker {
     for (std::size_t i = 0; missing > 0; i = (i + 1) % totals.size()) {
       if (parts_[i].experts) ++totals[i], --missing;
     }
+    if (sketch_.rounding == Rounding::kByPart) {
+      std::vector<std::vector<i64>> counts = equal_within_parts(totals, load, cost, room);
+      if (!counts.empty()) return counts;
+    }
     return spread(std::vector<i64>(static_cast<std::size_t>(model_.num_moe_layers()), model_.num_experts),
                   totals);
+  }
+
+  /// [MoE layers][devices]; empty when no whole numbers add up, or they do not fit.
+  std::vector<std::vector<i64>> equal_within_parts(const std::vector<i64>& totals,
+                                                   const std::vector<double>& load,
+                                                   const std::vector<double>& cost,
+                                                   const std::vector<i64>& room) const {
+    std::vector<i64> part_of(totals.size(), -1), sizes, part_totals, part_room;
+    std::vector<double> part_cost;
+    for (std::size_t i = 0; i < totals.size(); ++i) {
+      if (room[i] == 0) continue;
+      const bool same = i > 0 && part_of[i - 1] >= 0 && load[i] == load[i - 1] && cost[i] == cost[i - 1] &&
+                        room[i] == room[i - 1];
+      if (!same) {
+        sizes.push_back(0), part_totals.push_back(0);
+        part_cost.push_back(cost[i]), part_room.push_back(room[i]);
+      }
+      ++sizes.back();
+      part_totals.back() += totals[i];
+      part_of[i] = static_cast<i64>(sizes.size()) - 1;
+    }
+    if (sizes.empty() || sizes.size() > kMaxParts) return {};
+    std::vector<std::vector<i64>> out;
+    for (const std::vector<i64>& of_part :
+         equal_counts(model_.num_moe_layers(), model_.num_experts, sizes, part_totals, part_cost)) {
+      out.emplace_back();
+      for (const i64 part : part_of)
+        out.back().push_back(part < 0 ? 0 : of_part[static_cast<std::size_t>(part)]);
+      for (std::size_t p = 0; p < sizes.size(); ++p) part_room[p] -= of_part[p];
+    }
+    const bool fits = std::all_of(part_room.begin(), part_room.end(), [](i64 left) { return left >= 0; });
+    return fits ? out : std::vector<std::vector<i64>>{};
   }
 
   std::vector<std::vector<ExpertOwner>> owners(const std::vector<i64>& counts) const {
@@ -322,6 +443,7 @@ class GroupMaker {
     return out;
   }
 
+  static constexpr std::size_t kMaxParts = 8;
   const Rates& rates_;
   const Sketch& sketch_;
   const SketchGroup& shape_;
@@ -334,13 +456,67 @@ class GroupMaker {
 
 }  // namespace
 
+bool alike(const SketchGroup& a, const SketchGroup& b) {
+  return a.count == b.count && a.attention == b.attention && a.by_speed == b.by_speed && a.mixed == b.mixed &&
+         a.sequences == b.sequences && a.microbatches == b.microbatches;
+}
+
+namespace {
+
+/// The group of `from` made for the devices of `to`, which is alike.
+class Translation {
+ public:
+  Translation(const Rates& rates, const SketchGroup& from, const SketchGroup& to)
+      : device_(rates.request().cluster.devices.size(), -1) {
+    for (std::size_t c = 0; c < from.count.size(); ++c) {
+      const std::vector<DeviceId>& all = rates.classes()[c].devices;
+      for (i64 i = 0; i < from.count[c]; ++i) {
+        device_[static_cast<std::size_t>(all[static_cast<std::size_t>(from.first[c] + i)])] =
+            all[static_cast<std::size_t>(to.first[c] + i)];
+      }
+    }
+  }
+
+  Group of(const Group& group) const {
+    Group out = group;
+    for (DeviceId& device : out.devices) translate(device);
+    std::sort(out.devices.begin(), out.devices.end());
+    translate(out.embed);
+    translate(out.head);
+    for (LayerPlacement& layer : out.layers) {
+      translate(layer.attention);
+      for (std::vector<ExpertOwner>& owners : layer.experts) {
+        for (ExpertOwner& owner : owners) translate(owner.device);
+      }
+    }
+    return out;
+  }
+
+ private:
+  void translate(DeviceId& device) const { device = device_[static_cast<std::size_t>(device)]; }
+  void translate(Shares& shares) const {
+    for (ShareRow& row : shares) {
+      for (Share& share : row) translate(share.device);
+    }
+  }
+
+  std::vector<DeviceId> device_;
+};
+
+}  // namespace
+
 Plan realize(const Rates& rates, const Sketch& sketch, double squeeze) {
   Plan plan = blank_plan(rates.request(), sketch.recompute);
   plan.strategy = "planned";
   plan.window = sketch.window;
   plan.chunks = sketch.chunks;
-  for (const SketchGroup& group : sketch.groups) {
-    plan.groups.push_back(GroupMaker(rates, sketch, group, squeeze).make());
+  for (std::size_t g = 0; g < sketch.groups.size(); ++g) {
+    const SketchGroup& group = sketch.groups[g];
+    if (g > 0 && alike(group, sketch.groups[g - 1])) {
+      plan.groups.push_back(Translation(rates, sketch.groups[g - 1], group).of(plan.groups[g - 1]));
+    } else {
+      plan.groups.push_back(GroupMaker(rates, sketch, group, squeeze).make());
+    }
   }
   return plan;
 }

@@ -1,4 +1,5 @@
 #pragma once
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,8 +17,17 @@ struct SketchGroup {
   i64 sequences = 0, microbatches = 1;
 };
 
+/// Equal but for which devices of their classes they have.
+bool alike(const SketchGroup& a, const SketchGroup& b);
+
+/// How experts become whole numbers. kByPart: devices of a part own equally many in a layer where the numbers
+/// allow it, so that nobody in it waits for another; what that leaves over or short, other layers even out.
+/// kByDevice: every device owns what is best for it over all layers.
+enum class Rounding { kByPart, kByDevice };
+
 struct Sketch {
   std::vector<SketchGroup> groups;
+  Rounding rounding = Rounding::kByPart;
   i32 window = 0, chunks = 1;
   Recompute recompute = Recompute::kLocal;
   double bias =
@@ -38,14 +48,27 @@ struct Part {
   double owned = 0;                         ///< experts per MoE layer
 };
 
+/// The device class whose memory a sketch overfills most.
+struct Shortage {
+  std::size_t cls = 0;
+  Bytes need = 0;
+  bool attention = false;
+  double sequences = 0;  ///< at once, with attention
+  double experts = 0;    ///< of all layers, without
+};
+/// "device 2 (V100 16 GiB) needs 18.2 GiB at 1 sequence".
+std::string to_string(const Rates& rates, const Shortage& shortage);
+
 /// Splits the work of a group: sequences by speed, experts so that the busiest device is as little busy as
-/// possible, within memory.
+/// possible, within memory. Sets `shortage` when that is not enough.
 std::vector<Part> weigh(const Rates& rates, const Sketch& sketch, const SketchGroup& group,
-                        std::string& infeasible);
+                        std::optional<Shortage>& shortage);
 
 struct Estimate {
   Seconds step = 0;
-  std::string infeasible;  ///< the device type and its lack of memory; empty = the figure holds
+  std::optional<Shortage> shortage;  ///< of memory; without one the figure holds
+
+  bool feasible() const { return !shortage; }
 };
 Estimate estimate(const Rates& rates, const Sketch& sketch);
 
@@ -56,6 +79,12 @@ Plan realize(const Rates& rates, const Sketch& sketch, double squeeze = 1);
 /// Row i of the result adds up to rows[i], column j to columns[j] (equal totals), and every column is spread
 /// over the rows as evenly as whole numbers allow.
 std::vector<std::vector<i64>> spread(const std::vector<i64>& rows, const std::vector<i64>& columns);
+
+/// Part p has sizes[p] equal devices that own totals[p] of the experts of all layers together. Returns
+/// [layers][parts] experts of one device, `experts` in every layer, near the totals at any time; empty when
+/// no whole numbers fit. unit_s: [parts] how much it matters that a device of the part has one more or less.
+std::vector<std::vector<i64>> equal_counts(i64 layers, i64 experts, const std::vector<i64>& sizes,
+                                           const std::vector<i64>& totals, const std::vector<double>& unit_s);
 
 /// Units to bins so that the largest load + units * cost is least, at most `capacity` in each. Returns fewer
 /// than `units` only when the capacities do not suffice.

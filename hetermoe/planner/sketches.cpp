@@ -12,7 +12,8 @@ namespace {
 double real(i64 value) { return static_cast<double>(value); }
 
 constexpr std::size_t kMaxMicrobatchChoices = 9;
-constexpr i64 kAllCuts = 8;  ///< groups up to this size try every number of attention devices
+constexpr std::size_t kBiased = 200;  ///< sketches, from the best on, whose bias is chosen
+constexpr i64 kAllCuts = 8;           ///< groups up to this size try every number of attention devices
 
 /// Keeps at most `limit` of sorted values, both ends included.
 std::vector<i64> thin(const std::vector<i64>& values, std::size_t limit) {
@@ -29,20 +30,41 @@ class Weigher {
  public:
   explicit Weigher(const Rates& rates) : rates_(rates), request_(rates.request()) {}
 
-  std::vector<Weighed> run(std::string& infeasible) {
+  std::vector<Weighed> run(std::optional<Shortage>& shortage) {
     const std::size_t classes = rates_.num_classes();
     const unsigned all = (1u << classes) - 1;
     for (unsigned used = 1; used <= all; ++used) {
       if (classes > 4 && !is_simple(used, classes)) continue;
       for (const std::vector<Shape>& shapes : groupings(used)) add_grouping(used, shapes);
     }
-    std::stable_sort(weighed_.begin(), weighed_.end(),
-                     [](const Weighed& a, const Weighed& b) { return a.estimate.step < b.estimate.step; });
-    infeasible = infeasible_;
+    sort();
+    for (std::size_t i = 0; i < std::min(weighed_.size(), kBiased); ++i) choose_bias(weighed_[i]);
+    sort();
+    shortage = shortage_;
     return std::move(weighed_);
   }
 
  private:
+  void sort() {
+    std::stable_sort(weighed_.begin(), weighed_.end(),
+                     [](const Weighed& a, const Weighed& b) { return a.estimate.step < b.estimate.step; });
+  }
+
+  /// Balancing whole steps ignores what no lane can do at the same time; the estimate knows some of it.
+  void choose_bias(Weighed& weighed) const {
+    const bool mixed = std::any_of(weighed.sketch.groups.begin(), weighed.sketch.groups.end(),
+                                   [](const SketchGroup& group) { return group.mixed; });
+    if (!mixed) return;
+    Sketch next = weighed.sketch;
+    for (const double bias : {0.7, 0.8, 0.9, 1.1, 1.2}) {
+      next.bias = bias;
+      Estimate e = estimate(rates_, next);
+      if (!e.feasible() || e.step >= weighed.estimate.step) continue;
+      weighed.sketch.bias = bias;
+      weighed.estimate = std::move(e);
+    }
+  }
+
   /// With many classes: one of them, the first few, or all but one.
   static bool is_simple(unsigned used, std::size_t classes) {
     const int bits = __builtin_popcount(used);
@@ -204,8 +226,8 @@ class Weigher {
     for (const SketchGroup& group : patterns(shape, sequences, microbatches)) {
       one.groups = {group};
       const Estimate e = estimate(rates_, one);
-      if (!e.infeasible.empty()) {
-        note(e.infeasible);
+      if (!e.feasible()) {
+        shortage_ = e.shortage;
       } else if (least < 0 || e.step < least) {
         least = e.step;
         best = group;
@@ -216,20 +238,19 @@ class Weigher {
 
   void add(unsigned used, const Sketch& sketch) {
     Estimate e = estimate(rates_, sketch);
-    if (e.infeasible.empty()) {
+    if (e.feasible()) {
       weighed_.push_back({sketch, used, std::move(e)});
     } else {
-      note(e.infeasible);
+      shortage_ = e.shortage;
     }
   }
-  /// The last one is of all classes and many small microbatches with recomputation or near it: the nearest
-  /// miss.
-  void note(const std::string& infeasible) { infeasible_ = infeasible; }
 
   const Rates& rates_;
   const PlanRequest& request_;
   std::vector<Weighed> weighed_;
-  std::string infeasible_;
+  /// The last one is of all classes and many small microbatches with recomputation or near it: the nearest
+  /// miss.
+  std::optional<Shortage> shortage_;
 };
 
 }  // namespace
@@ -248,8 +269,8 @@ std::vector<i64> microbatch_choices(i64 sequences, i64 limit) {
   return thin(choices, kMaxMicrobatchChoices);
 }
 
-std::vector<Weighed> weigh_sketches(const Rates& rates, std::string& infeasible) {
-  return Weigher(rates).run(infeasible);
+std::vector<Weighed> weigh_sketches(const Rates& rates, std::optional<Shortage>& shortage) {
+  return Weigher(rates).run(shortage);
 }
 
 }  // namespace hetermoe

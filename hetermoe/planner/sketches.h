@@ -14,8 +14,8 @@ struct Weighed {
 
 /// All sketches worth weighing: which classes take part, how many groups, which devices compute attention,
 /// whether they hold experts too, how many microbatches and how many of them in flight, recomputation.
-/// Fastest estimate first, those without enough memory left out; their nearest miss is left in `infeasible`.
-std::vector<Weighed> weigh_sketches(const Rates& rates, std::string& infeasible);
+/// Fastest estimate first, those without enough memory left out; their nearest miss is left in `shortage`.
+std::vector<Weighed> weigh_sketches(const Rates& rates, std::optional<Shortage>& shortage);
 
 /// Microbatch counts for so many sequences: divisors first choice, at most `limit`.
 std::vector<i64> microbatch_choices(i64 sequences, i64 limit);

@@ -155,9 +155,18 @@ void ScheduleBuilder::compute_on_shares(const Op& op, i32 layer) {
 }
 
 void ScheduleBuilder::transfer(const Op& op) {
-  std::vector<DeviceId> devices = placement_.participants(op);
-  std::erase_if(devices, [&](DeviceId d) { return !lists(d); });
-  if (!devices.empty()) append(op, devices);
+  participants_.clear();
+  const auto add_listed = [&](const std::vector<DeviceId>& devices) {
+    for (const DeviceId d : devices) {
+      if (lists(d)) participants_.push_back(d);
+    }
+  };
+  if (op.kind == OpKind::kDispatch || op.kind == OpKind::kCombine) {
+    add_listed(placement_.in_exchange(op.group, op.layer, op.microbatch));
+  } else {
+    add_listed(placement_.participants(op));
+  }
+  if (!participants_.empty()) append(op, participants_);
 }
 
 void ScheduleBuilder::routed(i32 group, i32 microbatch) {

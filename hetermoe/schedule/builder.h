@@ -83,9 +83,10 @@ class ScheduleBuilder {
   std::vector<i32> groups_pending_;  // [state] groups that may still add to its gradient
   std::vector<i64> routes_pending_;  // [balance set] microbatches whose last router is not appended
   std::vector<std::string> faults_;
-  std::vector<Access> accesses_;  // of the op being appended, on one device
-  std::vector<OpId> before_;      // what they wait for
-  std::vector<OpId> deps_;        // of the op being appended
+  std::vector<Access> accesses_;        // of the op being appended, on one device
+  std::vector<OpId> before_;            // what they wait for
+  std::vector<OpId> deps_;              // of the op being appended
+  std::vector<DeviceId> participants_;  // scratch of transfer()
 };
 
 /// The schedule of a step without the ops of devices that are not `listed`, and without their lanes in

@@ -1,8 +1,8 @@
 #include "hetermoe/schedule/placement.h"
 
 #include <algorithm>
-#include <map>
 #include <set>
+#include <utility>
 
 namespace hetermoe {
 namespace {
@@ -88,12 +88,17 @@ Placement::Stage Placement::make_stage(i32 group, const Shares* before, const Sh
   for (const Share& share : row) stage.listed[static_cast<std::size_t>(share.device)] = true;
   stage.moves = before && row != share_row(*before, microbatch);
   if (layer < 0 || layer >= num_layers_ || !is_moe(layer)) return stage;
-  const std::vector<bool>& owns =
-      owner_bits_[static_cast<std::size_t>(group)][static_cast<std::size_t>(layer)];
-  for (std::size_t d = 0; d < num_devices_; ++d) {
-    stage.local_experts = stage.local_experts || (stage.listed[d] && owns[d]);
-    if (stage.listed[d] || owns[d]) stage.in_exchange.push_back(static_cast<DeviceId>(d));
+  const std::vector<DeviceId>& owners =
+      owners_[static_cast<std::size_t>(group)][static_cast<std::size_t>(layer)];
+  stage.in_exchange = owners;
+  for (const Share& share : row) {
+    if (is_owner(group, layer, share.device)) {
+      stage.local_experts = true;
+    } else {
+      stage.in_exchange.push_back(share.device);
+    }
   }
+  std::sort(stage.in_exchange.begin(), stage.in_exchange.end());
   return stage;
 }
 
@@ -175,7 +180,7 @@ std::span<const i32> Placement::states_on(DeviceId device, State::Part part, i32
 
 std::vector<DeviceId> Placement::participants(const Op& op) const {
   if (op.kind == OpKind::kDispatch || op.kind == OpKind::kCombine) {
-    return stage(op.group, op.layer, op.microbatch).in_exchange;
+    return in_exchange(op.group, op.layer, op.microbatch);
   }
   if (op.kind == OpKind::kReduce) return states_[static_cast<std::size_t>(op.state)].devices;
   std::set<DeviceId> all;
@@ -199,43 +204,79 @@ std::vector<DeviceId> Placement::participants(const Op& op) const {
   return {all.begin(), all.end()};
 }
 
+namespace {
+
+/// Collects devices, each once.
+class DeviceSet {
+ public:
+  explicit DeviceSet(std::size_t num_devices) : has_(num_devices, false) {}
+
+  void add(DeviceId device) {
+    if (has_[static_cast<std::size_t>(device)]) return;
+    has_[static_cast<std::size_t>(device)] = true;
+    devices_.push_back(device);
+  }
+  void add(const Shares& shares) {
+    for (const ShareRow& row : shares) {
+      for (const Share& share : row) add(share.device);
+    }
+  }
+  /// Ascending; the set is empty then.
+  std::vector<DeviceId> take() {
+    std::sort(devices_.begin(), devices_.end());
+    for (const DeviceId device : devices_) has_[static_cast<std::size_t>(device)] = false;
+    return std::exchange(devices_, {});
+  }
+
+ private:
+  std::vector<bool> has_;
+  std::vector<DeviceId> devices_;
+};
+
+/// States of the experts of layer `l`: those with the same owners in all groups are one.
+void add_expert_states(const Plan& plan, i32 l, i64 num_experts, DeviceSet& set, std::vector<State>& states) {
+  std::vector<State> found;
+  for (ExpertId e = 0; e < static_cast<ExpertId>(num_experts); ++e) {
+    for (const Group& group : plan.groups) {
+      const LayerPlacement& layer = group.layers[static_cast<std::size_t>(l)];
+      for (const ExpertOwner& owner : layer.experts[static_cast<std::size_t>(e)]) set.add(owner.device);
+    }
+    std::vector<DeviceId> owners = set.take();
+    if (found.empty() || found.back().devices != owners)
+      found.push_back({State::Part::kExperts, l, {}, std::move(owners)});
+    found.back().experts.push_back(e);
+  }
+  std::stable_sort(found.begin(), found.end(),
+                   [](const State& a, const State& b) { return a.devices < b.devices; });
+  for (State& state : found) {
+    State& last = states.back();
+    if (last.part == State::Part::kExperts && last.layer == l && last.devices == state.devices) {
+      last.experts.insert(last.experts.end(), state.experts.begin(), state.experts.end());
+    } else {
+      states.push_back(std::move(state));
+    }
+  }
+}
+
+}  // namespace
+
 std::vector<State> make_states(const Plan& plan, const ModelConfig& model) {
   std::vector<State> states;
-  const auto add_shares = [](std::set<DeviceId>& devices, const Shares& shares) {
-    for (const ShareRow& row : shares) {
-      for (const Share& share : row) devices.insert(share.device);
-    }
-  };
-  const auto add_state = [&](State::Part part, i32 layer, const std::set<DeviceId>& devices) {
-    states.push_back({part, layer, {}, {devices.begin(), devices.end()}});
-  };
-  std::set<DeviceId> embed, head;
+  DeviceSet set(plan.dtype.size());
   for (const Group& group : plan.groups) {
-    add_shares(embed, group.embed);
-    add_shares(head, group.head);
+    set.add(group.embed);
+    if (model.tie_embeddings) set.add(group.head);
   }
-  if (model.tie_embeddings) embed.insert(head.begin(), head.end());
-  add_state(State::Part::kEmbed, -1, embed);
+  states.push_back({State::Part::kEmbed, -1, {}, set.take()});
   for (i32 l = 0; l < static_cast<i32>(model.num_layers); ++l) {
-    std::set<DeviceId> attention;
-    std::map<std::vector<DeviceId>, std::vector<ExpertId>> by_owners;
-    for (const Group& group : plan.groups)
-      add_shares(attention, group.layers[static_cast<std::size_t>(l)].attention);
-    add_state(State::Part::kAttention, l, attention);
-    if (!model.is_moe(l)) continue;
-    for (ExpertId e = 0; e < static_cast<ExpertId>(model.num_experts); ++e) {
-      std::set<DeviceId> owners;
-      for (const Group& group : plan.groups) {
-        for (const ExpertOwner& owner :
-             group.layers[static_cast<std::size_t>(l)].experts[static_cast<std::size_t>(e)]) {
-          owners.insert(owner.device);
-        }
-      }
-      by_owners[{owners.begin(), owners.end()}].push_back(e);
-    }
-    for (auto& [devices, experts] : by_owners) states.push_back({State::Part::kExperts, l, experts, devices});
+    for (const Group& group : plan.groups) set.add(group.layers[static_cast<std::size_t>(l)].attention);
+    states.push_back({State::Part::kAttention, l, {}, set.take()});
+    if (model.is_moe(l)) add_expert_states(plan, l, model.num_experts, set, states);
   }
-  if (!model.tie_embeddings) add_state(State::Part::kHead, -1, head);
+  if (!model.tie_embeddings) {
+    for (const Group& group : plan.groups) set.add(group.head);
+    states.push_back({State::Part::kHead, -1, {}, set.take()});
+  }
   return states;
 }
 

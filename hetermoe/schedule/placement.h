@@ -51,6 +51,10 @@ class Placement {
   }
   /// moves_into() for some microbatch of some group.
   bool may_move_into(i32 layer) const { return may_move_[static_cast<std::size_t>(layer)]; }
+  /// Sources and owners of a layer with experts, ascending: those with a lane in its dispatch and combine.
+  const std::vector<DeviceId>& in_exchange(i32 group, i32 layer, i32 microbatch) const {
+    return stage(group, layer, microbatch).in_exchange;
+  }
   /// Devices with a lane in a transfer, ascending.
   std::vector<DeviceId> participants(const Op& op) const;
   bool balance_on() const { return options_.balance; }

@@ -1,5 +1,7 @@
 #include "hetermoe/sim/folded_step.h"
 
+#include <limits>
+
 #include "hetermoe/schedule/builder.h"
 
 namespace hetermoe {
@@ -15,8 +17,26 @@ std::vector<Seconds> FoldedStep::busy_seconds(const OpTimes& times) const {
   return busy;
 }
 
-FoldedStep make_folded_step(const Plan& plan, const ModelConfig& model, const Cluster& cluster,
-                            const CostModel& cost, const RoutingLoad& routing, const StepOptions& options) {
+namespace {
+
+/// A layer has so many ops of each kind per microbatch, forward and backward.
+i64 expected_visits(const Placement& placement, const Fold& fold) {
+  const std::vector<bool> listed = fold.listed();
+  i64 sum = 0;
+  for (i32 g = 0; g < placement.num_groups(); ++g) {
+    i64 devices = 0;
+    for (const DeviceId d : placement.plan().groups[static_cast<std::size_t>(g)].devices)
+      devices += listed[static_cast<std::size_t>(d)] ? 1 : 0;
+    sum += devices * placement.num_microbatches(g);
+  }
+  return sum * placement.num_layers() * (4 + 4 * placement.plan().chunks);
+}
+
+}  // namespace
+
+std::optional<FoldedStep> make_folded_step_within(i64 max_visits, const Plan& plan, const ModelConfig& model,
+                                                  const Cluster& cluster, const CostModel& cost,
+                                                  const RoutingLoad& routing, const StepOptions& options) {
   FoldedStep step;
   step.placement = std::make_unique<Placement>(plan, model, options);
   LoadTable loads(*step.placement, routing);
@@ -24,6 +44,7 @@ FoldedStep make_folded_step(const Plan& plan, const ModelConfig& model, const Cl
   for (const FoldScope scope : {FoldScope::kGroups, FoldScope::kDevices}) {
     std::optional<Fold> fold = find_fold(*step.placement, cluster, loads, scope);
     if (!fold) continue;
+    if (expected_visits(*step.placement, *fold) > max_visits) return {};
     step.fold = std::move(*fold);
     step.schedule = build_schedule(*step.placement, step.fold.listed());
     std::optional<OpCosts> costs =
@@ -34,6 +55,12 @@ FoldedStep make_folded_step(const Plan& plan, const ModelConfig& model, const Cl
   }
   HM_CHECK(false, "a fold of devices can always be priced");
   return step;
+}
+
+FoldedStep make_folded_step(const Plan& plan, const ModelConfig& model, const Cluster& cluster,
+                            const CostModel& cost, const RoutingLoad& routing, const StepOptions& options) {
+  return *make_folded_step_within(std::numeric_limits<i64>::max(), plan, model, cluster, cost, routing,
+                                  options);
 }
 
 }  // namespace hetermoe

@@ -1,5 +1,6 @@
 #pragma once
 #include <memory>
+#include <optional>
 
 #include "hetermoe/cost/price.h"
 #include "hetermoe/sim/simulator.h"
@@ -22,5 +23,12 @@ struct FoldedStep {
 FoldedStep make_folded_step(const Plan& plan, const ModelConfig& model, const Cluster& cluster,
                             const CostModel& cost, const RoutingLoad& routing,
                             const StepOptions& options = {});
+
+/// The same, but empty when that would be more than `max_visits` visits of an op to a device, roughly: a
+/// search has no time for such plans.
+std::optional<FoldedStep> make_folded_step_within(i64 max_visits, const Plan& plan, const ModelConfig& model,
+                                                  const Cluster& cluster, const CostModel& cost,
+                                                  const RoutingLoad& routing,
+                                                  const StepOptions& options = {});
 
 }  // namespace hetermoe
