@@ -31,7 +31,6 @@ void find(benchmark::State& state, const std::vector<std::pair<std::string, i32>
   if (request.cluster.num_devices() <= 12) request.model = load_model("d1");
   request.seq_len = 4096;
   request.sequences = std::max<i64>(96, 2 * request.cluster.num_devices());
-  if (getenv("BUDGET")) request.limits.simulation_budget = atoll(getenv("BUDGET"));
   PlanResult result;
   for (auto _ : state) result = find_plan(request);
   state.counters["sketches"] = static_cast<double>(result.num_sketches);
