@@ -43,6 +43,7 @@ std::function<int()> make_doctor(CLI::App& app);
 std::function<int()> make_inspect(CLI::App& app);
 std::function<int()> make_launch(CLI::App& app);
 std::function<int()> make_options(CLI::App& app);
+std::function<int()> make_plan(CLI::App& app);
 std::function<int()> make_report(CLI::App& app);
 std::function<int()> make_simulate(CLI::App& app);
 std::function<int()> make_train(CLI::App& app);

@@ -4,13 +4,17 @@ namespace hetermoe {
 
 const std::vector<Command>& commands() {
   static const std::vector<Command> all = {
+      {"plan", "who should do what: the best plan for a model on a cluster, and what else was tried",
+       "hetermoe plan --model d1 --cluster o1 --seq 8192 --sequences 48 -o plan.json", make_plan},
       {"train", "train a model by one strategy, on this machine's processor or on emulated devices",
        "hetermoe train configs/jobs/demo.yaml --strategy zebra --train.steps 20", make_train},
       {"launch", "start a run again, from its newest checkpoint, whenever it fails",
        "hetermoe launch --restarts 3 -- mpirun -np 4 hetermoe train job.yaml --checkpoint.every 100",
        make_launch},
       {"compare", "several strategies on one model and cluster: predicted and executed",
-       "hetermoe compare configs/jobs/demo.yaml --strategies zebra,ep,dist-ep,single --timed-steps 3",
+       "hetermoe compare configs/jobs/demo.yaml --strategies zebra,ep,dist-ep,single --timed-steps 3\n"
+       "  hetermoe compare --model d1 --cluster o1 --seq 4096,8192 --strategy "
+       "zebra,ep,ep-ideal,dist-ep,pp,best",
        make_compare},
       {"verify", "check loss and every gradient of a plan against the single-device reference, in fp64",
        "hetermoe verify configs/jobs/demo.yaml --strategy zebra --train.seq_len 32", make_verify},

@@ -1,34 +1,135 @@
 #include "hetermoe/train/compare.h"
 
+#include <fmt/ranges.h>
+
+#include <algorithm>
 #include <iostream>
 #include <memory>
 
 #include "hetermoe/cli/command.h"
+#include "hetermoe/planner/compare.h"
+#include "hetermoe/planner/planner.h"
 #include "hetermoe/report/progress.h"
+#include "hetermoe/report/table.h"
 
 namespace hetermoe {
 namespace {
 
 struct Options {
   std::string job;
-  std::vector<std::string> strategies = {"zebra", "ep", "ep-overlap", "dist-ep", "single"};
+  std::vector<std::string> strategies;
   i64 timed_steps = 3;
   bool simulate_only = false, json = false;
+  // Predictions for GPUs, without a job:
+  std::vector<i64> seq_lens;
+  i64 sequences = 0;
+  bool no_asym_ea = false;
 };
+
+// ---- predictions for GPUs ----
+
+double mean_busy(const Prediction& prediction, const std::vector<DeviceId>& devices) {
+  double sum = 0;
+  for (const DeviceId d : devices) sum += prediction.busy[static_cast<std::size_t>(d)];
+  return devices.empty() ? 0 : sum / static_cast<double>(devices.size());
+}
+
+/// What the planner finds, as a row beside the fixed strategies.
+CompareRow best_row(const ModelConfig& model, const Cluster& cluster, i64 seq_len, i64 sequences) {
+  PlanRequest request;
+  request.model = model;
+  request.cluster = cluster;
+  request.seq_len = seq_len;
+  request.sequences = sequences;
+  const PlanResult result = find_plan(request);
+  CompareRow row;
+  row.model = model.name;
+  row.cluster = cluster.name;
+  row.seq_len = seq_len;
+  row.strategy = "best";
+  row.sequences = sequences;
+  row.infeasible = result.infeasible;
+  if (!result.feasible()) return row;
+  const Candidate& best = result.best();
+  const Roles roles = default_roles(cluster);
+  row.tokens_per_s = best.prediction.tokens_per_s;
+  row.step_s = best.prediction.step;
+  row.utilization_attention = mean_busy(best.prediction, roles.attention);
+  row.utilization_expert = mean_busy(best.prediction, roles.experts);
+  row.memory_bytes = best.memory;
+  row.microbatches = static_cast<i64>(best.plan.groups[0].microbatches.size());
+  row.chunks = best.plan.chunks;
+  return row;
+}
+
+/// Ratios are against the first strategy of the same length.
+void print_rows(const std::vector<CompareRow>& rows) {
+  Table table({"seq", "strategy", "tokens/s", "ratio", "step", "newer busy", "older busy", "moved",
+               "microbatches", "chunks", "fullest device"});
+  const CompareRow* first = nullptr;
+  for (const CompareRow& row : rows) {
+    if (first == nullptr || first->seq_len != row.seq_len) first = &row;
+    if (!row.infeasible.empty()) {
+      table.add_row({std::to_string(row.seq_len), row.strategy, "-", "-", "-", "-", "-", "-", "-", "-",
+                     row.infeasible});
+      continue;
+    }
+    table.add_row({std::to_string(row.seq_len), row.strategy, format_digits(row.tokens_per_s, 4),
+                   first->tokens_per_s > 0 ? format_factor(row.tokens_per_s / first->tokens_per_s) : "-",
+                   format_seconds(row.step_s), format_percent(row.utilization_attention),
+                   format_percent(row.utilization_expert),
+                   row.experts_moved.empty() ? "-" : fmt::format("{}", fmt::join(row.experts_moved, " ")),
+                   std::to_string(row.microbatches), std::to_string(row.chunks),
+                   format_bytes(*std::max_element(row.memory_bytes.begin(), row.memory_bytes.end()))});
+  }
+  std::cout << table.str()
+            << "all figures simulated; moved: experts that each older device gives up, per layer\n";
+}
+
+int compare_predicted(const Options& options, const Job& job) {
+  const ModelConfig model = load_model(job.model);
+  const Cluster cluster = load_cluster(job.cluster);
+  CompareOptions fixed;
+  const bool with_best = std::count(options.strategies.begin(), options.strategies.end(), "best") > 0;
+  if (!options.strategies.empty()) fixed.strategies = options.strategies;
+  std::erase(fixed.strategies, "best");
+  fixed.asym_ea = !options.no_asym_ea;
+  fixed.sequences = options.sequences;
+  std::vector<CompareRow> rows;
+  for (const i64 seq_len : options.seq_lens) {
+    const std::vector<CompareRow> some = compare_strategies(model, cluster, {seq_len}, fixed);
+    rows.insert(rows.end(), some.begin(), some.end());
+    if (!with_best) continue;
+    const i64 sequences =
+        options.sequences > 0 ? options.sequences : default_sequences(model, cluster, seq_len, fixed);
+    rows.push_back(best_row(model, cluster, seq_len, sequences));
+  }
+  if (options.json)
+    print_json(to_json(rows));
+  else
+    print_rows(rows);
+  return 0;
+}
+
+// ---- a job, predicted and executed ----
 
 int compare(const Options& options, const Overrides& overrides) {
   const Job job = options.job.empty() ? job_from_overrides(overrides) : load_job(options.job, overrides);
+  if (!options.seq_lens.empty()) return compare_predicted(options, job);
+  const std::vector<std::string> strategies =
+      options.strategies.empty() ? std::vector<std::string>{"zebra", "ep", "ep-overlap", "dist-ep", "single"}
+                                 : options.strategies;
   stop_on_interrupt();
   ProgressOptions style;
   if (options.json) style.style = ProgressStyle::kNone;
   const i64 steps = job.train.steps + options.timed_steps;
-  Progress progress("comparing", static_cast<i64>(options.strategies.size()) * steps, style);
+  Progress progress("comparing", static_cast<i64>(strategies.size()) * steps, style);
   i64 done = 0;
   const auto on_step = [&](const std::string& strategy, const StepRecord& record) {
     progress.update(++done, fmt::format("{} step {} loss {:.4f}", strategy, record.step, record.loss));
   };
   const std::vector<StrategyRun> runs =
-      compare_job(job, {options.strategies, !options.simulate_only, options.timed_steps}, on_step);
+      compare_job(job, {strategies, !options.simulate_only, options.timed_steps}, on_step);
   progress.finish();
   const std::filesystem::path report =
       write_results(job, load_model(job.model), load_cluster(job.cluster), runs);
@@ -47,11 +148,19 @@ int compare(const Options& options, const Overrides& overrides) {
 std::function<int()> make_compare(CLI::App& app) {
   const auto options = std::make_shared<Options>();
   app.add_option("job", options->job, "job file (YAML); every key of it is also a flag: --train.steps 5");
-  app.add_option("--strategies,--strategy", options->strategies, "strategies, separated by commas")
-      ->delimiter(',')
-      ->capture_default_str();
+  app.add_option("--strategies,--strategy", options->strategies,
+                 "strategies, separated by commas [default: zebra,ep,ep-overlap,dist-ep,single]")
+      ->delimiter(',');
   app.add_option("--timed-steps", options->timed_steps, "steps under the paced clock after training")
       ->capture_default_str();
+  app.add_option(
+         "--seq", options->seq_lens,
+         "predict GPU training of --model on --cluster at these sequence lengths, each strategy tuned; "
+         "strategies: zebra, ep, ep-ideal, dist-ep, pp, best")
+      ->delimiter(',');
+  app.add_option("--sequences", options->sequences,
+                 "with --seq: sequences of a step [default: the most that all compared strategies can hold]");
+  app.add_flag("--no-asym-ea", options->no_asym_ea, "with --seq: zebra moves no experts");
   app.add_flag("--simulate-only", options->simulate_only, "predict and do not train");
   app.add_flag("--json", options->json, "print rows as JSON");
   allow_overrides(app);

@@ -1,0 +1,119 @@
+#include <iostream>
+#include <memory>
+
+#include "hetermoe/base/error.h"
+#include "hetermoe/cli/command.h"
+#include "hetermoe/planner/planner.h"
+#include "hetermoe/report/table.h"
+
+namespace hetermoe {
+namespace {
+
+struct Options {
+  std::string model = "mixtral-8x7b", cluster = "o1", output, dtype = "fp16";
+  i64 seq_len = 4096, sequences = 0, tokens = 0, max_microbatches = PlanLimits().max_microbatches;
+  std::vector<DeviceId> idle;
+  bool json = false;
+};
+
+Dtype parse_dtype(const std::string& text) {
+  for (const Dtype dtype : {Dtype::kFp32, Dtype::kBf16, Dtype::kFp16}) {
+    if (text == name_of(dtype)) return dtype;
+  }
+  fail<ConfigError>("--dtype", "got \"{}\", expected fp32, bf16 or fp16", text);
+}
+
+PlanRequest make_request(const Options& options) {
+  PlanRequest request;
+  request.model = load_model(options.model);
+  request.cluster = load_cluster(options.cluster);
+  request.seq_len = options.seq_len;
+  request.sequences = options.sequences;
+  request.tokens = options.tokens > 0 || options.sequences > 0 ? options.tokens : i64{1} << 20;
+  request.dtype = parse_dtype(options.dtype);
+  request.limits.max_microbatches = options.max_microbatches;
+  request.limits.idle = options.idle;
+  for (const DeviceId device : options.idle) {
+    if (device < 0 || device >= request.cluster.num_devices()) {
+      fail<ConfigError>("--idle", "device {} does not exist: cluster {} has devices 0 to {}", device,
+                        request.cluster.name, request.cluster.num_devices() - 1);
+    }
+  }
+  return request;
+}
+
+void print_types(const Candidate& best) {
+  Table table({"type", "devices", "used", "role", "busy", "memory of the fullest", "of"});
+  for (const TypeUse& use : best.types) {
+    table.add_row({use.type, std::to_string(use.devices), std::to_string(use.used), use.role,
+                   format_percent(use.busy), format_bytes(use.memory),
+                   format_digits(use.memory_gib, 3) + " GiB"});
+  }
+  std::cout << table.str() << "\n";
+}
+
+void print_tried(const PlanResult& result) {
+  Table table({"plan", "step", "tokens/s", "against best", "why"});
+  for (const Candidate& candidate : result.tried) {
+    if (!candidate.infeasible.empty()) {
+      table.add_row({candidate.name, "-", "-", "-", "does not fit: " + candidate.infeasible});
+      continue;
+    }
+    const double share = candidate.prediction.tokens_per_s / result.best().prediction.tokens_per_s;
+    table.add_row({candidate.name, format_seconds(candidate.prediction.step),
+                   format_count(candidate.prediction.tokens_per_s), format_percent(share),
+                   candidate.verdict});
+  }
+  std::cout << table.str();
+}
+
+void print_result(const PlanRequest& request, const PlanResult& result) {
+  std::cout << fmt::format("{} on {}, {} tokens per sequence, {} (all figures simulated)\n\n",
+                           request.model.name, request.cluster.name, request.seq_len, name_of(request.dtype));
+  for (const std::string& line : result.explanation) std::cout << line << "\n";
+  std::cout << "\n";
+  print_types(result.best());
+  print_tried(result);
+}
+
+int plan(const Options& options) {
+  const PlanRequest request = make_request(options);
+  const PlanResult result = find_plan(request);
+  if (options.json) print_json(to_json(result));
+  if (!result.feasible()) {
+    if (options.json) return 1;
+    fail<InputError>("plan", "no plan of {} on {} fits: {}", request.model.name, request.cluster.name,
+                     result.infeasible);
+  }
+  if (!options.json) print_result(request, result);
+  if (options.output.empty()) return 0;
+  write_text(options.output, to_json(result.best().plan).dump(1) + "\n");
+  if (!options.json) {
+    std::cout << fmt::format("\nplan: {}\nnext: hetermoe simulate --model {} --cluster {} --plan {}\n",
+                             options.output, options.model, options.cluster, options.output);
+  }
+  return 0;
+}
+
+}  // namespace
+
+std::function<int()> make_plan(CLI::App& app) {
+  const auto options = std::make_shared<Options>();
+  app.add_option("--model", options->model, "a name of configs/models, a config.json or its folder")
+      ->capture_default_str();
+  app.add_option("--cluster", options->cluster, "a name of configs/clusters or a YAML file")
+      ->capture_default_str();
+  app.add_option("--seq", options->seq_len, "tokens per sequence")->capture_default_str();
+  app.add_option("--sequences", options->sequences, "sequences of a step");
+  app.add_option("--tokens", options->tokens, "tokens of a step, instead of --sequences [default: 1048576]");
+  app.add_option("--dtype", options->dtype, "compute and transfers: fp16, bf16 or fp32")
+      ->capture_default_str();
+  app.add_option("--idle", options->idle, "devices that must stay out, separated by commas")->delimiter(',');
+  app.add_option("--max-microbatches", options->max_microbatches, "bound of the search")
+      ->capture_default_str();
+  app.add_option("-o,--output", options->output, "write the best plan to this file");
+  app.add_flag("--json", options->json, "print all plans and figures as JSON");
+  return [options] { return plan(*options); };
+}
+
+}  // namespace hetermoe
