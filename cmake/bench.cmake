@@ -1,5 +1,6 @@
-# One program per file bench/<what>_bench.cpp. bench/nn_<what>_bench.cpp measures numerics: it needs torch and prints its
-# own table; the others use Google Benchmark.
+# One program per file bench/<what>_bench.cpp. bench/nn_<what>_bench.cpp measures numerics and needs torch;
+# bench/paper_bench.cpp compares predictions with published figures. These print tables of their own, the others use
+# Google Benchmark.
 file(GLOB _sources CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/bench/*_bench.cpp")
 find_package(benchmark QUIET)
 foreach(_source IN LISTS _sources)
@@ -10,6 +11,9 @@ foreach(_source IN LISTS _sources)
       target_link_libraries(${_name} PRIVATE hm_nn)
       hm_use_torch_pch(${_name})
     endif()
+  elseif(_name STREQUAL "paper_bench")
+    add_executable(${_name} "${_source}")
+    target_link_libraries(${_name} PRIVATE hm_report)
   elseif(benchmark_FOUND)
     add_executable(${_name} "${_source}")
     target_link_libraries(${_name} PRIVATE hm_report benchmark::benchmark)

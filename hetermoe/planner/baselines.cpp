@@ -60,7 +60,7 @@ void consider_degrees(Best& best, Plan plan) {
 void apply(const Setting& setting, Plan& plan) {
   plan.dtype.assign(plan.dtype.size(), setting.dtype);
   plan.wire_forward = plan.wire_backward = setting.dtype;
-  plan.row_dedup = setting.row_dedup;
+  plan.row_dedup = !setting.published;
 }
 
 std::vector<i64> microbatch_counts(i64 sequences, i64 devices) {
@@ -85,7 +85,7 @@ Tuned tune_ep(Predictor& predictor, const Setting& setting, const std::vector<De
     request.attention = devices;
     Plan plan = find_strategy("ep").make(predictor.model(), predictor.cluster(), request);
     apply(setting, plan);
-    plan.recompute = Recompute::kResend;
+    if (setting.published) plan.recompute = Recompute::kResend;
     consider_degrees(best, std::move(plan));
     if (setting.one_sequence) break;
   }
@@ -162,6 +162,7 @@ void search_chunks(const AsymEaInput& input, Consider consider) {
   const auto faster = [&](i64 chunks) {
     return chunks > 0 && chunks <= most && consider(gather_and_squeeze(input, chunks).moved);
   };
+  consider(rule.moved);
   faster(by_rule);
   i64 fewer = by_rule - 1;
   while (faster(fewer)) --fewer;
@@ -180,6 +181,7 @@ Tuned tune_zebra(Predictor& predictor, const Setting& setting, bool asym_ea) {
       request.experts_moved = moved;
       Plan plan = find_strategy("zebra").make(predictor.model(), predictor.cluster(), request);
       apply(setting, plan);
+      if (setting.published) plan.queue_binding = QueueBinding::kName;
       return plan;
     };
     const std::vector<i64> none(static_cast<std::size_t>(predictor.model().num_layers), 0);

@@ -12,9 +12,10 @@ struct Setting {
   i64 seq_len = 0;
   i64 sequences = 0;  ///< of a step
   Dtype dtype = Dtype::kFp16;
-  /// The published systems send one row per expert copy; with true every system sends a token once per
-  /// device.
-  bool row_dedup = false;
+  /// As the published systems do it: a row travels per expert copy, EP sends tokens again for recomputation,
+  /// zebra's queues are bound by name. false: a token travels once per device and never again, and queues are
+  /// bound by direction.
+  bool published = true;
   bool check_memory = true;
   bool one_sequence = false;  ///< EP: only microbatches of one sequence per device
 };
@@ -37,8 +38,8 @@ inline const std::vector<i32> kPartitionDegrees = {1, 2, 4, 8};
 /// sequences on each, most microbatches first.
 std::vector<i64> microbatch_counts(i64 sequences, i64 devices);
 
-/// EP over `devices` (empty = all): equal sequences, experts spread evenly, tokens sent again for
-/// recomputation, microbatch count and partition degree searched.
+/// EP over `devices` (empty = all): equal sequences, experts spread evenly, microbatch count and partition
+/// degree searched.
 Tuned tune_ep(Predictor& predictor, const Setting& setting, const std::vector<DeviceId>& devices = {});
 /// Zebra's placement with one microbatch in flight; microbatch count and partition degree searched.
 Tuned tune_dist_ep(Predictor& predictor, const Setting& setting);

@@ -5,11 +5,12 @@
 
 #include "hetermoe/plan/strategies.h"
 #include "hetermoe/planner/memory_estimate.h"
+#include "hetermoe/planner/planner.h"
 
 namespace hetermoe {
 namespace {
 
-const std::vector<std::string> kKnown = {"zebra", "ep", "ep-ideal", "dist-ep", "pp"};
+const std::vector<std::string> kKnown = {"zebra", "ep", "ep-ideal", "dist-ep", "pp", "best"};
 
 std::string printed_name(std::string name) {
   std::replace(name.begin(), name.end(), '_', '-');
@@ -32,7 +33,7 @@ class Comparison {
       : predictor_(model, cluster, options.software), roles_(default_roles(cluster)), options_(options) {
     setting_.seq_len = seq_len;
     setting_.dtype = options.dtype;
-    setting_.row_dedup = options.row_dedup;
+    setting_.published = options.published;
     setting_.check_memory = options.check_memory;
     setting_.sequences =
         options.sequences > 0 ? options.sequences : default_sequences(model, cluster, seq_len, options);
@@ -49,18 +50,57 @@ class Comparison {
       row.infeasible = "not even one sequence per device fits";
     } else if (strategy == "ep-ideal") {
       fill_ideal(row);
+    } else if (strategy == "ep") {
+      fill(row, ep(row, setting_));
+    } else if (strategy == "best") {
+      fill(row, best(row.plan));
     } else {
-      fill(row, tune(strategy));
+      fill(row, tune(strategy, setting_));
     }
     return row;
   }
 
  private:
-  Tuned tune(const std::string& strategy) {
-    if (strategy == "ep") return tune_ep(predictor_, setting_);
-    if (strategy == "dist-ep") return tune_dist_ep(predictor_, setting_);
-    if (strategy == "pp") return tune_pp(predictor_, setting_);
-    return tune_zebra(predictor_, setting_, options_.asym_ea);
+  Tuned tune(const std::string& strategy, const Setting& setting) {
+    if (strategy == "ep") return tune_ep(predictor_, setting);
+    if (strategy == "dist-ep") return tune_dist_ep(predictor_, setting);
+    if (strategy == "pp") return tune_pp(predictor_, setting);
+    return tune_zebra(predictor_, setting, options_.asym_ea);
+  }
+
+  /// The planner's plan, or a fixed strategy where the planner missed one that is faster.
+  Tuned best(std::string& name) {
+    Tuned best = planned(name);
+    Setting ours = setting_;
+    ours.published = false;
+    for (const char* strategy : {"zebra", "ep", "dist-ep", "pp"}) {
+      for (const Setting& setting : {ours, setting_}) {
+        Tuned other = tune(strategy, setting);
+        if (!other.infeasible.empty()) continue;
+        if (best.infeasible.empty() && best.prediction.step <= other.prediction.step) continue;
+        best = std::move(other);
+        name = strategy;
+      }
+    }
+    return best;
+  }
+
+  Tuned planned(std::string& name) {
+    PlanRequest request;
+    request.model = predictor_.model();
+    request.cluster = predictor_.cluster();
+    request.seq_len = setting_.seq_len;
+    request.sequences = setting_.sequences;
+    request.dtype = setting_.dtype;
+    request.software = predictor_.software();
+    const PlanResult result = find_plan(request);
+    Tuned tuned;
+    tuned.infeasible = result.infeasible;
+    if (!result.feasible()) return tuned;
+    name = result.best().name;
+    tuned.plan = result.best().plan;
+    tuned.prediction = predictor_.predict(tuned.plan);
+    return tuned;
   }
 
   void fill(CompareRow& row, const Tuned& tuned) const {
@@ -71,14 +111,16 @@ class Comparison {
     row.utilization_attention = mean_busy(tuned.prediction, roles_.attention);
     row.utilization_expert = mean_busy(tuned.prediction, roles_.experts);
     row.experts_moved = tuned.experts_moved;
+    if (row.strategy != "best" && row.experts_moved.empty()) {
+      row.experts_moved.assign(static_cast<std::size_t>(predictor_.model().num_layers), 0);
+    }
     row.memory_bytes = estimate_memory(tuned.plan, predictor_.model());
     row.microbatches = static_cast<i64>(tuned.plan.groups[0].microbatches.size());
     row.chunks = tuned.plan.chunks;
   }
 
-  /// EP on the newer and on the older devices alone, throughputs added: a bound, nothing that could run. So a
-  /// half that does not fit with its smallest microbatch still counts with that one, and each half takes
-  /// whole sequences per device.
+  /// EP on the newer and on the older devices alone, throughputs added: a bound, nothing that could run. Each
+  /// half takes whole sequences per device.
   void fill_ideal(CompareRow& row) {
     const CompareRow newer = ideal_half(row, roles_.attention);
     const CompareRow older = ideal_half(row, roles_.experts);
@@ -86,6 +128,7 @@ class Comparison {
     row.tokens_per_s += older.tokens_per_s;
     row.step_s = static_cast<double>(setting_.sequences * setting_.seq_len) / row.tokens_per_s;
     row.utilization_expert = older.utilization_expert;
+    if (row.over_memory.empty()) row.over_memory = older.over_memory;
     for (std::size_t d = 0; d < row.memory_bytes.size(); ++d) row.memory_bytes[d] += older.memory_bytes[d];
   }
 
@@ -93,14 +136,21 @@ class Comparison {
     Setting half = setting_;
     const auto count = static_cast<i64>(devices.size());
     half.sequences = std::max<i64>(1, setting_.sequences / count) * count;
-    Tuned tuned = tune_ep(predictor_, half, devices);
-    if (!tuned.infeasible.empty()) {
-      half.check_memory = false;
-      half.one_sequence = true;
-      tuned = tune_ep(predictor_, half, devices);
-    }
-    fill(row, tuned);
+    fill(row, ep(row, half, devices));
     return row;
+  }
+
+  /// EP with its smallest microbatch overfilling a device still counts: the published runs held it, so the
+  /// difference is in the memory that our estimate adds.
+  Tuned ep(CompareRow& row, Setting setting, const std::vector<DeviceId>& devices = {}) {
+    Tuned tuned = tune_ep(predictor_, setting, devices);
+    if (tuned.infeasible.empty()) return tuned;
+    setting.check_memory = false;
+    setting.one_sequence = true;
+    tuned = tune_ep(predictor_, setting, devices);
+    row.over_memory =
+        overfilled_device(estimate_memory(tuned.plan, predictor_.model()), predictor_.cluster());
+    return tuned;
   }
 
   Predictor predictor_;
@@ -150,7 +200,12 @@ std::vector<CompareRow> compare_strategies(const ModelConfig& model, const Clust
                         model.max_positions);
     }
     Comparison comparison(model, cluster, seq_len, options);
-    for (const std::string& name : names) rows.push_back(comparison.row(name));
+    const std::size_t first = rows.size();
+    for (const std::string& name : names) {
+      rows.push_back(comparison.row(name));
+      if (rows.back().tokens_per_s > 0)
+        rows.back().ratio = rows[first].tokens_per_s / rows.back().tokens_per_s;
+    }
   }
   return rows;
 }
@@ -163,7 +218,9 @@ Json to_json(const std::vector<CompareRow>& rows) {
     if (!row.infeasible.empty()) {
       json["infeasible"] = row.infeasible;
     } else {
+      json["source"] = "simulated";
       json["tokens_per_s"] = row.tokens_per_s;
+      json["ratio"] = row.ratio;
       json["step_s"] = row.step_s;
       json["utilization"] = {{"attention", row.utilization_attention}, {"expert", row.utilization_expert}};
       json["experts_moved"] = row.experts_moved;
@@ -171,6 +228,8 @@ Json to_json(const std::vector<CompareRow>& rows) {
       json["sequences"] = row.sequences;
       json["microbatches"] = row.microbatches;
       json["chunks"] = row.chunks;
+      if (!row.plan.empty()) json["plan"] = row.plan;
+      if (!row.over_memory.empty()) json["over_memory"] = row.over_memory;
     }
     out.push_back(std::move(json));
   }

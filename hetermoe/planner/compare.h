@@ -11,25 +11,32 @@ struct CompareRow {
   std::string model, cluster;
   i64 seq_len = 0;
   std::string strategy;    ///< printed form: dist-ep, ep-ideal
+  std::string plan;        ///< best: what it is, in words
   std::string infeasible;  ///< why the strategy cannot run; empty = the figures hold
-  i64 sequences = 0;       ///< of a step
+  /// ep, ep-ideal: what overfills even with the smallest microbatch; the figures are those as if it fitted.
+  std::string over_memory;
+  i64 sequences = 0;  ///< of a step
   double tokens_per_s = 0;
+  double ratio = 0;  ///< tokens/s of the first strategy at this length over this one's; 0 = it cannot run
   Seconds step_s = 0;
   double utilization_attention = 0,
-         utilization_expert = 0;    ///< share of the step in compute, newer and older
-  std::vector<i64> experts_moved;   ///< [layer] given up by each expert device
+         utilization_expert = 0;  ///< share of the step in compute, newer and older
+  /// [layer] given up by each expert device; empty where the planner's plan has no such devices
+  std::vector<i64> experts_moved;
   std::vector<Bytes> memory_bytes;  ///< [device]
   i64 microbatches = 0;
   i64 chunks = 0;  ///< partition degree
 };
 
 struct CompareOptions {
-  /// Any of zebra, ep, ep-ideal, dist-ep, pp ('_' for '-' is accepted).
-  std::vector<std::string> strategies = {"zebra", "ep", "ep-ideal", "dist-ep", "pp"};
+  /// Any of zebra, ep, ep-ideal, dist-ep, pp, best ('_' for '-' is accepted). best: what the planner finds,
+  /// or one of the others under Setting::published = false where that is faster, so never slower than they
+  /// are.
+  std::vector<std::string> strategies = {"zebra", "ep", "ep-ideal", "dist-ep", "pp", "best"};
   bool asym_ea = true;
   i64 sequences = 0;  ///< of a step; 0 = the largest number that every compared strategy can hold
   Dtype dtype = Dtype::kFp16;
-  bool row_dedup = false;    ///< see Setting
+  bool published = true;     ///< see Setting
   bool check_memory = true;  ///< a plan that overfills a device is no candidate
   SoftwareConstants software;
 };

@@ -271,7 +271,8 @@ TEST(NamedClusters, HoldTheDevicesTheyPromise) {
     EXPECT_EQ(counts_by_type(cluster), counts) << name;
   }
   for (const std::string& name : known_clusters()) EXPECT_NO_THROW(load_cluster(name)) << name;
-  EXPECT_EQ(load_cluster("o1").nodes.size(), 6U);
+  EXPECT_EQ(load_cluster("o1").nodes.size(), 12U);
+  EXPECT_EQ(load_cluster("o1").nodes[0].network, 6.25e9);  // half a port
   EXPECT_EQ(load_cluster("c1").nodes[0].network, 25e9);
 }
 

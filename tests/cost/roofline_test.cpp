@@ -88,8 +88,11 @@ TEST_F(RooflineTest, PlainAttentionPaysForScoresInMemory) {
 }
 
 TEST_F(RooflineTest, TransferTakesTheBusiestPort) {
-  // Devices 0 and 1 share a node and its port; 6 receives all.
-  const std::vector<DeviceId> devices = {0, 1, 6};
+  // Devices 0 and 1 share a node and its port; 2 receives all.
+  cluster_ = parse_cluster(
+      parse_yaml("{name: pair, nodes: [{devices: [A40 x2]}, {devices: [V100]}]}", "test"), "test ");
+  plan_.dtype.resize(3);
+  const std::vector<DeviceId> devices = {0, 1, 2};
   const std::vector<PortBytes> bytes = {{1e6, 0, 0, 0}, {3e6, 0, 0, 0}, {0, 4e6, 0, 0}};
   const RooflineCost cost(model_, cluster_, plan_, constants_);
   const TransferCost transfer = cost.transfer({Op{OpKind::kDispatch}, devices, bytes});
@@ -97,7 +100,7 @@ TEST_F(RooflineTest, TransferTakesTheBusiestPort) {
   const double rate = 12.5e9 * constants_.network_efficiency;
   EXPECT_EQ(transfer.loads[0].port, 0);  // uplink of node 0 carries both
   EXPECT_DOUBLE_EQ(transfer.loads[0].seconds, 4e6 / rate);
-  EXPECT_EQ(transfer.loads[1].port, 7);  // downlink of node 3
+  EXPECT_EQ(transfer.loads[1].port, 3);  // downlink of node 1
   EXPECT_DOUBLE_EQ(transfer.latency, 10e-6 + 2 * constants_.peer_message);
 }
 

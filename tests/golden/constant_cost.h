@@ -1,7 +1,10 @@
 #pragma once
+#include <algorithm>
+#include <utility>
+#include <vector>
+
 #include "hetermoe/cost/price.h"
 #include "hetermoe/sim/simulator.h"
-#include "tests/schedule/plans.h"
 
 namespace hetermoe::test {
 

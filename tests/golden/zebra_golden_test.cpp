@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/golden/constant_cost.h"
+#include "tests/schedule/plans.h"
 
 // Worked examples of zebra parallelism: HeterMoE (arXiv 2504.03871), section on Asym-EA, and full iterations
 // counted by hand from the same rules.

@@ -33,6 +33,34 @@ TEST_F(CompareTest, EpIdealAddsTwoIndependentHalves) {
   EXPECT_GT(rows[1].utilization_attention, rows[0].utilization_attention);  // nobody waits for the other type
 }
 
+TEST_F(CompareTest, BestIsNeverSlowerThanAFixedStrategy) {
+  for (const i64 seq_len : {4096, 24576}) {
+    const std::vector<CompareRow> rows = compare({seq_len});
+    ASSERT_EQ(rows.back().strategy, "best");
+    EXPECT_NE(rows.back().plan, "");
+    for (const CompareRow& row : rows) {
+      if (row.strategy == "ep-ideal") continue;  // cannot run
+      EXPECT_GE(rows.back().tokens_per_s, row.tokens_per_s) << row.strategy;
+    }
+  }
+}
+
+TEST_F(CompareTest, RatioIsTheFirstStrategyOverTheRow) {
+  options_.strategies = {"zebra", "ep"};
+  const std::vector<CompareRow> rows = compare({8192, 16384});
+  EXPECT_EQ(rows[2].ratio, 1);
+  EXPECT_DOUBLE_EQ(rows[3].ratio, rows[2].tokens_per_s / rows[3].tokens_per_s);
+}
+
+TEST_F(CompareTest, EpThatOverfillsWithItsSmallestMicrobatchIsMarked) {
+  options_.strategies = {"ep"};
+  const CompareRow row = compare_strategies(load_model("w2"), load_cluster("o2"), {32768}, options_)[0];
+  EXPECT_EQ(row.infeasible, "");
+  EXPECT_GT(row.tokens_per_s, 0);
+  EXPECT_NE(row.over_memory.find("V100"), std::string::npos);
+  EXPECT_EQ(compare({8192})[0].over_memory, "");
+}
+
 TEST_F(CompareTest, WithoutAsymEaNothingMoves) {
   options_.strategies = {"zebra"};
   options_.asym_ea = false;

@@ -4,6 +4,7 @@
 
 #include "hetermoe/model/op_cost.h"
 #include "tests/golden/constant_cost.h"
+#include "tests/schedule/plans.h"
 
 namespace hetermoe {
 namespace {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/golden/constant_cost.h"
+#include "tests/schedule/plans.h"
 
 namespace hetermoe {
 namespace {
