@@ -8,7 +8,6 @@
 
 #include "hetermoe/cli/command.h"
 #include "hetermoe/planner/compare.h"
-#include "hetermoe/planner/planner.h"
 #include "hetermoe/report/progress.h"
 #include "hetermoe/report/table.h"
 
@@ -28,82 +27,35 @@ struct Options {
 
 // ---- predictions for GPUs ----
 
-double mean_busy(const Prediction& prediction, const std::vector<DeviceId>& devices) {
-  double sum = 0;
-  for (const DeviceId d : devices) sum += prediction.busy[static_cast<std::size_t>(d)];
-  return devices.empty() ? 0 : sum / static_cast<double>(devices.size());
-}
-
-/// What the planner finds, as a row beside the fixed strategies.
-CompareRow best_row(const ModelConfig& model, const Cluster& cluster, i64 seq_len, i64 sequences) {
-  PlanRequest request;
-  request.model = model;
-  request.cluster = cluster;
-  request.seq_len = seq_len;
-  request.sequences = sequences;
-  const PlanResult result = find_plan(request);
-  CompareRow row;
-  row.model = model.name;
-  row.cluster = cluster.name;
-  row.seq_len = seq_len;
-  row.strategy = "best";
-  row.sequences = sequences;
-  row.infeasible = result.infeasible;
-  if (!result.feasible()) return row;
-  const Candidate& best = result.best();
-  const Roles roles = default_roles(cluster);
-  row.tokens_per_s = best.prediction.tokens_per_s;
-  row.step_s = best.prediction.step;
-  row.utilization_attention = mean_busy(best.prediction, roles.attention);
-  row.utilization_expert = mean_busy(best.prediction, roles.experts);
-  row.memory_bytes = best.memory;
-  row.microbatches = static_cast<i64>(best.plan.groups[0].microbatches.size());
-  row.chunks = best.plan.chunks;
-  return row;
-}
-
-/// Ratios are against the first strategy of the same length.
 void print_rows(const std::vector<CompareRow>& rows) {
-  Table table({"seq", "strategy", "tokens/s", "ratio", "step", "newer busy", "older busy", "moved",
-               "microbatches", "chunks", "fullest device"});
-  const CompareRow* first = nullptr;
+  Table table({"seq", "strategy", "tokens/s", "first over it", "step", "newer busy", "older busy", "moved",
+               "microbatches", "chunks", "fullest device", "note"});
   for (const CompareRow& row : rows) {
-    if (first == nullptr || first->seq_len != row.seq_len) first = &row;
     if (!row.infeasible.empty()) {
-      table.add_row({std::to_string(row.seq_len), row.strategy, "-", "-", "-", "-", "-", "-", "-", "-",
+      table.add_row({std::to_string(row.seq_len), row.strategy, "-", "-", "-", "-", "-", "-", "-", "-", "-",
                      row.infeasible});
       continue;
     }
+    const std::string moved =
+        row.experts_moved.empty() ? "-" : fmt::format("{}", fmt::join(row.experts_moved, " "));
     table.add_row({std::to_string(row.seq_len), row.strategy, format_digits(row.tokens_per_s, 4),
-                   first->tokens_per_s > 0 ? format_factor(row.tokens_per_s / first->tokens_per_s) : "-",
-                   format_seconds(row.step_s), format_percent(row.utilization_attention),
-                   format_percent(row.utilization_expert),
-                   row.experts_moved.empty() ? "-" : fmt::format("{}", fmt::join(row.experts_moved, " ")),
+                   format_factor(row.ratio), format_seconds(row.step_s),
+                   format_percent(row.utilization_attention), format_percent(row.utilization_expert), moved,
                    std::to_string(row.microbatches), std::to_string(row.chunks),
-                   format_bytes(*std::max_element(row.memory_bytes.begin(), row.memory_bytes.end()))});
+                   format_bytes(*std::max_element(row.memory_bytes.begin(), row.memory_bytes.end())),
+                   row.over_memory.empty() ? row.plan : "overfills: " + row.over_memory});
   }
   std::cout << table.str()
             << "all figures simulated; moved: experts that each older device gives up, per layer\n";
 }
 
 int compare_predicted(const Options& options, const Job& job) {
-  const ModelConfig model = load_model(job.model);
-  const Cluster cluster = load_cluster(job.cluster);
   CompareOptions fixed;
-  const bool with_best = std::count(options.strategies.begin(), options.strategies.end(), "best") > 0;
   if (!options.strategies.empty()) fixed.strategies = options.strategies;
-  std::erase(fixed.strategies, "best");
   fixed.asym_ea = !options.no_asym_ea;
   fixed.sequences = options.sequences;
-  std::vector<CompareRow> rows;
-  for (const i64 seq_len : options.seq_lens) {
-    const std::vector<CompareRow> some = compare_strategies(model, cluster, {seq_len}, fixed);
-    rows.insert(rows.end(), some.begin(), some.end());
-    if (!with_best) continue;
-    const i64 sequences =
-        options.sequences > 0 ? options.sequences : default_sequences(model, cluster, seq_len, fixed);
-    rows.push_back(best_row(model, cluster, seq_len, sequences));
-  }
+  const std::vector<CompareRow> rows =
+      compare_strategies(load_model(job.model), load_cluster(job.cluster), options.seq_lens, fixed);
   if (options.json)
     print_json(to_json(rows));
   else

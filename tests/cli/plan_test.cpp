@@ -1,0 +1,54 @@
+#include <gtest/gtest.h>
+
+#include "tests/cli/program.h"
+
+namespace hetermoe {
+namespace {
+
+TEST(PlanCommand, WritesAPlanThatSimulateTakes) {
+  const WorkFolder folder;
+  const std::string plan = folder / "plan.json";
+  const ProgramResult made = run_hetermoe({"plan", "--model", "demo", "--cluster", "demo", "--seq", "512",
+                                           "--sequences", "8", "--json", "-o", plan});
+  ASSERT_EQ(made.code, 0) << made.err;
+  EXPECT_FALSE(parse_json(made.out, "output").empty());
+  const ProgramResult simulated =
+      run_hetermoe({"simulate", "--model", "demo", "--cluster", "demo", "--plan", plan, "--json"});
+  EXPECT_EQ(simulated.code, 0) << simulated.err;
+}
+
+TEST(PlanCommand, SaysWhatDoesNotFitAndWhy) {
+  const ProgramResult result =
+      run_hetermoe({"plan", "--model", "deepseek-v3", "--cluster", "demo", "--seq", "4096"});
+  EXPECT_NE(result.code, 0);
+  EXPECT_NE(result.err.find("[plan] no plan of deepseek-v3 on demo fits: "), std::string::npos) << result.err;
+}
+
+TEST(PlanCommand, BadInputIsNamed) {
+  EXPECT_NE(run_hetermoe({"plan", "--dtype", "fp12"}).err.find("[--dtype] got \"fp12\""), std::string::npos);
+  EXPECT_NE(run_hetermoe({"plan", "--idle", "99"}).err.find("[--idle] device 99 does not exist"),
+            std::string::npos);
+  EXPECT_NE(run_hetermoe({"plan", "--seq", "0"}).code, 0);
+}
+
+TEST(CompareCommand, PredictsTunedStrategiesInTheShapeOfTheContract) {
+  const ProgramResult result =
+      run_hetermoe({"compare", "--model", "d1", "--cluster", "o1", "--seq", "4096,8192", "--strategy",
+                    "zebra,ep,ep-ideal,dist-ep,best", "--json"});
+  ASSERT_EQ(result.code, 0) << result.err;
+  const Json rows = parse_json(result.out, "output")["rows"];
+  ASSERT_EQ(rows.size(), 10U);
+  for (const Json& row : rows) {
+    for (const char* key : {"model", "cluster", "seq_len", "strategy", "tokens_per_s", "step_s",
+                            "utilization", "experts_moved", "memory_bytes"}) {
+      EXPECT_TRUE(row.contains(key)) << key;
+    }
+    EXPECT_EQ(row["model"], "d1");
+    EXPECT_EQ(row["memory_bytes"].size(), 12U);
+  }
+  EXPECT_GT(rows[0]["tokens_per_s"], rows[1]["tokens_per_s"]);
+  EXPECT_GE(rows[4]["tokens_per_s"], rows[0]["tokens_per_s"]);
+}
+
+}  // namespace
+}  // namespace hetermoe
