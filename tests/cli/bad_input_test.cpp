@@ -41,7 +41,7 @@ class BadInput : public ::testing::Test {
 TEST_F(BadInput, UnknownCommand) {
   const ProgramResult result = run_hetermoe({"trian"});
   EXPECT_EQ(result.code, 2);
-  EXPECT_TRUE(result.err.starts_with("[trian] unknown command. Known: train, ")) << result.err;
+  EXPECT_TRUE(result.err.starts_with("[trian] unknown command. Known: plan, train, ")) << result.err;
   EXPECT_TRUE(contains(result.err, "Did you mean \"train\"?")) << result.err;
 }
 
