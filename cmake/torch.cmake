@@ -42,6 +42,14 @@ target_link_options(torch::cpu INTERFACE ${_link})
 # The wheel's include folder holds its own copy of fmt, which comes before the system's; its library is inside libtorch
 # and not exported. Header-only, each version lives in its own inline namespace.
 target_compile_definitions(torch::cpu INTERFACE FMT_HEADER_ONLY=1)
+# at::parallel_for of the headers runs in one thread unless the file that calls it is compiled for OpenMP. The runtime is
+# the wheel's own: a second one would start a second pool of threads. Not under TSan, which cannot see its barriers.
+file(GLOB _openmp "${TORCH_DIR}/lib/libgomp*.so*" "${TORCH_DIR}/../torch.libs/libgomp*.so*")
+if(_openmp AND NOT HETERMOE_SANITIZE STREQUAL "thread")
+  list(GET _openmp 0 _openmp)
+  target_compile_options(torch::cpu INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-fopenmp>)
+  target_link_libraries(torch::cpu INTERFACE "${_openmp}")
+endif()
 
 # One precompiled ATen header for all torch folders: it costs seconds per file otherwise.
 function(hm_use_torch_pch target)

@@ -1,6 +1,5 @@
 #include "hetermoe/exec/executor.h"
 
-#include <ATen/Parallel.h>
 #include <c10/core/GradMode.h>
 #include <fmt/ranges.h>
 #include <time.h>
@@ -8,6 +7,7 @@
 #include <algorithm>
 #include <tuple>
 
+#include "hetermoe/exec/threads.h"
 #include "hetermoe/sim/simulator.h"
 
 namespace hetermoe {
@@ -164,7 +164,7 @@ void Executor::report_hang(Seconds quiet) {
 void Executor::lane_main(Lane& lane) {
   const c10::NoGradGuard no_grad;
   use_precise_sleep();
-  at::set_num_threads(queue_of(lane.id) == Queue::kCompute ? options_.threads_per_lane : 1);
+  use_threads(queue_of(lane.id) == Queue::kCompute ? options_.threads_per_lane : 1);
   i64 generation = 0;
   while (true) {
     {
