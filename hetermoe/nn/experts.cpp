@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "hetermoe/nn/kernels.h"
@@ -16,55 +17,84 @@ namespace {
 /// Copies [begin, begin + count) of one slot.
 struct Chunk {
   i64 slot, begin, count;
+  i64 work() const { return count; }
 };
 
-/// All copies, slot by slot, in chunks whose intermediate results stay in a CPU's cache (other devices: whole
-/// slots). The chunks are not small, because each reads the slot's weights once more.
+/// Rows [first, first + rows) of the gradient of one slot's weight.
+struct GradTile {
+  enum class Weight { kGateUp, kDown } weight;
+  Chunk copies;  ///< all of the slot
+  i64 first, rows;
+  i64 work() const { return copies.count * rows; }
+};
+
+/// Calls f(first, count) for near-equal parts of at most `limit`.
+template <class F>
+void for_each_part(i64 count, i64 limit, F f) {
+  const i64 parts = count / limit + (count % limit > 0 ? 1 : 0);
+  for (i64 part = 0; part < parts; ++part) {
+    const i64 first = count * part / parts;
+    f(first, count * (part + 1) / parts - first);
+  }
+}
+
+/// The non-empty slots whole.
+std::vector<Chunk> slots_with_copies(const CopyGroups& groups) {
+  std::vector<Chunk> out;
+  for (std::size_t slot = 0; slot + 1 < groups.offsets.size(); ++slot) {
+    const i64 begin = groups.offsets[slot], count = groups.offsets[slot + 1] - begin;
+    if (count > 0) out.push_back({static_cast<i64>(slot), begin, count});
+  }
+  return out;
+}
+
+/// All copies in chunks whose intermediate results stay in a CPU's cache (other devices: whole slots). The
+/// chunks are not small, because each reads the slot's weights once more.
 std::vector<Chunk> make_chunks(const ExpertSlab& slab, const CopyGroups& groups) {
   constexpr i64 kCacheBytes = 2 << 20, kFewest = 256;
   const i64 row_bytes = 2 * slab.down.size(2) * static_cast<i64>(slab.down.element_size());
   const i64 limit = slab.down.device().is_cpu() ? std::max(kFewest, kCacheBytes / std::max<i64>(1, row_bytes))
                                                 : std::numeric_limits<i64>::max();
   std::vector<Chunk> out;
-  for (std::size_t slot = 0; slot + 1 < groups.offsets.size(); ++slot) {
-    const i64 begin = groups.offsets[slot], count = groups.offsets[slot + 1] - begin;
-    const i64 parts = count / limit + (count % limit > 0 ? 1 : 0);
-    for (i64 part = 0; part < parts; ++part) {
-      const i64 first = count * part / parts, last = count * (part + 1) / parts;
-      out.push_back({static_cast<i64>(slot), begin + first, last - first});
-    }
+  for (const Chunk& slot : slots_with_copies(groups)) {
+    for_each_part(slot.count, limit, [&](i64 first, i64 count) {
+      out.push_back({slot.slot, slot.begin + first, count});
+    });
   }
   return out;
 }
 
-/// Runs `work` on every chunk. The experts are shared out over the threads, largest first, so that each
-/// matrix product runs in one thread without waiting for others; the chunks of an expert stay in order,
-/// because they add to the same gradients. So the result does not depend on the number of threads.
-template <class Work>
-void for_each_chunk(const std::vector<Chunk>& chunks, const at::Device& device, const Work& work) {
+/// The weight gradients, cut so that threads find equal work even when one expert has most of the copies.
+std::vector<GradTile> make_tiles(const ExpertSlab& slab, const CopyGroups& groups) {
+  const i64 limit = slab.down.device().is_cpu() ? 512 : std::numeric_limits<i64>::max();
+  std::vector<GradTile> out;
+  for (const Chunk& slot : slots_with_copies(groups)) {
+    for_each_part(slab.gate_up.size(1), limit, [&](i64 first, i64 rows) {
+      out.push_back({GradTile::Weight::kGateUp, slot, first, rows});
+    });
+    for_each_part(slab.down.size(1), limit, [&](i64 first, i64 rows) {
+      out.push_back({GradTile::Weight::kDown, slot, first, rows});
+    });
+  }
+  return out;
+}
+
+/// Runs all tasks, the largest first, shared out over the threads: each matrix product runs in one thread and
+/// waits for nobody. The tasks write to different places, so the result does not depend on the number of
+/// threads.
+template <class Task, class Run>
+void run_tasks(std::vector<Task> tasks, const at::Device& device, const Run& run) {
   const i64 num_threads = device.is_cpu() && !at::in_parallel_region() ? at::get_num_threads() : 1;
   if (num_threads == 1) {
-    for (const Chunk& chunk : chunks) work(chunk);
+    for (const Task& task : tasks) run(task);
     return;
   }
-  struct Expert {
-    std::size_t begin, end;  // of its chunks
-    i64 copies;
-  };
-  std::vector<Expert> experts;
-  for (std::size_t c = 0; c < chunks.size(); ++c) {
-    if (c == 0 || chunks[c].slot != chunks[c - 1].slot) experts.push_back({c, c, 0});
-    experts.back().end = c + 1;
-    experts.back().copies += chunks[c].count;
-  }
-  std::stable_sort(experts.begin(), experts.end(),
-                   [](const Expert& a, const Expert& b) { return a.copies > b.copies; });
+  std::stable_sort(tasks.begin(), tasks.end(),
+                   [](const Task& a, const Task& b) { return a.work() > b.work(); });
   std::atomic<std::size_t> next = 0;
   at::parallel_for(0, num_threads, 1, [&](i64, i64) {
     const at::NoGradGuard no_grad;  // thread-local
-    for (std::size_t e = next++; e < experts.size(); e = next++) {
-      for (std::size_t c = experts[e].begin; c < experts[e].end; ++c) work(chunks[c]);
-    }
+    for (std::size_t t = next++; t < tasks.size(); t = next++) run(tasks[t]);
   });
 }
 
@@ -83,7 +113,7 @@ at::Tensor experts_forward(const ExpertSlab& slab, const at::Tensor& rows_RD, co
     saved->gate_up_C2F = at::empty({groups.num_copies(), slab.gate_up.size(1)}, rows_RD.options());
   }
   at::Tensor out_CH = at::empty({groups.num_copies(), slab.down.size(1)}, rows_RD.options());
-  for_each_chunk(make_chunks(slab, groups), rows_RD.device(), [&](const Chunk& chunk) {
+  run_tasks(make_chunks(slab, groups), rows_RD.device(), [&](const Chunk& chunk) {
     const auto part = [&chunk](const at::Tensor& x) { return x.narrow(0, chunk.begin, chunk.count); };
     const at::Tensor input = gather_rows(rows_RD, part(groups.row_C));
     at::Tensor gate_up = saved != nullptr ? part(saved->gate_up_C2F)
@@ -98,26 +128,35 @@ at::Tensor experts_forward(const ExpertSlab& slab, const at::Tensor& rows_RD, co
 }
 
 ExpertsGradient experts_backward(ExpertSlab& slab, const at::Tensor& rows_RD, const CopyGroups& groups,
-                                 const at::Tensor& weights_C, const ExpertsSaved* saved,
+                                 const at::Tensor& weights_C, ExpertsSaved* saved,
                                  const at::Tensor& dout_RD) {
+  const i64 copies = groups.num_copies();
+  const at::TensorOptions options = rows_RD.options();
+  const at::Tensor input_CD = gather_rows(rows_RD, groups.row_C);
+  const at::Tensor dout_CD = gather_rows(dout_RD, groups.row_C);
+  // The gradients take the place of gate and up, the activation that of its gradient.
+  const at::Tensor gate_up_C2F = saved != nullptr ? std::exchange(saved->gate_up_C2F, {})
+                                                  : at::empty({copies, slab.gate_up.size(1)}, options);
+  const at::Tensor act_CF = at::empty({copies, slab.down.size(2)}, options);
   const at::Tensor dweights_C = at::empty_like(weights_C);
-  const at::Tensor drows_CH = at::empty({groups.num_copies(), rows_RD.size(1)}, rows_RD.options());
-  for_each_chunk(make_chunks(slab, groups), rows_RD.device(), [&](const Chunk& chunk) {
+  const at::Tensor drows_CD = at::empty({copies, rows_RD.size(1)}, options);
+  run_tasks(make_chunks(slab, groups), rows_RD.device(), [&](const Chunk& chunk) {
     const auto part = [&chunk](const at::Tensor& x) { return x.narrow(0, chunk.begin, chunk.count); };
-    const at::Tensor index = part(groups.row_C);
-    const at::Tensor input = gather_rows(rows_RD, index);
-    const at::Tensor gate_up =
-        saved != nullptr ? part(saved->gate_up_C2F) : at::mm(input, slab.gate_up[chunk.slot].t());
-    const at::Tensor dout = gather_rows(dout_RD, index);
-    const at::Tensor dact = at::mm(dout, slab.down[chunk.slot]);
-    const SwigluGradient grad = swiglu_backward(gate_up, part(weights_C), dact, RecomputeAct::kYes);
-    part(dweights_C).copy_(grad.dweights_C);
-    slab.down_grad[chunk.slot].addmm_(dout.t(), grad.act_CF);
-    slab.gate_up_grad[chunk.slot].addmm_(grad.dgate_up_C2F.t(), input);
-    at::Tensor drows = part(drows_CH);
-    at::mm_out(drows, grad.dgate_up_C2F, slab.gate_up[chunk.slot]);
+    at::Tensor gate_up = part(gate_up_C2F), act = part(act_CF), drows = part(drows_CD);
+    if (saved == nullptr) at::mm_out(gate_up, part(input_CD), slab.gate_up[chunk.slot].t());
+    at::mm_out(act, part(dout_CD), slab.down[chunk.slot]);
+    SwigluGradient gradient{gate_up, act, part(dweights_C)};
+    swiglu_backward_out(gradient, gate_up, part(weights_C), act);
+    at::mm_out(drows, gate_up, slab.gate_up[chunk.slot]);
   });
-  return {sum_copies(drows_CH, groups), dweights_C};
+  run_tasks(make_tiles(slab, groups), rows_RD.device(), [&](const GradTile& tile) {
+    const bool down = tile.weight == GradTile::Weight::kDown;
+    const auto part = [&tile](const at::Tensor& x) { return x.narrow(0, tile.copies.begin, tile.copies.count); };
+    const at::Tensor left = part(down ? dout_CD : gate_up_C2F).narrow(1, tile.first, tile.rows);
+    const at::Tensor& grad = down ? slab.down_grad : slab.gate_up_grad;
+    grad[tile.copies.slot].narrow(0, tile.first, tile.rows).addmm_(left.t(), part(down ? act_CF : input_CD));
+  });
+  return {sum_copies(drows_CD, groups), dweights_C};
 }
 
 }  // namespace hetermoe

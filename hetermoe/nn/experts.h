@@ -23,10 +23,10 @@ struct ExpertsGradient {
   at::Tensor dweights_C;  ///< grouped order, dtype of the weights
 };
 
-/// dout_RD: gradient of forward's result. saved: of forward, or null to recompute. Adds into the slab's
-/// gradients.
+/// dout_RD: gradient of forward's result. saved: of forward, used up (its memory is overwritten), or null to
+/// recompute. Adds into the slab's gradients.
 ExpertsGradient experts_backward(ExpertSlab& slab, const at::Tensor& rows_RD, const CopyGroups& groups,
-                                 const at::Tensor& weights_C, const ExpertsSaved* saved,
+                                 const at::Tensor& weights_C, ExpertsSaved* saved,
                                  const at::Tensor& dout_RD);
 
 }  // namespace hetermoe

@@ -54,21 +54,22 @@ HM_CLONES void swiglu_row(const float* __restrict gate, const float* __restrict 
 }
 
 /// Writes the gradients and the weighted activation of one row; returns dact . silu(gate) * up, the gradient
-/// of the weight.
-HM_CLONES float swiglu_grad_row(const float* __restrict gate, const float* __restrict up, float weight,
-                                const float* __restrict dact, float* __restrict dgate, float* __restrict dup,
-                                float* __restrict act, i64 width) {
+/// of the weight. Each output may be the input of the same index: hence no __restrict but ivdep.
+HM_CLONES float swiglu_grad_row(const float* gate, const float* up, float weight, const float* dact,
+                                float* dgate, float* dup, float* act, i64 width) {
   constexpr i64 kChunk = 128, kLanes = 16;
   float product[kChunk], sums[kLanes] = {};
   for (i64 begin = 0; begin < width; begin += kChunk) {
     const i64 count = std::min(kChunk, width - begin);
+#pragma GCC ivdep
     for (i64 j = 0; j < count; ++j) {
       const i64 i = begin + j;
       const float sigmoid = 1.0f / (1.0f + fast_exp(-gate[i]));
       const float silu = gate[i] * sigmoid, plain = silu * up[i], d = weight * dact[i];
+      const float grad_up = d * silu, grad_gate = d * up[i] * (sigmoid + silu * (1.0f - sigmoid));
       product[j] = dact[i] * plain;
-      dgate[i] = d * up[i] * (sigmoid + silu * (1.0f - sigmoid));
-      dup[i] = d * silu;
+      dgate[i] = grad_gate;
+      dup[i] = grad_up;
       act[i] = weight * plain;
     }
     for (i64 j = count; j < kChunk; ++j) product[j] = 0;
@@ -81,13 +82,9 @@ HM_CLONES float swiglu_grad_row(const float* __restrict gate, const float* __res
   return total;
 }
 
-SwigluGradient swiglu_backward_fast(const at::Tensor& gate_up, const at::Tensor& weights,
-                                    const at::Tensor& dact, RecomputeAct recompute_act) {
+void swiglu_backward_fast(const at::Tensor& gate_up, const at::Tensor& weights, const at::Tensor& dact,
+                          SwigluGradient& out) {
   const i64 copies = gate_up.size(0), width = gate_up.size(1) / 2;
-  SwigluGradient out;
-  out.dgate_up_C2F = at::empty_like(gate_up);
-  if (recompute_act == RecomputeAct::kYes) out.act_CF = at::empty_like(dact);
-  if (weights.defined()) out.dweights_C = at::empty_like(weights);
   const float* in = gate_up.const_data_ptr<float>();
   const float* d = dact.const_data_ptr<float>();
   const float* w = weights.defined() ? weights.const_data_ptr<float>() : nullptr;
@@ -104,7 +101,6 @@ SwigluGradient swiglu_backward_fast(const at::Tensor& gate_up, const at::Tensor&
       if (dw != nullptr) dw[c] = sum;
     }
   });
-  return out;
 }
 
 HM_CLONES float square_sum(const float* x, i64 width) {
@@ -209,23 +205,31 @@ at::Tensor swiglu_forward(const at::Tensor& gate_up_C2F, const at::Tensor& weigh
 
 SwigluGradient swiglu_backward(const at::Tensor& gate_up_C2F, const at::Tensor& weights_C,
                                const at::Tensor& dact_CF, RecomputeAct recompute_act, Path path) {
+  SwigluGradient out{at::empty_like(gate_up_C2F), {}, {}};
+  if (recompute_act == RecomputeAct::kYes) out.act_CF = at::empty_like(dact_CF);
+  if (weights_C.defined()) out.dweights_C = at::empty_like(weights_C);
+  swiglu_backward_out(out, gate_up_C2F, weights_C, dact_CF, path);
+  return out;
+}
+
+void swiglu_backward_out(SwigluGradient& out, const at::Tensor& gate_up_C2F, const at::Tensor& weights_C,
+                         const at::Tensor& dact_CF, Path path) {
   if (fast(gate_up_C2F, path)) {
-    return swiglu_backward_fast(gate_up_C2F, weights_C, dact_CF.contiguous(), recompute_act);
+    swiglu_backward_fast(gate_up_C2F, weights_C, dact_CF.contiguous(), out);
+    return;
   }
   const i64 width = gate_up_C2F.size(1) / 2;
-  const at::ScalarType dtype = gate_up_C2F.scalar_type(), wide = accumulate_type(dtype);
+  const at::ScalarType wide = accumulate_type(gate_up_C2F.scalar_type());
   const at::Tensor gate = gate_up_C2F.narrow(1, 0, width).to(wide),
                    up = gate_up_C2F.narrow(1, width, width).to(wide);
   const at::Tensor sigmoid = gate.sigmoid(), silu = gate * sigmoid, plain = silu * up,
                    dact = dact_CF.to(wide);
   const at::Tensor d = weights_C.defined() ? dact * weights_C.unsqueeze(1) : dact;
-  SwigluGradient out;
-  out.dgate_up_C2F = at::cat({d * up * (sigmoid + silu * (1 - sigmoid)), d * silu}, 1).to(dtype);
-  if (recompute_act == RecomputeAct::kYes) {
-    out.act_CF = (weights_C.defined() ? plain * weights_C.unsqueeze(1) : plain).to(dtype);
-  }
-  if (weights_C.defined()) out.dweights_C = (dact * plain).sum(1);
-  return out;
+  // All is computed before anything is written: the outputs may be the inputs.
+  const at::Tensor dgate_up = at::cat({d * up * (sigmoid + silu * (1 - sigmoid)), d * silu}, 1);
+  if (weights_C.defined()) out.dweights_C.copy_((dact * plain).sum(1));
+  if (out.act_CF.defined()) out.act_CF.copy_(weights_C.defined() ? plain * weights_C.unsqueeze(1) : plain);
+  out.dgate_up_C2F.copy_(dgate_up);
 }
 
 NormForward rms_norm_forward(const at::Tensor& x, const at::Tensor& weight_D, double eps, Path path) {

@@ -61,8 +61,7 @@ TEST(Experts, ForwardAndBackwardEqualAutogradOfTheDefinition) {
   ExpertsSaved saved;
   EXPECT_LE(deviation(experts_forward(c.slab, c.rows, c.groups, c.weights, &saved), expected.detach()),
             1e-12);
-  for (const ExpertsSaved* kept :
-       {static_cast<const ExpertsSaved*>(nullptr), static_cast<const ExpertsSaved*>(&saved)}) {
+  for (ExpertsSaved* kept : {static_cast<ExpertsSaved*>(nullptr), &saved}) {
     c.slab.gate_up_grad.fill_(2);  // gradients are added to what is there
     c.slab.down_grad.fill_(3);
     const ExpertsGradient got = experts_backward(c.slab, c.rows, c.groups, c.weights, kept, c.dout);
