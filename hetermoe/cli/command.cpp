@@ -158,6 +158,13 @@ int run_program(std::vector<std::string> words) {
   return 2;
 }
 
+Dtype parse_dtype(const std::string& text) {
+  for (const Dtype dtype : {Dtype::kFp32, Dtype::kBf16, Dtype::kFp16}) {
+    if (text == name_of(dtype)) return dtype;
+  }
+  fail<ConfigError>("--dtype", "got \"{}\", expected fp32, bf16 or fp16", text);
+}
+
 void print_json(const Json& json) { std::cout << json.dump(2) << "\n"; }
 
 const char* build_type() { return HM_BUILD_TYPE; }

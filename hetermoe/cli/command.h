@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "hetermoe/base/json.h"
+#include "hetermoe/cluster/cluster.h"
 
 namespace hetermoe {
 
@@ -36,6 +37,9 @@ int run_program(std::vector<std::string> words);
 /// Result for machines on stdout.
 void print_json(const Json& json);
 
+/// Value of --dtype. Throws ConfigError.
+Dtype parse_dtype(const std::string& text);
+
 const char* build_type();  ///< CMake's
 
 std::function<int()> make_compare(CLI::App& app);
@@ -44,6 +48,7 @@ std::function<int()> make_inspect(CLI::App& app);
 std::function<int()> make_launch(CLI::App& app);
 std::function<int()> make_options(CLI::App& app);
 std::function<int()> make_plan(CLI::App& app);
+std::function<int()> make_profile(CLI::App& app);
 std::function<int()> make_report(CLI::App& app);
 std::function<int()> make_simulate(CLI::App& app);
 std::function<int()> make_train(CLI::App& app);

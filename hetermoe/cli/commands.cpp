@@ -21,6 +21,8 @@ const std::vector<Command>& commands() {
       {"simulate", "predict one step of a job or of a plan: time, who works, who waits, memory",
        "hetermoe simulate configs/jobs/demo.yaml --strategy ep --routing zipf:1.2 --output out/ep",
        make_simulate},
+      {"profile", "measure one device: attention, experts, copies and transfers by size, for the cost model",
+       "hetermoe profile --model demo --seq 64,256 --rows 16,128,1024 -o cpu.json", make_profile},
       {"inspect", "what a model or a cluster is: parameters, FLOPs and memory per part, devices and links",
        "hetermoe inspect mixtral-8x7b --seq 4096\n  hetermoe inspect --cluster o1", make_inspect},
       {"report", "timelines to one HTML page that opens from a file, and to a Perfetto trace",

@@ -16,13 +16,6 @@ struct Options {
   bool json = false;
 };
 
-Dtype parse_dtype(const std::string& text) {
-  for (const Dtype dtype : {Dtype::kFp32, Dtype::kBf16, Dtype::kFp16}) {
-    if (text == name_of(dtype)) return dtype;
-  }
-  fail<ConfigError>("--dtype", "got \"{}\", expected fp32, bf16 or fp16", text);
-}
-
 PlanRequest make_request(const Options& options) {
   PlanRequest request;
   request.model = load_model(options.model);

@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "hetermoe/cli/command.h"
-#include "hetermoe/cost/roofline.h"
+#include "hetermoe/cost/measured.h"
 #include "hetermoe/report/table.h"
 #include "hetermoe/report/waits.h"
 #include "hetermoe/sim/memory.h"
@@ -50,9 +50,9 @@ Simulated simulate_job(const Job& job, const ModelConfig& model, const Cluster& 
   const Plan emulated = emulated_plan(job, out.plan);
   const StepOptions step{model.aux_loss_coef > 0, job.train.aux_group, true};
   out.schedule = build_schedule(out.plan, model, step);
-  const RooflineCost cost(model, cluster, emulated);
+  const std::unique_ptr<CostModel> cost = make_cost(model, cluster, emulated, load_profiles(cluster));
   const Placement placement(emulated, model, step);
-  const OpCosts costs = price(out.schedule, placement, model, cluster, cost, routing);
+  const OpCosts costs = price(out.schedule, placement, model, cluster, *cost, routing);
   Simulator simulator;
   const OpTimes& times = simulator.run(out.schedule, costs);
   out.timeline = make_timeline(out.schedule, times, out.plan, cluster, "simulated");

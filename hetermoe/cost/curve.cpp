@@ -23,7 +23,7 @@ void Curve::add(double size, Seconds seconds) {
   points_.insert(place, {size, seconds});
 }
 
-Estimate Curve::at(double size) const {
+CurveValue Curve::at(double size) const {
   HM_CHECK(!points_.empty() && size > 0, "a curve of {} points at size {}", points_.size(), size);
   const auto above = std::lower_bound(points_.begin(), points_.end(), size,
                                       [](const Point& point, double s) { return point.size < s; });
@@ -50,14 +50,14 @@ Curve& Surface::curve(double value) {
   return families_.insert(place, {value, {}})->curve;
 }
 
-Estimate Surface::at(double value, double size) const {
+CurveValue Surface::at(double value, double size) const {
   HM_CHECK(!families_.empty() && value > 0, "a surface of {} curves at {}", families_.size(), value);
   const auto above = std::lower_bound(families_.begin(), families_.end(), value,
                                       [](const Family& family, double v) { return family.value < v; });
   if (above != families_.end() && above->value == value) return above->curve.at(size);
   if (above != families_.begin() && above != families_.end()) {
     const Family& below = *(above - 1);
-    const Estimate low = below.curve.at(size), high = above->curve.at(size);
+    const CurveValue low = below.curve.at(size), high = above->curve.at(size);
     return {log_line(below.value, low.seconds, above->value, high.seconds, value),
             low.extrapolated || high.extrapolated};
   }

@@ -7,7 +7,7 @@
 // Seconds between and beyond measured sizes.
 namespace hetermoe {
 
-struct Estimate {
+struct CurveValue {
   Seconds seconds = 0;
   bool extrapolated = false;  ///< the size lies outside of what was measured
 };
@@ -21,7 +21,7 @@ class Curve {
   void add(double size, Seconds seconds);
   bool empty() const { return points_.empty(); }
   /// size > 0.
-  Estimate at(double size) const;
+  CurveValue at(double size) const;
   double smallest() const { return points_.front().size; }
   double largest() const { return points_.back().size; }
 
@@ -41,7 +41,7 @@ class Surface {
  public:
   void add(double family, double size, Seconds seconds) { curve(family).add(size, seconds); }
   bool empty() const { return families_.empty(); }
-  Estimate at(double family, double size) const;
+  CurveValue at(double family, double size) const;
 
  private:
   struct Family {

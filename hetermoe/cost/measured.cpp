@@ -51,7 +51,7 @@ std::optional<MeasuredCost::Answer> MeasuredCost::look_up(const Tables& tables, 
                                                           ProfiledPhase phase, ProfilePoint at) {
   const Surface& table = tables[index(op)][index(phase)];
   if (table.empty()) return std::nullopt;
-  const Estimate estimate = table.at(at.family, at.size);
+  const CurveValue estimate = table.at(at.family, at.size);
   return Answer{estimate.seconds, estimate.extrapolated};
 }
 
@@ -146,6 +146,12 @@ TransferCost MeasuredCost::transfer(const TransferWork& work) const {
   }
   cost.latency = 0;  // the measured seconds hold it
   return cost;
+}
+
+std::unique_ptr<CostModel> make_cost(const ModelConfig& model, const Cluster& cluster, const Plan& plan,
+                                     const ProfileSet& profiles, SoftwareConstants constants) {
+  if (profiles.empty()) return std::make_unique<RooflineCost>(model, cluster, plan, constants);
+  return std::make_unique<MeasuredCost>(model, cluster, plan, profiles, constants);
 }
 
 }  // namespace hetermoe

@@ -1,6 +1,7 @@
 #pragma once
 #include <array>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -65,5 +66,10 @@ class MeasuredCost : public CostModel {
   Recompute recompute_;
   std::map<i32, Tables> tables_;  // by type
 };
+
+/// The cost model of a plan: measured if there are profiles, else the roofline. Keeps references to model and
+/// cluster.
+std::unique_ptr<CostModel> make_cost(const ModelConfig& model, const Cluster& cluster, const Plan& plan,
+                                     const ProfileSet& profiles, SoftwareConstants constants = {});
 
 }  // namespace hetermoe

@@ -105,7 +105,7 @@ Tuned tune_dist_ep(Predictor& predictor, const Setting& setting) {
 }
 
 LayerTimes layer_times(Predictor& predictor, const Plan& zebra) {
-  const RooflineCost cost(predictor.model(), predictor.cluster(), zebra, predictor.software());
+  const std::unique_ptr<CostModel> cost = predictor.cost(zebra);
   const Group& group = zebra.groups.at(0);
   i32 layer = 0;
   while (!predictor.model().is_moe(layer)) ++layer;
@@ -120,7 +120,7 @@ LayerTimes layer_times(Predictor& predictor, const Plan& zebra) {
   work.tokens = work.sequences * static_cast<double>(zebra.seq_len);
   work.merged_rows = work.tokens * static_cast<double>(predictor.model().top_k);
   LayerTimes times;
-  times.attention = cost.compute(work);
+  times.attention = cost->compute(work);
   const DeviceId owner = experts.at(0).at(0).device;
   for (const auto& owners : experts) work.experts += owners[0].device == owner ? 1 : 0;
   work.op.kind = OpKind::kExperts;
@@ -128,9 +128,9 @@ LayerTimes layer_times(Predictor& predictor, const Plan& zebra) {
                 work.experts / static_cast<double>(predictor.model().num_experts);
   work.rows = work.copies;
   work.device = owner;
-  times.expert = cost.compute(work);
+  times.expert = cost->compute(work);
   work.device = attention;
-  times.local_expert = cost.compute(work);
+  times.local_expert = cost->compute(work);
   return times;
 }
 

@@ -206,7 +206,9 @@ std::map<std::string, Seconds> simulate_path(const PlanRequest& request, const M
                                              const Plan& plan) {
   const FoldedStep folded =
       make_folded_step(plan, model, request.cluster,
-                       RooflineCost(model, request.cluster, plan, request.software), ExpectedRouting(model));
+                       *make_cost(model, request.cluster, plan, load_profiles(request.cluster),
+                                  request.software),
+                       ExpectedRouting(model));
   Simulator simulator;
   return path_by_cause(request, folded.schedule, simulator.run(folded.schedule, folded.costs));
 }

@@ -37,9 +37,8 @@ double tokens_of(const Plan& plan) { return static_cast<double>(total_sequences(
 }  // namespace
 
 std::optional<Prediction> Predictor::simulate(i64 max_visits, const Plan& plan) {
-  const RooflineCost cost(model_, cluster_, plan, software_);
   const std::optional<FoldedStep> folded =
-      make_folded_step_within(max_visits, plan, model_, cluster_, cost, ExpectedRouting(model_));
+      make_folded_step_within(max_visits, plan, model_, cluster_, *cost(plan), ExpectedRouting(model_));
   if (!folded) return {};
   const OpTimes& times = simulator_.run(folded->schedule, folded->costs);
   work_ += static_cast<i64>(folded->schedule.lanes.size());

@@ -1,7 +1,7 @@
 #pragma once
 #include <vector>
 
-#include "hetermoe/cost/roofline.h"
+#include "hetermoe/cost/measured.h"
 #include "hetermoe/sim/folded_step.h"
 
 namespace hetermoe {
@@ -16,9 +16,9 @@ struct Prediction {
 /// Prices and simulates plans of one model on one cluster, with evenly routed tokens.
 class Predictor {
  public:
-  /// Keeps references to model and cluster.
+  /// Keeps references to model and cluster. Reads the profiles that the cluster names.
   Predictor(const ModelConfig& model, const Cluster& cluster, SoftwareConstants software = {})
-      : model_(model), cluster_(cluster), software_(software) {}
+      : model_(model), cluster_(cluster), software_(software), profiles_(load_profiles(cluster)) {}
 
   Prediction predict(const Plan& plan);
   /// Empty when one simulation would take more than `max_visits` op-device visits, roughly.
@@ -28,6 +28,9 @@ class Predictor {
   const ModelConfig& model() const { return model_; }
   const Cluster& cluster() const { return cluster_; }
   const SoftwareConstants& software() const { return software_; }
+  std::unique_ptr<CostModel> cost(const Plan& plan) const {
+    return make_cost(model_, cluster_, plan, profiles_, software_);
+  }
 
  private:
   std::optional<Prediction> simulate(i64 max_visits, const Plan& plan);
@@ -35,6 +38,7 @@ class Predictor {
   const ModelConfig& model_;
   const Cluster& cluster_;
   SoftwareConstants software_;
+  ProfileSet profiles_;
   Simulator simulator_;
   i64 work_ = 0;
 };

@@ -127,7 +127,7 @@ Trainer::Trainer(const Job& job, ModelConfig model, Cluster cluster, Plan plan, 
       unigram_entropy_(validation_ ? unigram_entropy(text.validation) : 0),
       emulated_(emulated_plan(job, plan_)),
       emulated_placement_(emulated_, model_, step_options(job, model_)),
-      truth_(std::make_unique<RooflineCost>(model_, cluster_, emulated_)),
+      truth_(make_cost(model_, cluster_, emulated_, load_profiles(cluster_))),
       session_(make_session(job, model_, cluster_, plan_, *truth_, emulated_placement_, processes)),
       text_checksum_(checksum(text.train.const_data_ptr(), text.train.nbytes())) {
   session_->initialize(job.train.seed);

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "hetermoe/comm/processes.h"
-#include "hetermoe/cost/roofline.h"
+#include "hetermoe/cost/measured.h"
 #include "hetermoe/data/text.h"
 #include "hetermoe/sim/simulator.h"
 #include "hetermoe/train/job.h"
@@ -105,7 +105,7 @@ class Trainer {
   double unigram_entropy_;
   Plan emulated_;
   Placement emulated_placement_;
-  std::unique_ptr<RooflineCost> truth_;
+  std::unique_ptr<CostModel> truth_;
   std::unique_ptr<Session> session_;
   std::optional<CheckpointWriter> writer_;
   u64 text_checksum_;

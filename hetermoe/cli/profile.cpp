@@ -1,0 +1,94 @@
+#include "hetermoe/profile/profiler.h"
+
+#include <unistd.h>
+
+#include <iostream>
+#include <memory>
+
+#include "hetermoe/cli/command.h"
+#include "hetermoe/report/table.h"
+
+namespace hetermoe {
+namespace {
+
+struct Options {
+  std::string model = "demo", dtype = "fp32", output;
+  ProfileOptions profile;
+  bool json = false;
+};
+
+std::string size_of(const ProfileEntry& entry) {
+  switch (entry.op) {
+    case ProfiledOp::kAttention:
+    case ProfiledOp::kDenseAttention:
+      return fmt::format("{} sequences of {}", entry.sequences, entry.seq_len);
+    case ProfiledOp::kExperts:
+      return fmt::format("{} experts, {} rows", entry.experts, entry.rows);
+    case ProfiledOp::kUpdate:
+      return format_count(static_cast<double>(entry.params)) + " parameters";
+    case ProfiledOp::kEmbed:
+    case ProfiledOp::kHead:
+      return fmt::format("{} tokens", entry.tokens);
+    default:
+      return fmt::format("{} rows, {}", entry.rows, format_bytes(entry.bytes));
+  }
+}
+
+void print_profile(const ProfileFile& profile) {
+  std::cout << fmt::format("{} on {} ({}, {} threads), {}\n\n", profile.model, profile.device, name_of(profile.dtype),
+                           profile.threads, profile.date);
+  Table table({"op", "phase", "size", "median", "10 to 90 %", "runs", "memory"});
+  for (const ProfileEntry& entry : profile.entries) {
+    table.add_row({name_of(entry.op), name_of(entry.phase), size_of(entry), format_seconds(entry.seconds),
+                   format_seconds(entry.p10) + " to " + format_seconds(entry.p90), std::to_string(entry.runs),
+                   format_bytes(entry.peak_bytes)});
+  }
+  std::cout << table.str();
+}
+
+int profile(const Options& options) {
+  ProfileOptions what = options.profile;
+  what.dtype = parse_dtype(options.dtype);
+  const bool shows_progress = isatty(STDERR_FILENO) != 0;
+  const ProfileFile measured =
+      profile_device(load_model(options.model), what, [&](const ProfileEntry& entry, i64 left) {
+        if (shows_progress) std::cerr << fmt::format("\r{:>4} to go after {:<16}", left, name_of(entry.op));
+      });
+  if (shows_progress) std::cerr << "\n";
+  if (!options.output.empty()) write_profile(measured, options.output);
+  if (options.json)
+    print_json(write_fields(measured));
+  else
+    print_profile(measured);
+  if (options.output.empty() || options.json) return 0;
+  std::cout << fmt::format("\nprofile: {0}\nnext: give the device's type in a cluster file the line  profile: {0}\n",
+                           options.output);
+  return 0;
+}
+
+}  // namespace
+
+std::function<int()> make_profile(CLI::App& app) {
+  const auto options = std::make_shared<Options>();
+  ProfileOptions& what = options->profile;
+  app.add_option("--model", options->model, "a name of configs/models, a config.json or its folder")
+      ->capture_default_str();
+  app.add_option("--device", what.device, "cpu, cuda or cuda:N")->capture_default_str();
+  app.add_option("--dtype", options->dtype, "compute dtype: fp32, bf16 or fp16")->capture_default_str();
+  app.add_option("--threads", what.threads, "threads of an op on a CPU")->capture_default_str();
+  app.add_option("--seq", what.seq_lens, "tokens per sequence, separated by commas")
+      ->delimiter(',')
+      ->capture_default_str();
+  app.add_option("--sequences", what.sequences, "sequences of a microbatch on the device")
+      ->delimiter(',')
+      ->capture_default_str();
+  app.add_option("--experts", what.experts, "experts computed together [default: 1, a quarter and all]")
+      ->delimiter(',');
+  app.add_option("--rows", what.rows_per_expert, "rows of each expert")->delimiter(',')->capture_default_str();
+  app.add_option("--budget", what.timing.budget, "seconds of timed runs per entry")->capture_default_str();
+  app.add_option("-o,--output", options->output, "write the profile to this file");
+  app.add_flag("--json", options->json, "print the profile as JSON");
+  return [options] { return profile(*options); };
+}
+
+}  // namespace hetermoe
