@@ -35,8 +35,8 @@ std::string size_of(const ProfileEntry& entry) {
 }
 
 void print_profile(const ProfileFile& profile) {
-  std::cout << fmt::format("{} on {} ({}, {} threads), {}\n\n", profile.model, profile.device, name_of(profile.dtype),
-                           profile.threads, profile.date);
+  std::cout << fmt::format("{} on {} ({}, {} threads), {}\n\n", profile.model, profile.device,
+                           name_of(profile.dtype), profile.threads, profile.date);
   Table table({"op", "phase", "size", "median", "10 to 90 %", "runs", "memory"});
   for (const ProfileEntry& entry : profile.entries) {
     table.add_row({name_of(entry.op), name_of(entry.phase), size_of(entry), format_seconds(entry.seconds),
@@ -61,8 +61,9 @@ int profile(const Options& options) {
   else
     print_profile(measured);
   if (options.output.empty() || options.json) return 0;
-  std::cout << fmt::format("\nprofile: {0}\nnext: give the device's type in a cluster file the line  profile: {0}\n",
-                           options.output);
+  std::cout << fmt::format(
+      "\nprofile: {0}\nnext: give the device's type in a cluster file the line  profile: {0}\n",
+      options.output);
   return 0;
 }
 
@@ -84,7 +85,9 @@ std::function<int()> make_profile(CLI::App& app) {
       ->capture_default_str();
   app.add_option("--experts", what.experts, "experts computed together [default: 1, a quarter and all]")
       ->delimiter(',');
-  app.add_option("--rows", what.rows_per_expert, "rows of each expert")->delimiter(',')->capture_default_str();
+  app.add_option("--rows", what.rows_per_expert, "rows of each expert")
+      ->delimiter(',')
+      ->capture_default_str();
   app.add_option("--budget", what.timing.budget, "seconds of timed runs per entry")->capture_default_str();
   app.add_option("-o,--output", options->output, "write the profile to this file");
   app.add_flag("--json", options->json, "print the profile as JSON");

@@ -151,7 +151,9 @@ ExpertsGradient experts_backward(ExpertSlab& slab, const at::Tensor& rows_RD, co
   });
   run_tasks(make_tiles(slab, groups), rows_RD.device(), [&](const GradTile& tile) {
     const bool down = tile.weight == GradTile::Weight::kDown;
-    const auto part = [&tile](const at::Tensor& x) { return x.narrow(0, tile.copies.begin, tile.copies.count); };
+    const auto part = [&tile](const at::Tensor& x) {
+      return x.narrow(0, tile.copies.begin, tile.copies.count);
+    };
     const at::Tensor left = part(down ? dout_CD : gate_up_C2F).narrow(1, tile.first, tile.rows);
     const at::Tensor& grad = down ? slab.down_grad : slab.gate_up_grad;
     grad[tile.copies.slot].narrow(0, tile.first, tile.rows).addmm_(left.t(), part(down ? act_CF : input_CD));

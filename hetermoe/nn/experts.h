@@ -26,7 +26,6 @@ struct ExpertsGradient {
 /// dout_RD: gradient of forward's result. saved: of forward, used up (its memory is overwritten), or null to
 /// recompute. Adds into the slab's gradients.
 ExpertsGradient experts_backward(ExpertSlab& slab, const at::Tensor& rows_RD, const CopyGroups& groups,
-                                 const at::Tensor& weights_C, ExpertsSaved* saved,
-                                 const at::Tensor& dout_RD);
+                                 const at::Tensor& weights_C, ExpertsSaved* saved, const at::Tensor& dout_RD);
 
 }  // namespace hetermoe

@@ -26,8 +26,8 @@ enum class RecomputeAct { kNo, kYes };
 SwigluGradient swiglu_backward(const at::Tensor& gate_up_C2F, const at::Tensor& weights_C,
                                const at::Tensor& dact_CF, RecomputeAct recompute_act,
                                Path path = Path::kAuto);
-/// The same into given tensors; act_CF may be undefined. dgate_up_C2F may be gate_up_C2F itself, and act_CF may
-/// be dact_CF.
+/// The same into given tensors; act_CF may be undefined. dgate_up_C2F may be gate_up_C2F itself, and act_CF
+/// may be dact_CF.
 void swiglu_backward_out(SwigluGradient& out, const at::Tensor& gate_up_C2F, const at::Tensor& weights_C,
                          const at::Tensor& dact_CF, Path path = Path::kAuto);
 

@@ -21,8 +21,9 @@ class ProfileCommand : public ::testing::Test {
     ASSERT_EQ(made_.code, 0) << made_.err;
   }
   std::vector<std::string> plan(const std::string& dtype) const {
-    return {"plan", "--model", "tiny", "--cluster", cluster_with(folder_, profile_), "--seq", "16",
-            "--sequences", "4", "--dtype", dtype, "--json"};
+    return {"plan",  "--model", "tiny",        "--cluster", cluster_with(folder_, profile_),
+            "--seq", "16",      "--sequences", "4",         "--dtype",
+            dtype,   "--json"};
   }
   WorkFolder folder_;
   std::string profile_ = folder_ / "cpu.json";
@@ -61,7 +62,8 @@ TEST_F(ProfileCommand, ATruncatedProfileIsAClearError) {
 }
 
 TEST(ProfileCommandInput, IsChecked) {
-  EXPECT_NE(run_hetermoe({"profile", "--dtype", "fp12"}).err.find("[--dtype] got \"fp12\""), std::string::npos);
+  EXPECT_NE(run_hetermoe({"profile", "--dtype", "fp12"}).err.find("[--dtype] got \"fp12\""),
+            std::string::npos);
   EXPECT_NE(run_hetermoe({"profile", "--device", "cuda"}).code, 0);
   EXPECT_NE(run_hetermoe({"profile", "--seq", "0"}).code, 0);
 }

@@ -1,0 +1,131 @@
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "hetermoe/cost/roofline.h"
+#include "hetermoe/plan/strategies.h"
+#include "hetermoe/planner/planner.h"
+#include "hetermoe/train/session.h"
+#include "tests/support/rig.h"
+
+// What the planner proposes from estimated device figures is run on emulated devices whose true figures
+// differ, with the routing of a real model, beside every other plan that was on the table.
+namespace hetermoe::testing {
+namespace {
+
+/// The devices as they really are: every type off its estimate by up to 8 % per kind of op, transfers too.
+class TrueCost : public CostModel {
+ public:
+  TrueCost(const ModelConfig& model, const Cluster& cluster, const Plan& plan, u64 seed)
+      : estimate_(model, cluster, plan), cluster_(cluster), seed_(seed) {}
+  Seconds compute(const ComputeWork& work) const override {
+    const i32 type = cluster_.devices[static_cast<std::size_t>(work.device)].type;
+    return estimate_.compute(work) * error(work.op.kind, type);
+  }
+  TransferCost transfer(const TransferWork& work) const override {
+    TransferCost cost = estimate_.transfer(work);
+    for (PortLoad& load : cost.loads) load.seconds *= error(work.op.kind, 0);
+    return cost;
+  }
+
+ private:
+  double error(OpKind kind, i32 type) const {
+    std::mt19937_64 random(seed_ * 1000 + static_cast<u64>(kind) * 10 + static_cast<u64>(type));
+    return std::uniform_real_distribution<double>(0.92, 1.08)(random);
+  }
+  RooflineCost estimate_;
+  const Cluster& cluster_;
+  u64 seed_;
+};
+
+/// Two or three types of rates that differ by the seed, each device in a node of its own: nothing contends,
+/// as nothing does under the virtual clock.
+Cluster random_mixed_cluster(u64 seed) {
+  std::mt19937_64 random(seed);
+  const auto draw = [&](double low, double high) {
+    return std::uniform_real_distribution<double>(low, high)(random);
+  };
+  Json json = {{"name", fmt::format("mixed-{}", seed)}, {"network_gbit_s", draw(1, 8)}, {"latency_us", 10}};
+  const int num_types = 2 + static_cast<int>(random() % 2);
+  for (int t = 0; t < num_types; ++t) {
+    const std::string name = fmt::format("type{}", t);
+    json["device_types"].push_back({{"name", name},
+                                    {"year", 2022 - 2 * t},
+                                    {"memory_gib", 16},
+                                    {"memory_gb_s", draw(15, 40)},
+                                    {"fp32_tflops", t == 0 ? draw(0.03, 0.06) : draw(0.008, 0.04)},
+                                    {"num_sms", 80},
+                                    {"attention_kernel", t == 0         ? "flash"
+                                                         : random() % 2 ? "mem_efficient"
+                                                                        : "plain"}});
+    const int count = 1 + static_cast<int>(random() % (num_types == 2 ? 3 : 2));
+    for (int d = 0; d < count; ++d) {
+      json["nodes"].push_back({{"name", fmt::format("n{}-{}", t, d)}, {"devices", {name}}});
+    }
+  }
+  return parse_cluster(json, "random cluster");
+}
+
+/// Every plan that the planner judged, and the plain strategies with several numbers of microbatches.
+std::vector<Plan> alternatives(const PlanRequest& request, const PlanResult& result) {
+  std::vector<Plan> plans;
+  for (const Candidate& candidate : result.tried) {
+    if (candidate.infeasible.empty()) plans.push_back(candidate.plan);
+  }
+  for (const char* strategy : {"single", "ep", "dist_ep", "zebra"}) {
+    for (const i64 microbatches : {1, 2, 4}) {
+      StrategyRequest fixed;
+      fixed.seq_len = request.seq_len;
+      fixed.sequences = request.sequences;
+      fixed.microbatches = microbatches;
+      plans.push_back(find_strategy(strategy).make(request.model, request.cluster, fixed));
+      plans.back().dtype.assign(plans.back().dtype.size(), Dtype::kFp32);
+      plans.back().wire_forward = plans.back().wire_backward = Dtype::kFp32;
+    }
+  }
+  return plans;
+}
+
+Seconds executed_step(const PlanRequest& request, const Plan& plan, u64 seed) {
+  const TrueCost truth(request.model, request.cluster, plan, seed);
+  Session::Options options;
+  options.executor.clock = ClockKind::kVirtual;
+  options.executor.truth = &truth;
+  Session session(request.model, request.cluster, plan, options);
+  session.initialize(seed);
+  return session.train_step(random_input(plan, request.model)).step;
+}
+
+TEST(PlannedRuns, TheChoiceIsBestOrWithinThreePercentWhenExecuted) {
+  at::set_num_threads(1);
+  constexpr u64 kClusters = 24;
+  int first = 0;
+  std::set<std::string> chosen;
+  for (u64 seed = 1; seed <= kClusters; ++seed) {
+    PlanRequest request;
+    request.model = load_model("demo");
+    request.cluster = random_mixed_cluster(seed);
+    request.seq_len = 64;
+    request.sequences = 8;
+    request.dtype = Dtype::kFp32;
+    request.software.interference = 0;
+    const PlanResult result = find_plan(request);
+    ASSERT_TRUE(result.feasible()) << result.infeasible;
+    chosen.insert(result.best().plan.strategy);
+    std::vector<Seconds> steps;
+    for (const Plan& plan : alternatives(request, result))
+      steps.push_back(executed_step(request, plan, seed));
+    const auto fastest = std::min_element(steps.begin(), steps.end());
+    first += fastest == steps.begin();
+    EXPECT_LE(steps[0], 1.03 * *fastest)
+        << "cluster " << seed << ": " << result.best().name << " takes " << steps[0] / *fastest
+        << " of alternative " << fastest - steps.begin();
+    EXPECT_GT(*std::max_element(steps.begin(), steps.end()), 1.2 * steps[0]) << "nothing to choose from";
+  }
+  EXPECT_GT(chosen.size(), 1U);  // the clusters really differ
+  std::cout << fmt::format("[          ] fastest of all in {} of {} clusters\n", first, kClusters);
+}
+
+}  // namespace
+}  // namespace hetermoe::testing
