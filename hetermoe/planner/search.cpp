@@ -69,16 +69,13 @@ class Search {
     weighed_ = weigh_sketches(rates_, nearest_miss);
     result_.num_sketches = static_cast<i64>(weighed_.size());
     simulate_named();
-    simulate_promising(kFirst);
-    simulate_fixed();
-    if (scored_.empty()) {
-      result_.infeasible = nearest_miss ? to_string(rates_, *nearest_miss) : last_overfill_;
-    } else {
-      improve();
-      // Where simulations are cheap, the budget allows a second, deeper look.
-      if (budget_ > 0) simulate_promising(kDeeper);
-      if (budget_ > 0) improve();
+    for (const Round& round : kRounds) {
+      simulate_promising(round);
+      if (&round == kRounds) simulate_fixed();
+      improve(round);
     }
+    if (scored_.empty())
+      result_.infeasible = nearest_miss ? to_string(rates_, *nearest_miss) : last_overfill_;
     collect();
     explain(result_);
     return std::move(result_);
@@ -179,20 +176,23 @@ class Search {
     }
   }
 
-  /// How far down the list of sketches simulation goes.
-  struct Depth {
-    int per_structure;  ///< sketches that differ in microbatches and order only
-    double hopeless;    ///< estimate over the best simulated step
+  /// How wide the search is. Rounds go on while the budget lasts: on small instances, where simulations are
+  /// cheap, to the sketches that the estimate misjudges.
+  struct Round {
+    int per_structure;  ///< sketches simulated that differ in microbatches and order only
+    double hopeless;    ///< estimate over the best simulated step of sketches that are left out
+    std::size_t climbs;
+    double far;  ///< step over the best of plans that are not improved
   };
 
-  void simulate_promising(const Depth& depth) {
+  void simulate_promising(const Round& round) {
     std::map<std::string, int> structures;
     const i64 reserve = budget_ / 3;  // for improving the winner
     for (const Weighed& w : weighed_) {
-      if (budget_ < reserve && best_ >= 0) break;
-      if (best_ >= 0 && w.estimate.step > depth.hopeless * step_of(best_)) break;
+      if (budget_ <= reserve && best_ >= 0) break;
+      if (best_ >= 0 && w.estimate.step > round.hopeless * step_of(best_)) break;
       int& count = structures[structure_of(w)];
-      if (count >= depth.per_structure) continue;
+      if (count >= round.per_structure) continue;
       if (judge(w.sketch) >= 0) ++count;
     }
   }
@@ -291,13 +291,13 @@ class Search {
   // --- improving the winner ---
 
   /// Climbs from the best plan, then from the best plans of other kinds.
-  void improve() {
+  void improve(const Round& round) {
     std::vector<i64> order(scored_.size());
     std::iota(order.begin(), order.end(), i64{0});
     std::stable_sort(order.begin(), order.end(), [&](i64 a, i64 b) { return step_of(a) < step_of(b); });
     std::set<std::string> kinds;
     for (const i64 start : order) {
-      if (budget_ <= 0 || kinds.size() >= kClimbs || step_of(start) > kFarFromBest * step_of(best_)) return;
+      if (budget_ <= 0 || kinds.size() >= round.climbs || step_of(start) > round.far * step_of(best_)) return;
       if (!kinds.insert(scored_[at(start)].candidate.name).second) continue;
       climb(start);
     }
@@ -578,14 +578,13 @@ class Search {
     result_.tried.push_back(std::move(candidate));
   }
 
-  /// Estimates are 20 % below to 5 % above the simulator.
-  static constexpr Depth kFirst = {2, 1.1}, kDeeper = {8, 1.6};
+  static constexpr int kAll = 1 << 30;
+  /// Most estimates are 20 % below to 5 % above the simulator.
+  static constexpr Round kRounds[] = {{2, 1.1, 4, 1.2}, {8, 1.6, 4, 1.2}, {kAll, 1e30, kAll, 1.6}};
   static constexpr i64 kDearest = 8;  ///< no simulation takes more than this part of the budget
   static constexpr std::size_t kMovesFrom = 3, kSmallGroup = 6, kMediumGroup = 24;
   static constexpr double kHopelessNeighbour = 1.1;  ///< estimate over that of the current sketch
-  static constexpr std::size_t kClimbs = 4;
   static constexpr i64 kEntriesPerVisit = 2;
-  static constexpr double kFarFromBest = 1.2;
   const PlanRequest& request_;
   Rates rates_;
   Predictor predictor_;
