@@ -6,6 +6,7 @@
 #include "hetermoe/plan/strategies.h"
 #include "hetermoe/planner/memory_estimate.h"
 #include "hetermoe/planner/planner.h"
+#include "tests/support/plan_bound.h"
 #include "tests/support/random_plan.h"
 
 // Exact search over a family of plans, for small instances: what the planner is measured against. It shares
@@ -47,16 +48,18 @@ inline std::vector<std::vector<i64>> compositions(i64 total, std::size_t parts) 
 
 /// The least step over: equal microbatches of every number, every share of their sequences (the same in all
 /// layers), every count of experts per device and layer, every window, with recomputation or without. One
-/// group.
+/// group. Equal devices (same type, speed and node) may swap what they do, so only one order of each such set
+/// is looked at.
 class PlanOracle {
  public:
-  /// Looks for steps below `incumbent` only. With `bounded`, placements whose busiest device already takes
-  /// longer are not simulated.
-  PlanOracle(const PlanRequest& request, Seconds incumbent, bool bounded)
+  enum class Search { kExhaustive, kBranchAndBound };
+
+  /// Looks for steps below `incumbent` only. kBranchAndBound leaves out what StepBound says is no faster.
+  PlanOracle(const PlanRequest& request, Seconds incumbent, Search search = Search::kBranchAndBound)
       : r_(request),
         predictor_(request.model, request.cluster, request.software),
         best_(incumbent),
-        bounded_(bounded) {}
+        bounded_(search == Search::kBranchAndBound) {}
 
   /// `incumbent` when no plan is faster.
   Seconds best() {
@@ -89,7 +92,12 @@ class PlanOracle {
     return plan;
   }
 
+  i64 num_microbatches() const { return static_cast<i64>(plan_.groups[0].microbatches.size()); }
+
   void search(const std::vector<i64>& shares) {
+    std::vector<DeviceId> twins(shares.size());  // the equal device before, -1 = none
+    for (std::size_t d = 0; d < shares.size(); ++d) twins[d] = twin_of(d);
+    if (!descends(shares, twins)) return;
     Group& group = plan_.groups[0];
     ShareRow row;
     for (std::size_t d = 0; d < shares.size(); ++d) {
@@ -97,81 +105,85 @@ class PlanOracle {
     }
     group.embed = group.head = {row};
     for (LayerPlacement& layer : group.layers) layer.attention = {row};
-    const RooflineCost cost(r_.model, r_.cluster, plan_, r_.software);
-    std::vector<Seconds> load;
-    expert_s_.assign(shares.size(), {0});
-    for (std::size_t d = 0; d < shares.size(); ++d) {
-      load.push_back(attention_seconds(cost, static_cast<DeviceId>(d), shares[d]));
-      for (i64 e = 1; e <= r_.model.num_experts; ++e) {
-        expert_s_[d].push_back(expert_seconds(cost, static_cast<DeviceId>(d), e));
+    StepSeconds seconds;
+    if (bounded_ && !price(shares, seconds)) return;
+    for (plan_.window = 0; plan_.window < num_microbatches(); ++plan_.window) {
+      const StepBound bound(seconds, num_microbatches(), plan_.window);
+      place(0, bound, bound.empty(), twins);
+    }
+  }
+
+  DeviceId twin_of(std::size_t d) const {
+    const Device& device = r_.cluster.devices[d];
+    for (std::size_t other = d; other-- > 0;) {
+      const Device& before = r_.cluster.devices[other];
+      if (before.type == device.type && before.node == device.node && before.speed == device.speed)
+        return static_cast<DeviceId>(other);
+    }
+    return -1;
+  }
+
+  /// Twins that did the same so far do more in the order of their numbers; those that differ are no twins any
+  /// more.
+  static bool descends(const std::vector<i64>& amounts, std::vector<DeviceId>& twins) {
+    for (std::size_t d = 0; d < amounts.size(); ++d) {
+      if (twins[d] < 0) continue;
+      const i64 before = amounts[static_cast<std::size_t>(twins[d])];
+      if (amounts[d] > before) return false;
+      if (amounts[d] < before) twins[d] = -1;
+    }
+    return true;
+  }
+
+  /// False when already the attention parts take too long.
+  bool price(const std::vector<i64>& shares, StepSeconds& seconds) const {
+    Plan plan = plan_;
+    plan.groups[0].microbatches.resize(1);
+    LayerPrices prices(r_, plan);
+    seconds.shares = shares;
+    seconds.num_layers = r_.model.num_layers;
+    seconds.num_experts = r_.model.num_experts;
+    for (const std::vector<i64>& counts : counts_) {
+      seconds.layers.push_back(prices.price(counts, seconds.common));
+      for (std::size_t d = 0; d < shares.size(); ++d) {
+        const Seconds attention = static_cast<double>(num_microbatches() * r_.model.num_layers) * seconds.attention(d);
+        if (attention + seconds.common.reduce >= best_) return false;
       }
     }
-    place(0, load);
+    seconds.settle(counts_);
+    return true;
   }
 
-  /// Of a step.
-  Seconds attention_seconds(const RooflineCost& cost, DeviceId device, i64 sequences) const {
-    ComputeWork work;
-    work.device = device;
-    work.seq_len = r_.seq_len;
-    work.sequences = static_cast<double>(sequences);
-    work.tokens = static_cast<double>(sequences * r_.seq_len);
-    work.trains = true;
-    work.op.kind = OpKind::kHead;
-    Seconds sum = cost.compute(work);
-    for (i32 l = 0; l < r_.model.num_layers; ++l) {
-      work.op = {OpKind::kAttention, Phase::kForward, 0, 0, l, 0, -1};
-      sum += cost.compute(work);
-      work.op.phase = Phase::kBackward;
-      sum += cost.compute(work);
-    }
-    return sum * static_cast<double>(plan_.groups[0].microbatches.size());
-  }
-
-  /// Of a step, one layer.
-  Seconds expert_seconds(const RooflineCost& cost, DeviceId device, i64 experts) const {
-    ComputeWork work;
-    work.op = {OpKind::kExperts, Phase::kForward, 0, 0, 0, 0, -1};
-    work.device = device;
-    work.seq_len = r_.seq_len;
-    work.experts = static_cast<double>(experts);
-    work.copies =
-        static_cast<double>(plan_.groups[0].microbatches[0] * r_.seq_len * r_.model.top_k * experts) /
-        static_cast<double>(r_.model.num_experts);
-    Seconds sum = cost.compute(work);
-    work.op.phase = Phase::kBackward;
-    sum += cost.compute(work);
-    return sum * static_cast<double>(plan_.groups[0].microbatches.size());
-  }
-
-  void place(std::size_t layer, const std::vector<Seconds>& load) {
-    if (bounded_ && *std::max_element(load.begin(), load.end()) >= best_) return;
+  void place(std::size_t layer, const StepBound& bound, const StepBound::Prefix& prefix,
+             const std::vector<DeviceId>& twins) {
+    if (bounded_ && bound.bound(prefix) >= best_) return;
     if (layer == plan_.groups[0].layers.size()) {
       simulate();
       return;
     }
-    for (const std::vector<i64>& counts : counts_) {
-      std::vector<Seconds> next = load;
-      auto& owners = plan_.groups[0].layers[layer].experts;
-      owners.clear();
-      for (std::size_t d = 0; d < counts.size(); ++d) {
-        for (i64 e = 0; e < counts[d]; ++e) owners.push_back({{static_cast<DeviceId>(d), 1}});
-        next[d] += expert_s_[d][static_cast<std::size_t>(counts[d])];
-      }
-      place(layer + 1, next);
+    for (std::size_t c = 0; c < counts_.size(); ++c) {
+      std::vector<DeviceId> left = twins;
+      if (!descends(counts_[c], left)) continue;
+      set_owners(layer, counts_[c]);
+      place(layer + 1, bound, bounded_ ? bound.with_layer(prefix, bound.layer(c)) : prefix, left);
+    }
+  }
+
+  void set_owners(std::size_t layer, const std::vector<i64>& counts) {
+    auto& owners = plan_.groups[0].layers[layer].experts;
+    owners.clear();
+    for (std::size_t d = 0; d < counts.size(); ++d) {
+      for (i64 e = 0; e < counts[d]; ++e) owners.push_back({{static_cast<DeviceId>(d), 1}});
     }
   }
 
   void simulate() {
     if (!overfilled_device(estimate_memory(plan_, r_.model), r_.cluster).empty()) return;
-    const auto microbatches = static_cast<i32>(plan_.groups[0].microbatches.size());
-    for (plan_.window = 0; plan_.window < microbatches; ++plan_.window) {
-      const Seconds step = predictor_.predict(plan_).step;
-      ++num_simulated_;
-      if (step >= best_) continue;
-      best_ = step;
-      best_plan_ = plan_;
-    }
+    const Seconds step = predictor_.predict(plan_).step;
+    ++num_simulated_;
+    if (step >= best_) return;
+    best_ = step;
+    best_plan_ = plan_;
   }
 
   const PlanRequest& r_;
@@ -179,15 +191,14 @@ class PlanOracle {
   Seconds best_;
   bool bounded_;
   Plan plan_, best_plan_;
-  std::vector<std::vector<i64>> counts_;        // of a layer
-  std::vector<std::vector<Seconds>> expert_s_;  // [device][experts]
+  std::vector<std::vector<i64>> counts_;  // of a layer
   i64 num_simulated_ = 0;
 };
 
 /// How much slower the planner's best is than the optimum of the family; 0 also when it is faster.
 inline double gap_to_optimum(const PlanRequest& request, const PlanResult& result) {
   const Seconds step = result.best().prediction.step;
-  return step / PlanOracle(request, step, true).best() - 1;
+  return step / PlanOracle(request, step).best() - 1;
 }
 
 }  // namespace hetermoe::testing
