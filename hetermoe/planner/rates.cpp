@@ -11,6 +11,8 @@ namespace {
 
 double real(i64 value) { return static_cast<double>(value); }
 
+constexpr std::size_t kSmallCluster = 6;  ///< devices
+
 }  // namespace
 
 Plan blank_plan(const PlanRequest& request, Recompute recompute) {
@@ -40,13 +42,15 @@ Rates::Rates(const PlanRequest& request)
 void Rates::make_classes() {
   const Cluster& cluster = request_.cluster;
   const std::vector<DeviceId>& idle = request_.limits.idle;
-  std::map<std::pair<i32, double>, std::size_t> index;
+  // In a small cluster it matters which node a device is on; in a large one it would make too many classes.
+  const bool small = cluster.devices.size() <= kSmallCluster;
+  std::map<std::tuple<i32, double, NodeId>, std::size_t> index;
   std::vector<std::set<NodeId>> nodes;
   std::set<NodeId> all_nodes;
   for (DeviceId d = 0; d < cluster.num_devices(); ++d) {
     if (std::find(idle.begin(), idle.end(), d) != idle.end()) continue;
     const Device& device = cluster.devices[static_cast<std::size_t>(d)];
-    const auto [at, is_new] = index.try_emplace({device.type, device.speed}, classes_.size());
+    const auto [at, is_new] = index.try_emplace({device.type, device.speed, small ? device.node : 0}, classes_.size());
     if (is_new) {
       classes_.push_back({device.type, device.speed, {}, 1, 0, 0, 0});
       nodes.emplace_back();

@@ -8,7 +8,7 @@
 // What devices take for the parts of a layer: the input of estimates and of rounding.
 namespace hetermoe {
 
-/// Devices that no cost can tell apart.
+/// Devices that no cost of their own can tell apart; in a small cluster also on one node.
 struct DeviceClass {
   i32 type = 0;
   double speed = 1;

@@ -60,7 +60,7 @@ class Search {
         predictor_(request.model, request.cluster, request.software),
         short_(request.model, request.cluster, request.software) {
     whole_budget_ = request.limits.simulation_budget;
-    if (whole_budget_ == 0) whole_budget_ = 30000 + 2000 * static_cast<i64>(request.cluster.num_devices());
+    if (whole_budget_ == 0) whole_budget_ = std::max<i64>(54000, 30000 + 2000 * static_cast<i64>(request.cluster.num_devices()));
     budget_ = whole_budget_;
   }
 
@@ -179,19 +179,19 @@ class Search {
   /// How wide the search is. Rounds go on while the budget lasts: on small instances, where simulations are
   /// cheap, to the sketches that the estimate misjudges.
   struct Round {
-    int per_structure;  ///< sketches simulated that differ in microbatches and order only
+    i64 per_structure;  ///< sketches simulated that differ in microbatches and order only
     double hopeless;    ///< estimate over the best simulated step of sketches that are left out
-    std::size_t climbs;
+    i64 climbs;
     double far;  ///< step over the best of plans that are not improved
   };
 
   void simulate_promising(const Round& round) {
-    std::map<std::string, int> structures;
+    std::map<std::string, i64> structures;
     const i64 reserve = budget_ / 3;  // for improving the winner
     for (const Weighed& w : weighed_) {
       if (budget_ <= reserve && best_ >= 0) break;
       if (best_ >= 0 && w.estimate.step > round.hopeless * step_of(best_)) break;
-      int& count = structures[structure_of(w)];
+      i64& count = structures[structure_of(w)];
       if (count >= round.per_structure) continue;
       if (judge(w.sketch) >= 0) ++count;
     }
@@ -297,7 +297,7 @@ class Search {
     std::stable_sort(order.begin(), order.end(), [&](i64 a, i64 b) { return step_of(a) < step_of(b); });
     std::set<std::string> kinds;
     for (const i64 start : order) {
-      if (budget_ <= 0 || kinds.size() >= round.climbs || step_of(start) > round.far * step_of(best_)) return;
+      if (budget_ <= 0 || static_cast<i64>(kinds.size()) >= round.climbs || step_of(start) > round.far * step_of(best_)) return;
       if (!kinds.insert(scored_[at(start)].candidate.name).second) continue;
       climb(start);
     }
@@ -307,7 +307,8 @@ class Search {
     current_ = start;
     // Experts of single layers do not show in the first layers.
     while (budget_ > 0 &&
-           (improve_sketch() || (!short_.shortens() && improve_experts()) || improve_sequences())) {
+           (improve_sketch() || improve_order() || improve_devices() ||
+            (!short_.shortens() && (improve_experts() || improve_layers())) || improve_sequences())) {
     }
     current_ = -1;
   }
@@ -346,12 +347,6 @@ class Search {
     }
     const bool by_part = sketch.rounding == Rounding::kByPart;
     add([&](Sketch& s) { s.rounding = by_part ? Rounding::kByDevice : Rounding::kByPart; });
-    for (const i32 chunks : {sketch.chunks * 2, sketch.chunks / 2}) {
-      if (chunks >= 1 && chunks <= 8) add([&](Sketch& s) { s.chunks = chunks; });
-    }
-    for (const i32 window : {0, 2, 3, sketch.window * 2}) {
-      if (window != sketch.window) add([&](Sketch& s) { s.window = window; });
-    }
     for (const i64 count : neighbour_counts(sketch)) {
       add([&](Sketch& s) {
         for (SketchGroup& g : s.groups) g.microbatches = std::min(count, g.sequences);
@@ -368,6 +363,28 @@ class Search {
       add([&](Sketch& s) { s.groups[0].attention[cls] = count; });
     }
     return all;
+  }
+
+  /// Tries other orders of the current plan: parts of an exchange, microbatches in flight.
+  bool improve_order() {
+    const i64 before = current_;
+    const Plan plan = plan_of(before);
+    const auto microbatches = static_cast<i32>(plan.groups[0].microbatches.size());
+    const auto consider = [&](i32 window, i32 chunks) {
+      if (budget_ <= 0 || plan.order != OrderPolicy::kLayerMajor) return;
+      Plan next = plan;
+      next.window = window, next.chunks = chunks;
+      Sketch sketch = scored_[at(before)].sketch;
+      sketch.window = window, sketch.chunks = chunks;
+      judge(std::move(next), scored_[at(before)].has_sketch ? &sketch : nullptr);
+    };
+    for (const i32 chunks : {plan.chunks * 2, plan.chunks / 2}) {
+      if (chunks >= 1 && chunks <= kMostChunks) consider(plan.window, chunks);
+    }
+    for (const i32 window : {0, 1, 2, 3, plan.window * 2}) {
+      if (window != plan.window && window < microbatches) consider(window, plan.chunks);
+    }
+    return current_ != before;
   }
 
   std::vector<i64> neighbour_counts(const Sketch& sketch) const {
@@ -443,6 +460,47 @@ class Search {
     return current_ != before;
   }
 
+  /// Leaves a device out: another one takes all that it does.
+  bool improve_devices() {
+    const i64 before = current_;
+    return improve_groups([&](std::size_t g, const std::vector<std::pair<DeviceId, DeviceId>>& pairs) {
+      for (const auto& [from, to] : pairs) {
+        if (budget_ > 0) try_change(before, g, from, to, retire);
+      }
+    });
+  }
+
+  static bool retire(Group& group, DeviceId from, DeviceId to) {
+    if (!has_same_shares(group)) return false;
+    for (LayerPlacement& layer : group.layers) {
+      while (move_expert(layer.experts, from, to)) {
+      }
+    }
+    give_sequences(group, from, to, kAll);
+    std::erase(group.devices, from);
+    return true;
+  }
+
+  /// Swaps experts between layers: as many on each device, at another time of the step.
+  bool improve_layers() {
+    const i64 before = current_;
+    return improve_groups([&](std::size_t g, const std::vector<std::pair<DeviceId, DeviceId>>& pairs) {
+      for (i64 l = 0; l < request_.model.num_layers; ++l) {
+        for (i64 other = 0; other < request_.model.num_layers; ++other) {
+          if (l == other || !request_.model.is_moe(l) || !request_.model.is_moe(other)) continue;
+          for (const auto& [from, to] : pairs) {
+            if (budget_ > 0)
+              try_change(before, g, from, to, [&](Group& group, DeviceId a, DeviceId b) {
+                return move_expert(group.layers[at(l)].experts, a, b) &&
+                       move_expert(group.layers[at(other)].experts, b, a);
+              });
+          }
+          if (current_ != before) return;
+        }
+      }
+    });
+  }
+
   /// Gives an expert of a layer to another device.
   bool improve_experts() {
     const i64 before = current_;
@@ -480,30 +538,36 @@ class Search {
     });
   }
 
+  /// No pipeline.
+  static bool has_same_shares(const Group& group) {
+    return group.head == group.embed &&
+           std::all_of(group.layers.begin(), group.layers.end(),
+                       [&](const LayerPlacement& layer) { return layer.attention == group.embed; });
+  }
+
   static bool gives_sequences(const Group& group, DeviceId from) {
-    return std::all_of(group.embed.begin(), group.embed.end(),
+    return has_same_shares(group) &&
+           std::all_of(group.embed.begin(), group.embed.end(),
                        [&](const ShareRow& row) { return sequences_of(row, from) > 0; });
   }
 
   static bool shift_sequences(Group& group, DeviceId from, DeviceId to) {
+    give_sequences(group, from, to, 1);
+    return true;
+  }
+
+  /// Of every microbatch, as many as `from` has but no more than `most`.
+  static void give_sequences(Group& group, DeviceId from, DeviceId to, i64 most) {
     Shares shares = group.embed;
     for (ShareRow& row : shares) {
-      Share *giver = nullptr, *taker = nullptr;
-      for (Share& share : row) {
-        if (share.device == from) giver = &share;
-        if (share.device == to) taker = &share;
-      }
-      --giver->sequences;
-      if (taker != nullptr) {
-        ++taker->sequences;
-      } else {
-        row.push_back({to, 1});
-      }
+      const i64 given = std::min(most, sequences_of(row, from));
+      const auto same = [&](const Share& share) { return share.device == to; };
+      if (given > 0 && std::none_of(row.begin(), row.end(), same)) row.push_back({to, 0});
+      for (Share& share : row) share.sequences += share.device == to ? given : share.device == from ? -given : 0;
       std::erase_if(row, [](const Share& share) { return share.sequences == 0; });
     }
     group.embed = group.head = shares;
     for (LayerPlacement& layer : group.layers) layer.attention = shares;
-    return true;
   }
 
   /// Judges a plan with a change to a group and, the same, to all that are arranged alike. `to` may be a
@@ -578,7 +642,8 @@ class Search {
     result_.tried.push_back(std::move(candidate));
   }
 
-  static constexpr int kAll = 1 << 30;
+  static constexpr i32 kMostChunks = 8;
+  static constexpr i64 kAll = 1 << 30;
   /// Most estimates are 20 % below to 5 % above the simulator.
   static constexpr Round kRounds[] = {{2, 1.1, 4, 1.2}, {8, 1.6, 4, 1.2}, {kAll, 1e30, kAll, 1.6}};
   static constexpr i64 kDearest = 8;  ///< no simulation takes more than this part of the budget

@@ -13,6 +13,7 @@ double real(i64 value) { return static_cast<double>(value); }
 
 constexpr std::size_t kMaxMicrobatchChoices = 9;
 constexpr std::size_t kBiased = 200;  ///< sketches, from the best on, whose bias is chosen
+constexpr std::size_t kAllSets = 5;   ///< up to so many classes every set of them is tried
 constexpr i64 kAllCuts = 8;           ///< groups up to this size try every number of attention devices
 
 /// Keeps at most `limit` of sorted values, both ends included.
@@ -34,7 +35,7 @@ class Weigher {
     const std::size_t classes = rates_.num_classes();
     const unsigned all = (1u << classes) - 1;
     for (unsigned used = 1; used <= all; ++used) {
-      if (classes > 4 && !is_simple(used, classes)) continue;
+      if (classes > kAllSets && !is_simple(used, classes)) continue;
       for (const std::vector<Shape>& shapes : groupings(used)) add_grouping(used, shapes);
     }
     sort();
