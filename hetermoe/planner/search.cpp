@@ -183,6 +183,7 @@ class Search {
     double hopeless;    ///< estimate over the best simulated step of sketches that are left out
     i64 climbs;
     double far;  ///< step over the best of plans that are not improved
+    bool swaps;  ///< of experts between layers: many to try, little to gain
   };
 
   void simulate_promising(const Round& round) {
@@ -299,16 +300,16 @@ class Search {
     for (const i64 start : order) {
       if (budget_ <= 0 || static_cast<i64>(kinds.size()) >= round.climbs || step_of(start) > round.far * step_of(best_)) return;
       if (!kinds.insert(scored_[at(start)].candidate.name).second) continue;
-      climb(start);
+      climb(start, round.swaps);
     }
   }
 
-  void climb(i64 start) {
+  void climb(i64 start, bool swaps) {
     current_ = start;
     // Experts of single layers do not show in the first layers.
     while (budget_ > 0 &&
            (improve_sketch() || improve_order() || improve_devices() ||
-            (!short_.shortens() && (improve_experts() || improve_layers())) || improve_sequences())) {
+            (!short_.shortens() && (improve_experts() || (swaps && improve_layers()))) || improve_sequences())) {
     }
     current_ = -1;
   }
@@ -365,24 +366,29 @@ class Search {
     return all;
   }
 
-  /// Tries other orders of the current plan: parts of an exchange, microbatches in flight.
+  /// Tries other orders of the current plan: parts of an exchange, microbatches in flight, recomputation.
   bool improve_order() {
     const i64 before = current_;
     const Plan plan = plan_of(before);
     const auto microbatches = static_cast<i32>(plan.groups[0].microbatches.size());
-    const auto consider = [&](i32 window, i32 chunks) {
-      if (budget_ <= 0 || plan.order != OrderPolicy::kLayerMajor) return;
+    if (plan.order != OrderPolicy::kLayerMajor) return false;
+    const auto consider = [&](i32 window, i32 chunks, Recompute recompute) {
+      if (budget_ <= 0) return;
       Plan next = plan;
-      next.window = window, next.chunks = chunks;
       Sketch sketch = scored_[at(before)].sketch;
-      sketch.window = window, sketch.chunks = chunks;
+      next.window = sketch.window = window;
+      next.chunks = sketch.chunks = chunks;
+      next.recompute = sketch.recompute = recompute;
       judge(std::move(next), scored_[at(before)].has_sketch ? &sketch : nullptr);
     };
+    for (const Recompute recompute : {Recompute::kOff, Recompute::kLocal}) {
+      if (recompute != plan.recompute) consider(plan.window, plan.chunks, recompute);
+    }
     for (const i32 chunks : {plan.chunks * 2, plan.chunks / 2}) {
-      if (chunks >= 1 && chunks <= kMostChunks) consider(plan.window, chunks);
+      if (chunks >= 1 && chunks <= kMostChunks) consider(plan.window, chunks, plan.recompute);
     }
     for (const i32 window : {0, 1, 2, 3, plan.window * 2}) {
-      if (window != plan.window && window < microbatches) consider(window, plan.chunks);
+      if (window != plan.window && window < microbatches) consider(window, plan.chunks, plan.recompute);
     }
     return current_ != before;
   }
@@ -645,7 +651,8 @@ class Search {
   static constexpr i32 kMostChunks = 8;
   static constexpr i64 kAll = 1 << 30;
   /// Most estimates are 20 % below to 5 % above the simulator.
-  static constexpr Round kRounds[] = {{2, 1.1, 4, 1.2}, {8, 1.6, 4, 1.2}, {kAll, 1e30, kAll, 1.6}};
+  static constexpr Round kRounds[] = {
+      {2, 1.1, 4, 1.2, false}, {8, 1.6, 4, 1.2, false}, {kAll, 1e30, kAll, 1.6, true}};
   static constexpr i64 kDearest = 8;  ///< no simulation takes more than this part of the budget
   static constexpr std::size_t kMovesFrom = 3, kSmallGroup = 6, kMediumGroup = 24;
   static constexpr double kHopelessNeighbour = 1.1;  ///< estimate over that of the current sketch
