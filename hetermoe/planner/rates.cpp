@@ -11,8 +11,6 @@ namespace {
 
 double real(i64 value) { return static_cast<double>(value); }
 
-constexpr std::size_t kSmallCluster = 6;  ///< devices
-
 }  // namespace
 
 Plan blank_plan(const PlanRequest& request, Recompute recompute) {
@@ -43,7 +41,7 @@ void Rates::make_classes() {
   const Cluster& cluster = request_.cluster;
   const std::vector<DeviceId>& idle = request_.limits.idle;
   // In a small cluster it matters which node a device is on; in a large one it would make too many classes.
-  const bool small = cluster.devices.size() <= kSmallCluster;
+  const bool small = cluster.num_devices() <= kSmallCluster;
   std::map<std::tuple<i32, double, NodeId>, std::size_t> index;
   std::vector<std::set<NodeId>> nodes;
   std::set<NodeId> all_nodes;

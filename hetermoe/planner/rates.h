@@ -8,6 +8,8 @@
 // What devices take for the parts of a layer: the input of estimates and of rounding.
 namespace hetermoe {
 
+inline constexpr i64 kSmallCluster = 6;  ///< devices of a cluster that is searched device by device
+
 /// Devices that no cost of their own can tell apart; in a small cluster also on one node.
 struct DeviceClass {
   i32 type = 0;

@@ -60,7 +60,10 @@ class Search {
         predictor_(request.model, request.cluster, request.software),
         short_(request.model, request.cluster, request.software) {
     whole_budget_ = request.limits.simulation_budget;
-    if (whole_budget_ == 0) whole_budget_ = std::max<i64>(54000, 30000 + 2000 * static_cast<i64>(request.cluster.num_devices()));
+    if (whole_budget_ == 0) {
+      const auto devices = static_cast<i64>(request.cluster.num_devices());
+      whole_budget_ = devices <= kSmallCluster ? kSmallBudget : 30000 + 2000 * devices;
+    }
     budget_ = whole_budget_;
   }
 
@@ -90,6 +93,7 @@ class Search {
     const u64 key = key_of(plan);
     const auto seen = seen_.find(key);
     if (seen != seen_.end()) return seen->second;
+    if (current_ >= 0 && lane_bound(plan) >= step_of(current_)) return -1;
     seen_[key] = -1;
     budget_ -=
         (size_of(plan) + static_cast<i64>(request_.cluster.num_devices()) * short_.layers_simulated()) /
@@ -183,6 +187,7 @@ class Search {
     double hopeless;    ///< estimate over the best simulated step of sketches that are left out
     i64 climbs;
     double far;  ///< step over the best of plans that are not improved
+    double spent;  ///< by climbs, of the budget that is left
     bool swaps;  ///< of experts between layers: many to try, little to gain
   };
 
@@ -262,29 +267,32 @@ class Search {
 
   void add_loads(const Plan& plan, const Group& group, const std::vector<std::size_t>& cls,
                  std::vector<Seconds>& load) const {
-    const double layers = real(request_.model.num_layers);
-    const Shares& shares = group.layers[0].attention;
-    const double times = real(static_cast<i64>(shares.size() == 1 ? group.microbatches.size() : 1));
-    for (const ShareRow& row : shares) {
-      for (const Share& share : row) {
-        if (share.sequences == 0) continue;
-        load[at(share.device)] +=
-            times * layers *
-            rates_.attention(cls[at(share.device)], real(share.sequences), plan.recompute).sum();
+    const auto microbatches = static_cast<i64>(group.microbatches.size());
+    const auto add_shares = [&](const Shares& shares, auto seconds) {
+      const double times = real(shares.size() == 1 ? microbatches : 1);
+      for (const ShareRow& row : shares) {
+        for (const Share& share : row) {
+          if (share.sequences > 0) load[at(share.device)] += times * seconds(cls[at(share.device)], share.sequences);
+        }
       }
+    };
+    for (const LayerPlacement& layer : group.layers) {
+      add_shares(layer.attention, [&](std::size_t c, i64 sequences) {
+        return rates_.attention(c, real(sequences), plan.recompute).sum();
+      });
     }
+    add_shares(group.head, [&](std::size_t c, i64 sequences) { return rates_.head(c, real(sequences)); });
     std::vector<i64> owned(load.size(), 0);
     for (const LayerPlacement& layer : group.layers) {
       for (const auto& owners : layer.experts) ++owned[at(owners[0].device)];
     }
     const double moe = std::max(1.0, real(request_.model.num_moe_layers()));
-    const double tokens =
-        real(total_sequences(group) * request_.seq_len) / real(static_cast<i64>(group.microbatches.size()));
+    const double tokens = real(total_sequences(group) * request_.seq_len) / real(microbatches);
     for (std::size_t d = 0; d < load.size(); ++d) {
       if (owned[d] == 0) continue;
       const double each = real(owned[d]) / moe;
       const double copies = tokens * real(request_.model.top_k) * each / real(request_.model.num_experts);
-      load[d] += moe * real(static_cast<i64>(group.microbatches.size())) *
+      load[d] += moe * real(microbatches) *
                  rates_.experts(cls[d], copies, each, plan.recompute).sum();
     }
   }
@@ -297,18 +305,21 @@ class Search {
     std::iota(order.begin(), order.end(), i64{0});
     std::stable_sort(order.begin(), order.end(), [&](i64 a, i64 b) { return step_of(a) < step_of(b); });
     std::set<std::string> kinds;
+    kept_ = budget_ - static_cast<i64>(round.spent * static_cast<double>(budget_));
     for (const i64 start : order) {
-      if (budget_ <= 0 || static_cast<i64>(kinds.size()) >= round.climbs || step_of(start) > round.far * step_of(best_)) return;
+      if (!may_climb() || static_cast<i64>(kinds.size()) >= round.climbs || step_of(start) > round.far * step_of(best_)) return;
       if (!kinds.insert(scored_[at(start)].candidate.name).second) continue;
       climb(start, round.swaps);
     }
   }
 
+  bool may_climb() const { return budget_ > kept_; }
+
   void climb(i64 start, bool swaps) {
     current_ = start;
     // Experts of single layers do not show in the first layers.
-    while (budget_ > 0 &&
-           (improve_sketch() || improve_order() || improve_devices() ||
+    while (may_climb() &&
+           (improve_sketch() || improve_order() || improve_devices() || improve_columns() ||
             (!short_.shortens() && (improve_experts() || (swaps && improve_layers()))) || improve_sequences())) {
     }
     current_ = -1;
@@ -327,7 +338,7 @@ class Search {
     }
     std::stable_sort(all.begin(), all.end(), [](auto& a, auto& b) { return a.first < b.first; });
     for (const auto& [step, next] : all) {
-      if (budget_ <= 0) break;
+      if (!may_climb()) break;
       judge(next);
     }
     return current_ != before;
@@ -373,7 +384,7 @@ class Search {
     const auto microbatches = static_cast<i32>(plan.groups[0].microbatches.size());
     if (plan.order != OrderPolicy::kLayerMajor) return false;
     const auto consider = [&](i32 window, i32 chunks, Recompute recompute) {
-      if (budget_ <= 0) return;
+      if (!may_climb()) return;
       Plan next = plan;
       Sketch sketch = scored_[at(before)].sketch;
       next.window = sketch.window = window;
@@ -471,7 +482,7 @@ class Search {
     const i64 before = current_;
     return improve_groups([&](std::size_t g, const std::vector<std::pair<DeviceId, DeviceId>>& pairs) {
       for (const auto& [from, to] : pairs) {
-        if (budget_ > 0) try_change(before, g, from, to, retire);
+        if (may_climb()) try_change(before, g, from, to, retire);
       }
     });
   }
@@ -493,9 +504,9 @@ class Search {
     return improve_groups([&](std::size_t g, const std::vector<std::pair<DeviceId, DeviceId>>& pairs) {
       for (i64 l = 0; l < request_.model.num_layers; ++l) {
         for (i64 other = 0; other < request_.model.num_layers; ++other) {
-          if (l == other || !request_.model.is_moe(l) || !request_.model.is_moe(other)) continue;
+          if (l == other) continue;
           for (const auto& [from, to] : pairs) {
-            if (budget_ > 0)
+            if (may_climb())
               try_change(before, g, from, to, [&](Group& group, DeviceId a, DeviceId b) {
                 return move_expert(group.layers[at(l)].experts, a, b) &&
                        move_expert(group.layers[at(other)].experts, b, a);
@@ -507,14 +518,28 @@ class Search {
     });
   }
 
+  /// Gives an expert of every layer to another device.
+  bool improve_columns() {
+    const i64 before = current_;
+    return improve_groups([&](std::size_t g, const std::vector<std::pair<DeviceId, DeviceId>>& pairs) {
+      for (const auto& [from, to] : pairs) {
+        if (may_climb())
+          try_change(before, g, from, to, [](Group& group, DeviceId a, DeviceId b) {
+            i64 moved = 0;
+            for (LayerPlacement& layer : group.layers) moved += move_expert(layer.experts, a, b);
+            return moved > 0;
+          });
+      }
+    });
+  }
+
   /// Gives an expert of a layer to another device.
   bool improve_experts() {
     const i64 before = current_;
     return improve_groups([&](std::size_t g, const std::vector<std::pair<DeviceId, DeviceId>>& pairs) {
       for (i64 l = 0; l < request_.model.num_layers; ++l) {
-        if (!request_.model.is_moe(l)) continue;
         for (const auto& [from, to] : pairs) {
-          if (budget_ > 0)
+          if (may_climb())
             try_change(before, g, from, to, [&](Group& group, DeviceId a, DeviceId b) {
               return move_expert(group.layers[at(l)].experts, a, b);
             });
@@ -538,7 +563,7 @@ class Search {
     const i64 before = current_;
     return improve_groups([&](std::size_t g, const std::vector<std::pair<DeviceId, DeviceId>>& pairs) {
       for (const auto& [from, to] : pairs) {
-        if (budget_ > 0 && gives_sequences(plan_of(before).groups[g], from))
+        if (may_climb() && gives_sequences(plan_of(before).groups[g], from))
           try_change(before, g, from, to, shift_sequences);
       }
     });
@@ -648,11 +673,12 @@ class Search {
     result_.tried.push_back(std::move(candidate));
   }
 
+  static constexpr i64 kSmallBudget = 120000;  ///< of small clusters, where devices are told apart by node
   static constexpr i32 kMostChunks = 8;
   static constexpr i64 kAll = 1 << 30;
   /// Most estimates are 20 % below to 5 % above the simulator.
   static constexpr Round kRounds[] = {
-      {2, 1.1, 4, 1.2, false}, {8, 1.6, 4, 1.2, false}, {kAll, 1e30, kAll, 1.6, true}};
+      {2, 1.1, 4, 1.2, 0.4, false}, {8, 1.6, 4, 1.2, 0.4, false}, {kAll, 1e30, kAll, 1.6, 1, true}};
   static constexpr i64 kDearest = 8;  ///< no simulation takes more than this part of the budget
   static constexpr std::size_t kMovesFrom = 3, kSmallGroup = 6, kMediumGroup = 24;
   static constexpr double kHopelessNeighbour = 1.1;  ///< estimate over that of the current sketch
@@ -662,6 +688,7 @@ class Search {
   Predictor predictor_;
   ShortModel short_;
   i64 whole_budget_ = 0, budget_ = 0;  ///< op-device visits of all simulations; what is left
+  i64 kept_ = 0;                       ///< of the budget, for later rounds
   std::vector<Weighed> weighed_;
   std::vector<Scored> scored_;
   std::map<u64, i64> seen_;

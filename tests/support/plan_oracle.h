@@ -1,6 +1,7 @@
 #pragma once
 #include <algorithm>
-#include <functional>
+#include <limits>
+#include <optional>
 #include <vector>
 
 #include "hetermoe/plan/strategies.h"
@@ -61,6 +62,11 @@ class PlanOracle {
         best_(incumbent),
         bounded_(search == Search::kBranchAndBound) {}
 
+  /// Gives up after so many simulations.
+  void limit(i64 simulations) { most_simulated_ = simulations; }
+  /// It did not give up.
+  bool solved() const { return num_simulated_ < most_simulated_; }
+
   /// `incumbent` when no plan is faster.
   Seconds best() {
     const auto devices = static_cast<std::size_t>(r_.cluster.num_devices());
@@ -106,7 +112,7 @@ class PlanOracle {
     group.embed = group.head = {row};
     for (LayerPlacement& layer : group.layers) layer.attention = {row};
     StepSeconds seconds;
-    if (bounded_ && !price(shares, seconds)) return;
+    if (!solved() || (bounded_ && !price(shares, seconds))) return;
     for (plan_.window = 0; plan_.window < num_microbatches(); ++plan_.window) {
       const StepBound bound(seconds, num_microbatches(), plan_.window);
       place(0, bound, bound.empty(), twins);
@@ -156,7 +162,7 @@ class PlanOracle {
 
   void place(std::size_t layer, const StepBound& bound, const StepBound::Prefix& prefix,
              const std::vector<DeviceId>& twins) {
-    if (bounded_ && bound.bound(prefix) >= best_) return;
+    if (!solved() || (bounded_ && bound.bound(prefix) >= best_)) return;
     if (layer == plan_.groups[0].layers.size()) {
       simulate();
       return;
@@ -192,14 +198,21 @@ class PlanOracle {
   bool bounded_;
   Plan plan_, best_plan_;
   std::vector<std::vector<i64>> counts_;  // of a layer
-  i64 num_simulated_ = 0;
+  i64 num_simulated_ = 0, most_simulated_ = std::numeric_limits<i64>::max();
 };
 
 /// How much slower the planner's best is than the optimum of the family; 0 also when it is faster. Gaps below
-/// `tolerance` take less time to rule out than to measure: they are reported as `tolerance`.
-inline double gap_to_optimum(const PlanRequest& request, const PlanResult& result, double tolerance = 0) {
+/// `tolerance` take less time to rule out than to measure: they are reported as `tolerance`. Empty when the
+/// oracle gave up after `most_simulated` simulations.
+inline std::optional<double> gap_to_optimum(const PlanRequest& request, const PlanResult& result,
+                                            double tolerance = 0,
+                                            i64 most_simulated = std::numeric_limits<i64>::max()) {
   const Seconds step = result.best().prediction.step;
-  return step / PlanOracle(request, step / (1 + tolerance)).best() - 1;
+  PlanOracle oracle(request, step / (1 + tolerance));
+  oracle.limit(most_simulated);
+  const Seconds best = oracle.best();
+  if (!oracle.solved()) return {};
+  return step / best - 1;
 }
 
 }  // namespace hetermoe::testing
