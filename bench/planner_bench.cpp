@@ -50,30 +50,38 @@ BENCHMARK_CAPTURE(find, 3_types_of_256, {{"A100-40", 256}, {"V100", 256}, {"T4",
     ->Unit(benchmark::kMillisecond)
     ->Iterations(1);
 
-/// Random small instances: how far the planner's best is from that of an exact branch and bound.
+/// Random small instances: how far the planner's best is from that of an exact branch and bound. Gaps below
+/// a per cent count as one; instances that take the oracle more than kMostSimulated simulations are left out.
 void oracle(benchmark::State& state) {
-  const i64 instances = state.range(3);
-  double worst = 0, near = 0, sum = 0;
+  constexpr double kTolerance = 0.01;
+  constexpr i64 kMostSimulated = 20000;
+  const auto first = static_cast<u64>(state.range(4));
+  double worst = 0, near = 0, solved = 0;
   for (auto _ : state) {
-    for (i64 seed = 1; seed <= instances; ++seed) {
+    for (u64 seed = first; seed < first + static_cast<u64>(state.range(3)); ++seed) {
       const PlanRequest request =
-          testing::small_request(static_cast<u64>(seed), {state.range(0), state.range(1), state.range(2)});
-      const double gap = testing::gap_to_optimum(request, find_plan(request));
-      worst = std::max(worst, gap);
-      near += gap <= 0.02;
-      sum += gap;
+          testing::small_request(seed, {state.range(0), state.range(1), state.range(2)});
+      const std::optional<double> gap =
+          testing::gap_to_optimum(request, find_plan(request), kTolerance, kMostSimulated);
+      if (!gap) continue;
+      worst = std::max(worst, *gap);
+      near += *gap <= 0.02;
+      ++solved;
     }
   }
-  state.counters["within_2_percent"] = near / static_cast<double>(instances);
+  state.counters["solved"] = solved;
+  state.counters["within_2_percent"] = near / solved;
   state.counters["worst_percent"] = 100 * worst;
-  state.counters["mean_percent"] = 100 * sum / static_cast<double>(instances);
 }
 
 BENCHMARK(oracle)
-    ->ArgNames({"layers", "experts", "devices", "instances"})
-    ->Args({2, 4, 3, 500})
-    ->Args({3, 4, 3, 100})
-    ->Args({2, 4, 4, 50})
+    ->ArgNames({"layers", "experts", "devices", "instances", "first_seed"})
+    ->Args({2, 4, 3, 500, 1})
+    ->Args({2, 4, 3, 500, 11000})
+    ->Args({2, 4, 3, 500, 12000})
+    ->Args({2, 4, 3, 500, 13000})
+    ->Args({3, 4, 4, 500, 1})
+    ->Args({4, 6, 5, 500, 1})
     ->Iterations(1)
     ->Unit(benchmark::kSecond);
 

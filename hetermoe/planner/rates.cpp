@@ -48,7 +48,8 @@ void Rates::make_classes() {
   for (DeviceId d = 0; d < cluster.num_devices(); ++d) {
     if (std::find(idle.begin(), idle.end(), d) != idle.end()) continue;
     const Device& device = cluster.devices[static_cast<std::size_t>(d)];
-    const auto [at, is_new] = index.try_emplace({device.type, device.speed, small ? device.node : 0}, classes_.size());
+    const auto [at, is_new] =
+        index.try_emplace({device.type, device.speed, small ? device.node : 0}, classes_.size());
     if (is_new) {
       classes_.push_back({device.type, device.speed, {}, 1, 0, 0, 0});
       nodes.emplace_back();

@@ -186,9 +186,9 @@ class Search {
     i64 per_structure;  ///< sketches simulated that differ in microbatches and order only
     double hopeless;    ///< estimate over the best simulated step of sketches that are left out
     i64 climbs;
-    double far;  ///< step over the best of plans that are not improved
+    double far;    ///< step over the best of plans that are not improved
     double spent;  ///< by climbs, of the budget that is left
-    bool swaps;  ///< of experts between layers: many to try, little to gain
+    bool swaps;    ///< of experts between layers: many to try, little to gain
   };
 
   void simulate_promising(const Round& round) {
@@ -272,7 +272,8 @@ class Search {
       const double times = real(shares.size() == 1 ? microbatches : 1);
       for (const ShareRow& row : shares) {
         for (const Share& share : row) {
-          if (share.sequences > 0) load[at(share.device)] += times * seconds(cls[at(share.device)], share.sequences);
+          if (share.sequences > 0)
+            load[at(share.device)] += times * seconds(cls[at(share.device)], share.sequences);
         }
       }
     };
@@ -292,8 +293,7 @@ class Search {
       if (owned[d] == 0) continue;
       const double each = real(owned[d]) / moe;
       const double copies = tokens * real(request_.model.top_k) * each / real(request_.model.num_experts);
-      load[d] += moe * real(microbatches) *
-                 rates_.experts(cls[d], copies, each, plan.recompute).sum();
+      load[d] += moe * real(microbatches) * rates_.experts(cls[d], copies, each, plan.recompute).sum();
     }
   }
 
@@ -307,7 +307,9 @@ class Search {
     std::set<std::string> kinds;
     kept_ = budget_ - static_cast<i64>(round.spent * static_cast<double>(budget_));
     for (const i64 start : order) {
-      if (!may_climb() || static_cast<i64>(kinds.size()) >= round.climbs || step_of(start) > round.far * step_of(best_)) return;
+      if (!may_climb() || static_cast<i64>(kinds.size()) >= round.climbs ||
+          step_of(start) > round.far * step_of(best_))
+        return;
       if (!kinds.insert(scored_[at(start)].candidate.name).second) continue;
       climb(start, round.swaps);
     }
@@ -318,9 +320,9 @@ class Search {
   void climb(i64 start, bool swaps) {
     current_ = start;
     // Experts of single layers do not show in the first layers.
-    while (may_climb() &&
-           (improve_sketch() || improve_order() || improve_devices() || improve_columns() ||
-            (!short_.shortens() && (improve_experts() || (swaps && improve_layers()))) || improve_sequences())) {
+    while (may_climb() && (improve_sketch() || improve_order() || improve_devices() || improve_columns() ||
+                           (!short_.shortens() && (improve_experts() || (swaps && improve_layers()))) ||
+                           improve_sequences())) {
     }
     current_ = -1;
   }
@@ -594,7 +596,8 @@ class Search {
       const i64 given = std::min(most, sequences_of(row, from));
       const auto same = [&](const Share& share) { return share.device == to; };
       if (given > 0 && std::none_of(row.begin(), row.end(), same)) row.push_back({to, 0});
-      for (Share& share : row) share.sequences += share.device == to ? given : share.device == from ? -given : 0;
+      for (Share& share : row)
+        share.sequences += share.device == to ? given : share.device == from ? -given : 0;
       std::erase_if(row, [](const Share& share) { return share.sequences == 0; });
     }
     group.embed = group.head = shares;

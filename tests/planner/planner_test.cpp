@@ -237,28 +237,99 @@ TEST(MicrobatchChoices, AreMostlyDivisorsWithinTheLimit) {
   EXPECT_EQ(microbatch_choices(1, 64), (std::vector<i64>{1}));
 }
 
-TEST(PlannerOracle, BoundsNeverCutTheOptimum) {
-  for (u64 seed = 1; seed <= 5; ++seed) {
+TEST(PlannerOracle, BranchAndBoundFindsTheOptimumOfExhaustiveSearch) {
+  using testing::PlanOracle;
+  for (u64 seed = 1; seed <= 12; ++seed) {
     const PlanRequest request = testing::small_request(seed, {2, 3, 3});
-    testing::PlanOracle plain(request, 1e30, false), bounded(request, 1e30, true);
-    EXPECT_EQ(plain.best(), bounded.best()) << "seed " << seed;
-    EXPECT_LT(bounded.num_simulated(), plain.num_simulated()) << "seed " << seed;
+    PlanOracle all(request, 1e30, PlanOracle::Search::kExhaustive), bounded(request, 1e30);
+    EXPECT_EQ(all.best(), bounded.best()) << "seed " << seed;
+    EXPECT_LT(bounded.num_simulated(), all.num_simulated()) << "seed " << seed;
   }
 }
 
-TEST(PlannerOracle, IsNearExhaustiveSearchOnSmallInstances) {
-  constexpr int kInstances = 30;
-  int near = 0;
-  for (u64 seed = 1; seed <= kInstances; ++seed) {
-    const PlanRequest request = testing::small_request(seed, {2, 4, 3});
+template <class T>
+T one_of(testing::Chooser& choose, const std::vector<T>& all) {
+  return all[static_cast<std::size_t>(choose.below(static_cast<i64>(all.size())))];
+}
+
+/// Bounds of all prefixes of a random plan, over its step.
+std::vector<double> random_bounds(u64 seed) {
+  const PlanRequest request = testing::small_request(seed, {4, 6, 5});
+  testing::Chooser choose(seed);
+  const i64 microbatches = one_of(choose, microbatch_choices(request.sequences, request.sequences));
+  if (request.sequences % microbatches != 0) return {};
+  Plan plan = testing::oracle_plan(request, microbatches,
+                                   one_of<Recompute>(choose, {Recompute::kOff, Recompute::kLocal}));
+  const auto devices = static_cast<std::size_t>(request.cluster.num_devices());
+  testing::set_shares(plan, one_of(choose, testing::compositions(request.sequences / microbatches, devices)));
+  plan.window = static_cast<i32>(choose.below(microbatches));
+  const std::vector<std::vector<i64>> counts = testing::compositions(request.model.num_experts, devices);
+  testing::StepSeconds seconds;
+  EXPECT_TRUE(testing::price_layers(request, plan, counts, 1e30, seconds));
+  const testing::StepBound bound(seconds, microbatches, plan.window);
+  testing::StepBound::Prefix prefix = bound.empty();
+  std::vector<double> bounds = {bound.bound(prefix)};
+  for (LayerPlacement& layer : plan.groups[0].layers) {
+    const auto c = static_cast<std::size_t>(choose.below(static_cast<i64>(counts.size())));
+    testing::set_owners(layer, counts[c]);
+    prefix = bound.with_layer(prefix, bound.layer(c));
+    bounds.push_back(bound.bound(prefix));
+  }
+  const Seconds step = Predictor(request.model, request.cluster).predict(plan).step;
+  for (double& b : bounds) b /= step;
+  return bounds;
+}
+
+/// A cut is sound when no bound of a prefix is above the step of a plan that begins with it, whatever the
+/// plan; it is worth having when it is near.
+TEST(PlannerOracle, NoBoundOfAPrefixIsAboveTheStep) {
+  double complete = 0, plans = 0;
+  for (u64 seed = 1; seed <= 200; ++seed) {
+    const std::vector<double> bounds = random_bounds(seed);
+    for (const double bound : bounds) EXPECT_LE(bound, 1 + 1e-9) << "seed " << seed;
+    if (bounds.empty()) continue;
+    complete += bounds.back();
+    ++plans;
+  }
+  EXPECT_GT(complete / plans, 0.9);
+}
+
+TEST(PlannerOracle, LooksAtOneOrderOfEqualDevices) {
+  PlanRequest equal = testing::small_request(3, {2, 3, 3});
+  equal.cluster = testing::make_cluster(4, 2, 1);
+  PlanRequest different = equal;  // in nothing that matters
+  for (DeviceId d = 0; d < 4; ++d) different.cluster.devices[static_cast<std::size_t>(d)].speed += 1e-12 * d;
+  testing::PlanOracle one(equal, 1e30), all(different, 1e30);
+  EXPECT_NEAR(one.best(), all.best(), 1e-9);
+  EXPECT_LT(one.num_simulated(), all.num_simulated());
+}
+
+/// Worst gap and share of gaps of at most 2 % over seeds from `first` on.
+void expect_near_optimum(u64 first, int instances, const testing::SmallSizes& sizes) {
+  constexpr i64 kMostSimulated = 2000;  // what takes longer is for planner_bench
+  int near = 0, solved = 0;
+  for (u64 seed = first; seed < first + static_cast<u64>(instances); ++seed) {
+    const PlanRequest request = testing::small_request(seed, sizes);
     const PlanResult result = find_plan(request);
     ASSERT_TRUE(result.feasible()) << "seed " << seed << ": " << result.infeasible;
-    const double gap = testing::gap_to_optimum(request, result);
-    EXPECT_LE(gap, 0.06) << "seed " << seed << ", " << result.best().name;
-    near += gap <= 0.02;
+    const std::optional<double> gap = testing::gap_to_optimum(request, result, 0.01, kMostSimulated);
+    if (!gap) continue;
+    EXPECT_LE(*gap, 0.06) << "seed " << seed << ", " << result.best().name;
+    near += *gap <= 0.02;
+    ++solved;
   }
-  EXPECT_GE(near, kInstances * 95 / 100);
+  EXPECT_GE(solved, instances * 9 / 10);
+  EXPECT_GE(near, solved * 95 / 100);
 }
+
+TEST(PlannerOracle, IsNearTheOptimumOfSmallInstances) { expect_near_optimum(1, 40, {2, 4, 3}); }
+
+/// Slow links and one layer: zebra's transfers hide behind the head, which the estimate does not see.
+TEST(PlannerOracle, FindsZebraThatOnlyTheSimulatorFavours) {
+  for (const u64 seed : {273, 374, 414}) expect_near_optimum(seed, 1, {2, 4, 3});
+}
+
+TEST(PlannerOracle, IsNearTheOptimumOfLargerInstances) { expect_near_optimum(80, 20, {4, 6, 5}); }
 
 }  // namespace
 }  // namespace hetermoe

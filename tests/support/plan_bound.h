@@ -16,18 +16,18 @@
 // them), lanes keep their order, and an op starts after those that it waits for. So the longest path through
 // any part of the waits is no longer than the step. The waits used here are those of the layer-major order:
 //   * In a block (the microbatches of one window) a wave computes attention and sends to the experts,
-//     microbatch by microbatch; experts on devices that also compute attention follow when all have been sent.
-//     Every dispatch.F and combine.B is on the to-expert lane of each attention device, every combine.F and
-//     dispatch.B on its to-attention lane, so that they follow each other.
+//     microbatch by microbatch; experts on devices that also compute attention follow when all have been
+//     sent. Every dispatch.F and combine.B is on the to-expert lane of each attention device, every combine.F
+//     and dispatch.B on its to-attention lane, so that they follow each other.
 //   * On its compute lane a device finishes a block before it begins the next. Of the first and last wave of
 //     a block only the slowest attention device counts, so a block's path goes from that device's lane to the
 //     same lane, and the paths of all blocks add up.
 //   * After the last block follow the reduce of the embedding's gradient, and then all updates.
-// Layers that are not placed yet lie between the forward and the backward part of those that are. They take at
-// least (1) for each microbatch the shortest exchange that any counts of experts allow, attention and head;
-// (2) on the lanes, all their attention and all their experts, given out one by one to whom they delay least:
-// which makes the latest finish as early as possible, since an expert takes a device the same time however
-// many it has.
+// Layers that are not placed yet lie between the forward and the backward part of those that are. They take
+// at least (1) for each microbatch the shortest exchange that any counts of experts allow, attention and
+// head; (2) on the lanes, all their attention and all their experts, given out one by one to whom they delay
+// least: which makes the latest finish as early as possible, since an expert takes a device the same time
+// however many it has.
 namespace hetermoe::testing {
 
 inline constexpr std::size_t kMostDevices = 8, kMostMicrobatches = 8;
@@ -50,6 +50,14 @@ struct CommonSeconds {
   Seconds reduce = 0;                             ///< of the embedding
 };
 
+/// counts: [device] experts.
+inline void set_owners(LayerPlacement& layer, const std::vector<i64>& counts) {
+  layer.experts.clear();
+  for (std::size_t d = 0; d < counts.size(); ++d)
+    layer.experts.insert(layer.experts.end(), static_cast<std::size_t>(counts[d]),
+                         {{static_cast<DeviceId>(d), 1}});
+}
+
 /// Prices the layers of plans that differ only in their experts.
 class LayerPrices {
  public:
@@ -65,26 +73,21 @@ class LayerPrices {
   LayerSeconds price(const std::vector<i64>& counts, CommonSeconds& common) {
     LayerSeconds out;
     common = {};
-    for (LayerPlacement& layer : plan_.groups[0].layers) {
-      layer.experts.clear();
-      for (std::size_t d = 0; d < counts.size(); ++d) {
-        out.owns[d] = counts[d] > 0;
-        layer.experts.insert(layer.experts.end(), static_cast<std::size_t>(counts[d]),
-                             {{static_cast<DeviceId>(d), 1}});
-      }
-    }
+    for (LayerPlacement& layer : plan_.groups[0].layers) set_owners(layer, counts);
+    for (std::size_t d = 0; d < counts.size(); ++d) out.owns[d] = counts[d] > 0;
     const Placement placement(plan_, model_, {});
     const Schedule schedule = build_schedule(placement);
-    const OpCosts costs =
-        hetermoe::price(schedule, placement, model_, request_.cluster,
-                        RooflineCost(model_, request_.cluster, plan_, request_.software), ExpectedRouting(model_));
+    const OpCosts costs = hetermoe::price(schedule, placement, model_, request_.cluster,
+                                          RooflineCost(model_, request_.cluster, plan_, request_.software),
+                                          ExpectedRouting(model_));
     for (OpId op = 0; op < schedule.num_ops(); ++op)
       take(schedule, op, costs.seconds[static_cast<std::size_t>(op)], out, common);
     return out;
   }
 
  private:
-  void take(const Schedule& schedule, OpId id, Seconds seconds, LayerSeconds& out, CommonSeconds& common) const {
+  void take(const Schedule& schedule, OpId id, Seconds seconds, LayerSeconds& out,
+            CommonSeconds& common) const {
     const Op& op = schedule.ops[static_cast<std::size_t>(id)];
     const std::size_t phase = op.phase == Phase::kBackward ? 1 : 0;
     const auto d = static_cast<std::size_t>(device_of(schedule.lanes_of(id)[0]));
@@ -117,10 +120,10 @@ struct StepSeconds {
   std::vector<LayerSeconds> layers;  ///< by counts of experts
 
   // From here on: what follows from the above.
-  std::size_t slowest = 0;     ///< attention device
-  Seconds least_exchange = 0;  ///< to the experts and back, forward and backward
-  Seconds least_head = 0;      ///< of the slowest attention device
-  PerDevice least_expert{};    ///< forward and backward, of one expert
+  std::size_t slowest = 0;                    ///< attention device
+  Seconds least_exchange = 0;                 ///< to the experts and back, forward and backward
+  Seconds least_head = 0;                     ///< of the slowest attention device
+  PerDevice least_expert{};                   ///< forward and backward, of one expert
   std::array<PerDevice, 2> least_dispatch{};  ///< to and from this device
 
   bool is_source(std::size_t d) const { return shares[d] > 0; }
@@ -144,8 +147,8 @@ struct StepSeconds {
       least_head = std::min(least_head, layer.head[slowest]);
       for (std::size_t d = 0; d < shares.size(); ++d) {
         if (counts[c][d] == 0) continue;
-        least_expert[d] = std::min(least_expert[d], (layer.experts[0][d] + layer.experts[1][d]) /
-                                                        static_cast<double>(counts[c][d]));
+        least_expert[d] = std::min(
+            least_expert[d], (layer.experts[0][d] + layer.experts[1][d]) / static_cast<double>(counts[c][d]));
         for (const std::size_t phase : {0u, 1u})
           least_dispatch[phase][d] = std::min(least_dispatch[phase][d], layer.dispatch[phase]);
       }
@@ -181,7 +184,8 @@ class BlockBound {
         step = std::max(step, ends.lane[d] + ends.rest_of_lane[d]);
         continue;
       }
-      for (std::size_t first = 0; first < count_; ++first) step = std::max(step, via_head(ends, last, d, first));
+      for (std::size_t first = 0; first < count_; ++first)
+        step = std::max(step, via_head(ends, last, d, first));
     }
     return step;
   }
@@ -202,8 +206,9 @@ class BlockBound {
       Seconds computed = 0;
       for (std::size_t d = 0; d < s_.shares.size(); ++d) {
         if (!s_.is_source(d) || (before == nullptr && d != s_.slowest)) continue;
-        e.lane[d] = std::max(e.lane[d], e.ready[m]) +
-                    (before == nullptr ? s_.common.embed[0][d] + s_.common.attention[0][d] : before->attention[d]);
+        e.lane[d] =
+            std::max(e.lane[d], e.ready[m]) +
+            (before == nullptr ? s_.common.embed[0][d] + s_.common.attention[0][d] : before->attention[d]);
         computed = std::max(computed, e.lane[d]);
       }
       sent[m] = e.to_expert = std::max(e.to_expert, computed) + layer.dispatch[0];
@@ -267,9 +272,10 @@ class BlockBound {
                  (d == s_.slowest ? times * s_.least_head : 0);
         step = std::max(step, end[d]);
       } else {
-        end[d] = std::max(e.lane[d], e.ready[0] + s_.common.attention[0][s_.slowest] + s_.least_dispatch[0][d]) +
-                 std::max(e.rest_of_lane[d],
-                          e.rest[count_ - 1] + s_.common.attention[1][s_.slowest] + s_.least_dispatch[1][d]);
+        end[d] =
+            std::max(e.lane[d], e.ready[0] + s_.common.attention[0][s_.slowest] + s_.least_dispatch[0][d]) +
+            std::max(e.rest_of_lane[d],
+                     e.rest[count_ - 1] + s_.common.attention[1][s_.slowest] + s_.least_dispatch[1][d]);
       }
     }
     for (i64 expert = 0; expert < left * s_.num_experts; ++expert) {

@@ -47,6 +47,52 @@ inline std::vector<std::vector<i64>> compositions(i64 total, std::size_t parts) 
   return all;
 }
 
+/// A plan of one group, without shares and experts.
+inline Plan oracle_plan(const PlanRequest& r, i64 microbatches, Recompute recompute) {
+  StrategyRequest ask;
+  ask.seq_len = r.seq_len;
+  ask.sequences = r.sequences;
+  ask.microbatches = microbatches;
+  Plan plan = find_strategy("ep").make(r.model, r.cluster, ask);
+  plan.dtype.assign(plan.dtype.size(), r.dtype);
+  plan.wire_forward = plan.wire_backward = r.dtype;
+  plan.recompute = recompute;
+  return plan;
+}
+
+/// shares: [device] sequences of every microbatch.
+inline void set_shares(Plan& plan, const std::vector<i64>& shares) {
+  Group& group = plan.groups[0];
+  ShareRow row;
+  for (std::size_t d = 0; d < shares.size(); ++d) {
+    if (shares[d] > 0) row.push_back({static_cast<DeviceId>(d), shares[d]});
+  }
+  group.embed = group.head = {row};
+  for (LayerPlacement& layer : group.layers) layer.attention = {row};
+}
+
+/// Prices layers with each of `counts` under the shares of the plan. False when the attention parts alone
+/// take `most`.
+inline bool price_layers(const PlanRequest& r, Plan plan, const std::vector<std::vector<i64>>& counts,
+                         Seconds most, StepSeconds& seconds) {
+  const auto microbatches = static_cast<i64>(plan.groups[0].microbatches.size());
+  plan.groups[0].microbatches.resize(1);
+  LayerPrices prices(r, plan);
+  for (DeviceId d = 0; d < r.cluster.num_devices(); ++d)
+    seconds.shares.push_back(sequences_of(plan.groups[0].embed[0], d));
+  seconds.num_layers = r.model.num_layers;
+  seconds.num_experts = r.model.num_experts;
+  for (const std::vector<i64>& of_layer : counts) {
+    seconds.layers.push_back(prices.price(of_layer, seconds.common));
+    for (std::size_t d = 0; d < seconds.shares.size(); ++d) {
+      const Seconds attention = static_cast<double>(microbatches * r.model.num_layers) * seconds.attention(d);
+      if (attention + seconds.common.reduce >= most) return false;
+    }
+  }
+  seconds.settle(counts);
+  return true;
+}
+
 /// The least step over: equal microbatches of every number, every share of their sequences (the same in all
 /// layers), every count of experts per device and layer, every window, with recomputation or without. One
 /// group. Equal devices (same type, speed and node) may swap what they do, so only one order of each such set
@@ -74,7 +120,7 @@ class PlanOracle {
     for (i64 microbatches = 1; microbatches <= r_.sequences; ++microbatches) {
       if (r_.sequences % microbatches != 0) continue;
       for (const Recompute recompute : {Recompute::kOff, Recompute::kLocal}) {
-        plan_ = blank_plan(microbatches, recompute);
+        plan_ = oracle_plan(r_, microbatches, recompute);
         for (const std::vector<i64>& shares : compositions(r_.sequences / microbatches, devices))
           search(shares);
       }
@@ -86,33 +132,15 @@ class PlanOracle {
   i64 num_simulated() const { return num_simulated_; }
 
  private:
-  Plan blank_plan(i64 microbatches, Recompute recompute) const {
-    StrategyRequest ask;
-    ask.seq_len = r_.seq_len;
-    ask.sequences = r_.sequences;
-    ask.microbatches = microbatches;
-    Plan plan = find_strategy("ep").make(r_.model, r_.cluster, ask);
-    plan.dtype.assign(plan.dtype.size(), r_.dtype);
-    plan.wire_forward = plan.wire_backward = r_.dtype;
-    plan.recompute = recompute;
-    return plan;
-  }
-
   i64 num_microbatches() const { return static_cast<i64>(plan_.groups[0].microbatches.size()); }
 
   void search(const std::vector<i64>& shares) {
     std::vector<DeviceId> twins(shares.size());  // the equal device before, -1 = none
     for (std::size_t d = 0; d < shares.size(); ++d) twins[d] = twin_of(d);
     if (!descends(shares, twins)) return;
-    Group& group = plan_.groups[0];
-    ShareRow row;
-    for (std::size_t d = 0; d < shares.size(); ++d) {
-      if (shares[d] > 0) row.push_back({static_cast<DeviceId>(d), shares[d]});
-    }
-    group.embed = group.head = {row};
-    for (LayerPlacement& layer : group.layers) layer.attention = {row};
+    set_shares(plan_, shares);
     StepSeconds seconds;
-    if (!solved() || (bounded_ && !price(shares, seconds))) return;
+    if (!solved() || (bounded_ && !price_layers(r_, plan_, counts_, best_, seconds))) return;
     for (plan_.window = 0; plan_.window < num_microbatches(); ++plan_.window) {
       const StepBound bound(seconds, num_microbatches(), plan_.window);
       place(0, bound, bound.empty(), twins);
@@ -141,25 +169,6 @@ class PlanOracle {
     return true;
   }
 
-  /// False when already the attention parts take too long.
-  bool price(const std::vector<i64>& shares, StepSeconds& seconds) const {
-    Plan plan = plan_;
-    plan.groups[0].microbatches.resize(1);
-    LayerPrices prices(r_, plan);
-    seconds.shares = shares;
-    seconds.num_layers = r_.model.num_layers;
-    seconds.num_experts = r_.model.num_experts;
-    for (const std::vector<i64>& counts : counts_) {
-      seconds.layers.push_back(prices.price(counts, seconds.common));
-      for (std::size_t d = 0; d < shares.size(); ++d) {
-        const Seconds attention = static_cast<double>(num_microbatches() * r_.model.num_layers) * seconds.attention(d);
-        if (attention + seconds.common.reduce >= best_) return false;
-      }
-    }
-    seconds.settle(counts_);
-    return true;
-  }
-
   void place(std::size_t layer, const StepBound& bound, const StepBound::Prefix& prefix,
              const std::vector<DeviceId>& twins) {
     if (!solved() || (bounded_ && bound.bound(prefix) >= best_)) return;
@@ -170,16 +179,8 @@ class PlanOracle {
     for (std::size_t c = 0; c < counts_.size(); ++c) {
       std::vector<DeviceId> left = twins;
       if (!descends(counts_[c], left)) continue;
-      set_owners(layer, counts_[c]);
+      set_owners(plan_.groups[0].layers[layer], counts_[c]);
       place(layer + 1, bound, bounded_ ? bound.with_layer(prefix, bound.layer(c)) : prefix, left);
-    }
-  }
-
-  void set_owners(std::size_t layer, const std::vector<i64>& counts) {
-    auto& owners = plan_.groups[0].layers[layer].experts;
-    owners.clear();
-    for (std::size_t d = 0; d < counts.size(); ++d) {
-      for (i64 e = 0; e < counts[d]; ++e) owners.push_back({{static_cast<DeviceId>(d), 1}});
     }
   }
 
