@@ -62,7 +62,7 @@ class Search {
     whole_budget_ = request.limits.simulation_budget;
     if (whole_budget_ == 0) {
       const auto devices = static_cast<i64>(request.cluster.num_devices());
-      whole_budget_ = devices <= kSmallCluster ? kSmallBudget : 30000 + 2000 * devices;
+      whole_budget_ = devices <= kSmallCluster ? kSmallBudget : 24000 + 2000 * devices;
     }
     budget_ = whole_budget_;
   }

@@ -117,7 +117,7 @@ double capacity(const Rates& rates, const Part& part, double squeeze) {
   return part.experts && left > 0 ? left / part.unit : 0;
 }
 
-constexpr int kPourSteps = 24;  ///< halvings of the finish that is looked for: to 1e-7 of it
+constexpr int kPourSteps = 16;  ///< halvings of the finish that is looked for: to 2e-5 of its upper bound
 
 /// Experts of all layers, as real numbers: every owner is filled to the same finish, or to its memory.
 bool pour(const Rates& rates, std::vector<Part>& parts, double units) {
@@ -152,7 +152,8 @@ Shortage shortage_of(const Rates& rates, const std::vector<Part>& parts, double 
   for (const Part& part : parts) {
     const Bytes need = part.fixed + (part.experts ? units / owners * part.unit : 0);
     const double ratio = need / std::max(1.0, rates.usable_memory(part.cls));
-    if (ratio > excess) worst = {part.cls, need, part.attention, part.most, units / owners}, excess = ratio;
+    if (ratio > excess)
+      worst = {part.cls, need, part.attention, part.most, part.experts ? units / owners : 0}, excess = ratio;
   }
   return worst;
 }
@@ -163,9 +164,13 @@ std::string to_string(const Rates& rates, const Shortage& shortage) {
   constexpr Bytes kGiB = 1024.0 * 1024 * 1024;
   const DeviceClass& cls = rates.classes()[shortage.cls];
   const DeviceType& type = rates.request().cluster.types[static_cast<std::size_t>(cls.type)];
-  const std::string cause = shortage.attention ? fmt::format(" at {:.0f} sequence{}", shortage.sequences,
-                                                             shortage.sequences > 1 ? "s" : "")
-                                               : fmt::format(" for {:.0f} experts", shortage.experts);
+  std::string cause;
+  if (shortage.attention)
+    cause += fmt::format(" at {:.0f} sequence{}", shortage.sequences, shortage.sequences > 1 ? "s" : "");
+  if (shortage.experts > 0) {
+    cause += fmt::format(" {} {:.0f} expert{}", shortage.attention ? "with" : "for",
+                         std::ceil(shortage.experts), shortage.experts > 1 ? "s" : "");
+  }
   return fmt::format("device {} ({} {:.0f} GiB) needs {:.1f} GiB{}", cls.devices.front(), type.name,
                      type.memory_gib, shortage.need / kGiB, cause);
 }

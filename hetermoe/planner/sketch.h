@@ -54,9 +54,9 @@ struct Shortage {
   Bytes need = 0;
   bool attention = false;
   double sequences = 0;  ///< at once, with attention
-  double experts = 0;    ///< of all layers, without
+  double experts = 0;    ///< of all layers
 };
-/// "device 2 (V100 16 GiB) needs 18.2 GiB at 1 sequence".
+/// "device 2 (V100 16 GiB) needs 18.2 GiB at 1 sequence"; with experts of its own: "... with 24 experts".
 std::string to_string(const Rates& rates, const Shortage& shortage);
 
 /// Splits the work of a group: sequences by speed, experts so that the busiest device is as little busy as

@@ -12,9 +12,9 @@ namespace {
 double real(i64 value) { return static_cast<double>(value); }
 
 constexpr std::size_t kMaxMicrobatchChoices = 9;
-constexpr std::size_t kBiased = 200;  ///< sketches, from the best on, whose bias is chosen
-constexpr std::size_t kAllSets = 5;   ///< up to so many classes every set of them is tried
-constexpr i64 kAllCuts = 8;           ///< groups up to this size try every number of attention devices
+constexpr std::size_t kBiased = 60;  ///< sketches, from the best on, whose bias is chosen
+constexpr std::size_t kAllSets = 5;  ///< up to so many classes every set of them is tried
+constexpr i64 kAllCuts = 8;          ///< groups up to this size try every number of attention devices
 
 /// Keeps at most `limit` of sorted values, both ends included.
 std::vector<i64> thin(const std::vector<i64>& values, std::size_t limit) {
@@ -228,7 +228,7 @@ class Weigher {
       one.groups = {group};
       const Estimate e = estimate(rates_, one);
       if (!e.feasible()) {
-        shortage_ = e.shortage;
+        miss(*e.shortage);
       } else if (least < 0 || e.step < least) {
         least = e.step;
         best = group;
@@ -242,16 +242,22 @@ class Weigher {
     if (e.feasible()) {
       weighed_.push_back({sketch, used, std::move(e)});
     } else {
-      shortage_ = e.shortage;
+      miss(*e.shortage);
     }
+  }
+
+  void miss(const Shortage& shortage) {
+    const double ratio = shortage.need / std::max(1.0, rates_.usable_memory(shortage.cls));
+    if (shortage_ && ratio >= nearest_) return;
+    shortage_ = shortage;
+    nearest_ = ratio;
   }
 
   const Rates& rates_;
   const PlanRequest& request_;
   std::vector<Weighed> weighed_;
-  /// The last one is of all classes and many small microbatches with recomputation or near it: the nearest
-  /// miss.
-  std::optional<Shortage> shortage_;
+  std::optional<Shortage> shortage_;  ///< the nearest miss
+  double nearest_ = 0;                ///< what it needs over what there is
 };
 
 }  // namespace

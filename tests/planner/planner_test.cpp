@@ -2,9 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <numeric>
 
 #include "hetermoe/plan/strategies.h"
+#include "hetermoe/planner/baselines.h"
 #include "hetermoe/planner/memory_estimate.h"
 #include "hetermoe/planner/sketches.h"
 #include "tests/support/plan_oracle.h"
@@ -123,6 +125,14 @@ TEST(Planner, SaysSoWhenTheNewerDevicesAloneAreFastest) {
   const PlanResult result = find_plan(request_of("w1", "h100-v100", 4096, 48));
   ASSERT_TRUE(result.feasible());
   EXPECT_TRUE(result.best().newer_only);
+  EXPECT_EQ(result.best().verdict, "fastest; leaves devices out");
+  for (const TypeUse& use : result.best().types) {
+    if (use.type == "V100") {
+      EXPECT_EQ(use.role, "idle");
+    }
+  }
+  // That all devices together are slower has been looked at.
+  EXPECT_NE(find(result, [](const Candidate& c) { return c.infeasible.empty() && !c.homogeneous; }), nullptr);
   EXPECT_NE(std::find_if(result.explanation.begin(), result.explanation.end(),
                          [](const std::string& line) {
                            return line.find("newer devices alone are fastest") != line.npos;
@@ -130,13 +140,19 @@ TEST(Planner, SaysSoWhenTheNewerDevicesAloneAreFastest) {
             result.explanation.end());
 }
 
-TEST(Planner, UsesAThirdOlderDeviceEvenWhenNothingDivides) {
-  PlanRequest three = request_of("d1", "o1", 8192, 48), two = three;
-  three.cluster = mixed_cluster(4, 3);
-  two.cluster = mixed_cluster(4, 2);
-  const PlanResult with_three = find_plan(three), with_two = find_plan(two);
-  ASSERT_TRUE(with_three.feasible() && with_two.feasible());
-  EXPECT_LE(with_three.best().prediction.step, with_two.best().prediction.step);
+/// M:N groups of the same types, nothing of which divides: 4:3 is no slower than 4:2, and so on.
+TEST(Planner, AFurtherOlderDeviceNeverSlowsThePlan) {
+  for (const auto& [model, seq_len] : {std::pair<std::string, i64>{"d1", 8192}, {"w1", 4096}}) {
+    Seconds before = std::numeric_limits<Seconds>::infinity();
+    for (i32 older = 1; older <= 5; ++older) {
+      PlanRequest request = request_of(model, "o1", seq_len, 48);
+      request.cluster = mixed_cluster(4, older);
+      const PlanResult result = find_plan(request);
+      ASSERT_TRUE(result.feasible()) << result.infeasible;
+      EXPECT_LE(result.best().prediction.step, before) << model << " on 4:" << older;
+      before = result.best().prediction.step;
+    }
+  }
 }
 
 TEST(Planner, EqualRequestsGiveEqualPlans) {
@@ -166,6 +182,57 @@ TEST(Planner, InfeasibleNamesTheDeviceAndItsNeed) {
   EXPECT_NE(result.infeasible.find("needs"), std::string::npos) << result.infeasible;
   EXPECT_NE(result.infeasible.find("GiB"), std::string::npos) << result.infeasible;
   EXPECT_NE(result.infeasible.find("device"), std::string::npos) << result.infeasible;
+}
+
+TEST(Planner, InfeasibleSaysWhetherASequenceOrTheExpertsAreTooLarge) {
+  PlanRequest request = request_of("d1", "o1", 1 << 20, 4);
+  request.model.max_positions = 0;
+  EXPECT_NE(find_plan(request).infeasible.find("GiB at 1 sequence"), std::string::npos)
+      << find_plan(request).infeasible;
+  request = request_of("deepseek-v3", "o1", 512, 4);
+  EXPECT_NE(find_plan(request).infeasible.find(" experts"), std::string::npos)
+      << find_plan(request).infeasible;
+}
+
+/// The GiB that an infeasible request lacks memory for.
+double gib_needed(const PlanRequest& request) {
+  const std::string why = find_plan(request).infeasible;
+  const std::size_t needs = why.find("needs ");
+  EXPECT_NE(needs, std::string::npos) << why;
+  return needs == std::string::npos ? 0 : std::stod(why.substr(needs + 6));
+}
+
+TEST(Planner, InfeasibleNamesTheNearestMiss) {
+  PlanRequest one = request_of("d1", "o1", 2048, 12), two = one;
+  one.cluster = mixed_cluster(0, 1);
+  two.cluster = mixed_cluster(0, 2);
+  // Two devices need not hold the model twice.
+  EXPECT_LT(gib_needed(two), 0.8 * gib_needed(one));
+}
+
+/// One device, or devices of one type: a role has nobody of its own.
+TEST(Planner, PlansWithoutDevicesOfOneRole) {
+  for (const auto& [newer, older] : {std::pair{1, 0}, {2, 0}, {0, 4}}) {
+    PlanRequest request = request_of("d1", "o1", 2048, 12);
+    request.cluster = mixed_cluster(newer, older);
+    const PlanResult result = find_plan(request);
+    ASSERT_TRUE(result.feasible()) << result.infeasible;
+    EXPECT_TRUE(result.best().homogeneous);
+    EXPECT_EQ(validate(result.best().plan, request.model, request.cluster), std::vector<std::string>{});
+    if (newer + older > 1) continue;
+    // What asks for both roles on one device is refused.
+    Predictor predictor(request.model, request.cluster);
+    Setting setting;
+    setting.seq_len = request.seq_len;
+    setting.sequences = request.sequences;
+    EXPECT_THROW(tune_zebra(predictor, setting, true), ConfigError);
+  }
+  PlanRequest request = request_of("d1", "o1", 2048, 12);
+  request.cluster = mixed_cluster(4, 4);
+  request.limits.idle = {0, 1, 2, 3};
+  const PlanResult result = find_plan(request);
+  ASSERT_TRUE(result.feasible()) << result.infeasible;
+  for (const Candidate& candidate : result.tried) EXPECT_FALSE(candidate.newer_only) << candidate.name;
 }
 
 TEST(Planner, RefusesRequestsThatMakeNoSense) {
