@@ -204,11 +204,10 @@ namespace {
 /// Seconds of the critical path of a plan by cause.
 std::map<std::string, Seconds> simulate_path(const PlanRequest& request, const ModelConfig& model,
                                              const Plan& plan) {
-  const FoldedStep folded =
-      make_folded_step(plan, model, request.cluster,
-                       *make_cost(model, request.cluster, plan, load_profiles(request.cluster),
-                                  request.software),
-                       ExpectedRouting(model));
+  const FoldedStep folded = make_folded_step(
+      plan, model, request.cluster,
+      *make_cost(model, request.cluster, plan, load_profiles(request.cluster), request.software),
+      ExpectedRouting(model));
   Simulator simulator;
   return path_by_cause(request, folded.schedule, simulator.run(folded.schedule, folded.costs));
 }

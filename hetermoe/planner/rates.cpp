@@ -23,11 +23,20 @@ Plan blank_plan(const PlanRequest& request, Recompute recompute) {
   return plan;
 }
 
+namespace {
+
+std::unique_ptr<CostModel> make_rates_cost(const PlanRequest& request, Recompute recompute) {
+  return make_cost(request.model, request.cluster, blank_plan(request, recompute),
+                   load_profiles(request.cluster), request.software);
+}
+
+}  // namespace
+
 Rates::Rates(const PlanRequest& request)
     : request_(request),
       counts_(count_parameters(request.model)),
-      kept_(request.model, request.cluster, blank_plan(request, Recompute::kOff), request.software),
-      recomputed_(request.model, request.cluster, blank_plan(request, Recompute::kLocal), request.software) {
+      kept_(make_rates_cost(request, Recompute::kOff)),
+      recomputed_(make_rates_cost(request, Recompute::kLocal)) {
   attention_parameters_ = real(counts_.embedding + counts_.head);
   for (const i64 part : counts_.attention_part) attention_parameters_ += real(part);
   for (i32 l = 0; l < request.model.num_layers; ++l)
@@ -136,13 +145,13 @@ Seconds Rates::head(std::size_t cls, double sequences) const {
   w.sequences = sequences;
   w.tokens = sequences * real(request_.seq_len);
   w.trains = true;
-  return kept_.compute(w);
+  return kept_->compute(w);
 }
 
 Seconds Rates::update(std::size_t cls, double parameters) const {
   ComputeWork w = work(OpKind::kUpdate, cls);
   w.params = parameters;
-  return kept_.compute(w);
+  return kept_->compute(w);
 }
 
 Bytes Rates::usable_memory(std::size_t cls) const {

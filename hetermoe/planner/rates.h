@@ -1,5 +1,6 @@
 #pragma once
 #include <map>
+#include <memory>
 #include <tuple>
 #include <vector>
 
@@ -48,8 +49,8 @@ class Rates {
   bool one_node() const { return one_node_; }
 
  private:
-  const RooflineCost& cost(Recompute recompute) const {
-    return recompute == Recompute::kOff ? kept_ : recomputed_;
+  const CostModel& cost(Recompute recompute) const {
+    return recompute == Recompute::kOff ? *kept_ : *recomputed_;
   }
   LayerCost attention_cost(std::size_t cls, double sequences, Recompute recompute) const;
   ComputeWork work(OpKind kind, std::size_t cls) const;
@@ -59,7 +60,7 @@ class Rates {
   const PlanRequest& request_;
   ParamCounts counts_;
   double attention_parameters_ = 0;
-  RooflineCost kept_, recomputed_;
+  std::unique_ptr<CostModel> kept_, recomputed_;
   std::vector<DeviceClass> classes_;
   i32 moe_layer_ = -1, dense_layer_ = -1;
   double moe_share_ = 1;

@@ -283,17 +283,28 @@ class Search {
       });
     }
     add_shares(group.head, [&](std::size_t c, i64 sequences) { return rates_.head(c, real(sequences)); });
-    std::vector<i64> owned(load.size(), 0);
+    add_experts(plan, group, cls, load);
+  }
+
+  void add_experts(const Plan& plan, const Group& group, const std::vector<std::size_t>& cls,
+                   std::vector<Seconds>& load) const {
+    const double times = real(static_cast<i64>(group.microbatches.size()));
+    const double tokens = real(total_sequences(group) * request_.seq_len) / times;
+    const double copies = tokens * real(request_.model.top_k) / real(request_.model.num_experts);
+    std::map<std::pair<std::size_t, i64>, Seconds> known;
+    std::vector<i64> owned(load.size());
     for (const LayerPlacement& layer : group.layers) {
+      std::fill(owned.begin(), owned.end(), 0);
       for (const auto& owners : layer.experts) ++owned[at(owners[0].device)];
-    }
-    const double moe = std::max(1.0, real(request_.model.num_moe_layers()));
-    const double tokens = real(total_sequences(group) * request_.seq_len) / real(microbatches);
-    for (std::size_t d = 0; d < load.size(); ++d) {
-      if (owned[d] == 0) continue;
-      const double each = real(owned[d]) / moe;
-      const double copies = tokens * real(request_.model.top_k) * each / real(request_.model.num_experts);
-      load[d] += moe * real(microbatches) * rates_.experts(cls[d], copies, each, plan.recompute).sum();
+      for (const DeviceId device : group.devices) {
+        const i64 count = owned[at(device)];
+        if (count == 0) continue;
+        const auto [entry, fresh] = known.try_emplace({cls[at(device)], count});
+        if (fresh)
+          entry->second =
+              rates_.experts(cls[at(device)], copies * real(count), real(count), plan.recompute).sum();
+        load[at(device)] += times * entry->second;
+      }
     }
   }
 
