@@ -39,13 +39,6 @@ inline Series predict_worked_example() {
   cluster.types = {catalogue_device("A40", "worked example")};
   cluster.nodes.resize(2);
   cluster.devices = {{0, 0, 1}, {0, 1, 1}};
-  test::ConstantCost cost;
-  cost.attention = 3;
-  cost.experts = cost.experts_elsewhere = 4;
-  cost.transfer_time = 1;
-  cost.num_experts = 6;
-  StepOptions forward;
-  forward.backward = false;
   Series series;
   series.name = "end of the forward pass";
   for (const WorkedExample& example : kWorkedExample) {
@@ -55,7 +48,7 @@ inline Series predict_worked_example() {
     request.experts_moved.assign(example.moved.begin(), example.moved.end());
     const Plan plan = find_strategy("zebra").make(model, cluster, request);
     series.add(fmt::format("{},{},{}", example.moved[0], example.moved[1], example.moved[2]), example.end,
-               test::simulate(plan, model, cluster, cost, forward).last_end(OpKind::kExperts));
+               test::simulate_worked_example(plan, model, cluster).last_end(OpKind::kExperts));
   }
   return series;
 }

@@ -80,4 +80,17 @@ inline SimulatedPlan simulate(const Plan& plan, const ModelConfig& model, const 
   return out;
 }
 
+/// The forward pass of the paper's worked example: 6 experts per layer, T_A = 3, T_E = T_X = 4, T_C = 1.
+inline SimulatedPlan simulate_worked_example(const Plan& plan, const ModelConfig& model,
+                                             const Cluster& cluster) {
+  ConstantCost cost;
+  cost.attention = 3;
+  cost.experts = cost.experts_elsewhere = 4;
+  cost.transfer_time = 1;
+  cost.num_experts = 6;
+  StepOptions forward;
+  forward.backward = false;
+  return simulate(plan, model, cluster, cost, forward);
+}
+
 }  // namespace hetermoe::test

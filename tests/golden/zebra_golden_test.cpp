@@ -17,14 +17,7 @@ SimulatedPlan worked_example(const std::vector<i64>& experts_moved) {
   const ModelConfig model = make_model({.num_layers = 3, .num_experts = 6});
   const Cluster cluster = make_cluster({1, 1});
   const Plan plan = make_zebra_plan(model, cluster, {1, 1, 3, experts_moved});
-  ConstantCost cost;
-  cost.attention = 3;
-  cost.experts = cost.experts_elsewhere = 4;
-  cost.transfer_time = 1;
-  cost.num_experts = 6;
-  StepOptions forward;
-  forward.backward = false;
-  return test::simulate(plan, model, cluster, cost, forward);
+  return test::simulate_worked_example(plan, model, cluster);
 }
 
 TEST(WorkedExample, ForwardTimeDependsOnTheMovedExperts) {
