@@ -39,6 +39,14 @@ std::exception_ptr with_place(const std::string& where) {
   }
 }
 
+/// In one process a message is its sender's memory.
+void copy_received(std::vector<Message>& in, std::span<const DeviceId> participants, DeviceId self) {
+  for (std::size_t i = 0; i < in.size(); ++i) {
+    if (participants[i] == self) continue;
+    for (at::Tensor& tensor : in[i].tensors) tensor = tensor.clone();
+  }
+}
+
 /// Thrown on a lane to leave the step after another lane failed.
 struct Poisoned {};
 
@@ -112,6 +120,7 @@ void Executor::set_clock(ClockKind kind, double pace_scale) {
 StepResult Executor::run(const StepInput& input) {
   HM_CHECK(!poisoned_, "the executor is used after an error");
   input_ = &input;
+  if (options_.memory != nullptr) options_.memory->clear_records();
   for (std::unique_ptr<DeviceLanes>& device : devices_) {
     device->runtime.begin_step(input);
     std::fill(device->done.begin(), device->done.end(), 0);
@@ -165,18 +174,22 @@ void Executor::lane_main(Lane& lane) {
   const c10::NoGradGuard no_grad;
   use_precise_sleep();
   use_threads(queue_of(lane.id) == Queue::kCompute ? options_.threads_per_lane : 1);
+  if (options_.memory != nullptr) {
+    lane.watch = std::make_unique<MemoryMeter::Watch>(*options_.memory, device_of(lane.id));
+  }
   i64 generation = 0;
   while (true) {
     {
       std::unique_lock lock(mutex_);
       started_.wait(lock, [&] { return stop_ || generation_ != generation; });
-      if (stop_) return;
+      if (stop_) break;
       generation = generation_;
     }
     run_lane(lane);
     const std::lock_guard lock(mutex_);
     if (--lanes_left_ == 0) ended_.notify_all();
   }
+  lane.watch.reset();  // belongs to this thread
 }
 
 void Executor::run_lane(Lane& lane) {
@@ -205,6 +218,7 @@ void Executor::run_op(Lane& lane, const LaneOp& item) {
   const DeviceId device = device_of(lane.id);
   const Seconds ready = wait_until_ready(lane, item);
   if (options_.before_op) options_.before_op(op, device);
+  if (lane.watch != nullptr) lane.watch->begin(item.op);
   Span span{item.op, device, 0, 0};
   lane.end =
       is_compute(op.kind) ? run_compute(lane, op, ready, span) : run_transfer(lane, item, op, ready, span);
@@ -257,6 +271,7 @@ Seconds Executor::run_transfer(Lane& lane, const LaneOp& item, const Op& op, Sec
     // A transfer starts when its last participant is ready.
     for (const Message& message : in) span.start = std::max(span.start, message.ready);
   }
+  if (options_.memory != nullptr) copy_received(in, participants, runtime.device());
   runtime.unpack(op, participants, in);
   Seconds duration = 0;
   if (clock_.needs_durations()) {

@@ -9,6 +9,7 @@
 
 #include "hetermoe/exec/clock.h"
 #include "hetermoe/exec/device_runtime.h"
+#include "hetermoe/exec/memory_meter.h"
 #include "hetermoe/schedule/lifetimes.h"
 #include "hetermoe/timeline/timeline.h"
 
@@ -22,6 +23,8 @@ struct ExecutorOptions {
                                         ///< devices; null = the plan as it is
   i32 threads_per_lane = 1;             ///< intra-op threads of a compute lane
   Seconds watchdog = 300;               ///< no op ended for so long = hung
+  MemoryMeter* memory = nullptr;        ///< counts the tensors of each op; messages are then copied by their
+                                        ///< receiver, as a network would
   /// Called before every op on its lane thread; tests delay or fail ops with it.
   std::function<void(const Op&, DeviceId)> before_op;
 };
@@ -63,6 +66,7 @@ class Executor {
     Seconds end = 0;
     double cpu_seconds = 0;
     std::atomic<std::size_t> next = 0;  // position of the head, for the watchdog
+    std::unique_ptr<MemoryMeter::Watch> watch;
     std::thread thread;
   };
   struct DeviceLanes {

@@ -18,37 +18,32 @@ RopeLayout rope_layout(const ModelConfig& model) {
   return model.rope_interleaved ? RopeLayout::kPairs : RopeLayout::kHalves;
 }
 
-/// q, k, v of [B, heads, S, dim] with the norms and the clipping that some families put before the rotation.
-std::vector<at::Tensor> normed_heads(const ModelConfig& model, const Leaves& leaves, const at::Tensor& qkv,
-                                     i64 seq_len, const RopeTable& table) {
-  const i64 dim = model.head_dim, q_rows = model.num_heads * dim, kv_rows = model.num_kv_heads * dim;
+/// With the norms and the clipping that some families put before the rotation.
+at::Tensor normed_attention(const ModelConfig& model, const Leaves& leaves, const at::Tensor& qkv,
+                            const HeadShape& shape, const RopeTable& table) {
+  const i64 q_rows = shape.num_heads * shape.dim, kv_rows = shape.num_kv_heads * shape.dim;
   std::vector<at::Tensor> out = qkv.split_with_sizes({q_rows, kv_rows, kv_rows}, 1);
   const std::array<Weight, 2> norms = {Weight::kQNorm, Weight::kKNorm};
   for (std::size_t i = 0; i < out.size(); ++i) {
     at::Tensor& x = out[i];
-    if (i < 2 && model.qk_norm == QkNorm::kWhole)
-      x = rms_norm(x.contiguous(), leaves[norms[i]], model.norm_eps);
+    x = x.contiguous();  // so that the fused projection need not be kept
+    if (i < 2 && model.qk_norm == QkNorm::kWhole) x = rms_norm(x, leaves[norms[i]], model.norm_eps);
     if (model.clip_qkv > 0) x = x.clamp(-model.clip_qkv, model.clip_qkv);
-    x = x.reshape({qkv.size(0) / seq_len, seq_len, -1, dim});
-    if (i < 2 && model.qk_norm == QkNorm::kPerHead)
-      x = rms_norm(x.contiguous(), leaves[norms[i]], model.norm_eps);
+    x = x.view({-1, shape.seq_len, i == 0 ? shape.num_heads : shape.num_kv_heads, shape.dim});
+    if (i < 2 && model.qk_norm == QkNorm::kPerHead) x = rms_norm(x, leaves[norms[i]], model.norm_eps);
     if (i < 2) x = rope(x, table, rope_layout(model));
-    x = x.transpose(1, 2);
   }
-  return out;
+  return causal_attention(out[0], out[1], out[2], shape.scale()).reshape({qkv.size(0), -1});
 }
 
 at::Tensor gqa(const ModelConfig& model, const Leaves& leaves, const at::Tensor& normed, i64 seq_len) {
-  const i64 dim = model.head_dim;
-  const at::Tensor qkv = at::linear(normed, leaves[Weight::kQkv]);
-  const RopeTable table = rope_table(seq_len, dim, model.rope_theta, normed.options());
+  const HeadShape shape{seq_len, model.num_heads, model.num_kv_heads, model.head_dim};
+  const RopeTable table = rope_table(seq_len, shape.dim, model.rope_theta, normed.options());
+  const auto project = [&] { return at::linear(normed, leaves[Weight::kQkv]); };
   const bool plain = model.qk_norm == QkNorm::kNone && model.clip_qkv == 0;
-  const std::vector<at::Tensor> heads =
-      plain ? split_heads(qkv, {seq_len, model.num_heads, model.num_kv_heads, dim}, table, rope_layout(model))
-            : normed_heads(model, leaves, qkv, seq_len, table);
-  const at::Tensor out =
-      causal_attention(heads[0], heads[1], heads[2], 1 / std::sqrt(static_cast<double>(dim)));
-  return at::linear(out.transpose(1, 2).reshape({-1, model.num_heads * dim}), leaves[Weight::kO]);
+  const at::Tensor out = plain ? rotary_attention(project(), shape, table, rope_layout(model))
+                               : normed_attention(model, leaves, project(), shape, table);
+  return at::linear(out, leaves[Weight::kO]);
 }
 
 at::Tensor mla_queries(const ModelConfig& model, const Leaves& leaves, const at::Tensor& normed) {
@@ -78,19 +73,8 @@ at::Tensor mla(const ModelConfig& model, const Leaves& leaves, const at::Tensor&
   const at::Tensor queries = at::cat({q[0], q_turned}, -1);
   const at::Tensor keys = at::cat({kv[0], k_turned.expand({num_sequences, seq_len, num_heads, turned})}, -1);
   const at::Tensor out =
-      causal_attention(queries.transpose(1, 2), keys.transpose(1, 2), kv[1].transpose(1, 2),
-                       1 / std::sqrt(static_cast<double>(nope + turned)));
-  return at::linear(out.transpose(1, 2).reshape({-1, num_heads * model.v_dim}), leaves[Weight::kO]);
-}
-
-at::Tensor pad_width(const at::Tensor& x, i64 width) {
-  return x.size(-1) == width ? x : at::constant_pad_nd(x, {0, width - x.size(-1)});
-}
-
-at::Tensor repeat_heads(const at::Tensor& x, i64 num_heads) {
-  const i64 times = num_heads / x.size(1);
-  if (times == 1) return x;
-  return x.unsqueeze(2).expand({x.size(0), x.size(1), times, x.size(2), x.size(3)}).flatten(1, 2);
+      causal_attention(queries, keys, kv[1], 1 / std::sqrt(static_cast<double>(nope + turned)));
+  return at::linear(out.reshape({-1, num_heads * model.v_dim}), leaves[Weight::kO]);
 }
 
 }  // namespace
@@ -111,17 +95,6 @@ at::Tensor self_attention(const ModelConfig& model, const Leaves& leaves, const 
                           i64 seq_len) {
   return model.attention == AttentionKind::kMla ? mla(model, leaves, normed_TH, seq_len)
                                                 : gqa(model, leaves, normed_TH, seq_len);
-}
-
-at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale) {
-  // Fused kernels want equal widths and heads. Zero columns change nothing: neither the scores nor the kept
-  // columns.
-  const i64 width = std::max(q.size(-1), v.size(-1)), num_heads = q.size(1);
-  const at::Tensor out =
-      at::scaled_dot_product_attention(pad_width(q, width), pad_width(repeat_heads(k, num_heads), width),
-                                       pad_width(repeat_heads(v, num_heads), width),
-                                       /*attn_mask=*/{}, /*dropout_p=*/0.0, /*is_causal=*/true, scale);
-  return out.narrow(-1, 0, v.size(-1));
 }
 
 }  // namespace hetermoe

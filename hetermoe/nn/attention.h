@@ -25,9 +25,4 @@ class Leaves {
 at::Tensor self_attention(const ModelConfig& model, const Leaves& leaves, const at::Tensor& normed_TH,
                           i64 seq_len);
 
-/// softmax(q k^T * scale) v with a causal mask, by the fused kernel of the device where there is one. [B, h,
-/// S, *]; the width of v may differ from that of q and k; k and v may have fewer heads. Returns [B, h, S,
-/// width of v].
-at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale);
-
 }  // namespace hetermoe

@@ -3,19 +3,12 @@
 #include <ATen/Parallel.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <bit>
 #include <cmath>
 #include <vector>
 
+#include "hetermoe/nn/cpu_attention.h"
 #include "hetermoe/nn/params.h"
-
-// One function, compiled for several instruction sets and chosen when the program starts.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && \
-    !defined(__SANITIZE_THREAD__)
-#define HM_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define HM_CLONES
-#endif
+#include "hetermoe/nn/simd.h"
 
 namespace hetermoe {
 namespace {
@@ -28,25 +21,6 @@ bool fast(const at::Tensor& tensor, Path path) {
 }
 
 i64 rows_per_task(i64 width) { return std::max<i64>(1, kElementsPerTask / std::max<i64>(1, width)); }
-
-/// e^x in plain arithmetic that compilers vectorise (std::exp does not without fast-math): x = n ln2 + r, a
-/// polynomial of degree 6 in r (Cephes expf), and n put into the exponent. Error below 2 units in the last
-/// place.
-inline float fast_exp(float x) {
-  x = std::min(88.0f, std::max(-87.0f, x));
-  const float shifted = x * 1.44269504f + 12582912.0f;  // adding 1.5 * 2^23 rounds to an integer
-  const float n = shifted - 12582912.0f;
-  const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-  float p = 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.0f;
-  const auto exponent = static_cast<std::int32_t>(n) + 127;
-  return p * std::bit_cast<float>(exponent << 23);
-}
 
 HM_CLONES void swiglu_row(const float* __restrict gate, const float* __restrict up, float weight,
                           float* __restrict act, i64 width) {
@@ -291,34 +265,35 @@ at::Tensor rotate_generic(const at::Tensor& x_BShd, const RopeTable& table, Rope
   return turned.flatten(-2).to(x_BShd.scalar_type());
 }
 
-/// sign = 1 turns forward, -1 back.
-HM_CLONES void turn_halves(const float* __restrict x, const float* __restrict cos,
-                           const float* __restrict sin, float sign, float* __restrict out, i64 half) {
+/// sign = 1 turns forward, -1 back. out may be x: hence ivdep instead of __restrict.
+HM_CLONES void turn_halves(const float* x, const float* cos, const float* sin, float sign, float* out,
+                           i64 half) {
+#pragma GCC ivdep
   for (i64 i = 0; i < half; ++i) {
-    const float s = sign * sin[i];
-    out[i] = x[i] * cos[i] - x[half + i] * s;
-    out[half + i] = x[half + i] * cos[i] + x[i] * s;
+    const float s = sign * sin[i], first = x[i], second = x[half + i];
+    out[i] = first * cos[i] - second * s;
+    out[half + i] = second * cos[i] + first * s;
   }
 }
 
-HM_CLONES void turn_pairs(const float* __restrict x, const float* __restrict cos, const float* __restrict sin,
-                          float sign, float* __restrict out, i64 half) {
+HM_CLONES void turn_pairs(const float* x, const float* cos, const float* sin, float sign, float* out,
+                          i64 half) {
+#pragma GCC ivdep
   for (i64 i = 0; i < half; ++i) {
-    const float s = sign * sin[i];
-    out[2 * i] = x[2 * i] * cos[i] - x[2 * i + 1] * s;
-    out[2 * i + 1] = x[2 * i + 1] * cos[i] + x[2 * i] * s;
+    const float s = sign * sin[i], first = x[2 * i], second = x[2 * i + 1];
+    out[2 * i] = first * cos[i] - second * s;
+    out[2 * i + 1] = second * cos[i] + first * s;
   }
 }
 
-/// out = x turned, or copied where `table` is null. Both [B, S, heads, dim] of any strides but 1 in the last
-/// dimension.
-void turn_into(const at::Tensor& out, const at::Tensor& x, const RopeTable* table, RopeLayout layout,
+/// out = x turned; out may be x. Both [B, S, heads, dim] of any strides but 1 in the last dimension.
+void turn_into(const at::Tensor& out, const at::Tensor& x, const RopeTable& table, RopeLayout layout,
                RopeDirection direction) {
   const i64 seq_len = x.size(1), num_heads = x.size(2), dim = x.size(3);
   const float* from = x.const_data_ptr<float>();
   float* to = out.mutable_data_ptr<float>();
-  const float* cos = table != nullptr ? table->cos.const_data_ptr<float>() : nullptr;
-  const float* sin = table != nullptr ? table->sin.const_data_ptr<float>() : nullptr;
+  const float* cos = table.cos.const_data_ptr<float>();
+  const float* sin = table.sin.const_data_ptr<float>();
   const float sign = direction == RopeDirection::kForward ? 1.0f : -1.0f;
   at::parallel_for(0, x.size(0) * seq_len, rows_per_task(num_heads * dim), [&](i64 begin, i64 end) {
     for (i64 token = begin; token < end; ++token) {
@@ -326,9 +301,7 @@ void turn_into(const at::Tensor& out, const at::Tensor& x, const RopeTable* tabl
       for (i64 h = 0; h < num_heads; ++h) {
         const float* source = from + b * x.stride(0) + s * x.stride(1) + h * x.stride(2);
         float* target = to + b * out.stride(0) + s * out.stride(1) + h * out.stride(2);
-        if (table == nullptr) {
-          std::copy_n(source, dim, target);
-        } else if (layout == RopeLayout::kHalves) {
+        if (layout == RopeLayout::kHalves) {
           turn_halves(source, cos + s * dim / 2, sin + s * dim / 2, sign, target, dim / 2);
         } else {
           turn_pairs(source, cos + s * dim / 2, sin + s * dim / 2, sign, target, dim / 2);
@@ -345,7 +318,7 @@ at::Tensor rotate(const at::Tensor& x_BShd, const RopeTable& table, RopeLayout l
   const bool fast = x_BShd.device().is_cpu() && x_BShd.scalar_type() == at::kFloat && x_BShd.stride(-1) == 1;
   if (!fast) return rotate_generic(x_BShd, table, layout, direction);
   at::Tensor out = at::empty(x_BShd.sizes(), x_BShd.options());
-  turn_into(out, x_BShd, &table, layout, direction);
+  turn_into(out, x_BShd, table, layout, direction);
   return out;
 }
 
@@ -400,51 +373,131 @@ std::vector<at::Tensor> head_views(const at::Tensor& qkv, const HeadShape& shape
   return heads.split_with_sizes({shape.num_heads, shape.num_kv_heads, shape.num_kv_heads}, 2);
 }
 
-struct SplitHeadsFunction : torch::autograd::Function<SplitHeadsFunction> {
-  static variable_list forward(AutogradContext* context, const at::Tensor& qkv, const at::Tensor& cos,
-                               const at::Tensor& sin, const HeadShape& shape, i64 layout) {
-    context->save_for_backward({cos, sin});
+HeadRows head_rows(const at::Tensor& x_BShd) {
+  return {x_BShd.mutable_data_ptr<float>(), x_BShd.stride(0), x_BShd.stride(1), x_BShd.stride(2)};
+}
+
+AttentionShape attention_shape(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale) {
+  return {q.size(0), q.size(1), q.size(2), k.size(2), q.size(3), v.size(3), static_cast<float>(scale)};
+}
+
+bool fits(const at::Tensor& x) { return x.device().is_cpu() && x.scalar_type() == at::kFloat; }
+
+/// What attention keeps for its backward.
+struct AttentionForward {
+  at::Tensor out_BShd, log_sums_BhS;
+};
+
+AttentionForward cpu_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale) {
+  AttentionForward out{at::empty({q.size(0), q.size(1), q.size(2), v.size(3)}, q.options()),
+                       at::empty({q.size(0), q.size(2), q.size(1)}, q.options())};
+  cpu_attention_forward(attention_shape(q, k, v, scale), head_rows(q), head_rows(k), head_rows(v),
+                        head_rows(out.out_BShd), out.log_sums_BhS.mutable_data_ptr<float>());
+  return out;
+}
+
+/// parts, dparts: q, k, v and where their gradients go.
+void cpu_attention_gradients(const std::vector<at::Tensor>& parts, const AttentionForward& forward,
+                             const at::Tensor& dout, const std::vector<at::Tensor>& dparts, double scale) {
+  const at::Tensor d = dout.stride(-1) == 1 ? dout : dout.contiguous();
+  cpu_attention_backward(
+      attention_shape(parts[0], parts[1], parts[2], scale),
+      {head_rows(parts[0]), head_rows(parts[1]), head_rows(parts[2]), head_rows(forward.out_BShd),
+       head_rows(d), forward.log_sums_BhS.const_data_ptr<float>(), head_rows(dparts[0]), head_rows(dparts[1]),
+       head_rows(dparts[2])});
+}
+
+struct CausalAttentionFunction : torch::autograd::Function<CausalAttentionFunction> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k,
+                            const at::Tensor& v, double scale) {
+    const AttentionForward out = cpu_attention(q, k, v, scale);
+    context->save_for_backward({q, k, v, out.out_BShd, out.log_sums_BhS});
+    context->saved_data["scale"] = scale;
+    return out.out_BShd;
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    const variable_list saved = context->get_saved_variables();
+    const variable_list dparts = {at::empty(saved[0].sizes(), saved[0].options()),
+                                  at::empty(saved[1].sizes(), saved[1].options()),
+                                  at::empty(saved[2].sizes(), saved[2].options())};
+    cpu_attention_gradients({saved[0], saved[1], saved[2]}, {saved[3], saved[4]}, grads[0], dparts,
+                            context->saved_data["scale"].toDouble());
+    return {dparts[0], dparts[1], dparts[2], at::Tensor()};
+  }
+};
+
+/// Rotates q and k inside the projection's own memory: its backward needs its input alone, so that nobody
+/// misses what was there.
+struct RotaryAttentionFunction : torch::autograd::Function<RotaryAttentionFunction> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& qkv, const at::Tensor& cos,
+                            const at::Tensor& sin, const HeadShape& shape, i64 layout) {
+    const std::vector<at::Tensor> parts = head_views(qkv, shape);
+    for (std::size_t i = 0; i < 2; ++i)
+      turn_into(parts[i], parts[i], {cos, sin}, static_cast<RopeLayout>(layout), RopeDirection::kForward);
+    const AttentionForward out = cpu_attention(parts[0], parts[1], parts[2], shape.scale());
+    context->save_for_backward({qkv, out.out_BShd, out.log_sums_BhS, cos, sin});
     context->saved_data["shape"] =
         std::vector<i64>{shape.seq_len, shape.num_heads, shape.num_kv_heads, shape.dim, layout};
-    const std::vector<at::Tensor> parts = head_views(qkv, shape);
-    const RopeTable table{cos, sin};
-    variable_list out;
-    for (std::size_t i = 0; i < parts.size(); ++i) {
-      const at::Tensor& part = parts[i];
-      out.push_back(at::empty({part.size(0), part.size(2), part.size(1), part.size(3)}, part.options()));
-      turn_into(out[i].transpose(1, 2), part, i < 2 ? &table : nullptr, static_cast<RopeLayout>(layout),
-                RopeDirection::kForward);
-    }
-    return out;
+    return out.out_BShd.view({qkv.size(0), -1});
   }
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const variable_list saved = context->get_saved_variables();
     const std::vector<i64> numbers = context->saved_data["shape"].toIntVector();
     const HeadShape shape{numbers[0], numbers[1], numbers[2], numbers[3]};
-    const RopeTable table{saved[0], saved[1]};
-    const i64 num_sequences = grads[0].size(0);
-    at::Tensor dqkv =
-        at::empty({num_sequences * shape.seq_len, (shape.num_heads + 2 * shape.num_kv_heads) * shape.dim},
-                  grads[0].options());
-    const std::vector<at::Tensor> parts = head_views(dqkv, shape);
-    for (std::size_t i = 0; i < parts.size(); ++i) {
-      const at::Tensor grad = grads[i].stride(-1) == 1 ? grads[i] : grads[i].contiguous();
-      turn_into(parts[i], grad.transpose(1, 2), i < 2 ? &table : nullptr, static_cast<RopeLayout>(numbers[4]),
+    const at::Tensor dqkv = at::empty(saved[0].sizes(), saved[0].options());
+    const std::vector<at::Tensor> dparts = head_views(dqkv, shape);
+    cpu_attention_gradients(head_views(saved[0], shape), {saved[1], saved[2]},
+                            grads[0].reshape(saved[1].sizes()), dparts, shape.scale());
+    for (std::size_t i = 0; i < 2; ++i) {
+      turn_into(dparts[i], dparts[i], {saved[3], saved[4]}, static_cast<RopeLayout>(numbers[4]),
                 RopeDirection::kBackward);
     }
     return {dqkv, at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
+at::Tensor pad_width(const at::Tensor& x, i64 width) {
+  return x.size(-1) == width ? x : at::constant_pad_nd(x, {0, width - x.size(-1)});
+}
+
+/// [B, h, S, dim] with every head as often as query heads share it.
+at::Tensor repeat_heads(const at::Tensor& x, i64 num_heads) {
+  const i64 times = num_heads / x.size(1);
+  if (times == 1) return x;
+  return x.unsqueeze(2).expand({x.size(0), x.size(1), times, x.size(2), x.size(3)}).flatten(1, 2);
+}
+
+/// By the device's fused kernel, which wants equal widths and heads. Zero columns change nothing: neither the
+/// scores nor the kept columns.
+at::Tensor generic_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale) {
+  const i64 width = std::max(q.size(-1), v.size(-1)), num_heads = q.size(2);
+  const auto operand = [&](const at::Tensor& x) {
+    return pad_width(repeat_heads(x.transpose(1, 2), num_heads), width);
+  };
+  const at::Tensor out =
+      at::scaled_dot_product_attention(operand(q), operand(k), operand(v), /*attn_mask=*/{},
+                                       /*dropout_p=*/0.0, /*is_causal=*/true, scale);
+  return out.narrow(-1, 0, v.size(-1)).transpose(1, 2);
+}
+
 }  // namespace
 
-std::vector<at::Tensor> split_heads(const at::Tensor& qkv, const HeadShape& shape, const RopeTable& table,
-                                    RopeLayout layout, Path path) {
-  if (fast(qkv, path))
-    return SplitHeadsFunction::apply(qkv, table.cos, table.sin, shape, static_cast<i64>(layout));
+at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale,
+                            Path path) {
+  const bool own = path == Path::kAuto && fits(q) && fits_cpu_attention(attention_shape(q, k, v, scale));
+  if (!own) return generic_attention(q, k, v, scale);
+  const auto rows = [](const at::Tensor& x) { return x.stride(-1) == 1 ? x : x.contiguous(); };
+  return CausalAttentionFunction::apply(rows(q), rows(k), rows(v), scale);
+}
+
+at::Tensor rotary_attention(const at::Tensor& qkv, const HeadShape& shape, const RopeTable& table,
+                            RopeLayout layout, Path path) {
   const std::vector<at::Tensor> parts = head_views(qkv, shape);
-  return {rope(parts[0], table, layout).transpose(1, 2), rope(parts[1], table, layout).transpose(1, 2),
-          parts[2].transpose(1, 2)};
+  if (fast(qkv, path) && fits_cpu_attention(attention_shape(parts[0], parts[1], parts[2], shape.scale())))
+    return RotaryAttentionFunction::apply(qkv, table.cos, table.sin, shape, static_cast<i64>(layout));
+  return causal_attention(rope(parts[0], table, layout), rope(parts[1], table, layout), parts[2],
+                          shape.scale(), path)
+      .reshape({qkv.size(0), -1});
 }
 
 at::Tensor swiglu(const at::Tensor& gate_up_C2F) { return SwigluFunction::apply(gate_up_C2F); }

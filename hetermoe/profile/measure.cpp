@@ -1,54 +1,12 @@
 #include "hetermoe/profile/measure.h"
 
-#include <c10/core/Allocator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <algorithm>
 #include <chrono>
-#include <mutex>
-#include <unordered_map>
 
 namespace hetermoe {
 namespace {
-
-/// Blocks that were allocated before the mark do not count when they are freed: an op that frees its inputs
-/// must not hide what it makes.
-class Observer : public c10::MemoryReportingInfoBase {
- public:
-  void reportMemoryUsage(void* block, std::int64_t size, std::size_t, std::size_t, c10::Device) override {
-    const std::lock_guard lock(mutex_);
-    if (size > 0) {
-      blocks_[block] = static_cast<double>(size);
-      current_ += static_cast<double>(size);
-      peak_ = std::max(peak_, current_);
-      return;
-    }
-    const auto found = blocks_.find(block);
-    if (found == blocks_.end()) return;
-    current_ -= found->second;
-    blocks_.erase(found);
-  }
-  bool memoryProfilingEnabled() const override { return true; }
-  void mark() {
-    const std::lock_guard lock(mutex_);
-    blocks_.clear();
-    current_ = peak_ = 0;
-  }
-  double peak() const {
-    const std::lock_guard lock(mutex_);
-    return peak_;
-  }
-  double current() const {
-    const std::lock_guard lock(mutex_);
-    return current_;
-  }
-
- private:
-  mutable std::mutex mutex_;  // autograd of a GPU runs on its own threads
-  std::unordered_map<void*, double> blocks_;
-  double current_ = 0, peak_ = 0;
-};
 
 Seconds now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -65,16 +23,9 @@ void clear(const Task& task) {
 
 }  // namespace
 
-struct AllocationCounter::Impl {
-  std::shared_ptr<Observer> observer = std::make_shared<Observer>();
-  c10::DebugInfoGuard guard{c10::DebugInfoKind::PROFILER_STATE, observer};
-};
-
-AllocationCounter::AllocationCounter() : impl_(std::make_unique<Impl>()) {}
-AllocationCounter::~AllocationCounter() = default;
-void AllocationCounter::mark() { impl_->observer->mark(); }
-double AllocationCounter::peak() const { return impl_->observer->peak(); }
-double AllocationCounter::current() const { return impl_->observer->current(); }
+void AllocationCounter::mark() { meter_.forget(); }
+double AllocationCounter::peak() const { return meter_.of(0, 0).peak; }
+double AllocationCounter::current() const { return meter_.of(0, 0).left; }
 
 void synchronize(const at::Device& device) {
   if (device.is_cpu()) return;

@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "hetermoe/base/fields.h"
+#include "hetermoe/exec/memory_meter.h"
 
 namespace hetermoe {
 
@@ -45,23 +46,18 @@ double percentile(std::vector<double> values, double share);
 /// Waits until all work queued on the device has ended. At once on a CPU.
 void synchronize(const at::Device& device);
 
-/// Counts tensor memory of this thread while it lives: libtorch's allocators (CPU and CUDA alike) report
-/// every block to the thread's memory observer, the hook its own profiler uses; threads of autograd inherit
-/// it. Not to be nested, nor used under torch's profiler.
+/// Counts tensor memory of this thread while it lives. Blocks that were allocated before the mark do not
+/// count when they are freed: a task that frees its inputs must not hide what it makes.
 class AllocationCounter {
  public:
-  AllocationCounter();
-  ~AllocationCounter();
-  AllocationCounter(const AllocationCounter&) = delete;
-  AllocationCounter& operator=(const AllocationCounter&) = delete;
   /// Counts from here: the present becomes zero.
   void mark();
   double peak() const;     ///< most bytes over the mark since
-  double current() const;  ///< bytes over the mark now, not below 0
+  double current() const;  ///< bytes over the mark now
 
  private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
+  MemoryMeter meter_;
+  MemoryMeter::Watch watch_{meter_, 0};
 };
 
 }  // namespace hetermoe

@@ -1,0 +1,115 @@
+#include "hetermoe/exec/memory_meter.h"
+
+#include <c10/core/Allocator.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+
+namespace hetermoe {
+
+/// Shared by all threads that work for any device: a block may be freed by another device's thread than
+/// allocated it, which then counts for the op that freed it on the device that held it.
+struct MemoryMeter::Ledger {
+  struct Block {
+    Bytes bytes;
+    DeviceId device;
+  };
+  mutable std::mutex mutex;
+  std::unordered_map<void*, Block> blocks;
+  std::map<std::pair<OpId, DeviceId>, OpBytes> records;
+
+  void report(void* block, i64 size, OpId op, DeviceId device) {
+    const std::lock_guard lock(mutex);
+    if (size > 0) {
+      const auto bytes = static_cast<Bytes>(size);
+      blocks[block] = {bytes, device};
+      OpBytes& record = records[{op, device}];
+      record.left += bytes;
+      record.peak = std::max(record.peak, record.left);
+      return;
+    }
+    const auto found = blocks.find(block);
+    if (found == blocks.end()) return;
+    records[{op, found->second.device}].left -= found->second.bytes;
+    blocks.erase(found);
+  }
+};
+
+/// What libtorch calls on the thread that allocates or frees.
+struct MemoryMeter::Observer : public c10::MemoryReportingInfoBase {
+  Observer(std::shared_ptr<Ledger> in, DeviceId of) : ledger(std::move(in)), device(of) {}
+  void reportMemoryUsage(void* block, std::int64_t size, std::size_t, std::size_t, c10::Device) override {
+    ledger->report(block, size, op, device);
+  }
+  bool memoryProfilingEnabled() const override { return true; }
+
+  std::shared_ptr<Ledger> ledger;
+  DeviceId device;
+  OpId op = 0;
+};
+
+struct MemoryMeter::Watch::Impl {
+  std::shared_ptr<Observer> observer;
+  c10::DebugInfoGuard guard{c10::DebugInfoKind::PROFILER_STATE, observer};
+};
+
+MemoryMeter::Watch::Watch(MemoryMeter& meter, DeviceId device)
+    : impl_(new Impl{std::make_shared<Observer>(meter.ledger_, device)}) {}
+MemoryMeter::Watch::~Watch() = default;
+void MemoryMeter::Watch::begin(OpId op) { impl_->observer->op = op; }
+
+MemoryMeter::MemoryMeter() : ledger_(std::make_shared<Ledger>()) {}
+MemoryMeter::~MemoryMeter() = default;
+
+void MemoryMeter::clear_records() {
+  const std::lock_guard lock(ledger_->mutex);
+  ledger_->records.clear();
+}
+
+void MemoryMeter::forget() {
+  const std::lock_guard lock(ledger_->mutex);
+  ledger_->records.clear();
+  ledger_->blocks.clear();
+}
+
+MemoryMeter::OpBytes MemoryMeter::of(OpId op, DeviceId device) const {
+  const std::lock_guard lock(ledger_->mutex);
+  const auto found = ledger_->records.find({op, device});
+  return found == ledger_->records.end() ? OpBytes{} : found->second;
+}
+
+std::vector<Bytes> MemoryMeter::peaks(const Timeline& timeline, i32 num_devices) const {
+  struct Change {
+    Seconds time;
+    bool starts;
+    Bytes bytes;
+    /// At one moment, what ends is gone before what begins comes.
+    bool operator<(const Change& other) const {
+      return time != other.time ? time < other.time : starts < other.starts;
+    }
+  };
+  std::vector<std::vector<Change>> changes(static_cast<std::size_t>(num_devices));
+  for (const Span& span : timeline.spans) {
+    const OpBytes bytes = of(span.op, span.device);
+    std::vector<Change>& of_device = changes[static_cast<std::size_t>(span.device)];
+    of_device.push_back({span.start, true, bytes.peak});
+    of_device.push_back({span.end, false, bytes.left - bytes.peak});
+  }
+  std::vector<Bytes> peaks;
+  for (std::vector<Change>& of_device : changes) {
+    std::stable_sort(of_device.begin(), of_device.end());
+    Bytes now = 0, peak = 0;
+    for (const Change& change : of_device) {
+      now += change.bytes;
+      peak = std::max(peak, now);
+    }
+    peaks.push_back(peak);
+  }
+  return peaks;
+}
+
+}  // namespace hetermoe
