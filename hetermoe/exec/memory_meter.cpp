@@ -82,6 +82,13 @@ MemoryMeter::OpBytes MemoryMeter::of(OpId op, DeviceId device) const {
   return found == ledger_->records.end() ? OpBytes{} : found->second;
 }
 
+Bytes MemoryMeter::alive() const {
+  const std::lock_guard lock(ledger_->mutex);
+  Bytes sum = 0;
+  for (const auto& [address, block] : ledger_->blocks) sum += block.bytes;
+  return sum;
+}
+
 std::vector<Bytes> MemoryMeter::peaks(const Timeline& timeline, i32 num_devices) const {
   struct Change {
     Seconds time;

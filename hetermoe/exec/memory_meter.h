@@ -47,6 +47,8 @@ class MemoryMeter {
   /// Forgets the blocks, too: freeing them counts no more.
   void forget();
   OpBytes of(OpId op, DeviceId device) const;
+  /// Of all blocks that watched threads have allocated and not freed.
+  Bytes alive() const;
 
   /// [num_devices] most bytes at any moment of a step whose ops ran at the times of the timeline.
   std::vector<Bytes> peaks(const Timeline& timeline, i32 num_devices) const;

@@ -142,8 +142,12 @@ Bytes attention_work_bytes(const ModelConfig& m, i64 layer, const ActivationOpti
   } else {
     stats += real(m.num_heads);
   }
-  if (m.is_moe(layer)) stats += real(m.num_experts);
+  if (m.is_moe(layer)) stats += 2 * real(m.num_experts);
   return elements * options.element + stats * kStatBytes;
+}
+
+Bytes attention_gradient_bytes(const ModelConfig& m, Bytes element) {
+  return real(qkv_width(m) + m.output_width()) * element;
 }
 
 Bytes attention_saved_bytes(const ModelConfig& model, i64 layer, const ActivationOptions& options) {
@@ -155,9 +159,13 @@ Bytes expert_work_bytes(const ModelConfig& model, Bytes element) {
   return 3 * real(model.expert_hidden) * element;
 }
 
+Bytes expert_kept_bytes(const ModelConfig& model, Bytes element) {
+  return 2 * real(model.expert_hidden) * element;
+}
+
 Bytes expert_saved_bytes(const ModelConfig& model, const ActivationOptions& options) {
   const Bytes always = row_bytes(model, options.element) + kRouteWeightBytes;
-  return options.recompute ? always : always + expert_work_bytes(model, options.element);
+  return options.recompute ? always : always + expert_kept_bytes(model, options.element);
 }
 
 Bytes head_work_bytes(const ModelConfig& model, Bytes element) {

@@ -115,18 +115,24 @@ struct ActivationOptions {
 ///   H         normed rows: input of router, experts and shared or dense MLP
 ///   3W        gate, up and their product; W = S*I of the shared expert or D of the dense MLP
 ///   h*s       probabilities, with scores_in_memory
-/// and in fp32 (4 bytes): 2 norm statistics, h log-sum-exps (not with scores_in_memory), E router scores.
+/// and in fp32 (4 bytes): 2 norm statistics, h log-sum-exps (not with scores_in_memory), E router logits and
+/// E scores.
 Bytes attention_work_bytes(const ModelConfig& model, i64 layer, const ActivationOptions& options);
+/// What the backward of an attention part holds besides, per token, where it holds most: the gradients of q,
+/// k, v and of the attention kernel's output.
+Bytes attention_gradient_bytes(const ModelConfig& model, Bytes element);
 /// Kept per token and layer between forward and backward: the input row and the routing; without recompute
 /// also attention_work_bytes.
 Bytes attention_saved_bytes(const ModelConfig& model, i64 layer, const ActivationOptions& options);
 
-/// What op `experts` makes and backward needs, per (row, expert) pair: gate, up and their product, 3*I
-/// elements. The expert's output is not among them: the gradient of the routing weight is the product of
-/// (gradient through down) and the inner activation.
+/// What op `experts` makes inside, per (row, expert) pair: gate, up and their product, 3*I elements; backward
+/// writes the gradients over them. The expert's output is not among them: the gradient of the routing weight
+/// is the product of (gradient through down) and the inner activation.
 Bytes expert_work_bytes(const ModelConfig& model, Bytes element);
+/// What backward needs of these: gate and up.
+Bytes expert_kept_bytes(const ModelConfig& model, Bytes element);
 /// Kept per (row, expert) pair between forward and backward: the received row and its routing weight (4
-/// bytes); without recompute also expert_work_bytes. A row that is received once for several experts of a
+/// bytes); without recompute also expert_kept_bytes. A row that is received once for several experts of a
 /// device is counted once per expert here: an upper bound with row_dedup.
 Bytes expert_saved_bytes(const ModelConfig& model, const ActivationOptions& options);
 

@@ -105,8 +105,11 @@ AttentionOutput attention_forward(const ModelConfig& model, i64 layer, const Sta
 AttentionGradient attention_backward(const ModelConfig& model, i64 layer, StateGroup& state,
                                      const AttentionBackwardInput& input, i64 seq_len) {
   const at::TensorOptions scalar = input.y_TD.options().dtype(accumulate_type(input.y_TD.scalar_type()));
-  AttentionGradient out{at::zeros_like(input.y_TD), at::zeros({}, scalar)};
-  if (input.y_TD.size(0) == 0) return out;
+  AttentionGradient out{at::Tensor(), at::zeros({}, scalar)};
+  if (input.y_TD.size(0) == 0) {
+    out.dy_TD = at::empty_like(input.y_TD);
+    return out;
+  }
   const at::AutoGradMode mode(true);
   const AttentionGraph graph = input.graph != nullptr ? std::move(*input.graph)
                                                       : run(model, layer, state, input.y_TD, seq_len,

@@ -8,7 +8,8 @@ namespace hetermoe {
 namespace {
 
 constexpr Bytes kIdBytes = 8, kWeightBytes = 4;  // of an index and of a routing weight or its gradient
-constexpr double kWithGradients = 2;             // activations and, at worst, the gradients of all of them
+constexpr double kCopyIndices = 2;  // of a copy that an owner computes: its row, its place in the message
+constexpr double kSendIndices = 3;  // of a copy that a source sends: row, expert, position; and one for a row
 
 std::size_t at(i32 index) { return static_cast<std::size_t>(index); }
 
@@ -26,6 +27,7 @@ BufferSizes::BufferSizes(const Placement& placement, const ModelConfig& model, c
       cluster_(cluster),
       loads_(placement, routing),
       work_(placement, model, cluster),
+      counts_(count_parameters(model)),
       group_of_(at(placement.num_devices()), -1) {
   for (i32 g = 0; g < placement.num_groups(); ++g) {
     for (const DeviceId device : placement.plan().groups[at(g)].devices) group_of_[at(device)] = g;
@@ -51,11 +53,13 @@ BufferSizes::Traffic BufferSizes::traffic(i32 layer, i32 microbatch, i32 chunk, 
     traffic.rows_as_owner = load.rows_at(static_cast<std::size_t>(owner - owners.begin()));
     traffic.copies_as_owner = load.copies_at(static_cast<std::size_t>(owner - owners.begin()));
   }
+  traffic.num_sources = static_cast<double>(sources.size());
   for (std::size_t s = 0; s < sources.size(); ++s) {
     if (sources[s].device != device) continue;
     for (std::size_t o = 0; o < owners.size(); ++o) {
       traffic.rows_as_source += load.rows_between(s, o);
       traffic.copies_as_source += load.copies_between(s, o);
+      if (owners[o] == device) traffic.rows_kept += load.rows_between(s, o);
     }
   }
   return traffic;
@@ -72,26 +76,37 @@ Bytes BufferSizes::of(const Epoch& e) {
   const auto exchanged = [&] { return traffic(e.layer, e.microbatch, e.chunk, e.device); };
   const Bytes row = this->row(e.device);
   switch (e.buffer) {
-    case Buffer::kHidden:
     case Buffer::kResidual:
     case Buffer::kSend:
+      return keeps_activations() ? 0 : tokens_at(e.layer) * row;  // else part of kSavedAttention
+    case Buffer::kHidden:
     case Buffer::kDHidden:
     case Buffer::kDMove:
       return tokens_at(e.layer) * row;
     case Buffer::kMoveOut:
       return tokens_at(e.layer - 1) * row;
-    case Buffer::kRouting:
-      return tokens_at(e.layer) * routing_bytes(model_, e.layer);
-    case Buffer::kSavedAttention:
-      return tokens_at(e.layer) * attention_work(e.layer, e.device);
+    case Buffer::kRouting: {
+      Bytes indices = 0;
+      for (i32 chunk = 0; placement_.is_moe(e.layer) && chunk < placement_.plan().chunks; ++chunk) {
+        const Traffic t = traffic(e.layer, e.microbatch, chunk, e.device);
+        indices += (t.rows_as_source + kSendIndices * t.copies_as_source) * kIdBytes;
+      }
+      return tokens_at(e.layer) * routing_bytes(model_, e.layer) + indices;
+    }
+    case Buffer::kSavedAttention: {
+      // With an MLP of its own the layer's residual stream is one row more.
+      const bool mlp = !placement_.is_moe(e.layer) || model_.num_shared_experts > 0;
+      return tokens_at(e.layer) * (attention_work(e.layer, e.device) + (mlp ? row : 0));
+    }
     case Buffer::kLoad: {
       const ExchangeLoad& load = loads_.of(group_of_[at(e.device)], e.layer, e.microbatch, e.chunk);
       return static_cast<double>(load.num_sources() * load.num_owners()) * 2 * kIdBytes;
     }
     case Buffer::kRows:
-      return exchanged().rows_as_owner * row + exchanged().copies_as_owner * (kIdBytes + kWeightBytes);
+      return exchanged().rows_as_owner * row +
+             exchanged().copies_as_owner * (kCopyIndices * kIdBytes + kWeightBytes);
     case Buffer::kSavedExperts:
-      return exchanged().copies_as_owner * expert_work_bytes(model_, element(e.device));
+      return exchanged().copies_as_owner * expert_kept_bytes(model_, element(e.device));
     case Buffer::kOut:
     case Buffer::kDOut:
       return exchanged().rows_as_owner * row;
@@ -117,47 +132,75 @@ Bytes BufferSizes::workspace(const Op& op, DeviceId device) {
   return is_compute(op.kind) ? compute_workspace(op, device) : transfer_workspace(op, device);
 }
 
-Bytes BufferSizes::compute_workspace(const Op& op, DeviceId device) {
-  const bool backward = op.phase == Phase::kBackward, trains = placement_.options().backward;
-  const Recompute recompute = placement_.plan().recompute;
-  if (op.kind == OpKind::kAttention) {
-    const bool kept =
-        recompute == Recompute::kOff || (recompute == Recompute::kResend && placement_.is_moe(op.layer));
-    const double held = backward ? (kept ? kWithGradients - 1 : kWithGradients)
-                        : (trains && recompute == Recompute::kOff) || op.phase == Phase::kRecompute ? 0
-                                                                                                    : 1;
-    return held * tokens(op.layer, op.microbatch, device) * attention_work(op.layer, device);
-  }
-  if (op.kind == OpKind::kExperts) {
-    const bool kept = recompute != Recompute::kLocal;
-    const double held = backward ? (kept ? kWithGradients - 1 : kWithGradients)
-                        : (trains && recompute == Recompute::kOff) || op.phase == Phase::kRecompute ? 0
-                                                                                                    : 1;
-    const double gathered = backward ? 3 : 2;  // rows in expert order, outputs, and the gradient of either
-    return traffic(op.layer, op.microbatch, op.chunk, device).copies_as_owner *
-           (held * expert_work_bytes(model_, element(device)) + gathered * row(device));
-  }
-  if (op.kind == OpKind::kHead) {
-    const double all = tokens(placement_.num_layers(), op.microbatch, device);
-    return std::min(all, static_cast<double>(kHeadChunkTokens)) * head_work_bytes(model_, element(device));
-  }
-  return 0;
+bool BufferSizes::keeps_activations() const {
+  return placement_.options().backward && placement_.plan().recompute == Recompute::kOff;
 }
 
+/// Forward makes the residual stream and the rows to send, which are buffers, and what it keeps is one, too.
+/// Backward may have to make all again, and autograd hands the gradients of the weights over whole.
+Bytes BufferSizes::attention_workspace(const Op& op, DeviceId device) const {
+  const Recompute recompute = placement_.plan().recompute;
+  const double count = tokens(op.layer, op.microbatch, device);
+  const Bytes work = attention_work(op.layer, device);
+  if (op.phase != Phase::kBackward) {
+    const bool is_buffer = keeps_activations() || op.phase == Phase::kRecompute;
+    return is_buffer ? 0 : count * (work - 2 * row(device));
+  }
+  const bool kept =
+      recompute == Recompute::kOff || (recompute == Recompute::kResend && placement_.is_moe(op.layer));
+  return count * ((kept ? 0 : work) + attention_gradient_bytes(model_, element(device))) +
+         static_cast<double>(counts_.attention_part[at(op.layer)]) * element(device);
+}
+
+/// Rows in expert order, outputs, and in backward the gradients of both: the gradient of the output is the
+/// input of one product, that of the rows the result of the other.
+Bytes BufferSizes::experts_workspace(const Op& op, DeviceId device) {
+  const bool backward = op.phase == Phase::kBackward;
+  const bool kept = backward ? placement_.plan().recompute != Recompute::kLocal
+                             : keeps_activations() || op.phase == Phase::kRecompute;
+  const Bytes inside =
+      expert_work_bytes(model_, element(device)) - (kept ? expert_kept_bytes(model_, element(device)) : 0);
+  return traffic(op.layer, op.microbatch, op.chunk, device).copies_as_owner *
+         (inside + (backward ? 3 : 2) * row(device));
+}
+
+Bytes BufferSizes::compute_workspace(const Op& op, DeviceId device) {
+  switch (op.kind) {
+    case OpKind::kAttention:
+      return attention_workspace(op, device);
+    case OpKind::kExperts:
+      return experts_workspace(op, device);
+    case OpKind::kHead: {
+      const double all = tokens(placement_.num_layers(), op.microbatch, device);
+      return std::min(all, static_cast<double>(kHeadChunkTokens)) * head_work_bytes(model_, element(device));
+    }
+    default:
+      return 0;
+  }
+}
+
+/// Messages that are no buffers themselves. A sender gathers rows, or converts them when the wire has another
+/// type; a receiver joins the messages of several sources.
 Bytes BufferSizes::transfer_workspace(const Op& op, DeviceId device) {
   const Plan& plan = placement_.plan();
   const Bytes wire =
       row_bytes(model_, bytes_of(op.phase == Phase::kBackward ? plan.wire_backward : plan.wire_forward));
+  const bool converts = wire != row(device);
   switch (op.kind) {
     case OpKind::kDispatch:
     case OpKind::kCombine: {
       const Traffic t = traffic(op.layer, op.microbatch, op.chunk, device);
-      return (t.rows_as_source + t.rows_as_owner) * wire;
+      const bool to_owners = (op.kind == OpKind::kDispatch) == (op.phase != Phase::kBackward);
+      const double received = t.rows_as_owner - t.rows_kept;
+      if (to_owners) return (t.rows_as_source + (t.num_sources > 1 || converts ? received : 0)) * wire;
+      return converts ? (t.rows_as_owner + t.rows_as_source - t.rows_kept) * wire : 0;
     }
     case OpKind::kMove:
       return (tokens(op.layer - 1, op.microbatch, device) + tokens(op.layer, op.microbatch, device)) * wire;
-    case OpKind::kReduce:
-      return work_.state_params(op.state) * state_bytes_per_parameter(element(device)).gradients;
+    case OpKind::kReduce: {
+      const auto copies = static_cast<double>(placement_.states()[at(op.state)].devices.size());
+      return copies * work_.state_params(op.state) * state_bytes_per_parameter(element(device)).gradients;
+    }
     default:
       return 0;
   }

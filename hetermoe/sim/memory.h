@@ -38,8 +38,8 @@ class BufferSizes {
   /// kGrad and kNorm count 0: gradients belong to the state.
   Bytes of(const Epoch& epoch);
   /// What the op needs besides its buffers: activations that it recomputes or does not keep, gradients of
-  /// them (at worst as much again), gathered rows, logits of a run of tokens, messages of a transfer, a
-  /// second copy of what is reduced.
+  /// them, gathered rows, logits of a run of tokens, messages of a transfer, everybody's copy of what is
+  /// reduced.
   Bytes workspace(const Op& op, DeviceId device);
   /// Weights, gradients and optimizer state of a device.
   MemoryUse state(DeviceId device) const;
@@ -48,10 +48,15 @@ class BufferSizes {
   /// Rows and copies that one device sends and receives in an exchange.
   struct Traffic {
     double rows_as_source = 0, copies_as_source = 0, rows_as_owner = 0, copies_as_owner = 0;
+    double rows_kept = 0;  ///< of both, those that it sends itself
+    double num_sources = 0;
   };
   Traffic traffic(i32 layer, i32 microbatch, i32 chunk, DeviceId device);
   double tokens(i32 stage, i32 microbatch, DeviceId device) const;
   Bytes attention_work(i32 layer, DeviceId device) const;
+  bool keeps_activations() const;
+  Bytes attention_workspace(const Op& op, DeviceId device) const;
+  Bytes experts_workspace(const Op& op, DeviceId device);
   Bytes compute_workspace(const Op& op, DeviceId device);
   Bytes transfer_workspace(const Op& op, DeviceId device);
   Bytes element(DeviceId device) const;
@@ -62,6 +67,7 @@ class BufferSizes {
   const Cluster& cluster_;
   LoadTable loads_;
   WorkModel work_;
+  ParamCounts counts_;
   std::vector<i32> group_of_;  // [device]
 };
 

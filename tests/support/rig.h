@@ -82,6 +82,7 @@ class Rig {
   const ModelConfig& model() const { return model_; }
   const Cluster& cluster() const { return cluster_; }
   Executor& executor() { return *executor_; }
+  const std::vector<std::unique_ptr<DeviceState>>& states() const { return states_; }
   Transport& transport() { return transport_; }
 
   void load(const TensorsByName& values) {

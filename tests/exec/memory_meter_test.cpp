@@ -1,0 +1,185 @@
+#include "hetermoe/exec/memory_meter.h"
+
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "hetermoe/cost/roofline.h"
+#include "hetermoe/sim/memory.h"
+#include "tests/support/rig.h"
+#include "tests/support/strategy_plans.h"
+
+namespace hetermoe::testing {
+namespace {
+
+constexpr Bytes kKib = 1024;
+
+at::Tensor make_kib(i64 count) { return at::zeros({count * 1024}, at::kByte); }
+
+TEST(MemoryMeter, CountsWhatAnOpMakesAndLeaves) {
+  MemoryMeter meter;
+  const at::Tensor before = make_kib(9);
+  at::Tensor kept;
+  {
+    MemoryMeter::Watch watch(meter, 3);
+    watch.begin(7);
+    kept = make_kib(2);
+    { const at::Tensor gone = make_kib(5); }
+    watch.begin(8);
+    kept.reset();
+    kept = make_kib(1);
+  }
+  const at::Tensor after = make_kib(9);
+  EXPECT_EQ(meter.of(7, 3).peak, 7 * kKib);
+  EXPECT_EQ(meter.of(7, 3).left, 2 * kKib);
+  EXPECT_EQ(meter.of(8, 3).peak, 0);
+  EXPECT_EQ(meter.of(8, 3).left, -1 * kKib);
+  EXPECT_EQ(meter.of(8, 2).left, 0);
+}
+
+TEST(MemoryMeter, ABlockThatAnotherDeviceFreesIsGivenBackToItsOwner) {
+  MemoryMeter meter;
+  at::Tensor sent;
+  {
+    MemoryMeter::Watch watch(meter, 0);
+    watch.begin(1);
+    sent = make_kib(4);
+  }
+  std::thread([&] {
+    MemoryMeter::Watch watch(meter, 1);
+    watch.begin(2);
+    sent.reset();
+  }).join();
+  EXPECT_EQ(meter.of(2, 0).left, -4 * kKib);
+  EXPECT_EQ(meter.of(2, 1).left, 0);
+}
+
+TEST(MemoryMeter, PeaksAddUpWhatRunsAtTheSameTime) {
+  MemoryMeter meter;
+  at::Tensor kept;
+  {
+    MemoryMeter::Watch watch(meter, 0);
+    watch.begin(0);
+    kept = make_kib(2);
+    { const at::Tensor gone = make_kib(5); }
+    watch.begin(1);
+    { const at::Tensor gone = make_kib(3); }
+  }
+  Timeline timeline;
+  timeline.spans = {{0, 0, 0, 2}, {1, 0, 2, 3}};
+  EXPECT_EQ(meter.peaks(timeline, 1)[0], 7 * kKib);
+  timeline.spans = {{0, 0, 0, 2}, {1, 0, 1, 3}};
+  EXPECT_EQ(meter.peaks(timeline, 1)[0], 10 * kKib);
+}
+
+/// Weights, gradients and moments that a device really holds.
+Bytes state_bytes(DeviceState& state, const ModelConfig& model) {
+  Bytes sum = 0;
+  for (const NamedView& view : state.views(model)) {
+    for (const at::Tensor& tensor : {view.value, view.grad})
+      sum += tensor.defined() ? static_cast<Bytes>(tensor.nbytes()) : 0;
+  }
+  for (const LogicalTensor& tensor : state.logical_tensors(model)) {
+    for (const at::Tensor& moment : {tensor.exp_avg, tensor.exp_avg_sq, tensor.master})
+      sum += moment.defined() ? static_cast<Bytes>(moment.nbytes()) : 0;
+  }
+  return sum;
+}
+
+/// Runs a step and compares what each device held at most, tensor by tensor, with what the memory model says
+/// of the same schedule, times and routing. Returns the worst deviation of the model, relative.
+double check_memory(const ModelConfig& model, const Cluster& cluster, const Plan& plan,
+                    const std::string& name) {
+  const RooflineCost cost(model, cluster, plan);
+  MemoryMeter meter;
+  RigOptions options;
+  options.executor.clock = ClockKind::kVirtual;
+  options.executor.truth = &cost;
+  options.executor.memory = &meter;
+  Rig rig(model, cluster, plan, options);
+  rig.load(lively_values(model));
+  rig.executor().run(random_input(plan, model));
+  const std::vector<Bytes> measured = meter.peaks(rig.executor().timeline(), cluster.num_devices());
+  const RecordedRouting routing = rig.executor().recorded_routing();
+  const OpCosts costs = price(rig.schedule(), rig.placement(), model, cluster, cost, routing);
+  const std::vector<MemoryPeak> modelled = peak_memory(rig.schedule(), Simulator().run(rig.schedule(), costs),
+                                                       rig.placement(), model, cluster, routing);
+  double worst = 0;
+  for (const std::unique_ptr<DeviceState>& state : rig.states()) {
+    const auto d = static_cast<std::size_t>(state->device());
+    EXPECT_GT(measured[d], 0) << name;
+    const Bytes held = measured[d] + state_bytes(*state, model);
+    EXPECT_NEAR(modelled[d].use.state(), state_bytes(*state, model), 1e-9 * held) << name;
+    const double ratio = modelled[d].use.total() / held;
+    EXPECT_NEAR(ratio, 1, 0.05) << name << " device " << d << ": measured " << held << ", model "
+                                << modelled[d].use.total();
+    worst = std::max(worst, std::abs(ratio - 1));
+  }
+  return worst;
+}
+
+const char* text_of(Recompute recompute) {
+  return recompute == Recompute::kOff ? "kept" : recompute == Recompute::kLocal ? "recomputed" : "resent";
+}
+
+/// Strategies x recomputation on one model. Executed on CPUs, whose attention never holds all scores.
+void check_strategies(const char* model_name, const char* cluster_name, i64 seq_len) {
+  at::set_num_threads(1);
+  const ModelConfig model = load_model(model_name);
+  Cluster cluster = load_cluster(cluster_name);
+  for (DeviceType& type : cluster.types) type.attention_kernel = AttentionKernel::kFlash;
+  StrategyRequest request;
+  request.seq_len = seq_len;
+  request.sequences = 8;
+  request.microbatches = 2;
+  double worst = 0;
+  for (const char* strategy : {"zebra", "ep", "ep_overlap", "dist_ep", "single"}) {
+    for (const Recompute recompute : {Recompute::kLocal, Recompute::kOff, Recompute::kResend}) {
+      Plan plan = find_strategy(strategy).make(model, cluster, request);
+      plan.dtype.assign(plan.dtype.size(), Dtype::kFp32);
+      plan.wire_forward = plan.wire_backward = Dtype::kFp32;
+      plan.recompute = recompute;
+      const std::string name = fmt::format("{} {} {}", model_name, strategy, text_of(recompute));
+      worst = std::max(worst, check_memory(model, cluster, plan, name));
+    }
+  }
+  std::cout << fmt::format("[          ] {}: the model is off by {:.1f} % at worst\n", model_name,
+                           100 * worst);
+}
+
+TEST(MeasuredMemory, IsTheModelsOnTheDemo) { check_strategies("demo", "demo", 256); }
+TEST(MeasuredMemory, IsTheModelsOnThreeDeviceTypes) { check_strategies("demo", "demo3", 128); }
+TEST(MeasuredMemory, IsTheModelsWithNormsOfQueriesAndKeys) { check_strategies("tiny-qwen3", "demo", 128); }
+TEST(MeasuredMemory, IsTheModelsWithLatentAttentionAndSharedExperts) {
+  check_strategies("tiny-deepseek-v2", "demo", 128);
+}
+
+TEST(MeasuredMemory, DoesNotGrowFromStepToStep) {
+  at::set_num_threads(1);
+  const ModelConfig model = load_model("tiny");
+  const Cluster cluster = load_cluster("demo");
+  StrategyRequest request;
+  request.seq_len = 16;
+  request.sequences = 4;
+  request.microbatches = 2;
+  Plan plan = find_strategy("zebra").make(model, cluster, request);
+  plan.dtype.assign(plan.dtype.size(), Dtype::kFp32);
+  plan.wire_forward = plan.wire_backward = Dtype::kFp32;
+  MemoryMeter meter;
+  RigOptions options;
+  options.executor.memory = &meter;
+  Rig rig(model, cluster, plan, options);
+  rig.load(lively_values(model));
+  const StepInput input = random_input(plan, model);
+  MemoryMeter::Watch watch(meter, 0);  // this thread frees the result of the step before
+  rig.executor().run(input);
+  rig.executor().run(input);
+  const Bytes alive = meter.alive();
+  EXPECT_GT(alive, 0);  // what the executor keeps of the last step's result
+  for (int step = 0; step < 200; ++step) rig.executor().run(input);
+  EXPECT_EQ(meter.alive(), alive);
+}
+
+}  // namespace
+}  // namespace hetermoe::testing
