@@ -67,6 +67,17 @@ Cluster random_mixed_cluster(u64 seed) {
   return parse_cluster(json, "random cluster");
 }
 
+Plan plain_plan(const PlanRequest& request, const char* strategy, i64 microbatches) {
+  StrategyRequest fixed;
+  fixed.seq_len = request.seq_len;
+  fixed.sequences = request.sequences;
+  fixed.microbatches = microbatches;
+  Plan plan = find_strategy(strategy).make(request.model, request.cluster, fixed);
+  plan.dtype.assign(plan.dtype.size(), Dtype::kFp32);
+  plan.wire_forward = plan.wire_backward = Dtype::kFp32;
+  return plan;
+}
+
 /// Every plan that the planner judged, and the plain strategies with several numbers of microbatches.
 std::vector<Plan> alternatives(const PlanRequest& request, const PlanResult& result) {
   std::vector<Plan> plans;
@@ -74,62 +85,84 @@ std::vector<Plan> alternatives(const PlanRequest& request, const PlanResult& res
     if (candidate.infeasible.empty()) plans.push_back(candidate.plan);
   }
   for (const char* strategy : {"single", "ep", "dist_ep", "zebra"}) {
-    for (const i64 microbatches : {1, 2, 4}) {
-      StrategyRequest fixed;
-      fixed.seq_len = request.seq_len;
-      fixed.sequences = request.sequences;
-      fixed.microbatches = microbatches;
-      plans.push_back(find_strategy(strategy).make(request.model, request.cluster, fixed));
-      plans.back().dtype.assign(plans.back().dtype.size(), Dtype::kFp32);
-      plans.back().wire_forward = plans.back().wire_backward = Dtype::kFp32;
-    }
+    for (const i64 microbatches : {1, 2, 4}) plans.push_back(plain_plan(request, strategy, microbatches));
   }
   return plans;
 }
 
-Seconds executed_step(const PlanRequest& request, const Plan& plan, u64 seed) {
+/// Weights after some steps under the load-balancing loss, the state that the planner plans for: it expects
+/// experts that are equally busy. `imbalance`: rows of a layer's busiest expert over the mean, the worst.
+TensorsByName balanced_weights(const PlanRequest& request, double& imbalance) {
+  const Plan plan = plain_plan(request, "single", 1);
+  Session::Options options;
+  options.step.balance = true;
+  Session session(request.model, request.cluster, plan, options);
+  session.initialize(1);
+  StepResult result;
+  for (u64 step = 0; step < 60; ++step) {
+    StepInput input = random_input(plan, request.model, 100 + step);
+    input.step = static_cast<i64>(step);
+    input.learning_rate = 1e-3;
+    input.target_count = i64{1} << 40;  // the balancing loss alone moves weights
+    input.adamw.eps = 1e-6;
+    result = session.train_step(input);
+  }
+  const at::Tensor counts = result.counts_LE.to(at::kDouble);
+  imbalance = (counts.amax(1) / counts.mean(1)).max().item<double>();
+  return session.values();
+}
+
+Seconds executed_step(const PlanRequest& request, const Plan& plan, const TensorsByName& weights, u64 seed) {
   const TrueCost truth(request.model, request.cluster, plan, seed);
   Session::Options options;
   options.executor.clock = ClockKind::kVirtual;
   options.executor.truth = &truth;
   Session session(request.model, request.cluster, plan, options);
-  session.initialize(seed);
+  for (DeviceState* state : session.states()) {
+    for (const NamedView& view : state->views(request.model)) view.value.copy_(weights.at(view.name));
+  }
   return session.train_step(random_input(plan, request.model)).step;
 }
 
-/// The planner expects even routing; the routers of these models are not trained, and their uneven loads
-/// decide alone where the choice is more than 3 % off (it is as often with true figures equal to the
-/// estimates).
+/// Numbers of tokens as they are in training: with a hundred per expert and microbatch the chance of the draw
+/// decides between plans that are a few per cent apart.
 TEST(PlannedRuns, TheChoiceIsNearTheBestWhenExecuted) {
   at::set_num_threads(1);
   constexpr u64 kClusters = 24;
   int first = 0, near = 0;
   double worst = 1;
   std::set<std::string> chosen;
+  TensorsByName weights;
   for (u64 seed = 1; seed <= kClusters; ++seed) {
     PlanRequest request;
     request.model = load_model("tiny");
+    request.model.aux_loss_coef = 0.1;
     request.cluster = random_mixed_cluster(seed);
-    request.seq_len = 64;
+    request.seq_len = 256;
     request.sequences = 16;
     request.dtype = Dtype::kFp32;
     request.software.interference = 0;
+    if (weights.empty()) {
+      double imbalance = 0;
+      weights = balanced_weights(request, imbalance);
+      EXPECT_LT(imbalance, 1.2) << "rows of the busiest expert over the mean";
+    }
     const PlanResult result = find_plan(request);
     ASSERT_TRUE(result.feasible()) << result.infeasible;
     chosen.insert(result.best().name);
     std::vector<Seconds> steps;
     for (const Plan& plan : alternatives(request, result))
-      steps.push_back(executed_step(request, plan, seed));
+      steps.push_back(executed_step(request, plan, weights, seed));
     const auto fastest = std::min_element(steps.begin(), steps.end());
     first += fastest == steps.begin();
     near += steps[0] <= 1.03 * *fastest;
     worst = std::max(worst, steps[0] / *fastest);
-    EXPECT_LE(steps[0], 1.08 * *fastest) << "cluster " << seed << ": " << result.best().name
+    EXPECT_LE(steps[0], 1.05 * *fastest) << "cluster " << seed << ": " << result.best().name
                                          << " against alternative " << fastest - steps.begin();
     EXPECT_GT(*std::max_element(steps.begin(), steps.end()), 1.2 * steps[0]) << "nothing to choose from";
   }
   EXPECT_GT(chosen.size(), 1U);  // the clusters really differ
-  EXPECT_GE(near, 20);
+  EXPECT_GE(near, 22);
   std::cout << fmt::format("[          ] of {} clusters: fastest in {}, within 3 % in {}, worst {:.3f}\n",
                            kClusters, first, near, worst);
 }
