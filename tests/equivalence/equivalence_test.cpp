@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 
+#include "hetermoe/planner/baselines.h"
 #include "tests/support/rig.h"
 #include "tests/support/strategy_plans.h"
 
@@ -206,6 +207,35 @@ TEST(Equivalence, EveryCombinationOfPlanOptions) {
     }
   }
   EXPECT_EQ(coverage.runs, 162 + 108);
+}
+
+/// What `hetermoe compare` tunes is no picture: every system's plan runs, the pipelines of mixed types with
+/// uneven stages and the moved experts of Asym-EA, too.
+TEST(Equivalence, TunedPlansOfTheComparedSystems) {
+  const ModelConfig model = load_model("tiny");
+  const Cluster cluster = load_cluster("demo");
+  Predictor predictor(model, cluster);
+  Setting setting;
+  setting.seq_len = 4;
+  setting.sequences = 8;
+  Coverage coverage;
+  const std::vector<std::pair<const char*, Tuned>> systems = {
+      {"ep", tune_ep(predictor, setting)},
+      {"ep on the newer ones", tune_ep(predictor, setting, default_roles(cluster).attention)},
+      {"dist-ep", tune_dist_ep(predictor, setting)},
+      {"zebra", tune_zebra(predictor, setting, true)},
+      {"pp", tune_pp(predictor, setting)}};
+  for (const auto& [name, tuned] : systems) {
+    ASSERT_EQ(tuned.infeasible, "") << name;
+    Plan plan = tuned.plan;
+    use_fp64(plan);
+    const Comparison c = run_and_compare(model, cluster, plan, step_options(model), coverage);
+    EXPECT_LE(c.max(), kTolerance) << name << ": loss " << c.loss << ", gradient " << c.gradient << " of "
+                                   << c.worst;
+  }
+  EXPECT_EQ(coverage.runs, 5);
+  EXPECT_EQ(systems.back().second.plan.order, OrderPolicy::kOneFOneB);
+  EXPECT_GT(systems.back().second.plan.groups.size(), 1U);  // data parallel over pipelines
 }
 
 TEST(Equivalence, ExpertThatIsNeverChosenHasZeroGradientOnEveryReplica) {
