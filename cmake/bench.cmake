@@ -1,4 +1,5 @@
 # One program per file bench/<what>_bench.cpp. bench/nn_<what>_bench.cpp measures numerics and needs torch;
+# bench/engine_bench.cpp runs whole steps;
 # bench/paper_bench.cpp compares predictions with published figures. These print tables of their own, the others use
 # Google Benchmark.
 file(GLOB _sources CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/bench/*_bench.cpp")
@@ -9,6 +10,12 @@ foreach(_source IN LISTS _sources)
     if(HETERMOE_TORCH)
       add_executable(${_name} "${_source}")
       target_link_libraries(${_name} PRIVATE hm_nn)
+      hm_use_torch_pch(${_name})
+    endif()
+  elseif(_name STREQUAL "engine_bench")
+    if(HETERMOE_TORCH)
+      add_executable(${_name} "${_source}")
+      target_link_libraries(${_name} PRIVATE hm_train)
       hm_use_torch_pch(${_name})
     endif()
   elseif(_name STREQUAL "paper_bench")
