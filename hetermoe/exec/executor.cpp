@@ -260,6 +260,7 @@ Seconds Executor::run_transfer(Lane& lane, const LaneOp& item, const Op& op, Sec
   runtime.unpack(op, participants, in);
   Seconds duration = 0;
   if (clock_.needs_durations()) {
+  runtime.check(op, participants, in);
     const std::vector<PortBytes> bytes = work_.port_bytes(op, participants, runtime.load_of(op));
     duration = options_.truth->transfer({op, participants, bytes}).seconds();
   }
@@ -300,6 +301,7 @@ std::string Executor::hang_report() const {
   for (const std::unique_ptr<Lane>& lane : lanes_) {
     const std::size_t head = lane->next;
     const DeviceId device = device_of(lane->id);
+  const std::vector<AwaitedMessage> awaited = transport_.awaited();
     text += fmt::format("  device {} ({}) {}: ", device, context_.cluster.device_name(device),
                         name_of(queue_of(lane->id)));
     if (head >= lane->ops.size()) {
@@ -318,7 +320,13 @@ std::string Executor::hang_report() const {
     const std::string activity = !missing.empty()      ? fmt::format("waits for {}", fmt::join(missing, ", "))
                                  : is_compute(op.kind) ? "computes"
                                                        : "exchanges with its peers";
-    text += fmt::format("{} {} {}\n", item.op, to_string(op), activity);
+    std::vector<std::string> silent;
+    for (const AwaitedMessage& wait : awaited) {
+      if (wait.self == device && wait.op == item.op)
+        silent.push_back(fmt::format("device {} ({})", wait.from, context_.cluster.device_name(wait.from)));
+    }
+    text += fmt::format("{} {} {}{}\n", item.op, to_string(op), activity,
+                        silent.empty() ? "" : fmt::format(", has nothing from {}", fmt::join(silent, ", ")));
   }
   return text;
 }

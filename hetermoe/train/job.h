@@ -26,6 +26,7 @@ struct TrainOptions {
   i64 log_every = 10;
   i64 validate_every = 0;
   i64 validation_sequences = 32;
+  bool checksum_messages = false;
   template <class V>
   void fields(V& v) {
     v("steps", steps, "optimizer steps", at_least(0));
@@ -46,6 +47,8 @@ struct TrainOptions {
     v("log_every", log_every, "steps between log lines", at_least(1));
     v("validate_every", validate_every, "steps between validations, 0 = at the end only", at_least(0));
     v("validation_sequences", validation_sequences, "sequences of one validation, 0 = none", at_least(0));
+    v("checksum_messages", checksum_messages,
+      "add a checksum to every message between devices and compare it on arrival");
   }
 };
 

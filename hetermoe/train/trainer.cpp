@@ -63,7 +63,11 @@ std::unique_ptr<Session> make_session(const Job& job, const ModelConfig& model, 
                                       const Plan& plan, const CostModel& truth, const Placement& emulated,
                                       const Processes& processes) {
   Session::Options options = session_options(job, model, plan, truth, emulated);
-  if (processes.alone()) return std::make_unique<Session>(model, cluster, plan, options);
+  const auto start = [&](std::unique_ptr<Transport> transport) {
+    if (job.train.checksum_messages) transport = make_checksummed_transport(std::move(transport));
+    return std::make_unique<Session>(model, cluster, plan, options, std::move(transport));
+  };
+  if (processes.alone()) return start(make_in_process_transport(cluster.num_devices()));
   if (job.clock.kind == ClockKind::kPaced) {
     fail<ConfigError>("clock.kind",
                       "got paced with {} processes, expected real or virtual: processes have no common "
@@ -77,7 +81,7 @@ std::unique_ptr<Session> make_session(const Job& job, const ModelConfig& model, 
     rank_of[static_cast<std::size_t>(devices[i])] = ranks[i];
     if (ranks[i] == processes.rank()) options.local.push_back(devices[i]);
   }
-  return std::make_unique<Session>(model, cluster, plan, options, make_mpi_transport(processes, rank_of));
+  return start(make_mpi_transport(processes, rank_of));
 }
 
 /// Share of the step in which the compute lanes of devices with this role are idle.
