@@ -29,7 +29,9 @@ const std::vector<Command>& commands() {
        "hetermoe report out/demo/train/predicted.json --with out/demo/train/timeline.json -o report.html "
        "--trace trace.json",
        make_report},
-      {"doctor", "what this build and this machine can do", "hetermoe doctor", make_doctor},
+      {"doctor", "what this build and this machine can do; whether all processes of a run hear each other",
+       "hetermoe doctor\n  hetermoe doctor --cluster demo\n  mpirun -np 4 hetermoe doctor --cluster job.yaml",
+       make_doctor},
       {"options", "every key of a job, or the resolved configuration of one",
        "hetermoe options\n  hetermoe options configs/jobs/demo.yaml --train.steps 20", make_options},
   };

@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "hetermoe/cli/command.h"
+#include "hetermoe/comm/preflight.h"
 #include "hetermoe/report/progress.h"
 #include "hetermoe/report/table.h"
 #include "hetermoe/train/compare.h"
@@ -36,6 +37,12 @@ void print_summary(const Job& job, const StrategyRun& run, const std::filesystem
 /// Runs the job; only rank 0 talks.
 int train(const Options& options, const Job& job, const Processes& processes) {
   const bool talks = processes.rank() == 0;
+  if (!processes.alone() && job.train.preflight) {
+    const std::vector<std::string> complaints = check_processes(processes);
+    for (const std::string& complaint : complaints) {
+      if (talks) std::cerr << "[preflight] " << complaint << std::endl;
+    }
+  }
   stop_on_interrupt();
   ProgressOptions style;
   if (options.json || !talks) style.style = ProgressStyle::kNone;

@@ -27,6 +27,7 @@ struct TrainOptions {
   i64 validate_every = 0;
   i64 validation_sequences = 32;
   bool checksum_messages = false;
+  bool preflight = true;
   template <class V>
   void fields(V& v) {
     v("steps", steps, "optimizer steps", at_least(0));
@@ -49,6 +50,9 @@ struct TrainOptions {
     v("validation_sequences", validation_sequences, "sequences of one validation, 0 = none", at_least(0));
     v("checksum_messages", checksum_messages,
       "add a checksum to every message between devices and compare it on arrival");
+    v("preflight", preflight,
+      "several processes: every pair exchanges messages before the first step; a pair that is dead ends the "
+      "run, a slow one is named");
   }
 };
 

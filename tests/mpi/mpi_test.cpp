@@ -5,6 +5,7 @@
 
 #include <iostream>
 
+#include "hetermoe/comm/preflight.h"
 #include "hetermoe/report/table.h"
 #include "hetermoe/train/session.h"
 #include "tests/support/faults.h"
@@ -180,6 +181,41 @@ TEST(Mpi, NthCallFaultsEndWithAnErrorThatNamesThemOrWithTheSameResult) {
     EXPECT_EQ(counts[0] > 0, fault != Fault::kDelay) << name_of(fault);
   }
   if (job->rank() == 0) std::cout << table.str();
+}
+
+TEST(Mpi, APreflightMeasuresEveryPairOfProcesses) {
+  const std::vector<std::string> names = process_names(*job);
+  EXPECT_EQ(static_cast<i32>(names.size()), job->num_ranks());
+  std::vector<i32> ranks;
+  for (i32 r = 0; r < job->num_ranks(); ++r) ranks.push_back(r);
+  const std::unique_ptr<Transport> transport = make_mpi_transport(*job, ranks);
+  const std::vector<PairTimes> pairs = measure_pairs(*job, *transport, ranks, {});
+  EXPECT_EQ(static_cast<i32>(pairs.size()), job->num_ranks() * (job->num_ranks() - 1) / 2);
+  for (const PairTimes& pair : pairs) {
+    EXPECT_EQ(pair.link, "same host");
+    EXPECT_EQ(pair.seconds.size(), 3U);
+  }
+}
+
+/// What two ranks tell each other is lost.
+TEST(Mpi, APairThatHearsNothingIsNamedAsDeadOnAllRanks) {
+  std::vector<i32> ranks;
+  for (i32 r = 0; r < job->num_ranks(); ++r) ranks.push_back(r);
+  Gate gate;
+  HookedTransport transport(
+      make_mpi_transport(*job, ranks),
+      [&](const ExchangeCall& call, std::vector<Message>&) {
+        if (call.participants[0] == 0 && call.participants[1] == 1) {
+          gate.wait();
+          throw TransportError("aborted");
+        }
+      },
+      {}, [&] { gate.open(); });
+  PreflightOptions options;
+  options.limit = 3;
+  const std::vector<PairTimes> pairs = measure_pairs(*job, transport, ranks, options);
+  for (const PairTimes& pair : pairs)
+    EXPECT_EQ(pair.state == PairState::kDead, pair.a == 0 && pair.b == 1) << pair.a << " " << pair.b;
 }
 
 }  // namespace
