@@ -17,7 +17,9 @@ const std::vector<Command>& commands() {
        "zebra,ep,ep-ideal,dist-ep,pp,best",
        make_compare},
       {"verify", "check loss and every gradient of a plan against the single-device reference, in fp64",
-       "hetermoe verify configs/jobs/demo.yaml --strategy zebra --train.seq_len 32", make_verify},
+       "hetermoe verify configs/jobs/demo.yaml --strategy zebra --train.seq_len 32\n"
+       "  hetermoe verify out/tour/job.json --step 15",
+       make_verify},
       {"simulate", "predict one step of a job or of a plan: time, who works, who waits, memory",
        "hetermoe simulate configs/jobs/demo.yaml --strategy ep --routing zipf:1.2 --output out/ep",
        make_simulate},

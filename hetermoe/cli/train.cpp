@@ -49,6 +49,9 @@ int train(const Options& options, const Job& job, const Processes& processes) {
   Progress progress("training", job.train.steps, style);
   const auto on_step = [&](const std::string&, const StepRecord& record) {
     progress.update(record.step, fmt::format("loss {:.4f}", record.loss));
+    for (const std::string& warning : record.warnings) {
+      if (talks && !options.json) std::cout << fmt::format("step {}: {}", record.step, warning) << std::endl;
+    }
     if (talks && !options.json && (record.step % job.train.log_every == 0 || record.step == 1)) {
       std::cout << log_line(record, job.train.steps) << std::endl;
     }

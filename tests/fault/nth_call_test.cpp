@@ -190,6 +190,27 @@ TEST(NthCall, AMessageWithWrongCountsNamesOpSenderReceiverGotAndExpected) {
   EXPECT_TRUE(has(error, "rows for device 1: got 1000, expected 0 to "));
 }
 
+TEST(NonfiniteGradient, OfOneDeviceKeepsEveryDeviceFromUpdating) {
+  const Deadline deadline(std::chrono::seconds(60));
+  const Scene s = scene_of("zebra");
+  RigOptions options;
+  options.on_send = [](const ExchangeCall& call, std::vector<Message>& out) {
+    if (call.name != "dispatch.B l0 m0" || call.self != 1) return;
+    for (Message& message : out) {
+      for (at::Tensor& tensor : message.tensors) tensor = at::full_like(tensor, NAN);
+    }
+  };
+  const std::unique_ptr<Rig> rig = make_rig(s, options);
+  const TensorsByName before = rig->values();
+  StepInput input = random_input(rig->plan(), rig->model());
+  input.learning_rate = 0.1;
+  const StepResult result = rig->executor().run(input);
+  EXPECT_FALSE(result.updated);
+  EXPECT_TRUE(std::isfinite(result.loss));
+  EXPECT_TRUE(std::isnan(result.grad_norm));
+  for (const auto& [name, value] : rig->values()) EXPECT_TRUE(at::equal(value, before.at(name))) << name;
+}
+
 /// Tiny tensors: a second intra-op thread only waits.
 class OneThread : public ::testing::Environment {
   void SetUp() override { at::set_num_threads(1); }
