@@ -9,7 +9,9 @@ const std::vector<Command>& commands() {
       {"train", "train a model by one strategy, on this machine's processor or on emulated devices",
        "hetermoe train configs/jobs/demo.yaml --strategy zebra --train.steps 20", make_train},
       {"launch", "start a run again, from its newest checkpoint, whenever it fails",
-       "hetermoe launch --restarts 3 -- mpirun -np 4 hetermoe train job.yaml --checkpoint.every 100",
+       "hetermoe launch --restarts 3 -- mpirun -np 4 hetermoe train job.yaml --checkpoint.every 100\n"
+       "  hetermoe launch --restarts 3 --replan -- mpirun -np 4 hetermoe train job.yaml --checkpoint.every "
+       "100",
        make_launch},
       {"compare", "several strategies on one model and cluster: predicted and executed",
        "hetermoe compare configs/jobs/demo.yaml --strategies zebra,ep,dist-ep,single --timed-steps 3\n"

@@ -76,6 +76,7 @@ int train(const Options& options, const Overrides& overrides) {
     const Job job = options.job.empty() ? job_from_overrides(overrides) : load_job(options.job, overrides);
     return train(options, job, *processes);
   } catch (const std::exception& error) {
+    Presence::tell_failed();
     if (processes->alone()) throw;
     // What is wrong for all ranks is said once: rank 0 has the first word.
     if (processes->rank() > 0) std::this_thread::sleep_for(std::chrono::milliseconds(500));

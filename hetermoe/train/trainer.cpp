@@ -9,6 +9,7 @@
 #include "hetermoe/base/checksum.h"
 #include "hetermoe/base/version.h"
 #include "hetermoe/comm/mpi.h"
+#include "hetermoe/train/presence.h"
 
 namespace hetermoe {
 
@@ -17,9 +18,13 @@ std::atomic<bool> stop_requested = false;
 void stop_on_interrupt() {
   std::signal(SIGINT, [](int) {
     stop_requested = true;
+    Presence::tell_stopped();
     std::signal(SIGINT, SIG_DFL);
   });
-  std::signal(SIGTERM, [](int) { stop_requested = true; });
+  std::signal(SIGTERM, [](int) {
+    stop_requested = true;
+    Presence::tell_stopped();
+  });
 }
 
 namespace {
@@ -151,7 +156,12 @@ Trainer::Trainer(const Job& job, ModelConfig model, Cluster cluster, Plan plan, 
       spikes_(job.train.spike_sigma) {
   session_->initialize(job.train.seed);
   check_same_run();
-  if (checkpoints == Checkpoints::kOn) writer_.emplace(checkpoint_folder(job), job.checkpoint);
+  if (checkpoints != Checkpoints::kOn) return;
+  writer_.emplace(checkpoint_folder(job), job.checkpoint);
+  if (processes.alone()) return;
+  std::vector<DeviceId> local;
+  for (const DeviceState* state : session_->states()) local.push_back(state->device());
+  presence_.emplace(job.output, processes.rank(), local);
 }
 
 PredictedStep Trainer::predict() const {

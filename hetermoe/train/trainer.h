@@ -12,6 +12,7 @@
 #include "hetermoe/sim/simulator.h"
 #include "hetermoe/train/health.h"
 #include "hetermoe/train/job.h"
+#include "hetermoe/train/presence.h"
 #include "hetermoe/train/session.h"
 
 namespace hetermoe {
@@ -122,6 +123,7 @@ class Trainer {
   std::unique_ptr<CostModel> nominal_;
   std::unique_ptr<Session> session_;
   std::optional<CheckpointWriter> writer_;
+  std::optional<Presence> presence_;
   u64 text_checksum_;
   std::string attempt_;  ///< names this run among those that write the same folder
   StragglerWatch stragglers_;

@@ -100,5 +100,11 @@ TEST(DoctorCluster, MeasuresEveryPairOfAClusterAndOfAJobThatNamesOne) {
   EXPECT_EQ(run_hetermoe({"doctor", "--cluster", "nowhere"}).code, 2);
 }
 
+TEST(LaunchReplan, NeedsARunOfTheProgram) {
+  const ProgramResult result = run_hetermoe({"launch", "--replan", "--", "sh", "-c", "true"});
+  EXPECT_EQ(result.code, 2);
+  EXPECT_TRUE(contains(result.err, "[--replan] needs a command with `hetermoe train`")) << result.err;
+}
+
 }  // namespace
 }  // namespace hetermoe
