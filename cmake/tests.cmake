@@ -50,7 +50,9 @@ if(HETERMOE_WITH_MPI AND MPIEXEC_EXECUTABLE)
                                                   RUN_SERIAL ON)
   endforeach()
   add_test(NAME mpi.kill COMMAND Python3::Interpreter "${CMAKE_SOURCE_DIR}/tests/mpi/kill.py" $<TARGET_FILE:hetermoe>)
-  set_tests_properties(mpi.kill PROPERTIES LABELS "torch;mpi;slow" TIMEOUT 1200 ENVIRONMENT "${_mpi_environment}"
+  add_test(NAME mpi.replan
+           COMMAND Python3::Interpreter "${CMAKE_SOURCE_DIR}/tests/mpi/replan.py" $<TARGET_FILE:hetermoe>)
+  set_tests_properties(mpi.kill mpi.replan PROPERTIES LABELS "torch;mpi;slow" TIMEOUT 1200 ENVIRONMENT "${_mpi_environment}"
                                            RUN_SERIAL ON)
 endif()
 if(Python3_FOUND)

@@ -9,7 +9,9 @@ const std::vector<Command>& commands() {
       {"train", "train a model by one strategy, on this machine's processor or on emulated devices",
        "hetermoe train configs/jobs/demo.yaml --strategy zebra --train.steps 20", make_train},
       {"launch", "start a run again, from its newest checkpoint, whenever it fails",
-       "hetermoe launch --restarts 3 -- mpirun -np 4 hetermoe train job.yaml --checkpoint.every 100",
+       "hetermoe launch --restarts 3 -- mpirun -np 4 hetermoe train job.yaml --checkpoint.every 100\n"
+       "  hetermoe launch --restarts 3 --replan -- mpirun -np 4 hetermoe train job.yaml --checkpoint.every "
+       "100",
        make_launch},
       {"compare", "several strategies on one model and cluster: predicted and executed",
        "hetermoe compare configs/jobs/demo.yaml --strategies zebra,ep,dist-ep,single --timed-steps 3\n"
@@ -17,7 +19,9 @@ const std::vector<Command>& commands() {
        "zebra,ep,ep-ideal,dist-ep,pp,best",
        make_compare},
       {"verify", "check loss and every gradient of a plan against the single-device reference, in fp64",
-       "hetermoe verify configs/jobs/demo.yaml --strategy zebra --train.seq_len 32", make_verify},
+       "hetermoe verify configs/jobs/demo.yaml --strategy zebra --train.seq_len 32\n"
+       "  hetermoe verify out/tour/job.json --step 15",
+       make_verify},
       {"simulate", "predict one step of a job or of a plan: time, who works, who waits, memory",
        "hetermoe simulate configs/jobs/demo.yaml --strategy ep --routing zipf:1.2 --output out/ep",
        make_simulate},
@@ -29,7 +33,9 @@ const std::vector<Command>& commands() {
        "hetermoe report out/demo/train/predicted.json --with out/demo/train/timeline.json -o report.html "
        "--trace trace.json",
        make_report},
-      {"doctor", "what this build and this machine can do", "hetermoe doctor", make_doctor},
+      {"doctor", "what this build and this machine can do; whether all processes of a run hear each other",
+       "hetermoe doctor\n  hetermoe doctor --cluster demo\n  mpirun -np 4 hetermoe doctor --cluster job.yaml",
+       make_doctor},
       {"options", "every key of a job, or the resolved configuration of one",
        "hetermoe options\n  hetermoe options configs/jobs/demo.yaml --train.steps 20", make_options},
   };

@@ -4,6 +4,8 @@
 #include <sched.h>
 #include <torch/version.h>
 
+#include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <memory>
@@ -15,9 +17,11 @@
 #include "hetermoe/cli/command.h"
 #include "hetermoe/cluster/cluster.h"
 #include "hetermoe/comm/mpi.h"
+#include "hetermoe/comm/preflight.h"
 #include "hetermoe/data/text.h"
 #include "hetermoe/model/model_config.h"
 #include "hetermoe/report/table.h"
+#include "hetermoe/train/job.h"
 
 namespace hetermoe {
 namespace {
@@ -142,14 +146,109 @@ void print(const Json& found) {
                                     configs["clusters"].get<i64>(), configs["device_types"].get<i64>()));
 }
 
+struct Options {
+  std::string cluster;
+  double limit = PreflightOptions().limit;
+  bool json = false;
+};
+
+/// `text` names a cluster, or a job that does.
+Cluster cluster_of(const std::string& text) {
+  if (std::filesystem::is_regular_file(text)) {
+    const Json yaml = read_yaml(text);
+    if (yaml.is_object() && !yaml.contains("nodes")) return load_cluster(load_job(text, {}).cluster);
+  }
+  return load_cluster(text);
+}
+
+Json to_json(const PairTimes& pair, const std::vector<std::string>& names, const PreflightOptions& options) {
+  const char* const states[] = {"good", "slow", "dead"};
+  Json json = {{"a", names[static_cast<std::size_t>(pair.a)]},
+               {"b", names[static_cast<std::size_t>(pair.b)]},
+               {"link", pair.link},
+               {"sizes_bytes", options.sizes},
+               {"seconds", pair.seconds},
+               {"state", states[static_cast<int>(pair.state)]}};
+  if (!pair.seconds.empty()) json["latency_s"] = pair.seconds.front();
+  if (pair.has_bandwidth())
+    json["bytes_per_s"] = static_cast<double>(options.sizes.back()) / pair.seconds.back();
+  return json;
+}
+
+/// All processes must run the same program on the same cluster.
+void check_same_cluster(const Processes& processes, const Cluster& cluster) {
+  const std::string mine = fmt::format("{} {}", version(), to_json(cluster).dump());
+  const std::vector<std::string> all = processes.gather(mine);
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    if (all[r] != all[0])
+      fail<ConfigError>(fmt::format("rank {}", r), "got {}, expected {} as on rank 0", all[r], all[0]);
+  }
+}
+
+/// Every pair of processes, or of the cluster's devices as threads of this process.
+int preflight(const Options& options, const Processes& processes) {
+  const Cluster cluster = cluster_of(options.cluster);
+  check_same_cluster(processes, cluster);
+  PreflightOptions how;
+  how.limit = options.limit;
+  std::vector<i32> rank_of;
+  std::vector<std::string> names;
+  std::unique_ptr<Transport> transport;
+  if (processes.alone()) {
+    rank_of.assign(cluster.devices.size(), 0);
+    for (DeviceId d = 0; d < cluster.num_devices(); ++d)
+      names.push_back(fmt::format("device {} ({})", d, cluster.device_name(d)));
+    transport = make_in_process_transport(cluster.num_devices());
+  } else {
+    for (i32 r = 0; r < processes.num_ranks(); ++r) rank_of.push_back(r);
+    names = process_names(processes);
+    transport = make_mpi_transport(processes, rank_of);
+  }
+  const std::vector<PairTimes> pairs = measure_pairs(processes, *transport, rank_of, how);
+  const std::vector<std::string> complaints = pair_complaints(pairs, names, how);
+  const bool dead = std::any_of(pairs.begin(), pairs.end(),
+                                [](const PairTimes& pair) { return pair.state == PairState::kDead; });
+  if (processes.rank() > 0) return dead ? 1 : 0;
+  if (options.json) {
+    Json rows = Json::array();
+    for (const PairTimes& pair : pairs) rows.push_back(to_json(pair, names, how));
+    print_json({{"processes", processes.num_ranks()}, {"pairs", rows}, {"complaints", complaints}});
+  } else {
+    std::cout << pair_table(pairs, names, how);
+    for (const std::string& complaint : complaints) std::cout << complaint << "\n";
+    if (complaints.empty()) std::cout << fmt::format("{} pairs, none slow or dead\n", pairs.size());
+  }
+  return dead ? 1 : 0;
+}
+
+/// With several processes an error of one ends all, as in `train`.
+int preflight(const Options& options) {
+  const std::unique_ptr<Processes> processes = join_processes();
+  int code = 1;
+  try {
+    code = preflight(options, *processes);
+  } catch (const std::exception& error) {
+    if (processes->alone()) throw;
+    std::cerr << fmt::format("rank {}: {}", processes->rank(), error.what()) << std::endl;
+    processes->abort(dynamic_cast<const ConfigError*>(&error) != nullptr ? 2 : 1);
+  }
+  return code;
+}
+
 }  // namespace
 
 std::function<int()> make_doctor(CLI::App& app) {
-  const auto json = std::make_shared<bool>(false);
-  app.add_flag("--json", *json, "print JSON");
-  return [json] {
+  const auto options = std::make_shared<Options>();
+  app.add_option(
+      "--cluster", options->cluster,
+      "a cluster, or a job that names one: exchange messages between every pair of its devices, or of "
+      "the processes that mpirun started, and name slow and dead pairs");
+  app.add_option("--limit", options->limit, "seconds after which a pair is dead")->capture_default_str();
+  app.add_flag("--json", options->json, "print JSON");
+  return [options] {
+    if (!options->cluster.empty()) return preflight(*options);
     const Json found = examine();
-    if (*json)
+    if (options->json)
       print_json(found);
     else
       print(found);

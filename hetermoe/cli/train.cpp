@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "hetermoe/cli/command.h"
+#include "hetermoe/comm/preflight.h"
 #include "hetermoe/report/progress.h"
 #include "hetermoe/report/table.h"
 #include "hetermoe/train/compare.h"
@@ -36,12 +37,21 @@ void print_summary(const Job& job, const StrategyRun& run, const std::filesystem
 /// Runs the job; only rank 0 talks.
 int train(const Options& options, const Job& job, const Processes& processes) {
   const bool talks = processes.rank() == 0;
+  if (!processes.alone() && job.train.preflight) {
+    const std::vector<std::string> complaints = check_processes(processes);
+    for (const std::string& complaint : complaints) {
+      if (talks) std::cerr << "[preflight] " << complaint << std::endl;
+    }
+  }
   stop_on_interrupt();
   ProgressOptions style;
   if (options.json || !talks) style.style = ProgressStyle::kNone;
   Progress progress("training", job.train.steps, style);
   const auto on_step = [&](const std::string&, const StepRecord& record) {
     progress.update(record.step, fmt::format("loss {:.4f}", record.loss));
+    for (const std::string& warning : record.warnings) {
+      if (talks && !options.json) std::cout << fmt::format("step {}: {}", record.step, warning) << std::endl;
+    }
     if (talks && !options.json && (record.step % job.train.log_every == 0 || record.step == 1)) {
       std::cout << log_line(record, job.train.steps) << std::endl;
     }
@@ -66,6 +76,7 @@ int train(const Options& options, const Overrides& overrides) {
     const Job job = options.job.empty() ? job_from_overrides(overrides) : load_job(options.job, overrides);
     return train(options, job, *processes);
   } catch (const std::exception& error) {
+    Presence::tell_failed();
     if (processes->alone()) throw;
     // What is wrong for all ranks is said once: rank 0 has the first word.
     if (processes->rank() > 0) std::this_thread::sleep_for(std::chrono::milliseconds(500));

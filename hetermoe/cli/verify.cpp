@@ -11,7 +11,7 @@ namespace {
 struct Options {
   std::string job;
   double tolerance = 1e-10;
-  i64 show = 5;
+  i64 show = 5, step = 0;
   bool json = false;
 };
 
@@ -41,8 +41,39 @@ void print(const Job& job, const VerifyResult& result, i64 show) {
       result.gradients.size(), worst, result.tolerance);
 }
 
+Json to_json(const ReplayResult& result) {
+  return {{"passed", result.passed()},
+          {"step", result.step},
+          {"from_step", result.from},
+          {"loss", result.loss},
+          {"recorded_loss", result.recorded_loss},
+          {"grad_norm", result.grad_norm},
+          {"recorded_grad_norm", result.recorded_grad_norm}};
+}
+
+/// Computes a step of an earlier run again: a machine and program that repeat themselves give the same bits.
+int verify_step(const Options& options, const Job& job) {
+  const ModelConfig model = load_model(job.model);
+  const Cluster cluster = load_cluster(job.cluster);
+  const ReplayResult result = replay_step(job, model, cluster, make_job_plan(job, model, cluster),
+                                          load_text(job.data, job.train.seq_len), options.step);
+  if (options.json) {
+    print_json(to_json(result));
+    return result.passed() ? 0 : 1;
+  }
+  std::cout << fmt::format("              now                     recorded\nloss          {:<23} {}\n",
+                           result.loss, result.recorded_loss);
+  std::cout << fmt::format("gradient norm {:<23} {}\n", result.grad_norm, result.recorded_grad_norm);
+  std::cout << fmt::format(
+      "{}: step {} of {} from {}: {}\n", result.passed() ? "PASSED" : "FAILED", result.step, job.output,
+      result.from > 0 ? fmt::format("the checkpoint of step {}", result.from) : "the start",
+      result.passed() ? "equal to the bit" : "not equal. Is this the job, machine and program of the run?");
+  return result.passed() ? 0 : 1;
+}
+
 int verify(const Options& options, const Overrides& overrides) {
   const Job job = options.job.empty() ? job_from_overrides(overrides) : load_job(options.job, overrides);
+  if (options.step > 0) return verify_step(options, job);
   const ModelConfig model = load_model(job.model);
   const Cluster cluster = load_cluster(job.cluster);
   Plan plan = make_job_plan(job, model, cluster);
@@ -66,6 +97,11 @@ std::function<int()> make_verify(CLI::App& app) {
   app.add_option("--tolerance", options->tolerance, "largest relative difference that passes")
       ->capture_default_str();
   app.add_option("--show", options->show, "gradients to list, worst first")->capture_default_str();
+  app.add_option(
+         "--step", options->step,
+         "repeat this step of the run in the job's output folder, from its newest checkpoint before it, "
+         "and compare with what the run recorded, to the bit")
+      ->check(CLI::PositiveNumber);
   app.add_flag("--json", options->json, "print the result as JSON");
   allow_overrides(app);
   return [options, &app] { return verify(*options, overrides_of(app)); };

@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "hetermoe/base/error.h"
+#include "hetermoe/comm/awaited_list.h"
 #include "hetermoe/comm/transport.h"
 
 namespace hetermoe {
@@ -43,6 +44,8 @@ class InProcess : public Transport {
     }
   }
 
+  std::vector<AwaitedMessage> awaited() const override { return awaited_.all(); }
+
  private:
   using Key = std::tuple<i64, OpId, DeviceId>;  // step, op, sender
   struct Box {
@@ -64,6 +67,7 @@ class InProcess : public Transport {
   Message take(const ExchangeCall& call, DeviceId from) {
     Box& box = boxes_[static_cast<std::size_t>(call.self)];
     const Key key(call.step, call.op, from);
+    const AwaitedList::Entry wait(awaited_, {call.self, call.op, from});
     std::unique_lock lock(box.mutex);
     std::map<Key, Message>::iterator found;
     box.arrived.wait(lock, [&] {
@@ -81,6 +85,7 @@ class InProcess : public Transport {
   }
 
   std::vector<Box> boxes_;
+  AwaitedList awaited_;
   std::mutex abort_mutex_;
   std::optional<std::string> aborted_;
 };

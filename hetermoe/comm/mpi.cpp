@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "hetermoe/base/error.h"
+#include "hetermoe/comm/awaited_list.h"
 #include "hetermoe/comm/wire.h"
 
 namespace hetermoe {
@@ -24,6 +25,20 @@ void check(int code, const char* call) {
 /// MPI has no asynchronous progress and its waits spin: poll, and give the core away in between.
 void nap() { std::this_thread::sleep_for(std::chrono::microseconds(50)); }
 
+/// Bytes that MPI reads or writes, and the requests that do.
+struct Buffers {
+  std::vector<std::vector<char>> bytes;
+  std::vector<MPI_Request> requests;
+};
+
+/// MPI cannot take back a send: what an aborted exchange leaves unfinished must stay where it is.
+void keep_forever(Buffers buffers) {
+  static std::mutex mutex;
+  static std::vector<Buffers> all;
+  const std::lock_guard lock(mutex);
+  all.push_back(std::move(buffers));
+}
+
 class Mpi : public Transport {
  public:
   Mpi(const Processes& job, std::vector<i32> rank_of)
@@ -33,17 +48,47 @@ class Mpi : public Transport {
     check(MPI_Comm_dup(MPI_COMM_WORLD, &comm_), "MPI_Comm_dup");
     check(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   }
-  ~Mpi() override { MPI_Comm_free(&comm_); }
+  /// After an abort messages that nobody took may be left, which a later communicator must not find in the
+  /// place of this one: it is not given back.
+  ~Mpi() override {
+    if (!aborted_) MPI_Comm_free(&comm_);
+  }
 
   std::string name() const override { return "mpi"; }
 
   std::vector<Message> exchange(const ExchangeCall& call, std::vector<Message> out) override {
+    Buffers sends;
+    try {
+      return exchange(call, std::move(out), sends);
+    } catch (...) {
+      keep_forever(std::move(sends));
+      throw;
+    }
+  }
+
+  void abort(const std::string& reason) override {
+    {
+      const std::lock_guard lock(abort_mutex_);
+      if (!aborted_) reason_ = reason;
+      aborted_ = true;
+    }
+    local_->abort(reason);
+  }
+
+  std::vector<AwaitedMessage> awaited() const override {
+    std::vector<AwaitedMessage> all = awaited_.all();
+    const std::vector<AwaitedMessage> local = local_->awaited();
+    all.insert(all.end(), local.begin(), local.end());
+    return all;
+  }
+
+ private:
+  std::vector<Message> exchange(const ExchangeCall& call, std::vector<Message> out, Buffers& sends) {
     std::vector<Message> in(out.size());
     std::vector<DeviceId> here;
     std::vector<std::size_t> here_index;
     std::vector<Message> here_out;
-    std::vector<std::vector<char>> sent(out.size());
-    std::vector<MPI_Request> requests;
+    sends.bytes.resize(out.size());
     for (std::size_t i = 0; i < out.size(); ++i) {
       const DeviceId peer = call.participants[i];
       if (is_local(peer)) {
@@ -51,8 +96,8 @@ class Mpi : public Transport {
         here_index.push_back(i);
         here_out.push_back(std::move(out[i]));
       } else {
-        sent[i] = to_bytes(out[i]);
-        requests.push_back(send(call, peer, sent[i]));
+        sends.bytes[i] = to_bytes(out[i]);
+        sends.requests.push_back(send(call, peer, sends.bytes[i]));
       }
     }
     ExchangeCall local_call = call;
@@ -62,16 +107,10 @@ class Mpi : public Transport {
     for (std::size_t i = 0; i < in.size(); ++i) {
       if (!is_local(call.participants[i])) in[i] = receive(call, call.participants[i]);
     }
-    finish(call, requests);
+    finish(call, sends.requests);
     return in;
   }
 
-  void abort(const std::string& reason) override {
-    aborted_ = true;
-    local_->abort(reason);
-  }
-
- private:
   bool is_local(DeviceId device) const { return rank_of_[static_cast<std::size_t>(device)] == rank_; }
 
   /// A lane keeps its order, so messages of one queue between two devices arrive in order: a tag per such
@@ -94,6 +133,7 @@ class Mpi : public Transport {
     MPI_Message matched;
     MPI_Status status;
     int found = 0;
+    const AwaitedList::Entry wait(awaited_, {call.self, call.op, from});
     while (true) {
       check(MPI_Improbe(rank_of_[static_cast<std::size_t>(from)], tag(call, from, call.self), comm_, &found,
                         &matched, &status),
@@ -104,12 +144,18 @@ class Mpi : public Transport {
     }
     int size = 0;
     check(MPI_Get_count(&status, MPI_BYTE, &size), "MPI_Get_count");
-    std::vector<char> bytes(static_cast<std::size_t>(size));
-    MPI_Request request;
-    check(MPI_Imrecv(bytes.data(), size, MPI_BYTE, &matched, &request), "MPI_Imrecv");
-    std::vector<MPI_Request> requests = {request};
-    finish(call, requests);
-    return from_bytes(bytes, where);
+    Buffers incoming;
+    incoming.bytes.emplace_back(static_cast<std::size_t>(size));
+    incoming.requests.emplace_back();
+    check(MPI_Imrecv(incoming.bytes[0].data(), size, MPI_BYTE, &matched, &incoming.requests[0]),
+          "MPI_Imrecv");
+    try {
+      finish(call, incoming.requests);
+    } catch (...) {
+      keep_forever(std::move(incoming));
+      throw;
+    }
+    return from_bytes(incoming.bytes[0], where);
   }
 
   void finish(const ExchangeCall& call, std::vector<MPI_Request>& requests) {
@@ -124,14 +170,19 @@ class Mpi : public Transport {
   }
 
   void stop_if_aborted(const std::string& where) const {
-    if (aborted_) fail<TransportError>(where, "was aborted");
+    if (!aborted_) return;
+    const std::lock_guard lock(abort_mutex_);
+    fail<TransportError>(where, "was aborted: {}", reason_);
   }
 
   i32 rank_;
   std::vector<i32> rank_of_;
   std::unique_ptr<Transport> local_;
   MPI_Comm comm_ = MPI_COMM_NULL;
+  AwaitedList awaited_;
   std::atomic<bool> aborted_ = false;
+  mutable std::mutex abort_mutex_;
+  std::string reason_;
 };
 
 }  // namespace

@@ -28,6 +28,13 @@ struct ExchangeCall {
   i32 queue = 0;                           ///< lane kind of the op: messages of one queue keep their order
 };
 
+/// A device that waits for another's message.
+struct AwaitedMessage {
+  DeviceId self = 0;
+  OpId op = 0;
+  DeviceId from = 0;
+};
+
 /// Moves messages between devices. Every participant of a transfer calls exchange() for it, on its own lane
 /// thread, whether it has something to say or not; lanes call in schedule order.
 class Transport {
@@ -43,9 +50,16 @@ class Transport {
 
   /// Wakes every blocked exchange with a TransportError that carries `reason`. The first reason wins.
   virtual void abort(const std::string& reason) = 0;
+
+  /// Who waits for whom at this moment, for reports of hangs.
+  virtual std::vector<AwaitedMessage> awaited() const { return {}; }
 };
 
 /// Threads of one process, each a device.
 std::unique_ptr<Transport> make_in_process_transport(i32 num_devices);
+
+/// Adds a checksum over content, op, sender and receiver to every message and compares it on arrival,
+/// whatever moves the messages in between. A message that differs is a TransportError.
+std::unique_ptr<Transport> make_checksummed_transport(std::unique_ptr<Transport> inner);
 
 }  // namespace hetermoe

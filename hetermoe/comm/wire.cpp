@@ -85,7 +85,8 @@ std::vector<char> to_bytes(const Message& message) {
 Message from_bytes(const std::vector<char>& bytes, const std::string& where) {
   Reader in(bytes, where);
   if (in.get<i64>() != kMagic) in.broken();
-  if (in.get<u64>() != checksum(bytes.data() + 16, bytes.size() - 16)) in.broken();
+  const u64 sum = in.get<u64>();
+  if (sum != checksum(bytes.data() + 16, bytes.size() - 16)) in.broken();
   Message message;
   message.ready = in.get<double>();
   message.numbers = in.get_all<i64>();

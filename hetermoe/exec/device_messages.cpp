@@ -342,6 +342,7 @@ void DeviceRuntime::unpack_norm(std::vector<Message>& in) {
   double sum = 0;
   for (const double square : squares) sum += square;
   result_.grad_norm = std::sqrt(sum);
+  result_.updated = std::isfinite(sum) && std::isfinite(result_.loss) && std::isfinite(result_.aux_loss);
   grad_factor_ = clip_factor(sum, input_->max_grad_norm);
 }
 

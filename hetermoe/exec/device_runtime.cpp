@@ -273,6 +273,7 @@ void DeviceRuntime::head(const Op& op) {
 }
 
 void DeviceRuntime::update(const Op& op) {
+  if (!result_.updated) return;  // all devices know the same numbers, so all skip or none
   StateTensors& tensors = state_.tensors(op.state);
   adamw_update(tensors.values, tensors.grads, tensors.moments, input_->adamw, input_->learning_rate,
                grad_factor_);

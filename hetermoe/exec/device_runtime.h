@@ -16,6 +16,16 @@ struct RunContext {
   const Schedule& schedule;
 };
 
+/// What a message must hold.
+struct MessageShape {
+  std::size_t numbers = 0, values = 0;
+  struct Part {
+    at::ScalarType dtype;
+    std::vector<i64> sizes;
+  };
+  std::vector<Part> tensors;
+};
+
 /// The numerics of one device: what each op computes, packs and unpacks. Knows nothing of threads, clocks and
 /// transports. Ops of different lanes run at the same time and touch different slots.
 class DeviceRuntime {
@@ -29,6 +39,9 @@ class DeviceRuntime {
   void compute(const Op& op);
   /// One message per participant; the other side of unpack().
   std::vector<Message> pack(const Op& op, std::span<const DeviceId> participants);
+  /// Throws TransportError when a participant did not send what this op needs here: numbers, values and
+  /// tensors of the right count, shape and dtype, indices in range. To be called before unpack().
+  void check(const Op& op, std::span<const DeviceId> participants, const std::vector<Message>& in);
   void unpack(const Op& op, std::span<const DeviceId> participants, std::vector<Message>& in);
 
   /// Load of the exchange this op belongs to, known from dispatch.F on; null for ops without one.
@@ -85,6 +98,13 @@ class DeviceRuntime {
   void pack_norm(std::vector<Message>& out);
   void unpack_norm(std::vector<Message>& in);
   at::Tensor balance_counts(const Op& op) const;
+  MessageShape expected_from(const Op& op, DeviceId peer, const Message& message, const Message& own);
+  MessageShape expected_dispatch(const Op& op, DeviceId peer, const Message& message);
+  MessageShape expected_rows_back(const Op& op, DeviceId peer);
+  MessageShape expected_move(const Op& op, DeviceId peer) const;
+  MessageShape expected_norm(DeviceId peer, const Message& message) const;
+  void check_indices(const Op& op, DeviceId peer, const Message& message);
+  std::string name_of_peer(DeviceId peer) const;
 
   const RunContext& context_;
   const Placement& p_;

@@ -194,7 +194,7 @@ void Executor::lane_main(Lane& lane) {
 
 void Executor::run_lane(Lane& lane) {
   lane.spans.clear();
-  lane.end = 0;
+  lane.end = lane.busy = lane.nominal = 0;
   const double cpu_begin = thread_cpu_seconds();
   for (lane.next = 0; lane.next < lane.ops.size(); ++lane.next) {
     const LaneOp& item = lane.ops[lane.next];
@@ -250,10 +250,13 @@ Seconds Executor::run_compute(Lane& lane, const Op& op, Seconds ready, Span& spa
   span.start = clock_.start(ready);
   runtime.compute(op);
   Seconds duration = 0;
-  if (clock_.needs_durations()) {
-    duration = options_.truth->compute(work_.compute_work(op, runtime.device(), runtime.load_of(op)));
+  if (clock_.needs_durations() || options_.nominal != nullptr) {
+    const ComputeWork work = work_.compute_work(op, runtime.device(), runtime.load_of(op));
+    if (clock_.needs_durations()) duration = options_.truth->compute(work);
+    if (options_.nominal != nullptr) lane.nominal += options_.nominal->compute(work);
   }
   span.end = clock_.finish(span.start, duration);
+  lane.busy += span.end - span.start;
   return span.end;
 }
 
@@ -272,6 +275,7 @@ Seconds Executor::run_transfer(Lane& lane, const LaneOp& item, const Op& op, Sec
     for (const Message& message : in) span.start = std::max(span.start, message.ready);
   }
   if (options_.memory != nullptr) copy_received(in, participants, runtime.device());
+  runtime.check(op, participants, in);
   runtime.unpack(op, participants, in);
   Seconds duration = 0;
   if (clock_.needs_durations()) {
@@ -312,6 +316,7 @@ void Executor::poison(const std::string& where, std::exception_ptr error) {
 
 std::string Executor::hang_report() const {
   std::string text;
+  const std::vector<AwaitedMessage> awaited = transport_.awaited();
   for (const std::unique_ptr<Lane>& lane : lanes_) {
     const std::size_t head = lane->next;
     const DeviceId device = device_of(lane->id);
@@ -333,7 +338,13 @@ std::string Executor::hang_report() const {
     const std::string activity = !missing.empty()      ? fmt::format("waits for {}", fmt::join(missing, ", "))
                                  : is_compute(op.kind) ? "computes"
                                                        : "exchanges with its peers";
-    text += fmt::format("{} {} {}\n", item.op, to_string(op), activity);
+    std::vector<std::string> silent;
+    for (const AwaitedMessage& wait : awaited) {
+      if (wait.self == device && wait.op == item.op)
+        silent.push_back(fmt::format("device {} ({})", wait.from, context_.cluster.device_name(wait.from)));
+    }
+    text += fmt::format("{} {} {}{}\n", item.op, to_string(op), activity,
+                        silent.empty() ? "" : fmt::format(", has nothing from {}", fmt::join(silent, ", ")));
   }
   return text;
 }
@@ -378,6 +389,15 @@ Timeline Executor::timeline() const {
   }
   sort_spans(timeline);
   return timeline;
+}
+
+std::vector<DeviceWork> Executor::device_work() const {
+  std::vector<DeviceWork> all;
+  for (const std::unique_ptr<Lane>& lane : lanes_) {
+    if (queue_of(lane->id) == Queue::kCompute)
+      all.push_back({device_of(lane->id), lane->busy, lane->nominal});
+  }
+  return all;
 }
 
 RecordedRouting Executor::recorded_routing() const {

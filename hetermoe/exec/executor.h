@@ -21,12 +21,21 @@ struct ExecutorOptions {
   const CostModel* truth = nullptr;     ///< virtual, paced: how long ops take on the emulated devices
   const Placement* emulated = nullptr;  ///< what `truth` prices: the plan with the dtypes of the emulated
                                         ///< devices; null = the plan as it is
+  const CostModel* nominal = nullptr;   ///< what compute ops take on devices that keep their type's speed;
+                                        ///< null = device_work() does not say
   i32 threads_per_lane = 1;             ///< intra-op threads of a compute lane
   Seconds watchdog = 300;               ///< no op ended for so long = hung
   MemoryMeter* memory = nullptr;        ///< counts the tensors of each op; messages are then copied by their
                                         ///< receiver, as a network would
   /// Called before every op on its lane thread; tests delay or fail ops with it.
   std::function<void(const Op&, DeviceId)> before_op;
+};
+
+/// What a device computed in a step.
+struct DeviceWork {
+  DeviceId device = 0;
+  Seconds busy = 0;     ///< time of its compute ops, in the clock's seconds
+  Seconds nominal = 0;  ///< what they take by ExecutorOptions::nominal
 };
 
 /// Runs a schedule on real tensors: one thread per lane of the local devices, in schedule order.
@@ -45,6 +54,8 @@ class Executor {
 
   /// Spans of the last step (of local devices).
   Timeline timeline() const;
+  /// Of local devices in the last step.
+  std::vector<DeviceWork> device_work() const;
   /// Loads of the last step, for replay in the simulator.
   RecordedRouting recorded_routing() const;
   ClockKind clock() const { return clock_.kind(); }
@@ -65,6 +76,7 @@ class Executor {
     std::vector<Span> spans;
     Seconds end = 0;
     double cpu_seconds = 0;
+    Seconds busy = 0, nominal = 0;      // of compute ops
     std::atomic<std::size_t> next = 0;  // position of the head, for the watchdog
     std::unique_ptr<MemoryMeter::Watch> watch;
     std::thread thread;

@@ -25,6 +25,7 @@ struct StepResult {
   double loss = 0;       ///< cross entropy, mean over counted targets (a sum over targets when forward only)
   double aux_loss = 0;   ///< load-balancing loss, coefficient included
   double grad_norm = 0;  ///< before clipping
+  bool updated = true;   ///< false: loss or gradients were NaN or infinite, and nothing was changed
   at::Tensor counts_LE;  ///< int64 copies per layer and expert; zero rows for dense layers
   Seconds step = 0;      ///< end of the last span, in the clock's seconds
   double cpu_seconds = 0;  ///< processor time of all lane threads

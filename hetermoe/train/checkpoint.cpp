@@ -79,10 +79,11 @@ void write_index(const fs::path& folder, const std::vector<Json>& shards, i32 nu
 
 void write_info(const fs::path& folder, const CheckpointShard& shard, const std::vector<Json>& shards) {
   const CheckpointInfo& info = shard.info;
-  Json json = {
-      {"format", kFormat},           {"version", info.version}, {"step", info.step},
-      {"sequences", info.sequences}, {"seed", info.seed},       {"text", fmt::format("{:016x}", info.text)},
-      {"config", shard.config},      {"job", info.job},         {"files", Json::object()}};
+  Json json = {{"format", kFormat},       {"version", info.version},
+               {"step", info.step},       {"sequences", info.sequences},
+               {"seed", info.seed},       {"text", fmt::format("{:016x}", info.text)},
+               {"config", shard.config},  {"job", info.job},
+               {"skipped", info.skipped}, {"files", Json::object()}};
   for (const Json& listing : shards) json["files"].update(listing["files"]);
   json["checksum"] = sum_of(json);
   write_synced(folder / kInfoFile, json.dump(1) + "\n");
@@ -222,6 +223,7 @@ std::vector<FoundCheckpoint> find_checkpoints(const fs::path& folder,
       info.text = std::stoull(json.at("text").get<std::string>(), nullptr, 16);
       info.version = json.at("version");
       info.job = json.at("job");
+      info.skipped = json.value("skipped", i64{0});
       found.push_back({entry.path(), std::move(info)});
     } catch (const Error& error) {
       on_broken(error.what());
@@ -250,7 +252,7 @@ void load_checkpoint(const FoundCheckpoint& checkpoint, const ModelConfig& model
   const Archive archive(checkpoint.path, info.at("files"));
   for (DeviceState* state : states) {
     for (const LogicalTensor& tensor : state->logical_tensors(model)) load_tensor(archive, tensor);
-    state->set_updates(checkpoint.info.step);
+    state->set_updates(checkpoint.info.step - checkpoint.info.skipped);
   }
 }
 

@@ -38,7 +38,8 @@ struct CheckpointInfo {
   u64 seed = 0;
   u64 text = 0;  ///< checksum of the training text
   std::string version;
-  Json job;  ///< resolved configuration
+  Json job;         ///< resolved configuration
+  i64 skipped = 0;  ///< steps of `step` that changed nothing
 };
 
 /// The part of a checkpoint that one process writes.

@@ -5,6 +5,12 @@
 #include <algorithm>
 
 namespace hetermoe {
+
+const std::vector<std::string>& EnumNames<OnNonfinite>::names() {
+  static const std::vector<std::string> all = {"stop", "skip"};
+  return all;
+}
+
 namespace {
 
 using Override = std::pair<std::string, std::string>;

@@ -12,6 +12,13 @@
 // A job: one complete YAML file. Every key has a same-named flag that overrides it (--train.steps 20).
 namespace hetermoe {
 
+/// What a run does when loss or gradients are NaN or infinite.
+enum class OnNonfinite { kStop, kSkip };
+template <>
+struct EnumNames<OnNonfinite> {
+  static const std::vector<std::string>& names();
+};
+
 struct TrainOptions {
   i64 steps = 100;
   i64 sequences = 16;
@@ -26,6 +33,12 @@ struct TrainOptions {
   i64 log_every = 10;
   i64 validate_every = 0;
   i64 validation_sequences = 32;
+  bool checksum_messages = false;
+  bool preflight = true;
+  OnNonfinite on_nonfinite = OnNonfinite::kStop;
+  i64 max_skipped = 10;
+  double spike_sigma = 6;
+  double straggler_share = 0.1;
   template <class V>
   void fields(V& v) {
     v("steps", steps, "optimizer steps", at_least(0));
@@ -46,6 +59,19 @@ struct TrainOptions {
     v("log_every", log_every, "steps between log lines", at_least(1));
     v("validate_every", validate_every, "steps between validations, 0 = at the end only", at_least(0));
     v("validation_sequences", validation_sequences, "sequences of one validation, 0 = none", at_least(0));
+    v("checksum_messages", checksum_messages,
+      "add a checksum to every message between devices and compare it on arrival");
+    v("preflight", preflight,
+      "several processes: every pair exchanges messages before the first step; a pair that is dead ends the "
+      "run, a slow one is named");
+    v("on_nonfinite", on_nonfinite,
+      "NaN or infinite loss or gradients: stop the run, or skip the step and leave the weights as they are");
+    v("max_skipped", max_skipped, "steps in a row that may be skipped before the run stops", at_least(0));
+    v("spike_sigma", spike_sigma,
+      "a loss this many standard deviations above the running median is reported, 0 = never", at_least(0));
+    v("straggler_share", straggler_share,
+      "a device whose ops take so much longer than those of its peers, as a share, is reported, 0 = never",
+      at_least(0));
   }
 };
 

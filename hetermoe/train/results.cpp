@@ -25,6 +25,7 @@ LossSeries loss_series(const StrategyRun& run) {
   LossSeries series;
   series.name = run.strategy;
   for (const StepRecord& record : run.outcome.records) {
+    if (!record.updated) continue;
     series.train.push_back({static_cast<double>(record.step), record.loss});
   }
   for (const Validation& validation : run.outcome.validations) {
@@ -88,17 +89,20 @@ std::string log_line(const StepRecord& r, i64 total_steps) {
 }
 
 Json metrics_json(const StepRecord& r) {
-  return {{"step", r.step},
-          {"loss", r.loss},
-          {"aux_loss", r.aux_loss},
-          {"grad_norm", r.grad_norm},
-          {"learning_rate", r.learning_rate},
-          {"tokens_per_s", r.tokens_per_s},
-          {"step_s", r.step_s},
-          {"wall_s", r.wall_s},
-          {"expert_max_over_mean", r.expert_max_over_mean},
-          {"attention_wait", r.attention_wait},
-          {"expert_wait", r.expert_wait}};
+  Json json = {{"step", r.step},
+               {"loss", r.loss},
+               {"aux_loss", r.aux_loss},
+               {"grad_norm", r.grad_norm},
+               {"learning_rate", r.learning_rate},
+               {"tokens_per_s", r.tokens_per_s},
+               {"step_s", r.step_s},
+               {"wall_s", r.wall_s},
+               {"expert_max_over_mean", r.expert_max_over_mean},
+               {"attention_wait", r.attention_wait},
+               {"expert_wait", r.expert_wait}};
+  if (!r.updated) json["updated"] = false;
+  if (!r.warnings.empty()) json["warnings"] = r.warnings;
+  return json;
 }
 
 MetricsLog::MetricsLog(const Job& job, std::size_t num_strategies)
@@ -164,6 +168,9 @@ Json to_json(const StrategyRun& run, const Job& job) {
                       {"replayed_step_s", out.replayed_step},  {"steps", out.records.size()},
                       {"final_loss", out.records.back().loss}, {"unigram_entropy", out.unigram_entropy},
                       {"interrupted", out.interrupted}};
+  json["executed"]["first_step"] = out.first_step;
+  json["executed"]["skipped_steps"] = out.skipped_steps;
+  json["executed"]["warnings"] = out.warnings;
   if (!out.validations.empty()) json["executed"]["validation_loss"] = out.validations.back().loss;
   if (out.pace) {
     json["executed"]["pace"] = {{"scale", out.pace->scale},

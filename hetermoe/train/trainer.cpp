@@ -9,6 +9,7 @@
 #include "hetermoe/base/checksum.h"
 #include "hetermoe/base/version.h"
 #include "hetermoe/comm/mpi.h"
+#include "hetermoe/train/presence.h"
 
 namespace hetermoe {
 
@@ -17,9 +18,13 @@ std::atomic<bool> stop_requested = false;
 void stop_on_interrupt() {
   std::signal(SIGINT, [](int) {
     stop_requested = true;
+    Presence::tell_stopped();
     std::signal(SIGINT, SIG_DFL);
   });
-  std::signal(SIGTERM, [](int) { stop_requested = true; });
+  std::signal(SIGTERM, [](int) {
+    stop_requested = true;
+    Presence::tell_stopped();
+  });
 }
 
 namespace {
@@ -48,22 +53,30 @@ StepOptions step_options(const Job& job, const ModelConfig& model) {
 }
 
 Session::Options session_options(const Job& job, const ModelConfig& model, const Plan& plan,
-                                 const CostModel& truth, const Placement& emulated) {
+                                 const CostModel& truth, const CostModel& nominal,
+                                 const Placement& emulated) {
   Session::Options options;
   options.step = step_options(job, model);
   options.executor.emulated = &emulated;
   options.executor.clock = job.clock.kind == ClockKind::kPaced ? ClockKind::kVirtual : job.clock.kind;
   options.executor.truth = &truth;
+  if (job.train.straggler_share > 0) options.executor.nominal = &nominal;
   options.executor.threads_per_lane = lane_threads(job, plan);
   options.executor.watchdog = job.clock.watchdog_s;
   return options;
 }
 
 std::unique_ptr<Session> make_session(const Job& job, const ModelConfig& model, const Cluster& cluster,
-                                      const Plan& plan, const CostModel& truth, const Placement& emulated,
-                                      const Processes& processes) {
-  Session::Options options = session_options(job, model, plan, truth, emulated);
-  if (processes.alone()) return std::make_unique<Session>(model, cluster, plan, options);
+                                      const Plan& plan, const CostModel& truth, const CostModel& nominal,
+                                      const Placement& emulated, const Processes& processes) {
+  Session::Options options = session_options(job, model, plan, truth, nominal, emulated);
+  // Threads of one process share its cores: who of them is slower says nothing of a device.
+  if (processes.alone() && job.clock.kind == ClockKind::kReal) options.executor.nominal = nullptr;
+  const auto start = [&](std::unique_ptr<Transport> transport) {
+    if (job.train.checksum_messages) transport = make_checksummed_transport(std::move(transport));
+    return std::make_unique<Session>(model, cluster, plan, options, std::move(transport));
+  };
+  if (processes.alone()) return start(make_in_process_transport(cluster.num_devices()));
   if (job.clock.kind == ClockKind::kPaced) {
     fail<ConfigError>("clock.kind",
                       "got paced with {} processes, expected real or virtual: processes have no common "
@@ -77,7 +90,7 @@ std::unique_ptr<Session> make_session(const Job& job, const ModelConfig& model, 
     rank_of[static_cast<std::size_t>(devices[i])] = ranks[i];
     if (ranks[i] == processes.rank()) options.local.push_back(devices[i]);
   }
-  return std::make_unique<Session>(model, cluster, plan, options, make_mpi_transport(processes, rank_of));
+  return start(make_mpi_transport(processes, rank_of));
 }
 
 /// Share of the step in which the compute lanes of devices with this role are idle.
@@ -103,11 +116,17 @@ double max_over_mean(const at::Tensor& counts_LE) {
   return worst;
 }
 
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2),
-                   values.end());
-  return values[values.size() / 2];
+Cluster without_slow_devices(Cluster cluster) {
+  for (Device& device : cluster.devices) device.speed = 1;
+  return cluster;
+}
+
+/// Devices of one kind do the same work: type and role.
+std::vector<std::string> kinds_of(const Cluster& cluster, const Plan& plan) {
+  std::vector<std::string> kinds;
+  for (DeviceId d = 0; d < cluster.num_devices(); ++d)
+    kinds.push_back(fmt::format("{} {}", cluster.type_of(d).name, role_of(plan, d)));
+  return kinds;
 }
 
 }  // namespace
@@ -128,11 +147,21 @@ Trainer::Trainer(const Job& job, ModelConfig model, Cluster cluster, Plan plan, 
       emulated_(emulated_plan(job, plan_)),
       emulated_placement_(emulated_, model_, step_options(job, model_)),
       truth_(make_cost(model_, cluster_, emulated_, load_profiles(cluster_))),
-      session_(make_session(job, model_, cluster_, plan_, *truth_, emulated_placement_, processes)),
-      text_checksum_(checksum(text.train.const_data_ptr(), text.train.nbytes())) {
+      nominal_cluster_(without_slow_devices(cluster_)),
+      nominal_(make_cost(model_, nominal_cluster_, emulated_, load_profiles(cluster_))),
+      session_(
+          make_session(job, model_, cluster_, plan_, *truth_, *nominal_, emulated_placement_, processes)),
+      text_checksum_(checksum(text.train.const_data_ptr(), text.train.nbytes())),
+      stragglers_(kinds_of(cluster_, plan_), job.train.straggler_share),
+      spikes_(job.train.spike_sigma) {
   session_->initialize(job.train.seed);
   check_same_run();
-  if (checkpoints == Checkpoints::kOn) writer_.emplace(checkpoint_folder(job), job.checkpoint);
+  if (checkpoints != Checkpoints::kOn) return;
+  writer_.emplace(checkpoint_folder(job), job.checkpoint);
+  if (processes.alone()) return;
+  std::vector<DeviceId> local;
+  for (const DeviceState* state : session_->states()) local.push_back(state->device());
+  presence_.emplace(job.output, processes.rank(), local);
 }
 
 PredictedStep Trainer::predict() const {
@@ -191,6 +220,7 @@ void Trainer::resume(TrainOutcome& out) {
     out.first_step = checkpoint.info.step;
     next_sequence_ = checkpoint.info.sequences;
     saved_step_ = checkpoint.info.step;
+    skipped_ = checkpoint.info.skipped;
     note(fmt::format("went on from {}", checkpoint.path.string()));
     if (checkpoint.info.text != text_checksum_ || checkpoint.info.seed != job_.train.seed) {
       note("the training text or the seed is not that of the checkpoint: the data are not continued");
@@ -206,6 +236,7 @@ void Trainer::resume(TrainOutcome& out) {
 void Trainer::save(i64 steps_done) {
   CheckpointShard shard;
   shard.info = {steps_done, next_sequence_, job_.train.seed, text_checksum_, version(), write_fields(job_)};
+  shard.info.skipped = skipped_;
   shard.config = to_hf(model_);
   shard.rank = processes_.rank();
   shard.num_ranks = processes_.num_ranks();
@@ -238,6 +269,10 @@ TrainOutcome Trainer::run(const std::function<void(const StepRecord&)>& on_step,
     }
     StepRecord record = train_one(step);
     stop = stop_everywhere(record);
+    check_finite(record);
+    watch_health(record);
+    for (const std::string& warning : record.warnings)
+      out.warnings.push_back(fmt::format("step {}: {}", record.step, warning));
     executed.push_back(record.step_s);
     if (session_->executor().clock() != ClockKind::kReal && processes_.alone()) {
       replayed.push_back(replay());
@@ -258,6 +293,7 @@ TrainOutcome Trainer::run(const std::function<void(const StepRecord&)>& on_step,
   if (saves && steps_done > saved_step_) save(steps_done);
   if (writer_) writer_->finish();
   out.interrupted = stop;
+  out.skipped_steps = skipped_;
   out.executed_step = median(executed);
   out.replayed_step = median(replayed);
   out.executed_over_replayed = median(ratios);
@@ -271,10 +307,16 @@ TrainOutcome Trainer::run(const std::function<void(const StepRecord&)>& on_step,
 
 /// Completes the record by what other ranks know; true when any rank was asked to stop.
 bool Trainer::stop_everywhere(StepRecord& record) {
+  slowness_.assign(cluster_.devices.size(), 0);
+  for (const DeviceWork& work : session_->executor().device_work()) {
+    if (work.nominal > 0) slowness_[static_cast<std::size_t>(work.device)] = work.busy / work.nominal;
+  }
+  nonfinite_ = record.updated ? -1 : first_nonfinite();
   if (processes_.alone()) return stop_requested;
   const bool mine = stop_requested;
   const Timeline timeline = session_->executor().timeline();
-  Json report = {{"stop", mine}, {"step_s", record.step_s}, {"busy", Json::array()}};
+  Json report = {{"stop", mine},          {"step_s", record.step_s},   {"busy", Json::array()},
+                 {"slowness", slowness_}, {"updated", record.updated}, {"nonfinite", nonfinite_}};
   for (const double share : busy_share(timeline)) report["busy"].push_back(share * timeline.step);
   Timeline all = timeline;
   bool stop = false;
@@ -283,13 +325,91 @@ bool Trainer::stop_everywhere(StepRecord& record) {
     const Json one = Json::parse(text);
     stop = stop || one["stop"].get<bool>();
     record.step_s = std::max(record.step_s, one["step_s"].get<double>());
-    for (std::size_t d = 0; d < busy.size(); ++d) busy[d] += one["busy"][d].get<double>();
+    record.updated = record.updated && one["updated"].get<bool>();
+    nonfinite_ = std::max(nonfinite_, one["nonfinite"].get<i64>());
+    for (std::size_t d = 0; d < busy.size(); ++d) {
+      busy[d] += one["busy"][d].get<double>();
+      slowness_[d] = std::max(slowness_[d], one["slowness"][d].get<double>());
+    }
   }
   for (double& seconds : busy) seconds /= record.step_s;
   record.attention_wait = waiting(timeline, busy, "attention");
   record.expert_wait = waiting(timeline, busy, "expert");
   record.tokens_per_s = static_cast<double>(job_.train.sequences * job_.train.seq_len) / record.step_s;
   return stop;
+}
+
+/// Adds to the record what is noteworthy of the step.
+void Trainer::watch_health(StepRecord& record) {
+  for (const Straggler& found : stragglers_.add(slowness_)) {
+    record.warnings.push_back(
+        fmt::format("device {} ({}) is slow: its ops take {:.0f} % longer than those of its peers",
+                    found.device, cluster_.device_name(found.device), 100 * (found.over_peers - 1)));
+  }
+  if (const std::optional<Spike> spike = spikes_.add(record.loss)) {
+    record.warnings.push_back(
+        fmt::format("the loss jumped to {:.4f}, {:.1f} standard deviations above its running median {:.4f}",
+                    spike->loss, spike->sigmas, spike->median));
+  }
+}
+
+/// The first parameter on the way of the backward pass, which goes against the model's order, whose gradient
+/// on a local device is not finite: its index in the model's order, -1 = none.
+i64 Trainer::first_nonfinite() {
+  const std::vector<ParamInfo> order = parameters(model_);
+  i64 first = -1;
+  for (DeviceState* state : session_->states()) {
+    for (const NamedView& view : state->views(model_)) {
+      if (!view.grad.defined() || at::isfinite(view.grad).all().item<bool>()) continue;
+      const auto found = std::find_if(order.begin(), order.end(),
+                                      [&](const ParamInfo& info) { return info.name == view.name; });
+      first = std::max(first, static_cast<i64>(found - order.begin()));
+    }
+  }
+  return first;
+}
+
+/// Weights and moments of a step that was not finite are those from before it.
+void Trainer::check_finite(StepRecord& record) {
+  if (record.updated) {
+    skipped_in_a_row_ = 0;
+    return;
+  }
+  ++skipped_;
+  ++skipped_in_a_row_;
+  std::string what = fmt::format("loss {} with gradient norm {}", record.loss, record.grad_norm);
+  if (nonfinite_ >= 0) {
+    what += fmt::format(": in the backward pass {} is the first that is not finite",
+                        parameters(model_)[static_cast<std::size_t>(nonfinite_)].name);
+  }
+  const bool skips = job_.train.on_nonfinite == OnNonfinite::kSkip;
+  if (skips && skipped_in_a_row_ <= job_.train.max_skipped) {
+    record.warnings.push_back(what + ". The step is skipped, weights stay as they are");
+    return;
+  }
+  const std::string hint =
+      skips ? fmt::format("This is step {} in a row: train.max_skipped allows {}.", skipped_in_a_row_,
+                          job_.train.max_skipped)
+            : "The run diverged: lower train.learning_rate, raise train.warmup_steps, or set "
+              "train.on_nonfinite: skip.";
+  fail<InputError>(fmt::format("step {}", record.step), "{}. {}", what, hint);
+}
+
+StepRecord Trainer::replay_step(const std::optional<FoundCheckpoint>& checkpoint, i64 step) {
+  i64 done = 0;
+  if (checkpoint) {
+    load_checkpoint(*checkpoint, model_, session_->states());
+    done = checkpoint->info.step;
+    next_sequence_ = checkpoint->info.sequences;
+    if (checkpoint->info.text != text_checksum_ || checkpoint->info.seed != job_.train.seed) {
+      fail<InputError>(checkpoint->path.string(),
+                       "the training text or the seed is not that of the checkpoint: the step cannot be "
+                       "repeated");
+    }
+  }
+  StepRecord record;
+  while (done < step) record = train_one(done++);
+  return record;
 }
 
 /// The last step on all devices.
@@ -323,12 +443,6 @@ StepRecord Trainer::train_one(i64 step) {
   const auto begin = std::chrono::steady_clock::now();
   last_ = session_->train_step(input);
   const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - begin;
-  if (!std::isfinite(last_.loss) || !std::isfinite(last_.grad_norm)) {
-    fail<InputError>(fmt::format("step {}", step + 1),
-                     "loss {} with gradient norm {}: the run diverged. Lower "
-                     "train.learning_rate or raise train.warmup_steps.",
-                     last_.loss, last_.grad_norm);
-  }
   const Timeline timeline = session_->executor().timeline();
   StepRecord record;
   record.step = step + 1;
@@ -343,6 +457,7 @@ StepRecord Trainer::train_one(i64 step) {
   const std::vector<double> busy = busy_share(timeline);
   record.attention_wait = waiting(timeline, busy, "attention");
   record.expert_wait = waiting(timeline, busy, "expert");
+  record.updated = last_.updated;
   return record;
 }
 

@@ -10,7 +10,9 @@
 #include "hetermoe/cost/measured.h"
 #include "hetermoe/data/text.h"
 #include "hetermoe/sim/simulator.h"
+#include "hetermoe/train/health.h"
 #include "hetermoe/train/job.h"
+#include "hetermoe/train/presence.h"
 #include "hetermoe/train/session.h"
 
 namespace hetermoe {
@@ -30,6 +32,8 @@ struct StepRecord {
          expert_wait = 0;  ///< share of the step in which a role's compute lanes do nothing
   Seconds step_s = 0;      ///< in the clock's seconds
   Seconds wall_s = 0;
+  bool updated = true;                ///< false: loss or gradients were not finite, the step was skipped
+  std::vector<std::string> warnings;  ///< what the run noticed of its own health in this step
 };
 
 struct Validation {
@@ -50,7 +54,9 @@ struct TrainOutcome {
   std::vector<std::string> notes;  ///< what the user should know of checkpoints
   std::vector<StepRecord> records;
   std::vector<Validation> validations;
-  double unigram_entropy = 0;  ///< of the validation text, nats
+  double unigram_entropy = 0;         ///< of the validation text, nats
+  std::vector<std::string> warnings;  ///< of all steps, "step 12: ..."
+  i64 skipped_steps = 0;
   bool interrupted = false;
   Seconds executed_step = 0;          ///< median over the timed steps, in the clock's seconds
   Seconds replayed_step = 0;          ///< emulated clocks: median simulation of what those steps routed
@@ -80,6 +86,10 @@ class Trainer {
   /// of every step.
   TrainOutcome run(const std::function<void(const StepRecord&)>& on_step = {}, i64 timed_steps = 0);
 
+  /// Trains from a checkpoint, or from the start when there is none, up to and including step `step` (1 = the
+  /// first) and returns that step. Writes nothing.
+  StepRecord replay_step(const std::optional<FoundCheckpoint>& checkpoint, i64 step);
+
   Session& session() { return *session_; }
   const Cluster& cluster() const { return cluster_; }
 
@@ -88,6 +98,9 @@ class Trainer {
   void resume(TrainOutcome& out);
   bool load_everywhere(const FoundCheckpoint& checkpoint, std::string& error);
   bool stop_everywhere(StepRecord& record);
+  void watch_health(StepRecord& record);
+  void check_finite(StepRecord& record);
+  i64 first_nonfinite();
   Timeline whole_timeline() const;
   void save(i64 steps_done);
   StepRecord train_one(i64 step);
@@ -106,10 +119,18 @@ class Trainer {
   Plan emulated_;
   Placement emulated_placement_;
   std::unique_ptr<CostModel> truth_;
+  Cluster nominal_cluster_;  ///< no device is slower than its type
+  std::unique_ptr<CostModel> nominal_;
   std::unique_ptr<Session> session_;
   std::optional<CheckpointWriter> writer_;
+  std::optional<Presence> presence_;
   u64 text_checksum_;
   std::string attempt_;  ///< names this run among those that write the same folder
+  StragglerWatch stragglers_;
+  SpikeWatch spikes_;
+  std::vector<double> slowness_;  ///< [num_devices] of the last step, see health.h
+  i64 nonfinite_ = -1;  ///< of a step that was not updated: index of a parameter, see first_nonfinite()
+  i64 skipped_ = 0, skipped_in_a_row_ = 0;
   i64 saved_step_ = 0;
   i64 next_sequence_ = 0;  ///< index of the first training sequence of the next step
   StepResult last_;

@@ -2,8 +2,52 @@
 
 #include <algorithm>
 #include <cmath>
+#include <fstream>
+#include <limits>
+
+#include "hetermoe/train/trainer.h"
 
 namespace hetermoe {
+namespace {
+
+/// What the run wrote of a step; the last line counts, for a run that went back to a checkpoint.
+Json recorded_step(const std::filesystem::path& path, i64 step) {
+  std::ifstream in(path);
+  if (!in) fail<IoError>(path.string(), "cannot read: the run left no metrics here");
+  Json found;
+  for (std::string line; std::getline(in, line);) {
+    Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (json.is_object() && json.value("step", i64{0}) == step) found = std::move(json);
+  }
+  if (found.is_null()) fail<InputError>(path.string(), "has no step {}", step);
+  if (!found.value("updated", true)) fail<InputError>(path.string(), "step {} was skipped", step);
+  return found;
+}
+
+std::optional<FoundCheckpoint> checkpoint_before(const std::filesystem::path& folder, i64 step) {
+  for (const FoundCheckpoint& found : find_checkpoints(folder, [](const std::string&) {})) {
+    if (found.info.step < step) return found;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+ReplayResult replay_step(const Job& job, const ModelConfig& model, const Cluster& cluster, Plan plan,
+                         const Text& text, i64 step) {
+  const std::filesystem::path folder = job.output;
+  const Json recorded = recorded_step(folder / "metrics.jsonl", step);
+  const std::optional<FoundCheckpoint> checkpoint = checkpoint_before(folder / "checkpoints", step);
+  const Processes alone;
+  Trainer trainer(job, model, cluster, std::move(plan), text, alone);
+  const StepRecord record = trainer.replay_step(checkpoint, step);
+  return {step,
+          checkpoint ? checkpoint->info.step : 0,
+          record.loss,
+          record.grad_norm,
+          recorded.at("loss"),
+          recorded.at("grad_norm")};
+}
 
 bool VerifyResult::passed() const {
   return missing.empty() && loss_error <= tolerance &&

@@ -28,6 +28,19 @@ struct VerifyResult {
 VerifyResult verify_plan(const Job& job, const ModelConfig& model, const Cluster& cluster, Plan plan,
                          const Batch& batch);
 
+/// A step of a run, computed again.
+struct ReplayResult {
+  i64 step = 0, from = 0;          ///< computed from the checkpoint after step `from`, 0 = from the start
+  double loss = 0, grad_norm = 0;  ///< as computed now
+  double recorded_loss = 0, recorded_grad_norm = 0;  ///< as metrics.jsonl of the run has them
+  bool passed() const { return loss == recorded_loss && grad_norm == recorded_grad_norm; }
+};
+
+/// Repeats step `step` (1 = the first) of the run that is in the job's output folder, from its newest
+/// checkpoint before that step. Throws IoError or InputError when the run did not leave what that needs.
+ReplayResult replay_step(const Job& job, const ModelConfig& model, const Cluster& cluster, Plan plan,
+                         const Text& text, i64 step);
+
 /// max|a - b| / max(max|b|, floor).
 double relative_error(const at::Tensor& a, const at::Tensor& b, double floor);
 

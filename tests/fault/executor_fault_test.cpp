@@ -4,12 +4,9 @@
 #include <atomic>
 
 #include <chrono>
-#include <condition_variable>
 #include <filesystem>
-#include <future>
-#include <mutex>
 
-#include "tests/support/rig.h"
+#include "tests/support/faults.h"
 #include "tests/support/strategy_plans.h"
 
 // Whatever fails, wherever: run() throws once, says where, and nothing hangs or stays behind.
@@ -18,32 +15,6 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-
-/// Ends the whole test program when a step does not end: a hang is a failure, not a timeout of the machine.
-class Deadline {
- public:
-  explicit Deadline(seconds limit) : thread_([this, limit] { wait(limit); }) {}
-  ~Deadline() {
-    {
-      const std::lock_guard lock(mutex_);
-      done_ = true;
-      changed_.notify_all();
-    }
-    thread_.join();
-  }
-
- private:
-  void wait(seconds limit) {
-    std::unique_lock lock(mutex_);
-    if (changed_.wait_for(lock, limit, [&] { return done_; })) return;
-    fmt::print(stderr, "a step hangs\n");
-    std::abort();
-  }
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool done_ = false;
-  std::thread thread_;
-};
 
 std::size_t num_threads() {
   std::size_t count = 0;
@@ -87,11 +58,6 @@ std::string error_of(Rig& rig) {
     return error.what();
   }
   return "";
-}
-
-::testing::AssertionResult has(const std::string& text, const std::string& part) {
-  if (text.find(part) != std::string::npos) return ::testing::AssertionSuccess();
-  return ::testing::AssertionFailure() << "no \"" << part << "\" in: " << text;
 }
 
 TEST(ExecutorFaults, AnOpThatThrowsOnAnyLaneIsReportedOnceWithItsPlace) {
@@ -180,25 +146,6 @@ TEST(ExecutorFaults, AFaultInALaterStepIsReportedToo) {
   EXPECT_EQ(error_of(*rig), "");
   EXPECT_TRUE(has(error_of(*rig), "planted fault"));
 }
-
-/// Holds a lane back until told otherwise.
-class Gate {
- public:
-  void wait() {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return open_; });
-  }
-  void open() {
-    const std::lock_guard lock(mutex_);
-    open_ = true;
-    changed_.notify_all();
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool open_ = false;
-};
 
 TEST(ExecutorFaults, WatchdogNamesTheOpThatNeverEndsAndWhoWaitsForIt) {
   const Deadline deadline(seconds(60));

@@ -3,8 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <iostream>
+
+#include "hetermoe/comm/preflight.h"
+#include "hetermoe/report/table.h"
 #include "hetermoe/train/session.h"
-#include "tests/support/rig.h"
+#include "tests/support/faults.h"
 #include "tests/support/strategy_plans.h"
 
 namespace hetermoe::testing {
@@ -90,6 +94,128 @@ TEST(Mpi, AnAbortedTransferThrowsAndDoesNotHang) {
     stopper.join();
   }
   job->gather("");
+}
+
+/// How a step with a fault ends on all ranks.
+struct FaultRun {
+  std::vector<std::string> errors;  ///< by rank, "" = none
+  bool altered = false;             ///< on the rank of the fault
+  double loss = 0, grad_norm = 0;
+};
+
+FaultRun run_with(const FaultPoint& point, const ModelConfig& model, const Cluster& cluster,
+                  const Plan& plan) {
+  const Deadline deadline(std::chrono::seconds(60));
+  const std::vector<i32> rank_of = spread_devices(cluster.num_devices(), job->num_ranks());
+  FaultPlanter planter(point);
+  auto hooked = std::make_unique<HookedTransport>(
+      make_mpi_transport(*job, rank_of),
+      [&](const ExchangeCall& call, std::vector<Message>& out) { planter.on_send(call, out); },
+      HookedTransport::Hook(), [&] { planter.on_abort(); });
+  Session::Options options{{true, 1, true}, {}, {}};
+  // A rank without the fault hears of nothing: under mpirun the failing rank ends it, here its watchdog does.
+  options.executor.watchdog = 0.5;
+  for (DeviceId d = 0; d < cluster.num_devices(); ++d) {
+    if (rank_of[static_cast<std::size_t>(d)] == job->rank()) options.local.push_back(d);
+  }
+  FaultRun run;
+  std::string error;
+  {
+    Session session(model, cluster, plan, options, make_checksummed_transport(std::move(hooked)));
+    session.initialize(1);
+    try {
+      const StepResult result = session.train_step(random_input(plan, model));
+      run.loss = result.loss;
+      run.grad_norm = result.grad_norm;
+    } catch (const Error& failed) {
+      error = failed.what();
+    }
+    run.errors = job->gather(error);
+  }
+  for (const std::string& text : job->gather(planter.altered() ? "yes" : "")) run.altered |= !text.empty();
+  return run;
+}
+
+TEST(Mpi, NthCallFaultsEndWithAnErrorThatNamesThemOrWithTheSameResult) {
+  if (job->num_ranks() != 2) GTEST_SKIP() << "one size is enough: two processes with two devices each";
+  const ModelConfig model = load_model("tiny");
+  const Cluster cluster = load_cluster("demo");
+  StrategyRequest request;
+  request.seq_len = 8;
+  request.sequences = 4;
+  request.microbatches = 2;
+  Plan plan = find_strategy("zebra").make(model, cluster, request);
+  use_fp64(plan);
+  const Schedule schedule = build_schedule(plan, model, {true, 1, true});
+  const FaultRun whole = run_with({Fault::kDelay, -1, 0, 0}, model, cluster, plan);
+  ASSERT_EQ(whole.errors, std::vector<std::string>(2));
+  Table table(
+      {"fault", "calls", "one named error", "same result", "other result", "nothing to alter", "hangs"});
+  for (const Fault fault : all_faults()) {
+    const std::vector<FaultPoint> points = fault_points(schedule, fault);
+    std::array<i64, 4> counts = {};
+    const std::size_t stride = std::max<std::size_t>(1, points.size() / 12) | 1;  // odd: all devices come by
+    for (std::size_t p = 0; p < points.size(); p += stride) {
+      const FaultPoint& point = points[p];
+      const FaultRun run = run_with(point, model, cluster, plan);
+      const std::string all = run.errors[0] + "\n" + run.errors[1];
+      const std::string op = to_string(schedule.ops[static_cast<std::size_t>(point.op)]);
+      if (all != "\n") {
+        ++counts[0];
+        EXPECT_TRUE(has(all, op));
+        EXPECT_TRUE(has(all, fmt::format("device {}", point.device)));
+        EXPECT_TRUE(has(all, fault == Fault::kFail   ? "the wire broke"
+                             : fault == Fault::kGone ? op + " exchanges with its peers, has nothing from"
+                                                     : "a message is c"));  // cut or corrupted
+      } else if (alters(fault) && !run.altered) {
+        ++counts[3];
+      } else {
+        ++counts[run.loss == whole.loss && run.grad_norm == whole.grad_norm ? 1 : 2];
+      }
+    }
+    table.add_row({name_of(fault), std::to_string(counts[0] + counts[1] + counts[2] + counts[3]),
+                   std::to_string(counts[0]), std::to_string(counts[1]), std::to_string(counts[2]),
+                   std::to_string(counts[3]), "0"});
+    EXPECT_EQ(counts[2], 0) << name_of(fault);
+    EXPECT_EQ(counts[1] > 0, fault == Fault::kDelay) << name_of(fault);
+    EXPECT_EQ(counts[0] > 0, fault != Fault::kDelay) << name_of(fault);
+  }
+  if (job->rank() == 0) std::cout << table.str();
+}
+
+TEST(Mpi, APreflightMeasuresEveryPairOfProcesses) {
+  const std::vector<std::string> names = process_names(*job);
+  EXPECT_EQ(static_cast<i32>(names.size()), job->num_ranks());
+  std::vector<i32> ranks;
+  for (i32 r = 0; r < job->num_ranks(); ++r) ranks.push_back(r);
+  const std::unique_ptr<Transport> transport = make_mpi_transport(*job, ranks);
+  const std::vector<PairTimes> pairs = measure_pairs(*job, *transport, ranks, {});
+  EXPECT_EQ(static_cast<i32>(pairs.size()), job->num_ranks() * (job->num_ranks() - 1) / 2);
+  for (const PairTimes& pair : pairs) {
+    EXPECT_EQ(pair.link, "same host");
+    EXPECT_EQ(pair.seconds.size(), 3U);
+  }
+}
+
+/// What two ranks tell each other is lost.
+TEST(Mpi, APairThatHearsNothingIsNamedAsDeadOnAllRanks) {
+  std::vector<i32> ranks;
+  for (i32 r = 0; r < job->num_ranks(); ++r) ranks.push_back(r);
+  Gate gate;
+  HookedTransport transport(
+      make_mpi_transport(*job, ranks),
+      [&](const ExchangeCall& call, std::vector<Message>&) {
+        if (call.participants[0] == 0 && call.participants[1] == 1) {
+          gate.wait();
+          throw TransportError("aborted");
+        }
+      },
+      {}, [&] { gate.open(); });
+  PreflightOptions options;
+  options.limit = 3;
+  const std::vector<PairTimes> pairs = measure_pairs(*job, transport, ranks, options);
+  for (const PairTimes& pair : pairs)
+    EXPECT_EQ(pair.state == PairState::kDead, pair.a == 0 && pair.b == 1) << pair.a << " " << pair.b;
 }
 
 }  // namespace

@@ -37,6 +37,7 @@ class HookedTransport : public Transport {
     inner_->abort(reason);
     if (on_abort_) on_abort_();
   }
+  std::vector<AwaitedMessage> awaited() const override { return inner_->awaited(); }
 
  private:
   std::unique_ptr<Transport> inner_;
@@ -50,6 +51,7 @@ struct RigOptions {
   std::function<void(Schedule&)> alter;  ///< plants a fault in the schedule
   HookedTransport::Hook on_send, on_receive;
   std::function<void()> on_abort;
+  bool checksum_messages = false;
 };
 
 /// Everything that runs one plan in this process.
@@ -62,8 +64,9 @@ class Rig {
         placement_(plan_, model_, options.step),
         schedule_(altered(build_schedule(plan_, model_, options.step), options.alter)),
         context_{model_, cluster_, placement_, schedule_},
-        transport_(make_in_process_transport(cluster_.num_devices()), options.on_send, options.on_receive,
-                   options.on_abort) {
+        transport_(std::make_unique<HookedTransport>(make_in_process_transport(cluster_.num_devices()),
+                                                     options.on_send, options.on_receive, options.on_abort)) {
+    if (options.checksum_messages) transport_ = make_checksummed_transport(std::move(transport_));
     std::set<DeviceId> devices;
     for (const Group& group : plan_.groups) devices.insert(group.devices.begin(), group.devices.end());
     std::vector<DeviceState*> pointers;
@@ -73,7 +76,7 @@ class Rig {
           std::make_unique<DeviceState>(device, schedule_, model_, at::TensorOptions().dtype(dtype)));
       pointers.push_back(states_.back().get());
     }
-    executor_ = std::make_unique<Executor>(context_, pointers, transport_, options.executor);
+    executor_ = std::make_unique<Executor>(context_, pointers, *transport_, options.executor);
   }
 
   const Schedule& schedule() const { return schedule_; }
@@ -83,7 +86,7 @@ class Rig {
   const Cluster& cluster() const { return cluster_; }
   Executor& executor() { return *executor_; }
   const std::vector<std::unique_ptr<DeviceState>>& states() const { return states_; }
-  Transport& transport() { return transport_; }
+  Transport& transport() { return *transport_; }
 
   void load(const TensorsByName& values) {
     for (const std::unique_ptr<DeviceState>& state : states_) {
@@ -128,7 +131,7 @@ class Rig {
   Placement placement_;
   Schedule schedule_;
   RunContext context_;
-  HookedTransport transport_;
+  std::unique_ptr<Transport> transport_;
   std::vector<std::unique_ptr<DeviceState>> states_;
   std::unique_ptr<Executor> executor_;
 };

@@ -6,15 +6,10 @@
 
 #include <fstream>
 
-#include "hetermoe/train/trainer.h"
-#include "tests/support/work_folder.h"
+#include "tests/train/tiny_run.h"
 
 namespace hetermoe {
 namespace {
-
-namespace fs = std::filesystem;
-
-const auto kIgnore = [](const std::string&) {};
 
 template <class F>
 std::string error_of(F&& run) {
@@ -79,56 +74,6 @@ TEST(Safetensors, EveryCutIsFound) {
 
 // --- checkpoints ---
 
-struct Rig {
-  Job job;
-  ModelConfig model;
-  Cluster cluster;
-  Plan plan;
-
-  Rig(const std::string& folder, std::vector<std::pair<std::string, std::string>> overrides = {}) {
-    overrides.insert(overrides.begin(), {{"model", "tiny"},
-                                         {"cluster", "demo"},
-                                         {"output", folder},
-                                         {"train.seq_len", "8"},
-                                         {"train.sequences", "4"},
-                                         {"train.microbatches", "2"},
-                                         {"train.steps", "6"},
-                                         {"train.validation_sequences", "0"},
-                                         {"clock.threads", "1"},
-                                         {"checkpoint.every", "2"}});
-    job = job_from_overrides(overrides);
-    model = load_model(job.model);
-    cluster = load_cluster(job.cluster);
-    plan = make_job_plan(job, model, cluster);
-  }
-
-  struct Run {
-    TrainOutcome outcome;
-    TensorsByName values;
-  };
-  Run run(Checkpoints checkpoints = Checkpoints::kOn) {
-    const Text text{at::arange(4000).mul(37).remainder(251).to(at::kByte), at::arange(100).to(at::kByte), 1,
-                    0};
-    const Processes processes;
-    Trainer trainer(job, model, cluster, plan, text, processes, checkpoints);
-    Run result{trainer.run(), {}};
-    result.values = trainer.session().values();
-    return result;
-  }
-  fs::path checkpoints() const { return fs::path(job.output) / "checkpoints"; }
-  std::vector<i64> steps() const {
-    std::vector<i64> out;
-    for (const FoundCheckpoint& found : find_checkpoints(checkpoints(), kIgnore))
-      out.push_back(found.info.step);
-    return out;
-  }
-};
-
-void expect_equal(const TensorsByName& a, const TensorsByName& b) {
-  ASSERT_EQ(a.size(), b.size());
-  for (const auto& [name, tensor] : a) EXPECT_TRUE(at::equal(tensor, b.at(name))) << name;
-}
-
 double worst_difference(const TensorsByName& a, const TensorsByName& b) {
   double worst = 0;
   for (const auto& [name, tensor] : a) {
@@ -140,13 +85,13 @@ double worst_difference(const TensorsByName& a, const TensorsByName& b) {
 TEST(Checkpoint, AResumedRunEndsBitEqualToAnUndisturbedOne) {
   for (const char* strategy : {"zebra", "ep", "single"}) {
     const WorkFolder whole_folder, cut_folder;
-    const Rig::Run whole = Rig(whole_folder.path(), {{"strategy", strategy}}).run(Checkpoints::kOff);
+    const TinyRun::End whole = TinyRun(whole_folder.path(), {{"strategy", strategy}}).run(Checkpoints::kOff);
     // Stopped after three steps: a learning-rate schedule over six, of which three are done.
-    Rig cut(cut_folder.path(), {{"strategy", strategy}});
+    TinyRun cut(cut_folder.path(), {{"strategy", strategy}});
     cut.run();
     EXPECT_EQ(cut.steps(), (std::vector<i64>{6, 4}));
     fs::remove_all(cut.checkpoints() / "step-00000006");
-    const Rig::Run resumed = cut.run();
+    const TinyRun::End resumed = cut.run();
     EXPECT_EQ(resumed.outcome.first_step, 4);
     ASSERT_EQ(resumed.outcome.records.size(), 2U);
     EXPECT_EQ(resumed.outcome.records[0].step, 5);
@@ -159,16 +104,17 @@ TEST(Checkpoint, AResumedRunEndsBitEqualToAnUndisturbedOne) {
 
 TEST(Checkpoint, GoesOnWithAnotherStrategyAndAnotherNumberOfDevices) {
   const WorkFolder folder, whole_folder;
-  const Rig::Run whole = Rig(whole_folder.path()).run(Checkpoints::kOff);
-  Rig(folder.path(), {{"strategy", "zebra"}}).run();
+  const TinyRun::End whole = TinyRun(whole_folder.path()).run(Checkpoints::kOff);
+  TinyRun(folder.path(), {{"strategy", "zebra"}}).run();
   for (const char* strategy : {"ep", "dist_ep", "single"}) {
-    fs::remove_all(Rig(folder.path()).checkpoints() / "step-00000006");
-    const Rig::Run resumed = Rig(folder.path(), {{"strategy", strategy}, {"checkpoint.keep", "9"}}).run();
+    fs::remove_all(TinyRun(folder.path()).checkpoints() / "step-00000006");
+    const TinyRun::End resumed =
+        TinyRun(folder.path(), {{"strategy", strategy}, {"checkpoint.keep", "9"}}).run();
     EXPECT_EQ(resumed.outcome.first_step, 4);
     EXPECT_LT(worst_difference(resumed.values, whole.values), 1e-5) << strategy;
   }
   // Without the moments the same steps lead elsewhere: the comparison above can fail.
-  EXPECT_GT(worst_difference(Rig(folder.path(), {{"train.steps", "4"}}).run(Checkpoints::kOff).values,
+  EXPECT_GT(worst_difference(TinyRun(folder.path(), {{"train.steps", "4"}}).run(Checkpoints::kOff).values,
                              whole.values),
             1e-4);
 }
@@ -176,8 +122,8 @@ TEST(Checkpoint, GoesOnWithAnotherStrategyAndAnotherNumberOfDevices) {
 TEST(Checkpoint, LowPrecisionKeepsItsMasters) {
   const WorkFolder folder, whole_folder;
   const std::vector<std::pair<std::string, std::string>> bf16 = {{"plan.expert_dtype", "bf16"}};
-  const Rig::Run whole = Rig(whole_folder.path(), bf16).run(Checkpoints::kOff);
-  Rig cut(folder.path(), bf16);
+  const TinyRun::End whole = TinyRun(whole_folder.path(), bf16).run(Checkpoints::kOff);
+  TinyRun cut(folder.path(), bf16);
   cut.run();
   fs::remove_all(cut.checkpoints() / "step-00000006");
   expect_equal(cut.run().values, whole.values);
@@ -185,9 +131,9 @@ TEST(Checkpoint, LowPrecisionKeepsItsMasters) {
 
 TEST(Checkpoint, AFinishedRunHasNothingLeftToDo) {
   const WorkFolder folder;
-  Rig rig(folder.path());
-  const Rig::Run first = rig.run();
-  const Rig::Run again = rig.run();
+  TinyRun rig(folder.path());
+  const TinyRun::End first = rig.run();
+  const TinyRun::End again = rig.run();
   EXPECT_EQ(again.outcome.first_step, 6);
   EXPECT_TRUE(again.outcome.records.empty());
   expect_equal(again.values, first.values);
@@ -195,14 +141,14 @@ TEST(Checkpoint, AFinishedRunHasNothingLeftToDo) {
 
 TEST(Checkpoint, ADamagedOneIsPassedOverAndNamed) {
   const WorkFolder folder;
-  Rig rig(folder.path());
-  const Rig::Run whole = rig.run();
+  TinyRun rig(folder.path());
+  const TinyRun::End whole = rig.run();
   const fs::path newest = rig.checkpoints() / "step-00000006";
   for (const char* file : {"model.safetensors", "optimizer.safetensors", "checkpoint.json"}) {
     const auto size = static_cast<i64>(fs::file_size(newest / file));
     for (const i64 position : {size / 3, size - 100}) {
       flip_byte(newest / file, position);
-      const Rig::Run resumed = rig.run();
+      const TinyRun::End resumed = rig.run();
       EXPECT_EQ(resumed.outcome.first_step, 4) << file << " " << position;
       ASSERT_FALSE(resumed.outcome.notes.empty());
       EXPECT_NE(resumed.outcome.notes[0].find("step-00000006"), std::string::npos)
@@ -215,7 +161,7 @@ TEST(Checkpoint, ADamagedOneIsPassedOverAndNamed) {
 
 TEST(Checkpoint, WhenNoneCanBeReadTheRunDoesNotBeginAnewByItself) {
   const WorkFolder folder;
-  Rig rig(folder.path());
+  TinyRun rig(folder.path());
   rig.run();
   for (const char* step : {"step-00000004", "step-00000006"}) {
     flip_byte(rig.checkpoints() / step / "model.safetensors", 5000);
@@ -227,7 +173,7 @@ TEST(Checkpoint, WhenNoneCanBeReadTheRunDoesNotBeginAnewByItself) {
 
 TEST(Checkpoint, UnfinishedOnesAreNeitherUsedNorKept) {
   const WorkFolder folder;
-  Rig rig(folder.path());
+  TinyRun rig(folder.path());
   rig.run();
   const fs::path unfinished = rig.checkpoints() / ".step-00000008.0.unfinished";
   fs::rename(rig.checkpoints() / "step-00000006", unfinished);
@@ -237,8 +183,8 @@ TEST(Checkpoint, UnfinishedOnesAreNeitherUsedNorKept) {
 
 TEST(Checkpoint, AnotherModelIsRefusedByTheKeyThatDiffers) {
   const WorkFolder folder;
-  Rig(folder.path()).run();
-  Rig other(folder.path(), {{"model", "tiny-qwen3"}});
+  TinyRun(folder.path()).run();
+  TinyRun other(folder.path(), {{"model", "tiny-qwen3"}});
   EXPECT_NE(error_of([&] { other.run(); }).find("is of another model: "), std::string::npos);
 }
 
@@ -259,7 +205,7 @@ class FullDisk {
 
 TEST(Checkpoint, AFullDiskIsOneErrorAndLeavesTheOlderOnes) {
   const WorkFolder folder;
-  Rig rig(folder.path());
+  TinyRun rig(folder.path());
   rig.run();
   rig.job.train.steps = 8;
   for (const rlim_t bytes : {100, 20000}) {
@@ -279,7 +225,7 @@ TEST(Checkpoint, AFullDiskIsOneErrorAndLeavesTheOlderOnes) {
 TEST(Checkpoint, AFolderThatCannotBeWrittenIsOneError) {
   const WorkFolder folder;
   folder.file("checkpoints", "a file where the folder should be");
-  EXPECT_NE(error_of([&] { Rig(folder.path()).run(); }).find("cannot create folder"), std::string::npos);
+  EXPECT_NE(error_of([&] { TinyRun(folder.path()).run(); }).find("cannot create folder"), std::string::npos);
 }
 
 TEST(Checkpoint, SeveralRanksWriteOneFolder) {

@@ -1,0 +1,110 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <sstream>
+
+#include "tests/cli/program.h"
+
+// verify --step and doctor --cluster as a user runs them.
+namespace hetermoe {
+namespace {
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+/// Six steps of the tiny model, with checkpoints after 2, 4 and 6.
+ProgramResult train(const WorkFolder& folder) {
+  return run_hetermoe({"train",
+                       "--model",
+                       "tiny",
+                       "--cluster",
+                       "demo",
+                       "--output",
+                       folder / "run",
+                       "--train.steps",
+                       "6",
+                       "--train.seq_len",
+                       "16",
+                       "--train.sequences",
+                       "4",
+                       "--train.microbatches",
+                       "2",
+                       "--train.validation_sequences",
+                       "0",
+                       "--data.max_bytes",
+                       "200000",
+                       "--checkpoint.every",
+                       "2",
+                       "--json"});
+}
+
+ProgramResult verify_step(const WorkFolder& folder, const std::string& step) {
+  return run_hetermoe({"verify", folder / "run/job.json", "--step", step});
+}
+
+TEST(VerifyStep, AStepIsRepeatedToTheBitFromItsCheckpoint) {
+  const WorkFolder folder;
+  ASSERT_EQ(train(folder).code, 0);
+  const std::vector<std::string> files = folder.contents();
+  for (const auto& [step, from] : std::vector<std::pair<std::string, std::string>>{
+           {"5", "the checkpoint of step 4"}, {"6", "the checkpoint of step 4"}, {"3", "the start"}}) {
+    const ProgramResult result = verify_step(folder, step);
+    EXPECT_EQ(result.code, 0) << result.out << result.err;
+    EXPECT_TRUE(contains(result.out, "PASSED: step " + step)) << result.out;
+    EXPECT_TRUE(contains(result.out, "from " + from + ": equal to the bit")) << result.out;
+  }
+  EXPECT_EQ(folder.contents(), files);  // nothing is written
+}
+
+TEST(VerifyStep, AnotherLossInTheLastBitFails) {
+  const WorkFolder folder;
+  ASSERT_EQ(train(folder).code, 0);
+  std::string lines;
+  std::istringstream in(read_text(folder / "run/metrics.jsonl"));
+  for (std::string line; std::getline(in, line);) {
+    Json json = parse_json(line, "metrics");
+    if (json["step"] == 5) json["loss"] = std::nextafter(json["loss"].get<double>(), 0.0);
+    lines += json.dump() + "\n";
+  }
+  write_text(folder / "run/metrics.jsonl", lines);
+  const ProgramResult result = verify_step(folder, "5");
+  EXPECT_EQ(result.code, 1) << result.err;
+  EXPECT_TRUE(contains(result.out, "FAILED: step 5")) << result.out;
+  EXPECT_EQ(verify_step(folder, "6").code, 0);
+}
+
+TEST(VerifyStep, WhatTheRunDidNotLeaveIsNamed) {
+  const WorkFolder folder;
+  ASSERT_EQ(train(folder).code, 0);
+  EXPECT_TRUE(contains(verify_step(folder, "7").err, "metrics.jsonl] has no step 7"));
+  std::filesystem::remove(folder / "run/metrics.jsonl");
+  const ProgramResult result = verify_step(folder, "5");
+  EXPECT_EQ(result.code, 2);
+  EXPECT_TRUE(contains(result.err, "metrics.jsonl] cannot read")) << result.err;
+}
+
+TEST(DoctorCluster, MeasuresEveryPairOfAClusterAndOfAJobThatNamesOne) {
+  const WorkFolder folder;
+  for (const std::string& what : {std::string("demo"), folder.file("job.yaml", "cluster: demo\n")}) {
+    const ProgramResult result = run_hetermoe({"doctor", "--cluster", what, "--json"});
+    EXPECT_EQ(result.code, 0) << result.err;
+    const Json json = parse_json(result.out, "stdout");
+    EXPECT_EQ(json.at("processes"), 1);
+    ASSERT_EQ(json.at("pairs").size(), 6U);
+    EXPECT_EQ(json.at("pairs")[0].at("a"), "device 0 (A40/1000#0)");
+    for (const Json& pair : json.at("pairs")) EXPECT_GT(pair.at("latency_s").get<double>(), 0);
+  }
+  const ProgramResult text = run_hetermoe({"doctor", "--cluster", "demo"});
+  EXPECT_TRUE(contains(text.out, "device 0 (A40/1000#0) - device 1 (A40/1000#1)")) << text.out;
+  EXPECT_EQ(run_hetermoe({"doctor", "--cluster", "nowhere"}).code, 2);
+}
+
+TEST(LaunchReplan, NeedsARunOfTheProgram) {
+  const ProgramResult result = run_hetermoe({"launch", "--replan", "--", "sh", "-c", "true"});
+  EXPECT_EQ(result.code, 2);
+  EXPECT_TRUE(contains(result.err, "[--replan] needs a command with `hetermoe train`")) << result.err;
+}
+
+}  // namespace
+}  // namespace hetermoe

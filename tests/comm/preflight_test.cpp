@@ -1,0 +1,115 @@
+#include "hetermoe/comm/preflight.h"
+
+#include <gtest/gtest.h>
+
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
+#include "hetermoe/base/error.h"
+
+namespace hetermoe {
+namespace {
+
+/// Delays or drops what one pair tells each other.
+class BadPair : public Transport {
+ public:
+  enum class Kind { kNone, kSlow, kDead };
+  BadPair(i32 num_devices, DeviceId a, DeviceId b, Kind kind)
+      : inner_(make_in_process_transport(num_devices)), a_(a), b_(b), kind_(kind) {}
+  std::string name() const override { return "bad pair"; }
+  std::vector<Message> exchange(const ExchangeCall& call, std::vector<Message> out) override {
+    if (call.participants[0] == a_ && call.participants[1] == b_) {
+      if (kind_ == Kind::kSlow) std::this_thread::sleep_for(std::chrono::milliseconds(30));
+      if (kind_ == Kind::kDead) wait_for_abort();
+    }
+    return inner_->exchange(call, std::move(out));
+  }
+  void abort(const std::string& reason) override {
+    inner_->abort(reason);
+    const std::lock_guard lock(mutex_);
+    aborted_ = true;
+    changed_.notify_all();
+  }
+
+ private:
+  void wait_for_abort() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return aborted_; });
+    throw TransportError("aborted");
+  }
+  std::unique_ptr<Transport> inner_;
+  DeviceId a_, b_;
+  Kind kind_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool aborted_ = false;
+};
+
+const PreflightOptions kQuick = {{8, 1 << 10, 64 << 10}, 3, 5, 2, 0.015};
+
+std::vector<PairTimes> measure(i32 num_devices, BadPair::Kind kind, PreflightOptions options = kQuick) {
+  BadPair transport(num_devices, 1, 3, kind);
+  const Processes alone;
+  return measure_pairs(alone, transport, std::vector<i32>(static_cast<std::size_t>(num_devices), 0), options);
+}
+
+std::vector<std::string> names_of(i32 num_devices) {
+  std::vector<std::string> names;
+  for (i32 d = 0; d < num_devices; ++d) names.push_back(fmt::format("device {}", d));
+  return names;
+}
+
+TEST(Preflight, EveryPairIsMeasuredOnce) {
+  for (const i32 num_devices : {1, 2, 3, 4, 5, 8}) {
+    const std::vector<PairTimes> pairs = measure(num_devices, BadPair::Kind::kNone);
+    ASSERT_EQ(static_cast<i32>(pairs.size()), num_devices * (num_devices - 1) / 2);
+    std::size_t i = 0;
+    for (DeviceId a = 0; a < num_devices; ++a) {
+      for (DeviceId b = a + 1; b < num_devices; ++b, ++i) {
+        EXPECT_EQ(pairs[i].a, a);
+        EXPECT_EQ(pairs[i].b, b);
+        EXPECT_EQ(pairs[i].seconds.size(), 3U);
+        EXPECT_EQ(pairs[i].link, "same process");
+      }
+    }
+  }
+}
+
+TEST(Preflight, ADelayedPairIsNamedAsSlow) {
+  const std::vector<PairTimes> pairs = measure(4, BadPair::Kind::kSlow);
+  for (const PairTimes& pair : pairs)
+    EXPECT_EQ(pair.state == PairState::kSlow, pair.a == 1 && pair.b == 3) << pair.a << " " << pair.b;
+  const std::vector<std::string> complaints = pair_complaints(pairs, names_of(4), kQuick);
+  ASSERT_EQ(complaints.size(), 1U);
+  EXPECT_NE(complaints[0].find("device 1 - device 3 is slow: 8 B took 3"), std::string::npos)
+      << complaints[0];
+}
+
+TEST(Preflight, ADroppedPairIsNamedAsDeadAndTheOthersAreMeasured) {
+  PreflightOptions options = kQuick;
+  options.limit = 1;
+  const std::vector<PairTimes> pairs = measure(4, BadPair::Kind::kDead, options);
+  ASSERT_EQ(pairs.size(), 6U);
+  for (const PairTimes& pair : pairs)
+    EXPECT_EQ(pair.state == PairState::kDead, pair.a == 1 && pair.b == 3) << pair.a << " " << pair.b;
+  const std::vector<std::string> complaints = pair_complaints(pairs, names_of(4), options);
+  ASSERT_EQ(complaints.size(), 1U);
+  EXPECT_EQ(complaints[0], "device 1 - device 3 is dead: no answer within 1 s");
+  const std::string table = pair_table(pairs, names_of(4), options);
+  EXPECT_NE(table.find("DEAD"), std::string::npos) << table;
+}
+
+TEST(Preflight, LinksOfDifferentKindsAreNotCompared) {
+  const PreflightOptions options = {{8}, 1, 1, 2, 0};
+  std::vector<PairTimes> pairs = {{0, 1, "same host", {1}, {}}, {0, 2, "network", {9}, {}},
+                                  {1, 2, "network", {10}, {}},  {0, 3, "network", {21}, {}},
+                                  {1, 3, "network", {9}, {}},   {2, 3, "same host", {}, {}}};
+  judge(pairs, options);
+  const std::vector<PairState> expected = {PairState::kGood, PairState::kGood, PairState::kGood,
+                                           PairState::kSlow, PairState::kGood, PairState::kDead};
+  for (std::size_t i = 0; i < pairs.size(); ++i) EXPECT_EQ(pairs[i].state, expected[i]) << i;
+}
+
+}  // namespace
+}  // namespace hetermoe

@@ -1,0 +1,221 @@
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include <iostream>
+
+#include "hetermoe/report/table.h"
+#include "tests/support/faults.h"
+#include "tests/support/strategy_plans.h"
+
+// Each exchange call of one step, on each device, with each kind of fault: how does the step end?
+namespace hetermoe::testing {
+namespace {
+
+struct Scene {
+  ModelConfig model = tiny_mixtral();
+  Cluster cluster = make_cluster(3);
+  Plan plan;
+  StepOptions step = {true, 1, true};
+};
+
+Scene scene_of(const std::string& strategy) {
+  Scene s;
+  StrategyRequest request;
+  request.seq_len = 2;
+  request.sequences = 4;
+  request.microbatches = 2;
+  if (strategy == "zebra") request.experts_moved = {1, 0};
+  s.plan = find_strategy(strategy).make(s.model, s.cluster, request);
+  // The head elsewhere: moves, too.
+  if (strategy == "zebra") s.plan.groups[0].head = make_share_rows({1, 2}, s.plan.groups[0].microbatches, {});
+  use_fp64(s.plan);
+  return s;
+}
+
+struct StepEnd {
+  std::string error;  ///< "" = none
+  StepResult result;
+  TensorsByName gradients;
+};
+
+std::unique_ptr<Rig> make_rig(const Scene& s, RigOptions options) {
+  options.step = s.step;
+  auto rig = std::make_unique<Rig>(s.model, s.cluster, s.plan, options);
+  rig->load(lively_values(s.model));
+  return rig;
+}
+
+StepEnd run_step(Rig& rig) {
+  StepEnd end;
+  try {
+    end.result = rig.executor().run(random_input(rig.plan(), rig.model()));
+    end.gradients = rig.gradients();
+  } catch (const Error& error) {
+    end.error = error.what();
+  }
+  return end;
+}
+
+bool bit_equal(const StepEnd& a, const StepEnd& b) {
+  if (a.result.loss != b.result.loss || a.result.grad_norm != b.result.grad_norm ||
+      !at::equal(a.result.counts_LE, b.result.counts_LE)) {
+    return false;
+  }
+  for (const auto& [name, gradient] : b.gradients) {
+    if (!at::equal(a.gradients.at(name), gradient)) return false;
+  }
+  return true;
+}
+
+enum class Outcome { kNamed, kSame, kOther, kNothingToAlter };
+
+/// Counts per outcome of one kind of fault.
+struct Row {
+  std::array<i64, 4> counts = {};
+  i64 of(Outcome outcome) const { return counts[static_cast<std::size_t>(outcome)]; }
+};
+
+class Experiment {
+ public:
+  Experiment(const Scene& scene, bool checksums)
+      : scene_(scene),
+        checksums_(checksums),
+        schedule_(build_schedule(scene.plan, scene.model, scene.step)),
+        whole_(run_step(*make_rig(scene, {}))) {}
+
+  Row run(Fault fault) {
+    Row row;
+    for (const FaultPoint& point : fault_points(schedule_, fault))
+      ++row.counts[static_cast<std::size_t>(outcome_of(point))];
+    return row;
+  }
+
+ private:
+  Outcome outcome_of(const FaultPoint& point) {
+    const Deadline deadline(std::chrono::seconds(60));
+    FaultPlanter planter(point);
+    RigOptions options;
+    options.checksum_messages = checksums_;
+    options.executor.watchdog = point.fault == Fault::kGone ? 0.25 : 60;
+    options.on_send = [&](const ExchangeCall& call, std::vector<Message>& out) {
+      planter.on_send(call, out);
+    };
+    options.on_abort = [&] { planter.on_abort(); };
+    const StepEnd end = run_step(*make_rig(scene_, options));
+    if (!end.error.empty()) {
+      expect_named(point, end.error);
+      return Outcome::kNamed;
+    }
+    if (alters(point.fault) && !planter.altered()) return Outcome::kNothingToAlter;
+    return bit_equal(end, whole_) ? Outcome::kSame : Outcome::kOther;
+  }
+
+  /// Op, device, peer, cause.
+  void expect_named(const FaultPoint& point, const std::string& error) {
+    const auto device = [&](DeviceId d) {
+      return fmt::format("device {} ({})", d, scene_.cluster.device_name(d));
+    };
+    const std::string op = to_string(schedule_.ops[static_cast<std::size_t>(point.op)]);
+    switch (point.fault) {
+      case Fault::kFail:
+        EXPECT_TRUE(has(error, fmt::format("[{} {}] [to device {}] the wire broke", device(point.device), op,
+                                           point.peer)));
+        break;
+      case Fault::kGone:
+        EXPECT_TRUE(has(error, "[watchdog]"));
+        EXPECT_TRUE(has(error, fmt::format("{} exchanges with its peers, has nothing from {}", op,
+                                           device(point.device))));
+        break;
+      default:
+        EXPECT_TRUE(has(error, fmt::format("[{} {}]", device(point.peer), op)));
+        EXPECT_TRUE(has(error, fmt::format("device {}", point.device)));
+        EXPECT_TRUE(has(error, "got "));
+        // An altered expert id or index is outside of what is expected; everything else says what that is.
+        EXPECT_TRUE(has(error, "expected ") || has(error, "which is not here"));
+    }
+  }
+
+  const Scene& scene_;
+  bool checksums_;
+  Schedule schedule_;
+  StepEnd whole_;
+};
+
+void add_row(Table& table, const std::string& strategy, bool checksums, Fault fault, const Row& row) {
+  table.add_row({strategy, checksums ? "yes" : "no", name_of(fault),
+                 std::to_string(row.counts[0] + row.counts[1] + row.counts[2] + row.counts[3]),
+                 std::to_string(row.of(Outcome::kNamed)), std::to_string(row.of(Outcome::kSame)),
+                 std::to_string(row.of(Outcome::kOther)), std::to_string(row.of(Outcome::kNothingToAlter)),
+                 "0"});
+}
+
+TEST(NthCall, EveryFaultOfEveryCallOfAStepEndsWithOneErrorOrTheSameResult) {
+  Table table({"strategy", "checksums", "fault", "calls", "one named error", "same result", "other result",
+               "nothing to alter", "hangs"});
+  for (const char* strategy : {"zebra", "ep"}) {
+    const Scene scene = scene_of(strategy);
+    for (const bool checksums : {false, true}) {
+      Experiment experiment(scene, checksums);
+      for (const Fault fault : all_faults()) {
+        if (checksums && !alters(fault)) continue;  // the same as without
+        const Row row = experiment.run(fault);
+        add_row(table, strategy, checksums, fault, row);
+        const bool harmless = fault == Fault::kDelay;
+        EXPECT_EQ(row.of(Outcome::kNamed) > 0, !harmless) << name_of(fault);
+        // A flipped bit of a number is a number: only a checksum can tell.
+        if (fault == Fault::kFlip && !checksums) {
+          EXPECT_GT(row.of(Outcome::kOther), 0) << "flips that change nothing prove nothing";
+          continue;
+        }
+        EXPECT_EQ(row.of(Outcome::kOther), 0) << name_of(fault);
+        if (harmless)
+          EXPECT_GT(row.of(Outcome::kSame), 60);
+        else
+          EXPECT_EQ(row.of(Outcome::kSame), 0) << name_of(fault);
+      }
+    }
+  }
+  std::cout << table.str();  // a hang would have ended the program
+}
+
+TEST(NthCall, AMessageWithWrongCountsNamesOpSenderReceiverGotAndExpected) {
+  const Deadline deadline(std::chrono::seconds(60));
+  const Scene s = scene_of("zebra");
+  RigOptions options;
+  options.on_send = [](const ExchangeCall& call, std::vector<Message>& out) {
+    if (call.name == "dispatch.F l1 m0" && call.self == 0) out.back().numbers[1] = 1000;
+  };
+  const std::string error = run_step(*make_rig(s, options)).error;
+  EXPECT_TRUE(has(error, "[device 2 (A40#2) dispatch.F l1 m0] [message of device 0 (A40#0)] "));
+  EXPECT_TRUE(has(error, "rows for device 1: got 1000, expected 0 to "));
+}
+
+TEST(NonfiniteGradient, OfOneDeviceKeepsEveryDeviceFromUpdating) {
+  const Deadline deadline(std::chrono::seconds(60));
+  const Scene s = scene_of("zebra");
+  RigOptions options;
+  options.on_send = [](const ExchangeCall& call, std::vector<Message>& out) {
+    if (call.name != "dispatch.B l0 m0" || call.self != 1) return;
+    for (Message& message : out) {
+      for (at::Tensor& tensor : message.tensors) tensor = at::full_like(tensor, NAN);
+    }
+  };
+  const std::unique_ptr<Rig> rig = make_rig(s, options);
+  const TensorsByName before = rig->values();
+  StepInput input = random_input(rig->plan(), rig->model());
+  input.learning_rate = 0.1;
+  const StepResult result = rig->executor().run(input);
+  EXPECT_FALSE(result.updated);
+  EXPECT_TRUE(std::isfinite(result.loss));
+  EXPECT_TRUE(std::isnan(result.grad_norm));
+  for (const auto& [name, value] : rig->values()) EXPECT_TRUE(at::equal(value, before.at(name))) << name;
+}
+
+/// Tiny tensors: a second intra-op thread only waits.
+class OneThread : public ::testing::Environment {
+  void SetUp() override { at::set_num_threads(1); }
+};
+const auto* const kOneThread = ::testing::AddGlobalTestEnvironment(new OneThread);
+
+}  // namespace
+}  // namespace hetermoe::testing
