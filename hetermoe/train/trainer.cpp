@@ -377,7 +377,9 @@ void Trainer::check_finite(StepRecord& record) {
   }
   ++skipped_;
   ++skipped_in_a_row_;
-  std::string what = fmt::format("loss {} with gradient norm {}", record.loss, record.grad_norm);
+  const auto unsigned_nan = [](double x) { return std::isnan(x) ? std::abs(x) : x; };
+  std::string what =
+      fmt::format("loss {} with gradient norm {}", unsigned_nan(record.loss), unsigned_nan(record.grad_norm));
   if (nonfinite_ >= 0) {
     what += fmt::format(": in the backward pass {} is the first that is not finite",
                         parameters(model_)[static_cast<std::size_t>(nonfinite_)].name);
