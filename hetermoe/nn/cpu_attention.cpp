@@ -27,7 +27,7 @@ template <class V>
 HM_INLINE void exponentiate(V& x) {
   using Int = std::conditional_t<sizeof(V) == sizeof(Int8), Int8, Int16>;
   const V least = V{} - 87.0f;
-  const V y = x > least ? x : least;
+  const V y = x < least ? least : x;  // NaN stays NaN
   const V shifted = y * 1.44269504f + 12582912.0f;
   const V n = shifted - 12582912.0f;
   const V r = (y - n * 0.693359375f) + n * 2.12194440e-4f;

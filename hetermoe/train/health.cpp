@@ -1,5 +1,7 @@
 #include "hetermoe/train/health.h"
 
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <cmath>
 
@@ -60,6 +62,22 @@ std::optional<Spike> SpikeWatch::add(double loss) {
   window_.push_back(loss);
   if (window_.size() > kWindow) window_.pop_front();
   return spike;
+}
+
+Bytes resident_watermark() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<Bytes>(usage.ru_maxrss) * 1024;  // Linux counts KiB
+}
+
+std::optional<Bytes> MemoryWatch::add(Bytes watermark) {
+  if (++steps_ <= kSettled) {
+    settled_ = watermark;
+    return {};
+  }
+  if (told_ || watermark <= kGrowth * settled_) return {};
+  told_ = true;
+  return settled_;
 }
 
 }  // namespace hetermoe

@@ -39,6 +39,25 @@ class StragglerWatch {
   std::vector<bool> found_;
 };
 
+/// Most memory that this process ever had resident.
+Bytes resident_watermark();
+
+/// Tells of memory that grows from step to step: once, when the watermark is a quarter above what it was
+/// after the first steps, validation and checkpoint included if they are that early.
+class MemoryWatch {
+ public:
+  static constexpr i64 kSettled = 32;  ///< steps
+  static constexpr double kGrowth = 1.25;
+
+  /// Watermark after a step. Returns the watermark after the first steps when it is time to tell.
+  std::optional<Bytes> add(Bytes watermark);
+
+ private:
+  i64 steps_ = 0;
+  Bytes settled_ = 0;
+  bool told_ = false;
+};
+
 struct Spike {
   double loss = 0, median = 0;
   double sigmas = 0;  ///< how far above the median

@@ -97,6 +97,7 @@ Json metrics_json(const StepRecord& r) {
                {"tokens_per_s", r.tokens_per_s},
                {"step_s", r.step_s},
                {"wall_s", r.wall_s},
+               {"peak_memory_bytes", r.peak_memory},
                {"expert_max_over_mean", r.expert_max_over_mean},
                {"attention_wait", r.attention_wait},
                {"expert_wait", r.expert_wait}};
@@ -170,6 +171,7 @@ Json to_json(const StrategyRun& run, const Job& job) {
                       {"interrupted", out.interrupted}};
   json["executed"]["first_step"] = out.first_step;
   json["executed"]["skipped_steps"] = out.skipped_steps;
+  json["executed"]["peak_memory_bytes"] = out.records.back().peak_memory;
   json["executed"]["warnings"] = out.warnings;
   if (!out.validations.empty()) json["executed"]["validation_loss"] = out.validations.back().loss;
   if (out.pace) {

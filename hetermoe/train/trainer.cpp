@@ -9,6 +9,7 @@
 #include "hetermoe/base/checksum.h"
 #include "hetermoe/base/version.h"
 #include "hetermoe/comm/mpi.h"
+#include "hetermoe/report/table.h"
 #include "hetermoe/train/presence.h"
 
 namespace hetermoe {
@@ -315,8 +316,13 @@ bool Trainer::stop_everywhere(StepRecord& record) {
   if (processes_.alone()) return stop_requested;
   const bool mine = stop_requested;
   const Timeline timeline = session_->executor().timeline();
-  Json report = {{"stop", mine},          {"step_s", record.step_s},   {"busy", Json::array()},
-                 {"slowness", slowness_}, {"updated", record.updated}, {"nonfinite", nonfinite_}};
+  Json report = {{"stop", mine},
+                 {"step_s", record.step_s},
+                 {"busy", Json::array()},
+                 {"slowness", slowness_},
+                 {"updated", record.updated},
+                 {"nonfinite", nonfinite_},
+                 {"peak_memory", record.peak_memory}};
   for (const double share : busy_share(timeline)) report["busy"].push_back(share * timeline.step);
   Timeline all = timeline;
   bool stop = false;
@@ -327,6 +333,7 @@ bool Trainer::stop_everywhere(StepRecord& record) {
     record.step_s = std::max(record.step_s, one["step_s"].get<double>());
     record.updated = record.updated && one["updated"].get<bool>();
     nonfinite_ = std::max(nonfinite_, one["nonfinite"].get<i64>());
+    record.peak_memory = std::max(record.peak_memory, one["peak_memory"].get<double>());
     for (std::size_t d = 0; d < busy.size(); ++d) {
       busy[d] += one["busy"][d].get<double>();
       slowness_[d] = std::max(slowness_[d], one["slowness"][d].get<double>());
@@ -350,6 +357,11 @@ void Trainer::watch_health(StepRecord& record) {
     record.warnings.push_back(
         fmt::format("the loss jumped to {:.4f}, {:.1f} standard deviations above its running median {:.4f}",
                     spike->loss, spike->sigmas, spike->median));
+  }
+  if (const std::optional<Bytes> settled = memory_.add(record.peak_memory)) {
+    record.warnings.push_back(fmt::format("memory grows: {} resident, {} after {} steps",
+                                          format_bytes(record.peak_memory), format_bytes(*settled),
+                                          MemoryWatch::kSettled));
   }
 }
 
@@ -454,6 +466,7 @@ StepRecord Trainer::train_one(i64 step) {
   record.learning_rate = input.learning_rate;
   record.step_s = last_.step;
   record.wall_s = wall.count();
+  record.peak_memory = resident_watermark();
   record.tokens_per_s = static_cast<double>(train.sequences * train.seq_len) / last_.step;
   record.expert_max_over_mean = max_over_mean(last_.counts_LE);
   const std::vector<double> busy = busy_share(timeline);

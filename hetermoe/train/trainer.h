@@ -32,6 +32,7 @@ struct StepRecord {
          expert_wait = 0;  ///< share of the step in which a role's compute lanes do nothing
   Seconds step_s = 0;      ///< in the clock's seconds
   Seconds wall_s = 0;
+  Bytes peak_memory = 0;              ///< resident so far, of the largest process
   bool updated = true;                ///< false: loss or gradients were not finite, the step was skipped
   std::vector<std::string> warnings;  ///< what the run noticed of its own health in this step
 };
@@ -128,6 +129,7 @@ class Trainer {
   std::string attempt_;  ///< names this run among those that write the same folder
   StragglerWatch stragglers_;
   SpikeWatch spikes_;
+  MemoryWatch memory_;
   std::vector<double> slowness_;  ///< [num_devices] of the last step, see health.h
   i64 nonfinite_ = -1;  ///< of a step that was not updated: index of a parameter, see first_nonfinite()
   i64 skipped_ = 0, skipped_in_a_row_ = 0;

@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <limits>
+
 #include "tests/nn/compare.h"
 
 namespace hetermoe::testing {
@@ -205,6 +207,21 @@ TEST(Kernels, RotaryAttentionEqualsGenericWithItsGradient) {
     EXPECT_LE(deviation(fused.detach(), steps.detach()), 2e-6);
     const at::Tensor seed = wave(fused.sizes(), 1, 0.3);
     EXPECT_LE(deviation(grad_of(fused, a, seed), grad_of(steps, b, seed)), 4e-6);
+  }
+}
+
+/// A run must not go on with a number that is none.
+TEST(Kernels, AttentionPassesNanOn) {
+  for (const int part : {0, 1, 2}) {
+    std::vector<at::Tensor> in;
+    for (int i = 0; i < 3; ++i) in.push_back(wave({1, 120, 2, 16}, 1, 0.3 + i));
+    in[static_cast<std::size_t>(part)].select(1, 70).fill_(std::numeric_limits<float>::quiet_NaN());
+    const at::Tensor nan = causal_attention(in[0], in[1], in[2], 0.25).isnan();
+    if (part == 0) {
+      EXPECT_TRUE(nan.select(1, 70).all().item<bool>());
+    } else {
+      EXPECT_TRUE(nan.slice(1, 70).all().item<bool>()) << part;
+    }
   }
 }
 

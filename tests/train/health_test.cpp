@@ -100,5 +100,22 @@ TEST(SpikeWatch, LossesThatAreNotFiniteAreNotLookedAt) {
   }
 }
 
+TEST(MemoryWatch, GrowthIsToldOnceAndNotInTheFirstSteps) {
+  MemoryWatch watch;
+  for (i64 step = 1; step <= MemoryWatch::kSettled; ++step)
+    EXPECT_FALSE(watch.add(100.0 * static_cast<double>(step)));
+  const Bytes settled = 100.0 * MemoryWatch::kSettled;
+  EXPECT_FALSE(watch.add(1.25 * settled));
+  EXPECT_EQ(watch.add(1.26 * settled), settled);
+  EXPECT_FALSE(watch.add(2 * settled));
+}
+
+TEST(MemoryWatch, TheWatermarkIsOfThisProcess) {
+  const Bytes before = resident_watermark();
+  EXPECT_GT(before, 1 << 20);
+  const std::vector<char> block(64 << 20, 1);
+  EXPECT_GE(resident_watermark(), std::max(before, static_cast<Bytes>(block.size())));
+}
+
 }  // namespace
 }  // namespace hetermoe
