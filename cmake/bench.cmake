@@ -1,18 +1,11 @@
-# One program per file bench/<what>_bench.cpp. bench/nn_<what>_bench.cpp measures numerics and needs torch;
-# bench/engine_bench.cpp runs whole steps;
-# bench/paper_bench.cpp compares predictions with published figures. These print tables of their own, the others use
-# Google Benchmark.
+# One program per file bench/<what>_bench.cpp. bench/nn_<what>_bench.cpp measures numerics, bench/engine_bench.cpp
+# whole steps, and both need torch; bench/paper_bench.cpp compares predictions with published figures. These print
+# tables of their own, the others use Google Benchmark.
 file(GLOB _sources CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/bench/*_bench.cpp")
 find_package(benchmark QUIET)
 foreach(_source IN LISTS _sources)
   get_filename_component(_name "${_source}" NAME_WE)
-  if(_name MATCHES "^nn_")
-    if(HETERMOE_TORCH)
-      add_executable(${_name} "${_source}")
-      target_link_libraries(${_name} PRIVATE hm_nn)
-      hm_use_torch_pch(${_name})
-    endif()
-  elseif(_name STREQUAL "engine_bench")
+  if(_name MATCHES "^(nn|engine)_")
     if(HETERMOE_TORCH)
       add_executable(${_name} "${_source}")
       target_link_libraries(${_name} PRIVATE hm_train)

@@ -272,8 +272,7 @@ TEST(Equivalence, Fp32WithinOneInTenThousand) {
     model.aux_loss_coef = 0.01;
     const Cluster cluster = make_cluster(4);
     for (NamedPlan& named : strategy_plans(model, cluster, small_request())) {
-      named.plan.dtype.assign(named.plan.dtype.size(), Dtype::kFp32);
-      named.plan.wire_forward = named.plan.wire_backward = Dtype::kFp32;
+      use_dtype(named.plan, Dtype::kFp32);
       const Comparison c = run_and_compare(model, cluster, named.plan, step_options(model), coverage);
       EXPECT_LE(c.max(), 1e-4) << name << " " << named.name << ": loss " << c.loss << ", gradient "
                                << c.gradient << " of " << c.worst;

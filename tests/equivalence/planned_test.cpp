@@ -8,6 +8,7 @@
 #include "hetermoe/planner/planner.h"
 #include "hetermoe/train/session.h"
 #include "tests/support/rig.h"
+#include "tests/support/strategy_plans.h"
 
 // What the planner proposes from estimated device figures is run on emulated devices whose true figures
 // differ, with the routing of a real model, beside every other plan that was on the table.
@@ -73,8 +74,7 @@ Plan plain_plan(const PlanRequest& request, const char* strategy, i64 microbatch
   fixed.sequences = request.sequences;
   fixed.microbatches = microbatches;
   Plan plan = find_strategy(strategy).make(request.model, request.cluster, fixed);
-  plan.dtype.assign(plan.dtype.size(), Dtype::kFp32);
-  plan.wire_forward = plan.wire_backward = Dtype::kFp32;
+  use_dtype(plan, Dtype::kFp32);
   return plan;
 }
 

@@ -137,8 +137,7 @@ void check_strategies(const char* model_name, const char* cluster_name, i64 seq_
   for (const char* strategy : {"zebra", "ep", "ep_overlap", "dist_ep", "single"}) {
     for (const Recompute recompute : {Recompute::kLocal, Recompute::kOff, Recompute::kResend}) {
       Plan plan = find_strategy(strategy).make(model, cluster, request);
-      plan.dtype.assign(plan.dtype.size(), Dtype::kFp32);
-      plan.wire_forward = plan.wire_backward = Dtype::kFp32;
+      use_dtype(plan, Dtype::kFp32);
       plan.recompute = recompute;
       const std::string name = fmt::format("{} {} {}", model_name, strategy, text_of(recompute));
       worst = std::max(worst, check_memory(model, cluster, plan, name));
@@ -164,8 +163,7 @@ TEST(MeasuredMemory, DoesNotGrowFromStepToStep) {
   request.sequences = 4;
   request.microbatches = 2;
   Plan plan = find_strategy("zebra").make(model, cluster, request);
-  plan.dtype.assign(plan.dtype.size(), Dtype::kFp32);
-  plan.wire_forward = plan.wire_backward = Dtype::kFp32;
+  use_dtype(plan, Dtype::kFp32);
   MemoryMeter meter;
   RigOptions options;
   options.executor.memory = &meter;

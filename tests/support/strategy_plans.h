@@ -13,10 +13,12 @@ struct NamedPlan {
   Plan plan;
 };
 
-inline void use_fp64(Plan& plan) {
-  plan.dtype.assign(plan.dtype.size(), Dtype::kFp64);
-  plan.wire_forward = plan.wire_backward = Dtype::kFp64;
+/// On every device and on the wire.
+inline void use_dtype(Plan& plan, Dtype dtype) {
+  plan.dtype.assign(plan.dtype.size(), dtype);
+  plan.wire_forward = plan.wire_backward = dtype;
 }
+inline void use_fp64(Plan& plan) { use_dtype(plan, Dtype::kFp64); }
 
 /// Devices first..last-1.
 inline std::vector<DeviceId> device_range(DeviceId first, DeviceId last) {
