@@ -206,9 +206,8 @@ int preflight(const Options& options, const Processes& processes) {
   }
   const std::vector<PairTimes> pairs = measure_pairs(processes, *transport, rank_of, how);
   const std::vector<std::string> complaints = pair_complaints(pairs, names, how);
-  const bool dead = std::any_of(pairs.begin(), pairs.end(),
-                                [](const PairTimes& pair) { return pair.state == PairState::kDead; });
-  if (processes.rank() > 0) return dead ? 1 : 0;
+  const int code = any_dead(pairs) ? 1 : 0;
+  if (processes.rank() > 0) return code;
   if (options.json) {
     Json rows = Json::array();
     for (const PairTimes& pair : pairs) rows.push_back(to_json(pair, names, how));
@@ -218,7 +217,7 @@ int preflight(const Options& options, const Processes& processes) {
     for (const std::string& complaint : complaints) std::cout << complaint << "\n";
     if (complaints.empty()) std::cout << fmt::format("{} pairs, none slow or dead\n", pairs.size());
   }
-  return dead ? 1 : 0;
+  return code;
 }
 
 /// With several processes an error of one ends all, as in `train`.

@@ -14,6 +14,7 @@
 
 #include "hetermoe/base/error.h"
 #include "hetermoe/base/json.h"
+#include "hetermoe/base/median.h"
 #include "hetermoe/comm/mpi.h"
 #include "hetermoe/report/table.h"
 
@@ -138,11 +139,6 @@ void add(std::map<Pair, std::vector<Seconds>>& all, const Pair& pair, const std:
     entry->second[i] = std::max(entry->second[i], seconds[i]);
 }
 
-double middle(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values.empty() ? 0 : values[values.size() / 2];
-}
-
 /// Medians per kind of link and size, of the pairs that answered.
 std::map<std::string, std::vector<Seconds>> medians(const std::vector<PairTimes>& pairs, std::size_t sizes) {
   std::map<std::string, std::vector<Seconds>> out;
@@ -153,7 +149,7 @@ std::map<std::string, std::vector<Seconds>> medians(const std::vector<PairTimes>
       for (const PairTimes& pair : pairs) {
         if (pair.link == link && !pair.seconds.empty()) values.push_back(pair.seconds[i]);
       }
-      seconds.push_back(middle(values));
+      seconds.push_back(median(values));
     }
   }
   return out;
@@ -218,6 +214,11 @@ void judge(std::vector<PairTimes>& pairs, const PreflightOptions& options) {
   }
 }
 
+bool any_dead(const std::vector<PairTimes>& pairs) {
+  return std::any_of(pairs.begin(), pairs.end(),
+                     [](const PairTimes& pair) { return pair.state == PairState::kDead; });
+}
+
 std::string pair_table(const std::vector<PairTimes>& pairs, const std::vector<std::string>& names,
                        const PreflightOptions& options) {
   std::vector<std::string> header = {"pair", "link"};
@@ -270,9 +271,7 @@ std::vector<std::string> check_processes(const Processes& processes, const Prefl
   const std::vector<PairTimes> pairs = measure_pairs(processes, *transport, ranks, options);
   const std::vector<std::string> names = process_names(processes);
   const std::vector<std::string> complaints = pair_complaints(pairs, names, options);
-  const bool dead = std::any_of(pairs.begin(), pairs.end(),
-                                [](const PairTimes& pair) { return pair.state == PairState::kDead; });
-  if (dead) fail<TransportError>("preflight", "{}", fmt::join(complaints, "; "));
+  if (any_dead(pairs)) fail<TransportError>("preflight", "{}", fmt::join(complaints, "; "));
   return complaints;
 }
 

@@ -36,6 +36,8 @@ std::vector<PairTimes> measure_pairs(const Processes& processes, Transport& tran
 /// Sets the state of each pair.
 void judge(std::vector<PairTimes>& pairs, const PreflightOptions& options);
 
+bool any_dead(const std::vector<PairTimes>& pairs);
+
 /// One line per pair: latency, times, bandwidth, state. names: [num_devices].
 std::string pair_table(const std::vector<PairTimes>& pairs, const std::vector<std::string>& names,
                        const PreflightOptions& options);

@@ -28,15 +28,8 @@ HM_INLINE void exponentiate(V& x) {
   using Int = std::conditional_t<sizeof(V) == sizeof(Int8), Int8, Int16>;
   const V least = V{} - 87.0f;
   const V y = x < least ? least : x;  // NaN stays NaN
-  const V shifted = y * 1.44269504f + 12582912.0f;
-  const V n = shifted - 12582912.0f;
-  const V r = (y - n * 0.693359375f) + n * 2.12194440e-4f;
-  V p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.0f;
+  V n, p;
+  split_exp(y, n, p);
   x = p * (V)((__builtin_convertvector(n, Int) + 127) << 23);  // the bits, not the value
 }
 

@@ -15,9 +15,10 @@ namespace {
 
 constexpr i64 kElementsPerTask = 16384;
 
+bool is_cpu_float(const at::Tensor& x) { return x.device().is_cpu() && x.scalar_type() == at::kFloat; }
+
 bool fast(const at::Tensor& tensor, Path path) {
-  return path == Path::kAuto && tensor.device().is_cpu() && tensor.scalar_type() == at::kFloat &&
-         tensor.is_contiguous();
+  return path == Path::kAuto && is_cpu_float(tensor) && tensor.is_contiguous();
 }
 
 i64 rows_per_task(i64 width) { return std::max<i64>(1, kElementsPerTask / std::max<i64>(1, width)); }
@@ -315,7 +316,7 @@ void turn_into(const at::Tensor& out, const at::Tensor& x, const RopeTable& tabl
 
 at::Tensor rotate(const at::Tensor& x_BShd, const RopeTable& table, RopeLayout layout,
                   RopeDirection direction) {
-  const bool fast = x_BShd.device().is_cpu() && x_BShd.scalar_type() == at::kFloat && x_BShd.stride(-1) == 1;
+  const bool fast = is_cpu_float(x_BShd) && x_BShd.stride(-1) == 1;
   if (!fast) return rotate_generic(x_BShd, table, layout, direction);
   at::Tensor out = at::empty(x_BShd.sizes(), x_BShd.options());
   turn_into(out, x_BShd, table, layout, direction);
@@ -380,8 +381,6 @@ HeadRows head_rows(const at::Tensor& x_BShd) {
 AttentionShape attention_shape(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale) {
   return {q.size(0), q.size(1), q.size(2), k.size(2), q.size(3), v.size(3), static_cast<float>(scale)};
 }
-
-bool fits(const at::Tensor& x) { return x.device().is_cpu() && x.scalar_type() == at::kFloat; }
 
 /// What attention keeps for its backward.
 struct AttentionForward {
@@ -484,7 +483,8 @@ at::Tensor generic_attention(const at::Tensor& q, const at::Tensor& k, const at:
 
 at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale,
                             Path path) {
-  const bool own = path == Path::kAuto && fits(q) && fits_cpu_attention(attention_shape(q, k, v, scale));
+  const bool own =
+      path == Path::kAuto && is_cpu_float(q) && fits_cpu_attention(attention_shape(q, k, v, scale));
   if (!own) return generic_attention(q, k, v, scale);
   const auto rows = [](const at::Tensor& x) { return x.stride(-1) == 1 ? x : x.contiguous(); };
   return CausalAttentionFunction::apply(rows(q), rows(k), rows(v), scale);

@@ -7,13 +7,6 @@
 
 namespace hetermoe {
 
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2),
-                   values.end());
-  return values[values.size() / 2];
-}
-
 std::vector<double> over_peers(const std::vector<double>& slowness, const std::vector<std::string>& kinds) {
   std::vector<double> out(slowness.size(), 0);
   for (std::size_t d = 0; d < slowness.size(); ++d) {
@@ -33,12 +26,13 @@ std::vector<Straggler> StragglerWatch::add(const std::vector<double>& slowness) 
   found_.resize(slowness.size(), false);
   const std::vector<double> ratios = over_peers(slowness, kinds_);
   for (std::size_t d = 0; d < ratios.size(); ++d) {
+    if (found_[d]) continue;
     if (ratios[d] <= 1 + share_) {
       ratios_[d].clear();
       continue;
     }
     ratios_[d].push_back(ratios[d]);
-    if (found_[d] || static_cast<i64>(ratios_[d].size()) < kSteps) continue;
+    if (static_cast<i64>(ratios_[d].size()) < kSteps) continue;
     found_[d] = true;
     now.push_back({static_cast<DeviceId>(d), median(ratios_[d])});
   }

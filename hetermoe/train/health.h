@@ -4,13 +4,11 @@
 #include <string>
 #include <vector>
 
+#include "hetermoe/base/median.h"
 #include "hetermoe/base/types.h"
 
 // What a run watches of itself: devices that are slower than their like, losses that jump.
 namespace hetermoe {
-
-/// The middle value; of an even number of values the upper of the two in the middle. 0 when there are none.
-double median(std::vector<double> values);
 
 /// Each device's slowness over the median of its peers, the other devices of its kind: [num_devices], 0 for a
 /// device without peers and for one that did nothing.

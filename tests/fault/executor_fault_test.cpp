@@ -6,8 +6,8 @@
 #include <chrono>
 #include <filesystem>
 
+#include "tests/fault/scene.h"
 #include "tests/support/faults.h"
-#include "tests/support/strategy_plans.h"
 
 // Whatever fails, wherever: run() throws once, says where, and nothing hangs or stays behind.
 namespace hetermoe::testing {
@@ -22,34 +22,6 @@ std::size_t num_threads() {
   return count;
 }
 
-struct Scene {
-  ModelConfig model = tiny_mixtral();
-  Cluster cluster = make_cluster(3);
-  Plan plan;
-  StepOptions step = {true, 1, true};
-};
-
-/// Has every kind of op: experts on attention devices, moves, reduces, balance.
-Scene small_scene() {
-  Scene s;
-  StrategyRequest request;
-  request.seq_len = 2;
-  request.sequences = 4;
-  request.microbatches = 2;
-  request.experts_moved = {1, 0};
-  s.plan = find_strategy("zebra").make(s.model, s.cluster, request);
-  s.plan.groups[0].head = make_share_rows({1, 2}, s.plan.groups[0].microbatches, {});
-  use_fp64(s.plan);
-  return s;
-}
-
-std::unique_ptr<Rig> make_rig(const Scene& s, RigOptions options) {
-  options.step = s.step;
-  auto rig = std::make_unique<Rig>(s.model, s.cluster, s.plan, options);
-  rig->load(lively_values(s.model));
-  return rig;
-}
-
 /// The text of the error of one step; "" when there is none.
 std::string error_of(Rig& rig) {
   try {
@@ -61,7 +33,7 @@ std::string error_of(Rig& rig) {
 }
 
 TEST(ExecutorFaults, AnOpThatThrowsOnAnyLaneIsReportedOnceWithItsPlace) {
-  const Scene s = small_scene();
+  const Scene s = scene_of("zebra");
   const Schedule schedule = build_schedule(s.plan, s.model, s.step);
   std::thread([] {}).join();  // a sanitizer's own thread starts with the first of ours
   const std::size_t threads_before = num_threads();
@@ -91,7 +63,7 @@ TEST(ExecutorFaults, AnOpThatThrowsOnAnyLaneIsReportedOnceWithItsPlace) {
 }
 
 TEST(ExecutorFaults, AMessageThatIsLostAtAnyTransferIsReported) {
-  const Scene s = small_scene();
+  const Scene s = scene_of("zebra");
   const Schedule schedule = build_schedule(s.plan, s.model, s.step);
   i64 transfers = 0;
   for (OpId id = 0; id < schedule.num_ops(); ++id) {
@@ -118,7 +90,7 @@ TEST(ExecutorFaults, WhatIsNoExceptionIsReportedToo) {
   options.executor.before_op = [](const Op& op, DeviceId) {
     if (op.kind == OpKind::kHead) throw 42;
   };
-  EXPECT_TRUE(has(error_of(*make_rig(small_scene(), options)), "head.F"));
+  EXPECT_TRUE(has(error_of(*make_rig(scene_of("zebra"), options)), "head.F"));
 }
 
 TEST(ExecutorFaults, NoUseAfterAnError) {
@@ -128,7 +100,7 @@ TEST(ExecutorFaults, NoUseAfterAnError) {
   options.executor.before_op = [&](const Op& op, DeviceId) {
     if (fails && op.kind == OpKind::kHead) throw std::runtime_error("planted fault");
   };
-  const std::unique_ptr<Rig> rig = make_rig(small_scene(), options);
+  const std::unique_ptr<Rig> rig = make_rig(scene_of("zebra"), options);
   EXPECT_TRUE(has(error_of(*rig), "planted fault"));
   fails = false;
   EXPECT_THROW(rig->executor().run(random_input(rig->plan(), rig->model())), InternalError);
@@ -141,7 +113,7 @@ TEST(ExecutorFaults, AFaultInALaterStepIsReportedToo) {
   options.executor.before_op = [&](const Op& op, DeviceId) {
     if (op.kind == OpKind::kHead && ++heads > 8) throw std::runtime_error("planted fault");
   };
-  const std::unique_ptr<Rig> rig = make_rig(small_scene(), options);
+  const std::unique_ptr<Rig> rig = make_rig(scene_of("zebra"), options);
   EXPECT_EQ(error_of(*rig), "");
   EXPECT_EQ(error_of(*rig), "");
   EXPECT_TRUE(has(error_of(*rig), "planted fault"));
@@ -156,7 +128,7 @@ TEST(ExecutorFaults, WatchdogNamesTheOpThatNeverEndsAndWhoWaitsForIt) {
     if (op.kind == OpKind::kExperts && op.layer == 1 && op.microbatch == 0 && device == 1) gate.wait();
   };
   options.on_abort = [&] { gate.open(); };  // the watchdog has fired
-  const std::string text = error_of(*make_rig(small_scene(), options));
+  const std::string text = error_of(*make_rig(scene_of("zebra"), options));
   EXPECT_TRUE(has(text, "[watchdog] no op ended for 0.3"));
   EXPECT_TRUE(has(text, "device 1 (V100#1) compute: "));
   EXPECT_TRUE(has(text, "experts.F l1 m0 computes"));
@@ -175,7 +147,7 @@ TEST(ExecutorFaults, WatchdogStopsATransferThatNeverEnds) {
     if (call.name == "dispatch.B l1 m1" && call.self == 2) gate.wait();
   };
   options.on_abort = [&] { gate.open(); };
-  const std::string text = error_of(*make_rig(small_scene(), options));
+  const std::string text = error_of(*make_rig(scene_of("zebra"), options));
   EXPECT_TRUE(has(text, "dispatch.B l1 m1 exchanges with its peers"));
   EXPECT_TRUE(has(text, "attention.B l1 m1 waits for dispatch.B l1 m1"));
 }
@@ -196,7 +168,7 @@ TEST(ExecutorFaults, ALaneThatStaysInItsOpAfterAFailureIsReportedAgain) {
       throw std::runtime_error("planted fault");
     }
   };
-  const std::unique_ptr<Rig> rig = make_rig(small_scene(), options);
+  const std::unique_ptr<Rig> rig = make_rig(scene_of("zebra"), options);
   ::testing::internal::CaptureStderr();
   std::thread opener([&] {
     std::this_thread::sleep_for(milliseconds(900));
@@ -217,12 +189,12 @@ TEST(ExecutorFaults, ASlowButLivelyStepDoesNotWakeTheWatchdog) {
   options.executor.before_op = [](const Op& op, DeviceId) {
     if (op.kind == OpKind::kAttention) std::this_thread::sleep_for(milliseconds(100));
   };
-  EXPECT_EQ(error_of(*make_rig(small_scene(), options)), "");
+  EXPECT_EQ(error_of(*make_rig(scene_of("zebra"), options)), "");
 }
 
 TEST(ExecutorFaults, BufferThatTheTableForgetsIsALeak) {
   const Deadline deadline(seconds(60));
-  const std::unique_ptr<Rig> rig = make_rig(small_scene(), {});
+  const std::unique_ptr<Rig> rig = make_rig(scene_of("zebra"), {});
   // The lifetimes are those of recompute: local; now the experts keep activations that nobody frees.
   rig->plan().recompute = Recompute::kOff;
   const std::string text = error_of(*rig);
@@ -232,7 +204,7 @@ TEST(ExecutorFaults, BufferThatTheTableForgetsIsALeak) {
 
 TEST(ExecutorFaults, ReadingWhatNobodyHasWrittenNamesBothOps) {
   const Deadline deadline(seconds(60));
-  const Scene s = small_scene();
+  const Scene s = scene_of("zebra");
   RigOptions options;
   options.alter = [](Schedule& schedule) {
     for (std::size_t op = 0; op < schedule.ops.size(); ++op) {

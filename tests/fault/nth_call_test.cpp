@@ -4,46 +4,18 @@
 #include <iostream>
 
 #include "hetermoe/report/table.h"
+#include "tests/fault/scene.h"
 #include "tests/support/faults.h"
-#include "tests/support/strategy_plans.h"
 
 // Each exchange call of one step, on each device, with each kind of fault: how does the step end?
 namespace hetermoe::testing {
 namespace {
-
-struct Scene {
-  ModelConfig model = tiny_mixtral();
-  Cluster cluster = make_cluster(3);
-  Plan plan;
-  StepOptions step = {true, 1, true};
-};
-
-Scene scene_of(const std::string& strategy) {
-  Scene s;
-  StrategyRequest request;
-  request.seq_len = 2;
-  request.sequences = 4;
-  request.microbatches = 2;
-  if (strategy == "zebra") request.experts_moved = {1, 0};
-  s.plan = find_strategy(strategy).make(s.model, s.cluster, request);
-  // The head elsewhere: moves, too.
-  if (strategy == "zebra") s.plan.groups[0].head = make_share_rows({1, 2}, s.plan.groups[0].microbatches, {});
-  use_fp64(s.plan);
-  return s;
-}
 
 struct StepEnd {
   std::string error;  ///< "" = none
   StepResult result;
   TensorsByName gradients;
 };
-
-std::unique_ptr<Rig> make_rig(const Scene& s, RigOptions options) {
-  options.step = s.step;
-  auto rig = std::make_unique<Rig>(s.model, s.cluster, s.plan, options);
-  rig->load(lively_values(s.model));
-  return rig;
-}
 
 StepEnd run_step(Rig& rig) {
   StepEnd end;
