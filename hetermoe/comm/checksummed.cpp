@@ -32,6 +32,7 @@ class Checksummed : public Transport {
   explicit Checksummed(std::unique_ptr<Transport> inner) : inner_(std::move(inner)) {}
 
   std::string name() const override { return inner_->name() + " with checksums"; }
+  void begin_step() override { inner_->begin_step(); }
 
   /// The sum travels as the last of the numbers.
   std::vector<Message> exchange(const ExchangeCall& call, std::vector<Message> out) override {

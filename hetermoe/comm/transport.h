@@ -26,6 +26,7 @@ struct ExchangeCall {
   DeviceId self = 0;
   std::span<const DeviceId> participants;  ///< ascending, `self` among them
   i32 queue = 0;                           ///< lane kind of the op: messages of one queue keep their order
+  i64 turn = 0;  ///< position among the step's transfers of `self`, in an order that all devices agree on
 };
 
 /// A device that waits for another's message.
@@ -41,6 +42,9 @@ class Transport {
  public:
   virtual ~Transport() = default;
   virtual std::string name() const = 0;
+
+  /// Before the first exchange of a step, when none is under way.
+  virtual void begin_step() {}
 
   /// Sends out[i] to participants[i] and returns what each of them sent here, in the same order. Blocks until
   /// all have arrived. The own message comes back unchanged. Tensors are handed over: the sender must not

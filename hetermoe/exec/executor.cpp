@@ -5,6 +5,8 @@
 #include <time.h>
 
 #include <algorithm>
+#include <map>
+#include <numeric>
 #include <tuple>
 
 #include "hetermoe/exec/threads.h"
@@ -64,6 +66,7 @@ Executor::Executor(const RunContext& context, std::vector<DeviceState*> states, 
   HM_CHECK(!clock_.needs_durations() || options_.truth != nullptr, "an emulated clock needs a cost model");
   for (DeviceState* state : states) devices_.push_back(std::make_unique<DeviceLanes>(context_, *state));
   make_lanes();
+  give_turns();
   for (std::unique_ptr<Lane>& lane : lanes_) lane->thread = std::thread([this, &lane] { lane_main(*lane); });
 }
 
@@ -102,7 +105,7 @@ void Executor::make_lanes() {
         lane->id = lanes[i];
         lane->device = device;
       }
-      LaneOp item{op, i, {}};
+      LaneOp item{op, i, {}, 0};
       for (const OpId dep : schedule.deps_of(op)) {
         if (on_device(dep, device_of(lanes[i]))) item.dependencies.push_back(dep);
       }
@@ -110,6 +113,23 @@ void Executor::make_lanes() {
     }
   }
   std::sort(lanes_.begin(), lanes_.end(), [](const auto& a, const auto& b) { return a->id < b->id; });
+}
+
+void Executor::give_turns() {
+  std::vector<i64> position(context_.schedule.ops.size());
+  std::iota(position.begin(), position.end(), i64{0});
+  for (std::size_t i = 0; i < options_.launch_order.size(); ++i)
+    position[at_(options_.launch_order[i])] = static_cast<i64>(i);
+  std::map<DeviceId, std::vector<LaneOp*>> transfers;
+  for (std::unique_ptr<Lane>& lane : lanes_) {
+    if (queue_of(lane->id) == Queue::kCompute) continue;
+    for (LaneOp& item : lane->ops) transfers[device_of(lane->id)].push_back(&item);
+  }
+  for (auto& [device, items] : transfers) {
+    std::sort(items.begin(), items.end(),
+              [&](const LaneOp* a, const LaneOp* b) { return position[at_(a->op)] < position[at_(b->op)]; });
+    for (std::size_t i = 0; i < items.size(); ++i) items[i]->turn = static_cast<i64>(i);
+  }
 }
 
 void Executor::set_clock(ClockKind kind, double pace_scale) {
@@ -120,6 +140,7 @@ void Executor::set_clock(ClockKind kind, double pace_scale) {
 StepResult Executor::run(const StepInput& input) {
   HM_CHECK(!poisoned_, "the executor is used after an error");
   input_ = &input;
+  transport_.begin_step();
   if (options_.memory != nullptr) options_.memory->clear_records();
   for (std::unique_ptr<DeviceLanes>& device : devices_) {
     device->runtime.begin_step(input);
@@ -267,9 +288,10 @@ Seconds Executor::run_transfer(Lane& lane, const LaneOp& item, const Op& op, Sec
   span.start = clock_.start(ready);
   std::vector<Message> out = runtime.pack(op, participants);
   for (Message& message : out) message.ready = ready;
-  std::vector<Message> in = transport_.exchange({input_->step, item.op, to_string(op), runtime.device(),
-                                                 participants, static_cast<i32>(queue_of(lane.id))},
-                                                std::move(out));
+  std::vector<Message> in =
+      transport_.exchange({input_->step, item.op, to_string(op), runtime.device(), participants,
+                           static_cast<i32>(queue_of(lane.id)), item.turn},
+                          std::move(out));
   if (clock_.needs_durations()) {
     // A transfer starts when its last participant is ready.
     for (const Message& message : in) span.start = std::max(span.start, message.ready);

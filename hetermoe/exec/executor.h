@@ -24,9 +24,12 @@ struct ExecutorOptions {
   const CostModel* nominal = nullptr;   ///< what compute ops take on devices that keep their type's speed;
                                         ///< null = device_work() does not say
   i32 threads_per_lane = 1;             ///< intra-op threads of a compute lane
-  Seconds watchdog = 300;               ///< no op ended for so long = hung
-  MemoryMeter* memory = nullptr;        ///< counts the tensors of each op; messages are then copied by their
-                                        ///< receiver, as a network would
+  /// Transfers in the order in which devices launch them where a transport needs one order (NCCL):
+  /// dependencies first, the same in all processes. Empty = the schedule's own.
+  std::vector<OpId> launch_order;
+  Seconds watchdog = 300;         ///< no op ended for so long = hung
+  MemoryMeter* memory = nullptr;  ///< counts the tensors of each op; messages are then copied by their
+                                  ///< receiver, as a network would
   /// Called before every op on its lane thread; tests delay or fail ops with it.
   std::function<void(const Op&, DeviceId)> before_op;
 };
@@ -67,6 +70,7 @@ class Executor {
     OpId op;
     std::size_t lane_number;         // position among the op's lanes
     std::vector<OpId> dependencies;  // those with a lane on this device
+    i64 turn = 0;                    // of a transfer: position among those of this device in launch order
   };
   struct DeviceLanes;
   struct Lane {
@@ -92,6 +96,7 @@ class Executor {
   };
 
   void make_lanes();
+  void give_turns();
   void lane_main(Lane& lane);
   void run_lane(Lane& lane);
   void run_op(Lane& lane, const LaneOp& item);

@@ -27,6 +27,7 @@ class HookedTransport : public Transport {
         on_abort_(std::move(on_abort)) {}
 
   std::string name() const override { return "hooked " + inner_->name(); }
+  void begin_step() override { inner_->begin_step(); }
   std::vector<Message> exchange(const ExchangeCall& call, std::vector<Message> out) override {
     if (on_send_) on_send_(call, out);
     std::vector<Message> in = inner_->exchange(call, std::move(out));

@@ -1,0 +1,324 @@
+#include "hetermoe/comm/nccl.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <thread>
+
+#include "hetermoe/base/error.h"
+#include "hetermoe/comm/awaited_list.h"
+#include "hetermoe/comm/wire.h"
+#include "hetermoe/nn/accelerator.h"
+
+namespace hetermoe {
+namespace {
+
+constexpr std::size_t kHeader = 64;                ///< numbers of a header
+constexpr std::size_t kMostTensors = kHeader - 4;  ///< of a message
+constexpr auto kNap = std::chrono::microseconds(20);
+
+std::size_t at_(i64 i) { return static_cast<std::size_t>(i); }
+
+/// A message in the form in which it travels: floating-point tensors as they are, the rest as bytes.
+struct Parcel {
+  /// [0] op, [1] step, [2] bytes of the rest, [3] number of tensors, then their bytes.
+  std::array<i64, kHeader> header{};
+  at::Tensor rest;                  ///< uint8 [bytes]
+  std::vector<at::Tensor> tensors;  ///< contiguous, on the transport's device
+};
+
+/// Puts the place, dtype and shape of a floating-point tensor into the numbers of the rest: its own count of
+/// sizes last, so that they are taken off from behind.
+void describe(const at::Tensor& tensor, std::size_t place, std::vector<i64>& numbers) {
+  numbers.insert(numbers.end(), tensor.sizes().begin(), tensor.sizes().end());
+  numbers.push_back(tensor.dim());
+  numbers.push_back(static_cast<i64>(tensor.scalar_type()));
+  numbers.push_back(static_cast<i64>(place));
+}
+
+at::Tensor to_tensor(const std::vector<char>& bytes, c10::Device device) {
+  at::Tensor host = at::empty({static_cast<i64>(bytes.size())}, at::kByte);
+  if (!bytes.empty()) std::memcpy(host.mutable_data_ptr(), bytes.data(), bytes.size());
+  return host.to(device);
+}
+
+Parcel wrap(const ExchangeCall& call, Message message, c10::Device device) {
+  Parcel parcel;
+  Message rest;
+  rest.ready = message.ready;
+  rest.values = std::move(message.values);
+  rest.numbers = std::move(message.numbers);
+  for (std::size_t t = 0; t < message.tensors.size(); ++t) {
+    const at::Tensor& tensor = message.tensors[t];
+    if (!tensor.is_floating_point()) {
+      rest.tensors.push_back(tensor.to(at::kCPU));
+      continue;
+    }
+    parcel.tensors.push_back(tensor.to(device).contiguous());
+    describe(tensor, t, rest.numbers);
+  }
+  rest.numbers.push_back(static_cast<i64>(parcel.tensors.size()));
+  HM_CHECK(parcel.tensors.size() <= kMostTensors, "{}: a message of {} tensors, at most {} travel", call.name,
+           parcel.tensors.size(), kMostTensors);
+  parcel.rest = to_tensor(to_bytes(rest), device);
+  parcel.header[0] = call.op;
+  parcel.header[1] = call.step;
+  parcel.header[2] = parcel.rest.numel();
+  parcel.header[3] = static_cast<i64>(parcel.tensors.size());
+  for (std::size_t t = 0; t < parcel.tensors.size(); ++t)
+    parcel.header[4 + t] = static_cast<i64>(parcel.tensors[t].nbytes());
+  return parcel;
+}
+
+i64 take_last(std::vector<i64>& numbers, const std::string& where) {
+  if (numbers.empty()) fail<TransportError>(where, "a message lacks the shapes of its tensors");
+  const i64 last = numbers.back();
+  numbers.pop_back();
+  return last;
+}
+
+/// The message of a parcel whose tensors have arrived as bytes.
+Message unwrap(const Parcel& parcel, const std::string& where) {
+  const at::Tensor host = parcel.rest.to(at::kCPU);
+  const char* bytes = static_cast<const char*>(host.const_data_ptr());
+  Message message = from_bytes({bytes, bytes + host.numel()}, where);
+  std::vector<at::Tensor> others = std::move(message.tensors);
+  const i64 count = take_last(message.numbers, where);
+  if (count != static_cast<i64>(parcel.tensors.size()))
+    fail<TransportError>(where, "{} tensors came, {} are described", parcel.tensors.size(), count);
+  std::map<i64, at::Tensor> placed;
+  for (i64 t = count - 1; t >= 0; --t) {
+    const i64 place = take_last(message.numbers, where);
+    const auto dtype = static_cast<at::ScalarType>(take_last(message.numbers, where));
+    std::vector<i64> sizes(at_(take_last(message.numbers, where)));
+    for (auto size = sizes.rbegin(); size != sizes.rend(); ++size) *size = take_last(message.numbers, where);
+    placed[place] = parcel.tensors[at_(t)].view(dtype).view(sizes);
+  }
+  message.tensors.resize(others.size() + placed.size());
+  std::size_t other = 0;
+  for (std::size_t t = 0; t < message.tensors.size(); ++t) {
+    const auto found = placed.find(static_cast<i64>(t));
+    message.tensors[t] = found != placed.end() ? found->second : others.at(other++);
+  }
+  return message;
+}
+
+class Nccl : public Transport {
+ public:
+  Nccl(const Processes& processes, std::unique_ptr<NcclApi> nccl, NcclOptions options)
+      : rank_(processes.rank()), nccl_(std::move(nccl)), options_(std::move(options)) {
+    std::vector<i32> devices(at_(processes.num_ranks()), 0);
+    for (const i32 rank : options_.rank_of) {
+      if (++devices.at(at_(rank)) > 1)
+        fail<ConfigError>("nccl",
+                          "rank {} has several devices, but each GPU needs a process of its own: start "
+                          "as many processes as the plan has devices ({})",
+                          rank, options_.rank_of.size());
+    }
+    for (const i32 queue : options_.queues) {
+      const std::string id = processes.gather(rank_ == 0 ? nccl_->make_id() : "")[0];
+      communicators_[queue] = nccl_->join(id, rank_, processes.num_ranks());
+    }
+  }
+  ~Nccl() override {
+    if (aborted_) return;
+    for (const auto& [queue, communicator] : communicators_) nccl_->leave(communicator);
+  }
+
+  std::string name() const override { return "nccl"; }
+
+  void begin_step() override {
+    const std::lock_guard lock(mutex_);
+    next_turn_ = 0;
+  }
+
+  std::vector<Message> exchange(const ExchangeCall& call, std::vector<Message> out) override {
+    std::vector<Message> in(out.size());
+    std::vector<Peer> peers;
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      if (call.participants[i] == call.self) {
+        in[i] = std::move(out[i]);
+      } else {
+        peers.push_back({i,
+                         options_.rank_of[at_(call.participants[i])],
+                         wrap(call, std::move(out[i]), options_.device),
+                         {}});
+      }
+    }
+    {
+      const Turn turn(*this, call);
+      exchange_headers(call, peers);
+      launch_bodies(call, peers);
+    }
+    wait_for_stream(call);
+    for (const Peer& peer : peers)
+      in[peer.index] = unwrap(peer.in, place_of(call, call.participants[peer.index]));
+    return in;
+  }
+
+  void abort(const std::string& reason) override {
+    const std::lock_guard lock(mutex_);
+    if (aborted_) return;
+    aborted_ = true;
+    reason_ = reason;
+    changed_.notify_all();
+    for (const auto& [queue, communicator] : communicators_) nccl_->abort(communicator);
+  }
+
+  std::vector<AwaitedMessage> awaited() const override { return awaited_.all(); }
+
+ private:
+  struct Peer {
+    std::size_t index;  ///< among the participants
+    i32 rank;
+    Parcel out, in;
+  };
+
+  /// The right to launch, which goes around in the order of turns.
+  class Turn {
+   public:
+    Turn(Nccl& nccl, const ExchangeCall& call) : nccl_(nccl) {
+      std::unique_lock lock(nccl_.mutex_);
+      nccl_.changed_.wait(lock, [&] { return nccl_.aborted_ || nccl_.next_turn_ == call.turn; });
+      nccl_.stop_if_aborted(call);
+    }
+    ~Turn() {
+      const std::lock_guard lock(nccl_.mutex_);
+      ++nccl_.next_turn_;
+      nccl_.changed_.notify_all();
+    }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+
+   private:
+    Nccl& nccl_;
+  };
+
+  NcclApi::Communicator communicator_of(const ExchangeCall& call) const {
+    const auto found = communicators_.find(call.queue);
+    HM_CHECK(found != communicators_.end(), "{}: no communicator for queue {}", call.name, call.queue);
+    return found->second;
+  }
+
+  std::string place_of(const ExchangeCall& call, DeviceId peer) const {
+    return fmt::format("device {} {} from device {}", call.self, call.name, peer);
+  }
+
+  void launch(const ExchangeCall& call, const std::function<void(NcclApi::Communicator, void*)>& calls) {
+    const NcclApi::Communicator communicator = communicator_of(call);
+    nccl_->begin_group();
+    calls(communicator, stream_handle(options_.device));
+    nccl_->end_group();
+  }
+
+  void exchange_headers(const ExchangeCall& call, std::vector<Peer>& peers) {
+    const i64 count = static_cast<i64>(peers.size());
+    at::Tensor out = at::empty({count, static_cast<i64>(kHeader)}, at::kLong);
+    for (i64 i = 0; i < count; ++i)
+      std::memcpy(out[i].mutable_data_ptr(), peers[at_(i)].out.header.data(), kHeader * sizeof(i64));
+    out = out.to(options_.device);
+    at::Tensor in = at::empty_like(out);
+    constexpr i64 kBytes = kHeader * sizeof(i64);
+    launch(call, [&](NcclApi::Communicator communicator, void* stream) {
+      for (i64 i = 0; i < count; ++i) {
+        nccl_->send(out[i].const_data_ptr(), kBytes, peers[at_(i)].rank, communicator, stream);
+        nccl_->receive(in[i].mutable_data_ptr(), kBytes, peers[at_(i)].rank, communicator, stream);
+      }
+    });
+    wait_for_stream(call);
+    in = in.to(at::kCPU);
+    for (i64 i = 0; i < count; ++i) {
+      Peer& peer = peers[at_(i)];
+      std::memcpy(peer.in.header.data(), in[i].const_data_ptr(), kHeader * sizeof(i64));
+      make_room(call, peer);
+    }
+  }
+
+  /// Memory for what the header announces.
+  void make_room(const ExchangeCall& call, Peer& peer) const {
+    const std::array<i64, kHeader>& header = peer.in.header;
+    const std::string where = place_of(call, call.participants[peer.index]);
+    if (header[0] != call.op || header[1] != call.step) {
+      fail<TransportError>(where,
+                           "sent op {} of step {}, expected op {} of step {}: the processes do not launch in "
+                           "the same order",
+                           header[0], header[1], call.op, call.step);
+    }
+    if (header[2] < 0 || header[3] < 0 || header[3] > static_cast<i64>(kMostTensors))
+      fail<TransportError>(where, "a header of {} bytes and {} tensors is corrupted", header[2], header[3]);
+    const at::TensorOptions bytes = at::TensorOptions().dtype(at::kByte).device(options_.device);
+    peer.in.rest = at::empty({header[2]}, bytes);
+    for (i64 t = 0; t < header[3]; ++t) peer.in.tensors.push_back(at::empty({header[at_(4 + t)]}, bytes));
+  }
+
+  /// Empty tensors do not travel: NCCL sends no nothing.
+  void launch_bodies(const ExchangeCall& call, std::vector<Peer>& peers) {
+    launch(call, [&](NcclApi::Communicator communicator, void* stream) {
+      const auto bytes_of = [](const at::Tensor& tensor) { return static_cast<i64>(tensor.nbytes()); };
+      for (Peer& peer : peers) {
+        const auto send = [&](const at::Tensor& tensor) {
+          if (tensor.numel() > 0)
+            nccl_->send(tensor.const_data_ptr(), bytes_of(tensor), peer.rank, communicator, stream);
+        };
+        const auto receive = [&](const at::Tensor& tensor) {
+          if (tensor.numel() > 0)
+            nccl_->receive(tensor.mutable_data_ptr(), bytes_of(tensor), peer.rank, communicator, stream);
+        };
+        send(peer.out.rest), receive(peer.in.rest);
+        for (const at::Tensor& tensor : peer.out.tensors) send(tensor);
+        for (const at::Tensor& tensor : peer.in.tensors) receive(tensor);
+      }
+    });
+  }
+
+  /// A kernel of NCCL whose peer is gone never ends: this looks after failures while it waits.
+  void wait_for_stream(const ExchangeCall& call) {
+    std::vector<std::unique_ptr<AwaitedList::Entry>> waits;
+    for (const DeviceId peer : call.participants) {
+      if (peer != call.self)
+        waits.push_back(
+            std::make_unique<AwaitedList::Entry>(awaited_, AwaitedMessage{call.self, call.op, peer}));
+    }
+    const NcclApi::Communicator communicator = communicator_of(call);
+    while (!stream_has_ended(options_.device)) {
+      {
+        const std::lock_guard lock(mutex_);
+        stop_if_aborted(call);
+        nccl_->check(communicator);
+      }
+      std::this_thread::sleep_for(kNap);
+    }
+    const std::lock_guard lock(mutex_);
+    stop_if_aborted(call);
+  }
+
+  /// The caller holds mutex_.
+  void stop_if_aborted(const ExchangeCall& call) const {
+    if (aborted_)
+      fail<TransportError>(fmt::format("device {} {}", call.self, call.name), "was aborted: {}", reason_);
+  }
+
+  i32 rank_;
+  std::unique_ptr<NcclApi> nccl_;
+  NcclOptions options_;
+  std::map<i32, NcclApi::Communicator> communicators_;  // by queue
+  AwaitedList awaited_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  i64 next_turn_ = 0;
+  bool aborted_ = false;
+  std::string reason_;
+};
+
+}  // namespace
+
+std::unique_ptr<Transport> make_nccl_transport(const Processes& processes, std::unique_ptr<NcclApi> nccl,
+                                               NcclOptions options) {
+  return std::make_unique<Nccl>(processes, std::move(nccl), std::move(options));
+}
+
+}  // namespace hetermoe

@@ -1,0 +1,26 @@
+#pragma once
+#include <c10/core/Device.h>
+
+#include <memory>
+#include <vector>
+
+#include "hetermoe/comm/nccl_api.h"
+#include "hetermoe/comm/processes.h"
+#include "hetermoe/comm/transport.h"
+
+namespace hetermoe {
+
+struct NcclOptions {
+  std::vector<i32> rank_of;  ///< [num_devices] the process of each device; at most one device per process
+  std::vector<i32> queues;   ///< those that transfers use, ascending: each gets a communicator of its own
+  c10::Device device = c10::DeviceType::CUDA;  ///< this process's; a CPU for tests with an NCCL of their own
+};
+
+/// Sends and receives of NCCL between GPUs, one process each. All processes launch their transfers in the
+/// order of ExchangeCall::turn, so that two communicators never wait for each other. Collective over the
+/// processes. An exchange is two launches: the first tells sizes, the second carries whole tensors from and
+/// to their own memory; the host waits for the lane's stream only. Throws TransportError when NCCL does.
+std::unique_ptr<Transport> make_nccl_transport(const Processes& processes, std::unique_ptr<NcclApi> nccl,
+                                               NcclOptions options);
+
+}  // namespace hetermoe

@@ -1,0 +1,42 @@
+#pragma once
+#include <memory>
+#include <string>
+
+#include "hetermoe/base/types.h"
+
+namespace hetermoe {
+
+/// What the NCCL transport needs of NCCL. The real library is opened at run time; tests put a recording one
+/// in its place. All throw TransportError with NCCL's own words.
+class NcclApi {
+ public:
+  using Communicator = void*;
+  using Stream = void*;  ///< cudaStream_t
+  virtual ~NcclApi() = default;
+
+  /// Names a communicator that is yet to be; one rank makes it and tells the others.
+  virtual std::string make_id() = 0;
+  /// Collective over all ranks that were told the id.
+  virtual Communicator join(const std::string& id, i32 rank, i32 num_ranks) = 0;
+
+  /// What lies between the two is one launch.
+  virtual void begin_group() = 0;
+  virtual void end_group() = 0;
+  virtual void send(const void* data, i64 bytes, i32 peer, Communicator communicator, Stream stream) = 0;
+  virtual void receive(void* data, i64 bytes, i32 peer, Communicator communicator, Stream stream) = 0;
+
+  /// Throws when the communicator failed in the background: a peer or a link is gone.
+  virtual void check(Communicator communicator) = 0;
+  /// Ends a communicator whatever it is doing; launches that wait return with an error.
+  virtual void abort(Communicator communicator) = 0;
+  /// Ends a communicator on which nothing is under way.
+  virtual void leave(Communicator communicator) = 0;
+};
+
+/// Opens libnccl.so.2. Throws TransportError when there is none, or when it is older than send and receive
+/// (2.7).
+std::unique_ptr<NcclApi> open_nccl();
+/// Version and path of the library that open_nccl() opens, or why it cannot.
+std::string nccl_description();
+
+}  // namespace hetermoe

@@ -1,0 +1,89 @@
+#include "hetermoe/nn/accelerator.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <dlfcn.h>
+
+#include <filesystem>
+
+#include "hetermoe/base/error.h"
+
+namespace hetermoe {
+namespace {
+
+/// The CUDA library lies beside the one that this program is linked to.
+std::filesystem::path cuda_library() {
+  Dl_info info{};
+  const bool found = dladdr(reinterpret_cast<const void*>(&at::globalContext), &info) != 0;
+  const std::filesystem::path cpu = found ? info.dli_fname : "";
+  return cpu.parent_path() / "libtorch_cuda.so";
+}
+
+std::string try_to_open_cuda() {
+  if (at::hasCUDA()) return "";
+  const std::filesystem::path library = cuda_library();
+  if (!std::filesystem::exists(library)) return fmt::format("{} is not there", library.string());
+  if (dlopen(library.c_str(), RTLD_NOW | RTLD_GLOBAL) == nullptr) return dlerror();
+  return at::hasCUDA() ? "" : fmt::format("{} brings no CUDA", library.string());
+}
+
+c10::impl::VirtualGuardImpl guard_of(c10::Device device) {
+  return c10::impl::VirtualGuardImpl(device.type());
+}
+
+}  // namespace
+
+const std::string& open_cuda() {
+  static const std::string why_not = try_to_open_cuda();
+  return why_not;
+}
+
+int num_cuda_devices() {
+  return open_cuda().empty() ? c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).deviceCount() : 0;
+}
+
+c10::Device find_device(const std::string& name, const std::string& where) {
+  std::optional<c10::Device> device;
+  try {
+    device = c10::Device(name);
+  } catch (const c10::Error&) {
+  }
+  if (!device || (!device->is_cpu() && !device->is_cuda()))
+    fail<ConfigError>(where, "no such device: got \"{}\", expected cpu, cuda or cuda:N", name);
+  if (device->is_cpu()) return *device;
+  if (!open_cuda().empty())
+    fail<ConfigError>(where, "got \"{}\", but CUDA cannot be used: {}", name, open_cuda());
+  const int count = num_cuda_devices();
+  const c10::DeviceIndex index = device->has_index() ? device->index() : c10::DeviceIndex{0};
+  if (index >= count) fail<ConfigError>(where, "got \"{}\", but this process sees {} GPUs", name, count);
+  return {c10::DeviceType::CUDA, index};
+}
+
+void* stream_handle(c10::Device device) {
+  return device.is_cpu() ? nullptr : guard_of(device).getStream(device).native_handle();
+}
+
+bool stream_has_ended(c10::Device device) {
+  return device.is_cpu() || guard_of(device).getStream(device).query();
+}
+
+OwnStream::OwnStream(c10::Device device) : device_before_(device) {
+  if (device.is_cpu()) return;
+  const c10::impl::VirtualGuardImpl guard = guard_of(device);
+  device_before_ = guard.exchangeDevice(device);
+  own_ = guard.getStreamFromGlobalPool(device);
+  before_ = guard.exchangeStream(*own_);
+}
+
+OwnStream::~OwnStream() {
+  if (!own_) return;
+  const c10::impl::VirtualGuardImpl guard = guard_of(own_->device());
+  guard.exchangeStream(*before_);
+  guard.uncheckedSetDevice(device_before_);
+}
+
+void OwnStream::finish() const {
+  if (own_) own_->synchronize();
+}
+
+}  // namespace hetermoe

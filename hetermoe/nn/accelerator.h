@@ -1,0 +1,43 @@
+#pragma once
+#include <c10/core/Device.h>
+#include <c10/core/Stream.h>
+
+#include <optional>
+#include <string>
+
+// GPUs by way of libtorch's own interfaces: nothing of CUDA is needed to compile or to link. libtorch's CUDA
+// library is opened at run time, so that one program runs with GPUs and without.
+namespace hetermoe {
+
+/// Opens libtorch's CUDA library, once. Returns why that failed; empty = it is open.
+const std::string& open_cuda();
+
+/// GPUs that this process may use; 0 without a driver or without libtorch's CUDA library.
+int num_cuda_devices();
+
+/// Of "cpu", "cuda" or "cuda:N". Throws ConfigError at `where` when there is no such device, with the reason.
+c10::Device find_device(const std::string& name, const std::string& where);
+
+/// The calling thread's stream on a device as its own library knows it (cudaStream_t); null on a CPU.
+void* stream_handle(c10::Device device);
+/// Whether all that this thread launched on the device has ended. Throws what a kernel met.
+bool stream_has_ended(c10::Device device);
+
+/// The stream of a thread that works for a GPU: what this thread launches while the object lives goes to a
+/// stream of its own. On a CPU nothing.
+class OwnStream {
+ public:
+  explicit OwnStream(c10::Device device);
+  ~OwnStream();
+  OwnStream(const OwnStream&) = delete;
+  OwnStream& operator=(const OwnStream&) = delete;
+
+  /// Waits until all that was launched has ended. Errors of kernels appear here.
+  void finish() const;
+
+ private:
+  std::optional<c10::Stream> own_, before_;
+  c10::Device device_before_;
+};
+
+}  // namespace hetermoe

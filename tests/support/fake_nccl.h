@@ -1,0 +1,156 @@
+#pragma once
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <tuple>
+#include <vector>
+
+#include "hetermoe/base/error.h"
+#include "hetermoe/comm/nccl_api.h"
+#include "hetermoe/comm/processes.h"
+
+// NCCL between threads, on CPU memory, which writes down every launch. Stricter than NCCL: a group is done
+// when end_group() returns, so that launches of one rank never overlap.
+namespace hetermoe::testing {
+
+/// One call of a group.
+struct NcclCall {
+  bool sends = false;
+  i32 peer = 0;
+  i64 bytes = 0;
+};
+struct NcclLaunch {
+  i32 communicator = 0;
+  std::vector<NcclCall> calls;
+};
+
+/// What the ranks share.
+class NcclWorld {
+ public:
+  explicit NcclWorld(i32 num_ranks)
+      : launches(static_cast<std::size_t>(num_ranks)), texts_(launches.size()) {}
+
+  std::vector<std::vector<NcclLaunch>> launches;  ///< [rank]
+
+  void put(i32 communicator, i32 from, i32 to, std::vector<char> bytes) {
+    const std::lock_guard lock(mutex_);
+    boxes_[{communicator, from, to}].push_back(std::move(bytes));
+    changed_.notify_all();
+  }
+  std::vector<char> take(i32 communicator, i32 from, i32 to) {
+    std::unique_lock lock(mutex_);
+    std::deque<std::vector<char>>& box = boxes_[{communicator, from, to}];
+    changed_.wait(lock, [&] { return aborted_ || !box.empty(); });
+    if (aborted_) fail<TransportError>("nccl", "remote error");
+    std::vector<char> bytes = std::move(box.front());
+    box.pop_front();
+    return bytes;
+  }
+  void abort() {
+    const std::lock_guard lock(mutex_);
+    aborted_ = true;
+    changed_.notify_all();
+  }
+  std::vector<std::string> gather(i32 rank, const std::string& text) {
+    std::unique_lock lock(mutex_);
+    const i64 round = round_;
+    texts_[static_cast<std::size_t>(rank)] = text;
+    if (++arrived_ == texts_.size()) {
+      all_ = texts_;
+      arrived_ = 0;
+      ++round_;
+      changed_.notify_all();
+    }
+    changed_.wait(lock, [&] { return round_ != round; });
+    return all_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::tuple<i32, i32, i32>, std::deque<std::vector<char>>> boxes_;  // communicator, from, to
+  bool aborted_ = false;
+  std::vector<std::string> texts_, all_;
+  std::size_t arrived_ = 0;
+  i64 round_ = 0;
+};
+
+class RankThread : public Processes {
+ public:
+  RankThread(NcclWorld& world, i32 rank) : world_(world), rank_(rank) {}
+  i32 rank() const override { return rank_; }
+  i32 num_ranks() const override { return static_cast<i32>(world_.launches.size()); }
+  std::vector<std::string> gather(const std::string& text) const override {
+    return world_.gather(rank_, text);
+  }
+
+ private:
+  NcclWorld& world_;
+  i32 rank_;
+};
+
+/// NCCL as one rank sees it.
+class FakeNccl : public NcclApi {
+ public:
+  FakeNccl(NcclWorld& world, i32 rank) : world_(world), rank_(rank) {}
+
+  std::string make_id() override { return std::to_string(num_ids_++); }
+  Communicator join(const std::string& id, i32 rank, i32) override {
+    EXPECT_EQ(rank, rank_);
+    communicators_.push_back(std::make_unique<i32>(std::stoi(id)));
+    return communicators_.back().get();
+  }
+  void begin_group() override { group().clear(); }
+  void send(const void* data, i64 bytes, i32 peer, Communicator communicator, Stream) override {
+    group().push_back({{true, peer, bytes}, const_cast<void*>(data), id_of(communicator)});
+  }
+  void receive(void* data, i64 bytes, i32 peer, Communicator communicator, Stream) override {
+    group().push_back({{false, peer, bytes}, data, id_of(communicator)});
+  }
+  void end_group() override {
+    NcclLaunch launch;
+    for (const Pending& p : group()) {
+      launch.communicator = p.communicator;
+      launch.calls.push_back(p.call);
+      const char* from = static_cast<const char*>(p.data);
+      if (p.call.sends) world_.put(p.communicator, rank_, p.call.peer, {from, from + p.call.bytes});
+    }
+    {
+      const std::lock_guard lock(mutex_);
+      world_.launches[static_cast<std::size_t>(rank_)].push_back(launch);
+    }
+    for (const Pending& p : group()) {
+      if (p.call.sends) continue;
+      const std::vector<char> bytes = world_.take(p.communicator, p.call.peer, rank_);
+      HM_CHECK(static_cast<i64>(bytes.size()) == p.call.bytes, "rank {} sent {} bytes, rank {} expected {}",
+               p.call.peer, bytes.size(), rank_, p.call.bytes);
+      std::memcpy(p.data, bytes.data(), bytes.size());
+    }
+  }
+  void check(Communicator) override {}
+  void abort(Communicator) override { world_.abort(); }
+  void leave(Communicator) override {}
+
+ private:
+  struct Pending {
+    NcclCall call;
+    void* data;
+    i32 communicator;
+  };
+  static std::vector<Pending>& group() {
+    thread_local std::vector<Pending> pending;
+    return pending;
+  }
+  static i32 id_of(Communicator communicator) { return *static_cast<i32*>(communicator); }
+
+  NcclWorld& world_;
+  i32 rank_;
+  i32 num_ids_ = 0;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<i32>> communicators_;
+};
+
+}  // namespace hetermoe::testing
