@@ -14,16 +14,29 @@ namespace {
 constexpr const char* kMpiCounts[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS",
                                       "SLURM_STEP_NUM_TASKS"};
 
+i32 whole_number(const char* name, const std::string& text, i32 least, const char* expected) {
+  i32 number = 0;
+  const auto [rest, code] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (code != std::errc() || rest != text.data() + text.size() || number < least)
+    fail<ConfigError>(name, "got \"{}\", expected {}", text, expected);
+  return number;
+}
 i32 count_of(const char* name, const std::string& text) {
-  i32 count = 0;
-  const auto [rest, code] = std::from_chars(text.data(), text.data() + text.size(), count);
-  if (code != std::errc() || rest != text.data() + text.size() || count < 1) {
-    fail<ConfigError>(name, "got \"{}\", expected a number of processes", text);
-  }
-  return count;
+  return whole_number(name, text, 1, "a number of processes");
+}
+i32 rank_of(const char* name, const std::string& text) {
+  return whole_number(name, text, 0, "the number of a process");
 }
 
 }  // namespace
+
+i32 Processes::local_rank() const {
+  for (const char* name : {"LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"}) {
+    const char* text = std::getenv(name);
+    if (text != nullptr && *text != '\0') return rank_of(name, text);
+  }
+  return rank();
+}
 
 void Processes::abort(int code) const { std::_Exit(code); }
 

@@ -69,6 +69,9 @@ void DeviceRuntime::unpack(const Op& op, std::span<const DeviceId> participants,
   }
 }
 
+/// Between two GPUs of one process a message is still its sender's memory.
+at::Tensor DeviceRuntime::received(const at::Tensor& tensor) const { return tensor.to(where()); }
+
 /// dispatch.F: rows, routing weights and indices to the owners; the number of rows and copies for every owner
 /// goes to all participants, who then know the whole exchange. dispatch.R sends the same again.
 void DeviceRuntime::pack_dispatch(const Op& op, std::span<const DeviceId> participants,
@@ -115,16 +118,16 @@ void DeviceRuntime::unpack_dispatch(const Op& op, std::span<const DeviceId> part
   }
   if (!p_.is_owner(op.group, op.layer, device())) return;
   std::vector<at::Tensor> rows, weights;
-  std::vector<ReceivedIndex> received;
+  std::vector<ReceivedIndex> indices;
   for (const Share& source : sources) {
     Message& message = in[position(participants, source.device)];
-    rows.push_back(message.tensors[0].to(state_.dtype()));
-    weights.push_back(message.tensors[1].to(accumulate_type(state_.dtype())));
-    received.push_back({rows.back().size(0), message.tensors[2], message.tensors[3]});
+    rows.push_back(received(message.tensors[0]).to(state_.dtype()));
+    weights.push_back(received(message.tensors[1]).to(accumulate_type(state_.dtype())));
+    indices.push_back({rows.back().size(0), message.tensors[2], message.tensors[3]});
   }
   slot.rows = rows.size() == 1 ? rows[0] : at::cat(rows);
   const ExpertSlab& slab = state_.slab(op.layer);
-  slot.groups = group_copies(received, slab.slot_of, slab.num_slots());
+  slot.groups = group_copies(indices, slab.slot_of, slab.num_slots());
   slot.weights = to_grouped(slot.groups, at::cat(weights));
 }
 
@@ -150,7 +153,7 @@ void DeviceRuntime::unpack_combine(const Op& op, std::span<const DeviceId> parti
   ChunkSlot& slot = slots_.chunk(op.layer, op.microbatch, op.chunk);
   slot.returned.clear();
   for (const DeviceId owner : p_.owners(op.group, op.layer)) {
-    slot.returned.push_back(in[position(participants, owner)].tensors[0]);
+    slot.returned.push_back(received(in[position(participants, owner)].tensors[0]));
   }
   if (op.phase == Phase::kRecompute) slot.returned.clear();  // resent for its traffic only
 }
@@ -173,7 +176,7 @@ void DeviceRuntime::unpack_combine_backward(const Op& op, std::span<const Device
   if (!p_.is_owner(op.group, op.layer, device())) return;
   std::vector<at::Tensor> rows;
   for (const Share& source : p_.shares(op.group, op.layer, op.microbatch)) {
-    rows.push_back(in[position(participants, source.device)].tensors[0].to(state_.dtype()));
+    rows.push_back(received(in[position(participants, source.device)].tensors[0]).to(state_.dtype()));
   }
   slots_.chunk(op.layer, op.microbatch, op.chunk).d_out = rows.size() == 1 ? rows[0] : at::cat(rows);
 }
@@ -206,8 +209,8 @@ void DeviceRuntime::unpack_dispatch_backward(const Op& op, std::span<const Devic
   slot.d_send_weights.clear();
   for (const DeviceId owner : p_.owners(op.group, op.layer)) {
     std::vector<at::Tensor>& tensors = in[position(participants, owner)].tensors;
-    slot.d_send.push_back(tensors[0]);
-    slot.d_send_weights.push_back(tensors[1]);
+    slot.d_send.push_back(received(tensors[0]));
+    slot.d_send_weights.push_back(received(tensors[1]));
   }
 }
 
@@ -242,9 +245,9 @@ void DeviceRuntime::unpack_move(const Op& op, std::span<const DeviceId> particip
   std::vector<at::Tensor> rows;
   for (const Share& share : p_.shares(op.group, theirs, op.microbatch)) {
     for (at::Tensor& part : in[position(participants, share.device)].tensors)
-      rows.push_back(part.to(state_.dtype()));
+      rows.push_back(received(part).to(state_.dtype()));
   }
-  const at::Tensor all = rows.empty()       ? at::zeros({0, context_.model.hidden}, state_.dtype())
+  const at::Tensor all = rows.empty()       ? at::zeros({0, context_.model.hidden}, state_.options())
                          : rows.size() == 1 ? rows[0]
                                             : at::cat(rows);
   if (forward)
@@ -282,7 +285,7 @@ void DeviceRuntime::unpack_balance(const Op& op, std::vector<Message>& in) {
   const at::Tensor gradient =
       balance_gradient(context_.model, counts, step_tokens, accumulate_type(state_.dtype()));
   const i64 size = p_.options().aux_group > 0 ? p_.options().aux_group : total_sequences(p_.plan());
-  const at::Tensor by_sequence = gradient.repeat_interleave(size, 0);
+  const at::Tensor by_sequence = gradient.repeat_interleave(size, 0).mul_(input_->loss_scale).to(where());
   i64 begin = 0;
   for (const MicrobatchRef& member : p_.balance_set(p_.balance_set_of(op.group, op.microbatch))) {
     const i64 sequences = p_.plan().groups[at_(member.group)].microbatches[at_(member.microbatch)];
@@ -306,7 +309,7 @@ void DeviceRuntime::unpack_reduce(const Op& op, std::vector<Message>& in) {
   std::vector<at::Tensor>& grads = state_.tensors(op.state).grads;
   for (std::size_t t = 0; t < grads.size(); ++t) {
     grads[t].copy_(in[0].tensors[t]);
-    for (std::size_t i = 1; i < in.size(); ++i) grads[t].add_(in[i].tensors[t]);
+    for (std::size_t i = 1; i < in.size(); ++i) grads[t].add_(received(in[i].tensors[t]));
   }
 }
 
@@ -324,7 +327,7 @@ void DeviceRuntime::pack_norm(std::vector<Message>& out) {
     for (const at::Tensor& value : layer) aux += value.defined() ? value.item<double>() : 0;
   }
   mine.values.push_back(forward_loss());
-  mine.values.push_back(aux);
+  mine.values.push_back(aux / input_->loss_scale);  // computed from the scaled gradient
   mine.tensors.push_back(counts_LE_);
   for (Message& message : out) message = mine;
 }
@@ -341,9 +344,10 @@ void DeviceRuntime::unpack_norm(std::vector<Message>& in) {
   }
   double sum = 0;
   for (const double square : squares) sum += square;
+  sum /= input_->loss_scale * input_->loss_scale;
   result_.grad_norm = std::sqrt(sum);
   result_.updated = std::isfinite(sum) && std::isfinite(result_.loss) && std::isfinite(result_.aux_loss);
-  grad_factor_ = clip_factor(sum, input_->max_grad_norm);
+  grad_factor_ = clip_factor(sum, input_->max_grad_norm) / input_->loss_scale;
 }
 
 }  // namespace hetermoe

@@ -84,7 +84,7 @@ at::Tensor DeviceRuntime::rows_of(const at::Tensor& all, const Op& op, i32 stage
   const Range r = range(op.group, stage, op.microbatch);
   const i64 begin =
       group_begin_[at_(op.group)] + microbatch_begin_[at_(op.group)][at_(op.microbatch)] + r.begin;
-  return all.narrow(0, begin, r.sequences).reshape({-1});
+  return all.narrow(0, begin, r.sequences).reshape({-1}).to(where());
 }
 
 bool DeviceRuntime::keeps_activations() const {
@@ -264,7 +264,10 @@ void DeviceRuntime::head(const Op& op) {
     losses_[at_(op.microbatch)] = head_loss_sum(context_.model, state_.head(), y, targets);
     return;
   }
-  HeadResult result = head_forward_backward(context_.model, state_.head(), y, targets, input_->target_count);
+  HeadOptions options;
+  options.loss_scale = input_->loss_scale;
+  HeadResult result =
+      head_forward_backward(context_.model, state_.head(), y, targets, input_->target_count, options);
   losses_[at_(op.microbatch)] = result.loss;
   if (p_.moves_into(op.group, layers, op.microbatch))
     slots_.layer(layers, op.microbatch).d_move = result.dy_TD;

@@ -33,6 +33,7 @@ class DeviceRuntime {
   DeviceRuntime(const RunContext& context, DeviceState& state);
 
   DeviceId device() const { return state_.device(); }
+  c10::Device where() const { return state_.where(); }
   void begin_step(const StepInput& input);
 
   /// Runs a compute op.
@@ -64,6 +65,7 @@ class DeviceRuntime {
   Range range(i32 group, i32 stage, i32 microbatch) const;
   at::Tensor rows_of(const at::Tensor& all, const Op& op, i32 stage) const;
   at::Tensor take_input(const Op& op, i32 layer);
+  at::Tensor received(const at::Tensor& tensor) const;
   at::Tensor merged(const Op& op, i32 layer);
   bool keeps_activations() const;
 

@@ -17,9 +17,13 @@ at::ScalarType scalar_type(Dtype dtype) {
   }
 }
 
+at::Tensor host_copy(const at::Tensor& tensor) {
+  return tensor.to(at::kCPU, tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+}
+
 DeviceState::DeviceState(DeviceId device, const Schedule& schedule, const ModelConfig& model,
                          const at::TensorOptions& options)
-    : device_(device), dtype_(options.dtype().toScalarType()) {
+    : device_(device), options_(options) {
   const auto use_group = [&](std::size_t state, const StateGroup& group) {
     const State& of = schedule.states[state];
     tensors_[static_cast<i32>(state)] = {of.part,      of.layer,    {}, of.devices.front() == device_,

@@ -34,7 +34,11 @@ class DeviceState {
               const at::TensorOptions& options);
 
   DeviceId device() const { return device_; }
-  at::ScalarType dtype() const { return dtype_; }
+  at::ScalarType dtype() const { return options_.dtype().toScalarType(); }
+  /// Where the tensors are: a CPU or a GPU.
+  c10::Device where() const { return options_.device(); }
+  /// Of this device's activations.
+  const at::TensorOptions& options() const { return options_; }
   StateGroup& embed() { return *embed_; }
   StateGroup& head() { return head_ ? *head_ : *embed_; }  ///< tied embeddings: one group
   StateGroup& attention(i32 layer) { return attention_.at(layer); }
@@ -57,7 +61,7 @@ class DeviceState {
                 const at::TensorOptions& options);
 
   DeviceId device_;
-  at::ScalarType dtype_;
+  at::TensorOptions options_;
   std::unique_ptr<StateGroup> embed_, head_;
   std::map<i32, StateGroup> attention_;
   std::map<i32, ExpertSlab> slabs_;
@@ -65,5 +69,7 @@ class DeviceState {
 };
 
 at::ScalarType scalar_type(Dtype dtype);
+/// A copy in memory of the CPU.
+at::Tensor host_copy(const at::Tensor& tensor);
 
 }  // namespace hetermoe

@@ -10,6 +10,7 @@
 #include <tuple>
 
 #include "hetermoe/exec/threads.h"
+#include "hetermoe/nn/accelerator.h"
 #include "hetermoe/sim/simulator.h"
 
 namespace hetermoe {
@@ -144,6 +145,7 @@ StepResult Executor::run(const StepInput& input) {
   if (options_.memory != nullptr) options_.memory->clear_records();
   for (std::unique_ptr<DeviceLanes>& device : devices_) {
     device->runtime.begin_step(input);
+    finish_stream(device->runtime.where());
     std::fill(device->done.begin(), device->done.end(), 0);
     for (std::size_t e = 0; e < lifetimes_.epochs.size(); ++e)
       device->uses_left[e] = lifetimes_.epochs[e].num_ops;
@@ -195,6 +197,7 @@ void Executor::lane_main(Lane& lane) {
   const c10::NoGradGuard no_grad;
   use_precise_sleep();
   use_threads(queue_of(lane.id) == Queue::kCompute ? options_.threads_per_lane : 1);
+  const OwnStream stream(lane.device->runtime.where());
   if (options_.memory != nullptr) {
     lane.watch = std::make_unique<MemoryMeter::Watch>(*options_.memory, device_of(lane.id));
   }
@@ -270,6 +273,7 @@ Seconds Executor::run_compute(Lane& lane, const Op& op, Seconds ready, Span& spa
   DeviceRuntime& runtime = lane.device->runtime;
   span.start = clock_.start(ready);
   runtime.compute(op);
+  finish_stream(runtime.where());
   Seconds duration = 0;
   if (clock_.needs_durations() || options_.nominal != nullptr) {
     const ComputeWork work = work_.compute_work(op, runtime.device(), runtime.load_of(op));
@@ -288,6 +292,7 @@ Seconds Executor::run_transfer(Lane& lane, const LaneOp& item, const Op& op, Sec
   span.start = clock_.start(ready);
   std::vector<Message> out = runtime.pack(op, participants);
   for (Message& message : out) message.ready = ready;
+  finish_stream(runtime.where());  // the receiver may read the same memory
   std::vector<Message> in =
       transport_.exchange({input_->step, item.op, to_string(op), runtime.device(), participants,
                            static_cast<i32>(queue_of(lane.id)), item.turn},
@@ -299,6 +304,7 @@ Seconds Executor::run_transfer(Lane& lane, const LaneOp& item, const Op& op, Sec
   if (options_.memory != nullptr) copy_received(in, participants, runtime.device());
   runtime.check(op, participants, in);
   runtime.unpack(op, participants, in);
+  finish_stream(runtime.where());
   Seconds duration = 0;
   if (clock_.needs_durations()) {
     const std::vector<PortBytes> bytes = work_.port_bytes(op, participants, runtime.load_of(op));

@@ -41,7 +41,9 @@ struct DeviceWork {
   Seconds nominal = 0;  ///< what they take by ExecutorOptions::nominal
 };
 
-/// Runs a schedule on real tensors: one thread per lane of the local devices, in schedule order.
+/// Runs a schedule on real tensors: one thread per lane of the local devices, in schedule order. On a GPU
+/// each lane has its own stream and its thread waits for it at the end of an op: lanes overlap, and what an
+/// op frees nobody uses any more, whatever the stream.
 class Executor {
  public:
   /// States are those of the devices that live in this process; all referenced objects must outlive the

@@ -17,6 +17,7 @@ struct StepInput {
   i64 target_count = 0;  ///< counted targets of the whole step
   double learning_rate = 0;
   double max_grad_norm = 0;  ///< 0 = no clipping
+  double loss_scale = 1;     ///< factor on all gradients of the backward pass, taken out in the update
   AdamwOptions adamw;
 };
 

@@ -67,6 +67,10 @@ bool stream_has_ended(c10::Device device) {
   return device.is_cpu() || guard_of(device).getStream(device).query();
 }
 
+void finish_stream(c10::Device device) {
+  if (!device.is_cpu()) guard_of(device).getStream(device).synchronize();
+}
+
 OwnStream::OwnStream(c10::Device device) : device_before_(device) {
   if (device.is_cpu()) return;
   const c10::impl::VirtualGuardImpl guard = guard_of(device);
@@ -80,10 +84,6 @@ OwnStream::~OwnStream() {
   const c10::impl::VirtualGuardImpl guard = guard_of(own_->device());
   guard.exchangeStream(*before_);
   guard.uncheckedSetDevice(device_before_);
-}
-
-void OwnStream::finish() const {
-  if (own_) own_->synchronize();
 }
 
 }  // namespace hetermoe

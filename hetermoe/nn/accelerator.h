@@ -22,6 +22,8 @@ c10::Device find_device(const std::string& name, const std::string& where);
 void* stream_handle(c10::Device device);
 /// Whether all that this thread launched on the device has ended. Throws what a kernel met.
 bool stream_has_ended(c10::Device device);
+/// Waits until it has.
+void finish_stream(c10::Device device);
 
 /// The stream of a thread that works for a GPU: what this thread launches while the object lives goes to a
 /// stream of its own. On a CPU nothing.
@@ -31,9 +33,6 @@ class OwnStream {
   ~OwnStream();
   OwnStream(const OwnStream&) = delete;
   OwnStream& operator=(const OwnStream&) = delete;
-
-  /// Waits until all that was launched has ended. Errors of kernels appear here.
-  void finish() const;
 
  private:
   std::optional<c10::Stream> own_, before_;

@@ -64,7 +64,7 @@ HeadResult head_forward_backward(const ModelConfig& model, StateGroup& state, co
     // d loss / d logits = (softmax - one-hot) * scale, zero where the target does not count.
     at::Tensor dlogits = logits.exp_();
     dlogits.scatter_add_(1, part.index_T1, at::full_like(part.index_T1, -1, dlogits.options()));
-    dlogits.mul_(part.counted_T1.to(wide) * scale);
+    dlogits.mul_(part.counted_T1.to(wide) * (scale * options.loss_scale));
     dlogits = dlogits.to(y_TD.scalar_type());
     at::Tensor dh = dnormed.narrow(0, begin, count);
     at::mm_out(dh, dlogits, output);

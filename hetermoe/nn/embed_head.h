@@ -14,6 +14,7 @@ void embed_backward(StateGroup& state, const at::Tensor& tokens_T, const at::Ten
 
 struct HeadOptions {
   i64 chunk_tokens = 1024;  ///< logits exist for this many tokens at a time
+  double loss_scale = 1;    ///< factor on the gradients, not on the loss
 };
 
 struct HeadResult {

@@ -6,25 +6,12 @@
 #include <set>
 
 #include "hetermoe/exec/device_state.h"
+#include "hetermoe/nn/accelerator.h"
 #include "hetermoe/profile/machine.h"
 #include "hetermoe/profile/tasks.h"
 
 namespace hetermoe {
 namespace {
-
-at::Device device_from(const std::string& name) {
-  std::optional<at::Device> device;
-  try {
-    device = at::Device(name);
-  } catch (const c10::Error&) {
-    fail<ConfigError>("profile device", "no such device: got \"{}\", expected cpu, cuda or cuda:N", name);
-  }
-  if (device->is_cuda() && !at::hasCUDA())
-    fail<ConfigError>("profile device", "got \"{}\", but this program sees no CUDA device", name);
-  if (!device->is_cpu() && !device->is_cuda())
-    fail<ConfigError>("profile device", "got \"{}\", expected cpu, cuda or cuda:N", name);
-  return *device;
-}
 
 /// Restores the number of intra-op threads.
 class ThreadsGuard {
@@ -48,7 +35,7 @@ class Profiler {
   Profiler(const ModelConfig& model, const ProfileOptions& options)
       : model_(model),
         options_(options),
-        device_(device_from(options.device)),
+        device_(find_device(options.device, "profile device")),
         tensor_(at::TensorOptions().device(device_).dtype(scalar_type(options.dtype))) {}
 
   ProfileFile run(const std::function<void(const ProfileEntry&, i64)>& on_entry) {

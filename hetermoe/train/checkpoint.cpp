@@ -79,11 +79,18 @@ void write_index(const fs::path& folder, const std::vector<Json>& shards, i32 nu
 
 void write_info(const fs::path& folder, const CheckpointShard& shard, const std::vector<Json>& shards) {
   const CheckpointInfo& info = shard.info;
-  Json json = {{"format", kFormat},       {"version", info.version},
-               {"step", info.step},       {"sequences", info.sequences},
-               {"seed", info.seed},       {"text", fmt::format("{:016x}", info.text)},
-               {"config", shard.config},  {"job", info.job},
-               {"skipped", info.skipped}, {"files", Json::object()}};
+  Json json = {{"format", kFormat},
+               {"version", info.version},
+               {"step", info.step},
+               {"sequences", info.sequences},
+               {"seed", info.seed},
+               {"text", fmt::format("{:016x}", info.text)},
+               {"config", shard.config},
+               {"job", info.job},
+               {"skipped", info.skipped},
+               {"loss_scale", info.loss_scale.value},
+               {"good_steps", info.loss_scale.good_steps},
+               {"files", Json::object()}};
   for (const Json& listing : shards) json["files"].update(listing["files"]);
   json["checksum"] = sum_of(json);
   write_synced(folder / kInfoFile, json.dump(1) + "\n");
@@ -170,9 +177,9 @@ void copy_tensors(const std::vector<DeviceState*>& states, const ModelConfig& mo
   for (DeviceState* state : states) {
     for (const LogicalTensor& tensor : state->logical_tensors(model)) {
       if (!tensor.first_owner) continue;
-      shard.model.push_back({tensor.name, tensor.value.clone()});
+      shard.model.push_back({tensor.name, host_copy(tensor.value)});
       const auto keep = [&](const char* suffix, const at::Tensor& moment) {
-        if (moment.defined()) shard.optimizer.push_back({tensor.name + suffix, moment.clone()});
+        if (moment.defined()) shard.optimizer.push_back({tensor.name + suffix, host_copy(moment)});
       };
       keep(".exp_avg", tensor.exp_avg);
       keep(".exp_avg_sq", tensor.exp_avg_sq);
@@ -224,6 +231,7 @@ std::vector<FoundCheckpoint> find_checkpoints(const fs::path& folder,
       info.version = json.at("version");
       info.job = json.at("job");
       info.skipped = json.value("skipped", i64{0});
+      info.loss_scale = {json.value("loss_scale", 1.0), json.value("good_steps", i64{0})};
       found.push_back({entry.path(), std::move(info)});
     } catch (const Error& error) {
       on_broken(error.what());

@@ -9,6 +9,7 @@
 
 #include "hetermoe/base/fields.h"
 #include "hetermoe/exec/device_state.h"
+#include "hetermoe/train/loss_scale.h"
 #include "hetermoe/train/safetensors.h"
 
 // A checkpoint is a folder step-00000120 that knows no devices: logical tensors under their Hugging Face
@@ -40,6 +41,7 @@ struct CheckpointInfo {
   std::string version;
   Json job;         ///< resolved configuration
   i64 skipped = 0;  ///< steps of `step` that changed nothing
+  LossScale::State loss_scale{};
 };
 
 /// The part of a checkpoint that one process writes.

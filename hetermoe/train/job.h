@@ -29,6 +29,7 @@ struct TrainOptions {
   i64 warmup_steps = 10;
   double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, adam_eps = 1e-8;
   double max_grad_norm = 1;
+  double loss_scale = 0;
   u64 seed = 1;
   i64 log_every = 10;
   i64 validate_every = 0;
@@ -55,6 +56,9 @@ struct TrainOptions {
     v("beta2", beta2, "AdamW beta2", between(0, 1));
     v("adam_eps", adam_eps, "AdamW epsilon", above(0));
     v("max_grad_norm", max_grad_norm, "gradients are clipped to this global norm, 0 = off", at_least(0));
+    v("loss_scale", loss_scale,
+      "factor on the loss in the backward pass, 0 = adapts where a device computes in fp16, else 1",
+      at_least(0));
     v("seed", seed, "seed of parameters and data order", at_least(0));
     v("log_every", log_every, "steps between log lines", at_least(1));
     v("validate_every", validate_every, "steps between validations, 0 = at the end only", at_least(0));
@@ -135,6 +139,16 @@ struct ClockOptions {
   }
 };
 
+struct RunOptions {
+  std::string device = "cpu";
+  template <class V>
+  void fields(V& v) {
+    v("device", device,
+      "where the work is done: cpu; cuda: the GPUs in turn (several processes: one each, over NCCL); cuda:N: "
+      "one GPU");
+  }
+};
+
 struct Job {
   std::string model = "demo";
   std::string cluster = "demo";
@@ -142,6 +156,7 @@ struct Job {
   std::string output = "out";
   TrainOptions train;
   PlanOptions plan;
+  RunOptions run;
   ClockOptions clock;
   CheckpointOptions checkpoint;
   TextOptions data;
@@ -153,6 +168,7 @@ struct Job {
     v("output", output, "folder of results");
     v("train", train, "the training run");
     v("plan", plan, "the plan");
+    v("run", run, "the machine");
     v("clock", clock, "real or emulated time");
     v("checkpoint", checkpoint, "what survives the end of a run (`train` only)");
     v("data", data, "the text");

@@ -102,6 +102,7 @@ Json metrics_json(const StepRecord& r) {
                {"attention_wait", r.attention_wait},
                {"expert_wait", r.expert_wait}};
   if (!r.updated) json["updated"] = false;
+  if (r.overflowed) json["overflowed"] = true;
   if (!r.warnings.empty()) json["warnings"] = r.warnings;
   return json;
 }

@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <numeric>
 
+#include "hetermoe/cost/price.h"
+#include "hetermoe/sim/simulator.h"
+
 namespace hetermoe {
 
 std::vector<DeviceId> devices_of(const Plan& plan) {
@@ -10,6 +13,20 @@ std::vector<DeviceId> devices_of(const Plan& plan) {
   for (const Group& group : plan.groups) all.insert(all.end(), group.devices.begin(), group.devices.end());
   std::sort(all.begin(), all.end());
   return all;
+}
+
+/// By start; what a transfer depends on starts earlier, or at the same time with a smaller number.
+std::vector<OpId> launch_order(const RunContext& context, const CostModel& cost) {
+  const OpCosts costs = price(context.schedule, context.placement, context.model, context.cluster, cost,
+                              ExpectedRouting(context.model));
+  Simulator simulator;
+  const OpTimes& times = simulator.run(context.schedule, costs);
+  std::vector<OpId> order(context.schedule.ops.size());
+  std::iota(order.begin(), order.end(), OpId{0});
+  std::stable_sort(order.begin(), order.end(), [&](OpId a, OpId b) {
+    return times.start[static_cast<std::size_t>(a)] < times.start[static_cast<std::size_t>(b)];
+  });
+  return order;
 }
 
 Session::Pass::Pass(const Session& session, const StepOptions& options)
@@ -30,15 +47,20 @@ Session::Session(ModelConfig model, Cluster cluster, Plan plan, Options options,
     options_.local = devices_of(plan_);
   }
   for (const DeviceId device : options_.local) {
+    const auto d = static_cast<std::size_t>(device);
     const at::TensorOptions tensor =
-        at::TensorOptions().dtype(scalar_type(plan_.dtype[static_cast<std::size_t>(device)]));
+        at::TensorOptions()
+            .dtype(scalar_type(plan_.dtype[d]))
+            .device(options_.where.empty() ? c10::Device(at::kCPU) : options_.where[d]);
     states_.push_back(std::make_unique<DeviceState>(device, train_.schedule, model_, tensor));
   }
   start(train_);
 }
 
 void Session::start(Pass& pass) {
-  pass.executor = std::make_unique<Executor>(pass.context, states(), *transport_, options_.executor);
+  ExecutorOptions options = options_.executor;
+  if (options_.launch_by != nullptr) options.launch_order = launch_order(pass.context, *options_.launch_by);
+  pass.executor = std::make_unique<Executor>(pass.context, states(), *transport_, std::move(options));
 }
 
 std::vector<DeviceState*> Session::states() {
@@ -75,11 +97,11 @@ TensorsByName Session::collect(bool gradients) {
     for (const NamedView& view : state->views(model_)) {
       const at::Tensor& tensor = gradients ? view.grad : view.value;
       if (!tensor.defined()) continue;
-      const auto [found, fresh] = all.try_emplace(view.name, tensor.clone());
-      HM_CHECK(
-          fresh || found->second.scalar_type() != tensor.scalar_type() || at::equal(found->second, tensor),
-          "replicas of {} differ: device {} has another {}", view.name, state->device(),
-          gradients ? "gradient" : "value");
+      const at::Tensor copy = host_copy(tensor);
+      const auto [found, fresh] = all.try_emplace(view.name, copy);
+      HM_CHECK(fresh || found->second.scalar_type() != tensor.scalar_type() || at::equal(found->second, copy),
+               "replicas of {} differ: device {} has another {}", view.name, state->device(),
+               gradients ? "gradient" : "value");
     }
   }
   return all;

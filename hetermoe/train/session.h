@@ -11,6 +11,9 @@ namespace hetermoe {
 /// All devices of a plan, ascending.
 std::vector<DeviceId> devices_of(const Plan& plan);
 
+/// The transfers of a schedule (and its other ops) in the order in which they would start.
+std::vector<OpId> launch_order(const RunContext& context, const CostModel& cost);
+
 /// Everything a run of one plan needs, in one place and in the right order of life: schedules, device states,
 /// transport, executors.
 class Session {
@@ -18,7 +21,11 @@ class Session {
   struct Options {
     StepOptions step;
     ExecutorOptions executor;
-    std::vector<DeviceId> local;  ///< devices of this process; empty = all
+    std::vector<DeviceId> local;     ///< devices of this process; empty = all
+    std::vector<c10::Device> where{};  ///< [num_devices] where each one's tensors are; empty = the CPU
+    /// Transfers are launched in the order in which they would start by this cost, for transports that need
+    /// one order; null = as the schedule lists them. Must be the same in all processes.
+    const CostModel* launch_by = nullptr;
   };
   Session(ModelConfig model, Cluster cluster, Plan plan, Options options,
           std::unique_ptr<Transport> transport = nullptr);

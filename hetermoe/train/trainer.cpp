@@ -4,11 +4,14 @@
 #include <chrono>
 #include <cmath>
 #include <csignal>
+#include <set>
 #include <thread>
 
 #include "hetermoe/base/checksum.h"
 #include "hetermoe/base/version.h"
 #include "hetermoe/comm/mpi.h"
+#include "hetermoe/comm/nccl.h"
+#include "hetermoe/nn/accelerator.h"
 #include "hetermoe/report/table.h"
 #include "hetermoe/train/presence.h"
 
@@ -67,12 +70,36 @@ Session::Options session_options(const Job& job, const ModelConfig& model, const
   return options;
 }
 
+/// Where the tensors of each device are: empty = on the CPU.
+std::vector<c10::Device> places(const Job& job, const Cluster& cluster, const Processes& processes) {
+  const c10::Device first = find_device(job.run.device, "run.device");
+  if (first.is_cpu()) return {};
+  std::vector<c10::Device> where(cluster.devices.size(), first);
+  const int count = num_cuda_devices();
+  const bool in_turn = job.run.device == "cuda";
+  for (std::size_t d = 0; in_turn && d < where.size(); ++d) {
+    const int gpu = processes.alone() ? static_cast<int>(d) : processes.local_rank();
+    where[d].set_index(static_cast<c10::DeviceIndex>(gpu % count));
+  }
+  return where;
+}
+
+/// Lane kinds on which a schedule has transfers.
+std::vector<i32> transfer_queues(const Plan& plan, const ModelConfig& model, const StepOptions& step) {
+  std::set<i32> queues;
+  for (const LaneId lane : build_schedule(plan, model, step).lanes) {
+    if (queue_of(lane) != Queue::kCompute) queues.insert(static_cast<i32>(queue_of(lane)));
+  }
+  return {queues.begin(), queues.end()};
+}
+
 std::unique_ptr<Session> make_session(const Job& job, const ModelConfig& model, const Cluster& cluster,
                                       const Plan& plan, const CostModel& truth, const CostModel& nominal,
                                       const Placement& emulated, const Processes& processes) {
   Session::Options options = session_options(job, model, plan, truth, nominal, emulated);
   // Threads of one process share its cores: who of them is slower says nothing of a device.
   if (processes.alone() && job.clock.kind == ClockKind::kReal) options.executor.nominal = nullptr;
+  options.where = places(job, cluster, processes);
   const auto start = [&](std::unique_ptr<Transport> transport) {
     if (job.train.checksum_messages) transport = make_checksummed_transport(std::move(transport));
     return std::make_unique<Session>(model, cluster, plan, options, std::move(transport));
@@ -91,7 +118,11 @@ std::unique_ptr<Session> make_session(const Job& job, const ModelConfig& model, 
     rank_of[static_cast<std::size_t>(devices[i])] = ranks[i];
     if (ranks[i] == processes.rank()) options.local.push_back(devices[i]);
   }
-  return start(make_mpi_transport(processes, rank_of));
+  if (options.where.empty()) return start(make_mpi_transport(processes, rank_of));
+  options.launch_by = &nominal;
+  const c10::Device own = options.where[static_cast<std::size_t>(options.local.front())];
+  return start(make_nccl_transport(processes, open_nccl(),
+                                   {rank_of, transfer_queues(plan, model, options.step), own}));
 }
 
 /// Share of the step in which the compute lanes of devices with this role are idle.
@@ -130,6 +161,12 @@ std::vector<std::string> kinds_of(const Cluster& cluster, const Plan& plan) {
   return kinds;
 }
 
+bool computes_in_fp16(const Plan& plan) {
+  const std::vector<DeviceId> devices = devices_of(plan);
+  return std::any_of(devices.begin(), devices.end(),
+                     [&](DeviceId d) { return plan.dtype[static_cast<std::size_t>(d)] == Dtype::kFp16; });
+}
+
 }  // namespace
 
 Trainer::Trainer(const Job& job, ModelConfig model, Cluster cluster, Plan plan, const Text& text,
@@ -153,6 +190,7 @@ Trainer::Trainer(const Job& job, ModelConfig model, Cluster cluster, Plan plan, 
       session_(
           make_session(job, model_, cluster_, plan_, *truth_, *nominal_, emulated_placement_, processes)),
       text_checksum_(checksum(text.train.const_data_ptr(), text.train.nbytes())),
+      loss_scale_(job.train.loss_scale, computes_in_fp16(plan_)),
       stragglers_(kinds_of(cluster_, plan_), job.train.straggler_share),
       spikes_(job.train.spike_sigma) {
   session_->initialize(job.train.seed);
@@ -222,6 +260,7 @@ void Trainer::resume(TrainOutcome& out) {
     next_sequence_ = checkpoint.info.sequences;
     saved_step_ = checkpoint.info.step;
     skipped_ = checkpoint.info.skipped;
+    loss_scale_.restore(checkpoint.info.loss_scale);
     note(fmt::format("went on from {}", checkpoint.path.string()));
     if (checkpoint.info.text != text_checksum_ || checkpoint.info.seed != job_.train.seed) {
       note("the training text or the seed is not that of the checkpoint: the data are not continued");
@@ -238,6 +277,7 @@ void Trainer::save(i64 steps_done) {
   CheckpointShard shard;
   shard.info = {steps_done, next_sequence_, job_.train.seed, text_checksum_, version(), write_fields(job_)};
   shard.info.skipped = skipped_;
+  shard.info.loss_scale = loss_scale_.state();
   shard.config = to_hf(model_);
   shard.rank = processes_.rank();
   shard.num_ranks = processes_.num_ranks();
@@ -388,6 +428,13 @@ void Trainer::check_finite(StepRecord& record) {
     return;
   }
   ++skipped_;
+  if (record.overflowed) {
+    record.warnings.push_back(fmt::format(
+        "fp16 gradients overflowed at loss scale {:.0f}, which is {:.0f} from now on. The step is "
+        "skipped, weights stay as they are",
+        2 * loss_scale_.value(), loss_scale_.value()));
+    return;
+  }
   ++skipped_in_a_row_;
   const auto unsigned_nan = [](double x) { return std::isnan(x) ? std::abs(x) : x; };
   std::string what =
@@ -415,6 +462,7 @@ StepRecord Trainer::replay_step(const std::optional<FoundCheckpoint>& checkpoint
     load_checkpoint(*checkpoint, model_, session_->states());
     done = checkpoint->info.step;
     next_sequence_ = checkpoint->info.sequences;
+    loss_scale_.restore(checkpoint->info.loss_scale);
     if (checkpoint->info.text != text_checksum_ || checkpoint->info.seed != job_.train.seed) {
       fail<InputError>(checkpoint->path.string(),
                        "the training text or the seed is not that of the checkpoint: the step cannot be "
@@ -453,6 +501,7 @@ StepRecord Trainer::train_one(i64 step) {
   input.learning_rate =
       learning_rate_at({train.learning_rate, train.final_share, train.warmup_steps, train.steps}, step);
   input.max_grad_norm = train.max_grad_norm;
+  input.loss_scale = loss_scale_.value();
   input.adamw = {train.beta1, train.beta2, train.adam_eps, train.weight_decay};
   const auto begin = std::chrono::steady_clock::now();
   last_ = session_->train_step(input);
@@ -473,6 +522,7 @@ StepRecord Trainer::train_one(i64 step) {
   record.attention_wait = waiting(timeline, busy, "attention");
   record.expert_wait = waiting(timeline, busy, "expert");
   record.updated = last_.updated;
+  record.overflowed = loss_scale_.lower_after(!last_.updated && std::isfinite(last_.loss + last_.aux_loss));
   return record;
 }
 

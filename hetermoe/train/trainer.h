@@ -33,6 +33,7 @@ struct StepRecord {
   Seconds step_s = 0;      ///< in the clock's seconds
   Seconds wall_s = 0;
   Bytes peak_memory = 0;              ///< resident so far, of the largest process
+  bool overflowed = false;            ///< skipped for fp16 gradients, and the loss scale was lowered
   bool updated = true;                ///< false: loss or gradients were not finite, the step was skipped
   std::vector<std::string> warnings;  ///< what the run noticed of its own health in this step
 };
@@ -127,6 +128,7 @@ class Trainer {
   std::optional<Presence> presence_;
   u64 text_checksum_;
   std::string attempt_;  ///< names this run among those that write the same folder
+  LossScale loss_scale_;
   StragglerWatch stragglers_;
   SpikeWatch spikes_;
   MemoryWatch memory_;

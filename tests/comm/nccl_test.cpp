@@ -6,6 +6,7 @@
 #include <functional>
 #include <thread>
 
+#include "hetermoe/cost/measured.h"
 #include "hetermoe/train/session.h"
 #include "tests/support/fake_nccl.h"
 #include "tests/support/faults.h"
@@ -103,7 +104,7 @@ std::vector<NamedPlan> plans(const ModelConfig& model, const Cluster& cluster) {
 
 /// All ranks of a plan; what rank 0 computes must equal one process, and all launch in one order.
 void run_plan(const ModelConfig& model, const Cluster& cluster, const NamedPlan& named,
-              const std::vector<OpId>& launch_order) {
+              const CostModel* launch_by) {
   Session alone(model, cluster, named.plan, {{true, 1, true}, {}, {}});
   const Outcome expected = run(alone);
   NcclWorld world(cluster.num_devices());
@@ -113,7 +114,7 @@ void run_plan(const ModelConfig& model, const Cluster& cluster, const NamedPlan&
     threads.emplace_back([&, rank] {
       const RankThread processes(world, rank);
       Session::Options options{{true, 1, true}, {}, {rank}};
-      options.executor.launch_order = launch_order;
+      options.launch_by = launch_by;
       Session session(model, cluster, named.plan, options,
                       make_nccl_transport(processes, std::make_unique<FakeNccl>(world, rank),
                                           on_cpu(cluster.num_devices())));
@@ -138,7 +139,9 @@ TEST(Nccl, EveryStrategyLaunchesInOneOrderAndEqualsOneProcessBitForBit) {
   ASSERT_GE(cluster.num_devices(), 2);
   int compared = 0;
   for (const NamedPlan& named : plans(model, cluster)) {
-    run_plan(model, cluster, named, {});
+    const std::unique_ptr<CostModel> cost = make_cost(model, cluster, named.plan, {});
+    run_plan(model, cluster, named, nullptr);
+    run_plan(model, cluster, named, cost.get());
     ++compared;
   }
   EXPECT_GE(compared, 8);

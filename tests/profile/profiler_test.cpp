@@ -8,6 +8,7 @@
 
 #include "hetermoe/cost/measured.h"
 #include "hetermoe/model/op_cost.h"
+#include "hetermoe/nn/accelerator.h"
 #include "hetermoe/plan/strategies.h"
 #include "hetermoe/profile/machine.h"
 #include "hetermoe/profile/tasks.h"
@@ -208,10 +209,10 @@ TEST_F(ProfilerTest, WrongOptionsAreClearErrors) {
   options = small();
   options.sequences = {};
   EXPECT_EQ(error_of(options), "[profile sequences] got no sizes, expected at least one");
-  if (!at::hasCUDA()) {
+  if (num_cuda_devices() == 0) {
     options = small();
     options.device = "cuda";
-    EXPECT_EQ(error_of(options), "[profile device] got \"cuda\", but this program sees no CUDA device");
+    EXPECT_NE(error_of(options).find("[profile device] got \"cuda\", but "), std::string::npos);
   }
 }
 
