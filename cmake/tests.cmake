@@ -1,4 +1,5 @@
-# One test program per folder of tests/; files are named <what>_test.cpp. Labels: fast (no torch), torch, slow.
+# One test program per folder of tests/; files are named <what>_test.cpp. Labels: fast (no torch), torch, cuda (needs
+# a GPU, else skipped), slow.
 include(GoogleTest)
 find_package(GTest REQUIRED)
 set(HM_CORE_TESTS base model cluster plan schedule cost timeline sim planner report property golden)
@@ -31,6 +32,8 @@ endfunction()
 hm_tests(fast ${HM_CORE_TESTS})
 if(HETERMOE_TORCH)
   hm_tests(torch ${HM_TORCH_TESTS})
+  hm_tests(cuda cuda)
+  set_tests_properties(cuda.all PROPERTIES SKIP_REGULAR_EXPRESSION "no GPU here")
   if(TARGET test_cli)
     add_dependencies(test_cli hetermoe)  # it runs the program
   endif()

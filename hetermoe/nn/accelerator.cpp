@@ -19,12 +19,12 @@ std::filesystem::path cuda_library() {
   return cpu.parent_path() / "libtorch_cuda.so";
 }
 
+/// Nothing may ask libtorch about CUDA before: it remembers the answer.
 std::string try_to_open_cuda() {
-  if (at::hasCUDA()) return "";
   const std::filesystem::path library = cuda_library();
   if (!std::filesystem::exists(library)) return fmt::format("{} is not there", library.string());
   if (dlopen(library.c_str(), RTLD_NOW | RTLD_GLOBAL) == nullptr) return dlerror();
-  return at::hasCUDA() ? "" : fmt::format("{} brings no CUDA", library.string());
+  return at::globalContext().hasCUDART() ? "" : fmt::format("{} was opened too late", library.string());
 }
 
 c10::impl::VirtualGuardImpl guard_of(c10::Device device) {
@@ -55,7 +55,8 @@ c10::Device find_device(const std::string& name, const std::string& where) {
     fail<ConfigError>(where, "got \"{}\", but CUDA cannot be used: {}", name, open_cuda());
   const int count = num_cuda_devices();
   const c10::DeviceIndex index = device->has_index() ? device->index() : c10::DeviceIndex{0};
-  if (index >= count) fail<ConfigError>(where, "got \"{}\", but this process sees {} GPUs", name, count);
+  if (index >= count)
+    fail<ConfigError>(where, "got \"{}\", but this process sees {} GPU{}", name, count, count == 1 ? "" : "s");
   return {c10::DeviceType::CUDA, index};
 }
 

@@ -1,0 +1,147 @@
+#include <gtest/gtest.h>
+
+#include "hetermoe/comm/nccl.h"
+#include "hetermoe/nn/accelerator.h"
+#include "hetermoe/profile/profiler.h"
+#include "tests/support/rig.h"
+#include "tests/support/strategy_plans.h"
+#include "tests/train/tiny_run.h"
+
+// One GPU is enough: all devices of a plan live on it, as emulated ones do on a CPU.
+namespace hetermoe::testing {
+namespace {
+
+class Gpu : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (num_cuda_devices() == 0) {
+      GTEST_SKIP() << "no GPU here: " << (open_cuda().empty() ? "the driver shows none" : open_cuda());
+    }
+  }
+};
+
+using GpuEngine = Gpu;
+using GpuTraining = Gpu;
+using GpuNccl = Gpu;
+using GpuProfile = Gpu;
+
+const c10::Device kFirst(c10::DeviceType::CUDA, 0);
+
+struct Outcome {
+  StepResult result;
+  TensorsByName gradients, values;
+};
+
+Outcome two_steps(const NamedPlan& named, const ModelConfig& model, const Cluster& cluster,
+                  const std::vector<c10::Device>& where, std::unique_ptr<Transport> transport = nullptr) {
+  Session::Options options{{true, 1, true}, {}, {}};
+  options.where = where;
+  Session session(model, cluster, named.plan, options, std::move(transport));
+  session.initialize(1);
+  StepInput input = random_input(named.plan, model);
+  input.learning_rate = 1e-3;
+  input.max_grad_norm = 0.1;
+  Outcome out;
+  for (input.step = 0; input.step < 2; ++input.step) out.result = session.train_step(input);
+  out.gradients = session.gradients();
+  out.values = session.values();
+  return out;
+}
+
+double worst_difference(const TensorsByName& a, const TensorsByName& b) {
+  double worst = 0;
+  for (const auto& [name, tensor] : a) {
+    const double scale = std::max(1e-12, tensor.abs().max().item<double>());
+    worst = std::max(worst, (tensor - b.at(name)).abs().max().item<double>() / scale);
+  }
+  return worst;
+}
+
+StrategyRequest small_request() {
+  StrategyRequest request;
+  request.seq_len = 8;
+  request.sequences = 4;
+  request.microbatches = 2;
+  return request;
+}
+
+TEST_F(GpuEngine, EveryStrategyEqualsTheCpuInFp64) {
+  const ModelConfig model = load_model("tiny");
+  const Cluster cluster = load_cluster("demo");
+  for (const NamedPlan& named : strategy_plans(model, cluster, small_request())) {
+    const Outcome cpu = two_steps(named, model, cluster, {});
+    const Outcome gpu =
+        two_steps(named, model, cluster, std::vector<c10::Device>(cluster.devices.size(), kFirst));
+    EXPECT_NEAR(gpu.result.loss, cpu.result.loss, 1e-10 * cpu.result.loss) << named.name;
+    EXPECT_NEAR(gpu.result.grad_norm, cpu.result.grad_norm, 1e-8 * cpu.result.grad_norm) << named.name;
+    EXPECT_LT(worst_difference(cpu.gradients, gpu.gradients), 1e-8) << named.name;
+    EXPECT_LT(worst_difference(cpu.values, gpu.values), 1e-8) << named.name;
+  }
+}
+
+TEST_F(GpuEngine, EveryRunOfAStepGivesTheSameBits) {
+  const ModelConfig model = load_model("tiny");
+  const Cluster cluster = load_cluster("demo");
+  for (NamedPlan named : strategy_plans(model, cluster, small_request())) {
+    use_dtype(named.plan, Dtype::kFp32);
+    const std::vector<c10::Device> where(cluster.devices.size(), kFirst);
+    const Outcome first = two_steps(named, model, cluster, where);
+    const Outcome second = two_steps(named, model, cluster, where);
+    EXPECT_EQ(worst_difference(first.values, second.values), 0) << named.name;
+  }
+}
+
+/// Losses of a job of 50 steps.
+std::vector<double> losses(const std::string& device,
+                           std::vector<std::pair<std::string, std::string>> changes) {
+  const WorkFolder folder;
+  changes.insert(changes.end(), {{"run.device", device}, {"train.steps", "50"}, {"checkpoint.every", "0"}});
+  std::vector<double> out;
+  for (const StepRecord& record : TinyRun(folder.path(), changes).run(Checkpoints::kOff).outcome.records)
+    out.push_back(record.loss);
+  return out;
+}
+
+TEST_F(GpuTraining, FiftyStepsInFp32FollowTheCpu) {
+  const std::vector<double> cpu = losses("cpu", {}), gpu = losses("cuda:0", {});
+  ASSERT_EQ(cpu.size(), 50U);
+  for (std::size_t i = 0; i < cpu.size(); ++i) EXPECT_NEAR(gpu[i], cpu[i], 1e-4 * cpu[i]) << "step " << i + 1;
+}
+
+TEST_F(GpuTraining, Bf16AttentionWithFp16ExpertsFollowsFp32) {
+  const std::vector<double> whole = losses("cuda:0", {});
+  const std::vector<double> mixed =
+      losses("cuda:0", {{"plan.attention_dtype", "bf16"}, {"plan.expert_dtype", "fp16"}});
+  for (std::size_t i = 0; i < whole.size(); ++i) EXPECT_NEAR(mixed[i], whole[i], 0.1) << "step " << i + 1;
+}
+
+TEST_F(GpuTraining, ACheckpointOfAGpuIsReadOnACpu) {
+  const WorkFolder folder;
+  const TinyRun::End gpu = TinyRun(folder.path(), {{"run.device", "cuda:0"}}).run();
+  const TinyRun::End cpu = TinyRun(folder.path(), {{"run.device", "cpu"}}).run();
+  EXPECT_EQ(cpu.outcome.first_step, 6);
+  expect_equal(cpu.values, gpu.values);
+}
+
+TEST_F(GpuNccl, AWorldOfOneTrains) {
+  const ModelConfig model = load_model("tiny");
+  const Cluster cluster = make_cluster(1);
+  const NamedPlan named = strategy_plans(model, cluster, small_request())[0];
+  const Processes alone;
+  const Outcome plain = two_steps(named, model, cluster, {kFirst});
+  const Outcome nccl = two_steps(named, model, cluster, {kFirst},
+                                 make_nccl_transport(alone, open_nccl(), {{0}, {1, 2, 3, 4}, kFirst}));
+  EXPECT_EQ(worst_difference(plain.values, nccl.values), 0);
+}
+
+TEST_F(GpuProfile, MeasuresTheGpu) {
+  ProfileOptions options;
+  options.device = "cuda";
+  options.dtype = Dtype::kFp16;
+  const ProfileFile file = profile_device(load_model("tiny"), options);
+  ASSERT_FALSE(file.entries.empty());
+  for (const ProfileEntry& entry : file.entries) EXPECT_GT(entry.seconds, 0);
+}
+
+}  // namespace
+}  // namespace hetermoe::testing
