@@ -1,9 +1,11 @@
 #include "hetermoe/comm/processes.h"
 
-#include <charconv>
+#include <unistd.h>
+
 #include <cstdlib>
 
 #include "hetermoe/base/error.h"
+#include "hetermoe/base/numbers.h"
 #include "hetermoe/comm/mpi.h"
 
 namespace hetermoe {
@@ -15,19 +17,37 @@ constexpr const char* kMpiCounts[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_L
                                       "SLURM_STEP_NUM_TASKS"};
 
 i32 count_of(const char* name, const std::string& text) {
-  i32 count = 0;
-  const auto [rest, code] = std::from_chars(text.data(), text.data() + text.size(), count);
-  if (code != std::errc() || rest != text.data() + text.size() || count < 1) {
+  const std::optional<i64> count = whole_number(text);
+  if (!count || *count < 1 || *count > kMaxRanks)
     fail<ConfigError>(name, "got \"{}\", expected a number of processes", text);
-  }
-  return count;
+  return static_cast<i32>(*count);
 }
 
 }  // namespace
 
 void Processes::abort(int code) const { std::_Exit(code); }
 
-Launch read_launch(const std::function<std::string(const std::string&)>& variable) {
+std::string environment_variable(const std::string& name) {
+  const char* value = std::getenv(name.c_str());
+  return value != nullptr ? value : "";
+}
+
+std::string host_name() {
+  char name[256] = {};
+  return ::gethostname(name, sizeof name - 1) == 0 ? name : "unknown";
+}
+
+void check_alike(const Processes& processes, const std::string& mine, const std::string& hint) {
+  const std::vector<std::string> all = processes.gather(mine);
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    if (all[r] != all[0]) {
+      fail<ConfigError>(fmt::format("rank {}", r), "is not started like rank 0: got {}, expected {}. {}",
+                        all[r], all[0], hint);
+    }
+  }
+}
+
+Launch read_launch(const Variables& variable) {
   for (const char* name : kMpiCounts) {
     const std::string text = variable(name);
     if (!text.empty()) return {Launch::By::kMpi, count_of(name, text)};
@@ -39,10 +59,7 @@ Launch read_launch(const std::function<std::string(const std::string&)>& variabl
 }
 
 std::unique_ptr<Processes> join_processes() {
-  const Launch launch = read_launch([](const std::string& name) {
-    const char* value = std::getenv(name.c_str());
-    return std::string(value != nullptr ? value : "");
-  });
+  const Launch launch = read_launch(environment_variable);
   if (launch.num_ranks == 1) return std::make_unique<Processes>();
   if (launch.by == Launch::By::kTorchrun) {
     fail<ConfigError>(

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <set>
 
+#include "hetermoe/comm/processes.h"
 #include "hetermoe/exec/device_state.h"
 #include "hetermoe/profile/machine.h"
 #include "hetermoe/profile/tasks.h"

@@ -178,14 +178,7 @@ void Trainer::check_same_run() const {
   const std::string mine = fmt::format("{} schedule {:016x} model {:016x} job {:016x} text {:016x}",
                                        version(), hash(session_->schedule()), sum_of(to_hf(model_)),
                                        sum_of(write_fields(job_)), text_checksum_);
-  const std::vector<std::string> all = processes_.gather(mine);
-  for (std::size_t r = 0; r < all.size(); ++r) {
-    if (all[r] == all[0]) continue;
-    fail<ConfigError>(
-        fmt::format("rank {}", r),
-        "is not started like rank 0: got {}, expected {}. All ranks need the same program, job and text.",
-        all[r], all[0]);
-  }
+  check_alike(processes_, mine, "All ranks need the same program, job and text.");
 }
 
 /// True when every rank has read its part.
