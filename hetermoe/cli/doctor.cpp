@@ -15,7 +15,7 @@
 #include "hetermoe/base/paths.h"
 #include "hetermoe/base/version.h"
 #include "hetermoe/cli/command.h"
-#include "hetermoe/cluster/cluster.h"
+#include "hetermoe/cluster/hostfile.h"
 #include "hetermoe/comm/mpi.h"
 #include "hetermoe/comm/preflight.h"
 #include "hetermoe/data/text.h"
@@ -154,7 +154,7 @@ struct Options {
 
 /// `text` names a cluster, or a job that does.
 Cluster cluster_of(const std::string& text) {
-  if (std::filesystem::is_regular_file(text)) {
+  if (std::filesystem::is_regular_file(text) && !is_hostfile(text)) {
     const Json yaml = read_yaml(text);
     if (yaml.is_object() && !yaml.contains("nodes")) return load_cluster(load_job(text, {}).cluster);
   }
@@ -175,20 +175,11 @@ Json to_json(const PairTimes& pair, const std::vector<std::string>& names, const
   return json;
 }
 
-/// All processes must run the same program on the same cluster.
-void check_same_cluster(const Processes& processes, const Cluster& cluster) {
-  const std::string mine = fmt::format("{} {}", version(), to_json(cluster).dump());
-  const std::vector<std::string> all = processes.gather(mine);
-  for (std::size_t r = 0; r < all.size(); ++r) {
-    if (all[r] != all[0])
-      fail<ConfigError>(fmt::format("rank {}", r), "got {}, expected {} as on rank 0", all[r], all[0]);
-  }
-}
-
 /// Every pair of processes, or of the cluster's devices as threads of this process.
 int preflight(const Options& options, const Processes& processes) {
   const Cluster cluster = cluster_of(options.cluster);
-  check_same_cluster(processes, cluster);
+  check_alike(processes, fmt::format("{} {}", version(), to_json(cluster).dump()),
+              "All ranks need the same program and cluster.");
   PreflightOptions how;
   how.limit = options.limit;
   std::vector<i32> rank_of;
