@@ -1,3 +1,5 @@
+#include <fmt/ranges.h>
+
 #include <chrono>
 #include <iostream>
 #include <memory>
@@ -8,6 +10,7 @@
 #include "hetermoe/report/progress.h"
 #include "hetermoe/report/table.h"
 #include "hetermoe/train/compare.h"
+#include "hetermoe/train/replan.h"
 
 namespace hetermoe {
 namespace {
@@ -34,9 +37,26 @@ void print_summary(const Job& job, const StrategyRun& run, const std::filesystem
   std::cout << "report: " << report.string() << "\n";
 }
 
+/// Results of another run are replaced, but not without a word.
+void tell_of_other_results(const Job& job) {
+  const std::filesystem::path path = std::filesystem::path(job.output) / "job.json";
+  if (!std::filesystem::exists(path)) return;
+  std::vector<std::string> keys;
+  try {
+    for (const auto& [key, value] : changes_between(load_job(path.string(), {}), job)) keys.push_back(key);
+  } catch (const Error&) {
+    keys = {"a job that cannot be read"};
+  }
+  if (keys.empty()) return;
+  std::cerr << fmt::format("[{}] has the results of another run, which differs in {}: they are replaced",
+                           job.output, fmt::join(keys, ", "))
+            << std::endl;
+}
+
 /// Runs the job; only rank 0 talks.
 int train(const Options& options, const Job& job, const Processes& processes) {
   const bool talks = processes.rank() == 0;
+  if (talks) tell_of_other_results(job);
   if (!processes.alone() && job.train.preflight) {
     const std::vector<std::string> complaints = check_processes(processes);
     for (const std::string& complaint : complaints) {
