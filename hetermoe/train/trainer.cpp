@@ -175,9 +175,10 @@ PredictedStep Trainer::predict() const {
 
 /// Ranks that were started with different files or programs would wait for each other forever.
 void Trainer::check_same_run() const {
-  const std::string mine = fmt::format("{} schedule {:016x} model {:016x} job {:016x} text {:016x}",
-                                       version(), hash(session_->schedule()), sum_of(to_hf(model_)),
-                                       sum_of(write_fields(job_)), text_checksum_);
+  const std::string mine =
+      fmt::format("{} plan {:016x} schedule {:016x} model {:016x} job {:016x} text {:016x}", version(),
+                  sum_of(to_json(plan_)), hash(session_->schedule()), sum_of(to_hf(model_)),
+                  sum_of(write_fields(job_)), text_checksum_);
   check_alike(processes_, mine, "All ranks need the same program, job and text.");
 }
 
