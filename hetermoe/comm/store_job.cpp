@@ -27,8 +27,10 @@ std::chrono::milliseconds ms(Seconds seconds) {
 /// The server takes values up to 8 MiB.
 constexpr std::size_t kPart = std::size_t{4} << 20;
 
-/// What a rank that left in peace shows instead of a heartbeat.
+/// What a rank shows instead of a heartbeat when it leaves in peace, and when it ends because the run does.
 const char* const kLeft = "left";
+const char* const kEnded = "ended";
+bool is_last_sign(const std::string& sign) { return sign == kLeft || sign == kEnded; }
 
 /// Between two looks of a gather() at who has come.
 constexpr Seconds kShortestPause = 0.001, kLongestPause = 0.05;
@@ -253,7 +255,8 @@ class StoreJob::Watch {
   /// All other ranks have left or are silent.
   bool all_ended() const {
     for (std::size_t r = 0; r < ranks_.size(); ++r) {
-      if (static_cast<i32>(r) != address_.rank && ranks_[r].sign != kLeft && !is_silent(r)) return false;
+      if (static_cast<i32>(r) != address_.rank && !is_last_sign(ranks_[r].sign) && !is_silent(r))
+        return false;
     }
     return true;
   }
@@ -266,7 +269,8 @@ class StoreJob::Watch {
         const std::string to_tell = to_tell_;
         lock.unlock();
         if (!to_tell.empty()) store_.set_first(kEnd, to_tell);
-        store_.set(key(address_.rank), leave ? std::string(kLeft) : std::to_string(beat));
+        const std::string last_sign = ending_ ? kEnded : kLeft;
+        store_.set(key(address_.rank), leave ? last_sign : std::to_string(beat));
         const auto [signs, end] = hear();
         lock.lock();
         note(signs, end);
@@ -324,7 +328,7 @@ class StoreJob::Watch {
     }
     if (!heard) return {};  // that is not the fault of the others
     for (std::size_t r = 0; r < ranks_.size(); ++r) {
-      if (static_cast<i32>(r) == address_.rank || ranks_[r].sign == kLeft) continue;
+      if (static_cast<i32>(r) == address_.rank || is_last_sign(ranks_[r].sign)) continue;
       ++ranks_[r].silent_rounds;
       if (is_silent(r)) {
         return Verdict{fmt::format("[{}] is dead or cut off: no sign of life for {:.3g} s", names_[r],
