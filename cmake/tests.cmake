@@ -37,6 +37,10 @@ if(HETERMOE_TORCH)
   if(TARGET test_cli)
     add_dependencies(test_cli hetermoe)  # it runs the program
   endif()
+  add_executable(store_rank tests/comm/store_rank.cpp)
+  target_link_libraries(store_rank PRIVATE hm_comm)
+  hm_use_torch_pch(store_rank)
+  add_dependencies(test_comm store_rank)  # it starts ranks
 endif()
 find_package(Python3 COMPONENTS Interpreter)
 if(HETERMOE_WITH_MPI AND MPIEXEC_EXECUTABLE)

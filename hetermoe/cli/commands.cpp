@@ -8,10 +8,12 @@ const std::vector<Command>& commands() {
        "hetermoe plan --model d1 --cluster o1 --seq 8192 --sequences 48 -o plan.json", make_plan},
       {"train", "train a model by one strategy, on this machine's processor or on emulated devices",
        "hetermoe train configs/jobs/demo.yaml --strategy zebra --train.steps 20", make_train},
-      {"launch", "start a run again, from its newest checkpoint, whenever it fails",
+      {"launch",
+       "start a run, over the hosts of a file perhaps, and again from its newest checkpoint when it fails",
        "hetermoe launch --restarts 3 -- mpirun -np 4 hetermoe train job.yaml --checkpoint.every 100\n"
        "  hetermoe launch --restarts 3 --replan -- mpirun -np 4 hetermoe train job.yaml --checkpoint.every "
-       "100",
+       "100\n"
+       "  hetermoe launch --hostfile hosts -- hetermoe train job.yaml --cluster hosts",
        make_launch},
       {"compare", "several strategies on one model and cluster: predicted and executed",
        "hetermoe compare configs/jobs/demo.yaml --strategies zebra,ep,dist-ep,single --timed-steps 3\n"

@@ -66,6 +66,8 @@ int compare_predicted(const Options& options, const Job& job) {
 // ---- a job, predicted and executed ----
 
 int compare(const Options& options, const Overrides& overrides) {
+  if (options.timed_steps < 0)
+    fail<ConfigError>("--timed-steps", "got {}, expected >= 0", options.timed_steps);
   const Job job = options.job.empty() ? job_from_overrides(overrides) : load_job(options.job, overrides);
   if (!options.seq_lens.empty()) return compare_predicted(options, job);
   const std::vector<std::string> strategies =

@@ -15,8 +15,9 @@
 #include "hetermoe/base/paths.h"
 #include "hetermoe/base/version.h"
 #include "hetermoe/cli/command.h"
-#include "hetermoe/cluster/cluster.h"
+#include "hetermoe/cluster/hostfile.h"
 #include "hetermoe/comm/mpi.h"
+#include "hetermoe/comm/nccl_api.h"
 #include "hetermoe/comm/preflight.h"
 #include "hetermoe/data/text.h"
 #include "hetermoe/model/model_config.h"
@@ -95,6 +96,12 @@ std::string gpu_driver() {
   return line;
 }
 
+std::string describe_gpus(const std::string& driver) {
+  if (driver.empty()) return "no NVIDIA driver here";
+  if (!open_cuda().empty()) return fmt::format("{}, but CUDA cannot be used: {}", driver, open_cuda());
+  return fmt::format("{} for this process; {}", num_cuda_devices(), driver);
+}
+
 Json examine() {
   const Bytes limit = memory_limit(), memory = proc_memory("MemTotal");
   const std::string driver = gpu_driver();
@@ -111,9 +118,10 @@ Json examine() {
           {"memory_available_bytes", proc_memory("MemAvailable")},
           {"mpi", {{"available", mpi_is_available()}, {"description", mpi_description()}}},
           {"gpu",
-           {{"available", false},
-            {"description", driver.empty() ? "this build runs on CPUs; no NVIDIA driver here"
-                                           : "this build runs on CPUs; driver: " + driver}}},
+           {{"available", num_cuda_devices() > 0},
+            {"count", num_cuda_devices()},
+            {"description", describe_gpus(driver)},
+            {"nccl", nccl_description()}}},
           {"text", text_json()},
           {"configs", configs_json()}};
 }
@@ -136,6 +144,7 @@ void print(const Json& found) {
                              format_bytes(found["memory_available_bytes"].get<double>())));
   line("mpi", found["mpi"]["description"].get<std::string>());
   line("gpu", found["gpu"]["description"].get<std::string>());
+  if (found["gpu"]["available"].get<bool>()) line("nccl", found["gpu"]["nccl"].get<std::string>());
   const Json& text = found["text"];
   line("text", text[text["found"].get<bool>() ? "path" : "why"].get<std::string>());
   const Json& configs = found["configs"];
@@ -154,7 +163,7 @@ struct Options {
 
 /// `text` names a cluster, or a job that does.
 Cluster cluster_of(const std::string& text) {
-  if (std::filesystem::is_regular_file(text)) {
+  if (std::filesystem::is_regular_file(text) && !is_hostfile(text)) {
     const Json yaml = read_yaml(text);
     if (yaml.is_object() && !yaml.contains("nodes")) return load_cluster(load_job(text, {}).cluster);
   }
@@ -175,20 +184,11 @@ Json to_json(const PairTimes& pair, const std::vector<std::string>& names, const
   return json;
 }
 
-/// All processes must run the same program on the same cluster.
-void check_same_cluster(const Processes& processes, const Cluster& cluster) {
-  const std::string mine = fmt::format("{} {}", version(), to_json(cluster).dump());
-  const std::vector<std::string> all = processes.gather(mine);
-  for (std::size_t r = 0; r < all.size(); ++r) {
-    if (all[r] != all[0])
-      fail<ConfigError>(fmt::format("rank {}", r), "got {}, expected {} as on rank 0", all[r], all[0]);
-  }
-}
-
 /// Every pair of processes, or of the cluster's devices as threads of this process.
 int preflight(const Options& options, const Processes& processes) {
   const Cluster cluster = cluster_of(options.cluster);
-  check_same_cluster(processes, cluster);
+  check_alike(processes, fmt::format("{} {}", version(), to_json(cluster).dump()),
+              "All ranks need the same program and cluster.");
   PreflightOptions how;
   how.limit = options.limit;
   std::vector<i32> rank_of;

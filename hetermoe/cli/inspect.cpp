@@ -269,7 +269,7 @@ std::function<int()> make_inspect(CLI::App& app) {
   const auto options = std::make_shared<Options>();
   app.add_option("model", options->model, "a name of configs/models, a config.json or its folder");
   app.add_option("--cluster", options->cluster,
-                 "a name of configs/clusters or a YAML file, instead of a model");
+                 "a name of configs/clusters, a YAML file or a hostfile, instead of a model");
   app.add_option(
       "--seq", options->seq_len,
       "tokens per sequence, for FLOPs of attention [default: the model's positions, at most 4096]");

@@ -11,11 +11,14 @@
 #include <filesystem>
 #include <iostream>
 #include <memory>
+#include <optional>
 #include <thread>
 
 #include "hetermoe/base/error.h"
+#include "hetermoe/base/json.h"
 #include "hetermoe/base/types.h"
 #include "hetermoe/cli/command.h"
+#include "hetermoe/cluster/hostfile.h"
 #include "hetermoe/train/presence.h"
 #include "hetermoe/train/replan.h"
 
@@ -26,6 +29,7 @@ struct Options {
   i64 restarts = 3;
   double pause = 1;
   bool replan = false, json = false;
+  std::string hostfile;
   std::vector<std::string> command;
 };
 
@@ -92,25 +96,94 @@ std::size_t count_word(const std::vector<std::string>& words) {
   return 0;
 }
 
+/// The slots of a hostfile, a rank in each, and the file that mpirun reads.
+class HostRanks {
+ public:
+  explicit HostRanks(const std::string& hostfile) : hosts_(read_hostfile(hostfile)) {
+    std::string name = std::filesystem::temp_directory_path() / "hetermoe_hosts_XXXXXX";
+    const int file = ::mkstemp(name.data());
+    if (file < 0) fail<IoError>(name, "cannot write: {}", std::strerror(errno));
+    ::close(file);
+    file_ = name;
+  }
+  ~HostRanks() {
+    std::error_code code;
+    std::filesystem::remove(file_, code);
+  }
+  HostRanks(const HostRanks&) = delete;
+  HostRanks& operator=(const HostRanks&) = delete;
+
+  /// `words`, which may begin with mpirun and options of it, with hosts and number of processes.
+  std::vector<std::string> command(std::vector<std::string> words) const {
+    write_text(file_, launcher_hostfile(hosts_));
+    if (std::filesystem::path(words[0]).filename() != "mpirun") words.insert(words.begin(), "mpirun");
+    const std::vector<std::string> more = {"--hostfile", file_, "--map-by",
+                                           "slot",       "-np", std::to_string(num_ranks())};
+    words.insert(words.begin() + 1, more.begin(), more.end());
+    return words;
+  }
+  /// The slots of these ranks (ascending) are used no more.
+  void drop(const std::vector<i32>& ranks) {
+    i32 end = num_ranks();
+    for (auto host = hosts_.rbegin(); host != hosts_.rend(); ++host) {
+      const i32 begin = end - host->slots;
+      host->slots -= static_cast<i32>(
+          std::count_if(ranks.begin(), ranks.end(), [&](i32 r) { return r >= begin && r < end; }));
+      end = begin;
+    }
+    std::erase_if(hosts_, [](const Host& host) { return host.slots == 0; });
+  }
+  i32 num_ranks() const {
+    i32 sum = 0;
+    for (const Host& host : hosts_) sum += host.slots;
+    return sum;
+  }
+
+ private:
+  std::vector<Host> hosts_;
+  std::string file_;
+};
+
+/// Ranks that vanished, or have no device of the new plan.
+std::vector<i32> unused_ranks(const std::vector<RankEnd>& ends, const std::vector<DeviceId>& used) {
+  std::vector<i32> ranks;
+  for (const RankEnd& end : ends) {
+    const bool has_work = std::any_of(end.devices.begin(), end.devices.end(), [&](DeviceId d) {
+      return std::binary_search(used.begin(), used.end(), d);
+    });
+    if (end.vanished || !has_work) ranks.push_back(end.rank);
+  }
+  return ranks;
+}
+
 /// When ranks vanished and others did not: the command for the devices that are left. Else the same command.
-std::vector<std::string> replanned(std::vector<std::string> words) {
+std::vector<std::string> replanned(std::vector<std::string> words, std::optional<HostRanks>& hosts) {
   const Job job = job_of(words);
+  const std::vector<RankEnd> ends = read_rank_ends(job.output);
   std::vector<DeviceId> lost, survivors;
   std::vector<i32> lost_ranks;
-  for (const RankEnd& end : read_rank_ends(job.output)) {
+  for (const RankEnd& end : ends) {
     std::vector<DeviceId>& devices = end.vanished ? lost : survivors;
     devices.insert(devices.end(), end.devices.begin(), end.devices.end());
     if (end.vanished) lost_ranks.push_back(end.rank);
   }
   if (lost.empty() || survivors.empty()) return words;
   std::sort(survivors.begin(), survivors.end());
-  const JobChanges changes = replan(job, survivors);
-  for (const auto& [key, value] : changes) words.insert(words.end(), {"--" + key, value});
+  const Replanned plan = replan(job, survivors);
+  for (const auto& [key, value] : plan.changes) {
+    // A flag that is true or false takes its value in the same word.
+    if (value == "true" || value == "false")
+      words.push_back("--" + key + "=" + value);
+    else
+      words.insert(words.end(), {"--" + key, value});
+  }
+  const std::vector<i32> unused = unused_ranks(ends, plan.devices);
+  if (hosts) hosts->drop(unused);
   if (const std::size_t count = count_word(words); count > 0)
-    words[count] = std::to_string(std::stoll(words[count]) - static_cast<i64>(lost_ranks.size()));
+    words[count] = std::to_string(std::stoll(words[count]) - static_cast<i64>(unused.size()));
   std::cerr << fmt::format("[launch] rank {} with device {} vanished: planned anew over devices {} ({})",
-                           fmt::join(lost_ranks, ", "), fmt::join(lost, ", "), fmt::join(survivors, ", "),
-                           changes[0].second)
+                           fmt::join(lost_ranks, ", "), fmt::join(lost, ", "), fmt::join(plan.devices, ", "),
+                           plan.how)
             << std::endl;
   return words;
 }
@@ -124,13 +197,23 @@ int launch(const Options& options, std::vector<std::string> words) {
   if (words.empty())
     fail<ConfigError>("launch", "no command: hetermoe launch -- mpirun -np 4 hetermoe train job.yaml");
   if (options.restarts < 0) fail<ConfigError>("--restarts", "got {}, expected >= 0", options.restarts);
+  std::optional<HostRanks> hosts;
+  if (!options.hostfile.empty()) {
+    hosts.emplace(options.hostfile);
+    if (const std::size_t count = count_word(words); count > 0) {
+      fail<ConfigError>(words[count - 1],
+                        "got {}, but the hostfile has {} slots, a process in each: leave it out",
+                        words[count], hosts->num_ranks());
+    }
+  }
   ::signal(SIGINT, pass_on);
   ::signal(SIGTERM, pass_on);
   for (i64 restart = 0;; ++restart) {
     if (options.replan) forget_ranks(job_of(words).output);
-    const int code = run_once(words);
+    const std::vector<std::string> whole = hosts ? hosts->command(words) : words;
+    const int code = run_once(whole);
     if (code == 0 || stop_signal != 0 || code == kWrongUse) return finish(options, code, restart);
-    const std::string command = fmt::format("{}", fmt::join(words, " "));
+    const std::string command = fmt::format("{}", fmt::join(whole, " "));
     if (restart == options.restarts) {
       std::cerr << fmt::format("[launch] {} failed with code {} and {} restarts are used up", command, code,
                                restart)
@@ -140,7 +223,7 @@ int launch(const Options& options, std::vector<std::string> words) {
     std::cerr << fmt::format("[launch] {} failed with code {}: restart {} of {}, from the newest checkpoint",
                              command, code, restart + 1, options.restarts)
               << std::endl;
-    if (options.replan) words = replanned(words);
+    if (options.replan) words = replanned(words, hosts);
     std::this_thread::sleep_for(std::chrono::duration<double>(options.pause));
   }
 }
@@ -154,6 +237,8 @@ std::function<int()> make_launch(CLI::App& app) {
   app.add_flag(
       "--replan", options->replan,
       "when processes vanished, plan anew over the devices of the others (mpirun: with so many fewer)");
+  app.add_option("--hostfile", options->hostfile,
+                 "a file of lines HOST slots=N type=NAME: start the command by mpirun, a process per slot");
   app.add_option("--pause", options->pause, "seconds before a restart")->capture_default_str();
   app.add_flag("--json", options->json, "print exit code and restarts as JSON at the end");
   app.add_option("command", options->command, "after --: the command and its words")->expected(-1);

@@ -94,7 +94,7 @@ std::function<int()> make_plan(CLI::App& app) {
   const auto options = std::make_shared<Options>();
   app.add_option("--model", options->model, "a name of configs/models, a config.json or its folder")
       ->capture_default_str();
-  app.add_option("--cluster", options->cluster, "a name of configs/clusters or a YAML file")
+  app.add_option("--cluster", options->cluster, "a name of configs/clusters, a YAML file or a hostfile")
       ->capture_default_str();
   app.add_option("--seq", options->seq_len, "tokens per sequence")->capture_default_str();
   app.add_option("--sequences", options->sequences, "sequences of a step");

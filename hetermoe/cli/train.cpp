@@ -1,3 +1,5 @@
+#include <fmt/ranges.h>
+
 #include <chrono>
 #include <iostream>
 #include <memory>
@@ -8,6 +10,7 @@
 #include "hetermoe/report/progress.h"
 #include "hetermoe/report/table.h"
 #include "hetermoe/train/compare.h"
+#include "hetermoe/train/replan.h"
 
 namespace hetermoe {
 namespace {
@@ -34,10 +37,29 @@ void print_summary(const Job& job, const StrategyRun& run, const std::filesystem
   std::cout << "report: " << report.string() << "\n";
 }
 
+/// Results of another run are replaced, but not without a word.
+void tell_of_other_results(const Job& job) {
+  const std::filesystem::path path = std::filesystem::path(job.output) / "job.json";
+  if (!std::filesystem::exists(path)) return;
+  std::vector<std::string> keys;
+  try {
+    for (const auto& [key, value] : changes_between(load_job(path.string(), {}), job)) keys.push_back(key);
+  } catch (const Error&) {
+    keys = {"a job that cannot be read"};
+  }
+  if (keys.empty()) return;
+  std::cerr << fmt::format("[{}] has the results of another run, which differs in {}: they are replaced",
+                           job.output, fmt::join(keys, ", "))
+            << std::endl;
+}
+
 /// Runs the job; only rank 0 talks.
+RunsOn runs_on(const Job& job) { return job.run.device == "cpu" ? RunsOn::kCpu : RunsOn::kGpu; }
+
 int train(const Options& options, const Job& job, const Processes& processes) {
   const bool talks = processes.rank() == 0;
-  if (!processes.alone() && job.train.preflight) {
+  if (talks) tell_of_other_results(job);
+  if (!processes.alone() && job.train.preflight && runs_on(job) == RunsOn::kCpu) {
     const std::vector<std::string> complaints = check_processes(processes);
     for (const std::string& complaint : complaints) {
       if (talks) std::cerr << "[preflight] " << complaint << std::endl;
@@ -69,12 +91,24 @@ int train(const Options& options, const Job& job, const Processes& processes) {
   return 0;
 }
 
+Job read_job(const Options& options, const Overrides& overrides) {
+  return options.job.empty() ? job_from_overrides(overrides) : load_job(options.job, overrides);
+}
+
+/// What a job that cannot be read would run on does not matter: reading it again tells why.
+RunsOn asked_device(const Options& options, const Overrides& overrides) {
+  try {
+    return runs_on(read_job(options, overrides));
+  } catch (const Error&) {
+    return RunsOn::kCpu;
+  }
+}
+
 /// With several processes an error of one ends all: the others would wait for its messages.
 int train(const Options& options, const Overrides& overrides) {
-  const std::unique_ptr<Processes> processes = join_processes();
+  const std::unique_ptr<Processes> processes = join_processes(asked_device(options, overrides));
   try {
-    const Job job = options.job.empty() ? job_from_overrides(overrides) : load_job(options.job, overrides);
-    return train(options, job, *processes);
+    return train(options, read_job(options, overrides), *processes);
   } catch (const std::exception& error) {
     Presence::tell_failed();
     if (processes->alone()) throw;

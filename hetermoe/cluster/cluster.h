@@ -99,7 +99,7 @@ struct Cluster {
   std::string device_name(DeviceId device) const;  ///< "V100#3": type and DeviceId
 };
 
-/// A name of configs/clusters (o1, c2, demo, ...) or a YAML file. Throws ConfigError.
+/// A name of configs/clusters (o1, demo, ...), a YAML file or a hostfile (hostfile.h). Throws ConfigError.
 Cluster load_cluster(const std::string& name_or_path);
 Cluster parse_cluster(const Json& yaml, const std::string& where);
 Json to_json(const Cluster& cluster);  ///< round-trips through parse_cluster

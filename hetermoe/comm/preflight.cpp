@@ -1,7 +1,6 @@
 #include "hetermoe/comm/preflight.h"
 
 #include <fmt/ranges.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -111,12 +110,6 @@ std::vector<std::string> gather_within(const Processes& processes, const std::st
         limit);
   }
   return future.get();
-}
-
-std::string host_name() {
-  char name[256] = {};
-  ::gethostname(name, sizeof name - 1);
-  return name;
 }
 
 std::string link_between(i32 a, i32 b, const std::vector<std::string>& hosts) {

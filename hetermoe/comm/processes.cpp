@@ -1,10 +1,13 @@
 #include "hetermoe/comm/processes.h"
 
-#include <charconv>
+#include <unistd.h>
+
 #include <cstdlib>
 
 #include "hetermoe/base/error.h"
+#include "hetermoe/base/numbers.h"
 #include "hetermoe/comm/mpi.h"
+#include "hetermoe/comm/store_job.h"
 
 namespace hetermoe {
 namespace {
@@ -14,33 +17,50 @@ namespace {
 constexpr const char* kMpiCounts[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS",
                                       "SLURM_STEP_NUM_TASKS"};
 
-i32 whole_number(const char* name, const std::string& text, i32 least, const char* expected) {
-  i32 number = 0;
-  const auto [rest, code] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (code != std::errc() || rest != text.data() + text.size() || number < least)
+i32 number_from(const char* name, const std::string& text, i64 least, const char* expected) {
+  const std::optional<i64> number = whole_number(text);
+  if (!number || *number < least || *number > kMaxRanks)
     fail<ConfigError>(name, "got \"{}\", expected {}", text, expected);
-  return number;
+  return static_cast<i32>(*number);
 }
+
 i32 count_of(const char* name, const std::string& text) {
-  return whole_number(name, text, 1, "a number of processes");
-}
-i32 rank_of(const char* name, const std::string& text) {
-  return whole_number(name, text, 0, "the number of a process");
+  return number_from(name, text, 1, "a number of processes");
 }
 
 }  // namespace
 
 i32 Processes::local_rank() const {
   for (const char* name : {"LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"}) {
-    const char* text = std::getenv(name);
-    if (text != nullptr && *text != '\0') return rank_of(name, text);
+    const std::string text = environment_variable(name);
+    if (!text.empty()) return number_from(name, text, 0, "the number of a process on its machine");
   }
   return rank();
 }
 
 void Processes::abort(int code) const { std::_Exit(code); }
 
-Launch read_launch(const std::function<std::string(const std::string&)>& variable) {
+std::string environment_variable(const std::string& name) {
+  const char* value = std::getenv(name.c_str());
+  return value != nullptr ? value : "";
+}
+
+std::string host_name() {
+  char name[256] = {};
+  return ::gethostname(name, sizeof name - 1) == 0 ? name : "unknown";
+}
+
+void check_alike(const Processes& processes, const std::string& mine, const std::string& hint) {
+  const std::vector<std::string> all = processes.gather(mine);
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    if (all[r] != all[0]) {
+      fail<ConfigError>(fmt::format("rank {}", r), "is not started like rank 0: got {}, expected {}. {}",
+                        all[r], all[0], hint);
+    }
+  }
+}
+
+Launch read_launch(const Variables& variable) {
   for (const char* name : kMpiCounts) {
     const std::string text = variable(name);
     if (!text.empty()) return {Launch::By::kMpi, count_of(name, text)};
@@ -51,17 +71,15 @@ Launch read_launch(const std::function<std::string(const std::string&)>& variabl
   return {};
 }
 
-std::unique_ptr<Processes> join_processes() {
-  const Launch launch = read_launch([](const std::string& name) {
-    const char* value = std::getenv(name.c_str());
-    return std::string(value != nullptr ? value : "");
-  });
+std::unique_ptr<Processes> join_processes(RunsOn device) {
+  const Launch launch = read_launch(environment_variable);
   if (launch.num_ranks == 1) return std::make_unique<Processes>();
   if (launch.by == Launch::By::kTorchrun) {
+    if (device == RunsOn::kGpu) return join_store(read_store_address(environment_variable));
     fail<ConfigError>(
         "WORLD_SIZE",
-        "torchrun started {} processes, but this build runs on CPUs, whose processes talk over MPI. "
-        "Start it with: mpirun -np {} hetermoe train ...",
+        "torchrun started {} processes, but this runs on CPUs, whose processes talk over MPI. Start it with: "
+        "mpirun -np {} hetermoe train ..., or use GPUs: --run.device cuda",
         launch.num_ranks, launch.num_ranks);
   }
   auto job = std::make_unique<MpiJob>();

@@ -23,18 +23,34 @@ class Processes {
   bool alone() const { return num_ranks() == 1; }
 };
 
+/// The most processes a run may have.
+inline constexpr i32 kMaxRanks = 1 << 20;
+
+/// The value of an environment variable, empty when it is not set. Only launchers speak to us so.
+using Variables = std::function<std::string(const std::string&)>;
+std::string environment_variable(const std::string& name);
+
+/// Of the machine that this process runs on.
+std::string host_name();
+
+/// Compares `mine` over all ranks; collective. Throws ConfigError that names the first rank which differs
+/// from rank 0, both texts, and `hint`.
+void check_alike(const Processes& processes, const std::string& mine, const std::string& hint);
+
 /// What the environment says of who started this process.
 struct Launch {
   enum class By { kHand, kMpi, kTorchrun };
   By by = By::kHand;
   i32 num_ranks = 1;
 };
-/// `variable` returns the value of an environment variable, empty when it is not set. Throws ConfigError when
-/// a count is no number.
-Launch read_launch(const std::function<std::string(const std::string&)>& variable);
+/// Throws ConfigError when a count is no number.
+Launch read_launch(const Variables& variable);
 
-/// Joins the other processes of the run, if there are any. Throws ConfigError under torchrun (which starts
-/// GPU runs only), TransportError when MPI finds another number of processes than the launcher started.
-std::unique_ptr<Processes> join_processes();
+enum class RunsOn { kCpu, kGpu };
+
+/// Joins the other processes of the run, if there are any: over MPI, or, under torchrun, at its store. Throws
+/// ConfigError for a CPU run under torchrun (its processes talk over MPI), TransportError when MPI finds
+/// another number of processes than the launcher started.
+std::unique_ptr<Processes> join_processes(RunsOn device = RunsOn::kCpu);
 
 }  // namespace hetermoe

@@ -56,7 +56,8 @@ c10::Device find_device(const std::string& name, const std::string& where) {
   const int count = num_cuda_devices();
   const c10::DeviceIndex index = device->has_index() ? device->index() : c10::DeviceIndex{0};
   if (index >= count)
-    fail<ConfigError>(where, "got \"{}\", but this process sees {} GPU{}", name, count, count == 1 ? "" : "s");
+    fail<ConfigError>(where, "got \"{}\", but this process sees {} GPU{}", name, count,
+                      count == 1 ? "" : "s");
   return {c10::DeviceType::CUDA, index};
 }
 

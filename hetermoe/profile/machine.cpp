@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <torch/headeronly/version.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <ctime>
@@ -26,11 +25,6 @@ std::string value_of(const std::filesystem::path& path, const std::string& key) 
 }
 
 }  // namespace
-
-std::string host_name() {
-  char name[256] = {};
-  return gethostname(name, sizeof(name) - 1) == 0 ? name : "unknown";
-}
 
 std::string device_name(const at::Device& device) {
   if (device.is_cpu()) return value_of("/proc/cpuinfo", "model name");

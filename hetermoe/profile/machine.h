@@ -5,7 +5,6 @@
 
 namespace hetermoe {
 
-std::string host_name();
 /// Of the processor from /proc/cpuinfo, of an NVIDIA GPU from its driver's files; "unknown" where neither
 /// tells. GPUs are counted in the order of their bus addresses.
 std::string device_name(const at::Device& device);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <set>
 
+#include "hetermoe/comm/processes.h"
 #include "hetermoe/exec/device_state.h"
 #include "hetermoe/nn/accelerator.h"
 #include "hetermoe/profile/machine.h"

@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <map>
 
 namespace hetermoe {
 
@@ -103,6 +104,47 @@ void check_devices(const std::vector<DeviceId>& devices, const char* key, const 
   }
 }
 
+/// What a strategy would leave aside is told, not ignored.
+void check_roles(const PlanOptions& options, const Strategy& strategy) {
+  if (strategy.name == "zebra" || strategy.name == "dist_ep") return;
+  if (strategy.name == "single" && options.attention.size() > 1) {
+    fail<ConfigError>("plan.attention", "got devices {}, expected one: strategy single runs on one device",
+                      fmt::join(options.attention, ", "));
+  }
+  if (!options.experts.empty() && options.experts != options.attention) {
+    fail<ConfigError>(
+        "plan.experts",
+        "got devices {}, but strategy {} has its experts on the devices of plan.attention: leave "
+        "it out, or use zebra or dist-ep",
+        fmt::join(options.experts, ", "), strategy.name);
+  }
+  const std::vector<i64>& moved = options.experts_moved;
+  if (std::any_of(moved.begin(), moved.end(), [](i64 count) { return count > 0; })) {
+    fail<ConfigError>("plan.experts_moved",
+                      "strategy {} has no devices with experts alone that could give some up, expected zebra "
+                      "or dist-ep",
+                      strategy.name);
+  }
+}
+
+/// `unmoved`: the plan before any expert moves.
+void check_moves(const std::vector<i64>& moved, const ModelConfig& model, const Plan& unmoved) {
+  for (std::size_t l = 0; l < moved.size(); ++l) {
+    if (moved[l] == 0) continue;
+    const std::string where = fmt::format("plan.experts_moved[{}]", l);
+    if (!model.is_moe(static_cast<i64>(l)))
+      fail<ConfigError>(where, "got {}, expected 0: layer {} of {} has no experts", moved[l], l, model.name);
+    std::map<DeviceId, i64> owned;
+    for (const auto& owners : unmoved.groups[0].layers[l].experts) ++owned[owners[0].device];
+    for (const auto& [device, count] : owned) {
+      if (moved[l] > count) {
+        fail<ConfigError>(where, "got {}, expected at most {}: device {} has no more experts of this layer",
+                          moved[l], count, device);
+      }
+    }
+  }
+}
+
 void set_dtypes(Plan& plan, const PlanOptions& options) {
   for (std::size_t d = 0; d < plan.dtype.size(); ++d) {
     const std::string role = role_of(plan, static_cast<DeviceId>(d));
@@ -121,6 +163,7 @@ Plan plan_of_strategy(const Job& job, const ModelConfig& model, const Cluster& c
                       job.train.microbatches, job.train.sequences);
   }
   check_lengths(options, model);
+  check_roles(options, strategy);
   check_devices(options.attention, "plan.attention", cluster);
   check_devices(options.experts, "plan.experts", cluster);
   StrategyRequest request;
@@ -131,9 +174,13 @@ Plan plan_of_strategy(const Job& job, const ModelConfig& model, const Cluster& c
   request.experts = options.experts;
   request.attention_weights = options.attention_weights;
   request.expert_weights = options.expert_weights;
-  request.experts_moved = options.experts_moved;
   request.window = options.window;
   Plan plan = strategy.make(model, cluster, request);
+  if (!options.experts_moved.empty()) {
+    check_moves(options.experts_moved, model, plan);
+    request.experts_moved = options.experts_moved;
+    plan = strategy.make(model, cluster, request);
+  }
   plan.chunks = options.chunks;
   plan.combine_lag = options.combine_lag;
   plan.queue_binding = options.queue_binding;

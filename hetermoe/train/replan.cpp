@@ -1,8 +1,14 @@
 #include "hetermoe/train/replan.h"
 
-#include <fmt/ranges.h>
-
 #include <algorithm>
+#include <filesystem>
+#include <map>
+#include <optional>
+
+#include "hetermoe/planner/planner.h"
+#include "hetermoe/report/table.h"
+#include "hetermoe/schedule/schedule.h"
+#include "hetermoe/train/session.h"
 
 namespace hetermoe {
 namespace {
@@ -33,41 +39,151 @@ Roles kept_roles(const Plan& plan, const std::vector<DeviceId>& survivors) {
   return roles;
 }
 
-}  // namespace
-
-JobChanges replan(const Job& job, const std::vector<DeviceId>& survivors) {
-  if (survivors.empty()) fail<ConfigError>("replan", "no device is left");
-  const ModelConfig model = load_model(job.model);
-  const Cluster cluster = load_cluster(job.cluster);
-  std::string strategy = find_strategy(job.strategy).name;
-  const bool split = strategy == "zebra" || strategy == "dist_ep";
+/// The job by its own strategy, over the survivors.
+Job with_own_strategy(const Job& job, const Plan& before, const Cluster& cluster,
+                      const std::vector<DeviceId>& survivors) {
+  Job changed = job;
+  changed.strategy = find_strategy(job.strategy).name;
+  const bool split = changed.strategy == "zebra" || changed.strategy == "dist_ep";
   Roles roles;
-  if (survivors.size() == 1) {
-    strategy = "single";
-    roles.attention = survivors;
+  if (survivors.size() == 1 || changed.strategy == "single") {
+    changed.strategy = "single";
+    roles.attention = {survivors[0]};
   } else if (split) {
-    roles = kept_roles(make_job_plan(job, model, cluster), survivors);
+    roles = kept_roles(before, survivors);
     if (roles.attention.empty() || roles.experts.empty()) roles = new_roles(cluster, survivors);
   } else {
     roles.attention = survivors;
   }
-  Job changed = job;
-  changed.strategy = strategy;
   changed.plan.file.clear();
   changed.plan.attention = roles.attention;
   changed.plan.experts = roles.experts;
   changed.plan.attention_weights.clear();
   changed.plan.expert_weights.clear();
-  make_job_plan(changed, model, cluster);  // or says why not
-  const auto list = [](const std::vector<DeviceId>& devices) {
-    return fmt::format("[{}]", fmt::join(devices, ","));
-  };
-  return {{"strategy", strategy},
-          {"plan.file", ""},
-          {"plan.attention", list(roles.attention)},
-          {"plan.experts", list(roles.experts)},
-          {"plan.attention_weights", "[]"},
-          {"plan.expert_weights", "[]"}};
+  changed.plan.experts_moved.clear();  // they were chosen for other numbers of devices
+  return changed;
+}
+
+/// The numbers of a run do not depend on who plans: a role has the dtype that it had before.
+void keep_dtypes(Plan& plan, const Plan& before) {
+  std::map<std::string, Dtype> of_role;
+  for (std::size_t d = 0; d < before.dtype.size(); ++d)
+    of_role.try_emplace(role_of(before, static_cast<DeviceId>(d)), before.dtype[d]);
+  for (std::size_t d = 0; d < plan.dtype.size(); ++d) {
+    const auto found = of_role.find(role_of(plan, static_cast<DeviceId>(d)));
+    plan.dtype[d] = found != of_role.end() ? found->second : before.dtype[d];
+  }
+  plan.wire_forward = before.wire_forward;
+  plan.wire_backward = before.wire_backward;
+}
+
+/// Why a plan cannot run this job; empty = it can.
+std::string fault_of(const Plan& plan, const Job& job, const ModelConfig& model, const Cluster& cluster) {
+  const std::vector<std::string> faults = validate(plan, model, cluster);
+  if (!faults.empty()) return faults[0];
+  try {
+    build_schedule(plan, model, {model.aux_loss_coef > 0, job.train.aux_group, /*backward=*/true});
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+struct PlannerPlan {
+  std::optional<Plan> plan;
+  std::string what;  ///< the plan in words, or why there is none
+};
+
+PlannerPlan ask_planner(const Job& job, const Plan& before, const ModelConfig& model, const Cluster& cluster,
+                        const std::vector<DeviceId>& survivors) {
+  PlanRequest request;
+  request.model = model;
+  request.cluster = cluster;
+  request.seq_len = job.train.seq_len;
+  request.sequences = job.train.sequences;
+  request.dtype = emulated_plan(job, before).dtype[static_cast<std::size_t>(survivors[0])];
+  for (DeviceId d = 0; d < cluster.num_devices(); ++d) {
+    if (!std::binary_search(survivors.begin(), survivors.end(), d)) request.limits.idle.push_back(d);
+  }
+  const PlanResult result = find_plan(request);
+  PlannerPlan out{{}, "the planner finds no plan: " + result.infeasible};
+  for (const Candidate& candidate : result.tried) {
+    if (!candidate.infeasible.empty()) continue;
+    Plan plan = candidate.plan;
+    keep_dtypes(plan, before);
+    const std::string fault = fault_of(plan, job, model, cluster);
+    if (fault.empty()) return {plan, candidate.name};
+    out.what = fmt::format("the planner's {} cannot run: {}", candidate.name, fault);
+  }
+  return out;
+}
+
+/// The job with a finished plan in a new file of its output folder.
+Job with_plan(const Job& job, const Plan& plan) {
+  std::filesystem::path path;
+  int number = 0;
+  do {
+    path = std::filesystem::path(job.output) / fmt::format("replanned-{}.json", ++number);
+  } while (std::filesystem::exists(path));
+  write_text(path, to_json(plan).dump(1) + "\n");
+  Job changed = job;
+  changed.plan = {};  // the file has it all
+  changed.plan.file = path.string();
+  changed.train.microbatches = static_cast<i64>(plan.groups[0].microbatches.size());
+  return changed;
+}
+
+}  // namespace
+
+JobChanges changes_between(const Job& before, const Job& after) {
+  const Json old_json = write_fields(before), new_json = write_fields(after);
+  JobChanges changes;
+  for (const FieldDoc& key : document_fields<Job>()) {
+    std::string pointer = "/" + key.name;
+    std::replace(pointer.begin(), pointer.end(), '.', '/');
+    const Json& value = new_json.at(Json::json_pointer(pointer));
+    if (value == old_json.at(Json::json_pointer(pointer))) continue;
+    changes.emplace_back(key.name, value.is_string() ? value.get<std::string>() : value.dump());
+  }
+  return changes;
+}
+
+Replanned replan(const Job& job, const std::vector<DeviceId>& survivors) {
+  if (survivors.empty()) fail<ConfigError>("replan", "no device is left");
+  const ModelConfig model = load_model(job.model);
+  const Cluster cluster = load_cluster(job.cluster);
+  const Plan before = make_job_plan(job, model, cluster);
+  const Job own_job = with_own_strategy(job, before, cluster, survivors);
+  const PlannerPlan planned = ask_planner(job, before, model, cluster, survivors);
+  std::optional<Plan> own;
+  std::string why_not_own;
+  try {
+    own = make_job_plan(own_job, model, cluster);
+    if (const std::string fault = fault_of(*own, job, model, cluster); !fault.empty())
+      fail<ConfigError>("strategy " + own_job.strategy, "{}", fault);
+  } catch (const ConfigError& error) {
+    if (!planned.plan) throw;
+    own.reset();
+    why_not_own = error.what();
+  }
+  Predictor predictor(model, cluster);
+  const auto step = [&](const Plan& plan) { return predictor.predict(emulated_plan(job, plan)).step; };
+  const auto say = [](Seconds seconds) { return format_seconds(seconds) + " a step, simulated"; };
+  const Seconds own_step = own ? step(*own) : 0, planned_step = planned.plan ? step(*planned.plan) : 0;
+  Replanned out;
+  if (planned.plan && (!own || planned_step <= own_step)) {
+    out.changes = changes_between(job, with_plan(job, *planned.plan));
+    out.devices = devices_of(*planned.plan);
+    out.how = fmt::format("planner: {}, {}; strategy {}: {}", planned.what, say(planned_step),
+                          own_job.strategy, own ? say(own_step) : why_not_own);
+  } else {
+    out.changes = changes_between(job, own_job);
+    out.devices = devices_of(*own);
+    out.how = fmt::format(
+        "strategy {}, {}; {}", own_job.strategy, say(own_step),
+        planned.plan ? fmt::format("planner: {}, {}", planned.what, say(planned_step)) : planned.what);
+  }
+  return out;
 }
 
 }  // namespace hetermoe

@@ -213,17 +213,11 @@ PredictedStep Trainer::predict() const {
 
 /// Ranks that were started with different files or programs would wait for each other forever.
 void Trainer::check_same_run() const {
-  const std::string mine = fmt::format("{} schedule {:016x} model {:016x} job {:016x} text {:016x}",
-                                       version(), hash(session_->schedule()), sum_of(to_hf(model_)),
-                                       sum_of(write_fields(job_)), text_checksum_);
-  const std::vector<std::string> all = processes_.gather(mine);
-  for (std::size_t r = 0; r < all.size(); ++r) {
-    if (all[r] == all[0]) continue;
-    fail<ConfigError>(
-        fmt::format("rank {}", r),
-        "is not started like rank 0: got {}, expected {}. All ranks need the same program, job and text.",
-        all[r], all[0]);
-  }
+  const std::string mine =
+      fmt::format("{} plan {:016x} schedule {:016x} model {:016x} job {:016x} text {:016x}", version(),
+                  sum_of(to_json(plan_)), hash(session_->schedule()), sum_of(to_hf(model_)),
+                  sum_of(write_fields(job_)), text_checksum_);
+  check_alike(processes_, mine, "All ranks need the same program, job and text.");
 }
 
 /// True when every rank has read its part.

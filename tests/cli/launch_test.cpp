@@ -48,5 +48,89 @@ TEST(Launch, NeedsACommand) {
   EXPECT_NE(result.err.find("[launch] no command"), std::string::npos) << result.err;
 }
 
+// ---- hostfiles ----
+
+/// A program named mpirun that says how it was called, with what its hostfile has, and then does something.
+std::string fake_mpirun(const WorkFolder& folder, const std::string& then) {
+  const std::string path = folder.file(
+      "mpirun",
+      "#!/bin/sh\n[ \"$1\" = --hostfile ] || exit 9\nhosts=$2\nshift 2\necho \"$@\"\ncat \"$hosts\"\n" +
+          then);
+  std::filesystem::permissions(path, std::filesystem::perms::owner_all);
+  return path;
+}
+
+TEST(LaunchHostfile, EveryHostGetsItsNumberOfProcesses) {
+  const WorkFolder folder;
+  const std::string hosts =
+      folder.file("hosts", "n1 slots=1 type=A40\n# old\nn2 slots=4 type=V100\nn3 type=V100\n");
+  const ProgramResult result = run_hetermoe(
+      {"launch", "--hostfile", hosts, "--", fake_mpirun(folder, ""), "--tag-output", "hetermoe", "doctor"});
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_EQ(result.out,
+            "--map-by slot -np 6 --tag-output hetermoe doctor\nn1 slots=1\nn2 slots=4\nn3 slots=1\n");
+}
+
+TEST(LaunchHostfile, MpirunIsPutInFront) {
+  const WorkFolder folder;
+  fake_mpirun(folder, "");
+  const ProgramResult result =
+      run_hetermoe({"launch", "--hostfile", folder.file("hosts", "n1 slots=2\n"), "--", "hetermoe", "doctor"},
+                   {{"PATH", folder.path().string() + ":/usr/bin:/bin"}});
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_EQ(result.out, "--map-by slot -np 2 hetermoe doctor\nn1 slots=2\n");
+}
+
+TEST(LaunchHostfile, TheSlotsOfVanishedRanksAreUsedNoMore) {
+  const WorkFolder folder;
+  const std::string ranks = folder / "out/ranks";
+  // Ranks 1 and 3, of n2 and n3, vanish at the first try.
+  std::string script = "mkdir -p " + ranks + "\ntest -e " + (folder / "again") + " && exit 0\ntouch " +
+                       (folder / "again") + "\n";
+  for (int r = 0; r < 4; ++r) {
+    script += fmt::format("printf '{{\"rank\": {}, \"devices\": [{}]}}\\n{}' > {}/rank-0000{}\n", r, r,
+                          r % 2 == 0 ? "failed\\n" : "", ranks, r);
+  }
+  const ProgramResult result =
+      run_hetermoe({"launch", "--replan", "--pause", "0", "--hostfile",
+                    folder.file("hosts", "n1 slots=1\nn2 slots=2\nn3 slots=1\n"), "--",
+                    fake_mpirun(folder, script + "exit 1"), "hetermoe", "train", "--model", "tiny",
+                    "--cluster", "demo", "--output", folder / "out"});
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_NE(result.out.find("n1 slots=1\nn2 slots=2\nn3 slots=1\n"), std::string::npos) << result.out;
+  EXPECT_TRUE(result.out.ends_with("n1 slots=1\nn2 slots=1\n")) << result.out;
+  EXPECT_NE(result.out.find("-np 2 "), std::string::npos) << result.out;
+}
+
+TEST(LaunchHostfile, WhatIsWrongIsNamed) {
+  const WorkFolder folder;
+  const ProgramResult line = run_hetermoe(
+      {"launch", "--hostfile", folder.file("hosts", "n1\nn2 slots=x\n"), "--", "hetermoe", "doctor"});
+  EXPECT_EQ(line.code, 2);
+  EXPECT_NE(line.err.find("hosts:2] slots: got \"x\""), std::string::npos) << line.err;
+  const ProgramResult twice = run_hetermoe({"launch", "--hostfile", folder.file("good", "n1 slots=2\n"), "--",
+                                            "mpirun", "-np", "4", "hetermoe", "train"});
+  EXPECT_EQ(twice.code, 2);
+  EXPECT_NE(twice.err.find("[-np] got 4, but the hostfile has 2 slots"), std::string::npos) << twice.err;
+  const ProgramResult missing = run_hetermoe({"launch", "--hostfile", folder / "none", "--", "true"});
+  EXPECT_EQ(missing.code, 2) << missing.err;
+}
+
+// ---- who started this process ----
+
+TEST(Train, OnCpusUnderTorchrunNamesMpirun) {
+  const WorkFolder folder;
+  const ProgramResult result =
+      run_hetermoe({"train", "--model", "tiny", "--output", folder / "out"}, {{"RANK", "1"},
+                                                                              {"LOCAL_RANK", "1"},
+                                                                              {"WORLD_SIZE", "4"},
+                                                                              {"MASTER_ADDR", "localhost"},
+                                                                              {"MASTER_PORT", "29500"}});
+  EXPECT_EQ(result.code, 2);
+  EXPECT_NE(result.err.find("[WORLD_SIZE] torchrun started 4 processes"), std::string::npos) << result.err;
+  EXPECT_NE(result.err.find("mpirun -np 4 hetermoe train"), std::string::npos) << result.err;
+  EXPECT_TRUE(folder.contents().empty());
+}
+
 }  // namespace
 }  // namespace hetermoe

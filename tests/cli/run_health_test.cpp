@@ -14,29 +14,42 @@ bool contains(const std::string& text, const std::string& part) {
 }
 
 /// Six steps of the tiny model, with checkpoints after 2, 4 and 6.
-ProgramResult train(const WorkFolder& folder) {
-  return run_hetermoe({"train",
-                       "--model",
-                       "tiny",
-                       "--cluster",
-                       "demo",
-                       "--output",
-                       folder / "run",
-                       "--train.steps",
-                       "6",
-                       "--train.seq_len",
-                       "16",
-                       "--train.sequences",
-                       "4",
-                       "--train.microbatches",
-                       "2",
-                       "--train.validation_sequences",
-                       "0",
-                       "--data.max_bytes",
-                       "200000",
-                       "--checkpoint.every",
-                       "2",
-                       "--json"});
+ProgramResult train(const WorkFolder& folder, const std::vector<std::string>& more = {}) {
+  std::vector<std::string> words = {"train",
+                                    "--model",
+                                    "tiny",
+                                    "--cluster",
+                                    "demo",
+                                    "--output",
+                                    folder / "run",
+                                    "--train.steps",
+                                    "6",
+                                    "--train.seq_len",
+                                    "16",
+                                    "--train.sequences",
+                                    "4",
+                                    "--train.microbatches",
+                                    "2",
+                                    "--train.validation_sequences",
+                                    "0",
+                                    "--data.max_bytes",
+                                    "200000",
+                                    "--checkpoint.every",
+                                    "2",
+                                    "--json"};
+  words.insert(words.end(), more.begin(), more.end());
+  return run_hetermoe(words);
+}
+
+TEST(Output, ResultsOfAnotherRunAreNotReplacedWithoutAWord) {
+  const WorkFolder folder;
+  EXPECT_EQ(train(folder).err, "");
+  EXPECT_EQ(train(folder).err, "");  // the same again
+  const ProgramResult other = train(folder, {"--train.steps", "7", "--train.learning_rate", "0.002"});
+  EXPECT_EQ(other.code, 0);
+  EXPECT_EQ(other.err, fmt::format("[{}] has the results of another run, which differs in train.steps, "
+                                   "train.learning_rate: they are replaced\n",
+                                   folder / "run"));
 }
 
 ProgramResult verify_step(const WorkFolder& folder, const std::string& step) {

@@ -33,6 +33,17 @@ TEST(ReadLaunch, AShellInsideASlurmJobIsStartedByHand) {
   EXPECT_EQ(launch_with({{"SLURM_JOB_ID", "7"}, {"SLURM_NTASKS", "8"}}).num_ranks, 1);
 }
 
+TEST(ReadLaunch, ASlurmStepHasSomeRanksOnEveryNode) {
+  const Launch launch = launch_with({{"SLURM_JOB_ID", "7"},
+                                     {"SLURM_NTASKS", "8"},
+                                     {"SLURM_STEP_NUM_TASKS", "5"},
+                                     {"SLURM_STEP_TASKS_PER_NODE", "4,1"},
+                                     {"SLURM_PROCID", "4"},
+                                     {"SLURM_LOCALID", "0"}});
+  EXPECT_EQ(launch.by, Launch::By::kMpi);
+  EXPECT_EQ(launch.num_ranks, 5);
+}
+
 TEST(ReadLaunch, TorchrunNeedsRankAndWorldSize) {
   const Launch launch = launch_with({{"WORLD_SIZE", "2"}, {"RANK", "1"}, {"MASTER_ADDR", "a"}});
   EXPECT_EQ(launch.by, Launch::By::kTorchrun);

@@ -1,14 +1,18 @@
 #!/usr/bin/env python3
 """Kills a random process of an mpirun of `hetermoe train` at random moments, lets it resume each time, and compares
-the final weights with those of an undisturbed run: they must be equal to the bit.
+the final weights with those of an undisturbed run: they must be equal to the bit. Says at the end how often it killed,
+how many runs were completed, and how long the launcher took to end after a kill.
 
-  tests/mpi/kill.py build/hetermoe [--kills 10] [--seed 1]
+  tests/mpi/kill.py build/hetermoe [--kills 10] [--steps 40] [--seed 1]
 """
 import argparse
+import collections
+import datetime
 import os
 import pathlib
 import random
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -39,7 +43,7 @@ def ranks_of(launcher):
             continue
         if int(fields[1]) == launcher and name == "hetermoe":
             found.append(int(entry.name))
-    return found
+    return sorted(found)
 
 
 def finished(output, steps):
@@ -63,6 +67,17 @@ def wait(process):
         sys.exit(f"hang: mpirun had not ended {TIMEOUT} s after a kill")
 
 
+def newest_step(output):
+    """Of the newest checkpoint, 0 = there is none."""
+    return max((int(path.parent.name[5:]) for path in output.glob("checkpoints/step-*/checkpoint.json")), default=0)
+
+
+def machine():
+    lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "unknown processor")
+    return f"{model}, {len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[1]:.1f}, {datetime.date.today()}"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program")
@@ -80,14 +95,21 @@ def main():
                 sys.exit("the undisturbed run failed:\n" + log.read())
             duration = time.monotonic() - begin
             kills = resumes = 0
+            victims, at_step, ends = collections.Counter(), collections.Counter(), []
             while kills < args.kills:
                 process = start(args.program, killed, args.steps, log)
                 time.sleep(randomness.uniform(0.1, 0.95) * duration)
                 ranks = ranks_of(process.pid)
                 if ranks:
-                    os.kill(randomness.choice(ranks), signal.SIGKILL)
+                    victim = randomness.choice(ranks)
+                    victims[ranks.index(victim)] += 1
+                    at_step[newest_step(killed)] += 1
+                    kill_time = time.monotonic()
+                    os.kill(victim, signal.SIGKILL)
                     kills += 1
                 wait(process)
+                if ranks:
+                    ends.append(time.monotonic() - kill_time)
                 if finished(killed, args.steps):
                     if weights(killed, args.steps) != weights(whole, args.steps):
                         sys.exit(f"after {kills} kills the weights differ from the undisturbed run")
@@ -99,6 +121,12 @@ def main():
             if weights(killed, args.steps) != weights(whole, args.steps):
                 sys.exit(f"after {kills} kills the weights differ from the undisturbed run")
             print(f"{kills} kills, {resumes + 1} runs completed, weights equal to the bit, no hang")
+            print(f"seed {args.seed}, {args.steps} steps, {RANKS} ranks, an undisturbed run took {duration:.1f} s, all "
+                  f"{time.monotonic() - begin:.0f} s")
+            print("kills by rank: " + ", ".join(f"{rank}: {victims[rank]}" for rank in range(RANKS)))
+            print("kills by newest checkpoint: " + ", ".join(f"{step}: {at_step[step]}" for step in sorted(at_step)))
+            print(f"mpirun ended {statistics.median(ends):.2f} s (median) to {max(ends):.2f} s (longest) after a kill")
+            print(machine())
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@
 #include "hetermoe/comm/preflight.h"
 #include "hetermoe/report/table.h"
 #include "hetermoe/train/session.h"
+#include "hetermoe/train/trainer.h"
 #include "tests/support/faults.h"
 #include "tests/support/strategy_plans.h"
 
@@ -181,6 +182,34 @@ TEST(Mpi, NthCallFaultsEndWithAnErrorThatNamesThemOrWithTheSameResult) {
     EXPECT_EQ(counts[0] > 0, fault != Fault::kDelay) << name_of(fault);
   }
   if (job->rank() == 0) std::cout << table.str();
+}
+
+/// The schedule does not hold shares, and the job only names the file of a plan.
+TEST(Mpi, ARankWithOtherSharesInItsPlanIsNamed) {
+  Job same;
+  same.model = "tiny";
+  same.train.seq_len = 8;
+  same.train.sequences = 8;
+  same.train.microbatches = 2;
+  same.train.validation_sequences = 0;
+  same.data.max_bytes = 200000;
+  const ModelConfig model = load_model(same.model);
+  const Cluster cluster = load_cluster(same.cluster);
+  const Plan plan = make_job_plan(same, model, cluster);
+  same.plan.attention_weights = {3, 1};
+  const Plan other = make_job_plan(same, model, cluster);
+  same.plan.attention_weights.clear();
+  const StepOptions step{model.aux_loss_coef > 0, same.train.aux_group, true};
+  ASSERT_EQ(hash(build_schedule(plan, model, step)), hash(build_schedule(other, model, step)));
+  const i32 last = job->num_ranks() - 1;
+  try {
+    Trainer(same, model, cluster, job->rank() == last ? other : plan, load_text(same.data, 8), *job);
+    ADD_FAILURE() << "nobody noticed";
+  } catch (const ConfigError& error) {
+    EXPECT_TRUE(
+        std::string(error.what()).starts_with(fmt::format("[rank {}] is not started like rank 0", last)))
+        << error.what();
+  }
 }
 
 TEST(Mpi, APreflightMeasuresEveryPairOfProcesses) {

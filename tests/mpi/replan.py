@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Kills one of four processes of `hetermoe launch --replan -- mpirun -np 4 hetermoe train` for good: the run must go on
-with the three devices that are left, from the newest checkpoint, and end with the weights of a run that starts from
-that checkpoint on the smaller set of devices, to the bit.
+"""Kills one of four processes of `hetermoe launch --replan --hostfile hosts -- mpirun hetermoe train` for good: the run
+must go on with devices that are left, by a plan of the planner, from the newest checkpoint, and end with the weights of
+a run that starts from that checkpoint with that plan, to the bit.
 
   tests/mpi/replan.py build/hetermoe [--rank 2]
 """
@@ -82,8 +82,10 @@ def run(words):
 
 def launch_and_kill(program, output, rank):
     """Runs until the end; kills the rank once, when there are two checkpoints. Returns what launch said."""
-    words = [program, "launch", "--restarts", "1", "--replan", "--pause", "0", "--", "mpirun", "--allow-run-as-root",
-             "--oversubscribe", "-np", "4"] + train_words(program, output)
+    hosts = output.parent / "hosts"
+    hosts.write_text("# all on this machine\nlocalhost slots=4 type=A40\n")
+    words = [program, "launch", "--restarts", "1", "--replan", "--pause", "0", "--hostfile", str(hosts), "--", "mpirun",
+             "--allow-run-as-root", "--oversubscribe"] + train_words(program, output)
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     begin = time.monotonic()
     while len(checkpoints(output)) < 2 or (killed := victim(rank)) is None:
@@ -115,17 +117,18 @@ def main():
         if f"rank {args.rank} with device {args.rank} vanished: planned anew over devices " not in err:
             sys.exit("launch did not name the lost device:\n" + err[-3000:])
         job = json.loads((lost / "job.json").read_text())
-        used = sorted(set(job["plan"]["attention"] + job["plan"]["experts"]))
-        if used != left:
-            sys.exit(f"the last run used devices {used}, expected {left}")
-        # The same from its first checkpoint, in one process, with the plan for three devices.
+        plan = json.loads((lost / "plan.json").read_text())
+        used = sorted(d for group in plan["groups"] for d in group["devices"])
+        if not set(used) <= set(left):
+            sys.exit(f"the last run used devices {used}, but only {left} are left")
+        if not job["plan"]["file"]:
+            sys.exit("the planner had no plan for the devices that are left:\n" + err[-3000:])
+        # The same from its first checkpoint, in one process, with the plan for the devices that are left.
         said = (lost / "summary.json").read_text()
         first = json.loads(said)["rows"][0]["executed"]["first_step"]
         (smaller / "checkpoints").mkdir(parents=True)
         shutil.copytree(lost / "checkpoints" / f"step-{first:08}", smaller / "checkpoints" / f"step-{first:08}")
-        run(train_words(args.program, smaller) +
-            ["--plan.attention", ",".join(map(str, job["plan"]["attention"])),
-             "--plan.experts", ",".join(map(str, job["plan"]["experts"]))])
+        run(train_words(args.program, smaller) + ["--plan.file", job["plan"]["file"]])
         end = f"checkpoints/step-{STEPS:08}"
         if tensors(lost / end) != tensors(smaller / end) or not tensors(lost / end):
             sys.exit("the weights differ from a run that starts from the checkpoint on the smaller cluster")
@@ -133,7 +136,7 @@ def main():
         worst = max(abs(a[step] - b[step]) for step in a)
         if len(b) != STEPS or worst > 1e-4:
             sys.exit(f"the losses have {len(b)} steps and are up to {worst} from those on four devices")
-        print(f"rank {args.rank} killed, went on from step {first} on devices {left}: weights equal to the bit to a run "
+        print(f"rank {args.rank} killed, went on from step {first} on devices {used}: weights equal to the bit to a run "
               f"from that checkpoint, losses within {worst:.1e} of those on four devices")
 
 

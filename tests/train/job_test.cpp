@@ -159,6 +159,37 @@ TEST_F(JobPlan, ImpossibleShapesAreNamed) {
   EXPECT_NE(plan_error({{"train.seq_len", "99999999"}}).find("positions"), std::string::npos);
 }
 
+TEST_F(JobPlan, WhatAStrategyHasNoUseForIsRefused) {
+  for (const char* strategy : {"ep", "ep-overlap"}) {
+    const std::string message =
+        plan_error({{"strategy", strategy}, {"plan.attention", "0,1"}, {"plan.experts", "2,3"}});
+    EXPECT_TRUE(message.starts_with("[plan.experts] got devices 2, 3, but strategy ep")) << message;
+  }
+  EXPECT_EQ(plan_error({{"strategy", "single"}, {"plan.attention", "0,1"}}),
+            "[plan.attention] got devices 0, 1, expected one: strategy single runs on one device");
+  std::string moved = "1";
+  for (i64 l = 1; l < model.num_layers; ++l) moved += ",0";
+  EXPECT_TRUE(plan_error({{"strategy", "ep"}, {"plan.experts_moved", moved}})
+                  .starts_with("[plan.experts_moved] strategy ep has no devices with experts alone"));
+  EXPECT_NO_THROW(plan_with({{"strategy", "ep"}, {"plan.attention", "0,1"}, {"plan.experts", "0,1"}}));
+}
+
+TEST_F(JobPlan, MoreMovedExpertsThanADeviceHasAreRefused) {
+  const i64 devices = 2, most = model.num_experts / devices;
+  std::string zeros;
+  for (i64 l = 1; l < model.num_layers; ++l) zeros += ",0";
+  const Overrides roles = {{"plan.attention", "0,1"}, {"plan.experts", "2,3"}};
+  Overrides good = roles, bad = roles;
+  good.emplace_back("plan.experts_moved", std::to_string(most) + zeros);
+  bad.emplace_back("plan.experts_moved", std::to_string(most + 1) + zeros);
+  EXPECT_EQ(role_of(plan_with(good), 0), "both");
+  EXPECT_EQ(
+      plan_error(bad),
+      fmt::format("[plan.experts_moved[0]] got {}, expected at most {}: device 2 has no more experts of "
+                  "this layer",
+                  most + 1, most));
+}
+
 TEST_F(JobPlan, WeightsNeedOneEntryPerDevice) {
   for (const char* strategy : {"single", "ep", "ep-overlap", "dist-ep", "zebra"}) {
     for (const char* key : {"plan.attention_weights", "plan.expert_weights"}) {

@@ -3,7 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <map>
+
+#include "hetermoe/planner/predict.h"
+#include "hetermoe/train/session.h"
+#include "tests/support/work_folder.h"
 
 namespace hetermoe {
 namespace {
@@ -14,54 +19,154 @@ Job demo_job(JobChanges overrides) {
   return job_from_overrides(overrides);
 }
 
-std::map<std::string, std::string> changes_of(const JobChanges& overrides,
-                                              const std::vector<DeviceId>& left) {
-  std::map<std::string, std::string> out;
-  for (const auto& [key, value] : replan(demo_job(overrides), left)) out[key] = value;
-  return out;
+/// A cluster like demo whose devices can hold nothing: the planner has no plan, but the run here has memory.
+std::string tiny_memory(const WorkFolder& folder) {
+  Cluster cluster = load_cluster("demo");
+  for (DeviceType& type : cluster.types) type.memory_gib = 1e-6;
+  return folder.file("small.json", to_json(cluster).dump());
+}
+
+/// The job after a loss.
+struct After {
+  Replanned replanned;
+  std::map<std::string, std::string> changes;
+  Job job;
+  Plan plan;
+};
+
+After lose(const JobChanges& before, const std::vector<DeviceId>& left) {
+  After after;
+  after.replanned = replan(demo_job(before), left);
+  JobChanges all = before;
+  for (const auto& [key, value] : after.replanned.changes) {
+    after.changes[key] = value;
+    all.emplace_back(key, value);  // the last one counts, as on a command line
+  }
+  after.job = demo_job(all);
+  after.plan = make_job_plan(after.job, load_model("tiny"), load_cluster(after.job.cluster));
+  return after;
+}
+
+Seconds simulated_step(const Job& job, const Plan& plan) {
+  const ModelConfig model = load_model(job.model);
+  const Cluster cluster = load_cluster(job.cluster);
+  return Predictor(model, cluster).predict(emulated_plan(job, plan)).step;
+}
+
+// ---- by the job's own strategy, where the planner has nothing ----
+
+TEST(Replan, WithoutAPlanOfThePlannerTheStrategyStaysAndItIsSaidWhy) {
+  const WorkFolder folder;
+  const After after =
+      lose({{"strategy", "zebra"}, {"cluster", tiny_memory(folder)}, {"output", folder / "out"}}, {0, 2, 3});
+  EXPECT_TRUE(after.replanned.how.starts_with("strategy zebra, ")) << after.replanned.how;
+  EXPECT_NE(after.replanned.how.find("; the planner finds no plan: device "), std::string::npos)
+      << after.replanned.how;
+  EXPECT_FALSE(std::filesystem::exists(folder / "out"));
 }
 
 TEST(Replan, DevicesKeepTheirRolesWhereBothAreLeft) {
-  const auto changes = changes_of({{"strategy", "zebra"}}, {0, 2, 3});
-  EXPECT_EQ(changes.at("strategy"), "zebra");
-  EXPECT_EQ(changes.at("plan.attention"), "[0]");
-  EXPECT_EQ(changes.at("plan.experts"), "[2,3]");
+  const WorkFolder folder;
+  const After after = lose({{"strategy", "zebra"}, {"cluster", tiny_memory(folder)}}, {0, 2, 3});
+  EXPECT_EQ(after.job.strategy, "zebra");
+  EXPECT_EQ(after.job.plan.attention, (std::vector<DeviceId>{0}));
+  EXPECT_EQ(after.job.plan.experts, (std::vector<DeviceId>{2, 3}));
 }
 
 TEST(Replan, RolesAreGivenAnewWhenOneIsGone) {
-  const auto changes = changes_of({{"strategy", "zebra"}}, {2, 3});
-  EXPECT_EQ(changes.at("plan.attention"), "[2]");
-  EXPECT_EQ(changes.at("plan.experts"), "[3]");
+  const WorkFolder folder;
+  const After after = lose({{"strategy", "zebra"}, {"cluster", tiny_memory(folder)}}, {2, 3});
+  EXPECT_EQ(after.job.plan.attention, (std::vector<DeviceId>{2}));
+  EXPECT_EQ(after.job.plan.experts, (std::vector<DeviceId>{3}));
 }
 
 TEST(Replan, ExpertParallelismTakesWhoIsLeft) {
-  const auto changes = changes_of({{"strategy", "ep"}}, {0, 1, 3});
-  EXPECT_EQ(changes.at("strategy"), "ep");
-  EXPECT_EQ(changes.at("plan.attention"), "[0,1,3]");
+  const WorkFolder folder;
+  const After after = lose({{"strategy", "ep"}, {"cluster", tiny_memory(folder)}}, {0, 1, 3});
+  EXPECT_EQ(after.job.strategy, "ep");
+  EXPECT_EQ(after.replanned.devices, (std::vector<DeviceId>{0, 1, 3}));
 }
 
 TEST(Replan, OneDeviceDoesEverything) {
-  const auto changes = changes_of({{"strategy", "zebra"}}, {3});
-  EXPECT_EQ(changes.at("strategy"), "single");
-  EXPECT_EQ(changes.at("plan.attention"), "[3]");
+  const WorkFolder folder;
+  const After after = lose({{"strategy", "zebra"}, {"cluster", tiny_memory(folder)}}, {3});
+  EXPECT_EQ(after.job.strategy, "single");
+  EXPECT_EQ(after.replanned.devices, (std::vector<DeviceId>{3}));
+}
+
+TEST(Replan, ASingleDeviceThatIsLeftAmongOthersNeedsOneRank) {
+  const WorkFolder folder;
+  const After after = lose({{"strategy", "single"}, {"cluster", tiny_memory(folder)}}, {1, 2, 3});
+  EXPECT_EQ(after.replanned.devices, (std::vector<DeviceId>{1}));
+}
+
+// ---- by the planner ----
+
+TEST(Replan, ThePlannersPlanIsAtLeastAsGoodAsTheStrategys) {
+  const WorkFolder folder;
+  // Two newer and two older devices; an older one is gone.
+  for (const char* strategy : {"zebra", "ep", "dist_ep"}) {
+    for (const char* sequences : {"4", "16"}) {
+      const JobChanges before = {{"strategy", strategy},
+                                 {"output", folder / "out"},
+                                 {"train.sequences", sequences},
+                                 {"train.microbatches", "2"}};
+      const After after = lose(before, {0, 1, 3});
+      EXPECT_TRUE(after.replanned.how.starts_with("planner: ")) << after.replanned.how;
+      Job own = demo_job(before);
+      own.plan.attention =
+          strategy == std::string("ep") ? std::vector<DeviceId>{0, 1, 3} : std::vector<DeviceId>{0, 1};
+      if (strategy != std::string("ep")) own.plan.experts = {3};
+      const Plan own_plan = make_job_plan(own, load_model("tiny"), load_cluster("demo"));
+      EXPECT_LE(simulated_step(after.job, after.plan), simulated_step(own, own_plan)) << strategy;
+    }
+  }
+}
+
+TEST(Replan, WhatDecidesTheNumbersOfTheTrainingStays) {
+  const WorkFolder folder;
+  const JobChanges before = {{"output", folder / "out"},    {"train.sequences", "12"},
+                             {"train.microbatches", "3"},   {"plan.recompute", "off"},
+                             {"plan.row_dedup", "false"},   {"plan.attention_dtype", "fp64"},
+                             {"plan.expert_dtype", "fp64"}, {"plan.wire_dtype", "fp64"}};
+  const After after = lose(before, {0, 1, 3});
+  ASSERT_TRUE(after.changes.contains("plan.file")) << after.replanned.how;
+  EXPECT_EQ(total_sequences(after.plan), 12);
+  EXPECT_EQ(after.plan.wire_forward, Dtype::kFp64);
+  EXPECT_EQ(after.plan.wire_backward, Dtype::kFp64);
+  for (const DeviceId d : after.replanned.devices)
+    EXPECT_EQ(after.plan.dtype[static_cast<std::size_t>(d)], Dtype::kFp64);
+  // Beside the plan nothing of the job is another.
+  Job expected = demo_job(before);
+  expected.plan = after.job.plan;
+  expected.train.microbatches = after.job.train.microbatches;
+  EXPECT_EQ(write_fields(after.job), write_fields(expected));
 }
 
 TEST(Replan, TheChangesMakeAJobOverTheSurvivorsAlone) {
+  const WorkFolder folder;
   for (const char* strategy : {"zebra", "dist_ep", "ep", "ep_overlap", "single"}) {
     for (const std::vector<DeviceId>& left : std::vector<std::vector<DeviceId>>{{0, 1, 2}, {1, 3}, {2}}) {
-      const JobChanges before = {{"strategy", strategy},
-                                 {"plan.attention_weights", strategy == std::string("zebra") ? "2,1" : ""}};
-      JobChanges all = before;
-      for (const auto& change : replan(demo_job(before), left)) {
-        std::erase_if(all, [&](const auto& old) { return old.first == change.first; });
-        all.push_back(change);
-      }
-      const Job job = demo_job(all);
-      const Plan plan = make_job_plan(job, load_model("tiny"), load_cluster("demo"));
-      for (const DeviceId d : plan.groups[0].devices)
+      const After after = lose({{"strategy", strategy},
+                                {"output", folder / "out"},
+                                {"plan.attention_weights", strategy == std::string("zebra") ? "2,1" : ""}},
+                               left);
+      EXPECT_EQ(after.replanned.devices, devices_of(after.plan));
+      for (const DeviceId d : after.replanned.devices)
         EXPECT_TRUE(std::find(left.begin(), left.end(), d) != left.end()) << strategy;
     }
   }
+}
+
+TEST(Replan, ASecondLossIsPlannedFromTheFirstPlan) {
+  const WorkFolder folder;
+  const JobChanges before = {{"strategy", "zebra"}, {"output", folder / "out"}};
+  const After first = lose(before, {0, 1, 3});
+  JobChanges then = before;
+  for (const auto& change : first.replanned.changes) then.push_back(change);
+  const After second = lose(then, {0, 3});
+  EXPECT_NE(second.job.plan.file, first.job.plan.file);
+  for (const DeviceId d : second.replanned.devices) EXPECT_TRUE(d == 0 || d == 3) << d;
 }
 
 TEST(Replan, NobodyLeftIsAnError) { EXPECT_THROW(replan(demo_job({}), {}), ConfigError); }

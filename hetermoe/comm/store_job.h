@@ -1,0 +1,75 @@
+#pragma once
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "hetermoe/comm/processes.h"
+
+// Processes that meet at a key-value store (c10d::TCPStore), as torchrun and its like start them: no MPI.
+namespace hetermoe {
+
+/// What the launcher tells each process of a run.
+struct StoreAddress {
+  i32 rank = 0, local_rank = 0, num_ranks = 1;
+  std::string host;           ///< of the store
+  i32 port = 0;               ///< of the store
+  bool hosted = false;        ///< the launcher holds the store; else rank 0 does
+  std::string attempt = "0";  ///< number of the launcher's restarts: an earlier run's keys are not read
+};
+/// From RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and what torchrun says of a store of its
+/// own. Throws ConfigError for what is missing, no number or out of range.
+StoreAddress read_store_address(const Variables& variable);
+
+struct StoreOptions {
+  Seconds join_limit = 300;     ///< until all ranks have come
+  Seconds gather_limit = 1800;  ///< until all ranks have come to a gather()
+  /// A rank that shows no sign of life for so long is dead: the others end within this time.
+  Seconds silence = 20;
+  /// Called before this process ends because another is dead or ended the run; must be quick and not throw.
+  std::function<void()> last_words;
+};
+
+/// The processes of such a run. A thread of each tells the others that it lives, and ends this process, with
+/// exit code 1 and a line that names rank and host, when another falls silent or rank 0's store is gone. A
+/// rank whose StoreJob was destroyed has left in peace. What only rank 0 knows, such as the id with which
+/// communicators of NCCL begin, goes to all by gather(): bytes of any kind and length are allowed.
+class StoreJob : public Processes {
+ public:
+  /// Waits for all ranks. Throws ConfigError when ranks were started differently or the port is in use,
+  /// TransportError when nobody answers or, naming them, ranks do not come.
+  explicit StoreJob(const StoreAddress& address, StoreOptions options = {});
+  /// Rank 0 waits here until the others have left, if it holds the store; not for long after an error.
+  ~StoreJob() override;
+  StoreJob(const StoreJob&) = delete;
+  StoreJob& operator=(const StoreJob&) = delete;
+
+  i32 rank() const override { return address_.rank; }
+  i32 num_ranks() const override { return address_.num_ranks; }
+  /// Index among the processes of this host.
+  i32 local_rank() const override { return address_.local_rank; }
+  /// One thread at a time. Throws TransportError that names ranks which do not come in time or have left.
+  std::vector<std::string> gather(const std::string& text) const override;
+  [[noreturn]] void abort(int code) const override;
+
+ private:
+  class Store;
+  class Watch;
+  void join();
+  std::vector<std::string> gather(const std::string& name, const std::string& text, Seconds limit) const;
+  void await(const std::string& name, Seconds limit) const;
+  [[noreturn]] void fail_missing(const std::vector<std::string>& keys, const std::vector<bool>& left,
+                                 Seconds limit) const;
+
+  StoreAddress address_;
+  StoreOptions options_;
+  std::unique_ptr<Store> store_;
+  std::unique_ptr<Watch> watch_;
+  mutable i64 num_gathers_ = 0;
+  mutable std::vector<std::string> own_keys_;  ///< that the last gather left in the store
+};
+
+/// The processes of a run that torchrun, or whoever sets its variables, started.
+std::unique_ptr<Processes> join_store(const StoreAddress& address, StoreOptions options = {});
+
+}  // namespace hetermoe
