@@ -21,6 +21,7 @@
 #include "hetermoe/comm/preflight.h"
 #include "hetermoe/data/text.h"
 #include "hetermoe/model/model_config.h"
+#include "hetermoe/nn/accelerator.h"
 #include "hetermoe/report/table.h"
 #include "hetermoe/train/job.h"
 

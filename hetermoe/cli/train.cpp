@@ -106,7 +106,8 @@ RunsOn asked_device(const Options& options, const Overrides& overrides) {
 
 /// With several processes an error of one ends all: the others would wait for its messages.
 int train(const Options& options, const Overrides& overrides) {
-  const std::unique_ptr<Processes> processes = join_processes(asked_device(options, overrides));
+  const std::unique_ptr<Processes> processes =
+      join_processes(asked_device(options, overrides), [] { Presence::tell_failed(); });
   try {
     return train(options, read_job(options, overrides), *processes);
   } catch (const std::exception& error) {

@@ -50,7 +50,8 @@ enum class RunsOn { kCpu, kGpu };
 
 /// Joins the other processes of the run, if there are any: over MPI, or, under torchrun, at its store. Throws
 /// ConfigError for a CPU run under torchrun (its processes talk over MPI), TransportError when MPI finds
-/// another number of processes than the launcher started.
-std::unique_ptr<Processes> join_processes(RunsOn device = RunsOn::kCpu);
+/// another number of processes than the launcher started. last_words: see StoreOptions.
+std::unique_ptr<Processes> join_processes(RunsOn device = RunsOn::kCpu,
+                                          std::function<void()> last_words = {});
 
 }  // namespace hetermoe
