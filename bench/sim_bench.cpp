@@ -1,5 +1,7 @@
 #include <benchmark/benchmark.h>
 
+#include <array>
+#include <chrono>
 #include <map>
 
 #include "hetermoe/cost/roofline.h"
@@ -95,7 +97,37 @@ void plan_to_step(benchmark::State& state, const std::string& strategy) {
   report(state, schedule, step);
 }
 
-/// The same with equal devices folded.
+/// Cost of an op when there are more and more of them, four devices on their own: from a thousand to ten
+/// million. Time for building, pricing and simulating, per op.
+void scaling(benchmark::State& state) {
+  const Setup s("zebra", 4, state.range(0), state.range(1));
+  const RooflineCost cost(s.model, s.cluster, s.plan);
+  using Clock = std::chrono::steady_clock;
+  std::array<double, 3> seconds{};
+  i64 ops = 0;
+  for (auto _ : state) {
+    const Clock::time_point begin = Clock::now();
+    const Schedule schedule = build_schedule(s.plan, s.model);
+    const Clock::time_point built = Clock::now();
+    const OpCosts costs =
+        price(schedule, Placement(s.plan, s.model, {}), s.model, s.cluster, cost, ExpectedRouting(s.model));
+    const Clock::time_point priced = Clock::now();
+    Simulator simulator;
+    benchmark::DoNotOptimize(simulator.run(schedule, costs).step);
+    const Clock::time_point simulated = Clock::now();
+    seconds[0] += std::chrono::duration<double>(built - begin).count();
+    seconds[1] += std::chrono::duration<double>(priced - built).count();
+    seconds[2] += std::chrono::duration<double>(simulated - priced).count();
+    ops += schedule.num_ops();
+  }
+  const auto ns_per_op = [&](std::size_t part) { return 1e9 * seconds[part] / static_cast<double>(ops); };
+  state.counters["ops"] = static_cast<double>(ops) / static_cast<double>(state.iterations());
+  state.counters["build_ns"] = ns_per_op(0);
+  state.counters["price_ns"] = ns_per_op(1);
+  state.counters["simulate_ns"] = ns_per_op(2);
+}
+
+/// From plan to step time, with equal devices folded.
 void folded_plan_to_step(benchmark::State& state, const std::string& strategy) {
   const Setup s(strategy, static_cast<i32>(state.range(0)), state.range(1), state.range(2));
   Schedule schedule;
@@ -122,6 +154,19 @@ BENCHMARK_CAPTURE(plan_to_step, zebra, "zebra")->Args({4, 4, 4});
 BENCHMARK_CAPTURE(plan_to_step, zebra, "zebra")
     ->Args({128, 32, 64})
     ->Args({1024, 32, 64})
+    ->Unit(benchmark::kSecond)
+    ->Iterations(1);
+
+// layers, microbatches
+BENCHMARK(scaling)
+    ->ArgNames({"layers", "microbatches"})
+    ->Args({4, 8})
+    ->Args({16, 24})
+    ->Args({32, 128})
+    ->Args({128, 320});
+BENCHMARK(scaling)
+    ->ArgNames({"layers", "microbatches"})
+    ->Args({512, 800})
     ->Unit(benchmark::kSecond)
     ->Iterations(1);
 

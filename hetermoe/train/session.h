@@ -21,7 +21,7 @@ class Session {
   struct Options {
     StepOptions step;
     ExecutorOptions executor;
-    std::vector<DeviceId> local;     ///< devices of this process; empty = all
+    std::vector<DeviceId> local;       ///< devices of this process; empty = all
     std::vector<c10::Device> where{};  ///< [num_devices] where each one's tensors are; empty = the CPU
     /// Transfers are launched in the order in which they would start by this cost, for transports that need
     /// one order; null = as the schedule lists them. Must be the same in all processes.

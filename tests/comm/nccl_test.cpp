@@ -91,10 +91,7 @@ void expect_one_order(const NcclWorld& world, const std::string& what) {
 }
 
 std::vector<NamedPlan> plans(const ModelConfig& model, const Cluster& cluster) {
-  StrategyRequest request;
-  request.seq_len = 8;
-  request.sequences = 4;
-  request.microbatches = 2;
+  const StrategyRequest request = small_step();
   std::vector<NamedPlan> all = strategy_plans(model, cluster, request);
   std::erase_if(all, [&](const NamedPlan& named) {
     return static_cast<i32>(devices_of(named.plan).size()) < cluster.num_devices();

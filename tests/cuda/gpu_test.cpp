@@ -57,18 +57,10 @@ double worst_difference(const TensorsByName& a, const TensorsByName& b) {
   return worst;
 }
 
-StrategyRequest small_request() {
-  StrategyRequest request;
-  request.seq_len = 8;
-  request.sequences = 4;
-  request.microbatches = 2;
-  return request;
-}
-
 TEST_F(GpuEngine, EveryStrategyEqualsTheCpuInFp64) {
   const ModelConfig model = load_model("tiny");
   const Cluster cluster = load_cluster("demo");
-  for (const NamedPlan& named : strategy_plans(model, cluster, small_request())) {
+  for (const NamedPlan& named : strategy_plans(model, cluster, small_step())) {
     const Outcome cpu = two_steps(named, model, cluster, {});
     const Outcome gpu =
         two_steps(named, model, cluster, std::vector<c10::Device>(cluster.devices.size(), kFirst));
@@ -82,7 +74,7 @@ TEST_F(GpuEngine, EveryStrategyEqualsTheCpuInFp64) {
 TEST_F(GpuEngine, EveryRunOfAStepGivesTheSameBits) {
   const ModelConfig model = load_model("tiny");
   const Cluster cluster = load_cluster("demo");
-  for (NamedPlan named : strategy_plans(model, cluster, small_request())) {
+  for (NamedPlan named : strategy_plans(model, cluster, small_step())) {
     use_dtype(named.plan, Dtype::kFp32);
     const std::vector<c10::Device> where(cluster.devices.size(), kFirst);
     const Outcome first = two_steps(named, model, cluster, where);
@@ -126,7 +118,7 @@ TEST_F(GpuTraining, ACheckpointOfAGpuIsReadOnACpu) {
 TEST_F(GpuNccl, AWorldOfOneTrains) {
   const ModelConfig model = load_model("tiny");
   const Cluster cluster = make_cluster(1);
-  const NamedPlan named = strategy_plans(model, cluster, small_request())[0];
+  const NamedPlan named = strategy_plans(model, cluster, small_step())[0];
   const Processes alone;
   const Outcome plain = two_steps(named, model, cluster, {kFirst});
   const Outcome nccl = two_steps(named, model, cluster, {kFirst},

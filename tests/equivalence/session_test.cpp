@@ -11,10 +11,7 @@ namespace {
 TEST(Session, FreshlyInitializedModelEqualsTheReference) {
   const ModelConfig model = load_model("tiny");
   const Cluster cluster = load_cluster("demo");
-  StrategyRequest request;
-  request.seq_len = 8;
-  request.sequences = 4;
-  request.microbatches = 2;
+  const StrategyRequest request = small_step();
   std::vector<TensorsByName> starts;
   for (const NamedPlan& named : strategy_plans(model, cluster, request)) {
     Session session(model, cluster, named.plan, {{true, 1, true}, {}, {}});

@@ -41,10 +41,7 @@ TEST(Mpi, EveryStrategyEqualsTheSameInOneProcessBitForBit) {
   ASSERT_GE(job->num_ranks(), 2);
   const ModelConfig model = load_model("tiny");
   const Cluster cluster = load_cluster("demo");
-  StrategyRequest request;
-  request.seq_len = 8;
-  request.sequences = 4;
-  request.microbatches = 2;
+  const StrategyRequest request = small_step();
   int compared = 0;
   for (const NamedPlan& named : strategy_plans(model, cluster, request)) {
     if (static_cast<i32>(devices_of(named.plan).size()) < job->num_ranks()) continue;
@@ -141,10 +138,7 @@ TEST(Mpi, NthCallFaultsEndWithAnErrorThatNamesThemOrWithTheSameResult) {
   if (job->num_ranks() != 2) GTEST_SKIP() << "one size is enough: two processes with two devices each";
   const ModelConfig model = load_model("tiny");
   const Cluster cluster = load_cluster("demo");
-  StrategyRequest request;
-  request.seq_len = 8;
-  request.sequences = 4;
-  request.microbatches = 2;
+  const StrategyRequest request = small_step();
   Plan plan = find_strategy("zebra").make(model, cluster, request);
   use_fp64(plan);
   const Schedule schedule = build_schedule(plan, model, {true, 1, true});

@@ -13,6 +13,15 @@ struct NamedPlan {
   Plan plan;
 };
 
+/// Small enough for every strategy on the tiny model to run in a moment.
+inline StrategyRequest small_step() {
+  StrategyRequest request;
+  request.seq_len = 8;
+  request.sequences = 4;
+  request.microbatches = 2;
+  return request;
+}
+
 /// On every device and on the wire.
 inline void use_dtype(Plan& plan, Dtype dtype) {
   plan.dtype.assign(plan.dtype.size(), dtype);

@@ -88,8 +88,7 @@ const Changes kFp16 = {{"plan.attention_dtype", "fp16"},
 TEST(LossScale, TrainingInFp16FollowsFp32) {
   const WorkFolder folder;
   const TinyRun::End half = TinyRun(folder.path() / "half", kFp16).run(Checkpoints::kOff);
-  const TinyRun::End whole =
-      TinyRun(folder.path() / "whole", {{"train.steps", "12"}}).run(Checkpoints::kOff);
+  const TinyRun::End whole = TinyRun(folder.path() / "whole", {{"train.steps", "12"}}).run(Checkpoints::kOff);
   ASSERT_EQ(half.outcome.records.size(), 12U);
   for (std::size_t i = 0; i < 12; ++i) {
     EXPECT_TRUE(half.outcome.records[i].updated) << i;
