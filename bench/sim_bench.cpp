@@ -166,7 +166,7 @@ BENCHMARK(scaling)
     ->Args({128, 320});
 BENCHMARK(scaling)
     ->ArgNames({"layers", "microbatches"})
-    ->Args({512, 800})
+    ->Args({512, 1630})
     ->Unit(benchmark::kSecond)
     ->Iterations(1);
 
