@@ -271,10 +271,16 @@ class StoreJob::Watch {
         if (!to_tell.empty()) store_.set_first(kEnd, to_tell);
         const std::string last_sign = ending_ ? kEnded : kLeft;
         store_.set(key(address_.rank), leave ? last_sign : std::to_string(beat));
+        if (leave) {
+          // Now: rank 0, told that all have left, may take the store away before hear() has an answer.
+          lock.lock();
+          told_leave_ = true;
+          changed_.notify_all();
+          lock.unlock();
+        }
         const auto [signs, end] = hear();
         lock.lock();
         note(signs, end);
-        told_leave_ = leave;
         changed_.notify_all();
         changed_.wait_for(lock, ms(beat_), [&] { return stop_ || leaving_ != told_leave_; });
       }
