@@ -3,13 +3,13 @@
 // not wall time, which other processes hardly disturb. Usage: engine_bench [repetitions = 9]
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
-#include <malloc.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <vector>
 
 #include "hetermoe/cost/roofline.h"
+#include "hetermoe/nn/cpu_memory.h"
 #include "hetermoe/plan/strategies.h"
 #include "hetermoe/train/session.h"
 
@@ -102,8 +102,7 @@ void compare(const Work& work, int repetitions) {
 
 int main(int argc, char** argv) {
   at::set_num_threads(1);
-  mallopt(M_MMAP_THRESHOLD, 1 << 30);
-  mallopt(M_TRIM_THRESHOLD, 1 << 30);
+  hetermoe::keep_freed_memory();
   const int repetitions = argc > 1 ? std::atoi(argv[1]) : 9;
   fmt::print(
       "CPU time of a step, ms; zebra on 2 emulated devices (virtual clock) against one device; median of "

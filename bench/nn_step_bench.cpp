@@ -4,7 +4,6 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
-#include <malloc.h>
 #include <time.h>
 
 #include <algorithm>
@@ -15,6 +14,7 @@
 #include <vector>
 
 #include "hetermoe/nn/attention_part.h"
+#include "hetermoe/nn/cpu_memory.h"
 #include "hetermoe/nn/embed_head.h"
 #include "hetermoe/nn/experts.h"
 #include "hetermoe/nn/optimizer.h"
@@ -260,9 +260,6 @@ void run(int steps) {
 
 int main(int argc, char** argv) {
   at::set_num_threads(argc > 1 ? std::atoi(argv[1]) : 2);
-  if (std::getenv("HM_TRIM") == nullptr) {
-    mallopt(M_MMAP_THRESHOLD, 1 << 30);
-    mallopt(M_TRIM_THRESHOLD, 1 << 30);
-  }
+  hetermoe::keep_freed_memory();
   hetermoe::run(argc > 2 ? std::atoi(argv[2]) : 12);
 }

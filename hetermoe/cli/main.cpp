@@ -1,10 +1,9 @@
-#include <malloc.h>
-
 #include <iostream>
 #include <new>
 
 #include "hetermoe/base/error.h"
 #include "hetermoe/cli/command.h"
+#include "hetermoe/nn/cpu_memory.h"
 
 // The only place that catches everything. Exit codes: 0 success, 1 a run that failed, 2 wrong use or wrong
 // input.
@@ -16,20 +15,10 @@ int fail_with(int code, const std::string& text) {
   return code;
 }
 
-/// Buffers come back step after step in the same sizes. As shipped, malloc gives large ones back to the
-/// system, and every reuse pays for fresh zeroed pages: 6 to 9 % of a training step.
-void keep_freed_memory() {
-#ifdef __GLIBC__
-  mallopt(M_MMAP_THRESHOLD, 1 << 30);
-  mallopt(M_TRIM_THRESHOLD, 1 << 30);
-  mallopt(M_ARENA_MAX, 1);  // arenas of threads hold no large blocks
-#endif
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
-  keep_freed_memory();
+  hetermoe::keep_freed_memory();
   try {
     const int code = hetermoe::run_program({argv + 1, argv + argc});
     std::cout << std::flush;
