@@ -1,6 +1,6 @@
-// One training step of a small Mixtral (config S) on one CPU device: time by op kind, and the whole step as a
-// share of the fp32 matrix product's speed measured in the same run. Usage: nn_step_bench [threads = 2]
-// [steps = 12]
+// One training step of a small Mixtral (bench/peers: config S or M) on one CPU device: time by op kind beside
+// its roofline, and the whole step as a share of the fp32 matrix product's speed, all measured in the same
+// run. Usage: nn_step_bench [threads = 2] [steps = 12] [s | m]
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "hetermoe/base/median.h"
 #include "hetermoe/nn/attention_part.h"
 #include "hetermoe/nn/cpu_memory.h"
 #include "hetermoe/nn/embed_head.h"
@@ -24,31 +25,66 @@
 namespace hetermoe {
 namespace {
 
-constexpr i64 kSequences = 8, kSeqLen = 256, kTokens = kSequences * kSeqLen;
+/// A model and its batch.
+struct Config {
+  ModelConfig model;
+  i64 sequences, seq_len;
+  i64 tokens() const { return sequences * seq_len; }
+};
 
-ModelConfig config_s() {
+Config make_config(bool large) {
   ModelConfig m;
-  m.name = "S";
+  m.name = large ? "M" : "S";
   m.model_type = "mixtral";
-  m.vocab = 256, m.hidden = 256, m.num_layers = 4;
-  m.num_heads = 8, m.num_kv_heads = 8, m.head_dim = 32;
-  m.num_experts = 8, m.top_k = 2, m.expert_hidden = 896;
+  m.vocab = 256, m.hidden = large ? 512 : 256, m.num_layers = 4;
+  m.num_heads = 8, m.num_kv_heads = 8, m.head_dim = m.hidden / 8;
+  m.num_experts = 8, m.top_k = 2, m.expert_hidden = 7 * m.hidden / 2;
   m.dense_layer.assign(4, false);
   m.aux_loss_coef = 0.01;
-  return m;
+  return large ? Config{m, 4, 512} : Config{m, 8, 256};
 }
 
-/// Matrix products of one step, forward and twice backward; causal attention counts its lower half.
-double step_flops(const ModelConfig& m) {
-  const double tokens = kTokens, hidden = static_cast<double>(m.hidden),
-               layers = static_cast<double>(m.num_layers);
+/// What an op kind cannot avoid: products, and each of its operands, results and what is kept moved once.
+struct Work {
+  double flops = 0, bytes = 0;
+};
+
+/// By op kind, of a step. Causal attention counts its lower half, backward twice forward.
+std::map<std::string, Work> step_work(const Config& config) {
+  const ModelConfig& m = config.model;
+  const double tokens = static_cast<double>(config.tokens()), hidden = static_cast<double>(m.hidden),
+               layers = static_cast<double>(m.num_layers), experts = static_cast<double>(m.num_experts);
+  const double copies = tokens * static_cast<double>(m.top_k);
   const double heads = static_cast<double>(m.num_heads * m.head_dim);
-  const double projections = 4 * heads * hidden,
-               scores = heads * kSeqLen;  // two products over half of seq_len each
-  const double experts = static_cast<double>(m.top_k * m.expert_hidden) * 3 * hidden;
-  const double router = hidden * static_cast<double>(m.num_experts),
-               head = hidden * static_cast<double>(m.vocab);
-  return 3 * 2 * tokens * (layers * (projections + scores + experts + router) + head);
+  const double scores =
+      heads * static_cast<double>(config.seq_len);  // two products over half of seq_len each
+  const double attention_weights = 4 * heads * hidden + hidden * experts;
+  const double expert_width = 3 * hidden * static_cast<double>(m.expert_hidden);
+  const double head_weights = hidden * static_cast<double>(m.vocab);
+  const double rows = tokens * hidden, kept = copies * 2 * static_cast<double>(m.expert_hidden);
+  const double parameters = layers * (attention_weights + experts * expert_width) + 2 * head_weights;
+  const double attention_flops = layers * 2 * tokens * (attention_weights + scores);
+  const double expert_flops = layers * 2 * copies * expert_width;
+  constexpr double kBytes = 4;
+  std::map<std::string, Work> out = {
+      // y; u, x; qkv and the heads' outputs
+      {"attention.F", {attention_flops, layers * (attention_weights + 7 * rows)}},
+      // weights, gradients read and written; what forward kept; du, dx, dy
+      {"attention.B", {2 * attention_flops, layers * (3 * attention_weights + 10 * rows)}},
+      {"experts.F", {expert_flops, layers * (experts * expert_width + 2 * rows + kept)}},
+      {"experts.B", {2 * expert_flops, layers * (3 * experts * expert_width + 3 * rows + kept)}},
+      {"dispatch.F", {0, layers * 2 * rows}},
+      {"dispatch.B", {0, layers * 2 * rows}},
+      {"combine.F", {0, layers * 3 * rows}},
+      {"combine.B", {0, layers * 2 * rows}},
+      {"embed", {0, 4 * rows}},
+      {"head", {3 * 2 * tokens * head_weights, 3 * head_weights + 2 * rows}},
+      {"norm", {0, parameters}},
+      {"update", {0, 7 * parameters}},  // weights and two moments read and written, gradients read
+      {"zero", {0, parameters}},
+  };
+  for (auto& [kind, work] : out) work.bytes *= kBytes;
+  return out;
 }
 
 /// With one thread its CPU time, which other processes hardly disturb; else wall time.
@@ -89,8 +125,9 @@ struct Layer {
 
 class Trainer {
  public:
-  Trainer()
-      : model_(config_s()),
+  explicit Trainer(const Config& config)
+      : config_(config),
+        model_(config.model),
         embed_(make_embed_state(model_, at::kFloat)),
         head_(make_head_state(model_, at::kFloat)) {
     std::vector<ExpertId> all(static_cast<std::size_t>(model_.num_experts));
@@ -112,7 +149,7 @@ class Trainer {
     append(embed_.values, embed_.grads);
     append(head_.values, head_.grads);
     adamw_ = make_adamw_state(values_);
-    tokens_ = at::arange(kTokens, at::kLong).mul(7919).remainder(model_.vocab);
+    tokens_ = at::arange(config_.tokens(), at::kLong).mul(7919).remainder(model_.vocab);
     targets_ = tokens_.roll(-1);
   }
 
@@ -124,12 +161,12 @@ class Trainer {
     split.time("embed", [&] { y = embed_forward(embed_, tokens_); });
     for (std::size_t l = 0; l < layers_.size(); ++l) y = forward(l, y, split);
     HeadResult head;
-    split.time("head", [&] { head = head_forward_backward(model_, head_, y, targets_, kTokens); });
+    split.time("head", [&] { head = head_forward_backward(model_, head_, y, targets_, config_.tokens()); });
     at::Tensor balance, dy = head.dy_TD;
     split.time("balance", [&] {
       at::Tensor counts = at::zeros({1, model_.num_experts}, at::kLong);
       for (const Layer& layer : layers_) counts += layer.out.counts_BE.sum(0, true);
-      balance = balance_gradient(model_, counts, kTokens, at::kFloat);
+      balance = balance_gradient(model_, counts, config_.tokens(), at::kFloat);
     });
     for (std::size_t l = layers_.size(); l-- > 0;) dy = backward(l, dy, balance, split);
     split.time("embed", [&] { embed_backward(embed_, tokens_, dy); });
@@ -137,8 +174,6 @@ class Trainer {
     split.time("update", [&] { adamw_update(values_, grads_, adamw_, {}, 1e-4, factor_); });
     return head.loss.item<double>();
   }
-
-  const ModelConfig& model() const { return model_; }
 
  private:
   void append(const std::vector<at::Tensor>& values, const std::vector<at::Tensor>& grads) {
@@ -150,8 +185,8 @@ class Trainer {
     Layer& layer = layers_[l];
     layer.y = y_in;
     split.time("attention.F", [&] {
-      layer.out =
-          attention_forward(model_, static_cast<i64>(l), layer.attention, y_in, kSeqLen, KeepGraph::kYes);
+      layer.out = attention_forward(model_, static_cast<i64>(l), layer.attention, y_in, config_.seq_len,
+                                    KeepGraph::kYes);
     });
     split.time("dispatch.F", [&] {
       layer.send = split_by_owner(layer.out.topk_TK, owners_, 1, RowDedup::kOn)[0];
@@ -194,12 +229,13 @@ class Trainer {
     });
     AttentionGradient grad;
     split.time("attention.B", [&] {
-      grad = attention_backward(model_, static_cast<i64>(l), layer.attention, input, kSeqLen);
+      grad = attention_backward(model_, static_cast<i64>(l), layer.attention, input, config_.seq_len);
     });
     return grad.dy_TD;
   }
 
-  ModelConfig model_;
+  const Config& config_;
+  const ModelConfig& model_;
   StateGroup embed_, head_;
   std::vector<Layer> layers_;
   OwnerTable owners_;
@@ -223,36 +259,68 @@ double sgemm_speed() {
   return 2.0 * kSize * kSize * kSize / best;
 }
 
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
+/// Bytes per second, read and written, of the best of a few copies that no cache holds.
+double copy_speed() {
+  constexpr i64 kCount = 32 << 20;
+  static const at::Tensor from = at::ones({kCount});
+  static at::Tensor to = at::empty({kCount});
+  double best = 1e9;
+  for (int i = 0; i < 3; ++i) {
+    const double start = now();
+    to.copy_(from);
+    best = std::min(best, now() - start);
+  }
+  return 2.0 * kCount * 4 / best;
 }
 
-void run(int steps) {
-  Trainer trainer;
-  std::vector<double> speeds, times;
+/// `flops`, `bytes`: what the machine does in a second.
+void print_profile(const std::map<std::string, std::vector<double>>& by_kind, const Config& config,
+                   double flops, double bytes) {
+  const std::map<std::string, Work> work = step_work(config);
+  fmt::print(
+      "op kind          ms median   of step    GFLOP     MB  bound by  roofline ms  share of roofline\n");
+  double total = 0;
+  for (const auto& [kind, seconds] : by_kind) total += median(seconds);
+  for (const auto& [kind, seconds] : by_kind) {
+    const double time = median(seconds);
+    fmt::print("  {:<13} {:10.1f} {:8.1f} %", kind, time * 1e3, 100 * time / total);
+    if (const auto it = work.find(kind); it != work.end()) {
+      const double compute = it->second.flops / flops, memory = it->second.bytes / bytes;
+      fmt::print(" {:8.2f} {:6.0f}  {:<8} {:12.2f} {:18.2f}", it->second.flops / 1e9, it->second.bytes / 1e6,
+                 compute > memory ? "compute" : "memory", 1e3 * std::max(compute, memory),
+                 std::max(compute, memory) / time);
+    }
+    fmt::print("\n");
+  }
+}
+
+void run(const Config& config, int steps) {
+  Trainer trainer(config);
+  std::vector<double> flops_speeds, copy_speeds, times;
   std::map<std::string, std::vector<double>> by_kind;
   double loss = 0;
   for (int i = 0; i < steps; ++i) {
-    speeds.push_back(sgemm_speed());
+    flops_speeds.push_back(sgemm_speed());
+    copy_speeds.push_back(copy_speed());
     Split split;
     const double start = now();
     loss = trainer.step(split);
     times.push_back(now() - start);
     for (const auto& [kind, seconds] : split.seconds()) by_kind[kind].push_back(seconds);
   }
-  const double flops = step_flops(trainer.model()), peak = *std::max_element(speeds.begin(), speeds.end());
+  double flops = 0;
+  for (const auto& [kind, work] : step_work(config)) flops += work.flops;
+  const double peak = *std::max_element(flops_speeds.begin(), flops_speeds.end());
   const double best = *std::min_element(times.begin(), times.end());
-  fmt::print("config S, fp32, {} threads, {} steps, last loss {:.4f}\n", at::get_num_threads(), steps, loss);
-  fmt::print("sgemm 2048      {:8.1f} GFLOP/s best, {:.1f} median\n", peak / 1e9, median(speeds) / 1e9);
+  fmt::print("config {}, fp32, {} threads, {} steps, last loss {:.4f}\n", config.model.name,
+             at::get_num_threads(), steps, loss);
+  fmt::print("sgemm 2048      {:8.1f} GFLOP/s best, {:.1f} median\n", peak / 1e9, median(flops_speeds) / 1e9);
+  fmt::print("copy            {:8.1f} GB/s median\n", median(copy_speeds) / 1e9);
   fmt::print("step            {:8.1f} ms best, {:.1f} ms median, {:.1f} GFLOP\n", best * 1e3,
              median(times) * 1e3, flops / 1e9);
   fmt::print("share of sgemm  {:8.3f} best of best, {:.3f} median of median\n", flops / best / peak,
-             flops / median(times) / median(speeds));
-  for (const auto& [kind, seconds] : by_kind) {
-    fmt::print("  {:<13} {:8.1f} ms best, {:8.1f} median\n", kind,
-               *std::min_element(seconds.begin(), seconds.end()) * 1e3, median(seconds) * 1e3);
-  }
+             flops / median(times) / median(flops_speeds));
+  print_profile(by_kind, config, median(flops_speeds), median(copy_speeds));
 }
 
 }  // namespace
@@ -261,5 +329,6 @@ void run(int steps) {
 int main(int argc, char** argv) {
   at::set_num_threads(argc > 1 ? std::atoi(argv[1]) : 2);
   hetermoe::keep_freed_memory();
-  hetermoe::run(argc > 2 ? std::atoi(argv[2]) : 12);
+  const bool large = argc > 3 && std::string(argv[3]) == "m";
+  hetermoe::run(hetermoe::make_config(large), argc > 2 ? std::atoi(argv[2]) : 12);
 }
