@@ -6,6 +6,7 @@
 
 #include "hetermoe/base/error.h"
 #include "hetermoe/nn/kernels.h"
+#include "hetermoe/nn/products.h"
 
 namespace hetermoe {
 namespace {
@@ -39,18 +40,18 @@ at::Tensor normed_attention(const ModelConfig& model, const Leaves& leaves, cons
 at::Tensor gqa(const ModelConfig& model, const Leaves& leaves, const at::Tensor& normed, i64 seq_len) {
   const HeadShape shape{seq_len, model.num_heads, model.num_kv_heads, model.head_dim};
   const RopeTable table = rope_table(seq_len, shape.dim, model.rope_theta, normed.options());
-  const auto project = [&] { return at::linear(normed, leaves[Weight::kQkv]); };
+  const auto project = [&] { return apply_linear(normed, leaves[Weight::kQkv]); };
   const bool plain = model.qk_norm == QkNorm::kNone && model.clip_qkv == 0;
   const at::Tensor out = plain ? rotary_attention(project(), shape, table, rope_layout(model))
                                : normed_attention(model, leaves, project(), shape, table);
-  return at::linear(out, leaves[Weight::kO]);
+  return apply_linear(out, leaves[Weight::kO]);
 }
 
 at::Tensor mla_queries(const ModelConfig& model, const Leaves& leaves, const at::Tensor& normed) {
-  if (model.q_lora_rank == 0) return at::linear(normed, leaves[Weight::kQ]);
+  if (model.q_lora_rank == 0) return apply_linear(normed, leaves[Weight::kQ]);
   const at::Tensor latent =
-      rms_norm(at::linear(normed, leaves[Weight::kQA]), leaves[Weight::kQANorm], kLatentNormEps);
-  return at::linear(latent, leaves[Weight::kQB]);
+      rms_norm(apply_linear(normed, leaves[Weight::kQA]), leaves[Weight::kQANorm], kLatentNormEps);
+  return apply_linear(latent, leaves[Weight::kQB]);
 }
 
 at::Tensor mla(const ModelConfig& model, const Leaves& leaves, const at::Tensor& normed, i64 seq_len) {
@@ -61,9 +62,9 @@ at::Tensor mla(const ModelConfig& model, const Leaves& leaves, const at::Tensor&
                      .view({num_sequences, seq_len, num_heads, nope + turned})
                      .split_with_sizes({nope, turned}, -1);
   const auto compressed =
-      at::linear(normed, leaves[Weight::kKvA]).split_with_sizes({model.kv_lora_rank, turned}, 1);
+      apply_linear(normed, leaves[Weight::kKvA]).split_with_sizes({model.kv_lora_rank, turned}, 1);
   const at::Tensor latent = rms_norm(compressed[0].contiguous(), leaves[Weight::kKvANorm], kLatentNormEps);
-  const auto kv = at::linear(latent, leaves[Weight::kKvB])
+  const auto kv = apply_linear(latent, leaves[Weight::kKvB])
                       .view({num_sequences, seq_len, num_heads, nope + model.v_dim})
                       .split_with_sizes({nope, model.v_dim}, -1);
   const at::Tensor q_turned = rope(q[1], table, rope_layout(model));
@@ -74,7 +75,7 @@ at::Tensor mla(const ModelConfig& model, const Leaves& leaves, const at::Tensor&
   const at::Tensor keys = at::cat({kv[0], k_turned.expand({num_sequences, seq_len, num_heads, turned})}, -1);
   const at::Tensor out =
       causal_attention(queries, keys, kv[1], 1 / std::sqrt(static_cast<double>(nope + turned)));
-  return at::linear(out.reshape({-1, num_heads * model.v_dim}), leaves[Weight::kO]);
+  return apply_linear(out.reshape({-1, num_heads * model.v_dim}), leaves[Weight::kO]);
 }
 
 }  // namespace

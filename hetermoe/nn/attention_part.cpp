@@ -6,6 +6,7 @@
 #include "hetermoe/base/error.h"
 #include "hetermoe/nn/attention.h"
 #include "hetermoe/nn/kernels.h"
+#include "hetermoe/nn/products.h"
 #include "hetermoe/nn/router.h"
 
 namespace hetermoe {
@@ -20,7 +21,7 @@ struct AttentionGraph {
 namespace {
 
 at::Tensor mlp(const Leaves& leaves, const at::Tensor& x) {
-  return at::linear(swiglu(at::linear(x, leaves[Weight::kMlpGateUp])), leaves[Weight::kMlpDown]);
+  return apply_linear(swiglu(apply_linear(x, leaves[Weight::kMlpGateUp])), leaves[Weight::kMlpDown]);
 }
 
 /// One pass through the part. topk: the saved choice, or undefined to choose now.
@@ -37,7 +38,7 @@ AttentionGraph run(const ModelConfig& model, i64 layer, const StateGroup& state,
   if (!moe) return out;
   const at::ScalarType wide = accumulate_type(y.scalar_type());
   out.x = x;
-  out.scores = router_scores(model, at::linear(x.to(wide), leaves[Weight::kRouter].to(wide)));
+  out.scores = router_scores(model, apply_linear(x.to(wide), leaves[Weight::kRouter].to(wide)));
   if (!out.topk.defined()) out.topk = choose_experts(model, out.scores, state.buffer);
   out.weights = routing_weights(model, out.scores, out.topk);
   return out;

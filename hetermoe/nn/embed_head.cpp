@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "hetermoe/nn/kernels.h"
+#include "hetermoe/nn/products.h"
 #include "hetermoe/nn/rows.h"
 
 namespace hetermoe {
@@ -59,7 +60,7 @@ HeadResult head_forward_backward(const ModelConfig& model, StateGroup& state, co
   for_each_chunk(y_TD.size(0), options.chunk_tokens, [&](i64 begin, i64 count) {
     const at::Tensor h = normed.out.narrow(0, begin, count);
     const Targets part{targets.index_T1.narrow(0, begin, count), targets.counted_T1.narrow(0, begin, count)};
-    at::Tensor logits = at::mm(h, output.t()).to(wide).log_softmax(-1);
+    at::Tensor logits = apply_linear(h, output).to(wide).log_softmax(-1);
     out.loss += token_losses(logits, part).sum(at::kDouble) * scale;
     // d loss / d logits = (softmax - one-hot) * scale, zero where the target does not count.
     at::Tensor dlogits = logits.exp_();
@@ -67,8 +68,8 @@ HeadResult head_forward_backward(const ModelConfig& model, StateGroup& state, co
     dlogits.mul_(part.counted_T1.to(wide) * (scale * options.loss_scale));
     dlogits = dlogits.to(y_TD.scalar_type());
     at::Tensor dh = dnormed.narrow(0, begin, count);
-    at::mm_out(dh, dlogits, output);
-    state.grad(weight).addmm_(dlogits.t(), h);
+    multiply_into(dh, dlogits, output);
+    add_product_(state.grad(weight), dlogits.t(), h);
   });
   NormGradient grad = rms_norm_backward(y_TD, state.value(Weight::kFinalNorm), normed.rstd, dnormed);
   state.grad(Weight::kFinalNorm).add_(grad.dweight_D);
@@ -84,7 +85,7 @@ at::Tensor head_loss_sum(const ModelConfig& model, const StateGroup& state, cons
   at::Tensor sum = at::zeros({}, y_TD.options().dtype(at::kDouble));
   for_each_chunk(y_TD.size(0), options.chunk_tokens, [&](i64 begin, i64 count) {
     const Targets part{targets.index_T1.narrow(0, begin, count), targets.counted_T1.narrow(0, begin, count)};
-    const at::Tensor logits = at::mm(normed.out.narrow(0, begin, count), output.t());
+    const at::Tensor logits = apply_linear(normed.out.narrow(0, begin, count), output);
     sum +=
         token_losses(logits.to(accumulate_type(logits.scalar_type())).log_softmax(-1), part).sum(at::kDouble);
   });

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "hetermoe/nn/kernels.h"
+#include "hetermoe/nn/products.h"
 #include "hetermoe/nn/rows.h"
 
 namespace hetermoe {
@@ -118,11 +119,11 @@ at::Tensor experts_forward(const ExpertSlab& slab, const at::Tensor& rows_RD, co
     const at::Tensor input = gather_rows(rows_RD, part(groups.row_C));
     at::Tensor gate_up = saved != nullptr ? part(saved->gate_up_C2F)
                                           : at::empty({chunk.count, slab.gate_up.size(1)}, rows_RD.options());
-    at::mm_out(gate_up, input, slab.gate_up[chunk.slot].t());
+    multiply_into(gate_up, input, slab.gate_up[chunk.slot].t());
     // The weight is applied before the down projection: it is linear, and the rows are gone after it.
     const at::Tensor act = swiglu_forward(gate_up, part(weights_C));
     at::Tensor out = part(out_CH);
-    at::mm_out(out, act, slab.down[chunk.slot].t());
+    multiply_into(out, act, slab.down[chunk.slot].t());
   });
   return sum_copies(out_CH, groups);
 }
@@ -143,11 +144,11 @@ ExpertsGradient experts_backward(ExpertSlab& slab, const at::Tensor& rows_RD, co
   run_tasks(make_chunks(slab, groups), rows_RD.device(), [&](const Chunk& chunk) {
     const auto part = [&chunk](const at::Tensor& x) { return x.narrow(0, chunk.begin, chunk.count); };
     at::Tensor gate_up = part(gate_up_C2F), act = part(act_CF), drows = part(drows_CD);
-    if (saved == nullptr) at::mm_out(gate_up, part(input_CD), slab.gate_up[chunk.slot].t());
-    at::mm_out(act, part(dout_CD), slab.down[chunk.slot]);
+    if (saved == nullptr) multiply_into(gate_up, part(input_CD), slab.gate_up[chunk.slot].t());
+    multiply_into(act, part(dout_CD), slab.down[chunk.slot]);
     SwigluGradient gradient{gate_up, act, part(dweights_C)};
     swiglu_backward_out(gradient, gate_up, part(weights_C), act);
-    at::mm_out(drows, gate_up, slab.gate_up[chunk.slot]);
+    multiply_into(drows, gate_up, slab.gate_up[chunk.slot]);
   });
   run_tasks(make_tiles(slab, groups), rows_RD.device(), [&](const GradTile& tile) {
     const bool down = tile.weight == GradTile::Weight::kDown;
@@ -156,7 +157,8 @@ ExpertsGradient experts_backward(ExpertSlab& slab, const at::Tensor& rows_RD, co
     };
     const at::Tensor left = part(down ? dout_CD : gate_up_C2F).narrow(1, tile.first, tile.rows);
     const at::Tensor& grad = down ? slab.down_grad : slab.gate_up_grad;
-    grad[tile.copies.slot].narrow(0, tile.first, tile.rows).addmm_(left.t(), part(down ? act_CF : input_CD));
+    add_product_(grad[tile.copies.slot].narrow(0, tile.first, tile.rows), left.t(),
+                 part(down ? act_CF : input_CD));
   });
   return {sum_copies(drows_CD, groups), dweights_C};
 }

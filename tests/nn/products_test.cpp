@@ -1,0 +1,80 @@
+#include "hetermoe/nn/products.h"
+
+#include <torch/csrc/autograd/autograd.h>
+
+#include <cmath>
+
+#include "hetermoe/base/types.h"
+#include "tests/nn/compare.h"
+
+namespace hetermoe {
+namespace {
+
+/// Half a unit in the last place, as a share of the value, and a little for the sums in fp32.
+double rounding(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kBFloat16:
+      return std::ldexp(1.0, -8) + 1e-6;
+    case at::kHalf:
+      return std::ldexp(1.0, -11) + 1e-6;
+    case at::kFloat:
+      return 1e-5;
+    default:
+      return 1e-12;
+  }
+}
+
+class Products : public ::testing::TestWithParam<at::ScalarType> {
+ protected:
+  void SetUp() override { at::manual_seed(1); }
+  /// Above zero, so that no sum cancels and every element can be held to the rounding of its own value.
+  at::Tensor positive(i64 rows, i64 columns) const { return at::rand({rows, columns}).to(GetParam()); }
+  /// Every element is the exact one, rounded once.
+  static void expect_rounded(const at::Tensor& got, const at::Tensor& exact) {
+    ASSERT_EQ(got.scalar_type(), GetParam());
+    const at::Tensor off = (got.to(at::kDouble) - exact).abs() / exact.abs();
+    EXPECT_LE(off.max().item<double>(), rounding(GetParam()));
+  }
+};
+
+TEST_P(Products, AreRoundedOnce) {
+  const at::Tensor a = positive(33, 129), b = positive(129, 65);
+  at::Tensor out = at::full({33, 65}, std::nan(""), a.options());
+  multiply_into(out, a, b);
+  expect_rounded(out, at::mm(a.to(at::kDouble), b.to(at::kDouble)));
+}
+
+TEST_P(Products, TakeTransposedOperandsAndParts) {
+  const at::Tensor a = positive(129, 40).t().narrow(0, 3, 33), b = positive(65, 129).t();
+  at::Tensor whole = at::zeros({70, 65}, a.options());
+  at::Tensor out = whole.narrow(0, 10, 33);
+  multiply_into(out, a, b);
+  expect_rounded(whole.narrow(0, 10, 33), at::mm(a.to(at::kDouble), b.to(at::kDouble)));
+  EXPECT_EQ(whole.narrow(0, 0, 10).abs().max().item<double>(), 0);
+  EXPECT_EQ(whole.narrow(0, 43, 27).abs().max().item<double>(), 0);
+}
+
+TEST_P(Products, AddUp) {
+  const at::Tensor a = positive(129, 33).t(), b = positive(129, 65);
+  const at::Tensor start = positive(33, 65);
+  const at::Tensor sum = start.clone();
+  add_product_(sum, a, b);
+  expect_rounded(sum, at::addmm(start.to(at::kDouble), a.to(at::kDouble), b.to(at::kDouble)));
+}
+
+TEST_P(Products, LinearHasTheGradientsOfLinear) {
+  const at::Tensor x = positive(33, 129).requires_grad_(), weight = positive(65, 129).requires_grad_();
+  const at::Tensor dout = positive(33, 65);
+  const at::Tensor out = apply_linear(x, weight);
+  expect_rounded(out.detach(), at::linear(x.to(at::kDouble), weight.to(at::kDouble)).detach());
+  const auto grads = torch::autograd::grad({out}, {x, weight}, {dout});
+  expect_rounded(grads[0], at::mm(dout.to(at::kDouble), weight.detach().to(at::kDouble)));
+  expect_rounded(grads[1], at::mm(dout.t().to(at::kDouble), x.detach().to(at::kDouble)));
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, Products,
+                         ::testing::Values(at::kDouble, at::kFloat, at::kBFloat16, at::kHalf),
+                         [](const auto& info) { return std::string(c10::toString(info.param)); });
+
+}  // namespace
+}  // namespace hetermoe
