@@ -74,9 +74,11 @@ int plan(const Options& options) {
   const PlanResult result = find_plan(request);
   if (options.json) print_json(to_json(result));
   if (!result.feasible()) {
-    if (options.json) return 1;
-    fail<InputError>("plan", "no plan of {} on {} fits: {}", request.model.name, request.cluster.name,
-                     result.infeasible);
+    if (options.json) return 2;  // as below, the reason is in the output
+    fail<InputError>(
+        "plan",
+        "no plan of {} on {} fits: {}. Expected more or larger devices, a smaller model or shorter sequences",
+        request.model.name, request.cluster.name, result.infeasible);
   }
   if (!options.json) print_result(request, result);
   if (options.output.empty()) return 0;

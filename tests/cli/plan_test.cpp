@@ -20,8 +20,13 @@ TEST(PlanCommand, WritesAPlanThatSimulateTakes) {
 TEST(PlanCommand, SaysWhatDoesNotFitAndWhy) {
   const ProgramResult result =
       run_hetermoe({"plan", "--model", "deepseek-v3", "--cluster", "demo", "--seq", "4096"});
-  EXPECT_NE(result.code, 0);
+  EXPECT_EQ(result.code, 2);
   EXPECT_NE(result.err.find("[plan] no plan of deepseek-v3 on demo fits: "), std::string::npos) << result.err;
+  EXPECT_NE(result.err.find("Expected more or larger devices"), std::string::npos) << result.err;
+  const ProgramResult as_json =
+      run_hetermoe({"plan", "--model", "deepseek-v3", "--cluster", "demo", "--seq", "4096", "--json"});
+  EXPECT_EQ(as_json.code, 2);
+  EXPECT_NE(parse_json(as_json.out, "output").at("infeasible"), "");
 }
 
 TEST(PlanCommand, BadInputIsNamed) {
