@@ -180,6 +180,13 @@ Job load_job(const std::string& path, const std::vector<std::pair<std::string, s
 /// As load_job, from nothing but overrides.
 Job job_from_overrides(const std::vector<std::pair<std::string, std::string>>& overrides);
 
+/// The job as one of several compared strategies runs it. What only others of them have a use for is dropped:
+/// plan.experts, experts_moved, and weights of other devices. So that all are compared on the same devices,
+/// those of the roles of plan.attention and plan.experts together take the place of plan.attention where all
+/// devices are used alike, and the first with attention where one is used. Throws ConfigError.
+Job job_of_strategy(const Job& job, const std::string& strategy, const std::vector<std::string>& compared,
+                    const Cluster& cluster);
+
 /// The plan of a job: the file it names, or what its strategy makes. Checked against model and cluster;
 /// throws ConfigError with all faults.
 Plan make_job_plan(const Job& job, const ModelConfig& model, const Cluster& cluster);

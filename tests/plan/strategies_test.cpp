@@ -57,8 +57,7 @@ TEST(Strategies, EveryOneGivesAValidPlanOnEverySize) {
     const Cluster cluster = make_cluster({devices}, 2);
     const ModelConfig model = make_model({.num_layers = 3, .num_experts = 5, .dense = {0}});
     for (const Strategy& strategy : strategies()) {
-      const bool split = strategy.name == "zebra" || strategy.name == "dist_ep";
-      if (split && devices == 1) continue;
+      if (strategy.use == DeviceUse::kApart && devices == 1) continue;
       const Plan plan = strategy.make(model, cluster, request(7, 3));
       EXPECT_EQ(plan.strategy, strategy.name);
       EXPECT_EQ(total_sequences(plan), 7);
