@@ -97,15 +97,16 @@ std::string gpu_driver() {
   return line;
 }
 
-std::string describe_gpus(const std::string& driver) {
+std::string describe_gpus(const std::string& driver, int count) {
   if (driver.empty()) return "no NVIDIA driver here";
   if (!open_cuda().empty()) return fmt::format("{}, but CUDA cannot be used: {}", driver, open_cuda());
-  return fmt::format("{} for this process; {}", num_cuda_devices(), driver);
+  return fmt::format("{} for this process; {}", count, driver);
 }
 
 Json examine() {
   const Bytes limit = memory_limit(), memory = proc_memory("MemTotal");
   const std::string driver = gpu_driver();
+  const int num_gpus = num_cuda_devices();
   return {{"hetermoe", version()},
           {"compiler", __VERSION__},
           {"build_type", build_type()},
@@ -119,9 +120,9 @@ Json examine() {
           {"memory_available_bytes", proc_memory("MemAvailable")},
           {"mpi", {{"available", mpi_is_available()}, {"description", mpi_description()}}},
           {"gpu",
-           {{"available", num_cuda_devices() > 0},
-            {"count", num_cuda_devices()},
-            {"description", describe_gpus(driver)},
+           {{"available", num_gpus > 0},
+            {"count", num_gpus},
+            {"description", describe_gpus(driver, num_gpus)},
             {"nccl", nccl_description()}}},
           {"text", text_json()},
           {"configs", configs_json()}};

@@ -31,7 +31,7 @@ i32 count_of(const char* name, const std::string& text) {
 }  // namespace
 
 i32 Processes::local_rank() const {
-  for (const char* name : {"LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"}) {
+  for (const char* name : {"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"}) {
     const std::string text = environment_variable(name);
     if (!text.empty()) return number_from(name, text, 0, "the number of a process on its machine");
   }

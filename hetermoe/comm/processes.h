@@ -14,7 +14,8 @@ class Processes {
   virtual ~Processes() = default;
   virtual i32 rank() const { return 0; }
   virtual i32 num_ranks() const { return 1; }
-  /// Among the processes of this machine, as the launcher says: which GPU is this one's.
+  /// Among the processes of this machine, as the launcher says: which GPU is this one's. Here by the
+  /// variables of MPI's launchers.
   virtual i32 local_rank() const;
   /// Every rank's text, in rank order; collective. Also a barrier.
   virtual std::vector<std::string> gather(const std::string& text) const { return {text}; }

@@ -33,10 +33,10 @@ struct Outcome {
 };
 
 Outcome two_steps(const NamedPlan& named, const ModelConfig& model, const Cluster& cluster,
-                  const std::vector<c10::Device>& where, std::unique_ptr<Transport> transport = nullptr) {
+                  const std::vector<c10::Device>& where, const Session::MakeTransport& make_transport = {}) {
   Session::Options options{{true, 1, true}, {}, {}};
   options.where = where;
-  Session session(model, cluster, named.plan, options, std::move(transport));
+  Session session(model, cluster, named.plan, options, make_transport);
   session.initialize(1);
   StepInput input = random_input(named.plan, model);
   input.learning_rate = 1e-3;
@@ -121,8 +121,9 @@ TEST_F(GpuNccl, AWorldOfOneTrains) {
   const NamedPlan named = strategy_plans(model, cluster, small_step())[0];
   const Processes alone;
   const Outcome plain = two_steps(named, model, cluster, {kFirst});
-  const Outcome nccl = two_steps(named, model, cluster, {kFirst},
-                                 make_nccl_transport(alone, open_nccl(), {{0}, {1, 2, 3, 4}, kFirst}));
+  const Outcome nccl = two_steps(named, model, cluster, {kFirst}, [&](const Schedule& schedule) {
+    return make_nccl_transport(alone, open_nccl(), {{0}, transfer_queues(schedule), kFirst});
+  });
   EXPECT_EQ(worst_difference(plain.values, nccl.values), 0);
 }
 

@@ -1,4 +1,7 @@
 #pragma once
+#include <gtest/gtest.h>
+
+#include <algorithm>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
