@@ -6,6 +6,7 @@
 #include <map>
 #include <string>
 
+#include "tests/support/error_of.h"
 #include "tests/support/work_folder.h"
 
 namespace hetermoe {
@@ -31,12 +32,7 @@ std::vector<Plan> plans_of(const std::vector<std::string>& strategies, Overrides
 }
 
 std::string refusal_of(const std::vector<std::string>& strategies, const Overrides& overrides) {
-  try {
-    plans_of(strategies, overrides);
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "no error";
+  return error_of<ConfigError>([&] { plans_of(strategies, overrides); });
 }
 
 /// A number of moved experts for each layer of the tiny model.

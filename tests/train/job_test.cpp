@@ -2,22 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/support/error_of.h"
 #include "tests/support/work_folder.h"
 
 namespace hetermoe {
 namespace {
 
 using Overrides = std::vector<std::pair<std::string, std::string>>;
-
-template <class F>
-std::string error_of(F&& run) {
-  try {
-    run();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 std::string flag_error(const std::string& name, const std::string& value) {
   return error_of([&] { job_from_overrides({{name, value}}); });
