@@ -7,6 +7,7 @@
 
 #include "hetermoe/cli/command.h"
 #include "hetermoe/comm/preflight.h"
+#include "hetermoe/nn/accelerator.h"
 #include "hetermoe/report/progress.h"
 #include "hetermoe/report/table.h"
 #include "hetermoe/train/compare.h"
@@ -59,9 +60,11 @@ RunsOn runs_on(const Job& job) { return job.run.device == "cpu" ? RunsOn::kCpu :
 int train(const Options& options, const Job& job, const Processes& processes) {
   const bool talks = processes.rank() == 0;
   if (talks) tell_of_other_results(job);
-  if (!processes.alone() && job.train.preflight && runs_on(job) == RunsOn::kCpu) {
-    const std::vector<std::string> complaints = check_processes(processes);
-    for (const std::string& complaint : complaints) {
+  if (!processes.alone() && job.train.preflight) {
+    PreflightOptions how;
+    how.device = find_device_in_turn(job.run.device, processes.local_rank(), "run.device");
+    for (const std::string& complaint :
+         check_processes(processes, pair_transport(processes, how.device), how)) {
       if (talks) std::cerr << "[preflight] " << complaint << std::endl;
     }
   }

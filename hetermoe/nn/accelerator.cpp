@@ -61,6 +61,12 @@ c10::Device find_device(const std::string& name, const std::string& where) {
   return {c10::DeviceType::CUDA, index};
 }
 
+c10::Device find_device_in_turn(const std::string& name, i64 n, const std::string& where) {
+  c10::Device device = find_device(name, where);
+  if (name == "cuda") device.set_index(static_cast<c10::DeviceIndex>(n % num_cuda_devices()));
+  return device;
+}
+
 void* stream_handle(c10::Device device) {
   return device.is_cpu() ? nullptr : guard_of(device).getStream(device).native_handle();
 }

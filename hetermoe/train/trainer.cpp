@@ -71,14 +71,11 @@ Session::Options session_options(const Job& job, const ModelConfig& model, const
 
 /// Where the tensors of each device are: empty = on the CPU.
 std::vector<c10::Device> places(const Job& job, const Cluster& cluster, const Processes& processes) {
-  const c10::Device first = find_device(job.run.device, "run.device");
-  if (first.is_cpu()) return {};
-  std::vector<c10::Device> where(cluster.devices.size(), first);
-  const int count = num_cuda_devices();
-  const bool in_turn = job.run.device == "cuda";
-  for (std::size_t d = 0; in_turn && d < where.size(); ++d) {
-    const int gpu = processes.alone() ? static_cast<int>(d) : processes.local_rank();
-    where[d].set_index(static_cast<c10::DeviceIndex>(gpu % count));
+  if (find_device(job.run.device, "run.device").is_cpu()) return {};
+  std::vector<c10::Device> where;
+  for (DeviceId d = 0; d < cluster.num_devices(); ++d) {
+    const i32 turn = processes.alone() ? d : processes.local_rank();
+    where.push_back(find_device_in_turn(job.run.device, turn, "run.device"));
   }
   return where;
 }

@@ -210,14 +210,10 @@ TEST(Mpi, ARankWithOtherSharesInItsPlanIsNamed) {
 }
 
 TEST(Mpi, APreflightMeasuresEveryPairOfProcesses) {
-  const std::vector<std::string> names = process_names(*job);
-  EXPECT_EQ(static_cast<i32>(names.size()), job->num_ranks());
-  std::vector<i32> ranks;
-  for (i32 r = 0; r < job->num_ranks(); ++r) ranks.push_back(r);
-  const std::unique_ptr<Transport> transport = make_mpi_transport(*job, ranks);
-  const std::vector<PairTimes> pairs = measure_pairs(*job, *transport, ranks, {});
-  EXPECT_EQ(static_cast<i32>(pairs.size()), job->num_ranks() * (job->num_ranks() - 1) / 2);
-  for (const PairTimes& pair : pairs) {
+  const MeasuredPairs found = measure_processes(*job, pair_transport(*job, c10::DeviceType::CPU), {});
+  EXPECT_EQ(static_cast<i32>(found.names.size()), job->num_ranks());
+  EXPECT_EQ(static_cast<i32>(found.pairs.size()), job->num_ranks() * (job->num_ranks() - 1) / 2);
+  for (const PairTimes& pair : found.pairs) {
     EXPECT_EQ(pair.link, "same host");
     EXPECT_EQ(pair.seconds.size(), 3U);
   }
