@@ -49,10 +49,19 @@ Launch read_launch(const Variables& variable);
 
 enum class RunsOn { kCpu, kGpu };
 
+/// How long processes that meet at a store wait for each other.
+struct StoreOptions {
+  Seconds join_limit = 300;     ///< until all ranks have come
+  Seconds gather_limit = 1800;  ///< until all ranks have come to a gather()
+  /// A rank that shows no sign of life for so long is dead: the others end within this time.
+  Seconds silence = 20;
+  /// Called before this process ends because another is dead or ended the run; must be quick and not throw.
+  std::function<void()> last_words;
+};
+
 /// Joins the other processes of the run, if there are any: over MPI, or, under torchrun, at its store. Throws
 /// ConfigError for a CPU run under torchrun (its processes talk over MPI), TransportError when MPI finds
-/// another number of processes than the launcher started. last_words: see StoreOptions.
-std::unique_ptr<Processes> join_processes(RunsOn device = RunsOn::kCpu,
-                                          std::function<void()> last_words = {});
+/// another number of processes than the launcher started.
+std::unique_ptr<Processes> join_processes(RunsOn device = RunsOn::kCpu, StoreOptions options = {});
 
 }  // namespace hetermoe

@@ -141,11 +141,19 @@ struct ClockOptions {
 
 struct RunOptions {
   std::string device = "cpu";
+  double silence_s = 20, gather_limit_s = 1800;
   template <class V>
   void fields(V& v) {
     v("device", device,
       "where the work is done: cpu; cuda: the GPUs in turn (several processes: one each, over NCCL); cuda:N: "
       "one GPU");
+    v("silence_s", silence_s,
+      "processes that meet at a store (torchrun): one that shows no sign of life for so long is dead, which "
+      "ends the run",
+      between(1, 3600));
+    v("gather_limit_s", gather_limit_s,
+      "processes that meet at a store: so long they wait for one that lives but does not come",
+      between(1, 1e6));
   }
 };
 
