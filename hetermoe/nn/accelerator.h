@@ -23,6 +23,9 @@ c10::Device find_device(const std::string& name, const std::string& where);
 /// As find_device(), but "cuda" is every GPU in turn: the one for the n-th of those who share them.
 c10::Device find_device_in_turn(const std::string& name, i64 n, const std::string& where);
 
+/// Of a GPU: 90 for 9.0. 0 on a CPU.
+int compute_capability(c10::Device device);
+
 /// The calling thread's stream on a device as its own library knows it (cudaStream_t); null on a CPU.
 void* stream_handle(c10::Device device);
 /// Whether all that this thread launched on the device has ended. Throws what a kernel met.

@@ -3,6 +3,7 @@
 #include "hetermoe/comm/nccl.h"
 #include "hetermoe/nn/accelerator.h"
 #include "hetermoe/profile/profiler.h"
+#include "tests/nn/expert_case.h"
 #include "tests/support/rig.h"
 #include "tests/support/strategy_plans.h"
 #include "tests/train/tiny_run.h"
@@ -21,6 +22,7 @@ class Gpu : public ::testing::Test {
 };
 
 using GpuEngine = Gpu;
+using GpuExperts = Gpu;
 using GpuTraining = Gpu;
 using GpuNccl = Gpu;
 using GpuProfile = Gpu;
@@ -81,6 +83,14 @@ TEST_F(GpuEngine, EveryRunOfAStepGivesTheSameBits) {
     const Outcome second = two_steps(named, model, cluster, where);
     EXPECT_EQ(worst_difference(first.values, second.values), 0) << named.name;
   }
+}
+
+TEST_F(GpuExperts, Bf16InOneKernelEqualsOneAfterAnother) {
+  const at::TensorOptions bf16 = at::TensorOptions(at::kBFloat16).device(kFirst);
+  EXPECT_GT(compute_capability(kFirst), 0);
+  EXPECT_EQ(expert_products(make_uneven_case(bf16).slab) == ExpertProducts::kGrouped,
+            compute_capability(kFirst) / 10 == 9);
+  expect_one_kernel_equals_each(bf16, 0.02);
 }
 
 /// Losses of a job of 50 steps.
