@@ -97,15 +97,16 @@ std::string gpu_driver() {
   return line;
 }
 
-std::string describe_gpus(const std::string& driver) {
+std::string describe_gpus(const std::string& driver, int count) {
   if (driver.empty()) return "no NVIDIA driver here";
   if (!open_cuda().empty()) return fmt::format("{}, but CUDA cannot be used: {}", driver, open_cuda());
-  return fmt::format("{} for this process; {}", num_cuda_devices(), driver);
+  return fmt::format("{} for this process; {}", count, driver);
 }
 
 Json examine() {
   const Bytes limit = memory_limit(), memory = proc_memory("MemTotal");
   const std::string driver = gpu_driver();
+  const int num_gpus = num_cuda_devices();
   return {{"hetermoe", version()},
           {"compiler", __VERSION__},
           {"build_type", build_type()},
@@ -119,9 +120,9 @@ Json examine() {
           {"memory_available_bytes", proc_memory("MemAvailable")},
           {"mpi", {{"available", mpi_is_available()}, {"description", mpi_description()}}},
           {"gpu",
-           {{"available", num_cuda_devices() > 0},
-            {"count", num_cuda_devices()},
-            {"description", describe_gpus(driver)},
+           {{"available", num_gpus > 0},
+            {"count", num_gpus},
+            {"description", describe_gpus(driver, num_gpus)},
             {"nccl", nccl_description()}}},
           {"text", text_json()},
           {"configs", configs_json()}};
@@ -158,6 +159,7 @@ void print(const Json& found) {
 
 struct Options {
   std::string cluster;
+  std::string device = "cpu";
   double limit = PreflightOptions().limit;
   bool json = false;
 };
@@ -185,27 +187,28 @@ Json to_json(const PairTimes& pair, const std::vector<std::string>& names, const
   return json;
 }
 
-/// Every pair of processes, or of the cluster's devices as threads of this process.
+/// Every pair of the cluster's devices, as threads of this process.
+MeasuredPairs measure_threads(const Processes& processes, const Cluster& cluster,
+                              const PreflightOptions& options) {
+  MeasuredPairs out;
+  for (DeviceId d = 0; d < cluster.num_devices(); ++d)
+    out.names.push_back(fmt::format("device {} ({})", d, cluster.device_name(d)));
+  const std::unique_ptr<Transport> transport = make_in_process_transport(cluster.num_devices());
+  out.pairs = measure_pairs(processes, *transport, std::vector<i32>(out.names.size(), 0), options);
+  return out;
+}
+
+/// Every pair of processes, or of devices where there is one process.
 int preflight(const Options& options, const Processes& processes) {
   const Cluster cluster = cluster_of(options.cluster);
   check_alike(processes, fmt::format("{} {}", version(), to_json(cluster).dump()),
               "All ranks need the same program and cluster.");
   PreflightOptions how;
   how.limit = options.limit;
-  std::vector<i32> rank_of;
-  std::vector<std::string> names;
-  std::unique_ptr<Transport> transport;
-  if (processes.alone()) {
-    rank_of.assign(cluster.devices.size(), 0);
-    for (DeviceId d = 0; d < cluster.num_devices(); ++d)
-      names.push_back(fmt::format("device {} ({})", d, cluster.device_name(d)));
-    transport = make_in_process_transport(cluster.num_devices());
-  } else {
-    for (i32 r = 0; r < processes.num_ranks(); ++r) rank_of.push_back(r);
-    names = process_names(processes);
-    transport = make_mpi_transport(processes, rank_of);
-  }
-  const std::vector<PairTimes> pairs = measure_pairs(processes, *transport, rank_of, how);
+  how.device = find_device_in_turn(options.device, processes.local_rank(), "--device");
+  const auto [pairs, names] = processes.alone()
+                                  ? measure_threads(processes, cluster, how)
+                                  : measure_processes(processes, pair_transport(processes, how.device), how);
   const std::vector<std::string> complaints = pair_complaints(pairs, names, how);
   const int code = any_dead(pairs) ? 1 : 0;
   if (processes.rank() > 0) return code;
@@ -223,7 +226,8 @@ int preflight(const Options& options, const Processes& processes) {
 
 /// With several processes an error of one ends all, as in `train`.
 int preflight(const Options& options) {
-  const std::unique_ptr<Processes> processes = join_processes();
+  const std::unique_ptr<Processes> processes =
+      join_processes(options.device == "cpu" ? RunsOn::kCpu : RunsOn::kGpu);
   int code = 1;
   try {
     code = preflight(options, *processes);
@@ -242,7 +246,10 @@ std::function<int()> make_doctor(CLI::App& app) {
   app.add_option(
       "--cluster", options->cluster,
       "a cluster, or a job that names one: exchange messages between every pair of its devices, or of "
-      "the processes that mpirun started, and name slow and dead pairs");
+      "the processes that mpirun or torchrun started, and name slow and dead pairs");
+  app.add_option("--device", options->device,
+                 "of the processes: cpu, which talk over MPI, or cuda, which talk over NCCL")
+      ->capture_default_str();
   app.add_option("--limit", options->limit, "seconds after which a pair is dead")->capture_default_str();
   app.add_flag("--json", options->json, "print JSON");
   return [options] {

@@ -52,9 +52,7 @@ Simulated simulate_job(const Job& job, const ModelConfig& model, const Cluster& 
   out.schedule = build_schedule(out.plan, model, step);
   const std::unique_ptr<CostModel> cost = make_cost(model, cluster, emulated, load_profiles(cluster));
   const Placement placement(emulated, model, step);
-  const OpCosts costs = price(out.schedule, placement, model, cluster, *cost, routing);
-  Simulator simulator;
-  const OpTimes& times = simulator.run(out.schedule, costs);
+  const OpTimes times = simulate(out.schedule, placement, model, cluster, *cost, routing);
   out.timeline = make_timeline(out.schedule, times, out.plan, cluster, "simulated");
   out.timeline.title = fmt::format("{}, {} on {}", job.plan.file.empty() ? job.strategy : out.plan.strategy,
                                    model.name, cluster.name);

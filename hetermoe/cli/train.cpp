@@ -7,6 +7,7 @@
 
 #include "hetermoe/cli/command.h"
 #include "hetermoe/comm/preflight.h"
+#include "hetermoe/nn/accelerator.h"
 #include "hetermoe/report/progress.h"
 #include "hetermoe/report/table.h"
 #include "hetermoe/train/compare.h"
@@ -54,14 +55,14 @@ void tell_of_other_results(const Job& job) {
 }
 
 /// Runs the job; only rank 0 talks.
-RunsOn runs_on(const Job& job) { return job.run.device == "cpu" ? RunsOn::kCpu : RunsOn::kGpu; }
-
 int train(const Options& options, const Job& job, const Processes& processes) {
   const bool talks = processes.rank() == 0;
   if (talks) tell_of_other_results(job);
-  if (!processes.alone() && job.train.preflight && runs_on(job) == RunsOn::kCpu) {
-    const std::vector<std::string> complaints = check_processes(processes);
-    for (const std::string& complaint : complaints) {
+  if (!processes.alone() && job.train.preflight) {
+    PreflightOptions how;
+    how.device = find_device_in_turn(job.run.device, processes.local_rank(), "run.device");
+    for (const std::string& complaint :
+         check_processes(processes, pair_transport(processes, how.device), how)) {
       if (talks) std::cerr << "[preflight] " << complaint << std::endl;
     }
   }
@@ -95,19 +96,26 @@ Job read_job(const Options& options, const Overrides& overrides) {
   return options.job.empty() ? job_from_overrides(overrides) : load_job(options.job, overrides);
 }
 
-/// What a job that cannot be read would run on does not matter: reading it again tells why.
-RunsOn asked_device(const Options& options, const Overrides& overrides) {
+/// How a job that cannot be read would have its processes meet does not matter: reading it again tells why.
+RunOptions asked_run(const Options& options, const Overrides& overrides) {
   try {
-    return runs_on(read_job(options, overrides));
+    return read_job(options, overrides).run;
   } catch (const Error&) {
-    return RunsOn::kCpu;
+    return {};
   }
+}
+
+std::unique_ptr<Processes> join(const RunOptions& run) {
+  StoreOptions options;
+  options.silence = run.silence_s;
+  options.gather_limit = run.gather_limit_s;
+  options.last_words = [] { Presence::tell_failed(); };
+  return join_processes(run.device == "cpu" ? RunsOn::kCpu : RunsOn::kGpu, std::move(options));
 }
 
 /// With several processes an error of one ends all: the others would wait for its messages.
 int train(const Options& options, const Overrides& overrides) {
-  const std::unique_ptr<Processes> processes =
-      join_processes(asked_device(options, overrides), [] { Presence::tell_failed(); });
+  const std::unique_ptr<Processes> processes = join(asked_run(options, overrides));
   try {
     return train(options, read_job(options, overrides), *processes);
   } catch (const std::exception& error) {

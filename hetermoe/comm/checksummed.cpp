@@ -33,6 +33,7 @@ class Checksummed : public Transport {
 
   std::string name() const override { return inner_->name() + " with checksums"; }
   void begin_step() override { inner_->begin_step(); }
+  bool takes_turns() const override { return inner_->takes_turns(); }
 
   /// The sum travels as the last of the numbers.
   std::vector<Message> exchange(const ExchangeCall& call, std::vector<Message> out) override {

@@ -119,6 +119,7 @@ class Nccl : public Transport {
                           "as many processes as the plan has devices ({})",
                           rank, options_.rank_of.size());
     }
+    const OwnStream gpu(options_.device);  // a communicator is for the GPU of the thread that makes it
     for (const i32 queue : options_.queues) {
       const std::string id = processes.gather(rank_ == 0 ? nccl_->make_id() : "")[0];
       communicators_[queue] = nccl_->join(id, rank_, processes.num_ranks());
@@ -135,6 +136,7 @@ class Nccl : public Transport {
     const std::lock_guard lock(mutex_);
     next_turn_ = 0;
   }
+  bool takes_turns() const override { return true; }
 
   std::vector<Message> exchange(const ExchangeCall& call, std::vector<Message> out) override {
     std::vector<Message> in(out.size());

@@ -15,6 +15,8 @@
 #include "hetermoe/base/json.h"
 #include "hetermoe/base/median.h"
 #include "hetermoe/comm/mpi.h"
+#include "hetermoe/comm/nccl.h"
+#include "hetermoe/nn/accelerator.h"
 #include "hetermoe/report/table.h"
 
 namespace hetermoe {
@@ -22,6 +24,7 @@ namespace {
 
 using Time = std::chrono::steady_clock;
 using Pair = std::pair<DeviceId, DeviceId>;
+constexpr i32 kQueue = 0;  ///< all messages take the same
 
 /// All pairs as rounds in which every device has at most one partner: one device stays, the others go round.
 std::vector<std::vector<Pair>> rounds_of(i32 num_devices) {
@@ -41,75 +44,98 @@ std::vector<std::vector<Pair>> rounds_of(i32 num_devices) {
   return rounds;
 }
 
+/// What a pair told of itself: times per size, or why there are none. No times and no error: nothing came.
+struct Heard {
+  std::vector<Seconds> seconds;
+  std::string error;
+};
+
 /// One device's side of a pair, on a thread of its own: a dead pair holds up nobody else.
 class Probe {
  public:
-  Probe(Transport& transport, DeviceId self, DeviceId peer, const PreflightOptions& options)
-      : self_(self), peer_(peer), thread_([this, &transport, &options] { run(transport, options); }) {}
+  /// first_turn: exchanges of this device before.
+  Probe(Transport& transport, DeviceId self, DeviceId peer, i64 first_turn, const PreflightOptions& options)
+      : self_(self),
+        peer_(peer),
+        turn_(first_turn),
+        thread_([this, &transport, &options] { run(transport, options); }) {}
   ~Probe() { thread_.join(); }
   Probe(const Probe&) = delete;
   Probe& operator=(const Probe&) = delete;
 
   Pair pair() const { return std::minmax(self_, peer_); }
-  /// Times per size; empty when the deadline came first.
-  std::vector<Seconds> wait_until(Time::time_point deadline) {
+  /// Exchanges of a pair.
+  static i64 num_exchanges(const PreflightOptions& options) {
+    return 1 + options.rounds * static_cast<i64>(options.sizes.size());
+  }
+  Heard wait_until(Time::time_point deadline) {
     std::unique_lock lock(mutex_);
     changed_.wait_until(lock, deadline, [&] { return done_; });
-    return done_ ? seconds_ : std::vector<Seconds>();
+    return done_ ? heard_ : Heard();
   }
 
  private:
   void run(Transport& transport, const PreflightOptions& options) {
-    std::vector<Seconds> seconds;
+    Heard heard;
     try {
-      tell(transport, 0, 1);  // both are there; what it took says nothing
+      const OwnStream stream(options.device);
+      tell(transport, 0, 1, options.device);  // both are there; what it took says nothing
       OpId op = 1;
       for (const i64 size : options.sizes) {
         Seconds fastest = options.limit;
         for (i32 round = 0; round < options.rounds; ++round)
-          fastest = std::min(fastest, tell(transport, op++, size));
-        seconds.push_back(fastest);
+          fastest = std::min(fastest, tell(transport, op++, size, options.device));
+        heard.seconds.push_back(fastest);
       }
-    } catch (const std::exception&) {
-      seconds.clear();  // dead: the transport broke, or was aborted when the preflight ended
+    } catch (const std::exception& error) {  // the transport broke, or was aborted when the preflight ended
+      heard = {{}, error.what()};
     }
     const std::lock_guard lock(mutex_);
-    seconds_ = std::move(seconds);
+    heard_ = std::move(heard);
     done_ = true;
     changed_.notify_all();
   }
 
-  Seconds tell(Transport& transport, OpId op, i64 size) const {
+  /// Numbers of two bytes: as in a step, they travel from and to the memory of the device.
+  Seconds tell(Transport& transport, OpId op, i64 size, c10::Device device) {
     const std::vector<DeviceId> both = {std::min(self_, peer_), std::max(self_, peer_)};
     std::vector<Message> out(2);
-    for (Message& message : out) message.tensors.push_back(at::zeros({size}, at::kByte));
+    for (Message& message : out)
+      message.tensors.push_back(at::zeros({(size + 1) / 2}, at::TensorOptions(at::kHalf).device(device)));
+    finish_stream(device);
     const Time::time_point begin = Time::now();
-    transport.exchange({0, op, "preflight", self_, both, 0}, std::move(out));
+    transport.exchange({0, op, "preflight", self_, both, kQueue, turn_++}, std::move(out));
     return std::chrono::duration<double>(Time::now() - begin).count();
   }
 
   DeviceId self_, peer_;
+  i64 turn_;
   std::mutex mutex_;
   std::condition_variable changed_;
   bool done_ = false;
-  std::vector<Seconds> seconds_;
+  Heard heard_;
   std::thread thread_;  // last: it uses the others
 };
+
+/// What `work` returns or throws; TransportError with `what` when that takes longer than the limit. The work
+/// goes on then: nobody can end it.
+template <class F>
+std::invoke_result_t<F> within(Seconds limit, i32 rank, const std::string& what, F work) {
+  const auto task = std::make_shared<std::packaged_task<std::invoke_result_t<F>()>>(std::move(work));
+  std::future<std::invoke_result_t<F>> future = task->get_future();
+  std::thread([task] { (*task)(); }).detach();
+  if (future.wait_for(std::chrono::duration<double>(limit)) != std::future_status::ready) {
+    fail<TransportError>(fmt::format("rank {}", rank),
+                         "{}: got nothing for {:.3g} s. Is the network between the hosts open?", what, limit);
+  }
+  return future.get();
+}
 
 /// gather() that does not wait for a process that will never come.
 std::vector<std::string> gather_within(const Processes& processes, const std::string& text, Seconds limit) {
   if (processes.alone()) return processes.gather(text);
-  const auto gathered = std::make_shared<std::promise<std::vector<std::string>>>();
-  std::future<std::vector<std::string>> future = gathered->get_future();
-  std::thread([&processes, text, gathered] { gathered->set_value(processes.gather(text)); }).detach();
-  if (future.wait_for(std::chrono::duration<double>(limit)) != std::future_status::ready) {
-    fail<TransportError>(
-        fmt::format("rank {}", processes.rank()),
-        "the other processes do not answer: got nothing for {:.3g} s. Is the network between "
-        "their hosts open for MPI?",
-        limit);
-  }
-  return future.get();
+  return within(limit, processes.rank(), "the other processes do not answer",
+                [&processes, text] { return processes.gather(text); });
 }
 
 std::string link_between(i32 a, i32 b, const std::vector<std::string>& hosts) {
@@ -117,19 +143,32 @@ std::string link_between(i32 a, i32 b, const std::vector<std::string>& hosts) {
   return hosts[static_cast<std::size_t>(a)] == hosts[static_cast<std::size_t>(b)] ? "same host" : "network";
 }
 
-Json to_json(const std::map<Pair, std::vector<Seconds>>& times) {
+Json to_json(const std::map<Pair, Heard>& all) {
   Json json = Json::array();
-  for (const auto& [pair, seconds] : times) json.push_back({pair.first, pair.second, seconds});
+  for (const auto& [pair, heard] : all) json.push_back({pair.first, pair.second, heard.seconds, heard.error});
   return json;
 }
 
 /// A pair is as slow as its slower side, and dead when a side heard nothing.
-void add(std::map<Pair, std::vector<Seconds>>& all, const Pair& pair, const std::vector<Seconds>& seconds) {
-  const auto [entry, fresh] = all.try_emplace(pair, seconds);
+void add(std::map<Pair, Heard>& all, const Pair& pair, const Heard& heard) {
+  const auto [entry, fresh] = all.try_emplace(pair, heard);
   if (fresh) return;
-  if (seconds.empty()) entry->second.clear();
-  for (std::size_t i = 0; i < entry->second.size(); ++i)
-    entry->second[i] = std::max(entry->second[i], seconds[i]);
+  Heard& both = entry->second;
+  if (both.error.empty()) both.error = heard.error;
+  if (heard.seconds.empty()) both.seconds.clear();
+  for (std::size_t i = 0; i < both.seconds.size(); ++i)
+    both.seconds[i] = std::max(both.seconds[i], heard.seconds[i]);
+}
+
+/// What all processes heard; collective.
+std::map<Pair, Heard> gather_heard(const Processes& processes, const std::map<Pair, Heard>& mine,
+                                   const PreflightOptions& options) {
+  std::map<Pair, Heard> all;
+  for (const std::string& text : gather_within(processes, to_json(mine).dump(), options.limit)) {
+    for (const Json& one : Json::parse(text))
+      add(all, {one[0], one[1]}, {one[2].get<std::vector<Seconds>>(), one[3].get<std::string>()});
+  }
+  return all;
 }
 
 /// Medians per kind of link and size, of the pairs that answered.
@@ -169,30 +208,40 @@ std::vector<PairTimes> measure_pairs(const Processes& processes, Transport& tran
                                      const std::vector<i32>& rank_of, const PreflightOptions& options) {
   const std::vector<std::string> hosts = gather_within(processes, host_name(), options.limit);
   std::vector<std::unique_ptr<Probe>> probes;
-  std::map<Pair, std::vector<Seconds>> mine;
-  const auto is_here = [&](DeviceId d) { return rank_of[static_cast<std::size_t>(d)] == processes.rank(); };
+  std::vector<i64> turns(rank_of.size(), 0);
+  std::map<Pair, Heard> mine;
+  const auto start = [&](DeviceId self, DeviceId peer) {
+    if (rank_of[static_cast<std::size_t>(self)] != processes.rank()) return;
+    i64& turn = turns[static_cast<std::size_t>(self)];
+    probes.push_back(std::make_unique<Probe>(transport, self, peer, turn, options));
+    turn += Probe::num_exchanges(options);
+  };
   for (const std::vector<Pair>& round : rounds_of(static_cast<i32>(rank_of.size()))) {
     const std::size_t first = probes.size();
     for (const auto& [a, b] : round) {
-      if (is_here(a)) probes.push_back(std::make_unique<Probe>(transport, a, b, options));
-      if (is_here(b)) probes.push_back(std::make_unique<Probe>(transport, b, a, options));
+      start(a, b);
+      start(b, a);
     }
     const auto deadline = Time::now() + std::chrono::duration_cast<Time::duration>(
                                             std::chrono::duration<double>(options.limit));
-    for (std::size_t p = first; p < probes.size(); ++p)
-      add(mine, probes[p]->pair(), probes[p]->wait_until(deadline));
-    gather_within(processes, "", 2 * options.limit);  // nobody begins the next round early
+    bool dead = false;
+    for (std::size_t p = first; p < probes.size(); ++p) {
+      const Heard heard = probes[p]->wait_until(deadline);
+      dead = dead || heard.seconds.empty();
+      add(mine, probes[p]->pair(), heard);
+    }
+    // Nobody begins the next round early, or at all when one of them could not.
+    const std::vector<std::string> ends = gather_within(processes, dead ? "dead" : "", 2 * options.limit);
+    if (transport.takes_turns() && std::find(ends.begin(), ends.end(), "dead") != ends.end()) break;
   }
-  std::map<Pair, std::vector<Seconds>> all;
-  for (const std::string& text : gather_within(processes, to_json(mine).dump(), options.limit)) {
-    for (const Json& one : Json::parse(text)) add(all, {one[0], one[1]}, one[2].get<std::vector<Seconds>>());
-  }
+  const std::map<Pair, Heard> all = gather_heard(processes, mine, options);
   transport.abort("the preflight is over");
   std::vector<PairTimes> pairs;
-  for (const auto& [pair, seconds] : all) {
+  for (const auto& [pair, heard] : all) {
     const i32 a = rank_of[static_cast<std::size_t>(pair.first)],
               b = rank_of[static_cast<std::size_t>(pair.second)];
-    pairs.push_back({pair.first, pair.second, link_between(a, b, hosts), seconds, PairState::kGood});
+    pairs.push_back(
+        {pair.first, pair.second, link_between(a, b, hosts), heard.seconds, PairState::kGood, heard.error});
   }
   judge(pairs, options);
   return pairs;
@@ -238,8 +287,9 @@ std::vector<std::string> pair_complaints(const std::vector<PairTimes>& pairs,
   std::vector<std::string> out;
   for (const PairTimes& pair : pairs) {
     if (pair.state == PairState::kDead)
-      out.push_back(
-          fmt::format("{} is dead: no answer within {:.3g} s", name_of(pair, names), options.limit));
+      out.push_back(fmt::format(
+          "{} is dead: {}", name_of(pair, names),
+          pair.error.empty() ? fmt::format("no answer within {:.3g} s", options.limit) : pair.error));
     if (pair.state != PairState::kSlow) continue;
     const std::vector<Seconds>& usual = median.at(pair.link);
     const auto i = static_cast<std::size_t>(slow_size(pair, usual, options));
@@ -247,24 +297,39 @@ std::vector<std::string> pair_complaints(const std::vector<PairTimes>& pairs,
                               name_of(pair, names), format_bytes(static_cast<double>(options.sizes[i])),
                               format_seconds(pair.seconds[i]), pair.link, format_seconds(usual[i])));
   }
+  const std::size_t num_pairs = names.size() * (names.size() - 1) / 2;
+  if (pairs.size() < num_pairs)
+    out.push_back(
+        fmt::format("{} of {} pairs were not tried after that", num_pairs - pairs.size(), num_pairs));
   return out;
 }
 
-std::vector<std::string> process_names(const Processes& processes) {
-  std::vector<std::string> names;
-  for (const std::string& host : processes.gather(host_name()))
-    names.push_back(fmt::format("process {} on {}", names.size(), host));
-  return names;
+MakePairTransport pair_transport(const Processes& processes, c10::Device device) {
+  return [&processes, device](const std::vector<i32>& rank_of) {
+    return device.is_cpu() ? make_mpi_transport(processes, rank_of)
+                           : make_nccl_transport(processes, open_nccl(), {rank_of, {kQueue}, device});
+  };
 }
 
-std::vector<std::string> check_processes(const Processes& processes, const PreflightOptions& options) {
-  std::vector<i32> ranks(static_cast<std::size_t>(processes.num_ranks()));
+MeasuredPairs measure_processes(const Processes& processes, const MakePairTransport& make_transport,
+                                const PreflightOptions& options) {
+  MeasuredPairs out;
+  for (const std::string& host : gather_within(processes, host_name(), options.limit))
+    out.names.push_back(fmt::format("process {} on {}", out.names.size(), host));
+  std::vector<i32> ranks(out.names.size());
   std::iota(ranks.begin(), ranks.end(), 0);
-  const std::unique_ptr<Transport> transport = make_mpi_transport(processes, ranks);
-  const std::vector<PairTimes> pairs = measure_pairs(processes, *transport, ranks, options);
-  const std::vector<std::string> names = process_names(processes);
-  const std::vector<std::string> complaints = pair_complaints(pairs, names, options);
-  if (any_dead(pairs)) fail<TransportError>("preflight", "{}", fmt::join(complaints, "; "));
+  const std::unique_ptr<Transport> transport =
+      within(options.start_limit, processes.rank(), "the processes do not come together",
+             [make_transport, ranks] { return make_transport(ranks); });
+  out.pairs = measure_pairs(processes, *transport, ranks, options);
+  return out;
+}
+
+std::vector<std::string> check_processes(const Processes& processes, const MakePairTransport& make_transport,
+                                         const PreflightOptions& options) {
+  const MeasuredPairs found = measure_processes(processes, make_transport, options);
+  const std::vector<std::string> complaints = pair_complaints(found.pairs, found.names, options);
+  if (any_dead(found.pairs)) fail<TransportError>("preflight", "{}", fmt::join(complaints, "; "));
   return complaints;
 }
 

@@ -1,4 +1,8 @@
 #pragma once
+#include <c10/core/Device.h>
+
+#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -14,6 +18,8 @@ struct PreflightOptions {
   Seconds limit = 10;                               ///< a pair that takes longer is dead
   double slow_factor = 2;                           ///< slow: above this times the median of its like ...
   Seconds slow_floor = 0.002;                       ///< ... and by more than this: the noise of a machine
+  Seconds start_limit = 60;                         ///< until the transport between processes is there
+  c10::Device device = c10::DeviceType::CPU;        ///< of this process: where its messages are
 };
 
 enum class PairState { kGood, kSlow, kDead };
@@ -26,10 +32,12 @@ struct PairTimes {
   /// Does not say anything where devices of one process hand over what they do not copy.
   bool has_bandwidth() const { return !seconds.empty() && link != "same process"; }
   PairState state = PairState::kGood;
+  std::string error{};  ///< of a dead pair: what the transport met; empty = nothing came within the limit
 };
 
 /// Exchanges messages between all pairs; disjoint pairs at the same time. Collective: every process runs the
-/// devices that rank_of gives it. The transport is aborted at the end and serves no more.
+/// devices that rank_of gives it. The transport is aborted at the end and serves no more. Where exchanges
+/// take turns, pairs that come after a dead one are not tried, and not in the result.
 std::vector<PairTimes> measure_pairs(const Processes& processes, Transport& transport,
                                      const std::vector<i32>& rank_of, const PreflightOptions& options);
 
@@ -41,15 +49,28 @@ bool any_dead(const std::vector<PairTimes>& pairs);
 /// One line per pair: latency, times, bandwidth, state. names: [num_devices].
 std::string pair_table(const std::vector<PairTimes>& pairs, const std::vector<std::string>& names,
                        const PreflightOptions& options);
-/// "a - b is dead: ..." for each pair that is not good.
+/// "a - b is dead: ..." for each pair that is not good, and how many were not tried.
 std::vector<std::string> pair_complaints(const std::vector<PairTimes>& pairs,
                                          const std::vector<std::string>& names,
                                          const PreflightOptions& options);
 
-/// A preflight between the processes of a run, each one device. Throws TransportError when a pair is dead;
-/// returns the complaints about slow ones.
-std::vector<std::string> check_processes(const Processes& processes, const PreflightOptions& options = {});
-/// "process 2 on host n7", in rank order. Collective.
-std::vector<std::string> process_names(const Processes& processes);
+/// Makes the transport between processes, device r on rank r. Collective; may wait for others.
+using MakePairTransport = std::function<std::unique_ptr<Transport>(const std::vector<i32>& rank_of)>;
+/// Over MPI between CPUs, over NCCL between GPUs, of which `device` is this process's.
+MakePairTransport pair_transport(const Processes& processes, c10::Device device);
+
+struct MeasuredPairs {
+  std::vector<PairTimes> pairs;
+  std::vector<std::string> names;  ///< of devices or processes: "process 2 on n7"
+};
+/// Pairs of processes, each one device. Collective. Throws TransportError when the other processes do not
+/// answer, or the transport is not there within options.start_limit.
+MeasuredPairs measure_processes(const Processes& processes, const MakePairTransport& make_transport,
+                                const PreflightOptions& options);
+
+/// A preflight between the processes of a run. Throws TransportError when a pair is dead; returns the
+/// complaints about slow ones.
+std::vector<std::string> check_processes(const Processes& processes, const MakePairTransport& make_transport,
+                                         const PreflightOptions& options = {});
 
 }  // namespace hetermoe

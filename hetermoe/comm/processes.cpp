@@ -31,7 +31,7 @@ i32 count_of(const char* name, const std::string& text) {
 }  // namespace
 
 i32 Processes::local_rank() const {
-  for (const char* name : {"LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"}) {
+  for (const char* name : {"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"}) {
     const std::string text = environment_variable(name);
     if (!text.empty()) return number_from(name, text, 0, "the number of a process on its machine");
   }
@@ -71,15 +71,12 @@ Launch read_launch(const Variables& variable) {
   return {};
 }
 
-std::unique_ptr<Processes> join_processes(RunsOn device, std::function<void()> last_words) {
+std::unique_ptr<Processes> join_processes(RunsOn device, StoreOptions options) {
   const Launch launch = read_launch(environment_variable);
   if (launch.num_ranks == 1) return std::make_unique<Processes>();
   if (launch.by == Launch::By::kTorchrun) {
-    if (device == RunsOn::kGpu) {
-      StoreOptions options;
-      options.last_words = std::move(last_words);
+    if (device == RunsOn::kGpu)
       return join_store(read_store_address(environment_variable), std::move(options));
-    }
     fail<ConfigError>(
         "WORLD_SIZE",
         "torchrun started {} processes, but this runs on CPUs, whose processes talk over MPI. Start it with: "

@@ -14,7 +14,8 @@ class Processes {
   virtual ~Processes() = default;
   virtual i32 rank() const { return 0; }
   virtual i32 num_ranks() const { return 1; }
-  /// Among the processes of this machine, as the launcher says: which GPU is this one's.
+  /// Among the processes of this machine, as the launcher says: which GPU is this one's. Here by the
+  /// variables of MPI's launchers.
   virtual i32 local_rank() const;
   /// Every rank's text, in rank order; collective. Also a barrier.
   virtual std::vector<std::string> gather(const std::string& text) const { return {text}; }
@@ -48,10 +49,19 @@ Launch read_launch(const Variables& variable);
 
 enum class RunsOn { kCpu, kGpu };
 
+/// How long processes that meet at a store wait for each other.
+struct StoreOptions {
+  Seconds join_limit = 300;     ///< until all ranks have come
+  Seconds gather_limit = 1800;  ///< until all ranks have come to a gather()
+  /// A rank that shows no sign of life for so long is dead: the others end within this time.
+  Seconds silence = 20;
+  /// Called before this process ends because another is dead or ended the run; must be quick and not throw.
+  std::function<void()> last_words;
+};
+
 /// Joins the other processes of the run, if there are any: over MPI, or, under torchrun, at its store. Throws
 /// ConfigError for a CPU run under torchrun (its processes talk over MPI), TransportError when MPI finds
-/// another number of processes than the launcher started. last_words: see StoreOptions.
-std::unique_ptr<Processes> join_processes(RunsOn device = RunsOn::kCpu,
-                                          std::function<void()> last_words = {});
+/// another number of processes than the launcher started.
+std::unique_ptr<Processes> join_processes(RunsOn device = RunsOn::kCpu, StoreOptions options = {});
 
 }  // namespace hetermoe

@@ -21,15 +21,6 @@ struct StoreAddress {
 /// own. Throws ConfigError for what is missing, no number or out of range.
 StoreAddress read_store_address(const Variables& variable);
 
-struct StoreOptions {
-  Seconds join_limit = 300;     ///< until all ranks have come
-  Seconds gather_limit = 1800;  ///< until all ranks have come to a gather()
-  /// A rank that shows no sign of life for so long is dead: the others end within this time.
-  Seconds silence = 20;
-  /// Called before this process ends because another is dead or ended the run; must be quick and not throw.
-  std::function<void()> last_words;
-};
-
 /// The processes of such a run. A thread of each tells the others that it lives, and ends this process, with
 /// exit code 1 and a line that names rank and host, when another falls silent or rank 0's store is gone. A
 /// rank whose StoreJob was destroyed has left in peace. What only rank 0 knows, such as the id with which

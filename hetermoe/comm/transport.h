@@ -46,6 +46,9 @@ class Transport {
   /// Before the first exchange of a step, when none is under way.
   virtual void begin_step() {}
 
+  /// Whether the exchanges of a process take turns: one that never ends holds up all after it.
+  virtual bool takes_turns() const { return false; }
+
   /// Sends out[i] to participants[i] and returns what each of them sent here, in the same order. Blocks until
   /// all have arrived. The own message comes back unchanged. Tensors are handed over: the sender must not
   /// change them afterwards, the receiver must not write into them (in one process they are the same memory).

@@ -61,6 +61,26 @@ c10::Device find_device(const std::string& name, const std::string& where) {
   return {c10::DeviceType::CUDA, index};
 }
 
+c10::Device find_device_in_turn(const std::string& name, i64 n, const std::string& where) {
+  c10::Device device = find_device(name, where);
+  if (name == "cuda") device.set_index(static_cast<c10::DeviceIndex>(n % num_cuda_devices()));
+  return device;
+}
+
+int compute_capability(c10::Device device) {
+  if (!device.is_cuda() || !open_cuda().empty()) return 0;
+  // Of CUDA's runtime, which came with libtorch's CUDA library.
+  using GetAttribute = int(int* value, int attribute, int gpu);
+  static auto* const get_attribute =
+      reinterpret_cast<GetAttribute*>(dlsym(RTLD_DEFAULT, "cudaDeviceGetAttribute"));
+  constexpr int kMajor = 75, kMinor = 76;  // cudaDevAttrComputeCapabilityMajor and -Minor
+  int major = 0, minor = 0;
+  if (get_attribute == nullptr || get_attribute(&major, kMajor, device.index()) != 0 ||
+      get_attribute(&minor, kMinor, device.index()) != 0)
+    return 0;
+  return 10 * major + minor;
+}
+
 void* stream_handle(c10::Device device) {
   return device.is_cpu() ? nullptr : guard_of(device).getStream(device).native_handle();
 }

@@ -5,6 +5,8 @@
 #include <optional>
 #include <string>
 
+#include "hetermoe/base/types.h"
+
 // GPUs by way of libtorch's own interfaces: nothing of CUDA is needed to compile or to link. libtorch's CUDA
 // library is opened at run time, so that one program runs with GPUs and without.
 namespace hetermoe {
@@ -17,6 +19,12 @@ int num_cuda_devices();
 
 /// Of "cpu", "cuda" or "cuda:N". Throws ConfigError at `where` when there is no such device, with the reason.
 c10::Device find_device(const std::string& name, const std::string& where);
+
+/// As find_device(), but "cuda" is every GPU in turn: the one for the n-th of those who share them.
+c10::Device find_device_in_turn(const std::string& name, i64 n, const std::string& where);
+
+/// Of a GPU: 90 for 9.0. 0 on a CPU.
+int compute_capability(c10::Device device);
 
 /// The calling thread's stream on a device as its own library knows it (cudaStream_t); null on a CPU.
 void* stream_handle(c10::Device device);

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "hetermoe/nn/accelerator.h"
 #include "hetermoe/nn/kernels.h"
 #include "hetermoe/nn/products.h"
 #include "hetermoe/nn/rows.h"
@@ -106,10 +107,10 @@ at::Tensor sum_copies(const at::Tensor& copies_CH, const CopyGroups& groups) {
   return out;
 }
 
-}  // namespace
+// ---- one expert after another ----
 
-at::Tensor experts_forward(const ExpertSlab& slab, const at::Tensor& rows_RD, const CopyGroups& groups,
-                           const at::Tensor& weights_C, ExpertsSaved* saved) {
+at::Tensor forward_each(const ExpertSlab& slab, const at::Tensor& rows_RD, const CopyGroups& groups,
+                        const at::Tensor& weights_C, ExpertsSaved* saved) {
   if (saved != nullptr) {
     saved->gate_up_C2F = at::empty({groups.num_copies(), slab.gate_up.size(1)}, rows_RD.options());
   }
@@ -125,42 +126,144 @@ at::Tensor experts_forward(const ExpertSlab& slab, const at::Tensor& rows_RD, co
     at::Tensor out = part(out_CH);
     multiply_into(out, act, slab.down[chunk.slot].t());
   });
-  return sum_copies(out_CH, groups);
+  return out_CH;
 }
 
-ExpertsGradient experts_backward(ExpertSlab& slab, const at::Tensor& rows_RD, const CopyGroups& groups,
-                                 const at::Tensor& weights_C, ExpertsSaved* saved,
-                                 const at::Tensor& dout_RD) {
-  const i64 copies = groups.num_copies();
-  const at::TensorOptions options = rows_RD.options();
-  const at::Tensor input_CD = gather_rows(rows_RD, groups.row_C);
-  const at::Tensor dout_CD = gather_rows(dout_RD, groups.row_C);
-  // The gradients take the place of gate and up, the activation that of its gradient.
-  const at::Tensor gate_up_C2F = saved != nullptr ? std::exchange(saved->gate_up_C2F, {})
-                                                  : at::empty({copies, slab.gate_up.size(1)}, options);
-  const at::Tensor act_CF = at::empty({copies, slab.down.size(2)}, options);
-  const at::Tensor dweights_C = at::empty_like(weights_C);
-  const at::Tensor drows_CD = at::empty({copies, rows_RD.size(1)}, options);
-  run_tasks(make_chunks(slab, groups), rows_RD.device(), [&](const Chunk& chunk) {
-    const auto part = [&chunk](const at::Tensor& x) { return x.narrow(0, chunk.begin, chunk.count); };
-    at::Tensor gate_up = part(gate_up_C2F), act = part(act_CF), drows = part(drows_CD);
-    if (saved == nullptr) multiply_into(gate_up, part(input_CD), slab.gate_up[chunk.slot].t());
-    multiply_into(act, part(dout_CD), slab.down[chunk.slot]);
+/// What the backward pass computes on its way, each for all copies.
+struct Backward {
+  at::Tensor input_CD, dout_CD;
+  at::Tensor gate_up_C2F;  ///< then its gradient
+  at::Tensor act_CF;       ///< its gradient, then itself
+  at::Tensor drows_CD, dweights_C;
+
+  /// The gradients take the place of gate and up, the activation that of its gradient.
+  void through_activation(const at::Tensor& weights_C, i64 begin, i64 count) {
+    const auto part = [&](const at::Tensor& x) { return x.narrow(0, begin, count); };
+    const at::Tensor gate_up = part(gate_up_C2F), act = part(act_CF);
     SwigluGradient gradient{gate_up, act, part(dweights_C)};
     swiglu_backward_out(gradient, gate_up, part(weights_C), act);
+  }
+};
+
+void backward_each(Backward& b, ExpertSlab& slab, const CopyGroups& groups, const at::Tensor& weights_C) {
+  const bool recompute = !b.gate_up_C2F.defined();
+  const at::TensorOptions options = b.input_CD.options();
+  if (recompute) b.gate_up_C2F = at::empty({groups.num_copies(), slab.gate_up.size(1)}, options);
+  b.act_CF = at::empty({groups.num_copies(), slab.down.size(2)}, options);
+  b.drows_CD = at::empty_like(b.input_CD);
+  run_tasks(make_chunks(slab, groups), options.device(), [&](const Chunk& chunk) {
+    const auto part = [&chunk](const at::Tensor& x) { return x.narrow(0, chunk.begin, chunk.count); };
+    at::Tensor gate_up = part(b.gate_up_C2F), act = part(b.act_CF), drows = part(b.drows_CD);
+    if (recompute) multiply_into(gate_up, part(b.input_CD), slab.gate_up[chunk.slot].t());
+    multiply_into(act, part(b.dout_CD), slab.down[chunk.slot]);
+    b.through_activation(weights_C, chunk.begin, chunk.count);
     multiply_into(drows, gate_up, slab.gate_up[chunk.slot]);
   });
-  run_tasks(make_tiles(slab, groups), rows_RD.device(), [&](const GradTile& tile) {
+  run_tasks(make_tiles(slab, groups), options.device(), [&](const GradTile& tile) {
     const bool down = tile.weight == GradTile::Weight::kDown;
     const auto part = [&tile](const at::Tensor& x) {
       return x.narrow(0, tile.copies.begin, tile.copies.count);
     };
-    const at::Tensor left = part(down ? dout_CD : gate_up_C2F).narrow(1, tile.first, tile.rows);
+    const at::Tensor left = part(down ? b.dout_CD : b.gate_up_C2F).narrow(1, tile.first, tile.rows);
     const at::Tensor& grad = down ? slab.down_grad : slab.gate_up_grad;
     add_product_(grad[tile.copies.slot].narrow(0, tile.first, tile.rows), left.t(),
-                 part(down ? act_CF : input_CD));
+                 part(down ? b.act_CF : b.input_CD));
   });
-  return {sum_copies(drows_CD, groups), dweights_C};
+}
+
+// ---- all experts in one kernel ----
+
+/// Where the copies of `num_slots` slots end, counted from the first one's begin.
+at::Tensor ends_of(const CopyGroups& groups, i64 slot, i64 num_slots, const at::Device& device) {
+  at::Tensor ends = at::empty({num_slots}, at::kInt);
+  const auto first = groups.offsets.begin() + slot;
+  std::transform(first + 1, first + 1 + num_slots, ends.mutable_data_ptr<i32>(),
+                 [&](i64 end) { return static_cast<i32>(end - *first); });
+  return ends.to(device);
+}
+
+at::Tensor forward_grouped(const ExpertSlab& slab, const at::Tensor& rows_RD, const CopyGroups& groups,
+                           const at::Tensor& weights_C, ExpertsSaved* saved) {
+  const at::Tensor ends = ends_of(groups, 0, slab.num_slots(), rows_RD.device());
+  const at::Tensor gate_up_C2F =
+      at::_grouped_mm(gather_rows(rows_RD, groups.row_C), slab.gate_up.transpose(1, 2), ends);
+  if (saved != nullptr) saved->gate_up_C2F = gate_up_C2F;
+  return at::_grouped_mm(swiglu_forward(gate_up_C2F, weights_C), slab.down.transpose(1, 2), ends);
+}
+
+/// grad[slot] += left^T right over the copies of each slot. Neighbours that all have copies go together, as
+/// many as find room for their products beside their gradients.
+void add_products(const at::Tensor& grad_SXY, const at::Tensor& left_CX, const at::Tensor& right_CY,
+                  const CopyGroups& groups) {
+  constexpr i64 kRoom = 64 << 20;
+  const i64 most = std::max<i64>(1, kRoom / static_cast<i64>(grad_SXY[0].nbytes()));
+  const std::vector<Chunk> slots = slots_with_copies(groups);
+  for (std::size_t first = 0, end; first < slots.size(); first = end) {
+    end = first + 1;
+    while (end < slots.size() && slots[end].slot == slots[end - 1].slot + 1 &&
+           static_cast<i64>(end - first) < most)
+      ++end;
+    const i64 slot = slots[first].slot, num_slots = static_cast<i64>(end - first);
+    const i64 begin = slots[first].begin,
+              count = groups.offsets[static_cast<std::size_t>(slot + num_slots)] - begin;
+    const at::Tensor left = left_CX.narrow(0, begin, count).t(), right = right_CY.narrow(0, begin, count);
+    if (num_slots == 1)
+      grad_SXY[slot].addmm_(left, right);
+    else
+      grad_SXY.narrow(0, slot, num_slots)
+          .add_(at::_grouped_mm(left, right, ends_of(groups, slot, num_slots, left.device())));
+  }
+}
+
+void backward_grouped(Backward& b, ExpertSlab& slab, const CopyGroups& groups, const at::Tensor& weights_C) {
+  const at::Tensor ends = ends_of(groups, 0, slab.num_slots(), b.input_CD.device());
+  if (!b.gate_up_C2F.defined())
+    b.gate_up_C2F = at::_grouped_mm(b.input_CD, slab.gate_up.transpose(1, 2), ends);
+  b.act_CF = at::_grouped_mm(b.dout_CD, slab.down, ends);
+  b.through_activation(weights_C, 0, groups.num_copies());
+  b.drows_CD = at::_grouped_mm(b.gate_up_C2F, slab.gate_up, ends);
+  add_products(slab.gate_up_grad, b.gate_up_C2F, b.input_CD, groups);
+  add_products(slab.down_grad, b.dout_CD, b.act_CF, groups);
+}
+
+/// Without a copy there is nothing to group.
+bool goes_grouped(ExpertProducts products, const ExpertSlab& slab, const CopyGroups& groups) {
+  if (products == ExpertProducts::kAuto) products = expert_products(slab);
+  return products == ExpertProducts::kGrouped && groups.num_copies() > 0;
+}
+
+}  // namespace
+
+ExpertProducts expert_products(const ExpertSlab& slab) {
+  constexpr i64 kAligned = 8;       // 16 bytes
+  constexpr i64 kMostSlots = 1023;  // of libtorch's kernel
+  const bool fits = slab.gate_up.scalar_type() == at::kBFloat16 && slab.num_slots() <= kMostSlots &&
+                    slab.down.size(1) % kAligned == 0 && slab.down.size(2) % kAligned == 0;
+  return fits && compute_capability(slab.gate_up.device()) / 10 == 9 ? ExpertProducts::kGrouped
+                                                                     : ExpertProducts::kEach;
+}
+
+at::Tensor experts_forward(const ExpertSlab& slab, const at::Tensor& rows_RD, const CopyGroups& groups,
+                           const at::Tensor& weights_C, ExpertsSaved* saved, ExpertProducts products) {
+  const at::Tensor out_CH = goes_grouped(products, slab, groups)
+                                ? forward_grouped(slab, rows_RD, groups, weights_C, saved)
+                                : forward_each(slab, rows_RD, groups, weights_C, saved);
+  return sum_copies(out_CH, groups);
+}
+
+ExpertsGradient experts_backward(ExpertSlab& slab, const at::Tensor& rows_RD, const CopyGroups& groups,
+                                 const at::Tensor& weights_C, ExpertsSaved* saved, const at::Tensor& dout_RD,
+                                 ExpertProducts products) {
+  Backward b;
+  b.input_CD = gather_rows(rows_RD, groups.row_C);
+  b.dout_CD = gather_rows(dout_RD, groups.row_C);
+  b.dweights_C = at::empty_like(weights_C);
+  if (saved != nullptr) b.gate_up_C2F = std::exchange(saved->gate_up_C2F, {});
+  if (goes_grouped(products, slab, groups))
+    backward_grouped(b, slab, groups, weights_C);
+  else
+    backward_each(b, slab, groups, weights_C);
+  return {sum_copies(b.drows_CD, groups), b.dweights_C};
 }
 
 }  // namespace hetermoe

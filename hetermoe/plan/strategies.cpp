@@ -73,13 +73,21 @@ Roles default_roles(const Cluster& cluster) {
   return roles;
 }
 
-namespace {
-
-std::vector<DeviceId> all_devices(const Cluster& cluster) {
-  std::vector<DeviceId> devices(static_cast<std::size_t>(cluster.num_devices()));
-  std::iota(devices.begin(), devices.end(), 0);
-  return devices;
+Roles roles_of(DeviceUse use, const Cluster& cluster, const Roles& asked) {
+  if (use == DeviceUse::kAlike && asked.attention.empty()) {
+    std::vector<DeviceId> all(cluster.devices.size());
+    std::iota(all.begin(), all.end(), 0);
+    return {all, all};
+  }
+  Roles roles = default_roles(cluster);
+  if (!asked.attention.empty()) roles.attention = asked.attention;
+  if (use == DeviceUse::kOne) roles.attention.resize(1);
+  if (use != DeviceUse::kApart) roles.experts = roles.attention;
+  if (use == DeviceUse::kApart && !asked.experts.empty()) roles.experts = asked.experts;
+  return roles;
 }
+
+namespace {
 
 /// Experts 0..n-1 in contiguous runs over the devices.
 std::vector<std::vector<ExpertOwner>> spread_experts(i64 num_experts, const std::vector<DeviceId>& devices,
@@ -157,53 +165,45 @@ Plan make_plan(const std::string& strategy, const ModelConfig& model, const Clus
   return plan;
 }
 
-Plan make_single(const ModelConfig& model, const Cluster& cluster, const StrategyRequest& request) {
-  const DeviceId device =
-      request.attention.empty() ? default_roles(cluster).attention.at(0) : request.attention[0];
-  return make_plan("single", model, cluster, request, {{device}, {device}}, 1);
+Plan make_in(const char* strategy, const ModelConfig& model, const Cluster& cluster,
+             const StrategyRequest& request, i32 window) {
+  const DeviceUse use = find_strategy(strategy).use;
+  return make_plan(strategy, model, cluster, request,
+                   roles_of(use, cluster, {request.attention, request.experts}), window);
 }
 
-Plan make_ep_with_window(const std::string& name, const ModelConfig& model, const Cluster& cluster,
-                         const StrategyRequest& request, i32 window) {
-  const std::vector<DeviceId> devices = request.attention.empty() ? all_devices(cluster) : request.attention;
-  return make_plan(name, model, cluster, request, {devices, devices}, window);
+Plan make_single(const ModelConfig& model, const Cluster& cluster, const StrategyRequest& request) {
+  return make_in("single", model, cluster, request, 1);
 }
 
 Plan make_ep(const ModelConfig& model, const Cluster& cluster, const StrategyRequest& request) {
-  return make_ep_with_window("ep", model, cluster, request, 1);
+  return make_in("ep", model, cluster, request, 1);
 }
 
 Plan make_ep_overlap(const ModelConfig& model, const Cluster& cluster, const StrategyRequest& request) {
-  return make_ep_with_window("ep_overlap", model, cluster, request, 2);
-}
-
-Roles requested_roles(const Cluster& cluster, const StrategyRequest& request) {
-  Roles roles = default_roles(cluster);
-  if (!request.attention.empty()) roles.attention = request.attention;
-  if (!request.experts.empty()) roles.experts = request.experts;
-  return roles;
+  return make_in("ep_overlap", model, cluster, request, 2);
 }
 
 Plan make_dist_ep(const ModelConfig& model, const Cluster& cluster, const StrategyRequest& request) {
-  return make_plan("dist_ep", model, cluster, request, requested_roles(cluster, request), 1);
+  return make_in("dist_ep", model, cluster, request, 1);
 }
 
 Plan make_zebra(const ModelConfig& model, const Cluster& cluster, const StrategyRequest& request) {
-  return make_plan("zebra", model, cluster, request, requested_roles(cluster, request), 0);
+  return make_in("zebra", model, cluster, request, 0);
 }
 
 }  // namespace
 
 const std::vector<Strategy>& strategies() {
   static const std::vector<Strategy> all = {
-      {"single", "everything on one device", make_single},
+      {"single", "everything on one device", DeviceUse::kOne, make_single},
       {"ep", "expert parallelism: equal attention and experts on all devices, one microbatch after another",
-       make_ep},
-      {"ep_overlap", "expert parallelism with microbatches interleaved", make_ep_overlap},
+       DeviceUse::kAlike, make_ep},
+      {"ep_overlap", "expert parallelism with microbatches interleaved", DeviceUse::kAlike, make_ep_overlap},
       {"dist_ep", "attention on newer devices, experts on older ones, one microbatch after another",
-       make_dist_ep},
+       DeviceUse::kApart, make_dist_ep},
       {"zebra", "attention on newer devices, experts on older ones, microbatches zig-zag between them",
-       make_zebra},
+       DeviceUse::kApart, make_zebra},
   };
   return all;
 }

@@ -20,9 +20,17 @@ struct StrategyRequest {
   i32 window = -1;                 ///< microbatches in flight; -1 = the strategy's own
 };
 
+/// How a strategy uses devices, the narrowest first.
+enum class DeviceUse {
+  kOne,    ///< one device does everything
+  kAlike,  ///< every device computes attention and owns experts
+  kApart,  ///< some devices compute attention, others have experts alone
+};
+
 struct Strategy {
   std::string name;     ///< with underscores
   std::string summary;  ///< one line for --help
+  DeviceUse use;
   Plan (*make)(const ModelConfig&, const Cluster&, const StrategyRequest&);
 };
 
@@ -37,6 +45,9 @@ struct Roles {
   std::vector<DeviceId> attention, experts;
 };
 Roles default_roles(const Cluster& cluster);
+/// Who does what where devices are used so. asked: a list that is empty is chosen; where devices do not have
+/// roles of their own, asked.experts is not looked at, and one device is the first with attention.
+Roles roles_of(DeviceUse use, const Cluster& cluster, const Roles& asked);
 
 /// Splits `total` into parts proportional to `weights`, largest remainder first; every part gets its floor.
 std::vector<i64> proportional_split(i64 total, const std::vector<double>& weights);

@@ -1,5 +1,7 @@
 #include "hetermoe/schedule/schedule.h"
 
+#include <set>
+
 #include "hetermoe/schedule/builder.h"
 
 namespace hetermoe {
@@ -54,6 +56,14 @@ Schedule build_schedule(const Placement& placement, const std::vector<bool>& lis
       return builder.take();
   }
   return builder.finish();
+}
+
+std::vector<i32> transfer_queues(const Schedule& schedule) {
+  std::set<i32> queues;
+  for (const LaneId lane : schedule.lanes) {
+    if (queue_of(lane) != Queue::kCompute) queues.insert(static_cast<i32>(queue_of(lane)));
+  }
+  return {queues.begin(), queues.end()};
 }
 
 std::string to_text(const Schedule& schedule) {

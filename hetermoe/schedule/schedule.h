@@ -58,6 +58,9 @@ Schedule build_schedule(const Plan& plan, const ModelConfig& model, const StepOp
 std::vector<std::string> validate(const Schedule& schedule, const Plan& plan, const ModelConfig& model,
                                   const StepOptions& options = {});
 
+/// Kinds of the lanes on which a schedule has transfers, ascending.
+std::vector<i32> transfer_queues(const Schedule& schedule);
+
 /// One line per lane: "device 0 compute: 0 embed.F m0 | 2 attention.F l0 m0 | ...".
 std::string to_text(const Schedule& schedule);
 

@@ -268,6 +268,12 @@ void Simulator::finish(OpId op) {
   }
 }
 
+OpTimes simulate(const Schedule& schedule, const Placement& placement, const ModelConfig& model,
+                 const Cluster& cluster, const CostModel& cost, const RoutingLoad& routing) {
+  Simulator simulator;
+  return simulator.run(schedule, price(schedule, placement, model, cluster, cost, routing));
+}
+
 OpTimes longest_path(const Schedule& schedule, const std::vector<Seconds>& seconds) {
   OpTimes times;
   times.start.resize(schedule.ops.size());

@@ -84,6 +84,10 @@ class Simulator {
   std::vector<i64> cursor_;            // scratch
 };
 
+/// Prices a schedule and runs it once.
+OpTimes simulate(const Schedule& schedule, const Placement& placement, const ModelConfig& model,
+                 const Cluster& cluster, const CostModel& cost, const RoutingLoad& routing);
+
 /// Oracle where nothing contends: one pass in append order (dependencies and lanes point backwards).
 OpTimes longest_path(const Schedule& schedule, const std::vector<Seconds>& seconds);
 

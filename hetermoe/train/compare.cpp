@@ -13,8 +13,7 @@ std::vector<StrategyRun> compare_job(
   std::vector<StrategyRun> runs;
   // All plans first: a strategy that cannot run is known before hours are spent on another.
   for (const std::string& strategy : options.strategies) {
-    jobs.push_back(job);
-    jobs.back().strategy = strategy;
+    jobs.push_back(job_of_strategy(job, strategy, options.strategies, cluster));
     StrategyRun run;
     run.strategy = find_strategy(strategy).name;
     std::replace(run.strategy.begin(), run.strategy.end(), '_', '-');

@@ -14,8 +14,8 @@ struct CompareRunOptions {
   Checkpoints checkpoints = Checkpoints::kOff;
 };
 
-/// Trains (or only predicts) the job once per strategy: same model, cluster, data, seed. Ends early after
-/// Ctrl-C. Metrics are written to job.output as steps end. `on_step` hears of every step.
+/// Trains (or only predicts) the job once per strategy (job_of_strategy): same model, cluster, data, seed.
+/// Ends early after Ctrl-C. Metrics are written to job.output as steps end. `on_step` hears of every step.
 std::vector<StrategyRun> compare_job(
     const Job& job, const CompareRunOptions& options,
     const std::function<void(const std::string&, const StepRecord&)>& on_step = {},

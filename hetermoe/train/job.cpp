@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 
 namespace hetermoe {
 
@@ -104,10 +105,15 @@ void check_devices(const std::vector<DeviceId>& devices, const char* key, const 
   }
 }
 
+void check_devices(const PlanOptions& options, const Cluster& cluster) {
+  check_devices(options.attention, "plan.attention", cluster);
+  check_devices(options.experts, "plan.experts", cluster);
+}
+
 /// What a strategy would leave aside is told, not ignored.
 void check_roles(const PlanOptions& options, const Strategy& strategy) {
-  if (strategy.name == "zebra" || strategy.name == "dist_ep") return;
-  if (strategy.name == "single" && options.attention.size() > 1) {
+  if (strategy.use == DeviceUse::kApart) return;
+  if (strategy.use == DeviceUse::kOne && options.attention.size() > 1) {
     fail<ConfigError>("plan.attention", "got devices {}, expected one: strategy single runs on one device",
                       fmt::join(options.attention, ", "));
   }
@@ -164,8 +170,7 @@ Plan plan_of_strategy(const Job& job, const ModelConfig& model, const Cluster& c
   }
   check_lengths(options, model);
   check_roles(options, strategy);
-  check_devices(options.attention, "plan.attention", cluster);
-  check_devices(options.experts, "plan.experts", cluster);
+  check_devices(options, cluster);
   StrategyRequest request;
   request.seq_len = job.train.seq_len;
   request.sequences = job.train.sequences;
@@ -226,6 +231,32 @@ Job load_job(const std::string& path, const std::vector<Override>& overrides) {
 
 Job job_from_overrides(const std::vector<Override>& overrides) {
   return make_job(Json::object(), "", overrides);
+}
+
+Job job_of_strategy(const Job& job, const std::string& strategy, const std::vector<std::string>& compared,
+                    const Cluster& cluster) {
+  Job own = job;
+  own.strategy = strategy;
+  const DeviceUse use = find_strategy(strategy).use;
+  DeviceUse widest = use;
+  for (const std::string& other : compared) widest = std::max(widest, find_strategy(other).use);
+  PlanOptions& plan = own.plan;
+  if (use == widest || !plan.file.empty()) return own;
+  check_devices(plan, cluster);
+  const Roles roles = roles_of(widest, cluster, {plan.attention, plan.experts});
+  std::vector<DeviceId> devices = {roles.attention.at(0)};
+  if (use == DeviceUse::kAlike) {
+    std::set<DeviceId> all(roles.attention.begin(), roles.attention.end());
+    all.insert(roles.experts.begin(), roles.experts.end());
+    devices.assign(all.begin(), all.end());
+  }
+  // A weight belongs to a device of the list.
+  if (devices != roles.attention) plan.attention_weights.clear();
+  if (devices != roles.experts) plan.expert_weights.clear();
+  plan.attention = devices;
+  plan.experts.clear();
+  plan.experts_moved.clear();
+  return own;
 }
 
 Plan make_job_plan(const Job& job, const ModelConfig& model, const Cluster& cluster) {

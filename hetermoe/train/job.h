@@ -141,11 +141,19 @@ struct ClockOptions {
 
 struct RunOptions {
   std::string device = "cpu";
+  double silence_s = 20, gather_limit_s = 1800;
   template <class V>
   void fields(V& v) {
     v("device", device,
       "where the work is done: cpu; cuda: the GPUs in turn (several processes: one each, over NCCL); cuda:N: "
       "one GPU");
+    v("silence_s", silence_s,
+      "processes that meet at a store (torchrun): one that shows no sign of life for so long is dead, which "
+      "ends the run",
+      between(1, 3600));
+    v("gather_limit_s", gather_limit_s,
+      "processes that meet at a store: so long they wait for one that lives but does not come",
+      between(1, 1e6));
   }
 };
 
@@ -179,6 +187,13 @@ struct Job {
 Job load_job(const std::string& path, const std::vector<std::pair<std::string, std::string>>& overrides);
 /// As load_job, from nothing but overrides.
 Job job_from_overrides(const std::vector<std::pair<std::string, std::string>>& overrides);
+
+/// The job as one of several compared strategies runs it. What only others of them have a use for is dropped:
+/// plan.experts, experts_moved, and weights of other devices. So that all are compared on the same devices,
+/// those of the roles of plan.attention and plan.experts together take the place of plan.attention where all
+/// devices are used alike, and the first with attention where one is used. Throws ConfigError.
+Job job_of_strategy(const Job& job, const std::string& strategy, const std::vector<std::string>& compared,
+                    const Cluster& cluster);
 
 /// The plan of a job: the file it names, or what its strategy makes. Checked against model and cluster;
 /// throws ConfigError with all faults.

@@ -44,12 +44,12 @@ Job with_own_strategy(const Job& job, const Plan& before, const Cluster& cluster
                       const std::vector<DeviceId>& survivors) {
   Job changed = job;
   changed.strategy = find_strategy(job.strategy).name;
-  const bool split = changed.strategy == "zebra" || changed.strategy == "dist_ep";
+  const DeviceUse use = find_strategy(job.strategy).use;
   Roles roles;
-  if (survivors.size() == 1 || changed.strategy == "single") {
+  if (survivors.size() == 1 || use == DeviceUse::kOne) {
     changed.strategy = "single";
     roles.attention = {survivors[0]};
-  } else if (split) {
+  } else if (use == DeviceUse::kApart) {
     roles = kept_roles(before, survivors);
     if (roles.attention.empty() || roles.experts.empty()) roles = new_roles(cluster, survivors);
   } else {

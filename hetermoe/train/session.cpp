@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <numeric>
 
-#include "hetermoe/cost/price.h"
 #include "hetermoe/sim/simulator.h"
 
 namespace hetermoe {
@@ -15,12 +14,13 @@ std::vector<DeviceId> devices_of(const Plan& plan) {
   return all;
 }
 
-/// By start; what a transfer depends on starts earlier, or at the same time with a smaller number.
+namespace {
+
+/// The ops in the order in which they would start; what a transfer depends on starts earlier, or at the same
+/// time with a smaller number.
 std::vector<OpId> launch_order(const RunContext& context, const CostModel& cost) {
-  const OpCosts costs = price(context.schedule, context.placement, context.model, context.cluster, cost,
-                              ExpectedRouting(context.model));
-  Simulator simulator;
-  const OpTimes& times = simulator.run(context.schedule, costs);
+  const OpTimes times = simulate(context.schedule, context.placement, context.model, context.cluster, cost,
+                                 ExpectedRouting(context.model));
   std::vector<OpId> order(context.schedule.ops.size());
   std::iota(order.begin(), order.end(), OpId{0});
   std::stable_sort(order.begin(), order.end(), [&](OpId a, OpId b) {
@@ -29,19 +29,22 @@ std::vector<OpId> launch_order(const RunContext& context, const CostModel& cost)
   return order;
 }
 
+}  // namespace
+
 Session::Pass::Pass(const Session& session, const StepOptions& options)
     : placement(session.plan_, session.model_, options),
       schedule(build_schedule(session.plan_, session.model_, options)),
       context{session.model_, session.cluster_, placement, schedule} {}
 
 Session::Session(ModelConfig model, Cluster cluster, Plan plan, Options options,
-                 std::unique_ptr<Transport> transport)
+                 const MakeTransport& make_transport)
     : model_(std::move(model)),
       cluster_(std::move(cluster)),
       plan_(std::move(plan)),
       options_(std::move(options)),
-      transport_(transport ? std::move(transport) : make_in_process_transport(cluster_.num_devices())),
       train_(*this, options_.step) {
+  transport_ =
+      make_transport ? make_transport(train_.schedule) : make_in_process_transport(cluster_.num_devices());
   check_trainable(model_);
   if (options_.local.empty()) {
     options_.local = devices_of(plan_);

@@ -1,4 +1,5 @@
 #pragma once
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -10,9 +11,6 @@ namespace hetermoe {
 
 /// All devices of a plan, ascending.
 std::vector<DeviceId> devices_of(const Plan& plan);
-
-/// The transfers of a schedule (and its other ops) in the order in which they would start.
-std::vector<OpId> launch_order(const RunContext& context, const CostModel& cost);
 
 /// Everything a run of one plan needs, in one place and in the right order of life: schedules, device states,
 /// transport, executors.
@@ -27,8 +25,11 @@ class Session {
     /// one order; null = as the schedule lists them. Must be the same in all processes.
     const CostModel* launch_by = nullptr;
   };
+  /// Makes the transport of a session: of a training step, which has all that others have.
+  using MakeTransport = std::function<std::unique_ptr<Transport>(const Schedule&)>;
+  /// Without make_transport all devices are threads of this process.
   Session(ModelConfig model, Cluster cluster, Plan plan, Options options,
-          std::unique_ptr<Transport> transport = nullptr);
+          const MakeTransport& make_transport = {});
 
   const ModelConfig& model() const { return model_; }
   const Cluster& cluster() const { return cluster_; }

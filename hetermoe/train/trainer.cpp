@@ -4,7 +4,6 @@
 #include <chrono>
 #include <cmath>
 #include <csignal>
-#include <set>
 #include <thread>
 
 #include "hetermoe/base/checksum.h"
@@ -72,25 +71,13 @@ Session::Options session_options(const Job& job, const ModelConfig& model, const
 
 /// Where the tensors of each device are: empty = on the CPU.
 std::vector<c10::Device> places(const Job& job, const Cluster& cluster, const Processes& processes) {
-  const c10::Device first = find_device(job.run.device, "run.device");
-  if (first.is_cpu()) return {};
-  std::vector<c10::Device> where(cluster.devices.size(), first);
-  const int count = num_cuda_devices();
-  const bool in_turn = job.run.device == "cuda";
-  for (std::size_t d = 0; in_turn && d < where.size(); ++d) {
-    const int gpu = processes.alone() ? static_cast<int>(d) : processes.local_rank();
-    where[d].set_index(static_cast<c10::DeviceIndex>(gpu % count));
+  if (find_device(job.run.device, "run.device").is_cpu()) return {};
+  std::vector<c10::Device> where;
+  for (DeviceId d = 0; d < cluster.num_devices(); ++d) {
+    const i32 turn = processes.alone() ? d : processes.local_rank();
+    where.push_back(find_device_in_turn(job.run.device, turn, "run.device"));
   }
   return where;
-}
-
-/// Lane kinds on which a schedule has transfers.
-std::vector<i32> transfer_queues(const Plan& plan, const ModelConfig& model, const StepOptions& step) {
-  std::set<i32> queues;
-  for (const LaneId lane : build_schedule(plan, model, step).lanes) {
-    if (queue_of(lane) != Queue::kCompute) queues.insert(static_cast<i32>(queue_of(lane)));
-  }
-  return {queues.begin(), queues.end()};
 }
 
 std::unique_ptr<Session> make_session(const Job& job, const ModelConfig& model, const Cluster& cluster,
@@ -100,11 +87,15 @@ std::unique_ptr<Session> make_session(const Job& job, const ModelConfig& model, 
   // Threads of one process share its cores: who of them is slower says nothing of a device.
   if (processes.alone() && job.clock.kind == ClockKind::kReal) options.executor.nominal = nullptr;
   options.where = places(job, cluster, processes);
-  const auto start = [&](std::unique_ptr<Transport> transport) {
-    if (job.train.checksum_messages) transport = make_checksummed_transport(std::move(transport));
-    return std::make_unique<Session>(model, cluster, plan, options, std::move(transport));
+  const auto start = [&](const Session::MakeTransport& make) {
+    return std::make_unique<Session>(model, cluster, plan, options, [&](const Schedule& schedule) {
+      std::unique_ptr<Transport> transport = make(schedule);
+      return job.train.checksum_messages ? make_checksummed_transport(std::move(transport))
+                                         : std::move(transport);
+    });
   };
-  if (processes.alone()) return start(make_in_process_transport(cluster.num_devices()));
+  if (processes.alone())
+    return start([&](const Schedule&) { return make_in_process_transport(cluster.num_devices()); });
   if (job.clock.kind == ClockKind::kPaced) {
     fail<ConfigError>("clock.kind",
                       "got paced with {} processes, expected real or virtual: processes have no common "
@@ -118,11 +109,13 @@ std::unique_ptr<Session> make_session(const Job& job, const ModelConfig& model, 
     rank_of[static_cast<std::size_t>(devices[i])] = ranks[i];
     if (ranks[i] == processes.rank()) options.local.push_back(devices[i]);
   }
-  if (options.where.empty()) return start(make_mpi_transport(processes, rank_of));
+  if (options.where.empty())
+    return start([&](const Schedule&) { return make_mpi_transport(processes, rank_of); });
   options.launch_by = &nominal;
   const c10::Device own = options.where[static_cast<std::size_t>(options.local.front())];
-  return start(make_nccl_transport(processes, open_nccl(),
-                                   {rank_of, transfer_queues(plan, model, options.step), own}));
+  return start([&](const Schedule& schedule) {
+    return make_nccl_transport(processes, open_nccl(), {rank_of, transfer_queues(schedule), own});
+  });
 }
 
 /// Share of the step in which the compute lanes of devices with this role are idle.
@@ -204,10 +197,8 @@ Trainer::Trainer(const Job& job, ModelConfig model, Cluster cluster, Plan plan, 
 }
 
 PredictedStep Trainer::predict() const {
-  const ExpectedRouting routing(model_);
-  const OpCosts costs = price(session_->schedule(), emulated_placement_, model_, cluster_, *truth_, routing);
-  Simulator simulator;
-  const OpTimes& times = simulator.run(session_->schedule(), costs);
+  const OpTimes times =
+      simulate(session_->schedule(), emulated_placement_, model_, cluster_, *truth_, ExpectedRouting(model_));
   return {make_timeline(session_->schedule(), times, plan_, cluster_, "simulated"), times.step};
 }
 

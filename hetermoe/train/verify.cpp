@@ -1,25 +1,43 @@
 #include "hetermoe/train/verify.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <limits>
+#include <set>
 
 #include "hetermoe/train/trainer.h"
 
 namespace hetermoe {
 namespace {
 
+/// "1 to 4, 7, 9 to 12"; "none".
+std::string as_ranges(const std::set<i64>& steps) {
+  std::vector<std::string> ranges;
+  for (auto step = steps.begin(); step != steps.end();) {
+    const i64 first = *step;
+    i64 last = first;
+    while (++step != steps.end() && *step == last + 1) ++last;
+    ranges.push_back(first == last ? fmt::format("{}", first) : fmt::format("{} to {}", first, last));
+  }
+  return ranges.empty() ? "none" : fmt::format("{}", fmt::join(ranges, ", "));
+}
+
 /// What the run wrote of a step; the last line counts, for a run that went back to a checkpoint.
 Json recorded_step(const std::filesystem::path& path, i64 step) {
   std::ifstream in(path);
   if (!in) fail<IoError>(path.string(), "cannot read: the run left no metrics here");
   Json found;
+  std::set<i64> steps;
   for (std::string line; std::getline(in, line);) {
     Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (json.is_object() && json.value("step", i64{0}) == step) found = std::move(json);
+    if (!json.is_object()) continue;
+    steps.insert(json.value("step", i64{0}));
+    if (json.value("step", i64{0}) == step) found = std::move(json);
   }
-  if (found.is_null()) fail<InputError>(path.string(), "has no step {}", step);
+  if (found.is_null()) fail<InputError>(path.string(), "has no step {}, but {}", step, as_ranges(steps));
   if (!found.value("updated", true)) fail<InputError>(path.string(), "step {} was skipped", step);
   return found;
 }

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/support/error_of.h"
+
 namespace hetermoe {
 
 enum class Color { kRed, kLightBlue };
@@ -40,12 +42,7 @@ struct Outer {
 
 std::string message_of(const std::string& yaml) {
   Outer out;
-  try {
-    read_fields(parse_yaml(yaml, "job.yaml"), out, "job.yaml ");
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "";
+  return error_of<ConfigError>([&] { read_fields(parse_yaml(yaml, "job.yaml"), out, "job.yaml "); });
 }
 
 TEST(Fields, RoundTripKeepsEveryMember) {
@@ -85,25 +82,21 @@ struct Sizes {
 };
 
 TEST(Fields, IntegersNeverWrap) {
-  const auto error_of = [](const Json& json) -> std::string {
+  const auto sizes_error = [](const Json& json) {
     Sizes sizes;
-    try {
-      read_fields(json, sizes, "f ");
-    } catch (const ConfigError& error) {
-      return error.what();
-    }
-    return "";
+    return error_of<ConfigError>([&] { read_fields(json, sizes, "f "); });
   };
-  EXPECT_EQ(error_of(parse_json("{\"a\": 9223372036854775807, \"b\": 18446744073709551615}", "f")), "");
+  EXPECT_EQ(sizes_error(parse_json("{\"a\": 9223372036854775807, \"b\": 18446744073709551615}", "f")),
+            "no error");
   EXPECT_EQ(
-      error_of(parse_json("{\"a\": 9223372036854775808}", "f")),
+      sizes_error(parse_json("{\"a\": 9223372036854775808}", "f")),
       "[f a] out of range: got 9223372036854775808, expected -9223372036854775808 to 9223372036854775807");
-  EXPECT_EQ(error_of(parse_json("{\"b\": -1}", "f")),
+  EXPECT_EQ(sizes_error(parse_json("{\"b\": -1}", "f")),
             "[f b] out of range: got -1, expected 0 to 18446744073709551615");
-  EXPECT_EQ(error_of(parse_yaml("c: 2147483648", "f")),
+  EXPECT_EQ(sizes_error(parse_yaml("c: 2147483648", "f")),
             "[f c] out of range: got 2147483648, expected -2147483648 to 2147483647");
-  EXPECT_EQ(error_of(parse_yaml("b: 18446744073709551615", "f")), "");
-  EXPECT_NE(error_of(parse_yaml("b: 18446744073709551616", "f")).find("expected an integer"),
+  EXPECT_EQ(sizes_error(parse_yaml("b: 18446744073709551615", "f")), "no error");
+  EXPECT_NE(sizes_error(parse_yaml("b: 18446744073709551616", "f")).find("expected an integer"),
             std::string::npos);
 }
 

@@ -3,21 +3,17 @@
 #include <gtest/gtest.h>
 
 #include "hetermoe/base/error.h"
+#include "tests/support/error_of.h"
 
 namespace hetermoe {
 namespace {
 
-template <class Parse>
-std::string error_of(Parse parse, const std::string& text) {
-  try {
-    parse(text, "f");
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "no error";
+std::string json_error(const std::string& text) {
+  return error_of<ConfigError>([&] { parse_json(text, "f"); });
 }
-std::string json_error(const std::string& text) { return error_of(parse_json, text); }
-std::string yaml_error(const std::string& text) { return error_of(parse_yaml, text); }
+std::string yaml_error(const std::string& text) {
+  return error_of<ConfigError>([&] { parse_yaml(text, "f"); });
+}
 
 TEST(Json, TruncatedTextSaysSo) {
   EXPECT_EQ(json_error("{\"a\":\n [1, 2"),

@@ -90,7 +90,11 @@ TEST(VerifyStep, AnotherLossInTheLastBitFails) {
 TEST(VerifyStep, WhatTheRunDidNotLeaveIsNamed) {
   const WorkFolder folder;
   ASSERT_EQ(train(folder).code, 0);
-  EXPECT_TRUE(contains(verify_step(folder, "7").err, "metrics.jsonl] has no step 7"));
+  EXPECT_TRUE(contains(verify_step(folder, "7").err, "metrics.jsonl] has no step 7, but 1 to 6\n"));
+  const std::string text = read_text(folder / "run/metrics.jsonl");
+  write_text(folder / "run/metrics.jsonl",
+             text.substr(0, text.find("\n") + 1) + text.substr(text.rfind("\n", text.size() - 2) + 1));
+  EXPECT_TRUE(contains(verify_step(folder, "3").err, "metrics.jsonl] has no step 3, but 1, 6\n"));
   std::filesystem::remove(folder / "run/metrics.jsonl");
   const ProgramResult result = verify_step(folder, "5");
   EXPECT_EQ(result.code, 2);

@@ -5,19 +5,15 @@
 #include <map>
 
 #include "hetermoe/base/paths.h"
+#include "tests/support/error_of.h"
 
 namespace hetermoe {
 namespace {
 
 Cluster parse(const std::string& yaml) { return parse_cluster(parse_yaml(yaml, "c.yaml"), "c.yaml "); }
 
-std::string error_of(const std::string& yaml) {
-  try {
-    parse(yaml);
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "no error";
+std::string yaml_error(const std::string& yaml) {
+  return error_of<ConfigError>([&] { parse(yaml); });
 }
 
 /// The long list of known names is left out of comparisons: it grows with the catalogue.
@@ -148,109 +144,110 @@ TEST(Cluster, WrittenFormIsReadable) {
 
 TEST(ClusterErrors, NoDevices) {
   EXPECT_EQ(
-      error_of("{name: x}"),
+      yaml_error("{name: x}"),
       "[c.yaml nodes] the cluster has no devices at all: expected a list of nodes, such as nodes: [{name: a, "
       "devices: [A40 x2]}]");
-  EXPECT_EQ(error_of("{nodes: []}"), error_of("{name: x}"));
-  EXPECT_EQ(error_of("{nodes: [{name: a}]}"),
+  EXPECT_EQ(yaml_error("{nodes: []}"), yaml_error("{name: x}"));
+  EXPECT_EQ(yaml_error("{nodes: [{name: a}]}"),
             "[c.yaml nodes[0].devices] the node has no devices: expected [A40 x2]");
-  EXPECT_EQ(error_of("{nodes: [{devices: [T4]}, {devices: []}]}"),
+  EXPECT_EQ(yaml_error("{nodes: [{devices: [T4]}, {devices: []}]}"),
             "[c.yaml nodes[1].devices] the node has no devices: expected [A40 x2]");
 }
 
 TEST(ClusterErrors, UnknownTypeNamesTheNearest) {
-  const std::string text = error_of("{nodes: [{devices: [T4, L40X]}]}");
+  const std::string text = yaml_error("{nodes: [{devices: [T4, L40X]}]}");
   EXPECT_EQ(without_known(text),
             "[c.yaml nodes[0].devices[1]] unknown device type \"L40X\". Did you mean \"L40S\"?");
   EXPECT_NE(text.find("RTX2080Ti"), std::string::npos) << text;
   EXPECT_EQ(
-      without_known(error_of("{device_types: [{name: Mine, like: T4}], nodes: [{devices: [Mime x2]}]}")),
+      without_known(yaml_error("{device_types: [{name: Mine, like: T4}], nodes: [{devices: [Mime x2]}]}")),
       "[c.yaml nodes[0].devices[0]] unknown device type \"Mime\". Did you mean \"Mine\"?");
-  EXPECT_EQ(without_known(error_of("{device_types: [{name: Mine, like: T44}], nodes: [{devices: [Mine]}]}")),
-            "[c.yaml device_types[0].like] unknown device type \"T44\". Did you mean \"T4\"?");
+  EXPECT_EQ(
+      without_known(yaml_error("{device_types: [{name: Mine, like: T44}], nodes: [{devices: [Mine]}]}")),
+      "[c.yaml device_types[0].like] unknown device type \"T44\". Did you mean \"T4\"?");
 }
 
 TEST(ClusterErrors, UnknownKeys) {
-  EXPECT_EQ(without_known(error_of("{nodes: [{devices: [T4], netwrk_gbit_s: 1}]}")),
+  EXPECT_EQ(without_known(yaml_error("{nodes: [{devices: [T4], netwrk_gbit_s: 1}]}")),
             "[c.yaml nodes[0]] unknown key \"netwrk_gbit_s\". Did you mean \"network_gbit_s\"?");
-  const std::string top = without_known(error_of("{node: [{devices: [T4]}]}"));
+  const std::string top = without_known(yaml_error("{node: [{devices: [T4]}]}"));
   EXPECT_NE(top.find("unknown key \"node\". Did you mean \"nodes\"?"), std::string::npos) << top;
-  EXPECT_EQ(without_known(error_of("{nodes: [{devices: [{type: T4, cuont: 2}]}]}")),
+  EXPECT_EQ(without_known(yaml_error("{nodes: [{devices: [{type: T4, cuont: 2}]}]}")),
             "[c.yaml nodes[0].devices[0]] unknown key \"cuont\". Did you mean \"count\"?");
-  EXPECT_EQ(without_known(error_of("{device_types: [{name: T4, memory_gb: 2}], nodes: [{devices: [T4]}]}")),
+  EXPECT_EQ(without_known(yaml_error("{device_types: [{name: T4, memory_gb: 2}], nodes: [{devices: [T4]}]}")),
             "[c.yaml device_types[0]] unknown key \"memory_gb\". Did you mean \"memory_gib\"?");
 }
 
 TEST(ClusterErrors, NumbersOutOfRange) {
   const auto node = [](const std::string& rest) { return "{nodes: [{devices: [T4], " + rest + "}]}"; };
-  EXPECT_EQ(error_of(node("network_gbit_s: 0")),
+  EXPECT_EQ(yaml_error(node("network_gbit_s: 0")),
             "[c.yaml nodes[0].network_gbit_s] out of range: got 0, expected > 0");
-  EXPECT_EQ(error_of(node("local_gb_s: -3")),
+  EXPECT_EQ(yaml_error(node("local_gb_s: -3")),
             "[c.yaml nodes[0].local_gb_s] out of range: got -3, expected > 0");
-  EXPECT_EQ(error_of(node("latency_us: -1")),
+  EXPECT_EQ(yaml_error(node("latency_us: -1")),
             "[c.yaml nodes[0].latency_us] out of range: got -1, expected >= 0");
-  EXPECT_EQ(error_of(node("local_latency_us: -1")),
+  EXPECT_EQ(yaml_error(node("local_latency_us: -1")),
             "[c.yaml nodes[0].local_latency_us] out of range: got -1, expected >= 0");
-  EXPECT_EQ(error_of(node("count: 0")), "[c.yaml nodes[0].count] out of range: got 0, expected 1 to 65536");
-  EXPECT_EQ(error_of("{network_gbit_s: -1, nodes: [{devices: [T4]}]}"),
+  EXPECT_EQ(yaml_error(node("count: 0")), "[c.yaml nodes[0].count] out of range: got 0, expected 1 to 65536");
+  EXPECT_EQ(yaml_error("{network_gbit_s: -1, nodes: [{devices: [T4]}]}"),
             "[c.yaml network_gbit_s] out of range: got -1, expected > 0");
-  EXPECT_EQ(error_of("{nodes: [{devices: [T4 x0]}]}"),
+  EXPECT_EQ(yaml_error("{nodes: [{devices: [T4 x0]}]}"),
             "[c.yaml nodes[0].devices[0]] out of range: got 0, expected 1 to 65536");
-  EXPECT_EQ(error_of("{nodes: [{devices: [{type: T4, speed: 0}]}]}"),
+  EXPECT_EQ(yaml_error("{nodes: [{devices: [{type: T4, speed: 0}]}]}"),
             "[c.yaml nodes[0].devices[0].speed] out of range: got 0, expected > 0");
-  EXPECT_EQ(error_of("{device_types: [{name: T4, memory_gib: 0}], nodes: [{devices: [T4]}]}"),
+  EXPECT_EQ(yaml_error("{device_types: [{name: T4, memory_gib: 0}], nodes: [{devices: [T4]}]}"),
             "[c.yaml device_types[0].memory_gib] out of range: got 0, expected > 0");
 }
 
 TEST(ClusterErrors, TooManyDevices) {
-  EXPECT_EQ(error_of("{nodes: [{count: 60000, devices: [T4 x60000]}]}"),
+  EXPECT_EQ(yaml_error("{nodes: [{count: 60000, devices: [T4 x60000]}]}"),
             "[c.yaml nodes[0]] more than 65536 devices in one cluster");
-  EXPECT_EQ(error_of("{nodes: [{devices: [T4 x60000, T4 x60000]}]}"),
+  EXPECT_EQ(yaml_error("{nodes: [{devices: [T4 x60000, T4 x60000]}]}"),
             "[c.yaml nodes[0].devices[1]] more than 65536 devices in one node");
-  EXPECT_EQ(error_of("{nodes: [{devices: [T4 x99999999999999999999]}]}"),
+  EXPECT_EQ(yaml_error("{nodes: [{devices: [T4 x99999999999999999999]}]}"),
             "[c.yaml nodes[0].devices[0]] got \"T4 x99999999999999999999\", expected a device type such as "
             "\"A40\", or "
             "\"A40 x2\" for two of them");
 }
 
 TEST(ClusterErrors, WrongForms) {
-  EXPECT_EQ(error_of("{nodes: [{devices: T4}]}"),
+  EXPECT_EQ(yaml_error("{nodes: [{devices: T4}]}"),
             "[c.yaml nodes[0].devices] wrong type: got string \"T4\", expected a list");
-  EXPECT_EQ(error_of("{nodes: [{devices: [4]}]}"),
+  EXPECT_EQ(yaml_error("{nodes: [{devices: [4]}]}"),
             "[c.yaml nodes[0].devices[0]] wrong type: got integer 4, expected a device type such as A40, "
             "\"A40 x2\", or "
             "{type, count, speed}");
-  EXPECT_EQ(error_of("{nodes: [{devices: [T4 2]}]}"),
+  EXPECT_EQ(yaml_error("{nodes: [{devices: [T4 2]}]}"),
             "[c.yaml nodes[0].devices[0]] got \"T4 2\", expected a device type such as \"A40\", or \"A40 "
             "x2\" for two of "
             "them");
-  EXPECT_NE(error_of("{nodes: [{devices: [T4 x]}]}").find("got \"T4 x\", expected a device type"),
+  EXPECT_NE(yaml_error("{nodes: [{devices: [T4 x]}]}").find("got \"T4 x\", expected a device type"),
             std::string::npos);
-  EXPECT_NE(error_of("{nodes: [{devices: [\"T4 \"]}]}").find("got \"T4 \", expected a device type"),
+  EXPECT_NE(yaml_error("{nodes: [{devices: [\"T4 \"]}]}").find("got \"T4 \", expected a device type"),
             std::string::npos);
-  EXPECT_EQ(error_of("{nodes: [{devices: [{count: 2}]}]}"),
+  EXPECT_EQ(yaml_error("{nodes: [{devices: [{count: 2}]}]}"),
             "[c.yaml nodes[0].devices[0]] no type: expected {type: A40, count: 2}");
-  EXPECT_NE(error_of("[T4]").find("wrong type: got array [\"T4\"], expected a mapping"), std::string::npos);
+  EXPECT_NE(yaml_error("[T4]").find("wrong type: got array [\"T4\"], expected a mapping"), std::string::npos);
 }
 
 TEST(ClusterErrors, NamesGivenTwice) {
-  EXPECT_EQ(error_of("{nodes: [{name: a, devices: [T4]}, {name: a, devices: [T4]}]}"),
+  EXPECT_EQ(yaml_error("{nodes: [{name: a, devices: [T4]}, {name: a, devices: [T4]}]}"),
             "[c.yaml nodes[1].name] a node named \"a\" exists already; with a count above 1 the number is "
             "appended to "
             "the name");
-  EXPECT_EQ(error_of("{device_types: [{name: T4}, {name: t4}], nodes: [{devices: [T4]}]}"),
+  EXPECT_EQ(yaml_error("{device_types: [{name: T4}, {name: t4}], nodes: [{devices: [T4]}]}"),
             "[c.yaml device_types[1].name] device type \"t4\" is given twice");
 }
 
 TEST(ClusterErrors, IncompleteTypes) {
-  EXPECT_EQ(
-      error_of("{device_types: [{name: Mine, memory_gib: 8, memory_gb_s: 1, num_sms: 1}], nodes: [{devices: "
-               "[Mine]}]}"),
-      "[c.yaml device_types[0]] device type \"Mine\" has no fp32_tflops. Give memory_gib, memory_gb_s, "
-      "fp32_tflops and num_sms, or name a similar type with \"like\"");
-  EXPECT_EQ(error_of("{device_types: [{like: T4}], nodes: [{devices: [T4]}]}"),
+  EXPECT_EQ(yaml_error(
+                "{device_types: [{name: Mine, memory_gib: 8, memory_gb_s: 1, num_sms: 1}], nodes: [{devices: "
+                "[Mine]}]}"),
+            "[c.yaml device_types[0]] device type \"Mine\" has no fp32_tflops. Give memory_gib, memory_gb_s, "
+            "fp32_tflops and num_sms, or name a similar type with \"like\"");
+  EXPECT_EQ(yaml_error("{device_types: [{like: T4}], nodes: [{devices: [T4]}]}"),
             "[c.yaml device_types[0].name] got \"\", expected a name without spaces");
-  EXPECT_EQ(error_of("{device_types: [{name: a x2, like: T4}], nodes: [{devices: [T4]}]}"),
+  EXPECT_EQ(yaml_error("{device_types: [{name: a x2, like: T4}], nodes: [{devices: [T4]}]}"),
             "[c.yaml device_types[0].name] got \"a x2\", expected a name without spaces");
 }
 

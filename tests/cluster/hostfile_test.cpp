@@ -2,18 +2,14 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/support/error_of.h"
 #include "tests/support/work_folder.h"
 
 namespace hetermoe {
 namespace {
 
-std::string error_of(const std::string& text) {
-  try {
-    cluster_of_hosts(parse_hostfile(text, "hosts"), "hosts");
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "no error";
+std::string hosts_error(const std::string& text) {
+  return error_of<ConfigError>([&] { cluster_of_hosts(parse_hostfile(text, "hosts"), "hosts"); });
 }
 
 TEST(Hostfile, IsAClusterWithANodePerHost) {
@@ -51,23 +47,23 @@ TEST(Hostfile, YamlAndJsonFilesAreClusterFiles) {
 }
 
 TEST(Hostfile, ErrorsNameTheLine) {
-  EXPECT_TRUE(error_of("n1 type=A40\nn2 type=V10\n").starts_with("[hosts:2] unknown device type \"V10\""))
-      << error_of("n1 type=A40\nn2 type=V10\n");
-  EXPECT_EQ(error_of("# x\nn1 slots=0 type=A40"),
+  EXPECT_TRUE(hosts_error("n1 type=A40\nn2 type=V10\n").starts_with("[hosts:2] unknown device type \"V10\""))
+      << hosts_error("n1 type=A40\nn2 type=V10\n");
+  EXPECT_EQ(hosts_error("# x\nn1 slots=0 type=A40"),
             "[hosts:2] slots: got \"0\", expected a number from 1 to 65536");
-  EXPECT_EQ(error_of("n1 slots=two"), "[hosts:1] slots: got \"two\", expected a number from 1 to 65536");
-  EXPECT_EQ(error_of("n1 slots="), "[hosts:1] slots: got \"\", expected a number from 1 to 65536");
-  EXPECT_EQ(error_of("n1 type=A40\n\nn2 type=A40\nn1 type=V100"),
+  EXPECT_EQ(hosts_error("n1 slots=two"), "[hosts:1] slots: got \"two\", expected a number from 1 to 65536");
+  EXPECT_EQ(hosts_error("n1 slots="), "[hosts:1] slots: got \"\", expected a number from 1 to 65536");
+  EXPECT_EQ(hosts_error("n1 type=A40\n\nn2 type=A40\nn1 type=V100"),
             "[hosts:4] host n1 is there twice, first in hosts:1");
-  EXPECT_EQ(error_of("n1 slots=2"),
+  EXPECT_EQ(hosts_error("n1 slots=2"),
             "[hosts:1] host n1 has no type, expected what its devices are, such as n1 slots=2 type=A40");
-  EXPECT_EQ(error_of("# nobody\n"), "[hosts] no hosts, expected lines such as \"n1 slots=2 type=A40\"");
+  EXPECT_EQ(hosts_error("# nobody\n"), "[hosts] no hosts, expected lines such as \"n1 slots=2 type=A40\"");
 }
 
 TEST(Hostfile, AnythingElseIsNoHostfile) {
   for (const char* text : {"n1 slots=2 type=A40 gpus=4", "n1 2", "slots=2", "nodes:", "{nodes: []}"}) {
-    EXPECT_TRUE(error_of(text).starts_with("[hosts:1] got \"")) << text << ": " << error_of(text);
-    EXPECT_NE(error_of(text).find("expected a line such as \"n1 slots=2 type=A40\""), std::string::npos)
+    EXPECT_TRUE(hosts_error(text).starts_with("[hosts:1] got \"")) << text << ": " << hosts_error(text);
+    EXPECT_NE(hosts_error(text).find("expected a line such as \"n1 slots=2 type=A40\""), std::string::npos)
         << text;
   }
 }

@@ -4,6 +4,7 @@
 
 #include "hetermoe/base/error.h"
 #include "hetermoe/comm/transport.h"
+#include "tests/support/error_of.h"
 
 namespace hetermoe {
 namespace {
@@ -34,30 +35,27 @@ Message sample() {
   return message;
 }
 
-/// The error of device 1 when both tell each other sample(); "" = none.
-std::string error_of(std::function<void(const ExchangeCall&, std::vector<Message>&)> alter) {
+/// The error of device 1 when both tell each other sample().
+std::string altered_error(std::function<void(const ExchangeCall&, std::vector<Message>&)> alter) {
   const std::unique_ptr<Transport> transport =
       make_checksummed_transport(std::make_unique<Altering>(std::move(alter)));
   const std::vector<DeviceId> both = {0, 1};
-  const auto exchange = [&](DeviceId self) -> std::string {
-    try {
+  const auto exchange = [&](DeviceId self) {
+    return error_of<TransportError>([&] {
       const std::vector<Message> in =
           transport->exchange({4, 7, "dispatch.F l0 m0", self, both, 0}, {sample(), sample()});
       EXPECT_EQ(in[0].numbers, sample().numbers);  // the sum is taken off again
       EXPECT_TRUE(at::equal(in[0].tensors[1], sample().tensors[1]));
-    } catch (const TransportError& error) {
-      return error.what();
-    }
-    return "";
+    });
   };
   std::future<std::string> zero = std::async(std::launch::async, exchange, 0);
   const std::string error = exchange(1);
-  EXPECT_EQ(zero.get(), "");
+  EXPECT_EQ(zero.get(), "no error");
   return error;
 }
 
 TEST(Checksummed, WhatIsUnchangedArrivesAsItWasSent) {
-  EXPECT_EQ(error_of([](auto&, auto&) {}), "");
+  EXPECT_EQ(altered_error([](auto&, auto&) {}), "no error");
 }
 
 TEST(Checksummed, EveryPartOfAMessageIsCovered) {
@@ -74,7 +72,7 @@ TEST(Checksummed, EveryPartOfAMessageIsCovered) {
       [](Message& m) { m.tensors[0] = m.tensors[0].view(at::kDouble); },
       [](Message& m) { std::swap(m.tensors[0], m.tensors[1]); }};
   for (std::size_t c = 0; c < changes.size(); ++c) {
-    const std::string error = error_of([&](const ExchangeCall& call, std::vector<Message>& out) {
+    const std::string error = altered_error([&](const ExchangeCall& call, std::vector<Message>& out) {
       if (call.self == 0) changes[c](out[1]);
     });
     EXPECT_NE(error.find("[device 1 dispatch.F l0 m0 from device 0] a message is c"), std::string::npos)
@@ -84,7 +82,7 @@ TEST(Checksummed, EveryPartOfAMessageIsCovered) {
 
 TEST(Checksummed, AMessageOfAnotherOpIsFound) {
   Message other;
-  const std::string error = error_of([&](const ExchangeCall& call, std::vector<Message>& out) {
+  const std::string error = altered_error([&](const ExchangeCall& call, std::vector<Message>& out) {
     if (call.self == 0) out[1].numbers.back() ^= 1;  // what the sum of another op would look like
   });
   EXPECT_NE(error.find("is corrupted: got checksum"), std::string::npos) << error;

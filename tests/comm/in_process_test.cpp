@@ -7,6 +7,7 @@
 
 #include "hetermoe/base/error.h"
 #include "hetermoe/comm/transport.h"
+#include "tests/support/error_of.h"
 
 namespace hetermoe {
 namespace {
@@ -96,13 +97,10 @@ TEST(InProcess, AbortWakesEveryBlockedPeerWithTheFirstReason) {
   const std::vector<DeviceId> all = {0, 1, 2, 3};
   std::vector<std::future<std::string>> blocked;
   for (DeviceId device = 0; device < 3; ++device) {  // device 3 never comes
-    blocked.push_back(std::async(std::launch::async, [&, device]() -> std::string {
-      try {
+    blocked.push_back(std::async(std::launch::async, [&, device] {
+      return error_of<TransportError>([&] {
         transport->exchange({0, 5, "dispatch.F l1 m0", device, all}, std::vector<Message>(4));
-      } catch (const TransportError& error) {
-        return error.what();
-      }
-      return "returned";
+      });
     }));
   }
   for (const std::future<std::string>& future : blocked)

@@ -112,9 +112,11 @@ void run_plan(const ModelConfig& model, const Cluster& cluster, const NamedPlan&
       const RankThread processes(world, rank);
       Session::Options options{{true, 1, true}, {}, {rank}};
       options.launch_by = launch_by;
-      Session session(model, cluster, named.plan, options,
-                      make_nccl_transport(processes, std::make_unique<FakeNccl>(world, rank),
-                                          on_cpu(cluster.num_devices())));
+      Session session(model, cluster, named.plan, options, [&](const Schedule& schedule) {
+        return make_nccl_transport(
+            processes, std::make_unique<FakeNccl>(world, rank),
+            {one_each(cluster.num_devices()), transfer_queues(schedule), c10::DeviceType::CPU});
+      });
       got[static_cast<std::size_t>(rank)] = run(session);
       processes.gather("done");
     });

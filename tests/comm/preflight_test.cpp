@@ -3,10 +3,14 @@
 #include <gtest/gtest.h>
 
 #include <condition_variable>
+#include <future>
 #include <mutex>
 #include <thread>
 
 #include "hetermoe/base/error.h"
+#include "hetermoe/comm/nccl.h"
+#include "tests/support/fake_nccl.h"
+#include "tests/support/faults.h"
 
 namespace hetermoe {
 namespace {
@@ -14,7 +18,7 @@ namespace {
 /// Delays or drops what one pair tells each other.
 class BadPair : public Transport {
  public:
-  enum class Kind { kNone, kSlow, kDead };
+  enum class Kind { kNone, kSlow, kDead, kBroken };
   BadPair(i32 num_devices, DeviceId a, DeviceId b, Kind kind)
       : inner_(make_in_process_transport(num_devices)), a_(a), b_(b), kind_(kind) {}
   std::string name() const override { return "bad pair"; }
@@ -22,6 +26,7 @@ class BadPair : public Transport {
     if (call.participants[0] == a_ && call.participants[1] == b_) {
       if (kind_ == Kind::kSlow) std::this_thread::sleep_for(std::chrono::milliseconds(30));
       if (kind_ == Kind::kDead) wait_for_abort();
+      if (kind_ == Kind::kBroken) throw TransportError("the cable is out");
     }
     return inner_->exchange(call, std::move(out));
   }
@@ -100,6 +105,12 @@ TEST(Preflight, ADroppedPairIsNamedAsDeadAndTheOthersAreMeasured) {
   EXPECT_NE(table.find("DEAD"), std::string::npos) << table;
 }
 
+TEST(Preflight, ABrokenPairSaysWhatTheTransportMet) {
+  const std::vector<PairTimes> pairs = measure(4, BadPair::Kind::kBroken);
+  EXPECT_EQ(pair_complaints(pairs, names_of(4), kQuick),
+            std::vector<std::string>{"device 1 - device 3 is dead: the cable is out"});
+}
+
 TEST(Preflight, LinksOfDifferentKindsAreNotCompared) {
   const PreflightOptions options = {{8}, 1, 1, 2, 0};
   std::vector<PairTimes> pairs = {{0, 1, "same host", {1}, {}}, {0, 2, "network", {9}, {}},
@@ -109,6 +120,101 @@ TEST(Preflight, LinksOfDifferentKindsAreNotCompared) {
   const std::vector<PairState> expected = {PairState::kGood, PairState::kGood, PairState::kGood,
                                            PairState::kSlow, PairState::kGood, PairState::kDead};
   for (std::size_t i = 0; i < pairs.size(); ++i) EXPECT_EQ(pairs[i].state, expected[i]) << i;
+}
+
+// ---- between processes, over an NCCL of threads ----
+
+using testing::Deadline, testing::FakeNccl, testing::NcclLaunch, testing::NcclWorld, testing::RankThread;
+
+/// What check_processes() gives or throws on each rank, in words.
+std::vector<std::string> check_over_nccl(NcclWorld& world, const PreflightOptions& options) {
+  std::vector<std::string> ends(world.launches.size());
+  std::vector<std::thread> threads;
+  for (std::size_t r = 0; r < ends.size(); ++r) {
+    threads.emplace_back([&, r] {
+      const auto rank = static_cast<i32>(r);
+      const RankThread processes(world, rank);
+      const MakePairTransport make = [&](const std::vector<i32>& rank_of) {
+        return make_nccl_transport(processes, std::make_unique<FakeNccl>(world, rank),
+                                   {rank_of, {0}, options.device});
+      };
+      try {
+        const std::vector<std::string> complaints = check_processes(processes, make, options);
+        ends[r] = fmt::format("{} complaints", complaints.size());
+      } catch (const TransportError& error) {
+        ends[r] = error.what();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return ends;
+}
+
+/// Launches in which `rank` sends so many bytes to each of the others: [rank].
+std::vector<i64> sends_of(const NcclWorld& world, std::size_t rank, i64 bytes) {
+  std::vector<i64> count(world.launches.size(), 0);
+  for (const NcclLaunch& launch : world.launches[rank]) {
+    for (const auto& call : launch.calls) {
+      if (call.sends && call.bytes == bytes) ++count[static_cast<std::size_t>(call.peer)];
+    }
+  }
+  return count;
+}
+
+TEST(NcclPreflight, EveryPairSendsEverySizeFromItsOwnMemory) {
+  const Deadline deadline(std::chrono::seconds(60));
+  PreflightOptions options = kQuick;
+  options.slow_floor = 10;  // the machine may be busy
+  for (const i32 num_ranks : {2, 3, 4, 5}) {
+    NcclWorld world(num_ranks);
+    const auto ranks = static_cast<std::size_t>(num_ranks);
+    EXPECT_EQ(check_over_nccl(world, options), std::vector<std::string>(ranks, "0 complaints"));
+    for (std::size_t rank = 0; rank < ranks; ++rank) {
+      std::vector<i64> expected(ranks, options.rounds);
+      expected[rank] = 0;
+      EXPECT_EQ(sends_of(world, rank, 64 << 10), expected) << "rank " << rank << " of " << num_ranks;
+    }
+  }
+}
+
+TEST(NcclPreflight, ACutPairIsNamedByAllRanksWithinTheLimit) {
+  const Deadline deadline(std::chrono::seconds(60));
+  NcclWorld world(5);
+  world.cut(1, 3);
+  PreflightOptions options = kQuick;
+  options.limit = 2, options.slow_floor = 10;
+  const auto begin = std::chrono::steady_clock::now();
+  const std::vector<std::string> ends = check_over_nccl(world, options);
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+  const std::string pair = fmt::format("process 1 on {0} - process 3 on {0}", host_name());
+  for (const std::string& end : ends) {
+    EXPECT_TRUE(end.starts_with("[preflight] " + pair + " is dead: no answer within 2 s; ")) << end;
+    EXPECT_TRUE(end.ends_with(" of 10 pairs were not tried after that")) << end;
+    EXPECT_EQ(end, ends[0]);
+  }
+  EXPECT_LT(took.count(), 2.5 * options.limit);
+}
+
+TEST(NcclPreflight, ATransportThatNeverComesIsAnError) {
+  const Processes alone;
+  const auto never = std::make_shared<std::promise<void>>();
+  PreflightOptions options = kQuick;
+  options.start_limit = 0.2;
+  try {
+    check_processes(
+        alone,
+        [never](const std::vector<i32>& rank_of) {
+          never->get_future().wait();
+          return make_in_process_transport(static_cast<i32>(rank_of.size()));
+        },
+        options);
+    ADD_FAILURE();
+  } catch (const TransportError& error) {
+    EXPECT_STREQ(error.what(),
+                 "[rank 0] the processes do not come together: got nothing for 0.2 s. Is the network between "
+                 "the hosts open?");
+  }
+  never->set_value();
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "hetermoe/base/checksum.h"
 #include "hetermoe/base/error.h"
 #include "tests/support/child.h"
+#include "tests/support/error_of.h"
 
 namespace hetermoe {
 namespace {
@@ -118,12 +119,7 @@ StoreAddress address_with(Environment variables) {
 }
 
 std::string address_error(const Environment& variables) {
-  try {
-    address_with(variables);
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "none";
+  return error_of<ConfigError>([&] { address_with(variables); });
 }
 
 TEST(StoreAddress, IsReadFromTheVariables) {

@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "hetermoe/plan/strategies.h"
+#include "tests/support/error_of.h"
 #include "tests/support/work_folder.h"
 
 namespace hetermoe {
@@ -151,13 +152,8 @@ class MeasuredCostTest : public testing::Test {
     work.experts = num_experts;
     return work;
   }
-  std::string error_of(const ProfileFile& profile) const {
-    try {
-      MeasuredCost(model_, cluster_, plan_, {{0, {profile, "p.json"}}});
-    } catch (const ConfigError& error) {
-      return error.what();
-    }
-    return "no error";
+  std::string profile_error(const ProfileFile& profile) const {
+    return error_of<ConfigError>([&] { MeasuredCost(model_, cluster_, plan_, {{0, {profile, "p.json"}}}); });
   }
 
   ModelConfig model_ = load_model("tiny");
@@ -238,17 +234,17 @@ TEST_F(MeasuredCostTest, RefusesAProfileOfAnotherDtypeOrShape) {
   ProfileFile other = profile_;
   other.dtype = Dtype::kBf16;
   EXPECT_EQ(
-      error_of(other),
+      profile_error(other),
       "[p.json dtype] profile of another dtype: got bf16, expected fp32 as in the plan. Profile again with "
       "--dtype fp32");
   other = profile_;
   other.shape.expert_hidden = 96;
   other.model = "wee";
   EXPECT_EQ(
-      error_of(other),
+      profile_error(other),
       "[p.json shape.expert_hidden] profile of another model (wee): got 96, expected 128 as in tiny. Profile "
       "again with --model tiny");
-  EXPECT_EQ(error_of(profile_), "no error");
+  EXPECT_EQ(profile_error(profile_), "no error");
 }
 
 class ProfileFileTest : public MeasuredCostTest {
@@ -256,12 +252,7 @@ class ProfileFileTest : public MeasuredCostTest {
   WorkFolder folder_;
   std::filesystem::path path_ = folder_ / "p.json";
   std::string parse_error(const std::string& text) const {
-    try {
-      parse_profile(text, "p.json");
-    } catch (const ConfigError& error) {
-      return error.what();
-    }
-    return "no error";
+    return error_of<ConfigError>([&] { parse_profile(text, "p.json"); });
   }
 };
 

@@ -3,6 +3,7 @@
 #include "hetermoe/comm/nccl.h"
 #include "hetermoe/nn/accelerator.h"
 #include "hetermoe/profile/profiler.h"
+#include "tests/nn/expert_case.h"
 #include "tests/support/rig.h"
 #include "tests/support/strategy_plans.h"
 #include "tests/train/tiny_run.h"
@@ -21,6 +22,7 @@ class Gpu : public ::testing::Test {
 };
 
 using GpuEngine = Gpu;
+using GpuExperts = Gpu;
 using GpuTraining = Gpu;
 using GpuNccl = Gpu;
 using GpuProfile = Gpu;
@@ -33,10 +35,10 @@ struct Outcome {
 };
 
 Outcome two_steps(const NamedPlan& named, const ModelConfig& model, const Cluster& cluster,
-                  const std::vector<c10::Device>& where, std::unique_ptr<Transport> transport = nullptr) {
+                  const std::vector<c10::Device>& where, const Session::MakeTransport& make_transport = {}) {
   Session::Options options{{true, 1, true}, {}, {}};
   options.where = where;
-  Session session(model, cluster, named.plan, options, std::move(transport));
+  Session session(model, cluster, named.plan, options, make_transport);
   session.initialize(1);
   StepInput input = random_input(named.plan, model);
   input.learning_rate = 1e-3;
@@ -83,6 +85,14 @@ TEST_F(GpuEngine, EveryRunOfAStepGivesTheSameBits) {
   }
 }
 
+TEST_F(GpuExperts, Bf16InOneKernelEqualsOneAfterAnother) {
+  const at::TensorOptions bf16 = at::TensorOptions(at::kBFloat16).device(kFirst);
+  EXPECT_GT(compute_capability(kFirst), 0);
+  EXPECT_EQ(expert_products(make_uneven_case(bf16).slab) == ExpertProducts::kGrouped,
+            compute_capability(kFirst) / 10 == 9);
+  expect_one_kernel_equals_each(bf16, 0.02);
+}
+
 /// Losses of a job of 50 steps.
 std::vector<double> losses(const std::string& device,
                            std::vector<std::pair<std::string, std::string>> changes) {
@@ -121,8 +131,9 @@ TEST_F(GpuNccl, AWorldOfOneTrains) {
   const NamedPlan named = strategy_plans(model, cluster, small_step())[0];
   const Processes alone;
   const Outcome plain = two_steps(named, model, cluster, {kFirst});
-  const Outcome nccl = two_steps(named, model, cluster, {kFirst},
-                                 make_nccl_transport(alone, open_nccl(), {{0}, {1, 2, 3, 4}, kFirst}));
+  const Outcome nccl = two_steps(named, model, cluster, {kFirst}, [&](const Schedule& schedule) {
+    return make_nccl_transport(alone, open_nccl(), {{0}, transfer_queues(schedule), kFirst});
+  });
   EXPECT_EQ(worst_difference(plain.values, nccl.values), 0);
 }
 

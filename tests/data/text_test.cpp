@@ -7,6 +7,7 @@
 #include <fstream>
 #include <set>
 
+#include "tests/support/error_of.h"
 #include "tests/support/work_folder.h"
 
 namespace hetermoe {
@@ -19,12 +20,7 @@ std::string string_of(const at::Tensor& bytes) {
 
 template <class E>
 std::string message_of(const TextOptions& options, i64 seq_len) {
-  try {
-    load_text(options, seq_len);
-  } catch (const E& error) {
-    return error.what();
-  }
-  return "no error";
+  return error_of<E>([&] { load_text(options, seq_len); });
 }
 
 at::Tensor counting_bytes(i64 size) { return at::arange(size).remainder(251).to(at::kByte); }

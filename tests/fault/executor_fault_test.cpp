@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "tests/fault/scene.h"
+#include "tests/support/error_of.h"
 #include "tests/support/faults.h"
 
 // Whatever fails, wherever: run() throws once, says where, and nothing hangs or stays behind.
@@ -22,14 +23,8 @@ std::size_t num_threads() {
   return count;
 }
 
-/// The text of the error of one step; "" when there is none.
-std::string error_of(Rig& rig) {
-  try {
-    rig.executor().run(random_input(rig.plan(), rig.model()));
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
+std::string step_error(Rig& rig) {
+  return error_of([&] { rig.executor().run(random_input(rig.plan(), rig.model())); });
 }
 
 TEST(ExecutorFaults, AnOpThatThrowsOnAnyLaneIsReportedOnceWithItsPlace) {
@@ -48,7 +43,7 @@ TEST(ExecutorFaults, AnOpThatThrowsOnAnyLaneIsReportedOnceWithItsPlace) {
         if (op == target && device == device_of(lane)) throw std::runtime_error("planted fault");
       };
       const std::unique_ptr<Rig> rig = make_rig(s, options);
-      const std::string text = error_of(*rig);
+      const std::string text = step_error(*rig);
       EXPECT_TRUE(has(text, "planted fault"));
       EXPECT_TRUE(has(text, to_string(target)));
       EXPECT_TRUE(
@@ -77,7 +72,7 @@ TEST(ExecutorFaults, AMessageThatIsLostAtAnyTransferIsReported) {
       RigOptions options;
       (sending ? options.on_send : options.on_receive) = hook;
       const std::unique_ptr<Rig> rig = make_rig(s, options);
-      EXPECT_TRUE(has(error_of(*rig), "the wire broke"));
+      EXPECT_TRUE(has(step_error(*rig), "the wire broke"));
       ++transfers;
     }
   }
@@ -90,7 +85,7 @@ TEST(ExecutorFaults, WhatIsNoExceptionIsReportedToo) {
   options.executor.before_op = [](const Op& op, DeviceId) {
     if (op.kind == OpKind::kHead) throw 42;
   };
-  EXPECT_TRUE(has(error_of(*make_rig(scene_of("zebra"), options)), "head.F"));
+  EXPECT_TRUE(has(step_error(*make_rig(scene_of("zebra"), options)), "head.F"));
 }
 
 TEST(ExecutorFaults, NoUseAfterAnError) {
@@ -101,7 +96,7 @@ TEST(ExecutorFaults, NoUseAfterAnError) {
     if (fails && op.kind == OpKind::kHead) throw std::runtime_error("planted fault");
   };
   const std::unique_ptr<Rig> rig = make_rig(scene_of("zebra"), options);
-  EXPECT_TRUE(has(error_of(*rig), "planted fault"));
+  EXPECT_TRUE(has(step_error(*rig), "planted fault"));
   fails = false;
   EXPECT_THROW(rig->executor().run(random_input(rig->plan(), rig->model())), InternalError);
 }
@@ -114,9 +109,9 @@ TEST(ExecutorFaults, AFaultInALaterStepIsReportedToo) {
     if (op.kind == OpKind::kHead && ++heads > 8) throw std::runtime_error("planted fault");
   };
   const std::unique_ptr<Rig> rig = make_rig(scene_of("zebra"), options);
-  EXPECT_EQ(error_of(*rig), "");
-  EXPECT_EQ(error_of(*rig), "");
-  EXPECT_TRUE(has(error_of(*rig), "planted fault"));
+  EXPECT_EQ(step_error(*rig), "no error");
+  EXPECT_EQ(step_error(*rig), "no error");
+  EXPECT_TRUE(has(step_error(*rig), "planted fault"));
 }
 
 TEST(ExecutorFaults, WatchdogNamesTheOpThatNeverEndsAndWhoWaitsForIt) {
@@ -128,7 +123,7 @@ TEST(ExecutorFaults, WatchdogNamesTheOpThatNeverEndsAndWhoWaitsForIt) {
     if (op.kind == OpKind::kExperts && op.layer == 1 && op.microbatch == 0 && device == 1) gate.wait();
   };
   options.on_abort = [&] { gate.open(); };  // the watchdog has fired
-  const std::string text = error_of(*make_rig(scene_of("zebra"), options));
+  const std::string text = step_error(*make_rig(scene_of("zebra"), options));
   EXPECT_TRUE(has(text, "[watchdog] no op ended for 0.3"));
   EXPECT_TRUE(has(text, "device 1 (V100#1) compute: "));
   EXPECT_TRUE(has(text, "experts.F l1 m0 computes"));
@@ -147,7 +142,7 @@ TEST(ExecutorFaults, WatchdogStopsATransferThatNeverEnds) {
     if (call.name == "dispatch.B l1 m1" && call.self == 2) gate.wait();
   };
   options.on_abort = [&] { gate.open(); };
-  const std::string text = error_of(*make_rig(scene_of("zebra"), options));
+  const std::string text = step_error(*make_rig(scene_of("zebra"), options));
   EXPECT_TRUE(has(text, "dispatch.B l1 m1 exchanges with its peers"));
   EXPECT_TRUE(has(text, "attention.B l1 m1 waits for dispatch.B l1 m1"));
 }
@@ -174,7 +169,7 @@ TEST(ExecutorFaults, ALaneThatStaysInItsOpAfterAFailureIsReportedAgain) {
     std::this_thread::sleep_for(milliseconds(900));
     gate.open();
   });
-  const std::string text = error_of(*rig);
+  const std::string text = step_error(*rig);
   opener.join();
   const std::string printed = ::testing::internal::GetCapturedStderr();
   EXPECT_TRUE(has(text, "planted fault"));
@@ -189,7 +184,7 @@ TEST(ExecutorFaults, ASlowButLivelyStepDoesNotWakeTheWatchdog) {
   options.executor.before_op = [](const Op& op, DeviceId) {
     if (op.kind == OpKind::kAttention) std::this_thread::sleep_for(milliseconds(100));
   };
-  EXPECT_EQ(error_of(*make_rig(scene_of("zebra"), options)), "");
+  EXPECT_EQ(step_error(*make_rig(scene_of("zebra"), options)), "no error");
 }
 
 TEST(ExecutorFaults, BufferThatTheTableForgetsIsALeak) {
@@ -197,7 +192,7 @@ TEST(ExecutorFaults, BufferThatTheTableForgetsIsALeak) {
   const std::unique_ptr<Rig> rig = make_rig(scene_of("zebra"), {});
   // The lifetimes are those of recompute: local; now the experts keep activations that nobody frees.
   rig->plan().recompute = Recompute::kOff;
-  const std::string text = error_of(*rig);
+  const std::string text = step_error(*rig);
   EXPECT_TRUE(has(text, "still holds"));
   EXPECT_TRUE(has(text, "saved_experts of layer 0 microbatch 0"));
 }
@@ -220,7 +215,7 @@ TEST(ExecutorFaults, ReadingWhatNobodyHasWrittenNamesBothOps) {
   options.executor.before_op = [](const Op& op, DeviceId) {
     if (op.kind == OpKind::kAttention) std::this_thread::sleep_for(milliseconds(50));
   };
-  const std::string text = error_of(*make_rig(s, options));
+  const std::string text = step_error(*make_rig(s, options));
   EXPECT_TRUE(has(text, "dispatch.F l0 m0]"));
   EXPECT_TRUE(has(text, "of attention.F l0 m0, which has not ended: a dependency is missing"));
 }

@@ -7,6 +7,7 @@
 #include <map>
 #include <set>
 
+#include "tests/support/error_of.h"
 #include "tests/support/work_folder.h"
 
 namespace hetermoe {
@@ -24,22 +25,12 @@ Json small(const std::string& family) {
 
 ModelConfig read(const Json& config) { return model_from_hf(config, "config.json"); }
 
-std::string error_of(const Json& config) {
-  try {
-    read(config);
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "no error";
+std::string config_error(const Json& config) {
+  return error_of<ConfigError>([&] { read(config); });
 }
 
-std::string error_of_load(const std::string& name) {
-  try {
-    load_model(name);
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "no error";
+std::string load_error(const std::string& name) {
+  return error_of<ConfigError>([&] { load_model(name); });
 }
 
 Json with(Json config, const std::string& key, const Json& value) {
@@ -240,11 +231,11 @@ TEST(HfConfig, ArchitecturesStandInForAMissingModelType) {
 }
 
 TEST(HfConfig, AliasesThatDisagreeAreAnError) {
-  EXPECT_EQ(error_of(with(small("mixtral"), "num_experts", 5)),
+  EXPECT_EQ(config_error(with(small("mixtral"), "num_experts", 5)),
             "[config.json num_experts] two names of one setting disagree: got 5 here and 4 in "
             "\"num_local_experts\"");
   EXPECT_EQ(
-      error_of(with(small("mixtral"), "rope_parameters", {{"rope_theta", 5}})),
+      config_error(with(small("mixtral"), "rope_parameters", {{"rope_theta", 5}})),
       "[config.json rope_parameters rope_theta] two names of one setting disagree: got 5 here and 1000000 "
       "elsewhere");
 }
@@ -402,59 +393,59 @@ TEST(Unsupported, EveryOtherKnownModelTrains) {
 
 TEST(BadConfig, NamesFileKeyValueAndExpectation) {
   const Json mixtral = small("mixtral");
-  EXPECT_EQ(error_of(without(mixtral, "hidden_size")),
+  EXPECT_EQ(config_error(without(mixtral, "hidden_size")),
             "[config.json hidden_size] missing: expected an integer from 1 to 16777216");
   EXPECT_EQ(
-      error_of(without(mixtral, "num_local_experts")),
+      config_error(without(mixtral, "num_local_experts")),
       "[config.json num_local_experts] missing (or \"num_experts\"): expected an integer from 1 to 65536");
-  EXPECT_EQ(error_of(with(mixtral, "num_key_value_heads", 3)),
+  EXPECT_EQ(config_error(with(mixtral, "num_key_value_heads", 3)),
             "[config.json num_key_value_heads] does not divide num_attention_heads: got 3, expected a "
             "divisor of 4");
-  EXPECT_EQ(error_of(without(mixtral, "num_key_value_heads")),
+  EXPECT_EQ(config_error(without(mixtral, "num_key_value_heads")),
             "[config.json num_key_value_heads] does not divide num_attention_heads: got 8 (default of a "
             "missing key), "
             "expected a divisor of 4");
-  EXPECT_EQ(error_of(with(mixtral, "num_experts_per_tok", 5)),
+  EXPECT_EQ(config_error(with(mixtral, "num_experts_per_tok", 5)),
             "[config.json num_experts_per_tok] more than there are experts: got 5, expected 1 to 4");
-  EXPECT_EQ(error_of(with(mixtral, "hidden_size", 0)),
+  EXPECT_EQ(config_error(with(mixtral, "hidden_size", 0)),
             "[config.json hidden_size] out of range: got 0, expected 1 to 16777216");
-  EXPECT_EQ(error_of(with(mixtral, "vocab_size", "many")),
+  EXPECT_EQ(config_error(with(mixtral, "vocab_size", "many")),
             "[config.json vocab_size] wrong type: got string \"many\", expected an integer");
-  EXPECT_EQ(error_of(with(mixtral, "hidden_size", 66)),
+  EXPECT_EQ(config_error(with(mixtral, "hidden_size", 66)),
             "[config.json num_attention_heads] does not divide hidden_size: got 4, expected a divisor of 66, "
             "or give "
             "head_dim");
   EXPECT_EQ(
-      error_of(with(mixtral, "head_dim", 15)),
+      config_error(with(mixtral, "head_dim", 15)),
       "[config.json head_dim] rotary embedding turns pairs of elements: got 15, expected an even number");
-  EXPECT_EQ(error_of(Json::array()),
+  EXPECT_EQ(config_error(Json::array()),
             "[config.json] wrong type: got array [], expected an object, as in a Hugging Face config.json");
 }
 
 TEST(BadConfig, UnknownFamilyListsTheKnownOnes) {
   EXPECT_EQ(
-      error_of(with(small("mixtral"), "model_type", "mixtrl")),
+      config_error(with(small("mixtral"), "model_type", "mixtrl")),
       "[config.json model_type] unknown model family: got \"mixtrl\". Known: mixtral, qwen3_moe, olmoe, "
       "deepseek_v2, deepseek_v3. Did you mean \"mixtral\"?");
-  EXPECT_EQ(error_of(Json::object()).substr(0, 34), "[config.json model_type] missing. ");
+  EXPECT_EQ(config_error(Json::object()).substr(0, 34), "[config.json model_type] missing. ");
 }
 
 TEST(BadConfig, DeepSeekGroups) {
   const Json v3 = small("deepseek_v3");
-  EXPECT_EQ(error_of(with(v3, "n_group", 3)),
+  EXPECT_EQ(config_error(with(v3, "n_group", 3)),
             "[config.json n_group] does not divide the experts: got 3, expected a divisor of 8");
-  EXPECT_EQ(error_of(with(v3, "topk_group", 5)),
+  EXPECT_EQ(config_error(with(v3, "topk_group", 5)),
             "[config.json topk_group] more than there are groups: got 5, expected 1 to 4");
-  EXPECT_EQ(error_of(with(v3, "n_group", 8)),
+  EXPECT_EQ(config_error(with(v3, "n_group", 8)),
             "[config.json n_group] groups of one expert have no two best scores: got 8, expected at most 4");
-  EXPECT_EQ(error_of(with(with(v3, "num_experts_per_tok", 5), "topk_group", 2)),
+  EXPECT_EQ(config_error(with(with(v3, "num_experts_per_tok", 5), "topk_group", 2)),
             "[config.json topk_group] keeps 4 experts per token, fewer than num_experts_per_tok: got 2, "
             "expected at "
             "least 3");
-  EXPECT_EQ(error_of(with(v3, "qk_rope_head_dim", 7)),
+  EXPECT_EQ(config_error(with(v3, "qk_rope_head_dim", 7)),
             "[config.json qk_rope_head_dim] rotary embedding turns pairs of elements: got 7, expected an "
             "even number");
-  EXPECT_EQ(error_of(with(v3, "first_k_dense_replace", 3)),
+  EXPECT_EQ(config_error(with(v3, "first_k_dense_replace", 3)),
             "[config.json num_hidden_layers] all 3 layers are dense, expected at least one with experts");
 }
 
@@ -473,10 +464,10 @@ TEST(BadConfig, EveryRequiredSizeIsMissedByName) {
     all.insert(all.end(), keys.begin(), keys.end());
     for (const std::string& key : all) {
       const std::string start = "[config.json " + key + "] missing";
-      EXPECT_EQ(error_of(without(small(family), key)).substr(0, start.size()), start) << family;
-      EXPECT_EQ(error_of(with(small(family), key, nullptr)).substr(0, start.size()), start) << family;
+      EXPECT_EQ(config_error(without(small(family), key)).substr(0, start.size()), start) << family;
+      EXPECT_EQ(config_error(with(small(family), key, nullptr)).substr(0, start.size()), start) << family;
       const std::string zero = "[config.json " + key + "] out of range: got 0";
-      EXPECT_EQ(error_of(with(small(family), key, 0)).substr(0, zero.size()), zero) << family;
+      EXPECT_EQ(config_error(with(small(family), key, 0)).substr(0, zero.size()), zero) << family;
     }
   }
 }
@@ -484,8 +475,8 @@ TEST(BadConfig, EveryRequiredSizeIsMissedByName) {
 TEST(BadConfig, HugeSizesAreRefusedBeforeTheyOverflow) {
   Json huge = with(small("mixtral"), "num_local_experts", 65536);
   huge["intermediate_size"] = huge["hidden_size"] = 16777216;
-  EXPECT_EQ(error_of(huge).substr(0, 53), "[config.json] impossible size: got about 1.11e+20 par");
-  EXPECT_EQ(error_of(with(small("mixtral"), "num_hidden_layers", 9000000000000000000)).substr(0, 46),
+  EXPECT_EQ(config_error(huge).substr(0, 53), "[config.json] impossible size: got about 1.11e+20 par");
+  EXPECT_EQ(config_error(with(small("mixtral"), "num_hidden_layers", 9000000000000000000)).substr(0, 46),
             "[config.json num_hidden_layers] out of range: ");
 }
 
@@ -540,7 +531,7 @@ TEST(LoadModel, KnowsTheShippedModels) {
 }
 
 TEST(LoadModel, UnknownNameSuggests) {
-  const std::string text = error_of_load("mixtral-8x7");
+  const std::string text = load_error("mixtral-8x7");
   EXPECT_NE(text.find("Did you mean \"mixtral-8x7b\"?"), std::string::npos) << text;
 }
 
@@ -553,7 +544,7 @@ TEST(LoadModel, ReadsAFolderAndAFile) {
   EXPECT_EQ(load_model(folder.string()), expected);
   EXPECT_EQ(load_model((folder / "config.json").string()), expected);
   EXPECT_EQ(load_model(folder.string() + "/"), expected);
-  EXPECT_NE(error_of_load(folder.parent_path().string()).find("holds no config.json"), std::string::npos);
+  EXPECT_NE(load_error(folder.parent_path().string()).find("holds no config.json"), std::string::npos);
 }
 
 // --- writing ---

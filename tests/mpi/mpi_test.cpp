@@ -51,7 +51,8 @@ TEST(Mpi, EveryStrategyEqualsTheSameInOneProcessBitForBit) {
     for (DeviceId d = 0; d < cluster.num_devices(); ++d) {
       if (rank_of[static_cast<std::size_t>(d)] == job->rank()) options.local.push_back(d);
     }
-    Session part(model, cluster, named.plan, options, make_mpi_transport(*job, rank_of));
+    Session part(model, cluster, named.plan, options,
+                 [&](const Schedule&) { return make_mpi_transport(*job, rank_of); });
     const Outcome expected = run(alone, named.plan, model), got = run(part, named.plan, model);
     for (std::size_t step = 0; step < 2; ++step) {
       EXPECT_EQ(got.results[step].loss, expected.results[step].loss) << named.name;
@@ -106,10 +107,12 @@ FaultRun run_with(const FaultPoint& point, const ModelConfig& model, const Clust
   const Deadline deadline(std::chrono::seconds(60));
   const std::vector<i32> rank_of = spread_devices(cluster.num_devices(), job->num_ranks());
   FaultPlanter planter(point);
-  auto hooked = std::make_unique<HookedTransport>(
-      make_mpi_transport(*job, rank_of),
-      [&](const ExchangeCall& call, std::vector<Message>& out) { planter.on_send(call, out); },
-      HookedTransport::Hook(), [&] { planter.on_abort(); });
+  const auto make_transport = [&](const Schedule&) {
+    return make_checksummed_transport(std::make_unique<HookedTransport>(
+        make_mpi_transport(*job, rank_of),
+        [&](const ExchangeCall& call, std::vector<Message>& out) { planter.on_send(call, out); },
+        HookedTransport::Hook(), [&] { planter.on_abort(); }));
+  };
   Session::Options options{{true, 1, true}, {}, {}};
   // A rank without the fault hears of nothing: under mpirun the failing rank ends it, here its watchdog does.
   options.executor.watchdog = 0.5;
@@ -119,7 +122,7 @@ FaultRun run_with(const FaultPoint& point, const ModelConfig& model, const Clust
   FaultRun run;
   std::string error;
   {
-    Session session(model, cluster, plan, options, make_checksummed_transport(std::move(hooked)));
+    Session session(model, cluster, plan, options, make_transport);
     session.initialize(1);
     try {
       const StepResult result = session.train_step(random_input(plan, model));
@@ -207,14 +210,10 @@ TEST(Mpi, ARankWithOtherSharesInItsPlanIsNamed) {
 }
 
 TEST(Mpi, APreflightMeasuresEveryPairOfProcesses) {
-  const std::vector<std::string> names = process_names(*job);
-  EXPECT_EQ(static_cast<i32>(names.size()), job->num_ranks());
-  std::vector<i32> ranks;
-  for (i32 r = 0; r < job->num_ranks(); ++r) ranks.push_back(r);
-  const std::unique_ptr<Transport> transport = make_mpi_transport(*job, ranks);
-  const std::vector<PairTimes> pairs = measure_pairs(*job, *transport, ranks, {});
-  EXPECT_EQ(static_cast<i32>(pairs.size()), job->num_ranks() * (job->num_ranks() - 1) / 2);
-  for (const PairTimes& pair : pairs) {
+  const MeasuredPairs found = measure_processes(*job, pair_transport(*job, c10::DeviceType::CPU), {});
+  EXPECT_EQ(static_cast<i32>(found.names.size()), job->num_ranks());
+  EXPECT_EQ(static_cast<i32>(found.pairs.size()), job->num_ranks() * (job->num_ranks() - 1) / 2);
+  for (const PairTimes& pair : found.pairs) {
     EXPECT_EQ(pair.link, "same host");
     EXPECT_EQ(pair.seconds.size(), 3U);
   }

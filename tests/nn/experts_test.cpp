@@ -3,25 +3,14 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include "tests/nn/compare.h"
-#include "tests/nn/tiny_models.h"
+#include "tests/nn/expert_case.h"
 
 namespace hetermoe::testing {
 namespace {
 
-at::Tensor wave(at::IntArrayRef shape, double step) {
-  return at::arange(c10::multiply_integers(shape), at::kDouble).mul(step).add(0.4).sin().view(shape);
-}
-
-struct Case {
-  ExpertSlab slab;
-  CopyGroups groups;
-  at::Tensor rows, weights, dout;
-};
-
 /// Experts 1, 2, 3 here (2 gets nothing), rows from two sources; row 3 has no copy.
-Case make_case() {
-  Case c;
+ExpertCase make_case() {
+  ExpertCase c;
   c.slab = make_expert_slab(tiny_mixtral(), 0, {3, 2, 1}, at::kDouble);
   c.slab.gate_up = wave(c.slab.gate_up.sizes(), 0.71);
   c.slab.down = wave(c.slab.down.sizes(), 0.53);
@@ -52,7 +41,7 @@ at::Tensor plain_experts(const at::Tensor& gate_up, const at::Tensor& down, cons
 }
 
 TEST(Experts, ForwardAndBackwardEqualAutogradOfTheDefinition) {
-  Case c = make_case();
+  ExpertCase c = make_case();
   const at::Tensor gate_up = c.slab.gate_up.clone().requires_grad_(),
                    down = c.slab.down.clone().requires_grad_();
   const at::Tensor rows = c.rows.clone().requires_grad_(), weights = c.weights.clone().requires_grad_();
@@ -88,7 +77,7 @@ TEST(Experts, NoRowsAndNoExperts) {
 }
 
 TEST(Experts, Fp32AndBf16StayNearFp64) {
-  Case c = make_case();
+  ExpertCase c = make_case();
   const at::Tensor expected = experts_forward(c.slab, c.rows, c.groups, c.weights);
   const ExpertsGradient grad = experts_backward(c.slab, c.rows, c.groups, c.weights, nullptr, c.dout);
   for (const auto& [dtype, tolerance] : {std::pair(at::kFloat, 1e-5), std::pair(at::kBFloat16, 0.05)}) {
@@ -129,6 +118,15 @@ TEST(Experts, ManyCopiesOfOneExpertAreWorkedOffInChunks) {
   EXPECT_LE(deviation(got.drows_RD, grads[0]), 1e-12);
   EXPECT_LE(deviation(slab.gate_up_grad[1], grads[1]), 1e-12);
   EXPECT_LE(deviation(slab.down_grad[1], grads[2]), 1e-12);
+}
+
+TEST(Experts, OneKernelForAllEqualsOneAfterAnother) {
+  expect_one_kernel_equals_each(at::kFloat, 1e-5);
+  expect_one_kernel_equals_each(at::kBFloat16, 0.02);
+}
+
+TEST(Experts, OnACpuOneIsDoneAfterAnother) {
+  EXPECT_EQ(expert_products(make_uneven_case(at::kBFloat16).slab), ExpertProducts::kEach);
 }
 
 }  // namespace

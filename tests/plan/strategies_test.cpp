@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/schedule/plans.h"
+#include "tests/support/error_of.h"
 
 namespace hetermoe {
 namespace {
@@ -57,8 +58,7 @@ TEST(Strategies, EveryOneGivesAValidPlanOnEverySize) {
     const Cluster cluster = make_cluster({devices}, 2);
     const ModelConfig model = make_model({.num_layers = 3, .num_experts = 5, .dense = {0}});
     for (const Strategy& strategy : strategies()) {
-      const bool split = strategy.name == "zebra" || strategy.name == "dist_ep";
-      if (split && devices == 1) continue;
+      if (strategy.use == DeviceUse::kApart && devices == 1) continue;
       const Plan plan = strategy.make(model, cluster, request(7, 3));
       EXPECT_EQ(plan.strategy, strategy.name);
       EXPECT_EQ(total_sequences(plan), 7);
@@ -110,14 +110,8 @@ TEST(Strategies, WindowsTellThemApart) {
 
 TEST(Strategies, ImpossibleRequestsSayWhy) {
   const ModelConfig model = make_model({});
-  const auto error = [&](const std::string& name, const Cluster& cluster,
-                         const StrategyRequest& r) -> std::string {
-    try {
-      find_strategy(name).make(model, cluster, r);
-    } catch (const ConfigError& e) {
-      return e.what();
-    }
-    return "no error";
+  const auto error = [&](const std::string& name, const Cluster& cluster, const StrategyRequest& r) {
+    return error_of<ConfigError>([&] { find_strategy(name).make(model, cluster, r); });
   };
   EXPECT_EQ(error("zebra", make_cluster({1}), request(4, 4)),
             "[strategy zebra] no device owns experts in cluster test (1 devices). With one device use "

@@ -12,6 +12,7 @@
 #include "hetermoe/plan/strategies.h"
 #include "hetermoe/profile/machine.h"
 #include "hetermoe/profile/tasks.h"
+#include "tests/support/error_of.h"
 #include "tests/support/work_folder.h"
 
 namespace hetermoe {
@@ -192,27 +193,23 @@ TEST_F(ProfilerTest, LeavesTheNumberOfThreadsAsItWas) {
 
 TEST_F(ProfilerTest, WrongOptionsAreClearErrors) {
   const ModelConfig model = load_model("tiny");
-  const auto error_of = [&](const ProfileOptions& options) -> std::string {
-    try {
-      profile_device(model, options);
-    } catch (const ConfigError& error) {
-      return error.what();
-    }
-    return "no error";
+  const auto options_error = [&](const ProfileOptions& options) {
+    return error_of<ConfigError>([&] { profile_device(model, options); });
   };
   ProfileOptions options = small();
   options.device = "gpu";
-  EXPECT_EQ(error_of(options), "[profile device] no such device: got \"gpu\", expected cpu, cuda or cuda:N");
+  EXPECT_EQ(options_error(options),
+            "[profile device] no such device: got \"gpu\", expected cpu, cuda or cuda:N");
   options = small();
   options.experts = {5};
-  EXPECT_EQ(error_of(options), "[profile experts] got 5, expected at most 4 as in tiny");
+  EXPECT_EQ(options_error(options), "[profile experts] got 5, expected at most 4 as in tiny");
   options = small();
   options.sequences = {};
-  EXPECT_EQ(error_of(options), "[profile sequences] got no sizes, expected at least one");
+  EXPECT_EQ(options_error(options), "[profile sequences] got no sizes, expected at least one");
   if (num_cuda_devices() == 0) {
     options = small();
     options.device = "cuda";
-    EXPECT_NE(error_of(options).find("[profile device] got \"cuda\", but "), std::string::npos);
+    EXPECT_NE(options_error(options).find("[profile device] got \"cuda\", but "), std::string::npos);
   }
 }
 

@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/schedule/plans.h"
+#include "tests/support/error_of.h"
 
 namespace hetermoe {
 namespace {
@@ -227,12 +228,7 @@ class ExplicitErrors : public testing::Test {
     EXPECT_NE(at, std::string::npos) << from << " in\n" << text_;
     plan_.order = OrderPolicy::kExplicit;
     plan_.explicit_order = fmt::format("{}{}{}", text_.substr(0, at), to, text_.substr(at + from.size()));
-    try {
-      build_schedule(plan_, model_);
-    } catch (const ConfigError& error) {
-      return error.what();
-    }
-    return "no error";
+    return error_of<ConfigError>([&] { build_schedule(plan_, model_); });
   }
 };
 

@@ -1,4 +1,7 @@
 #pragma once
+#include <gtest/gtest.h>
+
+#include <algorithm>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
@@ -6,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "hetermoe/base/error.h"
@@ -35,8 +39,14 @@ class NcclWorld {
 
   std::vector<std::vector<NcclLaunch>> launches;  ///< [rank]
 
+  /// What these two ranks send each other from now on is lost.
+  void cut(i32 a, i32 b) {
+    const std::lock_guard lock(mutex_);
+    cut_ = std::minmax(a, b);
+  }
   void put(i32 communicator, i32 from, i32 to, std::vector<char> bytes) {
     const std::lock_guard lock(mutex_);
+    if (cut_ == std::pair<i32, i32>(std::minmax(from, to))) return;
     boxes_[{communicator, from, to}].push_back(std::move(bytes));
     changed_.notify_all();
   }
@@ -72,6 +82,7 @@ class NcclWorld {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::map<std::tuple<i32, i32, i32>, std::deque<std::vector<char>>> boxes_;  // communicator, from, to
+  std::pair<i32, i32> cut_ = {-1, -1};
   bool aborted_ = false;
   std::vector<std::string> texts_, all_;
   std::size_t arrived_ = 0;

@@ -28,6 +28,7 @@ class HookedTransport : public Transport {
 
   std::string name() const override { return "hooked " + inner_->name(); }
   void begin_step() override { inner_->begin_step(); }
+  bool takes_turns() const override { return inner_->takes_turns(); }
   std::vector<Message> exchange(const ExchangeCall& call, std::vector<Message> out) override {
     if (on_send_) on_send_(call, out);
     std::vector<Message> in = inner_->exchange(call, std::move(out));

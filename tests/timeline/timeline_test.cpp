@@ -6,6 +6,7 @@
 #include <set>
 
 #include "hetermoe/base/error.h"
+#include "tests/support/error_of.h"
 
 namespace hetermoe {
 namespace {
@@ -29,13 +30,8 @@ Timeline small() {
   return t;
 }
 
-std::string error_of(const Json& json) {
-  try {
-    timeline_from_json(json, "t.json");
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "no error";
+std::string json_error(const Json& json) {
+  return error_of<ConfigError>([&] { timeline_from_json(json, "t.json"); });
 }
 
 TEST(Timeline, JsonRoundTripKeepsEveryMemberToTheBit) {
@@ -72,50 +68,50 @@ TEST(Timeline, FaultsNameThePlace) {
   const Json good = to_json(small());
   Json bad = good;
   bad.erase("spans");
-  EXPECT_EQ(error_of(bad),
+  EXPECT_EQ(json_error(bad),
             "[t.json] no key \"spans\": expected a timeline as hetermoe writes it. Is the file truncated?");
   bad = good;
   bad["spans"][1][3] = "soon";
-  EXPECT_EQ(error_of(bad), "[t.json spans[1][3]] wrong type: got string \"soon\", expected a number");
+  EXPECT_EQ(json_error(bad), "[t.json spans[1][3]] wrong type: got string \"soon\", expected a number");
   bad = good;
   bad["spans"][1][3] = 0.0001;
-  EXPECT_EQ(error_of(bad),
+  EXPECT_EQ(json_error(bad),
             "[t.json spans[1]] a span ends before it starts: got start 0.001 s and end 0.0001 s");
   bad = good;
   bad["spans"][0][0] = 4;
-  EXPECT_EQ(error_of(bad), "[t.json spans[0][0]] out of range: got 4, expected 0 to 3");
+  EXPECT_EQ(json_error(bad), "[t.json spans[0][0]] out of range: got 4, expected 0 to 3");
   bad = good;
   bad["spans"][0].push_back(1);
-  EXPECT_EQ(error_of(bad), "[t.json spans[0]] wrong number of values: got 5, expected 4");
+  EXPECT_EQ(json_error(bad), "[t.json spans[0]] wrong number of values: got 5, expected 4");
   bad = good;
   bad["spans"][3] = bad["spans"][2];
-  EXPECT_EQ(error_of(bad), "[t.json spans] op 2 has two spans on device 1: expected one per op and device");
+  EXPECT_EQ(json_error(bad), "[t.json spans] op 2 has two spans on device 1: expected one per op and device");
 }
 
 TEST(Timeline, FaultsInTheHeadAreNamed) {
   const Json good = to_json(small());
   Json bad = good;
   bad["step_s"] = 0.003;
-  EXPECT_EQ(error_of(bad),
+  EXPECT_EQ(json_error(bad),
             "[t.json step_s] the step ends before its last span: got 0.003 s, expected 0.004 s");
   bad["step_s"] = std::numeric_limits<double>::infinity();
-  EXPECT_EQ(error_of(parse_json(bad.dump(), "x")),
+  EXPECT_EQ(json_error(parse_json(bad.dump(), "x")),
             "[t.json step_s] wrong type: got nothing, expected a number");
   bad = good;
   bad["format"] = "hetermoe timeline 9";
-  EXPECT_EQ(error_of(bad),
+  EXPECT_EQ(json_error(bad),
             "[t.json format] not a timeline this version reads: got \"hetermoe timeline 9\", expected "
             "\"hetermoe timeline 1\"");
   bad = good;
   bad["tilte"] = 1;
-  EXPECT_NE(error_of(bad).find("Did you mean \"title\"?"), std::string::npos);
+  EXPECT_NE(json_error(bad).find("Did you mean \"title\"?"), std::string::npos);
   bad = good;
   bad["devices"][1]["role"] = 3;
-  EXPECT_EQ(error_of(bad), "[t.json devices[1].role] wrong type: got integer 3, expected a string");
+  EXPECT_EQ(json_error(bad), "[t.json devices[1].role] wrong type: got integer 3, expected a string");
   bad = good;
   bad["ops"] = 3;
-  EXPECT_EQ(error_of(bad), "[t.json ops] wrong type: got integer 3, expected a list");
-  EXPECT_EQ(error_of(Json::array()), "[t.json] wrong type: got array [], expected a mapping");
+  EXPECT_EQ(json_error(bad), "[t.json ops] wrong type: got integer 3, expected a list");
+  EXPECT_EQ(json_error(Json::array()), "[t.json] wrong type: got array [], expected a mapping");
 }
 
 TEST(Timeline, BusyShareCountsComputeOnceAndNothingElse) {

@@ -6,20 +6,11 @@
 
 #include <fstream>
 
+#include "tests/support/error_of.h"
 #include "tests/train/tiny_run.h"
 
 namespace hetermoe {
 namespace {
-
-template <class F>
-std::string error_of(F&& run) {
-  try {
-    run();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 void flip_byte(const fs::path& path, i64 position) {
   std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);

@@ -2,22 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/support/error_of.h"
 #include "tests/support/work_folder.h"
 
 namespace hetermoe {
 namespace {
 
 using Overrides = std::vector<std::pair<std::string, std::string>>;
-
-template <class F>
-std::string error_of(F&& run) {
-  try {
-    run();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 std::string flag_error(const std::string& name, const std::string& value) {
   return error_of([&] { job_from_overrides({{name, value}}); });
@@ -86,6 +77,12 @@ TEST(LoadJob, FlagErrorsNameTheFlag) {
   EXPECT_EQ(flag_error("plan.attention", "0,x"),
             "[--plan.attention[1]] wrong type: got string \"x\", expected an integer");
   EXPECT_EQ(flag_error("plan.attention", "[0,").substr(0, 40), "[--plan.attention:1] not valid YAML: end");
+  EXPECT_EQ(flag_error("run.silence_s", "0.5"),
+            "[--run.silence_s] out of range: got 0.5, expected 1 to 3600");
+  EXPECT_EQ(flag_error("run.silence_s", "3601"),
+            "[--run.silence_s] out of range: got 3601, expected 1 to 3600");
+  EXPECT_EQ(flag_error("run.gather_limit_s", "0"),
+            "[--run.gather_limit_s] out of range: got 0, expected 1 to 1000000");
   EXPECT_NE(flag_error("plan.recompute", "locl").find("[--plan.recompute] unknown value \"locl\""),
             std::string::npos);
 }

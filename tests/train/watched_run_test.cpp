@@ -2,6 +2,7 @@
 
 #include <limits>
 
+#include "tests/support/error_of.h"
 #include "tests/train/tiny_run.h"
 
 // What a run does when its own numbers go wrong.
@@ -54,20 +55,11 @@ std::function<void(Session&, const StepRecord&)> nan_in_step_3(at::Tensor& good)
   };
 }
 
-std::string error_of(const std::function<void()>& run) {
-  try {
-    run();
-  } catch (const InputError& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
 TEST(Nonfinite, StopNamesStepAndFirstParameterOfTheBackwardPass) {
   const WorkFolder folder;
   at::Tensor good;
   const std::string error =
-      error_of([&] { TinyRun(folder.path()).run(Checkpoints::kOff, nan_in_step_3(good)); });
+      error_of<InputError>([&] { TinyRun(folder.path()).run(Checkpoints::kOff, nan_in_step_3(good)); });
   EXPECT_NE(error.find("nan: in the backward pass lm_head.weight is the first that is not finite"),
             std::string::npos)
       << error;
@@ -109,7 +101,7 @@ TEST(Nonfinite, ARunWithASkippedStepResumesToTheSameBits) {
 TEST(Nonfinite, TooManySkippedStepsInARowStopTheRun) {
   const WorkFolder folder;
   TinyRun rig(folder.path(), {{"train.on_nonfinite", "skip"}, {"train.max_skipped", "2"}});
-  const std::string error = error_of([&] {
+  const std::string error = error_of<InputError>([&] {
     rig.run(Checkpoints::kOff, [](Session& session, const StepRecord& record) {
       if (record.step == 1) scale(session, kParameter, std::numeric_limits<double>::infinity());
     });

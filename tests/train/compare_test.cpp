@@ -1,0 +1,102 @@
+#include "hetermoe/train/compare.h"
+
+#include <fmt/ranges.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+
+#include "tests/support/error_of.h"
+#include "tests/support/work_folder.h"
+
+namespace hetermoe {
+namespace {
+
+using Overrides = std::vector<std::pair<std::string, std::string>>;
+
+/// The plans of a comparison on the demo cluster: devices 0, 1 newer, 2, 3 older.
+std::vector<Plan> plans_of(const std::vector<std::string>& strategies, Overrides overrides) {
+  const WorkFolder folder;
+  const Overrides small = {{"model", "tiny"},
+                           {"cluster", "demo"},
+                           {"output", (folder.path() / "out").string()},
+                           {"data.paths", folder.file("text", std::string(4000, 'a'))},
+                           {"train.seq_len", "8"},
+                           {"train.sequences", "4"},
+                           {"train.microbatches", "2"}};
+  overrides.insert(overrides.begin(), small.begin(), small.end());
+  std::vector<Plan> plans;
+  for (StrategyRun& run : compare_job(job_from_overrides(overrides), {strategies, /*execute=*/false}))
+    plans.push_back(std::move(run.plan));
+  return plans;
+}
+
+std::string refusal_of(const std::vector<std::string>& strategies, const Overrides& overrides) {
+  return error_of<ConfigError>([&] { plans_of(strategies, overrides); });
+}
+
+/// A number of moved experts for each layer of the tiny model.
+std::string moved(i64 count) {
+  const std::vector<i64> counts(static_cast<std::size_t>(load_model("tiny").num_layers), count);
+  return fmt::format("{}", fmt::join(counts, ","));
+}
+
+std::string roles_of(const Plan& plan) {
+  std::vector<std::string> roles;
+  for (std::size_t d = 0; d < plan.dtype.size(); ++d)
+    roles.push_back(role_of(plan, static_cast<DeviceId>(d)));
+  return fmt::format("{}", fmt::join(roles, " "));
+}
+
+TEST(CompareJob, RolesOfZebraGiveTheOthersTheSameDevices) {
+  const std::vector<Plan> plans =
+      plans_of({"zebra", "ep", "ep-overlap", "dist-ep", "single"},
+               {{"plan.attention", "1"}, {"plan.experts", "2,3"}, {"plan.experts_moved", moved(0)}});
+  ASSERT_EQ(plans.size(), 5u);
+  const std::string apart = "idle attention expert expert", alike = "idle both both both";
+  EXPECT_EQ(roles_of(plans[0]), apart);
+  EXPECT_EQ(roles_of(plans[1]), alike);
+  EXPECT_EQ(roles_of(plans[2]), alike);
+  EXPECT_EQ(roles_of(plans[3]), apart);
+  EXPECT_EQ(roles_of(plans[4]), "idle both idle idle");
+}
+
+TEST(CompareJob, ARoleThatIsNotGivenCountsToo) {
+  // zebra has its experts on the older devices then
+  EXPECT_EQ(roles_of(plans_of({"ep", "zebra"}, {{"plan.attention", "0"}})[0]), "both idle both both");
+  EXPECT_EQ(roles_of(plans_of({"ep", "zebra"}, {{"plan.experts", "3"}})[0]), "both both idle both");
+  EXPECT_EQ(roles_of(plans_of({"ep", "zebra"}, {})[0]), "both both both both");
+  EXPECT_EQ(roles_of(plans_of({"ep", "single"}, {{"plan.attention", "2,3"}})[1]), "idle idle both idle");
+}
+
+TEST(CompareJob, MovedExpertsAndWeightsOfRolesAreLeftToThoseWhoHaveThem) {
+  const std::vector<Plan> plans = plans_of(
+      {"zebra", "ep", "single"},
+      {{"plan.attention_weights", "3,1"}, {"plan.expert_weights", "1,1"}, {"plan.experts_moved", moved(1)}});
+  EXPECT_EQ(roles_of(plans[0]), "both both expert expert");
+  const LayerPlacement &zebra = plans[0].groups[0].layers[0], &ep = plans[1].groups[0].layers[0];
+  EXPECT_EQ(zebra.attention, (Shares{{{0, 2}, {1, 0}}}));
+  EXPECT_EQ(ep.attention, (Shares{{{0, 1}, {1, 1}, {2, 0}, {3, 0}}}));
+  std::map<DeviceId, i64> owned;
+  for (const auto& owners : ep.experts) ++owned[owners[0].device];
+  EXPECT_EQ(owned, (std::map<DeviceId, i64>{{0, 1}, {1, 1}, {2, 1}, {3, 1}}));
+}
+
+TEST(CompareJob, WhatNoneOfTheStrategiesHasAUseForIsRefused) {
+  EXPECT_TRUE(refusal_of({"ep", "single"}, {{"plan.attention", "0,1"}, {"plan.experts", "2,3"}})
+                  .starts_with("[plan.experts] got devices 2, 3, but strategy "));
+  EXPECT_TRUE(
+      refusal_of({"single"}, {{"plan.attention", "0,1"}}).starts_with("[plan.attention] got devices"));
+  EXPECT_TRUE(refusal_of({"ep", "zebra"}, {{"plan.experts", "2,77"}})
+                  .starts_with("[plan.experts] device 77 does not exist"));
+}
+
+TEST(CompareJob, WeightsOfDevicesThatAllHaveStay) {
+  const std::vector<Plan> plans =
+      plans_of({"ep", "ep-overlap"}, {{"plan.attention_weights", "2,2,0.001,0.001"}});
+  for (const Plan& plan : plans)
+    EXPECT_EQ(plan.groups[0].layers[0].attention, (Shares{{{0, 1}, {1, 1}, {2, 0}, {3, 0}}}));
+}
+
+}  // namespace
+}  // namespace hetermoe
