@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "hetermoe/base/median.h"
+#include "hetermoe/model/model_config.h"
 #include "hetermoe/nn/attention_part.h"
 #include "hetermoe/nn/cpu_memory.h"
 #include "hetermoe/nn/embed_head.h"
@@ -32,16 +33,9 @@ struct Config {
   i64 tokens() const { return sequences * seq_len; }
 };
 
-Config make_config(bool large) {
-  ModelConfig m;
-  m.name = large ? "M" : "S";
-  m.model_type = "mixtral";
-  m.vocab = 256, m.hidden = large ? 512 : 256, m.num_layers = 4;
-  m.num_heads = 8, m.num_kv_heads = 8, m.head_dim = m.hidden / 8;
-  m.num_experts = 8, m.top_k = 2, m.expert_hidden = 7 * m.hidden / 2;
-  m.dense_layer.assign(4, false);
-  m.aux_loss_coef = 0.01;
-  return large ? Config{m, 4, 512} : Config{m, 8, 256};
+/// "s" or "m", with the batches of bench/peers.
+Config make_config(const std::string& name) {
+  return name == "m" ? Config{load_model("m"), 4, 512} : Config{load_model("s"), 8, 256};
 }
 
 /// What an op kind cannot avoid: products, and each of its operands, results and what is kept moved once.
@@ -329,6 +323,5 @@ void run(const Config& config, int steps) {
 int main(int argc, char** argv) {
   at::set_num_threads(argc > 1 ? std::atoi(argv[1]) : 2);
   hetermoe::keep_freed_memory();
-  const bool large = argc > 3 && std::string(argv[3]) == "m";
-  hetermoe::run(hetermoe::make_config(large), argc > 2 ? std::atoi(argv[2]) : 12);
+  hetermoe::run(hetermoe::make_config(argc > 3 ? argv[3] : "s"), argc > 2 ? std::atoi(argv[2]) : 12);
 }

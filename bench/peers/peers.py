@@ -81,7 +81,7 @@ def hetermoe(args, folder, steps, learning_rate, extra=()):
     shape = SHAPES[args.config]
     out = folder / "hetermoe"
     shutil.rmtree(out, ignore_errors=True)
-    command = [str(ROOT / "build" / "hetermoe"), "train", "--model", str(ROOT / "bench/peers" / f"{args.config}.json"),
+    command = [str(ROOT / "build" / "hetermoe"), "train", "--model", str(ROOT / "configs/models" / f"{args.config}.json"),
                "--cluster", str(folder / "cluster.yaml"), "--strategy", "single" if args.processes == 1 else "ep",
                "--output", str(out), "--data.paths", str(folder / "text"), "--data.max_bytes", "100000000",
                "--train.steps", str(steps), "--train.warmup_steps", "0", "--train.final_share", "1",
@@ -145,7 +145,7 @@ def peer_process(args):
         seconds.append(time.perf_counter() - start)
         loss = loss.detach()
         if args.processes > 1:
-            dist.all_reduce(loss, dist.ReduceOp.AVG if dist.get_backend() != "gloo" else dist.ReduceOp.SUM)
+            dist.all_reduce(loss)
             loss /= args.processes
         losses.append(loss.item())
     if rank == 0:
@@ -263,7 +263,7 @@ def main():
     if args.peer_process:
         return peer_process(args)
     shape = SHAPES[args.config]
-    config = json.load(open(ROOT / "bench/peers" / f"{args.config}.json"))
+    config = json.load(open(ROOT / "configs/models" / f"{args.config}.json"))
     flops, tokens = step_flops(config, shape), shape["sequences"] * shape["seq_len"]
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
