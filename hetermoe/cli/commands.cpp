@@ -6,7 +6,7 @@ const std::vector<Command>& commands() {
   static const std::vector<Command> all = {
       {"plan", "who should do what: the best plan for a model on a cluster, and what else was tried",
        "hetermoe plan --model d1 --cluster o1 --seq 8192 --sequences 48 -o plan.json", make_plan},
-      {"train", "train a model by one strategy, on this machine's processor or on emulated devices",
+      {"train", "train a model by one strategy, on GPUs, on processors or on emulated devices",
        "hetermoe train configs/jobs/demo.yaml --strategy zebra --train.steps 20", make_train},
       {"launch",
        "start a run, over the hosts of a file perhaps, and again from its newest checkpoint when it fails",

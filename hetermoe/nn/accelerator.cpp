@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <dlfcn.h>
+#include <torch/version.h>
 
 #include <filesystem>
 
@@ -22,9 +23,14 @@ std::filesystem::path cuda_library() {
 /// Nothing may ask libtorch about CUDA before: it remembers the answer.
 std::string try_to_open_cuda() {
   const std::filesystem::path library = cuda_library();
-  if (!std::filesystem::exists(library)) return fmt::format("{} is not there", library.string());
-  if (dlopen(library.c_str(), RTLD_NOW | RTLD_GLOBAL) == nullptr) return dlerror();
-  return at::globalContext().hasCUDART() ? "" : fmt::format("{} was opened too late", library.string());
+  const bool exists = std::filesystem::exists(library);
+  if (exists && dlopen(library.c_str(), RTLD_NOW | RTLD_GLOBAL) != nullptr)
+    return at::globalContext().hasCUDART() ? "" : fmt::format("{} was opened too late", library.string());
+  const std::string why = exists ? dlerror() : fmt::format("{} is not there", library.string());
+  // Without a GPU other libraries are missing as well, and to name them would send the reader the wrong way.
+  if (dlopen("libcuda.so.1", RTLD_LAZY) == nullptr) return "no NVIDIA driver here (no libcuda.so.1)";
+  return fmt::format("{}. What it needs comes with `pip install torch=={}`, without --no-deps", why,
+                     TORCH_VERSION);
 }
 
 c10::impl::VirtualGuardImpl guard_of(c10::Device device) {

@@ -196,7 +196,7 @@ TEST(StoreJob, RanksThatNeverComeAreNamed) {
   Ranks ranks(4, {.join = 3});
   ranks.start(0, {});
   const ProgramResult result = ranks.at(0)->wait();
-  EXPECT_EQ(result.code, 1);
+  EXPECT_EQ(result.code, 1) << result.err;
   EXPECT_EQ(result.err, "[rank 1, 2, 3] did not come within 3 s: rank 0 waits. Was it started?\n");
 }
 
@@ -206,7 +206,7 @@ TEST(StoreJob, ARankThatDoesNotComeToAGatherIsNamed) {
   ranks.start(1, {"sleep=600"});
   ranks.start(2, {"sleep=600"});
   const ProgramResult result = ranks.at(0)->wait();
-  EXPECT_EQ(result.code, 1);
+  EXPECT_EQ(result.code, 1) << result.err;
   EXPECT_NE(result.err.find("[rank 1, 2] did not come within 2 s"), std::string::npos) << result.err;
 }
 
@@ -215,7 +215,7 @@ TEST(StoreJob, ARankThatEndedWithoutComingToAGatherIsNamedAtOnce) {
   ranks.start(0, {"gather=a"});
   ranks.start(1, {});
   const ProgramResult result = ranks.at(0)->wait();
-  EXPECT_EQ(result.code, 1);
+  EXPECT_EQ(result.code, 1) << result.err;
   EXPECT_NE(result.err.find("[rank 1] ended while rank 0 waits for it"), std::string::npos) << result.err;
 }
 
@@ -240,7 +240,7 @@ TEST(StoreJob, NobodyAnswersAtAWrongPort) {
   Ranks ranks(2, {.join = 2});
   ranks.start(1, {});
   const ProgramResult result = ranks.at(1)->wait();
-  EXPECT_EQ(result.code, 1);
+  EXPECT_EQ(result.code, 1) << result.err;
   EXPECT_NE(result.err.find("rank 1 found no store there within 2 s; rank 0 holds it."), std::string::npos)
       << result.err;
 }
@@ -251,7 +251,7 @@ TEST(StoreJob, APortInUseIsNamed) {
   Ranks ranks(2, {.join = 2}, port.number());
   ranks.start(0, {});
   const ProgramResult result = ranks.at(0)->wait();
-  EXPECT_EQ(result.code, 2);
+  EXPECT_EQ(result.code, 2) << result.err;
   EXPECT_NE(result.err.find(fmt::format("MASTER_PORT {}] rank 0 cannot open its store there", port.number())),
             std::string::npos)
       << result.err;
@@ -263,7 +263,7 @@ TEST(StoreJob, AServerThatIsNoStoreIsNoHang) {
   Ranks ranks(2, {.join = 2}, port.number());
   ranks.start(1, {});
   const ProgramResult result = ranks.at(1)->wait();
-  EXPECT_EQ(result.code, 1);
+  EXPECT_EQ(result.code, 1) << result.err;
   EXPECT_NE(result.err.find("rank 1 found no store there"), std::string::npos) << result.err;
 }
 
