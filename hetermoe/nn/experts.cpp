@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "hetermoe/nn/accelerator.h"
+#include "hetermoe/device/accelerator.h"
 #include "hetermoe/nn/kernels.h"
 #include "hetermoe/nn/products.h"
 #include "hetermoe/nn/rows.h"
