@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "hetermoe/cost/roofline.h"
-#include "hetermoe/nn/cpu_memory.h"
+#include "hetermoe/device/cpu_memory.h"
 #include "hetermoe/plan/strategies.h"
 #include "hetermoe/train/session.h"
 

@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "hetermoe/base/median.h"
+#include "hetermoe/device/cpu_memory.h"
 #include "hetermoe/model/model_config.h"
 #include "hetermoe/nn/attention_part.h"
-#include "hetermoe/nn/cpu_memory.h"
 #include "hetermoe/nn/embed_head.h"
 #include "hetermoe/nn/experts.h"
 #include "hetermoe/nn/optimizer.h"

@@ -3,7 +3,7 @@ include_guard(GLOBAL)
 # library links to the one before; tests/layering_test.py checks the includes themselves.
 set(HM_PREVIOUS "" CACHE INTERNAL "")
 set(HM_FOLDERS "" CACHE INTERNAL "")
-set(HM_TORCH_FOLDERS nn comm exec data train profile cli)
+set(HM_TORCH_FOLDERS device nn comm exec data train profile cli)
 
 function(hm_folders)
   foreach(_folder IN LISTS ARGV)

@@ -54,7 +54,10 @@ endif()
 # One precompiled ATen header for all torch folders: it costs seconds per file otherwise.
 function(hm_use_torch_pch target)
   if(NOT TARGET hm_torch_pch)
-    file(WRITE "${CMAKE_BINARY_DIR}/torch_pch.cpp" "")
+    # Written only where it is not there: its time decides whether all torch folders compile anew.
+    if(NOT EXISTS "${CMAKE_BINARY_DIR}/torch_pch.cpp")
+      file(WRITE "${CMAKE_BINARY_DIR}/torch_pch.cpp" "")
+    endif()
     add_library(hm_torch_pch OBJECT "${CMAKE_BINARY_DIR}/torch_pch.cpp")
     target_link_libraries(hm_torch_pch PUBLIC torch::cpu)
     target_precompile_headers(hm_torch_pch PUBLIC <ATen/ATen.h> <torch/csrc/autograd/custom_function.h>)

@@ -20,8 +20,8 @@
 #include "hetermoe/comm/nccl_api.h"
 #include "hetermoe/comm/preflight.h"
 #include "hetermoe/data/text.h"
+#include "hetermoe/device/accelerator.h"
 #include "hetermoe/model/model_config.h"
-#include "hetermoe/nn/accelerator.h"
 #include "hetermoe/report/table.h"
 #include "hetermoe/train/job.h"
 

@@ -3,7 +3,7 @@
 
 #include "hetermoe/base/error.h"
 #include "hetermoe/cli/command.h"
-#include "hetermoe/nn/cpu_memory.h"
+#include "hetermoe/device/cpu_memory.h"
 
 // The only place that catches everything. Exit codes: 0 success, 1 a run that failed, 2 wrong use or wrong
 // input.

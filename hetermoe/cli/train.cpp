@@ -7,7 +7,7 @@
 
 #include "hetermoe/cli/command.h"
 #include "hetermoe/comm/preflight.h"
-#include "hetermoe/nn/accelerator.h"
+#include "hetermoe/device/accelerator.h"
 #include "hetermoe/report/progress.h"
 #include "hetermoe/report/table.h"
 #include "hetermoe/train/compare.h"

@@ -12,7 +12,7 @@
 #include "hetermoe/base/error.h"
 #include "hetermoe/comm/awaited_list.h"
 #include "hetermoe/comm/wire.h"
-#include "hetermoe/nn/accelerator.h"
+#include "hetermoe/device/accelerator.h"
 
 namespace hetermoe {
 namespace {

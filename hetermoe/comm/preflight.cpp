@@ -16,7 +16,7 @@
 #include "hetermoe/base/median.h"
 #include "hetermoe/comm/mpi.h"
 #include "hetermoe/comm/nccl.h"
-#include "hetermoe/nn/accelerator.h"
+#include "hetermoe/device/accelerator.h"
 #include "hetermoe/report/table.h"
 
 namespace hetermoe {

@@ -9,8 +9,8 @@
 #include <numeric>
 #include <tuple>
 
+#include "hetermoe/device/accelerator.h"
 #include "hetermoe/exec/threads.h"
-#include "hetermoe/nn/accelerator.h"
 #include "hetermoe/sim/simulator.h"
 
 namespace hetermoe {

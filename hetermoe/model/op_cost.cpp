@@ -1,5 +1,7 @@
 #include "hetermoe/model/op_cost.h"
 
+#include <algorithm>
+
 namespace hetermoe {
 namespace {
 
@@ -63,6 +65,16 @@ LayerWeights layer_weights(const ModelConfig& model, i64 layer) {
 StateBytes state_bytes_per_parameter(Bytes element) {
   const bool mixed = element < 4;
   return {element, element, mixed ? 4.0 : 0.0, mixed ? 8.0 : 2 * element};
+}
+
+Bytes norm_work_bytes(double params, Bytes gradient_element) {
+  if (gradient_element == 4) return 0;
+  return gradient_element < 4 ? std::min(8 * params, real(kUpdateBlockBytes)) : gradient_element * params;
+}
+
+Bytes update_work_bytes(double params, Bytes gradient_element) {
+  if (gradient_element == 4) return 0;
+  return std::min(std::max(gradient_element, 4.0) * params, real(kUpdateBlockBytes));
 }
 
 Flops projection_flops(const ModelConfig& model) { return 2 * real(attention_projection_weights(model)); }

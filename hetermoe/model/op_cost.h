@@ -40,6 +40,15 @@ struct StateBytes {
 };
 StateBytes state_bytes_per_parameter(Bytes element);
 
+/// The optimizer converts gradients in blocks of at most so many bytes.
+inline constexpr i64 kUpdateBlockBytes = 64 << 20;
+/// What the norm of gradients of one state with `params` elements needs: nothing in fp32, a block of them in
+/// fp64 for 16-bit ones, their squares for fp64 ones.
+Bytes norm_work_bytes(double params, Bytes gradient_element);
+/// What AdamW needs for one state: of 16-bit gradients copies in fp32, of fp64 ones scaled copies, a block at
+/// a time.
+Bytes update_work_bytes(double params, Bytes gradient_element);
+
 // --- forward FLOPs ---
 
 Flops projection_flops(const ModelConfig& model);  ///< per token and layer: 2 * attention_projection_weights

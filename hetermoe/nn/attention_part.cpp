@@ -131,7 +131,7 @@ AttentionGradient attention_backward(const ModelConfig& model, i64 layer, StateG
                             /*create_graph=*/false, /*allow_unused=*/true);
   const at::NoGradGuard no_grad;
   for (std::size_t i = 0; i + 1 < grads.size(); ++i) {
-    if (grads[i].defined()) state.grads[i].add_(grads[i]);
+    if (grads[i].defined()) add_gradient_(state.grads[i], grads[i]);
   }
   out.dy_TD = grads.back();
   return out;

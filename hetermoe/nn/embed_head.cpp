@@ -72,7 +72,7 @@ HeadResult head_forward_backward(const ModelConfig& model, StateGroup& state, co
     add_product_(state.grad(weight), dlogits.t(), h);
   });
   NormGradient grad = rms_norm_backward(y_TD, state.value(Weight::kFinalNorm), normed.rstd, dnormed);
-  state.grad(Weight::kFinalNorm).add_(grad.dweight_D);
+  add_gradient_(state.grad(Weight::kFinalNorm), grad.dweight_D);
   out.dy_TD = grad.dx;
   return out;
 }

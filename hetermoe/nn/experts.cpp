@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "hetermoe/nn/accelerator.h"
+#include "hetermoe/device/accelerator.h"
 #include "hetermoe/nn/kernels.h"
 #include "hetermoe/nn/products.h"
 #include "hetermoe/nn/rows.h"
@@ -196,7 +196,8 @@ at::Tensor forward_grouped(const ExpertSlab& slab, const at::Tensor& rows_RD, co
 void add_products(const at::Tensor& grad_SXY, const at::Tensor& left_CX, const at::Tensor& right_CY,
                   const CopyGroups& groups) {
   constexpr i64 kRoom = 64 << 20;
-  const i64 most = std::max<i64>(1, kRoom / static_cast<i64>(grad_SXY[0].nbytes()));
+  const i64 product_bytes = grad_SXY[0].numel() * static_cast<i64>(left_CX.element_size());
+  const i64 most = std::max<i64>(1, kRoom / product_bytes);
   const std::vector<Chunk> slots = slots_with_copies(groups);
   for (std::size_t first = 0, end; first < slots.size(); first = end) {
     end = first + 1;
@@ -208,7 +209,7 @@ void add_products(const at::Tensor& grad_SXY, const at::Tensor& left_CX, const a
               count = groups.offsets[static_cast<std::size_t>(slot + num_slots)] - begin;
     const at::Tensor left = left_CX.narrow(0, begin, count).t(), right = right_CY.narrow(0, begin, count);
     if (num_slots == 1)
-      grad_SXY[slot].addmm_(left, right);
+      add_product_(grad_SXY[slot], left, right);
     else
       grad_SXY.narrow(0, slot, num_slots)
           .add_(at::_grouped_mm(left, right, ends_of(groups, slot, num_slots, left.device())));

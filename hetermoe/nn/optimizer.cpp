@@ -8,42 +8,113 @@
 #include <optional>
 
 #include "hetermoe/base/error.h"
+#include "hetermoe/model/op_cost.h"
 #include "hetermoe/nn/kernels.h"
 #include "hetermoe/nn/params.h"
 
 namespace hetermoe {
 namespace {
 
-/// The tensors of one call: those with or those without weight decay.
-struct Batch {
-  std::vector<at::Tensor> values, grads, exp_avg, exp_avg_sq, steps;
+constexpr i64 kNormBlock = 1 << 16;
 
-  void update(const AdamwOptions& options, double learning_rate, double weight_decay,
-              const std::optional<at::Tensor>& grad_scale) {
-    if (values.empty()) return;
-    at::_fused_adamw_(values, grads, exp_avg, exp_avg_sq, /*max_exp_avg_sqs=*/{}, steps, learning_rate,
-                      options.beta1, options.beta2, weight_decay, options.eps, /*amsgrad=*/false,
-                      /*maximize=*/false, grad_scale);
-  }
-};
-
-/// Sum of squares in fp64. Blocks of fixed size, added in order: the same with any number of threads.
-at::Tensor square_sum(const at::Tensor& x) {
-  if (!x.device().is_cpu() || x.scalar_type() != at::kFloat || !x.is_contiguous()) {
-    return x.to(at::kDouble).square().sum();
-  }
-  constexpr i64 kBlock = 1 << 16;
-  const i64 num_blocks = (x.numel() + kBlock - 1) / kBlock;
-  const float* values = x.const_data_ptr<float>();
+/// Sum of squares in fp64 of a CPU's contiguous fp32 or 16-bit numbers. Blocks of fixed size, added in order:
+/// the same with any number of threads.
+at::Tensor blockwise_square_sum(const at::Tensor& x) {
+  const at::Tensor flat = x.view(-1);
+  const i64 num_blocks = (flat.numel() + kNormBlock - 1) / kNormBlock;
   at::Tensor sums = at::zeros({num_blocks}, at::kDouble);
   double* out = sums.mutable_data_ptr<double>();
   at::parallel_for(0, num_blocks, 1, [&](i64 first, i64 last) {
+    const at::NoGradGuard no_grad;  // thread-local
     for (i64 b = first; b < last; ++b) {
-      out[b] = sum_of_squares(values + b * kBlock, std::min(kBlock, x.numel() - b * kBlock));
+      const i64 count = std::min(kNormBlock, flat.numel() - b * kNormBlock);
+      const at::Tensor block = flat.narrow(0, b * kNormBlock, count).to(at::kFloat);
+      out[b] = sum_of_squares(block.const_data_ptr<float>(), count);
     }
   });
   return sums.sum();
 }
+
+/// Sum of squares in fp64.
+at::Tensor square_sum(const at::Tensor& x) {
+  if (x.scalar_type() == at::kDouble) return x.square().sum();
+  const at::Tensor contiguous = x.contiguous();
+  if (x.device().is_cpu()) return blockwise_square_sum(contiguous);
+  // libtorch's own norm in fp64 would make an fp64 copy of the whole tensor.
+  at::Tensor sum = at::zeros({}, x.options().dtype(at::kDouble));
+  for (const at::Tensor& block : contiguous.view(-1).split(kUpdateBlockBytes / 8))
+    sum += block.to(at::kDouble).square_().sum();
+  return sum;
+}
+
+/// One AdamW update of many storages by the fused kernel. What the kernel cannot take as it is, gradients of
+/// another dtype and those that must be scaled in fp64, is converted block by block, so that never more than
+/// kUpdateBlockBytes of converted gradients exist. The kernel is element-wise: blocks change no bit.
+class AdamwPass {
+ public:
+  AdamwPass(const AdamwOptions& options, double learning_rate, double grad_factor, i64 step,
+            const at::Tensor& like)
+      : options_(options),
+        learning_rate_(learning_rate),
+        fp64_factor_(like.scalar_type() == at::kDouble ? grad_factor : 1),
+        step_(at::full({}, static_cast<double>(step), like.options().dtype(at::kFloat))) {
+    // The kernel divides by grad_scale, which is fp32: not exact enough for fp64.
+    if (grad_factor != 1 && like.scalar_type() != at::kDouble)
+      grad_scale_ = at::full({}, 1 / grad_factor, like.options().dtype(at::kFloat));
+  }
+
+  void add(const at::Tensor& value, const at::Tensor& grad, const at::Tensor& exp_avg,
+           const at::Tensor& exp_avg_sq) {
+    Batch& batch = value.dim() > 1 ? decayed_ : plain_;
+    const bool converts = grad.scalar_type() != value.scalar_type() || fp64_factor_ != 1;
+    if (!converts) return batch.add(value, grad, exp_avg, exp_avg_sq);
+    const i64 size = static_cast<i64>(value.element_size()), most = kUpdateBlockBytes / size;
+    for (i64 first = 0; first < value.numel(); first += most) {
+      const i64 count = std::min(most, value.numel() - first);
+      if (held_ + count * size > kUpdateBlockBytes) run();
+      const auto part = [&](const at::Tensor& x) { return x.view(-1).narrow(0, first, count); };
+      at::Tensor block = part(grad).to(value.scalar_type());
+      if (fp64_factor_ != 1) block = block * fp64_factor_;
+      batch.add(part(value), block, part(exp_avg), part(exp_avg_sq));
+      held_ += count * size;
+    }
+  }
+
+  /// Updates all that was added since the last call.
+  void run() {
+    run(decayed_, options_.weight_decay);
+    run(plain_, 0);
+    held_ = 0;
+  }
+
+ private:
+  struct Batch {
+    std::vector<at::Tensor> values, grads, exp_avg, exp_avg_sq;
+    void add(const at::Tensor& value, const at::Tensor& grad, const at::Tensor& mean,
+             const at::Tensor& mean_sq) {
+      values.push_back(value);
+      grads.push_back(grad);
+      exp_avg.push_back(mean);
+      exp_avg_sq.push_back(mean_sq);
+    }
+  };
+
+  void run(Batch& batch, double weight_decay) {
+    if (batch.values.empty()) return;
+    const std::vector<at::Tensor> steps(batch.values.size(), step_);
+    at::_fused_adamw_(batch.values, batch.grads, batch.exp_avg, batch.exp_avg_sq, /*max_exp_avg_sqs=*/{},
+                      steps, learning_rate_, options_.beta1, options_.beta2, weight_decay, options_.eps,
+                      /*amsgrad=*/false, /*maximize=*/false, grad_scale_);
+    batch = {};
+  }
+
+  const AdamwOptions& options_;
+  const double learning_rate_, fp64_factor_;
+  const at::Tensor step_;
+  std::optional<at::Tensor> grad_scale_;
+  Batch decayed_, plain_;
+  i64 held_ = 0;  ///< bytes of converted gradients in the batches
+};
 
 }  // namespace
 
@@ -63,28 +134,14 @@ AdamwState make_adamw_state(const std::vector<at::Tensor>& values) {
 void adamw_update(std::vector<at::Tensor>& values, const std::vector<at::Tensor>& grads, AdamwState& state,
                   const AdamwOptions& options, double learning_rate, double grad_factor) {
   if (values.empty()) return;
-  const bool low_precision = !state.master.empty(), wide = values[0].scalar_type() == at::kDouble;
+  const std::vector<at::Tensor>& wide = state.master.empty() ? values : state.master;
   ++state.step;
-  Batch decayed, plain;
+  AdamwPass pass(options, learning_rate, grad_factor, state.step, wide[0]);
   for (std::size_t i = 0; i < values.size(); ++i) {
-    if (values[i].numel() == 0) continue;
-    Batch& batch = values[i].dim() > 1 ? decayed : plain;
-    const at::Tensor& value = low_precision ? state.master[i] : values[i];
-    batch.values.push_back(value);
-    const at::Tensor grad = grads[i].to(value.scalar_type());
-    batch.grads.push_back(wide ? grad * grad_factor : grad);
-    batch.exp_avg.push_back(state.exp_avg[i]);
-    batch.exp_avg_sq.push_back(state.exp_avg_sq[i]);
-    batch.steps.push_back(at::full({}, static_cast<double>(state.step), value.options().dtype(at::kFloat)));
+    if (values[i].numel() > 0) pass.add(wide[i], grads[i], state.exp_avg[i], state.exp_avg_sq[i]);
   }
-  // The fused kernel divides by grad_scale, which is fp32: not exact enough for fp64.
-  std::optional<at::Tensor> grad_scale;
-  if (grad_factor != 1 && !wide)
-    grad_scale = at::full({}, 1 / grad_factor, values[0].options().dtype(at::kFloat));
-  decayed.update(options, learning_rate, options.weight_decay, grad_scale);
-  plain.update(options, learning_rate, 0, grad_scale);
-  if (!low_precision) return;
-  for (std::size_t i = 0; i < values.size(); ++i) values[i].copy_(state.master[i]);
+  pass.run();
+  for (std::size_t i = 0; i < state.master.size(); ++i) values[i].copy_(state.master[i]);
 }
 
 at::Tensor squared_norm(const std::vector<at::Tensor>& grads) {

@@ -2,6 +2,10 @@
 
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
+
+#include "hetermoe/base/types.h"
+
 namespace hetermoe {
 namespace {
 
@@ -17,6 +21,15 @@ bool goes_by_fp32(const at::Tensor& x) { return x.device().is_cpu() && !multipli
 
 at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
   return goes_by_fp32(a) ? at::mm(a.to(at::kFloat), b.to(at::kFloat)).to(a.scalar_type()) : at::mm(a, b);
+}
+
+/// Calls f(first, count) for parts of the rows of x with at most kBlock elements (or one row).
+template <class F>
+void for_each_block(const at::Tensor& x, F f) {
+  constexpr i64 kBlock = 4 << 20;
+  const i64 num_rows = x.size(0), width = num_rows == 0 ? 0 : x.numel() / num_rows;
+  const i64 most = std::max<i64>(1, kBlock / std::max<i64>(1, width));
+  for (i64 first = 0; first < num_rows; first += most) f(first, std::min(most, num_rows - first));
 }
 
 using torch::autograd::AutogradContext;
@@ -44,11 +57,31 @@ void multiply_into(at::Tensor& out, const at::Tensor& a, const at::Tensor& b) {
   }
 }
 
+void add_gradient_(at::Tensor sum, const at::Tensor& gradient) {
+  const bool converts_whole = sum.device().is_cpu() && sum.scalar_type() != gradient.scalar_type();
+  if (!converts_whole || gradient.dim() < 2) {
+    sum.add_(gradient);
+    return;
+  }
+  for_each_block(gradient, [&](i64 first, i64 rows) {
+    sum.narrow(0, first, rows).add_(gradient.narrow(0, first, rows));
+  });
+}
+
 void add_product_(at::Tensor sum, const at::Tensor& a, const at::Tensor& b) {
+  const bool same = sum.scalar_type() == a.scalar_type();
   if (goes_by_fp32(a)) {
-    sum.copy_(at::addmm(sum.to(at::kFloat), a.to(at::kFloat), b.to(at::kFloat)));
-  } else {
+    const at::Tensor a32 = a.to(at::kFloat), b32 = b.to(at::kFloat);
+    if (same)
+      sum.copy_(at::addmm(sum.to(at::kFloat), a32, b32));
+    else
+      sum.addmm_(a32, b32);
+  } else if (same) {
     sum.addmm_(a, b);
+  } else {
+    for_each_block(sum, [&](i64 first, i64 rows) {
+      add_gradient_(sum.narrow(0, first, rows), at::mm(a.narrow(0, first, rows), b));
+    });
   }
 }
 

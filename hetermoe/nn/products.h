@@ -9,7 +9,11 @@ namespace hetermoe {
 /// out = a b.
 void multiply_into(at::Tensor& out, const at::Tensor& a, const at::Tensor& b);
 
-/// sum += a b.
+/// sum += gradient. The sum may be wider than the gradient, which is then converted a part at a time.
+void add_gradient_(at::Tensor sum, const at::Tensor& gradient);
+
+/// sum += a b. The sum may be fp32 where a and b have 16 bits: then the product is rounded to 16 bits at most
+/// once before it is added in fp32.
 void add_product_(at::Tensor sum, const at::Tensor& a, const at::Tensor& b);
 
 /// x weight^T: [T, in] by [out, in]. Differentiable.

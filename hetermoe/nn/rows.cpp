@@ -16,16 +16,30 @@ bool plain_cpu(const at::Tensor& tensor) { return tensor.device().is_cpu() && te
 
 /// Threads split the columns, not the rows: an index may repeat, and the order of the additions stays that of
 /// r.
-template <class T>
-void add_rows_cpu(T* target, const i64* index, const T* rows, i64 num_rows, i64 width) {
+template <class T, class Row>
+void add_rows_cpu(const at::Tensor& target_TD, const at::Tensor& index_R, const at::Tensor& rows_RD) {
+  const i64 num_rows = rows_RD.size(0), width = rows_RD.size(1);
+  T* const target = target_TD.mutable_data_ptr<T>();
+  const i64* const index = index_R.const_data_ptr<i64>();
+  const Row* const rows = rows_RD.const_data_ptr<Row>();
   const i64 columns_per_task = std::max<i64>(16, kElementsPerTask / std::max<i64>(1, num_rows));
   at::parallel_for(0, width, columns_per_task, [&](i64 begin, i64 end) {
     for (i64 r = 0; r < num_rows; ++r) {
       T* to = target + index[r] * width;
-      const T* from = rows + r * width;
-      for (i64 c = begin; c < end; ++c) to[c] += from[c];
+      const Row* from = rows + r * width;
+      for (i64 c = begin; c < end; ++c) to[c] += static_cast<T>(from[c]);
     }
   });
+}
+
+/// 16-bit rows are converted as they are read.
+void add_rows_to_floats(const at::Tensor& target_TD, const at::Tensor& index_R, const at::Tensor& rows_RD) {
+  if (rows_RD.scalar_type() == at::kBFloat16)
+    add_rows_cpu<float, at::BFloat16>(target_TD, index_R, rows_RD);
+  else if (rows_RD.scalar_type() == at::kHalf)
+    add_rows_cpu<float, at::Half>(target_TD, index_R, rows_RD);
+  else
+    add_rows_cpu<float, float>(target_TD, index_R, rows_RD.to(at::kFloat));
 }
 
 }  // namespace
@@ -50,13 +64,14 @@ at::Tensor gather_rows(const at::Tensor& source_TD, const at::Tensor& index_R) {
 
 void add_rows_(at::Tensor& target_TD, const at::Tensor& index_R, const at::Tensor& rows_RD) {
   if (rows_RD.size(0) == 0) return;
-  const at::Tensor rows = rows_RD.to(target_TD.scalar_type()).contiguous();
-  if (plain_cpu(target_TD) && target_TD.scalar_type() == at::kFloat) {
-    add_rows_cpu(target_TD.mutable_data_ptr<float>(), index_R.const_data_ptr<i64>(),
-                 rows.const_data_ptr<float>(), rows.size(0), rows.size(1));
-  } else if (plain_cpu(target_TD) && target_TD.scalar_type() == at::kDouble) {
-    add_rows_cpu(target_TD.mutable_data_ptr<double>(), index_R.const_data_ptr<i64>(),
-                 rows.const_data_ptr<double>(), rows.size(0), rows.size(1));
+  const at::ScalarType dtype = target_TD.scalar_type();
+  if (plain_cpu(target_TD) && dtype == at::kFloat) {
+    add_rows_to_floats(target_TD, index_R, rows_RD.contiguous());
+    return;
+  }
+  const at::Tensor rows = rows_RD.to(dtype).contiguous();
+  if (plain_cpu(target_TD) && dtype == at::kDouble) {
+    add_rows_cpu<double, double>(target_TD, index_R, rows);
   } else if (plain_cpu(target_TD)) {
     target_TD.index_add_(0, index_R, rows);
   } else {

@@ -6,8 +6,8 @@
 #include <set>
 
 #include "hetermoe/comm/processes.h"
+#include "hetermoe/device/accelerator.h"
 #include "hetermoe/exec/device_state.h"
-#include "hetermoe/nn/accelerator.h"
 #include "hetermoe/profile/machine.h"
 #include "hetermoe/profile/tasks.h"
 

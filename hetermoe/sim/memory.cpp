@@ -174,6 +174,8 @@ Bytes BufferSizes::compute_workspace(const Op& op, DeviceId device) {
       const double all = tokens(placement_.num_layers(), op.microbatch, device);
       return std::min(all, static_cast<double>(kHeadChunkTokens)) * head_work_bytes(model_, element(device));
     }
+    case OpKind::kUpdate:
+      return update_work_bytes(work_.state_params(op.state), element(device));
     default:
       return 0;
   }
@@ -200,6 +202,12 @@ Bytes BufferSizes::transfer_workspace(const Op& op, DeviceId device) {
     case OpKind::kReduce: {
       const auto copies = static_cast<double>(placement_.states()[at(op.state)].devices.size());
       return copies * work_.state_params(op.state) * state_bytes_per_parameter(element(device)).gradients;
+    }
+    case OpKind::kNorm: {
+      double largest = 0;
+      for (const i32 state : placement_.states_on(device))
+        largest = std::max(largest, static_cast<double>(work_.state_params(state)));
+      return norm_work_bytes(largest, element(device));
     }
     default:
       return 0;

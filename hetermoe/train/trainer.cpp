@@ -10,7 +10,7 @@
 #include "hetermoe/base/version.h"
 #include "hetermoe/comm/mpi.h"
 #include "hetermoe/comm/nccl.h"
-#include "hetermoe/nn/accelerator.h"
+#include "hetermoe/device/accelerator.h"
 #include "hetermoe/report/table.h"
 #include "hetermoe/train/presence.h"
 

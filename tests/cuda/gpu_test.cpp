@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "hetermoe/comm/nccl.h"
-#include "hetermoe/nn/accelerator.h"
+#include "hetermoe/device/accelerator.h"
 #include "hetermoe/profile/profiler.h"
 #include "tests/nn/expert_case.h"
 #include "tests/support/rig.h"

@@ -4,7 +4,9 @@
 
 #include <cmath>
 
+#include "hetermoe/model/op_cost.h"
 #include "tests/nn/compare.h"
+#include "tests/nn/peak_of.h"
 
 namespace hetermoe::testing {
 namespace {
@@ -57,6 +59,69 @@ TEST(Optimizer, Bf16ValuesFollowAnFp32Master) {
   for (int t = 0; t < 100; ++t)
     adamw_update(values, {at::ones({2, 2}, at::kBFloat16)}, state, options, 1e-3, 1);
   EXPECT_NEAR(values[0][0][0].item<double>(), 0.9, 0.004);
+}
+
+constexpr i64 kMany = (17 << 20) + 5120;  // needs more than one block of kUpdateBlockBytes in fp32
+
+/// Gradients of a large matrix and a vector, whose numbers need all digits of their dtype.
+std::vector<at::Tensor> large_grads(at::ScalarType dtype) {
+  const at::Tensor numbers = at::arange(kMany, at::kFloat).mul_(0.37).sin_().to(dtype);
+  return {numbers.view({-1, 1 << 10}), numbers.narrow(0, 3, 1001).clone()};
+}
+
+TEST(Optimizer, WorkOfNormAndUpdateIsBoundedAndAsPredicted) {
+  for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf, at::kFloat}) {
+    const std::vector<at::Tensor> grads = large_grads(dtype);
+    const auto element = static_cast<Bytes>(grads[0].element_size());
+    const Bytes norm = peak_of([&] { squared_norm(grads); });
+    EXPECT_LE(norm, norm_work_bytes(kMany + 1001, element) + 4096) << dtype;
+    std::vector<at::Tensor> values = {grads[0].clone(), grads[1].clone()};
+    AdamwState state = make_adamw_state(values);
+    const Bytes update = peak_of([&] { adamw_update(values, grads, state, {}, 0.1, 0.5); });
+    EXPECT_LE(update, update_work_bytes(kMany + 1001, element) + 4096) << dtype;
+    EXPECT_LE(std::max(norm, update), kUpdateBlockBytes + 4096) << dtype;
+  }
+}
+
+/// One call of the kernel for everything, on gradients that are converted whole.
+void plain_update(std::vector<at::Tensor> values, const std::vector<at::Tensor>& grads, AdamwState& moments,
+                  double factor) {
+  const AdamwOptions o;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const bool fp64 = values[i].scalar_type() == at::kDouble;
+    at::Tensor grad = grads[i].to(values[i].scalar_type(), false, /*copy=*/true);
+    if (fp64) grad *= factor;
+    std::optional<at::Tensor> scale;
+    if (!fp64) scale = at::full({}, 1 / factor);
+    at::_fused_adamw_({values[i]}, {grad}, {moments.exp_avg[i]}, {moments.exp_avg_sq[i]}, {}, {at::ones({})},
+                      0.1, o.beta1, o.beta2, values[i].dim() > 1 ? o.weight_decay : 0, o.eps, false, false,
+                      scale);
+  }
+}
+
+TEST(Optimizer, BlocksChangeNoBit) {
+  for (const at::ScalarType dtype : {at::kBFloat16, at::kDouble}) {
+    const std::vector<at::Tensor> grads = large_grads(dtype);
+    std::vector<at::Tensor> values = {grads[0] * 2, grads[1].cos()};
+    AdamwState got = make_adamw_state(values), expected = make_adamw_state(values);
+    std::vector<at::Tensor> plain = expected.master;
+    if (plain.empty()) plain = {values[0].clone(), values[1].clone()};
+    plain_update(plain, grads, expected, 0.3);
+    adamw_update(values, grads, got, {}, 0.1, 0.3);
+    for (std::size_t i = 0; i < 2; ++i) {
+      EXPECT_TRUE(values[i].equal(plain[i].to(dtype))) << dtype;
+      EXPECT_TRUE(got.exp_avg[i].equal(expected.exp_avg[i])) << dtype;
+      EXPECT_TRUE(got.exp_avg_sq[i].equal(expected.exp_avg_sq[i])) << dtype;
+    }
+  }
+}
+
+TEST(Optimizer, NormOfEveryDtypeIsExactInFp64) {
+  for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf, at::kFloat, at::kDouble}) {
+    const at::Tensor x = wave({300, 700}, 0.37).to(dtype);  // more than three blocks
+    const double expected = x.to(at::kDouble).square().sum().item<double>();
+    EXPECT_NEAR(squared_norm({x}).item<double>(), expected, 1e-13 * expected) << dtype;
+  }
 }
 
 TEST(Optimizer, NormAndClip) {

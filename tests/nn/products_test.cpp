@@ -6,6 +6,7 @@
 
 #include "hetermoe/base/types.h"
 #include "tests/nn/compare.h"
+#include "tests/nn/peak_of.h"
 
 namespace hetermoe {
 namespace {
@@ -60,6 +61,32 @@ TEST_P(Products, AddUp) {
   const at::Tensor sum = start.clone();
   add_product_(sum, a, b);
   expect_rounded(sum, at::addmm(start.to(at::kDouble), a.to(at::kDouble), b.to(at::kDouble)));
+}
+
+TEST_P(Products, AddUpInFp32) {
+  const bool low = at::elementSize(GetParam()) < 4;
+  at::Tensor sum = at::zeros({33, 65}, low ? at::kFloat : GetParam());
+  at::Tensor exact = at::zeros({33, 65}, at::kDouble);
+  for (int i = 0; i < 64; ++i) {
+    const at::Tensor a = positive(129, 33).t(), b = positive(129, 65);
+    add_product_(sum, a, b);
+    exact.addmm_(a.to(at::kDouble), b.to(at::kDouble));
+  }
+  EXPECT_EQ(sum.scalar_type(), low ? at::kFloat : GetParam());
+  EXPECT_LE(((sum - exact).abs() / exact).max().item<double>(), rounding(GetParam()));
+}
+
+TEST(GradientSums, OfAnyDtypeAreExactInFp32WithoutAWholeCopy) {
+  const i64 rows = 9000, width = 1000;  // more than two blocks
+  const at::Tensor gradient =
+      at::arange(rows * width, at::kFloat).sin_().view({rows, width}).to(at::kBFloat16);
+  at::Tensor sum = at::ones({rows, width});
+  const Bytes peak = testing::peak_of([&] { add_gradient_(sum, gradient); });
+  EXPECT_TRUE(sum.equal(gradient.to(at::kFloat) + 1));
+  EXPECT_LE(peak, 16 << 20);
+  at::Tensor vector = at::ones({3});
+  add_gradient_(vector, at::ones({3}, at::kHalf));
+  EXPECT_TRUE(vector.eq(2).all().item<bool>());
 }
 
 TEST_P(Products, LinearHasTheGradientsOfLinear) {

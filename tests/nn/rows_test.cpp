@@ -37,6 +37,17 @@ TEST(Rows, AddCastsToTheTarget) {
   add_rows_(wide, at::empty({0}, at::kLong), at::empty({0, 3}));
 }
 
+TEST(Rows, SixteenBitRowsAddUpInFp32) {
+  const at::Tensor index = at::arange(640, at::kLong).remainder(10);
+  for (const auto dtype : {at::kBFloat16, at::kHalf}) {
+    const at::Tensor rows = at::arange(640 * 33, at::kFloat).sin_().view({640, 33}).to(dtype);
+    at::Tensor got = at::ones({10, 33}), expected = at::ones({10, 33});
+    add_rows_(got, index, rows);
+    add_rows_(expected, index, rows.to(at::kFloat));
+    EXPECT_TRUE(got.equal(expected));
+  }
+}
+
 TEST(Rows, PlaceFlat) {
   at::Tensor target = at::zeros({2, 2}, at::kDouble);
   place_flat_(target, at::tensor({3, 0}, at::kLong), at::tensor({5.0, 7.0}));

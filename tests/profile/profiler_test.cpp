@@ -7,8 +7,8 @@
 #include <map>
 
 #include "hetermoe/cost/measured.h"
+#include "hetermoe/device/accelerator.h"
 #include "hetermoe/model/op_cost.h"
-#include "hetermoe/nn/accelerator.h"
 #include "hetermoe/plan/strategies.h"
 #include "hetermoe/profile/machine.h"
 #include "hetermoe/profile/tasks.h"

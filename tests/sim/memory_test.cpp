@@ -78,6 +78,25 @@ TEST(PeakMemory, MixedPrecisionHalvesRowsAndKeepsAMaster) {
   EXPECT_EQ(use.saved, kTokens * kRow / 2 + kCopies * 20);
 }
 
+/// Of device 1, which holds the experts' state alone: what norm and update need besides.
+std::pair<Bytes, Bytes> norm_and_update_work(const Case& c) {
+  const Placement placement(c.plan, c.model, c.options);
+  const ExpectedRouting routing(c.model);
+  BufferSizes sizes(placement, c.model, c.cluster, routing);
+  const i32 experts = placement.states_on(1)[0];
+  const Op norm{.kind = OpKind::kNorm}, update{.kind = OpKind::kUpdate, .state = experts};
+  return {sizes.workspace(norm, 1), sizes.workspace(update, 1)};
+}
+
+TEST(PeakMemory, NormAndUpdateConvertGradientsABlockAtATime) {
+  Case c({.microbatches = 1});
+  EXPECT_EQ(norm_and_update_work(c), std::pair(0.0, 0.0));  // fp32 is used as it is
+  c.plan.dtype = {Dtype::kFp16, Dtype::kFp16};
+  EXPECT_EQ(norm_and_update_work(c), std::pair(8 * kExpertParams, 4 * kExpertParams));
+  EXPECT_EQ(norm_work_bytes(1e9, 2), kUpdateBlockBytes);
+  EXPECT_EQ(update_work_bytes(1e9, 2), kUpdateBlockBytes);
+}
+
 TEST(PeakMemory, ForwardOnlyNeedsNoGradients) {
   Case c({.microbatches = 2});
   c.options.backward = false;

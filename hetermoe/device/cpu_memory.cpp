@@ -1,4 +1,4 @@
-#include "hetermoe/nn/cpu_memory.h"
+#include "hetermoe/device/cpu_memory.h"
 
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>

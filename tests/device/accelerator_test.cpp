@@ -1,4 +1,4 @@
-#include "hetermoe/nn/accelerator.h"
+#include "hetermoe/device/accelerator.h"
 
 #include <dlfcn.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "hetermoe/nn/accelerator.h"
+#include "hetermoe/device/accelerator.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/impl/VirtualGuardImpl.h>

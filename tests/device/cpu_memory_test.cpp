@@ -1,4 +1,4 @@
-#include "hetermoe/nn/cpu_memory.h"
+#include "hetermoe/device/cpu_memory.h"
 
 #include <gtest/gtest.h>
 
