@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "hetermoe/base/error.h"
+#include "hetermoe/base/index.h"
 #include "hetermoe/comm/awaited_list.h"
 #include "hetermoe/comm/wire.h"
 #include "hetermoe/device/accelerator.h"
@@ -20,8 +21,6 @@ namespace {
 constexpr std::size_t kHeader = 64;                ///< numbers of a header
 constexpr std::size_t kMostTensors = kHeader - 4;  ///< of a message
 constexpr auto kNap = std::chrono::microseconds(20);
-
-std::size_t at_(i64 i) { return static_cast<std::size_t>(i); }
 
 /// A message in the form in which it travels: floating-point tensors as they are, the rest as bytes.
 struct Parcel {
@@ -64,7 +63,7 @@ Parcel wrap(const ExchangeCall& call, Message message, c10::Device device) {
   rest.numbers.push_back(static_cast<i64>(parcel.tensors.size()));
   HM_CHECK(parcel.tensors.size() <= kMostTensors, "{}: a message of {} tensors, at most {} travel", call.name,
            parcel.tensors.size(), kMostTensors);
-  parcel.rest = to_tensor(to_bytes(rest), device);
+  parcel.rest = to_tensor(to_bytes(stamp_of(call), rest), device);
   parcel.header[0] = call.op;
   parcel.header[1] = call.step;
   parcel.header[2] = parcel.rest.numel();
@@ -82,10 +81,10 @@ i64 take_last(std::vector<i64>& numbers, const std::string& where) {
 }
 
 /// The message of a parcel whose tensors have arrived as bytes.
-Message unwrap(const Parcel& parcel, const std::string& where) {
+Message unwrap(const ExchangeCall& call, const Parcel& parcel, const std::string& where) {
   const at::Tensor host = parcel.rest.to(at::kCPU);
   const char* bytes = static_cast<const char*>(host.const_data_ptr());
-  Message message = from_bytes({bytes, bytes + host.numel()}, where);
+  Message message = from_bytes({bytes, bytes + host.numel()}, stamp_of(call), where);
   std::vector<at::Tensor> others = std::move(message.tensors);
   const i64 count = take_last(message.numbers, where);
   if (count != static_cast<i64>(parcel.tensors.size()))
@@ -94,9 +93,9 @@ Message unwrap(const Parcel& parcel, const std::string& where) {
   for (i64 t = count - 1; t >= 0; --t) {
     const i64 place = take_last(message.numbers, where);
     const auto dtype = static_cast<at::ScalarType>(take_last(message.numbers, where));
-    std::vector<i64> sizes(at_(take_last(message.numbers, where)));
+    std::vector<i64> sizes(idx(take_last(message.numbers, where)));
     for (auto size = sizes.rbegin(); size != sizes.rend(); ++size) *size = take_last(message.numbers, where);
-    placed[place] = parcel.tensors[at_(t)].view(dtype).view(sizes);
+    placed[place] = parcel.tensors[idx(t)].view(dtype).view(sizes);
   }
   message.tensors.resize(others.size() + placed.size());
   std::size_t other = 0;
@@ -111,9 +110,9 @@ class Nccl : public Transport {
  public:
   Nccl(const Processes& processes, std::unique_ptr<NcclApi> nccl, NcclOptions options)
       : rank_(processes.rank()), nccl_(std::move(nccl)), options_(std::move(options)) {
-    std::vector<i32> devices(at_(processes.num_ranks()), 0);
+    std::vector<i32> devices(idx(processes.num_ranks()), 0);
     for (const i32 rank : options_.rank_of) {
-      if (++devices.at(at_(rank)) > 1)
+      if (++devices.at(idx(rank)) > 1)
         fail<ConfigError>("nccl",
                           "rank {} has several devices, but each GPU needs a process of its own: start "
                           "as many processes as the plan has devices ({})",
@@ -146,7 +145,7 @@ class Nccl : public Transport {
         in[i] = std::move(out[i]);
       } else {
         peers.push_back({i,
-                         options_.rank_of[at_(call.participants[i])],
+                         options_.rank_of[idx(call.participants[i])],
                          wrap(call, std::move(out[i]), options_.device),
                          {}});
       }
@@ -158,7 +157,7 @@ class Nccl : public Transport {
     }
     wait_for_stream(call);
     for (const Peer& peer : peers)
-      in[peer.index] = unwrap(peer.in, place_of(call, call.participants[peer.index]));
+      in[peer.index] = unwrap(call, peer.in, place_of(call, call.participants[peer.index]));
     return in;
   }
 
@@ -221,20 +220,20 @@ class Nccl : public Transport {
     const i64 count = static_cast<i64>(peers.size());
     at::Tensor out = at::empty({count, static_cast<i64>(kHeader)}, at::kLong);
     for (i64 i = 0; i < count; ++i)
-      std::memcpy(out[i].mutable_data_ptr(), peers[at_(i)].out.header.data(), kHeader * sizeof(i64));
+      std::memcpy(out[i].mutable_data_ptr(), peers[idx(i)].out.header.data(), kHeader * sizeof(i64));
     out = out.to(options_.device);
     at::Tensor in = at::empty_like(out);
     constexpr i64 kBytes = kHeader * sizeof(i64);
     launch(call, [&](NcclApi::Communicator communicator, void* stream) {
       for (i64 i = 0; i < count; ++i) {
-        nccl_->send(out[i].const_data_ptr(), kBytes, peers[at_(i)].rank, communicator, stream);
-        nccl_->receive(in[i].mutable_data_ptr(), kBytes, peers[at_(i)].rank, communicator, stream);
+        nccl_->send(out[i].const_data_ptr(), kBytes, peers[idx(i)].rank, communicator, stream);
+        nccl_->receive(in[i].mutable_data_ptr(), kBytes, peers[idx(i)].rank, communicator, stream);
       }
     });
     wait_for_stream(call);
     in = in.to(at::kCPU);
     for (i64 i = 0; i < count; ++i) {
-      Peer& peer = peers[at_(i)];
+      Peer& peer = peers[idx(i)];
       std::memcpy(peer.in.header.data(), in[i].const_data_ptr(), kHeader * sizeof(i64));
       make_room(call, peer);
     }
@@ -244,17 +243,12 @@ class Nccl : public Transport {
   void make_room(const ExchangeCall& call, Peer& peer) const {
     const std::array<i64, kHeader>& header = peer.in.header;
     const std::string where = place_of(call, call.participants[peer.index]);
-    if (header[0] != call.op || header[1] != call.step) {
-      fail<TransportError>(where,
-                           "sent op {} of step {}, expected op {} of step {}: the processes do not launch in "
-                           "the same order",
-                           header[0], header[1], call.op, call.step);
-    }
+    check_stamp({.step = header[1], .op = header[0]}, stamp_of(call), where);
     if (header[2] < 0 || header[3] < 0 || header[3] > static_cast<i64>(kMostTensors))
       fail<TransportError>(where, "a header of {} bytes and {} tensors is corrupted", header[2], header[3]);
     const at::TensorOptions bytes = at::TensorOptions().dtype(at::kByte).device(options_.device);
     peer.in.rest = at::empty({header[2]}, bytes);
-    for (i64 t = 0; t < header[3]; ++t) peer.in.tensors.push_back(at::empty({header[at_(4 + t)]}, bytes));
+    for (i64 t = 0; t < header[3]; ++t) peer.in.tensors.push_back(at::empty({header[idx(4 + t)]}, bytes));
   }
 
   /// Empty tensors do not travel: NCCL sends no nothing.
