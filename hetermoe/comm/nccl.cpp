@@ -8,6 +8,7 @@
 #include <map>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 #include "hetermoe/base/error.h"
 #include "hetermoe/base/index.h"
@@ -110,13 +111,15 @@ class Nccl : public Transport {
  public:
   Nccl(const Processes& processes, std::unique_ptr<NcclApi> nccl, NcclOptions options)
       : rank_(processes.rank()), nccl_(std::move(nccl)), options_(std::move(options)) {
+    const auto working = static_cast<i64>(options_.rank_of.size()) -
+                         std::count(options_.rank_of.begin(), options_.rank_of.end(), kNoRank);
     std::vector<i32> devices(idx(processes.num_ranks()), 0);
     for (const i32 rank : options_.rank_of) {
-      if (++devices.at(idx(rank)) > 1)
-        fail<ConfigError>("nccl",
-                          "rank {} has several devices, but each GPU needs a process of its own: start "
-                          "as many processes as the plan has devices ({})",
-                          rank, options_.rank_of.size());
+      if (rank == kNoRank || ++devices.at(idx(rank)) == 1) continue;
+      fail<ConfigError>("nccl",
+                        "rank {} has several devices, but each GPU needs a process of its own: start as many "
+                        "processes as the plan has devices ({})",
+                        rank, working);
     }
     const OwnStream gpu(options_.device);  // a communicator is for the GPU of the thread that makes it
     for (const i32 queue : options_.queues) {
@@ -150,23 +153,35 @@ class Nccl : public Transport {
                          {}});
       }
     }
-    {
-      const Turn turn(*this, call);
-      exchange_headers(call, peers);
-      launch_bodies(call, peers);
+    std::vector<at::Tensor> headers;
+    try {
+      {
+        const Turn turn(*this, call);
+        exchange_headers(call, peers, headers);
+        launch_bodies(call, peers);
+      }
+      wait_for_stream(call);
+    } catch (...) {
+      // What was launched may still read and write this memory until the communicators are given back.
+      const std::lock_guard lock(mutex_);
+      abandoned_.emplace_back(std::move(peers), std::move(headers));
+      throw;
     }
-    wait_for_stream(call);
     for (const Peer& peer : peers)
       in[peer.index] = unwrap(call, peer.in, place_of(call, call.participants[peer.index]));
     return in;
   }
 
+  /// A launch that is inside NCCL uses the communicators: it has a moment to come out before they are freed.
+  /// One that waits there for a peer comes out only when they are.
   void abort(const std::string& reason) override {
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
     if (aborted_) return;
     aborted_ = true;
     reason_ = reason;
     changed_.notify_all();
+    changed_.wait_for(lock, std::chrono::duration<double>(options_.abort_patience),
+                      [&] { return num_launching_ == 0; });
     for (const auto& [queue, communicator] : communicators_) nccl_->abort(communicator);
   }
 
@@ -209,20 +224,43 @@ class Nccl : public Transport {
     return fmt::format("device {} {} from device {}", call.self, call.name, peer);
   }
 
+  /// The time in which a lane is inside NCCL. None begins after an abort.
+  class Launching {
+   public:
+    Launching(Nccl& nccl, const ExchangeCall& call) : nccl_(nccl) {
+      const std::lock_guard lock(nccl_.mutex_);
+      nccl_.stop_if_aborted(call);
+      ++nccl_.num_launching_;
+    }
+    ~Launching() {
+      const std::lock_guard lock(nccl_.mutex_);
+      --nccl_.num_launching_;
+      nccl_.changed_.notify_all();
+    }
+    Launching(const Launching&) = delete;
+    Launching& operator=(const Launching&) = delete;
+
+   private:
+    Nccl& nccl_;
+  };
+
   void launch(const ExchangeCall& call, const std::function<void(NcclApi::Communicator, void*)>& calls) {
     const NcclApi::Communicator communicator = communicator_of(call);
+    const Launching launching(*this, call);
     nccl_->begin_group();
     calls(communicator, stream_handle(options_.device));
     nccl_->end_group();
   }
 
-  void exchange_headers(const ExchangeCall& call, std::vector<Peer>& peers) {
+  void exchange_headers(const ExchangeCall& call, std::vector<Peer>& peers,
+                        std::vector<at::Tensor>& headers) {
     const i64 count = static_cast<i64>(peers.size());
     at::Tensor out = at::empty({count, static_cast<i64>(kHeader)}, at::kLong);
     for (i64 i = 0; i < count; ++i)
       std::memcpy(out[i].mutable_data_ptr(), peers[idx(i)].out.header.data(), kHeader * sizeof(i64));
     out = out.to(options_.device);
     at::Tensor in = at::empty_like(out);
+    headers = {out, in};
     constexpr i64 kBytes = kHeader * sizeof(i64);
     launch(call, [&](NcclApi::Communicator communicator, void* stream) {
       for (i64 i = 0; i < count; ++i) {
@@ -305,7 +343,9 @@ class Nccl : public Transport {
   AwaitedList awaited_;
   std::mutex mutex_;
   std::condition_variable changed_;
+  std::vector<std::pair<std::vector<Peer>, std::vector<at::Tensor>>> abandoned_;
   i64 next_turn_ = 0;
+  i32 num_launching_ = 0;  ///< lanes inside NCCL
   bool aborted_ = false;
   std::string reason_;
 };

@@ -40,7 +40,7 @@ TEST(StoreGather, TwoHundredFiftySixRanksNeedFourCallsEach) {
       for (i32 round = 0; round < kRounds; ++round) {
         const i64 before = at.store.num_calls;
         const std::vector<std::string> all =
-            at.gather.gather(text_of(rank, round), 60, [] { return nobody_left(kRanks); });
+            at.gather.gather(text_of(rank, round), 60, [&] { return nobody_left(kRanks); });
         most_calls[idx(rank)] = std::max(most_calls[idx(rank)], at.store.num_calls - before);
         ASSERT_EQ(all.size(), idx(kRanks));
         for (i32 r = 0; r < kRanks; ++r) ASSERT_EQ(all[idx(r)], text_of(r, round)) << "from " << r;
@@ -62,7 +62,7 @@ TEST(StoreGather, LargeTextsTravelInPartsThatAreRemovedAgain) {
     threads.emplace_back([&, rank] {
       RankAtStore at(world, rank, kRanks);
       const auto large_of = [](i32 r) { return std::string(idx(r * 5) << 20, static_cast<char>('a' + r)); };
-      const auto look = [] { return nobody_left(kRanks); };
+      const auto look = [&] { return nobody_left(kRanks); };
       const std::vector<std::string> all = at.gather.gather(large_of(rank), 60, look);
       for (i32 r = 0; r < kRanks; ++r) EXPECT_TRUE(all[idx(r)] == large_of(r)) << r;
       for (int round = 0; round < 2; ++round)
