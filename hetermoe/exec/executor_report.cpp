@@ -5,6 +5,7 @@
 #include "hetermoe/base/error.h"
 #include "hetermoe/base/index.h"
 #include "hetermoe/exec/executor.h"
+#include "hetermoe/sim/simulator.h"
 
 // What an executor tells of a step: results, times, loads, and where it hangs.
 namespace hetermoe {
