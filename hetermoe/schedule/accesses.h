@@ -29,7 +29,7 @@ enum class Buffer : std::uint8_t {
   kGrad,          ///< gradient of a state (layer = state index, microbatch -1)
   kNorm           ///< global gradient norm (layer and microbatch -1)
 };
-inline constexpr i32 kNumBuffers = 20;
+inline constexpr i32 kNumBuffers = kEnumCount<Buffer>;
 template <>
 struct EnumNames<Buffer> {
   static const std::vector<std::string>& names();
