@@ -17,8 +17,13 @@ list(TRANSFORM _core APPEND .cpp)
 hm_fuzz_program(fuzz_core fuzz/core_targets.cpp ${_core})
 target_link_libraries(fuzz_core PRIVATE hm_timeline)
 
+# The sources that these targets reach, and not hm_train: with it all of nn, comm and exec would be compiled once more.
 if(HETERMOE_TORCH)
-  hm_fuzz_program(fuzz_torch fuzz/torch_targets.cpp fuzz/job.cpp fuzz/safetensors.cpp fuzz/checkpoint.cpp fuzz/wire.cpp)
-  target_link_libraries(fuzz_torch PRIVATE hm_train)
-  hm_use_torch_pch(fuzz_torch)
+  set(_torch_reached train/job train/safetensors train/checkpoint comm/wire exec/clock exec/device_state nn/params nn/optimizer
+                     nn/kernels)
+  list(TRANSFORM _torch_reached PREPEND hetermoe/)
+  list(TRANSFORM _torch_reached APPEND .cpp)
+  hm_fuzz_program(fuzz_torch fuzz/torch_targets.cpp fuzz/job.cpp fuzz/safetensors.cpp fuzz/checkpoint.cpp fuzz/wire.cpp
+                  ${_torch_reached})
+  target_link_libraries(fuzz_torch PRIVATE hm_cost torch::cpu)
 endif()

@@ -36,16 +36,23 @@ struct DeviceEntry {
   }
 };
 
+/// No real link comes near these bounds. They keep bytes per second and seconds finite, and above 0 what must
+/// be.
+inline constexpr double kMinRate = 1e-9, kMaxRate = 1e9;  ///< Gbit/s and GB/s
+inline constexpr double kMaxLatencyUs = 1e9;
+
 /// Port and local links; absent values come from the cluster, then from the defaults below.
 struct LinkEntry {
   std::optional<double> network_gbit_s, latency_us, local_gb_s, local_latency_us;
   template <class V>
   void fields(V& v) {
     v("network_gbit_s", network_gbit_s, "network port of a node, Gbit/s per direction, shared by its devices",
-      above(0));
-    v("latency_us", latency_us, "latency of a message to another node, us", at_least(0));
-    v("local_gb_s", local_gb_s, "link between devices of a node, GB/s per device and direction", above(0));
-    v("local_latency_us", local_latency_us, "latency of a message inside a node, us", at_least(0));
+      between(kMinRate, kMaxRate));
+    v("latency_us", latency_us, "latency of a message to another node, us", between(0, kMaxLatencyUs));
+    v("local_gb_s", local_gb_s, "link between devices of a node, GB/s per device and direction",
+      between(kMinRate, kMaxRate));
+    v("local_latency_us", local_latency_us, "latency of a message inside a node, us",
+      between(0, kMaxLatencyUs));
   }
 };
 
