@@ -19,7 +19,8 @@
 namespace hetermoe {
 namespace {
 
-/// Deeper nesting and longer expansions than any honest file has: parsers and printers recurse.
+/// Limits that no honest file reaches. They are needed because parsers and printers call themselves for each
+/// level.
 constexpr i64 kMaxDepth = 200;
 constexpr i64 kMaxYamlValues = 1'000'000;
 
@@ -95,8 +96,8 @@ Json yaml_scalar(const YAML::Node& node, const std::string& where) {
   return real;
 }
 
-/// Aliases (*name) become copies; one that holds itself, or a file that multiplies itself by them, is an
-/// error.
+/// Copies the value of an alias (*name) to each place where the alias stands. An alias that holds itself is
+/// an error, and so is a file that grows without bounds by aliases of aliases.
 class YamlReader {
  public:
   explicit YamlReader(const std::string& where) : where_(where) {}
@@ -174,7 +175,8 @@ void check_one_document(const std::string& text, const std::string& where) {
   if (count > 1) fail<ConfigError>(where, "holds {} YAML documents (parts after ---), expected one", count);
 }
 
-/// Checked before parsing, because what reads and frees the value later recurses.
+/// Refuses deep nesting before the text is parsed, because the functions that read and free the value later
+/// call themselves for each level.
 void check_json_depth(const std::string& text, const std::string& where) {
   i64 depth = 0;
   bool in_string = false;

@@ -242,7 +242,7 @@ Json device_run(const std::string& type, i32 count, double speed) {
   return count == 1 ? type : fmt::format("{} x{}", type, count);
 }
 
-/// The devices of each node, equal neighbours together.
+/// The entries that describe the devices of each node. Equal devices in a row share one entry.
 std::vector<Json> devices_of_nodes(const Cluster& cluster) {
   std::vector<Json> runs(cluster.nodes.size(), Json::array());
   const std::vector<Device>& devices = cluster.devices;

@@ -5,7 +5,7 @@
 
 #include "hetermoe/base/fields.h"
 
-// The cluster file as written: what a person types, before names are resolved and counts unfolded.
+// The cluster file as a person writes it. Names of types are looked up and counts are unfolded later.
 namespace hetermoe {
 
 /// A value whose form is settled later (it may be a text or a mapping), with its place in the file for error
@@ -36,8 +36,7 @@ struct DeviceEntry {
   }
 };
 
-/// No real link comes near these bounds. They keep bytes per second and seconds finite, and above 0 what must
-/// be.
+/// No real link comes near these bounds. They keep bytes per second and seconds finite, and rates above 0.
 inline constexpr double kMinRate = 1e-9, kMaxRate = 1e9;  ///< Gbit/s and GB/s
 inline constexpr double kMaxLatencyUs = 1e9;
 
