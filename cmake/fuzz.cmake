@@ -1,4 +1,4 @@
-# Readers of outside text and bytes under fuzzing: fuzz_core, and fuzz_torch where libtorch is. With clang the main
+# Readers of outside text under fuzzing. With clang the main
 # program is libFuzzer's, which sees what an input covers; with gcc it is fuzz/driver.cpp, which mutates blindly.
 # Needs HETERMOE_SANITIZE to be of use. Built only when asked for: ./dev fuzz.
 function(hm_fuzz_program name)
@@ -16,14 +16,3 @@ list(TRANSFORM _core PREPEND fuzz/)
 list(TRANSFORM _core APPEND .cpp)
 hm_fuzz_program(fuzz_core fuzz/core_targets.cpp ${_core})
 target_link_libraries(fuzz_core PRIVATE hm_timeline)
-
-# The sources that these targets reach, and not hm_train: with it all of nn, comm and exec would be compiled once more.
-if(HETERMOE_TORCH)
-  set(_torch_reached train/job train/safetensors train/checkpoint comm/wire exec/clock exec/device_state nn/params nn/optimizer
-                     nn/kernels)
-  list(TRANSFORM _torch_reached PREPEND hetermoe/)
-  list(TRANSFORM _torch_reached APPEND .cpp)
-  hm_fuzz_program(fuzz_torch fuzz/torch_targets.cpp fuzz/job.cpp fuzz/safetensors.cpp fuzz/checkpoint.cpp fuzz/wire.cpp
-                  ${_torch_reached})
-  target_link_libraries(fuzz_torch PRIVATE hm_cost torch::cpu)
-endif()
