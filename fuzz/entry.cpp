@@ -63,9 +63,15 @@ std::vector<std::string> config_texts(const std::string& kind, const std::string
   return texts;
 }
 
-void expect_same(const std::string& first, const std::string& second, const char* what) {
-  if (first != second)
-    throw std::logic_error(std::string(what) + " reads back as another:\n" + first + "\n" + second);
+void expect_reads_back(const std::string& written, const std::function<std::string()>& again) {
+  std::string second;
+  try {
+    second = again();
+  } catch (const Error& error) {
+    throw std::logic_error(std::string("what was written cannot be read: ") + error.what() + "\n" + written);
+  }
+  if (second != written)
+    throw std::logic_error("what was written reads back as another:\n" + written + "\n" + second);
 }
 
 }  // namespace hetermoe::fuzz

@@ -8,7 +8,8 @@ namespace {
 
 void run(const std::string& input) {
   const std::vector<Host> hosts = parse_hostfile(input, "hosts");
-  parse_hostfile(launcher_hostfile(hosts), "written");
+  const std::string written = launcher_hostfile(hosts);
+  expect_reads_back(written, [&] { return launcher_hostfile(parse_hostfile(written, "written")); });
   to_json(cluster_of_hosts(hosts, "hosts"));
 }
 

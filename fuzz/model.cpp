@@ -13,10 +13,9 @@ void run(const std::string& input) {
   if (model.num_layers * (model.num_experts + 1) > kMaxListed) return;
   count_parameters(model);
   if (!model.unsupported.empty()) return;
-  const Json written = to_hf(model);
-  ModelConfig again = model_from_hf(written, "written");
-  again.name = model.name;
-  expect_same(written.dump(), to_hf(again).dump(), "a model");
+  const std::string written = to_hf(model).dump();
+  expect_reads_back(written,
+                    [&] { return to_hf(model_from_hf(parse_json(written, "written"), "written")).dump(); });
 }
 
 std::vector<std::string> seeds() { return config_texts("models", "json"); }

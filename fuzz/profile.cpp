@@ -29,10 +29,14 @@ void run(const std::string& input) {
   const ProfileFile profile = parse_profile(input, "profile.json");
   const Plan plan = small_plan("zebra");
   const MeasuredCost cost(tiny_model(), demo_cluster(), plan, {{0, {profile, "profile.json"}}});
+  const std::string written = write_fields(profile).dump();
+  expect_reads_back(written, [&] { return write_fields(parse_profile(written, "written")).dump(); });
   ComputeWork work;
   work.op.kind = OpKind::kAttention;
   work.op.layer = 0;
   work.op.microbatch = 0;
+  work.seq_len = 8;
+  work.sequences = 3;
   work.tokens = 24;
   cost.compute(work);
 }

@@ -16,7 +16,7 @@ Plan zebra_with(const std::string& order) {
 void run(const std::string& input) {
   const Schedule schedule = build_schedule(zebra_with(input), tiny_model());
   const std::string text = to_text(schedule);
-  expect_same(text, to_text(build_schedule(zebra_with(text), tiny_model())), "an order");
+  expect_reads_back(text, [&] { return to_text(build_schedule(zebra_with(text), tiny_model())); });
 }
 
 std::vector<std::string> seeds() { return {to_text(build_schedule(small_plan("zebra"), tiny_model()))}; }

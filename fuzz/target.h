@@ -1,4 +1,5 @@
 #pragma once
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -22,8 +23,8 @@ const std::vector<Target>& targets();
 /// Texts of the files configs/<kind>/*.<extension>.
 std::vector<std::string> config_texts(const std::string& kind, const std::string& extension);
 
-/// What a reader made of an input must be readable again from what it writes, and be the same.
-/// Throws std::logic_error, which is a finding, when it is not.
-void expect_same(const std::string& first, const std::string& second, const char* what);
+/// What a reader made of an input must be readable again from the text that it writes, and be the same:
+/// `again` reads `written` and writes it once more. Throws std::logic_error, which is a finding.
+void expect_reads_back(const std::string& written, const std::function<std::string()>& again);
 
 }  // namespace hetermoe::fuzz

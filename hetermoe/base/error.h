@@ -4,9 +4,9 @@
 #include <stdexcept>
 #include <string>
 
-// Three kinds of failure. The user or the world is wrong: an Error is thrown. An expected outcome (a plan
-// that does not fit): a value is returned. We are wrong: HM_CHECK throws InternalError; no input may reach
-// it.
+// There are three kinds of failure. If the user or the world is wrong, the code throws an Error. If the
+// outcome is an expected one, such as a plan that does not fit, the code returns a value. If our own code is
+// wrong, HM_CHECK throws InternalError; no input may reach that.
 namespace hetermoe {
 
 /// Base of all errors a user can see. Text: "[where] what: got X, expected Y. hint".
@@ -44,7 +44,7 @@ template <class E, class... Args>
 
 }  // namespace hetermoe
 
-/// Programmer errors only. HM_CHECK(condition, "format {}", args...)
+/// Checks what only an error of our own can break. HM_CHECK(condition, "format {}", args...)
 #define HM_CHECK(condition, ...)                                                                            \
   do {                                                                                                      \
     if (!(condition)) ::hetermoe::check_failed(__FILE__, __LINE__, #condition, ::fmt::format(__VA_ARGS__)); \

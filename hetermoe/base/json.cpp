@@ -1,5 +1,6 @@
 #include "hetermoe/base/json.h"
 
+#include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
@@ -18,7 +19,8 @@
 namespace hetermoe {
 namespace {
 
-/// Deeper nesting and longer expansions than any honest file has: parsers and printers recurse.
+/// Limits that no honest file reaches. They are needed because parsers and printers call themselves for each
+/// level.
 constexpr i64 kMaxDepth = 200;
 constexpr i64 kMaxYamlValues = 1'000'000;
 
@@ -94,8 +96,8 @@ Json yaml_scalar(const YAML::Node& node, const std::string& where) {
   return real;
 }
 
-/// Aliases (*name) become copies; one that holds itself, or a file that multiplies itself by them, is an
-/// error.
+/// Copies the value of an alias (*name) to each place where the alias stands. An alias that holds itself is
+/// an error, and so is a file that grows without bounds by aliases of aliases.
 class YamlReader {
  public:
   explicit YamlReader(const std::string& where) : where_(where) {}
@@ -139,7 +141,42 @@ class YamlReader {
   i64 num_values_ = 0;
 };
 
-/// Checked before parsing, because what reads and frees the value later recurses.
+/// Keeps where the last document of a YAML text begins, and nothing else of it.
+class DocumentStart : public YAML::EventHandler {
+ public:
+  YAML::Mark mark;
+
+ private:
+  using Text = const std::string&;
+  void OnDocumentStart(const YAML::Mark& at) override { mark = at; }
+  void OnDocumentEnd() override {}
+  void OnNull(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnAlias(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnScalar(const YAML::Mark&, Text, YAML::anchor_t, Text) override {}
+  void OnSequenceStart(const YAML::Mark&, Text, YAML::anchor_t, YAML::EmitterStyle::value) override {}
+  void OnSequenceEnd() override {}
+  void OnMapStart(const YAML::Mark&, Text, YAML::anchor_t, YAML::EmitterStyle::value) override {}
+  void OnMapEnd() override {}
+};
+
+/// yaml-cpp makes empty documents without end of a text such as ",": its parser does not move on. So
+/// YAML::LoadAll, which collects them all, is of no use here.
+void check_one_document(const std::string& text, const std::string& where) {
+  std::istringstream in(text);
+  YAML::Parser parser(in);
+  DocumentStart start;
+  int count = 0;
+  for (int last = -1; parser.HandleNextDocument(start); ++count, last = start.mark.pos) {
+    if (start.mark.pos == last) {
+      fail<ConfigError>(fmt::format("{}:{}", where, start.mark.line + 1),
+                        "not valid YAML: unexpected text in column {}", start.mark.column + 1);
+    }
+  }
+  if (count > 1) fail<ConfigError>(where, "holds {} YAML documents (parts after ---), expected one", count);
+}
+
+/// Refuses deep nesting before the text is parsed, because the functions that read and free the value later
+/// call themselves for each level.
 void check_json_depth(const std::string& text, const std::string& where) {
   i64 depth = 0;
   bool in_string = false;
@@ -209,11 +246,8 @@ Json read_json(const std::filesystem::path& path) { return parse_json(read_text(
 Json parse_yaml(const std::string& text, const std::string& where) {
   check_is_text(text, where);
   try {
-    const std::vector<YAML::Node> documents = YAML::LoadAll(text);
-    if (documents.size() > 1) {
-      fail<ConfigError>(where, "holds {} YAML documents (parts after ---), expected one", documents.size());
-    }
-    return documents.empty() ? Json(nullptr) : YamlReader(where).read(documents[0]);
+    check_one_document(text, where);
+    return YamlReader(where).read(YAML::Load(text));
   } catch (const YAML::Exception& error) {
     fail<ConfigError>(fmt::format("{}:{}", where, error.mark.line + 1), "not valid YAML: {}", error.msg);
   }

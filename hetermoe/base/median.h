@@ -3,7 +3,8 @@
 
 namespace hetermoe {
 
-/// The middle value; of an even number of values the upper of the two in the middle. 0 when there are none.
+/// The middle value. An even number of values has two in the middle, of which this is the upper one. Without
+/// values the result is 0.
 double median(std::vector<double> values);
 
 }  // namespace hetermoe

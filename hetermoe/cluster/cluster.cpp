@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <cstdlib>
 #include <set>
 
+#include "hetermoe/base/index.h"
 #include "hetermoe/base/paths.h"
 #include "hetermoe/cluster/cluster_file.h"
 #include "hetermoe/cluster/device_types.h"
@@ -219,8 +221,9 @@ class ClusterBuilder {
 /// The shortest number that reading turns back into `value`: to_json(parse(to_json(c))) must not drift.
 template <class Read>
 double number_that_reads_as(double value, double guess, Read read) {
-  for (const double candidate :
-       {std::stod(fmt::format("{:.12g}", guess)), guess, std::nextafter(guess, 0.0)}) {
+  // strtod, because std::stod throws at numbers below the smallest normal one.
+  const double rounded = std::strtod(fmt::format("{:.12g}", guess).c_str(), nullptr);
+  for (const double candidate : {rounded, guess, std::nextafter(guess, 0.0)}) {
     if (read(candidate) == value) return candidate;
   }
   return std::nextafter(guess, guess * 2);
@@ -239,8 +242,9 @@ Json device_run(const std::string& type, i32 count, double speed) {
   return count == 1 ? type : fmt::format("{} x{}", type, count);
 }
 
-Json devices_of_node(const Cluster& cluster, NodeId node) {
-  Json runs = Json::array();
+/// The entries that describe the devices of each node. Equal devices in a row share one entry.
+std::vector<Json> devices_of_nodes(const Cluster& cluster) {
+  std::vector<Json> runs(cluster.nodes.size(), Json::array());
   const std::vector<Device>& devices = cluster.devices;
   for (std::size_t i = 0; i < devices.size();) {
     std::size_t end = i + 1;
@@ -248,10 +252,8 @@ Json devices_of_node(const Cluster& cluster, NodeId node) {
            devices[end].type == devices[i].type && devices[end].speed == devices[i].speed) {
       ++end;
     }
-    if (devices[i].node == node) {
-      runs.push_back(device_run(cluster.type_of(static_cast<DeviceId>(i)).name, static_cast<i32>(end - i),
-                                devices[i].speed));
-    }
+    runs[idx(devices[i].node)].push_back(device_run(cluster.type_of(static_cast<DeviceId>(i)).name,
+                                                    static_cast<i32>(end - i), devices[i].speed));
     i = end;
   }
   return runs;
@@ -278,11 +280,12 @@ Json to_json(const Cluster& cluster) {
   out["name"] = cluster.name;
   out["device_types"] = write_value(cluster.types);
   out["nodes"] = Json::array();
+  std::vector<Json> devices = devices_of_nodes(cluster);
   for (std::size_t i = 0; i < cluster.nodes.size(); ++i) {
     const Node& node = cluster.nodes[i];
     Json entry = Json::object();
     entry["name"] = node.name;
-    entry["devices"] = devices_of_node(cluster, static_cast<NodeId>(i));
+    entry["devices"] = std::move(devices[i]);
     entry["network_gbit_s"] = scaled_up(node.network, kBytesPerGbit);
     entry["latency_us"] = scaled_down(node.latency, kUsPerSecond);
     entry["local_gb_s"] = scaled_up(node.local, kBytesPerGb);

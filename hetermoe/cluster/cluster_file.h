@@ -5,7 +5,7 @@
 
 #include "hetermoe/base/fields.h"
 
-// The cluster file as written: what a person types, before names are resolved and counts unfolded.
+// The cluster file as a person writes it. Names of types are looked up and counts are unfolded later.
 namespace hetermoe {
 
 /// A value whose form is settled later (it may be a text or a mapping), with its place in the file for error
@@ -36,16 +36,22 @@ struct DeviceEntry {
   }
 };
 
+/// No real link comes near these bounds. They keep bytes per second and seconds finite, and rates above 0.
+inline constexpr double kMinRate = 1e-9, kMaxRate = 1e9;  ///< Gbit/s and GB/s
+inline constexpr double kMaxLatencyUs = 1e9;
+
 /// Port and local links; absent values come from the cluster, then from the defaults below.
 struct LinkEntry {
   std::optional<double> network_gbit_s, latency_us, local_gb_s, local_latency_us;
   template <class V>
   void fields(V& v) {
     v("network_gbit_s", network_gbit_s, "network port of a node, Gbit/s per direction, shared by its devices",
-      above(0));
-    v("latency_us", latency_us, "latency of a message to another node, us", at_least(0));
-    v("local_gb_s", local_gb_s, "link between devices of a node, GB/s per device and direction", above(0));
-    v("local_latency_us", local_latency_us, "latency of a message inside a node, us", at_least(0));
+      between(kMinRate, kMaxRate));
+    v("latency_us", latency_us, "latency of a message to another node, us", between(0, kMaxLatencyUs));
+    v("local_gb_s", local_gb_s, "link between devices of a node, GB/s per device and direction",
+      between(kMinRate, kMaxRate));
+    v("local_latency_us", local_latency_us, "latency of a message inside a node, us",
+      between(0, kMaxLatencyUs));
   }
 };
 

@@ -27,11 +27,11 @@ bool is_hostfile(const std::filesystem::path& path);
 std::vector<Host> parse_hostfile(const std::string& text, const std::string& where);
 std::vector<Host> read_hostfile(const std::filesystem::path& path);  ///< IoError when it cannot be read
 
-/// What launchers take: names and slots.
+/// The hosts as text that launchers understand: names and slots without types.
 std::string launcher_hostfile(const std::vector<Host>& hosts);
 
-/// A node per host, in order, with the links that a cluster file has when it says nothing of them. Throws
-/// ConfigError when a host has no type.
+/// Makes a cluster with one node for each host, in the order of the hosts. Links have the values that a
+/// cluster file without them gets. Throws ConfigError when a host has no type.
 Cluster cluster_of_hosts(const std::vector<Host>& hosts, const std::string& name);
 
 }  // namespace hetermoe

@@ -23,7 +23,8 @@ bool has_extension(const fs::path& path, const std::vector<std::string>& extensi
                                            [&](const std::string& end) { return name.ends_with(end); });
 }
 
-/// Add-on packages lie inside the library's folder, but differ from machine to machine.
+/// Whether this is the folder of add-on packages, which lies inside the library but differs from machine to
+/// machine.
 bool is_add_on_folder(const fs::path& path) {
   const std::string name = path.filename().string();
   return name == "site-packages" || name == "dist-packages";
@@ -79,7 +80,8 @@ std::vector<Source> find_sources(const TextOptions& options) {
   return sources;
 }
 
-/// Appends at most `limit` bytes of a file. False, and nothing appended, when they hold a NUL byte.
+/// Appends at most `limit` bytes of a file. Returns false and appends nothing when the bytes hold a zero
+/// byte.
 bool append_file(const fs::path& path, i64 limit, std::string& out) {
   std::ifstream in(path, std::ios::binary);
   if (!in) fail<IoError>("data.paths", "cannot read {}: {}", path.string(), std::strerror(errno));
@@ -105,7 +107,8 @@ at::Tensor byte_tensor(const char* data, i64 size) {
   return out;
 }
 
-/// A sequence needs one byte more than it has tokens: the last target.
+/// Checks that there is text for one sequence. It needs one byte more than it has tokens, for the last
+/// target.
 void check_length(i64 bytes, i64 seq_len, const char* part, const Text& text) {
   if (bytes > seq_len) return;
   fail<ConfigError>(

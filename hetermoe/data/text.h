@@ -34,9 +34,9 @@ struct Text {
 /// The folder of the newest Python 3 standard library with sources on this machine; empty when there is none.
 std::filesystem::path python_library();
 
-/// Files of a folder are taken in the order of their paths, bytewise, until max_bytes are there.
-/// Throws IoError that names what cannot be read, ConfigError when there is less text than a sequence needs
-/// or a file named itself (not found in a folder) is no text.
+/// Reads the text. The files of a folder are read in the order of their paths (compared byte by byte) until
+/// there are max_bytes. Throws IoError that names what cannot be read, ConfigError when there is less text
+/// than a sequence needs or a file named itself (not found in a folder) is no text.
 Text load_text(const TextOptions& options, i64 seq_len);
 
 struct Batch {
@@ -44,9 +44,10 @@ struct Batch {
   i64 target_count = 0;
 };
 
-/// Sequence number `index` of the run, for all indices >= 0: each epoch is a new permutation of the windows
-/// of seq_len bytes, given by the seed alone. So the data of a step never depends on devices, microbatches or
-/// restarts. The permutation is computed, not stored, by arithmetic of our own: equal on every machine.
+/// Gives the sequence with number `index` of the run, for every index from 0. Each epoch is a new permutation
+/// of the windows of seq_len bytes, which depends on the seed alone. So the data of a step never depends on
+/// devices, microbatches or restarts. The permutation is computed and not stored. It uses no library, so that
+/// it is the same on every machine.
 class Sampler {
  public:
   /// bytes: uint8 [>= seq_len + 1]. Window w reads bytes w * seq_len to (w + 1) * seq_len, both included; a

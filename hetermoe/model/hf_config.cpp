@@ -10,8 +10,8 @@
 namespace hetermoe {
 namespace {
 
-// Bounds that no real model reaches; they keep products of sizes inside 64 bits and stop nonsense before it
-// allocates.
+// No real model reaches these bounds. They keep products of sizes inside 64 bits, and they refuse nonsense
+// before memory is allocated for it.
 constexpr i64 kMaxWidth = i64{1} << 24;
 constexpr i64 kMaxExperts = i64{1} << 16;
 constexpr i64 kMaxLayers = i64{1} << 14;
@@ -375,7 +375,8 @@ void check_arithmetic(const HfReader& in, ModelConfig& out) {
   }
 }
 
-/// Sizes are bounded one by one; their product must be a model too, or sums over parameters would overflow.
+/// Each size has a bound of its own. This bounds the product of all sizes as well, because sums over
+/// parameters would overflow otherwise.
 void check_total(const std::string& where, const ModelConfig& model) {
   const double moe = static_cast<double>(model.num_moe_layers());
   const double dense = static_cast<double>(model.num_layers) - moe;

@@ -19,10 +19,10 @@
 //     order:   [device, ...]                   top to bottom
 //     simulated, executed: null or {
 //       source, step,                          step in seconds
-//       ops:   [[kind, phase, layer, microbatch, queue, group], ...]   kind and queue index the lists below;
-//       only where the
-//                                              executed ops differ from the simulated ones, else null (= the
-//                                              same)
+//       ops:   [[kind, phase, layer, microbatch, queue, group], ...]   kind and queue are indices of the
+//       lists
+//                                              below. The executed side has null here when its ops are those
+//                                              of the simulated side.
 //       spans: [op, device, start, duration, ...]   flat, nanoseconds
 //       uses:  [{label, devices, computing, transferring, waiting: [[label, share]], overhead, finished}]
 //     }
@@ -89,8 +89,9 @@ bool same_ops(const Timeline& a, const Timeline& b) {
                     });
 }
 
-/// `like`: a timeline whose ops stand in the page already, or null. `devices`: the strategy's list; it grows
-/// by those of the timeline that it does not name.
+/// The data of one timeline. `like` is a timeline whose ops are in the page already, or null; equal ops are
+/// not written again. `devices` is the list of the strategy, to which this adds devices that it does not name
+/// yet.
 Json timeline_data(const Timeline& timeline, const Timeline* like, std::vector<TimelineDevice>& devices,
                    Names& names) {
   std::vector<std::size_t> device_of;
@@ -152,7 +153,7 @@ Json strategy_data(const StrategyReport& strategy, Names& names) {
 
 bool contains(const std::string& text, const char* word) { return text.find(word) != std::string::npos; }
 
-/// Labels given, and those that follow from the sources of the timelines; each once.
+/// The labels of the input, and those that follow from the sources of the timelines. No label appears twice.
 std::vector<std::string> all_labels(const ReportInput& input) {
   std::vector<std::string> labels = input.labels;
   for (const StrategyReport& strategy : input.strategies) {
@@ -203,7 +204,7 @@ Steps steps_of(const StrategyReport& strategy) {
 
 Seconds smaller(Seconds a, Seconds b) { return a <= 0 ? b : b <= 0 ? a : std::min(a, b); }
 
-/// Measured times are compared with measured ones only, predicted with predicted.
+/// Compares a measured time with measured ones only, and a predicted time with predicted ones.
 std::string factor_cell(const Steps& own, const Steps& fastest) {
   const bool is_measured = own.executed > 0;
   const Seconds time = is_measured ? own.executed : own.simulated;
@@ -258,7 +259,7 @@ std::string strategies_table(const ReportInput& input) {
   return html + "</tbody></table></div></section>\n";
 }
 
-/// Filled by the script.
+/// The empty frame of the picture, which the script fills.
 constexpr const char* kPicture =
     R"html(<section id="picture-section"><h2>One training step, device by device</h2>
 <p class="how" id="how"></p>

@@ -15,7 +15,7 @@ struct DeviceMemory {
   Bytes capacity = 0;  ///< 0 = unknown
 };
 
-/// One strategy of the report. What is absent stays out of the page.
+/// One strategy of the report. The page leaves out what a strategy does not have.
 struct StrategyReport {
   std::string name;                   ///< "zebra"
   std::optional<Timeline> simulated;  ///< the prediction
@@ -32,9 +32,8 @@ using Fact = std::pair<std::string, std::string>;
 struct ReportInput {
   std::string title;
   std::vector<Fact> facts;
-  /// Conditions that a reader must not miss, shown as badges on top: "emulated". What the sources of the
-  /// timelines say
-  /// ("simulated", "emulated") is added by itself.
+  /// Conditions that a reader must not miss, such as "emulated". The page shows them as badges on top. It
+  /// adds by itself those that the sources of the timelines name ("simulated", "emulated").
   std::vector<std::string> labels;
   std::vector<StrategyReport> strategies;  ///< the first one that has a timeline is shown when the page opens
   std::vector<LossPlot> losses;            ///< drawn one below the other

@@ -49,7 +49,7 @@ Box bounds_of(const LossPlot& plot) {
   return box;
 }
 
-/// Data to pixels.
+/// Converts data to pixels.
 struct Frame {
   Box box;
   double left, right, top, bottom;  // pixels
@@ -140,7 +140,7 @@ std::vector<LegendEntry> legend_entries(const LossPlot& plot) {
   return entries;
 }
 
-/// Top right, where falling curves leave room.
+/// Draws the legend at the top right, where falling curves leave room.
 std::string legend(const std::vector<LegendEntry>& entries, double right, double top) {
   std::size_t longest = 0;
   for (const LegendEntry& entry : entries) longest = std::max(longest, display_width(entry.text));

@@ -95,7 +95,7 @@ class GapReader {
   void read(const Interval& gap, DeviceId device, bool is_last, GroupUse& use) const {
     double& rest = is_last ? use.finished : use.overhead;
     const std::vector<Transfer>& transfers = index_.transfers[static_cast<std::size_t>(device)];
-    // What ends the gap is taken to be the last transfer that ended in it.
+    // The last transfer that ended inside the gap is taken as the reason why the gap ended.
     const auto after = std::upper_bound(transfers.begin(), transfers.end(), gap.end + slack_,
                                         [](Seconds time, const Transfer& t) { return time < t.end; });
     if (after == transfers.begin() || std::prev(after)->end <= gap.start) {
@@ -106,7 +106,7 @@ class GapReader {
     const Seconds started = std::clamp(last->started, gap.start, gap.end);
     const Seconds ended = std::clamp(last->end, gap.start, gap.end);
     rest += gap.end - ended;
-    // While its lane carried earlier transfers, this one waited for the network and for nobody.
+    // While the lane carried earlier transfers, this transfer waited for the network and for no device.
     const Seconds queued = busy(transfers.begin(), last, *last->queue, {gap.start, started});
     use.transferring += ended - started + queued;
     add_wait(*last, device, started - gap.start - queued, use);
@@ -195,7 +195,8 @@ std::vector<GroupUse> group_use(const Timeline& timeline) {
     for (const DeviceId device : groups[g].devices) group_of[static_cast<std::size_t>(device)] = g;
   }
   const Index index = index_of(timeline);
-  // Measured clocks differ by microseconds; a millionth of the step hides that and nothing else.
+  // The clocks of devices differ by microseconds. Gaps below a millionth of the step are ignored for that
+  // reason.
   const GapReader reader(index, group_of, 1e-6 * timeline.step);
   std::vector<GroupUse> uses;
   for (const DeviceGroup& group : groups) {

@@ -4,7 +4,7 @@
 
 #include "hetermoe/timeline/timeline.h"
 
-// Who waits for whom: where the compute time of a step goes, read off a timeline alone.
+// Finds out from a timeline alone who waits for whom, and where the time of the compute lanes goes.
 namespace hetermoe {
 
 /// Devices of one role and type.
@@ -35,9 +35,10 @@ struct GroupUse {
   double finished = 0;  ///< all compute ops of the step are done
 };
 
-/// An idle interval of a compute lane is read by the transfer that ended in it last. From the moment when all
-/// participants had entered that transfer, the device waited for the network; before, for the lane, while it
-/// carried earlier transfers, and else for the participant that finished its previous compute op last.
+/// The last transfer that ended inside an idle interval of a compute lane explains the interval. After all
+/// participants had entered that transfer, the device waited for the network. Before that moment it waited
+/// for the lane as long as the lane carried earlier transfers. In the rest of the interval it waited for the
+/// participant that finished its previous compute op last.
 std::vector<GroupUse> group_use(const Timeline& timeline);
 
 }  // namespace hetermoe

@@ -80,6 +80,11 @@ TEST(Yaml, OnlyOneDocument) {
   EXPECT_EQ(yaml_error("a: 1\n---\nb: 2\n"), "[f] holds 2 YAML documents (parts after ---), expected one");
 }
 
+TEST(Yaml, TextAtWhichTheParserStandsStillIsAnError) {
+  EXPECT_EQ(yaml_error(","), "[f:1] not valid YAML: unexpected text in column 1");
+  EXPECT_EQ(yaml_error("a: 1\nb: 2\n}\n").substr(0, 22), "[f:3] not valid YAML: ");
+}
+
 TEST(Yaml, KeysArePlain) { EXPECT_EQ(yaml_error("? [a, b]\n: 1\n"), "[f:1] a key must be a plain text"); }
 
 TEST(Describe, LongTextsAreCutBetweenCharacters) {

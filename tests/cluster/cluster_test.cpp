@@ -133,6 +133,25 @@ TEST(Cluster, RoundTripIsExactForManyLinkSpeeds) {
   }
 }
 
+TEST(Cluster, LatencyBelowTheSmallestNormalNumberReadsBack) {
+  const Cluster cluster = parse("{nodes: [{devices: [T4], latency_us: 3e-310}]}");
+  const Cluster again = parse(to_json(cluster).dump());
+  EXPECT_EQ(again.nodes[0].latency, cluster.nodes[0].latency);
+  EXPECT_GT(again.nodes[0].latency, 0);
+}
+
+TEST(ClusterErrors, LinkSpeedWhoseBytesPerSecondAreInfinite) {
+  EXPECT_EQ(yaml_error("{nodes: [{devices: [T4], network_gbit_s: 1e308}]}"),
+            "[c.yaml nodes[0].network_gbit_s] out of range: got 1e+308, expected 1e-09 to 1000000000");
+}
+
+TEST(Cluster, EveryOfManyNodesIsWrittenWithItsDevices) {
+  const Cluster cluster = parse("{nodes: [{name: a, count: 65536, devices: [T4]}]}");
+  const Json json = to_json(cluster);  // in one pass: a pass for each node took a minute
+  ASSERT_EQ(json["nodes"].size(), 65536U);
+  EXPECT_EQ(json["nodes"][65535]["devices"], Json::array({"T4"}));
+}
+
 TEST(Cluster, WrittenFormIsReadable) {
   const Json json = to_json(parse("{name: n, nodes: [{name: a, devices: [T4 x2, A40]}]}"));
   EXPECT_EQ(
@@ -181,16 +200,16 @@ TEST(ClusterErrors, UnknownKeys) {
 TEST(ClusterErrors, NumbersOutOfRange) {
   const auto node = [](const std::string& rest) { return "{nodes: [{devices: [T4], " + rest + "}]}"; };
   EXPECT_EQ(yaml_error(node("network_gbit_s: 0")),
-            "[c.yaml nodes[0].network_gbit_s] out of range: got 0, expected > 0");
+            "[c.yaml nodes[0].network_gbit_s] out of range: got 0, expected 1e-09 to 1000000000");
   EXPECT_EQ(yaml_error(node("local_gb_s: -3")),
-            "[c.yaml nodes[0].local_gb_s] out of range: got -3, expected > 0");
+            "[c.yaml nodes[0].local_gb_s] out of range: got -3, expected 1e-09 to 1000000000");
   EXPECT_EQ(yaml_error(node("latency_us: -1")),
-            "[c.yaml nodes[0].latency_us] out of range: got -1, expected >= 0");
+            "[c.yaml nodes[0].latency_us] out of range: got -1, expected 0 to 1000000000");
   EXPECT_EQ(yaml_error(node("local_latency_us: -1")),
-            "[c.yaml nodes[0].local_latency_us] out of range: got -1, expected >= 0");
+            "[c.yaml nodes[0].local_latency_us] out of range: got -1, expected 0 to 1000000000");
   EXPECT_EQ(yaml_error(node("count: 0")), "[c.yaml nodes[0].count] out of range: got 0, expected 1 to 65536");
   EXPECT_EQ(yaml_error("{network_gbit_s: -1, nodes: [{devices: [T4]}]}"),
-            "[c.yaml network_gbit_s] out of range: got -1, expected > 0");
+            "[c.yaml network_gbit_s] out of range: got -1, expected 1e-09 to 1000000000");
   EXPECT_EQ(yaml_error("{nodes: [{devices: [T4 x0]}]}"),
             "[c.yaml nodes[0].devices[0]] out of range: got 0, expected 1 to 65536");
   EXPECT_EQ(yaml_error("{nodes: [{devices: [{type: T4, speed: 0}]}]}"),
