@@ -1,5 +1,5 @@
 include_guard(GLOBAL)
-# One library per folder of hetermoe/. A folder may use its own headers and those of folders named before it, so each
+# One library per folder of hetermoe/, its sub-folders included. A folder may use its own headers and those of folders named before it, so each
 # library links to the one before; tests/layering_test.py checks the includes themselves.
 set(HM_PREVIOUS "" CACHE INTERNAL "")
 set(HM_FOLDERS "" CACHE INTERNAL "")

@@ -7,7 +7,8 @@ set(HM_TORCH_TESTS device nn comm exec data train profile equivalence fault cli)
 
 function(hm_tests label)
   foreach(_folder IN LISTS ARGN)
-    file(GLOB _sources CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/tests/${_folder}/*_test.cpp")
+    file(GLOB _sources CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/tests/${_folder}/*_test.cpp"
+         "${CMAKE_SOURCE_DIR}/tests/${_folder}/*/*_test.cpp")
     if(NOT _sources)
       continue()
     endif()

@@ -2,7 +2,7 @@
 #include <string>
 #include <vector>
 
-#include "hetermoe/plan/strategies.h"
+#include "hetermoe/planner/strategies.h"
 
 namespace hetermoe::fuzz {
 

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "bench/paper/figures.h"
-#include "hetermoe/plan/strategies.h"
+#include "hetermoe/planner/strategies.h"
 #include "hetermoe/planner/compare.h"
 #include "tests/golden/constant_cost.h"
 

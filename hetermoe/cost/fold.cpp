@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "hetermoe/base/index.h"
+#include "hetermoe/schedule/order_policy.h"
 
 namespace hetermoe {
 namespace {
@@ -81,7 +82,7 @@ class Finder {
   }
 
   std::optional<Fold> run(FoldScope scope) {
-    const bool foldable = loads_.is_uniform() && plan_.order != OrderPolicy::kExplicit;
+    const bool foldable = loads_.is_uniform() && traits_of(plan_.order).treats_equals_alike;
     const bool groups = scope == FoldScope::kGroups;
     if (groups && (!foldable || p_.balance_on() || !fold_groups())) return {};
     if (!foldable) return fold_;

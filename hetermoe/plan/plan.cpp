@@ -7,10 +7,6 @@
 
 namespace hetermoe {
 
-const std::vector<std::string>& EnumNames<OrderPolicy>::names() {
-  static const std::vector<std::string> all = names_of_all<OrderPolicy>({"layer_major", "one_f_one_b", "explicit"});
-  return all;
-}
 const std::vector<std::string>& EnumNames<QueueBinding>::names() {
   static const std::vector<std::string> all = names_of_all<QueueBinding>({"direction", "name", "single"});
   return all;

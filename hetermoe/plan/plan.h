@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "hetermoe/base/enum_count.h"
 #include "hetermoe/cluster/cluster.h"
 #include "hetermoe/model/model_config.h"
 
@@ -23,7 +24,11 @@ enum class Recompute { kOff, kLocal, kResend };
 
 template <>
 struct EnumNames<OrderPolicy> {
-  static const std::vector<std::string>& names();
+  static const std::vector<std::string>& names() {
+    static const std::vector<std::string> all =
+        names_of_all<OrderPolicy>({"layer_major", "one_f_one_b", "explicit"});
+    return all;
+  }
 };
 template <>
 struct EnumNames<QueueBinding> {

@@ -4,9 +4,9 @@
 #include <cmath>
 #include <numeric>
 
-#include "hetermoe/plan/strategies.h"
-#include "hetermoe/planner/asym_ea.h"
+#include "hetermoe/planner/balance/asym_ea.h"
 #include "hetermoe/planner/memory_estimate.h"
+#include "hetermoe/planner/strategies.h"
 
 namespace hetermoe {
 namespace {

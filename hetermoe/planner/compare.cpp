@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <numeric>
 
-#include "hetermoe/plan/strategies.h"
 #include "hetermoe/planner/memory_estimate.h"
 #include "hetermoe/planner/planner.h"
+#include "hetermoe/planner/strategies.h"
 
 namespace hetermoe {
 namespace {

@@ -1,15 +1,15 @@
+#include "hetermoe/planner/estimate.h"
+
 #include <algorithm>
 #include <cmath>
 
+#include "hetermoe/base/index.h"
 #include "hetermoe/model/op_cost.h"
-#include "hetermoe/planner/sketch.h"
 
 // The step of a sketch in closed form: per layer the busiest lane or, with too few microbatches in flight,
 // the chain attention - dispatch - experts - combine. It ranks sketches; only the simulator judges.
 namespace hetermoe {
 namespace {
-
-double real(i64 value) { return static_cast<double>(value); }
 
 /// One direction of a layer for one microbatch.
 struct LayerTime {
@@ -157,7 +157,7 @@ Estimate estimate(const Rates& rates, const Sketch& sketch) {
       all.push_back(all.back());
       continue;
     }
-    all.push_back(weigh(rates, sketch, group, out.shortage));
+    all.push_back(split_work(rates, sketch, group, out.shortage));
     if (!out.feasible()) return out;
     out.step = std::max(out.step, GroupEstimate(rates, sketch, group, all.back()).step());
   }

@@ -4,8 +4,9 @@
 #include <map>
 #include <set>
 
-#include "hetermoe/plan/strategies.h"
 #include "hetermoe/planner/short_model.h"
+#include "hetermoe/planner/strategies.h"
+#include "hetermoe/schedule/order_policy.h"
 
 namespace hetermoe {
 namespace {
@@ -71,7 +72,8 @@ std::vector<TypeUse> use_of_types(const PlanRequest& request, const Candidate& c
 std::string family(const Plan& plan, const std::vector<std::string>& roles) {
   std::set<std::string> present(roles.begin(), roles.end());
   present.erase("idle");
-  if (plan.order == OrderPolicy::kOneFOneB) return "pipeline";
+  const std::string by_order = traits_of(plan.order).plan_name;
+  if (!by_order.empty()) return by_order;
   const auto used =
       std::count_if(roles.begin(), roles.end(), [](const std::string& r) { return r != "idle"; });
   const bool overlapped = plan.window != 1 && plan.groups[0].microbatches.size() > 1;

@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <utility>
 
+#include "hetermoe/base/index.h"
 #include "hetermoe/model/op_cost.h"
+#include "hetermoe/schedule/order_policy.h"
 
 namespace hetermoe {
 namespace {
-
-double real(i64 value) { return static_cast<double>(value); }
 
 /// Adds up one group of a plan, stage by stage.
 class GroupMemory {
@@ -36,8 +36,8 @@ class GroupMemory {
       use.largest = std::max(use.largest, tokens * head_work_bytes(model_, use.element));
     });
     for (const DeviceId device : group_.devices) {
-      const Use& use = use_[static_cast<std::size_t>(device)];
-      memory[static_cast<std::size_t>(device)] += use.sum + use.saved + use.largest;
+      const Use& use = use_[idx(device)];
+      memory[idx(device)] += use.sum + use.saved + use.largest;
     }
   }
 
@@ -65,14 +65,14 @@ class GroupMemory {
   void add_experts(const std::vector<std::vector<ExpertOwner>>& experts) {
     for (const std::vector<ExpertOwner>& owners : experts) {
       for (const ExpertOwner& owner : owners) {
-        const auto d = static_cast<std::size_t>(owner.device);
+        const auto d = idx(owner.device);
         use_[d].sum += real(counts_.expert) * use_[d].state;
         share_[d] += owner.share;
       }
     }
     for (const DeviceId device : group_.devices) {
-      Use& use = use_[static_cast<std::size_t>(device)];
-      const double share = std::exchange(share_[static_cast<std::size_t>(device)], 0);
+      Use& use = use_[idx(device)];
+      const double share = std::exchange(share_[idx(device)], 0);
       if (share <= 0) continue;
       const double copies =
           real(model_.top_k) * share / real(model_.num_experts) * real(largest_microbatch() * plan_.seq_len);
@@ -88,12 +88,12 @@ class GroupMemory {
   void for_sources(const Shares& shares, Add add) {
     for (const ShareRow& row : shares) {
       for (const Share& share : row) {
-        i64& most = most_[static_cast<std::size_t>(share.device)];
+        i64& most = most_[idx(share.device)];
         most = std::max(most, share.sequences);
       }
     }
     for (const DeviceId device : group_.devices) {
-      const auto d = static_cast<std::size_t>(device);
+      const auto d = idx(device);
       const i64 most = std::exchange(most_[d], -1);
       if (most >= 0) add(use_[d], real(most * plan_.seq_len));
     }
@@ -105,13 +105,8 @@ class GroupMemory {
   i64 largest_microbatch() const {
     return *std::max_element(group_.microbatches.begin(), group_.microbatches.end());
   }
-  /// Microbatches between forward and backward at once. 1F1B: at most one per stage, so one per device.
-  double in_flight() const {
-    const i64 all = static_cast<i64>(group_.microbatches.size());
-    if (plan_.order == OrderPolicy::kOneFOneB)
-      return real(std::min(all, static_cast<i64>(group_.devices.size())));
-    return real(plan_.window > 0 ? std::min<i64>(all, plan_.window) : all);
-  }
+  /// Microbatches between forward and backward at once.
+  double in_flight() const { return real(traits_of(plan_.order).in_flight(plan_, group_)); }
 
   const Plan& plan_;
   const Group& group_;
@@ -139,13 +134,13 @@ std::string overfilled_device(const std::vector<Bytes>& memory, const Cluster& c
   DeviceId worst = -1;
   double excess = 1;
   for (DeviceId d = 0; d < cluster.num_devices(); ++d) {
-    const double filled = memory[static_cast<std::size_t>(d)] / usable_memory(cluster.type_of(d));
+    const double filled = memory[idx(d)] / usable_memory(cluster.type_of(d));
     if (filled > excess) worst = d, excess = filled;
   }
   if (worst < 0) return "";
   return fmt::format("device {} ({:.0f} GiB, {:.1f} usable) needs {:.1f} GiB", cluster.device_name(worst),
                      cluster.type_of(worst).memory_gib, usable_memory(cluster.type_of(worst)) / kGiB,
-                     memory[static_cast<std::size_t>(worst)] / kGiB);
+                     memory[idx(worst)] / kGiB);
 }
 
 }  // namespace hetermoe

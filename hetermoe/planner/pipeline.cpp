@@ -1,9 +1,10 @@
 #include <algorithm>
 #include <numeric>
 
-#include "hetermoe/plan/strategies.h"
+#include "hetermoe/planner/balance/balancers.h"
 #include "hetermoe/planner/baselines.h"
 #include "hetermoe/planner/memory_estimate.h"
+#include "hetermoe/planner/strategies.h"
 
 namespace hetermoe {
 namespace {
@@ -40,7 +41,9 @@ Group make_pipeline(const ModelConfig& model, const std::vector<DeviceId>& devic
     for (i64 l = 0; l < split[s]; ++l) {
       LayerPlacement layer{all_on(devices[s]), {}};
       if (model.is_moe(static_cast<i64>(group.layers.size()))) {
-        layer.experts.assign(static_cast<std::size_t>(model.num_experts), {{devices[s], 1}});
+        const BalanceInput stage{
+            .devices = {{.id = devices[s]}}, .load = even_load(1, model.num_experts), .moved = {}};
+        layer.experts = find_balancer("even").place(stage).front();
       }
       group.layers.push_back(std::move(layer));
     }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "hetermoe/schedule/order_policy.h"
+
 namespace hetermoe {
 namespace {
 
@@ -19,7 +21,7 @@ bool has_equal_microbatches(const Group& group) {
 }
 
 bool repeats(const Plan& plan) {
-  if (plan.order != OrderPolicy::kLayerMajor || plan.window != 1) return false;
+  if (!traits_of(plan.order).has_window || plan.window != 1) return false;
   const std::size_t count = plan.groups[0].microbatches.size();
   return count > kShortRun && std::all_of(plan.groups.begin(), plan.groups.end(), [&](const Group& group) {
            return group.microbatches.size() == count && has_equal_microbatches(group);

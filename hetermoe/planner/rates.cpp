@@ -4,12 +4,47 @@
 #include <map>
 #include <set>
 
+#include "hetermoe/base/index.h"
 #include "hetermoe/planner/memory_estimate.h"
 
 namespace hetermoe {
 namespace {
 
-double real(i64 value) { return static_cast<double>(value); }
+constexpr std::size_t kFewClasses = 8;   ///< up to so many are left as they are
+constexpr std::size_t kMostClasses = 8;  ///< classes are merged until there are no more, types permitting
+constexpr double kSpeedTolerance = 0.02, kLargestTolerance = 0.9;
+
+/// Speeds of the devices of each type, the fastest first.
+using Speeds = std::map<i32, std::set<double, std::greater<>>>;
+
+/// The speed that stands for each: the fastest one not more than `tolerance` above it.
+std::map<std::pair<i32, double>, double> merged_speeds(const Speeds& speeds, double tolerance,
+                                                       std::size_t& num_classes) {
+  std::map<std::pair<i32, double>, double> merged;
+  num_classes = 0;
+  for (const auto& [type, of_type] : speeds) {
+    double fastest = 0;
+    for (const double speed : of_type) {
+      if (fastest == 0 || speed < (1 - tolerance) * fastest) fastest = speed, ++num_classes;
+      merged[{type, speed}] = fastest;
+    }
+  }
+  return merged;
+}
+
+/// Which speed stands for that of a device type. Many measured speeds make too many classes to search.
+std::map<std::pair<i32, double>, double> class_speeds(const Cluster& cluster) {
+  Speeds speeds;
+  for (const Device& device : cluster.devices) speeds[device.type].insert(device.speed);
+  std::size_t num_classes = 0;
+  std::map<std::pair<i32, double>, double> merged = merged_speeds(speeds, 0, num_classes);
+  if (num_classes <= kFewClasses) return merged;
+  double tolerance = kSpeedTolerance;
+  merged = merged_speeds(speeds, tolerance, num_classes);
+  while (num_classes > kMostClasses && tolerance < kLargestTolerance)
+    merged = merged_speeds(speeds, tolerance *= 1.25, num_classes);
+  return merged;
+}
 
 }  // namespace
 
@@ -51,20 +86,22 @@ void Rates::make_classes() {
   const std::vector<DeviceId>& idle = request_.limits.idle;
   // In a small cluster it matters which node a device is on; in a large one it would make too many classes.
   const bool small = cluster.num_devices() <= kSmallCluster;
+  const std::map<std::pair<i32, double>, double> speeds = class_speeds(cluster);
   std::map<std::tuple<i32, double, NodeId>, std::size_t> index;
   std::vector<std::set<NodeId>> nodes;
   std::set<NodeId> all_nodes;
   for (DeviceId d = 0; d < cluster.num_devices(); ++d) {
     if (std::find(idle.begin(), idle.end(), d) != idle.end()) continue;
-    const Device& device = cluster.devices[static_cast<std::size_t>(d)];
+    const Device& device = cluster.devices[idx(d)];
+    const double speed = speeds.at({device.type, device.speed});
     const auto [at, is_new] =
-        index.try_emplace({device.type, device.speed, small ? device.node : 0}, classes_.size());
+        index.try_emplace({device.type, speed, small ? device.node : 0}, classes_.size());
     if (is_new) {
-      classes_.push_back({device.type, device.speed, {}, 1, 0, 0, 0});
+      classes_.push_back({.type = device.type, .speed = speed, .devices = {}});
       nodes.emplace_back();
     }
     DeviceClass& cls = classes_[at->second];
-    const Node& node = cluster.nodes[static_cast<std::size_t>(device.node)];
+    const Node& node = cluster.nodes[idx(device.node)];
     const BytesPerSecond port = node.network * request_.software.network_efficiency;
     const BytesPerSecond local = node.local * request_.software.local_efficiency;
     cls.port = cls.devices.empty() ? port : std::min(cls.port, port);
@@ -75,6 +112,10 @@ void Rates::make_classes() {
     all_nodes.insert(device.node);
   }
   for (std::size_t c = 0; c < classes_.size(); ++c) {
+    // The fastest device stands for the class, so that no bound is above what a device takes.
+    std::stable_sort(classes_[c].devices.begin(), classes_[c].devices.end(), [&](DeviceId a, DeviceId b) {
+      return cluster.devices[idx(a)].speed > cluster.devices[idx(b)].speed;
+    });
     classes_[c].per_node =
         static_cast<double>(classes_[c].devices.size()) / static_cast<double>(nodes[c].size());
   }
@@ -155,7 +196,7 @@ Seconds Rates::update(std::size_t cls, double parameters) const {
 }
 
 Bytes Rates::usable_memory(std::size_t cls) const {
-  const DeviceType& type = request_.cluster.types[static_cast<std::size_t>(classes_[cls].type)];
+  const DeviceType& type = request_.cluster.types[idx(classes_[cls].type)];
   return hetermoe::usable_memory(type) - request_.limits.memory_reserve;
 }
 

@@ -11,10 +11,11 @@ namespace hetermoe {
 
 inline constexpr i64 kSmallCluster = 6;  ///< devices of a cluster that is searched device by device
 
-/// Devices that no cost of their own can tell apart; in a small cluster also on one node.
+/// Devices that no cost of their own can tell apart; in a small cluster also on one node. Where there are
+/// many speeds, also devices of nearly the same speed: the fastest comes first and stands for all.
 struct DeviceClass {
   i32 type = 0;
-  double speed = 1;
+  double speed = 1;  ///< of the fastest
   std::vector<DeviceId> devices;
   double per_node = 1;  ///< devices of the class on one of its nodes
   BytesPerSecond port =

@@ -4,12 +4,11 @@
 #include <numeric>
 #include <set>
 
-#include "hetermoe/plan/strategies.h"
+#include "hetermoe/base/index.h"
+#include "hetermoe/planner/integer_split.h"
 
 namespace hetermoe {
 namespace {
-
-double real(i64 value) { return static_cast<double>(value); }
 
 constexpr std::size_t kMaxMicrobatchChoices = 9;
 constexpr std::size_t kBiased = 60;  ///< sketches, from the best on, whose bias is chosen
@@ -27,57 +26,50 @@ std::vector<i64> thin(const std::vector<i64>& values, std::size_t limit) {
 /// Which device counts of each class form the groups.
 using Shape = std::vector<i64>;
 
-class Weigher {
+class Ranker {
  public:
-  explicit Weigher(const Rates& rates) : rates_(rates), request_(rates.request()) {}
+  explicit Ranker(const Rates& rates) : rates_(rates), request_(rates.request()) {}
 
-  std::vector<Weighed> run(std::optional<Shortage>& shortage) {
-    const std::size_t classes = rates_.num_classes();
-    const unsigned all = (1u << classes) - 1;
-    for (unsigned used = 1; used <= all; ++used) {
-      if (classes > kAllSets && !is_simple(used, classes)) continue;
+  std::vector<RankedSketch> run(std::optional<Shortage>& shortage) {
+    for (const ClassSet& used : class_sets(rates_.num_classes())) {
       for (const std::vector<Shape>& shapes : groupings(used)) add_grouping(used, shapes);
     }
     sort();
-    for (std::size_t i = 0; i < std::min(weighed_.size(), kBiased); ++i) choose_bias(weighed_[i]);
+    for (std::size_t i = 0; i < std::min(ranked_.size(), kBiased); ++i) choose_bias(ranked_[i]);
     sort();
     shortage = shortage_;
-    return std::move(weighed_);
+    return std::move(ranked_);
   }
 
  private:
   void sort() {
-    std::stable_sort(weighed_.begin(), weighed_.end(),
-                     [](const Weighed& a, const Weighed& b) { return a.estimate.step < b.estimate.step; });
+    std::stable_sort(ranked_.begin(), ranked_.end(), [](const RankedSketch& a, const RankedSketch& b) {
+      return a.estimate.step < b.estimate.step;
+    });
   }
 
   /// Balancing whole steps ignores what no lane can do at the same time; the estimate knows some of it.
-  void choose_bias(Weighed& weighed) const {
-    const bool mixed = std::any_of(weighed.sketch.groups.begin(), weighed.sketch.groups.end(),
+  void choose_bias(RankedSketch& ranked) const {
+    const bool mixed = std::any_of(ranked.sketch.groups.begin(), ranked.sketch.groups.end(),
                                    [](const SketchGroup& group) { return group.mixed; });
     if (!mixed) return;
-    Sketch next = weighed.sketch;
+    Sketch next = ranked.sketch;
     for (const double bias : {0.7, 0.8, 0.9, 1.1, 1.2}) {
       next.bias = bias;
       Estimate e = estimate(rates_, next);
-      if (!e.feasible() || e.step >= weighed.estimate.step) continue;
-      weighed.sketch.bias = bias;
-      weighed.estimate = std::move(e);
+      if (!e.feasible() || e.step >= ranked.estimate.step) continue;
+      ranked.sketch.bias = bias;
+      ranked.estimate = std::move(e);
     }
   }
 
-  /// With many classes: one of them, the first few, or all but one.
-  static bool is_simple(unsigned used, std::size_t classes) {
-    const int bits = __builtin_popcount(used);
-    return bits == 1 || (used & (used + 1)) == 0 || bits + 1 >= static_cast<int>(classes);
-  }
-
-  i64 available(unsigned used, std::size_t c) const {
-    return (used >> c & 1u) != 0 ? static_cast<i64>(rates_.classes()[c].devices.size()) : 0;
+  i64 available(const ClassSet& used, std::size_t c) const {
+    const bool is_used = std::binary_search(used.begin(), used.end(), c);
+    return is_used ? static_cast<i64>(rates_.classes()[c].devices.size()) : 0;
   }
 
   /// Equal groups (as equal as the counts allow), and a group for each class.
-  std::vector<std::vector<Shape>> groupings(unsigned used) const {
+  std::vector<std::vector<Shape>> groupings(const ClassSet& used) const {
     i64 total = 0;
     for (std::size_t c = 0; c < rates_.num_classes(); ++c) total += available(used, c);
     std::vector<std::vector<Shape>> out;
@@ -85,7 +77,7 @@ class Weigher {
       if (groups > total || groups > request_.sequences) break;
       out.push_back(equal_shapes(used, groups));
     }
-    if (__builtin_popcount(used) > 1) {
+    if (used.size() > 1) {
       std::vector<Shape> by_class;
       for (std::size_t c = 0; c < rates_.num_classes(); ++c) {
         if (available(used, c) == 0) continue;
@@ -97,20 +89,20 @@ class Weigher {
     return out;
   }
 
-  std::vector<Shape> equal_shapes(unsigned used, i64 groups) const {
-    std::vector<Shape> shapes(static_cast<std::size_t>(groups), Shape(rates_.num_classes(), 0));
+  std::vector<Shape> equal_shapes(const ClassSet& used, i64 groups) const {
+    std::vector<Shape> shapes(idx(groups), Shape(rates_.num_classes(), 0));
     i64 turn = 0;  // leftovers of the next class go to the groups after those that got one
     for (std::size_t c = 0; c < rates_.num_classes(); ++c) {
       const i64 count = available(used, c);
-      for (i64 g = 0; g < groups; ++g) shapes[static_cast<std::size_t>(g)][c] = count / groups;
-      for (i64 i = 0; i < count % groups; ++i) ++shapes[static_cast<std::size_t>(turn++ % groups)][c];
+      for (i64 g = 0; g < groups; ++g) shapes[idx(g)][c] = count / groups;
+      for (i64 i = 0; i < count % groups; ++i) ++shapes[idx(turn++ % groups)][c];
     }
     std::sort(shapes.begin(), shapes.end(), std::greater<>());
     if (std::accumulate(shapes.back().begin(), shapes.back().end(), i64{0}) == 0) shapes.clear();
     return shapes;
   }
 
-  void add_grouping(unsigned used, const std::vector<Shape>& shapes) {
+  void add_grouping(const ClassSet& used, const std::vector<Shape>& shapes) {
     if (shapes.empty()) return;
     const std::vector<i64> sequences = shares_of_groups(shapes);
     if (*std::min_element(sequences.begin(), sequences.end()) == 0) return;
@@ -198,7 +190,7 @@ class Weigher {
     return {cuts.begin(), cuts.end()};
   }
 
-  void add_patterns(unsigned used, Sketch base, const Shape& shape, i64 sequences, i64 microbatches) {
+  void add_patterns(const ClassSet& used, Sketch base, const Shape& shape, i64 sequences, i64 microbatches) {
     for (SketchGroup& group : patterns(shape, sequences, microbatches)) {
       base.groups = {std::move(group)};
       add(used, base);
@@ -206,7 +198,7 @@ class Weigher {
   }
 
   /// Several groups: each shape takes the pattern that is best for it alone.
-  void add_groups(unsigned used, Sketch base, const std::vector<Shape>& shapes,
+  void add_groups(const ClassSet& used, Sketch base, const std::vector<Shape>& shapes,
                   const std::vector<i64>& sequences, i64 microbatches) {
     Shape next(rates_.num_classes(), 0);
     SketchGroup chosen;
@@ -237,10 +229,10 @@ class Weigher {
     return least >= 0;
   }
 
-  void add(unsigned used, const Sketch& sketch) {
+  void add(const ClassSet& used, const Sketch& sketch) {
     Estimate e = estimate(rates_, sketch);
     if (e.feasible()) {
-      weighed_.push_back({sketch, used, std::move(e)});
+      ranked_.push_back({sketch, used, std::move(e)});
     } else {
       miss(*e.shortage);
     }
@@ -255,12 +247,39 @@ class Weigher {
 
   const Rates& rates_;
   const PlanRequest& request_;
-  std::vector<Weighed> weighed_;
+  std::vector<RankedSketch> ranked_;
   std::optional<Shortage> shortage_;  ///< the nearest miss
   double nearest_ = 0;                ///< what it needs over what there is
 };
 
 }  // namespace
+
+std::vector<ClassSet> class_sets(std::size_t num_classes) {
+  std::vector<ClassSet> sets;
+  const auto add = [&](auto has) {
+    ClassSet set;
+    for (std::size_t c = 0; c < num_classes; ++c) {
+      if (has(c)) set.push_back(c);
+    }
+    sets.push_back(std::move(set));
+  };
+  if (num_classes <= kAllSets) {
+    for (unsigned bits = 1; bits < 1u << num_classes; ++bits)
+      add([&](std::size_t c) { return (bits >> c & 1u) != 0; });
+    return sets;
+  }
+  for (std::size_t i = 0; i < num_classes; ++i) {
+    add([&](std::size_t c) { return c == i; });
+    add([&](std::size_t c) { return c <= i; });
+    add([&](std::size_t c) { return c != i; });
+  }
+  // In the order of the numbers whose bits they are.
+  std::sort(sets.begin(), sets.end(), [](const ClassSet& a, const ClassSet& b) {
+    return std::lexicographical_compare(a.rbegin(), a.rend(), b.rbegin(), b.rend());
+  });
+  sets.erase(std::unique(sets.begin(), sets.end()), sets.end());
+  return sets;
+}
 
 std::vector<i64> microbatch_choices(i64 sequences, i64 limit) {
   std::vector<i64> choices;
@@ -276,8 +295,8 @@ std::vector<i64> microbatch_choices(i64 sequences, i64 limit) {
   return thin(choices, kMaxMicrobatchChoices);
 }
 
-std::vector<Weighed> weigh_sketches(const Rates& rates, std::optional<Shortage>& shortage) {
-  return Weigher(rates).run(shortage);
+std::vector<RankedSketch> rank_sketches(const Rates& rates, std::optional<Shortage>& shortage) {
+  return Ranker(rates).run(shortage);
 }
 
 }  // namespace hetermoe

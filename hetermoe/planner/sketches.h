@@ -1,21 +1,26 @@
 #pragma once
 #include <vector>
 
-#include "hetermoe/planner/sketch.h"
+#include "hetermoe/planner/estimate.h"
 
 namespace hetermoe {
 
-/// A sketch with what it was made from; `classes` is a bit per class in use.
-struct Weighed {
+/// Numbers of device classes, ascending.
+using ClassSet = std::vector<std::size_t>;
+
+struct RankedSketch {
   Sketch sketch;
-  unsigned classes = 0;
+  ClassSet classes;  ///< in use
   Estimate estimate;
 };
 
-/// All sketches worth weighing: which classes take part, how many groups, which devices compute attention,
+/// Which classes may take part: every set of a few; of many, one of them, the first few, or all but one.
+std::vector<ClassSet> class_sets(std::size_t num_classes);
+
+/// All sketches worth a look: which classes take part, how many groups, which devices compute attention,
 /// whether they hold experts too, how many microbatches and how many of them in flight, recomputation.
 /// Fastest estimate first, those without enough memory left out; their nearest miss is left in `shortage`.
-std::vector<Weighed> weigh_sketches(const Rates& rates, std::optional<Shortage>& shortage);
+std::vector<RankedSketch> rank_sketches(const Rates& rates, std::optional<Shortage>& shortage);
 
 /// Microbatch counts for so many sequences: divisors first choice, at most `limit`.
 std::vector<i64> microbatch_choices(i64 sequences, i64 limit);

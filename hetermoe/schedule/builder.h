@@ -95,9 +95,4 @@ class ScheduleBuilder {
 /// does). It keeps the numbers of devices. listed: [num_devices]; empty = all.
 Schedule build_schedule(const Placement& placement, const std::vector<bool>& listed = {});
 
-/// Order policies, one file each. Each appends every op of all groups.
-void order_layer_major(ScheduleBuilder& builder);
-void order_one_f_one_b(ScheduleBuilder& builder);
-void order_explicit(ScheduleBuilder& builder);
-
 }  // namespace hetermoe

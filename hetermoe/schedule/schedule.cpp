@@ -3,7 +3,7 @@
 #include <set>
 
 #include "hetermoe/base/hash.h"
-#include "hetermoe/schedule/builder.h"
+#include "hetermoe/schedule/order_policy.h"
 
 namespace hetermoe {
 
@@ -17,18 +17,9 @@ Schedule build_schedule(const Plan& plan, const ModelConfig& model, const StepOp
 
 Schedule build_schedule(const Placement& placement, const std::vector<bool>& listed) {
   ScheduleBuilder builder(placement, listed);
-  switch (placement.plan().order) {
-    case OrderPolicy::kLayerMajor:
-      order_layer_major(builder);
-      break;
-    case OrderPolicy::kOneFOneB:
-      order_one_f_one_b(builder);
-      break;
-    case OrderPolicy::kExplicit:
-      order_explicit(builder);
-      return builder.take();
-  }
-  return builder.finish();
+  const OrderPolicyTraits& traits = traits_of(placement.plan().order);
+  traits.append(builder);
+  return traits.appends_end_of_step ? builder.take() : builder.finish();
 }
 
 std::vector<i32> transfer_queues(const Schedule& schedule) {

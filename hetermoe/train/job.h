@@ -6,7 +6,7 @@
 #include "hetermoe/data/text.h"
 #include "hetermoe/exec/clock.h"
 #include "hetermoe/nn/optimizer.h"
-#include "hetermoe/plan/strategies.h"
+#include "hetermoe/planner/strategies.h"
 #include "hetermoe/train/checkpoint.h"
 
 // A job: one complete YAML file. Every key has a same-named flag that overrides it (--train.steps 20).

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <filesystem>
 
-#include "hetermoe/plan/strategies.h"
+#include "hetermoe/planner/strategies.h"
 #include "tests/support/error_of.h"
 #include "tests/support/work_folder.h"
 

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "hetermoe/model/op_cost.h"
-#include "hetermoe/plan/strategies.h"
+#include "hetermoe/planner/strategies.h"
 
 namespace hetermoe {
 namespace {

@@ -4,7 +4,7 @@
 #include <random>
 
 #include "hetermoe/cost/roofline.h"
-#include "hetermoe/plan/strategies.h"
+#include "hetermoe/planner/strategies.h"
 #include "hetermoe/planner/planner.h"
 #include "hetermoe/train/session.h"
 #include "tests/support/rig.h"

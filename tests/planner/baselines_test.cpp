@@ -4,8 +4,8 @@
 
 #include <numeric>
 
-#include "hetermoe/plan/strategies.h"
 #include "hetermoe/planner/memory_estimate.h"
+#include "hetermoe/planner/strategies.h"
 
 namespace hetermoe {
 namespace {

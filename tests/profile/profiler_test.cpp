@@ -9,7 +9,7 @@
 #include "hetermoe/cost/measured.h"
 #include "hetermoe/device/accelerator.h"
 #include "hetermoe/model/op_cost.h"
-#include "hetermoe/plan/strategies.h"
+#include "hetermoe/planner/strategies.h"
 #include "hetermoe/profile/machine.h"
 #include "hetermoe/profile/tasks.h"
 #include "tests/support/error_of.h"

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "hetermoe/plan/strategies.h"
+#include "hetermoe/planner/strategies.h"
 #include "hetermoe/schedule/schedule.h"
 
 // Small models, clusters and plans for tests of schedules and simulations.

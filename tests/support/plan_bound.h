@@ -4,7 +4,7 @@
 #include <numeric>
 #include <vector>
 
-#include "hetermoe/plan/strategies.h"
+#include "hetermoe/planner/strategies.h"
 #include "hetermoe/planner/planner.h"
 #include "hetermoe/schedule/builder.h"
 #include "hetermoe/sim/folded_step.h"

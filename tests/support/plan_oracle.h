@@ -4,7 +4,7 @@
 #include <optional>
 #include <vector>
 
-#include "hetermoe/plan/strategies.h"
+#include "hetermoe/planner/strategies.h"
 #include "hetermoe/planner/memory_estimate.h"
 #include "hetermoe/planner/planner.h"
 #include "tests/support/plan_bound.h"

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "hetermoe/plan/plan.h"
+#include "hetermoe/planner/integer_split.h"
 
 namespace hetermoe {
 
@@ -17,7 +18,11 @@ struct StrategyRequest {
       attention_weights;               ///< [attention] speed by which sequences are shared; empty = equally
   std::vector<double> expert_weights;  ///< [experts] speed by which experts are shared; empty = equally
   std::vector<i64> experts_moved;  ///< [num_layers] Asym-EA: experts that each expert device gives up (o_l)
-  i32 window = -1;                 ///< microbatches in flight; -1 = the strategy's own
+  std::string balancer;  ///< row of balancers(); empty = asym_ea where experts move, else proportional
+  /// [num_layers][num_experts] copies over the mean, for balancers that look at loads; empty = even. Rows of
+  /// dense layers are not looked at.
+  std::vector<std::vector<double>> expert_load;
+  i32 window = -1;  ///< microbatches in flight; -1 = the strategy's own
 };
 
 /// How a strategy uses devices, the narrowest first.
@@ -49,8 +54,6 @@ Roles default_roles(const Cluster& cluster);
 /// roles of their own, asked.experts is not looked at, and one device is the first with attention.
 Roles roles_of(DeviceUse use, const Cluster& cluster, const Roles& asked);
 
-/// Splits `total` into parts proportional to `weights`, largest remainder first; every part gets its floor.
-std::vector<i64> proportional_split(i64 total, const std::vector<double>& weights);
 /// Shares of a microbatch, one entry per device, zeros included.
 ShareRow make_shares(const std::vector<DeviceId>& devices, i64 sequences, const std::vector<double>& weights);
 /// Rows for all microbatches; a single one when they are equal.

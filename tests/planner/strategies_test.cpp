@@ -1,4 +1,4 @@
-#include "hetermoe/plan/strategies.h"
+#include "hetermoe/planner/strategies.h"
 
 #include <gtest/gtest.h>
 
@@ -9,15 +9,6 @@ namespace hetermoe {
 namespace {
 
 using test::make_cluster, test::make_model, test::no_faults;
-
-TEST(ProportionalSplit, GivesLargestRemaindersFirst) {
-  EXPECT_EQ(proportional_split(10, {1, 1, 1}), (std::vector<i64>{4, 3, 3}));
-  EXPECT_EQ(proportional_split(10, {3, 1}),
-            (std::vector<i64>{8, 2}));  // 7.5 and 2.5: the tie goes to the first
-  EXPECT_EQ(proportional_split(2, {1, 1, 1}), (std::vector<i64>{1, 1, 0}));
-  EXPECT_EQ(proportional_split(5, {0, 1}), (std::vector<i64>{0, 5}));
-  EXPECT_EQ(proportional_split(0, {1, 2}), (std::vector<i64>{0, 0}));
-}
 
 TEST(MakeShareRows, OneRowWhenMicrobatchesAreEqual) {
   EXPECT_EQ(make_share_rows({4, 7}, {2, 2}, {}).size(), 1u);
@@ -97,6 +88,17 @@ TEST(Strategies, SharesFollowTheWeights) {
   EXPECT_EQ(num_owned(plan, 0, 3), 4);
 }
 
+TEST(Strategies, ABalancerMayPlaceExpertsByTheirLoad) {
+  const ModelConfig model = make_model({.num_layers = 2, .num_experts = 4, .dense = {0}});
+  StrategyRequest r = request(8, 2);
+  r.balancer = "lpt";
+  r.expert_load = {{}, {3, 0.4, 0.3, 0.3}};
+  const Plan plan = find_strategy("zebra").make(model, make_cluster({4}), r);
+  EXPECT_EQ(plan.groups[0].layers[1].experts[0], (std::vector<ExpertOwner>{{2, 1}}));
+  EXPECT_EQ(num_owned(plan, 1, 2), 1);
+  EXPECT_EQ(num_owned(plan, 1, 3), 3);
+}
+
 TEST(Strategies, WindowsTellThemApart) {
   const ModelConfig model = make_model({});
   const Cluster cluster = make_cluster({4}, 2);
@@ -122,6 +124,16 @@ TEST(Strategies, ImpossibleRequestsSayWhy) {
   r.experts_moved = {1};
   EXPECT_EQ(error("zebra", make_cluster({2}), r),
             "[strategy zebra] experts_moved has 1 entries, expected one per layer (2)");
+  r.experts_moved = {1, 1};
+  r.balancer = "lpt";
+  EXPECT_EQ(error("zebra", make_cluster({2}), r),
+            "[strategy zebra] experts_moved and balancer asym_ea need each other, got balancer lpt");
+  r = request(4, 2);
+  r.expert_load = {{1, 1, 1, 1}, {1, 1}};
+  EXPECT_EQ(error("zebra", make_cluster({2}), r),
+            "[strategy zebra] expert_load[1] has 2 entries, expected one per expert (4)");
+  const std::string hint = error("dist-e", make_cluster({2}), request(2, 2));
+  EXPECT_TRUE(test::has_text(hint, "Did you mean \"dist-ep\"?")) << hint;
   EXPECT_TRUE(test::has_text(error("zebr", make_cluster({2}), request(2, 2)), "Did you mean \"zebra\"?"));
 }
 

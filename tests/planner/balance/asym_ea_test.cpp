@@ -1,4 +1,4 @@
-#include "hetermoe/planner/asym_ea.h"
+#include "hetermoe/planner/balance/asym_ea.h"
 
 #include <gtest/gtest.h>
 

@@ -1,28 +1,12 @@
-#include "hetermoe/plan/strategies.h"
+#include "hetermoe/planner/strategies.h"
 
 #include <algorithm>
 #include <numeric>
 
-namespace hetermoe {
+#include "hetermoe/base/index.h"
+#include "hetermoe/planner/balance/balancers.h"
 
-std::vector<i64> proportional_split(i64 total, const std::vector<double>& weights) {
-  const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);
-  HM_CHECK(!weights.empty() && sum > 0, "nothing to split over");
-  std::vector<i64> parts;
-  std::vector<double> remainders;
-  i64 given = 0;
-  for (const double weight : weights) {
-    const double exact = static_cast<double>(total) * weight / sum;
-    parts.push_back(static_cast<i64>(exact));
-    remainders.push_back(exact - static_cast<double>(parts.back()));
-    given += parts.back();
-  }
-  std::vector<std::size_t> order(weights.size());
-  std::iota(order.begin(), order.end(), std::size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return remainders[a] > remainders[b]; });
-  for (std::size_t i = 0; given < total; ++i, ++given) ++parts[order[i % order.size()]];
-  return parts;
-}
+namespace hetermoe {
 
 ShareRow make_shares(const std::vector<DeviceId>& devices, i64 sequences,
                      const std::vector<double>& weights) {
@@ -56,13 +40,13 @@ bool better_at_attention(const DeviceType& a, const DeviceType& b) {
 Roles default_roles(const Cluster& cluster) {
   std::size_t best = 0;
   std::vector<bool> used(cluster.types.size(), false);
-  for (const Device& device : cluster.devices) used[static_cast<std::size_t>(device.type)] = true;
+  for (const Device& device : cluster.devices) used[idx(device.type)] = true;
   for (std::size_t t = 0; t < cluster.types.size(); ++t) {
     if (used[t] && (!used[best] || better_at_attention(cluster.types[t], cluster.types[best]))) best = t;
   }
   Roles roles;
   for (DeviceId d = 0; d < cluster.num_devices(); ++d) {
-    const bool newer = static_cast<std::size_t>(cluster.devices[static_cast<std::size_t>(d)].type) == best;
+    const bool newer = idx(cluster.devices[idx(d)].type) == best;
     (newer ? roles.attention : roles.experts).push_back(d);
   }
   if (roles.experts.empty() && roles.attention.size() > 1) {
@@ -89,33 +73,16 @@ Roles roles_of(DeviceUse use, const Cluster& cluster, const Roles& asked) {
 
 namespace {
 
-/// Experts 0..n-1 in contiguous runs over the devices.
-std::vector<std::vector<ExpertOwner>> spread_experts(i64 num_experts, const std::vector<DeviceId>& devices,
-                                                     const std::vector<double>& weights) {
-  const std::vector<i64> counts =
-      proportional_split(num_experts, weights.empty() ? std::vector<double>(devices.size(), 1) : weights);
-  std::vector<std::vector<ExpertOwner>> owners;
-  for (std::size_t i = 0; i < devices.size(); ++i) {
-    for (i64 e = 0; e < counts[i]; ++e) owners.push_back({{devices[i], 1}});
-  }
-  return owners;
-}
-
-/// Asym-EA: each expert device gives the last `moved` experts of its run to the attention devices, in turn.
-void move_experts(std::vector<std::vector<ExpertOwner>>& owners, i64 moved, const std::vector<DeviceId>& to) {
-  std::size_t next = 0;
-  for (std::size_t begin = 0, end; begin < owners.size(); begin = end) {
-    end = begin;
-    while (end < owners.size() && owners[end][0].device == owners[begin][0].device) ++end;
-    const std::size_t give = std::min(static_cast<std::size_t>(moved), end - begin);
-    for (std::size_t e = end - give; e < end; ++e) owners[e] = {{to[next++ % to.size()], 1}};
-  }
-}
-
-Plan make_plan(const std::string& strategy, const ModelConfig& model, const Cluster& cluster,
-               const StrategyRequest& request, const Roles& roles, i32 window) {
+/// Stops at the first thing that a strategy cannot do.
+void check(const std::string& strategy, const ModelConfig& model, const Cluster& cluster,
+           const StrategyRequest& request, const Roles& roles) {
   const auto need = [&](bool ok, const std::string& what) {
     if (!ok) fail<ConfigError>("strategy " + strategy, "{}", what);
+  };
+  const auto need_size = [&](const std::string& field, std::size_t got, std::size_t expected,
+                             const std::string& one_per) {
+    need(got == 0 || got == expected,
+         fmt::format("{} has {} entries, expected one per {} ({})", field, got, one_per, expected));
   };
   need(request.seq_len > 0 && request.sequences > 0 && request.microbatches > 0,
        "seq_len, sequences and microbatches must be at least 1");
@@ -124,41 +91,81 @@ Plan make_plan(const std::string& strategy, const ModelConfig& model, const Clus
        fmt::format("no device owns experts in cluster {} ({} devices). With one device use "
                    "strategy single.",
                    cluster.name, cluster.num_devices()));
-  need(request.attention_weights.empty() || request.attention_weights.size() == roles.attention.size(),
-       fmt::format("attention_weights has {} entries, expected one per device with attention ({})",
-                   request.attention_weights.size(), roles.attention.size()));
-  need(request.expert_weights.empty() || request.expert_weights.size() == roles.experts.size(),
-       fmt::format("expert_weights has {} entries, expected one per device with experts ({})",
-                   request.expert_weights.size(), roles.experts.size()));
+  need_size("attention_weights", request.attention_weights.size(), roles.attention.size(),
+            "device with attention");
+  need_size("expert_weights", request.expert_weights.size(), roles.experts.size(), "device with experts");
   need(request.microbatches <= request.sequences,
        fmt::format("{} microbatches need at least as many sequences, got {}", request.microbatches,
                    request.sequences));
-  need(request.experts_moved.empty() || static_cast<i64>(request.experts_moved.size()) == model.num_layers,
-       fmt::format("experts_moved has {} entries, expected one per layer ({})", request.experts_moved.size(),
-                   model.num_layers));
+  need_size("experts_moved", request.experts_moved.size(), idx(model.num_layers), "layer");
+  need((request.balancer == "asym_ea") == !request.experts_moved.empty() || request.balancer.empty(),
+       fmt::format("experts_moved and balancer asym_ea need each other, got balancer {}", request.balancer));
+  need_size("expert_load", request.expert_load.size(), idx(model.num_layers), "layer");
+  for (i64 l = 0; l < model.num_layers && !request.expert_load.empty(); ++l) {
+    const auto got = static_cast<i64>(request.expert_load[idx(l)].size());
+    need(!model.is_moe(l) || got == model.num_experts,
+         fmt::format("expert_load[{}] has {} entries, expected one per expert ({})", l, got,
+                     model.num_experts));
+  }
+}
+
+BalanceInput balance_input(const ModelConfig& model, const Cluster& cluster, const StrategyRequest& request,
+                           const Roles& roles) {
+  BalanceInput input;
+  const auto add = [&](DeviceId id, double speed, bool owns) {
+    input.devices.push_back(
+        {.id = id, .node = cluster.devices.at(idx(id)).node, .unit_s = 1 / speed, .owns = owns});
+  };
+  for (std::size_t i = 0; i < roles.experts.size(); ++i)
+    add(roles.experts[i], request.expert_weights.empty() ? 1 : request.expert_weights[i], true);
+  if (!request.experts_moved.empty()) {
+    for (const DeviceId device : roles.attention) add(device, 1, false);
+  }
+  const std::vector<double> even(idx(model.num_experts), 1.0);
+  for (i64 l = 0; l < model.num_layers; ++l) {
+    if (!model.is_moe(l)) continue;
+    input.load.push_back(request.expert_load.empty() ? even : request.expert_load[idx(l)]);
+    if (!request.experts_moved.empty()) input.moved.push_back(request.experts_moved[idx(l)]);
+  }
+  return input;
+}
+
+/// [layers with experts]
+std::vector<LayerOwners> place_experts(const ModelConfig& model, const Cluster& cluster,
+                                       const StrategyRequest& request, const Roles& roles) {
+  const std::string chosen = !request.experts_moved.empty() ? "asym_ea" : "proportional";
+  const Balancer& balancer = find_balancer(request.balancer.empty() ? chosen : request.balancer);
+  return balancer.place(balance_input(model, cluster, request, roles));
+}
+
+std::vector<DeviceId> devices_of(const Roles& roles) {
+  std::vector<DeviceId> devices = roles.attention;
+  devices.insert(devices.end(), roles.experts.begin(), roles.experts.end());
+  std::sort(devices.begin(), devices.end());
+  devices.erase(std::unique(devices.begin(), devices.end()), devices.end());
+  return devices;
+}
+
+Plan make_plan(const std::string& strategy, const ModelConfig& model, const Cluster& cluster,
+               const StrategyRequest& request, const Roles& roles, i32 window) {
+  check(strategy, model, cluster, request, roles);
   Plan plan;
   plan.strategy = strategy;
   plan.model = model.name;
   plan.seq_len = request.seq_len;
   plan.window = request.window >= 0 ? request.window : window;
-  plan.dtype.assign(static_cast<std::size_t>(cluster.num_devices()), Dtype::kFp32);
+  plan.dtype.assign(idx(cluster.num_devices()), Dtype::kFp32);
   Group group;
-  group.devices = roles.attention;
-  group.devices.insert(group.devices.end(), roles.experts.begin(), roles.experts.end());
-  std::sort(group.devices.begin(), group.devices.end());
-  group.devices.erase(std::unique(group.devices.begin(), group.devices.end()), group.devices.end());
-  group.microbatches = proportional_split(
-      request.sequences, std::vector<double>(static_cast<std::size_t>(request.microbatches), 1));
+  group.devices = devices_of(roles);
+  group.microbatches =
+      proportional_split(request.sequences, std::vector<double>(idx(request.microbatches), 1));
   const Shares shares = make_share_rows(roles.attention, group.microbatches, request.attention_weights);
   group.embed = group.head = shares;
+  std::vector<LayerOwners> owners = place_experts(model, cluster, request, roles);
+  std::size_t moe = 0;
   for (i64 l = 0; l < model.num_layers; ++l) {
-    LayerPlacement layer{shares, {}};
-    if (model.is_moe(l)) {
-      layer.experts = spread_experts(model.num_experts, roles.experts, request.expert_weights);
-      if (!request.experts_moved.empty()) {
-        move_experts(layer.experts, request.experts_moved[static_cast<std::size_t>(l)], roles.attention);
-      }
-    }
+    LayerPlacement layer{.attention = shares, .experts = {}};
+    if (model.is_moe(l)) layer.experts = std::move(owners[moe++]);
     group.layers.push_back(std::move(layer));
   }
   plan.groups.push_back(std::move(group));
@@ -215,9 +222,8 @@ const Strategy& find_strategy(const std::string& name) {
   for (const Strategy& strategy : strategies()) {
     if (strategy.name == key) return strategy;
     known.push_back(strategy.name);
+    std::replace(known.back().begin(), known.back().end(), '_', '-');
   }
-  std::replace(known.begin(), known.end(), std::string("ep_overlap"), std::string("ep-overlap"));
-  std::replace(known.begin(), known.end(), std::string("dist_ep"), std::string("dist-ep"));
   fail<ConfigError>("strategy", "unknown strategy \"{}\".{}", name, known_names_hint(name, known));
 }
 

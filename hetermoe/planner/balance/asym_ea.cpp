@@ -1,9 +1,11 @@
-#include "hetermoe/planner/asym_ea.h"
+#include "hetermoe/planner/balance/asym_ea.h"
 
 #include <algorithm>
 #include <numeric>
 
 #include "hetermoe/base/error.h"
+#include "hetermoe/base/index.h"
+#include "hetermoe/planner/balance/balancers.h"
 
 namespace hetermoe {
 namespace {
@@ -27,7 +29,7 @@ std::string unfit(const AsymEaInput& in) {
 }
 
 /// Chunks per layer at `rate`, late layers getting the carry; then the rest of `least` where room is left.
-std::vector<i64> spread(i64 num_layers, const Fraction& rate, i64 cap, i64 least) {
+std::vector<i64> chunks_of_layers(i64 num_layers, const Fraction& rate, i64 cap, i64 least) {
   std::vector<i64> chunks;
   i64 given = 0;
   for (i64 l = 1; l <= num_layers; ++l) {
@@ -83,8 +85,37 @@ AsymEaResult gather_and_squeeze(const AsymEaInput& in, std::optional<i64> chunks
   const i64 wanted = floor_product(layers, rate);
   if (wanted < least) rate = {least, layers};
   if (wanted > most) rate = {most, layers};
-  for (const i64 of_layer : spread(layers, rate, cap, least)) result.moved.push_back(of_layer * given);
+  for (const i64 of_layer : chunks_of_layers(layers, rate, cap, least))
+    result.moved.push_back(of_layer * given);
   return result;
+}
+
+namespace {
+
+/// Each owner gives the last `moved` experts of its run to the devices of `to`, in turn.
+void move_experts(LayerOwners& owners, i64 moved, const std::vector<DeviceId>& to) {
+  std::size_t next = 0;
+  for (std::size_t begin = 0, end; begin < owners.size(); begin = end) {
+    end = begin;
+    while (end < owners.size() && owners[end][0].device == owners[begin][0].device) ++end;
+    const std::size_t give = std::min(idx(moved), end - begin);
+    for (std::size_t e = end - give; e < end; ++e)
+      owners[e] = {{.device = to[next++ % to.size()], .share = 1}};
+  }
+}
+
+}  // namespace
+
+std::vector<LayerOwners> place_asym_ea(const BalanceInput& input) {
+  HM_CHECK(input.moved.size() == input.load.size(), "asym_ea needs a number of experts for every layer");
+  std::vector<DeviceId> receivers;
+  for (const BalanceDevice& device : input.devices) {
+    if (!device.owns) receivers.push_back(device.id);
+  }
+  HM_CHECK(!receivers.empty(), "asym_ea needs devices that own no experts");
+  std::vector<LayerOwners> layers = find_balancer("proportional").place(input);
+  for (std::size_t l = 0; l < layers.size(); ++l) move_experts(layers[l], input.moved[l], receivers);
+  return layers;
 }
 
 }  // namespace hetermoe

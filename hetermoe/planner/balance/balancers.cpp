@@ -1,0 +1,53 @@
+#include "hetermoe/planner/balance/balancers.h"
+
+#include <algorithm>
+
+#include "hetermoe/base/index.h"
+
+namespace hetermoe {
+
+std::vector<LayerOwners> place_even(const BalanceInput& input);
+std::vector<LayerOwners> place_proportional(const BalanceInput& input);
+std::vector<LayerOwners> place_asym_ea(const BalanceInput& input);
+std::vector<LayerOwners> place_level_by_part(const BalanceInput& input);
+std::vector<LayerOwners> place_level_by_device(const BalanceInput& input);
+std::vector<LayerOwners> place_lpt(const BalanceInput& input);
+
+const std::vector<Balancer>& balancers() {
+  static const std::vector<Balancer> all = {
+      {"even", "equally many experts on every device", place_even},
+      {"proportional", "numbers of experts in proportion to speed", place_proportional},
+      {"asym_ea", "as proportional, then some experts of some layers move to attention devices",
+       place_asym_ea},
+      {"level_by_part", "earliest finish within memory, equal devices own equally many in every layer",
+       place_level_by_part},
+      {"level_by_device", "earliest finish within memory, every device by itself", place_level_by_device},
+      {"lpt", "the heaviest expert first, to the device that finishes it earliest", place_lpt},
+  };
+  return all;
+}
+
+const Balancer& find_balancer(const std::string& name) {
+  std::string key = name;
+  std::replace(key.begin(), key.end(), '-', '_');
+  std::vector<std::string> known;
+  for (const Balancer& balancer : balancers()) {
+    if (balancer.name == key) return balancer;
+    known.push_back(balancer.name);
+  }
+  fail<ConfigError>("balancer", "unknown balancer \"{}\".{}", name, known_names_hint(name, known));
+}
+
+std::vector<std::vector<double>> even_load(i64 layers, i64 experts) {
+  return std::vector<std::vector<double>>(idx(layers), std::vector<double>(idx(experts), 1.0));
+}
+
+LayerOwners owners_in_runs(const std::vector<BalanceDevice>& devices, const std::vector<i64>& counts) {
+  LayerOwners owners;
+  for (std::size_t i = 0; i < counts.size(); ++i) {
+    for (i64 e = 0; e < counts[i]; ++e) owners.push_back({{.device = devices[i].id, .share = 1}});
+  }
+  return owners;
+}
+
+}  // namespace hetermoe

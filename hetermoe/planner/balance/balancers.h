@@ -1,0 +1,54 @@
+#pragma once
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "hetermoe/plan/plan.h"
+
+// Who owns which experts. A balancer is a pure function of loads, speeds, room and nodes. Strategies and the
+// planner call balancers; nothing else decides about owners.
+namespace hetermoe {
+
+inline constexpr i64 kUnlimitedRoom = std::numeric_limits<i64>::max();
+
+/// What a balancer knows of a device.
+struct BalanceDevice {
+  DeviceId id = 0;
+  NodeId node = 0;
+  Seconds unit_s = 1;         ///< time for an expert of load 1, all microbatches: the inverse of its speed
+  Seconds busy = 0;           ///< time of other work, all layers together
+  i64 room = kUnlimitedRoom;  ///< experts of all layers together that its memory holds
+  bool owns = true;           ///< false: it gets only what a balancer moves away from the owners
+
+  double speed() const { return 1 / unit_s; }
+};
+
+struct BalanceInput {
+  std::vector<BalanceDevice> devices;
+  std::vector<std::vector<double>> load;  ///< [layers with experts][experts] copies over the mean; even = 1
+  std::vector<i64> moved;  ///< [layers with experts] for asym_ea: experts that each owner gives up
+};
+
+/// [experts] the owners of each, with their shares.
+using LayerOwners = std::vector<std::vector<ExpertOwner>>;
+
+/// A way to choose owners. `place` gives every expert of every layer at least one owner, also where `room`
+/// is too little for all of them: the memory check of the plan then names the device.
+struct Balancer {
+  std::string name;     ///< with underscores
+  std::string summary;  ///< one line
+  std::vector<LayerOwners> (*place)(const BalanceInput&);
+};
+
+/// The table: a new balancer is one file and one row.
+const std::vector<Balancer>& balancers();
+/// Accepts '-' or '_'. Throws ConfigError with the known names.
+const Balancer& find_balancer(const std::string& name);
+
+/// The load of even routing.
+std::vector<std::vector<double>> even_load(i64 layers, i64 experts);
+
+/// counts: [devices] experts of a layer. Experts 0, 1, ... in runs, device after device.
+LayerOwners owners_in_runs(const std::vector<BalanceDevice>& devices, const std::vector<i64>& counts);
+
+}  // namespace hetermoe

@@ -1,0 +1,159 @@
+#include "hetermoe/planner/climb.h"
+
+#include <algorithm>
+
+#include "hetermoe/base/index.h"
+#include "hetermoe/cost/fold.h"
+#include "hetermoe/planner/neighbours.h"
+#include "hetermoe/schedule/order_policy.h"
+
+namespace hetermoe {
+namespace {
+
+constexpr double kMaxEstimateRatio = 1.1;  ///< of a neighbour worth rounding, to that of the current sketch
+constexpr i32 kMostChunks = 8;
+constexpr std::size_t kMediumGroup = 24;  ///< in larger groups a single device does not matter
+
+/// Figures of a plan that only its order depends on.
+struct OrderFigures {
+  i32 window, chunks;
+  Recompute recompute;
+};
+
+/// Parts of an exchange, microbatches in flight, recomputation: one of them changed.
+std::vector<OrderFigures> neighbour_orders(const Plan& plan) {
+  std::vector<OrderFigures> all;
+  for (const Recompute recompute : {Recompute::kOff, Recompute::kLocal}) {
+    if (recompute != plan.recompute) all.push_back({plan.window, plan.chunks, recompute});
+  }
+  for (const i32 chunks : {plan.chunks * 2, plan.chunks / 2}) {
+    if (chunks >= 1 && chunks <= kMostChunks) all.push_back({plan.window, chunks, plan.recompute});
+  }
+  const auto microbatches = static_cast<i32>(plan.groups[0].microbatches.size());
+  for (const i32 window : {0, 1, 2, 3, plan.window * 2}) {
+    if (window != plan.window && window < microbatches) all.push_back({window, plan.chunks, plan.recompute});
+  }
+  return all;
+}
+
+}  // namespace
+
+void Climb::run(i64 start, bool swaps) {
+  evaluator_.start_from(start);
+  // Experts of single layers do not show in the first layers.
+  const bool whole = !evaluator_.shortens();
+  while (may_go_on() &&
+         (improve_sketch() || improve_order() || improve_devices() || improve_columns() ||
+          (whole && (improve_experts() || (swaps && improve_layers()))) || improve_sequences())) {
+  }
+  evaluator_.start_from(-1);
+}
+
+/// Tries neighbours of the current plan's sketch, the promising ones first. True when one is better.
+bool Climb::improve_sketch() {
+  const i64 before = evaluator_.current();
+  if (!evaluator_.at(before).sketch) return false;
+  const Sketch sketch = *evaluator_.at(before).sketch;
+  const Rates& rates = evaluator_.rates();
+  const Seconds most = kMaxEstimateRatio * estimate(rates, sketch).step;
+  std::vector<std::pair<Seconds, Sketch>> all;
+  for (Sketch& next : neighbours(sketch, request_.limits.max_microbatches)) {
+    const Estimate e = estimate(rates, next);
+    if (e.feasible() && e.step < most) all.emplace_back(e.step, std::move(next));
+  }
+  std::stable_sort(all.begin(), all.end(), [](auto& a, auto& b) { return a.first < b.first; });
+  for (const auto& [step, next] : all) {
+    if (!may_go_on()) break;
+    evaluator_.evaluate(next);
+  }
+  return evaluator_.current() != before;
+}
+
+bool Climb::improve_order() {
+  const i64 before = evaluator_.current();
+  const Plan plan = evaluator_.plan_of(before);
+  const std::optional<Sketch> sketch = evaluator_.at(before).sketch;
+  if (!traits_of(plan.order).has_window) return false;
+  for (const OrderFigures& figures : neighbour_orders(plan)) {
+    if (!may_go_on()) break;
+    Plan next = plan;
+    Sketch next_sketch = sketch.value_or(Sketch{});
+    next.window = next_sketch.window = figures.window;
+    next.chunks = next_sketch.chunks = figures.chunks;
+    next.recompute = next_sketch.recompute = figures.recompute;
+    evaluator_.evaluate(std::move(next), sketch ? &next_sketch : nullptr);
+  }
+  return evaluator_.current() != before;
+}
+
+bool Climb::improve_groups(
+    const std::function<void(const MoveContext&, const std::vector<Move>&)>& try_moves) {
+  const i64 before = evaluator_.current();
+  const Plan& plan = evaluator_.plan_of(before);
+  const std::vector<double>& busy = evaluator_.at(before).candidate.prediction.busy;
+  const std::vector<i32> alike = alike_groups(plan, request_.cluster);
+  const std::vector<DeviceId> free = free_devices(plan, request_.limits.idle);
+  const MoveContext context{.plan = plan, .alike = alike};
+  for (std::size_t g = 0; g < alike.size(); ++g) {
+    if (idx(alike[g]) != g || plan.groups[g].devices.size() > kMediumGroup) continue;
+    try_moves(context, exchanges(plan, g, busy, free));
+  }
+  return evaluator_.current() != before;
+}
+
+void Climb::consider(std::optional<Plan> plan) {
+  if (plan) evaluator_.evaluate(std::move(*plan), nullptr);
+}
+
+bool Climb::improve_devices() {
+  return improve_groups([&](const MoveContext& context, const std::vector<Move>& moves) {
+    for (const Move& move : moves) {
+      if (may_go_on()) consider(retire_device(context, move));
+    }
+  });
+}
+
+bool Climb::improve_columns() {
+  return improve_groups([&](const MoveContext& context, const std::vector<Move>& moves) {
+    for (const Move& move : moves) {
+      if (may_go_on()) consider(give_column(context, move));
+    }
+  });
+}
+
+bool Climb::improve_experts() {
+  const i64 before = evaluator_.current();
+  return improve_groups([&](const MoveContext& context, const std::vector<Move>& moves) {
+    for (i64 l = 0; l < request_.model.num_layers; ++l) {
+      for (const Move& move : moves) {
+        if (may_go_on()) consider(give_expert(context, move, l));
+      }
+      if (evaluator_.current() != before) return;
+    }
+  });
+}
+
+bool Climb::improve_layers() {
+  const i64 before = evaluator_.current();
+  return improve_groups([&](const MoveContext& context, const std::vector<Move>& moves) {
+    for (i64 l = 0; l < request_.model.num_layers; ++l) {
+      for (i64 other = 0; other < request_.model.num_layers; ++other) {
+        if (l == other) continue;
+        for (const Move& move : moves) {
+          if (may_go_on()) consider(swap_layers(context, move, l, other));
+        }
+        if (evaluator_.current() != before) return;
+      }
+    }
+  });
+}
+
+bool Climb::improve_sequences() {
+  return improve_groups([&](const MoveContext& context, const std::vector<Move>& moves) {
+    for (const Move& move : moves) {
+      if (may_go_on()) consider(give_sequence(context, move));
+    }
+  });
+}
+
+}  // namespace hetermoe

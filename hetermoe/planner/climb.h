@@ -1,0 +1,38 @@
+#pragma once
+#include <functional>
+
+#include "hetermoe/planner/evaluator.h"
+#include "hetermoe/planner/moves.h"
+
+namespace hetermoe {
+
+/// Goes from a plan to faster neighbours until none is faster or the budget is used up.
+class Climb {
+ public:
+  /// Keeps references. Stops when no more than `kept` of the evaluator's budget is left.
+  Climb(const PlanRequest& request, Evaluator& evaluator, i64 kept)
+      : request_(request), evaluator_(evaluator), kept_(kept) {}
+
+  bool may_go_on() const { return evaluator_.budget() > kept_; }
+  /// swaps: also of experts between layers, of which there are many to try and little to gain.
+  void run(i64 start, bool swaps);
+
+ private:
+  bool improve_sketch();
+  bool improve_order();
+  bool improve_devices();
+  bool improve_columns();
+  bool improve_experts();
+  bool improve_layers();
+  bool improve_sequences();
+  /// Calls try_moves(context of the current plan, exchanges of a group) for every group that is worth it.
+  bool improve_groups(const std::function<void(const MoveContext&, const std::vector<Move>&)>& try_moves);
+  /// Evaluates what a move made, if it applied.
+  void consider(std::optional<Plan> plan);
+
+  const PlanRequest& request_;
+  Evaluator& evaluator_;
+  i64 kept_;
+};
+
+}  // namespace hetermoe

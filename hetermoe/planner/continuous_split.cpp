@@ -1,0 +1,194 @@
+#include "hetermoe/planner/continuous_split.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "hetermoe/base/index.h"
+#include "hetermoe/model/op_cost.h"
+#include "hetermoe/planner/memory_estimate.h"
+
+namespace hetermoe {
+
+/// Sequences of a step per attention device of each class.
+std::vector<double> quotas(const Rates& rates, const Sketch& sketch, const SketchGroup& group) {
+  std::vector<double> weights(rates.num_classes(), 0);
+  double sum = 0;
+  for (std::size_t c = 0; c < weights.size(); ++c) {
+    if (group.attention[c] == 0) continue;
+    weights[c] = group.by_speed ? 1 / rates.attention(c, 1, sketch.recompute).sum() : 1;
+    sum += weights[c] * real(group.attention[c]);
+  }
+  for (double& weight : weights) weight *= real(group.sequences) / sum;
+  return weights;
+}
+
+namespace {
+
+double in_flight(const Sketch& sketch, const SketchGroup& group) {
+  return real(sketch.window > 0 ? std::min<i64>(sketch.window, group.microbatches) : group.microbatches);
+}
+
+class PartMaker {
+ public:
+  PartMaker(const Rates& rates, const Sketch& sketch, const SketchGroup& group)
+      : rates_(rates), sketch_(sketch), group_(group), model_(rates.request().model) {
+    element_ = bytes_of(rates.request().dtype);
+    state_ = state_bytes_per_parameter(element_).total();
+    options_ = {element_, sketch.recompute != Recompute::kOff, false, rates.request().seq_len};
+    microbatch_ = real(group.sequences) / real(group.microbatches);
+    copies_ =
+        microbatch_ * real(rates.request().seq_len * model_.top_k) / std::max(1.0, real(model_.num_experts));
+  }
+
+  Part make(std::size_t cls, i64 count, double quota) const {
+    Part part;
+    part.cls = cls;
+    part.count = real(count);
+    part.attention = quota > 0;
+    part.experts = quota <= 0 || group_.mixed;
+    const double times = real(group_.microbatches);
+    part.sequences = quota / times;
+    part.most = std::ceil(quota / times - 1e-9);
+    if (part.attention) add_attention(part);
+    part.unit_s = times * rates_.experts(cls, copies_, 1, sketch_.recompute).sum();
+    part.unit = real(rates_.counts().expert) * state_ +
+                in_flight(sketch_, group_) * copies_ * expert_saved_bytes(model_, options_);
+    // The op on the experts of one layer, which may be one more than the mean.
+    const Bytes op = copies_ * working_set();
+    part.unit += op / std::max(1.0, real(model_.num_moe_layers()));
+    part.fixed += part.experts ? op : 0;
+    return part;
+  }
+
+ private:
+  void add_attention(Part& part) const {
+    // A device with less than a sequence per microbatch has whole ones in some of them.
+    const double in_one = std::max(1.0, part.sequences), share = part.sequences / in_one;
+    const double times = real(group_.microbatches) * share;
+    part.attention_s =
+        sketch_.bias * times *
+        (real(model_.num_layers) * rates_.attention(part.cls, in_one, sketch_.recompute).sum() +
+         rates_.head(part.cls, in_one));
+    const double tokens = part.most * real(rates_.request().seq_len);
+    const i64 moe = first_moe();
+    part.fixed = rates_.attention_parameters() * state_;
+    part.fixed += in_flight(sketch_, group_) * tokens *
+                  (real(model_.num_layers) * attention_saved_bytes(model_, moe, options_) +
+                   row_bytes(model_, element_));
+    const Bytes attention = attention_work_bytes(model_, moe, options_) +
+                            (2 + 2 * real(model_.top_k)) * row_bytes(model_, element_);
+    part.fixed += tokens * std::max(attention, head_work_bytes(model_, element_));
+  }
+  Bytes working_set() const {
+    return expert_work_bytes(model_, element_) * 1.5 / sketch_.chunks + 3 * row_bytes(model_, element_);
+  }
+  i64 first_moe() const {
+    i64 layer = 0;
+    while (layer + 1 < model_.num_layers && !model_.is_moe(layer)) ++layer;
+    return layer;
+  }
+  const Rates& rates_;
+  const Sketch& sketch_;
+  const SketchGroup& group_;
+  const ModelConfig& model_;
+  Bytes element_ = 2, state_ = 16;
+  ActivationOptions options_;
+  double microbatch_ = 0, copies_ = 0;
+};
+
+std::vector<Part> make_parts(const Rates& rates, const Sketch& sketch, const SketchGroup& group) {
+  const PartMaker maker(rates, sketch, group);
+  const std::vector<double> quota = quotas(rates, sketch, group);
+  std::vector<Part> parts;
+  for (std::size_t c = 0; c < rates.num_classes(); ++c) {
+    if (group.attention[c] > 0) parts.push_back(maker.make(c, group.attention[c], quota[c]));
+    const i64 rest = group.count[c] - group.attention[c];
+    if (rest > 0) parts.push_back(maker.make(c, rest, 0));
+  }
+  return parts;
+}
+
+}  // namespace
+
+double expert_room(const Rates& rates, const Part& part, double squeeze) {
+  const Bytes left = (rates.usable_memory(part.cls) - part.fixed) * squeeze;
+  return part.experts && left > 0 ? left / part.unit : 0;
+}
+
+namespace {
+
+constexpr int kPourSteps = 16;  ///< halvings of the finish that is looked for: to 2e-5 of its upper bound
+
+/// Experts of all layers, as real numbers: every owner is filled to the same finish, or to its memory.
+bool pour(const Rates& rates, std::vector<Part>& parts, double units) {
+  std::vector<double> room;
+  double total = 0, low = 0, high = 0;
+  for (const Part& part : parts) {
+    room.push_back(expert_room(rates, part, 1));
+    total += part.count * room.back();
+    high = std::max(high, part.attention_s + units * part.unit_s);
+  }
+  if (total < units) return false;
+  const auto filled = [&](Seconds finish) {
+    double sum = 0;
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      const double wanted = std::max(0.0, finish - parts[i].attention_s) / parts[i].unit_s;
+      parts[i].owned = std::min(room[i], wanted);
+      sum += parts[i].count * parts[i].owned;
+    }
+    return sum;
+  };
+  for (int step = 0; step < kPourSteps; ++step)
+    (filled((low + high) / 2) < units ? low : high) = (low + high) / 2;
+  filled(high);
+  return true;
+}
+
+Shortage shortage_of(const Rates& rates, const std::vector<Part>& parts, double units) {
+  double owners = 0;
+  for (const Part& part : parts) owners += part.experts ? part.count : 0;
+  Shortage worst;
+  double excess = 0;
+  for (const Part& part : parts) {
+    const Bytes need = part.fixed + (part.experts ? units / owners * part.unit : 0);
+    const double ratio = need / std::max(1.0, rates.usable_memory(part.cls));
+    if (ratio > excess)
+      worst = {part.cls, need, part.attention, part.most, part.experts ? units / owners : 0}, excess = ratio;
+  }
+  return worst;
+}
+
+}  // namespace
+
+std::string to_string(const Rates& rates, const Shortage& shortage) {
+  constexpr Bytes kGiB = 1024.0 * 1024 * 1024;
+  const DeviceClass& cls = rates.classes()[shortage.cls];
+  const DeviceType& type = rates.request().cluster.types[static_cast<std::size_t>(cls.type)];
+  std::string cause;
+  if (shortage.attention)
+    cause += fmt::format(" at {:.0f} sequence{}", shortage.sequences, shortage.sequences > 1 ? "s" : "");
+  if (shortage.experts > 0) {
+    cause += fmt::format(" {} {:.0f} expert{}", shortage.attention ? "with" : "for",
+                         std::ceil(shortage.experts), shortage.experts > 1 ? "s" : "");
+  }
+  return fmt::format("device {} ({} {:.0f} GiB) needs {:.1f} GiB{}", cls.devices.front(), type.name,
+                     type.memory_gib, shortage.need / kGiB, cause);
+}
+
+std::vector<Part> split_work(const Rates& rates, const Sketch& sketch, const SketchGroup& group,
+                             std::optional<Shortage>& shortage) {
+  const ModelConfig& model = rates.request().model;
+  std::vector<Part> parts = make_parts(rates, sketch, group);
+  const double units = real(model.num_moe_layers() * model.num_experts);
+  const bool too_full = std::any_of(parts.begin(), parts.end(), [&](const Part& part) {
+    return part.fixed > rates.usable_memory(part.cls);
+  });
+  if (too_full || (units > 0 && !pour(rates, parts, units))) {
+    shortage = shortage_of(rates, parts, units);
+    return parts;
+  }
+  for (Part& part : parts) part.owned /= std::max(1.0, real(model.num_moe_layers()));
+  return parts;
+}
+
+}  // namespace hetermoe

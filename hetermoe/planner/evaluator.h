@@ -1,0 +1,77 @@
+#pragma once
+#include <deque>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "hetermoe/planner/estimate.h"
+#include "hetermoe/planner/short_model.h"
+
+namespace hetermoe {
+
+/// A plan that was simulated.
+struct EvaluatedPlan {
+  Candidate candidate;
+  std::optional<Sketch> sketch;  ///< that it was rounded from
+  bool exact = false;            ///< the prediction is of all layers
+  i64 work = 0;                  ///< op-device visits of the prediction
+};
+
+/// Checks and simulates plans within a budget, and remembers all of them. An index below is one into this
+/// memory, -1 = none.
+class Evaluator {
+ public:
+  explicit Evaluator(const PlanRequest& request);
+
+  /// Memory and validity are checked before anything is simulated. Returns -1 when the plan is rejected, the
+  /// earlier index when it was seen before.
+  i64 evaluate(Plan plan, const Sketch* sketch);
+  /// Estimates of memory are a little lower than the check: a second try leaves experts less room.
+  i64 evaluate(const Sketch& sketch);
+
+  /// Op-device visits of a prediction of all layers; 0 when there is one.
+  i64 work_to_confirm(i64 index) const;
+  /// Replaces an extrapolated prediction by that of all layers.
+  void confirm(i64 index);
+
+  /// From here on plans that cannot be faster than that of `index` are rejected at once; current() becomes
+  /// every faster one. -1 ends it.
+  void start_from(i64 index) { current_ = index; }
+  i64 current() const { return current_; }
+  i64 best() const { return best_; }  ///< of all
+
+  std::size_t size() const { return plans_.size(); }
+  const EvaluatedPlan& at(i64 index) const { return plans_[static_cast<std::size_t>(index)]; }
+  const Plan& plan_of(i64 index) const { return at(index).candidate.plan; }
+  Seconds step_of(i64 index) const { return at(index).candidate.prediction.step; }
+  /// Hands a candidate over; its plan is gone here.
+  Candidate take(i64 index) { return std::move(plans_[static_cast<std::size_t>(index)].candidate); }
+  /// Indices of all plans, the fastest first.
+  std::vector<i64> by_step() const;
+
+  const Rates& rates() const { return rates_; }
+  bool shortens() const { return short_.shortens(); }
+  i64 whole_budget() const { return whole_budget_; }  ///< op-device visits of all simulations
+  i64 budget() const { return budget_; }              ///< what is left of them
+  i64 num_simulated() const { return num_simulated_; }
+  const std::string& last_overfill() const { return last_overfill_; }  ///< of the last plan without room
+
+ private:
+  bool fits(const std::vector<Bytes>& memory);
+  void set_prediction(Candidate& candidate, Prediction prediction) const;
+  i64 add(EvaluatedPlan plan);
+
+  const PlanRequest& request_;
+  Rates rates_;
+  Predictor predictor_;
+  ShortModel short_;
+  i64 whole_budget_ = 0, budget_ = 0;
+  i64 num_simulated_ = 0;
+  std::deque<EvaluatedPlan> plans_;  // references to them stay valid
+  std::map<u64, i64> seen_;          // key of a plan -> its index, -1 = rejected
+  i64 current_ = -1, best_ = -1;
+  std::string last_overfill_;
+};
+
+}  // namespace hetermoe

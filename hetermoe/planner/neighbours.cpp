@@ -1,0 +1,68 @@
+#include "hetermoe/planner/neighbours.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "hetermoe/base/index.h"
+
+namespace hetermoe {
+namespace {
+
+i64 sum_of(const std::vector<i64>& numbers) {
+  return std::accumulate(numbers.begin(), numbers.end(), i64{0});
+}
+
+/// Whether a group of this shape can have `count` attention devices of class `cls`.
+bool can_have(const SketchGroup& group, std::size_t cls, i64 count) {
+  const i64 sum = sum_of(group.attention) - group.attention[cls] + count;
+  if (count < 0 || count > group.count[cls] || sum == 0) return false;
+  return group.mixed || sum != sum_of(group.count);
+}
+
+}  // namespace
+
+std::vector<i64> neighbour_counts(const SketchGroup& group, i64 limit) {
+  const i64 now = group.microbatches, most = std::min(group.sequences, limit);
+  std::vector<i64> counts;
+  for (const i64 step : {-1, 1}) {
+    for (i64 count = now + step; count >= 1 && count <= most; count += step) {
+      if (group.sequences % count != 0) continue;
+      counts.push_back(count);
+      break;
+    }
+  }
+  for (const i64 count : {now - 1, now + 1}) {
+    if (count >= 1 && count <= most) counts.push_back(count);
+  }
+  return counts;
+}
+
+std::vector<Sketch> neighbours(const Sketch& sketch, i64 max_microbatches) {
+  std::vector<Sketch> all;
+  const auto add = [&](auto change) {
+    Sketch next = sketch;
+    change(next);
+    all.push_back(std::move(next));
+  };
+  if (std::any_of(sketch.groups.begin(), sketch.groups.end(),
+                  [](const SketchGroup& group) { return group.mixed; })) {
+    for (const double factor : {0.97, 1.03, 0.9, 1.1}) add([&](Sketch& s) { s.bias *= factor; });
+  }
+  const bool by_part = sketch.rounding == Rounding::kByPart;
+  add([&](Sketch& s) { s.rounding = by_part ? Rounding::kByDevice : Rounding::kByPart; });
+  for (const i64 count : neighbour_counts(sketch.groups[0], max_microbatches)) {
+    add([&](Sketch& s) {
+      for (SketchGroup& group : s.groups) group.microbatches = std::min(count, group.sequences);
+    });
+  }
+  if (sketch.groups.size() > 1) return all;
+  const SketchGroup& group = sketch.groups[0];
+  for (std::size_t cls = 0; cls < group.count.size(); ++cls) {
+    for (const i64 count : {group.attention[cls] + 1, group.attention[cls] - 1}) {
+      if (can_have(group, cls, count)) add([&](Sketch& s) { s.groups[0].attention[cls] = count; });
+    }
+  }
+  return all;
+}
+
+}  // namespace hetermoe

@@ -1,0 +1,61 @@
+#include "hetermoe/planner/plan_key.h"
+
+#include <bit>
+
+#include "hetermoe/base/hash.h"
+
+namespace hetermoe {
+namespace {
+
+void add_shares(Fnv& hash, const Shares& shares) {
+  hash.add(shares.size());
+  for (const ShareRow& row : shares) {
+    hash.add(row.size());
+    for (const Share& share : row) hash.add(share.device).add(share.sequences);
+  }
+}
+
+/// Neighbours with the same owners are one run: plans are large, and most experts come in runs.
+void add_owners(Fnv& hash, const std::vector<std::vector<ExpertOwner>>& experts) {
+  hash.add(experts.size());
+  for (std::size_t begin = 0, end; begin < experts.size(); begin = end) {
+    end = begin + 1;
+    while (end < experts.size() && experts[end] == experts[begin]) ++end;
+    hash.add(end - begin).add(experts[begin].size());
+    for (const ExpertOwner& owner : experts[begin])
+      hash.add(owner.device).add(std::bit_cast<u64>(owner.share));
+  }
+}
+
+void add_group(Fnv& hash, const Group& group) {
+  hash.add(group.devices.size());
+  for (const DeviceId device : group.devices) hash.add(device);
+  hash.add(group.microbatches.size());
+  for (const i64 size : group.microbatches) hash.add(size);
+  add_shares(hash, group.embed);
+  const Shares* before = &group.embed;
+  const auto add_if_new = [&](const Shares& shares) {
+    const bool is_new = shares != *before;
+    hash.add(is_new);
+    if (is_new) add_shares(hash, shares);
+    before = &shares;
+  };
+  hash.add(group.layers.size());
+  for (const LayerPlacement& layer : group.layers) {
+    add_if_new(layer.attention);
+    add_owners(hash, layer.experts);
+  }
+  add_if_new(group.head);
+}
+
+}  // namespace
+
+u64 key_of(const Plan& plan) {
+  Fnv hash;
+  hash.add(plan.order).add(plan.window).add(plan.combine_lag).add(plan.chunks);
+  hash.add(plan.queue_binding).add(plan.row_dedup).add(plan.recompute);
+  for (const Group& group : plan.groups) add_group(hash, group);
+  return hash.value();
+}
+
+}  // namespace hetermoe

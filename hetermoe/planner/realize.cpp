@@ -1,0 +1,177 @@
+#include <algorithm>
+#include <map>
+#include <numeric>
+
+#include "hetermoe/base/index.h"
+#include "hetermoe/planner/balance/balancers.h"
+#include "hetermoe/planner/continuous_split.h"
+#include "hetermoe/planner/integer_split.h"
+
+// From a sketch to a plan: whole sequences per microbatch, whole experts per layer.
+namespace hetermoe {
+namespace {
+
+/// Rounds one group.
+class GroupMaker {
+ public:
+  GroupMaker(const Rates& rates, const Sketch& sketch, const SketchGroup& group, double squeeze)
+      : rates_(rates), sketch_(sketch), shape_(group), squeeze_(squeeze), model_(rates.request().model) {}
+
+  Group make() {
+    list_devices();
+    Group group;
+    group.devices = devices_;
+    std::sort(group.devices.begin(), group.devices.end());
+    group.microbatches =
+        proportional_split(shape_.sequences, std::vector<double>(idx(shape_.microbatches), 1));
+    const Shares shares = make_shares(group.microbatches);
+    group.embed = group.head = shares;
+    std::vector<LayerOwners> owners = place_experts();
+    std::size_t moe = 0;
+    for (i64 l = 0; l < model_.num_layers; ++l) {
+      LayerPlacement layer{shares, {}};
+      if (model_.is_moe(l)) layer.experts = std::move(owners[moe++]);
+      group.layers.push_back(std::move(layer));
+    }
+    return group;
+  }
+
+ private:
+  void list_devices() {
+    std::optional<Shortage> shortage;
+    const std::vector<double> quota = quotas(rates_, sketch_, shape_);
+    for (const Part& part : split_work(rates_, sketch_, shape_, shortage)) {
+      for (const DeviceId device : devices_of(part)) {
+        devices_.push_back(device);
+        parts_.push_back(part);
+        if (part.attention) {
+          attention_.push_back(device);
+          weights_.push_back(quota[part.cls]);
+        }
+      }
+    }
+  }
+
+  /// In turn over their nodes: what not all of them do is then done on all nodes, by whose ports it goes.
+  std::vector<DeviceId> devices_of(const Part& part) const {
+    const std::vector<DeviceId>& all = rates_.classes()[part.cls].devices;
+    const i64 begin = shape_.first[part.cls] + (part.attention ? 0 : shape_.attention[part.cls]);
+    std::map<NodeId, i64> on_node;
+    std::vector<std::pair<i64, DeviceId>> ranked;
+    for (i64 i = begin; i < begin + static_cast<i64>(part.count); ++i) {
+      const DeviceId device = all[idx(i)];
+      ranked.emplace_back(on_node[node_of(device)]++, device);
+    }
+    std::sort(ranked.begin(), ranked.end());
+    std::vector<DeviceId> devices;
+    for (const auto& [rank, device] : ranked) devices.push_back(device);
+    return devices;
+  }
+
+  /// Sequences of each device over the step in whole numbers, then spread over the microbatches.
+  Shares make_shares(const std::vector<i64>& microbatches) {
+    const std::vector<i64> totals = proportional_split(shape_.sequences, weights_);
+    Shares rows;
+    for (const std::vector<i64>& parts : spread(microbatches, totals)) {
+      ShareRow row;
+      for (std::size_t i = 0; i < parts.size(); ++i) row.push_back({attention_[i], parts[i]});
+      rows.push_back(std::move(row));
+    }
+    if (std::all_of(rows.begin(), rows.end(), [&](const ShareRow& row) { return row == rows[0]; }))
+      rows.resize(1);
+    std::size_t next = 0;
+    for (Part& part : parts_) {
+      if (!part.attention) continue;
+      part.attention_s *= real(totals[next]) / std::max(1e-9, weights_[next]);
+      ++next;
+    }
+    return rows;
+  }
+
+  /// [layers with experts]
+  std::vector<LayerOwners> place_experts() const {
+    BalanceInput input;
+    input.load = even_load(model_.num_moe_layers(), model_.num_experts);
+    for (std::size_t i = 0; i < devices_.size(); ++i) {
+      const Part& part = parts_[i];
+      input.devices.push_back({.id = devices_[i],
+                               .node = node_of(devices_[i]),
+                               .unit_s = part.unit_s,
+                               .busy = part.attention_s,
+                               .room = static_cast<i64>(expert_room(rates_, part, squeeze_)),
+                               .owns = part.experts});
+    }
+    const bool by_part = sketch_.rounding == Rounding::kByPart;
+    return find_balancer(by_part ? "level_by_part" : "level_by_device").place(input);
+  }
+
+  NodeId node_of(DeviceId device) const { return rates_.request().cluster.devices[idx(device)].node; }
+
+  const Rates& rates_;
+  const Sketch& sketch_;
+  const SketchGroup& shape_;
+  double squeeze_;
+  const ModelConfig& model_;
+  std::vector<DeviceId> devices_, attention_;
+  std::vector<double> weights_;  // [attention_]
+  std::vector<Part> parts_;      // [devices_]
+};
+
+/// The group of `from` made for the devices of `to`, which is alike.
+class Translation {
+ public:
+  Translation(const Rates& rates, const SketchGroup& from, const SketchGroup& to)
+      : device_(rates.request().cluster.devices.size(), -1) {
+    for (std::size_t c = 0; c < from.count.size(); ++c) {
+      const std::vector<DeviceId>& all = rates.classes()[c].devices;
+      for (i64 i = 0; i < from.count[c]; ++i) {
+        device_[static_cast<std::size_t>(all[idx(from.first[c] + i)])] = all[idx(to.first[c] + i)];
+      }
+    }
+  }
+
+  Group of(const Group& group) const {
+    Group out = group;
+    for (DeviceId& device : out.devices) translate(device);
+    std::sort(out.devices.begin(), out.devices.end());
+    translate(out.embed);
+    translate(out.head);
+    for (LayerPlacement& layer : out.layers) {
+      translate(layer.attention);
+      for (std::vector<ExpertOwner>& owners : layer.experts) {
+        for (ExpertOwner& owner : owners) translate(owner.device);
+      }
+    }
+    return out;
+  }
+
+ private:
+  void translate(DeviceId& device) const { device = device_[idx(device)]; }
+  void translate(Shares& shares) const {
+    for (ShareRow& row : shares) {
+      for (Share& share : row) translate(share.device);
+    }
+  }
+
+  std::vector<DeviceId> device_;
+};
+
+}  // namespace
+
+Plan realize(const Rates& rates, const Sketch& sketch, double squeeze) {
+  Plan plan = blank_plan(rates.request(), sketch.recompute);
+  plan.strategy = "planned";
+  plan.window = sketch.window;
+  plan.chunks = sketch.chunks;
+  for (std::size_t g = 0; g < sketch.groups.size(); ++g) {
+    const SketchGroup& group = sketch.groups[g];
+    if (g > 0 && alike(group, sketch.groups[g - 1])) {
+      plan.groups.push_back(Translation(rates, sketch.groups[g - 1], group).of(plan.groups[g - 1]));
+    } else {
+      plan.groups.push_back(GroupMaker(rates, sketch, group, squeeze).make());
+    }
+  }
+  return plan;
+}
+
+}  // namespace hetermoe

@@ -1,0 +1,61 @@
+#include "hetermoe/schedule/order_policy.h"
+
+#include <algorithm>
+
+#include "hetermoe/base/index.h"
+
+namespace hetermoe {
+
+void order_layer_major(ScheduleBuilder& builder);
+void order_one_f_one_b(ScheduleBuilder& builder);
+void order_explicit(ScheduleBuilder& builder);
+
+namespace {
+
+i64 num_microbatches(const Group& group) { return static_cast<i64>(group.microbatches.size()); }
+
+i64 in_window(const Plan& plan, const Group& group) {
+  return plan.window > 0 ? std::min<i64>(num_microbatches(group), plan.window) : num_microbatches(group);
+}
+
+/// At most one per stage, so one per device.
+i64 one_per_device(const Plan& /*plan*/, const Group& group) {
+  return std::min(num_microbatches(group), static_cast<i64>(group.devices.size()));
+}
+
+}  // namespace
+
+const std::vector<OrderPolicyTraits>& order_policies() {
+  static const std::vector<OrderPolicyTraits> all = {
+      {.policy = OrderPolicy::kLayerMajor,
+       .append = order_layer_major,
+       .appends_end_of_step = false,
+       .treats_equals_alike = true,
+       .has_window = true,
+       .in_flight = in_window,
+       .plan_name = ""},
+      {.policy = OrderPolicy::kOneFOneB,
+       .append = order_one_f_one_b,
+       .appends_end_of_step = false,
+       .treats_equals_alike = true,
+       .has_window = false,
+       .in_flight = one_per_device,
+       .plan_name = "pipeline"},
+      {.policy = OrderPolicy::kExplicit,
+       .append = order_explicit,
+       .appends_end_of_step = true,
+       .treats_equals_alike = false,
+       .has_window = false,
+       .in_flight = in_window,
+       .plan_name = ""},
+  };
+  return all;
+}
+
+const OrderPolicyTraits& traits_of(OrderPolicy policy) {
+  const OrderPolicyTraits& traits = order_policies().at(idx(static_cast<int>(policy)));
+  HM_CHECK(traits.policy == policy, "rows of order_policies() are not in the order of the enumerators");
+  return traits;
+}
+
+}  // namespace hetermoe

@@ -1,0 +1,62 @@
+#include "hetermoe/planner/neighbours.h"
+
+#include <gtest/gtest.h>
+
+namespace hetermoe {
+namespace {
+
+Sketch sketch_of(bool mixed) {
+  Sketch sketch;
+  sketch.groups.push_back({.first = {0, 0},
+                           .count = {2, 3},
+                           .attention = {2, 0},
+                           .by_speed = false,
+                           .mixed = mixed,
+                           .sequences = 12,
+                           .microbatches = 4});
+  return sketch;
+}
+
+TEST(NeighbourCounts, AreTheNextDivisorsAndTheNextNumbers) {
+  EXPECT_EQ(neighbour_counts(sketch_of(false).groups[0], 64), (std::vector<i64>{3, 6, 3, 5}));
+  EXPECT_EQ(neighbour_counts(sketch_of(false).groups[0], 4), (std::vector<i64>{3, 3}));
+}
+
+TEST(Neighbours, OfSeparateRolesChangeRoundingCountsAndAttentionDevices) {
+  const std::vector<Sketch> all = neighbours(sketch_of(false), 64);
+  ASSERT_EQ(all.size(), 7u);
+  EXPECT_EQ(all[0].rounding, Rounding::kByDevice);
+  EXPECT_EQ(all[1].groups[0].microbatches, 3);
+  EXPECT_EQ(all[5].groups[0].attention, (std::vector<i64>{1, 0}));
+  EXPECT_EQ(all[6].groups[0].attention, (std::vector<i64>{2, 1}));
+  for (const Sketch& next : all) EXPECT_EQ(next.bias, 1);
+}
+
+TEST(Neighbours, OfMixedRolesAlsoChangeTheBias) {
+  const std::vector<Sketch> all = neighbours(sketch_of(true), 64);
+  ASSERT_EQ(all.size(), 11u);
+  EXPECT_DOUBLE_EQ(all[0].bias, 0.97);
+  EXPECT_DOUBLE_EQ(all[3].bias, 1.1);
+}
+
+TEST(Neighbours, AttentionNeverTakesAllDevicesFromSeparateExpertsNorLeavesNone) {
+  Sketch sketch = sketch_of(false);
+  sketch.groups[0].attention = {2, 2};
+  for (const Sketch& next : neighbours(sketch, 64))
+    EXPECT_NE(next.groups[0].attention, (std::vector<i64>{2, 3}));
+  sketch.groups[0].attention = {1, 0};
+  for (const Sketch& next : neighbours(sketch, 64))
+    EXPECT_NE(next.groups[0].attention, (std::vector<i64>{0, 0}));
+}
+
+TEST(Neighbours, OfSeveralGroupsKeepTheirAttentionDevices) {
+  Sketch sketch = sketch_of(false);
+  sketch.groups.push_back(sketch.groups[0]);
+  for (const Sketch& next : neighbours(sketch, 64)) {
+    EXPECT_EQ(next.groups[0].attention, sketch.groups[0].attention);
+    EXPECT_EQ(next.groups[0].microbatches, next.groups[1].microbatches);
+  }
+}
+
+}  // namespace
+}  // namespace hetermoe

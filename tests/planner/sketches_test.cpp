@@ -1,0 +1,109 @@
+#include "hetermoe/planner/sketches.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <numeric>
+
+namespace hetermoe {
+namespace {
+
+/// `devices` A40s, each with a measured speed of its own: 1, 1 - step, 1 - 2 step, ...
+PlanRequest request_with_speeds(i32 devices, double step) {
+  PlanRequest request;
+  request.model = load_model("d1");
+  request.cluster.name = "measured";
+  request.cluster.types = {catalogue_device("A40", "test")};
+  for (i32 d = 0; d < devices; ++d) {
+    if (d % 8 == 0) request.cluster.nodes.push_back({fmt::format("n{}", d / 8), 12.5e9, 1e-5, 20e9, 5e-6});
+    request.cluster.devices.push_back({0, d / 8, 1 - step * d});
+  }
+  request.seq_len = 2048;
+  request.sequences = 40;
+  return request;
+}
+
+i64 num_devices(const Sketch& sketch) {
+  i64 sum = 0;
+  for (const SketchGroup& group : sketch.groups)
+    sum = std::accumulate(group.count.begin(), group.count.end(), sum);
+  return sum;
+}
+
+TEST(ClassSets, AreAllSetsOfFewClassesInTheOrderOfTheirBits) {
+  EXPECT_EQ(class_sets(1), (std::vector<ClassSet>{{0}}));
+  EXPECT_EQ(class_sets(3), (std::vector<ClassSet>{{0}, {1}, {0, 1}, {2}, {0, 2}, {1, 2}, {0, 1, 2}}));
+  EXPECT_EQ(class_sets(5).size(), 31u);
+}
+
+TEST(ClassSets, OfManyClassesAreSinglesTheFirstFewAndAllButOne) {
+  for (const std::size_t classes : {6u, 31u, 32u, 33u, 40u, 100u}) {
+    const std::vector<ClassSet> sets = class_sets(classes);
+    // The first alone, and all but the last, are counted twice.
+    EXPECT_EQ(sets.size(), 3 * classes - 2) << classes;
+    for (std::size_t c = 0; c < classes; ++c)
+      EXPECT_NE(std::find(sets.begin(), sets.end(), ClassSet{c}), sets.end());
+    EXPECT_EQ(sets.back().size(), classes);
+  }
+}
+
+TEST(Sketches, FortyMeasuredSpeedsGiveSketchesWithAllDevicesQuickly) {
+  for (const i32 devices : {32, 40}) {
+    for (const double step : {0.004, 0.015}) {
+      const PlanRequest request = request_with_speeds(devices, step);
+      const auto start = std::chrono::steady_clock::now();
+      const Rates rates(request);
+      std::optional<Shortage> shortage;
+      const std::vector<RankedSketch> sketches = rank_sketches(rates, shortage);
+      const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+      EXPECT_TRUE(
+          std::any_of(sketches.begin(), sketches.end(),
+                      [&](const RankedSketch& ranked) { return num_devices(ranked.sketch) == devices; }))
+          << devices << " devices, " << sketches.size() << " sketches";
+      EXPECT_LT(seconds.count(), 20) << devices << " devices, step " << step;
+    }
+  }
+}
+
+TEST(Sketches, FortyMeasuredSpeedsGiveAPlan) {
+  PlanRequest request = request_with_speeds(40, 0.004);
+  request.limits.simulation_budget = 2000;
+  const PlanResult result = find_plan(request);
+  ASSERT_TRUE(result.feasible()) << result.infeasible;
+  EXPECT_EQ(validate(result.best().plan, request.model, request.cluster), std::vector<std::string>{});
+}
+
+TEST(DeviceClasses, AreMergedWithinTwoPercentOfSpeedWhereThereAreMany) {
+  // 0 % to 2 % below the fastest, then the next: 40 speeds that differ by half a per mille fit into one
+  // class.
+  const PlanRequest near = request_with_speeds(40, 0.0005);
+  EXPECT_EQ(Rates(near).num_classes(), 1u);
+  const PlanRequest far = request_with_speeds(40, 0.002);
+  const Rates rates(far);
+  EXPECT_LE(rates.num_classes(), 8u);
+  for (const DeviceClass& cls : rates.classes()) {
+    for (const DeviceId device : cls.devices) {
+      const double speed = far.cluster.devices[static_cast<std::size_t>(device)].speed;
+      // The class is as fast as its fastest device, which stands for all of them.
+      EXPECT_LE(speed, cls.speed);
+      EXPECT_GE(speed, 0.98 * cls.speed);
+    }
+    EXPECT_EQ(far.cluster.devices[static_cast<std::size_t>(cls.devices.front())].speed, cls.speed);
+  }
+}
+
+TEST(DeviceClasses, StayApartWhereThereAreFew) {
+  EXPECT_EQ(Rates(request_with_speeds(8, 0.001)).num_classes(), 8u);
+}
+
+TEST(DeviceClasses, AreMergedFurtherUntilThereAreNotTooMany) {
+  const PlanRequest request = request_with_speeds(40, 0.02);
+  const Rates rates(request);
+  EXPECT_LE(rates.num_classes(), 8u);
+  std::size_t devices = 0;
+  for (const DeviceClass& cls : rates.classes()) devices += cls.devices.size();
+  EXPECT_EQ(devices, 40u);
+}
+
+}  // namespace
+}  // namespace hetermoe
