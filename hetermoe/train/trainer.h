@@ -96,10 +96,10 @@ class Trainer {
   const Cluster& cluster() const { return cluster_; }
 
  private:
-  void check_same_run() const;
+  struct StepTimes;
   void resume(TrainOutcome& out);
-  bool load_everywhere(const FoundCheckpoint& checkpoint, std::string& error);
-  bool stop_everywhere(StepRecord& record);
+  StepRecord finish_step(StepRecord record, bool& stop);
+  void note(const StepRecord& record, StepTimes& times, TrainOutcome& out);
   void watch_health(StepRecord& record);
   void check_finite(StepRecord& record);
   i64 first_nonfinite();
