@@ -26,6 +26,11 @@ c10::Device find_device_in_turn(const std::string& name, i64 n, const std::strin
 /// Of a GPU: 90 for 9.0. 0 on a CPU.
 int compute_capability(c10::Device device);
 
+/// What the driver calls a GPU, "NVIDIA A40"; "CPU" on a CPU, empty when the driver does not say.
+std::string gpu_name(c10::Device device);
+/// All memory of a GPU; 0 on a CPU or when the driver does not say.
+Bytes gpu_memory(c10::Device device);
+
 /// The calling thread's stream on a device as its own library knows it (cudaStream_t); null on a CPU.
 void* stream_handle(c10::Device device);
 /// Whether all that this thread launched on the device has ended. Throws what a kernel met.

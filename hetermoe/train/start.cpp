@@ -1,5 +1,7 @@
 #include "hetermoe/train/start.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <thread>
 
@@ -9,13 +11,14 @@
 #include "hetermoe/comm/mpi.h"
 #include "hetermoe/comm/nccl.h"
 #include "hetermoe/nn/accelerator.h"
+#include "hetermoe/train/ranks.h"
 
 namespace hetermoe {
 namespace {
 
-u64 sum_of(const Json& json) {
+std::string sum_of(const Json& json) {
   const std::string text = json.dump();
-  return checksum(text.data(), text.size());
+  return fmt::format("{:016x}", checksum(text.data(), text.size()));
 }
 
 i32 lane_threads(const Job& job, const Plan& plan) {
@@ -47,6 +50,43 @@ std::vector<c10::Device> places(const Job& job, const Cluster& cluster, const Pr
   return where;
 }
 
+Json content_of(const ProfileSet& profiles) {
+  Json json = Json::object();
+  for (const auto& [type, named] : profiles) {
+    ProfileFile profile = named.profile;
+    json[std::to_string(type)] = write_fields(profile);
+  }
+  return json;
+}
+
+/// The rank of each device of the cluster, -1 = idle.
+std::vector<i32> place_ranks(const SessionParts& parts, const Processes& processes, c10::Device own) {
+  std::vector<i32> rank_of = ranks_of_devices(parts.plan, parts.cluster, processes.num_ranks());
+  // On an emulated clock any GPU may stand for any device.
+  const std::vector<WantedGpu> wanted = wanted_gpus(parts.plan, parts.cluster);
+  const bool one_each = static_cast<i32>(wanted.size()) == processes.num_ranks();
+  if (own.is_cpu() || parts.job.clock.kind != ClockKind::kReal || !one_each) return rank_of;
+  const RankGpu mine = {.host = host_name(),
+                        .name = gpu_name(own),
+                        .capability = compute_capability(own),
+                        .memory = gpu_memory(own)};
+  const std::vector<i32> ranks = assign_ranks(gather_gpus(processes, mine), wanted);
+  for (std::size_t i = 0; i < wanted.size(); ++i) rank_of[idx(wanted[i].device)] = ranks[i];
+  return rank_of;
+}
+
+void set_processes(Session::Options& options, const SessionParts& parts, const Processes& processes,
+                   const std::vector<i32>& rank_of) {
+  for (DeviceId d = 0; d < parts.cluster.num_devices(); ++d) {
+    if (rank_of[idx(d)] == processes.rank()) options.local.push_back(d);
+  }
+  if (options.where.empty()) return;
+  options.launch_by = &parts.nominal;
+  options.agree_on_order = [&processes](const Schedule& schedule, const std::vector<OpId>& mine) {
+    return order_of_rank_0(processes, schedule, mine);
+  };
+}
+
 }  // namespace
 
 StepOptions step_options(const Job& job, const ModelConfig& model) {
@@ -58,6 +98,7 @@ i32 num_cores() { return std::max(1, static_cast<i32>(std::thread::hardware_conc
 std::unique_ptr<Session> make_session(const SessionParts& parts, const Processes& processes) {
   const Job& job = parts.job;
   const Cluster& cluster = parts.cluster;
+  check_same_run(processes, facts_of(parts));
   Session::Options options = session_options(parts);
   // Threads of one process share its cores: who of them is slower says nothing of a device.
   if (processes.alone() && job.clock.kind == ClockKind::kReal) options.executor.nominal = nullptr;
@@ -65,6 +106,7 @@ std::unique_ptr<Session> make_session(const SessionParts& parts, const Processes
   const auto start = [&](const Session::MakeTransport& make) {
     return std::make_unique<Session>(
         parts.model, cluster, parts.plan, options, [&](const Schedule& schedule) {
+          check_same_run(processes, {{"schedule", fmt::format("{:016x}", hash(schedule))}});
           std::unique_ptr<Transport> transport = make(schedule);
           return job.train.checksum_messages ? make_checksummed_transport(std::move(transport))
                                              : std::move(transport);
@@ -78,29 +120,57 @@ std::unique_ptr<Session> make_session(const SessionParts& parts, const Processes
                       "clock to keep pace with",
                       processes.num_ranks());
   }
-  const std::vector<DeviceId> devices = devices_of(parts.plan);
-  const std::vector<i32> ranks = spread_devices(static_cast<i32>(devices.size()), processes.num_ranks());
-  std::vector<i32> rank_of(cluster.devices.size(), 0);
-  for (std::size_t i = 0; i < devices.size(); ++i) {
-    rank_of[idx(devices[i])] = ranks[i];
-    if (ranks[i] == processes.rank()) options.local.push_back(devices[i]);
-  }
-  if (options.where.empty())
-    return start([&](const Schedule&) { return make_mpi_transport(processes, rank_of); });
-  options.launch_by = &parts.nominal;
-  const c10::Device own = options.where[idx(options.local.front())];
+  const c10::Device own = options.where.empty() ? c10::Device(c10::DeviceType::CPU) : options.where[0];
+  const std::vector<i32> rank_of = place_ranks(parts, processes, own);
+  set_processes(options, parts, processes, rank_of);
+  if (own.is_cpu()) return start([&](const Schedule&) { return make_mpi_transport(processes, rank_of); });
   return start([&](const Schedule& schedule) {
     return make_nccl_transport(processes, open_nccl(),
                                {.rank_of = rank_of, .queues = transfer_queues(schedule), .device = own});
   });
 }
 
-void check_same_run(const Processes& processes, const Job& job, const Session& session, u64 text_checksum) {
-  const std::string mine =
-      fmt::format("{} plan {:016x} schedule {:016x} model {:016x} job {:016x} text {:016x}", version(),
-                  sum_of(to_json(session.plan())), hash(session.schedule()), sum_of(to_hf(session.model())),
-                  sum_of(write_fields(job)), text_checksum);
-  check_alike(processes, mine, "All ranks need the same program, job and text.");
+Facts facts_of(const SessionParts& parts) {
+  return {{"program", version()},
+          {"model", sum_of(to_hf(parts.model))},
+          {"cluster", sum_of(to_json(parts.cluster))},
+          {"profiles", sum_of(content_of(parts.profiles))},
+          {"plan", sum_of(to_json(parts.plan))},
+          {"job", sum_of(write_fields(parts.job))},
+          {"text", fmt::format("{:016x}", parts.text_checksum)}};
+}
+
+void check_same_run(const Processes& processes, const Facts& mine) {
+  if (processes.alone()) return;
+  const std::vector<std::string> all = processes.gather(Json(mine).dump());
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    if (all[r] == all[0]) continue;
+    const auto expected = Json::parse(all[0]).get<Facts>(), got = Json::parse(all[r]).get<Facts>();
+    std::vector<std::string> differences;
+    for (std::size_t i = 0; i < std::min(got.size(), expected.size()); ++i) {
+      if (got[i] == expected[i]) continue;
+      differences.push_back(
+          fmt::format("{} (got {}, expected {})", got[i].first, got[i].second, expected[i].second));
+    }
+    fail<ConfigError>(
+        fmt::format("rank {}", r),
+        "is not started like rank 0: it differs in {}. All ranks need the same program, files, job "
+        "and text.",
+        fmt::join(differences, ", "));
+  }
+}
+
+std::vector<OpId> order_of_rank_0(const Processes& processes, const Schedule& schedule,
+                                  const std::vector<OpId>& mine) {
+  const Json told = {{"schedule", hash(schedule)}, {"order", mine}};
+  const Json got = Json::parse(processes.gather(processes.rank() == 0 ? told.dump() : "").front());
+  auto order = got.at("order").get<std::vector<OpId>>();
+  if (got.at("schedule") != told.at("schedule") || order.size() != schedule.ops.size()) {
+    fail<ConfigError>(fmt::format("rank {}", processes.rank()),
+                      "has another schedule than rank 0: got {} ops, expected {}", schedule.ops.size(),
+                      order.size());
+  }
+  return order;
 }
 
 }  // namespace hetermoe

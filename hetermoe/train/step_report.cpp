@@ -7,9 +7,10 @@
 namespace hetermoe {
 
 Json to_json(const StepReport& report) {
-  return {{"stop", report.stop},           {"updated", report.updated},
-          {"step_s", report.step_s},       {"peak_memory", report.peak_memory},
-          {"nonfinite", report.nonfinite}, {"busy", report.busy},
+  return {{"stop", report.stop},
+          {"updated", report.updated},
+          {"step_s", report.step_s},
+          {"peak_memory", report.peak_memory},
           {"slowness", report.slowness}};
 }
 
@@ -19,7 +20,6 @@ StepReport step_report_from(const Json& json) {
   report.updated = json.at("updated");
   report.step_s = json.at("step_s");
   report.peak_memory = json.at("peak_memory");
-  report.nonfinite = json.at("nonfinite");
   json.at("busy").get_to(report.busy);
   json.at("slowness").get_to(report.slowness);
   return report;
@@ -43,7 +43,6 @@ StepReport merged(const std::vector<StepReport>& reports) {
     all.updated = all.updated && one.updated;
     all.step_s = std::max(all.step_s, one.step_s);
     all.peak_memory = std::max(all.peak_memory, one.peak_memory);
-    all.nonfinite = std::max(all.nonfinite, one.nonfinite);
     for (std::size_t d = 0; d < all.busy.size(); ++d) {
       all.busy[d] += one.busy.at(d);
       all.slowness[d] = std::max(all.slowness[d], one.slowness.at(d));

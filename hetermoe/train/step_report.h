@@ -13,8 +13,7 @@ struct StepReport {
   bool updated = true;  ///< false: loss or gradients were not finite, the step was skipped
   Seconds step_s = 0;   ///< in the clock's seconds
   Bytes peak_memory = 0;
-  i64 nonfinite = -1;         ///< of a step that was not updated: index of a parameter, see first_nonfinite()
-  std::vector<Seconds> busy;  ///< [num_devices] time in which the compute lane works, 0 = elsewhere
+  std::vector<Seconds> busy;     ///< [num_devices] time in which the compute lane works, 0 = elsewhere
   std::vector<double> slowness;  ///< [num_devices] see health.h, 0 = elsewhere
 };
 

@@ -4,12 +4,14 @@
 #include <chrono>
 #include <cmath>
 #include <csignal>
+#include <unordered_map>
 
 #include "hetermoe/base/checksum.h"
 #include "hetermoe/base/index.h"
 #include "hetermoe/base/version.h"
 #include "hetermoe/report/table.h"
 #include "hetermoe/train/resume.h"
+#include "hetermoe/train/shared_folder.h"
 #include "hetermoe/train/start.h"
 #include "hetermoe/train/step_report.h"
 
@@ -84,26 +86,29 @@ Trainer::Trainer(const Job& job, ModelConfig model, Cluster cluster, Plan plan, 
       unigram_entropy_(validation_ ? unigram_entropy(text.validation) : 0),
       emulated_(emulated_plan(job, plan_)),
       emulated_placement_(emulated_, model_, step_options(job, model_)),
-      truth_(make_cost(model_, cluster_, emulated_, load_profiles(cluster_))),
+      profiles_(load_profiles(cluster_)),
+      truth_(make_cost(model_, cluster_, emulated_, profiles_)),
       nominal_cluster_(without_slow_devices(cluster_)),
-      nominal_(make_cost(model_, nominal_cluster_, emulated_, load_profiles(cluster_))),
+      nominal_(make_cost(model_, nominal_cluster_, emulated_, profiles_)),
+      text_checksum_(checksum(text.train.const_data_ptr(), text.train.nbytes())),
       session_(make_session({.job = job,
                              .model = model_,
                              .cluster = cluster_,
                              .plan = plan_,
                              .emulated = emulated_placement_,
                              .truth = *truth_,
-                             .nominal = *nominal_},
+                             .nominal = *nominal_,
+                             .profiles = profiles_,
+                             .text_checksum = text_checksum_},
                             processes)),
-      text_checksum_(checksum(text.train.const_data_ptr(), text.train.nbytes())),
       loss_scale_(job.train.loss_scale, computes_in_fp16(plan_)),
       stragglers_(kinds_of(cluster_, plan_), job.train.straggler_share),
       spikes_(job.train.spike_sigma) {
   session_->initialize(job.train.seed);
-  check_same_run(processes, job, *session_, text_checksum_);
   if (checkpoints != Checkpoints::kOn) return;
   writer_.emplace(checkpoint_folder(job), job.checkpoint);
   if (processes.alone()) return;
+  if (saves()) check_shared_folder(processes, job.output);
   std::vector<DeviceId> local;
   for (const DeviceState* state : session_->states()) local.push_back(state->device());
   presence_.emplace(job.output, processes.rank(), local);
@@ -115,17 +120,26 @@ PredictedStep Trainer::predict() const {
   return {make_timeline(session_->schedule(), times, plan_, cluster_, "simulated"), times.step};
 }
 
-/// Goes on from the newest checkpoint that can be read.
-void Trainer::resume(TrainOutcome& out) {
+/// A run that begins anew leaves no checkpoint of another one where it or a restart of it would look.
+void Trainer::name_run(TrainOutcome& out) {
   const std::filesystem::path folder = checkpoint_folder(job_);
   if (processes_.rank() == 0) remove_unfinished(folder);
   const auto now = std::chrono::system_clock::now().time_since_epoch().count();
-  attempt_ = processes_.gather(fmt::format("{:x}", static_cast<u64>(now)))[0];
+  attempt_ = run_ = processes_.gather(fmt::format("{:x}", static_cast<u64>(now)))[0];
+  if (job_.checkpoint.resume || !saves() || processes_.rank() != 0) return;
+  const std::string note = set_others_aside(folder, run_);
+  if (!note.empty()) out.notes.push_back(note);
+}
+
+/// Goes on from the newest checkpoint that can be read.
+void Trainer::resume(TrainOutcome& out) {
+  name_run(out);
   if (!job_.checkpoint.resume) return;
-  const Resumed resumed = load_newest(folder, model_, session_->states(), processes_);
+  const Resumed resumed = load_newest(checkpoint_folder(job_), model_, session_->states(), processes_);
   out.notes = resumed.notes;
   if (!resumed.checkpoint) return;
   const CheckpointInfo& info = resumed.checkpoint->info;
+  run_ = info.run;
   out.first_step = info.step;
   next_sequence_ = info.sequences;
   saved_step_ = info.step;
@@ -139,9 +153,15 @@ void Trainer::resume(TrainOutcome& out) {
 
 void Trainer::save(i64 steps_done) {
   CheckpointShard shard;
-  shard.info = {steps_done, next_sequence_, job_.train.seed, text_checksum_, version(), write_fields(job_)};
-  shard.info.skipped = skipped_;
-  shard.info.loss_scale = loss_scale_.state();
+  shard.info = {.step = steps_done,
+                .sequences = next_sequence_,
+                .run = run_,
+                .seed = job_.train.seed,
+                .text = text_checksum_,
+                .version = version(),
+                .job = write_fields(job_),
+                .skipped = skipped_,
+                .loss_scale = loss_scale_.state()};
   shard.config = to_hf(model_);
   shard.rank = processes_.rank();
   shard.num_ranks = processes_.num_ranks();
@@ -172,7 +192,6 @@ TrainOutcome Trainer::run(const std::function<void(const StepRecord&)>& on_step,
   StepTimes times;
   const bool paced = job_.clock.kind == ClockKind::kPaced;
   if (writer_) resume(out);
-  const bool saves = writer_ && job_.checkpoint.every > 0;
   bool stop = stop_requested && processes_.alone();
   for (i64 step = out.first_step; step < train.steps + timed_steps && !stop; ++step) {
     // The first step runs unpaced and tells how much processor time a step takes.
@@ -189,10 +208,10 @@ TrainOutcome Trainer::run(const std::function<void(const StepRecord&)>& on_step,
     if (validation_ && (due || step + 1 == train.steps) && step < train.steps) {
       out.validations.push_back({step + 1, validate()});
     }
-    if (saves && (step + 1) % job_.checkpoint.every == 0) save(step + 1);
+    if (saves() && (step + 1) % job_.checkpoint.every == 0) save(step + 1);
   }
   const i64 steps_done = out.first_step + static_cast<i64>(out.records.size());
-  if (saves && steps_done > saved_step_) save(steps_done);
+  if (saves() && steps_done > saved_step_) save(steps_done);
   if (writer_) writer_->finish();
   out.interrupted = stop;
   out.skipped_steps = skipped_;
@@ -209,12 +228,10 @@ StepRecord Trainer::finish_step(StepRecord record, bool& stop) {
   mine.updated = record.updated;
   mine.step_s = record.step_s;
   mine.peak_memory = record.peak_memory;
-  mine.nonfinite = record.updated ? -1 : first_nonfinite();
   add_device_work(mine, session_->executor());
   const StepReport all = gather_reports(processes_, mine);
   stop = all.stop;
   slowness_ = all.slowness;
-  nonfinite_ = all.nonfinite;
   if (!processes_.alone()) {
     record.updated = all.updated;
     record.step_s = all.step_s;
@@ -264,19 +281,21 @@ void Trainer::watch_health(StepRecord& record) {
 }
 
 /// The first parameter on the way of the backward pass, which goes against the model's order, whose gradient
-/// on a local device is not finite: its index in the model's order, -1 = none.
-i64 Trainer::first_nonfinite() {
+/// on any device is not finite; empty = none. Collective, and slow: every gradient is looked at.
+std::string Trainer::first_nonfinite() {
   const std::vector<ParamInfo> order = parameters(model_);
+  std::unordered_map<std::string, i64> position;
+  for (const ParamInfo& info : order) position.emplace(info.name, static_cast<i64>(position.size()));
   i64 first = -1;
   for (DeviceState* state : session_->states()) {
     for (const NamedView& view : state->views(model_)) {
-      if (!view.grad.defined() || at::isfinite(view.grad).all().item<bool>()) continue;
-      const auto found = std::find_if(order.begin(), order.end(),
-                                      [&](const ParamInfo& info) { return info.name == view.name; });
-      first = std::max(first, static_cast<i64>(found - order.begin()));
+      if (view.grad.defined() && !at::isfinite(view.grad).all().item<bool>())
+        first = std::max(first, position.at(view.name));
     }
   }
-  return first;
+  for (const std::string& text : processes_.gather(std::to_string(first)))
+    first = std::max<i64>(first, std::stoll(text));
+  return first < 0 ? "" : order[idx(first)].name;
 }
 
 /// Weights and moments of a step that was not finite are those from before it.
@@ -297,10 +316,8 @@ void Trainer::check_finite(StepRecord& record) {
   const auto unsigned_nan = [](double x) { return std::isnan(x) ? std::abs(x) : x; };
   std::string what =
       fmt::format("loss {} with gradient norm {}", unsigned_nan(record.loss), unsigned_nan(record.grad_norm));
-  if (nonfinite_ >= 0) {
-    what += fmt::format(": in the backward pass {} is the first that is not finite",
-                        parameters(model_)[idx(nonfinite_)].name);
-  }
+  const std::string first = first_nonfinite();
+  if (!first.empty()) what += fmt::format(": in the backward pass {} is the first that is not finite", first);
   const bool skips = job_.train.on_nonfinite == OnNonfinite::kSkip;
   if (skips && skipped_in_a_row_ <= job_.train.max_skipped) {
     record.warnings.push_back(what + ". The step is skipped, weights stay as they are");
@@ -380,7 +397,8 @@ StepRecord Trainer::train_one(i64 step) {
   record.attention_wait = waiting(timeline, busy, "attention");
   record.expert_wait = waiting(timeline, busy, "expert");
   record.updated = last_.updated;
-  record.overflowed = loss_scale_.lower_after(!last_.updated && std::isfinite(last_.loss + last_.aux_loss));
+  // A loss that is not finite says nothing of the scale, neither that it is too high nor that it is good.
+  record.overflowed = std::isfinite(last_.loss + last_.aux_loss) && loss_scale_.lower_after(!last_.updated);
   return record;
 }
 
