@@ -54,8 +54,14 @@ void tell_of_other_results(const Job& job) {
             << std::endl;
 }
 
-/// Runs the job; only rank 0 talks.
-int train(const Options& options, const Job& job, const Processes& processes) {
+/// A file that could not be read or written after the first step: nothing is wrong with the job, and another
+/// try may succeed.
+class BrokenRun : public Error {
+  using Error::Error;
+};
+
+/// Runs the job; only rank 0 talks. `begun` is set when a step has ended.
+int train(const Options& options, const Job& job, const Processes& processes, bool& begun) {
   const bool talks = processes.rank() == 0;
   if (talks) tell_of_other_results(job);
   if (!processes.alone() && job.train.preflight) {
@@ -71,6 +77,7 @@ int train(const Options& options, const Job& job, const Processes& processes) {
   if (options.json || !talks) style.style = ProgressStyle::kNone;
   Progress progress("training", job.train.steps, style);
   const auto on_step = [&](const std::string&, const StepRecord& record) {
+    begun = true;
     progress.update(record.step, fmt::format("loss {:.4f}", record.loss));
     for (const std::string& warning : record.warnings) {
       if (talks && !options.json) std::cout << fmt::format("step {}: {}", record.step, warning) << std::endl;
@@ -90,6 +97,16 @@ int train(const Options& options, const Job& job, const Processes& processes) {
   else
     print_summary(job, runs[0], report);
   return 0;
+}
+
+int train(const Options& options, const Job& job, const Processes& processes) {
+  bool begun = false;
+  try {
+    return train(options, job, processes, begun);
+  } catch (const IoError& error) {
+    if (begun) throw BrokenRun(error.what());
+    throw;
+  }
 }
 
 Job read_job(const Options& options, const Overrides& overrides) {

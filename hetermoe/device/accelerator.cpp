@@ -6,6 +6,8 @@
 #include <torch/version.h>
 
 #include <algorithm>
+#include <array>
+#include <cstring>
 #include <filesystem>
 
 #include "hetermoe/base/error.h"
@@ -108,6 +110,32 @@ void use_wide_gpu_sums() {
   context.setAllowFP16ReductionCuBLAS(false);
   context.setAllowBF16ReductionCuBLAS(false);
   context.setFloat32MatmulPrecision("highest");
+}
+
+std::string gpu_name(c10::Device device) {
+  if (device.is_cpu()) return "CPU";
+  // The first member of cudaDeviceProp, whose size grows from version to version.
+  using GetProperties = int(void* properties, int gpu);
+  static auto* const get_properties = [] {
+    void* const newer = dlsym(RTLD_DEFAULT, "cudaGetDeviceProperties_v2");
+    return reinterpret_cast<GetProperties*>(newer ? newer : dlsym(RTLD_DEFAULT, "cudaGetDeviceProperties"));
+  }();
+  constexpr std::size_t kNameSize = 256, kRoom = 16384;
+  std::array<char, kRoom> properties{};
+  if (get_properties == nullptr || get_properties(properties.data(), device.index()) != 0) return "";
+  return {properties.data(), ::strnlen(properties.data(), kNameSize)};
+}
+
+Bytes gpu_memory(c10::Device device) {
+  if (!device.is_cuda() || !open_cuda().empty()) return 0;
+  using GetMemory = int(std::size_t * free, std::size_t * total);
+  static auto* const get_memory = reinterpret_cast<GetMemory*>(dlsym(RTLD_DEFAULT, "cudaMemGetInfo"));
+  const c10::impl::VirtualGuardImpl guard = guard_of(device);
+  const c10::Device before = guard.exchangeDevice(device);
+  std::size_t free = 0, total = 0;
+  const bool known = get_memory != nullptr && get_memory(&free, &total) == 0;
+  guard.setDevice(before);
+  return known ? static_cast<Bytes>(total) : 0;
 }
 
 void* stream_handle(c10::Device device) {

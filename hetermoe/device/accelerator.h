@@ -36,6 +36,10 @@ std::vector<int> library_architectures();
 /// Products of 16-bit matrices on GPUs add up in fp32, also where the library splits a sum, and those of fp32
 /// matrices are not rounded. find_device() calls it when a run asks for a GPU; it changes nothing on CPUs.
 void use_wide_gpu_sums();
+/// What the driver calls a GPU, "NVIDIA A40"; "CPU" on a CPU, empty when the driver does not say.
+std::string gpu_name(c10::Device device);
+/// All memory of a GPU; 0 on a CPU or when the driver does not say.
+Bytes gpu_memory(c10::Device device);
 
 /// The calling thread's stream on a device as its own library knows it (cudaStream_t); null on a CPU.
 void* stream_handle(c10::Device device);

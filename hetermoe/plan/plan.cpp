@@ -4,6 +4,7 @@
 #include <set>
 
 #include "hetermoe/base/enum_count.h"
+#include "hetermoe/base/index.h"
 
 namespace hetermoe {
 
@@ -86,6 +87,7 @@ class Validator {
     }
     std::set<DeviceId> seen;
     for (std::size_t g = 0; g < plan_.groups.size(); ++g) check_group(plan_.groups[g], g, seen);
+    if (faults_.empty()) check_dtypes();
     return faults_;
   }
 
@@ -113,6 +115,50 @@ class Validator {
     check_shares(group, group.embed, where + ".embed");
     check_shares(group, group.head, where + ".head");
     for (i64 l = 0; l < model_.num_layers; ++l) check_layer(group, l, fmt::format("{}.layers[{}]", where, l));
+  }
+
+  /// Devices that hold copies of the same parameters must round their gradients alike. The first fault is
+  /// enough: the others are of the same devices.
+  void check_dtypes() {
+    std::set<DeviceId> embed, head;
+    for (const Group& group : plan_.groups) {
+      add_devices(group.embed, embed);
+      add_devices(group.head, model_.tie_embeddings ? embed : head);
+    }
+    if (!same_dtype(embed, "the embedding") || !same_dtype(head, "the head")) return;
+    for (std::size_t l = 0; l < plan_.groups[0].layers.size(); ++l) {
+      std::set<DeviceId> attention;
+      for (const Group& group : plan_.groups) add_devices(group.layers[l].attention, attention);
+      if (!same_dtype(attention, fmt::format("the attention part of layer {}", l))) return;
+      for (std::size_t e = 0; e < plan_.groups[0].layers[l].experts.size(); ++e) {
+        std::set<DeviceId> owners;
+        for (const Group& group : plan_.groups) {
+          for (const ExpertOwner& owner : group.layers[l].experts[e]) owners.insert(owner.device);
+        }
+        if (!same_dtype(owners, fmt::format("expert {} of layer {}", e, l))) return;
+      }
+    }
+  }
+
+  static void add_devices(const Shares& shares, std::set<DeviceId>& devices) {
+    for (const ShareRow& row : shares) {
+      for (const Share& share : row) devices.insert(share.device);
+    }
+  }
+
+  bool same_dtype(const std::set<DeviceId>& devices, const std::string& what) {
+    const auto dtype = [&](DeviceId device) { return plan_.dtype[idx(device)]; };
+    for (const DeviceId device : devices) {
+      const DeviceId first = *devices.begin();
+      if (dtype(device) == dtype(first)) continue;
+      fault(
+          "dtype",
+          "device {} ({}) and device {} ({}) both hold {}: their gradients would be rounded differently and "
+          "the copies drift apart. Give both the same dtype",
+          first, name_of(dtype(first)), device, name_of(dtype(device)), what);
+      return false;
+    }
+    return true;
   }
 
   bool in_group(const Group& group, DeviceId device) const {

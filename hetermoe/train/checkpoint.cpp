@@ -4,9 +4,13 @@
 
 #include <algorithm>
 #include <chrono>
+#include <condition_variable>
+#include <fstream>
 #include <map>
+#include <mutex>
 
 #include "hetermoe/base/checksum.h"
+#include "hetermoe/train/shared_folder.h"
 
 namespace hetermoe {
 namespace {
@@ -15,7 +19,6 @@ namespace fs = std::filesystem;
 
 constexpr i64 kFormat = 1;
 constexpr const char* kInfoFile = "checkpoint.json";
-constexpr Seconds kShardTimeout = 600;
 
 std::string folder_name(i64 step) { return fmt::format("step-{:08}", step); }
 
@@ -47,22 +50,66 @@ Json shard_listing(const fs::path& folder, const CheckpointShard& shard) {
   return json;
 }
 
-std::vector<Json> wait_for_shards(const fs::path& folder, i32 num_ranks) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(kShardTimeout);
-  std::vector<Json> shards;
-  while (static_cast<i32>(shards.size()) < num_ranks) {
-    const fs::path next = folder / shard_name(static_cast<i32>(shards.size()));
-    if (fs::exists(next)) {
-      shards.push_back(read_json(next));
-      continue;
-    }
-    if (std::chrono::steady_clock::now() > deadline) {
-      fail<IoError>(folder.string(),
-                    "rank {} has not written its part within {} s. Do all ranks see this folder?",
-                    shards.size(), kShardTimeout);
-    }
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+std::string beat_name(i32 rank) { return fmt::format("alive-{:05}", rank + 1); }
+
+/// While it lives, a file beside the part that a rank writes grows: the rank is alive, however long it takes.
+class Beat {
+ public:
+  Beat(fs::path path, Seconds pause)
+      : path_(std::move(path)), thread_([this, pause](const std::stop_token& stop) { run(stop, pause); }) {}
+  ~Beat() {
+    thread_.request_stop();
+    thread_.join();
+    std::error_code code;
+    fs::remove(path_, code);
   }
+  Beat(const Beat&) = delete;
+  Beat& operator=(const Beat&) = delete;
+
+ private:
+  void run(const std::stop_token& stop, Seconds pause) const {
+    std::mutex mutex;
+    std::condition_variable_any ended;
+    std::unique_lock lock(mutex);
+    while (!stop.stop_requested()) {
+      // A beat that cannot be written is one that rank 0 does not see.
+      std::ofstream(path_, std::ios::app) << '.';
+      ended.wait_for(lock, stop, std::chrono::duration<double>(pause), [] { return false; });
+    }
+  }
+
+  fs::path path_;
+  std::jthread thread_;  // last: it uses the path
+};
+
+/// The part of a rank, as soon as it is whole. Throws IoError when the rank shows no sign of life for too
+/// long.
+Json wait_for_shard(const fs::path& folder, i32 rank, Seconds silence) {
+  const fs::path part = folder / shard_name(rank), beat = folder / beat_name(rank);
+  std::error_code code;
+  std::uintmax_t beats = 0;
+  for (;;) {
+    const bool alive_or_done = wait_until(
+        [&] {
+          if (fs::exists(part)) return true;
+          if (!fs::exists(folder)) fail<IoError>(folder.string(), "another rank could not write its part");
+          const std::uintmax_t now = fs::file_size(beat, code);
+          return !code && now != std::exchange(beats, now);
+        },
+        silence);
+    if (fs::exists(part)) return read_json(part);
+    if (alive_or_done) continue;
+    fail<IoError>(
+        folder.string(),
+        "rank {} has not written its part and shows no sign of life for {:.3g} s. Does it still run, "
+        "and see this folder?",
+        rank, silence);
+  }
+}
+
+std::vector<Json> wait_for_shards(const fs::path& folder, i32 num_ranks, Seconds silence) {
+  std::vector<Json> shards;
+  for (i32 r = 0; r < num_ranks; ++r) shards.push_back(wait_for_shard(folder, r, silence));
   return shards;
 }
 
@@ -83,6 +130,7 @@ void write_info(const fs::path& folder, const CheckpointShard& shard, const std:
                {"version", info.version},
                {"step", info.step},
                {"sequences", info.sequences},
+               {"run", info.run},
                {"seed", info.seed},
                {"text", fmt::format("{:016x}", info.text)},
                {"config", shard.config},
@@ -96,12 +144,35 @@ void write_info(const fs::path& folder, const CheckpointShard& shard, const std:
   write_synced(folder / kInfoFile, json.dump(1) + "\n");
 }
 
-void publish(const fs::path& unfinished, const fs::path& folder, i64 step) {
-  const fs::path target = folder / folder_name(step), old = folder / (".old-" + folder_name(step));
+/// Moves checkpoints into a folder beside the others, where no run looks for them.
+fs::path set_aside(const fs::path& folder, const std::vector<fs::path>& checkpoints, const std::string& run) {
+  const fs::path aside = folder / ("before-" + run);
+  fs::create_directories(aside);
+  for (const fs::path& path : checkpoints) fs::rename(path, aside / path.filename());
+  return aside;
+}
+
+std::string run_of(const fs::path& checkpoint) {
+  try {
+    return read_checkpoint(checkpoint).info.run;
+  } catch (const Error&) {
+    return "";
+  }
+}
+
+void publish(const fs::path& unfinished, const fs::path& folder, const CheckpointInfo& info) {
+  const std::string name = folder_name(info.step);
+  const fs::path target = folder / name, old = folder / (".old-" + name);
   sync_to_disk(unfinished);
   fs::remove_all(old);
-  // A folder of this name is here only when it was damaged and the run went on from an older one.
-  if (fs::exists(target)) fs::rename(target, old);
+  // A folder of this name is that of another run, or was damaged and the run went on from an older one.
+  if (fs::exists(target)) {
+    const std::string run = run_of(target);
+    if (run.empty() || run == info.run)
+      fs::rename(target, old);
+    else
+      set_aside(folder, {target}, info.run);
+  }
   fs::rename(unfinished, target);
   sync_to_disk(folder);
   fs::remove_all(old);
@@ -128,9 +199,12 @@ Json read_info(const fs::path& folder) {
   return json;
 }
 
-void remove_older(const fs::path& folder, i64 keep) {
-  const std::vector<FoundCheckpoint> all = find_checkpoints(folder, [](const std::string&) {});
-  for (std::size_t i = static_cast<std::size_t>(keep); i < all.size(); ++i) fs::remove_all(all[i].path);
+/// Of this run alone: what another has left in the folder is not ours to remove.
+void remove_older(const fs::path& folder, i64 keep, const std::string& run) {
+  i64 kept = 0;
+  for (const FoundCheckpoint& found : find_checkpoints(folder, [](const std::string&) {})) {
+    if (found.info.run == run && kept++ >= keep) fs::remove_all(found.path);
+  }
 }
 
 /// The tensors of all files of a checkpoint by name.
@@ -164,8 +238,9 @@ void load_tensor(const Archive& archive, const LogicalTensor& tensor) {
   // A low-precision value is a rounding of its master, which is the parameter.
   const std::string master = tensor.name + ".master";
   const std::string parameter = archive.has(master) ? master : tensor.name;
-  if (tensor.master.defined()) archive.copy_into(tensor.master, parameter);
-  archive.copy_into(tensor.value, parameter);
+  archive.copy_into(tensor.master.defined() ? tensor.master : tensor.value, parameter);
+  at::Tensor value = tensor.value;
+  if (tensor.master.defined()) value.copy_(tensor.master);
   if (!tensor.exp_avg.defined()) return;
   archive.copy_into(tensor.exp_avg, tensor.name + ".exp_avg");
   archive.copy_into(tensor.exp_avg_sq, tensor.name + ".exp_avg_sq");
@@ -188,30 +263,55 @@ void copy_tensors(const std::vector<DeviceState*>& states, const ModelConfig& mo
   }
 }
 
-void write_checkpoint(const fs::path& folder, const CheckpointShard& shard, i64 keep) {
+void write_checkpoint(const fs::path& folder, const CheckpointShard& shard, i64 keep, const ShardWait& wait) {
   const fs::path unfinished =
       folder / fmt::format(".{}.{}.unfinished", folder_name(shard.info.step), shard.attempt);
   std::error_code code;
   fs::create_directories(unfinished, code);
   if (code) fail<IoError>(unfinished.string(), "cannot create folder: {}", code.message());
   try {
-    write_safetensors(unfinished / part_name("model", shard.rank, shard.num_ranks), shard.model);
-    write_safetensors(unfinished / part_name("optimizer", shard.rank, shard.num_ranks), shard.optimizer);
+    {
+      const Beat beat(unfinished / beat_name(shard.rank), wait.beat);
+      if (wait.before_writing) wait.before_writing();
+      write_safetensors(unfinished / part_name("model", shard.rank, shard.num_ranks), shard.model);
+      write_safetensors(unfinished / part_name("optimizer", shard.rank, shard.num_ranks), shard.optimizer);
+    }
     write_synced(unfinished / shard_name(shard.rank), shard_listing(unfinished, shard).dump() + "\n");
     if (shard.rank != 0) return;
-    const std::vector<Json> shards = wait_for_shards(unfinished, shard.num_ranks);
+    const std::vector<Json> shards = wait_for_shards(unfinished, shard.num_ranks, wait.silence);
     for (i32 r = 0; r < shard.num_ranks; ++r) fs::remove(unfinished / shard_name(r));
     if (shard.num_ranks > 1) write_index(unfinished, shards, shard.num_ranks);
     write_synced(unfinished / "config.json", shard.config.dump(2) + "\n");
     write_info(unfinished, shard, shards);
-    publish(unfinished, folder, shard.info.step);
-    remove_older(folder, keep);
+    publish(unfinished, folder, shard.info);
+    remove_older(folder, keep, shard.info.run);
   } catch (const fs::filesystem_error& error) {
     fs::remove_all(unfinished, code);
     fail<IoError>(unfinished.string(), "cannot write checkpoint: {}", error.code().message());
   } catch (...) {
     fs::remove_all(unfinished, code);
     throw;
+  }
+}
+
+FoundCheckpoint read_checkpoint(const fs::path& path) {
+  try {
+    const Json json = read_info(path);
+    CheckpointInfo info;
+    info.step = json.at("step");
+    info.sequences = json.at("sequences");
+    info.run = json.value("run", "");
+    info.seed = json.at("seed");
+    info.text = std::stoull(json.at("text").get<std::string>(), nullptr, 16);
+    info.version = json.at("version");
+    info.job = json.at("job");
+    info.skipped = json.value("skipped", i64{0});
+    info.loss_scale = {json.value("loss_scale", 1.0), json.value("good_steps", i64{0})};
+    return {.path = path, .info = std::move(info), .checksum = sum_of(json)};
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    fail<IoError>(path.string(), "{}", error.what());
   }
 }
 
@@ -222,26 +322,31 @@ std::vector<FoundCheckpoint> find_checkpoints(const fs::path& folder,
   for (const auto& entry : fs::directory_iterator(folder, code)) {
     if (!entry.path().filename().string().starts_with("step-")) continue;
     try {
-      const Json json = read_info(entry.path());
-      CheckpointInfo info;
-      info.step = json.at("step");
-      info.sequences = json.at("sequences");
-      info.seed = json.at("seed");
-      info.text = std::stoull(json.at("text").get<std::string>(), nullptr, 16);
-      info.version = json.at("version");
-      info.job = json.at("job");
-      info.skipped = json.value("skipped", i64{0});
-      info.loss_scale = {json.value("loss_scale", 1.0), json.value("good_steps", i64{0})};
-      found.push_back({entry.path(), std::move(info)});
+      found.push_back(read_checkpoint(entry.path()));
     } catch (const Error& error) {
       on_broken(error.what());
-    } catch (const std::exception& error) {
-      on_broken(fmt::format("[{}] {}", entry.path().string(), error.what()));
     }
   }
   std::sort(found.begin(), found.end(),
             [](const FoundCheckpoint& a, const FoundCheckpoint& b) { return a.info.step > b.info.step; });
   return found;
+}
+
+std::string set_others_aside(const fs::path& folder, const std::string& run) {
+  std::vector<fs::path> others;
+  std::error_code code;
+  for (const auto& entry : fs::directory_iterator(folder, code)) {
+    if (entry.path().filename().string().starts_with("step-")) others.push_back(entry.path());
+  }
+  if (others.empty()) return "";
+  // The newest goes last: who is interrupted here leaves a folder from which the other run can go on.
+  std::sort(others.begin(), others.end());
+  try {
+    return fmt::format("{} checkpoints of other runs are now in {}", others.size(),
+                       set_aside(folder, others, run).string());
+  } catch (const fs::filesystem_error& error) {
+    fail<IoError>(folder.string(), "cannot move the checkpoints of another run: {}", error.code().message());
+  }
 }
 
 void load_checkpoint(const FoundCheckpoint& checkpoint, const ModelConfig& model,

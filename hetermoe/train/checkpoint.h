@@ -36,6 +36,7 @@ struct CheckpointOptions {
 struct CheckpointInfo {
   i64 step = 0;       ///< optimizer steps done
   i64 sequences = 0;  ///< training sequences used so far: the next one has this index
+  std::string run;    ///< names the run that wrote it and all that went on from it; empty: an older version
   u64 seed = 0;
   u64 text = 0;  ///< checksum of the training text
   std::string version;
@@ -57,14 +58,26 @@ struct CheckpointShard {
 /// Copies of what the devices of this process speak for.
 void copy_tensors(const std::vector<DeviceState*>& states, const ModelConfig& model, CheckpointShard& shard);
 
+/// How rank 0 waits for the parts of the others: without a limit, as long as they show that they are alive.
+struct ShardWait {
+  Seconds silence = 300;                 ///< a rank without a sign of life for so long is dead
+  Seconds beat = 1;                      ///< a rank that writes gives a sign so often
+  std::function<void()> before_writing;  ///< for tests
+};
+
 /// Writes this rank's part; rank 0 then waits for the others' and publishes. Keeps the newest `keep` complete
-/// ones. Throws IoError; then nothing of an older checkpoint has changed.
-void write_checkpoint(const std::filesystem::path& folder, const CheckpointShard& shard, i64 keep);
+/// ones of this run. Throws IoError; then nothing of an older checkpoint has changed.
+void write_checkpoint(const std::filesystem::path& folder, const CheckpointShard& shard, i64 keep,
+                      const ShardWait& wait = {});
 
 struct FoundCheckpoint {
   std::filesystem::path path;
   CheckpointInfo info;
+  std::string checksum;  ///< of checkpoint.json
 };
+/// Throws IoError when it is not complete or its checkpoint.json is damaged.
+FoundCheckpoint read_checkpoint(const std::filesystem::path& path);
+
 /// Complete checkpoints, newest first. `on_broken` hears why a folder that looks like one was passed over.
 std::vector<FoundCheckpoint> find_checkpoints(const std::filesystem::path& folder,
                                               const std::function<void(const std::string&)>& on_broken);
@@ -73,6 +86,10 @@ std::vector<FoundCheckpoint> find_checkpoints(const std::filesystem::path& folde
 /// bytes are damaged, ConfigError when it is of another model.
 void load_checkpoint(const FoundCheckpoint& checkpoint, const ModelConfig& model,
                      const std::vector<DeviceState*>& states);
+
+/// Moves all checkpoints of a folder into before-RUN beside them, where no run looks: for a run of this name
+/// that begins anew. Returns what the user should know of it, empty when there were none. Throws IoError.
+std::string set_others_aside(const std::filesystem::path& folder, const std::string& run);
 
 /// Removes what runs that were ended while writing left behind.
 void remove_unfinished(const std::filesystem::path& folder);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "hetermoe/base/index.h"
 #include "hetermoe/sim/simulator.h"
 
 namespace hetermoe {
@@ -23,46 +24,63 @@ std::vector<OpId> launch_order(const RunContext& context, const CostModel& cost)
                                  ExpectedRouting(context.model));
   std::vector<OpId> order(context.schedule.ops.size());
   std::iota(order.begin(), order.end(), OpId{0});
-  std::stable_sort(order.begin(), order.end(), [&](OpId a, OpId b) {
-    return times.start[static_cast<std::size_t>(a)] < times.start[static_cast<std::size_t>(b)];
-  });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](OpId a, OpId b) { return times.start[idx(a)] < times.start[idx(b)]; });
   return order;
+}
+
+/// An order that is written out lists the ops of a training step; a forward-only step orders its own.
+Plan forward_plan(Plan plan) {
+  if (plan.order != OrderPolicy::kExplicit) return plan;
+  plan.order = OrderPolicy::kLayerMajor;
+  plan.explicit_order.clear();
+  return plan;
 }
 
 }  // namespace
 
-Session::Pass::Pass(const Session& session, const StepOptions& options)
-    : placement(session.plan_, session.model_, options),
-      schedule(build_schedule(session.plan_, session.model_, options)),
+Session::Pass::Pass(const Session& session, Plan its_plan, const StepOptions& options)
+    : plan(std::move(its_plan)),
+      placement(plan, session.model_, options),
+      schedule(build_schedule(plan, session.model_, options)),
       context{session.model_, session.cluster_, placement, schedule} {}
 
 Session::Session(ModelConfig model, Cluster cluster, Plan plan, Options options,
                  const MakeTransport& make_transport)
-    : model_(std::move(model)),
-      cluster_(std::move(cluster)),
-      plan_(std::move(plan)),
-      options_(std::move(options)),
-      train_(*this, options_.step) {
+    : model_(std::move(model)), cluster_(std::move(cluster)), options_(std::move(options)) {
+  StepOptions forward = options_.step;
+  forward.backward = forward.balance = false;
+  // Both before the first step, so that what is wrong with either is told then.
+  train_ = make_pass(std::move(plan), options_.step);
+  forward_ = make_pass(forward_plan(train_->plan), forward);
   transport_ =
-      make_transport ? make_transport(train_.schedule) : make_in_process_transport(cluster_.num_devices());
+      make_transport ? make_transport(train_->schedule) : make_in_process_transport(cluster_.num_devices());
   check_trainable(model_);
-  if (options_.local.empty()) {
-    options_.local = devices_of(plan_);
+  if (options_.local.empty()) options_.local = devices_of(train_->plan);
+  for (Pass* pass : {train_.get(), forward_.get()}) {
+    if (options_.launch_by == nullptr) continue;
+    pass->launch_order = launch_order(pass->context, *options_.launch_by);
+    if (options_.agree_on_order)
+      pass->launch_order = options_.agree_on_order(pass->schedule, std::move(pass->launch_order));
   }
   for (const DeviceId device : options_.local) {
-    const auto d = static_cast<std::size_t>(device);
+    const auto d = idx(device);
     const at::TensorOptions tensor =
         at::TensorOptions()
-            .dtype(scalar_type(plan_.dtype[d]))
+            .dtype(scalar_type(train_->plan.dtype[d]))
             .device(options_.where.empty() ? c10::Device(at::kCPU) : options_.where[d]);
-    states_.push_back(std::make_unique<DeviceState>(device, train_.schedule, model_, tensor));
+    states_.push_back(std::make_unique<DeviceState>(device, train_->schedule, model_, tensor));
   }
-  start(train_);
+  start(*train_);
+}
+
+std::unique_ptr<Session::Pass> Session::make_pass(Plan plan, const StepOptions& options) const {
+  return std::make_unique<Pass>(*this, std::move(plan), options);
 }
 
 void Session::start(Pass& pass) {
   ExecutorOptions options = options_.executor;
-  if (options_.launch_by != nullptr) options.launch_order = launch_order(pass.context, *options_.launch_by);
+  options.launch_order = pass.launch_order;
   pass.executor = std::make_unique<Executor>(pass.context, states(), *transport_, std::move(options));
 }
 
@@ -72,24 +90,16 @@ std::vector<DeviceState*> Session::states() {
   return all;
 }
 
-Session::Pass& Session::forward_pass() {
-  if (!forward_) {
-    StepOptions options = options_.step;
-    options.backward = false;
-    options.balance = false;
-    forward_ = std::make_unique<Pass>(*this, options);
-    start(*forward_);
-  }
-  return *forward_;
-}
-
 void Session::initialize(u64 seed) {
   for (std::unique_ptr<DeviceState>& state : states_) state->initialize(model_, seed);
 }
 
-StepResult Session::train_step(const StepInput& input) { return train_.executor->run(input); }
+StepResult Session::train_step(const StepInput& input) { return train_->executor->run(input); }
 
-StepResult Session::evaluate(const StepInput& input) { return forward_pass().executor->run(input); }
+StepResult Session::evaluate(const StepInput& input) {
+  if (!forward_->executor) start(*forward_);
+  return forward_->executor->run(input);
+}
 
 TensorsByName Session::values() { return collect(false); }
 TensorsByName Session::gradients() { return collect(true); }

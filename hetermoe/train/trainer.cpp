@@ -4,15 +4,16 @@
 #include <chrono>
 #include <cmath>
 #include <csignal>
-#include <thread>
+#include <unordered_map>
 
 #include "hetermoe/base/checksum.h"
+#include "hetermoe/base/index.h"
 #include "hetermoe/base/version.h"
-#include "hetermoe/comm/mpi.h"
-#include "hetermoe/comm/nccl.h"
-#include "hetermoe/device/accelerator.h"
 #include "hetermoe/report/table.h"
-#include "hetermoe/train/presence.h"
+#include "hetermoe/train/resume.h"
+#include "hetermoe/train/shared_folder.h"
+#include "hetermoe/train/start.h"
+#include "hetermoe/train/step_report.h"
 
 namespace hetermoe {
 
@@ -38,98 +39,6 @@ std::filesystem::path checkpoint_folder(const Job& job) {
 
 /// A paced step further than this from the simulation of what it routed has lost its pace.
 constexpr double kPaceTolerance = 0.02;
-
-u64 sum_of(const Json& json) {
-  const std::string text = json.dump();
-  return checksum(text.data(), text.size());
-}
-
-i32 num_cores() { return std::max(1, static_cast<i32>(std::thread::hardware_concurrency())); }
-
-i32 lane_threads(const Job& job, const Plan& plan) {
-  if (job.clock.threads > 0) return job.clock.threads;
-  return std::max(1, num_cores() / static_cast<i32>(devices_of(plan).size()));
-}
-
-StepOptions step_options(const Job& job, const ModelConfig& model) {
-  return {model.aux_loss_coef > 0, job.train.aux_group, /*backward=*/true};
-}
-
-Session::Options session_options(const Job& job, const ModelConfig& model, const Plan& plan,
-                                 const CostModel& truth, const CostModel& nominal,
-                                 const Placement& emulated) {
-  Session::Options options;
-  options.step = step_options(job, model);
-  options.executor.emulated = &emulated;
-  options.executor.clock = job.clock.kind == ClockKind::kPaced ? ClockKind::kVirtual : job.clock.kind;
-  options.executor.truth = &truth;
-  if (job.train.straggler_share > 0) options.executor.nominal = &nominal;
-  options.executor.threads_per_lane = lane_threads(job, plan);
-  options.executor.watchdog = job.clock.watchdog_s;
-  return options;
-}
-
-/// Where the tensors of each device are: empty = on the CPU.
-std::vector<c10::Device> places(const Job& job, const Cluster& cluster, const Processes& processes) {
-  if (find_device(job.run.device, "run.device").is_cpu()) return {};
-  std::vector<c10::Device> where;
-  for (DeviceId d = 0; d < cluster.num_devices(); ++d) {
-    const i32 turn = processes.alone() ? d : processes.local_rank();
-    where.push_back(find_device_in_turn(job.run.device, turn, "run.device"));
-  }
-  return where;
-}
-
-std::unique_ptr<Session> make_session(const Job& job, const ModelConfig& model, const Cluster& cluster,
-                                      const Plan& plan, const CostModel& truth, const CostModel& nominal,
-                                      const Placement& emulated, const Processes& processes) {
-  Session::Options options = session_options(job, model, plan, truth, nominal, emulated);
-  // Threads of one process share its cores: who of them is slower says nothing of a device.
-  if (processes.alone() && job.clock.kind == ClockKind::kReal) options.executor.nominal = nullptr;
-  options.where = places(job, cluster, processes);
-  const auto start = [&](const Session::MakeTransport& make) {
-    return std::make_unique<Session>(model, cluster, plan, options, [&](const Schedule& schedule) {
-      std::unique_ptr<Transport> transport = make(schedule);
-      return job.train.checksum_messages ? make_checksummed_transport(std::move(transport))
-                                         : std::move(transport);
-    });
-  };
-  if (processes.alone())
-    return start([&](const Schedule&) { return make_in_process_transport(cluster.num_devices()); });
-  if (job.clock.kind == ClockKind::kPaced) {
-    fail<ConfigError>("clock.kind",
-                      "got paced with {} processes, expected real or virtual: processes have no common "
-                      "clock to keep pace with",
-                      processes.num_ranks());
-  }
-  const std::vector<DeviceId> devices = devices_of(plan);
-  const std::vector<i32> ranks = spread_devices(static_cast<i32>(devices.size()), processes.num_ranks());
-  std::vector<i32> rank_of(cluster.devices.size(), 0);
-  for (std::size_t i = 0; i < devices.size(); ++i) {
-    rank_of[static_cast<std::size_t>(devices[i])] = ranks[i];
-    if (ranks[i] == processes.rank()) options.local.push_back(devices[i]);
-  }
-  if (options.where.empty())
-    return start([&](const Schedule&) { return make_mpi_transport(processes, rank_of); });
-  options.launch_by = &nominal;
-  const c10::Device own = options.where[static_cast<std::size_t>(options.local.front())];
-  return start([&](const Schedule& schedule) {
-    return make_nccl_transport(processes, open_nccl(), {rank_of, transfer_queues(schedule), own});
-  });
-}
-
-/// Share of the step in which the compute lanes of devices with this role are idle.
-double waiting(const Timeline& timeline, const std::vector<double>& busy, const std::string& role) {
-  double sum = 0;
-  int count = 0;
-  for (std::size_t d = 0; d < busy.size(); ++d) {
-    const std::string& of_device = timeline.devices[d].role;
-    if (of_device != role && of_device != "both") continue;
-    sum += 1 - busy[d];
-    ++count;
-  }
-  return count > 0 ? sum / count : 0;
-}
 
 double max_over_mean(const at::Tensor& counts_LE) {
   const at::Tensor counts = counts_LE.to(at::kDouble);
@@ -157,7 +66,7 @@ std::vector<std::string> kinds_of(const Cluster& cluster, const Plan& plan) {
 bool computes_in_fp16(const Plan& plan) {
   const std::vector<DeviceId> devices = devices_of(plan);
   return std::any_of(devices.begin(), devices.end(),
-                     [&](DeviceId d) { return plan.dtype[static_cast<std::size_t>(d)] == Dtype::kFp16; });
+                     [&](DeviceId d) { return plan.dtype[idx(d)] == Dtype::kFp16; });
 }
 
 }  // namespace
@@ -177,20 +86,29 @@ Trainer::Trainer(const Job& job, ModelConfig model, Cluster cluster, Plan plan, 
       unigram_entropy_(validation_ ? unigram_entropy(text.validation) : 0),
       emulated_(emulated_plan(job, plan_)),
       emulated_placement_(emulated_, model_, step_options(job, model_)),
-      truth_(make_cost(model_, cluster_, emulated_, load_profiles(cluster_))),
+      profiles_(load_profiles(cluster_)),
+      truth_(make_cost(model_, cluster_, emulated_, profiles_)),
       nominal_cluster_(without_slow_devices(cluster_)),
-      nominal_(make_cost(model_, nominal_cluster_, emulated_, load_profiles(cluster_))),
-      session_(
-          make_session(job, model_, cluster_, plan_, *truth_, *nominal_, emulated_placement_, processes)),
+      nominal_(make_cost(model_, nominal_cluster_, emulated_, profiles_)),
       text_checksum_(checksum(text.train.const_data_ptr(), text.train.nbytes())),
+      session_(make_session({.job = job,
+                             .model = model_,
+                             .cluster = cluster_,
+                             .plan = plan_,
+                             .emulated = emulated_placement_,
+                             .truth = *truth_,
+                             .nominal = *nominal_,
+                             .profiles = profiles_,
+                             .text_checksum = text_checksum_},
+                            processes)),
       loss_scale_(job.train.loss_scale, computes_in_fp16(plan_)),
       stragglers_(kinds_of(cluster_, plan_), job.train.straggler_share),
       spikes_(job.train.spike_sigma) {
   session_->initialize(job.train.seed);
-  check_same_run();
   if (checkpoints != Checkpoints::kOn) return;
   writer_.emplace(checkpoint_folder(job), job.checkpoint);
   if (processes.alone()) return;
+  if (saves()) check_shared_folder(processes, job.output);
   std::vector<DeviceId> local;
   for (const DeviceState* state : session_->states()) local.push_back(state->device());
   presence_.emplace(job.output, processes.rank(), local);
@@ -202,67 +120,48 @@ PredictedStep Trainer::predict() const {
   return {make_timeline(session_->schedule(), times, plan_, cluster_, "simulated"), times.step};
 }
 
-/// Ranks that were started with different files or programs would wait for each other forever.
-void Trainer::check_same_run() const {
-  const std::string mine =
-      fmt::format("{} plan {:016x} schedule {:016x} model {:016x} job {:016x} text {:016x}", version(),
-                  sum_of(to_json(plan_)), hash(session_->schedule()), sum_of(to_hf(model_)),
-                  sum_of(write_fields(job_)), text_checksum_);
-  check_alike(processes_, mine, "All ranks need the same program, job and text.");
-}
-
-/// True when every rank has read its part.
-bool Trainer::load_everywhere(const FoundCheckpoint& checkpoint, std::string& error) {
-  std::string mine;
-  try {
-    load_checkpoint(checkpoint, model_, session_->states());
-  } catch (const IoError& failed) {
-    mine = failed.what();
-  }
-  for (const std::string& text : processes_.gather(mine)) {
-    if (!text.empty()) error = text;
-  }
-  return error.empty();
+/// A run that begins anew leaves no checkpoint of another one where it or a restart of it would look.
+void Trainer::name_run(TrainOutcome& out) {
+  const std::filesystem::path folder = checkpoint_folder(job_);
+  if (processes_.rank() == 0) remove_unfinished(folder);
+  const auto now = std::chrono::system_clock::now().time_since_epoch().count();
+  attempt_ = run_ = processes_.gather(fmt::format("{:x}", static_cast<u64>(now)))[0];
+  if (job_.checkpoint.resume || !saves() || processes_.rank() != 0) return;
+  const std::string note = set_others_aside(folder, run_);
+  if (!note.empty()) out.notes.push_back(note);
 }
 
 /// Goes on from the newest checkpoint that can be read.
 void Trainer::resume(TrainOutcome& out) {
-  const std::filesystem::path folder = checkpoint_folder(job_);
-  if (processes_.rank() == 0) remove_unfinished(folder);
-  const auto now = std::chrono::system_clock::now().time_since_epoch().count();
-  attempt_ = processes_.gather(fmt::format("{:x}", static_cast<u64>(now)))[0];
+  name_run(out);
   if (!job_.checkpoint.resume) return;
-  const auto note = [&](const std::string& text) { out.notes.push_back(text); };
-  const auto broken = [&](const std::string& text) { note("passed over a checkpoint: " + text); };
-  const std::vector<FoundCheckpoint> found = find_checkpoints(folder, broken);
-  for (const FoundCheckpoint& checkpoint : found) {
-    std::string error;
-    if (!load_everywhere(checkpoint, error)) {
-      broken(error);
-      continue;
-    }
-    out.first_step = checkpoint.info.step;
-    next_sequence_ = checkpoint.info.sequences;
-    saved_step_ = checkpoint.info.step;
-    skipped_ = checkpoint.info.skipped;
-    loss_scale_.restore(checkpoint.info.loss_scale);
-    note(fmt::format("went on from {}", checkpoint.path.string()));
-    if (checkpoint.info.text != text_checksum_ || checkpoint.info.seed != job_.train.seed) {
-      note("the training text or the seed is not that of the checkpoint: the data are not continued");
-    }
-    return;
-  }
-  if (!found.empty()) {
-    fail<IoError>(folder.string(), "no checkpoint can be read: {}. To begin anew: --checkpoint.resume false",
-                  out.notes.back());
+  const Resumed resumed = load_newest(checkpoint_folder(job_), model_, session_->states(), processes_);
+  out.notes = resumed.notes;
+  if (!resumed.checkpoint) return;
+  const CheckpointInfo& info = resumed.checkpoint->info;
+  run_ = info.run;
+  out.first_step = info.step;
+  next_sequence_ = info.sequences;
+  saved_step_ = info.step;
+  skipped_ = info.skipped;
+  loss_scale_.restore(info.loss_scale);
+  if (info.text != text_checksum_ || info.seed != job_.train.seed) {
+    out.notes.emplace_back(
+        "the training text or the seed is not that of the checkpoint: the data are not continued");
   }
 }
 
 void Trainer::save(i64 steps_done) {
   CheckpointShard shard;
-  shard.info = {steps_done, next_sequence_, job_.train.seed, text_checksum_, version(), write_fields(job_)};
-  shard.info.skipped = skipped_;
-  shard.info.loss_scale = loss_scale_.state();
+  shard.info = {.step = steps_done,
+                .sequences = next_sequence_,
+                .run = run_,
+                .seed = job_.train.seed,
+                .text = text_checksum_,
+                .version = version(),
+                .job = write_fields(job_),
+                .skipped = skipped_,
+                .loss_scale = loss_scale_.state()};
   shard.config = to_hf(model_);
   shard.rank = processes_.rank();
   shard.num_ranks = processes_.num_ranks();
@@ -272,103 +171,94 @@ void Trainer::save(i64 steps_done) {
   saved_step_ = steps_done;
 }
 
+/// Of the steps under the final clock.
+struct Trainer::StepTimes {
+  std::vector<double> executed, replayed, ratios;
+
+  void summarize(TrainOutcome& out) const {
+    out.executed_step = median(executed);
+    out.replayed_step = median(replayed);
+    out.executed_over_replayed = median(ratios);
+    if (!out.pace) return;
+    out.pace->lag = out.executed_over_replayed - 1;
+    out.pace->kept_up = std::abs(out.pace->lag) < kPaceTolerance;
+  }
+};
+
 TrainOutcome Trainer::run(const std::function<void(const StepRecord&)>& on_step, i64 timed_steps) {
   TrainOutcome out;
   out.unigram_entropy = unigram_entropy_;
   const TrainOptions& train = job_.train;
-  std::vector<double> executed, replayed, ratios;  // of the steps under the final clock
+  StepTimes times;
   const bool paced = job_.clock.kind == ClockKind::kPaced;
-  PaceReport pace;
-  const i64 total = train.steps + timed_steps;
   if (writer_) resume(out);
-  const bool saves = writer_ && job_.checkpoint.every > 0;
   bool stop = stop_requested && processes_.alone();
-  for (i64 step = out.first_step; step < total && !stop; ++step) {
+  for (i64 step = out.first_step; step < train.steps + timed_steps && !stop; ++step) {
     // The first step runs unpaced and tells how much processor time a step takes.
     const i64 done = step - out.first_step;
     if (done > 0 && ((paced && done == 1) || (timed_steps > 0 && step == std::max<i64>(train.steps, 1)))) {
-      set_paced(pace, out.records.empty() ? 0 : out.records.back().wall_s);
-      out.pace = pace;
-      executed.clear();
-      replayed.clear();
-      ratios.clear();
+      out.pace.emplace();
+      set_paced(*out.pace, out.records.empty() ? 0 : out.records.back().wall_s);
+      times = {};
     }
-    StepRecord record = train_one(step);
-    stop = stop_everywhere(record);
-    check_finite(record);
-    watch_health(record);
-    for (const std::string& warning : record.warnings)
-      out.warnings.push_back(fmt::format("step {}: {}", record.step, warning));
-    executed.push_back(record.step_s);
-    if (session_->executor().clock() != ClockKind::kReal && processes_.alone()) {
-      replayed.push_back(replay());
-      ratios.push_back(record.step_s / replayed.back());
-    }
-    out.records.push_back(record);
+    const StepRecord record = finish_step(train_one(step), stop);
+    note(record, times, out);
     if (on_step) on_step(record);
     const bool due = train.validate_every > 0 && (step + 1) % train.validate_every == 0;
     if (validation_ && (due || step + 1 == train.steps) && step < train.steps) {
       out.validations.push_back({step + 1, validate()});
     }
-    if (saves && (step + 1) % job_.checkpoint.every == 0) save(step + 1);
-    if (out.pace) {
-      out.pace->cpu_share = last_.cpu_seconds / (record.wall_s * num_cores());
-    }
+    if (saves() && (step + 1) % job_.checkpoint.every == 0) save(step + 1);
   }
   const i64 steps_done = out.first_step + static_cast<i64>(out.records.size());
-  if (saves && steps_done > saved_step_) save(steps_done);
+  if (saves() && steps_done > saved_step_) save(steps_done);
   if (writer_) writer_->finish();
   out.interrupted = stop;
   out.skipped_steps = skipped_;
-  out.executed_step = median(executed);
-  out.replayed_step = median(replayed);
-  out.executed_over_replayed = median(ratios);
-  if (out.pace) {
-    out.pace->lag = out.executed_over_replayed - 1;
-    out.pace->kept_up = std::abs(out.pace->lag) < kPaceTolerance;
-  }
+  times.summarize(out);
   if (!out.records.empty()) out.executed = whole_timeline();
   return out;
 }
 
-/// Completes the record by what other ranks know; true when any rank was asked to stop.
-bool Trainer::stop_everywhere(StepRecord& record) {
-  slowness_.assign(cluster_.devices.size(), 0);
-  for (const DeviceWork& work : session_->executor().device_work()) {
-    if (work.nominal > 0) slowness_[static_cast<std::size_t>(work.device)] = work.busy / work.nominal;
+/// Completes the record by what other ranks know and by what the run watches; `stop` is true when any rank
+/// was asked to.
+StepRecord Trainer::finish_step(StepRecord record, bool& stop) {
+  StepReport mine;
+  mine.stop = stop_requested;
+  mine.updated = record.updated;
+  mine.step_s = record.step_s;
+  mine.peak_memory = record.peak_memory;
+  add_device_work(mine, session_->executor());
+  const StepReport all = gather_reports(processes_, mine);
+  stop = all.stop;
+  slowness_ = all.slowness;
+  if (!processes_.alone()) {
+    record.updated = all.updated;
+    record.step_s = all.step_s;
+    record.peak_memory = all.peak_memory;
+    std::vector<double> busy = all.busy;
+    for (double& seconds : busy) seconds /= record.step_s;
+    const Timeline timeline = session_->executor().timeline();
+    record.attention_wait = waiting(timeline, busy, "attention");
+    record.expert_wait = waiting(timeline, busy, "expert");
+    record.tokens_per_s = real(job_.train.sequences * job_.train.seq_len) / record.step_s;
   }
-  nonfinite_ = record.updated ? -1 : first_nonfinite();
-  if (processes_.alone()) return stop_requested;
-  const bool mine = stop_requested;
-  const Timeline timeline = session_->executor().timeline();
-  Json report = {{"stop", mine},
-                 {"step_s", record.step_s},
-                 {"busy", Json::array()},
-                 {"slowness", slowness_},
-                 {"updated", record.updated},
-                 {"nonfinite", nonfinite_},
-                 {"peak_memory", record.peak_memory}};
-  for (const double share : busy_share(timeline)) report["busy"].push_back(share * timeline.step);
-  Timeline all = timeline;
-  bool stop = false;
-  std::vector<double> busy(all.devices.size(), 0);
-  for (const std::string& text : processes_.gather(report.dump())) {
-    const Json one = Json::parse(text);
-    stop = stop || one["stop"].get<bool>();
-    record.step_s = std::max(record.step_s, one["step_s"].get<double>());
-    record.updated = record.updated && one["updated"].get<bool>();
-    nonfinite_ = std::max(nonfinite_, one["nonfinite"].get<i64>());
-    record.peak_memory = std::max(record.peak_memory, one["peak_memory"].get<double>());
-    for (std::size_t d = 0; d < busy.size(); ++d) {
-      busy[d] += one["busy"][d].get<double>();
-      slowness_[d] = std::max(slowness_[d], one["slowness"][d].get<double>());
-    }
+  check_finite(record);
+  watch_health(record);
+  return record;
+}
+
+/// Adds a finished step to what the run tells at its end.
+void Trainer::note(const StepRecord& record, StepTimes& times, TrainOutcome& out) {
+  for (const std::string& warning : record.warnings)
+    out.warnings.push_back(fmt::format("step {}: {}", record.step, warning));
+  times.executed.push_back(record.step_s);
+  if (session_->executor().clock() != ClockKind::kReal && processes_.alone()) {
+    times.replayed.push_back(replay());
+    times.ratios.push_back(record.step_s / times.replayed.back());
   }
-  for (double& seconds : busy) seconds /= record.step_s;
-  record.attention_wait = waiting(timeline, busy, "attention");
-  record.expert_wait = waiting(timeline, busy, "expert");
-  record.tokens_per_s = static_cast<double>(job_.train.sequences * job_.train.seq_len) / record.step_s;
-  return stop;
+  out.records.push_back(record);
+  if (out.pace) out.pace->cpu_share = last_.cpu_seconds / (record.wall_s * num_cores());
 }
 
 /// Adds to the record what is noteworthy of the step.
@@ -391,19 +281,21 @@ void Trainer::watch_health(StepRecord& record) {
 }
 
 /// The first parameter on the way of the backward pass, which goes against the model's order, whose gradient
-/// on a local device is not finite: its index in the model's order, -1 = none.
-i64 Trainer::first_nonfinite() {
+/// on any device is not finite; empty = none. Collective, and slow: every gradient is looked at.
+std::string Trainer::first_nonfinite() {
   const std::vector<ParamInfo> order = parameters(model_);
+  std::unordered_map<std::string, i64> position;
+  for (const ParamInfo& info : order) position.emplace(info.name, static_cast<i64>(position.size()));
   i64 first = -1;
   for (DeviceState* state : session_->states()) {
     for (const NamedView& view : state->views(model_)) {
-      if (!view.grad.defined() || at::isfinite(view.grad).all().item<bool>()) continue;
-      const auto found = std::find_if(order.begin(), order.end(),
-                                      [&](const ParamInfo& info) { return info.name == view.name; });
-      first = std::max(first, static_cast<i64>(found - order.begin()));
+      if (view.grad.defined() && !at::isfinite(view.grad).all().item<bool>())
+        first = std::max(first, position.at(view.name));
     }
   }
-  return first;
+  for (const std::string& text : processes_.gather(std::to_string(first)))
+    first = std::max<i64>(first, std::stoll(text));
+  return first < 0 ? "" : order[idx(first)].name;
 }
 
 /// Weights and moments of a step that was not finite are those from before it.
@@ -424,10 +316,8 @@ void Trainer::check_finite(StepRecord& record) {
   const auto unsigned_nan = [](double x) { return std::isnan(x) ? std::abs(x) : x; };
   std::string what =
       fmt::format("loss {} with gradient norm {}", unsigned_nan(record.loss), unsigned_nan(record.grad_norm));
-  if (nonfinite_ >= 0) {
-    what += fmt::format(": in the backward pass {} is the first that is not finite",
-                        parameters(model_)[static_cast<std::size_t>(nonfinite_)].name);
-  }
+  const std::string first = first_nonfinite();
+  if (!first.empty()) what += fmt::format(": in the backward pass {} is the first that is not finite", first);
   const bool skips = job_.train.on_nonfinite == OnNonfinite::kSkip;
   if (skips && skipped_in_a_row_ <= job_.train.max_skipped) {
     record.warnings.push_back(what + ". The step is skipped, weights stay as they are");
@@ -501,13 +391,14 @@ StepRecord Trainer::train_one(i64 step) {
   record.step_s = last_.step;
   record.wall_s = wall.count();
   record.peak_memory = resident_watermark();
-  record.tokens_per_s = static_cast<double>(train.sequences * train.seq_len) / last_.step;
+  record.tokens_per_s = real(train.sequences * train.seq_len) / last_.step;
   record.expert_max_over_mean = max_over_mean(last_.counts_LE);
   const std::vector<double> busy = busy_share(timeline);
   record.attention_wait = waiting(timeline, busy, "attention");
   record.expert_wait = waiting(timeline, busy, "expert");
   record.updated = last_.updated;
-  record.overflowed = loss_scale_.lower_after(!last_.updated && std::isfinite(last_.loss + last_.aux_loss));
+  // A loss that is not finite says nothing of the scale, neither that it is too high nor that it is good.
+  record.overflowed = std::isfinite(last_.loss + last_.aux_loss) && loss_scale_.lower_after(!last_.updated);
   return record;
 }
 
@@ -524,7 +415,7 @@ double Trainer::validate() {
     input.targets = batch.targets;
     input.target_count = batch.target_count;
     sum += session_->evaluate(input).loss;
-    targets += static_cast<double>(batch.target_count);
+    targets += real(batch.target_count);
   }
   double all = 0;
   for (const std::string& text : processes_.gather(fmt::format("{}", sum))) all += std::stod(text);

@@ -96,13 +96,15 @@ class Trainer {
   const Cluster& cluster() const { return cluster_; }
 
  private:
-  void check_same_run() const;
+  struct StepTimes;
+  bool saves() const { return writer_ && job_.checkpoint.every > 0; }
+  void name_run(TrainOutcome& out);
   void resume(TrainOutcome& out);
-  bool load_everywhere(const FoundCheckpoint& checkpoint, std::string& error);
-  bool stop_everywhere(StepRecord& record);
+  StepRecord finish_step(StepRecord record, bool& stop);
+  void note(const StepRecord& record, StepTimes& times, TrainOutcome& out);
   void watch_health(StepRecord& record);
   void check_finite(StepRecord& record);
-  i64 first_nonfinite();
+  std::string first_nonfinite();
   Timeline whole_timeline() const;
   void save(i64 steps_done);
   StepRecord train_one(i64 step);
@@ -120,20 +122,21 @@ class Trainer {
   double unigram_entropy_;
   Plan emulated_;
   Placement emulated_placement_;
+  ProfileSet profiles_;
   std::unique_ptr<CostModel> truth_;
   Cluster nominal_cluster_;  ///< no device is slower than its type
   std::unique_ptr<CostModel> nominal_;
+  u64 text_checksum_;
   std::unique_ptr<Session> session_;
   std::optional<CheckpointWriter> writer_;
   std::optional<Presence> presence_;
-  u64 text_checksum_;
-  std::string attempt_;  ///< names this run among those that write the same folder
+  std::string attempt_;  ///< names this start among those that write the same folder
+  std::string run_;      ///< of checkpoints: that of the start from which all others went on
   LossScale loss_scale_;
   StragglerWatch stragglers_;
   SpikeWatch spikes_;
   MemoryWatch memory_;
   std::vector<double> slowness_;  ///< [num_devices] of the last step, see health.h
-  i64 nonfinite_ = -1;  ///< of a step that was not updated: index of a parameter, see first_nonfinite()
   i64 skipped_ = 0, skipped_in_a_row_ = 0;
   i64 saved_step_ = 0;
   i64 next_sequence_ = 0;  ///< index of the first training sequence of the next step

@@ -123,5 +123,57 @@ TEST(LaunchReplan, NeedsARunOfTheProgram) {
   EXPECT_TRUE(contains(result.err, "[--replan] needs a command with `hetermoe train`")) << result.err;
 }
 
+// ---- exit codes ----
+
+/// Where checkpoints should go is a file: the first write of one fails, after step 2.
+TEST(ExitCode, AFileThatCannotBeWrittenInMidRunIsNoWrongInput) {
+  const WorkFolder folder;
+  folder.file("run/checkpoints", "in the way");
+  const ProgramResult result = train(folder);
+  EXPECT_EQ(result.code, 1) << result.err;
+  EXPECT_TRUE(contains(result.err, "cannot create folder")) << result.err;
+}
+
+TEST(ExitCode, AFileThatCannotBeReadBeforeTheFirstStepIsWrongInput) {
+  const WorkFolder folder;
+  EXPECT_EQ(train(folder, {"--data.paths", folder / "none"}).code, 2);
+}
+
+TEST(Launch, RestartsARunWhoseFilesCouldNotBeWritten) {
+  const WorkFolder folder;
+  folder.file("run/checkpoints", "in the way");
+  const ProgramResult result = run_hetermoe({"launch",
+                                             "--pause",
+                                             "0",
+                                             "--restarts",
+                                             "1",
+                                             "--json",
+                                             "--",
+                                             HM_BINARY_DIR "/hetermoe",
+                                             "train",
+                                             "--model",
+                                             "tiny",
+                                             "--cluster",
+                                             "demo",
+                                             "--output",
+                                             folder / "run",
+                                             "--train.steps",
+                                             "2",
+                                             "--train.seq_len",
+                                             "16",
+                                             "--train.sequences",
+                                             "4",
+                                             "--train.microbatches",
+                                             "2",
+                                             "--train.validation_sequences",
+                                             "0",
+                                             "--data.max_bytes",
+                                             "200000",
+                                             "--checkpoint.every",
+                                             "1"});
+  EXPECT_EQ(result.code, 1) << result.err;
+  EXPECT_TRUE(contains(result.out, "\"restarts\": 1")) << result.out;
+}
+
 }  // namespace
 }  // namespace hetermoe

@@ -236,5 +236,28 @@ TEST_F(JobPlan, AFileForAnotherModelIsOneErrorWithAllFaults) {
   EXPECT_NE(message.find("[groups[0].layers[0].experts]"), std::string::npos);
 }
 
+TEST(PlanDtypes, ReplicasOfOneStateOnDevicesOfTwoDtypesAreRefusedInOneSentence) {
+  const ModelConfig model = load_model("tiny");
+  const Cluster cluster = load_cluster("demo");
+  Plan plan = make_job_plan(job_from_overrides({{"model", "tiny"}, {"strategy", "ep"}}), model, cluster);
+  plan.dtype[1] = Dtype::kBf16;
+  plan.dtype[3] = Dtype::kFp16;
+  const std::vector<std::string> faults = validate(plan, model, cluster);
+  ASSERT_EQ(faults.size(), 1U);
+  EXPECT_EQ(faults[0],
+            "[dtype] device 0 (fp32) and device 1 (bf16) both hold the embedding: their gradients would be "
+            "rounded differently and the copies drift apart. Give both the same dtype");
+}
+
+TEST(PlanDtypes, DevicesThatShareNoStateMayDiffer) {
+  const ModelConfig model = load_model("tiny");
+  const Cluster cluster = load_cluster("demo");
+  Plan plan = make_job_plan(job_from_overrides({{"model", "tiny"}, {"strategy", "zebra"}}), model, cluster);
+  for (DeviceId d = 0; d < cluster.num_devices(); ++d) {
+    if (role_of(plan, d) == "expert") plan.dtype[static_cast<std::size_t>(d)] = Dtype::kFp16;
+  }
+  EXPECT_TRUE(validate(plan, model, cluster).empty());
+}
+
 }  // namespace
 }  // namespace hetermoe

@@ -1,0 +1,33 @@
+#pragma once
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "hetermoe/comm/processes.h"
+#include "hetermoe/train/checkpoint.h"
+
+namespace hetermoe {
+
+/// How a run goes on from what is in its folder of checkpoints.
+struct Resumed {
+  std::optional<FoundCheckpoint> checkpoint;  ///< whose tensors the states now have
+  std::vector<std::string> notes;             ///< what the user should know of it
+};
+
+/// How a rank looks for the checkpoint that rank 0 has chosen.
+struct ResumeOptions {
+  /// File systems of a network may show a rank yesterday's folder for a while.
+  Seconds visible_within = 90;
+  std::function<FoundCheckpoint(const std::filesystem::path&)> look = read_checkpoint;
+};
+
+/// Loads the newest checkpoint that all ranks can read; collective. Rank 0 says which there are, and no rank
+/// ever loads another: one that does not see it within the limit ends the run. Throws IoError then, and when
+/// there are checkpoints and none can be read.
+Resumed load_newest(const std::filesystem::path& folder, const ModelConfig& model,
+                    const std::vector<DeviceState*>& states, const Processes& processes,
+                    const ResumeOptions& options = {});
+
+}  // namespace hetermoe

@@ -1,0 +1,169 @@
+#include "hetermoe/train/start.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <thread>
+
+#include "hetermoe/base/checksum.h"
+#include "hetermoe/base/index.h"
+#include "hetermoe/base/version.h"
+#include "hetermoe/comm/transports.h"
+#include "hetermoe/device/accelerator.h"
+#include "hetermoe/train/ranks.h"
+
+namespace hetermoe {
+namespace {
+
+std::string sum_of(const Json& json) {
+  const std::string text = json.dump();
+  return fmt::format("{:016x}", checksum(text.data(), text.size()));
+}
+
+i32 lane_threads(const Job& job, const Plan& plan) {
+  if (job.clock.threads > 0) return job.clock.threads;
+  return std::max(1, num_cores() / static_cast<i32>(devices_of(plan).size()));
+}
+
+Session::Options session_options(const SessionParts& parts) {
+  const Job& job = parts.job;
+  Session::Options options;
+  options.step = step_options(job, parts.model);
+  options.executor.emulated = &parts.emulated;
+  options.executor.clock = job.clock.kind == ClockKind::kPaced ? ClockKind::kVirtual : job.clock.kind;
+  options.executor.truth = &parts.truth;
+  if (job.train.straggler_share > 0) options.executor.nominal = &parts.nominal;
+  options.executor.threads_per_lane = lane_threads(job, parts.plan);
+  options.executor.watchdog = job.clock.watchdog_s;
+  return options;
+}
+
+/// Where the tensors of each device are: empty = on the CPU.
+std::vector<c10::Device> places(const Job& job, const Cluster& cluster, const Processes& processes) {
+  if (find_device(job.run.device, "run.device").is_cpu()) return {};
+  std::vector<c10::Device> where;
+  for (DeviceId d = 0; d < cluster.num_devices(); ++d) {
+    const i32 turn = processes.alone() ? d : processes.local_rank();
+    where.push_back(find_device_in_turn(job.run.device, turn, "run.device"));
+  }
+  return where;
+}
+
+Json content_of(const ProfileSet& profiles) {
+  Json json = Json::object();
+  for (const auto& [type, named] : profiles) {
+    ProfileFile profile = named.profile;
+    json[std::to_string(type)] = write_fields(profile);
+  }
+  return json;
+}
+
+/// The rank of each device of the cluster, -1 = idle.
+std::vector<i32> place_ranks(const SessionParts& parts, const Processes& processes, c10::Device own) {
+  std::vector<i32> rank_of = ranks_of_devices(parts.plan, parts.cluster, processes.num_ranks());
+  // On an emulated clock any GPU may stand for any device.
+  const std::vector<WantedGpu> wanted = wanted_gpus(parts.plan, parts.cluster);
+  const bool one_each = static_cast<i32>(wanted.size()) == processes.num_ranks();
+  if (own.is_cpu() || parts.job.clock.kind != ClockKind::kReal || !one_each) return rank_of;
+  const RankGpu mine = {.host = host_name(),
+                        .name = gpu_name(own),
+                        .capability = compute_capability(own),
+                        .memory = gpu_memory(own)};
+  const std::vector<i32> ranks = assign_ranks(gather_gpus(processes, mine), wanted);
+  for (std::size_t i = 0; i < wanted.size(); ++i) rank_of[idx(wanted[i].device)] = ranks[i];
+  return rank_of;
+}
+
+/// Rank 0 decides in which order the transfers are launched, where the transport needs one order.
+void agree_on_launches(Session::Options& options, const SessionParts& parts, const Processes& processes) {
+  options.launch_by = &parts.nominal;
+  options.agree_on_order = [&processes](const Schedule& schedule, const std::vector<OpId>& mine) {
+    return order_of_rank_0(processes, schedule, mine);
+  };
+}
+
+}  // namespace
+
+StepOptions step_options(const Job& job, const ModelConfig& model) {
+  return {.balance = model.aux_loss_coef > 0, .aux_group = job.train.aux_group, .backward = true};
+}
+
+i32 num_cores() { return std::max(1, static_cast<i32>(std::thread::hardware_concurrency())); }
+
+std::unique_ptr<Session> make_session(const SessionParts& parts, const Processes& processes) {
+  const Job& job = parts.job;
+  const Cluster& cluster = parts.cluster;
+  check_same_run(processes, facts_of(parts));
+  Session::Options options = session_options(parts);
+  // Threads of one process share its cores: who of them is slower says nothing of a device.
+  if (processes.alone() && job.clock.kind == ClockKind::kReal) options.executor.nominal = nullptr;
+  options.where = places(job, cluster, processes);
+  if (!processes.alone() && job.clock.kind == ClockKind::kPaced) {
+    fail<ConfigError>("clock.kind",
+                      "got paced with {} processes, expected real or virtual: processes have no common "
+                      "clock to keep pace with",
+                      processes.num_ranks());
+  }
+  const c10::Device own = options.where.empty() ? c10::Device(c10::DeviceType::CPU) : options.where[0];
+  const TransportKind& kind = find_transport(processes, own);
+  TransportOptions transport{
+      .rank_of = std::vector<i32>(idx(cluster.num_devices()), 0), .queues = {}, .device = own};
+  if (!processes.alone()) {
+    transport.rank_of = place_ranks(parts, processes, own);
+    for (DeviceId d = 0; d < cluster.num_devices(); ++d) {
+      if (transport.rank_of[idx(d)] == processes.rank()) options.local.push_back(d);
+    }
+  }
+  if (kind.needs_launch_order) agree_on_launches(options, parts, processes);
+  return std::make_unique<Session>(parts.model, cluster, parts.plan, options, [&](const Schedule& schedule) {
+    check_same_run(processes, {{"schedule", fmt::format("{:016x}", hash(schedule))}});
+    transport.queues = transfer_queues(schedule);
+    std::unique_ptr<Transport> made = kind.make(processes, transport);
+    return job.train.checksum_messages ? make_checksummed_transport(std::move(made)) : std::move(made);
+  });
+}
+
+Facts facts_of(const SessionParts& parts) {
+  return {{"program", version()},
+          {"model", sum_of(to_hf(parts.model))},
+          {"cluster", sum_of(to_json(parts.cluster))},
+          {"profiles", sum_of(content_of(parts.profiles))},
+          {"plan", sum_of(to_json(parts.plan))},
+          {"job", sum_of(write_fields(parts.job))},
+          {"text", fmt::format("{:016x}", parts.text_checksum)}};
+}
+
+void check_same_run(const Processes& processes, const Facts& mine) {
+  if (processes.alone()) return;
+  const std::vector<std::string> all = processes.gather(Json(mine).dump());
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    if (all[r] == all[0]) continue;
+    const auto expected = Json::parse(all[0]).get<Facts>(), got = Json::parse(all[r]).get<Facts>();
+    std::vector<std::string> differences;
+    for (std::size_t i = 0; i < std::min(got.size(), expected.size()); ++i) {
+      if (got[i] == expected[i]) continue;
+      differences.push_back(
+          fmt::format("{} (got {}, expected {})", got[i].first, got[i].second, expected[i].second));
+    }
+    fail<ConfigError>(
+        fmt::format("rank {}", r),
+        "is not started like rank 0: it differs in {}. All ranks need the same program, files, job "
+        "and text.",
+        fmt::join(differences, ", "));
+  }
+}
+
+std::vector<OpId> order_of_rank_0(const Processes& processes, const Schedule& schedule,
+                                  const std::vector<OpId>& mine) {
+  const Json told = {{"schedule", hash(schedule)}, {"order", mine}};
+  const Json got = Json::parse(processes.gather(processes.rank() == 0 ? told.dump() : "").front());
+  auto order = got.at("order").get<std::vector<OpId>>();
+  if (got.at("schedule") != told.at("schedule") || order.size() != schedule.ops.size()) {
+    fail<ConfigError>(fmt::format("rank {}", processes.rank()),
+                      "has another schedule than rank 0: got {} ops, expected {}", schedule.ops.size(),
+                      order.size());
+  }
+  return order;
+}
+
+}  // namespace hetermoe

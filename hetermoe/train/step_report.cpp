@@ -1,0 +1,74 @@
+#include "hetermoe/train/step_report.h"
+
+#include <algorithm>
+
+#include "hetermoe/base/index.h"
+
+namespace hetermoe {
+
+Json to_json(const StepReport& report) {
+  return {{"stop", report.stop},
+          {"updated", report.updated},
+          {"step_s", report.step_s},
+          {"peak_memory", report.peak_memory},
+          {"slowness", report.slowness}};
+}
+
+StepReport step_report_from(const Json& json) {
+  StepReport report;
+  report.stop = json.at("stop");
+  report.updated = json.at("updated");
+  report.step_s = json.at("step_s");
+  report.peak_memory = json.at("peak_memory");
+  json.at("busy").get_to(report.busy);
+  json.at("slowness").get_to(report.slowness);
+  return report;
+}
+
+void add_device_work(StepReport& report, const Executor& executor) {
+  const Timeline timeline = executor.timeline();
+  report.busy = busy_share(timeline);
+  for (Seconds& seconds : report.busy) seconds *= timeline.step;
+  report.slowness.assign(report.busy.size(), 0);
+  for (const DeviceWork& work : executor.device_work()) {
+    if (work.nominal > 0) report.slowness[idx(work.device)] = work.busy / work.nominal;
+  }
+}
+
+StepReport merged(const std::vector<StepReport>& reports) {
+  StepReport all = reports.at(0);
+  for (std::size_t r = 1; r < reports.size(); ++r) {
+    const StepReport& one = reports[r];
+    all.stop = all.stop || one.stop;
+    all.updated = all.updated && one.updated;
+    all.step_s = std::max(all.step_s, one.step_s);
+    all.peak_memory = std::max(all.peak_memory, one.peak_memory);
+    for (std::size_t d = 0; d < all.busy.size(); ++d) {
+      all.busy[d] += one.busy.at(d);
+      all.slowness[d] = std::max(all.slowness[d], one.slowness.at(d));
+    }
+  }
+  return all;
+}
+
+StepReport gather_reports(const Processes& processes, const StepReport& mine) {
+  if (processes.alone()) return mine;
+  std::vector<StepReport> reports;
+  for (const std::string& text : processes.gather(to_json(mine).dump()))
+    reports.push_back(step_report_from(Json::parse(text)));
+  return merged(reports);
+}
+
+double waiting(const Timeline& timeline, const std::vector<double>& busy, const std::string& role) {
+  double sum = 0;
+  int count = 0;
+  for (std::size_t d = 0; d < busy.size(); ++d) {
+    const std::string& of_device = timeline.devices[d].role;
+    if (of_device != role && of_device != "both") continue;
+    sum += 1 - busy[d];
+    ++count;
+  }
+  return count > 0 ? sum / count : 0;
+}
+
+}  // namespace hetermoe
