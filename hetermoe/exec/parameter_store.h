@@ -72,9 +72,9 @@ class ParameterStore {
   // ---- As ops use them ----
   bool holds(i32 state) const { return by_state_.count(state) > 0; }
   StateTensors& of_state(i32 state) { return *by_state_.at(state); }
-  StateGroup& group(Part part, i32 layer) { return *shelves_.at({layer, part}).group; }
-  ExpertSlab& slab(i32 layer) { return *shelves_.at({layer, Part::kExperts}).slab; }
-  bool has_shelf(Part part, i32 layer) const { return shelves_.count({layer, part}) > 0; }
+  StateGroup& group(UnitPart part, i32 layer) { return *shelves_.at({layer, part}).group; }
+  ExpertSlab& slab(i32 layer) { return *shelves_.at({layer, UnitPart::kExperts}).slab; }
+  bool has_shelf(UnitPart part, i32 layer) const { return shelves_.count({layer, part}) > 0; }
   void zero_grads();
 
   // ---- Values ----
@@ -86,11 +86,11 @@ class ParameterStore {
   // done. Nothing else may use the store meanwhile. ----
   /// Makes storages for what the new `states` place here of `part` of `layer`, beside those in use. What is
   /// here already is copied over (value, master, moments); the rest is zero, for the caller to fill.
-  void prepare(std::span<const State> states, Part part, i32 layer);
+  void prepare(std::span<const State> states, UnitPart part, i32 layer);
   /// As tensors(), of what prepare() made.
   UnitTensors prepared(const Unit& unit) const;
   /// What prepare() made takes the place of what is in use, which is dropped.
-  void adopt(Part part, i32 layer);
+  void adopt(UnitPart part, i32 layer);
   /// Numbers the states as the new schedule does. Every state that it places here must be on a shelf, and no
   /// other.
   void bind(std::span<const State> states);
@@ -102,9 +102,9 @@ class ParameterStore {
     std::optional<ExpertSlab> slab;   // experts
     std::vector<StateTensors> states;
   };
-  using ShelfKey = std::pair<i32, Part>;  // layer as in Unit, part: the order of the states
+  using ShelfKey = std::pair<i32, UnitPart>;  // layer as in Unit, part: the order of the states
 
-  std::optional<Shelf> make_shelf(std::span<const State> states, Part part, i32 layer) const;
+  std::optional<Shelf> make_shelf(std::span<const State> states, UnitPart part, i32 layer) const;
   void add_group(Shelf& shelf, const State& state) const;
   void add_slab(Shelf& shelf, std::span<const State> states) const;
   UnitTensors tensors_of(const Shelf& shelf, const StateTensors& state, const Unit& unit) const;

@@ -11,8 +11,9 @@ Slots::Slots(i32 num_layers, i32 num_microbatches, i32 num_chunks)
 }
 
 void Slots::free(Buffer buffer, i32 layer_index, i32 m, i32 c) {
-  if (buffer == Buffer::kGrad || buffer == Buffer::kNorm) return;  // live as long as the device
-  if (buffer == Buffer::kLoad) return;                             // small, and read after the step
+  if (buffer == Buffer::kGrad || buffer == Buffer::kNorm || outlives_step(buffer))
+    return;                             // live as long as the device
+  if (buffer == Buffer::kLoad) return;  // small, and read after the step
   if (buffer == Buffer::kCounts) {
     microbatch(m).counts.reset();
     return;

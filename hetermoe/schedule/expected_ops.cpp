@@ -76,9 +76,10 @@ class Collector {
     for (const Share& share : p_.shares(group_, stage, microbatch_)) add(kind, phase, layer, share.device);
   }
   void add(OpKind kind, Phase phase, i32 layer, DeviceId device = -1, i32 chunk = 0, i32 state = -1) {
-    out_.push_back({{kind, phase, static_cast<std::int16_t>(chunk), static_cast<std::int16_t>(group_), layer,
-                     microbatch_, state},
-                    device});
+    const Op op{
+        kind,        phase, static_cast<std::int16_t>(chunk), static_cast<std::int16_t>(group_), layer,
+        microbatch_, state};
+    if (p_.in_step(op)) out_.push_back({op, device});
   }
 
   const Placement& p_;

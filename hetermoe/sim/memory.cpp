@@ -35,6 +35,9 @@ BufferSizes::BufferSizes(const Placement& placement, const ModelConfig& model, c
 }
 
 Bytes BufferSizes::element(DeviceId device) const { return bytes_of(placement_.plan().dtype[at(device)]); }
+Bytes BufferSizes::gradient(DeviceId device) const {
+  return bytes_of(grad_dtype_of(placement_.plan(), device));
+}
 Bytes BufferSizes::row(DeviceId device) const { return row_bytes(model_, element(device)); }
 
 double BufferSizes::tokens(i32 stage, i32 microbatch, DeviceId device) const {
@@ -148,8 +151,10 @@ Bytes BufferSizes::attention_workspace(const Op& op, DeviceId device) const {
   }
   const bool kept =
       recompute == Recompute::kOff || (recompute == Recompute::kResend && placement_.is_moe(op.layer));
+  const i32 state = placement_.states_of(UnitPart::kAttention, op.layer).first;
+  const auto weights = static_cast<double>(counts_.attention_part[at(op.layer)]);
   return count * ((kept ? 0 : work) + attention_gradient_bytes(model_, element(device))) +
-         static_cast<double>(counts_.attention_part[at(op.layer)]) * element(device);
+         (placement_.trains(state) ? weights * element(device) : 0);
 }
 
 /// Rows in expert order, outputs, and in backward the gradients of both: the gradient of the output is the
@@ -201,7 +206,7 @@ Bytes BufferSizes::transfer_workspace(const Op& op, DeviceId device) {
       return (tokens(op.layer - 1, op.microbatch, device) + tokens(op.layer, op.microbatch, device)) * wire;
     case OpKind::kReduce: {
       const auto copies = static_cast<double>(placement_.states()[at(op.state)].devices.size());
-      return copies * work_.state_params(op.state) * state_bytes_per_parameter(element(device)).gradients;
+      return copies * work_.state_params(op.state) * gradient(device);
     }
     case OpKind::kNorm: {
       double largest = 0;
@@ -215,14 +220,23 @@ Bytes BufferSizes::transfer_workspace(const Op& op, DeviceId device) {
 }
 
 MemoryUse BufferSizes::state(DeviceId device) const {
-  const StateBytes each = state_bytes_per_parameter(element(device));
-  double params = 0;
-  for (const i32 state : placement_.states_on(device)) params += work_.state_params(state);
+  const StateBytes each = state_bytes_per_parameter(element(device), gradient(device));
+  double params = 0, trainable = 0;
   MemoryUse use;
-  use.weights = params * each.weights;
+  for (const i32 index : placement_.states_on(device)) {
+    const State& state = placement_.states()[at(index)];
+    // A router's bias is a buffer: it has a value only, never below fp32.
+    const bool bias = state.part == UnitPart::kAttention && model_.is_moe(state.layer) && model_.router_bias;
+    const auto buffer = static_cast<double>(bias ? model_.num_experts : 0);
+    const double count = work_.state_params(index) - buffer;
+    params += count;
+    trainable += state.trainable ? count : 0;
+    use.weights += buffer * std::max(element(device), 4.0);
+  }
+  use.weights += params * each.weights;
   if (!placement_.options().backward) return use;
-  use.gradients = params * each.gradients;
-  use.optimizer = params * (each.master + each.moments);
+  use.gradients = trainable * each.gradients;
+  use.optimizer = trainable * (each.master + each.moments);
   return use;
 }
 

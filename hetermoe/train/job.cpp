@@ -159,6 +159,7 @@ void set_dtypes(Plan& plan, const PlanOptions& options) {
       plan.dtype[d] = *options.attention_dtype;
   }
   if (options.wire_dtype) plan.wire_forward = plan.wire_backward = *options.wire_dtype;
+  plan.grad_dtype = options.grad_dtype;
 }
 
 Plan plan_of_strategy(const Job& job, const ModelConfig& model, const Cluster& cluster) {
