@@ -318,7 +318,7 @@ void DeviceRuntime::unpack_reduce(const Op& op, std::vector<Message>& in) {
 void DeviceRuntime::pack_norm(std::vector<Message>& out) {
   Message mine;
   for (std::size_t s = 0; s < context_.schedule.states.size(); ++s) {
-    if (context_.schedule.states[s].devices[0] != device()) continue;
+    if (!p_.trains(static_cast<i32>(s)) || context_.schedule.states[s].devices[0] != device()) continue;
     mine.numbers.push_back(static_cast<i64>(s));
     mine.values.push_back(squared_norm(state_.tensors(static_cast<i32>(s)).grads).item<double>());
   }

@@ -235,6 +235,7 @@ void DeviceRuntime::attention_backward_op(const Op& op) {
   AttentionGradient gradient =
       attention_backward(context_.model, op.layer, state_.attention(op.layer), in, p_.plan().seq_len);
   aux_[at_(op.layer)][at_(op.microbatch)] = gradient.aux_loss;
+  if (!p_.needs_input_gradient(op.layer)) return;
   if (p_.moves_into(op.group, op.layer, op.microbatch))
     slot.d_move = gradient.dy_TD;
   else

@@ -51,6 +51,8 @@ class DeviceRuntime {
     slots_.free(buffer, layer, microbatch, chunk);
   }
   Slots& slots() { return slots_; }
+  /// Of parameters, gradients and moments.
+  i64 state_bytes() const { return state_.store().bytes(); }
   /// After the norm op (or after the last op, when forward only): the numbers of the whole step.
   StepResult& result() { return result_; }
   /// Forward only: what this device adds to the step's loss.

@@ -145,6 +145,7 @@ StepResult Executor::run(const StepInput& input) {
   if (options_.memory != nullptr) options_.memory->clear_records();
   for (std::unique_ptr<DeviceLanes>& device : devices_) {
     device->runtime.begin_step(input);
+    device->state_bytes = device->runtime.state_bytes();
     finish_stream(device->runtime.where());
     std::fill(device->done.begin(), device->done.end(), 0);
     for (std::size_t e = 0; e < lifetimes_.epochs.size(); ++e)
@@ -382,6 +383,10 @@ void Executor::check_leaks() const {
     const std::vector<std::string> held = device->runtime.slots().held();
     HM_CHECK(held.empty(), "device {} still holds {} buffers after the step, the first is {}",
              device->runtime.device(), held.size(), held[0]);
+    const i64 bytes = device->runtime.state_bytes();
+    HM_CHECK(bytes == device->state_bytes,
+             "device {} holds {} bytes of parameters, gradients and moments after the step, before it {}",
+             device->runtime.device(), bytes, device->state_bytes);
   }
 }
 

@@ -78,7 +78,7 @@ MessageShape DeviceRuntime::expected_from(const Op& op, DeviceId peer, const Mes
       return expected_norm(peer, message);
     default: {  // balance, reduce: everybody sends the same
       MessageShape shape;
-      const at::ScalarType theirs = scalar_type(p_.plan().dtype[at_(peer)]);
+      const at::ScalarType theirs = scalar_type(grad_dtype_of(p_.plan(), peer));
       for (const at::Tensor& tensor : own.tensors) {
         shape.tensors.push_back(
             {op.kind == OpKind::kReduce ? theirs : tensor.scalar_type(), tensor.sizes().vec()});
@@ -170,7 +170,7 @@ MessageShape DeviceRuntime::expected_move(const Op& op, DeviceId peer) const {
 MessageShape DeviceRuntime::expected_norm(DeviceId peer, const Message& message) const {
   MessageShape shape;
   for (std::size_t s = 0; s < context_.schedule.states.size(); ++s) {
-    if (context_.schedule.states[s].devices[0] != peer) continue;
+    if (!p_.trains(static_cast<i32>(s)) || context_.schedule.states[s].devices[0] != peer) continue;
     const std::size_t i = shape.numbers++;
     if (i < message.numbers.size() && message.numbers[i] != static_cast<i64>(s))
       fail<TransportError>(name_of_peer(peer), "state {}: got {}, expected {}", i, message.numbers[i], s);

@@ -20,10 +20,8 @@ struct LogicalTensor {
   std::string name;
   at::Tensor value;
   bool buffer = false;  ///< no parameter: it has a value only (e_score_correction_bias)
-  // Undefined for a buffer and in a frozen unit:
-  at::Tensor grad;
-  at::Tensor exp_avg, exp_avg_sq;
-  at::Tensor master;         ///< fp32 copy of a bf16 or fp16 value, else undefined
+  at::Tensor grad = {}, exp_avg = {}, exp_avg_sq = {};  ///< undefined for a buffer and in a frozen unit
+  at::Tensor master = {};    ///< fp32 copy of a bf16 or fp16 value that is trained, else undefined
   bool first_owner = false;  ///< this device is the home of the unit
 };
 
@@ -37,32 +35,25 @@ struct UnitTensors {
   std::vector<LogicalTensor> tensors;
 };
 
-/// The tensors of one Schedule::states entry on one device.
+/// The tensors of one state on one device.
 struct StateTensors {
   State state;
   std::vector<at::Tensor> values, grads;  ///< views of the shelf's storages; no grads when frozen
   AdamwState moments;                     ///< empty when frozen
 };
 
-/// dtype and place of the tensors of a device.
-struct StoreOptions {
-  at::TensorOptions values;
-  std::optional<at::ScalarType> grad;  ///< none = that of the values
-};
-
+/// Not to be used by several threads while it is rebuilt; else as its tensors are.
 class ParameterStore {
  public:
-  /// Empty.
-  ParameterStore(DeviceId device, const ModelConfig& model, const StoreOptions& options);
-  /// With storages, all zero, for all that `states` place on this device.
-  ParameterStore(DeviceId device, const ModelConfig& model, const StoreOptions& options,
+  /// Storages, all zero, for all that `states` place on the device. options.trainable is of no account: the
+  /// states say it. Keeps a reference to the model.
+  ParameterStore(DeviceId device, const ModelConfig& model, const StorageOptions& options,
                  std::span<const State> states);
 
   // ---- By unit ----
   /// What is here, state by state.
   std::vector<Unit> units() const;
-  bool holds(const Unit& unit) const;
-  /// Throws when the unit is not here.
+  bool holds(const Unit& unit) const { return find(shelves_, unit).second != nullptr; }
   UnitTensors tensors(const Unit& unit) const;
   /// The tensors of all units, in the order of units().
   std::vector<LogicalTensor> tensors() const;
@@ -72,27 +63,30 @@ class ParameterStore {
   // ---- As ops use them ----
   bool holds(i32 state) const { return by_state_.count(state) > 0; }
   StateTensors& of_state(i32 state) { return *by_state_.at(state); }
+  /// Of the embedding (layer -1), an attention part, or the head (layer num_layers).
   StateGroup& group(UnitPart part, i32 layer) { return *shelves_.at({layer, part}).group; }
   ExpertSlab& slab(i32 layer) { return *shelves_.at({layer, UnitPart::kExperts}).slab; }
-  bool has_shelf(UnitPart part, i32 layer) const { return shelves_.count({layer, part}) > 0; }
+  bool has(UnitPart part, i32 layer) const { return shelves_.count({layer, part}) > 0; }
   void zero_grads();
 
   // ---- Values ----
   void initialize(u64 seed);
-  /// Optimizer updates done so far; the same for all states.
+  /// Optimizer updates done so far; the same for all states that are trained.
+  i64 updates() const;
   void set_updates(i64 count);
 
-  // ---- Moves between steps, one part of one layer after another: prepare, fill, adopt; bind when all are
-  // done. Nothing else may use the store meanwhile. ----
-  /// Makes storages for what the new `states` place here of `part` of `layer`, beside those in use. What is
-  /// here already is copied over (value, master, moments); the rest is zero, for the caller to fill.
+  // ---- Moves between steps. Of one part of one layer after another: prepare, fill what is new, adopt. When
+  // all are done, bind. The layer is that of Unit: -1 the embedding, num_layers the head. ----
+  /// Makes storages for what the new `states` place here, beside those in use, unless it lies so already. The
+  /// units that are here are copied over; those in new_units() are zero, for the caller to fill.
   void prepare(std::span<const State> states, UnitPart part, i32 layer);
-  /// As tensors(), of what prepare() made.
+  /// Units for which prepare() made room and that are not here yet, over all that is prepared.
+  std::vector<Unit> new_units() const;
+  /// As tensors(), of what prepare() made or left as it is.
   UnitTensors prepared(const Unit& unit) const;
   /// What prepare() made takes the place of what is in use, which is dropped.
   void adopt(UnitPart part, i32 layer);
-  /// Numbers the states as the new schedule does. Every state that it places here must be on a shelf, and no
-  /// other.
+  /// Numbers the states as the new schedule does. What they place here must be here, and nothing else.
   void bind(std::span<const State> states);
 
  private:
@@ -102,20 +96,28 @@ class ParameterStore {
     std::optional<ExpertSlab> slab;   // experts
     std::vector<StateTensors> states;
   };
-  using ShelfKey = std::pair<i32, UnitPart>;  // layer as in Unit, part: the order of the states
+  using Key = std::pair<i32, UnitPart>;  // layer as in Unit
+  using Shelves = std::map<Key, Shelf>;
 
-  std::optional<Shelf> make_shelf(std::span<const State> states, UnitPart part, i32 layer) const;
+  Key key_of(const State& state) const;
+  bool lies_as(Key key, const std::vector<State>& states) const;
+  Shelf make_shelf(const std::vector<State>& states) const;
   void add_group(Shelf& shelf, const State& state) const;
-  void add_slab(Shelf& shelf, std::span<const State> states) const;
-  UnitTensors tensors_of(const Shelf& shelf, const StateTensors& state, const Unit& unit) const;
-  std::vector<NamedTensor> named(const Shelf& shelf, const StateTensors& state,
+  void add_slab(Shelf& shelf, const std::vector<State>& states) const;
+  std::vector<Unit> units_of(const StateTensors& state) const;
+  static std::pair<const Shelf*, const StateTensors*> find(const Shelves& shelves, const Unit& unit);
+  std::vector<NamedTensor> named(const Shelf& shelf, const State& state,
                                  const std::vector<at::Tensor>& storages, const Unit& unit) const;
+  UnitTensors tensors_in(const Shelves& shelves, const Unit& unit) const;
 
   DeviceId device_;
   const ModelConfig& model_;
-  StoreOptions options_;
-  std::map<ShelfKey, Shelf> shelves_, prepared_;
+  StorageOptions options_;
+  Shelves shelves_, prepared_;             // an empty shelf is prepared where everything leaves
   std::map<i32, StateTensors*> by_state_;  // by index of Schedule::states
 };
+
+/// A copy in memory of the CPU.
+at::Tensor host_copy(const at::Tensor& tensor);
 
 }  // namespace hetermoe

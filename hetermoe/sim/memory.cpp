@@ -180,7 +180,7 @@ Bytes BufferSizes::compute_workspace(const Op& op, DeviceId device) {
       return std::min(all, static_cast<double>(kHeadChunkTokens)) * head_work_bytes(model_, element(device));
     }
     case OpKind::kUpdate:
-      return update_work_bytes(work_.state_params(op.state), element(device));
+      return update_work_bytes(work_.state_params(op.state), gradient(device));
     default:
       return 0;
   }
@@ -211,8 +211,8 @@ Bytes BufferSizes::transfer_workspace(const Op& op, DeviceId device) {
     case OpKind::kNorm: {
       double largest = 0;
       for (const i32 state : placement_.states_on(device))
-        largest = std::max(largest, static_cast<double>(work_.state_params(state)));
-      return norm_work_bytes(largest, element(device));
+        largest = std::max(largest, placement_.trains(state) ? work_.state_params(state) : 0);
+      return norm_work_bytes(largest, gradient(device));
     }
     default:
       return 0;

@@ -7,6 +7,7 @@
 #include "hetermoe/exec/clock.h"
 #include "hetermoe/nn/optimizer.h"
 #include "hetermoe/plan/strategies.h"
+#include "hetermoe/schedule/schedule.h"
 #include "hetermoe/train/checkpoint.h"
 
 // A job: one complete YAML file. Every key has a same-named flag that overrides it (--train.steps 20).
@@ -205,6 +206,9 @@ Job job_of_strategy(const Job& job, const std::string& strategy, const std::vect
 /// The plan of a job: the file it names, or what its strategy makes. Checked against model and cluster;
 /// throws ConfigError with all faults.
 Plan make_job_plan(const Job& job, const ModelConfig& model, const Cluster& cluster);
+
+/// What the job adds to a training step or leaves out. Throws ConfigError when train.freeze does not fit.
+StepOptions step_options(const Job& job, const ModelConfig& model);
 
 /// The plan as the emulated cluster runs it: its dtypes are those of clock.emulated_dtype, because the
 /// numerics here use fp32 where GPUs would not.

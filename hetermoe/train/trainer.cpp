@@ -51,10 +51,6 @@ i32 lane_threads(const Job& job, const Plan& plan) {
   return std::max(1, num_cores() / static_cast<i32>(devices_of(plan).size()));
 }
 
-StepOptions step_options(const Job& job, const ModelConfig& model) {
-  return {model.aux_loss_coef > 0, job.train.aux_group, /*backward=*/true};
-}
-
 Session::Options session_options(const Job& job, const ModelConfig& model, const Plan& plan,
                                  const CostModel& truth, const CostModel& nominal,
                                  const Placement& emulated) {
@@ -396,7 +392,7 @@ i64 Trainer::first_nonfinite() {
   const std::vector<ParamInfo> order = parameters(model_);
   i64 first = -1;
   for (DeviceState* state : session_->states()) {
-    for (const NamedView& view : state->views(model_)) {
+    for (const LogicalTensor& view : state->store().tensors()) {
       if (!view.grad.defined() || at::isfinite(view.grad).all().item<bool>()) continue;
       const auto found = std::find_if(order.begin(), order.end(),
                                       [&](const ParamInfo& info) { return info.name == view.name; });
