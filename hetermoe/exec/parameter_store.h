@@ -27,19 +27,19 @@ struct LogicalTensor {
 
 /// A unit as one device holds it.
 struct UnitTensors {
-  Unit unit;
+  Unit unit = {};
   bool trainable = true;
-  DeviceId home = 0;             ///< the device that speaks for all copies: the first of them
-  std::vector<DeviceId> copies;  ///< devices that hold the unit, ascending
-  i64 updates = 0;               ///< optimizer updates done
-  std::vector<LogicalTensor> tensors;
+  DeviceId home = 0;                  ///< the device that speaks for all copies: the first of them
+  std::vector<DeviceId> copies = {};  ///< devices that hold the unit, ascending
+  i64 updates = 0;                    ///< optimizer updates done
+  std::vector<LogicalTensor> tensors = {};
 };
 
 /// The tensors of one state on one device.
 struct StateTensors {
-  State state;
-  std::vector<at::Tensor> values, grads;  ///< views of the shelf's storages; no grads when frozen
-  AdamwState moments;                     ///< empty when frozen
+  State state = {};
+  std::vector<at::Tensor> values = {}, grads = {};  ///< views of the shelf's storages; no grads when frozen
+  AdamwState moments = {};                          ///< empty when frozen
 };
 
 /// Not to be used by several threads while it is rebuilt; else as its tensors are.
