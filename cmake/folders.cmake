@@ -7,7 +7,8 @@ set(HM_TORCH_FOLDERS device nn comm exec data train profile cli)
 
 function(hm_folders)
   foreach(_folder IN LISTS ARGV)
-    file(GLOB _sources CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/hetermoe/${_folder}/*.cpp")
+    file(GLOB _sources CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/hetermoe/${_folder}/*.cpp"
+         "${CMAKE_SOURCE_DIR}/hetermoe/${_folder}/*/*.cpp")
     list(FILTER _sources EXCLUDE REGEX "/cli/main\\.cpp$")
     hm_drop_twins(_sources)
     set(_lib hm_${_folder})

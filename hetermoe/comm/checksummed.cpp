@@ -11,8 +11,9 @@ u64 sum_of(const std::vector<T>& values, u64 state) {
   return checksum(values.data(), values.size() * sizeof(T), checksum(&size, sizeof size, state));
 }
 
+/// Over a copy on the host, where the tensor is elsewhere: its memory is not to be read from here.
 u64 sum_of(const at::Tensor& tensor, u64 state) {
-  const at::Tensor whole = tensor.contiguous();
+  const at::Tensor whole = tensor.to(at::kCPU).contiguous();
   const i64 dtype = static_cast<i64>(whole.scalar_type());
   state = sum_of(whole.sizes().vec(), checksum(&dtype, sizeof dtype, state));
   return checksum(whole.const_data_ptr(), whole.nbytes(), state);

@@ -2,24 +2,41 @@
 
 #include <mpi.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <limits>
 #include <mutex>
 #include <thread>
 
 #include "hetermoe/base/error.h"
+#include "hetermoe/base/index.h"
 #include "hetermoe/comm/awaited_list.h"
+#include "hetermoe/comm/mpi_tags.h"
 #include "hetermoe/comm/wire.h"
 
 namespace hetermoe {
 namespace {
+
+/// What the standard promises of every MPI.
+constexpr i64 kLargestTagEverywhere = 32767;
+
+/// Bytes that one call gathers from all ranks together.
+constexpr i64 kMostGathered = i64{1} << 30;
 
 void check(int code, const char* call) {
   if (code == MPI_SUCCESS) return;
   char text[MPI_MAX_ERROR_STRING];
   int length = 0;
   MPI_Error_string(code, text, &length);
-  fail<TransportError>("mpi", "{} failed: {}", call, std::string(text, static_cast<std::size_t>(length)));
+  fail<TransportError>("mpi", "{} failed: {}", call, std::string(text, idx(length)));
+}
+
+i64 largest_tag() {
+  int* largest = nullptr;
+  int found = 0;
+  check(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &largest, &found), "MPI_Comm_get_attr");
+  return found != 0 ? *largest : kLargestTagEverywhere;
 }
 
 /// MPI has no asynchronous progress and its waits spin: poll, and give the core away in between.
@@ -41,10 +58,14 @@ void keep_forever(Buffers buffers) {
 
 class Mpi : public Transport {
  public:
-  Mpi(const Processes& job, std::vector<i32> rank_of)
+  Mpi(const Processes& job, std::vector<i32> rank_of, MpiOptions options)
       : rank_(job.rank()),
+        options_(options),
         rank_of_(std::move(rank_of)),
+        tags_(rank_of_, largest_tag()),
         local_(make_in_process_transport(static_cast<i32>(rank_of_.size()))) {
+    HM_CHECK(options_.block > 0 && options_.block <= idx(std::numeric_limits<int>::max()),
+             "MPI takes pieces of 1 to 2^31 - 1 bytes, got {}", options_.block);
     check(MPI_Comm_dup(MPI_COMM_WORLD, &comm_), "MPI_Comm_dup");
     check(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   }
@@ -96,8 +117,8 @@ class Mpi : public Transport {
         here_index.push_back(i);
         here_out.push_back(std::move(out[i]));
       } else {
-        sends.bytes[i] = to_bytes(out[i]);
-        sends.requests.push_back(send(call, peer, sends.bytes[i]));
+        sends.bytes[i] = to_bytes(stamp_of(call), out[i]);
+        send(call, peer, sends.bytes[i], sends.requests);
       }
     }
     ExchangeCall local_call = call;
@@ -111,43 +132,56 @@ class Mpi : public Transport {
     return in;
   }
 
-  bool is_local(DeviceId device) const { return rank_of_[static_cast<std::size_t>(device)] == rank_; }
+  bool is_local(DeviceId device) const { return rank_of(device) == rank_; }
 
-  /// A lane keeps its order, so messages of one queue between two devices arrive in order: a tag per such
-  /// channel is enough.
-  int tag(const ExchangeCall& call, DeviceId from, DeviceId to) const {
-    const int devices = static_cast<int>(rank_of_.size());
-    return (call.queue * devices + from) * devices + to;
+  i32 rank_of(DeviceId device) const {
+    const i32 rank = rank_of_[idx(device)];
+    HM_CHECK(rank != kNoRank, "device {} takes part in a transfer, but is idle", device);
+    return rank;
   }
 
-  MPI_Request send(const ExchangeCall& call, DeviceId to, const std::vector<char>& bytes) {
-    MPI_Request request;
-    check(MPI_Isend(bytes.data(), static_cast<int>(bytes.size()), MPI_BYTE,
-                    rank_of_[static_cast<std::size_t>(to)], tag(call, call.self, to), comm_, &request),
-          "MPI_Isend");
-    return request;
+  /// A message travels as full blocks and a last one that is shorter, maybe empty. A lane keeps its order, so
+  /// messages of one queue between two devices arrive in order, and so do the blocks of each: a tag for such
+  /// a channel is enough.
+  void send(const ExchangeCall& call, DeviceId to, const std::vector<char>& bytes,
+            std::vector<MPI_Request>& requests) {
+    const int tag = tags_.of(call.queue, call.self, to);
+    for (std::size_t begin = 0; begin <= bytes.size(); begin += options_.block) {
+      const std::size_t size = std::min(options_.block, bytes.size() - begin);
+      check(MPI_Isend(bytes.data() + begin, static_cast<int>(size), MPI_BYTE, rank_of(to), tag, comm_,
+                      &requests.emplace_back(MPI_REQUEST_NULL)),
+            "MPI_Isend");
+    }
   }
 
   Message receive(const ExchangeCall& call, DeviceId from) {
     const std::string where = fmt::format("device {} {} from device {}", call.self, call.name, from);
+    const AwaitedList::Entry wait(awaited_, {call.self, call.op, from});
+    std::vector<char> bytes;
+    while (receive_block(call, from, where, bytes) == options_.block) continue;
+    return from_bytes(bytes, stamp_of(call), where);
+  }
+
+  /// Appends the next block and returns its size.
+  std::size_t receive_block(const ExchangeCall& call, DeviceId from, const std::string& where,
+                            std::vector<char>& bytes) {
+    const int tag = tags_.of(call.queue, from, call.self);
     MPI_Message matched;
     MPI_Status status;
-    int found = 0;
-    const AwaitedList::Entry wait(awaited_, {call.self, call.op, from});
-    while (true) {
-      check(MPI_Improbe(rank_of_[static_cast<std::size_t>(from)], tag(call, from, call.self), comm_, &found,
-                        &matched, &status),
-            "MPI_Improbe");
+    for (int found = 0; !found;) {
+      check(MPI_Improbe(rank_of(from), tag, comm_, &found, &matched, &status), "MPI_Improbe");
       if (found) break;
       stop_if_aborted(where);
       nap();
     }
     int size = 0;
     check(MPI_Get_count(&status, MPI_BYTE, &size), "MPI_Get_count");
+    const std::size_t begin = bytes.size();
+    bytes.resize(begin + idx(size));
     Buffers incoming;
-    incoming.bytes.emplace_back(static_cast<std::size_t>(size));
-    incoming.requests.emplace_back();
-    check(MPI_Imrecv(incoming.bytes[0].data(), size, MPI_BYTE, &matched, &incoming.requests[0]),
+    incoming.bytes.push_back(std::move(bytes));
+    incoming.requests.push_back(MPI_REQUEST_NULL);
+    check(MPI_Imrecv(incoming.bytes[0].data() + begin, size, MPI_BYTE, &matched, &incoming.requests[0]),
           "MPI_Imrecv");
     try {
       finish(call, incoming.requests);
@@ -155,7 +189,8 @@ class Mpi : public Transport {
       keep_forever(std::move(incoming));
       throw;
     }
-    return from_bytes(incoming.bytes[0], where);
+    bytes = std::move(incoming.bytes[0]);
+    return idx(size);
   }
 
   void finish(const ExchangeCall& call, std::vector<MPI_Request>& requests) {
@@ -176,7 +211,9 @@ class Mpi : public Transport {
   }
 
   i32 rank_;
+  MpiOptions options_;
   std::vector<i32> rank_of_;
+  MpiTags tags_;
   std::unique_ptr<Transport> local_;
   MPI_Comm comm_ = MPI_COMM_NULL;
   AwaitedList awaited_;
@@ -193,7 +230,7 @@ std::string mpi_description() {
   char text[MPI_MAX_LIBRARY_VERSION_STRING];
   int length = 0;
   MPI_Get_library_version(text, &length);
-  const std::string version(text, static_cast<std::size_t>(length));
+  const std::string version(text, idx(length));
   return version.substr(0, version.find(','));
 }
 
@@ -210,18 +247,26 @@ MpiJob::MpiJob() {
 MpiJob::~MpiJob() { MPI_Finalize(); }
 
 std::vector<std::string> MpiJob::gather(const std::string& text) const {
-  const int mine = static_cast<int>(text.size());
-  std::vector<int> sizes(static_cast<std::size_t>(num_ranks_)),
-      begins(static_cast<std::size_t>(num_ranks_) + 1, 0);
-  check(MPI_Allgather(&mine, 1, MPI_INT, sizes.data(), 1, MPI_INT, MPI_COMM_WORLD), "MPI_Allgather");
-  for (std::size_t r = 0; r < sizes.size(); ++r) begins[r + 1] = begins[r] + sizes[r];
-  std::string all(static_cast<std::size_t>(begins.back()), '\0');
-  check(MPI_Allgatherv(text.data(), mine, MPI_CHAR, all.data(), sizes.data(), begins.data(), MPI_CHAR,
-                       MPI_COMM_WORLD),
-        "MPI_Allgatherv");
-  std::vector<std::string> texts;
-  for (std::size_t r = 0; r < sizes.size(); ++r) {
-    texts.push_back(all.substr(static_cast<std::size_t>(begins[r]), static_cast<std::size_t>(sizes[r])));
+  const auto mine = static_cast<i64>(text.size());
+  std::vector<i64> sizes(idx(num_ranks_));
+  check(MPI_Allgather(&mine, 1, MPI_INT64_T, sizes.data(), 1, MPI_INT64_T, MPI_COMM_WORLD), "MPI_Allgather");
+  std::vector<std::string> texts(idx(num_ranks_));
+  const i64 longest = *std::max_element(sizes.begin(), sizes.end());
+  // In rounds: MPI counts all that one call gathers in an int.
+  const i64 most = std::max<i64>(1, kMostGathered / num_ranks_);
+  for (i64 begin = 0; begin < longest; begin += most) {
+    std::vector<int> counts, begins;
+    int total = 0;
+    for (const i64 size : sizes) {
+      begins.push_back(total);
+      counts.push_back(static_cast<int>(std::clamp<i64>(size - begin, 0, most)));
+      total += counts.back();
+    }
+    std::string all(idx(total), '\0');
+    check(MPI_Allgatherv(text.data() + std::min(begin, mine), counts[idx(rank_)], MPI_CHAR, all.data(),
+                         counts.data(), begins.data(), MPI_CHAR, MPI_COMM_WORLD),
+          "MPI_Allgatherv");
+    for (std::size_t r = 0; r < texts.size(); ++r) texts[r].append(all, idx(begins[r]), idx(counts[r]));
   }
   return texts;
 }
@@ -231,8 +276,9 @@ void MpiJob::abort(int code) const {
   std::abort();
 }
 
-std::unique_ptr<Transport> make_mpi_transport(const Processes& job, std::vector<i32> rank_of) {
-  return std::make_unique<Mpi>(job, std::move(rank_of));
+std::unique_ptr<Transport> make_mpi_transport(const Processes& job, std::vector<i32> rank_of,
+                                              MpiOptions options) {
+  return std::make_unique<Mpi>(job, std::move(rank_of), options);
 }
 
 }  // namespace hetermoe

@@ -34,9 +34,16 @@ class MpiJob : public Processes {
   i32 rank_ = 0, num_ranks_ = 1;
 };
 
-/// rank_of: [num_devices] the process that holds each device. Messages between devices of one process stay
-/// there.
-std::unique_ptr<Transport> make_mpi_transport(const Processes& job, std::vector<i32> rank_of);
+struct MpiOptions {
+  /// Bytes of the largest piece in which a message travels: MPI counts them in an int. The same in all
+  /// processes.
+  std::size_t block = std::size_t{1} << 30;
+};
+
+/// rank_of: [num_devices] the process of each device, kNoRank = idle. Messages between devices of one process
+/// stay there. Collective. Throws TransportError when MPI has too few tags for so many devices in a process.
+std::unique_ptr<Transport> make_mpi_transport(const Processes& job, std::vector<i32> rank_of,
+                                              MpiOptions options = {});
 
 /// Devices over processes in contiguous runs, as equal as possible: [num_devices].
 std::vector<i32> spread_devices(i32 num_devices, i32 num_ranks);

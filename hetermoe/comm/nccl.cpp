@@ -8,8 +8,10 @@
 #include <map>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 #include "hetermoe/base/error.h"
+#include "hetermoe/base/index.h"
 #include "hetermoe/comm/awaited_list.h"
 #include "hetermoe/comm/wire.h"
 #include "hetermoe/device/accelerator.h"
@@ -20,8 +22,6 @@ namespace {
 constexpr std::size_t kHeader = 64;                ///< numbers of a header
 constexpr std::size_t kMostTensors = kHeader - 4;  ///< of a message
 constexpr auto kNap = std::chrono::microseconds(20);
-
-std::size_t at_(i64 i) { return static_cast<std::size_t>(i); }
 
 /// A message in the form in which it travels: floating-point tensors as they are, the rest as bytes.
 struct Parcel {
@@ -64,7 +64,7 @@ Parcel wrap(const ExchangeCall& call, Message message, c10::Device device) {
   rest.numbers.push_back(static_cast<i64>(parcel.tensors.size()));
   HM_CHECK(parcel.tensors.size() <= kMostTensors, "{}: a message of {} tensors, at most {} travel", call.name,
            parcel.tensors.size(), kMostTensors);
-  parcel.rest = to_tensor(to_bytes(rest), device);
+  parcel.rest = to_tensor(to_bytes(stamp_of(call), rest), device);
   parcel.header[0] = call.op;
   parcel.header[1] = call.step;
   parcel.header[2] = parcel.rest.numel();
@@ -82,10 +82,10 @@ i64 take_last(std::vector<i64>& numbers, const std::string& where) {
 }
 
 /// The message of a parcel whose tensors have arrived as bytes.
-Message unwrap(const Parcel& parcel, const std::string& where) {
+Message unwrap(const ExchangeCall& call, const Parcel& parcel, const std::string& where) {
   const at::Tensor host = parcel.rest.to(at::kCPU);
   const char* bytes = static_cast<const char*>(host.const_data_ptr());
-  Message message = from_bytes({bytes, bytes + host.numel()}, where);
+  Message message = from_bytes({bytes, bytes + host.numel()}, stamp_of(call), where);
   std::vector<at::Tensor> others = std::move(message.tensors);
   const i64 count = take_last(message.numbers, where);
   if (count != static_cast<i64>(parcel.tensors.size()))
@@ -94,9 +94,9 @@ Message unwrap(const Parcel& parcel, const std::string& where) {
   for (i64 t = count - 1; t >= 0; --t) {
     const i64 place = take_last(message.numbers, where);
     const auto dtype = static_cast<at::ScalarType>(take_last(message.numbers, where));
-    std::vector<i64> sizes(at_(take_last(message.numbers, where)));
+    std::vector<i64> sizes(idx(take_last(message.numbers, where)));
     for (auto size = sizes.rbegin(); size != sizes.rend(); ++size) *size = take_last(message.numbers, where);
-    placed[place] = parcel.tensors[at_(t)].view(dtype).view(sizes);
+    placed[place] = parcel.tensors[idx(t)].view(dtype).view(sizes);
   }
   message.tensors.resize(others.size() + placed.size());
   std::size_t other = 0;
@@ -111,13 +111,15 @@ class Nccl : public Transport {
  public:
   Nccl(const Processes& processes, std::unique_ptr<NcclApi> nccl, NcclOptions options)
       : rank_(processes.rank()), nccl_(std::move(nccl)), options_(std::move(options)) {
-    std::vector<i32> devices(at_(processes.num_ranks()), 0);
+    const auto working = static_cast<i64>(options_.rank_of.size()) -
+                         std::count(options_.rank_of.begin(), options_.rank_of.end(), kNoRank);
+    std::vector<i32> devices(idx(processes.num_ranks()), 0);
     for (const i32 rank : options_.rank_of) {
-      if (++devices.at(at_(rank)) > 1)
-        fail<ConfigError>("nccl",
-                          "rank {} has several devices, but each GPU needs a process of its own: start "
-                          "as many processes as the plan has devices ({})",
-                          rank, options_.rank_of.size());
+      if (rank == kNoRank || ++devices.at(idx(rank)) == 1) continue;
+      fail<ConfigError>("nccl",
+                        "rank {} has several devices, but each GPU needs a process of its own: start as many "
+                        "processes as the plan has devices ({})",
+                        rank, working);
     }
     const OwnStream gpu(options_.device);  // a communicator is for the GPU of the thread that makes it
     for (const i32 queue : options_.queues) {
@@ -146,28 +148,40 @@ class Nccl : public Transport {
         in[i] = std::move(out[i]);
       } else {
         peers.push_back({i,
-                         options_.rank_of[at_(call.participants[i])],
+                         options_.rank_of[idx(call.participants[i])],
                          wrap(call, std::move(out[i]), options_.device),
                          {}});
       }
     }
-    {
-      const Turn turn(*this, call);
-      exchange_headers(call, peers);
-      launch_bodies(call, peers);
+    std::vector<at::Tensor> headers;
+    try {
+      {
+        const Turn turn(*this, call);
+        exchange_headers(call, peers, headers);
+        launch_bodies(call, peers);
+      }
+      wait_for_stream(call);
+    } catch (...) {
+      // What was launched may still read and write this memory until the communicators are given back.
+      const std::lock_guard lock(mutex_);
+      abandoned_.emplace_back(std::move(peers), std::move(headers));
+      throw;
     }
-    wait_for_stream(call);
     for (const Peer& peer : peers)
-      in[peer.index] = unwrap(peer.in, place_of(call, call.participants[peer.index]));
+      in[peer.index] = unwrap(call, peer.in, place_of(call, call.participants[peer.index]));
     return in;
   }
 
+  /// A launch that is inside NCCL uses the communicators: it has a moment to come out before they are freed.
+  /// One that waits there for a peer comes out only when they are.
   void abort(const std::string& reason) override {
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
     if (aborted_) return;
     aborted_ = true;
     reason_ = reason;
     changed_.notify_all();
+    changed_.wait_for(lock, std::chrono::duration<double>(options_.abort_patience),
+                      [&] { return num_launching_ == 0; });
     for (const auto& [queue, communicator] : communicators_) nccl_->abort(communicator);
   }
 
@@ -210,31 +224,54 @@ class Nccl : public Transport {
     return fmt::format("device {} {} from device {}", call.self, call.name, peer);
   }
 
+  /// The time in which a lane is inside NCCL. None begins after an abort.
+  class Launching {
+   public:
+    Launching(Nccl& nccl, const ExchangeCall& call) : nccl_(nccl) {
+      const std::lock_guard lock(nccl_.mutex_);
+      nccl_.stop_if_aborted(call);
+      ++nccl_.num_launching_;
+    }
+    ~Launching() {
+      const std::lock_guard lock(nccl_.mutex_);
+      --nccl_.num_launching_;
+      nccl_.changed_.notify_all();
+    }
+    Launching(const Launching&) = delete;
+    Launching& operator=(const Launching&) = delete;
+
+   private:
+    Nccl& nccl_;
+  };
+
   void launch(const ExchangeCall& call, const std::function<void(NcclApi::Communicator, void*)>& calls) {
     const NcclApi::Communicator communicator = communicator_of(call);
+    const Launching launching(*this, call);
     nccl_->begin_group();
     calls(communicator, stream_handle(options_.device));
     nccl_->end_group();
   }
 
-  void exchange_headers(const ExchangeCall& call, std::vector<Peer>& peers) {
+  void exchange_headers(const ExchangeCall& call, std::vector<Peer>& peers,
+                        std::vector<at::Tensor>& headers) {
     const i64 count = static_cast<i64>(peers.size());
     at::Tensor out = at::empty({count, static_cast<i64>(kHeader)}, at::kLong);
     for (i64 i = 0; i < count; ++i)
-      std::memcpy(out[i].mutable_data_ptr(), peers[at_(i)].out.header.data(), kHeader * sizeof(i64));
+      std::memcpy(out[i].mutable_data_ptr(), peers[idx(i)].out.header.data(), kHeader * sizeof(i64));
     out = out.to(options_.device);
     at::Tensor in = at::empty_like(out);
+    headers = {out, in};
     constexpr i64 kBytes = kHeader * sizeof(i64);
     launch(call, [&](NcclApi::Communicator communicator, void* stream) {
       for (i64 i = 0; i < count; ++i) {
-        nccl_->send(out[i].const_data_ptr(), kBytes, peers[at_(i)].rank, communicator, stream);
-        nccl_->receive(in[i].mutable_data_ptr(), kBytes, peers[at_(i)].rank, communicator, stream);
+        nccl_->send(out[i].const_data_ptr(), kBytes, peers[idx(i)].rank, communicator, stream);
+        nccl_->receive(in[i].mutable_data_ptr(), kBytes, peers[idx(i)].rank, communicator, stream);
       }
     });
     wait_for_stream(call);
     in = in.to(at::kCPU);
     for (i64 i = 0; i < count; ++i) {
-      Peer& peer = peers[at_(i)];
+      Peer& peer = peers[idx(i)];
       std::memcpy(peer.in.header.data(), in[i].const_data_ptr(), kHeader * sizeof(i64));
       make_room(call, peer);
     }
@@ -244,17 +281,12 @@ class Nccl : public Transport {
   void make_room(const ExchangeCall& call, Peer& peer) const {
     const std::array<i64, kHeader>& header = peer.in.header;
     const std::string where = place_of(call, call.participants[peer.index]);
-    if (header[0] != call.op || header[1] != call.step) {
-      fail<TransportError>(where,
-                           "sent op {} of step {}, expected op {} of step {}: the processes do not launch in "
-                           "the same order",
-                           header[0], header[1], call.op, call.step);
-    }
+    check_stamp({.step = header[1], .op = header[0]}, stamp_of(call), where);
     if (header[2] < 0 || header[3] < 0 || header[3] > static_cast<i64>(kMostTensors))
       fail<TransportError>(where, "a header of {} bytes and {} tensors is corrupted", header[2], header[3]);
     const at::TensorOptions bytes = at::TensorOptions().dtype(at::kByte).device(options_.device);
     peer.in.rest = at::empty({header[2]}, bytes);
-    for (i64 t = 0; t < header[3]; ++t) peer.in.tensors.push_back(at::empty({header[at_(4 + t)]}, bytes));
+    for (i64 t = 0; t < header[3]; ++t) peer.in.tensors.push_back(at::empty({header[idx(4 + t)]}, bytes));
   }
 
   /// Empty tensors do not travel: NCCL sends no nothing.
@@ -311,7 +343,9 @@ class Nccl : public Transport {
   AwaitedList awaited_;
   std::mutex mutex_;
   std::condition_variable changed_;
+  std::vector<std::pair<std::vector<Peer>, std::vector<at::Tensor>>> abandoned_;
   i64 next_turn_ = 0;
+  i32 num_launching_ = 0;  ///< lanes inside NCCL
   bool aborted_ = false;
   std::string reason_;
 };

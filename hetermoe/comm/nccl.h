@@ -11,9 +11,13 @@
 namespace hetermoe {
 
 struct NcclOptions {
-  std::vector<i32> rank_of;  ///< [num_devices] the process of each device; at most one device per process
-  std::vector<i32> queues;   ///< those that transfers use, ascending: each gets a communicator of its own
+  /// [num_devices] the process of each device, kNoRank = idle; at most one device per process.
+  std::vector<i32> rank_of;
+  std::vector<i32> queues;  ///< those that transfers use, ascending: each gets a communicator of its own
   c10::Device device = c10::DeviceType::CUDA;  ///< this process's; a CPU for tests with an NCCL of their own
+  /// How long an abort lets launches end that are inside NCCL before it frees what they use. A launch that
+  /// waits there for a peer that is gone ends by being freed only.
+  Seconds abort_patience = 0.5;
 };
 
 /// Sends and receives of NCCL between GPUs, one process each. All processes launch their transfers in the

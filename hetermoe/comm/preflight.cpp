@@ -12,10 +12,10 @@
 #include <thread>
 
 #include "hetermoe/base/error.h"
+#include "hetermoe/base/index.h"
 #include "hetermoe/base/json.h"
 #include "hetermoe/base/median.h"
-#include "hetermoe/comm/mpi.h"
-#include "hetermoe/comm/nccl.h"
+#include "hetermoe/comm/transports.h"
 #include "hetermoe/device/accelerator.h"
 #include "hetermoe/report/table.h"
 
@@ -29,14 +29,13 @@ constexpr i32 kQueue = 0;  ///< all messages take the same
 /// All pairs as rounds in which every device has at most one partner: one device stays, the others go round.
 std::vector<std::vector<Pair>> rounds_of(i32 num_devices) {
   const i32 places = num_devices + num_devices % 2;  // an odd one rests
-  std::vector<DeviceId> circle(static_cast<std::size_t>(places));
+  std::vector<DeviceId> circle(idx(places));
   std::iota(circle.begin(), circle.end(), 0);
   std::vector<std::vector<Pair>> rounds;
   for (i32 round = 0; round + 1 < places; ++round) {
     rounds.emplace_back();
     for (i32 i = 0; i < places / 2; ++i) {
-      const auto [low, high] =
-          std::minmax(circle[static_cast<std::size_t>(i)], circle[static_cast<std::size_t>(places - 1 - i)]);
+      const auto [low, high] = std::minmax(circle[idx(i)], circle[idx(places - 1 - i)]);
       if (high < num_devices) rounds.back().emplace_back(low, high);
     }
     std::rotate(circle.begin() + 1, circle.end() - 1, circle.end());
@@ -140,7 +139,7 @@ std::vector<std::string> gather_within(const Processes& processes, const std::st
 
 std::string link_between(i32 a, i32 b, const std::vector<std::string>& hosts) {
   if (a == b) return "same process";
-  return hosts[static_cast<std::size_t>(a)] == hosts[static_cast<std::size_t>(b)] ? "same host" : "network";
+  return hosts[idx(a)] == hosts[idx(b)] ? "same host" : "network";
 }
 
 Json to_json(const std::map<Pair, Heard>& all) {
@@ -198,8 +197,7 @@ i64 slow_size(const PairTimes& pair, const std::vector<Seconds>& median, const P
 }
 
 std::string name_of(const PairTimes& pair, const std::vector<std::string>& names) {
-  return fmt::format("{} - {}", names[static_cast<std::size_t>(pair.a)],
-                     names[static_cast<std::size_t>(pair.b)]);
+  return fmt::format("{} - {}", names[idx(pair.a)], names[idx(pair.b)]);
 }
 
 }  // namespace
@@ -211,8 +209,8 @@ std::vector<PairTimes> measure_pairs(const Processes& processes, Transport& tran
   std::vector<i64> turns(rank_of.size(), 0);
   std::map<Pair, Heard> mine;
   const auto start = [&](DeviceId self, DeviceId peer) {
-    if (rank_of[static_cast<std::size_t>(self)] != processes.rank()) return;
-    i64& turn = turns[static_cast<std::size_t>(self)];
+    if (rank_of[idx(self)] != processes.rank()) return;
+    i64& turn = turns[idx(self)];
     probes.push_back(std::make_unique<Probe>(transport, self, peer, turn, options));
     turn += Probe::num_exchanges(options);
   };
@@ -238,8 +236,7 @@ std::vector<PairTimes> measure_pairs(const Processes& processes, Transport& tran
   transport.abort("the preflight is over");
   std::vector<PairTimes> pairs;
   for (const auto& [pair, heard] : all) {
-    const i32 a = rank_of[static_cast<std::size_t>(pair.first)],
-              b = rank_of[static_cast<std::size_t>(pair.second)];
+    const i32 a = rank_of[idx(pair.first)], b = rank_of[idx(pair.second)];
     pairs.push_back(
         {pair.first, pair.second, link_between(a, b, hosts), heard.seconds, PairState::kGood, heard.error});
   }
@@ -292,7 +289,7 @@ std::vector<std::string> pair_complaints(const std::vector<PairTimes>& pairs,
           pair.error.empty() ? fmt::format("no answer within {:.3g} s", options.limit) : pair.error));
     if (pair.state != PairState::kSlow) continue;
     const std::vector<Seconds>& usual = median.at(pair.link);
-    const auto i = static_cast<std::size_t>(slow_size(pair, usual, options));
+    const auto i = idx(slow_size(pair, usual, options));
     out.push_back(fmt::format("{} is slow: {} took {}, the median of such pairs ({}) is {}",
                               name_of(pair, names), format_bytes(static_cast<double>(options.sizes[i])),
                               format_seconds(pair.seconds[i]), pair.link, format_seconds(usual[i])));
@@ -306,8 +303,8 @@ std::vector<std::string> pair_complaints(const std::vector<PairTimes>& pairs,
 
 MakePairTransport pair_transport(const Processes& processes, c10::Device device) {
   return [&processes, device](const std::vector<i32>& rank_of) {
-    return device.is_cpu() ? make_mpi_transport(processes, rank_of)
-                           : make_nccl_transport(processes, open_nccl(), {rank_of, {kQueue}, device});
+    return find_transport(processes, device)
+        .make(processes, {.rank_of = rank_of, .queues = {kQueue}, .device = device});
   };
 }
 

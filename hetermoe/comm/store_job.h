@@ -9,6 +9,10 @@
 // Processes that meet at a key-value store (c10d::TCPStore), as torchrun and its like start them: no MPI.
 namespace hetermoe {
 
+class KeyStore;
+class StoreGather;
+class Watch;
+
 /// What the launcher tells each process of a run.
 struct StoreAddress {
   i32 rank = 0, local_rank = 0, num_ranks = 1;
@@ -44,20 +48,14 @@ class StoreJob : public Processes {
   [[noreturn]] void abort(int code) const override;
 
  private:
-  class Store;
-  class Watch;
   void join();
-  std::vector<std::string> gather(const std::string& name, const std::string& text, Seconds limit) const;
-  void await(const std::string& name, Seconds limit) const;
-  [[noreturn]] void fail_missing(const std::vector<std::string>& keys, const std::vector<bool>& left,
-                                 Seconds limit) const;
+  std::vector<std::string> gather(const std::string& text, Seconds limit) const;
 
   StoreAddress address_;
   StoreOptions options_;
-  std::unique_ptr<Store> store_;
+  std::unique_ptr<KeyStore> store_;
+  std::unique_ptr<StoreGather> gather_;
   std::unique_ptr<Watch> watch_;
-  mutable i64 num_gathers_ = 0;
-  mutable std::vector<std::string> own_keys_;  ///< that the last gather left in the store
 };
 
 /// The processes of a run that torchrun, or whoever sets its variables, started.

@@ -18,7 +18,10 @@ struct Message {
   Seconds ready = 0;  ///< when the sender was ready, on emulated clocks
 };
 
-/// One participant's side of a transfer op.
+/// The process of a device that the plan leaves idle. Such a device takes part in no transfer.
+inline constexpr i32 kNoRank = -1;
+
+/// One participant's side of a transfer op. What it refers to has to live until exchange() returns.
 struct ExchangeCall {
   i64 step = 0;
   OpId op = 0;
@@ -38,12 +41,18 @@ struct AwaitedMessage {
 
 /// Moves messages between devices. Every participant of a transfer calls exchange() for it, on its own lane
 /// thread, whether it has something to say or not; lanes call in schedule order.
+///
+/// Threads: exchange() may be called by many threads at once, by one at a time for each device and queue.
+/// abort() and awaited() may be called by any thread at any moment, also several times. begin_step() is
+/// called by one thread, when no exchange is under way. Lifetime: no call is under way when a transport is
+/// destroyed, and the Processes that it was made with live longer. After an error or an abort a transport
+/// serves no more and is only to be destroyed. What exchange() returned stays valid after that.
 class Transport {
  public:
   virtual ~Transport() = default;
   virtual std::string name() const = 0;
 
-  /// Before the first exchange of a step, when none is under way.
+  /// Before the first exchange of a step.
   virtual void begin_step() {}
 
   /// Whether the exchanges of a process take turns: one that never ends holds up all after it.
@@ -52,10 +61,12 @@ class Transport {
   /// Sends out[i] to participants[i] and returns what each of them sent here, in the same order. Blocks until
   /// all have arrived. The own message comes back unchanged. Tensors are handed over: the sender must not
   /// change them afterwards, the receiver must not write into them (in one process they are the same memory).
-  /// Throws TransportError when the transport fails or was aborted.
+  /// Throws TransportError when the transport fails or was aborted, and when a message of another op or step
+  /// comes in the place of the one that is awaited.
   virtual std::vector<Message> exchange(const ExchangeCall& call, std::vector<Message> out) = 0;
 
-  /// Wakes every blocked exchange with a TransportError that carries `reason`. The first reason wins.
+  /// Wakes every blocked exchange with a TransportError that carries `reason`. The first reason wins. Returns
+  /// soon: it does not wait until the exchanges have ended.
   virtual void abort(const std::string& reason) = 0;
 
   /// Who waits for whom at this moment, for reports of hangs.

@@ -1,14 +1,16 @@
 #include "hetermoe/comm/wire.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "hetermoe/base/checksum.h"
 #include "hetermoe/base/error.h"
+#include "hetermoe/base/index.h"
 
 namespace hetermoe {
 namespace {
 
-constexpr i64 kMagic = 0x484d4f45'00000001;  // "HMOE", version 1
+constexpr i64 kMagic = 0x484d4f45'00000002;  // "HMOE", version 2
 
 class Writer {
  public:
@@ -41,16 +43,17 @@ class Reader {
   template <class T>
   std::vector<T> get_all() {
     const i64 count = get<i64>();
-    if (count < 0 || static_cast<std::size_t>(count) > (bytes_.size() - at_) / sizeof(T)) broken();
-    std::vector<T> values(static_cast<std::size_t>(count));
+    if (count < 0 || idx(count) > left() / sizeof(T)) broken();
+    std::vector<T> values(idx(count));
     take(values.data(), values.size() * sizeof(T));
     return values;
   }
   void take(void* out, std::size_t size) {
-    if (size > bytes_.size() - at_) broken();
+    if (size > left()) broken();
     if (size > 0) std::memcpy(out, bytes_.data() + at_, size);
     at_ += size;
   }
+  std::size_t left() const { return bytes_.size() - at_; }
   [[noreturn]] void broken() const {
     fail<TransportError>(where_, "a message of {} bytes is cut or corrupted", bytes_.size());
   }
@@ -61,12 +64,44 @@ class Reader {
   std::size_t at_ = 0;
 };
 
+/// Whether a tensor of these sizes fits into so many bytes. Sizes of which one is 0 need none, but their
+/// product must be a number.
+bool holds(std::size_t bytes, const std::vector<i64>& sizes, std::size_t element) {
+  if (std::any_of(sizes.begin(), sizes.end(), [](i64 size) { return size < 0; })) return false;
+  const bool empty = std::find(sizes.begin(), sizes.end(), 0) != sizes.end();
+  std::size_t room = empty ? std::size_t{1} << 40 : bytes / element;
+  for (const i64 size : sizes) room /= std::max<std::size_t>(idx(size), 1);
+  return room > 0;
+}
+
+at::Tensor read_tensor(Reader& in) {
+  const i64 dtype = in.get<i64>();
+  if (dtype < 0 || dtype >= static_cast<i64>(at::ScalarType::Undefined)) in.broken();
+  const auto type = static_cast<at::ScalarType>(dtype);
+  if (!at::isFloatingType(type) && !at::isIntegralType(type, true)) in.broken();
+  const std::vector<i64> sizes = in.get_all<i64>();
+  if (!holds(in.left(), sizes, c10::elementSize(type))) in.broken();
+  at::Tensor tensor = at::empty(sizes, type);
+  in.take(tensor.mutable_data_ptr(), tensor.nbytes());
+  return tensor;
+}
+
 }  // namespace
 
-std::vector<char> to_bytes(const Message& message) {
+void check_stamp(const Stamp& got, const Stamp& expected, const std::string& where) {
+  if (got.step == expected.step && got.op == expected.op) return;
+  fail<TransportError>(where,
+                       "sent op {} of step {}, expected op {} of step {}: the processes are not at the same "
+                       "step, or do not run the same schedule in the same order",
+                       got.op, got.step, expected.op, expected.step);
+}
+
+std::vector<char> to_bytes(const Stamp& stamp, const Message& message) {
   Writer out;
   out.put<i64>(kMagic);
   out.put<u64>(0);  // checksum of what follows
+  out.put<i64>(stamp.step);
+  out.put<i64>(stamp.op);
   out.put<double>(message.ready);
   out.put_all(message.numbers);
   out.put_all(message.values);
@@ -82,23 +117,20 @@ std::vector<char> to_bytes(const Message& message) {
   return std::move(out.bytes);
 }
 
-Message from_bytes(const std::vector<char>& bytes, const std::string& where) {
+Message from_bytes(const std::vector<char>& bytes, const Stamp& expected, const std::string& where) {
   Reader in(bytes, where);
   if (in.get<i64>() != kMagic) in.broken();
   const u64 sum = in.get<u64>();
   if (sum != checksum(bytes.data() + 16, bytes.size() - 16)) in.broken();
+  const i64 step = in.get<i64>(), op = in.get<i64>();
+  check_stamp({.step = step, .op = op}, expected, where);
   Message message;
   message.ready = in.get<double>();
   message.numbers = in.get_all<i64>();
   message.values = in.get_all<double>();
   const i64 num_tensors = in.get<i64>();
-  for (i64 t = 0; t < num_tensors; ++t) {
-    const auto dtype = static_cast<at::ScalarType>(in.get<i64>());
-    const std::vector<i64> sizes = in.get_all<i64>();
-    at::Tensor tensor = at::empty(sizes, dtype);
-    in.take(tensor.mutable_data_ptr(), tensor.nbytes());
-    message.tensors.push_back(std::move(tensor));
-  }
+  for (i64 t = 0; t < num_tensors; ++t) message.tensors.push_back(read_tensor(in));
+  if (num_tensors < 0 || in.left() > 0) in.broken();
   return message;
 }
 

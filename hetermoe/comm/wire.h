@@ -7,8 +7,18 @@
 // A Message as bytes, for transports between processes.
 namespace hetermoe {
 
-std::vector<char> to_bytes(const Message& message);
-/// Throws TransportError when the bytes are no message (cut or corrupted). `where` names the peer.
-Message from_bytes(const std::vector<char>& bytes, const std::string& where);
+/// Which transfer a message belongs to. It travels with the message, so that a process which is at another
+/// step or runs another schedule is found, where shapes alone would fit.
+struct Stamp {
+  i64 step = 0, op = 0;
+};
+inline Stamp stamp_of(const ExchangeCall& call) { return {.step = call.step, .op = call.op}; }
+
+/// Throws TransportError with both stamps when they differ. `where` names the peer.
+void check_stamp(const Stamp& got, const Stamp& expected, const std::string& where);
+
+std::vector<char> to_bytes(const Stamp& stamp, const Message& message);
+/// Throws TransportError when the bytes are no message (cut or corrupted), or one of another op or step.
+Message from_bytes(const std::vector<char>& bytes, const Stamp& expected, const std::string& where);
 
 }  // namespace hetermoe

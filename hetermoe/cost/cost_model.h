@@ -2,6 +2,7 @@
 #include <span>
 #include <vector>
 
+#include "hetermoe/base/index.h"
 #include "hetermoe/cost/routing_load.h"
 #include "hetermoe/schedule/schedule.h"
 
@@ -75,13 +76,18 @@ class WorkModel {
   std::vector<PortBytes> port_bytes(const Op& op, std::span<const DeviceId> participants,
                                     const ExchangeLoad* load) const;
   /// Parameters of a state (one replica).
-  double state_params(i32 state) const { return state_params_[static_cast<std::size_t>(state)]; }
+  double state_params(i32 state) const { return state_params_[idx(state)]; }
 
  private:
   double merged_rows_per_token(const Op& op) const;
   double frozen_part(const Op& op, DeviceId device) const;
   std::vector<PortBytes> exchange_bytes(const Op& op, std::span<const DeviceId> participants,
                                         const ExchangeLoad& load) const;
+  std::vector<PortBytes> pairwise_bytes(const Op& op, std::span<const DeviceId> participants,
+                                        const ExchangeLoad& load, bool to_owners) const;
+  std::vector<PortBytes> product_bytes(const Op& op, std::span<const DeviceId> participants,
+                                       const ExchangeLoad& load) const;
+  std::size_t node_of(DeviceId device) const;
   std::vector<PortBytes> move_bytes(const Op& op, std::span<const DeviceId> participants) const;
   std::vector<PortBytes> all_to_all_bytes(std::span<const DeviceId> participants, Bytes each) const;
   void add(std::vector<PortBytes>& bytes, std::span<const DeviceId> participants, DeviceId from, DeviceId to,

@@ -5,15 +5,15 @@
 #include <map>
 #include <numeric>
 
+#include "hetermoe/base/index.h"
+
 namespace hetermoe {
 namespace {
-
-std::size_t at(i64 index) { return static_cast<std::size_t>(index); }
 
 /// Where a state stands among those of one of its devices.
 std::size_t place_of(const Placement& placement, i32 state, DeviceId device) {
   const std::span<const i32> held = placement.states_on(device);
-  return static_cast<std::size_t>(std::lower_bound(held.begin(), held.end(), state) - held.begin());
+  return idx(std::lower_bound(held.begin(), held.end(), state) - held.begin());
 }
 
 /// What begins a run of traits.
@@ -26,7 +26,7 @@ class GroupShapes {
     position_.assign(cluster.devices.size(), -1);
     for (const Group& group : plan.groups) {
       for (std::size_t i = 0; i < group.devices.size(); ++i)
-        position_[at(group.devices[i])] = static_cast<i32>(i);
+        position_[idx(group.devices[i])] = static_cast<i32>(i);
     }
   }
 
@@ -45,10 +45,10 @@ class GroupShapes {
     return std::equal(a.begin(), a.end(), b.begin(), b.end(), same);
   }
   bool same_device(DeviceId a, DeviceId b) const {
-    const Device &x = cluster_.devices[at(a)], &y = cluster_.devices[at(b)];
-    return x.type == y.type && x.speed == y.speed && plan_.dtype[at(a)] == plan_.dtype[at(b)];
+    const Device &x = cluster_.devices[idx(a)], &y = cluster_.devices[idx(b)];
+    return x.type == y.type && x.speed == y.speed && plan_.dtype[idx(a)] == plan_.dtype[idx(b)];
   }
-  bool same_place(DeviceId a, DeviceId b) const { return position_[at(a)] == position_[at(b)]; }
+  bool same_place(DeviceId a, DeviceId b) const { return position_[idx(a)] == position_[idx(b)]; }
   bool same_shares(const Shares& a, const Shares& b) const {
     return equal(a, b, [&](const ShareRow& x, const ShareRow& y) {
       return equal(x, y, [&](const Share& s, const Share& t) {
@@ -74,7 +74,7 @@ class Finder {
  public:
   Finder(const Placement& placement, const Cluster& cluster, LoadTable& loads)
       : p_(placement), plan_(placement.plan()), cluster_(cluster), loads_(loads) {
-    fold_.device.resize(at(p_.num_devices()));
+    fold_.device.resize(idx(p_.num_devices()));
     std::iota(fold_.device.begin(), fold_.device.end(), 0);
     fold_.group.resize(plan_.groups.size());
     std::iota(fold_.group.begin(), fold_.group.end(), 0);
@@ -123,10 +123,10 @@ class Finder {
     std::map<std::vector<i64>, i32> known;
     for (const Group& group : plan_.groups) {
       for (const DeviceId device : group.devices) {
-        const auto [entry, fresh] = known.try_emplace(traits[at(device)], static_cast<i32>(size_.size()));
+        const auto [entry, fresh] = known.try_emplace(traits[idx(device)], static_cast<i32>(size_.size()));
         if (fresh) size_.push_back(0);
-        class_of_[at(device)] = entry->second;
-        ++size_[at(entry->second)];
+        class_of_[idx(device)] = entry->second;
+        ++size_[idx(entry->second)];
       }
     }
   }
@@ -138,10 +138,10 @@ class Finder {
       before = size_.size();
       std::vector<std::vector<i64>> on_node(cluster_.nodes.size()), traits(class_of_.size());
       for (std::size_t d = 0; d < class_of_.size(); ++d)
-        on_node[at(cluster_.devices[d].node)].push_back(class_of_[d]);
+        on_node[idx(cluster_.devices[d].node)].push_back(class_of_[d]);
       for (std::vector<i64>& classes : on_node) std::sort(classes.begin(), classes.end());
       for (std::size_t d = 0; d < class_of_.size(); ++d) {
-        traits[d] = on_node[at(cluster_.devices[d].node)];
+        traits[d] = on_node[idx(cluster_.devices[d].node)];
         traits[d].push_back(class_of_[d]);
       }
       number_classes(traits);
@@ -149,10 +149,10 @@ class Finder {
   }
 
   void add_group(i32 g) {
-    for (const DeviceId device : plan_.groups[at(g)].devices) {
-      const Device& d = cluster_.devices[at(device)];
-      add(device, fold_.group[at(g)], d.type, std::bit_cast<i64>(d.speed),
-          static_cast<i64>(plan_.dtype[at(device)]));
+    for (const DeviceId device : plan_.groups[idx(g)].devices) {
+      const Device& d = cluster_.devices[idx(device)];
+      add(device, fold_.group[idx(g)], d.type, std::bit_cast<i64>(d.speed),
+          static_cast<i64>(plan_.dtype[idx(device)]));
     }
     // Layers and microbatches that are alike tell the same.
     for (i32 m = 0; m < p_.num_microbatches(g); ++m) {
@@ -178,7 +178,7 @@ class Finder {
       add(owners[o], kOwnerTrait, l, std::bit_cast<i64>(load.rows_per_token[o]),
           std::bit_cast<i64>(load.copies_per_token[o]));
     }
-    for (const std::vector<ExpertOwner>& of_expert : plan_.groups[at(g)].layers[at(l)].experts) {
+    for (const std::vector<ExpertOwner>& of_expert : plan_.groups[idx(g)].layers[idx(l)].experts) {
       for (const ExpertOwner& owner : of_expert)
         add(owner.device, kExpertTrait, std::bit_cast<i64>(owner.share));
     }
@@ -186,7 +186,7 @@ class Finder {
 
   template <class... Values>
   void add(DeviceId device, Values... values) {
-    traits_[at(device)].insert(traits_[at(device)].end(), {static_cast<i64>(values)...});
+    traits_[idx(device)].insert(traits_[idx(device)].end(), {static_cast<i64>(values)...});
   }
 
   // --- states that several devices hold ---
@@ -194,9 +194,9 @@ class Finder {
   bool counterparts_agree() const {
     for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
       const std::vector<DeviceId>&mine = plan_.groups[g].devices,
-            &theirs = plan_.groups[at(fold_.group[g])].devices;
+            &theirs = plan_.groups[idx(fold_.group[g])].devices;
       for (std::size_t i = 0; i < mine.size(); ++i) {
-        if (class_of_[at(mine[i])] != class_of_[at(theirs[i])]) return false;
+        if (class_of_[idx(mine[i])] != class_of_[idx(theirs[i])]) return false;
       }
     }
     return true;
@@ -205,7 +205,7 @@ class Finder {
   /// [class] devices of the state.
   std::map<i32, i32> held_by(const State& state) const {
     std::map<i32, i32> held;
-    for (const DeviceId device : state.devices) ++held[class_of_[at(device)]];
+    for (const DeviceId device : state.devices) ++held[class_of_[idx(device)]];
     return held;
   }
 
@@ -217,7 +217,7 @@ class Finder {
       if (!state.reduced()) continue;
       const std::map<i32, i32> held = held_by(state);
       const bool whole = std::all_of(held.begin(), held.end(), [&](const auto& entry) {
-        return entry.second == size_[at(entry.first)];
+        return entry.second == size_[idx(entry.first)];
       });
       if (!whole && (held.size() > 1 || !at_one_place(static_cast<i32>(s)))) return false;
     }
@@ -225,7 +225,7 @@ class Finder {
   }
 
   bool at_one_place(i32 state) const {
-    const std::vector<DeviceId>& devices = p_.states()[at(state)].devices;
+    const std::vector<DeviceId>& devices = p_.states()[idx(state)].devices;
     const std::size_t place = place_of(p_, state, devices[0]);
     return std::all_of(devices.begin(), devices.end(),
                        [&](DeviceId d) { return place_of(p_, state, d) == place; });
@@ -238,15 +238,15 @@ class Finder {
       if (!state.reduced()) continue;
       std::map<i32, i32> split;  // class -> its part in the state
       for (const auto& [cls, count] : held_by(state)) {
-        if (count == size_[at(cls)]) continue;
+        if (count == size_[idx(cls)]) continue;
         split[cls] = static_cast<i32>(size_.size());
-        size_[at(cls)] -= count;
+        size_[idx(cls)] -= count;
         size_.push_back(count);
       }
       if (split.empty()) continue;
       for (const DeviceId device : state.devices) {
-        const auto found = split.find(class_of_[at(device)]);
-        if (found != split.end()) class_of_[at(device)] = found->second;
+        const auto found = split.find(class_of_[idx(device)]);
+        if (found != split.end()) class_of_[idx(device)] = found->second;
       }
     }
   }
@@ -255,9 +255,9 @@ class Finder {
     std::vector<DeviceId> first(size_.size(), -1);
     for (const Group& group : plan_.groups) {  // of groups that are alike, the first one comes first
       for (const DeviceId device : group.devices) {
-        DeviceId& representative = first[at(class_of_[at(device)])];
+        DeviceId& representative = first[idx(class_of_[idx(device)])];
         if (representative < 0) representative = device;
-        fold_.device[at(device)] = representative;
+        fold_.device[idx(device)] = representative;
       }
     }
   }
@@ -279,7 +279,7 @@ std::vector<i32> alike_groups(const Plan& plan, const Cluster& cluster) {
   for (std::size_t g = 0; g < plan.groups.size(); ++g) {
     first_of.push_back(static_cast<i32>(g));
     for (std::size_t first = 0; first < g; ++first) {
-      if (at(first_of[first]) != first || !shapes.same(plan.groups[first], plan.groups[g])) continue;
+      if (idx(first_of[first]) != first || !shapes.same(plan.groups[first], plan.groups[g])) continue;
       first_of[g] = static_cast<i32>(first);
       break;
     }
@@ -289,7 +289,7 @@ std::vector<i32> alike_groups(const Plan& plan, const Cluster& cluster) {
 
 std::vector<bool> Fold::listed() const {
   std::vector<bool> out;
-  for (std::size_t d = 0; d < device.size(); ++d) out.push_back(at(device[d]) == d);
+  for (std::size_t d = 0; d < device.size(); ++d) out.push_back(idx(device[d]) == d);
   return out;
 }
 
@@ -304,15 +304,15 @@ std::optional<Fold> find_fold(const Placement& placement, const Cluster& cluster
 }
 
 std::vector<i32> folded_states(const Placement& placement, const Fold& fold, i32 state) {
-  const std::vector<DeviceId>& devices = placement.states()[at(state)].devices;
-  const DeviceId first = fold.device[at(devices[0])];
+  const std::vector<DeviceId>& devices = placement.states()[idx(state)].devices;
+  const DeviceId first = fold.device[idx(devices[0])];
   std::vector<i32> all = {state};
   const bool one_class =
-      std::all_of(devices.begin(), devices.end(), [&](DeviceId d) { return fold.device[at(d)] == first; });
+      std::all_of(devices.begin(), devices.end(), [&](DeviceId d) { return fold.device[idx(d)] == first; });
   if (!one_class) return all;
   const std::size_t place = place_of(placement, state, devices[0]);
   for (DeviceId d = 0; d < placement.num_devices(); ++d) {
-    if (fold.device[at(d)] == first) all.push_back(placement.states_on(d)[place]);
+    if (fold.device[idx(d)] == first) all.push_back(placement.states_on(d)[place]);
   }
   std::sort(all.begin(), all.end());
   all.erase(std::unique(all.begin(), all.end()), all.end());

@@ -59,9 +59,7 @@ LoadTable::Classes LoadTable::make_classes(i32 group) const {
 }
 
 const ExchangeLoad* LoadTable::of(const Op& op) {
-  const bool exchanges =
-      op.kind == OpKind::kDispatch || op.kind == OpKind::kCombine || op.kind == OpKind::kExperts;
-  return exchanges ? &of(op.group, op.layer, op.microbatch, op.chunk) : nullptr;
+  return needs_load(op.kind) ? &of(op.group, op.layer, op.microbatch, op.chunk) : nullptr;
 }
 
 const ExchangeLoad& LoadTable::of(i32 group, i32 layer, i32 microbatch, i32 chunk) {

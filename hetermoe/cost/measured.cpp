@@ -2,18 +2,10 @@
 
 #include <algorithm>
 
+#include "hetermoe/base/index.h"
 #include "hetermoe/base/paths.h"
 
 namespace hetermoe {
-namespace {
-
-template <class E>
-std::size_t index(E value) {
-  return static_cast<std::size_t>(value);
-}
-
-}  // namespace
-
 ProfileSet load_profiles(const Cluster& cluster) {
   ProfileSet profiles;
   for (std::size_t t = 0; t < cluster.types.size(); ++t) {
@@ -33,23 +25,23 @@ MeasuredCost::MeasuredCost(const ModelConfig& model, const Cluster& cluster, con
   for (const auto& [type, named] : profiles) {
     HM_CHECK(type >= 0 && type < static_cast<i32>(cluster.types.size()), "a profile of device type {}", type);
     for (const DeviceId device : cluster.devices_of_type(type))
-      check_profile(named.profile, model, plan.dtype[index(device)], named.where);
+      check_profile(named.profile, model, plan.dtype[idx(device)], named.where);
     Tables& tables = tables_[type];
     for (const ProfileEntry& entry : named.profile.entries) {
       const ProfilePoint at = point_of(entry);
-      tables[index(entry.op)][index(entry.phase)].add(at.family, at.size, entry.seconds);
+      tables[idx(entry.op)][idx(entry.phase)].add(at.family, at.size, entry.seconds);
     }
   }
 }
 
 const MeasuredCost::Tables* MeasuredCost::tables_of(DeviceId device) const {
-  const auto found = tables_.find(cluster_.devices[index(device)].type);
+  const auto found = tables_.find(cluster_.devices[idx(device)].type);
   return found == tables_.end() ? nullptr : &found->second;
 }
 
 std::optional<MeasuredCost::Answer> MeasuredCost::look_up(const Tables& tables, ProfiledOp op,
                                                           ProfiledPhase phase, ProfilePoint at) {
-  const Surface& table = tables[index(op)][index(phase)];
+  const Surface& table = tables[idx(op)][idx(phase)];
   if (table.empty()) return std::nullopt;
   const CurveValue estimate = table.at(at.family, at.size);
   return Answer{estimate.seconds, estimate.extrapolated};
@@ -69,34 +61,33 @@ std::optional<MeasuredCost::Answer> MeasuredCost::phased(const Tables& tables, P
 std::optional<MeasuredCost::Answer> MeasuredCost::main_part(const Tables& tables,
                                                             const ComputeWork& work) const {
   const bool backward = work.op.phase == Phase::kBackward;
-  switch (work.op.kind) {
-    case OpKind::kEmbed:
+  switch (compute_kind(work.op.kind)) {
+    case ComputeKind::kEmbed:
       if (work.tokens <= 0) return Answer{};
       return look_up(tables, ProfiledOp::kEmbed,
                      backward ? ProfiledPhase::kBackward : ProfiledPhase::kForward, {1, work.tokens});
-    case OpKind::kAttention:
+    case ComputeKind::kAttention:
       if (work.tokens <= 0) return Answer{};
       return phased(tables,
                     model_.is_moe(work.op.layer) ? ProfiledOp::kAttention : ProfiledOp::kDenseAttention, work,
-                    {static_cast<double>(work.seq_len), work.sequences});
-    case OpKind::kExperts:
+                    {real(work.seq_len), work.sequences});
+    case ComputeKind::kExperts:
       if (work.copies <= 0) return Answer{};
       return phased(tables, ProfiledOp::kExperts, work,
                     {std::max(1.0, work.experts), work.copies / std::max(1.0, work.experts)});
-    case OpKind::kHead:
+    case ComputeKind::kHead:
       if (work.tokens <= 0) return Answer{};
       return look_up(tables, ProfiledOp::kHead,
                      work.trains ? ProfiledPhase::kForwardBackward : ProfiledPhase::kForward,
                      {1, work.tokens});
-    case OpKind::kUpdate:
+    case ComputeKind::kUpdate:
       if (work.params <= 0) return Answer{};
       return look_up(tables, ProfiledOp::kUpdate, ProfiledPhase::kForward, {1, work.params});
-    case OpKind::kMerge:
+    case ComputeKind::kMerge:
       return Answer{};  // all of it is merged rows
-    default:
-      HM_CHECK(false, "{} is not a compute op", to_string(work.op));
-      return std::nullopt;
   }
+  HM_CHECK(false, "{} has no cost", to_string(work.op));
+  return std::nullopt;
 }
 
 /// The op itself and the merge that it starts with; without an entry for either the op is not measured.
@@ -131,14 +122,14 @@ TransferCost MeasuredCost::transfer(const TransferWork& work) const {
   TransferCost cost = roofline_.transfer(work);
   for (std::size_t i = 0; i < work.participants.size(); ++i) {
     const Tables* tables = tables_of(work.participants[i]);
-    if (tables == nullptr || (*tables)[index(ProfiledOp::kTransfer)][0].empty()) return cost;
+    if (tables == nullptr || (*tables)[idx(ProfiledOp::kTransfer)][0].empty()) return cost;
     if (work.bytes[i].net_out > 0 || work.bytes[i].net_in > 0) return cost;
   }
   const i32 local_ports = 2 * static_cast<i32>(cluster_.nodes.size());
   for (PortLoad& load : cost.loads) {
     const DeviceId device = (load.port - local_ports) / 2;
     const auto participant = std::find(work.participants.begin(), work.participants.end(), device);
-    const PortBytes& bytes = work.bytes[static_cast<std::size_t>(participant - work.participants.begin())];
+    const PortBytes& bytes = work.bytes[idx(participant - work.participants.begin())];
     const Bytes size = (load.port - local_ports) % 2 == 0 ? bytes.local_out : bytes.local_in;
     const Tables& tables = *tables_of(device);
     load.seconds =

@@ -6,10 +6,10 @@
 #include <map>
 #include <unordered_map>
 
+#include "hetermoe/base/index.h"
+
 namespace hetermoe {
 namespace {
-
-std::size_t at(i64 index) { return static_cast<std::size_t>(index); }
 
 /// Ops with equal keys cost the same: of what can be alike, the key names the first.
 using CostKey = std::array<i32, 7>;
@@ -18,7 +18,7 @@ struct CostKeyHash {
     u64 hash = 0;
     for (const i32 part : key)
       hash = (hash ^ static_cast<u64>(static_cast<std::uint32_t>(part))) * 0x9e3779b97f4a7c15ULL;
-    return static_cast<std::size_t>(hash ^ (hash >> 32));
+    return idx(hash ^ (hash >> 32));
   }
 };
 
@@ -35,11 +35,11 @@ struct Transfers {
 class PortClasses {
  public:
   /// transfers: in the order of their numbers.
-  PortClasses(const std::vector<Transfers>& transfers, i32 num_ports) : uses_(at(num_ports)) {
+  PortClasses(const std::vector<Transfers>& transfers, i32 num_ports) : uses_(idx(num_ports)) {
     for (std::size_t t = 0; t < transfers.size(); ++t) {
       for (const TransferCost& cost : transfers[t].costs) {
         for (const PortLoad& load : cost.loads)
-          add_use(uses_[at(load.port)], static_cast<i32>(t), load.seconds);
+          add_use(uses_[idx(load.port)], static_cast<i32>(t), load.seconds);
       }
     }
     class_of_.resize(uses_.size());
@@ -51,7 +51,7 @@ class PortClasses {
       class_of_[port] = entry->second;
       if (!fresh) continue;
       for (const Use& use : uses_[port])
-        loads_[at(use.transfer)].push_back({num_classes_, use.seconds, use.copies});
+        loads_[idx(use.transfer)].push_back({num_classes_, use.seconds, use.copies});
       ++num_classes_;
     }
   }
@@ -100,7 +100,7 @@ class PortClasses {
   std::vector<std::array<u64, 2>> loads_by_class(const TransferCost& cost) const {
     std::vector<std::array<u64, 2>> out;
     for (const PortLoad& load : cost.loads)
-      out.push_back({static_cast<u64>(class_of_[at(load.port)]), rounded(load.seconds)});
+      out.push_back({static_cast<u64>(class_of_[idx(load.port)]), rounded(load.seconds)});
     std::sort(out.begin(), out.end());
     return out;
   }
@@ -139,10 +139,10 @@ class Pricer {
     for (DeviceId d = 0; d < schedule_.num_devices; ++d) out.interference.push_back(cost_.interference(d));
     for (std::size_t op = 0; op < out.seconds.size(); ++op) {
       if (transfer_of_[op] >= 0) {
-        const Transfers& transfers = transfers_[at(transfer_of_[op])];
+        const Transfers& transfers = transfers_[idx(transfer_of_[op])];
         out.seconds[op] = transfers.costs.front().seconds();
         out.latency[op] = transfers.latency;
-        const std::vector<PortLoad>& loads = ports.loads_of(at(transfer_of_[op]));
+        const std::vector<PortLoad>& loads = ports.loads_of(idx(transfer_of_[op]));
         out.loads.insert(out.loads.end(), loads.begin(), loads.end());
       }
       out.load_begin.push_back(static_cast<i64>(out.loads.size()));
@@ -153,9 +153,9 @@ class Pricer {
  private:
   void price_ops() {
     for (OpId op = 0; op < schedule_.num_ops(); ++op) {
-      const bool compute = is_compute(schedule_.ops[at(op)].kind);
+      const bool compute = is_compute(schedule_.ops[idx(op)].kind);
       compute_seconds_.push_back(compute ? compute_seconds(op) : 0);
-      transfer_of_.push_back(compute ? -1 : transfer_number(schedule_.ops[at(op)]));
+      transfer_of_.push_back(compute ? -1 : transfer_number(schedule_.ops[idx(op)]));
     }
   }
 
@@ -173,7 +173,7 @@ class Pricer {
   }
 
   Seconds compute_seconds(OpId id) {
-    const Op& op = schedule_.ops[at(id)];
+    const Op& op = schedule_.ops[idx(id)];
     const DeviceId device = device_of(schedule_.lanes_of(id)[0]);
     const auto [entry, fresh] = compute_.try_emplace(key_of(op, device), 0);
     if (fresh) entry->second = cost_.compute(work_.compute_work(op, device, loads_.of(op)));
@@ -194,15 +194,23 @@ class Pricer {
   std::vector<Op> folded_into(const Op& op) const {
     std::vector<Op> all = {op};
     if (fold_ == nullptr) return all;
-    if (op.kind == OpKind::kReduce) {
-      for (const i32 state : folded_states(placement_, *fold_, op.state)) {
-        if (state != op.state) all.push_back(op), all.back().state = state;
-      }
-    } else if (op.kind != OpKind::kNorm && op.kind != OpKind::kBalance) {
-      for (std::size_t g = 0; g < fold_->group.size(); ++g) {
-        if (fold_->group[g] != op.group || static_cast<i32>(g) == op.group) continue;
-        all.push_back(op), all.back().group = static_cast<std::int16_t>(g);
-      }
+    switch (traits(op.kind).participants) {
+      case Participants::kStateDevices:
+        for (const i32 state : folded_states(placement_, *fold_, op.state)) {
+          if (state != op.state) all.push_back(op), all.back().state = state;
+        }
+        break;
+      case Participants::kExchange:
+      case Participants::kBothShares:
+        for (std::size_t g = 0; g < fold_->group.size(); ++g) {
+          if (fold_->group[g] != op.group || static_cast<i32>(g) == op.group) continue;
+          all.push_back(op), all.back().group = static_cast<std::int16_t>(g);
+        }
+        break;
+      case Participants::kOneDevice:
+      case Participants::kBalanceSet:
+      case Participants::kStateHolders:
+        break;
     }
     return all;
   }

@@ -3,15 +3,18 @@
 #include <set>
 #include <tuple>
 
+#include "hetermoe/base/index.h"
+
 namespace hetermoe {
 
 const std::vector<std::string>& EnumNames<ProfiledOp>::names() {
-  static const std::vector<std::string> all = {"embed",  "attention", "dense_attention", "experts", "head",
-                                               "update", "gather",    "merge",           "transfer"};
+  static const std::vector<std::string> all = names_of_all<ProfiledOp>(
+      {"embed", "attention", "dense_attention", "experts", "head", "update", "gather", "merge", "transfer"});
   return all;
 }
 const std::vector<std::string>& EnumNames<ProfiledPhase>::names() {
-  static const std::vector<std::string> all = {"forward", "recompute", "backward", "forward_backward"};
+  static const std::vector<std::string> all =
+      names_of_all<ProfiledPhase>({"forward", "recompute", "backward", "forward_backward"});
   return all;
 }
 
@@ -31,7 +34,6 @@ ProfiledShape shape_of(const ModelConfig& model) {
 }
 
 ProfilePoint point_of(const ProfileEntry& entry) {
-  const auto real = [](i64 value) { return static_cast<double>(value); };
   switch (entry.op) {
     case ProfiledOp::kAttention:
     case ProfiledOp::kDenseAttention:
@@ -45,9 +47,11 @@ ProfilePoint point_of(const ProfileEntry& entry) {
       return {1, real(entry.rows)};
     case ProfiledOp::kTransfer:
       return {1, entry.bytes};
-    default:
-      return {1, real(entry.tokens)};
+    case ProfiledOp::kEmbed:
+    case ProfiledOp::kHead:
+      break;
   }
+  return {1, real(entry.tokens)};
 }
 
 namespace {

@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "hetermoe/base/enum_count.h"
 #include "hetermoe/cluster/cluster.h"
 #include "hetermoe/model/model_config.h"
 

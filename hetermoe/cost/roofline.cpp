@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 
+#include "hetermoe/base/index.h"
 #include "hetermoe/model/op_cost.h"
 
 namespace hetermoe {
@@ -13,8 +14,6 @@ constexpr double kAttentionKernels = 24, kExpertKernels = 7, kHeadKernels = 8;
 /// Adam in mixed precision reads and writes per parameter: master 8, two moments 16, weight 2; norm and
 /// update read the gradient. Wider parameters have no master.
 constexpr double kMixedUpdateBytes = 26, kUpdateBytes = 30;
-
-double real(i64 value) { return static_cast<double>(value); }
 
 }  // namespace
 
@@ -30,7 +29,7 @@ RooflineCost::RooflineCost(const ModelConfig& model, const Cluster& cluster, con
 RooflineCost::Rates RooflineCost::rates_of(DeviceId device, const Plan& plan) const {
   const Dtype dtype = plan.dtype[static_cast<std::size_t>(device)];
   const DeviceType& type = cluster_.type_of(device);
-  const double speed = cluster_.devices[static_cast<std::size_t>(device)].speed;
+  const double speed = cluster_.devices[idx(device)].speed;
   const double gemm = type.gemm_efficiency > 0 ? type.gemm_efficiency : software_.gemm_efficiency;
   const bool flash = type.attention_kernel == AttentionKernel::kFlash;
   const double by_kernel = flash ? software_.flash_efficiency : software_.mem_efficient_efficiency;
@@ -119,27 +118,26 @@ Seconds RooflineCost::head(const ComputeWork& work) const {
 Seconds RooflineCost::compute(const ComputeWork& work) const {
   const Rates& r = rates(work.device);
   const Seconds merge = merge_bytes(work) * r.element / r.memory;
-  switch (work.op.kind) {
-    case OpKind::kEmbed: {
+  switch (compute_kind(work.op.kind)) {
+    case ComputeKind::kEmbed: {
       const double passes = work.op.phase == Phase::kBackward ? 2 : 1;
       return work.tokens > 0 ? passes * (work.tokens * embedding_traffic(model_) * r.element / r.memory +
                                          software_.kernel_launch)
                              : 0;
     }
-    case OpKind::kAttention:
+    case ComputeKind::kAttention:
       return work.tokens > 0 ? merge + with_phase(attention_parts(work), work) : 0;
-    case OpKind::kExperts:
+    case ComputeKind::kExperts:
       return work.copies > 0 ? with_phase(expert_parts(work), work) : 0;
-    case OpKind::kHead:
+    case ComputeKind::kHead:
       return work.tokens > 0 ? merge + head(work) : 0;
-    case OpKind::kMerge:
+    case ComputeKind::kMerge:
       return merge;
-    case OpKind::kUpdate:
+    case ComputeKind::kUpdate:
       return work.params * r.update / r.memory + software_.kernel_launch;
-    default:
-      HM_CHECK(false, "{} is not a compute op", to_string(work.op));
-      return 0;
   }
+  HM_CHECK(false, "{} has no cost", to_string(work.op));
+  return 0;
 }
 
 TransferCost RooflineCost::transfer(const TransferWork& work) const {
@@ -148,23 +146,23 @@ TransferCost RooflineCost::transfer(const TransferWork& work) const {
   const i32 local_ports = 2 * static_cast<i32>(cluster_.nodes.size());
   for (std::size_t i = 0; i < work.participants.size(); ++i) {
     const DeviceId device = work.participants[i];
-    const NodeId node = cluster_.devices[static_cast<std::size_t>(device)].node;
+    const NodeId node = cluster_.devices[idx(device)].node;
     const PortBytes& b = work.bytes[i];
     if (b.net_out > 0) ports[2 * node] += b.net_out;
     if (b.net_in > 0) ports[2 * node + 1] += b.net_in;
     if (b.local_out > 0) ports[local_ports + 2 * device] += b.local_out;
     if (b.local_in > 0) ports[local_ports + 2 * device + 1] += b.local_in;
-    const Node& at = cluster_.nodes[static_cast<std::size_t>(node)];
+    const Node& at = cluster_.nodes[idx(node)];
     if (b.net_out > 0 || b.net_in > 0) cost.latency = std::max(cost.latency, at.latency);
     if (b.local_out > 0 || b.local_in > 0) cost.latency = std::max(cost.latency, at.local_latency);
   }
   if (ports.empty()) return cost;
-  cost.latency += software_.peer_message * static_cast<double>(work.participants.size() - 1);
+  cost.latency += software_.peer_message * real(work.participants.size() - 1);
   for (const auto& [port, bytes] : ports) {
     const bool local = port >= local_ports;
     const i32 index = (local ? port - local_ports : port) / 2;
-    const NodeId node = local ? cluster_.devices[static_cast<std::size_t>(index)].node : index;
-    const Node& at = cluster_.nodes[static_cast<std::size_t>(node)];
+    const NodeId node = local ? cluster_.devices[idx(index)].node : index;
+    const Node& at = cluster_.nodes[idx(node)];
     const BytesPerSecond rate =
         local ? at.local * software_.local_efficiency : at.network * software_.network_efficiency;
     cost.loads.push_back({port, bytes / rate});

@@ -129,11 +129,30 @@ struct TensorAllocator final : c10::Allocator {
 
 }  // namespace
 
+std::vector<std::string> tune_malloc(const SetMalloc& set) {
+  struct Parameter {
+    int number;
+    const char* name;
+    std::vector<int> values;  ///< the first that malloc takes
+  };
+  std::vector<Parameter> parameters;
+#ifdef __GLIBC__
+  parameters = {{M_MMAP_THRESHOLD, "M_MMAP_THRESHOLD", {1 << 30, 32 << 20}},
+                {M_TRIM_THRESHOLD, "M_TRIM_THRESHOLD", {1 << 30}},
+                {M_ARENA_MAX, "M_ARENA_MAX", {1}}};  // arenas of threads hold no large blocks
+#endif
+  std::vector<std::string> refused;
+  for (const Parameter& parameter : parameters) {
+    const auto takes = [&](int value) { return set(parameter.number, value) != 0; };
+    if (std::none_of(parameter.values.begin(), parameter.values.end(), takes))
+      refused.emplace_back(parameter.name);
+  }
+  return refused;
+}
+
 void keep_freed_memory() {
 #ifdef __GLIBC__
-  mallopt(M_MMAP_THRESHOLD, 1 << 30);
-  mallopt(M_TRIM_THRESHOLD, 1 << 30);
-  mallopt(M_ARENA_MAX, 1);  // arenas of threads hold no large blocks
+  tune_malloc(&::mallopt);
 #endif
   static TensorAllocator allocator;
   constexpr std::uint8_t kPriority = 1;  // of libtorch's own: 0

@@ -1,6 +1,8 @@
 #pragma once
 #include <cstddef>
+#include <functional>
 #include <mutex>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -44,6 +46,14 @@ class BlockCache {
   std::vector<Block> kept_;                        ///< the one that was given back last at the end
   Usage usage_;
 };
+
+/// Sets one of malloc's parameters, as mallopt() does; 0 = refused.
+using SetMalloc = std::function<int(int parameter, int value)>;
+
+/// Tells malloc to keep what is freed, in one arena. The C library may refuse: glibc before 2.35 takes no
+/// threshold beyond 32 MiB for blocks that it maps one by one. Then the largest is set that it takes. Returns
+/// the names of what it refused altogether, which only costs time.
+std::vector<std::string> tune_malloc(const SetMalloc& set);
 
 /// From here on this process keeps the memory that it frees: large tensors come from a BlockCache, the rest
 /// from malloc, which keeps it, too. Call once, before the first tensor.

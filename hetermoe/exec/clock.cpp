@@ -8,7 +8,7 @@
 namespace hetermoe {
 
 const std::vector<std::string>& EnumNames<ClockKind>::names() {
-  static const std::vector<std::string> all = {"real", "virtual", "paced"};
+  static const std::vector<std::string> all = names_of_all<ClockKind>({"real", "virtual", "paced"});
   return all;
 }
 
@@ -47,9 +47,10 @@ std::string clock_label(ClockKind kind) {
       return "executed (virtual clock, emulated)";
     case ClockKind::kPaced:
       return "executed (paced clock, emulated)";
-    default:
-      return "executed";
+    case ClockKind::kReal:
+      break;
   }
+  return "executed";
 }
 
 }  // namespace hetermoe

@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "hetermoe/base/enum_count.h"
 #include "hetermoe/base/fields.h"
 
 namespace hetermoe {

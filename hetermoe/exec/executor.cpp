@@ -7,16 +7,16 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
+#include <system_error>
 #include <tuple>
 
+#include "hetermoe/base/index.h"
 #include "hetermoe/device/accelerator.h"
 #include "hetermoe/exec/threads.h"
 #include "hetermoe/sim/simulator.h"
 
 namespace hetermoe {
 namespace {
-
-std::size_t at_(i64 i) { return static_cast<std::size_t>(i); }
 
 double thread_cpu_seconds() {
   timespec time{};
@@ -68,28 +68,52 @@ Executor::Executor(const RunContext& context, std::vector<DeviceState*> states, 
   for (DeviceState* state : states) devices_.push_back(std::make_unique<DeviceLanes>(context_, *state));
   make_lanes();
   give_turns();
-  for (std::unique_ptr<Lane>& lane : lanes_) lane->thread = std::thread([this, &lane] { lane_main(*lane); });
+  start_lanes();
 }
 
-Executor::~Executor() {
+Executor::~Executor() { stop_lanes(); }
+
+/// When the system gives no more threads, those that run are ended: destroyed without that, they would end
+/// the process.
+void Executor::start_lanes() {
+  std::size_t started = 0;
+  try {
+    for (std::unique_ptr<Lane>& lane : lanes_) {
+      const auto main = [this, &lane] { lane_main(*lane); };
+      lane->thread = options_.start_thread ? options_.start_thread(main) : std::thread(main);
+      ++started;
+    }
+  } catch (const std::system_error& error) {
+    stop_lanes();
+    fail<DeviceError>(
+        "executor",
+        "cannot start thread {} of {}, one for each queue of {} devices: {}. Raise the limit of "
+        "threads (ulimit -u, pids of the container) or start more processes with fewer devices",
+        started + 1, lanes_.size(), devices_.size(), error.what());
+  }
+}
+
+void Executor::stop_lanes() {
   {
     const std::lock_guard lock(mutex_);
     stop_ = true;
     started_.notify_all();
   }
-  for (std::unique_ptr<Lane>& lane : lanes_) lane->thread.join();
+  for (std::unique_ptr<Lane>& lane : lanes_) {
+    if (lane->thread.joinable()) lane->thread.join();
+  }
 }
 
 void Executor::make_lanes() {
   const Schedule& schedule = context_.schedule;
-  std::vector<DeviceLanes*> local(at_(schedule.num_devices), nullptr);
+  std::vector<DeviceLanes*> local(idx(schedule.num_devices), nullptr);
   for (std::unique_ptr<DeviceLanes>& device : devices_) {
-    local[at_(device->runtime.device())] = device.get();
+    local[idx(device->runtime.device())] = device.get();
     device->done.resize(schedule.ops.size());
     device->end.resize(schedule.ops.size());
     device->uses_left.resize(lifetimes_.epochs.size());
   }
-  std::vector<Lane*> by_id(at_(schedule.num_devices) * kNumQueues, nullptr);
+  std::vector<Lane*> by_id(idx(schedule.num_devices) * kNumQueues, nullptr);
   const auto on_device = [&](OpId op, DeviceId device) {
     const std::span<const LaneId> lanes = schedule.lanes_of(op);
     return std::any_of(lanes.begin(), lanes.end(), [&](LaneId lane) { return device_of(lane) == device; });
@@ -97,9 +121,9 @@ void Executor::make_lanes() {
   for (OpId op = 0; op < schedule.num_ops(); ++op) {
     const std::span<const LaneId> lanes = schedule.lanes_of(op);
     for (std::size_t i = 0; i < lanes.size(); ++i) {
-      DeviceLanes* device = local[at_(device_of(lanes[i]))];
+      DeviceLanes* device = local[idx(device_of(lanes[i]))];
       if (device == nullptr) continue;
-      Lane*& lane = by_id[at_(lanes[i])];
+      Lane*& lane = by_id[idx(lanes[i])];
       if (lane == nullptr) {
         lanes_.push_back(std::make_unique<Lane>());
         lane = lanes_.back().get();
@@ -120,7 +144,7 @@ void Executor::give_turns() {
   std::vector<i64> position(context_.schedule.ops.size());
   std::iota(position.begin(), position.end(), i64{0});
   for (std::size_t i = 0; i < options_.launch_order.size(); ++i)
-    position[at_(options_.launch_order[i])] = static_cast<i64>(i);
+    position[idx(options_.launch_order[i])] = static_cast<i64>(i);
   std::map<DeviceId, std::vector<LaneOp*>> transfers;
   for (std::unique_ptr<Lane>& lane : lanes_) {
     if (queue_of(lane->id) == Queue::kCompute) continue;
@@ -128,7 +152,7 @@ void Executor::give_turns() {
   }
   for (auto& [device, items] : transfers) {
     std::sort(items.begin(), items.end(),
-              [&](const LaneOp* a, const LaneOp* b) { return position[at_(a->op)] < position[at_(b->op)]; });
+              [&](const LaneOp* a, const LaneOp* b) { return position[idx(a->op)] < position[idx(b->op)]; });
     for (std::size_t i = 0; i < items.size(); ++i) items[i]->turn = static_cast<i64>(i);
   }
 }
@@ -230,7 +254,7 @@ void Executor::run_lane(Lane& lane) {
     } catch (...) {
       const DeviceId device = device_of(lane.id);
       const std::string where = fmt::format("device {} ({}) {}", device, context_.cluster.device_name(device),
-                                            to_string(context_.schedule.ops[at_(item.op)]));
+                                            to_string(context_.schedule.ops[idx(item.op)]));
       poison(where, with_place(where));
       break;
     }
@@ -239,7 +263,7 @@ void Executor::run_lane(Lane& lane) {
 }
 
 void Executor::run_op(Lane& lane, const LaneOp& item) {
-  const Op& op = context_.schedule.ops[at_(item.op)];
+  const Op& op = context_.schedule.ops[idx(item.op)];
   const DeviceId device = device_of(lane.id);
   const Seconds ready = wait_until_ready(lane, item);
   if (options_.before_op) options_.before_op(op, device);
@@ -256,16 +280,16 @@ Seconds Executor::wait_until_ready(Lane& lane, const LaneOp& item) {
   Seconds ready = lane.end;
   std::unique_lock lock(device.mutex);
   for (const OpId dep : item.dependencies) {
-    device.changed.wait(lock, [&] { return poisoned_ || device.done[at_(dep)]; });
+    device.changed.wait(lock, [&] { return poisoned_ || device.done[idx(dep)]; });
     if (poisoned_) throw Poisoned();
-    ready = std::max(ready, device.end[at_(dep)]);
+    ready = std::max(ready, device.end[idx(dep)]);
   }
   if (poisoned_) throw Poisoned();
   for (const i32 epoch : lifetimes_.uses_of(context_.schedule, item.op, item.lane_number)) {
-    const Epoch& e = lifetimes_.epochs[at_(epoch)];
-    HM_CHECK(e.first == item.op || device.done[at_(e.first)],
+    const Epoch& e = lifetimes_.epochs[idx(epoch)];
+    HM_CHECK(e.first == item.op || device.done[idx(e.first)],
              "needs {} of {}, which has not ended: a dependency is missing", name_of(e.buffer),
-             to_string(context_.schedule.ops[at_(e.first)]));
+             to_string(context_.schedule.ops[idx(e.first)]));
   }
   return ready;
 }
@@ -294,10 +318,14 @@ Seconds Executor::run_transfer(Lane& lane, const LaneOp& item, const Op& op, Sec
   std::vector<Message> out = runtime.pack(op, participants);
   for (Message& message : out) message.ready = ready;
   finish_stream(runtime.where());  // the receiver may read the same memory
-  std::vector<Message> in =
-      transport_.exchange({input_->step, item.op, to_string(op), runtime.device(), participants,
-                           static_cast<i32>(queue_of(lane.id)), item.turn},
-                          std::move(out));
+  std::vector<Message> in = transport_.exchange({.step = input_->step,
+                                                 .op = item.op,
+                                                 .name = to_string(op),
+                                                 .self = runtime.device(),
+                                                 .participants = participants,
+                                                 .queue = static_cast<i32>(queue_of(lane.id)),
+                                                 .turn = item.turn},
+                                                std::move(out));
   if (clock_.needs_durations()) {
     // A transfer starts when its last participant is ready.
     for (const Message& message : in) span.start = std::max(span.start, message.ready);
@@ -319,12 +347,12 @@ void Executor::finish_op(Lane& lane, const LaneOp& item, Seconds end) {
   DeviceLanes& device = *lane.device;
   const std::lock_guard lock(device.mutex);
   for (const i32 epoch : lifetimes_.uses_of(context_.schedule, item.op, item.lane_number)) {
-    if (--device.uses_left[at_(epoch)] > 0) continue;
-    const Epoch& e = lifetimes_.epochs[at_(epoch)];
+    if (--device.uses_left[idx(epoch)] > 0) continue;
+    const Epoch& e = lifetimes_.epochs[idx(epoch)];
     device.runtime.free(e.buffer, e.layer, e.microbatch, e.chunk);
   }
-  device.end[at_(item.op)] = end;
-  device.done[at_(item.op)] = 1;
+  device.end[idx(item.op)] = end;
+  device.done[idx(item.op)] = 1;
   ++ops_ended_;
   device.changed.notify_all();
 }
@@ -341,113 +369,6 @@ void Executor::poison(const std::string& where, std::exception_ptr error) {
     device->changed.notify_all();
   }
   transport_.abort(where);
-}
-
-std::string Executor::hang_report() const {
-  std::string text;
-  const std::vector<AwaitedMessage> awaited = transport_.awaited();
-  for (const std::unique_ptr<Lane>& lane : lanes_) {
-    const std::size_t head = lane->next;
-    const DeviceId device = device_of(lane->id);
-    text += fmt::format("  device {} ({}) {}: ", device, context_.cluster.device_name(device),
-                        name_of(queue_of(lane->id)));
-    if (head >= lane->ops.size()) {
-      text += "done\n";
-      continue;
-    }
-    const LaneOp& item = lane->ops[head];
-    const Op& op = context_.schedule.ops[at_(item.op)];
-    std::vector<std::string> missing;
-    {
-      const std::lock_guard lock(lane->device->mutex);
-      for (const OpId dep : item.dependencies) {
-        if (!lane->device->done[at_(dep)]) missing.push_back(to_string(context_.schedule.ops[at_(dep)]));
-      }
-    }
-    const std::string activity = !missing.empty()      ? fmt::format("waits for {}", fmt::join(missing, ", "))
-                                 : is_compute(op.kind) ? "computes"
-                                                       : "exchanges with its peers";
-    std::vector<std::string> silent;
-    for (const AwaitedMessage& wait : awaited) {
-      if (wait.self == device && wait.op == item.op)
-        silent.push_back(fmt::format("device {} ({})", wait.from, context_.cluster.device_name(wait.from)));
-    }
-    text += fmt::format("{} {} {}{}\n", item.op, to_string(op), activity,
-                        silent.empty() ? "" : fmt::format(", has nothing from {}", fmt::join(silent, ", ")));
-  }
-  return text;
-}
-
-void Executor::check_leaks() const {
-  for (const std::unique_ptr<DeviceLanes>& device : devices_) {
-    const std::vector<std::string> held = device->runtime.slots().held();
-    HM_CHECK(held.empty(), "device {} still holds {} buffers after the step, the first is {}",
-             device->runtime.device(), held.size(), held[0]);
-    const i64 bytes = device->runtime.state_bytes();
-    HM_CHECK(bytes == device->state_bytes,
-             "device {} holds {} bytes of parameters, gradients and moments after the step, before it {}",
-             device->runtime.device(), bytes, device->state_bytes);
-  }
-}
-
-StepResult Executor::collect() {
-  StepResult result;
-  for (const std::unique_ptr<DeviceLanes>& device : devices_) {
-    // Devices without any state take no part in the norm op.
-    if (device->runtime.result().counts_LE.defined()) {
-      result = device->runtime.result();
-      break;
-    }
-  }
-  if (!context_.placement.options().backward) {
-    result.counts_LE = at::zeros_like(devices_[0]->runtime.local_counts());
-    for (const std::unique_ptr<DeviceLanes>& device : devices_) {
-      result.loss += device->runtime.forward_loss();
-      result.counts_LE.add_(device->runtime.local_counts());
-    }
-  }
-  for (const std::unique_ptr<Lane>& lane : lanes_) {
-    result.step = std::max(result.step, lane->end);
-    result.cpu_seconds += lane->cpu_seconds;
-  }
-  return result;
-}
-
-Timeline Executor::timeline() const {
-  Timeline timeline = timeline_frame(context_.schedule, context_.placement.plan(), context_.cluster,
-                                     clock_label(clock_.kind()));
-  for (const std::unique_ptr<Lane>& lane : lanes_) {
-    timeline.spans.insert(timeline.spans.end(), lane->spans.begin(), lane->spans.end());
-    timeline.step = std::max(timeline.step, lane->end);
-  }
-  sort_spans(timeline);
-  return timeline;
-}
-
-std::vector<DeviceWork> Executor::device_work() const {
-  std::vector<DeviceWork> all;
-  for (const std::unique_ptr<Lane>& lane : lanes_) {
-    if (queue_of(lane->id) == Queue::kCompute)
-      all.push_back({device_of(lane->id), lane->busy, lane->nominal});
-  }
-  return all;
-}
-
-RecordedRouting Executor::recorded_routing() const {
-  RecordedRouting routing;
-  for (const Op& op : context_.schedule.ops) {
-    if (op.kind != OpKind::kDispatch || op.phase != Phase::kForward) continue;
-    for (const std::unique_ptr<DeviceLanes>& device : devices_) {
-      const DeviceId d = device->runtime.device();
-      if (!context_.placement.is_source(op.group, op.layer, op.microbatch, d) &&
-          !context_.placement.is_owner(op.group, op.layer, d)) {
-        continue;
-      }
-      routing.set(op.group, op.layer, op.microbatch, op.chunk, *device->runtime.load_of(op));
-      break;
-    }
-  }
-  return routing;
 }
 
 }  // namespace hetermoe

@@ -32,6 +32,8 @@ struct ExecutorOptions {
                                   ///< receiver, as a network would
   /// Called before every op on its lane thread; tests delay or fail ops with it.
   std::function<void(const Op&, DeviceId)> before_op;
+  /// Starts a lane's thread; empty = std::thread does. Tests let it fail as the system may.
+  std::function<std::thread(std::function<void()>)> start_thread;
 };
 
 /// What a device computed in a step.
@@ -44,10 +46,12 @@ struct DeviceWork {
 /// Runs a schedule on real tensors: one thread per lane of the local devices, in schedule order. On a GPU
 /// each lane has its own stream and its thread waits for it at the end of an op: lanes overlap, and what an
 /// op frees nobody uses any more, whatever the stream.
+///
+/// Threads: one thread at a time calls; between two calls of run() no lane does anything.
 class Executor {
  public:
   /// States are those of the devices that live in this process; all referenced objects must outlive the
-  /// executor.
+  /// executor. Throws DeviceError when the system gives no thread for a lane.
   Executor(const RunContext& context, std::vector<DeviceState*> states, Transport& transport,
            ExecutorOptions options);
   ~Executor();
@@ -99,6 +103,8 @@ class Executor {
   };
 
   void make_lanes();
+  void start_lanes();
+  void stop_lanes();
   void give_turns();
   void lane_main(Lane& lane);
   void run_lane(Lane& lane);

@@ -3,18 +3,20 @@
 #include <algorithm>
 #include <set>
 
+#include "hetermoe/base/enum_count.h"
+
 namespace hetermoe {
 
 const std::vector<std::string>& EnumNames<OrderPolicy>::names() {
-  static const std::vector<std::string> all = {"layer_major", "one_f_one_b", "explicit"};
+  static const std::vector<std::string> all = names_of_all<OrderPolicy>({"layer_major", "one_f_one_b", "explicit"});
   return all;
 }
 const std::vector<std::string>& EnumNames<QueueBinding>::names() {
-  static const std::vector<std::string> all = {"direction", "name", "single"};
+  static const std::vector<std::string> all = names_of_all<QueueBinding>({"direction", "name", "single"});
   return all;
 }
 const std::vector<std::string>& EnumNames<Recompute>::names() {
-  static const std::vector<std::string> all = {"off", "local", "resend"};
+  static const std::vector<std::string> all = names_of_all<Recompute>({"off", "local", "resend"});
   return all;
 }
 

@@ -317,7 +317,7 @@ Json report_data(const ReportInput& input) {
 std::string html_report(const ReportInput& input) {
   std::string html = "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n";
   html += "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n";
-  html += fmt::format("<title>{}</title>\n<style>{}</style></head>\n<body>\n", escape_markup(input.title),
+  html += fmt::format("<title>{}</title>\n<style>\n{}</style></head>\n<body>\n", escape_markup(input.title),
                       kPageStyle);
   html += head_html(input);
   const bool has_picture = std::any_of(input.strategies.begin(), input.strategies.end(), has_timeline);
@@ -326,7 +326,8 @@ std::string html_report(const ReportInput& input) {
   html += losses_html(input);
   html += fmt::format("<script type=\"application/json\" id=\"report-data\">{}</script>\n",
                       script_json(report_data(input)));
-  html += fmt::format("<script>{}</script>\n</body></html>\n", kPageScript);
+  html +=
+      fmt::format("<script>\n'use strict';\n(() => {{\n{}}})();\n</script>\n</body></html>\n", kPageScript);
   return html;
 }
 

@@ -1,9 +1,10 @@
 #pragma once
 
-// The fixed parts of the HTML report. They read the JSON that report_data() writes.
+// The fixed parts of the HTML report, as the build embeds them (cmake/embed.cmake). They read the JSON that
+// report_data() writes.
 namespace hetermoe {
 
-extern const char* const kPageStyle;   ///< content of <style>
-extern const char* const kPageScript;  ///< content of <script>
+extern const char* const kPageStyle;   ///< page.css
+extern const char* const kPageScript;  ///< page_data.js, page_picture.js and page_controls.js, one after another
 
 }  // namespace hetermoe

@@ -30,7 +30,7 @@ enum class Buffer : std::uint8_t {
   kNorm,          ///< global gradient norm (layer and microbatch -1)
   kParams         ///< parameters of a state (layer = state index, microbatch -1)
 };
-inline constexpr i32 kNumBuffers = 21;
+inline constexpr i32 kNumBuffers = kEnumCount<Buffer>;
 /// The buffer is there before the step and after it: reading needs no writer, and nothing frees it.
 constexpr bool outlives_step(Buffer buffer) { return buffer == Buffer::kParams; }
 template <>

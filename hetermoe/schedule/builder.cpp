@@ -7,9 +7,8 @@ namespace hetermoe {
 namespace {
 
 constexpr std::size_t kMaxFaults = 10;
-constexpr Op kNormOp{OpKind::kNorm, Phase::kForward, 0, 0, -1, -1, -1};
 
-Op state_op(OpKind kind, i32 state) { return {kind, Phase::kForward, 0, 0, -1, -1, state}; }
+Op state_op(OpKind kind, i32 state) { return {.kind = kind, .state = state}; }
 
 }  // namespace
 
@@ -51,25 +50,6 @@ bool Scoreboard::visit(const Access& access, DeviceId device, OpId op, std::vect
   }
   entry.writer = op;
   return true;  // gradients and counts begin as zeros: adding needs no earlier writer
-}
-
-Queue queue_of_op(const Op& op, QueueBinding binding) {
-  if (is_compute(op.kind)) return Queue::kCompute;
-  if (binding == QueueBinding::kSingle) return Queue::kToExpert;
-  switch (op.kind) {
-    case OpKind::kDispatch:
-    case OpKind::kCombine: {
-      // Forward dispatch and backward combine carry rows to the experts.
-      const bool to_expert = binding == QueueBinding::kName
-                                 ? op.kind == OpKind::kDispatch
-                                 : (op.kind == OpKind::kDispatch) == (op.phase != Phase::kBackward);
-      return to_expert ? Queue::kToExpert : Queue::kToAttention;
-    }
-    case OpKind::kMove:
-      return Queue::kMove;
-    default:
-      return Queue::kReduce;
-  }
 }
 
 ScheduleBuilder::ScheduleBuilder(const Placement& placement, std::vector<bool> listed)
@@ -162,8 +142,8 @@ void ScheduleBuilder::transfer(const Op& op) {
       if (lists(d)) participants_.push_back(d);
     }
   };
-  if (op.kind == OpKind::kDispatch || op.kind == OpKind::kCombine) {
-    add_listed(placement_.in_exchange(op.group, op.layer, op.microbatch));
+  if (traits(op.kind).participants == Participants::kExchange) {
+    add_listed(placement_.in_exchange(op.group, op.layer, op.microbatch));  // most transfers: no copy
   } else {
     add_listed(placement_.participants(op));
   }
@@ -174,8 +154,9 @@ void ScheduleBuilder::routed(i32 group, i32 microbatch) {
   const i32 set = placement_.balance_set_of(group, microbatch);
   if (set < 0 || --routes_pending_[static_cast<std::size_t>(set)] > 0) return;
   const MicrobatchRef last = placement_.balance_set(set).back();
-  transfer(
-      {OpKind::kBalance, Phase::kForward, 0, static_cast<std::int16_t>(last.group), -1, last.microbatch, -1});
+  transfer({.kind = OpKind::kBalance,
+            .group = static_cast<std::int16_t>(last.group),
+            .microbatch = last.microbatch});
 }
 
 void ScheduleBuilder::state_done(UnitPart part, i32 layer) {
@@ -192,14 +173,22 @@ Schedule ScheduleBuilder::finish() {
     for (const i32 pending : groups_pending_) {
       HM_CHECK(pending == 0, "an order policy left gradients open");
     }
-    transfer(kNormOp);
-    for (std::size_t s = 0; s < schedule_.states.size(); ++s) {
-      for (const DeviceId device : placement_.states()[s].devices) {
-        compute(state_op(OpKind::kUpdate, static_cast<i32>(s)), device);
-      }
+    for (const OpTraits& row : kOpTraits) {
+      if (row.occurs == Occurs::kPerStep) transfer({.kind = row.kind});
+    }
+    for (const OpTraits& row : kOpTraits) {
+      if (row.occurs == Occurs::kPerState) compute_on_states(row.kind);
     }
   }
   return take();
+}
+
+void ScheduleBuilder::compute_on_states(OpKind kind) {
+  for (std::size_t s = 0; s < schedule_.states.size(); ++s) {
+    for (const DeviceId device : placement_.states()[s].devices) {
+      compute(state_op(kind, static_cast<i32>(s)), device);
+    }
+  }
 }
 
 Schedule ScheduleBuilder::take() {

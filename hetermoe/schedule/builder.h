@@ -70,6 +70,7 @@ class ScheduleBuilder {
 
   bool lists(DeviceId device) const { return listed_.empty() || listed_[static_cast<std::size_t>(device)]; }
   void append(const Op& op, std::span<const DeviceId> devices);
+  void compute_on_states(OpKind kind);
   void visit_buffers(OpId id, const Op& op, DeviceId device);
   void add_dependencies(DeviceId device, Clock& clock);
   const Clock& clock_after(OpId op, DeviceId device) const;
@@ -93,9 +94,6 @@ class ScheduleBuilder {
 /// transfers: what the others do is in their place if they do the same at the same time (cost/fold.h says who
 /// does). It keeps the numbers of devices. listed: [num_devices]; empty = all.
 Schedule build_schedule(const Placement& placement, const std::vector<bool>& listed = {});
-
-/// Queue of a transfer under the plan's binding; compute for compute ops.
-Queue queue_of_op(const Op& op, QueueBinding binding);
 
 /// Order policies, one file each. Each appends every op of all groups.
 void order_layer_major(ScheduleBuilder& builder);

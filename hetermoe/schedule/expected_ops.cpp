@@ -22,11 +22,11 @@ class Collector {
   bool backward() const { return p_.options().backward; }
 
   void add_microbatch() {
-    add_on_shares(OpKind::kEmbed, Phase::kForward, -1, -1);
-    if (backward()) add_on_shares(OpKind::kEmbed, Phase::kBackward, -1, -1);
+    add_on_shares(OpKind::kEmbed, Phase::kForward, -1);
+    if (backward()) add_on_shares(OpKind::kEmbed, Phase::kBackward, -1);
     for (i32 l = 0; l < p_.num_layers(); ++l) add_layer(l);
     add_moves(p_.num_layers());
-    add_on_shares(OpKind::kHead, Phase::kForward, -1, p_.num_layers());
+    add_on_shares(OpKind::kHead, Phase::kForward, -1);
     const i32 set = p_.balance_set_of(group_, microbatch_);
     if (set >= 0 && p_.balance_set(set).back() == MicrobatchRef{group_, microbatch_}) {
       add(OpKind::kBalance, Phase::kForward, -1);
@@ -43,7 +43,7 @@ class Collector {
 
   /// Attention part, experts and the transfers between them.
   void add_round(Phase phase, i32 l) {
-    add_on_shares(OpKind::kAttention, phase, l, l);
+    add_on_shares(OpKind::kAttention, phase, l);
     if (!p_.is_moe(l)) return;
     for (i32 c = 0; c < p_.plan().chunks; ++c) {
       add(OpKind::kDispatch, phase, l, -1, c);
@@ -54,7 +54,7 @@ class Collector {
 
   void add_moves(i32 stage) {
     if (!p_.moves_into(group_, stage, microbatch_)) return;
-    if (stage > 0) add_on_shares(OpKind::kMerge, Phase::kForward, stage, stage - 1);
+    if (stage > 0) add_on_shares(OpKind::kMerge, Phase::kForward, stage);
     add(OpKind::kMove, Phase::kForward, stage);
     if (backward()) add(OpKind::kMove, Phase::kBackward, stage);
   }
@@ -62,23 +62,32 @@ class Collector {
   void add_step_end() {
     group_ = 0;
     microbatch_ = -1;
-    add(OpKind::kNorm, Phase::kForward, -1);
-    for (std::size_t s = 0; s < states_.size(); ++s) {
-      const auto state = static_cast<i32>(s);
-      if (states_[s].reduced()) add(OpKind::kReduce, Phase::kForward, -1, -1, 0, state);
-      for (const DeviceId device : states_[s].devices) {
-        add(OpKind::kUpdate, Phase::kForward, -1, device, 0, state);
-      }
+    for (const OpTraits& row : kOpTraits) {
+      if (row.occurs == Occurs::kPerStep) add(row.kind, Phase::kForward, -1);
+      for (std::size_t s = 0; s < states_.size(); ++s) add_of_state(row, static_cast<i32>(s));
     }
   }
 
-  void add_on_shares(OpKind kind, Phase phase, i32 layer, i32 stage) {
+  void add_of_state(const OpTraits& row, i32 state) {
+    const State& s = states_[idx(state)];
+    if (!s.trainable) return;
+    const Op op = {.kind = row.kind, .state = state};
+    if (row.occurs == Occurs::kPerSharedState && s.reduced()) out_.push_back({op, -1});
+    if (row.occurs != Occurs::kPerState) return;
+    for (const DeviceId device : s.devices) out_.push_back({op, device});
+  }
+
+  void add_on_shares(OpKind kind, Phase phase, i32 layer) {
+    const i32 stage = stage_of({.kind = kind, .layer = layer}, p_.num_layers());
     for (const Share& share : p_.shares(group_, stage, microbatch_)) add(kind, phase, layer, share.device);
   }
-  void add(OpKind kind, Phase phase, i32 layer, DeviceId device = -1, i32 chunk = 0, i32 state = -1) {
-    const Op op{
-        kind,        phase, static_cast<std::int16_t>(chunk), static_cast<std::int16_t>(group_), layer,
-        microbatch_, state};
+  void add(OpKind kind, Phase phase, i32 layer, DeviceId device = -1, i32 chunk = 0) {
+    const Op op = {.kind = kind,
+                   .phase = phase,
+                   .chunk = static_cast<std::int16_t>(chunk),
+                   .group = static_cast<std::int16_t>(group_),
+                   .layer = layer,
+                   .microbatch = microbatch_};
     if (p_.in_step(op)) out_.push_back({op, device});
   }
 

@@ -1,43 +1,9 @@
 #pragma once
 #include <string>
-#include <vector>
 
-#include "hetermoe/base/fields.h"
-#include "hetermoe/base/types.h"
+#include "hetermoe/schedule/op_traits.h"
 
 namespace hetermoe {
-
-enum class OpKind : std::uint8_t {
-  kEmbed,
-  kAttention,
-  kDispatch,
-  kExperts,
-  kCombine,
-  kMerge,
-  kMove,
-  kHead,
-  kBalance,
-  kReduce,
-  kNorm,
-  kUpdate
-};
-/// kRecompute repeats a forward op inside the backward pass (Recompute::kResend).
-enum class Phase : std::uint8_t { kForward, kBackward, kRecompute };
-enum class Queue : std::uint8_t { kCompute, kToExpert, kToAttention, kMove, kReduce };
-inline constexpr i32 kNumQueues = 5;
-
-template <>
-struct EnumNames<OpKind> {
-  static const std::vector<std::string>& names();
-};
-template <>
-struct EnumNames<Phase> {
-  static const std::vector<std::string>& names();
-};  // F B R
-template <>
-struct EnumNames<Queue> {
-  static const std::vector<std::string>& names();
-};
 
 /// A lane is a queue of a device.
 using LaneId = i32;
@@ -56,20 +22,11 @@ struct Op {
   bool operator==(const Op&) const = default;
 };
 
-/// Compute ops occupy one compute lane; all others are transfers with a lane on every participant.
-inline bool is_compute(OpKind kind) {
-  switch (kind) {
-    case OpKind::kEmbed:
-    case OpKind::kAttention:
-    case OpKind::kExperts:
-    case OpKind::kMerge:
-    case OpKind::kHead:
-    case OpKind::kUpdate:
-      return true;
-    default:
-      return false;
-  }
-}
+/// Queue of an op under the plan's binding.
+Queue queue_of_op(const Op& op, QueueBinding binding);
+
+/// The stage whose shares a compute op follows: -1 the embedding, num_layers the head.
+i32 stage_of(const Op& op, i32 num_layers);
 
 /// "attention.F l2 m0", "dispatch.B l0 m1 c2", "reduce s3".
 std::string to_string(const Op& op);

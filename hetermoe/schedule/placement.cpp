@@ -149,25 +149,9 @@ void Placement::index_states() {
 }
 
 bool Placement::in_step(const Op& op) const {
-  switch (op.kind) {
-    case OpKind::kEmbed:
-      return op.phase == Phase::kForward || needs_input_gradient(0);
-    case OpKind::kMove:
-      return op.phase == Phase::kForward || needs_input_gradient(op.layer);
-    case OpKind::kReduce:
-    case OpKind::kUpdate:
-      return trains(op.state);
-    case OpKind::kAttention:
-    case OpKind::kDispatch:
-    case OpKind::kExperts:
-    case OpKind::kCombine:
-    case OpKind::kMerge:
-    case OpKind::kHead:
-    case OpKind::kBalance:
-    case OpKind::kNorm:
-      return true;
-  }
-  HM_CHECK(false, "op of no kind");
+  if (traits(op.kind).has_state) return trains(op.state);
+  const bool of_embedding = op.kind == OpKind::kEmbed || (op.kind == OpKind::kMove && op.layer == 0);
+  return op.phase != Phase::kBackward || !of_embedding || needs_input_gradient(0);
 }
 
 i32 Placement::last_moe_layer() const {
@@ -202,27 +186,34 @@ std::span<const i32> Placement::states_on(DeviceId device, UnitPart part, i32 la
 }
 
 std::vector<DeviceId> Placement::participants(const Op& op) const {
-  if (op.kind == OpKind::kDispatch || op.kind == OpKind::kCombine) {
-    return in_exchange(op.group, op.layer, op.microbatch);
-  }
-  if (op.kind == OpKind::kReduce) return states_[static_cast<std::size_t>(op.state)].devices;
   std::set<DeviceId> all;
   const auto add_shares = [&](i32 group, i32 layer, i32 microbatch) {
     for (const Share& share : shares(group, layer, microbatch)) all.insert(share.device);
   };
-  if (op.kind == OpKind::kMove) {
-    add_shares(op.group, op.layer - 1, op.microbatch);
-    add_shares(op.group, op.layer, op.microbatch);
-  } else if (op.kind == OpKind::kBalance) {
-    for (const MicrobatchRef& member : balance_set(balance_set_of(op.group, op.microbatch))) {
-      for (i32 l = 0; l < num_layers_; ++l) {
-        if (is_moe(l)) add_shares(member.group, l, member.microbatch);
+  switch (traits(op.kind).participants) {
+    case Participants::kOneDevice:
+      HM_CHECK(false, "{} is not a transfer", to_string(op));
+      break;
+    case Participants::kExchange:
+      return in_exchange(op.group, op.layer, op.microbatch);
+    case Participants::kStateDevices:
+      return states_[idx(op.state)].devices;
+    case Participants::kBothShares:
+      add_shares(op.group, op.layer - 1, op.microbatch);
+      add_shares(op.group, op.layer, op.microbatch);
+      break;
+    case Participants::kBalanceSet:
+      for (const MicrobatchRef& member : balance_set(balance_set_of(op.group, op.microbatch))) {
+        for (i32 l = 0; l < num_layers_; ++l) {
+          if (is_moe(l)) add_shares(member.group, l, member.microbatch);
+        }
       }
-    }
-  } else {  // norm: everybody that holds a state
-    for (DeviceId device = 0; device < num_devices(); ++device) {
-      if (!states_on(device).empty()) all.insert(device);
-    }
+      break;
+    case Participants::kStateHolders:
+      for (DeviceId device = 0; device < num_devices(); ++device) {
+        if (!states_on(device).empty()) all.insert(device);
+      }
+      break;
   }
   return {all.begin(), all.end()};
 }

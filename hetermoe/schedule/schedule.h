@@ -67,7 +67,8 @@ std::vector<i32> transfer_queues(const Schedule& schedule);
 /// One line per lane: "device 0 compute: 0 embed.F m0 | 2 attention.F l0 m0 | ...".
 std::string to_text(const Schedule& schedule);
 
-/// FNV-1a over ops, lanes and dependencies. Ranks compare it before the first step.
+/// FNV-1a over ops, lanes and dependencies, made of names: numbers of kinds and lanes may change without it.
+/// Ranks compare it before the first step.
 u64 hash(const Schedule& schedule);
 
 }  // namespace hetermoe

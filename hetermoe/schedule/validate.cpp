@@ -2,6 +2,7 @@
 #include <map>
 #include <tuple>
 
+#include "hetermoe/base/index.h"
 #include "hetermoe/schedule/builder.h"
 #include "hetermoe/schedule/expected_ops.h"
 
@@ -11,8 +12,6 @@ namespace hetermoe {
 namespace {
 
 constexpr std::size_t kMaxFaults = 100;
-
-std::size_t at(i32 index) { return static_cast<std::size_t>(index); }
 
 class Checker {
  public:
@@ -25,14 +24,14 @@ class Checker {
     check_ops();
     check_dependencies();
     if (!faults_.empty()) return faults_;  // the order below indexes with what was checked above
-    std::vector<std::vector<OpId>> ops_of(at(s_.num_devices));
+    std::vector<std::vector<OpId>> ops_of(idx(s_.num_devices));
     for (OpId op = 0; op < s_.num_ops(); ++op) {
-      for (const LaneId lane : s_.lanes_of(op)) ops_of[at(device_of(lane))].push_back(op);
+      for (const LaneId lane : s_.lanes_of(op)) ops_of[idx(device_of(lane))].push_back(op);
     }
     clock_.resize(s_.ops.size());
     position_.resize(s_.ops.size());
     necessary_.assign(s_.deps.size(), false);
-    for (DeviceId device = 0; device < s_.num_devices; ++device) check_device(device, ops_of[at(device)]);
+    for (DeviceId device = 0; device < s_.num_devices; ++device) check_device(device, ops_of[idx(device)]);
     check_no_extra_dependency();
     return faults_;
   }
@@ -45,7 +44,7 @@ class Checker {
   void fault(fmt::format_string<Args...> format, Args&&... args) {
     if (faults_.size() < kMaxFaults) faults_.push_back(fmt::format(format, std::forward<Args>(args)...));
   }
-  std::string name(OpId op) const { return fmt::format("op {} {}", op, to_string(s_.ops[at(op)])); }
+  std::string name(OpId op) const { return fmt::format("op {} {}", op, to_string(s_.ops[idx(op)])); }
 
   void check_shape() {
     const auto check_csr = [&](const char* what, const std::vector<i64>& begin, std::size_t size) {
@@ -64,8 +63,8 @@ class Checker {
   void check_ops() {
     std::vector<std::pair<ExpectedOp, OpId>> found;
     for (OpId op = 0; op < s_.num_ops(); ++op) {
-      const bool compute = is_compute(s_.ops[at(op)].kind) && !s_.lanes_of(op).empty();
-      found.push_back({{s_.ops[at(op)], compute ? device_of(s_.lanes_of(op)[0]) : -1}, op});
+      const bool compute = is_compute(s_.ops[idx(op)].kind) && !s_.lanes_of(op).empty();
+      found.push_back({{s_.ops[idx(op)], compute ? device_of(s_.lanes_of(op)[0]) : -1}, op});
     }
     std::sort(found.begin(), found.end());
     const std::vector<ExpectedOp> expected = expected_ops(placement_);
@@ -85,7 +84,7 @@ class Checker {
 
   /// `op` is one that the step has, so that its layer, group and state may be used.
   void check_lanes(OpId id) {
-    const Op& op = s_.ops[at(id)];
+    const Op& op = s_.ops[idx(id)];
     const std::span<const LaneId> lanes = s_.lanes_of(id);
     const Queue queue = queue_of_op(op, placement_.plan().queue_binding);
     std::vector<LaneId> expected;
@@ -136,7 +135,7 @@ class Checker {
   Queue queue_of_lanes(OpId op) const { return queue_of(s_.lanes_of(op)[0]); }
 
   bool ended_before(OpId first, OpId second) const {
-    return position_[at(first)] < clock_[at(second)][static_cast<std::size_t>(queue_of_lanes(first))];
+    return position_[idx(first)] < clock_[idx(second)][idx(queue_of_lanes(first))];
   }
 
   /// Follows one device's part of the schedule: no step of the argument may use what happens on another
@@ -150,14 +149,14 @@ class Checker {
     std::map<std::tuple<Buffer, i32, i32, i32>, Uses> uses;
     std::vector<Access> touched;
     for (const OpId op : ops) {
-      Clock& lane = lane_clock[static_cast<std::size_t>(queue_of_lanes(op))];
-      clock_[at(op)] = lane;
+      Clock& lane = lane_clock[idx(queue_of_lanes(op))];
+      clock_[idx(op)] = lane;
       for (const OpId dep : s_.deps_of(op)) {
-        if (has_device(dep, device)) join(clock_[at(op)], dep);
+        if (has_device(dep, device)) join(clock_[idx(op)], dep);
       }
-      position_[at(op)] = lane[static_cast<std::size_t>(queue_of_lanes(op))];
+      position_[idx(op)] = lane[idx(queue_of_lanes(op))];
       touched.clear();
-      accesses(s_.ops[at(op)], device, placement_, touched);
+      accesses(s_.ops[idx(op)], device, placement_, touched);
       for (const Access& access : touched) {
         Uses& use = uses[{access.buffer, access.layer, access.microbatch, access.chunk}];
         if (access.mode == Mode::kRead && use.writer < 0 && !outlives_step(access.buffer)) {
@@ -172,23 +171,22 @@ class Checker {
         use.writer = op;
         use.readers.clear();
       }
-      lane = clock_[at(op)];
-      lane[static_cast<std::size_t>(queue_of_lanes(op))] = position_[at(op)] + 1;
+      lane = clock_[idx(op)];
+      lane[idx(queue_of_lanes(op))] = position_[idx(op)] + 1;
     }
   }
 
   void join(Clock& clock, OpId ended) const {
-    for (std::size_t q = 0; q < clock.size(); ++q) clock[q] = std::max(clock[q], clock_[at(ended)][q]);
-    i32& own = clock[static_cast<std::size_t>(queue_of_lanes(ended))];
-    own = std::max(own, position_[at(ended)] + 1);
+    for (std::size_t q = 0; q < clock.size(); ++q) clock[q] = std::max(clock[q], clock_[idx(ended)][q]);
+    i32& own = clock[idx(queue_of_lanes(ended))];
+    own = std::max(own, position_[idx(ended)] + 1);
   }
 
   void check_order(OpId first, OpId second, DeviceId device, const Access& access) {
     if (first < 0 || first == second) return;
     const std::span<const OpId> deps = s_.deps_of(second);
     const auto dep = std::lower_bound(deps.begin(), deps.end(), first);
-    if (dep != deps.end() && *dep == first)
-      necessary_[static_cast<std::size_t>(&*dep - s_.deps.data())] = true;
+    if (dep != deps.end() && *dep == first) necessary_[idx(&*dep - s_.deps.data())] = true;
     if (ended_before(first, second)) return;
     fault("{} may start on device {} before {} has ended, though both use {}", name(second), device,
           name(first), describe(access));
@@ -201,8 +199,8 @@ class Checker {
 
   void check_no_extra_dependency() {
     for (OpId op = 0; op < s_.num_ops(); ++op) {
-      for (i64 i = s_.dep_begin[at(op)]; i < s_.dep_begin[at(op) + 1]; ++i) {
-        const auto d = static_cast<std::size_t>(i);
+      for (i64 i = s_.dep_begin[idx(op)]; i < s_.dep_begin[idx(op) + 1]; ++i) {
+        const auto d = idx(i);
         if (!necessary_[d]) fault("{} depends on {}, but they share no buffer", name(op), name(s_.deps[d]));
       }
     }

@@ -5,15 +5,10 @@
 namespace hetermoe {
 namespace {
 
-/// The stage at which a wave's compute op runs: its layer, num_layers for the head.
-i32 stage_of(const Wave& wave, const Placement& placement) {
-  return wave.compute.kind == OpKind::kHead ? placement.num_layers() : wave.compute.layer;
-}
-
 Wave compute_wave(OpKind kind, Phase phase, i32 layer) {
   Wave wave;
   wave.has_compute = true;
-  wave.compute = {kind, phase, 0, 0, layer, -1, -1};
+  wave.compute = {.kind = kind, .phase = phase, .layer = layer};
   return wave;
 }
 
@@ -68,7 +63,7 @@ void WaveRunner::run_compute(const Wave& wave, i32 m) {
   Op op = wave.compute;
   op.group = static_cast<std::int16_t>(group_);
   op.microbatch = m;
-  const i32 stage = stage_of(wave, p_);
+  const i32 stage = stage_of(wave.compute, p_.num_layers());
   const bool forward = op.phase == Phase::kForward;
   if (forward && stage == 0) b_.compute_on_shares(at(OpKind::kEmbed, Phase::kForward, -1, m), -1);
   if (forward && wave.sends_input) send_input(stage, m);
@@ -112,7 +107,7 @@ void WaveRunner::run_experts(const Wave& wave, i32 m, bool computing) {
 /// The device runs the wave's compute op, or merges its input.
 bool WaveRunner::computes(const Wave& wave, i32 m, DeviceId device) const {
   if (!wave.has_compute) return false;
-  const i32 stage = stage_of(wave, p_);
+  const i32 stage = stage_of(wave.compute, p_.num_layers());
   if (p_.is_source(group_, stage, m, device)) return true;
   return wave.compute.phase == Phase::kForward && wave.sends_input && p_.moves_into(group_, stage, m) &&
          p_.is_source(group_, stage - 1, m, device);
@@ -147,7 +142,12 @@ void WaveRunner::report_done(const Wave& wave) {
 }
 
 Op WaveRunner::at(OpKind kind, Phase phase, i32 layer, i32 m, i32 chunk) const {
-  return {kind, phase, static_cast<std::int16_t>(chunk), static_cast<std::int16_t>(group_), layer, m, -1};
+  return {.kind = kind,
+          .phase = phase,
+          .chunk = static_cast<std::int16_t>(chunk),
+          .group = static_cast<std::int16_t>(group_),
+          .layer = layer,
+          .microbatch = m};
 }
 
 }  // namespace hetermoe

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "hetermoe/base/index.h"
 #include "hetermoe/model/op_cost.h"
 
 namespace hetermoe {
@@ -11,11 +12,33 @@ constexpr Bytes kIdBytes = 8, kWeightBytes = 4;  // of an index and of a routing
 constexpr double kCopyIndices = 2;  // of a copy that an owner computes: its row, its place in the message
 constexpr double kSendIndices = 3;  // of a copy that a source sends: row, expert, position; and one for a row
 
-std::size_t at(i32 index) { return static_cast<std::size_t>(index); }
-
+/// Backward starts from it.
 bool is_saved(Buffer buffer) {
-  return buffer == Buffer::kHidden || buffer == Buffer::kRouting || buffer == Buffer::kRows ||
-         buffer == Buffer::kSavedAttention || buffer == Buffer::kSavedExperts;
+  switch (buffer) {
+    case Buffer::kHidden:
+    case Buffer::kRouting:
+    case Buffer::kRows:
+    case Buffer::kSavedAttention:
+    case Buffer::kSavedExperts:
+      return true;
+    case Buffer::kResidual:
+    case Buffer::kSend:
+    case Buffer::kLoad:
+    case Buffer::kOut:
+    case Buffer::kReturned:
+    case Buffer::kMoveOut:
+    case Buffer::kDHidden:
+    case Buffer::kDOut:
+    case Buffer::kDRows:
+    case Buffer::kDSend:
+    case Buffer::kDMove:
+    case Buffer::kCounts:
+    case Buffer::kBalance:
+    case Buffer::kGrad:
+    case Buffer::kNorm:
+      break;
+  }
+  return false;
 }
 
 }  // namespace
@@ -28,25 +51,25 @@ BufferSizes::BufferSizes(const Placement& placement, const ModelConfig& model, c
       loads_(placement, routing),
       work_(placement, model, cluster),
       counts_(count_parameters(model)),
-      group_of_(at(placement.num_devices()), -1) {
+      group_of_(idx(placement.num_devices()), -1) {
   for (i32 g = 0; g < placement.num_groups(); ++g) {
-    for (const DeviceId device : placement.plan().groups[at(g)].devices) group_of_[at(device)] = g;
+    for (const DeviceId device : placement.plan().groups[idx(g)].devices) group_of_[idx(device)] = g;
   }
 }
 
-Bytes BufferSizes::element(DeviceId device) const { return bytes_of(placement_.plan().dtype[at(device)]); }
+Bytes BufferSizes::element(DeviceId device) const { return bytes_of(placement_.plan().dtype[idx(device)]); }
 Bytes BufferSizes::gradient(DeviceId device) const {
   return bytes_of(grad_dtype_of(placement_.plan(), device));
 }
 Bytes BufferSizes::row(DeviceId device) const { return row_bytes(model_, element(device)); }
 
 double BufferSizes::tokens(i32 stage, i32 microbatch, DeviceId device) const {
-  const i64 sequences = sequences_of(placement_.shares(group_of_[at(device)], stage, microbatch), device);
+  const i64 sequences = sequences_of(placement_.shares(group_of_[idx(device)], stage, microbatch), device);
   return static_cast<double>(sequences * placement_.plan().seq_len);
 }
 
 BufferSizes::Traffic BufferSizes::traffic(i32 layer, i32 microbatch, i32 chunk, DeviceId device) {
-  const i32 group = group_of_[at(device)];
+  const i32 group = group_of_[idx(device)];
   const ExchangeLoad& load = loads_.of(group, layer, microbatch, chunk);
   const std::vector<DeviceId>& owners = placement_.owners(group, layer);
   const ShareRow& sources = placement_.shares(group, layer, microbatch);
@@ -102,7 +125,7 @@ Bytes BufferSizes::of(const Epoch& e) {
       return tokens_at(e.layer) * (attention_work(e.layer, e.device) + (mlp ? row : 0));
     }
     case Buffer::kLoad: {
-      const ExchangeLoad& load = loads_.of(group_of_[at(e.device)], e.layer, e.microbatch, e.chunk);
+      const ExchangeLoad& load = loads_.of(group_of_[idx(e.device)], e.layer, e.microbatch, e.chunk);
       return static_cast<double>(load.num_sources() * load.num_owners()) * 2 * kIdBytes;
     }
     case Buffer::kRows:
@@ -121,14 +144,16 @@ Bytes BufferSizes::of(const Epoch& e) {
       return exchanged().rows_as_source * row + exchanged().copies_as_source * kWeightBytes;
     case Buffer::kCounts:
     case Buffer::kBalance: {
-      const Group& group = placement_.plan().groups[at(group_of_[at(e.device)])];
-      const auto sequences = static_cast<double>(group.microbatches[at(e.microbatch)]);
+      const Group& group = placement_.plan().groups[idx(group_of_[idx(e.device)])];
+      const auto sequences = static_cast<double>(group.microbatches[idx(e.microbatch)]);
       return sequences * static_cast<double>(model_.num_experts) *
              (e.buffer == Buffer::kCounts ? kIdBytes : kWeightBytes);
     }
-    default:
-      return 0;
+    case Buffer::kGrad:  // belongs to the state
+    case Buffer::kNorm:  // a few numbers
+      break;
   }
+  return 0;
 }
 
 Bytes BufferSizes::workspace(const Op& op, DeviceId device) {
@@ -152,7 +177,7 @@ Bytes BufferSizes::attention_workspace(const Op& op, DeviceId device) const {
   const bool kept =
       recompute == Recompute::kOff || (recompute == Recompute::kResend && placement_.is_moe(op.layer));
   const i32 state = placement_.states_of(UnitPart::kAttention, op.layer).first;
-  const auto weights = static_cast<double>(counts_.attention_part[at(op.layer)]);
+  const auto weights = static_cast<double>(counts_.attention_part[idx(op.layer)]);
   return count * ((kept ? 0 : work) + attention_gradient_bytes(model_, element(device))) +
          (placement_.trains(state) ? weights * element(device) : 0);
 }
@@ -170,20 +195,22 @@ Bytes BufferSizes::experts_workspace(const Op& op, DeviceId device) {
 }
 
 Bytes BufferSizes::compute_workspace(const Op& op, DeviceId device) {
-  switch (op.kind) {
-    case OpKind::kAttention:
+  switch (compute_kind(op.kind)) {
+    case ComputeKind::kAttention:
       return attention_workspace(op, device);
-    case OpKind::kExperts:
+    case ComputeKind::kExperts:
       return experts_workspace(op, device);
-    case OpKind::kHead: {
+    case ComputeKind::kHead: {
       const double all = tokens(placement_.num_layers(), op.microbatch, device);
       return std::min(all, static_cast<double>(kHeadChunkTokens)) * head_work_bytes(model_, element(device));
     }
-    case OpKind::kUpdate:
+    case ComputeKind::kUpdate:
       return update_work_bytes(work_.state_params(op.state), gradient(device));
-    default:
-      return 0;
+    case ComputeKind::kEmbed:
+    case ComputeKind::kMerge:
+      break;
   }
+  return 0;
 }
 
 /// Messages that are no buffers themselves. A sender gathers rows, or converts them when the wire has another
@@ -193,30 +220,31 @@ Bytes BufferSizes::transfer_workspace(const Op& op, DeviceId device) {
   const Bytes wire =
       row_bytes(model_, bytes_of(op.phase == Phase::kBackward ? plan.wire_backward : plan.wire_forward));
   const bool converts = wire != row(device);
-  switch (op.kind) {
-    case OpKind::kDispatch:
-    case OpKind::kCombine: {
+  switch (transfer_kind(op.kind)) {
+    case TransferKind::kDispatch:
+    case TransferKind::kCombine: {
       const Traffic t = traffic(op.layer, op.microbatch, op.chunk, device);
       const bool to_owners = (op.kind == OpKind::kDispatch) == (op.phase != Phase::kBackward);
       const double received = t.rows_as_owner - t.rows_kept;
       if (to_owners) return (t.rows_as_source + (t.num_sources > 1 || converts ? received : 0)) * wire;
       return converts ? (t.rows_as_owner + t.rows_as_source - t.rows_kept) * wire : 0;
     }
-    case OpKind::kMove:
+    case TransferKind::kMove:
       return (tokens(op.layer - 1, op.microbatch, device) + tokens(op.layer, op.microbatch, device)) * wire;
-    case OpKind::kReduce: {
-      const auto copies = static_cast<double>(placement_.states()[at(op.state)].devices.size());
+    case TransferKind::kReduce: {
+      const auto copies = static_cast<double>(placement_.states()[idx(op.state)].devices.size());
       return copies * work_.state_params(op.state) * gradient(device);
     }
-    case OpKind::kNorm: {
+    case TransferKind::kNorm: {
       double largest = 0;
       for (const i32 state : placement_.states_on(device))
         largest = std::max(largest, placement_.trains(state) ? work_.state_params(state) : 0);
       return norm_work_bytes(largest, gradient(device));
     }
-    default:
-      return 0;
+    case TransferKind::kBalance:
+      break;
   }
+  return 0;
 }
 
 MemoryUse BufferSizes::state(DeviceId device) const {
@@ -224,7 +252,7 @@ MemoryUse BufferSizes::state(DeviceId device) const {
   double params = 0, trainable = 0;
   MemoryUse use;
   for (const i32 index : placement_.states_on(device)) {
-    const State& state = placement_.states()[at(index)];
+    const State& state = placement_.states()[idx(index)];
     // A router's bias is a buffer: it has a value only, never below fp32.
     const bool bias = state.part == UnitPart::kAttention && model_.is_moe(state.layer) && model_.router_bias;
     const auto buffer = static_cast<double>(bias ? model_.num_experts : 0);
@@ -275,25 +303,25 @@ MemoryPeak worst_moment(std::vector<Change>& changes, const MemoryUse& state) {
 std::vector<MemoryPeak> peak_memory(const Schedule& schedule, const OpTimes& times, BufferSizes& sizes,
                                     const Lifetimes& lifetimes) {
   std::vector<Seconds> end(lifetimes.epochs.size(), 0);
-  std::vector<std::vector<Change>> changes(at(schedule.num_devices));
+  std::vector<std::vector<Change>> changes(idx(schedule.num_devices));
   for (OpId op = 0; op < schedule.num_ops(); ++op) {
     const std::span<const LaneId> lanes = schedule.lanes_of(op);
     for (std::size_t i = 0; i < lanes.size(); ++i) {
       for (const i32 epoch : lifetimes.uses_of(schedule, op, i))
-        end[at(epoch)] = std::max(end[at(epoch)], times.end[at(op)]);
+        end[idx(epoch)] = std::max(end[idx(epoch)], times.end[idx(op)]);
       const DeviceId device = device_of(lanes[i]);
-      add_life(changes[at(device)], times.start[at(op)], times.end[at(op)],
-               sizes.workspace(schedule.ops[at(op)], device), &MemoryUse::workspace);
+      add_life(changes[idx(device)], times.start[idx(op)], times.end[idx(op)],
+               sizes.workspace(schedule.ops[idx(op)], device), &MemoryUse::workspace);
     }
   }
   for (std::size_t e = 0; e < lifetimes.epochs.size(); ++e) {
     const Epoch& epoch = lifetimes.epochs[e];
-    add_life(changes[at(epoch.device)], times.start[at(epoch.first)], end[e], sizes.of(epoch),
+    add_life(changes[idx(epoch.device)], times.start[idx(epoch.first)], end[e], sizes.of(epoch),
              is_saved(epoch.buffer) ? &MemoryUse::saved : &MemoryUse::in_flight);
   }
   std::vector<MemoryPeak> peaks;
   for (DeviceId device = 0; device < schedule.num_devices; ++device) {
-    peaks.push_back(worst_moment(changes[at(device)], sizes.state(device)));
+    peaks.push_back(worst_moment(changes[idx(device)], sizes.state(device)));
   }
   return peaks;
 }

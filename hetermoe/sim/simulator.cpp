@@ -3,26 +3,22 @@
 #include <algorithm>
 #include <functional>
 
+#include "hetermoe/base/index.h"
+
 namespace hetermoe {
-namespace {
-
-std::size_t at(i32 index) { return static_cast<std::size_t>(index); }
-
-}  // namespace
-
 const OpTimes& Simulator::run(const Schedule& schedule, const OpCosts& costs) {
   prepare(schedule, costs);
   for (OpId op = 0; op < schedule.num_ops(); ++op) {
-    if (waiting_[at(op)] == 0) start(op);
+    if (waiting_[idx(op)] == 0) start(op);
   }
   OpId ended = 0;
   while (!heap_.empty()) {
     std::pop_heap(heap_.begin(), heap_.end(), std::greater<>());
     const Event event = heap_.back();
     heap_.pop_back();
-    if (running_[at(event.op)].version != event.version) continue;
+    if (running_[idx(event.op)].version != event.version) continue;
     now_ = event.time;
-    const bool last_part = !running_[at(event.op)].in_latency;
+    const bool last_part = !running_[idx(event.op)].in_latency;
     on_event(event);
     ended += last_part ? 1 : 0;
   }
@@ -46,22 +42,22 @@ void Simulator::prepare(const Schedule& schedule, const OpCosts& costs) {
   index_ports();
   interferes_ =
       std::any_of(costs.interference.begin(), costs.interference.end(), [](double i) { return i > 0; });
-  active_transfers_.assign(at(schedule.num_devices), 0);
-  compute_running_.assign(at(schedule.num_devices), -1);
+  active_transfers_.assign(idx(schedule.num_devices), 0);
+  compute_running_.assign(idx(schedule.num_devices), -1);
 }
 
 void Simulator::index_lanes() {
-  const std::size_t num_lanes = at(schedule_->num_devices) * kNumQueues;
+  const std::size_t num_lanes = idx(schedule_->num_devices) * kNumQueues;
   lane_begin_.assign(num_lanes + 1, 0);
-  for (const LaneId lane : schedule_->lanes) ++lane_begin_[at(lane) + 1];
+  for (const LaneId lane : schedule_->lanes) ++lane_begin_[idx(lane) + 1];
   for (std::size_t l = 0; l < num_lanes; ++l) lane_begin_[l + 1] += lane_begin_[l];
   lane_ops_.resize(schedule_->lanes.size());
   cursor_.assign(lane_begin_.begin(), lane_begin_.end() - 1);
   for (OpId op = 0; op < schedule_->num_ops(); ++op) {
     for (const LaneId lane : schedule_->lanes_of(op)) {
-      i64& cursor = cursor_[at(lane)];
-      if (cursor > lane_begin_[at(lane)]) ++waiting_[at(op)];
-      lane_ops_[static_cast<std::size_t>(cursor++)] = op;
+      i64& cursor = cursor_[idx(lane)];
+      if (cursor > lane_begin_[idx(lane)]) ++waiting_[idx(op)];
+      lane_ops_[idx(cursor++)] = op;
     }
   }
   lane_next_.assign(lane_begin_.begin(), lane_begin_.end() - 1);
@@ -70,19 +66,18 @@ void Simulator::index_lanes() {
 void Simulator::index_dependents() {
   const std::size_t num_ops = schedule_->ops.size();
   dependent_begin_.assign(num_ops + 1, 0);
-  for (const OpId dep : schedule_->deps) ++dependent_begin_[at(dep) + 1];
+  for (const OpId dep : schedule_->deps) ++dependent_begin_[idx(dep) + 1];
   for (std::size_t i = 0; i < num_ops; ++i) dependent_begin_[i + 1] += dependent_begin_[i];
   dependents_.resize(schedule_->deps.size());
   cursor_.assign(dependent_begin_.begin(), dependent_begin_.end() - 1);
   for (OpId op = 0; op < schedule_->num_ops(); ++op) {
-    for (const OpId dep : schedule_->deps_of(op))
-      dependents_[static_cast<std::size_t>(cursor_[at(dep)]++)] = op;
-    waiting_[at(op)] += static_cast<i32>(schedule_->deps_of(op).size());
+    for (const OpId dep : schedule_->deps_of(op)) dependents_[idx(cursor_[idx(dep)]++)] = op;
+    waiting_[idx(op)] += static_cast<i32>(schedule_->deps_of(op).size());
   }
 }
 
 void Simulator::index_ports() {
-  if (ports_.size() < at(costs_->num_ports)) ports_.resize(at(costs_->num_ports));
+  if (ports_.size() < idx(costs_->num_ports)) ports_.resize(idx(costs_->num_ports));
   for (Port& port : ports_) port.loads.clear();
   changed_.clear();
   demand_.resize(costs_->loads.size());
@@ -90,8 +85,8 @@ void Simulator::index_ports() {
   if (costs_->loads.empty()) return;
   for (OpId op = 0; op < schedule_->num_ops(); ++op) {
     const Seconds full = alone(op);
-    for (i64 i = costs_->load_begin[at(op)]; i < costs_->load_begin[at(op) + 1]; ++i) {
-      const auto load = static_cast<std::size_t>(i);
+    for (i64 i = costs_->load_begin[idx(op)]; i < costs_->load_begin[idx(op) + 1]; ++i) {
+      const auto load = idx(i);
       demand_[load] = full > 0 ? costs_->loads[load].seconds / full : 0;
       load_op_[load] = op;
     }
@@ -99,10 +94,10 @@ void Simulator::index_ports() {
 }
 
 bool Simulator::uses_ports(OpId op) const {
-  return costs_->load_begin[at(op) + 1] > costs_->load_begin[at(op)];
+  return costs_->load_begin[idx(op) + 1] > costs_->load_begin[idx(op)];
 }
 /// Seconds that a transfer keeps its busiest port when it has all of them to itself.
-Seconds Simulator::alone(OpId op) const { return costs_->seconds[at(op)] - costs_->latency[at(op)]; }
+Seconds Simulator::alone(OpId op) const { return costs_->seconds[idx(op)] - costs_->latency[idx(op)]; }
 
 void Simulator::push(Seconds time, OpId op, i32 version) {
   heap_.push_back({time, op, version});
@@ -110,28 +105,28 @@ void Simulator::push(Seconds time, OpId op, i32 version) {
 }
 
 void Simulator::arrive(OpId op) {
-  if (--waiting_[at(op)] == 0) start(op);
+  if (--waiting_[idx(op)] == 0) start(op);
 }
 
 void Simulator::start(OpId op) {
-  times_.start[at(op)] = now_;
-  const bool compute = is_compute(schedule_->ops[at(op)].kind);
-  Running& run = running_[at(op)];
+  times_.start[idx(op)] = now_;
+  const bool compute = is_compute(schedule_->ops[idx(op)].kind);
+  Running& run = running_[idx(op)];
   if (compute && interferes_) {
     const DeviceId device = device_of(schedule_->lanes_of(op)[0]);
-    compute_running_[at(device)] = op;
-    run.remaining = costs_->seconds[at(op)];
+    compute_running_[idx(device)] = op;
+    run.remaining = costs_->seconds[idx(op)];
     run.since = now_;
     run.rate = -1;
-    set_rate(op, active_transfers_[at(device)] > 0 ? 1 - costs_->interference[at(device)] : 1);
+    set_rate(op, active_transfers_[idx(device)] > 0 ? 1 - costs_->interference[idx(device)] : 1);
     return;
   }
   run.in_latency = !compute && uses_ports(op);
-  push(now_ + (run.in_latency ? costs_->latency[at(op)] : costs_->seconds[at(op)]), op, 0);
+  push(now_ + (run.in_latency ? costs_->latency[idx(op)] : costs_->seconds[idx(op)]), op, 0);
 }
 
 void Simulator::on_event(const Event& event) {
-  if (running_[at(event.op)].in_latency) {
+  if (running_[idx(event.op)].in_latency) {
     enter_ports(event.op);
   } else {
     finish(event.op);
@@ -139,35 +134,35 @@ void Simulator::on_event(const Event& event) {
 }
 
 void Simulator::enter_ports(OpId op) {
-  Running& run = running_[at(op)];
+  Running& run = running_[idx(op)];
   run.in_latency = false;
   run.remaining = alone(op);
   run.since = now_;
   run.rate = -1;
   run.changed = true;
   changed_.push_back(op);
-  for (i64 i = costs_->load_begin[at(op)]; i < costs_->load_begin[at(op) + 1]; ++i) {
-    Port& port = ports_[at(costs_->loads[static_cast<std::size_t>(i)].port)];
+  for (i64 i = costs_->load_begin[idx(op)]; i < costs_->load_begin[idx(op) + 1]; ++i) {
+    Port& port = ports_[idx(costs_->loads[idx(i)].port)];
     port.loads.push_back(i);
     update_level(port);
   }
   update_changed();
   if (interferes_) {
-    for (const LaneId lane : schedule_->lanes_of(op)) ++active_transfers_[at(device_of(lane))];
+    for (const LaneId lane : schedule_->lanes_of(op)) ++active_transfers_[idx(device_of(lane))];
     update_compute_of(op);
   }
 }
 
 void Simulator::leave_ports(OpId op) {
-  running_[at(op)].changed = true;  // its rate is of no more interest, though it may be on a port twice
-  for (i64 i = costs_->load_begin[at(op)]; i < costs_->load_begin[at(op) + 1]; ++i) {
-    Port& port = ports_[at(costs_->loads[static_cast<std::size_t>(i)].port)];
+  running_[idx(op)].changed = true;  // its rate is of no more interest, though it may be on a port twice
+  for (i64 i = costs_->load_begin[idx(op)]; i < costs_->load_begin[idx(op) + 1]; ++i) {
+    Port& port = ports_[idx(costs_->loads[idx(i)].port)];
     port.loads.erase(std::find(port.loads.begin(), port.loads.end(), i));
     update_level(port);
   }
   update_changed();
   if (interferes_) {
-    for (const LaneId lane : schedule_->lanes_of(op)) --active_transfers_[at(device_of(lane))];
+    for (const LaneId lane : schedule_->lanes_of(op)) --active_transfers_[idx(device_of(lane))];
     update_compute_of(op);
   }
 }
@@ -176,7 +171,7 @@ void Simulator::leave_ports(OpId op) {
 void Simulator::update_level(Port& port) {
   double total = 0, count = 0;
   for (const i64 load : port.loads) {
-    const auto i = static_cast<std::size_t>(load);
+    const auto i = idx(load);
     total += costs_->loads[i].copies * demand_[i];
     count += costs_->loads[i].copies;
   }
@@ -191,7 +186,7 @@ void Simulator::update_level(Port& port) {
       capacity = 1;
       double above = 0;
       for (const i64 load : port.loads) {
-        const auto i = static_cast<std::size_t>(load);
+        const auto i = idx(load);
         if (demand_[i] <= below) {
           capacity -= costs_->loads[i].copies * demand_[i];
         } else {
@@ -204,16 +199,16 @@ void Simulator::update_level(Port& port) {
   if (level == 1 && port.level == 1) return;
   port.level = level;
   for (const i64 load : port.loads) {
-    const OpId op = load_op_[static_cast<std::size_t>(load)];
-    if (running_[at(op)].changed) continue;
-    running_[at(op)].changed = true;
+    const OpId op = load_op_[idx(load)];
+    if (running_[idx(op)].changed) continue;
+    running_[idx(op)].changed = true;
     changed_.push_back(op);
   }
 }
 
 void Simulator::update_changed() {
   for (const OpId op : changed_) {
-    running_[at(op)].changed = false;
+    running_[idx(op)].changed = false;
     set_rate(op, port_rate(op));
   }
   changed_.clear();
@@ -222,16 +217,16 @@ void Simulator::update_changed() {
 /// Rate at which the ports let a transfer run, 1 = as if alone.
 double Simulator::port_rate(OpId op) const {
   double rate = 1;
-  for (i64 i = costs_->load_begin[at(op)]; i < costs_->load_begin[at(op) + 1]; ++i) {
-    const auto load = static_cast<std::size_t>(i);
-    const double level = ports_[at(costs_->loads[load].port)].level;
+  for (i64 i = costs_->load_begin[idx(op)]; i < costs_->load_begin[idx(op) + 1]; ++i) {
+    const auto load = idx(i);
+    const double level = ports_[idx(costs_->loads[load].port)].level;
     if (demand_[load] > level) rate = std::min(rate, level / demand_[load]);
   }
   return rate;
 }
 
 void Simulator::set_rate(OpId op, double rate) {
-  Running& run = running_[at(op)];
+  Running& run = running_[idx(op)];
   if (rate == run.rate) return;
   if (run.rate > 0) run.remaining = std::max(0.0, run.remaining - run.rate * (now_ - run.since));
   run.since = now_;
@@ -244,27 +239,27 @@ void Simulator::set_rate(OpId op, double rate) {
 void Simulator::update_compute_of(OpId transfer) {
   for (const LaneId lane : schedule_->lanes_of(transfer)) {
     const DeviceId device = device_of(lane);
-    const OpId compute = compute_running_[at(device)];
+    const OpId compute = compute_running_[idx(device)];
     if (compute < 0) continue;
-    set_rate(compute, active_transfers_[at(device)] > 0 ? 1 - costs_->interference[at(device)] : 1);
+    set_rate(compute, active_transfers_[idx(device)] > 0 ? 1 - costs_->interference[idx(device)] : 1);
   }
 }
 
 void Simulator::finish(OpId op) {
-  times_.end[at(op)] = now_;
-  ++running_[at(op)].version;
-  const bool compute = is_compute(schedule_->ops[at(op)].kind);
+  times_.end[idx(op)] = now_;
+  ++running_[idx(op)].version;
+  const bool compute = is_compute(schedule_->ops[idx(op)].kind);
   if (compute) {
-    compute_running_[at(device_of(schedule_->lanes_of(op)[0]))] = -1;
+    compute_running_[idx(device_of(schedule_->lanes_of(op)[0]))] = -1;
   } else if (uses_ports(op)) {
     leave_ports(op);
   }
-  for (i64 i = dependent_begin_[at(op)]; i < dependent_begin_[at(op) + 1]; ++i) {
-    arrive(dependents_[static_cast<std::size_t>(i)]);
+  for (i64 i = dependent_begin_[idx(op)]; i < dependent_begin_[idx(op) + 1]; ++i) {
+    arrive(dependents_[idx(i)]);
   }
   for (const LaneId lane : schedule_->lanes_of(op)) {
-    const i64 next = ++lane_next_[at(lane)];
-    if (next < lane_begin_[at(lane) + 1]) arrive(lane_ops_[static_cast<std::size_t>(next)]);
+    const i64 next = ++lane_next_[idx(lane)];
+    if (next < lane_begin_[idx(lane) + 1]) arrive(lane_ops_[idx(next)]);
   }
 }
 
@@ -278,15 +273,15 @@ OpTimes longest_path(const Schedule& schedule, const std::vector<Seconds>& secon
   OpTimes times;
   times.start.resize(schedule.ops.size());
   times.end.resize(schedule.ops.size());
-  std::vector<Seconds> lane_end(at(schedule.num_devices) * kNumQueues, 0);
+  std::vector<Seconds> lane_end(idx(schedule.num_devices) * kNumQueues, 0);
   for (OpId op = 0; op < schedule.num_ops(); ++op) {
     Seconds ready = 0;
-    for (const LaneId lane : schedule.lanes_of(op)) ready = std::max(ready, lane_end[at(lane)]);
-    for (const OpId dep : schedule.deps_of(op)) ready = std::max(ready, times.end[at(dep)]);
-    times.start[at(op)] = ready;
-    times.end[at(op)] = ready + seconds[at(op)];
-    for (const LaneId lane : schedule.lanes_of(op)) lane_end[at(lane)] = times.end[at(op)];
-    times.step = std::max(times.step, times.end[at(op)]);
+    for (const LaneId lane : schedule.lanes_of(op)) ready = std::max(ready, lane_end[idx(lane)]);
+    for (const OpId dep : schedule.deps_of(op)) ready = std::max(ready, times.end[idx(dep)]);
+    times.start[idx(op)] = ready;
+    times.end[idx(op)] = ready + seconds[idx(op)];
+    for (const LaneId lane : schedule.lanes_of(op)) lane_end[idx(lane)] = times.end[idx(op)];
+    times.step = std::max(times.step, times.end[idx(op)]);
   }
   return times;
 }
@@ -299,7 +294,7 @@ Timeline timeline_frame(const Schedule& schedule, const Plan& plan, const Cluste
     timeline.devices.push_back({cluster.device_name(d), cluster.type_of(d).name, role_of(plan, d)});
   }
   for (OpId op = 0; op < schedule.num_ops(); ++op) {
-    const Op& o = schedule.ops[at(op)];
+    const Op& o = schedule.ops[idx(op)];
     const bool has_phase = o.kind < OpKind::kBalance;
     timeline.ops.push_back({name_of(o.kind), has_phase ? name_of(o.phase) : "", o.layer, o.microbatch,
                             o.group, name_of(queue_of(schedule.lanes_of(op)[0]))});
@@ -313,7 +308,7 @@ Timeline make_timeline(const Schedule& schedule, const OpTimes& times, const Pla
   timeline.step = times.step;
   for (OpId op = 0; op < schedule.num_ops(); ++op) {
     for (const LaneId lane : schedule.lanes_of(op)) {
-      timeline.spans.push_back({op, device_of(lane), times.start[at(op)], times.end[at(op)]});
+      timeline.spans.push_back({op, device_of(lane), times.start[idx(op)], times.end[idx(op)]});
     }
   }
   sort_spans(timeline);

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "hetermoe/base/fields.h"
+#include "hetermoe/schedule/op_traits.h"
 
 namespace hetermoe {
 namespace {
@@ -20,8 +21,9 @@ const std::vector<std::string> kDeviceKeys = {"name", "type", "role"};
 
 /// Queues in the order of drawing and of files; an unknown queue comes last.
 int queue_rank(const std::string& queue) {
-  static const std::vector<std::string> order = {"compute", "to_expert", "to_attention", "move", "reduce"};
-  return static_cast<int>(std::find(order.begin(), order.end(), queue) - order.begin());
+  const auto found = std::find_if(kQueueOrder.begin(), kQueueOrder.end(),
+                                  [&](Queue known) { return name_of(known) == queue; });
+  return static_cast<int>(found - kQueueOrder.begin());
 }
 
 const TimelineOp& op_of(const Timeline& timeline, const Span& span) {
@@ -285,16 +287,15 @@ Json perfetto_trace(const Timeline& timeline) {
   Json events = Json::array();
   for (std::size_t device = 0; device < timeline.devices.size(); ++device)
     add_process(events, timeline, device);
-  std::map<std::pair<DeviceId, std::string>, int>
-      threads;  // a queue beyond the five known ones gets the next number
+  // An unknown queue gets the next number.
+  std::map<std::pair<DeviceId, std::string>, int> threads;
   std::map<DeviceId, int> next_unknown;
-  constexpr int kNumKnownQueues = 5;
   for (const Span& span : timeline.spans) {
     const TimelineOp& op = op_of(timeline, span);
     const auto [entry, is_new] = threads.try_emplace({span.device, op.queue}, 0);
     if (is_new) {
       const int rank = queue_rank(op.queue);
-      entry->second = 1 + (rank < kNumKnownQueues ? rank : rank + next_unknown[span.device]++);
+      entry->second = 1 + (rank < kNumQueues ? rank : rank + next_unknown[span.device]++);
       const auto device = static_cast<std::size_t>(span.device);
       events.push_back(metadata("thread_name", device, entry->second, {{"name", op.queue}}));
       events.push_back(metadata("thread_sort_index", device, entry->second, {{"sort_index", entry->second}}));

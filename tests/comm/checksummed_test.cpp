@@ -1,5 +1,10 @@
+#include <ATen/EmptyTensor.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <torch/library.h>
 
+#include <cstring>
 #include <future>
 
 #include "hetermoe/base/error.h"
@@ -86,6 +91,93 @@ TEST(Checksummed, AMessageOfAnotherOpIsFound) {
     if (call.self == 0) out[1].numbers.back() ^= 1;  // what the sum of another op would look like
   });
   EXPECT_NE(error.find("is corrupted: got checksum"), std::string::npos) << error;
+}
+
+// ---- tensors whose memory the host cannot read ----
+
+/// Memory of an accelerator that is none: the host may look at it only while a copy is made.
+struct Hidden {
+  void* data;
+  std::size_t bytes;
+  void protect(int rights) const { HM_CHECK(::mprotect(data, bytes, rights) == 0, "no mprotect"); }
+};
+
+struct HiddenAllocator final : c10::Allocator {
+  c10::DataPtr allocate(std::size_t bytes) override {
+    auto* const hidden = new Hidden{nullptr, std::max<std::size_t>(bytes, 1)};
+    hidden->data = ::mmap(nullptr, hidden->bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return {hidden->data, hidden, &free_hidden, c10::Device(c10::DeviceType::PrivateUse1, 0)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
+  void copy_data(void*, const void*, std::size_t) const override { HM_CHECK(false, "nobody copies so"); }
+  static void free_hidden(void* context) {
+    const std::unique_ptr<Hidden> hidden(static_cast<Hidden*>(context));
+    ::munmap(hidden->data, hidden->bytes);
+  }
+};
+
+at::Tensor empty_hidden(c10::IntArrayRef size, c10::IntArrayRef stride, std::optional<at::ScalarType> dtype,
+                        std::optional<at::Layout>, std::optional<at::Device>, std::optional<bool>) {
+  static HiddenAllocator allocator;
+  constexpr c10::DispatchKeySet kKeys(c10::DispatchKey::PrivateUse1);
+  return at::detail::empty_strided_generic(size, stride, &allocator, kKeys, dtype.value_or(at::kFloat));
+}
+
+const Hidden* hidden_of(const at::Tensor& tensor) {
+  return tensor.device().is_privateuseone()
+             ? static_cast<const Hidden*>(tensor.storage().data_ptr().get_context())
+             : nullptr;
+}
+
+at::Tensor copy_hidden(const at::Tensor& from, const at::Tensor& to, bool) {
+  for (const at::Tensor& tensor : {from, to}) {
+    if (hidden_of(tensor)) hidden_of(tensor)->protect(PROT_READ | PROT_WRITE);
+  }
+  std::memcpy(to.mutable_data_ptr(), from.const_data_ptr(), from.nbytes());
+  for (const at::Tensor& tensor : {from, to}) {
+    if (hidden_of(tensor)) hidden_of(tensor)->protect(PROT_NONE);
+  }
+  return to;
+}
+
+C10_REGISTER_GUARD_IMPL(PrivateUse1, c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::PrivateUse1>)
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
+  library.impl("empty_strided", &empty_hidden);
+  library.impl("_copy_from", &copy_hidden);
+}
+
+/// The error of device 1, which gets such a tensor; `flip` alters it on the way.
+std::string hidden_error(bool flip) {
+  const at::Device device(c10::DeviceType::PrivateUse1, 0);
+  Message told;
+  told.tensors = {at::arange(5000, at::kFloat).to(device)};
+  Message other;
+  other.tensors = {at::arange(5000, at::kFloat).mul_(2).to(device)};
+  const std::unique_ptr<Transport> transport =
+      make_checksummed_transport(std::make_unique<Altering>([&](const ExchangeCall& call, auto& out) {
+        if (flip && call.self == 0) out[1].tensors = other.tensors;
+      }));
+  const std::vector<DeviceId> both = {0, 1};
+  const auto exchange = [&](DeviceId self) {
+    return error_of<TransportError>([&] {
+      const std::vector<Message> in = transport->exchange(
+          {.step = 4, .op = 7, .name = "combine.F", .self = self, .participants = both}, {told, told});
+      EXPECT_TRUE(in[0].tensors[0].device().is_privateuseone());
+      EXPECT_TRUE(at::equal(in[self == 0 ? 1 : 0].tensors[0].to(at::kCPU), at::arange(5000, at::kFloat)));
+    });
+  };
+  std::future<std::string> zero = std::async(std::launch::async, exchange, 0);
+  const std::string error = exchange(1);
+  EXPECT_EQ(zero.get(), "no error");
+  return error;
+}
+
+TEST(Checksummed, ATensorOnAnotherDeviceIsSummedOverACopyOnTheHost) {
+  EXPECT_EQ(hidden_error(false), "no error");
+  const std::string error = hidden_error(true);
+  EXPECT_NE(error.find("[device 1 combine.F from device 0] a message is corrupted"), std::string::npos)
+      << error;
 }
 
 }  // namespace

@@ -136,7 +136,7 @@ std::vector<std::string> check_over_nccl(NcclWorld& world, const PreflightOption
       const RankThread processes(world, rank);
       const MakePairTransport make = [&](const std::vector<i32>& rank_of) {
         return make_nccl_transport(processes, std::make_unique<FakeNccl>(world, rank),
-                                   {rank_of, {0}, options.device});
+                                   {.rank_of = rank_of, .queues = {0}, .device = options.device});
       };
       try {
         const std::vector<std::string> complaints = check_processes(processes, make, options);

@@ -2,10 +2,16 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
+
+#include "hetermoe/base/checksum.h"
 #include "hetermoe/base/error.h"
+#include "tests/support/error_of.h"
 
 namespace hetermoe {
 namespace {
+
+constexpr Stamp kStamp = {.step = 4, .op = 17};
 
 Message sample() {
   Message message;
@@ -17,7 +23,7 @@ Message sample() {
 }
 
 TEST(Wire, AMessageReadsBackAsItWas) {
-  const Message back = from_bytes(to_bytes(sample()), "test");
+  const Message back = from_bytes(to_bytes(kStamp, sample()), kStamp, "test");
   EXPECT_EQ(back.numbers, sample().numbers);
   EXPECT_EQ(back.values, sample().values);
   EXPECT_EQ(back.ready, 0.25);
@@ -27,22 +33,53 @@ TEST(Wire, AMessageReadsBackAsItWas) {
 }
 
 TEST(Wire, EveryFlippedBitOfEveryByteIsFound) {
-  const std::vector<char> whole = to_bytes(sample());
+  const std::vector<char> whole = to_bytes(kStamp, sample());
   for (std::size_t at = 0; at < whole.size(); ++at) {
     for (int bit = 0; bit < 8; ++bit) {
       std::vector<char> bytes = whole;
       bytes[at] = static_cast<char>(bytes[at] ^ (1 << bit));
-      EXPECT_THROW(from_bytes(bytes, "test"), TransportError) << at;
+      EXPECT_THROW(from_bytes(bytes, kStamp, "test"), TransportError) << at;
     }
   }
 }
 
 TEST(Wire, EveryCutIsFound) {
-  const std::vector<char> whole = to_bytes(sample());
+  const std::vector<char> whole = to_bytes(kStamp, sample());
   for (std::size_t size = 0; size < whole.size(); ++size) {
-    EXPECT_THROW(from_bytes({whole.begin(), whole.begin() + static_cast<std::ptrdiff_t>(size)}, "test"),
-                 TransportError)
+    EXPECT_THROW(
+        from_bytes({whole.begin(), whole.begin() + static_cast<std::ptrdiff_t>(size)}, kStamp, "test"),
+        TransportError)
         << size;
+  }
+}
+
+TEST(Wire, AMessageOfAnotherStepOrOpIsNamedWithBothSides) {
+  const std::vector<char> bytes = to_bytes(kStamp, sample());
+  const std::string text =
+      ": the processes are not at the same step, or do not run the same schedule in the same order";
+  EXPECT_EQ(error_of<TransportError>([&] { from_bytes(bytes, {.step = 5, .op = 17}, "device 1"); }),
+            "[device 1] sent op 17 of step 4, expected op 17 of step 5" + text);
+  EXPECT_EQ(error_of<TransportError>([&] { from_bytes(bytes, {.step = 4, .op = 18}, "device 1"); }),
+            "[device 1] sent op 17 of step 4, expected op 18 of step 4" + text);
+}
+
+/// A message whose `at`-th number of eight bytes is another, with a checksum that fits.
+std::vector<char> with_number(std::size_t at, i64 value) {
+  std::vector<char> bytes = to_bytes(kStamp, sample());
+  std::memcpy(bytes.data() + 8 * at, &value, 8);
+  const u64 sum = checksum(bytes.data() + 16, bytes.size() - 16);
+  std::memcpy(bytes.data() + 8, &sum, 8);
+  return bytes;
+}
+
+TEST(Wire, NumbersThatNoMessageHasAreAnErrorEvenUnderARightChecksum) {
+  // 0 magic, 1 sum, 2 step, 3 op, 4 ready, 5 to 7 numbers, 8 to 9 values, 10 tensors, 11 dtype, 12 to 14
+  // sizes
+  ASSERT_EQ(from_bytes(with_number(4, 0), kStamp, "test").ready, 0);
+  const i64 huge = i64{1} << 62;
+  for (const std::size_t at : {5, 8, 10, 11, 12, 13, 14}) {
+    for (const i64 value : {i64{-1}, huge, i64{1000}})
+      EXPECT_THROW(from_bytes(with_number(at, value), kStamp, "test"), TransportError) << at << " " << value;
   }
 }
 

@@ -1,6 +1,7 @@
 #include "hetermoe/device/cpu_memory.h"
 
 #include <gtest/gtest.h>
+#include <malloc.h>
 
 #include <cstdint>
 #include <cstring>
@@ -133,6 +134,42 @@ TEST(BlockCache, ThreadsDoNotShareBlocks) {
   const BlockCache::Usage usage = cache.usage();
   EXPECT_EQ(usage.in_use, 0U);
   EXPECT_LE(usage.kept, usage.most_in_use);
+}
+
+/// What malloc is told, and what it refuses, when it takes thresholds for blocks of their own up to `most`.
+struct Told {
+  std::vector<std::pair<int, int>> values;
+  std::vector<std::string> refused;
+};
+Told tell_malloc(int most) {
+  Told told;
+  told.refused = tune_malloc([&](int parameter, int value) {
+    told.values.emplace_back(parameter, value);
+    return parameter == M_MMAP_THRESHOLD && value > most ? 0 : 1;
+  });
+  return told;
+}
+
+using Values = std::vector<std::pair<int, int>>;
+
+TEST(TuneMalloc, NothingElseIsTriedWhereMallocTakesAll) {
+  const Told told = tell_malloc(1 << 30);
+  EXPECT_EQ(told.values,
+            (Values{{M_MMAP_THRESHOLD, 1 << 30}, {M_TRIM_THRESHOLD, 1 << 30}, {M_ARENA_MAX, 1}}));
+  EXPECT_TRUE(told.refused.empty());
+}
+
+TEST(TuneMalloc, AnOldLibraryGetsTheLargestThresholdThatItTakes) {
+  const Told told = tell_malloc(32 << 20);
+  EXPECT_EQ(told.values, (Values{{M_MMAP_THRESHOLD, 1 << 30},
+                                 {M_MMAP_THRESHOLD, 32 << 20},
+                                 {M_TRIM_THRESHOLD, 1 << 30},
+                                 {M_ARENA_MAX, 1}}));
+  EXPECT_TRUE(told.refused.empty());
+}
+
+TEST(TuneMalloc, WhatIsRefusedAltogetherIsNamed) {
+  EXPECT_EQ(tell_malloc(0).refused, std::vector<std::string>{"M_MMAP_THRESHOLD"});
 }
 
 }  // namespace

@@ -21,18 +21,21 @@ struct ConstantCost : CostModel {
 
   Seconds compute(const ComputeWork& work) const override {
     const double factor = work.op.phase == Phase::kBackward ? backward : 1;
-    switch (work.op.kind) {
-      case OpKind::kAttention:
+    switch (compute_kind(work.op.kind)) {
+      case ComputeKind::kAttention:
         return factor * attention;
-      case OpKind::kExperts: {
+      case ComputeKind::kExperts: {
         const double part = work.experts / static_cast<double>(num_experts);
         return factor * part * (work.device >= first_expert_device ? experts : experts_elsewhere);
       }
-      case OpKind::kHead:  // forward and backward in one
+      case ComputeKind::kHead:  // forward and backward in one
         return (1 + backward) * tail;
-      default:
-        return 0;
+      case ComputeKind::kEmbed:
+      case ComputeKind::kMerge:
+      case ComputeKind::kUpdate:
+        break;
     }
+    return 0;
   }
   TransferCost transfer(const TransferWork& work) const override {
     const bool exchange = work.op.kind == OpKind::kDispatch || work.op.kind == OpKind::kCombine;

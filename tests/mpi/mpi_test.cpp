@@ -6,9 +6,11 @@
 #include <iostream>
 
 #include "hetermoe/comm/preflight.h"
+#include "hetermoe/comm/wire.h"
 #include "hetermoe/report/table.h"
 #include "hetermoe/train/session.h"
 #include "hetermoe/train/trainer.h"
+#include "tests/support/error_of.h"
 #include "tests/support/faults.h"
 #include "tests/support/strategy_plans.h"
 
@@ -76,6 +78,72 @@ TEST(Mpi, TextsArriveInRankOrder) {
   const std::vector<std::string> all = job->gather(std::string(static_cast<std::size_t>(job->rank()), 'x'));
   ASSERT_EQ(static_cast<i32>(all.size()), job->num_ranks());
   for (std::size_t r = 0; r < all.size(); ++r) EXPECT_EQ(all[r].size(), r);
+}
+
+/// What every rank hears from every other when messages travel in blocks of so many bytes.
+void expect_messages_arrive(std::size_t block) {
+  const i32 num_ranks = job->num_ranks();
+  const std::vector<DeviceId> everyone = device_range(0, num_ranks);
+  const std::unique_ptr<Transport> transport =
+      make_mpi_transport(*job, spread_devices(num_ranks, num_ranks), {.block = block});
+  for (OpId op = 0; op < 3; ++op) {
+    std::vector<Message> out(everyone.size());
+    for (std::size_t to = 0; to < out.size(); ++to) {
+      out[to].numbers = {job->rank(), static_cast<i64>(to), op};
+      out[to].tensors = {at::full({100 * (op + 1)}, 10 * job->rank() + op, at::kLong)};
+    }
+    const std::vector<Message> in = transport->exchange(
+        {.op = op, .name = "test", .self = job->rank(), .participants = everyone}, std::move(out));
+    for (i64 from = 0; from < num_ranks; ++from) {
+      const Message& got = in[static_cast<std::size_t>(from)];
+      EXPECT_EQ(got.numbers, (std::vector<i64>{from, job->rank(), op})) << block;
+      EXPECT_TRUE(at::equal(got.tensors.at(0), at::full({100 * (op + 1)}, 10 * from + op, at::kLong)));
+    }
+  }
+}
+
+TEST(Mpi, AMessageLargerThanABlockTravelsInSeveral) {
+  Message of_op_0;
+  of_op_0.numbers = {0, 0, 0};
+  of_op_0.tensors = {at::zeros({100}, at::kLong)};
+  const std::size_t size = to_bytes({}, of_op_0).size();
+  ASSERT_EQ(size % 8, 0U);
+  // Many blocks; as many bytes as one or two blocks hold, whose end is an empty block; one block.
+  for (const std::size_t block : {std::size_t{100}, size, size / 2, size + 1}) expect_messages_arrive(block);
+}
+
+TEST(Mpi, ARankAtAnotherStepIsNamedWithBothSides) {
+  if (job->num_ranks() != 2) GTEST_SKIP() << "one size is enough: two processes";
+  const std::vector<DeviceId> both = {0, 1};
+  const std::unique_ptr<Transport> transport = make_mpi_transport(*job, {0, 1});
+  const i64 step = 10 + job->rank(), other = 11 - job->rank();
+  EXPECT_EQ(
+      error_of<TransportError>([&] {
+        transport->exchange(
+            {.step = step, .op = 7, .name = "move.F", .self = job->rank(), .participants = both},
+            std::vector<Message>(2));
+      }),
+      fmt::format("[device {} move.F from device {}] sent op 7 of step {}, expected op 7 of step {}: the "
+                  "processes are not at the same step, or do not run the same schedule in the same order",
+                  job->rank(), 1 - job->rank(), other, step));
+  transport->abort("the test is over");
+  job->gather("");
+}
+
+TEST(Mpi, AnIdleDeviceNeedsNoProcess) {
+  std::vector<i32> rank_of = {kNoRank};
+  std::vector<DeviceId> working;
+  for (i32 r = 0; r < job->num_ranks(); ++r) {
+    working.push_back(r + 1);
+    rank_of.push_back(r);
+  }
+  const std::unique_ptr<Transport> transport = make_mpi_transport(*job, rank_of);
+  std::vector<Message> out(working.size());
+  for (Message& message : out) message.numbers = {job->rank()};
+  const std::vector<Message> in =
+      transport->exchange({.name = "test", .self = job->rank() + 1, .participants = working}, std::move(out));
+  for (i64 r = 0; r < job->num_ranks(); ++r)
+    EXPECT_EQ(in[static_cast<std::size_t>(r)].numbers, std::vector<i64>{r});
 }
 
 TEST(Mpi, AnAbortedTransferThrowsAndDoesNotHang) {

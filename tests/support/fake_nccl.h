@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <cstring>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "hetermoe/base/error.h"
+#include "hetermoe/base/index.h"
 #include "hetermoe/comm/nccl_api.h"
 #include "hetermoe/comm/processes.h"
 
@@ -34,8 +36,7 @@ struct NcclLaunch {
 /// What the ranks share.
 class NcclWorld {
  public:
-  explicit NcclWorld(i32 num_ranks)
-      : launches(static_cast<std::size_t>(num_ranks)), texts_(launches.size()) {}
+  explicit NcclWorld(i32 num_ranks) : launches(idx(num_ranks)), texts_(launches.size()) {}
 
   std::vector<std::vector<NcclLaunch>> launches;  ///< [rank]
 
@@ -67,7 +68,7 @@ class NcclWorld {
   std::vector<std::string> gather(i32 rank, const std::string& text) {
     std::unique_lock lock(mutex_);
     const i64 round = round_;
-    texts_[static_cast<std::size_t>(rank)] = text;
+    texts_[idx(rank)] = text;
     if (++arrived_ == texts_.size()) {
       all_ = texts_;
       arrived_ = 0;
@@ -103,23 +104,30 @@ class RankThread : public Processes {
   i32 rank_;
 };
 
-/// NCCL as one rank sees it.
+/// NCCL as one rank sees it. What touches a communicator that was given back fails the test.
 class FakeNccl : public NcclApi {
  public:
   FakeNccl(NcclWorld& world, i32 rank) : world_(world), rank_(rank) {}
 
+  /// Called at the begin of every launch, on the thread that launches.
+  std::function<void()> on_launch;
+
   std::string make_id() override { return std::to_string(num_ids_++); }
   Communicator join(const std::string& id, i32 rank, i32) override {
     EXPECT_EQ(rank, rank_);
-    communicators_.push_back(std::make_unique<i32>(std::stoi(id)));
+    const std::lock_guard lock(mutex_);
+    communicators_.push_back(std::make_unique<Member>(std::stoi(id)));
     return communicators_.back().get();
   }
-  void begin_group() override { group().clear(); }
+  void begin_group() override {
+    group().clear();
+    if (on_launch) on_launch();
+  }
   void send(const void* data, i64 bytes, i32 peer, Communicator communicator, Stream) override {
-    group().push_back({{true, peer, bytes}, const_cast<void*>(data), id_of(communicator)});
+    group().push_back({{true, peer, bytes}, const_cast<void*>(data), id_of(communicator, "send")});
   }
   void receive(void* data, i64 bytes, i32 peer, Communicator communicator, Stream) override {
-    group().push_back({{false, peer, bytes}, data, id_of(communicator)});
+    group().push_back({{false, peer, bytes}, data, id_of(communicator, "receive")});
   }
   void end_group() override {
     NcclLaunch launch;
@@ -131,7 +139,7 @@ class FakeNccl : public NcclApi {
     }
     {
       const std::lock_guard lock(mutex_);
-      world_.launches[static_cast<std::size_t>(rank_)].push_back(launch);
+      world_.launches[idx(rank_)].push_back(launch);
     }
     for (const Pending& p : group()) {
       if (p.call.sends) continue;
@@ -141,11 +149,19 @@ class FakeNccl : public NcclApi {
       std::memcpy(p.data, bytes.data(), bytes.size());
     }
   }
-  void check(Communicator) override {}
-  void abort(Communicator) override { world_.abort(); }
-  void leave(Communicator) override {}
+  void check(Communicator communicator) override { id_of(communicator, "check"); }
+  void abort(Communicator communicator) override {
+    give_back(communicator, "abort");
+    world_.abort();
+  }
+  void leave(Communicator communicator) override { give_back(communicator, "leave"); }
 
  private:
+  struct Member {
+    explicit Member(i32 number) : id(number) {}
+    i32 id;
+    bool given_back = false;
+  };
   struct Pending {
     NcclCall call;
     void* data;
@@ -155,13 +171,23 @@ class FakeNccl : public NcclApi {
     thread_local std::vector<Pending> pending;
     return pending;
   }
-  static i32 id_of(Communicator communicator) { return *static_cast<i32*>(communicator); }
+  i32 id_of(Communicator communicator, const char* use) {
+    const std::lock_guard lock(mutex_);
+    const Member& member = *static_cast<Member*>(communicator);
+    EXPECT_FALSE(member.given_back) << use << " on a communicator that rank " << rank_ << " gave back";
+    return member.id;
+  }
+  void give_back(Communicator communicator, const char* use) {
+    id_of(communicator, use);
+    const std::lock_guard lock(mutex_);
+    static_cast<Member*>(communicator)->given_back = true;
+  }
 
   NcclWorld& world_;
   i32 rank_;
   i32 num_ids_ = 0;
   std::mutex mutex_;
-  std::vector<std::unique_ptr<i32>> communicators_;
+  std::vector<std::unique_ptr<Member>> communicators_;
 };
 
 }  // namespace hetermoe::testing

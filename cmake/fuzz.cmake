@@ -1,0 +1,24 @@
+# Readers of outside text and bytes under fuzzing: fuzz_core, and fuzz_torch where libtorch is. With clang the main
+# program is libFuzzer's, which sees what an input covers; with gcc it is fuzz/driver.cpp, which mutates blindly.
+# Needs HETERMOE_SANITIZE to be of use. Built only when asked for: ./dev fuzz.
+function(hm_fuzz_program name)
+  add_executable(${name} EXCLUDE_FROM_ALL fuzz/entry.cpp ${ARGN})
+  target_include_directories(${name} PRIVATE "${CMAKE_SOURCE_DIR}")
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+    target_link_options(${name} PRIVATE -fsanitize=fuzzer)
+  else()
+    target_sources(${name} PRIVATE fuzz/driver.cpp)
+  endif()
+endfunction()
+
+set(_core model cluster hostfile plan schedule_text timeline profile)
+list(TRANSFORM _core PREPEND fuzz/)
+list(TRANSFORM _core APPEND .cpp)
+hm_fuzz_program(fuzz_core fuzz/core_targets.cpp ${_core})
+target_link_libraries(fuzz_core PRIVATE hm_timeline)
+
+if(HETERMOE_TORCH)
+  hm_fuzz_program(fuzz_torch fuzz/torch_targets.cpp fuzz/job.cpp fuzz/safetensors.cpp fuzz/checkpoint.cpp fuzz/wire.cpp)
+  target_link_libraries(fuzz_torch PRIVATE hm_train)
+  hm_use_torch_pch(fuzz_torch)
+endif()

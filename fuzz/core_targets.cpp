@@ -1,0 +1,13 @@
+#include "fuzz/target.h"
+
+namespace hetermoe::fuzz {
+
+extern const Target kModel, kCluster, kHostfile, kPlan, kScheduleText, kTimeline, kProfile;
+
+const std::vector<Target>& targets() {
+  static const std::vector<Target> all = {kModel,        kCluster,  kHostfile, kPlan,
+                                          kScheduleText, kTimeline, kProfile};
+  return all;
+}
+
+}  // namespace hetermoe::fuzz

@@ -1,0 +1,42 @@
+#pragma once
+#include <c10/core/Device.h>
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "hetermoe/comm/processes.h"
+#include "hetermoe/comm/transport.h"
+
+// Which transport carries a run: the one table that knows all of them.
+namespace hetermoe {
+
+struct TransportOptions {
+  std::vector<i32> rank_of;                   ///< [num_devices] the process of each device, kNoRank = idle
+  std::vector<i32> queues;                    ///< those that transfers use, ascending
+  c10::Device device = c10::DeviceType::CPU;  ///< of this process: where its messages are
+};
+
+/// A way for messages to travel.
+struct TransportKind {
+  const char* name;
+  /// Whether ExchangeCall::turn must be given in an order that all processes agree on
+  /// (ExecutorOptions::launch_order).
+  bool needs_launch_order;
+  bool (*serves)(const Processes& processes, c10::Device device);
+  /// Collective over the processes. Throws TransportError when they do not come together, ConfigError when
+  /// the devices are spread over the processes in a way that this kind cannot serve.
+  std::unique_ptr<Transport> (*make)(const Processes& processes, TransportOptions options);
+};
+
+/// All kinds. The first that serves is taken.
+std::span<const TransportKind> transport_kinds();
+
+/// The kind for messages on such a device between these processes. Some kind serves every case.
+const TransportKind& find_transport(const Processes& processes, c10::Device device);
+
+/// The process of each device, [num_devices]: `working` (ascending) in contiguous runs, as equal as possible,
+/// all other devices kNoRank. Throws ConfigError when a process would have no device.
+std::vector<i32> spread_working_devices(std::span<const DeviceId> working, i32 num_devices, i32 num_ranks);
+
+}  // namespace hetermoe

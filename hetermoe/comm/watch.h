@@ -1,0 +1,84 @@
+#pragma once
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "hetermoe/comm/key_store.h"
+
+namespace hetermoe {
+
+/// Signs of life. Two threads: one talks to the store, and may be stuck there; the other judges what it has
+/// heard. Silence is counted in rounds of the judge, so that a process that was stopped for a while does not
+/// take the time it slept for the silence of others. Any thread may call.
+class Watch {
+ public:
+  /// names: "rank 2 on n7". store: a connection of its own. address and options must outlive this.
+  Watch(const StoreAddress& address, const StoreOptions& options, std::vector<std::string> names,
+        std::unique_ptr<KeyStore> store);
+  /// Waits for a rank's last words to the store only if it has not left: who has left does not talk to it any
+  /// more, so a store that stands still then holds up nobody.
+  ~Watch();
+  Watch(const Watch&) = delete;
+  Watch& operator=(const Watch&) = delete;
+
+  /// Where a rank's sign of life stands.
+  static std::string key(i32 rank);
+
+  /// Tells the others that silence is no death from now on.
+  void leave();
+  /// Returns when all others have left, or after `limit`. Should one die, this process ends.
+  void await_others(Seconds limit);
+  bool holds_store() const { return address_.rank == 0 && !address_.hosted; }
+  /// [rank] left in peace.
+  std::vector<bool> left();
+
+  /// Ends this process, and tells the others to end with the same words.
+  [[noreturn]] void end(const std::string& text, int code);
+
+ private:
+  struct Rank {
+    std::string sign;       ///< last sign of life
+    i64 silent_rounds = 0;  ///< of the judge since it changed
+  };
+  struct Verdict {
+    std::string text;
+    int code = 1;
+    bool known = false;  ///< to the others
+  };
+
+  bool is_silent(std::size_t rank) const { return ranks_[rank].silent_rounds > silent_rounds_; }
+  bool all_ended() const;
+  void talk();
+  bool tell(i64 beat, bool leave, const std::string& last_words);
+  std::pair<std::vector<std::string>, std::string> hear() const;
+  void note(const std::vector<std::string>& signs, const std::string& end);
+  void judge();
+  std::optional<Verdict> next_verdict();
+  std::string store_name() const;
+  void claim_end();
+  [[noreturn]] void die(const std::string& text, int code);
+
+  const StoreAddress& address_;
+  const StoreOptions& options_;
+  const std::vector<std::string> names_;
+  const std::unique_ptr<KeyStore> store_;  ///< the talker's own, which alone may get stuck in it
+  const Seconds beat_;
+  const i64 silent_rounds_;  ///< more of them are a death
+  std::atomic<bool> ending_ = false;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool stop_ = false, leaving_ = false, told_leave_ = false;
+  std::vector<Rank> ranks_;
+  i64 num_heard_ = 0, unheard_rounds_ = 0;
+  std::string to_tell_, end_;   ///< how the run ends, from here and from the store
+  std::string lost_;            ///< why there is no store any more
+  std::thread talker_, judge_;  // last: they use the others
+};
+
+}  // namespace hetermoe

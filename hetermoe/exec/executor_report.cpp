@@ -1,0 +1,120 @@
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "hetermoe/base/error.h"
+#include "hetermoe/base/index.h"
+#include "hetermoe/exec/executor.h"
+#include "hetermoe/sim/simulator.h"
+
+// What an executor tells of a step: results, times, loads, and where it hangs.
+namespace hetermoe {
+
+std::string Executor::hang_report() const {
+  std::string text;
+  const std::vector<AwaitedMessage> awaited = transport_.awaited();
+  for (const std::unique_ptr<Lane>& lane : lanes_) {
+    const std::size_t head = lane->next;
+    const DeviceId device = device_of(lane->id);
+    text += fmt::format("  device {} ({}) {}: ", device, context_.cluster.device_name(device),
+                        name_of(queue_of(lane->id)));
+    if (head >= lane->ops.size()) {
+      text += "done\n";
+      continue;
+    }
+    const LaneOp& item = lane->ops[head];
+    const Op& op = context_.schedule.ops[idx(item.op)];
+    std::vector<std::string> missing;
+    {
+      const std::lock_guard lock(lane->device->mutex);
+      for (const OpId dep : item.dependencies) {
+        if (!lane->device->done[idx(dep)]) missing.push_back(to_string(context_.schedule.ops[idx(dep)]));
+      }
+    }
+    const std::string activity = !missing.empty()      ? fmt::format("waits for {}", fmt::join(missing, ", "))
+                                 : is_compute(op.kind) ? "computes"
+                                                       : "exchanges with its peers";
+    std::vector<std::string> silent;
+    for (const AwaitedMessage& wait : awaited) {
+      if (wait.self == device && wait.op == item.op)
+        silent.push_back(fmt::format("device {} ({})", wait.from, context_.cluster.device_name(wait.from)));
+    }
+    text += fmt::format("{} {} {}{}\n", item.op, to_string(op), activity,
+                        silent.empty() ? "" : fmt::format(", has nothing from {}", fmt::join(silent, ", ")));
+  }
+  return text;
+}
+
+void Executor::check_leaks() const {
+  for (const std::unique_ptr<DeviceLanes>& device : devices_) {
+    const std::vector<std::string> held = device->runtime.slots().held();
+    HM_CHECK(held.empty(), "device {} still holds {} buffers after the step, the first is {}",
+             device->runtime.device(), held.size(), held[0]);
+    const i64 bytes = device->runtime.state_bytes();
+    HM_CHECK(bytes == device->state_bytes,
+             "device {} holds {} bytes of parameters, gradients and moments after the step, before it {}",
+             device->runtime.device(), bytes, device->state_bytes);
+  }
+}
+
+StepResult Executor::collect() {
+  StepResult result;
+  for (const std::unique_ptr<DeviceLanes>& device : devices_) {
+    // Devices without any state take no part in the norm op.
+    if (device->runtime.result().counts_LE.defined()) {
+      result = device->runtime.result();
+      break;
+    }
+  }
+  if (!context_.placement.options().backward) {
+    result.counts_LE = at::zeros_like(devices_[0]->runtime.local_counts());
+    for (const std::unique_ptr<DeviceLanes>& device : devices_) {
+      result.loss += device->runtime.forward_loss();
+      result.counts_LE.add_(device->runtime.local_counts());
+    }
+  }
+  for (const std::unique_ptr<Lane>& lane : lanes_) {
+    result.step = std::max(result.step, lane->end);
+    result.cpu_seconds += lane->cpu_seconds;
+  }
+  return result;
+}
+
+Timeline Executor::timeline() const {
+  Timeline timeline = timeline_frame(context_.schedule, context_.placement.plan(), context_.cluster,
+                                     clock_label(clock_.kind()));
+  for (const std::unique_ptr<Lane>& lane : lanes_) {
+    timeline.spans.insert(timeline.spans.end(), lane->spans.begin(), lane->spans.end());
+    timeline.step = std::max(timeline.step, lane->end);
+  }
+  sort_spans(timeline);
+  return timeline;
+}
+
+std::vector<DeviceWork> Executor::device_work() const {
+  std::vector<DeviceWork> all;
+  for (const std::unique_ptr<Lane>& lane : lanes_) {
+    if (queue_of(lane->id) == Queue::kCompute)
+      all.push_back({device_of(lane->id), lane->busy, lane->nominal});
+  }
+  return all;
+}
+
+RecordedRouting Executor::recorded_routing() const {
+  RecordedRouting routing;
+  for (const Op& op : context_.schedule.ops) {
+    if (op.kind != OpKind::kDispatch || op.phase != Phase::kForward) continue;
+    for (const std::unique_ptr<DeviceLanes>& device : devices_) {
+      const DeviceId d = device->runtime.device();
+      if (!context_.placement.is_source(op.group, op.layer, op.microbatch, d) &&
+          !context_.placement.is_owner(op.group, op.layer, d)) {
+        continue;
+      }
+      routing.set(op.group, op.layer, op.microbatch, op.chunk, *device->runtime.load_of(op));
+      break;
+    }
+  }
+  return routing;
+}
+
+}  // namespace hetermoe

@@ -1,0 +1,111 @@
+#pragma once
+#include <array>
+#include <variant>
+
+#include "hetermoe/base/enum_count.h"
+#include "hetermoe/base/fields.h"
+#include "hetermoe/base/index.h"
+#include "hetermoe/plan/plan.h"
+
+// The table of op kinds: what is true of every op of a kind. Other code asks the table and names kinds only
+// in switches without a default branch, so that a new kind does not compile until all of them know it.
+namespace hetermoe {
+
+enum class OpKind : std::uint8_t {
+  kEmbed,
+  kAttention,
+  kDispatch,
+  kExperts,
+  kCombine,
+  kMerge,
+  kMove,
+  kHead,
+  kBalance,
+  kReduce,
+  kNorm,
+  kUpdate
+};
+/// The kinds that compute. A switch over these needs no word about transfers, and the reverse.
+enum class ComputeKind : std::uint8_t { kEmbed, kAttention, kExperts, kMerge, kHead, kUpdate };
+enum class TransferKind : std::uint8_t { kDispatch, kCombine, kMove, kBalance, kReduce, kNorm };
+
+/// kRecompute repeats a forward op inside the backward pass (Recompute::kResend).
+enum class Phase : std::uint8_t { kForward, kBackward, kRecompute };
+enum class Queue : std::uint8_t { kCompute, kToExpert, kToAttention, kMove, kReduce };
+
+inline constexpr i32 kNumOpKinds = kEnumCount<OpKind>;
+inline constexpr i32 kNumQueues = kEnumCount<Queue>;
+
+/// Queues in the order of drawing, of texts and of files. Their numbers may change, this order may only grow.
+inline constexpr std::array<Queue, kNumQueues> kQueueOrder = {
+    Queue::kCompute, Queue::kToExpert, Queue::kToAttention, Queue::kMove, Queue::kReduce};
+
+/// In which phases a kind occurs. kNone: its ops carry Phase::kForward, and their text names no phase.
+enum class Phases : std::uint8_t { kNone, kForward, kForwardBackward, kAll };
+
+/// The queue of an op under each QueueBinding.
+struct QueueRule {
+  Queue forward, backward;  ///< kDirection; recompute counts as forward
+  Queue by_name;            ///< kName
+  Queue single;             ///< kSingle
+};
+
+/// Which devices take part in an op.
+enum class Participants : std::uint8_t {
+  kOneDevice,     ///< a compute op
+  kExchange,      ///< sources and owners of the layer
+  kBothShares,    ///< the shares before the layer and those of the layer
+  kBalanceSet,    ///< the shares of all layers with experts, of all microbatches of the set
+  kStateDevices,  ///< those that hold the state
+  kStateHolders   ///< those that hold any state
+};
+
+/// Whose shares a compute op follows: Placement::shares() of this stage.
+enum class Stage : std::uint8_t { kNone, kEmbed, kLayer, kLayerBefore, kHead };
+
+/// How often a kind occurs.
+enum class Occurs : std::uint8_t {
+  kInMicrobatch,    ///< as layers and phases ask
+  kPerBalanceSet,   ///< after the last router of a set
+  kPerSharedState,  ///< once for a state with several devices
+  kPerStep,         ///< once, when all gradients are complete
+  kPerState         ///< last, on every device of every state
+};
+
+struct OpTraits {
+  OpKind kind;
+  const char* name;  ///< in texts and files, and part of hashes
+  std::variant<ComputeKind, TransferKind> as;
+  Phases phases;
+  QueueRule queue;
+  Participants participants;
+  Stage stage;
+  Occurs occurs;
+  bool has_layer = false, has_microbatch = false, has_chunk = false, has_state = false;
+};
+
+extern const std::array<OpTraits, kNumOpKinds> kOpTraits;  ///< in the order of OpKind
+inline const OpTraits& traits(OpKind kind) { return kOpTraits[idx(kind)]; }
+
+/// Compute ops occupy one compute lane; all others are transfers with a lane on every participant.
+inline bool is_compute(OpKind kind) { return std::holds_alternative<ComputeKind>(traits(kind).as); }
+/// Fails when the kind is a transfer, or the reverse.
+ComputeKind compute_kind(OpKind kind);
+TransferKind transfer_kind(OpKind kind);
+/// Belongs to an exchange of rows and needs its counts (Buffer::kLoad): these are the kinds that chunks cut.
+inline bool needs_load(OpKind kind) { return traits(kind).has_chunk; }
+
+template <>
+struct EnumNames<OpKind> {
+  static const std::vector<std::string>& names();
+};
+template <>
+struct EnumNames<Phase> {
+  static const std::vector<std::string>& names();
+};  // F B R
+template <>
+struct EnumNames<Queue> {
+  static const std::vector<std::string>& names();
+};
+
+}  // namespace hetermoe

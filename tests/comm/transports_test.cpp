@@ -1,0 +1,58 @@
+#include "hetermoe/comm/transports.h"
+
+#include <gtest/gtest.h>
+
+#include "hetermoe/base/error.h"
+#include "tests/support/error_of.h"
+
+namespace hetermoe {
+namespace {
+
+class NumRanks : public Processes {
+ public:
+  explicit NumRanks(i32 num_ranks) : num_ranks_(num_ranks) {}
+  i32 num_ranks() const override { return num_ranks_; }
+
+ private:
+  i32 num_ranks_;
+};
+
+std::string chosen(i32 num_ranks, c10::Device device) {
+  return find_transport(NumRanks(num_ranks), device).name;
+}
+
+TEST(Transports, TheNumberOfProcessesAndTheirDeviceChoose) {
+  EXPECT_EQ(chosen(1, c10::DeviceType::CPU), "in-process");
+  EXPECT_EQ(chosen(1, c10::DeviceType::CUDA), "in-process");
+  EXPECT_EQ(chosen(2, c10::DeviceType::CPU), "mpi");
+  EXPECT_EQ(chosen(2, c10::DeviceType::CUDA), "nccl");
+}
+
+TEST(Transports, OnlyTransportsThatTakeTurnsNeedALaunchOrder) {
+  for (const TransportKind& kind : transport_kinds())
+    EXPECT_EQ(kind.needs_launch_order, std::string(kind.name) == "nccl") << kind.name;
+}
+
+TEST(Transports, AKindMakesTheTransportOfItsName) {
+  const Processes alone;
+  const std::unique_ptr<Transport> transport =
+      find_transport(alone, c10::DeviceType::CPU).make(alone, {.rank_of = {0, kNoRank, 0}, .queues = {1}});
+  EXPECT_EQ(transport->name(), "in-process");
+}
+
+TEST(Transports, IdleDevicesHaveNoProcess) {
+  const std::vector<DeviceId> working = {0, 2, 3};
+  EXPECT_EQ(spread_working_devices(working, 5, 3), (std::vector<i32>{0, kNoRank, 1, 2, kNoRank}));
+  EXPECT_EQ(spread_working_devices(working, 4, 2), (std::vector<i32>{0, kNoRank, 0, 1}));
+}
+
+TEST(Transports, MoreProcessesThanWorkingDevicesAreRefused) {
+  const std::vector<DeviceId> working = {1, 2};
+  EXPECT_NE(error_of<ConfigError>([&] {
+              spread_working_devices(working, 4, 4);
+            }).find("4 processes for 2 devices: every process needs a device. Start with -np 2"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace hetermoe
