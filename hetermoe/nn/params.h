@@ -55,6 +55,7 @@ enum class Weight {
 /// dtype and place of storages.
 struct StorageOptions {
   StorageOptions(const at::TensorOptions& of_values) : values(of_values) {}
+  StorageOptions(at::ScalarType dtype) : values(at::TensorOptions().dtype(dtype)) {}
   at::TensorOptions values;
   std::optional<at::ScalarType> grad = {};  ///< dtype of gradients, none = that of the values
   bool trainable = true;                    ///< false: there are no gradients

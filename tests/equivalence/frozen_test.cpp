@@ -47,6 +47,9 @@ TensorsByName without(const ModelConfig& model, TensorsByName tensors, const std
 class FrozenUnits : public ::testing::TestWithParam<const char*> {
  protected:
   FrozenUnits() : model(load_model(GetParam())) {}
+  StepOptions freezing(const std::vector<Unit>& units) const {
+    return {.balance = model.aux_loss_coef > 0, .aux_group = 1, .backward = true, .frozen = units};
+  }
   ModelConfig model;
   Cluster cluster = make_cluster(4, 3);
 };
@@ -58,7 +61,7 @@ TEST_P(FrozenUnits, GradientsOfTheOthersAreTheReferences) {
         Plan plan = named.plan;
         plan.recompute = recompute;
         RigOptions options;
-        options.step = {.balance = true, .aux_group = 1, .backward = true, .frozen = choice.units};
+        options.step = freezing(choice.units);
         Rig rig(model, cluster, plan, options);
         ASSERT_EQ(validate(rig.schedule(), plan, model, options.step), std::vector<std::string>{});
         const TensorsByName values = lively_values(model);
@@ -79,7 +82,7 @@ TEST_P(FrozenUnits, KeepTheirBitsWhileTheOthersMove) {
     for (NamedPlan& named : strategy_plans(model, cluster, small_step())) {
       use_dtype(named.plan, Dtype::kFp32);
       Session::Options options;
-      options.step = {.balance = true, .aux_group = 1, .backward = true, .frozen = choice.units};
+      options.step = freezing(choice.units);
       Session session(model, cluster, named.plan, std::move(options));
       session.initialize(1);
       const TensorsByName before = session.values();
@@ -99,8 +102,9 @@ TEST_P(FrozenUnits, KeepTheirBitsWhileTheOthersMove) {
 TEST_P(FrozenUnits, HaveOpsAndMemoryForNothingButTheirValues) {
   for (const Choice& choice : choices(model)) {
     for (const NamedPlan& named : strategy_plans(model, cluster, small_step())) {
-      const StepOptions step{.frozen = choice.units};
-      const Rig rig(model, cluster, named.plan, {.step = step});
+      RigOptions options;
+      options.step = freezing(choice.units);
+      const Rig rig(model, cluster, named.plan, options);
       for (const Op& op : rig.schedule().ops) {
         if (op.state >= 0) EXPECT_TRUE(rig.schedule().states[idx(op.state)].trainable) << to_string(op);
         const bool of_embedding = op.kind == OpKind::kEmbed && op.phase == Phase::kBackward;
@@ -142,7 +146,9 @@ TEST(StateBytes, AreThoseOfTheStoreToTheByte) {
         for (const bool narrow : {false, true}) {
           if (narrow) named.plan.grad_dtype = dtype;
           for (const StepOptions& step : {StepOptions{}, StepOptions{.frozen = frozen}}) {
-            const Rig rig(model, cluster, named.plan, {.step = step});
+            RigOptions options;
+            options.step = step;
+            const Rig rig(model, cluster, named.plan, options);
             const ExpectedRouting routing(model);
             const BufferSizes sizes(rig.placement(), model, cluster, routing);
             for (const std::unique_ptr<DeviceState>& state : rig.states()) {

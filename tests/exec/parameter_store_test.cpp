@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
 #include <memory>
+#include <set>
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/exec/device_state.h"
