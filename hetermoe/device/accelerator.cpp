@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 #include <torch/version.h>
 
+#include <algorithm>
 #include <filesystem>
 
 #include "hetermoe/base/error.h"
@@ -64,6 +65,7 @@ c10::Device find_device(const std::string& name, const std::string& where) {
   if (index >= count)
     fail<ConfigError>(where, "got \"{}\", but this process sees {} GPU{}", name, count,
                       count == 1 ? "" : "s");
+  use_wide_gpu_sums();
   return {c10::DeviceType::CUDA, index};
 }
 
@@ -85,6 +87,27 @@ int compute_capability(c10::Device device) {
       get_attribute(&minor, kMinor, device.index()) != 0)
     return 0;
   return 10 * major + minor;
+}
+
+bool has_code_for(int capability, const std::vector<int>& architectures) {
+  return std::any_of(architectures.begin(), architectures.end(),
+                     [&](int one) { return one / 10 == capability / 10 && one <= capability; });
+}
+
+std::vector<int> library_architectures() {
+  if (!open_cuda().empty()) return {};
+  using GetVersion = int(int* version);
+  auto* const get_version = reinterpret_cast<GetVersion*>(dlsym(RTLD_DEFAULT, "cudaRuntimeGetVersion"));
+  int version = 0;
+  if (get_version == nullptr || get_version(&version) != 0 || version / 1000 != 13) return {};
+  return {75, 80, 86, 90, 100, 120};  // as found in the wheel of 2.11.0 for CUDA 13
+}
+
+void use_wide_gpu_sums() {
+  at::Context& context = at::globalContext();
+  context.setAllowFP16ReductionCuBLAS(false);
+  context.setAllowBF16ReductionCuBLAS(false);
+  context.setFloat32MatmulPrecision("highest");
 }
 
 void* stream_handle(c10::Device device) {

@@ -4,6 +4,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "hetermoe/base/types.h"
 
@@ -23,8 +24,18 @@ c10::Device find_device(const std::string& name, const std::string& where);
 /// As find_device(), but "cuda" is every GPU in turn: the one for the n-th of those who share them.
 c10::Device find_device_in_turn(const std::string& name, i64 n, const std::string& where);
 
-/// Of a GPU: 90 for 9.0. 0 on a CPU.
+/// Compute capability of a GPU as a number, 90 for 9.0. 0 on a CPU.
 int compute_capability(c10::Device device);
+
+/// Whether code that was compiled for these architectures (90 for sm_90) runs on a GPU of this compute
+/// capability: it runs on GPUs of the same major version whose minor one is not lower.
+bool has_code_for(int capability, const std::vector<int>& architectures);
+/// The architectures for which libtorch's CUDA library was compiled; empty where that is not known.
+std::vector<int> library_architectures();
+
+/// Products of 16-bit matrices on GPUs add up in fp32, also where the library splits a sum, and those of fp32
+/// matrices are not rounded. find_device() calls it when a run asks for a GPU; it changes nothing on CPUs.
+void use_wide_gpu_sums();
 
 /// The calling thread's stream on a device as its own library knows it (cudaStream_t); null on a CPU.
 void* stream_handle(c10::Device device);

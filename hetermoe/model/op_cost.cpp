@@ -175,6 +175,12 @@ Bytes expert_work_bytes(const ModelConfig& model, Bytes element) {
   return 3 * real(model.expert_hidden) * element;
 }
 
+Bytes activation_work_bytes(const ModelConfig& model, double copies, Bytes element) {
+  if (element == 4) return 0;
+  const double numbers = copies * real(kActivationTemporaries * model.expert_hidden);
+  return element < 4 ? std::min(4 * numbers, real(kActivationBlockBytes)) : element * numbers;
+}
+
 Bytes expert_kept_bytes(const ModelConfig& model, Bytes element) {
   return 2 * real(model.expert_hidden) * element;
 }

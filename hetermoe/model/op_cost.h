@@ -140,6 +140,11 @@ Bytes attention_saved_bytes(const ModelConfig& model, i64 layer, const Activatio
 /// writes the gradients over them. The expert's output is not among them: the gradient of the routing weight
 /// is the product of (gradient through down) and the inner activation.
 Bytes expert_work_bytes(const ModelConfig& model, Bytes element);
+/// The activation's own intermediate results, besides: at most so many numbers of 4 bytes for
+/// each of the I, for as many pairs at a time as kActivationBlockBytes hold. None in fp32, where they are
+/// never in memory.
+inline constexpr i64 kActivationTemporaries = 11, kActivationBlockBytes = 64 << 20;
+Bytes activation_work_bytes(const ModelConfig& model, double copies, Bytes element);
 /// What backward needs of these: gate and up.
 Bytes expert_kept_bytes(const ModelConfig& model, Bytes element);
 /// Kept per (row, expert) pair between forward and backward: the received row and its routing weight (4

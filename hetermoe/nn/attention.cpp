@@ -5,8 +5,10 @@
 #include <cmath>
 
 #include "hetermoe/base/error.h"
-#include "hetermoe/nn/kernels.h"
+#include "hetermoe/nn/causal_attention.h"
 #include "hetermoe/nn/products.h"
+#include "hetermoe/nn/rms_norm.h"
+#include "hetermoe/nn/rope.h"
 
 namespace hetermoe {
 namespace {

@@ -5,9 +5,10 @@
 
 #include "hetermoe/base/error.h"
 #include "hetermoe/nn/attention.h"
-#include "hetermoe/nn/kernels.h"
 #include "hetermoe/nn/products.h"
+#include "hetermoe/nn/rms_norm.h"
 #include "hetermoe/nn/router.h"
+#include "hetermoe/nn/swiglu.h"
 
 namespace hetermoe {
 

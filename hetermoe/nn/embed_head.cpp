@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "hetermoe/nn/kernels.h"
 #include "hetermoe/nn/products.h"
+#include "hetermoe/nn/rms_norm.h"
 #include "hetermoe/nn/rows.h"
 
 namespace hetermoe {

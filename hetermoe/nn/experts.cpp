@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "hetermoe/device/accelerator.h"
-#include "hetermoe/nn/kernels.h"
 #include "hetermoe/nn/products.h"
 #include "hetermoe/nn/rows.h"
+#include "hetermoe/nn/swiglu.h"
 
 namespace hetermoe {
 namespace {

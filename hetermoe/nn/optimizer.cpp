@@ -9,7 +9,7 @@
 
 #include "hetermoe/base/error.h"
 #include "hetermoe/model/op_cost.h"
-#include "hetermoe/nn/kernels.h"
+#include "hetermoe/nn/cpu_kernels.h"
 #include "hetermoe/nn/params.h"
 
 namespace hetermoe {

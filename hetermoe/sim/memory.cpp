@@ -192,8 +192,9 @@ Bytes BufferSizes::experts_workspace(const Op& op, DeviceId device) {
                              : keeps_activations() || op.phase == Phase::kRecompute;
   const Bytes inside =
       expert_work_bytes(model_, element(device)) - (kept ? expert_kept_bytes(model_, element(device)) : 0);
-  return traffic(op.layer, op.microbatch, op.chunk, device).copies_as_owner *
-         (inside + (backward ? 3 : 2) * row(device));
+  const double copies = traffic(op.layer, op.microbatch, op.chunk, device).copies_as_owner;
+  return copies * (inside + (backward ? 3 : 2) * row(device)) +
+         activation_work_bytes(model_, copies, element(device));
 }
 
 Bytes BufferSizes::compute_workspace(const Op& op, DeviceId device) {

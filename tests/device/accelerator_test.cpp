@@ -1,5 +1,6 @@
 #include "hetermoe/device/accelerator.h"
 
+#include <ATen/Context.h>
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
@@ -20,6 +21,28 @@ TEST(Accelerator, UnknownDevicesAreNamed) {
   EXPECT_EQ(error_of<ConfigError>([] { find_device("tpu:0", "run.device"); }),
             "[run.device] no such device: got \"tpu:0\", expected cpu, cuda or cuda:N");
   EXPECT_TRUE(find_device("cpu", "run.device").is_cpu());
+}
+
+TEST(Accelerator, CodeRunsOnItsMajorVersionAndLaterMinorOnes) {
+  const std::vector<int> cuda13 = {75, 80, 86, 90, 100, 120}, cuda12 = {50, 60, 70, 75, 80, 86, 90};
+  EXPECT_FALSE(has_code_for(70, cuda13));  // V100
+  EXPECT_TRUE(has_code_for(70, cuda12));
+  EXPECT_TRUE(has_code_for(75, cuda13));  // T4
+  EXPECT_TRUE(has_code_for(89, cuda13));  // L4, by the code for 8.6
+  EXPECT_TRUE(has_code_for(90, cuda13));  // H100
+  EXPECT_FALSE(has_code_for(100, cuda12));
+  EXPECT_FALSE(has_code_for(61, {70, 75}));
+  EXPECT_FALSE(has_code_for(80, {86}));
+  EXPECT_FALSE(has_code_for(80, {}));
+}
+
+TEST(Accelerator, GpuProductsAddUpInFp32) {
+  use_wide_gpu_sums();
+  const at::Context& context = at::globalContext();
+  EXPECT_EQ(context.allowBF16ReductionCuBLAS(),
+            at::CuBLASReductionOption::DisallowReducedPrecisionAllowSplitK);
+  EXPECT_EQ(context.allowFP16ReductionCuBLAS(),
+            at::CuBLASReductionOption::DisallowReducedPrecisionAllowSplitK);
 }
 
 }  // namespace

@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "hetermoe/model/op_cost.h"
 #include "tests/nn/expert_case.h"
+#include "tests/nn/peak_of.h"
 
 namespace hetermoe::testing {
 namespace {
@@ -123,6 +125,28 @@ TEST(Experts, ManyCopiesOfOneExpertAreWorkedOffInChunks) {
 TEST(Experts, OneKernelForAllEqualsOneAfterAnother) {
   expect_one_kernel_equals_each(at::kFloat, 1e-5);
   expect_one_kernel_equals_each(at::kBFloat16, 0.02);
+}
+
+/// 16-bit copies whose activations are larger than the rest of what backward holds.
+TEST(Experts, BackwardNeedsWhatTheMemoryModelSays) {
+  ModelConfig model = tiny_mixtral();
+  model.hidden = 32, model.expert_hidden = 1024;
+  const at::TensorOptions options = at::kBFloat16;
+  ExpertSlab slab = make_expert_slab(model, 0, {0, 1}, options);
+  const i64 count = 4096;
+  const at::Tensor row = at::arange(count, at::kLong);
+  const CopyGroups groups = group_copies({{count, row, row.remainder(2)}}, slab.slot_of, 2);
+  const at::Tensor rows = at::ones({count, 32}, options), weights = at::ones({count});
+  const Bytes copies = count, indices = copies * 8;
+  const Bytes predicted = copies * (expert_work_bytes(model, 2) + 3 * row_bytes(model, 2)) +
+                          activation_work_bytes(model, copies, 2);
+  const Bytes result = copies * row_bytes(model, 2) + copies * 4;  // a buffer of the step, and no workspace
+  const Bytes gradients = static_cast<Bytes>(slab.gate_up_grad.nbytes() + slab.down_grad.nbytes());
+  for (const ExpertProducts products : {ExpertProducts::kGrouped, ExpertProducts::kEach}) {
+    const Bytes peak =
+        peak_of([&] { experts_backward(slab, rows, groups, weights, nullptr, rows, products); });
+    EXPECT_LE(peak, predicted + result + indices + gradients);
+  }
 }
 
 TEST(Experts, OnACpuOneIsDoneAfterAnother) {

@@ -1,0 +1,149 @@
+#include "hetermoe/nn/causal_attention.h"
+
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <vector>
+
+#include "hetermoe/nn/cpu_attention.h"
+#include "hetermoe/nn/cpu_kernels.h"
+
+namespace hetermoe {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+/// Views of a fused projection [T, (heads + 2 kv_heads) * dim]: q, k, v as [B, S, heads, dim].
+std::vector<at::Tensor> head_views(const at::Tensor& qkv, const HeadShape& shape) {
+  const at::Tensor heads = qkv.view({-1, shape.seq_len, shape.num_heads + 2 * shape.num_kv_heads, shape.dim});
+  return heads.split_with_sizes({shape.num_heads, shape.num_kv_heads, shape.num_kv_heads}, 2);
+}
+
+HeadRows head_rows(const at::Tensor& x_BShd) {
+  return {x_BShd.mutable_data_ptr<float>(), x_BShd.stride(0), x_BShd.stride(1), x_BShd.stride(2)};
+}
+
+AttentionShape attention_shape(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale) {
+  return {q.size(0), q.size(1), q.size(2), k.size(2), q.size(3), v.size(3), static_cast<float>(scale)};
+}
+
+/// What attention keeps for its backward.
+struct AttentionForward {
+  at::Tensor out_BShd, log_sums_BhS;
+};
+
+AttentionForward cpu_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale) {
+  AttentionForward out{at::empty({q.size(0), q.size(1), q.size(2), v.size(3)}, q.options()),
+                       at::empty({q.size(0), q.size(2), q.size(1)}, q.options())};
+  cpu_attention_forward(attention_shape(q, k, v, scale), head_rows(q), head_rows(k), head_rows(v),
+                        head_rows(out.out_BShd), out.log_sums_BhS.mutable_data_ptr<float>());
+  return out;
+}
+
+/// parts, dparts: q, k, v and where their gradients go.
+void cpu_attention_gradients(const std::vector<at::Tensor>& parts, const AttentionForward& forward,
+                             const at::Tensor& dout, const std::vector<at::Tensor>& dparts, double scale) {
+  const at::Tensor d = dout.stride(-1) == 1 ? dout : dout.contiguous();
+  cpu_attention_backward(
+      attention_shape(parts[0], parts[1], parts[2], scale),
+      {head_rows(parts[0]), head_rows(parts[1]), head_rows(parts[2]), head_rows(forward.out_BShd),
+       head_rows(d), forward.log_sums_BhS.const_data_ptr<float>(), head_rows(dparts[0]), head_rows(dparts[1]),
+       head_rows(dparts[2])});
+}
+
+struct CausalAttentionFunction : torch::autograd::Function<CausalAttentionFunction> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k,
+                            const at::Tensor& v, double scale) {
+    const AttentionForward out = cpu_attention(q, k, v, scale);
+    context->save_for_backward({q, k, v, out.out_BShd, out.log_sums_BhS});
+    context->saved_data["scale"] = scale;
+    return out.out_BShd;
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    const variable_list saved = context->get_saved_variables();
+    const variable_list dparts = {at::empty(saved[0].sizes(), saved[0].options()),
+                                  at::empty(saved[1].sizes(), saved[1].options()),
+                                  at::empty(saved[2].sizes(), saved[2].options())};
+    cpu_attention_gradients({saved[0], saved[1], saved[2]}, {saved[3], saved[4]}, grads[0], dparts,
+                            context->saved_data["scale"].toDouble());
+    return {dparts[0], dparts[1], dparts[2], at::Tensor()};
+  }
+};
+
+/// Rotates q and k inside the projection's own memory: its backward needs its input alone, so that nobody
+/// misses what was there.
+struct RotaryAttentionFunction : torch::autograd::Function<RotaryAttentionFunction> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& qkv, const at::Tensor& cos,
+                            const at::Tensor& sin, const HeadShape& shape, i64 layout) {
+    const std::vector<at::Tensor> parts = head_views(qkv, shape);
+    for (std::size_t i = 0; i < 2; ++i)
+      cpu_rotate(parts[i], parts[i], {cos, sin}, static_cast<RopeLayout>(layout), RopeDirection::kForward);
+    const AttentionForward out = cpu_attention(parts[0], parts[1], parts[2], shape.scale());
+    context->save_for_backward({qkv, out.out_BShd, out.log_sums_BhS, cos, sin});
+    context->saved_data["shape"] =
+        std::vector<i64>{shape.seq_len, shape.num_heads, shape.num_kv_heads, shape.dim, layout};
+    return out.out_BShd.view({qkv.size(0), -1});
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    const variable_list saved = context->get_saved_variables();
+    const std::vector<i64> numbers = context->saved_data["shape"].toIntVector();
+    const HeadShape shape{numbers[0], numbers[1], numbers[2], numbers[3]};
+    const at::Tensor dqkv = at::empty(saved[0].sizes(), saved[0].options());
+    const std::vector<at::Tensor> dparts = head_views(dqkv, shape);
+    cpu_attention_gradients(head_views(saved[0], shape), {saved[1], saved[2]},
+                            grads[0].reshape(saved[1].sizes()), dparts, shape.scale());
+    for (std::size_t i = 0; i < 2; ++i) {
+      cpu_rotate(dparts[i], dparts[i], {saved[3], saved[4]}, static_cast<RopeLayout>(numbers[4]),
+                 RopeDirection::kBackward);
+    }
+    return {dqkv, at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
+  }
+};
+
+at::Tensor pad_width(const at::Tensor& x, i64 width) {
+  return x.size(-1) == width ? x : at::constant_pad_nd(x, {0, width - x.size(-1)});
+}
+
+/// [B, h, S, dim] with every head as often as query heads share it.
+at::Tensor repeat_heads(const at::Tensor& x, i64 num_heads) {
+  const i64 times = num_heads / x.size(1);
+  if (times == 1) return x;
+  return x.unsqueeze(2).expand({x.size(0), x.size(1), times, x.size(2), x.size(3)}).flatten(1, 2);
+}
+
+/// By the device's fused kernel, which wants equal widths and heads. Zero columns change nothing: neither the
+/// scores nor the kept columns.
+at::Tensor generic_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale) {
+  const i64 width = std::max(q.size(-1), v.size(-1)), num_heads = q.size(2);
+  const auto operand = [&](const at::Tensor& x) {
+    return pad_width(repeat_heads(x.transpose(1, 2), num_heads), width);
+  };
+  const at::Tensor out =
+      at::scaled_dot_product_attention(operand(q), operand(k), operand(v), /*attn_mask=*/{},
+                                       /*dropout_p=*/0.0, /*is_causal=*/true, scale);
+  return out.narrow(-1, 0, v.size(-1)).transpose(1, 2);
+}
+
+}  // namespace
+
+at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale,
+                            Path path) {
+  const bool own =
+      path == Path::kAuto && is_cpu_float(q) && fits_cpu_attention(attention_shape(q, k, v, scale));
+  if (!own) return generic_attention(q, k, v, scale);
+  const auto rows = [](const at::Tensor& x) { return x.stride(-1) == 1 ? x : x.contiguous(); };
+  return CausalAttentionFunction::apply(rows(q), rows(k), rows(v), scale);
+}
+
+at::Tensor rotary_attention(const at::Tensor& qkv, const HeadShape& shape, const RopeTable& table,
+                            RopeLayout layout, Path path) {
+  const std::vector<at::Tensor> parts = head_views(qkv, shape);
+  if (runs_on_cpu(qkv, path) &&
+      fits_cpu_attention(attention_shape(parts[0], parts[1], parts[2], shape.scale())))
+    return RotaryAttentionFunction::apply(qkv, table.cos, table.sin, shape, static_cast<i64>(layout));
+  return causal_attention(rope(parts[0], table, layout), rope(parts[1], table, layout), parts[2],
+                          shape.scale(), path)
+      .reshape({qkv.size(0), -1});
+}
+
+}  // namespace hetermoe

@@ -1,0 +1,27 @@
+#pragma once
+#include <ATen/ATen.h>
+
+#include <cmath>
+
+#include "hetermoe/nn/path.h"
+#include "hetermoe/nn/rope.h"
+
+// Attention with a causal mask, inside autograd graphs.
+namespace hetermoe {
+
+/// softmax(scale * q k^T) v with a causal mask: on the CPU in fp32 by cpu_attention, else by the fused kernel
+/// of the device where there is one. [B, S, heads, *]; the width of v may differ from that of q and k; k and
+/// v may have fewer heads. Returns [B, S, heads, width of v].
+at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale,
+                            Path path = Path::kAuto);
+
+struct HeadShape {
+  i64 seq_len, num_heads, num_kv_heads, dim;
+  double scale() const { return 1 / std::sqrt(static_cast<double>(dim)); }
+};
+/// causal_attention of a fused projection [B * S, (heads + 2 kv_heads) * dim], q and k turned: [B * S, heads
+/// * dim]. Uses qkv up: it may be overwritten.
+at::Tensor rotary_attention(const at::Tensor& qkv, const HeadShape& shape, const RopeTable& table,
+                            RopeLayout layout, Path path = Path::kAuto);
+
+}  // namespace hetermoe

@@ -1,0 +1,38 @@
+#pragma once
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "hetermoe/nn/rms_norm.h"
+#include "hetermoe/nn/rope.h"
+#include "hetermoe/nn/swiglu.h"
+
+// The element-wise ops in fp32 on a CPU, each in one pass over memory. Only the files of the ops themselves
+// call these; they have chosen them by runs_on_cpu().
+namespace hetermoe {
+
+inline bool is_cpu_float(const at::Tensor& x) { return x.device().is_cpu() && x.scalar_type() == at::kFloat; }
+
+inline bool runs_on_cpu(const at::Tensor& x, Path path) {
+  return path == Path::kAuto && is_cpu_float(x) && x.is_contiguous();
+}
+
+/// Rows of so many elements that a second thread gives more than it costs.
+inline i64 rows_per_task(i64 width) { return std::max<i64>(1, 16384 / std::max<i64>(1, width)); }
+
+at::Tensor cpu_swiglu_forward(const at::Tensor& gate_up_C2F, const at::Tensor& weights_C);
+void cpu_swiglu_backward(SwigluGradient& out, const at::Tensor& gate_up_C2F, const at::Tensor& weights_C,
+                         const at::Tensor& dact_CF);
+
+NormForward cpu_rms_norm_forward(const at::Tensor& x, const at::Tensor& weight_D, double eps);
+NormGradient cpu_rms_norm_backward(const at::Tensor& x, const at::Tensor& weight_D, const at::Tensor& rstd,
+                                   const at::Tensor& dout);
+
+/// out = x turned; out may be x. Both [B, S, heads, dim] of any strides but 1 in the last dimension.
+void cpu_rotate(const at::Tensor& out, const at::Tensor& x, const RopeTable& table, RopeLayout layout,
+                RopeDirection direction);
+
+/// Sum of squares of floats in fp64, order of the additions fixed.
+double sum_of_squares(const float* values, i64 count);
+
+}  // namespace hetermoe

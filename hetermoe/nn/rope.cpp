@@ -1,0 +1,72 @@
+#include "hetermoe/nn/rope.h"
+
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "hetermoe/nn/cpu_kernels.h"
+#include "hetermoe/nn/params.h"
+
+namespace hetermoe {
+
+RopeTable rope_table(i64 seq_len, i64 dim, double theta, const at::TensorOptions& options) {
+  // Angles in fp64: in fp32 a late position would turn by an angle with few right digits.
+  const at::TensorOptions wide = options.dtype(at::kDouble);
+  const at::Tensor frequency = at::pow(theta, at::arange(0, dim, 2, wide) / -static_cast<double>(dim));
+  const at::Tensor angle = at::outer(at::arange(seq_len, wide), frequency);
+  const at::ScalarType dtype = accumulate_type(c10::typeMetaToScalarType(options.dtype()));
+  return {angle.cos().to(dtype), angle.sin().to(dtype)};
+}
+
+namespace {
+
+at::Tensor rotate_generic(const at::Tensor& x_BShd, const RopeTable& table, RopeLayout layout,
+                          RopeDirection direction) {
+  const i64 half = x_BShd.size(-1) / 2;
+  const bool pairs = layout == RopeLayout::kPairs;
+  const at::Tensor x = x_BShd.unflatten(-1, pairs ? at::IntArrayRef{half, 2} : at::IntArrayRef{2, half});
+  const i64 part = pairs ? -1 : -2;
+  const at::Tensor first = x.select(part, 0), second = x.select(part, 1);
+  const at::Tensor cos = table.cos.unsqueeze(1);
+  const at::Tensor sin =
+      direction == RopeDirection::kForward ? table.sin.unsqueeze(1) : -table.sin.unsqueeze(1);
+  const at::Tensor turned = at::stack({first * cos - second * sin, second * cos + first * sin}, part);
+  return turned.flatten(-2).to(x_BShd.scalar_type());
+}
+
+}  // namespace
+
+at::Tensor rotate(const at::Tensor& x_BShd, const RopeTable& table, RopeLayout layout,
+                  RopeDirection direction) {
+  const bool fast = is_cpu_float(x_BShd) && x_BShd.stride(-1) == 1;
+  if (!fast) return rotate_generic(x_BShd, table, layout, direction);
+  at::Tensor out = at::empty(x_BShd.sizes(), x_BShd.options());
+  cpu_rotate(out, x_BShd, table, layout, direction);
+  return out;
+}
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+struct RopeFunction : torch::autograd::Function<RopeFunction> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& cos,
+                            const at::Tensor& sin, i64 layout) {
+    context->save_for_backward({cos, sin});
+    context->saved_data["layout"] = layout;
+    return rotate(x, {cos, sin}, static_cast<RopeLayout>(layout), RopeDirection::kForward);
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    const variable_list saved = context->get_saved_variables();
+    const auto layout = static_cast<RopeLayout>(context->saved_data["layout"].toInt());
+    return {rotate(grads[0], {saved[0], saved[1]}, layout, RopeDirection::kBackward), at::Tensor(),
+            at::Tensor(), at::Tensor()};
+  }
+};
+
+}  // namespace
+
+at::Tensor rope(const at::Tensor& x_BShd, const RopeTable& table, RopeLayout layout) {
+  return RopeFunction::apply(x_BShd, table.cos, table.sin, static_cast<i64>(layout));
+}
+
+}  // namespace hetermoe

@@ -1,0 +1,23 @@
+#pragma once
+#include <ATen/ATen.h>
+
+#include "hetermoe/base/types.h"
+
+// Rotary position embedding.
+namespace hetermoe {
+
+/// Tables of the rotation [S, dim/2] in accumulate_type: position * theta^(-2i/dim).
+struct RopeTable {
+  at::Tensor cos, sin;
+};
+RopeTable rope_table(i64 seq_len, i64 dim, double theta, const at::TensorOptions& options);
+enum class RopeLayout { kHalves, kPairs };  ///< element i turns with i + dim/2, or 2i with 2i + 1
+enum class RopeDirection { kForward, kBackward };
+/// x: [B, S, heads, dim]; the backward direction turns by the negative angle: the gradient.
+at::Tensor rotate(const at::Tensor& x_BShd, const RopeTable& table, RopeLayout layout,
+                  RopeDirection direction);
+
+/// The same inside autograd graphs.
+at::Tensor rope(const at::Tensor& x_BShd, const RopeTable& table, RopeLayout layout);
+
+}  // namespace hetermoe

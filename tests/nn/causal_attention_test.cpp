@@ -1,0 +1,105 @@
+#include "hetermoe/nn/causal_attention.h"
+
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include "tests/nn/kernel_cases.h"
+
+namespace hetermoe::testing {
+namespace {
+
+/// The formula, in fp64. All [B, S, heads, *].
+at::Tensor textbook_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale) {
+  const i64 times = q.size(2) / k.size(2), seq_len = q.size(1);
+  const auto heads = [&](const at::Tensor& x) { return x.repeat_interleave(times, 2).transpose(1, 2); };
+  at::Tensor scores = at::matmul(q.transpose(1, 2), heads(k).transpose(2, 3)) * scale;
+  scores = scores.masked_fill(at::ones({seq_len, seq_len}, at::kBool).triu(1), -INFINITY);
+  return at::matmul(scores.softmax(-1), heads(v)).transpose(1, 2);
+}
+
+struct AttentionCase {
+  i64 sequences, seq_len, heads, kv_heads, dim, v_dim;
+  double size = 1;  ///< of q: large scores leave one key
+};
+
+/// Sequence lengths around the blocks of 48 queries and 96 keys, widths around the vectors, shared heads.
+const std::vector<AttentionCase> kAttentionCases = {
+    {2, 1, 2, 2, 8, 8},     {1, 7, 4, 2, 16, 16},       {2, 47, 2, 1, 24, 24},  {1, 49, 4, 4, 32, 32},
+    {1, 96, 2, 2, 40, 16},  {1, 97, 6, 2, 48, 8},       {2, 145, 2, 2, 64, 64}, {1, 300, 2, 1, 128, 128},
+    {3, 100, 4, 2, 24, 56}, {1, 200, 2, 2, 32, 32, 60}, {2, 40, 4, 2, 10, 6},   {1, 40, 4, 1, 6, 10}};
+
+TEST(CausalAttention, EqualsTheTextbook) {
+  for (const AttentionCase& c : kAttentionCases) {
+    for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
+      const double tolerance = dtype == at::kFloat ? 4e-6 * std::max(1.0, c.size / 10) : 1e-11;
+      std::vector<at::Tensor> in = {wave({c.sequences, c.seq_len, c.heads, c.dim}, c.size, 0.37, dtype),
+                                    wave({c.sequences, c.seq_len, c.kv_heads, c.dim}, 1, 0.73, dtype),
+                                    wave({c.sequences, c.seq_len, c.kv_heads, c.v_dim}, 1, 0.59, dtype)};
+      std::vector<at::Tensor> wide;
+      for (at::Tensor& x : in) {
+        wide.push_back(x.to(at::kDouble, /*non_blocking=*/false, /*copy=*/true).requires_grad_());
+        x.requires_grad_();
+      }
+      const at::Tensor expected = textbook_attention(wide[0], wide[1], wide[2], 0.4);
+      const at::Tensor got = causal_attention(in[0], in[1], in[2], 0.4);
+      const std::string name = fmt::format("S {} dim {} {}", c.seq_len, c.dim, c10::toString(dtype));
+      EXPECT_LE(deviation(got.detach(), expected.detach()), tolerance) << name;
+      const at::Tensor seed = wave(got.sizes(), 1, 0.91, dtype);
+      const auto a = torch::autograd::grad({got}, in, {seed}),
+                 b = torch::autograd::grad({expected}, wide, {seed.to(at::kDouble)});
+      const double floor = b[2].abs().max().item<double>() * 1e-2;  // dq and dk vanish where one key is left
+      for (std::size_t i = 0; i < in.size(); ++i)
+        EXPECT_LE(deviation(a[i], b[i], floor), 4 * tolerance) << name << " gradient " << i;
+    }
+  }
+}
+
+/// The fused projection, turned where it lies, against the steps one by one.
+TEST(CausalAttention, RotaryAttentionEqualsGenericWithItsGradient) {
+  const HeadShape shape{59, 4, 2, 16};
+  const at::Tensor qkv = wave({118, 128}, 1, 0.77);
+  const RopeTable table = rope_table(59, 16, 1e4, qkv.options());
+  for (const RopeLayout layout : {RopeLayout::kHalves, RopeLayout::kPairs}) {
+    const at::Tensor a = qkv.clone().requires_grad_(), b = qkv.clone().requires_grad_();
+    const at::Tensor fused = rotary_attention(a * 1, shape, table, layout),
+                     steps = rotary_attention(b, shape, table, layout, Path::kGeneric);
+    EXPECT_LE(deviation(fused.detach(), steps.detach()), 2e-6);
+    const at::Tensor seed = wave(fused.sizes(), 1, 0.3);
+    EXPECT_LE(deviation(grad_of(fused, a, seed), grad_of(steps, b, seed)), 4e-6);
+  }
+}
+
+/// A run must not go on with a number that is none.
+TEST(CausalAttention, PassesNanOn) {
+  for (const int part : {0, 1, 2}) {
+    std::vector<at::Tensor> in;
+    for (int i = 0; i < 3; ++i) in.push_back(wave({1, 120, 2, 16}, 1, 0.3 + i));
+    in[static_cast<std::size_t>(part)].select(1, 70).fill_(std::numeric_limits<float>::quiet_NaN());
+    const at::Tensor nan = causal_attention(in[0], in[1], in[2], 0.25).isnan();
+    if (part == 0) {
+      EXPECT_TRUE(nan.select(1, 70).all().item<bool>());
+    } else {
+      EXPECT_TRUE(nan.slice(1, 70).all().item<bool>()) << part;
+    }
+  }
+}
+
+TEST(CausalAttention, DoesNotDependOnTheNumberOfThreads) {
+  const at::Tensor qkv = wave({3 * 130, 96}, 1, 0.77);
+  const HeadShape shape{130, 4, 1, 16};
+  const RopeTable table = rope_table(130, 16, 1e4, qkv.options());
+  std::vector<at::Tensor> outputs, gradients;
+  for (const int threads : {1, 2, 3}) {
+    at::set_num_threads(threads);
+    const at::Tensor leaf = qkv.clone().requires_grad_();
+    const at::Tensor out = rotary_attention(leaf * 1, shape, table, RopeLayout::kHalves);
+    outputs.push_back(out.detach());
+    gradients.push_back(grad_of(out, leaf, wave(out.sizes(), 1, 0.3)));
+    EXPECT_TRUE(at::equal(outputs.back(), outputs[0]));
+    EXPECT_TRUE(at::equal(gradients.back(), gradients[0]));
+  }
+}
+
+}  // namespace
+}  // namespace hetermoe::testing
