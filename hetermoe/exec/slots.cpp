@@ -1,83 +1,74 @@
 #include "hetermoe/exec/slots.h"
 
+#include "hetermoe/base/index.h"
+
 namespace hetermoe {
 
 Slots::Slots(i32 num_layers, i32 num_microbatches, i32 num_chunks)
     : num_layers_(num_layers),
       num_microbatches_(num_microbatches),
-      layers_(static_cast<std::size_t>((num_layers + 2) * num_microbatches)),
-      microbatches_(static_cast<std::size_t>(num_microbatches)) {
-  for (LayerSlot& slot : layers_) slot.chunks.resize(static_cast<std::size_t>(num_chunks));
+      layers_(idx((num_layers + 2) * num_microbatches)),
+      microbatches_(idx(num_microbatches)) {
+  for (LayerSlot& slot : layers_) slot.chunks.resize(idx(num_chunks));
 }
 
+namespace {
+
+template <class... Held>
+void drop(Held&... held) {
+  ((held = Held{}), ...);
+}
+
+void drop_routing(LayerSlot& slot) {
+  drop(slot.topk, slot.weights);
+  for (ChunkSlot& chunk : slot.chunks) chunk.send.clear();
+}
+
+}  // namespace
+
 void Slots::free(Buffer buffer, i32 layer_index, i32 m, i32 c) {
-  if (buffer == Buffer::kGrad || buffer == Buffer::kNorm || outlives_step(buffer))
-    return;                             // live as long as the device
-  if (buffer == Buffer::kLoad) return;  // small, and read after the step
-  if (buffer == Buffer::kCounts) {
-    microbatch(m).counts.reset();
-    return;
-  }
-  if (buffer == Buffer::kBalance) {
-    microbatch(m).balance.reset();
-    return;
-  }
-  LayerSlot& l = layer(layer_index, m);
-  ChunkSlot& k = l.chunks[static_cast<std::size_t>(c)];
+  const auto l = [&]() -> LayerSlot& { return layer(layer_index, m); };
+  const auto k = [&]() -> ChunkSlot& { return chunk(layer_index, m, c); };
   switch (buffer) {
     case Buffer::kHidden:
-      l.hidden.reset();
-      break;
+      return drop(l().hidden);
     case Buffer::kResidual:
-      l.residual.reset();
-      break;
+      return drop(l().residual);
     case Buffer::kSend:
-      l.send.reset();
-      break;
-    case Buffer::kRouting:
-      l.topk.reset();
-      l.weights.reset();
-      for (ChunkSlot& chunk : l.chunks) chunk.send.clear();
-      break;
+      return drop(l().send);
     case Buffer::kSavedAttention:
-      l.graph.reset();
-      break;
-    case Buffer::kRows:
-      k.rows.reset();
-      k.weights.reset();
-      k.groups = {};
-      break;
-    case Buffer::kSavedExperts:
-      k.saved.reset();
-      break;
-    case Buffer::kOut:
-      k.out.reset();
-      break;
-    case Buffer::kReturned:
-      k.returned.clear();
-      break;
+      return drop(l().graph);
     case Buffer::kMoveOut:
-      l.move_out.reset();
-      break;
+      return drop(l().move_out);
     case Buffer::kDHidden:
-      l.d_hidden.reset();
-      break;
-    case Buffer::kDOut:
-      k.d_out.reset();
-      break;
-    case Buffer::kDRows:
-      k.d_rows.reset();
-      k.d_weights.reset();
-      break;
-    case Buffer::kDSend:
-      k.d_send.clear();
-      k.d_send_weights.clear();
-      break;
+      return drop(l().d_hidden);
     case Buffer::kDMove:
-      l.d_move.reset();
-      break;
-    default:
-      break;
+      return drop(l().d_move);
+    case Buffer::kRouting:
+      return drop_routing(l());
+    case Buffer::kRows:
+      return drop(k().rows, k().weights, k().groups);
+    case Buffer::kSavedExperts:
+      return drop(k().saved);
+    case Buffer::kOut:
+      return drop(k().out);
+    case Buffer::kReturned:
+      return drop(k().returned);
+    case Buffer::kDOut:
+      return drop(k().d_out);
+    case Buffer::kDRows:
+      return drop(k().d_rows, k().d_weights);
+    case Buffer::kDSend:
+      return drop(k().d_send, k().d_send_weights);
+    case Buffer::kCounts:
+      return drop(microbatch(m).counts);
+    case Buffer::kBalance:
+      return drop(microbatch(m).balance);
+    case Buffer::kLoad:  // small, and read after the step
+    case Buffer::kGrad:  // these two live as long as the device
+    case Buffer::kNorm:
+    case Buffer::kParams:
+      return;
   }
 }
 

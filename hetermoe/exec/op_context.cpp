@@ -1,0 +1,111 @@
+#include "hetermoe/exec/op_context.h"
+
+#include <algorithm>
+
+#include "hetermoe/nn/rows.h"
+
+namespace hetermoe {
+
+OpContext::OpContext(const RunContext& run, DeviceState& device_state)
+    : model(run.model),
+      cluster(run.cluster),
+      p(run.placement),
+      schedule(run.schedule),
+      state(device_state),
+      slots(0, 0, 0) {
+  const Plan& plan = p.plan();
+  i64 begin = 0;
+  std::size_t num_microbatches = 0;
+  for (std::size_t g = 0; g < plan.groups.size(); ++g) {
+    const Group& members = plan.groups[g];
+    group_begin_.push_back(begin);
+    microbatch_begin_.emplace_back();
+    i64 within = 0;
+    for (const i64 sequences : members.microbatches) {
+      microbatch_begin_.back().push_back(within);
+      within += sequences;
+    }
+    begin += within;
+    if (std::find(members.devices.begin(), members.devices.end(), device()) != members.devices.end()) {
+      group = static_cast<i32>(g);
+      num_microbatches = members.microbatches.size();
+    }
+  }
+  slots = Slots(p.num_layers(), static_cast<i32>(num_microbatches), plan.chunks);
+  for (i32 l = 0; l < p.num_layers(); ++l) {
+    OwnerTable table;
+    const std::vector<DeviceId>& owners = p.owners(group, l);
+    for (const auto& of_expert : plan.groups[idx(group)].layers[idx(l)].experts) {
+      std::vector<ExpertShare> shares;
+      for (const ExpertOwner& owner : of_expert) {
+        shares.push_back({static_cast<i32>(position(owners, owner.device)), owner.share});
+      }
+      std::sort(shares.begin(), shares.end(), [](auto& a, auto& b) { return a.destination < b.destination; });
+      table.push_back(std::move(shares));
+    }
+    owner_tables.push_back(std::move(table));
+  }
+}
+
+void OpContext::begin_step(const StepInput& step) {
+  input = &step;
+  result = {};
+  grad_factor = 1;
+  const std::size_t num_microbatches = p.plan().groups[idx(group)].microbatches.size();
+  losses.assign(num_microbatches, {});
+  aux.assign(idx(p.num_layers()), std::vector<at::Tensor>(num_microbatches));
+  counts_LE = at::zeros({p.num_layers(), model.num_experts}, at::kLong);
+  if (p.options().backward) state.zero_grads();
+}
+
+OpContext::Range OpContext::range(i32 of_group, i32 stage, i32 microbatch) const {
+  Range range;
+  for (const Share& share : p.shares(of_group, stage, microbatch)) {
+    if (share.device == device()) {
+      range.sequences = share.sequences;
+      return range;
+    }
+    range.begin += share.sequences;
+  }
+  return {};
+}
+
+at::Tensor OpContext::rows_of(const at::Tensor& all, const Op& op, i32 stage) const {
+  const Range r = range(op.group, stage, op.microbatch);
+  const i64 begin =
+      group_begin_[idx(op.group)] + microbatch_begin_[idx(op.group)][idx(op.microbatch)] + r.begin;
+  return all.narrow(0, begin, r.sequences).reshape({-1}).to(where());
+}
+
+bool OpContext::keeps_activations() const {
+  return p.plan().recompute == Recompute::kOff && p.options().backward;
+}
+
+at::Tensor OpContext::merged(const Op& op, i32 layer) {
+  LayerSlot& slot = slots.layer(layer - 1, op.microbatch);
+  if (!p.is_moe(layer - 1)) return slot.residual;
+  at::Tensor y = slot.residual.clone();
+  for (ChunkSlot& chunk : slot.chunks) {
+    for (std::size_t o = 0; o < chunk.returned.size(); ++o)
+      add_rows_(y, chunk.send[o].token_R, chunk.returned[o]);
+  }
+  return y;
+}
+
+at::Tensor OpContext::take_input(const Op& op, i32 layer) {
+  LayerSlot& slot = slots.layer(layer, op.microbatch);
+  if (layer > 0 && !p.moves_into(op.group, layer, op.microbatch)) slot.hidden = merged(op, layer);
+  return slot.hidden;
+}
+
+std::string OpContext::name_of_peer(DeviceId peer) const {
+  return fmt::format("message of device {} ({})", peer, cluster.device_name(peer));
+}
+
+double OpContext::forward_loss() const {
+  double sum = 0;
+  for (const at::Tensor& loss : losses) sum += loss.defined() ? loss.item<double>() : 0;
+  return sum;
+}
+
+}  // namespace hetermoe

@@ -1,0 +1,74 @@
+#pragma once
+#include <span>
+#include <string>
+#include <vector>
+
+#include "hetermoe/base/index.h"
+#include "hetermoe/comm/transport.h"
+#include "hetermoe/exec/device_state.h"
+#include "hetermoe/exec/slots.h"
+#include "hetermoe/exec/step.h"
+
+namespace hetermoe {
+
+/// What all devices of an executor share and nobody changes.
+struct RunContext {
+  const ModelConfig& model;
+  const Cluster& cluster;
+  const Placement& placement;
+  const Schedule& schedule;
+};
+
+/// What the ops of one device find there: parameters, buffers, the step's input, and what the step adds up.
+/// Ops of different lanes run at the same time and touch different members or slots. Keeps references to all
+/// that it is made of.
+class OpContext {
+ public:
+  OpContext(const RunContext& run, DeviceState& state);
+
+  void begin_step(const StepInput& step);
+  DeviceId device() const { return state.device(); }
+  c10::Device where() const { return state.where(); }
+
+  struct Range {
+    i64 begin = 0, sequences = 0;  ///< of the microbatch
+  };
+  /// This device's share of a microbatch at a stage (-1 the embedding, num_layers the head).
+  Range range(i32 of_group, i32 stage, i32 microbatch) const;
+  /// This device's part of a [sequences of the step, seq_len] tensor, flattened to tokens.
+  at::Tensor rows_of(const at::Tensor& all, const Op& op, i32 stage) const;
+  /// A tensor of a message, on this device: between two GPUs of one process it is still its sender's memory.
+  at::Tensor received(const at::Tensor& tensor) const { return tensor.to(where()); }
+  bool is_source(const Op& op) const { return p.is_source(op.group, op.layer, op.microbatch, device()); }
+  bool is_owner(const Op& op) const { return p.is_owner(op.group, op.layer, device()); }
+  bool keeps_activations() const;
+  /// Output of layer `layer` - 1: residual stream plus the returned rows, added in device order.
+  at::Tensor merged(const Op& op, i32 layer);
+  /// Input of a compute op of `layer`; merged here unless a move or the embedding brought it.
+  at::Tensor take_input(const Op& op, i32 layer);
+  /// "message of device 3 (V100#1)", for errors.
+  std::string name_of_peer(DeviceId peer) const;
+  /// Forward only: what this device adds to the step's loss.
+  double forward_loss() const;
+
+  const ModelConfig& model;
+  const Cluster& cluster;
+  const Placement& p;
+  const Schedule& schedule;
+  DeviceState& state;
+  Slots slots;
+  const StepInput* input = nullptr;
+  i32 group = 0;                             ///< this device's
+  std::vector<OwnerTable> owner_tables;      ///< [layer] of this device's group
+  std::vector<at::Tensor> losses;            ///< [microbatch]
+  std::vector<std::vector<at::Tensor>> aux;  ///< [layer][microbatch]
+  at::Tensor counts_LE;                      ///< int64 [layers, experts] of this device's own tokens
+  double grad_factor = 1;
+  StepResult result;
+
+ private:
+  std::vector<i64> group_begin_;                    // [group] first sequence of the step
+  std::vector<std::vector<i64>> microbatch_begin_;  // [group][microbatch] first sequence of the group
+};
+
+}  // namespace hetermoe

@@ -1,0 +1,75 @@
+#include "hetermoe/exec/ops/op_functions.h"
+#include "hetermoe/nn/rows.h"
+
+// combine: weighted rows back to the sources; backward, gradients of the layer's output to the owners.
+namespace hetermoe {
+namespace {
+
+/// combine.F: each source gets its part of the weighted rows back.
+void pack_forward(OpContext& d, const Op& op, Devices participants, std::vector<Message>& out) {
+  if (!d.is_owner(op)) return;
+  ChunkSlot& slot = d.slots.chunk(op.layer, op.microbatch, op.chunk);
+  const at::Tensor rows = slot.out.to(scalar_type(d.p.plan().wire_forward));
+  const std::size_t me = position(d.p.owners(op.group, op.layer), d.device());
+  i64 begin = 0;
+  const ShareRow& sources = d.p.shares(op.group, op.layer, op.microbatch);
+  for (std::size_t s = 0; s < sources.size(); ++s) {
+    const auto count = static_cast<i64>(slot.load.rows_between(s, me));
+    out[position(participants, sources[s].device)].tensors.push_back(rows.narrow(0, begin, count));
+    begin += count;
+  }
+}
+
+void unpack_forward(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in) {
+  if (!d.is_source(op)) return;
+  ChunkSlot& slot = d.slots.chunk(op.layer, op.microbatch, op.chunk);
+  slot.returned.clear();
+  for (const DeviceId owner : d.p.owners(op.group, op.layer)) {
+    slot.returned.push_back(d.received(in[position(participants, owner)].tensors[0]));
+  }
+  if (op.phase == Phase::kRecompute) slot.returned.clear();  // resent for its traffic only
+}
+
+/// combine.B: the gradient of the layer's output goes to the owners, a row for each row they had.
+void pack_backward(OpContext& d, const Op& op, Devices participants, std::vector<Message>& out) {
+  if (!d.is_source(op)) return;
+  const LayerSlot& slot = d.slots.layer(op.layer, op.microbatch);
+  const std::vector<DeviceId>& owners = d.p.owners(op.group, op.layer);
+  for (std::size_t o = 0; o < owners.size(); ++o) {
+    out[position(participants, owners[o])].tensors.push_back(
+        gather_rows(slot.d_hidden, slot.chunks[idx(op.chunk)].send[o].token_R)
+            .to(scalar_type(d.p.plan().wire_backward)));
+  }
+}
+
+void unpack_backward(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in) {
+  if (!d.is_owner(op)) return;
+  std::vector<at::Tensor> rows;
+  for (const Share& source : d.p.shares(op.group, op.layer, op.microbatch)) {
+    rows.push_back(d.received(in[position(participants, source.device)].tensors[0]).to(d.state.dtype()));
+  }
+  d.slots.chunk(op.layer, op.microbatch, op.chunk).d_out = rows.size() == 1 ? rows[0] : at::cat(rows);
+}
+
+void pack(OpContext& d, const Op& op, Devices participants, std::vector<Message>& out) {
+  op.phase == Phase::kBackward ? pack_backward(d, op, participants, out)
+                               : pack_forward(d, op, participants, out);
+}
+
+void unpack(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in) {
+  op.phase == Phase::kBackward ? unpack_backward(d, op, participants, in)
+                               : unpack_forward(d, op, participants, in);
+}
+
+MessageShape expected(OpContext& d, const Op& op, DeviceId peer, const Message&, const Message&) {
+  return expected_rows_back(d, op, peer);
+}
+
+}  // namespace
+
+template <>
+TransferOp transfer_op<TransferKind::kCombine>() {
+  return {.pack = pack, .expected = expected, .check_content = nullptr, .unpack = unpack};
+}
+
+}  // namespace hetermoe

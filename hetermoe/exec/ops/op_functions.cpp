@@ -1,0 +1,90 @@
+#include "hetermoe/exec/ops/op_functions.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+namespace hetermoe {
+namespace {
+
+std::string text_of(at::ScalarType dtype, at::IntArrayRef sizes) {
+  return fmt::format("{} [{}]", at::toString(dtype), fmt::join(sizes, ", "));
+}
+
+using ComputeOp = void (*)(OpContext&, const Op&);
+
+template <int... kKinds>
+std::vector<ComputeOp> compute_ops(std::integer_sequence<int, kKinds...>) {
+  return {&compute_op<static_cast<ComputeKind>(kKinds)>...};
+}
+template <int... kKinds>
+std::vector<TransferOp> transfer_ops(std::integer_sequence<int, kKinds...>) {
+  return {transfer_op<static_cast<TransferKind>(kKinds)>()...};
+}
+
+}  // namespace
+
+void run_compute(OpContext& d, const Op& op) {
+  static const std::vector<ComputeOp> all =
+      compute_ops(std::make_integer_sequence<int, kEnumCount<ComputeKind>>());
+  all[idx(compute_kind(op.kind))](d, op);
+}
+
+const TransferOp& transfer_op_of(OpKind kind) {
+  static const std::vector<TransferOp> all =
+      transfer_ops(std::make_integer_sequence<int, kEnumCount<TransferKind>>());
+  return all[idx(transfer_kind(kind))];
+}
+
+void check_count(const std::string& where, const char* what, std::size_t got, std::size_t expected) {
+  if (got != expected) fail<TransportError>(where, "{}: got {}, expected {}", what, got, expected);
+}
+
+void check_shape(const std::string& where, const Message& message, const MessageShape& expected) {
+  check_count(where, "numbers", message.numbers.size(), expected.numbers);
+  check_count(where, "values", message.values.size(), expected.values);
+  check_count(where, "tensors", message.tensors.size(), expected.tensors.size());
+  for (std::size_t t = 0; t < expected.tensors.size(); ++t) {
+    const at::Tensor& tensor = message.tensors[t];
+    const MessageShape::Part& part = expected.tensors[t];
+    if (tensor.scalar_type() == part.dtype && tensor.sizes() == at::IntArrayRef(part.sizes)) continue;
+    fail<TransportError>(where, "tensor {}: got {}, expected {}", t,
+                         text_of(tensor.scalar_type(), tensor.sizes()), text_of(part.dtype, part.sizes));
+  }
+}
+
+i64 source_index(const ShareRow& sources, DeviceId device) {
+  for (std::size_t s = 0; s < sources.size(); ++s) {
+    if (sources[s].device == device) return static_cast<i64>(s);
+  }
+  return -1;
+}
+
+i64 owner_index(const std::vector<DeviceId>& owners, DeviceId device) {
+  const auto found = std::lower_bound(owners.begin(), owners.end(), device);
+  return found != owners.end() && *found == device ? found - owners.begin() : -1;
+}
+
+/// combine and dispatch.B: rows by the counts that dispatch.F told. Owners answer sources; in combine.B it is
+/// the reverse.
+MessageShape expected_rows_back(OpContext& d, const Op& op, DeviceId peer) {
+  const ShareRow& sources = d.p.shares(op.group, op.layer, op.microbatch);
+  const std::vector<DeviceId>& owners = d.p.owners(op.group, op.layer);
+  const bool to_owners = op.kind == OpKind::kCombine && op.phase == Phase::kBackward;
+  const i64 source = source_index(sources, to_owners ? peer : d.device());
+  const i64 owner = owner_index(owners, to_owners ? d.device() : peer);
+  if (source < 0 || owner < 0) return {};
+  const ExchangeLoad& load = d.slots.chunk(op.layer, op.microbatch, op.chunk).load;
+  const auto rows = static_cast<i64>(load.rows_between(idx(source), idx(owner)));
+  const bool forward = op.kind == OpKind::kCombine && !to_owners;
+  MessageShape shape;
+  shape.tensors = {
+      {scalar_type(forward ? d.p.plan().wire_forward : d.p.plan().wire_backward), {rows, d.model.hidden}}};
+  if (op.kind == OpKind::kDispatch) {
+    const auto copies = static_cast<i64>(load.copies_between(idx(source), idx(owner)));
+    shape.tensors.push_back({accumulate_type(scalar_type(d.p.plan().dtype[idx(peer)])), {copies}});
+  }
+  return shape;
+}
+
+}  // namespace hetermoe

@@ -1,0 +1,54 @@
+#pragma once
+#include "hetermoe/exec/op_context.h"
+
+// What each op kind does on a device. Each kind has a file in this folder that specialises compute_op or
+// transfer_op; a kind without one does not link.
+namespace hetermoe {
+
+/// What a message must hold.
+struct MessageShape {
+  std::size_t numbers = 0, values = 0;
+  struct Part {
+    at::ScalarType dtype;
+    std::vector<i64> sizes;
+  };
+  std::vector<Part> tensors;
+};
+
+using Devices = std::span<const DeviceId>;  ///< participants of a transfer, ascending
+
+/// One side of a transfer.
+struct TransferOp {
+  /// Fills one message per participant; the other side of unpack.
+  void (*pack)(OpContext& d, const Op& op, Devices participants, std::vector<Message>& out);
+  /// What `message` of `peer` must hold here; `own` is this device's message to itself. May throw
+  /// TransportError when the message's own numbers contradict what is known.
+  MessageShape (*expected)(OpContext& d, const Op& op, DeviceId peer, const Message& message,
+                           const Message& own);
+  /// Throws TransportError for content that would be used without a look, such as indices. The shape is
+  /// right. Null = nothing to check.
+  void (*check_content)(OpContext& d, const Op& op, DeviceId peer, const Message& message);
+  void (*unpack)(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in);
+};
+
+template <ComputeKind kKind>
+void compute_op(OpContext& d, const Op& op);
+template <TransferKind kKind>
+TransferOp transfer_op();
+
+/// By the table of op kinds.
+void run_compute(OpContext& d, const Op& op);
+const TransferOp& transfer_op_of(OpKind kind);
+
+/// Throws TransportError unless the message holds what is expected.
+void check_shape(const std::string& where, const Message& message, const MessageShape& expected);
+void check_count(const std::string& where, const char* what, std::size_t got, std::size_t expected);
+
+/// Position of a device among the shares of a row, or among owners; -1 = none.
+i64 source_index(const ShareRow& sources, DeviceId device);
+i64 owner_index(const std::vector<DeviceId>& owners, DeviceId device);
+
+/// combine and dispatch.B: rows by the counts that dispatch.F told.
+MessageShape expected_rows_back(OpContext& d, const Op& op, DeviceId peer);
+
+}  // namespace hetermoe

@@ -1,0 +1,47 @@
+#include "hetermoe/exec/ops/op_functions.h"
+#include "hetermoe/nn/embed_head.h"
+
+// Where a microbatch enters and leaves the model, and the update of the parameters.
+namespace hetermoe {
+
+template <>
+void compute_op<ComputeKind::kEmbed>(OpContext& d, const Op& op) {
+  const at::Tensor tokens = d.rows_of(d.input->tokens, op, -1);
+  if (op.phase == Phase::kBackward) {
+    embed_backward(d.state.embed(), tokens, d.slots.layer(-1, op.microbatch).d_hidden);
+    return;
+  }
+  LayerSlot& slot = d.slots.layer(0, op.microbatch);
+  (d.p.moves_into(op.group, 0, op.microbatch) ? slot.move_out : slot.hidden) =
+      embed_forward(d.state.embed(), tokens);
+}
+
+template <>
+void compute_op<ComputeKind::kHead>(OpContext& d, const Op& op) {
+  const i32 layers = d.p.num_layers();
+  const at::Tensor y = d.take_input(op, layers);
+  const at::Tensor targets = d.rows_of(d.input->targets, op, layers);
+  if (!d.p.options().backward) {
+    d.losses[idx(op.microbatch)] = head_loss_sum(d.model, d.state.head(), y, targets);
+    return;
+  }
+  HeadOptions options;
+  options.loss_scale = d.input->loss_scale;
+  HeadResult result =
+      head_forward_backward(d.model, d.state.head(), y, targets, d.input->target_count, options);
+  d.losses[idx(op.microbatch)] = result.loss;
+  if (d.p.moves_into(op.group, layers, op.microbatch))
+    d.slots.layer(layers, op.microbatch).d_move = result.dy_TD;
+  else
+    d.slots.layer(layers - 1, op.microbatch).d_hidden = result.dy_TD;
+}
+
+template <>
+void compute_op<ComputeKind::kUpdate>(OpContext& d, const Op& op) {
+  if (!d.result.updated) return;  // all devices know the same numbers, so all skip or none
+  StateTensors& tensors = d.state.tensors(op.state);
+  adamw_update(tensors.values, tensors.grads, tensors.moments, d.input->adamw, d.input->learning_rate,
+               d.grad_factor);
+}
+
+}  // namespace hetermoe
