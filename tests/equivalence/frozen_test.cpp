@@ -106,7 +106,9 @@ TEST_P(FrozenUnits, HaveOpsAndMemoryForNothingButTheirValues) {
       options.step = freezing(choice.units);
       const Rig rig(model, cluster, named.plan, options);
       for (const Op& op : rig.schedule().ops) {
-        if (op.state >= 0) EXPECT_TRUE(rig.schedule().states[idx(op.state)].trainable) << to_string(op);
+        if (op.state >= 0) {
+          EXPECT_TRUE(rig.schedule().states[idx(op.state)].trainable) << to_string(op);
+        }
         const bool of_embedding = op.kind == OpKind::kEmbed && op.phase == Phase::kBackward;
         EXPECT_FALSE(of_embedding && choice.units.front() == Unit{});
       }

@@ -116,7 +116,9 @@ void expect_same(const std::vector<Stores::Bits>& a, const std::vector<Stores::B
       const std::vector<at::Tensor>& others = b[d].at(name);
       for (std::size_t i = 0; i < tensors.size(); ++i) {
         ASSERT_EQ(tensors[i].defined(), others[i].defined()) << name << " " << i;
-        if (tensors[i].defined()) EXPECT_TRUE(at::equal(tensors[i], others[i])) << name << " " << i;
+        if (tensors[i].defined()) {
+          EXPECT_TRUE(at::equal(tensors[i], others[i])) << name << " " << i;
+        }
       }
     }
   }
@@ -179,7 +181,9 @@ TEST(ParameterStore, ThereAndBackLeavesEveryBit) {
         const i64 received = stores.move_to(named.plan);
         expect_same(stores.bits(), fresh.bits());
         EXPECT_EQ(stores.bytes(), fresh.bytes()) << named.name;
-        if (named.name == "zebra") EXPECT_EQ(received, 0);
+        if (named.name == "zebra") {
+          EXPECT_EQ(received, 0);
+        }
         stores.move_to(plans[4].plan);
         expect_same(stores.bits(), before);
         EXPECT_EQ(stores.bytes(), bytes);

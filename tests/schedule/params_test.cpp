@@ -83,8 +83,9 @@ TEST(FrozenStates, AreApartFromThoseThatAreTrained) {
     std::map<OpKind, i64> ops;
     for (const Op& op : schedule.ops) {
       ++ops[op.kind];
-      if (op.state >= 0)
+      if (op.state >= 0) {
         EXPECT_TRUE(schedule.states[idx(op.state)].trainable) << named.name << " " << to_string(op);
+      }
     }
     EXPECT_EQ(ops[OpKind::kNorm], 1);
     EXPECT_GT(ops[OpKind::kUpdate], 0);
