@@ -48,7 +48,7 @@ Simulated simulate_job(const Job& job, const ModelConfig& model, const Cluster& 
   const ExpectedRouting routing = make_routing(routing_text, model);
   out.plan = make_job_plan(job, model, cluster);
   const Plan emulated = emulated_plan(job, out.plan);
-  const StepOptions step{model.aux_loss_coef > 0, job.train.aux_group, true};
+  const StepOptions step = step_options(job, model);
   out.schedule = build_schedule(out.plan, model, step);
   const std::unique_ptr<CostModel> cost = make_cost(model, cluster, emulated, load_profiles(cluster));
   const Placement placement(emulated, model, step);

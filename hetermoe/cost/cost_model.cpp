@@ -62,6 +62,7 @@ ComputeWork WorkModel::compute_work(const Op& op, DeviceId device, const Exchang
     work.params = state_params(op.state);
     return work;
   }
+  work.frozen = frozen_part(op, device);
   if (op.kind == OpKind::kExperts) {
     HM_CHECK(load != nullptr, "experts need a routing load");
     const std::size_t owner = position(placement_.owners(op.group, op.layer), device);
@@ -79,6 +80,20 @@ ComputeWork WorkModel::compute_work(const Op& op, DeviceId device, const Exchang
   work.trains = placement_.options().backward;
   work.merged_rows = work.tokens * merged_rows_per_token(op);
   return work;
+}
+
+double WorkModel::frozen_part(const Op& op, DeviceId device) const {
+  const bool of_head = op.kind == OpKind::kHead;
+  const bool of_layer = op.kind == OpKind::kAttention || op.kind == OpKind::kExperts;
+  if (placement_.options().frozen.empty() || (!of_head && !of_layer)) return 0;
+  const UnitPart part = of_layer ? (op.kind == OpKind::kExperts ? UnitPart::kExperts : UnitPart::kAttention)
+                                 : (placement_.tied() ? UnitPart::kEmbed : UnitPart::kHead);
+  double all = 0, frozen = 0;
+  for (const i32 state : placement_.states_on(device, part, of_layer ? op.layer : -1)) {
+    all += state_params(state);
+    frozen += placement_.trains(state) ? 0 : state_params(state);
+  }
+  return all > 0 ? frozen / all : 0;
 }
 
 void WorkModel::add(std::vector<PortBytes>& bytes, std::span<const DeviceId> participants, DeviceId from,
@@ -104,7 +119,8 @@ std::vector<PortBytes> WorkModel::port_bytes(const Op& op, std::span<const Devic
       // Reduce-scatter and all-gather: each of P devices sends and receives 2 (P-1)/P of the state, 1/P to
       // each peer, twice.
       const double parts = real(participants.size());
-      return all_to_all_bytes(participants, 2 * 4 * state_params(op.state) / parts);
+      const Bytes gradient = bytes_of(grad_dtype_of(placement_.plan(), participants[0]));
+      return all_to_all_bytes(participants, 2 * gradient * state_params(op.state) / parts);
     }
     case TransferKind::kBalance:
       return all_to_all_bytes(participants, 8 * real(model_.num_experts));

@@ -21,6 +21,7 @@ struct ComputeWork {
   double copies = 0;       ///< experts: (row, expert) pairs
   double experts = 0;      ///< experts: how many the device owns in this layer
   double params = 0;       ///< update: parameters
+  double frozen = 0;       ///< backward, head: part of the parameters for which no gradient is computed
   double merged_rows = 0;  ///< attention.F, head, merge: rows added to the residual stream first
   bool trains = false;     ///< head: the loss's gradient and backward belong to the op
 };
@@ -79,6 +80,7 @@ class WorkModel {
 
  private:
   double merged_rows_per_token(const Op& op) const;
+  double frozen_part(const Op& op, DeviceId device) const;
   std::vector<PortBytes> exchange_bytes(const Op& op, std::span<const DeviceId> participants,
                                         const ExchangeLoad& load) const;
   std::vector<PortBytes> pairwise_bytes(const Op& op, std::span<const DeviceId> participants,

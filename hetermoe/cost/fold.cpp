@@ -110,7 +110,8 @@ class Finder {
     for (const State& state : p_.states()) {
       for (const DeviceId device : state.devices) {
         add(device, kStateTrait, static_cast<i64>(state.part), state.layer,
-            static_cast<i64>(state.experts.size()), static_cast<i64>(state.devices.size()));
+            static_cast<i64>(state.experts.size()), static_cast<i64>(state.devices.size()),
+            static_cast<i64>(state.trainable));
       }
     }
     number_classes(traits_);

@@ -11,8 +11,9 @@ namespace {
 
 // Kernels of one op forward, from the parts listed in op_cost.h: they only matter for tiny microbatches.
 constexpr double kAttentionKernels = 24, kExpertKernels = 7, kHeadKernels = 8;
-/// Adam in mixed precision reads and writes per parameter: gradient 2+2, master 8, two moments 16, weight 2.
-constexpr double kUpdateBytes = 30;
+/// Adam in mixed precision reads and writes per parameter: master 8, two moments 16, weight 2; norm and
+/// update read the gradient. Wider parameters have no master.
+constexpr double kMixedUpdateBytes = 26, kUpdateBytes = 30;
 
 }  // namespace
 
@@ -21,11 +22,12 @@ RooflineCost::RooflineCost(const ModelConfig& model, const Cluster& cluster, con
     : model_(model), cluster_(cluster), software_(constants), recompute_(plan.recompute) {
   HM_CHECK(static_cast<i32>(plan.dtype.size()) == cluster.num_devices(), "plan and cluster differ");
   for (DeviceId d = 0; d < cluster.num_devices(); ++d) {
-    rates_.push_back(rates_of(d, plan.dtype[idx(d)]));
+    rates_.push_back(rates_of(d, plan));
   }
 }
 
-RooflineCost::Rates RooflineCost::rates_of(DeviceId device, Dtype dtype) const {
+RooflineCost::Rates RooflineCost::rates_of(DeviceId device, const Plan& plan) const {
+  const Dtype dtype = plan.dtype[static_cast<std::size_t>(device)];
   const DeviceType& type = cluster_.type_of(device);
   const double speed = cluster_.devices[idx(device)].speed;
   const double gemm = type.gemm_efficiency > 0 ? type.gemm_efficiency : software_.gemm_efficiency;
@@ -38,6 +40,8 @@ RooflineCost::Rates RooflineCost::rates_of(DeviceId device, Dtype dtype) const {
   rates.scores = rates.plain_scores ? rates.gemm : speed * type.peak(dtype) * fused;
   rates.memory = speed * type.memory_gb_s * 1e9 * software_.memory_efficiency;
   rates.element = bytes_of(dtype);
+  rates.update =
+      rates.element == 2 ? kMixedUpdateBytes + 2 * bytes_of(grad_dtype_of(plan, device)) : kUpdateBytes;
   return rates;
 }
 
@@ -82,17 +86,17 @@ RooflineCost::Parts RooflineCost::expert_parts(const ComputeWork& work) const {
 Seconds RooflineCost::forward(const Parts& p) const { return p.gemm + p.scores + p.memory + p.launches; }
 
 /// Gradients of inputs and weights: twice the products and passes; a fused attention kernel computes its
-/// scores again.
-Seconds RooflineCost::backward(const Parts& p, const Rates& r) const {
+/// scores again. Frozen weights have no gradient.
+Seconds RooflineCost::backward(const Parts& p, const Rates& r, double frozen) const {
   const double scores = r.plain_scores ? kScoreBackwardPlain : kScoreBackwardFused / software_.score_backward;
-  return kGemmBackward * (p.gemm + p.memory + p.launches) + scores * p.scores;
+  return (kGemmBackward - frozen) * (p.gemm + p.memory + p.launches) + scores * p.scores;
 }
 
 Seconds RooflineCost::with_phase(const Parts& parts, const ComputeWork& work) const {
   if (work.op.phase != Phase::kBackward) return forward(parts);
   const bool dense = work.op.kind == OpKind::kAttention && !model_.is_moe(work.op.layer);
   const bool recomputes = recompute_ == Recompute::kLocal || (recompute_ == Recompute::kResend && dense);
-  return (recomputes ? forward(parts) : 0) + backward(parts, rates(work.device));
+  return (recomputes ? forward(parts) : 0) + backward(parts, rates(work.device), work.frozen);
 }
 
 /// Adding the rows that the experts returned to the residual stream, which is read and written once.
@@ -107,7 +111,7 @@ Seconds RooflineCost::head(const ComputeWork& work) const {
   // rows.
   const double again = work.trains ? 2 * real(model_.hidden + model_.vocab) : 0;
   const Seconds memory = work.tokens * (head_traffic(model_) + again) * r.element / r.memory;
-  const double passes = work.trains ? 1 + kGemmBackward : 1;
+  const double passes = work.trains ? 1 + kGemmBackward - work.frozen : 1;
   return memory + passes * (gemm + kHeadKernels * software_.kernel_launch);
 }
 
@@ -130,7 +134,7 @@ Seconds RooflineCost::compute(const ComputeWork& work) const {
     case ComputeKind::kMerge:
       return merge;
     case ComputeKind::kUpdate:
-      return work.params * kUpdateBytes / r.memory + software_.kernel_launch;
+      return work.params * r.update / r.memory + software_.kernel_launch;
   }
   HM_CHECK(false, "{} has no cost", to_string(work.op));
   return 0;

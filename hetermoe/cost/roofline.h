@@ -64,18 +64,19 @@ class RooflineCost : public CostModel {
     FlopsPerSecond scores = 0;  ///< fused attention kernel forward; GEMMs for the plain one
     BytesPerSecond memory = 0;
     Bytes element = 0;
+    Bytes update = 0;  ///< read and written per parameter in an update
     bool plain_scores = false;
   };
   /// One direction of an op: products, attention kernel, passes through memory, kernels.
   struct Parts {
     Seconds gemm = 0, scores = 0, memory = 0, launches = 0;
   };
-  Rates rates_of(DeviceId device, Dtype dtype) const;
+  Rates rates_of(DeviceId device, const Plan& plan) const;
   Seconds gemm_seconds(const Rates& rates, Flops flops, double rows) const;
   Parts attention_parts(const ComputeWork& work) const;
   Parts expert_parts(const ComputeWork& work) const;
   Seconds forward(const Parts& parts) const;
-  Seconds backward(const Parts& parts, const Rates& rates) const;
+  Seconds backward(const Parts& parts, const Rates& rates, double frozen) const;
   Seconds with_phase(const Parts& parts, const ComputeWork& work) const;
   Seconds head(const ComputeWork& work) const;
   Seconds merge_bytes(const ComputeWork& work) const;

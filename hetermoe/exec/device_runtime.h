@@ -31,6 +31,8 @@ class DeviceRuntime {
     slots().free(buffer, layer, microbatch, chunk);
   }
   Slots& slots() { return context_.slots; }
+  /// Of parameters, gradients and moments.
+  i64 state_bytes() const { return context_.state.store().bytes(); }
   /// After the norm op (or after the last op, when forward only): the numbers of the whole step.
   StepResult& result() { return context_.result; }
   /// Forward only: what this device adds to the step's loss.

@@ -169,6 +169,7 @@ StepResult Executor::run(const StepInput& input) {
   if (options_.memory != nullptr) options_.memory->clear_records();
   for (std::unique_ptr<DeviceLanes>& device : devices_) {
     device->runtime.begin_step(input);
+    device->state_bytes = device->runtime.state_bytes();
     finish_stream(device->runtime.where());
     std::fill(device->done.begin(), device->done.end(), 0);
     for (std::size_t e = 0; e < lifetimes_.epochs.size(); ++e)

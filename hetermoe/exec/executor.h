@@ -94,6 +94,7 @@ class Executor {
   struct DeviceLanes {
     explicit DeviceLanes(const RunContext& context, DeviceState& state) : runtime(context, state) {}
     DeviceRuntime runtime;
+    i64 state_bytes = 0;  // when the step began
     std::mutex mutex;
     std::condition_variable changed;
     std::vector<char> done;      // [op]

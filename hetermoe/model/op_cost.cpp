@@ -63,8 +63,12 @@ LayerWeights layer_weights(const ModelConfig& model, i64 layer) {
 }
 
 StateBytes state_bytes_per_parameter(Bytes element) {
+  return state_bytes_per_parameter(element, std::max(element, 4.0));
+}
+
+StateBytes state_bytes_per_parameter(Bytes element, Bytes gradient) {
   const bool mixed = element < 4;
-  return {element, element, mixed ? 4.0 : 0.0, mixed ? 8.0 : 2 * element};
+  return {element, gradient, mixed ? 4.0 : 0.0, mixed ? 8.0 : 2 * element};
 }
 
 Bytes norm_work_bytes(double params, Bytes gradient_element) {

@@ -31,14 +31,16 @@ LayerWeights layer_weights(const ModelConfig& model, i64 layer);
 i64 attention_projection_weights(const ModelConfig& model);
 i64 expert_weights(const ModelConfig& model);  ///< one routed expert: gate, up and down, 3*H*I
 
-/// Bytes that training keeps per parameter. 2-byte weights (mixed precision): weights 2 + gradients 2 + fp32
-/// master 4
-/// + two Adam moments 8 = 16. 4 bytes: 4 + 4 + 8 = 16, no master. 8 bytes: 8 + 8 + 16 = 32, no master.
+/// Bytes that training keeps per parameter. 2-byte weights (mixed precision): weights 2 + gradients 4 + fp32
+/// master 4 + two Adam moments 8 = 18. 4 bytes: 4 + 4 + 8 = 16, no master. 8 bytes: 8 + 8 + 16 = 32, no
+/// master.
 struct StateBytes {
   Bytes weights = 0, gradients = 0, master = 0, moments = 0;
   Bytes total() const { return weights + gradients + master + moments; }
 };
 StateBytes state_bytes_per_parameter(Bytes element);
+/// The same with gradients of another size.
+StateBytes state_bytes_per_parameter(Bytes element, Bytes gradient);
 
 /// The optimizer converts gradients in blocks of at most so many bytes.
 inline constexpr i64 kUpdateBlockBytes = 64 << 20;

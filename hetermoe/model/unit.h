@@ -9,9 +9,9 @@ namespace hetermoe {
 
 /// The parts of a model that training places, in the order of a step. kAttention is everything of a layer but
 /// its routed experts.
-enum class Part : std::uint8_t { kEmbed, kAttention, kExperts, kHead };
+enum class UnitPart : std::uint8_t { kEmbed, kAttention, kExperts, kHead };
 template <>
-struct EnumNames<Part> {
+struct EnumNames<UnitPart> {
   static const std::vector<std::string>& names();  // embed attention experts head
 };
 
@@ -20,7 +20,7 @@ struct EnumNames<Part> {
 /// embedding. Units order as in units().
 struct Unit {
   i32 layer = -1;  ///< -1 = embedding; num_layers = head
-  Part part = Part::kEmbed;
+  UnitPart part = UnitPart::kEmbed;
   ExpertId expert = -1;  ///< of part kExperts, else -1
   auto operator<=>(const Unit&) const = default;
 };

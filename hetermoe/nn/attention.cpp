@@ -84,7 +84,7 @@ at::Tensor mla(const ModelConfig& model, const Leaves& leaves, const at::Tensor&
 
 Leaves::Leaves(const StateGroup& state, Grad grad) : weights_(state.weights) {
   for (const at::Tensor& value : state.values) {
-    leaves_.push_back(grad == Grad::kYes ? value.detach().requires_grad_() : value);
+    leaves_.push_back(grad == Grad::kYes && state.trainable() ? value.detach().requires_grad_() : value);
   }
 }
 

@@ -125,7 +125,7 @@ AttentionGradient attention_backward(const ModelConfig& model, i64 layer, StateG
     seeds.add(loss, at::ones_like(loss));
     out.aux_loss = loss.detach();
   }
-  std::vector<at::Tensor> inputs = graph.leaves.all();
+  std::vector<at::Tensor> inputs = state.trainable() ? graph.leaves.all() : std::vector<at::Tensor>();
   inputs.push_back(graph.y);
   const std::vector<at::Tensor> grads =
       torch::autograd::grad(seeds.outputs, inputs, seeds.grads, /*retain_graph=*/false,

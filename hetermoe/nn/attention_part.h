@@ -50,7 +50,7 @@ struct AttentionGradient {
                         ///< without one
 };
 
-/// Adds the gradients of the parameters into state.grads.
+/// Adds the gradients of the parameters into state.grads; computes none when the state is frozen.
 AttentionGradient attention_backward(const ModelConfig& model, i64 layer, StateGroup& state,
                                      const AttentionBackwardInput& input, i64 seq_len);
 

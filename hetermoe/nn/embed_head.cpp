@@ -69,10 +69,10 @@ HeadResult head_forward_backward(const ModelConfig& model, StateGroup& state, co
     dlogits = dlogits.to(y_TD.scalar_type());
     at::Tensor dh = dnormed.narrow(0, begin, count);
     multiply_into(dh, dlogits, output);
-    add_product_(state.grad(weight), dlogits.t(), h);
+    if (state.trainable()) add_product_(state.grad(weight), dlogits.t(), h);
   });
   NormGradient grad = rms_norm_backward(y_TD, state.value(Weight::kFinalNorm), normed.rstd, dnormed);
-  add_gradient_(state.grad(Weight::kFinalNorm), grad.dweight_D);
+  if (state.trainable()) add_gradient_(state.grad(Weight::kFinalNorm), grad.dweight_D);
   out.dy_TD = grad.dx;
   return out;
 }

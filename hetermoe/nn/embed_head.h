@@ -24,7 +24,7 @@ struct HeadResult {
 
 /// Final norm, logits, cross entropy and its gradient in one task. loss = sum over targets / target_count,
 /// where target_count is the number of counted targets in the whole step (not only here). Adds into state's
-/// gradients. With tied embeddings `state` is the embedding's group.
+/// gradients, unless they are frozen. With tied embeddings `state` is the embedding's group.
 HeadResult head_forward_backward(const ModelConfig& model, StateGroup& state, const at::Tensor& y_TD,
                                  const at::Tensor& targets_T, i64 target_count,
                                  const HeadOptions& options = {});

@@ -66,11 +66,18 @@ std::vector<Chunk> make_chunks(const ExpertSlab& slab, const CopyGroups& groups)
   return out;
 }
 
+/// Those that have gradients.
+std::vector<Chunk> trainable_slots_with_copies(const ExpertSlab& slab, const CopyGroups& groups) {
+  std::vector<Chunk> out = slots_with_copies(groups);
+  std::erase_if(out, [&](const Chunk& chunk) { return chunk.slot >= slab.num_trainable(); });
+  return out;
+}
+
 /// The weight gradients, cut so that threads find equal work even when one expert has most of the copies.
 std::vector<GradTile> make_tiles(const ExpertSlab& slab, const CopyGroups& groups) {
   const i64 limit = slab.down.device().is_cpu() ? 512 : std::numeric_limits<i64>::max();
   std::vector<GradTile> out;
-  for (const Chunk& slot : slots_with_copies(groups)) {
+  for (const Chunk& slot : trainable_slots_with_copies(slab, groups)) {
     for_each_part(slab.gate_up.size(1), limit, [&](i64 first, i64 rows) {
       out.push_back({GradTile::Weight::kGateUp, slot, first, rows});
     });
@@ -194,11 +201,11 @@ at::Tensor forward_grouped(const ExpertSlab& slab, const at::Tensor& rows_RD, co
 /// grad[slot] += left^T right over the copies of each slot. Neighbours that all have copies go together, as
 /// many as find room for their products beside their gradients.
 void add_products(const at::Tensor& grad_SXY, const at::Tensor& left_CX, const at::Tensor& right_CY,
-                  const CopyGroups& groups) {
+                  const CopyGroups& groups, const std::vector<Chunk>& slots) {
   constexpr i64 kRoom = 64 << 20;
+  if (slots.empty()) return;
   const i64 product_bytes = grad_SXY[0].numel() * static_cast<i64>(left_CX.element_size());
   const i64 most = std::max<i64>(1, kRoom / product_bytes);
-  const std::vector<Chunk> slots = slots_with_copies(groups);
   for (std::size_t first = 0, end; first < slots.size(); first = end) {
     end = first + 1;
     while (end < slots.size() && slots[end].slot == slots[end - 1].slot + 1 &&
@@ -223,8 +230,9 @@ void backward_grouped(Backward& b, ExpertSlab& slab, const CopyGroups& groups, c
   b.act_CF = at::_grouped_mm(b.dout_CD, slab.down, ends);
   b.through_activation(weights_C, 0, groups.num_copies());
   b.drows_CD = at::_grouped_mm(b.gate_up_C2F, slab.gate_up, ends);
-  add_products(slab.gate_up_grad, b.gate_up_C2F, b.input_CD, groups);
-  add_products(slab.down_grad, b.dout_CD, b.act_CF, groups);
+  const std::vector<Chunk> slots = trainable_slots_with_copies(slab, groups);
+  add_products(slab.gate_up_grad, b.gate_up_C2F, b.input_CD, groups, slots);
+  add_products(slab.down_grad, b.dout_CD, b.act_CF, groups, slots);
 }
 
 /// Without a copy there is nothing to group.

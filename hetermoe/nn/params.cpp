@@ -14,15 +14,15 @@ namespace {
 using Parts = std::vector<StateGroup::Part>;
 
 void add_storage(StateGroup& group, Weight weight, std::vector<i64> shape, const Parts& parts,
-                 const at::TensorOptions& options) {
+                 const StorageOptions& options) {
   group.weights.push_back(weight);
-  group.values.push_back(at::zeros(shape, options));
-  group.grads.push_back(at::zeros(shape, options));
+  group.values.push_back(at::zeros(shape, options.values));
+  if (options.trainable) group.grads.push_back(at::zeros(shape, options.grads()));
   group.parts.push_back(parts);
 }
 
 void add_whole(StateGroup& group, Weight weight, const std::vector<i64>& shape, const std::string& name,
-               const at::TensorOptions& options) {
+               const StorageOptions& options) {
   add_storage(group, weight, shape, {{name, 0, shape[0]}}, options);
 }
 
@@ -34,7 +34,7 @@ std::string moe_prefix(const ModelConfig& model, i64 layer) {
 }
 
 void add_gqa(StateGroup& group, const ModelConfig& model, const std::string& prefix,
-             const at::TensorOptions& options) {
+             const StorageOptions& options) {
   const i64 q_rows = model.num_heads * model.head_dim, kv_rows = model.num_kv_heads * model.head_dim;
   add_storage(group, Weight::kQkv, {q_rows + 2 * kv_rows, model.hidden},
               {{prefix + "q_proj.weight", 0, q_rows},
@@ -49,7 +49,7 @@ void add_gqa(StateGroup& group, const ModelConfig& model, const std::string& pre
 }
 
 void add_mla(StateGroup& group, const ModelConfig& model, const std::string& prefix,
-             const at::TensorOptions& options) {
+             const StorageOptions& options) {
   const i64 q_rows = model.num_heads * (model.qk_nope_dim + model.qk_rope_dim);
   if (model.q_lora_rank == 0) {
     add_whole(group, Weight::kQ, {q_rows, model.hidden}, prefix + "q_proj.weight", options);
@@ -68,16 +68,18 @@ void add_mla(StateGroup& group, const ModelConfig& model, const std::string& pre
 }
 
 void add_mlp(StateGroup& group, i64 hidden, i64 width, const std::string& prefix,
-             const at::TensorOptions& options) {
+             const StorageOptions& options) {
   add_storage(group, Weight::kMlpGateUp, {2 * width, hidden},
               {{prefix + "gate_proj.weight", 0, width}, {prefix + "up_proj.weight", width, width}}, options);
   add_whole(group, Weight::kMlpDown, {hidden, width}, prefix + "down_proj.weight", options);
 }
 
+/// grads: of the first values; the others are frozen.
 std::vector<NamedView> zip_views(std::vector<NamedTensor> values, const std::vector<NamedTensor>& grads) {
   std::vector<NamedView> out;
   for (std::size_t i = 0; i < values.size(); ++i) {
-    out.push_back({std::move(values[i].name), std::move(values[i].tensor), grads[i].tensor});
+    const at::Tensor grad = i < grads.size() ? grads[i].tensor : at::Tensor();
+    out.push_back({std::move(values[i].name), std::move(values[i].tensor), grad});
   }
   return out;
 }
@@ -132,8 +134,9 @@ at::Tensor& StateGroup::grad(Weight weight) {
 }
 
 std::vector<NamedView> StateGroup::views() const {
-  std::vector<NamedView> out = zip_views(named(values), named(grads));
-  if (buffer.defined()) out.push_back({buffer_name, buffer, at::Tensor()});
+  std::vector<NamedView> out =
+      zip_views(named(values), trainable() ? named(grads) : std::vector<NamedTensor>());
+  if (buffer.defined()) out.push_back({buffer_name, buffer, at::Tensor(), true});
   return out;
 }
 
@@ -151,7 +154,7 @@ void StateGroup::zero_grads() {
   for (at::Tensor& grad : grads) grad.zero_();
 }
 
-StateGroup make_embed_state(const ModelConfig& model, const at::TensorOptions& options) {
+StateGroup make_embed_state(const ModelConfig& model, const StorageOptions& options) {
   StateGroup group;
   add_whole(group, Weight::kEmbedding, {model.vocab, model.hidden}, "model.embed_tokens.weight", options);
   if (model.tie_embeddings)
@@ -159,7 +162,7 @@ StateGroup make_embed_state(const ModelConfig& model, const at::TensorOptions& o
   return group;
 }
 
-StateGroup make_head_state(const ModelConfig& model, const at::TensorOptions& options) {
+StateGroup make_head_state(const ModelConfig& model, const StorageOptions& options) {
   HM_CHECK(!model.tie_embeddings, "the head of {} has tied embeddings: its state is the embedding's",
            model.name);
   StateGroup group;
@@ -168,7 +171,7 @@ StateGroup make_head_state(const ModelConfig& model, const at::TensorOptions& op
   return group;
 }
 
-StateGroup make_attention_state(const ModelConfig& model, i64 layer, const at::TensorOptions& options) {
+StateGroup make_attention_state(const ModelConfig& model, i64 layer, const StorageOptions& options) {
   StateGroup group;
   const std::string prefix = layer_prefix(layer);
   add_whole(group, Weight::kInputNorm, {model.hidden}, prefix + "input_layernorm.weight", options);
@@ -187,7 +190,7 @@ StateGroup make_attention_state(const ModelConfig& model, i64 layer, const at::T
   if (model.router_bias) {
     group.buffer_name = moe + "gate.e_score_correction_bias";
     group.buffer = at::zeros({model.num_experts},
-                             options.dtype(accumulate_type(c10::typeMetaToScalarType(options.dtype()))));
+                             options.values.dtype(accumulate_type(options.values.dtype().toScalarType())));
   }
   if (model.num_shared_experts > 0) {
     add_mlp(group, model.hidden, model.expert_hidden * model.num_shared_experts, moe + "shared_experts.",
@@ -213,8 +216,10 @@ std::vector<NamedTensor> named_experts(const ModelConfig& model, i64 layer, std:
 }
 
 std::vector<NamedView> ExpertSlab::views(const ModelConfig& model) const {
-  return zip_views(named_experts(model, layer, experts, gate_up, down),
-                   named_experts(model, layer, experts, gate_up_grad, down_grad));
+  return zip_views(
+      named_experts(model, layer, experts, gate_up, down),
+      named_experts(model, layer, std::span(experts).first(static_cast<std::size_t>(num_trainable())),
+                    gate_up_grad, down_grad));
 }
 
 void ExpertSlab::zero_grads() {
@@ -223,7 +228,7 @@ void ExpertSlab::zero_grads() {
 }
 
 ExpertSlab make_expert_slab(const ModelConfig& model, i64 layer, std::vector<ExpertId> experts,
-                            const at::TensorOptions& options) {
+                            const StorageOptions& options, i64 num_trainable) {
   ExpertSlab slab;
   slab.layer = layer;
   slab.experts = std::move(experts);
@@ -234,19 +239,18 @@ ExpertSlab make_expert_slab(const ModelConfig& model, i64 layer, std::vector<Exp
              layer);
     entry = slot;
   }
-  const std::vector<i64> gate_up_shape = {slab.num_slots(), 2 * model.expert_hidden, model.hidden};
-  const std::vector<i64> down_shape = {slab.num_slots(), model.hidden, model.expert_hidden};
-  slab.gate_up = at::zeros(gate_up_shape, options);
-  slab.down = at::zeros(down_shape, options);
-  slab.gate_up_grad = at::zeros(gate_up_shape, options);
-  slab.down_grad = at::zeros(down_shape, options);
+  const i64 width = model.expert_hidden, num_grads = num_trainable < 0 ? slab.num_slots() : num_trainable;
+  slab.gate_up = at::zeros({slab.num_slots(), 2 * width, model.hidden}, options.values);
+  slab.down = at::zeros({slab.num_slots(), model.hidden, width}, options.values);
+  slab.gate_up_grad = at::zeros({num_grads, 2 * width, model.hidden}, options.grads());
+  slab.down_grad = at::zeros({num_grads, model.hidden, width}, options.grads());
   return slab;
 }
 
 void init_parameters(const std::vector<NamedView>& views, u64 seed) {
   constexpr double kDeviation = 0.02;  // initializer_range of all five families
   for (const NamedView& view : views) {
-    if (!view.grad.defined()) {
+    if (view.buffer) {
       view.value.zero_();
     } else if (view.value.dim() == 1) {
       view.value.fill_(1);

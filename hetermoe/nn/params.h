@@ -1,6 +1,7 @@
 #pragma once
 #include <ATen/ATen.h>
 
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -18,7 +19,8 @@ namespace hetermoe {
 struct NamedView {
   std::string name;
   at::Tensor value;
-  at::Tensor grad;  ///< undefined for a buffer (e_score_correction_bias)
+  at::Tensor grad;      ///< undefined for a buffer, and when frozen
+  bool buffer = false;  ///< no parameter (e_score_correction_bias)
 };
 
 struct NamedTensor {
@@ -50,6 +52,16 @@ enum class Weight {
   kRouterBias,  ///< buffer [E], never below fp32
 };
 
+/// dtype and place of storages.
+struct StorageOptions {
+  StorageOptions(const at::TensorOptions& of_values) : values(of_values) {}
+  StorageOptions(at::ScalarType dtype) : values(at::TensorOptions().dtype(dtype)) {}
+  at::TensorOptions values;
+  std::optional<at::ScalarType> grad = {};  ///< dtype of gradients, none = that of the values
+  bool trainable = true;                    ///< false: there are no gradients
+  at::TensorOptions grads() const { return grad ? values.dtype(*grad) : values; }
+};
+
 /// Storages of one group of replicated state. values[i] and grads[i] have equal shapes and stay allocated for
 /// life; a backward task adds into grads, zero_grads() starts a step.
 struct StateGroup {
@@ -60,11 +72,12 @@ struct StateGroup {
   };
 
   std::vector<Weight> weights;            ///< which storage values[i] is
-  std::vector<at::Tensor> values, grads;  ///< trainable storages
+  std::vector<at::Tensor> values, grads;  ///< parameters; no grads when frozen
   std::vector<std::vector<Part>> parts;   ///< the logical tensors of values[i]
   at::Tensor buffer;                      ///< kRouterBias if the router has one, else undefined
   std::string buffer_name;
 
+  bool trainable() const { return !grads.empty(); }
   bool has(Weight weight) const { return find(weight) >= 0; }
   const at::Tensor& value(Weight weight) const;
   at::Tensor& grad(Weight weight);
@@ -77,11 +90,11 @@ struct StateGroup {
 };
 
 /// With tied embeddings the embedding's group also holds the final norm and serves as the head's group.
-StateGroup make_embed_state(const ModelConfig& model, const at::TensorOptions& options);
+StateGroup make_embed_state(const ModelConfig& model, const StorageOptions& options);
 /// Final norm and lm_head. Only without tied embeddings.
-StateGroup make_head_state(const ModelConfig& model, const at::TensorOptions& options);
+StateGroup make_head_state(const ModelConfig& model, const StorageOptions& options);
 /// Everything of layer `layer` but its routed experts.
-StateGroup make_attention_state(const ModelConfig& model, i64 layer, const at::TensorOptions& options);
+StateGroup make_attention_state(const ModelConfig& model, i64 layer, const StorageOptions& options);
 
 /// The routed experts of one layer on one device, in one storage per tensor.
 struct ExpertSlab {
@@ -89,8 +102,9 @@ struct ExpertSlab {
   std::vector<ExpertId> experts;       ///< [slots] expert of each slot
   std::vector<i64> slot_of;            ///< [E] slot of each expert, -1 = not here
   at::Tensor gate_up, down;            ///< [slots, 2F, H] (gate rows first) and [slots, H, F]
-  at::Tensor gate_up_grad, down_grad;  ///< same shapes
+  at::Tensor gate_up_grad, down_grad;  ///< same shapes, of the trainable slots alone, which come first
   i64 num_slots() const { return static_cast<i64>(experts.size()); }
+  i64 num_trainable() const { return down_grad.size(0); }
   std::vector<NamedView> views(
       const ModelConfig& model) const;  ///< gate, up, down of every expert in slot order
   void zero_grads();
@@ -99,8 +113,9 @@ struct ExpertSlab {
 /// [n, H, F]: views, gate, up and down of every expert.
 std::vector<NamedTensor> named_experts(const ModelConfig& model, i64 layer, std::span<const ExpertId> experts,
                                        const at::Tensor& gate_up, const at::Tensor& down);
+/// The first num_trainable experts get gradients; -1 = all.
 ExpertSlab make_expert_slab(const ModelConfig& model, i64 layer, std::vector<ExpertId> experts,
-                            const at::TensorOptions& options);
+                            const StorageOptions& options, i64 num_trainable = -1);
 
 /// Fills each tensor from a generator seeded by (seed, its name): matrices normal(0, 0.02), norms 1, buffers
 /// 0. So any distribution over devices, any fusing and any dtype starts from the same values (drawn in fp32,

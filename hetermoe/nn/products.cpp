@@ -43,7 +43,8 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
   }
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const variable_list saved = context->get_saved_variables();
-    return {product(grads[0], saved[1]), product(grads[0].t(), saved[0])};
+    const bool trains = context->needs_input_grad(1);
+    return {product(grads[0], saved[1]), trains ? product(grads[0].t(), saved[0]) : at::Tensor()};
   }
 };
 

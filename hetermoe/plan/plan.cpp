@@ -53,6 +53,11 @@ bool owns(const LayerPlacement& layer, DeviceId device) {
 
 }  // namespace
 
+Dtype grad_dtype_of(const Plan& plan, DeviceId device) {
+  if (plan.grad_dtype) return *plan.grad_dtype;
+  return plan.dtype[static_cast<std::size_t>(device)] == Dtype::kFp64 ? Dtype::kFp64 : Dtype::kFp32;
+}
+
 std::string role_of(const Plan& plan, DeviceId device) {
   bool attention = false, expert = false;
   for (const Group& group : plan.groups) {
@@ -85,6 +90,7 @@ class Validator {
       fault("dtype", "has {} entries, expected one per device of the cluster ({})", plan_.dtype.size(),
             cluster_.num_devices());
     }
+    check_grad_dtype();
     std::set<DeviceId> seen;
     for (std::size_t g = 0; g < plan_.groups.size(); ++g) check_group(plan_.groups[g], g, seen);
     if (faults_.empty()) check_dtypes();
@@ -95,6 +101,19 @@ class Validator {
   template <class... Args>
   void fault(const std::string& where, fmt::format_string<Args...> format, Args&&... args) {
     faults_.push_back(fmt::format("[{}] {}", where, fmt::format(format, std::forward<Args>(args)...)));
+  }
+
+  void check_grad_dtype() {
+    if (!plan_.grad_dtype) return;
+    for (std::size_t d = 0; d < plan_.dtype.size(); ++d) {
+      const bool fits = bytes_of(*plan_.grad_dtype) == bytes_of(plan_.dtype[d]) ||
+                        (*plan_.grad_dtype == Dtype::kFp32 && bytes_of(plan_.dtype[d]) == 2);
+      if (fits) continue;
+      fault("grad_dtype", "got {}, but device {} has parameters in {}: expected {}",
+            name_of(*plan_.grad_dtype), d, name_of(plan_.dtype[d]),
+            bytes_of(plan_.dtype[d]) == 2 ? "fp32, bf16 or fp16" : name_of(plan_.dtype[d]));
+      return;
+    }
   }
 
   void check_group(const Group& group, std::size_t g, std::set<DeviceId>& seen) {
@@ -227,7 +246,11 @@ std::vector<std::string> validate(const Plan& plan, const ModelConfig& model, co
   return Validator(plan, model, cluster).run();
 }
 
-Json to_json(const Plan& plan) { return write_fields(plan); }
+Json to_json(const Plan& plan) {
+  Json json = write_fields(plan);
+  if (!plan.grad_dtype) json.erase("grad_dtype");  // plans that ask for nothing keep their text
+  return json;
+}
 
 Plan plan_from_json(const Json& json, const std::string& where) {
   Plan plan;

@@ -111,6 +111,7 @@ struct Plan {
   std::vector<Dtype> dtype;  ///< [num_devices of the cluster] compute dtype
   Dtype wire_forward = Dtype::kFp32,
         wire_backward = Dtype::kFp32;      ///< dtype of rows and of their gradients in transfers
+  std::optional<Dtype> grad_dtype;         ///< of parameter gradients; none = see grad_dtype_of()
   std::string explicit_order;              ///< schedule text, for order = explicit
   std::optional<double> predicted_step_s;  ///< of the planner that chose it
   template <class V>
@@ -129,6 +130,7 @@ struct Plan {
     v("wire_forward", wire_forward, "dtype of rows in transfers");
     v("wire_backward", wire_backward, "dtype of gradient rows in transfers");
     v("dtype", dtype, "compute dtype per device");
+    v("grad_dtype", grad_dtype, "dtype in which gradients of parameters are summed and reduced");
     v("predicted_step_s", predicted_step_s, "predicted seconds per step");
     v("explicit_order", explicit_order, "schedule text for order: explicit");
     v("groups", groups, "data-parallel copies of the model");
@@ -144,6 +146,10 @@ i64 sequences_of(const ShareRow& row, DeviceId device);
 
 i64 total_sequences(const Group& group);
 i64 total_sequences(const Plan& plan);  ///< of a step, all groups
+
+/// In which dtype a device sums, keeps and reduces gradients of parameters: plan.grad_dtype, else fp32, and
+/// fp64 for fp64 parameters. A sum of many microbatches in 16 bits loses what each of them adds.
+Dtype grad_dtype_of(const Plan& plan, DeviceId device);
 
 /// attention, expert, both or idle: what a device does in some layer of its group.
 std::string role_of(const Plan& plan, DeviceId device);

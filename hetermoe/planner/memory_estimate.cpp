@@ -23,7 +23,8 @@ class GroupMemory {
         share_(plan.dtype.size(), 0) {
     for (std::size_t d = 0; d < use_.size(); ++d) {
       use_[d].element = bytes_of(plan.dtype[d]);
-      use_[d].state = state_bytes_per_parameter(use_[d].element).total();
+      const Bytes gradient = bytes_of(grad_dtype_of(plan, static_cast<DeviceId>(d)));
+      use_[d].state = state_bytes_per_parameter(use_[d].element, gradient).total();
     }
   }
 
@@ -44,7 +45,7 @@ class GroupMemory {
  private:
   /// Of one device.
   struct Use {
-    Bytes element = 2, state = 16;          ///< bytes of a number, and of all that training keeps of it
+    Bytes element = 2, state = 18;          ///< bytes of a number, and of all that training keeps of it
     Bytes sum = 0, saved = 0, largest = 0;  ///< states, what backward starts from, working set of one op
   };
 

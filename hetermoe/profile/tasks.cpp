@@ -248,7 +248,7 @@ TaskGroup update_tasks(const std::vector<at::Tensor>& values) {
   data->values = values;
   ProfileEntry sizes;
   for (const at::Tensor& value : values) {
-    data->grads.push_back(at::full_like(value, 1e-3));
+    data->grads.push_back(at::full_like(value, 1e-3, accumulate_type(value.scalar_type())));
     sizes.params += value.numel();
   }
   data->moments = make_adamw_state(values);

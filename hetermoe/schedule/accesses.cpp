@@ -6,7 +6,7 @@ const std::vector<std::string>& EnumNames<Buffer>::names() {
   static const std::vector<std::string> all = names_of_all<Buffer>(
       {"hidden", "residual", "send",     "routing",  "saved_attention", "load",   "rows",   "saved_experts",
        "out",    "returned", "move_out", "d_hidden", "d_out",           "d_rows", "d_send", "d_move",
-       "counts", "balance",  "grad",     "norm"});
+       "counts", "balance",  "grad",     "norm",     "params"});
   return all;
 }
 
@@ -21,7 +21,7 @@ class Table {
   void fill() {
     switch (op_.kind) {
       case OpKind::kEmbed:
-        op_.phase == Phase::kBackward ? embed_backward() : write_input(0);
+        op_.phase == Phase::kBackward ? embed_backward() : embed_forward();
         break;
       case OpKind::kAttention:
         op_.phase == Phase::kBackward ? attention_backward() : attention_forward();
@@ -57,6 +57,7 @@ class Table {
       case OpKind::kUpdate:
         add(Buffer::kNorm, Mode::kRead, -1);
         add_state(Mode::kAdd, op_.state);
+        out_.push_back({Buffer::kParams, Mode::kAdd, op_.state, -1, 0});
         break;
     }
   }
@@ -76,8 +77,14 @@ class Table {
   bool finds_activations() const { return p_.plan().recompute != Recompute::kLocal; }
 
   void add_state(Mode mode, i32 state) { out_.push_back({Buffer::kGrad, mode, state, -1, 0}); }
-  void add_grad(State::Part part, i32 layer) {
-    for (const i32 state : p_.states_on(device_, part, layer)) add_state(Mode::kAdd, state);
+  void add_grad(UnitPart part, i32 layer) {
+    for (const i32 state : p_.states_on(device_, part, layer)) {
+      if (p_.trains(state)) add_state(Mode::kAdd, state);
+    }
+  }
+  void read_params(UnitPart part, i32 layer) {
+    for (const i32 state : p_.states_on(device_, part, layer))
+      out_.push_back({Buffer::kParams, Mode::kRead, state, -1, 0});
   }
 
   /// The pieces from which the output of layer `layer` - 1 is merged.
@@ -101,6 +108,7 @@ class Table {
     add(moves_into(layer) ? Buffer::kMoveOut : Buffer::kHidden, Mode::kWrite, layer);
   }
   void write_input_gradient(i32 layer) {
+    if (!p_.needs_input_gradient(layer)) return;
     if (moves_into(layer)) {
       add(Buffer::kDMove, Mode::kWrite, layer);
     } else {
@@ -109,6 +117,7 @@ class Table {
   }
 
   void attention_forward() {
+    read_params(UnitPart::kAttention, op_.layer);
     if (op_.phase == Phase::kRecompute) {
       add(Buffer::kHidden, Mode::kRead, op_.layer);
       add(Buffer::kRouting, Mode::kRead, op_.layer);
@@ -125,6 +134,7 @@ class Table {
     if (p_.balance_on()) add(Buffer::kCounts, Mode::kAdd, -1);
   }
   void attention_backward() {
+    read_params(UnitPart::kAttention, op_.layer);
     add(Buffer::kHidden, Mode::kRead, op_.layer);
     add(Buffer::kDHidden, Mode::kRead, op_.layer);
     // A dense layer has no recompute phase of its own: with resend it recomputes locally.
@@ -137,11 +147,15 @@ class Table {
       if (p_.balance_on()) add(Buffer::kBalance, Mode::kRead, -1);
     }
     write_input_gradient(op_.layer);
-    add_grad(State::Part::kAttention, op_.layer);
+    add_grad(UnitPart::kAttention, op_.layer);
+  }
+  void embed_forward() {
+    read_params(UnitPart::kEmbed, -1);
+    write_input(0);
   }
   void embed_backward() {
     add(Buffer::kDHidden, Mode::kRead, -1);
-    add_grad(State::Part::kEmbed, -1);
+    add_grad(UnitPart::kEmbed, -1);
   }
 
   void dispatch_forward() {
@@ -158,6 +172,7 @@ class Table {
     if (is_source(op_.layer)) add_chunk(Buffer::kDSend, Mode::kWrite, op_.layer);
   }
   void experts_forward() {
+    read_params(UnitPart::kExperts, op_.layer);
     add_chunk(Buffer::kLoad, Mode::kRead, op_.layer);
     add_chunk(Buffer::kRows, Mode::kRead, op_.layer);
     add_chunk(Buffer::kOut, Mode::kWrite, op_.layer);
@@ -166,12 +181,13 @@ class Table {
     }
   }
   void experts_backward() {
+    read_params(UnitPart::kExperts, op_.layer);
     add_chunk(Buffer::kLoad, Mode::kRead, op_.layer);
     add_chunk(Buffer::kRows, Mode::kRead, op_.layer);
     add_chunk(Buffer::kDOut, Mode::kRead, op_.layer);
     if (finds_activations()) add_chunk(Buffer::kSavedExperts, Mode::kRead, op_.layer);
     add_chunk(Buffer::kDRows, Mode::kWrite, op_.layer);
-    add_grad(State::Part::kExperts, op_.layer);
+    add_grad(UnitPart::kExperts, op_.layer);
   }
   void combine_forward() {
     add_chunk(Buffer::kLoad, Mode::kRead, op_.layer);
@@ -196,11 +212,12 @@ class Table {
     if (is_source(op_.layer - 1)) add(Buffer::kDHidden, Mode::kWrite, op_.layer - 1);
   }
   void head() {
+    read_params(p_.tied() ? UnitPart::kEmbed : UnitPart::kHead, -1);
     read_input(p_.num_layers());
     if (!p_.options().backward) return;
     write_input_gradient(p_.num_layers());
-    add_grad(State::Part::kHead, -1);
-    add_grad(State::Part::kEmbed, -1);  // tied embeddings; only there has a head device that state
+    add_grad(UnitPart::kHead, -1);
+    add_grad(UnitPart::kEmbed, -1);  // tied embeddings; only there has a head device that state
   }
   void balance() {
     for (const MicrobatchRef& member : p_.balance_set(p_.balance_set_of(op_.group, op_.microbatch))) {
@@ -216,7 +233,9 @@ class Table {
     return false;
   }
   void norm() {
-    for (const i32 state : p_.states_on(device_)) add_state(Mode::kRead, state);
+    for (const i32 state : p_.states_on(device_)) {
+      if (p_.trains(state)) add_state(Mode::kRead, state);
+    }
     add(Buffer::kNorm, Mode::kWrite, -1);
   }
 

@@ -27,9 +27,12 @@ enum class Buffer : std::uint8_t {
   kCounts,        ///< expert counts of a microbatch (layer -1)
   kBalance,       ///< gradient of the load-balancing loss (layer -1)
   kGrad,          ///< gradient of a state (layer = state index, microbatch -1)
-  kNorm           ///< global gradient norm (layer and microbatch -1)
+  kNorm,          ///< global gradient norm (layer and microbatch -1)
+  kParams         ///< parameters of a state (layer = state index, microbatch -1)
 };
 inline constexpr i32 kNumBuffers = kEnumCount<Buffer>;
+/// The buffer is there before the step and after it: reading needs no writer, and nothing frees it.
+constexpr bool outlives_step(Buffer buffer) { return buffer == Buffer::kParams; }
 template <>
 struct EnumNames<Buffer> {
   static const std::vector<std::string>& names();

@@ -19,16 +19,18 @@ class BufferIndex {
   }
 
   std::size_t size(Buffer buffer) const {
-    return buffer == Buffer::kGrad ? num_states_ : num_layers_ * num_microbatches_ * num_chunks_;
+    return is_of_state(buffer) ? num_states_ : num_layers_ * num_microbatches_ * num_chunks_;
   }
   std::size_t operator()(const Access& access) const {
-    if (access.buffer == Buffer::kGrad) return static_cast<std::size_t>(access.layer);
+    if (is_of_state(access.buffer)) return static_cast<std::size_t>(access.layer);
     const auto layer = static_cast<std::size_t>(access.layer + 1);
     const auto microbatch = static_cast<std::size_t>(std::max(access.microbatch, 0));
     return (layer * num_microbatches_ + microbatch) * num_chunks_ + static_cast<std::size_t>(access.chunk);
   }
 
  private:
+  static bool is_of_state(Buffer buffer) { return buffer == Buffer::kGrad || buffer == Buffer::kParams; }
+
   std::size_t num_layers_, num_microbatches_ = 1, num_chunks_, num_states_;
 };
 

@@ -38,7 +38,7 @@ bool Scoreboard::visit(const Access& access, DeviceId device, OpId op, std::vect
   if (entry.writer >= 0 && entry.writer != op) before.push_back(entry.writer);
   if (access.mode == Mode::kRead) {
     entry.readers = new_reader(op, entry.readers);
-    return entry.writer >= 0;
+    return entry.writer >= 0 || outlives_step(access.buffer);
   }
   while (entry.readers >= 0) {
     const i32 reader = entry.readers;
@@ -127,7 +127,7 @@ const ScheduleBuilder::Clock& ScheduleBuilder::clock_after(OpId op, DeviceId dev
 }
 
 void ScheduleBuilder::compute(const Op& op, DeviceId device) {
-  if (lists(device)) append(op, {&device, 1});
+  if (lists(device) && placement_.in_step(op)) append(op, {&device, 1});
 }
 
 void ScheduleBuilder::compute_on_shares(const Op& op, i32 layer) {
@@ -135,6 +135,7 @@ void ScheduleBuilder::compute_on_shares(const Op& op, i32 layer) {
 }
 
 void ScheduleBuilder::transfer(const Op& op) {
+  if (!placement_.in_step(op)) return;
   participants_.clear();
   const auto add_listed = [&](const std::vector<DeviceId>& devices) {
     for (const DeviceId d : devices) {
@@ -158,7 +159,7 @@ void ScheduleBuilder::routed(i32 group, i32 microbatch) {
             .microbatch = last.microbatch});
 }
 
-void ScheduleBuilder::state_done(State::Part part, i32 layer) {
+void ScheduleBuilder::state_done(UnitPart part, i32 layer) {
   const auto [first, last] = placement_.states_of(part, layer);
   for (i32 state = first; state < last; ++state) {
     if (--groups_pending_[static_cast<std::size_t>(state)] > 0) continue;

@@ -46,7 +46,7 @@ class ScheduleBuilder {
   /// Some device of the group is listed; ops of other groups are left out.
   bool lists_group(i32 group) const;
 
-  /// A compute op on one device.
+  /// A compute op on one device. What frozen units leave no work for is dropped, here and below.
   void compute(const Op& op, DeviceId device);
   /// A compute op on every device of the shares of stage `layer`.
   void compute_on_shares(const Op& op, i32 layer);
@@ -57,7 +57,7 @@ class ScheduleBuilder {
   void routed(i32 group, i32 microbatch);
   /// Says that group `group` adds no more to the gradients of this part. When all groups have said so, its
   /// reduces are appended.
-  void state_done(State::Part part, i32 layer);
+  void state_done(UnitPart part, i32 layer);
   /// Reduces that are still due, the gradient norm and the updates; then hands the schedule over. Throws
   /// ConfigError with all faults found on the way.
   Schedule finish();

@@ -70,6 +70,7 @@ class Collector {
 
   void add_of_state(const OpTraits& row, i32 state) {
     const State& s = states_[idx(state)];
+    if (!s.trainable) return;
     const Op op = {.kind = row.kind, .state = state};
     if (row.occurs == Occurs::kPerSharedState && s.reduced()) out_.push_back({op, -1});
     if (row.occurs != Occurs::kPerState) return;
@@ -87,7 +88,7 @@ class Collector {
                    .group = static_cast<std::int16_t>(group_),
                    .layer = layer,
                    .microbatch = microbatch_};
-    out_.push_back({op, device});
+    if (p_.in_step(op)) out_.push_back({op, device});
   }
 
   const Placement& p_;

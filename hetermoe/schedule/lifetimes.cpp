@@ -27,7 +27,9 @@ class Recorder {
     const auto first = static_cast<std::ptrdiff_t>(out_.uses.size());
     touched_.clear();
     accesses(schedule_.ops[static_cast<std::size_t>(op)], device, placement_, touched_);
-    for (const Access& access : touched_) out_.uses.push_back(epoch_of(access, op, device));
+    for (const Access& access : touched_) {
+      if (!outlives_step(access.buffer)) out_.uses.push_back(epoch_of(access, op, device));
+    }
     std::sort(out_.uses.begin() + first, out_.uses.end());
     out_.uses.erase(std::unique(out_.uses.begin() + first, out_.uses.end()), out_.uses.end());
     for (auto use = out_.uses.begin() + first; use != out_.uses.end(); ++use) {

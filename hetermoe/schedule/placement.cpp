@@ -1,25 +1,29 @@
 #include "hetermoe/schedule/placement.h"
 
 #include <algorithm>
+#include <numeric>
 #include <set>
+#include <tuple>
 #include <utility>
+
+#include "hetermoe/base/index.h"
 
 namespace hetermoe {
 namespace {
 
 /// States come in ascending rank: embed, then attention and experts of each layer, then head.
-i32 rank(State::Part part, i32 layer, i32 num_layers) {
+i32 rank(UnitPart part, i32 layer, i32 num_layers) {
   switch (part) {
-    case State::Part::kEmbed:
+    case UnitPart::kEmbed:
       return 0;
-    case State::Part::kAttention:
+    case UnitPart::kAttention:
       return 1 + 2 * layer;
-    case State::Part::kExperts:
+    case UnitPart::kExperts:
       return 2 + 2 * layer;
-    case State::Part::kHead:
-      break;
+    case UnitPart::kHead:
+      return 1 + 2 * num_layers;
   }
-  return 1 + 2 * num_layers;
+  HM_CHECK(false, "state of no part");
 }
 
 const Shares& shares_of_stage(const Group& group, i32 layer) {
@@ -36,7 +40,7 @@ Placement::Placement(const Plan& plan, const ModelConfig& model, const StepOptio
       num_layers_(static_cast<i32>(model.num_layers)),
       num_devices_(plan.dtype.size()),
       may_move_(static_cast<std::size_t>(model.num_layers) + 1, false),
-      states_(make_states(plan, model)) {
+      states_(make_states(plan, model, options.frozen)) {
   for (i64 l = 0; l < model.num_layers; ++l) moe_.push_back(model.is_moe(l));
   options_.balance = options.balance && last_moe_layer() >= 0;
   for (const Group& group : plan.groups) {
@@ -126,20 +130,28 @@ std::span<const MicrobatchRef> Placement::balance_set(i32 set) const {
   return {balance_members_.data() + balance_begin_[s], balance_members_.data() + balance_begin_[s + 1]};
 }
 
+/// States of each device, cut by rank: those of one part of one layer lie together.
 void Placement::index_states() {
-  device_state_begin_.assign(num_devices_ + 1, 0);
+  device_state_begin_.assign(num_devices_ * idx(num_ranks()) + 1, 0);
+  const auto slot = [&](DeviceId device, const State& state) {
+    return idx(device) * idx(num_ranks()) + idx(rank(state.part, state.layer, num_layers_));
+  };
   for (const State& state : states_) {
-    for (const DeviceId device : state.devices) ++device_state_begin_[static_cast<std::size_t>(device) + 1];
+    for (const DeviceId device : state.devices) ++device_state_begin_[slot(device, state) + 1];
   }
-  for (std::size_t d = 0; d < num_devices_; ++d) device_state_begin_[d + 1] += device_state_begin_[d];
-  device_states_.resize(static_cast<std::size_t>(device_state_begin_.back()));
+  std::partial_sum(device_state_begin_.begin(), device_state_begin_.end(), device_state_begin_.begin());
+  device_states_.resize(idx(device_state_begin_.back()));
   std::vector<i32> next(device_state_begin_.begin(), device_state_begin_.end() - 1);
   for (std::size_t s = 0; s < states_.size(); ++s) {
-    for (const DeviceId device : states_[s].devices) {
-      device_states_[static_cast<std::size_t>(next[static_cast<std::size_t>(device)]++)] =
-          static_cast<i32>(s);
-    }
+    for (const DeviceId device : states_[s].devices)
+      device_states_[idx(next[slot(device, states_[s])]++)] = static_cast<i32>(s);
   }
+}
+
+bool Placement::in_step(const Op& op) const {
+  if (traits(op.kind).has_state) return trains(op.state);
+  const bool of_embedding = op.kind == OpKind::kEmbed || (op.kind == OpKind::kMove && op.layer == 0);
+  return op.phase != Phase::kBackward || !of_embedding || needs_input_gradient(0);
 }
 
 i32 Placement::last_moe_layer() const {
@@ -152,7 +164,7 @@ const ShareRow& Placement::shares(i32 group, i32 layer, i32 microbatch) const {
   return share_row(shares_of_stage(plan_.groups[static_cast<std::size_t>(group)], layer), microbatch);
 }
 
-std::pair<i32, i32> Placement::states_of(State::Part part, i32 layer) const {
+std::pair<i32, i32> Placement::states_of(UnitPart part, i32 layer) const {
   const auto by_rank = [&](const State& state, i32 wanted) {
     return rank(state.part, state.layer, num_layers_) < wanted;
   };
@@ -163,20 +175,14 @@ std::pair<i32, i32> Placement::states_of(State::Part part, i32 layer) const {
 }
 
 std::span<const i32> Placement::states_on(DeviceId device) const {
-  const auto d = static_cast<std::size_t>(device);
-  return {device_states_.data() + device_state_begin_[d], device_states_.data() + device_state_begin_[d + 1]};
+  const i32* begin = device_state_begin_.data() + idx(device) * idx(num_ranks());
+  return {device_states_.data() + begin[0], device_states_.data() + begin[num_ranks()]};
 }
 
-std::span<const i32> Placement::states_on(DeviceId device, State::Part part, i32 layer) const {
-  const std::span<const i32> all = states_on(device);
-  const auto by_rank = [&](i32 index, i32 wanted) {
-    const State& state = states_[static_cast<std::size_t>(index)];
-    return rank(state.part, state.layer, num_layers_) < wanted;
-  };
-  const i32 wanted = rank(part, layer, num_layers_);
-  const auto first = std::lower_bound(all.begin(), all.end(), wanted, by_rank);
-  const auto last = std::lower_bound(first, all.end(), wanted + 1, by_rank);
-  return {first, last};
+std::span<const i32> Placement::states_on(DeviceId device, UnitPart part, i32 layer) const {
+  const i32* begin =
+      device_state_begin_.data() + idx(device) * idx(num_ranks()) + rank(part, layer, num_layers_);
+  return {device_states_.data() + begin[0], device_states_.data() + begin[1]};
 }
 
 std::vector<DeviceId> Placement::participants(const Op& op) const {
@@ -241,24 +247,34 @@ class DeviceSet {
   std::vector<DeviceId> devices_;
 };
 
-/// States of the experts of layer `l`: those with the same owners in all groups are one.
-void add_expert_states(const Plan& plan, i32 l, i64 num_experts, DeviceSet& set, std::vector<State>& states) {
+bool is_frozen(std::span<const Unit> frozen, const Unit& unit) {
+  return std::binary_search(frozen.begin(), frozen.end(), unit);
+}
+
+/// States of the experts of layer `l`: those with the same owners in all groups are one, unless some of them
+/// are frozen, which follow the others.
+void add_expert_states(const Plan& plan, i32 l, i64 num_experts, std::span<const Unit> frozen, DeviceSet& set,
+                       std::vector<State>& states) {
+  const auto together = [](const State& a, const State& b) {
+    return a.devices == b.devices && a.trainable == b.trainable;
+  };
   std::vector<State> found;
   for (ExpertId e = 0; e < static_cast<ExpertId>(num_experts); ++e) {
     for (const Group& group : plan.groups) {
       const LayerPlacement& layer = group.layers[static_cast<std::size_t>(l)];
       for (const ExpertOwner& owner : layer.experts[static_cast<std::size_t>(e)]) set.add(owner.device);
     }
-    std::vector<DeviceId> owners = set.take();
-    if (found.empty() || found.back().devices != owners)
-      found.push_back({State::Part::kExperts, l, {}, std::move(owners)});
+    State state{.part = UnitPart::kExperts, .layer = l, .devices = set.take()};
+    state.trainable = !is_frozen(frozen, {.layer = l, .part = UnitPart::kExperts, .expert = e});
+    if (found.empty() || !together(found.back(), state)) found.push_back(std::move(state));
     found.back().experts.push_back(e);
   }
-  std::stable_sort(found.begin(), found.end(),
-                   [](const State& a, const State& b) { return a.devices < b.devices; });
+  std::stable_sort(found.begin(), found.end(), [](const State& a, const State& b) {
+    return std::tie(a.devices, b.trainable) < std::tie(b.devices, a.trainable);
+  });
   for (State& state : found) {
     State& last = states.back();
-    if (last.part == State::Part::kExperts && last.layer == l && last.devices == state.devices) {
+    if (last.part == UnitPart::kExperts && last.layer == l && together(last, state)) {
       last.experts.insert(last.experts.end(), state.experts.begin(), state.experts.end());
     } else {
       states.push_back(std::move(state));
@@ -268,22 +284,27 @@ void add_expert_states(const Plan& plan, i32 l, i64 num_experts, DeviceSet& set,
 
 }  // namespace
 
-std::vector<State> make_states(const Plan& plan, const ModelConfig& model) {
+std::vector<State> make_states(const Plan& plan, const ModelConfig& model, std::span<const Unit> frozen) {
   std::vector<State> states;
   DeviceSet set(plan.dtype.size());
+  const auto add = [&](UnitPart part, i32 layer, const Unit& unit) {
+    states.push_back(
+        {.part = part, .layer = layer, .devices = set.take(), .trainable = !is_frozen(frozen, unit)});
+  };
   for (const Group& group : plan.groups) {
     set.add(group.embed);
     if (model.tie_embeddings) set.add(group.head);
   }
-  states.push_back({State::Part::kEmbed, -1, {}, set.take()});
-  for (i32 l = 0; l < static_cast<i32>(model.num_layers); ++l) {
-    for (const Group& group : plan.groups) set.add(group.layers[static_cast<std::size_t>(l)].attention);
-    states.push_back({State::Part::kAttention, l, {}, set.take()});
-    if (model.is_moe(l)) add_expert_states(plan, l, model.num_experts, set, states);
+  add(UnitPart::kEmbed, -1, {});
+  const auto num_layers = static_cast<i32>(model.num_layers);
+  for (i32 l = 0; l < num_layers; ++l) {
+    for (const Group& group : plan.groups) set.add(group.layers[idx(l)].attention);
+    add(UnitPart::kAttention, l, {.layer = l, .part = UnitPart::kAttention});
+    if (model.is_moe(l)) add_expert_states(plan, l, model.num_experts, frozen, set, states);
   }
   if (!model.tie_embeddings) {
     for (const Group& group : plan.groups) set.add(group.head);
-    states.push_back({State::Part::kHead, -1, {}, set.take()});
+    add(UnitPart::kHead, -1, {.layer = num_layers, .part = UnitPart::kHead});
   }
   return states;
 }

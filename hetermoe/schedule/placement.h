@@ -58,6 +58,9 @@ class Placement {
   /// Devices with a lane in a transfer, ascending.
   std::vector<DeviceId> participants(const Op& op) const;
   bool balance_on() const { return options_.balance; }
+  /// False for ops that frozen units leave no work for: their reduces and updates, and with a frozen
+  /// embedding all that carries its gradient.
+  bool in_step(const Op& op) const;
   /// The load-balancing loss couples microbatches, perhaps of several groups: the smallest runs of
   /// microbatches that hold whole load-balancing groups. None with the loss off.
   std::span<const MicrobatchRef> balance_set(i32 set) const;
@@ -70,11 +73,16 @@ class Placement {
   /// In the order of make_states().
   const std::vector<State>& states() const { return states_; }
   /// States of `part` in `layer` (kEmbed, kHead: -1), as indices [first, second).
-  std::pair<i32, i32> states_of(State::Part part, i32 layer) const;
+  std::pair<i32, i32> states_of(UnitPart part, i32 layer) const;
+  bool trains(i32 state) const { return states_[static_cast<std::size_t>(state)].trainable; }
+  /// The head's tensors are the embedding's.
+  bool tied() const { return states_.back().part != UnitPart::kHead; }
+  /// Some op wants the gradient of the input of `layer`.
+  bool needs_input_gradient(i32 layer) const { return layer > 0 || states_.front().trainable; }
   /// Indices of the states that `device` holds, ascending.
   std::span<const i32> states_on(DeviceId device) const;
   /// Those of `part` in `layer`.
-  std::span<const i32> states_on(DeviceId device, State::Part part, i32 layer) const;
+  std::span<const i32> states_on(DeviceId device, UnitPart part, i32 layer) const;
 
  private:
   struct Stage {
@@ -92,6 +100,7 @@ class Placement {
   void add_balance_sets(i64 aux_group);
   Stage make_stage(i32 group, const Shares* before, const Shares& shares, i32 layer, i32 microbatch) const;
   void index_states();
+  i32 num_ranks() const { return 2 * num_layers_ + 2; }
 
   const Plan& plan_;
   StepOptions options_;
@@ -106,13 +115,13 @@ class Placement {
   std::vector<std::vector<i32>> balance_set_of_;            // [group][microbatch]
   std::vector<bool> may_move_;                              // [layer + 1]
   std::vector<State> states_;
-  std::vector<i32> device_state_begin_;  // [num_devices + 1] into device_states_
+  std::vector<i32> device_state_begin_;  // [device, part of a layer] into device_states_, and the end
   std::vector<i32> device_states_;
 };
 
 /// Every state of the plan, in the order embed, layers (attention, experts), head. Experts with the same
-/// owners in all groups form one state. With tied embeddings the head's tensors belong to the state of the
-/// embedding.
-std::vector<State> make_states(const Plan& plan, const ModelConfig& model);
+/// owners in all groups form one state, or two when some of them are frozen. With tied embeddings the head's
+/// tensors belong to the state of the embedding. frozen: ascending.
+std::vector<State> make_states(const Plan& plan, const ModelConfig& model, std::span<const Unit> frozen = {});
 
 }  // namespace hetermoe

@@ -3,21 +3,23 @@
 #include <string>
 #include <vector>
 
+#include "hetermoe/model/unit.h"
 #include "hetermoe/plan/plan.h"
 #include "hetermoe/schedule/op.h"
 
 // The one object shared by simulator and executor: which op, on which lane, after which ops.
 namespace hetermoe {
 
-/// Parameters that live and move together: replicated on `devices`, reduced and updated as one.
+/// Units that live together: replicated on `devices`, reduced and updated as one, or frozen as one.
 struct State {
-  enum class Part : std::uint8_t { kEmbed, kAttention, kHead, kExperts };
-  Part part = Part::kEmbed;
-  i32 layer = -1;
-  std::vector<ExpertId> experts;  ///< of part kExperts
-  std::vector<DeviceId> devices;  ///< ascending
+  using Part = UnitPart;
+  UnitPart part = UnitPart::kEmbed;
+  i32 layer = -1;                      ///< -1 also for the head
+  std::vector<ExpertId> experts = {};  ///< of part kExperts
+  std::vector<DeviceId> devices = {};  ///< ascending
+  bool trainable = true;               ///< false: no gradient, no reduce, no update
 
-  bool reduced() const { return devices.size() > 1; }
+  bool reduced() const { return trainable && devices.size() > 1; }
   bool operator==(const State&) const = default;
 };
 
@@ -45,9 +47,10 @@ struct Schedule {
 
 /// What a step is, beyond the plan: fields of the job that add or drop ops.
 struct StepOptions {
-  bool balance = false;  ///< the load-balancing loss is on
-  i64 aux_group = 0;     ///< sequences over which it is computed, 0 = the whole step
-  bool backward = true;  ///< false: forward only (validation); the head computes the loss alone
+  bool balance = false;           ///< the load-balancing loss is on
+  i64 aux_group = 0;              ///< sequences over which it is computed, 0 = the whole step
+  bool backward = true;           ///< false: forward only (validation); the head computes the loss alone
+  std::vector<Unit> frozen = {};  ///< units that are not trained, ascending
 };
 
 /// Builds the schedule of one step. The plan must be valid. Throws ConfigError when the order policy cannot

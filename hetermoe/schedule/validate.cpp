@@ -159,7 +159,7 @@ class Checker {
       accesses(s_.ops[idx(op)], device, placement_, touched);
       for (const Access& access : touched) {
         Uses& use = uses[{access.buffer, access.layer, access.microbatch, access.chunk}];
-        if (access.mode == Mode::kRead && use.writer < 0) {
+        if (access.mode == Mode::kRead && use.writer < 0 && !outlives_step(access.buffer)) {
           fault("{} on device {} reads {}, which no earlier op writes", name(op), device, describe(access));
         }
         check_order(use.writer, op, device, access);

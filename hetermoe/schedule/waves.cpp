@@ -134,11 +134,11 @@ void WaveRunner::finish_returns() {
 
 void WaveRunner::report_done(const Wave& wave) {
   if (!wave.has_compute || !p_.options().backward) return;
-  if (wave.compute.kind == OpKind::kHead) b_.state_done(State::Part::kHead, -1);
+  if (wave.compute.kind == OpKind::kHead) b_.state_done(UnitPart::kHead, -1);
   if (wave.compute.kind != OpKind::kAttention || wave.compute.phase != Phase::kBackward) return;
-  b_.state_done(State::Part::kExperts, wave.compute.layer);
-  b_.state_done(State::Part::kAttention, wave.compute.layer);
-  if (wave.compute.layer == 0) b_.state_done(State::Part::kEmbed, -1);
+  b_.state_done(UnitPart::kExperts, wave.compute.layer);
+  b_.state_done(UnitPart::kAttention, wave.compute.layer);
+  if (wave.compute.layer == 0) b_.state_done(UnitPart::kEmbed, -1);
 }
 
 Op WaveRunner::at(OpKind kind, Phase phase, i32 layer, i32 m, i32 chunk) const {

@@ -36,6 +36,7 @@ bool is_saved(Buffer buffer) {
     case Buffer::kBalance:
     case Buffer::kGrad:
     case Buffer::kNorm:
+    case Buffer::kParams:
       break;
   }
   return false;
@@ -58,6 +59,9 @@ BufferSizes::BufferSizes(const Placement& placement, const ModelConfig& model, c
 }
 
 Bytes BufferSizes::element(DeviceId device) const { return bytes_of(placement_.plan().dtype[idx(device)]); }
+Bytes BufferSizes::gradient(DeviceId device) const {
+  return bytes_of(grad_dtype_of(placement_.plan(), device));
+}
 Bytes BufferSizes::row(DeviceId device) const { return row_bytes(model_, element(device)); }
 
 double BufferSizes::tokens(i32 stage, i32 microbatch, DeviceId device) const {
@@ -147,7 +151,8 @@ Bytes BufferSizes::of(const Epoch& e) {
              (e.buffer == Buffer::kCounts ? kIdBytes : kWeightBytes);
     }
     case Buffer::kGrad:  // belongs to the state
-    case Buffer::kNorm:  // a few numbers
+    case Buffer::kNorm:    // a few numbers
+    case Buffer::kParams:  // of the state
       break;
   }
   return 0;
@@ -173,8 +178,10 @@ Bytes BufferSizes::attention_workspace(const Op& op, DeviceId device) const {
   }
   const bool kept =
       recompute == Recompute::kOff || (recompute == Recompute::kResend && placement_.is_moe(op.layer));
+  const i32 state = placement_.states_of(UnitPart::kAttention, op.layer).first;
+  const auto weights = static_cast<double>(counts_.attention_part[idx(op.layer)]);
   return count * ((kept ? 0 : work) + attention_gradient_bytes(model_, element(device))) +
-         static_cast<double>(counts_.attention_part[idx(op.layer)]) * element(device);
+         (placement_.trains(state) ? weights * element(device) : 0);
 }
 
 /// Rows in expert order, outputs, and in backward the gradients of both: the gradient of the output is the
@@ -201,7 +208,7 @@ Bytes BufferSizes::compute_workspace(const Op& op, DeviceId device) {
       return std::min(all, static_cast<double>(kHeadChunkTokens)) * head_work_bytes(model_, element(device));
     }
     case ComputeKind::kUpdate:
-      return update_work_bytes(work_.state_params(op.state), element(device));
+      return update_work_bytes(work_.state_params(op.state), gradient(device));
     case ComputeKind::kEmbed:
     case ComputeKind::kMerge:
       break;
@@ -229,13 +236,13 @@ Bytes BufferSizes::transfer_workspace(const Op& op, DeviceId device) {
       return (tokens(op.layer - 1, op.microbatch, device) + tokens(op.layer, op.microbatch, device)) * wire;
     case TransferKind::kReduce: {
       const auto copies = static_cast<double>(placement_.states()[idx(op.state)].devices.size());
-      return copies * work_.state_params(op.state) * state_bytes_per_parameter(element(device)).gradients;
+      return copies * work_.state_params(op.state) * gradient(device);
     }
     case TransferKind::kNorm: {
       double largest = 0;
       for (const i32 state : placement_.states_on(device))
-        largest = std::max(largest, static_cast<double>(work_.state_params(state)));
-      return norm_work_bytes(largest, element(device));
+        largest = std::max(largest, placement_.trains(state) ? work_.state_params(state) : 0);
+      return norm_work_bytes(largest, gradient(device));
     }
     case TransferKind::kBalance:
       break;
@@ -244,14 +251,23 @@ Bytes BufferSizes::transfer_workspace(const Op& op, DeviceId device) {
 }
 
 MemoryUse BufferSizes::state(DeviceId device) const {
-  const StateBytes each = state_bytes_per_parameter(element(device));
-  double params = 0;
-  for (const i32 state : placement_.states_on(device)) params += work_.state_params(state);
+  const StateBytes each = state_bytes_per_parameter(element(device), gradient(device));
+  double params = 0, trainable = 0;
   MemoryUse use;
-  use.weights = params * each.weights;
+  for (const i32 index : placement_.states_on(device)) {
+    const State& state = placement_.states()[idx(index)];
+    // A router's bias is a buffer: it has a value only, never below fp32.
+    const bool bias = state.part == UnitPart::kAttention && model_.is_moe(state.layer) && model_.router_bias;
+    const auto buffer = static_cast<double>(bias ? model_.num_experts : 0);
+    const double count = work_.state_params(index) - buffer;
+    params += count;
+    trainable += state.trainable ? count : 0;
+    use.weights += buffer * std::max(element(device), 4.0);
+  }
+  use.weights += params * each.weights;
   if (!placement_.options().backward) return use;
-  use.gradients = params * each.gradients;
-  use.optimizer = params * (each.master + each.moments);
+  use.gradients = trainable * each.gradients;
+  use.optimizer = trainable * (each.master + each.moments);
   return use;
 }
 

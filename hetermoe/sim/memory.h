@@ -35,7 +35,7 @@ class BufferSizes {
   BufferSizes(const Placement& placement, const ModelConfig& model, const Cluster& cluster,
               const RoutingLoad& routing);
 
-  /// kGrad and kNorm count 0: gradients belong to the state.
+  /// kParams has no epochs; kGrad and kNorm count 0: parameters and gradients belong to the state.
   Bytes of(const Epoch& epoch);
   /// What the op needs besides its buffers: activations that it recomputes or does not keep, gradients of
   /// them, gathered rows, logits of a run of tokens, messages of a transfer, everybody's copy of what is
@@ -60,6 +60,7 @@ class BufferSizes {
   Bytes compute_workspace(const Op& op, DeviceId device);
   Bytes transfer_workspace(const Op& op, DeviceId device);
   Bytes element(DeviceId device) const;
+  Bytes gradient(DeviceId device) const;
   Bytes row(DeviceId device) const;
 
   const Placement& placement_;

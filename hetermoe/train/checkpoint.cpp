@@ -242,6 +242,14 @@ void load_tensor(const Archive& archive, const LogicalTensor& tensor) {
   at::Tensor value = tensor.value;
   if (tensor.master.defined()) value.copy_(tensor.master);
   if (!tensor.exp_avg.defined()) return;
+  if (!archive.has(tensor.name + ".exp_avg")) {
+    fail<ConfigError>(
+        "train.freeze",
+        "does not freeze {}, which was frozen in the run that wrote the checkpoint: there are no "
+        "moments of it. Freeze it, or begin anew with --checkpoint.resume false and another "
+        "output folder",
+        tensor.name);
+  }
   archive.copy_into(tensor.exp_avg, tensor.name + ".exp_avg");
   archive.copy_into(tensor.exp_avg_sq, tensor.name + ".exp_avg_sq");
 }
@@ -250,7 +258,7 @@ void load_tensor(const Archive& archive, const LogicalTensor& tensor) {
 
 void copy_tensors(const std::vector<DeviceState*>& states, const ModelConfig& model, CheckpointShard& shard) {
   for (DeviceState* state : states) {
-    for (const LogicalTensor& tensor : state->logical_tensors(model)) {
+    for (const LogicalTensor& tensor : state->store().tensors()) {
       if (!tensor.first_owner) continue;
       shard.model.push_back({tensor.name, host_copy(tensor.value)});
       const auto keep = [&](const char* suffix, const at::Tensor& moment) {
@@ -364,8 +372,8 @@ void load_checkpoint(const FoundCheckpoint& checkpoint, const ModelConfig& model
   }
   const Archive archive(checkpoint.path, info.at("files"));
   for (DeviceState* state : states) {
-    for (const LogicalTensor& tensor : state->logical_tensors(model)) load_tensor(archive, tensor);
-    state->set_updates(checkpoint.info.step - checkpoint.info.skipped);
+    for (const LogicalTensor& tensor : state->store().tensors()) load_tensor(archive, tensor);
+    state->store().set_updates(checkpoint.info.step - checkpoint.info.skipped);
   }
 }
 

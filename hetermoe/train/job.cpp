@@ -6,6 +6,8 @@
 #include <map>
 #include <set>
 
+#include "hetermoe/train/freeze.h"
+
 namespace hetermoe {
 
 const std::vector<std::string>& EnumNames<OnNonfinite>::names() {
@@ -159,6 +161,7 @@ void set_dtypes(Plan& plan, const PlanOptions& options) {
       plan.dtype[d] = *options.attention_dtype;
   }
   if (options.wire_dtype) plan.wire_forward = plan.wire_backward = *options.wire_dtype;
+  plan.grad_dtype = options.grad_dtype;
 }
 
 Plan plan_of_strategy(const Job& job, const ModelConfig& model, const Cluster& cluster) {
@@ -273,12 +276,20 @@ Plan make_job_plan(const Job& job, const ModelConfig& model, const Cluster& clus
                     fmt::join(faults, "\n  "), hidden > 0 ? fmt::format("\n  and {} more", hidden) : "");
 }
 
+StepOptions step_options(const Job& job, const ModelConfig& model) {
+  return {.balance = model.aux_loss_coef > 0,
+          .aux_group = job.train.aux_group,
+          .backward = true,
+          .frozen = frozen_units(job.train.freeze, model)};
+}
+
 Plan emulated_plan(const Job& job, const Plan& plan) {
   const auto emulated = [&](Dtype dtype) {
     return job.clock.emulated_dtype.value_or(bytes_of(dtype) == 2 ? dtype : Dtype::kFp16);
   };
   Plan out = plan;
   for (Dtype& dtype : out.dtype) dtype = emulated(dtype);
+  if (out.grad_dtype == Dtype::kFp64) out.grad_dtype.reset();
   if (job.plan.wire_dtype) return out;
   out.wire_forward = emulated(out.wire_forward);
   out.wire_backward = emulated(out.wire_backward);

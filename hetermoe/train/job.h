@@ -7,6 +7,7 @@
 #include "hetermoe/exec/clock.h"
 #include "hetermoe/nn/optimizer.h"
 #include "hetermoe/planner/strategies.h"
+#include "hetermoe/schedule/schedule.h"
 #include "hetermoe/train/checkpoint.h"
 
 // A job: one complete YAML file. Every key has a same-named flag that overrides it (--train.steps 20).
@@ -38,6 +39,7 @@ struct TrainOptions {
   bool preflight = true;
   OnNonfinite on_nonfinite = OnNonfinite::kStop;
   i64 max_skipped = 10;
+  std::vector<std::string> freeze;
   double spike_sigma = 6;
   double straggler_share = 0.1;
   template <class V>
@@ -71,6 +73,9 @@ struct TrainOptions {
     v("on_nonfinite", on_nonfinite,
       "NaN or infinite loss or gradients: stop the run, or skip the step and leave the weights as they are");
     v("max_skipped", max_skipped, "steps in a row that may be skipped before the run stops", at_least(0));
+    v("freeze", freeze,
+      "patterns of tensor names, with * for any text: what they name is not trained. Whole units (embedding, "
+      "attention part of a layer, expert, head) are frozen");
     v("spike_sigma", spike_sigma,
       "a loss this many standard deviations above the running median is reported, 0 = never", at_least(0));
     v("straggler_share", straggler_share,
@@ -91,7 +96,7 @@ struct PlanOptions {
   QueueBinding queue_binding = QueueBinding::kDirection;
   Recompute recompute = Recompute::kLocal;
   bool row_dedup = true;
-  std::optional<Dtype> attention_dtype, expert_dtype, wire_dtype;
+  std::optional<Dtype> attention_dtype, expert_dtype, wire_dtype, grad_dtype;
   template <class V>
   void fields(V& v) {
     v("file", file, "a plan.json to run instead of asking the strategy");
@@ -112,6 +117,9 @@ struct PlanOptions {
     v("attention_dtype", attention_dtype, "compute dtype of devices with attention");
     v("expert_dtype", expert_dtype, "compute dtype of devices with experts only");
     v("wire_dtype", wire_dtype, "dtype of rows in transfers");
+    v("grad_dtype", grad_dtype,
+      "dtype in which gradients of parameters are summed and reduced; null = fp32, and fp64 where devices "
+      "compute in it");
   }
 };
 
@@ -198,6 +206,9 @@ Job job_of_strategy(const Job& job, const std::string& strategy, const std::vect
 /// The plan of a job: the file it names, or what its strategy makes. Checked against model and cluster;
 /// throws ConfigError with all faults.
 Plan make_job_plan(const Job& job, const ModelConfig& model, const Cluster& cluster);
+
+/// What the job adds to a training step or leaves out. Throws ConfigError when train.freeze does not fit.
+StepOptions step_options(const Job& job, const ModelConfig& model);
 
 /// The plan as the emulated cluster runs it: its dtypes are those of clock.emulated_dtype, because the
 /// numerics here use fp32 where GPUs would not.

@@ -64,12 +64,10 @@ Session::Session(ModelConfig model, Cluster cluster, Plan plan, Options options,
       pass->launch_order = options_.agree_on_order(pass->schedule, std::move(pass->launch_order));
   }
   for (const DeviceId device : options_.local) {
-    const auto d = idx(device);
-    const at::TensorOptions tensor =
-        at::TensorOptions()
-            .dtype(scalar_type(train_->plan.dtype[d]))
-            .device(options_.where.empty() ? c10::Device(at::kCPU) : options_.where[d]);
-    states_.push_back(std::make_unique<DeviceState>(device, train_->schedule, model_, tensor));
+    const c10::Device where =
+        options_.where.empty() ? c10::Device(at::kCPU) : options_.where[idx(device)];
+    states_.push_back(std::make_unique<DeviceState>(device, train_->schedule, model_,
+                                                    storage_options(train_->plan, device, where)));
   }
   start(*train_);
 }
@@ -91,7 +89,7 @@ std::vector<DeviceState*> Session::states() {
 }
 
 void Session::initialize(u64 seed) {
-  for (std::unique_ptr<DeviceState>& state : states_) state->initialize(model_, seed);
+  for (std::unique_ptr<DeviceState>& state : states_) state->store().initialize(seed);
 }
 
 StepResult Session::train_step(const StepInput& input) { return train_->executor->run(input); }
@@ -107,7 +105,7 @@ TensorsByName Session::gradients() { return collect(true); }
 TensorsByName Session::collect(bool gradients) {
   TensorsByName all;
   for (std::unique_ptr<DeviceState>& state : states_) {
-    for (const NamedView& view : state->views(model_)) {
+    for (const LogicalTensor& view : state->store().tensors()) {
       const at::Tensor& tensor = gradients ? view.grad : view.value;
       if (!tensor.defined()) continue;
       const at::Tensor copy = host_copy(tensor);

@@ -84,10 +84,6 @@ void agree_on_launches(Session::Options& options, const SessionParts& parts, con
 
 }  // namespace
 
-StepOptions step_options(const Job& job, const ModelConfig& model) {
-  return {.balance = model.aux_loss_coef > 0, .aux_group = job.train.aux_group, .backward = true};
-}
-
 i32 num_cores() { return std::max(1, static_cast<i32>(std::thread::hardware_concurrency())); }
 
 std::unique_ptr<Session> make_session(const SessionParts& parts, const Processes& processes) {

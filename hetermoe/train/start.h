@@ -12,8 +12,6 @@
 // From a job to a session: everything that a run decides before its first step.
 namespace hetermoe {
 
-StepOptions step_options(const Job& job, const ModelConfig& model);
-
 /// Cores of this machine, at least 1.
 i32 num_cores();
 

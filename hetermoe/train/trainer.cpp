@@ -288,7 +288,7 @@ std::string Trainer::first_nonfinite() {
   for (const ParamInfo& info : order) position.emplace(info.name, static_cast<i64>(position.size()));
   i64 first = -1;
   for (DeviceState* state : session_->states()) {
-    for (const NamedView& view : state->views(model_)) {
+    for (const LogicalTensor& view : state->store().tensors()) {
       if (view.grad.defined() && !at::isfinite(view.grad).all().item<bool>())
         first = std::max(first, position.at(view.name));
     }

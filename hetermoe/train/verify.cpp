@@ -86,8 +86,10 @@ VerifyResult verify_plan(const Job& job, const ModelConfig& model, const Cluster
                          const Batch& batch) {
   std::fill(plan.dtype.begin(), plan.dtype.end(), Dtype::kFp64);
   plan.wire_forward = plan.wire_backward = Dtype::kFp64;
+  plan.grad_dtype.reset();
   Session::Options options;
-  options.step = {model.aux_loss_coef > 0, job.train.aux_group, true};
+  options.step = step_options(job, model);
+  const std::vector<Unit> frozen = options.step.frozen;
   options.executor.watchdog = job.clock.watchdog_s;
   Session session(model, cluster, std::move(plan), std::move(options));
   session.initialize(job.train.seed);
@@ -106,9 +108,12 @@ VerifyResult verify_plan(const Job& job, const ModelConfig& model, const Cluster
   result.reference_loss = reference.loss;
   result.loss_error = std::abs(result.loss - reference.loss) / std::abs(reference.loss);
   double largest = 0;
-  for (const auto& [name, grad] : reference.grads) {
+  for (const ParamInfo& parameter : parameters(model)) {
+    if (parameter.buffer) continue;
+    const at::Tensor& grad = reference.grads.at(parameter.name);
     largest = std::max(largest, grad.abs().max().item<double>());
-    if (gradients.count(name) == 0) result.missing.push_back(name);
+    const bool trained = !std::binary_search(frozen.begin(), frozen.end(), unit_of(model, parameter));
+    if (trained != (gradients.count(parameter.name) > 0)) result.missing.push_back(parameter.name);
   }
   for (const auto& [name, grad] : gradients) {
     const auto found = reference.grads.find(name);

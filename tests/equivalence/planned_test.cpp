@@ -119,7 +119,7 @@ Seconds executed_step(const PlanRequest& request, const Plan& plan, const Tensor
   options.executor.truth = &truth;
   Session session(request.model, request.cluster, plan, options);
   for (DeviceState* state : session.states()) {
-    for (const NamedView& view : state->views(request.model)) view.value.copy_(weights.at(view.name));
+    for (const LogicalTensor& view : state->store().tensors()) view.value.copy_(weights.at(view.name));
   }
   return session.train_step(random_input(plan, request.model)).step;
 }

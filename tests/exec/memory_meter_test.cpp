@@ -74,15 +74,11 @@ TEST(MemoryMeter, PeaksAddUpWhatRunsAtTheSameTime) {
 }
 
 /// Weights, gradients and moments that a device really holds.
-Bytes state_bytes(DeviceState& state, const ModelConfig& model) {
+Bytes state_bytes(DeviceState& state) {
   Bytes sum = 0;
-  for (const NamedView& view : state.views(model)) {
-    for (const at::Tensor& tensor : {view.value, view.grad})
+  for (const LogicalTensor& t : state.store().tensors()) {
+    for (const at::Tensor& tensor : {t.value, t.grad, t.exp_avg, t.exp_avg_sq, t.master})
       sum += tensor.defined() ? static_cast<Bytes>(tensor.nbytes()) : 0;
-  }
-  for (const LogicalTensor& tensor : state.logical_tensors(model)) {
-    for (const at::Tensor& moment : {tensor.exp_avg, tensor.exp_avg_sq, tensor.master})
-      sum += moment.defined() ? static_cast<Bytes>(moment.nbytes()) : 0;
   }
   return sum;
 }
@@ -109,8 +105,8 @@ double check_memory(const ModelConfig& model, const Cluster& cluster, const Plan
   for (const std::unique_ptr<DeviceState>& state : rig.states()) {
     const auto d = static_cast<std::size_t>(state->device());
     EXPECT_GT(measured[d], 0) << name;
-    const Bytes held = measured[d] + state_bytes(*state, model);
-    EXPECT_NEAR(modelled[d].use.state(), state_bytes(*state, model), 1e-9 * held) << name;
+    const Bytes held = measured[d] + state_bytes(*state);
+    EXPECT_NEAR(modelled[d].use.state(), state_bytes(*state), 1e-9 * held) << name;
     const double ratio = modelled[d].use.total() / held;
     EXPECT_NEAR(ratio, 1, 0.05) << name << " device " << d << ": measured " << held << ", model "
                                 << modelled[d].use.total();

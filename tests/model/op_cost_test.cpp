@@ -97,10 +97,11 @@ TEST(OpCost, ModelFlopsAreTwicePerActiveWeightPlusScores) {
 TEST(OpCost, StateBytes) {
   const StateBytes mixed = state_bytes_per_parameter(2), single = state_bytes_per_parameter(4);
   EXPECT_EQ(mixed.weights, 2);
-  EXPECT_EQ(mixed.gradients, 2);
+  EXPECT_EQ(mixed.gradients, 4);
   EXPECT_EQ(mixed.master, 4);
   EXPECT_EQ(mixed.moments, 8);
-  EXPECT_EQ(mixed.total(), 16);
+  EXPECT_EQ(mixed.total(), 18);
+  EXPECT_EQ(state_bytes_per_parameter(2, 2).total(), 16);
   EXPECT_EQ(single.weights, 4);
   EXPECT_EQ(single.gradients, 4);
   EXPECT_EQ(single.master, 0);

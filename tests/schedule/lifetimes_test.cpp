@@ -90,7 +90,9 @@ TEST(Lifetimes, EveryBufferOfEveryOpBelongsToALife) {
       accesses(c.schedule.ops[static_cast<std::size_t>(op)], device_of(c.schedule.lanes_of(op)[i]), placement,
                touched);
       std::set<std::tuple<Buffer, i32, i32, i32>> expected, found;
-      for (const Access& a : touched) expected.insert({a.buffer, a.layer, a.microbatch, a.chunk});
+      for (const Access& a : touched) {
+        if (!outlives_step(a.buffer)) expected.insert({a.buffer, a.layer, a.microbatch, a.chunk});
+      }
       for (const i32 use : c.lifetimes.uses_of(c.schedule, op, i)) {
         const Epoch& e = c.lifetimes.epochs[static_cast<std::size_t>(use)];
         EXPECT_EQ(e.device, device_of(c.schedule.lanes_of(op)[i]));

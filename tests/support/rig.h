@@ -73,9 +73,8 @@ class Rig {
     for (const Group& group : plan_.groups) devices.insert(group.devices.begin(), group.devices.end());
     std::vector<DeviceState*> pointers;
     for (const DeviceId device : devices) {
-      const at::ScalarType dtype = scalar_type(plan_.dtype[static_cast<std::size_t>(device)]);
       states_.push_back(
-          std::make_unique<DeviceState>(device, schedule_, model_, at::TensorOptions().dtype(dtype)));
+          std::make_unique<DeviceState>(device, schedule_, model_, storage_options(plan_, device)));
       pointers.push_back(states_.back().get());
     }
     executor_ = std::make_unique<Executor>(context_, pointers, *transport_, options.executor);
@@ -92,7 +91,7 @@ class Rig {
 
   void load(const TensorsByName& values) {
     for (const std::unique_ptr<DeviceState>& state : states_) {
-      for (const NamedView& view : state->views(model_)) view.value.copy_(values.at(view.name));
+      for (const LogicalTensor& view : state->store().tensors()) view.value.copy_(values.at(view.name));
     }
   }
   TensorsByName values() { return collect(false); }
@@ -102,7 +101,7 @@ class Rig {
     std::set<std::string> names;
     TensorsByName first_value = values(), first_grad = gradients();
     for (const std::unique_ptr<DeviceState>& state : states_) {
-      for (const NamedView& view : state->views(model_)) {
+      for (const LogicalTensor& view : state->store().tensors()) {
         const bool same = at::equal(view.value, first_value.at(view.name)) &&
                           (!view.grad.defined() || at::equal(view.grad, first_grad.at(view.name)));
         if (!same) names.insert(view.name);
@@ -119,7 +118,7 @@ class Rig {
   TensorsByName collect(bool gradients) {
     TensorsByName all;
     for (const std::unique_ptr<DeviceState>& state : states_) {
-      for (const NamedView& view : state->views(model_)) {
+      for (const LogicalTensor& view : state->store().tensors()) {
         const at::Tensor& tensor = gradients ? view.grad : view.value;
         if (tensor.defined()) all.try_emplace(view.name, tensor.clone());
       }

@@ -58,7 +58,7 @@ std::vector<i64> questions(TinyRun& rig, double factor) {
     before = processes.count;
     if (record.step != 2) return;
     for (DeviceState* state : trainer.session().states()) {
-      for (const NamedView& view : state->views(rig.model)) {
+      for (const LogicalTensor& view : state->store().tensors()) {
         if (view.name == "lm_head.weight") view.value.mul_(factor);
       }
     }
@@ -85,7 +85,7 @@ TEST(LossScale, AStepWhoseLossIsNotFiniteIsNoGoodStep) {
   at::Tensor good;
   rig.run(Checkpoints::kOn, [&](Session& session, const StepRecord& record) {
     for (DeviceState* state : session.states()) {
-      for (const NamedView& view : state->views(session.model())) {
+      for (const LogicalTensor& view : state->store().tensors()) {
         if (view.name != "lm_head.weight") continue;
         if (record.step == 2) good = view.value.clone();
         if (record.step == 2) view.value.fill_(std::numeric_limits<double>::quiet_NaN());

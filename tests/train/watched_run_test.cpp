@@ -15,7 +15,7 @@ using Changes = std::vector<std::pair<std::string, std::string>>;
 std::vector<at::Tensor> everything(Session& session) {
   std::vector<at::Tensor> all;
   for (DeviceState* state : session.states()) {
-    for (const LogicalTensor& tensor : state->logical_tensors(session.model())) {
+    for (const LogicalTensor& tensor : state->store().tensors()) {
       for (const at::Tensor& part : {tensor.value, tensor.exp_avg, tensor.exp_avg_sq}) {
         if (part.defined()) all.push_back(part.clone());
       }
@@ -27,7 +27,7 @@ std::vector<at::Tensor> everything(Session& session) {
 /// Multiplies a parameter by `factor` on every device that holds it.
 void scale(Session& session, const std::string& name, double factor) {
   for (DeviceState* state : session.states()) {
-    for (const NamedView& view : state->views(session.model())) {
+    for (const LogicalTensor& view : state->store().tensors())) {
       if (view.name == name) view.value.mul_(factor);
     }
   }
@@ -35,7 +35,7 @@ void scale(Session& session, const std::string& name, double factor) {
 
 void put(Session& session, const std::string& name, const at::Tensor& value) {
   for (DeviceState* state : session.states()) {
-    for (const NamedView& view : state->views(session.model())) {
+    for (const LogicalTensor& view : state->store().tensors())) {
       if (view.name == name) view.value.copy_(value);
     }
   }

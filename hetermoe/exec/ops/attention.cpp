@@ -86,6 +86,7 @@ void backward(OpContext& d, const Op& op) {
   AttentionGradient gradient =
       attention_backward(d.model, op.layer, d.state.attention(op.layer), in, d.p.plan().seq_len);
   d.aux[idx(op.layer)][idx(op.microbatch)] = gradient.aux_loss;
+  if (!d.p.needs_input_gradient(op.layer)) return;
   if (d.p.moves_into(op.group, op.layer, op.microbatch))
     slot.d_move = gradient.dy_TD;
   else

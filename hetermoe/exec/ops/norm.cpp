@@ -6,12 +6,12 @@
 namespace hetermoe {
 namespace {
 
-/// norm: squared gradients of the states whose first device this is, losses and expert counts. With these in
-/// every message each device ends with the same numbers of the whole step.
+/// norm: squared gradients of the trained states whose first device this is, losses and expert counts. With
+/// these in every message each device ends with the same numbers of the whole step.
 void pack(OpContext& d, const Op&, Devices, std::vector<Message>& out) {
   Message mine;
   for (std::size_t s = 0; s < d.schedule.states.size(); ++s) {
-    if (d.schedule.states[s].devices[0] != d.device()) continue;
+    if (!d.schedule.states[s].trainable || d.schedule.states[s].devices[0] != d.device()) continue;
     mine.numbers.push_back(static_cast<i64>(s));
     mine.values.push_back(squared_norm(d.state.tensors(static_cast<i32>(s)).grads).item<double>());
   }
@@ -46,7 +46,7 @@ void unpack(OpContext& d, const Op&, Devices, std::vector<Message>& in) {
 MessageShape expected(OpContext& d, const Op&, DeviceId peer, const Message& message, const Message&) {
   MessageShape shape;
   for (std::size_t s = 0; s < d.schedule.states.size(); ++s) {
-    if (d.schedule.states[s].devices[0] != peer) continue;
+    if (!d.schedule.states[s].trainable || d.schedule.states[s].devices[0] != peer) continue;
     const std::size_t i = shape.numbers++;
     if (i < message.numbers.size() && message.numbers[i] != static_cast<i64>(s))
       fail<TransportError>(d.name_of_peer(peer), "state {}: got {}, expected {}", i, message.numbers[i], s);

@@ -23,7 +23,7 @@ void unpack(OpContext& d, const Op& op, Devices, std::vector<Message>& in) {
 /// Everybody sends the same.
 MessageShape expected(OpContext& d, const Op&, DeviceId peer, const Message&, const Message& own) {
   MessageShape shape;
-  const at::ScalarType theirs = scalar_type(d.p.plan().dtype[idx(peer)]);
+  const at::ScalarType theirs = scalar_type(grad_dtype_of(d.p.plan(), peer));
   for (const at::Tensor& tensor : own.tensors) shape.tensors.push_back({theirs, tensor.sizes().vec()});
   return shape;
 }

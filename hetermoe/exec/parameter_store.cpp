@@ -1,0 +1,309 @@
+#include "hetermoe/exec/parameter_store.h"
+
+#include <algorithm>
+
+#include "hetermoe/base/index.h"
+
+namespace hetermoe {
+namespace {
+
+bool places_on(const State& state, DeviceId device) {
+  return std::binary_search(state.devices.begin(), state.devices.end(), device);
+}
+
+/// Experts lie on a shelf slot by slot; every other state is one unit.
+std::size_t slot_in(const State& state, const Unit& unit) {
+  const auto found = std::find(state.experts.begin(), state.experts.end(), unit.expert);
+  return static_cast<std::size_t>(found - state.experts.begin());
+}
+
+bool same_units(const State& a, const State& b) {
+  return a.part == b.part && a.layer == b.layer && a.experts == b.experts && a.trainable == b.trainable;
+}
+
+i64 bytes_of(const std::vector<at::Tensor>& tensors) {
+  i64 sum = 0;
+  for (const at::Tensor& tensor : tensors) sum += static_cast<i64>(tensor.nbytes());
+  return sum;
+}
+
+void copy_tensors(const UnitTensors& from, const UnitTensors& to) {
+  for (std::size_t i = 0; i < to.tensors.size(); ++i) {
+    const LogicalTensor &source = from.tensors[i], &target = to.tensors[i];
+    target.value.copy_(source.value);
+    if (target.exp_avg.defined()) target.exp_avg.copy_(source.exp_avg);
+    if (target.exp_avg_sq.defined()) target.exp_avg_sq.copy_(source.exp_avg_sq);
+    if (target.master.defined()) target.master.copy_(source.master);
+  }
+}
+
+}  // namespace
+
+at::Tensor host_copy(const at::Tensor& tensor) {
+  return tensor.to(at::kCPU, tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+}
+
+ParameterStore::ParameterStore(DeviceId device, const ModelConfig& model, const StorageOptions& options,
+                               std::span<const State> states)
+    : device_(device), model_(model), options_(options) {
+  std::map<Key, std::vector<State>> by_shelf;
+  for (const State& state : states) {
+    if (places_on(state, device_)) by_shelf[key_of(state)].push_back(state);
+  }
+  for (const auto& [key, placed] : by_shelf) shelves_.emplace(key, make_shelf(placed));
+  bind(states);
+}
+
+ParameterStore::Key ParameterStore::key_of(const State& state) const {
+  return {state.part == UnitPart::kHead ? static_cast<i32>(model_.num_layers) : state.layer, state.part};
+}
+
+ParameterStore::Shelf ParameterStore::make_shelf(const std::vector<State>& states) const {
+  Shelf shelf;
+  if (states.empty()) return shelf;
+  if (states.front().part == UnitPart::kExperts) {
+    add_slab(shelf, states);
+  } else {
+    add_group(shelf, states.front());
+  }
+  for (StateTensors& state : shelf.states) {
+    if (state.state.trainable) state.moments = make_adamw_state(state.values);
+  }
+  return shelf;
+}
+
+void ParameterStore::add_group(Shelf& shelf, const State& state) const {
+  StorageOptions options = options_;
+  options.trainable = state.trainable;
+  shelf.group = state.part == UnitPart::kEmbed  ? make_embed_state(model_, options)
+                : state.part == UnitPart::kHead ? make_head_state(model_, options)
+                                                : make_attention_state(model_, state.layer, options);
+  shelf.states.push_back({.state = state, .values = shelf.group->values, .grads = shelf.group->grads});
+}
+
+/// The slots are ordered by state, so that each state is a contiguous part of the slab. Those of frozen
+/// states are the last ones.
+void ParameterStore::add_slab(Shelf& shelf, const std::vector<State>& states) const {
+  std::vector<State> ordered = states;
+  std::stable_partition(ordered.begin(), ordered.end(), [](const State& state) { return state.trainable; });
+  std::vector<ExpertId> experts;
+  i64 num_trainable = 0;
+  for (const State& state : ordered) {
+    experts.insert(experts.end(), state.experts.begin(), state.experts.end());
+    if (state.trainable) num_trainable += static_cast<i64>(state.experts.size());
+  }
+  shelf.slab = make_expert_slab(model_, ordered[0].layer, experts, options_, num_trainable);
+  const ExpertSlab& slab = *shelf.slab;
+  i64 begin = 0;
+  for (const State& state : ordered) {
+    const auto count = static_cast<i64>(state.experts.size());
+    const auto part = [&](const at::Tensor& storage) { return storage.narrow(0, begin, count); };
+    StateTensors tensors{.state = state, .values = {part(slab.gate_up), part(slab.down)}};
+    if (state.trainable) tensors.grads = {part(slab.gate_up_grad), part(slab.down_grad)};
+    shelf.states.push_back(std::move(tensors));
+    begin += count;
+  }
+}
+
+std::vector<Unit> ParameterStore::units_of(const StateTensors& state) const {
+  const auto [layer, part] = key_of(state.state);
+  if (part != UnitPart::kExperts) return {{.layer = layer, .part = part}};
+  std::vector<Unit> all;
+  for (const ExpertId expert : state.state.experts)
+    all.push_back({.layer = layer, .part = part, .expert = expert});
+  return all;
+}
+
+std::vector<Unit> ParameterStore::units() const {
+  std::vector<Unit> all;
+  for (const auto& [key, shelf] : shelves_) {
+    for (const StateTensors& state : shelf.states) {
+      const std::vector<Unit> units = units_of(state);
+      all.insert(all.end(), units.begin(), units.end());
+    }
+  }
+  return all;
+}
+
+std::pair<const ParameterStore::Shelf*, const StateTensors*> ParameterStore::find(const Shelves& shelves,
+                                                                                  const Unit& unit) {
+  const auto shelf = shelves.find({unit.layer, unit.part});
+  if (shelf == shelves.end()) return {nullptr, nullptr};
+  for (const StateTensors& state : shelf->second.states) {
+    if (unit.part != UnitPart::kExperts || slot_in(state.state, unit) < state.state.experts.size())
+      return {&shelf->second, &state};
+  }
+  return {nullptr, nullptr};
+}
+
+/// The tensors of a unit in a list that has the shapes of its state's values.
+std::vector<NamedTensor> ParameterStore::named(const Shelf& shelf, const State& state,
+                                               const std::vector<at::Tensor>& storages,
+                                               const Unit& unit) const {
+  if (storages.empty()) return {};
+  if (shelf.group) return shelf.group->named(storages);
+  const auto slot = static_cast<i64>(slot_in(state, unit));
+  return named_experts(model_, unit.layer, std::span(&unit.expert, 1), storages[0].narrow(0, slot, 1),
+                       storages[1].narrow(0, slot, 1));
+}
+
+UnitTensors ParameterStore::tensors_in(const Shelves& shelves, const Unit& unit) const {
+  const auto [shelf, found] = find(shelves, unit);
+  HM_CHECK(found != nullptr, "{} is not on device {}", to_string(unit), device_);
+  const StateTensors& state = *found;
+  const auto list = [&, shelf = shelf](const std::vector<at::Tensor>& storages) {
+    return named(*shelf, state.state, storages, unit);
+  };
+  const std::vector<NamedTensor> values = list(state.values), grads = list(state.grads),
+                                 exp_avg = list(state.moments.exp_avg),
+                                 exp_avg_sq = list(state.moments.exp_avg_sq),
+                                 master = list(state.moments.master);
+  const auto entry = [](const std::vector<NamedTensor>& all, std::size_t i) {
+    return all.empty() ? at::Tensor() : all[i].tensor;
+  };
+  UnitTensors out{.unit = unit,
+                  .trainable = state.state.trainable,
+                  .home = state.state.devices.front(),
+                  .copies = state.state.devices,
+                  .updates = state.moments.step,
+                  .tensors = {}};
+  const bool home = out.home == device_;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    out.tensors.push_back({.name = values[i].name,
+                           .value = values[i].tensor,
+                           .grad = entry(grads, i),
+                           .exp_avg = entry(exp_avg, i),
+                           .exp_avg_sq = entry(exp_avg_sq, i),
+                           .master = entry(master, i),
+                           .first_owner = home});
+  }
+  if (shelf->group && shelf->group->buffer.defined()) {
+    out.tensors.push_back({.name = shelf->group->buffer_name,
+                           .value = shelf->group->buffer,
+                           .buffer = true,
+                           .first_owner = home});
+  }
+  return out;
+}
+
+UnitTensors ParameterStore::tensors(const Unit& unit) const { return tensors_in(shelves_, unit); }
+UnitTensors ParameterStore::prepared(const Unit& unit) const {
+  return tensors_in(prepared_.count({unit.layer, unit.part}) > 0 ? prepared_ : shelves_, unit);
+}
+
+std::vector<LogicalTensor> ParameterStore::tensors() const {
+  std::vector<LogicalTensor> all;
+  for (const Unit& unit : units()) {
+    UnitTensors of_unit = tensors(unit);
+    std::move(of_unit.tensors.begin(), of_unit.tensors.end(), std::back_inserter(all));
+  }
+  return all;
+}
+
+i64 ParameterStore::bytes() const {
+  i64 sum = 0;
+  for (const auto& [key, shelf] : shelves_) {
+    if (shelf.group && shelf.group->buffer.defined()) sum += bytes_of({shelf.group->buffer});
+    for (const StateTensors& state : shelf.states) {
+      const AdamwState& moments = state.moments;
+      sum += bytes_of(state.values) + bytes_of(state.grads) + bytes_of(moments.exp_avg) +
+             bytes_of(moments.exp_avg_sq) + bytes_of(moments.master);
+    }
+  }
+  return sum;
+}
+
+void ParameterStore::zero_grads() {
+  for (auto& [index, state] : by_state_) {
+    for (at::Tensor& grad : state->grads) grad.zero_();
+  }
+}
+
+void ParameterStore::initialize(u64 seed) {
+  std::vector<NamedView> views;
+  for (const LogicalTensor& tensor : tensors())
+    views.push_back({tensor.name, tensor.value, tensor.grad, tensor.buffer});
+  init_parameters(views, seed);
+  // Masters of low-precision parameters copy the values just drawn.
+  for (auto& [index, state] : by_state_) {
+    if (state->state.trainable) state->moments = make_adamw_state(state->values);
+  }
+}
+
+i64 ParameterStore::updates() const {
+  i64 count = 0;
+  for (const auto& [key, shelf] : shelves_) {
+    for (const StateTensors& state : shelf.states) count = std::max(count, state.moments.step);
+  }
+  return count;
+}
+
+void ParameterStore::set_updates(i64 count) {
+  for (auto& [key, shelf] : shelves_) {
+    for (StateTensors& state : shelf.states) state.moments.step = state.state.trainable ? count : 0;
+  }
+}
+
+/// The shelf holds these states in this order, or does not exist and there are none.
+bool ParameterStore::lies_as(Key key, const std::vector<State>& states) const {
+  const auto shelf = shelves_.find(key);
+  if (shelf == shelves_.end()) return states.empty();
+  return std::equal(shelf->second.states.begin(), shelf->second.states.end(), states.begin(), states.end(),
+                    [](const StateTensors& a, const State& b) { return same_units(a.state, b); });
+}
+
+void ParameterStore::prepare(std::span<const State> states, UnitPart part, i32 layer) {
+  std::vector<State> placed;
+  for (const State& state : states) {
+    if (key_of(state) == Key{layer, part} && places_on(state, device_)) placed.push_back(state);
+  }
+  if (lies_as({layer, part}, placed)) return;
+  const i64 count = updates();
+  Shelf& shelf = prepared_[{layer, part}];
+  shelf = make_shelf(placed);
+  for (StateTensors& state : shelf.states) {
+    if (state.state.trainable) state.moments.step = count;
+    for (const Unit& unit : units_of(state)) {
+      if (holds(unit)) copy_tensors(tensors(unit), prepared(unit));
+    }
+  }
+}
+
+std::vector<Unit> ParameterStore::new_units() const {
+  std::vector<Unit> all;
+  for (const auto& [key, shelf] : prepared_) {
+    for (const StateTensors& state : shelf.states) {
+      for (const Unit& unit : units_of(state)) {
+        if (!holds(unit)) all.push_back(unit);
+      }
+    }
+  }
+  return all;
+}
+
+void ParameterStore::adopt(UnitPart part, i32 layer) {
+  auto node = prepared_.extract({layer, part});
+  if (node.empty()) return;  // it lies as it should
+  by_state_.clear();         // until bind()
+  shelves_.erase({layer, part});
+  if (!node.mapped().states.empty()) shelves_.insert(std::move(node));
+}
+
+void ParameterStore::bind(std::span<const State> states) {
+  by_state_.clear();
+  for (std::size_t s = 0; s < states.size(); ++s) {
+    if (!places_on(states[s], device_)) continue;
+    for (StateTensors& state : shelves_[key_of(states[s])].states) {
+      if (!same_units(state.state, states[s])) continue;
+      state.state.devices = states[s].devices;
+      by_state_[static_cast<i32>(s)] = &state;
+    }
+    HM_CHECK(by_state_.count(static_cast<i32>(s)) > 0, "state {} is not on device {}", s, device_);
+  }
+  std::size_t num_here = 0;
+  for (const auto& [key, shelf] : shelves_) num_here += shelf.states.size();
+  HM_CHECK(num_here == by_state_.size(), "device {} holds {} states, the schedule places {} there", device_,
+           num_here, by_state_.size());
+}
+
+}  // namespace hetermoe

@@ -1,0 +1,123 @@
+#pragma once
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "hetermoe/model/unit.h"
+#include "hetermoe/nn/optimizer.h"
+#include "hetermoe/nn/params.h"
+#include "hetermoe/schedule/schedule.h"
+
+// What a device keeps of the model from step to step. Units are the names, storages are how they lie in
+// memory: the units of one part of one layer share a shelf, on which states are contiguous, so that ops work
+// on whole states and slabs while everything else (checkpoints, comparisons, freezing, moves) asks by unit.
+namespace hetermoe {
+
+/// One tensor under its Hugging Face name, with all that training keeps of it. All are views of storages.
+struct LogicalTensor {
+  std::string name;
+  at::Tensor value;
+  bool buffer = false;  ///< no parameter: it has a value only (e_score_correction_bias)
+  at::Tensor grad = {}, exp_avg = {}, exp_avg_sq = {};  ///< undefined for a buffer and in a frozen unit
+  at::Tensor master = {};    ///< fp32 copy of a bf16 or fp16 value that is trained, else undefined
+  bool first_owner = false;  ///< this device is the home of the unit
+};
+
+/// A unit as one device holds it.
+struct UnitTensors {
+  Unit unit = {};
+  bool trainable = true;
+  DeviceId home = 0;                  ///< the device that speaks for all copies: the first of them
+  std::vector<DeviceId> copies = {};  ///< devices that hold the unit, ascending
+  i64 updates = 0;                    ///< optimizer updates done
+  std::vector<LogicalTensor> tensors = {};
+};
+
+/// The tensors of one state on one device.
+struct StateTensors {
+  State state = {};
+  std::vector<at::Tensor> values = {}, grads = {};  ///< views of the shelf's storages; no grads when frozen
+  AdamwState moments = {};                          ///< empty when frozen
+};
+
+/// Not to be used by several threads while it is rebuilt; else as its tensors are.
+class ParameterStore {
+ public:
+  /// Storages, all zero, for all that `states` place on the device. options.trainable is of no account: the
+  /// states say it. Keeps a reference to the model.
+  ParameterStore(DeviceId device, const ModelConfig& model, const StorageOptions& options,
+                 std::span<const State> states);
+
+  // ---- By unit ----
+  /// What is here, state by state.
+  std::vector<Unit> units() const;
+  bool holds(const Unit& unit) const { return find(shelves_, unit).second != nullptr; }
+  UnitTensors tensors(const Unit& unit) const;
+  /// The tensors of all units, in the order of units().
+  std::vector<LogicalTensor> tensors() const;
+  /// Bytes of all storages.
+  i64 bytes() const;
+
+  // ---- As ops use them ----
+  bool holds(i32 state) const { return by_state_.count(state) > 0; }
+  StateTensors& of_state(i32 state) { return *by_state_.at(state); }
+  /// Of the embedding (layer -1), an attention part, or the head (layer num_layers).
+  StateGroup& group(UnitPart part, i32 layer) { return *shelves_.at({layer, part}).group; }
+  ExpertSlab& slab(i32 layer) { return *shelves_.at({layer, UnitPart::kExperts}).slab; }
+  bool has(UnitPart part, i32 layer) const { return shelves_.count({layer, part}) > 0; }
+  void zero_grads();
+
+  // ---- Values ----
+  void initialize(u64 seed);
+  /// Optimizer updates done so far; the same for all states that are trained.
+  i64 updates() const;
+  void set_updates(i64 count);
+
+  // ---- Moves between steps. Of one part of one layer after another: prepare, fill what is new, adopt. When
+  // all are done, bind. The layer is that of Unit: -1 the embedding, num_layers the head. ----
+  /// Makes storages for what the new `states` place here, beside those in use, unless it lies so already. The
+  /// units that are here are copied over; those in new_units() are zero, for the caller to fill.
+  void prepare(std::span<const State> states, UnitPart part, i32 layer);
+  /// Units for which prepare() made room and that are not here yet, over all that is prepared.
+  std::vector<Unit> new_units() const;
+  /// As tensors(), of what prepare() made or left as it is.
+  UnitTensors prepared(const Unit& unit) const;
+  /// What prepare() made takes the place of what is in use, which is dropped.
+  void adopt(UnitPart part, i32 layer);
+  /// Numbers the states as the new schedule does. What they place here must be here, and nothing else.
+  void bind(std::span<const State> states);
+
+ private:
+  /// Storages of one part of one layer.
+  struct Shelf {
+    std::optional<StateGroup> group;  // embedding, attention part, head
+    std::optional<ExpertSlab> slab;   // experts
+    std::vector<StateTensors> states;
+  };
+  using Key = std::pair<i32, UnitPart>;  // layer as in Unit
+  using Shelves = std::map<Key, Shelf>;
+
+  Key key_of(const State& state) const;
+  bool lies_as(Key key, const std::vector<State>& states) const;
+  Shelf make_shelf(const std::vector<State>& states) const;
+  void add_group(Shelf& shelf, const State& state) const;
+  void add_slab(Shelf& shelf, const std::vector<State>& states) const;
+  std::vector<Unit> units_of(const StateTensors& state) const;
+  static std::pair<const Shelf*, const StateTensors*> find(const Shelves& shelves, const Unit& unit);
+  std::vector<NamedTensor> named(const Shelf& shelf, const State& state,
+                                 const std::vector<at::Tensor>& storages, const Unit& unit) const;
+  UnitTensors tensors_in(const Shelves& shelves, const Unit& unit) const;
+
+  DeviceId device_;
+  const ModelConfig& model_;
+  StorageOptions options_;
+  Shelves shelves_, prepared_;             // an empty shelf is prepared where everything leaves
+  std::map<i32, StateTensors*> by_state_;  // by index of Schedule::states
+};
+
+/// A copy in memory of the CPU.
+at::Tensor host_copy(const at::Tensor& tensor);
+
+}  // namespace hetermoe
