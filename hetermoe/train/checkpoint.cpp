@@ -256,7 +256,7 @@ void load_tensor(const Archive& archive, const LogicalTensor& tensor) {
 
 }  // namespace
 
-void copy_tensors(const std::vector<DeviceState*>& states, const ModelConfig& model, CheckpointShard& shard) {
+void copy_tensors(const std::vector<DeviceState*>& states, CheckpointShard& shard) {
   for (DeviceState* state : states) {
     for (const LogicalTensor& tensor : state->store().tensors()) {
       if (!tensor.first_owner) continue;

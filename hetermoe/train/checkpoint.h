@@ -56,7 +56,7 @@ struct CheckpointShard {
 };
 
 /// Copies of what the devices of this process speak for.
-void copy_tensors(const std::vector<DeviceState*>& states, const ModelConfig& model, CheckpointShard& shard);
+void copy_tensors(const std::vector<DeviceState*>& states, CheckpointShard& shard);
 
 /// How rank 0 waits for the parts of the others: without a limit, as long as they show that they are alive.
 struct ShardWait {

@@ -166,7 +166,7 @@ void Trainer::save(i64 steps_done) {
   shard.rank = processes_.rank();
   shard.num_ranks = processes_.num_ranks();
   shard.attempt = attempt_;
-  copy_tensors(session_->states(), model_, shard);
+  copy_tensors(session_->states(), shard);
   writer_->write(std::move(shard));
   saved_step_ = steps_done;
 }

@@ -62,7 +62,7 @@ std::set<std::string> names_in(const fs::path& file) {
 
 TEST(FreezeInARun, LeavesNoMomentsInTheCheckpoint) {
   const WorkFolder folder;
-  TinyRun run((folder / "out").string(), {{"train.freeze", "[model.embed_tokens.weight]"}});
+  TinyRun run(folder / "out", {{"train.freeze", "[model.embed_tokens.weight]"}});
   run.run();
   const fs::path newest = find_checkpoints(run.checkpoints(), kIgnore).at(0).path;
   EXPECT_EQ(names_in(newest / "model.safetensors").count("model.embed_tokens.weight"), 1);
@@ -74,8 +74,8 @@ TEST(FreezeInARun, LeavesNoMomentsInTheCheckpoint) {
 TEST(FreezeInARun, AResumedRunEndsAsAnUninterruptedOne) {
   const WorkFolder folder;
   const std::pair<std::string, std::string> freeze{"train.freeze", "[\"*.experts.1.*\", \"*embed*\"]"};
-  const TensorsByName whole = TinyRun((folder / "whole").string(), {freeze}).run().values;
-  const std::string parts = (folder / "parts").string();
+  const TensorsByName whole = TinyRun(folder / "whole", {freeze}).run().values;
+  const std::string parts = folder / "parts";
   TinyRun first(parts, {freeze});
   first.job.train.steps = 4;
   first.run();
@@ -84,7 +84,7 @@ TEST(FreezeInARun, AResumedRunEndsAsAnUninterruptedOne) {
 
 TEST(FreezeInARun, AResumedRunMayFreezeMore) {
   const WorkFolder folder;
-  const std::string out = (folder / "out").string();
+  const std::string out = folder / "out";
   TinyRun first(out);
   first.job.train.steps = 4;
   const TensorsByName before = first.run().values;
@@ -95,7 +95,7 @@ TEST(FreezeInARun, AResumedRunMayFreezeMore) {
 
 TEST(FreezeInARun, WhatWasFrozenHasNoMomentsToResumeWith) {
   const WorkFolder folder;
-  const std::string out = (folder / "out").string();
+  const std::string out = folder / "out";
   TinyRun first(out, {{"train.freeze", "[\"*embed*\"]"}});
   first.job.train.steps = 4;
   first.run();

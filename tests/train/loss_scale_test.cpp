@@ -100,7 +100,7 @@ TEST(LossScale, TrainingInFp16FollowsFp32) {
 void enlarge_gradients(Session& session, const StepRecord& record) {
   if (record.step != 2) return;
   for (DeviceState* state : session.states()) {
-    for (const LogicalTensor& view : state->store().tensors())) {
+    for (const LogicalTensor& view : state->store().tensors()) {
       if (view.name == "lm_head.weight") view.value.mul_(200);
     }
   }

@@ -27,7 +27,7 @@ std::vector<at::Tensor> everything(Session& session) {
 /// Multiplies a parameter by `factor` on every device that holds it.
 void scale(Session& session, const std::string& name, double factor) {
   for (DeviceState* state : session.states()) {
-    for (const LogicalTensor& view : state->store().tensors())) {
+    for (const LogicalTensor& view : state->store().tensors()) {
       if (view.name == name) view.value.mul_(factor);
     }
   }
@@ -35,7 +35,7 @@ void scale(Session& session, const std::string& name, double factor) {
 
 void put(Session& session, const std::string& name, const at::Tensor& value) {
   for (DeviceState* state : session.states()) {
-    for (const LogicalTensor& view : state->store().tensors())) {
+    for (const LogicalTensor& view : state->store().tensors()) {
       if (view.name == name) view.value.copy_(value);
     }
   }
