@@ -65,8 +65,9 @@ void Slots::free(Buffer buffer, i32 layer_index, i32 m, i32 c) {
     case Buffer::kBalance:
       return drop(microbatch(m).balance);
     case Buffer::kLoad:  // small, and read after the step
-    case Buffer::kGrad:  // these three live as long as the device
+    case Buffer::kGrad:  // these four live as long as the device
     case Buffer::kNorm:
+    case Buffer::kFigures:
     case Buffer::kParams:
       return;
   }

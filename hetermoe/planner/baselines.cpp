@@ -61,6 +61,7 @@ void apply(const Setting& setting, Plan& plan) {
   plan.dtype.assign(plan.dtype.size(), setting.dtype);
   plan.wire_forward = plan.wire_backward = setting.dtype;
   plan.row_dedup = !setting.published;
+  if (setting.published && bytes_of(setting.dtype) == 2) plan.grad_dtype = setting.dtype;
 }
 
 std::vector<i64> microbatch_counts(i64 sequences, i64 devices) {

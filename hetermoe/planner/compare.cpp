@@ -171,6 +171,7 @@ i64 default_sequences(const ModelConfig& model, const Cluster& cluster, i64 seq_
   // zebra can hold with its smallest ones is what all can.
   const Roles roles = default_roles(cluster);
   const auto attention = static_cast<i64>(roles.attention.size());
+  const Setting setting{.seq_len = seq_len, .dtype = options.dtype, .published = options.published};
   const auto largest = [&](i64 unit) {
     i64 sequences = std::max<i64>(1, kMaxStepTokens / (seq_len * unit)) * unit;
     for (; sequences > 0; sequences -= unit) {
@@ -179,7 +180,7 @@ i64 default_sequences(const ModelConfig& model, const Cluster& cluster, i64 seq_
       request.sequences = sequences;
       request.microbatches = sequences / attention;
       Plan plan = find_strategy("zebra").make(model, cluster, request);
-      plan.dtype.assign(plan.dtype.size(), options.dtype);
+      apply(setting, plan);
       if (fits(plan, model, cluster)) break;
     }
     return sequences;

@@ -6,7 +6,7 @@ const std::vector<std::string>& EnumNames<Buffer>::names() {
   static const std::vector<std::string> all = names_of_all<Buffer>(
       {"hidden", "residual", "send",     "routing",  "saved_attention", "load",   "rows",   "saved_experts",
        "out",    "returned", "move_out", "d_hidden", "d_out",           "d_rows", "d_send", "d_move",
-       "counts", "balance",  "grad",     "norm",     "params"});
+       "counts", "balance",  "grad",     "norm",     "figures",         "params"});
   return all;
 }
 
@@ -116,6 +116,9 @@ class Table {
     }
   }
 
+  /// norm adds, too: a device that has no figures of its own tells zeros.
+  void add_figures() { out_.push_back({Buffer::kFigures, Mode::kAdd, -1, -1, 0}); }
+
   void attention_forward() {
     read_params(UnitPart::kAttention, op_.layer);
     if (op_.phase == Phase::kRecompute) {
@@ -148,6 +151,7 @@ class Table {
     }
     write_input_gradient(op_.layer);
     add_grad(UnitPart::kAttention, op_.layer);
+    if (p_.is_moe(op_.layer)) add_figures();  // the load-balancing loss
   }
   void embed_forward() {
     read_params(UnitPart::kEmbed, -1);
@@ -218,6 +222,7 @@ class Table {
     write_input_gradient(p_.num_layers());
     add_grad(UnitPart::kHead, -1);
     add_grad(UnitPart::kEmbed, -1);  // tied embeddings; only there has a head device that state
+    add_figures();                   // the loss
   }
   void balance() {
     for (const MicrobatchRef& member : p_.balance_set(p_.balance_set_of(op_.group, op_.microbatch))) {
@@ -236,6 +241,7 @@ class Table {
     for (const i32 state : p_.states_on(device_)) {
       if (p_.trains(state)) add_state(Mode::kRead, state);
     }
+    add_figures();
     add(Buffer::kNorm, Mode::kWrite, -1);
   }
 

@@ -28,6 +28,7 @@ enum class Buffer : std::uint8_t {
   kBalance,       ///< gradient of the load-balancing loss (layer -1)
   kGrad,          ///< gradient of a state (layer = state index, microbatch -1)
   kNorm,          ///< global gradient norm (layer and microbatch -1)
+  kFigures,       ///< losses that a device tells in norm (layer and microbatch -1)
   kParams         ///< parameters of a state (layer = state index, microbatch -1)
 };
 inline constexpr i32 kNumBuffers = kEnumCount<Buffer>;

@@ -36,6 +36,7 @@ bool is_saved(Buffer buffer) {
     case Buffer::kBalance:
     case Buffer::kGrad:
     case Buffer::kNorm:
+    case Buffer::kFigures:
     case Buffer::kParams:
       break;
   }
@@ -151,7 +152,8 @@ Bytes BufferSizes::of(const Epoch& e) {
              (e.buffer == Buffer::kCounts ? kIdBytes : kWeightBytes);
     }
     case Buffer::kGrad:  // belongs to the state
-    case Buffer::kNorm:    // a few numbers
+    case Buffer::kNorm:  // a few numbers, as the next
+    case Buffer::kFigures:
     case Buffer::kParams:  // of the state
       break;
   }

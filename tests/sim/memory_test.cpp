@@ -73,7 +73,7 @@ TEST(PeakMemory, MixedPrecisionHalvesRowsAndKeepsAMaster) {
   c.plan.dtype = {Dtype::kFp16, Dtype::kFp16};
   const MemoryUse use = c.peaks()[1].use;
   EXPECT_EQ(use.weights, 2 * kExpertParams);
-  EXPECT_EQ(use.gradients, 2 * kExpertParams);
+  EXPECT_EQ(use.gradients, 4 * kExpertParams);  // summed in fp32
   EXPECT_EQ(use.optimizer, 12 * kExpertParams);
   EXPECT_EQ(use.saved, kTokens * kRow / 2 + kCopies * 20);
 }
@@ -92,6 +92,8 @@ TEST(PeakMemory, NormAndUpdateConvertGradientsABlockAtATime) {
   Case c({.microbatches = 1});
   EXPECT_EQ(norm_and_update_work(c), std::pair(0.0, 0.0));  // fp32 is used as it is
   c.plan.dtype = {Dtype::kFp16, Dtype::kFp16};
+  EXPECT_EQ(norm_and_update_work(c), std::pair(0.0, 0.0));  // summed in fp32
+  c.plan.grad_dtype = Dtype::kFp16;
   EXPECT_EQ(norm_and_update_work(c), std::pair(8 * kExpertParams, 4 * kExpertParams));
   EXPECT_EQ(norm_work_bytes(1e9, 2), kUpdateBlockBytes);
   EXPECT_EQ(update_work_bytes(1e9, 2), kUpdateBlockBytes);
