@@ -126,6 +126,8 @@ std::vector<PortBytes> WorkModel::port_bytes(const Op& op, std::span<const Devic
       return all_to_all_bytes(participants, 8 * real(model_.num_experts));
     case TransferKind::kNorm:
       return all_to_all_bytes(participants, 16);  // two numbers to everybody
+    case TransferKind::kMigrate:
+      break;  // priced by its moves
   }
   HM_CHECK(false, "{} has no bytes", to_string(op));
   return {};

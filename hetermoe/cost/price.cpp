@@ -210,6 +210,7 @@ class Pricer {
       case Participants::kOneDevice:
       case Participants::kBalanceSet:
       case Participants::kStateHolders:
+      case Participants::kMovers:
         break;
     }
     return all;

@@ -11,6 +11,7 @@ OpContext::OpContext(const RunContext& run, DeviceState& device_state)
       cluster(run.cluster),
       p(run.placement),
       schedule(run.schedule),
+      migration(run.migration),
       state(device_state),
       slots(0, 0, 0) {
   const Plan& plan = p.plan();

@@ -6,6 +6,7 @@
 #include "hetermoe/base/index.h"
 #include "hetermoe/comm/transport.h"
 #include "hetermoe/exec/device_state.h"
+#include "hetermoe/exec/migration_run.h"
 #include "hetermoe/exec/slots.h"
 #include "hetermoe/exec/step.h"
 
@@ -17,6 +18,7 @@ struct RunContext {
   const Cluster& cluster;
   const Placement& placement;
   const Schedule& schedule;
+  const MigrationRun* migration = nullptr;  ///< for migrate ops; the placement is then the new one
 };
 
 /// What the ops of one device find there: parameters, buffers, the step's input, and what the step adds up.
@@ -55,6 +57,7 @@ class OpContext {
   const Cluster& cluster;
   const Placement& p;
   const Schedule& schedule;
+  const MigrationRun* migration;
   DeviceState& state;
   Slots slots;
   const StepInput* input = nullptr;

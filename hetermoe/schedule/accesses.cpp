@@ -59,6 +59,8 @@ class Table {
         add_state(Mode::kAdd, op_.state);
         out_.push_back({Buffer::kParams, Mode::kAdd, op_.state, -1, 0});
         break;
+      case OpKind::kMigrate:
+        break;  // between steps, where there are no buffers
     }
   }
 

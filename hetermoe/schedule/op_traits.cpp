@@ -141,6 +141,15 @@ constexpr std::array<OpTraits, kNumOpKinds> kOpTraits = {{
      .stage = Stage::kNone,
      .occurs = Occurs::kPerState,
      .has_state = true},
+    {.kind = OpKind::kMigrate,
+     .name = "migrate",
+     .as = TransferKind::kMigrate,
+     .phases = Phases::kNone,
+     .queue = always(Queue::kMove),
+     .participants = Participants::kMovers,
+     .stage = Stage::kNone,
+     .occurs = Occurs::kBetweenSteps,
+     .has_layer = true},
 }};
 
 namespace {

@@ -23,11 +23,12 @@ enum class OpKind : std::uint8_t {
   kBalance,
   kReduce,
   kNorm,
-  kUpdate
+  kUpdate,
+  kMigrate
 };
 /// The kinds that compute. A switch over these needs no word about transfers, and the reverse.
 enum class ComputeKind : std::uint8_t { kEmbed, kAttention, kExperts, kMerge, kHead, kUpdate };
-enum class TransferKind : std::uint8_t { kDispatch, kCombine, kMove, kBalance, kReduce, kNorm };
+enum class TransferKind : std::uint8_t { kDispatch, kCombine, kMove, kBalance, kReduce, kNorm, kMigrate };
 
 /// kRecompute repeats a forward op inside the backward pass (Recompute::kResend).
 enum class Phase : std::uint8_t { kForward, kBackward, kRecompute };
@@ -57,7 +58,8 @@ enum class Participants : std::uint8_t {
   kBothShares,    ///< the shares before the layer and those of the layer
   kBalanceSet,    ///< the shares of all layers with experts, of all microbatches of the set
   kStateDevices,  ///< those that hold the state
-  kStateHolders   ///< those that hold any state
+  kStateHolders,  ///< those that hold any state
+  kMovers         ///< givers and takers of a migration, which a placement does not know
 };
 
 /// Whose shares a compute op follows: Placement::shares() of this stage.
@@ -69,7 +71,8 @@ enum class Occurs : std::uint8_t {
   kPerBalanceSet,   ///< after the last router of a set
   kPerSharedState,  ///< once for a state with several devices
   kPerStep,         ///< once, when all gradients are complete
-  kPerState         ///< last, on every device of every state
+  kPerState,        ///< last, on every device of every state
+  kBetweenSteps     ///< no op of a step: see Migration
 };
 
 struct OpTraits {

@@ -192,7 +192,8 @@ std::vector<DeviceId> Placement::participants(const Op& op) const {
   };
   switch (traits(op.kind).participants) {
     case Participants::kOneDevice:
-      HM_CHECK(false, "{} is not a transfer", to_string(op));
+    case Participants::kMovers:
+      HM_CHECK(false, "{} is not a transfer of a step", to_string(op));
       break;
     case Participants::kExchange:
       return in_exchange(op.group, op.layer, op.microbatch);

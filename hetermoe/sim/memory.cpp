@@ -247,6 +247,7 @@ Bytes BufferSizes::transfer_workspace(const Op& op, DeviceId device) {
       return norm_work_bytes(largest, gradient(device));
     }
     case TransferKind::kBalance:
+    case TransferKind::kMigrate:
       break;
   }
   return 0;

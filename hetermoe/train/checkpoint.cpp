@@ -135,6 +135,7 @@ void write_info(const fs::path& folder, const CheckpointShard& shard, const std:
                {"text", fmt::format("{:016x}", info.text)},
                {"config", shard.config},
                {"job", info.job},
+               {"plan", info.plan},
                {"skipped", info.skipped},
                {"loss_scale", info.loss_scale.value},
                {"good_steps", info.loss_scale.good_steps},
@@ -313,6 +314,7 @@ FoundCheckpoint read_checkpoint(const fs::path& path) {
     info.text = std::stoull(json.at("text").get<std::string>(), nullptr, 16);
     info.version = json.at("version");
     info.job = json.at("job");
+    info.plan = json.value("plan", Json());
     info.skipped = json.value("skipped", i64{0});
     info.loss_scale = {json.value("loss_scale", 1.0), json.value("good_steps", i64{0})};
     return {.path = path, .info = std::move(info), .checksum = sum_of(json)};

@@ -41,6 +41,7 @@ struct CheckpointInfo {
   u64 text = 0;  ///< checksum of the training text
   std::string version;
   Json job;         ///< resolved configuration
+  Json plan;        ///< in force when it was written; null: an older version
   i64 skipped = 0;  ///< steps of `step` that changed nothing
   LossScale::State loss_scale{};
 };

@@ -9,6 +9,12 @@ std::vector<StrategyRun> compare_job(
     const std::function<void(const std::string&, const StepRecord&)>& on_step, const Processes& processes) {
   const ModelConfig model = load_model(job.model);
   const Cluster cluster = load_cluster(job.cluster);
+  if (options.strategies.size() > 1 && !job.train.changes.empty()) {
+    fail<ConfigError>("train.changes",
+                      "got {} changes with {} strategies, expected none: they are compared by "
+                      "their own plans",
+                      job.train.changes.size(), options.strategies.size());
+  }
   std::vector<Job> jobs;
   std::vector<StrategyRun> runs;
   // All plans first: a strategy that cannot run is known before hours are spent on another.
@@ -32,6 +38,10 @@ std::vector<StrategyRun> compare_job(
           if (on_step) on_step(runs[i].strategy, record);
         },
         options.timed_steps);
+    if (runs[i].outcome.changes.empty()) continue;
+    // What was executed last is drawn beside the prediction for the same plan.
+    runs[i].plan = trainer.plan();
+    runs[i].predicted = trainer.predict();
   }
   return runs;
 }

@@ -7,6 +7,13 @@
 
 namespace hetermoe {
 
+std::vector<std::string> kinds_of(const Cluster& cluster, const Plan& plan) {
+  std::vector<std::string> kinds;
+  for (DeviceId d = 0; d < cluster.num_devices(); ++d)
+    kinds.push_back(fmt::format("{} {}", cluster.type_of(d).name, role_of(plan, d)));
+  return kinds;
+}
+
 std::vector<double> over_peers(const std::vector<double>& slowness, const std::vector<std::string>& kinds) {
   std::vector<double> out(slowness.size(), 0);
   for (std::size_t d = 0; d < slowness.size(); ++d) {

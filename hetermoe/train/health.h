@@ -6,9 +6,13 @@
 
 #include "hetermoe/base/median.h"
 #include "hetermoe/base/types.h"
+#include "hetermoe/plan/plan.h"
 
 // What a run watches of itself: devices that are slower than their like, losses that jump.
 namespace hetermoe {
+
+/// Devices of one kind do the same work: type and role.
+std::vector<std::string> kinds_of(const Cluster& cluster, const Plan& plan);
 
 /// Each device's slowness over the median of its peers, the other devices of its kind: [num_devices], 0 for a
 /// device without peers and for one that did nothing.

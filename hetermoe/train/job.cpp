@@ -262,11 +262,17 @@ Job job_of_strategy(const Job& job, const std::string& strategy, const std::vect
   return own;
 }
 
+std::vector<std::string> plan_faults(const Job& job, const Plan& plan, const ModelConfig& model,
+                                     const Cluster& cluster) {
+  std::vector<std::string> faults = validate(plan, model, cluster);
+  check_step_shape(job, plan, faults);
+  return faults;
+}
+
 Plan make_job_plan(const Job& job, const ModelConfig& model, const Cluster& cluster) {
   const bool from_file = !job.plan.file.empty();
   Plan plan = from_file ? plan_of_file(job) : plan_of_strategy(job, model, cluster);
-  std::vector<std::string> faults = validate(plan, model, cluster);
-  check_step_shape(job, plan, faults);
+  std::vector<std::string> faults = plan_faults(job, plan, model, cluster);
   if (faults.empty()) return plan;
   constexpr std::size_t kShown = 20;
   const std::size_t hidden = faults.size() - std::min(faults.size(), kShown);

@@ -9,6 +9,7 @@
 #include "hetermoe/planner/strategies.h"
 #include "hetermoe/schedule/schedule.h"
 #include "hetermoe/train/checkpoint.h"
+#include "hetermoe/train/plan_change.h"
 
 // A job: one complete YAML file. Every key has a same-named flag that overrides it (--train.steps 20).
 namespace hetermoe {
@@ -42,6 +43,7 @@ struct TrainOptions {
   std::vector<std::string> freeze;
   double spike_sigma = 6;
   double straggler_share = 0.1;
+  std::vector<PlanChange> changes;
   template <class V>
   void fields(V& v) {
     v("steps", steps, "optimizer steps", at_least(0));
@@ -81,6 +83,9 @@ struct TrainOptions {
     v("straggler_share", straggler_share,
       "a device whose ops take so much longer than those of its peers, as a share, is reported, 0 = never",
       at_least(0));
+    v("changes", changes,
+      "plans that take over in mid-run: [{step: 50, plan: other.json}] computes step 50 (1 = the first) and "
+      "those after it by that plan; what its devices lack moves to them between the steps");
   }
 };
 
@@ -202,6 +207,10 @@ Job job_from_overrides(const std::vector<std::pair<std::string, std::string>>& o
 /// devices are used alike, and the first with attention where one is used. Throws ConfigError.
 Job job_of_strategy(const Job& job, const std::string& strategy, const std::vector<std::string>& compared,
                     const Cluster& cluster);
+
+/// All faults of a plan for this job, in words: against model and cluster, and in the shape of a step.
+std::vector<std::string> plan_faults(const Job& job, const Plan& plan, const ModelConfig& model,
+                                     const Cluster& cluster);
 
 /// The plan of a job: the file it names, or what its strategy makes. Checked against model and cluster;
 /// throws ConfigError with all faults.

@@ -7,6 +7,7 @@
 #include <map>
 #include <numeric>
 #include <optional>
+#include <set>
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/comm/transports.h"
@@ -132,7 +133,28 @@ std::string capability_text(i32 capability) {
 }  // namespace
 
 std::vector<i32> ranks_of_devices(const Plan& plan, const Cluster& cluster, i32 num_ranks) {
-  return spread_working_devices(devices_of(plan), cluster.num_devices(), num_ranks);
+  const std::vector<const Plan*> plans = {&plan};
+  return ranks_of_devices(plans, cluster, num_ranks);
+}
+
+std::vector<i32> ranks_of_devices(std::span<const Plan* const> plans, const Cluster& cluster, i32 num_ranks) {
+  std::set<DeviceId> used;
+  for (const Plan* plan : plans) {
+    for (const DeviceId device : devices_of(*plan)) used.insert(device);
+  }
+  const std::vector<DeviceId> working(used.begin(), used.end());
+  std::vector<i32> rank_of = spread_working_devices(working, cluster.num_devices(), num_ranks);
+  for (std::size_t p = 0; p < plans.size(); ++p) {
+    std::set<i32> busy;
+    for (const DeviceId device : devices_of(*plans[p])) busy.insert(rank_of[idx(device)]);
+    if (static_cast<i32>(busy.size()) == num_ranks) continue;
+    fail<ConfigError>(
+        p == 0 ? "plan" : "train.changes",
+        "plan {} of {} gives only {} of {} processes a device, expected all: a device stays with "
+        "its process through all plans. Start fewer processes",
+        p + 1, plans.size(), busy.size(), num_ranks);
+  }
+  return rank_of;
 }
 
 std::vector<i32> assign_ranks(const std::vector<RankGpu>& found, const std::vector<WantedGpu>& wanted) {

@@ -1,4 +1,5 @@
 #pragma once
+#include <span>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,9 @@ namespace hetermoe {
 /// The devices that a plan uses over the ranks, in contiguous runs as equal as possible: [num_devices], -1 =
 /// the plan leaves the device idle. Throws ConfigError when there are more ranks than used devices.
 std::vector<i32> ranks_of_devices(const Plan& plan, const Cluster& cluster, i32 num_ranks);
+/// The same for a run that goes from plan to plan: a device stays with its rank, so those that any of the
+/// plans uses are spread. Throws ConfigError, too, when some plan leaves a rank without a device.
+std::vector<i32> ranks_of_devices(std::span<const Plan* const> plans, const Cluster& cluster, i32 num_ranks);
 
 /// The GPU of a rank, as its driver describes it.
 struct RankGpu {

@@ -55,6 +55,7 @@ Job with_own_strategy(const Job& job, const Plan& before, const Cluster& cluster
   } else {
     roles.attention = survivors;
   }
+  changed.train.changes.clear();
   changed.plan.file.clear();
   changed.plan.attention = roles.attention;
   changed.plan.experts = roles.experts;
@@ -127,7 +128,8 @@ Job with_plan(const Job& job, const Plan& plan) {
   } while (std::filesystem::exists(path));
   write_text(path, to_json(plan).dump(1) + "\n");
   Job changed = job;
-  changed.plan = {};  // the file has it all
+  changed.train.changes.clear();  // they may need devices that are lost
+  changed.plan = {};              // the file has it all
   changed.plan.file = path.string();
   changed.train.microbatches = static_cast<i64>(plan.groups[0].microbatches.size());
   return changed;

@@ -174,6 +174,14 @@ Json to_json(const StrategyRun& run, const Job& job) {
   json["executed"]["skipped_steps"] = out.skipped_steps;
   json["executed"]["peak_memory_bytes"] = out.records.back().peak_memory;
   json["executed"]["warnings"] = out.warnings;
+  for (const PlanTakeover& change : out.changes) {
+    json["executed"]["changes"].push_back({{"step", change.step},
+                                           {"plan", change.plan},
+                                           {"moves", change.moves},
+                                           {"bytes", change.bytes},
+                                           {"simulated_s", change.simulated_s},
+                                           {"executed_s", change.executed_s}});
+  }
   if (!out.validations.empty()) json["executed"]["validation_loss"] = out.validations.back().loss;
   if (out.pace) {
     json["executed"]["pace"] = {{"scale", out.pace->scale},
@@ -200,6 +208,8 @@ std::filesystem::path write_results(const Job& job, const ModelConfig& model, co
       write_text(folder / fmt::format("trace{}.json", suffix),
                  perfetto_trace(run.outcome.executed).dump() + "\n");
     }
+    for (const PlanTakeover& change : run.outcome.changes)
+      save_timeline(folder / fmt::format("migration-{}.json", change.step), change.simulated);
     summary.push_back(to_json(run, job));
   }
   write_text(folder / "summary.json", Json{{"rows", summary}}.dump(2) + "\n");

@@ -48,32 +48,44 @@ Session::Pass::Pass(const Session& session, Plan its_plan, const StepOptions& op
 Session::Session(ModelConfig model, Cluster cluster, Plan plan, Options options,
                  const MakeTransport& make_transport)
     : model_(std::move(model)), cluster_(std::move(cluster)), options_(std::move(options)) {
-  StepOptions forward = options_.step;
-  forward.backward = forward.balance = false;
-  // Both before the first step, so that what is wrong with either is told then.
-  train_ = make_pass(std::move(plan), options_.step);
-  forward_ = make_pass(forward_plan(train_->plan), forward);
-  transport_ =
-      make_transport ? make_transport(train_->schedule) : make_in_process_transport(cluster_.num_devices());
+  // All before the first step, so that what is wrong with any of it is told then.
+  passes_ = make_passes(std::move(plan));
+  transport_ = make_transport ? make_transport(passes_.train->schedule)
+                              : make_in_process_transport(cluster_.num_devices());
   check_trainable(model_);
-  if (options_.local.empty()) options_.local = devices_of(train_->plan);
-  for (Pass* pass : {train_.get(), forward_.get()}) {
-    if (options_.launch_by == nullptr) continue;
-    pass->launch_order = launch_order(pass->context, *options_.launch_by);
-    if (options_.agree_on_order)
-      pass->launch_order = options_.agree_on_order(pass->schedule, std::move(pass->launch_order));
-  }
-  for (const DeviceId device : options_.local) {
-    const c10::Device where =
-        options_.where.empty() ? c10::Device(at::kCPU) : options_.where[idx(device)];
-    states_.push_back(std::make_unique<DeviceState>(device, train_->schedule, model_,
-                                                    storage_options(train_->plan, device, where)));
-  }
-  start(*train_);
+  order_launches(*passes_.train, options_.launch_by);
+  order_launches(*passes_.forward, options_.launch_by);
+  add_states(passes_.train->plan, passes_.train->schedule);
+  start(*passes_.train);
 }
 
-std::unique_ptr<Session::Pass> Session::make_pass(Plan plan, const StepOptions& options) const {
-  return std::make_unique<Pass>(*this, std::move(plan), options);
+Session::Passes Session::make_passes(Plan plan) const {
+  StepOptions forward = options_.step;
+  forward.backward = forward.balance = false;
+  Passes passes;
+  passes.train = std::make_unique<Pass>(*this, std::move(plan), options_.step);
+  passes.forward = std::make_unique<Pass>(*this, forward_plan(passes.train->plan), forward);
+  return passes;
+}
+
+void Session::order_launches(Pass& pass, const CostModel* by) const {
+  if (by == nullptr) return;
+  pass.launch_order = launch_order(pass.context, *by);
+  if (options_.agree_on_order)
+    pass.launch_order = options_.agree_on_order(pass.schedule, std::move(pass.launch_order));
+}
+
+/// Of the devices of a plan that live here and have none. placed: a schedule with the states that they hold.
+void Session::add_states(const Plan& plan, const Schedule& placed) {
+  for (const DeviceId device : devices_of(plan)) {
+    const std::vector<DeviceId>& local = options_.local;
+    if (!local.empty() && std::find(local.begin(), local.end(), device) == local.end()) continue;
+    const auto has = [&](const auto& state) { return state->device() == device; };
+    if (std::any_of(states_.begin(), states_.end(), has)) continue;
+    const c10::Device where = options_.where.empty() ? c10::Device(at::kCPU) : options_.where[idx(device)];
+    states_.push_back(
+        std::make_unique<DeviceState>(device, placed, model_, storage_options(plan, device, where)));
+  }
 }
 
 void Session::start(Pass& pass) {
@@ -92,11 +104,11 @@ void Session::initialize(u64 seed) {
   for (std::unique_ptr<DeviceState>& state : states_) state->store().initialize(seed);
 }
 
-StepResult Session::train_step(const StepInput& input) { return train_->executor->run(input); }
+StepResult Session::train_step(const StepInput& input) { return passes_.train->executor->run(input); }
 
 StepResult Session::evaluate(const StepInput& input) {
-  if (!forward_->executor) start(*forward_);
-  return forward_->executor->run(input);
+  if (!passes_.forward->executor) start(*passes_.forward);
+  return passes_.forward->executor->run(input);
 }
 
 TensorsByName Session::values() { return collect(false); }

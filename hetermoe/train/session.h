@@ -6,16 +6,18 @@
 
 #include "hetermoe/exec/executor.h"
 #include "hetermoe/nn/reference.h"
+#include "hetermoe/schedule/migration_schedule.h"
 
 namespace hetermoe {
 
 /// All devices of a plan, ascending.
 std::vector<DeviceId> devices_of(const Plan& plan);
 
-/// Everything a run of one plan needs, in one place and in the right order of life: schedules, device states,
+/// Everything a run needs, in one place and in the right order of life: schedules, device states,
 /// transport, executors.
 ///
-/// What a plan decides (placement, schedule, executor) is a Pass; states, transport and options outlive it.
+/// What a plan decides (placement, schedule, executor) is a Pass; states, transport and options outlive it,
+/// so that another plan can take over between two steps.
 class Session {
  public:
   /// Takes this process's order of a schedule's ops and returns that of all processes.
@@ -23,7 +25,7 @@ class Session {
   struct Options {
     StepOptions step;
     ExecutorOptions executor;
-    std::vector<DeviceId> local;       ///< devices of this process; empty = all
+    std::vector<DeviceId> local;       ///< devices of this process, under any plan; empty = all
     std::vector<c10::Device> where{};  ///< [num_devices] where each one's tensors are; empty = the CPU
     /// Transfers are launched in the order in which they would start by this cost, for transports that need
     /// one order; null = as the schedule lists them.
@@ -39,9 +41,9 @@ class Session {
 
   const ModelConfig& model() const { return model_; }
   const Cluster& cluster() const { return cluster_; }
-  const Plan& plan() const { return train_->plan; }
-  const Schedule& schedule() const { return train_->schedule; }
-  const Placement& placement() const { return train_->placement; }
+  const Plan& plan() const { return passes_.train->plan; }
+  const Schedule& schedule() const { return passes_.train->schedule; }
+  const Placement& placement() const { return passes_.train->placement; }
   void initialize(u64 seed);
 
   StepResult train_step(const StepInput& input);
@@ -50,10 +52,25 @@ class Session {
 
   /// Of local devices.
   std::vector<DeviceState*> states();
-  Executor& executor() { return *train_->executor; }
+  /// Devices of this process, under any plan; empty = all.
+  const std::vector<DeviceId>& local() const { return options_.local; }
+  /// Transfers are launched in an order by cost: a change of plan needs one, too.
+  bool launches_in_order() const { return options_.launch_by != nullptr; }
+  Executor& executor() { return *passes_.train->executor; }
   /// Values (or gradients) of every logical tensor, replicas checked to be bit-equal. Of local devices.
   TensorsByName values();
   TensorsByName gradients();
+
+  /// What a change of plan moved.
+  struct Change {
+    Migration migration;
+    Timeline executed;  ///< of its ops on local devices, in real time
+  };
+  /// Goes on under another plan over the same cluster, between two steps and in all processes: what its
+  /// devices lack moves to them, over the same transport. The plan must fit, and no device may need another
+  /// dtype than before (train/changes.h). `executor` and `launch_by` take the place of those of the options.
+  /// An error of the plan leaves the session as it was; after one of the transport it can only be destroyed.
+  Change change_plan(Plan plan, ExecutorOptions executor, const CostModel* launch_by = nullptr);
 
  private:
   struct Pass {
@@ -65,8 +82,16 @@ class Session {
     std::vector<OpId> launch_order;
     std::unique_ptr<Executor> executor;
   };
-  std::unique_ptr<Pass> make_pass(Plan plan, const StepOptions& options) const;
+  /// The passes of a plan: training steps, and steps forward only.
+  struct Passes {
+    std::unique_ptr<Pass> train, forward;
+  };
+  Passes make_passes(Plan plan) const;
+  void order_launches(Pass& pass, const CostModel* by) const;
   void start(Pass& pass);
+  void add_states(const Plan& plan, const Schedule& placed);
+  Timeline migrate(const Migration& migration, const Pass& next);
+  void adopt(Passes next);
   TensorsByName collect(bool gradients);
 
   ModelConfig model_;
@@ -74,7 +99,8 @@ class Session {
   Options options_;
   std::unique_ptr<Transport> transport_;
   std::vector<std::unique_ptr<DeviceState>> states_;
-  std::unique_ptr<Pass> train_, forward_;
+  Passes passes_;
+  i64 num_changes_ = 0;
 };
 
 }  // namespace hetermoe

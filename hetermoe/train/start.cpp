@@ -25,19 +25,6 @@ i32 lane_threads(const Job& job, const Plan& plan) {
   return std::max(1, num_cores() / static_cast<i32>(devices_of(plan).size()));
 }
 
-Session::Options session_options(const SessionParts& parts) {
-  const Job& job = parts.job;
-  Session::Options options;
-  options.step = step_options(job, parts.model);
-  options.executor.emulated = &parts.emulated;
-  options.executor.clock = job.clock.kind == ClockKind::kPaced ? ClockKind::kVirtual : job.clock.kind;
-  options.executor.truth = &parts.truth;
-  if (job.train.straggler_share > 0) options.executor.nominal = &parts.nominal;
-  options.executor.threads_per_lane = lane_threads(job, parts.plan);
-  options.executor.watchdog = job.clock.watchdog_s;
-  return options;
-}
-
 /// Where the tensors of each device are: empty = on the CPU.
 std::vector<c10::Device> places(const Job& job, const Cluster& cluster, const Processes& processes) {
   if (find_device(job.run.device, "run.device").is_cpu()) return {};
@@ -60,7 +47,9 @@ Json content_of(const ProfileSet& profiles) {
 
 /// The rank of each device of the cluster, -1 = idle.
 std::vector<i32> place_ranks(const SessionParts& parts, const Processes& processes, c10::Device own) {
-  std::vector<i32> rank_of = ranks_of_devices(parts.plan, parts.cluster, processes.num_ranks());
+  std::vector<const Plan*> plans = {&parts.plan};
+  for (const PlannedChange& change : parts.changes) plans.push_back(&change.plan);
+  std::vector<i32> rank_of = ranks_of_devices(plans, parts.cluster, processes.num_ranks());
   // On an emulated clock any GPU may stand for any device.
   const std::vector<WantedGpu> wanted = wanted_gpus(parts.plan, parts.cluster);
   const bool one_each = static_cast<i32>(wanted.size()) == processes.num_ranks();
@@ -72,6 +61,16 @@ std::vector<i32> place_ranks(const SessionParts& parts, const Processes& process
   const std::vector<i32> ranks = assign_ranks(gather_gpus(processes, mine), wanted);
   for (std::size_t i = 0; i < wanted.size(); ++i) rank_of[idx(wanted[i].device)] = ranks[i];
   return rank_of;
+}
+
+/// A communicator is made once: later plans, and moves between plans, may need any of the queues.
+std::vector<i32> queues_of_run(const Schedule& schedule, std::span<const PlannedChange> changes) {
+  if (changes.empty()) return transfer_queues(schedule);
+  std::vector<i32> all;
+  for (i32 queue = 0; queue < kNumQueues; ++queue) {
+    if (static_cast<Queue>(queue) != Queue::kCompute) all.push_back(queue);
+  }
+  return all;
 }
 
 /// Rank 0 decides in which order the transfers are launched, where the transport needs one order.
@@ -86,13 +85,27 @@ void agree_on_launches(Session::Options& options, const SessionParts& parts, con
 
 i32 num_cores() { return std::max(1, static_cast<i32>(std::thread::hardware_concurrency())); }
 
+ExecutorOptions executor_options(const SessionParts& parts, const Processes& processes) {
+  const Job& job = parts.job;
+  ExecutorOptions options;
+  options.emulated = &parts.emulated;
+  options.clock = job.clock.kind == ClockKind::kPaced ? ClockKind::kVirtual : job.clock.kind;
+  options.truth = &parts.truth;
+  // Threads of one process share its cores: who of them is slower says nothing of a device.
+  const bool tells_stragglers = !processes.alone() || job.clock.kind != ClockKind::kReal;
+  if (job.train.straggler_share > 0 && tells_stragglers) options.nominal = &parts.nominal;
+  options.threads_per_lane = lane_threads(job, parts.plan);
+  options.watchdog = job.clock.watchdog_s;
+  return options;
+}
+
 std::unique_ptr<Session> make_session(const SessionParts& parts, const Processes& processes) {
   const Job& job = parts.job;
   const Cluster& cluster = parts.cluster;
   check_same_run(processes, facts_of(parts));
-  Session::Options options = session_options(parts);
-  // Threads of one process share its cores: who of them is slower says nothing of a device.
-  if (processes.alone() && job.clock.kind == ClockKind::kReal) options.executor.nominal = nullptr;
+  Session::Options options;
+  options.step = step_options(job, parts.model);
+  options.executor = executor_options(parts, processes);
   options.where = places(job, cluster, processes);
   if (!processes.alone() && job.clock.kind == ClockKind::kPaced) {
     fail<ConfigError>("clock.kind",
@@ -113,18 +126,21 @@ std::unique_ptr<Session> make_session(const SessionParts& parts, const Processes
   if (kind.needs_launch_order) agree_on_launches(options, parts, processes);
   return std::make_unique<Session>(parts.model, cluster, parts.plan, options, [&](const Schedule& schedule) {
     check_same_run(processes, {{"schedule", fmt::format("{:016x}", hash(schedule))}});
-    transport.queues = transfer_queues(schedule);
+    transport.queues = queues_of_run(schedule, parts.changes);
     std::unique_ptr<Transport> made = kind.make(processes, transport);
     return job.train.checksum_messages ? make_checksummed_transport(std::move(made)) : std::move(made);
   });
 }
 
 Facts facts_of(const SessionParts& parts) {
+  Json changes = Json::array();
+  for (const PlannedChange& change : parts.changes) changes.push_back({change.step, to_json(change.plan)});
   return {{"program", version()},
           {"model", sum_of(to_hf(parts.model))},
           {"cluster", sum_of(to_json(parts.cluster))},
           {"profiles", sum_of(content_of(parts.profiles))},
           {"plan", sum_of(to_json(parts.plan))},
+          {"changes", sum_of(changes)},
           {"job", sum_of(write_fields(parts.job))},
           {"text", fmt::format("{:016x}", parts.text_checksum)}};
 }

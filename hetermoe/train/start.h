@@ -1,11 +1,13 @@
 #pragma once
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "hetermoe/comm/processes.h"
 #include "hetermoe/cost/measured.h"
+#include "hetermoe/train/changes.h"
 #include "hetermoe/train/job.h"
 #include "hetermoe/train/session.h"
 
@@ -26,7 +28,11 @@ struct SessionParts {
   const CostModel& nominal;   ///< how long they take when no device is slower than its type
   const ProfileSet& profiles;
   u64 text_checksum;
+  std::span<const PlannedChange> changes = {};  ///< plans that will take over
 };
+
+/// How a session of this process runs the plan of `parts`.
+ExecutorOptions executor_options(const SessionParts& parts, const Processes& processes);
 
 /// A session for the devices of this process, over the transport that fits the processes and the device that
 /// they run on. Collective: ranks compare what they were started with, and rank 0 tells the others what they

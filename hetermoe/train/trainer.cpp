@@ -55,18 +55,16 @@ Cluster without_slow_devices(Cluster cluster) {
   return cluster;
 }
 
-/// Devices of one kind do the same work: type and role.
-std::vector<std::string> kinds_of(const Cluster& cluster, const Plan& plan) {
-  std::vector<std::string> kinds;
-  for (DeviceId d = 0; d < cluster.num_devices(); ++d)
-    kinds.push_back(fmt::format("{} {}", cluster.type_of(d).name, role_of(plan, d)));
-  return kinds;
-}
-
 bool computes_in_fp16(const Plan& plan) {
   const std::vector<DeviceId> devices = devices_of(plan);
   return std::any_of(devices.begin(), devices.end(),
                      [&](DeviceId d) { return plan.dtype[idx(d)] == Dtype::kFp16; });
+}
+
+bool some_computes_in_fp16(const Plan& first, const std::vector<PlannedChange>& changes) {
+  return computes_in_fp16(first) ||
+         std::any_of(changes.begin(), changes.end(),
+                     [](const PlannedChange& change) { return computes_in_fp16(change.plan); });
 }
 
 }  // namespace
@@ -77,47 +75,35 @@ Trainer::Trainer(const Job& job, ModelConfig model, Cluster cluster, Plan plan, 
       processes_(processes),
       model_(std::move(model)),
       cluster_(std::move(cluster)),
-      plan_(std::move(plan)),
+      changes_(load_changes(job, plan, model_, cluster_)),
       train_(text.train, job.train.seq_len, job.train.seed),
       validation_(
           job.train.validation_sequences > 0 && text.validation.numel() > 0
               ? std::optional<Sampler>(std::in_place, text.validation, job.train.seq_len, job.train.seed)
               : std::nullopt),
       unigram_entropy_(validation_ ? unigram_entropy(text.validation) : 0),
-      emulated_(emulated_plan(job, plan_)),
-      emulated_placement_(emulated_, model_, step_options(job, model_)),
       profiles_(load_profiles(cluster_)),
-      truth_(make_cost(model_, cluster_, emulated_, profiles_)),
       nominal_cluster_(without_slow_devices(cluster_)),
-      nominal_(make_cost(model_, nominal_cluster_, emulated_, profiles_)),
+      priced_(
+          std::make_unique<PricedPlan>(job, std::move(plan), model_, cluster_, nominal_cluster_, profiles_)),
+      first_plan_(priced_->plan),
       text_checksum_(checksum(text.train.const_data_ptr(), text.train.nbytes())),
-      session_(make_session({.job = job,
-                             .model = model_,
-                             .cluster = cluster_,
-                             .plan = plan_,
-                             .emulated = emulated_placement_,
-                             .truth = *truth_,
-                             .nominal = *nominal_,
-                             .profiles = profiles_,
-                             .text_checksum = text_checksum_},
-                            processes)),
-      loss_scale_(job.train.loss_scale, computes_in_fp16(plan_)),
-      stragglers_(kinds_of(cluster_, plan_), job.train.straggler_share),
+      session_(make_session(parts_with(*priced_), processes)),
+      loss_scale_(job.train.loss_scale, some_computes_in_fp16(first_plan_, changes_)),
+      stragglers_(kinds_of(cluster_, first_plan_), job.train.straggler_share),
       spikes_(job.train.spike_sigma) {
   session_->initialize(job.train.seed);
   if (checkpoints != Checkpoints::kOn) return;
   writer_.emplace(checkpoint_folder(job), job.checkpoint);
   if (processes.alone()) return;
   if (saves()) check_shared_folder(processes, job.output);
-  std::vector<DeviceId> local;
-  for (const DeviceState* state : session_->states()) local.push_back(state->device());
-  presence_.emplace(job.output, processes.rank(), local);
+  presence_.emplace(job.output, processes.rank(), session_->local());
 }
 
 PredictedStep Trainer::predict() const {
-  const OpTimes times =
-      simulate(session_->schedule(), emulated_placement_, model_, cluster_, *truth_, ExpectedRouting(model_));
-  return {make_timeline(session_->schedule(), times, plan_, cluster_, "simulated"), times.step};
+  const OpTimes times = simulate(session_->schedule(), priced_->placement, model_, cluster_, *priced_->truth,
+                                 ExpectedRouting(model_));
+  return {make_timeline(session_->schedule(), times, plan(), cluster_, "simulated"), times.step};
 }
 
 /// A run that begins anew leaves no checkpoint of another one where it or a restart of it would look.
@@ -139,6 +125,7 @@ void Trainer::resume(TrainOutcome& out) {
   out.notes = resumed.notes;
   if (!resumed.checkpoint) return;
   const CheckpointInfo& info = resumed.checkpoint->info;
+  go_over_to(plan_after(info));
   run_ = info.run;
   out.first_step = info.step;
   next_sequence_ = info.sequences;
@@ -160,6 +147,7 @@ void Trainer::save(i64 steps_done) {
                 .text = text_checksum_,
                 .version = version(),
                 .job = write_fields(job_),
+                .plan = to_json(plan()),
                 .skipped = skipped_,
                 .loss_scale = loss_scale_.state()};
   shard.config = to_hf(model_);
@@ -201,6 +189,7 @@ TrainOutcome Trainer::run(const std::function<void(const StepRecord&)>& on_step,
       set_paced(*out.pace, out.records.empty() ? 0 : out.records.back().wall_s);
       times = {};
     }
+    if (change_plan_before(step, out)) times = {};
     const StepRecord record = finish_step(train_one(step), stop);
     note(record, times, out);
     if (on_step) on_step(record);
@@ -335,6 +324,7 @@ StepRecord Trainer::replay_step(const std::optional<FoundCheckpoint>& checkpoint
   i64 done = 0;
   if (checkpoint) {
     load_checkpoint(*checkpoint, model_, session_->states());
+    go_over_to(plan_after(checkpoint->info));
     done = checkpoint->info.step;
     next_sequence_ = checkpoint->info.sequences;
     loss_scale_.restore(checkpoint->info.loss_scale);
@@ -345,7 +335,11 @@ StepRecord Trainer::replay_step(const std::optional<FoundCheckpoint>& checkpoint
     }
   }
   StepRecord record;
-  while (done < step) record = train_one(done++);
+  TrainOutcome changes;
+  while (done < step) {
+    change_plan_before(done, changes);
+    record = train_one(done++);
+  }
   return record;
 }
 
@@ -432,7 +426,7 @@ void Trainer::set_paced(PaceReport& pace, Seconds wall) {
 /// Simulation of what was routed in the last step: the difference to the execution is the cost model's, not
 /// the routing's.
 Seconds Trainer::replay() {
-  const OpCosts costs = price(session_->schedule(), emulated_placement_, model_, cluster_, *truth_,
+  const OpCosts costs = price(session_->schedule(), priced_->placement, model_, cluster_, *priced_->truth,
                               session_->executor().recorded_routing());
   return longest_path(session_->schedule(), costs.seconds).step;
 }

@@ -10,10 +10,13 @@
 #include "hetermoe/cost/measured.h"
 #include "hetermoe/data/text.h"
 #include "hetermoe/sim/simulator.h"
+#include "hetermoe/train/changes.h"
 #include "hetermoe/train/health.h"
 #include "hetermoe/train/job.h"
 #include "hetermoe/train/presence.h"
+#include "hetermoe/train/priced_plan.h"
 #include "hetermoe/train/session.h"
+#include "hetermoe/train/start.h"
 
 namespace hetermoe {
 
@@ -51,11 +54,23 @@ struct PaceReport {
   bool kept_up = true;
 };
 
+/// A plan that took over.
+struct PlanTakeover {
+  i64 step = 0;             ///< the first that it computed, 1 = the first of the run
+  std::string plan;         ///< its name
+  i64 moves = 0;            ///< units that went to another device
+  Bytes bytes = 0;          ///< of them, as predicted
+  Seconds simulated_s = 0;  ///< of the moves on the cluster
+  Seconds executed_s = 0;   ///< of the whole change, in real time
+  Timeline simulated;       ///< of the moves
+};
+
 struct TrainOutcome {
   i64 first_step = 0;              ///< steps that an earlier run had done: it went on from its checkpoint
   std::vector<std::string> notes;  ///< what the user should know of checkpoints
   std::vector<StepRecord> records;
   std::vector<Validation> validations;
+  std::vector<PlanTakeover> changes;
   double unigram_entropy = 0;         ///< of the validation text, nats
   std::vector<std::string> warnings;  ///< of all steps, "step 12: ..."
   i64 skipped_steps = 0;
@@ -76,13 +91,14 @@ struct PredictedStep {
 /// Whether a run keeps and uses the checkpoints of its output folder.
 enum class Checkpoints { kOff, kOn };
 
-/// Runs one job with one plan.
+/// Runs one job: with one plan, or with one after another as train.changes says.
 class Trainer {
  public:
   /// With several processes each runs its part of the plan's devices, and all know the results.
   Trainer(const Job& job, ModelConfig model, Cluster cluster, Plan plan, const Text& text,
           const Processes& processes, Checkpoints checkpoints = Checkpoints::kOff);
 
+  /// Of the plan in force.
   PredictedStep predict() const;
   /// Trains job.train.steps steps, then `timed_steps` more under the paced clock when asked. `on_step` hears
   /// of every step.
@@ -93,6 +109,7 @@ class Trainer {
   StepRecord replay_step(const std::optional<FoundCheckpoint>& checkpoint, i64 step);
 
   Session& session() { return *session_; }
+  const Plan& plan() const { return priced_->plan; }  ///< in force
   const Cluster& cluster() const { return cluster_; }
 
  private:
@@ -100,6 +117,10 @@ class Trainer {
   bool saves() const { return writer_ && job_.checkpoint.every > 0; }
   void name_run(TrainOutcome& out);
   void resume(TrainOutcome& out);
+  SessionParts parts_with(const PricedPlan& priced) const;
+  const Plan& plan_after(const CheckpointInfo& info) const;
+  PlanTakeover go_over_to(const Plan& plan);
+  bool change_plan_before(i64 step, TrainOutcome& out);
   StepRecord finish_step(StepRecord record, bool& stop);
   void note(const StepRecord& record, StepTimes& times, TrainOutcome& out);
   void watch_health(StepRecord& record);
@@ -116,16 +137,14 @@ class Trainer {
   const Processes& processes_;
   ModelConfig model_;
   Cluster cluster_;
-  Plan plan_;
+  std::vector<PlannedChange> changes_;
   Sampler train_;
   std::optional<Sampler> validation_;
   double unigram_entropy_;
-  Plan emulated_;
-  Placement emulated_placement_;
   ProfileSet profiles_;
-  std::unique_ptr<CostModel> truth_;
   Cluster nominal_cluster_;  ///< no device is slower than its type
-  std::unique_ptr<CostModel> nominal_;
+  std::unique_ptr<PricedPlan> priced_;
+  const Plan first_plan_;
   u64 text_checksum_;
   std::unique_ptr<Session> session_;
   std::optional<CheckpointWriter> writer_;

@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 """Kills a random process of an mpirun of `hetermoe train` at random moments, lets it resume each time, and compares
 the final weights with those of an undisturbed run: they must be equal to the bit. Says at the end how often it killed,
-how many runs were completed, and how long the launcher took to end after a kill.
+how many runs were completed, and how long the launcher took to end after a kill. With --changes the run goes over to
+another plan before each step but the first, so that many kills hit it while parameters move.
 
-  tests/mpi/kill.py build/hetermoe [--kills 10] [--steps 40] [--seed 1]
+  tests/mpi/kill.py build/hetermoe [--kills 10] [--steps 40] [--seed 1] [--changes]
 """
 import argparse
 import collections
 import datetime
+import json
 import os
 import pathlib
 import random
@@ -23,11 +25,37 @@ RANKS = 4
 TIMEOUT = 120
 
 
-def command(program, output, steps):
-    return ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", str(RANKS), program, "train", "--model", "tiny",
-            "--cluster", "demo", "--strategy", "zebra", "--output", str(output), "--train.steps", str(steps),
+def plan_files(program, folder):
+    """A plan.json of each strategy."""
+    files = []
+    for strategy in ("ep", "zebra"):
+        output = folder / strategy
+        subprocess.run([program, "train", *job(output, 1), "--strategy", strategy], check=True, capture_output=True)
+        files.append(output / "plan.json")
+    return files
+
+
+def changes(files, steps):
+    return json.dumps([{"step": step, "plan": str(files[step % 2])} for step in range(2, steps + 1)])
+
+
+def migration_share(output):
+    """Part of the wall time of a run in which plans changed."""
+    row = json.loads((output / "summary.json").read_text())["rows"][0]["executed"]
+    steps = sum(json.loads(line)["wall_s"] for line in (output / "metrics.jsonl").read_text().splitlines())
+    moves = sum(change["executed_s"] for change in row.get("changes", []))
+    return moves / (moves + steps)
+
+
+def job(output, steps):
+    return ["--model", "tiny", "--cluster", "demo", "--output", str(output), "--train.steps", str(steps),
             "--train.seq_len", "16", "--train.sequences", "4", "--train.microbatches", "2",
             "--train.validation_sequences", "0", "--data.max_bytes", "200000", "--checkpoint.every", "2"]
+
+
+def command(program, output, steps, extra):
+    return ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", str(RANKS), program, "train",
+            *job(output, steps), "--strategy", "zebra", *extra]
 
 
 def ranks_of(launcher):
@@ -55,8 +83,8 @@ def weights(output, steps):
     return {path.name: path.read_bytes() for path in sorted(folder.glob("*.safetensors"))}
 
 
-def start(program, output, steps, log):
-    return subprocess.Popen(command(program, output, steps), stdout=log, stderr=log, start_new_session=True)
+def start(program, output, steps, log, extra):
+    return subprocess.Popen(command(program, output, steps, extra), stdout=log, stderr=log, start_new_session=True)
 
 
 def wait(process):
@@ -84,20 +112,26 @@ def main():
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--changes", action="store_true")
     args = parser.parse_args()
     randomness = random.Random(args.seed)
     with tempfile.TemporaryDirectory() as name:
         whole, killed = pathlib.Path(name) / "whole", pathlib.Path(name) / "killed"
+        extra = []
+        if args.changes:
+            extra = ["--train.changes", changes(plan_files(args.program, pathlib.Path(name)), args.steps)]
         with open(pathlib.Path(name) / "log", "w+") as log:
             begin = time.monotonic()
-            if wait(start(args.program, whole, args.steps, log)) != 0:
+            if wait(start(args.program, whole, args.steps, log, extra)) != 0:
                 log.seek(0)
                 sys.exit("the undisturbed run failed:\n" + log.read())
             duration = time.monotonic() - begin
+            if args.changes:
+                print(f"parameters move during {100 * migration_share(whole):.0f} % of the steps' time")
             kills = resumes = 0
             victims, at_step, ends = collections.Counter(), collections.Counter(), []
             while kills < args.kills:
-                process = start(args.program, killed, args.steps, log)
+                process = start(args.program, killed, args.steps, log, extra)
                 time.sleep(randomness.uniform(0.1, 0.95) * duration)
                 ranks = ranks_of(process.pid)
                 if ranks:
@@ -115,7 +149,7 @@ def main():
                         sys.exit(f"after {kills} kills the weights differ from the undisturbed run")
                     resumes += 1
                     subprocess.run(["rm", "-rf", str(killed)], check=True)
-            if wait(start(args.program, killed, args.steps, log)) != 0:
+            if wait(start(args.program, killed, args.steps, log, extra)) != 0:
                 log.seek(0)
                 sys.exit("the last resume failed:\n" + log.read()[-4000:])
             if weights(killed, args.steps) != weights(whole, args.steps):

@@ -1,0 +1,87 @@
+#include <algorithm>
+#include <chrono>
+
+#include "hetermoe/cost/price_migration.h"
+#include "hetermoe/report/table.h"
+#include "hetermoe/train/trainer.h"
+
+// A run goes over from one plan to the next.
+namespace hetermoe {
+namespace {
+
+/// Rank 0 says which plan comes next; collective.
+Plan plan_of_rank_0(const Processes& processes, const Plan& mine) {
+  if (processes.alone()) return mine;
+  const std::string told = processes.rank() == 0 ? to_json(mine).dump() : "";
+  return plan_from_json(Json::parse(processes.gather(told).front()), "plan of rank 0");
+}
+
+}  // namespace
+
+SessionParts Trainer::parts_with(const PricedPlan& priced) const {
+  return {.job = job_,
+          .model = model_,
+          .cluster = cluster_,
+          .plan = priced.plan,
+          .emulated = priced.placement,
+          .truth = *priced.truth,
+          .nominal = *priced.nominal,
+          .profiles = profiles_,
+          .text_checksum = text_checksum_,
+          .changes = changes_};
+}
+
+/// The plan under which a run goes on from a checkpoint: that which was in force, if it is still one of the
+/// job, else the one that the job has at this step.
+const Plan& Trainer::plan_after(const CheckpointInfo& info) const {
+  if (info.plan == to_json(first_plan_)) return first_plan_;
+  const Plan* of_job = &first_plan_;
+  for (const PlannedChange& change : changes_) {
+    if (info.plan == to_json(change.plan)) return change.plan;
+    if (change.step <= info.step) of_job = &change.plan;
+  }
+  return *of_job;
+}
+
+/// Collective; what the devices of the plan lack moves to them.
+PlanTakeover Trainer::go_over_to(const Plan& plan) {
+  if (to_json(plan) == to_json(this->plan())) return {};
+  const auto begin = std::chrono::steady_clock::now();
+  auto next = std::make_unique<PricedPlan>(job_, plan_of_rank_0(processes_, plan), model_, cluster_,
+                                           nominal_cluster_, profiles_);
+  const bool ordered = session_->launches_in_order();
+  const Session::Change change = session_->change_plan(
+      next->plan, executor_options(parts_with(*next), processes_), ordered ? next->nominal.get() : nullptr);
+  const OpTimes times =
+      Simulator().run(change.migration.schedule, price(change.migration, cluster_, *next->truth));
+  priced_ = std::move(next);
+  stragglers_ = StragglerWatch(kinds_of(cluster_, this->plan()), job_.train.straggler_share);
+  check_same_run(processes_, {{"plan", to_json(this->plan()).dump()},
+                              {"schedule", fmt::format("{:016x}", hash(session_->schedule()))}});
+  const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - begin;
+  PlanTakeover out;
+  out.moves = static_cast<i64>(change.migration.moves.size());
+  for (const Move& move : change.migration.moves) out.bytes += move.bytes;
+  out.simulated_s = times.step;
+  out.executed_s = wall.count();
+  out.simulated = make_timeline(change.migration.schedule, times, this->plan(), cluster_, "simulated");
+  return out;
+}
+
+/// step: 0 = the first. True when another plan took over.
+bool Trainer::change_plan_before(i64 step, TrainOutcome& out) {
+  const auto change = std::find_if(changes_.begin(), changes_.end(),
+                                   [&](const PlannedChange& c) { return c.step == step + 1; });
+  if (change == changes_.end()) return false;
+  PlanTakeover done = go_over_to(change->plan);
+  done.step = change->step;
+  done.plan = change->name;
+  if (out.pace) session_->executor().set_clock(ClockKind::kPaced, out.pace->scale);
+  out.notes.push_back(fmt::format("step {}: plan {} took over, {} units moved ({}) in {}, simulated {}",
+                                  done.step, done.plan, done.moves, format_bytes(done.bytes),
+                                  format_seconds(done.executed_s), format_seconds(done.simulated_s)));
+  out.changes.push_back(std::move(done));
+  return true;
+}
+
+}  // namespace hetermoe
