@@ -19,7 +19,7 @@ void add(PortBytes& giver, PortBytes& taker, Bytes bytes, bool inside_node) {
 TransferCost cost_of(const Migration& migration, const Op& op, std::span<const DeviceId> participants,
                      const Cluster& cluster, const CostModel& cost) {
   std::vector<PortBytes> bytes(participants.size());
-  for (const Move& move : migration.moves_of(op)) {
+  for (const UnitMove& move : migration.moves_of(op)) {
     const bool inside_node = cluster.devices[idx(move.from)].node == cluster.devices[idx(move.to)].node;
     add(bytes[position(participants, move.from)], bytes[position(participants, move.to)], move.bytes,
         inside_node);

@@ -51,7 +51,7 @@ class Givers {
     return *std::min_element(candidates.begin(), candidates.end(),
                              [&](DeviceId a, DeviceId b) { return rank(a) < rank(b); });
   }
-  void add(const Move& move) { sent_[idx(move.from)] += move.bytes; }
+  void add(const UnitMove& move) { sent_[idx(move.from)] += move.bytes; }
 
  private:
   NodeId node_of(DeviceId device) const { return cluster_.devices[idx(device)].node; }
@@ -74,18 +74,18 @@ Holders holders(const Plan& plan, const ModelConfig& model) {
   return all;
 }
 
-Bytes Moves::bytes() const {
+Bytes UnitMoves::bytes() const {
   return std::accumulate(moves.begin(), moves.end(), Bytes{0},
-                         [](Bytes sum, const Move& move) { return sum + move.bytes; });
+                         [](Bytes sum, const UnitMove& move) { return sum + move.bytes; });
 }
 
-Moves moves_between(const Plan& before, const Plan& after, const ModelConfig& model, const Cluster& cluster,
-                    const MoveOptions& options) {
+UnitMoves moves_between(const Plan& before, const Plan& after, const ModelConfig& model,
+                        const Cluster& cluster, const MoveOptions& options) {
   const std::vector<Unit> all = units(model);
   const Holders old_holders = holders(before, model), new_holders = holders(after, model);
   const auto is_alive = [&](DeviceId device) { return options.alive.empty() || options.alive[idx(device)]; };
   Givers givers(cluster);
-  Moves out;
+  UnitMoves out;
   for (std::size_t u = 0; u < all.size(); ++u) {
     std::vector<DeviceId> left = old_holders[u];
     std::erase_if(left, [&](DeviceId device) { return !is_alive(device); });

@@ -14,17 +14,17 @@ using Holders = std::vector<std::vector<DeviceId>>;
 Holders holders(const Plan& plan, const ModelConfig& model);
 
 /// One unit with its optimizer state from a device that holds it to one that will.
-struct Move {
+struct UnitMove {
   Unit unit;
   DeviceId from = 0, to = 0;
   Bytes bytes = 0;
   Dtype dtype = Dtype::kFp32;  ///< in which its values travel
-  bool operator==(const Move&) const = default;
+  bool operator==(const UnitMove&) const = default;
 };
 
-struct Moves {
-  std::vector<Move> moves;  ///< in the order of units, then of receivers
-  std::vector<Unit> lost;   ///< some device needs them, and nobody who is left holds them
+struct UnitMoves {
+  std::vector<UnitMove> moves;  ///< in the order of units, then of receivers
+  std::vector<Unit> lost;       ///< some device needs them, and nobody who is left holds them
   Bytes bytes() const;
 };
 
@@ -36,8 +36,8 @@ struct MoveOptions {
 /// One move for each device that holds a unit after and not before. Replicas are bit-equal, so any old holder
 /// serves: one of the receiver's node first, then who has sent the fewest bytes so far, then the lowest
 /// number.
-Moves moves_between(const Plan& before, const Plan& after, const ModelConfig& model, const Cluster& cluster,
-                    const MoveOptions& options = {});
+UnitMoves moves_between(const Plan& before, const Plan& after, const ModelConfig& model,
+                        const Cluster& cluster, const MoveOptions& options = {});
 
 /// What a giver of this dtype sends of a unit: master values (fp32 for 16-bit parameters, else the values)
 /// and both moments; of a frozen unit, which has neither, the values alone. A router's bias travels with its

@@ -7,14 +7,14 @@
 
 namespace hetermoe {
 
-std::span<const Move> Migration::moves_of(const Op& op) const {
-  const auto before = [](const Move& move, i32 layer) { return move.unit.layer < layer; };
-  const auto after = [](i32 layer, const Move& move) { return layer < move.unit.layer; };
+std::span<const UnitMove> Migration::moves_of(const Op& op) const {
+  const auto before = [](const UnitMove& move, i32 layer) { return move.unit.layer < layer; };
+  const auto after = [](i32 layer, const UnitMove& move) { return layer < move.unit.layer; };
   const auto first = std::lower_bound(moves.begin(), moves.end(), op.layer, before);
   return {first, std::upper_bound(first, moves.end(), op.layer, after)};
 }
 
-Migration make_migration(std::vector<Move> moves, i32 num_devices) {
+Migration make_migration(std::vector<UnitMove> moves, i32 num_devices) {
   Migration out;
   out.moves = std::move(moves);
   Schedule& schedule = out.schedule;

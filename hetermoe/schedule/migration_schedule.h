@@ -12,13 +12,13 @@ namespace hetermoe {
 /// givers and takers. It touches no buffer of a step and is no op of one.
 struct Migration {
   Schedule schedule;
-  std::vector<Move> moves;  ///< in the order of units
+  std::vector<UnitMove> moves;  ///< in the order of units
 
   /// Of one migrate op.
-  std::span<const Move> moves_of(const Op& op) const;
+  std::span<const UnitMove> moves_of(const Op& op) const;
 };
 
 /// `moves` in the order of units, as moves_between() lists them.
-Migration make_migration(std::vector<Move> moves, i32 num_devices);
+Migration make_migration(std::vector<UnitMove> moves, i32 num_devices);
 
 }  // namespace hetermoe

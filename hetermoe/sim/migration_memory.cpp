@@ -80,7 +80,7 @@ std::vector<UnitPart> parts_of_layer(i32 layer, const ModelConfig& model) {
 std::vector<Bytes> migration_memory(const Plan& before, const Plan& after, const ModelConfig& model,
                                     const Cluster& cluster, const MoveOptions& options) {
   const Held old_held(before, model, options), new_held(after, model, options);
-  const Moves moves = moves_between(before, after, model, cluster, options);
+  const UnitMoves moves = moves_between(before, after, model, cluster, options);
   std::vector<Bytes> most;
   for (DeviceId d = 0; d < cluster.num_devices(); ++d) {
     Bytes now = old_held.all(d);
@@ -92,7 +92,7 @@ std::vector<Bytes> migration_memory(const Plan& before, const Plan& after, const
         comes += new_held.on({layer, part}, d);
         goes += old_held.on({layer, part}, d);
       }
-      for (const Move& move : moves.moves) {
+      for (const UnitMove& move : moves.moves) {
         if (move.unit.layer == layer && move.to == d) arrives += move.bytes;
       }
       most.back() = std::max(most.back(), now + comes + arrives);

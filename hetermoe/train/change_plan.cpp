@@ -12,7 +12,7 @@ Session::Change Session::change_plan(Plan plan, ExecutorOptions executor, const 
   order_launches(*next.forward, launch_by);
   MoveOptions options;
   options.frozen = options_.step.frozen;
-  Moves moves = moves_between(this->plan(), next.train->plan, model_, cluster_, options);
+  UnitMoves moves = moves_between(this->plan(), next.train->plan, model_, cluster_, options);
   HM_CHECK(moves.lost.empty(), "{} has no holder", to_string(moves.lost.front()));
   options_.executor = std::move(executor);
   options_.launch_by = launch_by;

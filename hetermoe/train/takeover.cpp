@@ -61,7 +61,7 @@ PlanTakeover Trainer::go_over_to(const Plan& plan) {
   const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - begin;
   PlanTakeover out;
   out.moves = static_cast<i64>(change.migration.moves.size());
-  for (const Move& move : change.migration.moves) out.bytes += move.bytes;
+  for (const UnitMove& move : change.migration.moves) out.bytes += move.bytes;
   out.simulated_s = times.step;
   out.executed_s = wall.count();
   out.simulated = make_timeline(change.migration.schedule, times, this->plan(), cluster_, "simulated");

@@ -163,7 +163,7 @@ TEST(ChangePlan, AsManyBytesCrossTheTransportAsPredicted) {
         zebra, [&](const ExchangeCall& call, std::vector<Message>& out) { counter.add(call, out); });
     session->initialize(1);
     const Session::Change change = session->change_plan(ep, {});
-    const Moves predicted = moves_between(zebra, ep, world.model, world.cluster);
+    const UnitMoves predicted = moves_between(zebra, ep, world.model, world.cluster);
     EXPECT_GT(predicted.bytes(), 0);
     EXPECT_EQ(counter.bytes, predicted.bytes()) << name_of(dtype);
     EXPECT_EQ(change.migration.moves, predicted.moves);

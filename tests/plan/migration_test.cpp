@@ -37,14 +37,14 @@ struct Case {
     plan.groups = {group};
     return plan;
   }
-  Moves moves(const Owners& before, const Owners& after, const MoveOptions& options = {}) const {
+  UnitMoves moves(const Owners& before, const Owners& after, const MoveOptions& options = {}) const {
     return moves_between(plan(before), plan(after), model, cluster, options);
   }
 };
 
-std::vector<std::string> texts(const std::vector<Move>& moves) {
+std::vector<std::string> texts(const std::vector<UnitMove>& moves) {
   std::vector<std::string> all;
-  for (const Move& move : moves)
+  for (const UnitMove& move : moves)
     all.push_back(fmt::format("{}: {} to {}", to_string(move.unit), move.from, move.to));
   return all;
 }
@@ -52,7 +52,7 @@ using Texts = std::vector<std::string>;
 
 TEST(Moves, EachNewOwnerGetsTheExpertOnceFromAnOldOne) {
   const Case c(6);
-  const Moves moves = c.moves({{0}, {0}, {1}, {1}, {2}, {3}}, {{0, 2}, {1}, {0}, {1}, {2, 1}, {3}});
+  const UnitMoves moves = c.moves({{0}, {0}, {1}, {1}, {2}, {3}}, {{0, 2}, {1}, {0}, {1}, {2, 1}, {3}});
   EXPECT_EQ(texts(moves.moves), (Texts{"expert l0 e0: 0 to 2", "expert l0 e1: 0 to 1", "expert l0 e2: 1 to 0",
                                        "expert l0 e4: 2 to 1"}));
   EXPECT_EQ(moves.bytes(), 4 * kExpertBytes);
@@ -81,7 +81,7 @@ TEST(Moves, AReceiverGivesNothingThatItGets) {
 
 TEST(Moves, EveryUnitTravelsWhenADeviceTakesAllOver) {
   const Case c(2);
-  const Moves moves = moves_between(c.plan({{0}, {1}}, 0), c.plan({{3}, {3}}, 3), c.model, c.cluster);
+  const UnitMoves moves = moves_between(c.plan({{0}, {1}}, 0), c.plan({{3}, {3}}, 3), c.model, c.cluster);
   EXPECT_EQ(texts(moves.moves), (Texts{"embed: 0 to 3", "attention l0: 0 to 3", "expert l0 e0: 0 to 3",
                                        "expert l0 e1: 1 to 3", "head: 0 to 3"}));
   const ParamCounts counts = count_parameters(c.model);
@@ -99,7 +99,7 @@ TEST(Moves, OnlySurvivorsGiveAndWhatNobodyLeftHoldsIsLost) {
   const Case c(3);
   MoveOptions without_one;
   without_one.alive = {true, false, true, true};
-  const Moves moves = c.moves({{1}, {0, 1}, {1, 2}}, {{0}, {3}, {3}}, without_one);
+  const UnitMoves moves = c.moves({{1}, {0, 1}, {1, 2}}, {{0}, {3}, {3}}, without_one);
   EXPECT_EQ(texts(moves.moves), (Texts{"expert l0 e1: 0 to 3", "expert l0 e2: 2 to 3"}));
   ASSERT_EQ(moves.lost.size(), 1U);
   EXPECT_EQ(to_string(moves.lost[0]), "expert l0 e0");
@@ -109,7 +109,7 @@ TEST(Moves, AFrozenUnitTravelsWithoutMoments) {
   const Case c(2);
   MoveOptions options;
   options.frozen = {{.layer = 0, .part = UnitPart::kExperts, .expert = 1}};
-  const Moves moves = c.moves({{0}, {0}}, {{1}, {1}}, options);
+  const UnitMoves moves = c.moves({{0}, {0}}, {{1}, {1}}, options);
   ASSERT_EQ(moves.moves.size(), 2U);
   EXPECT_EQ(moves.moves[0].bytes, kExpertBytes);
   EXPECT_EQ(moves.moves[1].bytes, kExpertBytes / 3);

@@ -13,7 +13,7 @@ using test::make_cluster;
 using test::make_model;
 using test::make_zebra_plan;
 
-Move move(i32 layer, UnitPart part, DeviceId from, DeviceId to) {
+UnitMove move(i32 layer, UnitPart part, DeviceId from, DeviceId to) {
   return {.unit = {.layer = layer, .part = part, .expert = part == UnitPart::kExperts ? 0 : -1},
           .from = from,
           .to = to,
@@ -21,7 +21,9 @@ Move move(i32 layer, UnitPart part, DeviceId from, DeviceId to) {
           .dtype = Dtype::kFp32};
 }
 
-std::span<const Move> moves_of(const Migration& m, std::size_t op) { return m.moves_of(m.schedule.ops[op]); }
+std::span<const UnitMove> moves_of(const Migration& m, std::size_t op) {
+  return m.moves_of(m.schedule.ops[op]);
+}
 
 TEST(MigrationSchedule, HasOneOpForEachLayerWithMovesAmongItsGiversAndTakers) {
   const Migration m = make_migration({move(-1, UnitPart::kEmbed, 0, 1), move(2, UnitPart::kAttention, 0, 3),

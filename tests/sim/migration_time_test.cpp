@@ -27,7 +27,7 @@ struct Case {
   }
 };
 
-Move move(i32 layer, DeviceId from, DeviceId to, Bytes bytes = kMega) {
+UnitMove move(i32 layer, DeviceId from, DeviceId to, Bytes bytes = kMega) {
   return {.unit = {.layer = layer, .part = UnitPart::kAttention},
           .from = from,
           .to = to,

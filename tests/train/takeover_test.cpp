@@ -45,7 +45,7 @@ TEST(Takeover, PlansTakeOverAtTheirStepsAndAreTold) {
   EXPECT_EQ(end.outcome.changes[0].step, 3);
   EXPECT_EQ(end.outcome.changes[0].plan, "ep.json");
   const Plan ep = plan_from_json(read_json(folder / "ep.json"), "ep");
-  const Moves moves = moves_between(run.plan, ep, run.model, run.cluster);
+  const UnitMoves moves = moves_between(run.plan, ep, run.model, run.cluster);
   EXPECT_EQ(end.outcome.changes[0].moves, static_cast<i64>(moves.moves.size()));
   EXPECT_EQ(end.outcome.changes[0].bytes, moves.bytes());
   EXPECT_GT(end.outcome.changes[0].simulated_s, 0);

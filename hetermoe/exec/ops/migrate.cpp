@@ -19,9 +19,9 @@ const MigrationRun& run_of(const OpContext& d) {
 }
 
 /// The moves of the op from one device to another, in the order in which they lie in their message.
-std::vector<Move> moves_between_devices(const OpContext& d, const Op& op, DeviceId from, DeviceId to) {
-  std::vector<Move> all;
-  for (const Move& move : run_of(d).migration.moves_of(op)) {
+std::vector<UnitMove> moves_between_devices(const OpContext& d, const Op& op, DeviceId from, DeviceId to) {
+  std::vector<UnitMove> all;
+  for (const UnitMove& move : run_of(d).migration.moves_of(op)) {
     if (move.from == from && move.to == to) all.push_back(move);
   }
   return all;
@@ -46,14 +46,14 @@ void append(Message& message, const UnitTensors& unit) {
 void pack(OpContext& d, const Op& op, Devices participants, std::vector<Message>& out) {
   prepare_layer(run_of(d), d.p.states(), op.layer, d.state);
   for (std::size_t i = 0; i < participants.size(); ++i) {
-    for (const Move& move : moves_between_devices(d, op, d.device(), participants[i]))
+    for (const UnitMove& move : moves_between_devices(d, op, d.device(), participants[i]))
       append(out[i], d.state.store().tensors(move.unit));
   }
 }
 
 MessageShape expected(OpContext& d, const Op& op, DeviceId peer, const Message&, const Message&) {
   MessageShape shape;
-  for (const Move& move : moves_between_devices(d, op, peer, d.device())) {
+  for (const UnitMove& move : moves_between_devices(d, op, peer, d.device())) {
     shape.numbers += kNumbersPerUnit;
     for (const LogicalTensor& tensor : d.state.store().prepared(move.unit).tensors) {
       const std::vector<i64> sizes = tensor.value.sizes().vec();
@@ -71,7 +71,7 @@ MessageShape expected(OpContext& d, const Op& op, DeviceId peer, const Message&,
 void check_content(OpContext& d, const Op& op, DeviceId peer, const Message& message) {
   const std::string where = d.name_of_peer(peer);
   std::span<const i64> numbers = message.numbers;
-  for (const Move& move : moves_between_devices(d, op, peer, d.device())) {
+  for (const UnitMove& move : moves_between_devices(d, op, peer, d.device())) {
     const std::vector<i64> wanted = numbers_of(d.state.store().prepared(move.unit));
     for (std::size_t i = 0; i + 1 < kNumbersPerUnit; ++i) {
       if (numbers[i] == wanted[i]) continue;
@@ -111,7 +111,7 @@ void unpack(OpContext& d, const Op& op, Devices participants, std::vector<Messag
   for (std::size_t i = 0; i < participants.size(); ++i) {
     std::span<const at::Tensor> tensors = in[i].tensors;
     std::size_t number = kNumbersPerUnit - 1;
-    for (const Move& move : moves_between_devices(d, op, participants[i], d.device())) {
+    for (const UnitMove& move : moves_between_devices(d, op, participants[i], d.device())) {
       tensors = tensors.subspan(fill(store.prepared(move.unit), d, tensors));
       updates = std::max(updates, in[i].numbers[number]);
       number += kNumbersPerUnit;
