@@ -66,8 +66,8 @@ TEST(PlanChanges, UnknownKeysAndStepsBelowTwoAreRefusedWithTheirPlace) {
   };
   EXPECT_EQ(error("[{step: 1, plan: c.json}]"),
             "[--train.changes[0].step] out of range: got 1, expected >= 2");
-  EXPECT_EQ(error("[{step: 2, plan: c.json}, {stop: 3}]").substr(0, 45),
-            "[--train.changes[1].stop] unknown option. Did");
+  EXPECT_EQ(error("[{step: 2, plan: c.json}, {stop: 3}]").substr(0, 40),
+            "[--train.changes[1]] unknown key \"stop\".");
 }
 
 TEST(PlanChanges, ComeInTheOrderOfTheirSteps) {
@@ -111,7 +111,7 @@ TEST(PlanChanges, APlanThatDoesNotFitIsRefusedInOneSentence) {
   plan.chunks = 1;
   EXPECT_EQ(c.error({{3, c.file(plan)}}),
             "[train.changes[0].plan other.json] the plan does not fit model tiny on cluster demo: "
-            "[groups[0].layers] has 3 entries, but model tiny has 4 layers");
+            "[groups[0].layers] has 1 entries, but model tiny has 2 layers");
 }
 
 TEST(PlanChanges, APlanWhoseOrderCannotBeScheduledIsRefused) {
@@ -146,23 +146,22 @@ TEST(PlanChanges, TheShapeOfAStepMustStay) {
             "[groups] microbatches add up to 8 sequences, but train.sequences is 4");
 }
 
-TEST(PlanChanges, ADeviceKeepsItsDtypeThroughAllPlansOfARun) {
+TEST(PlanChanges, ADeviceKeepsItsDtypesThroughAllPlansOfARun) {
   Case c;
   Plan half = c.plan("ep");
-  half.dtype[2] = Dtype::kBf16;
+  half.dtype.assign(half.dtype.size(), Dtype::kBf16);
   EXPECT_EQ(
       c.error({{3, c.file(half)}}),
-      "[train.changes, step 3] other.json: [dtype] of device 2 is bf16, but fp32 before: a device keeps "
+      "[train.changes, step 3] other.json: [dtype] of device 0 is bf16, but fp32 before: a device keeps "
       "its dtypes in a run");
-  Plan sums = c.plan("ep");
-  sums.grad_dtype = Dtype::kBf16;
-  EXPECT_EQ(c.error({{3, c.file(sums)}}).substr(0, 73),
-            "[train.changes, step 3] other.json: [grad_dtype] of device 0 is bf16, but");
   // Neither does it get another after a plan without it.
-  Plan without = c.plan("single");
-  EXPECT_EQ(devices_of(without).size(), 1U);
-  EXPECT_EQ(c.error({{3, c.file(without, "single.json")}, {4, c.file(half, "half.json")}}).substr(0, 46),
-            "[train.changes, step 4] half.json: [dtype] devi");
+  const std::string single = c.file(c.plan("single"), "single.json");
+  const std::string error = c.error({{3, single}, {4, c.file(half, "half.json")}});
+  EXPECT_EQ(error.substr(0, 46), "[train.changes, step 4] half.json: [dtype] of ");
+  Plan sums = half;
+  sums.grad_dtype = Dtype::kBf16;
+  EXPECT_EQ(hindrance(half, sums).value_or("none"),
+            "[grad_dtype] of device 0 is bf16, but fp32 before: a device keeps its dtypes in a run");
 }
 
 TEST(PlanChanges, DevicesInFp64AndOthersDoNotMix) {
@@ -211,9 +210,10 @@ TEST(RanksOfDevices, MoreProcessesThanDevicesOfSomePlanAreRefused) {
   const std::vector<const Plan*> one = {&ep}, both = {&ep, &single};
   EXPECT_EQ(error_of<ConfigError>([&] { ranks_of_devices(one, c.cluster, 5); }),
             "[mpi] 5 processes for 4 devices: every process needs a device. Start with -np 4");
-  EXPECT_EQ(error_of<ConfigError>([&] { ranks_of_devices(both, c.cluster, 2); }),
-            "[train.changes] plan 2 of 2 gives only 1 of 2 processes a device, expected all: a device stays with "
-            "its process through all plans. Start fewer processes");
+  EXPECT_EQ(
+      error_of<ConfigError>([&] { ranks_of_devices(both, c.cluster, 2); }),
+      "[train.changes] plan 2 of 2 gives only 1 of 2 processes a device, expected all: a device stays with "
+      "its process through all plans. Start fewer processes");
 }
 
 }  // namespace

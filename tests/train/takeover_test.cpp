@@ -71,7 +71,7 @@ TEST(Takeover, AResumedRunBeginsWithThePlanOfItsCheckpointAndHasTheBitsOfTheUnbr
     TinyRun cut = run_with(output, changes);
     // As if killed: the checkpoint after step `last` is the newest.
     cut.run(Checkpoints::kOn, [&](Session&, const StepRecord& record) {
-      if (record.step == last) stop_requested = true;
+      if (record.step == last - 1) stop_requested = true;  // seen by the next step
     });
     stop_requested = false;
     const FoundCheckpoint found = find_checkpoints(cut.checkpoints(), kIgnore).at(0);
@@ -97,7 +97,7 @@ TEST(Takeover, AResumedRunBetweenChangesStaysWithThePlanInForce) {
   const TinyRun::End expected = whole.run();
   TinyRun cut = run_with(folder / "cut", changes);
   cut.run(Checkpoints::kOn, [&](Session&, const StepRecord& record) {
-    if (record.step == 4) stop_requested = true;
+    if (record.step == 3) stop_requested = true;
   });
   stop_requested = false;
   TinyRun again = run_with(folder / "cut", changes);
