@@ -97,10 +97,25 @@ std::string gpu_driver() {
   return line;
 }
 
+/// One sentence for every GPU that libtorch has no code for, such as a V100 with a library for CUDA 13.
+std::string gpus_without_code(int count) {
+  const std::vector<int> architectures = library_architectures();
+  std::string out;
+  for (int i = 0; i < count && !architectures.empty(); ++i) {
+    const int capability = compute_capability({c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(i)});
+    if (capability == 0 || has_code_for(capability, architectures)) continue;
+    out += fmt::format(
+        "; cuda:{} cannot be used: it has compute capability {}.{}, and this libtorch has code "
+        "for {} only. Install the wheel of torch for an older CUDA",
+        i, capability / 10, capability % 10, fmt::join(architectures, ", "));
+  }
+  return out;
+}
+
 std::string describe_gpus(const std::string& driver, int count) {
   if (driver.empty()) return "no NVIDIA driver here";
   if (!open_cuda().empty()) return fmt::format("{}, but CUDA cannot be used: {}", driver, open_cuda());
-  return fmt::format("{} for this process; {}", count, driver);
+  return fmt::format("{} for this process; {}{}", count, driver, gpus_without_code(count));
 }
 
 Json examine() {
