@@ -6,6 +6,7 @@
 
 #include <cstring>
 #include <future>
+#include <mutex>
 
 #include "hetermoe/base/error.h"
 #include "hetermoe/comm/transport.h"
@@ -130,6 +131,8 @@ const Hidden* hidden_of(const at::Tensor& tensor) {
 }
 
 at::Tensor copy_hidden(const at::Tensor& from, const at::Tensor& to, bool) {
+  static std::mutex one_at_a_time;  // two threads copy the same tensor, and the first to end hides it again
+  const std::lock_guard lock(one_at_a_time);
   for (const at::Tensor& tensor : {from, to}) {
     if (hidden_of(tensor)) hidden_of(tensor)->protect(PROT_READ | PROT_WRITE);
   }

@@ -38,7 +38,8 @@ TEST(TiedEmbeddings, LeaveNoHeadUnit) {
   ModelConfig model = load_model("tiny");
   model.tie_embeddings = true;
   const std::vector<Unit> all = units(model);
-  EXPECT_EQ(std::count_if(all.begin(), all.end(), [](const Unit& u) { return u.part == UnitPart::kHead; }), 0);
+  EXPECT_EQ(std::count_if(all.begin(), all.end(), [](const Unit& u) { return u.part == UnitPart::kHead; }),
+            0);
   EXPECT_EQ(num_parameters(model, all[0]), model.vocab * model.hidden + model.hidden);
 }
 

@@ -1,0 +1,136 @@
+#include <gtest/gtest.h>
+
+#include "tests/model/configs.h"
+
+// Configs whose shapes are impossible.
+namespace hetermoe {
+namespace {
+
+TEST(BadConfig, NamesFileKeyValueAndExpectation) {
+  const Json mixtral = small("mixtral");
+  EXPECT_EQ(config_error(without(mixtral, "hidden_size")),
+            "[config.json hidden_size] missing: expected an integer from 1 to 16777216");
+  EXPECT_EQ(
+      config_error(without(mixtral, "num_local_experts")),
+      "[config.json num_local_experts] missing (or \"num_experts\"): expected an integer from 1 to 65536");
+  EXPECT_EQ(config_error(with(mixtral, "num_key_value_heads", 3)),
+            "[config.json num_key_value_heads] does not divide num_attention_heads: got 3, expected a "
+            "divisor of 4");
+  EXPECT_EQ(config_error(without(mixtral, "num_key_value_heads")),
+            "[config.json num_key_value_heads] does not divide num_attention_heads: got 8 (default of a "
+            "missing key), "
+            "expected a divisor of 4");
+  EXPECT_EQ(config_error(with(mixtral, "num_experts_per_tok", 5)),
+            "[config.json num_experts_per_tok] more than there are experts: got 5, expected 1 to 4");
+  EXPECT_EQ(config_error(with(mixtral, "hidden_size", 0)),
+            "[config.json hidden_size] out of range: got 0, expected 1 to 16777216");
+  EXPECT_EQ(config_error(with(mixtral, "vocab_size", "many")),
+            "[config.json vocab_size] wrong type: got string \"many\", expected an integer");
+  EXPECT_EQ(config_error(with(mixtral, "hidden_size", 66)),
+            "[config.json num_attention_heads] does not divide hidden_size: got 4, expected a divisor of 66, "
+            "or give "
+            "head_dim");
+  EXPECT_EQ(
+      config_error(with(mixtral, "head_dim", 15)),
+      "[config.json head_dim] rotary embedding turns pairs of elements: got 15, expected an even number");
+  EXPECT_EQ(config_error(Json::array()),
+            "[config.json] wrong type: got array [], expected an object, as in a Hugging Face config.json");
+}
+
+TEST(BadConfig, UnknownFamilyListsTheKnownOnes) {
+  EXPECT_EQ(
+      config_error(with(small("mixtral"), "model_type", "mixtrl")),
+      "[config.json model_type] unknown model family: got \"mixtrl\". Known: mixtral, qwen3_moe, olmoe, "
+      "deepseek_v2, deepseek_v3. Did you mean \"mixtral\"?");
+  EXPECT_EQ(config_error(Json::object()).substr(0, 34), "[config.json model_type] missing. ");
+}
+
+TEST(BadConfig, DeepSeekGroups) {
+  const Json v3 = small("deepseek_v3");
+  EXPECT_EQ(config_error(with(v3, "n_group", 3)),
+            "[config.json n_group] does not divide the experts: got 3, expected a divisor of 8");
+  EXPECT_EQ(config_error(with(v3, "topk_group", 5)),
+            "[config.json topk_group] more than there are groups: got 5, expected 1 to 4");
+  EXPECT_EQ(config_error(with(v3, "n_group", 8)),
+            "[config.json n_group] groups of one expert have no two best scores: got 8, expected at most 4");
+  EXPECT_EQ(config_error(with(with(v3, "num_experts_per_tok", 5), "topk_group", 2)),
+            "[config.json topk_group] keeps 4 experts per token, fewer than num_experts_per_tok: got 2, "
+            "expected at "
+            "least 3");
+  EXPECT_EQ(config_error(with(v3, "qk_rope_head_dim", 7)),
+            "[config.json qk_rope_head_dim] rotary embedding turns pairs of elements: got 7, expected an "
+            "even number");
+  EXPECT_EQ(config_error(with(v3, "first_k_dense_replace", 3)),
+            "[config.json num_hidden_layers] all 3 layers are dense, expected at least one with experts");
+}
+
+TEST(BadConfig, EveryRequiredSizeIsMissedByName) {
+  const std::vector<std::string> common = {"vocab_size", "hidden_size", "num_hidden_layers",
+                                           "num_attention_heads", "num_experts_per_tok"};
+  const std::map<std::string, std::vector<std::string>> more = {
+      {"mixtral", {"intermediate_size", "num_local_experts"}},
+      {"qwen3_moe", {"moe_intermediate_size", "num_experts"}},
+      {"olmoe", {"intermediate_size", "num_experts"}},
+      {"deepseek_v2",
+       {"moe_intermediate_size", "intermediate_size", "n_routed_experts", "kv_lora_rank", "v_head_dim"}},
+      {"deepseek_v3", {"qk_nope_head_dim", "qk_rope_head_dim"}}};
+  for (const auto& [family, keys] : more) {
+    std::vector<std::string> all = common;
+    all.insert(all.end(), keys.begin(), keys.end());
+    for (const std::string& key : all) {
+      const std::string start = "[config.json " + key + "] missing";
+      EXPECT_EQ(config_error(without(small(family), key)).substr(0, start.size()), start) << family;
+      EXPECT_EQ(config_error(with(small(family), key, nullptr)).substr(0, start.size()), start) << family;
+      const std::string zero = "[config.json " + key + "] out of range: got 0";
+      EXPECT_EQ(config_error(with(small(family), key, 0)).substr(0, zero.size()), zero) << family;
+    }
+  }
+}
+
+TEST(BadConfig, HugeSizesAreRefusedBeforeTheyOverflow) {
+  Json huge = with(small("mixtral"), "num_local_experts", 65536);
+  huge["intermediate_size"] = huge["hidden_size"] = 16777216;
+  EXPECT_EQ(config_error(huge).substr(0, 53), "[config.json] impossible size: got about 1.11e+20 par");
+  EXPECT_EQ(config_error(with(small("mixtral"), "num_hidden_layers", 9000000000000000000)).substr(0, 46),
+            "[config.json num_hidden_layers] out of range: ");
+}
+
+TEST(BadConfig, AnyValueOfAnyKeyIsReadOrRefusedAsAConfigError) {
+  const std::vector<Json> odd = {nullptr,
+                                 true,
+                                 -1,
+                                 0,
+                                 1,
+                                 3,
+                                 1e300,
+                                 0.5,
+                                 18446744073709551615u,
+                                 "",
+                                 "x",
+                                 Json::array(),
+                                 Json::array({-1}),
+                                 Json::array({"x", nullptr}),
+                                 Json::object(),
+                                 Json{{"type", 3}},
+                                 Json{{"rope_theta", -1.0}},
+                                 Json{{"x", {{"y", 1}}}}};
+  for (const std::string& family : kFamilies) {
+    Json base = small(family);
+    for (const char* key :
+         {"layer_types", "quantization_config", "rope_parameters", "partial_rotary_factor"}) {
+      base[key] = nullptr;
+    }
+    for (const auto& [key, ignored] : base.items()) {
+      for (const Json& value : odd) {
+        try {
+          const ModelConfig model = read(with(base, key, value));
+          EXPECT_GT(count_parameters(model).total, 0) << key << " " << value;
+        } catch (const ConfigError&) {
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace hetermoe
