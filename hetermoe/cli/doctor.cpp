@@ -1,6 +1,7 @@
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/Version.h>
+#include <fmt/ranges.h>
 #include <sched.h>
 #include <torch/version.h>
 
