@@ -4,7 +4,8 @@
 // report_data() writes.
 namespace hetermoe {
 
-extern const char* const kPageStyle;   ///< page.css
-extern const char* const kPageScript;  ///< page_data.js, page_picture.js and page_controls.js, one after another
+extern const char* const kPageStyle;  ///< page.css
+extern const char* const
+    kPageScript;  ///< page_data.js, page_picture.js and page_controls.js, one after another
 
 }  // namespace hetermoe

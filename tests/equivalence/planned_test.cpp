@@ -4,8 +4,8 @@
 #include <random>
 
 #include "hetermoe/cost/roofline.h"
-#include "hetermoe/planner/strategies.h"
 #include "hetermoe/planner/planner.h"
+#include "hetermoe/planner/strategies.h"
 #include "hetermoe/train/session.h"
 #include "tests/support/rig.h"
 #include "tests/support/strategy_plans.h"

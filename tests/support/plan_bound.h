@@ -4,8 +4,8 @@
 #include <numeric>
 #include <vector>
 
-#include "hetermoe/planner/strategies.h"
 #include "hetermoe/planner/planner.h"
+#include "hetermoe/planner/strategies.h"
 #include "hetermoe/schedule/builder.h"
 #include "hetermoe/sim/folded_step.h"
 
