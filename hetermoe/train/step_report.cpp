@@ -11,6 +11,7 @@ Json to_json(const StepReport& report) {
           {"updated", report.updated},
           {"step_s", report.step_s},
           {"peak_memory", report.peak_memory},
+          {"busy", report.busy},
           {"slowness", report.slowness}};
 }
 

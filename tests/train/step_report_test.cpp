@@ -1,0 +1,26 @@
+#include "hetermoe/train/step_report.h"
+
+#include <gtest/gtest.h>
+
+namespace hetermoe {
+namespace {
+
+TEST(StepReport, WhatARankTellsIsReadBackWhole) {
+  StepReport told;
+  told.stop = true;
+  told.updated = false;
+  told.step_s = 0.25;
+  told.peak_memory = 1e9;
+  told.busy = {0.125, 0};
+  told.slowness = {1.5, 0};
+  const StepReport got = step_report_from(Json::parse(to_json(told).dump()));
+  EXPECT_EQ(got.stop, told.stop);
+  EXPECT_EQ(got.updated, told.updated);
+  EXPECT_EQ(got.step_s, told.step_s);
+  EXPECT_EQ(got.peak_memory, told.peak_memory);
+  EXPECT_EQ(got.busy, told.busy);
+  EXPECT_EQ(got.slowness, told.slowness);
+}
+
+}  // namespace
+}  // namespace hetermoe
