@@ -252,9 +252,27 @@ Json to_json(const Plan& plan) {
   return json;
 }
 
+namespace {
+
+/// Numbers from a file are added up and multiplied before a plan is held against a model.
+void check_sizes(const Plan& plan, const std::string& where) {
+  constexpr i64 kMostTokens = 100'000'000, kMostSequences = 1'000'000;
+  const auto check = [&](const std::string& key, i64 got, i64 most) {
+    if (got > most) fail<ConfigError>(where + " " + key, "got {}, expected at most {}", got, most);
+  };
+  check("seq_len", plan.seq_len, kMostTokens);
+  for (std::size_t g = 0; g < plan.groups.size(); ++g) {
+    for (const i64 size : plan.groups[g].microbatches)
+      check(fmt::format("groups[{}].microbatches", g), size, kMostSequences);
+  }
+}
+
+}  // namespace
+
 Plan plan_from_json(const Json& json, const std::string& where) {
   Plan plan;
   read_fields(json, plan, where + " ");
+  check_sizes(plan, where);
   return plan;
 }
 

@@ -7,12 +7,9 @@
 namespace hetermoe {
 
 Json to_json(const StepReport& report) {
-  return {{"stop", report.stop},
-          {"updated", report.updated},
-          {"step_s", report.step_s},
-          {"peak_memory", report.peak_memory},
-          {"busy", report.busy},
-          {"slowness", report.slowness}};
+  return {{"stop", report.stop},     {"updated", report.updated},
+          {"step_s", report.step_s}, {"peak_memory", report.peak_memory},
+          {"busy", report.busy},     {"slowness", report.slowness}};
 }
 
 StepReport step_report_from(const Json& json) {

@@ -288,6 +288,10 @@ TEST_F(ProfileFileTest, WrongContentsAreErrorsThatSayWhere) {
   EXPECT_EQ(parse_error(json.dump()),
             "[p.json entries[1]] no time: got no \"seconds\", expected the median of the runs");
   json = write_fields(profile_);
+  json["entries"][1].erase("runs");
+  EXPECT_EQ(parse_error(json.dump()),
+            "[p.json entries[1]] no runs: got no \"runs\", expected how many were timed");
+  json = write_fields(profile_);
   json["entries"][1]["secs"] = 1;
   EXPECT_NE(parse_error(json.dump()).find("unknown key \"secs\""), std::string::npos);
   json = write_fields(profile_);

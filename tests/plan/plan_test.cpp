@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "tests/schedule/plans.h"
 
 namespace hetermoe {
@@ -44,6 +46,18 @@ TEST_F(PlanTest, UnknownKeysAndValuesAreRefused) {
   json.erase("windo");
   json["chunks"] = 0;
   EXPECT_THROW(plan_from_json(json, "plan.json"), ConfigError);
+}
+
+TEST_F(PlanTest, NumbersThatAddUpBeyondTheRangeOfIntegersAreRefused) {
+  Json json = to_json(plan_);
+  json["groups"][0]["microbatches"] = {1, std::numeric_limits<i64>::max()};
+  try {
+    plan_from_json(json, "plan.json");
+    FAIL() << "no error";
+  } catch (const ConfigError& error) {
+    EXPECT_TRUE(has_text(error.what(),
+                         "[plan.json groups[0].microbatches] got 9223372036854775807, expected at most"));
+  }
 }
 
 TEST_F(PlanTest, AllFaultsAreFound) {
