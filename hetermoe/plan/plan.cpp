@@ -260,10 +260,19 @@ void check_sizes(const Plan& plan, const std::string& where) {
   const auto check = [&](const std::string& key, i64 got, i64 most) {
     if (got > most) fail<ConfigError>(where + " " + key, "got {}, expected at most {}", got, most);
   };
+  const auto check_shares = [&](const std::string& key, const Shares& shares) {
+    for (const ShareRow& row : shares) {
+      for (const Share& share : row) check(key, share.sequences, kMostSequences);
+    }
+  };
   check("seq_len", plan.seq_len, kMostTokens);
   for (std::size_t g = 0; g < plan.groups.size(); ++g) {
-    for (const i64 size : plan.groups[g].microbatches)
-      check(fmt::format("groups[{}].microbatches", g), size, kMostSequences);
+    const Group& group = plan.groups[g];
+    const std::string key = fmt::format("groups[{}].", g);
+    for (const i64 size : group.microbatches) check(key + "microbatches", size, kMostSequences);
+    check_shares(key + "embed", group.embed);
+    check_shares(key + "head", group.head);
+    for (const LayerPlacement& layer : group.layers) check_shares(key + "layers", layer.attention);
   }
 }
 
