@@ -7,6 +7,8 @@
 #include <cstring>
 #include <fstream>
 
+#include "hetermoe/base/hash.h"
+
 namespace hetermoe {
 namespace fs = std::filesystem;
 namespace {
@@ -119,20 +121,13 @@ void check_length(i64 bytes, i64 seq_len, const char* part, const Text& text) {
       std::strcmp(part, "validation") == 0 ? ", or set data.validation_share" : "");
 }
 
-/// The mixing function of splitmix64 (Steele, Lea and Flood 2014).
-u64 mix(u64 x) {
-  x += 0x9e3779b97f4a7c15;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
-  return x ^ (x >> 31);
-}
-
-/// One pass of a Feistel network: a bijection of the numbers of 2 * half_bits bits, whatever mix() does.
+/// One pass of a Feistel network: a bijection of the numbers of 2 * half_bits bits, whatever splitmix64()
+/// does.
 u64 permute(u64 x, int half_bits, u64 key) {
   const u64 mask = (u64{1} << half_bits) - 1;
   u64 left = x >> half_bits, right = x & mask;
   for (u64 round = 0; round < 6; ++round) {
-    const u64 next = left ^ (mix(key ^ mix(right * 8 + round)) & mask);
+    const u64 next = left ^ (splitmix64(key ^ splitmix64(right * 8 + round)) & mask);
     left = right;
     right = next;
   }
@@ -200,7 +195,7 @@ Sampler::Sampler(at::Tensor bytes, i64 seq_len, u64 seed)
 i64 Sampler::window_of(i64 index) const {
   HM_CHECK(index >= 0, "sequence {}", index);
   const u64 epoch = static_cast<u64>(index / num_windows_);
-  const u64 key = mix(seed_ ^ mix(epoch));
+  const u64 key = splitmix64(seed_ ^ splitmix64(epoch));
   u64 window = static_cast<u64>(index % num_windows_);
   do {  // walking along the cycle until the range is hit again keeps it a permutation
     window = permute(window, half_bits_, key);

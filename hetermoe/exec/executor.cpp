@@ -13,7 +13,6 @@
 #include "hetermoe/base/index.h"
 #include "hetermoe/device/accelerator.h"
 #include "hetermoe/exec/threads.h"
-#include "hetermoe/sim/simulator.h"
 
 namespace hetermoe {
 namespace {

@@ -7,6 +7,7 @@
 #include <numbers>
 
 #include "hetermoe/base/error.h"
+#include "hetermoe/base/hash.h"
 
 namespace hetermoe {
 namespace {
@@ -84,17 +85,10 @@ std::vector<NamedView> zip_views(std::vector<NamedTensor> values, const std::vec
   return out;
 }
 
-u64 mix(u64 x) {  // splitmix64
-  x += 0x9E3779B97F4A7C15ULL;
-  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ULL;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EBULL;
-  return x ^ (x >> 31);
-}
-
 u64 name_key(u64 seed, const std::string& name) {  // FNV-1a over the name, then mixed with the seed
   u64 hash = 0xCBF29CE484222325ULL;
   for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3ULL;
-  return mix(hash ^ mix(seed));
+  return splitmix64(hash ^ splitmix64(seed));
 }
 
 double uniform(u64 bits) { return (static_cast<double>(bits >> 11) + 0.5) * 0x1.0p-53; }
@@ -105,8 +99,8 @@ void fill_normal(float* out, i64 count, u64 key, double deviation) {
   at::parallel_for(0, (count + 1) / 2, 4096, [&](i64 begin, i64 end) {
     for (i64 pair = begin; pair < end; ++pair) {
       const u64 counter = 2 * static_cast<u64>(pair);
-      const double radius = deviation * std::sqrt(-2 * std::log(uniform(mix(key + counter))));
-      const double angle = 2 * std::numbers::pi * uniform(mix(key + counter + 1));
+      const double radius = deviation * std::sqrt(-2 * std::log(uniform(splitmix64(key + counter))));
+      const double angle = 2 * std::numbers::pi * uniform(splitmix64(key + counter + 1));
       out[2 * pair] = static_cast<float>(radius * std::cos(angle));
       if (2 * pair + 1 < count) out[2 * pair + 1] = static_cast<float>(radius * std::sin(angle));
     }
