@@ -6,7 +6,7 @@
 #include "hetermoe/cli/command.h"
 #include "hetermoe/cost/measured.h"
 #include "hetermoe/report/table.h"
-#include "hetermoe/report/waits.h"
+#include "hetermoe/report/waits_text.h"
 #include "hetermoe/sim/memory.h"
 #include "hetermoe/sim/simulator.h"
 #include "hetermoe/train/job.h"
@@ -78,24 +78,6 @@ std::vector<std::filesystem::path> write_files(const std::filesystem::path& fold
   return paths;
 }
 
-Json waits_json(const Timeline& timeline) {
-  const std::vector<GroupUse> uses = group_use(timeline);
-  Json rows = Json::array();
-  for (const GroupUse& use : uses) {
-    Json waiting = Json::object();
-    for (const Wait& wait : use.waiting) waiting[uses[wait.group].group.label()] = wait.share;
-    rows.push_back({{"role", use.group.role},
-                    {"type", use.group.type},
-                    {"devices", use.group.devices},
-                    {"computing", use.computing},
-                    {"transferring", use.transferring},
-                    {"waiting_for", waiting},
-                    {"overhead", use.overhead},
-                    {"finished", use.finished}});
-  }
-  return rows;
-}
-
 Json memory_json(const MemoryUse& use) {
   return {{"weights", use.weights}, {"gradients", use.gradients}, {"optimizer", use.optimizer},
           {"saved", use.saved},     {"in_flight", use.in_flight}, {"workspace", use.workspace},
@@ -115,6 +97,7 @@ Json result_json(const Simulated& result, const Cluster& cluster) {
                        {"memory_bytes", memory_json(result.memory[i].use)},
                        {"capacity_bytes", cluster.type_of(d).memory_bytes()}});
   }
+  const Json waits = waits_json(result.timeline);
   return {{"source", result.timeline.source},
           {"strategy", result.plan.strategy},
           {"model", result.plan.model},
@@ -126,7 +109,8 @@ Json result_json(const Simulated& result, const Cluster& cluster) {
           {"num_ops", result.schedule.num_ops()},
           {"schedule_hash", fmt::format("{:016x}", hash(result.schedule))},
           {"devices", devices},
-          {"roles", waits_json(result.timeline)}};
+          {"roles", waits["roles"]},
+          {"critical_path", waits["critical_path"]}};
 }
 
 void print_devices(const Simulated& result, const Cluster& cluster) {
@@ -144,24 +128,6 @@ void print_devices(const Simulated& result, const Cluster& cluster) {
   std::cout << table.str();
 }
 
-void print_waits(const Timeline& timeline) {
-  const std::vector<GroupUse> uses = group_use(timeline);
-  Table table({"devices", "computing", "transfers", "other gaps", "finished", "waiting for"});
-  for (const GroupUse& use : uses) {
-    std::string waiting;
-    for (const Wait& wait : use.waiting) {
-      waiting += fmt::format("{}{} {}", waiting.empty() ? "" : ", ", uses[wait.group].group.label(),
-                             format_percent(wait.share));
-    }
-    table.add_row({fmt::format("{} ({})", use.group.label(), use.group.devices.size()),
-                   format_percent(use.computing), format_percent(use.transferring),
-                   format_percent(use.overhead), format_percent(use.finished),
-                   waiting.empty() ? "nobody" : waiting});
-  }
-  table.align(5, Align::kLeft);
-  std::cout << table.str();
-}
-
 void print_result(const Simulated& result, const Cluster& cluster) {
   std::cout << fmt::format("{}: {} sequences of {} tokens in {} microbatches, {} ops\n",
                            result.timeline.title, total_sequences(result.plan), result.plan.seq_len,
@@ -169,8 +135,7 @@ void print_result(const Simulated& result, const Cluster& cluster) {
   std::cout << fmt::format("simulated step {}, {} tokens/s\n\n", format_seconds(result.timeline.step),
                            format_count(result.tokens_per_s));
   print_devices(result, cluster);
-  std::cout << "\n";
-  print_waits(result.timeline);
+  std::cout << "\n" << waits_text(result.timeline);
 }
 
 int simulate(const Options& options, Overrides overrides) {

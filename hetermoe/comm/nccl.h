@@ -22,8 +22,10 @@ struct NcclOptions {
 
 /// Sends and receives of NCCL between GPUs, one process each. All processes launch their transfers in the
 /// order of ExchangeCall::turn, so that two communicators never wait for each other. Collective over the
-/// processes. An exchange is two launches: the first tells sizes, the second carries whole tensors from and
-/// to their own memory; the host waits for the lane's stream only. Throws TransportError when NCCL does.
+/// processes. An exchange is one launch that carries whole tensors from and to their own memory. Where the
+/// call does not say what it expects, one goes before it that tells sizes, and no other transfer is launched
+/// until they have come. What a peer sends against the expectation of the other side is not found here: NCCL
+/// needs equal sizes. The host waits for the lane's stream only. Throws TransportError when NCCL does.
 std::unique_ptr<Transport> make_nccl_transport(const Processes& processes, std::unique_ptr<NcclApi> nccl,
                                                NcclOptions options);
 

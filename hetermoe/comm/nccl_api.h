@@ -3,6 +3,7 @@
 #include <string>
 
 #include "hetermoe/base/types.h"
+#include "hetermoe/device/accelerator.h"
 
 namespace hetermoe {
 
@@ -25,6 +26,8 @@ class NcclApi {
   virtual void send(const void* data, i64 bytes, i32 peer, Communicator communicator, Stream stream) = 0;
   virtual void receive(void* data, i64 bytes, i32 peer, Communicator communicator, Stream stream) = 0;
 
+  /// Whether what the calling thread launched on its stream has ended.
+  virtual bool has_ended(c10::Device device) { return stream_has_ended(device); }
   /// Throws when the communicator failed in the background: a peer or a link is gone.
   virtual void check(Communicator communicator) = 0;
   /// Ends a communicator whatever it is doing; launches that wait return with an error.

@@ -18,6 +18,16 @@ struct Message {
   Seconds ready = 0;  ///< when the sender was ready, on emulated clocks
 };
 
+/// What a message holds.
+struct MessageShape {
+  std::size_t numbers = 0, values = 0;
+  struct Part {
+    at::ScalarType dtype;
+    std::vector<i64> sizes;
+  };
+  std::vector<Part> tensors;
+};
+
 /// The process of a device that the plan leaves idle. Such a device takes part in no transfer.
 inline constexpr i32 kNoRank = -1;
 
@@ -30,6 +40,9 @@ struct ExchangeCall {
   std::span<const DeviceId> participants;  ///< ascending, `self` among them
   i32 queue = 0;                           ///< lane kind of the op: messages of one queue keep their order
   i64 turn = 0;  ///< position among the step's transfers of `self`, in an order that all devices agree on
+  /// What each participant will send here, in their order; the own one is not looked at. Empty where only the
+  /// messages themselves tell: on all sides of a transfer or on none.
+  std::span<const MessageShape> expected = {};
 };
 
 /// A device that waits for another's message.

@@ -117,6 +117,17 @@ std::vector<char> to_bytes(const Stamp& stamp, const Message& message) {
   return std::move(out.bytes);
 }
 
+i64 wire_bytes(const MessageShape& shape) {
+  constexpr std::size_t kWord = 8;
+  std::size_t words = 8 + shape.numbers + shape.values;  // magic, checksum, stamp, ready, three counts
+  std::size_t bytes = 0;
+  for (const MessageShape::Part& part : shape.tensors) {
+    words += 2 + part.sizes.size();
+    bytes += c10::elementSize(part.dtype) * idx(c10::multiply_integers(part.sizes));
+  }
+  return static_cast<i64>(words * kWord + bytes);
+}
+
 Message from_bytes(const std::vector<char>& bytes, const Stamp& expected, const std::string& where) {
   Reader in(bytes, where);
   if (in.get<i64>() != kMagic) in.broken();

@@ -18,6 +18,8 @@ inline Stamp stamp_of(const ExchangeCall& call) { return {.step = call.step, .op
 void check_stamp(const Stamp& got, const Stamp& expected, const std::string& where);
 
 std::vector<char> to_bytes(const Stamp& stamp, const Message& message);
+/// How many bytes to_bytes() makes of a message of this shape.
+i64 wire_bytes(const MessageShape& shape);
 /// Throws TransportError when the bytes are no message (cut or corrupted), or one of another op or step.
 Message from_bytes(const std::vector<char>& bytes, const Stamp& expected, const std::string& where);
 

@@ -12,14 +12,25 @@ std::vector<Message> DeviceRuntime::pack(const Op& op, std::span<const DeviceId>
   return out;
 }
 
+std::vector<MessageShape> DeviceRuntime::expected(const Op& op, std::span<const DeviceId> participants,
+                                                  const Message& own) {
+  std::vector<MessageShape> all;
+  for (const DeviceId peer : participants) {
+    std::optional<MessageShape> shape = transfer_op_of(op.kind).expected(context_, op, peer, own);
+    if (!shape) return {};
+    all.push_back(std::move(*shape));
+  }
+  return all;
+}
+
 void DeviceRuntime::check(const Op& op, std::span<const DeviceId> participants,
-                          const std::vector<Message>& in) {
+                          const std::vector<MessageShape>& expected, const std::vector<Message>& in) {
   const TransferOp& transfer = transfer_op_of(op.kind);
-  const Message& own = in[position(participants, device())];
   for (std::size_t i = 0; i < participants.size(); ++i) {
     const DeviceId peer = participants[i];
     if (peer == device()) continue;
-    check_shape(context_.name_of_peer(peer), in[i], transfer.expected(context_, op, peer, in[i], own));
+    check_shape(context_.name_of_peer(peer), in[i],
+                expected.empty() ? transfer.told(context_, op, peer, in[i]) : expected[i]);
     if (transfer.check_content) transfer.check_content(context_, op, peer, in[i]);
   }
 }

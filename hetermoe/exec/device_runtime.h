@@ -20,9 +20,14 @@ class DeviceRuntime {
   void compute(const Op& op);
   /// One message per participant; the other side of unpack().
   std::vector<Message> pack(const Op& op, std::span<const DeviceId> participants);
+  /// What each participant must send; empty where only their messages tell. `own`: of pack(), to this device.
+  std::vector<MessageShape> expected(const Op& op, std::span<const DeviceId> participants,
+                                     const Message& own);
   /// Throws TransportError when a participant did not send what this op needs here: numbers, values and
-  /// tensors of the right count, shape and dtype, indices in range. To be called before unpack().
-  void check(const Op& op, std::span<const DeviceId> participants, const std::vector<Message>& in);
+  /// tensors of the right count, shape and dtype, indices in range. To be called before unpack(). `expected`:
+  /// of expected().
+  void check(const Op& op, std::span<const DeviceId> participants, const std::vector<MessageShape>& expected,
+             const std::vector<Message>& in);
   void unpack(const Op& op, std::span<const DeviceId> participants, std::vector<Message>& in);
 
   /// Load of the exchange this op belongs to, known from dispatch.F on; null for ops without one.

@@ -317,20 +317,23 @@ Seconds Executor::run_transfer(Lane& lane, const LaneOp& item, const Op& op, Sec
   std::vector<Message> out = runtime.pack(op, participants);
   for (Message& message : out) message.ready = ready;
   finish_stream(runtime.where());  // the receiver may read the same memory
+  const std::vector<MessageShape> expected =
+      runtime.expected(op, participants, out[position(participants, runtime.device())]);
   std::vector<Message> in = transport_.exchange({.step = input_->step,
                                                  .op = item.op,
                                                  .name = to_string(op),
                                                  .self = runtime.device(),
                                                  .participants = participants,
                                                  .queue = static_cast<i32>(queue_of(lane.id)),
-                                                 .turn = item.turn},
+                                                 .turn = item.turn,
+                                                 .expected = expected},
                                                 std::move(out));
   if (clock_.needs_durations()) {
     // A transfer starts when its last participant is ready.
     for (const Message& message : in) span.start = std::max(span.start, message.ready);
   }
   if (options_.memory != nullptr) copy_received(in, participants, runtime.device());
-  runtime.check(op, participants, in);
+  runtime.check(op, participants, expected, in);
   runtime.unpack(op, participants, in);
   finish_stream(runtime.where());
   Seconds duration = 0;

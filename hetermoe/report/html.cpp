@@ -8,7 +8,7 @@
 #include "hetermoe/report/escape.h"
 #include "hetermoe/report/page.h"
 #include "hetermoe/report/table.h"
-#include "hetermoe/report/waits.h"
+#include "hetermoe/report/waits_text.h"
 
 // What the script finds in report_data():
 //
@@ -24,7 +24,8 @@
 //                                              below. The executed side has null here when its ops are those
 //                                              of the simulated side.
 //       spans: [op, device, start, duration, ...]   flat, nanoseconds
-//       uses:  [{label, devices, computing, transferring, waiting: [[label, share]], overhead, finished}]
+//       uses:  [{label, devices, computing, transferring, waiting: [[label, share]], overhead, finished}],
+//       longest_wait, critical_path            sentences
 //     }
 //   }], kinds: [...], queues: [...]
 namespace hetermoe {
@@ -69,7 +70,8 @@ Json uses_json(const std::vector<GroupUse>& uses) {
   Json out = Json::array();
   for (const GroupUse& use : uses) {
     Json waiting = Json::array();
-    for (const Wait& wait : use.waiting) waiting.push_back({uses[wait.group].group.label(), wait.share});
+    for (const Wait& wait : use.waiting)
+      waiting.push_back({wait.kind + " on " + uses[wait.group].group.label(), wait.share});
     out.push_back({{"label", use.group.label()},
                    {"devices", use.group.devices.size()},
                    {"computing", use.computing},
@@ -101,11 +103,14 @@ Json timeline_data(const Timeline& timeline, const Timeline* like, std::vector<T
     device_of.push_back(static_cast<std::size_t>(found - devices.begin()));
     if (found == devices.end()) devices.push_back(device);
   }
+  const std::vector<GroupUse> uses = group_use(timeline);
   return {{"source", timeline.source},
           {"step", timeline.step},
           {"ops", like != nullptr && same_ops(*like, timeline) ? Json(nullptr) : ops_json(timeline, names)},
           {"spans", spans_json(timeline, device_of)},
-          {"uses", uses_json(group_use(timeline))}};
+          {"uses", uses_json(uses)},
+          {"longest_wait", longest_wait_text(uses)},
+          {"critical_path", critical_path_text(critical_path(timeline))}};
 }
 
 bool has_timeline(const StrategyReport& strategy) { return strategy.simulated || strategy.executed; }

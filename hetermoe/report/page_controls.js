@@ -257,13 +257,8 @@ function drawWaits() {
       box.append(bar);
     });
   });
-  const waits = reference.uses.flatMap(use => use.waiting.map(([label, share]) => ({who: use.label, whom: label, share}))).sort((a, b) => b.share - a.share);
   const verdict = element('p', 'verdict');
-  if (waits.length && waits[0].share >= 0.005) {
-    verdict.append('Longest wait: ', element('b', '', waits[0].who), ` devices spend ${percent(waits[0].share)} of the step idle until `, element('b', '', waits[0].whom), waits[0].who === waits[0].whom ? ' devices (their peers) are done.' : ' devices are done.');
-  } else {
-    verdict.append('No group waits for another for more than 0.5 % of the step.');
-  }
+  verdict.append(reference.longest_wait, element('br'), reference.critical_path);
   byId('waits').replaceChildren(stackLegend(), box, verdict);
 }
 

@@ -1,160 +1,90 @@
 #include "hetermoe/report/waits.h"
 
 #include <algorithm>
-#include <optional>
+
+#include "hetermoe/base/index.h"
+#include "hetermoe/timeline/critical_path.h"
 
 namespace hetermoe {
 namespace {
 
-struct Interval {
-  Seconds start = 0, end = 0;
-};
-
-/// A transfer as one of its devices sees it.
-struct Transfer {
-  Seconds entered = 0;  ///< this device is ready
-  Seconds started = 0;  ///< all participants are
-  Seconds end = 0;
-  OpId op = 0;
-  const std::string* queue = nullptr;
-};
-
-/// Everything group_use() needs, indexed once. Lists are sorted by time.
-struct Index {
-  std::vector<std::vector<Interval>> compute;     // [device] merged
-  std::vector<std::vector<Transfer>> transfers;   // [device] by end
-  std::vector<std::vector<DeviceId>> devices_of;  // [op]
-};
-
-std::vector<Interval> merged(std::vector<Interval> spans) {
-  std::sort(spans.begin(), spans.end(),
-            [](const Interval& a, const Interval& b) { return a.start < b.start; });
-  std::vector<Interval> out;
-  for (const Interval& span : spans) {
-    if (!out.empty() && span.start <= out.back().end) {
-      out.back().end = std::max(out.back().end, span.end);
-    } else {
-      out.push_back(span);
-    }
-  }
-  return out;
-}
-
-Index index_of(const Timeline& timeline) {
-  Index index{std::vector<std::vector<Interval>>(timeline.devices.size()),
-              std::vector<std::vector<Transfer>>(timeline.devices.size()),
-              std::vector<std::vector<DeviceId>>(timeline.ops.size())};
-  std::vector<Seconds> started(timeline.ops.size(), 0);
-  for (const Span& span : timeline.spans) {
-    const auto op = static_cast<std::size_t>(span.op);
-    started[op] = std::max(started[op], span.start);
-    index.devices_of[op].push_back(span.device);
-  }
-  for (const Span& span : timeline.spans) {
-    const auto op = static_cast<std::size_t>(span.op);
-    const auto device = static_cast<std::size_t>(span.device);
-    if (timeline.ops[op].queue == "compute") {
-      index.compute[device].push_back({span.start, span.end});
-    } else {
-      index.transfers[device].push_back(
-          {span.start, std::min(started[op], span.end), span.end, span.op, &timeline.ops[op].queue});
-    }
-  }
-  for (std::vector<Interval>& spans : index.compute) spans = merged(std::move(spans));
-  for (std::vector<Transfer>& list : index.transfers) {
-    std::sort(list.begin(), list.end(), [](const Transfer& a, const Transfer& b) { return a.end < b.end; });
-  }
-  return index;
-}
-
-/// The participant of `transfer` other than `self` whose compute ended last before the transfer could start.
-std::optional<DeviceId> latest_participant(const Index& index, const Transfer& transfer, DeviceId self,
-                                           Seconds slack) {
-  std::optional<DeviceId> latest;
-  Seconds latest_end = -1;
-  for (const DeviceId other : index.devices_of[static_cast<std::size_t>(transfer.op)]) {
-    if (other == self) continue;
-    const std::vector<Interval>& spans = index.compute[static_cast<std::size_t>(other)];
-    auto after = std::upper_bound(spans.begin(), spans.end(), transfer.started + slack,
-                                  [](Seconds time, const Interval& span) { return time < span.end; });
-    const Seconds end = after == spans.begin() ? 0 : std::prev(after)->end;
-    if (end > latest_end) {
-      latest = other;
-      latest_end = end;
-    }
-  }
-  return latest;
-}
-
-/// Adds the parts of one idle interval of `device` to `use`, in seconds.
+/// Reads a timeline device by device.
 class GapReader {
  public:
-  GapReader(const Index& index, const std::vector<std::size_t>& group_of, Seconds slack)
-      : index_(index), group_of_(group_of), slack_(slack) {}
+  GapReader(const Timeline& timeline, const std::vector<std::size_t>& group_of)
+      : timeline_(timeline), path_(timeline), group_of_(group_of) {}
 
-  void read(const Interval& gap, DeviceId device, bool is_last, GroupUse& use) const {
-    double& rest = is_last ? use.finished : use.overhead;
-    const std::vector<Transfer>& transfers = index_.transfers[static_cast<std::size_t>(device)];
-    // The last transfer that ended inside the gap is taken as the reason why the gap ended.
-    const auto after = std::upper_bound(transfers.begin(), transfers.end(), gap.end + slack_,
-                                        [](Seconds time, const Transfer& t) { return time < t.end; });
-    if (after == transfers.begin() || std::prev(after)->end <= gap.start) {
-      rest += gap.end - gap.start;
-      return;
+  /// Adds the seconds of one device.
+  void read(DeviceId device, GroupUse& use) const {
+    Seconds time = 0;
+    std::size_t last_transfer = kNone;
+    for (std::size_t i = first_span(device); i < timeline_.spans.size(); ++i) {
+      const Span& span = timeline_.spans[i];
+      if (span.device != device) break;
+      if (timeline_.ops[idx(span.op)].queue != "compute") {
+        if (last_transfer == kNone || span.end > timeline_.spans[last_transfer].end) last_transfer = i;
+        continue;
+      }
+      if (span.start > time) add(path_.before(i, time), device, span.start - time, use.overhead, use);
+      use.computing += std::max(0.0, span.end - std::max(span.start, time));
+      time = std::max(time, span.end);
     }
-    const auto last = std::prev(after);
-    const Seconds started = std::clamp(last->started, gap.start, gap.end);
-    const Seconds ended = std::clamp(last->end, gap.start, gap.end);
-    rest += gap.end - ended;
-    // While the lane carried earlier transfers, this transfer waited for the network and for no device.
-    const Seconds queued = busy(transfers.begin(), last, *last->queue, {gap.start, started});
-    use.transferring += ended - started + queued;
-    add_wait(*last, device, started - gap.start - queued, use);
+    read_end(time, last_transfer, device, use);
   }
 
  private:
-  using Iterator = std::vector<Transfer>::const_iterator;
+  static constexpr std::size_t kNone = static_cast<std::size_t>(-1);
 
-  /// Time within `window` that the lane `queue` was busy; a lane carries one transfer at a time.
-  static Seconds busy(Iterator begin, Iterator last, const std::string& queue, const Interval& window) {
-    Seconds total = 0;
-    for (Iterator t = last; t != begin;) {
-      --t;
-      if (t->end <= window.start) break;  // sorted by end
-      if (*t->queue != queue) continue;
-      total += std::max(0.0, std::min(t->end, window.end) - std::max(t->started, window.start));
-    }
-    return std::min(total, window.end - window.start);
+  std::size_t first_span(DeviceId device) const {
+    const auto first =
+        std::lower_bound(timeline_.spans.begin(), timeline_.spans.end(), device,
+                         [](const Span& span, DeviceId wanted) { return span.device < wanted; });
+    return static_cast<std::size_t>(first - timeline_.spans.begin());
   }
 
-  void add_wait(const Transfer& transfer, DeviceId device, Seconds seconds, GroupUse& use) const {
-    if (seconds <= 0) return;
-    const std::optional<DeviceId> other = latest_participant(index_, transfer, device, slack_);
-    if (!other) {
-      use.overhead += seconds;
+  /// After its last compute op a device may still take part in transfers; then it has finished.
+  void read_end(Seconds time, std::size_t transfer, DeviceId device, GroupUse& use) const {
+    if (timeline_.step <= time) return;
+    if (transfer == kNone || timeline_.spans[transfer].end <= time) {
+      use.finished += timeline_.step - time;
       return;
     }
-    const std::size_t group = group_of_[static_cast<std::size_t>(*other)];
-    auto entry =
-        std::find_if(use.waiting.begin(), use.waiting.end(), [&](const Wait& w) { return w.group == group; });
-    if (entry == use.waiting.end()) entry = use.waiting.insert(entry, Wait{group, 0});
+    const Span& last = timeline_.spans[transfer];
+    const Seconds started = std::clamp(path_.started(last.op), time, last.end);
+    add(path_.before(transfer, time), device, started - time, use.overhead, use);
+    use.transferring += last.end - started;
+    use.finished += timeline_.step - last.end;
+  }
+
+  /// Divides idle time by the pieces of the path that led to its end; what they leave is `rest`.
+  void add(const std::vector<PathPiece>& pieces, DeviceId device, Seconds idle, Seconds& rest,
+           GroupUse& use) const {
+    for (const PathPiece& piece : pieces) {
+      if (piece.op == kNoOp) continue;
+      const TimelineOp& op = timeline_.ops[idx(piece.op)];
+      const bool computes = op.queue == "compute";
+      if (computes && piece.device == device) continue;
+      const Seconds seconds = std::min(piece.end - piece.start, idle);
+      idle -= seconds;
+      if (computes)
+        add_wait(group_of_[idx(piece.device)], op.kind, seconds, use);
+      else
+        use.transferring += seconds;
+    }
+    rest += idle;
+  }
+
+  static void add_wait(std::size_t group, const std::string& kind, Seconds seconds, GroupUse& use) {
+    auto entry = std::find_if(use.waiting.begin(), use.waiting.end(),
+                              [&](const Wait& w) { return w.group == group && w.kind == kind; });
+    if (entry == use.waiting.end()) entry = use.waiting.insert(entry, Wait{group, kind, 0});
     entry->share += seconds;
   }
 
-  const Index& index_;
+  const Timeline& timeline_;
+  CriticalPath path_;
   const std::vector<std::size_t>& group_of_;
-  Seconds slack_;
 };
-
-void read_device(const Index& index, const GapReader& reader, DeviceId device, Seconds step, GroupUse& use) {
-  Seconds time = 0;
-  for (const Interval& span : index.compute[static_cast<std::size_t>(device)]) {
-    if (span.start > time) reader.read({time, span.start}, device, false, use);
-    use.computing += span.end - span.start;
-    time = span.end;
-  }
-  if (step > time) reader.read({time, step}, device, true, use);
-}
 
 void divide(GroupUse& use, double by) {
   use.computing /= by;
@@ -163,7 +93,7 @@ void divide(GroupUse& use, double by) {
   use.finished /= by;
   for (Wait& wait : use.waiting) wait.share /= by;
   std::sort(use.waiting.begin(), use.waiting.end(),
-            [](const Wait& a, const Wait& b) { return a.group < b.group; });
+            [](const Wait& a, const Wait& b) { return a.share > b.share; });
 }
 
 }  // namespace
@@ -188,25 +118,55 @@ std::vector<DeviceGroup> device_groups(const Timeline& timeline) {
   return groups;
 }
 
-std::vector<GroupUse> group_use(const Timeline& timeline) {
-  const std::vector<DeviceGroup> groups = device_groups(timeline);
+namespace {
+
+/// [device] the group it belongs to.
+std::vector<std::size_t> groups_of_devices(const Timeline& timeline, const std::vector<DeviceGroup>& groups) {
   std::vector<std::size_t> group_of(timeline.devices.size(), 0);
   for (std::size_t g = 0; g < groups.size(); ++g) {
-    for (const DeviceId device : groups[g].devices) group_of[static_cast<std::size_t>(device)] = g;
+    for (const DeviceId device : groups[g].devices) group_of[idx(device)] = g;
   }
-  const Index index = index_of(timeline);
-  // The clocks of devices differ by microseconds. Gaps below a millionth of the step are ignored for that
-  // reason.
-  const GapReader reader(index, group_of, 1e-6 * timeline.step);
+  return group_of;
+}
+
+}  // namespace
+
+std::vector<GroupUse> group_use(const Timeline& timeline) {
+  const std::vector<DeviceGroup> groups = device_groups(timeline);
+  const std::vector<std::size_t> group_of = groups_of_devices(timeline, groups);
+  const GapReader reader(timeline, group_of);
   std::vector<GroupUse> uses;
   for (const DeviceGroup& group : groups) {
     GroupUse use;
     use.group = group;
-    for (const DeviceId device : group.devices) read_device(index, reader, device, timeline.step, use);
+    for (const DeviceId device : group.devices) reader.read(device, use);
     if (timeline.step > 0) divide(use, timeline.step * static_cast<double>(group.devices.size()));
     uses.push_back(std::move(use));
   }
   return uses;
+}
+
+std::vector<PathShare> critical_path(const Timeline& timeline) {
+  if (timeline.step <= 0) return {};
+  const std::vector<DeviceGroup> groups = device_groups(timeline);
+  const std::vector<std::size_t> group_of = groups_of_devices(timeline, groups);
+  std::vector<PathShare> shares;
+  for (const PathPiece& piece : CriticalPath(timeline).of_step()) {
+    PathShare one;
+    if (piece.op != kNoOp) {
+      const TimelineOp& op = timeline.ops[idx(piece.op)];
+      one.kind = op.kind;
+      if (op.queue == "compute") one.who = groups[group_of[idx(piece.device)]].label();
+    }
+    const auto found = std::find_if(shares.begin(), shares.end(), [&](const PathShare& share) {
+      return share.kind == one.kind && share.who == one.who;
+    });
+    PathShare& share = found != shares.end() ? *found : shares.emplace_back(std::move(one));
+    share.share += (piece.end - piece.start) / timeline.step;
+  }
+  std::stable_sort(shares.begin(), shares.end(),
+                   [](const PathShare& a, const PathShare& b) { return a.share > b.share; });
+  return shares;
 }
 
 }  // namespace hetermoe

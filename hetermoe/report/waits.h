@@ -18,27 +18,37 @@ struct DeviceGroup {
 /// Grouped by role (attention, both, expert, others), then by first appearance of the type.
 std::vector<DeviceGroup> device_groups(const Timeline& timeline);
 
+/// Idle until devices of that group had ended ops of that kind.
 struct Wait {
   std::size_t group = 0;  ///< index into the list of groups
+  std::string kind;       ///< of ops
   double share = 0;
 };
 
 /// How a group spends the step: shares of the step, mean over its devices. All of them together are 1.
 struct GroupUse {
   DeviceGroup group;
-  double computing = 0;     ///< a compute op runs
-  double transferring = 0;  ///< no compute; the data waited for is on its way
-  std::vector<Wait>
-      waiting;  ///< no compute, no transfer: a device of that group has not finished what it must send
+  double computing = 0;       ///< a compute op runs
+  double transferring = 0;    ///< no compute; the data waited for is on its way
+  std::vector<Wait> waiting;  ///< no compute: an op of another device is late; longest first
   double overhead =
       0;  ///< idle although nothing is missing that the timeline shows (gaps between ops, local waits)
   double finished = 0;  ///< all compute ops of the step are done
 };
 
-/// The last transfer that ended inside an idle interval of a compute lane explains the interval. After all
-/// participants had entered that transfer, the device waited for the network. Before that moment it waited
-/// for the lane as long as the lane carried earlier transfers. In the rest of the interval it waited for the
-/// participant that finished its previous compute op last.
+/// An idle interval of a compute lane is divided by following the critical path back from the op that ended
+/// it: while an op of another device ran on that path, the device waited for it; while a transfer did, for
+/// the network; while nothing did, the time is overhead.
 std::vector<GroupUse> group_use(const Timeline& timeline);
+
+/// What the critical path of a step consists of.
+struct PathShare {
+  std::string kind;  ///< of ops; "" = nothing ran
+  std::string who;   ///< label of the group that computed; "" for transfers
+  double share = 0;  ///< of the step
+};
+
+/// Largest first; the shares sum to 1.
+std::vector<PathShare> critical_path(const Timeline& timeline);
 
 }  // namespace hetermoe

@@ -296,8 +296,13 @@ Timeline timeline_frame(const Schedule& schedule, const Plan& plan, const Cluste
   for (OpId op = 0; op < schedule.num_ops(); ++op) {
     const Op& o = schedule.ops[idx(op)];
     const bool has_phase = o.kind < OpKind::kBalance;
-    timeline.ops.push_back({name_of(o.kind), has_phase ? name_of(o.phase) : "", o.layer, o.microbatch,
-                            o.group, name_of(queue_of(schedule.lanes_of(op)[0]))});
+    timeline.ops.push_back({name_of(o.kind),
+                            has_phase ? name_of(o.phase) : "",
+                            o.layer,
+                            o.microbatch,
+                            o.group,
+                            name_of(queue_of(schedule.lanes_of(op)[0])),
+                            {schedule.deps_of(op).begin(), schedule.deps_of(op).end()}});
   }
   return timeline;
 }

@@ -15,7 +15,10 @@ namespace {
 constexpr const char* kFormat = "hetermoe timeline 1";
 const std::vector<std::string> kTopKeys = {"format",     "source", "title",        "step_s", "devices",
                                            "op_columns", "ops",    "span_columns", "spans"};
-const std::vector<std::string> kOpColumns = {"kind", "phase", "layer", "microbatch", "group", "queue"};
+const std::vector<std::string> kOpColumns = {"kind",  "phase", "layer", "microbatch",
+                                             "group", "queue", "after"};
+/// Files of older versions lack the last column.
+const std::vector<std::string> kOldOpColumns(kOpColumns.begin(), std::prev(kOpColumns.end()));
 const std::vector<std::string> kSpanColumns = {"op", "device", "start_s", "end_s"};
 const std::vector<std::string> kDeviceKeys = {"name", "type", "role"};
 
@@ -81,8 +84,8 @@ TimelineDevice device_from_json(const Json& json, const std::string& where) {
   return device;
 }
 
-TimelineOp op_from_json(const Json& row, const std::string& where) {
-  check_row(row, kOpColumns.size(), where);
+TimelineOp op_from_json(const Json& row, std::size_t num_columns, double num_ops, const std::string& where) {
+  check_row(row, num_columns, where);
   TimelineOp op;
   op.kind = read<std::string>(row[0], where + "[0]");
   op.phase = read<std::string>(row[1], where + "[1]");
@@ -90,6 +93,10 @@ TimelineOp op_from_json(const Json& row, const std::string& where) {
   op.microbatch = read<i32>(row[3], where + "[3]", at_least(-1));
   op.group = read<i32>(row[4], where + "[4]", at_least(0));
   op.queue = read<std::string>(row[5], where + "[5]");
+  if (num_columns < kOpColumns.size()) return op;
+  if (!row[6].is_array()) detail::wrong_type(where + "[6]", row[6], "a list");
+  for (const Json& earlier : row[6])
+    op.after.push_back(read<OpId>(earlier, where + "[6]", between(0, num_ops - 1)));
   return op;
 }
 
@@ -127,7 +134,7 @@ Json device_to_json(const TimelineDevice& device) {
 }
 
 Json row_of(const TimelineOp& op) {
-  return Json::array({op.kind, op.phase, op.layer, op.microbatch, op.group, op.queue});
+  return Json::array({op.kind, op.phase, op.layer, op.microbatch, op.group, op.queue, op.after});
 }
 
 Json row_of(const Span& span) { return Json::array({span.op, span.device, span.start, span.end}); }
@@ -219,14 +226,19 @@ Timeline timeline_from_json(const Json& json, const std::string& file) {
   out.source = read<std::string>(member(json, "source", where), where + "source");
   out.title = read<std::string>(member(json, "title", where), where + "title");
   out.step = read<Seconds>(member(json, "step_s", where), where + "step_s", at_least(0));
-  check_columns(json, "op_columns", kOpColumns, where);
+  const bool is_old = member(json, "op_columns", where) == Json(kOldOpColumns);
+  const std::vector<std::string>& op_columns = is_old ? kOldOpColumns : kOpColumns;
+  check_columns(json, "op_columns", op_columns, where);
   check_columns(json, "span_columns", kSpanColumns, where);
   const auto item = [&](const char* key, std::size_t i) { return fmt::format("{}{}[{}]", where, key, i); };
   const Json& devices = list_member(json, "devices", where);
   for (std::size_t i = 0; i < devices.size(); ++i)
     out.devices.push_back(device_from_json(devices[i], item("devices", i)));
   const Json& ops = list_member(json, "ops", where);
-  for (std::size_t i = 0; i < ops.size(); ++i) out.ops.push_back(op_from_json(ops[i], item("ops", i)));
+  for (std::size_t i = 0; i < ops.size(); ++i) {
+    out.ops.push_back(
+        op_from_json(ops[i], op_columns.size(), static_cast<double>(ops.size()), item("ops", i)));
+  }
   const Json& spans = list_member(json, "spans", where);
   for (std::size_t i = 0; i < spans.size(); ++i)
     out.spans.push_back(span_from_json(spans[i], out, item("spans", i)));

@@ -64,6 +64,18 @@ TEST(Checksummed, WhatIsUnchangedArrivesAsItWasSent) {
   EXPECT_EQ(altered_error([](auto&, auto&) {}), "no error");
 }
 
+TEST(Checksummed, WhatIsExpectedCountsTheSum) {
+  std::vector<std::size_t> numbers;
+  const std::unique_ptr<Transport> transport =
+      make_checksummed_transport(std::make_unique<Altering>([&](const ExchangeCall& call, auto&) {
+        for (const MessageShape& shape : call.expected) numbers.push_back(shape.numbers);
+      }));
+  const std::vector<DeviceId> self = {0};
+  const std::vector<MessageShape> expected = {{.numbers = 2, .values = 1, .tensors = {}}};
+  transport->exchange({.name = "norm", .self = 0, .participants = self, .expected = expected}, {sample()});
+  EXPECT_EQ(numbers, std::vector<std::size_t>{3});
+}
+
 TEST(Checksummed, EveryPartOfAMessageIsCovered) {
   const std::vector<std::function<void(Message&)>> changes = {
       [](Message& m) { m.ready = 2; },

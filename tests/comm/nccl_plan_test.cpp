@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <thread>
 
@@ -63,6 +64,27 @@ void expect_one_order(const NcclWorld& world, const std::string& what) {
   }
 }
 
+/// A header is a launch in which everything that is sent has its 512 bytes.
+i64 num_headers(const std::vector<NcclLaunch>& launches) {
+  return std::count_if(launches.begin(), launches.end(), [](const NcclLaunch& launch) {
+    return !launch.calls.empty() && std::all_of(launch.calls.begin(), launch.calls.end(),
+                                                [](const NcclCall& call) { return call.bytes == 512; });
+  });
+}
+
+void expect_sizes_ahead_of_dispatch_only(const NcclWorld& world, const Schedule& schedule, i64 num_steps,
+                                         const std::string& what) {
+  i64 expected = 0, got = 0;
+  for (std::size_t i = 0; i < schedule.ops.size(); ++i) {
+    const Op& op = schedule.ops[i];
+    const std::size_t participants = schedule.lanes_of(static_cast<OpId>(i)).size();
+    if (op.kind == OpKind::kDispatch && op.phase == Phase::kForward && participants > 1)
+      expected += num_steps * static_cast<i64>(participants);
+  }
+  for (const std::vector<NcclLaunch>& launches : world.launches) got += num_headers(launches);
+  EXPECT_EQ(got, expected) << what;
+}
+
 std::vector<NamedPlan> plans(const ModelConfig& model, const Cluster& cluster) {
   const StrategyRequest request = small_step();
   std::vector<NamedPlan> all = strategy_plans(model, cluster, request);
@@ -99,6 +121,7 @@ void run_plan(const ModelConfig& model, const Cluster& cluster, const NamedPlan&
   }
   for (std::thread& thread : threads) thread.join();
   expect_one_order(world, named.name);
+  expect_sizes_ahead_of_dispatch_only(world, alone.schedule(), 2, named.name);
   for (const Outcome& outcome : got) {
     EXPECT_EQ(outcome.loss, expected.loss) << named.name;
     EXPECT_EQ(outcome.grad_norm, expected.grad_norm) << named.name;

@@ -32,19 +32,28 @@ NcclOptions on_cpu(i32 num_devices) {
 }
 
 /// Runs `work` of every rank in a thread of its own.
-void run_ranks(NcclWorld& world, const std::function<void(i32, Transport&)>& work) {
+void run_ranks(NcclWorld& world, const std::function<void(i32, Transport&)>& work, bool is_lazy = false) {
   const auto num_ranks = static_cast<i32>(world.launches.size());
   std::vector<std::thread> threads;
   for (i32 rank = 0; rank < num_ranks; ++rank) {
     threads.emplace_back([&, rank] {
       const RankThread processes(world, rank);
+      auto nccl = std::make_unique<FakeNccl>(world, rank);
+      nccl->is_lazy = is_lazy;
       const std::unique_ptr<Transport> transport =
-          make_nccl_transport(processes, std::make_unique<FakeNccl>(world, rank), on_cpu(num_ranks));
+          make_nccl_transport(processes, std::move(nccl), on_cpu(num_ranks));
       work(rank, *transport);
       processes.gather("done");
     });
   }
   for (std::thread& thread : threads) thread.join();
+}
+
+MessageShape shape_of(const Message& message) {
+  MessageShape shape = {.numbers = message.numbers.size(), .values = message.values.size(), .tensors = {}};
+  for (const at::Tensor& tensor : message.tensors)
+    shape.tensors.push_back({tensor.scalar_type(), tensor.sizes().vec()});
+  return shape;
 }
 
 Message full_message(i32 from, i32 to) {
@@ -59,18 +68,21 @@ Message full_message(i32 from, i32 to) {
   return message;
 }
 
-TEST(Nccl, AMessageArrivesAsItWasSent) {
-  const Deadline deadline(std::chrono::seconds(60));
-  NcclWorld world(3);
-  run_ranks(world, [](i32 rank, Transport& transport) {
+/// Three ranks tell each other full messages, whose shapes they know before or not.
+void exchange_full_messages(NcclWorld& world, bool is_expected) {
+  run_ranks(world, [&](i32 rank, Transport& transport) {
     const std::vector<DeviceId> participants = {0, 1, 2};
+    std::vector<MessageShape> expected;
+    for (const DeviceId from : participants) expected.push_back(shape_of(full_message(from, rank)));
+    if (!is_expected) expected.clear();
     for (i64 step = 0; step < 3; ++step) {
       transport.begin_step();
       for (i64 turn = 0; turn < 4; ++turn) {
         std::vector<Message> out;
         for (const DeviceId to : participants) out.push_back(full_message(rank, to));
         const std::vector<Message> in = transport.exchange(
-            {step, static_cast<OpId>(turn), "test", rank, participants, kMove, turn}, std::move(out));
+            {step, static_cast<OpId>(turn), "test", rank, participants, kMove, turn, expected},
+            std::move(out));
         for (const DeviceId from : participants) {
           const Message expected = full_message(from, rank), &got = in[idx(from)];
           EXPECT_EQ(got.numbers, expected.numbers);
@@ -85,6 +97,52 @@ TEST(Nccl, AMessageArrivesAsItWasSent) {
       }
     }
   });
+}
+
+TEST(Nccl, AMessageArrivesAsItWasSent) {
+  const Deadline deadline(std::chrono::seconds(60));
+  NcclWorld world(3);
+  exchange_full_messages(world, false);
+  for (const auto& launches : world.launches) EXPECT_EQ(launches.size(), 24U);  // sizes, then contents
+}
+
+TEST(Nccl, AnExpectedMessageArrivesWithOneLaunch) {
+  const Deadline deadline(std::chrono::seconds(60));
+  NcclWorld world(3);
+  exchange_full_messages(world, true);
+  for (const auto& launches : world.launches) EXPECT_EQ(launches.size(), 12U);
+}
+
+/// Rank 0 has two transfers: first with rank 1, which comes only when the second, with rank 2, has ended.
+TEST(Nccl, ALatePeerDoesNotStopTheTransfersOfOthers) {
+  const Deadline deadline(std::chrono::seconds(60));
+  NcclWorld world(3);
+  Gate second_ended;
+  run_ranks(
+      world,
+      [&](i32 rank, Transport& transport) {
+        const auto meet = [&](DeviceId a, DeviceId b, i32 queue, i64 turn) {
+          const std::vector<DeviceId> both = {a, b};
+          const std::vector<MessageShape> expected(2, shape_of(full_message(1, 1)));
+          std::vector<Message> out(2);
+          for (Message& message : out) message = full_message(1, 1);
+          transport.exchange({0, static_cast<OpId>(queue), "test", rank, both, queue, turn, expected},
+                             std::move(out));
+        };
+        transport.begin_step();
+        if (rank == 1) {
+          second_ended.wait();
+          meet(0, 1, 1, 0);
+        } else if (rank == 2) {
+          meet(0, 2, 2, 0);
+        } else {
+          std::thread first([&] { meet(0, 1, 1, 0); });
+          meet(0, 2, 2, 1);
+          second_ended.open();
+          first.join();
+        }
+      },
+      true);
 }
 
 /// The text of the error of each rank.

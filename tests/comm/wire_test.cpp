@@ -32,6 +32,13 @@ TEST(Wire, AMessageReadsBackAsItWas) {
   EXPECT_EQ(back.tensors[1].sizes(), sample().tensors[1].sizes());
 }
 
+TEST(Wire, TheShapeOfAMessageTellsItsBytes) {
+  const Message message = sample();
+  MessageShape shape = {.numbers = 2, .values = 1, .tensors = {{at::kDouble, {2, 3}}, {at::kFloat, {0, 4}}}};
+  EXPECT_EQ(wire_bytes(shape), static_cast<i64>(to_bytes(kStamp, message).size()));
+  EXPECT_EQ(wire_bytes({}), static_cast<i64>(to_bytes(kStamp, Message()).size()));
+}
+
 TEST(Wire, EveryFlippedBitOfEveryByteIsFound) {
   const std::vector<char> whole = to_bytes(kStamp, sample());
   for (std::size_t at = 0; at < whole.size(); ++at) {

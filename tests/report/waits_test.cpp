@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "hetermoe/report/waits_text.h"
 #include "tests/report/synthetic.h"
 
 namespace hetermoe {
@@ -62,13 +63,15 @@ TEST(GroupUse, ADeviceWaitsForTheLastParticipantThenForTheTransfer) {
   EXPECT_DOUBLE_EQ(expert.waiting[0].share, 0.3);
   EXPECT_DOUBLE_EQ(expert.transferring, 0.2);  // the dispatch, and the combine after its last op
   EXPECT_DOUBLE_EQ(expert.finished, 0.1);
-  // The attention devices wait for the experts from 2 or 3 to 8: what they sent meanwhile does not end their
-  // gap.
+  // The combine that ends the gaps at 9 hangs on the experts, these on the dispatch, and it on A#2.
   EXPECT_DOUBLE_EQ(attention.computing, (0.3 + 0.4) / 2);
-  ASSERT_EQ(attention.waiting.size(), 1u);
+  ASSERT_EQ(attention.waiting.size(), 2u);
   EXPECT_EQ(attention.waiting[0].group, 1u);
-  EXPECT_DOUBLE_EQ(attention.waiting[0].share, (0.6 + 0.5) / 2);
-  EXPECT_DOUBLE_EQ(attention.transferring, 0.1);
+  EXPECT_EQ(attention.waiting[0].kind, "experts");
+  EXPECT_DOUBLE_EQ(attention.waiting[0].share, 0.4);
+  EXPECT_EQ(attention.waiting[1].group, 0u);
+  EXPECT_DOUBLE_EQ(attention.waiting[1].share, 0.1 / 2);
+  EXPECT_DOUBLE_EQ(attention.transferring, 0.2);
 }
 
 TEST(GroupUse, AReceiverThatPostedEarlyStillWaitsForTheSender) {
@@ -97,6 +100,74 @@ TEST(GroupUse, AGapWithoutATransferIsOverhead) {
   EXPECT_DOUBLE_EQ(expert.overhead, 0.1);
   EXPECT_DOUBLE_EQ(expert.computing, 0.9);
   EXPECT_DOUBLE_EQ(group_use(t)[0].finished, 1) << "a device without ops has nothing to do";
+}
+
+double waits_for(const GroupUse& use, const std::string& kind) {
+  double share = 0;
+  for (const Wait& wait : use.waiting) share += wait.kind == kind ? wait.share : 0;
+  return share;
+}
+
+TEST(GroupUse, ADeviceWithoutAGapIsWaitedForAllTheSame) {
+  // The expert device computes from 0 to 9 without a pause. A#1 waits from 1 to 6 for the op that ends at 6.
+  Timeline t = three(
+      {{0, 1, 0, 1}, {2, 0, 0, 3}, {6, 0, 3, 6}, {7, 0, 6, 9}, {3, 0, 6, 7}, {3, 1, 6, 7}, {4, 1, 7, 10}});
+  t.ops.push_back({"experts", "F", 0, 1, 0, "compute"});
+  t.ops.push_back({"experts", "F", 0, 2, 0, "compute"});
+  for (const bool knows_after : {false, true}) {
+    if (knows_after) t.ops[3].after = {6}, t.ops[4].after = {3};
+    const GroupUse attention = group_use(t)[0];
+    ASSERT_EQ(attention.waiting.size(), 1u);
+    EXPECT_EQ(attention.waiting[0].group, 1u);
+    EXPECT_DOUBLE_EQ(waits_for(attention, "experts"), 0.5 / 2);  // A#2 has nothing to do
+    EXPECT_DOUBLE_EQ(attention.transferring, 0.1 / 2);
+  }
+}
+
+TEST(GroupUse, TheCauseIsFoundThroughSeveralTransfers) {
+  // A#2 attends until 4; its rows reach the expert at 5, which computes until 6; A#1 gets them at 8.
+  Timeline t = three(
+      {{0, 2, 0, 4}, {1, 2, 4, 5}, {1, 0, 4, 5}, {2, 0, 5, 6}, {3, 0, 6, 8}, {3, 1, 6, 8}, {4, 1, 8, 10}});
+  t.ops[1].after = {0}, t.ops[2].after = {1}, t.ops[3].after = {2}, t.ops[4].after = {3};
+  const std::vector<GroupUse> uses = group_use(t);
+  EXPECT_DOUBLE_EQ(waits_for(uses[0], "attention"), 0.4 / 2) << "A#1, of its peer";
+  EXPECT_DOUBLE_EQ(waits_for(uses[0], "experts"), 0.1 / 2);
+  EXPECT_DOUBLE_EQ(waits_for(uses[1], "attention"), 0.4);
+  EXPECT_DOUBLE_EQ(uses[1].transferring, 0.3);
+}
+
+TEST(GroupUse, WhatOnlyHappensToEndLastIsNoCause) {
+  // The combine waits for the experts, which end at 5; another dispatch ends there at the same time.
+  Timeline t = three({{2, 0, 0, 5}, {5, 0, 0, 5}, {5, 2, 0, 5}, {3, 0, 5, 6}, {3, 1, 5, 6}, {4, 1, 6, 10}});
+  t.ops[3].after = {2}, t.ops[4].after = {3};
+  EXPECT_DOUBLE_EQ(waits_for(group_use(t)[0], "experts"), 0.5 / 2);
+}
+
+TEST(CriticalPath, NamesOpsDevicesTransfersAndGaps) {
+  // Attention on A#2 until 2, dispatch 2-3, nothing 3-4, experts 4-8, combine 8-9, head 9-10.
+  Timeline t = three({{0, 1, 0, 1},
+                      {0, 2, 0, 2},
+                      {1, 0, 2, 3},
+                      {1, 1, 2, 3},
+                      {1, 2, 2, 3},
+                      {2, 0, 4, 8},
+                      {3, 0, 8, 9},
+                      {3, 1, 8, 9},
+                      {3, 2, 8, 9},
+                      {4, 1, 9, 10},
+                      {4, 2, 9, 10}});
+  t.ops[1].after = {0}, t.ops[2].after = {1}, t.ops[3].after = {2}, t.ops[4].after = {3};
+  EXPECT_EQ(critical_path_text(critical_path(t)),
+            "Critical path: experts on expert V 40.0 %, attention on attention A 20.0 %, head on attention A "
+            "10.0 %, "
+            "combine 10.0 %, gaps between ops 10.0 %, dispatch 10.0 %.");
+  double sum = 0;
+  for (const PathShare& share : critical_path(t)) sum += share.share;
+  EXPECT_NEAR(sum, 1, 1e-12);
+  EXPECT_EQ(
+      longest_wait_text(group_use(t)),
+      "Longest wait: attention A devices are idle 40.0 % of the step until experts on expert V are done.");
+  EXPECT_TRUE(critical_path(Timeline()).empty());
 }
 
 TEST(GroupUse, PartsSumToTheStepAndComputingIsTheBusyShare) {

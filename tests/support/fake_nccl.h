@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -18,8 +19,8 @@
 #include "hetermoe/comm/nccl_api.h"
 #include "hetermoe/comm/processes.h"
 
-// NCCL between threads, on CPU memory, which writes down every launch. Stricter than NCCL: a group is done
-// when end_group() returns, so that launches of one rank never overlap.
+// NCCL between threads, on CPU memory, which writes down every launch. Stricter than NCCL unless told to be
+// as lazy: a group is done when end_group() returns, so that launches of one rank never overlap.
 namespace hetermoe::testing {
 
 /// One call of a group.
@@ -55,10 +56,14 @@ class NcclWorld {
     std::unique_lock lock(mutex_);
     std::deque<std::vector<char>>& box = boxes_[{communicator, from, to}];
     changed_.wait(lock, [&] { return aborted_ || !box.empty(); });
-    if (aborted_) fail<TransportError>("nccl", "remote error");
-    std::vector<char> bytes = std::move(box.front());
-    box.pop_front();
-    return bytes;
+    return take_first(box);
+  }
+  /// None while nothing has come.
+  std::optional<std::vector<char>> take_if_there(i32 communicator, i32 from, i32 to) {
+    const std::lock_guard lock(mutex_);
+    std::deque<std::vector<char>>& box = boxes_[{communicator, from, to}];
+    if (!aborted_ && box.empty()) return std::nullopt;
+    return take_first(box);
   }
   void abort() {
     const std::lock_guard lock(mutex_);
@@ -80,6 +85,14 @@ class NcclWorld {
   }
 
  private:
+  /// The caller holds mutex_.
+  std::vector<char> take_first(std::deque<std::vector<char>>& box) const {
+    if (aborted_) fail<TransportError>("nccl", "remote error");
+    std::vector<char> bytes = std::move(box.front());
+    box.pop_front();
+    return bytes;
+  }
+
   std::mutex mutex_;
   std::condition_variable changed_;
   std::map<std::tuple<i32, i32, i32>, std::deque<std::vector<char>>> boxes_;  // communicator, from, to
@@ -111,6 +124,8 @@ class FakeNccl : public NcclApi {
 
   /// Called at the begin of every launch, on the thread that launches.
   std::function<void()> on_launch;
+  /// As NCCL: end_group() returns at once, and has_ended() says when everything has come.
+  bool is_lazy = false;
 
   std::string make_id() override { return std::to_string(num_ids_++); }
   Communicator join(const std::string& id, i32 rank, i32) override {
@@ -143,11 +158,21 @@ class FakeNccl : public NcclApi {
     }
     for (const Pending& p : group()) {
       if (p.call.sends) continue;
-      const std::vector<char> bytes = world_.take(p.communicator, p.call.peer, rank_);
-      HM_CHECK(static_cast<i64>(bytes.size()) == p.call.bytes, "rank {} sent {} bytes, rank {} expected {}",
-               p.call.peer, bytes.size(), rank_, p.call.bytes);
-      std::memcpy(p.data, bytes.data(), bytes.size());
+      if (is_lazy)
+        stream().push_back(p);
+      else
+        arrive(p, world_.take(p.communicator, p.call.peer, rank_));
     }
+  }
+  bool has_ended(c10::Device) override {
+    while (!stream().empty()) {
+      const Pending& p = stream().front();
+      const std::optional<std::vector<char>> bytes = world_.take_if_there(p.communicator, p.call.peer, rank_);
+      if (!bytes) return false;
+      arrive(p, *bytes);
+      stream().pop_front();
+    }
+    return true;
   }
   void check(Communicator communicator) override { id_of(communicator, "check"); }
   void abort(Communicator communicator) override {
@@ -170,6 +195,16 @@ class FakeNccl : public NcclApi {
   static std::vector<Pending>& group() {
     thread_local std::vector<Pending> pending;
     return pending;
+  }
+  /// What the calling thread has launched and not yet got.
+  static std::deque<Pending>& stream() {
+    thread_local std::deque<Pending> pending;
+    return pending;
+  }
+  void arrive(const Pending& p, const std::vector<char>& bytes) const {
+    HM_CHECK(static_cast<i64>(bytes.size()) == p.call.bytes, "rank {} sent {} bytes, rank {} expected {}",
+             p.call.peer, bytes.size(), rank_, p.call.bytes);
+    std::memcpy(p.data, bytes.data(), bytes.size());
   }
   i32 id_of(Communicator communicator, const char* use) {
     const std::lock_guard lock(mutex_);

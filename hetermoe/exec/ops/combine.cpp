@@ -61,7 +61,7 @@ void unpack(OpContext& d, const Op& op, Devices participants, std::vector<Messag
                                : unpack_forward(d, op, participants, in);
 }
 
-MessageShape expected(OpContext& d, const Op& op, DeviceId peer, const Message&, const Message&) {
+std::optional<MessageShape> expected(OpContext& d, const Op& op, DeviceId peer, const Message&) {
   return expected_rows_back(d, op, peer);
 }
 
@@ -69,7 +69,7 @@ MessageShape expected(OpContext& d, const Op& op, DeviceId peer, const Message&,
 
 template <>
 TransferOp transfer_op<TransferKind::kCombine>() {
-  return {.pack = pack, .expected = expected, .check_content = nullptr, .unpack = unpack};
+  return {.pack = pack, .expected = expected, .unpack = unpack};
 }
 
 }  // namespace hetermoe

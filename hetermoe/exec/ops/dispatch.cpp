@@ -63,16 +63,41 @@ void unpack_forward(OpContext& d, const Op& op, Devices participants, std::vecto
   slot.weights = to_grouped(slot.groups, at::cat(weights));
 }
 
-/// Of a source: its counts for all owners and, when this device is one, what the counts say.
-MessageShape expected_dispatch(OpContext& d, const Op& op, DeviceId peer, const Message& message) {
+/// Of a source: its counts for all owners and, when this device is one, so many rows and copies of them.
+MessageShape shape_of_dispatch(OpContext& d, std::size_t num_owners, DeviceId peer, bool here, i64 rows,
+                               i64 copies) {
+  MessageShape shape;
+  shape.numbers = 1 + 2 * num_owners;
+  if (!here) return shape;
+  const at::ScalarType theirs = scalar_type(d.p.plan().dtype[idx(peer)]);
+  shape.tensors = {{scalar_type(d.p.plan().wire_forward), {rows, d.model.hidden}},
+                   {accumulate_type(theirs), {copies}},
+                   {at::kLong, {copies}},
+                   {at::kLong, {copies}}};
+  return shape;
+}
+
+/// dispatch.R: by what dispatch.F told.
+MessageShape expected_again(OpContext& d, const Op& op, DeviceId peer) {
+  const std::vector<DeviceId>& owners = d.p.owners(op.group, op.layer);
+  const i64 source = source_index(d.p.shares(op.group, op.layer, op.microbatch), peer);
+  const i64 me = owner_index(owners, d.device());
+  if (source < 0) return {};
+  if (me < 0) return shape_of_dispatch(d, owners.size(), peer, false, 0, 0);
+  const ExchangeLoad& load = d.slots.chunk(op.layer, op.microbatch, op.chunk).load;
+  return shape_of_dispatch(d, owners.size(), peer, true,
+                           static_cast<i64>(load.rows_between(idx(source), idx(me))),
+                           static_cast<i64>(load.copies_between(idx(source), idx(me))));
+}
+
+/// dispatch.F: by the counts that it tells.
+MessageShape told_by_counts(OpContext& d, const Op& op, DeviceId peer, const Message& message) {
   const ShareRow& sources = d.p.shares(op.group, op.layer, op.microbatch);
   const std::vector<DeviceId>& owners = d.p.owners(op.group, op.layer);
   const i64 source = source_index(sources, peer), me = owner_index(owners, d.device());
   if (source < 0) return {};
-  MessageShape shape;
-  shape.numbers = 1 + 2 * owners.size();
   const std::string where = d.name_of_peer(peer);
-  check_count(where, "numbers", message.numbers.size(), shape.numbers);
+  check_count(where, "numbers", message.numbers.size(), 1 + 2 * owners.size());
   const auto [begin, end] =
       chunk_range(sources[idx(source)].sequences * d.p.plan().seq_len, op.chunk, d.p.plan().chunks);
   if (message.numbers[0] != end - begin)
@@ -91,14 +116,9 @@ MessageShape expected_dispatch(OpContext& d, const Op& op, DeviceId peer, const 
                          "copies for all devices: got {}, expected {} ({} tokens with {} experts each)",
                          copies, (end - begin) * d.model.top_k, end - begin, d.model.top_k);
   }
-  if (me < 0) return shape;
-  const i64 rows_here = message.numbers[1 + 2 * idx(me)], copies_here = message.numbers[2 + 2 * idx(me)];
-  const at::ScalarType theirs = scalar_type(d.p.plan().dtype[idx(peer)]);
-  shape.tensors = {{scalar_type(d.p.plan().wire_forward), {rows_here, d.model.hidden}},
-                   {accumulate_type(theirs), {copies_here}},
-                   {at::kLong, {copies_here}},
-                   {at::kLong, {copies_here}}};
-  return shape;
+  if (me < 0) return shape_of_dispatch(d, owners.size(), peer, false, 0, 0);
+  return shape_of_dispatch(d, owners.size(), peer, true, message.numbers[1 + 2 * idx(me)],
+                           message.numbers[2 + 2 * idx(me)]);
 }
 
 /// Rows and experts of the copies: kernels read by them without looking.
@@ -159,16 +179,21 @@ void unpack(OpContext& d, const Op& op, Devices participants, std::vector<Messag
                                : unpack_forward(d, op, participants, in);
 }
 
-MessageShape expected(OpContext& d, const Op& op, DeviceId peer, const Message& message, const Message&) {
-  return op.phase == Phase::kBackward ? expected_rows_back(d, op, peer)
-                                      : expected_dispatch(d, op, peer, message);
+std::optional<MessageShape> expected(OpContext& d, const Op& op, DeviceId peer, const Message&) {
+  if (op.phase == Phase::kBackward) return expected_rows_back(d, op, peer);
+  if (op.phase == Phase::kForward) return std::nullopt;
+  return expected_again(d, op, peer);
 }
 
 }  // namespace
 
 template <>
 TransferOp transfer_op<TransferKind::kDispatch>() {
-  return {.pack = pack, .expected = expected, .check_content = check_indices, .unpack = unpack};
+  return {.pack = pack,
+          .expected = expected,
+          .told = told_by_counts,
+          .check_content = check_indices,
+          .unpack = unpack};
 }
 
 }  // namespace hetermoe

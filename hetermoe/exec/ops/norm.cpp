@@ -6,13 +6,22 @@
 namespace hetermoe {
 namespace {
 
+/// The trained states whose first device this is.
+std::vector<i64> states_told_by(const OpContext& d, DeviceId device) {
+  std::vector<i64> states;
+  for (std::size_t s = 0; s < d.schedule.states.size(); ++s) {
+    if (d.schedule.states[s].trainable && d.schedule.states[s].devices[0] == device)
+      states.push_back(static_cast<i64>(s));
+  }
+  return states;
+}
+
 /// norm: squared gradients of the trained states whose first device this is, losses and expert counts. With
 /// these in every message each device ends with the same numbers of the whole step.
 void pack(OpContext& d, const Op&, Devices, std::vector<Message>& out) {
   Message mine;
-  for (std::size_t s = 0; s < d.schedule.states.size(); ++s) {
-    if (!d.schedule.states[s].trainable || d.schedule.states[s].devices[0] != d.device()) continue;
-    mine.numbers.push_back(static_cast<i64>(s));
+  mine.numbers = states_told_by(d, d.device());
+  for (const i64 s : mine.numbers) {
     mine.values.push_back(squared_norm(d.state.tensors(static_cast<i32>(s)).grads).item<double>());
   }
   double aux = 0;
@@ -43,24 +52,28 @@ void unpack(OpContext& d, const Op&, Devices, std::vector<Message>& in) {
   d.grad_factor = clip_factor(sum, d.input->max_grad_norm) / d.input->loss_scale;
 }
 
-MessageShape expected(OpContext& d, const Op&, DeviceId peer, const Message& message, const Message&) {
+std::optional<MessageShape> expected(OpContext& d, const Op&, DeviceId peer, const Message&) {
   MessageShape shape;
-  for (std::size_t s = 0; s < d.schedule.states.size(); ++s) {
-    if (!d.schedule.states[s].trainable || d.schedule.states[s].devices[0] != peer) continue;
-    const std::size_t i = shape.numbers++;
-    if (i < message.numbers.size() && message.numbers[i] != static_cast<i64>(s))
-      fail<TransportError>(d.name_of_peer(peer), "state {}: got {}, expected {}", i, message.numbers[i], s);
-  }
+  shape.numbers = states_told_by(d, peer).size();
   shape.values = shape.numbers + 2;
   shape.tensors.push_back({at::kLong, d.counts_LE.sizes().vec()});
   return shape;
+}
+
+void check_states(OpContext& d, const Op&, DeviceId peer, const Message& message) {
+  const std::vector<i64> states = states_told_by(d, peer);
+  for (std::size_t i = 0; i < states.size(); ++i) {
+    if (message.numbers[i] == states[i]) continue;
+    fail<TransportError>(d.name_of_peer(peer), "state {}: got {}, expected {}", i, message.numbers[i],
+                         states[i]);
+  }
 }
 
 }  // namespace
 
 template <>
 TransferOp transfer_op<TransferKind::kNorm>() {
-  return {.pack = pack, .expected = expected, .check_content = nullptr, .unpack = unpack};
+  return {.pack = pack, .expected = expected, .check_content = check_states, .unpack = unpack};
 }
 
 }  // namespace hetermoe

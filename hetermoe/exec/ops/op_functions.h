@@ -1,19 +1,11 @@
 #pragma once
+#include <optional>
+
 #include "hetermoe/exec/op_context.h"
 
 // What each op kind does on a device. Each kind has a file in this folder that specialises compute_op or
 // transfer_op; a kind without one does not link.
 namespace hetermoe {
-
-/// What a message must hold.
-struct MessageShape {
-  std::size_t numbers = 0, values = 0;
-  struct Part {
-    at::ScalarType dtype;
-    std::vector<i64> sizes;
-  };
-  std::vector<Part> tensors;
-};
 
 using Devices = std::span<const DeviceId>;  ///< participants of a transfer, ascending
 
@@ -21,13 +13,15 @@ using Devices = std::span<const DeviceId>;  ///< participants of a transfer, asc
 struct TransferOp {
   /// Fills one message per participant; the other side of unpack.
   void (*pack)(OpContext& d, const Op& op, Devices participants, std::vector<Message>& out);
-  /// What `message` of `peer` must hold here; `own` is this device's message to itself. May throw
-  /// TransportError when the message's own numbers contradict what is known.
-  MessageShape (*expected)(OpContext& d, const Op& op, DeviceId peer, const Message& message,
-                           const Message& own);
+  /// What the message of `peer` must hold here, known before it comes; `own` is this device's message to
+  /// itself. None where only the message tells, which is then so on all sides.
+  std::optional<MessageShape> (*expected)(OpContext& d, const Op& op, DeviceId peer, const Message& own);
+  /// The same by the message's own numbers. Throws TransportError when they contradict what is known. Null
+  /// where it is always known before.
+  MessageShape (*told)(OpContext& d, const Op& op, DeviceId peer, const Message& message) = nullptr;
   /// Throws TransportError for content that would be used without a look, such as indices. The shape is
   /// right. Null = nothing to check.
-  void (*check_content)(OpContext& d, const Op& op, DeviceId peer, const Message& message);
+  void (*check_content)(OpContext& d, const Op& op, DeviceId peer, const Message& message) = nullptr;
   void (*unpack)(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in);
 };
 

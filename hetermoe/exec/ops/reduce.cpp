@@ -21,7 +21,7 @@ void unpack(OpContext& d, const Op& op, Devices, std::vector<Message>& in) {
 }
 
 /// Everybody sends the same.
-MessageShape expected(OpContext& d, const Op&, DeviceId peer, const Message&, const Message& own) {
+std::optional<MessageShape> expected(OpContext& d, const Op&, DeviceId peer, const Message& own) {
   MessageShape shape;
   const at::ScalarType theirs = scalar_type(grad_dtype_of(d.p.plan(), peer));
   for (const at::Tensor& tensor : own.tensors) shape.tensors.push_back({theirs, tensor.sizes().vec()});
@@ -32,7 +32,7 @@ MessageShape expected(OpContext& d, const Op&, DeviceId peer, const Message&, co
 
 template <>
 TransferOp transfer_op<TransferKind::kReduce>() {
-  return {.pack = pack, .expected = expected, .check_content = nullptr, .unpack = unpack};
+  return {.pack = pack, .expected = expected, .unpack = unpack};
 }
 
 }  // namespace hetermoe

@@ -1,0 +1,87 @@
+#include "hetermoe/report/waits_text.h"
+
+#include <fmt/format.h>
+
+#include "hetermoe/report/table.h"
+
+namespace hetermoe {
+namespace {
+
+/// Less of the step is not worth a word.
+constexpr double kNotable = 0.005;
+
+std::string waiting_for(const std::vector<GroupUse>& uses, const GroupUse& use) {
+  std::string text;
+  for (const Wait& wait : use.waiting) {
+    if (wait.share < kNotable) continue;
+    text += fmt::format("{}{} on {} {}", text.empty() ? "" : ", ", wait.kind, uses[wait.group].group.label(),
+                        format_percent(wait.share));
+  }
+  return text.empty() ? "nobody" : text;
+}
+
+}  // namespace
+
+std::string longest_wait_text(const std::vector<GroupUse>& uses) {
+  const GroupUse* who = nullptr;
+  for (const GroupUse& use : uses) {
+    if (!use.waiting.empty() && (who == nullptr || use.waiting[0].share > who->waiting[0].share)) who = &use;
+  }
+  if (who == nullptr || who->waiting[0].share < kNotable)
+    return "No group of devices waits for another for more than 0.5 % of the step.";
+  const Wait& wait = who->waiting[0];
+  return fmt::format("Longest wait: {} devices are idle {} of the step until {} on {} are done.",
+                     who->group.label(), format_percent(wait.share), wait.kind,
+                     uses[wait.group].group.label());
+}
+
+std::string critical_path_text(const std::vector<PathShare>& path) {
+  std::string text;
+  double others = 0;
+  for (const PathShare& share : path) {
+    if (share.share < kNotable) {
+      others += share.share;
+      continue;
+    }
+    const std::string what = share.kind.empty() ? "gaps between ops" : share.kind;
+    text += fmt::format("{}{}{} {}", text.empty() ? "" : ", ", what,
+                        share.who.empty() ? "" : " on " + share.who, format_percent(share.share));
+  }
+  if (others >= kNotable) text += fmt::format(", others {}", format_percent(others));
+  return text.empty() ? "" : "Critical path: " + text + ".";
+}
+
+std::string waits_text(const Timeline& timeline) {
+  const std::vector<GroupUse> uses = group_use(timeline);
+  Table table({"devices", "computing", "transfers", "other gaps", "finished", "waiting for"});
+  for (const GroupUse& use : uses) {
+    table.add_row({fmt::format("{} ({})", use.group.label(), use.group.devices.size()),
+                   format_percent(use.computing), format_percent(use.transferring),
+                   format_percent(use.overhead), format_percent(use.finished), waiting_for(uses, use)});
+  }
+  table.align(5, Align::kLeft);
+  return fmt::format("{}\n{}\n{}\n", table.str(), longest_wait_text(uses),
+                     critical_path_text(critical_path(timeline)));
+}
+
+Json waits_json(const Timeline& timeline) {
+  const std::vector<GroupUse> uses = group_use(timeline);
+  Json roles = Json::array(), path = Json::array();
+  for (const GroupUse& use : uses) {
+    Json waiting = Json::object();
+    for (const Wait& wait : use.waiting) waiting[uses[wait.group].group.label()][wait.kind] = wait.share;
+    roles.push_back({{"role", use.group.role},
+                     {"type", use.group.type},
+                     {"devices", use.group.devices},
+                     {"computing", use.computing},
+                     {"transferring", use.transferring},
+                     {"waiting_for", waiting},
+                     {"overhead", use.overhead},
+                     {"finished", use.finished}});
+  }
+  for (const PathShare& share : critical_path(timeline))
+    path.push_back({{"kind", share.kind}, {"who", share.who}, {"share", share.share}});
+  return {{"roles", roles}, {"critical_path", path}};
+}
+
+}  // namespace hetermoe
