@@ -2,7 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include "hetermoe/cost/measured.h"
+#include "hetermoe/planner/strategies.h"
 #include "hetermoe/report/waits_text.h"
+#include "hetermoe/sim/simulator.h"
 #include "tests/report/synthetic.h"
 
 namespace hetermoe {
@@ -15,7 +18,8 @@ Timeline three(std::vector<Span> spans) {
   t.devices = {{"V#0", "V", "expert"}, {"A#1", "A", "attention"}, {"A#2", "A", "attention"}};
   t.ops = {{"attention", "F", 0, 0, 0, "compute"}, {"dispatch", "F", 0, 0, 0, "to_expert"},
            {"experts", "F", 0, 0, 0, "compute"},   {"combine", "F", 0, 0, 0, "to_attention"},
-           {"head", "F", -1, 0, 0, "compute"},     {"dispatch", "F", 0, 1, 0, "to_expert"}};
+           {"head", "F", -1, 0, 0, "compute"},     {"dispatch", "F", 0, 1, 0, "to_expert"},
+           {"experts", "F", 0, 1, 0, "compute"},   {"experts", "F", 0, 2, 0, "compute"}};
   t.spans = std::move(spans);
   sort_spans(t);
   return t;
@@ -112,8 +116,6 @@ TEST(GroupUse, ADeviceWithoutAGapIsWaitedForAllTheSame) {
   // The expert device computes from 0 to 9 without a pause. A#1 waits from 1 to 6 for the op that ends at 6.
   Timeline t = three(
       {{0, 1, 0, 1}, {2, 0, 0, 3}, {6, 0, 3, 6}, {7, 0, 6, 9}, {3, 0, 6, 7}, {3, 1, 6, 7}, {4, 1, 7, 10}});
-  t.ops.push_back({"experts", "F", 0, 1, 0, "compute"});
-  t.ops.push_back({"experts", "F", 0, 2, 0, "compute"});
   for (const bool knows_after : {false, true}) {
     if (knows_after) t.ops[3].after = {6}, t.ops[4].after = {3};
     const GroupUse attention = group_use(t)[0];
@@ -168,6 +170,32 @@ TEST(CriticalPath, NamesOpsDevicesTransfersAndGaps) {
       longest_wait_text(group_use(t)),
       "Longest wait: attention A devices are idle 40.0 % of the step until experts on expert V are done.");
   EXPECT_TRUE(critical_path(Timeline()).empty());
+}
+
+Timeline simulated(const ModelConfig& model, const Cluster& cluster, const StrategyRequest& request) {
+  const Plan plan = find_strategy("zebra").make(model, cluster, request);
+  const Placement placement(plan, model, {});
+  const Schedule schedule = build_schedule(plan, model);
+  const OpTimes times = simulate(schedule, placement, model, cluster, *make_cost(model, cluster, plan, {}),
+                                 ExpectedRouting(model));
+  return make_timeline(schedule, times, plan, cluster, "simulated");
+}
+
+TEST(GroupUse, ASlowNetworkIsToldApartFromTheExperts) {
+  const ModelConfig model = load_model("d1");
+  StrategyRequest request;
+  request.seq_len = 8192, request.sequences = 48, request.microbatches = 4;
+  Cluster cluster = load_cluster("o1");
+  const GroupUse as_it_is = group_use(simulated(model, cluster, request))[0];
+  for (Node& node : cluster.nodes) node.network *= 100;
+  const GroupUse fast_network = group_use(simulated(model, cluster, request))[0];
+  for (const GroupUse& use : {as_it_is, fast_network}) {
+    ASSERT_FALSE(use.waiting.empty());
+    EXPECT_EQ(use.waiting[0].kind, "experts");
+    EXPECT_GT(use.waiting[0].share, 0.02);
+  }
+  EXPECT_GT(as_it_is.transferring, 10 * fast_network.transferring);
+  EXPECT_GT(as_it_is.transferring, 0.1);
 }
 
 TEST(GroupUse, PartsSumToTheStepAndComputingIsTheBusyShare) {
