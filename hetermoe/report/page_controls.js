@@ -258,7 +258,7 @@ function drawWaits() {
     });
   });
   const verdict = element('p', 'verdict');
-  verdict.append(reference.longest_wait, element('br'), reference.critical_path);
+  verdict.append(reference.longestWait, element('br'), reference.criticalPath);
   byId('waits').replaceChildren(stackLegend(), box, verdict);
 }
 

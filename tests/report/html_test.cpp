@@ -101,6 +101,9 @@ TEST(HtmlReport, DevicesOfTheMeasurementAreFoundByName) {
   std::swap(executed.devices[0], executed.devices[3]);
   executed.devices[1].name = "H100#9";
   const Json data = report_data(input)["strategies"][0];
+  const std::string wait = data["simulated"]["longest_wait"], path = data["simulated"]["critical_path"];
+  EXPECT_EQ(wait.substr(0, 13), "Longest wait:");
+  EXPECT_EQ(path.substr(0, 14), "Critical path:");
   EXPECT_EQ(data["devices"].size(), 5u);
   EXPECT_EQ(data["devices"][4]["name"], "H100#9");
   EXPECT_EQ(data["order"], (Json{0, 1, 4, 2, 3}));

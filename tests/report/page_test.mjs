@@ -14,7 +14,8 @@ const names = ['readSide', 'finishLane', 'readStrategy', 'queueRank', 'digits', 
 function pageData() {
   const ops = [['attention', 'F', 0, 0, 0, 0], ['attention', 'F', 1, 0, 0, 0], ['dispatch', 'F', 0, 0, 1, 0]]
     .map(([, ...rest], i) => [i < 2 ? 0 : 1, ...rest]);
-  const side = {source: 'simulated', step: 100e-9, ops, uses: [], spans: [0, 0, 0, 20, 1, 0, 50, 30, 2, 0, 20, 25]};
+  const side = {source: 'simulated', step: 100e-9, ops, uses: [], longest_wait: 'Longest wait: ...', critical_path: 'Critical path: ...',
+    spans: [0, 0, 0, 20, 1, 0, 50, 30, 2, 0, 20, 25]};
   const strategy = {name: 'zebra', note: '', steps: {simulated: 100e-9, executed: null}, order: [0],
     devices: [{name: 'A40#0', type: 'A40', role: 'attention', used: null, capacity: null}], simulated: side, executed: null};
   return {strategies: [strategy], kinds: ['attention', 'dispatch'], queues: ['compute', 'to_expert']};
@@ -39,6 +40,7 @@ test('a side has a lane per device and queue, sorted by time', () => {
   assert.deepEqual(plain([compute.start, compute.end, compute.op]), [[0, 50], [20, 80], [0, 1]]);
   assert.deepEqual(plain(side.at.get(2)), [20, 45]);
   assert.equal(side.step, 100);
+  assert.deepEqual([side.longestWait, side.criticalPath], ['Longest wait: ...', 'Critical path: ...']);
 });
 
 test('a finished lane knows its busy time and its gaps', () => {
