@@ -87,6 +87,7 @@ Tuned tune_ep(Predictor& predictor, const Setting& setting, const std::vector<De
     Plan plan = find_strategy("ep").make(predictor.model(), predictor.cluster(), request);
     apply(setting, plan);
     if (setting.published) plan.recompute = Recompute::kResend;
+    plan.shard_optimizer = setting.published;
     consider_degrees(best, std::move(plan));
     if (setting.one_sequence) break;
   }

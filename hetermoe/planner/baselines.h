@@ -14,8 +14,9 @@ struct Setting {
   Dtype dtype = Dtype::kFp16;
   /// As the published systems do it: a row travels per expert copy, EP sends tokens again for recomputation,
   /// zebra's queues are bound by name, and gradients are kept and reduced in the 16 bits of the weights, as
-  /// DeepSpeed does in fp16. false: a token travels once per device and never again, queues are bound by
-  /// direction, and gradients are summed in fp32.
+  /// DeepSpeed does in fp16; pipelines and EP divide the optimizer's state over replicas. false: a token
+  /// travels once per device and never again, queues are bound by direction, and gradients are summed in
+  /// fp32.
   bool published = true;
   bool check_memory = true;
   bool one_sequence = false;  ///< EP: only microbatches of one sequence per device
