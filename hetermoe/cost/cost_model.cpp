@@ -59,7 +59,7 @@ ComputeWork WorkModel::compute_work(const Op& op, DeviceId device, const Exchang
   work.device = device;
   work.seq_len = placement_.plan().seq_len;
   if (op.kind == OpKind::kUpdate) {
-    work.params = state_params(op.state);
+    work.params = state_params(op.state) / optimizer_parts(op.state);
     return work;
   }
   work.frozen = frozen_part(op, device);
@@ -80,6 +80,11 @@ ComputeWork WorkModel::compute_work(const Op& op, DeviceId device, const Exchang
   work.trains = placement_.options().backward;
   work.merged_rows = work.tokens * merged_rows_per_token(op);
   return work;
+}
+
+double WorkModel::optimizer_parts(i32 state) const {
+  const State& s = placement_.states()[idx(state)];
+  return placement_.plan().shard_optimizer && s.reduced() ? real(s.devices.size()) : 1;
 }
 
 double WorkModel::frozen_part(const Op& op, DeviceId device) const {
@@ -117,10 +122,12 @@ std::vector<PortBytes> WorkModel::port_bytes(const Op& op, std::span<const Devic
       return move_bytes(op, participants);
     case TransferKind::kReduce: {
       // Reduce-scatter and all-gather: each of P devices sends and receives 2 (P-1)/P of the state, 1/P to
-      // each peer, twice.
+      // each peer, twice. With a sharded optimizer it is the updated weights that are gathered.
       const double parts = real(participants.size());
-      const Bytes gradient = bytes_of(grad_dtype_of(placement_.plan(), participants[0]));
-      return all_to_all_bytes(participants, 2 * gradient * state_params(op.state) / parts);
+      const Plan& plan = placement_.plan();
+      const Bytes gradient = bytes_of(grad_dtype_of(plan, participants[0]));
+      const Bytes gathered = plan.shard_optimizer ? bytes_of(plan.dtype[idx(participants[0])]) : gradient;
+      return all_to_all_bytes(participants, (gradient + gathered) * state_params(op.state) / parts);
     }
     case TransferKind::kBalance:
       return all_to_all_bytes(participants, 8 * real(model_.num_experts));

@@ -76,6 +76,8 @@ class WorkModel {
   std::vector<PortBytes> port_bytes(const Op& op, std::span<const DeviceId> participants,
                                     const ExchangeLoad* load) const;
   /// Parameters of a state (one replica).
+  /// Over how many devices the optimizer's state of a state is divided.
+  double optimizer_parts(i32 state) const;
   double state_params(i32 state) const { return state_params_[idx(state)]; }
 
  private:

@@ -14,15 +14,15 @@ struct SoftwareConstants {
   double gemm_efficiency = 0.8;    ///< of the peak, device types without a figure of their own
   double flash_efficiency = 0.55;  ///< likewise for attention kernels, causal half of the scores counted
   double mem_efficient_efficiency = 0.25;
-  double gemm_rows_half = 24;      ///< rows per matrix at which a GEMM reaches half its rate
+  double gemm_rows_half = 12;      ///< rows per matrix at which a GEMM reaches half its rate
   double memory_efficiency = 0.8;  ///< of the memory bandwidth, streaming kernels
   double attention_passes = 1.75;  ///< memory traffic of the attention part over its minimum (unfused passes)
-  double expert_passes = 1.55;     ///< likewise of the experts, sorting included
-  double score_backward = 0.8;     ///< rate of a fused attention kernel's backward over its forward
+  double expert_passes = 1.5;      ///< likewise of the experts, sorting included
+  double score_backward = 0.775;   ///< rate of a fused attention kernel's backward over its forward
   Seconds kernel_launch = 1e-6;    ///< per kernel: the device's gap between two, the host running ahead
-  double network_efficiency = 0.75;  ///< of a node's port, all-to-all
+  double network_efficiency = 0.73;  ///< of a node's port, all-to-all
   double local_efficiency = 0.7;     ///< of a link between devices of a node
-  Seconds peer_message = 25e-6;      ///< per peer of a transfer
+  Seconds peer_message = 17e-6;      ///< per peer of a transfer
   double interference = 0.1;         ///< share of compute speed lost while a transfer is active
   template <class V>
   void fields(V& v) {

@@ -248,7 +248,9 @@ std::vector<std::string> validate(const Plan& plan, const ModelConfig& model, co
 
 Json to_json(const Plan& plan) {
   Json json = write_fields(plan);
-  if (!plan.grad_dtype) json.erase("grad_dtype");  // plans that ask for nothing keep their text
+  // Plans that ask for nothing keep their text.
+  if (!plan.grad_dtype) json.erase("grad_dtype");
+  if (!plan.shard_optimizer) json.erase("shard_optimizer");
   return json;
 }
 

@@ -110,8 +110,11 @@ struct Plan {
   Recompute recompute = Recompute::kLocal;
   std::vector<Dtype> dtype;  ///< [num_devices of the cluster] compute dtype
   Dtype wire_forward = Dtype::kFp32,
-        wire_backward = Dtype::kFp32;      ///< dtype of rows and of their gradients in transfers
-  std::optional<Dtype> grad_dtype;         ///< of parameter gradients; none = see grad_dtype_of()
+        wire_backward = Dtype::kFp32;  ///< dtype of rows and of their gradients in transfers
+  std::optional<Dtype> grad_dtype;     ///< of parameter gradients; none = see grad_dtype_of()
+  /// Master and moments of a replicated parameter are divided over its replicas, each of which updates its
+  /// part. Simulated only: the engine does not run it.
+  bool shard_optimizer = false;
   std::string explicit_order;              ///< schedule text, for order = explicit
   std::optional<double> predicted_step_s;  ///< of the planner that chose it
   template <class V>
@@ -131,6 +134,7 @@ struct Plan {
     v("wire_backward", wire_backward, "dtype of gradient rows in transfers");
     v("dtype", dtype, "compute dtype per device");
     v("grad_dtype", grad_dtype, "dtype in which gradients of parameters are summed and reduced");
+    v("shard_optimizer", shard_optimizer, "divide optimizer state over replicas (simulated only)");
     v("predicted_step_s", predicted_step_s, "predicted seconds per step");
     v("explicit_order", explicit_order, "schedule text for order: explicit");
     v("groups", groups, "data-parallel copies of the model");

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "hetermoe/base/index.h"
 #include "hetermoe/planner/balance/asym_ea.h"
 #include "hetermoe/planner/memory_estimate.h"
 #include "hetermoe/planner/strategies.h"
@@ -67,10 +68,8 @@ void apply(const Setting& setting, Plan& plan) {
 std::vector<i64> microbatch_counts(i64 sequences, i64 devices) {
   // Equal shares only: EP would otherwise give one type more than the other by accident of the order.
   std::vector<i64> counts;
-  for (const i64 each : {1, 2, 3, 4, 6, 8, 12, 16}) {
-    if (sequences % (devices * each) != 0) continue;
-    const i64 count = sequences / (devices * each);
-    counts.push_back(count);
+  for (i64 each = 1; each <= kMostSequencesEach && each * devices <= sequences; ++each) {
+    if (sequences % (devices * each) == 0) counts.push_back(sequences / (devices * each));
   }
   // Where the devices do not divide the sequences, as near to one each as possible.
   if (counts.empty()) counts.push_back(std::max<i64>(1, sequences / devices));
@@ -87,6 +86,7 @@ Tuned tune_ep(Predictor& predictor, const Setting& setting, const std::vector<De
     Plan plan = find_strategy("ep").make(predictor.model(), predictor.cluster(), request);
     apply(setting, plan);
     if (setting.published) plan.recompute = Recompute::kResend;
+    plan.shard_optimizer = setting.published;
     consider_degrees(best, std::move(plan));
     if (setting.one_sequence) break;
   }
@@ -173,23 +173,49 @@ void search_chunks(const AsymEaInput& input, Consider consider) {
 
 }  // namespace
 
+namespace {
+
+Plan zebra_plan(Predictor& predictor, const Setting& setting, i64 microbatches,
+                const std::vector<i64>& moved) {
+  StrategyRequest request = request_of(setting, microbatches);
+  request.experts_moved = moved;
+  Plan plan = find_strategy("zebra").make(predictor.model(), predictor.cluster(), request);
+  apply(setting, plan);
+  if (setting.published) plan.queue_binding = QueueBinding::kName;
+  return plan;
+}
+
+std::vector<i64> none_moved(const Predictor& predictor) {
+  return std::vector<i64>(idx(predictor.model().num_layers), 0);
+}
+
+}  // namespace
+
+bool zebra_fits(Predictor& predictor, const Setting& setting, bool asym_ea) {
+  const Roles roles = default_roles(predictor.cluster());
+  const auto fits = [&](const Plan& plan) {
+    return overfilled_device(estimate_memory(plan, predictor.model()), predictor.cluster()).empty();
+  };
+  for (const i64 count : microbatch_counts(setting.sequences, static_cast<i64>(roles.attention.size()))) {
+    const Plan plan = zebra_plan(predictor, setting, count, none_moved(predictor));
+    if (fits(plan)) return true;
+    if (!asym_ea) continue;
+    const AsymEaResult rule = gather_and_squeeze(asym_ea_input(predictor, plan, roles));
+    if (rule.infeasible.empty() && fits(zebra_plan(predictor, setting, count, rule.moved))) return true;
+  }
+  return false;
+}
+
 Tuned tune_zebra(Predictor& predictor, const Setting& setting, bool asym_ea) {
   Best best(predictor, setting);
   const Roles roles = default_roles(predictor.cluster());
   for (const i64 count : microbatch_counts(setting.sequences, static_cast<i64>(roles.attention.size()))) {
-    StrategyRequest request = request_of(setting, count);
-    const auto make = [&](const std::vector<i64>& moved) {
-      request.experts_moved = moved;
-      Plan plan = find_strategy("zebra").make(predictor.model(), predictor.cluster(), request);
-      apply(setting, plan);
-      if (setting.published) plan.queue_binding = QueueBinding::kName;
-      return plan;
-    };
-    const std::vector<i64> none(static_cast<std::size_t>(predictor.model().num_layers), 0);
-    best.consider(make(none), none);
+    const Plan plain = zebra_plan(predictor, setting, count, none_moved(predictor));
+    best.consider(plain, none_moved(predictor));
     if (!asym_ea) continue;
-    search_chunks(asym_ea_input(predictor, make(none), roles),
-                  [&](const std::vector<i64>& moved) { return best.consider(make(moved), moved); });
+    search_chunks(asym_ea_input(predictor, plain, roles), [&](const std::vector<i64>& moved) {
+      return best.consider(zebra_plan(predictor, setting, count, moved), moved);
+    });
   }
   return best.take();
 }

@@ -14,8 +14,9 @@ struct Setting {
   Dtype dtype = Dtype::kFp16;
   /// As the published systems do it: a row travels per expert copy, EP sends tokens again for recomputation,
   /// zebra's queues are bound by name, and gradients are kept and reduced in the 16 bits of the weights, as
-  /// DeepSpeed does in fp16. false: a token travels once per device and never again, queues are bound by
-  /// direction, and gradients are summed in fp32.
+  /// DeepSpeed does in fp16; pipelines and EP divide the optimizer's state over replicas. false: a token
+  /// travels once per device and never again, queues are bound by direction, and gradients are summed in
+  /// fp32.
   bool published = true;
   bool check_memory = true;
   bool one_sequence = false;  ///< EP: only microbatches of one sequence per device
@@ -33,7 +34,10 @@ struct Tuned {
 void apply(const Setting& setting, Plan& plan);
 
 /// Partition degrees that are tried.
-inline const std::vector<i32> kPartitionDegrees = {1, 2, 4, 8};
+inline const std::vector<i32> kPartitionDegrees = {1, 2, 4, 8, 16};
+
+/// Larger microbatches gain nothing: their ops are long enough.
+inline constexpr i64 kMostSequencesEach = 32;
 
 /// Microbatch counts worth trying when `devices` share `sequences`: the same whole number of
 /// sequences on each, most microbatches first.
@@ -46,6 +50,8 @@ Tuned tune_ep(Predictor& predictor, const Setting& setting, const std::vector<De
 Tuned tune_dist_ep(Predictor& predictor, const Setting& setting);
 /// Zebra, microbatch count searched; with `asym_ea` experts move by gather and squeeze where that helps.
 Tuned tune_zebra(Predictor& predictor, const Setting& setting, bool asym_ea);
+/// Whether some plan that tune_zebra() would begin with fits.
+bool zebra_fits(Predictor& predictor, const Setting& setting, bool asym_ea);
 /// Heterogeneous pipelines, one device per stage, both types mixed in each, 1F1B, data parallel over
 /// pipelines: order of the types, layers per stage and microbatch count searched.
 Tuned tune_pp(Predictor& predictor, const Setting& setting);

@@ -46,9 +46,7 @@ class Comparison {
     row.seq_len = setting_.seq_len;
     row.strategy = strategy;
     row.sequences = setting_.sequences;
-    if (setting_.sequences == 0) {
-      row.infeasible = "not even one sequence per device fits";
-    } else if (strategy == "ep-ideal") {
+    if (strategy == "ep-ideal") {
       fill_ideal(row);
     } else if (strategy == "ep") {
       fill(row, ep(row, setting_));
@@ -159,8 +157,12 @@ class Comparison {
   Setting setting_;
 };
 
-bool fits(const Plan& plan, const ModelConfig& model, const Cluster& cluster) {
-  return overfilled_device(estimate_memory(plan, model), cluster).empty();
+/// Has no prime factor above 5, so that many microbatch counts divide it.
+bool is_smooth(i64 number) {
+  for (const i64 prime : {2, 3, 5}) {
+    while (number % prime == 0) number /= prime;
+  }
+  return number == 1;
 }
 
 }  // namespace
@@ -168,25 +170,16 @@ bool fits(const Plan& plan, const ModelConfig& model, const Cluster& cluster) {
 i64 default_sequences(const ModelConfig& model, const Cluster& cluster, i64 seq_len,
                       const CompareOptions& options) {
   // Only zebra keeps every microbatch of a step in flight: the others repeat small microbatches, so what
-  // zebra can hold with its smallest ones is what all can.
-  const Roles roles = default_roles(cluster);
-  const auto attention = static_cast<i64>(roles.attention.size());
-  const Setting setting{.seq_len = seq_len, .dtype = options.dtype, .published = options.published};
-  const auto largest = [&](i64 unit) {
-    i64 sequences = std::max<i64>(1, kMaxStepTokens / (seq_len * unit)) * unit;
-    for (; sequences > 0; sequences -= unit) {
-      StrategyRequest request;
-      request.seq_len = seq_len;
-      request.sequences = sequences;
-      request.microbatches = sequences / attention;
-      Plan plan = find_strategy("zebra").make(model, cluster, request);
-      apply(setting, plan);
-      if (fits(plan, model, cluster)) break;
-    }
-    return sequences;
-  };
-  const i64 sequences = largest(std::lcm(attention, static_cast<i64>(cluster.num_devices())));
-  return sequences > 0 ? sequences : largest(attention);
+  // zebra can hold is what all can.
+  Predictor predictor(model, cluster, options.software);
+  const auto attention = static_cast<i64>(default_roles(cluster).attention.size());
+  const i64 unit = std::lcm(attention, static_cast<i64>(cluster.num_devices()));
+  Setting setting{.seq_len = seq_len, .dtype = options.dtype, .published = options.published};
+  for (i64 units = std::max<i64>(1, kMaxStepTokens / (seq_len * unit)); units > 1; --units) {
+    setting.sequences = units * unit;
+    if (is_smooth(units) && zebra_fits(predictor, setting, options.asym_ea)) return setting.sequences;
+  }
+  return unit;
 }
 
 std::vector<CompareRow> compare_strategies(const ModelConfig& model, const Cluster& cluster,

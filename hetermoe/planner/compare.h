@@ -34,7 +34,7 @@ struct CompareOptions {
   /// are.
   std::vector<std::string> strategies = {"zebra", "ep", "ep-ideal", "dist-ep", "pp", "best"};
   bool asym_ea = true;
-  i64 sequences = 0;  ///< of a step; 0 = the largest number that every compared strategy can hold
+  i64 sequences = 0;  ///< of a step; 0 = default_sequences()
   Dtype dtype = Dtype::kFp16;
   bool published = true;     ///< see Setting
   bool check_memory = true;  ///< a plan that overfills a device is no candidate
@@ -44,8 +44,9 @@ struct CompareOptions {
 /// Tokens of a step beyond which no strategy gains from a larger one; limits the batch where memory does not.
 inline constexpr i64 kMaxStepTokens = i64{1} << 20;
 
-/// Sequences of a step when nobody says: the most that every strategy can hold, at most kMaxStepTokens
-/// tokens, in whole sequences per device of every strategy. 0 when not even the smallest step fits.
+/// Sequences of a step when nobody says: the most that zebra, and so every strategy, can hold, at most
+/// kMaxStepTokens tokens, in whole sequences per device of every strategy; the sequences per device have
+/// factors of 2, 3 and 5 alone. Where not even one per device fits, that one: each strategy says for itself.
 i64 default_sequences(const ModelConfig& model, const Cluster& cluster, i64 seq_len,
                       const CompareOptions& options);
 

@@ -1,6 +1,7 @@
 #include "hetermoe/planner/memory_estimate.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "hetermoe/base/index.h"
@@ -10,13 +11,50 @@
 namespace hetermoe {
 namespace {
 
+/// On how many devices of all groups each part of the model is, where the optimizer is sharded over them.
+struct Replicas {
+  double embed = 1, head = 1;
+  std::vector<double> attention;             // [layer]
+  std::vector<std::vector<double>> experts;  // [layer][expert]
+};
+
+double num_listed(const Shares& shares) {
+  std::set<DeviceId> devices;
+  for (const ShareRow& row : shares) {
+    for (const Share& share : row) devices.insert(share.device);
+  }
+  return real(devices.size());
+}
+
+Replicas replicas_of(const Plan& plan) {
+  Replicas all;
+  const std::size_t layers = plan.groups[0].layers.size();
+  all.attention.assign(layers, plan.shard_optimizer ? 0 : 1);
+  all.experts.resize(layers);
+  for (std::size_t l = 0; l < layers; ++l)
+    all.experts[l].assign(plan.groups[0].layers[l].experts.size(), plan.shard_optimizer ? 0 : 1);
+  if (!plan.shard_optimizer) return all;
+  all.embed = all.head = 0;
+  for (const Group& group : plan.groups) {
+    all.embed += num_listed(group.embed);
+    all.head += num_listed(group.head);
+    for (std::size_t l = 0; l < layers; ++l) {
+      all.attention[l] += num_listed(group.layers[l].attention);
+      for (std::size_t e = 0; e < all.experts[l].size(); ++e)
+        all.experts[l][e] += real(group.layers[l].experts[e].size());
+    }
+  }
+  return all;
+}
+
 /// Adds up one group of a plan, stage by stage.
 class GroupMemory {
  public:
-  GroupMemory(const Plan& plan, const Group& group, const ModelConfig& model)
+  GroupMemory(const Plan& plan, const Group& group, const ModelConfig& model, const Replicas& replicas)
       : plan_(plan),
         group_(group),
         model_(model),
+        replicas_(replicas),
         counts_(count_parameters(model)),
         use_(plan.dtype.size()),
         most_(plan.dtype.size(), -1),
@@ -24,15 +62,17 @@ class GroupMemory {
     for (std::size_t d = 0; d < use_.size(); ++d) {
       use_[d].element = bytes_of(plan.dtype[d]);
       const Bytes gradient = bytes_of(grad_dtype_of(plan, static_cast<DeviceId>(d)));
-      use_[d].state = state_bytes_per_parameter(use_[d].element, gradient).total();
+      const StateBytes each = state_bytes_per_parameter(use_[d].element, gradient);
+      use_[d].state = each.weights + each.gradients;
+      use_[d].optimizer = each.master + each.moments;
     }
   }
 
   void add_to(std::vector<Bytes>& memory) {
-    for_sources(group_.embed, [&](Use& use, double) { use.sum += real(counts_.embedding) * use.state; });
+    for_sources(group_.embed, [&](Use& use, double) { use.add(counts_.embedding, replicas_.embed); });
     for (std::size_t l = 0; l < group_.layers.size(); ++l) add_layer(l);
     for_sources(group_.head, [&](Use& use, double tokens) {
-      use.sum += real(counts_.head) * use.state;
+      use.add(counts_.head, replicas_.head);
       use.saved += in_flight() * tokens * row_bytes(model_, use.element);
       use.largest = std::max(use.largest, tokens * head_work_bytes(model_, use.element));
     });
@@ -45,7 +85,9 @@ class GroupMemory {
  private:
   /// Of one device.
   struct Use {
-    Bytes element = 2, state = 18;          ///< bytes of a number, and of all that training keeps of it
+    Bytes element = 2;                ///< of a number
+    Bytes state = 6, optimizer = 12;  ///< of a parameter: weight and gradient; master and moments
+    void add(i64 parameters, double replicas) { sum += real(parameters) * (state + optimizer / replicas); }
     Bytes sum = 0, saved = 0, largest = 0;  ///< states, what backward starts from, working set of one op
   };
 
@@ -54,21 +96,21 @@ class GroupMemory {
     const double copies = model_.is_moe(layer) ? real(model_.top_k) : 0;
     for_sources(group_.layers[l].attention, [&](Use& use, double tokens) {
       const ActivationOptions options = options_of(use);
-      use.sum += real(counts_.attention_part[l]) * use.state;
+      use.add(counts_.attention_part[l], replicas_.attention[l]);
       use.saved += in_flight() * tokens * attention_saved_bytes(model_, layer, options);
       // Besides the op's own set: rows sent and returned, and the gradients of both.
       use.largest = std::max(use.largest, tokens * (attention_work_bytes(model_, layer, options) +
                                                     (2 + 2 * copies) * row_bytes(model_, use.element)));
     });
-    add_experts(group_.layers[l].experts);
+    add_experts(l);
   }
 
-  void add_experts(const std::vector<std::vector<ExpertOwner>>& experts) {
-    for (const std::vector<ExpertOwner>& owners : experts) {
-      for (const ExpertOwner& owner : owners) {
-        const auto d = idx(owner.device);
-        use_[d].sum += real(counts_.expert) * use_[d].state;
-        share_[d] += owner.share;
+  void add_experts(std::size_t layer) {
+    const std::vector<std::vector<ExpertOwner>>& experts = group_.layers[layer].experts;
+    for (std::size_t e = 0; e < experts.size(); ++e) {
+      for (const ExpertOwner& owner : experts[e]) {
+        use_[idx(owner.device)].add(counts_.expert, replicas_.experts[layer][e]);
+        share_[idx(owner.device)] += owner.share;
       }
     }
     for (const DeviceId device : group_.devices) {
@@ -112,6 +154,7 @@ class GroupMemory {
   const Plan& plan_;
   const Group& group_;
   const ModelConfig& model_;
+  const Replicas& replicas_;
   ParamCounts counts_;
   std::vector<Use> use_;       // [device]
   std::vector<i64> most_;      // [device] scratch of for_sources(), -1 = not listed
@@ -122,7 +165,8 @@ class GroupMemory {
 
 std::vector<Bytes> estimate_memory(const Plan& plan, const ModelConfig& model) {
   std::vector<Bytes> memory(plan.dtype.size(), 0);
-  for (const Group& group : plan.groups) GroupMemory(plan, group, model).add_to(memory);
+  const Replicas replicas = replicas_of(plan);
+  for (const Group& group : plan.groups) GroupMemory(plan, group, model, replicas).add_to(memory);
   return memory;
 }
 

@@ -144,6 +144,7 @@ class PipelineTuner {
     plan.order = OrderPolicy::kOneFOneB;
     plan.dtype.resize(static_cast<std::size_t>(predictor_.cluster().num_devices()));
     apply(setting_, plan);
+    plan.shard_optimizer = setting_.published;
     const std::vector<i64> sequences =
         proportional_split(setting_.sequences, std::vector<double>(pipelines_, 1));
     const auto devices = stage_devices(roles_, layout.newer, pipelines_);

@@ -53,7 +53,7 @@ void add_group(Fnv& hash, const Group& group) {
 u64 key_of(const Plan& plan) {
   Fnv hash;
   hash.add(plan.order).add(plan.window).add(plan.combine_lag).add(plan.chunks);
-  hash.add(plan.queue_binding).add(plan.row_dedup).add(plan.recompute);
+  hash.add(plan.queue_binding).add(plan.row_dedup).add(plan.recompute).add(plan.shard_optimizer);
   for (const Group& group : plan.groups) add_group(hash, group);
   return hash.value();
 }

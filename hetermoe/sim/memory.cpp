@@ -255,7 +255,7 @@ Bytes BufferSizes::transfer_workspace(const Op& op, DeviceId device) {
 
 MemoryUse BufferSizes::state(DeviceId device) const {
   const StateBytes each = state_bytes_per_parameter(element(device), gradient(device));
-  double params = 0, trainable = 0;
+  double params = 0, trainable = 0, optimized = 0;
   MemoryUse use;
   for (const i32 index : placement_.states_on(device)) {
     const State& state = placement_.states()[idx(index)];
@@ -265,12 +265,13 @@ MemoryUse BufferSizes::state(DeviceId device) const {
     const double count = work_.state_params(index) - buffer;
     params += count;
     trainable += state.trainable ? count : 0;
+    optimized += state.trainable ? count / work_.optimizer_parts(index) : 0;
     use.weights += buffer * std::max(element(device), 4.0);
   }
   use.weights += params * each.weights;
   if (!placement_.options().backward) return use;
   use.gradients = trainable * each.gradients;
-  use.optimizer = trainable * (each.master + each.moments);
+  use.optimizer = optimized * (each.master + each.moments);
   return use;
 }
 

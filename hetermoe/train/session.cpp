@@ -49,6 +49,9 @@ Session::Session(ModelConfig model, Cluster cluster, Plan plan, Options options,
                  const MakeTransport& make_transport)
     : model_(std::move(model)), cluster_(std::move(cluster)), options_(std::move(options)) {
   // All before the first step, so that what is wrong with any of it is told then.
+  if (plan.shard_optimizer)
+    fail<ConfigError>("plan.shard_optimizer",
+                      "got true, expected false: a sharded optimizer can be simulated, not run yet");
   passes_ = make_passes(std::move(plan));
   transport_ = make_transport ? make_transport(passes_.train->schedule)
                               : make_in_process_transport(cluster_.num_devices());
