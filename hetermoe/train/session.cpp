@@ -49,9 +49,6 @@ Session::Session(ModelConfig model, Cluster cluster, Plan plan, Options options,
                  const MakeTransport& make_transport)
     : model_(std::move(model)), cluster_(std::move(cluster)), options_(std::move(options)) {
   // All before the first step, so that what is wrong with any of it is told then.
-  if (plan.shard_optimizer)
-    fail<ConfigError>("plan.shard_optimizer",
-                      "got true, expected false: a sharded optimizer can be simulated, not run yet");
   passes_ = make_passes(std::move(plan));
   transport_ = make_transport ? make_transport(passes_.train->schedule)
                               : make_in_process_transport(cluster_.num_devices());
@@ -63,6 +60,9 @@ Session::Session(ModelConfig model, Cluster cluster, Plan plan, Options options,
 }
 
 Session::Passes Session::make_passes(Plan plan) const {
+  if (plan.shard_optimizer)
+    fail<ConfigError>("plan.shard_optimizer",
+                      "got true, expected false: a sharded optimizer can be simulated, not run yet");
   StepOptions forward = options_.step;
   forward.backward = forward.balance = false;
   Passes passes;

@@ -6,6 +6,7 @@
 
 #include "hetermoe/planner/memory_estimate.h"
 #include "hetermoe/planner/strategies.h"
+#include "hetermoe/sim/memory.h"
 
 namespace hetermoe {
 namespace {
@@ -32,6 +33,35 @@ TEST_F(BaselinesTest, EveryTunedPlanIsValidAndFits) {
     EXPECT_EQ(validate(tuned.plan, model_, cluster_), std::vector<std::string>{});
     EXPECT_EQ(overfilled_device(estimate_memory(tuned.plan, model_), cluster_), "");
     EXPECT_EQ(total_sequences(tuned.plan), setting_.sequences);
+  }
+}
+
+/// 12 devices hold the replicated parts: each keeps a twelfth of their masters and moments, 12 bytes of each
+/// parameter, and updates as much.
+TEST_F(BaselinesTest, AShardedOptimizerIsDividedOverReplicas) {
+  Plan plan = tune_ep(predictor_, setting_).plan;
+  ASSERT_TRUE(plan.shard_optimizer);
+  Plan whole = plan;
+  whole.shard_optimizer = false;
+  const ParamCounts counts = count_parameters(model_);
+  i64 replicated = counts.embedding + counts.head;
+  for (const i64 part : counts.attention_part) replicated += part;
+  const Bytes saved = 12.0 * static_cast<double>(replicated) * 11 / 12;
+  const std::vector<Bytes> with = estimate_memory(plan, model_), without = estimate_memory(whole, model_);
+  for (DeviceId d = 0; d < cluster_.num_devices(); ++d)
+    EXPECT_NEAR(without[static_cast<std::size_t>(d)] - with[static_cast<std::size_t>(d)], saved, 1);
+
+  const Placement sharded(plan, model_, {}), replicas(whole, model_, {});
+  const ExpectedRouting routing(model_);
+  EXPECT_NEAR(BufferSizes(replicas, model_, cluster_, routing).state(0).optimizer -
+                  BufferSizes(sharded, model_, cluster_, routing).state(0).optimizer,
+              saved, 1);
+  for (const State& state : sharded.states()) {
+    const auto index = static_cast<i32>(&state - sharded.states().data());
+    const Op update = {.kind = OpKind::kUpdate, .state = index};
+    const double parts = state.devices.size() > 1 ? 12 : 1;
+    EXPECT_DOUBLE_EQ(WorkModel(sharded, model_, cluster_).compute_work(update, 0, nullptr).params * parts,
+                     WorkModel(replicas, model_, cluster_).compute_work(update, 0, nullptr).params);
   }
 }
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "hetermoe/planner/memory_estimate.h"
+#include "hetermoe/planner/strategies.h"
 #include "hetermoe/sim/migration_memory.h"
 #include "hetermoe/train/ranks.h"
 #include "hetermoe/train/session.h"
@@ -11,6 +12,18 @@
 
 namespace hetermoe {
 namespace {
+
+TEST(SessionPlans, AShardedOptimizerIsRefusedWithASentence) {
+  const ModelConfig model = load_model("tiny");
+  const Cluster cluster = load_cluster("demo");
+  StrategyRequest request;
+  request.seq_len = 8, request.sequences = 4, request.microbatches = 2;
+  Plan plan = find_strategy("ep").make(model, cluster, request);
+  plan.shard_optimizer = true;
+  EXPECT_EQ(
+      error_of<ConfigError>([&] { Session(model, cluster, plan, {}); }),
+      "[plan.shard_optimizer] got true, expected false: a sharded optimizer can be simulated, not run yet");
+}
 
 /// A job of 6 steps with zebra on the four devices of `demo`, and a folder for the plans it changes to.
 struct Case {
