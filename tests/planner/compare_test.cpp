@@ -90,6 +90,19 @@ TEST_F(CompareTest, WhatFitsIsAskedOfThePlanThatRuns) {
   }
 }
 
+/// Equal GPUs of one machine send each other rows over its links where the file states them.
+TEST_F(CompareTest, AHomogeneousClusterHasTheLinksOfItsMachine) {
+  Cluster cluster = load_cluster("o1");
+  cluster.nodes.resize(1);
+  for (Device& device : cluster.devices) device.type = 0, device.node = 0;
+  options_.strategies = {"ep"};
+  const auto tokens_per_s = [&](BytesPerSecond local) {
+    cluster.nodes[0].local = local;
+    return compare_strategies(load_model("d1"), cluster, {8192}, options_)[0].tokens_per_s;
+  };
+  EXPECT_GT(tokens_per_s(100e9), 1.2 * tokens_per_s(5e9));
+}
+
 TEST_F(CompareTest, EveryMicrobatchCountThatDividesTheStepIsTried) {
   EXPECT_EQ(microbatch_counts(252, 12), (std::vector<i64>{21, 7, 3, 1}));
   EXPECT_EQ(microbatch_counts(240, 12), (std::vector<i64>{20, 10, 5, 4, 2, 1}));
