@@ -1,7 +1,10 @@
 #include "hetermoe/schedule/builder.h"
 
 #include <fmt/ranges.h>
+
 #include <algorithm>
+
+#include "hetermoe/base/index.h"
 
 namespace hetermoe {
 namespace {
@@ -22,22 +25,31 @@ Scoreboard::Entry& Scoreboard::entry(const Access& access, DeviceId device) {
   return entries[index_(access)];
 }
 
-i32 Scoreboard::new_reader(OpId op, i32 next) {
+/// A reader takes the place of an earlier one on its lane, so that a list is never longer than there are
+/// queues: parameters are read in every microbatch.
+void Scoreboard::add_reader(Entry& entry, OpId op, Queue queue) {
+  for (i32 reader = entry.readers; reader >= 0; reader = pool_[idx(reader)].next) {
+    if (pool_[idx(reader)].queue != queue) continue;
+    pool_[idx(reader)].op = op;
+    return;
+  }
   if (free_ < 0) {
-    pool_.push_back({op, next});
-    return static_cast<i32>(pool_.size()) - 1;
+    pool_.push_back({op, queue, entry.readers});
+    entry.readers = static_cast<i32>(pool_.size()) - 1;
+    return;
   }
   const i32 reader = free_;
-  free_ = pool_[static_cast<std::size_t>(reader)].next;
-  pool_[static_cast<std::size_t>(reader)] = {op, next};
-  return reader;
+  free_ = pool_[idx(reader)].next;
+  pool_[idx(reader)] = {op, queue, entry.readers};
+  entry.readers = reader;
 }
 
-bool Scoreboard::visit(const Access& access, DeviceId device, OpId op, std::vector<OpId>& before) {
+bool Scoreboard::visit(const Access& access, DeviceId device, OpId op, Queue queue,
+                       std::vector<OpId>& before) {
   Entry& entry = this->entry(access, device);
   if (entry.writer >= 0 && entry.writer != op) before.push_back(entry.writer);
   if (access.mode == Mode::kRead) {
-    entry.readers = new_reader(op, entry.readers);
+    add_reader(entry, op, queue);
     return entry.writer >= 0 || outlives_step(access.buffer);
   }
   while (entry.readers >= 0) {
@@ -79,7 +91,7 @@ void ScheduleBuilder::append(const Op& op, std::span<const DeviceId> devices) {
   for (const DeviceId device : devices) {
     const LaneId lane = lane_of(device, queue);
     Clock& clock = lane_clocks_[static_cast<std::size_t>(lane)];
-    visit_buffers(id, op, device);
+    visit_buffers(id, op, queue, device);
     add_dependencies(device, clock);
     clock[static_cast<std::size_t>(queue)] = id;
     schedule_.lanes.push_back(lane);
@@ -94,12 +106,12 @@ void ScheduleBuilder::append(const Op& op, std::span<const DeviceId> devices) {
 }
 
 /// Leaves in before_ what the op must wait for on this device.
-void ScheduleBuilder::visit_buffers(OpId id, const Op& op, DeviceId device) {
+void ScheduleBuilder::visit_buffers(OpId id, const Op& op, Queue queue, DeviceId device) {
   accesses_.clear();
   before_.clear();
   accesses(op, device, placement_, accesses_);
   for (const Access& access : accesses_) {
-    if (!scoreboard_.visit(access, device, id, before_) && faults_.size() < kMaxFaults) {
+    if (!scoreboard_.visit(access, device, id, queue, before_) && faults_.size() < kMaxFaults) {
       faults_.push_back(
           fmt::format("{} on device {} reads {} (layer {}, microbatch {}), which no earlier op writes",
                       to_string(op), device, name_of(access.buffer), access.layer, access.microbatch));

@@ -13,9 +13,10 @@ class Scoreboard {
  public:
   explicit Scoreboard(const Placement& placement);
 
-  /// Appends to `before` the ops that must end before `op` may touch the buffer; records the access. False
-  /// when it reads what nobody wrote.
-  bool visit(const Access& access, DeviceId device, OpId op, std::vector<OpId>& before);
+  /// Appends to `before` the ops that must end before `op`, of that queue, may touch the buffer, but for
+  /// those that another one implies because a later op of their lane is there; records the access. False when
+  /// it reads what nobody wrote.
+  bool visit(const Access& access, DeviceId device, OpId op, Queue queue, std::vector<OpId>& before);
 
  private:
   struct Entry {
@@ -24,10 +25,11 @@ class Scoreboard {
   };
   struct Reader {
     OpId op;
+    Queue queue;
     i32 next;
   };
   Entry& entry(const Access& access, DeviceId device);
-  i32 new_reader(OpId op, i32 next);
+  void add_reader(Entry& entry, OpId op, Queue queue);
 
   BufferIndex index_;
   std::vector<std::vector<Entry>> entries_;  // [device * kNumBuffers + buffer], allocated on first use
@@ -43,6 +45,7 @@ class ScheduleBuilder {
 
   const Placement& placement() const { return placement_; }
   const Schedule& schedule() const { return schedule_; }
+  bool lists(DeviceId device) const { return listed_.empty() || listed_[static_cast<std::size_t>(device)]; }
   /// Some device of the group is listed; ops of other groups are left out.
   bool lists_group(i32 group) const;
 
@@ -68,10 +71,9 @@ class ScheduleBuilder {
   /// Per queue of one device, the last op known to have ended.
   using Clock = std::array<OpId, kNumQueues>;
 
-  bool lists(DeviceId device) const { return listed_.empty() || listed_[static_cast<std::size_t>(device)]; }
   void append(const Op& op, std::span<const DeviceId> devices);
   void compute_on_states(OpKind kind);
-  void visit_buffers(OpId id, const Op& op, DeviceId device);
+  void visit_buffers(OpId id, const Op& op, Queue queue, DeviceId device);
   void add_dependencies(DeviceId device, Clock& clock);
   const Clock& clock_after(OpId op, DeviceId device) const;
 

@@ -84,8 +84,9 @@ void WaveRunner::send_input(i32 stage, i32 m) {
 
 void WaveRunner::send_to_experts(const Wave& wave, i32 m) {
   const std::vector<DeviceId>& owners = p_.owners(group_, wave.layer);
+  const i32 stage = computed_stage(wave);
   const bool waits =
-      std::any_of(owners.begin(), owners.end(), [&](DeviceId d) { return computes(wave, m, d); });
+      std::any_of(owners.begin(), owners.end(), [&](DeviceId d) { return computes(wave, stage, m, d); });
   const OpKind out = wave.phase == Phase::kBackward ? OpKind::kCombine : OpKind::kDispatch;
   for (i32 c = 0; c < p_.plan().chunks; ++c) {
     b_.transfer(at(out, wave.phase, wave.layer, m, c));
@@ -96,18 +97,22 @@ void WaveRunner::send_to_experts(const Wave& wave, i32 m) {
 
 /// Experts of the wave's layer: those on devices that also compute in this wave, or those on the others.
 void WaveRunner::run_experts(const Wave& wave, i32 m, bool computing) {
+  const i32 stage = computed_stage(wave);
   for (i32 c = 0; c < p_.plan().chunks; ++c) {
     for (const DeviceId device : p_.owners(group_, wave.layer)) {
-      if (computes(wave, m, device) != computing) continue;
+      if (!b_.lists(device) || computes(wave, stage, m, device) != computing) continue;
       b_.compute(at(OpKind::kExperts, wave.phase, wave.layer, m, c), device);
     }
   }
 }
 
+i32 WaveRunner::computed_stage(const Wave& wave) const {
+  return wave.has_compute ? stage_of(wave.compute, p_.num_layers()) : kNoStage;
+}
+
 /// The device runs the wave's compute op, or merges its input.
-bool WaveRunner::computes(const Wave& wave, i32 m, DeviceId device) const {
-  if (!wave.has_compute) return false;
-  const i32 stage = stage_of(wave.compute, p_.num_layers());
+bool WaveRunner::computes(const Wave& wave, i32 stage, i32 m, DeviceId device) const {
+  if (stage == kNoStage) return false;
   if (p_.is_source(group_, stage, m, device)) return true;
   return wave.compute.phase == Phase::kForward && wave.sends_input && p_.moves_into(group_, stage, m) &&
          p_.is_source(group_, stage - 1, m, device);

@@ -44,7 +44,10 @@ class WaveRunner {
   void run_compute(const Wave& wave, i32 m);
   void send_to_experts(const Wave& wave, i32 m);
   void run_experts(const Wave& wave, i32 m, bool computing);
-  bool computes(const Wave& wave, i32 m, DeviceId device) const;
+  static constexpr i32 kNoStage = -2;
+  /// Whose shares the wave's compute op follows; kNoStage where it has none.
+  i32 computed_stage(const Wave& wave) const;
+  bool computes(const Wave& wave, i32 stage, i32 m, DeviceId device) const;
   void pop_return();
   void finish_returns_of(i32 m);
   Op at(OpKind kind, Phase phase, i32 layer, i32 m, i32 chunk = 0) const;

@@ -2,6 +2,7 @@
 
 #include <limits>
 
+#include "hetermoe/base/index.h"
 #include "hetermoe/schedule/builder.h"
 
 namespace hetermoe {
@@ -55,6 +56,22 @@ std::optional<FoldedStep> make_folded_step_within(i64 max_visits, const Plan& pl
   }
   HM_CHECK(false, "a fold of devices can always be priced");
   return step;
+}
+
+Timeline listed_timeline(const FoldedStep& step, const OpTimes& times, const Cluster& cluster) {
+  Timeline all = make_timeline(step.schedule, times, step.placement->plan(), cluster, "simulated");
+  std::vector<DeviceId> number(all.devices.size(), -1);
+  std::vector<TimelineDevice> listed;
+  for (Span& span : all.spans) {
+    DeviceId& mapped = number[idx(span.device)];
+    if (mapped < 0) {
+      mapped = static_cast<DeviceId>(listed.size());
+      listed.push_back(all.devices[idx(span.device)]);
+    }
+    span.device = mapped;
+  }
+  all.devices = std::move(listed);
+  return all;
 }
 
 FoldedStep make_folded_step(const Plan& plan, const ModelConfig& model, const Cluster& cluster,

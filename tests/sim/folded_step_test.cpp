@@ -54,6 +54,10 @@ Compared compare(const RandomCase& c, const CostModel& cost, const RoutingLoad& 
   const OpTimes& folded_times = folded_simulator.run(folded.schedule, folded.costs);
   const Seconds tolerance = 1e-9 * times.step;
   EXPECT_NEAR(folded_times.step, times.step, tolerance);
+  const Timeline timeline = listed_timeline(folded, folded_times, c.cluster);
+  EXPECT_EQ(timeline.spans.size(), folded.schedule.lanes.size());
+  EXPECT_LE(static_cast<i64>(timeline.devices.size()), folded.fold.num_listed());
+  EXPECT_EQ(timeline.spans.back().device + 1, static_cast<DeviceId>(timeline.devices.size()));
   const std::map<Role, OpId> listed = ops_by_role(folded.schedule);
   for (const auto& [role, id] : ops_by_role(all)) {
     Role representative = role;
