@@ -1,7 +1,6 @@
 #include "hetermoe/comm/nccl.h"
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
@@ -13,99 +12,13 @@
 #include "hetermoe/base/error.h"
 #include "hetermoe/base/index.h"
 #include "hetermoe/comm/awaited_list.h"
-#include "hetermoe/comm/wire.h"
+#include "hetermoe/comm/parcel.h"
 #include "hetermoe/device/accelerator.h"
 
 namespace hetermoe {
 namespace {
 
-constexpr std::size_t kHeader = 64;                ///< numbers of a header
-constexpr std::size_t kMostTensors = kHeader - 4;  ///< of a message
 constexpr auto kNap = std::chrono::microseconds(20);
-
-/// A message in the form in which it travels: floating-point tensors as they are, the rest as bytes.
-struct Parcel {
-  /// [0] op, [1] step, [2] bytes of the rest, [3] number of tensors, then their bytes.
-  std::array<i64, kHeader> header{};
-  at::Tensor rest;                  ///< uint8 [bytes]
-  std::vector<at::Tensor> tensors;  ///< contiguous, on the transport's device
-};
-
-/// Puts the place, dtype and shape of a floating-point tensor into the numbers of the rest: its own count of
-/// sizes last, so that they are taken off from behind.
-void describe(const at::Tensor& tensor, std::size_t place, std::vector<i64>& numbers) {
-  numbers.insert(numbers.end(), tensor.sizes().begin(), tensor.sizes().end());
-  numbers.push_back(tensor.dim());
-  numbers.push_back(static_cast<i64>(tensor.scalar_type()));
-  numbers.push_back(static_cast<i64>(place));
-}
-
-at::Tensor to_tensor(const std::vector<char>& bytes, c10::Device device) {
-  at::Tensor host = at::empty({static_cast<i64>(bytes.size())}, at::kByte);
-  if (!bytes.empty()) std::memcpy(host.mutable_data_ptr(), bytes.data(), bytes.size());
-  return host.to(device);
-}
-
-Parcel wrap(const ExchangeCall& call, Message message, c10::Device device) {
-  Parcel parcel;
-  Message rest;
-  rest.ready = message.ready;
-  rest.values = std::move(message.values);
-  rest.numbers = std::move(message.numbers);
-  for (std::size_t t = 0; t < message.tensors.size(); ++t) {
-    const at::Tensor& tensor = message.tensors[t];
-    if (!tensor.is_floating_point()) {
-      rest.tensors.push_back(tensor.to(at::kCPU));
-      continue;
-    }
-    parcel.tensors.push_back(tensor.to(device).contiguous());
-    describe(tensor, t, rest.numbers);
-  }
-  rest.numbers.push_back(static_cast<i64>(parcel.tensors.size()));
-  HM_CHECK(parcel.tensors.size() <= kMostTensors, "{}: a message of {} tensors, at most {} travel", call.name,
-           parcel.tensors.size(), kMostTensors);
-  parcel.rest = to_tensor(to_bytes(stamp_of(call), rest), device);
-  parcel.header[0] = call.op;
-  parcel.header[1] = call.step;
-  parcel.header[2] = parcel.rest.numel();
-  parcel.header[3] = static_cast<i64>(parcel.tensors.size());
-  for (std::size_t t = 0; t < parcel.tensors.size(); ++t)
-    parcel.header[4 + t] = static_cast<i64>(parcel.tensors[t].nbytes());
-  return parcel;
-}
-
-i64 take_last(std::vector<i64>& numbers, const std::string& where) {
-  if (numbers.empty()) fail<TransportError>(where, "a message lacks the shapes of its tensors");
-  const i64 last = numbers.back();
-  numbers.pop_back();
-  return last;
-}
-
-/// The message of a parcel whose tensors have arrived as bytes.
-Message unwrap(const ExchangeCall& call, const Parcel& parcel, const std::string& where) {
-  const at::Tensor host = parcel.rest.to(at::kCPU);
-  const char* bytes = static_cast<const char*>(host.const_data_ptr());
-  Message message = from_bytes({bytes, bytes + host.numel()}, stamp_of(call), where);
-  std::vector<at::Tensor> others = std::move(message.tensors);
-  const i64 count = take_last(message.numbers, where);
-  if (count != static_cast<i64>(parcel.tensors.size()))
-    fail<TransportError>(where, "{} tensors came, {} are described", parcel.tensors.size(), count);
-  std::map<i64, at::Tensor> placed;
-  for (i64 t = count - 1; t >= 0; --t) {
-    const i64 place = take_last(message.numbers, where);
-    const auto dtype = static_cast<at::ScalarType>(take_last(message.numbers, where));
-    std::vector<i64> sizes(idx(take_last(message.numbers, where)));
-    for (auto size = sizes.rbegin(); size != sizes.rend(); ++size) *size = take_last(message.numbers, where);
-    placed[place] = parcel.tensors[idx(t)].view(dtype).view(sizes);
-  }
-  message.tensors.resize(others.size() + placed.size());
-  std::size_t other = 0;
-  for (std::size_t t = 0; t < message.tensors.size(); ++t) {
-    const auto found = placed.find(static_cast<i64>(t));
-    message.tensors[t] = found != placed.end() ? found->second : others.at(other++);
-  }
-  return message;
-}
 
 class Nccl : public Transport {
  public:
@@ -149,7 +62,7 @@ class Nccl : public Transport {
       } else {
         peers.push_back({i,
                          options_.rank_of[idx(call.participants[i])],
-                         wrap(call, std::move(out[i]), options_.device),
+                         make_parcel(call, std::move(out[i]), options_.device),
                          {}});
       }
     }
@@ -168,7 +81,7 @@ class Nccl : public Transport {
       throw;
     }
     for (const Peer& peer : peers)
-      in[peer.index] = unwrap(call, peer.in, place_of(call, call.participants[peer.index]));
+      in[peer.index] = message_of(call, peer.in, place_of(call, call.participants[peer.index]));
     return in;
   }
 
@@ -255,13 +168,13 @@ class Nccl : public Transport {
   void exchange_headers(const ExchangeCall& call, std::vector<Peer>& peers,
                         std::vector<at::Tensor>& headers) {
     const i64 count = static_cast<i64>(peers.size());
-    at::Tensor out = at::empty({count, static_cast<i64>(kHeader)}, at::kLong);
+    at::Tensor out = at::empty({count, static_cast<i64>(kParcelHeader)}, at::kLong);
     for (i64 i = 0; i < count; ++i)
-      std::memcpy(out[i].mutable_data_ptr(), peers[idx(i)].out.header.data(), kHeader * sizeof(i64));
+      std::memcpy(out[i].mutable_data_ptr(), peers[idx(i)].out.header.data(), kParcelHeader * sizeof(i64));
     out = out.to(options_.device);
     at::Tensor in = at::empty_like(out);
     headers = {out, in};
-    constexpr i64 kBytes = kHeader * sizeof(i64);
+    constexpr i64 kBytes = kParcelHeader * sizeof(i64);
     launch(call, [&](NcclApi::Communicator communicator, void* stream) {
       for (i64 i = 0; i < count; ++i) {
         nccl_->send(out[i].const_data_ptr(), kBytes, peers[idx(i)].rank, communicator, stream);
@@ -272,21 +185,9 @@ class Nccl : public Transport {
     in = in.to(at::kCPU);
     for (i64 i = 0; i < count; ++i) {
       Peer& peer = peers[idx(i)];
-      std::memcpy(peer.in.header.data(), in[i].const_data_ptr(), kHeader * sizeof(i64));
-      make_room(call, peer);
+      std::memcpy(peer.in.header.data(), in[i].const_data_ptr(), kParcelHeader * sizeof(i64));
+      make_room(call, peer.in, options_.device, place_of(call, call.participants[peer.index]));
     }
-  }
-
-  /// Memory for what the header announces.
-  void make_room(const ExchangeCall& call, Peer& peer) const {
-    const std::array<i64, kHeader>& header = peer.in.header;
-    const std::string where = place_of(call, call.participants[peer.index]);
-    check_stamp({.step = header[1], .op = header[0]}, stamp_of(call), where);
-    if (header[2] < 0 || header[3] < 0 || header[3] > static_cast<i64>(kMostTensors))
-      fail<TransportError>(where, "a header of {} bytes and {} tensors is corrupted", header[2], header[3]);
-    const at::TensorOptions bytes = at::TensorOptions().dtype(at::kByte).device(options_.device);
-    peer.in.rest = at::empty({header[2]}, bytes);
-    for (i64 t = 0; t < header[3]; ++t) peer.in.tensors.push_back(at::empty({header[idx(4 + t)]}, bytes));
   }
 
   /// Empty tensors do not travel: NCCL sends no nothing.

@@ -1,0 +1,32 @@
+#pragma once
+#include <array>
+#include <string>
+#include <vector>
+
+#include "hetermoe/comm/transport.h"
+
+// A Message in the form in which it travels between GPUs: floating-point tensors as they are, so that they
+// need no copy on the host, and all else as the bytes of comm/wire.h.
+namespace hetermoe {
+
+inline constexpr std::size_t kParcelHeader = 64;                      ///< numbers of a header
+inline constexpr std::size_t kMostParcelTensors = kParcelHeader - 4;  ///< floating-point tensors of a message
+
+struct Parcel {
+  /// [0] op, [1] step, [2] bytes of the rest, [3] number of tensors, then their bytes. It arrives first.
+  std::array<i64, kParcelHeader> header{};
+  at::Tensor rest;                  ///< uint8 [bytes]
+  std::vector<at::Tensor> tensors;  ///< contiguous; where they have arrived uint8 [bytes]
+};
+
+/// Tensors on `device`. May be called by any thread, as all here.
+Parcel make_parcel(const ExchangeCall& call, Message message, c10::Device device);
+
+/// Memory on `device` for what the header of a parcel announces. `where` names the peer. Throws
+/// TransportError when no sender makes such a header, and when it is of another op or step.
+void make_room(const ExchangeCall& call, Parcel& parcel, c10::Device device, const std::string& where);
+
+/// The message of a parcel that has arrived. Throws TransportError when the parts do not belong together.
+Message message_of(const ExchangeCall& call, const Parcel& parcel, const std::string& where);
+
+}  // namespace hetermoe
