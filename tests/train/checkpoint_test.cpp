@@ -114,11 +114,30 @@ TEST(Safetensors, ShapesThatNoTensorHasAreErrors) {
     EXPECT_NE(error_with("[2]", offsets), "no error") << offsets;
 }
 
-TEST(Safetensors, AFullDiskIsAWriteError) {
-  EXPECT_NE(error_of<WriteError>([] {
-              write_safetensors("/dev/full", {{"a", at::ones({2})}});
-            }).find("cannot write"),
-            std::string::npos);
+/// While it lives no file of this process may grow beyond `bytes`: writes fail as on a full disk.
+class FullDisk {
+ public:
+  explicit FullDisk(rlim_t bytes) {
+    ::signal(SIGXFSZ, SIG_IGN);
+    ::getrlimit(RLIMIT_FSIZE, &before_);
+    const rlimit small{bytes, before_.rlim_max};
+    ::setrlimit(RLIMIT_FSIZE, &small);
+  }
+  ~FullDisk() { ::setrlimit(RLIMIT_FSIZE, &before_); }
+
+ private:
+  rlimit before_{};
+};
+
+TEST(Safetensors, AFullDiskIsAWriteErrorAndLeavesNothing) {
+  const WorkFolder folder;
+  std::string error;
+  {
+    const FullDisk full(100);
+    error = error_of<WriteError>([&] { write_safetensors(folder / "x", {{"a", at::ones({2})}}); });
+  }
+  EXPECT_NE(error.find("x] cannot write: "), std::string::npos) << error;
+  EXPECT_TRUE(folder.contents().empty());
 }
 
 // --- checkpoints ---
@@ -285,21 +304,6 @@ TEST(Checkpoint, AnotherModelIsRefusedByTheKeyThatDiffers) {
   TinyRun other(folder.path(), {{"model", "tiny-qwen3"}});
   EXPECT_NE(error_of([&] { other.run(); }).find("is of another model: "), std::string::npos);
 }
-
-/// While it lives no file of this process may grow beyond `bytes`: writes fail as on a full disk.
-class FullDisk {
- public:
-  explicit FullDisk(rlim_t bytes) {
-    ::signal(SIGXFSZ, SIG_IGN);
-    ::getrlimit(RLIMIT_FSIZE, &before_);
-    const rlimit small{bytes, before_.rlim_max};
-    ::setrlimit(RLIMIT_FSIZE, &small);
-  }
-  ~FullDisk() { ::setrlimit(RLIMIT_FSIZE, &before_); }
-
- private:
-  rlimit before_{};
-};
 
 TEST(Checkpoint, AFullDiskIsOneErrorAndLeavesTheOlderOnes) {
   const WorkFolder folder;
