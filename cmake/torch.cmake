@@ -43,13 +43,17 @@ target_link_options(torch::cpu INTERFACE ${_link})
 # and not exported. Header-only, each version lives in its own inline namespace.
 target_compile_definitions(torch::cpu INTERFACE FMT_HEADER_ONLY=1)
 # at::parallel_for of the headers runs in one thread unless the file that calls it is compiled for OpenMP. The runtime is
-# the wheel's own: a second one would start a second pool of threads. Not under TSan, which cannot see its barriers.
+# the wheel's own: a second one would start a second pool of threads. Not under TSan, which cannot see its barriers, and
+# not with clang, whose calls of OpenMP are for a runtime of its own.
 file(GLOB _openmp "${TORCH_DIR}/lib/libgomp*.so*" "${TORCH_DIR}/../torch.libs/libgomp*.so*")
-if(_openmp AND NOT HETERMOE_SANITIZE STREQUAL "thread")
+if(_openmp AND NOT HETERMOE_SANITIZE STREQUAL "thread" AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   list(GET _openmp 0 _openmp)
   target_compile_options(torch::cpu INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-fopenmp>)
   target_link_libraries(torch::cpu INTERFACE "${_openmp}")
 endif()
+
+# `#pragma GCC ivdep` of the CPU kernels is gcc's own.
+target_compile_options(torch::cpu INTERFACE $<$<CXX_COMPILER_ID:Clang>:-Wno-unknown-pragmas>)
 
 # One precompiled ATen header for all torch folders: it costs seconds per file otherwise.
 function(hm_use_torch_pch target)

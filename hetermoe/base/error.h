@@ -3,6 +3,9 @@
 
 #include <stdexcept>
 #include <string>
+#include <type_traits>
+
+#include "hetermoe/base/printable.h"
 
 // There are three kinds of failure. If the user or the world is wrong, the code throws an Error. If the
 // outcome is an expected one, such as a plan that does not fit, the code returns a value. If our own code is
@@ -24,6 +27,10 @@ class InputError : public Error {
 class IoError : public Error {
   using Error::Error;
 };  ///< a file cannot be read or written
+class WriteError : public IoError {
+  using IoError::IoError;
+};  ///< a file could be opened, but not written: the disk is full or broken, and nothing is wrong with the
+    ///< input
 class TransportError : public Error {
   using Error::Error;
 };  ///< communication failed
@@ -34,10 +41,28 @@ class InternalError : public Error {
   using Error::Error;
 };  ///< a bug in hetermoe
 
+namespace detail {
+/// Texts that are made elsewhere, such as names from files, are shown and not obeyed. Literals, texts of
+/// other errors (what()) and joined lists keep their line breaks.
+template <class T>
+decltype(auto) shown(const T& value) {
+  if constexpr (std::is_same_v<T, std::string>) {
+    return printable(value);
+  } else {
+    return (value);
+  }
+}
+/// Formatted by the caller: torch's headers bring an fmt of their own, whose types are others.
+std::string error_text(const std::string& where, const std::string& message);
+}  // namespace detail
+
 /// Throws E with the text "[where] " + formatted message.
 template <class E, class... Args>
 [[noreturn]] void fail(const std::string& where, fmt::format_string<Args...> format, Args&&... args) {
-  throw E(fmt::format("[{}] {}", where, fmt::format(format, std::forward<Args>(args)...)));
+  [&](const auto&... shown) {
+    throw E(detail::error_text(where, fmt::vformat(format, fmt::make_format_args(shown...))));
+  }(detail::shown(args)...);
+  __builtin_unreachable();
 }
 
 [[noreturn]] void check_failed(const char* file, int line, const char* condition, const std::string& message);

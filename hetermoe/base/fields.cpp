@@ -9,6 +9,7 @@ namespace hetermoe {
 
 std::string to_string(const Range& range) {
   const bool has_low = std::isfinite(range.low), has_high = std::isfinite(range.high);
+  if (has_low && has_high && range.high_open) return fmt::format(">= {} and < {}", range.low, range.high);
   if (has_low && has_high) return fmt::format("{} to {}", range.low, range.high);
   if (has_low) return fmt::format("{} {}", range.low_open ? ">" : ">=", range.low);
   if (has_high) return fmt::format("<= {}", range.high);
@@ -27,9 +28,22 @@ void wrong_type(const std::string& where, const Json& got, const std::string& ex
 
 void check_range(const std::string& where, double value, const Range& range) {
   const bool below = range.low_open ? value <= range.low : value < range.low;
-  if (below || value > range.high || std::isnan(value)) {
+  const bool above = range.high_open ? value >= range.high : value > range.high;
+  if (below || above || std::isnan(value)) {
     fail<ConfigError>(where, "out of range: got {}, expected {}", value, to_string(range));
   }
+}
+
+void check_text(const std::string& where, const Json& text, const Range& range) {
+  const auto& value = text.get_ref<const std::string&>();
+  if (range.lines ? printable_lines(value) == value : is_printable(value)) return;
+  fail<ConfigError>(where, "got {}, expected a text without {}control characters", describe(text),
+                    range.lines ? "" : "line breaks and ");
+}
+
+void missing_key(const std::string& where, const char* name, const std::string& type, const char* help) {
+  fail<ConfigError>(trimmed(where), "has no key \"{}\", expected {}: {}", name,
+                    type == "integer" ? "an integer" : "a " + type, help);
 }
 
 std::string member_place(const std::string& where, const char* name) {

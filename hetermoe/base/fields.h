@@ -26,15 +26,28 @@
 // std::optional of these, or another struct with fields().
 namespace hetermoe {
 
-/// Allowed range of a number, inclusive.
+/// What is allowed of a member: the range of a number, inclusive, and more.
 struct Range {
   double low = -std::numeric_limits<double>::infinity();
   double high = std::numeric_limits<double>::infinity();
-  bool low_open = false;  ///< the low end itself is not allowed
+  bool low_open = false, high_open = false;  ///< the end itself is not allowed
+  bool required = false;                     ///< the key must be there
+  bool lines = false;                        ///< a text of several lines
 };
 inline Range at_least(double low) { return {low, std::numeric_limits<double>::infinity(), false}; }
 inline Range above(double low) { return {low, std::numeric_limits<double>::infinity(), true}; }
 inline Range between(double low, double high) { return {low, high, false}; }
+/// From `low` on, `high` left out.
+inline Range below(double low, double high) { return {low, high, false, true}; }
+inline Range required(Range range = {}) {
+  range.required = true;
+  return range;
+}
+inline Range text_of_lines() {
+  Range range;
+  range.lines = true;
+  return range;
+}
 std::string to_string(const Range& range);
 
 /// Specialise for an enum: names() gives the text of each value, in order of the values 0, 1, 2...
@@ -76,6 +89,11 @@ template <class T>
 struct is_optional<std::optional<T>> : std::true_type {};
 [[noreturn]] void wrong_type(const std::string& where, const Json& got, const std::string& expected);
 void check_range(const std::string& where, double value, const Range& range);
+/// Control characters are allowed in no text, line breaks and tabs only in a text of several lines.
+void check_text(const std::string& where, const Json& text, const Range& range);
+/// A key that must be there is not.
+[[noreturn]] void missing_key(const std::string& where, const char* name, const std::string& type,
+                              const char* help);
 }  // namespace detail
 
 template <class T>
@@ -106,6 +124,7 @@ void read_value(const Json& json, T& out, const std::string& where, const Range&
     out = json.get<T>();
   } else if constexpr (std::is_same_v<T, std::string>) {
     if (!json.is_string()) detail::wrong_type(where, json, "a string");
+    detail::check_text(where, json, range);
     out = json.get<std::string>();
   } else if constexpr (NamedEnum<T>) {
     if (!json.is_string()) detail::wrong_type(where, json, "a name");
@@ -148,6 +167,27 @@ Json write_value(const T& value) {
   }
 }
 
+/// What a person may write for a member: "integer", "list of numbers", ...
+template <class T>
+std::string type_text() {
+  if constexpr (std::is_same_v<T, bool>)
+    return "true or false";
+  else if constexpr (std::is_integral_v<T>)
+    return "integer";
+  else if constexpr (std::is_floating_point_v<T>)
+    return "number";
+  else if constexpr (std::is_same_v<T, std::string>)
+    return "text";
+  else if constexpr (NamedEnum<T>)
+    return "name";
+  else if constexpr (detail::is_vector<T>::value)
+    return "list of " + type_text<typename T::value_type>();
+  else if constexpr (detail::is_optional<T>::value)
+    return type_text<typename T::value_type>();
+  else
+    return "mapping";
+}
+
 namespace detail {
 
 /// "job.yaml " + name, "--" + name, or place.name.
@@ -158,10 +198,14 @@ struct FieldReader {
   const std::string& where;
   std::vector<std::string> names;
   template <class M>
-  void operator()(const char* name, M& member, const char* /*help*/, Range range = {}) {
+  void operator()(const char* name, M& member, const char* help, Range range = {}) {
     names.push_back(name);
     const auto found = json.find(name);
-    if (found != json.end()) read_value(*found, member, member_place(where, name), range);
+    if (found != json.end()) {
+      read_value(*found, member, member_place(where, name), range);
+    } else if (range.required) {
+      missing_key(where, name, type_text<M>(), help);
+    }
   }
 };
 
@@ -195,27 +239,6 @@ Json write_fields(const T& value) {
   detail::FieldWriter writer{json};
   const_cast<T&>(value).fields(writer);  // the writer only reads; one description serves both directions
   return json;
-}
-
-/// What a person may write for a member: "integer", "list of numbers", ...
-template <class T>
-std::string type_text() {
-  if constexpr (std::is_same_v<T, bool>)
-    return "true or false";
-  else if constexpr (std::is_integral_v<T>)
-    return "integer";
-  else if constexpr (std::is_floating_point_v<T>)
-    return "number";
-  else if constexpr (std::is_same_v<T, std::string>)
-    return "text";
-  else if constexpr (NamedEnum<T>)
-    return "name";
-  else if constexpr (detail::is_vector<T>::value)
-    return "list of " + type_text<typename T::value_type>();
-  else if constexpr (detail::is_optional<T>::value)
-    return type_text<typename T::value_type>();
-  else
-    return "mapping";
 }
 
 /// Names that T, or its items, may take; empty when T is no enum.

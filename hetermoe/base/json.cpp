@@ -4,6 +4,7 @@
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <charconv>
 #include <cstring>
@@ -18,6 +19,8 @@
 
 namespace hetermoe {
 namespace {
+
+namespace fs = std::filesystem;
 
 /// Limits that no honest file reaches. They are needed because parsers and printers call themselves for each
 /// level.
@@ -131,7 +134,7 @@ class YamlReader {
     for (const auto& item : node) {
       if (!item.first.IsScalar()) stop(item.first, "a key must be a plain text");
       const std::string& key = item.first.Scalar();
-      if (out.contains(key)) stop(item.first, fmt::format("key \"{}\" is given twice", key));
+      if (out.contains(key)) stop(item.first, fmt::format("key \"{}\" is given twice", printable(key)));
       out[key] = read(item.second, depth + 1);
     }
     return out;
@@ -199,32 +202,26 @@ void check_json_depth(const std::string& text, const std::string& where) {
 
 }  // namespace
 
-std::string read_text(const std::filesystem::path& path) {
-  if (std::filesystem::is_directory(path)) fail<IoError>(path.string(), "is a folder, expected a file");
+std::string read_text(const fs::path& path, i64 limit) {
+  std::error_code code;
+  if (fs::is_directory(path, code)) fail<IoError>(path.string(), "is a folder, expected a file");
   std::ifstream in(path, std::ios::binary);
   if (!in) fail<IoError>(path.string(), "cannot read file: {}", std::strerror(errno));
-  std::ostringstream out;
-  out << in.rdbuf();
-  if (in.bad()) fail<IoError>(path.string(), "reading stopped: {}", std::strerror(errno));
-  return out.str();
-}
-
-void write_text(const std::filesystem::path& path, const std::string& text) {
-  std::error_code code;
-  if (path.has_parent_path()) std::filesystem::create_directories(path.parent_path(), code);
-  const std::filesystem::path temporary = path.string() + ".tmp";
-  {
-    std::ofstream out(temporary, std::ios::binary | std::ios::trunc);
-    if (!out) fail<IoError>(path.string(), "cannot write file: {}", std::strerror(errno));
-    out << text;
-    out.flush();
-    if (!out) {
-      std::filesystem::remove(temporary, code);
-      fail<IoError>(path.string(), "writing stopped: {}", std::strerror(errno));
-    }
+  const auto refuse = [&](const std::string& got) {
+    fail<IoError>(path.string(), "is too large for a text file: got {}, expected at most {} bytes", got,
+                  limit);
+  };
+  const std::uintmax_t size = fs::is_regular_file(path, code) ? fs::file_size(path, code) : 0;
+  if (!code && size > static_cast<std::uintmax_t>(limit)) refuse(fmt::format("{} bytes", size));
+  std::string text;
+  std::array<char, 1 << 16> chunk;
+  while (in) {
+    in.read(chunk.data(), chunk.size());
+    text.append(chunk.data(), static_cast<std::size_t>(in.gcount()));
+    if (std::ssize(text) > limit) refuse("no end after them");
   }
-  std::filesystem::rename(temporary, path, code);
-  if (code) fail<IoError>(path.string(), "cannot rename the finished file into place: {}", code.message());
+  if (in.bad()) fail<IoError>(path.string(), "reading stopped: {}", std::strerror(errno));
+  return text;
 }
 
 Json parse_json(const std::string& text, const std::string& where) {
@@ -241,7 +238,7 @@ Json parse_json(const std::string& text, const std::string& where) {
   }
 }
 
-Json read_json(const std::filesystem::path& path) { return parse_json(read_text(path), path.string()); }
+Json read_json(const fs::path& path) { return parse_json(read_text(path), path.string()); }
 
 Json parse_yaml(const std::string& text, const std::string& where) {
   check_is_text(text, where);
@@ -253,7 +250,7 @@ Json parse_yaml(const std::string& text, const std::string& where) {
   }
 }
 
-Json read_yaml(const std::filesystem::path& path) { return parse_yaml(read_text(path), path.string()); }
+Json read_yaml(const fs::path& path) { return parse_yaml(read_text(path, kMostYaml), path.string()); }
 
 std::string describe(const Json& value) {
   std::string text = value.dump(-1, ' ', false, Json::error_handler_t::replace);

@@ -3,17 +3,29 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "hetermoe/base/types.h"
+
 namespace hetermoe {
 
 /// Keeps the order of keys as written, so that files we write read naturally and diffs stay small.
 using Json = nlohmann::ordered_json;
 
-/// Whole text of a file. Throws IoError that names the path and the reason.
-std::string read_text(const std::filesystem::path& path);
+/// No honest file is as large. The limits keep a wrong name, such as that of a device or a pipe that never
+/// ends, from taking all memory.
+inline constexpr i64 kMostText = i64{1} << 30, kMostYaml = i64{1} << 26;  ///< bytes
+
+/// Whole text of a file of at most `limit` bytes, at least 1. Throws IoError that names the path and the
+/// reason.
+std::string read_text(const std::filesystem::path& path, i64 limit = kMostText);
 
 /// Writes through a temporary file in the same folder and renames it: readers see the old or the new file,
-/// never half. Creates missing parent folders. Throws IoError.
+/// never half. What a link points to is replaced, not the link; a device or a pipe is written to. Creates
+/// missing parent folders. Throws IoError, as WriteError where the file could be opened.
 void write_text(const std::filesystem::path& path, const std::string& text);
+
+/// Throws IoError when write_text() to this path cannot succeed, as far as that is known without writing. To
+/// be called before long work whose result goes there.
+void check_writable(const std::filesystem::path& path);
 
 /// Parses JSON; errors name `where`, line and column.
 Json parse_json(const std::string& text, const std::string& where);

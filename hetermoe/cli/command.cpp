@@ -88,6 +88,14 @@ std::vector<std::string> join_truth_values(const std::vector<std::string>& words
   return joined;
 }
 
+/// An empty word where a file is meant would be taken for none.
+void check_not_empty(const std::vector<std::string>& words) {
+  for (std::size_t i = 1; i < words.size() && words[i] != "--"; ++i) {
+    if (words[i].empty() && !words[i - 1].starts_with('-'))
+      fail<ConfigError>(words[0], "word {} is empty, expected the name of a file", i);
+  }
+}
+
 void check_command(const std::vector<std::string>& words) {
   if (words[0].starts_with('-')) return;
   std::vector<std::string> names;
@@ -136,6 +144,7 @@ int run_program(std::vector<std::string> words) {
     return words.empty() ? 2 : 0;
   }
   check_command(words);
+  check_not_empty(words);
   words = join_truth_values(words);
   std::reverse(words.begin(), words.end());  // CLI11 takes them from the back
   const CLI::App* used = &app;

@@ -1,3 +1,4 @@
+#include <filesystem>
 #include <iostream>
 #include <new>
 
@@ -11,7 +12,7 @@ namespace {
 
 int fail_with(int code, const std::string& text) {
   std::cout << std::flush;
-  std::cerr << text << std::endl;
+  std::cerr << hetermoe::printable_lines(text) << std::endl;
   return code;
 }
 
@@ -23,6 +24,8 @@ int main(int argc, char** argv) {
     const int code = hetermoe::run_program({argv + 1, argv + argc});
     std::cout << std::flush;
     return std::cout ? code : fail_with(1, "[stdout] cannot write the result");
+  } catch (const hetermoe::WriteError& error) {
+    return fail_with(1, error.what());
   } catch (const hetermoe::ConfigError& error) {
     return fail_with(2, error.what());
   } catch (const hetermoe::IoError& error) {
@@ -33,6 +36,8 @@ int main(int argc, char** argv) {
     return fail_with(1, error.what());
   } catch (const std::bad_alloc&) {
     return fail_with(1, "[hetermoe] out of memory");
+  } catch (const std::filesystem::filesystem_error& error) {
+    return fail_with(2, "[" + error.path1().string() + "] " + error.code().message());
   } catch (const std::exception& error) {
     return fail_with(1, std::string("[hetermoe] unexpected error: ") + error.what());
   }

@@ -70,6 +70,7 @@ void print_result(const PlanRequest& request, const PlanResult& result) {
 }
 
 int plan(const Options& options) {
+  if (!options.output.empty()) check_writable(options.output);
   const PlanRequest request = make_request(options);
   const PlanResult result = find_plan(request);
   if (options.json) print_json(to_json(result));

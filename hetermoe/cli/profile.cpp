@@ -47,6 +47,7 @@ void print_profile(const ProfileFile& profile) {
 }
 
 int profile(const Options& options) {
+  if (!options.output.empty()) check_writable(options.output);
   ProfileOptions what = options.profile;
   what.dtype = parse_dtype(options.dtype);
   const bool shows_progress = isatty(STDERR_FILENO) != 0;

@@ -58,6 +58,8 @@ void add_timeline(std::vector<StrategyReport>& strategies, Timeline timeline, co
 }
 
 int report(const Options& options) {
+  check_writable(options.output);
+  if (!options.trace.empty()) check_writable(options.trace);
   std::vector<std::string> paths = options.timelines;
   paths.insert(paths.end(), options.with.begin(), options.with.end());
   ReportInput input;

@@ -143,6 +143,7 @@ int simulate(const Options& options, Overrides overrides) {
       std::any_of(overrides.begin(), overrides.end(), [](const auto& o) { return o.first == "output"; });
   if (!options.plan.empty()) overrides.emplace_back("plan.file", options.plan);
   const Job job = options.job.empty() ? job_from_overrides(overrides) : load_job(options.job, overrides);
+  if (writes) check_writable(std::filesystem::path(job.output) / "timeline.json");
   const ModelConfig model = load_model(job.model);
   const Cluster cluster = load_cluster(job.cluster);
   const Simulated result = simulate_job(job, model, cluster, options.routing);

@@ -141,9 +141,10 @@ int train(const Options& options, const Overrides& overrides) {
     // What is wrong for all ranks is said once: rank 0 has the first word.
     if (processes->rank() > 0) std::this_thread::sleep_for(std::chrono::milliseconds(500));
     std::cerr << fmt::format("rank {}: {}", processes->rank(), error.what()) << std::endl;
-    const bool wrong_input = dynamic_cast<const ConfigError*>(&error) != nullptr ||
-                             dynamic_cast<const IoError*>(&error) != nullptr ||
-                             dynamic_cast<const InputError*>(&error) != nullptr;
+    const bool wrong_input = (dynamic_cast<const ConfigError*>(&error) != nullptr ||
+                              dynamic_cast<const IoError*>(&error) != nullptr ||
+                              dynamic_cast<const InputError*>(&error) != nullptr) &&
+                             dynamic_cast<const WriteError*>(&error) == nullptr;
     processes->abort(wrong_input ? 2 : 1);
   }
   return 1;

@@ -77,7 +77,9 @@ int verify(const Options& options, const Overrides& overrides) {
   const ModelConfig model = load_model(job.model);
   const Cluster cluster = load_cluster(job.cluster);
   Plan plan = make_job_plan(job, model, cluster);
+  check_host_memory(job, model);
   const Text text = load_text(job.data, job.train.seq_len);
+  check_vocabulary(text, model);
   const Sampler sampler(text.train, job.train.seq_len, job.train.seed);
   VerifyResult result =
       verify_plan(job, model, cluster, std::move(plan), sampler.batch(0, job.train.sequences));

@@ -269,9 +269,9 @@ Cluster parse_cluster(const Json& yaml, const std::string& where) {
 
 Cluster load_cluster(const std::string& name_or_path) {
   const std::filesystem::path path = find_config(name_or_path, "clusters", "yaml");
-  if (is_hostfile(path)) return cluster_of_hosts(read_hostfile(path), path.stem().string());
+  if (is_hostfile(path)) return cluster_of_hosts(read_hostfile(path), printable(path.stem().string()));
   Cluster cluster = parse_cluster(read_yaml(path), path.string() + " ");
-  if (cluster.name.empty()) cluster.name = path.stem().string();
+  if (cluster.name.empty()) cluster.name = printable(path.stem().string());
   return cluster;
 }
 

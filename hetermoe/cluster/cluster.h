@@ -46,8 +46,8 @@ struct DeviceType {
   template <class V>
   void fields(V& v) {
     v("name", name, "short name, as used in clusters");
-    v("description", description, "full product name");
-    v("source", source, "where the figures come from");
+    v("description", description, "full product name", text_of_lines());
+    v("source", source, "where the figures come from", text_of_lines());
     v("year", year, "year of release");
     v("compute_capability", compute_capability, "CUDA compute capability, 0 = not a CUDA device",
       at_least(0));

@@ -23,6 +23,9 @@ inline Json write_fields<RawEntry>(const RawEntry& value) {
   return value.json;
 }
 
+/// Factors beyond these are slips of the hand, and their products leave the range of numbers.
+inline constexpr double kMinSpeed = 1e-6, kMaxSpeed = 1e6;
+
 /// The long form of an entry of a node's `devices`; "A40" and "A40 x2" are its short forms.
 struct DeviceEntry {
   std::string type;
@@ -32,7 +35,8 @@ struct DeviceEntry {
   void fields(V& v) {
     v("type", type, "device type: a name of the catalogue or of device_types");
     v("count", count, "equal devices", between(1, 65536));
-    v("speed", speed, "factor on the type's speed; a slow card has less than 1", above(0));
+    v("speed", speed, "factor on the type's speed; a slow card has less than 1",
+      between(kMinSpeed, kMaxSpeed));
   }
 };
 

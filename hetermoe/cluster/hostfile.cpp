@@ -17,6 +17,15 @@ constexpr i64 kMaxSlots = 65536;
                     word);
 }
 
+/// Launchers take a word that begins with "-" for an option of theirs.
+void check_name(const Host& host) {
+  if (!host.name.starts_with('-') && is_printable(host.name)) return;
+  fail<ConfigError>(host.where,
+                    "got host \"{}\", expected a name that does not begin with - and has no "
+                    "control characters",
+                    host.name);
+}
+
 void read_word(const std::string& word, Host& host) {
   const std::size_t equal = std::min(word.find('='), word.size());
   const std::string key = word.substr(0, equal), value = word.substr(std::min(equal + 1, word.size()));
@@ -36,7 +45,8 @@ void read_word(const std::string& word, Host& host) {
 
 bool is_hostfile(const std::filesystem::path& path) {
   const std::string extension = path.extension().string();
-  return std::filesystem::is_regular_file(path) && extension != ".yaml" && extension != ".yml" &&
+  std::error_code code;
+  return std::filesystem::is_regular_file(path, code) && extension != ".yaml" && extension != ".yml" &&
          extension != ".json";
 }
 
@@ -51,6 +61,7 @@ std::vector<Host> parse_hostfile(const std::string& text, const std::string& whe
     if (!(words >> host.name)) continue;
     if (host.name.find_first_of("={[") != std::string::npos || host.name.ends_with(':'))
       refuse(host.name, host);
+    check_name(host);
     for (std::string word; words >> word;) read_word(word, host);
     for (const Host& earlier : hosts) {
       if (earlier.name == host.name)

@@ -15,16 +15,11 @@
 #include "hetermoe/base/index.h"
 #include "hetermoe/comm/awaited_list.h"
 #include "hetermoe/comm/parcel.h"
-#include "hetermoe/comm/wire.h"
 #include "hetermoe/device/accelerator.h"
 
 namespace hetermoe {
 namespace {
 
-constexpr std::size_t kHeader = 64;                ///< numbers of a header
-constexpr std::size_t kMostTensors = kHeader - 4;  ///< of a message
-/// [0] op, [1] step, [2] bytes of the rest, [3] number of tensors, then their bytes.
-using Header = std::array<i64, kHeader>;
 constexpr auto kNap = std::chrono::microseconds(20);
 
 class Nccl : public Transport {
@@ -70,7 +65,7 @@ class Nccl : public Transport {
         peers.push_back(
             {.index = i,
              .rank = options_.rank_of[idx(call.participants[i])],
-             .out = wrap(call, std::move(out[i]), options_.device),
+             .out = make_parcel(call, std::move(out[i]), options_.device),
              .in = call.expected.empty() ? Parcel() : room_for(call.expected[i], options_.device)});
       }
     }
@@ -90,7 +85,7 @@ class Nccl : public Transport {
     }
     for (const Peer& peer : peers) {
       const MessageShape* shape = call.expected.empty() ? nullptr : &call.expected[peer.index];
-      in[peer.index] = unwrap(call, peer.in, shape, place_of(call, call.participants[peer.index]));
+      in[peer.index] = message_of(call, peer.in, place_of(call, call.participants[peer.index]), shape);
     }
     return in;
   }
@@ -175,29 +170,18 @@ class Nccl : public Transport {
     nccl_->end_group();
   }
 
-  Header header_of(const ExchangeCall& call, const Parcel& parcel) const {
-    HM_CHECK(parcel.tensors.size() <= kMostTensors, "{}: a message of {} tensors, at most {} travel",
-             call.name, parcel.tensors.size(), kMostTensors);
-    Header header{call.op, call.step, parcel.rest.numel(), static_cast<i64>(parcel.tensors.size())};
-    for (std::size_t t = 0; t < parcel.tensors.size(); ++t)
-      header[4 + t] = static_cast<i64>(parcel.tensors[t].nbytes());
-    return header;
-  }
-
   /// Sizes that only the peer knows. The turn is held until they have come, because bodies have to be
   /// launched in one order everywhere.
   void exchange_headers(const ExchangeCall& call, std::vector<Peer>& peers,
                         std::vector<at::Tensor>& headers) {
     const i64 count = static_cast<i64>(peers.size());
-    at::Tensor out = at::empty({count, static_cast<i64>(kHeader)}, at::kLong);
-    for (i64 i = 0; i < count; ++i) {
-      const Header header = header_of(call, peers[idx(i)].out);
-      std::memcpy(out[i].mutable_data_ptr(), header.data(), sizeof header);
-    }
+    constexpr std::size_t kBytes = kParcelHeader * sizeof(i64);
+    at::Tensor out = at::empty({count, static_cast<i64>(kParcelHeader)}, at::kLong);
+    for (i64 i = 0; i < count; ++i)
+      std::memcpy(out[i].mutable_data_ptr(), peers[idx(i)].out.header.data(), kBytes);
     out = out.to(options_.device);
     at::Tensor in = at::empty_like(out);
     headers = {out, in};
-    constexpr i64 kBytes = kHeader * sizeof(i64);
     launch(call, [&](NcclApi::Communicator communicator, void* stream) {
       for (i64 i = 0; i < count; ++i) {
         nccl_->send(out[i].const_data_ptr(), kBytes, peers[idx(i)].rank, communicator, stream);
@@ -207,21 +191,10 @@ class Nccl : public Transport {
     wait_for_stream(call);
     in = in.to(at::kCPU);
     for (i64 i = 0; i < count; ++i) {
-      Header header;
-      std::memcpy(header.data(), in[i].const_data_ptr(), sizeof header);
-      make_room(call, header, peers[idx(i)]);
+      Peer& peer = peers[idx(i)];
+      std::memcpy(peer.in.header.data(), in[i].const_data_ptr(), kBytes);
+      make_room(call, peer.in, options_.device, place_of(call, call.participants[peer.index]));
     }
-  }
-
-  /// Memory for what the header announces.
-  void make_room(const ExchangeCall& call, const Header& header, Peer& peer) const {
-    const std::string where = place_of(call, call.participants[peer.index]);
-    check_stamp({.step = header[1], .op = header[0]}, stamp_of(call), where);
-    if (header[2] < 0 || header[3] < 0 || header[3] > static_cast<i64>(kMostTensors))
-      fail<TransportError>(where, "a header of {} bytes and {} tensors is corrupted", header[2], header[3]);
-    const at::TensorOptions bytes = at::TensorOptions().dtype(at::kByte).device(options_.device);
-    peer.in.rest = at::empty({header[2]}, bytes);
-    for (i64 t = 0; t < header[3]; ++t) peer.in.tensors.push_back(at::empty({header[idx(4 + t)]}, bytes));
   }
 
   /// Empty tensors do not travel: NCCL sends no nothing.

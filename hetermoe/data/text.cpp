@@ -6,6 +6,8 @@
 #include <cmath>
 #include <cstring>
 #include <fstream>
+#include <new>
+#include <string_view>
 
 #include "hetermoe/base/hash.h"
 
@@ -82,6 +84,15 @@ std::vector<Source> find_sources(const TextOptions& options) {
   return sources;
 }
 
+void append(std::string& out, std::string_view bytes) {
+  try {
+    out.append(bytes);
+  } catch (const std::bad_alloc&) {
+    fail<IoError>("data.max_bytes", "there is no memory for more than {} bytes of text: lower it",
+                  out.size());
+  }
+}
+
 /// Appends at most `limit` bytes of a file. Returns false and appends nothing when the bytes hold a zero
 /// byte.
 bool append_file(const fs::path& path, i64 limit, std::string& out) {
@@ -96,7 +107,7 @@ bool append_file(const fs::path& path, i64 limit, std::string& out) {
       out.resize(before);
       return false;
     }
-    out.append(chunk.data(), static_cast<std::size_t>(got));
+    append(out, {chunk.data(), static_cast<std::size_t>(got)});
     limit -= got;
   }
   if (in.bad()) fail<IoError>("data.paths", "reading {} stopped: {}", path.string(), std::strerror(errno));
@@ -176,6 +187,19 @@ Text load_text(const TextOptions& options, i64 seq_len) {
   text.train = byte_tensor(all.data(), size - validation);
   text.validation = byte_tensor(all.data() + (size - validation), validation);
   return text;
+}
+
+void check_vocabulary(const Text& text, const ModelConfig& model) {
+  i64 largest = 0;
+  for (const at::Tensor& bytes : {text.train, text.validation}) {
+    if (bytes.numel() > 0) largest = std::max(largest, bytes.max().item<i64>());
+  }
+  if (largest < model.vocab) return;
+  fail<ConfigError>(
+      "model",
+      "{} has a vocabulary of {} tokens, but each byte of the text is a token and there are bytes up "
+      "to {}: expected a vocab_size of at least {} (256 serves any text)",
+      model.name, model.vocab, largest, largest + 1);
 }
 
 Sampler::Sampler(at::Tensor bytes, i64 seq_len, u64 seed)

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "hetermoe/base/fields.h"
+#include "hetermoe/model/model_config.h"
 
 // Byte-level text from local files. Tokens are bytes, 0 to 255.
 namespace hetermoe {
@@ -38,6 +39,9 @@ std::filesystem::path python_library();
 /// there are max_bytes. Throws IoError that names what cannot be read, ConfigError when there is less text
 /// than a sequence needs or a file named itself (not found in a folder) is no text.
 Text load_text(const TextOptions& options, i64 seq_len);
+
+/// Throws ConfigError when the text has a byte that is no token of the model.
+void check_vocabulary(const Text& text, const ModelConfig& model);
 
 struct Batch {
   at::Tensor tokens, targets;  ///< int64 [sequences, seq_len]; target = the next byte

@@ -48,7 +48,7 @@ at::Tensor gather_rows(const at::Tensor& source_TD, const at::Tensor& index_R) {
   if (!plain_cpu(source_TD)) return source_TD.index_select(0, index_R.to(source_TD.device()));
   const i64 width = source_TD.size(1), num_rows = index_R.size(0);
   at::Tensor out = at::empty({num_rows, width}, source_TD.options());
-  const std::size_t bytes = static_cast<std::size_t>(width) * source_TD.element_size();
+  const std::size_t bytes = static_cast<std::size_t>(width * source_TD.element_size());
   const char* from = static_cast<const char*>(source_TD.const_data_ptr());
   char* to = static_cast<char*>(out.mutable_data_ptr());
   const i64* index = index_R.const_data_ptr<i64>();

@@ -47,8 +47,8 @@ struct Share {
   bool operator==(const Share&) const = default;
   template <class V>
   void fields(V& v) {
-    v("device", device, "device of the cluster", at_least(0));
-    v("sequences", sequences, "sequences of a microbatch", at_least(0));
+    v("device", device, "device of the cluster", required(at_least(0)));
+    v("sequences", sequences, "sequences of a microbatch", required(at_least(0)));
   }
 };
 using ShareRow = std::vector<Share>;
@@ -62,7 +62,7 @@ struct ExpertOwner {
   bool operator==(const ExpertOwner&) const = default;
   template <class V>
   void fields(V& v) {
-    v("device", device, "device of the cluster", at_least(0));
+    v("device", device, "device of the cluster", required(at_least(0)));
     v("share", share, "part of the expert's rows", between(0, 1));
   }
 };
@@ -73,8 +73,8 @@ struct LayerPlacement {
   bool operator==(const LayerPlacement&) const = default;
   template <class V>
   void fields(V& v) {
-    v("attention", attention, "who computes the attention part of how many sequences");
-    v("experts", experts, "owners of each expert");
+    v("attention", attention, "who computes the attention part of how many sequences", required());
+    v("experts", experts, "owners of each expert", required());
   }
 };
 
@@ -87,11 +87,11 @@ struct Group {
   std::vector<LayerPlacement> layers;
   template <class V>
   void fields(V& v) {
-    v("devices", devices, "devices of this group");
-    v("microbatches", microbatches, "sequences in each microbatch", at_least(0));
-    v("embed", embed, "who computes the embedding");
-    v("head", head, "who computes the head");
-    v("layers", layers, "placement of each layer");
+    v("devices", devices, "devices of this group", required());
+    v("microbatches", microbatches, "sequences in each microbatch", required(at_least(0)));
+    v("embed", embed, "who computes the embedding", required());
+    v("head", head, "who computes the head", required());
+    v("layers", layers, "placement of each layer", required());
   }
 };
 
@@ -120,8 +120,8 @@ struct Plan {
   template <class V>
   void fields(V& v) {
     v("strategy", strategy, "who made the plan");
-    v("model", model, "model it was made for");
-    v("seq_len", seq_len, "tokens per sequence", at_least(1));
+    v("model", model, "model it was made for", required());
+    v("seq_len", seq_len, "tokens per sequence", required(at_least(1)));
     v("order", order, "order policy");
     v("window", window, "microbatches in flight, 0 = all", at_least(0));
     v("combine_lag", combine_lag, "dispatches between a dispatch and its combine on a shared queue",
@@ -132,12 +132,12 @@ struct Plan {
     v("recompute", recompute, "activation checkpointing");
     v("wire_forward", wire_forward, "dtype of rows in transfers");
     v("wire_backward", wire_backward, "dtype of gradient rows in transfers");
-    v("dtype", dtype, "compute dtype per device");
+    v("dtype", dtype, "compute dtype per device", required());
     v("grad_dtype", grad_dtype, "dtype in which gradients of parameters are summed and reduced");
     v("shard_optimizer", shard_optimizer, "divide optimizer state over replicas (simulated only)");
     v("predicted_step_s", predicted_step_s, "predicted seconds per step");
-    v("explicit_order", explicit_order, "schedule text for order: explicit");
-    v("groups", groups, "data-parallel copies of the model");
+    v("explicit_order", explicit_order, "schedule text for order: explicit", text_of_lines());
+    v("groups", groups, "data-parallel copies of the model", required());
   }
 };
 

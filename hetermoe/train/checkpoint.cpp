@@ -10,6 +10,7 @@
 #include <mutex>
 
 #include "hetermoe/base/checksum.h"
+#include "hetermoe/base/index.h"
 #include "hetermoe/train/shared_folder.h"
 
 namespace hetermoe {
@@ -179,6 +180,22 @@ void publish(const fs::path& unfinished, const fs::path& folder, const Checkpoin
   fs::remove_all(old);
 }
 
+/// A checkpoint that cannot be understood is a file that cannot be read: the run looks at the one before.
+template <class F>
+auto with_io_errors(const fs::path& path, F&& read) {
+  try {
+    return read();
+  } catch (const ConfigError& error) {
+    throw IoError(error.what());
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    fail<IoError>(path.string(), "is damaged: {}", error.what());
+  }
+}
+
+constexpr double kMostCount = 1e15;  ///< of steps and sequences
+
 Json read_info(const fs::path& folder) {
   Json json = read_json(folder / kInfoFile);
   const std::string where = (folder / kInfoFile).string();
@@ -213,7 +230,7 @@ class Archive {
  public:
   Archive(const fs::path& folder, const Json& files) : folder_(folder) {
     for (const auto& [name, size] : files.items()) {
-      readers_.push_back(std::make_unique<SafetensorsReader>(folder / name));
+      readers_.push_back(std::make_unique<SafetensorsReader>(folder / name, Checksums::kOfAll));
       for (const std::string& tensor : readers_.back()->names()) where_[tensor] = readers_.back().get();
     }
   }
@@ -304,25 +321,27 @@ void write_checkpoint(const fs::path& folder, const CheckpointShard& shard, i64 
 }
 
 FoundCheckpoint read_checkpoint(const fs::path& path) {
-  try {
+  return with_io_errors(path, [&] {
     const Json json = read_info(path);
+    const std::string where = (path / kInfoFile).string() + " ";
     CheckpointInfo info;
-    info.step = json.at("step");
-    info.sequences = json.at("sequences");
+    const auto count = [&](const char* key, i64& out, double most) {
+      read_value(json.at(key), out, where + key, between(0, most));
+    };
+    count("step", info.step, kMostCount);
+    count("sequences", info.sequences, kMostCount);
     info.run = json.value("run", "");
-    info.seed = json.at("seed");
+    read_value(json.at("seed"), info.seed, where + "seed");
     info.text = std::stoull(json.at("text").get<std::string>(), nullptr, 16);
-    info.version = json.at("version");
+    info.version = json.at("version").get<std::string>();
     info.job = json.at("job");
     info.plan = json.value("plan", Json());
-    info.skipped = json.value("skipped", i64{0});
-    info.loss_scale = {json.value("loss_scale", 1.0), json.value("good_steps", i64{0})};
-    return {.path = path, .info = std::move(info), .checksum = sum_of(json)};
-  } catch (const Error&) {
-    throw;
-  } catch (const std::exception& error) {
-    fail<IoError>(path.string(), "{}", error.what());
-  }
+    if (json.contains("skipped")) count("skipped", info.skipped, real(info.step));
+    if (json.contains("good_steps")) count("good_steps", info.loss_scale.good_steps, kMostCount);
+    if (json.contains("loss_scale"))
+      read_value(json.at("loss_scale"), info.loss_scale.value, where + "loss_scale", above(0));
+    return FoundCheckpoint{.path = path, .info = std::move(info), .checksum = sum_of(json)};
+  });
 }
 
 std::vector<FoundCheckpoint> find_checkpoints(const fs::path& folder,
@@ -361,15 +380,16 @@ std::string set_others_aside(const fs::path& folder, const std::string& run) {
 
 void load_checkpoint(const FoundCheckpoint& checkpoint, const ModelConfig& model,
                      const std::vector<DeviceState*>& states) {
-  const Json info = read_info(checkpoint.path);
-  Json got = info.at("config"), expected = to_hf(model);
+  const Json info = with_io_errors(checkpoint.path, [&] { return read_info(checkpoint.path); });
+  const Json got = info.value("config", Json()), expected = to_hf(model);
   if (got != expected) {
     for (const auto& [key, value] : expected.items()) {
-      if (got.value(key, Json()) == value) continue;
+      const Json has = got.is_object() ? got.value(key, Json()) : Json();
+      if (has == value) continue;
       fail<ConfigError>(checkpoint.path.string(),
                         "is of another model: {} is {}, expected {}. Give another output folder, or "
                         "--checkpoint.resume false.",
-                        key, got.value(key, Json()).dump(), value.dump());
+                        key, has.dump(), value.dump());
     }
   }
   const Archive archive(checkpoint.path, info.at("files"));

@@ -1,6 +1,9 @@
 #include "hetermoe/train/compare.h"
 
 #include <algorithm>
+#include <filesystem>
+
+#include "hetermoe/train/host_memory.h"
 
 namespace hetermoe {
 
@@ -26,7 +29,10 @@ std::vector<StrategyRun> compare_job(
     run.plan = make_job_plan(jobs.back(), model, cluster);
     runs.push_back(std::move(run));
   }
+  if (processes.rank() == 0) check_writable(std::filesystem::path(job.output) / "report.html");
+  if (processes.alone() && job.run.device == "cpu") check_host_memory(job, model);
   const Text text = load_text(job.data, job.train.seq_len);
+  check_vocabulary(text, model);
   MetricsLog metrics(job, runs.size());
   for (std::size_t i = 0; i < runs.size() && !stop_requested; ++i) {
     Trainer trainer(jobs[i], model, cluster, runs[i].plan, text, processes, options.checkpoints);

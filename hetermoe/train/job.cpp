@@ -81,12 +81,37 @@ void adopt_plan_shape(Job& job, const Json& file, const Json& flags) {
   }
 }
 
+/// Names that mean nothing, and would be taken for the folder that one is in.
+void check_names(const Job& job, const std::string& where) {
+  const auto check = [&](const char* key, const std::string& name, const char* expected) {
+    if (name.empty()) fail<ConfigError>(where + key, "is empty, expected {}", expected);
+  };
+  check("model", job.model, "a name of configs/models, a config.json or its folder");
+  check("cluster", job.cluster, "a name of configs/clusters, a YAML file or a hostfile");
+  check("strategy", job.strategy, "the name of a strategy, such as zebra");
+  check("output", job.output, "the folder of results");
+  for (const std::string& path : job.data.paths) check("data.paths", path, "files or folders of text");
+}
+
+/// All tokens of a step are in memory at once.
+void check_tokens(const TrainOptions& train) {
+  constexpr i64 kMostTokens = 1'000'000'000;
+  if (train.sequences * train.seq_len <= kMostTokens) return;
+  fail<ConfigError>(
+      "train.sequences",
+      "got {} sequences of {} tokens (train.seq_len), which are {} tokens in a step: expected at "
+      "most {}",
+      train.sequences, train.seq_len, train.sequences * train.seq_len, kMostTokens);
+}
+
 Job make_job(const Json& file, const std::string& where, const std::vector<Override>& overrides) {
   Job job;
   const Json flags = overrides_json(overrides);
   read_fields(file, job, where);
   read_fields(flags, job, "--");
+  check_names(job, where);
   adopt_plan_shape(job, file, flags);
+  check_tokens(job.train);
   return job;
 }
 
@@ -110,6 +135,16 @@ void check_devices(const std::vector<DeviceId>& devices, const char* key, const 
 void check_devices(const PlanOptions& options, const Cluster& cluster) {
   check_devices(options.attention, "plan.attention", cluster);
   check_devices(options.experts, "plan.experts", cluster);
+}
+
+/// Sums over speeds that are further apart lose the slow ones, which then get nothing.
+void check_weights(const std::vector<double>& weights, const char* key) {
+  constexpr double kMostApart = 1e6;
+  if (weights.empty()) return;
+  const auto [slowest, fastest] = std::minmax_element(weights.begin(), weights.end());
+  if (*fastest / *slowest <= kMostApart) return;
+  fail<ConfigError>(key, "got {} beside {}, expected speeds of devices, of which none is {} times another",
+                    *slowest, *fastest, kMostApart);
 }
 
 /// What a strategy would leave aside is told, not ignored.
@@ -174,6 +209,8 @@ Plan plan_of_strategy(const Job& job, const ModelConfig& model, const Cluster& c
   check_lengths(options, model);
   check_roles(options, strategy);
   check_devices(options, cluster);
+  check_weights(options.attention_weights, "plan.attention_weights");
+  check_weights(options.expert_weights, "plan.expert_weights");
   StrategyRequest request;
   request.seq_len = job.train.seq_len;
   request.sequences = job.train.sequences;
@@ -227,8 +264,18 @@ void check_step_shape(const Job& job, const Plan& plan, std::vector<std::string>
 }  // namespace
 
 Job load_job(const std::string& path, const std::vector<Override>& overrides) {
-  Json file = read_yaml(path);
-  if (file.is_null()) file = Json::object();  // an empty file is a job of defaults
+  if (path.empty()) fail<ConfigError>("job", "the name of the file is empty, expected a job file (YAML)");
+  return parse_job(read_text(path, kMostYaml), path, overrides);
+}
+
+Job parse_job(const std::string& yaml, const std::string& path, const std::vector<Override>& overrides) {
+  const Json file = parse_yaml(yaml, path);
+  if (file.is_null() || (file.is_object() && file.empty())) {
+    fail<ConfigError>(
+        path,
+        "holds no key of a job, expected at least one such as \"model: demo\"; `hetermoe options` "
+        "lists all");
+  }
   return make_job(file, path + " ", overrides);
 }
 

@@ -47,17 +47,17 @@ struct TrainOptions {
   template <class V>
   void fields(V& v) {
     v("steps", steps, "optimizer steps", at_least(0));
-    v("sequences", sequences, "sequences of one step (global batch)", at_least(1));
-    v("seq_len", seq_len, "tokens per sequence", at_least(1));
-    v("microbatches", microbatches, "microbatches of one step", at_least(1));
+    v("sequences", sequences, "sequences of one step (global batch)", between(1, 1e6));
+    v("seq_len", seq_len, "tokens per sequence", between(1, 1e8));
+    v("microbatches", microbatches, "microbatches of one step", between(1, 1e6));
     v("aux_group", aux_group, "sequences over which the load-balancing loss is computed, 0 = the whole step",
       at_least(0));
     v("learning_rate", learning_rate, "peak learning rate", at_least(0));
     v("final_share", final_share, "learning rate at the end, as a share of the peak", between(0, 1));
     v("warmup_steps", warmup_steps, "steps of linear warm-up", at_least(0));
     v("weight_decay", weight_decay, "decoupled weight decay (not on norms)", at_least(0));
-    v("beta1", beta1, "AdamW beta1", between(0, 1));
-    v("beta2", beta2, "AdamW beta2", between(0, 1));
+    v("beta1", beta1, "AdamW beta1", below(0, 1));
+    v("beta2", beta2, "AdamW beta2", below(0, 1));
     v("adam_eps", adam_eps, "AdamW epsilon", above(0));
     v("max_grad_norm", max_grad_norm, "gradients are clipped to this global norm, 0 = off", at_least(0));
     v("loss_scale", loss_scale,
@@ -66,7 +66,7 @@ struct TrainOptions {
     v("seed", seed, "seed of parameters and data order", at_least(0));
     v("log_every", log_every, "steps between log lines", at_least(1));
     v("validate_every", validate_every, "steps between validations, 0 = at the end only", at_least(0));
-    v("validation_sequences", validation_sequences, "sequences of one validation, 0 = none", at_least(0));
+    v("validation_sequences", validation_sequences, "sequences of one validation, 0 = none", between(0, 1e6));
     v("checksum_messages", checksum_messages,
       "add a checksum to every message between devices and compare it on arrival");
     v("preflight", preflight,
@@ -108,8 +108,9 @@ struct PlanOptions {
     v("attention", attention, "devices that compute attention; empty = the fastest type", at_least(0));
     v("experts", experts, "devices that own experts; empty = the other types", at_least(0));
     v("attention_weights", attention_weights, "speeds by which sequences are shared; empty = equally",
-      above(0));
-    v("expert_weights", expert_weights, "speeds by which experts are shared; empty = equally", above(0));
+      between(1e-30, 1e30));
+    v("expert_weights", expert_weights, "speeds by which experts are shared; empty = equally",
+      between(1e-30, 1e30));
     v("experts_moved", experts_moved,
       "per layer: experts that each expert device gives to attention devices (Asym-EA)", at_least(0));
     v("window", window, "microbatches in flight; 0 = all, -1 = the strategy's own", at_least(-1));
@@ -198,6 +199,9 @@ struct Job {
 
 /// Reads a YAML file and applies overrides such as {"train.steps", "20"}. Throws ConfigError or IoError.
 Job load_job(const std::string& path, const std::vector<std::pair<std::string, std::string>>& overrides);
+/// As load_job, of a text that was read from `path`.
+Job parse_job(const std::string& yaml, const std::string& path,
+              const std::vector<std::pair<std::string, std::string>>& overrides);
 /// As load_job, from nothing but overrides.
 Job job_from_overrides(const std::vector<std::pair<std::string, std::string>>& overrides);
 

@@ -9,10 +9,11 @@
 #include <bit>
 #include <cerrno>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "hetermoe/base/checksum.h"
-#include "hetermoe/base/json.h"
+#include "hetermoe/base/fields.h"
 
 namespace hetermoe {
 namespace {
@@ -27,6 +28,21 @@ constexpr std::array<std::pair<at::ScalarType, const char*>, 5> kDtypes = {{{at:
 /// Longer headers are refused, as the format's own library does.
 constexpr i64 kMaxHeader = 100 << 20;
 
+constexpr const char* kMetadata = "__metadata__";
+const std::string kChecksum = "checksum ";
+
+/// Empty where no tensor is as large.
+std::optional<i64> bytes_of(const std::vector<i64>& shape, i64 element) {
+  bool empty = false;
+  i64 bytes = element;
+  for (const i64 size : shape) {
+    empty = empty || size == 0;
+    // The sizes beside a 0 have to make sense as well: a tensor's strides are their products.
+    if (size < 0 || __builtin_mul_overflow(bytes, std::max<i64>(size, 1), &bytes)) return {};
+  }
+  return empty ? 0 : bytes;
+}
+
 const char* dtype_text(at::ScalarType dtype) {
   for (const auto& [type, text] : kDtypes) {
     if (type == dtype) return text;
@@ -34,8 +50,9 @@ const char* dtype_text(at::ScalarType dtype) {
   HM_CHECK(false, "no safetensors dtype for {}", static_cast<int>(dtype));
 }
 
+template <class E = IoError>
 [[noreturn]] void fail_io(const std::filesystem::path& path, const char* what) {
-  fail<IoError>(path.string(), "cannot {}: {}", what, std::strerror(errno));
+  fail<E>(path.string(), "cannot {}: {}", what, std::strerror(errno));
 }
 
 /// A new file; removed again unless it was finished.
@@ -58,16 +75,16 @@ class NewFile {
     while (size > 0) {
       const ssize_t done = ::write(file_, at, size);
       if (done < 0 && errno == EINTR) continue;
-      if (done <= 0) fail_io(path_, "write");
+      if (done <= 0) fail_io<WriteError>(path_, "write");
       at += done;
       size -= static_cast<std::size_t>(done);
     }
   }
   void finish() {
-    if (::fsync(file_) != 0) fail_io(path_, "write");
+    if (::fsync(file_) != 0) fail_io<WriteError>(path_, "write");
     if (::close(std::exchange(file_, -1)) != 0) {
       ::unlink(path_.c_str());
-      fail_io(path_, "write");
+      fail_io<WriteError>(path_, "write");
     }
   }
 
@@ -83,11 +100,11 @@ void sync_to_disk(const std::filesystem::path& path) {
   if (file < 0) fail_io(path, "open");
   const int code = ::fsync(file);
   ::close(file);
-  if (code != 0) fail_io(path, "write");
+  if (code != 0) fail_io<WriteError>(path, "write");
 }
 
 void write_safetensors(const std::filesystem::path& path, const std::vector<NamedTensor>& tensors) {
-  Json header = {{"__metadata__", {{"format", "pt"}}}};
+  Json header = {{kMetadata, {{"format", "pt"}}}};
   i64 end = 0;
   std::vector<at::Tensor> whole;
   for (const NamedTensor& named : tensors) {
@@ -96,7 +113,7 @@ void write_safetensors(const std::filesystem::path& path, const std::vector<Name
     header[named.name] = {{"dtype", dtype_text(tensor.scalar_type())},
                           {"shape", tensor.sizes().vec()},
                           {"data_offsets", {begin, end}}};
-    header["__metadata__"]["checksum " + named.name] =
+    header[kMetadata][kChecksum + named.name] =
         fmt::format("{:016x}", checksum(tensor.const_data_ptr(), tensor.nbytes()));
   }
   std::string text = header.dump();
@@ -109,11 +126,11 @@ void write_safetensors(const std::filesystem::path& path, const std::vector<Name
   file.finish();
 }
 
-SafetensorsReader::SafetensorsReader(const std::filesystem::path& path)
+SafetensorsReader::SafetensorsReader(const std::filesystem::path& path, Checksums checksums)
     : path_(path), file_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
   if (file_ < 0) fail_io(path_, "open");
   try {
-    read_header();
+    read_header(checksums);
   } catch (...) {
     ::close(file_);
     throw;
@@ -135,9 +152,10 @@ void SafetensorsReader::read_bytes(void* out, i64 begin, i64 size) const {
   }
 }
 
-void SafetensorsReader::read_header() {
+void SafetensorsReader::read_header(Checksums checksums) {
   struct stat info {};
   if (::fstat(file_, &info) != 0) fail_io(path_, "read");
+  if (!S_ISREG(info.st_mode)) fail<IoError>(path_.string(), "is no regular file, expected safetensors");
   size_ = info.st_size;
   i64 length = 0;
   read_bytes(&length, 0, 8);
@@ -151,28 +169,52 @@ void SafetensorsReader::read_header() {
   try {
     const Json header = parse_json(text, path_.string());
     const Json none = Json::object();
-    const Json& metadata = header.contains("__metadata__") ? header.at("__metadata__") : none;
+    const Json& metadata = header.contains(kMetadata) ? header.at(kMetadata) : none;
     for (const auto& [name, json] : header.items()) {
-      if (name == "__metadata__") continue;
-      const std::string dtype = json.at("dtype");
-      const auto known =
-          std::find_if(kDtypes.begin(), kDtypes.end(), [&](const auto& d) { return d.second == dtype; });
-      if (known == kDtypes.end()) fail<IoError>(path_.string(), "{}: unknown dtype {}", name, dtype);
-      Entry entry{known->first, json.at("shape"), json.at("data_offsets").at(0),
-                  json.at("data_offsets").at(1), metadata.value("checksum " + name, "")};
-      i64 bytes = static_cast<i64>(c10::elementSize(entry.dtype));
-      for (const i64 size : entry.shape) bytes *= size;
-      if (entry.begin < 0 || entry.end - entry.begin != bytes || data_begin_ + entry.end > size_) {
-        fail<IoError>(path_.string(),
-                      "{}: got bytes {} to {} of a file of {}, expected {} bytes. Is the file cut?", name,
-                      entry.begin, entry.end, size_, bytes);
-      }
-      entries_.emplace(name, std::move(entry));
+      if (name != kMetadata) add_entry(name, json, metadata);
     }
+    check_checksums(metadata, checksums);
   } catch (const Json::exception& error) {
     fail<IoError>(path_.string(), "no safetensors header: {}", error.what());
   } catch (const ConfigError& error) {
     fail<IoError>(path_.string(), "no safetensors header: {}", error.what());
+  }
+}
+
+void SafetensorsReader::add_entry(const std::string& name, const Json& json, const Json& metadata) {
+  const std::string dtype = json.at("dtype");
+  const auto known =
+      std::find_if(kDtypes.begin(), kDtypes.end(), [&](const auto& d) { return d.second == dtype; });
+  if (known == kDtypes.end()) fail<IoError>(path_.string(), "{}: unknown dtype {}", name, dtype);
+  Entry entry{.dtype = known->first, .shape = {}, .begin = 0, .end = 0, .checksum = {}};
+  read_value(json.at("shape"), entry.shape, path_.string() + " " + name, at_least(0));
+  read_value(json.at("data_offsets").at(0), entry.begin, path_.string() + " " + name, at_least(0));
+  read_value(json.at("data_offsets").at(1), entry.end, path_.string() + " " + name, at_least(0));
+  const auto sum = metadata.find(kChecksum + name);
+  if (sum != metadata.end()) entry.checksum = sum->get<std::string>();
+  const std::optional<i64> bytes = bytes_of(entry.shape, static_cast<i64>(c10::elementSize(entry.dtype)));
+  if (!bytes) fail<IoError>(path_.string(), "{}: has no possible shape: {}", name, json.at("shape").dump());
+  if (entry.end - entry.begin != *bytes || entry.end > size_ - data_begin_) {
+    fail<IoError>(path_.string(),
+                  "{}: got bytes {} to {} of a file of {}, expected {} bytes. Is the file cut?", name,
+                  entry.begin, entry.end, size_, *bytes);
+  }
+  entries_.emplace(name, std::move(entry));
+}
+
+/// A tensor whose checksum lost its name would be read without a look.
+void SafetensorsReader::check_checksums(const Json& metadata, Checksums checksums) const {
+  bool some = checksums == Checksums::kOfAll;
+  for (const auto& [key, value] : metadata.items()) {
+    if (!key.starts_with(kChecksum)) continue;
+    const std::string name = key.substr(kChecksum.size());
+    if (entries_.count(name) == 0)
+      fail<IoError>(path_.string(), "is damaged: there is a checksum of {}, and no such tensor", name);
+    some = true;
+  }
+  for (const auto& [name, entry] : entries_) {
+    if (some && entry.checksum.empty())
+      fail<IoError>(path_.string(), "is damaged: {} has no checksum, expected one of every tensor", name);
   }
 }
 

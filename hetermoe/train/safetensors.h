@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "hetermoe/base/json.h"
 #include "hetermoe/nn/params.h"
 
 // The safetensors format of Hugging Face: 8 bytes header length, a JSON header, raw tensors.
@@ -16,10 +17,14 @@ void write_safetensors(const std::filesystem::path& path, const std::vector<Name
 /// Makes what was written of a file, or the names in a folder, survive a power cut. Throws IoError.
 void sync_to_disk(const std::filesystem::path& path);
 
+/// What a reader asks of the checksums in a file. A file in which some tensors have one and some do not was
+/// changed, and is refused in either case.
+enum class Checksums { kWhereThere, kOfAll };
+
 class SafetensorsReader {
  public:
   /// Reads and checks the header. Throws IoError that says what is wrong with the file.
-  explicit SafetensorsReader(const std::filesystem::path& path);
+  explicit SafetensorsReader(const std::filesystem::path& path, Checksums checksums = Checksums::kWhereThere);
   ~SafetensorsReader();
   SafetensorsReader(const SafetensorsReader&) = delete;
   SafetensorsReader& operator=(const SafetensorsReader&) = delete;
@@ -36,7 +41,9 @@ class SafetensorsReader {
     i64 begin, end;
     std::string checksum;  // empty: a file by another writer
   };
-  void read_header();
+  void read_header(Checksums checksums);
+  void add_entry(const std::string& name, const Json& json, const Json& metadata);
+  void check_checksums(const Json& metadata, Checksums checksums) const;
   void read_bytes(void* out, i64 begin, i64 size) const;
 
   std::filesystem::path path_;

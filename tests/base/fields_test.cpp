@@ -69,6 +69,60 @@ TEST(Fields, WrongTypeAndRangeNamePathAndValue) {
   EXPECT_EQ(message_of("sizes: [9999999999]").substr(0, 34), "[job.yaml sizes[0]] out of range: ");
 }
 
+struct Needy {
+  i64 device = 0;
+  std::vector<i64> sizes;
+  std::string note, name;
+  double decay = 0.5;
+  template <class V>
+  void fields(V& v) {
+    v("device", device, "device of the cluster", required(at_least(0)));
+    v("sizes", sizes, "sizes", required());
+    v("note", note, "a note", text_of_lines());
+    v("name", name, "a name");
+    v("decay", decay, "decay", below(0, 1));
+  }
+};
+
+std::string needy_error(const Json& json) {
+  Needy needy;
+  return error_of<ConfigError>([&] { read_fields(json, needy, "f "); });
+}
+
+TEST(Fields, AKeyThatMustBeThereIsNamed) {
+  EXPECT_EQ(needy_error({{"sizes", {1}}}),
+            "[f] has no key \"device\", expected an integer: device of the cluster");
+  EXPECT_EQ(needy_error({{"device", 1}}), "[f] has no key \"sizes\", expected a list of integer: sizes");
+  EXPECT_EQ(needy_error({{"device", 1}, {"sizes", Json::array()}}), "no error");
+}
+
+TEST(Fields, ARangeMayLeaveItsEndOut) {
+  const auto with_decay = [](double decay) {
+    return needy_error({{"device", 1}, {"sizes", {1}}, {"decay", decay}});
+  };
+  EXPECT_EQ(with_decay(0), "no error");
+  EXPECT_EQ(with_decay(0.999), "no error");
+  EXPECT_EQ(with_decay(1), "[f decay] out of range: got 1, expected >= 0 and < 1");
+}
+
+TEST(Fields, TextsHoldNoControlCharacters) {
+  const auto with = [](const char* key, const std::string& text) {
+    return needy_error({{"device", 1}, {"sizes", {1}}, {key, text}});
+  };
+  EXPECT_EQ(with("name", "a\nb"),
+            "[f name] got string \"a\\nb\", expected a text without line breaks and control characters");
+  EXPECT_NE(with("name", "\x1b[31m"), "no error");
+  EXPECT_NE(with("name", "\xc2\x9b"), "no error");
+  EXPECT_EQ(with("note", "a\nb\tc"), "no error");
+  EXPECT_NE(with("note", "\x1b[31m"), "no error");
+}
+
+TEST(Fields, AnUnknownKeyIsShownAndNotObeyed) {
+  EXPECT_NE(
+      needy_error({{"device", 1}, {"sizes", {1}}, {"a\n\x1b[2J", 1}}).find("unknown key \"a\\n\\x1b[2J\""),
+      std::string::npos);
+}
+
 struct Sizes {
   i64 a = 0;
   u64 b = 0;

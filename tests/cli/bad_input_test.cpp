@@ -183,6 +183,89 @@ TEST_F(BadInput, AnOutputThatCannotBeWritten) {
   EXPECT_EQ(read_text(file), "a file");
 }
 
+TEST_F(BadInput, AFileWithoutEndOrOfAbsurdSize) {
+  expect_refused({"/dev/zero"},
+                 {"[/dev/zero] is too large for a text file", "expected at most 67108864 bytes"});
+  expect_refused({"--cluster", "/dev/zero"}, {"[/dev/zero]", "too large"}, {"simulate"});
+  expect_refused({"--model", "tiny", "--train.sequences", "1000000000000"},
+                 {"[--train.sequences]", "got 1000000000000"});
+}
+
+TEST_F(BadInput, AModelThatNoMachineHoldsNamesParametersAndMemory) {
+  const std::string huge =
+      folder.file("huge.json", R"({"model_type": "mixtral", "vocab_size": 256, "hidden_size": 1048576,
+      "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 8, "intermediate_size": 4194304,
+      "num_local_experts": 8, "num_experts_per_tok": 2})");
+  expect_refused({"--model", huge}, {"[model] huge has ", "training keeps", "this machine has"},
+                 {"train", "verify"});
+}
+
+TEST_F(BadInput, ANameThatIsTooLong) {
+  const std::string name(5000, 'x');
+  for (const char* option : {"--model", "--cluster"})
+    expect_refused({option, name}, {"xxx]"}, {"train", "simulate"});
+  expect_refused({name}, {"File name too long"});
+  expect_refused({"--model", "tiny", "--plan.file", name}, {"File name too long"});
+  expect_refused({name, "-o", folder / "r.html"}, {"File name too long"}, {"report"});
+  const ProgramResult result = run_hetermoe({"simulate", "--model", "tiny", "--output", name});
+  EXPECT_EQ(result.code, 2);
+  EXPECT_TRUE(contains(result.err, "File name too long")) << result.err;
+}
+
+TEST_F(BadInput, EmptyNamesAndFiles) {
+  expect_refused({""}, {"word 1 is empty"});
+  expect_refused({folder.file("empty.yaml", "")}, {"empty.yaml] holds no key of a job"});
+  for (const char* option : {"--model", "--cluster", "--strategy"})
+    expect_refused({option, ""}, {"is empty"});
+}
+
+TEST_F(BadInput, AVocabularySmallerThanTheText) {
+  Json config = read_json(HM_SOURCE_DIR "/configs/models/tiny.json");
+  config["vocab_size"] = 37;
+  expect_refused({"--model", folder.file("small.json", config.dump()), "--train.seq_len", "2", "--data.paths",
+                  folder.file("text", std::string(200, 'z'))},
+                 {"[model] small has a vocabulary of 37 tokens", "bytes up to 122", "at least 123"},
+                 {"train", "compare", "verify"});
+}
+
+TEST_F(BadInput, NamesAreShownAndNotObeyed) {
+  const std::string yaml = "name: \"a\\nb\\e[2J\"\nnodes: [{name: n, devices: [A40]}]";
+  expect_refused({"--cluster", folder.file("c.yaml", yaml)},
+                 {"c.yaml name] got string", "control characters"});
+  const std::string job = folder.file("x\x1b[31m\n.yaml", "modle: tiny");
+  const ProgramResult result = run_hetermoe({"simulate", job});
+  EXPECT_EQ(result.code, 2);
+  EXPECT_TRUE(contains(result.err, "x\\x1b[31m\\n.yaml]")) << result.err;
+  EXPECT_FALSE(contains(result.err, "\x1b"));
+  const ProgramResult key = run_hetermoe({"simulate", folder.file("k.yaml", "\"a\\e[2J\": 1")});
+  EXPECT_FALSE(contains(key.err, "\x1b")) << key.err;
+}
+
+TEST_F(BadInput, OutputsAreTestedBeforeTheWork) {
+  const std::string file = folder.file("occupied", "a file");
+  const std::vector<std::string> before = folder.contents();
+  const std::vector<std::vector<std::string>> commands = {
+      {"plan", "--model", "none-such", "-o", file + "/plan.json"},
+      {"profile", "--model", "none-such", "-o", file + "/p.json"},
+      {"report", "none-such", "-o", file + "/r.html"},
+      {"simulate", "--model", "none-such", "--output", file + "/s"}};
+  for (const std::vector<std::string>& words : commands) {
+    const ProgramResult result = run_hetermoe(words);
+    EXPECT_EQ(result.code, 2) << words[0];
+    EXPECT_TRUE(contains(result.err, "occupied is no folder")) << result.err;
+  }
+  const ProgramResult train =
+      run_hetermoe({"train", "--model", "tiny", "--data.paths", folder / "no_text", "--output", file + "/t"});
+  EXPECT_TRUE(contains(train.err, "occupied is no folder")) << train.err;
+  EXPECT_EQ(folder.contents(), before);
+}
+
+TEST_F(BadInput, AFullDiskIsNoWrongInput) {
+  const ProgramResult plan = run_hetermoe({"plan", "--model", "d1", "--cluster", "o1", "-o", "/dev/full"});
+  EXPECT_EQ(plan.code, 1);
+  EXPECT_TRUE(contains(plan.err, "[/dev/full] writing stopped: No space left on device")) << plan.err;
+}
+
 TEST_F(BadInput, TimedStepsBelowZero) {
   const ProgramResult result = run_hetermoe({"compare", "--model", "tiny", "--timed-steps", "-5"});
   EXPECT_EQ(result.code, 2);

@@ -213,7 +213,7 @@ TEST(ClusterErrors, NumbersOutOfRange) {
   EXPECT_EQ(yaml_error("{nodes: [{devices: [T4 x0]}]}"),
             "[c.yaml nodes[0].devices[0]] out of range: got 0, expected 1 to 65536");
   EXPECT_EQ(yaml_error("{nodes: [{devices: [{type: T4, speed: 0}]}]}"),
-            "[c.yaml nodes[0].devices[0].speed] out of range: got 0, expected > 0");
+            "[c.yaml nodes[0].devices[0].speed] out of range: got 0, expected 1e-06 to 1000000");
   EXPECT_EQ(yaml_error("{device_types: [{name: T4, memory_gib: 0}], nodes: [{devices: [T4]}]}"),
             "[c.yaml device_types[0].memory_gib] out of range: got 0, expected > 0");
 }

@@ -60,6 +60,19 @@ TEST(Hostfile, ErrorsNameTheLine) {
   EXPECT_EQ(hosts_error("# nobody\n"), "[hosts] no hosts, expected lines such as \"n1 slots=2 type=A40\"");
 }
 
+TEST(Hostfile, NamesThatALauncherOrATerminalWouldObeyAreRefused) {
+  for (const std::string name : {"-oProxyCommand=x", "--hostfile", "-", "n\x1b[2J", "n\x7f"}) {
+    const std::string error = hosts_error(name + " type=A40");
+    EXPECT_TRUE(error.starts_with("[hosts:1] got ")) << error;
+    EXPECT_EQ(error.find('\x1b'), std::string::npos) << error;
+  }
+  EXPECT_EQ(
+      hosts_error("--hostfile type=A40"),
+      "[hosts:1] got host \"--hostfile\", expected a name that does not begin with - and has no control "
+      "characters");
+  EXPECT_EQ(hosts_error("n-1 type=A40"), "no error");
+}
+
 TEST(Hostfile, AnythingElseIsNoHostfile) {
   for (const char* text : {"n1 slots=2 type=A40 gpus=4", "n1 2", "slots=2", "nodes:", "{nodes: []}"}) {
     EXPECT_TRUE(hosts_error(text).starts_with("[hosts:1] got \"")) << text << ": " << hosts_error(text);

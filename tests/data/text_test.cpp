@@ -41,6 +41,21 @@ TEST(LoadText, TakesFoldersInPathOrderAndSplitsAtTheEnd) {
   EXPECT_EQ(text.num_files, 3);
 }
 
+TEST(CheckVocabulary, AByteThatIsNoTokenIsNamed) {
+  ModelConfig model;
+  model.name = "small";
+  Text text{counting_bytes(100), at::full({3}, 120).to(at::kByte), 1, 0};
+  model.vocab = 121;
+  EXPECT_EQ(error_of([&] { check_vocabulary(text, model); }), "no error");
+  model.vocab = 120;
+  EXPECT_EQ(error_of<ConfigError>([&] { check_vocabulary(text, model); }),
+            "[model] small has a vocabulary of 120 tokens, but each byte of the text is a token and there "
+            "are bytes up "
+            "to 120: expected a vocab_size of at least 121 (256 serves any text)");
+  text.validation = at::empty({0}, at::kByte);
+  EXPECT_EQ(error_of([&] { check_vocabulary(text, model); }), "no error");
+}
+
 TEST(LoadText, NamedFilesKeepTheirOrderAndTheLimitCutsTheLast) {
   const WorkFolder folder;
   TextOptions options;

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "tests/schedule/plans.h"
+#include "tests/support/error_of.h"
 
 namespace hetermoe {
 namespace {
@@ -46,6 +47,34 @@ TEST_F(PlanTest, UnknownKeysAndValuesAreRefused) {
   json.erase("windo");
   json["chunks"] = 0;
   EXPECT_THROW(plan_from_json(json, "plan.json"), ConfigError);
+}
+
+TEST_F(PlanTest, MissingKeysAreErrors) {
+  const auto without = [](Json json, const std::string& pointer) {
+    const Json::json_pointer whole(pointer);
+    json.at(whole.parent_pointer()).erase(whole.back());
+    return error_of<ConfigError>([&] { plan_from_json(json, "plan.json"); });
+  };
+  const Json json = to_json(plan_);
+  EXPECT_EQ(without(json, "/groups/0/layers/0/experts/0/0/device"),
+            "[plan.json groups[0].layers[0].experts[0][0]] has no key \"device\", expected an integer: "
+            "device of the "
+            "cluster");
+  for (const char* pointer :
+       {"/model", "/seq_len", "/dtype", "/groups", "/groups/0/devices", "/groups/0/microbatches",
+        "/groups/0/embed", "/groups/0/head", "/groups/0/layers", "/groups/0/layers/0/attention",
+        "/groups/0/layers/0/experts", "/groups/0/embed/0/0/device", "/groups/0/embed/0/0/sequences"}) {
+    EXPECT_NE(without(json, pointer).find("has no key"), std::string::npos) << pointer;
+  }
+  for (const char* pointer : {"/order", "/chunks", "/groups/0/layers/0/experts/0/0/share"})
+    EXPECT_EQ(without(json, pointer), "no error") << pointer;
+}
+
+TEST_F(PlanTest, AnOwnerThatIsEmptyIsNotDevice0) {
+  Json json = to_json(plan_);
+  json["groups"][0]["layers"][0]["experts"][0] = Json::array({Json::object()});
+  EXPECT_NE(error_of<ConfigError>([&] { plan_from_json(json, "p"); }).find("has no key \"device\""),
+            std::string::npos);
 }
 
 TEST_F(PlanTest, NumbersThatAddUpBeyondTheRangeOfIntegersAreRefused) {

@@ -6,6 +6,7 @@
 
 #include <fstream>
 
+#include "hetermoe/base/checksum.h"
 #include "tests/support/error_of.h"
 #include "tests/train/tiny_run.h"
 
@@ -61,6 +62,82 @@ TEST(Safetensors, EveryCutIsFound) {
     fs::resize_file(path, static_cast<std::uintmax_t>(length));
     EXPECT_NE(error_of([&] { SafetensorsReader(path).read("a"); }), "no error") << length;
   }
+}
+
+/// Replaces a text of the header by one of the same length.
+void replace_in_file(const fs::path& path, const std::string& from, const std::string& to) {
+  std::string text = read_text(path, 1 << 20);
+  const std::size_t at = text.find(from);
+  ASSERT_NE(at, std::string::npos);
+  ASSERT_EQ(from.size(), to.size());
+  write_text(path, text.replace(at, from.size(), to));
+}
+
+TEST(Safetensors, AChecksumWhoseNameWasChangedIsFound) {
+  const WorkFolder folder;
+  const fs::path path = folder / "x.safetensors";
+  write_safetensors(path, {{"a", at::randn({8})}, {"b", at::randn({8})}});
+  replace_in_file(path, "\"checksum a\"", "\"checksum c\"");
+  EXPECT_EQ(error_of<IoError>([&] { SafetensorsReader reader(path); }),
+            "[" + path.string() + "] is damaged: there is a checksum of c, and no such tensor");
+  replace_in_file(path, "\"checksum c\"", "\"chocksum a\"");
+  EXPECT_EQ(error_of<IoError>([&] { SafetensorsReader reader(path); }),
+            "[" + path.string() + "] is damaged: a has no checksum, expected one of every tensor");
+}
+
+TEST(Safetensors, AFileOfAnotherProgramNeedsNoChecksums) {
+  const WorkFolder folder;
+  const fs::path path = folder / "x.safetensors";
+  write_safetensors(path, {{"a", at::ones({2})}});
+  replace_in_file(path, "\"checksum a\"", "\"a checksum\"");
+  EXPECT_TRUE(at::equal(SafetensorsReader(path).read("a"), at::ones({2})));
+  EXPECT_NE(error_of<IoError>([&] { SafetensorsReader(path, Checksums::kOfAll); }).find("a has no checksum"),
+            std::string::npos);
+}
+
+TEST(Safetensors, ShapesThatNoTensorHasAreErrors) {
+  const WorkFolder folder;
+  const auto error_with = [&](const std::string& shape, const std::string& offsets) {
+    const std::string header =
+        fmt::format(R"({{"w":{{"dtype":"F32","shape":{},"data_offsets":{}}}}})", shape, offsets);
+    std::string length(8, '\0');
+    length[0] = static_cast<char>(header.size());
+    const std::string path = folder.file("x", length + header + std::string(8, '\1'));
+    return error_of<IoError>([&] { SafetensorsReader(path).read("w"); });
+  };
+  EXPECT_EQ(error_with("[2]", "[0,8]"), "no error");
+  for (const char* shape :
+       {"[4294967296,4294967296]", "[0,9223372036854775807,2]", "[-1]", "[1.5]", "2", "[\"a\"]"})
+    EXPECT_NE(error_with(shape, "[0,8]"), "no error") << shape;
+  for (const char* offsets :
+       {"[0,9223372036854775807]", "[-8,0]", "[9223372036854775800,9223372036854775807]", "[0]"})
+    EXPECT_NE(error_with("[2]", offsets), "no error") << offsets;
+}
+
+/// While it lives no file of this process may grow beyond `bytes`: writes fail as on a full disk.
+class FullDisk {
+ public:
+  explicit FullDisk(rlim_t bytes) {
+    ::signal(SIGXFSZ, SIG_IGN);
+    ::getrlimit(RLIMIT_FSIZE, &before_);
+    const rlimit small{bytes, before_.rlim_max};
+    ::setrlimit(RLIMIT_FSIZE, &small);
+  }
+  ~FullDisk() { ::setrlimit(RLIMIT_FSIZE, &before_); }
+
+ private:
+  rlimit before_{};
+};
+
+TEST(Safetensors, AFullDiskIsAWriteErrorAndLeavesNothing) {
+  const WorkFolder folder;
+  std::string error;
+  {
+    const FullDisk full(100);
+    error = error_of<WriteError>([&] { write_safetensors(folder / "x", {{"a", at::ones({2})}}); });
+  }
+  EXPECT_NE(error.find("x] cannot write: "), std::string::npos) << error;
+  EXPECT_TRUE(folder.contents().empty());
 }
 
 // --- checkpoints ---
@@ -150,6 +227,55 @@ TEST(Checkpoint, ADamagedOneIsPassedOverAndNamed) {
   }
 }
 
+TEST(Checkpoint, AChecksumThatLostItsNameIsDamage) {
+  const WorkFolder folder;
+  TinyRun rig(folder.path());
+  rig.run();
+  replace_in_file(rig.checkpoints() / "step-00000006" / "model.safetensors", "\"checksum model.",
+                  "\"chocksum model.");
+  const TinyRun::End resumed = rig.run();
+  EXPECT_EQ(resumed.outcome.first_step, 4);
+  ASSERT_FALSE(resumed.outcome.notes.empty());
+  EXPECT_NE(resumed.outcome.notes[0].find("has no checksum"), std::string::npos) << resumed.outcome.notes[0];
+}
+
+TEST(Checkpoint, NumbersThatNoRunWritesAreDamage) {
+  const WorkFolder folder;
+  TinyRun rig(folder.path());
+  rig.run();
+  const fs::path newest = rig.checkpoints() / "step-00000006";
+  const Json whole = read_json(newest / "checkpoint.json");
+  const auto error_with = [&](const char* key, const Json& value) {
+    Json json = whole;
+    json[key] = value;
+    json.erase("checksum");
+    const std::string text = json.dump();
+    json["checksum"] = fmt::format("{:016x}", checksum(text.data(), text.size()));
+    write_text(newest / "checkpoint.json", json.dump());
+    return error_of<IoError>([&] { read_checkpoint(newest); });
+  };
+  EXPECT_EQ(error_with("step", 6), "no error");
+  const Json text = "x";
+  for (const auto& [key, value] :
+       std::vector<std::pair<const char*, Json>>{{"step", -1},
+                                                 {"step", 1e300},
+                                                 {"step", text},
+                                                 {"sequences", 1.5},
+                                                 {"seed", -1},
+                                                 {"text", "no number"},
+                                                 {"text", 3},
+                                                 {"skipped", 7},
+                                                 {"loss_scale", 0},
+                                                 {"loss_scale", text},
+                                                 {"good_steps", -1},
+                                                 {"files", 3},
+                                                 {"files", {{"model.safetensors", text}}},
+                                                 {"version", 1},
+                                                 {"run", 2}}) {
+    EXPECT_NE(error_with(key, value), "no error") << key << " " << value.dump();
+  }
+}
+
 TEST(Checkpoint, WhenNoneCanBeReadTheRunDoesNotBeginAnewByItself) {
   const WorkFolder folder;
   TinyRun rig(folder.path());
@@ -179,27 +305,12 @@ TEST(Checkpoint, AnotherModelIsRefusedByTheKeyThatDiffers) {
   EXPECT_NE(error_of([&] { other.run(); }).find("is of another model: "), std::string::npos);
 }
 
-/// While it lives no file of this process may grow beyond `bytes`: writes fail as on a full disk.
-class FullDisk {
- public:
-  explicit FullDisk(rlim_t bytes) {
-    ::signal(SIGXFSZ, SIG_IGN);
-    ::getrlimit(RLIMIT_FSIZE, &before_);
-    const rlimit small{bytes, before_.rlim_max};
-    ::setrlimit(RLIMIT_FSIZE, &small);
-  }
-  ~FullDisk() { ::setrlimit(RLIMIT_FSIZE, &before_); }
-
- private:
-  rlimit before_{};
-};
-
 TEST(Checkpoint, AFullDiskIsOneErrorAndLeavesTheOlderOnes) {
   const WorkFolder folder;
   TinyRun rig(folder.path());
   rig.run();
   rig.job.train.steps = 8;
-  for (const rlim_t bytes : {100, 20000}) {
+  for (const rlim_t bytes : {rlim_t{100}, rlim_t{20000}}) {
     std::string error;
     {
       const FullDisk full(bytes);

@@ -29,10 +29,51 @@ TEST(LoadJob, FlagsOverrideTheFileAndTheFileTheDefaults) {
   EXPECT_EQ(job.train.sequences, Job().train.sequences);
 }
 
-TEST(LoadJob, AnEmptyFileIsAJobOfDefaults) {
+TEST(LoadJob, AFileWithoutAKeyIsNoJob) {
   const WorkFolder folder;
-  const std::string path = folder.file("b.yaml", "# nothing here\n");
-  EXPECT_EQ(write_fields(load_job(path, {})), write_fields(Job()));
+  for (const char* text : {"", "# nothing here\n", "{}", "null", "---\n"}) {
+    const std::string path = folder.file("b.yaml", text);
+    EXPECT_EQ(
+        error_of<ConfigError>([&] {
+          load_job(path, {{"model", "tiny"}});
+        }),
+        "[" + path +
+            "] holds no key of a job, expected at least one such as \"model: demo\"; `hetermoe options` "
+            "lists all")
+        << text;
+  }
+}
+
+TEST(LoadJob, EmptyNamesAreErrors) {
+  for (const char* key : {"model", "cluster", "strategy", "output"}) {
+    const std::string error = flag_error(key, "");
+    EXPECT_TRUE(error.starts_with(fmt::format("[{}] is empty, expected ", key))) << error;
+  }
+  EXPECT_EQ(error_of<ConfigError>([] { parse_job("data: {paths: [a, '']}", "j", {}); }),
+            "[j data.paths] is empty, expected files or folders of text");
+  EXPECT_EQ(error_of<ConfigError>([] { load_job("", {}); }),
+            "[job] the name of the file is empty, expected a job file (YAML)");
+}
+
+TEST(LoadJob, AbsurdSizesNameTheirKey) {
+  EXPECT_EQ(flag_error("train.sequences", "1000000000000"),
+            "[--train.sequences] out of range: got 1000000000000, expected 1 to 1000000");
+  EXPECT_EQ(flag_error("train.microbatches", "1000000000000"),
+            "[--train.microbatches] out of range: got 1000000000000, expected 1 to 1000000");
+  EXPECT_EQ(flag_error("train.validation_sequences", "1000000000000"),
+            "[--train.validation_sequences] out of range: got 1000000000000, expected 0 to 1000000");
+  EXPECT_EQ(error_of<ConfigError>([] {
+              job_from_overrides({{"train.sequences", "1000000"}, {"train.seq_len", "100000000"}});
+            }),
+            "[train.sequences] got 1000000 sequences of 100000000 tokens (train.seq_len), which are "
+            "100000000000000 "
+            "tokens in a step: expected at most 1000000000");
+}
+
+TEST(LoadJob, AMomentThatNeverForgetsIsRefused) {
+  EXPECT_EQ(flag_error("train.beta1", "1"), "[--train.beta1] out of range: got 1, expected >= 0 and < 1");
+  EXPECT_EQ(flag_error("train.beta2", "1"), "[--train.beta2] out of range: got 1, expected >= 0 and < 1");
+  EXPECT_EQ(flag_error("train.beta1", "0.999"), "no error");
 }
 
 TEST(LoadJob, TheResolvedConfigurationReadsBackTheSame) {
@@ -140,6 +181,16 @@ TEST_F(JobPlan, OptionsReachThePlan) {
   EXPECT_EQ(plan.dtype.at(1), Dtype::kBf16);
   EXPECT_EQ(plan.wire_forward, Dtype::kFp16);
   EXPECT_EQ(plan.wire_backward, Dtype::kFp16);
+}
+
+TEST_F(JobPlan, SpeedsThatAreWorldsApartAreNamed) {
+  EXPECT_EQ(plan_error({{"plan.expert_weights", "1e300,1e-300"}}),
+            "[--plan.expert_weights[0]] out of range: got 1e+300, expected 1e-30 to 1e+30");
+  EXPECT_EQ(plan_error({{"plan.attention_weights", "1,1e7"}}),
+            "[plan.attention_weights] got 1 beside 10000000, expected speeds of devices, of which none is "
+            "1000000 times "
+            "another");
+  EXPECT_EQ(plan_error({{"plan.expert_weights", "1e14,3e14"}}), "no error");
 }
 
 TEST_F(JobPlan, ImpossibleShapesAreNamed) {
