@@ -24,6 +24,9 @@ class InputError : public Error {
 class IoError : public Error {
   using Error::Error;
 };  ///< a file cannot be read or written
+class WriteError : public IoError {
+  using IoError::IoError;
+};  ///< writing was begun and could not be ended, as on a full disk: another try may succeed
 class TransportError : public Error {
   using Error::Error;
 };  ///< communication failed

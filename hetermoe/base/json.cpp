@@ -209,24 +209,6 @@ std::string read_text(const std::filesystem::path& path) {
   return out.str();
 }
 
-void write_text(const std::filesystem::path& path, const std::string& text) {
-  std::error_code code;
-  if (path.has_parent_path()) std::filesystem::create_directories(path.parent_path(), code);
-  const std::filesystem::path temporary = path.string() + ".tmp";
-  {
-    std::ofstream out(temporary, std::ios::binary | std::ios::trunc);
-    if (!out) fail<IoError>(path.string(), "cannot write file: {}", std::strerror(errno));
-    out << text;
-    out.flush();
-    if (!out) {
-      std::filesystem::remove(temporary, code);
-      fail<IoError>(path.string(), "writing stopped: {}", std::strerror(errno));
-    }
-  }
-  std::filesystem::rename(temporary, path, code);
-  if (code) fail<IoError>(path.string(), "cannot rename the finished file into place: {}", code.message());
-}
-
 Json parse_json(const std::string& text, const std::string& where) {
   check_is_text(text, where);
   check_json_depth(text, where);

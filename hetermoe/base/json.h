@@ -11,9 +11,18 @@ using Json = nlohmann::ordered_json;
 /// Whole text of a file. Throws IoError that names the path and the reason.
 std::string read_text(const std::filesystem::path& path);
 
-/// Writes through a temporary file in the same folder and renames it: readers see the old or the new file,
-/// never half. Creates missing parent folders. Throws IoError.
+/// Writes to where the path points. A file is replaced through a temporary one beside it: readers see the old
+/// or the new one, never half. Links stay, and behind them is written; a device, a pipe or an open file of
+/// this process
+/// (/dev/stdout) takes the text as it is. Creates missing parent folders. Throws IoError, and WriteError when
+/// the writing itself stops, as on a full disk.
 void write_text(const std::filesystem::path& path, const std::string& text);
+
+/// Throws IoError when write_text() to this path could not begin. Creates and changes nothing: to be called
+/// before the work whose result is written.
+void check_output_file(const std::filesystem::path& path);
+/// The same for a folder into which files will be written, which need not exist.
+void check_output_folder(const std::filesystem::path& path);
 
 /// Parses JSON; errors name `where`, line and column.
 Json parse_json(const std::string& text, const std::string& where);

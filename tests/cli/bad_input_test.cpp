@@ -186,7 +186,7 @@ TEST_F(BadInput, AnOutputThatCannotBeWritten) {
 TEST_F(BadInput, TimedStepsBelowZero) {
   const ProgramResult result = run_hetermoe({"compare", "--model", "tiny", "--timed-steps", "-5"});
   EXPECT_EQ(result.code, 2);
-  EXPECT_NE(result.err.find("[--timed-steps] got -5, expected >= 0"), std::string::npos) << result.err;
+  EXPECT_NE(result.err.find("[--timed-steps] out of range: got -5, expected >= 0"), std::string::npos) << result.err;
 }
 
 }  // namespace
