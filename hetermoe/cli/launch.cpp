@@ -40,10 +40,20 @@ constexpr int kWrongUse = 2;
 volatile sig_atomic_t running_child = 0;
 volatile sig_atomic_t stop_signal = 0;
 
-/// Ctrl-C and SIGTERM are for the run: it writes its checkpoint and ends.
-void pass_on(int signal_number) {
+/// Ctrl-C and SIGTERM are for the run: it writes its checkpoint and ends. What comes from the terminal the
+/// run has got itself, and a second Ctrl-C would end it at once.
+void pass_on(int signal_number, siginfo_t* info, void* /*context*/) {
   stop_signal = signal_number;
-  if (running_child > 0) ::kill(static_cast<pid_t>(running_child), signal_number);
+  if (running_child > 0 && info->si_code != SI_KERNEL)
+    ::kill(static_cast<pid_t>(running_child), signal_number);
+}
+
+void pass_signals_on() {
+  struct sigaction action {};
+  action.sa_sigaction = pass_on;
+  action.sa_flags = SA_SIGINFO | SA_RESTART;
+  ::sigaction(SIGINT, &action, nullptr);
+  ::sigaction(SIGTERM, &action, nullptr);
 }
 
 /// Exit code of the command; 128 + signal when one ended it.
@@ -238,8 +248,7 @@ int launch(const Options& options, std::vector<std::string> words) {
                         words[count], counted(hosts->num_ranks(), "slot"));
     }
   }
-  ::signal(SIGINT, pass_on);
-  ::signal(SIGTERM, pass_on);
+  pass_signals_on();
   for (i64 restart = 0;; ++restart) {
     if (options.replan) forget_ranks(job_of(words).output);
     const std::vector<std::string> whole = hosts ? hosts->command(words) : words;

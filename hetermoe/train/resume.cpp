@@ -149,7 +149,7 @@ std::vector<std::string> job_differences(const Json& before, const Json& now) {
 std::string plan_text(const Json& json) {
   try {
     const Plan plan = plan_from_json(json, "plan");
-    return fmt::format("{} on {} {}, {}", plan.strategy, agree(devices_of(plan).size(), "device", "devices"),
+    return fmt::format("{} on {} {} ({})", plan.strategy, agree(devices_of(plan).size(), "device", "devices"),
                        fmt::join(devices_of(plan), ", "),
                        counted(plan.groups.at(0).microbatches.size(), "microbatch"));
   } catch (const std::exception&) {

@@ -37,7 +37,7 @@ Resumed load_newest(const std::filesystem::path& folder, const ModelConfig& mode
 /// 1".
 std::vector<std::string> job_differences(const Json& before, const Json& now);
 
-/// A plan in a few words: "zebra on devices 0, 1, 2, 3, 4 microbatches".
+/// A plan in a few words: "zebra on devices 0, 1, 2, 3 (4 microbatches)".
 std::string plan_text(const Json& plan);
 
 }  // namespace hetermoe

@@ -1,4 +1,5 @@
 #include <gtest/gtest.h>
+#include <pty.h>
 #include <sys/stat.h>
 
 #include <chrono>
@@ -64,8 +65,8 @@ TEST(Resume, IsAnnouncedBeforeTheFirstStepWithAllThatIsNotAsItWas) {
        {"passes over a checkpoint: [", "step-00000004", "goes on from ", "step-00000002, step 2\n",
         "train.seed is 2, it was 1\n", "train.learning_rate is 0.01, it was 0.001\n",
         "strategy is \"ep\", it was \"zebra\"\n",
-        "another plan goes on: ep on devices 0, 1, 2, 3, 2 microbatches, it was zebra on devices 0, 1, "
-        "2, 3, 2 microbatches\n",
+        "another plan goes on: ep on devices 0, 1, 2, 3 (2 microbatches), it was zebra on devices 0, 1, "
+        "2, 3 (2 microbatches)\n",
         "the data are not continued\n"}) {
     EXPECT_TRUE(contains(before, part)) << part << " in " << result.out;
   }
@@ -137,6 +138,36 @@ TEST(Interrupted, ARunEndsWithTheCodeOfItsSignalAndLaunchPassesItOn) {
       EXPECT_TRUE(std::filesystem::exists(folder / "run/report.html"));
     }
   }
+}
+
+TEST(Interrupted, CtrlCAtATerminalReachesALaunchedRunOnce) {
+  const WorkFolder folder;
+  std::vector<std::string> words = train_words(folder, {"--train.steps", "100000", "--train.log_every", "1"});
+  words.insert(words.begin(), {HM_BINARY_DIR "/hetermoe", "launch", "--", HM_BINARY_DIR "/hetermoe"});
+  std::vector<char*> argv;
+  for (std::string& word : words) argv.push_back(word.data());
+  argv.push_back(nullptr);
+  int terminal = -1;
+  const pid_t child = ::forkpty(&terminal, nullptr, nullptr, nullptr);
+  if (child == 0) {
+    ::execv(argv[0], argv.data());
+    ::_exit(127);
+  }
+  std::string said;
+  char part[4096];
+  bool pressed = false;
+  for (ssize_t count = 0; (count = ::read(terminal, part, sizeof part)) > 0;) {
+    said.append(part, static_cast<std::size_t>(count));
+    if (pressed || !contains(said, "step 2/")) continue;
+    pressed = true;
+    ASSERT_EQ(::write(terminal, "\x03", 1), 1);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  ::close(terminal);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 130) << said;
+  EXPECT_TRUE(contains(said, "interrupted by SIGINT after step ")) << said;
+  EXPECT_TRUE(std::filesystem::exists(folder / "run/report.html"));
 }
 
 TEST(Interrupted, ACommandThatSaysSoIsNotStartedAgain) {
@@ -239,6 +270,28 @@ TEST(Flags, MoreThreadsThanTheMachineHasUseForAreRefused) {
   const ProgramResult result = run_hetermoe(train_words(folder, {"--clock.threads", "100000"}));
   EXPECT_EQ(result.code, 2) << result.out;
   EXPECT_TRUE(result.err.starts_with("[clock.threads] got 100000, expected 1 to ")) << result.err;
+}
+
+TEST(Threads, APredictionNeedsNoneAndARunThatGetsTooFewSaysSo) {
+  const WorkFolder folder;
+  const std::string cluster =
+      folder.file("big.yaml",
+                  "name: big\nnetwork_gbit_s: 100\nnodes:\n  - {name: new, count: 4, devices: [A40 x33]}\n"
+                  "  - {name: old, count: 4, devices: [V100 x33]}\n");
+  const auto compare = [&](const std::string& how) {
+    const std::string words = fmt::format(
+        "ulimit -v 4194304; exec {} compare --model tiny --cluster {} --strategies zebra --train.sequences "
+        "264 "
+        "--train.microbatches 1 --train.seq_len 8 --train.steps 1 --data.max_bytes 200000 --output {} {}",
+        HM_BINARY_DIR "/hetermoe", cluster, folder / "out", how);
+    return Child("/bin/sh", {"-c", words}).wait();
+  };
+  const ProgramResult predicted = compare("--simulate-only");
+  EXPECT_EQ(predicted.code, 0) << predicted.err;
+  EXPECT_EQ(predicted.err, "");
+  const ProgramResult run = compare("--timed-steps 0");
+  EXPECT_EQ(run.code, 1) << run.err;
+  EXPECT_TRUE(contains(run.err, "[executor] cannot start thread ")) << run.err;
 }
 
 TEST(Flags, CommandsOfOneProcessSaySoToALauncher) {
