@@ -1,6 +1,7 @@
 include_guard(GLOBAL)
 # One library per folder of hetermoe/, its sub-folders included. A folder may use its own headers and those of folders named before it, so each
 # library links to the one before; tests/layering_test.py checks the includes themselves.
+include(cmake/pch.cmake)
 set(HM_PREVIOUS "" CACHE INTERNAL "")
 set(HM_FOLDERS "" CACHE INTERNAL "")
 set(HM_TORCH_FOLDERS device nn comm exec data train profile cli)
@@ -34,6 +35,8 @@ function(hm_folders)
       if(_sources)
         hm_use_torch_pch(${_lib})
       endif()
+    elseif(_sources)
+      hm_use_core_pch(${_lib})
     endif()
     set(HM_PREVIOUS ${_lib} CACHE INTERNAL "")
     set(HM_FOLDERS ${HM_FOLDERS} ${_folder} CACHE INTERNAL "")

@@ -55,16 +55,8 @@ endif()
 # `#pragma GCC ivdep` of the CPU kernels is gcc's own.
 target_compile_options(torch::cpu INTERFACE $<$<CXX_COMPILER_ID:Clang>:-Wno-unknown-pragmas>)
 
-# One precompiled ATen header for all torch folders: it costs seconds per file otherwise.
+# One precompiled header for all torch folders: it costs seconds per file otherwise. Autograd's custom functions, which
+# few files use, are not part of it: gcc instantiates what a precompiled header has pending anew in each file.
 function(hm_use_torch_pch target)
-  if(NOT TARGET hm_torch_pch)
-    # Written only where it is not there: its time decides whether all torch folders compile anew.
-    if(NOT EXISTS "${CMAKE_BINARY_DIR}/torch_pch.cpp")
-      file(WRITE "${CMAKE_BINARY_DIR}/torch_pch.cpp" "")
-    endif()
-    add_library(hm_torch_pch OBJECT "${CMAKE_BINARY_DIR}/torch_pch.cpp")
-    target_link_libraries(hm_torch_pch PUBLIC torch::cpu)
-    target_precompile_headers(hm_torch_pch PUBLIC <ATen/ATen.h> <torch/csrc/autograd/custom_function.h>)
-  endif()
-  target_precompile_headers(${target} REUSE_FROM hm_torch_pch)
+  hm_use_pch(${target} hm_torch_pch <ATen/ATen.h> ${HM_CORE_PCH})
 endfunction()

@@ -29,8 +29,7 @@ class IoError : public Error {
 };  ///< a file cannot be read or written
 class WriteError : public IoError {
   using IoError::IoError;
-};  ///< a file could be opened, but not written: the disk is full or broken, and nothing is wrong with the
-    ///< input
+};  ///< writing was begun and could not be ended, as on a full disk: another try may succeed
 class TransportError : public Error {
   using Error::Error;
 };  ///< communication failed

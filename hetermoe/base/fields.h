@@ -199,7 +199,7 @@ struct FieldReader {
   std::vector<std::string> names;
   template <class M>
   void operator()(const char* name, M& member, const char* help, Range range = {}) {
-    names.push_back(name);
+    names.emplace_back(name);
     const auto found = json.find(name);
     if (found != json.end()) {
       read_value(*found, member, member_place(where, name), range);

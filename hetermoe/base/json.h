@@ -18,14 +18,18 @@ inline constexpr i64 kMostText = i64{1} << 30, kMostYaml = i64{1} << 26;  ///< b
 /// reason.
 std::string read_text(const std::filesystem::path& path, i64 limit = kMostText);
 
-/// Writes through a temporary file in the same folder and renames it: readers see the old or the new file,
-/// never half. What a link points to is replaced, not the link; a device or a pipe is written to. Creates
-/// missing parent folders. Throws IoError, as WriteError where the file could be opened.
+/// Writes to where the path points. A file is replaced through a temporary one beside it: readers see the old
+/// or the new one, never half. Links stay, and behind them is written; a device, a pipe or an open file of
+/// this process
+/// (/dev/stdout) takes the text as it is. Creates missing parent folders. Throws IoError, and WriteError when
+/// the writing itself stops, as on a full disk.
 void write_text(const std::filesystem::path& path, const std::string& text);
 
-/// Throws IoError when write_text() to this path cannot succeed, as far as that is known without writing. To
-/// be called before long work whose result goes there.
-void check_writable(const std::filesystem::path& path);
+/// Throws IoError when write_text() to this path could not begin. Creates and changes nothing: to be called
+/// before the work whose result is written.
+void check_output_file(const std::filesystem::path& path);
+/// The same for a folder into which files will be written, which need not exist.
+void check_output_folder(const std::filesystem::path& path);
 
 /// Parses JSON; errors name `where`, line and column.
 Json parse_json(const std::string& text, const std::string& where);

@@ -1,12 +1,15 @@
 #include "hetermoe/cli/command.h"
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
+#include <csignal>
 #include <iostream>
 
 #include "hetermoe/base/error.h"
 #include "hetermoe/base/suggest.h"
 #include "hetermoe/base/version.h"
-#include "hetermoe/train/job.h"
+#include "hetermoe/comm/processes.h"
+#include "hetermoe/train/results.h"
 
 namespace hetermoe {
 namespace {
@@ -104,28 +107,151 @@ void check_command(const std::vector<std::string>& words) {
   fail<ConfigError>(words[0], "unknown command.{}", known_names_hint(words[0], names));
 }
 
+/// Throws ConfigError for words that `app` does not take, CLI::Success when they ask for help.
+void parse(CLI::App& app, const std::vector<std::string>& given) {
+  std::vector<std::string> words = join_truth_values(given);
+  std::reverse(words.begin(), words.end());  // CLI11 takes them from the back
+  const std::string last_word = words.empty() ? "" : words.front();
+  try {
+    app.parse(words);
+  } catch (const CLI::Success&) {
+    throw;
+  } catch (const CLI::ArgumentMismatch&) {
+    fail<ConfigError>(last_word, "needs a value after it");
+  } catch (const CLI::ParseError& error) {
+    const CLI::App& used = app.get_subcommands().empty() ? app : *app.get_subcommands().front();
+    const std::vector<std::string> extras = used.remaining();
+    if (!extras.empty()) refuse_extra(used, extras.front());
+    refuse_value(used, error.what());
+  }
+}
+
+void check_is_alone(const std::string& command) {
+  const i32 started = read_launch(environment_variable).num_ranks;
+  if (started == 1) return;
+  fail<ConfigError>(
+      command,
+      "runs in one process, but a launcher started {} (mpirun, srun or torchrun, as the environment says). "
+      "Start it by itself: of all commands train, launch and doctor use several processes",
+      started);
+}
+
+template <class T>
+std::vector<double> as_numbers(const T& value) {
+  if constexpr (std::is_arithmetic_v<T>) return {static_cast<double>(value)};
+  return {};
+}
+template <class T>
+std::vector<double> as_numbers(const std::vector<T>& values) {
+  std::vector<double> out;
+  for (const T& value : values) {
+    for (const double number : as_numbers(value)) out.push_back(number);
+  }
+  return out;
+}
+
+template <class T>
+FlagOption add(CLI::App& app, const std::shared_ptr<FlagChecks>& checks, const std::string& names, T& value,
+               const std::string& help) {
+  const std::size_t long_name = names.find("--");
+  const std::string name = names.substr(long_name == std::string::npos ? 0 : long_name);
+  return {app.add_option(names, value, help), name.substr(0, name.find(',')),
+          [&value] { return as_numbers(value); }, checks};
+}
+
 }  // namespace
 
-void allow_overrides(CLI::App& app) {
+FlagOption& FlagOption::required() {
+  option_->required();
+  return *this;
+}
+FlagOption& FlagOption::capture_default_str() {
+  option_->capture_default_str();
+  return *this;
+}
+FlagOption& FlagOption::delimiter(char separator) {
+  option_->delimiter(separator);
+  return *this;
+}
+FlagOption& FlagOption::any_number() {
+  option_->expected(-1);
+  return *this;
+}
+
+FlagOption& FlagOption::range(const Range& range) {
+  checks_->push_back([option = option_, name = name_, values = values_, range] {
+    if (option->count() == 0) return;
+    for (const double value : values()) detail::check_range(name, value, range);
+  });
+  return *this;
+}
+
+FlagOption& FlagOption::is_output() {
+  checks_->push_back([option = option_] {
+    for (const std::string& path : option->results()) check_output_file(path);
+  });
+  return *this;
+}
+
+Flags::Flags(CLI::App& app) : app_(&app), checks_(std::make_shared<FlagChecks>()) {
+  app.parse_complete_callback([checks = checks_] {
+    for (const std::function<void()>& check : *checks) check();
+  });
+}
+
+FlagOption Flags::add_option(const std::string& names, std::string& value, const std::string& help) {
+  return add(*app_, checks_, names, value, help);
+}
+FlagOption Flags::add_option(const std::string& names, double& value, const std::string& help) {
+  return add(*app_, checks_, names, value, help);
+}
+FlagOption Flags::add_option(const std::string& names, i64& value, const std::string& help) {
+  return add(*app_, checks_, names, value, help);
+}
+FlagOption Flags::add_option(const std::string& names, std::vector<std::string>& value,
+                             const std::string& help) {
+  return add(*app_, checks_, names, value, help);
+}
+FlagOption Flags::add_option(const std::string& names, std::vector<i64>& value, const std::string& help) {
+  return add(*app_, checks_, names, value, help);
+}
+FlagOption Flags::add_option(const std::string& names, std::vector<i32>& value, const std::string& help) {
+  return add(*app_, checks_, names, value, help);
+}
+void Flags::add_flag(const std::string& names, bool& value, const std::string& help) {
+  app_->add_flag(names, value, help);
+}
+void Flags::add_to_footer(const std::string& text) { app_->footer(app_->get_footer() + text); }
+
+void allow_overrides(Flags& flags) {
+  CLI::App& app = flags.app();
   for (const FieldDoc& option : document_fields<Job>()) {
     if (app.get_option_no_throw("--" + option.name) != nullptr) continue;
     CLI::Option* added = option.type == type_text<bool>() ? app.add_flag(spellings(option))
                                                           : app.add_option(spellings(option));
     added->group(kHiddenGroup)->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   }
-  app.footer(
-      app.get_footer() +
+  flags.add_to_footer(
       "\n\nEvery key of a job file is an option too, as --train.steps 20; `hetermoe options` lists them.");
 }
 
-Overrides overrides_of(const CLI::App& app) {
+Overrides overrides_of(const Flags& flags) {
   Overrides overrides;
   for (const FieldDoc& key : document_fields<Job>()) {
-    const CLI::Option* option = app.get_option_no_throw("--" + key.name);
+    const CLI::Option* option = flags.app().get_option_no_throw("--" + key.name);
     const bool is_key = option != nullptr && option->get_group() == kHiddenGroup;
     if (is_key && option->count() > 0) overrides.emplace_back(key.name, option->results().back());
   }
   return overrides;
+}
+
+GivenJob parse_train(const std::vector<std::string>& words) {
+  CLI::App app("train a model", "train");
+  Flags flags(app);
+  make_train(flags);
+  parse(app, words);
+  const std::vector<std::string> file = app.get_option("job")->results();
+  return {file.empty() ? "" : file[0], overrides_of(flags)};
 }
 
 int run_program(std::vector<std::string> words) {
@@ -137,7 +263,8 @@ int run_program(std::vector<std::string> words) {
   for (const Command& command : commands()) {
     CLI::App* sub = app.add_subcommand(command.name, command.summary);
     sub->footer(std::string("Example:\n  ") + command.example);
-    runners.emplace_back(sub, command.make(*sub));
+    Flags flags(*sub);
+    runners.emplace_back(sub, command.make(flags));
   }
   if (words.empty() || words[0] == "help") {
     std::cout << app.help();
@@ -145,26 +272,26 @@ int run_program(std::vector<std::string> words) {
   }
   check_command(words);
   check_not_empty(words);
-  words = join_truth_values(words);
-  std::reverse(words.begin(), words.end());  // CLI11 takes them from the back
-  const CLI::App* used = &app;
-  const std::string last_word = words.front();
   try {
-    app.parse(words);
+    parse(app, words);
   } catch (const CLI::Success& help) {
     return app.exit(help);
-  } catch (const CLI::ArgumentMismatch&) {
-    fail<ConfigError>(last_word, "needs a value after it");
-  } catch (const CLI::ParseError& error) {
-    if (!app.get_subcommands().empty()) used = app.get_subcommands().front();
-    const std::vector<std::string> extras = used->remaining();
-    if (!extras.empty()) refuse_extra(*used, extras.front());
-    refuse_value(*used, error.what());
   }
-  for (auto& [sub, runner] : runners) {
-    if (sub->parsed()) return runner();
+  for (std::size_t i = 0; i < runners.size(); ++i) {
+    const auto& [sub, runner] = runners[i];
+    if (!sub->parsed()) continue;
+    if (commands()[i].alone) check_is_alone(commands()[i].name);
+    return runner();
   }
   return 2;
+}
+
+int exit_code_of(const std::exception& error) {
+  if (dynamic_cast<const WriteError*>(&error) != nullptr) return 1;
+  const bool wrong = dynamic_cast<const ConfigError*>(&error) != nullptr ||
+                     dynamic_cast<const IoError*>(&error) != nullptr ||
+                     dynamic_cast<const InputError*>(&error) != nullptr;
+  return wrong ? 2 : 1;
 }
 
 Dtype parse_dtype(const std::string& text) {
@@ -172,6 +299,24 @@ Dtype parse_dtype(const std::string& text) {
     if (text == name_of(dtype)) return dtype;
   }
   fail<ConfigError>("--dtype", "got \"{}\", expected fp32, bf16 or fp16", text);
+}
+
+int code_of_end(const std::vector<StrategyRun>& runs, i64 steps, const Processes& processes) {
+  for (const StrategyRun& run : runs) {
+    const TrainOutcome& out = run.outcome;
+    if (out.stopped_by == 0) continue;
+    processes.gather("");
+    const int signal = out.stopped_by > 1 ? out.stopped_by : SIGINT;
+    if (processes.rank() == 0) {
+      std::cout << std::flush;
+      std::cerr << fmt::format("interrupted by {} after step {} of {}{}: exit code {}\n",
+                               signal == SIGINT ? "SIGINT" : "SIGTERM",
+                               out.first_step + static_cast<i64>(out.records.size()), steps,
+                               runs.size() > 1 ? " of " + run.strategy : "", 128 + signal);
+    }
+    return 128 + signal;
+  }
+  return 0;
 }
 
 void print_json(const Json& json) { std::cout << json.dump(2) << "\n"; }

@@ -1,38 +1,60 @@
 #pragma once
-#include <CLI/CLI.hpp>
+#include <exception>
 #include <functional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "hetermoe/base/json.h"
+#include "hetermoe/cli/flags.h"
 #include "hetermoe/cluster/cluster.h"
 
 namespace hetermoe {
+
+class Processes;
+struct StrategyRun;
 
 /// One command of the program. A new command is one file and one row of commands().
 struct Command {
   const char* name;
   const char* summary;
   const char* example;  ///< shown by --help
-  /// Adds the command's options to `app` and returns what runs it after parsing: the exit code.
-  std::function<int()> (*make)(CLI::App& app);
+  /// Adds the command's options to `flags` and returns what runs it after parsing: the exit code.
+  std::function<int()> (*make)(Flags& flags);
+  /// Several processes that a launcher started would each do the whole work, and write to the same place.
+  bool alone = false;
 };
 const std::vector<Command>& commands();
 
 using Overrides = std::vector<std::pair<std::string, std::string>>;
 
-/// Makes every key of a job file an option of `app`, as --train.steps 20 or --train.steps=20; '-' may stand
+/// Makes every key of a job file an option of `flags`, as --train.steps 20 or --train.steps=20; '-' may stand
 /// for
 /// '_'. What is true or false is a flag with a contrary: --plan.row_dedup, --no-plan.row_dedup, and takes
 /// =true or =false. To be called after the command's own options; names that these take stay theirs.
-void allow_overrides(CLI::App& app);
+void allow_overrides(Flags& flags);
 /// What was given so, in the order of the job's keys.
-Overrides overrides_of(const CLI::App& app);
+Overrides overrides_of(const Flags& flags);
+
+/// A job as the words of a command line name it.
+struct GivenJob {
+  std::string file;  ///< empty = none
+  Overrides overrides;
+};
+/// What the words after `hetermoe train` say. Throws ConfigError for words that it does not take.
+GivenJob parse_train(const std::vector<std::string>& words);
 
 /// Parses the words after the program's name and runs the command. Returns the exit code; throws ConfigError
 /// for words that are no command, option or value of one.
 int run_program(std::vector<std::string> words);
+
+/// What the program ends with: 2 for wrong use or wrong input, 1 for a run that failed.
+int exit_code_of(const std::exception& error);
+
+/// Exit code of what was executed: 128 + the signal that ended it before its last step, which is said on
+/// stderr. Collective: no process of a run ends before rank 0 has come here, because launchers end the others
+/// when one ends so.
+int code_of_end(const std::vector<StrategyRun>& runs, i64 steps, const Processes& processes);
 
 /// Result for machines on stdout.
 void print_json(const Json& json);
@@ -42,16 +64,16 @@ Dtype parse_dtype(const std::string& text);
 
 const char* build_type();  ///< CMake's
 
-std::function<int()> make_compare(CLI::App& app);
-std::function<int()> make_doctor(CLI::App& app);
-std::function<int()> make_inspect(CLI::App& app);
-std::function<int()> make_launch(CLI::App& app);
-std::function<int()> make_options(CLI::App& app);
-std::function<int()> make_plan(CLI::App& app);
-std::function<int()> make_profile(CLI::App& app);
-std::function<int()> make_report(CLI::App& app);
-std::function<int()> make_simulate(CLI::App& app);
-std::function<int()> make_train(CLI::App& app);
-std::function<int()> make_verify(CLI::App& app);
+std::function<int()> make_compare(Flags& flags);
+std::function<int()> make_doctor(Flags& flags);
+std::function<int()> make_inspect(Flags& flags);
+std::function<int()> make_launch(Flags& flags);
+std::function<int()> make_options(Flags& flags);
+std::function<int()> make_plan(Flags& flags);
+std::function<int()> make_profile(Flags& flags);
+std::function<int()> make_report(Flags& flags);
+std::function<int()> make_simulate(Flags& flags);
+std::function<int()> make_train(Flags& flags);
+std::function<int()> make_verify(Flags& flags);
 
 }  // namespace hetermoe

@@ -9,7 +9,9 @@ const std::vector<Command>& commands() {
       {"train", "train a model by one strategy, on GPUs, on processors or on emulated devices",
        "hetermoe train configs/jobs/demo.yaml --strategy zebra --train.steps 20", make_train},
       {"launch",
-       "start a run, over the hosts of a file perhaps, and again from its newest checkpoint when it fails",
+       "start a command, by mpirun over the hosts of a file perhaps, and a run again from its newest "
+       "checkpoint when "
+       "it fails",
        "hetermoe launch --restarts 3 -- mpirun -np 4 hetermoe train job.yaml --checkpoint.every 100\n"
        "  hetermoe launch --restarts 3 --replan -- mpirun -np 4 hetermoe train job.yaml --checkpoint.every "
        "100\n"
@@ -19,16 +21,16 @@ const std::vector<Command>& commands() {
        "hetermoe compare configs/jobs/demo.yaml --strategies zebra,ep,dist-ep,single --timed-steps 3\n"
        "  hetermoe compare --model d1 --cluster o1 --seq 4096,8192 --strategy "
        "zebra,ep,ep-ideal,dist-ep,pp,best",
-       make_compare},
+       make_compare, true},
       {"verify", "check loss and every gradient of a plan against the single-device reference, in fp64",
        "hetermoe verify configs/jobs/demo.yaml --strategy zebra --train.seq_len 32\n"
        "  hetermoe verify out/tour/job.json --step 15",
-       make_verify},
+       make_verify, true},
       {"simulate", "predict one step of a job or of a plan: time, who works, who waits, memory",
        "hetermoe simulate configs/jobs/demo.yaml --strategy ep --routing zipf:1.2 --output out/ep",
        make_simulate},
       {"profile", "measure one device: attention, experts, copies and transfers by size, for the cost model",
-       "hetermoe profile --model demo --seq 64,256 --rows 16,128,1024 -o cpu.json", make_profile},
+       "hetermoe profile --model demo --seq 64,256 --rows 16,128,1024 -o cpu.json", make_profile, true},
       {"inspect", "what a model or a cluster is: parameters, FLOPs and memory per part, devices and links",
        "hetermoe inspect mixtral-8x7b --seq 4096\n  hetermoe inspect --cluster o1", make_inspect},
       {"report", "timelines to one HTML page that opens from a file, and to a Perfetto trace",

@@ -10,6 +10,7 @@
 #include "hetermoe/planner/compare.h"
 #include "hetermoe/report/progress.h"
 #include "hetermoe/report/table.h"
+#include "hetermoe/train/output_lock.h"
 
 namespace hetermoe {
 namespace {
@@ -66,13 +67,13 @@ int compare_predicted(const Options& options, const Job& job) {
 // ---- a job, predicted and executed ----
 
 int compare(const Options& options, const Overrides& overrides) {
-  if (options.timed_steps < 0)
-    fail<ConfigError>("--timed-steps", "got {}, expected >= 0", options.timed_steps);
   const Job job = options.job.empty() ? job_from_overrides(overrides) : load_job(options.job, overrides);
   if (!options.seq_lens.empty()) return compare_predicted(options, job);
   const std::vector<std::string> strategies =
       options.strategies.empty() ? std::vector<std::string>{"zebra", "ep", "ep-overlap", "dist-ep", "single"}
                                  : options.strategies;
+  const OutputLock lock(job.output);
+  if (!lock.note().empty()) std::cerr << lock.note() << std::endl;
   stop_on_interrupt();
   ProgressOptions style;
   if (options.json) style.style = ProgressStyle::kNone;
@@ -94,31 +95,37 @@ int compare(const Options& options, const Overrides& overrides) {
   } else {
     std::cout << strategy_table(runs) << "report: " << report.string() << "\n";
   }
-  return 0;
+  return code_of_end(runs, steps, Processes());
 }
 
 }  // namespace
 
-std::function<int()> make_compare(CLI::App& app) {
+std::function<int()> make_compare(Flags& flags) {
   const auto options = std::make_shared<Options>();
-  app.add_option("job", options->job, "job file (YAML); every key of it is also a flag: --train.steps 5");
-  app.add_option("--strategies,--strategy", options->strategies,
-                 "strategies, separated by commas [default: zebra,ep,ep-overlap,dist-ep,single]")
+  flags.add_option("job", options->job, "job file (YAML); every key of it is also a flag: --train.steps 5");
+  flags
+      .add_option("--strategies,--strategy", options->strategies,
+                  "strategies, separated by commas [default: zebra,ep,ep-overlap,dist-ep,single]")
       ->delimiter(',');
-  app.add_option("--timed-steps", options->timed_steps, "steps under the paced clock after training")
-      ->capture_default_str();
-  app.add_option(
-         "--seq", options->seq_lens,
-         "predict GPU training of --model on --cluster at these sequence lengths, each strategy tuned; "
-         "strategies: zebra, ep, ep-ideal, dist-ep, pp, best")
-      ->delimiter(',');
-  app.add_option("--sequences", options->sequences,
-                 "with --seq: sequences of a step [default: the most that all compared strategies can hold]");
-  app.add_flag("--no-asym-ea", options->no_asym_ea, "with --seq: zebra moves no experts");
-  app.add_flag("--simulate-only", options->simulate_only, "predict and do not train");
-  app.add_flag("--json", options->json, "print rows as JSON");
-  allow_overrides(app);
-  return [options, &app] { return compare(*options, overrides_of(app)); };
+  flags.add_option("--timed-steps", options->timed_steps, "steps under the paced clock after training")
+      ->capture_default_str()
+      ->range(at_least(0));
+  flags
+      .add_option(
+          "--seq", options->seq_lens,
+          "predict GPU training of --model on --cluster at these sequence lengths, each strategy tuned; "
+          "strategies: zebra, ep, ep-ideal, dist-ep, pp, best")
+      ->delimiter(',')
+      ->range(at_least(1));
+  flags
+      .add_option("--sequences", options->sequences,
+                  "with --seq: sequences of a step [default: the most that all compared strategies can hold]")
+      ->range(at_least(1));
+  flags.add_flag("--no-asym-ea", options->no_asym_ea, "with --seq: zebra moves no experts");
+  flags.add_flag("--simulate-only", options->simulate_only, "predict and do not train");
+  flags.add_flag("--json", options->json, "print rows as JSON");
+  allow_overrides(flags);
+  return [options, flags] { return compare(*options, overrides_of(flags)); };
 }
 
 }  // namespace hetermoe

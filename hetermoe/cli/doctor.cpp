@@ -15,6 +15,7 @@
 #include "hetermoe/base/error.h"
 #include "hetermoe/base/paths.h"
 #include "hetermoe/base/version.h"
+#include "hetermoe/base/words.h"
 #include "hetermoe/cli/command.h"
 #include "hetermoe/cluster/hostfile.h"
 #include "hetermoe/comm/mpi.h"
@@ -168,9 +169,10 @@ void print(const Json& found) {
   const Json& configs = found["configs"];
   line("configs", configs["folder"].is_null()
                       ? configs["why"].get<std::string>()
-                      : fmt::format("{}: {} models, {} clusters, {} device types",
-                                    configs["folder"].get<std::string>(), configs["models"].get<i64>(),
-                                    configs["clusters"].get<i64>(), configs["device_types"].get<i64>()));
+                      : fmt::format("{}: {}, {}, {}", configs["folder"].get<std::string>(),
+                                    counted(configs["models"].get<i64>(), "model"),
+                                    counted(configs["clusters"].get<i64>(), "cluster"),
+                                    counted(configs["device_types"].get<i64>(), "device type")));
 }
 
 struct Options {
@@ -235,7 +237,8 @@ int preflight(const Options& options, const Processes& processes) {
   } else {
     std::cout << pair_table(pairs, names, how);
     for (const std::string& complaint : complaints) std::cout << complaint << "\n";
-    if (complaints.empty()) std::cout << fmt::format("{} pairs, none slow or dead\n", pairs.size());
+    if (complaints.empty())
+      std::cout << fmt::format("{}, none slow or dead\n", counted(pairs.size(), "pair"));
   }
   return code;
 }
@@ -250,24 +253,27 @@ int preflight(const Options& options) {
   } catch (const std::exception& error) {
     if (processes->alone()) throw;
     std::cerr << fmt::format("rank {}: {}", processes->rank(), error.what()) << std::endl;
-    processes->abort(dynamic_cast<const ConfigError*>(&error) != nullptr ? 2 : 1);
+    processes->abort(exit_code_of(error));
   }
   return code;
 }
 
 }  // namespace
 
-std::function<int()> make_doctor(CLI::App& app) {
+std::function<int()> make_doctor(Flags& flags) {
   const auto options = std::make_shared<Options>();
-  app.add_option(
+  flags.add_option(
       "--cluster", options->cluster,
       "a cluster, or a job that names one: exchange messages between every pair of its devices, or of "
       "the processes that mpirun or torchrun started, and name slow and dead pairs");
-  app.add_option("--device", options->device,
-                 "of the processes: cpu, which talk over MPI, or cuda, which talk over NCCL")
+  flags
+      .add_option("--device", options->device,
+                  "of the processes: cpu, which talk over MPI, or cuda, which talk over NCCL")
       ->capture_default_str();
-  app.add_option("--limit", options->limit, "seconds after which a pair is dead")->capture_default_str();
-  app.add_flag("--json", options->json, "print JSON");
+  flags.add_option("--limit", options->limit, "seconds after which a pair is dead")
+      ->capture_default_str()
+      ->range(between(0.001, 1e6));
+  flags.add_flag("--json", options->json, "print JSON");
   return [options] {
     if (!options->cluster.empty()) return preflight(*options);
     const Json found = examine();

@@ -3,6 +3,7 @@
 #include <iostream>
 #include <memory>
 
+#include "hetermoe/base/words.h"
 #include "hetermoe/cli/command.h"
 #include "hetermoe/cluster/cluster.h"
 #include "hetermoe/model/op_cost.h"
@@ -173,9 +174,10 @@ void print_model(const ModelConfig& model, i64 seq_len) {
              format_count(static_cast<double>(counts.expert)),
              model.num_shared_experts > 0 ? fmt::format(", {} shared", model.num_shared_experts) : ""));
   }
-  line("FLOPs", fmt::format("{} per token forward, {} in training, at {} tokens per sequence",
-                            format_count(model_flops_per_token(model, seq_len)),
-                            format_count(training_flops_per_token(model, seq_len)), seq_len));
+  line("FLOPs",
+       fmt::format("{} per token forward, {} in training, at {} per sequence",
+                   format_count(model_flops_per_token(model, seq_len)),
+                   format_count(training_flops_per_token(model, seq_len)), counted(seq_len, "token")));
   for (const std::string& setting : model.unsupported) line("unsupported", setting + " (cannot be trained)");
   std::cout << "\n";
   print_parts(model, seq_len);
@@ -213,8 +215,8 @@ Json cluster_json(const Cluster& cluster) {
 }
 
 void print_cluster(const Cluster& cluster) {
-  std::cout << fmt::format("cluster {}: {} devices in {} nodes\n\n", cluster.name, cluster.num_devices(),
-                           cluster.nodes.size());
+  std::cout << fmt::format("cluster {}: {} in {}\n\n", cluster.name, counted(cluster.num_devices(), "device"),
+                           counted(cluster.nodes.size(), "node"));
   Table devices(
       {"device", "node", "year", "memory", "bandwidth", "fp16", "bf16", "fp32", "attention", "speed"});
   for (DeviceId d = 0; d < cluster.num_devices(); ++d) {
@@ -254,7 +256,6 @@ int inspect(const Options& options) {
     return 0;
   }
   const ModelConfig model = load_model(options.model);
-  if (options.seq_len < 0) fail<ConfigError>("--seq", "got {}, expected >= 1", options.seq_len);
   const i64 seq_len = options.seq_len > 0 ? options.seq_len : default_seq_len(model);
   if (options.json)
     print_json(model_json(model, seq_len));
@@ -265,15 +266,17 @@ int inspect(const Options& options) {
 
 }  // namespace
 
-std::function<int()> make_inspect(CLI::App& app) {
+std::function<int()> make_inspect(Flags& flags) {
   const auto options = std::make_shared<Options>();
-  app.add_option("model", options->model, "a name of configs/models, a config.json or its folder");
-  app.add_option("--cluster", options->cluster,
-                 "a name of configs/clusters, a YAML file or a hostfile, instead of a model");
-  app.add_option(
-      "--seq", options->seq_len,
-      "tokens per sequence, for FLOPs of attention [default: the model's positions, at most 4096]");
-  app.add_flag("--json", options->json, "print JSON");
+  flags.add_option("model", options->model, "a name of configs/models, a config.json or its folder");
+  flags.add_option("--cluster", options->cluster,
+                   "a name of configs/clusters, a YAML file or a hostfile, instead of a model");
+  flags
+      .add_option(
+          "--seq", options->seq_len,
+          "tokens per sequence, for FLOPs of attention [default: the model's positions, at most 4096]")
+      ->range(at_least(1));
+  flags.add_flag("--json", options->json, "print JSON");
   return [options] { return inspect(*options); };
 }
 

@@ -17,6 +17,7 @@
 #include "hetermoe/base/error.h"
 #include "hetermoe/base/json.h"
 #include "hetermoe/base/types.h"
+#include "hetermoe/base/words.h"
 #include "hetermoe/cli/command.h"
 #include "hetermoe/cluster/hostfile.h"
 #include "hetermoe/train/presence.h"
@@ -39,10 +40,20 @@ constexpr int kWrongUse = 2;
 volatile sig_atomic_t running_child = 0;
 volatile sig_atomic_t stop_signal = 0;
 
-/// Ctrl-C and SIGTERM are for the run: it writes its checkpoint and ends.
-void pass_on(int signal_number) {
+/// Ctrl-C and SIGTERM are for the run: it writes its checkpoint and ends. What comes from the terminal the
+/// run has got itself, and a second Ctrl-C would end it at once.
+void pass_on(int signal_number, siginfo_t* info, void* /*context*/) {
   stop_signal = signal_number;
-  if (running_child > 0) ::kill(static_cast<pid_t>(running_child), signal_number);
+  if (running_child > 0 && info->si_code != SI_KERNEL)
+    ::kill(static_cast<pid_t>(running_child), signal_number);
+}
+
+void pass_signals_on() {
+  struct sigaction action {};
+  action.sa_sigaction = pass_on;
+  action.sa_flags = SA_SIGINFO | SA_RESTART;
+  ::sigaction(SIGINT, &action, nullptr);
+  ::sigaction(SIGTERM, &action, nullptr);
 }
 
 /// Exit code of the command; 128 + signal when one ended it.
@@ -65,6 +76,43 @@ int run_once(const std::vector<std::string>& words) {
   return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
 }
 
+bool is_mpirun(const std::string& word) {
+  const std::string name = std::filesystem::path(word).filename();
+  return name == "mpirun" || name == "mpiexec";
+}
+
+/// Open MPI starts nothing for root, and no more processes than this machine has cores, unless its
+/// environment says so (version 4 reads OMPI_*, version 5 PRTE_*; other launchers neither). What the user has
+/// set stays. Where hosts are named, their slots are the bound.
+void allow_open_mpi(const std::vector<std::string>& words) {
+  if (!is_mpirun(words[0])) return;
+  std::vector<std::pair<const char*, const char*>> variables;
+  if (::geteuid() == 0) {
+    for (const char* name : {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM",
+                             "PRTE_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM"})
+      variables.emplace_back(name, "1");
+  }
+  const bool names_hosts = std::any_of(words.begin(), words.end(), [](const std::string& word) {
+    return word == "--hostfile" || word == "-hostfile" || word == "--machinefile" || word == "-machinefile" ||
+           word == "--host" || word == "-host" || word == "-H";
+  });
+  if (!names_hosts) {
+    variables.emplace_back("OMPI_MCA_rmaps_base_oversubscribe", "1");
+    variables.emplace_back("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe");
+  }
+  for (const auto& [name, value] : variables) ::setenv(name, value, /*overwrite=*/0);
+}
+
+/// Waits, or less when a signal came.
+void wait_unless_stopped(double seconds) {
+  using Clock = std::chrono::steady_clock;
+  const auto end = Clock::now() + std::chrono::duration<double>(seconds);
+  while (stop_signal == 0 && Clock::now() < end) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+}
+
+/// A run that somebody ended does not want to be started again.
+bool is_interruption(int code) { return code == 128 + SIGINT || code == 128 + SIGTERM; }
+
 /// Position of the word `train` of `hetermoe train` in a command; its size = there is none.
 std::size_t train_word(const std::vector<std::string>& words) {
   for (std::size_t i = 1; i < words.size(); ++i) {
@@ -78,12 +126,8 @@ Job job_of(const std::vector<std::string>& words) {
   const std::size_t train = train_word(words);
   if (train == words.size())
     fail<ConfigError>("--replan", "needs a command with `hetermoe train`, got {}", fmt::join(words, " "));
-  CLI::App app;
-  make_train(app);
-  std::vector<std::string> rest(words.rbegin(), words.rend() - static_cast<std::ptrdiff_t>(train) - 1);
-  app.parse(rest);
-  const std::vector<std::string> file = app.get_option("job")->results();
-  return file.empty() ? job_from_overrides(overrides_of(app)) : load_job(file[0], overrides_of(app));
+  const GivenJob given = parse_train({words.begin() + static_cast<std::ptrdiff_t>(train) + 1, words.end()});
+  return given.file.empty() ? job_from_overrides(given.overrides) : load_job(given.file, given.overrides);
 }
 
 /// Where a launcher's word for the number of processes stands (-np 4), 0 = nowhere.
@@ -116,7 +160,7 @@ class HostRanks {
   /// `words`, which may begin with mpirun and options of it, with hosts and number of processes.
   std::vector<std::string> command(std::vector<std::string> words) const {
     write_text(file_, launcher_hostfile(hosts_));
-    if (std::filesystem::path(words[0]).filename() != "mpirun") words.insert(words.begin(), "mpirun");
+    if (!is_mpirun(words[0])) words.insert(words.begin(), "mpirun");
     const std::vector<std::string> more = {"--hostfile", file_, "--map-by",
                                            "slot",       "-np", std::to_string(num_ranks())};
     words.insert(words.begin() + 1, more.begin(), more.end());
@@ -196,26 +240,25 @@ int finish(const Options& options, int code, i64 restarts) {
 int launch(const Options& options, std::vector<std::string> words) {
   if (words.empty())
     fail<ConfigError>("launch", "no command: hetermoe launch -- mpirun -np 4 hetermoe train job.yaml");
-  if (options.restarts < 0) fail<ConfigError>("--restarts", "got {}, expected >= 0", options.restarts);
   std::optional<HostRanks> hosts;
   if (!options.hostfile.empty()) {
     hosts.emplace(options.hostfile);
     if (const std::size_t count = count_word(words); count > 0) {
-      fail<ConfigError>(words[count - 1],
-                        "got {}, but the hostfile has {} slots, a process in each: leave it out",
-                        words[count], hosts->num_ranks());
+      fail<ConfigError>(words[count - 1], "got {}, but the hostfile has {}, a process in each: leave it out",
+                        words[count], counted(hosts->num_ranks(), "slot"));
     }
   }
-  ::signal(SIGINT, pass_on);
-  ::signal(SIGTERM, pass_on);
+  pass_signals_on();
   for (i64 restart = 0;; ++restart) {
     if (options.replan) forget_ranks(job_of(words).output);
     const std::vector<std::string> whole = hosts ? hosts->command(words) : words;
+    allow_open_mpi(whole);
     const int code = run_once(whole);
-    if (code == 0 || stop_signal != 0 || code == kWrongUse) return finish(options, code, restart);
+    if (code == 0 || stop_signal != 0 || code == kWrongUse || is_interruption(code))
+      return finish(options, code, restart);
     const std::string command = fmt::format("{}", fmt::join(whole, " "));
     if (restart == options.restarts) {
-      std::cerr << fmt::format("[launch] {} failed with code {} and {} restarts are used up", command, code,
+      std::cerr << fmt::format("[launch] {} failed with code {}: no restart is left after {}", command, code,
                                restart)
                 << std::endl;
       return finish(options, code, restart);
@@ -224,24 +267,30 @@ int launch(const Options& options, std::vector<std::string> words) {
                              command, code, restart + 1, options.restarts)
               << std::endl;
     if (options.replan) words = replanned(words, hosts);
-    std::this_thread::sleep_for(std::chrono::duration<double>(options.pause));
+    wait_unless_stopped(options.pause);
+    if (stop_signal != 0) return finish(options, 128 + stop_signal, restart);
   }
 }
 
 }  // namespace
 
-std::function<int()> make_launch(CLI::App& app) {
+std::function<int()> make_launch(Flags& flags) {
   const auto options = std::make_shared<Options>();
-  app.add_option("--restarts", options->restarts, "how often a run that failed is started again")
-      ->capture_default_str();
-  app.add_flag(
+  flags.add_option("--restarts", options->restarts, "how often a run that failed is started again")
+      ->capture_default_str()
+      ->range(at_least(0));
+  flags.add_flag(
       "--replan", options->replan,
       "when processes vanished, plan anew over the devices of the others (mpirun: with so many fewer)");
-  app.add_option("--hostfile", options->hostfile,
-                 "a file of lines HOST slots=N type=NAME: start the command by mpirun, a process per slot");
-  app.add_option("--pause", options->pause, "seconds before a restart")->capture_default_str();
-  app.add_flag("--json", options->json, "print exit code and restarts as JSON at the end");
-  app.add_option("command", options->command, "after --: the command and its words")->expected(-1);
+  flags.add_option("--hostfile", options->hostfile,
+                   "a file of lines HOST slots=N type=NAME: start the command by Open MPI's mpirun, which is "
+                   "put in front unless "
+                   "it is there, on these hosts with a process per slot");
+  flags.add_option("--pause", options->pause, "seconds before a restart")
+      ->capture_default_str()
+      ->range(between(0, 86400));
+  flags.add_flag("--json", options->json, "print exit code and restarts as JSON at the end");
+  flags.add_option("command", options->command, "after --: the command and its words")->any_number();
   return [options] { return launch(*options, options->command); };
 }
 

@@ -24,16 +24,8 @@ int main(int argc, char** argv) {
     const int code = hetermoe::run_program({argv + 1, argv + argc});
     std::cout << std::flush;
     return std::cout ? code : fail_with(1, "[stdout] cannot write the result");
-  } catch (const hetermoe::WriteError& error) {
-    return fail_with(1, error.what());
-  } catch (const hetermoe::ConfigError& error) {
-    return fail_with(2, error.what());
-  } catch (const hetermoe::IoError& error) {
-    return fail_with(2, error.what());
-  } catch (const hetermoe::InputError& error) {
-    return fail_with(2, error.what());
   } catch (const hetermoe::Error& error) {
-    return fail_with(1, error.what());
+    return fail_with(hetermoe::exit_code_of(error), error.what());
   } catch (const std::bad_alloc&) {
     return fail_with(1, "[hetermoe] out of memory");
   } catch (const std::filesystem::filesystem_error& error) {

@@ -77,13 +77,13 @@ int options_command(const Options& options, const Overrides& overrides) {
 
 }  // namespace
 
-std::function<int()> make_options(CLI::App& app) {
+std::function<int()> make_options(Flags& flags) {
   const auto options = std::make_shared<Options>();
-  app.add_option("job", options->job, "job file (YAML): print its resolved configuration, as JSON");
-  app.add_flag("--markdown", options->markdown, "print the keys as docs/options.md");
-  app.add_flag("--json", options->json, "print the keys as JSON");
-  allow_overrides(app);
-  return [options, &app] { return options_command(*options, overrides_of(app)); };
+  flags.add_option("job", options->job, "job file (YAML): print its resolved configuration, as JSON");
+  flags.add_flag("--markdown", options->markdown, "print the keys as docs/options.md");
+  flags.add_flag("--json", options->json, "print the keys as JSON");
+  allow_overrides(flags);
+  return [options, flags] { return options_command(*options, overrides_of(flags)); };
 }
 
 }  // namespace hetermoe

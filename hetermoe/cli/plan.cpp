@@ -2,6 +2,7 @@
 #include <memory>
 
 #include "hetermoe/base/error.h"
+#include "hetermoe/base/words.h"
 #include "hetermoe/cli/command.h"
 #include "hetermoe/planner/planner.h"
 #include "hetermoe/report/table.h"
@@ -61,8 +62,8 @@ void print_tried(const PlanResult& result) {
 }
 
 void print_result(const PlanRequest& request, const PlanResult& result) {
-  std::cout << fmt::format("{} on {}, {} tokens per sequence, {} (all figures simulated)\n\n",
-                           request.model.name, request.cluster.name, request.seq_len, name_of(request.dtype));
+  std::cout << fmt::format("{} on {}, {} per sequence, {} (all figures simulated)\n\n", request.model.name,
+                           request.cluster.name, counted(request.seq_len, "token"), name_of(request.dtype));
   for (const std::string& line : result.explanation) std::cout << line << "\n";
   std::cout << "\n";
   print_types(result.best());
@@ -70,7 +71,6 @@ void print_result(const PlanRequest& request, const PlanResult& result) {
 }
 
 int plan(const Options& options) {
-  if (!options.output.empty()) check_writable(options.output);
   const PlanRequest request = make_request(options);
   const PlanResult result = find_plan(request);
   if (options.json) print_json(to_json(result));
@@ -93,22 +93,29 @@ int plan(const Options& options) {
 
 }  // namespace
 
-std::function<int()> make_plan(CLI::App& app) {
+std::function<int()> make_plan(Flags& flags) {
   const auto options = std::make_shared<Options>();
-  app.add_option("--model", options->model, "a name of configs/models, a config.json or its folder")
+  flags.add_option("--model", options->model, "a name of configs/models, a config.json or its folder")
       ->capture_default_str();
-  app.add_option("--cluster", options->cluster, "a name of configs/clusters, a YAML file or a hostfile")
+  flags.add_option("--cluster", options->cluster, "a name of configs/clusters, a YAML file or a hostfile")
       ->capture_default_str();
-  app.add_option("--seq", options->seq_len, "tokens per sequence")->capture_default_str();
-  app.add_option("--sequences", options->sequences, "sequences of a step");
-  app.add_option("--tokens", options->tokens, "tokens of a step, instead of --sequences [default: 1048576]");
-  app.add_option("--dtype", options->dtype, "compute and transfers: fp16, bf16 or fp32")
+  flags.add_option("--seq", options->seq_len, "tokens per sequence")
+      ->capture_default_str()
+      ->range(at_least(1));
+  flags.add_option("--sequences", options->sequences, "sequences of a step")->range(at_least(1));
+  flags
+      .add_option("--tokens", options->tokens, "tokens of a step, instead of --sequences [default: 1048576]")
+      ->range(at_least(1));
+  flags.add_option("--dtype", options->dtype, "compute and transfers: fp16, bf16 or fp32")
       ->capture_default_str();
-  app.add_option("--idle", options->idle, "devices that must stay out, separated by commas")->delimiter(',');
-  app.add_option("--max-microbatches", options->max_microbatches, "bound of the search")
-      ->capture_default_str();
-  app.add_option("-o,--output", options->output, "write the best plan to this file");
-  app.add_flag("--json", options->json, "print all plans and figures as JSON");
+  flags.add_option("--idle", options->idle, "devices that must stay out, separated by commas")
+      ->delimiter(',')
+      ->range(at_least(0));
+  flags.add_option("--max-microbatches", options->max_microbatches, "bound of the search")
+      ->capture_default_str()
+      ->range(at_least(1));
+  flags.add_option("-o,--output", options->output, "write the best plan to this file")->is_output();
+  flags.add_flag("--json", options->json, "print all plans and figures as JSON");
   return [options] { return plan(*options); };
 }
 

@@ -5,6 +5,7 @@
 #include <iostream>
 #include <memory>
 
+#include "hetermoe/base/words.h"
 #include "hetermoe/cli/command.h"
 #include "hetermoe/report/table.h"
 
@@ -21,22 +22,22 @@ std::string size_of(const ProfileEntry& entry) {
   switch (entry.op) {
     case ProfiledOp::kAttention:
     case ProfiledOp::kDenseAttention:
-      return fmt::format("{} sequences of {}", entry.sequences, entry.seq_len);
+      return fmt::format("{} of {}", counted(entry.sequences, "sequence"), entry.seq_len);
     case ProfiledOp::kExperts:
-      return fmt::format("{} experts, {} rows", entry.experts, entry.rows);
+      return fmt::format("{}, {}", counted(entry.experts, "expert"), counted(entry.rows, "row"));
     case ProfiledOp::kUpdate:
       return format_count(static_cast<double>(entry.params)) + " parameters";
     case ProfiledOp::kEmbed:
     case ProfiledOp::kHead:
-      return fmt::format("{} tokens", entry.tokens);
+      return counted(entry.tokens, "token");
     default:
-      return fmt::format("{} rows, {}", entry.rows, format_bytes(entry.bytes));
+      return fmt::format("{}, {}", counted(entry.rows, "row"), format_bytes(entry.bytes));
   }
 }
 
 void print_profile(const ProfileFile& profile) {
-  std::cout << fmt::format("{} on {} ({}, {} threads), {}\n\n", profile.model, profile.device,
-                           name_of(profile.dtype), profile.threads, profile.date);
+  std::cout << fmt::format("{} on {} ({}, {}), {}\n\n", profile.model, profile.device, name_of(profile.dtype),
+                           counted(profile.threads, "thread"), profile.date);
   Table table({"op", "phase", "size", "median", "10 to 90 %", "runs", "memory"});
   for (const ProfileEntry& entry : profile.entries) {
     table.add_row({name_of(entry.op), name_of(entry.phase), size_of(entry), format_seconds(entry.seconds),
@@ -47,7 +48,6 @@ void print_profile(const ProfileFile& profile) {
 }
 
 int profile(const Options& options) {
-  if (!options.output.empty()) check_writable(options.output);
   ProfileOptions what = options.profile;
   what.dtype = parse_dtype(options.dtype);
   const bool shows_progress = isatty(STDERR_FILENO) != 0;
@@ -70,28 +70,36 @@ int profile(const Options& options) {
 
 }  // namespace
 
-std::function<int()> make_profile(CLI::App& app) {
+std::function<int()> make_profile(Flags& flags) {
   const auto options = std::make_shared<Options>();
   ProfileOptions& what = options->profile;
-  app.add_option("--model", options->model, "a name of configs/models, a config.json or its folder")
+  flags.add_option("--model", options->model, "a name of configs/models, a config.json or its folder")
       ->capture_default_str();
-  app.add_option("--device", what.device, "cpu, cuda or cuda:N")->capture_default_str();
-  app.add_option("--dtype", options->dtype, "compute dtype: fp32, bf16 or fp16")->capture_default_str();
-  app.add_option("--threads", what.threads, "threads of an op on a CPU")->capture_default_str();
-  app.add_option("--seq", what.seq_lens, "tokens per sequence, separated by commas")
+  flags.add_option("--device", what.device, "cpu, cuda or cuda:N")->capture_default_str();
+  flags.add_option("--dtype", options->dtype, "compute dtype: fp32, bf16 or fp16")->capture_default_str();
+  flags.add_option("--threads", what.threads, "threads of an op on a CPU")
+      ->capture_default_str()
+      ->range(at_least(1));
+  flags.add_option("--seq", what.seq_lens, "tokens per sequence, separated by commas")
       ->delimiter(',')
-      ->capture_default_str();
-  app.add_option("--sequences", what.sequences, "sequences of a microbatch on the device")
+      ->capture_default_str()
+      ->range(at_least(1));
+  flags.add_option("--sequences", what.sequences, "sequences of a microbatch on the device")
       ->delimiter(',')
-      ->capture_default_str();
-  app.add_option("--experts", what.experts, "experts computed together [default: 1, a quarter and all]")
-      ->delimiter(',');
-  app.add_option("--rows", what.rows_per_expert, "rows of each expert")
+      ->capture_default_str()
+      ->range(at_least(1));
+  flags.add_option("--experts", what.experts, "experts computed together [default: 1, a quarter and all]")
       ->delimiter(',')
-      ->capture_default_str();
-  app.add_option("--budget", what.timing.budget, "seconds of timed runs per entry")->capture_default_str();
-  app.add_option("-o,--output", options->output, "write the profile to this file");
-  app.add_flag("--json", options->json, "print the profile as JSON");
+      ->range(at_least(1));
+  flags.add_option("--rows", what.rows_per_expert, "rows of each expert")
+      ->delimiter(',')
+      ->capture_default_str()
+      ->range(at_least(1));
+  flags.add_option("--budget", what.timing.budget, "seconds of timed runs per entry")
+      ->capture_default_str()
+      ->range(between(0, 3600));
+  flags.add_option("-o,--output", options->output, "write the profile to this file")->is_output();
+  flags.add_flag("--json", options->json, "print the profile as JSON");
   return [options] { return profile(*options); };
 }
 

@@ -58,8 +58,6 @@ void add_timeline(std::vector<StrategyReport>& strategies, Timeline timeline, co
 }
 
 int report(const Options& options) {
-  check_writable(options.output);
-  if (!options.trace.empty()) check_writable(options.trace);
   std::vector<std::string> paths = options.timelines;
   paths.insert(paths.end(), options.with.begin(), options.with.end());
   ReportInput input;
@@ -99,15 +97,18 @@ int report(const Options& options) {
 
 }  // namespace
 
-std::function<int()> make_report(CLI::App& app) {
+std::function<int()> make_report(Flags& flags) {
   const auto options = std::make_shared<Options>();
-  app.add_option("timeline", options->timelines, "timeline files")->required();
-  app.add_option("--with", options->with,
-                 "another timeline; a prediction and a run of the same schedule are drawn above each other");
-  app.add_option("-o,--output", options->output, "the page to write")->required();
-  app.add_option("--trace", options->trace,
-                 "also write a Chrome/Perfetto trace of the run (else of the prediction)");
-  app.add_flag("--json", options->json, "print step times as JSON");
+  flags.add_option("timeline", options->timelines, "timeline files")->required();
+  flags.add_option(
+      "--with", options->with,
+      "another timeline; a prediction and a run of the same schedule are drawn above each other");
+  flags.add_option("-o,--output", options->output, "the page to write")->required()->is_output();
+  flags
+      .add_option("--trace", options->trace,
+                  "also write a Chrome/Perfetto trace of the run (else of the prediction)")
+      ->is_output();
+  flags.add_flag("--json", options->json, "print step times as JSON");
   return [options] { return report(*options); };
 }
 

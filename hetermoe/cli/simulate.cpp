@@ -3,6 +3,7 @@
 #include <iostream>
 #include <memory>
 
+#include "hetermoe/base/words.h"
 #include "hetermoe/cli/command.h"
 #include "hetermoe/cost/measured.h"
 #include "hetermoe/report/table.h"
@@ -129,9 +130,10 @@ void print_devices(const Simulated& result, const Cluster& cluster) {
 }
 
 void print_result(const Simulated& result, const Cluster& cluster) {
-  std::cout << fmt::format("{}: {} sequences of {} tokens in {} microbatches, {} ops\n",
-                           result.timeline.title, total_sequences(result.plan), result.plan.seq_len,
-                           result.plan.groups[0].microbatches.size(), result.schedule.num_ops());
+  std::cout << fmt::format(
+      "{}: {} of {} in {}, {}\n", result.timeline.title, counted(total_sequences(result.plan), "sequence"),
+      counted(result.plan.seq_len, "token"), counted(result.plan.groups[0].microbatches.size(), "microbatch"),
+      counted(result.schedule.num_ops(), "op"));
   std::cout << fmt::format("simulated step {}, {} tokens/s\n\n", format_seconds(result.timeline.step),
                            format_count(result.tokens_per_s));
   print_devices(result, cluster);
@@ -143,7 +145,7 @@ int simulate(const Options& options, Overrides overrides) {
       std::any_of(overrides.begin(), overrides.end(), [](const auto& o) { return o.first == "output"; });
   if (!options.plan.empty()) overrides.emplace_back("plan.file", options.plan);
   const Job job = options.job.empty() ? job_from_overrides(overrides) : load_job(options.job, overrides);
-  if (writes) check_writable(std::filesystem::path(job.output) / "timeline.json");
+  if (writes) check_output_folder(job.output);
   const ModelConfig model = load_model(job.model);
   const Cluster cluster = load_cluster(job.cluster);
   const Simulated result = simulate_job(job, model, cluster, options.routing);
@@ -160,18 +162,17 @@ int simulate(const Options& options, Overrides overrides) {
 
 }  // namespace
 
-std::function<int()> make_simulate(CLI::App& app) {
+std::function<int()> make_simulate(Flags& flags) {
   const auto options = std::make_shared<Options>();
-  app.add_option("job", options->job, "job file (YAML); every key of it is also a flag: --strategy ep");
-  app.add_option("--plan", options->plan,
-                 "a plan.json to simulate, instead of what the job's strategy makes");
-  app.add_option("--routing", options->routing, "how tokens choose experts: uniform, or zipf:EXPONENT")
+  flags.add_option("job", options->job, "job file (YAML); every key of it is also a flag: --strategy ep");
+  flags.add_option("--plan", options->plan,
+                   "a plan.json to simulate, instead of what the job's strategy makes");
+  flags.add_option("--routing", options->routing, "how tokens choose experts: uniform, or zipf:EXPONENT")
       ->capture_default_str();
-  app.add_flag("--json", options->json, "print the result as JSON");
-  allow_overrides(app);
-  app.footer(app.get_footer() +
-             "\nWith --output DIR: plan, schedule, timeline and Perfetto trace are written there.");
-  return [options, &app] { return simulate(*options, overrides_of(app)); };
+  flags.add_flag("--json", options->json, "print the result as JSON");
+  allow_overrides(flags);
+  flags.add_to_footer("\nWith --output DIR: plan, schedule, timeline and Perfetto trace are written there.");
+  return [options, flags] { return simulate(*options, overrides_of(flags)); };
 }
 
 }  // namespace hetermoe

@@ -3,14 +3,17 @@
 #include <chrono>
 #include <iostream>
 #include <memory>
+#include <optional>
 #include <thread>
 
+#include "hetermoe/base/words.h"
 #include "hetermoe/cli/command.h"
 #include "hetermoe/comm/preflight.h"
 #include "hetermoe/device/accelerator.h"
 #include "hetermoe/report/progress.h"
 #include "hetermoe/report/table.h"
 #include "hetermoe/train/compare.h"
+#include "hetermoe/train/output_lock.h"
 #include "hetermoe/train/replan.h"
 
 namespace hetermoe {
@@ -28,18 +31,16 @@ void print_summary(const Job& job, const StrategyRun& run, const std::filesystem
     std::cout << fmt::format("validation loss {:.4f} nats per byte; entropy of single bytes {:.4f}\n",
                              out.validations.back().loss, out.unigram_entropy);
   }
-  for (const std::string& note : out.notes) std::cout << note << "\n";
-  if (out.interrupted) {
-    std::cout << fmt::format("stopped after step {} of {}\n",
-                             out.first_step + static_cast<i64>(out.records.size()), job.train.steps);
-  } else if (out.records.empty()) {
-    std::cout << fmt::format("nothing left to do: the checkpoint has all {} steps\n", out.first_step);
+  if (out.stopped_by == 0 && out.records.empty()) {
+    std::cout << fmt::format("nothing left to do: the checkpoint has {} of {}\n",
+                             counted(out.first_step, "step"), job.train.steps);
   }
   std::cout << "report: " << report.string() << "\n";
 }
 
 /// Results of another run are replaced, but not without a word.
-void tell_of_other_results(const Job& job) {
+void tell_of_other_results(const Job& job, i64 first_step) {
+  if (first_step > 0) return;  // the run goes on
   const std::filesystem::path path = std::filesystem::path(job.output) / "job.json";
   if (!std::filesystem::exists(path)) return;
   std::vector<std::string> keys;
@@ -49,8 +50,11 @@ void tell_of_other_results(const Job& job) {
     keys = {"a job that cannot be read"};
   }
   if (keys.empty()) return;
-  std::cerr << fmt::format("[{}] has the results of another run, which differs in {}: they are replaced",
-                           job.output, fmt::join(keys, ", "))
+  std::cerr << fmt::format(
+                   "[{}] has the results of another run, which differs in {}: its metrics.jsonl is begun "
+                   "anew now, its other files are "
+                   "replaced at the end of this run",
+                   job.output, fmt::join(keys, ", "))
             << std::endl;
 }
 
@@ -63,7 +67,12 @@ class BrokenRun : public Error {
 /// Runs the job; only rank 0 talks. `begun` is set when a step has ended.
 int train(const Options& options, const Job& job, const Processes& processes, bool& begun) {
   const bool talks = processes.rank() == 0;
-  if (talks) tell_of_other_results(job);
+  const auto tell = [&](const std::string& text) {
+    if (talks) (options.json ? std::cerr : std::cout) << text << std::endl;
+  };
+  std::optional<OutputLock> lock;
+  if (talks) lock.emplace(job.output);
+  if (lock && !lock->note().empty()) tell(lock->note());
   if (!processes.alone() && job.train.preflight) {
     PreflightOptions how;
     how.device = find_device_in_turn(job.run.device, processes.local_rank(), "run.device");
@@ -86,17 +95,21 @@ int train(const Options& options, const Job& job, const Processes& processes, bo
       std::cout << log_line(record, job.train.steps) << std::endl;
     }
   };
+  const RunHooks hooks{.on_note = tell, .on_begin = [&](i64 first_step) {
+                         if (talks) tell_of_other_results(job, first_step);
+                       }};
   const std::vector<StrategyRun> runs =
-      compare_job(job, {{job.strategy}, true, 0, Checkpoints::kOn}, on_step, processes);
+      compare_job(job, {{job.strategy}, true, 0, Checkpoints::kOn, hooks}, on_step, processes);
   progress.finish();
-  if (!talks) return 0;
-  const std::filesystem::path report =
-      write_results(job, load_model(job.model), load_cluster(job.cluster), runs);
-  if (options.json)
-    print_json(to_json(runs[0], job));
-  else
-    print_summary(job, runs[0], report);
-  return 0;
+  if (talks) {
+    const std::filesystem::path report =
+        write_results(job, load_model(job.model), load_cluster(job.cluster), runs);
+    if (options.json)
+      print_json(to_json(runs[0], job));
+    else
+      print_summary(job, runs[0], report);
+  }
+  return code_of_end(runs, job.train.steps, processes);
 }
 
 int train(const Options& options, const Job& job, const Processes& processes) {
@@ -141,23 +154,19 @@ int train(const Options& options, const Overrides& overrides) {
     // What is wrong for all ranks is said once: rank 0 has the first word.
     if (processes->rank() > 0) std::this_thread::sleep_for(std::chrono::milliseconds(500));
     std::cerr << fmt::format("rank {}: {}", processes->rank(), error.what()) << std::endl;
-    const bool wrong_input = (dynamic_cast<const ConfigError*>(&error) != nullptr ||
-                              dynamic_cast<const IoError*>(&error) != nullptr ||
-                              dynamic_cast<const InputError*>(&error) != nullptr) &&
-                             dynamic_cast<const WriteError*>(&error) == nullptr;
-    processes->abort(wrong_input ? 2 : 1);
+    processes->abort(exit_code_of(error));
   }
   return 1;
 }
 
 }  // namespace
 
-std::function<int()> make_train(CLI::App& app) {
+std::function<int()> make_train(Flags& flags) {
   const auto options = std::make_shared<Options>();
-  app.add_option("job", options->job, "job file (YAML); every key of it is also a flag: --train.steps 20");
-  app.add_flag("--json", options->json, "print the summary as JSON");
-  allow_overrides(app);
-  return [options, &app] { return train(*options, overrides_of(app)); };
+  flags.add_option("job", options->job, "job file (YAML); every key of it is also a flag: --train.steps 20");
+  flags.add_flag("--json", options->json, "print the summary as JSON");
+  allow_overrides(flags);
+  return [options, flags] { return train(*options, overrides_of(flags)); };
 }
 
 }  // namespace hetermoe

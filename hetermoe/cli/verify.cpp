@@ -3,6 +3,7 @@
 #include <iostream>
 #include <memory>
 
+#include "hetermoe/base/words.h"
 #include "hetermoe/cli/command.h"
 
 namespace hetermoe {
@@ -35,10 +36,10 @@ void print(const Job& job, const VerifyResult& result, i64 show) {
   }
   for (const std::string& name : result.missing) std::cout << "  only on one side: " << name << "\n";
   const double worst = result.gradients.empty() ? 0 : result.gradients[0].error;
-  std::cout << fmt::format(
-      "{}: {} with {} on {}: loss error {:.1e}, worst of {} gradients {:.1e}, tolerance {:.0e}\n",
-      result.passed() ? "PASSED" : "FAILED", job.model, job.strategy, job.cluster, result.loss_error,
-      result.gradients.size(), worst, result.tolerance);
+  std::cout << fmt::format("{}: {} with {} on {}: loss error {:.1e}, worst of {} {:.1e}, tolerance {:.0e}\n",
+                           result.passed() ? "PASSED" : "FAILED", job.model, job.strategy, job.cluster,
+                           result.loss_error, counted(result.gradients.size(), "gradient"), worst,
+                           result.tolerance);
 }
 
 Json to_json(const ReplayResult& result) {
@@ -93,20 +94,24 @@ int verify(const Options& options, const Overrides& overrides) {
 
 }  // namespace
 
-std::function<int()> make_verify(CLI::App& app) {
+std::function<int()> make_verify(Flags& flags) {
   const auto options = std::make_shared<Options>();
-  app.add_option("job", options->job, "job file (YAML); every key of it is also a flag: --strategy ep");
-  app.add_option("--tolerance", options->tolerance, "largest relative difference that passes")
-      ->capture_default_str();
-  app.add_option("--show", options->show, "gradients to list, worst first")->capture_default_str();
-  app.add_option(
-         "--step", options->step,
-         "repeat this step of the run in the job's output folder, from its newest checkpoint before it, "
-         "and compare with what the run recorded, to the bit")
-      ->check(CLI::PositiveNumber);
-  app.add_flag("--json", options->json, "print the result as JSON");
-  allow_overrides(app);
-  return [options, &app] { return verify(*options, overrides_of(app)); };
+  flags.add_option("job", options->job, "job file (YAML); every key of it is also a flag: --strategy ep");
+  flags.add_option("--tolerance", options->tolerance, "largest relative difference that passes")
+      ->capture_default_str()
+      ->range(at_least(0));
+  flags.add_option("--show", options->show, "gradients to list, worst first")
+      ->capture_default_str()
+      ->range(at_least(0));
+  flags
+      .add_option(
+          "--step", options->step,
+          "repeat this step of the run in the job's output folder, from its newest checkpoint before it, "
+          "and compare with what the run recorded, to the bit")
+      ->range(at_least(1));
+  flags.add_flag("--json", options->json, "print the result as JSON");
+  allow_overrides(flags);
+  return [options, flags] { return verify(*options, overrides_of(flags)); };
 }
 
 }  // namespace hetermoe

@@ -6,6 +6,7 @@
 
 #include "hetermoe/base/error.h"
 #include "hetermoe/base/numbers.h"
+#include "hetermoe/base/words.h"
 #include "hetermoe/comm/mpi.h"
 #include "hetermoe/comm/store_job.h"
 
@@ -79,17 +80,16 @@ std::unique_ptr<Processes> join_processes(RunsOn device, StoreOptions options) {
       return join_store(read_store_address(environment_variable), std::move(options));
     fail<ConfigError>(
         "WORLD_SIZE",
-        "torchrun started {} processes, but this runs on CPUs, whose processes talk over MPI. Start it with: "
+        "torchrun started {}, but this runs on CPUs, whose processes talk over MPI. Start it with: "
         "mpirun -np {} hetermoe train ..., or use GPUs: --run.device cuda",
-        launch.num_ranks, launch.num_ranks);
+        counted(launch.num_ranks, "process"), launch.num_ranks);
   }
   auto job = std::make_unique<MpiJob>();
   if (job->num_ranks() != launch.num_ranks) {
-    fail<TransportError>(
-        "mpi",
-        "the launcher started {} processes, but MPI sees {}: the launcher is of another MPI than this "
-        "build ({})",
-        launch.num_ranks, job->num_ranks(), mpi_description());
+    fail<TransportError>("mpi",
+                         "the launcher started {}, but MPI sees {}: the launcher is of another MPI than this "
+                         "build ({})",
+                         counted(launch.num_ranks, "process"), job->num_ranks(), mpi_description());
   }
   return job;
 }

@@ -67,15 +67,16 @@ Executor::Executor(const RunContext& context, std::vector<DeviceState*> states, 
   for (DeviceState* state : states) devices_.push_back(std::make_unique<DeviceLanes>(context_, *state));
   make_lanes();
   give_turns();
-  start_lanes();
 }
 
 Executor::~Executor() { stop_lanes(); }
 
-/// When the system gives no more threads, those that run are ended: destroyed without that, they would end
-/// the process.
+/// Before the first step, not before: who only predicts needs no threads. When the system gives no more,
+/// those that run are ended: destroyed without that, they would end the process.
 void Executor::start_lanes() {
+  if (has_started_) return;
   std::size_t started = 0;
+  stop_ = false;  // nobody runs who could read it
   try {
     for (std::unique_ptr<Lane>& lane : lanes_) {
       const auto main = [this, &lane] { lane_main(*lane); };
@@ -90,6 +91,7 @@ void Executor::start_lanes() {
         "threads (ulimit -u, pids of the container) or start more processes with fewer devices",
         started + 1, lanes_.size(), devices_.size(), error.what());
   }
+  has_started_ = true;
 }
 
 void Executor::stop_lanes() {
@@ -163,6 +165,7 @@ void Executor::set_clock(ClockKind kind, double pace_scale) {
 
 StepResult Executor::run(const StepInput& input) {
   HM_CHECK(!poisoned_, "the executor is used after an error");
+  start_lanes();
   input_ = &input;
   transport_.begin_step();
   if (options_.memory != nullptr) options_.memory->clear_records();

@@ -51,14 +51,15 @@ struct DeviceWork {
 class Executor {
  public:
   /// States are those of the devices that live in this process; all referenced objects must outlive the
-  /// executor. Throws DeviceError when the system gives no thread for a lane.
+  /// executor.
   Executor(const RunContext& context, std::vector<DeviceState*> states, Transport& transport,
            ExecutorOptions options);
   ~Executor();
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
-  /// One step. Throws the first error of any lane; the executor is unusable afterwards.
+  /// One step; the first starts the threads. Throws DeviceError when the system gives no thread for a lane,
+  /// and the first error of any lane; the executor is unusable afterwards.
   StepResult run(const StepInput& input);
 
   /// Spans of the last step (of local devices).
@@ -132,6 +133,7 @@ class Executor {
 
   mutable std::mutex mutex_;
   std::condition_variable started_, ended_;
+  bool has_started_ = false;
   i64 generation_ = 0;  // of the step the lanes should run
   std::size_t lanes_left_ = 0;
   bool stop_ = false;

@@ -5,7 +5,20 @@
 #include <omp.h>
 #endif
 
+#include <algorithm>
+#include <thread>
+
+#include "hetermoe/base/error.h"
+
 namespace hetermoe {
+
+i64 most_threads() { return std::max<i64>(16, 4 * static_cast<i64>(std::thread::hardware_concurrency())); }
+
+void check_threads(const std::string& key, i64 count) {
+  if (count >= 1 && count <= most_threads()) return;
+  fail<ConfigError>(key, "got {}, expected 1 to {}: this machine has {} cores", count, most_threads(),
+                    std::thread::hardware_concurrency());
+}
 
 void use_threads(i32 count) {
   // Each thread once takes the number that was last set anywhere, on its first parallel operator: in an

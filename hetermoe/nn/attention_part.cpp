@@ -130,7 +130,7 @@ AttentionGradient attention_backward(const ModelConfig& model, i64 layer, StateG
   const std::vector<at::Tensor> grads =
       torch::autograd::grad(seeds.outputs, inputs, seeds.grads, /*retain_graph=*/false,
                             /*create_graph=*/false, /*allow_unused=*/true);
-  const at::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   for (std::size_t i = 0; i + 1 < grads.size(); ++i) {
     if (grads[i].defined()) add_gradient_(state.grads[i], grads[i]);
   }

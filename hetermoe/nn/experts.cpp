@@ -1,6 +1,7 @@
 #include "hetermoe/nn/experts.h"
 
 #include <ATen/Parallel.h>
+#include <c10/core/GradMode.h>
 
 #include <algorithm>
 #include <atomic>
@@ -102,7 +103,7 @@ void run_tasks(std::vector<Task> tasks, const at::Device& device, const Run& run
                    [](const Task& a, const Task& b) { return a.work() > b.work(); });
   std::atomic<std::size_t> next = 0;
   at::parallel_for(0, num_threads, 1, [&](i64, i64) {
-    const at::NoGradGuard no_grad;  // thread-local
+    const c10::NoGradGuard no_grad;  // thread-local
     for (std::size_t t = next++; t < tasks.size(); t = next++) run(tasks[t]);
   });
 }

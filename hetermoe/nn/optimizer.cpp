@@ -1,6 +1,7 @@
 #include "hetermoe/nn/optimizer.h"
 
 #include <ATen/Parallel.h>
+#include <c10/core/GradMode.h>
 
 #include <algorithm>
 #include <cmath>
@@ -25,7 +26,7 @@ at::Tensor blockwise_square_sum(const at::Tensor& x) {
   at::Tensor sums = at::zeros({num_blocks}, at::kDouble);
   double* out = sums.mutable_data_ptr<double>();
   at::parallel_for(0, num_blocks, 1, [&](i64 first, i64 last) {
-    const at::NoGradGuard no_grad;  // thread-local
+    const c10::NoGradGuard no_grad;  // thread-local
     for (i64 b = first; b < last; ++b) {
       const i64 count = std::min(kNormBlock, flat.numel() - b * kNormBlock);
       const at::Tensor block = flat.narrow(0, b * kNormBlock, count).to(at::kFloat);

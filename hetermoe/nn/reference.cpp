@@ -297,7 +297,7 @@ ReferenceResult reference_step(const ModelConfig& model, const TensorsByName& pa
 
 at::Tensor reference_logits(const ModelConfig& model, const TensorsByName& params,
                             const at::Tensor& tokens_BS) {
-  const at::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   Reference reference(model, params, tokens_BS.size(0), tokens_BS.size(1));
   return reference.logits(tokens_BS).view({tokens_BS.size(0), tokens_BS.size(1), -1});
 }

@@ -1,6 +1,7 @@
 #include "hetermoe/profile/profiler.h"
 
 #include <ATen/Parallel.h>
+#include <c10/core/GradMode.h>
 
 #include <algorithm>
 #include <set>
@@ -8,6 +9,7 @@
 #include "hetermoe/comm/processes.h"
 #include "hetermoe/device/accelerator.h"
 #include "hetermoe/exec/device_state.h"
+#include "hetermoe/exec/threads.h"
 #include "hetermoe/profile/machine.h"
 #include "hetermoe/profile/tasks.h"
 
@@ -40,6 +42,7 @@ class Profiler {
         tensor_(at::TensorOptions().device(device_).dtype(scalar_type(options.dtype))) {}
 
   ProfileFile run(const std::function<void(const ProfileEntry&, i64)>& on_entry) {
+    check_threads("--threads", options_.threads);
     plan_groups();
     ProfileFile file = frame();
     const c10::NoGradGuard no_grad;

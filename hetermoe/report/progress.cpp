@@ -66,6 +66,7 @@ void Progress::update(i64 done, const std::string& note) {
 void Progress::finish() {
   if (finished_) return;
   finished_ = true;
+  if (shown_done_ < 0 && done_ == 0) return;  // nothing was begun
   if (options_.style != ProgressStyle::kNone) show(true);
 }
 

@@ -42,7 +42,7 @@ class Progress {
 
   /// `done` steps have ended; `note` is short text beside them.
   void update(i64 done, const std::string& note = "");
-  /// Prints the last state, if it is not shown yet, and the elapsed time. Later calls do nothing.
+  /// Prints the last state and the elapsed time, unless nothing was begun. Later calls do nothing.
   void finish();
 
  private:

@@ -59,7 +59,7 @@ std::string format_seconds(Seconds value) {
 
 std::string format_bytes(Bytes value) {
   if (!std::isfinite(value)) return not_finite(value);
-  if (std::abs(value) < 1023.5) return fmt::format("{:.0f} B", value + 0.0);
+  if (std::abs(value) < 1023.5) return fmt::format("{:.0f} B", std::round(value) + 0.0);
   static constexpr double kKib = 1024;
   static constexpr std::array<Unit, 4> kUnits = {
       {{kKib * kKib * kKib * kKib, "TiB"}, {kKib * kKib * kKib, "GiB"}, {kKib * kKib, "MiB"}, {kKib, "KiB"}}};

@@ -11,6 +11,7 @@
 
 #include "hetermoe/base/checksum.h"
 #include "hetermoe/base/index.h"
+#include "hetermoe/base/words.h"
 #include "hetermoe/train/shared_folder.h"
 
 namespace hetermoe {
@@ -371,8 +372,8 @@ std::string set_others_aside(const fs::path& folder, const std::string& run) {
   // The newest goes last: who is interrupted here leaves a folder from which the other run can go on.
   std::sort(others.begin(), others.end());
   try {
-    return fmt::format("{} checkpoints of other runs are now in {}", others.size(),
-                       set_aside(folder, others, run).string());
+    return fmt::format("{} of other runs {} now in {}", counted(others.size(), "checkpoint"),
+                       agree(others.size(), "is", "are"), set_aside(folder, others, run).string());
   } catch (const fs::filesystem_error& error) {
     fail<IoError>(folder.string(), "cannot move the checkpoints of another run: {}", error.code().message());
   }

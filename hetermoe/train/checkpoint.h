@@ -27,7 +27,10 @@ struct CheckpointOptions {
   void fields(V& v) {
     v("every", every, "steps between checkpoints (and one when the run is stopped), 0 = none", at_least(0));
     v("keep", keep, "newest checkpoints that are kept", at_least(1));
-    v("resume", resume, "go on from the newest checkpoint of the output folder");
+    v("resume", resume,
+      "go on from the newest checkpoint of the output folder that can be read (when none can, the run "
+      "stops); "
+      "false: begin anew");
     v("async", async, "write while the training goes on");
   }
 };

@@ -1,11 +1,26 @@
 #include "hetermoe/train/compare.h"
 
+#include "hetermoe/base/words.h"
+
 #include <algorithm>
 #include <filesystem>
 
 #include "hetermoe/train/host_memory.h"
 
 namespace hetermoe {
+namespace {
+
+/// The strategy that made the plan which runs: a plan of a file may be another's than that of the job's
+/// strategy. Files are named so, too.
+std::string name_of_run(const Job& job, const Plan& plan, std::size_t num_runs) {
+  const bool of_file = !job.plan.file.empty() || !job.train.changes.empty();
+  std::string name =
+      of_file && num_runs == 1 && !plan.strategy.empty() ? plan.strategy : find_strategy(job.strategy).name;
+  std::replace(name.begin(), name.end(), '_', '-');
+  return name;
+}
+
+}  // namespace
 
 std::vector<StrategyRun> compare_job(
     const Job& job, const CompareRunOptions& options,
@@ -14,9 +29,10 @@ std::vector<StrategyRun> compare_job(
   const Cluster cluster = load_cluster(job.cluster);
   if (options.strategies.size() > 1 && !job.train.changes.empty()) {
     fail<ConfigError>("train.changes",
-                      "got {} changes with {} strategies, expected none: they are compared by "
+                      "got {} with {}, expected none: they are compared by "
                       "their own plans",
-                      job.train.changes.size(), options.strategies.size());
+                      counted(job.train.changes.size(), "change"),
+                      counted(options.strategies.size(), "strategy"));
   }
   std::vector<Job> jobs;
   std::vector<StrategyRun> runs;
@@ -24,29 +40,33 @@ std::vector<StrategyRun> compare_job(
   for (const std::string& strategy : options.strategies) {
     jobs.push_back(job_of_strategy(job, strategy, options.strategies, cluster));
     StrategyRun run;
-    run.strategy = find_strategy(strategy).name;
-    std::replace(run.strategy.begin(), run.strategy.end(), '_', '-');
     run.plan = make_job_plan(jobs.back(), model, cluster);
+    run.strategy = name_of_run(jobs.back(), run.plan, options.strategies.size());
     runs.push_back(std::move(run));
   }
-  if (processes.rank() == 0) check_writable(std::filesystem::path(job.output) / "report.html");
+  if (processes.rank() == 0) check_output_folder(job.output);
   if (processes.alone() && job.run.device == "cpu") check_host_memory(job, model);
   const Text text = load_text(job.data, job.train.seq_len);
   check_vocabulary(text, model);
   MetricsLog metrics(job, runs.size());
-  for (std::size_t i = 0; i < runs.size() && !stop_requested; ++i) {
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    if (stop_requested) {
+      if (options.execute) runs[i].outcome.stopped_by = stop_asked();
+      continue;
+    }
     Trainer trainer(jobs[i], model, cluster, runs[i].plan, text, processes, options.checkpoints);
     runs[i].predicted = trainer.predict();
     if (!options.execute) continue;
-    runs[i].outcome = trainer.run(
-        [&](const StepRecord& record) {
-          if (processes.rank() == 0) metrics.add(runs[i].strategy, record);
-          if (on_step) on_step(runs[i].strategy, record);
-        },
-        options.timed_steps);
-    if (runs[i].outcome.changes.empty()) continue;
-    // What was executed last is drawn beside the prediction for the same plan.
+    RunHooks hooks = options.hooks;
+    hooks.on_step = [&](const StepRecord& record) {
+      if (processes.rank() == 0) metrics.add(runs[i].strategy, record);
+      if (on_step) on_step(runs[i].strategy, record);
+    };
+    runs[i].outcome = trainer.run(hooks, options.timed_steps);
+    if (to_json(trainer.plan()) == to_json(runs[i].plan)) continue;
+    // What was executed last is drawn beside the prediction for the same plan, and has its name.
     runs[i].plan = trainer.plan();
+    runs[i].strategy = name_of_run(jobs[i], runs[i].plan, runs.size());
     runs[i].predicted = trainer.predict();
   }
   return runs;

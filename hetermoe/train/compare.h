@@ -12,6 +12,7 @@ struct CompareRunOptions {
   bool execute = true;  ///< false: predictions only
   i64 timed_steps = 0;  ///< steps under the paced clock, after training under the job's
   Checkpoints checkpoints = Checkpoints::kOff;
+  RunHooks hooks{};  ///< on_note and on_begin of every run
 };
 
 /// Trains (or only predicts) the job once per strategy (job_of_strategy): same model, cluster, data, seed.

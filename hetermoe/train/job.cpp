@@ -66,13 +66,15 @@ Json overrides_json(const std::vector<Override>& overrides) {
   return json;
 }
 
-/// A plan file settles the shape of a step, so what nobody gave is taken from it.
+/// A plan file settles the shape of a step: what nobody gave is taken from it, and where the plan is given as
+/// a flag, what only the job's file gives, too, which was meant for another plan.
 void adopt_plan_shape(Job& job, const Json& file, const Json& flags) {
   if (job.plan.file.empty()) return;
   const Plan plan = plan_from_json(read_json(job.plan.file), job.plan.file);
+  const bool is_flag = flags.contains(Json::json_pointer("/plan/file"));
   const auto is_given = [&](const char* key) {
     const Json::json_pointer pointer(std::string("/train/") + key);
-    return file.contains(pointer) || flags.contains(pointer);
+    return flags.contains(pointer) || (file.contains(pointer) && !is_flag);
   };
   if (!is_given("seq_len")) job.train.seq_len = plan.seq_len;
   if (!is_given("sequences")) job.train.sequences = total_sequences(plan);

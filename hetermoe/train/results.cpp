@@ -169,7 +169,7 @@ Json to_json(const StrategyRun& run, const Job& job) {
   json["executed"] = {{"clock", out.executed.source},          {"step_s", out.executed_step},
                       {"replayed_step_s", out.replayed_step},  {"steps", out.records.size()},
                       {"final_loss", out.records.back().loss}, {"unigram_entropy", out.unigram_entropy},
-                      {"interrupted", out.interrupted}};
+                      {"interrupted", out.stopped_by != 0},    {"notes", out.notes}};
   json["executed"]["first_step"] = out.first_step;
   json["executed"]["skipped_steps"] = out.skipped_steps;
   json["executed"]["peak_memory_bytes"] = out.records.back().peak_memory;

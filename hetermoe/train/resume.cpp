@@ -1,5 +1,12 @@
 #include "hetermoe/train/resume.h"
 
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "hetermoe/base/words.h"
+#include "hetermoe/train/job.h"
+#include "hetermoe/train/session.h"
 #include "hetermoe/train/shared_folder.h"
 
 namespace hetermoe {
@@ -12,18 +19,20 @@ struct Choice {
   std::string name, checksum;
 };
 
-/// The checkpoints that rank 0 sees, newest first; collective.
+/// The checkpoints that rank 0 sees, newest first, and what is wrong with others; collective.
 std::vector<Choice> choices_of_rank_0(const fs::path& folder, const Processes& processes,
                                       std::vector<std::string>& broken) {
-  Json mine = Json::array();
+  Json mine = {{"whole", Json::array()}, {"broken", Json::array()}};
   if (processes.rank() == 0) {
-    const auto on_broken = [&](const std::string& text) { broken.push_back(text); };
+    const auto on_broken = [&](const std::string& text) { mine["broken"].push_back(text); };
     for (const FoundCheckpoint& found : find_checkpoints(folder, on_broken))
-      mine.push_back({found.path.filename().string(), found.checksum});
+      mine["whole"].push_back({found.path.filename().string(), found.checksum});
   }
+  const Json all =
+      Json::parse(processes.gather(mine.dump(-1, ' ', false, Json::error_handler_t::replace)).front());
+  all.at("broken").get_to(broken);
   std::vector<Choice> choices;
-  for (const Json& one : Json::parse(processes.gather(mine.dump()).front()))
-    choices.push_back({.name = one.at(0), .checksum = one.at(1)});
+  for (const Json& one : all.at("whole")) choices.push_back({.name = one.at(0), .checksum = one.at(1)});
   return choices;
 }
 
@@ -79,7 +88,18 @@ std::string error_of_any(const Processes& processes, const Loaded& mine, const f
   return error;
 }
 
+/// A run that was hours old must not be begun anew without a word.
+[[noreturn]] void refuse_to_begin_anew(const fs::path& folder, const std::vector<std::string>& broken) {
+  fail<IoError>(
+      folder.string(),
+      "has {}, of which none can be read: {}. Mend or move what is there, or begin anew at step 1 by "
+      "--no-checkpoint.resume",
+      counted(broken.size(), "checkpoint"), fmt::join(broken, "; "));
+}
+
 }  // namespace
+
+fs::path checkpoint_folder(const fs::path& output) { return output / "checkpoints"; }
 
 Resumed load_newest(const fs::path& folder, const ModelConfig& model, const std::vector<DeviceState*>& states,
                     const Processes& processes, const ResumeOptions& options) {
@@ -96,14 +116,45 @@ Resumed load_newest(const fs::path& folder, const ModelConfig& model, const std:
     }
     broken.push_back(error);
   }
-  for (const std::string& text : broken) out.notes.push_back("passed over a checkpoint: " + text);
+  if (!out.checkpoint && !broken.empty()) refuse_to_begin_anew(folder, broken);
+  for (const std::string& text : broken) out.notes.push_back("passes over a checkpoint: " + text);
   if (out.checkpoint) {
-    out.notes.push_back(fmt::format("went on from {}", out.checkpoint->path.string()));
-  } else if (!choices.empty()) {
-    fail<IoError>(folder.string(), "no checkpoint can be read: {}. To begin anew: --checkpoint.resume false",
-                  out.notes.back());
+    out.notes.push_back(
+        fmt::format("goes on from {}, step {}", out.checkpoint->path.string(), out.checkpoint->info.step));
   }
   return out;
+}
+
+std::vector<std::string> job_differences(const Json& before, const Json& now) {
+  // These decide what is done beside the training, or where.
+  static const std::vector<std::string> kBeside = {"output",          "run.",
+                                                   "clock.",          "checkpoint.",
+                                                   "train.log_every", "train.validate_every",
+                                                   "train.preflight", "train.validation_sequences"};
+  std::vector<std::string> differences;
+  for (const FieldDoc& key : document_fields<Job>()) {
+    if (std::any_of(kBeside.begin(), kBeside.end(),
+                    [&](const auto& part) { return key.name.starts_with(part); }))
+      continue;
+    std::string text = "/" + key.name;
+    std::replace(text.begin(), text.end(), '.', '/');
+    const Json::json_pointer pointer(text);
+    if (!before.contains(pointer) || !now.contains(pointer) || before[pointer] == now[pointer]) continue;
+    differences.push_back(
+        fmt::format("{} is {}, it was {}", key.name, now[pointer].dump(), before[pointer].dump()));
+  }
+  return differences;
+}
+
+std::string plan_text(const Json& json) {
+  try {
+    const Plan plan = plan_from_json(json, "plan");
+    return fmt::format("{} on {} {} ({})", plan.strategy, agree(devices_of(plan).size(), "device", "devices"),
+                       fmt::join(devices_of(plan), ", "),
+                       counted(plan.groups.at(0).microbatches.size(), "microbatch"));
+  } catch (const std::exception&) {
+    return "one that cannot be read";
+  }
 }
 
 }  // namespace hetermoe

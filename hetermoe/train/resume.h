@@ -10,6 +10,9 @@
 
 namespace hetermoe {
 
+/// Where a run with this output folder keeps its checkpoints.
+std::filesystem::path checkpoint_folder(const std::filesystem::path& output);
+
 /// How a run goes on from what is in its folder of checkpoints.
 struct Resumed {
   std::optional<FoundCheckpoint> checkpoint;  ///< whose tensors the states now have
@@ -29,5 +32,12 @@ struct ResumeOptions {
 Resumed load_newest(const std::filesystem::path& folder, const ModelConfig& model,
                     const std::vector<DeviceState*>& states, const Processes& processes,
                     const ResumeOptions& options = {});
+
+/// What of a resolved job bears on the training and is not as it was in another one: "train.seed is 2, it was
+/// 1".
+std::vector<std::string> job_differences(const Json& before, const Json& now);
+
+/// A plan in a few words: "zebra on devices 0, 1, 2, 3 (4 microbatches)".
+std::string plan_text(const Json& plan);
 
 }  // namespace hetermoe

@@ -8,8 +8,10 @@
 #include "hetermoe/base/checksum.h"
 #include "hetermoe/base/index.h"
 #include "hetermoe/base/version.h"
+#include "hetermoe/base/words.h"
 #include "hetermoe/comm/transports.h"
 #include "hetermoe/device/accelerator.h"
+#include "hetermoe/exec/threads.h"
 #include "hetermoe/train/ranks.h"
 
 namespace hetermoe {
@@ -21,7 +23,10 @@ std::string sum_of(const Json& json) {
 }
 
 i32 lane_threads(const Job& job, const Plan& plan) {
-  if (job.clock.threads > 0) return job.clock.threads;
+  if (job.clock.threads > 0) {
+    check_threads("clock.threads", job.clock.threads);
+    return job.clock.threads;
+  }
   return std::max(1, num_cores() / static_cast<i32>(devices_of(plan).size()));
 }
 
@@ -109,9 +114,9 @@ std::unique_ptr<Session> make_session(const SessionParts& parts, const Processes
   options.where = places(job, cluster, processes);
   if (!processes.alone() && job.clock.kind == ClockKind::kPaced) {
     fail<ConfigError>("clock.kind",
-                      "got paced with {} processes, expected real or virtual: processes have no common "
+                      "got paced with {}, expected real or virtual: processes have no common "
                       "clock to keep pace with",
-                      processes.num_ranks());
+                      counted(processes.num_ranks(), "process"));
   }
   const c10::Device own = options.where.empty() ? c10::Device(c10::DeviceType::CPU) : options.where[0];
   const TransportKind& kind = find_transport(processes, own);

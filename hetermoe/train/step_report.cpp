@@ -37,7 +37,7 @@ StepReport merged(const std::vector<StepReport>& reports) {
   StepReport all = reports.at(0);
   for (std::size_t r = 1; r < reports.size(); ++r) {
     const StepReport& one = reports[r];
-    all.stop = all.stop || one.stop;
+    all.stop = std::max(all.stop, one.stop);
     all.updated = all.updated && one.updated;
     all.step_s = std::max(all.step_s, one.step_s);
     all.peak_memory = std::max(all.peak_memory, one.peak_memory);

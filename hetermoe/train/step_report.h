@@ -9,7 +9,7 @@ namespace hetermoe {
 
 /// What a rank knows of a step that it has done and the others do not.
 struct StepReport {
-  bool stop = false;    ///< this rank was asked to end the run
+  i32 stop = 0;         ///< this rank was asked to end the run: 0 = no, else by this signal, 1 = without one
   bool updated = true;  ///< false: loss or gradients were not finite, the step was skipped
   Seconds step_s = 0;   ///< in the clock's seconds
   Bytes peak_memory = 0;

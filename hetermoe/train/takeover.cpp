@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "hetermoe/base/words.h"
 #include "hetermoe/cost/price_migration.h"
 #include "hetermoe/report/table.h"
 #include "hetermoe/train/trainer.h"
@@ -77,9 +78,10 @@ bool Trainer::change_plan_before(i64 step, TrainOutcome& out) {
   done.step = change->step;
   done.plan = change->name;
   if (out.pace) session_->executor().set_clock(ClockKind::kPaced, out.pace->scale);
-  out.notes.push_back(fmt::format("step {}: plan {} took over, {} units moved ({}) in {}, simulated {}",
-                                  done.step, done.plan, done.moves, format_bytes(done.bytes),
-                                  format_seconds(done.executed_s), format_seconds(done.simulated_s)));
+  tell(fmt::format("step {}: plan {} took over, {} moved ({}) in {}, simulated {}", done.step, done.plan,
+                   counted(done.moves, "unit"), format_bytes(done.bytes), format_seconds(done.executed_s),
+                   format_seconds(done.simulated_s)),
+       out);
   out.changes.push_back(std::move(done));
   return true;
 }

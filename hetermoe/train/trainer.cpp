@@ -8,7 +8,6 @@
 
 #include "hetermoe/base/checksum.h"
 #include "hetermoe/base/index.h"
-#include "hetermoe/base/version.h"
 #include "hetermoe/report/table.h"
 #include "hetermoe/train/resume.h"
 #include "hetermoe/train/shared_folder.h"
@@ -19,23 +18,27 @@ namespace hetermoe {
 
 std::atomic<bool> stop_requested = false;
 
+namespace {
+std::atomic<i32> stop_signal = 1;
+}
+
+i32 stop_asked() { return stop_requested ? stop_signal.load() : 0; }
+
 void stop_on_interrupt() {
   std::signal(SIGINT, [](int) {
+    stop_signal = SIGINT;
     stop_requested = true;
     Presence::tell_stopped();
     std::signal(SIGINT, SIG_DFL);
   });
   std::signal(SIGTERM, [](int) {
+    stop_signal = SIGTERM;
     stop_requested = true;
     Presence::tell_stopped();
   });
 }
 
 namespace {
-
-std::filesystem::path checkpoint_folder(const Job& job) {
-  return std::filesystem::path(job.output) / "checkpoints";
-}
 
 /// A paced step further than this from the simulation of what it routed has lost its pace.
 constexpr double kPaceTolerance = 0.02;
@@ -94,7 +97,7 @@ Trainer::Trainer(const Job& job, ModelConfig model, Cluster cluster, Plan plan, 
       spikes_(job.train.spike_sigma) {
   session_->initialize(job.train.seed);
   if (checkpoints != Checkpoints::kOn) return;
-  writer_.emplace(checkpoint_folder(job), job.checkpoint);
+  writer_.emplace(checkpoint_folder(job.output), job.checkpoint);
   if (processes.alone()) return;
   if (saves()) check_shared_folder(processes, job.output);
   presence_.emplace(job.output, processes.rank(), session_->local());
@@ -104,59 +107,6 @@ PredictedStep Trainer::predict() const {
   const OpTimes times = simulate(session_->schedule(), priced_->placement, model_, cluster_, *priced_->truth,
                                  ExpectedRouting(model_));
   return {make_timeline(session_->schedule(), times, plan(), cluster_, "simulated"), times.step};
-}
-
-/// A run that begins anew leaves no checkpoint of another one where it or a restart of it would look.
-void Trainer::name_run(TrainOutcome& out) {
-  const std::filesystem::path folder = checkpoint_folder(job_);
-  if (processes_.rank() == 0) remove_unfinished(folder);
-  const auto now = std::chrono::system_clock::now().time_since_epoch().count();
-  attempt_ = run_ = processes_.gather(fmt::format("{:x}", static_cast<u64>(now)))[0];
-  if (job_.checkpoint.resume || !saves() || processes_.rank() != 0) return;
-  const std::string note = set_others_aside(folder, run_);
-  if (!note.empty()) out.notes.push_back(note);
-}
-
-/// Goes on from the newest checkpoint that can be read.
-void Trainer::resume(TrainOutcome& out) {
-  name_run(out);
-  if (!job_.checkpoint.resume) return;
-  const Resumed resumed = load_newest(checkpoint_folder(job_), model_, session_->states(), processes_);
-  out.notes = resumed.notes;
-  if (!resumed.checkpoint) return;
-  const CheckpointInfo& info = resumed.checkpoint->info;
-  go_over_to(plan_after(info));
-  run_ = info.run;
-  out.first_step = info.step;
-  next_sequence_ = info.sequences;
-  saved_step_ = info.step;
-  skipped_ = info.skipped;
-  loss_scale_.restore(info.loss_scale);
-  if (info.text != text_checksum_ || info.seed != job_.train.seed) {
-    out.notes.emplace_back(
-        "the training text or the seed is not that of the checkpoint: the data are not continued");
-  }
-}
-
-void Trainer::save(i64 steps_done) {
-  CheckpointShard shard;
-  shard.info = {.step = steps_done,
-                .sequences = next_sequence_,
-                .run = run_,
-                .seed = job_.train.seed,
-                .text = text_checksum_,
-                .version = version(),
-                .job = write_fields(job_),
-                .plan = to_json(plan()),
-                .skipped = skipped_,
-                .loss_scale = loss_scale_.state()};
-  shard.config = to_hf(model_);
-  shard.rank = processes_.rank();
-  shard.num_ranks = processes_.num_ranks();
-  shard.attempt = attempt_;
-  copy_tensors(session_->states(), shard);
-  writer_->write(std::move(shard));
-  saved_step_ = steps_done;
 }
 
 /// Of the steps under the final clock.
@@ -173,15 +123,18 @@ struct Trainer::StepTimes {
   }
 };
 
-TrainOutcome Trainer::run(const std::function<void(const StepRecord&)>& on_step, i64 timed_steps) {
+TrainOutcome Trainer::run(const RunHooks& hooks, i64 timed_steps) {
   TrainOutcome out;
+  hooks_ = hooks;
   out.unigram_entropy = unigram_entropy_;
   const TrainOptions& train = job_.train;
   StepTimes times;
   const bool paced = job_.clock.kind == ClockKind::kPaced;
   if (writer_) resume(out);
-  bool stop = stop_requested && processes_.alone();
-  for (i64 step = out.first_step; step < train.steps + timed_steps && !stop; ++step) {
+  i32 stop = processes_.alone() ? stop_asked() : 0;
+  if (hooks_.on_begin && out.first_step < train.steps + timed_steps && stop == 0)
+    hooks_.on_begin(out.first_step);
+  for (i64 step = out.first_step; step < train.steps + timed_steps && stop == 0; ++step) {
     // The first step runs unpaced and tells how much processor time a step takes.
     const i64 done = step - out.first_step;
     if (done > 0 && ((paced && done == 1) || (timed_steps > 0 && step == std::max<i64>(train.steps, 1)))) {
@@ -192,7 +145,7 @@ TrainOutcome Trainer::run(const std::function<void(const StepRecord&)>& on_step,
     if (change_plan_before(step, out)) times = {};
     const StepRecord record = finish_step(train_one(step), stop);
     note(record, times, out);
-    if (on_step) on_step(record);
+    if (hooks_.on_step) hooks_.on_step(record);
     const bool due = train.validate_every > 0 && (step + 1) % train.validate_every == 0;
     if (validation_ && (due || step + 1 == train.steps) && step < train.steps) {
       out.validations.push_back({step + 1, validate()});
@@ -202,18 +155,18 @@ TrainOutcome Trainer::run(const std::function<void(const StepRecord&)>& on_step,
   const i64 steps_done = out.first_step + static_cast<i64>(out.records.size());
   if (saves() && steps_done > saved_step_) save(steps_done);
   if (writer_) writer_->finish();
-  out.interrupted = stop;
+  if (steps_done < train.steps + timed_steps) out.stopped_by = stop;
   out.skipped_steps = skipped_;
   times.summarize(out);
   if (!out.records.empty()) out.executed = whole_timeline();
   return out;
 }
 
-/// Completes the record by what other ranks know and by what the run watches; `stop` is true when any rank
-/// was asked to.
-StepRecord Trainer::finish_step(StepRecord record, bool& stop) {
+/// Completes the record by what other ranks know and by what the run watches; `stop` is the signal by which
+/// any rank was asked to.
+StepRecord Trainer::finish_step(StepRecord record, i32& stop) {
   StepReport mine;
-  mine.stop = stop_requested;
+  mine.stop = stop_asked();
   mine.updated = record.updated;
   mine.step_s = record.step_s;
   mine.peak_memory = record.peak_memory;
@@ -318,29 +271,6 @@ void Trainer::check_finite(StepRecord& record) {
             : "The run diverged: lower train.learning_rate, raise train.warmup_steps, or set "
               "train.on_nonfinite: skip.";
   fail<InputError>(fmt::format("step {}", record.step), "{}. {}", what, hint);
-}
-
-StepRecord Trainer::replay_step(const std::optional<FoundCheckpoint>& checkpoint, i64 step) {
-  i64 done = 0;
-  if (checkpoint) {
-    load_checkpoint(*checkpoint, model_, session_->states());
-    go_over_to(plan_after(checkpoint->info));
-    done = checkpoint->info.step;
-    next_sequence_ = checkpoint->info.sequences;
-    loss_scale_.restore(checkpoint->info.loss_scale);
-    if (checkpoint->info.text != text_checksum_ || checkpoint->info.seed != job_.train.seed) {
-      fail<InputError>(checkpoint->path.string(),
-                       "the training text or the seed is not that of the checkpoint: the step cannot be "
-                       "repeated");
-    }
-  }
-  StepRecord record;
-  TrainOutcome changes;
-  while (done < step) {
-    change_plan_before(done, changes);
-    record = train_one(done++);
-  }
-  return record;
 }
 
 /// The last step on all devices.

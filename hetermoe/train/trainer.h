@@ -24,6 +24,8 @@ namespace hetermoe {
 extern std::atomic<bool> stop_requested;
 /// Makes SIGINT and SIGTERM set stop_requested; a second SIGINT ends the process at once.
 void stop_on_interrupt();
+/// The signal that set stop_requested, 1 when none did; 0 = nobody asked to stop.
+i32 stop_asked();
 
 /// One log line.
 struct StepRecord {
@@ -67,14 +69,14 @@ struct PlanTakeover {
 
 struct TrainOutcome {
   i64 first_step = 0;              ///< steps that an earlier run had done: it went on from its checkpoint
-  std::vector<std::string> notes;  ///< what the user should know of checkpoints
+  std::vector<std::string> notes;  ///< what on_note heard
   std::vector<StepRecord> records;
   std::vector<Validation> validations;
   std::vector<PlanTakeover> changes;
   double unigram_entropy = 0;         ///< of the validation text, nats
   std::vector<std::string> warnings;  ///< of all steps, "step 12: ..."
   i64 skipped_steps = 0;
-  bool interrupted = false;
+  i32 stopped_by = 0;                 ///< the signal that ended the run before its last step, 0 = none did
   Seconds executed_step = 0;          ///< median over the timed steps, in the clock's seconds
   Seconds replayed_step = 0;          ///< emulated clocks: median simulation of what those steps routed
   double executed_over_replayed = 0;  ///< median over the same steps
@@ -86,6 +88,15 @@ struct TrainOutcome {
 struct PredictedStep {
   Timeline timeline;
   Seconds step = 0;
+};
+
+/// Who hears of a run while it goes on. Each may be empty.
+struct RunHooks {
+  std::function<void(const StepRecord&)> on_step{};
+  /// What the user should know, at once: what of checkpoints and of a changed job before the first step.
+  std::function<void(const std::string&)> on_note{};
+  /// Before the first step, with the number of steps that an earlier run had done.
+  std::function<void(i64)> on_begin{};
 };
 
 /// Whether a run keeps and uses the checkpoints of its output folder.
@@ -100,9 +111,11 @@ class Trainer {
 
   /// Of the plan in force.
   PredictedStep predict() const;
-  /// Trains job.train.steps steps, then `timed_steps` more under the paced clock when asked. `on_step` hears
-  /// of every step.
-  TrainOutcome run(const std::function<void(const StepRecord&)>& on_step = {}, i64 timed_steps = 0);
+  /// Trains job.train.steps steps, then `timed_steps` more under the paced clock when asked.
+  TrainOutcome run(const RunHooks& hooks, i64 timed_steps = 0);
+  TrainOutcome run(std::function<void(const StepRecord&)> on_step = {}, i64 timed_steps = 0) {
+    return run(RunHooks{.on_step = std::move(on_step)}, timed_steps);
+  }
 
   /// Trains from a checkpoint, or from the start when there is none, up to and including step `step` (1 = the
   /// first) and returns that step. Writes nothing.
@@ -117,11 +130,13 @@ class Trainer {
   bool saves() const { return writer_ && job_.checkpoint.every > 0; }
   void name_run(TrainOutcome& out);
   void resume(TrainOutcome& out);
+  void tell_changes(const CheckpointInfo& info, TrainOutcome& out);
+  void tell(const std::string& text, TrainOutcome& out);
   SessionParts parts_with(const PricedPlan& priced) const;
   const Plan& plan_after(const CheckpointInfo& info) const;
   PlanTakeover go_over_to(const Plan& plan);
   bool change_plan_before(i64 step, TrainOutcome& out);
-  StepRecord finish_step(StepRecord record, bool& stop);
+  StepRecord finish_step(StepRecord record, i32& stop);
   void note(const StepRecord& record, StepTimes& times, TrainOutcome& out);
   void watch_health(StepRecord& record);
   void check_finite(StepRecord& record);
@@ -160,6 +175,7 @@ class Trainer {
   i64 saved_step_ = 0;
   i64 next_sequence_ = 0;  ///< index of the first training sequence of the next step
   StepResult last_;
+  RunHooks hooks_;  ///< of the run that goes on
 };
 
 }  // namespace hetermoe

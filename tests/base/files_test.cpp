@@ -1,14 +1,12 @@
 #include <gtest/gtest.h>
-#include <sys/stat.h>
 
-#include <fstream>
-#include <thread>
+#include <filesystem>
 
 #include "hetermoe/base/json.h"
 #include "tests/support/error_of.h"
 #include "tests/support/work_folder.h"
 
-// Reading and writing of whole files.
+// Reading of whole files. Writing: write_text_test.cpp.
 namespace hetermoe {
 namespace {
 
@@ -42,63 +40,7 @@ TEST(ReadText, ANameThatIsTooLongIsAnError) {
   const std::string name(5000, 'x');
   EXPECT_TRUE(has(error_of<IoError>([&] { read_text(name); }), "cannot read file: File name too long"));
   EXPECT_TRUE(has(error_of<IoError>([&] { write_text(name, ""); }), "File name too long"));
-  EXPECT_TRUE(has(error_of<IoError>([&] { check_writable(name); }), "File name too long"));
-}
-
-TEST(WriteText, WhatALinkPointsToIsReplacedAndNotTheLink) {
-  const WorkFolder folder;
-  folder.file("real/a", "old");
-  fs::create_symlink("real/a", folder / "link");
-  fs::create_symlink("real/new", folder / "dangling");
-  write_text(folder / "link", "new");
-  write_text(folder / "dangling", "first");
-  EXPECT_TRUE(fs::is_symlink(folder / "link"));
-  EXPECT_EQ(read_text(folder / "real/a"), "new");
-  EXPECT_EQ(read_text(folder / "real/new"), "first");
-}
-
-TEST(WriteText, ADeviceOrAPipeIsWrittenToAndStays) {
-  const WorkFolder folder;
-  const std::string pipe = folder / "pipe";
-  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
-  std::string got;
-  std::thread reader([&] { got = read_text(pipe); });
-  write_text(pipe, "through the pipe");
-  reader.join();
-  EXPECT_EQ(got, "through the pipe");
-  EXPECT_EQ(fs::status(pipe).type(), fs::file_type::fifo);
-  write_text("/dev/null", "nothing");
-  EXPECT_EQ(fs::status("/dev/null").type(), fs::file_type::character);
-}
-
-TEST(WriteText, AFullDiskIsAWriteError) {
-  EXPECT_EQ(error_of<WriteError>([] { write_text("/dev/full", "x"); }),
-            "[/dev/full] writing stopped: No space left on device");
-}
-
-TEST(WriteText, AFolderThatCannotBeMadeSaysWhy) {
-  const WorkFolder folder;
-  const std::string path = folder.file("file", "") + "/below/x";
-  const std::string error = error_of<IoError>([&] { write_text(path, "x"); });
-  EXPECT_EQ(error, "[" + path + "] cannot create folder " + folder / "file/below" + ": Not a directory");
-  EXPECT_TRUE(has(error_of<IoError>([] { write_text("/proc/sys/none/x", "x"); }), "cannot create folder"));
-}
-
-TEST(CheckWritable, KnowsBeforehandAndLeavesNothing) {
-  const WorkFolder folder;
-  const std::string file = folder.file("file", "");
-  const auto refused = [](const std::string& path) {
-    return error_of<IoError>([&] { check_writable(path); });
-  };
-  EXPECT_EQ(refused(folder / "a/b/new"), "no error");
-  EXPECT_EQ(refused("new"), "no error");
-  EXPECT_EQ(refused(file), "no error");
-  EXPECT_EQ(refused("/dev/null"), "no error");
-  EXPECT_EQ(refused(file + "/x"), "[" + file + "/x] cannot write file: " + file + " is no folder");
-  EXPECT_EQ(refused(file + "/x/y"), "[" + file + "/x/y] cannot write file: " + file + " is no folder");
-  EXPECT_EQ(refused(folder / "."), "[" + folder / "." + "] is a folder, expected a file to write");
-  EXPECT_EQ(refused(""), "[output] the name of the file is empty, expected a path");
-  EXPECT_EQ(folder.contents(), std::vector<std::string>{"file"});
+  EXPECT_TRUE(has(error_of<IoError>([&] { check_output_file(name); }), "File name too long"));
 }
 
 }  // namespace

@@ -260,16 +260,11 @@ TEST_F(BadInput, OutputsAreTestedBeforeTheWork) {
   EXPECT_EQ(folder.contents(), before);
 }
 
-TEST_F(BadInput, AFullDiskIsNoWrongInput) {
-  const ProgramResult plan = run_hetermoe({"plan", "--model", "d1", "--cluster", "o1", "-o", "/dev/full"});
-  EXPECT_EQ(plan.code, 1);
-  EXPECT_TRUE(contains(plan.err, "[/dev/full] writing stopped: No space left on device")) << plan.err;
-}
-
 TEST_F(BadInput, TimedStepsBelowZero) {
   const ProgramResult result = run_hetermoe({"compare", "--model", "tiny", "--timed-steps", "-5"});
   EXPECT_EQ(result.code, 2);
-  EXPECT_NE(result.err.find("[--timed-steps] got -5, expected >= 0"), std::string::npos) << result.err;
+  EXPECT_NE(result.err.find("[--timed-steps] out of range: got -5, expected >= 0"), std::string::npos)
+      << result.err;
 }
 
 }  // namespace

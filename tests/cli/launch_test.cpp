@@ -27,7 +27,7 @@ TEST(Launch, GivesUpWithTheCodeOfTheCommand) {
   const ProgramResult result = launch({"--restarts", "1"}, "exit 7");
   EXPECT_EQ(result.code, 7);
   EXPECT_EQ(parse_json(result.out, "output")["restarts"], 1);
-  EXPECT_NE(result.err.find("1 restarts are used up"), std::string::npos) << result.err;
+  EXPECT_NE(result.err.find("no restart is left after 1"), std::string::npos) << result.err;
 }
 
 TEST(Launch, WrongInputIsNotTriedAgain) {

@@ -44,12 +44,28 @@ ProgramResult train(const WorkFolder& folder, const std::vector<std::string>& mo
 TEST(Output, ResultsOfAnotherRunAreNotReplacedWithoutAWord) {
   const WorkFolder folder;
   EXPECT_EQ(train(folder).err, "");
-  EXPECT_EQ(train(folder).err, "");  // the same again
-  const ProgramResult other = train(folder, {"--train.steps", "7", "--train.learning_rate", "0.002"});
+  const std::vector<std::string> anew = {"--train.steps", "7", "--train.learning_rate", "0.002",
+                                         "--no-checkpoint.resume"};
+  const ProgramResult other = train(folder, anew);
   EXPECT_EQ(other.code, 0);
-  EXPECT_EQ(other.err, fmt::format("[{}] has the results of another run, which differs in train.steps, "
-                                   "train.learning_rate: they are replaced\n",
-                                   folder / "run"));
+  EXPECT_TRUE(contains(other.err,
+                       fmt::format("[{}] has the results of another run, which differs in train.steps, "
+                                   "train.learning_rate, checkpoint.resume: its metrics.jsonl is begun anew "
+                                   "now, its other files are replaced at the end of this run\n",
+                                   folder / "run")))
+      << other.err;
+}
+
+TEST(Output, ARunThatGoesOnReplacesNothingAndSaysSo) {
+  const WorkFolder folder;
+  EXPECT_EQ(train(folder).err, "");
+  const std::string again = train(folder).err;  // nothing is left to do
+  EXPECT_FALSE(contains(again, "replaced")) << again;
+  const ProgramResult longer = train(folder, {"--train.steps", "7"});
+  EXPECT_FALSE(contains(longer.err, "replaced")) << longer.err;
+  EXPECT_TRUE(
+      contains(longer.err, "goes on from " + (folder / "run/checkpoints/step-00000006") + ", step 6\n"))
+      << longer.err;
 }
 
 ProgramResult verify_step(const WorkFolder& folder, const std::string& step) {

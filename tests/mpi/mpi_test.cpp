@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <iostream>
+#include <optional>
 
 #include "hetermoe/comm/preflight.h"
 #include "hetermoe/comm/wire.h"
@@ -13,6 +14,7 @@
 #include "tests/support/error_of.h"
 #include "tests/support/faults.h"
 #include "tests/support/strategy_plans.h"
+#include "tests/train/tiny_run.h"
 
 namespace hetermoe::testing {
 namespace {
@@ -117,6 +119,50 @@ TEST(Mpi, ARunThatChangesItsPlanEqualsTheSameInOneProcessBitForBit) {
     for (const auto& [name, value] : got.values)
       EXPECT_TRUE(at::equal(value, expected.values.at(name))) << name;
   }
+}
+
+// ---- a training run as `hetermoe train` makes it ----
+
+struct Trained {
+  std::vector<double> losses;
+  TensorsByName values;  ///< of this process's devices
+  std::vector<std::string> notes;
+  i64 first_step = 0;
+};
+
+Trained train(const std::string& folder, const std::string& steps, const Processes& processes) {
+  const TinyRun rig(folder, {{"train.steps", steps}, {"train.validation_sequences", "4"}});
+  const Text text{at::arange(4000).mul(37).remainder(251).to(at::kByte), at::arange(100).to(at::kByte), 1, 0};
+  Trainer trainer(rig.job, rig.model, rig.cluster, rig.plan, text, processes, Checkpoints::kOn);
+  const TrainOutcome outcome = trainer.run();
+  Trained out;
+  for (const StepRecord& record : outcome.records) out.losses.push_back(record.loss);
+  out.losses.push_back(outcome.validations.at(0).loss);
+  out.values = trainer.session().values();
+  out.notes = outcome.notes;
+  out.first_step = outcome.first_step;
+  return out;
+}
+
+TEST(Mpi, ATrainingOverSeveralProcessesAndItsContinuationEqualThoseInOneToTheBit) {
+  std::optional<WorkFolder> own;
+  if (job->rank() == 0) own.emplace();
+  const std::string shared = job->gather(job->rank() == 0 ? own->path().string() : "").front();
+  const WorkFolder of_one;
+  const Processes one;
+  for (const std::string steps : {"4", "6"}) {  // the second goes on from the checkpoint of step 4
+    const Trained expected = train(of_one / "run", steps, one), got = train(shared + "/run", steps, *job);
+    EXPECT_EQ(got.losses, expected.losses);
+    EXPECT_EQ(got.first_step, expected.first_step);
+    EXPECT_EQ(got.notes.size(), expected.notes.size());
+    EXPECT_FALSE(got.values.empty());
+    for (const auto& [name, value] : got.values)
+      EXPECT_TRUE(at::equal(value, expected.values.at(name))) << name;
+  }
+  // Each rank has said that it is done.
+  const std::vector<RankEnd> ends = read_rank_ends(shared + "/run");
+  EXPECT_EQ(static_cast<i32>(ends.size()), job->num_ranks());
+  job->gather("looked");  // before rank 0 removes the folder
 }
 
 TEST(Mpi, TextsArriveInRankOrder) {

@@ -1,6 +1,7 @@
 #include "hetermoe/profile/profiler.h"
 
 #include <ATen/Parallel.h>
+#include <c10/core/GradMode.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>

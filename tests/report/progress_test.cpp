@@ -56,6 +56,15 @@ TEST(Progress, ABarIsRedrawnInPlace) {
             "\rplan [##########] 4/4  in 2.00 s\33[K\n");
 }
 
+TEST(Progress, WhatWasNotBegunIsNotShown) {
+  for (const ProgressStyle style : {ProgressStyle::kLines, ProgressStyle::kBar}) {
+    Output out;
+    Progress progress("comparing", 609, out.options(style));
+    progress.finish();
+    EXPECT_EQ(out.text(), "");
+  }
+}
+
 TEST(Progress, AnUnfinishedBarEndsItsLine) {
   Output out;
   {

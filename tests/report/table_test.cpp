@@ -25,6 +25,7 @@ TEST(Format, SecondsKeepThreeDigitsInTheFittingUnit) {
 
 TEST(Format, BytesAreBinary) {
   EXPECT_EQ(format_bytes(0), "0 B");
+  EXPECT_EQ(format_bytes(-0.3), "0 B");
   EXPECT_EQ(format_bytes(512), "512 B");
   EXPECT_EQ(format_bytes(1536), "1.50 KiB");
   EXPECT_EQ(format_bytes(34.1 * 1024 * 1024 * 1024), "34.1 GiB");

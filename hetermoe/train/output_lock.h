@@ -1,0 +1,47 @@
+#pragma once
+#include <filesystem>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "hetermoe/base/types.h"
+
+namespace hetermoe {
+
+struct OutputLockOptions {
+  Seconds beat = 2;    ///< a living owner says so often that it lives
+  Seconds watch = 10;  ///< an owner on another machine that does not say so for so long is gone
+  std::string host;    ///< name of this machine; empty = the system's
+};
+
+/// Keeps other runs out of an output folder while it lives: the file OUTPUT/.lock is
+/// locked (flock) and says which process of which host owns it. What a run left that was killed is
+/// recognised: on this machine by the system, which takes the lock from the dead; from another, where its
+/// file system does not tell, by a file that grows no more. One process of a run holds it, rank 0.
+class OutputLock {
+ public:
+  /// Throws ConfigError that names the owner when another process has the folder, IoError when the folder
+  /// cannot be written.
+  explicit OutputLock(const std::filesystem::path& folder, OutputLockOptions options = {});
+  ~OutputLock();
+  OutputLock(const OutputLock&) = delete;
+  OutputLock& operator=(const OutputLock&) = delete;
+
+  /// What the user should know: whose lock was taken over, or that this file system has no locks. Empty =
+  /// nothing.
+  const std::string& note() const { return note_; }
+
+ private:
+  void open_file();
+  bool take();
+  void wait_for_silence(const std::string& owner) const;
+
+  std::vector<std::filesystem::path> made_;  ///< folders, the deepest first
+  std::filesystem::path path_;
+  OutputLockOptions options_;
+  int file_ = -1;
+  std::string note_;
+  std::jthread beat_;
+};
+
+}  // namespace hetermoe

@@ -1,0 +1,99 @@
+#include <chrono>
+
+#include "hetermoe/base/version.h"
+#include "hetermoe/train/resume.h"
+#include "hetermoe/train/trainer.h"
+
+// A run and its checkpoints.
+namespace hetermoe {
+
+/// A run that begins anew leaves no checkpoint of another one where it or a restart of it would look.
+void Trainer::name_run(TrainOutcome& out) {
+  const std::filesystem::path folder = checkpoint_folder(job_.output);
+  if (processes_.rank() == 0) remove_unfinished(folder);
+  const auto now = std::chrono::system_clock::now().time_since_epoch().count();
+  attempt_ = run_ = processes_.gather(fmt::format("{:x}", static_cast<u64>(now)))[0];
+  if (job_.checkpoint.resume || !saves() || processes_.rank() != 0) return;
+  const std::string note = set_others_aside(folder, run_);
+  if (!note.empty()) tell(note, out);
+}
+
+void Trainer::tell(const std::string& text, TrainOutcome& out) {
+  out.notes.push_back(text);
+  if (hooks_.on_note) hooks_.on_note(text);
+}
+
+/// What will not be as it was in the run that wrote the checkpoint.
+void Trainer::tell_changes(const CheckpointInfo& info, TrainOutcome& out) {
+  for (const std::string& difference : job_differences(info.job, write_fields(job_))) tell(difference, out);
+  if (!info.plan.is_null() && info.plan != to_json(plan())) {
+    tell(fmt::format("another plan goes on: {}, it was {}", plan_text(to_json(plan())), plan_text(info.plan)),
+         out);
+  }
+  if (info.text != text_checksum_ || info.seed != job_.train.seed)
+    tell("the training text or the seed is not that of the checkpoint: the data are not continued", out);
+}
+
+/// Goes on from the newest checkpoint that can be read.
+void Trainer::resume(TrainOutcome& out) {
+  name_run(out);
+  if (!job_.checkpoint.resume) return;
+  const Resumed resumed = load_newest(checkpoint_folder(job_.output), model_, session_->states(), processes_);
+  for (const std::string& text : resumed.notes) tell(text, out);
+  if (!resumed.checkpoint) return;
+  const CheckpointInfo& info = resumed.checkpoint->info;
+  go_over_to(plan_after(info));
+  run_ = info.run;
+  out.first_step = info.step;
+  next_sequence_ = info.sequences;
+  saved_step_ = info.step;
+  skipped_ = info.skipped;
+  loss_scale_.restore(info.loss_scale);
+  tell_changes(info, out);
+}
+
+void Trainer::save(i64 steps_done) {
+  CheckpointShard shard;
+  shard.info = {.step = steps_done,
+                .sequences = next_sequence_,
+                .run = run_,
+                .seed = job_.train.seed,
+                .text = text_checksum_,
+                .version = version(),
+                .job = write_fields(job_),
+                .plan = to_json(plan()),
+                .skipped = skipped_,
+                .loss_scale = loss_scale_.state()};
+  shard.config = to_hf(model_);
+  shard.rank = processes_.rank();
+  shard.num_ranks = processes_.num_ranks();
+  shard.attempt = attempt_;
+  copy_tensors(session_->states(), shard);
+  writer_->write(std::move(shard));
+  saved_step_ = steps_done;
+}
+
+StepRecord Trainer::replay_step(const std::optional<FoundCheckpoint>& checkpoint, i64 step) {
+  i64 done = 0;
+  if (checkpoint) {
+    load_checkpoint(*checkpoint, model_, session_->states());
+    go_over_to(plan_after(checkpoint->info));
+    done = checkpoint->info.step;
+    next_sequence_ = checkpoint->info.sequences;
+    loss_scale_.restore(checkpoint->info.loss_scale);
+    if (checkpoint->info.text != text_checksum_ || checkpoint->info.seed != job_.train.seed) {
+      fail<InputError>(checkpoint->path.string(),
+                       "the training text or the seed is not that of the checkpoint: the step cannot be "
+                       "repeated");
+    }
+  }
+  StepRecord record;
+  TrainOutcome changes;
+  while (done < step) {
+    change_plan_before(done, changes);
+    record = train_one(done++);
+  }
+  return record;
+}
+
+}  // namespace hetermoe

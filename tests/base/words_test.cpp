@@ -1,0 +1,22 @@
+#include "hetermoe/base/words.h"
+
+#include <gtest/gtest.h>
+
+namespace hetermoe {
+namespace {
+
+TEST(Words, OneIsNoPlural) {
+  EXPECT_EQ(counted(1, "device"), "1 device");
+  EXPECT_EQ(counted(0, "device"), "0 devices");
+  EXPECT_EQ(counted(std::size_t{12}, "process"), "12 processes");
+  EXPECT_EQ(counted(2, "entry"), "2 entries");
+  EXPECT_EQ(counted(2, "day"), "2 days");
+}
+
+TEST(Words, VerbsAgree) {
+  EXPECT_EQ(agree(1, "stays", "stay"), "stays");
+  EXPECT_EQ(agree(3, "stays", "stay"), "stay");
+}
+
+}  // namespace
+}  // namespace hetermoe

@@ -1,0 +1,85 @@
+#include "hetermoe/train/output_lock.h"
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <fstream>
+#include <thread>
+
+#include "hetermoe/comm/processes.h"
+#include "tests/support/error_of.h"
+#include "tests/support/work_folder.h"
+
+namespace hetermoe {
+namespace {
+
+const OutputLockOptions kQuick = {.beat = 0.05, .watch = 0.5, .host = ""};
+
+TEST(OutputLock, TheOwnerIsNamedAndTheFolderFreeAfterwards) {
+  const WorkFolder folder;
+  const std::string output = folder / "out";
+  {
+    const OutputLock lock(output);
+    EXPECT_EQ(lock.note(), "");
+    EXPECT_EQ(
+        error_of<ConfigError>([&] { OutputLock second(output); }),
+        fmt::format(
+            "[output] {} is in use by process {} on \"{}\". Wait for it to end, or give another --output",
+            output, ::getpid(), host_name()));
+  }
+  EXPECT_TRUE(folder.contents().empty());  // nothing was written
+  const OutputLock again(output);
+  EXPECT_EQ(again.note(), "");
+}
+
+TEST(OutputLock, WhatAKilledProcessLeftIsTakenOverWithAWord) {
+  const WorkFolder folder;
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const OutputLock lock(folder.path());
+    ::_exit(0);  // as if killed: nothing is tidied
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  ASSERT_EQ(folder.contents(), std::vector<std::string>{".lock"});
+  const OutputLock lock(folder.path());
+  EXPECT_EQ(lock.note(), fmt::format("{} was left locked by process {} on \"{}\", which is gone",
+                                     folder.path().string(), child, host_name()));
+}
+
+/// A lock of another machine, on a file system that does not tell machines of each other's locks.
+std::string foreign_lock(const WorkFolder& folder) {
+  return folder.file(".lock", "{\"host\":\"far\",\"process\":7}\n");
+}
+
+TEST(OutputLock, AnotherMachinesLockIsStaleWhenItGrowsNoMore) {
+  const WorkFolder folder;
+  foreign_lock(folder);
+  const OutputLock lock(folder.path(), kQuick);
+  EXPECT_NE(lock.note().find("was left locked by process 7 on \"far\", which is gone"), std::string::npos)
+      << lock.note();
+}
+
+TEST(OutputLock, AnotherMachinesLockThatGrowsIsRespected) {
+  const WorkFolder folder;
+  const std::string path = foreign_lock(folder);
+  std::jthread far([&](const std::stop_token& stop) {
+    while (!stop.stop_requested()) {
+      std::ofstream(path, std::ios::app) << '.';
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+  });
+  const std::string error = error_of<ConfigError>([&] { OutputLock lock(folder.path(), kQuick); });
+  EXPECT_NE(error.find("is in use by process 7 on \"far\""), std::string::npos) << error;
+}
+
+TEST(OutputLock, AFolderThatCannotBeIsAnErrorOfItsPlace) {
+  const WorkFolder folder;
+  const std::string file = folder.file("file", "");
+  EXPECT_NE(error_of<IoError>([&] { OutputLock lock(file); }).find("is no folder"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace hetermoe
