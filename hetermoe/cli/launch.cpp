@@ -254,8 +254,9 @@ int launch(const Options& options, std::vector<std::string> words) {
     const std::vector<std::string> whole = hosts ? hosts->command(words) : words;
     allow_open_mpi(whole);
     const int code = run_once(whole);
-    if (code == 0 || stop_signal != 0 || code == kWrongUse || is_interruption(code))
-      return finish(options, code, restart);
+    // What mpirun ends with when it was told to stop says nothing of that.
+    if (code != 0 && stop_signal != 0) return finish(options, 128 + stop_signal, restart);
+    if (code == 0 || code == kWrongUse || is_interruption(code)) return finish(options, code, restart);
     const std::string command = fmt::format("{}", fmt::join(whole, " "));
     if (restart == options.restarts) {
       std::cerr << fmt::format("[launch] {} failed with code {}: no restart is left after {}", command, code,

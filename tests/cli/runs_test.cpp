@@ -170,6 +170,14 @@ TEST(Interrupted, CtrlCAtATerminalReachesALaunchedRunOnce) {
   EXPECT_TRUE(std::filesystem::exists(folder / "run/report.html"));
 }
 
+TEST(Interrupted, ALauncherThatEndsWithACodeOfItsOwnDoesNotHideIt) {
+  Child run(HM_BINARY_DIR "/hetermoe",
+            {"launch", "--", "sh", "-c", "trap 'kill $!; exit 1' TERM; sleep 60 & echo begun; wait"});
+  wait_for([&] { return run.out(); }, "begun");
+  run.signal(SIGTERM);
+  EXPECT_EQ(run.wait().code, 128 + SIGTERM);
+}
+
 TEST(Interrupted, ACommandThatSaysSoIsNotStartedAgain) {
   for (const std::string code : {"130", "143"}) {
     const ProgramResult result =
