@@ -69,7 +69,7 @@ Json cpu_features() {
   out["avx512f"] = __builtin_cpu_supports("avx512f") != 0;
   out["avx512_bf16"] = __builtin_cpu_supports("avx512bf16") != 0;
 #endif
-  const std::string flags = " " + proc_value("/proc/cpuinfo", "flags") + " ";
+  const std::string flags = fmt::format(" {} ", proc_value("/proc/cpuinfo", "flags"));
   out["amx_bf16"] = flags.find(" amx_bf16 ") != std::string::npos;
   return out;
 }

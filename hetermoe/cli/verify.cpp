@@ -5,6 +5,7 @@
 
 #include "hetermoe/base/words.h"
 #include "hetermoe/cli/command.h"
+#include "hetermoe/train/host_memory.h"
 
 namespace hetermoe {
 namespace {
