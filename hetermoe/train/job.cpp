@@ -97,7 +97,7 @@ void check_names(const Job& job, const std::string& where) {
 
 /// All tokens of a step are in memory at once.
 void check_tokens(const TrainOptions& train) {
-  constexpr i64 kMostTokens = 1'000'000'000;
+  constexpr i64 kMostTokens = 10'000'000'000;
   if (train.sequences * train.seq_len <= kMostTokens) return;
   fail<ConfigError>(
       "train.sequences",

@@ -67,7 +67,7 @@ TEST(LoadJob, AbsurdSizesNameTheirKey) {
             }),
             "[train.sequences] got 1000000 sequences of 100000000 tokens (train.seq_len), which are "
             "100000000000000 "
-            "tokens in a step: expected at most 1000000000");
+            "tokens in a step: expected at most 10000000000");
 }
 
 TEST(LoadJob, AMomentThatNeverForgetsIsRefused) {
