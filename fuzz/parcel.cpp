@@ -7,7 +7,7 @@
 namespace hetermoe::fuzz {
 namespace {
 
-const ExchangeCall kCall{.step = kStamp.step, .op = kStamp.op};
+const ExchangeCall kCall{.step = kStamp.step, .op = kStamp.op, .name = "fuzz", .participants = {}};
 const c10::Device kCpu(at::kCPU);
 constexpr std::size_t kHeaderBytes = kParcelHeader * sizeof(i64);
 constexpr i64 kMostAnnounced =

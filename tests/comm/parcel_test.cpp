@@ -9,7 +9,7 @@ namespace hetermoe {
 namespace {
 
 const c10::Device kCpu(at::kCPU);
-const ExchangeCall kCall{.step = 7, .op = 3};
+const ExchangeCall kCall{.step = 7, .op = 3, .name = "test", .participants = {}};
 
 Message mixed_message() {
   Message message;

@@ -79,10 +79,10 @@ TEST(Safetensors, AChecksumWhoseNameWasChangedIsFound) {
   write_safetensors(path, {{"a", at::randn({8})}, {"b", at::randn({8})}});
   replace_in_file(path, "\"checksum a\"", "\"checksum c\"");
   EXPECT_EQ(error_of<IoError>([&] { SafetensorsReader reader(path); }),
-            "[" + path.string() + "] is damaged: there is a checksum of c, and no such tensor");
+            fmt::format("[{}] is damaged: there is a checksum of c, and no such tensor", path.string()));
   replace_in_file(path, "\"checksum c\"", "\"chocksum a\"");
   EXPECT_EQ(error_of<IoError>([&] { SafetensorsReader reader(path); }),
-            "[" + path.string() + "] is damaged: a has no checksum, expected one of every tensor");
+            fmt::format("[{}] is damaged: a has no checksum, expected one of every tensor", path.string()));
 }
 
 TEST(Safetensors, AFileOfAnotherProgramNeedsNoChecksums) {
