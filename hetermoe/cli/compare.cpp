@@ -22,7 +22,9 @@ struct Options {
   bool simulate_only = false, json = false;
   // Predictions for GPUs, without a job:
   std::vector<i64> seq_lens;
-  i64 sequences = 0;
+  i64 sequences = 0, tokens = 0;
+  std::string dtype = "fp16";
+  PlanLimits limits;
   bool no_asym_ea = false;
 };
 
@@ -37,6 +39,11 @@ void print_rows(const std::vector<CompareRow>& rows) {
                      row.infeasible});
       continue;
     }
+    if (!row.over_memory.empty()) {
+      table.add_row({std::to_string(row.seq_len), row.strategy, "-", "-", "-", "-", "-", "-", "-", "-", "-",
+                     "does not fit: " + row.over_memory});
+      continue;
+    }
     const std::string moved =
         row.experts_moved.empty() ? "-" : fmt::format("{}", fmt::join(row.experts_moved, " "));
     table.add_row({std::to_string(row.seq_len), row.strategy, format_digits(row.tokens_per_s, 4),
@@ -44,7 +51,7 @@ void print_rows(const std::vector<CompareRow>& rows) {
                    format_percent(row.utilization_attention), format_percent(row.utilization_expert), moved,
                    std::to_string(row.microbatches), std::to_string(row.chunks),
                    format_bytes(*std::max_element(row.memory_bytes.begin(), row.memory_bytes.end())),
-                   row.over_memory.empty() ? row.plan : "overfills: " + row.over_memory});
+                   row.plan});
   }
   std::cout << table.str()
             << "all figures simulated; moved: experts that each older device gives up, per layer\n";
@@ -55,6 +62,9 @@ int compare_predicted(const Options& options, const Job& job) {
   if (!options.strategies.empty()) fixed.strategies = options.strategies;
   fixed.asym_ea = !options.no_asym_ea;
   fixed.sequences = options.sequences;
+  fixed.tokens = options.tokens;
+  fixed.dtype = parse_dtype(options.dtype);
+  fixed.limits = options.limits;
   const std::vector<CompareRow> rows =
       compare_strategies(load_model(job.model), load_cluster(job.cluster), options.seq_lens, fixed);
   if (options.json)
@@ -120,6 +130,17 @@ std::function<int()> make_compare(Flags& flags) {
   flags
       .add_option("--sequences", options->sequences,
                   "with --seq: sequences of a step [default: the most that all compared strategies can hold]")
+      ->range(at_least(1));
+  flags.add_option("--tokens", options->tokens, "with --seq: tokens of a step, instead of --sequences")
+      ->range(at_least(1));
+  flags.add_option("--dtype", options->dtype, "with --seq: compute and transfers: fp16, bf16 or fp32")
+      ->capture_default_str();
+  flags
+      .add_option("--idle", options->limits.idle,
+                  "with --seq: devices that must stay out, separated by commas")
+      ->delimiter(',')
+      ->range(at_least(0));
+  flags.add_option("--max-microbatches", options->limits.max_microbatches, "with --seq: bound of best")
       ->range(at_least(1));
   flags.add_flag("--no-asym-ea", options->no_asym_ea, "with --seq: zebra moves no experts");
   flags.add_flag("--simulate-only", options->simulate_only, "predict and do not train");

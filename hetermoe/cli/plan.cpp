@@ -37,11 +37,11 @@ PlanRequest make_request(const Options& options) {
 }
 
 void print_types(const Candidate& best) {
-  Table table({"type", "devices", "used", "role", "busy", "memory of the fullest", "of"});
+  Table table({"type", "devices", "used", "role", "busy", "bound of the fullest", "limit", "of"});
   for (const TypeUse& use : best.types) {
     table.add_row({use.type, std::to_string(use.devices), std::to_string(use.used), use.role,
                    format_percent(use.busy), format_bytes(use.memory),
-                   format_digits(use.memory_gib, 3) + " GiB"});
+                   format_digits(use.limit_gib, 3) + " GiB", format_digits(use.memory_gib, 3) + " GiB"});
   }
   std::cout << table.str() << "\n";
 }
@@ -76,10 +76,8 @@ int plan(const Options& options) {
   if (options.json) print_json(to_json(result));
   if (!result.feasible()) {
     if (options.json) return 2;  // as below, the reason is in the output
-    fail<InputError>(
-        "plan",
-        "no plan of {} on {} fits: {}. Expected more or larger devices, a smaller model or shorter sequences",
-        request.model.name, request.cluster.name, result.infeasible);
+    fail<InputError>("plan", "no plan of {} on {} fits: {}. {}", request.model.name, request.cluster.name,
+                     result.infeasible, result.advice);
   }
   if (!options.json) print_result(request, result);
   if (options.output.empty()) return 0;
@@ -111,8 +109,9 @@ std::function<int()> make_plan(Flags& flags) {
   flags.add_option("--idle", options->idle, "devices that must stay out, separated by commas")
       ->delimiter(',')
       ->range(at_least(0));
-  flags.add_option("--max-microbatches", options->max_microbatches, "bound of the search")
-      ->capture_default_str()
+  flags
+      .add_option("--max-microbatches", options->max_microbatches,
+                  "bound of the search; the output says where it binds [default: none]")
       ->range(at_least(1));
   flags.add_option("-o,--output", options->output, "write the best plan to this file")->is_output();
   flags.add_flag("--json", options->json, "print all plans and figures as JSON");

@@ -12,6 +12,7 @@ namespace {
 
 constexpr double kMaxEstimateRatio = 1.1;  ///< of a neighbour worth rounding, to that of the current sketch
 constexpr i32 kMostChunks = 8;
+constexpr std::size_t kFewGroups = 4;     ///< plans of more are changed as sketches alone
 constexpr std::size_t kMediumGroup = 24;  ///< in larger groups a single device does not matter
 
 /// Figures of a plan that only its order depends on.
@@ -43,21 +44,18 @@ void Climb::run(i64 start, bool swaps) {
   // Experts of single layers do not show in the first layers.
   const bool whole = !evaluator_.shortens();
   while (may_go_on() &&
-         (improve_sketch() || improve_order() || improve_devices() || improve_columns() ||
+         (improve_sketch() || improve_order() || improve_blocks() || improve_devices() || improve_columns() ||
           (whole && (improve_experts() || (swaps && improve_layers()))) || improve_sequences())) {
   }
   evaluator_.start_from(-1);
 }
 
-/// Tries neighbours of the current plan's sketch, the promising ones first. True when one is better.
-bool Climb::improve_sketch() {
+bool Climb::try_sketches(const Sketch& current, std::vector<Sketch> sketches) {
   const i64 before = evaluator_.current();
-  if (!evaluator_.at(before).sketch) return false;
-  const Sketch sketch = *evaluator_.at(before).sketch;
   const Rates& rates = evaluator_.rates();
-  const Seconds most = kMaxEstimateRatio * estimate(rates, sketch).step;
+  const Seconds most = kMaxEstimateRatio * estimate(rates, current).step;
   std::vector<std::pair<Seconds, Sketch>> all;
-  for (Sketch& next : neighbours(sketch, request_.limits.max_microbatches)) {
+  for (Sketch& next : sketches) {
     const Estimate e = estimate(rates, next);
     if (e.feasible() && e.step < most) all.emplace_back(e.step, std::move(next));
   }
@@ -67,6 +65,28 @@ bool Climb::improve_sketch() {
     evaluator_.evaluate(next);
   }
   return evaluator_.current() != before;
+}
+
+/// Neighbours of the current plan's sketch.
+bool Climb::improve_sketch() {
+  if (!evaluator_.at(evaluator_.current()).sketch) return false;
+  const Sketch sketch = *evaluator_.at(evaluator_.current()).sketch;
+  return try_sketches(sketch, neighbours(sketch, request_.limits.max_microbatches));
+}
+
+/// Other groups: some or some of their devices left out, taken in, split or joined.
+bool Climb::improve_blocks() {
+  if (!evaluator_.at(evaluator_.current()).sketch) return false;
+  const Sketch sketch = *evaluator_.at(evaluator_.current()).sketch;
+  const Rates& rates = evaluator_.rates();
+  std::vector<Sketch> sketches;
+  for (const Blocks& blocks : neighbours(rates, blocks_of(sketch))) {
+    std::optional<Sketch> next = make_sketch(rates, choice_, {sketch.window, sketch.recompute}, blocks);
+    if (!next) continue;
+    next->bias = sketch.bias, next->rounding = sketch.rounding, next->chunks = sketch.chunks;
+    sketches.push_back(std::move(*next));
+  }
+  return try_sketches(sketch, std::move(sketches));
 }
 
 bool Climb::improve_order() {
@@ -81,7 +101,10 @@ bool Climb::improve_order() {
     next.window = next_sketch.window = figures.window;
     next.chunks = next_sketch.chunks = figures.chunks;
     next.recompute = next_sketch.recompute = figures.recompute;
-    evaluator_.evaluate(std::move(next), sketch ? &next_sketch : nullptr);
+    if (sketch && next.groups.size() > kFewGroups)
+      evaluator_.evaluate(next_sketch);
+    else
+      evaluator_.evaluate(std::move(next), sketch ? &next_sketch : nullptr);
   }
   return evaluator_.current() != before;
 }
@@ -89,7 +112,8 @@ bool Climb::improve_order() {
 bool Climb::improve_groups(
     const std::function<void(const MoveContext&, const std::vector<Move>&)>& try_moves) {
   const i64 before = evaluator_.current();
-  const Plan& plan = evaluator_.plan_of(before);
+  const Plan plan = evaluator_.plan_of(before);
+  if (plan.groups.size() > kFewGroups) return false;
   const std::vector<double>& busy = evaluator_.at(before).candidate.prediction.busy;
   const std::vector<i32> alike = alike_groups(plan, request_.cluster);
   const std::vector<DeviceId> free = free_devices(plan, request_.limits.idle);
@@ -102,7 +126,7 @@ bool Climb::improve_groups(
 }
 
 void Climb::consider(std::optional<Plan> plan) {
-  if (plan) evaluator_.evaluate(std::move(*plan), nullptr);
+  if (plan) evaluator_.evaluate(std::move(*plan));
 }
 
 bool Climb::improve_devices() {

@@ -1,6 +1,7 @@
 #pragma once
 #include <functional>
 
+#include "hetermoe/planner/blocks.h"
 #include "hetermoe/planner/evaluator.h"
 #include "hetermoe/planner/moves.h"
 
@@ -10,8 +11,8 @@ namespace hetermoe {
 class Climb {
  public:
   /// Keeps references. Stops when no more than `kept` of the evaluator's budget is left.
-  Climb(const PlanRequest& request, Evaluator& evaluator, i64 kept)
-      : request_(request), evaluator_(evaluator), kept_(kept) {}
+  Climb(const PlanRequest& request, Evaluator& evaluator, GroupChoice& choice, i64 kept)
+      : request_(request), evaluator_(evaluator), choice_(choice), kept_(kept) {}
 
   bool may_go_on() const { return evaluator_.budget() > kept_; }
   /// swaps: also of experts between layers, of which there are many to try and little to gain.
@@ -19,6 +20,9 @@ class Climb {
 
  private:
   bool improve_sketch();
+  bool improve_blocks();
+  /// Evaluates sketches, the promising ones first. True when one is better than the current plan.
+  bool try_sketches(const Sketch& current, std::vector<Sketch> sketches);
   bool improve_order();
   bool improve_devices();
   bool improve_columns();
@@ -32,6 +36,7 @@ class Climb {
 
   const PlanRequest& request_;
   Evaluator& evaluator_;
+  GroupChoice& choice_;
   i64 kept_;
 };
 

@@ -1,10 +1,11 @@
 #include "hetermoe/planner/compare.h"
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 
+#include "hetermoe/base/index.h"
 #include "hetermoe/planner/memory_estimate.h"
-#include "hetermoe/planner/planner.h"
 #include "hetermoe/planner/strategies.h"
 
 namespace hetermoe {
@@ -35,8 +36,9 @@ class Comparison {
     setting_.dtype = options.dtype;
     setting_.published = options.published;
     setting_.check_memory = options.check_memory;
-    setting_.sequences =
-        options.sequences > 0 ? options.sequences : default_sequences(model, cluster, seq_len, options);
+    setting_.sequences = options.sequences > 0 ? options.sequences
+                         : options.tokens > 0  ? options.tokens / seq_len
+                                               : default_sequences(model, cluster, seq_len, options);
   }
 
   CompareRow row(const std::string& strategy) {
@@ -59,7 +61,14 @@ class Comparison {
   }
 
  private:
-  Tuned tune(const std::string& strategy, const Setting& setting) {
+  /// As tune_anew(), which takes long, once for each strategy and setting.
+  const Tuned& tune(const std::string& strategy, const Setting& setting) {
+    const auto [entry, fresh] = tuned_.try_emplace({strategy, setting.published});
+    if (fresh) entry->second = tune_anew(strategy, setting);
+    return entry->second;
+  }
+
+  Tuned tune_anew(const std::string& strategy, const Setting& setting) {
     if (strategy == "ep") return tune_ep(predictor_, setting);
     if (strategy == "dist-ep") return tune_dist_ep(predictor_, setting);
     if (strategy == "pp") return tune_pp(predictor_, setting);
@@ -73,10 +82,10 @@ class Comparison {
     ours.published = false;
     for (const char* strategy : {"zebra", "ep", "dist-ep", "pp"}) {
       for (const Setting& setting : {ours, setting_}) {
-        Tuned other = tune(strategy, setting);
+        const Tuned& other = tune(strategy, setting);
         if (!other.infeasible.empty()) continue;
         if (best.infeasible.empty() && best.prediction.step <= other.prediction.step) continue;
-        best = std::move(other);
+        best = other;
         name = strategy;
       }
     }
@@ -91,13 +100,15 @@ class Comparison {
     request.sequences = setting_.sequences;
     request.dtype = setting_.dtype;
     request.software = predictor_.software();
+    request.limits = options_.limits;
+    request.limits.idle.clear();  // they are not in this cluster
     const PlanResult result = find_plan(request);
     Tuned tuned;
     tuned.infeasible = result.infeasible;
     if (!result.feasible()) return tuned;
     name = result.best().name;
     tuned.plan = result.best().plan;
-    tuned.prediction = predictor_.predict(tuned.plan);
+    tuned.prediction = result.best().prediction;
     return tuned;
   }
 
@@ -155,6 +166,7 @@ class Comparison {
   Roles roles_;
   const CompareOptions& options_;
   Setting setting_;
+  std::map<std::pair<std::string, bool>, Tuned> tuned_;  // by strategy and Setting::published
 };
 
 /// Has no prime factor above 5, so that many microbatch counts divide it.
@@ -182,17 +194,37 @@ i64 default_sequences(const ModelConfig& model, const Cluster& cluster, i64 seq_
   return unit;
 }
 
-std::vector<CompareRow> compare_strategies(const ModelConfig& model, const Cluster& cluster,
+namespace {
+
+/// The cluster without devices that must stay out.
+Cluster without(const Cluster& cluster, const std::vector<DeviceId>& idle) {
+  Cluster out = cluster;
+  out.devices.clear();
+  for (DeviceId d = 0; d < cluster.num_devices(); ++d) {
+    if (std::find(idle.begin(), idle.end(), d) == idle.end()) out.devices.push_back(cluster.devices[idx(d)]);
+  }
+  if (out.devices.empty())
+    fail<ConfigError>("--idle", "got all devices of {}, expected at least one to remain", cluster.name);
+  return out;
+}
+
+}  // namespace
+
+std::vector<CompareRow> compare_strategies(const ModelConfig& model, const Cluster& whole,
                                            const std::vector<i64>& seq_lens, const CompareOptions& options) {
   std::vector<std::string> names;
   for (const std::string& name : options.strategies) names.push_back(printed_name(name));
   std::vector<CompareRow> rows;
+  const Cluster cluster = without(whole, options.limits.idle);
   for (const i64 seq_len : seq_lens) {
     if (seq_len < 1) fail<ConfigError>("seq_len", "got {}, expected at least 1", seq_len);
     if (model.max_positions > 0 && seq_len > model.max_positions) {
       fail<ConfigError>("seq_len", "got {}, but model {} has {} positions", seq_len, model.name,
                         model.max_positions);
     }
+    if (options.tokens > 0 && options.tokens < seq_len)
+      fail<ConfigError>("--tokens", "got {}, expected at least one sequence of {} tokens", options.tokens,
+                        seq_len);
     Comparison comparison(model, cluster, seq_len, options);
     const std::size_t first = rows.size();
     for (const std::string& name : names) {
@@ -213,10 +245,11 @@ Json to_json(const std::vector<CompareRow>& rows) {
       json["infeasible"] = row.infeasible;
     } else {
       json["source"] = "simulated";
-      json["tokens_per_s"] = row.tokens_per_s;
-      json["ratio"] = row.ratio;
-      json["step_s"] = row.step_s;
-      json["utilization"] = {{"attention", row.utilization_attention}, {"expert", row.utilization_expert}};
+      Json& figures = row.over_memory.empty() ? json : json["as_if_it_fitted"];
+      figures["tokens_per_s"] = row.tokens_per_s;
+      figures["ratio"] = row.ratio;
+      figures["step_s"] = row.step_s;
+      figures["utilization"] = {{"attention", row.utilization_attention}, {"expert", row.utilization_expert}};
       json["experts_moved"] = row.experts_moved;
       json["memory_bytes"] = row.memory_bytes;
       json["sequences"] = row.sequences;

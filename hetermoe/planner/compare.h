@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "hetermoe/planner/baselines.h"
+#include "hetermoe/planner/planner.h"
 
 namespace hetermoe {
 
@@ -13,7 +14,8 @@ struct CompareRow {
   std::string strategy;    ///< printed form: dist-ep, ep-ideal
   std::string plan;        ///< best: what it is, in words
   std::string infeasible;  ///< why the strategy cannot run; empty = the figures hold
-  /// ep, ep-ideal: what overfills even with the smallest microbatch; the figures are those as if it fitted.
+  /// ep, ep-ideal: what overfills even with the smallest microbatch. The figures are those as if it fitted:
+  /// nothing that could run, so tables do not show them and JSON keeps them apart.
   std::string over_memory;
   i64 sequences = 0;  ///< of a step
   double tokens_per_s = 0;
@@ -34,7 +36,9 @@ struct CompareOptions {
   /// are.
   std::vector<std::string> strategies = {"zebra", "ep", "ep-ideal", "dist-ep", "pp", "best"};
   bool asym_ea = true;
-  i64 sequences = 0;  ///< of a step; 0 = default_sequences()
+  i64 sequences = 0;  ///< of a step; 0 = from `tokens`, else default_sequences()
+  i64 tokens = 0;     ///< of a step, rounded down to whole sequences
+  PlanLimits limits;  ///< of `best`, as of `hetermoe plan`; devices that must stay out do so for all strategies
   Dtype dtype = Dtype::kFp16;
   bool published = true;     ///< see Setting
   bool check_memory = true;  ///< a plan that overfills a device is no candidate

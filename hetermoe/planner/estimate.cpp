@@ -11,6 +11,8 @@
 namespace hetermoe {
 namespace {
 
+constexpr double kSharedPort = 1.3;  ///< load of a port that two groups share in unequal parts
+
 /// One direction of a layer for one microbatch.
 struct LayerTime {
   Seconds attention = 0, experts = 0;  ///< of the slowest device
@@ -25,9 +27,11 @@ class GroupEstimate {
                 const std::vector<Part>& parts)
       : rates_(rates), sketch_(sketch), group_(group), parts_(parts), model_(rates.request().model) {
     microbatch_ = real(group.sequences) / real(group.microbatches);
+    in_window_ =
+        real(sketch.window > 0 ? std::min<i64>(sketch.window, group.microbatches) : group.microbatches);
   }
 
-  Seconds step() {
+  GroupTime run() {
     LayerTime forward, backward;
     transfers(forward);
     backward = forward;
@@ -36,20 +40,26 @@ class GroupEstimate {
       add(part, forward, backward);
       if (part.attention) head = std::max(head, rates_.head(part.cls, part.most));
     }
-    const double in_window =
-        real(sketch_.window > 0 ? std::min<i64>(sketch_.window, group_.microbatches) : group_.microbatches);
+    const double in_window = in_window_;
     const double windows = real(group_.microbatches) / in_window;
     const double layers = real(model_.num_layers);
-    Seconds sum = windows * layers * (layer(forward, in_window) + layer(backward, in_window));
-    if (in_window > 1) sum += windows * (chain(forward) - forward.lane + chain(backward) - backward.lane);
-    return sum + real(group_.microbatches) * head;
+    GroupTime time;
+    const Seconds last_backward = layers * layer(backward, in_window);
+    time.hides = std::max(0.0, last_backward - layers * in_window * backward.port);
+    time.step = windows * (layers * layer(forward, in_window) + last_backward);
+    if (in_window > 1)
+      time.step += windows * (chain(forward) - forward.lane + chain(backward) - backward.lane);
+    time.step += real(group_.microbatches) * head;
+    return time;
   }
 
  private:
   void add(const Part& part, LayerTime& forward, LayerTime& backward) const {
     LayerCost attention, experts, fullest;
     if (part.attention) {
-      const double in_one = std::max(1.0, part.sequences), share = part.sequences / in_one;
+      // Some device has whole sequences more than the mean in a window.
+      const double in_one = std::max(1.0, part.sequences);
+      const double share = std::ceil(in_window_ * part.sequences - 1e-9) / in_window_ / in_one;
       attention = rates_.attention(part.cls, in_one, sketch_.recompute);
       attention = {attention.forward * share, attention.backward * share};
       fullest = rates_.attention(part.cls, std::max(1.0, part.most), sketch_.recompute);
@@ -77,6 +87,32 @@ class GroupEstimate {
     return 1 - miss;
   }
 
+  /// Devices of a class that this group has on one node, spread evenly, and what they do together.
+  struct OnNode {
+    double devices = 0, groups = 1;  ///< groups: that share the node's port
+    double tokens = 0;               ///< of a microbatch, whose attention is there
+    double rows = 0;                 ///< per token, that go to experts there
+  };
+
+  OnNode on_node(std::size_t cls) const {
+    const double of_group = real(group_.count[cls]), per_node = rates_.classes()[cls].per_node;
+    OnNode node;
+    node.devices = std::min(per_node, of_group);
+    if (of_group > 0)
+      node.groups = std::clamp(std::floor(per_node / of_group), 1.0, real(sketch_.groups.size()));
+    // Groups that end within a node share its port with the next one, and some with the larger part of it.
+    const double rest = of_group > per_node ? std::fmod(of_group, per_node) : 0;
+    if (rest > 0 && sketch_.groups.size() > 1) node.groups = kSharedPort;
+    for (const Part& part : parts_) {
+      if (part.cls != cls) continue;
+      const double there = node.devices * part.count / of_group;
+      // Some node has one device with attention more than others.
+      node.tokens += std::ceil(there - 1e-9) * part.sequences * real(rates_.request().seq_len);
+      node.rows += there * hit(part.owned);
+    }
+    return node;
+  }
+
   void transfers(LayerTime& out) const {
     double rows = 0, devices = 0;  // rows per token, all owners
     for (const Part& part : parts_) {
@@ -87,21 +123,26 @@ class GroupEstimate {
     const Bytes row = real(model_.hidden) * bytes_of(rates_.request().dtype);
     const double tokens = microbatch_ * real(rates_.request().seq_len);
     Seconds busiest = 0, latency = 0, exchange = 0;
+    const auto add = [&](double sent, double received, BytesPerSecond rate, double groups, Seconds wait) {
+      if (sent + received <= 0) return;
+      exchange = std::max(exchange, std::max(sent, received) * row / rate);
+      busiest = std::max(busiest, groups * (sent + received) * row / rate);
+      latency = std::max(latency, wait);
+    };
     for (const Part& part : parts_) {
       const DeviceClass& cls = rates_.classes()[part.cls];
-      const double share = std::min(cls.per_node, part.count);
-      const double mine = hit(part.owned), sent_tokens = part.sequences * real(rates_.request().seq_len);
-      const double same_node = rates_.one_node() ? mine : std::min(rows, share * mine);
-      const Bytes sent = sent_tokens * (rows - same_node) * row * (rates_.one_node() ? 1 : share);
-      const Bytes received = (tokens - sent_tokens) * mine * row * (rates_.one_node() ? 1 : share);
-      const BytesPerSecond rate = rates_.one_node() ? cls.local : cls.port;
-      if (sent + received <= 0) continue;
-      exchange = std::max(exchange, std::max(sent, received) / rate);
-      busiest = std::max(busiest, (sent + received) / rate);
-      latency = std::max(latency, cls.latency);
+      const double mine = hit(part.owned), own = part.sequences * real(rates_.request().seq_len);
+      OnNode node{.tokens = tokens, .rows = rows};
+      if (!rates_.one_node()) {
+        node = on_node(part.cls);
+        add(node.tokens * (rows - node.rows), (tokens - node.tokens) * node.rows, cls.port, node.groups,
+            cls.latency);
+      }
+      add(own * (node.rows - mine), (node.tokens - own) * mine, cls.local, 1, cls.latency);
     }
-    out.transfer = exchange + latency + rates_.request().software.peer_message * (devices - 1);
-    out.port = busiest + latency + rates_.request().software.peer_message * (devices - 1);
+    const Seconds each = latency + rates_.request().software.peer_message * (devices - 1);
+    out.transfer = exchange + each;
+    out.port = busiest + each;
   }
 
   Seconds chain(const LayerTime& t) const {
@@ -118,50 +159,104 @@ class GroupEstimate {
   const SketchGroup& group_;
   const std::vector<Part>& parts_;
   const ModelConfig& model_;
-  double microbatch_ = 0;
+  double microbatch_ = 0;  ///< sequences of one
+  double in_window_ = 1;   ///< microbatches in flight
 };
 
-/// Reduction of replicated state, of which backward hides most, and the optimizer.
-Seconds end_of_step(const Rates& rates, const Sketch& sketch, const std::vector<std::vector<Part>>& groups,
-                    Seconds backward) {
-  double replicas = 0;
-  for (const std::vector<Part>& parts : groups) {
-    for (const Part& part : parts) replicas += part.attention ? part.count : 0;
-  }
-  const double copies = real(static_cast<i64>(sketch.groups.size()));
-  Seconds reduce = 0, update = 0;
-  for (const std::vector<Part>& parts : groups) {
-    for (const Part& part : parts) {
-      const DeviceClass& cls = rates.classes()[part.cls];
-      const double experts =
-          part.owned * real(rates.request().model.num_moe_layers() * rates.counts().expert);
-      const double attention = part.attention ? rates.attention_parameters() : 0;
-      const Bytes sent =
-          8 * (attention * (replicas - 1) / std::max(1.0, replicas) + experts * (copies - 1) / copies);
-      const double share = rates.one_node() ? 1 : std::min(cls.per_node, part.count);
-      reduce = std::max(reduce, sent * share / (rates.one_node() ? cls.local : cls.port));
-      update = std::max(update, rates.update(part.cls, attention + experts));
+/// Groups that are alike, one after another.
+struct Kind {
+  double groups = 0;
+  std::vector<Part> parts;
+  GroupTime time;
+};
+
+/// Reduction of replicated state, of which the backward pass of the last window hides what the ports have
+/// time for, and the optimizer.
+class EndOfStep {
+ public:
+  EndOfStep(const Rates& rates, const std::vector<Kind>& kinds)
+      : rates_(rates), kinds_(kinds), moe_layers_(real(rates.request().model.num_moe_layers())) {
+    for (const Kind& kind : kinds) {
+      groups_ += kind.groups;
+      for (const Part& part : kind.parts) {
+        sources_ += part.attention ? kind.groups * part.count : 0;
+        owners_ += part.owned > 0 ? part.count : 0;
+      }
     }
   }
-  return std::max(0.0, reduce - backward) + reduce / real(rates.request().model.num_layers) + update;
-}
+
+  Seconds run() const {
+    Seconds hidden = kinds_.front().time.hides, reduce = 0, update = 0;
+    for (const Kind& kind : kinds_) {
+      hidden = std::min(hidden, kind.time.hides);
+      for (const Part& part : kind.parts) {
+        reduce = std::max(reduce, reduction(kind, part));
+        const double attention = part.attention ? rates_.attention_parameters() : 0;
+        update = std::max(update, rates_.update(part.cls, attention + experts_of(part)));
+      }
+    }
+    return std::max(0.0, reduce - hidden) + reduce / real(rates_.request().model.num_layers) + update;
+  }
+
+ private:
+  double experts_of(const Part& part) const {
+    return part.owned * moe_layers_ * real(rates_.counts().expert);
+  }
+
+  Seconds reduction(const Kind& kind, const Part& part) const {
+    const DeviceClass& cls = rates_.classes()[part.cls];
+    const double attention = part.attention ? rates_.attention_parameters() : 0;
+    const Bytes sent = 8 * (attention * (sources_ - 1) / std::max(1.0, sources_) +
+                            experts_of(part) * (groups_ - 1) / groups_);
+    const double share = rates_.one_node() ? 1 : std::min(cls.per_node, part.count * kind.groups);
+    return sent * share / (rates_.one_node() ? cls.local : cls.port) + messages(kind, part, cls.latency);
+  }
+
+  /// Every state is reduced on its own. Groups that place experts differently cut them into more states.
+  Seconds messages(const Kind& kind, const Part& part, Seconds latency) const {
+    const Seconds peer = rates_.request().software.peer_message;
+    Seconds sum = 0;
+    if (part.attention && sources_ > 1)
+      sum += real(rates_.request().model.num_layers) * (latency + peer * (sources_ - 1));
+    if (part.owned <= 0 || groups_ <= 1) return sum;
+    double own = 0;
+    for (const Part& of_group : kind.parts) own += of_group.owned > 0 ? of_group.count : 0;
+    const double experts = real(rates_.request().model.num_experts);
+    const double states = std::min(part.owned, 1 + (owners_ - own) * part.owned / experts);
+    return sum + moe_layers_ * std::max(1.0, states) * (latency + peer * (groups_ - 1));
+  }
+
+  const Rates& rates_;
+  const std::vector<Kind>& kinds_;
+  double moe_layers_, groups_ = 0;
+  double sources_ = 0;  ///< devices with attention, of all groups
+  double owners_ = 0;   ///< devices with experts, of one group of each kind
+};
 
 }  // namespace
 
+GroupTime estimate_group(const Rates& rates, const Sketch& sketch, const SketchGroup& group,
+                         std::optional<Shortage>& shortage) {
+  const std::vector<Part> parts = split_work(rates, sketch, group, shortage);
+  if (shortage) return {};
+  return GroupEstimate(rates, sketch, group, parts).run();
+}
+
 Estimate estimate(const Rates& rates, const Sketch& sketch) {
   Estimate out;
-  std::vector<std::vector<Part>> all;
+  std::vector<Kind> kinds;
   for (std::size_t g = 0; g < sketch.groups.size(); ++g) {
     const SketchGroup& group = sketch.groups[g];
     if (g > 0 && alike(group, sketch.groups[g - 1])) {
-      all.push_back(all.back());
+      ++kinds.back().groups;
       continue;
     }
-    all.push_back(split_work(rates, sketch, group, out.shortage));
+    kinds.push_back({1, split_work(rates, sketch, group, out.shortage), {}});
     if (!out.feasible()) return out;
-    out.step = std::max(out.step, GroupEstimate(rates, sketch, group, all.back()).step());
+    kinds.back().time = GroupEstimate(rates, sketch, group, kinds.back().parts).run();
+    out.step = std::max(out.step, kinds.back().time.step);
   }
-  out.step += end_of_step(rates, sketch, all, 0.5 * out.step);
+  out.step += EndOfStep(rates, kinds).run();
   return out;
 }
 

@@ -1,8 +1,10 @@
 #include "hetermoe/planner/evaluator.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 
+#include "hetermoe/base/hash.h"
 #include "hetermoe/base/index.h"
 #include "hetermoe/planner/explain.h"
 #include "hetermoe/planner/lane_bound.h"
@@ -12,9 +14,11 @@
 namespace hetermoe {
 namespace {
 
-constexpr i64 kSmallBudget = 120000;  ///< of small clusters, where devices are told apart by node
-constexpr i64 kDearest = 8;           ///< no simulation takes more than this part of the budget
-constexpr i64 kEntriesPerVisit = 2;   ///< entries of a plan that take as long as an op-device visit
+constexpr i64 kSmallBudget = 120000;    ///< of small clusters, where devices are told apart by node
+constexpr i64 kMediumCluster = 64;      ///< devices up to which the budget grows faster
+constexpr i64 kMostBudget = 4'000'000;  ///< of the largest clusters
+constexpr i64 kDearest = 8;             ///< no simulation takes more than this part of the budget
+constexpr i64 kEntriesPerVisit = 2;     ///< entries of a plan that take as long as an op-device visit
 
 /// Making, checking and copying the entries of a plan takes time too.
 i64 num_entries(const Plan& plan) {
@@ -35,43 +39,84 @@ Evaluator::Evaluator(const PlanRequest& request)
   whole_budget_ = request.limits.simulation_budget;
   if (whole_budget_ == 0) {
     const auto devices = static_cast<i64>(request.cluster.num_devices());
-    whole_budget_ = devices <= kSmallCluster ? kSmallBudget : 24000 + 2000 * devices;
+    const i64 medium = std::min(devices, kMediumCluster);
+    whole_budget_ =
+        devices <= kSmallCluster ? kSmallBudget : 20000 + 4000 * medium + 3500 * (devices - medium);
+    whole_budget_ = std::min(whole_budget_, kMostBudget);
   }
   budget_ = whole_budget_;
 }
 
-i64 Evaluator::evaluate(Plan plan, const Sketch* sketch) {
-  const u64 key = key_of(plan);
+std::optional<i64> Evaluator::known(u64 key, const Plan& plan) {
   const auto seen = seen_.find(key);
   if (seen != seen_.end()) return seen->second;
   if (current_ >= 0 && lane_bound(rates_, plan) >= step_of(current_)) return -1;
   seen_[key] = -1;
-  const i64 devices = static_cast<i64>(request_.cluster.num_devices());
-  budget_ -= (num_entries(plan) + devices * short_.layers_simulated()) / kEntriesPerVisit;
-  std::vector<Bytes> memory = estimate_memory(plan, request_.model);
-  if (!fits(memory)) return -1;
+  budget_ -= num_entries(plan) / kEntriesPerVisit;
+  if (!fits(estimate_memory(plan, request_.model))) return -1;
+  return {};
+}
+
+i64 Evaluator::evaluate(Plan plan, const Sketch* sketch) {
+  const u64 key = key_of(plan);
+  if (const std::optional<i64> index = known(key, plan)) return *index;
   EvaluatedPlan next;
   next.candidate.plan = std::move(plan);
-  next.candidate.memory = std::move(memory);
   if (sketch != nullptr) next.sketch = *sketch;
-  next.exact = !short_.shortens();
-  const i64 before = short_.work();
-  const i64 most = best_ < 0 ? whole_budget_ : std::min(budget_, whole_budget_ / kDearest);
-  std::optional<Prediction> prediction = short_.predict_within(most, next.candidate.plan);
-  if (!prediction) return -1;
-  ++num_simulated_;
-  next.work = short_.work() - before;
-  budget_ -= next.work;
-  set_prediction(next.candidate, std::move(*prediction));
-  return seen_[key] = add(std::move(next));
+  return simulate(key, next, [&](i64 layers) { return ShortModel::cut(next.candidate.plan, layers); });
+}
+
+i64 Evaluator::evaluate(const Sketch& sketch, double squeeze) {
+  Plan kinds = blank_plan(request_, sketch.recompute);
+  kinds.window = sketch.window, kinds.chunks = sketch.chunks;
+  kinds.groups = realize_kinds(rates_, sketch, squeeze);
+  Fnv hash;
+  hash.add(key_of(kinds));
+  for (const SketchGroup& group : sketch.groups) hash.add(group.first.size()).add(group.sequences);
+  if (const std::optional<i64> index = known(hash.value(), kinds)) return *index;
+  // One of each kind is paid for; the others are copies of the layers that are simulated.
+  budget_ -= num_entries(kinds) * static_cast<i64>(sketch.groups.size()) /
+             static_cast<i64>(kinds.groups.size()) * short_.layers_simulated() /
+             (request_.model.num_layers * kEntriesPerVisit);
+  EvaluatedPlan next;
+  next.sketch = sketch;
+  next.squeeze = squeeze;
+  return simulate(hash.value(), next,
+                  [&](i64 layers) { return assemble(rates_, sketch, kinds.groups, layers); });
 }
 
 i64 Evaluator::evaluate(const Sketch& sketch) {
   for (const double squeeze : {1.0, 0.9, 0.75}) {
-    const i64 index = evaluate(realize(rates_, sketch, squeeze), &sketch);
+    too_dear_ = false;
+    const i64 index = evaluate(sketch, squeeze);
     if (index >= 0) return index;
+    if (too_dear_) break;
   }
   return -1;
+}
+
+i64 Evaluator::simulate(u64 key, EvaluatedPlan& next, const std::function<Plan(i64)>& make) {
+  const i64 devices = static_cast<i64>(request_.cluster.num_devices());
+  budget_ -= devices * short_.layers_simulated() / kEntriesPerVisit;
+  next.exact = !short_.shortens();
+  const i64 before = short_.work();
+  const i64 most = unlimited_ ? std::numeric_limits<i64>::max() : std::min(budget_, whole_budget_ / kDearest);
+  Plan last;  // as much of the plan as was simulated
+  std::optional<Prediction> prediction =
+      short_.predict_within(most, [&](i64 layers) { return last = make(layers); });
+  too_dear_ = !prediction;
+  if (!prediction) return -1;
+  ++num_simulated_;
+  next.work = short_.work() - before;
+  budget_ -= next.work;
+  set_prediction(next.candidate, last, std::move(*prediction));
+  return seen_[key] = add(std::move(next));
+}
+
+Plan Evaluator::plan_of(i64 index) const {
+  const EvaluatedPlan& plan = at(index);
+  return plan.candidate.plan.groups.empty() ? realize(rates_, *plan.sketch, plan.squeeze)
+                                            : plan.candidate.plan;
 }
 
 bool Evaluator::fits(const std::vector<Bytes>& memory) {
@@ -92,20 +137,33 @@ i64 Evaluator::add(EvaluatedPlan plan) {
 
 i64 Evaluator::work_to_confirm(i64 index) const {
   const EvaluatedPlan& plan = at(index);
-  return plan.exact ? 0 : plan.work * request_.model.num_layers / short_.layers_simulated();
+  if (plan.exact) return 0;
+  const std::size_t groups = plan.sketch ? plan.sketch->groups.size() : plan.candidate.plan.groups.size();
+  const i64 entries = static_cast<i64>(groups) * request_.model.num_moe_layers() * request_.model.num_experts;
+  return plan.work * request_.model.num_layers / short_.layers_simulated() + entries / kEntriesPerVisit;
 }
 
 void Evaluator::confirm(i64 index) {
   EvaluatedPlan& plan = plans_[idx(index)];
   if (plan.exact) return;
   plan.exact = true;
-  set_prediction(plan.candidate, predictor_.predict(plan.candidate.plan));
+  const Plan whole = plan_of(index);
+  set_prediction(plan.candidate, whole, predictor_.predict(whole));
 }
 
-void Evaluator::set_prediction(Candidate& candidate, Prediction prediction) const {
-  candidate.prediction = std::move(prediction);
+Candidate Evaluator::take(i64 index) {
+  Candidate candidate = std::move(plans_[idx(index)].candidate);
+  candidate.extrapolated = !at(index).exact;
+  if (candidate.plan.groups.empty()) candidate.plan = plan_of(index);
   candidate.plan.predicted_step_s = candidate.prediction.step;
-  describe(request_, candidate);
+  candidate.memory = estimate_memory(candidate.plan, request_.model);
+  describe(request_, candidate.plan, candidate);
+  return candidate;
+}
+
+void Evaluator::set_prediction(Candidate& candidate, const Plan& plan, Prediction prediction) const {
+  candidate.prediction = std::move(prediction);
+  describe(request_, plan, candidate);
 }
 
 std::vector<i64> Evaluator::by_step() const {

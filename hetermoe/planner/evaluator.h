@@ -1,5 +1,6 @@
 #pragma once
 #include <deque>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -12,8 +13,9 @@ namespace hetermoe {
 
 /// A plan that was simulated.
 struct EvaluatedPlan {
-  Candidate candidate;
+  Candidate candidate;           ///< without groups when `sketch` says all of them
   std::optional<Sketch> sketch;  ///< that it was rounded from
+  double squeeze = 1;            ///< of the rounding
   bool exact = false;            ///< the prediction is of all layers
   i64 work = 0;                  ///< op-device visits of the prediction
 };
@@ -26,7 +28,7 @@ class Evaluator {
 
   /// Memory and validity are checked before anything is simulated. Returns -1 when the plan is rejected, the
   /// earlier index when it was seen before.
-  i64 evaluate(Plan plan, const Sketch* sketch);
+  i64 evaluate(Plan plan, const Sketch* sketch = nullptr);
   /// Estimates of memory are a little lower than the check: a second try leaves experts less room.
   i64 evaluate(const Sketch& sketch);
 
@@ -40,13 +42,18 @@ class Evaluator {
   void start_from(i64 index) { current_ = index; }
   i64 current() const { return current_; }
   i64 best() const { return best_; }  ///< of all
+  /// From here on a simulation may take as long as it will: for requests with dear plans only.
+  void forget_budget() {
+    unlimited_ = true;
+    seen_.clear();
+  }
 
   std::size_t size() const { return plans_.size(); }
   const EvaluatedPlan& at(i64 index) const { return plans_[static_cast<std::size_t>(index)]; }
-  const Plan& plan_of(i64 index) const { return at(index).candidate.plan; }
+  Plan plan_of(i64 index) const;
   Seconds step_of(i64 index) const { return at(index).candidate.prediction.step; }
-  /// Hands a candidate over; its plan is gone here.
-  Candidate take(i64 index) { return std::move(plans_[static_cast<std::size_t>(index)].candidate); }
+  /// A confirmed candidate with its plan and the memory of all devices.
+  Candidate take(i64 index);
   /// Indices of all plans, the fastest first.
   std::vector<i64> by_step() const;
 
@@ -58,8 +65,14 @@ class Evaluator {
   const std::string& last_overfill() const { return last_overfill_; }  ///< of the last plan without room
 
  private:
+  i64 evaluate(const Sketch& sketch, double squeeze);
+  /// The index of a plan that was seen before, -1 when it has no room or cannot win; nothing when it is to be
+  /// simulated.
+  std::optional<i64> known(u64 key, const Plan& plan);
+  /// make: the plan with so many of its first layers.
+  i64 simulate(u64 key, EvaluatedPlan& next, const std::function<Plan(i64)>& make);
   bool fits(const std::vector<Bytes>& memory);
-  void set_prediction(Candidate& candidate, Prediction prediction) const;
+  void set_prediction(Candidate& candidate, const Plan& plan, Prediction prediction) const;
   i64 add(EvaluatedPlan plan);
 
   const PlanRequest& request_;
@@ -70,6 +83,7 @@ class Evaluator {
   i64 num_simulated_ = 0;
   std::deque<EvaluatedPlan> plans_;  // references to them stay valid
   std::map<u64, i64> seen_;          // key of a plan -> its index, -1 = rejected
+  bool unlimited_ = false, too_dear_ = false;
   i64 current_ = -1, best_ = -1;
   std::string last_overfill_;
 };

@@ -7,12 +7,9 @@
 namespace hetermoe {
 
 /// What a plan is called and, per device type, how it is used. Fills every field of a candidate that follows
-/// from its plan, prediction and memory, but the verdict.
-void describe(const PlanRequest& request, Candidate& candidate);
-
-/// Simulates once more and follows the critical path back from the end of the step: "46 % attention on A40,
-/// ...".
-std::string critical_path(const PlanRequest& request, Plan plan);
+/// from the plan, its prediction and, where there is one, its memory, but the verdict. The plan may have
+/// fewer layers than the model.
+void describe(const PlanRequest& request, const Plan& plan, Candidate& candidate);
 
 /// "V100 busy 94 %", or that no type is: then transfers and order limit the plan.
 std::string busiest_type(const Candidate& candidate);

@@ -31,11 +31,37 @@ std::vector<i64> neighbour_counts(const SketchGroup& group, i64 limit) {
       break;
     }
   }
-  for (const i64 count : {now - 1, now + 1}) {
+  for (const i64 count : {now - 1, now + 1, 2 * now, now / 2}) {
     if (count >= 1 && count <= most) counts.push_back(count);
   }
   return counts;
 }
+
+namespace {
+
+/// Changes every group that is alike to group `kind` in the same way.
+template <class Change>
+Sketch with_kind(const Sketch& sketch, std::size_t kind, Change change) {
+  Sketch next = sketch;
+  for (std::size_t g = 0; g < sketch.groups.size(); ++g) {
+    if (alike(sketch.groups[g], sketch.groups[kind])) change(next.groups[g]);
+  }
+  return next;
+}
+
+void add_of_kind(const Sketch& sketch, std::size_t kind, i64 max_microbatches, std::vector<Sketch>& all) {
+  const SketchGroup& group = sketch.groups[kind];
+  for (const i64 count : neighbour_counts(group, max_microbatches))
+    all.push_back(with_kind(sketch, kind, [&](SketchGroup& g) { g.microbatches = count; }));
+  for (std::size_t cls = 0; cls < group.count.size(); ++cls) {
+    for (const i64 count : {group.attention[cls] + 1, group.attention[cls] - 1}) {
+      if (can_have(group, cls, count))
+        all.push_back(with_kind(sketch, kind, [&](SketchGroup& g) { g.attention[cls] = count; }));
+    }
+  }
+}
+
+}  // namespace
 
 std::vector<Sketch> neighbours(const Sketch& sketch, i64 max_microbatches) {
   std::vector<Sketch> all;
@@ -50,17 +76,11 @@ std::vector<Sketch> neighbours(const Sketch& sketch, i64 max_microbatches) {
   }
   const bool by_part = sketch.rounding == Rounding::kByPart;
   add([&](Sketch& s) { s.rounding = by_part ? Rounding::kByDevice : Rounding::kByPart; });
-  for (const i64 count : neighbour_counts(sketch.groups[0], max_microbatches)) {
-    add([&](Sketch& s) {
-      for (SketchGroup& group : s.groups) group.microbatches = std::min(count, group.sequences);
-    });
-  }
-  if (sketch.groups.size() > 1) return all;
-  const SketchGroup& group = sketch.groups[0];
-  for (std::size_t cls = 0; cls < group.count.size(); ++cls) {
-    for (const i64 count : {group.attention[cls] + 1, group.attention[cls] - 1}) {
-      if (can_have(group, cls, count)) add([&](Sketch& s) { s.groups[0].attention[cls] = count; });
-    }
+  for (std::size_t g = 0; g < sketch.groups.size(); ++g) {
+    const auto first = std::find_if(sketch.groups.begin(), sketch.groups.end(),
+                                    [&](const SketchGroup& other) { return alike(other, sketch.groups[g]); });
+    if (first - sketch.groups.begin() == static_cast<std::ptrdiff_t>(g))
+      add_of_kind(sketch, g, max_microbatches, all);
   }
   return all;
 }

@@ -10,7 +10,7 @@ namespace hetermoe {
 
 /// Bounds on what the planner may propose and on how long it may look.
 struct PlanLimits {
-  i64 max_microbatches = 64;
+  i64 max_microbatches = 0;    ///< of a group; 0 = as many as there are sequences
   std::vector<DeviceId> idle;  ///< devices that must stay out
   Bytes memory_reserve = 0;    ///< per device, kept free of what usable_memory() allows
   /// Work of all simulations together, in op-device visits (about 4 million per second on one core). Counted,
@@ -36,28 +36,40 @@ struct TypeUse {
   i64 devices = 0, used = 0;
   std::string role;       ///< attention, expert, both, mixed or idle
   double busy = 0;        ///< mean share of the step that used devices compute
-  Bytes memory = 0;       ///< of the fullest device
+  Bytes memory = 0;       ///< of the fullest device, by the bound of estimate_memory()
   double memory_gib = 0;  ///< that a device of the type has
+  double limit_gib = 0;   ///< of which a plan may fill so much: see usable_memory()
+};
+
+/// Part of the critical path of a step.
+struct Cause {
+  std::string what;  ///< "attention on A40", "transfers", "reduction of gradients", ...
+  double share = 0;
 };
 
 /// A plan that was considered and what the simulator says of it.
 struct Candidate {
   std::string name;  ///< "zebra on all 12 devices", ...
-  Plan plan;         ///< without groups when infeasible
+  Plan plan;         ///< without groups when infeasible, without layers when it loses and is very large
   Prediction prediction;
   std::vector<Bytes> memory;  ///< [device]
   std::vector<TypeUse> types;
-  std::string limited_by;                        ///< what fills the critical path, in words
-  std::string verdict;                           ///< why it is the best, or why it loses
-  std::string infeasible;                        ///< the limit that rules it out; empty = the figures hold
+  std::vector<Cause> path;    ///< of the best alone: what fills it, the largest first
+  std::string limited_by;     ///< the same in words
+  bool extrapolated = false;  ///< the figures are those of the first layers, extended to all
+  std::string verdict;        ///< why it is the best, or why it loses
+  std::string infeasible;     ///< the limit that rules it out; empty = the figures hold
   bool newer_only = false, homogeneous = false;  ///< uses the newest type alone; one type alone
 };
 
 /// tried[0] is the plan to run. Always among `tried`, even when they lose or do not fit: the best plan on the
 /// newer devices alone, the best on one type alone, plain expert parallelism on all devices, a single device.
 struct PlanResult {
-  std::vector<Candidate> tried;  ///< best first; infeasible ones last
-  std::string infeasible;        ///< why no plan exists; empty = tried[0] is one
+  std::vector<Candidate> tried;     ///< best first; infeasible ones last
+  std::string infeasible;           ///< why no plan exists; empty = tried[0] is one
+  std::string advice;               ///< what would help, where no plan exists
+  std::string others_lack;          ///< why no plan with any but the newest type has room; empty = some have
+  std::vector<std::string> bounds;  ///< of the search that kept it from looking further, in words
   std::vector<std::string> explanation;
   i64 num_sketches = 0;   ///< weighed by estimate
   i64 num_simulated = 0;  ///< judged by the simulator

@@ -2,70 +2,134 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 
+#include "hetermoe/base/index.h"
 #include "hetermoe/schedule/order_policy.h"
 
 namespace hetermoe {
 namespace {
 
-/// Microbatches that run one after another repeat themselves from the second on.
-constexpr std::size_t kShortRun = 3;
+/// Windows that run one after another repeat themselves: from the second on where a window is a single
+/// microbatch, else from the third on.
+constexpr i64 kShortRun = 3;
+constexpr std::size_t kLongestPeriod = 16;
 
-/// All microbatches have the same size and shares.
-bool has_equal_microbatches(const Group& group) {
-  const std::vector<i64>& sizes = group.microbatches;
-  return group.embed.size() == 1 && group.head.size() == 1 &&
-         std::all_of(sizes.begin(), sizes.end(), [&](i64 size) { return size == sizes[0]; }) &&
-         std::all_of(group.layers.begin(), group.layers.end(),
-                     [](const LayerPlacement& layer) { return layer.attention.size() == 1; });
+template <class T>
+bool repeats_after(const std::vector<T>& values, std::size_t period) {
+  for (std::size_t i = period; i < values.size(); ++i) {
+    if (!(values[i] == values[i - period])) return false;
+  }
+  return true;
 }
 
-bool repeats(const Plan& plan) {
-  if (!traits_of(plan.order).has_window || plan.window != 1) return false;
-  const std::size_t count = plan.groups[0].microbatches.size();
-  return count > kShortRun && std::all_of(plan.groups.begin(), plan.groups.end(), [&](const Group& group) {
-           return group.microbatches.size() == count && has_equal_microbatches(group);
-         });
+/// After how many microbatches sizes and shares repeat themselves; 0 = they do not.
+std::size_t period_of(const Group& group) {
+  std::vector<const Shares*> all = {&group.embed};
+  const auto add = [&](const Shares& shares) {
+    if (shares != *all.back()) all.push_back(&shares);
+  };
+  for (const LayerPlacement& layer : group.layers) add(layer.attention);
+  add(group.head);
+  for (std::size_t period = 1; period <= std::min(kLongestPeriod, group.microbatches.size()); ++period) {
+    const bool repeats = repeats_after(group.microbatches, period) &&
+                         std::all_of(all.begin(), all.end(), [&](const Shares* shares) {
+                           return shares->size() == 1 || repeats_after(*shares, period);
+                         });
+    if (repeats) return period;
+  }
+  return 0;
 }
 
-Plan with_microbatches(const Plan& plan, std::size_t count) {
-  Plan out = plan;
-  for (Group& group : out.groups) group.microbatches.resize(count);
-  return out;
+void keep_first(Shares& shares, std::size_t rows) {
+  if (shares.size() > 1) shares.resize(rows);
 }
 
 double tokens_of(const Plan& plan) { return static_cast<double>(total_sequences(plan) * plan.seq_len); }
 
 }  // namespace
 
-std::optional<Prediction> Predictor::simulate(i64 max_visits, const Plan& plan) {
+std::vector<Repeat> repeated_windows(const Plan& plan) {
+  std::vector<Repeat> repeats;
+  if (!traits_of(plan.order).has_window || plan.window < 1) return repeats;
+  bool any = false;
+  for (const Group& group : plan.groups) {
+    const auto period = static_cast<i64>(period_of(group));
+    Repeat repeat;
+    repeat.unit = period > 0 ? std::lcm(period, i64{plan.window}) : 0;
+    const auto count = static_cast<i64>(group.microbatches.size());
+    if (repeat.unit > 0) repeat.times = std::max<i64>(0, count / repeat.unit - kShortRun);
+    any = any || repeat.times > 0;
+    repeats.push_back(repeat);
+  }
+  if (!any) repeats.clear();
+  return repeats;
+}
+
+Plan without_repeats(const Plan& plan, const std::vector<Repeat>& repeats, i64 more) {
+  Plan out = plan;
+  for (std::size_t g = 0; g < repeats.size(); ++g) {
+    if (repeats[g].times == 0) continue;
+    Group& group = out.groups[g];
+    const std::size_t count = group.microbatches.size() - idx((repeats[g].times + more) * repeats[g].unit);
+    group.microbatches.resize(count);
+    keep_first(group.embed, count);
+    keep_first(group.head, count);
+    for (LayerPlacement& layer : group.layers) keep_first(layer.attention, count);
+  }
+  return out;
+}
+
+std::optional<Predictor::Run> Predictor::simulate(i64 max_visits, const Plan& plan) {
   const std::optional<FoldedStep> folded =
       make_folded_step_within(max_visits, plan, model_, cluster_, *cost(plan), ExpectedRouting(model_));
   if (!folded) return {};
   const OpTimes& times = simulator_.run(folded->schedule, folded->costs);
   work_ += static_cast<i64>(folded->schedule.lanes.size());
-  Prediction out;
-  out.step = times.step;
-  out.busy = folded->busy_seconds(times);
-  return out;
+  Run run;
+  run.step = times.step;
+  run.busy = folded->busy_seconds(times);
+  run.group_end.assign(plan.groups.size(), 0);
+  for (OpId op = 0; op < folded->schedule.num_ops(); ++op) {
+    const Op& at = folded->schedule.ops[idx(op)];
+    if (at.microbatch < 0) continue;
+    Seconds& end = run.group_end[idx(at.group)];
+    end = std::max(end, times.end[idx(op)]);
+  }
+  for (std::size_t g = 0; g < plan.groups.size(); ++g)
+    run.group_end[g] = run.group_end[idx(folded->fold.group[g])];
+  return run;
+}
+
+/// What was left out of each group takes, window by window, what the last one that was simulated added.
+void Predictor::extend(Run& run, const Run& shorter, const Plan& plan, const std::vector<Repeat>& repeated) {
+  const Seconds before = *std::max_element(run.group_end.begin(), run.group_end.end());
+  for (std::size_t g = 0; g < repeated.size(); ++g) {
+    if (repeated[g].times == 0) continue;
+    const double more = real(repeated[g].times);
+    run.group_end[g] += more * (run.group_end[g] - shorter.group_end[g]);
+    for (const DeviceId d : plan.groups[g].devices)
+      run.busy[idx(d)] += more * (run.busy[idx(d)] - shorter.busy[idx(d)]);
+  }
+  run.step += *std::max_element(run.group_end.begin(), run.group_end.end()) - before;
 }
 
 std::optional<Prediction> Predictor::predict_within(i64 max_visits, const Plan& plan) {
-  std::optional<Prediction> out;
-  if (repeats(plan)) {
-    out = simulate(max_visits, with_microbatches(plan, kShortRun));
-    if (!out) return {};
-    const Prediction shorter = *simulate(max_visits, with_microbatches(plan, kShortRun - 1));
-    const auto more = static_cast<double>(plan.groups[0].microbatches.size() - kShortRun);
-    out->step += more * (out->step - shorter.step);
-    for (std::size_t d = 0; d < out->busy.size(); ++d)
-      out->busy[d] += more * (out->busy[d] - shorter.busy[d]);
+  const std::vector<Repeat> repeated = repeated_windows(plan);
+  std::optional<Run> run;
+  if (repeated.empty()) {
+    run = simulate(max_visits, plan);
+    if (!run) return {};
   } else {
-    out = simulate(max_visits, plan);
-    if (!out) return {};
+    run = simulate(max_visits, without_repeats(plan, repeated, 0));
+    if (!run) return {};
+    extend(*run, *simulate(max_visits, without_repeats(plan, repeated, 1)), plan, repeated);
   }
-  for (double& busy : out->busy) busy /= out->step;
-  out->tokens_per_s = tokens_of(plan) / out->step;
+  Prediction out;
+  out.step = run->step;
+  out.busy = std::move(run->busy);
+  for (double& busy : out.busy) busy /= out.step;
+  out.tokens_per_s = tokens_of(plan) / out.step;
   return out;
 }
 

@@ -13,6 +13,16 @@ struct Prediction {
   std::vector<double> busy;  ///< [device] share of the step spent in compute ops
 };
 
+/// Microbatches of a group that repeat the ones before them, whole windows of them.
+struct Repeat {
+  i64 unit = 0;   ///< microbatches after which all is as before
+  i64 times = 0;  ///< units that need not be simulated
+};
+/// [group] of a plan; empty = all microbatches must be simulated.
+std::vector<Repeat> repeated_windows(const Plan& plan);
+/// Without them and, where there are any, `more` units.
+Plan without_repeats(const Plan& plan, const std::vector<Repeat>& repeats, i64 more);
+
 /// Prices and simulates plans of one model on one cluster, with evenly routed tokens.
 class Predictor {
  public:
@@ -33,7 +43,13 @@ class Predictor {
   }
 
  private:
-  std::optional<Prediction> simulate(i64 max_visits, const Plan& plan);
+  struct Run {
+    Seconds step = 0;
+    std::vector<Seconds> busy;       ///< [device]
+    std::vector<Seconds> group_end;  ///< [group] end of its last op that belongs to a microbatch
+  };
+  std::optional<Run> simulate(i64 max_visits, const Plan& plan);
+  static void extend(Run& run, const Run& shorter, const Plan& plan, const std::vector<Repeat>& repeated);
 
   const ModelConfig& model_;
   const Cluster& cluster_;

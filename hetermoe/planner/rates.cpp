@@ -88,7 +88,7 @@ void Rates::make_classes() {
   const bool small = cluster.num_devices() <= kSmallCluster;
   const std::map<std::pair<i32, double>, double> speeds = class_speeds(cluster);
   std::map<std::tuple<i32, double, NodeId>, std::size_t> index;
-  std::vector<std::set<NodeId>> nodes;
+  std::vector<std::map<NodeId, i64>> on_node;
   std::set<NodeId> all_nodes;
   for (DeviceId d = 0; d < cluster.num_devices(); ++d) {
     if (std::find(idle.begin(), idle.end(), d) != idle.end()) continue;
@@ -98,7 +98,7 @@ void Rates::make_classes() {
         index.try_emplace({device.type, speed, small ? device.node : 0}, classes_.size());
     if (is_new) {
       classes_.push_back({.type = device.type, .speed = speed, .devices = {}});
-      nodes.emplace_back();
+      on_node.emplace_back();
     }
     DeviceClass& cls = classes_[at->second];
     const Node& node = cluster.nodes[idx(device.node)];
@@ -108,7 +108,7 @@ void Rates::make_classes() {
     cls.local = cls.devices.empty() ? local : std::min(cls.local, local);
     cls.latency = std::max(cls.latency, node.latency);
     cls.devices.push_back(d);
-    nodes[at->second].insert(device.node);
+    ++on_node[at->second][device.node];
     all_nodes.insert(device.node);
   }
   for (std::size_t c = 0; c < classes_.size(); ++c) {
@@ -116,8 +116,9 @@ void Rates::make_classes() {
     std::stable_sort(classes_[c].devices.begin(), classes_[c].devices.end(), [&](DeviceId a, DeviceId b) {
       return cluster.devices[idx(a)].speed > cluster.devices[idx(b)].speed;
     });
-    classes_[c].per_node =
-        static_cast<double>(classes_[c].devices.size()) / static_cast<double>(nodes[c].size());
+    i64 most = 0;
+    for (const auto& [node, count] : on_node[c]) most = std::max(most, count);
+    classes_[c].per_node = real(most);
   }
   one_node_ = all_nodes.size() == 1;
 }

@@ -17,7 +17,7 @@ struct DeviceClass {
   i32 type = 0;
   double speed = 1;  ///< of the fastest
   std::vector<DeviceId> devices;
-  double per_node = 1;  ///< devices of the class on one of its nodes
+  double per_node = 1;  ///< devices of the class on the node that has most of them
   BytesPerSecond port =
       0;  ///< effective, per direction, shared by the node's devices; the slowest node counts
   BytesPerSecond local = 0;

@@ -52,19 +52,23 @@ class GroupMaker {
     }
   }
 
-  /// In turn over their nodes: what not all of them do is then done on all nodes, by whose ports it goes.
+  /// The devices of a class are taken in turn over their nodes: what not all of them do is then done on all
+  /// nodes, by whose ports it goes.
   std::vector<DeviceId> devices_of(const Part& part) const {
     const std::vector<DeviceId>& all = rates_.classes()[part.cls].devices;
-    const i64 begin = shape_.first[part.cls] + (part.attention ? 0 : shape_.attention[part.cls]);
-    std::map<NodeId, i64> on_node;
-    std::vector<std::pair<i64, DeviceId>> ranked;
-    for (i64 i = begin; i < begin + static_cast<i64>(part.count); ++i) {
-      const DeviceId device = all[idx(i)];
-      ranked.emplace_back(on_node[node_of(device)]++, device);
+    const i64 begin = shape_.first[part.cls];
+    std::map<NodeId, i64> on_node, seen;
+    for (i64 i = begin; i < begin + shape_.count[part.cls]; ++i) ++on_node[node_of(all[idx(i)])];
+    std::vector<std::pair<double, DeviceId>> ranked;  // place on its node, from 0 to 1
+    for (i64 i = begin; i < begin + shape_.count[part.cls]; ++i) {
+      const NodeId node = node_of(all[idx(i)]);
+      ranked.emplace_back((real(seen[node]++) + 0.5) / real(on_node[node]), all[idx(i)]);
     }
     std::sort(ranked.begin(), ranked.end());
+    const i64 skipped = part.attention ? 0 : shape_.attention[part.cls];
     std::vector<DeviceId> devices;
-    for (const auto& [rank, device] : ranked) devices.push_back(device);
+    for (i64 i = skipped; i < skipped + static_cast<i64>(part.count); ++i)
+      devices.push_back(ranked[idx(i)].second);
     return devices;
   }
 
@@ -156,22 +160,45 @@ class Translation {
   std::vector<DeviceId> device_;
 };
 
+Group first_layers(const Group& group, i64 layers) {
+  Group out;
+  out.devices = group.devices;
+  out.microbatches = group.microbatches;
+  out.embed = group.embed, out.head = group.head;
+  out.layers.assign(group.layers.begin(), group.layers.begin() + layers);
+  return out;
+}
+
 }  // namespace
 
-Plan realize(const Rates& rates, const Sketch& sketch, double squeeze) {
+std::vector<Group> realize_kinds(const Rates& rates, const Sketch& sketch, double squeeze) {
+  std::vector<Group> kinds;
+  for (std::size_t g = 0; g < sketch.groups.size(); ++g) {
+    if (g > 0 && alike(sketch.groups[g], sketch.groups[g - 1])) continue;
+    kinds.push_back(GroupMaker(rates, sketch, sketch.groups[g], squeeze).make());
+  }
+  return kinds;
+}
+
+Plan assemble(const Rates& rates, const Sketch& sketch, const std::vector<Group>& kinds, i64 layers) {
   Plan plan = blank_plan(rates.request(), sketch.recompute);
   plan.strategy = "planned";
   plan.window = sketch.window;
   plan.chunks = sketch.chunks;
+  std::size_t kind = 0;
   for (std::size_t g = 0; g < sketch.groups.size(); ++g) {
     const SketchGroup& group = sketch.groups[g];
     if (g > 0 && alike(group, sketch.groups[g - 1])) {
       plan.groups.push_back(Translation(rates, sketch.groups[g - 1], group).of(plan.groups[g - 1]));
-    } else {
-      plan.groups.push_back(GroupMaker(rates, sketch, group, squeeze).make());
+      continue;
     }
+    plan.groups.push_back(first_layers(kinds[kind++], layers));
   }
   return plan;
+}
+
+Plan realize(const Rates& rates, const Sketch& sketch, double squeeze) {
+  return assemble(rates, sketch, realize_kinds(rates, sketch, squeeze), rates.request().model.num_layers);
 }
 
 }  // namespace hetermoe

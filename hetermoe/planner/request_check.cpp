@@ -42,6 +42,12 @@ PlanRequest checked(PlanRequest request) {
                       "got {} sequences and {} tokens per step, expected at least one sequence of {} tokens",
                       request.sequences, request.tokens, request.seq_len);
   }
+  if (request.limits.max_microbatches < 0) {
+    fail<ConfigError>("plan",
+                      "max_microbatches: got {}, expected >= 1, or 0 for as many as there are sequences",
+                      request.limits.max_microbatches);
+  }
+  if (request.limits.max_microbatches == 0) request.limits.max_microbatches = request.sequences;
   for (const DeviceId d : request.limits.idle) {
     if (d < 0 || d >= request.cluster.num_devices()) {
       fail<ConfigError>("plan", "idle: got device {}, expected 0 to {}", d,

@@ -1,16 +1,22 @@
 #include "hetermoe/planner/result.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 
+#include "hetermoe/base/index.h"
+#include "hetermoe/planner/critical_path.h"
 #include "hetermoe/planner/explain.h"
+#include "hetermoe/planner/sentences.h"
 
 namespace hetermoe {
 namespace {
 
-constexpr std::size_t kReported = 10;   ///< candidates in a result, named ones apart
-constexpr std::size_t kConfirmed = 5;   ///< of them by speed alone, if they are near the best
-constexpr double kMaxStepRatio = 1.02;  ///< to the best, of those that are near it
+constexpr std::size_t kReported = 8;       ///< candidates in a result, named ones apart
+constexpr std::size_t kConfirmed = 3;      ///< of them by speed alone, if they are near the best
+constexpr i64 kAlwaysConfirmed = 400'000;  ///< op-device visits, a tenth of a second
+constexpr i64 kMostOwners = 200'000;       ///< entries of a plan that loses and is kept all the same
+constexpr double kMaxStepRatio = 1.02;     ///< to the best, of those that are near it
 
 /// The first few, the best of every name, and the named ones; those that are neither the best nor named
 /// only as far as there is time to confirm them.
@@ -18,25 +24,91 @@ std::vector<i64> choose_reported(const Evaluator& evaluator, const NamedPlans& n
   const std::vector<i64> order = evaluator.by_step();
   std::vector<i64> chosen;
   std::set<std::string> names;
-  bool newer = false, homogeneous = false;
-  i64 budget = evaluator.whole_budget() / 4;
+  bool newer = false, homogeneous = false, others = false, all = false;
+  i64 budget = evaluator.whole_budget() / 8;
   for (const i64 i : order) {
     const Candidate& candidate = evaluator.at(i).candidate;
+    const bool whole = !leaves_devices_out(candidate);
     const bool named = i == named_plans.ep || i == named_plans.single || (candidate.newer_only && !newer) ||
-                       (candidate.homogeneous && !homogeneous);
+                       (candidate.homogeneous && !homogeneous) || (!candidate.newer_only && !others) ||
+                       (whole && !all);
     const bool near =
         chosen.size() < kConfirmed && evaluator.step_of(i) < kMaxStepRatio * evaluator.step_of(order[0]);
     const bool other = chosen.size() < kReported && !names.contains(candidate.name);
     if (!named && !near && !other) continue;
     const i64 work = evaluator.work_to_confirm(i);
     if (!named && !chosen.empty() && work > budget) continue;
-    budget -= work;
+    if (!named) budget -= work;
     names.insert(candidate.name);
     newer = newer || candidate.newer_only;
+    others = others || !candidate.newer_only;
+    all = all || whole;
     homogeneous = homogeneous || candidate.homogeneous;
     chosen.push_back(i);
   }
   return chosen;
+}
+
+/// As far as there is time, the fastest first: the figures of the others stay extrapolated.
+void confirm(Evaluator& evaluator, const std::vector<i64>& chosen) {
+  i64 budget = std::max(kAlwaysConfirmed, evaluator.whole_budget() / 4);
+  for (const i64 i : chosen) {
+    const i64 work = evaluator.work_to_confirm(i);
+    if (work > budget) continue;
+    budget -= work;
+    evaluator.confirm(i);
+  }
+}
+
+/// What plans of one name may differ in, one after another.
+std::vector<std::string> details(const Plan& plan) {
+  std::string microbatches, devices;
+  for (const Group& group : plan.groups) {
+    const std::string count = fmt::format("{}", group.microbatches.size());
+    const std::string size = fmt::format("{}", group.devices.size());
+    if (!microbatches.ends_with(count)) microbatches += (microbatches.empty() ? "" : "+") + count;
+    if (!devices.ends_with(size)) devices += (devices.empty() ? "" : "+") + size;
+  }
+  return {microbatches + " microbatches",
+          plan.window == 0 ? "all in flight" : fmt::format("{} in flight", plan.window),
+          fmt::format("recompute {}", name_of(plan.recompute)), fmt::format("{} chunks", plan.chunks),
+          devices + " devices a group"};
+}
+
+/// Plans that differ have different names.
+void tell_apart(std::vector<Candidate>& candidates) {
+  for (std::size_t detail = 0;; ++detail) {
+    std::map<std::string, std::vector<std::size_t>> of_name;
+    for (std::size_t i = 0; i < candidates.size(); ++i) of_name[candidates[i].name].push_back(i);
+    if (of_name.size() == candidates.size()) return;
+    for (const auto& [name, alike] : of_name) {
+      std::set<std::string> words;
+      for (std::size_t n = 0; n < alike.size(); ++n) {
+        const std::vector<std::string> all = details(candidates[alike[n]].plan);
+        words.insert(detail < all.size() ? all[detail] : std::to_string(n));
+      }
+      if (words.size() < 2) continue;
+      for (std::size_t n = 0; n < alike.size(); ++n) {
+        const std::vector<std::string> all = details(candidates[alike[n]].plan);
+        if (detail < all.size())
+          candidates[alike[n]].name += ", " + all[detail];
+        else if (n > 0)
+          candidates[alike[n]].name += fmt::format(", variant {}", n + 1);
+      }
+    }
+  }
+}
+
+i64 num_owners(const Plan& plan) {
+  i64 sum = 0;
+  for (const Group& group : plan.groups) {
+    for (const LayerPlacement& layer : group.layers) sum += static_cast<i64>(layer.experts.size());
+  }
+  return sum;
+}
+
+void drop_layers(Plan& plan) {
+  for (Group& group : plan.groups) group.layers.clear(), group.layers.shrink_to_fit();
 }
 
 }  // namespace
@@ -44,16 +116,20 @@ std::vector<i64> choose_reported(const Evaluator& evaluator, const NamedPlans& n
 std::vector<Candidate> reported_candidates(const PlanRequest& request, Evaluator& evaluator,
                                            const NamedPlans& named_plans) {
   std::vector<i64> chosen = choose_reported(evaluator, named_plans);
-  for (const i64 i : chosen) evaluator.confirm(i);
+  confirm(evaluator, chosen);
   std::stable_sort(chosen.begin(), chosen.end(),
                    [&](i64 a, i64 b) { return evaluator.step_of(a) < evaluator.step_of(b); });
   std::vector<Candidate> out;
   for (const i64 i : chosen) {
     Candidate candidate = evaluator.take(i);
-    candidate.limited_by = out.empty() ? critical_path(request, candidate.plan) : busiest_type(candidate);
+    if (out.empty()) candidate.path = critical_path(request, candidate.plan);
+    candidate.limited_by = out.empty() ? in_words(candidate.path) : busiest_type(candidate);
     if (i == named_plans.ep) candidate.name += ", equal shares";
+    // Large plans that lose are not kept whole: each of them takes as much memory as the search.
+    if (!out.empty() && num_owners(candidate.plan) > kMostOwners) drop_layers(candidate.plan);
     out.push_back(std::move(candidate));
   }
+  tell_apart(out);
   for (const auto& [name, why] : named_plans.unfit) {
     Candidate candidate;
     candidate.name = name == "single" ? "single device" : name + " on all devices";
@@ -77,11 +153,17 @@ Json to_json(const PlanResult& result) {
       row["limited_by"] = c.limited_by;
       row["newer_only"] = c.newer_only;
       row["homogeneous"] = c.homogeneous;
-      row["plan"] = to_json(c.plan);
+      row["extrapolated"] = c.extrapolated;
+      Json path = Json::array();
+      for (const Cause& cause : c.path) path.push_back({{"cause", cause.what}, {"share", cause.share}});
+      if (!c.path.empty()) row["critical_path"] = std::move(path);
+      if (!c.plan.groups.empty() && !c.plan.groups[0].layers.empty()) row["plan"] = to_json(c.plan);
     }
     rows.push_back(std::move(row));
   }
   return {{"infeasible", result.infeasible},
+          {"advice", result.advice},
+          {"bounds", result.bounds},
           {"explanation", result.explanation},
           {"num_sketches", result.num_sketches},
           {"num_simulated", result.num_simulated},

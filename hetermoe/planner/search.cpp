@@ -3,6 +3,7 @@
 #include <set>
 
 #include "hetermoe/base/index.h"
+#include "hetermoe/planner/advice.h"
 #include "hetermoe/planner/climb.h"
 #include "hetermoe/planner/explain.h"
 #include "hetermoe/planner/lane_bound.h"
@@ -17,11 +18,17 @@ namespace hetermoe {
 namespace {
 
 constexpr i64 kNoLimit = 1 << 30;
+constexpr double kBinds = 0.995;  ///< a bound binds when estimates without it are lower by more
+constexpr Bytes kGiB = 1024.0 * 1024 * 1024;
+constexpr i64 kLargeCluster = 512;
+constexpr std::size_t kFixedCounts = 9;     ///< microbatch counts of fixed strategies
+constexpr std::size_t kFewFixedCounts = 3;  ///< in a large cluster, where they do not win
 
 /// How wide the search is. Rounds go on while the budget lasts: on small instances, where simulations are
 /// cheap, to the sketches that the estimate misjudges.
 struct Round {
   i64 per_structure;          ///< sketches simulated that differ in microbatches and order only
+  i64 per_grouping;           ///< sketches simulated of the same classes in as many groups
   double max_estimate_ratio;  ///< estimate over the best simulated step, of sketches that are simulated
   i64 climbs;
   double max_step_ratio;  ///< step over the best one, of plans that are improved
@@ -32,18 +39,21 @@ struct Round {
 /// Most estimates are 20 % below to 5 % above the simulator.
 constexpr Round kRounds[] = {
     {.per_structure = 2,
+     .per_grouping = 6,
      .max_estimate_ratio = 1.1,
      .climbs = 4,
      .max_step_ratio = 1.2,
      .budget_share = 0.4,
      .swaps = false},
     {.per_structure = 8,
+     .per_grouping = kNoLimit,
      .max_estimate_ratio = 1.6,
      .climbs = 4,
      .max_step_ratio = 1.2,
      .budget_share = 0.4,
      .swaps = false},
     {.per_structure = kNoLimit,
+     .per_grouping = kNoLimit,
      .max_estimate_ratio = 1e30,
      .climbs = kNoLimit,
      .max_step_ratio = 1.6,
@@ -53,19 +63,33 @@ constexpr Round kRounds[] = {
 
 /// Equal for sketches that differ in microbatches and order only.
 std::string structure_of(const RankedSketch& ranked) {
-  const SketchGroup& group = ranked.sketch.groups[0];
-  return fmt::format("{}/{},{}{}{}", fmt::join(ranked.classes, " "), ranked.sketch.groups.size(),
-                     fmt::join(group.attention, ","), group.mixed ? "m" : "", group.by_speed ? "s" : "");
+  std::string structure;
+  const SketchGroup* before = nullptr;
+  i64 run = 0;
+  for (const SketchGroup& group : ranked.sketch.groups) {
+    ++run;
+    const bool same =
+        before != nullptr && before->count == group.count && before->attention == group.attention;
+    if (!same) {
+      structure +=
+          fmt::format("{}|{}/{}{}{}", run, fmt::join(group.count, ","), fmt::join(group.attention, ","),
+                      group.mixed ? "m" : "", group.by_speed ? "s" : "");
+      run = 0;
+    }
+    before = &group;
+  }
+  return structure + fmt::format("{}", run);
 }
 
 class Search {
  public:
-  explicit Search(const PlanRequest& request) : request_(request), evaluator_(request) {}
+  explicit Search(const PlanRequest& request)
+      : request_(request), evaluator_(request), choice_(evaluator_.rates()) {}
 
   PlanResult run() {
     PlanResult result;
-    std::optional<Shortage> nearest_miss;
-    ranked_ = rank_sketches(evaluator_.rates(), nearest_miss);
+    SketchRanking ranking = rank_sketches(evaluator_.rates());
+    ranked_ = std::move(ranking.sketches);
     result.num_sketches = static_cast<i64>(ranked_.size());
     simulate_named();
     for (const Round& round : kRounds) {
@@ -73,11 +97,16 @@ class Search {
       if (&round == kRounds) simulate_fixed();
       improve(round);
     }
+    if (evaluator_.size() == 0) simulate_any();
     result.num_simulated = evaluator_.num_simulated();
     if (evaluator_.size() == 0) {
       result.infeasible =
-          nearest_miss ? to_string(evaluator_.rates(), *nearest_miss) : evaluator_.last_overfill();
+          ranking.shortage ? to_string(evaluator_.rates(), *ranking.shortage) : evaluator_.last_overfill();
+      result.advice = advice(shortfall(evaluator_.rates()));
+    } else {
+      result.others_lack = others_lack(ranking);
     }
+    result.bounds = bounds(ranking);
     result.tried = reported_candidates(request_, evaluator_, named_);
     explain(result);
     return result;
@@ -87,25 +116,111 @@ class Search {
   bool has_best() const { return evaluator_.best() >= 0; }
   Seconds best_step() const { return evaluator_.step_of(evaluator_.best()); }
 
-  /// One type alone, the newest among them: reported whatever else wins.
+  /// One type alone, the newest among them, several types, all devices: reported whatever else wins.
   void simulate_named() {
-    std::vector<int> taken(evaluator_.rates().num_classes(), 0);
+    struct Tries {
+      int left = 4, wanted = 2;
+
+      bool over() const { return left == 0 || wanted == 0; }
+      void count(bool simulated) { --left, wanted -= simulated ? 1 : 0; }
+    };
+    std::vector<Tries> of_class(evaluator_.rates().num_classes());
+    Tries mixed, all;
+    all.wanted = 1;
     for (const RankedSketch& ranked : ranked_) {
-      if (ranked.classes.size() != 1) continue;
-      int& count = taken[ranked.classes[0]];
-      if (count < 2 && evaluator_.evaluate(ranked.sketch) >= 0) ++count;
+      Tries& tries = ranked.classes.size() == 1 ? of_class[ranked.classes[0]] : mixed;
+      const bool whole = uses_all(ranked.sketch);
+      if (tries.over() && (!whole || all.over())) continue;
+      const bool simulated = evaluator_.evaluate(ranked.sketch) >= 0;
+      if (!tries.over()) tries.count(simulated);
+      if (whole && !all.over()) all.count(simulated);
     }
   }
 
-  void simulate_promising(const Round& round) {
-    std::map<std::string, i64> structures;
-    const i64 reserve = evaluator_.budget() / 3;  // for improving the winner
+  bool uses_all(const Sketch& sketch) const {
+    std::size_t used = 0, all = 0;
+    for (const SketchGroup& group : sketch.groups) {
+      for (const i64 count : group.count) used += idx(count);
+    }
+    for (const DeviceClass& cls : evaluator_.rates().classes()) all += cls.devices.size();
+    return used == all;
+  }
+
+  /// What keeps all plans with any but the newest type from having room; empty = some have.
+  std::string others_lack(const SketchRanking& ranking) const {
+    const Rates& rates = evaluator_.rates();
+    const i32 newest = request_.cluster.devices[idx(default_roles(request_.cluster).attention.at(0))].type;
     for (const RankedSketch& ranked : ranked_) {
-      if (evaluator_.budget() <= reserve && has_best()) break;
+      for (const std::size_t c : ranked.classes) {
+        if (rates.classes()[c].type != newest) return "";
+      }
+    }
+    for (std::size_t c = 0; c < rates.num_classes(); ++c) {
+      const std::optional<Shortage>& shortage = ranking.shortage_besides[c];
+      if (rates.classes()[c].type != newest || !shortage) continue;
+      return fmt::format("the nearest miss by {:.1f} GiB: {}",
+                         (shortage->need - rates.usable_memory(shortage->cls)) / kGiB,
+                         to_string(rates, *shortage));
+    }
+    return "";
+  }
+
+  /// Bounds of the search that kept it from something better, or from looking.
+  std::vector<std::string> bounds(const SketchRanking& ranking) const {
+    std::vector<std::string> out;
+    if (ranking.most_groups > 0) {
+      out.push_back(fmt::format("Bound of the search: plans of more than {} groups were not looked at.",
+                                ranking.most_groups));
+    }
+    if (promising_left_ > 0) {
+      out.push_back(
+          fmt::format("Bound of the search: its budget ran out with {} promising sketches not simulated.",
+                      promising_left_));
+    }
+    if (request_.limits.max_microbatches < request_.sequences) add_microbatch_bound(out);
+    return out;
+  }
+
+  /// Whether the request's bound rules out something faster, by estimate.
+  void add_microbatch_bound(std::vector<std::string>& out) const {
+    PlanRequest wider = request_;
+    wider.limits.max_microbatches = wider.sequences;
+    const Rates rates(wider);
+    const std::vector<RankedSketch> sketches = rank_sketches(rates).sketches;
+    if (sketches.empty()) return;
+    const bool none = ranked_.empty();
+    if (!none && sketches.front().estimate.step > kBinds * ranked_.front().estimate.step) return;
+    out.push_back(fmt::format(
+        "Bound of the search: with more than {} microbatches {}.", request_.limits.max_microbatches,
+        none ? "plans fit"
+             : fmt::format("plans are {:.2f} times as fast by estimate",
+                           ranked_.front().estimate.step / sketches.front().estimate.step)));
+  }
+
+  void simulate_promising(const Round& round) {
+    std::map<std::string, i64> structures, groupings;
+    const i64 reserve = evaluator_.budget() / 3;  // for improving the winner
+    const bool first = &round == kRounds;
+    for (const RankedSketch& ranked : ranked_) {
       if (has_best() && ranked.estimate.step > round.max_estimate_ratio * best_step()) break;
       i64& count = structures[structure_of(ranked)];
-      if (count >= round.per_structure) continue;
-      if (evaluator_.evaluate(ranked.sketch) >= 0) ++count;
+      i64& alike =
+          groupings[fmt::format("{}/{}", fmt::join(ranked.classes, " "), ranked.sketch.groups.size())];
+      if (count >= round.per_structure || alike >= round.per_grouping) continue;
+      if (evaluator_.budget() <= reserve) {
+        if (!first || !has_best()) break;
+        if (ranked.estimate.step < best_step()) ++promising_left_;
+        continue;
+      }
+      if (evaluator_.evaluate(ranked.sketch) >= 0) ++count, ++alike;
+    }
+  }
+
+  /// Where every plan is dear, the first one that has room is better than none.
+  void simulate_any() {
+    evaluator_.forget_budget();
+    for (const RankedSketch& ranked : ranked_) {
+      if (evaluator_.evaluate(ranked.sketch) >= 0) return;
     }
   }
 
@@ -118,7 +233,7 @@ class Search {
       for (auto& [bound, plan] : plans) {
         const bool may_win = !has_best() || bound < best_step();
         if (!may_win && (any || !reported)) continue;
-        const i64 index = evaluator_.evaluate(std::move(plan), nullptr);
+        const i64 index = evaluator_.evaluate(std::move(plan));
         if (index < 0) continue;
         any = true;
         if (reported) keep_best(strategy.name == "ep" ? named_.ep : named_.single, index);
@@ -136,7 +251,12 @@ class Search {
     std::vector<std::pair<Seconds, Plan>> out;
     if (!request_.limits.idle.empty()) return out;
     if (request_.cluster.num_devices() < 2 && strategy.name != "single") return out;
-    for (const i64 microbatches : microbatch_choices(request_.sequences, request_.limits.max_microbatches)) {
+    std::vector<i64> counts = microbatch_choices(request_.sequences, request_.limits.max_microbatches);
+    const bool large = request_.cluster.num_devices() > kLargeCluster;
+    // Rows of shares for microbatches of different sizes are as long as there are devices.
+    if (large) std::erase_if(counts, [&](i64 count) { return request_.sequences % count != 0; });
+    counts = thin(counts, large ? kFewFixedCounts : kFixedCounts);
+    for (const i64 microbatches : counts) {
       StrategyRequest ask;
       ask.seq_len = request_.seq_len;
       ask.sequences = request_.sequences;
@@ -156,7 +276,7 @@ class Search {
     const std::vector<i64> order = evaluator_.by_step();
     std::set<std::string> kinds;
     const i64 budget = evaluator_.budget();
-    Climb climb(request_, evaluator_, budget - static_cast<i64>(round.budget_share * real(budget)));
+    Climb climb(request_, evaluator_, choice_, budget - static_cast<i64>(round.budget_share * real(budget)));
     for (const i64 start : order) {
       if (!climb.may_go_on() || static_cast<i64>(kinds.size()) >= round.climbs ||
           evaluator_.step_of(start) > round.max_step_ratio * best_step())
@@ -168,8 +288,10 @@ class Search {
 
   const PlanRequest& request_;
   Evaluator evaluator_;
+  GroupChoice choice_;
   std::vector<RankedSketch> ranked_;
   NamedPlans named_;
+  i64 promising_left_ = 0;  ///< sketches with an estimate below the best step that had to be left
 };
 
 }  // namespace

@@ -53,19 +53,27 @@ Plan ShortModel::cut(Plan& plan, i64 layers) {
   return out;
 }
 
+Prediction ShortModel::extrapolate(Prediction longer, const Prediction& shorter) const {
+  const Seconds step = longer.step + extra_ * (longer.step - shorter.step);
+  for (std::size_t d = 0; d < longer.busy.size(); ++d) {
+    const Seconds longer_busy = longer.busy[d] * longer.step, shorter_busy = shorter.busy[d] * shorter.step;
+    longer.busy[d] = (longer_busy + extra_ * (longer_busy - shorter_busy)) / step;
+  }
+  longer.tokens_per_s *= longer.step / step;
+  longer.step = step;
+  return longer;
+}
+
 std::optional<Prediction> ShortModel::predict_within(i64 max_visits, Plan& plan) {
   if (!shortens()) return full_.predict_within(max_visits, plan);
-  std::optional<Prediction> out = longer_->predict_within(max_visits, cut(plan, longer_model_.num_layers));
-  if (!out) return {};
-  const Prediction shorter = shorter_->predict(cut(plan, shorter_model_.num_layers));
-  const Seconds step = out->step + extra_ * (out->step - shorter.step);
-  for (std::size_t d = 0; d < out->busy.size(); ++d) {
-    const Seconds longer_busy = out->busy[d] * out->step, shorter_busy = shorter.busy[d] * shorter.step;
-    out->busy[d] = (longer_busy + extra_ * (longer_busy - shorter_busy)) / step;
-  }
-  out->tokens_per_s *= out->step / step;
-  out->step = step;
-  return out;
+  return predict_within(max_visits, [&](i64 layers) { return cut(plan, layers); });
+}
+
+std::optional<Prediction> ShortModel::predict_within(i64 max_visits, const std::function<Plan(i64)>& make) {
+  if (!shortens()) return full_.predict_within(max_visits, make(full_.model().num_layers));
+  std::optional<Prediction> longer = longer_->predict_within(max_visits, make(longer_model_.num_layers));
+  if (!longer) return {};
+  return extrapolate(std::move(*longer), shorter_->predict(make(shorter_model_.num_layers)));
 }
 
 }  // namespace hetermoe

@@ -1,4 +1,5 @@
 #pragma once
+#include <functional>
 #include <optional>
 
 #include "hetermoe/planner/predict.h"
@@ -18,6 +19,8 @@ class ShortModel {
   i64 layers_simulated() const;
   /// Leaves the plan as it is. Empty when one simulation would take more than `max_visits` op-device visits.
   std::optional<Prediction> predict_within(i64 max_visits, Plan& plan);
+  /// make: the plan with so many of its first layers.
+  std::optional<Prediction> predict_within(i64 max_visits, const std::function<Plan(i64)>& make);
   /// Op-device visits of all simulations so far.
   i64 work() const;
 
@@ -29,6 +32,8 @@ class ShortModel {
   static Plan cut(Plan& plan, i64 layers);
 
  private:
+  Prediction extrapolate(Prediction longer, const Prediction& shorter) const;
+
   ModelConfig shorter_model_, longer_model_;
   double extra_ = 0;
   Predictor full_;

@@ -36,4 +36,10 @@ struct Sketch {
 /// `squeeze` scales what of a class's free memory experts may take.
 Plan realize(const Rates& rates, const Sketch& sketch, double squeeze = 1);
 
+/// The same in two steps. Groups that follow one that is alike differ from it in their devices alone, so one
+/// of each kind is made, with all layers, ...
+std::vector<Group> realize_kinds(const Rates& rates, const Sketch& sketch, double squeeze);
+/// ... and copied for all groups: the first `layers` of its layers.
+Plan assemble(const Rates& rates, const Sketch& sketch, const std::vector<Group>& kinds, i64 layers);
+
 }  // namespace hetermoe

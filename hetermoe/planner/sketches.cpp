@@ -1,44 +1,62 @@
 #include "hetermoe/planner/sketches.h"
 
 #include <algorithm>
+#include <cmath>
+#include <map>
 #include <numeric>
 #include <set>
 
 #include "hetermoe/base/index.h"
-#include "hetermoe/planner/integer_split.h"
 
 namespace hetermoe {
 namespace {
 
-constexpr std::size_t kMaxMicrobatchChoices = 9;
-constexpr std::size_t kBiased = 60;  ///< sketches, from the best on, whose bias is chosen
-constexpr std::size_t kAllSets = 5;  ///< up to so many classes every set of them is tried
-constexpr i64 kAllCuts = 8;          ///< groups up to this size try every number of attention devices
+constexpr std::size_t kMicrobatchCounts = 9;  ///< of a single group, in a first look
+constexpr std::size_t kBiased = 60;           ///< sketches, from the best on, whose bias is chosen
+constexpr std::size_t kAllSets = 5;           ///< up to so many classes every set of them is tried
+constexpr std::size_t kRefined = 8;           ///< sketches, from the best on, whose blocks are varied
+constexpr int kRefinements = 12;              ///< of one sketch, one after another
+constexpr std::size_t kOptions = 2;           ///< numbers of groups that a block of a partition may have
+constexpr std::size_t kMostSketches = 4000;   ///< that are handed on; more than are ever simulated
+constexpr double kHopeless = 1.5;  ///< bound over the best estimate, of sets of classes that are left out
+constexpr i64 kMostOwners = 1'500'000;  ///< entries of a plan: more do not fit into memory with their copies
 
-/// Keeps at most `limit` of sorted values, both ends included.
-std::vector<i64> thin(const std::vector<i64>& values, std::size_t limit) {
-  if (values.size() <= limit) return values;
-  std::vector<i64> kept;
-  for (std::size_t i = 0; i < limit; ++i) kept.push_back(values[i * (values.size() - 1) / (limit - 1)]);
-  return kept;
+std::vector<GroupOrder> group_orders() {
+  std::vector<GroupOrder> all;
+  for (const i32 window : {1, 2, 4, 0}) {
+    for (const Recompute recompute : {Recompute::kLocal, Recompute::kOff}) all.push_back({window, recompute});
+  }
+  return all;
 }
 
-/// Which device counts of each class form the groups.
-using Shape = std::vector<i64>;
+GroupOrder order_of(const Sketch& sketch) { return {sketch.window, sketch.recompute}; }
 
 class Ranker {
  public:
-  explicit Ranker(const Rates& rates) : rates_(rates), request_(rates.request()) {}
+  explicit Ranker(const Rates& rates) : rates_(rates), request_(rates.request()), choice_(rates) {}
 
-  std::vector<RankedSketch> run(std::optional<Shortage>& shortage) {
-    for (const ClassSet& used : class_sets(rates_.num_classes())) {
-      for (const std::vector<Shape>& shapes : groupings(used)) add_grouping(used, shapes);
+  SketchRanking run() {
+    const std::vector<ClassSet> sets = class_sets(rates_.num_classes());
+    for (const ClassSet& used : sets) add_single_group(used);
+    for (const GroupOrder& order : group_orders()) {
+      for (const ClassSet& used : sets) add_equal_groups(order, used);
     }
+    for (const GroupOrder& order : group_orders()) {
+      for (const std::vector<ClassSet>& parts : partitions(rates_.num_classes())) add_partition(order, parts);
+    }
+    sort();
+    refine();
     sort();
     for (std::size_t i = 0; i < std::min(ranked_.size(), kBiased); ++i) choose_bias(ranked_[i]);
     sort();
-    shortage = shortage_;
-    return std::move(ranked_);
+    SketchRanking out;
+    if (ranked_.size() > kMostSketches) ranked_.resize(kMostSketches);
+    out.sketches = std::move(ranked_);
+    out.shortage = choice_.nearest_miss();
+    for (std::size_t c = 0; c < rates_.num_classes(); ++c)
+      out.shortage_besides.push_back(choice_.nearest_miss_besides(c));
+    out.most_groups = groups_bind_ ? most_groups() : 0;
+    return out;
   }
 
  private:
@@ -63,50 +81,23 @@ class Ranker {
     }
   }
 
-  i64 available(const ClassSet& used, std::size_t c) const {
-    const bool is_used = std::binary_search(used.begin(), used.end(), c);
-    return is_used ? static_cast<i64>(rates_.classes()[c].devices.size()) : 0;
+  i64 available(std::size_t c) const { return static_cast<i64>(rates_.classes()[c].devices.size()); }
+
+  /// Groups that a plan can list.
+  i64 most_groups() const {
+    return std::max<i64>(
+        1, kMostOwners / std::max<i64>(1, request_.model.num_moe_layers() * request_.model.num_experts));
   }
 
-  /// Equal groups (as equal as the counts allow), and a group for each class.
-  std::vector<std::vector<Shape>> groupings(const ClassSet& used) const {
-    i64 total = 0;
-    for (std::size_t c = 0; c < rates_.num_classes(); ++c) total += available(used, c);
-    std::vector<std::vector<Shape>> out;
-    for (const i64 groups : {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64}) {
-      if (groups > total || groups > request_.sequences) break;
-      out.push_back(equal_shapes(used, groups));
-    }
-    if (used.size() > 1) {
-      std::vector<Shape> by_class;
-      for (std::size_t c = 0; c < rates_.num_classes(); ++c) {
-        if (available(used, c) == 0) continue;
-        by_class.emplace_back(rates_.num_classes(), 0);
-        by_class.back()[c] = available(used, c);
-      }
-      if (static_cast<i64>(by_class.size()) <= request_.sequences) out.push_back(by_class);
-    }
-    return out;
-  }
+  // --- one group ---
 
-  std::vector<Shape> equal_shapes(const ClassSet& used, i64 groups) const {
-    std::vector<Shape> shapes(idx(groups), Shape(rates_.num_classes(), 0));
-    i64 turn = 0;  // leftovers of the next class go to the groups after those that got one
-    for (std::size_t c = 0; c < rates_.num_classes(); ++c) {
-      const i64 count = available(used, c);
-      for (i64 g = 0; g < groups; ++g) shapes[idx(g)][c] = count / groups;
-      for (i64 i = 0; i < count % groups; ++i) ++shapes[idx(turn++ % groups)][c];
-    }
-    std::sort(shapes.begin(), shapes.end(), std::greater<>());
-    if (std::accumulate(shapes.back().begin(), shapes.back().end(), i64{0}) == 0) shapes.clear();
-    return shapes;
-  }
-
-  void add_grouping(const ClassSet& used, const std::vector<Shape>& shapes) {
-    if (shapes.empty()) return;
-    const std::vector<i64> sequences = shares_of_groups(shapes);
-    if (*std::min_element(sequences.begin(), sequences.end()) == 0) return;
-    for (const i64 microbatches : microbatch_choices(sequences.back(), request_.limits.max_microbatches)) {
+  /// Every sketch of a single group of all devices of these classes.
+  void add_single_group(const ClassSet& used) {
+    Shape shape(rates_.num_classes(), 0);
+    for (const std::size_t c : used) shape[c] = available(c);
+    const std::vector<i64> counts =
+        thin(microbatch_choices(request_.sequences, request_.limits.max_microbatches), kMicrobatchCounts);
+    for (const i64 microbatches : counts) {
       std::set<i64> windows;
       for (const i64 window : {i64{1}, i64{2}, i64{4}, i64{0}}) {
         if (window < microbatches || window == 1) windows.insert(window >= microbatches ? 0 : window);
@@ -116,53 +107,25 @@ class Ranker {
           Sketch base;
           base.window = static_cast<i32>(window);
           base.recompute = recompute;
-          if (shapes.size() == 1) {
-            add_patterns(used, base, shapes[0], sequences[0], microbatches);
-          } else {
-            add_groups(used, base, shapes, sequences, microbatches);
+          for (SketchGroup& group : patterns(shape, microbatches)) {
+            base.groups = {std::move(group)};
+            add(base);
           }
         }
       }
     }
   }
 
-  /// Sequences of each group, in proportion to the rate at which its devices could do everything.
-  std::vector<i64> shares_of_groups(const std::vector<Shape>& shapes) const {
-    std::vector<double> speeds;
-    const ModelConfig& model = request_.model;
-    const double copies = real(request_.seq_len * model.top_k);
-    for (const Shape& shape : shapes) {
-      double speed = 0;
-      for (std::size_t c = 0; c < shape.size(); ++c) {
-        const Seconds each =
-            rates_.attention(c, 1, Recompute::kLocal).sum() +
-            rates_.experts(c, copies, std::max<double>(1, real(model.num_experts) / 4), Recompute::kLocal)
-                .sum();
-        speed += real(shape[c]) / each;
-      }
-      speeds.push_back(speed);
-    }
-    return proportional_split(request_.sequences, speeds);
-  }
-
   /// Every way to give attention to some devices of a group, in the order of advantage.
-  std::vector<SketchGroup> patterns(const Shape& shape, i64 sequences, i64 microbatches) const {
-    SketchGroup base;
-    base.first.assign(shape.size(), 0);
-    base.count = shape;
-    base.sequences = sequences;
-    base.microbatches = microbatches;
+  std::vector<SketchGroup> patterns(const Shape& shape, i64 microbatches) const {
     std::vector<SketchGroup> out;
     const i64 total = std::accumulate(shape.begin(), shape.end(), i64{0});
-    for (const i64 cut : cuts(shape)) {
-      base.attention.assign(shape.size(), 0);
-      i64 left = cut;
-      int spanned = 0;
-      for (std::size_t c = 0; c < shape.size(); ++c) {
-        base.attention[c] = std::min(left, shape[c]);
-        left -= base.attention[c];
-        spanned += base.attention[c] > 0;
-      }
+    for (const i64 cut : attention_cuts(shape)) {
+      SketchGroup base = cut_group(shape, cut);
+      base.sequences = request_.sequences;
+      base.microbatches = microbatches;
+      const auto spanned =
+          std::count_if(base.attention.begin(), base.attention.end(), [](i64 count) { return count > 0; });
       for (const bool by_speed : {false, true}) {
         if (by_speed && spanned < 2) continue;
         for (const bool mixed : {false, true}) {
@@ -176,80 +139,144 @@ class Ranker {
     return out;
   }
 
-  /// Numbers of attention devices: borders of classes and, between them, all or a few.
-  std::vector<i64> cuts(const Shape& shape) const {
-    const i64 total = std::accumulate(shape.begin(), shape.end(), i64{0});
-    std::set<i64> cuts;
-    i64 border = 0;
-    for (const i64 count : shape) {
-      const i64 step = std::max<i64>(1, total <= kAllCuts ? 1 : count / 6);
-      for (i64 i = step; i < count; i += step) cuts.insert(border + i);
-      border += count;
-      if (border > 0) cuts.insert(border);
-    }
-    return {cuts.begin(), cuts.end()};
-  }
+  // --- several groups ---
 
-  void add_patterns(const ClassSet& used, Sketch base, const Shape& shape, i64 sequences, i64 microbatches) {
-    for (SketchGroup& group : patterns(shape, sequences, microbatches)) {
-      base.groups = {std::move(group)};
-      add(used, base);
+  /// Equal groups of these classes, with all their devices and without those that do not divide.
+  void add_equal_groups(const GroupOrder& order, const ClassSet& used) {
+    Shape all(rates_.num_classes(), 0);
+    for (const std::size_t c : used) all[c] = available(c);
+    const Seconds bound = real(request_.sequences) / ideal_rate(rates_, all);
+    if (used.size() > 1 && !ranked_.empty() && bound > kHopeless * least_) return;
+    for (const i64 groups : counts_of(used, request_.sequences)) {
+      if (groups == 1) continue;
+      add_blocks(order, equal_blocks(rates_, used, groups));
+      const Shape shape = share_of(used, groups);
+      const bool divides =
+          std::all_of(used.begin(), used.end(), [&](std::size_t c) { return available(c) % groups == 0; });
+      if (!divides) add_blocks(order, {{shape, groups}});
     }
   }
 
-  /// Several groups: each shape takes the pattern that is best for it alone.
-  void add_groups(const ClassSet& used, Sketch base, const std::vector<Shape>& shapes,
-                  const std::vector<i64>& sequences, i64 microbatches) {
-    Shape next(rates_.num_classes(), 0);
-    SketchGroup chosen;
-    for (std::size_t g = 0; g < shapes.size(); ++g) {
-      const bool same = g > 0 && shapes[g] == shapes[g - 1] && sequences[g] == sequences[g - 1];
-      if (!same && !choose(base, shapes[g], sequences[g], std::min(microbatches, sequences[g]), chosen))
-        return;
-      chosen.first = next;
-      for (std::size_t c = 0; c < next.size(); ++c) next[c] += shapes[g][c];
-      base.groups.push_back(chosen);
-    }
-    add(used, base);
-  }
-
-  bool choose(const Sketch& base, const Shape& shape, i64 sequences, i64 microbatches, SketchGroup& best) {
-    Seconds least = -1;
-    Sketch one = base;
-    for (const SketchGroup& group : patterns(shape, sequences, microbatches)) {
-      one.groups = {group};
-      const Estimate e = estimate(rates_, one);
-      if (!e.feasible()) {
-        miss(*e.shortage);
-      } else if (least < 0 || e.step < least) {
-        least = e.step;
-        best = group;
+  std::vector<i64> counts_of(const ClassSet& used, i64 sequences) {
+    std::vector<i64> counts = group_counts(rates_, used, sequences);
+    while (!counts.empty() && counts.back() > most_groups()) {
+      groups_bind_ = true;
+      counts.pop_back();
+      if (counts.empty() || counts.back() < most_groups()) {
+        counts.push_back(most_groups());
+        break;
       }
     }
-    return least >= 0;
+    return counts;
   }
 
-  void add(const ClassSet& used, const Sketch& sketch) {
-    Estimate e = estimate(rates_, sketch);
-    if (e.feasible()) {
-      ranked_.push_back({sketch, used, std::move(e)});
-    } else {
-      miss(*e.shortage);
+  Shape share_of(const ClassSet& used, i64 groups) const {
+    Shape shape(rates_.num_classes(), 0);
+    for (const std::size_t c : used) shape[c] = available(c) / groups;
+    return shape;
+  }
+
+  /// Blocks of their own for each set of classes: the best numbers of groups of each, one of them changed at
+  /// a time.
+  void add_partition(const GroupOrder& order, const std::vector<ClassSet>& parts) {
+    Blocks best;
+    for (const ClassSet& used : parts) {
+      if (options(order, used).empty()) return;
+      best.push_back(options(order, used).front());
+    }
+    add_blocks(order, best);
+    for (std::size_t p = 0; p < parts.size(); ++p) {
+      for (std::size_t i = 1; i < options(order, parts[p]).size(); ++i) {
+        Blocks next = best;
+        next[p] = options(order, parts[p])[i];
+        add_blocks(order, next);
+      }
     }
   }
 
-  void miss(const Shortage& shortage) {
-    const double ratio = shortage.need / std::max(1.0, rates_.usable_memory(shortage.cls));
-    if (shortage_ && ratio >= nearest_) return;
-    shortage_ = shortage;
-    nearest_ = ratio;
+  /// The numbers of groups with which these classes are fastest beside all others.
+  const Blocks& options(const GroupOrder& order, const ClassSet& used) {
+    const auto [entry, fresh] = options_.try_emplace({order, used});
+    if (!fresh) return entry->second;
+    Shape all(rates_.num_classes(), 0);
+    for (std::size_t c = 0; c < all.size(); ++c) all[c] = available(c);
+    const double share = ideal_rate(rates_, share_of(used, 1)) / ideal_rate(rates_, all);
+    std::vector<std::pair<double, Block>> ranked;
+    for (const i64 groups : counts_of(used, request_.sequences)) {
+      const i64 each = static_cast<i64>(std::round(real(request_.sequences) * share / real(groups)));
+      const Block block{share_of(used, groups), groups};
+      const GroupChoice::Chosen* chosen = each > 0 ? choice_.best(order, block.shape, each) : nullptr;
+      if (chosen != nullptr) ranked.emplace_back(chosen->time.step / real(groups * each), block);
+    }
+    std::stable_sort(ranked.begin(), ranked.end(), [](auto& a, auto& b) { return a.first < b.first; });
+    for (std::size_t i = 0; i < std::min(ranked.size(), kOptions); ++i)
+      entry->second.push_back(ranked[i].second);
+    return entry->second;
+  }
+
+  bool add_blocks(const GroupOrder& order, const Blocks& blocks) {
+    if (blocks.empty() || !seen_.insert({order, blocks}).second) return false;
+    const std::optional<Sketch> sketch = make_sketch(rates_, choice_, order, blocks);
+    return sketch && add(*sketch);
+  }
+
+  /// Varies the blocks of the best sketches as long as that is faster by estimate.
+  void refine() {
+    std::set<std::pair<GroupOrder, Blocks>> starts;
+    for (std::size_t i = 0; i < ranked_.size() && starts.size() < kRefined; ++i)
+      starts.insert({order_of(ranked_[i].sketch), blocks_of(ranked_[i].sketch)});
+    for (const auto& [order, start] : starts) {
+      Blocks best = start;
+      for (int step = 0; step < kRefinements && refine_once(order, best); ++step) {
+      }
+    }
+  }
+
+  bool refine_once(const GroupOrder& order, Blocks& best) {
+    const Seconds before = step_of(order, best);
+    Seconds least = before;
+    for (const Blocks& next : neighbours(rates_, best)) {
+      if (!add_blocks(order, next) || ranked_.back().estimate.step >= least) continue;
+      least = ranked_.back().estimate.step;
+      best = next;
+    }
+    return least < before;
+  }
+
+  Seconds step_of(const GroupOrder& order, const Blocks& blocks) {
+    const std::optional<Sketch> sketch = make_sketch(rates_, choice_, order, blocks);
+    return sketch ? estimate(rates_, *sketch).step : least_;
+  }
+
+  bool add(const Sketch& sketch) {
+    Estimate e = estimate(rates_, sketch);
+    if (!e.feasible()) {
+      choice_.miss(*e.shortage, sketch.groups.front().count);
+      return false;
+    }
+    least_ = ranked_.empty() ? e.step : std::min(least_, e.step);
+    ranked_.push_back({sketch, classes_of(sketch), std::move(e)});
+    return true;
+  }
+
+  static ClassSet classes_of(const Sketch& sketch) {
+    std::set<std::size_t> classes;
+    for (const SketchGroup& group : sketch.groups) {
+      for (std::size_t c = 0; c < group.count.size(); ++c) {
+        if (group.count[c] > 0) classes.insert(c);
+      }
+    }
+    return {classes.begin(), classes.end()};
   }
 
   const Rates& rates_;
   const PlanRequest& request_;
+  GroupChoice choice_;
   std::vector<RankedSketch> ranked_;
-  std::optional<Shortage> shortage_;  ///< the nearest miss
-  double nearest_ = 0;                ///< what it needs over what there is
+  Seconds least_ = 0;  ///< of all estimates
+  std::map<std::pair<GroupOrder, ClassSet>, Blocks> options_;
+  std::set<std::pair<GroupOrder, Blocks>> seen_;
+  bool groups_bind_ = false;
 };
 
 }  // namespace
@@ -281,22 +308,6 @@ std::vector<ClassSet> class_sets(std::size_t num_classes) {
   return sets;
 }
 
-std::vector<i64> microbatch_choices(i64 sequences, i64 limit) {
-  std::vector<i64> choices;
-  const i64 most = std::min(sequences, std::max<i64>(1, limit));
-  for (i64 count = 1; count <= most; ++count) {
-    if (sequences % count == 0) choices.push_back(count);
-  }
-  // Prime numbers of sequences have no useful divisor.
-  for (i64 count = 2; choices.size() < 4 && count < most; count *= 2) {
-    if (sequences % count != 0) choices.push_back(count);
-  }
-  std::sort(choices.begin(), choices.end());
-  return thin(choices, kMaxMicrobatchChoices);
-}
-
-std::vector<RankedSketch> rank_sketches(const Rates& rates, std::optional<Shortage>& shortage) {
-  return Ranker(rates).run(shortage);
-}
+SketchRanking rank_sketches(const Rates& rates) { return Ranker(rates).run(); }
 
 }  // namespace hetermoe

@@ -1,12 +1,9 @@
 #pragma once
 #include <vector>
 
-#include "hetermoe/planner/estimate.h"
+#include "hetermoe/planner/blocks.h"
 
 namespace hetermoe {
-
-/// Numbers of device classes, ascending.
-using ClassSet = std::vector<std::size_t>;
 
 struct RankedSketch {
   Sketch sketch;
@@ -17,12 +14,17 @@ struct RankedSketch {
 /// Which classes may take part: every set of a few; of many, one of them, the first few, or all but one.
 std::vector<ClassSet> class_sets(std::size_t num_classes);
 
-/// All sketches worth a look: which classes take part, how many groups, which devices compute attention,
-/// whether they hold experts too, how many microbatches and how many of them in flight, recomputation.
-/// Fastest estimate first, those without enough memory left out; their nearest miss is left in `shortage`.
-std::vector<RankedSketch> rank_sketches(const Rates& rates, std::optional<Shortage>& shortage);
+struct SketchRanking {
+  std::vector<RankedSketch> sketches;  ///< fastest estimate first; those without enough memory left out
+  std::optional<Shortage> shortage;    ///< of these the one that lacks least
+  /// [class] likewise of those with devices of any other class
+  std::vector<std::optional<Shortage>> shortage_besides;
+  i64 most_groups = 0;  ///< more groups would have been tried but for this bound; 0 = it did not bind
+};
 
-/// Microbatch counts for so many sequences: divisors first choice, at most `limit`.
-std::vector<i64> microbatch_choices(i64 sequences, i64 limit);
+/// All sketches worth a look: which classes take part and how many devices of each, how many groups of which
+/// shape, which devices compute attention, whether they hold experts too, how many microbatches and how many
+/// of them in flight, recomputation.
+SketchRanking rank_sketches(const Rates& rates);
 
 }  // namespace hetermoe

@@ -18,23 +18,23 @@ Sketch sketch_of(bool mixed) {
 }
 
 TEST(NeighbourCounts, AreTheNextDivisorsAndTheNextNumbers) {
-  EXPECT_EQ(neighbour_counts(sketch_of(false).groups[0], 64), (std::vector<i64>{3, 6, 3, 5}));
-  EXPECT_EQ(neighbour_counts(sketch_of(false).groups[0], 4), (std::vector<i64>{3, 3}));
+  EXPECT_EQ(neighbour_counts(sketch_of(false).groups[0], 64), (std::vector<i64>{3, 6, 3, 5, 8, 2}));
+  EXPECT_EQ(neighbour_counts(sketch_of(false).groups[0], 4), (std::vector<i64>{3, 3, 2}));
 }
 
 TEST(Neighbours, OfSeparateRolesChangeRoundingCountsAndAttentionDevices) {
   const std::vector<Sketch> all = neighbours(sketch_of(false), 64);
-  ASSERT_EQ(all.size(), 7u);
+  ASSERT_EQ(all.size(), 9u);
   EXPECT_EQ(all[0].rounding, Rounding::kByDevice);
   EXPECT_EQ(all[1].groups[0].microbatches, 3);
-  EXPECT_EQ(all[5].groups[0].attention, (std::vector<i64>{1, 0}));
-  EXPECT_EQ(all[6].groups[0].attention, (std::vector<i64>{2, 1}));
+  EXPECT_EQ(all[7].groups[0].attention, (std::vector<i64>{1, 0}));
+  EXPECT_EQ(all[8].groups[0].attention, (std::vector<i64>{2, 1}));
   for (const Sketch& next : all) EXPECT_EQ(next.bias, 1);
 }
 
 TEST(Neighbours, OfMixedRolesAlsoChangeTheBias) {
   const std::vector<Sketch> all = neighbours(sketch_of(true), 64);
-  ASSERT_EQ(all.size(), 11u);
+  ASSERT_EQ(all.size(), 13u);
   EXPECT_DOUBLE_EQ(all[0].bias, 0.97);
   EXPECT_DOUBLE_EQ(all[3].bias, 1.1);
 }
@@ -49,11 +49,11 @@ TEST(Neighbours, AttentionNeverTakesAllDevicesFromSeparateExpertsNorLeavesNone) 
     EXPECT_NE(next.groups[0].attention, (std::vector<i64>{0, 0}));
 }
 
-TEST(Neighbours, OfSeveralGroupsKeepTheirAttentionDevices) {
+TEST(Neighbours, GroupsThatAreAlikeChangeAlike) {
   Sketch sketch = sketch_of(false);
   sketch.groups.push_back(sketch.groups[0]);
   for (const Sketch& next : neighbours(sketch, 64)) {
-    EXPECT_EQ(next.groups[0].attention, sketch.groups[0].attention);
+    EXPECT_EQ(next.groups[0].attention, next.groups[1].attention);
     EXPECT_EQ(next.groups[0].microbatches, next.groups[1].microbatches);
   }
 }

@@ -1,0 +1,79 @@
+#include "hetermoe/planner/advice.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "hetermoe/base/index.h"
+#include "hetermoe/model/op_cost.h"
+#include "hetermoe/planner/continuous_split.h"
+
+namespace hetermoe {
+namespace {
+
+double gib(Bytes bytes) { return bytes / (1024.0 * 1024 * 1024); }
+
+/// The least that a device needs to compute attention of one sequence at a time, without experts.
+Bytes attention_need(const Rates& rates) {
+  Bytes least = std::numeric_limits<Bytes>::infinity();
+  for (const Recompute recompute : {Recompute::kLocal, Recompute::kOff}) {
+    Sketch sketch;
+    sketch.window = 1;
+    sketch.recompute = recompute;
+    SketchGroup group;
+    group.first.assign(rates.num_classes(), 0);
+    group.count = group.attention = group.first;
+    group.count[0] = group.attention[0] = 1;
+    group.mixed = true;
+    group.sequences = group.microbatches = rates.request().sequences;
+    std::optional<Shortage> ignored;
+    least = std::min(least, split_work(rates, sketch, group, ignored).front().fixed);
+  }
+  return least;
+}
+
+}  // namespace
+
+Shortfall shortfall(const Rates& rates) {
+  Shortfall out;
+  const ModelConfig& model = rates.request().model;
+  const Bytes state = state_bytes_per_parameter(bytes_of(rates.request().dtype)).total();
+  out.replicated = rates.attention_parameters() * state;
+  out.sequence = attention_need(rates);
+  out.experts = real(model.num_moe_layers() * model.num_experts * rates.counts().expert) * state;
+  for (std::size_t c = 0; c < rates.num_classes(); ++c) {
+    const Bytes usable = std::max(0.0, rates.usable_memory(c));
+    out.largest = std::max(out.largest, usable);
+    out.total += usable * real(rates.classes()[c].devices.size());
+  }
+  return out;
+}
+
+std::string advice(const Shortfall& s) {
+  if (s.replicated > s.largest) {
+    return fmt::format(
+        "Every device with attention holds the states of embedding, attention and head, {:.1f} GiB, and the "
+        "largest device has {:.1f} GiB usable: more devices do not help, larger ones or a smaller model do",
+        gib(s.replicated), gib(s.largest));
+  }
+  if (s.sequence > s.largest) {
+    return fmt::format(
+        "A device with attention needs {:.1f} GiB for its states and one sequence, and the largest device "
+        "has "
+        "{:.1f} GiB usable: more devices do not help, shorter sequences, larger devices or a smaller model "
+        "do",
+        gib(s.sequence), gib(s.largest));
+  }
+  if (s.experts + s.replicated > s.total) {
+    return fmt::format(
+        "The states of all experts take {:.1f} GiB together, and beside {:.1f} GiB for attention all devices "
+        "have "
+        "{:.1f} GiB usable: more or larger devices or a smaller model help",
+        gib(s.experts), gib(s.replicated), gib(s.total));
+  }
+  return fmt::format(
+      "States of {:.1f} GiB would fit on all devices together ({:.1f} GiB usable), but not with what the "
+      "microbatches need beside them: more or larger devices, or shorter sequences help",
+      gib(s.experts + s.replicated), gib(s.total));
+}
+
+}  // namespace hetermoe

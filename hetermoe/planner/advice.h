@@ -1,0 +1,21 @@
+#pragma once
+#include <string>
+
+#include "hetermoe/planner/rates.h"
+
+namespace hetermoe {
+
+/// Why a model has no room: what it needs at least, and what there is.
+struct Shortfall {
+  Bytes replicated = 0;  ///< states of embedding, attention parts and head: on each device with attention
+  Bytes sequence = 0;    ///< the same and all that one sequence needs there
+  Bytes experts = 0;     ///< states of all experts, on all devices together
+  Bytes largest = 0;     ///< usable on the largest device
+  Bytes total = 0;       ///< usable on all devices
+};
+Shortfall shortfall(const Rates& rates);
+
+/// Which part does not fit, how large it is, and what would help: more devices only where they do.
+std::string advice(const Shortfall& shortfall);
+
+}  // namespace hetermoe

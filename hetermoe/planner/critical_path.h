@@ -1,0 +1,16 @@
+#pragma once
+#include <string>
+#include <vector>
+
+#include "hetermoe/planner/planner.h"
+
+namespace hetermoe {
+
+/// Simulates a plan and follows the critical path back from the end of the step: what fills it, the largest
+/// share first. Layers and windows of microbatches that repeat themselves are extrapolated.
+std::vector<Cause> critical_path(const PlanRequest& request, Plan plan);
+
+/// "critical path: 46 % attention on A40, ...": the largest three of more than 3 %.
+std::string in_words(const std::vector<Cause>& path);
+
+}  // namespace hetermoe

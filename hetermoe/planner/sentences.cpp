@@ -1,0 +1,239 @@
+#include "hetermoe/planner/sentences.h"
+
+#include <algorithm>
+
+namespace hetermoe {
+namespace {
+
+constexpr Bytes kGiB = 1024.0 * 1024 * 1024;
+constexpr double kAlike = 0.03;  ///< shares of the step that differ by less are taken for equal
+
+using Lines = std::vector<std::string>;
+
+std::string percent(double share) { return fmt::format("{:.0f} %", 100 * share); }
+
+std::string plural(i64 count, const std::string& one, const std::string& many) {
+  return fmt::format("{} {}", count, count == 1 ? one : many);
+}
+
+template <class Match>
+const Candidate* fastest(const PlanResult& result, Match match) {
+  for (const Candidate& candidate : result.tried) {
+    if (candidate.infeasible.empty() && match(candidate)) return &candidate;
+  }
+  return nullptr;
+}
+
+bool uses_type(const Candidate& candidate, bool (*match)(const TypeUse&)) {
+  return std::any_of(candidate.types.begin(), candidate.types.end(), match);
+}
+
+const TypeUse* least_busy(const Candidate& candidate) {
+  const TypeUse* least = nullptr;
+  for (const TypeUse& use : candidate.types) {
+    if (use.used > 0 && (least == nullptr || use.busy < least->busy)) least = &use;
+  }
+  return least;
+}
+
+std::vector<const TypeUse*> full_types(const Candidate& candidate) {
+  std::vector<const TypeUse*> full;
+  for (const TypeUse& use : candidate.types) {
+    if (use.used > 0 && use.memory / kGiB > (1 - kFull) * use.limit_gib) full.push_back(&use);
+  }
+  return full;
+}
+
+// --- predicates ---
+
+bool infeasible(const PlanResult& r) { return !r.feasible(); }
+bool feasible(const PlanResult& r) { return r.feasible(); }
+bool leaves_out(const PlanResult& r) { return r.feasible() && leaves_devices_out(r.best()); }
+bool several_types_used(const Candidate& candidate) {
+  return std::count_if(candidate.types.begin(), candidate.types.end(),
+                       [](const TypeUse& use) { return use.used > 0; }) > 1;
+}
+bool sets_pace(const PlanResult& r) {
+  return r.feasible() && several_types_used(r.best()) && busiest(r.best())->busy >= kBusy &&
+         busiest(r.best())->busy - least_busy(r.best())->busy >= kAlike;
+}
+bool waits_alike(const PlanResult& r) {
+  return r.feasible() && several_types_used(r.best()) && busiest(r.best())->busy >= kBusy && !sets_pace(r);
+}
+bool nobody_busy(const PlanResult& r) { return r.feasible() && busiest(r.best())->busy < kBusy; }
+bool network_limits(const PlanResult& r) {
+  return r.feasible() && share_of(r.best(), "transfers") >= kLimits;
+}
+bool reduction_limits(const PlanResult& r) {
+  return r.feasible() && share_of(r.best(), "reduction of gradients") >= kLimits;
+}
+bool memory_full(const PlanResult& r) { return r.feasible() && !full_types(r.best()).empty(); }
+/// There are types besides the newest, which the best plan leaves alone.
+bool newer_alone(const PlanResult& r) {
+  return r.feasible() && r.best().newer_only && r.best().types.size() > 1;
+}
+bool newer_alone_fastest(const PlanResult& r) { return newer_alone(r) && best_with_others(r) != nullptr; }
+bool others_do_not_fit(const PlanResult& r) {
+  return newer_alone(r) && best_with_others(r) == nullptr && !r.others_lack.empty();
+}
+bool others_not_tried(const PlanResult& r) {
+  return newer_alone(r) && best_with_others(r) == nullptr && r.others_lack.empty();
+}
+bool all_devices_slower(const PlanResult& r) { return leaves_out(r) && best_of_all_devices(r) != nullptr; }
+bool all_devices_not_simulated(const PlanResult& r) {
+  return leaves_out(r) && best_of_all_devices(r) == nullptr;
+}
+bool against_newer_only(const PlanResult& r) {
+  return r.feasible() && !r.best().newer_only && best_newer_only(r) != nullptr;
+}
+bool is_bounded(const PlanResult& r) { return !r.bounds.empty(); }
+
+// --- words ---
+
+Lines no_plan(const PlanResult& r) {
+  Lines lines = {"No plan fits: " + r.infeasible + "."};
+  if (!r.advice.empty()) lines.push_back(r.advice);
+  return lines;
+}
+
+Lines summary(const PlanResult& r) {
+  const Candidate& best = r.best();
+  const Group& group = best.plan.groups[0];
+  return {fmt::format("{}: {:.0f} tokens/s, {:.3g} s per step, {} of up to {}{}.", best.name,
+                      best.prediction.tokens_per_s, best.prediction.step,
+                      plural(static_cast<i64>(group.microbatches.size()), "microbatch", "microbatches"),
+                      plural(*std::max_element(group.microbatches.begin(), group.microbatches.end()),
+                             "sequence", "sequences"),
+                      best.extrapolated ? " (extrapolated from the first layers)" : "")};
+}
+
+std::string type_line(const TypeUse& use) {
+  if (use.used == 0) {
+    return use.devices == 1 ? fmt::format("The {} stays idle.", use.type)
+                            : fmt::format("The {} {} stay idle.", use.devices, use.type);
+  }
+  const bool one = use.used == 1;
+  const std::string does = use.role == "attention" ? (one ? "computes attention" : "compute attention")
+                           : use.role == "expert"  ? (one ? "holds experts" : "hold experts")
+                           : use.role == "both"    ? (one ? "computes attention and holds experts"
+                                                          : "compute attention and hold experts")
+                                                   : "take different roles";
+  return fmt::format(
+      "{} of {} {} {}: busy {} of the step, memory at most {:.1f} GiB (bound) of {:.1f} GiB usable.",
+      use.used, use.devices, use.type, does, percent(use.busy), use.memory / kGiB, use.limit_gib);
+}
+
+Lines type_lines(const PlanResult& r) {
+  Lines lines;
+  for (const TypeUse& use : r.best().types) lines.push_back(type_line(use));
+  return lines;
+}
+
+Lines pace(const PlanResult& r) {
+  const TypeUse *most = busiest(r.best()), *least = least_busy(r.best());
+  return {fmt::format("{} set the pace, busy {}; {} wait {} of the step.", most->type, percent(most->busy),
+                      least->type, percent(1 - least->busy))};
+}
+Lines alike(const PlanResult&) { return {"No type of device waits longer than another."}; }
+Lines nobody(const PlanResult& r) {
+  const TypeUse* most = busiest(r.best());
+  return {fmt::format("No type of device sets the pace: the busiest, {}, computes {} of the step.",
+                      most->type, percent(most->busy))};
+}
+Lines path(const PlanResult& r) { return {"What limits it, " + r.best().limited_by + "."}; }
+Lines network(const PlanResult& r) {
+  return {fmt::format("The network limits it: transfers of rows are {} of the critical path.",
+                      percent(share_of(r.best(), "transfers")))};
+}
+Lines reduction(const PlanResult& r) {
+  return {fmt::format("The reduction of gradients limits it: {} of the critical path.",
+                      percent(share_of(r.best(), "reduction of gradients")))};
+}
+Lines memory(const PlanResult& r) {
+  std::string types;
+  for (const TypeUse* use : full_types(r.best())) types += (types.empty() ? "" : " and ") + use->type;
+  return {fmt::format("Memory is full on {}: larger microbatches, or more of them in flight, have no room.",
+                      types)};
+}
+Lines newer_fastest(const PlanResult& r) {
+  const Candidate* other = best_with_others(r);
+  return {
+      fmt::format("The newer devices alone are fastest: of the plans with others, the best reaches {} ({}).",
+                  percent(r.best().prediction.step / other->prediction.step), other->name)};
+}
+Lines others_unfit(const PlanResult& r) {
+  return {"The newer devices are used alone: no plan with others fits, " + r.others_lack + "."};
+}
+Lines others_untried(const PlanResult&) {
+  return {"The newer devices are used alone; no plan with others was simulated."};
+}
+Lines leaving_out(const PlanResult& r) {
+  const Candidate* all = best_of_all_devices(r);
+  return {fmt::format("Leaving devices out is faster than using all of them, which reaches {} ({}).",
+                      percent(r.best().prediction.step / all->prediction.step), all->name)};
+}
+Lines all_unsimulated(const PlanResult&) { return {"No plan of all devices was simulated."}; }
+Lines gain(const PlanResult& r) {
+  const Candidate* newer = best_newer_only(r);
+  return {fmt::format("{:.2f} times the speed of the newer devices alone ({}).",
+                      newer->prediction.step / r.best().prediction.step, newer->name)};
+}
+Lines bounds(const PlanResult& r) { return r.bounds; }
+
+}  // namespace
+
+bool leaves_devices_out(const Candidate& candidate) {
+  return uses_type(candidate, [](const TypeUse& use) { return use.used < use.devices; });
+}
+
+double share_of(const Candidate& best, const std::string& cause) {
+  for (const Cause& of_path : best.path) {
+    if (of_path.what == cause) return of_path.share;
+  }
+  return 0;
+}
+
+const TypeUse* busiest(const Candidate& candidate) {
+  const TypeUse* most = nullptr;
+  for (const TypeUse& use : candidate.types) {
+    if (use.used > 0 && (most == nullptr || use.busy > most->busy)) most = &use;
+  }
+  return most;
+}
+
+const Candidate* best_with_others(const PlanResult& result) {
+  return fastest(result, [](const Candidate& c) { return !c.newer_only; });
+}
+
+const Candidate* best_of_all_devices(const PlanResult& result) {
+  return fastest(result, [](const Candidate& c) { return !leaves_devices_out(c); });
+}
+
+const Candidate* best_newer_only(const PlanResult& result) {
+  return fastest(result, [](const Candidate& c) { return c.newer_only; });
+}
+
+const std::vector<Sentence>& sentences() {
+  static const std::vector<Sentence> all = {
+      {"no plan", infeasible, no_plan},
+      {"summary", feasible, summary},
+      {"types", feasible, type_lines},
+      {"pace", sets_pace, pace},
+      {"alike", waits_alike, alike},
+      {"nobody busy", nobody_busy, nobody},
+      {"path", feasible, path},
+      {"network", network_limits, network},
+      {"reduction", reduction_limits, reduction},
+      {"memory", memory_full, memory},
+      {"newer alone fastest", newer_alone_fastest, newer_fastest},
+      {"others do not fit", others_do_not_fit, others_unfit},
+      {"others not tried", others_not_tried, others_untried},
+      {"leaving out", all_devices_slower, leaving_out},
+      {"all devices not simulated", all_devices_not_simulated, all_unsimulated},
+      {"gain", against_newer_only, gain},
+      {"bounds", is_bounded, bounds},
+  };
+  return all;
+}
+
+}  // namespace hetermoe

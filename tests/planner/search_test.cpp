@@ -1,0 +1,111 @@
+#include <gtest/gtest.h>
+
+#include "hetermoe/planner/advice.h"
+#include "hetermoe/planner/planner.h"
+#include "tests/support/random_request.h"
+
+// What the search finds and what it says of its bounds.
+namespace hetermoe {
+namespace {
+
+/// `count` devices of each type, eight to a node with NVLink.
+Cluster nodes_of_eight(const std::vector<std::pair<std::string, i32>>& types) {
+  Cluster cluster;
+  cluster.name = "nodes of eight";
+  for (const auto& [name, count] : types) {
+    cluster.types.push_back(catalogue_device(name, "test"));
+    for (i32 d = 0; d < count; ++d) {
+      if (d % 8 == 0)
+        cluster.nodes.push_back({fmt::format("n{}", cluster.nodes.size()), 25e9, 1e-5, 300e9, 5e-6});
+      cluster.devices.push_back(
+          {static_cast<i32>(cluster.types.size()) - 1, static_cast<NodeId>(cluster.nodes.size()) - 1, 1});
+    }
+  }
+  return cluster;
+}
+
+PlanRequest request_of(const Cluster& cluster, i64 sequences) {
+  PlanRequest request;
+  request.model = load_model("qwen3-30b-a3b");
+  request.cluster = cluster;
+  request.seq_len = 4096;
+  request.sequences = sequences;
+  return request;
+}
+
+double rate_of(const PlanRequest& request) {
+  const PlanResult result = find_plan(request);
+  return result.feasible() ? result.best().prediction.tokens_per_s : 0;
+}
+
+bool mentions(const std::vector<std::string>& lines, const std::string& words) {
+  return std::any_of(lines.begin(), lines.end(),
+                     [&](const std::string& line) { return line.find(words) != line.npos; });
+}
+
+TEST(Search, LargerBatchesAreNoSlower) {
+  double before = 0;
+  for (const i64 sequences : {128, 256, 512, 1024, 2048}) {
+    const double rate = rate_of(request_of(load_cluster("h100-v100"), sequences));
+    EXPECT_GT(rate, 0.98 * before) << sequences << " sequences";
+    before = rate;
+  }
+}
+
+TEST(Search, OnlyABoundThatTheUserSetsBindsOnMicrobatchesAndSaysSo) {
+  PlanRequest request = request_of(load_cluster("h100-v100"), 512);
+  EXPECT_FALSE(mentions(find_plan(request).bounds, "microbatches"));
+  request.limits.max_microbatches = 16;
+  const PlanResult bounded = find_plan(request);
+  EXPECT_TRUE(mentions(bounded.bounds, "more than 16 microbatches"));
+  EXPECT_TRUE(mentions(bounded.explanation, "more than 16 microbatches"));
+  EXPECT_EQ(to_json(bounded)["bounds"].size(), bounded.bounds.size());
+}
+
+TEST(Search, NewerDevicesAloneAreFasterThanAPlanThatTheBatchForcesOnAll) {
+  const double both = rate_of(request_of(nodes_of_eight({{"H100", 16}, {"V100", 16}}), 1024));
+  const double alone = rate_of(request_of(nodes_of_eight({{"H100", 16}}), 1024));
+  EXPECT_GE(both, 0.995 * alone);
+}
+
+TEST(Search, SeveralGroupsPerType) {
+  const double both = rate_of(request_of(nodes_of_eight({{"H100", 16}, {"A100-80", 16}}), 512));
+  const double newer = rate_of(request_of(nodes_of_eight({{"H100", 16}}), 512));
+  EXPECT_GE(both, 0.995 * newer);
+}
+
+TEST(Search, LeavesOutWhatDoesNotDivide) {
+  const double eight = rate_of(request_of(nodes_of_eight({{"H100", 8}}), 256));
+  for (const i32 devices : {9, 11, 15}) {
+    EXPECT_GE(rate_of(request_of(nodes_of_eight({{"H100", devices}}), 256)), 0.995 * eight)
+        << devices << " devices";
+  }
+}
+
+TEST(Advice, SaysWhichPartDoesNotFit) {
+  constexpr Bytes kGiB = 1024.0 * 1024 * 1024;
+  Shortfall s{.replicated = 90 * kGiB,
+              .sequence = 95 * kGiB,
+              .experts = 500 * kGiB,
+              .largest = 80 * kGiB,
+              .total = 800 * kGiB};
+  EXPECT_NE(advice(s).find("90.0 GiB"), std::string::npos);
+  EXPECT_NE(advice(s).find("more devices do not help"), std::string::npos);
+  s.replicated = 40 * kGiB;
+  EXPECT_NE(advice(s).find("shorter sequences"), std::string::npos);
+  EXPECT_NE(advice(s).find("more devices do not help"), std::string::npos);
+  s.sequence = 60 * kGiB;
+  s.total = 400 * kGiB;
+  EXPECT_NE(advice(s).find("500.0 GiB"), std::string::npos);
+  EXPECT_NE(advice(s).find("more or larger devices"), std::string::npos);
+}
+
+TEST(Advice, MoreDevicesDoNotHelpAModelWhoseReplicatedPartDoesNotFit) {
+  PlanRequest request = request_of(nodes_of_eight({{"T4", 64}}), 64);
+  const PlanResult result = find_plan(request);
+  ASSERT_FALSE(result.feasible());
+  EXPECT_NE(result.advice.find("more devices do not help"), std::string::npos) << result.advice;
+}
+
+}  // namespace
+}  // namespace hetermoe

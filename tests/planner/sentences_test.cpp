@@ -1,0 +1,118 @@
+#include "hetermoe/planner/sentences.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "tests/support/random_request.h"
+
+namespace hetermoe {
+namespace {
+
+bool says(const PlanResult& result, const std::string& words) {
+  return std::any_of(result.explanation.begin(), result.explanation.end(),
+                     [&](const std::string& line) { return line.find(words) != line.npos; });
+}
+
+double busy_of_busiest(const Candidate& candidate) {
+  double most = 0;
+  for (const TypeUse& use : candidate.types) most = std::max(most, use.used > 0 ? use.busy : 0);
+  return most;
+}
+
+double gap_of_busy(const Candidate& candidate) {
+  double least = 1;
+  for (const TypeUse& use : candidate.types) least = std::min(least, use.used > 0 ? use.busy : 1);
+  return busy_of_busiest(candidate) - least;
+}
+
+i64 used_types(const Candidate& candidate) {
+  return std::count_if(candidate.types.begin(), candidate.types.end(),
+                       [](const TypeUse& use) { return use.used > 0; });
+}
+
+bool uses_all(const Candidate& candidate) {
+  return std::all_of(candidate.types.begin(), candidate.types.end(),
+                     [](const TypeUse& use) { return use.used == use.devices; });
+}
+
+bool is_full(const Candidate& candidate) {
+  constexpr Bytes kGiB = 1024.0 * 1024 * 1024;
+  return std::any_of(candidate.types.begin(), candidate.types.end(), [](const TypeUse& use) {
+    return use.used > 0 && use.memory / kGiB > 0.95 * use.limit_gib;
+  });
+}
+
+template <class Match>
+bool tried(const PlanResult& result, Match match) {
+  return std::any_of(result.tried.begin(), result.tried.end(),
+                     [&](const Candidate& c) { return c.infeasible.empty() && match(c); });
+}
+
+double path_share(const Candidate& candidate, const std::string& what) {
+  for (const Cause& cause : candidate.path) {
+    if (cause.what == what) return cause.share;
+  }
+  return 0;
+}
+
+/// What the sentences of a feasible result claim, told again from its figures.
+void expect_true_sentences(const PlanResult& r, u64 seed) {
+  SCOPED_TRACE(fmt::format("seed {}", seed));
+  const Candidate& best = r.best();
+  const bool newer_alone = best.newer_only && best.types.size() > 1;
+  const bool others = tried(r, [](const Candidate& c) { return !c.newer_only; });
+  EXPECT_EQ(says(r, "newer devices alone are fastest"), newer_alone && others);
+  EXPECT_EQ(says(r, "no plan with others fits"), newer_alone && !others && !r.others_lack.empty());
+  EXPECT_EQ(says(r, "no plan with others was simulated"), newer_alone && !others && r.others_lack.empty());
+  EXPECT_EQ(says(r, "set the pace,"),
+            used_types(best) > 1 && busy_of_busiest(best) >= 0.8 && gap_of_busy(best) >= 0.03);
+  EXPECT_EQ(says(r, "waits longer than another"),
+            used_types(best) > 1 && busy_of_busiest(best) >= 0.8 && gap_of_busy(best) < 0.03);
+  EXPECT_EQ(says(r, "No type of device sets the pace"), busy_of_busiest(best) < 0.8);
+  EXPECT_EQ(says(r, "The network limits it"), path_share(best, "transfers") >= 0.2);
+  EXPECT_EQ(says(r, "The reduction of gradients limits it"),
+            path_share(best, "reduction of gradients") >= 0.2);
+  EXPECT_EQ(says(r, "Memory is full"), is_full(best));
+  EXPECT_EQ(says(r, "Leaving devices out is faster"), !uses_all(best) && tried(r, uses_all));
+  EXPECT_EQ(says(r, "No plan of all devices was simulated"), !uses_all(best) && !tried(r, uses_all));
+  EXPECT_EQ(says(r, "times the speed of the newer devices alone"),
+            !best.newer_only && tried(r, [](const Candidate& c) { return c.newer_only; }));
+  EXPECT_EQ(says(r, "Bound of the search"), !r.bounds.empty());
+  EXPECT_FALSE(says(r, "No plan fits"));
+}
+
+void expect_different_names(const PlanResult& r) {
+  std::set<std::string> names;
+  for (const Candidate& candidate : r.tried)
+    EXPECT_TRUE(names.insert(candidate.name).second) << candidate.name;
+}
+
+TEST(Sentences, ArePrintedExactlyWhenTheyAreTrueOverRandomRequests) {
+  int feasible = 0, infeasible = 0;
+  std::set<std::string> seen;
+  for (u64 seed = 1; seed <= 500; ++seed) {
+    const PlanResult result = find_plan(testing::random_request(seed, {}));
+    expect_different_names(result);
+    for (const Sentence& sentence : sentences()) {
+      if (sentence.holds(result)) seen.insert(sentence.name);
+    }
+    if (result.feasible()) {
+      ++feasible;
+      expect_true_sentences(result, seed);
+    } else {
+      ++infeasible;
+      EXPECT_TRUE(says(result, "No plan fits"));
+      EXPECT_NE(result.advice, "");
+    }
+  }
+  EXPECT_GT(feasible, 300);
+  EXPECT_GT(infeasible, 5);
+  // Sentences that no request of 500 brings out would not be tested.
+  for (const char* name :
+       {"pace", "nobody busy", "network", "memory", "newer alone fastest", "leaving out", "gain"})
+    EXPECT_TRUE(seen.contains(name)) << name;
+}
+
+}  // namespace
+}  // namespace hetermoe
