@@ -6,6 +6,7 @@
 #include "hetermoe/cli/command.h"
 #include "hetermoe/planner/planner.h"
 #include "hetermoe/report/table.h"
+#include "hetermoe/report/waits_text.h"
 
 namespace hetermoe {
 namespace {
@@ -65,7 +66,7 @@ void print_result(const PlanRequest& request, const PlanResult& result) {
   std::cout << fmt::format("{} on {}, {} per sequence, {} (all figures simulated)\n\n", request.model.name,
                            request.cluster.name, counted(request.seq_len, "token"), name_of(request.dtype));
   for (const std::string& line : result.explanation) std::cout << line << "\n";
-  std::cout << "\n";
+  std::cout << longest_wait_text(group_use(result.best().timeline)) << "\n\n";
   print_types(result.best());
   print_tried(result);
 }
@@ -73,7 +74,11 @@ void print_result(const PlanRequest& request, const PlanResult& result) {
 int plan(const Options& options) {
   const PlanRequest request = make_request(options);
   const PlanResult result = find_plan(request);
-  if (options.json) print_json(to_json(result));
+  if (options.json) {
+    Json json = to_json(result);
+    if (result.feasible()) json["roles"] = waits_json(result.best().timeline)["roles"];
+    print_json(json);
+  }
   if (!result.feasible()) {
     if (options.json) return 2;  // as below, the reason is in the output
     fail<InputError>("plan", "no plan of {} on {} fits: {}. {}", request.model.name, request.cluster.name,

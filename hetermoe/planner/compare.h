@@ -38,7 +38,8 @@ struct CompareOptions {
   bool asym_ea = true;
   i64 sequences = 0;  ///< of a step; 0 = from `tokens`, else default_sequences()
   i64 tokens = 0;     ///< of a step, rounded down to whole sequences
-  PlanLimits limits;  ///< of `best`, as of `hetermoe plan`; devices that must stay out do so for all strategies
+  PlanLimits
+      limits;  ///< of `best`, as of `hetermoe plan`; devices that must stay out do so for all strategies
   Dtype dtype = Dtype::kFp16;
   bool published = true;     ///< see Setting
   bool check_memory = true;  ///< a plan that overfills a device is no candidate

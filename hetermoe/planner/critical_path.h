@@ -7,8 +7,9 @@
 namespace hetermoe {
 
 /// Simulates a plan and follows the critical path back from the end of the step: what fills it, the largest
-/// share first. Layers and windows of microbatches that repeat themselves are extrapolated.
-std::vector<Cause> critical_path(const PlanRequest& request, Plan plan);
+/// share first. Layers and windows of microbatches that repeat themselves are extrapolated; `timeline`
+/// becomes that of what was simulated, see listed_timeline().
+std::vector<Cause> critical_path(const PlanRequest& request, Plan plan, Timeline& timeline);
 
 /// "critical path: 46 % attention on A40, ...": the largest three of more than 3 %.
 std::string in_words(const std::vector<Cause>& path);

@@ -54,8 +54,9 @@ struct Candidate {
   Prediction prediction;
   std::vector<Bytes> memory;  ///< [device]
   std::vector<TypeUse> types;
-  std::vector<Cause> path;    ///< of the best alone: what fills it, the largest first
-  std::string limited_by;     ///< the same in words
+  std::vector<Cause> path;  ///< of the best alone: what fills it, the largest first
+  Timeline timeline;       ///< of the best alone: different devices and, where extrapolated, the first layers
+  std::string limited_by;  ///< the same in words
   bool extrapolated = false;  ///< the figures are those of the first layers, extended to all
   std::string verdict;        ///< why it is the best, or why it loses
   std::string infeasible;     ///< the limit that rules it out; empty = the figures hold

@@ -122,7 +122,7 @@ std::vector<Candidate> reported_candidates(const PlanRequest& request, Evaluator
   std::vector<Candidate> out;
   for (const i64 i : chosen) {
     Candidate candidate = evaluator.take(i);
-    if (out.empty()) candidate.path = critical_path(request, candidate.plan);
+    if (out.empty()) candidate.path = critical_path(request, candidate.plan, candidate.timeline);
     candidate.limited_by = out.empty() ? in_words(candidate.path) : busiest_type(candidate);
     if (i == named_plans.ep) candidate.name += ", equal shares";
     // Large plans that lose are not kept whole: each of them takes as much memory as the search.
