@@ -225,7 +225,7 @@ void Flags::add_to_footer(const std::string& text) { app_->footer(app_->get_foot
 
 void allow_overrides(Flags& flags) {
   CLI::App& app = flags.app();
-  for (const FieldDoc& option : document_fields<Job>()) {
+  for (const FieldDoc& option : job_fields()) {
     if (app.get_option_no_throw("--" + option.name) != nullptr) continue;
     CLI::Option* added = option.type == type_text<bool>() ? app.add_flag(spellings(option))
                                                           : app.add_option(spellings(option));
@@ -237,7 +237,7 @@ void allow_overrides(Flags& flags) {
 
 Overrides overrides_of(const Flags& flags) {
   Overrides overrides;
-  for (const FieldDoc& key : document_fields<Job>()) {
+  for (const FieldDoc& key : job_fields()) {
     const CLI::Option* option = flags.app().get_option_no_throw("--" + key.name);
     const bool is_key = option != nullptr && option->get_group() == kHiddenGroup;
     if (is_key && option->count() > 0) overrides.emplace_back(key.name, option->results().back());

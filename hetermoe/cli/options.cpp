@@ -34,7 +34,7 @@ std::string markdown() {
       "set what is true or false.\n"
       "The default `null` means: left to the strategy.\n\n"
       "| key | type | default | meaning |\n|---|---|---|---|\n";
-  for (const FieldDoc& option : document_fields<Job>()) {
+  for (const FieldDoc& option : job_fields()) {
     text += fmt::format("| `{}` | {} | `{}` | {} |\n", option.name, option.type, option.default_value,
                         cell(option.help));
   }
@@ -44,7 +44,7 @@ std::string markdown() {
 void print_table() {
   Table table({"key", "type", "default", "meaning"});
   table.align(2, Align::kLeft);
-  for (const FieldDoc& option : document_fields<Job>()) {
+  for (const FieldDoc& option : job_fields()) {
     table.add_row({option.name, option.type, option.default_value, option.help});
   }
   std::cout << table.str() << "\nin a job file: train: {steps: 20}   as an option: --train.steps 20\n";
@@ -52,7 +52,7 @@ void print_table() {
 
 Json documentation_json() {
   Json rows = Json::array();
-  for (const FieldDoc& option : document_fields<Job>()) {
+  for (const FieldDoc& option : job_fields()) {
     rows.push_back({{"key", option.name},
                     {"type", option.type},
                     {"default", Json::parse(option.default_value)},
@@ -64,7 +64,7 @@ Json documentation_json() {
 int options_command(const Options& options, const Overrides& overrides) {
   if (!options.job.empty() || !overrides.empty()) {
     const Job job = options.job.empty() ? job_from_overrides(overrides) : load_job(options.job, overrides);
-    print_json(write_fields(job));
+    print_json(to_json(job));
   } else if (options.markdown) {
     std::cout << markdown();
   } else if (options.json) {

@@ -65,7 +65,7 @@ Simulated simulate_job(const Job& job, const ModelConfig& model, const Cluster& 
 std::vector<std::filesystem::path> write_files(const std::filesystem::path& folder, const Simulated& result,
                                                const Job& job) {
   const std::vector<std::pair<const char*, std::string>> files = {
-      {"job.json", write_fields(job).dump(2) + "\n"},
+      {"job.json", to_json(job).dump(2) + "\n"},
       {"plan.json", to_json(result.plan).dump(1) + "\n"},
       {"schedule.txt", to_text(result.schedule)},
       {"trace.json", perfetto_trace(result.timeline).dump() + "\n"}};

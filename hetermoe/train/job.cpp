@@ -19,16 +19,11 @@ namespace {
 
 using Override = std::pair<std::string, std::string>;
 
-const std::vector<FieldDoc>& job_options() {
-  static const std::vector<FieldDoc> all = document_fields<Job>();
-  return all;
-}
-
 const FieldDoc& find_option(const std::string& flag) {
   std::string name = flag;
   std::replace(name.begin(), name.end(), '-', '_');
   std::vector<std::string> names;
-  for (const FieldDoc& option : job_options()) {
+  for (const FieldDoc& option : job_fields()) {
     if (option.name == name) return option;
     names.push_back(option.name);
   }
@@ -264,6 +259,13 @@ void check_step_shape(const Job& job, const Plan& plan, std::vector<std::string>
 }
 
 }  // namespace
+
+const std::vector<FieldDoc>& job_fields() {
+  static const std::vector<FieldDoc> all = document_fields<Job>();
+  return all;
+}
+
+Json to_json(const Job& job) { return write_fields(job); }
 
 Job load_job(const std::string& path, const std::vector<Override>& overrides) {
   if (path.empty()) fail<ConfigError>("job", "the name of the file is empty, expected a job file (YAML)");

@@ -197,6 +197,11 @@ struct Job {
   }
 };
 
+/// Every key of a job, described; and a job with all of them. Asked for here and not by document_fields and
+/// write_fields: compiling these for a job takes seconds in each file.
+const std::vector<FieldDoc>& job_fields();
+Json to_json(const Job& job);
+
 /// Reads a YAML file and applies overrides such as {"train.steps", "20"}. Throws ConfigError or IoError.
 Job load_job(const std::string& path, const std::vector<std::pair<std::string, std::string>>& overrides);
 /// As load_job, of a text that was read from `path`.

@@ -138,9 +138,9 @@ Job with_plan(const Job& job, const Plan& plan) {
 }  // namespace
 
 JobChanges changes_between(const Job& before, const Job& after) {
-  const Json old_json = write_fields(before), new_json = write_fields(after);
+  const Json old_json = to_json(before), new_json = to_json(after);
   JobChanges changes;
-  for (const FieldDoc& key : document_fields<Job>()) {
+  for (const FieldDoc& key : job_fields()) {
     std::string pointer = "/" + key.name;
     std::replace(pointer.begin(), pointer.end(), '.', '/');
     const Json& value = new_json.at(Json::json_pointer(pointer));

@@ -195,7 +195,7 @@ Json to_json(const StrategyRun& run, const Job& job) {
 std::filesystem::path write_results(const Job& job, const ModelConfig& model, const Cluster& cluster,
                                     const std::vector<StrategyRun>& runs) {
   const std::filesystem::path folder = job.output;
-  write_text(folder / "job.json", write_fields(job).dump(2) + "\n");
+  write_text(folder / "job.json", to_json(job).dump(2) + "\n");
   write_text(folder / "model.json", to_hf(model).dump(2) + "\n");
   write_text(folder / "cluster.json", to_json(cluster).dump(2) + "\n");
   Json summary = Json::array();

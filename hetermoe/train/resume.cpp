@@ -132,7 +132,7 @@ std::vector<std::string> job_differences(const Json& before, const Json& now) {
                                                    "train.log_every", "train.validate_every",
                                                    "train.preflight", "train.validation_sequences"};
   std::vector<std::string> differences;
-  for (const FieldDoc& key : document_fields<Job>()) {
+  for (const FieldDoc& key : job_fields()) {
     if (std::any_of(kBeside.begin(), kBeside.end(),
                     [&](const auto& part) { return key.name.starts_with(part); }))
       continue;

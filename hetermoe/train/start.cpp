@@ -146,7 +146,7 @@ Facts facts_of(const SessionParts& parts) {
           {"profiles", sum_of(content_of(parts.profiles))},
           {"plan", sum_of(to_json(parts.plan))},
           {"changes", sum_of(changes)},
-          {"job", sum_of(write_fields(parts.job))},
+          {"job", sum_of(to_json(parts.job))},
           {"text", fmt::format("{:016x}", parts.text_checksum)}};
 }
 

@@ -25,7 +25,7 @@ void Trainer::tell(const std::string& text, TrainOutcome& out) {
 
 /// What will not be as it was in the run that wrote the checkpoint.
 void Trainer::tell_changes(const CheckpointInfo& info, TrainOutcome& out) {
-  for (const std::string& difference : job_differences(info.job, write_fields(job_))) tell(difference, out);
+  for (const std::string& difference : job_differences(info.job, to_json(job_))) tell(difference, out);
   if (!info.plan.is_null() && info.plan != to_json(plan())) {
     tell(fmt::format("another plan goes on: {}, it was {}", plan_text(to_json(plan())), plan_text(info.plan)),
          out);
@@ -60,7 +60,7 @@ void Trainer::save(i64 steps_done) {
                 .seed = job_.train.seed,
                 .text = text_checksum_,
                 .version = version(),
-                .job = write_fields(job_),
+                .job = to_json(job_),
                 .plan = to_json(plan()),
                 .skipped = skipped_,
                 .loss_scale = loss_scale_.state()};
