@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <set>
 
@@ -116,7 +117,8 @@ class Search {
   bool has_best() const { return evaluator_.best() >= 0; }
   Seconds best_step() const { return evaluator_.step_of(evaluator_.best()); }
 
-  /// One type alone, the newest among them, several types, all devices: reported whatever else wins.
+  /// One type alone, the newest among them, several types, all devices: reported whatever else wins. And
+  /// groups that do not share nodes, which estimates rank too low where links inside a node are much faster.
   void simulate_named() {
     struct Tries {
       int left = 4, wanted = 2;
@@ -125,16 +127,32 @@ class Search {
       void count(bool simulated) { --left, wanted -= simulated ? 1 : 0; }
     };
     std::vector<Tries> of_class(evaluator_.rates().num_classes());
-    Tries mixed, all;
+    Tries mixed, all, whole_nodes;
     all.wanted = 1;
+    whole_nodes.left = 40, whole_nodes.wanted = 4;  // the first ones by estimate often have no room
     for (const RankedSketch& ranked : ranked_) {
       Tries& tries = ranked.classes.size() == 1 ? of_class[ranked.classes[0]] : mixed;
       const bool whole = uses_all(ranked.sketch);
-      if (tries.over() && (!whole || all.over())) continue;
+      const bool apart = !whole_nodes.over() && keeps_to_nodes(ranked.sketch);
+      if (tries.over() && (!whole || all.over()) && !apart) continue;
       const bool simulated = evaluator_.evaluate(ranked.sketch) >= 0;
       if (!tries.over()) tries.count(simulated);
       if (whole && !all.over()) all.count(simulated);
+      if (apart) whole_nodes.count(simulated);
     }
+  }
+
+  /// Groups take whole nodes of a type, or so many devices that nodes hold whole groups.
+  bool keeps_to_nodes(const Sketch& sketch) const {
+    const std::vector<DeviceClass>& classes = evaluator_.rates().classes();
+    for (const SketchGroup& group : sketch.groups) {
+      for (std::size_t c = 0; c < classes.size(); ++c) {
+        const auto per_node = static_cast<i64>(std::llround(classes[c].per_node));
+        if (group.count[c] > 0 && group.count[c] % per_node != 0 && per_node % group.count[c] != 0)
+          return false;
+      }
+    }
+    return sketch.groups.size() > 1;
   }
 
   bool uses_all(const Sketch& sketch) const {
