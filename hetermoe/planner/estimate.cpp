@@ -99,7 +99,8 @@ class GroupEstimate {
     OnNode node;
     node.devices = std::min(per_node, of_group);
     if (of_group > 0)
-      node.groups = std::clamp(std::floor(per_node / of_group), 1.0, real(sketch_.groups.size()));
+      node.groups =
+          std::clamp(std::floor(per_node / of_group), 1.0, std::max(1.0, real(sketch_.groups.size())));
     // Groups that end within a node share its port with the next one, and some with the larger part of it.
     const double rest = of_group > per_node ? std::fmod(of_group, per_node) : 0;
     if (rest > 0 && sketch_.groups.size() > 1) node.groups = kSharedPort;
