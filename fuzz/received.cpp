@@ -146,12 +146,17 @@ const ModelConfig& model() {
   return micro;
 }
 
-/// Every kind of transfer: experts on attention devices, a head elsewhere, replicas.
-Plan mixed_plan() {
+StrategyRequest small_request() {
   StrategyRequest request;
   request.seq_len = 2;
   request.sequences = 4;
   request.microbatches = 2;
+  return request;
+}
+
+/// Every kind of transfer: experts on attention devices, a head elsewhere, replicas.
+Plan mixed_plan() {
+  StrategyRequest request = small_request();
   request.experts_moved = {1, 0};
   Plan plan = find_strategy("zebra").make(model(), demo_cluster(), request);
   plan.groups[0].head = make_share_rows({1, 2}, plan.groups[0].microbatches, {});
@@ -159,11 +164,7 @@ Plan mixed_plan() {
 }
 
 Plan other_plan() {
-  StrategyRequest request;
-  request.seq_len = 2;
-  request.sequences = 4;
-  request.microbatches = 2;
-  return find_strategy("ep").make(model(), demo_cluster(), request);
+  return find_strategy("ep").make(model(), demo_cluster(), small_request());
 }
 
 void check(DeviceRuntime& runtime, const Scene& scene, const std::vector<Message>& in) {

@@ -14,6 +14,7 @@
 #include <string_view>
 #include <vector>
 
+#include "hetermoe/base/checksum.h"
 #include "hetermoe/base/error.h"
 #include "hetermoe/base/types.h"
 
@@ -251,6 +252,11 @@ Json parse_yaml(const std::string& text, const std::string& where) {
 }
 
 Json read_yaml(const fs::path& path) { return parse_yaml(read_text(path, kMostYaml), path.string()); }
+
+std::string checksum_of(const Json& value) {
+  const std::string text = value.dump();
+  return fmt::format("{:016x}", checksum(text.data(), text.size()));
+}
 
 std::string describe(const Json& value) {
   std::string text = value.dump(-1, ' ', false, Json::error_handler_t::replace);

@@ -20,9 +20,8 @@ std::string read_text(const std::filesystem::path& path, i64 limit = kMostText);
 
 /// Writes to where the path points. A file is replaced through a temporary one beside it: readers see the old
 /// or the new one, never half. Links stay, and behind them is written; a device, a pipe or an open file of
-/// this process
-/// (/dev/stdout) takes the text as it is. Creates missing parent folders. Throws IoError, and WriteError when
-/// the writing itself stops, as on a full disk.
+/// this process (/dev/stdout) takes the text as it is. Creates missing parent folders. Throws IoError, and
+/// WriteError when the writing itself stops, as on a full disk.
 void write_text(const std::filesystem::path& path, const std::string& text);
 
 /// Throws IoError when write_text() to this path could not begin. Creates and changes nothing: to be called
@@ -39,6 +38,9 @@ Json read_json(const std::filesystem::path& path);
 /// quoted ones stay strings. A duplicate key is an error.
 Json parse_yaml(const std::string& text, const std::string& where);
 Json read_yaml(const std::filesystem::path& path);
+
+/// Checksum of the value as it is dumped: 16 hexadecimal digits.
+std::string checksum_of(const Json& value);
 
 /// "string", "integer", ... and a short rendering, for error texts: `string "abc"`.
 std::string describe(const Json& value);

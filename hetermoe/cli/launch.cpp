@@ -285,8 +285,7 @@ std::function<int()> make_launch(Flags& flags) {
       "when processes vanished, plan anew over the devices of the others (mpirun: with so many fewer)");
   flags.add_option("--hostfile", options->hostfile,
                    "a file of lines HOST slots=N type=NAME: start the command by Open MPI's mpirun, which is "
-                   "put in front unless "
-                   "it is there, on these hosts with a process per slot");
+                   "put in front unless it is there, on these hosts with a process per slot");
   flags.add_option("--pause", options->pause, "seconds before a restart")
       ->capture_default_str()
       ->range(between(0, 86400));

@@ -76,7 +76,7 @@ int plan(const Options& options) {
   const PlanResult result = find_plan(request);
   if (options.json) {
     Json json = to_json(result);
-    if (result.feasible()) json["roles"] = waits_json(result.best().timeline)["roles"];
+    if (result.feasible()) json["roles"] = roles_json(result.best().timeline);
     print_json(json);
   }
   if (!result.feasible()) {

@@ -98,7 +98,6 @@ Json result_json(const Simulated& result, const Cluster& cluster) {
                        {"memory_bytes", memory_json(result.memory[i].use)},
                        {"capacity_bytes", cluster.type_of(d).memory_bytes()}});
   }
-  const Json waits = waits_json(result.timeline);
   return {{"source", result.timeline.source},
           {"strategy", result.plan.strategy},
           {"model", result.plan.model},
@@ -110,8 +109,8 @@ Json result_json(const Simulated& result, const Cluster& cluster) {
           {"num_ops", result.schedule.num_ops()},
           {"schedule_hash", fmt::format("{:016x}", hash(result.schedule))},
           {"devices", devices},
-          {"roles", waits["roles"]},
-          {"critical_path", waits["critical_path"]}};
+          {"roles", roles_json(result.timeline)},
+          {"critical_path", path_json(result.timeline)}};
 }
 
 void print_devices(const Simulated& result, const Cluster& cluster) {

@@ -52,8 +52,7 @@ void tell_of_other_results(const Job& job, i64 first_step) {
   if (keys.empty()) return;
   std::cerr << fmt::format(
                    "[{}] has the results of another run, which differs in {}: its metrics.jsonl is begun "
-                   "anew now, its other files are "
-                   "replaced at the end of this run",
+                   "anew now, its other files are replaced at the end of this run",
                    job.output, fmt::join(keys, ", "))
             << std::endl;
 }

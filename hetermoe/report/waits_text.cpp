@@ -64,9 +64,9 @@ std::string waits_text(const Timeline& timeline) {
                      critical_path_text(critical_path(timeline)));
 }
 
-Json waits_json(const Timeline& timeline) {
+Json roles_json(const Timeline& timeline) {
   const std::vector<GroupUse> uses = group_use(timeline);
-  Json roles = Json::array(), path = Json::array();
+  Json roles = Json::array();
   for (const GroupUse& use : uses) {
     Json waiting = Json::object();
     for (const Wait& wait : use.waiting) waiting[uses[wait.group].group.label()][wait.kind] = wait.share;
@@ -79,9 +79,14 @@ Json waits_json(const Timeline& timeline) {
                      {"overhead", use.overhead},
                      {"finished", use.finished}});
   }
+  return roles;
+}
+
+Json path_json(const Timeline& timeline) {
+  Json path = Json::array();
   for (const PathShare& share : critical_path(timeline))
     path.push_back({{"kind", share.kind}, {"who", share.who}, {"share", share.share}});
-  return {{"roles", roles}, {"critical_path", path}};
+  return path;
 }
 
 }  // namespace hetermoe

@@ -17,8 +17,9 @@ std::string critical_path_text(const std::vector<PathShare>& path);
 /// A table of the groups, and both sentences.
 std::string waits_text(const Timeline& timeline);
 
-/// {roles: [{role, type, devices, computing, transferring, waiting_for: {label: {kind: share}}, overhead,
-/// finished}], critical_path: [{kind, who, share}]}
-Json waits_json(const Timeline& timeline);
+/// [{role, type, devices, computing, transferring, waiting_for: {label: {kind: share}}, overhead, finished}]
+Json roles_json(const Timeline& timeline);
+/// [{kind, who, share}]
+Json path_json(const Timeline& timeline);
 
 }  // namespace hetermoe

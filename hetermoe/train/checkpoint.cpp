@@ -9,7 +9,6 @@
 #include <map>
 #include <mutex>
 
-#include "hetermoe/base/checksum.h"
 #include "hetermoe/base/index.h"
 #include "hetermoe/base/words.h"
 #include "hetermoe/train/shared_folder.h"
@@ -30,11 +29,6 @@ std::string part_name(const char* what, i32 rank, i32 num_ranks) {
 }
 
 std::string shard_name(i32 rank) { return fmt::format("shard-{:05}.json", rank + 1); }
-
-std::string sum_of(const Json& json) {
-  const std::string text = json.dump();
-  return fmt::format("{:016x}", checksum(text.data(), text.size()));
-}
 
 void write_synced(const fs::path& path, const std::string& text) {
   write_text(path, text);
@@ -143,7 +137,7 @@ void write_info(const fs::path& folder, const CheckpointShard& shard, const std:
                {"good_steps", info.loss_scale.good_steps},
                {"files", Json::object()}};
   for (const Json& listing : shards) json["files"].update(listing["files"]);
-  json["checksum"] = sum_of(json);
+  json["checksum"] = checksum_of(json);
   write_synced(folder / kInfoFile, json.dump(1) + "\n");
 }
 
@@ -202,8 +196,8 @@ Json read_info(const fs::path& folder) {
   const std::string where = (folder / kInfoFile).string();
   const std::string sum = json.value("checksum", "");
   json.erase("checksum");
-  if (sum != sum_of(json))
-    fail<IoError>(where, "is damaged: got checksum {}, expected {}", sum_of(json), sum);
+  if (sum != checksum_of(json))
+    fail<IoError>(where, "is damaged: got checksum {}, expected {}", checksum_of(json), sum);
   if (json.value("format", i64{0}) != kFormat) {
     fail<IoError>(where, "got format {}, expected {}", json.value("format", i64{0}), kFormat);
   }
@@ -341,7 +335,7 @@ FoundCheckpoint read_checkpoint(const fs::path& path) {
     if (json.contains("good_steps")) count("good_steps", info.loss_scale.good_steps, kMostCount);
     if (json.contains("loss_scale"))
       read_value(json.at("loss_scale"), info.loss_scale.value, where + "loss_scale", above(0));
-    return FoundCheckpoint{.path = path, .info = std::move(info), .checksum = sum_of(json)};
+    return FoundCheckpoint{.path = path, .info = std::move(info), .checksum = checksum_of(json)};
   });
 }
 

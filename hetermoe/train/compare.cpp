@@ -28,9 +28,7 @@ std::vector<StrategyRun> compare_job(
   const ModelConfig model = load_model(job.model);
   const Cluster cluster = load_cluster(job.cluster);
   if (options.strategies.size() > 1 && !job.train.changes.empty()) {
-    fail<ConfigError>("train.changes",
-                      "got {} with {}, expected none: they are compared by "
-                      "their own plans",
+    fail<ConfigError>("train.changes", "got {} with {}, expected none: they are compared by their own plans",
                       counted(job.train.changes.size(), "change"),
                       counted(options.strategies.size(), "strategy"));
   }
@@ -44,7 +42,6 @@ std::vector<StrategyRun> compare_job(
     run.strategy = name_of_run(jobs.back(), run.plan, options.strategies.size());
     runs.push_back(std::move(run));
   }
-  if (processes.rank() == 0) check_output_folder(job.output);
   if (processes.alone() && job.run.device == "cpu") check_host_memory(job, model);
   const Text text = load_text(job.data, job.train.seq_len);
   check_vocabulary(text, model);

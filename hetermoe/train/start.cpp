@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <thread>
 
-#include "hetermoe/base/checksum.h"
 #include "hetermoe/base/index.h"
 #include "hetermoe/base/version.h"
 #include "hetermoe/base/words.h"
@@ -16,11 +15,6 @@
 
 namespace hetermoe {
 namespace {
-
-std::string sum_of(const Json& json) {
-  const std::string text = json.dump();
-  return fmt::format("{:016x}", checksum(text.data(), text.size()));
-}
 
 i32 lane_threads(const Job& job, const Plan& plan) {
   if (job.clock.threads > 0) {
@@ -141,12 +135,12 @@ Facts facts_of(const SessionParts& parts) {
   Json changes = Json::array();
   for (const PlannedChange& change : parts.changes) changes.push_back({change.step, to_json(change.plan)});
   return {{"program", version()},
-          {"model", sum_of(to_hf(parts.model))},
-          {"cluster", sum_of(to_json(parts.cluster))},
-          {"profiles", sum_of(content_of(parts.profiles))},
-          {"plan", sum_of(to_json(parts.plan))},
-          {"changes", sum_of(changes)},
-          {"job", sum_of(to_json(parts.job))},
+          {"model", checksum_of(to_hf(parts.model))},
+          {"cluster", checksum_of(to_json(parts.cluster))},
+          {"profiles", checksum_of(content_of(parts.profiles))},
+          {"plan", checksum_of(to_json(parts.plan))},
+          {"changes", checksum_of(changes)},
+          {"job", checksum_of(to_json(parts.job))},
           {"text", fmt::format("{:016x}", parts.text_checksum)}};
 }
 

@@ -7,10 +7,6 @@
 namespace hetermoe {
 namespace {
 
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
 class BadInput : public ::testing::Test {
  protected:
   /// Runs all commands that take a job; each must fail with these parts in its one error.

@@ -1,5 +1,6 @@
 #pragma once
 #include "tests/support/child.h"
+#include "tests/support/work_folder.h"
 
 namespace hetermoe {
 
@@ -7,6 +8,38 @@ namespace hetermoe {
 inline ProgramResult run_hetermoe(const std::vector<std::string>& arguments,
                                   const Environment& variables = {}) {
   return Child(HM_BINARY_DIR "/hetermoe", arguments, variables).wait();
+}
+
+inline bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+/// Six steps of the tiny model, with checkpoints after 2, 4 and 6; what `more` says again counts.
+inline std::vector<std::string> train_words(const WorkFolder& folder,
+                                            const std::vector<std::string>& more = {}) {
+  std::vector<std::string> words = {"train",
+                                    "--model",
+                                    "tiny",
+                                    "--cluster",
+                                    "demo",
+                                    "--output",
+                                    folder / "run",
+                                    "--train.steps",
+                                    "6",
+                                    "--train.seq_len",
+                                    "16",
+                                    "--train.sequences",
+                                    "4",
+                                    "--train.microbatches",
+                                    "2",
+                                    "--train.validation_sequences",
+                                    "0",
+                                    "--data.max_bytes",
+                                    "200000",
+                                    "--checkpoint.every",
+                                    "2"};
+  words.insert(words.end(), more.begin(), more.end());
+  return words;
 }
 
 }  // namespace hetermoe

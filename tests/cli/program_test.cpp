@@ -15,10 +15,6 @@ Json json_of(const std::vector<std::string>& arguments) {
   return parse_json(result.out, "stdout");
 }
 
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
 TEST(Program, WithoutACommandListsThemAll) {
   const ProgramResult result = run_hetermoe({});
   EXPECT_EQ(result.code, 2);

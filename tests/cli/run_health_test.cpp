@@ -9,36 +9,9 @@
 namespace hetermoe {
 namespace {
 
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
-/// Six steps of the tiny model, with checkpoints after 2, 4 and 6.
-ProgramResult train(const WorkFolder& folder, const std::vector<std::string>& more = {}) {
-  std::vector<std::string> words = {"train",
-                                    "--model",
-                                    "tiny",
-                                    "--cluster",
-                                    "demo",
-                                    "--output",
-                                    folder / "run",
-                                    "--train.steps",
-                                    "6",
-                                    "--train.seq_len",
-                                    "16",
-                                    "--train.sequences",
-                                    "4",
-                                    "--train.microbatches",
-                                    "2",
-                                    "--train.validation_sequences",
-                                    "0",
-                                    "--data.max_bytes",
-                                    "200000",
-                                    "--checkpoint.every",
-                                    "2",
-                                    "--json"};
-  words.insert(words.end(), more.begin(), more.end());
-  return run_hetermoe(words);
+ProgramResult train(const WorkFolder& folder, std::vector<std::string> more = {}) {
+  more.insert(more.begin(), "--json");
+  return run_hetermoe(train_words(folder, more));
 }
 
 TEST(Output, ResultsOfAnotherRunAreNotReplacedWithoutAWord) {
