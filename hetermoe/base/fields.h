@@ -9,6 +9,7 @@
 
 #include "hetermoe/base/error.h"
 #include "hetermoe/base/json.h"
+#include "hetermoe/base/small_vector.h"
 #include "hetermoe/base/suggest.h"
 #include "hetermoe/base/types.h"
 
@@ -22,8 +23,8 @@
 //     }
 //   };
 //
-// A member may be bool, an integer, a double, a string, an enum with names (see EnumNames), a std::vector or
-// std::optional of these, or another struct with fields().
+// A member may be bool, an integer, a double, a string, an enum with names (see EnumNames), a std::vector,
+// SmallVector or std::optional of these, or another struct with fields().
 namespace hetermoe {
 
 /// What is allowed of a member: the range of a number, inclusive, and more.
@@ -83,6 +84,8 @@ template <class T>
 struct is_vector : std::false_type {};
 template <class T>
 struct is_vector<std::vector<T>> : std::true_type {};
+template <class T>
+struct is_vector<SmallVector<T>> : std::true_type {};
 template <class T>
 struct is_optional : std::false_type {};
 template <class T>

@@ -69,7 +69,7 @@ ComputeWork WorkModel::compute_work(const Op& op, DeviceId device, const Exchang
     work.rows = load->rows_at(owner);
     work.copies = load->copies_at(owner);
     const auto& experts = placement_.plan().groups[idx(op.group)].layers[idx(op.layer)].experts;
-    for (const std::vector<ExpertOwner>& owners : experts) {
+    for (const ExpertOwners& owners : experts) {
       for (const ExpertOwner& o : owners) work.experts += o.device == device ? 1 : 0;
     }
     return work;

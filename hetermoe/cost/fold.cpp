@@ -41,8 +41,8 @@ class GroupShapes {
   }
 
  private:
-  template <class T, class Same>
-  static bool equal(const std::vector<T>& a, const std::vector<T>& b, Same same) {
+  template <class List, class Same>
+  static bool equal(const List& a, const List& b, Same same) {
     return std::equal(a.begin(), a.end(), b.begin(), b.end(), same);
   }
   bool same_device(DeviceId a, DeviceId b) const {
@@ -57,9 +57,8 @@ class GroupShapes {
       });
     });
   }
-  using Owners = std::vector<ExpertOwner>;
-  bool same_owners(const std::vector<Owners>& a, const std::vector<Owners>& b) const {
-    return equal(a, b, [&](const Owners& x, const Owners& y) {
+  bool same_owners(const LayerOwners& a, const LayerOwners& b) const {
+    return equal(a, b, [&](const ExpertOwners& x, const ExpertOwners& y) {
       return equal(x, y, [&](const ExpertOwner& s, const ExpertOwner& t) {
         return s.share == t.share && same_place(s.device, t.device);
       });
@@ -179,7 +178,7 @@ class Finder {
       add(owners[o], kOwnerTrait, l, std::bit_cast<i64>(load.rows_per_token[o]),
           std::bit_cast<i64>(load.copies_per_token[o]));
     }
-    for (const std::vector<ExpertOwner>& of_expert : plan_.groups[idx(g)].layers[idx(l)].experts) {
+    for (const ExpertOwners& of_expert : plan_.groups[idx(g)].layers[idx(l)].experts) {
       for (const ExpertOwner& owner : of_expert)
         add(owner.device, kExpertTrait, std::bit_cast<i64>(owner.share));
     }

@@ -45,7 +45,7 @@ bool lists(const Shares& shares, DeviceId device) {
 }
 
 bool owns(const LayerPlacement& layer, DeviceId device) {
-  return std::any_of(layer.experts.begin(), layer.experts.end(), [&](const std::vector<ExpertOwner>& owners) {
+  return std::any_of(layer.experts.begin(), layer.experts.end(), [&](const ExpertOwners& owners) {
     return std::any_of(owners.begin(), owners.end(),
                        [&](const ExpertOwner& owner) { return owner.device == device; });
   });

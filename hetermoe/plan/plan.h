@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "hetermoe/base/enum_count.h"
+#include "hetermoe/base/small_vector.h"
 #include "hetermoe/cluster/cluster.h"
 #include "hetermoe/model/model_config.h"
 
@@ -67,9 +68,13 @@ struct ExpertOwner {
   }
 };
 
+using ExpertOwners = SmallVector<ExpertOwner>;
+/// [num_experts]
+using LayerOwners = std::vector<ExpertOwners>;
+
 struct LayerPlacement {
   Shares attention;
-  std::vector<std::vector<ExpertOwner>> experts;  ///< [num_experts] owners; empty in a dense layer
+  LayerOwners experts;  ///< empty in a dense layer
   bool operator==(const LayerPlacement&) const = default;
   template <class V>
   void fields(V& v) {

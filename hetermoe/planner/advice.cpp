@@ -6,11 +6,12 @@
 #include "hetermoe/base/index.h"
 #include "hetermoe/model/op_cost.h"
 #include "hetermoe/planner/continuous_split.h"
+#include "hetermoe/planner/memory_estimate.h"
 
 namespace hetermoe {
 namespace {
 
-double gib(Bytes bytes) { return bytes / (1024.0 * 1024 * 1024); }
+double gib(Bytes bytes) { return bytes / kGiB; }
 
 /// The least that a device needs to compute attention of one sequence at a time, without experts.
 Bytes attention_need(const Rates& rates) {
@@ -58,16 +59,14 @@ std::string advice(const Shortfall& s) {
   if (s.sequence > s.largest) {
     return fmt::format(
         "A device with attention needs {:.1f} GiB for its states and one sequence, and the largest device "
-        "has "
-        "{:.1f} GiB usable: more devices do not help, shorter sequences, larger devices or a smaller model "
-        "do",
+        "has {:.1f} GiB usable: more devices do not help, shorter sequences, larger devices or a smaller "
+        "model do",
         gib(s.sequence), gib(s.largest));
   }
   if (s.experts + s.replicated > s.total) {
     return fmt::format(
         "The states of all experts take {:.1f} GiB together, and beside {:.1f} GiB for attention all devices "
-        "have "
-        "{:.1f} GiB usable: more or larger devices or a smaller model help",
+        "have {:.1f} GiB usable: more or larger devices or a smaller model help",
         gib(s.experts), gib(s.replicated), gib(s.total));
   }
   return fmt::format(

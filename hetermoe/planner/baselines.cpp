@@ -122,7 +122,7 @@ LayerTimes layer_times(Predictor& predictor, const Plan& zebra) {
   work.merged_rows = work.tokens * static_cast<double>(predictor.model().top_k);
   LayerTimes times;
   times.attention = cost->compute(work);
-  const DeviceId owner = experts.at(0).at(0).device;
+  const DeviceId owner = experts.at(0).front().device;
   for (const auto& owners : experts) work.experts += owners[0].device == owner ? 1 : 0;
   work.op.kind = OpKind::kExperts;
   work.copies = static_cast<double>(group.microbatches[0] * zebra.seq_len * predictor.model().top_k) *

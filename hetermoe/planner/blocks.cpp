@@ -14,8 +14,6 @@ constexpr std::size_t kFewClasses = 4;  ///< up to so many classes every partiti
 /// Group counts and group sizes: each is at most half as large again as the one before.
 constexpr i64 kRoundNumbers[] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512};
 
-i64 sum_of(const Shape& shape) { return std::accumulate(shape.begin(), shape.end(), i64{0}); }
-
 i64 available(const Rates& rates, std::size_t cls) {
   return static_cast<i64>(rates.classes()[cls].devices.size());
 }

@@ -39,15 +39,19 @@ std::vector<OrderFigures> neighbour_orders(const Plan& plan) {
 
 }  // namespace
 
-void Climb::run(i64 start, bool swaps) {
+void Climb::run(i64 start, ClimbBy by) {
   evaluator_.start_from(start);
-  // Experts of single layers do not show in the first layers.
-  const bool whole = !evaluator_.shortens();
-  while (may_go_on() &&
-         (improve_sketch() || improve_order() || improve_blocks() || improve_devices() || improve_columns() ||
-          (whole && (improve_experts() || (swaps && improve_layers()))) || improve_sequences())) {
+  while (may_go_on() && (improve_sketch() || improve_order() || improve_blocks() ||
+                         (by != ClimbBy::kSketches && improve_plan(by == ClimbBy::kSwaps)))) {
   }
   evaluator_.start_from(-1);
+}
+
+bool Climb::improve_plan(bool swaps) {
+  // Experts of single layers do not show in the first layers.
+  const bool whole = !evaluator_.shortens();
+  return improve_devices() || improve_columns() ||
+         (whole && (improve_experts() || (swaps && improve_layers()))) || improve_sequences();
 }
 
 bool Climb::try_sketches(const Sketch& current, std::vector<Sketch> sketches) {
@@ -71,7 +75,8 @@ bool Climb::try_sketches(const Sketch& current, std::vector<Sketch> sketches) {
 bool Climb::improve_sketch() {
   if (!evaluator_.at(evaluator_.current()).sketch) return false;
   const Sketch sketch = *evaluator_.at(evaluator_.current()).sketch;
-  return try_sketches(sketch, neighbours(sketch, request_.limits.max_microbatches));
+  return try_sketches(sketch, neighbours(sketch, request_.limits.max_microbatches)) ||
+         try_sketches(sketch, other_devices(evaluator_.rates(), sketch));
 }
 
 /// Other groups: some or some of their devices left out, taken in, split or joined.

@@ -8,6 +8,10 @@
 namespace hetermoe {
 
 /// Goes from a plan to faster neighbours until none is faster or the budget is used up.
+/// What a climb changes: sketches and the order alone; also single devices, experts and sequences of a plan,
+/// which takes many simulations for a small gain; also experts between layers, for the smallest.
+enum class ClimbBy { kSketches, kPlans, kSwaps };
+
 class Climb {
  public:
   /// Keeps references. Stops when no more than `kept` of the evaluator's budget is left.
@@ -15,10 +19,10 @@ class Climb {
       : request_(request), evaluator_(evaluator), choice_(choice), kept_(kept) {}
 
   bool may_go_on() const { return evaluator_.budget() > kept_; }
-  /// swaps: also of experts between layers, of which there are many to try and little to gain.
-  void run(i64 start, bool swaps);
+  void run(i64 start, ClimbBy by);
 
  private:
+  bool improve_plan(bool swaps);
   bool improve_sketch();
   bool improve_blocks();
   /// Evaluates sketches, the promising ones first. True when one is better than the current plan.

@@ -1,7 +1,6 @@
 #include "hetermoe/planner/compare.h"
 
 #include <algorithm>
-#include <map>
 #include <numeric>
 
 #include "hetermoe/base/index.h"
@@ -53,46 +52,21 @@ class Comparison {
     } else if (strategy == "ep") {
       fill(row, ep(row, setting_));
     } else if (strategy == "best") {
-      fill(row, best(row.plan));
+      fill(row, planned(row.plan));
     } else {
-      fill(row, tune(strategy, setting_));
+      fill(row, tune(strategy));
     }
     return row;
   }
 
  private:
-  /// As tune_anew(), which takes long, once for each strategy and setting.
-  const Tuned& tune(const std::string& strategy, const Setting& setting) {
-    const auto [entry, fresh] = tuned_.try_emplace({strategy, setting.published});
-    if (fresh) entry->second = tune_anew(strategy, setting);
-    return entry->second;
+  Tuned tune(const std::string& strategy) {
+    if (strategy == "dist-ep") return tune_dist_ep(predictor_, setting_);
+    if (strategy == "pp") return tune_pp(predictor_, setting_);
+    return tune_zebra(predictor_, setting_, options_.asym_ea);
   }
 
-  Tuned tune_anew(const std::string& strategy, const Setting& setting) {
-    if (strategy == "ep") return tune_ep(predictor_, setting);
-    if (strategy == "dist-ep") return tune_dist_ep(predictor_, setting);
-    if (strategy == "pp") return tune_pp(predictor_, setting);
-    return tune_zebra(predictor_, setting, options_.asym_ea);
-  }
-
-  /// The planner's plan, or a fixed strategy where the planner missed one that is faster.
-  Tuned best(std::string& name) {
-    Tuned best = planned(name);
-    Setting ours = setting_;
-    ours.published = false;
-    for (const char* strategy : {"zebra", "ep", "dist-ep", "pp"}) {
-      for (const Setting& setting : {ours, setting_}) {
-        const Tuned& other = tune(strategy, setting);
-        if (!other.infeasible.empty()) continue;
-        if (best.infeasible.empty() && best.prediction.step <= other.prediction.step) continue;
-        best = other;
-        name = strategy;
-      }
-    }
-    return best;
-  }
-
-  Tuned planned(std::string& name) {
+  Tuned planned(std::string& name) const {
     PlanRequest request;
     request.model = predictor_.model();
     request.cluster = predictor_.cluster();
@@ -166,7 +140,6 @@ class Comparison {
   Roles roles_;
   const CompareOptions& options_;
   Setting setting_;
-  std::map<std::pair<std::string, bool>, Tuned> tuned_;  // by strategy and Setting::published
 };
 
 /// Has no prime factor above 5, so that many microbatch counts divide it.

@@ -31,9 +31,7 @@ struct CompareRow {
 };
 
 struct CompareOptions {
-  /// Any of zebra, ep, ep-ideal, dist-ep, pp, best ('_' for '-' is accepted). best: what the planner finds,
-  /// or one of the others under Setting::published = false where that is faster, so never slower than they
-  /// are.
+  /// Any of zebra, ep, ep-ideal, dist-ep, pp, best ('_' for '-' is accepted). best: what find_plan() finds.
   std::vector<std::string> strategies = {"zebra", "ep", "ep-ideal", "dist-ep", "pp", "best"};
   bool asym_ea = true;
   i64 sequences = 0;  ///< of a step; 0 = from `tokens`, else default_sequences()

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "hetermoe/base/index.h"
+#include "hetermoe/base/words.h"
 #include "hetermoe/model/op_cost.h"
 #include "hetermoe/planner/memory_estimate.h"
 
@@ -55,7 +56,7 @@ class PartMaker {
                 in_flight(sketch_, group_) * copies_ * expert_saved_bytes(model_, options_);
     // The op on the experts of one layer, which may be one more than the mean.
     const Bytes op = copies_ * working_set();
-    part.unit += op / std::max(1.0, real(model_.num_moe_layers()));
+    part.unit += op / std::max(1.0, rates_.moe_layers());
     part.fixed += part.experts ? op : 0;
     return part;
   }
@@ -161,15 +162,13 @@ Shortage shortage_of(const Rates& rates, const std::vector<Part>& parts, double 
 }  // namespace
 
 std::string to_string(const Rates& rates, const Shortage& shortage) {
-  constexpr Bytes kGiB = 1024.0 * 1024 * 1024;
   const DeviceClass& cls = rates.classes()[shortage.cls];
   const DeviceType& type = rates.request().cluster.types[static_cast<std::size_t>(cls.type)];
   std::string cause;
-  if (shortage.attention)
-    cause += fmt::format(" at {:.0f} sequence{}", shortage.sequences, shortage.sequences > 1 ? "s" : "");
+  if (shortage.attention) cause += " at " + counted(std::llround(shortage.sequences), "sequence");
   if (shortage.experts > 0) {
-    cause += fmt::format(" {} {:.0f} expert{}", shortage.attention ? "with" : "for",
-                         std::ceil(shortage.experts), shortage.experts > 1 ? "s" : "");
+    cause += fmt::format(" {} {}", shortage.attention ? "with" : "for",
+                         counted(static_cast<i64>(std::ceil(shortage.experts)), "expert"));
   }
   return fmt::format("device {} ({} {:.0f} GiB) needs {:.1f} GiB{}", cls.devices.front(), type.name,
                      type.memory_gib, shortage.need / kGiB, cause);
@@ -177,9 +176,8 @@ std::string to_string(const Rates& rates, const Shortage& shortage) {
 
 std::vector<Part> split_work(const Rates& rates, const Sketch& sketch, const SketchGroup& group,
                              std::optional<Shortage>& shortage) {
-  const ModelConfig& model = rates.request().model;
   std::vector<Part> parts = make_parts(rates, sketch, group);
-  const double units = real(model.num_moe_layers() * model.num_experts);
+  const double units = rates.moe_layers() * real(rates.request().model.num_experts);
   const bool too_full = std::any_of(parts.begin(), parts.end(), [&](const Part& part) {
     return part.fixed > rates.usable_memory(part.cls);
   });
@@ -187,7 +185,7 @@ std::vector<Part> split_work(const Rates& rates, const Sketch& sketch, const Ske
     shortage = shortage_of(rates, parts, units);
     return parts;
   }
-  for (Part& part : parts) part.owned /= std::max(1.0, real(model.num_moe_layers()));
+  for (Part& part : parts) part.owned /= std::max(1.0, rates.moe_layers());
   return parts;
 }
 

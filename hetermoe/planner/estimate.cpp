@@ -26,6 +26,7 @@ class GroupEstimate {
   GroupEstimate(const Rates& rates, const Sketch& sketch, const SketchGroup& group,
                 const std::vector<Part>& parts)
       : rates_(rates), sketch_(sketch), group_(group), parts_(parts), model_(rates.request().model) {
+    one_node_ = rates.on_one_node(group.first, group.count);
     microbatch_ = real(group.sequences) / real(group.microbatches);
     in_window_ =
         real(sketch.window > 0 ? std::min<i64>(sketch.window, group.microbatches) : group.microbatches);
@@ -107,11 +108,16 @@ class GroupEstimate {
     for (const Part& part : parts_) {
       if (part.cls != cls) continue;
       const double there = node.devices * part.count / of_group;
-      // Some node has one device with attention more than others.
-      node.tokens += std::ceil(there - 1e-9) * part.sequences * real(rates_.request().seq_len);
+      // Some node has one device with attention more than others, and whole sequences of each microbatch.
+      node.tokens += whole(std::ceil(there - 1e-9) * part.sequences);
       node.rows += there * hit(part.owned);
     }
     return node;
+  }
+
+  /// Tokens of so many sequences of a microbatch, rounded up to whole ones.
+  double whole(double sequences) const {
+    return std::min(microbatch_, std::ceil(sequences - 1e-9)) * real(rates_.request().seq_len);
   }
 
   void transfers(LayerTime& out) const {
@@ -132,9 +138,9 @@ class GroupEstimate {
     };
     for (const Part& part : parts_) {
       const DeviceClass& cls = rates_.classes()[part.cls];
-      const double mine = hit(part.owned), own = part.sequences * real(rates_.request().seq_len);
+      const double mine = hit(part.owned), own = whole(part.sequences);
       OnNode node{.tokens = tokens, .rows = rows};
-      if (!rates_.one_node()) {
+      if (!one_node_) {
         node = on_node(part.cls);
         add(node.tokens * (rows - node.rows), (tokens - node.tokens) * node.rows, cls.port, node.groups,
             cls.latency);
@@ -160,6 +166,7 @@ class GroupEstimate {
   const SketchGroup& group_;
   const std::vector<Part>& parts_;
   const ModelConfig& model_;
+  bool one_node_ = false;  ///< all devices of the group
   double microbatch_ = 0;  ///< sequences of one
   double in_window_ = 1;   ///< microbatches in flight
 };
@@ -176,22 +183,25 @@ struct Kind {
 class EndOfStep {
  public:
   EndOfStep(const Rates& rates, const std::vector<Kind>& kinds)
-      : rates_(rates), kinds_(kinds), moe_layers_(real(rates.request().model.num_moe_layers())) {
+      : rates_(rates), kinds_(kinds), moe_layers_(rates.moe_layers()), used_(rates.num_classes(), 0) {
     for (const Kind& kind : kinds) {
       groups_ += kind.groups;
       for (const Part& part : kind.parts) {
         sources_ += part.attention ? kind.groups * part.count : 0;
         owners_ += part.owned > 0 ? part.count : 0;
+        used_[part.cls] += static_cast<i64>(kind.groups * part.count);
       }
     }
+    // Groups take the devices of a class one after another.
+    one_node_ = rates.on_one_node(std::vector<i64>(used_.size(), 0), used_);
   }
 
   Seconds run() const {
     Seconds hidden = kinds_.front().time.hides, reduce = 0, update = 0;
     for (const Kind& kind : kinds_) {
       hidden = std::min(hidden, kind.time.hides);
+      reduce = std::max(reduce, reduction(kind));
       for (const Part& part : kind.parts) {
-        reduce = std::max(reduce, reduction(kind, part));
         const double attention = part.attention ? rates_.attention_parameters() : 0;
         update = std::max(update, rates_.update(part.cls, attention + experts_of(part)));
       }
@@ -204,13 +214,30 @@ class EndOfStep {
     return part.owned * moe_layers_ * real(rates_.counts().expert);
   }
 
-  Seconds reduction(const Kind& kind, const Part& part) const {
-    const DeviceClass& cls = rates_.classes()[part.cls];
-    const double attention = part.attention ? rates_.attention_parameters() : 0;
-    const Bytes sent = 8 * (attention * (sources_ - 1) / std::max(1.0, sources_) +
-                            experts_of(part) * (groups_ - 1) / groups_);
-    const double share = rates_.one_node() ? 1 : std::min(cls.per_node, part.count * kind.groups);
-    return sent * share / (rates_.one_node() ? cls.local : cls.port) + messages(kind, part, cls.latency);
+  /// Of the busiest port and of the slowest device. A class's devices of a kind are spread evenly over their
+  /// nodes; what devices of one node send each other does not use its port.
+  Seconds reduction(const Kind& kind) const {
+    std::vector<double> devices(rates_.num_classes(), 0);
+    std::vector<Bytes> of_node = devices;
+    for (const Part& part : kind.parts) devices[part.cls] += part.count;
+    Seconds slowest = 0;
+    for (const Part& part : kind.parts) {
+      const DeviceClass& cls = rates_.classes()[part.cls];
+      const double here = one_node_ ? real(used_[part.cls]) : std::min(cls.per_node, real(used_[part.cls]));
+      const double mean = here * part.count / devices[part.cls], on_node = std::ceil(mean - 1e-9);
+      const double replicas = std::max(1.0, std::floor(here / devices[part.cls]));
+      const double attention = part.attention ? rates_.attention_parameters() : 0, experts = experts_of(part);
+      const auto sent = [&](double sources, double groups) {
+        return 8 * (attention * std::max(0.0, sources) / std::max(1.0, sources_) +
+                    experts * std::max(0.0, groups) / groups_);
+      };
+      if (!one_node_) of_node[part.cls] += on_node * sent(sources_ - std::max(1.0, mean), groups_ - replicas);
+      slowest =
+          std::max(slowest, sent(on_node - 1, replicas - 1) / cls.local + messages(kind, part, cls.latency));
+    }
+    for (std::size_t c = 0; c < of_node.size(); ++c)
+      slowest = std::max(slowest, of_node[c] / rates_.classes()[c].port);
+    return slowest;
   }
 
   /// Every state is reduced on its own. Groups that place experts differently cut them into more states.
@@ -230,8 +257,10 @@ class EndOfStep {
   const Rates& rates_;
   const std::vector<Kind>& kinds_;
   double moe_layers_, groups_ = 0;
-  double sources_ = 0;  ///< devices with attention, of all groups
-  double owners_ = 0;   ///< devices with experts, of one group of each kind
+  std::vector<i64> used_;  ///< [class] devices of all groups
+  bool one_node_ = false;  ///< all of them
+  double sources_ = 0;     ///< devices with attention, of all groups
+  double owners_ = 0;      ///< devices with experts, of one group of each kind
 };
 
 }  // namespace

@@ -14,13 +14,15 @@
 namespace hetermoe {
 namespace {
 
-constexpr i64 kSmallBudget = 120000;    ///< of small clusters, where devices are told apart by node
+constexpr i64 kSmallBudget = 200'000;   ///< of small clusters, where devices are told apart by node
+constexpr i64 kLeastBudget = 85'000;    ///< of others
 constexpr i64 kMediumCluster = 64;      ///< devices up to which the budget grows faster
 constexpr i64 kMostBudget = 4'000'000;  ///< of the largest clusters
 constexpr i64 kDearest = 8;             ///< no simulation takes more than this part of the budget
 constexpr i64 kEntriesPerVisit = 2;     ///< entries of a plan that take as long as an op-device visit
 
-/// Making, checking and copying the entries of a plan takes time too.
+}  // namespace
+
 i64 num_entries(const Plan& plan) {
   i64 sum = 0;
   for (const Group& group : plan.groups) {
@@ -28,8 +30,6 @@ i64 num_entries(const Plan& plan) {
   }
   return sum;
 }
-
-}  // namespace
 
 Evaluator::Evaluator(const PlanRequest& request)
     : request_(request),
@@ -40,9 +40,8 @@ Evaluator::Evaluator(const PlanRequest& request)
   if (whole_budget_ == 0) {
     const auto devices = static_cast<i64>(request.cluster.num_devices());
     const i64 medium = std::min(devices, kMediumCluster);
-    whole_budget_ =
-        devices <= kSmallCluster ? kSmallBudget : 20000 + 4000 * medium + 3500 * (devices - medium);
-    whole_budget_ = std::min(whole_budget_, kMostBudget);
+    const i64 least = devices <= kSmallCluster ? kSmallBudget : kLeastBudget;
+    whole_budget_ = std::clamp(20000 + 4000 * medium + 3500 * (devices - medium), least, kMostBudget);
   }
   budget_ = whole_budget_;
 }

@@ -20,6 +20,9 @@ struct EvaluatedPlan {
   i64 work = 0;                  ///< op-device visits of the prediction
 };
 
+/// Rows of expert owners of all groups and layers: making, checking and copying them takes time too.
+i64 num_entries(const Plan& plan);
+
 /// Checks and simulates plans within a budget, and remembers all of them. An index below is one into this
 /// memory, -1 = none.
 class Evaluator {

@@ -12,8 +12,6 @@
 namespace hetermoe {
 namespace {
 
-constexpr Bytes kGiB = 1024.0 * 1024 * 1024;
-
 std::string join(const std::vector<std::string>& parts, const std::string& separator = ", ") {
   std::string out;
   for (const std::string& part : parts) out += (out.empty() ? "" : separator) + part;

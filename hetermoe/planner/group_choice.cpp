@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <numeric>
 #include <set>
 
 #include "hetermoe/base/index.h"
@@ -11,15 +10,19 @@ namespace hetermoe {
 namespace {
 
 constexpr double kUneven = 1.02;  ///< what a count that does not divide the sequences costs, about
+constexpr i64 kAllCounts = 9;     ///< up to so many sequences every number of microbatches is tried
 constexpr i64 kAllCuts = 8;       ///< groups up to this size try every number of attention devices
 constexpr Seconds kNever = std::numeric_limits<Seconds>::infinity();
-
-i64 sum_of(const Shape& shape) { return std::accumulate(shape.begin(), shape.end(), i64{0}); }
 
 }  // namespace
 
 std::vector<i64> microbatch_choices(i64 sequences, i64 limit) {
   const i64 most = limit > 0 ? std::min(sequences, limit) : sequences;
+  if (sequences <= kAllCounts) {
+    std::vector<i64> all(idx(most));
+    std::iota(all.begin(), all.end(), i64{1});
+    return all;
+  }
   std::set<i64> divisors;
   for (i64 count = 1; count * count <= sequences; ++count) {
     if (sequences % count == 0) divisors.insert({count, sequences / count});
@@ -68,12 +71,11 @@ SketchGroup cut_group(const Shape& shape, i64 cut) {
 double ideal_rate(const Rates& rates, const Shape& shape) {
   const PlanRequest& request = rates.request();
   const double many = 8, layers = real(request.model.num_layers);
-  const double moe_layers = real(request.model.num_moe_layers());
   const double copies = many * real(request.seq_len * request.model.top_k);
   std::vector<Seconds> attention, experts;  // per sequence
   for (std::size_t c = 0; c < shape.size(); ++c) {
     attention.push_back(layers * rates.attention(c, many, Recompute::kOff).sum() / many);
-    experts.push_back(moe_layers * rates.experts(c, copies, 1, Recompute::kOff).sum() / many);
+    experts.push_back(rates.moe_layers() * rates.experts(c, copies, 1, Recompute::kOff).sum() / many);
   }
   // Every class gives a price of the two kinds of work; what all devices earn at the least price is a bound.
   double least = kNever;
@@ -100,7 +102,7 @@ class GroupChoice::Climber {
         counts_(owner.choices(sequences)) {
     base_.window = order.window;
     base_.recompute = order.recompute;
-    has_experts_ = owner.rates_.request().model.num_moe_layers() > 0;
+    has_experts_ = owner.rates_.moe_layers() > 0;
   }
 
   std::optional<Chosen> run() {

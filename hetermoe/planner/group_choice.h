@@ -1,5 +1,6 @@
 #pragma once
 #include <map>
+#include <numeric>
 #include <optional>
 #include <tuple>
 #include <vector>
@@ -11,6 +12,8 @@ namespace hetermoe {
 /// [class] devices of one group.
 using Shape = std::vector<i64>;
 
+inline i64 sum_of(const Shape& shape) { return std::accumulate(shape.begin(), shape.end(), i64{0}); }
+
 /// What all groups of a plan have in common.
 struct GroupOrder {
   i32 window = 0;
@@ -20,7 +23,7 @@ struct GroupOrder {
 };
 
 /// Microbatch counts for so many sequences, ascending: divisors up to `limit` (0 = none), and where there is
-/// none between a number and its double, that.
+/// none between a number and its double, that. Of few sequences every number.
 std::vector<i64> microbatch_choices(i64 sequences, i64 limit);
 
 /// Keeps at most `limit` of sorted values, both ends included.

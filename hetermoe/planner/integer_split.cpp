@@ -30,13 +30,45 @@ std::vector<i64> proportional_split(i64 total, const std::vector<double>& weight
   return parts;
 }
 
+namespace {
+
+/// Units of each bin that finish by some time at which no more than `units` have: what giving one unit after
+/// another comes by, too.
+std::vector<i64> most_units(i64 units, const std::vector<double>& load, const std::vector<double>& cost,
+                            const std::vector<i64>& capacity) {
+  constexpr int kHalvings = 24;
+  std::vector<i64> given(load.size(), 0), tried = given;
+  double low = 0, high = 0;
+  for (std::size_t i = 0; i < load.size(); ++i) high = std::max(high, load[i] + real(units) * cost[i]);
+  for (int step = 0; step < kHalvings; ++step) {
+    const double finish = (low + high) / 2;
+    i64 sum = 0;
+    for (std::size_t i = 0; i < load.size(); ++i) {
+      // A unit less than the quotient: rounding makes no unit early.
+      const double fit = cost[i] > 0 ? std::floor((finish - load[i]) / cost[i]) - 1 : 0;
+      tried[i] = static_cast<i64>(std::clamp(fit, 0.0, real(std::max<i64>(0, capacity[i]))));
+      sum += tried[i];
+    }
+    if (sum > units) {
+      high = finish;
+    } else {
+      low = finish;
+      std::swap(given, tried);
+    }
+  }
+  return given;
+}
+
+}  // namespace
+
 std::vector<i64> balance_units(i64 units, const std::vector<double>& load, const std::vector<double>& cost,
                                const std::vector<i64>& capacity) {
-  std::vector<i64> given(load.size(), 0);
+  std::vector<i64> given = most_units(units, load, cost, capacity);
+  for (const i64 count : given) units -= count;
   using Entry = std::tuple<double, i64, std::size_t>;  // finish with one more, units so far, bin
   std::priority_queue<Entry, std::vector<Entry>, std::greater<>> next;
   for (std::size_t i = 0; i < load.size(); ++i) {
-    if (capacity[i] > 0) next.emplace(load[i] + cost[i], 0, i);
+    if (given[i] < capacity[i]) next.emplace(load[i] + real(given[i] + 1) * cost[i], given[i], i);
   }
   for (; units > 0 && !next.empty(); --units) {
     const std::size_t i = std::get<2>(next.top());

@@ -106,7 +106,7 @@ class GroupMemory {
   }
 
   void add_experts(std::size_t layer) {
-    const std::vector<std::vector<ExpertOwner>>& experts = group_.layers[layer].experts;
+    const LayerOwners& experts = group_.layers[layer].experts;
     for (std::size_t e = 0; e < experts.size(); ++e) {
       for (const ExpertOwner& owner : experts[e]) {
         use_[idx(owner.device)].add(counts_.expert, replicas_.experts[layer][e]);
@@ -175,7 +175,6 @@ Bytes usable_memory(const DeviceType& type) {
 }
 
 std::string overfilled_device(const std::vector<Bytes>& memory, const Cluster& cluster) {
-  constexpr Bytes kGiB = 1024.0 * 1024 * 1024;
   DeviceId worst = -1;
   double excess = 1;
   for (DeviceId d = 0; d < cluster.num_devices(); ++d) {

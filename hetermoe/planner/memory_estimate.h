@@ -8,6 +8,8 @@
 
 namespace hetermoe {
 
+inline constexpr Bytes kGiB = 1024.0 * 1024 * 1024;
+
 /// Bytes that each device needs for a plan, in closed form: states of the parameters it holds, what it keeps
 /// of the microbatches in flight, the working set of its largest op, transfer buffers. An upper bound that
 /// costs microseconds, for rejecting plans before they are built.
@@ -15,7 +17,7 @@ std::vector<Bytes> estimate_memory(const Plan& plan, const ModelConfig& model);
 
 /// What tensors may use of a device: the driver's context, the communication library and framework take the
 /// reserve, fragments of the allocator the rest.
-inline constexpr Bytes kReservedMemory = 1.0 * 1024 * 1024 * 1024;
+inline constexpr Bytes kReservedMemory = 1.0 * kGiB;
 inline constexpr double kUsableMemory = 0.97;
 Bytes usable_memory(const DeviceType& type);
 

@@ -38,7 +38,7 @@ std::optional<Plan> changed(const MoveContext& context, const Move& move, const 
   return plan;
 }
 
-bool move_expert(std::vector<std::vector<ExpertOwner>>& experts, DeviceId from, DeviceId to) {
+bool move_expert(LayerOwners& experts, DeviceId from, DeviceId to) {
   for (std::size_t e = experts.size(); e-- > 0;) {
     if (experts[e].size() != 1 || experts[e][0].device != from) continue;
     experts[e][0].device = to;

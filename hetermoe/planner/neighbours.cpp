@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <set>
 
 #include "hetermoe/base/index.h"
 
@@ -63,6 +64,51 @@ void add_of_kind(const Sketch& sketch, std::size_t kind, i64 max_microbatches, s
 
 }  // namespace
 
+namespace {
+
+/// Group numbers that are the first of their kind.
+std::vector<std::size_t> kinds_of(const Sketch& sketch) {
+  std::vector<std::size_t> kinds;
+  for (std::size_t g = 0; g < sketch.groups.size(); ++g) {
+    const bool known = std::any_of(kinds.begin(), kinds.end(), [&](std::size_t kind) {
+      return alike(sketch.groups[kind], sketch.groups[g]);
+    });
+    if (!known) kinds.push_back(g);
+  }
+  return kinds;
+}
+
+/// Keeps the number of attention devices, or has attention on all devices of the class if it was.
+void resize(SketchGroup& group, std::size_t cls, i64 count) {
+  const bool all = group.attention[cls] == group.count[cls];
+  group.count[cls] = count;
+  group.attention[cls] = all ? count : std::min(group.attention[cls], count);
+}
+
+}  // namespace
+
+std::vector<Sketch> other_devices(const Rates& rates, const Sketch& sketch) {
+  std::vector<Sketch> all;
+  for (const std::size_t kind : kinds_of(sketch)) {
+    const SketchGroup& group = sketch.groups[kind];
+    for (std::size_t c = 0; c < group.count.size(); ++c) {
+      const DeviceClass& cls = rates.classes()[c];
+      const auto per_node = static_cast<i64>(cls.per_node);
+      const i64 now = group.count[c];
+      const bool has_more = sketch.groups.size() == 1 && now < static_cast<i64>(cls.devices.size());
+      for (const i64 count : std::set<i64>{now - 1, now / per_node * per_node, has_more ? now + 1 : now}) {
+        if (count < 0 || count == now) continue;
+        Sketch next = with_kind(sketch, kind, [&](SketchGroup& g) { resize(g, c, count); });
+        const SketchGroup& changed = next.groups[kind];
+        if (sum_of(changed.attention) == 0) continue;
+        if (!changed.mixed && sum_of(changed.attention) == sum_of(changed.count)) continue;
+        all.push_back(std::move(next));
+      }
+    }
+  }
+  return all;
+}
+
 std::vector<Sketch> neighbours(const Sketch& sketch, i64 max_microbatches) {
   std::vector<Sketch> all;
   const auto add = [&](auto change) {
@@ -76,12 +122,7 @@ std::vector<Sketch> neighbours(const Sketch& sketch, i64 max_microbatches) {
   }
   const bool by_part = sketch.rounding == Rounding::kByPart;
   add([&](Sketch& s) { s.rounding = by_part ? Rounding::kByDevice : Rounding::kByPart; });
-  for (std::size_t g = 0; g < sketch.groups.size(); ++g) {
-    const auto first = std::find_if(sketch.groups.begin(), sketch.groups.end(),
-                                    [&](const SketchGroup& other) { return alike(other, sketch.groups[g]); });
-    if (first - sketch.groups.begin() == static_cast<std::ptrdiff_t>(g))
-      add_of_kind(sketch, g, max_microbatches, all);
-  }
+  for (const std::size_t kind : kinds_of(sketch)) add_of_kind(sketch, kind, max_microbatches, all);
   return all;
 }
 

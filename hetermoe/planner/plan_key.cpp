@@ -16,7 +16,7 @@ void add_shares(Fnv& hash, const Shares& shares) {
 }
 
 /// Neighbours with the same owners are one run: plans are large, and most experts come in runs.
-void add_owners(Fnv& hash, const std::vector<std::vector<ExpertOwner>>& experts) {
+void add_owners(Fnv& hash, const LayerOwners& experts) {
   hash.add(experts.size());
   for (std::size_t begin = 0, end; begin < experts.size(); begin = end) {
     end = begin + 1;

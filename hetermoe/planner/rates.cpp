@@ -76,7 +76,8 @@ Rates::Rates(const PlanRequest& request)
   for (const i64 part : counts_.attention_part) attention_parameters_ += real(part);
   for (i32 l = 0; l < request.model.num_layers; ++l)
     (request.model.is_moe(l) ? moe_layer_ : dense_layer_) = l;
-  moe_share_ = real(request.model.num_moe_layers()) / real(request.model.num_layers);
+  moe_layers_ = real(request.model.num_moe_layers());
+  moe_share_ = moe_layers_ / real(request.model.num_layers);
   make_classes();
   sort_classes();
 }
@@ -89,7 +90,6 @@ void Rates::make_classes() {
   const std::map<std::pair<i32, double>, double> speeds = class_speeds(cluster);
   std::map<std::tuple<i32, double, NodeId>, std::size_t> index;
   std::vector<std::map<NodeId, i64>> on_node;
-  std::set<NodeId> all_nodes;
   for (DeviceId d = 0; d < cluster.num_devices(); ++d) {
     if (std::find(idle.begin(), idle.end(), d) != idle.end()) continue;
     const Device& device = cluster.devices[idx(d)];
@@ -109,18 +109,30 @@ void Rates::make_classes() {
     cls.latency = std::max(cls.latency, node.latency);
     cls.devices.push_back(d);
     ++on_node[at->second][device.node];
-    all_nodes.insert(device.node);
   }
   for (std::size_t c = 0; c < classes_.size(); ++c) {
-    // The fastest device stands for the class, so that no bound is above what a device takes.
+    // The fastest device stands for the class, so that no bound is above what a device takes. Full nodes come
+    // first: a part of the class then spans as few nodes as it can.
     std::stable_sort(classes_[c].devices.begin(), classes_[c].devices.end(), [&](DeviceId a, DeviceId b) {
-      return cluster.devices[idx(a)].speed > cluster.devices[idx(b)].speed;
+      const Device &x = cluster.devices[idx(a)], &y = cluster.devices[idx(b)];
+      if (x.speed != y.speed) return x.speed > y.speed;
+      return std::pair(-on_node[c].at(x.node), x.node) < std::pair(-on_node[c].at(y.node), y.node);
     });
     i64 most = 0;
     for (const auto& [node, count] : on_node[c]) most = std::max(most, count);
     classes_[c].per_node = real(most);
+    for (const auto& [node, count] : on_node[c]) classes_[c].on_full_nodes += count == most ? count : 0;
   }
-  one_node_ = all_nodes.size() == 1;
+}
+
+bool Rates::on_one_node(const std::vector<i64>& first, const std::vector<i64>& count) const {
+  std::set<NodeId> ends;
+  for (std::size_t c = 0; c < classes_.size(); ++c) {
+    if (count[c] == 0) continue;
+    for (const i64 i : {first[c], first[c] + count[c] - 1})
+      ends.insert(request_.cluster.devices[idx(classes_[c].devices[idx(i)])].node);
+  }
+  return ends.size() <= 1;
 }
 
 /// The smaller the ratio of attention time to expert time, the earlier a class takes attention.

@@ -17,7 +17,8 @@ struct DeviceClass {
   i32 type = 0;
   double speed = 1;  ///< of the fastest
   std::vector<DeviceId> devices;
-  double per_node = 1;  ///< devices of the class on the node that has most of them
+  double per_node = 1;    ///< devices of the class on the node that has most of them
+  i64 on_full_nodes = 0;  ///< devices of the class on nodes that have as many
   BytesPerSecond port =
       0;  ///< effective, per direction, shared by the node's devices; the slowest node counts
   BytesPerSecond local = 0;
@@ -45,9 +46,11 @@ class Rates {
   Seconds update(std::size_t cls, double parameters) const;
   const PlanRequest& request() const { return request_; }
   const ParamCounts& counts() const { return counts_; }
+  double moe_layers() const { return moe_layers_; }
   double attention_parameters() const { return attention_parameters_; }  ///< embedding and head included
   Bytes usable_memory(std::size_t cls) const;
-  bool one_node() const { return one_node_; }
+  /// Whether devices first..first + count - 1 of each class are on one node. [class]
+  bool on_one_node(const std::vector<i64>& first, const std::vector<i64>& count) const;
 
  private:
   const CostModel& cost(Recompute recompute) const {
@@ -64,8 +67,7 @@ class Rates {
   std::unique_ptr<CostModel> kept_, recomputed_;
   std::vector<DeviceClass> classes_;
   i32 moe_layer_ = -1, dense_layer_ = -1;
-  double moe_share_ = 1;
-  bool one_node_ = false;
+  double moe_layers_ = 0, moe_share_ = 1;
   mutable std::map<std::tuple<std::size_t, double, Recompute>, LayerCost> attention_;
 };
 

@@ -142,7 +142,7 @@ class Translation {
     translate(out.head);
     for (LayerPlacement& layer : out.layers) {
       translate(layer.attention);
-      for (std::vector<ExpertOwner>& owners : layer.experts) {
+      for (ExpertOwners& owners : layer.experts) {
         for (ExpertOwner& owner : owners) translate(owner.device);
       }
     }

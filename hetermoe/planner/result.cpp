@@ -99,14 +99,6 @@ void tell_apart(std::vector<Candidate>& candidates) {
   }
 }
 
-i64 num_owners(const Plan& plan) {
-  i64 sum = 0;
-  for (const Group& group : plan.groups) {
-    for (const LayerPlacement& layer : group.layers) sum += static_cast<i64>(layer.experts.size());
-  }
-  return sum;
-}
-
 void drop_layers(Plan& plan) {
   for (Group& group : plan.groups) group.layers.clear(), group.layers.shrink_to_fit();
 }
@@ -126,7 +118,7 @@ std::vector<Candidate> reported_candidates(const PlanRequest& request, Evaluator
     candidate.limited_by = out.empty() ? in_words(candidate.path) : busiest_type(candidate);
     if (i == named_plans.ep) candidate.name += ", equal shares";
     // Large plans that lose are not kept whole: each of them takes as much memory as the search.
-    if (!out.empty() && num_owners(candidate.plan) > kMostOwners) drop_layers(candidate.plan);
+    if (!out.empty() && num_entries(candidate.plan) > kMostOwners) drop_layers(candidate.plan);
     out.push_back(std::move(candidate));
   }
   tell_apart(out);

@@ -8,6 +8,7 @@
 #include "hetermoe/planner/climb.h"
 #include "hetermoe/planner/explain.h"
 #include "hetermoe/planner/lane_bound.h"
+#include "hetermoe/planner/memory_estimate.h"
 #include "hetermoe/planner/request_check.h"
 #include "hetermoe/planner/result.h"
 #include "hetermoe/planner/sketches.h"
@@ -20,10 +21,10 @@ namespace {
 
 constexpr i64 kNoLimit = 1 << 30;
 constexpr double kBinds = 0.995;  ///< a bound binds when estimates without it are lower by more
-constexpr Bytes kGiB = 1024.0 * 1024 * 1024;
 constexpr i64 kLargeCluster = 512;
 constexpr std::size_t kFixedCounts = 9;     ///< microbatch counts of fixed strategies
 constexpr std::size_t kFewFixedCounts = 3;  ///< in a large cluster, where they do not win
+constexpr i64 kMostShares = 2'000'000;      ///< of a fixed strategy's plan in a large cluster, about 50 MiB
 
 /// How wide the search is. Rounds go on while the budget lasts: on small instances, where simulations are
 /// cheap, to the sketches that the estimate misjudges.
@@ -31,10 +32,11 @@ struct Round {
   i64 per_structure;          ///< sketches simulated that differ in microbatches and order only
   i64 per_grouping;           ///< sketches simulated of the same classes in as many groups
   double max_estimate_ratio;  ///< estimate over the best simulated step, of sketches that are simulated
-  i64 climbs;
+  i64 sketch_climbs;          ///< from the best plans of so many kinds, by sketches alone
+  i64 climbs;                 ///< then by `by`
+  ClimbBy by;
   double max_step_ratio;  ///< step over the best one, of plans that are improved
   double budget_share;    ///< of the budget that is left, for climbs
-  bool swaps;             ///< see Climb::run()
 };
 
 /// Most estimates are 20 % below to 5 % above the simulator.
@@ -42,24 +44,27 @@ constexpr Round kRounds[] = {
     {.per_structure = 2,
      .per_grouping = 6,
      .max_estimate_ratio = 1.1,
-     .climbs = 4,
+     .sketch_climbs = 6,
+     .climbs = 1,
+     .by = ClimbBy::kPlans,
      .max_step_ratio = 1.2,
-     .budget_share = 0.4,
-     .swaps = false},
+     .budget_share = 0.4},
     {.per_structure = 8,
      .per_grouping = kNoLimit,
      .max_estimate_ratio = 1.6,
-     .climbs = 4,
+     .sketch_climbs = 8,
+     .climbs = 2,
+     .by = ClimbBy::kPlans,
      .max_step_ratio = 1.2,
-     .budget_share = 0.4,
-     .swaps = false},
+     .budget_share = 0.4},
     {.per_structure = kNoLimit,
      .per_grouping = kNoLimit,
      .max_estimate_ratio = 1e30,
+     .sketch_climbs = kNoLimit,
      .climbs = kNoLimit,
+     .by = ClimbBy::kSwaps,
      .max_step_ratio = 1.6,
-     .budget_share = 1,
-     .swaps = true},
+     .budget_share = 1},
 };
 
 /// Equal for sketches that differ in microbatches and order only.
@@ -271,8 +276,13 @@ class Search {
     if (request_.cluster.num_devices() < 2 && strategy.name != "single") return out;
     std::vector<i64> counts = microbatch_choices(request_.sequences, request_.limits.max_microbatches);
     const bool large = request_.cluster.num_devices() > kLargeCluster;
-    // Rows of shares for microbatches of different sizes are as long as there are devices.
-    if (large) std::erase_if(counts, [&](i64 count) { return request_.sequences % count != 0; });
+    // Microbatches that share their sequences out differently have a row each, in every layer.
+    const auto row = static_cast<i64>(request_.cluster.num_devices()) * request_.model.num_layers;
+    if (large) {
+      std::erase_if(counts, [&](i64 count) {
+        return count > 1 && (request_.sequences % count != 0 || count * row > kMostShares);
+      });
+    }
     counts = thin(counts, large ? kFewFixedCounts : kFixedCounts);
     for (const i64 microbatches : counts) {
       StrategyRequest ask;
@@ -289,18 +299,22 @@ class Search {
     return out;
   }
 
-  /// Climbs from the best plan, then from the best plans of other kinds.
+  /// Climbs from the best plan and from the best plans of other kinds.
   void improve(const Round& round) {
-    const std::vector<i64> order = evaluator_.by_step();
-    std::set<std::string> kinds;
     const i64 budget = evaluator_.budget();
     Climb climb(request_, evaluator_, choice_, budget - static_cast<i64>(round.budget_share * real(budget)));
+    climb_from_best(climb, ClimbBy::kSketches, round.sketch_climbs, round.max_step_ratio);
+    climb_from_best(climb, round.by, round.climbs, round.max_step_ratio);
+  }
+
+  void climb_from_best(Climb& climb, ClimbBy by, i64 most, double max_step_ratio) {
+    const std::vector<i64> order = evaluator_.by_step();
+    std::set<std::string> kinds;
     for (const i64 start : order) {
-      if (!climb.may_go_on() || static_cast<i64>(kinds.size()) >= round.climbs ||
-          evaluator_.step_of(start) > round.max_step_ratio * best_step())
+      if (!climb.may_go_on() || static_cast<i64>(kinds.size()) >= most ||
+          evaluator_.step_of(start) > max_step_ratio * best_step())
         return;
-      if (!kinds.insert(evaluator_.at(start).candidate.name).second) continue;
-      climb.run(start, round.swaps);
+      if (kinds.insert(evaluator_.at(start).candidate.name).second) climb.run(start, by);
     }
   }
 

@@ -2,19 +2,17 @@
 
 #include <algorithm>
 
+#include "hetermoe/base/words.h"
+#include "hetermoe/planner/memory_estimate.h"
+
 namespace hetermoe {
 namespace {
 
-constexpr Bytes kGiB = 1024.0 * 1024 * 1024;
 constexpr double kAlike = 0.03;  ///< shares of the step that differ by less are taken for equal
 
 using Lines = std::vector<std::string>;
 
 std::string percent(double share) { return fmt::format("{:.0f} %", 100 * share); }
-
-std::string plural(i64 count, const std::string& one, const std::string& many) {
-  return fmt::format("{} {}", count, count == 1 ? one : many);
-}
 
 template <class Match>
 const Candidate* fastest(const PlanResult& result, Match match) {
@@ -99,12 +97,11 @@ Lines no_plan(const PlanResult& r) {
 Lines summary(const PlanResult& r) {
   const Candidate& best = r.best();
   const Group& group = best.plan.groups[0];
-  return {fmt::format("{}: {:.0f} tokens/s, {:.3g} s per step, {} of up to {}{}.", best.name,
-                      best.prediction.tokens_per_s, best.prediction.step,
-                      plural(static_cast<i64>(group.microbatches.size()), "microbatch", "microbatches"),
-                      plural(*std::max_element(group.microbatches.begin(), group.microbatches.end()),
-                             "sequence", "sequences"),
-                      best.extrapolated ? " (extrapolated from the first layers)" : "")};
+  return {fmt::format(
+      "{}: {:.0f} tokens/s, {:.3g} s per step, {} of up to {}{}.", best.name, best.prediction.tokens_per_s,
+      best.prediction.step, counted(group.microbatches.size(), "microbatch"),
+      counted(*std::max_element(group.microbatches.begin(), group.microbatches.end()), "sequence"),
+      best.extrapolated ? " (extrapolated from the first layers)" : "")};
 }
 
 std::string type_line(const TypeUse& use) {
@@ -112,12 +109,12 @@ std::string type_line(const TypeUse& use) {
     return use.devices == 1 ? fmt::format("The {} stays idle.", use.type)
                             : fmt::format("The {} {} stay idle.", use.devices, use.type);
   }
-  const bool one = use.used == 1;
-  const std::string does = use.role == "attention" ? (one ? "computes attention" : "compute attention")
-                           : use.role == "expert"  ? (one ? "holds experts" : "hold experts")
-                           : use.role == "both"    ? (one ? "computes attention and holds experts"
-                                                          : "compute attention and hold experts")
-                                                   : "take different roles";
+  const std::string_view computes = agree(use.used, "computes", "compute"),
+                         holds = agree(use.used, "holds", "hold");
+  const std::string does = use.role == "attention" ? fmt::format("{} attention", computes)
+                           : use.role == "expert"  ? fmt::format("{} experts", holds)
+                           : use.role == "both" ? fmt::format("{} attention and {} experts", computes, holds)
+                                                : "take different roles";
   return fmt::format(
       "{} of {} {} {}: busy {} of the step, memory at most {:.1f} GiB (bound) of {:.1f} GiB usable.",
       use.used, use.devices, use.type, does, percent(use.busy), use.memory / kGiB, use.limit_gib);

@@ -39,7 +39,7 @@ class Ranker {
     const std::vector<ClassSet> sets = class_sets(rates_.num_classes());
     for (const ClassSet& used : sets) add_single_group(used);
     for (const GroupOrder& order : group_orders()) {
-      for (const ClassSet& used : sets) add_equal_groups(order, used);
+      for (const ClassSet& used : sets) add_parts(order, used), add_equal_groups(order, used);
     }
     for (const GroupOrder& order : group_orders()) {
       for (const std::vector<ClassSet>& parts : partitions(rates_.num_classes())) add_partition(order, parts);
@@ -93,8 +93,7 @@ class Ranker {
 
   /// Every sketch of a single group of all devices of these classes.
   void add_single_group(const ClassSet& used) {
-    Shape shape(rates_.num_classes(), 0);
-    for (const std::size_t c : used) shape[c] = available(c);
+    const Shape shape = share_of(used, 1);
     const std::vector<i64> counts =
         thin(microbatch_choices(request_.sequences, request_.limits.max_microbatches), kMicrobatchCounts);
     for (const i64 microbatches : counts) {
@@ -137,6 +136,24 @@ class Ranker {
       }
     }
     return out;
+  }
+
+  /// A group of some devices of these classes: one, a node, half of the nodes, those on full nodes. Of one
+  /// class, or of all.
+  void add_parts(const GroupOrder& order, const ClassSet& used) {
+    const Shape all = share_of(used, 1);
+    for (int part = 0; part < 4; ++part) {
+      Shape of_all = all;
+      for (const std::size_t c : used) {
+        const DeviceClass& cls = rates_.classes()[c];
+        const auto per_node = static_cast<i64>(cls.per_node);
+        const i64 half = std::max<i64>(1, cls.on_full_nodes / per_node / 2) * per_node;
+        Shape of_one = all;
+        of_one[c] = of_all[c] = part == 0 ? 1 : part == 1 ? per_node : part == 2 ? half : cls.on_full_nodes;
+        if (of_one != all) add_blocks(order, {{of_one, 1}});
+      }
+      if (of_all != all) add_blocks(order, {{of_all, 1}});
+    }
   }
 
   // --- several groups ---

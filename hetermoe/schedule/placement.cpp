@@ -57,7 +57,7 @@ void Placement::add_owners(const Group& group) {
   owner_bits_.emplace_back();
   for (const LayerPlacement& layer : group.layers) {
     std::vector<bool> bits(num_devices_, false);
-    for (const std::vector<ExpertOwner>& of_expert : layer.experts) {
+    for (const ExpertOwners& of_expert : layer.experts) {
       for (const ExpertOwner& owner : of_expert) bits[static_cast<std::size_t>(owner.device)] = true;
     }
     std::vector<DeviceId> owners;

@@ -1,11 +1,12 @@
 #include "hetermoe/planner/compare.h"
+#include "tests/support/sanitized.h"
 
 #include <gtest/gtest.h>
 
 namespace hetermoe {
 namespace {
 
-class CompareTest : public testing::Test {
+class CompareTest : public ::testing::Test {
  protected:
   std::vector<CompareRow> compare(const std::vector<i64>& seq_lens) {
     return compare_strategies(load_model("d1"), load_cluster("o1"), seq_lens, options_);
@@ -33,14 +34,29 @@ TEST_F(CompareTest, EpIdealAddsTwoIndependentHalves) {
   EXPECT_GT(rows[1].utilization_attention, rows[0].utilization_attention);  // nobody waits for the other type
 }
 
-TEST_F(CompareTest, BestIsNeverSlowerThanAFixedStrategy) {
+TEST_F(CompareTest, BestIsWhatThePlannerFinds) {
+  options_.strategies = {"best"};
+  options_.limits.max_microbatches = 24;
+  const CompareRow row = compare({8192})[0];
+  PlanRequest request;
+  request.model = load_model("d1");
+  request.cluster = load_cluster("o1");
+  request.seq_len = row.seq_len;
+  request.sequences = row.sequences;
+  request.limits = options_.limits;
+  const PlanResult result = find_plan(request);
+  EXPECT_EQ(row.plan, result.best().name);
+  EXPECT_EQ(row.tokens_per_s, result.best().prediction.tokens_per_s);
+}
+
+TEST_F(CompareTest, BestIsHardlySlowerThanAFixedStrategyAsTheEngineRunsIt) {
+  options_.published = false;
   for (const i64 seq_len : {4096, 24576}) {
     const std::vector<CompareRow> rows = compare({seq_len});
     ASSERT_EQ(rows.back().strategy, "best");
-    EXPECT_NE(rows.back().plan, "");
     for (const CompareRow& row : rows) {
       if (row.strategy == "ep-ideal") continue;  // cannot run
-      EXPECT_GE(rows.back().tokens_per_s, row.tokens_per_s) << row.strategy;
+      EXPECT_GE(rows.back().tokens_per_s, 0.98 * row.tokens_per_s) << row.strategy << " at " << seq_len;
     }
   }
 }
@@ -109,13 +125,14 @@ TEST_F(CompareTest, EveryMicrobatchCountThatDividesTheStepIsTried) {
 }
 
 /// The published configurations. A step whose size has few divisors would fall out of the line.
-class ThroughputOverLength : public testing::TestWithParam<std::pair<const char*, const char*>> {};
+class ThroughputOverLength : public ::testing::TestWithParam<std::pair<const char*, const char*>> {};
 
 TEST_P(ThroughputOverLength, ChangesLittleFromOneLengthToTheNext) {
   CompareOptions options;
   options.strategies = {"zebra", "dist-ep", "ep-ideal", "ep", "pp"};
+  const i64 longest = testing::kSanitized ? 8192 : 32768;
   std::vector<i64> lengths;
-  for (i64 length = 4096; length <= 32768; length += 2048) lengths.push_back(length);
+  for (i64 length = 4096; length <= longest; length += 2048) lengths.push_back(length);
   const std::vector<CompareRow> rows =
       compare_strategies(load_model(GetParam().first), load_cluster(GetParam().second), lengths, options);
   const std::size_t each = options.strategies.size();
@@ -130,9 +147,9 @@ TEST_P(ThroughputOverLength, ChangesLittleFromOneLengthToTheNext) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Published, ThroughputOverLength,
-                         testing::Values(std::pair{"w1", "o1"}, std::pair{"d1", "o1"}, std::pair{"w2", "o2"},
-                                         std::pair{"d2", "o3"}, std::pair{"d1", "c1"},
-                                         std::pair{"d3", "c2"}));
+                         ::testing::Values(std::pair{"w1", "o1"}, std::pair{"d1", "o1"},
+                                           std::pair{"w2", "o2"}, std::pair{"d2", "o3"},
+                                           std::pair{"d1", "c1"}, std::pair{"d3", "c2"}));
 
 TEST_F(CompareTest, JsonHasTheDocumentedKeys) {
   options_.strategies = {"zebra"};

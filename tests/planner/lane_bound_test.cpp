@@ -33,11 +33,11 @@ class LaneBound : public ::testing::Test {
   Plan replicated(double share) const {
     Plan plan = zebra();
     const std::vector<DeviceId> devices = default_roles(request_.cluster).experts;
-    std::vector<ExpertOwner> owners;
+    ExpertOwners owners;
     const double other = (1 - share) / static_cast<double>(devices.size() - 1);
     for (const DeviceId device : devices) owners.push_back({device, owners.empty() ? share : other});
     for (LayerPlacement& layer : plan.groups[0].layers) {
-      for (std::vector<ExpertOwner>& of_expert : layer.experts) of_expert = owners;
+      for (ExpertOwners& of_expert : layer.experts) of_expert = owners;
     }
     return plan;
   }

@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/support/random_request.h"
+#include "tests/support/sanitized.h"
 
 // More devices, memory or bandwidth hardly ever make the plan slower, over random small clusters.
 namespace hetermoe {
@@ -38,7 +39,7 @@ PlanRequest with_memory(PlanRequest request) {
 /// how often and how far (docs/planner.md says what it should become).
 TEST(Monotone, MoreIsSeldomSlowerAndNeverByMuch) {
   i64 cases = 0, slower = 0;
-  for (u64 seed = 1; seed <= 40; ++seed) {
+  for (u64 seed = 1; seed <= static_cast<u64>(testing::cases(40)); ++seed) {
     const PlanRequest request = testing::random_request(seed, {.types = 2, .nodes = 2});
     const double before = rate_of(request);
     if (before == 0) continue;
@@ -53,7 +54,7 @@ TEST(Monotone, MoreIsSeldomSlowerAndNeverByMuch) {
     compare(with_network(request), "network");
     compare(with_memory(request), "memory");
   }
-  EXPECT_GT(cases, 100);
+  EXPECT_GT(cases, testing::cases(100));
   EXPECT_LE(slower, cases / 12) << "of " << cases;
   RecordProperty("slower", static_cast<int>(slower));
 }

@@ -28,7 +28,7 @@ class Moves : public ::testing::Test {
   static Counts owned(const Plan& plan, std::size_t layer, std::size_t group = 0) {
     Counts counts(plan.dtype.size(), 0);
     for (const auto& owners : plan.groups[group].layers[layer].experts)
-      ++counts[static_cast<std::size_t>(owners.at(0).device)];
+      ++counts[static_cast<std::size_t>(owners.front().device)];
     return counts;
   }
 

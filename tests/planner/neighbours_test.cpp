@@ -49,6 +49,35 @@ TEST(Neighbours, AttentionNeverTakesAllDevicesFromSeparateExpertsNorLeavesNone) 
     EXPECT_NE(next.groups[0].attention, (std::vector<i64>{0, 0}));
 }
 
+TEST(OtherDevices, OfASingleGroupAreOneFewerWholeNodesOrOneMore) {
+  PlanRequest request;
+  request.model = load_model("d1");
+  request.cluster.types = {catalogue_device("A40", "test")};
+  for (NodeId node = 0; node < 2; ++node) {
+    request.cluster.nodes.push_back({fmt::format("n{}", node), 1e9, 1e-5, 1e9, 1e-6});
+    for (int d = 0; d < 4; ++d) request.cluster.devices.push_back({0, node, 1});
+  }
+  request.seq_len = 1024, request.sequences = 12;
+  const Rates rates(request);
+  Sketch sketch;
+  sketch.groups.push_back(
+      {.first = {0}, .count = {7}, .attention = {2}, .mixed = false, .sequences = 12, .microbatches = 4});
+  const auto counts = [&] {
+    std::vector<i64> all;
+    for (const Sketch& next : other_devices(rates, sketch)) {
+      all.push_back(next.groups[0].count[0]);
+      EXPECT_EQ(next.groups[0].attention[0], 2);
+      EXPECT_EQ(next.groups[0].microbatches, 4);
+    }
+    return all;
+  };
+  EXPECT_EQ(counts(), (std::vector<i64>{4, 6, 8}));
+  sketch.groups[0].count = {8};
+  EXPECT_EQ(counts(), (std::vector<i64>{7}));
+  sketch.groups[0].count = {3};
+  EXPECT_EQ(counts(), (std::vector<i64>{4})) << "two are left with attention alone, or none at all";
+}
+
 TEST(Neighbours, GroupsThatAreAlikeChangeAlike) {
   Sketch sketch = sketch_of(false);
   sketch.groups.push_back(sketch.groups[0]);

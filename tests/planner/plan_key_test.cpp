@@ -46,7 +46,7 @@ TEST(PlanKey, TellsSharesOfOwnersApart) {
   };
   EXPECT_NE(with_share(0.5), with_share(0.25));
   // Which experts a replica belongs to: [{0, 1}, {2}] and [{0}, {1, 2}].
-  const auto with_owners = [](const std::vector<ExpertOwner>& first, const std::vector<ExpertOwner>& second) {
+  const auto with_owners = [](const ExpertOwners& first, const ExpertOwners& second) {
     Plan plan = ep_plan();
     plan.groups[0].layers[0].experts[0] = first;
     plan.groups[0].layers[0].experts[1] = second;

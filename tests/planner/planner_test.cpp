@@ -10,6 +10,7 @@
 #include "hetermoe/planner/sketches.h"
 #include "hetermoe/planner/strategies.h"
 #include "tests/support/plan_oracle.h"
+#include "tests/support/sanitized.h"
 
 namespace hetermoe {
 namespace {
@@ -255,7 +256,9 @@ TEST(Planner, RefusesRequestsThatMakeNoSense) {
 
 TEST(MicrobatchChoices, AreMostlyDivisorsWithinTheLimit) {
   EXPECT_EQ(microbatch_choices(12, 64), (std::vector<i64>{1, 2, 3, 4, 6, 12}));
-  EXPECT_EQ(microbatch_choices(7, 64), (std::vector<i64>{1, 2, 4, 7}));
+  EXPECT_EQ(microbatch_choices(13, 64), (std::vector<i64>{1, 2, 4, 8, 13}));
+  EXPECT_EQ(microbatch_choices(5, 64), (std::vector<i64>{1, 2, 3, 4, 5}));
+  EXPECT_EQ(microbatch_choices(5, 3), (std::vector<i64>{1, 2, 3}));
   EXPECT_EQ(microbatch_choices(12, 4), (std::vector<i64>{1, 2, 3, 4}));
   EXPECT_EQ(microbatch_choices(1, 64), (std::vector<i64>{1}));
 }
@@ -345,14 +348,18 @@ void expect_near_optimum(u64 first, int instances, const testing::SmallSizes& si
   EXPECT_GE(near, solved * 95 / 100);
 }
 
-TEST(PlannerOracle, IsNearTheOptimumOfSmallInstances) { expect_near_optimum(1, 40, {2, 4, 3}); }
+TEST(PlannerOracle, IsNearTheOptimumOfSmallInstances) {
+  expect_near_optimum(1, static_cast<int>(testing::cases(40)), {2, 4, 3});
+}
 
 /// Slow links and one layer: zebra's transfers hide behind the head, which the estimate does not see.
 TEST(PlannerOracle, FindsZebraThatOnlyTheSimulatorFavours) {
   for (const u64 seed : {273, 374, 414}) expect_near_optimum(seed, 1, {2, 4, 3});
 }
 
-TEST(PlannerOracle, IsNearTheOptimumOfLargerInstances) { expect_near_optimum(80, 20, {4, 6, 5}); }
+TEST(PlannerOracle, IsNearTheOptimumOfLargerInstances) {
+  expect_near_optimum(80, static_cast<int>(testing::cases(20)), {4, 6, 5});
+}
 
 }  // namespace
 }  // namespace hetermoe

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "tests/support/random_request.h"
+#include "tests/support/sanitized.h"
 
 namespace hetermoe {
 namespace {
@@ -91,7 +92,8 @@ void expect_different_names(const PlanResult& r) {
 TEST(Sentences, ArePrintedExactlyWhenTheyAreTrueOverRandomRequests) {
   int feasible = 0, infeasible = 0;
   std::set<std::string> seen;
-  for (u64 seed = 1; seed <= 500; ++seed) {
+  const i64 requests = testing::cases(500);
+  for (u64 seed = 1; seed <= static_cast<u64>(requests); ++seed) {
     const PlanResult result = find_plan(testing::random_request(seed, {}));
     expect_different_names(result);
     for (const Sentence& sentence : sentences()) {
@@ -106,9 +108,10 @@ TEST(Sentences, ArePrintedExactlyWhenTheyAreTrueOverRandomRequests) {
       EXPECT_NE(result.advice, "");
     }
   }
-  EXPECT_GT(feasible, 300);
+  EXPECT_GT(feasible, requests * 3 / 5);
+  if (testing::kSanitized) return;
+  // Sentences that no request brings out would not be tested.
   EXPECT_GT(infeasible, 5);
-  // Sentences that no request of 500 brings out would not be tested.
   for (const char* name :
        {"pace", "nobody busy", "network", "memory", "newer alone fastest", "leaving out", "gain"})
     EXPECT_TRUE(seen.contains(name)) << name;

@@ -3,7 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <cmath>
 #include <numeric>
+
+#include "hetermoe/planner/evaluator.h"
+#include "hetermoe/planner/request_check.h"
+#include "tests/support/random_request.h"
+#include "tests/support/sanitized.h"
 
 namespace hetermoe {
 namespace {
@@ -70,6 +76,54 @@ TEST(Sketches, FortyMeasuredSpeedsGiveAPlan) {
   const PlanResult result = find_plan(request);
   ASSERT_TRUE(result.feasible()) << result.infeasible;
   EXPECT_EQ(validate(result.best().plan, request.model, request.cluster), std::vector<std::string>{});
+}
+
+/// The first sketches of random requests, simulated: what the estimate says is near, and the one that it
+/// ranks first is not much slower than the fastest of them.
+TEST(Estimates, OfTheFirstSketchesAreNearTheSimulator) {
+  constexpr std::size_t kFirst = 40;
+  double error = 0, lost = 0;
+  int sketches = 0, requests = 0;
+  for (u64 seed = 1; seed <= static_cast<u64>(testing::cases(20)); ++seed) {
+    PlanRequest request = checked(testing::random_request(seed, {.types = 3, .nodes = 4}));
+    request.limits.simulation_budget = i64{1} << 40;
+    Evaluator evaluator(request);
+    std::optional<Seconds> first;
+    std::vector<RankedSketch> ranked = rank_sketches(evaluator.rates()).sketches;
+    if (ranked.size() > kFirst) ranked.resize(kFirst);
+    for (const RankedSketch& sketch : ranked) {
+      const i64 index = evaluator.evaluate(sketch.sketch);
+      if (index < 0) continue;
+      const Seconds step = evaluator.step_of(index);
+      if (!first) first = step;
+      error += std::abs(std::log(sketch.estimate.step / step));
+      ++sketches;
+    }
+    if (first) lost += *first / evaluator.step_of(evaluator.best()) - 1, ++requests;
+  }
+  EXPECT_LT(error / sketches, 0.12);
+  EXPECT_LT(lost / requests, 0.06);
+  RecordProperty("error", fmt::format("{:.3f}", error / sketches));
+  RecordProperty("lost", fmt::format("{:.3f}", lost / requests));
+}
+
+TEST(DeviceClasses, AFullNodeComesFirst) {
+  PlanRequest request = testing::random_request(1, {.types = 1, .nodes = 1});
+  Cluster& cluster = request.cluster;
+  cluster.nodes.assign(2, cluster.nodes[0]);
+  cluster.devices = {{0, 0, 1}, {0, 1, 1}, {0, 1, 1}};
+  const Rates rates(checked(request));
+  // Of six devices and fewer those of each node are a class.
+  EXPECT_EQ(rates.num_classes(), 2u);
+  for (int d = 0; d < 5; ++d) cluster.devices.push_back({0, 1, 1});
+  const PlanRequest larger = checked(request);
+  const Rates whole(larger);
+  ASSERT_EQ(whole.num_classes(), 1u);
+  EXPECT_EQ(whole.classes()[0].devices.back(), 0);
+  EXPECT_EQ(whole.classes()[0].on_full_nodes, 7);
+  EXPECT_TRUE(whole.on_one_node({0}, {7}));
+  EXPECT_FALSE(whole.on_one_node({0}, {8}));
+  EXPECT_TRUE(whole.on_one_node({7}, {1}));
 }
 
 TEST(DeviceClasses, AreMergedWithinTwoPercentOfSpeedWhereThereAreMany) {

@@ -94,7 +94,7 @@ TEST(Strategies, ABalancerMayPlaceExpertsByTheirLoad) {
   r.balancer = "lpt";
   r.expert_load = {{}, {3, 0.4, 0.3, 0.3}};
   const Plan plan = find_strategy("zebra").make(model, make_cluster({4}), r);
-  EXPECT_EQ(plan.groups[0].layers[1].experts[0], (std::vector<ExpertOwner>{{2, 1}}));
+  EXPECT_EQ(plan.groups[0].layers[1].experts[0], (ExpertOwners{{2, 1}}));
   EXPECT_EQ(num_owned(plan, 1, 2), 1);
   EXPECT_EQ(num_owned(plan, 1, 3), 3);
 }

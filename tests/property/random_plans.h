@@ -122,8 +122,8 @@ class RandomPlans {
     return rows;
   }
 
-  std::vector<ExpertOwner> owners(const Group& group) {
-    std::vector<ExpertOwner> owners;
+  ExpertOwners owners(const Group& group) {
+    ExpertOwners owners;
     for (const DeviceId d : some_of(group.devices)) {
       owners.push_back({d, 0.5});
       if (owners.size() == 2 || chance(0.8)) break;

@@ -98,7 +98,7 @@ Plan two_groups(const ModelConfig& model, i64 microbatches_of_second) {
   second.embed = second.head = {{{2, 1}}};
   for (LayerPlacement& layer : second.layers) {
     layer.attention = {{{2, 1}}};
-    for (std::vector<ExpertOwner>& owners : layer.experts) owners = {{3, 1}};
+    for (ExpertOwners& owners : layer.experts) owners = {{3, 1}};
   }
   return plan;
 }
@@ -174,7 +174,7 @@ Plan pipeline(const ModelConfig& model, i64 microbatches) {
   group.layers[0].attention = group.embed = {{{0, 1}}};
   group.layers[1].attention = group.head = {{{1, 1}}};
   for (std::size_t l = 0; l < 2; ++l) {
-    for (std::vector<ExpertOwner>& owners : group.layers[l].experts) owners = {{static_cast<DeviceId>(l), 1}};
+    for (ExpertOwners& owners : group.layers[l].experts) owners = {{static_cast<DeviceId>(l), 1}};
   }
   return plan;
 }

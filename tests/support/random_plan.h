@@ -116,9 +116,9 @@ inline Shares stage(Chooser& choose, const Group& group) {
   return rows;
 }
 
-inline std::vector<std::vector<ExpertOwner>> experts(Chooser& choose, const ModelConfig& model,
-                                                     const std::vector<DeviceId>& devices, double replicas) {
-  std::vector<std::vector<ExpertOwner>> all;
+inline LayerOwners experts(Chooser& choose, const ModelConfig& model, const std::vector<DeviceId>& devices,
+                           double replicas) {
+  LayerOwners all;
   for (i64 e = 0; e < model.num_experts; ++e) {
     if (devices.size() < 2 || !choose.chance(replicas)) {
       all.push_back({{choose.of(devices), 1}});

@@ -38,9 +38,8 @@ inline std::vector<DeviceId> device_range(DeviceId first, DeviceId last) {
 }
 
 /// Experts in turn over `owners`.
-inline std::vector<std::vector<ExpertOwner>> in_turn(const ModelConfig& model,
-                                                     const std::vector<DeviceId>& owners) {
-  std::vector<std::vector<ExpertOwner>> all;
+inline LayerOwners in_turn(const ModelConfig& model, const std::vector<DeviceId>& owners) {
+  LayerOwners all;
   for (i64 e = 0; e < model.num_experts; ++e)
     all.push_back({{owners[static_cast<std::size_t>(e) % owners.size()], 1}});
   return all;

@@ -29,9 +29,6 @@ struct BalanceInput {
   std::vector<i64> moved;  ///< [layers with experts] for asym_ea: experts that each owner gives up
 };
 
-/// [experts] the owners of each, with their shares.
-using LayerOwners = std::vector<std::vector<ExpertOwner>>;
-
 /// A way to choose owners. `place` gives every expert of every layer at least one owner, also where `room`
 /// is too little for all of them: the memory check of the plan then names the device.
 struct Balancer {

@@ -65,7 +65,7 @@ TEST(Balancers, EveryOneGivesEveryExpertAnOwnerAndSharesThatAddUpToOne) {
       for (std::size_t i = 0; i < 3; ++i) input.devices[i].room = room;
       for (const LayerOwners& layer : balancer.place(input)) {
         ASSERT_EQ(layer.size(), 7u) << balancer.name;
-        for (const std::vector<ExpertOwner>& owners : layer) {
+        for (const ExpertOwners& owners : layer) {
           double sum = 0;
           for (const ExpertOwner& owner : owners) sum += owner.share;
           EXPECT_DOUBLE_EQ(sum, 1) << balancer.name;

@@ -1,0 +1,15 @@
+#pragma once
+#include "hetermoe/base/types.h"
+
+namespace hetermoe::testing {
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr bool kSanitized = true;
+#else
+inline constexpr bool kSanitized = false;
+#endif
+
+/// Random cases of a test: a sanitizer, which takes 10 to 30 times as long for each, sees a tenth of them.
+inline constexpr i64 cases(i64 all) { return kSanitized ? (all + 9) / 10 : all; }
+
+}  // namespace hetermoe::testing
