@@ -163,9 +163,7 @@ Plan mixed_plan() {
   return plan;
 }
 
-Plan other_plan() {
-  return find_strategy("ep").make(model(), demo_cluster(), small_request());
-}
+Plan other_plan() { return find_strategy("ep").make(model(), demo_cluster(), small_request()); }
 
 void check(DeviceRuntime& runtime, const Scene& scene, const std::vector<Message>& in) {
   const Message& own = in[position(scene.participants, runtime.device())];
