@@ -36,37 +36,35 @@ i64 total_sequences(const Plan& plan) {
   return total;
 }
 
-namespace {
-
-bool lists(const Shares& shares, DeviceId device) {
-  return std::any_of(shares.begin(), shares.end(), [&](const ShareRow& row) {
-    return std::any_of(row.begin(), row.end(), [&](const Share& share) { return share.device == device; });
-  });
-}
-
-bool owns(const LayerPlacement& layer, DeviceId device) {
-  return std::any_of(layer.experts.begin(), layer.experts.end(), [&](const ExpertOwners& owners) {
-    return std::any_of(owners.begin(), owners.end(),
-                       [&](const ExpertOwner& owner) { return owner.device == device; });
-  });
-}
-
-}  // namespace
-
 Dtype grad_dtype_of(const Plan& plan, DeviceId device) {
   if (plan.grad_dtype) return *plan.grad_dtype;
   return plan.dtype[static_cast<std::size_t>(device)] == Dtype::kFp64 ? Dtype::kFp64 : Dtype::kFp32;
 }
 
-std::string role_of(const Plan& plan, DeviceId device) {
-  bool attention = false, expert = false;
+std::vector<std::string> roles_of(const Plan& plan) {
+  std::vector<bool> attention(plan.dtype.size()), experts = attention;
+  const auto set = [](std::vector<bool>& of_device, DeviceId device) {
+    const auto d = static_cast<std::size_t>(device);  // a plan may not be valid
+    if (d < of_device.size()) of_device[d] = true;
+  };
   for (const Group& group : plan.groups) {
     for (const LayerPlacement& layer : group.layers) {
-      attention = attention || lists(layer.attention, device);
-      expert = expert || owns(layer, device);
+      for (const ShareRow& row : layer.attention) {
+        for (const Share& share : row) set(attention, share.device);
+      }
+      for (const ExpertOwners& owners : layer.experts) {
+        for (const ExpertOwner& owner : owners) set(experts, owner.device);
+      }
     }
   }
-  return attention && expert ? "both" : attention ? "attention" : expert ? "expert" : "idle";
+  std::vector<std::string> roles;
+  for (std::size_t d = 0; d < attention.size(); ++d) {
+    roles.push_back(attention[d] && experts[d] ? "both"
+                    : attention[d]             ? "attention"
+                    : experts[d]               ? "expert"
+                                               : "idle");
+  }
+  return roles;
 }
 
 namespace {

@@ -160,8 +160,8 @@ i64 total_sequences(const Plan& plan);  ///< of a step, all groups
 /// fp64 for fp64 parameters. A sum of many microbatches in 16 bits loses what each of them adds.
 Dtype grad_dtype_of(const Plan& plan, DeviceId device);
 
-/// attention, expert, both or idle: what a device does in some layer of its group.
-std::string role_of(const Plan& plan, DeviceId device);
+/// [device] attention, expert, both or idle: what it does in some layer of its group.
+std::vector<std::string> roles_of(const Plan& plan);
 
 /// All faults of a plan against model and cluster, in words; empty = it fits.
 std::vector<std::string> validate(const Plan& plan, const ModelConfig& model, const Cluster& cluster);

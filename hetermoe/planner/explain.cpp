@@ -18,28 +18,6 @@ std::string join(const std::vector<std::string>& parts, const std::string& separ
   return out;
 }
 
-std::vector<std::string> roles_of(const PlanRequest& request, const Plan& plan) {
-  std::vector<bool> attention(request.cluster.devices.size(), false), experts = attention;
-  for (const Group& group : plan.groups) {
-    for (const LayerPlacement& layer : group.layers) {
-      for (const ShareRow& row : layer.attention) {
-        for (const Share& share : row) attention[static_cast<std::size_t>(share.device)] = true;
-      }
-      for (const auto& owners : layer.experts) {
-        for (const ExpertOwner& owner : owners) experts[static_cast<std::size_t>(owner.device)] = true;
-      }
-    }
-  }
-  std::vector<std::string> roles;
-  for (std::size_t d = 0; d < attention.size(); ++d) {
-    roles.push_back(attention[d] && experts[d] ? "both"
-                    : attention[d]             ? "attention"
-                    : experts[d]               ? "expert"
-                                               : "idle");
-  }
-  return roles;
-}
-
 std::vector<TypeUse> use_of_types(const PlanRequest& request, const Candidate& candidate,
                                   const std::vector<std::string>& roles) {
   std::vector<TypeUse> uses;
@@ -121,7 +99,7 @@ std::string reason(const Candidate& best, const Candidate& loser) {
 }  // namespace
 
 void describe(const PlanRequest& request, const Plan& plan, Candidate& candidate) {
-  const std::vector<std::string> roles = roles_of(request, plan);
+  const std::vector<std::string> roles = roles_of(plan);
   candidate.types = use_of_types(request, candidate, roles);
   candidate.name = name_of_plan(candidate.types, plan, roles);
   const i32 newest_type =

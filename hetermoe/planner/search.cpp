@@ -22,6 +22,7 @@ namespace {
 constexpr i64 kNoLimit = 1 << 30;
 constexpr double kBinds = 0.995;  ///< a bound binds when estimates without it are lower by more
 constexpr i64 kLargeCluster = 512;
+constexpr i64 kMostNarrowed = 128;          ///< devices of a cluster that is searched twice
 constexpr std::size_t kFixedCounts = 9;     ///< microbatch counts of fixed strategies
 constexpr std::size_t kFewFixedCounts = 3;  ///< in a large cluster, where they do not win
 constexpr i64 kMostShares = 2'000'000;      ///< of a fixed strategy's plan in a large cluster, about 50 MiB
@@ -93,10 +94,14 @@ class Search {
       : request_(request), evaluator_(request), choice_(evaluator_.rates()) {}
 
   PlanResult run() {
-    PlanResult result;
-    SketchRanking ranking = rank_sketches(evaluator_.rates());
-    ranked_ = std::move(ranking.sketches);
-    result.num_sketches = static_cast<i64>(ranked_.size());
+    search();
+    narrow();
+    return result();
+  }
+
+ private:
+  void search() {
+    ranking_ = rank_sketches(evaluator_.rates());
     simulate_named();
     for (const Round& round : kRounds) {
       simulate_promising(round);
@@ -104,21 +109,47 @@ class Search {
       improve(round);
     }
     if (evaluator_.size() == 0) simulate_any();
-    result.num_simulated = evaluator_.num_simulated();
+  }
+
+  /// The devices of the best plan alone: what it leaves out took simulations from what it uses.
+  void narrow() {
+    if (!has_best() || request_.cluster.num_devices() > kMostNarrowed) return;
+    std::vector<bool> used(request_.cluster.devices.size());
+    const Plan best = evaluator_.plan_of(evaluator_.best());
+    for (const Group& group : best.groups) {
+      for (const DeviceId device : group.devices) used[idx(device)] = true;
+    }
+    PlanRequest alone = request_;
+    alone.limits.idle.clear();
+    for (DeviceId d = 0; d < request_.cluster.num_devices(); ++d) {
+      if (!used[idx(d)]) alone.limits.idle.push_back(d);
+    }
+    if (alone.limits.idle.size() == request_.limits.idle.size()) return;
+    Search again(alone);
+    again.search();
+    num_narrowed_ = again.evaluator_.num_simulated();
+    if (!again.has_best() || again.best_step() >= best_step()) return;
+    evaluator_.forget_budget();
+    evaluator_.evaluate(again.evaluator_.plan_of(again.evaluator_.best()));
+  }
+
+  PlanResult result() {
+    PlanResult result;
+    result.num_sketches = static_cast<i64>(ranking_.sketches.size());
+    result.num_simulated = evaluator_.num_simulated() + num_narrowed_;
     if (evaluator_.size() == 0) {
       result.infeasible =
-          ranking.shortage ? to_string(evaluator_.rates(), *ranking.shortage) : evaluator_.last_overfill();
+          ranking_.shortage ? to_string(evaluator_.rates(), *ranking_.shortage) : evaluator_.last_overfill();
       result.advice = advice(shortfall(evaluator_.rates()));
     } else {
-      result.others_lack = others_lack(ranking);
+      result.others_lack = others_lack();
     }
-    result.bounds = bounds(ranking);
+    result.bounds = bounds();
     result.tried = reported_candidates(request_, evaluator_, named_);
     explain(result);
     return result;
   }
 
- private:
   bool has_best() const { return evaluator_.best() >= 0; }
   Seconds best_step() const { return evaluator_.step_of(evaluator_.best()); }
 
@@ -135,7 +166,7 @@ class Search {
     Tries mixed, all, whole_nodes;
     all.wanted = 1;
     whole_nodes.left = 40, whole_nodes.wanted = 4;  // the first ones by estimate often have no room
-    for (const RankedSketch& ranked : ranked_) {
+    for (const RankedSketch& ranked : ranking_.sketches) {
       Tries& tries = ranked.classes.size() == 1 ? of_class[ranked.classes[0]] : mixed;
       const bool whole = uses_all(ranked.sketch);
       const bool apart = !whole_nodes.over() && keeps_to_nodes(ranked.sketch);
@@ -170,16 +201,16 @@ class Search {
   }
 
   /// What keeps all plans with any but the newest type from having room; empty = some have.
-  std::string others_lack(const SketchRanking& ranking) const {
+  std::string others_lack() const {
     const Rates& rates = evaluator_.rates();
     const i32 newest = request_.cluster.devices[idx(default_roles(request_.cluster).attention.at(0))].type;
-    for (const RankedSketch& ranked : ranked_) {
+    for (const RankedSketch& ranked : ranking_.sketches) {
       for (const std::size_t c : ranked.classes) {
         if (rates.classes()[c].type != newest) return "";
       }
     }
     for (std::size_t c = 0; c < rates.num_classes(); ++c) {
-      const std::optional<Shortage>& shortage = ranking.shortage_besides[c];
+      const std::optional<Shortage>& shortage = ranking_.shortage_besides[c];
       if (rates.classes()[c].type != newest || !shortage) continue;
       return fmt::format("the nearest miss by {:.1f} GiB: {}",
                          (shortage->need - rates.usable_memory(shortage->cls)) / kGiB,
@@ -189,11 +220,11 @@ class Search {
   }
 
   /// Bounds of the search that kept it from something better, or from looking.
-  std::vector<std::string> bounds(const SketchRanking& ranking) const {
+  std::vector<std::string> bounds() const {
     std::vector<std::string> out;
-    if (ranking.most_groups > 0) {
+    if (ranking_.most_groups > 0) {
       out.push_back(fmt::format("Bound of the search: plans of more than {} groups were not looked at.",
-                                ranking.most_groups));
+                                ranking_.most_groups));
     }
     if (promising_left_ > 0) {
       out.push_back(
@@ -211,20 +242,20 @@ class Search {
     const Rates rates(wider);
     const std::vector<RankedSketch> sketches = rank_sketches(rates).sketches;
     if (sketches.empty()) return;
-    const bool none = ranked_.empty();
-    if (!none && sketches.front().estimate.step > kBinds * ranked_.front().estimate.step) return;
+    const bool none = ranking_.sketches.empty();
+    if (!none && sketches.front().estimate.step > kBinds * ranking_.sketches.front().estimate.step) return;
     out.push_back(fmt::format(
         "Bound of the search: with more than {} microbatches {}.", request_.limits.max_microbatches,
         none ? "plans fit"
              : fmt::format("plans are {:.2f} times as fast by estimate",
-                           ranked_.front().estimate.step / sketches.front().estimate.step)));
+                           ranking_.sketches.front().estimate.step / sketches.front().estimate.step)));
   }
 
   void simulate_promising(const Round& round) {
     std::map<std::string, i64> structures, groupings;
     const i64 reserve = evaluator_.budget() / 3;  // for improving the winner
     const bool first = &round == kRounds;
-    for (const RankedSketch& ranked : ranked_) {
+    for (const RankedSketch& ranked : ranking_.sketches) {
       if (has_best() && ranked.estimate.step > round.max_estimate_ratio * best_step()) break;
       i64& count = structures[structure_of(ranked)];
       i64& alike =
@@ -242,7 +273,7 @@ class Search {
   /// Where every plan is dear, the first one that has room is better than none.
   void simulate_any() {
     evaluator_.forget_budget();
-    for (const RankedSketch& ranked : ranked_) {
+    for (const RankedSketch& ranked : ranking_.sketches) {
       if (evaluator_.evaluate(ranked.sketch) >= 0) return;
     }
   }
@@ -321,8 +352,9 @@ class Search {
   const PlanRequest& request_;
   Evaluator evaluator_;
   GroupChoice choice_;
-  std::vector<RankedSketch> ranked_;
+  SketchRanking ranking_;
   NamedPlans named_;
+  i64 num_narrowed_ = 0;    ///< simulations of narrow()
   i64 promising_left_ = 0;  ///< sketches with an estimate below the best step that had to be left
 };
 

@@ -19,7 +19,7 @@ constexpr int kRefinements = 12;              ///< of one sketch, one after anot
 constexpr std::size_t kOptions = 2;           ///< numbers of groups that a block of a partition may have
 constexpr std::size_t kMostSketches = 4000;   ///< that are handed on; more than are ever simulated
 constexpr double kHopeless = 1.5;  ///< bound over the best estimate, of sets of classes that are left out
-constexpr i64 kMostOwners = 1'500'000;  ///< entries of a plan: more do not fit into memory with their copies
+constexpr i64 kMostOwners = 5'000'000;  ///< entries of a plan: more do not fit into memory with their copies
 
 std::vector<GroupOrder> group_orders() {
   std::vector<GroupOrder> all;

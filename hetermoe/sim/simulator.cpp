@@ -290,9 +290,9 @@ Timeline timeline_frame(const Schedule& schedule, const Plan& plan, const Cluste
                         const std::string& source) {
   Timeline timeline;
   timeline.source = source;
-  for (DeviceId d = 0; d < schedule.num_devices; ++d) {
-    timeline.devices.push_back({cluster.device_name(d), cluster.type_of(d).name, role_of(plan, d)});
-  }
+  const std::vector<std::string> roles = roles_of(plan);
+  for (DeviceId d = 0; d < schedule.num_devices; ++d)
+    timeline.devices.push_back({cluster.device_name(d), cluster.type_of(d).name, roles[idx(d)]});
   for (OpId op = 0; op < schedule.num_ops(); ++op) {
     const Op& o = schedule.ops[idx(op)];
     const bool has_phase = o.kind < OpKind::kBalance;

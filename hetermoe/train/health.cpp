@@ -8,9 +8,9 @@
 namespace hetermoe {
 
 std::vector<std::string> kinds_of(const Cluster& cluster, const Plan& plan) {
-  std::vector<std::string> kinds;
-  for (DeviceId d = 0; d < cluster.num_devices(); ++d)
-    kinds.push_back(fmt::format("{} {}", cluster.type_of(d).name, role_of(plan, d)));
+  std::vector<std::string> kinds = roles_of(plan);
+  for (std::size_t d = 0; d < kinds.size(); ++d)
+    kinds[d] = fmt::format("{} {}", cluster.type_of(static_cast<DeviceId>(d)).name, kinds[d]);
   return kinds;
 }
 

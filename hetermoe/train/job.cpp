@@ -186,8 +186,9 @@ void check_moves(const std::vector<i64>& moved, const ModelConfig& model, const 
 }
 
 void set_dtypes(Plan& plan, const PlanOptions& options) {
+  const std::vector<std::string> roles = roles_of(plan);
   for (std::size_t d = 0; d < plan.dtype.size(); ++d) {
-    const std::string role = role_of(plan, static_cast<DeviceId>(d));
+    const std::string& role = roles[d];
     if (role == "expert" && options.expert_dtype) plan.dtype[d] = *options.expert_dtype;
     if ((role == "attention" || role == "both") && options.attention_dtype)
       plan.dtype[d] = *options.attention_dtype;

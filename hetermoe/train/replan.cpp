@@ -31,10 +31,10 @@ Roles new_roles(const Cluster& cluster, const std::vector<DeviceId>& survivors) 
 /// What the devices of a plan do, as far as they survive.
 Roles kept_roles(const Plan& plan, const std::vector<DeviceId>& survivors) {
   Roles roles;
+  const std::vector<std::string> all = roles_of(plan);
   for (const DeviceId d : survivors) {
-    const std::string role = role_of(plan, d);
     // Experts that Asym-EA moved do not make an attention device an expert device.
-    (role == "expert" ? roles.experts : roles.attention).push_back(d);
+    (all[static_cast<std::size_t>(d)] == "expert" ? roles.experts : roles.attention).push_back(d);
   }
   return roles;
 }
@@ -68,10 +68,10 @@ Job with_own_strategy(const Job& job, const Plan& before, const Cluster& cluster
 /// The numbers of a run do not depend on who plans: a role has the dtype that it had before.
 void keep_dtypes(Plan& plan, const Plan& before) {
   std::map<std::string, Dtype> of_role;
-  for (std::size_t d = 0; d < before.dtype.size(); ++d)
-    of_role.try_emplace(role_of(before, static_cast<DeviceId>(d)), before.dtype[d]);
+  const std::vector<std::string> roles_before = roles_of(before), roles = roles_of(plan);
+  for (std::size_t d = 0; d < before.dtype.size(); ++d) of_role.try_emplace(roles_before[d], before.dtype[d]);
   for (std::size_t d = 0; d < plan.dtype.size(); ++d) {
-    const auto found = of_role.find(role_of(plan, static_cast<DeviceId>(d)));
+    const auto found = of_role.find(roles[d]);
     plan.dtype[d] = found != of_role.end() ? found->second : before.dtype[d];
   }
   plan.wire_forward = before.wire_forward;

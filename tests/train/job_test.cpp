@@ -230,7 +230,7 @@ TEST_F(JobPlan, MoreMovedExpertsThanADeviceHasAreRefused) {
   Overrides good = roles, bad = roles;
   good.emplace_back("plan.experts_moved", std::to_string(most) + zeros);
   bad.emplace_back("plan.experts_moved", std::to_string(most + 1) + zeros);
-  EXPECT_EQ(role_of(plan_with(good), 0), "both");
+  EXPECT_EQ(roles_of(plan_with(good))[0], "both");
   EXPECT_EQ(
       plan_error(bad),
       fmt::format("[plan.experts_moved[0]] got {}, expected at most {}: device 2 has no more experts of "
@@ -305,7 +305,7 @@ TEST(PlanDtypes, DevicesThatShareNoStateMayDiffer) {
   const Cluster cluster = load_cluster("demo");
   Plan plan = make_job_plan(job_from_overrides({{"model", "tiny"}, {"strategy", "zebra"}}), model, cluster);
   for (DeviceId d = 0; d < cluster.num_devices(); ++d) {
-    if (role_of(plan, d) == "expert") plan.dtype[static_cast<std::size_t>(d)] = Dtype::kFp16;
+    if (roles_of(plan)[static_cast<std::size_t>(d)] == "expert") plan.dtype[static_cast<std::size_t>(d)] = Dtype::kFp16;
   }
   EXPECT_TRUE(validate(plan, model, cluster).empty());
 }
