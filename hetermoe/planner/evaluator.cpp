@@ -14,12 +14,12 @@
 namespace hetermoe {
 namespace {
 
-constexpr i64 kSmallBudget = 200'000;   ///< of small clusters, where devices are told apart by node
-constexpr i64 kLeastBudget = 80'000;    ///< of others
-constexpr i64 kMediumCluster = 64;      ///< devices up to which the budget grows faster
+constexpr i64 kSmallBudget = 200'000;    ///< of small clusters, where devices are told apart by node
+constexpr i64 kLeastBudget = 80'000;     ///< of others
+constexpr i64 kMediumCluster = 64;       ///< devices up to which the budget grows faster
 constexpr i64 kMostBudget = 12'000'000;  ///< of the largest clusters
-constexpr i64 kDearest = 8;             ///< no simulation takes more than this part of the budget
-constexpr i64 kEntriesPerVisit = 2;     ///< entries of a plan that take as long as an op-device visit
+constexpr i64 kDearest = 8;              ///< no simulation takes more than this part of the budget
+constexpr i64 kEntriesPerVisit = 2;      ///< entries of a plan that take as long as an op-device visit
 
 }  // namespace
 

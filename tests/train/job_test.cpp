@@ -305,7 +305,8 @@ TEST(PlanDtypes, DevicesThatShareNoStateMayDiffer) {
   const Cluster cluster = load_cluster("demo");
   Plan plan = make_job_plan(job_from_overrides({{"model", "tiny"}, {"strategy", "zebra"}}), model, cluster);
   for (DeviceId d = 0; d < cluster.num_devices(); ++d) {
-    if (roles_of(plan)[static_cast<std::size_t>(d)] == "expert") plan.dtype[static_cast<std::size_t>(d)] = Dtype::kFp16;
+    if (roles_of(plan)[static_cast<std::size_t>(d)] == "expert")
+      plan.dtype[static_cast<std::size_t>(d)] = Dtype::kFp16;
   }
   EXPECT_TRUE(validate(plan, model, cluster).empty());
 }
