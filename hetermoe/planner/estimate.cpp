@@ -11,7 +11,12 @@
 namespace hetermoe {
 namespace {
 
-constexpr double kSharedPort = 1.3;  ///< load of a port that two groups share in unequal parts
+constexpr double kSharedPort = 2.5;  ///< load of a port that two groups share in unequal parts
+
+/// Whether groups of so many devices of a class end within nodes.
+bool shares_nodes(double of_group, double per_node, double groups) {
+  return groups > 1 && std::fmod(std::max(of_group, per_node), std::min(of_group, per_node)) > 0;
+}
 
 /// One direction of a layer for one microbatch.
 struct LayerTime {
@@ -103,8 +108,7 @@ class GroupEstimate {
       node.groups =
           std::clamp(std::floor(per_node / of_group), 1.0, std::max(1.0, real(sketch_.groups.size())));
     // Groups that end within a node share its port with the next one, and some with the larger part of it.
-    const double rest = of_group > per_node ? std::fmod(of_group, per_node) : 0;
-    if (rest > 0 && sketch_.groups.size() > 1) node.groups = kSharedPort;
+    if (shares_nodes(of_group, per_node, real(sketch_.groups.size()))) node.groups = kSharedPort;
     for (const Part& part : parts_) {
       if (part.cls != cls) continue;
       const double there = node.devices * part.count / of_group;
@@ -235,8 +239,11 @@ class EndOfStep {
       slowest =
           std::max(slowest, sent(on_node - 1, replicas - 1) / cls.local + messages(kind, part, cls.latency));
     }
-    for (std::size_t c = 0; c < of_node.size(); ++c)
-      slowest = std::max(slowest, of_node[c] / rates_.classes()[c].port);
+    for (std::size_t c = 0; c < of_node.size(); ++c) {
+      const DeviceClass& cls = rates_.classes()[c];
+      const double load = devices[c] > 0 && shares_nodes(devices[c], cls.per_node, groups_) ? kSharedPort : 1;
+      slowest = std::max(slowest, load * of_node[c] / cls.port);
+    }
     return slowest;
   }
 
