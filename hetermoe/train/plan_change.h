@@ -11,8 +11,8 @@ struct PlanChange {
   std::string plan;  ///< a plan file
   template <class V>
   void fields(V& v) {
-    v("step", step, "first step that the plan computes", at_least(2));
-    v("plan", plan, "a plan.json");
+    v("step", step, "first step that the plan computes", required(at_least(2)));
+    v("plan", plan, "a plan.json", required());
   }
 };
 

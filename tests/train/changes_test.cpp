@@ -73,13 +73,23 @@ TEST(PlanChanges, AreReadFromAJobFileAndFromFlags) {
             write_fields(job));
 }
 
+TEST(PlanChanges, WithoutAStepOrAPlanAreErrors) {
+  const WorkFolder folder;
+  for (const auto& [text, missing] : {std::pair{"{plan: a.json}", "step"}, {"{step: 50}", "plan"}}) {
+    const std::string path = folder.file("job.yaml", fmt::format("train: {{changes: [{}]}}\n", text));
+    const std::string error = error_of<ConfigError>([&] { load_job(path, {}); });
+    EXPECT_NE(error.find("train.changes[0]"), std::string::npos) << error;
+    EXPECT_NE(error.find(fmt::format("has no key \"{}\"", missing)), std::string::npos) << error;
+  }
+}
+
 TEST(PlanChanges, UnknownKeysAndStepsBelowTwoAreRefusedWithTheirPlace) {
   const auto error = [](const std::string& changes) {
     return error_of<ConfigError>([&] { job_from_overrides({{"train.changes", changes}}); });
   };
   EXPECT_EQ(error("[{step: 1, plan: c.json}]"),
             "[--train.changes[0].step] out of range: got 1, expected >= 2");
-  EXPECT_EQ(error("[{step: 2, plan: c.json}, {stop: 3}]").substr(0, 40),
+  EXPECT_EQ(error("[{step: 2, plan: c.json}, {step: 3, plan: d.json, stop: 3}]").substr(0, 40),
             "[--train.changes[1]] unknown key \"stop\".");
 }
 
