@@ -1,7 +1,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <map>
-#include <numeric>
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/planner/blocks.h"
@@ -100,7 +99,7 @@ void split_and_join(const PlanRequest& request, const Plan& plan, double best, R
       for (i64& count : next[b].shape) count = split ? count / 2 : count * 2;
       next[b].groups = split ? next[b].groups * 2 : next[b].groups / 2;
       if (next[b].groups == 0) continue;
-      if (std::accumulate(next[b].shape.begin(), next[b].shape.end(), i64{0}) == 0) continue;
+      if (sum_of(next[b].shape) == 0) continue;
       for (const i32 window : {1, 2, 4, 0}) {
         for (const Recompute recompute : {Recompute::kLocal, Recompute::kOff}) {
           const std::optional<Sketch> sketch = make_sketch(rates, choice, {window, recompute}, next);

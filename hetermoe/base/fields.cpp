@@ -26,10 +26,14 @@ void wrong_type(const std::string& where, const Json& got, const std::string& ex
   fail<ConfigError>(trimmed(where), "wrong type: got {}, expected {}", describe(got), expected);
 }
 
-void check_range(const std::string& where, double value, const Range& range) {
+bool is_in_range(double value, const Range& range) {
   const bool below = range.low_open ? value <= range.low : value < range.low;
   const bool above = range.high_open ? value >= range.high : value > range.high;
-  if (below || above || std::isnan(value)) {
+  return !below && !above && !std::isnan(value);
+}
+
+void check_range(const std::string& where, double value, const Range& range) {
+  if (!is_in_range(value, range)) {
     fail<ConfigError>(where, "out of range: got {}, expected {}", value, to_string(range));
   }
 }

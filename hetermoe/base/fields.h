@@ -91,6 +91,7 @@ struct is_optional : std::false_type {};
 template <class T>
 struct is_optional<std::optional<T>> : std::true_type {};
 [[noreturn]] void wrong_type(const std::string& where, const Json& got, const std::string& expected);
+bool is_in_range(double value, const Range& range);
 void check_range(const std::string& where, double value, const Range& range);
 /// Control characters are allowed in no text, line breaks and tabs only in a text of several lines.
 void check_text(const std::string& where, const Json& text, const Range& range);
@@ -196,6 +197,15 @@ namespace detail {
 /// "job.yaml " + name, "--" + name, or place.name.
 std::string member_place(const std::string& where, const char* name);
 
+/// Whether a member may keep what it holds. A default outside its range stands for "not given".
+template <class M>
+bool is_allowed(const M& member, const Range& range) {
+  if constexpr (std::is_arithmetic_v<M>)
+    return is_in_range(static_cast<double>(member), range);
+  else
+    return true;
+}
+
 struct FieldReader {
   const Json& json;
   const std::string& where;
@@ -206,7 +216,7 @@ struct FieldReader {
     const auto found = json.find(name);
     if (found != json.end()) {
       read_value(*found, member, member_place(where, name), range);
-    } else if (range.required) {
+    } else if (range.required || !is_allowed(member, range)) {
       missing_key(where, name, type_text<M>(), help);
     }
   }
@@ -225,8 +235,8 @@ std::string help_text(const char* help, const std::vector<std::string>& names, c
 
 }  // namespace detail
 
-/// Reads an object into a struct with fields(). Absent keys keep their default; unknown keys are errors with
-/// the nearest known name. `where` is the file and a blank, as "job.yaml ", or "--" for flags; paths inside
+/// Reads an object into a struct with fields(). Absent keys keep their default, and are errors where it is out
+/// of the range; unknown keys are errors with the nearest known name. `where` is the file and a blank, as "job.yaml ", or "--" for flags; paths inside
 /// are appended.
 template <class T>
 void read_fields(const Json& json, T& out, const std::string& where) {

@@ -14,13 +14,9 @@ constexpr std::size_t kFewClasses = 4;  ///< up to so many classes every partiti
 /// Group counts and group sizes: each is at most half as large again as the one before.
 constexpr i64 kRoundNumbers[] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512};
 
-i64 available(const Rates& rates, std::size_t cls) {
-  return static_cast<i64>(rates.classes()[cls].devices.size());
-}
-
 /// Devices of a class that no block has.
 i64 free_of(const Rates& rates, const Blocks& blocks, std::size_t cls) {
-  i64 left = available(rates, cls);
+  i64 left = rates.classes()[cls].size();
   for (const Block& block : blocks) left -= block.groups * block.shape[cls];
   return left;
 }
@@ -125,7 +121,7 @@ Blocks equal_blocks(const Rates& rates, const ClassSet& used, i64 groups) {
   std::vector<Shape> shapes(idx(groups), Shape(rates.num_classes(), 0));
   i64 turn = 0;  // leftovers of the next class go to the groups after those that got one
   for (const std::size_t c : used) {
-    const i64 count = available(rates, c);
+    const i64 count = rates.classes()[c].size();
     for (i64 g = 0; g < groups; ++g) shapes[idx(g)][c] = count / groups;
     for (i64 i = 0; i < count % groups; ++i) ++shapes[idx(turn++ % groups)][c];
   }
@@ -218,12 +214,12 @@ std::vector<Blocks> neighbours(const Rates& rates, const Blocks& blocks) {
 }
 
 std::vector<i64> group_counts(const Rates& rates, const ClassSet& used, i64 most) {
-  i64 least = available(rates, used.front());
-  for (const std::size_t c : used) least = std::min(least, available(rates, c));
+  i64 least = rates.classes()[used.front()].size();
+  for (const std::size_t c : used) least = std::min(least, rates.classes()[c].size());
   std::set<i64> counts;
   for (const i64 number : kRoundNumbers) {
     counts.insert(number);
-    for (const std::size_t c : used) counts.insert(available(rates, c) / number);
+    for (const std::size_t c : used) counts.insert(rates.classes()[c].size() / number);
   }
   std::vector<i64> out;
   for (const i64 count : counts) {

@@ -7,11 +7,11 @@
 
 namespace hetermoe {
 
-/// Goes from a plan to faster neighbours until none is faster or the budget is used up.
 /// What a climb changes: sketches and the order alone; also single devices, experts and sequences of a plan,
 /// which takes many simulations for a small gain; also experts between layers, for the smallest.
 enum class ClimbBy { kSketches, kPlans, kSwaps };
 
+/// Goes from a plan to faster neighbours until none is faster or the budget is used up.
 class Climb {
  public:
   /// Keeps references. Stops when no more than `kept` of the evaluator's budget is left.

@@ -1,6 +1,5 @@
 #pragma once
 #include <map>
-#include <numeric>
 #include <optional>
 #include <tuple>
 #include <vector>
@@ -11,8 +10,6 @@ namespace hetermoe {
 
 /// [class] devices of one group.
 using Shape = std::vector<i64>;
-
-inline i64 sum_of(const Shape& shape) { return std::accumulate(shape.begin(), shape.end(), i64{0}); }
 
 /// What all groups of a plan have in common.
 struct GroupOrder {

@@ -1,7 +1,6 @@
 #include "hetermoe/planner/neighbours.h"
 
 #include <algorithm>
-#include <numeric>
 #include <set>
 
 #include "hetermoe/base/index.h"
@@ -9,15 +8,15 @@
 namespace hetermoe {
 namespace {
 
-i64 sum_of(const std::vector<i64>& numbers) {
-  return std::accumulate(numbers.begin(), numbers.end(), i64{0});
+/// Whether so many devices of a group can compute attention: some, and not all where experts stand apart.
+bool can_attend(const SketchGroup& group, i64 count) {
+  return count > 0 && (group.mixed || count != sum_of(group.count));
 }
 
 /// Whether a group of this shape can have `count` attention devices of class `cls`.
 bool can_have(const SketchGroup& group, std::size_t cls, i64 count) {
-  const i64 sum = sum_of(group.attention) - group.attention[cls] + count;
-  if (count < 0 || count > group.count[cls] || sum == 0) return false;
-  return group.mixed || sum != sum_of(group.count);
+  return count >= 0 && count <= group.count[cls] &&
+         can_attend(group, sum_of(group.attention) - group.attention[cls] + count);
 }
 
 }  // namespace
@@ -95,14 +94,12 @@ std::vector<Sketch> other_devices(const Rates& rates, const Sketch& sketch) {
       const DeviceClass& cls = rates.classes()[c];
       const auto per_node = static_cast<i64>(cls.per_node);
       const i64 now = group.count[c];
-      const bool has_more = sketch.groups.size() == 1 && now < static_cast<i64>(cls.devices.size());
+      const bool has_more = sketch.groups.size() == 1 && now < cls.size();
       for (const i64 count : std::set<i64>{now - 1, now / per_node * per_node, has_more ? now + 1 : now}) {
         if (count < 0 || count == now) continue;
         Sketch next = with_kind(sketch, kind, [&](SketchGroup& g) { resize(g, c, count); });
-        const SketchGroup& changed = next.groups[kind];
-        if (sum_of(changed.attention) == 0) continue;
-        if (!changed.mixed && sum_of(changed.attention) == sum_of(changed.count)) continue;
-        all.push_back(std::move(next));
+        if (can_attend(next.groups[kind], sum_of(next.groups[kind].attention)))
+          all.push_back(std::move(next));
       }
     }
   }

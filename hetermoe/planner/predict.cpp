@@ -128,6 +128,7 @@ std::optional<Prediction> Predictor::predict_within(i64 max_visits, const Plan& 
   Prediction out;
   out.step = run->step;
   out.busy = std::move(run->busy);
+  out.group_end = std::move(run->group_end);
   for (double& busy : out.busy) busy /= out.step;
   out.tokens_per_s = tokens_of(plan) / out.step;
   return out;

@@ -10,7 +10,8 @@ namespace hetermoe {
 struct Prediction {
   Seconds step = 0;
   double tokens_per_s = 0;
-  std::vector<double> busy;  ///< [device] share of the step spent in compute ops
+  std::vector<double> busy;        ///< [device] share of the step spent in compute ops
+  std::vector<Seconds> group_end;  ///< [group] end of its last op that belongs to a microbatch
 };
 
 /// Microbatches of a group that repeat the ones before them, whole windows of them.
@@ -46,7 +47,7 @@ class Predictor {
   struct Run {
     Seconds step = 0;
     std::vector<Seconds> busy;       ///< [device]
-    std::vector<Seconds> group_end;  ///< [group] end of its last op that belongs to a microbatch
+    std::vector<Seconds> group_end;  ///< as Prediction's
   };
   std::optional<Run> simulate(i64 max_visits, const Plan& plan);
   static void extend(Run& run, const Run& shorter, const Plan& plan, const std::vector<Repeat>& repeated);

@@ -23,6 +23,8 @@ struct DeviceClass {
       0;  ///< effective, per direction, shared by the node's devices; the slowest node counts
   BytesPerSecond local = 0;
   Seconds latency = 0;
+
+  i64 size() const { return static_cast<i64>(devices.size()); }
 };
 
 struct LayerCost {

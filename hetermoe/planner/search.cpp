@@ -114,17 +114,11 @@ class Search {
   /// The devices of the best plan alone: what it leaves out took simulations from what it uses.
   void narrow() {
     if (!has_best() || request_.cluster.num_devices() > kMostNarrowed) return;
-    std::vector<bool> used(request_.cluster.devices.size());
-    const Plan best = evaluator_.plan_of(evaluator_.best());
-    for (const Group& group : best.groups) {
-      for (const DeviceId device : group.devices) used[idx(device)] = true;
-    }
     PlanRequest alone = request_;
-    alone.limits.idle.clear();
-    for (DeviceId d = 0; d < request_.cluster.num_devices(); ++d) {
-      if (!used[idx(d)]) alone.limits.idle.push_back(d);
-    }
-    if (alone.limits.idle.size() == request_.limits.idle.size()) return;
+    std::vector<DeviceId>& idle = alone.limits.idle;
+    const std::vector<DeviceId> left_out = free_devices(evaluator_.plan_of(evaluator_.best()), idle);
+    if (left_out.empty()) return;
+    idle.insert(idle.end(), left_out.begin(), left_out.end());
     Search again(alone);
     again.search();
     num_narrowed_ = again.evaluator_.num_simulated();

@@ -53,12 +53,20 @@ Plan ShortModel::cut(Plan& plan, i64 layers) {
   return out;
 }
 
+/// Groups are extrapolated one by one: the one that ends last in a few layers need not do so in all of them.
 Prediction ShortModel::extrapolate(Prediction longer, const Prediction& shorter) const {
-  const Seconds step = longer.step + extra_ * (longer.step - shorter.step);
-  for (std::size_t d = 0; d < longer.busy.size(); ++d) {
-    const Seconds longer_busy = longer.busy[d] * longer.step, shorter_busy = shorter.busy[d] * shorter.step;
-    longer.busy[d] = (longer_busy + extra_ * (longer_busy - shorter_busy)) / step;
-  }
+  const auto extend = [&](double of_longer, double of_shorter) {
+    return of_longer + extra_ * (of_longer - of_shorter);
+  };
+  const auto last_end = [](const Prediction& of) {
+    return *std::max_element(of.group_end.begin(), of.group_end.end());
+  };
+  const Seconds after_groups = extend(longer.step - last_end(longer), shorter.step - last_end(shorter));
+  for (std::size_t g = 0; g < longer.group_end.size(); ++g)
+    longer.group_end[g] = extend(longer.group_end[g], shorter.group_end[g]);
+  const Seconds step = last_end(longer) + after_groups;
+  for (std::size_t d = 0; d < longer.busy.size(); ++d)
+    longer.busy[d] = extend(longer.busy[d] * longer.step, shorter.busy[d] * shorter.step) / step;
   longer.tokens_per_s *= longer.step / step;
   longer.step = step;
   return longer;

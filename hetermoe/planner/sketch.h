@@ -1,4 +1,5 @@
 #pragma once
+#include <numeric>
 #include <vector>
 
 #include "hetermoe/planner/rates.h"
@@ -6,6 +7,11 @@
 // A plan in a few numbers: how many devices of each class do what. Sketches are weighed by the thousand; the
 // promising ones are rounded to plans and simulated.
 namespace hetermoe {
+
+/// Of numbers by class.
+inline i64 sum_of(const std::vector<i64>& numbers) {
+  return std::accumulate(numbers.begin(), numbers.end(), i64{0});
+}
 
 struct SketchGroup {
   std::vector<i64> first, count;  ///< [class] the group has devices first .. first + count - 1 of the class

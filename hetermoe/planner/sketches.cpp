@@ -1,6 +1,7 @@
 #include "hetermoe/planner/sketches.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <map>
 #include <numeric>
@@ -81,8 +82,6 @@ class Ranker {
     }
   }
 
-  i64 available(std::size_t c) const { return static_cast<i64>(rates_.classes()[c].devices.size()); }
-
   /// Groups that a plan can list.
   i64 most_groups() const {
     return std::max<i64>(
@@ -118,7 +117,7 @@ class Ranker {
   /// Every way to give attention to some devices of a group, in the order of advantage.
   std::vector<SketchGroup> patterns(const Shape& shape, i64 microbatches) const {
     std::vector<SketchGroup> out;
-    const i64 total = std::accumulate(shape.begin(), shape.end(), i64{0});
+    const i64 total = sum_of(shape);
     for (const i64 cut : attention_cuts(shape)) {
       SketchGroup base = cut_group(shape, cut);
       base.sequences = request_.sequences;
@@ -138,18 +137,21 @@ class Ranker {
     return out;
   }
 
-  /// A group of some devices of these classes: one, a node, half of the nodes, those on full nodes. Of one
-  /// class, or of all.
+  /// Some devices of a class: one, a node, half of the nodes, those on full nodes.
+  static std::array<i64, 4> parts_of(const DeviceClass& cls) {
+    const auto per_node = static_cast<i64>(cls.per_node);
+    const i64 half = std::max<i64>(1, cls.on_full_nodes / per_node / 2) * per_node;
+    return {1, per_node, half, cls.on_full_nodes};
+  }
+
+  /// A group of a part of one of these classes and of all of the others, and of a part of each.
   void add_parts(const GroupOrder& order, const ClassSet& used) {
     const Shape all = share_of(used, 1);
-    for (int part = 0; part < 4; ++part) {
+    for (std::size_t part = 0; part < 4; ++part) {
       Shape of_all = all;
       for (const std::size_t c : used) {
-        const DeviceClass& cls = rates_.classes()[c];
-        const auto per_node = static_cast<i64>(cls.per_node);
-        const i64 half = std::max<i64>(1, cls.on_full_nodes / per_node / 2) * per_node;
         Shape of_one = all;
-        of_one[c] = of_all[c] = part == 0 ? 1 : part == 1 ? per_node : part == 2 ? half : cls.on_full_nodes;
+        of_one[c] = of_all[c] = parts_of(rates_.classes()[c])[part];
         if (of_one != all) add_blocks(order, {{of_one, 1}});
       }
       if (of_all != all) add_blocks(order, {{of_all, 1}});
@@ -161,15 +163,15 @@ class Ranker {
   /// Equal groups of these classes, with all their devices and without those that do not divide.
   void add_equal_groups(const GroupOrder& order, const ClassSet& used) {
     Shape all(rates_.num_classes(), 0);
-    for (const std::size_t c : used) all[c] = available(c);
+    for (const std::size_t c : used) all[c] = rates_.classes()[c].size();
     const Seconds bound = real(request_.sequences) / ideal_rate(rates_, all);
     if (used.size() > 1 && !ranked_.empty() && bound > kHopeless * least_) return;
     for (const i64 groups : counts_of(used, request_.sequences)) {
       if (groups == 1) continue;
       add_blocks(order, equal_blocks(rates_, used, groups));
       const Shape shape = share_of(used, groups);
-      const bool divides =
-          std::all_of(used.begin(), used.end(), [&](std::size_t c) { return available(c) % groups == 0; });
+      const bool divides = std::all_of(
+          used.begin(), used.end(), [&](std::size_t c) { return rates_.classes()[c].size() % groups == 0; });
       if (!divides) add_blocks(order, {{shape, groups}});
     }
   }
@@ -189,7 +191,7 @@ class Ranker {
 
   Shape share_of(const ClassSet& used, i64 groups) const {
     Shape shape(rates_.num_classes(), 0);
-    for (const std::size_t c : used) shape[c] = available(c) / groups;
+    for (const std::size_t c : used) shape[c] = rates_.classes()[c].size() / groups;
     return shape;
   }
 
@@ -216,7 +218,7 @@ class Ranker {
     const auto [entry, fresh] = options_.try_emplace({order, used});
     if (!fresh) return entry->second;
     Shape all(rates_.num_classes(), 0);
-    for (std::size_t c = 0; c < all.size(); ++c) all[c] = available(c);
+    for (std::size_t c = 0; c < all.size(); ++c) all[c] = rates_.classes()[c].size();
     const double share = ideal_rate(rates_, share_of(used, 1)) / ideal_rate(rates_, all);
     std::vector<std::pair<double, Block>> ranked;
     for (const i64 groups : counts_of(used, request_.sequences)) {

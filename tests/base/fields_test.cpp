@@ -96,6 +96,25 @@ TEST(Fields, AKeyThatMustBeThereIsNamed) {
   EXPECT_EQ(needy_error({{"device", 1}, {"sizes", Json::array()}}), "no error");
 }
 
+struct Timed {
+  double seconds = 0;
+  i64 runs = 1;
+  template <class V>
+  void fields(V& v) {
+    v("seconds", seconds, "median of the runs", above(0));
+    v("runs", runs, "timed runs", at_least(1));
+  }
+};
+
+TEST(Fields, AKeyWhoseDefaultIsOutOfRangeMustBeThere) {
+  const auto error = [](const Json& json) {
+    Timed timed;
+    return error_of<ConfigError>([&] { read_fields(json, timed, "f "); });
+  };
+  EXPECT_EQ(error({{"runs", 3}}), "[f] has no key \"seconds\", expected a number: median of the runs");
+  EXPECT_EQ(error({{"seconds", 0.5}}), "no error");
+}
+
 TEST(Fields, ARangeMayLeaveItsEndOut) {
   const auto with_decay = [](double decay) {
     return needy_error({{"device", 1}, {"sizes", {1}}, {"decay", decay}});

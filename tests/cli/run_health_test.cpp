@@ -131,35 +131,12 @@ TEST(ExitCode, AFileThatCannotBeReadBeforeTheFirstStepIsWrongInput) {
 TEST(Launch, RestartsARunWhoseFilesCouldNotBeWritten) {
   const WorkFolder folder;
   folder.file("run/checkpoints", "in the way");
-  const ProgramResult result = run_hetermoe({"launch",
-                                             "--pause",
-                                             "0",
-                                             "--restarts",
-                                             "1",
-                                             "--json",
-                                             "--",
-                                             HM_BINARY_DIR "/hetermoe",
-                                             "train",
-                                             "--model",
-                                             "tiny",
-                                             "--cluster",
-                                             "demo",
-                                             "--output",
-                                             folder / "run",
-                                             "--train.steps",
-                                             "2",
-                                             "--train.seq_len",
-                                             "16",
-                                             "--train.sequences",
-                                             "4",
-                                             "--train.microbatches",
-                                             "2",
-                                             "--train.validation_sequences",
-                                             "0",
-                                             "--data.max_bytes",
-                                             "200000",
-                                             "--checkpoint.every",
-                                             "1"});
+  std::vector<std::string> words = {"launch", "--pause", "0",  "--restarts",
+                                    "1",      "--json",  "--", HM_BINARY_DIR "/hetermoe"};
+  const std::vector<std::string> train =
+      train_words(folder, {"--train.steps", "2", "--checkpoint.every", "1"});
+  words.insert(words.end(), train.begin(), train.end());
+  const ProgramResult result = run_hetermoe(words);
   EXPECT_EQ(result.code, 1) << result.err;
   EXPECT_TRUE(contains(result.out, "\"restarts\": 1")) << result.out;
 }

@@ -283,14 +283,13 @@ TEST_F(ProfileFileTest, WrongContentsAreErrorsThatSayWhere) {
   json["entries"][1]["seconds"] = -1;
   EXPECT_NE(parse_error(json.dump()).find("[p.json entries[1].seconds] out of range: got -1"),
             std::string::npos);
-  json = write_fields(profile_);
-  for (const char* key : {"seconds", "p10_s", "p90_s"}) json["entries"][1].erase(key);
-  EXPECT_EQ(parse_error(json.dump()),
-            "[p.json entries[1]] no time: got no \"seconds\", expected the median of the runs");
-  json = write_fields(profile_);
-  json["entries"][1].erase("runs");
-  EXPECT_EQ(parse_error(json.dump()),
-            "[p.json entries[1]] no runs: got no \"runs\", expected how many were timed");
+  for (const char* key : {"seconds", "p10_s", "p90_s", "runs"}) {
+    json = write_fields(profile_);
+    json["entries"][1].erase(key);
+    const std::string error = parse_error(json.dump());
+    EXPECT_TRUE(error.starts_with(fmt::format("[p.json entries[1]] has no key \"{}\", expected a", key)))
+        << error;
+  }
   json = write_fields(profile_);
   json["entries"][1]["secs"] = 1;
   EXPECT_NE(parse_error(json.dump()).find("unknown key \"secs\""), std::string::npos);
