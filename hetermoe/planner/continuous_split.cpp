@@ -37,8 +37,10 @@ class PartMaker {
     state_ = state_bytes_per_parameter(element_).total();
     options_ = {element_, sketch.recompute != Recompute::kOff, false, rates.request().seq_len};
     microbatch_ = real(group.sequences) / real(group.microbatches);
-    copies_ =
-        microbatch_ * real(rates.request().seq_len * model_.top_k) / std::max(1.0, real(model_.num_experts));
+    const double of_sequence =
+        real(rates.request().seq_len * model_.top_k) / std::max(1.0, real(model_.num_experts));
+    copies_ = microbatch_ * of_sequence;
+    most_copies_ = std::ceil(microbatch_ - 1e-9) * of_sequence;
   }
 
   Part make(std::size_t cls, i64 count, double quota) const {
@@ -53,9 +55,9 @@ class PartMaker {
     if (part.attention) add_attention(part);
     part.unit_s = times * rates_.experts(cls, copies_, 1, sketch_.recompute).sum();
     part.unit = real(rates_.counts().expert) * state_ +
-                in_flight(sketch_, group_) * copies_ * expert_saved_bytes(model_, options_);
+                in_flight(sketch_, group_) * most_copies_ * expert_saved_bytes(model_, options_);
     // The op on the experts of one layer, which may be one more than the mean.
-    const Bytes op = copies_ * working_set();
+    const Bytes op = most_copies_ * working_set();
     part.unit += op / std::max(1.0, rates_.moe_layers());
     part.fixed += part.experts ? op : 0;
     return part;
@@ -94,7 +96,8 @@ class PartMaker {
   const ModelConfig& model_;
   Bytes element_ = 2, state_ = 16;
   ActivationOptions options_;
-  double microbatch_ = 0, copies_ = 0;
+  double microbatch_ = 0;                ///< sequences, mean
+  double copies_ = 0, most_copies_ = 0;  ///< of tokens for an expert: in the mean and in the fullest microbatch
 };
 
 std::vector<Part> make_parts(const Rates& rates, const Sketch& sketch, const SketchGroup& group) {

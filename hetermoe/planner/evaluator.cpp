@@ -14,12 +14,13 @@
 namespace hetermoe {
 namespace {
 
-constexpr i64 kSmallBudget = 200'000;    ///< of small clusters, where devices are told apart by node
-constexpr i64 kLeastBudget = 80'000;     ///< of others
-constexpr i64 kMediumCluster = 64;       ///< devices up to which the budget grows faster
-constexpr i64 kMostBudget = 12'000'000;  ///< of the largest clusters
-constexpr i64 kDearest = 8;              ///< no simulation takes more than this part of the budget
-constexpr i64 kEntriesPerVisit = 2;      ///< entries of a plan that take as long as an op-device visit
+constexpr i64 kSmallBudget = 200'000;     ///< of small clusters, where devices are told apart by node
+constexpr i64 kBudgetPerDevice = 15'000;  ///< of others,
+constexpr i64 kMediumBudget = 6'000'000;  ///< up to this,
+constexpr i64 kLargeBudget = 3'500;       ///< per device where that is more,
+constexpr i64 kMostBudget = 12'000'000;   ///< up to this
+constexpr i64 kDearest = 8;               ///< no simulation takes more than this part of the budget
+constexpr i64 kEntriesPerVisit = 2;       ///< entries of a plan that take as long as an op-device visit
 
 }  // namespace
 
@@ -39,9 +40,9 @@ Evaluator::Evaluator(const PlanRequest& request)
   whole_budget_ = request.limits.simulation_budget;
   if (whole_budget_ == 0) {
     const auto devices = static_cast<i64>(request.cluster.num_devices());
-    const i64 medium = std::min(devices, kMediumCluster);
-    const i64 least = devices <= kSmallCluster ? kSmallBudget : kLeastBudget;
-    whole_budget_ = std::clamp(20000 + 4000 * medium + 3500 * (devices - medium), least, kMostBudget);
+    const i64 of_others = std::max(std::min(kBudgetPerDevice * devices, kMediumBudget),
+                                   std::min(kLargeBudget * devices, kMostBudget));
+    whole_budget_ = devices <= kSmallCluster ? kSmallBudget : of_others;
   }
   budget_ = whole_budget_;
 }

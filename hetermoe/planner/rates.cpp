@@ -159,7 +159,7 @@ ComputeWork Rates::work(OpKind kind, std::size_t cls) const {
 }
 
 const LayerCost& Rates::attention(std::size_t cls, double sequences, Recompute recompute) const {
-  const auto [entry, fresh] = attention_.try_emplace({cls, sequences, recompute});
+  const auto [entry, fresh] = attention_[{cls, recompute}].try_emplace(sequences);
   if (fresh) entry->second = attention_cost(cls, sequences, recompute);
   return entry->second;
 }

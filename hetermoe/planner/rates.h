@@ -1,5 +1,6 @@
 #pragma once
 #include <map>
+#include <unordered_map>
 #include <memory>
 #include <tuple>
 #include <vector>
@@ -70,7 +71,7 @@ class Rates {
   std::vector<DeviceClass> classes_;
   i32 moe_layer_ = -1, dense_layer_ = -1;
   double moe_layers_ = 0, moe_share_ = 1;
-  mutable std::map<std::tuple<std::size_t, double, Recompute>, LayerCost> attention_;
+  mutable std::map<std::pair<std::size_t, Recompute>, std::unordered_map<double, LayerCost>> attention_;
 };
 
 /// A plan without placement, dtypes as requested: what the cost model needs to know of a plan.

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <future>
 #include <map>
 #include <set>
 
@@ -22,7 +23,7 @@ namespace {
 constexpr i64 kNoLimit = 1 << 30;
 constexpr double kBinds = 0.995;  ///< a bound binds when estimates without it are lower by more
 constexpr i64 kLargeCluster = 512;
-constexpr i64 kMostNarrowed = 128;          ///< devices of a cluster that is searched twice
+constexpr i64 kMostInParts = 300;           ///< devices of a cluster whose parts are searched alone
 constexpr std::size_t kFixedCounts = 9;     ///< microbatch counts of fixed strategies
 constexpr std::size_t kFewFixedCounts = 3;  ///< in a large cluster, where they do not win
 constexpr i64 kMostShares = 2'000'000;      ///< of a fixed strategy's plan in a large cluster, about 50 MiB
@@ -95,11 +96,19 @@ class Search {
 
   PlanResult run() {
     search();
-    narrow();
+    search_parts();
     return result();
   }
 
  private:
+  using Idle = std::vector<DeviceId>;  ///< in order
+
+  struct Found {
+    std::optional<Plan> plan;
+    Seconds step = 0;
+    i64 num_simulated = 0;
+  };
+
   void search() {
     ranking_ = rank_sketches(evaluator_.rates());
     simulate_named();
@@ -111,26 +120,70 @@ class Search {
     if (evaluator_.size() == 0) simulate_any();
   }
 
-  /// The devices of the best plan alone: what it leaves out took simulations from what it uses.
-  void narrow() {
-    if (!has_best() || request_.cluster.num_devices() > kMostNarrowed) return;
-    PlanRequest alone = request_;
-    std::vector<DeviceId>& idle = alone.limits.idle;
-    const std::vector<DeviceId> left_out = free_devices(evaluator_.plan_of(evaluator_.best()), idle);
-    if (left_out.empty()) return;
-    idle.insert(idle.end(), left_out.begin(), left_out.end());
-    Search again(alone);
-    again.search();
-    num_narrowed_ = again.evaluator_.num_simulated();
-    if (!again.has_best() || again.best_step() >= best_step()) return;
+  /// Searches the cluster without each type, and the devices of the best plan alone: what a plan leaves out
+  /// takes simulations from what it uses. Goes on from what is faster.
+  void search_parts() {
+    if (!has_best() || request_.cluster.num_devices() > kMostInParts) return;
+    std::set<Idle> searched = {sorted(request_.limits.idle)};
+    Idle best = *searched.begin();
+    for (bool faster = true; faster;) {
+      std::vector<Idle> parts = {with(best, free_devices(evaluator_.plan_of(evaluator_.best()), best))};
+      for (std::size_t t = 0; t < request_.cluster.types.size(); ++t)
+        parts.push_back(with(best, request_.cluster.devices_of_type(static_cast<i32>(t))));
+      std::erase_if(parts, [&](const Idle& part) {
+        return part.size() == request_.cluster.devices.size() || !searched.insert(part).second;
+      });
+      faster = search_each(parts, best);
+    }
+  }
+
+  /// All at once, each in a thread of its own where threads are to be had. Whether one has a faster plan: the
+  /// fastest is then the best plan, and its part `best`.
+  bool search_each(const std::vector<Idle>& parts, Idle& best) {
+    std::vector<std::future<Found>> found;
+    for (const Idle& part : parts) found.push_back(std::async([&] { return best_without(part); }));
+    std::optional<Plan> fastest;
+    Seconds least = best_step();
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      Found part = found[i].get();
+      num_in_parts_ += part.num_simulated;
+      if (!part.plan || part.step >= least) continue;
+      fastest = std::move(part.plan), least = part.step, best = parts[i];
+    }
+    if (!fastest) return false;
     evaluator_.forget_budget();
-    evaluator_.evaluate(again.evaluator_.plan_of(again.evaluator_.best()));
+    evaluator_.evaluate(std::move(*fastest));
+    return true;
+  }
+
+  static Idle sorted(Idle devices) {
+    std::sort(devices.begin(), devices.end());
+    return devices;
+  }
+
+  static Idle with(const Idle& idle, const Idle& more) {
+    std::set<DeviceId> all(idle.begin(), idle.end());
+    all.insert(more.begin(), more.end());
+    return {all.begin(), all.end()};
+  }
+
+  /// Of the cluster without `idle`.
+  Found best_without(const Idle& idle) const {
+    PlanRequest request = request_;
+    request.limits.idle = idle;
+    Search part(request);
+    part.search();
+    Found found;
+    found.num_simulated = part.evaluator_.num_simulated();
+    if (part.has_best())
+      found.plan = part.evaluator_.plan_of(part.evaluator_.best()), found.step = part.best_step();
+    return found;
   }
 
   PlanResult result() {
     PlanResult result;
     result.num_sketches = static_cast<i64>(ranking_.sketches.size());
-    result.num_simulated = evaluator_.num_simulated() + num_narrowed_;
+    result.num_simulated = evaluator_.num_simulated() + num_in_parts_;
     if (evaluator_.size() == 0) {
       result.infeasible =
           ranking_.shortage ? to_string(evaluator_.rates(), *ranking_.shortage) : evaluator_.last_overfill();
@@ -348,7 +401,7 @@ class Search {
   GroupChoice choice_;
   SketchRanking ranking_;
   NamedPlans named_;
-  i64 num_narrowed_ = 0;    ///< simulations of narrow()
+  i64 num_in_parts_ = 0;    ///< simulations of search_parts()
   i64 promising_left_ = 0;  ///< sketches with an estimate below the best step that had to be left
 };
 
