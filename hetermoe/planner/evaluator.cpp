@@ -14,7 +14,7 @@
 namespace hetermoe {
 namespace {
 
-constexpr i64 kSmallBudget = 200'000;     ///< of small clusters, where devices are told apart by node
+constexpr i64 kLeastBudget = 400'000;     ///< of small clusters
 constexpr i64 kBudgetPerDevice = 15'000;  ///< of others,
 constexpr i64 kMediumBudget = 6'000'000;  ///< up to this,
 constexpr i64 kLargeBudget = 3'500;       ///< per device where that is more,
@@ -40,9 +40,8 @@ Evaluator::Evaluator(const PlanRequest& request)
   whole_budget_ = request.limits.simulation_budget;
   if (whole_budget_ == 0) {
     const auto devices = static_cast<i64>(request.cluster.num_devices());
-    const i64 of_others = std::max(std::min(kBudgetPerDevice * devices, kMediumBudget),
-                                   std::min(kLargeBudget * devices, kMostBudget));
-    whole_budget_ = devices <= kSmallCluster ? kSmallBudget : of_others;
+    const i64 medium = std::min(kBudgetPerDevice * devices, kMediumBudget);
+    whole_budget_ = std::clamp(std::max(medium, kLargeBudget * devices), kLeastBudget, kMostBudget);
   }
   budget_ = whole_budget_;
 }

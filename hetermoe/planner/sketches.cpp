@@ -1,7 +1,6 @@
 #include "hetermoe/planner/sketches.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <map>
 #include <numeric>
@@ -137,24 +136,54 @@ class Ranker {
     return out;
   }
 
-  /// Some devices of a class: one, a node, half of the nodes, those on full nodes.
-  static std::array<i64, 4> parts_of(const DeviceClass& cls) {
+  /// Devices on this share of a class's full nodes, on one of them at least.
+  static i64 nodes_of(const DeviceClass& cls, double share) {
     const auto per_node = static_cast<i64>(cls.per_node);
-    const i64 half = std::max<i64>(1, cls.on_full_nodes / per_node / 2) * per_node;
-    return {1, per_node, half, cls.on_full_nodes};
+    return std::max<i64>(1, static_cast<i64>(share * real(cls.on_full_nodes / per_node))) * per_node;
+  }
+
+  /// So many of a class's devices as a group may take: one, half of the nodes, full nodes; nodes in powers of
+  /// two, and a device more, whose memory may be what a node lacks.
+  static std::set<i64> parts_of(const DeviceClass& cls) {
+    const auto per_node = static_cast<i64>(cls.per_node);
+    std::set<i64> parts = {1, nodes_of(cls, 0.5), cls.on_full_nodes};
+    for (i64 count = per_node; count < cls.size(); count *= 2) parts.insert({count, count + 1});
+    return parts;
+  }
+
+  /// The fewest devices of a class that have room for a group of their own; 0 = not all of them have.
+  i64 fewest(const GroupOrder& order, std::size_t cls) {
+    const auto has_room = [&](i64 count) {
+      Shape shape(rates_.num_classes(), 0);
+      shape[cls] = count;
+      return choice_.best(order, shape, request_.sequences) != nullptr;
+    };
+    i64 low = 0, high = rates_.classes()[cls].size();
+    if (!has_room(high)) return 0;
+    while (high - low > 1) (has_room((low + high) / 2) ? high : low) = (low + high) / 2;
+    return high;
   }
 
   /// A group of a part of one of these classes and of all of the others, and of a part of each.
   void add_parts(const GroupOrder& order, const ClassSet& used) {
     const Shape all = share_of(used, 1);
-    for (std::size_t part = 0; part < 4; ++part) {
-      Shape of_all = all;
-      for (const std::size_t c : used) {
-        Shape of_one = all;
-        of_one[c] = of_all[c] = parts_of(rates_.classes()[c])[part];
-        if (of_one != all) add_blocks(order, {{of_one, 1}});
+    const auto add = [&](const Shape& shape) {
+      if (shape != all) add_blocks(order, {{shape, 1}});
+    };
+    for (const std::size_t c : used) {
+      std::set<i64> parts = parts_of(rates_.classes()[c]);
+      if (used.size() == 1) parts.insert(std::max<i64>(1, fewest(order, c)));
+      for (const i64 part : parts) {
+        Shape shape = all;
+        shape[c] = part;
+        add(shape);
       }
-      if (of_all != all) add_blocks(order, {{of_all, 1}});
+    }
+    if (used.size() == 1) return;
+    for (const double share : {0.0, 0.5, 1.0}) {
+      Shape shape = all;
+      for (const std::size_t c : used) shape[c] = nodes_of(rates_.classes()[c], share);
+      add(shape);
     }
   }
 
