@@ -21,7 +21,7 @@ u64 sum_of(const at::Tensor& tensor, u64 state) {
 
 /// Of what is told, and of who tells whom in which op: a message in the place of another is found as well.
 i64 sum_of(const ExchangeCall& call, DeviceId from, DeviceId to, const Message& message) {
-  u64 state = sum_of(std::vector<i64>{call.step, call.op, from, to}, checksum(nullptr, 0));
+  u64 state = sum_of(std::vector<i64>{call.step, call.op, call.round, from, to}, checksum(nullptr, 0));
   state = checksum(&message.ready, sizeof message.ready, state);
   state = sum_of(message.values, sum_of(message.numbers, state));
   for (const at::Tensor& tensor : message.tensors) state = sum_of(tensor, state);

@@ -23,7 +23,7 @@ class InProcess : public Transport {
       if (call.participants[i] == call.self) {
         in[i] = std::move(out[i]);
       } else {
-        put(call.participants[i], {call.step, call.op, call.self}, std::move(out[i]));
+        put(call.participants[i], {call.step, call.op, call.round, call.self}, std::move(out[i]));
       }
     }
     for (std::size_t i = 0; i < in.size(); ++i) {
@@ -47,7 +47,7 @@ class InProcess : public Transport {
   std::vector<AwaitedMessage> awaited() const override { return awaited_.all(); }
 
  private:
-  using Key = std::tuple<i64, OpId, DeviceId>;  // step, op, sender
+  using Key = std::tuple<i64, OpId, i32, DeviceId>;  // step, op, round, sender
   struct Box {
     std::mutex mutex;
     std::condition_variable arrived;
@@ -59,14 +59,14 @@ class InProcess : public Transport {
     Box& box = boxes_[static_cast<std::size_t>(to)];
     const std::lock_guard lock(box.mutex);
     const bool fresh = box.messages.emplace(key, std::move(message)).second;
-    HM_CHECK(fresh, "device {} sent op {} of step {} to device {} twice", std::get<2>(key), std::get<1>(key),
+    HM_CHECK(fresh, "device {} sent op {} of step {} to device {} twice", std::get<3>(key), std::get<1>(key),
              std::get<0>(key), to);
     box.arrived.notify_all();
   }
 
   Message take(const ExchangeCall& call, DeviceId from) {
     Box& box = boxes_[static_cast<std::size_t>(call.self)];
-    const Key key(call.step, call.op, from);
+    const Key key(call.step, call.op, call.round, from);
     const AwaitedList::Entry wait(awaited_, {call.self, call.op, from});
     std::unique_lock lock(box.mutex);
     std::map<Key, Message>::iterator found;

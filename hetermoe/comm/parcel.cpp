@@ -71,7 +71,7 @@ at::Tensor as_described(const at::Tensor& bytes, const Described& described, con
 void fill_header(const ExchangeCall& call, Parcel& parcel) {
   HM_CHECK(parcel.tensors.size() <= kMostParcelTensors, "{}: a message of {} tensors, at most {} travel",
            call.name, parcel.tensors.size(), kMostParcelTensors);
-  parcel.header[0] = call.op;
+  parcel.header[0] = exchange_number(stamp_of(call));
   parcel.header[1] = call.step;
   parcel.header[2] = parcel.rest.numel();
   parcel.header[3] = static_cast<i64>(parcel.tensors.size());
@@ -138,7 +138,7 @@ Parcel make_parcel(const ExchangeCall& call, Message message, c10::Device device
 
 void make_room(const ExchangeCall& call, Parcel& parcel, c10::Device device, const std::string& where) {
   const std::array<i64, kParcelHeader>& header = parcel.header;
-  check_stamp({.step = header[1], .op = header[0]}, stamp_of(call), where);
+  check_stamp(stamp_from(header[1], header[0]), stamp_of(call), where);
   const i64 count = header[3];
   bool sound = count >= 0 && count <= static_cast<i64>(kMostParcelTensors);
   for (std::size_t i = 2; i < kParcelHeader; ++i) sound = sound && header[i] >= 0 && header[i] <= kMostBytes;

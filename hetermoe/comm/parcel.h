@@ -14,8 +14,8 @@ inline constexpr std::size_t kParcelHeader = 64;                      ///< numbe
 inline constexpr std::size_t kMostParcelTensors = kParcelHeader - 4;  ///< floating-point tensors of a message
 
 struct Parcel {
-  /// [0] op, [1] step, [2] bytes of the rest, [3] number of tensors, then their bytes. It arrives first,
-  /// where it is needed.
+  /// [0] op and round, [1] step, [2] bytes of the rest, [3] number of tensors, then their bytes. It arrives
+  /// first, where it is needed.
   std::array<i64, kParcelHeader> header{};
   at::Tensor rest;                  ///< uint8 [bytes]
   std::vector<at::Tensor> tensors;  ///< contiguous; where a header announced them uint8 [bytes]

@@ -43,6 +43,7 @@ struct ExchangeCall {
   /// What each participant will send here, in their order; the own one is not looked at. Empty where only the
   /// messages themselves tell: on all sides of a transfer or on none.
   std::span<const MessageShape> expected = {};
+  i32 round = 0;  ///< of an op that is several exchanges: which one
 };
 
 /// A device that waits for another's message.

@@ -88,12 +88,22 @@ at::Tensor read_tensor(Reader& in) {
 
 }  // namespace
 
+i64 exchange_number(const Stamp& stamp) { return stamp.op | stamp.round << 32; }
+
+Stamp stamp_from(i64 step, i64 exchange_number) {
+  return {.step = step, .op = exchange_number & 0xffffffff, .round = exchange_number >> 32};
+}
+
 void check_stamp(const Stamp& got, const Stamp& expected, const std::string& where) {
-  if (got.step == expected.step && got.op == expected.op) return;
+  if (got == expected) return;
+  const auto text = [](const Stamp& stamp) {
+    const std::string round = stamp.round > 0 ? fmt::format(" (exchange {})", stamp.round + 1) : "";
+    return fmt::format("op {}{} of step {}", stamp.op, round, stamp.step);
+  };
   fail<TransportError>(where,
-                       "sent op {} of step {}, expected op {} of step {}: the processes are not at the same "
-                       "step, or do not run the same schedule in the same order",
-                       got.op, got.step, expected.op, expected.step);
+                       "sent {}, expected {}: the processes are not at the same step, or do not run the same "
+                       "schedule in the same order",
+                       text(got), text(expected));
 }
 
 std::vector<char> to_bytes(const Stamp& stamp, const Message& message) {
@@ -101,7 +111,7 @@ std::vector<char> to_bytes(const Stamp& stamp, const Message& message) {
   out.put<i64>(kMagic);
   out.put<u64>(0);  // checksum of what follows
   out.put<i64>(stamp.step);
-  out.put<i64>(stamp.op);
+  out.put<i64>(exchange_number(stamp));
   out.put<double>(message.ready);
   out.put_all(message.numbers);
   out.put_all(message.values);
@@ -133,8 +143,8 @@ Message from_bytes(const std::vector<char>& bytes, const Stamp& expected, const 
   if (in.get<i64>() != kMagic) in.broken();
   const u64 sum = in.get<u64>();
   if (sum != checksum(bytes.data() + 16, bytes.size() - 16)) in.broken();
-  const i64 step = in.get<i64>(), op = in.get<i64>();
-  check_stamp({.step = step, .op = op}, expected, where);
+  const i64 step = in.get<i64>();
+  check_stamp(stamp_from(step, in.get<i64>()), expected, where);
   Message message;
   message.ready = in.get<double>();
   message.numbers = in.get_all<i64>();

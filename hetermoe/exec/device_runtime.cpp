@@ -6,26 +6,27 @@ namespace hetermoe {
 
 void DeviceRuntime::compute(const Op& op) { run_compute(context_, op); }
 
-std::vector<Message> DeviceRuntime::pack(const Op& op, std::span<const DeviceId> participants) {
+std::vector<Message> DeviceRuntime::pack(const TransferOp& transfer, const Op& op,
+                                         std::span<const DeviceId> participants) {
   std::vector<Message> out(participants.size());
-  transfer_op_of(op.kind).pack(context_, op, participants, out);
+  transfer.pack(context_, op, participants, out);
   return out;
 }
 
-std::vector<MessageShape> DeviceRuntime::expected(const Op& op, std::span<const DeviceId> participants,
+std::vector<MessageShape> DeviceRuntime::expected(const TransferOp& transfer, const Op& op,
+                                                  std::span<const DeviceId> participants,
                                                   const Message& own) {
   std::vector<MessageShape> all;
   for (const DeviceId peer : participants) {
-    std::optional<MessageShape> shape = transfer_op_of(op.kind).expected(context_, op, peer, own);
+    std::optional<MessageShape> shape = transfer.expected(context_, op, peer, own);
     if (!shape) return {};
     all.push_back(std::move(*shape));
   }
   return all;
 }
 
-void DeviceRuntime::check(const Op& op, std::span<const DeviceId> participants,
+void DeviceRuntime::check(const TransferOp& transfer, const Op& op, std::span<const DeviceId> participants,
                           const std::vector<MessageShape>& expected, const std::vector<Message>& in) {
-  const TransferOp& transfer = transfer_op_of(op.kind);
   for (std::size_t i = 0; i < participants.size(); ++i) {
     const DeviceId peer = participants[i];
     if (peer == device()) continue;
@@ -35,8 +36,9 @@ void DeviceRuntime::check(const Op& op, std::span<const DeviceId> participants,
   }
 }
 
-void DeviceRuntime::unpack(const Op& op, std::span<const DeviceId> participants, std::vector<Message>& in) {
-  transfer_op_of(op.kind).unpack(context_, op, participants, in);
+void DeviceRuntime::unpack(const TransferOp& transfer, const Op& op, std::span<const DeviceId> participants,
+                           std::vector<Message>& in) {
+  transfer.unpack(context_, op, participants, in);
 }
 
 const ExchangeLoad* DeviceRuntime::load_of(const Op& op) {

@@ -5,6 +5,8 @@
 
 namespace hetermoe {
 
+struct TransferOp;
+
 /// The ops of one device by their kinds: computes, packs, checks and unpacks what the files of exec/ops say.
 /// Knows nothing of threads, clocks and transports. Ops of different lanes run at the same time and touch
 /// different slots.
@@ -18,17 +20,19 @@ class DeviceRuntime {
 
   /// Runs a compute op.
   void compute(const Op& op);
+  // One exchange of a transfer op.
   /// One message per participant; the other side of unpack().
-  std::vector<Message> pack(const Op& op, std::span<const DeviceId> participants);
+  std::vector<Message> pack(const TransferOp& transfer, const Op& op, std::span<const DeviceId> participants);
   /// What each participant must send; empty where only their messages tell. `own`: of pack(), to this device.
-  std::vector<MessageShape> expected(const Op& op, std::span<const DeviceId> participants,
-                                     const Message& own);
+  std::vector<MessageShape> expected(const TransferOp& transfer, const Op& op,
+                                     std::span<const DeviceId> participants, const Message& own);
   /// Throws TransportError when a participant did not send what this op needs here: numbers, values and
   /// tensors of the right count, shape and dtype, indices in range. To be called before unpack(). `expected`:
   /// of expected().
-  void check(const Op& op, std::span<const DeviceId> participants, const std::vector<MessageShape>& expected,
-             const std::vector<Message>& in);
-  void unpack(const Op& op, std::span<const DeviceId> participants, std::vector<Message>& in);
+  void check(const TransferOp& transfer, const Op& op, std::span<const DeviceId> participants,
+             const std::vector<MessageShape>& expected, const std::vector<Message>& in);
+  void unpack(const TransferOp& transfer, const Op& op, std::span<const DeviceId> participants,
+              std::vector<Message>& in);
 
   /// Load of the exchange this op belongs to, known from dispatch.F on; null for ops without one.
   const ExchangeLoad* load_of(const Op& op);

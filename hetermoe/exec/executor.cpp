@@ -12,6 +12,7 @@
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/device/accelerator.h"
+#include "hetermoe/exec/ops/op_functions.h"
 #include "hetermoe/exec/threads.h"
 
 namespace hetermoe {
@@ -154,7 +155,11 @@ void Executor::give_turns() {
   for (auto& [device, items] : transfers) {
     std::sort(items.begin(), items.end(),
               [&](const LaneOp* a, const LaneOp* b) { return position[idx(a->op)] < position[idx(b->op)]; });
-    for (std::size_t i = 0; i < items.size(); ++i) items[i]->turn = static_cast<i64>(i);
+    i64 turn = 0;
+    for (LaneOp* item : items) {
+      item->turn = turn;
+      turn += num_exchanges(context_.schedule.ops[idx(item->op)].kind);
+    }
   }
 }
 
@@ -317,28 +322,12 @@ Seconds Executor::run_transfer(Lane& lane, const LaneOp& item, const Op& op, Sec
   std::vector<DeviceId> participants;
   for (const LaneId id : context_.schedule.lanes_of(item.op)) participants.push_back(device_of(id));
   span.start = clock_.start(ready);
-  std::vector<Message> out = runtime.pack(op, participants);
-  for (Message& message : out) message.ready = ready;
-  finish_stream(runtime.where());  // the receiver may read the same memory
-  const std::vector<MessageShape> expected =
-      runtime.expected(op, participants, out[position(participants, runtime.device())]);
-  std::vector<Message> in = transport_.exchange({.step = input_->step,
-                                                 .op = item.op,
-                                                 .name = to_string(op),
-                                                 .self = runtime.device(),
-                                                 .participants = participants,
-                                                 .queue = static_cast<i32>(queue_of(lane.id)),
-                                                 .turn = item.turn,
-                                                 .expected = expected},
-                                                std::move(out));
-  if (clock_.needs_durations()) {
+  i32 round = 0;
+  for (const TransferOp* each = &transfer_op_of(op.kind); each != nullptr; each = each->next, ++round) {
+    const Seconds last = exchange(lane, item, *each, round, ready, participants);
     // A transfer starts when its last participant is ready.
-    for (const Message& message : in) span.start = std::max(span.start, message.ready);
+    if (clock_.needs_durations()) span.start = std::max(span.start, last);
   }
-  if (options_.memory != nullptr) copy_received(in, participants, runtime.device());
-  runtime.check(op, participants, expected, in);
-  runtime.unpack(op, participants, in);
-  finish_stream(runtime.where());
   Seconds duration = 0;
   if (clock_.needs_durations()) {
     const std::vector<PortBytes> bytes = work_.port_bytes(op, participants, runtime.load_of(op));
@@ -346,6 +335,35 @@ Seconds Executor::run_transfer(Lane& lane, const LaneOp& item, const Op& op, Sec
   }
   span.end = clock_.finish(span.start, duration);
   return span.end;
+}
+
+/// Returns when the last participant was ready.
+Seconds Executor::exchange(Lane& lane, const LaneOp& item, const TransferOp& transfer, i32 round,
+                           Seconds ready, std::span<const DeviceId> participants) {
+  DeviceRuntime& runtime = lane.device->runtime;
+  const Op& op = context_.schedule.ops[idx(item.op)];
+  std::vector<Message> out = runtime.pack(transfer, op, participants);
+  for (Message& message : out) message.ready = ready;
+  finish_stream(runtime.where());  // the receiver may read the same memory
+  const std::vector<MessageShape> expected =
+      runtime.expected(transfer, op, participants, out[position(participants, runtime.device())]);
+  std::vector<Message> in = transport_.exchange({.step = input_->step,
+                                                 .op = item.op,
+                                                 .name = to_string(op),
+                                                 .self = runtime.device(),
+                                                 .participants = participants,
+                                                 .queue = static_cast<i32>(queue_of(lane.id)),
+                                                 .turn = item.turn + round,
+                                                 .expected = expected,
+                                                 .round = round},
+                                                std::move(out));
+  Seconds last = ready;
+  for (const Message& message : in) last = std::max(last, message.ready);
+  if (options_.memory != nullptr) copy_received(in, participants, runtime.device());
+  runtime.check(transfer, op, participants, expected, in);
+  runtime.unpack(transfer, op, participants, in);
+  finish_stream(runtime.where());
+  return last;
 }
 
 void Executor::finish_op(Lane& lane, const LaneOp& item, Seconds end) {

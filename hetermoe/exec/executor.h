@@ -77,7 +77,7 @@ class Executor {
     OpId op;
     std::size_t lane_number;         // position among the op's lanes
     std::vector<OpId> dependencies;  // those with a lane on this device
-    i64 turn = 0;                    // of a transfer: position among those of this device in launch order
+    i64 turn = 0;  // of a transfer: of its first exchange among those of this device in launch order
   };
   struct DeviceLanes;
   struct Lane {
@@ -113,6 +113,8 @@ class Executor {
   Seconds wait_until_ready(Lane& lane, const LaneOp& item);
   Seconds run_compute(Lane& lane, const Op& op, Seconds ready, Span& span);
   Seconds run_transfer(Lane& lane, const LaneOp& item, const Op& op, Seconds ready, Span& span);
+  Seconds exchange(Lane& lane, const LaneOp& item, const TransferOp& transfer, i32 round, Seconds ready,
+                   std::span<const DeviceId> participants);
   void finish_op(Lane& lane, const LaneOp& item, Seconds end);
   void poison(const std::string& where, std::exception_ptr error);
   void wait_for_lanes();

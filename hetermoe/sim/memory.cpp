@@ -237,8 +237,9 @@ Bytes BufferSizes::transfer_workspace(const Op& op, DeviceId device) {
     case TransferKind::kMove:
       return (tokens(op.layer - 1, op.microbatch, device) + tokens(op.layer, op.microbatch, device)) * wire;
     case TransferKind::kReduce: {
-      const auto copies = static_cast<double>(placement_.states()[idx(op.state)].devices.size());
-      return copies * work_.state_params(op.state) * gradient(device);
+      // A copy of the own gradients, and from each peer the part that is added here.
+      const auto parts = static_cast<double>(placement_.states()[idx(op.state)].devices.size());
+      return (2 - 1 / parts) * work_.state_params(op.state) * gradient(device);
     }
     case TransferKind::kNorm: {
       double largest = 0;

@@ -8,7 +8,7 @@ namespace hetermoe {
 namespace {
 
 constexpr double kTolerance = 0.005;  ///< of what counts as slower
-constexpr double kLeast = 0.97;       ///< of the throughput before
+constexpr double kLeast = 0.99;       ///< of the throughput before
 
 double rate_of(const PlanRequest& request) {
   const PlanResult result = find_plan(request);
@@ -36,7 +36,7 @@ PlanRequest with_memory(PlanRequest request) {
 }
 
 /// Plans are searched, not proved: with more to choose from the search may take another way. What holds is
-/// how often and how far (docs/planner.md says what it should become).
+/// how often and how far.
 TEST(Monotone, MoreIsSeldomSlowerAndNeverByMuch) {
   i64 cases = 0, slower = 0;
   for (u64 seed = 1; seed <= static_cast<u64>(testing::cases(40)); ++seed) {
@@ -55,7 +55,7 @@ TEST(Monotone, MoreIsSeldomSlowerAndNeverByMuch) {
     compare(with_memory(request), "memory");
   }
   EXPECT_GT(cases, testing::cases(100));
-  EXPECT_LE(slower, cases / 40) << "of " << cases;
+  EXPECT_LE(slower, 1) << "of " << cases;
   RecordProperty("slower", static_cast<int>(slower));
 }
 

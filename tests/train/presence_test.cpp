@@ -34,6 +34,7 @@ TEST(Presence, OnlyARankThatEndsWithoutAWordHasVanished) {
   in_a_child(folder, 2, [] {
     stop_on_interrupt();
     ::raise(SIGTERM);
+    ::usleep(1000);    // ThreadSanitizer calls handlers when a thread waits
     ::raise(SIGKILL);  // what a launcher does next
   });
   in_a_child(folder, 3, [] {

@@ -36,6 +36,12 @@ const TransferOp& transfer_op_of(OpKind kind) {
   return all[idx(transfer_kind(kind))];
 }
 
+i64 num_exchanges(OpKind kind) {
+  i64 count = 0;
+  for (const TransferOp* each = &transfer_op_of(kind); each != nullptr; each = each->next) ++count;
+  return count;
+}
+
 void check_count(const std::string& where, const char* what, std::size_t got, std::size_t expected) {
   if (got != expected) fail<TransportError>(where, "{}: got {}, expected {}", what, got, expected);
 }

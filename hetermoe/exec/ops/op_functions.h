@@ -23,6 +23,8 @@ struct TransferOp {
   /// right. Null = nothing to check.
   void (*check_content)(OpContext& d, const Op& op, DeviceId peer, const Message& message) = nullptr;
   void (*unpack)(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in);
+  /// What the same participants exchange after that. Null = nothing.
+  const TransferOp* next = nullptr;
 };
 
 template <ComputeKind kKind>
@@ -33,6 +35,8 @@ TransferOp transfer_op();
 /// By the table of op kinds.
 void run_compute(OpContext& d, const Op& op);
 const TransferOp& transfer_op_of(OpKind kind);
+/// How many exchanges a transfer is.
+i64 num_exchanges(OpKind kind);
 
 /// Throws TransportError unless the message holds what is expected.
 void check_shape(const std::string& where, const Message& message, const MessageShape& expected);
