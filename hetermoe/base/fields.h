@@ -235,9 +235,9 @@ std::string help_text(const char* help, const std::vector<std::string>& names, c
 
 }  // namespace detail
 
-/// Reads an object into a struct with fields(). Absent keys keep their default, and are errors where it is out
-/// of the range; unknown keys are errors with the nearest known name. `where` is the file and a blank, as "job.yaml ", or "--" for flags; paths inside
-/// are appended.
+/// Reads an object into a struct with fields(). Absent keys keep their default, and are errors where it is
+/// out of the range; unknown keys are errors with the nearest known name. `where` is the file and a blank, as
+/// "job.yaml ", or "--" for flags; paths inside are appended.
 template <class T>
 void read_fields(const Json& json, T& out, const std::string& where) {
   if (!json.is_object()) detail::wrong_type(where, json, "a mapping");

@@ -132,7 +132,7 @@ void Executor::make_lanes() {
         lane->id = lanes[i];
         lane->device = device;
       }
-      LaneOp item{op, i, {}, 0};
+      LaneOp item{op, i, {}, {}};
       for (const OpId dep : schedule.deps_of(op)) {
         if (on_device(dep, device_of(lanes[i]))) item.dependencies.push_back(dep);
       }
@@ -142,23 +142,44 @@ void Executor::make_lanes() {
   std::sort(lanes_.begin(), lanes_.end(), [](const auto& a, const auto& b) { return a->id < b->id; });
 }
 
+/// All exchanges of the step in an order that all devices agree on. What an op exchanges after its first
+/// messages comes just before the next op of its queue: transfers between them do not wait for its peers.
+std::vector<OpId> Executor::order_of_exchanges() const {
+  const Schedule& schedule = context_.schedule;
+  std::vector<OpId> launches = options_.launch_order;
+  if (launches.empty()) {
+    launches.resize(schedule.ops.size());
+    std::iota(launches.begin(), launches.end(), OpId{0});
+  }
+  std::vector<OpId> order;
+  std::map<Queue, std::vector<OpId>> later;
+  const auto append = [&](std::vector<OpId>& ops) {
+    order.insert(order.end(), ops.begin(), ops.end());
+    ops.clear();
+  };
+  for (const OpId id : launches) {
+    const OpKind kind = schedule.ops[idx(id)].kind;
+    if (is_compute(kind)) continue;
+    std::vector<OpId>& after = later[queue_of(schedule.lanes_of(id).front())];
+    append(after);
+    order.push_back(id);
+    after.assign(idx(num_exchanges(kind) - 1), id);
+  }
+  for (auto& [queue, ops] : later) append(ops);
+  return order;
+}
+
 void Executor::give_turns() {
-  std::vector<i64> position(context_.schedule.ops.size());
-  std::iota(position.begin(), position.end(), i64{0});
-  for (std::size_t i = 0; i < options_.launch_order.size(); ++i)
-    position[idx(options_.launch_order[i])] = static_cast<i64>(i);
-  std::map<DeviceId, std::vector<LaneOp*>> transfers;
+  std::map<std::pair<OpId, DeviceId>, LaneOp*> items;
   for (std::unique_ptr<Lane>& lane : lanes_) {
     if (queue_of(lane->id) == Queue::kCompute) continue;
-    for (LaneOp& item : lane->ops) transfers[device_of(lane->id)].push_back(&item);
+    for (LaneOp& item : lane->ops) items[{item.op, device_of(lane->id)}] = &item;
   }
-  for (auto& [device, items] : transfers) {
-    std::sort(items.begin(), items.end(),
-              [&](const LaneOp* a, const LaneOp* b) { return position[idx(a->op)] < position[idx(b->op)]; });
-    i64 turn = 0;
-    for (LaneOp* item : items) {
-      item->turn = turn;
-      turn += num_exchanges(context_.schedule.ops[idx(item->op)].kind);
+  std::map<DeviceId, i64> next;
+  for (const OpId id : order_of_exchanges()) {
+    for (const LaneId lane : context_.schedule.lanes_of(id)) {
+      const auto item = items.find({id, device_of(lane)});
+      if (item != items.end()) item->second->turns.push_back(next[device_of(lane)]++);
     }
   }
 }
@@ -353,7 +374,7 @@ Seconds Executor::exchange(Lane& lane, const LaneOp& item, const TransferOp& tra
                                                  .self = runtime.device(),
                                                  .participants = participants,
                                                  .queue = static_cast<i32>(queue_of(lane.id)),
-                                                 .turn = item.turn + round,
+                                                 .turn = item.turns[idx(round)],
                                                  .expected = expected,
                                                  .round = round},
                                                 std::move(out));

@@ -77,7 +77,7 @@ class Executor {
     OpId op;
     std::size_t lane_number;         // position among the op's lanes
     std::vector<OpId> dependencies;  // those with a lane on this device
-    i64 turn = 0;  // of a transfer: of its first exchange among those of this device in launch order
+    std::vector<i64> turns;          // of a transfer: of its exchanges among those of this device
   };
   struct DeviceLanes;
   struct Lane {
@@ -106,6 +106,7 @@ class Executor {
   void make_lanes();
   void start_lanes();
   void stop_lanes();
+  std::vector<OpId> order_of_exchanges() const;
   void give_turns();
   void lane_main(Lane& lane);
   void run_lane(Lane& lane);

@@ -96,8 +96,9 @@ class PartMaker {
   const ModelConfig& model_;
   Bytes element_ = 2, state_ = 16;
   ActivationOptions options_;
-  double microbatch_ = 0;                ///< sequences, mean
-  double copies_ = 0, most_copies_ = 0;  ///< of tokens for an expert: in the mean and in the fullest microbatch
+  double microbatch_ = 0;  ///< sequences, mean
+  double copies_ = 0,
+         most_copies_ = 0;  ///< of tokens for an expert: in the mean and in the fullest microbatch
 };
 
 std::vector<Part> make_parts(const Rates& rates, const Sketch& sketch, const SketchGroup& group) {

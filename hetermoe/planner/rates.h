@@ -1,8 +1,8 @@
 #pragma once
 #include <map>
-#include <unordered_map>
 #include <memory>
 #include <tuple>
+#include <unordered_map>
 #include <vector>
 
 #include "hetermoe/planner/planner.h"
