@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <mutex>
 
@@ -11,14 +12,24 @@
 namespace hetermoe::testing {
 namespace {
 
+/// Expert parallelism over four devices, which all hold the attention parts.
+Rig ep_rig(RigOptions options) {
+  const ModelConfig model = load_model("tiny");
+  const Cluster cluster = load_cluster("demo");
+  return Rig(model, cluster, find_strategy("ep").make(model, cluster, small_step()), std::move(options));
+}
+
+void run_step(Rig& rig) {
+  rig.load(lively_values(rig.model()));
+  rig.executor().run(random_input(rig.plan(), rig.model()));
+}
+
 /// Bytes that each device sends to others in reduces of one step, and what their price counts.
 struct Sent {
   std::map<DeviceId, double> counted, priced;
 };
 
 Sent run_reduces() {
-  const ModelConfig model = load_model("tiny");
-  const Cluster cluster = load_cluster("demo");
   Sent sent;
   std::mutex mutex;
   RigOptions options;
@@ -31,10 +42,9 @@ Sent run_reduces() {
         sent.counted[call.self] += static_cast<double>(tensor.nbytes());
     }
   };
-  Rig rig(model, cluster, find_strategy("ep").make(model, cluster, small_step()), options);
-  rig.load(lively_values(model));
-  rig.executor().run(random_input(rig.plan(), model));
-  const WorkModel work(rig.placement(), model, cluster);
+  Rig rig = ep_rig(std::move(options));
+  run_step(rig);
+  const WorkModel work(rig.placement(), rig.model(), rig.cluster());
   for (OpId id = 0; id < rig.schedule().num_ops(); ++id) {
     const Op& op = rig.schedule().ops[static_cast<std::size_t>(id)];
     if (op.kind != OpKind::kReduce) continue;
@@ -45,6 +55,52 @@ Sent run_reduces() {
       sent.priced[participants[i]] += bytes[i].net_out + bytes[i].local_out;
   }
   return sent;
+}
+
+using Exchange = std::pair<OpId, i32>;  ///< op and round
+
+/// [device] its exchanges of a step, in the order of their turns.
+std::map<DeviceId, std::vector<Exchange>> exchanges_by_turn() {
+  std::map<DeviceId, std::map<i64, Exchange>> by_turn;
+  std::mutex mutex;
+  RigOptions options;
+  options.on_send = [&](const ExchangeCall& call, std::vector<Message>&) {
+    const std::lock_guard lock(mutex);
+    EXPECT_TRUE(by_turn[call.self].emplace(call.turn, Exchange{call.op, call.round}).second) << call.name;
+  };
+  Rig rig = ep_rig(std::move(options));
+  run_step(rig);
+  std::map<DeviceId, std::vector<Exchange>> all;
+  for (const auto& [device, exchanges] : by_turn) {
+    EXPECT_EQ(exchanges.rbegin()->first, static_cast<i64>(exchanges.size()) - 1) << "turns without a gap";
+    for (const auto& [turn, exchange] : exchanges) all[device].push_back(exchange);
+  }
+  return all;
+}
+
+/// Where transports take turns, two devices that meet in another order wait for each other for ever.
+TEST(Reduce, AllDevicesTakeTheTurnsOfItsExchangesInOneOrder) {
+  const auto all = exchanges_by_turn();
+  ASSERT_EQ(all.size(), 4U);
+  i64 between = 0;
+  for (const auto& [device, exchanges] : all) {
+    std::map<Exchange, std::size_t> position;
+    for (std::size_t i = 0; i < exchanges.size(); ++i) position[exchanges[i]] = i;
+    for (const auto& [exchange, at] : position) {
+      if (exchange.second == 0) continue;
+      const std::size_t first = position.at({exchange.first, 0});
+      EXPECT_LT(first, at);
+      between += static_cast<i64>(at - first) - 1;
+    }
+    for (const auto& [other, theirs] : all) {
+      std::vector<std::size_t> common;
+      for (const Exchange& exchange : theirs) {
+        if (position.contains(exchange)) common.push_back(position[exchange]);
+      }
+      EXPECT_TRUE(std::is_sorted(common.begin(), common.end())) << device << " and " << other;
+    }
+  }
+  EXPECT_GT(between, 0) << "transfers between the exchanges of a reduce do not wait for its peers";
 }
 
 /// Parts are whole numbers of elements, which the price does not round.
