@@ -104,8 +104,8 @@ class FileTypes {
     }
     Json figures = entry.json;
     figures.erase("like");
+    check_complete(figures, type, name, entry.where);
     read_fields(figures, type, entry.where);
-    check_complete(type, entry.where);
     types_.push_back(std::move(type));
   }
 

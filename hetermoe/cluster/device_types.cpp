@@ -57,16 +57,16 @@ const DeviceType* find_type(const std::vector<DeviceType>& types, const std::str
   return found == types.end() ? nullptr : &*found;
 }
 
-void check_complete(const DeviceType& type, const std::string& where) {
+void check_complete(const Json& figures, const DeviceType& type, const std::string& name,
+                    const std::string& where) {
   const auto require = [&](double value, const char* key) {
-    if (value > 0) return;
+    if (value > 0 || figures.contains(key)) return;
     fail<ConfigError>(
         where,
         "device type \"{}\" has no {}. Give memory_gib, memory_gb_s, fp32_tflops and num_sms, or name a "
         "similar type with \"like\"",
-        type.name, key);
+        name, key);
   };
-  if (type.name.empty()) fail<ConfigError>(where, "the device type has no name");
   require(type.memory_gib, "memory_gib");
   require(type.memory_gb_s, "memory_gb_s");
   require(type.fp32_tflops, "fp32_tflops");
@@ -79,9 +79,10 @@ std::vector<DeviceType> read_catalogue() {
   std::vector<DeviceType> types;
   for (const std::string& stem : config_names("devices", "yaml")) {
     const std::filesystem::path path = configs_folder() / "devices" / (stem + ".yaml");
+    const Json figures = read_yaml(path);
     DeviceType type;
-    read_fields(read_yaml(path), type, path.string() + " ");
-    check_complete(type, path.string());
+    check_complete(figures, type, stem, path.string());
+    read_fields(figures, type, path.string() + " ");
     if (!same_name(type.name, stem)) {
       fail<ConfigError>(path.string() + " name", "got \"{}\", expected the file's own name, \"{}\"",
                         type.name, stem);
