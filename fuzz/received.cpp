@@ -12,6 +12,7 @@
 #include "fuzz/small_plans.h"
 #include "fuzz/target.h"
 #include "hetermoe/exec/device_runtime.h"
+#include "hetermoe/exec/ops/op_functions.h"
 
 // What a peer sent, as the ops of a device check it, unpack it and compute with it. A scene is a step that
 // has come to a transfer; for each kind and phase there is one. The first byte of an input chooses the scene,
@@ -59,12 +60,21 @@ class Step {
         runtime(devices[0]).compute(op);
         continue;
       }
+      exchange_until(id, nullptr);
+    }
+  }
+
+  /// Runs the exchanges of a transfer before `end`, null = all.
+  void exchange_until(OpId id, const TransferOp* end) {
+    const Op& op = schedule_.ops[idx(id)];
+    const std::vector<DeviceId> devices = participants(schedule_, id);
+    for (const TransferOp* each = &transfer_op_of(op.kind); each != end; each = each->next) {
       std::vector<std::vector<Message>> sent;
-      for (const DeviceId device : devices) sent.push_back(runtime(device).pack(op, devices));
+      for (const DeviceId device : devices) sent.push_back(runtime(device).pack(*each, op, devices));
       for (std::size_t d = 0; d < devices.size(); ++d) {
         std::vector<Message> in;
         for (const std::vector<Message>& out : sent) in.push_back(out[d]);
-        runtime(devices[d]).unpack(op, devices, in);
+        runtime(devices[d]).unpack(*each, op, devices, in);
       }
     }
   }
@@ -112,6 +122,7 @@ class Step {
 struct Scene {
   OpId id = 0;
   Op op;
+  const TransferOp* transfer = nullptr;  ///< which of the op's exchanges
   DeviceId self = 0;
   std::size_t peer = 0;  ///< among the participants
   std::vector<DeviceId> participants;
@@ -126,7 +137,7 @@ bool is_empty(const Message& message) {
 bool choose_pair(Scene& scene, const std::function<DeviceRuntime&(DeviceId)>& runtime_of) {
   std::vector<std::vector<Message>> sent;
   for (const DeviceId device : scene.participants)
-    sent.push_back(runtime_of(device).pack(scene.op, scene.participants));
+    sent.push_back(runtime_of(device).pack(*scene.transfer, scene.op, scene.participants));
   for (std::size_t to = 0; to < sent.size(); ++to) {
     for (std::size_t from = 0; from < sent.size(); ++from) {
       if (from == to || is_empty(sent[from][to])) continue;
@@ -167,15 +178,18 @@ Plan other_plan() { return find_strategy("ep").make(model(), demo_cluster(), sma
 
 void check(DeviceRuntime& runtime, const Scene& scene, const std::vector<Message>& in) {
   const Message& own = in[position(scene.participants, runtime.device())];
-  runtime.check(scene.op, scene.participants, runtime.expected(scene.op, scene.participants, own), in);
+  runtime.check(*scene.transfer, scene.op, scene.participants,
+                runtime.expected(*scene.transfer, scene.op, scene.participants, own), in);
 }
 
 /// A transfer of a step. What an input leaves in its buffers is overwritten by the next.
 class StepScene {
  public:
-  explicit StepScene(OpId id) : step_(std::make_unique<Step>(model(), mixed_plan())) {
+  StepScene(OpId id, const TransferOp& transfer) : step_(std::make_unique<Step>(model(), mixed_plan())) {
     step_->run_until(id);
+    step_->exchange_until(id, &transfer);
     scene_.id = id;
+    scene_.transfer = &transfer;
     scene_.op = step_->schedule().ops[idx(id)];
     scene_.participants = Step::participants(step_->schedule(), id);
     found_ = choose_pair(scene_, [this](DeviceId d) -> DeviceRuntime& { return step_->runtime(d); });
@@ -188,8 +202,8 @@ class StepScene {
     in[scene_.peer] = message;
     DeviceRuntime& runtime = step_->runtime(scene_.self);
     check(runtime, scene_, in);
-    runtime.unpack(scene_.op, scene_.participants, in);
-    step_->compute_after(scene_.id, scene_.self);
+    runtime.unpack(*scene_.transfer, scene_.op, scene_.participants, in);
+    if (scene_.transfer->next == nullptr) step_->compute_after(scene_.id, scene_.self);
   }
 
  private:
@@ -216,6 +230,7 @@ class MigrateScene {
       runtimes_[state->device()] = std::make_unique<DeviceRuntime>(context_, *state);
     }
     scene_.op = migration_.schedule.ops[0];
+    scene_.transfer = &transfer_op_of(scene_.op.kind);
     scene_.participants = Step::participants(migration_.schedule, 0);
     choose_pair(scene_, [this](DeviceId d) -> DeviceRuntime& { return *runtimes_.at(d); });
   }
@@ -226,7 +241,7 @@ class MigrateScene {
     in[scene_.peer] = message;
     DeviceRuntime& runtime = *runtimes_.at(scene_.self);
     check(runtime, scene_, in);
-    runtime.unpack(scene_.op, scene_.participants, in);
+    runtime.unpack(*scene_.transfer, scene_.op, scene_.participants, in);
   }
 
  private:
@@ -238,7 +253,7 @@ class MigrateScene {
   Scene scene_;
 };
 
-/// The first transfer with something to say of each kind and phase.
+/// The exchanges of the first transfer with something to say of each kind and phase.
 std::vector<StepScene> make_step_scenes() {
   const c10::NoGradGuard no_grad;
   std::vector<StepScene> scenes;
@@ -247,10 +262,12 @@ std::vector<StepScene> make_step_scenes() {
   for (OpId id = 0; id < schedule.num_ops(); ++id) {
     const Op& op = schedule.ops[idx(id)];
     if (is_compute(op.kind) || seen.count({op.kind, op.phase}) > 0) continue;
-    StepScene scene(id);
-    if (!scene.found()) continue;
-    seen.insert({op.kind, op.phase});
-    scenes.push_back(std::move(scene));
+    for (const TransferOp* each = &transfer_op_of(op.kind); each != nullptr; each = each->next) {
+      StepScene scene(id, *each);
+      if (!scene.found()) continue;
+      seen.insert({op.kind, op.phase});
+      scenes.push_back(std::move(scene));
+    }
   }
   return scenes;
 }

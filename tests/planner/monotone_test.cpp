@@ -8,7 +8,8 @@ namespace hetermoe {
 namespace {
 
 constexpr double kTolerance = 0.005;  ///< of what counts as slower
-constexpr double kLeast = 0.99;       ///< of the throughput before
+/// Of the throughput before; a sanitizer sees a short search, which is less even.
+constexpr double kLeast = testing::kSanitized ? 0.9 : 0.99;
 
 double rate_of(const PlanRequest& request) {
   const PlanResult result = find_plan(request);
@@ -40,7 +41,8 @@ PlanRequest with_memory(PlanRequest request) {
 TEST(Monotone, MoreIsSeldomSlowerAndNeverByMuch) {
   i64 cases = 0, slower = 0;
   for (u64 seed = 1; seed <= static_cast<u64>(testing::cases(40)); ++seed) {
-    const PlanRequest request = testing::random_request(seed, {.types = 2, .nodes = 2});
+    PlanRequest request = testing::random_request(seed, {.types = 2, .nodes = 2});
+    request.limits.simulation_budget = testing::kSearchBudget;
     const double before = rate_of(request);
     if (before == 0) continue;
     const auto compare = [&](const PlanRequest& more, const std::string& what) {

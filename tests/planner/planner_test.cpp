@@ -148,6 +148,7 @@ TEST(Planner, AFurtherOlderDeviceNeverSlowsThePlan) {
     for (i32 older = 1; older <= 5; ++older) {
       PlanRequest request = request_of(model, "o1", seq_len, 48);
       request.cluster = mixed_cluster(4, older);
+      request.limits.simulation_budget = testing::kSearchBudget;
       const PlanResult result = find_plan(request);
       ASSERT_TRUE(result.feasible()) << result.infeasible;
       EXPECT_LE(result.best().prediction.step, before) << model << " on 4:" << older;
@@ -157,7 +158,8 @@ TEST(Planner, AFurtherOlderDeviceNeverSlowsThePlan) {
 }
 
 TEST(Planner, EqualRequestsGiveEqualPlans) {
-  const PlanRequest request = request_of("d1", "o1", 4096, 48);
+  PlanRequest request = request_of("d1", "o1", 4096, 48);
+  request.limits.simulation_budget = testing::kSearchBudget;
   EXPECT_EQ(to_json(find_plan(request)), to_json(find_plan(request)));
 }
 
