@@ -89,7 +89,7 @@ void expect_different_names(const PlanResult& r) {
     EXPECT_TRUE(names.insert(candidate.name).second) << candidate.name;
 }
 
-constexpr i64 kBudget = 40'000;  ///< what is said of a plan must be true after a short search, too
+constexpr i64 kBudget = 10'000;  ///< what is said of a plan must be true after a short search, too
 
 TEST(Sentences, ArePrintedExactlyWhenTheyAreTrueOverRandomRequests) {
   int feasible = 0, infeasible = 0;
