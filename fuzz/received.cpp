@@ -15,8 +15,8 @@
 #include "hetermoe/exec/ops/op_functions.h"
 
 // What a peer sent, as the ops of a device check it, unpack it and compute with it. A scene is a step that
-// has come to a transfer; for each kind and phase there is one. The first byte of an input chooses the scene,
-// the others are the message of one peer without magic number and checksum.
+// has come to a transfer; for each exchange of each kind and phase there is one. The first byte of an input
+// chooses the scene, the others are the message of one peer without magic number and checksum.
 namespace hetermoe::fuzz {
 namespace {
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <tuple>
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/planner/memory_estimate.h"

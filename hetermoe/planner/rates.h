@@ -1,7 +1,6 @@
 #pragma once
 #include <map>
 #include <memory>
-#include <tuple>
 #include <unordered_map>
 #include <vector>
 

@@ -124,8 +124,8 @@ class Search {
   /// takes simulations from what it uses. Goes on from what is faster.
   void search_parts() {
     if (!has_best() || request_.cluster.num_devices() > kMostInParts) return;
-    std::set<Idle> searched = {sorted(request_.limits.idle)};
-    Idle best = *searched.begin();
+    Idle best = with(request_.limits.idle, {});
+    std::set<Idle> searched = {best};
     for (bool faster = true; faster;) {
       std::vector<Idle> parts = {with(best, free_devices(evaluator_.plan_of(evaluator_.best()), best))};
       for (std::size_t t = 0; t < request_.cluster.types.size(); ++t)
@@ -154,11 +154,6 @@ class Search {
     evaluator_.forget_budget();
     evaluator_.evaluate(std::move(*fastest));
     return true;
-  }
-
-  static Idle sorted(Idle devices) {
-    std::sort(devices.begin(), devices.end());
-    return devices;
   }
 
   static Idle with(const Idle& idle, const Idle& more) {

@@ -70,6 +70,15 @@ TEST(Wire, AMessageOfAnotherStepOrOpIsNamedWithBothSides) {
             "[device 1] sent op 17 of step 4, expected op 18 of step 4" + text);
 }
 
+TEST(Wire, AMessageOfAnotherExchangeOfTheOpIsNamed) {
+  const Stamp second = {.step = 4, .op = 17, .round = 1};
+  const std::vector<char> bytes = to_bytes(second, sample());
+  EXPECT_EQ(from_bytes(bytes, second, "device 1").numbers, sample().numbers);
+  const std::string error = error_of<TransportError>([&] { from_bytes(bytes, kStamp, "device 1"); });
+  EXPECT_TRUE(error.starts_with("[device 1] sent op 17 (exchange 2) of step 4, expected op 17 of step 4: "))
+      << error;
+}
+
 /// A message whose `at`-th number of eight bytes is another, with a checksum that fits.
 std::vector<char> with_number(std::size_t at, i64 value) {
   std::vector<char> bytes = to_bytes(kStamp, sample());

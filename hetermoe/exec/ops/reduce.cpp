@@ -17,10 +17,6 @@ const std::vector<at::Tensor>& grads_of(OpContext& d, const Op& op) {
   return d.state.tensors(op.state).grads;
 }
 
-const std::vector<DeviceId>& holders_of(const OpContext& d, const Op& op) {
-  return d.schedule.states[idx(op.state)].devices;
-}
-
 /// To each participant its parts. Copies, for what comes back is written over the gradients.
 void pack_parts(OpContext& d, const Op& op, Devices participants, std::vector<Message>& out) {
   for (std::size_t i = 0; i < participants.size(); ++i) {
@@ -40,9 +36,10 @@ void add_parts(OpContext& d, const Op& op, Devices participants, std::vector<Mes
 }
 
 void pack_sums(OpContext& d, const Op& op, Devices participants, std::vector<Message>& out) {
+  const std::size_t self = position(participants, d.device());
   std::vector<at::Tensor> sums;
   for (const at::Tensor& grad : grads_of(d, op))
-    sums.push_back(part_of(grad, position(participants, d.device()), participants.size()).clone());
+    sums.push_back(part_of(grad, self, participants.size()).clone());
   for (Message& message : out) message.tensors = sums;
 }
 
@@ -56,7 +53,7 @@ void keep_sums(OpContext& d, const Op& op, Devices participants, std::vector<Mes
 
 /// The part of every gradient that belongs to `owner`, in the dtype of `sender`.
 MessageShape shape_of_parts(OpContext& d, const Op& op, DeviceId sender, DeviceId owner) {
-  const std::vector<DeviceId>& holders = holders_of(d, op);
+  const std::vector<DeviceId>& holders = d.schedule.states[idx(op.state)].devices;
   const at::ScalarType dtype = scalar_type(grad_dtype_of(d.p.plan(), sender));
   MessageShape shape;
   for (const at::Tensor& grad : grads_of(d, op))
