@@ -11,8 +11,6 @@ namespace hetermoe {
 namespace {
 
 constexpr std::size_t kFewClasses = 4;  ///< up to so many classes every partition is tried
-/// Group counts and group sizes: each is at most half as large again as the one before.
-constexpr i64 kRoundNumbers[] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512};
 
 /// Devices of a class that no block has.
 i64 free_of(const Rates& rates, const Blocks& blocks, std::size_t cls) {

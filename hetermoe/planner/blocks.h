@@ -5,6 +5,10 @@
 // microbatches of its own. What no block takes stays idle.
 namespace hetermoe {
 
+/// Of groups, of devices in a group, of nodes: each is at most half as large again as the one before.
+inline constexpr i64 kRoundNumbers[] = {1,  2,  3,  4,  6,   8,   12,  16,  24,
+                                        32, 48, 64, 96, 128, 192, 256, 384, 512};
+
 /// Numbers of device classes, ascending.
 using ClassSet = std::vector<std::size_t>;
 

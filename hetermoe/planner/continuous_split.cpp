@@ -122,30 +122,35 @@ double expert_room(const Rates& rates, const Part& part, double squeeze) {
 
 namespace {
 
-constexpr int kPourSteps = 16;  ///< halvings of the finish that is looked for: to 2e-5 of its upper bound
-
 /// Experts of all layers, as real numbers: every owner is filled to the same finish, or to its memory.
 bool pour(const Rates& rates, std::vector<Part>& parts, double units) {
   std::vector<double> room;
-  double total = 0, low = 0, high = 0;
+  // Where the experts that are filled up to a finish begin to grow by more or by fewer per second.
+  struct Bend {
+    Seconds at;
+    double growth;
+  };
+  std::vector<Bend> bends;
+  double total = 0;
   for (const Part& part : parts) {
     room.push_back(expert_room(rates, part, 1));
     total += part.count * room.back();
-    high = std::max(high, part.attention_s + units * part.unit_s);
+    const double growth = part.count / part.unit_s;
+    bends.push_back({part.attention_s, growth});
+    bends.push_back({part.attention_s + room.back() * part.unit_s, -growth});
   }
   if (total < units) return false;
-  const auto filled = [&](Seconds finish) {
-    double sum = 0;
-    for (std::size_t i = 0; i < parts.size(); ++i) {
-      const double wanted = std::max(0.0, finish - parts[i].attention_s) / parts[i].unit_s;
-      parts[i].owned = std::min(room[i], wanted);
-      sum += parts[i].count * parts[i].owned;
-    }
-    return sum;
-  };
-  for (int step = 0; step < kPourSteps; ++step)
-    (filled((low + high) / 2) < units ? low : high) = (low + high) / 2;
-  filled(high);
+  std::sort(bends.begin(), bends.end(), [](const Bend& a, const Bend& b) { return a.at < b.at; });
+  double filled = 0, growth = 0;
+  Seconds finish = bends.front().at;
+  for (const Bend& bend : bends) {
+    const double more = growth * (bend.at - finish);
+    if (filled + more >= units) break;
+    filled += more, finish = bend.at, growth += bend.growth;
+  }
+  if (growth > 0) finish += (units - filled) / growth;
+  for (std::size_t i = 0; i < parts.size(); ++i)
+    parts[i].owned = std::clamp((finish - parts[i].attention_s) / parts[i].unit_s, 0.0, room[i]);
   return true;
 }
 

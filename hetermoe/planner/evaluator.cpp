@@ -22,6 +22,11 @@ constexpr i64 kMostBudget = 12'000'000;   ///< up to this
 constexpr i64 kDearest = 8;               ///< no simulation takes more than this part of the budget
 constexpr i64 kEntriesPerVisit = 2;       ///< entries of a plan that take as long as an op-device visit
 
+void scale(Prediction& prediction, double ratio) {
+  prediction.step *= ratio;
+  prediction.tokens_per_s /= ratio;
+}
+
 }  // namespace
 
 i64 num_entries(const Plan& plan) {
@@ -43,7 +48,12 @@ Evaluator::Evaluator(const PlanRequest& request)
     const i64 medium = std::min(kBudgetPerDevice * devices, kMediumBudget);
     whole_budget_ = std::clamp(std::max(medium, kLargeBudget * devices), kLeastBudget, kMostBudget);
   }
-  budget_ = whole_budget_;
+  add_budget(whole_budget_);
+}
+
+void Evaluator::add_budget(i64 more) {
+  budget_ += more;
+  budget_to_confirm_ += more / 2;
 }
 
 std::optional<i64> Evaluator::known(u64 key, const Plan& plan) {
@@ -108,6 +118,8 @@ i64 Evaluator::simulate(u64 key, EvaluatedPlan& next, const std::function<Plan(i
   ++num_simulated_;
   next.work = short_.work() - before;
   budget_ -= next.work;
+  if (current_ >= 0 && !next.exact) next.ratio = at(current_).ratio;
+  scale(*prediction, next.ratio);
   set_prediction(next.candidate, last, std::move(*prediction));
   return seen_[key] = add(std::move(next));
 }
@@ -129,8 +141,15 @@ bool Evaluator::fits(const std::vector<Bytes>& memory) {
 i64 Evaluator::add(EvaluatedPlan plan) {
   plans_.push_back(std::move(plan));
   const i64 index = static_cast<i64>(plans_.size()) - 1;
-  if (best_ < 0 || step_of(index) < step_of(best_)) best_ = index;
-  if (current_ >= 0 && step_of(index) < step_of(current_)) current_ = index;
+  const auto faster_than = [&](i64 other) { return other < 0 || step_of(index) < step_of(other); };
+  const i64 work = work_to_confirm(index);
+  const bool leads = faster_than(best_) || (current_ >= 0 && faster_than(current_));
+  if (leads && work > 0 && work <= std::min(budget_to_confirm_, whole_budget_ / kDearest)) {
+    confirm(index);
+    budget_to_confirm_ -= work;
+  }
+  if (faster_than(best_)) best_ = index;
+  if (current_ >= 0 && faster_than(current_)) current_ = index;
   return index;
 }
 
@@ -147,7 +166,9 @@ void Evaluator::confirm(i64 index) {
   if (plan.exact) return;
   plan.exact = true;
   const Plan whole = plan_of(index);
+  const Seconds before = step_of(index);
   set_prediction(plan.candidate, whole, predictor_.predict(whole));
+  plan.ratio *= step_of(index) / before;
 }
 
 Candidate Evaluator::take(i64 index) {

@@ -17,6 +17,7 @@ struct EvaluatedPlan {
   std::optional<Sketch> sketch;  ///< that it was rounded from
   double squeeze = 1;            ///< of the rounding
   bool exact = false;            ///< the prediction is of all layers
+  double ratio = 1;              ///< of the step to that extrapolated from the first layers
   i64 work = 0;                  ///< op-device visits of the prediction
 };
 
@@ -30,7 +31,8 @@ class Evaluator {
   explicit Evaluator(const PlanRequest& request);
 
   /// Memory and validity are checked before anything is simulated. Returns -1 when the plan is rejected, the
-  /// earlier index when it was seen before.
+  /// earlier index when it was seen before. An extrapolated plan that would be the best or the current one is
+  /// confirmed first, as far as the budget allows, and what is compared with it corrected by the same ratio.
   i64 evaluate(Plan plan, const Sketch* sketch = nullptr);
   /// Estimates of memory are a little lower than the check: a second try leaves experts less room.
   i64 evaluate(const Sketch& sketch);
@@ -64,6 +66,7 @@ class Evaluator {
   bool shortens() const { return short_.shortens(); }
   i64 whole_budget() const { return whole_budget_; }  ///< op-device visits of all simulations
   i64 budget() const { return budget_; }              ///< what is left of them
+  void add_budget(i64 more);
   i64 num_simulated() const { return num_simulated_; }
   const std::string& last_overfill() const { return last_overfill_; }  ///< of the last plan without room
 
@@ -82,7 +85,7 @@ class Evaluator {
   Rates rates_;
   Predictor predictor_;
   ShortModel short_;
-  i64 whole_budget_ = 0, budget_ = 0;
+  i64 whole_budget_ = 0, budget_ = 0, budget_to_confirm_ = 0;
   i64 num_simulated_ = 0;
   std::deque<EvaluatedPlan> plans_;  // references to them stay valid
   std::map<u64, i64> seen_;          // key of a plan -> its index, -1 = rejected

@@ -68,6 +68,20 @@ SketchGroup cut_group(const Shape& shape, i64 cut) {
   return group;
 }
 
+std::vector<SketchGroup> later_class_groups(const Shape& shape) {
+  std::vector<SketchGroup> groups;
+  bool first = true;
+  for (std::size_t c = 0; c < shape.size(); ++c) {
+    if (shape[c] == 0) continue;
+    if (!first) {
+      groups.push_back(cut_group(shape, 0));
+      groups.back().attention[c] = shape[c];
+    }
+    first = false;
+  }
+  return groups;
+}
+
 double ideal_rate(const Rates& rates, const Shape& shape) {
   const PlanRequest& request = rates.request();
   const double many = 8, layers = real(request.model.num_layers);
@@ -111,6 +125,7 @@ class GroupChoice::Climber {
       border += count;
       if (count > 0) try_cut(border);
     }
+    for (SketchGroup& group : later_class_groups(shape_)) try_group(group);
     if (total_ == *std::max_element(shape_.begin(), shape_.end())) try_cut((total_ + 1) / 2);
     if (best_step_ == kNever) {
       for (const i64 cut : attention_cuts(shape_)) try_cut(cut);
@@ -139,6 +154,11 @@ class GroupChoice::Climber {
 
   void try_cut(i64 cut) {
     SketchGroup group = cut_group(shape_, cut);
+    try_group(group);
+  }
+
+  void try_group(SketchGroup& group) {
+    const i64 cut = cut_of(group);
     group.sequences = sequences_;
     const auto spanned =
         std::count_if(group.attention.begin(), group.attention.end(), [](i64 n) { return n > 0; });

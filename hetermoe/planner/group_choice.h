@@ -33,6 +33,10 @@ std::vector<i64> attention_cuts(const Shape& shape);
 /// A group of this shape whose first `cut` devices, in the order of advantage, compute attention.
 SketchGroup cut_group(const Shape& shape, i64 cut);
 
+/// Groups of this shape where all of one class, and nobody else, compute attention though another class comes
+/// before it in the order of advantage: what a class is best at matters less where it is much the fastest.
+std::vector<SketchGroup> later_class_groups(const Shape& shape);
+
 /// Sequences per second that devices of this shape cannot exceed: attention and experts in any mixture, each
 /// at its best rate, nothing else.
 double ideal_rate(const Rates& rates, const Shape& shape);

@@ -51,7 +51,7 @@ std::vector<i64> choose_reported(const Evaluator& evaluator, const NamedPlans& n
 
 /// As far as there is time, the fastest first: the figures of the others stay extrapolated.
 void confirm(Evaluator& evaluator, const std::vector<i64>& chosen) {
-  i64 budget = std::max(kAlwaysConfirmed, evaluator.whole_budget() / 4);
+  i64 budget = std::max(kAlwaysConfirmed, evaluator.whole_budget() / 2);
   for (const i64 i : chosen) {
     const i64 work = evaluator.work_to_confirm(i);
     if (work > budget) continue;

@@ -21,12 +21,14 @@ namespace hetermoe {
 namespace {
 
 constexpr i64 kNoLimit = 1 << 30;
-constexpr double kBinds = 0.995;  ///< a bound binds when estimates without it are lower by more
+constexpr double kBinds = 0.995;      ///< a bound binds when estimates without it are lower by more
+constexpr double kWorthMore = 0.995;  ///< the search goes on when the step is lower by more
 constexpr i64 kLargeCluster = 512;
-constexpr i64 kMostInParts = 300;           ///< devices of a cluster whose parts are searched alone
-constexpr std::size_t kFixedCounts = 9;     ///< microbatch counts of fixed strategies
-constexpr std::size_t kFewFixedCounts = 3;  ///< in a large cluster, where they do not win
-constexpr i64 kMostShares = 2'000'000;      ///< of a fixed strategy's plan in a large cluster, about 50 MiB
+constexpr i64 kMostInParts = 300;  ///< devices of a cluster whose parts are searched alone
+constexpr i64 kLeastGoingOn = 24, kMostGoingOn = 300;  ///< devices of a cluster that is searched longer
+constexpr std::size_t kFixedCounts = 9;                ///< microbatch counts of fixed strategies
+constexpr std::size_t kFewFixedCounts = 3;             ///< in a large cluster, where they do not win
+constexpr i64 kMostShares = 2'000'000;  ///< of a fixed strategy's plan in a large cluster, about 50 MiB
 
 /// How wide the search is. Rounds go on while the budget lasts: on small instances, where simulations are
 /// cheap, to the sketches that the estimate misjudges.
@@ -118,6 +120,21 @@ class Search {
       improve(round);
     }
     if (evaluator_.size() == 0) simulate_any();
+    go_on();
+  }
+
+  /// With more budget where all was needed, as long as that finds something faster. A budget that was asked
+  /// for is kept.
+  void go_on() {
+    const i64 devices = request_.cluster.num_devices();
+    const bool pays = devices >= kLeastGoingOn && devices <= kMostGoingOn;
+    if (!pays || request_.limits.simulation_budget > 0) return;
+    while (has_best() && evaluator_.budget() < evaluator_.whole_budget() / 4) {
+      const Seconds before = best_step();
+      evaluator_.add_budget(evaluator_.whole_budget() / 2);
+      for (const Round& round : {kRounds[0], kRounds[1]}) simulate_promising(round), improve(round);
+      if (best_step() > kWorthMore * before) return;
+    }
   }
 
   /// Searches the cluster without each type, and the devices of the best plan alone: what a plan leaves out

@@ -113,12 +113,12 @@ class Ranker {
     }
   }
 
-  /// Every way to give attention to some devices of a group, in the order of advantage.
+  /// Ways to give attention to some devices of a group: to the first ones in the order of advantage, or to
+  /// one class.
   std::vector<SketchGroup> patterns(const Shape& shape, i64 microbatches) const {
-    std::vector<SketchGroup> out;
-    const i64 total = sum_of(shape);
-    for (const i64 cut : attention_cuts(shape)) {
-      SketchGroup base = cut_group(shape, cut);
+    std::vector<SketchGroup> bases = later_class_groups(shape), out;
+    for (const i64 cut : attention_cuts(shape)) bases.push_back(cut_group(shape, cut));
+    for (SketchGroup& base : bases) {
       base.sequences = request_.sequences;
       base.microbatches = microbatches;
       const auto spanned =
@@ -126,7 +126,7 @@ class Ranker {
       for (const bool by_speed : {false, true}) {
         if (by_speed && spanned < 2) continue;
         for (const bool mixed : {false, true}) {
-          if (!mixed && cut == total && request_.model.num_moe_layers() > 0) continue;
+          if (!mixed && base.attention == shape && request_.model.num_moe_layers() > 0) continue;
           base.by_speed = by_speed;
           base.mixed = mixed;
           out.push_back(base);
@@ -142,12 +142,15 @@ class Ranker {
     return std::max<i64>(1, static_cast<i64>(share * real(cls.on_full_nodes / per_node))) * per_node;
   }
 
-  /// So many of a class's devices as a group may take: one, half of the nodes, full nodes; nodes in powers of
-  /// two, and a device more, whose memory may be what a node lacks.
+  /// So many of a class's devices as a group may take: one, half of the nodes, full nodes; round numbers of
+  /// nodes, and a device more, whose memory may be what a node lacks.
   static std::set<i64> parts_of(const DeviceClass& cls) {
     const auto per_node = static_cast<i64>(cls.per_node);
     std::set<i64> parts = {1, nodes_of(cls, 0.5), cls.on_full_nodes};
-    for (i64 count = per_node; count < cls.size(); count *= 2) parts.insert({count, count + 1});
+    for (const i64 nodes : kRoundNumbers) {
+      const i64 count = nodes * per_node;
+      if (count < cls.size()) parts.insert({count, count + 1});
+    }
     return parts;
   }
 

@@ -107,6 +107,36 @@ TEST(Estimates, OfTheFirstSketchesAreNearTheSimulator) {
   RecordProperty("lost", fmt::format("{:.3f}", lost / requests));
 }
 
+TEST(GroupChoice, AnyClassMayComputeAttentionAlone) {
+  const auto attention_of = [](const Shape& shape) {
+    std::vector<std::vector<i64>> all;
+    for (const SketchGroup& group : later_class_groups(shape)) {
+      EXPECT_EQ(group.count, shape);
+      all.push_back(group.attention);
+    }
+    return all;
+  };
+  using Shapes = std::vector<std::vector<i64>>;
+  EXPECT_EQ(attention_of({4, 2, 3}), (Shapes{{0, 2, 0}, {0, 0, 3}}));
+  EXPECT_EQ(attention_of({0, 2, 3}), (Shapes{{0, 0, 3}}));
+  EXPECT_EQ(attention_of({0, 2, 0}), Shapes{});
+}
+
+/// T4s have more of an advantage in attention than V100s, which are three times as fast.
+TEST(Sketches, TheFastestTypeMayComputeAttentionThoughItsAdvantageIsInExperts) {
+  PlanRequest request = testing::random_request(11, {.types = 2, .nodes = 2});
+  for (Node& node : request.cluster.nodes) node.network *= 1.5;
+  request = checked(request);
+  ASSERT_EQ(request.cluster.types[0].name, "V100");
+  const Rates rates(request);
+  ASSERT_EQ(rates.classes()[0].type, 1) << "T4 comes first";
+  const std::vector<RankedSketch> sketches = rank_sketches(rates).sketches;
+  EXPECT_TRUE(std::any_of(sketches.begin(), sketches.end(), [](const RankedSketch& ranked) {
+    const SketchGroup& group = ranked.sketch.groups.front();
+    return group.count == Shape{4, 4} && group.attention == Shape{0, 4} && group.mixed;
+  }));
+}
+
 TEST(DeviceClasses, AFullNodeComesFirst) {
   PlanRequest request = testing::random_request(1, {.types = 1, .nodes = 1});
   Cluster& cluster = request.cluster;

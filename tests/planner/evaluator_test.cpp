@@ -1,0 +1,92 @@
+#include "hetermoe/planner/evaluator.h"
+
+#include <gtest/gtest.h>
+
+#include "hetermoe/planner/request_check.h"
+#include "hetermoe/planner/sketches.h"
+
+namespace hetermoe {
+namespace {
+
+constexpr std::size_t kSketches = 20;
+
+/// Two nodes of A100 and two of L40S with a deep model, which is extrapolated from its first layers.
+PlanRequest deep_request() {
+  PlanRequest request;
+  request.model = load_model("qwen3-30b-a3b");
+  request.cluster.name = "two types";
+  for (const char* name : {"A100-80", "L40S"}) {
+    request.cluster.types.push_back(catalogue_device(name, "test"));
+    const auto type = static_cast<i32>(request.cluster.types.size()) - 1;
+    for (i32 d = 0; d < 16; ++d) {
+      if (d % 8 == 0)
+        request.cluster.nodes.push_back(
+            {fmt::format("n{}", request.cluster.nodes.size()), 25e9, 1e-5, 300e9, 5e-6});
+      request.cluster.devices.push_back({type, static_cast<NodeId>(request.cluster.nodes.size()) - 1, 1});
+    }
+  }
+  request.seq_len = 4096, request.sequences = 138;
+  return checked(request);
+}
+
+std::vector<RankedSketch> first_sketches(const Rates& rates) {
+  std::vector<RankedSketch> sketches = rank_sketches(rates).sketches;
+  sketches.resize(std::min(sketches.size(), kSketches));
+  return sketches;
+}
+
+TEST(Evaluator, ThePlanThatLeadsIsSimulatedInAllLayers) {
+  PlanRequest request = deep_request();
+  request.limits.simulation_budget = i64{1} << 40;
+  Evaluator evaluator(request);
+  ASSERT_TRUE(evaluator.shortens());
+  Predictor whole(request.model, request.cluster, request.software);
+  int extrapolated = 0;
+  for (const RankedSketch& ranked : first_sketches(evaluator.rates())) {
+    const i64 index = evaluator.evaluate(ranked.sketch);
+    if (index < 0) continue;
+    extrapolated += evaluator.at(index).exact ? 0 : 1;
+    const i64 best = evaluator.best();
+    EXPECT_TRUE(evaluator.at(best).exact);
+    EXPECT_DOUBLE_EQ(evaluator.step_of(best), whole.predict(evaluator.plan_of(best)).step);
+  }
+  EXPECT_GT(extrapolated, 0) << "others are not";
+}
+
+TEST(Evaluator, WithoutBudgetToConfirmItStaysExtrapolated) {
+  PlanRequest request = deep_request();
+  request.limits.simulation_budget = 60'000;  // eight times as much as a plan in the first layers
+  Evaluator evaluator(request);
+  for (const RankedSketch& ranked : first_sketches(evaluator.rates())) evaluator.evaluate(ranked.sketch);
+  ASSERT_GE(evaluator.best(), 0);
+  EXPECT_FALSE(evaluator.at(evaluator.best()).exact);
+}
+
+/// What all layers take beyond what a few of them promise is alike for neighbours of a plan.
+TEST(Evaluator, WhatIsComparedWithAConfirmedPlanIsCorrectedLikeIt) {
+  const PlanRequest request = deep_request();
+  Evaluator evaluator(request);
+  ShortModel first_layers(request.model, request.cluster, request.software);
+  const auto extrapolated = [&](i64 index) {
+    Plan plan = evaluator.plan_of(index);
+    return first_layers.predict_within(i64{1} << 40, plan)->step;
+  };
+  const std::vector<RankedSketch> sketches = first_sketches(evaluator.rates());
+  const i64 start = evaluator.evaluate(sketches.front().sketch);
+  ASSERT_GE(start, 0);
+  const double ratio = evaluator.step_of(start) / extrapolated(start);
+  EXPECT_GT(std::abs(ratio - 1), 0.001) << "nothing to correct";
+  evaluator.start_from(start);
+  int corrected = 0;
+  for (const RankedSketch& ranked : sketches) {
+    const i64 index = evaluator.evaluate(ranked.sketch);
+    if (evaluator.current() != start) break;
+    if (index < 0 || evaluator.at(index).exact) continue;
+    EXPECT_NEAR(evaluator.step_of(index), ratio * extrapolated(index), 1e-9);
+    ++corrected;
+  }
+  EXPECT_GT(corrected, 0);
+}
+
+}  // namespace
+}  // namespace hetermoe
