@@ -30,6 +30,17 @@ struct Options {
 
 // ---- predictions for GPUs ----
 
+constexpr std::size_t kListedLayers = 12;
+
+/// By layer; of deep models the range, which --json has in full.
+std::string moved_by_layer(const std::vector<i64>& moved) {
+  if (moved.empty()) return "-";
+  const auto [least, most] = std::minmax_element(moved.begin(), moved.end());
+  if (*least == *most) return std::to_string(*least);
+  return moved.size() <= kListedLayers ? fmt::format("{}", fmt::join(moved, " "))
+                                       : fmt::format("{} to {}", *least, *most);
+}
+
 void print_rows(const std::vector<CompareRow>& rows) {
   Table table({"seq", "strategy", "tokens/s", "first over it", "step", "newer busy", "older busy", "moved",
                "microbatches", "chunks", "fullest device", "note"});
@@ -44,17 +55,16 @@ void print_rows(const std::vector<CompareRow>& rows) {
                      "does not fit: " + row.over_memory});
       continue;
     }
-    const std::string moved =
-        row.experts_moved.empty() ? "-" : fmt::format("{}", fmt::join(row.experts_moved, " "));
-    table.add_row({std::to_string(row.seq_len), row.strategy, format_digits(row.tokens_per_s, 4),
-                   format_factor(row.ratio), format_seconds(row.step_s),
-                   format_percent(row.utilization_attention), format_percent(row.utilization_expert), moved,
-                   std::to_string(row.microbatches), std::to_string(row.chunks),
-                   format_bytes(*std::max_element(row.memory_bytes.begin(), row.memory_bytes.end())),
-                   row.plan});
+    table.add_row(
+        {std::to_string(row.seq_len), row.strategy, format_digits(row.tokens_per_s, 4),
+         row.ratio > 0 ? format_factor(row.ratio) : "-", format_seconds(row.step_s),
+         format_percent(row.utilization_attention), format_percent(row.utilization_expert),
+         moved_by_layer(row.experts_moved), std::to_string(row.microbatches), std::to_string(row.chunks),
+         format_bytes(*std::max_element(row.memory_bytes.begin(), row.memory_bytes.end())), row.plan});
   }
   std::cout << table.str()
-            << "all figures simulated; moved: experts that each older device gives up, per layer\n";
+            << "all figures simulated; moved: experts that each older device gives up, per layer (one "
+               "number: in each)\n";
 }
 
 int compare_predicted(const Options& options, const Job& job) {
