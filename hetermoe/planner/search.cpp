@@ -71,6 +71,8 @@ constexpr Round kRounds[] = {
      .budget_share = 1},
 };
 
+constexpr std::size_t kRoundsGoingOn = 2;  ///< what the last round finds is not worth a second time
+
 /// Equal for sketches that differ in microbatches and order only.
 std::string structure_of(const RankedSketch& ranked) {
   std::string structure;
@@ -132,7 +134,8 @@ class Search {
     while (has_best() && evaluator_.budget() < evaluator_.whole_budget() / 4) {
       const Seconds before = best_step();
       evaluator_.add_budget(evaluator_.whole_budget() / 2);
-      for (const Round& round : {kRounds[0], kRounds[1]}) simulate_promising(round), improve(round);
+      promising_left_ = 0;
+      for (std::size_t r = 0; r < kRoundsGoingOn; ++r) simulate_promising(kRounds[r]), improve(kRounds[r]);
       if (best_step() > kWorthMore * before) return;
     }
   }
