@@ -125,7 +125,8 @@ namespace {
 /// Experts of all layers, as real numbers: every owner is filled to the same finish, or to its memory.
 bool pour(const Rates& rates, std::vector<Part>& parts, double units) {
   std::vector<double> room;
-  // Where the experts that are filled up to a finish begin to grow by more or by fewer per second.
+  // What all owners take up to a finish is piecewise linear in it: an owner begins when its attention is done
+  // and ends when it is full.
   struct Bend {
     Seconds at;
     double growth;
