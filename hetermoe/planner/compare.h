@@ -19,7 +19,8 @@ struct CompareRow {
   std::string over_memory;
   i64 sequences = 0;  ///< of a step
   double tokens_per_s = 0;
-  double ratio = 0;  ///< tokens/s of the first strategy at this length over this one's; 0 = it cannot run
+  double ratio =
+      0;  ///< tokens/s of the first strategy at this length over this one's; 0 = one of them cannot run
   Seconds step_s = 0;
   double utilization_attention = 0,
          utilization_expert = 0;  ///< share of the step in compute, newer and older

@@ -66,7 +66,7 @@ class Evaluator {
   bool shortens() const { return short_.shortens(); }
   i64 whole_budget() const { return whole_budget_; }  ///< op-device visits of all simulations
   i64 budget() const { return budget_; }              ///< what is left of them
-  void add_budget(i64 more);
+  void add_budget(i64 more);                          ///< and half as much to confirm plans
   i64 num_simulated() const { return num_simulated_; }
   const std::string& last_overfill() const { return last_overfill_; }  ///< of the last plan without room
 

@@ -125,7 +125,7 @@ class GroupChoice::Climber {
       border += count;
       if (count > 0) try_cut(border);
     }
-    for (SketchGroup& group : later_class_groups(shape_)) try_group(group);
+    for (const SketchGroup& group : later_class_groups(shape_)) try_group(group);
     if (total_ == *std::max_element(shape_.begin(), shape_.end())) try_cut((total_ + 1) / 2);
     if (best_step_ == kNever) {
       for (const i64 cut : attention_cuts(shape_)) try_cut(cut);
@@ -152,12 +152,9 @@ class GroupChoice::Climber {
     return best_step_ < before;
   }
 
-  void try_cut(i64 cut) {
-    SketchGroup group = cut_group(shape_, cut);
-    try_group(group);
-  }
+  void try_cut(i64 cut) { try_group(cut_group(shape_, cut)); }
 
-  void try_group(SketchGroup& group) {
+  void try_group(SketchGroup group) {
     const i64 cut = cut_of(group);
     group.sequences = sequences_;
     const auto spanned =

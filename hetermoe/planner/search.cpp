@@ -24,11 +24,11 @@ constexpr i64 kNoLimit = 1 << 30;
 constexpr double kBinds = 0.995;      ///< a bound binds when estimates without it are lower by more
 constexpr double kWorthMore = 0.995;  ///< the search goes on when the step is lower by more
 constexpr i64 kLargeCluster = 512;
-constexpr i64 kMostInParts = 300;  ///< devices of a cluster whose parts are searched alone
-constexpr i64 kLeastGoingOn = 24, kMostGoingOn = 300;  ///< devices of a cluster that is searched longer
-constexpr std::size_t kFixedCounts = 9;                ///< microbatch counts of fixed strategies
-constexpr std::size_t kFewFixedCounts = 3;             ///< in a large cluster, where they do not win
-constexpr i64 kMostShares = 2'000'000;  ///< of a fixed strategy's plan in a large cluster, about 50 MiB
+constexpr i64 kMostInParts = 300;        ///< devices of a cluster that is searched in parts, too, and longer
+constexpr i64 kLeastGoingOn = 24;        ///< devices of a cluster where searching longer finds something
+constexpr std::size_t kFixedCounts = 9;  ///< microbatch counts of fixed strategies
+constexpr std::size_t kFewFixedCounts = 3;  ///< in a large cluster, where they do not win
+constexpr i64 kMostShares = 2'000'000;      ///< of a fixed strategy's plan in a large cluster, about 50 MiB
 
 /// How wide the search is. Rounds go on while the budget lasts: on small instances, where simulations are
 /// cheap, to the sketches that the estimate misjudges.
@@ -129,7 +129,7 @@ class Search {
   /// for is kept.
   void go_on() {
     const i64 devices = request_.cluster.num_devices();
-    const bool pays = devices >= kLeastGoingOn && devices <= kMostGoingOn;
+    const bool pays = devices >= kLeastGoingOn && devices <= kMostInParts;
     if (!pays || request_.limits.simulation_budget > 0) return;
     while (has_best() && evaluator_.budget() < evaluator_.whole_budget() / 4) {
       const Seconds before = best_step();

@@ -4,6 +4,7 @@
 
 #include "hetermoe/planner/request_check.h"
 #include "hetermoe/planner/sketches.h"
+#include "tests/support/nodes_of_eight.h"
 
 namespace hetermoe {
 namespace {
@@ -14,17 +15,7 @@ constexpr std::size_t kSketches = 20;
 PlanRequest deep_request() {
   PlanRequest request;
   request.model = load_model("qwen3-30b-a3b");
-  request.cluster.name = "two types";
-  for (const char* name : {"A100-80", "L40S"}) {
-    request.cluster.types.push_back(catalogue_device(name, "test"));
-    const auto type = static_cast<i32>(request.cluster.types.size()) - 1;
-    for (i32 d = 0; d < 16; ++d) {
-      if (d % 8 == 0)
-        request.cluster.nodes.push_back(
-            {fmt::format("n{}", request.cluster.nodes.size()), 25e9, 1e-5, 300e9, 5e-6});
-      request.cluster.devices.push_back({type, static_cast<NodeId>(request.cluster.nodes.size()) - 1, 1});
-    }
-  }
+  request.cluster = testing::nodes_of_eight({{"A100-80", 16}, {"L40S", 16}});
   request.seq_len = 4096, request.sequences = 138;
   return checked(request);
 }

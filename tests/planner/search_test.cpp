@@ -2,27 +2,12 @@
 
 #include "hetermoe/planner/advice.h"
 #include "hetermoe/planner/planner.h"
+#include "tests/support/nodes_of_eight.h"
 #include "tests/support/random_request.h"
 
 // What the search finds and what it says of its bounds.
 namespace hetermoe {
 namespace {
-
-/// `count` devices of each type, eight to a node with NVLink.
-Cluster nodes_of_eight(const std::vector<std::pair<std::string, i32>>& types) {
-  Cluster cluster;
-  cluster.name = "nodes of eight";
-  for (const auto& [name, count] : types) {
-    cluster.types.push_back(catalogue_device(name, "test"));
-    for (i32 d = 0; d < count; ++d) {
-      if (d % 8 == 0)
-        cluster.nodes.push_back({fmt::format("n{}", cluster.nodes.size()), 25e9, 1e-5, 300e9, 5e-6});
-      cluster.devices.push_back(
-          {static_cast<i32>(cluster.types.size()) - 1, static_cast<NodeId>(cluster.nodes.size()) - 1, 1});
-    }
-  }
-  return cluster;
-}
 
 PlanRequest request_of(const Cluster& cluster, i64 sequences) {
   PlanRequest request;
@@ -63,21 +48,21 @@ TEST(Search, OnlyABoundThatTheUserSetsBindsOnMicrobatchesAndSaysSo) {
 }
 
 TEST(Search, NewerDevicesAloneAreFasterThanAPlanThatTheBatchForcesOnAll) {
-  const double both = rate_of(request_of(nodes_of_eight({{"H100", 16}, {"V100", 16}}), 1024));
-  const double alone = rate_of(request_of(nodes_of_eight({{"H100", 16}}), 1024));
+  const double both = rate_of(request_of(testing::nodes_of_eight({{"H100", 16}, {"V100", 16}}), 1024));
+  const double alone = rate_of(request_of(testing::nodes_of_eight({{"H100", 16}}), 1024));
   EXPECT_GE(both, 0.995 * alone);
 }
 
 TEST(Search, SeveralGroupsPerType) {
-  const double both = rate_of(request_of(nodes_of_eight({{"H100", 16}, {"A100-80", 16}}), 512));
-  const double newer = rate_of(request_of(nodes_of_eight({{"H100", 16}}), 512));
+  const double both = rate_of(request_of(testing::nodes_of_eight({{"H100", 16}, {"A100-80", 16}}), 512));
+  const double newer = rate_of(request_of(testing::nodes_of_eight({{"H100", 16}}), 512));
   EXPECT_GE(both, 0.995 * newer);
 }
 
 TEST(Search, LeavesOutWhatDoesNotDivide) {
-  const double eight = rate_of(request_of(nodes_of_eight({{"H100", 8}}), 256));
+  const double eight = rate_of(request_of(testing::nodes_of_eight({{"H100", 8}}), 256));
   for (const i32 devices : {9, 11, 15}) {
-    EXPECT_GE(rate_of(request_of(nodes_of_eight({{"H100", devices}}), 256)), 0.995 * eight)
+    EXPECT_GE(rate_of(request_of(testing::nodes_of_eight({{"H100", devices}}), 256)), 0.995 * eight)
         << devices << " devices";
   }
 }
@@ -101,7 +86,7 @@ TEST(Advice, SaysWhichPartDoesNotFit) {
 }
 
 TEST(Advice, MoreDevicesDoNotHelpAModelWhoseReplicatedPartDoesNotFit) {
-  PlanRequest request = request_of(nodes_of_eight({{"T4", 64}}), 64);
+  PlanRequest request = request_of(testing::nodes_of_eight({{"T4", 64}}), 64);
   const PlanResult result = find_plan(request);
   ASSERT_FALSE(result.feasible());
   EXPECT_NE(result.advice.find("more devices do not help"), std::string::npos) << result.advice;
