@@ -27,7 +27,9 @@ class InProcess : public Transport {
       }
     }
     for (std::size_t i = 0; i < in.size(); ++i) {
-      if (call.participants[i] != call.self) in[i] = take(call, call.participants[i]);
+      if (call.participants[i] == call.self) continue;
+      in[i] = take(call, call.participants[i]);
+      if (in[i].written != nullptr) in[i].written->hold_current_stream();
     }
     return in;
   }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "hetermoe/base/types.h"
+#include "hetermoe/device/stream.h"
 
 namespace hetermoe {
 
@@ -16,6 +17,7 @@ struct Message {
   std::vector<double> values;  ///< losses and the like
   std::vector<at::Tensor> tensors;
   Seconds ready = 0;  ///< when the sender was ready, on emulated clocks
+  EventPtr written;   ///< when the tensors hold what they should, on a GPU: handed over inside a process only
 };
 
 /// What a message holds.
@@ -75,6 +77,8 @@ class Transport {
   /// Sends out[i] to participants[i] and returns what each of them sent here, in the same order. Blocks until
   /// all have arrived. The own message comes back unchanged. Tensors are handed over: the sender must not
   /// change them afterwards, the receiver must not write into them (in one process they are the same memory).
+  /// On a GPU the calling thread's stream has to reach this point, not the host: what it launches afterwards
+  /// finds the messages there.
   /// Throws TransportError when the transport fails or was aborted, and when a message of another op or step
   /// comes in the place of the one that is awaited.
   virtual std::vector<Message> exchange(const ExchangeCall& call, std::vector<Message> out) = 0;

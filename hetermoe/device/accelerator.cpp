@@ -150,11 +150,11 @@ void finish_stream(c10::Device device) {
   if (!device.is_cpu()) guard_of(device).getStream(device).synchronize();
 }
 
-OwnStream::OwnStream(c10::Device device) : device_before_(device) {
+OwnStream::OwnStream(c10::Device device, bool comes_first) : device_before_(device) {
   if (device.is_cpu()) return;
   const c10::impl::VirtualGuardImpl guard = guard_of(device);
   device_before_ = guard.exchangeDevice(device);
-  own_ = guard.getStreamFromGlobalPool(device);
+  own_ = guard.getStreamFromGlobalPool(device, comes_first);
   before_ = guard.exchangeStream(*own_);
 }
 

@@ -49,10 +49,10 @@ bool stream_has_ended(c10::Device device);
 void finish_stream(c10::Device device);
 
 /// The stream of a thread that works for a GPU: what this thread launches while the object lives goes to a
-/// stream of its own. On a CPU nothing.
+/// stream of its own, of those that the GPU prefers if it `comes_first`. On a CPU nothing.
 class OwnStream {
  public:
-  explicit OwnStream(c10::Device device);
+  explicit OwnStream(c10::Device device, bool comes_first = false);
   ~OwnStream();
   OwnStream(const OwnStream&) = delete;
   OwnStream& operator=(const OwnStream&) = delete;

@@ -36,9 +36,6 @@ class DeviceRuntime {
 
   /// Load of the exchange this op belongs to, known from dispatch.F on; null for ops without one.
   const ExchangeLoad* load_of(const Op& op);
-  void free(Buffer buffer, i32 layer, i32 microbatch, i32 chunk) {
-    slots().free(buffer, layer, microbatch, chunk);
-  }
   Slots& slots() { return context_.slots; }
   /// Of parameters, gradients and moments.
   i64 state_bytes() const { return context_.state.store().bytes(); }

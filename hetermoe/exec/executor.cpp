@@ -9,6 +9,7 @@
 #include <numeric>
 #include <system_error>
 #include <tuple>
+#include <utility>
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/device/accelerator.h"
@@ -113,7 +114,9 @@ void Executor::make_lanes() {
     local[idx(device->runtime.device())] = device.get();
     device->done.resize(schedule.ops.size());
     device->end.resize(schedule.ops.size());
+    device->ended.resize(schedule.ops.size());
     device->uses_left.resize(lifetimes_.epochs.size());
+    device->users.resize(lifetimes_.epochs.size());
   }
   std::vector<Lane*> by_id(idx(schedule.num_devices) * kNumQueues, nullptr);
   const auto on_device = [&](OpId op, DeviceId device) {
@@ -198,7 +201,8 @@ StepResult Executor::run(const StepInput& input) {
   for (std::unique_ptr<DeviceLanes>& device : devices_) {
     device->runtime.begin_step(input);
     device->state_bytes = device->runtime.state_bytes();
-    finish_stream(device->runtime.where());
+    device->begin = record_event(device->runtime.where());
+    device->origin = nullptr;
     std::fill(device->done.begin(), device->done.end(), 0);
     for (std::size_t e = 0; e < lifetimes_.epochs.size(); ++e)
       device->uses_left[e] = lifetimes_.epochs[e].num_ops;
@@ -249,8 +253,9 @@ void Executor::report_hang(Seconds quiet) {
 void Executor::lane_main(Lane& lane) {
   const c10::NoGradGuard no_grad;
   use_precise_sleep();
-  use_threads(queue_of(lane.id) == Queue::kCompute ? options_.threads_per_lane : 1);
-  const OwnStream stream(lane.device->runtime.where());
+  const bool computes = queue_of(lane.id) == Queue::kCompute;
+  use_threads(computes ? options_.threads_per_lane : 1);
+  lane.stream = options_.make_stream(lane.device->runtime.where(), !computes);
   if (options_.memory != nullptr) {
     lane.watch = std::make_unique<MemoryMeter::Watch>(*options_.memory, device_of(lane.id));
   }
@@ -266,41 +271,131 @@ void Executor::lane_main(Lane& lane) {
     const std::lock_guard lock(mutex_);
     if (--lanes_left_ == 0) ended_.notify_all();
   }
-  lane.watch.reset();  // belongs to this thread
+  lane.watch.reset();  // these two belong to this thread
+  lane.stream.reset();
 }
 
 void Executor::run_lane(Lane& lane) {
   lane.spans.clear();
+  lane.spans.reserve(lane.ops.size());
   lane.end = lane.busy = lane.nominal = 0;
+  if (lane.stream != nullptr) begin_stream(lane);
   const double cpu_begin = thread_cpu_seconds();
-  for (lane.next = 0; lane.next < lane.ops.size(); ++lane.next) {
+  for (lane.next = 0; lane.next < lane.ops.size() && !poisoned_; ++lane.next) {
     const LaneOp& item = lane.ops[lane.next];
-    try {
-      run_op(lane, item);
-    } catch (const Poisoned&) {
-      break;
-    } catch (...) {
-      const DeviceId device = device_of(lane.id);
-      const std::string where = fmt::format("device {} ({}) {}", device, context_.cluster.device_name(device),
-                                            to_string(context_.schedule.ops[idx(item.op)]));
-      poison(where, with_place(where));
-      break;
-    }
+    guard(lane, item, [&] { run_op(lane, item); });
   }
+  if (runs_ahead(lane) && !lane.ops.empty()) guard(lane, lane.ops.back(), [&] { end_launched(lane); });
   lane.cpu_seconds = thread_cpu_seconds() - cpu_begin;
 }
 
+template <class F>
+void Executor::guard(const Lane& lane, const LaneOp& item, const F& f) {
+  try {
+    f();
+  } catch (const Poisoned&) {
+  } catch (...) {
+    const DeviceId device = device_of(lane.id);
+    const std::string where = fmt::format("device {} ({}) {}", device, context_.cluster.device_name(device),
+                                          to_string(context_.schedule.ops[idx(item.op)]));
+    poison(where, with_place(where));
+  }
+}
+
 void Executor::run_op(Lane& lane, const LaneOp& item) {
-  const Op& op = context_.schedule.ops[idx(item.op)];
-  const DeviceId device = device_of(lane.id);
   const Seconds ready = wait_until_ready(lane, item);
-  if (options_.before_op) options_.before_op(op, device);
+  if (options_.before_op) options_.before_op(context_.schedule.ops[idx(item.op)], device_of(lane.id));
   if (lane.watch != nullptr) lane.watch->begin(item.op);
-  Span span{item.op, device, 0, 0};
-  lane.end =
-      is_compute(op.kind) ? run_compute(lane, op, ready, span) : run_transfer(lane, item, op, ready, span);
-  lane.spans.push_back(span);
+  lane.spans.push_back({item.op, device_of(lane.id), 0, 0});
+  if (lane.stream == nullptr) {
+    lane.end = perform(lane, item, ready);
+  } else {
+    launch(lane, item, ready);
+  }
   finish_op(lane, item, lane.end);
+}
+
+/// The op itself, from reading its buffers to writing them. Returns when it ended.
+Seconds Executor::perform(Lane& lane, const LaneOp& item, Seconds ready) {
+  const Op& op = context_.schedule.ops[idx(item.op)];
+  Span& span = lane.spans[static_cast<std::size_t>(&item - lane.ops.data())];
+  return is_compute(op.kind) ? run_compute(lane, op, ready, span)
+                             : run_transfer(lane, item, op, ready, span);
+}
+
+/// Before a step a stream has nothing to do, so that the first event of a device passes at once.
+void Executor::begin_stream(Lane& lane) {
+  DeviceLanes& device = *lane.device;
+  lane.launched.clear();
+  lane.num_ended = 0;
+  {
+    const std::lock_guard lock(device.mutex);
+    if (device.origin == nullptr) {
+      device.origin = lane.stream->record();
+      device.origin_time = clock_.now();
+    }
+  }
+  if (device.begin != nullptr) lane.stream->wait(device.begin);
+}
+
+void Executor::launch(Lane& lane, const LaneOp& item, Seconds ready) {
+  WorkStream& stream = *lane.stream;
+  DeviceLanes& device = *lane.device;
+  {
+    const std::lock_guard lock(device.mutex);
+    for (const OpId dep : item.dependencies) stream.wait(device.ended[idx(dep)]);
+  }
+  Launched& launched = lane.launched.emplace_back();
+  launched.start = stream.record();
+  stream.launch([this, &lane, &item, ready] {
+    guard(lane, item, [&] {
+      if (poisoned_) throw Poisoned();
+      const Seconds end = perform(lane, item, ready);
+      if (!runs_ahead(lane)) lane.end = end;
+    });
+  });
+  launched.end = stream.record();
+  if (!runs_ahead(lane)) {
+    wait_for_event(*launched.end);
+    if (poisoned_) throw Poisoned();
+  } else if (lane.launched.size() > options_.ops_ahead) {
+    wait_for_event(*lane.launched[lane.launched.size() - 1 - options_.ops_ahead].end);
+  }
+  const std::lock_guard lock(device.mutex);
+  device.ended[idx(item.op)] = launched.end;
+}
+
+/// An emulated clock has to know when an op ended before the next one begins, and a meter what it freed.
+bool Executor::runs_ahead(const Lane& lane) const {
+  return lane.stream != nullptr && !clock_.needs_durations() && options_.memory == nullptr;
+}
+
+/// Work that will never end, because a peer is gone, does not keep the host.
+void Executor::wait_for_event(const StreamEvent& event) const {
+  constexpr auto kNap = std::chrono::microseconds(20);
+  while (!event.has_passed()) {
+    if (poisoned_) throw Poisoned();
+    std::this_thread::sleep_for(kNap);
+  }
+}
+
+/// Waits for what was launched. The spans are then those of the events.
+void Executor::end_launched(Lane& lane) {
+  lane.busy = 0;
+  for (std::size_t i = 0; i < lane.launched.size(); ++i) {
+    const Launched& launched = lane.launched[i];
+    wait_for_event(*launched.end);
+    ++ops_ended_;
+    ++lane.num_ended;
+    const DeviceLanes& device = *lane.device;
+    Span& span = lane.spans[i];
+    span.start = device.origin_time + launched.start->seconds_since(*device.origin);
+    span.end = device.origin_time + launched.end->seconds_since(*device.origin);
+    lane.busy += span.end - span.start;
+    lane.end = span.end;
+  }
+  lane.stream->collect();
+  if (poisoned_) throw Poisoned();
 }
 
 Seconds Executor::wait_until_ready(Lane& lane, const LaneOp& item) {
@@ -326,7 +421,6 @@ Seconds Executor::run_compute(Lane& lane, const Op& op, Seconds ready, Span& spa
   DeviceRuntime& runtime = lane.device->runtime;
   span.start = clock_.start(ready);
   runtime.compute(op);
-  finish_stream(runtime.where());
   Seconds duration = 0;
   if (clock_.needs_durations() || options_.nominal != nullptr) {
     const ComputeWork work = work_.compute_work(op, runtime.device(), runtime.load_of(op));
@@ -364,8 +458,12 @@ Seconds Executor::exchange(Lane& lane, const LaneOp& item, const TransferOp& tra
   DeviceRuntime& runtime = lane.device->runtime;
   const Op& op = context_.schedule.ops[idx(item.op)];
   std::vector<Message> out = runtime.pack(transfer, op, participants);
-  for (Message& message : out) message.ready = ready;
-  finish_stream(runtime.where());  // the receiver may read the same memory
+  // The receiver may read the same memory.
+  const EventPtr written = record_event(runtime.where());
+  for (Message& message : out) {
+    message.ready = ready;
+    message.written = written;
+  }
   const std::vector<MessageShape> expected =
       runtime.expected(transfer, op, participants, out[position(participants, runtime.device())]);
   std::vector<Message> in = transport_.exchange({.step = input_->step,
@@ -383,17 +481,32 @@ Seconds Executor::exchange(Lane& lane, const LaneOp& item, const TransferOp& tra
   if (options_.memory != nullptr) copy_received(in, participants, runtime.device());
   runtime.check(transfer, op, participants, expected, in);
   runtime.unpack(transfer, op, participants, in);
-  finish_stream(runtime.where());
+  keep_until_read(lane, std::move(in));
   return last;
+}
+
+/// On a GPU messages are still being read when the call that unpacks them has returned.
+void Executor::keep_until_read(Lane& lane, std::vector<Message> in) {
+  const EventPtr read = record_event(lane.device->runtime.where());
+  if (read == nullptr) return;
+  lane.stream->release({read}, [&in] { return std::make_shared<std::vector<Message>>(std::move(in)); });
 }
 
 void Executor::finish_op(Lane& lane, const LaneOp& item, Seconds end) {
   DeviceLanes& device = *lane.device;
   const std::lock_guard lock(device.mutex);
   for (const i32 epoch : lifetimes_.uses_of(context_.schedule, item.op, item.lane_number)) {
+    if (lane.stream != nullptr) device.users[idx(epoch)].push_back(device.ended[idx(item.op)]);
     if (--device.uses_left[idx(epoch)] > 0) continue;
     const Epoch& e = lifetimes_.epochs[idx(epoch)];
-    device.runtime.free(e.buffer, e.layer, e.microbatch, e.chunk);
+    const auto take = [slots = &device.runtime.slots(), e] {
+      return slots->take(e.buffer, e.layer, e.microbatch, e.chunk);
+    };
+    if (lane.stream != nullptr) {
+      lane.stream->release(std::exchange(device.users[idx(epoch)], {}), take);
+    } else {
+      take();
+    }
   }
   device.end[idx(item.op)] = end;
   device.done[idx(item.op)] = 1;

@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "hetermoe/device/stream.h"
 #include "hetermoe/exec/clock.h"
 #include "hetermoe/exec/device_runtime.h"
 #include "hetermoe/exec/memory_meter.h"
@@ -34,6 +35,12 @@ struct ExecutorOptions {
   std::function<void(const Op&, DeviceId)> before_op;
   /// Starts a lane's thread; empty = std::thread does. Tests let it fail as the system may.
   std::function<std::thread(std::function<void()>)> start_thread;
+  /// The stream on which a lane launches its ops; it returns null where ops end before their call returns.
+  /// Tests give CPUs streams, too.
+  MakeStream make_stream = make_gpu_stream;
+  /// Of the ops that a lane has launched on its stream, the last ones that may not have ended: a lane that is
+  /// further ahead waits. What they will free is memory that nobody has yet.
+  std::size_t ops_ahead = 4;
 };
 
 /// What a device computed in a step.
@@ -44,8 +51,9 @@ struct DeviceWork {
 };
 
 /// Runs a schedule on real tensors: one thread per lane of the local devices, in schedule order. On a GPU
-/// each lane has its own stream and its thread waits for it at the end of an op: lanes overlap, and what an
-/// op frees nobody uses any more, whatever the stream.
+/// each lane has its own stream: it launches an op when those that it depends on are launched, after their
+/// events on the stream, and does not wait until it has ended. A buffer is dropped when the events of all its
+/// users have passed. Only under an emulated clock or a memory meter a lane waits for each op.
 ///
 /// Threads: one thread at a time calls; between two calls of run() no lane does anything.
 class Executor {
@@ -80,11 +88,18 @@ class Executor {
     std::vector<i64> turns;          // of a transfer: of its exchanges among those of this device
   };
   struct DeviceLanes;
+  /// From when to when an op ran on its stream.
+  struct Launched {
+    EventPtr start, end;
+  };
   struct Lane {
     LaneId id;
     DeviceLanes* device;
+    std::unique_ptr<WorkStream> stream;  // of its thread; null where ops end before their call returns
     std::vector<LaneOp> ops;
-    std::vector<Span> spans;
+    std::vector<Span> spans;         // of the ops that ran
+    std::vector<Launched> launched;  // of the ops that were launched on the stream
+    std::atomic<std::size_t> num_ended = 0;  // of those launched, for the watchdog
     Seconds end = 0;
     double cpu_seconds = 0;
     Seconds busy = 0, nominal = 0;      // of compute ops
@@ -98,9 +113,14 @@ class Executor {
     i64 state_bytes = 0;  // when the step began
     std::mutex mutex;
     std::condition_variable changed;
-    std::vector<char> done;      // [op]
-    std::vector<Seconds> end;    // [op] of the local part
-    std::vector<i32> uses_left;  // [epoch], own epochs only
+    EventPtr begin;               // of the step's ops, behind what begin_step() launched; null on a CPU
+    EventPtr origin;              // of the times of events, at this time of the clock
+    Seconds origin_time = 0;
+    std::vector<char> done;       // [op] has ended, or is launched
+    std::vector<Seconds> end;     // [op] of the local part
+    std::vector<EventPtr> ended;  // [op] on its stream
+    std::vector<i32> uses_left;   // [epoch], own epochs only
+    std::vector<std::vector<EventPtr>> users;  // [epoch] ends of the ops that have used it
   };
 
   void make_lanes();
@@ -111,11 +131,21 @@ class Executor {
   void lane_main(Lane& lane);
   void run_lane(Lane& lane);
   void run_op(Lane& lane, const LaneOp& item);
+  /// Runs f and turns what it throws into the error of the step.
+  template <class F>
+  void guard(const Lane& lane, const LaneOp& item, const F& f);
   Seconds wait_until_ready(Lane& lane, const LaneOp& item);
+  Seconds perform(Lane& lane, const LaneOp& item, Seconds ready);
+  void begin_stream(Lane& lane);
+  void launch(Lane& lane, const LaneOp& item, Seconds ready);
+  bool runs_ahead(const Lane& lane) const;
+  void wait_for_event(const StreamEvent& event) const;
+  void end_launched(Lane& lane);
   Seconds run_compute(Lane& lane, const Op& op, Seconds ready, Span& span);
   Seconds run_transfer(Lane& lane, const LaneOp& item, const Op& op, Seconds ready, Span& span);
   Seconds exchange(Lane& lane, const LaneOp& item, const TransferOp& transfer, i32 round, Seconds ready,
                    std::span<const DeviceId> participants);
+  void keep_until_read(Lane& lane, std::vector<Message> in);
   void finish_op(Lane& lane, const LaneOp& item, Seconds end);
   void poison(const std::string& where, std::exception_ptr error);
   void wait_for_lanes();

@@ -19,7 +19,11 @@ std::string Executor::hang_report() const {
     text += fmt::format("  device {} ({}) {}: ", device, context_.cluster.device_name(device),
                         name_of(queue_of(lane->id)));
     if (head >= lane->ops.size()) {
-      text += "done\n";
+      const std::size_t ended = lane->num_ended;
+      const bool launched = runs_ahead(*lane) && ended < lane->ops.size();
+      text += launched ? fmt::format("{} {} is launched and has not ended\n", lane->ops[ended].op,
+                                     to_string(context_.schedule.ops[idx(lane->ops[ended].op)]))
+                       : "done\n";
       continue;
     }
     const LaneOp& item = lane->ops[head];

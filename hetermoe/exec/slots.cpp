@@ -1,5 +1,8 @@
 #include "hetermoe/exec/slots.h"
 
+#include <tuple>
+#include <utility>
+
 #include "hetermoe/base/index.h"
 
 namespace hetermoe {
@@ -15,62 +18,64 @@ Slots::Slots(i32 num_layers, i32 num_microbatches, i32 num_chunks)
 namespace {
 
 template <class... Held>
-void drop(Held&... held) {
-  ((held = Held{}), ...);
+Released take_all(Held&... held) {
+  return std::make_shared<std::tuple<Held...>>(std::exchange(held, Held{})...);
 }
 
-void drop_routing(LayerSlot& slot) {
-  drop(slot.topk, slot.weights);
-  for (ChunkSlot& chunk : slot.chunks) chunk.send.clear();
+Released take_routing(LayerSlot& slot) {
+  std::vector<std::vector<SendIndex>> send;
+  for (ChunkSlot& chunk : slot.chunks) send.push_back(std::exchange(chunk.send, {}));
+  return take_all(slot.topk, slot.weights, send);
 }
 
 }  // namespace
 
-void Slots::free(Buffer buffer, i32 layer_index, i32 m, i32 c) {
+Released Slots::take(Buffer buffer, i32 layer_index, i32 m, i32 c) {
   const auto l = [&]() -> LayerSlot& { return layer(layer_index, m); };
   const auto k = [&]() -> ChunkSlot& { return chunk(layer_index, m, c); };
   switch (buffer) {
     case Buffer::kHidden:
-      return drop(l().hidden);
+      return take_all(l().hidden);
     case Buffer::kResidual:
-      return drop(l().residual);
+      return take_all(l().residual);
     case Buffer::kSend:
-      return drop(l().send);
+      return take_all(l().send);
     case Buffer::kSavedAttention:
-      return drop(l().graph);
+      return take_all(l().graph);
     case Buffer::kMoveOut:
-      return drop(l().move_out);
+      return take_all(l().move_out);
     case Buffer::kDHidden:
-      return drop(l().d_hidden);
+      return take_all(l().d_hidden);
     case Buffer::kDMove:
-      return drop(l().d_move);
+      return take_all(l().d_move);
     case Buffer::kRouting:
-      return drop_routing(l());
+      return take_routing(l());
     case Buffer::kRows:
-      return drop(k().rows, k().weights, k().groups);
+      return take_all(k().rows, k().weights, k().groups);
     case Buffer::kSavedExperts:
-      return drop(k().saved);
+      return take_all(k().saved);
     case Buffer::kOut:
-      return drop(k().out);
+      return take_all(k().out);
     case Buffer::kReturned:
-      return drop(k().returned);
+      return take_all(k().returned);
     case Buffer::kDOut:
-      return drop(k().d_out);
+      return take_all(k().d_out);
     case Buffer::kDRows:
-      return drop(k().d_rows, k().d_weights);
+      return take_all(k().d_rows, k().d_weights);
     case Buffer::kDSend:
-      return drop(k().d_send, k().d_send_weights);
+      return take_all(k().d_send, k().d_send_weights);
     case Buffer::kCounts:
-      return drop(microbatch(m).counts);
+      return take_all(microbatch(m).counts);
     case Buffer::kBalance:
-      return drop(microbatch(m).balance);
+      return take_all(microbatch(m).balance);
     case Buffer::kLoad:  // small, and read after the step
     case Buffer::kGrad:  // these four live as long as the device
     case Buffer::kNorm:
     case Buffer::kFigures:
     case Buffer::kParams:
-      return;
+      break;
   }
+  return nullptr;
 }
 
 std::vector<std::string> Slots::held() const {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "hetermoe/cost/routing_load.h"
+#include "hetermoe/device/stream.h"
 #include "hetermoe/nn/attention_part.h"
 #include "hetermoe/nn/experts.h"
 #include "hetermoe/nn/routing.h"
@@ -60,8 +61,8 @@ class Slots {
   }
   MicrobatchSlot& microbatch(i32 m) { return microbatches_[static_cast<std::size_t>(m)]; }
 
-  /// Drops one buffer of the access table.
-  void free(Buffer buffer, i32 layer, i32 microbatch, i32 chunk);
+  /// Takes one buffer of the access table out of its place. What is returned holds its memory.
+  Released take(Buffer buffer, i32 layer, i32 microbatch, i32 chunk);
   /// Names of the buffers that still hold tensors; empty after a clean step.
   std::vector<std::string> held() const;
   /// Drops everything (after an error).
