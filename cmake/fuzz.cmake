@@ -19,7 +19,7 @@ target_link_libraries(fuzz_core PRIVATE hm_planner)
 
 # Readers that need torch. Of train only the files that read: the others are half of all that there is to compile.
 if(HETERMOE_TORCH)
-  set(_torch job safetensors checkpoint wire parcel received scratch)
+  set(_torch job safetensors checkpoint wire received scratch)
   list(TRANSFORM _torch PREPEND fuzz/)
   list(TRANSFORM _torch APPEND .cpp)
   set(_train job freeze safetensors checkpoint shared_folder)

@@ -2,10 +2,10 @@
 
 namespace hetermoe::fuzz {
 
-extern const Target kJob, kSafetensors, kCheckpoint, kWire, kParcel, kReceived;
+extern const Target kJob, kSafetensors, kCheckpoint, kWire, kReceived;
 
 const std::vector<Target>& targets() {
-  static const std::vector<Target> all = {kJob, kSafetensors, kCheckpoint, kWire, kParcel, kReceived};
+  static const std::vector<Target> all = {kJob, kSafetensors, kCheckpoint, kWire, kReceived};
   return all;
 }
 

@@ -48,16 +48,17 @@ class Checksummed : public Transport {
     inner_call.expected = expected;
     std::vector<Message> in = inner_->exchange(inner_call, std::move(out));
     for (std::size_t i = 0; i < in.size(); ++i) {
-      if (call.participants[i] != call.self) check(call, call.participants[i], in[i]);
+      if (call.participants[i] != call.self) check_sum(call, call.participants[i], in[i]);
     }
     return in;
   }
 
+  void check_health() override { inner_->check_health(); }
   void abort(const std::string& reason) override { inner_->abort(reason); }
   std::vector<AwaitedMessage> awaited() const override { return inner_->awaited(); }
 
  private:
-  static void check(const ExchangeCall& call, DeviceId from, Message& message) {
+  static void check_sum(const ExchangeCall& call, DeviceId from, Message& message) {
     const std::string where = fmt::format("device {} {} from device {}", call.self, call.name, from);
     if (message.numbers.empty())
       fail<TransportError>(where, "a message is cut: got no checksum, expected one");

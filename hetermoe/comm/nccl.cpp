@@ -1,11 +1,9 @@
 #include "hetermoe/comm/nccl.h"
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <condition_variable>
-#include <cstring>
-#include <functional>
+#include <list>
 #include <map>
 #include <mutex>
 #include <thread>
@@ -16,6 +14,7 @@
 #include "hetermoe/comm/awaited_list.h"
 #include "hetermoe/comm/parcel.h"
 #include "hetermoe/device/accelerator.h"
+#include "hetermoe/device/host_copy.h"
 
 namespace hetermoe {
 namespace {
@@ -50,44 +49,48 @@ class Nccl : public Transport {
   std::string name() const override { return "nccl"; }
 
   void begin_step() override {
+    check_arrived();
     const std::lock_guard lock(mutex_);
     next_turn_ = 0;
   }
   bool takes_turns() const override { return true; }
 
+  /// Returns when all is launched on the calling thread's stream, unless a message is for the host.
   std::vector<Message> exchange(const ExchangeCall& call, std::vector<Message> out) override {
+    HM_CHECK(call.expected.size() == out.size(), "{}: {} messages are expected, {} go out", call.name,
+             call.expected.size(), out.size());
+    check_arrived();
     std::vector<Message> in(out.size());
     std::vector<Peer> peers;
     for (std::size_t i = 0; i < out.size(); ++i) {
       if (call.participants[i] == call.self) {
         in[i] = std::move(out[i]);
       } else {
-        peers.push_back(
-            {.index = i,
-             .rank = options_.rank_of[idx(call.participants[i])],
-             .out = make_parcel(call, std::move(out[i]), options_.device),
-             .in = call.expected.empty() ? Parcel() : room_for(call.expected[i], options_.device)});
+        peers.push_back({.index = i,
+                         .rank = options_.rank_of[idx(call.participants[i])],
+                         .out = make_parcel(call, std::move(out[i]), options_.device),
+                         .in = room_for(call.expected[i], options_.device)});
       }
     }
-    std::vector<at::Tensor> headers;
-    try {
-      {
-        const Turn turn(*this, call);
-        if (call.expected.empty()) exchange_headers(call, peers, headers);
-        launch_bodies(call, peers);
-      }
-      wait_for_stream(call);
-    } catch (...) {
-      // What was launched may still read and write this memory until the communicators are given back.
-      const std::lock_guard lock(mutex_);
-      abandoned_.emplace_back(std::move(peers), std::move(headers));
-      throw;
-    }
-    for (const Peer& peer : peers) {
-      const MessageShape* shape = call.expected.empty() ? nullptr : &call.expected[peer.index];
-      in[peer.index] = message_of(call, peer.in, place_of(call, call.participants[peer.index]), shape);
+    launch(call, peers);
+    const EventPtr arrived = nccl_->record(options_.device);
+    const bool is_waited_for = arrived == nullptr ||
+                               std::any_of(call.expected.begin(), call.expected.end(), is_for_host);
+    if (is_waited_for) wait_for_stream(call, peers);
+    for (Peer& peer : peers) {
+      Stamped stamped{call.step, call.op, call.round, place_of(call, call.participants[peer.index]),
+                      is_waited_for ? to_host(peer.in.rest, "a message") : pinned_copy(peer.in.rest), arrived};
+      in[peer.index] = is_waited_for ? message_of(call, stamped.rest, std::move(peer.in.tensors), stamped.where)
+                                     : Message{{}, {}, std::move(peer.in.tensors), 0, nullptr};
+      if (!is_waited_for) check_later(std::move(stamped));
     }
     return in;
+  }
+
+  void check_health() override {
+    const std::lock_guard lock(mutex_);
+    if (aborted_) return;
+    for (const auto& [queue, communicator] : communicators_) nccl_->check(communicator);
   }
 
   /// A launch that is inside NCCL uses the communicators: it has a moment to come out before they are freed.
@@ -162,80 +165,96 @@ class Nccl : public Transport {
     Nccl& nccl_;
   };
 
-  void launch(const ExchangeCall& call, const std::function<void(NcclApi::Communicator, void*)>& calls) {
+  /// Empty tensors do not travel: NCCL sends no nothing.
+  void launch(const ExchangeCall& call, const std::vector<Peer>& peers) {
     const NcclApi::Communicator communicator = communicator_of(call);
+    void* const stream = stream_handle(options_.device);
+    const Turn turn(*this, call);
     const Launching launching(*this, call);
     nccl_->begin_group();
-    calls(communicator, stream_handle(options_.device));
+    for (const Peer& peer : peers) {
+      const auto send = [&](const at::Tensor& tensor) {
+        if (tensor.numel() > 0)
+          nccl_->send(tensor.const_data_ptr(), static_cast<i64>(tensor.nbytes()), peer.rank, communicator,
+                      stream);
+      };
+      const auto receive = [&](const at::Tensor& tensor) {
+        if (tensor.numel() > 0)
+          nccl_->receive(tensor.mutable_data_ptr(), static_cast<i64>(tensor.nbytes()), peer.rank,
+                         communicator, stream);
+      };
+      send(peer.out.rest), receive(peer.in.rest);
+      for (const at::Tensor& tensor : peer.out.tensors) send(tensor);
+      for (const at::Tensor& tensor : peer.in.tensors) receive(tensor);
+    }
     nccl_->end_group();
   }
 
-  /// Sizes that only the peer knows. The turn is held until they have come, because bodies have to be
-  /// launched in one order everywhere.
-  void exchange_headers(const ExchangeCall& call, std::vector<Peer>& peers,
-                        std::vector<at::Tensor>& headers) {
-    const i64 count = static_cast<i64>(peers.size());
-    constexpr std::size_t kBytes = kParcelHeader * sizeof(i64);
-    at::Tensor out = at::empty({count, static_cast<i64>(kParcelHeader)}, at::kLong);
-    for (i64 i = 0; i < count; ++i)
-      std::memcpy(out[i].mutable_data_ptr(), peers[idx(i)].out.header.data(), kBytes);
-    out = out.to(options_.device);
-    at::Tensor in = at::empty_like(out);
-    headers = {out, in};
-    launch(call, [&](NcclApi::Communicator communicator, void* stream) {
-      for (i64 i = 0; i < count; ++i) {
-        nccl_->send(out[i].const_data_ptr(), kBytes, peers[idx(i)].rank, communicator, stream);
-        nccl_->receive(in[i].mutable_data_ptr(), kBytes, peers[idx(i)].rank, communicator, stream);
-      }
-    });
-    wait_for_stream(call);
-    in = in.to(at::kCPU);
-    for (i64 i = 0; i < count; ++i) {
-      Peer& peer = peers[idx(i)];
-      std::memcpy(peer.in.header.data(), in[i].const_data_ptr(), kBytes);
-      make_room(call, peer.in, options_.device, place_of(call, call.participants[peer.index]));
-    }
-  }
-
-  /// Empty tensors do not travel: NCCL sends no nothing.
-  void launch_bodies(const ExchangeCall& call, std::vector<Peer>& peers) {
-    launch(call, [&](NcclApi::Communicator communicator, void* stream) {
-      const auto bytes_of = [](const at::Tensor& tensor) { return static_cast<i64>(tensor.nbytes()); };
-      for (Peer& peer : peers) {
-        const auto send = [&](const at::Tensor& tensor) {
-          if (tensor.numel() > 0)
-            nccl_->send(tensor.const_data_ptr(), bytes_of(tensor), peer.rank, communicator, stream);
-        };
-        const auto receive = [&](const at::Tensor& tensor) {
-          if (tensor.numel() > 0)
-            nccl_->receive(tensor.mutable_data_ptr(), bytes_of(tensor), peer.rank, communicator, stream);
-        };
-        send(peer.out.rest), receive(peer.in.rest);
-        for (const at::Tensor& tensor : peer.out.tensors) send(tensor);
-        for (const at::Tensor& tensor : peer.in.tensors) receive(tensor);
-      }
-    });
-  }
-
   /// A kernel of NCCL whose peer is gone never ends: this looks after failures while it waits.
-  void wait_for_stream(const ExchangeCall& call) {
+  void wait_for_stream(const ExchangeCall& call, std::vector<Peer>& peers) {
     std::vector<std::unique_ptr<AwaitedList::Entry>> waits;
-    for (const DeviceId peer : call.participants) {
-      if (peer != call.self)
-        waits.push_back(
-            std::make_unique<AwaitedList::Entry>(awaited_, AwaitedMessage{call.self, call.op, peer}));
+    for (const Peer& peer : peers) {
+      waits.push_back(std::make_unique<AwaitedList::Entry>(
+          awaited_, AwaitedMessage{call.self, call.op, call.participants[peer.index]}));
     }
-    const NcclApi::Communicator communicator = communicator_of(call);
-    while (!nccl_->has_ended(options_.device)) {
-      {
-        const std::lock_guard lock(mutex_);
-        stop_if_aborted(call);
-        nccl_->check(communicator);
+    try {
+      const NcclApi::Communicator communicator = communicator_of(call);
+      while (!nccl_->has_ended(options_.device)) {
+        {
+          const std::lock_guard lock(mutex_);
+          stop_if_aborted(call);
+          nccl_->check(communicator);
+        }
+        std::this_thread::sleep_for(kNap);
       }
-      std::this_thread::sleep_for(kNap);
+      const std::lock_guard lock(mutex_);
+      stop_if_aborted(call);
+    } catch (...) {
+      // What was launched may still read and write this memory until the communicators are given back.
+      const std::lock_guard lock(mutex_);
+      abandoned_.push_back(std::move(peers));
+      throw;
     }
-    const std::lock_guard lock(mutex_);
-    stop_if_aborted(call);
+  }
+
+  /// The stamp of a message that nobody waited for, on its way to the host.
+  struct Stamped {
+    i64 step = 0;
+    OpId op = 0;
+    i32 round = 0;
+    std::string where;
+    at::Tensor rest;
+    EventPtr arrived;
+  };
+
+  static at::Tensor pinned_copy(const at::Tensor& tensor) {
+    if (tensor.device().is_cpu()) return tensor;
+    return at::empty(tensor.sizes(), tensor.options().device(at::kCPU).pinned_memory(true))
+        .copy_(tensor, /*non_blocking=*/true);
+  }
+
+  void check_later(Stamped stamped) {
+    // After the copy to the host, which was launched after the messages.
+    if (const EventPtr copied = nccl_->record(options_.device)) stamped.arrived = copied;
+    const std::lock_guard lock(stamps_mutex_);
+    unchecked_.push_back(std::move(stamped));
+  }
+
+  /// Looks at the stamps that have come by now. Throws TransportError when one is of another op or step. All
+  /// of a step have come when its norm is told, before anything is updated.
+  void check_arrived() {
+    const std::lock_guard lock(stamps_mutex_);
+    for (auto each = unchecked_.begin(); each != unchecked_.end();) {
+      if (!each->arrived->has_passed()) {
+        ++each;
+        continue;
+      }
+      const Stamped stamped = std::move(*each);
+      each = unchecked_.erase(each);
+      const ExchangeCall call{.step = stamped.step, .op = stamped.op, .name = {}, .participants = {},
+                              .round = stamped.round};
+      message_of(call, stamped.rest, {}, stamped.where);
+    }
   }
 
   /// The caller holds mutex_.
@@ -251,7 +270,9 @@ class Nccl : public Transport {
   AwaitedList awaited_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<std::pair<std::vector<Peer>, std::vector<at::Tensor>>> abandoned_;
+  std::vector<std::vector<Peer>> abandoned_;
+  std::mutex stamps_mutex_;
+  std::list<Stamped> unchecked_;
   i64 next_turn_ = 0;
   i32 num_launching_ = 0;  ///< lanes inside NCCL
   bool aborted_ = false;

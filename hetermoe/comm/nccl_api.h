@@ -4,6 +4,7 @@
 
 #include "hetermoe/base/types.h"
 #include "hetermoe/device/accelerator.h"
+#include "hetermoe/device/stream.h"
 
 namespace hetermoe {
 
@@ -28,6 +29,8 @@ class NcclApi {
 
   /// Whether what the calling thread launched on its stream has ended.
   virtual bool has_ended(c10::Device device) { return stream_has_ended(device); }
+  /// An event after that; null where nothing can be launched without waiting for it.
+  virtual EventPtr record(c10::Device device) { return record_event(device); }
   /// Throws when the communicator failed in the background: a peer or a link is gone.
   virtual void check(Communicator communicator) = 0;
   /// Ends a communicator whatever it is doing; launches that wait return with an error.

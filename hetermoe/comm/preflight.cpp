@@ -102,8 +102,11 @@ class Probe {
     for (Message& message : out)
       message.tensors.push_back(at::zeros({(size + 1) / 2}, at::TensorOptions(at::kHalf).device(device)));
     finish_stream(device);
+    const std::vector<MessageShape> expected(
+        2, {.numbers = 0, .values = 0, .tensors = {{at::kHalf, {(size + 1) / 2}}}});
     const Time::time_point begin = Time::now();
-    transport.exchange({0, op, "preflight", self_, both, kQueue, turn_++}, std::move(out));
+    transport.exchange({0, op, "preflight", self_, both, kQueue, turn_++, expected}, std::move(out));
+    finish_stream(device);
     return std::chrono::duration<double>(Time::now() - begin).count();
   }
 

@@ -42,8 +42,7 @@ struct ExchangeCall {
   std::span<const DeviceId> participants;  ///< ascending, `self` among them
   i32 queue = 0;                           ///< lane kind of the op: messages of one queue keep their order
   i64 turn = 0;  ///< position among the step's transfers of `self`, in an order that all devices agree on
-  /// What each participant will send here, in their order; the own one is not looked at. Empty where only the
-  /// messages themselves tell: on all sides of a transfer or on none.
+  /// What each participant will send here, in their order; the own one is not looked at.
   std::span<const MessageShape> expected = {};
   i32 round = 0;  ///< of an op that is several exchanges: which one
 };
@@ -82,6 +81,10 @@ class Transport {
   /// Throws TransportError when the transport fails or was aborted, and when a message of another op or step
   /// comes in the place of the one that is awaited.
   virtual std::vector<Message> exchange(const ExchangeCall& call, std::vector<Message> out) = 0;
+
+  /// Throws TransportError when what was launched will not end because the transport failed meanwhile. Any
+  /// thread, at any moment.
+  virtual void check_health() {}
 
   /// Wakes every blocked exchange with a TransportError that carries `reason`. The first reason wins. Returns
   /// soon: it does not wait until the exchanges have ended.

@@ -17,11 +17,7 @@ std::vector<MessageShape> DeviceRuntime::expected(const TransferOp& transfer, co
                                                   std::span<const DeviceId> participants,
                                                   const Message& own) {
   std::vector<MessageShape> all;
-  for (const DeviceId peer : participants) {
-    std::optional<MessageShape> shape = transfer.expected(context_, op, peer, own);
-    if (!shape) return {};
-    all.push_back(std::move(*shape));
-  }
+  for (const DeviceId peer : participants) all.push_back(transfer.expected(context_, op, peer, own));
   return all;
 }
 
@@ -30,8 +26,7 @@ void DeviceRuntime::check(const TransferOp& transfer, const Op& op, std::span<co
   for (std::size_t i = 0; i < participants.size(); ++i) {
     const DeviceId peer = participants[i];
     if (peer == device()) continue;
-    check_shape(context_.name_of_peer(peer), in[i],
-                expected.empty() ? transfer.told(context_, op, peer, in[i]) : expected[i]);
+    check_shape(context_.name_of_peer(peer), in[i], expected[i]);
     if (transfer.check_content) transfer.check_content(context_, op, peer, in[i]);
   }
 }

@@ -23,7 +23,7 @@ class DeviceRuntime {
   // One exchange of a transfer op.
   /// One message per participant; the other side of unpack().
   std::vector<Message> pack(const TransferOp& transfer, const Op& op, std::span<const DeviceId> participants);
-  /// What each participant must send; empty where only their messages tell. `own`: of pack(), to this device.
+  /// What each participant must send. `own`: of pack(), to this device.
   std::vector<MessageShape> expected(const TransferOp& transfer, const Op& op,
                                      std::span<const DeviceId> participants, const Message& own);
   /// Throws TransportError when a participant did not send what this op needs here: numbers, values and

@@ -51,6 +51,21 @@ void copy_received(std::vector<Message>& in, std::span<const DeviceId> participa
   }
 }
 
+/// [op] what it depends on, and what is just before it in one of its lanes.
+std::vector<std::vector<OpId>> predecessors(const Schedule& schedule) {
+  std::vector<std::vector<OpId>> all(schedule.ops.size());
+  std::map<LaneId, OpId> last;
+  for (OpId id = 0; id < schedule.num_ops(); ++id) {
+    const std::span<const OpId> deps = schedule.deps_of(id);
+    all[idx(id)].assign(deps.begin(), deps.end());
+    for (const LaneId lane : schedule.lanes_of(id)) {
+      const auto [place, is_first] = last.try_emplace(lane, id);
+      if (!is_first) all[idx(id)].push_back(std::exchange(place->second, id));
+    }
+  }
+  return all;
+}
+
 /// Thrown on a lane to leave the step after another lane failed.
 struct Poisoned {};
 
@@ -146,7 +161,9 @@ void Executor::make_lanes() {
 }
 
 /// All exchanges of the step in an order that all devices agree on. What an op exchanges after its first
-/// messages comes just before the next op of its queue: transfers between them do not wait for its peers.
+/// messages comes as late as it may: before the first transfer that needs the op or follows it in a lane, be
+/// it by way of others. Transfers between them do not wait for its peers, and none waits for one that comes
+/// after it.
 std::vector<OpId> Executor::order_of_exchanges() const {
   const Schedule& schedule = context_.schedule;
   std::vector<OpId> launches = options_.launch_order;
@@ -154,21 +171,31 @@ std::vector<OpId> Executor::order_of_exchanges() const {
     launches.resize(schedule.ops.size());
     std::iota(launches.begin(), launches.end(), OpId{0});
   }
+  const std::vector<std::vector<OpId>> before = predecessors(schedule);
   std::vector<OpId> order;
-  std::map<Queue, std::vector<OpId>> later;
-  const auto append = [&](std::vector<OpId>& ops) {
-    order.insert(order.end(), ops.begin(), ops.end());
-    ops.clear();
+  std::vector<char> settled(schedule.ops.size(), 0);  // all its exchanges are in the order
+  const auto settle = [&](OpId id) {
+    if (settled[idx(id)]) return;
+    settled[idx(id)] = 1;
+    const Op& op = schedule.ops[idx(id)];
+    if (!is_compute(op.kind)) order.insert(order.end(), idx(num_exchanges(op) - 1), id);
+  };
+  const auto settle_before = [&](OpId of) {
+    std::vector<OpId> open = before[idx(of)];
+    while (!open.empty()) {
+      const OpId id = open.back();
+      open.pop_back();
+      if (settled[idx(id)]) continue;
+      settle(id);
+      open.insert(open.end(), before[idx(id)].begin(), before[idx(id)].end());
+    }
   };
   for (const OpId id : launches) {
-    const OpKind kind = schedule.ops[idx(id)].kind;
-    if (is_compute(kind)) continue;
-    std::vector<OpId>& after = later[queue_of(schedule.lanes_of(id).front())];
-    append(after);
+    if (is_compute(schedule.ops[idx(id)].kind)) continue;
+    settle_before(id);
     order.push_back(id);
-    after.assign(idx(num_exchanges(kind) - 1), id);
   }
-  for (auto& [queue, ops] : later) append(ops);
+  for (const OpId id : launches) settle(id);
   return order;
 }
 
@@ -375,6 +402,7 @@ void Executor::wait_for_event(const StreamEvent& event) const {
   constexpr auto kNap = std::chrono::microseconds(20);
   while (!event.has_passed()) {
     if (poisoned_) throw Poisoned();
+    transport_.check_health();
     std::this_thread::sleep_for(kNap);
   }
 }
@@ -438,7 +466,7 @@ Seconds Executor::run_transfer(Lane& lane, const LaneOp& item, const Op& op, Sec
   for (const LaneId id : context_.schedule.lanes_of(item.op)) participants.push_back(device_of(id));
   span.start = clock_.start(ready);
   i32 round = 0;
-  for (const TransferOp* each = &transfer_op_of(op.kind); each != nullptr; each = each->next, ++round) {
+  for (const TransferOp* each = &transfer_op_of(op); each != nullptr; each = each->next, ++round) {
     const Seconds last = exchange(lane, item, *each, round, ready, participants);
     // A transfer starts when its last participant is ready.
     if (clock_.needs_durations()) span.start = std::max(span.start, last);

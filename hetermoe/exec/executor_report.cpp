@@ -4,6 +4,7 @@
 
 #include "hetermoe/base/error.h"
 #include "hetermoe/base/index.h"
+#include "hetermoe/device/host_copy.h"
 #include "hetermoe/exec/executor.h"
 #include "hetermoe/sim/simulator.h"
 
@@ -72,10 +73,10 @@ StepResult Executor::collect() {
     }
   }
   if (!context_.placement.options().backward) {
-    result.counts_LE = at::zeros_like(devices_[0]->runtime.local_counts());
+    result.counts_LE = at::zeros(devices_[0]->runtime.local_counts().sizes(), at::kLong);
     for (const std::unique_ptr<DeviceLanes>& device : devices_) {
       result.loss += device->runtime.forward_loss();
-      result.counts_LE.add_(device->runtime.local_counts());
+      result.counts_LE.add_(to_host(device->runtime.local_counts(), "counts"));
     }
   }
   for (const std::unique_ptr<Lane>& lane : lanes_) {

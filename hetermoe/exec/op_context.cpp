@@ -1,7 +1,9 @@
 #include "hetermoe/exec/op_context.h"
 
 #include <algorithm>
+#include <numeric>
 
+#include "hetermoe/device/host_copy.h"
 #include "hetermoe/nn/rows.h"
 
 namespace hetermoe {
@@ -55,7 +57,10 @@ void OpContext::begin_step(const StepInput& step) {
   const std::size_t num_microbatches = p.plan().groups[idx(group)].microbatches.size();
   losses.assign(num_microbatches, {});
   aux.assign(idx(p.num_layers()), std::vector<at::Tensor>(num_microbatches));
-  counts_LE = at::zeros({p.num_layers(), model.num_experts}, at::kLong);
+  counts_LE =
+      at::zeros({p.num_layers(), model.num_experts}, at::TensorOptions().dtype(at::kLong).device(where()));
+  tokens = to_device(step.tokens, where());
+  targets = to_device(step.targets, where());
   if (p.options().backward) state.zero_grads();
 }
 
@@ -75,7 +80,7 @@ at::Tensor OpContext::rows_of(const at::Tensor& all, const Op& op, i32 stage) co
   const Range r = range(op.group, stage, op.microbatch);
   const i64 begin =
       group_begin_[idx(op.group)] + microbatch_begin_[idx(op.group)][idx(op.microbatch)] + r.begin;
-  return all.narrow(0, begin, r.sequences).reshape({-1}).to(where());
+  return all.narrow(0, begin, r.sequences).reshape({-1});
 }
 
 bool OpContext::keeps_activations() const {
@@ -104,9 +109,13 @@ std::string OpContext::name_of_peer(DeviceId peer) const {
 }
 
 double OpContext::forward_loss() const {
-  double sum = 0;
-  for (const at::Tensor& loss : losses) sum += loss.defined() ? loss.item<double>() : 0;
-  return sum;
+  std::vector<at::Tensor> values;
+  for (const at::Tensor& loss : losses) {
+    if (loss.defined()) values.push_back(loss.to(at::kDouble));
+  }
+  if (values.empty()) return 0;
+  const at::Tensor host = to_host(at::stack(values), "losses");
+  return std::accumulate(host.const_data_ptr<double>(), host.const_data_ptr<double>() + host.numel(), 0.0);
 }
 
 }  // namespace hetermoe

@@ -37,7 +37,7 @@ class OpContext {
   };
   /// This device's share of a microbatch at a stage (-1 the embedding, num_layers the head).
   Range range(i32 of_group, i32 stage, i32 microbatch) const;
-  /// This device's part of a [sequences of the step, seq_len] tensor, flattened to tokens.
+  /// This device's part of `tokens` or `targets`, flattened.
   at::Tensor rows_of(const at::Tensor& all, const Op& op, i32 stage) const;
   /// A tensor of a message, on this device: between two GPUs of one process it is still its sender's memory.
   at::Tensor received(const at::Tensor& tensor) const { return tensor.to(where()); }
@@ -61,6 +61,7 @@ class OpContext {
   DeviceState& state;
   Slots slots;
   const StepInput* input = nullptr;
+  at::Tensor tokens, targets;                ///< of the step, on this device
   i32 group = 0;                             ///< this device's
   std::vector<OwnerTable> owner_tables;      ///< [layer] of this device's group
   std::vector<at::Tensor> losses;            ///< [microbatch]

@@ -23,9 +23,9 @@ Released take_all(Held&... held) {
 }
 
 Released take_routing(LayerSlot& slot) {
-  std::vector<std::vector<SendIndex>> send;
-  for (ChunkSlot& chunk : slot.chunks) send.push_back(std::exchange(chunk.send, {}));
-  return take_all(slot.topk, slot.weights, send);
+  std::vector<Released> of_chunks;
+  for (ChunkSlot& chunk : slot.chunks) of_chunks.push_back(take_all(chunk.send, chunk.send_counts));
+  return take_all(slot.topk, slot.weights, of_chunks);
 }
 
 }  // namespace

@@ -17,6 +17,7 @@ namespace hetermoe {
 /// order of the owners (ascending) and of the shares row.
 struct ChunkSlot {
   std::vector<SendIndex> send;          // kRouting, by owner
+  at::Tensor send_counts;               // kRouting: int64 [owners, 2] rows and copies
   ExchangeLoad load;                    // counts of this exchange, known everywhere after dispatch.F
   at::Tensor rows, weights;             // kRows: received rows; routing weights in grouped order
   CopyGroups groups;                    // kRows

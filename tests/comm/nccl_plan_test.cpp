@@ -6,6 +6,7 @@
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/comm/nccl.h"
+#include "hetermoe/exec/ops/op_functions.h"
 #include "hetermoe/comm/transports.h"
 #include "hetermoe/cost/measured.h"
 #include "hetermoe/train/session.h"
@@ -64,24 +65,19 @@ void expect_one_order(const NcclWorld& world, const std::string& what) {
   }
 }
 
-/// A header is a launch in which everything that is sent has its 512 bytes.
-i64 num_headers(const std::vector<NcclLaunch>& launches) {
-  return std::count_if(launches.begin(), launches.end(), [](const NcclLaunch& launch) {
-    return !launch.calls.empty() && std::all_of(launch.calls.begin(), launch.calls.end(),
-                                                [](const NcclCall& call) { return call.bytes == 512; });
-  });
-}
-
-void expect_sizes_ahead_of_dispatch_only(const NcclWorld& world, const Schedule& schedule, i64 num_steps,
+/// No sizes travel but those of dispatch, which are an exchange of their own.
+void expect_one_launch_for_each_exchange(const NcclWorld& world, const Schedule& schedule, i64 num_steps,
                                          const std::string& what) {
   i64 expected = 0, got = 0;
   for (std::size_t i = 0; i < schedule.ops.size(); ++i) {
     const Op& op = schedule.ops[i];
     const std::size_t participants = schedule.lanes_of(static_cast<OpId>(i)).size();
-    if (op.kind == OpKind::kDispatch && op.phase == Phase::kForward && participants > 1)
-      expected += num_steps * static_cast<i64>(participants);
+    if (!is_compute(op.kind) && participants > 1)
+      expected += num_steps * static_cast<i64>(participants) * num_exchanges(op);
   }
-  for (const std::vector<NcclLaunch>& launches : world.launches) got += num_headers(launches);
+  for (const std::vector<NcclLaunch>& launches : world.launches)
+    got += std::count_if(launches.begin(), launches.end(),
+                         [](const NcclLaunch& launch) { return !launch.calls.empty(); });
   EXPECT_EQ(got, expected) << what;
 }
 
@@ -121,7 +117,7 @@ void run_plan(const ModelConfig& model, const Cluster& cluster, const NamedPlan&
   }
   for (std::thread& thread : threads) thread.join();
   expect_one_order(world, named.name);
-  expect_sizes_ahead_of_dispatch_only(world, alone.schedule(), 2, named.name);
+  expect_one_launch_for_each_exchange(world, alone.schedule(), 2, named.name);
   for (const Outcome& outcome : got) {
     EXPECT_EQ(outcome.loss, expected.loss) << named.name;
     EXPECT_EQ(outcome.grad_norm, expected.grad_norm) << named.name;

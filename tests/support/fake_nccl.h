@@ -126,6 +126,8 @@ class FakeNccl : public NcclApi {
   std::function<void()> on_launch;
   /// As NCCL: end_group() returns at once, and has_ended() says when everything has come.
   bool is_lazy = false;
+  /// With is_lazy: exchanges do not wait for what was launched.
+  bool has_events = false;
 
   std::string make_id() override { return std::to_string(num_ids_++); }
   Communicator join(const std::string& id, i32 rank, i32) override {
@@ -174,6 +176,7 @@ class FakeNccl : public NcclApi {
     }
     return true;
   }
+  EventPtr record(c10::Device) override { return has_events ? std::make_shared<Event>(*this) : nullptr; }
   void check(Communicator communicator) override { id_of(communicator, "check"); }
   void abort(Communicator communicator) override {
     give_back(communicator, "abort");
@@ -186,6 +189,14 @@ class FakeNccl : public NcclApi {
     explicit Member(i32 number) : id(number) {}
     i32 id;
     bool given_back = false;
+  };
+  /// Of what the thread that asks has launched.
+  struct Event : StreamEvent {
+    explicit Event(FakeNccl& of) : nccl(of) {}
+    bool has_passed() const override { return nccl.has_ended(c10::DeviceType::CPU); }
+    Seconds seconds_since(const StreamEvent&) const override { return 0; }
+    void hold_current_stream() const override {}
+    FakeNccl& nccl;
   };
   struct Pending {
     NcclCall call;

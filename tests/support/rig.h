@@ -35,6 +35,7 @@ class HookedTransport : public Transport {
     if (on_receive_) on_receive_(call, in);
     return in;
   }
+  void check_health() override { inner_->check_health(); }
   void abort(const std::string& reason) override {
     inner_->abort(reason);
     if (on_abort_) on_abort_();

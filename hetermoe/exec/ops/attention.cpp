@@ -1,3 +1,4 @@
+#include "hetermoe/device/host_copy.h"
 #include "hetermoe/exec/ops/op_functions.h"
 #include "hetermoe/nn/rows.h"
 
@@ -5,11 +6,22 @@
 namespace hetermoe {
 namespace {
 
+/// [owners, 2] rows and copies.
+at::Tensor counts_of(const std::vector<SendIndex>& send) {
+  at::Tensor counts = at::empty({static_cast<i64>(send.size()), 2}, at::kLong);
+  auto numbers = counts.accessor<i64, 2>();
+  for (std::size_t o = 0; o < send.size(); ++o) {
+    numbers[static_cast<i64>(o)][0] = send[o].num_rows();
+    numbers[static_cast<i64>(o)][1] = send[o].num_copies();
+  }
+  return counts;
+}
+
 /// Tables of what goes to which owner, per chunk. Flat positions and token indices count from the chunk's
 /// first token in split_by_owner and are shifted to the whole share here.
 void route(OpContext& d, const Op& op, LayerSlot& slot) {
   const std::size_t num_owners = d.p.owners(op.group, op.layer).size();
-  const at::Tensor topk = slot.topk.to(at::kCPU);
+  const at::Tensor topk = to_host(slot.topk, "routing");
   const i64 tokens = topk.size(0), top_k = d.model.top_k;
   const RowDedup dedup = d.p.plan().row_dedup ? RowDedup::kOn : RowDedup::kOff;
   for (i32 c = 0; c < d.p.plan().chunks; ++c) {
@@ -23,19 +35,19 @@ void route(OpContext& d, const Op& op, LayerSlot& slot) {
         index.flat_C = index.flat_C + begin * top_k;
       }
     }
+    slot.chunks[idx(c)].send_counts = counts_of(send);
     slot.chunks[idx(c)].send = std::move(send);
   }
 }
 
 void count(OpContext& d, const Op& op, const at::Tensor& counts_BE) {
-  const at::Tensor counts = counts_BE.to(at::kCPU);
-  d.counts_LE.select(0, op.layer).add_(counts.sum(0));
+  d.counts_LE.select(0, op.layer).add_(counts_BE.sum(0));
   if (!d.p.balance_on()) return;
   at::Tensor& all = d.slots.microbatch(op.microbatch).counts;
   const i64 sequences = d.p.plan().groups[idx(op.group)].microbatches[idx(op.microbatch)];
-  if (!all.defined()) all = at::zeros({sequences, d.model.num_experts}, at::kLong);
+  if (!all.defined()) all = at::zeros({sequences, d.model.num_experts}, counts_BE.options());
   const OpContext::Range r = d.range(op.group, op.layer, op.microbatch);
-  all.narrow(0, r.begin, r.sequences).add_(counts);
+  all.narrow(0, r.begin, r.sequences).add_(counts_BE);
 }
 
 void forward(OpContext& d, const Op& op) {

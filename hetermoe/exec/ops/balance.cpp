@@ -14,7 +14,7 @@ at::Tensor balance_counts(OpContext& d, const Op& op) {
     at::Tensor of_microbatch;
     if (member.group == d.group) of_microbatch = d.slots.microbatch(member.microbatch).counts;
     counts.push_back(of_microbatch.defined() ? of_microbatch
-                                             : at::zeros({size, d.model.num_experts}, at::kLong));
+                                             : at::zeros({size, d.model.num_experts}, d.counts_LE.options()));
     sequences += size;
   }
   const i64 size = d.p.options().aux_group > 0 ? d.p.options().aux_group : total_sequences(d.p.plan());
@@ -27,13 +27,13 @@ void pack(OpContext& d, const Op& op, Devices, std::vector<Message>& out) {
 }
 
 void unpack(OpContext& d, const Op& op, Devices, std::vector<Message>& in) {
-  at::Tensor counts = in[0].tensors[0].clone();
-  for (std::size_t i = 1; i < in.size(); ++i) counts.add_(in[i].tensors[0]);
+  at::Tensor counts = d.received(in[0].tensors[0]).clone();
+  for (std::size_t i = 1; i < in.size(); ++i) counts.add_(d.received(in[i].tensors[0]));
   const i64 step_tokens = total_sequences(d.p.plan()) * d.p.plan().seq_len;
   const at::Tensor gradient =
       balance_gradient(d.model, counts, step_tokens, accumulate_type(d.state.dtype()));
   const i64 size = d.p.options().aux_group > 0 ? d.p.options().aux_group : total_sequences(d.p.plan());
-  const at::Tensor by_sequence = gradient.repeat_interleave(size, 0).mul_(d.input->loss_scale).to(d.where());
+  const at::Tensor by_sequence = gradient.repeat_interleave(size, 0).mul_(d.input->loss_scale);
   i64 begin = 0;
   for (const MicrobatchRef& member : d.p.balance_set(d.p.balance_set_of(op.group, op.microbatch))) {
     const i64 sequences = d.p.plan().groups[idx(member.group)].microbatches[idx(member.microbatch)];
@@ -46,7 +46,7 @@ void unpack(OpContext& d, const Op& op, Devices, std::vector<Message>& in) {
 }
 
 /// Everybody sends the same.
-std::optional<MessageShape> expected(OpContext&, const Op&, DeviceId, const Message& own) {
+MessageShape expected(OpContext&, const Op&, DeviceId, const Message& own) {
   MessageShape shape;
   for (const at::Tensor& tensor : own.tensors)
     shape.tensors.push_back({tensor.scalar_type(), tensor.sizes().vec()});

@@ -1,3 +1,4 @@
+#include "hetermoe/device/host_copy.h"
 #include "hetermoe/exec/ops/op_functions.h"
 #include "hetermoe/nn/router.h"
 #include "hetermoe/nn/rows.h"
@@ -6,21 +7,71 @@
 namespace hetermoe {
 namespace {
 
-/// dispatch.F: rows, routing weights and indices to the owners; the number of rows and copies for every owner
-/// goes to all participants, who then know the whole exchange. dispatch.R sends the same again.
+/// Sizes: how many rows and copies a source has for each owner goes to all participants, who then know the
+/// whole exchange.
+void pack_sizes(OpContext& d, const Op& op, Devices, std::vector<Message>& out) {
+  if (!d.is_source(op)) return;
+  const at::Tensor& counts = d.slots.chunk(op.layer, op.microbatch, op.chunk).send_counts;
+  for (Message& message : out) message.tensors.push_back(counts);
+}
+
+MessageShape expected_sizes(OpContext& d, const Op& op, DeviceId peer, const Message&) {
+  if (!d.p.is_source(op.group, op.layer, op.microbatch, peer)) return {};
+  const auto num_owners = static_cast<i64>(d.p.owners(op.group, op.layer).size());
+  return {.numbers = 0, .values = 0, .tensors = {{at::kLong, {num_owners, 2}}}};
+}
+
+/// counts_O2: rows and copies for each owner, from a source with so many tokens.
+void check_sizes(OpContext& d, const Op& op, const Share& source, i64 tokens, const at::Tensor& counts_O2) {
+  const auto counts = counts_O2.accessor<i64, 2>();
+  const std::vector<DeviceId>& owners = d.p.owners(op.group, op.layer);
+  i64 copies = 0;
+  for (i64 o = 0; o < counts.size(0); ++o) {
+    if (counts[o][0] < 0 || counts[o][0] > counts[o][1]) {
+      fail<TransportError>(d.name_of_peer(source.device),
+                           "rows for device {}: got {}, expected 0 to {}, its copies", owners[idx(o)],
+                           counts[o][0], counts[o][1]);
+    }
+    copies += counts[o][1];
+  }
+  if (copies == tokens * d.model.top_k) return;
+  fail<TransportError>(d.name_of_peer(source.device),
+                       "copies for all devices: got {}, expected {} ({} tokens with {} experts each)", copies,
+                       tokens * d.model.top_k, tokens, d.model.top_k);
+}
+
+/// The one moment at which the host has to know what the router chose.
+void unpack_sizes(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in) {
+  ChunkSlot& slot = d.slots.chunk(op.layer, op.microbatch, op.chunk);
+  const ShareRow& sources = d.p.shares(op.group, op.layer, op.microbatch);
+  std::vector<at::Tensor> told;
+  for (const Share& source : sources)
+    told.push_back(d.received(in[position(participants, source.device)].tensors[0]));
+  const at::Tensor counts_SO2 = to_host(at::stack(told), "sizes of dispatch");
+  const i64 num_owners = counts_SO2.size(1);
+  slot.load = {};
+  slot.load.rows_per_token.assign(idx(num_owners), 0);
+  slot.load.copies_per_token.assign(idx(num_owners), 0);
+  for (std::size_t s = 0; s < sources.size(); ++s) {
+    const auto [begin, end] =
+        chunk_range(sources[s].sequences * d.p.plan().seq_len, op.chunk, d.p.plan().chunks);
+    const at::Tensor counts_O2 = counts_SO2[static_cast<i64>(s)];
+    check_sizes(d, op, sources[s], end - begin, counts_O2);
+    slot.load.tokens.push_back(real(end - begin));
+    for (i64 o = 0; o < num_owners; ++o) {
+      slot.load.rows.push_back(real(counts_O2[o][0].item<i64>()));
+      slot.load.copies.push_back(real(counts_O2[o][1].item<i64>()));
+    }
+  }
+}
+
+/// dispatch.F: rows, routing weights and indices to the owners. dispatch.R sends the same again.
 void pack_forward(OpContext& d, const Op& op, Devices participants, std::vector<Message>& out) {
   if (!d.is_source(op)) return;
   const LayerSlot& slot = d.slots.layer(op.layer, op.microbatch);
   const std::vector<SendIndex>& send = slot.chunks[idx(op.chunk)].send;
   const std::vector<DeviceId>& owners = d.p.owners(op.group, op.layer);
   const at::ScalarType wire = scalar_type(d.p.plan().wire_forward);
-  const auto [begin, end] = chunk_range(slot.send.size(0), op.chunk, d.p.plan().chunks);
-  std::vector<i64> counts = {end - begin};
-  for (const SendIndex& index : send) {
-    counts.push_back(index.num_rows());
-    counts.push_back(index.num_copies());
-  }
-  for (Message& message : out) message.numbers = counts;
   const at::Tensor flat_weights = slot.weights.reshape({-1});
   for (std::size_t o = 0; o < owners.size(); ++o) {
     Message& message = out[position(participants, owners[o])];
@@ -32,26 +83,11 @@ void pack_forward(OpContext& d, const Op& op, Devices participants, std::vector<
 }
 
 void unpack_forward(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in) {
-  ChunkSlot& slot = d.slots.chunk(op.layer, op.microbatch, op.chunk);
-  const ShareRow& sources = d.p.shares(op.group, op.layer, op.microbatch);
-  const std::size_t num_owners = d.p.owners(op.group, op.layer).size();
-  if (op.phase == Phase::kForward) {
-    slot.load = {};
-    slot.load.rows_per_token.assign(num_owners, 0);
-    slot.load.copies_per_token.assign(num_owners, 0);
-    for (const Share& source : sources) {
-      const std::vector<i64>& numbers = in[position(participants, source.device)].numbers;
-      slot.load.tokens.push_back(real(numbers[0]));
-      for (std::size_t o = 0; o < num_owners; ++o) {
-        slot.load.rows.push_back(real(numbers[1 + 2 * o]));
-        slot.load.copies.push_back(real(numbers[2 + 2 * o]));
-      }
-    }
-  }
   if (!d.is_owner(op)) return;
+  ChunkSlot& slot = d.slots.chunk(op.layer, op.microbatch, op.chunk);
   std::vector<at::Tensor> rows, weights;
   std::vector<ReceivedIndex> indices;
-  for (const Share& source : sources) {
+  for (const Share& source : d.p.shares(op.group, op.layer, op.microbatch)) {
     Message& message = in[position(participants, source.device)];
     rows.push_back(d.received(message.tensors[0]).to(d.state.dtype()));
     weights.push_back(d.received(message.tensors[1]).to(accumulate_type(d.state.dtype())));
@@ -63,62 +99,21 @@ void unpack_forward(OpContext& d, const Op& op, Devices participants, std::vecto
   slot.weights = to_grouped(slot.groups, at::cat(weights));
 }
 
-/// Of a source: its counts for all owners and, when this device is one, so many rows and copies of them.
-MessageShape shape_of_dispatch(OpContext& d, std::size_t num_owners, DeviceId peer, bool here, i64 rows,
-                               i64 copies) {
-  MessageShape shape;
-  shape.numbers = 1 + 2 * num_owners;
-  if (!here) return shape;
-  const at::ScalarType theirs = scalar_type(d.p.plan().dtype[idx(peer)]);
-  shape.tensors = {{scalar_type(d.p.plan().wire_forward), {rows, d.model.hidden}},
-                   {accumulate_type(theirs), {copies}},
-                   {at::kLong, {copies}},
-                   {at::kLong, {copies}}};
-  return shape;
-}
-
-/// dispatch.R: by what dispatch.F told.
-MessageShape expected_again(OpContext& d, const Op& op, DeviceId peer) {
-  const std::vector<DeviceId>& owners = d.p.owners(op.group, op.layer);
+/// Rows, weights and indices from a source to an owner, by the sizes that were told.
+MessageShape expected_forward(OpContext& d, const Op& op, DeviceId peer) {
   const i64 source = source_index(d.p.shares(op.group, op.layer, op.microbatch), peer);
-  const i64 me = owner_index(owners, d.device());
-  if (source < 0) return {};
-  if (me < 0) return shape_of_dispatch(d, owners.size(), peer, false, 0, 0);
+  const i64 owner = owner_index(d.p.owners(op.group, op.layer), d.device());
+  if (source < 0 || owner < 0) return {};
   const ExchangeLoad& load = d.slots.chunk(op.layer, op.microbatch, op.chunk).load;
-  return shape_of_dispatch(d, owners.size(), peer, true,
-                           static_cast<i64>(load.rows_between(idx(source), idx(me))),
-                           static_cast<i64>(load.copies_between(idx(source), idx(me))));
-}
-
-/// dispatch.F: by the counts that it tells.
-MessageShape told_by_counts(OpContext& d, const Op& op, DeviceId peer, const Message& message) {
-  const ShareRow& sources = d.p.shares(op.group, op.layer, op.microbatch);
-  const std::vector<DeviceId>& owners = d.p.owners(op.group, op.layer);
-  const i64 source = source_index(sources, peer), me = owner_index(owners, d.device());
-  if (source < 0) return {};
-  const std::string where = d.name_of_peer(peer);
-  check_count(where, "numbers", message.numbers.size(), 1 + 2 * owners.size());
-  const auto [begin, end] =
-      chunk_range(sources[idx(source)].sequences * d.p.plan().seq_len, op.chunk, d.p.plan().chunks);
-  if (message.numbers[0] != end - begin)
-    fail<TransportError>(where, "tokens: got {}, expected {}", message.numbers[0], end - begin);
-  i64 copies = 0;
-  for (std::size_t o = 0; o < owners.size(); ++o) {
-    const i64 rows_to = message.numbers[1 + 2 * o], copies_to = message.numbers[2 + 2 * o];
-    if (rows_to < 0 || rows_to > copies_to) {
-      fail<TransportError>(where, "rows for device {}: got {}, expected 0 to {}, its copies", owners[o],
-                           rows_to, copies_to);
-    }
-    copies += copies_to;
-  }
-  if (copies != (end - begin) * d.model.top_k) {
-    fail<TransportError>(where,
-                         "copies for all devices: got {}, expected {} ({} tokens with {} experts each)",
-                         copies, (end - begin) * d.model.top_k, end - begin, d.model.top_k);
-  }
-  if (me < 0) return shape_of_dispatch(d, owners.size(), peer, false, 0, 0);
-  return shape_of_dispatch(d, owners.size(), peer, true, message.numbers[1 + 2 * idx(me)],
-                           message.numbers[2 + 2 * idx(me)]);
+  const auto rows = static_cast<i64>(load.rows_between(idx(source), idx(owner)));
+  const auto copies = static_cast<i64>(load.copies_between(idx(source), idx(owner)));
+  const at::ScalarType theirs = scalar_type(d.p.plan().dtype[idx(peer)]);
+  return {.numbers = 0,
+          .values = 0,
+          .tensors = {{scalar_type(d.p.plan().wire_forward), {rows, d.model.hidden}},
+                      {accumulate_type(theirs), {copies}},
+                      {at::kLong, {copies}},
+                      {at::kLong, {copies}}}};
 }
 
 /// Rows and experts of the copies: kernels read by them without looking.
@@ -179,21 +174,21 @@ void unpack(OpContext& d, const Op& op, Devices participants, std::vector<Messag
                                : unpack_forward(d, op, participants, in);
 }
 
-std::optional<MessageShape> expected(OpContext& d, const Op& op, DeviceId peer, const Message&) {
-  if (op.phase == Phase::kBackward) return expected_rows_back(d, op, peer);
-  if (op.phase == Phase::kForward) return std::nullopt;
-  return expected_again(d, op, peer);
+MessageShape expected(OpContext& d, const Op& op, DeviceId peer, const Message&) {
+  return op.phase == Phase::kBackward ? expected_rows_back(d, op, peer) : expected_forward(d, op, peer);
 }
 
 }  // namespace
 
 template <>
 TransferOp transfer_op<TransferKind::kDispatch>() {
-  return {.pack = pack,
-          .expected = expected,
-          .told = told_by_counts,
-          .check_content = check_indices,
-          .unpack = unpack};
+  static const TransferOp rows = {
+      .pack = pack, .expected = expected, .check_content = check_indices, .unpack = unpack};
+  static const TransferOp sizes = {
+      .pack = pack_sizes, .expected = expected_sizes, .unpack = unpack_sizes, .next = &rows};
+  TransferOp all = rows;
+  all.first_forward = &sizes;
+  return all;
 }
 
 }  // namespace hetermoe

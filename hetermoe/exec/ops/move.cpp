@@ -48,7 +48,7 @@ void unpack(OpContext& d, const Op& op, Devices participants, std::vector<Messag
 }
 
 /// The rows of the sequences that the peer had and this device gets.
-std::optional<MessageShape> expected(OpContext& d, const Op& op, DeviceId peer, const Message&) {
+MessageShape expected(OpContext& d, const Op& op, DeviceId peer, const Message&) {
   const bool forward = op.phase == Phase::kForward;
   const i32 mine = forward ? op.layer : op.layer - 1, theirs = forward ? op.layer - 1 : op.layer;
   const OpContext::Range own = d.range(op.group, mine, op.microbatch);

@@ -1,5 +1,8 @@
+#include <algorithm>
 #include <cmath>
+#include <numeric>
 
+#include "hetermoe/device/host_copy.h"
 #include "hetermoe/exec/ops/op_functions.h"
 
 // norm: what every device must know of the whole step before it updates.
@@ -16,33 +19,70 @@ std::vector<i64> states_told_by(const OpContext& d, DeviceId device) {
   return states;
 }
 
+void append_defined(const at::Tensor& value, std::vector<at::Tensor>& all) {
+  if (value.defined()) all.push_back(value);
+}
+
+double sum_of(const std::vector<double>& values) {
+  return std::accumulate(values.begin(), values.end(), 0.0);
+}
+
+/// The values of each list of 0-dim tensors and, last, the counts of this device: all in one copy to the
+/// host, which waits once. Counts are exact in fp64 below 2^53.
+std::vector<std::vector<double>> values_of(const std::vector<std::vector<at::Tensor>>& lists,
+                                           const OpContext& d) {
+  std::vector<at::Tensor> all;
+  for (const std::vector<at::Tensor>& list : lists) {
+    for (const at::Tensor& value : list) all.push_back(value.to(at::kDouble).view({1}));
+  }
+  all.push_back(d.counts_LE.to(at::kDouble).view({-1}));
+  const at::Tensor host = to_host(at::cat(all), "numbers of the step");
+  const double* next = host.const_data_ptr<double>();
+  std::vector<std::vector<double>> values;
+  for (const std::vector<at::Tensor>& list : lists) {
+    values.emplace_back(next, next + list.size());
+    next += list.size();
+  }
+  values.emplace_back(next, host.const_data_ptr<double>() + host.numel());
+  return values;
+}
+
+at::Tensor counts_on_host(const OpContext& d, const std::vector<double>& counts) {
+  at::Tensor out = at::empty(d.counts_LE.sizes(), at::kLong);
+  std::transform(counts.begin(), counts.end(), out.mutable_data_ptr<i64>(),
+                 [](double count) { return static_cast<i64>(count); });
+  return out;
+}
+
 /// norm: squared gradients of the trained states whose first device this is, losses and expert counts. With
 /// these in every message each device ends with the same numbers of the whole step.
 void pack(OpContext& d, const Op&, Devices, std::vector<Message>& out) {
   Message mine;
   mine.numbers = states_told_by(d, d.device());
-  for (const i64 s : mine.numbers) {
-    mine.values.push_back(squared_norm(d.state.tensors(static_cast<i32>(s)).grads).item<double>());
-  }
-  double aux = 0;
+  std::vector<at::Tensor> squares, losses, aux;
+  for (const i64 s : mine.numbers)
+    squares.push_back(squared_norm(d.state.tensors(static_cast<i32>(s)).grads));
+  for (const at::Tensor& loss : d.losses) append_defined(loss, losses);
   for (const auto& layer : d.aux) {
-    for (const at::Tensor& value : layer) aux += value.defined() ? value.item<double>() : 0;
+    for (const at::Tensor& value : layer) append_defined(value, aux);
   }
-  mine.values.push_back(d.forward_loss());
-  mine.values.push_back(aux / d.input->loss_scale);  // computed from the scaled gradient
-  mine.tensors.push_back(d.counts_LE);
+  const std::vector<std::vector<double>> told = values_of({squares, losses, aux}, d);
+  mine.values = told[0];
+  mine.values.push_back(sum_of(told[1]));
+  mine.values.push_back(sum_of(told[2]) / d.input->loss_scale);  // computed from the scaled gradient
+  mine.tensors.push_back(counts_on_host(d, told[3]));
   for (Message& message : out) message = mine;
 }
 
 void unpack(OpContext& d, const Op&, Devices, std::vector<Message>& in) {
   std::vector<double> squares(d.schedule.states.size(), 0);
-  d.result.counts_LE = at::zeros_like(d.counts_LE);
+  d.result.counts_LE = at::zeros(d.counts_LE.sizes(), at::kLong);
   for (const Message& message : in) {
     for (std::size_t i = 0; i < message.numbers.size(); ++i)
       squares[idx(message.numbers[i])] = message.values[i];
     d.result.loss += message.values[message.numbers.size()];
     d.result.aux_loss += message.values[message.numbers.size() + 1];
-    d.result.counts_LE.add_(message.tensors[0]);
+    d.result.counts_LE.add_(message.tensors[0].to(at::kCPU));
   }
   double sum = 0;
   for (const double square : squares) sum += square;
@@ -52,7 +92,7 @@ void unpack(OpContext& d, const Op&, Devices, std::vector<Message>& in) {
   d.grad_factor = clip_factor(sum, d.input->max_grad_norm) / d.input->loss_scale;
 }
 
-std::optional<MessageShape> expected(OpContext& d, const Op&, DeviceId peer, const Message&) {
+MessageShape expected(OpContext& d, const Op&, DeviceId peer, const Message&) {
   MessageShape shape;
   shape.numbers = states_told_by(d, peer).size();
   shape.values = shape.numbers + 2;

@@ -30,15 +30,16 @@ void run_compute(OpContext& d, const Op& op) {
   all[idx(compute_kind(op.kind))](d, op);
 }
 
-const TransferOp& transfer_op_of(OpKind kind) {
+const TransferOp& transfer_op_of(const Op& op) {
   static const std::vector<TransferOp> all =
       transfer_ops(std::make_integer_sequence<int, kEnumCount<TransferKind>>());
-  return all[idx(transfer_kind(kind))];
+  const TransferOp& of_kind = all[idx(transfer_kind(op.kind))];
+  return op.phase == Phase::kForward && of_kind.first_forward ? *of_kind.first_forward : of_kind;
 }
 
-i64 num_exchanges(OpKind kind) {
+i64 num_exchanges(const Op& op) {
   i64 count = 0;
-  for (const TransferOp* each = &transfer_op_of(kind); each != nullptr; each = each->next) ++count;
+  for (const TransferOp* each = &transfer_op_of(op); each != nullptr; each = each->next) ++count;
   return count;
 }
 

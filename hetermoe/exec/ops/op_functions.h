@@ -1,6 +1,4 @@
 #pragma once
-#include <optional>
-
 #include "hetermoe/exec/op_context.h"
 
 // What each op kind does on a device. Each kind has a file in this folder that specialises compute_op or
@@ -13,18 +11,16 @@ using Devices = std::span<const DeviceId>;  ///< participants of a transfer, asc
 struct TransferOp {
   /// Fills one message per participant; the other side of unpack.
   void (*pack)(OpContext& d, const Op& op, Devices participants, std::vector<Message>& out);
-  /// What the message of `peer` must hold here, known before it comes; `own` is this device's message to
-  /// itself. None where only the message tells, which is then so on all sides.
-  std::optional<MessageShape> (*expected)(OpContext& d, const Op& op, DeviceId peer, const Message& own);
-  /// The same by the message's own numbers. Throws TransportError when they contradict what is known. Null
-  /// where it is always known before.
-  MessageShape (*told)(OpContext& d, const Op& op, DeviceId peer, const Message& message) = nullptr;
+  /// What the message of `peer` must hold here; `own` is this device's message to itself.
+  MessageShape (*expected)(OpContext& d, const Op& op, DeviceId peer, const Message& own);
   /// Throws TransportError for content that would be used without a look, such as indices. The shape is
   /// right. Null = nothing to check.
   void (*check_content)(OpContext& d, const Op& op, DeviceId peer, const Message& message) = nullptr;
   void (*unpack)(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in);
   /// What the same participants exchange after that. Null = nothing.
   const TransferOp* next = nullptr;
+  /// What they exchange before this in the forward phase, with this as its next. Null = nothing.
+  const TransferOp* first_forward = nullptr;
 };
 
 template <ComputeKind kKind>
@@ -34,9 +30,10 @@ TransferOp transfer_op();
 
 /// By the table of op kinds.
 void run_compute(OpContext& d, const Op& op);
-const TransferOp& transfer_op_of(OpKind kind);
+/// The first exchange of a transfer.
+const TransferOp& transfer_op_of(const Op& op);
 /// How many exchanges a transfer is.
-i64 num_exchanges(OpKind kind);
+i64 num_exchanges(const Op& op);
 
 /// Throws TransportError unless the message holds what is expected.
 void check_shape(const std::string& where, const Message& message, const MessageShape& expected);

@@ -61,11 +61,11 @@ MessageShape shape_of_parts(OpContext& d, const Op& op, DeviceId sender, DeviceI
   return shape;
 }
 
-std::optional<MessageShape> expected_parts(OpContext& d, const Op& op, DeviceId peer, const Message&) {
+MessageShape expected_parts(OpContext& d, const Op& op, DeviceId peer, const Message&) {
   return shape_of_parts(d, op, peer, d.device());
 }
 
-std::optional<MessageShape> expected_sums(OpContext& d, const Op& op, DeviceId peer, const Message&) {
+MessageShape expected_sums(OpContext& d, const Op& op, DeviceId peer, const Message&) {
   return shape_of_parts(d, op, peer, peer);
 }
 

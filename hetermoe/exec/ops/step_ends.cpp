@@ -6,7 +6,7 @@ namespace hetermoe {
 
 template <>
 void compute_op<ComputeKind::kEmbed>(OpContext& d, const Op& op) {
-  const at::Tensor tokens = d.rows_of(d.input->tokens, op, -1);
+  const at::Tensor tokens = d.rows_of(d.tokens, op, -1);
   if (op.phase == Phase::kBackward) {
     embed_backward(d.state.embed(), tokens, d.slots.layer(-1, op.microbatch).d_hidden);
     return;
@@ -20,7 +20,7 @@ template <>
 void compute_op<ComputeKind::kHead>(OpContext& d, const Op& op) {
   const i32 layers = d.p.num_layers();
   const at::Tensor y = d.take_input(op, layers);
-  const at::Tensor targets = d.rows_of(d.input->targets, op, layers);
+  const at::Tensor targets = d.rows_of(d.targets, op, layers);
   if (!d.p.options().backward) {
     d.losses[idx(op.microbatch)] = head_loss_sum(d.model, d.state.head(), y, targets);
     return;

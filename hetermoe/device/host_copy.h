@@ -1,0 +1,37 @@
+#pragma once
+#include <ATen/ATen.h>
+
+#include <map>
+#include <mutex>
+#include <string>
+
+#include "hetermoe/base/types.h"
+
+// The ways of tensors between a device and its host. A host that asks a GPU for numbers waits until the GPU
+// has come there, and the GPU then waits for the host: so all who do it are counted.
+namespace hetermoe {
+
+/// A tensor on the host, by way of pinned memory. Waits for the calling thread's stream. On a CPU the tensor
+/// itself. `what` names the reason, for HostWaits.
+at::Tensor to_host(const at::Tensor& tensor, const char* what);
+
+/// A host tensor on a device; does not wait. On a CPU the tensor itself, and so is an undefined one.
+at::Tensor to_device(const at::Tensor& tensor, c10::Device device);
+
+/// Counts calls of to_host() while it lives, also those of tensors that are on a CPU. One at a time.
+class HostWaits {
+ public:
+  HostWaits();
+  ~HostWaits();
+  HostWaits(const HostWaits&) = delete;
+  HostWaits& operator=(const HostWaits&) = delete;
+  /// By reason.
+  std::map<std::string, i64> counts() const;
+
+ private:
+  friend at::Tensor to_host(const at::Tensor& tensor, const char* what);
+  mutable std::mutex mutex_;
+  std::map<std::string, i64> counts_;
+};
+
+}  // namespace hetermoe
