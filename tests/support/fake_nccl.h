@@ -173,6 +173,7 @@ class FakeNccl : public NcclApi {
       if (!bytes) return false;
       arrive(p, *bytes);
       stream().pop_front();
+      ++num_arrived();
     }
     return true;
   }
@@ -192,11 +193,14 @@ class FakeNccl : public NcclApi {
   };
   /// Of what the thread that asks has launched.
   struct Event : StreamEvent {
-    explicit Event(FakeNccl& of) : nccl(of) {}
-    bool has_passed() const override { return nccl.has_ended(c10::DeviceType::CPU); }
+    explicit Event(FakeNccl& of) : nccl(of), after(num_arrived() + stream().size()) {}
+    bool has_passed() const override {
+      return nccl.has_ended(c10::DeviceType::CPU) || num_arrived() >= after;
+    }
     Seconds seconds_since(const StreamEvent&) const override { return 0; }
     void hold_current_stream() const override {}
     FakeNccl& nccl;
+    std::size_t after;
   };
   struct Pending {
     NcclCall call;
@@ -206,6 +210,11 @@ class FakeNccl : public NcclApi {
   static std::vector<Pending>& group() {
     thread_local std::vector<Pending> pending;
     return pending;
+  }
+  /// What the calling thread has got of all that it launched.
+  static std::size_t& num_arrived() {
+    thread_local std::size_t count = 0;
+    return count;
   }
   /// What the calling thread has launched and not yet got.
   static std::deque<Pending>& stream() {
