@@ -20,6 +20,7 @@ using u16 = unsigned short;
 #include "hetermoe/kernels/host_block.h"
 #define HM_DEVICE inline
 namespace hetermoe {
+using u32 = std::uint32_t;
 using u16 = std::uint16_t;
 }  // namespace hetermoe
 #endif

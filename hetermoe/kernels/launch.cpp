@@ -101,6 +101,10 @@ i32 threads_for(i64 steps) {
   return static_cast<i32>(std::clamp((steps + kWarp - 1) / kWarp * kWarp, kWarp, kMost));
 }
 
+i64 warps_per_block(i32 threads, c10::Device device) {
+  return device.is_cpu() ? HostKernels::threads_per_block() : threads / 32;
+}
+
 i64 blocks_for(i64 pieces) { return std::min<i64>(pieces, 1 << 20); }
 
 void record_launch(std::string_view function) {

@@ -27,6 +27,8 @@ struct Grid {
 };
 /// Threads for rows that are so many steps of work wide.
 i32 threads_for(i64 steps);
+/// Warps of a block as WarpTeam has them on this device.
+i64 warps_per_block(i32 threads, c10::Device device);
 /// Blocks for so many independent pieces of work: all of them up to what keeps any GPU busy.
 i64 blocks_for(i64 pieces);
 

@@ -21,7 +21,7 @@ HM_DEVICE i32 tensor_of_block(const Tensor* tensors, i32 num_tensors, i64 b) {
 /// Constants of an update in the precision of the values.
 template <class Number>
 struct AdamwNumbers {
-  Number beta1, beta2, eps, decay, step_size, root_correction, grad_factor;
+  Number beta1, beta2, eps, decay, step_size, root_factor, grad_factor;
 
   HM_DEVICE explicit AdamwNumbers(const Adamw& a, bool decays)
       : beta1(Number(a.beta1)),
@@ -29,14 +29,14 @@ struct AdamwNumbers {
         eps(Number(a.eps)),
         decay(decays ? Number(a.decay) : Number(1)),
         step_size(Number(a.step_size)),
-        root_correction(Number(a.root_correction)),
+        root_factor(Number(a.root_factor)),
         grad_factor(Number(a.grad_factor)) {}
 
   HM_DEVICE void update(Number& value, Number grad, Number& exp_avg, Number& exp_avg_sq) const {
     grad *= grad_factor;
     exp_avg += (Number(1) - beta1) * (grad - exp_avg);
     exp_avg_sq = beta2 * exp_avg_sq + (Number(1) - beta2) * grad * grad;
-    value = decay * value - step_size * exp_avg / (root(exp_avg_sq) / root_correction + eps);
+    value = decay * value - step_size * exp_avg * reciprocal(root(exp_avg_sq) * root_factor + eps);
   }
 };
 
@@ -47,7 +47,6 @@ HM_DEVICE void load_many(Wide<Element> (&out)[N], const Element* from) {
     load<1>(out, from);
   } else {
     constexpr int kStep = N < kPack<Element> ? 1 : kPack<Element>;
-#pragma unroll
     for (int i = 0; i < N; i += kStep) {
       Wide<Element> part[kStep];
       load<kStep>(part, from + i);
@@ -61,7 +60,6 @@ HM_DEVICE void store_many(Element* to, const Wide<Element> (&values)[N]) {
     store<1>(to, values);
   } else {
     constexpr int kStep = N < kPack<Element> ? 1 : kPack<Element>;
-#pragma unroll
     for (int i = 0; i < N; i += kStep) {
       Wide<Element> part[kStep];
       for (int j = 0; j < kStep; ++j) part[j] = values[i + j];
@@ -83,7 +81,6 @@ HM_DEVICE void update_chunk(const Adamw::Tensor& t, const AdamwNumbers<Master>& 
     load_many<N>(m, exp_avg + i);
     load_many<N>(s, exp_avg_sq + i);
     load_many<N>(g, grad + i);
-#pragma unroll
     for (int j = 0; j < N; ++j) numbers.update(v[j], Master(g[j]), m[j], s[j]);
     store_many<N>(value + i, v);
     store_many<N>(exp_avg + i, m);
@@ -130,8 +127,8 @@ HM_DEVICE void square_sum(const SquareSum& a) {
   const auto* const values = static_cast<const Element*>(t.values);
   const i64 begin = (block() - t.first_block) * kNormChunk, end = smaller(begin + kNormChunk, t.count);
   const i64 whole = t.packed ? begin + (end - begin) / kPack<Element> * kPack<Element> : begin;
-  const double sum = team.sum(sum_of_squares<kPack<Element>>(values, begin, whole) +
-                              sum_of_squares<1>(values, whole, end));
+  const double sum =
+      team.sum(sum_of_squares<kPack<Element>>(values, begin, whole) + sum_of_squares<1>(values, whole, end));
   if (team.rank() == 0) a.partial[block()] = sum;
 }
 
@@ -140,7 +137,7 @@ HM_DEVICE void sum_up(const SumUp& a) {
   double sum = 0;
   for (i64 i = thread(); i < a.count; i += num_threads()) sum += a.partial[i];
   sum = team.sum(sum);
-  if (team.rank() == 0) *a.sum += sum;
+  if (team.rank() == 0) *a.sum = sum;
 }
 
 }  // namespace hetermoe::kernels

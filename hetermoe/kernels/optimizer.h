@@ -1,8 +1,8 @@
 #pragma once
 #include "hetermoe/kernels/language.h"
 
-// The tensors of a list travel in the arguments of one launch (4 KB at most), so that no table must be copied to
-// the device before. A block works on one chunk of one tensor.
+// The tensors of a list travel in the arguments of one launch (4 KB at most), so that no table must be copied
+// to the device before. A block works on one chunk of one tensor.
 namespace hetermoe::kernels {
 
 inline constexpr i64 kUpdateChunk = 1 << 14;  ///< elements
@@ -25,9 +25,9 @@ struct Adamw {
   };
   i32 num_tensors, num_blocks;
   double beta1, beta2, eps;
-  double decay;                    ///< 1 - learning rate * weight decay
-  double step_size;                ///< learning rate / (1 - beta1^step)
-  double root_correction;          ///< sqrt(1 - beta2^step)
+  double decay;        ///< 1 - learning rate * weight decay
+  double step_size;    ///< learning rate / (1 - beta1^step)
+  double root_factor;  ///< 1 / sqrt(1 - beta2^step)
   double grad_factor;
   Tensor tensors[kUpdateTensors];
 };
@@ -44,7 +44,7 @@ struct SquareSum {
   Tensor tensors[kNormTensors];
 };
 
-/// *sum += the partial sums, by one block in a fixed order.
+/// *sum = the sum of the partial ones, by one block in a fixed order.
 struct SumUp {
   const double* partial;
   double* sum;

@@ -26,35 +26,43 @@ HM_DEVICE void gather_rows(const GatherRows& a) {
   }
 }
 
-template <int N, class Element>
-HM_DEVICE void add_row(Wide<Element> (&sum)[N], const Element* row) {
-  Wide<Element> x[N];
-  load<N>(x, row);
-  for (int j = 0; j < N; ++j) sum[j] += x[j];
-}
-
-template <int N, class Element, class Index>
-HM_DEVICE void sum_row(const SumRows& a, i64 r) {
-  const auto* const source = static_cast<const Element*>(a.source);
-  const auto* const base = static_cast<const Element*>(a.base);
-  const auto* const item = static_cast<const Index*>(a.item);
-  const auto* const begin = static_cast<const Index*>(a.begin);
-  for (i64 c = i64(thread()) * N; c < a.width; c += i64(num_threads()) * N) {
-    Wide<Element> sum[N] = {};
-    if (base != nullptr) load<N>(sum, base + r * a.width + c);
-    for (i64 i = begin[r]; i < begin[r + 1]; ++i)
-      add_row<N>(sum, source + (item != nullptr ? i64(item[i]) : i) * a.width + c);
-    store<N>(static_cast<Element*>(a.out) + r * a.width + c, sum);
+template <int N, class Source>
+HM_DEVICE void load_narrow(Wide<Source> (&out)[N], const Source* from) {
+  if constexpr (N * sizeof(Source) == 16) {
+    load<N>(out, from);
+  } else {
+    for (int j = 0; j < N; ++j) out[j] = widen(from[j]);
   }
 }
 
-template <class Element>
+template <int N, class Number, class Source>
+HM_DEVICE void add_row(Number (&sum)[N], const Source* row) {
+  Wide<Source> x[N];
+  load_narrow<N>(x, row);
+  for (int j = 0; j < N; ++j) sum[j] += x[j];
+}
+
+template <int N, class Source, class Out, class Item>
+HM_DEVICE void sum_row(const SumRows& a, i64 r) {
+  const auto* const item = static_cast<const Item*>(a.item);
+  const i32 begin = a.begin[r], end = a.begin[r + 1];
+  if (begin == end && a.base == a.out) return;
+  for (i64 c = i64(thread()) * N; c < a.width; c += i64(num_threads()) * N) {
+    Wide<Out> sum[N] = {};
+    if (a.base != nullptr) load<N>(sum, static_cast<const Out*>(a.base) + r * a.width + c);
+    for (i32 i = begin; i < end; ++i)
+      add_row<N>(sum, static_cast<const Source*>(a.source) + i64(item[i]) * a.width + c);
+    store<N>(static_cast<Out*>(a.out) + r * a.width + c, sum);
+  }
+}
+
+template <class Source, class Out, class Item>
 HM_DEVICE void sum_rows(const SumRows& a) {
   for (i64 r = block(); r < a.rows; r += num_blocks()) {
     if (a.packed)
-      sum_row<kPack<Element>, Element, i32>(a, r);
+      sum_row<kPack<Out>, Source, Out, Item>(a, r);
     else
-      sum_row<1, Element, i32>(a, r);
+      sum_row<1, Source, Out, Item>(a, r);
   }
 }
 
@@ -64,8 +72,9 @@ HM_DEVICE void merge_row(const MergeRows& a, i64 t) {
     Wide<Element> sum[N];
     load<N>(sum, static_cast<const Element*>(a.base) + t * a.width + c);
     for (i32 p = 0; p < a.num_parts; ++p) {
-      const i64 row = a.parts[p].row[t];
-      if (row >= 0) add_row<N>(sum, static_cast<const Element*>(a.parts[p].source) + row * a.width + c);
+      const MergeRows::Part& part = a.parts[p];
+      for (i64 row = part.begin[t]; row < part.begin[t + 1]; ++row)
+        add_row<N>(sum, static_cast<const Element*>(part.source) + row * a.width + c);
     }
     store<N>(static_cast<Element*>(a.out) + t * a.width + c, sum);
   }
@@ -81,11 +90,21 @@ HM_DEVICE void merge_rows(const MergeRows& a) {
   }
 }
 
-template <class Index>
-HM_DEVICE void invert_rows(const InvertRows& a) {
-  const auto* const token = static_cast<const Index*>(a.token);
+template <class Key>
+HM_DEVICE void segment_begins(const SegmentBegins& a) {
+  const auto* const keys = static_cast<const Key*>(a.keys);
   const i64 stride = num_blocks() * num_threads();
-  for (i64 r = block() * num_threads() + thread(); r < a.rows; r += stride) a.row[token[r]] = i32(r);
+  for (i64 k = block() * num_threads() + thread(); k <= a.num_keys; k += stride) {
+    i64 low = 0, high = a.count;
+    while (low < high) {
+      const i64 middle = (low + high) / 2;
+      if (keys[middle] < k)
+        low = middle + 1;
+      else
+        high = middle;
+    }
+    a.begin[k] = i32(low);
+  }
 }
 
 }  // namespace hetermoe::kernels

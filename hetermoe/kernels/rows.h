@@ -12,36 +12,38 @@ struct GatherRows {
   i32 unit;
 };
 
-/// out[r] = base[r] + sum of source[item[i]] for i in [begin[r], begin[r + 1]), in this order, each addition wide.
+/// out[r] = base[r] + sum of source[item[i]] for i in [begin[r], begin[r + 1]), in this order, added wide and
+/// rounded once. Rows that keep what they have (base = out and no item) are not touched.
 struct SumRows {
   const void* source;
-  const void* base;   ///< or null for zero
-  const void* item;   ///< or null: item[i] = i
-  const void* begin;  ///< [rows + 1]
+  const void* base;  ///< or null for zero
+  const void* item;
+  const i32* begin;  ///< [rows + 1]
   void* out;
   i64 rows, width;
   i32 packed;
 };
 
-/// out[t] = base[t] + sum over p of source_p[row_p[t]] for those parts that have a row for t (not -1), in order of
-/// the parts: what a layer's experts return joins the residual stream.
+/// out[t] = base[t] + the rows [begin_p[t], begin_p[t + 1]) of every part p, in order of the parts, added
+/// wide and rounded once: what a layer's experts return joins the residual stream.
 struct MergeRows {
   struct Part {
     const void* source;
-    const i32* row;  ///< [rows]
+    const i32* begin;  ///< [rows + 1]
   };
+  static constexpr i32 kMostParts = 32;
   const void* base;
   void* out;
   i64 rows, width;
   i32 num_parts, packed;
-  Part parts[32];
+  Part parts[kMostParts];
 };
 
-/// row[token[r]] = r for r in [0, rows); the others keep what they have.
-struct InvertRows {
-  const void* token;
-  i32* row;
-  i64 rows;
+/// begin[k] = how many of the ascending keys are less than k, for k in [0, num_keys].
+struct SegmentBegins {
+  const void* keys;  ///< [count]
+  i32* begin;        ///< [num_keys + 1]
+  i64 count, num_keys;
 };
 
 }  // namespace hetermoe::kernels

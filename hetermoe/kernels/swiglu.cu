@@ -6,7 +6,7 @@ namespace hetermoe::kernels {
 
 template <class Number>
 HM_DEVICE Number sigmoid(Number x) {
-  return Number(1) / (Number(1) + exponential(-x));
+  return reciprocal(Number(1) + exponential(-x));
 }
 
 template <int N, class Element>

@@ -4,6 +4,11 @@
 #include <map>
 
 #include "hetermoe/base/error.h"
+#include "hetermoe/kernels/head.cu"
+#include "hetermoe/kernels/norm.cu"
+#include "hetermoe/kernels/optimizer.cu"
+#include "hetermoe/kernels/rope.cu"
+#include "hetermoe/kernels/rows.cu"
 #include "hetermoe/kernels/swiglu.cu"
 
 namespace hetermoe::kernels {
@@ -26,6 +31,15 @@ struct TypeOf<Bf16> {
 template <>
 struct TypeOf<Half> {
   static constexpr at::ScalarType value = at::kHalf;
+};
+
+template <>
+struct TypeOf<i32> {
+  static constexpr at::ScalarType value = at::kInt;
+};
+template <>
+struct TypeOf<i64> {
+  static constexpr at::ScalarType value = at::kLong;
 };
 
 std::string_view element_name(at::ScalarType type) {
@@ -68,12 +82,40 @@ Kernel row(std::string_view source, std::string_view name, std::string_view argu
   HM_KERNEL_OF(file, function, Arguments, float), HM_KERNEL_OF(file, function, Arguments, double), \
       HM_KERNEL_OF(file, function, Arguments, Bf16), HM_KERNEL_OF(file, function, Arguments, Half)
 
+#define HM_SUM_ROWS(Source, Out)                                \
+  HM_KERNEL_OF("rows.cu", sum_rows, SumRows, Source, Out, i32), \
+      HM_KERNEL_OF("rows.cu", sum_rows, SumRows, Source, Out, i64)
+
 using Key = std::pair<std::string_view, std::vector<at::ScalarType>>;
 
 }  // namespace
 
 const std::vector<Kernel>& all_kernels() {
   static const std::vector<Kernel> all = {
+      HM_KERNEL_OF_ALL("head.cu", cross_entropy, CrossEntropy),
+      HM_KERNEL_OF_ALL("norm.cu", norm_forward, NormForward),
+      HM_KERNEL_OF_ALL("norm.cu", norm_backward, NormBackward),
+      HM_KERNEL_OF_ALL("norm.cu", sum_columns, SumColumns),
+      HM_KERNEL_OF("optimizer.cu", adamw, Adamw, float, float, float),
+      HM_KERNEL_OF("optimizer.cu", adamw, Adamw, float, float, Bf16),
+      HM_KERNEL_OF("optimizer.cu", adamw, Adamw, float, Bf16, Bf16),
+      HM_KERNEL_OF("optimizer.cu", adamw, Adamw, float, float, Half),
+      HM_KERNEL_OF("optimizer.cu", adamw, Adamw, float, Half, Half),
+      HM_KERNEL_OF("optimizer.cu", adamw, Adamw, double, double, double),
+      HM_KERNEL_OF_ALL("optimizer.cu", square_sum, SquareSum),
+      HM_KERNEL("optimizer.cu", sum_up, SumUp),
+      HM_KERNEL_OF_ALL("rope.cu", rotate, Rotate),
+      HM_KERNEL_OF("rows.cu", gather_rows, GatherRows, i32),
+      HM_KERNEL_OF("rows.cu", gather_rows, GatherRows, i64),
+      HM_KERNEL_OF("rows.cu", segment_begins, SegmentBegins, i32),
+      HM_KERNEL_OF("rows.cu", segment_begins, SegmentBegins, i64),
+      HM_SUM_ROWS(float, float),
+      HM_SUM_ROWS(double, double),
+      HM_SUM_ROWS(Bf16, Bf16),
+      HM_SUM_ROWS(Half, Half),
+      HM_SUM_ROWS(Bf16, float),
+      HM_SUM_ROWS(Half, float),
+      HM_KERNEL_OF_ALL("rows.cu", merge_rows, MergeRows),
       HM_KERNEL_OF_ALL("swiglu.cu", swiglu_forward, SwigluForward),
       HM_KERNEL_OF_ALL("swiglu.cu", swiglu_backward, SwigluBackward),
   };

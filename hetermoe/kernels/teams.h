@@ -22,7 +22,6 @@ struct Larger {
 constexpr i32 kWarpSize = 32;
 template <class T, class Combine>
 HM_DEVICE T combine_warp(T x, Combine combine) {
-#pragma unroll
   for (int distance = 16; distance > 0; distance /= 2)
     x = combine(x, __shfl_xor_sync(0xffffffffu, x, distance));
   return x;

@@ -3,11 +3,13 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "hetermoe/nn/cpu_kernels.h"
+#include "hetermoe/nn/gpu_kernels.h"
 #include "hetermoe/nn/params.h"
 
 namespace hetermoe {
 
 NormForward rms_norm_forward(const at::Tensor& x, const at::Tensor& weight_D, double eps, Path path) {
+  if (norm_runs_on_kernels(x, weight_D, path)) return gpu_rms_norm_forward(x, weight_D, eps);
   if (runs_on_cpu(x, path)) return cpu_rms_norm_forward(x, weight_D, eps);
   const i64 width = x.size(-1), rows = width == 0 ? 0 : x.numel() / width;
   const at::Tensor wide = x.to(accumulate_type(x.scalar_type()));
@@ -17,6 +19,8 @@ NormForward rms_norm_forward(const at::Tensor& x, const at::Tensor& weight_D, do
 
 NormGradient rms_norm_backward(const at::Tensor& x, const at::Tensor& weight_D, const at::Tensor& rstd,
                                const at::Tensor& dout, Path path) {
+  if (norm_runs_on_kernels(x, weight_D, path))
+    return gpu_rms_norm_backward(x, weight_D, rstd, dout.contiguous());
   if (runs_on_cpu(x, path)) return cpu_rms_norm_backward(x, weight_D, rstd, dout.contiguous());
   const at::ScalarType wide = rstd.scalar_type();
   const i64 width = x.size(-1);

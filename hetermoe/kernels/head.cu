@@ -1,0 +1,72 @@
+#include "hetermoe/kernels/head.h"
+
+#include "hetermoe/kernels/teams.h"
+
+namespace hetermoe::kernels {
+
+/// The largest logit so far, and the sum of exp(logit - largest) over those so far.
+template <class Number>
+struct OnlineSum {
+  Number largest = -Number(infinity()), sum = 0;
+
+  template <int N>
+  HM_DEVICE void add(const Number (&x)[N]) {
+    Number most = x[0];
+    for (int j = 1; j < N; ++j) most = larger(most, x[j]);
+    if (most > largest) {
+      sum *= exponential(largest - most);
+      largest = most;
+    }
+    for (int j = 0; j < N; ++j) sum += exponential(x[j] - largest);
+  }
+};
+
+template <int N, class Element>
+HM_DEVICE void cross_entropy_row(const CrossEntropy& a, i64 r) {
+  using Number = Wide<Element>;
+  const BlockTeam team;
+  auto* const row = static_cast<Element*>(a.logits) + r * a.width;
+  const i64 target = a.targets[r];
+  const bool counts = target != a.ignored;
+  if (!counts && a.scale == 0) {
+    if (team.rank() == 0) a.losses[r] = 0;
+    return;
+  }
+  OnlineSum<Number> own;
+  for (i64 c = i64(thread()) * N; counts && c < a.width; c += i64(num_threads()) * N) {
+    Number x[N];
+    load<N>(x, row + c);
+    own.template add<N>(x);
+  }
+  const Number largest = team.max(own.largest);
+  // A thread without a logit has the sum 0 and nothing to scale.
+  const Number scaled =
+      own.sum > 0 || own.sum != own.sum ? own.sum * exponential(own.largest - largest) : own.sum;
+  const Number sum = team.sum(scaled);
+  const Number log_sum = largest + logarithm(sum);
+  const Number target_logit = counts ? widen(row[target]) : Number(0);
+  meet();  // all have read the target's logit
+  if (team.rank() == 0) a.losses[r] = counts ? double(log_sum - target_logit) : 0;
+  if (a.scale == 0) return;
+  for (i64 c = i64(thread()) * N; c < a.width; c += i64(num_threads()) * N) {
+    Number x[N] = {};
+    if (counts) {
+      load<N>(x, row + c);
+      for (int j = 0; j < N; ++j)
+        x[j] = Number(a.scale) * (exponential(x[j] - log_sum) - Number(c + j == target ? 1 : 0));
+    }
+    store<N>(row + c, x);
+  }
+}
+
+template <class Element>
+HM_DEVICE void cross_entropy(const CrossEntropy& a) {
+  for (i64 r = block(); r < a.rows; r += num_blocks()) {
+    if (a.packed)
+      cross_entropy_row<kPack<Element>, Element>(a, r);
+    else
+      cross_entropy_row<1, Element>(a, r);
+  }
+}
+
+}  // namespace hetermoe::kernels
