@@ -43,17 +43,17 @@ HM_DEVICE void cross_entropy_row(const CrossEntropy& a, i64 r) {
   const Number scaled =
       own.sum > 0 || own.sum != own.sum ? own.sum * exponential(own.largest - largest) : own.sum;
   const Number sum = team.sum(scaled);
-  const Number log_sum = largest + logarithm(sum);
+  const Number factor = Number(a.scale) * reciprocal(sum);
   const Number target_logit = counts ? widen(row[target]) : Number(0);
   meet();  // all have read the target's logit
-  if (team.rank() == 0) a.losses[r] = counts ? double(log_sum - target_logit) : 0;
+  if (team.rank() == 0) a.losses[r] = counts ? double(largest - target_logit + logarithm(sum)) : 0;
   if (a.scale == 0) return;
   for (i64 c = i64(thread()) * N; c < a.width; c += i64(num_threads()) * N) {
     Number x[N] = {};
     if (counts) {
       load<N>(x, row + c);
       for (int j = 0; j < N; ++j)
-        x[j] = Number(a.scale) * (exponential(x[j] - log_sum) - Number(c + j == target ? 1 : 0));
+        x[j] = factor * exponential(x[j] - largest) - (c + j == target ? Number(a.scale) : Number(0));
     }
     store<N>(row + c, x);
   }

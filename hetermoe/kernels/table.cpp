@@ -7,6 +7,7 @@
 #include "hetermoe/kernels/head.cu"
 #include "hetermoe/kernels/norm.cu"
 #include "hetermoe/kernels/optimizer.cu"
+#include "hetermoe/kernels/permute.cu"
 #include "hetermoe/kernels/rope.cu"
 #include "hetermoe/kernels/rows.cu"
 #include "hetermoe/kernels/swiglu.cu"
@@ -52,6 +53,10 @@ std::string_view element_name(at::ScalarType type) {
       return "Bf16";
     case at::kHalf:
       return "Half";
+    case at::kInt:
+      return "i32";
+    case at::kLong:
+      return "i64";
     default:
       HM_CHECK(false, "no kernel works on {}", c10::toString(type));
   }
@@ -104,6 +109,14 @@ const std::vector<Kernel>& all_kernels() {
       HM_KERNEL_OF("optimizer.cu", adamw, Adamw, double, double, double),
       HM_KERNEL_OF_ALL("optimizer.cu", square_sum, SquareSum),
       HM_KERNEL("optimizer.cu", sum_up, SumUp),
+      HM_KERNEL_OF("permute.cu", count_keys, CountKeys, i32),
+      HM_KERNEL_OF("permute.cu", count_keys, CountKeys, i64),
+      HM_KERNEL("permute.cu", scan_counts, ScanCounts),
+      HM_KERNEL("permute.cu", cut_shares, CutShares),
+      HM_KERNEL_OF("permute.cu", split_copies, SplitCopies, i32),
+      HM_KERNEL_OF("permute.cu", split_copies, SplitCopies, i64),
+      HM_KERNEL("permute.cu", write_rows, WriteRows),
+      HM_KERNEL("permute.cu", group_copies, GroupCopies),
       HM_KERNEL_OF_ALL("rope.cu", rotate, Rotate),
       HM_KERNEL_OF("rows.cu", gather_rows, GatherRows, i32),
       HM_KERNEL_OF("rows.cu", gather_rows, GatherRows, i64),
