@@ -7,7 +7,7 @@ namespace hetermoe::kernels {
 /// The largest logit so far, and the sum of exp(logit - largest) over those so far.
 template <class Number>
 struct OnlineSum {
-  Number largest = -Number(infinity()), sum = 0;
+  Number largest = Number(-3e38f), sum = 0;  // finite: a logit may be minus infinity
 
   template <int N>
   HM_DEVICE void add(const Number (&x)[N]) {
@@ -39,10 +39,7 @@ HM_DEVICE void cross_entropy_row(const CrossEntropy& a, i64 r) {
     own.template add<N>(x);
   }
   const Number largest = team.max(own.largest);
-  // A thread without a logit has the sum 0 and nothing to scale.
-  const Number scaled =
-      own.sum > 0 || own.sum != own.sum ? own.sum * exponential(own.largest - largest) : own.sum;
-  const Number sum = team.sum(scaled);
+  const Number sum = team.sum(own.sum * exponential(own.largest - largest));
   const Number factor = Number(a.scale) * reciprocal(sum);
   const Number target_logit = counts ? widen(row[target]) : Number(0);
   meet();  // all have read the target's logit

@@ -13,6 +13,7 @@ using u32 = unsigned;
 using u16 = unsigned short;
 }  // namespace hetermoe
 #else
+#include <atomic>
 #include <cmath>
 #include <cstring>
 
@@ -42,7 +43,10 @@ template <class T>
 HM_DEVICE T* shared() {
   return reinterpret_cast<T*>(dynamic_shared);
 }
-HM_DEVICE float infinity() { return __int_as_float(0x7f800000); }
+/// Of whole numbers, whose sum is the same in any order.
+HM_DEVICE void add_atomically(i64* sum, i64 x) {
+  atomicAdd(reinterpret_cast<unsigned long long*>(sum), static_cast<unsigned long long>(x));
+}
 
 #else
 
@@ -55,7 +59,7 @@ template <class T>
 T* shared() {
   return reinterpret_cast<T*>(host_block().shared);
 }
-inline float infinity() { return INFINITY; }
+inline void add_atomically(i64* sum, i64 x) { std::atomic_ref<i64>(*sum).fetch_add(x); }
 
 #endif
 

@@ -9,6 +9,7 @@
 #include "hetermoe/kernels/optimizer.cu"
 #include "hetermoe/kernels/permute.cu"
 #include "hetermoe/kernels/rope.cu"
+#include "hetermoe/kernels/router.cu"
 #include "hetermoe/kernels/rows.cu"
 #include "hetermoe/kernels/swiglu.cu"
 
@@ -118,6 +119,10 @@ const std::vector<Kernel>& all_kernels() {
       HM_KERNEL("permute.cu", write_rows, WriteRows),
       HM_KERNEL("permute.cu", group_copies, GroupCopies),
       HM_KERNEL_OF_ALL("rope.cu", rotate, Rotate),
+      HM_KERNEL_OF("router.cu", route, Route, float),
+      HM_KERNEL_OF("router.cu", route, Route, double),
+      HM_KERNEL_OF("router.cu", route_backward, RouteBackward, float),
+      HM_KERNEL_OF("router.cu", route_backward, RouteBackward, double),
       HM_KERNEL_OF("rows.cu", gather_rows, GatherRows, i32),
       HM_KERNEL_OF("rows.cu", gather_rows, GatherRows, i64),
       HM_KERNEL_OF("rows.cu", segment_begins, SegmentBegins, i32),
@@ -156,7 +161,8 @@ std::string Kernel::name() const {
 }
 
 std::string cuda_program(std::span<const Kernel* const> kernels) {
-  std::string out = fmt::format("#include \"{}\"\nusing namespace hetermoe::kernels;\n", kernels[0]->source);
+  std::string out = fmt::format(
+      "#include \"{}\"\nusing namespace hetermoe;\nusing namespace hetermoe::kernels;\n", kernels[0]->source);
   for (std::size_t i = 0; i < kernels.size(); ++i) {
     out += fmt::format(
         "extern \"C\" __global__ void __launch_bounds__({}) kernel_{}(const __grid_constant__ {} arguments) "

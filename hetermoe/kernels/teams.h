@@ -20,6 +20,7 @@ struct Larger {
 
 #ifdef __CUDACC__
 constexpr i32 kWarpSize = 32;
+HM_DEVICE void meet_warp() { __syncwarp(); }
 template <class T, class Combine>
 HM_DEVICE T combine_warp(T x, Combine combine) {
   for (int distance = 16; distance > 0; distance /= 2)
@@ -40,6 +41,7 @@ HM_DEVICE T combine_block(T x, Combine combine) {
 }
 #else
 constexpr i32 kWarpSize = 1;
+inline void meet_warp() {}
 template <class T, class Combine>
 T combine_warp(T x, Combine) {
   return x;
@@ -83,6 +85,8 @@ struct WarpTeam {
   HM_DEVICE i32 in_block() const { return thread() / kWarpSize; }
   HM_DEVICE i32 rank() const { return thread() % kWarpSize; }
   HM_DEVICE i32 size() const { return kWarpSize; }
+  /// Returns once all threads of the team are here, with what they wrote.
+  HM_DEVICE void meet() const { meet_warp(); }
   template <class T>
   HM_DEVICE T sum(T x) const {
     return combine_warp(x, Plus());

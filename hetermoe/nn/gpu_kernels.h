@@ -52,8 +52,12 @@ at::Tensor gpu_sum_rows(const at::Tensor& rows_CD, const KeyOrder& order);
 /// Whether the kernels take these: x contiguous, the weight of its dtype.
 bool norm_runs_on_kernels(const at::Tensor& x, const at::Tensor& weight_D, Path path);
 NormForward gpu_rms_norm_forward(const at::Tensor& x, const at::Tensor& weight_D, double eps);
+/// The same of residual + x, which goes into `sum`.
+NormForward gpu_residual_norm_forward(const at::Tensor& sum, const at::Tensor& residual, const at::Tensor& x,
+                                      const at::Tensor& weight_D, double eps);
+/// dresidual: added to dx, or undefined.
 NormGradient gpu_rms_norm_backward(const at::Tensor& x, const at::Tensor& weight_D, const at::Tensor& rstd,
-                                   const at::Tensor& dout);
+                                   const at::Tensor& dout, const at::Tensor& dresidual = {});
 
 /// out = x turned; out may be x. Both [B, S, heads, dim] of any strides but 1 in the last dimension.
 void gpu_rotate(const at::Tensor& out, const at::Tensor& x, const RopeTable& table, RopeLayout layout,

@@ -50,7 +50,34 @@ struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
   }
 };
 
+struct ResidualNormFunction : torch::autograd::Function<ResidualNormFunction> {
+  static variable_list forward(AutogradContext* context, const at::Tensor& residual, const at::Tensor& x,
+                               const at::Tensor& weight, double eps) {
+    const at::Tensor sum = at::empty_like(x);
+    const NormForward out = gpu_residual_norm_forward(sum, residual, x, weight, eps);
+    context->save_for_backward({sum, weight, out.rstd});
+    return {sum, out.out};
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    const variable_list saved = context->get_saved_variables();
+    NormGradient out =
+        gpu_rms_norm_backward(saved[0], saved[1], saved[2], grads[1].contiguous(), grads[0].contiguous());
+    return {out.dx, out.dx, out.dweight_D, at::Tensor()};
+  }
+};
+
 }  // namespace
+
+ResidualNorm residual_norm(const at::Tensor& residual, const at::Tensor& x, const at::Tensor& weight_D,
+                           double eps) {
+  if (norm_runs_on_kernels(x, weight_D, Path::kAuto) && residual.is_contiguous() &&
+      residual.scalar_type() == x.scalar_type()) {
+    const variable_list out = ResidualNormFunction::apply(residual, x, weight_D, eps);
+    return {out[0], out[1]};
+  }
+  const at::Tensor sum = residual + x;
+  return {sum, rms_norm(sum, weight_D, eps)};
+}
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight_D, double eps) {
   return RmsNormFunction::apply(x, weight_D, eps);

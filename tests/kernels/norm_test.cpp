@@ -1,4 +1,7 @@
 #include "hetermoe/nn/rms_norm.h"
+
+#include <torch/csrc/autograd/autograd.h>
+
 #include "tests/kernels/cases.h"
 
 namespace hetermoe::testing {
@@ -63,6 +66,29 @@ TEST(NormKernels, SumsThatFindNoRoomInSharedMemoryAreTheSame) {
   EXPECT_LE(
       deviation(rms_norm_backward(x, weight, forward.rstd, dout).dweight_D, exact(x, weight, dout).dweight),
       1e-6);
+}
+
+TEST(NormKernels, ResidualAndNormAreOnePassEachWay) {
+  for (const at::ScalarType dtype : kAllDtypes) {
+    const auto leaves = [&] {
+      return std::vector<at::Tensor>{values({9, 36}, dtype, 1).requires_grad_(),
+                                     values({9, 36}, dtype, 2).requires_grad_(),
+                                     values({36}, dtype, 3).requires_grad_()};
+    };
+    const std::vector<at::Tensor> seeds = {values({9, 36}, dtype, 4), values({9, 36}, dtype, 5)};
+    const auto apart = leaves(), fused = leaves();
+    const at::Tensor sum = apart[0] + apart[1], out = rms_norm(sum, apart[2], kEps);
+    const auto expected = torch::autograd::grad({sum, out}, apart, seeds);
+    const HostKernels host(2);
+    const LaunchRecorder recorder;
+    const ResidualNorm got = residual_norm(fused[0], fused[1], fused[2], kEps);
+    const auto grads = torch::autograd::grad({got.sum, got.out}, fused, seeds);
+    EXPECT_EQ(recorder.total(), 3);
+    EXPECT_TRUE(got.sum.equal(sum));
+    EXPECT_LE(deviation(got.out, out), one_rounding(dtype));
+    for (std::size_t i = 0; i < grads.size(); ++i)
+      EXPECT_LE(deviation(grads[i], expected[i]), 4 * one_rounding(dtype));
+  }
 }
 
 TEST(NormKernels, NoRowsGiveAZeroGradient) {
