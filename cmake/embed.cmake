@@ -1,5 +1,6 @@
 # Text files as constants of a C++ file, made anew whenever one of them changes. Two uses: included, it defines
-# hm_embed_page; run by `cmake -DOUTPUT=... -DSTYLE=... -DSCRIPT="a.js;b.js" -P embed.cmake`, it writes the file.
+# hm_embed_page and hm_embed_kernels; run by `cmake -DOUTPUT=... -DSTYLE=... -DSCRIPT="a.js;b.js" -P embed.cmake` or
+# `cmake -DOUTPUT=... -DROOT=... -DKERNELS="hetermoe/kernels/a.cu;..." -P embed.cmake`, it writes the file.
 if(CMAKE_SCRIPT_MODE_FILE)
   function(append_constant name files)
     set(_text "")
@@ -12,6 +13,20 @@ if(CMAKE_SCRIPT_MODE_FILE)
     endif()
     file(APPEND "${OUTPUT}" "const char* const ${name} = R\"embedded(${_text})embedded\";\n")
   endfunction()
+
+  if(KERNELS)
+    file(WRITE "${OUTPUT}" "#include \"hetermoe/kernels/table.h\"\n\nnamespace hetermoe::kernels {\nnamespace {\n\n")
+    set(_rows "")
+    set(_number 0)
+    foreach(_file IN LISTS KERNELS)
+      append_constant(kText${_number} "${ROOT}/${_file}")
+      string(APPEND _rows "    {\"${_file}\", kText${_number}},\n")
+      math(EXPR _number "${_number} + 1")
+    endforeach()
+    file(APPEND "${OUTPUT}" "\nconst SourceText kSources[] = {\n${_rows}};\n\n}  // namespace\n\n"
+         "std::span<const SourceText> source_texts() { return kSources; }\n\n}  // namespace hetermoe::kernels\n")
+    return()
+  endif()
 
   file(WRITE "${OUTPUT}" "#include \"hetermoe/report/page.h\"\n\nnamespace hetermoe {\n\n")
   append_constant(kPageStyle "${STYLE}")
@@ -31,6 +46,28 @@ function(hm_embed_page library)
     COMMAND "${CMAKE_COMMAND}" "-DOUTPUT=${_output}" "-DSTYLE=${_style}" "-DSCRIPT=${_script}" -P "${_this}"
     DEPENDS ${_style} ${_script} "${_this}"
     COMMENT "Embedding style and script of the report"
+    VERBATIM)
+  target_sources(${library} PRIVATE "${_output}")
+endfunction()
+
+# The kernels and the headers that they include, as NVRTC needs them.
+function(hm_embed_kernels library)
+  file(GLOB _kernels CONFIGURE_DEPENDS RELATIVE "${CMAKE_SOURCE_DIR}" "${CMAKE_SOURCE_DIR}/hetermoe/kernels/*.cu")
+  # A header belongs to them when a kernel may include it: those named after a kernel, and the language.
+  set(_files ${_kernels})
+  foreach(_kernel IN LISTS _kernels)
+    string(REGEX REPLACE "\\.cu$" ".h" _header "${_kernel}")
+    list(APPEND _files "${_header}")
+  endforeach()
+  list(APPEND _files hetermoe/kernels/language.h hetermoe/kernels/numbers.h hetermoe/kernels/teams.h)
+  list(TRANSFORM _files PREPEND "${CMAKE_SOURCE_DIR}/" OUTPUT_VARIABLE _paths)
+  set(_output "${CMAKE_BINARY_DIR}/embedded_kernels.cpp")
+  set(_this "${CMAKE_SOURCE_DIR}/cmake/embed.cmake")
+  add_custom_command(
+    OUTPUT "${_output}"
+    COMMAND "${CMAKE_COMMAND}" "-DOUTPUT=${_output}" "-DROOT=${CMAKE_SOURCE_DIR}" "-DKERNELS=${_files}" -P "${_this}"
+    DEPENDS ${_paths} "${_this}"
+    COMMENT "Embedding the kernels"
     VERBATIM)
   target_sources(${library} PRIVATE "${_output}")
 endfunction()

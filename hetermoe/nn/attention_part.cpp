@@ -5,6 +5,7 @@
 
 #include "hetermoe/base/error.h"
 #include "hetermoe/nn/attention.h"
+#include "hetermoe/nn/gpu_kernels.h"
 #include "hetermoe/nn/products.h"
 #include "hetermoe/nn/rms_norm.h"
 #include "hetermoe/nn/router.h"
@@ -15,8 +16,8 @@ namespace hetermoe {
 struct AttentionGraph {
   Leaves leaves;
   at::Tensor y;
-  // x, weights, scores and topk are undefined in dense layers.
-  at::Tensor u, x, weights, scores, topk;
+  // x, weights, scores and topk are undefined in dense layers; counts also where nobody counted yet.
+  at::Tensor u, x, weights, scores, topk, counts;
 };
 
 namespace {
@@ -29,17 +30,24 @@ at::Tensor mlp(const Leaves& leaves, const at::Tensor& x) {
 AttentionGraph run(const ModelConfig& model, i64 layer, const StateGroup& state, const at::Tensor& y_TD,
                    i64 seq_len, const at::Tensor& topk, Leaves::Grad grad) {
   at::Tensor y = grad == Leaves::Grad::kYes ? y_TD.detach().requires_grad_() : y_TD;
-  AttentionGraph out{Leaves(state, grad), y, {}, {}, {}, {}, topk};
+  AttentionGraph out{Leaves(state, grad), y, {}, {}, {}, {}, topk, {}};
   const Leaves& leaves = out.leaves;
-  const at::Tensor h =
-      y + self_attention(model, leaves, rms_norm(y, leaves[Weight::kInputNorm], model.norm_eps), seq_len);
-  const at::Tensor x = rms_norm(h, leaves[Weight::kPostNorm], model.norm_eps);
+  const at::Tensor attended =
+      self_attention(model, leaves, rms_norm(y, leaves[Weight::kInputNorm], model.norm_eps), seq_len);
+  const auto [h, x] = residual_norm(y, attended, leaves[Weight::kPostNorm], model.norm_eps);
   const bool moe = model.is_moe(layer);
   out.u = !moe || model.num_shared_experts > 0 ? h + mlp(leaves, x) : h;
   if (!moe) return out;
   const at::ScalarType wide = accumulate_type(y.scalar_type());
   out.x = x;
-  out.scores = router_scores(model, apply_linear(x.to(wide), leaves[Weight::kRouter].to(wide)));
+  const at::Tensor logits = apply_linear(x.to(wide), leaves[Weight::kRouter].to(wide));
+  if (runs_on_kernels(logits)) {
+    const Routed routed = gpu_route(model, logits, state.buffer, seq_len, topk);
+    out.scores = routed.scores_TE, out.topk = routed.topk_TK;
+    out.weights = routed.weights_TK, out.counts = routed.counts_BE;
+    return out;
+  }
+  out.scores = router_scores(model, logits);
   if (!out.topk.defined()) out.topk = choose_experts(model, out.scores, state.buffer);
   out.weights = routing_weights(model, out.scores, out.topk);
   return out;
@@ -98,7 +106,7 @@ AttentionOutput attention_forward(const ModelConfig& model, i64 layer, const Sta
     out.x_TD = graph.x.detach();
     out.topk_TK = graph.topk;
     out.weights_TK = graph.weights.detach();
-    out.counts_BE = count_experts(model, graph.topk, seq_len);
+    out.counts_BE = graph.counts.defined() ? graph.counts : count_experts(model, graph.topk, seq_len);
   }
   if (keep) out.graph = std::make_shared<AttentionGraph>(std::move(graph));
   return out;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "hetermoe/nn/gpu_kernels.h"
 #include "hetermoe/nn/products.h"
 #include "hetermoe/nn/rms_norm.h"
 #include "hetermoe/nn/rows.h"
@@ -21,19 +22,43 @@ void for_each_chunk(i64 num_tokens, i64 chunk_tokens, F f) {
 }
 
 struct Targets {
+  at::Tensor given_T;     ///< as they came
   at::Tensor index_T1;    ///< the target, 0 where it does not count
   at::Tensor counted_T1;  ///< bool
 };
 
 Targets read_targets(const at::Tensor& targets_T, const at::Device& device) {
-  const at::Tensor targets = targets_T.to(device).unsqueeze(1);
+  const at::Tensor given = targets_T.to(device), targets = given.unsqueeze(1);
   const at::Tensor counted = targets.ne(kIgnoreTarget);
-  return {targets.masked_fill(counted.logical_not(), 0), counted};
+  return {given, targets.masked_fill(counted.logical_not(), 0), counted};
+}
+
+Targets part_of(const Targets& targets, i64 begin, i64 count) {
+  return {targets.given_T.narrow(0, begin, count), targets.index_T1.narrow(0, begin, count),
+          targets.counted_T1.narrow(0, begin, count)};
 }
 
 /// Cross entropy of each token [T, 1], zero where the target does not count.
 at::Tensor token_losses(const at::Tensor& log_probabilities_TV, const Targets& targets) {
   return -log_probabilities_TV.gather(1, targets.index_T1).masked_fill(targets.counted_T1.logical_not(), 0);
+}
+
+/// Adds the losses of some tokens times `scale` to `loss`. Returns their gradient by the logits times
+/// loss_scale, in the dtype of h: (softmax - one-hot) * scale, zero where the target does not count.
+at::Tensor logit_gradient(const at::Tensor& h_TD, const at::Tensor& output_VD, const Targets& targets,
+                          double scale, double loss_scale, at::Tensor& loss) {
+  if (runs_on_kernels(h_TD)) {
+    const at::Tensor logits = apply_linear(h_TD, output_VD);
+    loss += gpu_cross_entropy(logits, targets.given_T, scale * loss_scale).sum() * scale;
+    return logits;
+  }
+  const at::ScalarType wide = accumulate_type(h_TD.scalar_type());
+  at::Tensor logits = apply_linear(h_TD, output_VD).to(wide).log_softmax(-1);
+  loss += token_losses(logits, targets).sum(at::kDouble) * scale;
+  at::Tensor dlogits = logits.exp_();
+  dlogits.scatter_add_(1, targets.index_T1, at::full_like(targets.index_T1, -1, dlogits.options()));
+  dlogits.mul_(targets.counted_T1.to(wide) * (scale * loss_scale));
+  return dlogits.to(h_TD.scalar_type());
 }
 
 }  // namespace
@@ -54,19 +79,12 @@ HeadResult head_forward_backward(const ModelConfig& model, StateGroup& state, co
   const NormForward normed = rms_norm_forward(y_TD, state.value(Weight::kFinalNorm), model.norm_eps);
   const Targets targets = read_targets(targets_T, y_TD.device());
   const double scale = 1.0 / static_cast<double>(std::max<i64>(1, target_count));
-  const at::ScalarType wide = accumulate_type(y_TD.scalar_type());
   HeadResult out{at::zeros({}, y_TD.options().dtype(at::kDouble)), at::Tensor()};
   at::Tensor dnormed = at::empty_like(y_TD);
   for_each_chunk(y_TD.size(0), options.chunk_tokens, [&](i64 begin, i64 count) {
     const at::Tensor h = normed.out.narrow(0, begin, count);
-    const Targets part{targets.index_T1.narrow(0, begin, count), targets.counted_T1.narrow(0, begin, count)};
-    at::Tensor logits = apply_linear(h, output).to(wide).log_softmax(-1);
-    out.loss += token_losses(logits, part).sum(at::kDouble) * scale;
-    // d loss / d logits = (softmax - one-hot) * scale, zero where the target does not count.
-    at::Tensor dlogits = logits.exp_();
-    dlogits.scatter_add_(1, part.index_T1, at::full_like(part.index_T1, -1, dlogits.options()));
-    dlogits.mul_(part.counted_T1.to(wide) * (scale * options.loss_scale));
-    dlogits = dlogits.to(y_TD.scalar_type());
+    const at::Tensor dlogits =
+        logit_gradient(h, output, part_of(targets, begin, count), scale, options.loss_scale, out.loss);
     at::Tensor dh = dnormed.narrow(0, begin, count);
     multiply_into(dh, dlogits, output);
     if (state.trainable()) add_product_(state.grad(weight), dlogits.t(), h);
@@ -84,8 +102,12 @@ at::Tensor head_loss_sum(const ModelConfig& model, const StateGroup& state, cons
   const Targets targets = read_targets(targets_T, y_TD.device());
   at::Tensor sum = at::zeros({}, y_TD.options().dtype(at::kDouble));
   for_each_chunk(y_TD.size(0), options.chunk_tokens, [&](i64 begin, i64 count) {
-    const Targets part{targets.index_T1.narrow(0, begin, count), targets.counted_T1.narrow(0, begin, count)};
+    const Targets part = part_of(targets, begin, count);
     const at::Tensor logits = apply_linear(normed.out.narrow(0, begin, count), output);
+    if (runs_on_kernels(logits)) {
+      sum += gpu_cross_entropy(logits, part.given_T, 0).sum();
+      return;
+    }
     sum +=
         token_losses(logits.to(accumulate_type(logits.scalar_type())).log_softmax(-1), part).sum(at::kDouble);
   });

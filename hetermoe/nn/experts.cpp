@@ -6,10 +6,12 @@
 #include <algorithm>
 #include <atomic>
 #include <limits>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "hetermoe/device/accelerator.h"
+#include "hetermoe/nn/gpu_kernels.h"
 #include "hetermoe/nn/products.h"
 #include "hetermoe/nn/rows.h"
 #include "hetermoe/nn/swiglu.h"
@@ -109,23 +111,24 @@ void run_tasks(std::vector<Task> tasks, const at::Device& device, const Run& run
 }
 
 /// Adds one row per copy into rows, in the order of the copies.
-at::Tensor sum_copies(const at::Tensor& copies_CH, const CopyGroups& groups) {
+at::Tensor sum_copies(const at::Tensor& copies_CH, const CopyGroups& groups, const at::Tensor& row_C) {
+  if (runs_on_kernels(copies_CH)) return gpu_sum_rows(copies_CH, order_by_key(row_C, groups.num_rows));
   at::Tensor out = at::zeros({groups.num_rows, copies_CH.size(1)}, copies_CH.options());
-  add_rows_(out, groups.row_C, copies_CH);
+  add_rows_(out, row_C, copies_CH);
   return out;
 }
 
 // ---- one expert after another ----
 
 at::Tensor forward_each(const ExpertSlab& slab, const at::Tensor& rows_RD, const CopyGroups& groups,
-                        const at::Tensor& weights_C, ExpertsSaved* saved) {
+                        const at::Tensor& row_C, const at::Tensor& weights_C, ExpertsSaved* saved) {
   if (saved != nullptr) {
     saved->gate_up_C2F = at::empty({groups.num_copies(), slab.gate_up.size(1)}, rows_RD.options());
   }
   at::Tensor out_CH = at::empty({groups.num_copies(), slab.down.size(1)}, rows_RD.options());
   run_tasks(make_chunks(slab, groups), rows_RD.device(), [&](const Chunk& chunk) {
     const auto part = [&chunk](const at::Tensor& x) { return x.narrow(0, chunk.begin, chunk.count); };
-    const at::Tensor input = gather_rows(rows_RD, part(groups.row_C));
+    const at::Tensor input = gather_rows(rows_RD, part(row_C));
     at::Tensor gate_up = saved != nullptr ? part(saved->gate_up_C2F)
                                           : at::empty({chunk.count, slab.gate_up.size(1)}, rows_RD.options());
     multiply_into(gate_up, input, slab.gate_up[chunk.slot].t());
@@ -179,34 +182,60 @@ void backward_each(Backward& b, ExpertSlab& slab, const CopyGroups& groups, cons
   });
 }
 
-// ---- all experts in one kernel ----
+// ---- all experts at once ----
 
-/// Where the copies of `num_slots` slots end, counted from the first one's begin.
-at::Tensor ends_of(const CopyGroups& groups, i64 slot, i64 num_slots, const at::Device& device) {
-  at::Tensor ends = at::empty({num_slots}, at::kInt);
-  const auto first = groups.offsets.begin() + slot;
-  std::transform(first + 1, first + 1 + num_slots, ends.mutable_data_ptr<i32>(),
-                 [&](i64 end) { return static_cast<i32>(end - *first); });
-  return ends.to(device);
-}
+/// The products of all experts: in one kernel, or one after another on the device, whose host waits for none.
+class AllProducts {
+ public:
+  AllProducts(const CopyGroups& groups, ExpertProducts products, const at::Device& device)
+      : groups_(groups), grouped_(products == ExpertProducts::kGrouped) {
+    if (grouped_) ends_ = ends_of_slots().to(device);
+  }
 
-at::Tensor forward_grouped(const ExpertSlab& slab, const at::Tensor& rows_RD, const CopyGroups& groups,
-                           const at::Tensor& weights_C, ExpertsSaved* saved) {
-  const at::Tensor ends = ends_of(groups, 0, slab.num_slots(), rows_RD.device());
-  const at::Tensor gate_up_C2F =
-      at::_grouped_mm(gather_rows(rows_RD, groups.row_C), slab.gate_up.transpose(1, 2), ends);
+  /// out[c] = a[c] weight[slot of c]
+  at::Tensor operator()(const at::Tensor& a_CX, const at::Tensor& weight_SXY) const {
+    if (grouped_) return at::_grouped_mm(a_CX, weight_SXY, ends_);
+    at::Tensor out = at::empty({a_CX.size(0), weight_SXY.size(2)}, a_CX.options());
+    for (const Chunk& slot : slots_with_copies(groups_)) {
+      at::Tensor part = out.narrow(0, slot.begin, slot.count);
+      multiply_into(part, a_CX.narrow(0, slot.begin, slot.count), weight_SXY[slot.slot]);
+    }
+    return out;
+  }
+  bool grouped() const { return grouped_; }
+  /// Where the copies of some slots end, counted from the first one's begin; on the device.
+  at::Tensor ends(i64 slot, i64 num_slots) const {
+    return ends_.narrow(0, slot, num_slots).sub(groups_.offsets[static_cast<std::size_t>(slot)]);
+  }
+
+ private:
+  at::Tensor ends_of_slots() const {
+    at::Tensor ends = at::empty({static_cast<i64>(groups_.offsets.size()) - 1}, at::kInt);
+    std::transform(groups_.offsets.begin() + 1, groups_.offsets.end(), ends.mutable_data_ptr<i32>(),
+                   [](i64 end) { return static_cast<i32>(end); });
+    return ends;
+  }
+
+  const CopyGroups& groups_;
+  bool grouped_;
+  at::Tensor ends_;
+};
+
+at::Tensor forward_all(const ExpertSlab& slab, const at::Tensor& rows_RD, const AllProducts& multiply,
+                       const at::Tensor& row_C, const at::Tensor& weights_C, ExpertsSaved* saved) {
+  const at::Tensor gate_up_C2F = multiply(gather_rows(rows_RD, row_C), slab.gate_up.transpose(1, 2));
   if (saved != nullptr) saved->gate_up_C2F = gate_up_C2F;
-  return at::_grouped_mm(swiglu_forward(gate_up_C2F, weights_C), slab.down.transpose(1, 2), ends);
+  return multiply(swiglu_forward(gate_up_C2F, weights_C), slab.down.transpose(1, 2));
 }
 
 /// grad[slot] += left^T right over the copies of each slot. Neighbours that all have copies go together, as
 /// many as find room for their products beside their gradients.
 void add_products(const at::Tensor& grad_SXY, const at::Tensor& left_CX, const at::Tensor& right_CY,
-                  const CopyGroups& groups, const std::vector<Chunk>& slots) {
+                  const CopyGroups& groups, const AllProducts& products, const std::vector<Chunk>& slots) {
   constexpr i64 kRoom = 64 << 20;
   if (slots.empty()) return;
   const i64 product_bytes = grad_SXY[0].numel() * static_cast<i64>(left_CX.element_size());
-  const i64 most = std::max<i64>(1, kRoom / product_bytes);
+  const i64 most = products.grouped() ? std::max<i64>(1, kRoom / product_bytes) : 1;
   for (std::size_t first = 0, end; first < slots.size(); first = end) {
     end = first + 1;
     while (end < slots.size() && slots[end].slot == slots[end - 1].slot + 1 &&
@@ -219,27 +248,30 @@ void add_products(const at::Tensor& grad_SXY, const at::Tensor& left_CX, const a
     if (num_slots == 1)
       add_product_(grad_SXY[slot], left, right);
     else
-      grad_SXY.narrow(0, slot, num_slots)
-          .add_(at::_grouped_mm(left, right, ends_of(groups, slot, num_slots, left.device())));
+      grad_SXY.narrow(0, slot, num_slots).add_(at::_grouped_mm(left, right, products.ends(slot, num_slots)));
   }
 }
 
-void backward_grouped(Backward& b, ExpertSlab& slab, const CopyGroups& groups, const at::Tensor& weights_C) {
-  const at::Tensor ends = ends_of(groups, 0, slab.num_slots(), b.input_CD.device());
-  if (!b.gate_up_C2F.defined())
-    b.gate_up_C2F = at::_grouped_mm(b.input_CD, slab.gate_up.transpose(1, 2), ends);
-  b.act_CF = at::_grouped_mm(b.dout_CD, slab.down, ends);
+void backward_all(Backward& b, ExpertSlab& slab, const CopyGroups& groups, const AllProducts& multiply,
+                  const at::Tensor& weights_C) {
+  if (!b.gate_up_C2F.defined()) b.gate_up_C2F = multiply(b.input_CD, slab.gate_up.transpose(1, 2));
+  b.act_CF = multiply(b.dout_CD, slab.down);
   b.through_activation(weights_C, 0, groups.num_copies());
-  b.drows_CD = at::_grouped_mm(b.gate_up_C2F, slab.gate_up, ends);
+  b.drows_CD = multiply(b.gate_up_C2F, slab.gate_up);
   const std::vector<Chunk> slots = trainable_slots_with_copies(slab, groups);
-  add_products(slab.gate_up_grad, b.gate_up_C2F, b.input_CD, groups, slots);
-  add_products(slab.down_grad, b.dout_CD, b.act_CF, groups, slots);
+  add_products(slab.gate_up_grad, b.gate_up_C2F, b.input_CD, groups, multiply, slots);
+  add_products(slab.down_grad, b.dout_CD, b.act_CF, groups, multiply, slots);
 }
 
-/// Without a copy there is nothing to group.
-bool goes_grouped(ExpertProducts products, const ExpertSlab& slab, const CopyGroups& groups) {
-  if (products == ExpertProducts::kAuto) products = expert_products(slab);
-  return products == ExpertProducts::kGrouped && groups.num_copies() > 0;
+/// How the experts go through all at once, if they do: as was asked, or where kernels of our own run. Without
+/// a copy there is nothing to group.
+std::optional<AllProducts> all_at_once(ExpertProducts products, const ExpertSlab& slab,
+                                       const CopyGroups& groups) {
+  if (groups.num_copies() == 0) return std::nullopt;
+  const bool automatic = products == ExpertProducts::kAuto;
+  if (automatic) products = expert_products(slab);
+  if (products != ExpertProducts::kGrouped && !(automatic && runs_on_kernels(slab.down))) return std::nullopt;
+  return AllProducts(groups, products, slab.down.device());
 }
 
 }  // namespace
@@ -255,25 +287,27 @@ ExpertProducts expert_products(const ExpertSlab& slab) {
 
 at::Tensor experts_forward(const ExpertSlab& slab, const at::Tensor& rows_RD, const CopyGroups& groups,
                            const at::Tensor& weights_C, ExpertsSaved* saved, ExpertProducts products) {
-  const at::Tensor out_CH = goes_grouped(products, slab, groups)
-                                ? forward_grouped(slab, rows_RD, groups, weights_C, saved)
-                                : forward_each(slab, rows_RD, groups, weights_C, saved);
-  return sum_copies(out_CH, groups);
+  const at::Tensor row_C = groups.row_C.to(rows_RD.device());
+  const std::optional<AllProducts> all = all_at_once(products, slab, groups);
+  const at::Tensor out_CH = all ? forward_all(slab, rows_RD, *all, row_C, weights_C, saved)
+                                : forward_each(slab, rows_RD, groups, row_C, weights_C, saved);
+  return sum_copies(out_CH, groups, row_C);
 }
 
 ExpertsGradient experts_backward(ExpertSlab& slab, const at::Tensor& rows_RD, const CopyGroups& groups,
                                  const at::Tensor& weights_C, ExpertsSaved* saved, const at::Tensor& dout_RD,
                                  ExpertProducts products) {
   Backward b;
-  b.input_CD = gather_rows(rows_RD, groups.row_C);
-  b.dout_CD = gather_rows(dout_RD, groups.row_C);
+  const at::Tensor row_C = groups.row_C.to(rows_RD.device());
+  b.input_CD = gather_rows(rows_RD, row_C);
+  b.dout_CD = gather_rows(dout_RD, row_C);
   b.dweights_C = at::empty_like(weights_C);
   if (saved != nullptr) b.gate_up_C2F = std::exchange(saved->gate_up_C2F, {});
-  if (goes_grouped(products, slab, groups))
-    backward_grouped(b, slab, groups, weights_C);
+  if (const std::optional<AllProducts> all = all_at_once(products, slab, groups))
+    backward_all(b, slab, groups, *all, weights_C);
   else
     backward_each(b, slab, groups, weights_C);
-  return {sum_copies(b.drows_CD, groups), b.dweights_C};
+  return {sum_copies(b.drows_CD, groups, row_C), b.dweights_C};
 }
 
 }  // namespace hetermoe

@@ -11,6 +11,7 @@
 #include "hetermoe/base/error.h"
 #include "hetermoe/model/op_cost.h"
 #include "hetermoe/nn/cpu_kernels.h"
+#include "hetermoe/nn/gpu_kernels.h"
 #include "hetermoe/nn/params.h"
 
 namespace hetermoe {
@@ -133,10 +134,13 @@ AdamwState make_adamw_state(const std::vector<at::Tensor>& values) {
 }
 
 void adamw_update(std::vector<at::Tensor>& values, const std::vector<at::Tensor>& grads, AdamwState& state,
-                  const AdamwOptions& options, double learning_rate, double grad_factor) {
+                  const AdamwOptions& options, double learning_rate, double grad_factor, Path path) {
   if (values.empty()) return;
   const std::vector<at::Tensor>& wide = state.master.empty() ? values : state.master;
   ++state.step;
+  if (runs_on_kernels(values[0], path) &&
+      gpu_adamw_update(values, grads, state, options, learning_rate, grad_factor))
+    return;
   AdamwPass pass(options, learning_rate, grad_factor, state.step, wide[0]);
   for (std::size_t i = 0; i < values.size(); ++i) {
     if (values[i].numel() > 0) pass.add(wide[i], grads[i], state.exp_avg[i], state.exp_avg_sq[i]);
@@ -145,8 +149,12 @@ void adamw_update(std::vector<at::Tensor>& values, const std::vector<at::Tensor>
   for (std::size_t i = 0; i < state.master.size(); ++i) values[i].copy_(state.master[i]);
 }
 
-at::Tensor squared_norm(const std::vector<at::Tensor>& grads) {
+at::Tensor squared_norm(const std::vector<at::Tensor>& grads, Path path) {
   HM_CHECK(!grads.empty(), "squared norm of no tensors");
+  const bool alike = std::all_of(grads.begin(), grads.end(), [&](const at::Tensor& grad) {
+    return grad.scalar_type() == grads[0].scalar_type();
+  });
+  if (alike && runs_on_kernels(grads[0], path)) return gpu_squared_norm(grads);
   at::Tensor sum = at::zeros({}, grads[0].options().dtype(at::kDouble));
   for (const at::Tensor& grad : grads) sum += square_sum(grad);
   return sum;

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "hetermoe/base/types.h"
+#include "hetermoe/nn/path.h"
 
 namespace hetermoe {
 
@@ -24,11 +25,12 @@ AdamwState make_adamw_state(const std::vector<at::Tensor>& values);
 /// One AdamW update of `values` in place. grad_factor multiplies every gradient first (the clip factor);
 /// `grads` may be scaled in place by it.
 void adamw_update(std::vector<at::Tensor>& values, const std::vector<at::Tensor>& grads, AdamwState& state,
-                  const AdamwOptions& options, double learning_rate, double grad_factor);
+                  const AdamwOptions& options, double learning_rate, double grad_factor,
+                  Path path = Path::kAuto);
 
 /// Sum of squares in fp64, tensor by tensor in the given order: 0-dim tensor on the tensors' device. Infinite
 /// or NaN gradients make it infinite or NaN, which is the overflow flag.
-at::Tensor squared_norm(const std::vector<at::Tensor>& grads);
+at::Tensor squared_norm(const std::vector<at::Tensor>& grads, Path path = Path::kAuto);
 
 /// min(1, max_norm / norm); 1 when max_norm is 0 (off).
 double clip_factor(double squared_norm, double max_norm);

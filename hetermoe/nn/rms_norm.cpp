@@ -3,11 +3,13 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "hetermoe/nn/cpu_kernels.h"
+#include "hetermoe/nn/gpu_kernels.h"
 #include "hetermoe/nn/params.h"
 
 namespace hetermoe {
 
 NormForward rms_norm_forward(const at::Tensor& x, const at::Tensor& weight_D, double eps, Path path) {
+  if (norm_runs_on_kernels(x, weight_D, path)) return gpu_rms_norm_forward(x, weight_D, eps);
   if (runs_on_cpu(x, path)) return cpu_rms_norm_forward(x, weight_D, eps);
   const i64 width = x.size(-1), rows = width == 0 ? 0 : x.numel() / width;
   const at::Tensor wide = x.to(accumulate_type(x.scalar_type()));
@@ -17,6 +19,8 @@ NormForward rms_norm_forward(const at::Tensor& x, const at::Tensor& weight_D, do
 
 NormGradient rms_norm_backward(const at::Tensor& x, const at::Tensor& weight_D, const at::Tensor& rstd,
                                const at::Tensor& dout, Path path) {
+  if (norm_runs_on_kernels(x, weight_D, path))
+    return gpu_rms_norm_backward(x, weight_D, rstd, dout.contiguous());
   if (runs_on_cpu(x, path)) return cpu_rms_norm_backward(x, weight_D, rstd, dout.contiguous());
   const at::ScalarType wide = rstd.scalar_type();
   const i64 width = x.size(-1);
@@ -46,7 +50,34 @@ struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
   }
 };
 
+struct ResidualNormFunction : torch::autograd::Function<ResidualNormFunction> {
+  static variable_list forward(AutogradContext* context, const at::Tensor& residual, const at::Tensor& x,
+                               const at::Tensor& weight, double eps) {
+    const at::Tensor sum = at::empty_like(x);
+    const NormForward out = gpu_residual_norm_forward(sum, residual, x, weight, eps);
+    context->save_for_backward({sum, weight, out.rstd});
+    return {sum, out.out};
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    const variable_list saved = context->get_saved_variables();
+    NormGradient out =
+        gpu_rms_norm_backward(saved[0], saved[1], saved[2], grads[1].contiguous(), grads[0].contiguous());
+    return {out.dx, out.dx, out.dweight_D, at::Tensor()};
+  }
+};
+
 }  // namespace
+
+ResidualNorm residual_norm(const at::Tensor& residual, const at::Tensor& x, const at::Tensor& weight_D,
+                           double eps) {
+  if (norm_runs_on_kernels(x, weight_D, Path::kAuto) && residual.is_contiguous() &&
+      residual.scalar_type() == x.scalar_type()) {
+    const variable_list out = ResidualNormFunction::apply(residual, x, weight_D, eps);
+    return {out[0], out[1]};
+  }
+  const at::Tensor sum = residual + x;
+  return {sum, rms_norm(sum, weight_D, eps)};
+}
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight_D, double eps) {
   return RmsNormFunction::apply(x, weight_D, eps);

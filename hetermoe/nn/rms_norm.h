@@ -23,4 +23,11 @@ NormGradient rms_norm_backward(const at::Tensor& x, const at::Tensor& weight_D, 
 /// The same inside autograd graphs.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight_D, double eps);
 
+struct ResidualNorm {
+  at::Tensor sum, out;
+};
+/// sum = residual + x, out = rms_norm(sum), inside autograd graphs. One pass where kernels of our own run.
+ResidualNorm residual_norm(const at::Tensor& residual, const at::Tensor& x, const at::Tensor& weight_D,
+                           double eps);
+
 }  // namespace hetermoe

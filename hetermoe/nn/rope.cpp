@@ -2,12 +2,19 @@
 
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <map>
+#include <mutex>
+#include <tuple>
+
+#include "hetermoe/device/accelerator.h"
 #include "hetermoe/nn/cpu_kernels.h"
+#include "hetermoe/nn/gpu_kernels.h"
 #include "hetermoe/nn/params.h"
 
 namespace hetermoe {
+namespace {
 
-RopeTable rope_table(i64 seq_len, i64 dim, double theta, const at::TensorOptions& options) {
+RopeTable make_table(i64 seq_len, i64 dim, double theta, const at::TensorOptions& options) {
   // Angles in fp64: in fp32 a late position would turn by an angle with few right digits.
   const at::TensorOptions wide = options.dtype(at::kDouble);
   const at::Tensor frequency = at::pow(theta, at::arange(0, dim, 2, wide) / -static_cast<double>(dim));
@@ -16,7 +23,19 @@ RopeTable rope_table(i64 seq_len, i64 dim, double theta, const at::TensorOptions
   return {angle.cos().to(dtype), angle.sin().to(dtype)};
 }
 
-namespace {
+/// Tables of devices with kernels of our own, kept for good: a run has few.
+RopeTable kept_table(i64 seq_len, i64 dim, double theta, const at::TensorOptions& options) {
+  using Key = std::tuple<i64, i64, double, at::ScalarType, std::string>;
+  static std::mutex mutex;
+  static auto& tables = *new std::map<Key, RopeTable>();  // never destroyed: CUDA may be gone before
+  const Key key{seq_len, dim, theta, c10::typeMetaToScalarType(options.dtype()), options.device().str()};
+  const std::lock_guard lock(mutex);
+  const auto found = tables.find(key);
+  if (found != tables.end()) return found->second;
+  const RopeTable made = make_table(seq_len, dim, theta, options);
+  finish_stream(options.device());  // other threads have other streams
+  return tables.emplace(key, made).first->second;
+}
 
 at::Tensor rotate_generic(const at::Tensor& x_BShd, const RopeTable& table, RopeLayout layout,
                           RopeDirection direction) {
@@ -34,8 +53,18 @@ at::Tensor rotate_generic(const at::Tensor& x_BShd, const RopeTable& table, Rope
 
 }  // namespace
 
+RopeTable rope_table(i64 seq_len, i64 dim, double theta, const at::TensorOptions& options) {
+  return kernels::has_kernels(options.device()) ? kept_table(seq_len, dim, theta, options)
+                                                : make_table(seq_len, dim, theta, options);
+}
+
 at::Tensor rotate(const at::Tensor& x_BShd, const RopeTable& table, RopeLayout layout,
                   RopeDirection direction) {
+  if (runs_on_kernels(x_BShd) && x_BShd.stride(-1) == 1) {
+    const at::Tensor out = at::empty(x_BShd.sizes(), x_BShd.options());
+    gpu_rotate(out, x_BShd, table, layout, direction);
+    return out;
+  }
   const bool fast = is_cpu_float(x_BShd) && x_BShd.stride(-1) == 1;
   if (!fast) return rotate_generic(x_BShd, table, layout, direction);
   at::Tensor out = at::empty(x_BShd.sizes(), x_BShd.options());

@@ -16,6 +16,18 @@ at::Tensor choose_experts(const ModelConfig& model, const at::Tensor& scores_TE,
 /// Differentiable routing weights [T, K] of the chosen experts.
 at::Tensor routing_weights(const ModelConfig& model, const at::Tensor& scores_TE, const at::Tensor& topk_TK);
 
+/// All of the above in one pass.
+struct Routed {
+  at::Tensor scores_TE;   ///< differentiable
+  at::Tensor topk_TK;     ///< int64
+  at::Tensor weights_TK;  ///< differentiable
+  at::Tensor counts_BE;   ///< int64 copies per expert in each sequence; undefined where the choice was given
+};
+/// Where kernels of our own run (runs_on_kernels(logits)). topk_TK: the choice of an earlier call, or
+/// undefined to choose now. Among equal scores the lower expert is chosen.
+Routed gpu_route(const ModelConfig& model, const at::Tensor& logits_TE, const at::Tensor& bias_E, i64 seq_len,
+                 const at::Tensor& topk_TK);
+
 /// Differentiable probabilities [T, E] of the load-balancing loss: the softmax; for sigmoid routers scores /
 /// their sum.
 at::Tensor router_probabilities(const ModelConfig& model, const at::Tensor& scores_TE);

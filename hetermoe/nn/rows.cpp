@@ -6,6 +6,7 @@
 
 #include "hetermoe/base/error.h"
 #include "hetermoe/base/types.h"
+#include "hetermoe/nn/gpu_kernels.h"
 
 namespace hetermoe {
 namespace {
@@ -45,6 +46,7 @@ void add_rows_to_floats(const at::Tensor& target_TD, const at::Tensor& index_R, 
 }  // namespace
 
 at::Tensor gather_rows(const at::Tensor& source_TD, const at::Tensor& index_R) {
+  if (runs_on_kernels(source_TD) && source_TD.is_contiguous()) return gpu_gather_rows(source_TD, index_R);
   if (!plain_cpu(source_TD)) return source_TD.index_select(0, index_R.to(source_TD.device()));
   const i64 width = source_TD.size(1), num_rows = index_R.size(0);
   at::Tensor out = at::empty({num_rows, width}, source_TD.options());
@@ -64,6 +66,8 @@ at::Tensor gather_rows(const at::Tensor& source_TD, const at::Tensor& index_R) {
 
 void add_rows_(at::Tensor& target_TD, const at::Tensor& index_R, const at::Tensor& rows_RD) {
   if (rows_RD.size(0) == 0) return;
+  if (runs_on_kernels(target_TD) && target_TD.is_contiguous())
+    return gpu_add_rows_(target_TD, index_R, rows_RD);
   const at::ScalarType dtype = target_TD.scalar_type();
   if (plain_cpu(target_TD) && dtype == at::kFloat) {
     add_rows_to_floats(target_TD, index_R, rows_RD.contiguous());
@@ -78,6 +82,13 @@ void add_rows_(at::Tensor& target_TD, const at::Tensor& index_R, const at::Tenso
     // index_put_ with accumulation sorts the index: unlike index_add_ it is deterministic on CUDA.
     target_TD.index_put_({index_R.to(target_TD.device())}, rows, /*accumulate=*/true);
   }
+}
+
+at::Tensor merge_rows(const at::Tensor& base_TD, const std::vector<MergePart>& parts) {
+  if (runs_on_kernels(base_TD) && base_TD.is_contiguous()) return gpu_merge_rows(base_TD, parts);
+  at::Tensor out = base_TD.clone();
+  for (const MergePart& part : parts) add_rows_(out, part.token_R, part.rows_RD);
+  return out;
 }
 
 void place_flat_(at::Tensor& target_TK, const at::Tensor& flat_C, const at::Tensor& values_C) {

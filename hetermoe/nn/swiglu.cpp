@@ -6,6 +6,7 @@
 
 #include "hetermoe/model/op_cost.h"
 #include "hetermoe/nn/cpu_kernels.h"
+#include "hetermoe/nn/gpu_kernels.h"
 #include "hetermoe/nn/params.h"
 
 namespace hetermoe {
@@ -56,6 +57,7 @@ void generic_backward(SwigluGradient& out, const at::Tensor& gate_up_C2F, const 
 }  // namespace
 
 at::Tensor swiglu_forward(const at::Tensor& gate_up_C2F, const at::Tensor& weights_C, Path path) {
+  if (runs_on_kernels(gate_up_C2F, path)) return gpu_swiglu_forward(gate_up_C2F, weights_C);
   return runs_on_cpu(gate_up_C2F, path) ? cpu_swiglu_forward(gate_up_C2F, weights_C)
                                         : generic_forward(gate_up_C2F, weights_C);
 }
@@ -71,6 +73,10 @@ SwigluGradient swiglu_backward(const at::Tensor& gate_up_C2F, const at::Tensor& 
 
 void swiglu_backward_out(SwigluGradient& out, const at::Tensor& gate_up_C2F, const at::Tensor& weights_C,
                          const at::Tensor& dact_CF, Path path) {
+  if (runs_on_kernels(gate_up_C2F, path) && gate_up_C2F.is_contiguous() && out.dgate_up_C2F.is_contiguous()) {
+    gpu_swiglu_backward(out, gate_up_C2F, weights_C, dact_CF.contiguous());
+    return;
+  }
   if (runs_on_cpu(gate_up_C2F, path)) {
     cpu_swiglu_backward(out, gate_up_C2F, weights_C, dact_CF.contiguous());
     return;

@@ -1,0 +1,122 @@
+#pragma once
+#include "hetermoe/kernels/language.h"
+#ifndef __CUDACC__
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+#endif
+
+// Elements in memory and the numbers that kernels compute with: 16-bit elements are widened to fp32 as they
+// are read and rounded to nearest even as they are written. fp64 stays fp64.
+namespace hetermoe::kernels {
+
+struct Bf16 {
+  u16 bits;
+};
+struct Half {
+  u16 bits;
+};
+
+template <class Element>
+struct WideOf {
+  using Type = float;
+};
+template <>
+struct WideOf<double> {
+  using Type = double;
+};
+template <class Element>
+using Wide = typename WideOf<Element>::Type;
+
+HM_DEVICE float widen(float x) { return x; }
+HM_DEVICE double widen(double x) { return x; }
+
+#ifdef __CUDACC__
+HM_DEVICE float widen(Bf16 x) { return __uint_as_float(static_cast<u32>(x.bits) << 16); }
+HM_DEVICE float widen(Half x) {
+  float out;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(out) : "h"(x.bits));
+  return out;
+}
+HM_DEVICE void narrow(float x, Half& out) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(out.bits) : "f"(x)); }
+HM_DEVICE void narrow(float x, Bf16& out) {
+#if __CUDA_ARCH__ >= 800
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(out.bits) : "f"(x));
+#else
+  const u32 bits = __float_as_uint(x);
+  const u32 rounded = bits + 0x7fff + ((bits >> 16) & 1);
+  out.bits = static_cast<u16>(x != x ? 0x7fff : rounded >> 16);
+#endif
+}
+#else
+inline float widen(Bf16 x) { return c10::detail::f32_from_bits(x.bits); }
+inline float widen(Half x) { return c10::detail::fp16_ieee_to_fp32_value(x.bits); }
+inline void narrow(float x, Bf16& out) { out.bits = c10::detail::round_to_nearest_even(x); }
+inline void narrow(float x, Half& out) { out.bits = c10::detail::fp16_ieee_from_fp32_value(x); }
+#endif
+HM_DEVICE void narrow(float x, float& out) { out = x; }
+HM_DEVICE void narrow(double x, double& out) { out = x; }
+
+/// x as it is once it has been stored.
+template <class Element>
+HM_DEVICE Wide<Element> rounded(Wide<Element> x) {
+  Element out;
+  narrow(x, out);
+  return widen(out);
+}
+
+HM_DEVICE float exponential(float x) { return expf(x); }
+HM_DEVICE double exponential(double x) { return exp(x); }
+HM_DEVICE float logarithm(float x) { return logf(x); }
+HM_DEVICE double logarithm(double x) { return log(x); }
+HM_DEVICE float root(float x) { return sqrtf(x); }
+HM_DEVICE double root(double x) { return sqrt(x); }
+
+/// 1 / x. The exact division of fp32 would be a call, which costs registers; this one is off by two units at
+/// most.
+#ifdef __CUDACC__
+HM_DEVICE float reciprocal(float x) { return __fdividef(1.0f, x); }
+#else
+inline float reciprocal(float x) { return 1.0f / x; }
+#endif
+HM_DEVICE double reciprocal(double x) { return 1.0 / x; }
+
+/// Elements that are moved by one instruction of 16 bytes.
+template <class Element>
+constexpr int kPack = static_cast<int>(16 / sizeof(Element));
+
+#ifdef __CUDACC__
+using Bytes16 = uint4;
+#else
+struct alignas(16) Bytes16 {
+  u64 words[2];
+};
+#endif
+
+/// N neighbours; with N > 1 they fill 16 bytes and lie at a multiple of 16.
+template <int N, class Element>
+HM_DEVICE void load(Wide<Element> (&out)[N], const Element* from) {
+  if constexpr (N == 1) {
+    out[0] = widen(*from);
+  } else {
+    static_assert(N * sizeof(Element) == 16);
+    Element elements[N];
+    const Bytes16 raw = *reinterpret_cast<const Bytes16*>(from);
+    memcpy(elements, &raw, 16);
+    for (int i = 0; i < N; ++i) out[i] = widen(elements[i]);
+  }
+}
+template <int N, class Element>
+HM_DEVICE void store(Element* to, const Wide<Element> (&values)[N]) {
+  if constexpr (N == 1) {
+    narrow(values[0], *to);
+  } else {
+    static_assert(N * sizeof(Element) == 16);
+    Element elements[N];
+    for (int i = 0; i < N; ++i) narrow(values[i], elements[i]);
+    Bytes16 raw;
+    memcpy(&raw, elements, 16);
+    *reinterpret_cast<Bytes16*>(to) = raw;
+  }
+}
+
+}  // namespace hetermoe::kernels

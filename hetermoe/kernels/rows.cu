@@ -1,0 +1,110 @@
+#include "hetermoe/kernels/rows.h"
+
+#include "hetermoe/kernels/teams.h"
+
+namespace hetermoe::kernels {
+
+template <class Unit>
+HM_DEVICE void copy_row(const void* from, void* to, i64 units) {
+  for (i64 i = thread(); i < units; i += num_threads())
+    static_cast<Unit*>(to)[i] = static_cast<const Unit*>(from)[i];
+}
+
+template <class Index>
+HM_DEVICE void gather_rows(const GatherRows& a) {
+  const auto* const index = static_cast<const Index*>(a.index);
+  const i64 bytes = a.width * a.unit;
+  for (i64 r = block(); r < a.rows; r += num_blocks()) {
+    const void* const from = static_cast<const char*>(a.source) + i64(index[r]) * bytes;
+    void* const to = static_cast<char*>(a.out) + r * bytes;
+    if (a.unit == 16)
+      copy_row<Bytes16>(from, to, a.width);
+    else if (a.unit == 4)
+      copy_row<u32>(from, to, a.width);
+    else
+      copy_row<char>(from, to, a.width);
+  }
+}
+
+template <int N, class Source>
+HM_DEVICE void load_narrow(Wide<Source> (&out)[N], const Source* from) {
+  if constexpr (N * sizeof(Source) == 16) {
+    load<N>(out, from);
+  } else {
+    for (int j = 0; j < N; ++j) out[j] = widen(from[j]);
+  }
+}
+
+template <int N, class Number, class Source>
+HM_DEVICE void add_row(Number (&sum)[N], const Source* row) {
+  Wide<Source> x[N];
+  load_narrow<N>(x, row);
+  for (int j = 0; j < N; ++j) sum[j] += x[j];
+}
+
+template <int N, class Source, class Out, class Item>
+HM_DEVICE void sum_row(const SumRows& a, i64 r) {
+  const auto* const item = static_cast<const Item*>(a.item);
+  const i32 begin = a.begin[r], end = a.begin[r + 1];
+  if (begin == end && a.base == a.out) return;
+  for (i64 c = i64(thread()) * N; c < a.width; c += i64(num_threads()) * N) {
+    Wide<Out> sum[N] = {};
+    if (a.base != nullptr) load<N>(sum, static_cast<const Out*>(a.base) + r * a.width + c);
+    for (i32 i = begin; i < end; ++i)
+      add_row<N>(sum, static_cast<const Source*>(a.source) + i64(item[i]) * a.width + c);
+    store<N>(static_cast<Out*>(a.out) + r * a.width + c, sum);
+  }
+}
+
+template <class Source, class Out, class Item>
+HM_DEVICE void sum_rows(const SumRows& a) {
+  for (i64 r = block(); r < a.rows; r += num_blocks()) {
+    if (a.packed)
+      sum_row<kPack<Out>, Source, Out, Item>(a, r);
+    else
+      sum_row<1, Source, Out, Item>(a, r);
+  }
+}
+
+template <int N, class Element>
+HM_DEVICE void merge_row(const MergeRows& a, i64 t) {
+  for (i64 c = i64(thread()) * N; c < a.width; c += i64(num_threads()) * N) {
+    Wide<Element> sum[N];
+    load<N>(sum, static_cast<const Element*>(a.base) + t * a.width + c);
+    for (i32 p = 0; p < a.num_parts; ++p) {
+      const MergeRows::Part& part = a.parts[p];
+      for (i64 row = part.begin[t]; row < part.begin[t + 1]; ++row)
+        add_row<N>(sum, static_cast<const Element*>(part.source) + row * a.width + c);
+    }
+    store<N>(static_cast<Element*>(a.out) + t * a.width + c, sum);
+  }
+}
+
+template <class Element>
+HM_DEVICE void merge_rows(const MergeRows& a) {
+  for (i64 t = block(); t < a.rows; t += num_blocks()) {
+    if (a.packed)
+      merge_row<kPack<Element>, Element>(a, t);
+    else
+      merge_row<1, Element>(a, t);
+  }
+}
+
+template <class Key>
+HM_DEVICE void segment_begins(const SegmentBegins& a) {
+  const auto* const keys = static_cast<const Key*>(a.keys);
+  const i64 stride = num_blocks() * num_threads();
+  for (i64 k = block() * num_threads() + thread(); k <= a.num_keys; k += stride) {
+    i64 low = 0, high = a.count;
+    while (low < high) {
+      const i64 middle = (low + high) / 2;
+      if (keys[middle] < k)
+        low = middle + 1;
+      else
+        high = middle;
+    }
+    a.begin[k] = i32(low);
+  }
+}
+
+}  // namespace hetermoe::kernels

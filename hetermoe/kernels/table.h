@@ -1,0 +1,46 @@
+#pragma once
+#include <ATen/ATen.h>
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <string_view>
+#include <typeinfo>
+#include <vector>
+
+#include "hetermoe/base/types.h"
+
+// All kernels: what the host can run, and the texts that NVRTC compiles.
+namespace hetermoe::kernels {
+
+/// A function of one of the sources, with the elements it works on.
+struct Kernel {
+  std::string_view function;            ///< "swiglu_forward"
+  std::string_view source;              ///< "hetermoe/kernels/swiglu.cu"
+  std::string_view arguments;           ///< its one parameter: "SwigluForward"
+  std::vector<at::ScalarType> types;    ///< of its template parameters
+  const std::type_info* argument_type;  ///< the same as `arguments`
+  std::size_t argument_bytes;
+  void (*on_host)(const void* arguments);  ///< for the thread that host_block() describes
+
+  std::string name() const;  ///< "swiglu_forward<Bf16>"
+};
+
+const std::vector<Kernel>& all_kernels();
+/// Throws InternalError when there is none.
+const Kernel& find_kernel(std::string_view function, std::span<const at::ScalarType> types);
+
+/// A file of this folder, under the name by which others include it.
+struct SourceText {
+  const char* name;
+  const char* text;
+};
+std::span<const SourceText> source_texts();
+
+/// Threads that a block of any kernel has at most.
+inline constexpr i32 kMostThreads = 512;
+
+/// A program for NVRTC whose entry kernel_<i> is kernels[i]; all are of one source.
+std::string cuda_program(std::span<const Kernel* const> kernels);
+
+}  // namespace hetermoe::kernels

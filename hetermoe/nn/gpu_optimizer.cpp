@@ -1,0 +1,113 @@
+#include <algorithm>
+#include <cmath>
+
+#include "hetermoe/base/error.h"
+#include "hetermoe/base/index.h"
+#include "hetermoe/kernels/optimizer.h"
+#include "hetermoe/nn/gpu_kernels.h"
+
+namespace hetermoe {
+namespace {
+
+i64 chunks_of(i64 count, i64 chunk) { return (count + chunk - 1) / chunk; }
+
+/// Whether there is a kernel for values (or masters) with such gradients and 16-bit copies.
+bool has_adamw(at::ScalarType wide, at::ScalarType grad, at::ScalarType copy) {
+  if (wide == at::kDouble) return grad == at::kDouble && copy == at::kDouble;
+  if (wide != at::kFloat) return false;
+  return grad == at::kFloat ? copy != at::kDouble : grad == copy;
+}
+
+/// One launch after the other, each over as many tensors as its arguments hold.
+class AdamwLaunches {
+ public:
+  AdamwLaunches(const kernels::Adamw& constants, std::initializer_list<at::ScalarType> types,
+                c10::Device device)
+      : next_(constants), types_(types.begin(), types.end()), device_(device) {}
+
+  void add(const kernels::Adamw::Tensor& tensor) {
+    kernels::Adamw::Tensor& place = next_.tensors[next_.num_tensors++] = tensor;
+    place.first_block = next_.num_blocks;
+    next_.num_blocks += static_cast<i32>(chunks_of(tensor.count, kernels::kUpdateChunk));
+    if (next_.num_tensors == kernels::kUpdateTensors) run();
+  }
+  void run() {
+    kernels::launch("adamw", {types_[0], types_[1], types_[2]}, {.blocks = next_.num_blocks, .threads = 256},
+                    next_, device_);
+    next_.num_tensors = next_.num_blocks = 0;
+  }
+
+ private:
+  kernels::Adamw next_;
+  std::vector<at::ScalarType> types_;
+  c10::Device device_;
+};
+
+kernels::Adamw constants_of(const AdamwOptions& options, i64 step, double learning_rate, double grad_factor) {
+  kernels::Adamw out{};
+  const auto n = static_cast<double>(step);
+  out.beta1 = options.beta1, out.beta2 = options.beta2, out.eps = options.eps;
+  out.decay = 1 - learning_rate * options.weight_decay;
+  out.step_size = learning_rate / (1 - std::pow(options.beta1, n));
+  out.root_factor = 1 / std::sqrt(1 - std::pow(options.beta2, n));
+  out.grad_factor = grad_factor;
+  return out;
+}
+
+}  // namespace
+
+bool gpu_adamw_update(std::vector<at::Tensor>& values, const std::vector<at::Tensor>& grads,
+                      AdamwState& state, const AdamwOptions& options, double learning_rate,
+                      double grad_factor) {
+  const bool copies = !state.master.empty();
+  const std::vector<at::Tensor>& wide = copies ? state.master : values;
+  const at::ScalarType wide_type = wide[0].scalar_type(), grad_type = grads[0].scalar_type(),
+                       copy_type = copies ? values[0].scalar_type() : wide_type;
+  if (!has_adamw(wide_type, grad_type, copy_type)) return false;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (grads[i].scalar_type() != grad_type || !values[i].is_contiguous() || !grads[i].is_contiguous() ||
+        !wide[i].is_contiguous() || !state.exp_avg[i].is_contiguous() || !state.exp_avg_sq[i].is_contiguous())
+      return false;
+  }
+  AdamwLaunches launches(constants_of(options, state.step, learning_rate, grad_factor),
+                         {wide_type, grad_type, copy_type}, values[0].device());
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    launches.add({wide[i].mutable_data_ptr(), grads[i].const_data_ptr(), state.exp_avg[i].mutable_data_ptr(),
+                  state.exp_avg_sq[i].mutable_data_ptr(), copies ? values[i].mutable_data_ptr() : nullptr,
+                  values[i].numel(), 0, values[i].dim() > 1});
+  }
+  launches.run();
+  return true;
+}
+
+at::Tensor gpu_squared_norm(const std::vector<at::Tensor>& grads) {
+  std::vector<at::Tensor> kept;
+  i64 num_blocks = 0;
+  for (const at::Tensor& grad : grads) {
+    kept.push_back(grad.contiguous());
+    num_blocks += chunks_of(grad.numel(), kernels::kNormChunk);
+  }
+  const at::TensorOptions options = grads[0].options().dtype(at::kDouble);
+  const at::Tensor partial = at::empty({num_blocks}, options), sum = at::empty({}, options);
+  i64 done = 0;
+  for (std::size_t first = 0; first < kept.size(); first += kernels::kNormTensors) {
+    kernels::SquareSum arguments{};
+    i32 blocks = 0;
+    arguments.partial = partial.mutable_data_ptr<double>() + done;
+    for (std::size_t i = first; i < std::min(kept.size(), first + kernels::kNormTensors); ++i) {
+      arguments.tensors[arguments.num_tensors++] = {kept[i].const_data_ptr(), kept[i].numel(), blocks,
+                                                    is_packed(16, {kept[i]})};
+      blocks += static_cast<i32>(chunks_of(kept[i].numel(), kernels::kNormChunk));
+    }
+    kernels::launch("square_sum", {grads[0].scalar_type()}, {.blocks = blocks, .threads = 256}, arguments,
+                    partial.device());
+    done += blocks;
+  }
+  kernels::launch(
+      "sum_up", {}, {.blocks = 1, .threads = 256},
+      kernels::SumUp{partial.const_data_ptr<double>(), sum.mutable_data_ptr<double>(), num_blocks},
+      partial.device());
+  return sum;
+}
+
+}  // namespace hetermoe
