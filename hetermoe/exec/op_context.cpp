@@ -46,7 +46,7 @@ OpContext::OpContext(const RunContext& run, DeviceState& device_state)
       std::sort(shares.begin(), shares.end(), [](auto& a, auto& b) { return a.destination < b.destination; });
       table.push_back(std::move(shares));
     }
-    owner_tables.push_back(std::move(table));
+    routing.emplace_back(std::move(table), static_cast<i64>(owners.size()), where());
   }
 }
 
@@ -90,12 +90,12 @@ bool OpContext::keeps_activations() const {
 at::Tensor OpContext::merged(const Op& op, i32 layer) {
   LayerSlot& slot = slots.layer(layer - 1, op.microbatch);
   if (!p.is_moe(layer - 1)) return slot.residual;
-  at::Tensor y = slot.residual.clone();
+  std::vector<MergePart> parts;
   for (ChunkSlot& chunk : slot.chunks) {
     for (std::size_t o = 0; o < chunk.returned.size(); ++o)
-      add_rows_(y, chunk.send[o].token_R, chunk.returned[o]);
+      parts.push_back({chunk.routed.send[o].token_R, chunk.returned[o]});
   }
-  return y;
+  return merge_rows(slot.residual, parts);
 }
 
 at::Tensor OpContext::take_input(const Op& op, i32 layer) {

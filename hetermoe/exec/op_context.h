@@ -63,7 +63,7 @@ class OpContext {
   const StepInput* input = nullptr;
   at::Tensor tokens, targets;                ///< of the step, on this device
   i32 group = 0;                             ///< this device's
-  std::vector<OwnerTable> owner_tables;      ///< [layer] of this device's group
+  std::vector<LayerRouting> routing;         ///< [layer] of this device's group
   std::vector<at::Tensor> losses;            ///< [microbatch]
   std::vector<std::vector<at::Tensor>> aux;  ///< [layer][microbatch]
   at::Tensor counts_LE;                      ///< int64 [layers, experts] of this device's own tokens

@@ -24,7 +24,7 @@ Released take_all(Held&... held) {
 
 Released take_routing(LayerSlot& slot) {
   std::vector<Released> of_chunks;
-  for (ChunkSlot& chunk : slot.chunks) of_chunks.push_back(take_all(chunk.send, chunk.send_counts));
+  for (ChunkSlot& chunk : slot.chunks) of_chunks.push_back(take_all(chunk.routed));
   return take_all(slot.topk, slot.weights, of_chunks);
 }
 
@@ -97,7 +97,7 @@ std::vector<std::string> Slots::held() const {
     check(l.d_hidden.defined(), "d_hidden");
     check(l.d_move.defined(), "d_move");
     for (const ChunkSlot& k : l.chunks) {
-      check(!k.send.empty(), "send index");
+      check(k.routed.begins.defined(), "send index");
       check(k.rows.defined(), "rows");
       check(k.saved != nullptr, "saved_experts");
       check(k.out.defined(), "out");

@@ -6,6 +6,7 @@
 
 #include "hetermoe/cost/routing_load.h"
 #include "hetermoe/device/stream.h"
+#include "hetermoe/exec/layer_routing.h"
 #include "hetermoe/nn/attention_part.h"
 #include "hetermoe/nn/experts.h"
 #include "hetermoe/nn/routing.h"
@@ -16,9 +17,9 @@ namespace hetermoe {
 /// Buffers of one chunk of one layer and microbatch on one device. Vectors over owners or sources follow the
 /// order of the owners (ascending) and of the shares row.
 struct ChunkSlot {
-  std::vector<SendIndex> send;          // kRouting, by owner
-  at::Tensor send_counts;               // kRouting: int64 [owners, 2] rows and copies
+  Routed routed;                        // kRouting
   ExchangeLoad load;                    // counts of this exchange, known everywhere after dispatch.F
+  std::vector<i64> offsets;             // of an owner: [slots + 1] copies of each slot, known then
   at::Tensor rows, weights;             // kRows: received rows; routing weights in grouped order
   CopyGroups groups;                    // kRows
   std::unique_ptr<ExpertsSaved> saved;  // kSavedExperts

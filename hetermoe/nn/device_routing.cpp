@@ -109,7 +109,7 @@ DeviceSplit split_by_owner_on_device(const at::Tensor& topk_TK, const DeviceOwne
   const c10::Device device = topk.device();
   const auto make = [&](i64 size) { return int32(size, topk); };
   const Counted experts = count(topk, {}, chunks, owners.num_experts);
-  DeviceSplit out{make(copies), make(copies), make(copies), make(copies), {}, make(num_destinations + 1)};
+  DeviceSplit out{make(copies), make(copies), make(copies), make(copies), {}, make(num_destinations + 1), {}};
   const at::Tensor first = make(owners.share_O.numel()), bin_count = make(owners.num_bins),
                    bin_begin = make(owners.num_bins + 1);
   kernels::launch(
@@ -132,6 +132,7 @@ DeviceSplit split_by_owner_on_device(const at::Tensor& topk_TK, const DeviceOwne
                                      data(out.row_begin_D1), data(out.row_C), data(out.token_R), copies,
                                      chunks.size, top_k, num_destinations, dedup == RowDedup::kOn},
                   device);
+  out.begins = at::cat({out.row_begin_D1, bin_begin});
   return out;
 }
 

@@ -21,6 +21,7 @@ struct DeviceSplit {
   at::Tensor token_R;                  ///< [copies]; rows of destination d: [row_begin[d], row_begin[d + 1])
   at::Tensor row_C, expert_C, flat_C;  ///< copies of destination d: [copy_begin[d], copy_begin[d + 1])
   at::Tensor row_begin_D1, copy_begin_D1;
+  at::Tensor begins;  ///< as begins_of() of routing.h
 };
 /// topk_TK: int64 or int32.
 DeviceSplit split_by_owner_on_device(const at::Tensor& topk_TK, const DeviceOwners& owners, RowDedup dedup);

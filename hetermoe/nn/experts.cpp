@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "hetermoe/device/accelerator.h"
+#include "hetermoe/device/host_copy.h"
 #include "hetermoe/nn/gpu_kernels.h"
 #include "hetermoe/nn/products.h"
 #include "hetermoe/nn/rows.h"
@@ -189,7 +190,7 @@ class AllProducts {
  public:
   AllProducts(const CopyGroups& groups, ExpertProducts products, const at::Device& device)
       : groups_(groups), grouped_(products == ExpertProducts::kGrouped) {
-    if (grouped_) ends_ = ends_of_slots().to(device);
+    if (grouped_) ends_ = groups.ends.defined() ? groups.ends : to_device(ends_of_slots(), device);
   }
 
   /// out[c] = a[c] weight[slot of c]

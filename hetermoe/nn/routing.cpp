@@ -81,6 +81,39 @@ std::vector<SendIndex> split_by_owner(const at::Tensor& topk_TK, const OwnerTabl
   return out;
 }
 
+OwnerBins bins_of(const OwnerTable& owners, i64 num_destinations) {
+  OwnerBins bins{{0}, {}};
+  for (i64 d = 0; d < num_destinations; ++d) {
+    for (std::size_t e = 0; e < owners.size(); ++e) {
+      const bool has = std::any_of(owners[e].begin(), owners[e].end(),
+                                   [&](const ExpertShare& share) { return share.destination == d; });
+      if (has) bins.experts.push_back(static_cast<ExpertId>(e));
+    }
+    bins.begin.push_back(static_cast<i64>(bins.experts.size()));
+  }
+  return bins;
+}
+
+at::Tensor begins_of(const std::vector<SendIndex>& send, const OwnerBins& bins) {
+  at::Tensor begins =
+      at::empty({static_cast<i64>(send.size() + 1 + bins.experts.size() + 1)}, at::kInt);
+  i32* next = begins.mutable_data_ptr<i32>();
+  i32 rows = 0, copies = 0;
+  *next++ = rows;
+  for (const SendIndex& index : send) *next++ = rows += static_cast<i32>(index.num_rows());
+  *next++ = copies;
+  for (std::size_t d = 0; d < send.size(); ++d) {
+    const i64* expert = send[d].expert_C.const_data_ptr<i64>();
+    const i64* const end = expert + send[d].num_copies();
+    for (i64 bin = bins.begin[d]; bin < bins.begin[d + 1]; ++bin) {
+      const i64* const first = expert;
+      while (expert != end && *expert == bins.experts[static_cast<std::size_t>(bin)]) ++expert;
+      *next++ = copies += static_cast<i32>(expert - first);
+    }
+  }
+  return begins;
+}
+
 CopyGroups group_copies(const std::vector<ReceivedIndex>& sources, const std::vector<i64>& slot_of,
                         i64 num_slots) {
   CopyGroups out;
@@ -120,7 +153,7 @@ at::Tensor to_grouped(const CopyGroups& groups, const at::Tensor& arrival_values
 
 at::Tensor to_arrival(const CopyGroups& groups, const at::Tensor& grouped_values_C) {
   return at::empty_like(grouped_values_C)
-      .index_copy_(0, groups.arrival_C.to(grouped_values_C.device()), grouped_values_C);
+      .index_copy_(0, groups.arrival_C.to(grouped_values_C.device(), at::kLong), grouped_values_C);
 }
 
 }  // namespace hetermoe

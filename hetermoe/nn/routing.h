@@ -5,8 +5,9 @@
 
 #include "hetermoe/base/types.h"
 
-// Index work between router and experts: which row goes where, and which expert uses it. All index tensors
-// are int64 and on the CPU. A row is one hidden vector in a message; a copy is one (token, expert) choice.
+// Index work between router and experts: which row goes where, and which expert uses it. What is made here is
+// int64 and on the CPU; nn/device_routing.h makes the same as int32 on a device. A row is one hidden vector in
+// a message; a copy is one (token, expert) choice.
 namespace hetermoe {
 
 enum class RowDedup { kOff, kOn };  ///< kOn: a token whose experts share a destination is sent once
@@ -18,6 +19,13 @@ struct ExpertShare {
   double share = 1;
 };
 using OwnerTable = std::vector<std::vector<ExpertShare>>;  ///< [E], each in device order, shares sum to 1
+
+/// The experts that each destination has a share of: destination by destination, each in order of experts.
+struct OwnerBins {
+  std::vector<i64> begin;         ///< [destinations + 1] bins of destination d: [begin[d], begin[d + 1])
+  std::vector<ExpertId> experts;  ///< [bins]
+};
+OwnerBins bins_of(const OwnerTable& owners, i64 num_destinations);
 
 /// What one source sends to one destination.
 struct SendIndex {
@@ -35,6 +43,10 @@ struct SendIndex {
 std::vector<SendIndex> split_by_owner(const at::Tensor& topk_TK, const OwnerTable& owners,
                                       i64 num_destinations, RowDedup dedup);
 
+/// Where the rows for each destination begin, and where the copies of each bin do: int32 [destinations + 1 +
+/// bins + 1] on the CPU.
+at::Tensor begins_of(const std::vector<SendIndex>& send, const OwnerBins& bins);
+
 /// The index part of a message as its receiver sees it.
 struct ReceivedIndex {
   i64 num_rows = 0;
@@ -49,6 +61,7 @@ struct CopyGroups {
   std::vector<i64> offsets;        ///< [slots + 1] copies of slot s: [offsets[s], offsets[s+1])
   std::vector<i64> source_copies;  ///< [sources] number of copies of each
   i64 num_rows = 0;
+  at::Tensor ends;  ///< int32 [slots] offsets but the first, on the device, where somebody made them there
   i64 num_copies() const { return offsets.empty() ? 0 : offsets.back(); }
 };
 

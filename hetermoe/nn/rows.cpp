@@ -85,14 +85,22 @@ void add_rows_(at::Tensor& target_TD, const at::Tensor& index_R, const at::Tenso
 }
 
 at::Tensor merge_rows(const at::Tensor& base_TD, const std::vector<MergePart>& parts) {
-  if (runs_on_kernels(base_TD) && base_TD.is_contiguous()) return gpu_merge_rows(base_TD, parts);
-  at::Tensor out = base_TD.clone();
-  for (const MergePart& part : parts) add_rows_(out, part.token_R, part.rows_RD);
+  at::Tensor out = runs_on_kernels(base_TD) ? base_TD : base_TD.clone();
+  add_parts_(out, parts);
   return out;
 }
 
+void add_parts_(at::Tensor& target_TD, const std::vector<MergePart>& parts) {
+  if (runs_on_kernels(target_TD) && target_TD.is_contiguous()) {
+    target_TD = gpu_merge_rows(target_TD, parts);
+    return;
+  }
+  for (const MergePart& part : parts) add_rows_(target_TD, part.token_R, part.rows_RD);
+}
+
 void place_flat_(at::Tensor& target_TK, const at::Tensor& flat_C, const at::Tensor& values_C) {
-  target_TK.view(-1).index_copy_(0, flat_C.to(target_TK.device()), values_C.to(target_TK.scalar_type()));
+  target_TK.view(-1).index_copy_(0, flat_C.to(target_TK.device(), at::kLong),
+                                values_C.to(target_TK.scalar_type()));
 }
 
 }  // namespace hetermoe

@@ -1,4 +1,3 @@
-#include "hetermoe/device/host_copy.h"
 #include "hetermoe/exec/ops/op_functions.h"
 #include "hetermoe/nn/rows.h"
 
@@ -6,37 +5,14 @@
 namespace hetermoe {
 namespace {
 
-/// [owners, 2] rows and copies.
-at::Tensor counts_of(const std::vector<SendIndex>& send) {
-  at::Tensor counts = at::empty({static_cast<i64>(send.size()), 2}, at::kLong);
-  auto numbers = counts.accessor<i64, 2>();
-  for (std::size_t o = 0; o < send.size(); ++o) {
-    numbers[static_cast<i64>(o)][0] = send[o].num_rows();
-    numbers[static_cast<i64>(o)][1] = send[o].num_copies();
-  }
-  return counts;
-}
-
-/// Tables of what goes to which owner, per chunk. Flat positions and token indices count from the chunk's
-/// first token in split_by_owner and are shifted to the whole share here.
+/// Tables of what goes to which owner, per chunk.
 void route(OpContext& d, const Op& op, LayerSlot& slot) {
-  const std::size_t num_owners = d.p.owners(op.group, op.layer).size();
-  const at::Tensor topk = to_host(slot.topk, "routing");
-  const i64 tokens = topk.size(0), top_k = d.model.top_k;
   const RowDedup dedup = d.p.plan().row_dedup ? RowDedup::kOn : RowDedup::kOff;
-  for (i32 c = 0; c < d.p.plan().chunks; ++c) {
-    const auto [begin, end] = chunk_range(tokens, c, d.p.plan().chunks);
-    std::vector<SendIndex> send =
-        split_by_owner(topk.narrow(0, begin, end - begin), d.owner_tables[idx(op.layer)],
-                       static_cast<i64>(num_owners), dedup);
-    if (begin > 0) {
-      for (SendIndex& index : send) {
-        index.token_R = index.token_R + begin;
-        index.flat_C = index.flat_C + begin * top_k;
-      }
-    }
-    slot.chunks[idx(c)].send_counts = counts_of(send);
-    slot.chunks[idx(c)].send = std::move(send);
+  const i32 num_chunks = d.p.plan().chunks;
+  for (i32 c = 0; c < num_chunks; ++c) {
+    const auto [begin, end] = chunk_range(slot.topk.size(0), c, num_chunks);
+    slot.chunks[idx(c)].routed = route_copies(d.routing[idx(op.layer)],
+                                              slot.topk.narrow(0, begin, end - begin), begin, dedup);
   }
 }
 
@@ -84,12 +60,15 @@ void backward(OpContext& d, const Op& op) {
     in.topk_TK = slot.topk;
     in.dx_TD = at::zeros_like(slot.hidden);
     in.dweights_TK = at::zeros_like(slot.weights);
+    std::vector<MergePart> parts;
     for (ChunkSlot& chunk : slot.chunks) {
       for (std::size_t o = 0; o < chunk.d_send.size(); ++o) {
-        add_rows_(in.dx_TD, chunk.send[o].token_R, chunk.d_send[o]);
-        place_flat_(in.dweights_TK, chunk.send[o].flat_C, chunk.d_send_weights[o]);
+        const SendIndex& sent = chunk.routed.send[o];
+        parts.push_back({sent.token_R, chunk.d_send[o]});
+        place_flat_(in.dweights_TK, sent.flat_C, chunk.d_send_weights[o]);
       }
     }
+    add_parts_(in.dx_TD, parts);
     const OpContext::Range r = d.range(op.group, op.layer, op.microbatch);
     if (d.p.balance_on() && r.sequences > 0) {
       in.balance_AE = d.slots.microbatch(op.microbatch).balance.narrow(0, r.begin, r.sequences);

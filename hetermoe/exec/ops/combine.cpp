@@ -37,7 +37,7 @@ void pack_backward(OpContext& d, const Op& op, Devices participants, std::vector
   const std::vector<DeviceId>& owners = d.p.owners(op.group, op.layer);
   for (std::size_t o = 0; o < owners.size(); ++o) {
     out[position(participants, owners[o])].tensors.push_back(
-        gather_rows(slot.d_hidden, slot.chunks[idx(op.chunk)].send[o].token_R)
+        gather_rows(slot.d_hidden, slot.chunks[idx(op.chunk)].routed.send[o].token_R)
             .to(scalar_type(d.p.plan().wire_backward)));
   }
 }

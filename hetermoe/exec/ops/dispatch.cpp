@@ -1,3 +1,6 @@
+#include <algorithm>
+#include <numeric>
+
 #include "hetermoe/device/host_copy.h"
 #include "hetermoe/exec/ops/op_functions.h"
 #include "hetermoe/nn/router.h"
@@ -7,61 +10,100 @@
 namespace hetermoe {
 namespace {
 
-/// Sizes: how many rows and copies a source has for each owner goes to all participants, who then know the
-/// whole exchange.
+/// Sizes: where the rows for each owner and the copies of each of its experts begin goes from the sources to
+/// all participants, who then know the whole exchange.
 void pack_sizes(OpContext& d, const Op& op, Devices, std::vector<Message>& out) {
   if (!d.is_source(op)) return;
-  const at::Tensor& counts = d.slots.chunk(op.layer, op.microbatch, op.chunk).send_counts;
-  for (Message& message : out) message.tensors.push_back(counts);
+  const at::Tensor& begins = d.slots.chunk(op.layer, op.microbatch, op.chunk).routed.begins;
+  for (Message& message : out) message.tensors.push_back(begins);
 }
 
 MessageShape expected_sizes(OpContext& d, const Op& op, DeviceId peer, const Message&) {
   if (!d.p.is_source(op.group, op.layer, op.microbatch, peer)) return {};
-  const auto num_owners = static_cast<i64>(d.p.owners(op.group, op.layer).size());
-  return {.numbers = 0, .values = 0, .tensors = {{at::kLong, {num_owners, 2}}}};
+  const LayerRouting& routing = d.routing[idx(op.layer)];
+  const i64 numbers = routing.num_owners + 1 + static_cast<i64>(routing.bins.experts.size()) + 1;
+  return {.numbers = 0, .values = 0, .tensors = {{at::kInt, {numbers}}}};
 }
 
-/// counts_O2: rows and copies for each owner, from a source with so many tokens.
-void check_sizes(OpContext& d, const Op& op, const Share& source, i64 tokens, const at::Tensor& counts_O2) {
-  const auto counts = counts_O2.accessor<i64, 2>();
-  const std::vector<DeviceId>& owners = d.p.owners(op.group, op.layer);
-  i64 copies = 0;
-  for (i64 o = 0; o < counts.size(0); ++o) {
-    if (counts[o][0] < 0 || counts[o][0] > counts[o][1]) {
-      fail<TransportError>(d.name_of_peer(source.device),
-                           "rows for device {}: got {}, expected 0 to {}, its copies", owners[idx(o)],
-                           counts[o][0], counts[o][1]);
-    }
-    copies += counts[o][1];
+/// What a source told: its rows for an owner, and its copies for it.
+struct Sizes {
+  std::vector<i64> begins;
+  const LayerRouting& routing;
+
+  i64 copies_before(i64 bin) const { return begins[idx(routing.num_owners + 1 + bin)]; }
+  i64 rows(std::size_t owner) const { return begins[owner + 1] - begins[owner]; }
+  i64 copies(std::size_t owner) const {
+    return copies_before(routing.bins.begin[owner + 1]) - copies_before(routing.bins.begin[owner]);
   }
-  if (copies == tokens * d.model.top_k) return;
-  fail<TransportError>(d.name_of_peer(source.device),
-                       "copies for all devices: got {}, expected {} ({} tokens with {} experts each)", copies,
-                       tokens * d.model.top_k, tokens, d.model.top_k);
+  i64 all_copies() const { return begins.back(); }
+};
+
+/// Of a source with so many tokens.
+void check_sizes(OpContext& d, const Op& op, DeviceId source, i64 tokens, const Sizes& sizes) {
+  const std::string where = d.name_of_peer(source);
+  const auto end_of_rows = sizes.begins.begin() + sizes.routing.num_owners + 1;
+  const bool ascends = std::is_sorted(sizes.begins.begin(), end_of_rows) &&
+                       std::is_sorted(end_of_rows, sizes.begins.end()) && sizes.begins[0] == 0 &&
+                       *end_of_rows == 0;
+  if (!ascends) fail<TransportError>(where, "begins of rows and copies: they do not ascend from 0");
+  const std::vector<DeviceId>& owners = d.p.owners(op.group, op.layer);
+  for (std::size_t o = 0; o < owners.size(); ++o) {
+    if (sizes.rows(o) > sizes.copies(o)) {
+      fail<TransportError>(where, "rows for device {}: got {}, expected 0 to {}, its copies", owners[o],
+                           sizes.rows(o), sizes.copies(o));
+    }
+  }
+  if (sizes.all_copies() == tokens * d.model.top_k) return;
+  fail<TransportError>(where,
+                       "copies for all devices: got {}, expected {} ({} tokens with {} experts each)",
+                       sizes.all_copies(), tokens * d.model.top_k, tokens, d.model.top_k);
+}
+
+/// Copies of each slot of an owner, from all sources.
+std::vector<i64> offsets_of_slots(const ExpertSlab& slab, std::size_t owner, const std::vector<Sizes>& all) {
+  std::vector<i64> offsets(idx(slab.num_slots()) + 1, 0);
+  for (const Sizes& sizes : all) {
+    const OwnerBins& bins = sizes.routing.bins;
+    for (i64 bin = bins.begin[owner]; bin < bins.begin[owner + 1]; ++bin) {
+      const i64 slot = slab.slot_of[idx(bins.experts[idx(bin)])];
+      offsets[idx(slot) + 1] += sizes.copies_before(bin + 1) - sizes.copies_before(bin);
+    }
+  }
+  std::partial_sum(offsets.begin(), offsets.end(), offsets.begin());
+  return offsets;
 }
 
 /// The one moment at which the host has to know what the router chose.
 void unpack_sizes(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in) {
   ChunkSlot& slot = d.slots.chunk(op.layer, op.microbatch, op.chunk);
+  const LayerRouting& routing = d.routing[idx(op.layer)];
   const ShareRow& sources = d.p.shares(op.group, op.layer, op.microbatch);
   std::vector<at::Tensor> told;
   for (const Share& source : sources)
     told.push_back(d.received(in[position(participants, source.device)].tensors[0]));
-  const at::Tensor counts_SO2 = to_host(at::stack(told), "sizes of dispatch");
-  const i64 num_owners = counts_SO2.size(1);
+  const at::Tensor on_host = to_host(at::stack(told), "sizes of dispatch");
+  const i32* next = on_host.const_data_ptr<i32>();
+  const auto num_owners = idx(routing.num_owners);
+  std::vector<Sizes> all;
   slot.load = {};
-  slot.load.rows_per_token.assign(idx(num_owners), 0);
-  slot.load.copies_per_token.assign(idx(num_owners), 0);
-  for (std::size_t s = 0; s < sources.size(); ++s) {
+  slot.load.rows_per_token.assign(num_owners, 0);
+  slot.load.copies_per_token.assign(num_owners, 0);
+  for (const Share& source : sources) {
     const auto [begin, end] =
-        chunk_range(sources[s].sequences * d.p.plan().seq_len, op.chunk, d.p.plan().chunks);
-    const at::Tensor counts_O2 = counts_SO2[static_cast<i64>(s)];
-    check_sizes(d, op, sources[s], end - begin, counts_O2);
+        chunk_range(source.sequences * d.p.plan().seq_len, op.chunk, d.p.plan().chunks);
+    all.push_back({{next, next + on_host.size(1)}, routing});
+    next += on_host.size(1);
+    check_sizes(d, op, source.device, end - begin, all.back());
     slot.load.tokens.push_back(real(end - begin));
-    for (i64 o = 0; o < num_owners; ++o) {
-      slot.load.rows.push_back(real(counts_O2[o][0].item<i64>()));
-      slot.load.copies.push_back(real(counts_O2[o][1].item<i64>()));
+    for (std::size_t o = 0; o < num_owners; ++o) {
+      slot.load.rows.push_back(real(all.back().rows(o)));
+      slot.load.copies.push_back(real(all.back().copies(o)));
     }
+    if (source.device == d.device()) cut_by_owner(slot.routed, routing, all.back().begins);
+  }
+  if (d.is_owner(op)) {
+    const std::size_t me = position(d.p.owners(op.group, op.layer), d.device());
+    slot.offsets = offsets_of_slots(d.state.slab(op.layer), me, all);
   }
 }
 
@@ -69,7 +111,7 @@ void unpack_sizes(OpContext& d, const Op& op, Devices participants, std::vector<
 void pack_forward(OpContext& d, const Op& op, Devices participants, std::vector<Message>& out) {
   if (!d.is_source(op)) return;
   const LayerSlot& slot = d.slots.layer(op.layer, op.microbatch);
-  const std::vector<SendIndex>& send = slot.chunks[idx(op.chunk)].send;
+  const std::vector<SendIndex>& send = slot.chunks[idx(op.chunk)].routed.send;
   const std::vector<DeviceId>& owners = d.p.owners(op.group, op.layer);
   const at::ScalarType wire = scalar_type(d.p.plan().wire_forward);
   const at::Tensor flat_weights = slot.weights.reshape({-1});
@@ -77,25 +119,30 @@ void pack_forward(OpContext& d, const Op& op, Devices participants, std::vector<
     Message& message = out[position(participants, owners[o])];
     message.tensors.push_back(gather_rows(slot.send, send[o].token_R).to(wire));
     message.tensors.push_back(flat_weights.index_select(0, send[o].flat_C.to(flat_weights.device())));
-    message.tensors.push_back(send[o].row_C);
-    message.tensors.push_back(send[o].expert_C);
+    message.tensors.push_back(send[o].row_C.to(at::kInt));
+    message.tensors.push_back(send[o].expert_C.to(at::kInt));
   }
 }
 
 void unpack_forward(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in) {
   if (!d.is_owner(op)) return;
   ChunkSlot& slot = d.slots.chunk(op.layer, op.microbatch, op.chunk);
+  const bool on_device = d.routing[idx(op.layer)].on_device.has_value();
+  const auto index_here = [&](const at::Tensor& index) {
+    return on_device ? d.received(index) : to_host(index, "indices").to(at::kLong);
+  };
   std::vector<at::Tensor> rows, weights;
   std::vector<ReceivedIndex> indices;
   for (const Share& source : d.p.shares(op.group, op.layer, op.microbatch)) {
     Message& message = in[position(participants, source.device)];
     rows.push_back(d.received(message.tensors[0]).to(d.state.dtype()));
     weights.push_back(d.received(message.tensors[1]).to(accumulate_type(d.state.dtype())));
-    indices.push_back({rows.back().size(0), message.tensors[2], message.tensors[3]});
+    indices.push_back(
+        {rows.back().size(0), index_here(message.tensors[2]), index_here(message.tensors[3])});
   }
   slot.rows = rows.size() == 1 ? rows[0] : at::cat(rows);
-  const ExpertSlab& slab = d.state.slab(op.layer);
-  slot.groups = group_copies(indices, slab.slot_of, slab.num_slots());
+  slot.groups =
+      group_received(d.routing[idx(op.layer)], indices, d.state.slab(op.layer).slot_of, slot.offsets);
   slot.weights = to_grouped(slot.groups, at::cat(weights));
 }
 
@@ -112,18 +159,21 @@ MessageShape expected_forward(OpContext& d, const Op& op, DeviceId peer) {
           .values = 0,
           .tensors = {{scalar_type(d.p.plan().wire_forward), {rows, d.model.hidden}},
                       {accumulate_type(theirs), {copies}},
-                      {at::kLong, {copies}},
-                      {at::kLong, {copies}}}};
+                      {at::kInt, {copies}},
+                      {at::kInt, {copies}}}};
 }
 
-/// Rows and experts of the copies: kernels read by them without looking.
+/// Rows and experts of the copies, where the host reads them: kernels of our own are not told what to read by
+/// another host.
 void check_indices(OpContext& d, const Op& op, DeviceId peer, const Message& message) {
   if (op.phase == Phase::kBackward || message.tensors.empty()) return;
+  if (d.routing[idx(op.layer)].on_device) return;
   const std::vector<i64>& slot_of = d.state.slab(op.layer).slot_of;
   const i64 num_rows = message.tensors[0].size(0);
-  const at::Tensor rows = message.tensors[2].contiguous(), experts = message.tensors[3].contiguous();
+  const at::Tensor rows = to_host(message.tensors[2], "indices").contiguous(),
+                   experts = to_host(message.tensors[3], "indices").contiguous();
   for (i64 c = 0; c < rows.numel(); ++c) {
-    const i64 row = rows.const_data_ptr<i64>()[c], expert = experts.const_data_ptr<i64>()[c];
+    const i64 row = rows.const_data_ptr<i32>()[c], expert = experts.const_data_ptr<i32>()[c];
     if (row < 0 || row >= num_rows) {
       fail<TransportError>(d.name_of_peer(peer), "row of copy {}: got {}, expected 0 to {}", c, row,
                            num_rows - 1);
