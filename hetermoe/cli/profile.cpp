@@ -7,13 +7,15 @@
 
 #include "hetermoe/base/words.h"
 #include "hetermoe/cli/command.h"
+#include "hetermoe/device/accelerator.h"
 #include "hetermoe/report/table.h"
+#include "hetermoe/train/gpu_run.h"
 
 namespace hetermoe {
 namespace {
 
 struct Options {
-  std::string model = "demo", dtype = "fp32", output;
+  std::string model = "demo", dtype, output;
   ProfileOptions profile;
   bool json = false;
 };
@@ -47,9 +49,15 @@ void print_profile(const ProfileFile& profile) {
   std::cout << table.str();
 }
 
+/// What a run on this device computes in unless it is asked otherwise.
+Dtype own_dtype(const std::string& name) {
+  const c10::Device device = find_device(name, "--device");
+  return device.is_cpu() ? Dtype::kFp32 : dtype_of_gpu(compute_capability(device));
+}
+
 int profile(const Options& options) {
   ProfileOptions what = options.profile;
-  what.dtype = parse_dtype(options.dtype);
+  what.dtype = options.dtype.empty() ? own_dtype(what.device) : parse_dtype(options.dtype);
   const bool shows_progress = isatty(STDERR_FILENO) != 0;
   const ProfileFile measured =
       profile_device(load_model(options.model), what, [&](const ProfileEntry& entry, i64 left) {
@@ -76,7 +84,8 @@ std::function<int()> make_profile(Flags& flags) {
   flags.add_option("--model", options->model, "a name of configs/models, a config.json or its folder")
       ->capture_default_str();
   flags.add_option("--device", what.device, "cpu, cuda or cuda:N")->capture_default_str();
-  flags.add_option("--dtype", options->dtype, "compute dtype: fp32, bf16 or fp16")->capture_default_str();
+  flags.add_option("--dtype", options->dtype,
+                   "compute dtype: fp32, bf16 or fp16 [default: that of a run on it]");
   flags.add_option("--threads", what.threads, "threads of an op on a CPU")
       ->capture_default_str()
       ->range(at_least(1));

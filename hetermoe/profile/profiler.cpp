@@ -43,6 +43,8 @@ class Profiler {
 
   ProfileFile run(const std::function<void(const ProfileEntry&, i64)>& on_entry) {
     check_threads("--threads", options_.threads);
+    // As a run computes unless it is asked otherwise.
+    if (!device_.is_cpu()) configure_gpus({.tf32 = true, .fp64 = options_.dtype == Dtype::kFp64});
     plan_groups();
     ProfileFile file = frame();
     const c10::NoGradGuard no_grad;
