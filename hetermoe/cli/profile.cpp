@@ -28,9 +28,14 @@ std::string size_of(const ProfileEntry& entry) {
     case ProfiledOp::kExperts:
       return fmt::format("{}, {}", counted(entry.experts, "expert"), counted(entry.rows, "row"));
     case ProfiledOp::kUpdate:
+    case ProfiledOp::kNorm:
       return format_count(static_cast<double>(entry.params)) + " parameters";
     case ProfiledOp::kEmbed:
     case ProfiledOp::kHead:
+    case ProfiledOp::kDispatch:
+    case ProfiledOp::kCombine:
+    case ProfiledOp::kBalance:
+    case ProfiledOp::kGap:
       return counted(entry.tokens, "token");
     default:
       return fmt::format("{}, {}", counted(entry.rows, "row"), format_bytes(entry.bytes));
@@ -58,11 +63,13 @@ Dtype own_dtype(const std::string& name) {
 int profile(const Options& options) {
   ProfileOptions what = options.profile;
   what.dtype = options.dtype.empty() ? own_dtype(what.device) : parse_dtype(options.dtype);
+  const ModelConfig model = load_model(options.model);
+  if (const std::string why = what.steps ? why_no_steps(model, what) : ""; !why.empty())
+    std::cerr << why << "\n";
   const bool shows_progress = isatty(STDERR_FILENO) != 0;
-  const ProfileFile measured =
-      profile_device(load_model(options.model), what, [&](const ProfileEntry& entry, i64 left) {
-        if (shows_progress) std::cerr << fmt::format("\r{:>4} to go after {:<16}", left, name_of(entry.op));
-      });
+  const ProfileFile measured = profile_device(model, what, [&](const ProfileEntry& entry, i64 left) {
+    if (shows_progress) std::cerr << fmt::format("\r{:>4} to go after {:<16}", left, name_of(entry.op));
+  });
   if (shows_progress) std::cerr << "\n";
   if (!options.output.empty()) write_profile(measured, options.output);
   if (options.json)
@@ -104,6 +111,7 @@ std::function<int()> make_profile(Flags& flags) {
       ->delimiter(',')
       ->capture_default_str()
       ->range(at_least(1));
+  flags.add_flag("!--no-steps", what.steps, "measure ops one by one alone, and no whole steps");
   flags.add_option("--budget", what.timing.budget, "seconds of timed runs per entry")
       ->capture_default_str()
       ->range(between(0, 3600));
