@@ -220,7 +220,7 @@ class Model:
                 "--train.aux_group", 0, "--plan.recompute", "off", "--plan.attention_dtype", self.dtype,
                 "--plan.expert_dtype", self.dtype, "--plan.wire_dtype", self.dtype,
                 # What the profile was measured in, where that is fp32, too.
-                "--clock.emulated_dtype", self.dtype]
+                "--clock.emulated_dtype", self.dtype, *(["--clock.threads", 1] if self.machine.args.device == "cpu" else [])]
 
     def measure_profile(self):
         config = json.loads(self.config.read_text())

@@ -21,6 +21,7 @@ namespace {
 /// [device] parameters of the states whose squared gradients it sums.
 std::vector<double> params_told_by_devices(const ModelConfig& model, const Plan& plan) {
   std::vector<double> params(plan.dtype.size(), 0);
+  if (plan.groups.empty()) return params;  // a plan to be, of which the planner knows no more than the dtypes
   const Placement placement(plan, model, {});
   const ParamCounts counts = count_parameters(model);
   for (const State& state : placement.states()) {
