@@ -27,7 +27,7 @@ SHAPES = {"olmoe4": (8, 2048), "qwen4": (4, 4096), "mixtral2": (4, 4096)}
 SMALL_SHAPE = (2, 64)  # of a model without a row above
 VARIANTS = ["pure_compiled", "autocast", "autocast_compiled", "pure"]  # the most telling first
 MISSING = 77  # peer.py's exit code where torch or transformers are not there
-LIMITS = {"tests": 100, "ours": 75, "peer": 75, "profile": 40, "simulate": 20, "doctor": 60}  # seconds of a part
+LIMITS = {"tests": 100, "ours": 75, "peer": 75, "profile": 60, "simulate": 20, "doctor": 60}  # seconds of a part
 
 
 class Fault(Exception):
