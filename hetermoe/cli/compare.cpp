@@ -1,4 +1,5 @@
 #include "hetermoe/train/compare.h"
+#include "hetermoe/train/gpu_run.h"
 
 #include <fmt/ranges.h>
 
@@ -87,11 +88,13 @@ int compare_predicted(const Options& options, const Job& job) {
 // ---- a job, predicted and executed ----
 
 int compare(const Options& options, const Overrides& overrides) {
-  const Job job = options.job.empty() ? job_from_overrides(overrides) : load_job(options.job, overrides);
+  Job job = options.job.empty() ? job_from_overrides(overrides) : load_job(options.job, overrides);
   if (!options.seq_lens.empty()) return compare_predicted(options, job);
   const std::vector<std::string> strategies =
       options.strategies.empty() ? std::vector<std::string>{"zebra", "ep", "ep-overlap", "dist-ep", "single"}
                                  : options.strategies;
+  const std::string chosen = set_gpu_defaults(job, strategies, Processes());
+  if (!chosen.empty()) std::cerr << chosen << std::endl;
   const OutputLock lock(job.output);
   if (!lock.note().empty()) std::cerr << lock.note() << std::endl;
   stop_on_interrupt();

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <iostream>
 #include <memory>
 #include <thread>
@@ -23,6 +24,7 @@
 #include "hetermoe/comm/preflight.h"
 #include "hetermoe/data/text.h"
 #include "hetermoe/device/accelerator.h"
+#include "hetermoe/device/speed.h"
 #include "hetermoe/model/model_config.h"
 #include "hetermoe/report/table.h"
 #include "hetermoe/train/job.h"
@@ -99,31 +101,86 @@ std::string gpu_driver() {
   return line;
 }
 
+std::vector<GpuFacts> gpus_here(int count) {
+  std::vector<GpuFacts> out;
+  for (int i = 0; i < count; ++i)
+    out.push_back(gpu_facts({c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(i)}));
+  return out;
+}
+
 /// One sentence for every GPU that libtorch has no code for, such as a V100 with a library for CUDA 13.
-std::string gpus_without_code(int count) {
-  const std::vector<int> architectures = library_architectures();
+std::string gpus_without_code(const std::vector<GpuFacts>& gpus) {
   std::string out;
-  for (int i = 0; i < count && !architectures.empty(); ++i) {
-    const int capability = compute_capability({c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(i)});
-    if (capability == 0 || has_code_for(capability, architectures)) continue;
-    out += fmt::format(
-        "; cuda:{} cannot be used: it has compute capability {}.{}, and this libtorch has code "
-        "for {} only. Install the wheel of torch for an older CUDA",
-        i, capability / 10, capability % 10, fmt::join(architectures, ", "));
+  for (const GpuFacts& gpu : gpus) {
+    const std::string why = no_code_for(gpu, library_architectures());
+    if (!why.empty()) out += "; " + why;
   }
   return out;
 }
 
-std::string describe_gpus(const std::string& driver, int count) {
+Json speed_json(c10::Device device) {
+  constexpr Seconds kBudget = 0.05;
+  try {
+    const DeviceSpeed speed = measure_speed(device, kBudget);
+    return {{"fp32_flops", speed.fp32},
+            {"bf16_flops", speed.bf16},
+            {"fp16_flops", speed.fp16},
+            {"copy_bytes_per_s", speed.copy}};
+  } catch (const std::exception& error) {
+    const std::string text = error.what();
+    return {{"why", text.substr(0, text.find('\n'))}};
+  }
+}
+
+Json gpus_json(const std::vector<GpuFacts>& gpus) {
+  Json out = Json::array();
+  for (const GpuFacts& gpu : gpus) {
+    const std::string why = no_code_for(gpu, library_architectures());
+    Json one = {{"device", gpu.id},
+                {"name", gpu.name},
+                {"compute_capability", capability_text(gpu.capability)},
+                {"memory_bytes", gpu.memory},
+                {"usable", why.empty()}};
+    if (why.empty())
+      one["speed"] = speed_json(c10::Device(gpu.id));
+    else
+      one["why"] = why;
+    out.push_back(std::move(one));
+  }
+  return out;
+}
+
+/// "1.2 TFLOP/s fp32, ..., copies at 3.0 TB/s".
+std::string speed_text(const Json& speed) {
+  if (speed.contains("why")) return "not measured: " + speed["why"].get<std::string>();
+  const auto rate = [&](const char* key) {
+    const double value = speed[key].get<double>();
+    return value >= 1e12 ? fmt::format("{:.4g} TFLOP/s", value / 1e12)
+                         : fmt::format("{:.4g} GFLOP/s", value / 1e9);
+  };
+  return fmt::format("products fp32 {}, bf16 {}, fp16 {}; copies {:.4g} GB/s read and written",
+                     rate("fp32_flops"), rate("bf16_flops"), rate("fp16_flops"),
+                     speed["copy_bytes_per_s"].get<double>() / 1e9);
+}
+
+/// Why a driver that is there shows no GPU.
+std::string no_gpu_hint() {
+  const std::string why = why_no_gpu();
+  return why.empty() ? "" : "; " + why;
+}
+
+std::string describe_gpus(const std::string& driver, const std::vector<GpuFacts>& gpus) {
   if (driver.empty()) return "no NVIDIA driver here";
   if (!open_cuda().empty()) return fmt::format("{}, but CUDA cannot be used: {}", driver, open_cuda());
-  return fmt::format("{} for this process; {}{}", count, driver, gpus_without_code(count));
+  return fmt::format("{} for this process; {}{}", gpus.size(), driver,
+                     gpus.empty() ? no_gpu_hint() : gpus_without_code(gpus));
 }
 
 Json examine() {
   const Bytes limit = memory_limit(), memory = proc_memory("MemTotal");
   const std::string driver = gpu_driver();
   const int num_gpus = num_cuda_devices();
+  const std::vector<GpuFacts> gpus = gpus_here(num_gpus);
   return {{"hetermoe", version()},
           {"compiler", __VERSION__},
           {"build_type", build_type()},
@@ -133,16 +190,34 @@ Json examine() {
           {"cpu", proc_value("/proc/cpuinfo", "model name")},
           {"cores", usable_cores()},
           {"cpu_features", cpu_features()},
+          {"cpu_speed", speed_json({c10::DeviceType::CPU})},
           {"memory_bytes", limit > 0 ? std::min(limit, memory) : memory},
           {"memory_available_bytes", proc_memory("MemAvailable")},
           {"mpi", {{"available", mpi_is_available()}, {"description", mpi_description()}}},
           {"gpu",
            {{"available", num_gpus > 0},
             {"count", num_gpus},
-            {"description", describe_gpus(driver, num_gpus)},
+            {"description", describe_gpus(driver, gpus)},
+            {"architectures", library_architectures()},
+            {"devices", gpus_json(gpus)},
             {"nccl", nccl_description()}}},
           {"text", text_json()},
           {"configs", configs_json()}};
+}
+
+void print_gpus(const Json& gpu, const std::function<void(const char*, const std::string&)>& line) {
+  line("gpu", gpu["description"].get<std::string>());
+  const auto architectures = gpu["architectures"].get<std::vector<int>>();
+  if (!architectures.empty())
+    line("", fmt::format("libtorch has code for compute capabilities {} (10 times each)",
+                         fmt::join(architectures, ", ")));
+  for (const Json& one : gpu["devices"]) {
+    line("", fmt::format("{}: {}, compute capability {}, {}", one["device"].get<std::string>(),
+                         one["name"].get<std::string>(), one["compute_capability"].get<std::string>(),
+                         format_bytes(one["memory_bytes"].get<double>())));
+    if (one.contains("speed")) line("", speed_text(one["speed"]));
+  }
+  if (gpu["available"].get<bool>()) line("nccl", gpu["nccl"].get<std::string>());
 }
 
 void print(const Json& found) {
@@ -159,11 +234,11 @@ void print(const Json& found) {
     features += fmt::format(" {}{}", has.get<bool>() ? "" : "no ", name);
   line("cpu", fmt::format("{}, {} usable cores:{}", found["cpu"].get<std::string>(),
                           found["cores"].get<i64>(), features));
+  line("", speed_text(found["cpu_speed"]));
   line("memory", fmt::format("{}, {} of it available", format_bytes(found["memory_bytes"].get<double>()),
                              format_bytes(found["memory_available_bytes"].get<double>())));
   line("mpi", found["mpi"]["description"].get<std::string>());
-  line("gpu", found["gpu"]["description"].get<std::string>());
-  if (found["gpu"]["available"].get<bool>()) line("nccl", found["gpu"]["nccl"].get<std::string>());
+  print_gpus(found["gpu"], line);
   const Json& text = found["text"];
   line("text", text[text["found"].get<bool>() ? "path" : "why"].get<std::string>());
   const Json& configs = found["configs"];

@@ -7,13 +7,15 @@
 
 #include "hetermoe/base/words.h"
 #include "hetermoe/cli/command.h"
+#include "hetermoe/device/accelerator.h"
 #include "hetermoe/report/table.h"
+#include "hetermoe/train/gpu_run.h"
 
 namespace hetermoe {
 namespace {
 
 struct Options {
-  std::string model = "demo", dtype = "fp32", output;
+  std::string model = "demo", dtype, output;
   ProfileOptions profile;
   bool json = false;
 };
@@ -26,9 +28,14 @@ std::string size_of(const ProfileEntry& entry) {
     case ProfiledOp::kExperts:
       return fmt::format("{}, {}", counted(entry.experts, "expert"), counted(entry.rows, "row"));
     case ProfiledOp::kUpdate:
+    case ProfiledOp::kNorm:
       return format_count(static_cast<double>(entry.params)) + " parameters";
     case ProfiledOp::kEmbed:
     case ProfiledOp::kHead:
+    case ProfiledOp::kDispatch:
+    case ProfiledOp::kCombine:
+    case ProfiledOp::kBalance:
+    case ProfiledOp::kGap:
       return counted(entry.tokens, "token");
     default:
       return fmt::format("{}, {}", counted(entry.rows, "row"), format_bytes(entry.bytes));
@@ -47,14 +54,22 @@ void print_profile(const ProfileFile& profile) {
   std::cout << table.str();
 }
 
+/// What a run on this device computes in unless it is asked otherwise.
+Dtype own_dtype(const std::string& name) {
+  const c10::Device device = find_device(name, "--device");
+  return device.is_cpu() ? Dtype::kFp32 : dtype_of_gpu(compute_capability(device));
+}
+
 int profile(const Options& options) {
   ProfileOptions what = options.profile;
-  what.dtype = parse_dtype(options.dtype);
+  what.dtype = options.dtype.empty() ? own_dtype(what.device) : parse_dtype(options.dtype);
+  const ModelConfig model = load_model(options.model);
+  if (const std::string why = what.steps ? why_no_steps(model, what) : ""; !why.empty())
+    std::cerr << why << "\n";
   const bool shows_progress = isatty(STDERR_FILENO) != 0;
-  const ProfileFile measured =
-      profile_device(load_model(options.model), what, [&](const ProfileEntry& entry, i64 left) {
-        if (shows_progress) std::cerr << fmt::format("\r{:>4} to go after {:<16}", left, name_of(entry.op));
-      });
+  const ProfileFile measured = profile_device(model, what, [&](const ProfileEntry& entry, i64 left) {
+    if (shows_progress) std::cerr << fmt::format("\r{:>4} to go after {:<16}", left, name_of(entry.op));
+  });
   if (shows_progress) std::cerr << "\n";
   if (!options.output.empty()) write_profile(measured, options.output);
   if (options.json)
@@ -76,7 +91,8 @@ std::function<int()> make_profile(Flags& flags) {
   flags.add_option("--model", options->model, "a name of configs/models, a config.json or its folder")
       ->capture_default_str();
   flags.add_option("--device", what.device, "cpu, cuda or cuda:N")->capture_default_str();
-  flags.add_option("--dtype", options->dtype, "compute dtype: fp32, bf16 or fp16")->capture_default_str();
+  flags.add_option("--dtype", options->dtype,
+                   "compute dtype: fp32, bf16 or fp16 [default: that of a run on it]");
   flags.add_option("--threads", what.threads, "threads of an op on a CPU")
       ->capture_default_str()
       ->range(at_least(1));
@@ -95,6 +111,7 @@ std::function<int()> make_profile(Flags& flags) {
       ->delimiter(',')
       ->capture_default_str()
       ->range(at_least(1));
+  flags.add_flag("!--no-steps", what.steps, "measure ops one by one alone, and no whole steps");
   flags.add_option("--budget", what.timing.budget, "seconds of timed runs per entry")
       ->capture_default_str()
       ->range(between(0, 3600));

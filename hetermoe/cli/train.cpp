@@ -13,6 +13,7 @@
 #include "hetermoe/report/progress.h"
 #include "hetermoe/report/table.h"
 #include "hetermoe/train/compare.h"
+#include "hetermoe/train/gpu_run.h"
 #include "hetermoe/train/output_lock.h"
 #include "hetermoe/train/replan.h"
 
@@ -64,7 +65,7 @@ class BrokenRun : public Error {
 };
 
 /// Runs the job; only rank 0 talks. `begun` is set when a step has ended.
-int train(const Options& options, const Job& job, const Processes& processes, bool& begun) {
+int train(const Options& options, Job job, const Processes& processes, bool& begun) {
   const bool talks = processes.rank() == 0;
   const auto tell = [&](const std::string& text) {
     if (talks) (options.json ? std::cerr : std::cout) << text << std::endl;
@@ -80,6 +81,8 @@ int train(const Options& options, const Job& job, const Processes& processes, bo
       if (talks) std::cerr << "[preflight] " << complaint << std::endl;
     }
   }
+  if (const std::string chosen = set_gpu_defaults(job, {job.strategy}, processes); !chosen.empty())
+    tell(chosen);
   stop_on_interrupt();
   ProgressOptions style;
   if (options.json || !talks) style.style = ProgressStyle::kNone;

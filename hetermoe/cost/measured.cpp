@@ -16,12 +16,64 @@ ProfileSet load_profiles(const Cluster& cluster) {
   return profiles;
 }
 
+namespace {
+
+/// [device] parameters of the states whose squared gradients it sums.
+std::vector<double> params_told_by_devices(const ModelConfig& model, const Plan& plan) {
+  std::vector<double> params(plan.dtype.size(), 0);
+  if (plan.groups.empty()) return params;  // a plan to be, of which the planner knows no more than the dtypes
+  const Placement placement(plan, model, {});
+  const ParamCounts counts = count_parameters(model);
+  for (const State& state : placement.states()) {
+    double& of_device = params[idx(state.devices[0])];
+    switch (state.part) {
+      case State::Part::kEmbed:
+        of_device += real(counts.embedding + (model.tie_embeddings ? counts.head : 0));
+        break;
+      case State::Part::kAttention:
+        of_device += real(counts.attention_part[idx(state.layer)]);
+        break;
+      case State::Part::kExperts:
+        of_device += real(counts.expert) * real(state.experts.size());
+        break;
+      case State::Part::kHead:
+        of_device += real(counts.head);
+        break;
+    }
+  }
+  return params;
+}
+
+std::vector<std::vector<double>> tokens_of_chunks(const Plan& plan) {
+  std::vector<std::vector<double>> tokens;
+  for (const Group& group : plan.groups) {
+    tokens.emplace_back();
+    for (const i64 sequences : group.microbatches)
+      tokens.back().push_back(real(sequences * plan.seq_len) / real(plan.chunks));
+  }
+  return tokens;
+}
+
+Seconds mean_gap(const ProfileFile& profile) {
+  Seconds sum = 0;
+  i64 count = 0;
+  for (const ProfileEntry& entry : profile.entries) {
+    if (entry.op != ProfiledOp::kGap) continue;
+    sum += entry.seconds;
+    ++count;
+  }
+  return count > 0 ? sum / real(count) : 0;
+}
+
+}  // namespace
+
 MeasuredCost::MeasuredCost(const ModelConfig& model, const Cluster& cluster, const Plan& plan,
                            ProfileSet profiles, SoftwareConstants constants)
     : roofline_(model, cluster, plan, constants),
       model_(model),
       cluster_(cluster),
-      recompute_(plan.recompute) {
+      recompute_(plan.recompute),
+      tokens_(tokens_of_chunks(plan)) {
   for (const auto& [type, named] : profiles) {
     HM_CHECK(type >= 0 && type < static_cast<i32>(cluster.types.size()), "a profile of device type {}", type);
     for (const DeviceId device : cluster.devices_of_type(type))
@@ -31,6 +83,9 @@ MeasuredCost::MeasuredCost(const ModelConfig& model, const Cluster& cluster, con
       const ProfilePoint at = point_of(entry);
       tables[idx(entry.op)][idx(entry.phase)].add(at.family, at.size, entry.seconds);
     }
+    gaps_[type] = mean_gap(named.profile);
+    const bool has_norm = !tables[idx(ProfiledOp::kNorm)][idx(ProfiledPhase::kForward)].empty();
+    if (has_norm && params_.empty()) params_ = params_told_by_devices(model, plan);
   }
 }
 
@@ -50,7 +105,11 @@ std::optional<MeasuredCost::Answer> MeasuredCost::look_up(const Tables& tables, 
 /// The entry of attention or experts that stands for the op's phase under the plan's recomputation.
 std::optional<MeasuredCost::Answer> MeasuredCost::phased(const Tables& tables, ProfiledOp op,
                                                          const ComputeWork& work, ProfilePoint at) const {
-  if (work.op.phase == Phase::kForward) return look_up(tables, op, ProfiledPhase::kForward, at);
+  if (work.op.phase == Phase::kForward) {
+    const std::optional<Answer> kept =
+        recompute_ == Recompute::kOff ? look_up(tables, op, ProfiledPhase::kForwardKept, at) : std::nullopt;
+    return kept ? kept : look_up(tables, op, ProfiledPhase::kForward, at);
+  }
   if (work.op.phase == Phase::kRecompute) return look_up(tables, op, ProfiledPhase::kRecompute, at);
   // Dense layers have no exchange that could resend.
   const bool recomputes = recompute_ == Recompute::kLocal ||
@@ -109,7 +168,9 @@ std::optional<MeasuredCost::Answer> MeasuredCost::measured(const ComputeWork& wo
 
 Seconds MeasuredCost::compute(const ComputeWork& work) const {
   const std::optional<Answer> answer = measured(work);
-  return answer ? answer->seconds : roofline_.compute(work);
+  if (!answer) return roofline_.compute(work);
+  if (answer->seconds <= 0) return 0;
+  return answer->seconds + gaps_.at(cluster_.devices[idx(work.device)].type) / speed(work.device);
 }
 
 MeasuredCost::Source MeasuredCost::source(const ComputeWork& work) const {
@@ -118,7 +179,52 @@ MeasuredCost::Source MeasuredCost::source(const ComputeWork& work) const {
   return answer->extrapolated ? Source::kExtrapolated : Source::kMeasured;
 }
 
+/// Of the op's chunk of a microbatch; 0 for an op that has none.
+double MeasuredCost::tokens_of(const Op& op) const {
+  const bool known = op.group >= 0 && op.group < static_cast<i32>(tokens_.size()) && op.microbatch >= 0 &&
+                     op.microbatch < static_cast<i32>(tokens_[idx(op.group)].size());
+  return known ? tokens_[idx(op.group)][idx(op.microbatch)] : 0;
+}
+
+/// What a device does of a transfer by itself; nothing where it is not measured.
+std::optional<MeasuredCost::Answer> MeasuredCost::own_part(const Tables& tables, const TransferWork& work,
+                                                           DeviceId device) const {
+  if (work.op.kind == OpKind::kNorm) {
+    const double params = params_.empty() ? 0 : params_[idx(device)];
+    return params > 0 ? look_up(tables, ProfiledOp::kNorm, ProfiledPhase::kForward, {1, params})
+                      : std::nullopt;
+  }
+  const double tokens = tokens_of(work.op);
+  if (work.participants.size() > 1 || tokens <= 0) return std::nullopt;
+  const ProfiledPhase phase =
+      work.op.phase == Phase::kBackward ? ProfiledPhase::kBackward : ProfiledPhase::kForward;
+  if (work.op.kind == OpKind::kDispatch) return look_up(tables, ProfiledOp::kDispatch, phase, {1, tokens});
+  if (work.op.kind == OpKind::kCombine) return look_up(tables, ProfiledOp::kCombine, phase, {1, tokens});
+  if (work.op.kind == OpKind::kBalance)
+    return look_up(tables, ProfiledOp::kBalance, ProfiledPhase::kForward, {1, tokens});
+  return std::nullopt;
+}
+
+/// Of the participant that takes longest.
+Seconds MeasuredCost::own_work(const TransferWork& work) const {
+  Seconds longest = 0;
+  for (const DeviceId device : work.participants) {
+    const Tables* tables = tables_of(device);
+    const std::optional<Answer> own = tables ? own_part(*tables, work, device) : std::nullopt;
+    if (!own) continue;
+    const Seconds gap = gaps_.at(cluster_.devices[idx(device)].type);
+    longest = std::max(longest, (own->seconds + gap) / speed(device));
+  }
+  return longest;
+}
+
 TransferCost MeasuredCost::transfer(const TransferWork& work) const {
+  TransferCost cost = between_devices(work);
+  cost.latency += own_work(work);
+  return cost;
+}
+
+TransferCost MeasuredCost::between_devices(const TransferWork& work) const {
   TransferCost cost = roofline_.transfer(work);
   for (std::size_t i = 0; i < work.participants.size(); ++i) {
     const Tables* tables = tables_of(work.participants[i]);

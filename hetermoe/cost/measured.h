@@ -27,7 +27,10 @@ ProfileSet load_profiles(const Cluster& cluster);
 /// by phase. A device's speed factor divides measured seconds too.
 /// * Compute ops: interpolated between measured sizes, see Curve and Surface.
 /// * Transfers: those inside a node whose participants' types all have measured transfers; whatever uses the
-///   network follows the roofline.
+///   network follows the roofline. What a device does for a transfer with itself alone (gathering rows in the
+///   order of experts, the sum of squared gradients of `norm`) is added where the profile has it.
+/// * The time between two ops in which a device does nothing is added to each of its ops, where the profile
+/// has it.
 class MeasuredCost : public CostModel {
  public:
   enum class Source { kRoofline, kMeasured, kExtrapolated };
@@ -58,13 +61,20 @@ class MeasuredCost : public CostModel {
   static std::optional<Answer> look_up(const Tables& tables, ProfiledOp op, ProfiledPhase phase,
                                        ProfilePoint at);
   const Tables* tables_of(DeviceId device) const;
+  std::optional<Answer> own_part(const Tables& tables, const TransferWork& work, DeviceId device) const;
+  Seconds own_work(const TransferWork& work) const;
+  TransferCost between_devices(const TransferWork& work) const;
+  double tokens_of(const Op& op) const;
   double speed(DeviceId device) const { return cluster_.devices[static_cast<std::size_t>(device)].speed; }
 
   RooflineCost roofline_;
   const ModelConfig& model_;
   const Cluster& cluster_;
   Recompute recompute_;
-  std::map<i32, Tables> tables_;  // by type
+  std::vector<std::vector<double>> tokens_;  // [group][microbatch] of a chunk
+  std::vector<double> params_;               // [device] of the states that it tells the norm of
+  std::map<i32, Tables> tables_;             // by type
+  std::map<i32, Seconds> gaps_;              // by type, per op
 };
 
 /// The cost model of a plan: measured if there are profiles, else the roofline. Keeps references to model and

@@ -9,12 +9,13 @@ namespace hetermoe {
 
 const std::vector<std::string>& EnumNames<ProfiledOp>::names() {
   static const std::vector<std::string> all = names_of_all<ProfiledOp>(
-      {"embed", "attention", "dense_attention", "experts", "head", "update", "gather", "merge", "transfer"});
+      {"embed", "attention", "dense_attention", "experts", "head", "update", "gather", "merge", "transfer",
+       "norm", "dispatch", "combine", "balance", "gap"});
   return all;
 }
 const std::vector<std::string>& EnumNames<ProfiledPhase>::names() {
   static const std::vector<std::string> all =
-      names_of_all<ProfiledPhase>({"forward", "recompute", "backward", "forward_backward"});
+      names_of_all<ProfiledPhase>({"forward", "recompute", "backward", "forward_backward", "forward_kept"});
   return all;
 }
 
@@ -41,6 +42,7 @@ ProfilePoint point_of(const ProfileEntry& entry) {
     case ProfiledOp::kExperts:
       return {real(entry.experts), entry.experts > 0 ? real(entry.copies) / real(entry.experts) : 0};
     case ProfiledOp::kUpdate:
+    case ProfiledOp::kNorm:
       return {1, real(entry.params)};
     case ProfiledOp::kGather:
     case ProfiledOp::kMerge:
@@ -49,6 +51,10 @@ ProfilePoint point_of(const ProfileEntry& entry) {
       return {1, entry.bytes};
     case ProfiledOp::kEmbed:
     case ProfiledOp::kHead:
+    case ProfiledOp::kDispatch:
+    case ProfiledOp::kCombine:
+    case ProfiledOp::kBalance:
+    case ProfiledOp::kGap:
       break;
   }
   return {1, real(entry.tokens)};

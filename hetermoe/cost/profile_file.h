@@ -12,7 +12,9 @@
 namespace hetermoe {
 
 /// What was timed. gather: packing rows of a message; merge: adding returned rows to the residual stream;
-/// transfer: packing, handing over between two threads of a process and unpacking.
+/// transfer: packing, handing over between two threads of a process and unpacking. The last five are parts of
+/// a step on one device, measured in whole steps: what a transfer costs whose rows all stay where they are,
+/// and gap, the time per op in which no op runs. Files of before have none of these.
 enum class ProfiledOp {
   kEmbed,
   kAttention,       ///< attention part of a layer with experts: norms, attention, router, routing tables
@@ -22,14 +24,20 @@ enum class ProfiledOp {
   kUpdate,
   kGather,
   kMerge,
-  kTransfer
+  kTransfer,
+  kNorm,
+  kDispatch,
+  kCombine,
+  kBalance,
+  kGap
 };
-inline constexpr int kNumProfiledOps = 9;
+inline constexpr int kNumProfiledOps = 14;
 /// recompute: a forward that keeps its activations, on a given choice of experts. backward: from kept
 /// activations. forward_backward: one op that does both, which is the head while training, and a backward op
-/// that starts from its saved input.
-enum class ProfiledPhase { kForward, kRecompute, kBackward, kForwardBackward };
-inline constexpr int kNumProfiledPhases = 4;
+/// that starts from its saved input. forward_kept: a forward that chooses experts and keeps its activations,
+/// which is that of a step without recomputation.
+enum class ProfiledPhase { kForward, kRecompute, kBackward, kForwardBackward, kForwardKept };
+inline constexpr int kNumProfiledPhases = 5;
 
 template <>
 struct EnumNames<ProfiledOp> {
@@ -60,11 +68,11 @@ struct ProfileEntry {
     v("phase", phase, "direction");
     v("seq_len", seq_len, "attention: tokens per sequence", at_least(0));
     v("sequences", sequences, "attention: sequences", at_least(0));
-    v("tokens", tokens, "attention, embed, head: tokens", at_least(0));
+    v("tokens", tokens, "attention, embed, head, dispatch, combine, balance, gap: tokens", at_least(0));
     v("rows", rows, "experts: rows received; gather, merge, transfer: rows moved", at_least(0));
     v("copies", copies, "experts: (row, expert) pairs", at_least(0));
     v("experts", experts, "experts: how many computed together, with equal rows", at_least(0));
-    v("params", params, "update: parameters", at_least(0));
+    v("params", params, "update, norm: parameters", at_least(0));
     v("bytes", bytes, "gather, merge, transfer: bytes of the rows", at_least(0));
     v("seconds", seconds, "median of the runs, s", above(0));
     v("p10_s", p10, "tenth percentile, s", above(0));

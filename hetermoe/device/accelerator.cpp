@@ -1,12 +1,15 @@
 #include "hetermoe/device/accelerator.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/AllocatorConfig.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <dlfcn.h>
 #include <torch/version.h>
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 
@@ -36,6 +39,17 @@ std::string try_to_open_cuda() {
                      TORCH_VERSION);
 }
 
+/// What a function `int f(int* version)` of CUDA says, 13000 for 13.0; 0 = there is none, or it failed.
+int version_by(const char* function) {
+  using GetVersion = int(int* version);
+  auto* const get = reinterpret_cast<GetVersion*>(dlsym(RTLD_DEFAULT, function));
+  int version = 0;
+  return get != nullptr && get(&version) == 0 ? version : 0;
+}
+
+int runtime_version() { return version_by("cudaRuntimeGetVersion"); }
+int driver_version() { return version_by("cudaDriverGetVersion"); }
+
 c10::impl::VirtualGuardImpl guard_of(c10::Device device) {
   return c10::impl::VirtualGuardImpl(device.type());
 }
@@ -51,6 +65,10 @@ int num_cuda_devices() {
   return open_cuda().empty() ? c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).deviceCount() : 0;
 }
 
+std::string why_no_gpu() {
+  return open_cuda().empty() ? driver_too_old(driver_version(), runtime_version()) : "";
+}
+
 c10::Device find_device(const std::string& name, const std::string& where) {
   std::optional<c10::Device> device;
   try {
@@ -64,6 +82,7 @@ c10::Device find_device(const std::string& name, const std::string& where) {
     fail<ConfigError>(where, "got \"{}\", but CUDA cannot be used: {}", name, open_cuda());
   const int count = num_cuda_devices();
   const c10::DeviceIndex index = device->has_index() ? device->index() : c10::DeviceIndex{0};
+  if (count == 0 && !why_no_gpu().empty()) fail<ConfigError>(where, "got \"{}\", but {}", name, why_no_gpu());
   if (index >= count)
     fail<ConfigError>(where, "got \"{}\", but this process sees {} GPU{}", name, count,
                       count == 1 ? "" : "s");
@@ -91,25 +110,44 @@ int compute_capability(c10::Device device) {
   return 10 * major + minor;
 }
 
-bool has_code_for(int capability, const std::vector<int>& architectures) {
-  return std::any_of(architectures.begin(), architectures.end(),
-                     [&](int one) { return one / 10 == capability / 10 && one <= capability; });
-}
-
 std::vector<int> library_architectures() {
-  if (!open_cuda().empty()) return {};
-  using GetVersion = int(int* version);
-  auto* const get_version = reinterpret_cast<GetVersion*>(dlsym(RTLD_DEFAULT, "cudaRuntimeGetVersion"));
-  int version = 0;
-  if (get_version == nullptr || get_version(&version) != 0 || version / 1000 != 13) return {};
-  return {75, 80, 86, 90, 100, 120};  // as found in the wheel of 2.11.0 for CUDA 13
+  return open_cuda().empty() ? wheel_architectures(runtime_version()) : std::vector<int>{};
 }
 
 void use_wide_gpu_sums() {
   at::Context& context = at::globalContext();
   context.setAllowFP16ReductionCuBLAS(false);
   context.setAllowBF16ReductionCuBLAS(false);
-  context.setFloat32MatmulPrecision("highest");
+}
+
+void configure_gpus(const GpuSettings& settings) {
+  use_wide_gpu_sums();
+  at::Context& context = at::globalContext();
+  context.setAllowTF32CuBLAS(settings.tf32);
+  // Without a fused kernel attention would keep all scores: rather an error that names the shape.
+  context.setSDPUseMath(settings.fp64);
+  // cuBLAS repeats itself only with a workspace of its own, which it takes from here.
+  if (settings.deterministic) ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
+  context.setDeterministicAlgorithms(settings.deterministic, /*warn_only=*/false);
+  // Nothing here reads what nobody wrote.
+  context.setDeterministicFillUninitializedMemory(false);
+  c10::CachingAllocator::setAllocatorSettings(settings.expandable_segments ? "expandable_segments:True"
+                                                                           : "expandable_segments:False");
+}
+
+Bytes gpu_peak(c10::Device device) {
+  if (!device.is_cuda() || !c10::GetAllocator(device.type())) return 0;
+  constexpr std::size_t kAll = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  return static_cast<Bytes>(
+      c10::getDeviceAllocator(device.type())->getDeviceStats(device.index()).allocated_bytes[kAll].peak);
+}
+
+void restart_gpu_peak(c10::Device device) {
+  if (device.is_cuda()) c10::getDeviceAllocator(device.type())->resetPeakStats(device.index());
+}
+
+GpuFacts gpu_facts(c10::Device device) {
+  return {device.str(), gpu_name(device), compute_capability(device), gpu_memory(device)};
 }
 
 std::string gpu_name(c10::Device device) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "hetermoe/base/types.h"
+#include "hetermoe/device/gpu_support.h"
 
 // GPUs by way of libtorch's own interfaces: nothing of CUDA is needed to compile or to link. libtorch's CUDA
 // library is opened at run time, so that one program runs with GPUs and without.
@@ -18,6 +19,9 @@ const std::string& open_cuda();
 /// GPUs that this process may use; 0 without a driver or without libtorch's CUDA library.
 int num_cuda_devices();
 
+/// Why the driver cannot serve libtorch's CUDA library; empty = it can, or neither is there.
+std::string why_no_gpu();
+
 /// Of "cpu", "cuda" or "cuda:N". Throws ConfigError at `where` when there is no such device, with the reason.
 c10::Device find_device(const std::string& name, const std::string& where);
 
@@ -27,15 +31,32 @@ c10::Device find_device_in_turn(const std::string& name, i64 n, const std::strin
 /// Compute capability of a GPU as a number, 90 for 9.0. 0 on a CPU.
 int compute_capability(c10::Device device);
 
-/// Whether code that was compiled for these architectures (90 for sm_90) runs on a GPU of this compute
-/// capability: it runs on GPUs of the same major version whose minor one is not lower.
-bool has_code_for(int capability, const std::vector<int>& architectures);
 /// The architectures for which libtorch's CUDA library was compiled; empty where that is not known.
 std::vector<int> library_architectures();
 
-/// Products of 16-bit matrices on GPUs add up in fp32, also where the library splits a sum, and those of fp32
-/// matrices are not rounded. find_device() calls it when a run asks for a GPU; it changes nothing on CPUs.
+/// What a run asks of libtorch's GPU library, for the whole process.
+struct GpuSettings {
+  bool tf32 = false;  ///< products of fp32 matrices are computed with 10 bits of each factor's mantissa
+  /// libtorch takes kernels that add up in one order, or throws where an operator has none.
+  bool deterministic = false;
+  bool fp64 = false;  ///< some device computes in fp64, for which attention has no fused kernel
+  /// The allocator grows blocks instead of adding blocks that later requests do not fit into.
+  bool expandable_segments = true;
+};
+/// To be called before the first tensor is made on a GPU. Changes nothing on CPUs. Products of 16-bit
+/// matrices add up in fp32, whatever the settings.
+void configure_gpus(const GpuSettings& settings);
+
+/// Products of 16-bit matrices on GPUs add up in fp32, also where the library splits a sum. find_device()
+/// calls it when a run asks for a GPU; it changes nothing on CPUs.
 void use_wide_gpu_sums();
+
+/// The most bytes of tensors that were alive at once on a GPU since the process began or since
+/// restart_gpu_peak(); 0 on a CPU.
+Bytes gpu_peak(c10::Device device);
+void restart_gpu_peak(c10::Device device);
+/// What is known of a GPU.
+GpuFacts gpu_facts(c10::Device device);
 /// What the driver calls a GPU, "NVIDIA A40"; "CPU" on a CPU, empty when the driver does not say.
 std::string gpu_name(c10::Device device);
 /// All memory of a GPU; 0 on a CPU or when the driver does not say.

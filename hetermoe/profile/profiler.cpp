@@ -3,15 +3,22 @@
 #include <ATen/Parallel.h>
 #include <c10/core/GradMode.h>
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cmath>
+#include <map>
 #include <set>
 
+#include "hetermoe/base/index.h"
 #include "hetermoe/comm/processes.h"
 #include "hetermoe/device/accelerator.h"
 #include "hetermoe/exec/device_state.h"
 #include "hetermoe/exec/threads.h"
 #include "hetermoe/profile/machine.h"
+#include "hetermoe/profile/step_times.h"
 #include "hetermoe/profile/tasks.h"
+#include "hetermoe/report/table.h"
 
 namespace hetermoe {
 namespace {
@@ -33,6 +40,56 @@ std::vector<i64> distinct(const std::vector<i64>& values) {
   return {set.begin(), set.end()};
 }
 
+/// Entries that whole steps gave. An entry that was measured alone takes its time from them where they have
+/// one; what is left is theirs alone.
+class StepEntries {
+ public:
+  explicit StepEntries(std::vector<ProfileEntry> entries = {})
+      : entries_(std::move(entries)), num_left_(static_cast<i64>(entries_.size())) {}
+
+  i64 num_left() const { return num_left_; }
+
+  void correct(ProfileEntry& alone) {
+    if (alone.op == ProfiledOp::kMerge) merges_[alone.rows] = alone.seconds;
+    const auto found = std::find_if(entries_.begin(), entries_.end(),
+                                    [&](const ProfileEntry& entry) { return is_same(entry, alone); });
+    if (found == entries_.end()) return;
+    const double peak = alone.peak_bytes, kept = alone.kept_bytes;
+    alone = without_merge(*found);
+    alone.peak_bytes = peak;
+    alone.kept_bytes = kept;
+    entries_.erase(found);
+    --num_left_;
+  }
+
+  /// The entries that steps alone have.
+  std::vector<ProfileEntry> take() {
+    num_left_ = 0;
+    return std::move(entries_);
+  }
+
+ private:
+  /// States of a step have a few parameters more than the matrix that stands for them.
+  static bool is_same(const ProfileEntry& step, const ProfileEntry& alone) {
+    if (step.op != alone.op || step.phase != alone.phase) return false;
+    const ProfilePoint a = point_of(step), b = point_of(alone);
+    const double tolerance = step.op == ProfiledOp::kUpdate ? 0.01 : 0;
+    return a.family == b.family && std::abs(a.size - b.size) <= tolerance * b.size;
+  }
+  /// The head of a step begins with a merge, which has an entry of its own.
+  ProfileEntry without_merge(ProfileEntry entry) const {
+    const auto merge = merges_.find(entry.tokens);
+    if (entry.op != ProfiledOp::kHead || merge == merges_.end()) return entry;
+    for (Seconds* seconds : {&entry.seconds, &entry.p10, &entry.p90})
+      *seconds = std::max(0.1 * *seconds, *seconds - merge->second);
+    return entry;
+  }
+
+  std::vector<ProfileEntry> entries_;
+  i64 num_left_;
+  std::map<i64, Seconds> merges_;
+};
+
 class Profiler {
  public:
   Profiler(const ModelConfig& model, const ProfileOptions& options)
@@ -43,8 +100,13 @@ class Profiler {
 
   ProfileFile run(const std::function<void(const ProfileEntry&, i64)>& on_entry) {
     check_threads("--threads", options_.threads);
+    // As a run computes unless it is asked otherwise.
+    if (!device_.is_cpu()) configure_gpus({.tf32 = true, .fp64 = options_.dtype == Dtype::kFp64});
     plan_groups();
     ProfileFile file = frame();
+    StepEntries steps;
+    if (options_.steps && why_no_steps(model_, options_).empty())
+      steps = StepEntries(measure_steps(model_, options_, device_));
     const c10::NoGradGuard no_grad;
     const ThreadsGuard threads(static_cast<int>(options_.threads));
     i64 left = 0;
@@ -55,9 +117,14 @@ class Profiler {
         ProfileEntry entry = task.entry;
         entry.seconds = m.median, entry.p10 = m.p10, entry.p90 = m.p90, entry.runs = m.runs;
         entry.peak_bytes = m.peak_bytes, entry.kept_bytes = m.kept_bytes;
+        steps.correct(entry);
         file.entries.push_back(entry);
-        if (on_entry) on_entry(entry, --left);
+        if (on_entry) on_entry(entry, --left + steps.num_left());
       }
+    }
+    for (const ProfileEntry& entry : steps.take()) {
+      file.entries.push_back(entry);
+      if (on_entry) on_entry(entry, steps.num_left());
     }
     return file;
   }
@@ -100,8 +167,8 @@ class Profiler {
     }
     for (const i64 t : distinct(tokens)) {
       add(2, [=, this] { return embed_tasks(model_, t, tensor_); });
-      add(2, [=, this] { return head_tasks(model_, t, tensor_); });
       add(3, [=, this] { return row_tasks(model_, t, tensor_); });
+      add(2, [=, this] { return head_tasks(model_, t, tensor_); });  // after the merge, see StepEntries
     }
     plan_experts();
     plan_updates();
@@ -162,6 +229,18 @@ class Profiler {
 };
 
 }  // namespace
+
+std::string why_no_steps(const ModelConfig& model, const ProfileOptions& options) {
+  constexpr double kShare = 0.8;  // the rest is for activations
+  const at::Device device = find_device(options.device, "profile device");
+  const Bytes has =
+      device.is_cpu() ? real(::sysconf(_SC_PHYS_PAGES)) * real(::sysconf(_SC_PAGESIZE)) : gpu_memory(device);
+  const Bytes needs = bytes_of_steps(model, options.dtype);
+  if (has <= 0 || needs <= kShare * has) return "";
+  return fmt::format(
+      "whole steps are not measured: the first layers of {} with their optimizer take {}, and {} has {}",
+      model.name, format_bytes(needs), options.device, format_bytes(has));
+}
 
 ProfileFile profile_device(const ModelConfig& model, const ProfileOptions& options,
                            const std::function<void(const ProfileEntry&, i64)>& on_entry) {

@@ -155,12 +155,25 @@ struct ClockOptions {
 
 struct RunOptions {
   std::string device = "cpu";
+  bool tf32 = true;
+  std::optional<bool> deterministic;
+  bool expandable_segments = true;
   double silence_s = 20, gather_limit_s = 1800;
   template <class V>
   void fields(V& v) {
     v("device", device,
       "where the work is done: cpu; cuda: the GPUs in turn (several processes: one each, over NCCL); cuda:N: "
       "one GPU");
+    v("tf32", tf32,
+      "on GPUs: products of fp32 matrices are computed in TF32, which rounds each factor to 10 bits of "
+      "mantissa");
+    v("deterministic", deterministic,
+      "on GPUs: only kernels that give the same bits every time, which are slower; an operator that has none "
+      "ends the "
+      "run. null = for verify, not else");
+    v("expandable_segments", expandable_segments,
+      "on GPUs: libtorch's allocator grows its blocks, so that sizes that change from step to step leave no "
+      "gaps");
     v("silence_s", silence_s,
       "processes that meet at a store (torchrun): one that shows no sign of life for so long is dead, which "
       "ends the run",

@@ -101,6 +101,7 @@ Json metrics_json(const StepRecord& r) {
                {"expert_max_over_mean", r.expert_max_over_mean},
                {"attention_wait", r.attention_wait},
                {"expert_wait", r.expert_wait}};
+  if (r.gpu_peak > 0) json["gpu_peak_bytes"] = r.gpu_peak;
   if (!r.updated) json["updated"] = false;
   if (r.overflowed) json["overflowed"] = true;
   if (!r.warnings.empty()) json["warnings"] = r.warnings;
@@ -173,6 +174,7 @@ Json to_json(const StrategyRun& run, const Job& job) {
   json["executed"]["first_step"] = out.first_step;
   json["executed"]["skipped_steps"] = out.skipped_steps;
   json["executed"]["peak_memory_bytes"] = out.records.back().peak_memory;
+  if (out.records.back().gpu_peak > 0) json["executed"]["gpu_peak_bytes"] = out.records.back().gpu_peak;
   json["executed"]["warnings"] = out.warnings;
   for (const PlanTakeover& change : out.changes) {
     json["executed"]["changes"].push_back({{"step", change.step},

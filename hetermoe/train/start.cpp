@@ -11,6 +11,7 @@
 #include "hetermoe/comm/transports.h"
 #include "hetermoe/device/accelerator.h"
 #include "hetermoe/exec/threads.h"
+#include "hetermoe/train/gpu_run.h"
 #include "hetermoe/train/ranks.h"
 
 namespace hetermoe {
@@ -24,15 +25,24 @@ i32 lane_threads(const Job& job, const Plan& plan) {
   return std::max(1, num_cores() / static_cast<i32>(devices_of(plan).size()));
 }
 
-/// Where the tensors of each device are: empty = on the CPU.
-std::vector<c10::Device> places(const Job& job, const Cluster& cluster, const Processes& processes) {
-  if (find_device(job.run.device, "run.device").is_cpu()) return {};
-  std::vector<c10::Device> where;
-  for (DeviceId d = 0; d < cluster.num_devices(); ++d) {
-    const i32 turn = processes.alone() ? d : processes.local_rank();
-    where.push_back(find_device_in_turn(job.run.device, turn, "run.device"));
-  }
-  return where;
+bool computes_in_fp64(const Plan& plan) {
+  return std::find(plan.dtype.begin(), plan.dtype.end(), Dtype::kFp64) != plan.dtype.end();
+}
+
+/// A plan that does not fit is refused before anything is allocated.
+void check_gpu_memory(const SessionParts& parts, const Session::Options& options, const Schedule& schedule) {
+  if (options.where.empty()) return;
+  const Placement placement(parts.plan, parts.model, options.step);
+  const ExpectedRouting routing(parts.model);
+  const OpTimes times = simulate(schedule, placement, parts.model, parts.cluster, parts.truth, routing);
+  const std::vector<MemoryPeak> peaks =
+      peak_memory(schedule, times, placement, parts.model, parts.cluster, routing);
+  std::vector<Bytes> room;
+  for (int gpu = 0; gpu < num_cuda_devices(); ++gpu)
+    room.push_back(gpu_memory({c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(gpu)}));
+  const std::string fault = gpu_memory_fault(
+      peaks, options.local.empty() ? devices_of(parts.plan) : options.local, options.where, room);
+  if (!fault.empty()) fail<ConfigError>("plan", "{}", fault);
 }
 
 Json content_of(const ProfileSet& profiles) {
@@ -105,7 +115,7 @@ std::unique_ptr<Session> make_session(const SessionParts& parts, const Processes
   Session::Options options;
   options.step = step_options(job, parts.model);
   options.executor = executor_options(parts, processes);
-  options.where = places(job, cluster, processes);
+  options.where = places_of(job, cluster, processes, computes_in_fp64(parts.plan));
   if (!processes.alone() && job.clock.kind == ClockKind::kPaced) {
     fail<ConfigError>("clock.kind",
                       "got paced with {}, expected real or virtual: processes have no common "
@@ -125,6 +135,7 @@ std::unique_ptr<Session> make_session(const SessionParts& parts, const Processes
   if (kind.needs_launch_order) agree_on_launches(options, parts, processes);
   return std::make_unique<Session>(parts.model, cluster, parts.plan, options, [&](const Schedule& schedule) {
     check_same_run(processes, {{"schedule", fmt::format("{:016x}", hash(schedule))}});
+    check_gpu_memory(parts, options, schedule);
     transport.queues = queues_of_run(schedule, parts.changes);
     std::unique_ptr<Transport> made = kind.make(processes, transport);
     return job.train.checksum_messages ? make_checksummed_transport(std::move(made)) : std::move(made);

@@ -7,9 +7,10 @@
 namespace hetermoe {
 
 Json to_json(const StepReport& report) {
-  return {{"stop", report.stop},     {"updated", report.updated},
-          {"step_s", report.step_s}, {"peak_memory", report.peak_memory},
-          {"busy", report.busy},     {"slowness", report.slowness}};
+  return {{"stop", report.stop},         {"updated", report.updated},
+          {"step_s", report.step_s},     {"peak_memory", report.peak_memory},
+          {"gpu_peak", report.gpu_peak}, {"busy", report.busy},
+          {"slowness", report.slowness}};
 }
 
 StepReport step_report_from(const Json& json) {
@@ -18,6 +19,7 @@ StepReport step_report_from(const Json& json) {
   report.updated = json.at("updated");
   report.step_s = json.at("step_s");
   report.peak_memory = json.at("peak_memory");
+  report.gpu_peak = json.at("gpu_peak");
   json.at("busy").get_to(report.busy);
   json.at("slowness").get_to(report.slowness);
   return report;
@@ -41,6 +43,7 @@ StepReport merged(const std::vector<StepReport>& reports) {
     all.updated = all.updated && one.updated;
     all.step_s = std::max(all.step_s, one.step_s);
     all.peak_memory = std::max(all.peak_memory, one.peak_memory);
+    all.gpu_peak = std::max(all.gpu_peak, one.gpu_peak);
     for (std::size_t d = 0; d < all.busy.size(); ++d) {
       all.busy[d] += one.busy.at(d);
       all.slowness[d] = std::max(all.slowness[d], one.slowness.at(d));

@@ -8,6 +8,7 @@
 
 #include "hetermoe/base/checksum.h"
 #include "hetermoe/base/index.h"
+#include "hetermoe/device/accelerator.h"
 #include "hetermoe/report/table.h"
 #include "hetermoe/train/resume.h"
 #include "hetermoe/train/shared_folder.h"
@@ -170,6 +171,7 @@ StepRecord Trainer::finish_step(StepRecord record, i32& stop) {
   mine.updated = record.updated;
   mine.step_s = record.step_s;
   mine.peak_memory = record.peak_memory;
+  mine.gpu_peak = record.gpu_peak;
   add_device_work(mine, session_->executor());
   const StepReport all = gather_reports(processes_, mine);
   stop = all.stop;
@@ -178,6 +180,7 @@ StepRecord Trainer::finish_step(StepRecord record, i32& stop) {
     record.updated = all.updated;
     record.step_s = all.step_s;
     record.peak_memory = all.peak_memory;
+    record.gpu_peak = all.gpu_peak;
     std::vector<double> busy = all.busy;
     for (double& seconds : busy) seconds /= record.step_s;
     const Timeline timeline = session_->executor().timeline();
@@ -215,10 +218,12 @@ void Trainer::watch_health(StepRecord& record) {
         fmt::format("the loss jumped to {:.4f}, {:.1f} standard deviations above its running median {:.4f}",
                     spike->loss, spike->sigmas, spike->median));
   }
-  if (const std::optional<Bytes> settled = memory_.add(record.peak_memory)) {
-    record.warnings.push_back(fmt::format("memory grows: {} resident, {} after {} steps",
-                                          format_bytes(record.peak_memory), format_bytes(*settled),
-                                          MemoryWatch::kSettled));
+  // On a GPU the process's own memory says little of the run's.
+  const Bytes peak = record.gpu_peak > 0 ? record.gpu_peak : record.peak_memory;
+  if (const std::optional<Bytes> settled = memory_.add(peak)) {
+    record.warnings.push_back(fmt::format("memory grows: {} {}, {} after {} steps", format_bytes(peak),
+                                          record.gpu_peak > 0 ? "of tensors on a GPU" : "resident",
+                                          format_bytes(*settled), MemoryWatch::kSettled));
   }
 }
 
@@ -315,6 +320,8 @@ StepRecord Trainer::train_one(i64 step) {
   record.step_s = last_.step;
   record.wall_s = wall.count();
   record.peak_memory = resident_watermark();
+  for (DeviceState* state : session_->states())
+    record.gpu_peak = std::max(record.gpu_peak, gpu_peak(state->where()));
   record.tokens_per_s = real(train.sequences * train.seq_len) / last_.step;
   record.expert_max_over_mean = max_over_mean(last_.counts_LE);
   const std::vector<double> busy = busy_share(timeline);

@@ -38,6 +38,7 @@ struct StepRecord {
   Seconds step_s = 0;      ///< in the clock's seconds
   Seconds wall_s = 0;
   Bytes peak_memory = 0;              ///< resident so far, of the largest process
+  Bytes gpu_peak = 0;                 ///< most bytes of tensors so far on the fullest GPU, 0 on CPUs
   bool overflowed = false;            ///< skipped for fp16 gradients, and the loss scale was lowered
   bool updated = true;                ///< false: loss or gradients were not finite, the step was skipped
   std::vector<std::string> warnings;  ///< what the run noticed of its own health in this step

@@ -8,6 +8,7 @@
 #include <limits>
 #include <set>
 
+#include "hetermoe/train/gpu_run.h"
 #include "hetermoe/train/trainer.h"
 
 namespace hetermoe {
@@ -47,6 +48,12 @@ std::optional<FoundCheckpoint> checkpoint_before(const std::filesystem::path& fo
     if (found.info.step < step) return found;
   }
   return std::nullopt;
+}
+
+/// The reference is computed there, wherever the plan was.
+TensorsByName on_cpu(TensorsByName tensors) {
+  for (auto& [name, tensor] : tensors) tensor = tensor.cpu();
+  return tensors;
 }
 
 }  // namespace
@@ -91,15 +98,18 @@ VerifyResult verify_plan(const Job& job, const ModelConfig& model, const Cluster
   options.step = step_options(job, model);
   const std::vector<Unit> frozen = options.step.frozen;
   options.executor.watchdog = job.clock.watchdog_s;
+  Job own = job;
+  own.run.deterministic = job.run.deterministic.value_or(true);
+  options.where = places_of(own, cluster, Processes(), /*uses_fp64=*/true);
   Session session(model, cluster, std::move(plan), std::move(options));
   session.initialize(job.train.seed);
-  const TensorsByName values = session.values();
+  const TensorsByName values = on_cpu(session.values());
   StepInput input;
   input.tokens = batch.tokens;
   input.targets = batch.targets;
   input.target_count = batch.target_count;
   const StepResult step = session.train_step(input);
-  const TensorsByName gradients = session.gradients();
+  const TensorsByName gradients = on_cpu(session.gradients());
   const ReferenceResult reference =
       reference_step(model, values, batch.tokens, batch.targets, job.train.aux_group);
 

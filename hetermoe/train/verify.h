@@ -24,7 +24,8 @@ struct VerifyResult {
 };
 
 /// Runs one step of the job's plan in fp64 and compares the loss and every gradient with the single-device
-/// reference. The job's batch is taken as it is; reduce train.sequences and seq_len for big models.
+/// reference, which is computed on the CPU; the plan runs where run.device says. The job's batch is taken as
+/// it is; reduce train.sequences and seq_len for big models.
 VerifyResult verify_plan(const Job& job, const ModelConfig& model, const Cluster& cluster, Plan plan,
                          const Batch& batch);
 

@@ -81,6 +81,13 @@ TEST(Inspect, ShowsClusters) {
     EXPECT_TRUE(contains(text.out, device.at("name").get<std::string>()));
 }
 
+TEST(Doctor, TellsHowFastThisProcessorIs) {
+  const Json speed = json_of({"doctor", "--json"}).at("cpu_speed");
+  for (const char* key : {"fp32_flops", "bf16_flops", "fp16_flops", "copy_bytes_per_s"})
+    EXPECT_GT(speed.at(key).get<double>(), 0) << key;
+  EXPECT_TRUE(contains(run_hetermoe({"doctor"}).out, "products fp32 "));
+}
+
 TEST(Doctor, FindsItsConfigurations) {
   const Json json = json_of({"doctor", "--json"});
   EXPECT_EQ(json.at("hetermoe"), version());

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <filesystem>
 
+#include "hetermoe/base/paths.h"
 #include "hetermoe/planner/strategies.h"
 #include "tests/support/error_of.h"
 #include "tests/support/work_folder.h"
@@ -228,6 +229,81 @@ TEST_F(MeasuredCostTest, TransfersInsideANodeAreMeasuredOthersNot) {
   EXPECT_EQ(cost().transfer(work).loads.size(), 2U);
   bytes[0] = {1e6, 0, 0, 0};
   EXPECT_EQ(cost().transfer(work).seconds(), roofline().transfer(work).seconds());
+}
+
+TEST_F(MeasuredCostTest, AForwardThatKeepsActivationsHasItsOwnEntry) {
+  add_attention(ProfiledPhase::kForwardKept, 1.5);
+  const ComputeWork work = attention(0, Phase::kForward, 2, 256);
+  EXPECT_EQ(cost().compute(work), 1e-5 * 512);
+  plan_.recompute = Recompute::kOff;
+  EXPECT_EQ(cost().compute(work), 1.5 * 1e-5 * 512);
+}
+
+TEST_F(MeasuredCostTest, TheTimeBetweenOpsIsThatOfEveryMeasuredOp) {
+  const Seconds before = cost().compute(attention(0, Phase::kForward, 2, 256));
+  for (const i64 tokens : {64, 128}) {
+    ProfileEntry gap = entry(ProfiledOp::kGap, ProfiledPhase::kForward, tokens == 64 ? 1e-5 : 3e-5);
+    gap.tokens = tokens;
+    profile_.entries.push_back(gap);
+  }
+  EXPECT_NEAR(cost().compute(attention(0, Phase::kForward, 2, 256)), before + 2e-5, 1e-15);
+  EXPECT_EQ(cost().compute(attention(0, Phase::kForward, 0, 256)), 0);
+  const ComputeWork other_type = attention(1, Phase::kForward, 2, 256);
+  EXPECT_EQ(cost().compute(other_type), roofline().compute(other_type));
+}
+
+TEST_F(MeasuredCostTest, WhatADeviceDoesForItselfInATransferIsAdded) {
+  for (const ProfiledPhase phase : {ProfiledPhase::kForward, ProfiledPhase::kBackward}) {
+    ProfileEntry e = entry(ProfiledOp::kDispatch, phase, phase == ProfiledPhase::kForward ? 4e-3 : 1e-3);
+    e.tokens = 256;
+    profile_.entries.push_back(e);
+  }
+  plan_.groups[0].microbatches = {2, 2};  // of 128 tokens each
+  TransferWork work;
+  work.op = {OpKind::kDispatch, Phase::kForward, 0, 0, 0, 1, -1};
+  const std::vector<DeviceId> alone = {0}, both = {0, 1};
+  const std::vector<PortBytes> nothing(2);
+  work.participants = alone;
+  work.bytes = std::span(nothing).first(1);
+  EXPECT_EQ(cost().transfer(work).seconds(), 4e-3);
+  work.op.phase = Phase::kBackward;
+  EXPECT_EQ(cost().transfer(work).seconds(), 1e-3);
+  work.participants = both;
+  work.bytes = nothing;
+  EXPECT_EQ(cost().transfer(work).seconds(), roofline().transfer(work).seconds());
+}
+
+TEST_F(MeasuredCostTest, TheNormTakesWhatItsLargestPartTakes) {
+  ProfileEntry norm = entry(ProfiledOp::kNorm, ProfiledPhase::kForward, 1e-3);
+  norm.params = 1'000'000;
+  profile_.entries.push_back(norm);
+  double params = 0;  // of the states whose first device is the CPU
+  const Placement placement(plan_, model_, {});
+  const WorkModel work_model(placement, model_, cluster_);
+  for (std::size_t s = 0; s < placement.states().size(); ++s) {
+    if (placement.states()[s].devices[0] == 0) params += work_model.state_params(static_cast<i32>(s));
+  }
+  TransferWork work;
+  work.op.kind = OpKind::kNorm;
+  const std::vector<DeviceId> both = {0, 1};
+  const std::vector<PortBytes> nothing(2);
+  work.participants = both;
+  work.bytes = nothing;
+  ASSERT_GT(params, 0);
+  EXPECT_NEAR(cost().transfer(work).seconds(), params * 1e-9, 1e-15);
+  plan_.groups.clear();  // as the planner asks before there is a plan
+  EXPECT_EQ(cost().transfer(work).seconds(), roofline().transfer(work).seconds());
+}
+
+TEST(Profiles, EveryOneOfTheConfigurationsLoadsAndFitsItsModel) {
+  const std::vector<std::string> names = config_names("profiles", "json");
+  ASSERT_FALSE(names.empty());
+  for (const std::string& name : names) {
+    const ProfileFile profile = read_profile(find_config(name, "profiles", "json"));
+    EXPECT_EQ(profile.shape, shape_of(load_model(profile.model))) << name;
+    EXPECT_NE(name.find(profile.date.substr(0, 10)), std::string::npos) << name;
+    EXPECT_FALSE(profile.torch.empty()) << name;
+  }
 }
 
 TEST_F(MeasuredCostTest, RefusesAProfileOfAnotherDtypeOrShape) {

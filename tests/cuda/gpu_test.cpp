@@ -3,6 +3,7 @@
 #include "hetermoe/comm/nccl.h"
 #include "hetermoe/device/accelerator.h"
 #include "hetermoe/profile/profiler.h"
+#include "hetermoe/train/verify.h"
 #include "tests/nn/expert_case.h"
 #include "tests/support/rig.h"
 #include "tests/support/strategy_plans.h"
@@ -18,6 +19,8 @@ class Gpu : public ::testing::Test {
     if (num_cuda_devices() == 0) {
       GTEST_SKIP() << "no GPU here: " << (open_cuda().empty() ? "the driver shows none" : open_cuda());
     }
+    // What a training before this test asked of the process is undone.
+    configure_gpus({.fp64 = true});
   }
 };
 
@@ -97,7 +100,9 @@ TEST_F(GpuExperts, Bf16InOneKernelEqualsOneAfterAnother) {
 std::vector<double> losses(const std::string& device,
                            std::vector<std::pair<std::string, std::string>> changes) {
   const WorkFolder folder;
-  changes.insert(changes.end(), {{"run.device", device}, {"train.steps", "50"}, {"checkpoint.every", "0"}});
+  changes.insert(
+      changes.end(),
+      {{"run.device", device}, {"run.tf32", "false"}, {"train.steps", "50"}, {"checkpoint.every", "0"}});
   std::vector<double> out;
   for (const StepRecord& record : TinyRun(folder.path(), changes).run(Checkpoints::kOff).outcome.records)
     out.push_back(record.loss);
@@ -123,6 +128,39 @@ TEST_F(GpuTraining, ACheckpointOfAGpuIsReadOnACpu) {
   const TinyRun::End cpu = TinyRun(folder.path(), {{"run.device", "cpu"}}).run();
   EXPECT_EQ(cpu.outcome.first_step, 6);
   expect_equal(cpu.values, gpu.values);
+}
+
+TEST_F(GpuTraining, ItsPeakIsInTheRecords) {
+  const WorkFolder folder;
+  for (const StepRecord& record : TinyRun(folder.path(), {{"run.device", "cuda:0"}}).run().outcome.records)
+    EXPECT_GT(record.gpu_peak, 0);
+}
+
+TEST_F(GpuTraining, VerifyRunsThePlanOnTheGpu) {
+  const WorkFolder folder;
+  const TinyRun run(folder.path(), {{"run.device", "cuda:0"}});
+  restart_gpu_peak(kFirst);
+  const Bytes before = gpu_peak(kFirst);
+  const Sampler sampler(at::arange(4000).mul(37).remainder(251).to(at::kByte), run.job.train.seq_len, 1);
+  const VerifyResult result =
+      verify_plan(run.job, run.model, run.cluster, run.plan, sampler.batch(0, run.job.train.sequences));
+  EXPECT_TRUE(result.passed());
+  EXPECT_GT(gpu_peak(kFirst), before);
+}
+
+/// The values of two steps with one setting of run.deterministic.
+TensorsByName values_of_bf16_run(const std::string& deterministic) {
+  const WorkFolder folder;
+  return TinyRun(folder.path(), {{"run.device", "cuda:0"},
+                                 {"plan.attention_dtype", "bf16"},
+                                 {"plan.expert_dtype", "bf16"},
+                                 {"run.deterministic", deterministic}})
+      .run()
+      .values;
+}
+
+TEST_F(GpuTraining, ADeterministicRunRepeatsToTheBit) {
+  expect_equal(values_of_bf16_run("true"), values_of_bf16_run("true"));
 }
 
 TEST_F(GpuNccl, AWorldOfOneTrains) {

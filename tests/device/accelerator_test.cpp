@@ -1,8 +1,11 @@
 #include "hetermoe/device/accelerator.h"
 
 #include <ATen/Context.h>
+#include <c10/core/AllocatorConfig.h>
 #include <dlfcn.h>
 #include <gtest/gtest.h>
+
+#include <cstdlib>
 
 #include "hetermoe/base/error.h"
 #include "tests/support/error_of.h"
@@ -23,19 +26,6 @@ TEST(Accelerator, UnknownDevicesAreNamed) {
   EXPECT_TRUE(find_device("cpu", "run.device").is_cpu());
 }
 
-TEST(Accelerator, CodeRunsOnItsMajorVersionAndLaterMinorOnes) {
-  const std::vector<int> cuda13 = {75, 80, 86, 90, 100, 120}, cuda12 = {50, 60, 70, 75, 80, 86, 90};
-  EXPECT_FALSE(has_code_for(70, cuda13));  // V100
-  EXPECT_TRUE(has_code_for(70, cuda12));
-  EXPECT_TRUE(has_code_for(75, cuda13));  // T4
-  EXPECT_TRUE(has_code_for(89, cuda13));  // L4, by the code for 8.6
-  EXPECT_TRUE(has_code_for(90, cuda13));  // H100
-  EXPECT_FALSE(has_code_for(100, cuda12));
-  EXPECT_FALSE(has_code_for(61, {70, 75}));
-  EXPECT_FALSE(has_code_for(80, {86}));
-  EXPECT_FALSE(has_code_for(80, {}));
-}
-
 TEST(Accelerator, GpuProductsAddUpInFp32) {
   use_wide_gpu_sums();
   const at::Context& context = at::globalContext();
@@ -43,6 +33,49 @@ TEST(Accelerator, GpuProductsAddUpInFp32) {
             at::CuBLASReductionOption::DisallowReducedPrecisionAllowSplitK);
   EXPECT_EQ(context.allowFP16ReductionCuBLAS(),
             at::CuBLASReductionOption::DisallowReducedPrecisionAllowSplitK);
+}
+
+/// libtorch's settings belong to the process.
+class AcceleratorSettings : public ::testing::Test {
+ protected:
+  void TearDown() override { configure_gpus({.fp64 = true}); }
+};
+
+TEST_F(AcceleratorSettings, Tf32IsAsAsked) {
+  configure_gpus({.tf32 = true});
+  EXPECT_TRUE(at::globalContext().allowTF32CuBLAS());
+  configure_gpus({.tf32 = false});
+  EXPECT_FALSE(at::globalContext().allowTF32CuBLAS());
+}
+
+TEST_F(AcceleratorSettings, AttentionKeepsAllScoresInFp64Alone) {
+  configure_gpus({});
+  EXPECT_FALSE(at::globalContext().userEnabledMathSDP());
+  EXPECT_TRUE(at::globalContext().userEnabledFlashSDP());
+  configure_gpus({.fp64 = true});
+  EXPECT_TRUE(at::globalContext().userEnabledMathSDP());
+}
+
+TEST_F(AcceleratorSettings, DeterministicKernelsOrAnError) {
+  configure_gpus({.deterministic = true});
+  EXPECT_TRUE(at::globalContext().deterministicAlgorithms());
+  // Attention's kernels ask for this one: with it they would only warn.
+  EXPECT_FALSE(at::globalContext().deterministicAlgorithmsWarnOnly());
+  EXPECT_STREQ(::getenv("CUBLAS_WORKSPACE_CONFIG"), ":4096:8");
+  configure_gpus({});
+  EXPECT_FALSE(at::globalContext().deterministicAlgorithms());
+}
+
+TEST_F(AcceleratorSettings, TheAllocatorIsToldByName) {
+  configure_gpus({.expandable_segments = true});
+  EXPECT_EQ(c10::CachingAllocator::getAllocatorSettings(), "expandable_segments:True");
+  configure_gpus({.expandable_segments = false});
+  EXPECT_EQ(c10::CachingAllocator::getAllocatorSettings(), "expandable_segments:False");
+}
+
+TEST(Accelerator, ACpuHasNoMemoryOfAGpu) {
+  EXPECT_EQ(gpu_peak({c10::DeviceType::CPU}), 0);
+  restart_gpu_peak({c10::DeviceType::CPU});
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 #include "hetermoe/profile/profiler.h"
+#include "hetermoe/profile/step_times.h"
 
 #include <ATen/Parallel.h>
 #include <c10/core/GradMode.h>
@@ -117,8 +118,9 @@ TEST_F(ProfilerTest, ProfileOfATinyModelIsCompletePositiveAndGrowsWithSize) {
     EXPECT_GE(entry.peak_bytes, entry.kept_bytes);
     tables[{entry.op, entry.phase}].push_back(entry);
   }
-  // 4 phases of attention and experts, 2 of embed and head, update, gather, merge, transfer.
-  EXPECT_EQ(tables.size(), 4U + 4U + 2U + 2U + 4U);
+  // 5 phases of attention and experts, 2 of embed and head, update, gather, merge, transfer; of steps norm,
+  // balance, gap, dispatch and combine forward and backward.
+  EXPECT_EQ(tables.size(), 5U + 5U + 2U + 2U + 4U + 3U + 4U);
   for (const auto& [key, entries] : tables) {
     const auto smaller = [](const ProfileEntry& a, const ProfileEntry& b) {
       const ProfilePoint p = point_of(a), q = point_of(b);
@@ -139,6 +141,7 @@ TEST_F(ProfilerTest, FeedsTheMeasuredCostModelThroughItsFile) {
   ProfileOptions options = small();
   options.seq_lens = {64};
   options.timing.budget = 0;
+  options.steps = false;  // the time between ops would be added
   const ProfileFile profile = profile_device(model, options);
   const WorkFolder folder;
   const std::filesystem::path path = folder / "tiny.json";
@@ -164,6 +167,43 @@ TEST_F(ProfilerTest, FeedsTheMeasuredCostModelThroughItsFile) {
   }
 }
 
+TEST_F(ProfilerTest, WholeStepsGiveEveryOpAtEverySizeAndWhatStandsBetween) {
+  const ModelConfig model = load_model("tiny");
+  ProfileOptions options = small();
+  options.seq_lens = {16, 32};
+  options.timing.warmup = 0, options.timing.min_runs = options.timing.max_runs = 2;
+  std::map<std::pair<ProfiledOp, ProfiledPhase>, std::set<double>> sizes;
+  for (const ProfileEntry& entry : measure_steps(model, options, at::kCPU)) {
+    EXPECT_GT(entry.seconds, 0);
+    EXPECT_GE(entry.runs, 2);
+    sizes[{entry.op, entry.phase}].insert(point_of(entry).family * point_of(entry).size);
+  }
+  const std::set<double> tokens = {16, 32, 64, 128};
+  using enum ProfiledPhase;
+  for (const ProfiledPhase phase : {kForward, kForwardKept, kBackward, kForwardBackward})
+    EXPECT_EQ((sizes[{ProfiledOp::kAttention, phase}]), tokens) << name_of(phase);
+  for (const ProfiledOp op : {ProfiledOp::kDispatch, ProfiledOp::kCombine, ProfiledOp::kEmbed}) {
+    for (const ProfiledPhase phase : {kForward, kBackward})
+      EXPECT_EQ((sizes[{op, phase}]), tokens) << name_of(op);
+  }
+  EXPECT_EQ((sizes[{ProfiledOp::kGap, kForward}]), tokens);
+  EXPECT_EQ((sizes[{ProfiledOp::kHead, kForwardBackward}]), tokens);
+  // All parameters of a model with one layer.
+  ModelConfig one_layer = model;
+  one_layer.num_layers = 1;
+  one_layer.dense_layer.resize(1);
+  EXPECT_EQ((sizes[{ProfiledOp::kNorm, kForward}]),
+            (std::set<double>{static_cast<double>(count_parameters(one_layer).total)}));
+}
+
+TEST_F(ProfilerTest, AModelWhoseStepsDoNotFitSaysSo) {
+  ProfileOptions options = small();
+  EXPECT_EQ(why_no_steps(load_model("tiny"), options), "");
+  const std::string why = why_no_steps(load_model("deepseek-v3"), options);
+  EXPECT_NE(why.find("whole steps are not measured: the first layers of deepseek-v3"), std::string::npos)
+      << why;
+}
+
 TEST_F(ProfilerTest, MeasuresLowPrecisionDenseLayersAndTiedEmbeddings) {
   for (const char* name : {"tiny-qwen3", "tiny-deepseek-v3"}) {
     const ModelConfig model = load_model(name);
@@ -177,7 +217,7 @@ TEST_F(ProfilerTest, MeasuresLowPrecisionDenseLayersAndTiedEmbeddings) {
     i64 dense = 0;
     for (const ProfileEntry& entry : profile.entries) dense += entry.op == ProfiledOp::kDenseAttention;
     const bool has_dense = std::count(model.dense_layer.begin(), model.dense_layer.end(), true) > 0;
-    EXPECT_EQ(dense, has_dense ? 4 : 0) << name;
+    EXPECT_EQ(dense, has_dense ? 5 : 0) << name;
     EXPECT_EQ(profile.dtype, Dtype::kBf16);
   }
 }

@@ -11,6 +11,7 @@ TEST(StepReport, WhatARankTellsIsReadBackWhole) {
   told.updated = false;
   told.step_s = 0.25;
   told.peak_memory = 1e9;
+  told.gpu_peak = 2e9;
   told.busy = {0.125, 0};
   told.slowness = {1.5, 0};
   const StepReport got = step_report_from(Json::parse(to_json(told).dump()));
@@ -18,8 +19,16 @@ TEST(StepReport, WhatARankTellsIsReadBackWhole) {
   EXPECT_EQ(got.updated, told.updated);
   EXPECT_EQ(got.step_s, told.step_s);
   EXPECT_EQ(got.peak_memory, told.peak_memory);
+  EXPECT_EQ(got.gpu_peak, told.gpu_peak);
   EXPECT_EQ(got.busy, told.busy);
   EXPECT_EQ(got.slowness, told.slowness);
+}
+
+TEST(StepReport, TheFullestGpuOfAllRanksCounts) {
+  StepReport a, b;
+  a.gpu_peak = 2e9;
+  b.gpu_peak = 3e9;
+  EXPECT_EQ(merged({a, b}).gpu_peak, 3e9);
 }
 
 }  // namespace

@@ -1,0 +1,76 @@
+#!/usr/bin/env python3
+"""What ./dev bundle makes: it is moved, and runs doctor, plan and the benchmark there, on a CPU with a tiny model.
+
+usage: bench_gpu_check.py SOURCE_DIR BUILD_DIR TORCH_DIR
+"""
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+
+
+def run(command, code=0, **options):
+    got = subprocess.run([str(word) for word in command], capture_output=True, text=True, **options)
+    if got.returncode != code:
+        sys.exit(f"{command}: exit code {got.returncode}, expected {code}\n{got.stdout}{got.stderr}")
+    return got.stdout
+
+
+def check(condition, what):
+    if not condition:
+        sys.exit(f"bench_gpu_check: {what}")
+
+
+def check_result(result):
+    check(not result["failed"], f"failed: {result['failed']}")
+    check(any("need a GPU" in why for why in result["left_out"]), "the missing GPU is not named")
+    check(result["seconds"] < 480, "it took more than eight minutes")
+    entry = result["models"]["tiny"]
+    check(len(entry["ours"]) == 2 and entry["best"] in entry["ours"], "two rounds of hetermoe")
+    check(entry["best"]["tokens_per_s"] == 2 * 64 / entry["best"]["step_s"], "the speed")
+    check(entry["best"]["peak_bytes"] > 1e6, "the memory")
+    error = entry["predicted"]["step_s"] / entry["best"]["step_s"] - 1
+    check(entry["prediction_error"] == error, "the error of the prediction")
+    ops = entry["best"]["ops_s"]
+    check({"attention.F", "attention.B", "experts.F", "experts.B", "head", "update"} <= set(ops), f"ops: {sorted(ops)}")
+    check(entry["predicted"]["ops_s"]["attention.B"] > 0, "predicted ops")
+
+
+def main():
+    source, build, torch = (pathlib.Path(word).resolve() for word in sys.argv[1:])
+    if not (build / "hetermoe_portable").exists():
+        run(["cmake", "--build", build, "--target", "hetermoe_portable", "test_cuda_portable"])
+    with tempfile.TemporaryDirectory() as folder:
+        made, moved = pathlib.Path(folder, "made"), pathlib.Path(folder, "elsewhere", "moved")
+        run([sys.executable, source / "bench/gpu/bundle.py", source, build, made])
+        moved.parent.mkdir()
+        shutil.move(str(made), str(moved))
+        clean = {key: value for key, value in os.environ.items() if key != "LD_LIBRARY_PATH"}
+        program = [moved / "hetermoe", "--torch-dir", torch]
+        doctor = json.loads(run([*program, "doctor", "--json"], env=clean, cwd=folder))
+        check(doctor["configs"]["folder"] == str(moved / "configs"), f"configurations of {doctor['configs']['folder']}")
+        check(not doctor["mpi"]["available"], "the bundle asks for MPI")
+        run([*program, "plan", "--model", "demo", "--cluster", "demo", "--seq", 64, "--sequences", 16], env=clean, cwd=folder)
+        run([moved / "hetermoe", "--torch-dir", folder, "doctor"], code=2, env=clean)
+        out = pathlib.Path(folder, "results")
+        benchmark = [moved / "bench-gpu", "--torch-dir", torch, "--out", out, "--device", "cpu", "--models"]
+        run([*benchmark, "tiny", "--steps", 4, "--variants", "none"], env=clean, cwd=folder)
+        check_result(json.loads((out / "bench_gpu.json").read_text()))
+        check("| attention.F |" in (out / "bench_gpu.md").read_text(), "the table of ops")
+        # A part that fails is named, and the others go on.
+        run([*benchmark, "nowhere,tiny", "--steps", 2, "--rounds", 1, "--variants", "none", "--skip", "profile"], code=1,
+            env=clean, cwd=folder)
+        result = json.loads((out / "bench_gpu.json").read_text())
+        check(any(why.startswith("nowhere") for why in result["failed"]), f"failed: {result['failed']}")
+        check(len(result["models"]["tiny"]["ours"]) == 1, "the model after one that is missing")
+        # Without time everything is left out, and nothing fails.
+        run([*benchmark, "tiny", "--budget", 0], env=clean, cwd=folder)
+        check(json.loads((out / "bench_gpu.json").read_text())["left_out"][0].startswith("doctor: no time"), "the time")
+    print("the bundle runs where it was moved to")
+
+
+if __name__ == "__main__":
+    main()
