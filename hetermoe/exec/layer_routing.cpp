@@ -27,9 +27,9 @@ LayerRouting::LayerRouting(OwnerTable table, i64 count, c10::Device device)
   if (count > 0 && kernels::has_kernels(device)) on_device = owners_on_device(owners, count, device);
 }
 
-Routed route_copies(const LayerRouting& routing, const at::Tensor& topk_TK, i64 first_token,
+RoutedCopies route_copies(const LayerRouting& routing, const at::Tensor& topk_TK, i64 first_token,
                     RowDedup dedup) {
-  Routed out;
+  RoutedCopies out;
   if (routing.on_device) {
     out.split = split_by_owner_on_device(topk_TK, *routing.on_device, dedup);
     out.split.token_R = shifted(out.split.token_R, first_token);
@@ -47,7 +47,7 @@ Routed route_copies(const LayerRouting& routing, const at::Tensor& topk_TK, i64 
   return out;
 }
 
-void cut_by_owner(Routed& routed, const LayerRouting& routing, const std::vector<i64>& begins) {
+void cut_by_owner(RoutedCopies& routed, const LayerRouting& routing, const std::vector<i64>& begins) {
   if (!routed.send.empty()) return;
   const i64* const row = begins.data();
   const i64* const copy = row + routing.num_owners + 1;

@@ -18,7 +18,7 @@ struct LayerRouting {
 };
 
 /// What a source sends in one chunk to each owner.
-struct Routed {
+struct RoutedCopies {
   std::vector<SendIndex> send;  ///< by owner; empty as long as only the device knows where each begins
   DeviceSplit split;            ///< of all owners, then
   at::Tensor begins;            ///< as begins_of(), where the choices are
@@ -26,9 +26,9 @@ struct Routed {
 
 /// topk_TK: the choices of the chunk, whose first token is number `first_token` of the share; what is made
 /// counts tokens and copies from the share's first.
-Routed route_copies(const LayerRouting& routing, const at::Tensor& topk_TK, i64 first_token, RowDedup dedup);
+RoutedCopies route_copies(const LayerRouting& routing, const at::Tensor& topk_TK, i64 first_token, RowDedup dedup);
 /// When the host knows `begins`: cuts the tables of all owners.
-void cut_by_owner(Routed& routed, const LayerRouting& routing, const std::vector<i64>& begins);
+void cut_by_owner(RoutedCopies& routed, const LayerRouting& routing, const std::vector<i64>& begins);
 
 /// Copies of all sources grouped by slot. offsets: [slots + 1] copies of each slot, from what the sources told.
 /// Throws TransportError when others came, where the host looks at them.
