@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "hetermoe/base/types.h"
+#include "hetermoe/nn/cpu_bf16_product.h"
 
 namespace hetermoe {
 namespace {
@@ -19,7 +20,30 @@ bool multiplies(at::ScalarType dtype) {
 
 bool goes_by_fp32(const at::Tensor& x) { return x.device().is_cpu() && !multiplies(x.scalar_type()); }
 
+/// One stride 1, else a copy that has one.
+at::Tensor dense(const at::Tensor& x) { return x.stride(0) == 1 || x.stride(1) == 1 ? x : x.contiguous(); }
+
+Bf16Matrix matrix_of(const at::Tensor& x) {
+  return {x.const_data_ptr(), x.size(0), x.size(1), x.stride(0), x.stride(1)};
+}
+
+/// Whether the processor's matrix registers take it: bf16 on a CPU that has them.
+bool fits_matrix_registers(const at::Tensor& out, const at::Tensor& a) {
+  return a.device().is_cpu() && a.scalar_type() == at::kBFloat16 && out.stride(1) == 1 &&
+         has_bf16_matrix_registers();
+}
+
+void matrix_product(at::Tensor& out, const at::Tensor& a, const at::Tensor& b, ProductOutput output) {
+  const at::Tensor left = dense(a), right = dense(b);
+  bf16_product(matrix_of(left), matrix_of(right), out.mutable_data_ptr(), out.stride(0), output);
+}
+
 at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
+  if (a.device().is_cpu() && a.scalar_type() == at::kBFloat16) {
+    at::Tensor out = at::empty({a.size(0), b.size(1)}, a.options());
+    multiply_into(out, a, b);
+    return out;
+  }
   return goes_by_fp32(a) ? at::mm(a.to(at::kFloat), b.to(at::kFloat)).to(a.scalar_type()) : at::mm(a, b);
 }
 
@@ -51,7 +75,9 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
 }  // namespace
 
 void multiply_into(at::Tensor& out, const at::Tensor& a, const at::Tensor& b) {
-  if (goes_by_fp32(a)) {
+  if (fits_matrix_registers(out, a)) {
+    matrix_product(out, a, b, ProductOutput::kBf16);
+  } else if (goes_by_fp32(a)) {
     out.copy_(at::mm(a.to(at::kFloat), b.to(at::kFloat)));
   } else {
     at::mm_out(out, a, b);
@@ -71,7 +97,9 @@ void add_gradient_(at::Tensor sum, const at::Tensor& gradient) {
 
 void add_product_(at::Tensor sum, const at::Tensor& a, const at::Tensor& b) {
   const bool same = sum.scalar_type() == a.scalar_type();
-  if (goes_by_fp32(a)) {
+  if (!same && sum.scalar_type() == at::kFloat && fits_matrix_registers(sum, a)) {
+    matrix_product(sum, a, b, ProductOutput::kAddFloat);
+  } else if (goes_by_fp32(a)) {
     const at::Tensor a32 = a.to(at::kFloat), b32 = b.to(at::kFloat);
     if (same)
       sum.copy_(at::addmm(sum.to(at::kFloat), a32, b32));
@@ -87,7 +115,8 @@ void add_product_(at::Tensor sum, const at::Tensor& a, const at::Tensor& b) {
 }
 
 at::Tensor apply_linear(const at::Tensor& x, const at::Tensor& weight) {
-  return goes_by_fp32(x) ? LinearFunction::apply(x, weight) : at::linear(x, weight);
+  const bool own = x.device().is_cpu() && at::elementSize(x.scalar_type()) < 4;
+  return own ? LinearFunction::apply(x, weight) : at::linear(x, weight);
 }
 
 }  // namespace hetermoe
