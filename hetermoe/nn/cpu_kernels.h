@@ -7,11 +7,15 @@
 #include "hetermoe/nn/rope.h"
 #include "hetermoe/nn/swiglu.h"
 
-// The element-wise ops in fp32 on a CPU, each in one pass over memory. Only the files of the ops themselves
-// call these; they have chosen them by runs_on_cpu().
+// The element-wise ops on a CPU, each in one pass over memory, in fp32 inside whatever the rows are: fp32,
+// bf16 or fp16. Only the files of the ops themselves call these; they have chosen them by runs_on_cpu().
 namespace hetermoe {
 
-inline bool is_cpu_float(const at::Tensor& x) { return x.device().is_cpu() && x.scalar_type() == at::kFloat; }
+/// On a CPU in fp32, bf16 or fp16.
+inline bool is_cpu_float(const at::Tensor& x) {
+  const at::ScalarType dtype = x.scalar_type();
+  return x.device().is_cpu() && (dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf);
+}
 
 inline bool runs_on_cpu(const at::Tensor& x, Path path) {
   return path == Path::kAuto && is_cpu_float(x) && x.is_contiguous();

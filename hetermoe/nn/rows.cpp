@@ -6,6 +6,7 @@
 
 #include "hetermoe/base/error.h"
 #include "hetermoe/base/types.h"
+#include "hetermoe/nn/cpu_rows.h"
 
 namespace hetermoe {
 namespace {
@@ -28,6 +29,27 @@ void add_rows_cpu(const at::Tensor& target_TD, const at::Tensor& index_R, const 
       T* to = target + index[r] * width;
       const Row* from = rows + r * width;
       for (i64 c = begin; c < end; ++c) to[c] += static_cast<T>(from[c]);
+    }
+  });
+}
+
+/// The same for 16-bit rows: added in fp32 and rounded after each row, as libtorch does.
+template <class T>
+void add_16bit_rows(const at::Tensor& target_TD, const at::Tensor& index_R, const at::Tensor& rows_RD) {
+  const i64 num_rows = rows_RD.size(0), width = rows_RD.size(1);
+  T* const target = target_TD.mutable_data_ptr<T>();
+  const i64* const index = index_R.const_data_ptr<i64>();
+  const T* const rows = rows_RD.const_data_ptr<T>();
+  const i64 columns_per_task = std::max<i64>(64, kElementsPerTask / std::max<i64>(1, num_rows));
+  at::parallel_for(0, width, columns_per_task, [&](i64 begin, i64 end) {
+    FloatRow<T> sum_row(end - begin), other_row(end - begin);
+    for (i64 r = 0; r < num_rows; ++r) {
+      T* to = target + index[r] * width + begin;
+      const float* sum = sum_row.read(to);
+      const float* other = other_row.read(rows + r * width + begin);
+      float* out = sum_row.place(to);
+      for (i64 c = 0; c < end - begin; ++c) out[c] = sum[c] + other[c];
+      sum_row.write(to);
     }
   });
 }
@@ -72,6 +94,10 @@ void add_rows_(at::Tensor& target_TD, const at::Tensor& index_R, const at::Tenso
   const at::Tensor rows = rows_RD.to(dtype).contiguous();
   if (plain_cpu(target_TD) && dtype == at::kDouble) {
     add_rows_cpu<double, double>(target_TD, index_R, rows);
+  } else if (plain_cpu(target_TD) && dtype == at::kBFloat16) {
+    add_16bit_rows<at::BFloat16>(target_TD, index_R, rows);
+  } else if (plain_cpu(target_TD) && dtype == at::kHalf) {
+    add_16bit_rows<at::Half>(target_TD, index_R, rows);
   } else if (plain_cpu(target_TD)) {
     target_TD.index_add_(0, index_R, rows);
   } else {
