@@ -50,7 +50,7 @@ struct Operand {
 };
 
 /// Rows and columns of 16 x 16 words change places.
-HM_AMX inline void transpose(__m512i (&x)[kLines]) {
+[[gnu::target("avx512f,avx512bw,avx512vl")]] inline void transpose(__m512i (&x)[kLines]) {
   __m512i y[kLines];
   for (int i = 0; i < 16; i += 2) {
     y[i] = _mm512_unpacklo_epi32(x[i], x[i + 1]);
@@ -77,7 +77,7 @@ HM_AMX inline void transpose(__m512i (&x)[kLines]) {
 }
 
 /// One tile of an operand, zeros beyond its end.
-HM_AMX inline void pack_tile(const Operand& x, i64 line, i64 k, Number* to) {
+[[gnu::target("avx512f,avx512bw,avx512vl")]] inline void pack_tile(const Operand& x, i64 line, i64 k, Number* to) {
   const i64 lines = std::min(kLines, x.lines - line), depth = std::min(kDepth, x.depth - k);
   __m512i words[kLines];
   const bool along_depth = x.depth_stride == 1;
@@ -99,11 +99,18 @@ HM_AMX inline void pack_tile(const Operand& x, i64 line, i64 k, Number* to) {
   for (i64 i = 0; i < kLines; ++i) _mm512_storeu_si512(to + i * kDepth, words[i]);
 }
 
-/// All tiles of lines [line, line + 16) follow each other.
+/// All tiles of lines [line, line + 16) follow each other in `to`. The source is read in the order of memory.
 HM_AMX void pack(const Operand& x, Number* to) {
-  const i64 depth_tiles = tiles_of(x.depth, kDepth);
-  for (i64 line = 0; line < x.lines; line += kLines) {
-    for (i64 tile = 0; tile < depth_tiles; ++tile, to += kTile) pack_tile(x, line, tile * kDepth, to);
+  const i64 line_tiles = tiles_of(x.lines, kLines), depth_tiles = tiles_of(x.depth, kDepth);
+  const auto run = [&](i64 line, i64 k) __attribute__((target("avx512f,avx512bw,avx512vl"))) {
+    pack_tile(x, line * kLines, k * kDepth, to + (line * depth_tiles + k) * kTile);
+  };
+  if (x.depth_stride == 1) {
+    for (i64 line = 0; line < line_tiles; ++line)
+      for (i64 k = 0; k < depth_tiles; ++k) run(line, k);
+  } else {
+    for (i64 k = 0; k < depth_tiles; ++k)
+      for (i64 line = 0; line < line_tiles; ++line) run(line, k);
   }
 }
 

@@ -27,10 +27,8 @@ Bf16Matrix matrix_of(const at::Tensor& x) {
   return {x.const_data_ptr(), x.size(0), x.size(1), x.stride(0), x.stride(1)};
 }
 
-/// Whether the processor's matrix registers take it: bf16 on a CPU that has them.
 bool fits_matrix_registers(const at::Tensor& out, const at::Tensor& a) {
-  return a.device().is_cpu() && a.scalar_type() == at::kBFloat16 && out.stride(1) == 1 &&
-         has_bf16_matrix_registers();
+  return uses_matrix_registers(a) && out.stride(1) == 1;
 }
 
 void matrix_product(at::Tensor& out, const at::Tensor& a, const at::Tensor& b, ProductOutput output) {
@@ -73,6 +71,10 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
 };
 
 }  // namespace
+
+bool uses_matrix_registers(const at::Tensor& x) {
+  return x.device().is_cpu() && x.scalar_type() == at::kBFloat16 && has_bf16_matrix_registers();
+}
 
 void multiply_into(at::Tensor& out, const at::Tensor& a, const at::Tensor& b) {
   if (fits_matrix_registers(out, a)) {

@@ -6,6 +6,9 @@
 // once as well.
 namespace hetermoe {
 
+/// Whether products of such tensors are made by a CPU's matrix registers: bf16 where it has them.
+bool uses_matrix_registers(const at::Tensor& x);
+
 /// out = a b.
 void multiply_into(at::Tensor& out, const at::Tensor& a, const at::Tensor& b);
 
