@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "hetermoe/nn/optimizer.h"
 #include "hetermoe/nn/rms_norm.h"
 #include "hetermoe/nn/rope.h"
 #include "hetermoe/nn/swiglu.h"
@@ -35,6 +36,15 @@ NormGradient cpu_rms_norm_backward(const at::Tensor& x, const at::Tensor& weight
 /// out = x turned; out may be x. Both [B, S, heads, dim] of any strides but 1 in the last dimension.
 void cpu_rotate(const at::Tensor& out, const at::Tensor& x, const RopeTable& table, RopeLayout layout,
                 RopeDirection direction);
+
+/// A 16-bit storage with what its update needs: the gradient fp32 or 16-bit, the others fp32; all contiguous.
+struct AdamwTensors {
+  at::Tensor value, grad, master, exp_avg, exp_avg_sq;
+};
+/// One AdamW update, the step-th: gradient, master, moments and value in one pass. grad_factor multiplies the
+/// gradient.
+void cpu_adamw(const AdamwTensors& x, const AdamwOptions& options, i64 step, double learning_rate,
+               double weight_decay, double grad_factor);
 
 /// Sum of squares of floats in fp64, order of the additions fixed.
 double sum_of_squares(const float* values, i64 count);

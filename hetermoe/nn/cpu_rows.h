@@ -27,11 +27,13 @@ class FloatRow {
         buffer_(std::is_same_v<T, float> ? std::size_t{0} : static_cast<std::size_t>(width)) {}
 
   /// The floats of `row`, until the next call.
-  const float* read(const T* row) {
+  const float* read(const T* row) { return read(row, width_); }
+  /// Of the first `count`.
+  const float* read(const T* row, [[maybe_unused]] i64 count) {
     if constexpr (std::is_same_v<T, float>) {
       return row;
     } else {
-      widen(row, buffer_.data(), width_);
+      widen(row, buffer_.data(), count);
       return buffer_.data();
     }
   }
