@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include <cstdint>
+#include <cstring>
 
 // gcc 12 takes the undefined values inside its own intrinsics for ours.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -118,6 +119,7 @@ struct Output {
   char* data;
   i64 row_stride;
   ProductOutput kind;
+  Bf16Unit unit;
 };
 
 /// Writes a tile of sums, or adds it.
@@ -162,6 +164,36 @@ HM_AMX inline void sum_tiles(const Number* a, const Number* b, i64 depth_tiles, 
   _tile_stored(3, sums + 3 * kSums, kLineBytes);
 }
 
+/// The same by vector instructions, eight rows by two tiles of columns at a time.
+HM_AMX inline void sum_vectors(const Number* a, const Number* b, i64 depth_tiles, float* sums) {
+  constexpr i64 kRows = 8;
+  const i64 numbers = depth_tiles * kTile;
+  for (i64 row = 0; row < kPanel * kLines; row += kRows) {
+    const Number* left = a + row / kLines * numbers + row % kLines * kDepth;
+    __m512 sum[kRows][kPanel] = {};
+    for (i64 at = 0; at < numbers; at += kTile) {
+      for (i64 pair = 0; pair < kLines; ++pair) {
+        const auto right0 = (__m512bh)_mm512_load_si512(b + at + pair * kDepth);
+        const auto right1 = (__m512bh)_mm512_load_si512(b + numbers + at + pair * kDepth);
+#pragma GCC unroll 8
+        for (i64 r = 0; r < kRows; ++r) {
+          int word = 0;
+          std::memcpy(&word, left + at + r * kDepth + 2 * pair, sizeof word);
+          const auto both = (__m512bh)_mm512_set1_epi32(word);
+          sum[r][0] = _mm512_dpbf16_ps(sum[r][0], both, right0);
+          sum[r][1] = _mm512_dpbf16_ps(sum[r][1], both, right1);
+        }
+      }
+    }
+    float* to = sums + row / kLines * kPanel * kLines * kLines + row % kLines * kLines;
+#pragma GCC unroll 8
+    for (i64 r = 0; r < kRows; ++r) {
+      _mm512_store_ps(to + r * kLines, sum[r][0]);
+      _mm512_store_ps(to + kLines * kLines + r * kLines, sum[r][1]);
+    }
+  }
+}
+
 struct alignas(64) TileConfig {
   std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
   std::uint16_t line_bytes[16] = {};
@@ -198,7 +230,12 @@ HM_AMX void multiply_blocks(const Operand& a, const Number* packed_a, const Oper
   alignas(64) float sums[kPanel * kPanel * kLines * kLines];
   for (i64 r = 0; r < a.lines; r += kStep) {
     for (i64 c = 0; c < b.lines; c += kStep) {
-      sum_tiles(packed_a + r * depth_tiles * kDepth, packed_b + c * depth_tiles * kDepth, depth_tiles, sums);
+      const Number* left = packed_a + r * depth_tiles * kDepth;
+      const Number* right = packed_b + c * depth_tiles * kDepth;
+      if (out.unit == Bf16Unit::kTiles)
+        sum_tiles(left, right, depth_tiles, sums);
+      else
+        sum_vectors(left, right, depth_tiles, sums);
       for (i64 t = 0; t < kPanel * kPanel; ++t) {
         const i64 down = r + t / kPanel * kLines, right = c + t % kPanel * kLines;
         if (down < a.lines && right < b.lines) {
@@ -212,9 +249,12 @@ HM_AMX void multiply_blocks(const Operand& a, const Number* packed_a, const Oper
 
 /// In the calling thread.
 HM_AMX void multiply(const Operand& a, const Operand& b, const Output& out, i64 row, i64 col) {
-  TileConfig config;
-  for (int tile = 0; tile < 8; ++tile) config.line_bytes[tile] = 64, config.lines[tile] = kLines;
-  _tile_loadconfig(&config);
+  const bool tiles = out.unit == Bf16Unit::kTiles;
+  if (tiles) {
+    TileConfig config;
+    for (int tile = 0; tile < 8; ++tile) config.line_bytes[tile] = 64, config.lines[tile] = kLines;
+    _tile_loadconfig(&config);
+  }
   const i64 step = block_lines(a.depth), padded = tiles_of(a.depth, kDepth) * kDepth;
   const auto room = [&](i64 lines) {
     return tiles_of(std::min(step, lines), kPanel * kLines) * kPanel * kLines * padded;
@@ -229,7 +269,7 @@ HM_AMX void multiply(const Operand& a, const Operand& b, const Output& out, i64 
       multiply_blocks(left, packed_a, right, packed_b, out, row + r, col + c);
     }
   }
-  _tile_release();
+  if (tiles) _tile_release();
 }
 
 /// Parts of the result's rows and columns for the threads: as few operands as can be are packed twice.
@@ -261,28 +301,33 @@ Operand operand(const void* data, i64 lines, i64 depth, i64 line_stride, i64 dep
   return {static_cast<const Number*>(data), lines, depth, line_stride, depth_stride, pairs_first};
 }
 
-bool ask_for_matrix_registers() {
+Bf16Unit find_unit() {
+  const bool vectors = __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") &&
+                       __builtin_cpu_supports("avx512vl");
+  if (!vectors) return Bf16Unit::kNone;
   constexpr int kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM
   unsigned eax = 7, ebx = 0, ecx = 0, edx = 0;
   __asm__("cpuid" : "+a"(eax), "=b"(ebx), "+c"(ecx), "=d"(edx));
   constexpr unsigned kAmx = 1U << 22 | 1U << 24;  // bf16, tiles
-  return (edx & kAmx) == kAmx && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512vl") && syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+  const bool tiles = (edx & kAmx) == kAmx && syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+  return tiles ? Bf16Unit::kTiles : Bf16Unit::kVectors;
 }
 
 }  // namespace
 
-bool has_bf16_matrix_registers() {
-  static const bool has = ask_for_matrix_registers();
-  return has;
+Bf16Unit bf16_unit() {
+  static const Bf16Unit unit = find_unit();
+  return unit;
 }
 
-void bf16_product(const Bf16Matrix& a, const Bf16Matrix& b, void* c, i64 c_row, ProductOutput output) {
+void bf16_product(const Bf16Matrix& a, const Bf16Matrix& b, void* c, i64 c_row, ProductOutput output,
+                  Bf16Unit unit) {
+  HM_CHECK(unit != Bf16Unit::kNone, "a bf16 product on a processor without {} for it", "instructions");
   HM_CHECK(a.cols == b.rows, "a product of depths {} and {}", a.cols, b.rows);
   if (a.rows == 0 || b.cols == 0) return;
   const Operand left = operand(a.data, a.rows, a.cols, a.row_stride, a.col_stride, /*pairs_first=*/false);
   const Operand right = operand(b.data, b.cols, b.rows, b.col_stride, b.row_stride, /*pairs_first=*/true);
-  const Output out{static_cast<char*>(c), c_row, output};
+  const Output out{static_cast<char*>(c), c_row, output, unit};
   const i64 most = at::in_parallel_region() ? 1 : at::get_num_threads();
   const i64 threads = std::clamp<i64>(a.rows * a.cols * b.cols / kWorkPerThread, 1, most);
   const Grid grid = make_grid(a.rows, b.cols, threads);
@@ -305,10 +350,10 @@ void bf16_product(const Bf16Matrix& a, const Bf16Matrix& b, void* c, i64 c_row, 
 
 namespace hetermoe {
 
-bool has_bf16_matrix_registers() { return false; }
+Bf16Unit bf16_unit() { return Bf16Unit::kNone; }
 
-void bf16_product(const Bf16Matrix&, const Bf16Matrix&, void*, i64, ProductOutput) {
-  HM_CHECK(false, "no matrix registers: {}", "ask has_bf16_matrix_registers() first");
+void bf16_product(const Bf16Matrix&, const Bf16Matrix&, void*, i64, ProductOutput, Bf16Unit) {
+  HM_CHECK(false, "a bf16 product on a processor without {} for it", "instructions");
 }
 
 }  // namespace hetermoe

@@ -58,8 +58,8 @@ std::vector<Chunk> make_chunks(const ExpertSlab& slab, const CopyGroups& groups)
   const i64 row_bytes = 2 * slab.down.size(2) * static_cast<i64>(slab.down.element_size());
   i64 limit = slab.down.device().is_cpu() ? std::max(kFewest, kCacheBytes / std::max<i64>(1, row_bytes))
                                           : std::numeric_limits<i64>::max();
-  // Matrix registers are so fast that reading the weights counts for more; chunks change no bit there.
-  if (uses_matrix_registers(slab.down))
+  // These products are so fast that reading the weights counts for more; chunks change no bit there.
+  if (has_own_products(slab.down))
     limit = std::clamp<i64>(groups.num_copies() / at::get_num_threads(), kFewest / 2, 4 * kFewest);
   std::vector<Chunk> out;
   for (const Chunk& slot : slots_with_copies(groups)) {
@@ -81,7 +81,7 @@ std::vector<Chunk> trainable_slots_with_copies(const ExpertSlab& slab, const Cop
 std::vector<GradTile> make_tiles(const ExpertSlab& slab, const CopyGroups& groups) {
   i64 limit = slab.down.device().is_cpu() ? 512 : std::numeric_limits<i64>::max();
   const std::vector<Chunk> slots = trainable_slots_with_copies(slab, groups);
-  if (uses_matrix_registers(slab.down)) {  // as in make_chunks: each tile reads the copies once more
+  if (has_own_products(slab.down)) {  // as in make_chunks: each tile reads the copies once more
     const i64 rows = static_cast<i64>(slots.size()) * (slab.gate_up.size(1) + slab.down.size(1));
     limit = std::clamp<i64>(rows / (4 * at::get_num_threads()), 256, 4096);
   }

@@ -27,11 +27,11 @@ Bf16Matrix matrix_of(const at::Tensor& x) {
   return {x.const_data_ptr(), x.size(0), x.size(1), x.stride(0), x.stride(1)};
 }
 
-bool fits_matrix_registers(const at::Tensor& out, const at::Tensor& a) {
-  return uses_matrix_registers(a) && out.stride(1) == 1;
+bool fits_own_product(const at::Tensor& out, const at::Tensor& a) {
+  return has_own_products(a) && out.stride(1) == 1;
 }
 
-void matrix_product(at::Tensor& out, const at::Tensor& a, const at::Tensor& b, ProductOutput output) {
+void own_product(at::Tensor& out, const at::Tensor& a, const at::Tensor& b, ProductOutput output) {
   const at::Tensor left = dense(a), right = dense(b);
   bf16_product(matrix_of(left), matrix_of(right), out.mutable_data_ptr(), out.stride(0), output);
 }
@@ -72,13 +72,13 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
 
 }  // namespace
 
-bool uses_matrix_registers(const at::Tensor& x) {
-  return x.device().is_cpu() && x.scalar_type() == at::kBFloat16 && has_bf16_matrix_registers();
+bool has_own_products(const at::Tensor& x) {
+  return x.device().is_cpu() && x.scalar_type() == at::kBFloat16 && bf16_unit() != Bf16Unit::kNone;
 }
 
 void multiply_into(at::Tensor& out, const at::Tensor& a, const at::Tensor& b) {
-  if (fits_matrix_registers(out, a)) {
-    matrix_product(out, a, b, ProductOutput::kBf16);
+  if (fits_own_product(out, a)) {
+    own_product(out, a, b, ProductOutput::kBf16);
   } else if (goes_by_fp32(a)) {
     out.copy_(at::mm(a.to(at::kFloat), b.to(at::kFloat)));
   } else {
@@ -99,8 +99,8 @@ void add_gradient_(at::Tensor sum, const at::Tensor& gradient) {
 
 void add_product_(at::Tensor sum, const at::Tensor& a, const at::Tensor& b) {
   const bool same = sum.scalar_type() == a.scalar_type();
-  if (!same && sum.scalar_type() == at::kFloat && fits_matrix_registers(sum, a)) {
-    matrix_product(sum, a, b, ProductOutput::kAddFloat);
+  if (!same && sum.scalar_type() == at::kFloat && fits_own_product(sum, a)) {
+    own_product(sum, a, b, ProductOutput::kAddFloat);
   } else if (goes_by_fp32(a)) {
     const at::Tensor a32 = a.to(at::kFloat), b32 = b.to(at::kFloat);
     if (same)

@@ -6,8 +6,8 @@
 // once as well.
 namespace hetermoe {
 
-/// Whether products of such tensors are made by a CPU's matrix registers: bf16 where it has them.
-bool uses_matrix_registers(const at::Tensor& x);
+/// Whether products of such tensors are our own: bf16 on a CPU with instructions for it (cpu_bf16_product).
+bool has_own_products(const at::Tensor& x);
 
 /// out = a b.
 void multiply_into(at::Tensor& out, const at::Tensor& a, const at::Tensor& b);

@@ -20,12 +20,13 @@ const std::vector<Shape> kProducts = {{1, 1, 1},    {1, 2, 3},     {15, 31, 17},
                                       {48, 7, 100}, {130, 96, 70}, {7, 3000, 45}, {300, 1400, 301}, {0, 5, 3},
                                       {5, 3, 0},    {4, 0, 6}};
 
-class Bf16Products : public ::testing::Test {
+class Bf16Products : public ::testing::TestWithParam<Bf16Unit> {
  protected:
   void SetUp() override {
-    if (!has_bf16_matrix_registers()) GTEST_SKIP() << "this processor has no matrix registers for bf16";
+    if (bf16_unit() < GetParam()) GTEST_SKIP() << "this processor has no such instructions";
     at::manual_seed(1);
   }
+  at::Tensor run(const at::Tensor& a, const at::Tensor& b, ProductOutput output);
 };
 
 Bf16Matrix matrix(const at::Tensor& x) {
@@ -41,19 +42,19 @@ at::Tensor operand(i64 rows, i64 cols, bool transposed) {
   return transposed ? part.t() : part;
 }
 
-at::Tensor run(const at::Tensor& a, const at::Tensor& b, ProductOutput output) {
+at::Tensor Bf16Products::run(const at::Tensor& a, const at::Tensor& b, ProductOutput output) {
   const at::ScalarType dtype = output == ProductOutput::kBf16 ? at::kBFloat16 : at::kFloat;
   // A frame of ones shows what was written beside the result.
   const at::Tensor whole = at::ones({a.size(0) + 2, b.size(1) + 4}, dtype);
   const at::Tensor out = whole.narrow(0, 1, a.size(0)).narrow(1, 1, b.size(1));
-  bf16_product(matrix(a), matrix(b), out.mutable_data_ptr(), out.stride(0), output);
+  bf16_product(matrix(a), matrix(b), out.mutable_data_ptr(), out.stride(0), output, GetParam());
   const at::Tensor result = out.clone();
   out.fill_(1);
   EXPECT_TRUE(whole.eq(1).all().item<bool>());
   return result;
 }
 
-TEST_F(Bf16Products, EqualFp64WithEveryLayoutAndOutput) {
+TEST_P(Bf16Products, EqualFp64WithEveryLayoutAndOutput) {
   for (const Shape& s : kProducts) {
     for (const int layout : {0, 1, 2, 3}) {
       const at::Tensor a = operand(s.rows, s.depth, layout % 2 == 1), b = operand(s.depth, s.cols, layout > 1);
@@ -67,7 +68,7 @@ TEST_F(Bf16Products, EqualFp64WithEveryLayoutAndOutput) {
   }
 }
 
-TEST_F(Bf16Products, NeitherThreadsNorOtherRowsChangeABit) {
+TEST_P(Bf16Products, NeitherThreadsNorOtherRowsChangeABit) {
   const at::Tensor a = operand(700, 517, false), b = operand(517, 389, true);
   const at::Tensor one = with_threads(1, [&] { return run(a, b, ProductOutput::kFloat); });
   for (const int threads : {2, 3, 7})
@@ -75,7 +76,7 @@ TEST_F(Bf16Products, NeitherThreadsNorOtherRowsChangeABit) {
   EXPECT_TRUE(one.narrow(0, 100, 77).equal(run(a.narrow(0, 100, 77), b, ProductOutput::kFloat)));
 }
 
-TEST_F(Bf16Products, PassNansAndInfinitiesOn) {
+TEST_P(Bf16Products, PassNansAndInfinitiesOn) {
   at::Tensor a = operand(40, 64, false), b = at::ones({64, 40}, at::kBFloat16);
   a[3][5] = NAN;
   a[4][5] = INFINITY;
@@ -83,6 +84,11 @@ TEST_F(Bf16Products, PassNansAndInfinitiesOn) {
   EXPECT_TRUE(got[3].isnan().all().item<bool>() && got[4].isinf().all().item<bool>());
   EXPECT_TRUE(got[5].isfinite().all().item<bool>());
 }
+
+INSTANTIATE_TEST_SUITE_P(Units, Bf16Products, ::testing::Values(Bf16Unit::kVectors, Bf16Unit::kTiles),
+                         [](const auto& info) {
+                           return info.param == Bf16Unit::kTiles ? std::string("Tiles") : std::string("Vectors");
+                         });
 
 }  // namespace
 }  // namespace hetermoe::testing
