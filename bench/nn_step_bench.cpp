@@ -335,6 +335,7 @@ void run(const Config& config, int steps) {
 int main(int argc, char** argv) {
   at::set_num_threads(argc > 1 ? std::atoi(argv[1]) : 2);
   hetermoe::keep_freed_memory();
-  hetermoe::run(hetermoe::make_config(argc > 3 ? argv[3] : "s", hetermoe::dtype_of(argc > 4 ? argv[4] : "fp32")),
-                argc > 2 ? std::atoi(argv[2]) : 12);
+  hetermoe::run(
+      hetermoe::make_config(argc > 3 ? argv[3] : "s", hetermoe::dtype_of(argc > 4 ? argv[4] : "fp32")),
+      argc > 2 ? std::atoi(argv[2]) : 12);
 }

@@ -147,7 +147,8 @@ template <class V>
 HM_INLINE float dot(const float* a, const float* b, i64 count) {
   V lanes{};
   i64 j = 0;
-  for (; j + kWidthOf<V> <= count; j += kWidthOf<V>) lanes += const_vector_at<V>(a + j) * const_vector_at<V>(b + j);
+  for (; j + kWidthOf<V> <= count; j += kWidthOf<V>)
+    lanes += const_vector_at<V>(a + j) * const_vector_at<V>(b + j);
   float total = sum_of(lanes);
   for (; j < count; ++j) total += a[j] * b[j];
   return total;

@@ -1,8 +1,9 @@
 #pragma once
 #include "hetermoe/base/types.h"
 
-// Causal attention on a CPU, in fp32 inside whatever the rows are, in blocks whose scores stay in the cache (FlashAttention, arXiv
-// 2205.14135): nothing of size S x S is ever in memory, and blocks above the diagonal are not computed.
+// Causal attention on a CPU, in fp32 inside whatever the rows are, in blocks whose scores stay in the cache
+// (FlashAttention, arXiv 2205.14135): nothing of size S x S is ever in memory, and blocks above the diagonal
+// are not computed.
 namespace hetermoe {
 
 enum class Element { kFloat, kBFloat16, kHalf };

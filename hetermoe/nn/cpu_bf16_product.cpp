@@ -28,9 +28,9 @@ using Number = std::uint16_t;  // the bits of a bf16
 // A tile register: 16 lines of 64 bytes. Of the left operand a line is a row with 32 numbers of its depth, of
 // the right one it is two numbers (a pair) of the depth of each of 16 columns, of the result 16 floats.
 constexpr i64 kLines = 16, kDepth = 32, kTile = kLines * kDepth;
-constexpr i64 kPanel = 2;                   // tiles of the result in a block of registers, each way
-constexpr i64 kBlockNumbers = 384 << 10;    // packed numbers of an operand that stay in the cache
-constexpr i64 kWorkPerThread = 4 << 20;    // multiplications that are worth another thread
+constexpr i64 kPanel = 2;                 // tiles of the result in a block of registers, each way
+constexpr i64 kBlockNumbers = 384 << 10;  // packed numbers of an operand that stay in the cache
+constexpr i64 kWorkPerThread = 4 << 20;   // multiplications that are worth another thread
 
 i64 tiles_of(i64 count, i64 size) { return (count + size - 1) / size; }
 
@@ -78,7 +78,8 @@ struct Operand {
 }
 
 /// One tile of an operand, zeros beyond its end.
-[[gnu::target("avx512f,avx512bw,avx512vl")]] inline void pack_tile(const Operand& x, i64 line, i64 k, Number* to) {
+[[gnu::target("avx512f,avx512bw,avx512vl")]] inline void pack_tile(const Operand& x, i64 line, i64 k,
+                                                                   Number* to) {
   const i64 lines = std::min(kLines, x.lines - line), depth = std::min(kDepth, x.depth - k);
   __m512i words[kLines];
   const bool along_depth = x.depth_stride == 1;
@@ -320,6 +321,10 @@ Bf16Unit bf16_unit() {
   return unit;
 }
 
+bool has_fast_bf16_unit() {
+  return bf16_unit() == Bf16Unit::kTiles || (bf16_unit() == Bf16Unit::kVectors && __builtin_cpu_is("amd"));
+}
+
 void bf16_product(const Bf16Matrix& a, const Bf16Matrix& b, void* c, i64 c_row, ProductOutput output,
                   Bf16Unit unit) {
   HM_CHECK(unit != Bf16Unit::kNone, "a bf16 product on a processor without {} for it", "instructions");
@@ -351,6 +356,8 @@ void bf16_product(const Bf16Matrix& a, const Bf16Matrix& b, void* c, i64 c_row, 
 namespace hetermoe {
 
 Bf16Unit bf16_unit() { return Bf16Unit::kNone; }
+
+bool has_fast_bf16_unit() { return false; }
 
 void bf16_product(const Bf16Matrix&, const Bf16Matrix&, void*, i64, ProductOutput, Bf16Unit) {
   HM_CHECK(false, "a bf16 product on a processor without {} for it", "instructions");

@@ -25,6 +25,9 @@ enum class Bf16Unit {
 };
 /// The best that this processor has and its operating system lets a program use.
 Bf16Unit bf16_unit();
+/// Whether it multiplies faster than fp32's instructions: tiles always; of vectors AMD's, while Intel's take
+/// twice as long (docs/results/cpu16_2026-11-23.md).
+bool has_fast_bf16_unit();
 
 /// c (+)= a b, c of rows a.rows and columns b.cols at a distance of c_row elements. Sums are fp32; numbers
 /// below fp32's normal range count as zero. Shared out over the threads of libtorch unless called in one of

@@ -107,8 +107,7 @@ NormGradient cpu_rms_norm_backward(const at::Tensor& x, const at::Tensor& weight
                                    const at::Tensor& dout) {
   NormGradient out{at::empty_like(x), at::Tensor()};
   with_row_type(x, [&](auto of) {
-    out.dweight_D =
-        backward_rows<decltype(of)>(x, weight_D, rstd, dout, out.dx).to(weight_D.scalar_type());
+    out.dweight_D = backward_rows<decltype(of)>(x, weight_D, rstd, dout, out.dx).to(weight_D.scalar_type());
   });
   return out;
 }

@@ -47,8 +47,7 @@ void rotate_heads(const at::Tensor& out, const at::Tensor& x, const RopeTable& t
       const i64 b = token / seq_len, s = token % seq_len;
       for (i64 first = 0; first < num_heads; first += heads) {
         T* place = to + b * out.stride(0) + s * out.stride(1) + first * out.stride(2);
-        const float* source =
-            source_row.read(from + b * x.stride(0) + s * x.stride(1) + first * x.stride(2));
+        const float* source = source_row.read(from + b * x.stride(0) + s * x.stride(1) + first * x.stride(2));
         float* target = target_row.place(place);
         for (i64 h = 0; h < heads * dim; h += dim)
           turn(source + h, cos + s * dim / 2, sin + s * dim / 2, sign, target + h, dim / 2);

@@ -72,8 +72,7 @@ void narrow(const float* from, at::BFloat16* to, i64 count) {
 }
 
 void narrow(const float* from, at::Half* to, i64 count) {
-  for (i64 i = has_halves() ? narrow_vectors(from, to, count) : 0; i < count; ++i)
-    to[i] = at::Half(from[i]);
+  for (i64 i = has_halves() ? narrow_vectors(from, to, count) : 0; i < count; ++i) to[i] = at::Half(from[i]);
 }
 
 }  // namespace hetermoe

@@ -23,8 +23,7 @@ template <class T>
 class FloatRow {
  public:
   explicit FloatRow(i64 width)
-      : width_(width),
-        buffer_(std::is_same_v<T, float> ? std::size_t{0} : static_cast<std::size_t>(width)) {}
+      : width_(width), buffer_(std::is_same_v<T, float> ? std::size_t{0} : static_cast<std::size_t>(width)) {}
 
   /// The floats of `row`, until the next call.
   const float* read(const T* row) { return read(row, width_); }

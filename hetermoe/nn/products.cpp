@@ -10,12 +10,15 @@
 namespace hetermoe {
 namespace {
 
-bool multiplies(at::ScalarType dtype) {
-#if defined(__x86_64__) && defined(__GNUC__)
-  if (dtype == at::kBFloat16) return __builtin_cpu_supports("avx512bf16") != 0;
-  if (dtype == at::kHalf) return false;  // libtorch has no kernels for the processors that could
-#endif
+/// Whether libtorch multiplies such matrices better than by way of fp32.
+bool multiplies([[maybe_unused]] at::ScalarType dtype) {
+#if defined(__x86_64__)
+  // Its bf16 kernels, where a processor has instructions for them, are made anew for every shape; for fp16 it
+  // has none for most processors.
+  return at::elementSize(dtype) > 2;
+#else
   return true;
+#endif
 }
 
 bool goes_by_fp32(const at::Tensor& x) { return x.device().is_cpu() && !multiplies(x.scalar_type()); }
@@ -73,7 +76,7 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
 }  // namespace
 
 bool has_own_products(const at::Tensor& x) {
-  return x.device().is_cpu() && x.scalar_type() == at::kBFloat16 && bf16_unit() != Bf16Unit::kNone;
+  return x.device().is_cpu() && x.scalar_type() == at::kBFloat16 && has_fast_bf16_unit();
 }
 
 void multiply_into(at::Tensor& out, const at::Tensor& a, const at::Tensor& b) {
@@ -99,8 +102,12 @@ void add_gradient_(at::Tensor sum, const at::Tensor& gradient) {
 
 void add_product_(at::Tensor sum, const at::Tensor& a, const at::Tensor& b) {
   const bool same = sum.scalar_type() == a.scalar_type();
-  if (!same && sum.scalar_type() == at::kFloat && fits_own_product(sum, a)) {
+  if (fits_own_product(sum, a) && sum.scalar_type() == at::kFloat) {
     own_product(sum, a, b, ProductOutput::kAddFloat);
+  } else if (fits_own_product(sum, a) && same) {
+    at::Tensor wide = sum.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true, at::MemoryFormat::Contiguous);
+    own_product(wide, a, b, ProductOutput::kAddFloat);
+    sum.copy_(wide);
   } else if (goes_by_fp32(a)) {
     const at::Tensor a32 = a.to(at::kFloat), b32 = b.to(at::kFloat);
     if (same)

@@ -15,10 +15,11 @@ struct Shape {
   i64 rows, depth, cols;
 };
 
-/// Around the tiles (16 lines, 32 numbers), around two of them, beyond a block of packed numbers; none at all.
-const std::vector<Shape> kProducts = {{1, 1, 1},    {1, 2, 3},     {15, 31, 17},  {16, 32, 16},   {33, 65, 31},
-                                      {48, 7, 100}, {130, 96, 70}, {7, 3000, 45}, {300, 1400, 301}, {0, 5, 3},
-                                      {5, 3, 0},    {4, 0, 6}};
+/// Around the tiles (16 lines, 32 numbers), around two of them, beyond a block of packed numbers; none at
+/// all.
+const std::vector<Shape> kProducts = {{1, 1, 1},        {1, 2, 3},    {15, 31, 17},  {16, 32, 16},
+                                      {33, 65, 31},     {48, 7, 100}, {130, 96, 70}, {7, 3000, 45},
+                                      {300, 1400, 301}, {0, 5, 3},    {5, 3, 0},     {4, 0, 6}};
 
 class Bf16Products : public ::testing::TestWithParam<Bf16Unit> {
  protected:
@@ -35,9 +36,9 @@ Bf16Matrix matrix(const at::Tensor& x) {
 
 /// [rows, cols] inside of a larger matrix, its rows or its columns side by side.
 at::Tensor operand(i64 rows, i64 cols, bool transposed) {
-  const at::Tensor whole = at::randn(transposed ? at::IntArrayRef{cols + 2, rows + 3}
-                                                : at::IntArrayRef{rows + 2, cols + 3})
-                               .to(at::kBFloat16);
+  const at::Tensor whole =
+      at::randn(transposed ? at::IntArrayRef{cols + 2, rows + 3} : at::IntArrayRef{rows + 2, cols + 3})
+          .to(at::kBFloat16);
   const at::Tensor part = whole.narrow(0, 1, transposed ? cols : rows).narrow(1, 2, transposed ? rows : cols);
   return transposed ? part.t() : part;
 }
@@ -57,7 +58,8 @@ at::Tensor Bf16Products::run(const at::Tensor& a, const at::Tensor& b, ProductOu
 TEST_P(Bf16Products, EqualFp64WithEveryLayoutAndOutput) {
   for (const Shape& s : kProducts) {
     for (const int layout : {0, 1, 2, 3}) {
-      const at::Tensor a = operand(s.rows, s.depth, layout % 2 == 1), b = operand(s.depth, s.cols, layout > 1);
+      const at::Tensor a = operand(s.rows, s.depth, layout % 2 == 1),
+                       b = operand(s.depth, s.cols, layout > 1);
       const at::Tensor exact = at::mm(a.to(at::kDouble), b.to(at::kDouble));
       const std::string name = fmt::format("{} x {} x {}, layout {}", s.rows, s.depth, s.cols, layout);
       const at::Tensor got = run(a, b, ProductOutput::kFloat);
@@ -72,7 +74,8 @@ TEST_P(Bf16Products, NeitherThreadsNorOtherRowsChangeABit) {
   const at::Tensor a = operand(700, 517, false), b = operand(517, 389, true);
   const at::Tensor one = with_threads(1, [&] { return run(a, b, ProductOutput::kFloat); });
   for (const int threads : {2, 3, 7})
-    EXPECT_TRUE(one.equal(with_threads(threads, [&] { return run(a, b, ProductOutput::kFloat); }))) << threads;
+    EXPECT_TRUE(one.equal(with_threads(threads, [&] { return run(a, b, ProductOutput::kFloat); })))
+        << threads;
   EXPECT_TRUE(one.narrow(0, 100, 77).equal(run(a.narrow(0, 100, 77), b, ProductOutput::kFloat)));
 }
 
@@ -87,7 +90,8 @@ TEST_P(Bf16Products, PassNansAndInfinitiesOn) {
 
 INSTANTIATE_TEST_SUITE_P(Units, Bf16Products, ::testing::Values(Bf16Unit::kVectors, Bf16Unit::kTiles),
                          [](const auto& info) {
-                           return info.param == Bf16Unit::kTiles ? std::string("Tiles") : std::string("Vectors");
+                           return info.param == Bf16Unit::kTiles ? std::string("Tiles")
+                                                                 : std::string("Vectors");
                          });
 
 }  // namespace

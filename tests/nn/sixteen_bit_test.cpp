@@ -1,4 +1,5 @@
-// The one-pass ops of a CPU in bf16 and fp16: in fp32 inside, rounded once, the same with any number of threads.
+// The one-pass ops of a CPU in bf16 and fp16: in fp32 inside, rounded once, the same with any number of
+// threads.
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
@@ -54,7 +55,8 @@ TEST_P(SixteenBit, EveryNumberConvertsAsInLibtorch) {
 }
 
 TEST_P(SixteenBit, FloatsRoundToNearestEven) {
-  // Halfway, just below and above it, overflows, numbers below the normal range; a length that is no multiple.
+  // Halfway, just below and above it, overflows, numbers below the normal range; a length that is no
+  // multiple.
   at::Tensor x = at::cat({wave({1001}, 3, 0.37), at::full({1}, 1e30f), at::full({1}, -INFINITY),
                           at::full({1}, 3e-6f), at::full({1}, 1e-40f), at::zeros({1})});
   const at::Tensor halfway = at::arange(256, at::kFloat).mul(std::ldexp(1.0, -9)).add(1);
@@ -75,7 +77,8 @@ TEST_P(SixteenBit, SwigluIsThatOfFp32Rounded) {
     for (const at::Tensor& weights : {wave({rows}, 1, 0.37), at::Tensor()}) {
       EXPECT_TRUE(is_rounded(swiglu_forward(in, weights), swiglu_forward(fp32(in), weights)));
       const SwigluGradient wide = swiglu_backward(fp32(in), weights, fp32(dact), RecomputeAct::kYes);
-      SwigluGradient got{in.clone(), dact.clone(), weights.defined() ? at::empty_like(weights) : at::Tensor()};
+      SwigluGradient got{in.clone(), dact.clone(),
+                         weights.defined() ? at::empty_like(weights) : at::Tensor()};
       swiglu_backward_out(got, got.dgate_up_C2F, weights, got.act_CF);  // in the place of its inputs
       EXPECT_TRUE(is_rounded(got.dgate_up_C2F, wide.dgate_up_C2F));
       EXPECT_TRUE(is_rounded(got.act_CF, wide.act_CF));
@@ -152,7 +155,8 @@ TEST_P(SixteenBit, SumsOfRowsAreThoseOfFp32Rounded) {
 TEST_P(SixteenBit, UpdateFollowsTheFusedKernelOnTheMaster) {
   const i64 count = 70001;
   for (const at::ScalarType of_grad : {GetParam(), at::kFloat}) {
-    std::vector<at::Tensor> values = {low({1, count}, 1, 0.7), low({13}, 1, 0.9), at::empty({0, 3}, GetParam())};
+    std::vector<at::Tensor> values = {low({1, count}, 1, 0.7), low({13}, 1, 0.9),
+                                      at::empty({0, 3}, GetParam())};
     const std::vector<at::Tensor> grads = {wave({1, count}, 1, 0.31, of_grad), wave({13}, 1, 0.17, of_grad),
                                            at::empty({0, 3}, of_grad)};
     AdamwState state = make_adamw_state(values);
@@ -160,8 +164,8 @@ TEST_P(SixteenBit, UpdateFollowsTheFusedKernelOnTheMaster) {
     AdamwState of_wide = make_adamw_state(wide);
     for (int step = 0; step < 3; ++step) {
       adamw_update(values, grads, state, {}, 0.01, 0.5);
-      adamw_update(wide, {grads[0].to(at::kFloat, false, true), grads[1].to(at::kFloat, false, true)}, of_wide,
-                   {}, 0.01, 0.5);
+      adamw_update(wide, {grads[0].to(at::kFloat, false, true), grads[1].to(at::kFloat, false, true)},
+                   of_wide, {}, 0.01, 0.5);
     }
     for (std::size_t i = 0; i < wide.size(); ++i) {
       EXPECT_LE(deviation(state.master[i], wide[i]), 1e-6);
@@ -181,8 +185,9 @@ std::vector<at::Tensor> run_all(at::ScalarType dtype) {
   const NormForward norm = rms_norm_forward(x, scale, 1e-5);
   const NormGradient of_norm = rms_norm_backward(x, scale, norm.rstd, x);
   out.insert(out.end(), {act.dgate_up_C2F, act.dweights_C, norm.out, of_norm.dx, of_norm.dweight_D});
-  const auto heads = attention_of({wave({2, 145, 4, 24}, 1, 0.37, dtype), wave({2, 145, 2, 24}, 1, 0.73, dtype),
-                                   wave({2, 145, 2, 16}, 1, 0.59, dtype)});
+  const auto heads =
+      attention_of({wave({2, 145, 4, 24}, 1, 0.37, dtype), wave({2, 145, 2, 24}, 1, 0.73, dtype),
+                    wave({2, 145, 2, 16}, 1, 0.59, dtype)});
   out.insert(out.end(), heads.begin(), heads.end());
   out.push_back(at::zeros({7, 128}, dtype));
   add_rows_(out.back(), at::arange(301, at::kLong).remainder(7), x);

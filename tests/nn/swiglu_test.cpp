@@ -69,15 +69,15 @@ TEST(Swiglu, BlocksOfRowsEqualTheWholeAndInFp64ToTheBit) {
     EXPECT_LE(deviation(got.act_CF, expected.act_CF), rounded) << dtype;
     EXPECT_LE(deviation(got.dweights_C, expected.dweights_C), tolerance) << dtype;
     const at::Tensor act = at::silu(in.narrow(1, 0, kWidth)) * in.narrow(1, kWidth, kWidth);
-    EXPECT_TRUE(swiglu_forward(in, weights, Path::kGeneric).equal((act * weights.unsqueeze(1)).to(dtype))) << dtype;
+    EXPECT_TRUE(swiglu_forward(in, weights, Path::kGeneric).equal((act * weights.unsqueeze(1)).to(dtype)))
+        << dtype;
   }
 }
 
 TEST(Swiglu, SixteenBitWorkIsOneBlock) {
   const at::Tensor in = wave({kRows, 2 * kWidth}, 3, 0.731, at::kBFloat16), weights = wave({kRows}, 1, 0.37);
   SwigluGradient out{in.clone(), wave({kRows, kWidth}, 1, 0.9, at::kBFloat16), at::empty_like(weights)};
-  const Bytes backward =
-      peak_of([&] { swiglu_backward_out(out, in, weights, out.act_CF, Path::kGeneric); });
+  const Bytes backward = peak_of([&] { swiglu_backward_out(out, in, weights, out.act_CF, Path::kGeneric); });
   EXPECT_LE(backward, kActivationBlockBytes / 16);
   EXPECT_GE(backward, kActivationBlockBytes / 32);  // the count of temporaries is not far too high
   const Bytes forward = peak_of([&] { swiglu_forward(in, weights, Path::kGeneric); });
