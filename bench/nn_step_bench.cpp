@@ -1,6 +1,6 @@
 // One training step of a small Mixtral (bench/peers: config S or M) on one CPU device: time by op kind beside
 // its roofline, and the whole step as a share of the fp32 matrix product's speed, all measured in the same
-// run. Usage: nn_step_bench [threads = 2] [steps = 12] [s | m]
+// run. Usage: nn_step_bench [threads = 2] [steps = 12] [s | m] [fp32 | bf16 | fp16]
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
@@ -30,12 +30,24 @@ namespace {
 struct Config {
   ModelConfig model;
   i64 sequences, seq_len;
+  at::ScalarType dtype;
+  /// 16-bit values have gradients in fp32, as a run's have.
+  StorageOptions storage() const {
+    StorageOptions options(dtype);
+    options.grad = at::kFloat;
+    return options;
+  }
   i64 tokens() const { return sequences * seq_len; }
 };
 
+at::ScalarType dtype_of(const std::string& name) {
+  if (name == "bf16") return at::kBFloat16;
+  return name == "fp16" ? at::kHalf : at::kFloat;
+}
+
 /// "s" or "m", with the batches of bench/peers.
-Config make_config(const std::string& name) {
-  return name == "m" ? Config{load_model("m"), 4, 512} : Config{load_model("s"), 8, 256};
+Config make_config(const std::string& name, at::ScalarType dtype) {
+  return name == "m" ? Config{load_model("m"), 4, 512, dtype} : Config{load_model("s"), 8, 256, dtype};
 }
 
 /// What an op kind cannot avoid: products, and each of its operands, results and what is kept moved once.
@@ -122,14 +134,14 @@ class Trainer {
   explicit Trainer(const Config& config)
       : config_(config),
         model_(config.model),
-        embed_(make_embed_state(model_, at::kFloat)),
-        head_(make_head_state(model_, at::kFloat)) {
+        embed_(make_embed_state(model_, config.storage())),
+        head_(make_head_state(model_, config.storage())) {
     std::vector<ExpertId> all(static_cast<std::size_t>(model_.num_experts));
     for (std::size_t e = 0; e < all.size(); ++e) all[e] = static_cast<ExpertId>(e);
     for (i64 l = 0; l < model_.num_layers; ++l) {
       Layer& layer = layers_.emplace_back();
-      layer.attention = make_attention_state(model_, l, at::kFloat);
-      layer.slab = make_expert_slab(model_, l, all, at::kFloat);
+      layer.attention = make_attention_state(model_, l, config.storage());
+      layer.slab = make_expert_slab(model_, l, all, config.storage());
       init_parameters(layer.attention.views(), 1);
       init_parameters(layer.slab.views(model_), 1);
     }
@@ -306,8 +318,8 @@ void run(const Config& config, int steps) {
   for (const auto& [kind, work] : step_work(config)) flops += work.flops;
   const double peak = *std::max_element(flops_speeds.begin(), flops_speeds.end());
   const double best = *std::min_element(times.begin(), times.end());
-  fmt::print("config {}, fp32, {} threads, {} steps, last loss {:.4f}\n", config.model.name,
-             at::get_num_threads(), steps, loss);
+  fmt::print("config {}, {}, {} threads, {} steps, last loss {:.4f}\n", config.model.name,
+             c10::toString(config.dtype), at::get_num_threads(), steps, loss);
   fmt::print("sgemm 2048      {:8.1f} GFLOP/s best, {:.1f} median\n", peak / 1e9, median(flops_speeds) / 1e9);
   fmt::print("copy            {:8.1f} GB/s median\n", median(copy_speeds) / 1e9);
   fmt::print("step            {:8.1f} ms best, {:.1f} ms median, {:.1f} GFLOP\n", best * 1e3,
@@ -323,5 +335,7 @@ void run(const Config& config, int steps) {
 int main(int argc, char** argv) {
   at::set_num_threads(argc > 1 ? std::atoi(argv[1]) : 2);
   hetermoe::keep_freed_memory();
-  hetermoe::run(hetermoe::make_config(argc > 3 ? argv[3] : "s"), argc > 2 ? std::atoi(argv[2]) : 12);
+  hetermoe::run(
+      hetermoe::make_config(argc > 3 ? argv[3] : "s", hetermoe::dtype_of(argc > 4 ? argv[4] : "fp32")),
+      argc > 2 ? std::atoi(argv[2]) : 12);
 }

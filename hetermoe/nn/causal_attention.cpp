@@ -20,7 +20,11 @@ std::vector<at::Tensor> head_views(const at::Tensor& qkv, const HeadShape& shape
 }
 
 HeadRows head_rows(const at::Tensor& x_BShd) {
-  return {x_BShd.mutable_data_ptr<float>(), x_BShd.stride(0), x_BShd.stride(1), x_BShd.stride(2)};
+  const at::ScalarType dtype = x_BShd.scalar_type();
+  const Element element = dtype == at::kBFloat16 ? Element::kBFloat16
+                          : dtype == at::kHalf   ? Element::kHalf
+                                                 : Element::kFloat;
+  return {x_BShd.mutable_data_ptr(), x_BShd.stride(0), x_BShd.stride(1), x_BShd.stride(2), element};
 }
 
 AttentionShape attention_shape(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale) {
@@ -34,7 +38,7 @@ struct AttentionForward {
 
 AttentionForward cpu_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale) {
   AttentionForward out{at::empty({q.size(0), q.size(1), q.size(2), v.size(3)}, q.options()),
-                       at::empty({q.size(0), q.size(2), q.size(1)}, q.options())};
+                       at::empty({q.size(0), q.size(2), q.size(1)}, q.options().dtype(at::kFloat))};
   cpu_attention_forward(attention_shape(q, k, v, scale), head_rows(q), head_rows(k), head_rows(v),
                         head_rows(out.out_BShd), out.log_sums_BhS.mutable_data_ptr<float>());
   return out;

@@ -9,9 +9,9 @@
 // Attention with a causal mask, inside autograd graphs.
 namespace hetermoe {
 
-/// softmax(scale * q k^T) v with a causal mask: on the CPU in fp32 by cpu_attention, else by the fused kernel
-/// of the device where there is one. [B, S, heads, *]; the width of v may differ from that of q and k; k and
-/// v may have fewer heads. Returns [B, S, heads, width of v].
+/// softmax(scale * q k^T) v with a causal mask: on the CPU by cpu_attention (not in fp64), else by the fused
+/// kernel of the device where there is one. [B, S, heads, *]; the width of v may differ from that of q and k;
+/// k and v may have fewer heads. Returns [B, S, heads, width of v].
 at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale,
                             Path path = Path::kAuto);
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "hetermoe/nn/cpu_product.h"
+#include "hetermoe/nn/cpu_rows.h"
 #include "hetermoe/nn/simd.h"
 
 namespace hetermoe {
@@ -26,12 +27,38 @@ HM_INLINE void exponentiate(V& x) {
   x = p * (V)((__builtin_convertvector(n, Int) + 127) << 23);  // the bits, not the value
 }
 
+/// Rows of floats.
+struct FloatRows {
+  const float* data;
+  i64 row;
+};
+
+template <class T>
+void widen_rows(const T* from, i64 from_row, i64 rows, i64 width, float* to) {
+  for (i64 r = 0; r < rows; ++r) widen(from + r * from_row, to + r * width, width);
+}
+
+/// Tokens [first, first + count) of a head: in their place, or converted into `room`.
+FloatRows read_rows(const HeadRows& x, i64 b, i64 first, i64 h, i64 count, i64 width, float* room) {
+  const i64 at = x.offset(b, first, h);
+  if (x.element == Element::kFloat) return {static_cast<const float*>(x.data) + at, x.token};
+  if (x.element == Element::kBFloat16)
+    widen_rows(static_cast<const at::BFloat16*>(x.data) + at, x.token, count, width, room);
+  else
+    widen_rows(static_cast<const at::Half*>(x.data) + at, x.token, count, width, room);
+  return {room, width};
+}
+
+template <class T>
+void narrow_rows(const float* from, i64 rows, i64 width, T* to, i64 to_row) {
+  for (i64 r = 0; r < rows; ++r) narrow(from + r * width, to + r * to_row, width);
+}
+
 /// Rows of one head side by side, as the kernels read them again and again: at a stride of a power of two
 /// they would push each other out of the cache.
-HM_INLINE void pack(const float* from, i64 from_row, i64 rows, i64 width, float factor,
-                    float* __restrict to) {
+HM_INLINE void pack(const FloatRows& from, i64 rows, i64 width, float factor, float* __restrict to) {
   for (i64 r = 0; r < rows; ++r) {
-    for (i64 c = 0; c < width; ++c) to[r * width + c] = factor * from[r * from_row + c];
+    for (i64 c = 0; c < width; ++c) to[r * width + c] = factor * from.data[r * from.row + c];
   }
 }
 
@@ -42,11 +69,25 @@ HM_INLINE void unpack(const float* __restrict from, i64 rows, i64 width, float f
   }
 }
 
+/// Writes factor * from as tokens [first, first + rows) of a head; 16 bits by way of `from` itself.
+HM_INLINE void write_rows(float* from, i64 rows, i64 width, float factor, const HeadRows& x, i64 b, i64 first,
+                          i64 h) {
+  const i64 at = x.offset(b, first, h);
+  if (x.element == Element::kFloat)
+    return unpack(from, rows, width, factor, static_cast<float*>(x.data) + at, x.token);
+  for (i64 i = 0; i < rows * width; ++i) from[i] *= factor;
+  if (x.element == Element::kBFloat16)
+    narrow_rows(from, rows, width, static_cast<at::BFloat16*>(x.data) + at, x.token);
+  else
+    narrow_rows(from, rows, width, static_cast<at::Half*>(x.data) + at, x.token);
+}
+
 /// For every block of keys: to[column][key], padded with zeros to kKeys.
-HM_INLINE void pack_transposed(const float* from, i64 from_row, i64 rows, i64 width, float* __restrict to) {
+HM_INLINE void pack_transposed(const FloatRows& from, i64 rows, i64 width, float* __restrict to) {
+  const i64 from_row = from.row;
   for (i64 begin = 0; begin < rows; begin += kKeys, to += width * kKeys) {
     for (i64 j = 0; j < kKeys; j += 8) {
-      const float* row = from + (begin + j) * from_row;
+      const float* row = from.data + (begin + j) * from_row;
       if (begin + j + 8 <= rows) {
         for (i64 c = 0; c < width; ++c) {
           *reinterpret_cast<Vector8*>(to + c * kKeys + j) = Vector8{row[c],
@@ -76,6 +117,11 @@ HM_INLINE V& vector_at(float* x) {
 }
 
 template <class V>
+HM_INLINE const V& const_vector_at(const float* x) {
+  return *reinterpret_cast<const V*>(x);
+}
+
+template <class V>
 HM_INLINE float sum_of(const V& lanes) {
   float total = 0;
   for (i64 lane = 0; lane < kWidthOf<V>; ++lane) total += lanes[lane];
@@ -98,10 +144,11 @@ HM_INLINE float largest(float* x, i64 count) {
 }
 
 template <class V>
-HM_INLINE float dot(float* a, float* b, i64 count) {
+HM_INLINE float dot(const float* a, const float* b, i64 count) {
   V lanes{};
   i64 j = 0;
-  for (; j + kWidthOf<V> <= count; j += kWidthOf<V>) lanes += vector_at<V>(a + j) * vector_at<V>(b + j);
+  for (; j + kWidthOf<V> <= count; j += kWidthOf<V>)
+    lanes += const_vector_at<V>(a + j) * const_vector_at<V>(b + j);
   float total = sum_of(lanes);
   for (; j < count; ++j) total += a[j] * b[j];
   return total;
@@ -153,9 +200,10 @@ HM_INLINE void block_scores(const Block& block, const float* rows, i64 width, co
 
 /// Of one thread. Rows of one head, packed.
 struct ForwardScratch {
-  std::vector<float> q, keys, values, out, scores;
+  std::vector<float> room, q, keys, values, out, scores;
   explicit ForwardScratch(const AttentionShape& s)
-      : q(buffer(kQueries, s.dim)),
+      : room(buffer(s.seq_len, std::max(s.dim, s.v_dim))),
+        q(buffer(kQueries, s.dim)),
         keys(buffer(padded_keys(s), s.dim)),
         values(buffer(s.seq_len, s.v_dim)),
         out(buffer(kQueries, s.v_dim)),
@@ -198,13 +246,14 @@ template <class V>
 HM_INLINE void forward_head(const ForwardArgs& args, i64 b, i64 h, ForwardScratch& scratch) {
   const AttentionShape& s = args.s;
   const i64 kv = h / (s.num_heads / s.num_kv_heads);
-  pack_transposed(args.k.at(b, 0, kv), args.k.token, s.seq_len, s.dim, scratch.keys.data());
-  pack(args.v.at(b, 0, kv), args.v.token, s.seq_len, s.v_dim, 1, scratch.values.data());
+  float* room = scratch.room.data();
+  pack_transposed(read_rows(args.k, b, 0, kv, s.seq_len, s.dim, room), s.seq_len, s.dim, scratch.keys.data());
+  pack(read_rows(args.v, b, 0, kv, s.seq_len, s.v_dim, room), s.seq_len, s.v_dim, 1, scratch.values.data());
   float *out = scratch.out.data(), *scores = scratch.scores.data();
   Softmax softmax;
   for (i64 begin = 0; begin < s.seq_len; begin += kQueries) {
     const i64 count = std::min(kQueries, s.seq_len - begin);
-    pack(args.q.at(b, begin, h), args.q.token, count, s.dim, s.scale, scratch.q.data());
+    pack(read_rows(args.q, b, begin, h, count, s.dim, room), count, s.dim, s.scale, scratch.q.data());
     for (i64 key_begin = 0; key_begin < begin + count; key_begin += kKeys) {
       const Block block = make_block(begin, key_begin, s.seq_len);
       block_scores<V>(block, scratch.q.data(), s.dim, scratch.keys.data() + key_begin * s.dim, scores);
@@ -214,7 +263,7 @@ HM_INLINE void forward_head(const ForwardArgs& args, i64 b, i64 h, ForwardScratc
                  Mask::kDepth, block.offset());
     }
     for (i64 r = 0; r < count; ++r) {
-      unpack(out + r * s.v_dim, 1, s.v_dim, 1 / softmax.sum[r], args.out.at(b, begin + r, h), 0);
+      write_rows(out + r * s.v_dim, 1, s.v_dim, 1 / softmax.sum[r], args.out, b, begin + r, h);
       args.log_sums[(b * s.num_heads + h) * s.seq_len + begin + r] =
           softmax.top[r] + std::log(softmax.sum[r]);
     }
@@ -223,9 +272,10 @@ HM_INLINE void forward_head(const ForwardArgs& args, i64 b, i64 h, ForwardScratc
 
 /// Of one thread. Rows of one head, packed; q is scaled.
 struct BackwardScratch {
-  std::vector<float> keys, keys_t, values_t, q, dout, dq, dk, dv, dots, scores, dscores;
+  std::vector<float> room, keys, keys_t, values_t, q, dout, dq, dk, dv, dots, scores, dscores;
   explicit BackwardScratch(const AttentionShape& s)
-      : keys(buffer(s.seq_len, s.dim)),
+      : room(buffer(s.seq_len, std::max(s.dim, s.v_dim))),
+        keys(buffer(s.seq_len, s.dim)),
         keys_t(buffer(padded_keys(s), s.dim)),
         values_t(buffer(padded_keys(s), s.v_dim)),
         q(buffer(s.seq_len, s.dim)),
@@ -271,18 +321,20 @@ HM_INLINE void backward_block(const AttentionShape& s, const Block& block, const
 template <class V>
 HM_INLINE void backward_head(const AttentionShape& s, const AttentionGradients& g, i64 b, i64 h,
                              BackwardScratch& scratch) {
-  pack(g.q.at(b, 0, h), g.q.token, s.seq_len, s.dim, s.scale, scratch.q.data());
-  pack(g.dout.at(b, 0, h), g.dout.token, s.seq_len, s.v_dim, 1, scratch.dout.data());
+  float* room = scratch.room.data();
+  pack(read_rows(g.q, b, 0, h, s.seq_len, s.dim, room), s.seq_len, s.dim, s.scale, scratch.q.data());
+  pack(read_rows(g.dout, b, 0, h, s.seq_len, s.v_dim, room), s.seq_len, s.v_dim, 1, scratch.dout.data());
+  const FloatRows out = read_rows(g.out, b, 0, h, s.seq_len, s.v_dim, room);
   for (i64 t = 0; t < s.seq_len; ++t) {
     scratch.dots[static_cast<std::size_t>(t)] =
-        dot<V>(scratch.dout.data() + t * s.v_dim, g.out.at(b, t, h), s.v_dim);
+        dot<V>(scratch.dout.data() + t * s.v_dim, out.data + t * out.row, s.v_dim);
   }
   const float* log_sums = g.log_sums + (b * s.num_heads + h) * s.seq_len;
   for (i64 key_begin = 0; key_begin < s.seq_len; key_begin += kKeys) {
     for (i64 begin = key_begin; begin < s.seq_len; begin += kQueries)
       backward_block<V>(s, make_block(begin, key_begin, s.seq_len), log_sums, scratch);
   }
-  unpack(scratch.dq.data(), s.seq_len, s.dim, s.scale, g.dq.at(b, 0, h), g.dq.token);
+  write_rows(scratch.dq.data(), s.seq_len, s.dim, s.scale, g.dq, b, 0, h);
 }
 
 /// All query heads that share one head of keys and values, in one sequence: nobody else writes their
@@ -290,15 +342,18 @@ HM_INLINE void backward_head(const AttentionShape& s, const AttentionGradients& 
 template <class V>
 HM_INLINE void backward_heads(const AttentionShape& s, const AttentionGradients& g, i64 b, i64 kv,
                               BackwardScratch& scratch) {
-  pack(g.k.at(b, 0, kv), g.k.token, s.seq_len, s.dim, 1, scratch.keys.data());
-  pack_transposed(g.k.at(b, 0, kv), g.k.token, s.seq_len, s.dim, scratch.keys_t.data());
-  pack_transposed(g.v.at(b, 0, kv), g.v.token, s.seq_len, s.v_dim, scratch.values_t.data());
+  float* room = scratch.room.data();
+  const FloatRows keys = read_rows(g.k, b, 0, kv, s.seq_len, s.dim, room);
+  pack(keys, s.seq_len, s.dim, 1, scratch.keys.data());
+  pack_transposed(keys, s.seq_len, s.dim, scratch.keys_t.data());
+  pack_transposed(read_rows(g.v, b, 0, kv, s.seq_len, s.v_dim, room), s.seq_len, s.v_dim,
+                  scratch.values_t.data());
   std::fill(scratch.dk.begin(), scratch.dk.end(), 0.0f);
   std::fill(scratch.dv.begin(), scratch.dv.end(), 0.0f);
   const i64 group = s.num_heads / s.num_kv_heads;
   for (i64 h = kv * group; h < (kv + 1) * group; ++h) backward_head<V>(s, g, b, h, scratch);
-  unpack(scratch.dk.data(), s.seq_len, s.dim, 1, g.dk.at(b, 0, kv), g.dk.token);
-  unpack(scratch.dv.data(), s.seq_len, s.v_dim, 1, g.dv.at(b, 0, kv), g.dv.token);
+  write_rows(scratch.dk.data(), s.seq_len, s.dim, 1, g.dk, b, 0, kv);
+  write_rows(scratch.dv.data(), s.seq_len, s.v_dim, 1, g.dv, b, 0, kv);
 }
 
 // The same code once per instruction set: inlined into functions that may use it.

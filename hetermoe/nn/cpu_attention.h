@@ -1,15 +1,19 @@
 #pragma once
 #include "hetermoe/base/types.h"
 
-// Causal attention in fp32 on a CPU, in blocks whose scores stay in the cache (FlashAttention, arXiv
-// 2205.14135): nothing of size S x S is ever in memory, and blocks above the diagonal are not computed.
+// Causal attention on a CPU, in fp32 inside whatever the rows are, in blocks whose scores stay in the cache
+// (FlashAttention, arXiv 2205.14135): nothing of size S x S is ever in memory, and blocks above the diagonal
+// are not computed.
 namespace hetermoe {
+
+enum class Element { kFloat, kBFloat16, kHalf };
 
 /// Rows of [sequence, token, head]; the elements of a row lie side by side. Strides in elements.
 struct HeadRows {
-  float* data = nullptr;
+  void* data = nullptr;
   i64 sequence = 0, token = 0, head = 0;
-  float* at(i64 b, i64 t, i64 h) const { return data + b * sequence + t * token + h * head; }
+  Element element = Element::kFloat;
+  i64 offset(i64 b, i64 t, i64 h) const { return b * sequence + t * token + h * head; }
 };
 
 struct AttentionShape {

@@ -3,15 +3,20 @@
 
 #include <algorithm>
 
+#include "hetermoe/nn/optimizer.h"
 #include "hetermoe/nn/rms_norm.h"
 #include "hetermoe/nn/rope.h"
 #include "hetermoe/nn/swiglu.h"
 
-// The element-wise ops in fp32 on a CPU, each in one pass over memory. Only the files of the ops themselves
-// call these; they have chosen them by runs_on_cpu().
+// The element-wise ops on a CPU, each in one pass over memory, in fp32 inside whatever the rows are: fp32,
+// bf16 or fp16. Only the files of the ops themselves call these; they have chosen them by runs_on_cpu().
 namespace hetermoe {
 
-inline bool is_cpu_float(const at::Tensor& x) { return x.device().is_cpu() && x.scalar_type() == at::kFloat; }
+/// On a CPU in fp32, bf16 or fp16.
+inline bool is_cpu_float(const at::Tensor& x) {
+  const at::ScalarType dtype = x.scalar_type();
+  return x.device().is_cpu() && (dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf);
+}
 
 inline bool runs_on_cpu(const at::Tensor& x, Path path) {
   return path == Path::kAuto && is_cpu_float(x) && x.is_contiguous();
@@ -31,6 +36,15 @@ NormGradient cpu_rms_norm_backward(const at::Tensor& x, const at::Tensor& weight
 /// out = x turned; out may be x. Both [B, S, heads, dim] of any strides but 1 in the last dimension.
 void cpu_rotate(const at::Tensor& out, const at::Tensor& x, const RopeTable& table, RopeLayout layout,
                 RopeDirection direction);
+
+/// A 16-bit storage with what its update needs: the gradient fp32 or 16-bit, the others fp32; all contiguous.
+struct AdamwTensors {
+  at::Tensor value, grad, master, exp_avg, exp_avg_sq;
+};
+/// One AdamW update, the step-th: gradient, master, moments and value in one pass. grad_factor multiplies the
+/// gradient.
+void cpu_adamw(const AdamwTensors& x, const AdamwOptions& options, i64 step, double learning_rate,
+               double weight_decay, double grad_factor);
 
 /// Sum of squares of floats in fp64, order of the additions fixed.
 double sum_of_squares(const float* values, i64 count);

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "hetermoe/nn/cpu_kernels.h"
+#include "hetermoe/nn/cpu_rows.h"
 #include "hetermoe/nn/simd.h"
 
 namespace hetermoe {
@@ -44,48 +45,70 @@ HM_CLONES void norm_grad_row(const float* x, const float* weight, float rstd, co
   }
 }
 
+template <class T>
+void forward_rows(const at::Tensor& x, const at::Tensor& weight_D, double eps, NormForward& out) {
+  const i64 width = x.size(-1), rows = out.rstd.numel();
+  const at::Tensor weight = weight_D.to(at::kFloat);
+  const T* xp = x.const_data_ptr<T>();
+  const float* wp = weight.const_data_ptr<float>();
+  T* op = out.out.mutable_data_ptr<T>();
+  float* rp = out.rstd.mutable_data_ptr<float>();
+  at::parallel_for(0, rows, rows_per_task(width), [&](i64 begin, i64 end) {
+    FloatRow<T> x_row(width), out_row(width);
+    for (i64 r = begin; r < end; ++r) {
+      const float* in = x_row.read(xp + r * width);
+      const float mean = square_sum(in, width) / static_cast<float>(width);
+      rp[r] = 1.0f / std::sqrt(mean + static_cast<float>(eps));
+      scale_row(in, wp, rp[r], out_row.place(op + r * width), width);
+      out_row.write(op + r * width);
+    }
+  });
+}
+
+/// Returns the gradient of the weight, fp32.
+template <class T>
+at::Tensor backward_rows(const at::Tensor& x, const at::Tensor& weight_D, const at::Tensor& rstd,
+                         const at::Tensor& dout, const at::Tensor& dx) {
+  const i64 width = x.size(-1), rows = rstd.numel();
+  const at::Tensor weight = weight_D.to(at::kFloat);
+  const T* xp = x.const_data_ptr<T>();
+  const float* wp = weight.const_data_ptr<float>();
+  const float* rp = rstd.const_data_ptr<float>();
+  const T* dp = dout.const_data_ptr<T>();
+  T* dxp = dx.mutable_data_ptr<T>();
+  // Partial sums over fixed blocks of rows, added in block order: the same result with any number of threads.
+  constexpr i64 kBlocks = 16;
+  at::Tensor partial = at::zeros({kBlocks, width}, rstd.options());
+  float* pp = partial.mutable_data_ptr<float>();
+  at::parallel_for(0, kBlocks, std::max<i64>(1, kBlocks * rows_per_task(width) / std::max<i64>(1, rows)),
+                   [&](i64 begin, i64 end) {
+                     FloatRow<T> x_row(width), dout_row(width), dx_row(width);
+                     for (i64 block = begin; block < end; ++block) {
+                       for (i64 r = rows * block / kBlocks; r < rows * (block + 1) / kBlocks; ++r) {
+                         norm_grad_row(x_row.read(xp + r * width), wp, rp[r], dout_row.read(dp + r * width),
+                                       dx_row.place(dxp + r * width), pp + block * width, width);
+                         dx_row.write(dxp + r * width);
+                       }
+                     }
+                   });
+  return partial.sum(0);
+}
+
 }  // namespace
 
 NormForward cpu_rms_norm_forward(const at::Tensor& x, const at::Tensor& weight_D, double eps) {
   const i64 width = x.size(-1), rows = width == 0 ? 0 : x.numel() / width;
-  NormForward out{at::empty_like(x), at::empty({rows}, x.options())};
-  const float* xp = x.const_data_ptr<float>();
-  const float* wp = weight_D.const_data_ptr<float>();
-  float* op = out.out.mutable_data_ptr<float>();
-  float* rp = out.rstd.mutable_data_ptr<float>();
-  at::parallel_for(0, rows, rows_per_task(width), [&](i64 begin, i64 end) {
-    for (i64 r = begin; r < end; ++r) {
-      const float mean = square_sum(xp + r * width, width) / static_cast<float>(width);
-      rp[r] = 1.0f / std::sqrt(mean + static_cast<float>(eps));
-      scale_row(xp + r * width, wp, rp[r], op + r * width, width);
-    }
-  });
+  NormForward out{at::empty_like(x), at::empty({rows}, x.options().dtype(at::kFloat))};
+  with_row_type(x, [&](auto of) { forward_rows<decltype(of)>(x, weight_D, eps, out); });
   return out;
 }
 
 NormGradient cpu_rms_norm_backward(const at::Tensor& x, const at::Tensor& weight_D, const at::Tensor& rstd,
                                    const at::Tensor& dout) {
-  const i64 width = x.size(-1), rows = rstd.numel();
   NormGradient out{at::empty_like(x), at::Tensor()};
-  const float* xp = x.const_data_ptr<float>();
-  const float* wp = weight_D.const_data_ptr<float>();
-  const float* rp = rstd.const_data_ptr<float>();
-  const float* dp = dout.const_data_ptr<float>();
-  float* dxp = out.dx.mutable_data_ptr<float>();
-  // Partial sums over fixed blocks of rows, added in block order: the same result with any number of threads.
-  constexpr i64 kBlocks = 16;
-  at::Tensor partial = at::zeros({kBlocks, width}, x.options());
-  float* pp = partial.mutable_data_ptr<float>();
-  at::parallel_for(0, kBlocks, std::max<i64>(1, kBlocks * rows_per_task(width) / std::max<i64>(1, rows)),
-                   [&](i64 begin, i64 end) {
-                     for (i64 block = begin; block < end; ++block) {
-                       for (i64 r = rows * block / kBlocks; r < rows * (block + 1) / kBlocks; ++r) {
-                         norm_grad_row(xp + r * width, wp, rp[r], dp + r * width, dxp + r * width,
-                                       pp + block * width, width);
-                       }
-                     }
-                   });
-  out.dweight_D = partial.sum(0);
+  with_row_type(x, [&](auto of) {
+    out.dweight_D = backward_rows<decltype(of)>(x, weight_D, rstd, dout, out.dx).to(weight_D.scalar_type());
+  });
   return out;
 }
 

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "hetermoe/nn/cpu_kernels.h"
+#include "hetermoe/nn/cpu_rows.h"
 #include "hetermoe/nn/simd.h"
 
 namespace hetermoe {
@@ -42,42 +43,65 @@ HM_CLONES float swiglu_grad_row(const float* gate, const float* up, float weight
   return total;
 }
 
+const float* weights_of(const at::Tensor& weights_C) {
+  return weights_C.defined() ? weights_C.const_data_ptr<float>() : nullptr;
+}
+
+template <class T>
+void forward_rows(const at::Tensor& gate_up_C2F, const at::Tensor& weights_C, const at::Tensor& act_CF) {
+  const i64 copies = gate_up_C2F.size(0), width = gate_up_C2F.size(1) / 2;
+  const T* in = gate_up_C2F.const_data_ptr<T>();
+  const float* w = weights_of(weights_C);
+  T* out = act_CF.mutable_data_ptr<T>();
+  at::parallel_for(0, copies, rows_per_task(width), [&](i64 begin, i64 end) {
+    FloatRow<T> gate_up_row(2 * width), act_row(width);
+    for (i64 c = begin; c < end; ++c) {
+      const float* gate_up = gate_up_row.read(in + 2 * c * width);
+      swiglu_row(gate_up, gate_up + width, w != nullptr ? w[c] : 1.0f, act_row.place(out + c * width), width);
+      act_row.write(out + c * width);
+    }
+  });
+}
+
+template <class T>
+void backward_rows(SwigluGradient& out, const at::Tensor& gate_up_C2F, const at::Tensor& weights_C,
+                   const at::Tensor& dact_CF) {
+  const i64 copies = gate_up_C2F.size(0), width = gate_up_C2F.size(1) / 2;
+  const T* in = gate_up_C2F.const_data_ptr<T>();
+  const T* d = dact_CF.const_data_ptr<T>();
+  const float* w = weights_of(weights_C);
+  T* din = out.dgate_up_C2F.mutable_data_ptr<T>();
+  T* act = out.act_CF.defined() ? out.act_CF.mutable_data_ptr<T>() : nullptr;
+  float* dw = w != nullptr ? out.dweights_C.mutable_data_ptr<float>() : nullptr;
+  at::parallel_for(0, copies, rows_per_task(width), [&](i64 begin, i64 end) {
+    FloatRow<T> gate_up_row(2 * width), dact_row(width), din_row(2 * width), act_row(width);
+    std::vector<float> unused(act == nullptr ? static_cast<std::size_t>(width) : 0);
+    for (i64 c = begin; c < end; ++c) {
+      const i64 at2 = 2 * c * width, at = c * width;
+      const float* gate_up = gate_up_row.read(in + at2);
+      float* grad = din_row.place(din + at2);
+      const float sum =
+          swiglu_grad_row(gate_up, gate_up + width, w != nullptr ? w[c] : 1.0f, dact_row.read(d + at), grad,
+                          grad + width, act != nullptr ? act_row.place(act + at) : unused.data(), width);
+      din_row.write(din + at2);
+      if (act != nullptr) act_row.write(act + at);
+      if (dw != nullptr) dw[c] = sum;
+    }
+  });
+}
+
 }  // namespace
 
 at::Tensor cpu_swiglu_forward(const at::Tensor& gate_up_C2F, const at::Tensor& weights_C) {
-  const i64 copies = gate_up_C2F.size(0), width = gate_up_C2F.size(1) / 2;
-  at::Tensor act = at::empty({copies, width}, gate_up_C2F.options());
-  const float* in = gate_up_C2F.const_data_ptr<float>();
-  const float* w = weights_C.defined() ? weights_C.const_data_ptr<float>() : nullptr;
-  float* out = act.mutable_data_ptr<float>();
-  at::parallel_for(0, copies, rows_per_task(width), [&](i64 begin, i64 end) {
-    for (i64 c = begin; c < end; ++c) {
-      swiglu_row(in + 2 * c * width, in + (2 * c + 1) * width, w != nullptr ? w[c] : 1.0f, out + c * width,
-                 width);
-    }
-  });
+  at::Tensor act = at::empty({gate_up_C2F.size(0), gate_up_C2F.size(1) / 2}, gate_up_C2F.options());
+  with_row_type(gate_up_C2F, [&](auto of) { forward_rows<decltype(of)>(gate_up_C2F, weights_C, act); });
   return act;
 }
 
 void cpu_swiglu_backward(SwigluGradient& out, const at::Tensor& gate_up_C2F, const at::Tensor& weights_C,
                          const at::Tensor& dact_CF) {
-  const i64 copies = gate_up_C2F.size(0), width = gate_up_C2F.size(1) / 2;
-  const float* in = gate_up_C2F.const_data_ptr<float>();
-  const float* d = dact_CF.const_data_ptr<float>();
-  const float* w = weights_C.defined() ? weights_C.const_data_ptr<float>() : nullptr;
-  float* din = out.dgate_up_C2F.mutable_data_ptr<float>();
-  float* act = out.act_CF.defined() ? out.act_CF.mutable_data_ptr<float>() : nullptr;
-  float* dw = w != nullptr ? out.dweights_C.mutable_data_ptr<float>() : nullptr;
-  at::parallel_for(0, copies, rows_per_task(width), [&](i64 begin, i64 end) {
-    std::vector<float> unused(act == nullptr ? static_cast<std::size_t>(width) : 0);
-    for (i64 c = begin; c < end; ++c) {
-      const i64 at2 = 2 * c * width;
-      const float sum =
-          swiglu_grad_row(in + at2, in + at2 + width, w != nullptr ? w[c] : 1.0f, d + c * width, din + at2,
-                          din + at2 + width, act != nullptr ? act + c * width : unused.data(), width);
-      if (dw != nullptr) dw[c] = sum;
-    }
-  });
+  with_row_type(gate_up_C2F,
+                [&](auto of) { backward_rows<decltype(of)>(out, gate_up_C2F, weights_C, dact_CF); });
 }
 
 }  // namespace hetermoe

@@ -59,8 +59,11 @@ std::vector<Chunk> slots_with_copies(const CopyGroups& groups) {
 std::vector<Chunk> make_chunks(const ExpertSlab& slab, const CopyGroups& groups) {
   constexpr i64 kCacheBytes = 2 << 20, kFewest = 256;
   const i64 row_bytes = 2 * slab.down.size(2) * static_cast<i64>(slab.down.element_size());
-  const i64 limit = slab.down.device().is_cpu() ? std::max(kFewest, kCacheBytes / std::max<i64>(1, row_bytes))
-                                                : std::numeric_limits<i64>::max();
+  i64 limit = slab.down.device().is_cpu() ? std::max(kFewest, kCacheBytes / std::max<i64>(1, row_bytes))
+                                          : std::numeric_limits<i64>::max();
+  // These products are so fast that reading the weights counts for more; chunks change no bit there.
+  if (has_own_products(slab.down))
+    limit = std::clamp<i64>(groups.num_copies() / at::get_num_threads(), kFewest / 2, 4 * kFewest);
   std::vector<Chunk> out;
   for (const Chunk& slot : slots_with_copies(groups)) {
     for_each_part(slot.count, limit, [&](i64 first, i64 count) {
@@ -79,9 +82,14 @@ std::vector<Chunk> trainable_slots_with_copies(const ExpertSlab& slab, const Cop
 
 /// The weight gradients, cut so that threads find equal work even when one expert has most of the copies.
 std::vector<GradTile> make_tiles(const ExpertSlab& slab, const CopyGroups& groups) {
-  const i64 limit = slab.down.device().is_cpu() ? 512 : std::numeric_limits<i64>::max();
+  i64 limit = slab.down.device().is_cpu() ? 512 : std::numeric_limits<i64>::max();
+  const std::vector<Chunk> slots = trainable_slots_with_copies(slab, groups);
+  if (has_own_products(slab.down)) {  // as in make_chunks: each tile reads the copies once more
+    const i64 rows = static_cast<i64>(slots.size()) * (slab.gate_up.size(1) + slab.down.size(1));
+    limit = std::clamp<i64>(rows / (4 * at::get_num_threads()), 256, 4096);
+  }
   std::vector<GradTile> out;
-  for (const Chunk& slot : trainable_slots_with_copies(slab, groups)) {
+  for (const Chunk& slot : slots) {
     for_each_part(slab.gate_up.size(1), limit, [&](i64 first, i64 rows) {
       out.push_back({GradTile::Weight::kGateUp, slot, first, rows});
     });

@@ -118,6 +118,12 @@ class AdamwPass {
   i64 held_ = 0;  ///< bytes of converted gradients in the batches
 };
 
+/// Whether cpu_adamw takes it.
+bool is_one_pass(const at::Tensor& value, const at::Tensor& grad) {
+  return value.device().is_cpu() && at::elementSize(value.scalar_type()) < 4 && value.is_contiguous() &&
+         is_cpu_float(grad) && grad.is_contiguous();
+}
+
 }  // namespace
 
 AdamwState make_adamw_state(const std::vector<at::Tensor>& values) {
@@ -143,10 +149,18 @@ void adamw_update(std::vector<at::Tensor>& values, const std::vector<at::Tensor>
     return;
   AdamwPass pass(options, learning_rate, grad_factor, state.step, wide[0]);
   for (std::size_t i = 0; i < values.size(); ++i) {
-    if (values[i].numel() > 0) pass.add(wide[i], grads[i], state.exp_avg[i], state.exp_avg_sq[i]);
+    if (values[i].numel() == 0) continue;
+    if (is_one_pass(values[i], grads[i])) {
+      cpu_adamw({values[i], grads[i], wide[i], state.exp_avg[i], state.exp_avg_sq[i]}, options, state.step,
+                learning_rate, values[i].dim() > 1 ? options.weight_decay : 0, grad_factor);
+    } else {
+      pass.add(wide[i], grads[i], state.exp_avg[i], state.exp_avg_sq[i]);
+    }
   }
   pass.run();
-  for (std::size_t i = 0; i < state.master.size(); ++i) values[i].copy_(state.master[i]);
+  for (std::size_t i = 0; i < state.master.size(); ++i) {
+    if (!is_one_pass(values[i], grads[i])) values[i].copy_(state.master[i]);
+  }
 }
 
 at::Tensor squared_norm(const std::vector<at::Tensor>& grads, Path path) {

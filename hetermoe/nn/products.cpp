@@ -5,21 +5,46 @@
 #include <algorithm>
 
 #include "hetermoe/base/types.h"
+#include "hetermoe/nn/cpu_bf16_product.h"
 
 namespace hetermoe {
 namespace {
 
-bool multiplies(at::ScalarType dtype) {
-#if defined(__x86_64__) && defined(__GNUC__)
-  if (dtype == at::kBFloat16) return __builtin_cpu_supports("avx512bf16") != 0;
-  if (dtype == at::kHalf) return false;  // libtorch has no kernels for the processors that could
-#endif
+/// Whether libtorch multiplies such matrices better than by way of fp32.
+bool multiplies([[maybe_unused]] at::ScalarType dtype) {
+#if defined(__x86_64__)
+  // Its bf16 kernels, where a processor has instructions for them, are made anew for every shape; for fp16 it
+  // has none for most processors.
+  return at::elementSize(dtype) > 2;
+#else
   return true;
+#endif
 }
 
 bool goes_by_fp32(const at::Tensor& x) { return x.device().is_cpu() && !multiplies(x.scalar_type()); }
 
+/// One stride 1, else a copy that has one.
+at::Tensor dense(const at::Tensor& x) { return x.stride(0) == 1 || x.stride(1) == 1 ? x : x.contiguous(); }
+
+Bf16Matrix matrix_of(const at::Tensor& x) {
+  return {x.const_data_ptr(), x.size(0), x.size(1), x.stride(0), x.stride(1)};
+}
+
+bool fits_own_product(const at::Tensor& out, const at::Tensor& a) {
+  return has_own_products(a) && out.stride(1) == 1;
+}
+
+void own_product(at::Tensor& out, const at::Tensor& a, const at::Tensor& b, ProductOutput output) {
+  const at::Tensor left = dense(a), right = dense(b);
+  bf16_product(matrix_of(left), matrix_of(right), out.mutable_data_ptr(), out.stride(0), output);
+}
+
 at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
+  if (a.device().is_cpu() && a.scalar_type() == at::kBFloat16) {
+    at::Tensor out = at::empty({a.size(0), b.size(1)}, a.options());
+    multiply_into(out, a, b);
+    return out;
+  }
   return goes_by_fp32(a) ? at::mm(a.to(at::kFloat), b.to(at::kFloat)).to(a.scalar_type()) : at::mm(a, b);
 }
 
@@ -50,8 +75,14 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
 
 }  // namespace
 
+bool has_own_products(const at::Tensor& x) {
+  return x.device().is_cpu() && x.scalar_type() == at::kBFloat16 && has_fast_bf16_unit();
+}
+
 void multiply_into(at::Tensor& out, const at::Tensor& a, const at::Tensor& b) {
-  if (goes_by_fp32(a)) {
+  if (fits_own_product(out, a)) {
+    own_product(out, a, b, ProductOutput::kBf16);
+  } else if (goes_by_fp32(a)) {
     out.copy_(at::mm(a.to(at::kFloat), b.to(at::kFloat)));
   } else {
     at::mm_out(out, a, b);
@@ -71,7 +102,13 @@ void add_gradient_(at::Tensor sum, const at::Tensor& gradient) {
 
 void add_product_(at::Tensor sum, const at::Tensor& a, const at::Tensor& b) {
   const bool same = sum.scalar_type() == a.scalar_type();
-  if (goes_by_fp32(a)) {
+  if (fits_own_product(sum, a) && sum.scalar_type() == at::kFloat) {
+    own_product(sum, a, b, ProductOutput::kAddFloat);
+  } else if (fits_own_product(sum, a) && same) {
+    at::Tensor wide = sum.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true, at::MemoryFormat::Contiguous);
+    own_product(wide, a, b, ProductOutput::kAddFloat);
+    sum.copy_(wide);
+  } else if (goes_by_fp32(a)) {
     const at::Tensor a32 = a.to(at::kFloat), b32 = b.to(at::kFloat);
     if (same)
       sum.copy_(at::addmm(sum.to(at::kFloat), a32, b32));
@@ -87,7 +124,8 @@ void add_product_(at::Tensor sum, const at::Tensor& a, const at::Tensor& b) {
 }
 
 at::Tensor apply_linear(const at::Tensor& x, const at::Tensor& weight) {
-  return goes_by_fp32(x) ? LinearFunction::apply(x, weight) : at::linear(x, weight);
+  const bool own = x.device().is_cpu() && at::elementSize(x.scalar_type()) < 4;
+  return own ? LinearFunction::apply(x, weight) : at::linear(x, weight);
 }
 
 }  // namespace hetermoe

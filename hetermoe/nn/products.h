@@ -1,10 +1,15 @@
 #pragma once
 #include <ATen/ATen.h>
 
-// Matrix products of two-dimensional tensors. 16-bit ones go by way of fp32 on a processor without
-// instructions for them, where libtorch multiplies number by number: more than ten times as fast, and rounded
-// once as well.
+// Matrix products of two-dimensional tensors. On a CPU those of bf16 are our own where it has fast
+// instructions for them (cpu_bf16_product); other 16-bit ones go by way of fp32 on x86, where libtorch
+// multiplies number by number or makes a kernel for every shape: many times as fast, and rounded once as
+// well.
 namespace hetermoe {
+
+/// Whether products of such tensors are our own: bf16 on a CPU with fast instructions for
+/// it.
+bool has_own_products(const at::Tensor& x);
 
 /// out = a b.
 void multiply_into(at::Tensor& out, const at::Tensor& a, const at::Tensor& b);

@@ -3,9 +3,11 @@
 #include <ATen/Parallel.h>
 
 #include <cstring>
+#include <vector>
 
 #include "hetermoe/base/error.h"
 #include "hetermoe/base/types.h"
+#include "hetermoe/nn/cpu_rows.h"
 #include "hetermoe/nn/gpu_kernels.h"
 
 namespace hetermoe {
@@ -31,6 +33,44 @@ void add_rows_cpu(const at::Tensor& target_TD, const at::Tensor& index_R, const 
       for (i64 c = begin; c < end; ++c) to[c] += static_cast<T>(from[c]);
     }
   });
+}
+
+/// Columns [first, first + count) of 16-bit rows, summed in fp32 and rounded once.
+template <class T>
+void add_16bit_columns(const at::Tensor& target_TD, const at::Tensor& index_R, const at::Tensor& rows_RD,
+                       i64 first, i64 count) {
+  const i64 num_targets = target_TD.size(0), num_rows = rows_RD.size(0), width = rows_RD.size(1);
+  T* const target = target_TD.mutable_data_ptr<T>() + first;
+  const i64* const index = index_R.const_data_ptr<i64>();
+  const T* const rows = rows_RD.const_data_ptr<T>() + first;
+  std::vector<float> sums(static_cast<std::size_t>(num_targets * count));
+  for (i64 t = 0; t < num_targets; ++t) widen(target + t * width, sums.data() + t * count, count);
+  FloatRow<T> row(count);
+  for (i64 r = 0; r < num_rows; ++r) {
+    const float* from = row.read(rows + r * width);
+    float* to = sums.data() + index[r] * count;
+    for (i64 c = 0; c < count; ++c) to[c] += from[c];
+  }
+  for (i64 t = 0; t < num_targets; ++t) narrow(sums.data() + t * count, target + t * width, count);
+}
+
+/// The same for 16-bit targets, in strips whose sums stay in a thread's cache.
+template <class T>
+void add_16bit_rows(const at::Tensor& target_TD, const at::Tensor& index_R, const at::Tensor& rows_RD) {
+  constexpr i64 kSums = 256 << 10, kFewest = 32;
+  const i64 width = rows_RD.size(1), num_targets = std::max<i64>(1, target_TD.size(0));
+  const i64 strip = std::max(kFewest, kSums / num_targets / kFewest * kFewest);
+  const i64 per_task = std::max<i64>(1, kElementsPerTask / (strip * std::max<i64>(1, rows_RD.size(0))));
+  at::parallel_for(0, (width + strip - 1) / strip, per_task, [&](i64 begin, i64 end) {
+    for (i64 first = begin * strip; first < std::min(width, end * strip); first += strip)
+      add_16bit_columns<T>(target_TD, index_R, rows_RD, first, std::min(strip, width - first));
+  });
+}
+
+/// Not where most targets stay as they are (the rows of a vocabulary).
+bool adds_in_strips(const at::Tensor& target_TD, const at::Tensor& rows_RD) {
+  return plain_cpu(target_TD) && at::elementSize(target_TD.scalar_type()) == 2 &&
+         target_TD.size(0) <= 4 * rows_RD.size(0);
 }
 
 /// 16-bit rows are converted as they are read.
@@ -76,6 +116,11 @@ void add_rows_(at::Tensor& target_TD, const at::Tensor& index_R, const at::Tenso
   const at::Tensor rows = rows_RD.to(dtype).contiguous();
   if (plain_cpu(target_TD) && dtype == at::kDouble) {
     add_rows_cpu<double, double>(target_TD, index_R, rows);
+  } else if (adds_in_strips(target_TD, rows)) {
+    if (dtype == at::kBFloat16)
+      add_16bit_rows<at::BFloat16>(target_TD, index_R, rows);
+    else
+      add_16bit_rows<at::Half>(target_TD, index_R, rows);
   } else if (plain_cpu(target_TD)) {
     target_TD.index_add_(0, index_R, rows);
   } else {

@@ -62,24 +62,25 @@ TEST(Swiglu, BlocksOfRowsEqualTheWholeAndInFp64ToTheBit) {
     const at::Tensor weights = wave({kRows}, 1, 0.37, dtype == at::kDouble ? at::kDouble : at::kFloat);
     const SwigluGradient expected = whole_backward(in, weights, dact);
     SwigluGradient got{in.clone(), dact.clone(), at::empty_like(weights)};  // in the place of its inputs
-    swiglu_backward_out(got, got.dgate_up_C2F, weights, got.act_CF);
+    swiglu_backward_out(got, got.dgate_up_C2F, weights, got.act_CF, Path::kGeneric);
     // libtorch's exponentials differ in the last fp32 bit at the end of a tensor.
     const double tolerance = dtype == at::kDouble ? 0 : 1e-6, rounded = dtype == at::kDouble ? 0 : 0.004;
     EXPECT_LE(deviation(got.dgate_up_C2F, expected.dgate_up_C2F), rounded) << dtype;
     EXPECT_LE(deviation(got.act_CF, expected.act_CF), rounded) << dtype;
     EXPECT_LE(deviation(got.dweights_C, expected.dweights_C), tolerance) << dtype;
     const at::Tensor act = at::silu(in.narrow(1, 0, kWidth)) * in.narrow(1, kWidth, kWidth);
-    EXPECT_TRUE(swiglu_forward(in, weights).equal((act * weights.unsqueeze(1)).to(dtype))) << dtype;
+    EXPECT_TRUE(swiglu_forward(in, weights, Path::kGeneric).equal((act * weights.unsqueeze(1)).to(dtype)))
+        << dtype;
   }
 }
 
 TEST(Swiglu, SixteenBitWorkIsOneBlock) {
   const at::Tensor in = wave({kRows, 2 * kWidth}, 3, 0.731, at::kBFloat16), weights = wave({kRows}, 1, 0.37);
   SwigluGradient out{in.clone(), wave({kRows, kWidth}, 1, 0.9, at::kBFloat16), at::empty_like(weights)};
-  const Bytes backward = peak_of([&] { swiglu_backward_out(out, in, weights, out.act_CF); });
+  const Bytes backward = peak_of([&] { swiglu_backward_out(out, in, weights, out.act_CF, Path::kGeneric); });
   EXPECT_LE(backward, kActivationBlockBytes / 16);
   EXPECT_GE(backward, kActivationBlockBytes / 32);  // the count of temporaries is not far too high
-  const Bytes forward = peak_of([&] { swiglu_forward(in, weights); });
+  const Bytes forward = peak_of([&] { swiglu_forward(in, weights, Path::kGeneric); });
   EXPECT_LE(forward, 2 * kRows * kWidth + kActivationBlockBytes / 16);  // its result, and a block
 }
 
