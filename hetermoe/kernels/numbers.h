@@ -86,13 +86,40 @@ constexpr int kPack = static_cast<int>(16 / sizeof(Element));
 
 #ifdef __CUDACC__
 using Bytes16 = uint4;
+HM_DEVICE Bytes16 bytes_of(const float (&x)[4]) {
+  return {__float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]), __float_as_uint(x[3])};
+}
+HM_DEVICE Bytes16 bytes_of(const double (&x)[2]) {
+  return {static_cast<u32>(__double2loint(x[0])), static_cast<u32>(__double2hiint(x[0])),
+          static_cast<u32>(__double2loint(x[1])), static_cast<u32>(__double2hiint(x[1]))};
+}
+template <class Element>
+HM_DEVICE Bytes16 bytes_of(const Element (&x)[8]) {
+  const auto word = [&](int i) { return x[2 * i].bits | static_cast<u32>(x[2 * i + 1].bits) << 16; };
+  return {word(0), word(1), word(2), word(3)};
+}
+/// In one instruction: the compiler may make four of a plain assignment.
+HM_DEVICE void store_bytes(void* to, const Bytes16& x) {
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
+               :
+               : "l"(__cvta_generic_to_global(to)), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+               : "memory");
+}
 #else
 struct alignas(16) Bytes16 {
   u64 words[2];
 };
+template <class Element, std::size_t N>
+Bytes16 bytes_of(const Element (&x)[N]) {
+  static_assert(sizeof x == 16);
+  Bytes16 out;
+  std::memcpy(&out, x, 16);
+  return out;
+}
+inline void store_bytes(void* to, const Bytes16& x) { std::memcpy(to, &x, 16); }
 #endif
 
-/// N neighbours; with N > 1 they fill 16 bytes and lie at a multiple of 16.
+/// N neighbours in global memory; with N > 1 they fill 16 bytes and lie at a multiple of 16.
 template <int N, class Element>
 HM_DEVICE void load(Wide<Element> (&out)[N], const Element* from) {
   if constexpr (N == 1) {
@@ -113,9 +140,7 @@ HM_DEVICE void store(Element* to, const Wide<Element> (&values)[N]) {
     static_assert(N * sizeof(Element) == 16);
     Element elements[N];
     for (int i = 0; i < N; ++i) narrow(values[i], elements[i]);
-    Bytes16 raw;
-    memcpy(&raw, elements, 16);
-    *reinterpret_cast<Bytes16*>(to) = raw;
+    store_bytes(to, bytes_of(elements));
   }
 }
 

@@ -95,7 +95,7 @@ HM_DEVICE void update_chunk(const Adamw::Tensor& t, const AdamwNumbers<Master>& 
 
 template <class Master, class Grad, class Copy>
 HM_DEVICE void adamw(const Adamw& a) {
-  constexpr int kMany = 8;
+  constexpr int kMany = sizeof(Master) == 8 ? 2 : 8;  // what finds room in registers
   for (i64 b = block(); b < a.num_blocks; b += num_blocks()) {
     const Adamw::Tensor& t = a.tensors[tensor_of_block(a.tensors, a.num_tensors, b)];
     const AdamwNumbers<Master> numbers(a, t.decays != 0);

@@ -165,10 +165,11 @@ std::string cuda_program(std::span<const Kernel* const> kernels) {
       "#include \"{}\"\nusing namespace hetermoe;\nusing namespace hetermoe::kernels;\n", kernels[0]->source);
   for (std::size_t i = 0; i < kernels.size(); ++i) {
     out += fmt::format(
-        "extern \"C\" __global__ void __launch_bounds__({}) kernel_{}(const __grid_constant__ {} arguments) "
+        "extern \"C\" __global__ void __launch_bounds__({}, {}) kernel_{}(const __grid_constant__ {} "
+        "arguments) "
         "{{\n"
         "  {}(arguments);\n}}\n",
-        kMostThreads, i, kernels[i]->arguments, kernels[i]->name());
+        kMostThreads, kBlocksAtOnce, i, kernels[i]->arguments, kernels[i]->name());
   }
   return out;
 }

@@ -37,8 +37,9 @@ struct SourceText {
 };
 std::span<const SourceText> source_texts();
 
-/// Threads that a block of any kernel has at most.
-inline constexpr i32 kMostThreads = 512;
+/// Threads that a block of any kernel has at most, and blocks that find registers on a multiprocessor at
+/// once: more make some kernels keep numbers in memory.
+inline constexpr i32 kMostThreads = 256, kBlocksAtOnce = 3;
 
 /// A program for NVRTC whose entry kernel_<i> is kernels[i]; all are of one source.
 std::string cuda_program(std::span<const Kernel* const> kernels);
