@@ -154,8 +154,12 @@ TEST(NthCall, AMessageWithWrongCountsNamesOpSenderReceiverGotAndExpected) {
   const Deadline deadline(std::chrono::seconds(60));
   const Scene s = scene_of("zebra");
   RigOptions options;
-  options.on_send = [](const ExchangeCall& call, std::vector<Message>& out) {
-    if (call.name == "dispatch.F l1 m0" && call.self == 0) out.back().numbers[1] = 1000;
+  const auto num_owners = static_cast<i64>(Placement(s.plan, s.model, s.step).owners(0, 1).size());
+  options.on_send = [&](const ExchangeCall& call, std::vector<Message>& out) {
+    if (call.name != "dispatch.F l1 m0" || call.self != 0 || call.round != 0) return;
+    at::Tensor& begins = out.back().tensors[0];  // others have the same memory
+    begins = begins.clone();
+    begins.narrow(0, 1, num_owners).fill_(1000);
   };
   const std::string error = run_step(*make_rig(s, options)).error;
   EXPECT_TRUE(has(error, "[device 2 (A40#2) dispatch.F l1 m0] [message of device 0 (A40#0)] "));

@@ -41,11 +41,15 @@ struct Sizes {
 /// Of a source with so many tokens.
 void check_sizes(OpContext& d, const Op& op, DeviceId source, i64 tokens, const Sizes& sizes) {
   const std::string where = d.name_of_peer(source);
-  const auto end_of_rows = sizes.begins.begin() + sizes.routing.num_owners + 1;
-  const bool ascends = std::is_sorted(sizes.begins.begin(), end_of_rows) &&
-                       std::is_sorted(end_of_rows, sizes.begins.end()) && sizes.begins[0] == 0 &&
-                       *end_of_rows == 0;
-  if (!ascends) fail<TransportError>(where, "begins of rows and copies: they do not ascend from 0");
+  const std::size_t first_copies = idx(sizes.routing.num_owners) + 1;
+  for (std::size_t i = 0; i < sizes.begins.size(); ++i) {
+    const bool first = i == 0 || i == first_copies;
+    const i64 got = sizes.begins[i], least = first ? 0 : sizes.begins[i - 1];
+    if (got < least || (first && got != 0)) {
+      fail<TransportError>(where, "begin {} of rows and copies: got {}, expected {}{}", i, got, least,
+                           first ? "" : " or more");
+    }
+  }
   const std::vector<DeviceId>& owners = d.p.owners(op.group, op.layer);
   for (std::size_t o = 0; o < owners.size(); ++o) {
     if (sizes.rows(o) > sizes.copies(o)) {
