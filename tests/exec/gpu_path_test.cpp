@@ -1,0 +1,161 @@
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "hetermoe/device/host_copy.h"
+#include "hetermoe/kernels/launch.h"
+#include "hetermoe/nn/embed_head.h"
+#include "tests/fault/scene.h"
+#include "tests/support/fake_stream.h"
+#include "tests/support/launch_count.h"
+
+// A step as a GPU takes it, on a CPU: kernels of our own run on the host, and streams are threads.
+namespace hetermoe::testing {
+namespace {
+
+struct Outcome {
+  StepResult result;
+  TensorsByName gradients;
+};
+
+Outcome one_step(const Scene& s, const MakeStream& streams) {
+  RigOptions options;
+  if (streams) options.executor.make_stream = streams;
+  const std::unique_ptr<Rig> rig = make_rig(s, options);
+  Outcome out;
+  const StepInput input = random_input(rig->plan(), rig->model());
+  out.result = rig->executor().run(input);
+  out.gradients = rig->gradients();
+  return out;
+}
+
+TEST(GpuPath, EqualsTheReferenceAndDelaysChangeNoBit) {
+  const kernels::HostKernels on;
+  for (const char* strategy : {"zebra", "ep-overlap", "dist-ep"}) {
+    for (const Recompute recompute : {Recompute::kOff, Recompute::kLocal, Recompute::kResend}) {
+      Scene s = scene_of(strategy);
+      s.plan.recompute = recompute;
+      const Outcome plain = one_step(s, {});
+      const StepInput input = random_input(s.plan, s.model);
+      const ReferenceResult expected = reference_step(s.model, lively_values(s.model), input.tokens,
+                                                      input.targets, s.step.aux_group);
+      EXPECT_LE(compare(plain.result, plain.gradients, expected).max(), 1e-10) << strategy;
+      const Outcome streamed = one_step(s, fake_streams({.seed = 3, .most_delay_us = 200}));
+      EXPECT_EQ(plain.result.loss, streamed.result.loss) << strategy;
+      EXPECT_TRUE(at::equal(plain.result.counts_LE, streamed.result.counts_LE)) << strategy;
+      for (const auto& [name, grad] : plain.gradients)
+        EXPECT_TRUE(at::equal(grad, streamed.gradients.at(name))) << strategy << " " << name;
+    }
+  }
+}
+
+TEST(GpuPath, TheHostWaitsForSizesAndForTheNumbersOfTheStepAlone) {
+  const kernels::HostKernels on;
+  for (const char* strategy : {"zebra", "ep-overlap", "dist-ep"}) {
+    const Scene s = scene_of(strategy);
+    const Schedule schedule = build_schedule(s.plan, s.model, s.step);
+    i64 dispatches = 0, norms = 0;
+    for (OpId id = 0; id < schedule.num_ops(); ++id) {
+      const Op& op = schedule.ops[static_cast<std::size_t>(id)];
+      const auto participants = static_cast<i64>(schedule.lanes_of(id).size());
+      if (op.kind == OpKind::kDispatch && op.phase == Phase::kForward) dispatches += participants;
+      if (op.kind == OpKind::kNorm) norms += participants;
+    }
+    const HostWaits waits;
+    one_step(s, {});
+    const std::map<std::string, i64> expected = {{"numbers of the step", norms},
+                                                 {"sizes of dispatch", dispatches}};
+    EXPECT_EQ(waits.counts(), expected) << strategy;
+  }
+}
+
+/// OLMoE-1B-7B with four layers and its number of tokens, experts and chunks of the head, but narrow.
+ModelConfig narrow_olmoe4() {
+  ModelConfig model = load_model("olmoe4");
+  model.vocab = 96;
+  model.hidden = 32;
+  model.num_heads = model.num_kv_heads = 2;
+  model.head_dim = 16;
+  model.expert_hidden = 16;
+  return model;
+}
+
+i64 sum_of(const std::map<std::string, i64>& counts) {
+  return std::accumulate(counts.begin(), counts.end(), i64{0},
+                         [](i64 sum, const auto& entry) { return sum + entry.second; });
+}
+
+/// Products of single experts stand for grouped ones: a GPU of compute capability 9 multiplies all experts in
+/// one kernel, and their weight gradients in bunches of at most 64 MiB of products, each with an addition and
+/// a shift of the ends.
+i64 grouped_products(const ModelConfig& of) {
+  constexpr i64 kRoom = 64 << 20, kBytes = 2, kForwardAndBackward = 5, kOfBunch = 3;
+  const auto bunches = [&](i64 elements) {
+    const i64 most = std::max<i64>(1, kRoom / (elements * kBytes));
+    return (of.num_experts + most - 1) / most;
+  };
+  const i64 of_layer = kForwardAndBackward + kOfBunch * (bunches(2 * of.expert_hidden * of.hidden) +
+                                                         bunches(of.expert_hidden * of.hidden));
+  return of.num_layers * of_layer;
+}
+
+/// What this CPU does by code of its own and a GPU by libtorch's kernels: in each layer the products with two
+/// weights, forward and both gradients, and attention (one kernel forward, three back); in each chunk of the
+/// head three products and the sum of one.
+i64 products_and_attention(const ModelConfig& of, i64 tokens) {
+  constexpr i64 kOfLayer = 2 * 3 + 1 + 3, kOfChunk = 3 + 1;
+  const i64 chunk = HeadOptions().chunk_tokens;
+  return of.num_layers * kOfLayer + (tokens + chunk - 1) / chunk * kOfChunk;
+}
+
+/// Kernels that a GPU is given by one step of OLMoE-1B-7B with four layers, 8 x 2,048 tokens, bf16. They were
+/// 2,194, with 203 waits, when ops went through libtorch and each waited; 700 is the goal.
+TEST(GpuPath, AStepOfOlmoe4IsAtMost850LaunchesAnd40Waits) {
+  const kernels::HostKernels on;
+  const ModelConfig model = narrow_olmoe4();
+  const Cluster cluster = make_cluster(1);
+  StrategyRequest request;
+  request.seq_len = 2048;
+  request.sequences = 8;
+  request.microbatches = 1;
+  Plan plan = find_strategy("single").make(model, cluster, request);
+  use_dtype(plan, Dtype::kBf16);
+  plan.recompute = Recompute::kOff;
+  RigOptions options;
+  options.step = {true, 1, true};
+  options.executor.before_op = [](const Op& op, DeviceId) { OperatorCount::label(name_of(op.kind)); };
+  Rig rig(model, cluster, plan, options);
+  for (const std::unique_ptr<DeviceState>& state : rig.states()) state->store().initialize(1);
+  StepInput input = random_input(plan, model);
+  input.max_grad_norm = 1;
+  rig.executor().run(input);  // tables are made once
+  const HostWaits waits;
+  const OperatorCount operators;
+  const kernels::LaunchRecorder own;
+  OperatorCount::label("begin");
+  rig.executor().run(input);
+  i64 all = 0;
+  const std::set<std::string> products = {"aten::mm", "aten::addmm", "aten::addmm_", "aten::mm_out"};
+  for (const auto& [kind, counts] : operators.counts()) {
+    i64 of_kind = 0;
+    std::string text;
+    for (const auto& [name, count] : counts) {
+      if (kind == name_of(OpKind::kExperts) && products.contains(name)) continue;
+      of_kind += count;
+      text += fmt::format(" {} {}", name, count);
+    }
+    std::cout << kind << ": " << of_kind << " of libtorch:" << text << "\n";
+    all += of_kind;
+  }
+  const ModelConfig whole = load_model("olmoe4");
+  const i64 grouped = grouped_products(whole),
+            others = products_and_attention(whole, request.seq_len * request.sequences);
+  for (const auto& [name, count] : own.counts()) std::cout << name << " " << count << "\n";
+  std::cout << "of libtorch: " << all << ", own kernels: " << own.total() << ", grouped products: " << grouped
+            << ", other products and attention: " << others << ", waits: " << sum_of(waits.counts()) << "\n";
+  EXPECT_LE(all + own.total() + grouped + others, 850);
+  EXPECT_LE(sum_of(waits.counts()), 40);
+}
+
+}  // namespace
+}  // namespace hetermoe::testing
