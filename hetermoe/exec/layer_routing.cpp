@@ -6,7 +6,7 @@
 #include "hetermoe/base/error.h"
 #include "hetermoe/base/index.h"
 #include "hetermoe/device/host_copy.h"
-#include "hetermoe/kernels/launch.h"
+#include "hetermoe/nn/gpu_kernels.h"
 
 namespace hetermoe {
 namespace {
@@ -96,6 +96,9 @@ CopyGroups group_received(LayerRouting& routing, const std::vector<ReceivedIndex
   groups.row_C = made.row_C;
   groups.arrival_C = made.arrival_C;
   groups.ends = made.offsets.narrow(0, 1, num_slots);
+  const KeyOrder by_row = order_by_key(groups.row_C, groups.num_rows);
+  groups.by_row_C = by_row.item_C;
+  groups.begin_of_row_R1 = by_row.begin_K1;
   return groups;
 }
 

@@ -214,9 +214,9 @@ i64 ParameterStore::bytes() const {
 }
 
 void ParameterStore::zero_grads() {
-  for (auto& [index, state] : by_state_) {
-    for (at::Tensor& grad : state->grads) grad.zero_();
-  }
+  std::vector<at::Tensor> all;
+  for (auto& [index, state] : by_state_) all.insert(all.end(), state->grads.begin(), state->grads.end());
+  clear(all);
 }
 
 void ParameterStore::initialize(u64 seed) {

@@ -132,6 +132,21 @@ HM_DEVICE void square_sum(const SquareSum& a) {
   if (team.rank() == 0) a.partial[block()] = sum;
 }
 
+template <class Word>
+HM_DEVICE void clear_words(void* data, i64 begin, i64 end) {
+  Word* const words = static_cast<Word*>(data);
+  for (i64 i = begin + thread(); i < end; i += num_threads()) words[i] = 0;
+}
+
+HM_DEVICE void clear(const Clear& a) {
+  const Clear::Tensor& t = a.tensors[tensor_of_block(a.tensors, a.num_tensors, block())];
+  constexpr i64 kWord = sizeof(i64);
+  const i64 begin = (block() - t.first_block) * kClearChunk, end = smaller(begin + kClearChunk, t.bytes);
+  const i64 whole = reinterpret_cast<u64>(t.data) % kWord == 0 ? end / kWord * kWord : begin;
+  clear_words<i64>(t.data, begin / kWord, whole / kWord);
+  clear_words<char>(t.data, whole, end);
+}
+
 HM_DEVICE void sum_up(const SumUp& a) {
   const BlockTeam team;
   double sum = 0;

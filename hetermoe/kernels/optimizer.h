@@ -9,6 +9,7 @@ inline constexpr i64 kUpdateChunk = 1 << 14;  ///< elements
 inline constexpr i32 kUpdateTensors = 64;
 inline constexpr i32 kNormTensors = 128;
 inline constexpr i64 kNormChunk = 1 << 16;
+inline constexpr i64 kClearChunk = 1 << 18;  ///< bytes
 
 /// AdamW on wide values (the masters, or the values themselves). Where `copy` is there, it becomes the value
 /// rounded to 16 bits.
@@ -41,6 +42,17 @@ struct SquareSum {
   };
   i32 num_tensors;
   double* partial;
+  Tensor tensors[kNormTensors];
+};
+
+/// All bytes become zero.
+struct Clear {
+  struct Tensor {
+    void* data;
+    i64 bytes;
+    i32 first_block;
+  };
+  i32 num_tensors;
   Tensor tensors[kNormTensors];
 };
 

@@ -109,6 +109,7 @@ const std::vector<Kernel>& all_kernels() {
       HM_KERNEL_OF("optimizer.cu", adamw, Adamw, float, Half, Half),
       HM_KERNEL_OF("optimizer.cu", adamw, Adamw, double, double, double),
       HM_KERNEL_OF_ALL("optimizer.cu", square_sum, SquareSum),
+      HM_KERNEL("optimizer.cu", clear, Clear),
       HM_KERNEL("optimizer.cu", sum_up, SumUp),
       HM_KERNEL_OF("permute.cu", count_keys, CountKeys, i32),
       HM_KERNEL_OF("permute.cu", count_keys, CountKeys, i64),

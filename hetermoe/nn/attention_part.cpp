@@ -115,11 +115,8 @@ AttentionOutput attention_forward(const ModelConfig& model, i64 layer, const Sta
 AttentionGradient attention_backward(const ModelConfig& model, i64 layer, StateGroup& state,
                                      const AttentionBackwardInput& input, i64 seq_len) {
   const at::TensorOptions scalar = input.y_TD.options().dtype(accumulate_type(input.y_TD.scalar_type()));
-  AttentionGradient out{at::Tensor(), at::zeros({}, scalar)};
-  if (input.y_TD.size(0) == 0) {
-    out.dy_TD = at::empty_like(input.y_TD);
-    return out;
-  }
+  if (input.y_TD.size(0) == 0) return {at::empty_like(input.y_TD), at::zeros({}, scalar)};
+  AttentionGradient out;
   const at::AutoGradMode mode(true);
   const AttentionGraph graph = input.graph != nullptr ? std::move(*input.graph)
                                                       : run(model, layer, state, input.y_TD, seq_len,
@@ -132,6 +129,8 @@ AttentionGradient attention_backward(const ModelConfig& model, i64 layer, StateG
     const at::Tensor loss = balance_loss(model, graph, input.balance_AE);
     seeds.add(loss, at::ones_like(loss));
     out.aux_loss = loss.detach();
+  } else {
+    out.aux_loss = at::zeros({}, scalar);
   }
   std::vector<at::Tensor> inputs = state.trainable() ? graph.leaves.all() : std::vector<at::Tensor>();
   inputs.push_back(graph.y);

@@ -121,7 +121,11 @@ void run_tasks(std::vector<Task> tasks, const at::Device& device, const Run& run
 
 /// Adds one row per copy into rows, in the order of the copies.
 at::Tensor sum_copies(const at::Tensor& copies_CH, const CopyGroups& groups, const at::Tensor& row_C) {
-  if (runs_on_kernels(copies_CH)) return gpu_sum_rows(copies_CH, order_by_key(row_C, groups.num_rows));
+  if (runs_on_kernels(copies_CH)) {
+    return gpu_sum_rows(copies_CH, groups.by_row_C.defined()
+                                       ? KeyOrder{groups.by_row_C, groups.begin_of_row_R1}
+                                       : order_by_key(row_C, groups.num_rows));
+  }
   at::Tensor out = at::zeros({groups.num_rows, copies_CH.size(1)}, copies_CH.options());
   add_rows_(out, row_C, copies_CH);
   return out;

@@ -67,6 +67,8 @@ void gpu_rotate(const at::Tensor& out, const at::Tensor& x, const RopeTable& tab
 bool gpu_adamw_update(std::vector<at::Tensor>& values, const std::vector<at::Tensor>& grads,
                       AdamwState& state, const AdamwOptions& options, double learning_rate,
                       double grad_factor);
+/// Contiguous, all on one device.
+void gpu_clear(const std::vector<at::Tensor>& tensors);
 /// All of one dtype.
 at::Tensor gpu_squared_norm(const std::vector<at::Tensor>& grads);
 

@@ -80,6 +80,19 @@ bool gpu_adamw_update(std::vector<at::Tensor>& values, const std::vector<at::Ten
   return true;
 }
 
+void gpu_clear(const std::vector<at::Tensor>& tensors) {
+  for (std::size_t first = 0; first < tensors.size(); first += kernels::kNormTensors) {
+    kernels::Clear arguments{};
+    i32 blocks = 0;
+    for (std::size_t i = first; i < std::min(tensors.size(), first + kernels::kNormTensors); ++i) {
+      const auto bytes = static_cast<i64>(tensors[i].nbytes());
+      arguments.tensors[arguments.num_tensors++] = {tensors[i].mutable_data_ptr(), bytes, blocks};
+      blocks += static_cast<i32>(chunks_of(bytes, kernels::kClearChunk));
+    }
+    kernels::launch("clear", {}, {.blocks = blocks, .threads = 256}, arguments, tensors[first].device());
+  }
+}
+
 at::Tensor gpu_squared_norm(const std::vector<at::Tensor>& grads) {
   std::vector<at::Tensor> kept;
   i64 num_blocks = 0;

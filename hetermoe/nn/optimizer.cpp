@@ -163,6 +163,14 @@ void adamw_update(std::vector<at::Tensor>& values, const std::vector<at::Tensor>
   }
 }
 
+void clear(const std::vector<at::Tensor>& tensors) {
+  const bool own = !tensors.empty() && runs_on_kernels(tensors[0]) &&
+                   std::all_of(tensors.begin(), tensors.end(),
+                               [](const at::Tensor& tensor) { return tensor.is_contiguous(); });
+  if (own) return gpu_clear(tensors);
+  for (const at::Tensor& tensor : tensors) tensor.zero_();
+}
+
 at::Tensor squared_norm(const std::vector<at::Tensor>& grads, Path path) {
   HM_CHECK(!grads.empty(), "squared norm of no tensors");
   const bool alike = std::all_of(grads.begin(), grads.end(), [&](const at::Tensor& grad) {

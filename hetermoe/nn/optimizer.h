@@ -28,6 +28,9 @@ void adamw_update(std::vector<at::Tensor>& values, const std::vector<at::Tensor>
                   const AdamwOptions& options, double learning_rate, double grad_factor,
                   Path path = Path::kAuto);
 
+/// Zeros in all tensors, which are on one device.
+void clear(const std::vector<at::Tensor>& tensors);
+
 /// Sum of squares in fp64, tensor by tensor in the given order: 0-dim tensor on the tensors' device. Infinite
 /// or NaN gradients make it infinite or NaN, which is the overflow flag.
 at::Tensor squared_norm(const std::vector<at::Tensor>& grads, Path path = Path::kAuto);

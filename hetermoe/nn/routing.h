@@ -61,7 +61,9 @@ struct CopyGroups {
   std::vector<i64> offsets;        ///< [slots + 1] copies of slot s: [offsets[s], offsets[s+1])
   std::vector<i64> source_copies;  ///< [sources] number of copies of each
   i64 num_rows = 0;
-  at::Tensor ends;  ///< int32 [slots] offsets but the first, on the device, where somebody made them there
+  // On a device with kernels of our own also:
+  at::Tensor ends;                        ///< int32 [slots] offsets but the first
+  at::Tensor by_row_C, begin_of_row_R1;   ///< the copies of row 0, then those of row 1, ...; where each begin
   i64 num_copies() const { return offsets.empty() ? 0 : offsets.back(); }
 };
 

@@ -65,6 +65,21 @@ TEST(AdamwKernel, ChangesNoBitWithTheBlocks) {
     EXPECT_TRUE(outcomes[0].state.master[i].equal(outcomes[1].state.master[i]));
 }
 
+TEST(ClearKernel, MakesZerosOfWhatItIsGivenAlone) {
+  const kernels::HostKernels on;
+  for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
+    std::vector<at::Tensor> whole, parts;
+    for (const i64 size : {1, 3, 7, 1000, 131072, 300001}) {
+      whole.push_back(at::ones({size + 2}, dtype));
+      parts.push_back(whole.back().narrow(0, 1, size));
+    }
+    for (i64 i = 0; i < 200; ++i) parts.push_back(at::ones({i % 3}, dtype));
+    clear(parts);
+    for (const at::Tensor& part : parts) EXPECT_EQ(part.count_nonzero().item<i64>(), 0) << dtype;
+    for (const at::Tensor& tensor : whole) EXPECT_EQ(tensor.sum().item<double>(), 2) << dtype;
+  }
+}
+
 TEST(NormKernel, EqualsTheSumInFp64) {
   with_blocks_of({1, 3}, [] {
     for (const at::ScalarType dtype : kAllDtypes) {

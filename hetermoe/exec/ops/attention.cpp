@@ -59,7 +59,7 @@ void backward(OpContext& d, const Op& op) {
   if (d.p.is_moe(op.layer)) {
     in.topk_TK = slot.topk;
     in.dx_TD = at::zeros_like(slot.hidden);
-    in.dweights_TK = at::zeros_like(slot.weights);
+    in.dweights_TK = at::empty_like(slot.weights);  // each copy has one owner, who sends its gradient
     std::vector<MergePart> parts;
     for (ChunkSlot& chunk : slot.chunks) {
       for (std::size_t o = 0; o < chunk.d_send.size(); ++o) {

@@ -85,7 +85,7 @@ void unpack_sizes(OpContext& d, const Op& op, Devices participants, std::vector<
   std::vector<at::Tensor> told;
   for (const Share& source : sources)
     told.push_back(d.received(in[position(participants, source.device)].tensors[0]));
-  const at::Tensor on_host = to_host(at::stack(told), "sizes of dispatch");
+  const at::Tensor on_host = to_host(told.size() == 1 ? told[0].unsqueeze(0) : at::stack(told), "sizes of dispatch");
   const i32* next = on_host.const_data_ptr<i32>();
   const auto num_owners = idx(routing.num_owners);
   std::vector<Sizes> all;
