@@ -25,6 +25,8 @@
 #include "hetermoe/data/text.h"
 #include "hetermoe/device/accelerator.h"
 #include "hetermoe/device/speed.h"
+#include "hetermoe/kernels/launch.h"
+#include "hetermoe/kernels/nvrtc.h"
 #include "hetermoe/model/model_config.h"
 #include "hetermoe/report/table.h"
 #include "hetermoe/train/job.h"
@@ -132,6 +134,13 @@ Json speed_json(c10::Device device) {
   }
 }
 
+/// What compiles kernels of our own for a GPU, or why libtorch's take their place.
+std::string kernels_text(c10::Device device) {
+  const std::string missing = kernels::kernels_missing(device);
+  return missing.empty() ? "of our own, by " + kernels::nvrtc_description()
+                         : "libtorch's alone, which are slower: " + missing;
+}
+
 Json gpus_json(const std::vector<GpuFacts>& gpus) {
   Json out = Json::array();
   for (const GpuFacts& gpu : gpus) {
@@ -141,10 +150,12 @@ Json gpus_json(const std::vector<GpuFacts>& gpus) {
                 {"compute_capability", capability_text(gpu.capability)},
                 {"memory_bytes", gpu.memory},
                 {"usable", why.empty()}};
-    if (why.empty())
+    if (why.empty()) {
       one["speed"] = speed_json(c10::Device(gpu.id));
-    else
+      one["kernels"] = kernels_text(c10::Device(gpu.id));
+    } else {
       one["why"] = why;
+    }
     out.push_back(std::move(one));
   }
   return out;
@@ -216,6 +227,7 @@ void print_gpus(const Json& gpu, const std::function<void(const char*, const std
                          one["name"].get<std::string>(), one["compute_capability"].get<std::string>(),
                          format_bytes(one["memory_bytes"].get<double>())));
     if (one.contains("speed")) line("", speed_text(one["speed"]));
+    if (one.contains("kernels")) line("", "kernels " + one["kernels"].get<std::string>());
   }
   if (gpu["available"].get<bool>()) line("nccl", gpu["nccl"].get<std::string>());
 }

@@ -74,14 +74,19 @@ class Nccl : public Transport {
     }
     launch(call, peers);
     const EventPtr arrived = nccl_->record(options_.device);
-    const bool is_waited_for = arrived == nullptr ||
-                               std::any_of(call.expected.begin(), call.expected.end(), is_for_host);
+    const bool is_waited_for =
+        arrived == nullptr || std::any_of(call.expected.begin(), call.expected.end(), is_for_host);
     if (is_waited_for) wait_for_stream(call, peers);
     for (Peer& peer : peers) {
-      Stamped stamped{call.step, call.op, call.round, place_of(call, call.participants[peer.index]),
-                      is_waited_for ? to_host(peer.in.rest, "a message") : pinned_copy(peer.in.rest), arrived};
-      in[peer.index] = is_waited_for ? message_of(call, stamped.rest, std::move(peer.in.tensors), stamped.where)
-                                     : Message{{}, {}, std::move(peer.in.tensors), 0, nullptr};
+      Stamped stamped{call.step,
+                      call.op,
+                      call.round,
+                      place_of(call, call.participants[peer.index]),
+                      is_waited_for ? to_host(peer.in.rest, "a message") : pinned_copy(peer.in.rest),
+                      arrived};
+      in[peer.index] = is_waited_for
+                           ? message_of(call, stamped.rest, std::move(peer.in.tensors), stamped.where)
+                           : Message{{}, {}, std::move(peer.in.tensors), 0, nullptr};
       if (!is_waited_for) check_later(std::move(stamped));
     }
     return in;
@@ -251,8 +256,8 @@ class Nccl : public Transport {
       }
       const Stamped stamped = std::move(*each);
       each = unchecked_.erase(each);
-      const ExchangeCall call{.step = stamped.step, .op = stamped.op, .name = {}, .participants = {},
-                              .round = stamped.round};
+      const ExchangeCall call{
+          .step = stamped.step, .op = stamped.op, .name = {}, .participants = {}, .round = stamped.round};
       message_of(call, stamped.rest, {}, stamped.where);
     }
   }

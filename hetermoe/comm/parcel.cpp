@@ -29,8 +29,7 @@ Parcel room_for(const MessageShape& expected, c10::Device device) {
   Parcel parcel;
   for (const MessageShape::Part& part : expected.tensors)
     parcel.tensors.push_back(at::empty(part.sizes, at::TensorOptions().dtype(part.dtype).device(device)));
-  const i64 bytes =
-      wire_bytes({.numbers = expected.numbers, .values = expected.values, .tensors = {}});
+  const i64 bytes = wire_bytes({.numbers = expected.numbers, .values = expected.values, .tensors = {}});
   parcel.rest = at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(device));
   return parcel;
 }

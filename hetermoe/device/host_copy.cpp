@@ -35,9 +35,7 @@ at::Tensor to_device(const at::Tensor& tensor, c10::Device device) {
   return pinned.to(tensor.options().device(device), /*non_blocking=*/true);
 }
 
-HostWaits::HostWaits() {
-  HM_CHECK(counted_by.exchange(this) == nullptr, "two count the waits of the host");
-}
+HostWaits::HostWaits() { HM_CHECK(counted_by.exchange(this) == nullptr, "two count the waits of the host"); }
 
 HostWaits::~HostWaits() { counted_by = nullptr; }
 

@@ -51,24 +51,6 @@ void copy_received(std::vector<Message>& in, std::span<const DeviceId> participa
   }
 }
 
-/// [op] what it depends on, and what is just before it in one of its lanes.
-std::vector<std::vector<OpId>> predecessors(const Schedule& schedule) {
-  std::vector<std::vector<OpId>> all(schedule.ops.size());
-  std::map<LaneId, OpId> last;
-  for (OpId id = 0; id < schedule.num_ops(); ++id) {
-    const std::span<const OpId> deps = schedule.deps_of(id);
-    all[idx(id)].assign(deps.begin(), deps.end());
-    for (const LaneId lane : schedule.lanes_of(id)) {
-      const auto [place, is_first] = last.try_emplace(lane, id);
-      if (!is_first) all[idx(id)].push_back(std::exchange(place->second, id));
-    }
-  }
-  return all;
-}
-
-/// Thrown on a lane to leave the step after another lane failed.
-struct Poisoned {};
-
 }  // namespace
 
 Executor::Executor(const RunContext& context, std::vector<DeviceState*> states, Transport& transport,
@@ -158,60 +140,6 @@ void Executor::make_lanes() {
     }
   }
   std::sort(lanes_.begin(), lanes_.end(), [](const auto& a, const auto& b) { return a->id < b->id; });
-}
-
-/// All exchanges of the step in an order that all devices agree on. What an op exchanges after its first
-/// messages comes as late as it may: before the first transfer that needs the op or follows it in a lane, be
-/// it by way of others. Transfers between them do not wait for its peers, and none waits for one that comes
-/// after it.
-std::vector<OpId> Executor::order_of_exchanges() const {
-  const Schedule& schedule = context_.schedule;
-  std::vector<OpId> launches = options_.launch_order;
-  if (launches.empty()) {
-    launches.resize(schedule.ops.size());
-    std::iota(launches.begin(), launches.end(), OpId{0});
-  }
-  const std::vector<std::vector<OpId>> before = predecessors(schedule);
-  std::vector<OpId> order;
-  std::vector<char> settled(schedule.ops.size(), 0);  // all its exchanges are in the order
-  const auto settle = [&](OpId id) {
-    if (settled[idx(id)]) return;
-    settled[idx(id)] = 1;
-    const Op& op = schedule.ops[idx(id)];
-    if (!is_compute(op.kind)) order.insert(order.end(), idx(num_exchanges(op) - 1), id);
-  };
-  const auto settle_before = [&](OpId of) {
-    std::vector<OpId> open = before[idx(of)];
-    while (!open.empty()) {
-      const OpId id = open.back();
-      open.pop_back();
-      if (settled[idx(id)]) continue;
-      settle(id);
-      open.insert(open.end(), before[idx(id)].begin(), before[idx(id)].end());
-    }
-  };
-  for (const OpId id : launches) {
-    if (is_compute(schedule.ops[idx(id)].kind)) continue;
-    settle_before(id);
-    order.push_back(id);
-  }
-  for (const OpId id : launches) settle(id);
-  return order;
-}
-
-void Executor::give_turns() {
-  std::map<std::pair<OpId, DeviceId>, LaneOp*> items;
-  for (std::unique_ptr<Lane>& lane : lanes_) {
-    if (queue_of(lane->id) == Queue::kCompute) continue;
-    for (LaneOp& item : lane->ops) items[{item.op, device_of(lane->id)}] = &item;
-  }
-  std::map<DeviceId, i64> next;
-  for (const OpId id : order_of_exchanges()) {
-    for (const LaneId lane : context_.schedule.lanes_of(id)) {
-      const auto item = items.find({id, device_of(lane)});
-      if (item != items.end()) item->second->turns.push_back(next[device_of(lane)]++);
-    }
-  }
 }
 
 void Executor::set_clock(ClockKind kind, double pace_scale) {
@@ -316,8 +244,7 @@ void Executor::run_lane(Lane& lane) {
   lane.cpu_seconds = thread_cpu_seconds() - cpu_begin;
 }
 
-template <class F>
-void Executor::guard(const Lane& lane, const LaneOp& item, const F& f) {
+void Executor::guard(const Lane& lane, const LaneOp& item, const std::function<void()>& f) {
   try {
     f();
   } catch (const Poisoned&) {
@@ -346,84 +273,7 @@ void Executor::run_op(Lane& lane, const LaneOp& item) {
 Seconds Executor::perform(Lane& lane, const LaneOp& item, Seconds ready) {
   const Op& op = context_.schedule.ops[idx(item.op)];
   Span& span = lane.spans[static_cast<std::size_t>(&item - lane.ops.data())];
-  return is_compute(op.kind) ? run_compute(lane, op, ready, span)
-                             : run_transfer(lane, item, op, ready, span);
-}
-
-/// Before a step a stream has nothing to do, so that the first event of a device passes at once.
-void Executor::begin_stream(Lane& lane) {
-  DeviceLanes& device = *lane.device;
-  lane.launched.clear();
-  lane.num_ended = 0;
-  {
-    const std::lock_guard lock(device.mutex);
-    if (device.origin == nullptr) {
-      device.origin = lane.stream->record();
-      device.origin_time = clock_.now();
-    }
-  }
-  if (device.begin != nullptr) lane.stream->wait(device.begin);
-}
-
-void Executor::launch(Lane& lane, const LaneOp& item, Seconds ready) {
-  WorkStream& stream = *lane.stream;
-  DeviceLanes& device = *lane.device;
-  {
-    const std::lock_guard lock(device.mutex);
-    for (const OpId dep : item.dependencies) stream.wait(device.ended[idx(dep)]);
-  }
-  Launched& launched = lane.launched.emplace_back();
-  launched.start = stream.record();
-  stream.launch([this, &lane, &item, ready] {
-    guard(lane, item, [&] {
-      if (poisoned_) throw Poisoned();
-      const Seconds end = perform(lane, item, ready);
-      if (!runs_ahead(lane)) lane.end = end;
-    });
-  });
-  launched.end = stream.record();
-  if (!runs_ahead(lane)) {
-    wait_for_event(*launched.end);
-    if (poisoned_) throw Poisoned();
-  } else if (lane.launched.size() > options_.ops_ahead) {
-    wait_for_event(*lane.launched[lane.launched.size() - 1 - options_.ops_ahead].end);
-  }
-  const std::lock_guard lock(device.mutex);
-  device.ended[idx(item.op)] = launched.end;
-}
-
-/// An emulated clock has to know when an op ended before the next one begins, and a meter what it freed.
-bool Executor::runs_ahead(const Lane& lane) const {
-  return lane.stream != nullptr && !clock_.needs_durations() && options_.memory == nullptr;
-}
-
-/// Work that will never end, because a peer is gone, does not keep the host.
-void Executor::wait_for_event(const StreamEvent& event) const {
-  constexpr auto kNap = std::chrono::microseconds(20);
-  while (!event.has_passed()) {
-    if (poisoned_) throw Poisoned();
-    transport_.check_health();
-    std::this_thread::sleep_for(kNap);
-  }
-}
-
-/// Waits for what was launched. The spans are then those of the events.
-void Executor::end_launched(Lane& lane) {
-  lane.busy = 0;
-  for (std::size_t i = 0; i < lane.launched.size(); ++i) {
-    const Launched& launched = lane.launched[i];
-    wait_for_event(*launched.end);
-    ++ops_ended_;
-    ++lane.num_ended;
-    const DeviceLanes& device = *lane.device;
-    Span& span = lane.spans[i];
-    span.start = device.origin_time + launched.start->seconds_since(*device.origin);
-    span.end = device.origin_time + launched.end->seconds_since(*device.origin);
-    lane.busy += span.end - span.start;
-    lane.end = span.end;
-  }
-  lane.stream->collect();
-  if (poisoned_) throw Poisoned();
+  return is_compute(op.kind) ? run_compute(lane, op, ready, span) : run_transfer(lane, item, op, ready, span);
 }
 
 Seconds Executor::wait_until_ready(Lane& lane, const LaneOp& item) {
@@ -511,13 +361,6 @@ Seconds Executor::exchange(Lane& lane, const LaneOp& item, const TransferOp& tra
   runtime.unpack(transfer, op, participants, in);
   keep_until_read(lane, std::move(in));
   return last;
-}
-
-/// On a GPU messages are still being read when the call that unpacks them has returned.
-void Executor::keep_until_read(Lane& lane, std::vector<Message> in) {
-  const EventPtr read = record_event(lane.device->runtime.where());
-  if (read == nullptr) return;
-  lane.stream->release({read}, [&in] { return std::make_shared<std::vector<Message>>(std::move(in)); });
 }
 
 void Executor::finish_op(Lane& lane, const LaneOp& item, Seconds end) {

@@ -87,6 +87,8 @@ class Executor {
     std::vector<OpId> dependencies;  // those with a lane on this device
     std::vector<i64> turns;          // of a transfer: of its exchanges among those of this device
   };
+  /// Thrown on a lane to leave the step after another lane failed.
+  struct Poisoned {};
   struct DeviceLanes;
   /// From when to when an op ran on its stream.
   struct Launched {
@@ -97,8 +99,8 @@ class Executor {
     DeviceLanes* device;
     std::unique_ptr<WorkStream> stream;  // of its thread; null where ops end before their call returns
     std::vector<LaneOp> ops;
-    std::vector<Span> spans;         // of the ops that ran
-    std::vector<Launched> launched;  // of the ops that were launched on the stream
+    std::vector<Span> spans;                 // of the ops that ran
+    std::vector<Launched> launched;          // of the ops that were launched on the stream
     std::atomic<std::size_t> num_ended = 0;  // of those launched, for the watchdog
     Seconds end = 0;
     double cpu_seconds = 0;
@@ -113,13 +115,13 @@ class Executor {
     i64 state_bytes = 0;  // when the step began
     std::mutex mutex;
     std::condition_variable changed;
-    EventPtr begin;               // of the step's ops, behind what begin_step() launched; null on a CPU
-    EventPtr origin;              // of the times of events, at this time of the clock
+    EventPtr begin;   // of the step's ops, behind what begin_step() launched; null on a CPU
+    EventPtr origin;  // of the times of events, at this time of the clock
     Seconds origin_time = 0;
-    std::vector<char> done;       // [op] has ended, or is launched
-    std::vector<Seconds> end;     // [op] of the local part
-    std::vector<EventPtr> ended;  // [op] on its stream
-    std::vector<i32> uses_left;   // [epoch], own epochs only
+    std::vector<char> done;                    // [op] has ended, or is launched
+    std::vector<Seconds> end;                  // [op] of the local part
+    std::vector<EventPtr> ended;               // [op] on its stream
+    std::vector<i32> uses_left;                // [epoch], own epochs only
     std::vector<std::vector<EventPtr>> users;  // [epoch] ends of the ops that have used it
   };
 
@@ -132,8 +134,7 @@ class Executor {
   void run_lane(Lane& lane);
   void run_op(Lane& lane, const LaneOp& item);
   /// Runs f and turns what it throws into the error of the step.
-  template <class F>
-  void guard(const Lane& lane, const LaneOp& item, const F& f);
+  void guard(const Lane& lane, const LaneOp& item, const std::function<void()>& f);
   Seconds wait_until_ready(Lane& lane, const LaneOp& item);
   Seconds perform(Lane& lane, const LaneOp& item, Seconds ready);
   void begin_stream(Lane& lane);

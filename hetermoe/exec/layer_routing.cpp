@@ -28,7 +28,7 @@ LayerRouting::LayerRouting(OwnerTable table, i64 count, c10::Device device)
 }
 
 RoutedCopies route_copies(const LayerRouting& routing, const at::Tensor& topk_TK, i64 first_token,
-                    RowDedup dedup) {
+                          RowDedup dedup) {
   RoutedCopies out;
   if (routing.on_device) {
     out.split = split_by_owner_on_device(topk_TK, *routing.on_device, dedup);
@@ -37,8 +37,7 @@ RoutedCopies route_copies(const LayerRouting& routing, const at::Tensor& topk_TK
     out.begins = out.split.begins;
     return out;
   }
-  out.send =
-      split_by_owner(to_host(topk_TK, "routing"), routing.owners, routing.num_owners, dedup);
+  out.send = split_by_owner(to_host(topk_TK, "routing"), routing.owners, routing.num_owners, dedup);
   out.begins = begins_of(out.send, routing.bins);
   for (SendIndex& index : out.send) {
     index.token_R = shifted(index.token_R, first_token);
@@ -90,9 +89,9 @@ CopyGroups group_received(LayerRouting& routing, const std::vector<ReceivedIndex
   };
   if (!routing.slot_of.defined()) routing.slot_of = int32_on(slot_of, device);
   const at::Tensor all_begins = int32_on(begins, device);
-  const DeviceGroups made = group_copies_on_device(
-      joined(rows), joined(experts), all_begins.narrow(0, 0, num_sources + 1),
-      all_begins.narrow(0, num_sources + 1, num_sources), routing.slot_of, num_slots);
+  const DeviceGroups made =
+      group_copies_on_device(joined(rows), joined(experts), all_begins.narrow(0, 0, num_sources + 1),
+                             all_begins.narrow(0, num_sources + 1, num_sources), routing.slot_of, num_slots);
   groups.row_C = made.row_C;
   groups.arrival_C = made.arrival_C;
   groups.ends = made.offsets.narrow(0, 1, num_slots);

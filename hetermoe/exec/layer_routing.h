@@ -26,12 +26,13 @@ struct RoutedCopies {
 
 /// topk_TK: the choices of the chunk, whose first token is number `first_token` of the share; what is made
 /// counts tokens and copies from the share's first.
-RoutedCopies route_copies(const LayerRouting& routing, const at::Tensor& topk_TK, i64 first_token, RowDedup dedup);
+RoutedCopies route_copies(const LayerRouting& routing, const at::Tensor& topk_TK, i64 first_token,
+                          RowDedup dedup);
 /// When the host knows `begins`: cuts the tables of all owners.
 void cut_by_owner(RoutedCopies& routed, const LayerRouting& routing, const std::vector<i64>& begins);
 
-/// Copies of all sources grouped by slot. offsets: [slots + 1] copies of each slot, from what the sources told.
-/// Throws TransportError when others came, where the host looks at them.
+/// Copies of all sources grouped by slot. offsets: [slots + 1] copies of each slot, from what the sources
+/// told. Throws TransportError when others came, where the host looks at them.
 CopyGroups group_received(LayerRouting& routing, const std::vector<ReceivedIndex>& sources,
                           const std::vector<i64>& slot_of, const std::vector<i64>& offsets);
 

@@ -17,7 +17,7 @@ namespace hetermoe {
 /// Buffers of one chunk of one layer and microbatch on one device. Vectors over owners or sources follow the
 /// order of the owners (ascending) and of the shares row.
 struct ChunkSlot {
-  RoutedCopies routed;                        // kRouting
+  RoutedCopies routed;                  // kRouting
   ExchangeLoad load;                    // counts of this exchange, known everywhere after dispatch.F
   std::vector<i64> offsets;             // of an owner: [slots + 1] copies of each slot, known then
   at::Tensor rows, weights;             // kRows: received rows; routing weights in grouped order

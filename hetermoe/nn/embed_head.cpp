@@ -49,7 +49,7 @@ at::Tensor token_losses(const at::Tensor& log_probabilities_TV, const Targets& t
 
 /// The loss of a step as its chunks make it.
 struct LossSum {
-  at::Tensor sum;                   ///< fp64
+  at::Tensor sum;                     ///< fp64
   std::vector<at::Tensor> of_tokens;  ///< not added yet, without the scale: one addition for all chunks
 };
 

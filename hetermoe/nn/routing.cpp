@@ -95,8 +95,7 @@ OwnerBins bins_of(const OwnerTable& owners, i64 num_destinations) {
 }
 
 at::Tensor begins_of(const std::vector<SendIndex>& send, const OwnerBins& bins) {
-  at::Tensor begins =
-      at::empty({static_cast<i64>(send.size() + 1 + bins.experts.size() + 1)}, at::kInt);
+  at::Tensor begins = at::empty({static_cast<i64>(send.size() + 1 + bins.experts.size() + 1)}, at::kInt);
   i32* next = begins.mutable_data_ptr<i32>();
   i32 rows = 0, copies = 0;
   *next++ = rows;

@@ -6,8 +6,8 @@
 #include "hetermoe/base/types.h"
 
 // Index work between router and experts: which row goes where, and which expert uses it. What is made here is
-// int64 and on the CPU; nn/device_routing.h makes the same as int32 on a device. A row is one hidden vector in
-// a message; a copy is one (token, expert) choice.
+// int64 and on the CPU; nn/device_routing.h makes the same as int32 on a device. A row is one hidden vector
+// in a message; a copy is one (token, expert) choice.
 namespace hetermoe {
 
 enum class RowDedup { kOff, kOn };  ///< kOn: a token whose experts share a destination is sent once
@@ -62,8 +62,8 @@ struct CopyGroups {
   std::vector<i64> source_copies;  ///< [sources] number of copies of each
   i64 num_rows = 0;
   // On a device with kernels of our own also:
-  at::Tensor ends;                        ///< int32 [slots] offsets but the first
-  at::Tensor by_row_C, begin_of_row_R1;   ///< the copies of row 0, then those of row 1, ...; where each begin
+  at::Tensor ends;                       ///< int32 [slots] offsets but the first
+  at::Tensor by_row_C, begin_of_row_R1;  ///< the copies of row 0, then those of row 1, ...; where each begin
   i64 num_copies() const { return offsets.empty() ? 0 : offsets.back(); }
 };
 

@@ -145,7 +145,7 @@ void add_parts_(at::Tensor& target_TD, const std::vector<MergePart>& parts) {
 
 void place_flat_(at::Tensor& target_TK, const at::Tensor& flat_C, const at::Tensor& values_C) {
   target_TK.view(-1).index_copy_(0, flat_C.to(target_TK.device(), at::kLong),
-                                values_C.to(target_TK.scalar_type()));
+                                 values_C.to(target_TK.scalar_type()));
 }
 
 }  // namespace hetermoe

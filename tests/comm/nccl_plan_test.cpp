@@ -6,9 +6,9 @@
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/comm/nccl.h"
-#include "hetermoe/exec/ops/op_functions.h"
 #include "hetermoe/comm/transports.h"
 #include "hetermoe/cost/measured.h"
+#include "hetermoe/exec/ops/op_functions.h"
 #include "hetermoe/train/session.h"
 #include "tests/support/fake_nccl.h"
 #include "tests/support/faults.h"

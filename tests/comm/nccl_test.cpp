@@ -246,7 +246,12 @@ std::string aborted_error(NcclWorld& world, std::function<void()> on_launch,
   std::thread lane([&] {
     error = error_of<TransportError>([&] {
       transport->begin_step();
-      transport->exchange({.op = 3, .name = "combine.F", .self = 0, .participants = both, .queue = 2, .expected = kEmptyMessages},
+      transport->exchange({.op = 3,
+                           .name = "combine.F",
+                           .self = 0,
+                           .participants = both,
+                           .queue = 2,
+                           .expected = kEmptyMessages},
                           std::vector<Message>(2));
     });
   });
@@ -290,8 +295,9 @@ TEST(Nccl, ALaneDoesNotLaunchAfterAnAbort) {
   transport->abort("the watchdog");
   const std::vector<DeviceId> both = {0, 1};
   EXPECT_EQ(error_of<TransportError>([&] {
-              transport->exchange({.name = "norm", .self = 0, .participants = both, .queue = 4, .expected = kEmptyMessages},
-                                  std::vector<Message>(2));
+              transport->exchange(
+                  {.name = "norm", .self = 0, .participants = both, .queue = 4, .expected = kEmptyMessages},
+                  std::vector<Message>(2));
             }),
             "[device 0 norm] was aborted: the watchdog");
 }
@@ -311,10 +317,12 @@ TEST(Nccl, DevicesWithoutAProcessDoNotCount) {
       std::vector<Message> out(3);
       for (Message& message : out) message.numbers = {rank};
       const std::vector<MessageShape> expected(3, {.numbers = 1, .values = 0, .tensors = {}});
-      const std::vector<Message> in = transport->exchange(
-          {.name = "norm", .self = participants[idx(rank)], .participants = participants, .queue = 4,
-           .expected = expected},
-          std::move(out));
+      const std::vector<Message> in = transport->exchange({.name = "norm",
+                                                           .self = participants[idx(rank)],
+                                                           .participants = participants,
+                                                           .queue = 4,
+                                                           .expected = expected},
+                                                          std::move(out));
       for (i64 from = 0; from < 3; ++from) EXPECT_EQ(in[idx(from)].numbers, std::vector<i64>{from});
       processes.gather("done");
     });

@@ -14,8 +14,8 @@ Message mixed_message() {
   Message message;
   message.numbers = {5, -1};
   message.values = {2.5};
-  message.tensors = {at::arange(6).to(at::kFloat).view({2, 3}).t(), at::arange(4), at::ones({0, 5}, at::kDouble),
-                     at::ones({}, at::kBFloat16)};
+  message.tensors = {at::arange(6).to(at::kFloat).view({2, 3}).t(), at::arange(4),
+                     at::ones({0, 5}, at::kDouble), at::ones({}, at::kBFloat16)};
   message.ready = 0.5;
   return message;
 }

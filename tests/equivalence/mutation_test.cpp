@@ -105,7 +105,8 @@ Outcome run_with(const Scene& s, const MessageMutation& mutation) {
 /// place.
 MessageMutation replace(const std::string& ops, std::size_t t, at::Tensor (*change)(const at::Tensor&),
                         i32 round = -1) {
-  return {ops, [t, change](const ExchangeCall&, std::vector<Message>& in) {
+  return {ops,
+          [t, change](const ExchangeCall&, std::vector<Message>& in) {
             for (Message& message : in) {
               if (message.tensors.size() > t) message.tensors[t] = change(message.tensors[t]);
             }
@@ -147,9 +148,9 @@ TEST(Mutation, WrongOrderOfRowsOrCopies) {
        {replace("dispatch.F", 0, first_two_swapped, kAfterSizes),
         replace("dispatch.F", 1, first_two_swapped, kAfterSizes),
         replace("dispatch.F", 2, first_two_swapped, kAfterSizes),
-        replace("dispatch.F", 3, reversed, kAfterSizes),
-        replace("combine.F", 0, first_two_swapped), replace("combine.B", 0, first_two_swapped),
-        replace("dispatch.B", 0, first_two_swapped), replace("dispatch.B", 1, first_two_swapped)}) {
+        replace("dispatch.F", 3, reversed, kAfterSizes), replace("combine.F", 0, first_two_swapped),
+        replace("combine.B", 0, first_two_swapped), replace("dispatch.B", 0, first_two_swapped),
+        replace("dispatch.B", 1, first_two_swapped)}) {
     EXPECT_GT(run_with(zebra, mutation).error, kCaught) << mutation.ops;
   }
   const Scene pipeline = pipeline_scene();

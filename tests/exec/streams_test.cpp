@@ -24,8 +24,7 @@ Outcome three_steps(const Scene& s, const MakeStream& streams, std::size_t ops_a
   StepInput input = random_input(rig->plan(), rig->model());
   input.learning_rate = 1e-2;
   Outcome out;
-  for (input.step = 0; input.step < 3; ++input.step)
-    out.losses.push_back(rig->executor().run(input).loss);
+  for (input.step = 0; input.step < 3; ++input.step) out.losses.push_back(rig->executor().run(input).loss);
   out.values = rig->values();
   out.timeline = rig->executor().timeline();
   return out;

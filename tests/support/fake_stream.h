@@ -11,8 +11,8 @@
 
 #include "hetermoe/device/stream.h"
 
-// Streams of a CPU: what is launched is called later, by a thread of the stream, as a GPU would do it. Between
-// two calls the thread may sleep.
+// Streams of a CPU: what is launched is called later, by a thread of the stream, as a GPU would do it.
+// Between two calls the thread may sleep.
 namespace hetermoe::testing {
 
 class FakeEvent : public StreamEvent {
@@ -47,9 +47,9 @@ class FakeEvent : public StreamEvent {
 
 struct FakeStreamOptions {
   u64 seed = 0;
-  i64 most_delay_us = 0;           ///< before every call, drawn evenly
-  bool forgets_waits = false;      ///< a planted fault: streams do not wait for each other
-  bool releases_at_once = false;   ///< a planted fault: buffers are taken while they may be in use
+  i64 most_delay_us = 0;          ///< before every call, drawn evenly
+  bool forgets_waits = false;     ///< a planted fault: streams do not wait for each other
+  bool releases_at_once = false;  ///< a planted fault: buffers are taken while they may be in use
 };
 
 class FakeStream : public WorkStream {

@@ -10,8 +10,8 @@
 
 #include "hetermoe/kernels/launch.h"
 
-// How many kernels a GPU would be given by what runs on a CPU here: one for every operator of libtorch that is
-// not made of others and does more than to look at a tensor in another way. A sort counts as six.
+// How many kernels a GPU would be given by what runs on a CPU here: one for every operator of libtorch that
+// is not made of others and does more than to look at a tensor in another way. A sort counts as six.
 namespace hetermoe::testing {
 
 class OperatorCount {
@@ -51,16 +51,46 @@ class OperatorCount {
     return launches_inside;
   }
   static bool only_looks(const std::string& name) {
-    static const std::set<std::string> names = {
-        "aten::alias",      "aten::as_strided", "aten::contiguous", "aten::detach",   "aten::empty",
-        "aten::empty_like", "aten::empty_strided", "aten::expand",  "aten::flatten",  "aten::item",
-        "aten::narrow",     "aten::numpy_T",    "aten::permute",    "aten::reshape",  "aten::resize_",
-        "aten::resolve_conj", "aten::resolve_neg", "aten::select",  "aten::slice",    "aten::split",
-        "aten::split_with_sizes", "aten::squeeze", "aten::t",       "aten::to",       "aten::transpose",
-        "aten::unsqueeze",  "aten::view",       "aten::view_as",    "aten::_reshape_alias",
-        "aten::_unsafe_view", "aten::is_pinned", "aten::result_type", "aten::set_", "aten::unbind",
-        "aten::_local_scalar_dense", "aten::detach_", "aten::new_empty", "aten::unflatten",
-        "aten::new_empty_strided", "aten::lift_fresh"};
+    static const std::set<std::string> names = {"aten::alias",
+                                                "aten::as_strided",
+                                                "aten::contiguous",
+                                                "aten::detach",
+                                                "aten::empty",
+                                                "aten::empty_like",
+                                                "aten::empty_strided",
+                                                "aten::expand",
+                                                "aten::flatten",
+                                                "aten::item",
+                                                "aten::narrow",
+                                                "aten::numpy_T",
+                                                "aten::permute",
+                                                "aten::reshape",
+                                                "aten::resize_",
+                                                "aten::resolve_conj",
+                                                "aten::resolve_neg",
+                                                "aten::select",
+                                                "aten::slice",
+                                                "aten::split",
+                                                "aten::split_with_sizes",
+                                                "aten::squeeze",
+                                                "aten::t",
+                                                "aten::to",
+                                                "aten::transpose",
+                                                "aten::unsqueeze",
+                                                "aten::view",
+                                                "aten::view_as",
+                                                "aten::_reshape_alias",
+                                                "aten::_unsafe_view",
+                                                "aten::is_pinned",
+                                                "aten::result_type",
+                                                "aten::set_",
+                                                "aten::unbind",
+                                                "aten::_local_scalar_dense",
+                                                "aten::detach_",
+                                                "aten::new_empty",
+                                                "aten::unflatten",
+                                                "aten::new_empty_strided",
+                                                "aten::lift_fresh"};
     return names.contains(name);
   }
   /// Operators that are other kernels on a GPU than on a CPU: how many there.

@@ -11,8 +11,8 @@ void route(OpContext& d, const Op& op, LayerSlot& slot) {
   const i32 num_chunks = d.p.plan().chunks;
   for (i32 c = 0; c < num_chunks; ++c) {
     const auto [begin, end] = chunk_range(slot.topk.size(0), c, num_chunks);
-    slot.chunks[idx(c)].routed = route_copies(d.routing[idx(op.layer)],
-                                              slot.topk.narrow(0, begin, end - begin), begin, dedup);
+    slot.chunks[idx(c)].routed =
+        route_copies(d.routing[idx(op.layer)], slot.topk.narrow(0, begin, end - begin), begin, dedup);
   }
 }
 

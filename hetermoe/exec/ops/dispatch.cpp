@@ -58,8 +58,7 @@ void check_sizes(OpContext& d, const Op& op, DeviceId source, i64 tokens, const 
     }
   }
   if (sizes.all_copies() == tokens * d.model.top_k) return;
-  fail<TransportError>(where,
-                       "copies for all devices: got {}, expected {} ({} tokens with {} experts each)",
+  fail<TransportError>(where, "copies for all devices: got {}, expected {} ({} tokens with {} experts each)",
                        sizes.all_copies(), tokens * d.model.top_k, tokens, d.model.top_k);
 }
 
@@ -85,7 +84,8 @@ void unpack_sizes(OpContext& d, const Op& op, Devices participants, std::vector<
   std::vector<at::Tensor> told;
   for (const Share& source : sources)
     told.push_back(d.received(in[position(participants, source.device)].tensors[0]));
-  const at::Tensor on_host = to_host(told.size() == 1 ? told[0].unsqueeze(0) : at::stack(told), "sizes of dispatch");
+  const at::Tensor on_host =
+      to_host(told.size() == 1 ? told[0].unsqueeze(0) : at::stack(told), "sizes of dispatch");
   const i32* next = on_host.const_data_ptr<i32>();
   const auto num_owners = idx(routing.num_owners);
   std::vector<Sizes> all;
@@ -93,8 +93,7 @@ void unpack_sizes(OpContext& d, const Op& op, Devices participants, std::vector<
   slot.load.rows_per_token.assign(num_owners, 0);
   slot.load.copies_per_token.assign(num_owners, 0);
   for (const Share& source : sources) {
-    const auto [begin, end] =
-        chunk_range(source.sequences * d.p.plan().seq_len, op.chunk, d.p.plan().chunks);
+    const auto [begin, end] = chunk_range(source.sequences * d.p.plan().seq_len, op.chunk, d.p.plan().chunks);
     all.push_back({{next, next + on_host.size(1)}, routing});
     next += on_host.size(1);
     check_sizes(d, op, source.device, end - begin, all.back());
@@ -141,8 +140,7 @@ void unpack_forward(OpContext& d, const Op& op, Devices participants, std::vecto
     Message& message = in[position(participants, source.device)];
     rows.push_back(d.received(message.tensors[0]).to(d.state.dtype()));
     weights.push_back(d.received(message.tensors[1]).to(accumulate_type(d.state.dtype())));
-    indices.push_back(
-        {rows.back().size(0), index_here(message.tensors[2]), index_here(message.tensors[3])});
+    indices.push_back({rows.back().size(0), index_here(message.tensors[2]), index_here(message.tensors[3])});
   }
   slot.rows = rows.size() == 1 ? rows[0] : at::cat(rows);
   slot.groups =
