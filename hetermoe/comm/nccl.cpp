@@ -73,21 +73,20 @@ class Nccl : public Transport {
       }
     }
     launch(call, peers);
-    const EventPtr arrived = nccl_->record(options_.device);
-    const bool is_waited_for =
-        arrived == nullptr || std::any_of(call.expected.begin(), call.expected.end(), is_for_host);
-    if (is_waited_for) wait_for_stream(call, peers);
-    for (Peer& peer : peers) {
-      Stamped stamped{call.step,
-                      call.op,
-                      call.round,
-                      place_of(call, call.participants[peer.index]),
-                      is_waited_for ? to_host(peer.in.rest, "a message") : pinned_copy(peer.in.rest),
-                      arrived};
-      in[peer.index] = is_waited_for
-                           ? message_of(call, stamped.rest, std::move(peer.in.tensors), stamped.where)
-                           : Message{{}, {}, std::move(peer.in.tensors), 0, nullptr};
-      if (!is_waited_for) check_later(std::move(stamped));
+    std::vector<at::Tensor> rests;  // on the host as soon as the event has passed
+    for (const Peer& peer : peers) rests.push_back(start_to_host(peer.in.rest));
+    const bool for_host = std::any_of(call.expected.begin(), call.expected.end(), is_for_host);
+    const EventPtr arrived = for_host ? nullptr : nccl_->record(options_.device);
+    if (arrived == nullptr) wait_for_stream(call, peers);
+    for (std::size_t p = 0; p < peers.size(); ++p) {
+      Peer& peer = peers[p];
+      const std::string where = place_of(call, call.participants[peer.index]);
+      if (arrived == nullptr) {
+        in[peer.index] = message_of(stamp_of(call), rests[p], std::move(peer.in.tensors), where);
+      } else {
+        in[peer.index].tensors = std::move(peer.in.tensors);
+        check_later({stamp_of(call), where, rests[p], arrived});
+      }
     }
     return in;
   }
@@ -224,23 +223,13 @@ class Nccl : public Transport {
 
   /// The stamp of a message that nobody waited for, on its way to the host.
   struct Stamped {
-    i64 step = 0;
-    OpId op = 0;
-    i32 round = 0;
+    Stamp stamp;
     std::string where;
     at::Tensor rest;
     EventPtr arrived;
   };
 
-  static at::Tensor pinned_copy(const at::Tensor& tensor) {
-    if (tensor.device().is_cpu()) return tensor;
-    return at::empty(tensor.sizes(), tensor.options().device(at::kCPU).pinned_memory(true))
-        .copy_(tensor, /*non_blocking=*/true);
-  }
-
   void check_later(Stamped stamped) {
-    // After the copy to the host, which was launched after the messages.
-    if (const EventPtr copied = nccl_->record(options_.device)) stamped.arrived = copied;
     const std::lock_guard lock(stamps_mutex_);
     unchecked_.push_back(std::move(stamped));
   }
@@ -256,9 +245,7 @@ class Nccl : public Transport {
       }
       const Stamped stamped = std::move(*each);
       each = unchecked_.erase(each);
-      const ExchangeCall call{
-          .step = stamped.step, .op = stamped.op, .name = {}, .participants = {}, .round = stamped.round};
-      message_of(call, stamped.rest, {}, stamped.where);
+      message_of(stamped.stamp, stamped.rest, {}, stamped.where);
     }
   }
 

@@ -3,7 +3,6 @@
 #include <cstring>
 #include <utility>
 
-#include "hetermoe/comm/wire.h"
 #include "hetermoe/device/host_copy.h"
 
 namespace hetermoe {
@@ -36,10 +35,10 @@ Parcel room_for(const MessageShape& expected, c10::Device device) {
 
 bool is_for_host(const MessageShape& shape) { return shape.numbers > 0 || shape.values > 0; }
 
-Message message_of(const ExchangeCall& call, const at::Tensor& rest, std::vector<at::Tensor> tensors,
+Message message_of(const Stamp& stamp, const at::Tensor& rest, std::vector<at::Tensor> tensors,
                    const std::string& where) {
   const char* bytes = static_cast<const char*>(rest.const_data_ptr());
-  Message message = from_bytes({bytes, bytes + rest.numel()}, stamp_of(call), where);
+  Message message = from_bytes({bytes, bytes + rest.numel()}, stamp, where);
   message.tensors = std::move(tensors);
   return message;
 }

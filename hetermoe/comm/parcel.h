@@ -2,7 +2,7 @@
 #include <string>
 #include <vector>
 
-#include "hetermoe/comm/transport.h"
+#include "hetermoe/comm/wire.h"
 
 // A Message in the form in which it travels between GPUs: tensors as they are, so that they need no copy on
 // the host, and numbers, values and the stamp as the bytes of comm/wire.h. Shapes do not travel: each side
@@ -24,8 +24,8 @@ Parcel room_for(const MessageShape& expected, c10::Device device);
 bool is_for_host(const MessageShape& shape);
 
 /// The message of a parcel that has arrived in the memory of room_for(); `rest` is on the host. Throws
-/// TransportError when it is no message, or one of another op or step. `where` names the peer.
-Message message_of(const ExchangeCall& call, const at::Tensor& rest, std::vector<at::Tensor> tensors,
+/// TransportError when it is no message, or one with another stamp. `where` names the peer.
+Message message_of(const Stamp& stamp, const at::Tensor& rest, std::vector<at::Tensor> tensors,
                    const std::string& where);
 
 }  // namespace hetermoe

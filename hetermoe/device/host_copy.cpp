@@ -21,11 +21,13 @@ at::Tensor to_host(const at::Tensor& tensor, const char* what) {
     const std::lock_guard lock(waits->mutex_);
     ++waits->counts_[what];
   }
-  if (tensor.device().is_cpu()) return tensor;
-  at::Tensor host = pinned_like(tensor);
-  host.copy_(tensor, /*non_blocking=*/true);
+  const at::Tensor host = start_to_host(tensor);
   finish_stream(tensor.device());
   return host;
+}
+
+at::Tensor start_to_host(const at::Tensor& tensor) {
+  return tensor.device().is_cpu() ? tensor : pinned_like(tensor).copy_(tensor, /*non_blocking=*/true);
 }
 
 at::Tensor to_device(const at::Tensor& tensor, c10::Device device) {

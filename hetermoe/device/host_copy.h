@@ -15,6 +15,9 @@ namespace hetermoe {
 /// itself. `what` names the reason, for HostWaits.
 at::Tensor to_host(const at::Tensor& tensor, const char* what);
 
+/// The same without waiting: it holds the values when what was launched on the stream so far has ended.
+at::Tensor start_to_host(const at::Tensor& tensor);
+
 /// A host tensor on a device; does not wait. On a CPU the tensor itself, and so is an undefined one.
 at::Tensor to_device(const at::Tensor& tensor, c10::Device device);
 

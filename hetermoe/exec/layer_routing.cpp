@@ -1,6 +1,5 @@
 #include "hetermoe/exec/layer_routing.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "hetermoe/base/error.h"
@@ -10,13 +9,6 @@
 
 namespace hetermoe {
 namespace {
-
-at::Tensor int32_on(const std::vector<i64>& values, c10::Device device) {
-  at::Tensor out = at::empty({static_cast<i64>(values.size())}, at::kInt);
-  std::transform(values.begin(), values.end(), out.mutable_data_ptr<i32>(),
-                 [](i64 value) { return static_cast<i32>(value); });
-  return to_device(out, device);
-}
 
 at::Tensor shifted(const at::Tensor& index, i64 by) { return by == 0 ? index : index + by; }
 
@@ -87,8 +79,8 @@ CopyGroups group_received(LayerRouting& routing, const std::vector<ReceivedIndex
   const auto joined = [](const std::vector<at::Tensor>& parts) {
     return parts.size() == 1 ? parts[0].contiguous() : at::cat(parts);
   };
-  if (!routing.slot_of.defined()) routing.slot_of = int32_on(slot_of, device);
-  const at::Tensor all_begins = int32_on(begins, device);
+  if (!routing.slot_of.defined()) routing.slot_of = to_device(int32_tensor(slot_of), device);
+  const at::Tensor all_begins = to_device(int32_tensor(begins), device);
   const DeviceGroups made =
       group_copies_on_device(joined(rows), joined(experts), all_begins.narrow(0, 0, num_sources + 1),
                              all_begins.narrow(0, num_sources + 1, num_sources), routing.slot_of, num_slots);

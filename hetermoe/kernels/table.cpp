@@ -17,32 +17,19 @@ namespace hetermoe::kernels {
 namespace {
 
 template <class Element>
-struct TypeOf;
+constexpr at::ScalarType kTypeOf = at::ScalarType::Undefined;
 template <>
-struct TypeOf<float> {
-  static constexpr at::ScalarType value = at::kFloat;
-};
+constexpr at::ScalarType kTypeOf<float> = at::kFloat;
 template <>
-struct TypeOf<double> {
-  static constexpr at::ScalarType value = at::kDouble;
-};
+constexpr at::ScalarType kTypeOf<double> = at::kDouble;
 template <>
-struct TypeOf<Bf16> {
-  static constexpr at::ScalarType value = at::kBFloat16;
-};
+constexpr at::ScalarType kTypeOf<Bf16> = at::kBFloat16;
 template <>
-struct TypeOf<Half> {
-  static constexpr at::ScalarType value = at::kHalf;
-};
-
+constexpr at::ScalarType kTypeOf<Half> = at::kHalf;
 template <>
-struct TypeOf<i32> {
-  static constexpr at::ScalarType value = at::kInt;
-};
+constexpr at::ScalarType kTypeOf<i32> = at::kInt;
 template <>
-struct TypeOf<i64> {
-  static constexpr at::ScalarType value = at::kLong;
-};
+constexpr at::ScalarType kTypeOf<i64> = at::kLong;
 
 std::string_view element_name(at::ScalarType type) {
   switch (type) {
@@ -73,7 +60,7 @@ Kernel row(std::string_view source, std::string_view name, std::string_view argu
   return {name,
           source,
           arguments,
-          {TypeOf<Elements>::value...},
+          {kTypeOf<Elements>...},
           &typeid(Arguments),
           sizeof(Arguments),
           &run<Arguments, function>};

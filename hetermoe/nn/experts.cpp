@@ -202,7 +202,9 @@ class AllProducts {
  public:
   AllProducts(const CopyGroups& groups, ExpertProducts products, const at::Device& device)
       : groups_(groups), grouped_(products == ExpertProducts::kGrouped) {
-    if (grouped_) ends_ = groups.ends.defined() ? groups.ends : to_device(ends_of_slots(), device);
+    if (grouped_)
+      ends_ = groups.ends.defined() ? groups.ends
+                                    : to_device(int32_tensor(std::span(groups.offsets).subspan(1)), device);
   }
 
   /// out[c] = a[c] weight[slot of c]
@@ -222,13 +224,6 @@ class AllProducts {
   }
 
  private:
-  at::Tensor ends_of_slots() const {
-    at::Tensor ends = at::empty({static_cast<i64>(groups_.offsets.size()) - 1}, at::kInt);
-    std::transform(groups_.offsets.begin() + 1, groups_.offsets.end(), ends.mutable_data_ptr<i32>(),
-                   [](i64 end) { return static_cast<i32>(end); });
-    return ends;
-  }
-
   const CopyGroups& groups_;
   bool grouped_;
   at::Tensor ends_;

@@ -81,6 +81,13 @@ std::vector<SendIndex> split_by_owner(const at::Tensor& topk_TK, const OwnerTabl
   return out;
 }
 
+at::Tensor int32_tensor(std::span<const i64> values) {
+  at::Tensor out = at::empty({static_cast<i64>(values.size())}, at::kInt);
+  std::transform(values.begin(), values.end(), out.mutable_data_ptr<i32>(),
+                 [](i64 value) { return static_cast<i32>(value); });
+  return out;
+}
+
 OwnerBins bins_of(const OwnerTable& owners, i64 num_destinations) {
   OwnerBins bins{{0}, {}};
   for (i64 d = 0; d < num_destinations; ++d) {

@@ -1,6 +1,7 @@
 #pragma once
 #include <ATen/ATen.h>
 
+#include <span>
 #include <vector>
 
 #include "hetermoe/base/types.h"
@@ -46,6 +47,9 @@ std::vector<SendIndex> split_by_owner(const at::Tensor& topk_TK, const OwnerTabl
 /// Where the rows for each destination begin, and where the copies of each bin do: int32 [destinations + 1 +
 /// bins + 1] on the CPU.
 at::Tensor begins_of(const std::vector<SendIndex>& send, const OwnerBins& bins);
+
+/// Numbers below 2^31 as int32 on the CPU.
+at::Tensor int32_tensor(std::span<const i64> values);
 
 /// The index part of a message as its receiver sees it.
 struct ReceivedIndex {

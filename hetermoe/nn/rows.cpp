@@ -83,6 +83,11 @@ void add_rows_to_floats(const at::Tensor& target_TD, const at::Tensor& index_R, 
     add_rows_cpu<float, float>(target_TD, index_R, rows_RD.to(at::kFloat));
 }
 
+/// Then the sum has memory of its own; else the target is written.
+bool merges_on_kernels(const at::Tensor& target_TD) {
+  return runs_on_kernels(target_TD) && target_TD.is_contiguous();
+}
+
 }  // namespace
 
 at::Tensor gather_rows(const at::Tensor& source_TD, const at::Tensor& index_R) {
@@ -130,13 +135,13 @@ void add_rows_(at::Tensor& target_TD, const at::Tensor& index_R, const at::Tenso
 }
 
 at::Tensor merge_rows(const at::Tensor& base_TD, const std::vector<MergePart>& parts) {
-  at::Tensor out = runs_on_kernels(base_TD) ? base_TD : base_TD.clone();
+  at::Tensor out = merges_on_kernels(base_TD) ? base_TD : base_TD.clone();
   add_parts_(out, parts);
   return out;
 }
 
 void add_parts_(at::Tensor& target_TD, const std::vector<MergePart>& parts) {
-  if (runs_on_kernels(target_TD) && target_TD.is_contiguous()) {
+  if (merges_on_kernels(target_TD)) {
     target_TD = gpu_merge_rows(target_TD, parts);
     return;
   }

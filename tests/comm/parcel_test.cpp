@@ -39,7 +39,7 @@ TEST(Parcel, ComesBackAsItWasSent) {
     EXPECT_TRUE(out.tensors[t].is_contiguous());
     in.tensors[t].copy_(out.tensors[t]);
   }
-  const Message got = message_of(kCall, in.rest, in.tensors, "peer");
+  const Message got = message_of(stamp_of(kCall), in.rest, in.tensors, "peer");
   EXPECT_EQ(got.numbers, sent.numbers);
   EXPECT_EQ(got.values, sent.values);
   EXPECT_EQ(got.ready, sent.ready);
@@ -53,7 +53,8 @@ TEST(Parcel, OneOfAnotherOpIsAnError) {
   ExchangeCall other = kCall;
   other.op = 4;
   const Parcel out = make_parcel(other, mixed_message(), kCpu);
-  const std::string error = error_of<TransportError>([&] { message_of(kCall, out.rest, {}, "peer"); });
+  const std::string error =
+      error_of<TransportError>([&] { message_of(stamp_of(kCall), out.rest, {}, "peer"); });
   EXPECT_NE(error.find("[peer] "), std::string::npos);
   EXPECT_NE(error.find("op 4 of step 7, expected op 3 of step 7"), std::string::npos) << error;
 }

