@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <optional>
 #include <set>
 
 #include "hetermoe/base/index.h"
@@ -15,6 +16,7 @@
 #include "hetermoe/device/accelerator.h"
 #include "hetermoe/exec/device_state.h"
 #include "hetermoe/exec/threads.h"
+#include "hetermoe/model/op_cost.h"
 #include "hetermoe/profile/machine.h"
 #include "hetermoe/profile/step_times.h"
 #include "hetermoe/profile/tasks.h"
@@ -90,6 +92,40 @@ class StepEntries {
   std::map<i64, Seconds> merges_;
 };
 
+/// The first layers, up to the one with experts that has this number, or to the last.
+ModelConfig first_layers(const ModelConfig& model, i64 num_with_experts) {
+  ModelConfig out = model;
+  out.num_layers = 0;
+  for (i64 found = 0; found < num_with_experts && out.num_layers < model.num_layers; ++out.num_layers)
+    found += model.is_moe(out.num_layers);
+  out.dense_layer.resize(idx(out.num_layers));
+  return out;
+}
+
+/// Values, gradients, moments and masters of a model.
+Bytes state_bytes(const ModelConfig& model, Dtype dtype) {
+  return real(count_parameters(model).total) * state_bytes_per_parameter(bytes_of(dtype)).total();
+}
+
+/// 0 = not known.
+Bytes memory_of(const ProfileOptions& options) {
+  const at::Device device = find_device(options.device, "profile device");
+  return device.is_cpu() ? real(::sysconf(_SC_PHYS_PAGES)) * real(::sysconf(_SC_PAGESIZE))
+                         : gpu_memory(device);
+}
+
+/// The model whose whole steps are measured: of two layers with experts, for one layer's data stays in a
+/// CPU's caches; of one where two do not fit; none where one does not.
+std::optional<ModelConfig> model_of_steps(const ModelConfig& model, const ProfileOptions& options) {
+  constexpr double kShare = 0.8;  // the rest is for activations
+  const Bytes has = memory_of(options);
+  for (const i64 num_with_experts : {2, 1}) {
+    ModelConfig out = first_layers(model, num_with_experts);
+    if (has <= 0 || state_bytes(out, options.dtype) <= kShare * has) return out;
+  }
+  return std::nullopt;
+}
+
 class Profiler {
  public:
   Profiler(const ModelConfig& model, const ProfileOptions& options)
@@ -105,8 +141,8 @@ class Profiler {
     plan_groups();
     ProfileFile file = frame();
     StepEntries steps;
-    if (options_.steps && why_no_steps(model_, options_).empty())
-      steps = StepEntries(measure_steps(model_, options_, device_));
+    if (const auto model = options_.steps ? model_of_steps(model_, options_) : std::nullopt)
+      steps = StepEntries(measure_steps(*model, options_, device_));
     const c10::NoGradGuard no_grad;
     const ThreadsGuard threads(static_cast<int>(options_.threads));
     i64 left = 0;
@@ -231,15 +267,11 @@ class Profiler {
 }  // namespace
 
 std::string why_no_steps(const ModelConfig& model, const ProfileOptions& options) {
-  constexpr double kShare = 0.8;  // the rest is for activations
-  const at::Device device = find_device(options.device, "profile device");
-  const Bytes has =
-      device.is_cpu() ? real(::sysconf(_SC_PHYS_PAGES)) * real(::sysconf(_SC_PAGESIZE)) : gpu_memory(device);
-  const Bytes needs = bytes_of_steps(model, options.dtype);
-  if (has <= 0 || needs <= kShare * has) return "";
+  if (model_of_steps(model, options)) return "";
   return fmt::format(
       "whole steps are not measured: the first layers of {} with their optimizer take {}, and {} has {}",
-      model.name, format_bytes(needs), options.device, format_bytes(has));
+      model.name, format_bytes(state_bytes(first_layers(model, 1), options.dtype)), options.device,
+      format_bytes(memory_of(options)));
 }
 
 ProfileFile profile_device(const ModelConfig& model, const ProfileOptions& options,

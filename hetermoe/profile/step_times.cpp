@@ -5,21 +5,11 @@
 #include <optional>
 
 #include "hetermoe/base/index.h"
-#include "hetermoe/model/op_cost.h"
 #include "hetermoe/planner/strategies.h"
 #include "hetermoe/train/session.h"
 
 namespace hetermoe {
 namespace {
-
-/// The first layers, up to the first with experts.
-ModelConfig first_layers(const ModelConfig& model) {
-  ModelConfig out = model;
-  out.num_layers = 1;
-  while (out.num_layers < model.num_layers && !model.is_moe(out.num_layers - 1)) ++out.num_layers;
-  out.dense_layer.resize(idx(out.num_layers));
-  return out;
-}
 
 struct StepSize {
   i64 seq_len, sequences;
@@ -182,24 +172,18 @@ std::vector<StepSize> sizes_of(const ProfileOptions& options) {
 
 }  // namespace
 
-Bytes bytes_of_steps(const ModelConfig& model, Dtype dtype) {
-  return real(count_parameters(first_layers(model)).total) *
-         state_bytes_per_parameter(bytes_of(dtype)).total();
-}
-
 std::vector<ProfileEntry> measure_steps(const ModelConfig& model, const ProfileOptions& options,
                                         c10::Device device) {
-  const ModelConfig shorter = first_layers(model);
   const Cluster cluster = load_cluster("one");
   const std::vector<StepSize> sizes = sizes_of(options);
   const auto plan = [&](StepSize size, Recompute recompute) {
-    return plan_of(shorter, cluster, size, options.dtype, recompute);
+    return plan_of(model, cluster, size, options.dtype, recompute);
   };
   Session::Options how;
-  how.step = {.balance = shorter.aux_loss_coef > 0, .aux_group = 1, .backward = true};
+  how.step = {.balance = model.aux_loss_coef > 0, .aux_group = 1, .backward = true};
   how.executor.threads_per_lane = static_cast<i32>(options.threads);
   if (!device.is_cpu()) how.where = {device};
-  Session session(shorter, cluster, plan(sizes[0], Recompute::kLocal), how);
+  Session session(model, cluster, plan(sizes[0], Recompute::kLocal), how);
   session.initialize(1);
   Samples samples;
   for (const StepSize size : sizes) {

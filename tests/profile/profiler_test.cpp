@@ -127,11 +127,12 @@ TEST_F(ProfilerTest, ProfileOfATinyModelIsCompletePositiveAndGrowsWithSize) {
       return p.family * p.size < q.family * q.size;
     };
     const auto [least, most] = std::minmax_element(entries.begin(), entries.end(), smaller);
-    // 64 times the work or more in these; the others take microseconds, of which a busy machine tells nothing.
+    // 64 times the work or more in these; the others take microseconds, of which a busy machine tells
+    // nothing.
     const bool heavy = key.first == ProfiledOp::kAttention || key.first == ProfiledOp::kExperts ||
                        key.first == ProfiledOp::kHead;
-    if (heavy)
-      EXPECT_GT(most->seconds, 3 * least->seconds) << name_of(key.first) << " " << name_of(key.second);
+    if (!heavy) continue;
+    EXPECT_GT(most->seconds, 3 * least->seconds) << name_of(key.first) << " " << name_of(key.second);
   }
 }
 
@@ -187,12 +188,24 @@ TEST_F(ProfilerTest, WholeStepsGiveEveryOpAtEverySizeAndWhatStandsBetween) {
   }
   EXPECT_EQ((sizes[{ProfiledOp::kGap, kForward}]), tokens);
   EXPECT_EQ((sizes[{ProfiledOp::kHead, kForwardBackward}]), tokens);
-  // All parameters of a model with one layer.
-  ModelConfig one_layer = model;
-  one_layer.num_layers = 1;
-  one_layer.dense_layer.resize(1);
   EXPECT_EQ((sizes[{ProfiledOp::kNorm, kForward}]),
-            (std::set<double>{static_cast<double>(count_parameters(one_layer).total)}));
+            (std::set<double>{static_cast<double>(count_parameters(model).total)}));
+}
+
+TEST_F(ProfilerTest, StepsAreOfTwoLayersWithExperts) {
+  ModelConfig model = load_model("tiny-deepseek-v3");  // its first layer is dense
+  ASSERT_EQ(model.num_layers, 3);
+  const double params = static_cast<double>(count_parameters(model).total);
+  model.num_layers = 5;
+  model.dense_layer.resize(5);
+  ProfileOptions options = small();
+  options.seq_lens = {16}, options.sequences = {1}, options.rows_per_expert = {4};
+  options.timing.warmup = 0, options.timing.min_runs = options.timing.max_runs = 1;
+  const ProfileFile profile = profile_device(model, options);
+  const auto norm = std::find_if(profile.entries.begin(), profile.entries.end(),
+                                 [](const ProfileEntry& entry) { return entry.op == ProfiledOp::kNorm; });
+  ASSERT_NE(norm, profile.entries.end());
+  EXPECT_EQ(static_cast<double>(norm->params), params);
 }
 
 TEST_F(ProfilerTest, AModelWhoseStepsDoNotFitSaysSo) {
