@@ -231,8 +231,7 @@ void Executor::lane_main(Lane& lane) {
 }
 
 void Executor::run_lane(Lane& lane) {
-  lane.spans.clear();
-  lane.spans.reserve(lane.ops.size());
+  lane.spans.assign(lane.ops.size(), {});
   lane.end = lane.busy = lane.nominal = 0;
   if (lane.stream != nullptr) begin_stream(lane);
   const double cpu_begin = thread_cpu_seconds();
@@ -240,7 +239,7 @@ void Executor::run_lane(Lane& lane) {
     const LaneOp& item = lane.ops[lane.next];
     guard(lane, item, [&] { run_op(lane, item); });
   }
-  if (runs_ahead(lane) && !lane.ops.empty()) guard(lane, lane.ops.back(), [&] { end_launched(lane); });
+  if (lane.stream != nullptr && !lane.ops.empty()) guard(lane, lane.ops.back(), [&] { end_stream(lane); });
   lane.cpu_seconds = thread_cpu_seconds() - cpu_begin;
 }
 
@@ -260,7 +259,7 @@ void Executor::run_op(Lane& lane, const LaneOp& item) {
   const Seconds ready = wait_until_ready(lane, item);
   if (options_.before_op) options_.before_op(context_.schedule.ops[idx(item.op)], device_of(lane.id));
   if (lane.watch != nullptr) lane.watch->begin(item.op);
-  lane.spans.push_back({item.op, device_of(lane.id), 0, 0});
+  lane.spans[lane.next] = {item.op, device_of(lane.id), 0, 0};
   if (lane.stream == nullptr) {
     lane.end = perform(lane, item, ready);
   } else {

@@ -99,7 +99,7 @@ class Executor {
     DeviceLanes* device;
     std::unique_ptr<WorkStream> stream;  // of its thread; null where ops end before their call returns
     std::vector<LaneOp> ops;
-    std::vector<Span> spans;                 // of the ops that ran
+    std::vector<Span> spans;                 // of all ops, in order
     std::vector<Launched> launched;          // of the ops that were launched on the stream
     std::atomic<std::size_t> num_ended = 0;  // of those launched, for the watchdog
     Seconds end = 0;
@@ -141,6 +141,7 @@ class Executor {
   void launch(Lane& lane, const LaneOp& item, Seconds ready);
   bool runs_ahead(const Lane& lane) const;
   void wait_for_event(const StreamEvent& event) const;
+  void end_stream(Lane& lane);
   void end_launched(Lane& lane);
   Seconds run_compute(Lane& lane, const Op& op, Seconds ready, Span& span);
   Seconds run_transfer(Lane& lane, const LaneOp& item, const Op& op, Seconds ready, Span& span);

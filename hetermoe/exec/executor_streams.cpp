@@ -32,15 +32,16 @@ void Executor::launch(Lane& lane, const LaneOp& item, Seconds ready) {
   }
   Launched& launched = lane.launched.emplace_back();
   launched.start = stream.record();
-  stream.launch([this, &lane, &item, ready] {
+  const bool ahead = runs_ahead(lane);
+  stream.launch([this, &lane, &item, ready, ahead] {
     guard(lane, item, [&] {
       if (poisoned_) throw Poisoned();
       const Seconds end = perform(lane, item, ready);
-      if (!runs_ahead(lane)) lane.end = end;
+      if (!ahead) lane.end = end;
     });
   });
   launched.end = stream.record();
-  if (!runs_ahead(lane)) {
+  if (!ahead) {
     wait_for_event(*launched.end);
     if (poisoned_) throw Poisoned();
   } else if (lane.launched.size() > options_.ops_ahead) {
@@ -65,9 +66,15 @@ void Executor::wait_for_event(const StreamEvent& event) const {
   }
 }
 
+void Executor::end_stream(Lane& lane) {
+  if (runs_ahead(lane)) end_launched(lane);
+  lane.stream->collect();
+  if (poisoned_) throw Poisoned();
+}
+
 /// Waits for what was launched. The spans are then those of the events.
 void Executor::end_launched(Lane& lane) {
-  lane.busy = 0;
+  Seconds busy = 0;
   for (std::size_t i = 0; i < lane.launched.size(); ++i) {
     const Launched& launched = lane.launched[i];
     wait_for_event(*launched.end);
@@ -77,11 +84,10 @@ void Executor::end_launched(Lane& lane) {
     Span& span = lane.spans[i];
     span.start = device.origin_time + launched.start->seconds_since(*device.origin);
     span.end = device.origin_time + launched.end->seconds_since(*device.origin);
-    lane.busy += span.end - span.start;
+    busy += span.end - span.start;
     lane.end = span.end;
   }
-  lane.stream->collect();
-  if (poisoned_) throw Poisoned();
+  lane.busy = busy;
 }
 
 /// On a GPU messages are still being read when the call that unpacks them has returned.

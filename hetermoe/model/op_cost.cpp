@@ -158,7 +158,7 @@ Bytes attention_work_bytes(const ModelConfig& m, i64 layer, const ActivationOpti
   } else {
     stats += real(m.num_heads);
   }
-  if (m.is_moe(layer)) stats += 2 * real(m.num_experts);
+  if (m.is_moe(layer)) stats += real(m.num_experts);
   return elements * options.element + stats * kStatBytes;
 }
 
@@ -176,9 +176,7 @@ Bytes expert_work_bytes(const ModelConfig& model, Bytes element) {
 }
 
 Bytes activation_work_bytes(const ModelConfig& model, double copies, Bytes element) {
-  if (element == 4) return 0;
-  const double numbers = copies * real(kActivationTemporaries * model.expert_hidden);
-  return element < 4 ? std::min(4 * numbers, real(kActivationBlockBytes)) : element * numbers;
+  return element <= 4 ? 0 : element * copies * real(kActivationTemporaries * model.expert_hidden);
 }
 
 Bytes expert_kept_bytes(const ModelConfig& model, Bytes element) {

@@ -126,8 +126,7 @@ struct ActivationOptions {
 ///   H         normed rows: input of router, experts and shared or dense MLP
 ///   3W        gate, up and their product; W = S*I of the shared expert or D of the dense MLP
 ///   h*s       probabilities, with scores_in_memory
-/// and in fp32 (4 bytes): 2 norm statistics, h log-sum-exps (not with scores_in_memory), E router logits and
-/// E scores.
+/// and in fp32 (4 bytes): 2 norm statistics, h log-sum-exps (not with scores_in_memory), E router scores.
 Bytes attention_work_bytes(const ModelConfig& model, i64 layer, const ActivationOptions& options);
 /// What the backward of an attention part holds besides, per token, where it holds most: the gradients of q,
 /// k, v and of the attention kernel's output.
@@ -140,9 +139,9 @@ Bytes attention_saved_bytes(const ModelConfig& model, i64 layer, const Activatio
 /// writes the gradients over them. The expert's output is not among them: the gradient of the routing weight
 /// is the product of (gradient through down) and the inner activation.
 Bytes expert_work_bytes(const ModelConfig& model, Bytes element);
-/// The activation's own intermediate results, besides: at most so many numbers of 4 bytes for
-/// each of the I, for as many pairs at a time as kActivationBlockBytes hold. None in fp32, where they are
-/// never in memory.
+/// The activation's own intermediate results, besides: in fp64 so many numbers for each of the I. None in 16
+/// bits and in fp32, where they are never in memory. A GPU without kernels of our own has at most
+/// kActivationBlockBytes of them, which do not count here.
 inline constexpr i64 kActivationTemporaries = 11, kActivationBlockBytes = 64 << 20;
 Bytes activation_work_bytes(const ModelConfig& model, double copies, Bytes element);
 /// What backward needs of these: gate and up.

@@ -38,9 +38,8 @@ AttentionGraph run(const ModelConfig& model, i64 layer, const StateGroup& state,
   const bool moe = model.is_moe(layer);
   out.u = !moe || model.num_shared_experts > 0 ? h + mlp(leaves, x) : h;
   if (!moe) return out;
-  const at::ScalarType wide = accumulate_type(y.scalar_type());
   out.x = x;
-  const at::Tensor logits = apply_linear(x.to(wide), leaves[Weight::kRouter].to(wide));
+  const at::Tensor logits = apply_wide_linear(x, leaves[Weight::kRouter], accumulate_type(y.scalar_type()));
   if (runs_on_kernels(logits)) {
     const Routed routed = gpu_route(model, logits, state.buffer, seq_len, topk);
     out.scores = routed.scores_TE, out.topk = routed.topk_TK;
@@ -80,13 +79,18 @@ struct Seeds {
   }
 };
 
-/// sum(balance * probabilities), differentiable.
-at::Tensor balance_loss(const ModelConfig& model, const AttentionGraph& graph, const at::Tensor& balance_AE) {
+/// Adds the loss sum(balance * probabilities), whose gradient by these is known. Returns the loss.
+at::Tensor add_balance_loss(Seeds& seeds, const ModelConfig& model, const AttentionGraph& graph,
+                            const at::Tensor& balance_AE) {
   const at::Tensor probabilities = router_probabilities(model, graph.scores);
-  HM_CHECK(probabilities.size(0) % balance_AE.size(0) == 0, "{} tokens do not split into {} balancing groups",
-           probabilities.size(0), balance_AE.size(0));
-  const at::Tensor by_group = probabilities.view({balance_AE.size(0), -1, model.num_experts}).sum(1);
-  return (by_group * balance_AE.to(by_group.scalar_type())).sum();
+  const i64 num_tokens = probabilities.size(0), parts = balance_AE.size(0);
+  HM_CHECK(num_tokens % parts == 0, "{} tokens do not split into {} balancing groups", num_tokens, parts);
+  const at::Tensor balance = balance_AE.to(probabilities.scalar_type());
+  seeds.add(probabilities, balance.unsqueeze(1)
+                               .expand({parts, num_tokens / parts, model.num_experts})
+                               .reshape({num_tokens, model.num_experts}));
+  const at::Tensor by_part = probabilities.detach().view({parts, -1, model.num_experts}).sum(1);
+  return (by_part * balance).sum();
 }
 
 }  // namespace
@@ -125,13 +129,9 @@ AttentionGradient attention_backward(const ModelConfig& model, i64 layer, StateG
   seeds.add(graph.u, input.du_TD);
   seeds.add(graph.x, input.dx_TD);
   seeds.add(graph.weights, input.dweights_TK);
-  if (input.balance_AE.defined() && graph.scores.defined()) {
-    const at::Tensor loss = balance_loss(model, graph, input.balance_AE);
-    seeds.add(loss, at::ones_like(loss));
-    out.aux_loss = loss.detach();
-  } else {
-    out.aux_loss = at::zeros({}, scalar);
-  }
+  out.aux_loss = input.balance_AE.defined() && graph.scores.defined()
+                     ? add_balance_loss(seeds, model, graph, input.balance_AE)
+                     : at::zeros({}, scalar);
   std::vector<at::Tensor> inputs = state.trainable() ? graph.leaves.all() : std::vector<at::Tensor>();
   inputs.push_back(graph.y);
   const std::vector<at::Tensor> grads =

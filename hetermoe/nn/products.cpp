@@ -73,6 +73,23 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
   }
 };
 
+/// The same for operands that are converted; their gradients come in their own dtypes.
+struct WideLinearFunction : torch::autograd::Function<WideLinearFunction> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
+                            at::ScalarType wide) {
+    context->save_for_backward({x, weight});
+    return at::linear(x.to(wide), weight.to(wide));
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    const variable_list saved = context->get_saved_variables();
+    const at::Tensor &grad = grads[0], &x = saved[0], &weight = saved[1];
+    const auto wide = [&](const at::Tensor& t) { return t.to(grad.scalar_type()); };
+    const bool trains = context->needs_input_grad(1);
+    return {at::mm(grad, wide(weight)).to(x.scalar_type()),
+            trains ? at::mm(grad.t(), wide(x)).to(weight.scalar_type()) : at::Tensor(), at::Tensor()};
+  }
+};
+
 }  // namespace
 
 bool has_own_products(const at::Tensor& x) {
@@ -126,6 +143,10 @@ void add_product_(at::Tensor sum, const at::Tensor& a, const at::Tensor& b) {
 at::Tensor apply_linear(const at::Tensor& x, const at::Tensor& weight) {
   const bool own = x.device().is_cpu() && at::elementSize(x.scalar_type()) < 4;
   return own ? LinearFunction::apply(x, weight) : at::linear(x, weight);
+}
+
+at::Tensor apply_wide_linear(const at::Tensor& x, const at::Tensor& weight, at::ScalarType wide) {
+  return x.scalar_type() == wide ? apply_linear(x, weight) : WideLinearFunction::apply(x, weight, wide);
 }
 
 }  // namespace hetermoe

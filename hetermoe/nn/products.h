@@ -24,4 +24,8 @@ void add_product_(at::Tensor sum, const at::Tensor& a, const at::Tensor& b);
 /// x weight^T: [T, in] by [out, in]. Differentiable.
 at::Tensor apply_linear(const at::Tensor& x, const at::Tensor& weight);
 
+/// The same computed in `wide`, and the result in it; backward gives gradients in the dtypes of x and weight.
+/// No wide copy of them is kept.
+at::Tensor apply_wide_linear(const at::Tensor& x, const at::Tensor& weight, at::ScalarType wide);
+
 }  // namespace hetermoe

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "hetermoe/cost/roofline.h"
+#include "hetermoe/kernels/host_kernels.h"
 #include "hetermoe/sim/memory.h"
 #include "tests/support/rig.h"
 #include "tests/support/strategy_plans.h"
@@ -120,7 +121,8 @@ const char* text_of(Recompute recompute) {
 }
 
 /// Strategies x recomputation on one model. Executed on CPUs, whose attention never holds all scores.
-void check_strategies(const char* model_name, const char* cluster_name, i64 seq_len) {
+void check_strategies(const char* model_name, const char* cluster_name, i64 seq_len,
+                      Dtype dtype = Dtype::kFp32) {
   at::set_num_threads(1);
   const ModelConfig model = load_model(model_name);
   Cluster cluster = load_cluster(cluster_name);
@@ -133,7 +135,7 @@ void check_strategies(const char* model_name, const char* cluster_name, i64 seq_
   for (const char* strategy : {"zebra", "ep", "ep_overlap", "dist_ep", "single"}) {
     for (const Recompute recompute : {Recompute::kLocal, Recompute::kOff, Recompute::kResend}) {
       Plan plan = find_strategy(strategy).make(model, cluster, request);
-      use_dtype(plan, Dtype::kFp32);
+      use_dtype(plan, dtype);
       plan.recompute = recompute;
       const std::string name = fmt::format("{} {} {}", model_name, strategy, text_of(recompute));
       worst = std::max(worst, check_memory(model, cluster, plan, name));
@@ -148,6 +150,19 @@ TEST(MeasuredMemory, IsTheModelsOnThreeDeviceTypes) { check_strategies("demo", "
 TEST(MeasuredMemory, IsTheModelsWithNormsOfQueriesAndKeys) { check_strategies("tiny-qwen3", "demo", 128); }
 TEST(MeasuredMemory, IsTheModelsWithLatentAttentionAndSharedExperts) {
   check_strategies("tiny-deepseek-v2", "demo", 128);
+}
+
+// As on a GPU: kernels of our own, which run on the host here, and rows of all experts at once.
+TEST(MeasuredMemory, IsTheModelsWithKernels) {
+  const kernels::HostKernels on;
+  check_strategies("demo", "demo", 256);
+  check_strategies("tiny-qwen3", "demo", 128);
+  check_strategies("tiny-deepseek-v2", "demo", 128);
+}
+TEST(MeasuredMemory, IsTheModelsWithKernelsIn16Bits) {
+  const kernels::HostKernels on;
+  check_strategies("demo", "demo", 256, Dtype::kBf16);
+  check_strategies("tiny-deepseek-v2", "demo", 128, Dtype::kBf16);
 }
 
 TEST(MeasuredMemory, DoesNotGrowFromStepToStep) {

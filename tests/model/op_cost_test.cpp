@@ -116,8 +116,8 @@ TEST(OpCost, RecomputeKeepsTheInputAndTheRoutingOnly) {
   EXPECT_EQ(attention_saved_bytes(tiny, 0, {}), 128 + 24);
   EXPECT_EQ(expert_saved_bytes(tiny, {}), 128 + 4);
   ActivationOptions keep{.element = 2, .recompute = false};
-  // 3 H + (64 + 32 + 32) + 64 numbers; 2 statistics, 4 log-sum-exps, 4 router logits and scores
-  EXPECT_EQ(attention_work_bytes(tiny, 0, keep), 2 * (3 * 64 + 128 + 64) + 4 * (2 + 4 + 2 * 4));
+  // 3 H + (64 + 32 + 32) + 64 numbers; 2 statistics, 4 log-sum-exps, 4 router scores
+  EXPECT_EQ(attention_work_bytes(tiny, 0, keep), 2 * (3 * 64 + 128 + 64) + 4 * (2 + 4 + 4));
   EXPECT_EQ(attention_saved_bytes(tiny, 0, keep), 128 + 24 + attention_work_bytes(tiny, 0, keep));
   EXPECT_EQ(expert_work_bytes(tiny, 2), 2 * 3 * 128);
   EXPECT_EQ(expert_saved_bytes(tiny, keep), 128 + 4 + 2 * 2 * 128);
@@ -142,7 +142,7 @@ TEST(OpCost, DenseLayersHaveNoRouting) {
   EXPECT_EQ(router_flops(model, 0), 0);
   const ActivationOptions keep{.element = 4, .recompute = false};
   EXPECT_EQ(attention_work_bytes(model, 0, keep) - attention_work_bytes(model, 1, keep),
-            4 * 3 * (128 - 64) - 4 * 2 * 8);
+            4 * 3 * (128 - 64) - 4 * 8);
 }
 
 TEST(OpCost, TrafficOfATinyLayerTermByTerm) {

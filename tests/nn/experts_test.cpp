@@ -138,14 +138,13 @@ TEST(Experts, BackwardNeedsWhatTheMemoryModelSays) {
   const CopyGroups groups = group_copies({{count, row, row.remainder(2)}}, slab.slot_of, 2);
   const at::Tensor rows = at::ones({count, 32}, options), weights = at::ones({count});
   const Bytes copies = count, indices = copies * 8;
-  const Bytes predicted = copies * (expert_work_bytes(model, 2) + 3 * row_bytes(model, 2)) +
-                          activation_work_bytes(model, copies, 2);
+  const Bytes predicted = copies * (expert_work_bytes(model, 2) + 3 * row_bytes(model, 2));
   const Bytes result = copies * row_bytes(model, 2) + copies * 4;  // a buffer of the step, and no workspace
   const Bytes gradients = static_cast<Bytes>(slab.gate_up_grad.nbytes() + slab.down_grad.nbytes());
   for (const ExpertProducts products : {ExpertProducts::kGrouped, ExpertProducts::kEach}) {
     const Bytes peak =
         peak_of([&] { experts_backward(slab, rows, groups, weights, nullptr, rows, products); });
-    EXPECT_LE(peak, predicted + result + indices + gradients);
+    EXPECT_LE(peak, 1.05 * (predicted + result + indices + gradients));
   }
 }
 

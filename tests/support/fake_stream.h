@@ -85,7 +85,8 @@ class FakeStream : public WorkStream {
     for (const EventPtr& event : after) wait(event);
     post([take = std::move(take)] { take(); });
   }
-  void collect() override {}
+  /// After it the buffers are gone from their places, as on a GPU's stream.
+  void collect() override { std::static_pointer_cast<const FakeEvent>(record())->wait(); }
 
  private:
   void post(std::function<void()> call) {
