@@ -5,6 +5,7 @@
 
 #include "hetermoe/base/enum_count.h"
 #include "hetermoe/cluster/cluster.h"
+#include "hetermoe/model/expert_products.h"
 #include "hetermoe/model/model_config.h"
 
 // A profile: what one device took for the ops of one model, as a file that `hetermoe profile` writes and
@@ -123,6 +124,7 @@ struct ProfileFile {
   Dtype dtype = Dtype::kFp32;
   std::string model;
   ProfiledShape shape;
+  ExpertProducts expert_products = ExpertProducts::kAuto;  ///< the faster ones, if that was measured
   std::vector<ProfileEntry> entries;
   bool operator==(const ProfileFile&) const = default;
   template <class V>
@@ -137,6 +139,8 @@ struct ProfileFile {
     v("dtype", dtype, "compute dtype");
     v("model", model, "name of the model");
     v("shape", shape, "its shape");
+    v("expert_products", expert_products,
+      "what was faster for the products of experts: each by itself or grouped; auto = not measured");
     v("entries", entries, "what was measured");
   }
 };

@@ -284,13 +284,19 @@ std::optional<AllProducts> all_at_once(ExpertProducts products, const ExpertSlab
 
 }  // namespace
 
-ExpertProducts expert_products(const ExpertSlab& slab) {
+bool can_group_products(at::ScalarType dtype, i64 num_slots, i64 hidden, i64 width) {
   constexpr i64 kAligned = 8;       // 16 bytes
   constexpr i64 kMostSlots = 1023;  // of libtorch's kernel
-  const bool fits = slab.gate_up.scalar_type() == at::kBFloat16 && slab.num_slots() <= kMostSlots &&
-                    slab.down.size(1) % kAligned == 0 && slab.down.size(2) % kAligned == 0;
-  return fits && compute_capability(slab.gate_up.device()) / 10 == 9 ? ExpertProducts::kGrouped
-                                                                     : ExpertProducts::kEach;
+  return dtype == at::kBFloat16 && num_slots <= kMostSlots && hidden % kAligned == 0 && width % kAligned == 0;
+}
+
+ExpertProducts expert_products(const ExpertSlab& slab) {
+  const at::Tensor& down = slab.down;
+  if (!can_group_products(down.scalar_type(), slab.num_slots(), down.size(1), down.size(2)))
+    return ExpertProducts::kEach;
+  if (slab.products != ExpertProducts::kAuto) return slab.products;
+  const int generation = compute_capability(down.device()) / 10;
+  return generation == 9 || generation == 10 ? ExpertProducts::kGrouped : ExpertProducts::kEach;
 }
 
 at::Tensor experts_forward(const ExpertSlab& slab, const at::Tensor& rows_RD, const CopyGroups& groups,

@@ -8,15 +8,12 @@
 // Letters: R received rows, D hidden size, C copies in grouped order, F expert width.
 namespace hetermoe {
 
-/// How the matrix products of the experts are done; kAuto: see expert_products().
-enum class ExpertProducts {
-  kAuto,
-  kEach,    ///< one expert after another; on a CPU the threads share them
-  kGrouped  ///< those of all experts in one kernel (at::_grouped_mm)
-};
-/// kGrouped for bf16 on GPUs of compute capability 9.x, where libtorch has a kernel for it: elsewhere its
-/// grouped product is a loop that makes the host wait. Hidden size and width must be multiples of 8 (its rows
-/// begin at 16 bytes). Else kEach.
+/// Whether libtorch's grouped product takes such experts: bf16, widths that are multiples of 8 (its rows
+/// begin at 16 bytes), not too many.
+bool can_group_products(at::ScalarType dtype, i64 num_slots, i64 hidden, i64 width);
+/// What kAuto is: that of the slab, where it has one and it can be; else kGrouped on GPUs of compute
+/// capability 9.x and 10.x, where libtorch has a kernel for it: elsewhere its grouped product is a loop that
+/// makes the host wait.
 ExpertProducts expert_products(const ExpertSlab& slab);
 
 /// What forward keeps when backward shall not recompute.

@@ -225,6 +225,7 @@ ExpertSlab make_expert_slab(const ModelConfig& model, i64 layer, std::vector<Exp
                             const StorageOptions& options, i64 num_trainable) {
   ExpertSlab slab;
   slab.layer = layer;
+  slab.products = options.expert_products;
   slab.experts = std::move(experts);
   slab.slot_of.assign(static_cast<std::size_t>(model.num_experts), -1);
   for (i64 slot = 0; slot < slab.num_slots(); ++slot) {

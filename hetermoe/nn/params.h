@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "hetermoe/base/types.h"
+#include "hetermoe/model/expert_products.h"
 #include "hetermoe/model/model_config.h"
 
 // Where the model's tensors live. The replicated state of embedding, head and each layer's attention part is
@@ -59,6 +60,7 @@ struct StorageOptions {
   at::TensorOptions values;
   std::optional<at::ScalarType> grad = {};  ///< dtype of gradients, none = that of the values
   bool trainable = true;                    ///< false: there are no gradients
+  ExpertProducts expert_products = ExpertProducts::kAuto;
   at::TensorOptions grads() const { return grad ? values.dtype(*grad) : values; }
 };
 
@@ -103,6 +105,7 @@ struct ExpertSlab {
   std::vector<i64> slot_of;            ///< [E] slot of each expert, -1 = not here
   at::Tensor gate_up, down;            ///< [slots, 2F, H] (gate rows first) and [slots, H, F]
   at::Tensor gate_up_grad, down_grad;  ///< same shapes, of the trainable slots alone, which come first
+  ExpertProducts products = ExpertProducts::kAuto;
   i64 num_slots() const { return static_cast<i64>(experts.size()); }
   i64 num_trainable() const { return down_grad.size(0); }
   std::vector<NamedView> views(

@@ -17,6 +17,7 @@
 #include "hetermoe/exec/device_state.h"
 #include "hetermoe/exec/threads.h"
 #include "hetermoe/model/op_cost.h"
+#include "hetermoe/profile/expert_products.h"
 #include "hetermoe/profile/machine.h"
 #include "hetermoe/profile/step_times.h"
 #include "hetermoe/profile/tasks.h"
@@ -138,11 +139,12 @@ class Profiler {
     check_threads("--threads", options_.threads);
     // As a run computes unless it is asked otherwise.
     if (!device_.is_cpu()) configure_gpus({.tf32 = true, .fp64 = options_.dtype == Dtype::kFp64});
+    choose_products();
     plan_groups();
     ProfileFile file = frame();
     StepEntries steps;
     if (const auto model = options_.steps ? model_of_steps(model_, options_) : std::nullopt)
-      steps = StepEntries(measure_steps(*model, options_, device_));
+      steps = StepEntries(measure_steps(*model, options_, device_, products_));
     const c10::NoGradGuard no_grad;
     const ThreadsGuard threads(static_cast<int>(options_.threads));
     i64 left = 0;
@@ -182,11 +184,20 @@ class Profiler {
     file.dtype = options_.dtype;
     file.model = model_.name;
     file.shape = shape_of(model_);
+    file.expert_products = products_;
     return file;
   }
 
   void add(i64 num_entries, std::function<TaskGroup()> make) {
     groups_.push_back({num_entries, std::move(make)});
+  }
+
+  /// On a CPU nothing is to be chosen: one expert after another leaves its threads their caches.
+  void choose_products() {
+    if (device_.is_cpu()) return;
+    const std::vector<i64> rows = sizes("rows_per_expert", options_.rows_per_expert, 0);
+    products_ = faster_expert_products(model_, expert_counts().back(), rows[rows.size() / 2], tensor_,
+                                       options_.timing);
   }
 
   void plan_groups() {
@@ -214,7 +225,7 @@ class Profiler {
     const i64 layer = first_layer(true);
     for (const i64 e : expert_counts()) {
       for (const i64 rows : sizes("rows_per_expert", options_.rows_per_expert, 0))
-        add(4, [=, this] { return expert_tasks(model_, layer, e, rows, tensor_); });
+        add(4, [=, this] { return expert_tasks(model_, layer, e, rows, tensor_, products_); });
     }
   }
 
@@ -261,6 +272,7 @@ class Profiler {
   const ProfileOptions& options_;
   at::Device device_;
   at::TensorOptions tensor_;
+  ExpertProducts products_ = ExpertProducts::kAuto;
   std::vector<Pending> groups_;
 };
 

@@ -173,7 +173,7 @@ std::vector<StepSize> sizes_of(const ProfileOptions& options) {
 }  // namespace
 
 std::vector<ProfileEntry> measure_steps(const ModelConfig& model, const ProfileOptions& options,
-                                        c10::Device device) {
+                                        c10::Device device, ExpertProducts products) {
   const Cluster cluster = load_cluster("one");
   const std::vector<StepSize> sizes = sizes_of(options);
   const auto plan = [&](StepSize size, Recompute recompute) {
@@ -183,6 +183,7 @@ std::vector<ProfileEntry> measure_steps(const ModelConfig& model, const ProfileO
   how.step = {.balance = model.aux_loss_coef > 0, .aux_group = 1, .backward = true};
   how.executor.threads_per_lane = static_cast<i32>(options.threads);
   if (!device.is_cpu()) how.where = {device};
+  how.expert_products = {products};
   Session session(model, cluster, plan(sizes[0], Recompute::kLocal), how);
   session.initialize(1);
   Samples samples;

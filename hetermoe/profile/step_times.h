@@ -10,6 +10,6 @@ namespace hetermoe {
 /// exchanges of a device with itself, and the time in which no op runs. Entries have no memory figures. The
 /// head's entry holds the merge that it starts with. Not for use within another session on the same GPU.
 std::vector<ProfileEntry> measure_steps(const ModelConfig& model, const ProfileOptions& options,
-                                        c10::Device device);
+                                        c10::Device device, ExpertProducts products = ExpertProducts::kAuto);
 
 }  // namespace hetermoe

@@ -191,7 +191,7 @@ TaskGroup attention_tasks(const ModelConfig& model, i64 layer, i64 seq_len, i64 
 }
 
 TaskGroup expert_tasks(const ModelConfig& model, i64 layer, i64 num_experts, i64 rows,
-                       const at::TensorOptions& options) {
+                       const at::TensorOptions& options, ExpertProducts products) {
   struct Data {
     ExpertSlab slab;
     CopyGroups groups;
@@ -208,6 +208,7 @@ TaskGroup expert_tasks(const ModelConfig& model, i64 layer, i64 num_experts, i64
   std::vector<ExpertId> ids;
   for (i64 e = 0; e < num_experts; ++e) ids.push_back(static_cast<ExpertId>(e));
   data->slab = make_expert_slab(model, layer, ids, options);
+  data->slab.products = products;
   init_parameters(data->slab.views(model), kSeed);
   // Every row has one copy; the rows of an expert lie anywhere in the message.
   const i64 copies = num_experts * rows;

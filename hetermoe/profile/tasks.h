@@ -30,7 +30,7 @@ TaskGroup attention_tasks(const ModelConfig& model, i64 layer, i64 seq_len, i64 
 
 /// `num_experts` experts of `layer` with `rows` rows each, in all four phases.
 TaskGroup expert_tasks(const ModelConfig& model, i64 layer, i64 num_experts, i64 rows,
-                       const at::TensorOptions& options);
+                       const at::TensorOptions& options, ExpertProducts products = ExpertProducts::kAuto);
 
 /// The optimizer on the parameters that `values` hold.
 TaskGroup update_tasks(const std::vector<at::Tensor>& values);

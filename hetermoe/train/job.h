@@ -158,6 +158,7 @@ struct RunOptions {
   bool tf32 = true;
   std::optional<bool> deterministic;
   bool expandable_segments = true;
+  ExpertProducts expert_products = ExpertProducts::kAuto;
   double silence_s = 20, gather_limit_s = 1800;
   template <class V>
   void fields(V& v) {
@@ -174,6 +175,10 @@ struct RunOptions {
     v("expandable_segments", expandable_segments,
       "on GPUs: libtorch's allocator grows its blocks, so that sizes that change from step to step leave no "
       "gaps");
+    v("expert_products", expert_products,
+      "on GPUs: products of a layer's experts in bf16: each by itself, or grouped in one kernel. auto = what "
+      "the profile "
+      "of the device's type found faster, else grouped on GPUs of compute capability 9.x and 10.x");
     v("silence_s", silence_s,
       "processes that meet at a store (torchrun): one that shows no sign of life for so long is dead, which "
       "ends the run",

@@ -86,8 +86,9 @@ void Session::add_states(const Plan& plan, const Schedule& placed) {
     const auto has = [&](const auto& state) { return state->device() == device; };
     if (std::any_of(states_.begin(), states_.end(), has)) continue;
     const c10::Device where = options_.where.empty() ? c10::Device(at::kCPU) : options_.where[idx(device)];
-    states_.push_back(
-        std::make_unique<DeviceState>(device, placed, model_, storage_options(plan, device, where)));
+    StorageOptions storage = storage_options(plan, device, where);
+    if (!options_.expert_products.empty()) storage.expert_products = options_.expert_products[idx(device)];
+    states_.push_back(std::make_unique<DeviceState>(device, placed, model_, storage));
   }
 }
 

@@ -90,6 +90,17 @@ void agree_on_launches(Session::Options& options, const SessionParts& parts, con
   };
 }
 
+/// [num_devices] as the job says it, or the profile of the device's type.
+std::vector<ExpertProducts> expert_products_of(const SessionParts& parts) {
+  std::vector<ExpertProducts> out(idx(parts.cluster.num_devices()), parts.job.run.expert_products);
+  if (parts.job.run.expert_products != ExpertProducts::kAuto) return out;
+  for (DeviceId d = 0; d < parts.cluster.num_devices(); ++d) {
+    const auto found = parts.profiles.find(parts.cluster.devices[idx(d)].type);
+    if (found != parts.profiles.end()) out[idx(d)] = found->second.profile.expert_products;
+  }
+  return out;
+}
+
 }  // namespace
 
 i32 num_cores() { return std::max(1, static_cast<i32>(std::thread::hardware_concurrency())); }
@@ -116,6 +127,7 @@ std::unique_ptr<Session> make_session(const SessionParts& parts, const Processes
   options.step = step_options(job, parts.model);
   options.executor = executor_options(parts, processes);
   options.where = places_of(job, cluster, processes, computes_in_fp64(parts.plan));
+  if (!options.where.empty()) options.expert_products = expert_products_of(parts);
   if (!processes.alone() && job.clock.kind == ClockKind::kPaced) {
     fail<ConfigError>("clock.kind",
                       "got paced with {}, expected real or virtual: processes have no common "

@@ -152,5 +152,18 @@ TEST(Experts, OnACpuOneIsDoneAfterAnother) {
   EXPECT_EQ(expert_products(make_uneven_case(at::kBFloat16).slab), ExpertProducts::kEach);
 }
 
+TEST(Experts, GoAsTheirSlabSaysWhereTheyCan) {
+  const auto products = [](at::ScalarType dtype, i64 width) {
+    ModelConfig model = tiny_mixtral();
+    model.expert_hidden = width;
+    StorageOptions options(dtype);
+    options.expert_products = ExpertProducts::kGrouped;
+    return expert_products(make_expert_slab(model, 0, {0, 1}, options));
+  };
+  EXPECT_EQ(products(at::kBFloat16, 16), ExpertProducts::kGrouped);
+  EXPECT_EQ(products(at::kBFloat16, 12), ExpertProducts::kEach);  // rows do not begin at 16 bytes
+  EXPECT_EQ(products(at::kFloat, 16), ExpertProducts::kEach);
+}
+
 }  // namespace
 }  // namespace hetermoe::testing

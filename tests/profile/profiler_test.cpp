@@ -1,4 +1,5 @@
 #include "hetermoe/profile/profiler.h"
+#include "hetermoe/profile/expert_products.h"
 #include "hetermoe/profile/step_times.h"
 
 #include <ATen/Parallel.h>
@@ -206,6 +207,24 @@ TEST_F(ProfilerTest, StepsAreOfTwoLayersWithExperts) {
                                  [](const ProfileEntry& entry) { return entry.op == ProfiledOp::kNorm; });
   ASSERT_NE(norm, profile.entries.end());
   EXPECT_EQ(static_cast<double>(norm->params), params);
+}
+
+TEST_F(ProfilerTest, MeasuresWhichProductsOfExpertsAreFaster) {
+  ModelConfig model = load_model("tiny");
+  const at::TensorOptions bf16 = at::TensorOptions().dtype(at::kBFloat16);
+  const TimingOptions timing{.warmup = 0, .min_runs = 1, .max_runs = 1};
+  const ExpertProducts faster = faster_expert_products(model, 4, 16, bf16, timing);
+  EXPECT_NE(faster, ExpertProducts::kAuto);
+  EXPECT_EQ(faster_expert_products(model, 4, 16, bf16.dtype(at::kFloat), timing), ExpertProducts::kEach);
+  model.expert_hidden = 12;
+  EXPECT_EQ(faster_expert_products(model, 4, 16, bf16, timing), ExpertProducts::kEach);
+  // Not on a CPU, whose caches one expert at a time fits; a file keeps it.
+  ProfileFile profile = profile_device(load_model("tiny"), small());
+  EXPECT_EQ(profile.expert_products, ExpertProducts::kAuto);
+  profile.expert_products = ExpertProducts::kGrouped;
+  const WorkFolder folder;
+  write_profile(profile, folder / "tiny.json");
+  EXPECT_EQ(read_profile(folder / "tiny.json").expert_products, ExpertProducts::kGrouped);
 }
 
 TEST_F(ProfilerTest, AModelWhoseStepsDoNotFitSaysSo) {
