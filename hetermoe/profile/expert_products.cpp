@@ -25,10 +25,8 @@ Seconds seconds_of(const ModelConfig& model, i64 layer, i64 num_experts, i64 row
 
 }  // namespace
 
-ExpertProducts faster_expert_products(const ModelConfig& model, i64 num_experts, i64 rows,
+ExpertProducts faster_expert_products(const ModelConfig& model, i64 layer, i64 num_experts, i64 rows,
                                       const at::TensorOptions& options, const TimingOptions& timing) {
-  i64 layer = 0;
-  while (!model.is_moe(layer)) ++layer;
   const bool possible =
       can_group_products(options.dtype().toScalarType(), num_experts, model.hidden, model.expert_hidden);
   if (!possible) return ExpertProducts::kEach;

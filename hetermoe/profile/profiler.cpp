@@ -196,8 +196,8 @@ class Profiler {
   void choose_products() {
     if (device_.is_cpu()) return;
     const std::vector<i64> rows = sizes("rows_per_expert", options_.rows_per_expert, 0);
-    products_ = faster_expert_products(model_, expert_counts().back(), rows[rows.size() / 2], tensor_,
-                                       options_.timing);
+    products_ = faster_expert_products(model_, first_layer(true), expert_counts().back(),
+                                       rows[rows.size() / 2], tensor_, options_.timing);
   }
 
   void plan_groups() {

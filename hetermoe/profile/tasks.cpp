@@ -207,8 +207,9 @@ TaskGroup expert_tasks(const ModelConfig& model, i64 layer, i64 num_experts, i64
   const auto data = std::make_shared<Data>();
   std::vector<ExpertId> ids;
   for (i64 e = 0; e < num_experts; ++e) ids.push_back(static_cast<ExpertId>(e));
-  data->slab = make_expert_slab(model, layer, ids, options);
-  data->slab.products = products;
+  StorageOptions storage = options;
+  storage.expert_products = products;
+  data->slab = make_expert_slab(model, layer, ids, storage);
   init_parameters(data->slab.views(model), kSeed);
   // Every row has one copy; the rows of an expert lie anywhere in the message.
   const i64 copies = num_experts * rows;

@@ -177,8 +177,8 @@ struct RunOptions {
       "gaps");
     v("expert_products", expert_products,
       "on GPUs: products of a layer's experts in bf16: each by itself, or grouped in one kernel. auto = what "
-      "the profile "
-      "of the device's type found faster, else grouped on GPUs of compute capability 9.x and 10.x");
+      "the profile of the device's type found faster, else grouped on GPUs of compute capability 9.x and "
+      "10.x");
     v("silence_s", silence_s,
       "processes that meet at a store (torchrun): one that shows no sign of life for so long is dead, which "
       "ends the run",

@@ -213,11 +213,11 @@ TEST_F(ProfilerTest, MeasuresWhichProductsOfExpertsAreFaster) {
   ModelConfig model = load_model("tiny");
   const at::TensorOptions bf16 = at::TensorOptions().dtype(at::kBFloat16);
   const TimingOptions timing{.warmup = 0, .min_runs = 1, .max_runs = 1};
-  const ExpertProducts faster = faster_expert_products(model, 4, 16, bf16, timing);
+  const ExpertProducts faster = faster_expert_products(model, 0, 4, 16, bf16, timing);
   EXPECT_NE(faster, ExpertProducts::kAuto);
-  EXPECT_EQ(faster_expert_products(model, 4, 16, bf16.dtype(at::kFloat), timing), ExpertProducts::kEach);
+  EXPECT_EQ(faster_expert_products(model, 0, 4, 16, bf16.dtype(at::kFloat), timing), ExpertProducts::kEach);
   model.expert_hidden = 12;
-  EXPECT_EQ(faster_expert_products(model, 4, 16, bf16, timing), ExpertProducts::kEach);
+  EXPECT_EQ(faster_expert_products(model, 0, 4, 16, bf16, timing), ExpertProducts::kEach);
   // Not on a CPU, whose caches one expert at a time fits; a file keeps it.
   ProfileFile profile = profile_device(load_model("tiny"), small());
   EXPECT_EQ(profile.expert_products, ExpertProducts::kAuto);
