@@ -84,7 +84,17 @@ ComputeWork WorkModel::compute_work(const Op& op, DeviceId device, const Exchang
 
 double WorkModel::optimizer_parts(i32 state) const {
   const State& s = placement_.states()[idx(state)];
-  return placement_.plan().shard_optimizer && s.reduced() ? real(s.devices.size()) : 1;
+  return s.sharded ? real(s.devices.size()) : 1;
+}
+
+Bytes WorkModel::gradient_part(i32 state) const {
+  const std::vector<DeviceId>& devices = placement_.states()[idx(state)].devices;
+  return bytes_of(grad_dtype_of(placement_.plan(), devices[0])) * state_params(state) / real(devices.size());
+}
+
+Bytes WorkModel::gathered_part(i32 state) const {
+  const std::vector<DeviceId>& devices = placement_.states()[idx(state)].devices;
+  return bytes_of(placement_.plan().dtype[idx(devices[0])]) * state_params(state) / real(devices.size());
 }
 
 double WorkModel::frozen_part(const Op& op, DeviceId device) const {
@@ -120,15 +130,14 @@ std::vector<PortBytes> WorkModel::port_bytes(const Op& op, std::span<const Devic
       return exchange_bytes(op, participants, *load);
     case TransferKind::kMove:
       return move_bytes(op, participants);
-    case TransferKind::kReduce: {
-      // Reduce-scatter and all-gather: each of P devices sends and receives 2 (P-1)/P of the state, 1/P to
-      // each peer, twice. With a sharded optimizer it is the updated weights that are gathered.
-      const double parts = real(participants.size());
-      const Plan& plan = placement_.plan();
-      const Bytes gradient = bytes_of(grad_dtype_of(plan, participants[0]));
-      const Bytes gathered = plan.shard_optimizer ? bytes_of(plan.dtype[idx(participants[0])]) : gradient;
-      return all_to_all_bytes(participants, (gradient + gathered) * state_params(op.state) / parts);
-    }
+    // Reduce-scatter and all-gather: each of P devices sends and receives (P-1)/P of the state, 1/P to each
+    // peer, in both.
+    case TransferKind::kReduce:
+      return all_to_all_bytes(participants, 2 * gradient_part(op.state));
+    case TransferKind::kReduceScatter:
+      return all_to_all_bytes(participants, gradient_part(op.state));
+    case TransferKind::kAllGather:
+      return all_to_all_bytes(participants, gathered_part(op.state));
     case TransferKind::kBalance:
       return all_to_all_bytes(participants, 8 * real(model_.num_experts));
     case TransferKind::kNorm:

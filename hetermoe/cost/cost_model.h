@@ -75,9 +75,12 @@ class WorkModel {
   /// `load` is needed for dispatch and combine. Returns bytes per participant.
   std::vector<PortBytes> port_bytes(const Op& op, std::span<const DeviceId> participants,
                                     const ExchangeLoad* load) const;
-  /// Parameters of a state (one replica).
   /// Over how many devices the optimizer's state of a state is divided.
   double optimizer_parts(i32 state) const;
+  /// Bytes of one device's part of the gradients of a state, and of its weights. Replicas have one dtype.
+  Bytes gradient_part(i32 state) const;
+  Bytes gathered_part(i32 state) const;
+  /// Parameters of a state (one replica).
   double state_params(i32 state) const { return state_params_[idx(state)]; }
 
  private:

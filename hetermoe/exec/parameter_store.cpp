@@ -18,7 +18,8 @@ std::size_t slot_in(const State& state, const Unit& unit) {
 }
 
 bool same_units(const State& a, const State& b) {
-  return a.part == b.part && a.layer == b.layer && a.experts == b.experts && a.trainable == b.trainable;
+  return a.part == b.part && a.layer == b.layer && a.experts == b.experts && a.trainable == b.trainable &&
+         a.sharded == b.sharded && (!a.sharded || a.devices == b.devices);
 }
 
 i64 bytes_of(const std::vector<at::Tensor>& tensors) {
@@ -41,6 +42,10 @@ void copy_tensors(const UnitTensors& from, const UnitTensors& to) {
 
 at::Tensor host_copy(const at::Tensor& tensor) {
   return tensor.to(at::kCPU, tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+}
+
+void place_part(const LogicalTensor& tensor, const at::Tensor& part, const at::Tensor& whole) {
+  whole.view(-1).narrow(0, tensor.first, part.numel()).copy_(part);
 }
 
 ParameterStore::ParameterStore(DeviceId device, const ModelConfig& model, const StorageOptions& options,
@@ -67,7 +72,12 @@ ParameterStore::Shelf ParameterStore::make_shelf(const std::vector<State>& state
     add_group(shelf, states.front());
   }
   for (StateTensors& state : shelf.states) {
-    if (state.state.trainable) state.moments = make_adamw_state(state.values);
+    if (state.state.sharded) {
+      const std::vector<DeviceId>& holders = state.state.devices;
+      state.part = position(holders, device_);
+      state.parts = holders.size();
+    }
+    if (state.state.trainable) state.moments = make_adamw_state(state.own(state.values));
   }
   return shelf;
 }
@@ -147,17 +157,50 @@ std::vector<NamedTensor> ParameterStore::named(const Shelf& shelf, const State& 
                        storages[1].narrow(0, slot, 1));
 }
 
+namespace {
+
+/// Sets in a logical tensor of a sharded state what this device keeps beside its value.
+void add_own_part(const StateTensors& state, LogicalTensor& tensor) {
+  tensor.sharded = true;
+  for (std::size_t i = 0; i < state.values.size(); ++i) {
+    const at::Tensor& storage = state.values[i];
+    const i64 begin = tensor.value.storage_offset() - storage.storage_offset();
+    if (!tensor.value.is_alias_of(storage) || begin < 0 || begin >= storage.numel()) continue;
+    HM_CHECK(tensor.value.is_contiguous(), "{} does not lie in one piece", tensor.name);
+    const PartRange own = part_range(storage.numel(), state.part, state.parts);
+    const i64 first = std::clamp(own.begin, begin, begin + tensor.value.numel());
+    const i64 end = std::clamp(own.end, first, begin + tensor.value.numel());
+    const auto piece = [&](const at::Tensor& of_storage, i64 at) {
+      return of_storage.view(-1).narrow(0, at, end - first);
+    };
+    const i64 kept = end > first ? first - own.begin : 0;
+    tensor.first = first - begin;
+    tensor.grad = piece(state.grads[i], first);
+    tensor.exp_avg = piece(state.moments.exp_avg[i], kept);
+    tensor.exp_avg_sq = piece(state.moments.exp_avg_sq[i], kept);
+    if (!state.moments.master.empty()) tensor.master = piece(state.moments.master[i], kept);
+    return;
+  }
+  HM_CHECK(false, "{} lies in no storage of its state", tensor.name);
+}
+
+}  // namespace
+
 UnitTensors ParameterStore::tensors_in(const Shelves& shelves, const Unit& unit) const {
   const auto [shelf, found] = find(shelves, unit);
   HM_CHECK(found != nullptr, "{} is not on device {}", to_string(unit), device_);
   const StateTensors& state = *found;
+  const bool sharded = state.state.sharded;
   const auto list = [&, shelf = shelf](const std::vector<at::Tensor>& storages) {
     return named(*shelf, state.state, storages, unit);
   };
-  const std::vector<NamedTensor> values = list(state.values), grads = list(state.grads),
-                                 exp_avg = list(state.moments.exp_avg),
-                                 exp_avg_sq = list(state.moments.exp_avg_sq),
-                                 master = list(state.moments.master);
+  const auto whole = [&](const std::vector<at::Tensor>& storages) {
+    return sharded ? std::vector<NamedTensor>() : list(storages);
+  };
+  const std::vector<NamedTensor> values = list(state.values), grads = whole(state.grads),
+                                 exp_avg = whole(state.moments.exp_avg),
+                                 exp_avg_sq = whole(state.moments.exp_avg_sq),
+                                 master = whole(state.moments.master);
   const auto entry = [](const std::vector<NamedTensor>& all, std::size_t i) {
     return all.empty() ? at::Tensor() : all[i].tensor;
   };
@@ -176,6 +219,7 @@ UnitTensors ParameterStore::tensors_in(const Shelves& shelves, const Unit& unit)
                            .exp_avg_sq = entry(exp_avg_sq, i),
                            .master = entry(master, i),
                            .first_owner = home});
+    if (sharded) add_own_part(state, out.tensors.back());
   }
   if (shelf->group && shelf->group->buffer.defined()) {
     out.tensors.push_back({.name = shelf->group->buffer_name,
@@ -226,7 +270,7 @@ void ParameterStore::initialize(u64 seed) {
   init_parameters(views, seed);
   // Masters of low-precision parameters copy the values just drawn.
   for (auto& [index, state] : by_state_) {
-    if (state->state.trainable) state->moments = make_adamw_state(state->values);
+    if (state->state.trainable) state->moments = make_adamw_state(state->own(state->values));
   }
 }
 

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "hetermoe/exec/parts.h"
 #include "hetermoe/model/unit.h"
 #include "hetermoe/nn/optimizer.h"
 #include "hetermoe/nn/params.h"
@@ -21,9 +22,16 @@ struct LogicalTensor {
   at::Tensor value;
   bool buffer = false;  ///< no parameter: it has a value only (e_score_correction_bias)
   at::Tensor grad = {}, exp_avg = {}, exp_avg_sq = {};  ///< undefined for a buffer and in a frozen unit
-  at::Tensor master = {};    ///< fp32 copy of a bf16 or fp16 value that is trained, else undefined
+  at::Tensor master = {};  ///< fp32 copy of a bf16 or fp16 value that is trained, else undefined
+  /// In a sharded state the four above have one dimension and begin at this element of the value.
+  i64 first = 0;
+  bool sharded = false;
   bool first_owner = false;  ///< this device is the home of the unit
 };
+
+/// Copies the part of a gradient, moment or master that a device keeps of a sharded tensor to its place in
+/// the whole.
+void place_part(const LogicalTensor& tensor, const at::Tensor& part, const at::Tensor& whole);
 
 /// A unit as one device holds it.
 struct UnitTensors {
@@ -39,7 +47,13 @@ struct UnitTensors {
 struct StateTensors {
   State state = {};
   std::vector<at::Tensor> values = {}, grads = {};  ///< views of the shelf's storages; no grads when frozen
-  AdamwState moments = {};                          ///< empty when frozen
+  AdamwState moments = {};                          ///< empty when frozen; of own(values)
+  std::size_t part = 0, parts = 1;                  ///< of a sharded state: which one is own
+
+  /// What this device updates of tensors like `values`: views of its part of each, or the tensors.
+  std::vector<at::Tensor> own(const std::vector<at::Tensor>& tensors) const {
+    return parts == 1 ? tensors : parts_of(tensors, part, parts);
+  }
 };
 
 /// Not to be used by several threads while it is rebuilt; else as its tensors are.

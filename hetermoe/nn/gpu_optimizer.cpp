@@ -32,6 +32,7 @@ class AdamwLaunches {
     if (next_.num_tensors == kernels::kUpdateTensors) run();
   }
   void run() {
+    if (next_.num_tensors == 0) return;
     kernels::launch("adamw", {types_[0], types_[1], types_[2]}, {.blocks = next_.num_blocks, .threads = 256},
                     next_, device_);
     next_.num_tensors = next_.num_blocks = 0;
@@ -72,6 +73,7 @@ bool gpu_adamw_update(std::vector<at::Tensor>& values, const std::vector<at::Ten
   AdamwLaunches launches(constants_of(options, state.step, learning_rate, grad_factor),
                          {wide_type, grad_type, copy_type}, values[0].device());
   for (std::size_t i = 0; i < values.size(); ++i) {
+    if (values[i].numel() == 0) continue;
     launches.add({wide[i].mutable_data_ptr(), grads[i].const_data_ptr(), state.exp_avg[i].mutable_data_ptr(),
                   state.exp_avg_sq[i].mutable_data_ptr(), copies ? values[i].mutable_data_ptr() : nullptr,
                   values[i].numel(), 0, values[i].dim() > 1});

@@ -139,7 +139,8 @@ struct Plan {
     v("wire_backward", wire_backward, "dtype of gradient rows in transfers");
     v("dtype", dtype, "compute dtype per device", required());
     v("grad_dtype", grad_dtype, "dtype in which gradients of parameters are summed and reduced");
-    v("shard_optimizer", shard_optimizer, "divide optimizer state over replicas (simulated only)");
+    v("shard_optimizer", shard_optimizer,
+      "divide master and moments of replicated parameters over their replicas");
     v("predicted_step_s", predicted_step_s, "predicted seconds per step");
     v("explicit_order", explicit_order, "schedule text for order: explicit", text_of_lines());
     v("groups", groups, "data-parallel copies of the model", required());

@@ -15,7 +15,9 @@ using Causes = std::map<std::string, Seconds>;
 std::string cause_of(const Timeline& timeline, const PathPiece& piece) {
   if (piece.op == kNoOp) return "gaps";
   const TimelineOp& op = timeline.ops[idx(piece.op)];
-  if (op.kind == name_of(OpKind::kReduce)) return "reduction of gradients";
+  if (op.kind == name_of(OpKind::kReduce) || op.kind == name_of(OpKind::kReduceScatter))
+    return "reduction of gradients";
+  if (op.kind == name_of(OpKind::kAllGather)) return "gathering of updated weights";
   if (op.queue != name_of(Queue::kCompute)) return "transfers";
   const bool is_named = op.kind == name_of(OpKind::kExperts) || op.kind == name_of(OpKind::kHead);
   const std::string what = op.kind == name_of(OpKind::kUpdate) ? "optimizer"

@@ -112,7 +112,7 @@ const HUES = {
   attention: ['#56b4e9', '#0b6aa8'], experts: ['#f0a330', '#c44e00'], dispatch: ['#4cc3a0', '#00795a'],
   combine: ['#e2a5c8', '#a8477f'], head: ['#9a78c9', '#9a78c9'], embed: ['#a9a84a', '#77762a'], move: ['#3fc0d0', '#13808f'],
   reduce: ['#a98a66', '#a98a66'], update: ['#76828d', '#76828d'], norm: ['#b3bcc4', '#b3bcc4'], merge: ['#c9b8ea', '#8672b4'],
-  balance: ['#efe04a', '#b9a900'],
+  reduce_scatter: ['#a98a66', '#a98a66'], all_gather: ['#7f6a52', '#7f6a52'], balance: ['#efe04a', '#b9a900'],
 };
 function hashHue(kind) {
   let hash = 0;

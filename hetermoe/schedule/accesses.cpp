@@ -49,6 +49,7 @@ class Table {
         balance();
         break;
       case OpKind::kReduce:
+      case OpKind::kReduceScatter:
         add_state(Mode::kAdd, op_.state);
         break;
       case OpKind::kNorm:
@@ -57,6 +58,9 @@ class Table {
       case OpKind::kUpdate:
         add(Buffer::kNorm, Mode::kRead, -1);
         add_state(Mode::kAdd, op_.state);
+        out_.push_back({Buffer::kParams, Mode::kAdd, op_.state, -1, 0});
+        break;
+      case OpKind::kAllGather:
         out_.push_back({Buffer::kParams, Mode::kAdd, op_.state, -1, 0});
         break;
       case OpKind::kMigrate:

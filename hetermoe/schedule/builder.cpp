@@ -175,8 +175,8 @@ void ScheduleBuilder::state_done(UnitPart part, i32 layer) {
   const auto [first, last] = placement_.states_of(part, layer);
   for (i32 state = first; state < last; ++state) {
     if (--groups_pending_[static_cast<std::size_t>(state)] > 0) continue;
-    if (schedule_.states[static_cast<std::size_t>(state)].reduced())
-      transfer(state_op(OpKind::kReduce, state));
+    const State& done = schedule_.states[idx(state)];
+    if (done.reduced()) transfer(state_op(done.sharded ? OpKind::kReduceScatter : OpKind::kReduce, state));
   }
 }
 
@@ -191,6 +191,9 @@ Schedule ScheduleBuilder::finish() {
     for (const OpTraits& row : kOpTraits) {
       if (row.occurs == Occurs::kPerState) compute_on_states(row.kind);
     }
+    for (const OpTraits& row : kOpTraits) {
+      if (row.occurs == Occurs::kAfterUpdate) transfer_sharded_states(row.kind);
+    }
   }
   return take();
 }
@@ -200,6 +203,12 @@ void ScheduleBuilder::compute_on_states(OpKind kind) {
     for (const DeviceId device : placement_.states()[s].devices) {
       compute(state_op(kind, static_cast<i32>(s)), device);
     }
+  }
+}
+
+void ScheduleBuilder::transfer_sharded_states(OpKind kind) {
+  for (std::size_t s = 0; s < schedule_.states.size(); ++s) {
+    if (schedule_.states[s].sharded) transfer(state_op(kind, static_cast<i32>(s)));
   }
 }
 

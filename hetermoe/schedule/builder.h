@@ -73,6 +73,7 @@ class ScheduleBuilder {
 
   void append(const Op& op, std::span<const DeviceId> devices);
   void compute_on_states(OpKind kind);
+  void transfer_sharded_states(OpKind kind);
   void visit_buffers(OpId id, const Op& op, Queue queue, DeviceId device);
   void add_dependencies(DeviceId device, Clock& clock);
   const Clock& clock_after(OpId op, DeviceId device) const;

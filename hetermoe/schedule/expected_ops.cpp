@@ -72,7 +72,10 @@ class Collector {
     const State& s = states_[idx(state)];
     if (!s.trainable) return;
     const Op op = {.kind = row.kind, .state = state};
-    if (row.occurs == Occurs::kPerSharedState && s.reduced()) out_.push_back({op, -1});
+    const bool once = (row.occurs == Occurs::kPerSharedState && s.reduced() && !s.sharded) ||
+                      (row.occurs == Occurs::kPerShardedState && s.sharded) ||
+                      (row.occurs == Occurs::kAfterUpdate && s.sharded);
+    if (once) out_.push_back({op, -1});
     if (row.occurs != Occurs::kPerState) return;
     for (const DeviceId device : s.devices) out_.push_back({op, device});
   }

@@ -18,7 +18,7 @@ struct Op {
   std::int16_t group = 0;
   i32 layer = -1;       ///< move: the layer whose input moves (num_layers = the head's)
   i32 microbatch = -1;  ///< balance: the last of its set, in group `group`
-  i32 state = -1;       ///< reduce, update: index into Schedule::states
+  i32 state = -1;       ///< reduce, reduce_scatter, update, all_gather: index into Schedule::states
   bool operator==(const Op&) const = default;
 };
 

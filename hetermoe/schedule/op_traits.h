@@ -22,13 +22,25 @@ enum class OpKind : std::uint8_t {
   kHead,
   kBalance,
   kReduce,
+  kReduceScatter,
   kNorm,
   kUpdate,
+  kAllGather,
   kMigrate
 };
 /// The kinds that compute. A switch over these needs no word about transfers, and the reverse.
 enum class ComputeKind : std::uint8_t { kEmbed, kAttention, kExperts, kMerge, kHead, kUpdate };
-enum class TransferKind : std::uint8_t { kDispatch, kCombine, kMove, kBalance, kReduce, kNorm, kMigrate };
+enum class TransferKind : std::uint8_t {
+  kDispatch,
+  kCombine,
+  kMove,
+  kBalance,
+  kReduce,
+  kReduceScatter,
+  kNorm,
+  kAllGather,
+  kMigrate
+};
 
 /// kRecompute repeats a forward op inside the backward pass (Recompute::kResend).
 enum class Phase : std::uint8_t { kForward, kBackward, kRecompute };
@@ -67,12 +79,14 @@ enum class Stage : std::uint8_t { kNone, kEmbed, kLayer, kLayerBefore, kHead };
 
 /// How often a kind occurs.
 enum class Occurs : std::uint8_t {
-  kInMicrobatch,    ///< as layers and phases ask
-  kPerBalanceSet,   ///< after the last router of a set
-  kPerSharedState,  ///< once for a state with several devices
-  kPerStep,         ///< once, when all gradients are complete
-  kPerState,        ///< last, on every device of every state
-  kBetweenSteps     ///< no op of a step: see Migration
+  kInMicrobatch,     ///< as layers and phases ask
+  kPerBalanceSet,    ///< after the last router of a set
+  kPerSharedState,   ///< once for a state with several devices, when its gradients are complete
+  kPerShardedState,  ///< in the place of these once for a state whose optimizer is divided
+  kPerStep,          ///< once, when all gradients are complete
+  kPerState,         ///< then on every device of every state
+  kAfterUpdate,      ///< last, once for a state whose optimizer is divided
+  kBetweenSteps      ///< no op of a step: see Migration
 };
 
 struct OpTraits {

@@ -307,6 +307,7 @@ std::vector<State> make_states(const Plan& plan, const ModelConfig& model, std::
     for (const Group& group : plan.groups) set.add(group.head);
     add(UnitPart::kHead, -1, {.layer = num_layers, .part = UnitPart::kHead});
   }
+  for (State& state : states) state.sharded = plan.shard_optimizer && state.reduced();
   return states;
 }
 

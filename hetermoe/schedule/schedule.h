@@ -18,6 +18,8 @@ struct State {
   std::vector<ExpertId> experts = {};  ///< of part kExperts
   std::vector<DeviceId> devices = {};  ///< ascending
   bool trainable = true;               ///< false: no gradient, no reduce, no update
+  /// Each device keeps master and moments of its part of every tensor (part_range), sums and updates that.
+  bool sharded = false;
 
   bool reduced() const { return trainable && devices.size() > 1; }
   bool operator==(const State&) const = default;

@@ -236,11 +236,15 @@ Bytes BufferSizes::transfer_workspace(const Op& op, DeviceId device) {
     }
     case TransferKind::kMove:
       return (tokens(op.layer - 1, op.microbatch, device) + tokens(op.layer, op.microbatch, device)) * wire;
-    case TransferKind::kReduce: {
+    case TransferKind::kReduce:
+    case TransferKind::kReduceScatter: {
       // A copy of the own gradients, and from each peer the part that is added here.
       const auto parts = static_cast<double>(placement_.states()[idx(op.state)].devices.size());
       return (2 - 1 / parts) * work_.state_params(op.state) * gradient(device);
     }
+    case TransferKind::kAllGather:  // a copy of the own part, and the others'
+      return static_cast<double>(placement_.states()[idx(op.state)].devices.size()) *
+             work_.gathered_part(op.state);
     case TransferKind::kNorm: {
       double largest = 0;
       for (const i32 state : placement_.states_on(device))

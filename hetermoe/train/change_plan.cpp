@@ -1,12 +1,15 @@
 #include <algorithm>
 
 #include "hetermoe/exec/migration_run.h"
+#include "hetermoe/train/changes.h"
 #include "hetermoe/train/session.h"
 
 // A session goes over to another plan.
 namespace hetermoe {
 
 Session::Change Session::change_plan(Plan plan, ExecutorOptions executor, const CostModel* launch_by) {
+  if (const std::optional<std::string> why = hindrance(this->plan(), plan))
+    fail<ConfigError>("plan", "the session cannot go over to it: {}", *why);
   Passes next = make_passes(std::move(plan));
   order_launches(*next.train, launch_by);
   order_launches(*next.forward, launch_by);

@@ -11,6 +11,7 @@
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/base/words.h"
+#include "hetermoe/train/checkpoint_archive.h"
 #include "hetermoe/train/shared_folder.h"
 
 namespace hetermoe {
@@ -220,40 +221,18 @@ void remove_older(const fs::path& folder, i64 keep, const std::string& run) {
   }
 }
 
-/// The tensors of all files of a checkpoint by name.
-class Archive {
- public:
-  Archive(const fs::path& folder, const Json& files) : folder_(folder) {
-    for (const auto& [name, size] : files.items()) {
-      readers_.push_back(std::make_unique<SafetensorsReader>(folder / name, Checksums::kOfAll));
-      for (const std::string& tensor : readers_.back()->names()) where_[tensor] = readers_.back().get();
-    }
-  }
-  bool has(const std::string& name) const { return where_.count(name) > 0; }
-  void copy_into(const at::Tensor& target, const std::string& name) const {
-    const auto found = where_.find(name);
-    if (found == where_.end()) fail<IoError>(folder_.string(), "has no tensor {}", name);
-    const at::Tensor tensor = found->second->read(name);
-    if (tensor.sizes() != target.sizes()) {
-      fail<IoError>(folder_.string(), "{}: got shape [{}], expected [{}]", name,
-                    fmt::join(tensor.sizes(), ", "), fmt::join(target.sizes(), ", "));
-    }
-    target.copy_(tensor);
-  }
-
- private:
-  fs::path folder_;
-  std::vector<std::unique_ptr<SafetensorsReader>> readers_;
-  std::map<std::string, const SafetensorsReader*> where_;
-};
-
 void load_tensor(const Archive& archive, const LogicalTensor& tensor) {
   // A low-precision value is a rounding of its master, which is the parameter.
   const std::string master = tensor.name + ".master";
   const std::string parameter = archive.has(master) ? master : tensor.name;
-  archive.copy_into(tensor.master.defined() ? tensor.master : tensor.value, parameter);
-  at::Tensor value = tensor.value;
-  if (tensor.master.defined()) value.copy_(tensor.master);
+  const at::IntArrayRef sizes = tensor.value.sizes();
+  const auto copy_into = [&](const at::Tensor& target, const at::Tensor& whole) {
+    target.copy_(tensor.sharded ? whole.reshape(-1).narrow(0, tensor.first, target.numel()) : whole);
+  };
+  const at::Tensor whole = archive.read(parameter, sizes);
+  const at::Tensor value = tensor.value;
+  if (tensor.master.defined()) copy_into(tensor.master, whole);
+  value.copy_(tensor.master.defined() ? whole.to(tensor.master.scalar_type()) : whole);
   if (!tensor.exp_avg.defined()) return;
   if (!archive.has(tensor.name + ".exp_avg")) {
     fail<ConfigError>(
@@ -263,8 +242,8 @@ void load_tensor(const Archive& archive, const LogicalTensor& tensor) {
         "output folder",
         tensor.name);
   }
-  archive.copy_into(tensor.exp_avg, tensor.name + ".exp_avg");
-  archive.copy_into(tensor.exp_avg_sq, tensor.name + ".exp_avg_sq");
+  copy_into(tensor.exp_avg, archive.read(tensor.name + ".exp_avg", sizes));
+  copy_into(tensor.exp_avg_sq, archive.read(tensor.name + ".exp_avg_sq", sizes));
 }
 
 }  // namespace
@@ -272,10 +251,13 @@ void load_tensor(const Archive& archive, const LogicalTensor& tensor) {
 void copy_tensors(const std::vector<DeviceState*>& states, CheckpointShard& shard) {
   for (DeviceState* state : states) {
     for (const LogicalTensor& tensor : state->store().tensors()) {
-      if (!tensor.first_owner) continue;
-      shard.model.push_back({tensor.name, host_copy(tensor.value)});
+      if (tensor.first_owner) shard.model.push_back({tensor.name, host_copy(tensor.value)});
+      if (!tensor.first_owner && !tensor.sharded) continue;
       const auto keep = [&](const char* suffix, const at::Tensor& moment) {
-        if (moment.defined()) shard.optimizer.push_back({tensor.name + suffix, host_copy(moment)});
+        if (!moment.defined() || (tensor.sharded && moment.numel() == 0)) return;
+        const std::string name = tensor.name + suffix;
+        shard.optimizer.push_back(
+            {tensor.sharded ? piece_name(name, tensor.first) : name, host_copy(moment)});
       };
       keep(".exp_avg", tensor.exp_avg);
       keep(".exp_avg_sq", tensor.exp_avg_sq);

@@ -229,6 +229,7 @@ Plan plan_of_strategy(const Job& job, const ModelConfig& model, const Cluster& c
   plan.queue_binding = options.queue_binding;
   plan.recompute = options.recompute;
   plan.row_dedup = options.row_dedup;
+  plan.shard_optimizer = options.shard_optimizer;
   set_dtypes(plan, options);
   return plan;
 }

@@ -101,6 +101,7 @@ struct PlanOptions {
   QueueBinding queue_binding = QueueBinding::kDirection;
   Recompute recompute = Recompute::kLocal;
   bool row_dedup = true;
+  bool shard_optimizer = false;
   std::optional<Dtype> attention_dtype, expert_dtype, wire_dtype, grad_dtype;
   template <class V>
   void fields(V& v) {
@@ -120,6 +121,10 @@ struct PlanOptions {
     v("queue_binding", queue_binding, "queue of a transfer");
     v("recompute", recompute, "activation checkpointing");
     v("row_dedup", row_dedup, "send a token once per device");
+    v("shard_optimizer", shard_optimizer,
+      "devices that hold the same parameters divide their master copies and moments among them (ZeRO-1): "
+      "less "
+      "memory, equal results");
     v("attention_dtype", attention_dtype, "compute dtype of devices with attention");
     v("expert_dtype", expert_dtype, "compute dtype of devices with experts only");
     v("wire_dtype", wire_dtype, "dtype of rows in transfers");

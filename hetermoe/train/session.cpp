@@ -60,9 +60,6 @@ Session::Session(ModelConfig model, Cluster cluster, Plan plan, Options options,
 }
 
 Session::Passes Session::make_passes(Plan plan) const {
-  if (plan.shard_optimizer)
-    fail<ConfigError>("plan.shard_optimizer",
-                      "got true, expected false: a sharded optimizer can be simulated, not run yet");
   StepOptions forward = options_.step;
   forward.backward = forward.balance = false;
   Passes passes;
@@ -120,10 +117,17 @@ TensorsByName Session::gradients() { return collect(true); }
 
 TensorsByName Session::collect(bool gradients) {
   TensorsByName all;
+  std::map<std::string, i64> missing;  // elements of tensors that are divided
   for (std::unique_ptr<DeviceState>& state : states_) {
     for (const LogicalTensor& view : state->store().tensors()) {
       const at::Tensor& tensor = gradients ? view.grad : view.value;
       if (!tensor.defined()) continue;
+      if (gradients && view.sharded) {
+        const at::Tensor whole = at::empty(view.value.sizes(), tensor.options().device(at::kCPU));
+        place_part(view, tensor, all.try_emplace(view.name, whole).first->second);
+        missing.try_emplace(view.name, whole.numel()).first->second -= tensor.numel();
+        continue;
+      }
       const at::Tensor copy = host_copy(tensor);
       const auto [found, fresh] = all.try_emplace(view.name, copy);
       HM_CHECK(fresh || found->second.scalar_type() != tensor.scalar_type() || at::equal(found->second, copy),
@@ -131,6 +135,8 @@ TensorsByName Session::collect(bool gradients) {
                gradients ? "gradient" : "value");
     }
   }
+  for (const auto& [name, count] : missing)
+    HM_CHECK(count == 0, "{} elements of the gradient of {} are in other processes", count, name);
   return all;
 }
 

@@ -57,14 +57,17 @@ TEST(OpTraits, OpsOfSchedulesAreAsTheTableSays) {
   plan.recompute = Recompute::kResend;
   plan.groups[0].head = {{{.device = 2, .sequences = 2}}};  // moves
   std::set<OpKind> seen;
-  for (const Op& op : build_schedule(plan, model, {.balance = true}).ops) {
-    const OpTraits& row = traits(op.kind);
-    seen.insert(op.kind);
-    EXPECT_TRUE(allows(row.phases, op.phase)) << to_string(op);
-    EXPECT_EQ(op.layer >= 0, row.has_layer) << to_string(op);
-    EXPECT_EQ(op.microbatch >= 0, row.has_microbatch) << to_string(op);
-    EXPECT_EQ(op.state >= 0, row.has_state) << to_string(op);
-    EXPECT_TRUE(op.chunk == 0 || row.has_chunk) << to_string(op);
+  for (const bool sharded : {false, true}) {
+    plan.shard_optimizer = sharded;
+    for (const Op& op : build_schedule(plan, model, {.balance = true}).ops) {
+      const OpTraits& row = traits(op.kind);
+      seen.insert(op.kind);
+      EXPECT_TRUE(allows(row.phases, op.phase)) << to_string(op);
+      EXPECT_EQ(op.layer >= 0, row.has_layer) << to_string(op);
+      EXPECT_EQ(op.microbatch >= 0, row.has_microbatch) << to_string(op);
+      EXPECT_EQ(op.state >= 0, row.has_state) << to_string(op);
+      EXPECT_TRUE(op.chunk == 0 || row.has_chunk) << to_string(op);
+    }
   }
   for (const OpTraits& row : kOpTraits) {
     EXPECT_EQ(seen.count(row.kind) == 1, row.occurs != Occurs::kBetweenSteps) << row.name;

@@ -73,10 +73,11 @@ struct RandomCase {
 inline std::string describe(const RandomCase& c) {
   return fmt::format(
       "seed {}: {} layers {} experts {} devices {} groups {} order {} window {} chunks {} {} {} "
-      "dedup {} aux {}/{}",
+      "dedup {} sharded {} aux {}/{}",
       c.seed, c.model.name, c.model.num_layers, c.model.num_experts, c.cluster.num_devices(),
       c.plan.groups.size(), name_of(c.plan.order), c.plan.window, c.plan.chunks, name_of(c.plan.recompute),
-      name_of(c.plan.queue_binding), c.plan.row_dedup, c.step.balance, c.step.aux_group);
+      name_of(c.plan.queue_binding), c.plan.row_dedup, c.plan.shard_optimizer, c.step.balance,
+      c.step.aux_group);
 }
 
 namespace random_plan {
@@ -222,6 +223,7 @@ inline RandomCase random_case(u64 seed, i32 max_devices = 8) {
   plan.dtype.assign(static_cast<std::size_t>(num_devices), Dtype::kFp64);
   plan.wire_forward = plan.wire_backward = Dtype::kFp64;
   out.step = random_plan::step(choose, out.model, plan);
+  plan.shard_optimizer = choose.chance(0.3);
   return out;
 }
 

@@ -103,8 +103,9 @@ class Rig {
     TensorsByName first_value = values(), first_grad = gradients();
     for (const std::unique_ptr<DeviceState>& state : states_) {
       for (const LogicalTensor& view : state->store().tensors()) {
-        const bool same = at::equal(view.value, first_value.at(view.name)) &&
-                          (!view.grad.defined() || at::equal(view.grad, first_grad.at(view.name)));
+        const bool same =
+            at::equal(view.value, first_value.at(view.name)) &&
+            (!view.grad.defined() || view.sharded || at::equal(view.grad, first_grad.at(view.name)));
         if (!same) names.insert(view.name);
       }
     }
@@ -121,7 +122,13 @@ class Rig {
     for (const std::unique_ptr<DeviceState>& state : states_) {
       for (const LogicalTensor& view : state->store().tensors()) {
         const at::Tensor& tensor = gradients ? view.grad : view.value;
-        if (tensor.defined()) all.try_emplace(view.name, tensor.clone());
+        if (!tensor.defined()) continue;
+        if (gradients && view.sharded) {
+          const at::Tensor whole = at::empty(view.value.sizes(), tensor.options());
+          place_part(view, tensor, all.try_emplace(view.name, whole).first->second);
+        } else {
+          all.try_emplace(view.name, tensor.clone());
+        }
       }
     }
     return all;

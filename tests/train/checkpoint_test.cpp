@@ -197,6 +197,51 @@ TEST(Checkpoint, LowPrecisionKeepsItsMasters) {
   expect_equal(cut.run().values, whole.values);
 }
 
+/// Written by plans that divide the optimizer's state otherwise, or not at all.
+TEST(Checkpoint, PartsOfAShardedOptimizerMakeAWhole) {
+  for (const char* dtype : {"fp32", "bf16"}) {
+    const auto run = [&](const fs::path& folder, const char* sharded) {
+      TinyRun made(folder.string(), {{"strategy", "ep"},
+                                     {"plan.shard_optimizer", sharded},
+                                     {"plan.attention_dtype", dtype},
+                                     {"plan.expert_dtype", dtype}});
+      fs::remove_all(made.checkpoints() / "step-00000006");
+      return made.run();
+    };
+    const WorkFolder whole_folder;
+    const TinyRun::End whole = run(whole_folder.path(), "false");
+    for (const char* first : {"false", "true"}) {
+      for (const char* then : {"false", "true"}) {
+        const WorkFolder folder;
+        run(folder.path(), first);
+        const TinyRun::End resumed = run(folder.path(), then);
+        EXPECT_EQ(resumed.outcome.first_step, 4) << first << " " << then;
+        expect_equal(resumed.values, whole.values);
+      }
+    }
+  }
+}
+
+TEST(Checkpoint, AMissingPartOfAShardedOptimizerIsNamed) {
+  const WorkFolder folder;
+  TinyRun made(folder.path(), {{"strategy", "ep"}, {"plan.shard_optimizer", "true"}});
+  CheckpointShard shard;
+  Session session(made.model, made.cluster, made.plan, {});
+  copy_tensors(session.states(), shard);
+  shard.config = to_hf(made.model);
+  std::erase_if(shard.optimizer, [](const NamedTensor& tensor) {
+    return tensor.name.starts_with("model.embed_tokens.weight.exp_avg@") && !tensor.name.ends_with("@0");
+  });
+  write_checkpoint(folder / "c", shard, 1);
+  const std::vector<FoundCheckpoint> found = find_checkpoints(folder / "c", kIgnore);
+  ASSERT_EQ(found.size(), 1U);
+  const std::string error =
+      error_of<IoError>([&] { load_checkpoint(found[0], made.model, session.states()); });
+  EXPECT_NE(error.find("model.embed_tokens.weight.exp_avg: its pieces hold elements 0 to "),
+            std::string::npos)
+      << error;
+}
+
 TEST(Checkpoint, AFinishedRunHasNothingLeftToDo) {
   const WorkFolder folder;
   TinyRun rig(folder.path());

@@ -9,14 +9,23 @@
 namespace hetermoe {
 namespace {
 
-/// The trained states whose first device this is.
+/// The trained states that the device holds: of each it tells the squares of its part.
 std::vector<i64> states_told_by(const OpContext& d, DeviceId device) {
   std::vector<i64> states;
-  for (std::size_t s = 0; s < d.schedule.states.size(); ++s) {
-    if (d.schedule.states[s].trainable && d.schedule.states[s].devices[0] == device)
-      states.push_back(static_cast<i64>(s));
+  for (const i32 state : d.p.states_on(device)) {
+    if (d.p.trains(state)) states.push_back(state);
   }
   return states;
+}
+
+/// Whether or not the optimizer is sharded, so that both have the same norm, to the bit.
+at::Tensor squares_of_own_part(OpContext& d, i32 state) {
+  const std::vector<DeviceId>& holders = d.schedule.states[idx(state)].devices;
+  const std::vector<at::Tensor>& grads = d.state.tensors(state).grads;
+  if (holders.size() == 1) return squared_norm(grads);
+  std::vector<at::Tensor> parts = parts_of(grads, position(holders, d.device()), holders.size());
+  std::erase_if(parts, [](const at::Tensor& part) { return part.numel() == 0; });
+  return parts.empty() ? at::zeros({}, grads[0].options().dtype(at::kDouble)) : squared_norm(parts);
 }
 
 void append_defined(const at::Tensor& value, std::vector<at::Tensor>& all) {
@@ -54,14 +63,13 @@ at::Tensor counts_on_host(const OpContext& d, const std::vector<double>& counts)
   return out;
 }
 
-/// norm: squared gradients of the trained states whose first device this is, losses and expert counts. With
+/// norm: squared gradients of this device's parts of its trained states, losses and expert counts. With
 /// these in every message each device ends with the same numbers of the whole step.
 void pack(OpContext& d, const Op&, Devices, std::vector<Message>& out) {
   Message mine;
   mine.numbers = states_told_by(d, d.device());
   std::vector<at::Tensor> squares, losses, aux;
-  for (const i64 s : mine.numbers)
-    squares.push_back(squared_norm(d.state.tensors(static_cast<i32>(s)).grads));
+  for (const i64 s : mine.numbers) squares.push_back(squares_of_own_part(d, static_cast<i32>(s)));
   for (const at::Tensor& loss : d.losses) append_defined(loss, losses);
   for (const auto& layer : d.aux) {
     for (const at::Tensor& value : layer) append_defined(value, aux);
@@ -79,7 +87,7 @@ void unpack(OpContext& d, const Op&, Devices, std::vector<Message>& in) {
   d.result.counts_LE = at::zeros(d.counts_LE.sizes(), at::kLong);
   for (const Message& message : in) {
     for (std::size_t i = 0; i < message.numbers.size(); ++i)
-      squares[idx(message.numbers[i])] = message.values[i];
+      squares[idx(message.numbers[i])] += message.values[i];
     d.result.loss += message.values[message.numbers.size()];
     d.result.aux_loss += message.values[message.numbers.size() + 1];
     d.result.counts_LE.add_(message.tensors[0].to(at::kCPU));

@@ -40,7 +40,8 @@ template <>
 void compute_op<ComputeKind::kUpdate>(OpContext& d, const Op& op) {
   if (!d.result.updated) return;  // all devices know the same numbers, so all skip or none
   StateTensors& tensors = d.state.tensors(op.state);
-  adamw_update(tensors.values, tensors.grads, tensors.moments, d.input->adamw, d.input->learning_rate,
+  std::vector<at::Tensor> values = tensors.own(tensors.values);
+  adamw_update(values, tensors.own(tensors.grads), tensors.moments, d.input->adamw, d.input->learning_rate,
                d.grad_factor);
 }
 
