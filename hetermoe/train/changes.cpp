@@ -50,8 +50,7 @@ std::optional<std::string> hindrance(const Plan& before, const Plan& next) {
   for (const Plan* plan : {&before, &next}) {
     if (plan->shard_optimizer)
       return "[shard_optimizer] got true in the plan before or after: parts of an optimizer's state cannot "
-             "move "
-             "between steps yet. End the run and begin it again from its checkpoint with the other plan";
+             "move between steps yet. End the run and begin it again from its checkpoint with the other plan";
   }
   const std::vector<DeviceId> old_devices = devices_of(before);
   for (const DeviceId device : devices_of(next)) {

@@ -123,8 +123,7 @@ struct PlanOptions {
     v("row_dedup", row_dedup, "send a token once per device");
     v("shard_optimizer", shard_optimizer,
       "devices that hold the same parameters divide their master copies and moments among them (ZeRO-1): "
-      "less "
-      "memory, equal results");
+      "less memory, equal results");
     v("attention_dtype", attention_dtype, "compute dtype of devices with attention");
     v("expert_dtype", expert_dtype, "compute dtype of devices with experts only");
     v("wire_dtype", wire_dtype, "dtype of rows in transfers");
