@@ -15,7 +15,7 @@ struct Options {
   std::string model = "mixtral-8x7b", cluster = "o1", output, dtype = "fp16";
   i64 seq_len = 4096, sequences = 0, tokens = 0, max_microbatches = PlanLimits().max_microbatches;
   std::vector<DeviceId> idle;
-  bool json = false;
+  bool shard_optimizer = true, json = false;
 };
 
 PlanRequest make_request(const Options& options) {
@@ -27,6 +27,7 @@ PlanRequest make_request(const Options& options) {
   request.tokens = options.tokens > 0 || options.sequences > 0 ? options.tokens : i64{1} << 20;
   request.dtype = parse_dtype(options.dtype);
   request.limits.max_microbatches = options.max_microbatches;
+  request.limits.shard_optimizer = options.shard_optimizer;
   request.limits.idle = options.idle;
   for (const DeviceId device : options.idle) {
     if (device < 0 || device >= request.cluster.num_devices()) {
@@ -118,6 +119,9 @@ std::function<int()> make_plan(Flags& flags) {
       .add_option("--max-microbatches", options->max_microbatches,
                   "bound of the search; the output says where it binds [default: none]")
       ->range(at_least(1));
+  flags.add_flag(
+      "!--no-shard-optimizer", options->shard_optimizer,
+      "every replica keeps all of the optimizer's state: such plans can follow each other in a run");
   flags.add_option("-o,--output", options->output, "write the best plan to this file")->is_output();
   flags.add_flag("--json", options->json, "print all plans and figures as JSON");
   return [options] { return plan(*options); };

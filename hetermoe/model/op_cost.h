@@ -36,7 +36,8 @@ i64 expert_weights(const ModelConfig& model);  ///< one routed expert: gate, up 
 /// master.
 struct StateBytes {
   Bytes weights = 0, gradients = 0, master = 0, moments = 0;
-  Bytes total() const { return weights + gradients + master + moments; }
+  /// Replicas divide master and moments among them where the optimizer is sharded.
+  Bytes total(double replicas = 1) const { return weights + gradients + (master + moments) / replicas; }
 };
 StateBytes state_bytes_per_parameter(Bytes element);
 /// The same with gradients of another size.

@@ -13,6 +13,11 @@ namespace {
 
 double gib(Bytes bytes) { return bytes / kGiB; }
 
+/// Devices that may share the optimizer's state of a part that all of them hold.
+std::size_t most_replicas(const PlanRequest& request) {
+  return request.limits.shard_optimizer ? request.cluster.devices.size() : 1;
+}
+
 /// The least that a device needs to compute attention of one sequence at a time, without experts.
 Bytes attention_need(const Rates& rates) {
   Bytes least = std::numeric_limits<Bytes>::infinity();
@@ -27,7 +32,9 @@ Bytes attention_need(const Rates& rates) {
     group.mixed = true;
     group.sequences = group.microbatches = rates.request().sequences;
     std::optional<Shortage> ignored;
-    least = std::min(least, split_work(rates, sketch, group, ignored).front().fixed);
+    sketch.shard_optimizer = true;
+    const std::size_t groups = most_replicas(rates.request());
+    least = std::min(least, split_work(rates, sketch, group, groups, ignored).front().fixed);
   }
   return least;
 }
@@ -37,10 +44,10 @@ Bytes attention_need(const Rates& rates) {
 Shortfall shortfall(const Rates& rates) {
   Shortfall out;
   const ModelConfig& model = rates.request().model;
-  const Bytes state = state_bytes_per_parameter(bytes_of(rates.request().dtype)).total();
-  out.replicated = rates.attention_parameters() * state;
+  const StateBytes state = state_bytes_per_parameter(bytes_of(rates.request().dtype));
+  out.replicated = rates.attention_parameters() * state.total(real(most_replicas(rates.request())));
   out.sequence = attention_need(rates);
-  out.experts = real(model.num_moe_layers() * model.num_experts * rates.counts().expert) * state;
+  out.experts = real(model.num_moe_layers() * model.num_experts * rates.counts().expert) * state.total();
   for (std::size_t c = 0; c < rates.num_classes(); ++c) {
     const Bytes usable = std::max(0.0, rates.usable_memory(c));
     out.largest = std::max(out.largest, usable);
@@ -52,8 +59,11 @@ Shortfall shortfall(const Rates& rates) {
 std::string advice(const Shortfall& s) {
   if (s.replicated > s.largest) {
     return fmt::format(
-        "Every device with attention holds the states of embedding, attention and head, {:.1f} GiB, and the "
-        "largest device has {:.1f} GiB usable: more devices do not help, larger ones or a smaller model do",
+        "Every device with attention holds weights and gradients of embedding, attention and head, {:.1f} "
+        "GiB "
+        "with its part of the optimizer's state, and the largest device has {:.1f} GiB usable: more devices "
+        "do "
+        "not help, larger ones or a smaller model do",
         gib(s.replicated), gib(s.largest));
   }
   if (s.sequence > s.largest) {

@@ -7,11 +7,13 @@ namespace hetermoe {
 
 /// Why a model has no room: what it needs at least, and what there is.
 struct Shortfall {
-  Bytes replicated = 0;  ///< states of embedding, attention parts and head: on each device with attention
-  Bytes sequence = 0;    ///< the same and all that one sequence needs there
-  Bytes experts = 0;     ///< states of all experts, on all devices together
-  Bytes largest = 0;     ///< usable on the largest device
-  Bytes total = 0;       ///< usable on all devices
+  /// Of embedding, attention parts and head on each device with attention, the optimizer sharded over all
+  /// devices.
+  Bytes replicated = 0;
+  Bytes sequence = 0;  ///< the same and all that one sequence needs there
+  Bytes experts = 0;   ///< states of all experts, on all devices together
+  Bytes largest = 0;   ///< usable on the largest device
+  Bytes total = 0;     ///< usable on all devices
 };
 Shortfall shortfall(const Rates& rates);
 

@@ -19,14 +19,7 @@ class Best {
 
   /// Returns true when this plan is the best so far.
   bool consider(Plan plan, const std::vector<i64>& moved = {}) {
-    if (setting_.check_memory) {
-      const std::string over =
-          overfilled_device(estimate_memory(plan, predictor_.model()), predictor_.cluster());
-      if (!over.empty()) {
-        if (best_.plan.groups.empty()) best_.infeasible = over;
-        return false;
-      }
-    }
+    if (setting_.check_memory && !make_room(plan)) return false;
     Prediction prediction = predictor_.predict(plan);
     if (!best_.plan.groups.empty() && prediction.step >= best_.prediction.step) return false;
     plan.predicted_step_s = prediction.step;
@@ -36,6 +29,20 @@ class Best {
   Tuned take() { return std::move(best_); }
 
  private:
+  /// Shards the optimizer where that takes, but not in published settings, which say whether they do.
+  bool make_room(Plan& plan) {
+    std::string over = overfill(plan);
+    if (!over.empty() && !setting_.published) {
+      plan.shard_optimizer = true;
+      over = overfill(plan);
+    }
+    if (!over.empty() && best_.plan.groups.empty()) best_.infeasible = over;
+    return over.empty();
+  }
+  std::string overfill(const Plan& plan) const {
+    return overfilled_device(estimate_memory(plan, predictor_.model()), predictor_.cluster());
+  }
+
   Predictor& predictor_;
   const Setting& setting_;
   Tuned best_;

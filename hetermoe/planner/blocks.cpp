@@ -57,15 +57,15 @@ std::vector<Portion> portions(i64 sequences, const Blocks& blocks, const std::ve
   return out;
 }
 
-/// Adds the groups of a block, the larger ones first. False when one cannot be.
-bool add_groups(GroupChoice& choice, const GroupOrder& order, const Block& block, const Portion& portion,
-                Shape& next, Sketch& sketch) {
+/// Adds the groups of a block, the larger ones first, to a plan of `groups` groups. False when one cannot be.
+bool add_groups(GroupChoice& choice, const GroupOrder& order, const Block& block, i64 groups,
+                const Portion& portion, Shape& next, Sketch& sketch) {
   for (i64 g = 0; g < block.groups; ++g) {
     const i64 sequences = portion.each + (g < portion.one_more ? 1 : 0);
     const bool again = g > 0 && g != portion.one_more;
     if (!again) {
       const GroupChoice::Chosen* chosen =
-          sequences > 0 ? choice.best(order, block.shape, sequences) : nullptr;
+          sequences > 0 ? choice.best(order, block.shape, groups, sequences) : nullptr;
       if (chosen == nullptr) return false;
       sketch.groups.push_back(chosen->group);
     } else {
@@ -82,13 +82,15 @@ bool add_groups(GroupChoice& choice, const GroupOrder& order, const Block& block
 std::optional<Sketch> make_sketch(const Rates& rates, GroupChoice& choice, const GroupOrder& order,
                                   const Blocks& blocks) {
   const i64 sequences = rates.request().sequences;
+  i64 groups = 0;
   std::vector<double> speeds;
+  for (const Block& block : blocks) groups += block.groups;
   for (const Block& block : blocks) speeds.push_back(real(block.groups) * ideal_rate(rates, block.shape));
   std::vector<Portion> parts = portions(sequences, blocks, speeds);
   if (blocks.size() > 1) {
     for (std::size_t b = 0; b < blocks.size(); ++b) {
       const i64 each = std::max<i64>(1, parts[b].each);
-      const GroupChoice::Chosen* chosen = choice.best(order, blocks[b].shape, each);
+      const GroupChoice::Chosen* chosen = choice.best(order, blocks[b].shape, groups, each);
       if (chosen == nullptr) return {};
       speeds[b] = real(each * blocks[b].groups) / chosen->time.step;
     }
@@ -97,9 +99,10 @@ std::optional<Sketch> make_sketch(const Rates& rates, GroupChoice& choice, const
   Sketch sketch;
   sketch.window = order.window;
   sketch.recompute = order.recompute;
+  sketch.shard_optimizer = order.shard_optimizer;
   Shape next(rates.num_classes(), 0);
   for (std::size_t b = 0; b < blocks.size(); ++b) {
-    if (!add_groups(choice, order, blocks[b], parts[b], next, sketch)) return {};
+    if (!add_groups(choice, order, blocks[b], groups, parts[b], next, sketch)) return {};
   }
   return sketch;
 }

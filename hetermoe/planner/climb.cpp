@@ -15,24 +15,30 @@ constexpr i32 kMostChunks = 8;
 constexpr std::size_t kFewGroups = 4;     ///< plans of more are changed as sketches alone
 constexpr std::size_t kMediumGroup = 24;  ///< in larger groups a single device does not matter
 
-/// Figures of a plan that only its order depends on.
+/// Figures of a plan that leave the work where it is.
 struct OrderFigures {
   i32 window, chunks;
   Recompute recompute;
+  bool shard_optimizer;
 };
 
-/// Parts of an exchange, microbatches in flight, recomputation: one of them changed.
-std::vector<OrderFigures> neighbour_orders(const Plan& plan) {
+/// Parts of an exchange, microbatches in flight, recomputation, sharding of the optimizer: one of them
+/// changed.
+std::vector<OrderFigures> neighbour_orders(const Plan& plan, const PlanLimits& limits) {
   std::vector<OrderFigures> all;
+  const bool sharded = plan.shard_optimizer;
+  if (limits.shard_optimizer && (plan.groups.size() > 1 || plan.groups[0].devices.size() > 1))
+    all.push_back({plan.window, plan.chunks, plan.recompute, !sharded});
   for (const Recompute recompute : {Recompute::kOff, Recompute::kLocal}) {
-    if (recompute != plan.recompute) all.push_back({plan.window, plan.chunks, recompute});
+    if (recompute != plan.recompute) all.push_back({plan.window, plan.chunks, recompute, sharded});
   }
   for (const i32 chunks : {plan.chunks * 2, plan.chunks / 2}) {
-    if (chunks >= 1 && chunks <= kMostChunks) all.push_back({plan.window, chunks, plan.recompute});
+    if (chunks >= 1 && chunks <= kMostChunks) all.push_back({plan.window, chunks, plan.recompute, sharded});
   }
   const auto microbatches = static_cast<i32>(plan.groups[0].microbatches.size());
   for (const i32 window : {0, 1, 2, 3, plan.window * 2}) {
-    if (window != plan.window && window < microbatches) all.push_back({window, plan.chunks, plan.recompute});
+    if (window != plan.window && window < microbatches)
+      all.push_back({window, plan.chunks, plan.recompute, sharded});
   }
   return all;
 }
@@ -86,7 +92,7 @@ bool Climb::improve_blocks() {
   const Rates& rates = evaluator_.rates();
   std::vector<Sketch> sketches;
   for (const Blocks& blocks : neighbours(rates, blocks_of(sketch))) {
-    std::optional<Sketch> next = make_sketch(rates, choice_, {sketch.window, sketch.recompute}, blocks);
+    std::optional<Sketch> next = make_sketch(rates, choice_, order_of(sketch), blocks);
     if (!next) continue;
     next->bias = sketch.bias, next->rounding = sketch.rounding, next->chunks = sketch.chunks;
     sketches.push_back(std::move(*next));
@@ -99,13 +105,14 @@ bool Climb::improve_order() {
   const Plan plan = evaluator_.plan_of(before);
   const std::optional<Sketch> sketch = evaluator_.at(before).sketch;
   if (!traits_of(plan.order).has_window) return false;
-  for (const OrderFigures& figures : neighbour_orders(plan)) {
+  for (const OrderFigures& figures : neighbour_orders(plan, request_.limits)) {
     if (!may_go_on()) break;
     Plan next = plan;
     Sketch next_sketch = sketch.value_or(Sketch{});
     next.window = next_sketch.window = figures.window;
     next.chunks = next_sketch.chunks = figures.chunks;
     next.recompute = next_sketch.recompute = figures.recompute;
+    next.shard_optimizer = next_sketch.shard_optimizer = figures.shard_optimizer;
     if (sketch && next.groups.size() > kFewGroups)
       evaluator_.evaluate(next_sketch);
     else

@@ -31,10 +31,9 @@ double in_flight(const Sketch& sketch, const SketchGroup& group) {
 
 class PartMaker {
  public:
-  PartMaker(const Rates& rates, const Sketch& sketch, const SketchGroup& group)
-      : rates_(rates), sketch_(sketch), group_(group), model_(rates.request().model) {
+  PartMaker(const Rates& rates, const Sketch& sketch, const SketchGroup& group, std::size_t groups)
+      : rates_(rates), sketch_(sketch), group_(group), groups_(real(groups)), model_(rates.request().model) {
     element_ = bytes_of(rates.request().dtype);
-    state_ = state_bytes_per_parameter(element_).total();
     options_ = {element_, sketch.recompute != Recompute::kOff, false, rates.request().seq_len};
     microbatch_ = real(group.sequences) / real(group.microbatches);
     const double of_sequence =
@@ -54,7 +53,7 @@ class PartMaker {
     part.most = std::ceil(quota / times - 1e-9);
     if (part.attention) add_attention(part);
     part.unit_s = times * rates_.experts(cls, copies_, 1, sketch_.recompute).sum();
-    part.unit = real(rates_.counts().expert) * state_ +
+    part.unit = real(rates_.counts().expert) * state_bytes(groups_) +
                 in_flight(sketch_, group_) * most_copies_ * expert_saved_bytes(model_, options_);
     // The op on the experts of one layer, which may be one more than the mean.
     const Bytes op = most_copies_ * working_set();
@@ -74,13 +73,17 @@ class PartMaker {
          rates_.head(part.cls, in_one));
     const double tokens = part.most * real(rates_.request().seq_len);
     const i64 moe = first_moe();
-    part.fixed = rates_.attention_parameters() * state_;
+    part.fixed = rates_.attention_parameters() * state_bytes(groups_ * real(sum_of(group_.attention)));
     part.fixed += in_flight(sketch_, group_) * tokens *
                   (real(model_.num_layers) * attention_saved_bytes(model_, moe, options_) +
                    row_bytes(model_, element_));
     const Bytes attention = attention_work_bytes(model_, moe, options_) +
                             (2 + 2 * real(model_.top_k)) * row_bytes(model_, element_);
     part.fixed += tokens * std::max(attention, head_work_bytes(model_, element_));
+  }
+  /// Of a parameter on so many devices.
+  Bytes state_bytes(double replicas) const {
+    return state_bytes_per_parameter(element_).total(sketch_.shard_optimizer ? replicas : 1);
   }
   Bytes working_set() const {
     return expert_work_bytes(model_, element_) * 1.5 / sketch_.chunks + 3 * row_bytes(model_, element_);
@@ -93,16 +96,18 @@ class PartMaker {
   const Rates& rates_;
   const Sketch& sketch_;
   const SketchGroup& group_;
+  double groups_;  ///< of the plan, all like this one
   const ModelConfig& model_;
-  Bytes element_ = 2, state_ = 16;
+  Bytes element_ = 2;
   ActivationOptions options_;
   double microbatch_ = 0;  ///< sequences, mean
   double copies_ = 0,
          most_copies_ = 0;  ///< of tokens for an expert: in the mean and in the fullest microbatch
 };
 
-std::vector<Part> make_parts(const Rates& rates, const Sketch& sketch, const SketchGroup& group) {
-  const PartMaker maker(rates, sketch, group);
+std::vector<Part> make_parts(const Rates& rates, const Sketch& sketch, const SketchGroup& group,
+                             std::size_t groups) {
+  const PartMaker maker(rates, sketch, group, groups);
   const std::vector<double> quota = quotas(rates, sketch, group);
   std::vector<Part> parts;
   for (std::size_t c = 0; c < rates.num_classes(); ++c) {
@@ -185,8 +190,8 @@ std::string to_string(const Rates& rates, const Shortage& shortage) {
 }
 
 std::vector<Part> split_work(const Rates& rates, const Sketch& sketch, const SketchGroup& group,
-                             std::optional<Shortage>& shortage) {
-  std::vector<Part> parts = make_parts(rates, sketch, group);
+                             std::size_t groups, std::optional<Shortage>& shortage) {
+  std::vector<Part> parts = make_parts(rates, sketch, group, groups);
   const double units = rates.moe_layers() * real(rates.request().model.num_experts);
   const bool too_full = std::any_of(parts.begin(), parts.end(), [&](const Part& part) {
     return part.fixed > rates.usable_memory(part.cls);

@@ -34,10 +34,10 @@ struct Shortage {
 /// "device 2 (V100 16 GiB) needs 18.2 GiB at 1 sequence"; with experts of its own: "... with 24 experts".
 std::string to_string(const Rates& rates, const Shortage& shortage);
 
-/// Splits the work of a group: sequences by speed, experts so that the busiest device is as little busy as
-/// possible, within memory. Sets `shortage` when that is not enough.
+/// Splits the work of a group, one of `groups` like it: sequences by speed, experts so that the busiest
+/// device is as little busy as possible, within memory. Sets `shortage` when that is not enough.
 std::vector<Part> split_work(const Rates& rates, const Sketch& sketch, const SketchGroup& group,
-                             std::optional<Shortage>& shortage);
+                             std::size_t groups, std::optional<Shortage>& shortage);
 
 /// Sequences of a step for an attention device of each class.
 std::vector<double> quotas(const Rates& rates, const Sketch& sketch, const SketchGroup& group);

@@ -183,11 +183,15 @@ struct Kind {
 };
 
 /// Reduction of replicated state, of which the backward pass of the last window hides what the ports have
-/// time for, and the optimizer.
+/// time for, the optimizer and, where it is sharded, the weights that replicas tell each other.
 class EndOfStep {
  public:
-  EndOfStep(const Rates& rates, const std::vector<Kind>& kinds)
-      : rates_(rates), kinds_(kinds), moe_layers_(rates.moe_layers()), used_(rates.num_classes(), 0) {
+  EndOfStep(const Rates& rates, const std::vector<Kind>& kinds, bool sharded)
+      : rates_(rates),
+        kinds_(kinds),
+        sharded_(sharded),
+        moe_layers_(rates.moe_layers()),
+        used_(rates.num_classes(), 0) {
     for (const Kind& kind : kinds) {
       groups_ += kind.groups;
       for (const Part& part : kind.parts) {
@@ -201,16 +205,18 @@ class EndOfStep {
   }
 
   Seconds run() const {
-    Seconds hidden = kinds_.front().time.hides, reduce = 0, update = 0;
+    const Bytes gradient = 4, weight = bytes_of(rates_.request().dtype);
+    Seconds hidden = kinds_.front().time.hides, reduce = 0, update = 0, gather = 0;
     for (const Kind& kind : kinds_) {
       hidden = std::min(hidden, kind.time.hides);
-      reduce = std::max(reduce, reduction(kind));
-      for (const Part& part : kind.parts) {
-        const double attention = part.attention ? rates_.attention_parameters() : 0;
-        update = std::max(update, rates_.update(part.cls, attention + experts_of(part)));
-      }
+      reduce = std::max(reduce, exchange(kind, sharded_ ? gradient : 2 * gradient));
+      if (sharded_) gather = std::max(gather, exchange(kind, weight));
+      for (const Part& part : kind.parts) update = std::max(update, rates_.update(part.cls, updated(part)));
     }
-    return std::max(0.0, reduce - hidden) + reduce / real(rates_.request().model.num_layers) + update;
+    // States follow each other: while one is told, the next is updated.
+    const double layers = real(rates_.request().model.num_layers);
+    const Seconds end = std::max(update, gather) + std::min(update, gather) / layers;
+    return std::max(0.0, reduce - hidden) + reduce / layers + end;
   }
 
  private:
@@ -218,9 +224,17 @@ class EndOfStep {
     return part.owned * moe_layers_ * real(rates_.counts().expert);
   }
 
-  /// Of the busiest port and of the slowest device. A class's devices of a kind are spread evenly over their
+  /// Parameters that a device of the part updates.
+  double updated(const Part& part) const {
+    const double attention = part.attention ? rates_.attention_parameters() : 0;
+    if (!sharded_) return attention + experts_of(part);
+    return attention / std::max(1.0, sources_) + experts_of(part) / groups_;
+  }
+
+  /// Replicas of each state tell each other `bytes` for every parameter: the busiest port and the slowest
+  /// device. A class's devices of a kind are spread evenly over their
   /// nodes; what devices of one node send each other does not use its port.
-  Seconds reduction(const Kind& kind) const {
+  Seconds exchange(const Kind& kind, Bytes bytes) const {
     std::vector<double> devices(rates_.num_classes(), 0);
     std::vector<Bytes> of_node = devices;
     for (const Part& part : kind.parts) devices[part.cls] += part.count;
@@ -232,8 +246,8 @@ class EndOfStep {
       const double replicas = std::max(1.0, std::floor(here / devices[part.cls]));
       const double attention = part.attention ? rates_.attention_parameters() : 0, experts = experts_of(part);
       const auto sent = [&](double sources, double groups) {
-        return 8 * (attention * std::max(0.0, sources) / std::max(1.0, sources_) +
-                    experts * std::max(0.0, groups) / groups_);
+        return bytes * (attention * std::max(0.0, sources) / std::max(1.0, sources_) +
+                        experts * std::max(0.0, groups) / groups_);
       };
       if (!one_node_) of_node[part.cls] += on_node * sent(sources_ - std::max(1.0, mean), groups_ - replicas);
       slowest =
@@ -263,6 +277,7 @@ class EndOfStep {
 
   const Rates& rates_;
   const std::vector<Kind>& kinds_;
+  bool sharded_;  ///< the optimizer, over the replicas of each state
   double moe_layers_, groups_ = 0;
   std::vector<i64> used_;  ///< [class] devices of all groups
   bool one_node_ = false;  ///< all of them
@@ -273,8 +288,8 @@ class EndOfStep {
 }  // namespace
 
 GroupTime estimate_group(const Rates& rates, const Sketch& sketch, const SketchGroup& group,
-                         std::optional<Shortage>& shortage) {
-  const std::vector<Part> parts = split_work(rates, sketch, group, shortage);
+                         std::size_t groups, std::optional<Shortage>& shortage) {
+  const std::vector<Part> parts = split_work(rates, sketch, group, groups, shortage);
   if (shortage) return {};
   return GroupEstimate(rates, sketch, group, parts).run();
 }
@@ -288,12 +303,12 @@ Estimate estimate(const Rates& rates, const Sketch& sketch) {
       ++kinds.back().groups;
       continue;
     }
-    kinds.push_back({1, split_work(rates, sketch, group, out.shortage), {}});
+    kinds.push_back({1, split_work(rates, sketch, group, sketch.groups.size(), out.shortage), {}});
     if (!out.feasible()) return out;
     kinds.back().time = GroupEstimate(rates, sketch, group, kinds.back().parts).run();
     out.step = std::max(out.step, kinds.back().time.step);
   }
-  out.step += EndOfStep(rates, kinds).run();
+  out.step += EndOfStep(rates, kinds, sketch.shard_optimizer).run();
   return out;
 }
 

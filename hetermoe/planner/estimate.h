@@ -17,9 +17,9 @@ struct GroupTime {
   Seconds step = 0;   ///< without reduction of gradients and optimizer
   Seconds hides = 0;  ///< of the reduction: while the ports rest in the last backward pass
 };
-/// The order is that of the sketch, whose groups are not looked at. Sets `shortage` and returns nothing of
-/// use when the group does not fit.
+/// The order is that of the sketch, whose groups are not looked at: there are `groups`, all like this one.
+/// Sets `shortage` and returns nothing of use when the group does not fit.
 GroupTime estimate_group(const Rates& rates, const Sketch& sketch, const SketchGroup& group,
-                         std::optional<Shortage>& shortage);
+                         std::size_t groups, std::optional<Shortage>& shortage);
 
 }  // namespace hetermoe

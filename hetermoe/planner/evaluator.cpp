@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <numeric>
+#include <utility>
 
 #include "hetermoe/base/hash.h"
 #include "hetermoe/base/index.h"
@@ -56,13 +57,13 @@ void Evaluator::add_budget(i64 more) {
   budget_to_confirm_ += more / 2;
 }
 
-std::optional<i64> Evaluator::known(u64 key, const Plan& plan) {
+std::optional<i64> Evaluator::known(u64 key, const Plan& plan, const std::vector<i64>& times) {
   const auto seen = seen_.find(key);
   if (seen != seen_.end()) return seen->second;
   if (current_ >= 0 && lane_bound(rates_, plan) >= step_of(current_)) return -1;
   seen_[key] = -1;
   budget_ -= num_entries(plan) / kEntriesPerVisit;
-  if (!fits(estimate_memory(plan, request_.model))) return -1;
+  if (!fits(estimate_memory(plan, request_.model, times))) return -1;
   return {};
 }
 
@@ -78,11 +79,12 @@ i64 Evaluator::evaluate(Plan plan, const Sketch* sketch) {
 i64 Evaluator::evaluate(const Sketch& sketch, double squeeze) {
   Plan kinds = blank_plan(request_, sketch.recompute);
   kinds.window = sketch.window, kinds.chunks = sketch.chunks;
+  kinds.shard_optimizer = sketch.shard_optimizer;
   kinds.groups = realize_kinds(rates_, sketch, squeeze);
   Fnv hash;
   hash.add(key_of(kinds));
   for (const SketchGroup& group : sketch.groups) hash.add(group.first.size()).add(group.sequences);
-  if (const std::optional<i64> index = known(hash.value(), kinds)) return *index;
+  if (const std::optional<i64> index = known(hash.value(), kinds, groups_of_kinds(sketch))) return *index;
   // One of each kind is paid for; the others are copies of the layers that are simulated.
   budget_ -= num_entries(kinds) * static_cast<i64>(sketch.groups.size()) /
              static_cast<i64>(kinds.groups.size()) * short_.layers_simulated() /
@@ -176,6 +178,9 @@ Candidate Evaluator::take(i64 index) {
   candidate.extrapolated = !at(index).exact;
   if (candidate.plan.groups.empty()) candidate.plan = plan_of(index);
   candidate.plan.predicted_step_s = candidate.prediction.step;
+  const bool sharded = std::exchange(candidate.plan.shard_optimizer, false);
+  candidate.unsharded = estimate_memory(candidate.plan, request_.model);
+  candidate.plan.shard_optimizer = sharded;
   candidate.memory = estimate_memory(candidate.plan, request_.model);
   describe(request_, candidate.plan, candidate);
   return candidate;

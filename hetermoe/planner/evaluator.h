@@ -72,9 +72,9 @@ class Evaluator {
 
  private:
   i64 evaluate(const Sketch& sketch, double squeeze);
-  /// The index of a plan that was seen before, -1 when it has no room or cannot win; nothing when it is to be
-  /// simulated.
-  std::optional<i64> known(u64 key, const Plan& plan);
+  /// times: as in estimate_memory(). The index of a plan that was seen before, -1 when it has no room or
+  /// cannot win; nothing when it is to be simulated.
+  std::optional<i64> known(u64 key, const Plan& plan, const std::vector<i64>& times = {});
   /// make: the plan with so many of its first layers.
   i64 simulate(u64 key, EvaluatedPlan& next, const std::function<Plan(i64)>& make);
   bool fits(const std::vector<Bytes>& memory);

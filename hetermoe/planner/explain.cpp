@@ -34,7 +34,10 @@ std::vector<TypeUse> use_of_types(const PlanRequest& request, const Candidate& c
       ++use.used;
       use.role = use.role == "idle" || use.role == roles[d] ? roles[d] : "mixed";
       use.busy += candidate.prediction.busy[d];
-      if (!candidate.memory.empty()) use.memory = std::max(use.memory, candidate.memory[d]);
+      if (candidate.memory.empty()) continue;
+      use.memory = std::max(use.memory, candidate.memory[d]);
+      use.unsharded = std::max(use.unsharded, candidate.unsharded[d]);
+      use.freed = std::max(use.freed, candidate.unsharded[d] - candidate.memory[d]);
     }
     if (use.used > 0) use.busy /= static_cast<double>(use.used);
     if (use.devices > 0) uses.push_back(std::move(use));

@@ -16,6 +16,10 @@ constexpr Seconds kNever = std::numeric_limits<Seconds>::infinity();
 
 }  // namespace
 
+GroupOrder order_of(const Sketch& sketch) {
+  return {sketch.window, sketch.recompute, sketch.shard_optimizer};
+}
+
 std::vector<i64> microbatch_choices(i64 sequences, i64 limit) {
   const i64 most = limit > 0 ? std::min(sequences, limit) : sequences;
   if (sequences <= kAllCounts) {
@@ -108,14 +112,16 @@ double ideal_rate(const Rates& rates, const Shape& shape) {
 /// Climbs over cut, kind and microbatches of one group.
 class GroupChoice::Climber {
  public:
-  Climber(GroupChoice& owner, const GroupOrder& order, const Shape& shape, i64 sequences)
+  Climber(GroupChoice& owner, const GroupOrder& order, const Shape& shape, i64 groups, i64 sequences)
       : owner_(owner),
         shape_(shape),
+        groups_(groups),
         sequences_(sequences),
         total_(sum_of(shape)),
         counts_(owner.choices(sequences)) {
     base_.window = order.window;
     base_.recompute = order.recompute;
+    base_.shard_optimizer = order.shard_optimizer;
     has_experts_ = owner.rates_.moe_layers() > 0;
   }
 
@@ -195,7 +201,7 @@ class GroupChoice::Climber {
   Seconds try_count(SketchGroup& group, std::ptrdiff_t at) {
     group.microbatches = counts_[idx(at)];
     std::optional<Shortage> shortage;
-    const GroupTime time = estimate_group(owner_.rates_, base_, group, shortage);
+    const GroupTime time = estimate_group(owner_.rates_, base_, group, idx(groups_), shortage);
     if (shortage) {
       owner_.miss(*shortage, shape_);
       return kNever;
@@ -208,7 +214,7 @@ class GroupChoice::Climber {
 
   GroupChoice& owner_;
   const Shape& shape_;
-  i64 sequences_, total_;
+  i64 groups_, sequences_, total_;
   const std::vector<i64>& counts_;
   Sketch base_;
   bool has_experts_ = true;
@@ -216,9 +222,11 @@ class GroupChoice::Climber {
   Seconds best_step_ = kNever;
 };
 
-const GroupChoice::Chosen* GroupChoice::best(const GroupOrder& order, const Shape& shape, i64 sequences) {
-  const auto [entry, fresh] = known_.try_emplace({order, sequences, shape});
-  if (fresh) entry->second = Climber(*this, order, shape, sequences).run();
+const GroupChoice::Chosen* GroupChoice::best(const GroupOrder& order, const Shape& shape, i64 groups,
+                                             i64 sequences) {
+  if (!order.shard_optimizer) groups = 1;
+  const auto [entry, fresh] = known_.try_emplace({order, groups, sequences, shape});
+  if (fresh) entry->second = Climber(*this, order, shape, groups, sequences).run();
   return entry->second ? &*entry->second : nullptr;
 }
 

@@ -15,9 +15,12 @@ using Shape = std::vector<i64>;
 struct GroupOrder {
   i32 window = 0;
   Recompute recompute = Recompute::kLocal;
+  bool shard_optimizer = false;
 
   auto operator<=>(const GroupOrder&) const = default;
 };
+
+GroupOrder order_of(const Sketch& sketch);
 
 /// Microbatch counts for so many sequences, ascending: divisors up to `limit` (0 = none), and where there is
 /// none between a number and its double, that. Of few sequences every number.
@@ -52,8 +55,8 @@ class GroupChoice {
     SketchGroup group;
     GroupTime time;
   };
-  /// Null when a group of this shape cannot hold the model in this order.
-  const Chosen* best(const GroupOrder& order, const Shape& shape, i64 sequences);
+  /// Null when a group of this shape cannot hold the model in this order, as one of `groups` of a plan.
+  const Chosen* best(const GroupOrder& order, const Shape& shape, i64 groups, i64 sequences);
 
   /// Of all groups that had no room the one that lacks least, and what it needs over what there is.
   const std::optional<Shortage>& nearest_miss() const { return nearest_.shortage; }
@@ -67,7 +70,8 @@ class GroupChoice {
 
   const Rates& rates_;
   std::map<i64, std::vector<i64>> choices_;
-  std::map<std::tuple<GroupOrder, i64, Shape>, std::optional<Chosen>> known_;
+  /// The number of groups counts where the optimizer is sharded over them; else it is 1 here.
+  std::map<std::tuple<GroupOrder, i64, i64, Shape>, std::optional<Chosen>> known_;
   struct Miss {
     std::optional<Shortage> shortage;
     double ratio = 0;  ///< what it needs over what there is

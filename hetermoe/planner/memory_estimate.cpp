@@ -26,7 +26,7 @@ double num_listed(const Shares& shares) {
   return real(devices.size());
 }
 
-Replicas replicas_of(const Plan& plan) {
+Replicas replicas_of(const Plan& plan, const std::vector<i64>& times) {
   Replicas all;
   const std::size_t layers = plan.groups[0].layers.size();
   all.attention.assign(layers, plan.shard_optimizer ? 0 : 1);
@@ -35,13 +35,15 @@ Replicas replicas_of(const Plan& plan) {
     all.experts[l].assign(plan.groups[0].layers[l].experts.size(), plan.shard_optimizer ? 0 : 1);
   if (!plan.shard_optimizer) return all;
   all.embed = all.head = 0;
-  for (const Group& group : plan.groups) {
-    all.embed += num_listed(group.embed);
-    all.head += num_listed(group.head);
+  for (std::size_t g = 0; g < plan.groups.size(); ++g) {
+    const Group& group = plan.groups[g];
+    const double groups = times.empty() ? 1 : real(times[g]);
+    all.embed += groups * num_listed(group.embed);
+    all.head += groups * num_listed(group.head);
     for (std::size_t l = 0; l < layers; ++l) {
-      all.attention[l] += num_listed(group.layers[l].attention);
+      all.attention[l] += groups * num_listed(group.layers[l].attention);
       for (std::size_t e = 0; e < all.experts[l].size(); ++e)
-        all.experts[l][e] += real(group.layers[l].experts[e].size());
+        all.experts[l][e] += groups * real(group.layers[l].experts[e].size());
     }
   }
   return all;
@@ -62,9 +64,7 @@ class GroupMemory {
     for (std::size_t d = 0; d < use_.size(); ++d) {
       use_[d].element = bytes_of(plan.dtype[d]);
       const Bytes gradient = bytes_of(grad_dtype_of(plan, static_cast<DeviceId>(d)));
-      const StateBytes each = state_bytes_per_parameter(use_[d].element, gradient);
-      use_[d].state = each.weights + each.gradients;
-      use_[d].optimizer = each.master + each.moments;
+      use_[d].state = state_bytes_per_parameter(use_[d].element, gradient);
     }
   }
 
@@ -85,9 +85,9 @@ class GroupMemory {
  private:
   /// Of one device.
   struct Use {
-    Bytes element = 2;                ///< of a number
-    Bytes state = 6, optimizer = 12;  ///< of a parameter: weight and gradient; master and moments
-    void add(i64 parameters, double replicas) { sum += real(parameters) * (state + optimizer / replicas); }
+    Bytes element = 2;  ///< of a number
+    StateBytes state;   ///< of a parameter
+    void add(i64 parameters, double replicas) { sum += real(parameters) * state.total(replicas); }
     Bytes sum = 0, saved = 0, largest = 0;  ///< states, what backward starts from, working set of one op
   };
 
@@ -163,9 +163,10 @@ class GroupMemory {
 
 }  // namespace
 
-std::vector<Bytes> estimate_memory(const Plan& plan, const ModelConfig& model) {
+std::vector<Bytes> estimate_memory(const Plan& plan, const ModelConfig& model,
+                                   const std::vector<i64>& times) {
   std::vector<Bytes> memory(plan.dtype.size(), 0);
-  const Replicas replicas = replicas_of(plan);
+  const Replicas replicas = replicas_of(plan, times);
   for (const Group& group : plan.groups) GroupMemory(plan, group, model, replicas).add_to(memory);
   return memory;
 }

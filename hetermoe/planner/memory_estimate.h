@@ -13,7 +13,10 @@ inline constexpr Bytes kGiB = 1024.0 * 1024 * 1024;
 /// Bytes that each device needs for a plan, in closed form: states of the parameters it holds, what it keeps
 /// of the microbatches in flight, the working set of its largest op, transfer buffers. An upper bound that
 /// costs microseconds, for rejecting plans before they are built.
-std::vector<Bytes> estimate_memory(const Plan& plan, const ModelConfig& model);
+/// times: [group] how many groups are like it, each with devices of its own that the plan does not list;
+/// empty = the plan lists all.
+std::vector<Bytes> estimate_memory(const Plan& plan, const ModelConfig& model,
+                                   const std::vector<i64>& times = {});
 
 /// What tensors may use of a device: the driver's context, the communication library and framework take the
 /// reserve, fragments of the allocator the rest.

@@ -10,9 +10,10 @@ namespace hetermoe {
 
 /// Bounds on what the planner may propose and on how long it may look.
 struct PlanLimits {
-  i64 max_microbatches = 0;    ///< of a group; 0 = as many as there are sequences
-  std::vector<DeviceId> idle;  ///< devices that must stay out
-  Bytes memory_reserve = 0;    ///< per device, kept free of what usable_memory() allows
+  i64 max_microbatches = 0;     ///< of a group; 0 = as many as there are sequences
+  bool shard_optimizer = true;  ///< may be proposed
+  std::vector<DeviceId> idle;   ///< devices that must stay out
+  Bytes memory_reserve = 0;     ///< per device, kept free of what usable_memory() allows
   /// Work of all simulations together, in op-device visits (about 4 million per second on one core). Counted,
   /// not timed, so that equal requests give equal plans on every machine. 0 = chosen by the size of the
   /// cluster.
@@ -37,6 +38,8 @@ struct TypeUse {
   std::string role;       ///< attention, expert, both, mixed or idle
   double busy = 0;        ///< mean share of the step that used devices compute
   Bytes memory = 0;       ///< of the fullest device, by the bound of estimate_memory()
+  Bytes unsharded = 0;    ///< the same if every replica kept all of the optimizer's state
+  Bytes freed = 0;        ///< by sharding it, of the device that gains most
   double memory_gib = 0;  ///< that a device of the type has
   double limit_gib = 0;   ///< of which a plan may fill so much: see usable_memory()
 };
@@ -52,7 +55,8 @@ struct Candidate {
   std::string name;  ///< "zebra on all 12 devices", ...
   Plan plan;         ///< without groups when infeasible, without layers when it loses and is very large
   Prediction prediction;
-  std::vector<Bytes> memory;  ///< [device]
+  std::vector<Bytes> memory;     ///< [device]
+  std::vector<Bytes> unsharded;  ///< [device] the same if every replica kept all of the optimizer's state
   std::vector<TypeUse> types;
   std::vector<Cause> path;  ///< of the best alone: what fills it, the largest first
   Timeline timeline;       ///< of the best alone: different devices and, where extrapolated, the first layers

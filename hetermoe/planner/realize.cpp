@@ -40,7 +40,7 @@ class GroupMaker {
   void list_devices() {
     std::optional<Shortage> shortage;
     const std::vector<double> quota = quotas(rates_, sketch_, shape_);
-    for (const Part& part : split_work(rates_, sketch_, shape_, shortage)) {
+    for (const Part& part : split_work(rates_, sketch_, shape_, sketch_.groups.size(), shortage)) {
       for (const DeviceId device : devices_of(part)) {
         devices_.push_back(device);
         parts_.push_back(part);
@@ -180,8 +180,18 @@ std::vector<Group> realize_kinds(const Rates& rates, const Sketch& sketch, doubl
   return kinds;
 }
 
+std::vector<i64> groups_of_kinds(const Sketch& sketch) {
+  std::vector<i64> groups;
+  for (std::size_t g = 0; g < sketch.groups.size(); ++g) {
+    if (g == 0 || !alike(sketch.groups[g], sketch.groups[g - 1])) groups.push_back(0);
+    ++groups.back();
+  }
+  return groups;
+}
+
 Plan assemble(const Rates& rates, const Sketch& sketch, const std::vector<Group>& kinds, i64 layers) {
   Plan plan = blank_plan(rates.request(), sketch.recompute);
+  plan.shard_optimizer = sketch.shard_optimizer;
   plan.strategy = "planned";
   plan.window = sketch.window;
   plan.chunks = sketch.chunks;

@@ -71,7 +71,9 @@ std::vector<std::string> details(const Plan& plan) {
   }
   return {microbatches + " microbatches",
           plan.window == 0 ? "all in flight" : fmt::format("{} in flight", plan.window),
-          fmt::format("recompute {}", name_of(plan.recompute)), fmt::format("{} chunks", plan.chunks),
+          fmt::format("recompute {}", name_of(plan.recompute)),
+          fmt::format("{} chunks", plan.chunks),
+          plan.shard_optimizer ? "optimizer sharded" : "optimizer whole",
           devices + " devices a group"};
 }
 

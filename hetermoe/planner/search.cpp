@@ -349,13 +349,21 @@ class Search {
       for (auto& [bound, plan] : plans) {
         const bool may_win = !has_best() || bound < best_step();
         if (!may_win && (any || !reported)) continue;
-        const i64 index = evaluator_.evaluate(std::move(plan));
+        const i64 index = evaluate_fixed(std::move(plan));
         if (index < 0) continue;
         any = true;
         if (reported) keep_best(strategy.name == "ep" ? named_.ep : named_.single, index);
       }
       if (reported && !any && !plans.empty()) named_.unfit[strategy.name] = evaluator_.last_overfill();
     }
+  }
+
+  /// The optimizer is sharded where the plan has no room otherwise.
+  i64 evaluate_fixed(Plan plan) {
+    const i64 index = evaluator_.evaluate(plan);
+    if (index >= 0 || plan.shard_optimizer || !request_.limits.shard_optimizer) return index;
+    plan.shard_optimizer = true;
+    return evaluator_.evaluate(std::move(plan));
   }
 
   void keep_best(i64& kept, i64 index) const {

@@ -1,5 +1,7 @@
 #include "hetermoe/planner/sentences.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 
 #include "hetermoe/base/words.h"
@@ -83,6 +85,9 @@ bool all_devices_not_simulated(const PlanResult& r) {
 }
 bool against_newer_only(const PlanResult& r) {
   return r.feasible() && !r.best().newer_only && best_newer_only(r) != nullptr;
+}
+bool optimizer_sharded(const PlanResult& r) {
+  return r.feasible() && uses_type(r.best(), [](const TypeUse& use) { return use.freed > 0; });
 }
 bool is_bounded(const PlanResult& r) { return !r.bounds.empty(); }
 
@@ -175,6 +180,18 @@ Lines gain(const PlanResult& r) {
   return {fmt::format("{:.2f} times the speed of the newer devices alone ({}).",
                       newer->prediction.step / r.best().prediction.step, newer->name)};
 }
+Lines sharding(const PlanResult& r) {
+  std::vector<std::string> frees;
+  bool fits = true;
+  for (const TypeUse& use : r.best().types) {
+    if (use.freed <= 0) continue;
+    frees.push_back(fmt::format("{:.1f} GiB on {}", use.freed / kGiB, use.type));
+    fits = fits && use.unsharded / kGiB <= use.limit_gib;
+  }
+  return {
+      fmt::format("The optimizer is sharded over devices that hold the same weights, which frees up to {}{}.",
+                  fmt::join(frees, " and "), fits ? "" : ": without it the plan does not fit")};
+}
 Lines bounds(const PlanResult& r) { return r.bounds; }
 
 }  // namespace
@@ -222,6 +239,7 @@ const std::vector<Sentence>& sentences() {
       {"network", network_limits, network},
       {"reduction", reduction_limits, reduction},
       {"memory", memory_full, memory},
+      {"sharded optimizer", optimizer_sharded, sharding},
       {"newer alone fastest", newer_alone_fastest, newer_fastest},
       {"others do not fit", others_do_not_fit, others_unfit},
       {"others not tried", others_not_tried, others_untried},

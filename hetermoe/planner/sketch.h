@@ -34,6 +34,7 @@ struct Sketch {
   Rounding rounding = Rounding::kByPart;
   i32 window = 0, chunks = 1;
   Recompute recompute = Recompute::kLocal;
+  bool shard_optimizer = false;
   double bias =
       1;  ///< factor on attention times when experts are balanced: > 1 keeps experts off attention devices
 };
@@ -45,6 +46,8 @@ Plan realize(const Rates& rates, const Sketch& sketch, double squeeze = 1);
 /// The same in two steps. Groups that follow one that is alike differ from it in their devices alone, so one
 /// of each kind is made, with all layers, ...
 std::vector<Group> realize_kinds(const Rates& rates, const Sketch& sketch, double squeeze);
+/// [kind] groups of it.
+std::vector<i64> groups_of_kinds(const Sketch& sketch);
 /// ... and copied for all groups: the first `layers` of its layers.
 Plan assemble(const Rates& rates, const Sketch& sketch, const std::vector<Group>& kinds, i64 layers);
 

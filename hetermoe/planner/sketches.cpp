@@ -5,6 +5,7 @@
 #include <map>
 #include <numeric>
 #include <set>
+#include <utility>
 
 #include "hetermoe/base/index.h"
 
@@ -14,22 +15,24 @@ namespace {
 constexpr std::size_t kMicrobatchCounts = 9;  ///< of a single group, in a first look
 constexpr std::size_t kBiased = 60;           ///< sketches, from the best on, whose bias is chosen
 constexpr std::size_t kAllSets = 5;           ///< up to so many classes every set of them is tried
-constexpr std::size_t kRefined = 8;           ///< sketches, from the best on, whose blocks are varied
-constexpr int kRefinements = 12;              ///< of one sketch, one after another
-constexpr std::size_t kOptions = 2;           ///< numbers of groups that a block of a partition may have
-constexpr std::size_t kMostSketches = 4000;   ///< that are handed on; more than are ever simulated
+constexpr std::size_t kUnsharded = 400;  ///< sketches, from the best on, that are tried with whole optimizers
+constexpr std::size_t kRefined = 8;      ///< sketches, from the best on, whose blocks are varied
+constexpr int kRefinements = 12;         ///< of one sketch, one after another
+constexpr std::size_t kOptions = 2;      ///< numbers of groups that a block of a partition may have
+constexpr std::size_t kMostSketches = 4000;  ///< that are handed on; more than are ever simulated
 constexpr double kHopeless = 1.5;  ///< bound over the best estimate, of sets of classes that are left out
 constexpr i64 kMostOwners = 5'000'000;  ///< entries of a plan: more do not fit into memory with their copies
 
-std::vector<GroupOrder> group_orders() {
+/// All with a sharded optimizer, where that may be proposed: what fits without one fits with it too. The best
+/// are tried without it at last.
+std::vector<GroupOrder> group_orders(const PlanLimits& limits) {
   std::vector<GroupOrder> all;
   for (const i32 window : {1, 2, 4, 0}) {
-    for (const Recompute recompute : {Recompute::kLocal, Recompute::kOff}) all.push_back({window, recompute});
+    for (const Recompute recompute : {Recompute::kLocal, Recompute::kOff})
+      all.push_back({window, recompute, limits.shard_optimizer});
   }
   return all;
 }
-
-GroupOrder order_of(const Sketch& sketch) { return {sketch.window, sketch.recompute}; }
 
 class Ranker {
  public:
@@ -38,16 +41,17 @@ class Ranker {
   SketchRanking run() {
     const std::vector<ClassSet> sets = class_sets(rates_.num_classes());
     for (const ClassSet& used : sets) add_single_group(used);
-    for (const GroupOrder& order : group_orders()) {
+    for (const GroupOrder& order : group_orders(request_.limits)) {
       for (const ClassSet& used : sets) add_parts(order, used), add_equal_groups(order, used);
     }
-    for (const GroupOrder& order : group_orders()) {
+    for (const GroupOrder& order : group_orders(request_.limits)) {
       for (const std::vector<ClassSet>& parts : partitions(rates_.num_classes())) add_partition(order, parts);
     }
     sort();
     refine();
     sort();
     for (std::size_t i = 0; i < std::min(ranked_.size(), kBiased); ++i) choose_bias(ranked_[i]);
+    add_without_sharding();
     sort();
     SketchRanking out;
     if (ranked_.size() > kMostSketches) ranked_.resize(kMostSketches);
@@ -81,6 +85,18 @@ class Ranker {
     }
   }
 
+  /// Devices that keep all of the optimizer's state have no weights to tell each other at the end of the
+  /// step.
+  void add_without_sharding() {
+    const std::size_t most = std::min(ranked_.size(), kUnsharded);
+    for (std::size_t i = 0; i < most; ++i) {
+      Sketch next = ranked_[i].sketch;
+      if (!std::exchange(next.shard_optimizer, false)) continue;
+      Estimate e = estimate(rates_, next);
+      if (e.feasible()) ranked_.push_back({std::move(next), ranked_[i].classes, std::move(e)});
+    }
+  }
+
   /// Groups that a plan can list.
   i64 most_groups() const {
     return std::max<i64>(
@@ -100,10 +116,12 @@ class Ranker {
         if (window < microbatches || window == 1) windows.insert(window >= microbatches ? 0 : window);
       }
       for (const i64 window : windows) {
-        for (const Recompute recompute : {Recompute::kLocal, Recompute::kOff}) {
+        for (const GroupOrder& order : group_orders(request_.limits)) {
+          if (order.window != window) continue;
           Sketch base;
-          base.window = static_cast<i32>(window);
-          base.recompute = recompute;
+          base.window = order.window;
+          base.recompute = order.recompute;
+          base.shard_optimizer = order.shard_optimizer;
           for (SketchGroup& group : patterns(shape, microbatches)) {
             base.groups = {std::move(group)};
             add(base);
@@ -159,7 +177,7 @@ class Ranker {
     const auto has_room = [&](i64 count) {
       Shape shape(rates_.num_classes(), 0);
       shape[cls] = count;
-      return choice_.best(order, shape, request_.sequences) != nullptr;
+      return choice_.best(order, shape, 1, request_.sequences) != nullptr;
     };
     i64 low = 0, high = rates_.classes()[cls].size();
     if (!has_room(high)) return 0;
@@ -256,7 +274,7 @@ class Ranker {
     for (const i64 groups : counts_of(used, request_.sequences)) {
       const i64 each = static_cast<i64>(std::round(real(request_.sequences) * share / real(groups)));
       const Block block{share_of(used, groups), groups};
-      const GroupChoice::Chosen* chosen = each > 0 ? choice_.best(order, block.shape, each) : nullptr;
+      const GroupChoice::Chosen* chosen = each > 0 ? choice_.best(order, block.shape, groups, each) : nullptr;
       if (chosen != nullptr) ranked.emplace_back(chosen->time.step / real(groups * each), block);
     }
     std::stable_sort(ranked.begin(), ranked.end(), [](auto& a, auto& b) { return a.first < b.first; });
@@ -299,15 +317,21 @@ class Ranker {
     return sketch ? estimate(rates_, *sketch).step : least_;
   }
 
-  bool add(const Sketch& sketch) {
+  bool add(Sketch sketch) {
+    sketch.shard_optimizer = sketch.shard_optimizer && has_replicas(sketch);
     Estimate e = estimate(rates_, sketch);
     if (!e.feasible()) {
       choice_.miss(*e.shortage, sketch.groups.front().count);
       return false;
     }
     least_ = ranked_.empty() ? e.step : std::min(least_, e.step);
-    ranked_.push_back({sketch, classes_of(sketch), std::move(e)});
+    ClassSet classes = classes_of(sketch);
+    ranked_.push_back({std::move(sketch), std::move(classes), std::move(e)});
     return true;
+  }
+
+  static bool has_replicas(const Sketch& sketch) {
+    return sketch.groups.size() > 1 || sum_of(sketch.groups[0].attention) > 1;
   }
 
   static ClassSet classes_of(const Sketch& sketch) {

@@ -39,8 +39,8 @@ TEST(SplitWork, OwnersWithRoomEndTogether) {
     const Rates rates(request);
     for (const RankedSketch& ranked : rank_sketches(rates).sketches) {
       std::optional<Shortage> shortage;
-      const std::vector<Part> parts =
-          split_work(rates, ranked.sketch, ranked.sketch.groups.front(), shortage);
+      const std::vector<Part> parts = split_work(rates, ranked.sketch, ranked.sketch.groups.front(),
+                                                 ranked.sketch.groups.size(), shortage);
       ASSERT_FALSE(shortage);
       double owned = 0;
       std::vector<Owner> owners;

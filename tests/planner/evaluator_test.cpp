@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "hetermoe/base/index.h"
+#include "hetermoe/planner/memory_estimate.h"
 #include "hetermoe/planner/request_check.h"
 #include "hetermoe/planner/sketches.h"
 #include "tests/support/nodes_of_eight.h"
@@ -42,6 +44,27 @@ TEST(Evaluator, ThePlanThatLeadsIsSimulatedInAllLayers) {
     EXPECT_DOUBLE_EQ(evaluator.step_of(best), whole.predict(evaluator.plan_of(best)).step);
   }
   EXPECT_GT(extrapolated, 0) << "others are not";
+}
+
+/// Groups that are alike are weighed by one of them, but replicas of all share a sharded optimizer.
+TEST(Evaluator, TheMemoryOfOneGroupOfAKindIsThatOfAll) {
+  const PlanRequest request = deep_request();
+  const Rates rates(request);
+  int several = 0;
+  for (const RankedSketch& ranked : first_sketches(rates)) {
+    const std::vector<Group> kinds = realize_kinds(rates, ranked.sketch, 1);
+    if (kinds.size() == ranked.sketch.groups.size() || !ranked.sketch.shard_optimizer) continue;
+    ++several;
+    const Plan all = realize(rates, ranked.sketch);
+    Plan some = all;
+    some.groups = kinds;
+    const std::vector<Bytes> memory = estimate_memory(all, request.model);
+    const std::vector<Bytes> of_kinds = estimate_memory(some, request.model, groups_of_kinds(ranked.sketch));
+    for (const Group& kind : kinds) {
+      for (const DeviceId d : kind.devices) EXPECT_DOUBLE_EQ(of_kinds[idx(d)], memory[idx(d)]) << d;
+    }
+  }
+  EXPECT_GT(several, 0);
 }
 
 TEST(Evaluator, WithoutBudgetToConfirmItStaysExtrapolated) {

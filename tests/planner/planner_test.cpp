@@ -287,7 +287,8 @@ std::vector<double> random_bounds(u64 seed) {
   const i64 microbatches = one_of(choose, microbatch_choices(request.sequences, request.sequences));
   if (request.sequences % microbatches != 0) return {};
   Plan plan = testing::oracle_plan(request, microbatches,
-                                   one_of<Recompute>(choose, {Recompute::kOff, Recompute::kLocal}));
+                                   one_of<Recompute>(choose, {Recompute::kOff, Recompute::kLocal}),
+                                   choose.below(2) == 1);
   const auto devices = static_cast<std::size_t>(request.cluster.num_devices());
   testing::set_shares(plan, one_of(choose, testing::compositions(request.sequences / microbatches, devices)));
   plan.window = static_cast<i32>(choose.below(microbatches));

@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "hetermoe/planner/advice.h"
+#include "hetermoe/planner/memory_estimate.h"
 #include "hetermoe/planner/planner.h"
 #include "tests/support/nodes_of_eight.h"
 #include "tests/support/random_request.h"
@@ -67,6 +68,21 @@ TEST(Search, LeavesOutWhatDoesNotDivide) {
   }
 }
 
+/// 30.5 billion parameters of 18 bytes each, of which those of attention are on every device: 8 cards of 80
+/// GiB cannot hold that but for a sharded optimizer.
+TEST(Search, ShardsTheOptimizerWhereNothingFitsOtherwise) {
+  const PlanRequest request = request_of(testing::nodes_of_eight({{"H100", 8}}), 64);
+  const PlanResult result = find_plan(request);
+  ASSERT_TRUE(result.feasible()) << result.infeasible;
+  EXPECT_TRUE(result.best().plan.shard_optimizer);
+  EXPECT_TRUE(mentions(result.explanation, "without it the plan does not fit"));
+  Plan whole = result.best().plan;
+  whole.shard_optimizer = false;
+  EXPECT_NE(overfilled_device(estimate_memory(whole, request.model), request.cluster), "");
+  const auto is_ep = [](const Candidate& c) { return c.name.starts_with("ep on") && c.infeasible.empty(); };
+  EXPECT_TRUE(std::any_of(result.tried.begin(), result.tried.end(), is_ep)) << "plain expert parallelism";
+}
+
 TEST(Advice, SaysWhichPartDoesNotFit) {
   constexpr Bytes kGiB = 1024.0 * 1024 * 1024;
   Shortfall s{.replicated = 90 * kGiB,
@@ -87,6 +103,7 @@ TEST(Advice, SaysWhichPartDoesNotFit) {
 
 TEST(Advice, MoreDevicesDoNotHelpAModelWhoseReplicatedPartDoesNotFit) {
   PlanRequest request = request_of(testing::nodes_of_eight({{"T4", 64}}), 64);
+  request.model = load_model("deepseek-v3");
   const PlanResult result = find_plan(request);
   ASSERT_FALSE(result.feasible());
   EXPECT_NE(result.advice.find("more devices do not help"), std::string::npos) << result.advice;

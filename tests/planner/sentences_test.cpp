@@ -44,6 +44,20 @@ bool is_full(const Candidate& candidate) {
   });
 }
 
+/// Of a state on several devices.
+bool has_sharding(const Candidate& candidate) {
+  const Placement placement(candidate.plan, load_model(candidate.plan.model), {});
+  return std::any_of(placement.states().begin(), placement.states().end(),
+                     [](const State& state) { return state.sharded; });
+}
+
+bool needs_sharding(const Candidate& candidate) {
+  constexpr Bytes kGiB = 1024.0 * 1024 * 1024;
+  return std::any_of(candidate.types.begin(), candidate.types.end(), [](const TypeUse& use) {
+    return use.freed > 0 && use.unsharded / kGiB > use.limit_gib;
+  });
+}
+
 template <class Match>
 bool tried(const PlanResult& result, Match match) {
   return std::any_of(result.tried.begin(), result.tried.end(),
@@ -75,6 +89,8 @@ void expect_true_sentences(const PlanResult& r, u64 seed) {
   EXPECT_EQ(says(r, "The reduction of gradients limits it"),
             path_share(best, "reduction of gradients") >= 0.2);
   EXPECT_EQ(says(r, "Memory is full"), is_full(best));
+  EXPECT_EQ(says(r, "The optimizer is sharded"), has_sharding(best));
+  EXPECT_EQ(says(r, "without it the plan does not fit"), needs_sharding(best));
   EXPECT_EQ(says(r, "Leaving devices out is faster"), !uses_all(best) && tried(r, uses_all));
   EXPECT_EQ(says(r, "No plan of all devices was simulated"), !uses_all(best) && !tried(r, uses_all));
   EXPECT_EQ(says(r, "times the speed of the newer devices alone"),

@@ -100,7 +100,8 @@ class LayerPrices {
     if (op.kind == OpKind::kCombine && op.layer == 0) out.combine[phase] = seconds;
     if (op.state < 0) return;
     const State& state = schedule.states[static_cast<std::size_t>(op.state)];
-    if (op.kind == OpKind::kReduce && state.part == State::Part::kEmbed) common.reduce = seconds;
+    const bool reduces = op.kind == OpKind::kReduce || op.kind == OpKind::kReduceScatter;
+    if (reduces && state.part == State::Part::kEmbed) common.reduce = seconds;
     if (op.kind != OpKind::kUpdate || state.layer > 0) return;
     const double times = state.part == State::Part::kAttention ? static_cast<double>(layers_) : 1;
     (state.part == State::Part::kExperts ? out.update : common.update)[d] += times * seconds;

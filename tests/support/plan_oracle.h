@@ -48,7 +48,7 @@ inline std::vector<std::vector<i64>> compositions(i64 total, std::size_t parts) 
 }
 
 /// A plan of one group, without shares and experts.
-inline Plan oracle_plan(const PlanRequest& r, i64 microbatches, Recompute recompute) {
+inline Plan oracle_plan(const PlanRequest& r, i64 microbatches, Recompute recompute, bool shard_optimizer) {
   StrategyRequest ask;
   ask.seq_len = r.seq_len;
   ask.sequences = r.sequences;
@@ -57,6 +57,7 @@ inline Plan oracle_plan(const PlanRequest& r, i64 microbatches, Recompute recomp
   plan.dtype.assign(plan.dtype.size(), r.dtype);
   plan.wire_forward = plan.wire_backward = r.dtype;
   plan.recompute = recompute;
+  plan.shard_optimizer = shard_optimizer;
   return plan;
 }
 
@@ -94,9 +95,9 @@ inline bool price_layers(const PlanRequest& r, Plan plan, const std::vector<std:
 }
 
 /// The least step over: equal microbatches of every number, every share of their sequences (the same in all
-/// layers), every count of experts per device and layer, every window, with recomputation or without. One
-/// group. Equal devices (same type, speed and node) may swap what they do, so only one order of each such set
-/// is looked at.
+/// layers), every count of experts per device and layer, every window, with recomputation or without, the
+/// optimizer sharded or not. One group. Equal devices (same type, speed and node) may swap what they do, so
+/// only one order of each such set is looked at.
 class PlanOracle {
  public:
   enum class Search { kExhaustive, kBranchAndBound };
@@ -120,9 +121,11 @@ class PlanOracle {
     for (i64 microbatches = 1; microbatches <= r_.sequences; ++microbatches) {
       if (r_.sequences % microbatches != 0) continue;
       for (const Recompute recompute : {Recompute::kOff, Recompute::kLocal}) {
-        plan_ = oracle_plan(r_, microbatches, recompute);
-        for (const std::vector<i64>& shares : compositions(r_.sequences / microbatches, devices))
-          search(shares);
+        for (const bool shard_optimizer : {false, true}) {
+          plan_ = oracle_plan(r_, microbatches, recompute, shard_optimizer);
+          for (const std::vector<i64>& shares : compositions(r_.sequences / microbatches, devices))
+            search(shares);
+        }
       }
     }
     return best_;
