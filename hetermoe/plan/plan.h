@@ -106,7 +106,9 @@ struct Plan {
   i64 seq_len = 0;       ///< tokens per sequence
   std::vector<Group> groups;
   OrderPolicy order = OrderPolicy::kLayerMajor;
-  i32 window = 0;  ///< layer_major: microbatches in flight; 0 = all
+  /// layer_major: microbatches in flight, 0 = all. one_f_one_b: microbatches that go through a stage
+  /// together, 0 = one.
+  i32 window = 0;
   i32 combine_lag =
       0;           ///< a return transfer is ordered this many dispatches later (matters on shared queues)
   i32 chunks = 1;  ///< partition degree: dispatch, experts and combine of a layer in so many parts

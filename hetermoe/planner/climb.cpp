@@ -37,8 +37,8 @@ std::vector<OrderFigures> neighbour_orders(const Plan& plan, const PlanLimits& l
   }
   const auto microbatches = static_cast<i32>(plan.groups[0].microbatches.size());
   for (const i32 window : {0, 1, 2, 3, plan.window * 2}) {
-    if (window != plan.window && window < microbatches)
-      all.push_back({window, plan.chunks, plan.recompute, sharded});
+    const bool same = window == plan.window || (window == 0 && !traits_of(plan.order).takes_turns);
+    if (!same && window < microbatches) all.push_back({window, plan.chunks, plan.recompute, sharded});
   }
   return all;
 }

@@ -11,6 +11,7 @@
 #include "hetermoe/planner/lane_bound.h"
 #include "hetermoe/planner/memory_estimate.h"
 #include "hetermoe/planner/plan_key.h"
+#include "hetermoe/schedule/order_policy.h"
 
 namespace hetermoe {
 namespace {
@@ -73,6 +74,8 @@ i64 Evaluator::evaluate(Plan plan, const Sketch* sketch) {
   EvaluatedPlan next;
   next.candidate.plan = std::move(plan);
   if (sketch != nullptr) next.sketch = *sketch;
+  // Only where windows go through all layers does each layer add the same time.
+  if (!traits_of(next.candidate.plan.order).takes_turns) return simulate_whole(key, next);
   return simulate(key, next, [&](i64 layers) { return ShortModel::cut(next.candidate.plan, layers); });
 }
 
@@ -107,22 +110,38 @@ i64 Evaluator::evaluate(const Sketch& sketch) {
 }
 
 i64 Evaluator::simulate(u64 key, EvaluatedPlan& next, const std::function<Plan(i64)>& make) {
-  const i64 devices = static_cast<i64>(request_.cluster.num_devices());
-  budget_ -= devices * short_.layers_simulated() / kEntriesPerVisit;
+  budget_ -= request_.cluster.num_devices() * short_.layers_simulated() / kEntriesPerVisit;
   next.exact = !short_.shortens();
-  const i64 before = short_.work();
-  const i64 most = unlimited_ ? std::numeric_limits<i64>::max() : std::min(budget_, whole_budget_ / kDearest);
+  const i64 before = short_.work(), most = most_visits();
   Plan last;  // as much of the plan as was simulated
   std::optional<Prediction> prediction =
       short_.predict_within(most, [&](i64 layers) { return last = make(layers); });
+  if (prediction && current_ >= 0 && !next.exact) next.ratio = at(current_).ratio;
+  return keep(key, next, last, std::move(prediction), short_.work() - before);
+}
+
+i64 Evaluator::simulate_whole(u64 key, EvaluatedPlan& next) {
+  budget_ -= request_.cluster.num_devices() * request_.model.num_layers / kEntriesPerVisit;
+  next.exact = true;
+  const i64 before = predictor_.work();
+  const Plan& plan = next.candidate.plan;
+  std::optional<Prediction> prediction = predictor_.predict_within(most_visits(), plan);
+  return keep(key, next, plan, std::move(prediction), predictor_.work() - before);
+}
+
+i64 Evaluator::most_visits() const {
+  return unlimited_ ? std::numeric_limits<i64>::max() : std::min(budget_, whole_budget_ / kDearest);
+}
+
+i64 Evaluator::keep(u64 key, EvaluatedPlan& next, const Plan& simulated, std::optional<Prediction> prediction,
+                    i64 work) {
   too_dear_ = !prediction;
   if (!prediction) return -1;
   ++num_simulated_;
-  next.work = short_.work() - before;
-  budget_ -= next.work;
-  if (current_ >= 0 && !next.exact) next.ratio = at(current_).ratio;
+  next.work = work;
+  budget_ -= work;
   scale(*prediction, next.ratio);
-  set_prediction(next.candidate, last, std::move(*prediction));
+  set_prediction(next.candidate, simulated, std::move(*prediction));
   return seen_[key] = add(std::move(next));
 }
 

@@ -77,6 +77,12 @@ class Evaluator {
   std::optional<i64> known(u64 key, const Plan& plan, const std::vector<i64>& times = {});
   /// make: the plan with so many of its first layers.
   i64 simulate(u64 key, EvaluatedPlan& next, const std::function<Plan(i64)>& make);
+  i64 simulate_whole(u64 key, EvaluatedPlan& next);
+  i64 most_visits() const;  ///< of one simulation
+  /// Remembers what was predicted, of all layers or of the first ones in `simulated`; nothing = it was too
+  /// dear.
+  i64 keep(u64 key, EvaluatedPlan& next, const Plan& simulated, std::optional<Prediction> prediction,
+           i64 work);
   bool fits(const std::vector<Bytes>& memory);
   void set_prediction(Candidate& candidate, const Plan& plan, Prediction prediction) const;
   i64 add(EvaluatedPlan plan);

@@ -73,7 +73,7 @@ class GroupMemory {
     for (std::size_t l = 0; l < group_.layers.size(); ++l) add_layer(l);
     for_sources(group_.head, [&](Use& use, double tokens) {
       use.add(counts_.head, replicas_.head);
-      use.saved += in_flight() * tokens * row_bytes(model_, use.element);
+      use.saved += in_flight(group_.layers.size()) * tokens * row_bytes(model_, use.element);
       use.largest = std::max(use.largest, tokens * head_work_bytes(model_, use.element));
     });
     for (const DeviceId device : group_.devices) {
@@ -97,7 +97,7 @@ class GroupMemory {
     for_sources(group_.layers[l].attention, [&](Use& use, double tokens) {
       const ActivationOptions options = options_of(use);
       use.add(counts_.attention_part[l], replicas_.attention[l]);
-      use.saved += in_flight() * tokens * attention_saved_bytes(model_, layer, options);
+      use.saved += in_flight(l) * tokens * attention_saved_bytes(model_, layer, options);
       // Besides the op's own set: rows sent and returned, and the gradients of both.
       use.largest = std::max(use.largest, tokens * (attention_work_bytes(model_, layer, options) +
                                                     (2 + 2 * copies) * row_bytes(model_, use.element)));
@@ -119,7 +119,7 @@ class GroupMemory {
       if (share <= 0) continue;
       const double copies =
           real(model_.top_k) * share / real(model_.num_experts) * real(largest_microbatch() * plan_.seq_len);
-      use.saved += in_flight() * copies * expert_saved_bytes(model_, options_of(use));
+      use.saved += in_flight(layer) * copies * expert_saved_bytes(model_, options_of(use));
       use.largest =
           std::max(use.largest, copies / plan_.chunks * (expert_work_bytes(model_, use.element) * 1.5) +
                                     copies * 3 * row_bytes(model_, use.element));
@@ -148,8 +148,10 @@ class GroupMemory {
   i64 largest_microbatch() const {
     return *std::max_element(group_.microbatches.begin(), group_.microbatches.end());
   }
-  /// Microbatches between forward and backward at once.
-  double in_flight() const { return real(traits_of(plan_.order).in_flight(plan_, group_)); }
+  /// Microbatches of a layer between forward and backward at once.
+  double in_flight(std::size_t layer) const {
+    return real(traits_of(plan_.order).in_flight(plan_, group_, layer));
+  }
 
   const Plan& plan_;
   const Group& group_;

@@ -51,7 +51,7 @@ double tokens_of(const Plan& plan) { return static_cast<double>(total_sequences(
 
 std::vector<Repeat> repeated_windows(const Plan& plan) {
   std::vector<Repeat> repeats;
-  if (!traits_of(plan.order).has_window || plan.window < 1) return repeats;
+  if (!traits_of(plan.order).takes_turns || plan.window < 1) return repeats;
   bool any = false;
   for (const Group& group : plan.groups) {
     const auto period = static_cast<i64>(period_of(group));

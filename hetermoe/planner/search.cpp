@@ -8,7 +8,7 @@
 #include "hetermoe/planner/advice.h"
 #include "hetermoe/planner/climb.h"
 #include "hetermoe/planner/explain.h"
-#include "hetermoe/planner/lane_bound.h"
+#include "hetermoe/planner/fixed_plans.h"
 #include "hetermoe/planner/memory_estimate.h"
 #include "hetermoe/planner/request_check.h"
 #include "hetermoe/planner/result.h"
@@ -23,12 +23,8 @@ namespace {
 constexpr i64 kNoLimit = 1 << 30;
 constexpr double kBinds = 0.995;      ///< a bound binds when estimates without it are lower by more
 constexpr double kWorthMore = 0.995;  ///< the search goes on when the step is lower by more
-constexpr i64 kLargeCluster = 512;
-constexpr i64 kMostInParts = 300;        ///< devices of a cluster that is searched in parts, too, and longer
-constexpr i64 kLeastGoingOn = 24;        ///< devices of a cluster where searching longer finds something
-constexpr std::size_t kFixedCounts = 9;  ///< microbatch counts of fixed strategies
-constexpr std::size_t kFewFixedCounts = 3;  ///< in a large cluster, where they do not win
-constexpr i64 kMostShares = 2'000'000;      ///< of a fixed strategy's plan in a large cluster, about 50 MiB
+constexpr i64 kMostInParts = 300;     ///< devices of a cluster that is searched in parts, too, and longer
+constexpr i64 kLeastGoingOn = 24;     ///< devices of a cluster where searching longer finds something
 
 /// How wide the search is. Rounds go on while the budget lasts: on small instances, where simulations are
 /// cheap, to the sketches that the estimate misjudges.
@@ -121,6 +117,7 @@ class Search {
       if (&round == kRounds) simulate_fixed();
       improve(round);
     }
+    if (evaluator_.size() == 0) simulate_pipelines();
     if (evaluator_.size() == 0) simulate_any();
     go_on();
   }
@@ -342,8 +339,9 @@ class Search {
 
   void simulate_fixed() {
     for (const Strategy& strategy : strategies()) {
+      if (strategy.has_stages) continue;
       const bool reported = strategy.name == "ep" || strategy.name == "single";
-      std::vector<std::pair<Seconds, Plan>> plans = fixed_plans(strategy);
+      std::vector<std::pair<Seconds, Plan>> plans = fixed_plans(evaluator_.rates(), strategy);
       std::stable_sort(plans.begin(), plans.end(), [](auto& a, auto& b) { return a.first < b.first; });
       bool any = false;
       for (auto& [bound, plan] : plans) {
@@ -358,6 +356,23 @@ class Search {
     }
   }
 
+  /// Where no group can hold the model, stages of one can: each device has some layers alone. As many as the
+  /// budget allows, and one at least.
+  void simulate_pipelines() {
+    std::vector<std::pair<Seconds, Plan>> plans;
+    for (const Strategy& strategy : strategies()) {
+      if (!strategy.has_stages) continue;
+      for (auto& plan : fixed_plans(evaluator_.rates(), strategy)) plans.push_back(std::move(plan));
+    }
+    std::stable_sort(plans.begin(), plans.end(), [](auto& a, auto& b) { return a.first < b.first; });
+    for (const auto& [bound, plan] : plans) {
+      if (evaluator_.budget() > 0 && (!has_best() || bound < best_step())) evaluate_fixed(plan);
+    }
+    if (!has_best()) evaluator_.forget_budget();
+    for (std::size_t i = 0; i < plans.size() && !has_best(); ++i) evaluate_fixed(std::move(plans[i].second));
+    if (has_best()) improve(kRounds[0]);
+  }
+
   /// The optimizer is sharded where the plan has no room otherwise.
   i64 evaluate_fixed(Plan plan) {
     const i64 index = evaluator_.evaluate(plan);
@@ -368,36 +383,6 @@ class Search {
 
   void keep_best(i64& kept, i64 index) const {
     if (kept < 0 || evaluator_.step_of(index) < evaluator_.step_of(kept)) kept = index;
-  }
-
-  /// Plans of a strategy as anyone would ask for it, with a lower bound of their step.
-  std::vector<std::pair<Seconds, Plan>> fixed_plans(const Strategy& strategy) const {
-    std::vector<std::pair<Seconds, Plan>> out;
-    if (!request_.limits.idle.empty()) return out;
-    if (request_.cluster.num_devices() < 2 && strategy.name != "single") return out;
-    std::vector<i64> counts = microbatch_choices(request_.sequences, request_.limits.max_microbatches);
-    const bool large = request_.cluster.num_devices() > kLargeCluster;
-    // Microbatches that share their sequences out differently have a row each, in every layer.
-    const auto row = static_cast<i64>(request_.cluster.num_devices()) * request_.model.num_layers;
-    if (large) {
-      std::erase_if(counts, [&](i64 count) {
-        return count > 1 && (request_.sequences % count != 0 || count * row > kMostShares);
-      });
-    }
-    counts = thin(counts, large ? kFewFixedCounts : kFixedCounts);
-    for (const i64 microbatches : counts) {
-      StrategyRequest ask;
-      ask.seq_len = request_.seq_len;
-      ask.sequences = request_.sequences;
-      ask.microbatches = microbatches;
-      Plan plan = strategy.make(request_.model, request_.cluster, ask);
-      const Plan blank = blank_plan(request_, plan.recompute);
-      plan.dtype = blank.dtype;
-      plan.wire_forward = blank.wire_forward, plan.wire_backward = blank.wire_backward;
-      const Seconds bound = lane_bound(evaluator_.rates(), plan);
-      out.emplace_back(bound, std::move(plan));
-    }
-    return out;
   }
 
   /// Climbs from the best plan and from the best plans of other kinds.

@@ -1,5 +1,7 @@
 #include "hetermoe/planner/strategies.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <numeric>
 
@@ -146,11 +148,100 @@ std::vector<DeviceId> devices_of(const Roles& roles) {
   return devices;
 }
 
-Plan make_plan(const std::string& strategy, const ModelConfig& model, const Cluster& cluster,
+/// A run of layers, who computes them, and what was asked for those devices alone.
+struct Stage {
+  Roles roles;
+  StrategyRequest request;
+  i64 layers = 0;
+};
+
+/// So many of the entries, from `begin` on; of an empty list none.
+template <class T>
+std::vector<T> slice(const std::vector<T>& all, i64 begin, i64 count) {
+  if (all.empty()) return {};
+  return {all.begin() + begin, all.begin() + begin + count};
+}
+
+/// Cuts `total` into stages: as asked, or by weight. Throws where a stage would get nothing.
+std::vector<i64> cut(const std::string& where, const std::string& what, const std::vector<i64>& asked,
+                     i64 total, const std::vector<double>& weights) {
+  const auto stages = static_cast<i64>(weights.size());
+  if (total < stages)
+    fail<ConfigError>(where, "{} {} are too few for {} stages, each needs one: ask for fewer", total, what,
+                      stages);
+  if (asked.empty()) {
+    // Everyone has one before anyone has two.
+    std::vector<i64> parts = proportional_split(total - stages, weights);
+    for (i64& part : parts) ++part;
+    return parts;
+  }
+  const bool whole = static_cast<i64>(asked.size()) == stages &&
+                     std::accumulate(asked.begin(), asked.end(), i64{0}) == total &&
+                     *std::min_element(asked.begin(), asked.end()) > 0;
+  if (!whole) {
+    fail<ConfigError>(where, "got {} for the {}, expected {} numbers from 1 on that add up to {}",
+                      fmt::join(asked, ", "), what, stages, total);
+  }
+  return asked;
+}
+
+/// As many as a list has, else two where there are devices and layers for two.
+i64 asked_stages(const ModelConfig& model, const StrategyRequest& request, const Roles& roles) {
+  for (const std::vector<i64>* list :
+       {&request.stage_layers, &request.stage_attention, &request.stage_experts}) {
+    if (!list->empty()) return static_cast<i64>(list->size());
+  }
+  const std::size_t devices = std::min(roles.attention.size(), roles.experts.size());
+  return std::min({i64{2}, static_cast<i64>(devices), model.num_layers});
+}
+
+std::vector<Stage> cut_stages(const std::string& where, const ModelConfig& model,
+                              const StrategyRequest& request, const Roles& roles, bool apart) {
+  const std::vector<double> equal(idx(request.stages), 1);
+  const std::vector<i64> attention = cut(where, "devices with attention", request.stage_attention,
+                                         static_cast<i64>(roles.attention.size()), equal);
+  const std::vector<i64> experts = apart ? cut(where, "devices with experts", request.stage_experts,
+                                               static_cast<i64>(roles.experts.size()), equal)
+                                         : attention;
+  std::vector<double> devices;
+  for (std::size_t s = 0; s < equal.size(); ++s)
+    devices.push_back(real(attention[s] + (apart ? experts[s] : 0)));
+  const std::vector<i64> layers = cut(where, "layers", request.stage_layers, model.num_layers, devices);
+  std::vector<Stage> stages;
+  i64 first_attention = 0, first_expert = 0;
+  for (std::size_t s = 0; s < equal.size(); ++s) {
+    Stage stage{.roles = {slice(roles.attention, first_attention, attention[s]),
+                          slice(roles.experts, first_expert, experts[s])},
+                .request = request,
+                .layers = layers[s]};
+    stage.request.attention_weights = slice(request.attention_weights, first_attention, attention[s]);
+    stage.request.expert_weights = slice(request.expert_weights, first_expert, experts[s]);
+    first_attention += attention[s], first_expert += experts[s];
+    stages.push_back(std::move(stage));
+  }
+  return stages;
+}
+
+void append_layers(const ModelConfig& model, const Cluster& cluster, const Stage& stage, Group& group) {
+  const Shares shares =
+      make_share_rows(stage.roles.attention, group.microbatches, stage.request.attention_weights);
+  if (group.layers.empty()) group.embed = shares;
+  group.head = shares;
+  std::vector<LayerOwners> owners = place_experts(model, cluster, stage.request, stage.roles);
+  const auto first = static_cast<i64>(group.layers.size());
+  std::size_t moe = 0;
+  for (i64 l = 0; l < first + stage.layers; ++l) {
+    LayerPlacement layer{.attention = shares, .experts = {}};
+    if (model.is_moe(l)) layer.experts = std::move(owners[moe++]);
+    if (l >= first) group.layers.push_back(std::move(layer));
+  }
+}
+
+Plan make_plan(const Strategy& strategy, const ModelConfig& model, const Cluster& cluster,
                const StrategyRequest& request, const Roles& roles, i32 window) {
-  check(strategy, model, cluster, request, roles);
+  check(strategy.name, model, cluster, request, roles);
   Plan plan;
-  plan.strategy = strategy;
+  plan.strategy = strategy.name;
   plan.model = model.name;
   plan.seq_len = request.seq_len;
   plan.window = request.window >= 0 ? request.window : window;
@@ -159,14 +250,16 @@ Plan make_plan(const std::string& strategy, const ModelConfig& model, const Clus
   group.devices = devices_of(roles);
   group.microbatches =
       proportional_split(request.sequences, std::vector<double>(idx(request.microbatches), 1));
-  const Shares shares = make_share_rows(roles.attention, group.microbatches, request.attention_weights);
-  group.embed = group.head = shares;
-  std::vector<LayerOwners> owners = place_experts(model, cluster, request, roles);
-  std::size_t moe = 0;
-  for (i64 l = 0; l < model.num_layers; ++l) {
-    LayerPlacement layer{.attention = shares, .experts = {}};
-    if (model.is_moe(l)) layer.experts = std::move(owners[moe++]);
-    group.layers.push_back(std::move(layer));
+  if (strategy.has_stages) {
+    plan.order = OrderPolicy::kOneFOneB;
+    if (plan.window == 0) plan.window = static_cast<i32>(request.microbatches);
+    StrategyRequest staged = request;
+    if (staged.stages == 0) staged.stages = asked_stages(model, request, roles);
+    for (const Stage& stage :
+         cut_stages("strategy " + strategy.name, model, staged, roles, strategy.use == DeviceUse::kApart))
+      append_layers(model, cluster, stage, group);
+  } else {
+    append_layers(model, cluster, {roles, request, model.num_layers}, group);
   }
   plan.groups.push_back(std::move(group));
   return plan;
@@ -174,9 +267,9 @@ Plan make_plan(const std::string& strategy, const ModelConfig& model, const Clus
 
 Plan make_in(const char* strategy, const ModelConfig& model, const Cluster& cluster,
              const StrategyRequest& request, i32 window) {
-  const DeviceUse use = find_strategy(strategy).use;
-  return make_plan(strategy, model, cluster, request,
-                   roles_of(use, cluster, {request.attention, request.experts}), window);
+  const Strategy& row = find_strategy(strategy);
+  return make_plan(row, model, cluster, request,
+                   roles_of(row.use, cluster, {request.attention, request.experts}), window);
 }
 
 Plan make_single(const ModelConfig& model, const Cluster& cluster, const StrategyRequest& request) {
@@ -199,18 +292,31 @@ Plan make_zebra(const ModelConfig& model, const Cluster& cluster, const Strategy
   return make_in("zebra", model, cluster, request, 0);
 }
 
+Plan make_pp_ep(const ModelConfig& model, const Cluster& cluster, const StrategyRequest& request) {
+  return make_in("pp_ep", model, cluster, request, 1);
+}
+
+Plan make_pp_zebra(const ModelConfig& model, const Cluster& cluster, const StrategyRequest& request) {
+  return make_in("pp_zebra", model, cluster, request, 2);
+}
+
 }  // namespace
 
 const std::vector<Strategy>& strategies() {
   static const std::vector<Strategy> all = {
-      {"single", "everything on one device", DeviceUse::kOne, make_single},
+      {"single", "everything on one device", DeviceUse::kOne, false, make_single},
       {"ep", "expert parallelism: equal attention and experts on all devices, one microbatch after another",
-       DeviceUse::kAlike, make_ep},
-      {"ep_overlap", "expert parallelism with microbatches interleaved", DeviceUse::kAlike, make_ep_overlap},
+       DeviceUse::kAlike, false, make_ep},
+      {"ep_overlap", "expert parallelism with microbatches interleaved", DeviceUse::kAlike, false,
+       make_ep_overlap},
       {"dist_ep", "attention on newer devices, experts on older ones, one microbatch after another",
-       DeviceUse::kApart, make_dist_ep},
+       DeviceUse::kApart, false, make_dist_ep},
       {"zebra", "attention on newer devices, experts on older ones, microbatches zig-zag between them",
-       DeviceUse::kApart, make_zebra},
+       DeviceUse::kApart, false, make_zebra},
+      {"pp_ep", "a pipeline (1F1B) whose stages are runs of layers with expert parallelism inside",
+       DeviceUse::kAlike, true, make_pp_ep},
+      {"pp_zebra", "a pipeline (1F1B) whose stages have attention on newer and experts on older devices",
+       DeviceUse::kApart, true, make_pp_zebra},
   };
   return all;
 }

@@ -23,6 +23,10 @@ struct StrategyRequest {
   /// dense layers are not looked at.
   std::vector<std::vector<double>> expert_load;
   i32 window = -1;  ///< microbatches in flight; -1 = the strategy's own
+  // Of strategies with stages. Devices are cut in the order of their lists.
+  i64 stages = 0;                                   ///< 0 = as many as the lists below have, else two
+  std::vector<i64> stage_layers;                    ///< [stage] empty = by the number of the stage's devices
+  std::vector<i64> stage_attention, stage_experts;  ///< [stage] devices of each list; empty = equally many
 };
 
 /// How a strategy uses devices, the narrowest first.
@@ -36,6 +40,7 @@ struct Strategy {
   std::string name;     ///< with underscores
   std::string summary;  ///< one line for --help
   DeviceUse use;
+  bool has_stages;  ///< layers are cut into stages, each on devices of its own
   Plan (*make)(const ModelConfig&, const Cluster&, const StrategyRequest&);
 };
 

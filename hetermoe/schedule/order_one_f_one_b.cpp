@@ -2,9 +2,10 @@
 
 #include "hetermoe/schedule/waves.h"
 
-// Pipeline order 1F1B: stage s of S runs min(S - s, M) forwards, then alternates backward and forward. A
-// stage is a run of layers whose attention shares are equal; the embedding belongs to the first stage, the
-// head to the last.
+// Pipeline order 1F1B over windows of microbatches: stage s of S runs min(S - s, W) windows forward, then
+// alternates backward and forward. A stage is a run of layers whose attention shares are equal; the embedding
+// belongs to the first stage, the head to the last. Inside a stage a window goes layer by layer, so that its
+// microbatches hide each other's exchanges (zebra inside a pipeline).
 namespace hetermoe {
 namespace {
 
@@ -39,11 +40,13 @@ class OneFOneB {
       : runner_(builder, group),
         stages_(split_stages(builder.placement(), group)),
         num_microbatches_(builder.placement().num_microbatches(group)),
+        window_(std::clamp(builder.placement().plan().window, 1, num_microbatches_)),
+        num_windows_((num_microbatches_ + window_ - 1) / window_),
         backward_(builder.placement().options().backward),
         forward_done_(stages_.size(), 0),
         backward_done_(stages_.size(), 0) {}
 
-  /// Appends the next microbatch of every stage that can go on. False when all is appended.
+  /// Appends the next window of every stage that can go on. False when all is appended.
   bool advance() {
     bool more = false;
     for (std::size_t s = 0; s < stages_.size(); ++s) more = advance(s) || more;
@@ -52,25 +55,29 @@ class OneFOneB {
 
  private:
   bool advance(std::size_t s) {
-    const i32 warm_up = std::min(static_cast<i32>(stages_.size() - s), num_microbatches_);
-    const bool forward_next = forward_done_[s] < num_microbatches_ &&
-                              (!backward_ || forward_done_[s] < warm_up + backward_done_[s]);
+    const i32 warm_up = std::min(static_cast<i32>(stages_.size() - s), num_windows_);
+    const bool forward_next =
+        forward_done_[s] < num_windows_ && (!backward_ || forward_done_[s] < warm_up + backward_done_[s]);
     if (forward_next) {
       if (s > 0 && forward_done_[s - 1] <= forward_done_[s]) return false;
-      const i32 m = forward_done_[s]++;
-      run(stages_[s].forward, m);
-      if (s + 1 < stages_.size()) runner_.send_input(stages_[s + 1].first_layer, m);
+      const i32 w = forward_done_[s]++;
+      run(stages_[s].forward, w);
+      for (i32 m = first(w); s + 1 < stages_.size() && m < last(w); ++m)
+        runner_.send_input(stages_[s + 1].first_layer, m);
       return true;
     }
-    if (!backward_ || backward_done_[s] >= num_microbatches_) return false;
+    if (!backward_ || backward_done_[s] >= num_windows_) return false;
     if (s + 1 < stages_.size() && backward_done_[s + 1] <= backward_done_[s]) return false;
     run(stages_[s].backward, backward_done_[s]++);
-    if (backward_done_[s] == num_microbatches_) report_done(stages_[s]);
+    if (backward_done_[s] == num_windows_) report_done(stages_[s]);
     return true;
   }
 
-  void run(const std::vector<Wave>& waves, i32 m) {
-    for (const Wave& wave : waves) runner_.run(wave, m, m + 1);
+  i32 first(i32 w) const { return w * window_; }
+  i32 last(i32 w) const { return std::min(first(w + 1), num_microbatches_); }
+
+  void run(const std::vector<Wave>& waves, i32 w) {
+    for (const Wave& wave : waves) runner_.run(wave, first(w), last(w));
     runner_.finish_returns();
   }
 
@@ -81,9 +88,9 @@ class OneFOneB {
 
   WaveRunner runner_;
   std::vector<Stage> stages_;
-  i32 num_microbatches_;
+  i32 num_microbatches_, window_, num_windows_;
   bool backward_;
-  std::vector<i32> forward_done_, backward_done_;  // [stage] microbatches appended
+  std::vector<i32> forward_done_, backward_done_;  // [stage] windows appended
 };
 
 }  // namespace

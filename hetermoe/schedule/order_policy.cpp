@@ -14,13 +14,16 @@ namespace {
 
 i64 num_microbatches(const Group& group) { return static_cast<i64>(group.microbatches.size()); }
 
-i64 in_window(const Plan& plan, const Group& group) {
+i64 in_window(const Plan& plan, const Group& group, std::size_t /*layer*/) {
   return plan.window > 0 ? std::min<i64>(num_microbatches(group), plan.window) : num_microbatches(group);
 }
 
-/// At most one per stage, so one per device.
-i64 one_per_device(const Plan& /*plan*/, const Group& group) {
-  return std::min(num_microbatches(group), static_cast<i64>(group.devices.size()));
+/// A window for the layer's stage and for each one after it.
+i64 one_window_per_stage(const Plan& plan, const Group& group, std::size_t layer) {
+  i64 stages = 1;
+  for (std::size_t l = layer + 1; l < group.layers.size(); ++l)
+    stages += group.layers[l].attention != group.layers[l - 1].attention ? 1 : 0;
+  return std::min(num_microbatches(group), stages * std::max<i64>(1, plan.window));
 }
 
 }  // namespace
@@ -32,20 +35,23 @@ const std::vector<OrderPolicyTraits>& order_policies() {
        .appends_end_of_step = false,
        .treats_equals_alike = true,
        .has_window = true,
+       .takes_turns = true,
        .in_flight = in_window,
        .plan_name = ""},
       {.policy = OrderPolicy::kOneFOneB,
        .append = order_one_f_one_b,
        .appends_end_of_step = false,
        .treats_equals_alike = true,
-       .has_window = false,
-       .in_flight = one_per_device,
+       .has_window = true,
+       .takes_turns = false,
+       .in_flight = one_window_per_stage,
        .plan_name = "pipeline"},
       {.policy = OrderPolicy::kExplicit,
        .append = order_explicit,
        .appends_end_of_step = true,
        .treats_equals_alike = false,
        .has_window = false,
+       .takes_turns = false,
        .in_flight = in_window,
        .plan_name = ""},
   };

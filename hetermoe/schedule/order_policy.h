@@ -11,8 +11,10 @@ struct OrderPolicyTraits {
   void (*append)(ScheduleBuilder&);  ///< appends every op of all groups
   bool appends_end_of_step;  ///< reduces, norm and updates as well; else ScheduleBuilder::finish() does
   bool treats_equals_alike;  ///< equal devices, and groups arranged alike, do the same at the same time
-  bool has_window;           ///< follows Plan::window and Plan::chunks; with window 1 microbatches take turns
-  i64 (*in_flight)(const Plan&, const Group&);  ///< most microbatches between forward and backward at once
+  bool has_window;           ///< follows Plan::window and Plan::chunks
+  bool takes_turns;          ///< windows of Plan::window microbatches go through all layers one after another
+  /// Most microbatches of a layer between forward and backward at once; layer num_layers is the head.
+  i64 (*in_flight)(const Plan&, const Group&, std::size_t layer);
   const char* plan_name;  ///< of plans that run so; empty = they are named by their placement
 };
 

@@ -167,6 +167,14 @@ void check_roles(const PlanOptions& options, const Strategy& strategy) {
   }
 }
 
+void check_stages(const PlanOptions& options, const Strategy& strategy) {
+  if (strategy.has_stages) return;
+  if (options.stages == 0 && options.stage_layers.empty() && options.stage_attention.empty() &&
+      options.stage_experts.empty())
+    return;
+  fail<ConfigError>("plan.stages", "strategy {} has no stages, expected pp_ep or pp_zebra", strategy.name);
+}
+
 /// `unmoved`: the plan before any expert moves.
 void check_moves(const std::vector<i64>& moved, const ModelConfig& model, const Plan& unmoved) {
   for (std::size_t l = 0; l < moved.size(); ++l) {
@@ -206,6 +214,7 @@ Plan plan_of_strategy(const Job& job, const ModelConfig& model, const Cluster& c
   }
   check_lengths(options, model);
   check_roles(options, strategy);
+  check_stages(options, strategy);
   check_devices(options, cluster);
   check_weights(options.attention_weights, "plan.attention_weights");
   check_weights(options.expert_weights, "plan.expert_weights");
@@ -218,6 +227,10 @@ Plan plan_of_strategy(const Job& job, const ModelConfig& model, const Cluster& c
   request.attention_weights = options.attention_weights;
   request.expert_weights = options.expert_weights;
   request.window = options.window;
+  request.stages = options.stages;
+  request.stage_layers = options.stage_layers;
+  request.stage_attention = options.stage_attention;
+  request.stage_experts = options.stage_experts;
   Plan plan = strategy.make(model, cluster, request);
   if (!options.experts_moved.empty()) {
     check_moves(options.experts_moved, model, plan);
@@ -297,6 +310,10 @@ Job job_of_strategy(const Job& job, const std::string& strategy, const std::vect
   DeviceUse widest = use;
   for (const std::string& other : compared) widest = std::max(widest, find_strategy(other).use);
   PlanOptions& plan = own.plan;
+  if (!find_strategy(strategy).has_stages) {
+    plan.stages = 0;
+    plan.stage_layers.clear(), plan.stage_attention.clear(), plan.stage_experts.clear();
+  }
   if (use == widest || !plan.file.empty()) return own;
   check_devices(plan, cluster);
   const Roles roles = roles_of(widest, cluster, {plan.attention, plan.experts});

@@ -96,6 +96,8 @@ struct PlanOptions {
   std::vector<double> attention_weights, expert_weights;
   std::vector<i64> experts_moved;
   i32 window = -1;
+  i64 stages = 0;
+  std::vector<i64> stage_layers, stage_attention, stage_experts;
   i32 chunks = 1;
   i32 combine_lag = 0;
   QueueBinding queue_binding = QueueBinding::kDirection;
@@ -114,7 +116,17 @@ struct PlanOptions {
       between(1e-30, 1e30));
     v("experts_moved", experts_moved,
       "per layer: experts that each expert device gives to attention devices (Asym-EA)", at_least(0));
-    v("window", window, "microbatches in flight; 0 = all, -1 = the strategy's own", at_least(-1));
+    v("window", window,
+      "microbatches in flight, in a pipeline those that go through a stage together; 0 = all, -1 = the "
+      "strategy's own",
+      at_least(-1));
+    v("stages", stages, "of a pipeline (pp_ep, pp_zebra); 0 = as many as the lists below have, else two",
+      at_least(0));
+    v("stage_layers", stage_layers, "per stage: layers; empty = by the number of its devices", at_least(1));
+    v("stage_attention", stage_attention, "per stage: devices with attention; empty = equally many",
+      at_least(1));
+    v("stage_experts", stage_experts, "per stage: devices with experts (pp_zebra); empty = equally many",
+      at_least(1));
     v("chunks", chunks, "partition degree: parts in which a layer is dispatched", between(1, 64));
     v("combine_lag", combine_lag, "dispatches between a dispatch and its combine on a shared queue",
       at_least(0));

@@ -61,7 +61,10 @@ Job with_own_strategy(const Job& job, const Plan& before, const Cluster& cluster
   changed.plan.experts = roles.experts;
   changed.plan.attention_weights.clear();
   changed.plan.expert_weights.clear();
-  changed.plan.experts_moved.clear();  // they were chosen for other numbers of devices
+  changed.plan.experts_moved.clear();  // they were chosen for other numbers of devices, as were stages
+  changed.plan.stage_layers.clear();
+  changed.plan.stage_attention.clear();
+  changed.plan.stage_experts.clear();
   return changed;
 }
 

@@ -107,6 +107,13 @@ StrategyRequest small_request() {
   return request;
 }
 
+/// The first stage has all that the others can spare.
+std::vector<i64> uneven(i64 total, i64 stages) {
+  std::vector<i64> parts(static_cast<std::size_t>(stages), 1);
+  parts.front() = total - stages + 1;
+  return parts;
+}
+
 class EveryModel : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(EveryModel, EveryStrategyOnTwoToEightDevices) {
@@ -236,6 +243,42 @@ TEST(Equivalence, TunedPlansOfTheComparedSystems) {
   EXPECT_EQ(coverage.runs, 5);
   EXPECT_EQ(systems.back().second.plan.order, OrderPolicy::kOneFOneB);
   EXPECT_GT(systems.back().second.plan.groups.size(), 1U);  // data parallel over pipelines
+}
+
+/// Pipelines whose stages have expert parallelism or zebra inside: 2 and 3 stages, equal and not, one after
+/// another and in windows, on one, two and three types.
+TEST(Equivalence, StagesOfSeveralDevices) {
+  ModelConfig model = tiny_mixtral();
+  model.num_layers = 4;
+  model.dense_layer.assign(4, false);
+  Coverage coverage;
+  for (const i32 types : {1, 2, 3}) {
+    const Cluster cluster = make_cluster(8, types);
+    for (const char* strategy : {"pp_ep", "pp_zebra"}) {
+      for (int i = 0; i < 2 * 2 * 3; ++i) {
+        StrategyRequest request = small_request();
+        request.sequences = 6, request.microbatches = 4;
+        request.stages = 2 + i % 2;
+        request.window = 1 + i / 4;
+        if (i / 2 % 2 == 1)
+          request.stage_layers = request.stages == 2 ? std::vector<i64>{3, 1} : std::vector<i64>{1, 2, 1};
+        const Roles roles = roles_of(find_strategy(strategy).use, cluster, {});
+        if (i / 2 % 2 == 1)
+          request.stage_attention = uneven(static_cast<i64>(roles.attention.size()), request.stages);
+        if (static_cast<i64>(std::min(roles.attention.size(), roles.experts.size())) < request.stages)
+          continue;
+        Plan plan = find_strategy(strategy).make(model, cluster, request);
+        plan.recompute = static_cast<Recompute>(i % 3);
+        plan.shard_optimizer = i % 2 == 0;
+        use_fp64(plan);
+        const Comparison c = run_and_compare(model, cluster, plan, step_options(model), coverage);
+        EXPECT_LE(c.max(), kTolerance) << strategy << " " << i << " on " << types << " types: loss " << c.loss
+                                       << ", gradient " << c.gradient << " of " << c.worst;
+      }
+    }
+  }
+  EXPECT_GE(coverage.runs, 60);
+  EXPECT_GT(coverage.three_types, 0);
 }
 
 TEST(Equivalence, ExpertThatIsNeverChosenHasZeroGradientOnEveryReplica) {

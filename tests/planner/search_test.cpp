@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include "hetermoe/plan/migration.h"
 #include "hetermoe/planner/advice.h"
 #include "hetermoe/planner/memory_estimate.h"
 #include "hetermoe/planner/planner.h"
@@ -81,6 +82,33 @@ TEST(Search, ShardsTheOptimizerWhereNothingFitsOtherwise) {
   EXPECT_NE(overfilled_device(estimate_memory(whole, request.model), request.cluster), "");
   const auto is_ep = [](const Candidate& c) { return c.name.starts_with("ep on") && c.infeasible.empty(); };
   EXPECT_TRUE(std::any_of(result.tried.begin(), result.tried.end(), is_ep)) << "plain expert parallelism";
+}
+
+/// 236 billion parameters, of which 13 billion are on every device with attention: stages have some layers of
+/// them.
+TEST(Search, StagesOfGroupsHoldWhatNoGroupCan) {
+  PlanRequest request = request_of(testing::nodes_of_eight({{"H100", 128}}), 256);
+  request.model = load_model("deepseek-v2");
+  const PlanResult result = find_plan(request);
+  ASSERT_TRUE(result.feasible()) << result.infeasible;
+  const Plan& plan = result.best().plan;
+  EXPECT_EQ(plan.order, OrderPolicy::kOneFOneB);
+  EXPECT_EQ(validate(plan, request.model, request.cluster), std::vector<std::string>{});
+  EXPECT_FALSE(result.best().extrapolated);
+  // Weights and gradients of 2 and 4 bytes, masters and moments of 12, which replicas share.
+  std::vector<Bytes> tally(request.cluster.devices.size(), 0);
+  const Holders held = holders(plan, request.model);
+  const std::vector<Unit> all = units(request.model);
+  for (std::size_t u = 0; u < all.size(); ++u) {
+    const Bytes each = 6 + 12 / static_cast<double>(plan.shard_optimizer ? held[u].size() : 1);
+    EXPECT_FALSE(held[u].empty()) << to_string(all[u]);
+    for (const DeviceId d : held[u])
+      tally[static_cast<std::size_t>(d)] += each * static_cast<double>(num_parameters(request.model, all[u]));
+  }
+  for (std::size_t d = 0; d < tally.size(); ++d) {
+    EXPECT_LE(tally[d], result.best().memory[d]) << d;
+    EXPECT_LE(result.best().memory[d], usable_memory(request.cluster.types[0])) << d;
+  }
 }
 
 TEST(Advice, SaysWhichPartDoesNotFit) {

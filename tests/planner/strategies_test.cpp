@@ -137,5 +137,59 @@ TEST(Strategies, ImpossibleRequestsSayWhy) {
   EXPECT_TRUE(test::has_text(error("zebr", make_cluster({2}), request(2, 2)), "Did you mean \"zebra\"?"));
 }
 
+/// [layer] devices with attention.
+std::vector<std::vector<DeviceId>> attention_of(const Plan& plan) {
+  std::vector<std::vector<DeviceId>> all;
+  for (const LayerPlacement& layer : plan.groups[0].layers) {
+    all.emplace_back();
+    for (const Share& share : layer.attention[0]) all.back().push_back(share.device);
+  }
+  return all;
+}
+
+TEST(Stages, AreRunsOfLayersOnDevicesOfTheirOwn) {
+  const Cluster cluster = make_cluster({6}, 2);
+  const ModelConfig model = make_model({.num_layers = 5, .num_experts = 4});
+  StrategyRequest r = request(8, 4);
+  r.stages = 3;
+  const Plan ep = find_strategy("pp_ep").make(model, cluster, r);
+  EXPECT_TRUE(no_faults(validate(ep, model, cluster)));
+  EXPECT_EQ(ep.order, OrderPolicy::kOneFOneB);
+  using Devices = std::vector<std::vector<DeviceId>>;
+  EXPECT_EQ(attention_of(ep), (Devices{{0, 1}, {0, 1}, {2, 3}, {2, 3}, {4, 5}}));
+  EXPECT_EQ(num_owned(ep, 2, 2), 2);
+  EXPECT_EQ(num_owned(ep, 2, 0), 0) << "experts are with their stage";
+  r.stages = 0;
+  r.stage_layers = {1, 4}, r.stage_attention = {1, 2}, r.stage_experts = {2, 1};
+  const Plan zebra = find_strategy("pp_zebra").make(model, cluster, r);  // odd devices compute attention
+  EXPECT_TRUE(no_faults(validate(zebra, model, cluster)));
+  EXPECT_EQ(zebra.window, 2);
+  EXPECT_EQ(attention_of(zebra), (Devices{{1}, {3, 5}, {3, 5}, {3, 5}, {3, 5}}));
+  EXPECT_EQ(num_owned(zebra, 0, 0), 2);
+  EXPECT_EQ(num_owned(zebra, 4, 4), 4);
+}
+
+TEST(Stages, ThatCannotBeAreRefused) {
+  const Cluster cluster = make_cluster({4}, 2);
+  const ModelConfig model = make_model({.num_layers = 3});
+  const auto error = [&](auto change) {
+    StrategyRequest r = request(8, 4);
+    change(r);
+    return error_of<ConfigError>([&] { find_strategy("pp_zebra").make(model, cluster, r); });
+  };
+  EXPECT_EQ(
+      error([](StrategyRequest& r) { r.stages = 3; }),
+      "[strategy pp_zebra] 2 devices with attention are too few for 3 stages, each needs one: ask for fewer");
+  EXPECT_EQ(error([](StrategyRequest& r) {
+              r.stage_layers = {1, 1};
+            }),
+            "[strategy pp_zebra] got 1, 1 for the layers, expected 2 numbers from 1 on that add up to 3");
+  EXPECT_EQ(error([](StrategyRequest& r) {
+              r.stage_experts = {2, 0};
+            }),
+            "[strategy pp_zebra] got 2, 0 for the devices with experts, expected 2 numbers from 1 on that "
+            "add up to 2");
+}
+
 }  // namespace
 }  // namespace hetermoe

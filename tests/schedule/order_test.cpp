@@ -206,6 +206,25 @@ TEST(OrderOneFOneB, LastStageRunsBackwardAtOnce) {
                "attention.F l1 m1, experts.F l1 m1, head.F m1, experts.B l1 m1, attention.B l1 m1, update"));
 }
 
+/// A window goes through a stage layer by layer, all of it forward before any of it backward.
+TEST(OrderOneFOneB, AWindowOfMicrobatchesGoesThroughAStageTogether) {
+  const ModelConfig model = make_model({});
+  Plan plan = pipeline(model, 3);
+  plan.window = 2;
+  const Schedule s = build_schedule(plan, model);
+  EXPECT_TRUE(no_faults(validate(s, plan, model)));
+  EXPECT_TRUE(has_text(
+      lane_text(s, 1, Queue::kCompute),
+      "attention.F l1 m0, attention.F l1 m1, experts.F l1 m0, experts.F l1 m1, head.F m0, head.F m1, "
+      "experts.B l1 m0, experts.B l1 m1, attention.B l1 m0, attention.B l1 m1, attention.F l1 m2"));
+  EXPECT_EQ(lane_text(s, 1, Queue::kMove),
+            "move.F l1 m0, move.F l1 m1, move.F l1 m2, move.B l1 m0, move.B l1 m1, move.B l1 m2");
+  plan.window = 1;
+  const Schedule one = build_schedule(plan, model);
+  plan.window = 0;
+  EXPECT_EQ(hash(build_schedule(plan, model)), hash(one));
+}
+
 TEST(OrderExplicit, TextOfAScheduleGivesTheSameSchedule) {
   const ModelConfig model = make_model({});
   Plan plan = make_zebra_plan(model, make_cluster({2, 2}), {2, 2, 2, {0, 1}});
