@@ -162,13 +162,16 @@ std::vector<T> slice(const std::vector<T>& all, i64 begin, i64 count) {
   return {all.begin() + begin, all.begin() + begin + count};
 }
 
+[[noreturn]] void refuse(const std::string& where, i64 got, const std::string& what, i64 stages) {
+  fail<ConfigError>(where, "{} {} are too few for {} stages, each needs one: ask for fewer", got, what,
+                    stages);
+}
+
 /// Cuts `total` into stages: as asked, or by weight. Throws where a stage would get nothing.
 std::vector<i64> cut(const std::string& where, const std::string& what, const std::vector<i64>& asked,
                      i64 total, const std::vector<double>& weights) {
   const auto stages = static_cast<i64>(weights.size());
-  if (total < stages)
-    fail<ConfigError>(where, "{} {} are too few for {} stages, each needs one: ask for fewer", total, what,
-                      stages);
+  if (total < stages) refuse(where, total, what, stages);
   if (asked.empty()) {
     // Everyone has one before anyone has two.
     std::vector<i64> parts = proportional_split(total - stages, weights);
@@ -197,6 +200,7 @@ i64 asked_stages(const ModelConfig& model, const StrategyRequest& request, const
 
 std::vector<Stage> cut_stages(const std::string& where, const ModelConfig& model,
                               const StrategyRequest& request, const Roles& roles, bool apart) {
+  if (request.stages > model.num_layers) refuse(where, model.num_layers, "layers", request.stages);
   const std::vector<double> equal(idx(request.stages), 1);
   const std::vector<i64> attention = cut(where, "devices with attention", request.stage_attention,
                                          static_cast<i64>(roles.attention.size()), equal);
