@@ -180,6 +180,9 @@ TEST(Stages, ThatCannotBeAreRefused) {
   EXPECT_EQ(
       error([](StrategyRequest& r) { r.stages = 3; }),
       "[strategy pp_zebra] 2 devices with attention are too few for 3 stages, each needs one: ask for fewer");
+  EXPECT_EQ(error([](StrategyRequest& r) { r.stages = i64{1} << 60; }),
+            "[strategy pp_zebra] 3 layers are too few for 1152921504606846976 stages, each needs one: "
+            "ask for fewer");
   EXPECT_EQ(error([](StrategyRequest& r) {
               r.stage_layers = {1, 1};
             }),
