@@ -279,7 +279,9 @@ void write_checkpoint(const fs::path& folder, const CheckpointShard& shard, i64 
       write_safetensors(unfinished / part_name("model", shard.rank, shard.num_ranks), shard.model);
       write_safetensors(unfinished / part_name("optimizer", shard.rank, shard.num_ranks), shard.optimizer);
     }
-    write_synced(unfinished / shard_name(shard.rank), shard_listing(unfinished, shard).dump() + "\n");
+    // Rank 0 removes the listing as soon as it sees it, so its writer must not touch it again, not even to
+    // sync it. What the listing names is on the disk already.
+    write_text(unfinished / shard_name(shard.rank), shard_listing(unfinished, shard).dump() + "\n");
     if (shard.rank != 0) return;
     const std::vector<Json> shards = wait_for_shards(unfinished, shard.num_ranks, wait.silence);
     for (i32 r = 0; r < shard.num_ranks; ++r) fs::remove(unfinished / shard_name(r));

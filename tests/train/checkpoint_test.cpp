@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/inotify.h>
 #include <sys/resource.h>
 
 #include <fstream>
@@ -394,6 +395,35 @@ TEST(Checkpoint, SeveralRanksWriteOneFolder) {
   EXPECT_EQ(index["weight_map"]["w1"], "model-00002-of-00002.safetensors");
   EXPECT_EQ(
       SafetensorsReader(found[0].path / "model-00002-of-00002.safetensors").read("w1")[0].item<double>(), 2);
+}
+
+/// What has happened to a file of a folder, in order, as inotify tells it.
+std::vector<std::uint32_t> events_of(int watch, const std::string& name) {
+  std::vector<std::uint32_t> events;
+  alignas(inotify_event) char bytes[1 << 16];
+  for (ssize_t size; (size = ::read(watch, bytes, sizeof bytes)) > 0;) {
+    for (const char* at = bytes; at < bytes + size;) {
+      const auto* event = reinterpret_cast<const inotify_event*>(at);
+      if (event->len > 0 && name == event->name) events.push_back(event->mask);
+      at += sizeof(inotify_event) + event->len;
+    }
+  }
+  return events;
+}
+
+/// Rank 0 takes a rank's listing away the moment it appears: the rank that wrote it must be done with it.
+TEST(Checkpoint, AListingIsNotTouchedAfterItIsSeen) {
+  const WorkFolder folder;
+  CheckpointShard shard;
+  shard.rank = 1, shard.num_ranks = 2, shard.attempt = "a";
+  shard.model = {{"w", at::ones({4})}};
+  const std::string unfinished = folder / ".step-00000000.a.unfinished";
+  fs::create_directories(unfinished);
+  const int watch = ::inotify_init1(IN_NONBLOCK);
+  ASSERT_GE(::inotify_add_watch(watch, unfinished.c_str(), IN_ALL_EVENTS), 0);
+  write_checkpoint(folder.path(), shard, 1);
+  EXPECT_EQ(events_of(watch, "shard-00002.json"), std::vector<std::uint32_t>{IN_MOVED_TO});
+  ::close(watch);
 }
 
 }  // namespace
