@@ -15,7 +15,7 @@ struct Options {
   std::string model = "mixtral-8x7b", cluster = "o1", output, dtype = "fp16";
   i64 seq_len = 4096, sequences = 0, tokens = 0, max_microbatches = PlanLimits().max_microbatches;
   std::vector<DeviceId> idle;
-  bool shard_optimizer = true, json = false;
+  bool shard_optimizer = true, offload = true, json = false;
 };
 
 PlanRequest make_request(const Options& options) {
@@ -28,6 +28,7 @@ PlanRequest make_request(const Options& options) {
   request.dtype = parse_dtype(options.dtype);
   request.limits.max_microbatches = options.max_microbatches;
   request.limits.shard_optimizer = options.shard_optimizer;
+  request.limits.offload = options.offload;
   request.limits.idle = options.idle;
   for (const DeviceId device : options.idle) {
     if (device < 0 || device >= request.cluster.num_devices()) {
@@ -122,6 +123,8 @@ std::function<int()> make_plan(Flags& flags) {
   flags.add_flag(
       "!--no-shard-optimizer", options->shard_optimizer,
       "every replica keeps all of the optimizer's state: such plans can follow each other in a run");
+  flags.add_flag("!--no-offload", options->offload,
+                 "no plan uses main memory, even where the cluster has hosts and nothing fits without");
   flags.add_option("-o,--output", options->output, "write the best plan to this file")->is_output();
   flags.add_flag("--json", options->json, "print all plans and figures as JSON");
   return [options] { return plan(*options); };

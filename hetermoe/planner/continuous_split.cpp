@@ -53,7 +53,7 @@ class PartMaker {
     part.most = std::ceil(quota / times - 1e-9);
     if (part.attention) add_attention(part);
     part.unit_s = times * rates_.experts(cls, copies_, 1, sketch_.recompute).sum();
-    part.unit = real(rates_.counts().expert) * state_bytes(groups_) +
+    part.unit = real(rates_.counts().expert) * state_bytes(UnitPart::kExperts, groups_) +
                 in_flight(sketch_, group_) * most_copies_ * expert_saved_bytes(model_, options_);
     // The op on the experts of one layer, which may be one more than the mean.
     const Bytes op = most_copies_ * working_set();
@@ -73,7 +73,10 @@ class PartMaker {
          rates_.head(part.cls, in_one));
     const double tokens = part.most * real(rates_.request().seq_len);
     const i64 moe = first_moe();
-    part.fixed = rates_.attention_parameters() * state_bytes(groups_ * real(sum_of(group_.attention)));
+    const double replicas = groups_ * real(sum_of(group_.attention));
+    const double ends = real(rates_.counts().embedding + rates_.counts().head);
+    part.fixed = ends * state_bytes(UnitPart::kEmbed, replicas) +
+                 (rates_.attention_parameters() - ends) * state_bytes(UnitPart::kAttention, replicas);
     part.fixed += in_flight(sketch_, group_) * tokens *
                   (real(model_.num_layers) * attention_saved_bytes(model_, moe, options_) +
                    row_bytes(model_, element_));
@@ -82,8 +85,8 @@ class PartMaker {
     part.fixed += tokens * std::max(attention, head_work_bytes(model_, element_));
   }
   /// Of a parameter on so many devices.
-  Bytes state_bytes(double replicas) const {
-    return state_bytes_per_parameter(element_).total(sketch_.shard_optimizer ? replicas : 1);
+  Bytes state_bytes(UnitPart part, double replicas) const {
+    return rates_.state_bytes(part, sketch_.shard_optimizer ? replicas : 1);
   }
   Bytes working_set() const {
     return expert_work_bytes(model_, element_) * 1.5 / sketch_.chunks + 3 * row_bytes(model_, element_);

@@ -8,6 +8,7 @@
 #include "hetermoe/base/hash.h"
 #include "hetermoe/base/index.h"
 #include "hetermoe/planner/explain.h"
+#include "hetermoe/planner/host_use.h"
 #include "hetermoe/planner/lane_bound.h"
 #include "hetermoe/planner/memory_estimate.h"
 #include "hetermoe/planner/plan_key.h"
@@ -64,11 +65,12 @@ std::optional<i64> Evaluator::known(u64 key, const Plan& plan, const std::vector
   if (current_ >= 0 && lane_bound(rates_, plan) >= step_of(current_)) return -1;
   seen_[key] = -1;
   budget_ -= num_entries(plan) / kEntriesPerVisit;
-  if (!fits(estimate_memory(plan, request_.model, times))) return -1;
+  if (!fits(estimate_memory(plan, request_.model, times)) || !fits_hosts(plan)) return -1;
   return {};
 }
 
 i64 Evaluator::evaluate(Plan plan, const Sketch* sketch) {
+  keep_on_hosts(request_, plan);
   const u64 key = key_of(plan);
   if (const std::optional<i64> index = known(key, plan)) return *index;
   EvaluatedPlan next;
@@ -84,6 +86,7 @@ i64 Evaluator::evaluate(const Sketch& sketch, double squeeze) {
   kinds.window = sketch.window, kinds.chunks = sketch.chunks;
   kinds.shard_optimizer = sketch.shard_optimizer;
   kinds.groups = realize_kinds(rates_, sketch, squeeze);
+  keep_on_hosts(request_, kinds);
   Fnv hash;
   hash.add(key_of(kinds));
   for (const SketchGroup& group : sketch.groups) hash.add(group.first.size()).add(group.sequences);
@@ -155,6 +158,12 @@ bool Evaluator::fits(const std::vector<Bytes>& memory) {
   std::vector<Bytes> with_reserve = memory;
   for (Bytes& bytes : with_reserve) bytes += bytes > 0 ? request_.limits.memory_reserve : 0;
   const std::string over = overfilled_device(with_reserve, request_.cluster);
+  if (!over.empty()) last_overfill_ = over;
+  return over.empty();
+}
+
+bool Evaluator::fits_hosts(const Plan& plan) {
+  const std::string over = overfilled_host(plan, request_.model, request_.cluster);
   if (!over.empty()) last_overfill_ = over;
   return over.empty();
 }

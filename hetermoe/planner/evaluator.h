@@ -84,6 +84,7 @@ class Evaluator {
   i64 keep(u64 key, EvaluatedPlan& next, const Plan& simulated, std::optional<Prediction> prediction,
            i64 work);
   bool fits(const std::vector<Bytes>& memory);
+  bool fits_hosts(const Plan& plan);
   void set_prediction(Candidate& candidate, const Plan& plan, Prediction prediction) const;
   i64 add(EvaluatedPlan plan);
 

@@ -69,16 +69,19 @@ class GroupMemory {
   }
 
   void add_to(std::vector<Bytes>& memory) {
-    for_sources(group_.embed, [&](Use& use, double) { use.add(counts_.embedding, replicas_.embed); });
+    for_sources(group_.embed, [&](Use& use, double) {
+      use.add(counts_.embedding, replicas_.embed, home_of(group_, UnitPart::kEmbed, -1));
+    });
     for (std::size_t l = 0; l < group_.layers.size(); ++l) add_layer(l);
     for_sources(group_.head, [&](Use& use, double tokens) {
-      use.add(counts_.head, replicas_.head);
+      use.add(counts_.head, replicas_.head, home_of(group_, UnitPart::kHead, -1));
       use.saved += in_flight(group_.layers.size()) * tokens * row_bytes(model_, use.element);
       use.largest = std::max(use.largest, tokens * head_work_bytes(model_, use.element));
     });
     for (const DeviceId device : group_.devices) {
       const Use& use = use_[idx(device)];
-      memory[idx(device)] += use.sum + use.saved + use.largest;
+      memory[idx(device)] += use.sum + use.saved + use.largest + plan_.slots.attention * use.attention_visit +
+                             plan_.slots.experts * use.experts_visit;
     }
   }
 
@@ -87,7 +90,13 @@ class GroupMemory {
   struct Use {
     Bytes element = 2;  ///< of a number
     StateBytes state;   ///< of a parameter
-    void add(i64 parameters, double replicas) { sum += real(parameters) * state.total(replicas); }
+    /// Weights of an embedding or a head that are on the host are here all the same: a visit lasts a step.
+    void add(i64 parameters, double replicas, const Home& home) {
+      const bool updates = home.optimizer != Residence::kHost;
+      sum += real(parameters) * (updates ? state.total(replicas) : resident());
+    }
+    Bytes resident() const { return state.weights + state.gradients; }
+    Bytes attention_visit = 0, experts_visit = 0;  ///< of the layer that has most, where weights visit
     Bytes sum = 0, saved = 0, largest = 0;  ///< states, what backward starts from, working set of one op
   };
 
@@ -96,7 +105,12 @@ class GroupMemory {
     const double copies = model_.is_moe(layer) ? real(model_.top_k) : 0;
     for_sources(group_.layers[l].attention, [&](Use& use, double tokens) {
       const ActivationOptions options = options_of(use);
-      use.add(counts_.attention_part[l], replicas_.attention[l]);
+      const Home home = home_of(group_, UnitPart::kAttention, static_cast<i32>(l));
+      if (home.weights == Residence::kHost) {
+        use.attention_visit = std::max(use.attention_visit, real(counts_.attention_part[l]) * use.resident());
+      } else {
+        use.add(counts_.attention_part[l], replicas_.attention[l], home);
+      }
       use.saved += in_flight(l) * tokens * attention_saved_bytes(model_, layer, options);
       // Besides the op's own set: rows sent and returned, and the gradients of both.
       use.largest = std::max(use.largest, tokens * (attention_work_bytes(model_, layer, options) +
@@ -107,15 +121,23 @@ class GroupMemory {
 
   void add_experts(std::size_t layer) {
     const LayerOwners& experts = group_.layers[layer].experts;
+    const Home home = home_of(group_, UnitPart::kExperts, static_cast<i32>(layer));
+    const bool visits = home.weights == Residence::kHost;
+    std::vector<Bytes> visit(visits ? use_.size() : 0, 0);
     for (std::size_t e = 0; e < experts.size(); ++e) {
       for (const ExpertOwner& owner : experts[e]) {
-        use_[idx(owner.device)].add(counts_.expert, replicas_.experts[layer][e]);
+        Use& use = use_[idx(owner.device)];
+        if (visits)
+          visit[idx(owner.device)] += real(counts_.expert) * use.resident();
+        else
+          use.add(counts_.expert, replicas_.experts[layer][e], home);
         share_[idx(owner.device)] += owner.share;
       }
     }
     for (const DeviceId device : group_.devices) {
       Use& use = use_[idx(device)];
       const double share = std::exchange(share_[idx(device)], 0);
+      if (visits) use.experts_visit = std::max(use.experts_visit, visit[idx(device)]);
       if (share <= 0) continue;
       const double copies =
           real(model_.top_k) * share / real(model_.num_experts) * real(largest_microbatch() * plan_.seq_len);

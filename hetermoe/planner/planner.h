@@ -8,12 +8,18 @@
 // by the simulator alone. It needs no device.
 namespace hetermoe {
 
+/// What plans keep in the main memory of their nodes, from least to most: masters and moments of all parts;
+/// weights of experts, too; everything.
+enum class HostUse { kNone, kOptimizer, kExperts, kAll };
+
 /// Bounds on what the planner may propose and on how long it may look.
 struct PlanLimits {
-  i64 max_microbatches = 0;     ///< of a group; 0 = as many as there are sequences
-  bool shard_optimizer = true;  ///< may be proposed
-  std::vector<DeviceId> idle;   ///< devices that must stay out
-  Bytes memory_reserve = 0;     ///< per device, kept free of what usable_memory() allows
+  i64 max_microbatches = 0;           ///< of a group; 0 = as many as there are sequences
+  bool shard_optimizer = true;        ///< may be proposed
+  bool offload = true;                ///< hosts may be used where no plan fits without
+  HostUse host_use = HostUse::kNone;  ///< what every plan keeps on hosts; chosen by find_plan()
+  std::vector<DeviceId> idle;         ///< devices that must stay out
+  Bytes memory_reserve = 0;           ///< per device, kept free of what usable_memory() allows
   /// Work of all simulations together, in op-device visits (about 4 million per second on one core). Counted,
   /// not timed, so that equal requests give equal plans on every machine. 0 = chosen by the size of the
   /// cluster.

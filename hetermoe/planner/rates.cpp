@@ -6,6 +6,9 @@
 #include <tuple>
 
 #include "hetermoe/base/index.h"
+#include "hetermoe/model/op_cost.h"
+#include "hetermoe/plan/offload.h"
+#include "hetermoe/planner/host_use.h"
 #include "hetermoe/planner/memory_estimate.h"
 
 namespace hetermoe {
@@ -207,6 +210,24 @@ Seconds Rates::update(std::size_t cls, double parameters) const {
   ComputeWork w = work(OpKind::kUpdate, cls);
   w.params = parameters;
   return kept_->compute(w);
+}
+
+/// Weights that visit take room in slots alone, of which a device has as many as it has; experts and
+/// attention parts of the mean layer.
+Bytes Rates::state_bytes(UnitPart part, double replicas) const {
+  const StateBytes each = state_bytes_per_parameter(bytes_of(request_.dtype));
+  const HostUse use = request_.limits.host_use;
+  if (use == HostUse::kNone) return each.total(replicas);
+  const bool is_expert = part == UnitPart::kExperts;
+  const double layers = is_expert ? moe_layers_ : real(request_.model.num_layers);
+  const bool in_layers = is_expert || part == UnitPart::kAttention;
+  const bool visits = in_layers && (use == HostUse::kAll || (use == HostUse::kExperts && is_expert));
+  const double slots = is_expert ? VisitSlots().experts : VisitSlots().attention;
+  return (each.weights + each.gradients) * (visits ? std::min(1.0, slots / std::max(1.0, layers)) : 1);
+}
+
+void keep_on_hosts(const PlanRequest& request, Plan& plan) {
+  offload(plan, request.model, request.cluster, offload_entries(request.limits.host_use), "plan");
 }
 
 Bytes Rates::usable_memory(std::size_t cls) const {

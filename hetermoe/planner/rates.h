@@ -50,6 +50,9 @@ class Rates {
   const ParamCounts& counts() const { return counts_; }
   double moe_layers() const { return moe_layers_; }
   double attention_parameters() const { return attention_parameters_; }  ///< embedding and head included
+  /// Bytes on a device of a parameter of such a part that is on so many devices, the optimizer's state
+  /// divided over them or not.
+  Bytes state_bytes(UnitPart part, double replicas) const;
   Bytes usable_memory(std::size_t cls) const;
   /// Whether devices first..first + count - 1 of each class are on one node. [class]
   bool on_one_node(const std::vector<i64>& first, const std::vector<i64>& count) const;
@@ -72,6 +75,9 @@ class Rates {
   double moe_layers_ = 0, moe_share_ = 1;
   mutable std::map<std::pair<std::size_t, Recompute>, std::unordered_map<double, LayerCost>> attention_;
 };
+
+/// Keeps on hosts what the request's limits say.
+void keep_on_hosts(const PlanRequest& request, Plan& plan);
 
 /// A plan without placement, dtypes as requested: what the cost model needs to know of a plan.
 Plan blank_plan(const PlanRequest& request, Recompute recompute);

@@ -1,0 +1,135 @@
+#include "hetermoe/planner/host_use.h"
+
+#include <algorithm>
+#include <set>
+
+#include "hetermoe/base/index.h"
+#include "hetermoe/model/op_cost.h"
+#include "hetermoe/planner/memory_estimate.h"
+#include "hetermoe/planner/predict.h"
+
+namespace hetermoe {
+
+std::vector<std::string> offload_entries(HostUse use) {
+  switch (use) {
+    case HostUse::kNone:
+      break;
+    case HostUse::kOptimizer:
+      return {"optimizer"};
+    case HostUse::kExperts:
+      return {"optimizer", "experts.weights"};
+    case HostUse::kAll:
+      return {"all"};
+  }
+  return {};
+}
+
+bool has_hosts(const Cluster& cluster) {
+  return std::all_of(cluster.nodes.begin(), cluster.nodes.end(),
+                     [](const Node& node) { return node.host.has_value(); });
+}
+
+namespace {
+
+/// Adds up what the hosts of a plan keep.
+class HostMemory {
+ public:
+  HostMemory(const Plan& plan, const ModelConfig& model, const Cluster& cluster)
+      : plan_(plan), cluster_(cluster), counts_(count_parameters(model)), memory_(cluster.nodes.size(), 0) {}
+
+  std::vector<Bytes> run() {
+    for (std::size_t l = 0; l < plan_.groups[0].layers.size(); ++l) {
+      const auto layer = static_cast<i32>(l);
+      add(UnitPart::kAttention, layer, counts_.attention_part[l],
+          [&](const Group& group, auto& devices) { add_shares(group.layers[l].attention, devices); });
+      for (std::size_t e = 0; e < plan_.groups[0].layers[l].experts.size(); ++e) {
+        add(UnitPart::kExperts, layer, counts_.expert, [&](const Group& group, auto& devices) {
+          for (const ExpertOwner& owner : group.layers[l].experts[e]) devices.insert(owner.device);
+        });
+      }
+    }
+    add(UnitPart::kEmbed, -1, counts_.embedding,
+        [&](const Group& group, auto& devices) { add_shares(group.embed, devices); });
+    add(UnitPart::kHead, -1, counts_.head,
+        [&](const Group& group, auto& devices) { add_shares(group.head, devices); });
+    return std::move(memory_);
+  }
+
+ private:
+  static void add_shares(const Shares& shares, std::set<DeviceId>& devices) {
+    for (const ShareRow& row : shares) {
+      for (const Share& share : row) devices.insert(share.device);
+    }
+  }
+
+  template <class Holders>
+  void add(UnitPart part, i32 layer, i64 parameters, Holders holders) {
+    if (home_of(plan_.groups[0], part, layer).optimizer != Residence::kHost) return;
+    std::set<DeviceId> devices;
+    for (const Group& group : plan_.groups) holders(group, devices);
+    std::set<NodeId> nodes;
+    for (const DeviceId device : devices) {
+      if (!nodes.insert(cluster_.node_of(device)).second) continue;
+      const StateBytes each = state_bytes_per_parameter(bytes_of(plan_.dtype[idx(device)]),
+                                                        bytes_of(grad_dtype_of(plan_, device)));
+      memory_[idx(cluster_.node_of(device))] += real(parameters) * each.total(1);
+    }
+  }
+
+  const Plan& plan_;
+  const Cluster& cluster_;
+  ParamCounts counts_;
+  std::vector<Bytes> memory_;
+};
+
+/// The same plan with all on the devices, whether or not it has room there.
+Plan without_hosts(Plan plan) {
+  plan.hosts.clear();
+  for (Group& group : plan.groups) {
+    group.embed_home.reset(), group.head_home.reset();
+    for (LayerPlacement& layer : group.layers) layer.attention_home.reset(), layer.experts_home.reset();
+  }
+  return plan;
+}
+
+}  // namespace
+
+std::vector<Bytes> estimate_host_memory(const Plan& plan, const ModelConfig& model, const Cluster& cluster) {
+  return HostMemory(plan, model, cluster).run();
+}
+
+std::string overfilled_host(const Plan& plan, const ModelConfig& model, const Cluster& cluster) {
+  if (!uses_hosts(plan)) return "";
+  const std::vector<Bytes> memory = estimate_host_memory(plan, model, cluster);
+  for (std::size_t n = 0; n < memory.size(); ++n) {
+    const Node& node = cluster.nodes[n];
+    if (memory[n] <= 0 || memory[n] <= node.host->memory_bytes()) continue;
+    return fmt::format("host of {} ({:.0f} GiB) needs {:.1f} GiB", node.name, node.host->memory_gib,
+                       memory[n] / kGiB);
+  }
+  return "";
+}
+
+std::vector<std::string> explain_hosts(const PlanRequest& request, const Plan& plan,
+                                       const std::string& without) {
+  const Home attention = home_of(plan.groups[0], UnitPart::kAttention, 0);
+  const auto last = static_cast<i32>(plan.groups[0].layers.size()) - 1;
+  const Home experts = home_of(plan.groups[0], UnitPart::kExperts, last);
+  const std::string what = attention.weights == Residence::kHost ? "Weights, masters and moments of all parts"
+                           : experts.weights == Residence::kHost
+                               ? "Weights of the experts, and masters and moments of all parts,"
+                               : "Masters and moments of all parts";
+  const std::vector<Bytes> memory = estimate_host_memory(plan, request.model, request.cluster);
+  const auto fullest = std::max_element(memory.begin(), memory.end());
+  const Node& node = request.cluster.nodes[idx(fullest - memory.begin())];
+  Predictor predictor(request.model, request.cluster, request.software);
+  const Seconds step = predictor.predict(plan).step, free = predictor.predict(without_hosts(plan)).step;
+  return {fmt::format("{} live in host memory: {:.1f} of {:.0f} GiB on {}. Without that no plan fits: {}.",
+                      what, *fullest / kGiB, node.host->memory_gib, node.name, without),
+          fmt::format(
+              "Host memory costs {:.0f} % of the step: the same plan would take {:.3g} s instead of {:.3g} s "
+              "if its devices had room for everything.",
+              100 * (1 - free / step), free, step)};
+}
+
+}  // namespace hetermoe

@@ -1,0 +1,27 @@
+#pragma once
+#include <string>
+#include <vector>
+
+#include "hetermoe/planner/planner.h"
+
+namespace hetermoe {
+
+/// What plan.offload says for it.
+std::vector<std::string> offload_entries(HostUse use);
+
+/// Every node of the request's cluster has a host.
+bool has_hosts(const Cluster& cluster);
+
+/// [num_nodes] bytes of the parameters that each host keeps for a plan: weights, gradients, masters, moments,
+/// each once, however many of its devices use them.
+std::vector<Bytes> estimate_host_memory(const Plan& plan, const ModelConfig& model, const Cluster& cluster);
+
+/// The host that a plan overfills: "host of new (64 GiB) needs 80.1 GiB"; empty = the plan fits.
+std::string overfilled_host(const Plan& plan, const ModelConfig& model, const Cluster& cluster);
+
+/// What a plan that uses hosts keeps there and what that costs, in words. `without`: why no plan fits
+/// without.
+std::vector<std::string> explain_hosts(const PlanRequest& request, const Plan& plan,
+                                       const std::string& without);
+
+}  // namespace hetermoe
