@@ -17,6 +17,8 @@ using FlopsPerSecond = double;
 
 using DeviceId = i32;  ///< index of a device in its Cluster
 using NodeId = i32;    ///< index of a node in its Cluster
+/// A device, or the main memory and processor of a node (its host): hosts are numbered after all devices.
+using PlaceId = i32;
 using ExpertId = i32;  ///< index of an expert within its layer
 using OpId = i32;      ///< index of an op in its Schedule = its append number
 

@@ -25,7 +25,7 @@ struct Simulated {
   Plan plan;
   Schedule schedule;
   Timeline timeline;
-  std::vector<MemoryPeak> memory;  ///< [device]
+  std::vector<MemoryPeak> memory;  ///< [place]
   double tokens_per_s = 0;
 };
 
@@ -88,15 +88,14 @@ Json memory_json(const MemoryUse& use) {
 Json result_json(const Simulated& result, const Cluster& cluster) {
   const std::vector<double> busy = busy_share(result.timeline);
   Json devices = Json::array();
-  for (DeviceId d = 0; d < cluster.num_devices(); ++d) {
-    const auto i = static_cast<std::size_t>(d);
+  for (std::size_t i = 0; i < result.timeline.devices.size(); ++i) {
     const TimelineDevice& device = result.timeline.devices[i];
     devices.push_back({{"name", device.name},
                        {"type", device.type},
                        {"role", device.role},
                        {"busy", busy[i]},
                        {"memory_bytes", memory_json(result.memory[i].use)},
-                       {"capacity_bytes", cluster.type_of(d).memory_bytes()}});
+                       {"capacity_bytes", cluster.memory_bytes(static_cast<PlaceId>(i))}});
   }
   return {{"source", result.timeline.source},
           {"strategy", result.plan.strategy},
@@ -116,10 +115,9 @@ Json result_json(const Simulated& result, const Cluster& cluster) {
 void print_devices(const Simulated& result, const Cluster& cluster) {
   const std::vector<double> busy = busy_share(result.timeline);
   Table table({"device", "role", "busy", "memory", "state", "saved", "in flight", "work", "of", ""});
-  for (DeviceId d = 0; d < cluster.num_devices(); ++d) {
-    const auto i = static_cast<std::size_t>(d);
+  for (std::size_t i = 0; i < result.timeline.devices.size(); ++i) {
     const MemoryUse& use = result.memory[i].use;
-    const Bytes capacity = cluster.type_of(d).memory_bytes();
+    const Bytes capacity = cluster.memory_bytes(static_cast<PlaceId>(i));
     table.add_row({result.timeline.devices[i].name, result.timeline.devices[i].role, format_percent(busy[i]),
                    format_bytes(use.total()), format_bytes(use.state()), format_bytes(use.saved),
                    format_bytes(use.in_flight), format_bytes(use.workspace), format_bytes(capacity),

@@ -146,11 +146,11 @@ class ClusterBuilder {
     for (i32 i = 0; i < entry.count; ++i) {
       const bool numbered = entry.count > 1 || entry.name.empty();
       const i64 number = entry.name.empty() ? static_cast<i64>(cluster_.nodes.size()) : i;
-      add_node(numbered ? fmt::format("{}{}", name, number) : name, entry.links, devices, where);
+      add_node(numbered ? fmt::format("{}{}", name, number) : name, entry, devices, where);
     }
   }
 
-  void add_node(const std::string& name, const LinkEntry& links, std::vector<Device> devices,
+  void add_node(const std::string& name, const NodeEntry& entry, std::vector<Device> devices,
                 const std::string& where) {
     if (!node_names_.insert(name).second) {
       fail<ConfigError>(child(where, "name"),
@@ -158,7 +158,7 @@ class ClusterBuilder {
                         "appended to the name",
                         name);
     }
-    const LinkEntry& common = file_.links;
+    const LinkEntry &links = entry.links, &common = file_.links;
     const auto value = [](const std::optional<double>& own, const std::optional<double>& shared,
                           double fallback) { return own ? *own : shared.value_or(fallback); };
     Node node;
@@ -168,6 +168,7 @@ class ClusterBuilder {
     node.local = value(links.local_gb_s, common.local_gb_s, kDefaultLocalGbS) * kBytesPerGb;
     node.local_latency =
         value(links.local_latency_us, common.local_latency_us, kDefaultLocalLatencyUs) / kUsPerSecond;
+    node.host = entry.host ? entry.host : file_.host;
     for (Device& device : devices) device.node = static_cast<NodeId>(cluster_.nodes.size());
     cluster_.devices.insert(cluster_.devices.end(), devices.begin(), devices.end());
     cluster_.nodes.push_back(std::move(node));
@@ -290,6 +291,7 @@ Json to_json(const Cluster& cluster) {
     entry["latency_us"] = scaled_down(node.latency, kUsPerSecond);
     entry["local_gb_s"] = scaled_up(node.local, kBytesPerGb);
     entry["local_latency_us"] = scaled_down(node.local_latency, kUsPerSecond);
+    if (node.host) entry["host"] = write_fields(*node.host);
     out["nodes"].push_back(std::move(entry));
   }
   return out;
@@ -305,8 +307,15 @@ std::vector<DeviceId> Cluster::devices_of_type(i32 type) const {
   return out;
 }
 
-std::string Cluster::device_name(DeviceId device) const {
-  return fmt::format("{}#{}", type_of(device).name, device);
+Bytes Cluster::memory_bytes(PlaceId place) const {
+  if (place < num_devices()) return type_of(place).memory_bytes();
+  const std::optional<NodeHost>& host = nodes[idx(node_of(place))].host;
+  return host ? host->memory_bytes() : 0;
+}
+
+std::string Cluster::device_name(PlaceId place) const {
+  if (place >= num_devices()) return "host of " + nodes[idx(node_of(place))].name;
+  return fmt::format("{}#{}", type_of(place).name, place);
 }
 
 }  // namespace hetermoe

@@ -1,4 +1,5 @@
 #pragma once
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -76,6 +77,29 @@ struct Device {
   double speed = 1;  ///< factor on its type's speed; a slow card has less than 1
 };
 
+/// Main memory and processor of a machine, which may keep and update what devices have no room for.
+/// configs/clusters and docs/offload.md; the defaults are those of a server with PCIe 4.0 x16.
+struct NodeHost {
+  double memory_gib = 0;         ///< main memory that training may use
+  double memory_gb_s = 100;      ///< its bandwidth, 1e9 bytes per second
+  double fp32_tflops = 1;        ///< of all cores, for the optimizer
+  double link_gb_s = 32;         ///< between it and one device, per direction
+  double shared_link_gb_s = 64;  ///< of all its devices together, per direction
+  double link_latency_us = 10;   ///< of one copy
+
+  Bytes memory_bytes() const { return memory_gib * 1024 * 1024 * 1024; }
+  bool operator==(const NodeHost&) const = default;
+  template <class V>
+  void fields(V& v) {
+    v("memory_gib", memory_gib, "main memory that training may use, GiB", above(0));
+    v("memory_gb_s", memory_gb_s, "bandwidth of main memory, GB/s", above(0));
+    v("fp32_tflops", fp32_tflops, "fp32 peak of all cores, TFLOP/s", above(0));
+    v("link_gb_s", link_gb_s, "link between the host and one device, GB/s per direction", above(0));
+    v("shared_link_gb_s", shared_link_gb_s, "links of all devices together, GB/s per direction", above(0));
+    v("link_latency_us", link_latency_us, "latency of a copy between host and device, us", at_least(0));
+  }
+};
+
 /// A machine: its devices share one network port (uplink and downlink, each with the full bandwidth).
 struct Node {
   std::string name;
@@ -83,6 +107,7 @@ struct Node {
   Seconds latency = 0;         ///< of a message to another node
   BytesPerSecond local = 0;    ///< between devices of the node, per device and direction
   Seconds local_latency = 0;
+  std::optional<NodeHost> host = {};  ///< none: its main memory is not used
 };
 
 struct Cluster {
@@ -92,11 +117,20 @@ struct Cluster {
   std::vector<Node> nodes;
 
   i32 num_devices() const { return static_cast<i32>(devices.size()); }
+  NodeId node_of(PlaceId place) const {
+    return place < num_devices() ? devices[static_cast<std::size_t>(place)].node : place - num_devices();
+  }
+  /// Of a device, or of a host whose node has one; 0 = the node has none.
+  Bytes memory_bytes(PlaceId place) const;
+  /// Of a place that is a host; its node must have one.
+  const NodeHost& host_of(PlaceId place) const {
+    return *nodes[static_cast<std::size_t>(node_of(place))].host;
+  }
   const DeviceType& type_of(DeviceId device) const {
     return types[static_cast<std::size_t>(devices[static_cast<std::size_t>(device)].type)];
   }
   std::vector<DeviceId> devices_of_type(i32 type) const;
-  std::string device_name(DeviceId device) const;  ///< "V100#3": type and DeviceId
+  std::string device_name(PlaceId place) const;  ///< "V100#3": type and DeviceId; "host of node0"
 };
 
 /// A name of configs/clusters (o1, demo, ...), a YAML file or a hostfile (hostfile.h). Throws ConfigError.

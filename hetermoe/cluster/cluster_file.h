@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "hetermoe/base/fields.h"
+#include "hetermoe/cluster/cluster.h"
 
 // The cluster file as a person writes it. Names of types are looked up and counts are unfolded later.
 namespace hetermoe {
@@ -64,11 +65,13 @@ struct NodeEntry {
   i32 count = 1;
   std::vector<RawEntry> devices;
   LinkEntry links;
+  std::optional<NodeHost> host;
   template <class V>
   void fields(V& v) {
     v("name", name, "name of the node; with a count above 1 its number is appended");
     v("count", count, "equal nodes", between(1, 65536));
     v("devices", devices, "list of \"A40\", \"A40 x2\" or {type, count, speed}");
+    v("host", host, "main memory that devices may use, and the links to it: {memory_gib, link_gb_s, ...}");
     links.fields(v);
   }
 };
@@ -76,12 +79,14 @@ struct NodeEntry {
 struct ClusterFile {
   std::string name;
   LinkEntry links;
+  std::optional<NodeHost> host;
   std::vector<RawEntry> device_types;
   std::vector<NodeEntry> nodes;
   template <class V>
   void fields(V& v) {
     v("name", name, "name of the cluster");
     links.fields(v);
+    v("host", host, "host of the nodes that do not describe their own");
     v("device_types", device_types,
       "types of this file's own, or catalogue types with other figures: {name, like, figures...}");
     v("nodes", nodes, "nodes in order; devices are numbered node by node");

@@ -6,6 +6,10 @@
 
 namespace hetermoe {
 
+i32 num_ports(const Cluster& cluster) {
+  return 5 * static_cast<i32>(cluster.nodes.size()) + 4 * cluster.num_devices();
+}
+
 Seconds TransferCost::seconds() const {
   Seconds busiest = 0;
   for (const PortLoad& load : loads) busiest = std::max(busiest, load.seconds);
@@ -89,7 +93,8 @@ double WorkModel::optimizer_parts(i32 state) const {
 
 Bytes WorkModel::gradient_part(i32 state) const {
   const std::vector<DeviceId>& devices = placement_.states()[idx(state)].devices;
-  return bytes_of(grad_dtype_of(placement_.plan(), devices[0])) * state_params(state) / real(devices.size());
+  return bytes_of(grad_dtype_of(placement_.plan(), devices[0])) * state_params(state) /
+         real(placement_.states()[idx(state)].reducers().size());
 }
 
 Bytes WorkModel::gathered_part(i32 state) const {
@@ -142,6 +147,9 @@ std::vector<PortBytes> WorkModel::port_bytes(const Op& op, std::span<const Devic
       return all_to_all_bytes(participants, 8 * real(model_.num_experts));
     case TransferKind::kNorm:
       return all_to_all_bytes(participants, 16);  // two numbers to everybody
+    case TransferKind::kFetch:
+    case TransferKind::kStore:
+      return host_bytes(op, participants);
     case TransferKind::kMigrate:
       break;  // priced by its moves
   }
@@ -149,7 +157,23 @@ std::vector<PortBytes> WorkModel::port_bytes(const Op& op, std::span<const Devic
   return {};
 }
 
-std::size_t WorkModel::node_of(DeviceId device) const { return idx(cluster_.devices[idx(device)].node); }
+Bytes WorkModel::host_copy_bytes(const Op& op) const {
+  const Plan& plan = placement_.plan();
+  const Dtype dtype = op.kind == OpKind::kFetch ? plan.dtype[idx(op.device)] : grad_dtype_of(plan, op.device);
+  return state_params(op.state) * bytes_of(dtype);
+}
+
+std::vector<PortBytes> WorkModel::host_bytes(const Op& op, std::span<const PlaceId> participants) const {
+  std::vector<PortBytes> bytes(participants.size());
+  const bool fetches = op.kind == OpKind::kFetch;
+  for (std::size_t i = 0; i < participants.size(); ++i) {
+    const bool receives = (participants[i] == op.device) == fetches;
+    (receives ? bytes[i].host_in : bytes[i].host_out) = host_copy_bytes(op);
+  }
+  return bytes;
+}
+
+std::size_t WorkModel::node_of(PlaceId place) const { return idx(cluster_.node_of(place)); }
 
 /// Rows go from sources to owners in dispatch.F and combine.B, back in the other two.
 std::vector<PortBytes> WorkModel::exchange_bytes(const Op& op, std::span<const DeviceId> participants,

@@ -30,6 +30,7 @@ struct ComputeWork {
 struct PortBytes {
   Bytes net_out = 0, net_in = 0;      ///< to and from other nodes
   Bytes local_out = 0, local_in = 0;  ///< to and from devices of the same node
+  Bytes host_out = 0, host_in = 0;    ///< of a device to and from its host; of the host the reverse
 };
 
 struct TransferWork {
@@ -40,12 +41,15 @@ struct TransferWork {
 
 /// A transfer keeps port `port` busy for `seconds` when it has the port to itself.
 /// Ports of a cluster with N nodes: 2n = uplink and 2n+1 = downlink of node n; 2N + 2d, +1 = local out, in of
-/// device d.
+/// device d. After these, with D devices: 2N + 2D + 2d, +1 = link of device d to and from its host; then of
+/// node n 3n, +1, +2 = links of all its devices to and from the host, memory of the host.
 struct PortLoad {
   i32 port;
   Seconds seconds;
   i32 copies = 1;  ///< folded schedules: so many transfers that do the same at the same time use the port
 };
+
+i32 num_ports(const Cluster& cluster);
 
 struct TransferCost {
   Seconds latency = 0;
@@ -80,6 +84,8 @@ class WorkModel {
   /// Bytes of one device's part of the gradients of a state, and of its weights. Replicas have one dtype.
   Bytes gradient_part(i32 state) const;
   Bytes gathered_part(i32 state) const;
+  /// Bytes that a fetch or a store carries.
+  Bytes host_copy_bytes(const Op& op) const;
   /// Parameters of a state (one replica).
   double state_params(i32 state) const { return state_params_[idx(state)]; }
 
@@ -92,7 +98,8 @@ class WorkModel {
                                         const ExchangeLoad& load, bool to_owners) const;
   std::vector<PortBytes> product_bytes(const Op& op, std::span<const DeviceId> participants,
                                        const ExchangeLoad& load) const;
-  std::size_t node_of(DeviceId device) const;
+  std::vector<PortBytes> host_bytes(const Op& op, std::span<const PlaceId> participants) const;
+  std::size_t node_of(PlaceId place) const;
   std::vector<PortBytes> move_bytes(const Op& op, std::span<const DeviceId> participants) const;
   std::vector<PortBytes> all_to_all_bytes(std::span<const DeviceId> participants, Bytes each) const;
   void add(std::vector<PortBytes>& bytes, std::span<const DeviceId> participants, DeviceId from, DeviceId to,

@@ -83,6 +83,7 @@ class Finder {
   std::optional<Fold> run(FoldScope scope) {
     const bool foldable = loads_.is_uniform() && traits_of(plan_.order).treats_equals_alike;
     const bool groups = scope == FoldScope::kGroups;
+    if (uses_hosts(plan_)) return groups ? std::optional<Fold>() : fold_;
     if (groups && (!foldable || p_.balance_on() || !fold_groups())) return {};
     if (!foldable) return fold_;
     make_classes();

@@ -27,8 +27,8 @@ enum class FoldScope { kDevices, kGroups };
 /// the same types in the same order.
 std::vector<i32> alike_groups(const Plan& plan, const Cluster& cluster);
 
-/// A fold that folds nothing when there is nothing to fold, when the routing is not uniform or the order is
-/// explicit. Empty when groups cannot be folded (kGroups).
+/// A fold that folds nothing when there is nothing to fold, when the routing is not uniform, the order is
+/// explicit or the plan uses hosts. Empty when groups cannot be folded (kGroups).
 std::optional<Fold> find_fold(const Placement& placement, const Cluster& cluster, LoadTable& loads,
                               FoldScope scope);
 

@@ -231,6 +231,7 @@ TransferCost MeasuredCost::between_devices(const TransferWork& work) const {
     if (tables == nullptr || (*tables)[idx(ProfiledOp::kTransfer)][0].empty()) return cost;
     if (work.bytes[i].net_out > 0 || work.bytes[i].net_in > 0) return cost;
   }
+  if (is_host_copy(work.op)) return cost;
   const i32 local_ports = 2 * static_cast<i32>(cluster_.nodes.size());
   for (PortLoad& load : cost.loads) {
     const DeviceId device = (load.port - local_ports) / 2;

@@ -126,8 +126,7 @@ class Pricer {
 
   std::optional<OpCosts> run() {
     price_ops();
-    const PortClasses ports(transfers_,
-                            static_cast<i32>(2 * cluster_.nodes.size()) + 2 * schedule_.num_devices);
+    const PortClasses ports(transfers_, num_ports(cluster_));
     for (const Transfers& transfers : transfers_) {
       if (transfers.costs.size() > 1 && !ports.agree(transfers)) return {};
     }
@@ -136,7 +135,8 @@ class Pricer {
     out.load_begin = {0};
     out.seconds = std::move(compute_seconds_);
     out.latency.assign(out.seconds.size(), 0);
-    for (DeviceId d = 0; d < schedule_.num_devices; ++d) out.interference.push_back(cost_.interference(d));
+    for (PlaceId place = 0; place < schedule_.num_places(); ++place)
+      out.interference.push_back(cost_.interference(place));
     for (std::size_t op = 0; op < out.seconds.size(); ++op) {
       if (transfer_of_[op] >= 0) {
         const Transfers& transfers = transfers_[idx(transfer_of_[op])];
@@ -181,7 +181,8 @@ class Pricer {
   }
 
   i32 transfer_number(const Op& op) {
-    const auto [entry, fresh] = numbers_.try_emplace(key_of(op, -1), static_cast<i32>(transfers_.size()));
+    const auto [entry, fresh] =
+        numbers_.try_emplace(key_of(op, op.device), static_cast<i32>(transfers_.size()));
     if (!fresh) return entry->second;
     Transfers transfers;
     for (const Op& member : folded_into(op)) transfers.costs.push_back(transfer_cost(member));
@@ -210,6 +211,7 @@ class Pricer {
       case Participants::kOneDevice:
       case Participants::kBalanceSet:
       case Participants::kStateHolders:
+      case Participants::kWithHost:
       case Participants::kMovers:
         break;
     }

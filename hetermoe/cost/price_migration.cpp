@@ -32,7 +32,7 @@ TransferCost cost_of(const Migration& migration, const Op& op, std::span<const D
 OpCosts price(const Migration& migration, const Cluster& cluster, const CostModel& cost) {
   OpCosts out;
   out.load_begin = {0};
-  out.num_ports = 2 * static_cast<i32>(cluster.nodes.size()) + 2 * cluster.num_devices();
+  out.num_ports = num_ports(cluster);
   for (DeviceId d = 0; d < cluster.num_devices(); ++d) out.interference.push_back(cost.interference(d));
   for (OpId op = 0; op < migration.schedule.num_ops(); ++op) {
     const std::vector<DeviceId> participants = devices_of(migration.schedule.lanes_of(op));

@@ -115,7 +115,16 @@ Seconds RooflineCost::head(const ComputeWork& work) const {
   return memory + passes * (gemm + kHeadKernels * software_.kernel_launch);
 }
 
+/// AdamW of a host: its bytes through the main memory, or its operations on all cores.
+Seconds RooflineCost::host_update(const ComputeWork& work) const {
+  constexpr double kUpdateFlops = 16;  // multiplications, additions, a root and a division of one parameter
+  const NodeHost& host = cluster_.host_of(work.device);
+  return std::max(work.params * kUpdateBytes / (host.memory_gb_s * 1e9 * software_.memory_efficiency),
+                  work.params * kUpdateFlops / (host.fp32_tflops * 1e12));
+}
+
 Seconds RooflineCost::compute(const ComputeWork& work) const {
+  if (work.device >= cluster_.num_devices()) return host_update(work);
   const Rates& r = rates(work.device);
   const Seconds merge = merge_bytes(work) * r.element / r.memory;
   switch (compute_kind(work.op.kind)) {
@@ -140,33 +149,70 @@ Seconds RooflineCost::compute(const ComputeWork& work) const {
   return 0;
 }
 
+namespace {
+
+/// Numbers of ports as at PortLoad.
+struct PortNumbers {
+  explicit PortNumbers(const Cluster& cluster)
+      : local(2 * static_cast<i32>(cluster.nodes.size())),
+        host_link(local + 2 * cluster.num_devices()),
+        host(host_link + 2 * cluster.num_devices()) {}
+  i32 local, host_link, host;  // the first of each kind
+};
+
+}  // namespace
+
+BytesPerSecond RooflineCost::port_rate(i32 port) const {
+  const PortNumbers first(cluster_);
+  if (port < first.local) return cluster_.nodes[idx(port / 2)].network * software_.network_efficiency;
+  if (port < first.host_link) {
+    const NodeId node = cluster_.node_of((port - first.local) / 2);
+    return cluster_.nodes[idx(node)].local * software_.local_efficiency;
+  }
+  if (port < first.host) {
+    const NodeId node = cluster_.node_of((port - first.host_link) / 2);
+    return cluster_.nodes[idx(node)].host->link_gb_s * 1e9 * software_.link_efficiency;
+  }
+  const NodeHost& host = *cluster_.nodes[idx((port - first.host) / 3)].host;
+  const bool is_memory = (port - first.host) % 3 == 2;
+  return (is_memory ? host.memory_gb_s * software_.memory_efficiency
+                    : host.shared_link_gb_s * software_.link_efficiency) *
+         1e9;
+}
+
 TransferCost RooflineCost::transfer(const TransferWork& work) const {
   TransferCost cost;
-  std::map<i32, Bytes> ports;  // bytes through each port; of a local link the seconds follow per device
-  const i32 local_ports = 2 * static_cast<i32>(cluster_.nodes.size());
+  std::map<i32, Bytes> ports;  // bytes through each port
+  const PortNumbers first(cluster_);
+  const auto add = [&](i32 port, Bytes bytes) {
+    if (bytes > 0) ports[port] += bytes;
+  };
   for (std::size_t i = 0; i < work.participants.size(); ++i) {
-    const DeviceId device = work.participants[i];
-    const NodeId node = cluster_.devices[idx(device)].node;
+    const PlaceId place = work.participants[i];
+    const NodeId node = cluster_.node_of(place);
     const PortBytes& b = work.bytes[i];
-    if (b.net_out > 0) ports[2 * node] += b.net_out;
-    if (b.net_in > 0) ports[2 * node + 1] += b.net_in;
-    if (b.local_out > 0) ports[local_ports + 2 * device] += b.local_out;
-    if (b.local_in > 0) ports[local_ports + 2 * device + 1] += b.local_in;
+    add(2 * node, b.net_out);
+    add(2 * node + 1, b.net_in);
     const Node& at = cluster_.nodes[idx(node)];
     if (b.net_out > 0 || b.net_in > 0) cost.latency = std::max(cost.latency, at.latency);
     if (b.local_out > 0 || b.local_in > 0) cost.latency = std::max(cost.latency, at.local_latency);
+    if (b.host_out > 0 || b.host_in > 0)
+      cost.latency = std::max(cost.latency, at.host->link_latency_us * 1e-6);
+    if (place < cluster_.num_devices()) {
+      add(first.local + 2 * place, b.local_out);
+      add(first.local + 2 * place + 1, b.local_in);
+      add(first.host_link + 2 * place, b.host_out);
+      add(first.host_link + 2 * place + 1, b.host_in);
+    } else {
+      add(first.host + 3 * node, b.host_in);
+      add(first.host + 3 * node + 1, b.host_out);
+      add(first.host + 3 * node + 2, b.host_in + b.host_out);
+    }
   }
   if (ports.empty()) return cost;
-  cost.latency += software_.peer_message * real(work.participants.size() - 1);
-  for (const auto& [port, bytes] : ports) {
-    const bool local = port >= local_ports;
-    const i32 index = (local ? port - local_ports : port) / 2;
-    const NodeId node = local ? cluster_.devices[idx(index)].node : index;
-    const Node& at = cluster_.nodes[idx(node)];
-    const BytesPerSecond rate =
-        local ? at.local * software_.local_efficiency : at.network * software_.network_efficiency;
-    cost.loads.push_back({port, bytes / rate});
-  }
+  // A copy between a device and its host is started by the device alone.
+  if (!is_host_copy(work.op)) cost.latency += software_.peer_message * real(work.participants.size() - 1);
+  for (const auto& [port, bytes] : ports) cost.loads.push_back({port, bytes / port_rate(port)});
   return cost;
 }
 

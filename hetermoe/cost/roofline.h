@@ -23,6 +23,7 @@ struct SoftwareConstants {
   double network_efficiency = 0.73;  ///< of a node's port, all-to-all
   double local_efficiency = 0.7;     ///< of a link between devices of a node
   Seconds peer_message = 17e-6;      ///< per peer of a transfer
+  double link_efficiency = 0.8;      ///< of a link between a device and its host, and of the host's memory
   double interference = 0.1;         ///< share of compute speed lost while a transfer is active
   template <class V>
   void fields(V& v) {
@@ -41,6 +42,8 @@ struct SoftwareConstants {
     v("network_efficiency", network_efficiency, "all-to-all rate over port bandwidth", between(0, 1));
     v("local_efficiency", local_efficiency, "transfer rate inside a node over link bandwidth", between(0, 1));
     v("peer_message", peer_message, "seconds per peer of a transfer", at_least(0));
+    v("link_efficiency", link_efficiency, "rate of copies between device and host over link bandwidth",
+      between(0, 1));
     v("interference", interference, "share of compute speed lost during a transfer", between(0, 1));
   }
 };
@@ -55,7 +58,9 @@ class RooflineCost : public CostModel {
 
   Seconds compute(const ComputeWork& work) const override;
   TransferCost transfer(const TransferWork& work) const override;
-  double interference(DeviceId) const override { return software_.interference; }
+  double interference(PlaceId place) const override {
+    return place < cluster_.num_devices() ? software_.interference : 0;
+  }
 
  private:
   /// Rates of one device in its dtype.
@@ -80,6 +85,8 @@ class RooflineCost : public CostModel {
   Seconds with_phase(const Parts& parts, const ComputeWork& work) const;
   Seconds head(const ComputeWork& work) const;
   Seconds merge_bytes(const ComputeWork& work) const;
+  Seconds host_update(const ComputeWork& work) const;
+  BytesPerSecond port_rate(i32 port) const;
   const Rates& rates(DeviceId device) const { return rates_[static_cast<std::size_t>(device)]; }
 
   const ModelConfig& model_;

@@ -1,10 +1,29 @@
 #include "hetermoe/exec/device_runtime.h"
 
+#include "hetermoe/base/index.h"
 #include "hetermoe/exec/ops/op_functions.h"
+#include "hetermoe/schedule/residency.h"
 
 namespace hetermoe {
 
-void DeviceRuntime::compute(const Op& op) { run_compute(context_, op); }
+void DeviceRuntime::compute(const Op& op) {
+  if (const UsedPart graded = graded_part(op, context_.p); graded.any && context_.p.num_hosts() > 0)
+    context_.state.store().open_grads(
+        graded.part, graded.part == UnitPart::kHead ? context_.p.num_layers() : graded.layer);
+  run_compute(context_, op);
+}
+
+Released DeviceRuntime::take(Buffer buffer, i32 layer, i32 microbatch, i32 chunk) {
+  const auto hold = [](std::vector<at::Tensor> tensors) {
+    return std::make_shared<std::vector<at::Tensor>>(std::move(tensors));
+  };
+  ParameterStore& store = context_.state.store();
+  if (buffer == Buffer::kWeights) return hold(store.dismiss(layer));
+  const bool is_device = device() < context_.p.num_devices();
+  if (buffer == Buffer::kGrad && is_device && context_.schedule.states[idx(layer)].visits())
+    return hold(store.take_grads(layer));
+  return slots().take(buffer, layer, microbatch, chunk);
+}
 
 std::vector<Message> DeviceRuntime::pack(const TransferOp& transfer, const Op& op,
                                          std::span<const DeviceId> participants) {

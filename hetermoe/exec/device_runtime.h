@@ -37,6 +37,9 @@ class DeviceRuntime {
   /// Load of the exchange this op belongs to, known from dispatch.F on; null for ops without one.
   const ExchangeLoad* load_of(const Op& op);
   Slots& slots() { return context_.slots; }
+  /// Takes one buffer of the access table out of its place. What is returned holds its memory.
+  Released take(Buffer buffer, i32 layer, i32 microbatch, i32 chunk);
+  bool has_visitors() const { return context_.state.store().has_visitors(); }
   /// Of parameters, gradients and moments.
   i64 state_bytes() const { return context_.state.store().bytes(); }
   /// After the norm op (or after the last op, when forward only): the numbers of the whole step.

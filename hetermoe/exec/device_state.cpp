@@ -1,5 +1,7 @@
 #include "hetermoe/exec/device_state.h"
 
+#include <algorithm>
+
 namespace hetermoe {
 
 at::ScalarType scalar_type(Dtype dtype) {
@@ -17,6 +19,11 @@ at::ScalarType scalar_type(Dtype dtype) {
 }
 
 StorageOptions storage_options(const Plan& plan, DeviceId device, c10::Device where) {
+  if (device >= static_cast<DeviceId>(plan.dtype.size())) {
+    const auto user =
+        std::find(plan.hosts.begin(), plan.hosts.end(), device - static_cast<DeviceId>(plan.dtype.size()));
+    device = static_cast<DeviceId>(user - plan.hosts.begin());
+  }
   const Dtype dtype = plan.dtype[static_cast<std::size_t>(device)];
   StorageOptions options = at::TensorOptions().dtype(scalar_type(dtype)).device(where);
   options.grad = scalar_type(grad_dtype_of(plan, device));

@@ -40,7 +40,7 @@ class DeviceState {
 };
 
 at::ScalarType scalar_type(Dtype dtype);
-/// Of what `device` of a plan keeps, in memory of `where`.
-StorageOptions storage_options(const Plan& plan, DeviceId device, c10::Device where = c10::Device(at::kCPU));
+/// Of what a device or host of a plan keeps, in memory of `where`. A host has the dtype of its devices.
+StorageOptions storage_options(const Plan& plan, PlaceId device, c10::Device where = c10::Device(at::kCPU));
 
 }  // namespace hetermoe

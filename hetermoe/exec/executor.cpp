@@ -61,8 +61,13 @@ Executor::Executor(const RunContext& context, std::vector<DeviceState*> states, 
       clock_(options_.clock, options_.pace_scale),
       work_(options.emulated != nullptr ? *options.emulated : context.placement, context.model,
             context.cluster),
-      lifetimes_(make_lifetimes(context.schedule, context.placement)) {
+      lifetimes_(make_lifetimes(context.schedule, context.placement)),
+      host_links_(make_in_process_transport(context.schedule.num_places())) {
   HM_CHECK(!clock_.needs_durations() || options_.truth != nullptr, "an emulated clock needs a cost model");
+  if (options_.memory_limit > 0 && options_.memory == nullptr) {
+    own_meter_ = std::make_unique<MemoryMeter>();
+    options_.memory = own_meter_.get();
+  }
   for (DeviceState* state : states) devices_.push_back(std::make_unique<DeviceLanes>(context_, *state));
   make_lanes();
   give_turns();
@@ -106,7 +111,7 @@ void Executor::stop_lanes() {
 
 void Executor::make_lanes() {
   const Schedule& schedule = context_.schedule;
-  std::vector<DeviceLanes*> local(idx(schedule.num_devices), nullptr);
+  std::vector<DeviceLanes*> local(idx(schedule.num_places()), nullptr);
   for (std::unique_ptr<DeviceLanes>& device : devices_) {
     local[idx(device->runtime.device())] = device.get();
     device->done.resize(schedule.ops.size());
@@ -115,7 +120,7 @@ void Executor::make_lanes() {
     device->uses_left.resize(lifetimes_.epochs.size());
     device->users.resize(lifetimes_.epochs.size());
   }
-  std::vector<Lane*> by_id(idx(schedule.num_devices) * kNumQueues, nullptr);
+  std::vector<Lane*> by_id(idx(schedule.num_places()) * kNumQueues, nullptr);
   const auto on_device = [&](OpId op, DeviceId device) {
     const std::span<const LaneId> lanes = schedule.lanes_of(op);
     return std::any_of(lanes.begin(), lanes.end(), [&](LaneId lane) { return device_of(lane) == device; });
@@ -162,6 +167,7 @@ StepResult Executor::run(const StepInput& input) {
     for (std::size_t e = 0; e < lifetimes_.epochs.size(); ++e)
       device->uses_left[e] = lifetimes_.epochs[e].num_ops;
   }
+  set_memory_limits();
   {
     const std::lock_guard lock(mutex_);
     lanes_left_ = lanes_.size();
@@ -265,6 +271,7 @@ void Executor::run_op(Lane& lane, const LaneOp& item) {
   } else {
     launch(lane, item, ready);
   }
+  check_memory(lane);
   finish_op(lane, item, lane.end);
 }
 
@@ -343,19 +350,21 @@ Seconds Executor::exchange(Lane& lane, const LaneOp& item, const TransferOp& tra
   }
   const std::vector<MessageShape> expected =
       runtime.expected(transfer, op, participants, out[position(participants, runtime.device())]);
-  std::vector<Message> in = transport_.exchange({.step = input_->step,
-                                                 .op = item.op,
-                                                 .name = to_string(op),
-                                                 .self = runtime.device(),
-                                                 .participants = participants,
-                                                 .queue = static_cast<i32>(queue_of(lane.id)),
-                                                 .turn = item.turns[idx(round)],
-                                                 .expected = expected,
-                                                 .round = round},
-                                                std::move(out));
+  const bool is_copy = is_host_copy(op);
+  Transport& transport = is_copy ? *host_links_ : transport_;
+  std::vector<Message> in = transport.exchange({.step = input_->step,
+                                                .op = item.op,
+                                                .name = to_string(op),
+                                                .self = runtime.device(),
+                                                .participants = participants,
+                                                .queue = static_cast<i32>(queue_of(lane.id)),
+                                                .turn = is_copy ? 0 : item.turns[idx(round)],
+                                                .expected = expected,
+                                                .round = round},
+                                               std::move(out));
   Seconds last = ready;
   for (const Message& message : in) last = std::max(last, message.ready);
-  if (options_.memory != nullptr) copy_received(in, participants, runtime.device());
+  if (options_.memory != nullptr && !is_copy) copy_received(in, participants, runtime.device());
   runtime.check(transfer, op, participants, expected, in);
   runtime.unpack(transfer, op, participants, in);
   keep_until_read(lane, std::move(in));
@@ -369,8 +378,8 @@ void Executor::finish_op(Lane& lane, const LaneOp& item, Seconds end) {
     if (lane.stream != nullptr) device.users[idx(epoch)].push_back(device.ended[idx(item.op)]);
     if (--device.uses_left[idx(epoch)] > 0) continue;
     const Epoch& e = lifetimes_.epochs[idx(epoch)];
-    const auto take = [slots = &device.runtime.slots(), e] {
-      return slots->take(e.buffer, e.layer, e.microbatch, e.chunk);
+    const auto take = [runtime = &device.runtime, e] {
+      return runtime->take(e.buffer, e.layer, e.microbatch, e.chunk);
     };
     if (lane.stream != nullptr) {
       lane.stream->release(std::exchange(device.users[idx(epoch)], {}), take);
@@ -396,6 +405,7 @@ void Executor::poison(const std::string& where, std::exception_ptr error) {
     device->changed.notify_all();
   }
   transport_.abort(where);
+  host_links_->abort(where);
 }
 
 }  // namespace hetermoe

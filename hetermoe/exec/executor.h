@@ -31,6 +31,8 @@ struct ExecutorOptions {
   Seconds watchdog = 300;         ///< no op ended for so long = hung
   MemoryMeter* memory = nullptr;  ///< counts the tensors of each op; messages are then copied by their
                                   ///< receiver, as a network would
+  /// Bytes that a device, not a host, may hold at once, 0 = no limit; an op that needs more ends the step.
+  Bytes memory_limit = 0;
   /// Called before every op on its lane thread; tests delay or fail ops with it.
   std::function<void(const Op&, DeviceId)> before_op;
   /// Starts a lane's thread; empty = std::thread does. Tests let it fail as the system may.
@@ -153,6 +155,8 @@ class Executor {
   void wait_for_lanes();
   void report_hang(Seconds quiet);
   std::string hang_report() const;
+  void set_memory_limits();
+  void check_memory(const Lane& lane) const;
   void check_leaks() const;
   StepResult collect();
 
@@ -161,7 +165,9 @@ class Executor {
   ExecutorOptions options_;
   Clock clock_;
   WorkModel work_;
+  std::unique_ptr<MemoryMeter> own_meter_;  // where there is a limit and nobody gave a meter
   Lifetimes lifetimes_;
+  std::unique_ptr<Transport> host_links_;  // fetch and store stay in the process and take no turns
   std::vector<std::unique_ptr<DeviceLanes>> devices_;
   std::vector<std::unique_ptr<Lane>> lanes_;
   const StepInput* input_ = nullptr;

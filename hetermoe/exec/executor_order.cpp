@@ -45,7 +45,7 @@ std::vector<OpId> Executor::order_of_exchanges() const {
     if (settled[idx(id)]) return;
     settled[idx(id)] = 1;
     const Op& op = schedule.ops[idx(id)];
-    if (!is_compute(op.kind)) order.insert(order.end(), idx(num_exchanges(op) - 1), id);
+    if (!is_compute(op.kind) && !is_host_copy(op)) order.insert(order.end(), idx(num_exchanges(op) - 1), id);
   };
   const auto settle_before = [&](OpId of) {
     std::vector<OpId> open = before[idx(of)];
@@ -58,7 +58,7 @@ std::vector<OpId> Executor::order_of_exchanges() const {
     }
   };
   for (const OpId id : launches) {
-    if (is_compute(schedule.ops[idx(id)].kind)) continue;
+    if (is_compute(schedule.ops[idx(id)].kind) || is_host_copy(schedule.ops[idx(id)])) continue;
     settle_before(id);
     order.push_back(id);
   }

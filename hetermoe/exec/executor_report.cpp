@@ -13,7 +13,9 @@ namespace hetermoe {
 
 std::string Executor::hang_report() const {
   std::string text;
-  const std::vector<AwaitedMessage> awaited = transport_.awaited();
+  std::vector<AwaitedMessage> awaited = transport_.awaited();
+  const std::vector<AwaitedMessage> of_hosts = host_links_->awaited();
+  awaited.insert(awaited.end(), of_hosts.begin(), of_hosts.end());
   for (const std::unique_ptr<Lane>& lane : lanes_) {
     const std::size_t head = lane->next;
     const DeviceId device = device_of(lane->id);
@@ -50,11 +52,49 @@ std::string Executor::hang_report() const {
   return text;
 }
 
+namespace {
+
+constexpr double kGib = 1024.0 * 1024 * 1024;
+
+}  // namespace
+
+/// What is left of the limit beside what outlives the step.
+void Executor::set_memory_limits() {
+  if (options_.memory_limit <= 0) return;
+  for (const std::unique_ptr<DeviceLanes>& device : devices_) {
+    const DeviceId d = device->runtime.device();
+    if (d >= context_.schedule.num_devices) continue;
+    const auto lasting = static_cast<Bytes>(device->state_bytes);
+    if (lasting > options_.memory_limit) {
+      fail<ConfigError>(
+          "run.memory_limit_gib",
+          "device {} ({}) keeps {:.4g} GiB of weights, gradients, masters and moments, expected at most "
+          "{:.4g}. plan.offload lets them live in main memory",
+          d, context_.cluster.device_name(d), lasting / kGib, options_.memory_limit / kGib);
+    }
+    options_.memory->set_limit(d, options_.memory_limit - lasting);
+  }
+}
+
+void Executor::check_memory(const Lane& lane) const {
+  if (options_.memory_limit <= 0 || lane.device->runtime.device() >= context_.schedule.num_devices) return;
+  const MemoryMeter::Excess excess = options_.memory->excess(lane.device->runtime.device());
+  if (excess.op < 0) return;
+  fail<DeviceError>("run.memory_limit_gib",
+                    "{} needs {:.4g} GiB beside {:.4g} GiB that last, expected at most {:.4g} in all. "
+                    "Smaller microbatches or plan.offload take less",
+                    to_string(context_.schedule.ops[idx(excess.op)]), excess.bytes / kGib,
+                    static_cast<Bytes>(lane.device->state_bytes) / kGib, options_.memory_limit / kGib);
+}
+
 void Executor::check_leaks() const {
   for (const std::unique_ptr<DeviceLanes>& device : devices_) {
     const std::vector<std::string> held = device->runtime.slots().held();
     HM_CHECK(held.empty(), "device {} still holds {} buffers after the step, the first is {}",
              device->runtime.device(), held.size(), held[0]);
+    HM_CHECK(!device->runtime.has_visitors(),
+             "device {} still holds weights or gradients of a visit after the step",
+             device->runtime.device());
     if (context_.migration != nullptr) continue;  // which changes what devices hold
     const i64 bytes = device->runtime.state_bytes();
     HM_CHECK(bytes == device->state_bytes,
@@ -100,7 +140,7 @@ Timeline Executor::timeline() const {
 std::vector<DeviceWork> Executor::device_work() const {
   std::vector<DeviceWork> all;
   for (const std::unique_ptr<Lane>& lane : lanes_) {
-    if (queue_of(lane->id) == Queue::kCompute)
+    if (queue_of(lane->id) == Queue::kCompute && device_of(lane->id) < context_.schedule.num_devices)
       all.push_back({device_of(lane->id), lane->busy, lane->nominal});
   }
   return all;
@@ -112,6 +152,7 @@ RecordedRouting Executor::recorded_routing() const {
     if (op.kind != OpKind::kDispatch || op.phase != Phase::kForward) continue;
     for (const std::unique_ptr<DeviceLanes>& device : devices_) {
       const DeviceId d = device->runtime.device();
+      if (d >= context_.schedule.num_devices) continue;
       if (!context_.placement.is_source(op.group, op.layer, op.microbatch, d) &&
           !context_.placement.is_owner(op.group, op.layer, d)) {
         continue;

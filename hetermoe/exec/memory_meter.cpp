@@ -21,6 +21,20 @@ struct MemoryMeter::Ledger {
   mutable std::mutex mutex;
   std::unordered_map<void*, Block> blocks;
   std::map<std::pair<OpId, DeviceId>, OpBytes> records;
+  struct Limit {
+    Bytes most;
+    Bytes now = 0;
+    Excess excess = {};
+  };
+  std::map<DeviceId, Limit> limits;
+
+  void change(DeviceId device, OpId op, Bytes bytes) {
+    const auto found = limits.find(device);
+    if (found == limits.end()) return;
+    Limit& limit = found->second;
+    limit.now += bytes;
+    if (limit.now > limit.most && limit.excess.op < 0) limit.excess = {op, limit.now};
+  }
 
   void report(void* block, i64 size, OpId op, DeviceId device) {
     const std::lock_guard lock(mutex);
@@ -30,11 +44,13 @@ struct MemoryMeter::Ledger {
       OpBytes& record = records[{op, device}];
       record.left += bytes;
       record.peak = std::max(record.peak, record.left);
+      change(device, op, bytes);
       return;
     }
     const auto found = blocks.find(block);
     if (found == blocks.end()) return;
     records[{op, found->second.device}].left -= found->second.bytes;
+    change(found->second.device, op, -found->second.bytes);
     blocks.erase(found);
   }
 };
@@ -74,6 +90,19 @@ void MemoryMeter::forget() {
   const std::lock_guard lock(ledger_->mutex);
   ledger_->records.clear();
   ledger_->blocks.clear();
+}
+
+void MemoryMeter::set_limit(DeviceId device, Bytes most) {
+  const std::lock_guard lock(ledger_->mutex);
+  Ledger::Limit limit{.most = most};
+  for (const auto& [address, block] : ledger_->blocks) limit.now += block.device == device ? block.bytes : 0;
+  ledger_->limits[device] = limit;
+}
+
+MemoryMeter::Excess MemoryMeter::excess(DeviceId device) const {
+  const std::lock_guard lock(ledger_->mutex);
+  const auto found = ledger_->limits.find(device);
+  return found == ledger_->limits.end() ? Excess{} : found->second.excess;
 }
 
 MemoryMeter::OpBytes MemoryMeter::of(OpId op, DeviceId device) const {

@@ -50,6 +50,15 @@ class MemoryMeter {
   /// Of all blocks that watched threads have allocated and not freed.
   Bytes alive() const;
 
+  /// From now on the device may have so many bytes of watched blocks at once.
+  void set_limit(DeviceId device, Bytes most);
+  /// The first op that had more, and how much; op -1 = none had.
+  struct Excess {
+    OpId op = -1;
+    Bytes bytes = 0;
+  };
+  Excess excess(DeviceId device) const;
+
   /// [num_devices] most bytes at any moment of a step whose ops ran at the times of the timeline.
   std::vector<Bytes> peaks(const Timeline& timeline, i32 num_devices) const;
 

@@ -35,6 +35,7 @@ OpContext::OpContext(const RunContext& run, DeviceState& device_state)
     }
   }
   slots = Slots(p.num_layers(), static_cast<i32>(num_microbatches), plan.chunks);
+  if (device() >= p.num_devices()) return;  // a host routes nothing
   for (i32 l = 0; l < p.num_layers(); ++l) {
     OwnerTable table;
     const std::vector<DeviceId>& owners = p.owners(group, l);

@@ -7,8 +7,12 @@
 namespace hetermoe {
 namespace {
 
-bool places_on(const State& state, DeviceId device) {
-  return std::binary_search(state.devices.begin(), state.devices.end(), device);
+bool is_home(const State& state, PlaceId place) {
+  return std::binary_search(state.homes.begin(), state.homes.end(), place);
+}
+
+bool places_on(const State& state, PlaceId place) {
+  return std::binary_search(state.devices.begin(), state.devices.end(), place) || is_home(state, place);
 }
 
 /// Experts lie on a shelf slot by slot; every other state is one unit.
@@ -63,9 +67,23 @@ ParameterStore::Key ParameterStore::key_of(const State& state) const {
   return {state.part == UnitPart::kHead ? static_cast<i32>(model_.num_layers) : state.layer, state.part};
 }
 
+bool ParameterStore::visits_here(const State& state) const {
+  return state.visits() && !is_home(state, device_);
+}
+
+bool ParameterStore::updates_here(const State& state) const {
+  return state.trainable && (state.homes.empty() || is_home(state, device_));
+}
+
+at::Tensor ParameterStore::buffer_of(i32 state) {
+  const Shelf& shelf = shelves_.at(key_of(of_state(state).state));
+  return shelf.group ? shelf.group->buffer : at::Tensor();
+}
+
 ParameterStore::Shelf ParameterStore::make_shelf(const std::vector<State>& states) const {
   Shelf shelf;
   if (states.empty()) return shelf;
+  shelf.visits = visits_here(states.front());
   if (states.front().part == UnitPart::kExperts) {
     add_slab(shelf, states);
   } else {
@@ -77,7 +95,7 @@ ParameterStore::Shelf ParameterStore::make_shelf(const std::vector<State>& state
       state.part = position(holders, device_);
       state.parts = holders.size();
     }
-    if (state.state.trainable) state.moments = make_adamw_state(state.own(state.values));
+    if (updates_here(state.state)) state.moments = make_adamw_state(state.own(state.values));
   }
   return shelf;
 }
@@ -85,9 +103,14 @@ ParameterStore::Shelf ParameterStore::make_shelf(const std::vector<State>& state
 void ParameterStore::add_group(Shelf& shelf, const State& state) const {
   StorageOptions options = options_;
   options.trainable = state.trainable;
+  if (shelf.visits) options.values = options.values.device(at::kMeta);
   shelf.group = state.part == UnitPart::kEmbed  ? make_embed_state(model_, options)
                 : state.part == UnitPart::kHead ? make_head_state(model_, options)
                                                 : make_attention_state(model_, state.layer, options);
+  if (shelf.group->buffer.defined() && shelf.visits) {
+    const at::Tensor& shape = shelf.group->buffer;
+    shelf.group->buffer = at::zeros(shape.sizes(), options_.values.dtype(shape.scalar_type()));
+  }
   shelf.states.push_back({.state = state, .values = shelf.group->values, .grads = shelf.group->grads});
 }
 
@@ -102,7 +125,9 @@ void ParameterStore::add_slab(Shelf& shelf, const std::vector<State>& states) co
     experts.insert(experts.end(), state.experts.begin(), state.experts.end());
     if (state.trainable) num_trainable += static_cast<i64>(state.experts.size());
   }
-  shelf.slab = make_expert_slab(model_, ordered[0].layer, experts, options_, num_trainable);
+  StorageOptions options = options_;
+  if (shelf.visits) options.values = options.values.device(at::kMeta);
+  shelf.slab = make_expert_slab(model_, ordered[0].layer, experts, options, num_trainable);
   const ExpertSlab& slab = *shelf.slab;
   i64 begin = 0;
   for (const State& state : ordered) {
@@ -127,6 +152,7 @@ std::vector<Unit> ParameterStore::units_of(const StateTensors& state) const {
 std::vector<Unit> ParameterStore::units() const {
   std::vector<Unit> all;
   for (const auto& [key, shelf] : shelves_) {
+    if (shelf.visits) continue;
     for (const StateTensors& state : shelf.states) {
       const std::vector<Unit> units = units_of(state);
       all.insert(all.end(), units.begin(), units.end());
@@ -138,7 +164,7 @@ std::vector<Unit> ParameterStore::units() const {
 std::pair<const ParameterStore::Shelf*, const StateTensors*> ParameterStore::find(const Shelves& shelves,
                                                                                   const Unit& unit) {
   const auto shelf = shelves.find({unit.layer, unit.part});
-  if (shelf == shelves.end()) return {nullptr, nullptr};
+  if (shelf == shelves.end() || shelf->second.visits) return {nullptr, nullptr};
   for (const StateTensors& state : shelf->second.states) {
     if (unit.part != UnitPart::kExperts || slot_in(state.state, unit) < state.state.experts.size())
       return {&shelf->second, &state};
@@ -197,7 +223,10 @@ UnitTensors ParameterStore::tensors_in(const Shelves& shelves, const Unit& unit)
   const auto whole = [&](const std::vector<at::Tensor>& storages) {
     return sharded ? std::vector<NamedTensor>() : list(storages);
   };
-  const std::vector<NamedTensor> values = list(state.values), grads = whole(state.grads),
+  // Where a host updates, its gradient counts: the update may scale it in place.
+  const bool updates = updates_here(state.state);
+  const std::vector<NamedTensor> values = list(state.values),
+                                 grads = updates ? whole(state.grads) : std::vector<NamedTensor>(),
                                  exp_avg = whole(state.moments.exp_avg),
                                  exp_avg_sq = whole(state.moments.exp_avg_sq),
                                  master = whole(state.moments.master);
@@ -206,7 +235,7 @@ UnitTensors ParameterStore::tensors_in(const Shelves& shelves, const Unit& unit)
   };
   UnitTensors out{.unit = unit,
                   .trainable = state.state.trainable,
-                  .home = state.state.devices.front(),
+                  .home = state.state.updaters().front(),
                   .copies = state.state.devices,
                   .updates = state.moments.step,
                   .tensors = {}};
@@ -248,6 +277,7 @@ i64 ParameterStore::bytes() const {
   i64 sum = 0;
   for (const auto& [key, shelf] : shelves_) {
     if (shelf.group && shelf.group->buffer.defined()) sum += bytes_of({shelf.group->buffer});
+    if (shelf.visits) continue;
     for (const StateTensors& state : shelf.states) {
       const AdamwState& moments = state.moments;
       sum += bytes_of(state.values) + bytes_of(state.grads) + bytes_of(moments.exp_avg) +
@@ -259,8 +289,10 @@ i64 ParameterStore::bytes() const {
 
 void ParameterStore::zero_grads() {
   std::vector<at::Tensor> all;
-  for (auto& [index, state] : by_state_) all.insert(all.end(), state->grads.begin(), state->grads.end());
-  clear(all);
+  for (auto& [index, state] : by_state_) {
+    if (!visits_here(state->state)) all.insert(all.end(), state->grads.begin(), state->grads.end());
+  }
+  if (!all.empty()) clear(all);
 }
 
 void ParameterStore::initialize(u64 seed) {
@@ -270,7 +302,7 @@ void ParameterStore::initialize(u64 seed) {
   init_parameters(views, seed);
   // Masters of low-precision parameters copy the values just drawn.
   for (auto& [index, state] : by_state_) {
-    if (state->state.trainable) state->moments = make_adamw_state(state->own(state->values));
+    if (updates_here(state->state)) state->moments = make_adamw_state(state->own(state->values));
   }
 }
 

@@ -21,7 +21,8 @@ struct LogicalTensor {
   std::string name;
   at::Tensor value;
   bool buffer = false;  ///< no parameter: it has a value only (e_score_correction_bias)
-  at::Tensor grad = {}, exp_avg = {}, exp_avg_sq = {};  ///< undefined for a buffer and in a frozen unit
+  /// Undefined for a buffer, in a frozen unit, and where another place updates.
+  at::Tensor grad = {}, exp_avg = {}, exp_avg_sq = {};
   at::Tensor master = {};  ///< fp32 copy of a bf16 or fp16 value that is trained, else undefined
   /// In a sharded state the four above have one dimension and begin at this element of the value.
   i64 first = 0;
@@ -47,8 +48,8 @@ struct UnitTensors {
 struct StateTensors {
   State state = {};
   std::vector<at::Tensor> values = {}, grads = {};  ///< views of the shelf's storages; no grads when frozen
-  AdamwState moments = {};                          ///< empty when frozen; of own(values)
-  std::size_t part = 0, parts = 1;                  ///< of a sharded state: which one is own
+  AdamwState moments = {};          ///< of own(values); empty when frozen, and where another place updates
+  std::size_t part = 0, parts = 1;  ///< of a sharded state: which one is own
 
   /// What this device updates of tensors like `values`: views of its part of each, or the tensors.
   std::vector<at::Tensor> own(const std::vector<at::Tensor>& tensors) const {
@@ -59,8 +60,8 @@ struct StateTensors {
 /// Not to be used by several threads while it is rebuilt; else as its tensors are.
 class ParameterStore {
  public:
-  /// Storages, all zero, for all that `states` place on the device. options.trainable is of no account: the
-  /// states say it. Keeps a reference to the model.
+  /// Storages, all zero, for all that `states` place on the device, or on the host with this number.
+  /// options.trainable is of no account: the states say it. Keeps a reference to the model.
   ParameterStore(DeviceId device, const ModelConfig& model, const StorageOptions& options,
                  std::span<const State> states);
 
@@ -82,6 +83,21 @@ class ParameterStore {
   ExpertSlab& slab(i32 layer) { return *shelves_.at({layer, UnitPart::kExperts}).slab; }
   bool has(UnitPart part, i32 layer) const { return shelves_.count({layer, part}) > 0; }
   void zero_grads();
+
+  // ---- Visits (State::visits, on a device): such states are none of the units here. In the order of the
+  // schedule; different states at the same time. ----
+  /// Copies the values of a state, and its buffer after them, to where ops find them.
+  void admit(i32 state, const std::vector<at::Tensor>& values);
+  /// Nobody uses the values any more. What is returned holds their memory.
+  std::vector<at::Tensor> dismiss(i32 state);
+  /// Zeros to add to, unless they are here already; does nothing for what does not visit. The layer is that
+  /// of Unit.
+  void open_grads(UnitPart part, i32 layer);
+  /// As dismiss(), of the gradients.
+  std::vector<at::Tensor> take_grads(i32 state);
+  bool has_visitors() const;
+  /// That of the state's unit, undefined where it has none.
+  at::Tensor buffer_of(i32 state);
 
   // ---- Values ----
   void initialize(u64 seed);
@@ -109,11 +125,15 @@ class ParameterStore {
     std::optional<StateGroup> group;  // embedding, attention part, head
     std::optional<ExpertSlab> slab;   // experts
     std::vector<StateTensors> states;
+    bool visits = false;
   };
   using Key = std::pair<i32, UnitPart>;  // layer as in Unit
   using Shelves = std::map<Key, Shelf>;
 
   Key key_of(const State& state) const;
+  static std::pair<i64, i64> slots_of(const Shelf& shelf, const StateTensors& state);
+  bool visits_here(const State& state) const;
+  bool updates_here(const State& state) const;
   bool lies_as(Key key, const std::vector<State>& states) const;
   Shelf make_shelf(const std::vector<State>& states) const;
   void add_group(Shelf& shelf, const State& state) const;

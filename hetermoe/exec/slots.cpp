@@ -69,10 +69,12 @@ Released Slots::take(Buffer buffer, i32 layer_index, i32 m, i32 c) {
     case Buffer::kBalance:
       return take_all(microbatch(m).balance);
     case Buffer::kLoad:  // small, and read after the step
-    case Buffer::kGrad:  // these four live as long as the device
+    case Buffer::kGrad:  // these four live as long as the device, unless they visit it
     case Buffer::kNorm:
     case Buffer::kFigures:
     case Buffer::kParams:
+    case Buffer::kWeights:  // in the store
+    case Buffer::kSlot:
       break;
   }
   return nullptr;

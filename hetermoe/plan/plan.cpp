@@ -41,6 +41,22 @@ Dtype grad_dtype_of(const Plan& plan, DeviceId device) {
   return plan.dtype[static_cast<std::size_t>(device)] == Dtype::kFp64 ? Dtype::kFp64 : Dtype::kFp32;
 }
 
+Home home_of(const Group& group, UnitPart part, i32 layer) {
+  const auto of_layer = [&]() -> const LayerPlacement& { return group.layers[idx(layer)]; };
+  switch (part) {
+    case UnitPart::kEmbed:
+      return group.embed_home.value_or(Home{});
+    case UnitPart::kHead:
+      return group.head_home.value_or(Home{});
+    case UnitPart::kAttention:
+      return of_layer().attention_home.value_or(Home{});
+    case UnitPart::kExperts:
+      return of_layer().experts_home.value_or(Home{});
+  }
+  HM_CHECK(false, "home of no part");
+  return {};
+}
+
 std::vector<std::string> roles_of(const Plan& plan) {
   std::vector<bool> attention(plan.dtype.size()), experts = attention;
   const auto set = [](std::vector<bool>& of_device, DeviceId device) {
@@ -92,6 +108,8 @@ class Validator {
     std::set<DeviceId> seen;
     for (std::size_t g = 0; g < plan_.groups.size(); ++g) check_group(plan_.groups[g], g, seen);
     if (faults_.empty()) check_dtypes();
+    if (faults_.empty()) check_hosts();
+    if (faults_.empty()) check_homes();
     return faults_;
   }
 
@@ -178,6 +196,118 @@ class Validator {
     return true;
   }
 
+  /// Which host a device uses is settled by its node; the plan says it so that it can be read alone.
+  void check_hosts() {
+    if (plan_.hosts.empty()) return;
+    if (static_cast<i32>(plan_.hosts.size()) != cluster_.num_devices()) {
+      fault("hosts", "has {} entries, expected one per device of the cluster ({})", plan_.hosts.size(),
+            cluster_.num_devices());
+      return;
+    }
+    for (DeviceId device = 0; device < cluster_.num_devices(); ++device) {
+      if (plan_.hosts[idx(device)] == cluster_.node_of(device)) continue;
+      fault("hosts", "device {} uses the host of node {}, expected its own node {}", device,
+            plan_.hosts[idx(device)], cluster_.node_of(device));
+      return;
+    }
+  }
+
+  void check_homes() {
+    for (const Group& group : plan_.groups) {
+      const auto g = idx(&group - plan_.groups.data());
+      const std::string where = fmt::format("groups[{}].", g);
+      check_home(UnitPart::kEmbed, 0, group, where + "embed_home");
+      check_home(UnitPart::kHead, 0, group, where + "head_home");
+      for (i32 l = 0; l < static_cast<i32>(group.layers.size()); ++l) {
+        const std::string of_layer = fmt::format("{}layers[{}].", where, l);
+        check_home(UnitPart::kAttention, l, group, of_layer + "attention_home");
+        check_home(UnitPart::kExperts, l, group, of_layer + "experts_home");
+      }
+      if (!faults_.empty()) return;
+    }
+    check_host_dtypes();
+  }
+
+  void check_home(UnitPart part, i32 layer, const Group& group, const std::string& where) {
+    const Home home = home_of(group, part, layer);
+    if (!(home == home_of(plan_.groups[0], part, layer)))
+      fault(where, "differs from that of groups[0]: copies of the same parameters have one home");
+    if (home == Home{}) return;
+    if (home.weights == Residence::kSharded)
+      fault(where + ".weights", "got sharded, expected device or host");
+    if (home.weights == Residence::kHost && home.optimizer != Residence::kHost) {
+      fault(where + ".optimizer", "got {} beside weights on the host, expected host",
+            name_of(home.optimizer));
+    }
+    for (const std::set<DeviceId>& holders : holders_of(part, idx(layer))) {
+      if (!check_holders(home, holders, where)) return;
+    }
+  }
+
+  bool check_holders(const Home& home, const std::set<DeviceId>& holders, const std::string& where) {
+    const auto listed =
+        std::count_if(holders.begin(), holders.end(), [&](DeviceId d) { return is_for(home, d); });
+    if (listed == 0) return true;
+    if (listed < static_cast<std::ptrdiff_t>(holders.size())) {
+      fault(where + ".devices",
+            "names {} of the {} devices that hold the same parameters, expected all or none "
+            "of them",
+            listed, holders.size());
+      return false;
+    }
+    if (home.optimizer != Residence::kHost) return true;
+    if (plan_.hosts.empty()) {
+      fault("hosts", "is empty, but {} is on the host: expected the node of each device", where);
+      return false;
+    }
+    for (const DeviceId device : holders) {
+      const Node& node = cluster_.nodes[idx(cluster_.node_of(device))];
+      if (node.host) continue;
+      fault(where,
+            "is on the host of device {}, but node {} of cluster {} has none. Describe it in the cluster "
+            "file, such as host: {{memory_gib: 256}}",
+            device, node.name, cluster_.name);
+      return false;
+    }
+    return true;
+  }
+
+  static bool is_for(const Home& home, DeviceId device) {
+    return home.devices.empty() ||
+           std::find(home.devices.begin(), home.devices.end(), device) != home.devices.end();
+  }
+
+  /// Those that hold the same parameters of a part, in all groups: of experts each has its own.
+  std::vector<std::set<DeviceId>> holders_of(UnitPart part, std::size_t layer) const {
+    std::vector<std::set<DeviceId>> all(
+        part == UnitPart::kExperts ? plan_.groups[0].layers[layer].experts.size() : 1);
+    for (const Group& group : plan_.groups) {
+      if (part == UnitPart::kEmbed) add_devices(group.embed, all[0]);
+      if (part == UnitPart::kHead || (part == UnitPart::kEmbed && model_.tie_embeddings))
+        add_devices(group.head, all[0]);
+      if (part == UnitPart::kAttention) add_devices(group.layers[layer].attention, all[0]);
+      for (std::size_t e = 0; part == UnitPart::kExperts && e < all.size(); ++e) {
+        for (const ExpertOwner& owner : group.layers[layer].experts[e]) all[e].insert(owner.device);
+      }
+    }
+    return all;
+  }
+
+  /// A host rounds what it keeps for all its devices alike.
+  void check_host_dtypes() {
+    std::vector<DeviceId> first(cluster_.nodes.size(), -1);
+    for (DeviceId device = 0; device < static_cast<i32>(plan_.hosts.size()); ++device) {
+      DeviceId& of_host = first[idx(plan_.hosts[idx(device)])];
+      if (of_host < 0) of_host = device;
+      if (plan_.dtype[idx(of_host)] == plan_.dtype[idx(device)]) continue;
+      fault("dtype",
+            "device {} ({}) and device {} ({}) share a host, which keeps parameters in one dtype. Give "
+            "both the same",
+            of_host, name_of(plan_.dtype[idx(of_host)]), device, name_of(plan_.dtype[idx(device)]));
+      return;
+    }
+  }
+
   bool in_group(const Group& group, DeviceId device) const {
     return std::find(group.devices.begin(), group.devices.end(), device) != group.devices.end();
   }
@@ -249,6 +379,17 @@ Json to_json(const Plan& plan) {
   // Plans that ask for nothing keep their text.
   if (!plan.grad_dtype) json.erase("grad_dtype");
   if (!plan.shard_optimizer) json.erase("shard_optimizer");
+  if (plan.hosts.empty()) json.erase("hosts");
+  if (plan.slots == VisitSlots{}) json.erase("slots");
+  const auto drop_null = [](Json& of, std::initializer_list<const char*> keys) {
+    for (const char* key : keys) {
+      if (of[key].is_null()) of.erase(key);
+    }
+  };
+  for (Json& group : json["groups"]) {
+    drop_null(group, {"embed_home", "head_home"});
+    for (Json& layer : group["layers"]) drop_null(layer, {"attention_home", "experts_home"});
+  }
   return json;
 }
 

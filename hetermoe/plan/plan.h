@@ -7,6 +7,8 @@
 #include "hetermoe/base/small_vector.h"
 #include "hetermoe/cluster/cluster.h"
 #include "hetermoe/model/model_config.h"
+#include "hetermoe/model/unit.h"
+#include "hetermoe/plan/residence.h"
 
 // A Plan says where everything lives; its order policy says when. Everything known of the field (expert
 // parallelism, disaggregated experts, zebra, pipelines) is a way to fill this object.
@@ -74,12 +76,15 @@ using LayerOwners = std::vector<ExpertOwners>;
 
 struct LayerPlacement {
   Shares attention;
-  LayerOwners experts;  ///< empty in a dense layer
+  LayerOwners experts;                                         ///< empty in a dense layer
+  std::optional<Home> attention_home = {}, experts_home = {};  ///< none: all on the devices
   bool operator==(const LayerPlacement&) const = default;
   template <class V>
   void fields(V& v) {
     v("attention", attention, "who computes the attention part of how many sequences", required());
     v("experts", experts, "owners of each expert", required());
+    v("attention_home", attention_home, "where parameters of the attention part live");
+    v("experts_home", experts_home, "where parameters of the experts live");
   }
 };
 
@@ -90,6 +95,7 @@ struct Group {
   std::vector<i64> microbatches;  ///< sequences in each
   Shares embed, head;
   std::vector<LayerPlacement> layers;
+  std::optional<Home> embed_home = {}, head_home = {};  ///< with tied embeddings that of the embedding counts
   template <class V>
   void fields(V& v) {
     v("devices", devices, "devices of this group", required());
@@ -97,6 +103,8 @@ struct Group {
     v("embed", embed, "who computes the embedding", required());
     v("head", head, "who computes the head", required());
     v("layers", layers, "placement of each layer", required());
+    v("embed_home", embed_home, "where parameters of the embedding live");
+    v("head_home", head_home, "where parameters of the head live");
   }
 };
 
@@ -120,8 +128,11 @@ struct Plan {
         wire_backward = Dtype::kFp32;  ///< dtype of rows and of their gradients in transfers
   std::optional<Dtype> grad_dtype;     ///< of parameter gradients; none = see grad_dtype_of()
   /// Master and moments of a replicated parameter are divided over its replicas, each of which updates its
-  /// part. Simulated only: the engine does not run it.
+  /// part.
   bool shard_optimizer = false;
+  /// [num_devices] the node whose host a device uses, which is its own; empty = nothing is on a host.
+  std::vector<NodeId> hosts = {};
+  VisitSlots slots = {};
   std::string explicit_order;              ///< schedule text, for order = explicit
   std::optional<double> predicted_step_s;  ///< of the planner that chose it
   template <class V>
@@ -143,6 +154,8 @@ struct Plan {
     v("grad_dtype", grad_dtype, "dtype in which gradients of parameters are summed and reduced");
     v("shard_optimizer", shard_optimizer,
       "divide master and moments of replicated parameters over their replicas");
+    v("hosts", hosts, "node whose host each device uses; empty = nothing is on a host", at_least(0));
+    v("slots", slots, "visits from the host that fit on a device at once");
     v("predicted_step_s", predicted_step_s, "predicted seconds per step");
     v("explicit_order", explicit_order, "schedule text for order: explicit", text_of_lines());
     v("groups", groups, "data-parallel copies of the model", required());
@@ -162,6 +175,11 @@ i64 total_sequences(const Plan& plan);  ///< of a step, all groups
 /// In which dtype a device sums, keeps and reduces gradients of parameters: plan.grad_dtype, else fp32, and
 /// fp64 for fp64 parameters. A sum of many microbatches in 16 bits loses what each of them adds.
 Dtype grad_dtype_of(const Plan& plan, DeviceId device);
+
+/// Where the parameters of a part of a layer live (kEmbed, kHead: any layer) in a group.
+Home home_of(const Group& group, UnitPart part, i32 layer);
+/// Something of the plan is on a host.
+inline bool uses_hosts(const Plan& plan) { return !plan.hosts.empty(); }
 
 /// [device] attention, expert, both or idle: what it does in some layer of its group.
 std::vector<std::string> roles_of(const Plan& plan);

@@ -11,8 +11,10 @@ namespace hetermoe {
 struct DeviceGroup {
   std::string role, type;
   std::vector<DeviceId> devices;
-  /// "attention A40"; just "A40" where the devices have both roles.
-  std::string label() const { return role == "both" ? type : role + " " + type; }
+  /// "attention A40"; just "A40" where the devices have both roles, and "host".
+  std::string label() const { return role == "both" || is_host() ? type : role + " " + type; }
+  /// Hosts are there for the devices: that they wait is no loss.
+  bool is_host() const { return role == "host"; }
 };
 
 /// Grouped by role (attention, both, expert, others), then by first appearance of the type.

@@ -25,7 +25,9 @@ std::string waiting_for(const std::vector<GroupUse>& uses, const GroupUse& use) 
 std::string longest_wait_text(const std::vector<GroupUse>& uses) {
   const GroupUse* who = nullptr;
   for (const GroupUse& use : uses) {
-    if (!use.waiting.empty() && (who == nullptr || use.waiting[0].share > who->waiting[0].share)) who = &use;
+    if (!use.waiting.empty() && !use.group.is_host() &&
+        (who == nullptr || use.waiting[0].share > who->waiting[0].share))
+      who = &use;
   }
   if (who == nullptr || who->waiting[0].share < kNotable)
     return "No group of devices waits for another for more than 0.5 % of the step.";

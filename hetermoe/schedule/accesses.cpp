@@ -1,12 +1,14 @@
 #include "hetermoe/schedule/accesses.h"
 
+#include "hetermoe/schedule/residency.h"
+
 namespace hetermoe {
 
 const std::vector<std::string>& EnumNames<Buffer>::names() {
   static const std::vector<std::string> all = names_of_all<Buffer>(
-      {"hidden", "residual", "send",     "routing",  "saved_attention", "load",   "rows",   "saved_experts",
-       "out",    "returned", "move_out", "d_hidden", "d_out",           "d_rows", "d_send", "d_move",
-       "counts", "balance",  "grad",     "norm",     "figures",         "params"});
+      {"hidden", "residual", "send",     "routing",  "saved_attention", "load",   "rows",    "saved_experts",
+       "out",    "returned", "move_out", "d_hidden", "d_out",           "d_rows", "d_send",  "d_move",
+       "counts", "balance",  "grad",     "norm",     "figures",         "params", "weights", "slot"});
   return all;
 }
 
@@ -63,6 +65,12 @@ class Table {
       case OpKind::kAllGather:
         out_.push_back({Buffer::kParams, Mode::kAdd, op_.state, -1, 0});
         break;
+      case OpKind::kFetch:
+        fetch();
+        break;
+      case OpKind::kStore:
+        store();
+        break;
       case OpKind::kMigrate:
         break;  // between steps, where there are no buffers
     }
@@ -89,8 +97,35 @@ class Table {
     }
   }
   void read_params(UnitPart part, i32 layer) {
-    for (const i32 state : p_.states_on(device_, part, layer))
-      out_.push_back({Buffer::kParams, Mode::kRead, state, -1, 0});
+    for (const i32 state : p_.states_on(device_, part, layer)) {
+      const bool visits = p_.states()[idx(state)].visits();
+      out_.push_back({visits ? Buffer::kWeights : Buffer::kParams, Mode::kRead, state, -1, 0});
+    }
+    if (op_.slot >= 0) add_slot(part, Mode::kRead);
+  }
+  void add_slot(UnitPart part, Mode mode) {
+    out_.push_back({Buffer::kSlot, mode, static_cast<i32>(part), -1, op_.slot});
+  }
+
+  /// A visit of a part is the fetches of all its states here: the first of them needs the slot for itself.
+  void fetch() {
+    const State& state = p_.states()[idx(op_.state)];
+    if (device_ != op_.device) {
+      out_.push_back({Buffer::kParams, Mode::kRead, op_.state, -1, 0});
+    } else if (state.visits()) {
+      const bool first = p_.states_on(device_, state.part, state.layer)[0] == op_.state;
+      out_.push_back({Buffer::kWeights, Mode::kWrite, op_.state, -1, 0});
+      add_slot(state.part, first ? Mode::kWrite : Mode::kAdd);
+    } else {
+      out_.push_back({Buffer::kParams, Mode::kAdd, op_.state, -1, 0});
+    }
+  }
+  void store() {
+    if (device_ != op_.device) {
+      add_state(Mode::kAdd, op_.state);
+    } else {
+      add_state(p_.states()[idx(op_.state)].visits() ? Mode::kTake : Mode::kRead, op_.state);
+    }
   }
 
   /// The pieces from which the output of layer `layer` - 1 is merged.
@@ -245,7 +280,7 @@ class Table {
   }
   void norm() {
     for (const i32 state : p_.states_on(device_)) {
-      if (p_.trains(state)) add_state(Mode::kRead, state);
+      if (p_.tells_squares(state, device_)) add_state(Mode::kRead, state);
     }
     add_figures();
     add(Buffer::kNorm, Mode::kWrite, -1);

@@ -29,7 +29,9 @@ enum class Buffer : std::uint8_t {
   kGrad,          ///< gradient of a state (layer = state index, microbatch -1)
   kNorm,          ///< global gradient norm (layer and microbatch -1)
   kFigures,       ///< losses that a device tells in norm (layer and microbatch -1)
-  kParams         ///< parameters of a state (layer = state index, microbatch -1)
+  kParams,        ///< parameters of a state (layer = state index, microbatch -1)
+  kWeights,       ///< parameters of a state that visit the device (layer = state index, microbatch -1)
+  kSlot           ///< the place of a visit (layer = UnitPart, microbatch -1, chunk = slot)
 };
 inline constexpr i32 kNumBuffers = kEnumCount<Buffer>;
 /// The buffer is there before the step and after it: reading needs no writer, and nothing frees it.
@@ -39,7 +41,8 @@ struct EnumNames<Buffer> {
   static const std::vector<std::string>& names();
 };
 
-enum class Mode : std::uint8_t { kRead, kWrite, kAdd };
+/// kTake reads and leaves nothing: the next to add begins with zeros.
+enum class Mode : std::uint8_t { kRead, kWrite, kAdd, kTake };
 
 struct Access {
   Buffer buffer;

@@ -11,7 +11,9 @@ class BufferIndex {
   explicit BufferIndex(const Placement& placement)
       : num_layers_(static_cast<std::size_t>(placement.num_layers()) + 2),
         num_chunks_(static_cast<std::size_t>(placement.plan().chunks)),
-        num_states_(placement.states().size()) {
+        num_states_(placement.states().size()),
+        num_slots_(static_cast<std::size_t>(
+            std::max({1, placement.plan().slots.attention, placement.plan().slots.experts}))) {
     for (i32 g = 0; g < placement.num_groups(); ++g) {
       num_microbatches_ =
           std::max(num_microbatches_, static_cast<std::size_t>(placement.num_microbatches(g)));
@@ -19,9 +21,12 @@ class BufferIndex {
   }
 
   std::size_t size(Buffer buffer) const {
+    if (buffer == Buffer::kSlot) return num_slots_ * kEnumCount<UnitPart>;
     return is_of_state(buffer) ? num_states_ : num_layers_ * num_microbatches_ * num_chunks_;
   }
   std::size_t operator()(const Access& access) const {
+    if (access.buffer == Buffer::kSlot)
+      return static_cast<std::size_t>(access.layer) * num_slots_ + static_cast<std::size_t>(access.chunk);
     if (is_of_state(access.buffer)) return static_cast<std::size_t>(access.layer);
     const auto layer = static_cast<std::size_t>(access.layer + 1);
     const auto microbatch = static_cast<std::size_t>(std::max(access.microbatch, 0));
@@ -29,9 +34,11 @@ class BufferIndex {
   }
 
  private:
-  static bool is_of_state(Buffer buffer) { return buffer == Buffer::kGrad || buffer == Buffer::kParams; }
+  static bool is_of_state(Buffer buffer) {
+    return buffer == Buffer::kGrad || buffer == Buffer::kParams || buffer == Buffer::kWeights;
+  }
 
-  std::size_t num_layers_, num_microbatches_ = 1, num_chunks_, num_states_;
+  std::size_t num_layers_, num_microbatches_ = 1, num_chunks_, num_states_, num_slots_;
 };
 
 }  // namespace hetermoe

@@ -16,7 +16,7 @@ Op state_op(OpKind kind, i32 state) { return {.kind = kind, .state = state}; }
 }  // namespace
 
 Scoreboard::Scoreboard(const Placement& placement)
-    : index_(placement), entries_(static_cast<std::size_t>(placement.num_devices()) * kNumBuffers) {}
+    : index_(placement), entries_(static_cast<std::size_t>(placement.num_places()) * kNumBuffers) {}
 
 Scoreboard::Entry& Scoreboard::entry(const Access& access, DeviceId device) {
   std::vector<Entry>& entries =
@@ -48,9 +48,10 @@ bool Scoreboard::visit(const Access& access, DeviceId device, OpId op, Queue que
                        std::vector<OpId>& before) {
   Entry& entry = this->entry(access, device);
   if (entry.writer >= 0 && entry.writer != op) before.push_back(entry.writer);
+  const bool is_there = (entry.writer >= 0 && !entry.taken) || outlives_step(access.buffer);
   if (access.mode == Mode::kRead) {
     add_reader(entry, op, queue);
-    return entry.writer >= 0 || outlives_step(access.buffer);
+    return is_there;
   }
   while (entry.readers >= 0) {
     const i32 reader = entry.readers;
@@ -61,19 +62,22 @@ bool Scoreboard::visit(const Access& access, DeviceId device, OpId op, Queue que
     free_ = reader;
   }
   entry.writer = op;
-  return true;  // gradients and counts begin as zeros: adding needs no earlier writer
+  entry.taken = access.mode == Mode::kTake;
+  return !entry.taken || is_there;  // gradients and counts begin as zeros: adding needs no earlier writer
 }
 
 ScheduleBuilder::ScheduleBuilder(const Placement& placement, std::vector<bool> listed)
-    : placement_(placement), listed_(std::move(listed)), scoreboard_(placement) {
+    : placement_(placement), listed_(std::move(listed)), scoreboard_(placement), residency_(placement) {
+  HM_CHECK(listed_.empty() || placement.num_hosts() == 0, "hosts are not folded");
   i32 num_listed = 0;
   for (i32 g = 0; g < placement_.num_groups(); ++g) num_listed += lists_group(g) ? 1 : 0;
   groups_pending_.assign(placement_.states().size(), num_listed);
   schedule_.num_devices = placement_.num_devices();
+  schedule_.num_hosts = placement_.num_hosts();
   schedule_.states = placement_.states();
   Clock nothing;
   nothing.fill(-1);
-  lane_clocks_.assign(static_cast<std::size_t>(schedule_.num_devices) * kNumQueues, nothing);
+  lane_clocks_.assign(static_cast<std::size_t>(schedule_.num_places()) * kNumQueues, nothing);
   for (i32 set = 0; set < placement_.num_balance_sets(); ++set) {
     routes_pending_.push_back(static_cast<i64>(placement_.balance_set(set).size()));
   }
@@ -139,7 +143,20 @@ const ScheduleBuilder::Clock& ScheduleBuilder::clock_after(OpId op, DeviceId dev
 }
 
 void ScheduleBuilder::compute(const Op& op, DeviceId device) {
-  if (lists(device) && placement_.in_step(op)) append(op, {&device, 1});
+  if (!lists(device) || !placement_.in_step(op)) return;
+  if (!residency_.active()) return append(op, {&device, 1});
+  Op placed = op;
+  residency_.before(placed, device, visits_);
+  append_visits();
+  append(placed, {&device, 1});
+}
+
+/// What the residency asked for, unless the order lists it.
+void ScheduleBuilder::append_visits() {
+  for (const Op& visit : visits_) {
+    if (!lists_visits_) transfer(visit);
+  }
+  visits_.clear();
 }
 
 void ScheduleBuilder::compute_on_shares(const Op& op, i32 layer) {
@@ -176,7 +193,12 @@ void ScheduleBuilder::state_done(UnitPart part, i32 layer) {
   for (i32 state = first; state < last; ++state) {
     if (--groups_pending_[static_cast<std::size_t>(state)] > 0) continue;
     const State& done = schedule_.states[idx(state)];
+    residency_.finish(state, visits_);
+    append_visits();
     if (done.reduced()) transfer(state_op(done.sharded ? OpKind::kReduceScatter : OpKind::kReduce, state));
+    if (!done.visits()) {
+      for (const Op& store : stores_once(placement_, state)) transfer(store);
+    }
   }
 }
 
@@ -194,21 +216,28 @@ Schedule ScheduleBuilder::finish() {
     for (const OpTraits& row : kOpTraits) {
       if (row.occurs == Occurs::kAfterUpdate) transfer_sharded_states(row.kind);
     }
+    fetch_updated();
   }
   return take();
 }
 
 void ScheduleBuilder::compute_on_states(OpKind kind) {
   for (std::size_t s = 0; s < schedule_.states.size(); ++s) {
-    for (const DeviceId device : placement_.states()[s].devices) {
-      compute(state_op(kind, static_cast<i32>(s)), device);
-    }
+    for (const PlaceId place : placement_.states()[s].updaters())
+      compute(state_op(kind, static_cast<i32>(s)), place);
   }
 }
 
 void ScheduleBuilder::transfer_sharded_states(OpKind kind) {
   for (std::size_t s = 0; s < schedule_.states.size(); ++s) {
     if (schedule_.states[s].sharded) transfer(state_op(kind, static_cast<i32>(s)));
+  }
+}
+
+/// Weights that stay on devices while their optimizer is on the host come back when they are updated.
+void ScheduleBuilder::fetch_updated() {
+  for (std::size_t s = 0; s < schedule_.states.size(); ++s) {
+    for (const Op& fetch : fetches_once(placement_, static_cast<i32>(s))) transfer(fetch);
   }
 }
 

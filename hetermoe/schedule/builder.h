@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "hetermoe/schedule/buffer_index.h"
+#include "hetermoe/schedule/residency.h"
 
 namespace hetermoe {
 
@@ -21,7 +22,8 @@ class Scoreboard {
  private:
   struct Entry {
     OpId writer = -1;
-    i32 readers = -1;  // head of a list in pool_
+    i32 readers = -1;    // head of a list in pool_
+    bool taken = false;  // by the writer
   };
   struct Reader {
     OpId op;
@@ -45,7 +47,7 @@ class ScheduleBuilder {
 
   const Placement& placement() const { return placement_; }
   const Schedule& schedule() const { return schedule_; }
-  bool lists(DeviceId device) const { return listed_.empty() || listed_[static_cast<std::size_t>(device)]; }
+  bool lists(PlaceId device) const { return listed_.empty() || listed_[static_cast<std::size_t>(device)]; }
   /// Some device of the group is listed; ops of other groups are left out.
   bool lists_group(i32 group) const;
 
@@ -61,6 +63,8 @@ class ScheduleBuilder {
   /// Says that group `group` adds no more to the gradients of this part. When all groups have said so, its
   /// reduces are appended.
   void state_done(UnitPart part, i32 layer);
+  /// Fetches and stores are appended by the order itself, and by nobody else.
+  void list_visits() { lists_visits_ = true; }
   /// Reduces that are still due, the gradient norm and the updates; then hands the schedule over. Throws
   /// ConfigError with all faults found on the way.
   Schedule finish();
@@ -72,6 +76,8 @@ class ScheduleBuilder {
   using Clock = std::array<OpId, kNumQueues>;
 
   void append(const Op& op, std::span<const DeviceId> devices);
+  void append_visits();
+  void fetch_updated();
   void compute_on_states(OpKind kind);
   void transfer_sharded_states(OpKind kind);
   void visit_buffers(OpId id, const Op& op, Queue queue, DeviceId device);
@@ -82,6 +88,9 @@ class ScheduleBuilder {
   std::vector<bool> listed_;  // [device], empty = all
   Schedule schedule_;
   Scoreboard scoreboard_;
+  Residency residency_;
+  bool lists_visits_ = false;
+  std::vector<Op> visits_;           // scratch of compute() and state_done()
   std::vector<Clock> lane_clocks_;   // [lane] what its last op implies on this device, itself included
   std::vector<Clock> clocks_;        // [entry of schedule_.lanes] likewise, of every op
   std::vector<i32> groups_pending_;  // [state] groups that may still add to its gradient

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "hetermoe/schedule/residency.h"
+
 namespace hetermoe {
 namespace {
 
@@ -76,8 +78,14 @@ class Collector {
                       (row.occurs == Occurs::kPerShardedState && s.sharded) ||
                       (row.occurs == Occurs::kAfterUpdate && s.sharded);
     if (once) out_.push_back({op, -1});
+    if (row.kind == OpKind::kStore) add_all(stores_once(p_, state));
+    if (row.kind == OpKind::kFetch) add_all(fetches_once(p_, state));
     if (row.occurs != Occurs::kPerState) return;
-    for (const DeviceId device : s.devices) out_.push_back({op, device});
+    for (const PlaceId place : s.updaters()) out_.push_back({op, place});
+  }
+
+  void add_all(const std::vector<Op>& ops) {
+    for (const Op& op : ops) out_.push_back({op, -1});
   }
 
   void add_on_shares(OpKind kind, Phase phase, i32 layer) {

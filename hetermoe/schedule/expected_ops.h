@@ -16,7 +16,7 @@ struct ExpectedOp {
   friend bool operator==(const ExpectedOp& a, const ExpectedOp& b) { return a.key() == b.key(); }
 
  private:
-  std::array<i32, 8> key() const {
+  std::array<i32, 9> key() const {
     return {static_cast<i32>(op.kind),
             static_cast<i32>(op.phase),
             op.group,
@@ -24,12 +24,13 @@ struct ExpectedOp {
             op.microbatch,
             op.chunk,
             op.state,
+            op.device,
             device};
   }
 };
 
-/// Exactly the ops of one step, sorted. Which ops there are follows from plan and options alone; order
-/// policies choose no more than their order.
+/// The ops of one step but for the visits of weights (replay_visits), sorted. Which ops there are follows
+/// from plan and options alone; order policies choose no more than their order.
 std::vector<ExpectedOp> expected_ops(const Placement& placement);
 
 }  // namespace hetermoe

@@ -13,7 +13,7 @@ class Recorder {
       : schedule_(schedule),
         placement_(placement),
         index_(placement),
-        current_(static_cast<std::size_t>(schedule.num_devices) * kNumBuffers) {}
+        current_(static_cast<std::size_t>(schedule.num_places()) * kNumBuffers) {}
 
   Lifetimes run() {
     for (OpId op = 0; op < schedule_.num_ops(); ++op) {
@@ -28,7 +28,10 @@ class Recorder {
     touched_.clear();
     accesses(schedule_.ops[static_cast<std::size_t>(op)], device, placement_, touched_);
     for (const Access& access : touched_) {
-      if (!outlives_step(access.buffer)) out_.uses.push_back(epoch_of(access, op, device));
+      if (outlives_step(access.buffer)) continue;
+      i32& epoch = epoch_of(access, op, device);
+      out_.uses.push_back(epoch);
+      if (access.mode == Mode::kTake) epoch = -1;
     }
     std::sort(out_.uses.begin() + first, out_.uses.end());
     out_.uses.erase(std::unique(out_.uses.begin() + first, out_.uses.end()), out_.uses.end());
@@ -38,7 +41,7 @@ class Recorder {
     out_.use_begin.push_back(static_cast<i64>(out_.uses.size()));
   }
 
-  i32 epoch_of(const Access& access, OpId op, DeviceId device) {
+  i32& epoch_of(const Access& access, OpId op, DeviceId device) {
     std::vector<i32>& of_device =
         current_[static_cast<std::size_t>(device) * kNumBuffers + static_cast<std::size_t>(access.buffer)];
     if (of_device.empty()) of_device.assign(index_.size(access.buffer), -1);

@@ -41,6 +41,7 @@ std::string to_string(const Op& op) {
   if (op.chunk > 0) text += fmt::format(" c{}", op.chunk);
   if (op.group > 0) text += fmt::format(" g{}", op.group);
   if (op.state >= 0) text += fmt::format(" s{}", op.state);
+  if (op.device >= 0) text += fmt::format(" d{}", op.device);
   return text;
 }
 

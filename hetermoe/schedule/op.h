@@ -5,10 +5,10 @@
 
 namespace hetermoe {
 
-/// A lane is a queue of a device.
+/// A lane is a queue of a place, which is a device or a host.
 using LaneId = i32;
-inline LaneId lane_of(DeviceId device, Queue queue) { return device * kNumQueues + static_cast<i32>(queue); }
-inline DeviceId device_of(LaneId lane) { return lane / kNumQueues; }
+inline LaneId lane_of(PlaceId place, Queue queue) { return place * kNumQueues + static_cast<i32>(queue); }
+inline PlaceId device_of(LaneId lane) { return lane / kNumQueues; }
 inline Queue queue_of(LaneId lane) { return static_cast<Queue>(lane % kNumQueues); }
 
 struct Op {
@@ -16,14 +16,19 @@ struct Op {
   Phase phase = Phase::kForward;
   std::int16_t chunk = 0;
   std::int16_t group = 0;
-  i32 layer = -1;       ///< move: the layer whose input moves (num_layers = the head's)
-  i32 microbatch = -1;  ///< balance: the last of its set, in group `group`
-  i32 state = -1;       ///< reduce, reduce_scatter, update, all_gather: index into Schedule::states
+  i32 layer = -1;          ///< move: the layer whose input moves (num_layers = the head's)
+  i32 microbatch = -1;     ///< balance: the last of its set, in group `group`
+  i32 state = -1;          ///< of kinds with has_state: index into Schedule::states
+  i32 device = -1;         ///< fetch, store: the device; the other participant is its host
+  std::int16_t slot = -1;  ///< of weights that visit the device: where they lie, or will; else -1
   bool operator==(const Op&) const = default;
 };
 
 /// Queue of an op under the plan's binding.
 Queue queue_of_op(const Op& op, QueueBinding binding);
+
+/// A copy between a device and its host.
+inline bool is_host_copy(const Op& op) { return traits(op.kind).participants == Participants::kWithHost; }
 
 /// The stage whose shares a compute op follows: -1 the embedding, num_layers the head.
 i32 stage_of(const Op& op, i32 num_layers);

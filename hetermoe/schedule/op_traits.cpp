@@ -159,6 +159,24 @@ constexpr std::array<OpTraits, kNumOpKinds> kOpTraits = {{
      .stage = Stage::kNone,
      .occurs = Occurs::kAfterUpdate,
      .has_state = true},
+    {.kind = OpKind::kFetch,
+     .name = "fetch",
+     .as = TransferKind::kFetch,
+     .phases = Phases::kNone,
+     .queue = always(Queue::kToDevice),
+     .participants = Participants::kWithHost,
+     .stage = Stage::kNone,
+     .occurs = Occurs::kOfResidence,
+     .has_state = true},
+    {.kind = OpKind::kStore,
+     .name = "store",
+     .as = TransferKind::kStore,
+     .phases = Phases::kNone,
+     .queue = always(Queue::kToHost),
+     .participants = Participants::kWithHost,
+     .stage = Stage::kNone,
+     .occurs = Occurs::kOfResidence,
+     .has_state = true},
     {.kind = OpKind::kMigrate,
      .name = "migrate",
      .as = TransferKind::kMigrate,
@@ -233,7 +251,7 @@ const std::vector<std::string>& EnumNames<Phase>::names() {
 }
 const std::vector<std::string>& EnumNames<Queue>::names() {
   static const std::vector<std::string> all =
-      names_of_all<Queue>({"compute", "to_expert", "to_attention", "move", "reduce"});
+      names_of_all<Queue>({"compute", "to_expert", "to_attention", "move", "reduce", "to_device", "to_host"});
   return all;
 }
 

@@ -26,6 +26,8 @@ enum class OpKind : std::uint8_t {
   kNorm,
   kUpdate,
   kAllGather,
+  kFetch,
+  kStore,
   kMigrate
 };
 /// The kinds that compute. A switch over these needs no word about transfers, and the reverse.
@@ -39,19 +41,23 @@ enum class TransferKind : std::uint8_t {
   kReduceScatter,
   kNorm,
   kAllGather,
+  kFetch,
+  kStore,
   kMigrate
 };
 
 /// kRecompute repeats a forward op inside the backward pass (Recompute::kResend).
 enum class Phase : std::uint8_t { kForward, kBackward, kRecompute };
-enum class Queue : std::uint8_t { kCompute, kToExpert, kToAttention, kMove, kReduce };
+/// kToDevice and kToHost are the two directions of the link between a device and its host.
+enum class Queue : std::uint8_t { kCompute, kToExpert, kToAttention, kMove, kReduce, kToDevice, kToHost };
 
 inline constexpr i32 kNumOpKinds = kEnumCount<OpKind>;
 inline constexpr i32 kNumQueues = kEnumCount<Queue>;
 
 /// Queues in the order of drawing, of texts and of files. Their numbers may change, this order may only grow.
 inline constexpr std::array<Queue, kNumQueues> kQueueOrder = {
-    Queue::kCompute, Queue::kToExpert, Queue::kToAttention, Queue::kMove, Queue::kReduce};
+    Queue::kCompute, Queue::kToExpert, Queue::kToAttention, Queue::kMove,
+    Queue::kReduce,  Queue::kToDevice, Queue::kToHost};
 
 /// In which phases a kind occurs. kNone: its ops carry Phase::kForward, and their text names no phase.
 enum class Phases : std::uint8_t { kNone, kForward, kForwardBackward, kAll };
@@ -69,8 +75,9 @@ enum class Participants : std::uint8_t {
   kExchange,      ///< sources and owners of the layer
   kBothShares,    ///< the shares before the layer and those of the layer
   kBalanceSet,    ///< the shares of all layers with experts, of all microbatches of the set
-  kStateDevices,  ///< those that hold the state
-  kStateHolders,  ///< those that hold any state
+  kStateDevices,  ///< those that sum the state's gradients: its devices, or their hosts
+  kStateHolders,  ///< those that hold any state, hosts included
+  kWithHost,      ///< a device and its host
   kMovers         ///< givers and takers of a migration, which a placement does not know
 };
 
@@ -86,6 +93,7 @@ enum class Occurs : std::uint8_t {
   kPerStep,          ///< once, when all gradients are complete
   kPerState,         ///< then on every device of every state
   kAfterUpdate,      ///< last, once for a state whose optimizer is divided
+  kOfResidence,      ///< as the homes of states ask: see Residency
   kBetweenSteps      ///< no op of a step: see Migration
 };
 

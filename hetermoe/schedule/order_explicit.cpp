@@ -1,11 +1,13 @@
 #include <fmt/ranges.h>
 #include <algorithm>
 #include <charconv>
+#include <deque>
 #include <map>
 #include <sstream>
 
 #include "hetermoe/schedule/builder.h"
 #include "hetermoe/schedule/expected_ops.h"
+#include "hetermoe/schedule/residency.h"
 
 // An order written out: the text form of a schedule, edited by a person or a search. Append numbers give the
 // order; lanes and dependencies follow from the plan, and the lanes must be those of the text.
@@ -61,28 +63,32 @@ Op parse_op(const std::string& text, const std::string& where) {
       case 's':
         op.state = number(word, 1, where);
         break;
+      case 'd':
+        op.device = number(word, 1, where);
+        break;
       default:
-        fail<ConfigError>(where, "\"{}\" in \"{}\": expected l, m, c, g or s and a number", word, text);
+        fail<ConfigError>(where, "\"{}\" in \"{}\": expected l, m, c, g, s or d and a number", word, text);
     }
   }
   return op;
 }
 
-/// "device 3 to_expert" -> lane.
-LaneId parse_lane(const std::string& text, i32 num_devices, const std::string& where) {
+/// "device 3 to_expert", "host 0 to_device" -> lane.
+LaneId parse_lane(const std::string& text, const Placement& placement, const std::string& where) {
   std::istringstream words(text);
-  std::string device, id, queue;
-  words >> device >> id >> queue;
-  if (device != "device" || queue.empty()) {
+  std::string place, id, queue;
+  words >> place >> id >> queue;
+  const bool is_host = place == "host";
+  if ((place != "device" && !is_host) || queue.empty()) {
     fail<ConfigError>(where, "got \"{}\", expected \"device <number> <queue>: ...\"", text);
   }
   const i32 index = number(id, 0, where);
-  if (index >= num_devices)
-    fail<ConfigError>(where, "device {} does not exist: there are {}", index, num_devices);
-  return lane_of(index, enum_from<Queue>(queue, where));
+  const i32 count = is_host ? placement.num_hosts() : placement.num_devices();
+  if (index >= count) fail<ConfigError>(where, "{} {} does not exist: there are {}", place, index, count);
+  return lane_of(is_host ? placement.num_devices() + index : index, enum_from<Queue>(queue, where));
 }
 
-std::map<i32, Listed> parse(const std::string& text, i32 num_devices) {
+std::map<i32, Listed> parse(const std::string& text, const Placement& placement) {
   std::map<i32, Listed> listed;
   std::istringstream lines(text);
   std::string line;
@@ -93,7 +99,7 @@ std::map<i32, Listed> parse(const std::string& text, i32 num_devices) {
     if (colon == std::string::npos) {
       fail<ConfigError>(where, "no ':' after the lane in \"{}\"", line.substr(0, 40));
     }
-    const LaneId lane = parse_lane(line.substr(0, colon), num_devices, where);
+    const LaneId lane = parse_lane(line.substr(0, colon), placement, where);
     for (std::size_t start = colon + 1; start < line.size();) {
       const std::size_t end = std::min(line.find('|', start), line.size());
       std::istringstream entry(line.substr(start, end - start));
@@ -115,14 +121,10 @@ std::string name(const ExpectedOp& op) {
   return op.device < 0 ? to_string(op.op) : fmt::format("{} on device {}", to_string(op.op), op.device);
 }
 
-/// The text must hold every op of the step once, and no other.
-void check_complete(const std::map<i32, Listed>& listed, const Placement& placement) {
-  std::vector<ExpectedOp> found;
-  for (const auto& [id, entry] : listed) {
-    found.push_back({entry.op, is_compute(entry.op.kind) ? device_of(entry.lanes[0]) : -1});
-  }
+/// Which must be the same ops, whatever their order.
+void check_same(std::vector<ExpectedOp> found, std::vector<ExpectedOp> expected) {
   std::sort(found.begin(), found.end());
-  const std::vector<ExpectedOp> expected = expected_ops(placement);
+  std::sort(expected.begin(), expected.end());
   std::vector<ExpectedOp> missing, extra;
   std::set_difference(expected.begin(), expected.end(), found.begin(), found.end(),
                       std::back_inserter(missing));
@@ -138,12 +140,40 @@ void check_complete(const std::map<i32, Listed>& listed, const Placement& placem
                     fmt::join(faults, "\n  "));
 }
 
+/// The text must hold every op of the step once, and no other; of weights that visit devices the fetches and
+/// stores that its order of compute ops takes. Sets the slots of fetches.
+void check_complete(std::map<i32, Listed>& listed, const Placement& placement) {
+  std::vector<ExpectedOp> others, visits;
+  std::vector<std::pair<Op, DeviceId>> computed;
+  for (const auto& [id, entry] : listed) {
+    const bool computes = is_compute(entry.op.kind);
+    const DeviceId device = computes ? device_of(entry.lanes[0]) : -1;
+    (is_visit(entry.op, placement) ? visits : others).push_back({entry.op, device});
+    if (computes) computed.push_back({entry.op, device});
+  }
+  check_same(std::move(others), expected_ops(placement));
+  std::vector<ExpectedOp> expected;
+  std::map<std::pair<i32, DeviceId>, std::deque<std::int16_t>> slots;
+  for (const Op& visit : replay_visits(placement, computed).visits) {
+    expected.push_back({visit, -1});
+    if (visit.kind == OpKind::kFetch) slots[{visit.state, visit.device}].push_back(visit.slot);
+  }
+  check_same(std::move(visits), std::move(expected));
+  for (auto& [id, entry] : listed) {
+    if (entry.op.kind != OpKind::kFetch || !is_visit(entry.op, placement)) continue;
+    std::deque<std::int16_t>& of = slots[{entry.op.state, entry.op.device}];
+    entry.op.slot = of.front();
+    of.pop_front();
+  }
+}
+
 }  // namespace
 
 void order_explicit(ScheduleBuilder& builder) {
   const Placement& placement = builder.placement();
-  const std::map<i32, Listed> listed = parse(placement.plan().explicit_order, placement.num_devices());
+  std::map<i32, Listed> listed = parse(placement.plan().explicit_order, placement);
   check_complete(listed, placement);
+  builder.list_visits();
   for (const auto& [id, entry] : listed) {
     if (is_compute(entry.op.kind)) {
       builder.compute(entry.op, device_of(entry.lanes[0]));

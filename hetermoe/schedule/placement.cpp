@@ -39,6 +39,7 @@ Placement::Placement(const Plan& plan, const ModelConfig& model, const StepOptio
       options_(options),
       num_layers_(static_cast<i32>(model.num_layers)),
       num_devices_(plan.dtype.size()),
+      num_hosts_(plan.hosts.empty() ? 0 : 1 + *std::max_element(plan.hosts.begin(), plan.hosts.end())),
       may_move_(static_cast<std::size_t>(model.num_layers) + 1, false),
       states_(make_states(plan, model, options.frozen)) {
   for (i64 l = 0; l < model.num_layers; ++l) moe_.push_back(model.is_moe(l));
@@ -130,25 +131,43 @@ std::span<const MicrobatchRef> Placement::balance_set(i32 set) const {
   return {balance_members_.data() + balance_begin_[s], balance_members_.data() + balance_begin_[s + 1]};
 }
 
-/// States of each device, cut by rank: those of one part of one layer lie together.
+/// States of each place, cut by rank: those of one part of one layer lie together.
 void Placement::index_states() {
-  device_state_begin_.assign(num_devices_ * idx(num_ranks()) + 1, 0);
-  const auto slot = [&](DeviceId device, const State& state) {
-    return idx(device) * idx(num_ranks()) + idx(rank(state.part, state.layer, num_layers_));
+  device_state_begin_.assign(idx(num_places()) * idx(num_ranks()) + 1, 0);
+  const auto slot = [&](PlaceId place, const State& state) {
+    return idx(place) * idx(num_ranks()) + idx(rank(state.part, state.layer, num_layers_));
+  };
+  const auto for_each_place = [](const State& state, const auto& f) {
+    for (const PlaceId place : state.devices) f(place);
+    for (const PlaceId place : state.homes) f(place);
   };
   for (const State& state : states_) {
-    for (const DeviceId device : state.devices) ++device_state_begin_[slot(device, state) + 1];
+    for_each_place(state, [&](PlaceId place) { ++device_state_begin_[slot(place, state) + 1]; });
   }
   std::partial_sum(device_state_begin_.begin(), device_state_begin_.end(), device_state_begin_.begin());
   device_states_.resize(idx(device_state_begin_.back()));
   std::vector<i32> next(device_state_begin_.begin(), device_state_begin_.end() - 1);
   for (std::size_t s = 0; s < states_.size(); ++s) {
-    for (const DeviceId device : states_[s].devices)
-      device_states_[idx(next[slot(device, states_[s])]++)] = static_cast<i32>(s);
+    for_each_place(states_[s], [&](PlaceId place) {
+      device_states_[idx(next[slot(place, states_[s])]++)] = static_cast<i32>(s);
+    });
   }
 }
 
+DeviceId Placement::first_device(PlaceId place) const {
+  if (place < num_devices()) return place;
+  const auto found = std::find(plan_.hosts.begin(), plan_.hosts.end(), place - num_devices());
+  return static_cast<DeviceId>(found - plan_.hosts.begin());
+}
+
+bool Placement::tells_squares(i32 state, PlaceId place) const {
+  const bool is_host = place >= num_devices();
+  return trains(state) && states_[idx(state)].visits() == is_host;
+}
+
 bool Placement::in_step(const Op& op) const {
+  // Frozen weights visit, too.
+  if (op.kind == OpKind::kFetch && states_[idx(op.state)].visits()) return true;
   if (traits(op.kind).has_state) return trains(op.state);
   const bool of_embedding = op.kind == OpKind::kEmbed || (op.kind == OpKind::kMove && op.layer == 0);
   return op.phase != Phase::kBackward || !of_embedding || needs_input_gradient(0);
@@ -174,14 +193,14 @@ std::pair<i32, i32> Placement::states_of(UnitPart part, i32 layer) const {
   return {static_cast<i32>(first - states_.begin()), static_cast<i32>(last - states_.begin())};
 }
 
-std::span<const i32> Placement::states_on(DeviceId device) const {
-  const i32* begin = device_state_begin_.data() + idx(device) * idx(num_ranks());
+std::span<const i32> Placement::states_on(PlaceId place) const {
+  const i32* begin = device_state_begin_.data() + idx(place) * idx(num_ranks());
   return {device_states_.data() + begin[0], device_states_.data() + begin[num_ranks()]};
 }
 
-std::span<const i32> Placement::states_on(DeviceId device, UnitPart part, i32 layer) const {
+std::span<const i32> Placement::states_on(PlaceId place, UnitPart part, i32 layer) const {
   const i32* begin =
-      device_state_begin_.data() + idx(device) * idx(num_ranks()) + rank(part, layer, num_layers_);
+      device_state_begin_.data() + idx(place) * idx(num_ranks()) + rank(part, layer, num_layers_);
   return {device_states_.data() + begin[0], device_states_.data() + begin[1]};
 }
 
@@ -198,7 +217,9 @@ std::vector<DeviceId> Placement::participants(const Op& op) const {
     case Participants::kExchange:
       return in_exchange(op.group, op.layer, op.microbatch);
     case Participants::kStateDevices:
-      return states_[idx(op.state)].devices;
+      return states_[idx(op.state)].reducers();
+    case Participants::kWithHost:
+      return {op.device, host_of(op.device)};
     case Participants::kBothShares:
       add_shares(op.group, op.layer - 1, op.microbatch);
       add_shares(op.group, op.layer, op.microbatch);
@@ -211,8 +232,8 @@ std::vector<DeviceId> Placement::participants(const Op& op) const {
       }
       break;
     case Participants::kStateHolders:
-      for (DeviceId device = 0; device < num_devices(); ++device) {
-        if (!states_on(device).empty()) all.insert(device);
+      for (PlaceId place = 0; place < num_places(); ++place) {
+        if (!states_on(place).empty()) all.insert(place);
       }
       break;
   }
@@ -247,6 +268,24 @@ class DeviceSet {
   std::vector<bool> has_;
   std::vector<DeviceId> devices_;
 };
+
+/// Homes of a state are those of its part, alike in all groups.
+void settle_home(const Plan& plan, State& state) {
+  const Home home = home_of(plan.groups[0], state.part, state.layer);
+  const std::vector<DeviceId>& listed = home.devices;
+  const bool holds =
+      listed.empty() || std::find(listed.begin(), listed.end(), state.devices[0]) != listed.end();
+  if (holds && home.optimizer == Residence::kHost) {
+    state.weights = home.weights;
+    state.optimizer = home.optimizer;
+    std::set<PlaceId> homes;
+    for (const DeviceId device : state.devices)
+      homes.insert(static_cast<PlaceId>(plan.dtype.size()) + plan.hosts[idx(device)]);
+    state.homes.assign(homes.begin(), homes.end());
+  }
+  const bool asks = plan.shard_optimizer || (holds && home.optimizer == Residence::kSharded);
+  state.sharded = asks && state.homes.empty() && state.reduced();
+}
 
 bool is_frozen(std::span<const Unit> frozen, const Unit& unit) {
   return std::binary_search(frozen.begin(), frozen.end(), unit);
@@ -307,7 +346,7 @@ std::vector<State> make_states(const Plan& plan, const ModelConfig& model, std::
     for (const Group& group : plan.groups) set.add(group.head);
     add(UnitPart::kHead, -1, {.layer = num_layers, .part = UnitPart::kHead});
   }
-  for (State& state : states) state.sharded = plan.shard_optimizer && state.reduced();
+  for (State& state : states) settle_home(plan, state);
   return states;
 }
 

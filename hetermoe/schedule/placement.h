@@ -20,11 +20,19 @@ class Placement {
   const Plan& plan() const { return plan_; }
   const StepOptions& options() const { return options_; }
   i32 num_devices() const { return static_cast<i32>(num_devices_); }
+  i32 num_hosts() const { return num_hosts_; }  ///< 0 when the plan uses none
+  i32 num_places() const { return num_devices() + num_hosts_; }
+  /// The place of the host that a device uses; the plan uses hosts.
+  PlaceId host_of(DeviceId device) const {
+    return num_devices() + plan_.hosts[static_cast<std::size_t>(device)];
+  }
   i32 num_layers() const { return num_layers_; }
   i32 num_groups() const { return static_cast<i32>(plan_.groups.size()); }
   i32 num_microbatches(i32 group) const {
     return static_cast<i32>(plan_.groups[static_cast<std::size_t>(group)].microbatches.size());
   }
+  /// The device itself; of a host the first that uses it: all of them have one dtype.
+  DeviceId first_device(PlaceId place) const;
   bool is_moe(i32 layer) const { return moe_[static_cast<std::size_t>(layer)]; }
   i32 last_moe_layer() const;  ///< -1 = the model has no experts
   /// Shares of stage `layer`: -1 the embedding, num_layers the head.
@@ -79,10 +87,12 @@ class Placement {
   bool tied() const { return states_.back().part != UnitPart::kHead; }
   /// Some op wants the gradient of the input of `layer`.
   bool needs_input_gradient(i32 layer) const { return layer > 0 || states_.front().trainable; }
-  /// Indices of the states that `device` holds, ascending.
-  std::span<const i32> states_on(DeviceId device) const;
+  /// Indices of the states of which a device has the part, or that a host updates, ascending.
+  std::span<const i32> states_on(PlaceId place) const;
   /// Those of `part` in `layer`.
-  std::span<const i32> states_on(DeviceId device, UnitPart part, i32 layer) const;
+  std::span<const i32> states_on(PlaceId place, UnitPart part, i32 layer) const;
+  /// The summed gradients of a state are on this place when norm runs, and it tells their squares.
+  bool tells_squares(i32 state, PlaceId place) const;
 
  private:
   struct Stage {
@@ -106,6 +116,7 @@ class Placement {
   StepOptions options_;
   i32 num_layers_;
   std::size_t num_devices_;
+  i32 num_hosts_;
   std::vector<bool> moe_;
   std::vector<std::vector<std::vector<Stage>>> stages_;     // [group][layer + 1][row]
   std::vector<std::vector<std::vector<DeviceId>>> owners_;  // [group][layer]

@@ -31,7 +31,7 @@ std::vector<i32> transfer_queues(const Schedule& schedule) {
 }
 
 std::string to_text(const Schedule& schedule) {
-  std::vector<std::string> lines(idx(schedule.num_devices) * kNumQueues);
+  std::vector<std::string> lines(idx(schedule.num_places()) * kNumQueues);
   for (OpId op = 0; op < schedule.num_ops(); ++op) {
     for (const LaneId lane : schedule.lanes_of(op)) {
       std::string& line = lines[idx(lane)];
@@ -39,10 +39,13 @@ std::string to_text(const Schedule& schedule) {
     }
   }
   std::string text;
-  for (DeviceId device = 0; device < schedule.num_devices; ++device) {
+  for (PlaceId place = 0; place < schedule.num_places(); ++place) {
+    const bool is_host = place >= schedule.num_devices;
+    const std::string name =
+        is_host ? fmt::format("host {}", place - schedule.num_devices) : fmt::format("device {}", place);
     for (const Queue queue : kQueueOrder) {
-      const std::string& line = lines[idx(lane_of(device, queue))];
-      if (!line.empty()) text += fmt::format("device {} {}: {}\n", device, name_of(queue), line);
+      const std::string& line = lines[idx(lane_of(place, queue))];
+      if (!line.empty()) text += fmt::format("{} {}: {}\n", name, name_of(queue), line);
     }
   }
   return text;
@@ -72,6 +75,9 @@ u64 hash(const Schedule& schedule) {
   for (const Op& op : schedule.ops) {
     fnv.add(name_hash(op.kind)).add(name_hash(op.phase));
     for (const i32 part : {i32{op.chunk}, i32{op.group}, op.layer, op.microbatch, op.state}) fnv.add(part);
+    // Schedules without hosts keep their hashes.
+    if (op.device >= 0) fnv.add("device").add(op.device);
+    if (op.slot >= 0) fnv.add("slot").add(i32{op.slot});
   }
   for (const LaneId lane : schedule.lanes) fnv.add(device_of(lane)).add(name_hash(queue_of(lane)));
   for (const i64 begin : schedule.lane_begin) fnv.add(begin);

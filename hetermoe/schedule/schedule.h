@@ -18,10 +18,18 @@ struct State {
   std::vector<ExpertId> experts = {};  ///< of part kExperts
   std::vector<DeviceId> devices = {};  ///< ascending
   bool trainable = true;               ///< false: no gradient, no reduce, no update
+  /// On the host weights visit the devices, which keep nothing of the state; a host has one copy for all its
+  /// devices.
+  Residence weights = Residence::kDevice, optimizer = Residence::kDevice;
+  std::vector<PlaceId> homes = {};  ///< hosts that update the state, ascending; empty = the devices do
   /// Each device keeps master and moments of its part of every tensor (part_range), sums and updates that.
   bool sharded = false;
 
-  bool reduced() const { return trainable && devices.size() > 1; }
+  bool visits() const { return weights == Residence::kHost; }
+  /// Who sums the gradients of its copies.
+  const std::vector<PlaceId>& reducers() const { return visits() ? homes : devices; }
+  const std::vector<PlaceId>& updaters() const { return homes.empty() ? devices : homes; }
+  bool reduced() const { return trainable && reducers().size() > 1; }
   bool operator==(const State&) const = default;
 };
 
@@ -29,6 +37,7 @@ struct State {
 /// lanes and its dependencies have ended; dependencies point backwards and share a device with their op.
 struct Schedule {
   i32 num_devices = 0;
+  i32 num_hosts = 0;  ///< 0 when the plan uses none
   std::vector<Op> ops;
   std::vector<i64> lane_begin = {0};  ///< [num_ops + 1] into `lanes`
   std::vector<LaneId> lanes;          ///< lanes of each op, ascending
@@ -36,6 +45,7 @@ struct Schedule {
   std::vector<OpId> deps;             ///< dependencies that lane order does not already imply, ascending
   std::vector<State> states;
 
+  i32 num_places() const { return num_devices + num_hosts; }
   i32 num_ops() const { return static_cast<i32>(ops.size()); }
   std::span<const LaneId> lanes_of(OpId op) const {
     const auto i = static_cast<std::size_t>(op);

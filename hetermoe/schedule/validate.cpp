@@ -5,6 +5,7 @@
 #include "hetermoe/base/index.h"
 #include "hetermoe/schedule/builder.h"
 #include "hetermoe/schedule/expected_ops.h"
+#include "hetermoe/schedule/residency.h"
 
 // Checks a schedule against the rules, without the builder's bookkeeping: the order that each device sees is
 // worked out from lanes and dependencies alone, then every pair of conflicting accesses must follow it.
@@ -24,14 +25,14 @@ class Checker {
     check_ops();
     check_dependencies();
     if (!faults_.empty()) return faults_;  // the order below indexes with what was checked above
-    std::vector<std::vector<OpId>> ops_of(idx(s_.num_devices));
+    std::vector<std::vector<OpId>> ops_of(idx(s_.num_places()));
     for (OpId op = 0; op < s_.num_ops(); ++op) {
       for (const LaneId lane : s_.lanes_of(op)) ops_of[idx(device_of(lane))].push_back(op);
     }
     clock_.resize(s_.ops.size());
     position_.resize(s_.ops.size());
     necessary_.assign(s_.deps.size(), false);
-    for (DeviceId device = 0; device < s_.num_devices; ++device) check_device(device, ops_of[idx(device)]);
+    for (PlaceId place = 0; place < s_.num_places(); ++place) check_device(place, ops_of[idx(place)]);
     check_no_extra_dependency();
     return faults_;
   }
@@ -57,17 +58,58 @@ class Checker {
     if (s_.num_devices != static_cast<i32>(placement_.plan().dtype.size())) {
       fault("the schedule has {} devices, the plan {}", s_.num_devices, placement_.plan().dtype.size());
     }
+    if (s_.num_hosts != placement_.num_hosts())
+      fault("the schedule has {} hosts, the plan {}", s_.num_hosts, placement_.num_hosts());
     if (s_.states != placement_.states()) fault("the states are not those of the plan");
   }
 
+  using Found = std::vector<std::pair<ExpectedOp, OpId>>;
+
   void check_ops() {
-    std::vector<std::pair<ExpectedOp, OpId>> found;
+    Found visits, others;
     for (OpId op = 0; op < s_.num_ops(); ++op) {
       const bool compute = is_compute(s_.ops[idx(op)].kind) && !s_.lanes_of(op).empty();
+      Found& found = is_visit(s_.ops[idx(op)], placement_) ? visits : others;
       found.push_back({{s_.ops[idx(op)], compute ? device_of(s_.lanes_of(op)[0]) : -1}, op});
     }
+    check_found(std::move(others), expected_ops(placement_));
+    if (faults_.empty()) check_visits(std::move(visits));
+  }
+
+  /// Which visits there are follows from the order of the compute ops.
+  void check_visits(Found found) {
+    std::vector<std::pair<Op, DeviceId>> computed;
+    std::vector<OpId> ids;
+    for (OpId op = 0; op < s_.num_ops(); ++op) {
+      if (!is_compute(s_.ops[idx(op)].kind)) continue;
+      computed.push_back({s_.ops[idx(op)], device_of(s_.lanes_of(op)[0])});
+      ids.push_back(op);
+    }
+    const VisitReplay replay = replay_visits(placement_, computed);
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      if (computed[i].first.slot == replay.slots[i]) continue;
+      fault("{} uses slot {}, expected {}", name(ids[i]), computed[i].first.slot, replay.slots[i]);
+    }
+    std::map<std::pair<i32, DeviceId>, std::vector<std::int16_t>> slots;  // of the fetches, in their order
+    for (const Op& visit : replay.visits) {
+      if (visit.kind == OpKind::kFetch) slots[{visit.state, visit.device}].push_back(visit.slot);
+    }
+    for (auto& [of, queue] : slots) std::reverse(queue.begin(), queue.end());
+    for (const auto& [op, id] : found) {
+      if (op.op.kind != OpKind::kFetch) continue;
+      std::vector<std::int16_t>& queue = slots[{op.op.state, op.op.device}];
+      if (!queue.empty() && queue.back() != op.op.slot)
+        fault("{} goes to slot {}, expected {}", name(id), op.op.slot, queue.back());
+      if (!queue.empty()) queue.pop_back();
+    }
+    std::vector<ExpectedOp> expected;
+    for (const Op& visit : replay.visits) expected.push_back({visit, -1});
+    std::sort(expected.begin(), expected.end());
+    check_found(std::move(found), expected);
+  }
+
+  void check_found(Found found, const std::vector<ExpectedOp>& expected) {
     std::sort(found.begin(), found.end());
-    const std::vector<ExpectedOp> expected = expected_ops(placement_);
     std::size_t f = 0;
     for (const ExpectedOp& want : expected) {
       for (; f < found.size() && found[f].first < want; ++f)
@@ -144,6 +186,7 @@ class Checker {
     Clock lane_clock[kNumQueues] = {};  // of the last op on each lane, itself included
     struct Uses {
       OpId writer = -1;
+      bool taken = false;  // by the writer
       std::vector<OpId> readers;
     };
     std::map<std::tuple<Buffer, i32, i32, i32>, Uses> uses;
@@ -159,7 +202,8 @@ class Checker {
       accesses(s_.ops[idx(op)], device, placement_, touched);
       for (const Access& access : touched) {
         Uses& use = uses[{access.buffer, access.layer, access.microbatch, access.chunk}];
-        if (access.mode == Mode::kRead && use.writer < 0 && !outlives_step(access.buffer)) {
+        const bool reads = access.mode == Mode::kRead || access.mode == Mode::kTake;
+        if (reads && (use.writer < 0 || use.taken) && !outlives_step(access.buffer)) {
           fault("{} on device {} reads {}, which no earlier op writes", name(op), device, describe(access));
         }
         check_order(use.writer, op, device, access);
@@ -169,6 +213,7 @@ class Checker {
         }
         for (const OpId reader : use.readers) check_order(reader, op, device, access);
         use.writer = op;
+        use.taken = access.mode == Mode::kTake;
         use.readers.clear();
       }
       lane = clock_[idx(op)];

@@ -12,7 +12,8 @@ std::vector<Seconds> FoldedStep::busy_seconds(const OpTimes& times) const {
   for (OpId op = 0; op < schedule.num_ops(); ++op) {
     const auto i = static_cast<std::size_t>(op);
     if (!is_compute(schedule.ops[i].kind)) continue;
-    busy[static_cast<std::size_t>(device_of(schedule.lanes_of(op)[0]))] += times.end[i] - times.start[i];
+    const PlaceId place = device_of(schedule.lanes_of(op)[0]);
+    if (place < schedule.num_devices) busy[static_cast<std::size_t>(place)] += times.end[i] - times.start[i];
   }
   for (std::size_t d = 0; d < busy.size(); ++d) busy[d] = busy[static_cast<std::size_t>(fold.device[d])];
   return busy;
@@ -47,7 +48,8 @@ std::optional<FoldedStep> make_folded_step_within(i64 max_visits, const Plan& pl
     if (!fold) continue;
     if (expected_visits(*step.placement, *fold) > max_visits) return {};
     step.fold = std::move(*fold);
-    step.schedule = build_schedule(*step.placement, step.fold.listed());
+    step.schedule =
+        build_schedule(*step.placement, uses_hosts(plan) ? std::vector<bool>() : step.fold.listed());
     std::optional<OpCosts> costs =
         price_folded(step.schedule, *step.placement, model, cluster, cost, loads, step.fold);
     if (!costs) continue;

@@ -38,6 +38,8 @@ bool is_saved(Buffer buffer) {
     case Buffer::kNorm:
     case Buffer::kFigures:
     case Buffer::kParams:
+    case Buffer::kWeights:
+    case Buffer::kSlot:
       break;
   }
   return false;
@@ -59,9 +61,11 @@ BufferSizes::BufferSizes(const Placement& placement, const ModelConfig& model, c
   }
 }
 
-Bytes BufferSizes::element(DeviceId device) const { return bytes_of(placement_.plan().dtype[idx(device)]); }
-Bytes BufferSizes::gradient(DeviceId device) const {
-  return bytes_of(grad_dtype_of(placement_.plan(), device));
+Bytes BufferSizes::element(PlaceId place) const {
+  return bytes_of(placement_.plan().dtype[idx(placement_.first_device(place))]);
+}
+Bytes BufferSizes::gradient(PlaceId place) const {
+  return bytes_of(grad_dtype_of(placement_.plan(), placement_.first_device(place)));
 }
 Bytes BufferSizes::row(DeviceId device) const { return row_bytes(model_, element(device)); }
 
@@ -151,13 +155,23 @@ Bytes BufferSizes::of(const Epoch& e) {
       return sequences * static_cast<double>(model_.num_experts) *
              (e.buffer == Buffer::kCounts ? kIdBytes : kWeightBytes);
     }
-    case Buffer::kGrad:  // belongs to the state
+    case Buffer::kGrad:
+    case Buffer::kWeights:
+      return visiting(e);
     case Buffer::kNorm:  // a few numbers, as the next
     case Buffer::kFigures:
     case Buffer::kParams:  // of the state
+    case Buffer::kSlot:    // a right to a place
       break;
   }
   return 0;
+}
+
+/// Weights that visit a device, and the gradient that they leave.
+Bytes BufferSizes::visiting(const Epoch& e) const {
+  const bool visits = placement_.states()[idx(e.layer)].visits() && e.device < placement_.num_devices();
+  if (!visits) return 0;
+  return work_.state_params(e.layer) * (e.buffer == Buffer::kGrad ? gradient(e.device) : element(e.device));
 }
 
 Bytes BufferSizes::workspace(const Op& op, DeviceId device) {
@@ -239,7 +253,7 @@ Bytes BufferSizes::transfer_workspace(const Op& op, DeviceId device) {
     case TransferKind::kReduce:
     case TransferKind::kReduceScatter: {
       // A copy of the own gradients, and from each peer the part that is added here.
-      const auto parts = static_cast<double>(placement_.states()[idx(op.state)].devices.size());
+      const auto parts = static_cast<double>(placement_.states()[idx(op.state)].reducers().size());
       return (2 - 1 / parts) * work_.state_params(op.state) * gradient(device);
     }
     case TransferKind::kAllGather:  // a copy of the own part, and the others'
@@ -252,25 +266,30 @@ Bytes BufferSizes::transfer_workspace(const Op& op, DeviceId device) {
       return norm_work_bytes(largest, gradient(device));
     }
     case TransferKind::kBalance:
+    case TransferKind::kFetch:  // copied from where it is to where it goes
+    case TransferKind::kStore:
     case TransferKind::kMigrate:
       break;
   }
   return 0;
 }
 
-MemoryUse BufferSizes::state(DeviceId device) const {
+MemoryUse BufferSizes::state(PlaceId device) const {
+  const bool is_host = device >= placement_.num_devices();
   const StateBytes each = state_bytes_per_parameter(element(device), gradient(device));
   double params = 0, trainable = 0, optimized = 0;
   MemoryUse use;
   for (const i32 index : placement_.states_on(device)) {
     const State& state = placement_.states()[idx(index)];
+    if (state.visits() && !is_host) continue;
     // A router's bias is a buffer: it has a value only, never below fp32.
     const bool bias = state.part == UnitPart::kAttention && model_.is_moe(state.layer) && model_.router_bias;
     const auto buffer = static_cast<double>(bias ? model_.num_experts : 0);
     const double count = work_.state_params(index) - buffer;
     params += count;
     trainable += state.trainable ? count : 0;
-    optimized += state.trainable ? count / work_.optimizer_parts(index) : 0;
+    const bool optimizes = state.trainable && is_host == !state.homes.empty();
+    optimized += optimizes ? count / work_.optimizer_parts(index) : 0;
     use.weights += buffer * std::max(element(device), 4.0);
   }
   use.weights += params * each.weights;
@@ -292,6 +311,12 @@ struct Change {
     return time != other.time ? time < other.time : (bytes < 0) > (other.bytes < 0);
   }
 };
+
+Bytes MemoryUse::*part_of(Buffer buffer) {
+  if (buffer == Buffer::kWeights) return &MemoryUse::weights;
+  if (buffer == Buffer::kGrad) return &MemoryUse::gradients;
+  return is_saved(buffer) ? &MemoryUse::saved : &MemoryUse::in_flight;
+}
 
 void add_life(std::vector<Change>& changes, Seconds start, Seconds end, Bytes bytes, Bytes MemoryUse::*what) {
   if (bytes <= 0 || end <= start) return;
@@ -315,7 +340,7 @@ MemoryPeak worst_moment(std::vector<Change>& changes, const MemoryUse& state) {
 std::vector<MemoryPeak> peak_memory(const Schedule& schedule, const OpTimes& times, BufferSizes& sizes,
                                     const Lifetimes& lifetimes) {
   std::vector<Seconds> end(lifetimes.epochs.size(), 0);
-  std::vector<std::vector<Change>> changes(idx(schedule.num_devices));
+  std::vector<std::vector<Change>> changes(idx(schedule.num_places()));
   for (OpId op = 0; op < schedule.num_ops(); ++op) {
     const std::span<const LaneId> lanes = schedule.lanes_of(op);
     for (std::size_t i = 0; i < lanes.size(); ++i) {
@@ -329,11 +354,11 @@ std::vector<MemoryPeak> peak_memory(const Schedule& schedule, const OpTimes& tim
   for (std::size_t e = 0; e < lifetimes.epochs.size(); ++e) {
     const Epoch& epoch = lifetimes.epochs[e];
     add_life(changes[idx(epoch.device)], times.start[idx(epoch.first)], end[e], sizes.of(epoch),
-             is_saved(epoch.buffer) ? &MemoryUse::saved : &MemoryUse::in_flight);
+             part_of(epoch.buffer));
   }
   std::vector<MemoryPeak> peaks;
-  for (DeviceId device = 0; device < schedule.num_devices; ++device) {
-    peaks.push_back(worst_moment(changes[idx(device)], sizes.state(device)));
+  for (PlaceId place = 0; place < schedule.num_places(); ++place) {
+    peaks.push_back(worst_moment(changes[idx(place)], sizes.state(place)));
   }
   return peaks;
 }

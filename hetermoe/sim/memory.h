@@ -35,14 +35,15 @@ class BufferSizes {
   BufferSizes(const Placement& placement, const ModelConfig& model, const Cluster& cluster,
               const RoutingLoad& routing);
 
-  /// kParams has no epochs; kGrad and kNorm count 0: parameters and gradients belong to the state.
+  /// kParams has no epochs; kNorm counts 0, and so does kGrad unless weights visit: parameters and gradients
+  /// belong to the state.
   Bytes of(const Epoch& epoch);
   /// What the op needs besides its buffers: activations that it recomputes or does not keep, gradients of
   /// them, gathered rows, logits of a run of tokens, messages of a transfer, everybody's copy of what is
   /// reduced.
   Bytes workspace(const Op& op, DeviceId device);
-  /// Weights, gradients and optimizer state of a device.
-  MemoryUse state(DeviceId device) const;
+  /// Weights, gradients and optimizer state of a device or host, without what visits.
+  MemoryUse state(PlaceId place) const;
 
  private:
   /// Rows and copies that one device sends and receives in an exchange.
@@ -59,8 +60,9 @@ class BufferSizes {
   Bytes experts_workspace(const Op& op, DeviceId device);
   Bytes compute_workspace(const Op& op, DeviceId device);
   Bytes transfer_workspace(const Op& op, DeviceId device);
-  Bytes element(DeviceId device) const;
-  Bytes gradient(DeviceId device) const;
+  Bytes element(PlaceId place) const;
+  Bytes gradient(PlaceId place) const;
+  Bytes visiting(const Epoch& epoch) const;
   Bytes row(DeviceId device) const;
 
   const Placement& placement_;
@@ -72,8 +74,8 @@ class BufferSizes {
   std::vector<i32> group_of_;  // [device]
 };
 
-/// [num_devices] the worst moment of each device when ops run at these times. A buffer lives from the start
-/// of its first writer to the end of its last reader.
+/// [num_places] the worst moment of each device and host when ops run at these times. A buffer lives from the
+/// start of its first writer to the end of its last reader.
 std::vector<MemoryPeak> peak_memory(const Schedule& schedule, const OpTimes& times, BufferSizes& sizes,
                                     const Lifetimes& lifetimes);
 

@@ -42,12 +42,12 @@ void Simulator::prepare(const Schedule& schedule, const OpCosts& costs) {
   index_ports();
   interferes_ =
       std::any_of(costs.interference.begin(), costs.interference.end(), [](double i) { return i > 0; });
-  active_transfers_.assign(idx(schedule.num_devices), 0);
-  compute_running_.assign(idx(schedule.num_devices), -1);
+  active_transfers_.assign(idx(schedule.num_places()), 0);
+  compute_running_.assign(idx(schedule.num_places()), -1);
 }
 
 void Simulator::index_lanes() {
-  const std::size_t num_lanes = idx(schedule_->num_devices) * kNumQueues;
+  const std::size_t num_lanes = idx(schedule_->num_places()) * kNumQueues;
   lane_begin_.assign(num_lanes + 1, 0);
   for (const LaneId lane : schedule_->lanes) ++lane_begin_[idx(lane) + 1];
   for (std::size_t l = 0; l < num_lanes; ++l) lane_begin_[l + 1] += lane_begin_[l];
@@ -273,7 +273,7 @@ OpTimes longest_path(const Schedule& schedule, const std::vector<Seconds>& secon
   OpTimes times;
   times.start.resize(schedule.ops.size());
   times.end.resize(schedule.ops.size());
-  std::vector<Seconds> lane_end(idx(schedule.num_devices) * kNumQueues, 0);
+  std::vector<Seconds> lane_end(idx(schedule.num_places()) * kNumQueues, 0);
   for (OpId op = 0; op < schedule.num_ops(); ++op) {
     Seconds ready = 0;
     for (const LaneId lane : schedule.lanes_of(op)) ready = std::max(ready, lane_end[idx(lane)]);
@@ -293,6 +293,8 @@ Timeline timeline_frame(const Schedule& schedule, const Plan& plan, const Cluste
   const std::vector<std::string> roles = roles_of(plan);
   for (DeviceId d = 0; d < schedule.num_devices; ++d)
     timeline.devices.push_back({cluster.device_name(d), cluster.type_of(d).name, roles[idx(d)]});
+  for (PlaceId host = schedule.num_devices; host < schedule.num_places(); ++host)
+    timeline.devices.push_back({cluster.device_name(host), "host", "host"});
   for (OpId op = 0; op < schedule.num_ops(); ++op) {
     const Op& o = schedule.ops[idx(op)];
     const bool has_phase = o.kind < OpKind::kBalance;

@@ -48,6 +48,10 @@ bool same_width(const Plan& before, const Plan& next) {
 
 std::optional<std::string> hindrance(const Plan& before, const Plan& next) {
   for (const Plan* plan : {&before, &next}) {
+    if (uses_hosts(*plan))
+      return "[hosts] the plan before or after keeps parameters on hosts, which cannot move between plans "
+             "yet: "
+             "leave out plan.offload";
     if (plan->shard_optimizer)
       return "[shard_optimizer] got true in the plan before or after: parts of an optimizer's state cannot "
              "move between steps yet. End the run and begin it again from its checkpoint with the other plan";

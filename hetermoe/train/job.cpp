@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 
+#include "hetermoe/plan/offload.h"
 #include "hetermoe/train/freeze.h"
 
 namespace hetermoe {
@@ -243,6 +244,8 @@ Plan plan_of_strategy(const Job& job, const ModelConfig& model, const Cluster& c
   plan.recompute = options.recompute;
   plan.row_dedup = options.row_dedup;
   plan.shard_optimizer = options.shard_optimizer;
+  plan.slots = options.slots;
+  offload(plan, model, cluster, options.offload, "plan.offload");
   set_dtypes(plan, options);
   return plan;
 }

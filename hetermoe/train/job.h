@@ -104,6 +104,8 @@ struct PlanOptions {
   Recompute recompute = Recompute::kLocal;
   bool row_dedup = true;
   bool shard_optimizer = false;
+  std::vector<std::string> offload;
+  VisitSlots slots;
   std::optional<Dtype> attention_dtype, expert_dtype, wire_dtype, grad_dtype;
   template <class V>
   void fields(V& v) {
@@ -136,6 +138,11 @@ struct PlanOptions {
     v("shard_optimizer", shard_optimizer,
       "devices that hold the same parameters divide their master copies and moments among them (ZeRO-1): "
       "less memory, equal results");
+    v("offload", offload,
+      "what lives in the main memory of the devices' nodes: all, weights, optimizer, or PART.weights, "
+      "PART.optimizer of embed, attention, experts, head; \"layers 8-15:experts.weights\" or \"devices "
+      "4-7:optimizer\" for some alone");
+    v("slots", slots, "how many layers of weights from the host fit on a device at once");
     v("attention_dtype", attention_dtype, "compute dtype of devices with attention");
     v("expert_dtype", expert_dtype, "compute dtype of devices with experts only");
     v("wire_dtype", wire_dtype, "dtype of rows in transfers");
@@ -175,6 +182,7 @@ struct RunOptions {
   std::optional<bool> deterministic;
   bool expandable_segments = true;
   ExpertProducts expert_products = ExpertProducts::kAuto;
+  double memory_limit_gib = 0;
   double silence_s = 20, gather_limit_s = 1800;
   template <class V>
   void fields(V& v) {
@@ -195,6 +203,11 @@ struct RunOptions {
       "on GPUs: products of a layer's experts in bf16: each by itself, or grouped in one kernel. auto = what "
       "the profile of the device's type found faster, else grouped on GPUs of compute capability 9.x and "
       "10.x");
+    v("memory_limit_gib", memory_limit_gib,
+      "a device may hold so much, GiB, counted tensor by tensor; an op that needs more ends the run. 0 = as "
+      "much "
+      "as there is",
+      at_least(0));
     v("silence_s", silence_s,
       "processes that meet at a store (torchrun): one that shows no sign of life for so long is dead, which "
       "ends the run",

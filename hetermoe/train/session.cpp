@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <set>
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/sim/simulator.h"
@@ -29,6 +30,15 @@ std::vector<OpId> launch_order(const RunContext& context, const CostModel& cost)
   return order;
 }
 
+/// The devices of a plan and the hosts that keep states of it, ascending.
+std::vector<PlaceId> places_of_plan(const Plan& plan, const Schedule& placed) {
+  std::vector<PlaceId> places = devices_of(plan);
+  std::set<PlaceId> homes;
+  for (const State& state : placed.states) homes.insert(state.homes.begin(), state.homes.end());
+  places.insert(places.end(), homes.begin(), homes.end());
+  return places;
+}
+
 /// An order that is written out lists the ops of a training step; a forward-only step orders its own.
 Plan forward_plan(Plan plan) {
   if (plan.order != OrderPolicy::kExplicit) return plan;
@@ -51,7 +61,7 @@ Session::Session(ModelConfig model, Cluster cluster, Plan plan, Options options,
   // All before the first step, so that what is wrong with any of it is told then.
   passes_ = make_passes(std::move(plan));
   transport_ = make_transport ? make_transport(passes_.train->schedule)
-                              : make_in_process_transport(cluster_.num_devices());
+                              : make_in_process_transport(passes_.train->schedule.num_places());
   check_trainable(model_);
   order_launches(*passes_.train, options_.launch_by);
   order_launches(*passes_.forward, options_.launch_by);
@@ -77,15 +87,17 @@ void Session::order_launches(Pass& pass, const CostModel* by) const {
 
 /// Of the devices of a plan that live here and have none. placed: a schedule with the states that they hold.
 void Session::add_states(const Plan& plan, const Schedule& placed) {
-  for (const DeviceId device : devices_of(plan)) {
-    const std::vector<DeviceId>& local = options_.local;
-    if (!local.empty() && std::find(local.begin(), local.end(), device) == local.end()) continue;
-    const auto has = [&](const auto& state) { return state->device() == device; };
+  for (const PlaceId place : places_of_plan(plan, placed)) {
+    const std::vector<PlaceId>& local = options_.local;
+    if (!local.empty() && std::find(local.begin(), local.end(), place) == local.end()) continue;
+    const auto has = [&](const auto& state) { return state->device() == place; };
     if (std::any_of(states_.begin(), states_.end(), has)) continue;
-    const c10::Device where = options_.where.empty() ? c10::Device(at::kCPU) : options_.where[idx(device)];
-    StorageOptions storage = storage_options(plan, device, where);
-    if (!options_.expert_products.empty()) storage.expert_products = options_.expert_products[idx(device)];
-    states_.push_back(std::make_unique<DeviceState>(device, placed, model_, storage));
+    const bool on_cpu = options_.where.empty() || place >= placed.num_devices;
+    const c10::Device where = on_cpu ? c10::Device(at::kCPU) : options_.where[idx(place)];
+    StorageOptions storage = storage_options(plan, place, where);
+    if (!on_cpu && !options_.expert_products.empty())
+      storage.expert_products = options_.expert_products[idx(place)];
+    states_.push_back(std::make_unique<DeviceState>(place, placed, model_, storage));
   }
 }
 

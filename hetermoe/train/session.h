@@ -25,7 +25,7 @@ class Session {
   struct Options {
     StepOptions step;
     ExecutorOptions executor;
-    std::vector<DeviceId> local;       ///< devices of this process, under any plan; empty = all
+    std::vector<PlaceId> local;        ///< devices and hosts of this process, under any plan; empty = all
     std::vector<c10::Device> where{};  ///< [num_devices] where each one's tensors are; empty = the CPU
     std::vector<ExpertProducts> expert_products{};  ///< [num_devices]; empty = kAuto
     /// Transfers are launched in the order in which they would start by this cost, for transports that need

@@ -72,6 +72,26 @@ std::vector<i32> place_ranks(const SessionParts& parts, const Processes& process
   return rank_of;
 }
 
+/// A host belongs to the process of its devices.
+void add_hosts(std::vector<i32>& rank_of, const SessionParts& parts) {
+  const Plan& plan = parts.plan;
+  if (!uses_hosts(plan)) return;
+  const DeviceId num_devices = parts.cluster.num_devices();
+  rank_of.resize(idx(num_devices) + parts.cluster.nodes.size(), kNoRank);
+  for (const DeviceId device : devices_of(plan)) {
+    i32& rank = rank_of[idx(num_devices + plan.hosts[idx(device)])];
+    if (rank != kNoRank && rank != rank_of[idx(device)]) {
+      fail<ConfigError>(
+          "plan.offload",
+          "devices of node {} are in processes {} and {}, but share a host: expected one process for "
+          "all devices of a node. Start one process for each of the {} nodes",
+          parts.cluster.nodes[idx(plan.hosts[idx(device)])].name, rank, rank_of[idx(device)],
+          parts.cluster.nodes.size());
+    }
+    rank = rank_of[idx(device)];
+  }
+}
+
 /// A communicator is made once: later plans, and moves between plans, may need any of the queues.
 std::vector<i32> queues_of_run(const Schedule& schedule, std::span<const PlannedChange> changes) {
   if (changes.empty()) return transfer_queues(schedule);
@@ -116,6 +136,7 @@ ExecutorOptions executor_options(const SessionParts& parts, const Processes& pro
   if (job.train.straggler_share > 0 && tells_stragglers) options.nominal = &parts.nominal;
   options.threads_per_lane = lane_threads(job, parts.plan);
   options.watchdog = job.clock.watchdog_s;
+  options.memory_limit = job.run.memory_limit_gib * 1024 * 1024 * 1024;
   return options;
 }
 
@@ -140,9 +161,18 @@ std::unique_ptr<Session> make_session(const SessionParts& parts, const Processes
       .rank_of = std::vector<i32>(idx(cluster.num_devices()), 0), .queues = {}, .device = own};
   if (!processes.alone()) {
     transport.rank_of = place_ranks(parts, processes, own);
-    for (DeviceId d = 0; d < cluster.num_devices(); ++d) {
-      if (transport.rank_of[idx(d)] == processes.rank()) options.local.push_back(d);
+  }
+  add_hosts(transport.rank_of, parts);
+  if (!processes.alone()) {
+    for (PlaceId place = 0; place < static_cast<PlaceId>(transport.rank_of.size()); ++place) {
+      if (transport.rank_of[idx(place)] == processes.rank()) options.local.push_back(place);
     }
+  }
+  if (kind.needs_launch_order && uses_hosts(parts.plan)) {
+    fail<ConfigError>("plan.offload",
+                      "keeps parameters on hosts, which transport {} does not reach: expected one "
+                      "process, or processes of mpirun",
+                      kind.name);
   }
   if (kind.needs_launch_order) agree_on_launches(options, parts, processes);
   return std::make_unique<Session>(parts.model, cluster, parts.plan, options, [&](const Schedule& schedule) {

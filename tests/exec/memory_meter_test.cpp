@@ -7,7 +7,9 @@
 
 #include "hetermoe/cost/roofline.h"
 #include "hetermoe/kernels/host_kernels.h"
+#include "hetermoe/plan/offload.h"
 #include "hetermoe/sim/memory.h"
+#include "tests/support/error_of.h"
 #include "tests/support/rig.h"
 #include "tests/support/strategy_plans.h"
 
@@ -87,19 +89,23 @@ double check_memory(const ModelConfig& model, const Cluster& cluster, const Plan
   Rig rig(model, cluster, plan, options);
   rig.load(lively_values(model));
   rig.executor().run(random_input(plan, model));
-  const std::vector<Bytes> measured = meter.peaks(rig.executor().timeline(), cluster.num_devices());
+  const std::vector<Bytes> measured = meter.peaks(rig.executor().timeline(), rig.schedule().num_places());
   const RecordedRouting routing = rig.executor().recorded_routing();
   const OpCosts costs = price(rig.schedule(), rig.placement(), model, cluster, cost, routing);
   const std::vector<MemoryPeak> modelled = peak_memory(rig.schedule(), Simulator().run(rig.schedule(), costs),
                                                        rig.placement(), model, cluster, routing);
+  const BufferSizes sizes(rig.placement(), model, cluster, routing);
   double worst = 0;
   for (const std::unique_ptr<DeviceState>& state : rig.states()) {
     const auto d = static_cast<std::size_t>(state->device());
-    EXPECT_GT(measured[d], 0) << name;
+    if (state->device() < cluster.num_devices()) {
+      EXPECT_GT(measured[d], 0) << name;
+    }
     const auto lasting = static_cast<Bytes>(state->store().bytes());  // weights, gradients, moments
     const Bytes held = measured[d] + lasting;
     // Parts of a sharded optimizer are whole blocks of elements, which the model does not round.
-    EXPECT_NEAR(modelled[d].use.state(), lasting, (plan.shard_optimizer ? 1e-3 : 1e-9) * held) << name;
+    EXPECT_NEAR(sizes.state(state->device()).state(), lasting, (plan.shard_optimizer ? 1e-3 : 1e-9) * held)
+        << name;
     const double ratio = modelled[d].use.total() / held;
     EXPECT_NEAR(ratio, 1, 0.05) << name << " device " << d << ": measured " << held << ", model "
                                 << modelled[d].use.total();
@@ -135,6 +141,66 @@ void check_strategies(const char* model_name, const char* cluster_name, i64 seq_
   }
   std::cout << fmt::format("[          ] {}: the model is off by {:.1f} % at worst\n", model_name,
                            100 * worst);
+}
+
+/// Devices and hosts.
+TEST(MeasuredMemory, IsTheModelsWithHosts) {
+  at::set_num_threads(1);
+  const ModelConfig model = load_model("demo");
+  Cluster cluster = load_cluster("demo-hosts");
+  for (DeviceType& type : cluster.types) type.attention_kernel = AttentionKernel::kFlash;
+  StrategyRequest request;
+  request.seq_len = 256;
+  request.sequences = 8;
+  request.microbatches = 2;
+  double worst = 0;
+  for (const char* strategy : {"zebra", "ep", "dist_ep", "single"}) {
+    for (const std::vector<std::string>& entries :
+         {std::vector<std::string>{"optimizer"}, {"optimizer", "experts.weights"}, {"all"}}) {
+      Plan plan = find_strategy(strategy).make(model, cluster, request);
+      use_dtype(plan, Dtype::kFp32);
+      offload(plan, model, cluster, entries, "test");
+      worst =
+          std::max(worst, check_memory(model, cluster, plan, fmt::format("{} {}", strategy, entries.back())));
+    }
+  }
+  std::cout << fmt::format("[          ] with hosts: the model is off by {:.1f} % at worst\n", 100 * worst);
+}
+
+/// A model whose state is four times what a device may hold.
+TEST(MemoryLimit, AModelWhoseStateDoesNotFitTrainsWithHosts) {
+  const ModelConfig model = load_model("demo");
+  const Cluster cluster = load_cluster("demo-hosts");
+  StrategyRequest request;
+  request.seq_len = 32;
+  request.sequences = 4;
+  request.microbatches = 2;
+  const auto run = [&](const std::vector<std::string>& entries, Bytes limit) {
+    Plan plan = find_strategy("single").make(model, cluster, request);
+    use_dtype(plan, Dtype::kFp32);
+    plan.window = 0;
+    plan.order = OrderPolicy::kLayerMajor;
+    offload(plan, model, cluster, entries, "test");
+    plan.slots = {1, 1};
+    RigOptions options;
+    options.executor.memory_limit = limit;
+    Rig rig(model, cluster, plan, options);
+    rig.load(lively_values(model));
+    StepInput input = random_input(plan, model);
+    input.learning_rate = 1e-2;
+    std::vector<double> losses;
+    for (int step = 0; step < 3; ++step) losses.push_back(rig.executor().run(input).loss);
+    return losses;
+  };
+  const Bytes all = static_cast<Bytes>(count_parameters(model).total) * 16;
+  const std::vector<double> expected = run({}, 0);
+  EXPECT_NE(expected[0], expected[2]);
+  EXPECT_EQ(run({"all"}, all / 4), expected);
+  const std::string lasting = error_of<ConfigError>([&] { run({}, all / 4); });
+  EXPECT_NE(lasting.find("[run.memory_limit_gib] device 0"), std::string::npos) << lasting;
+  const std::string needed = error_of<DeviceError>([&] { run({"all"}, all / 40); });
+  EXPECT_NE(needed.find("needs"), std::string::npos) << needed;
+  EXPECT_NE(needed.find("device 0"), std::string::npos) << needed;
 }
 
 TEST(MeasuredMemory, IsTheModelsOnTheDemo) { check_strategies("demo", "demo", 256); }

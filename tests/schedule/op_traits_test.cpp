@@ -57,8 +57,13 @@ TEST(OpTraits, OpsOfSchedulesAreAsTheTableSays) {
   plan.recompute = Recompute::kResend;
   plan.groups[0].head = {{{.device = 2, .sequences = 2}}};  // moves
   std::set<OpKind> seen;
-  for (const bool sharded : {false, true}) {
-    plan.shard_optimizer = sharded;
+  for (const char* optimizer : {"whole", "sharded", "on the host"}) {
+    plan.shard_optimizer = optimizer == std::string("sharded");
+    if (optimizer == std::string("on the host")) {
+      plan.groups[0].embed_home = plan.groups[0].head_home =
+          Home{.optimizer = Residence::kHost, .devices = {}};
+      plan.hosts.assign(plan.dtype.size(), 0);
+    }
     for (const Op& op : build_schedule(plan, model, {.balance = true}).ops) {
       const OpTraits& row = traits(op.kind);
       seen.insert(op.kind);

@@ -67,11 +67,12 @@ class Rig {
         placement_(plan_, model_, options.step),
         schedule_(altered(build_schedule(plan_, model_, options.step), options.alter)),
         context_{model_, cluster_, placement_, schedule_},
-        transport_(std::make_unique<HookedTransport>(make_in_process_transport(cluster_.num_devices()),
+        transport_(std::make_unique<HookedTransport>(make_in_process_transport(schedule_.num_places()),
                                                      options.on_send, options.on_receive, options.on_abort)) {
     if (options.checksum_messages) transport_ = make_checksummed_transport(std::move(transport_));
-    std::set<DeviceId> devices;
+    std::set<PlaceId> devices;
     for (const Group& group : plan_.groups) devices.insert(group.devices.begin(), group.devices.end());
+    for (const State& state : schedule_.states) devices.insert(state.homes.begin(), state.homes.end());
     std::vector<DeviceState*> pointers;
     for (const DeviceId device : devices) {
       states_.push_back(

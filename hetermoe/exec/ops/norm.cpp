@@ -9,21 +9,32 @@
 namespace hetermoe {
 namespace {
 
-/// The trained states that the device holds: of each it tells the squares of its part.
-std::vector<i64> states_told_by(const OpContext& d, DeviceId device) {
-  std::vector<i64> states;
-  for (const i32 state : d.p.states_on(device)) {
-    if (d.p.trains(state)) states.push_back(state);
+/// A part of a trained state, of which a place tells the squares.
+struct ToldPart {
+  i64 state = 0;
+  std::size_t part = 0;  ///< of as many as the state has devices
+};
+
+/// A device tells the squares of its own part, a host those of the parts of its devices. So the norm has the
+/// same bits wherever the optimizer is.
+std::vector<ToldPart> parts_told_by(const OpContext& d, PlaceId place) {
+  std::vector<ToldPart> told;
+  for (const i32 state : d.p.states_on(place)) {
+    if (!d.p.tells_squares(state, place)) continue;
+    const std::vector<DeviceId>& holders = d.schedule.states[idx(state)].devices;
+    for (std::size_t i = 0; i < holders.size(); ++i) {
+      const bool is_own = place < d.p.num_devices() ? holders[i] == place : d.p.host_of(holders[i]) == place;
+      if (is_own) told.push_back({state, i});
+    }
   }
-  return states;
+  return told;
 }
 
-/// Whether or not the optimizer is sharded, so that both have the same norm, to the bit.
-at::Tensor squares_of_own_part(OpContext& d, i32 state) {
-  const std::vector<DeviceId>& holders = d.schedule.states[idx(state)].devices;
-  const std::vector<at::Tensor>& grads = d.state.tensors(state).grads;
+at::Tensor squares_of(OpContext& d, const ToldPart& told) {
+  const std::vector<DeviceId>& holders = d.schedule.states[idx(told.state)].devices;
+  const std::vector<at::Tensor>& grads = d.state.tensors(static_cast<i32>(told.state)).grads;
   if (holders.size() == 1) return squared_norm(grads);
-  std::vector<at::Tensor> parts = parts_of(grads, position(holders, d.device()), holders.size());
+  std::vector<at::Tensor> parts = parts_of(grads, told.part, holders.size());
   std::erase_if(parts, [](const at::Tensor& part) { return part.numel() == 0; });
   return parts.empty() ? at::zeros({}, grads[0].options().dtype(at::kDouble)) : squared_norm(parts);
 }
@@ -67,9 +78,11 @@ at::Tensor counts_on_host(const OpContext& d, const std::vector<double>& counts)
 /// these in every message each device ends with the same numbers of the whole step.
 void pack(OpContext& d, const Op&, Devices, std::vector<Message>& out) {
   Message mine;
-  mine.numbers = states_told_by(d, d.device());
   std::vector<at::Tensor> squares, losses, aux;
-  for (const i64 s : mine.numbers) squares.push_back(squares_of_own_part(d, static_cast<i32>(s)));
+  for (const ToldPart& told : parts_told_by(d, d.device())) {
+    mine.numbers.push_back(told.state);
+    squares.push_back(squares_of(d, told));
+  }
   for (const at::Tensor& loss : d.losses) append_defined(loss, losses);
   for (const auto& layer : d.aux) {
     for (const at::Tensor& value : layer) append_defined(value, aux);
@@ -102,18 +115,18 @@ void unpack(OpContext& d, const Op&, Devices, std::vector<Message>& in) {
 
 MessageShape expected(OpContext& d, const Op&, DeviceId peer, const Message&) {
   MessageShape shape;
-  shape.numbers = states_told_by(d, peer).size();
+  shape.numbers = parts_told_by(d, peer).size();
   shape.values = shape.numbers + 2;
   shape.tensors.push_back({at::kLong, d.counts_LE.sizes().vec()});
   return shape;
 }
 
 void check_states(OpContext& d, const Op&, DeviceId peer, const Message& message) {
-  const std::vector<i64> states = states_told_by(d, peer);
-  for (std::size_t i = 0; i < states.size(); ++i) {
-    if (message.numbers[i] == states[i]) continue;
+  const std::vector<ToldPart> told = parts_told_by(d, peer);
+  for (std::size_t i = 0; i < told.size(); ++i) {
+    if (message.numbers[i] == told[i].state) continue;
     fail<TransportError>(d.name_of_peer(peer), "state {}: got {}, expected {}", i, message.numbers[i],
-                         states[i]);
+                         told[i].state);
   }
 }
 

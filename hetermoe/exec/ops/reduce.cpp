@@ -64,15 +64,15 @@ void keep_weights(OpContext& d, const Op& op, Devices participants, std::vector<
 
 /// The part of every tensor of the state that belongs to `owner`.
 MessageShape shape_of_parts(OpContext& d, const Op& op, DeviceId owner, at::ScalarType dtype) {
-  const std::vector<DeviceId>& holders = d.schedule.states[idx(op.state)].devices;
+  const std::vector<PlaceId>& holders = d.schedule.states[idx(op.state)].reducers();
   MessageShape shape;
   for (const at::Tensor& grad : grads_of(d, op))
     shape.tensors.push_back({dtype, part_of(grad, position(holders, owner), holders.size()).sizes().vec()});
   return shape;
 }
 
-at::ScalarType grad_type(const OpContext& d, DeviceId sender) {
-  return scalar_type(grad_dtype_of(d.p.plan(), sender));
+at::ScalarType grad_type(const OpContext& d, PlaceId sender) {
+  return scalar_type(grad_dtype_of(d.p.plan(), d.p.first_device(sender)));
 }
 
 MessageShape expected_parts(OpContext& d, const Op& op, DeviceId peer, const Message&) {

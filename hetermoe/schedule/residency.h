@@ -1,0 +1,73 @@
+#pragma once
+#include <array>
+#include <utility>
+#include <vector>
+
+#include "hetermoe/schedule/placement.h"
+
+namespace hetermoe {
+
+/// The part whose parameters a compute op uses, and the layer of its states; none = it uses none.
+struct UsedPart {
+  UnitPart part = UnitPart::kEmbed;
+  i32 layer = -1;
+  bool any = false;
+};
+UsedPart used_part(const Op& op, bool tied);
+/// The part to whose gradient a compute op adds. A head with tied embeddings adds to that of the embedding,
+/// which is the part that it uses.
+UsedPart graded_part(const Op& op, const Placement& placement);
+
+/// Where the optimizer of a state is on the host and its weights are not: the summed gradient goes to each
+/// host once, by the first of its devices; the updated weights come back to every device. Else none.
+std::vector<Op> stores_once(const Placement& placement, i32 state);
+std::vector<Op> fetches_once(const Placement& placement, i32 state);
+
+/// Follows the weights that visit devices (State::visits) through the order of a step's compute ops, and says
+/// which fetches and stores it takes. Every strategy gets offload from here: order policies know nothing of
+/// it. Visit j of a part on a device lies in slot j mod slots of that part; a later use of a layer that still
+/// lies in a slot makes no new visit. What a visit adds to gradients is stored when the visit ends, or when
+/// nobody adds to the state any more.
+class Residency {
+ public:
+  /// Keeps a reference.
+  explicit Residency(const Placement& placement);
+
+  /// Weights of some state visit.
+  bool active() const { return active_; }
+  /// Of a compute op that is appended next: the fetches and stores that come before it. Sets its slot.
+  void before(Op& op, DeviceId device, std::vector<Op>& out);
+  /// Nobody adds to the gradients of a state that visits any more: the stores that are due.
+  void finish(i32 state, std::vector<Op>& out);
+  /// finish() of all states.
+  void finish_all(std::vector<Op>& out);
+
+ private:
+  /// The visits of one part on one device.
+  struct Visits {
+    std::vector<i32> layers;  // [slot] which layer lies there, kNobody = none yet
+    i32 next = 0;             // slot of the next visit
+  };
+  static constexpr i32 kNobody = -2;
+  Visits& visits(DeviceId device, UnitPart part);
+  bool any_visits(DeviceId device, const UsedPart& used) const;
+  void admit(Op& op, DeviceId device, const UsedPart& used, std::vector<Op>& out);
+  void store_due(i32 state, DeviceId device, std::vector<Op>& out);
+
+  const Placement& p_;
+  bool active_ = false;
+  std::vector<std::array<Visits, kEnumCount<UnitPart>>> visits_;  // [device][part]
+  std::vector<std::vector<bool>> due_;  // [state][device] a gradient waits for its store
+};
+
+/// The visits that an order of compute ops, each with its device, takes, in their order, and the slot of each
+/// of these ops.
+struct VisitReplay {
+  std::vector<Op> visits;
+  std::vector<std::int16_t> slots;
+};
+VisitReplay replay_visits(const Placement& placement, const std::vector<std::pair<Op, DeviceId>>& computed);
+/// A fetch or store of weights that visit.
+bool is_visit(const Op& op, const Placement& placement);
+
+}  // namespace hetermoe

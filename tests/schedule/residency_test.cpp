@@ -1,0 +1,194 @@
+#include "hetermoe/schedule/residency.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <map>
+
+#include "hetermoe/cost/price.h"
+#include "hetermoe/plan/offload.h"
+#include "hetermoe/schedule/builder.h"
+#include "tests/support/strategy_plans.h"
+
+namespace hetermoe::testing {
+namespace {
+
+Cluster with_hosts(const std::string& name) {
+  Cluster cluster = load_cluster(name);
+  for (Node& node : cluster.nodes) node.host = NodeHost{.memory_gib = 64};
+  return cluster;
+}
+
+const std::vector<std::vector<std::string>> kResidences = {{"optimizer"},
+                                                           {"experts.optimizer"},
+                                                           {"all"},
+                                                           {"experts.weights"},
+                                                           {"attention.weights", "embed.optimizer"},
+                                                           {"optimizer", "layers 1:all"}};
+
+template <class F>
+void for_each_plan(const ModelConfig& model, const Cluster& cluster, F&& f) {
+  for (const NamedPlan& named : strategy_plans(model, cluster, small_step())) {
+    for (const std::vector<std::string>& residence : kResidences) {
+      for (const i32 slots : {1, 2, 3}) {
+        Plan plan = named.plan;
+        offload(plan, model, cluster, residence, "test");
+        plan.slots = {slots, slots};
+        f(named.name + " " + residence.back() + " slots " + std::to_string(slots), plan);
+      }
+    }
+  }
+}
+
+TEST(Residency, EveryStrategyWithEveryResidenceIsSound) {
+  const ModelConfig model = load_model("tiny");
+  const Cluster cluster = with_hosts("demo");
+  i64 visits = 0;
+  for_each_plan(model, cluster, [&](const std::string& what, const Plan& plan) {
+    ASSERT_EQ(validate(plan, model, cluster), std::vector<std::string>{}) << what;
+    for (const bool backward : {true, false}) {
+      StepOptions options;
+      options.backward = backward;
+      const Schedule schedule = build_schedule(plan, model, options);
+      EXPECT_EQ(validate(schedule, plan, model, options), std::vector<std::string>{}) << what;
+      for (const Op& op : schedule.ops) visits += op.slot >= 0 ? 1 : 0;
+    }
+  });
+  EXPECT_GT(visits, 1000);
+}
+
+TEST(Residency, OrdersCanBeWrittenOut) {
+  const ModelConfig model = load_model("tiny");
+  const Cluster cluster = with_hosts("demo");
+  for_each_plan(model, cluster, [&](const std::string& what, const Plan& plan) {
+    const Schedule schedule = build_schedule(plan, model);
+    Plan listed = plan;
+    listed.order = OrderPolicy::kExplicit;
+    listed.explicit_order = to_text(schedule);
+    EXPECT_EQ(hash(build_schedule(listed, model)), hash(schedule)) << what;
+  });
+}
+
+/// Bytes over the links: of weights that stay, the gradient once to each host and the weights back to every
+/// device; of weights that visit, one fetch per visit and one store per visit with gradients.
+TEST(Residency, NothingTravelsTwice) {
+  const ModelConfig model = load_model("tiny");
+  const Cluster cluster = with_hosts("demo");
+  for_each_plan(model, cluster, [&](const std::string& what, const Plan& plan) {
+    const Placement placement(plan, model, {});
+    const Schedule schedule = build_schedule(placement);
+    std::map<std::pair<i32, DeviceId>, i64> fetches, stores;
+    for (const Op& op : schedule.ops) {
+      if (op.kind == OpKind::kFetch) ++fetches[{op.state, op.device}];
+      if (op.kind == OpKind::kStore) ++stores[{op.state, op.device}];
+    }
+    for (std::size_t s = 0; s < schedule.states.size(); ++s) {
+      const State& state = schedule.states[s];
+      i64 num_stores = 0;
+      for (const DeviceId device : state.devices) {
+        num_stores += stores[{static_cast<i32>(s), device}];
+        if (state.visits() || state.homes.empty()) continue;
+        EXPECT_EQ((fetches[{static_cast<i32>(s), device}]), 1) << what << " state " << s;
+      }
+      if (!state.visits()) {
+        EXPECT_EQ(num_stores, static_cast<i64>(state.homes.size())) << what;
+      }
+    }
+  });
+}
+
+/// Zebra takes a layer once forward and once backward through all microbatches: with two slots the last two
+/// layers still lie there when the backward pass begins.
+TEST(Residency, ZebraFetchesALayerOncePerPass) {
+  ModelConfig model = load_model("tiny");
+  model.num_layers = 5;
+  const Cluster cluster = with_hosts("demo");
+  Plan plan = find_strategy("zebra").make(model, cluster, small_step());
+  offload(plan, model, cluster, {"experts.weights"}, "test");
+  const Schedule schedule = build_schedule(plan, model);
+  std::map<i32, i64> fetches;  // by layer, on the first device with experts
+  DeviceId device = -1;
+  for (const Op& op : schedule.ops) {
+    if (op.kind != OpKind::kFetch) continue;
+    if (device < 0) device = op.device;
+    if (op.device == device) ++fetches[schedule.states[static_cast<std::size_t>(op.state)].layer];
+  }
+  EXPECT_EQ(fetches, (std::map<i32, i64>{{0, 2}, {1, 2}, {2, 2}, {3, 1}, {4, 1}}));
+}
+
+struct Planted {
+  const char* name;
+  std::function<bool(Schedule&, OpId)> plant;  ///< false: this op is not the place
+  const char* expected;
+};
+
+TEST(Residency, PlantedFaultsAreFound) {
+  ModelConfig model = load_model("tiny");
+  model.num_layers = 5;
+  const Cluster cluster = with_hosts("demo");
+  Plan plan = find_strategy("zebra").make(model, cluster, small_step());
+  offload(plan, model, cluster, {"experts.weights"}, "test");
+  const Schedule sound = build_schedule(plan, model);
+  const auto drop_dependency = [](Schedule& s, OpId op) {
+    // Its lane has others before it, so the dependency is the only one that keeps it back.
+    const auto begin = s.dep_begin[static_cast<std::size_t>(op)];
+    if (s.dep_begin[static_cast<std::size_t>(op) + 1] == begin) return false;
+    s.deps.erase(s.deps.begin() + begin);
+    for (std::size_t i = static_cast<std::size_t>(op) + 1; i < s.dep_begin.size(); ++i) --s.dep_begin[i];
+    return true;
+  };
+  const std::vector<Planted> faults = {
+      {"slot off by one",
+       [](Schedule& s, OpId op) {
+         Op& at = s.ops[static_cast<std::size_t>(op)];
+         if (at.kind != OpKind::kExperts) return false;
+         at.slot = static_cast<std::int16_t>(1 - at.slot);
+         return true;
+       },
+       "slot"},
+      {"fetch to another slot",
+       [](Schedule& s, OpId op) {
+         Op& at = s.ops[static_cast<std::size_t>(op)];
+         if (at.kind != OpKind::kFetch) return false;
+         at.slot = static_cast<std::int16_t>(1 - at.slot);
+         return true;
+       },
+       "goes to slot"},
+      {"fetch before the last reader of the slot",
+       [&](Schedule& s, OpId op) {
+         return s.ops[static_cast<std::size_t>(op)].kind == OpKind::kFetch && drop_dependency(s, op);
+       },
+       "may start on device"},
+      {"gradient stored before it is complete",
+       [&](Schedule& s, OpId op) {
+         return s.ops[static_cast<std::size_t>(op)].kind == OpKind::kStore && drop_dependency(s, op);
+       },
+       "may start on device"},
+      {"another state stored twice",
+       [](Schedule& s, OpId op) {
+         Op& at = s.ops[static_cast<std::size_t>(op)];
+         if (at.kind != OpKind::kStore) return false;
+         for (std::size_t later = static_cast<std::size_t>(op) + 1; later < s.ops.size(); ++later) {
+           if (s.ops[later].kind == OpKind::kStore && s.ops[later].device == at.device) {
+             s.ops[later].state = at.state;
+             return true;
+           }
+         }
+         return false;
+       },
+       "there twice"},
+  };
+  for (const Planted& fault : faults) {
+    Schedule planted = sound;
+    OpId op = 0;
+    while (op < planted.num_ops() && !fault.plant(planted, op)) ++op;
+    ASSERT_LT(op, planted.num_ops()) << fault.name;
+    bool found = false;
+    for (const std::string& told : validate(planted, plan, model, {}))
+      found = found || told.find(fault.expected) != std::string::npos;
+    EXPECT_TRUE(found) << fault.name;
+  }
+}
+
+}  // namespace
+}  // namespace hetermoe::testing
