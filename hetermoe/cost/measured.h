@@ -70,7 +70,7 @@ class MeasuredCost : public CostModel {
   RooflineCost roofline_;
   const ModelConfig& model_;
   const Cluster& cluster_;
-  Recompute recompute_;
+  RecomputeTable recompute_;
   std::vector<std::vector<double>> tokens_;  // [group][microbatch] of a chunk
   std::vector<double> params_;               // [device] of the states that it tells the norm of
   std::map<i32, Tables> tables_;             // by type

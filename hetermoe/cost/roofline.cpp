@@ -19,7 +19,7 @@ constexpr double kMixedUpdateBytes = 26, kUpdateBytes = 30;
 
 RooflineCost::RooflineCost(const ModelConfig& model, const Cluster& cluster, const Plan& plan,
                            SoftwareConstants constants)
-    : model_(model), cluster_(cluster), software_(constants), recompute_(plan.recompute) {
+    : model_(model), cluster_(cluster), software_(constants), recompute_(plan) {
   HM_CHECK(static_cast<i32>(plan.dtype.size()) == cluster.num_devices(), "plan and cluster differ");
   for (DeviceId d = 0; d < cluster.num_devices(); ++d) {
     rates_.push_back(rates_of(d, plan));
@@ -94,9 +94,8 @@ Seconds RooflineCost::backward(const Parts& p, const Rates& r, double frozen) co
 
 Seconds RooflineCost::with_phase(const Parts& parts, const ComputeWork& work) const {
   if (work.op.phase != Phase::kBackward) return forward(parts);
-  const bool dense = work.op.kind == OpKind::kAttention && !model_.is_moe(work.op.layer);
-  const bool recomputes = recompute_ == Recompute::kLocal || (recompute_ == Recompute::kResend && dense);
-  return (recomputes ? forward(parts) : 0) + backward(parts, rates(work.device), work.frozen);
+  const Recompute recompute = recompute_.of(work.op.group, work.op.layer);
+  return (recomputes_inside(recompute, model_.is_moe(work.op.layer)) ? forward(parts) : 0) + backward(parts, rates(work.device), work.frozen);
 }
 
 /// Adding the rows that the experts returned to the residual stream, which is read and written once.

@@ -4,6 +4,7 @@
 #include "hetermoe/cluster/cluster.h"
 #include "hetermoe/cost/cost_model.h"
 #include "hetermoe/model/model_config.h"
+#include "hetermoe/plan/recompute.h"
 
 namespace hetermoe {
 
@@ -85,7 +86,7 @@ class RooflineCost : public CostModel {
   const ModelConfig& model_;
   const Cluster& cluster_;
   SoftwareConstants software_;
-  Recompute recompute_;
+  RecomputeTable recompute_;
   std::vector<Rates> rates_;  // [device]
 };
 

@@ -249,6 +249,11 @@ Json to_json(const Plan& plan) {
   // Plans that ask for nothing keep their text.
   if (!plan.grad_dtype) json.erase("grad_dtype");
   if (!plan.shard_optimizer) json.erase("shard_optimizer");
+  for (Json& group : json["groups"]) {
+    for (Json& layer : group["layers"]) {
+      if (layer["recompute"].is_null()) layer.erase("recompute");
+    }
+  }
   return json;
 }
 

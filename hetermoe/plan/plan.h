@@ -75,11 +75,13 @@ using LayerOwners = std::vector<ExpertOwners>;
 struct LayerPlacement {
   Shares attention;
   LayerOwners experts;  ///< empty in a dense layer
+  std::optional<Recompute> recompute = std::nullopt;  ///< none = the plan's; see recompute_of()
   bool operator==(const LayerPlacement&) const = default;
   template <class V>
   void fields(V& v) {
     v("attention", attention, "who computes the attention part of how many sequences", required());
     v("experts", experts, "owners of each expert", required());
+    v("recompute", recompute, "activation checkpointing of this layer; null = the plan's");
   }
 };
 

@@ -44,6 +44,7 @@ void add_group(Fnv& hash, const Group& group) {
   for (const LayerPlacement& layer : group.layers) {
     add_if_new(layer.attention);
     add_owners(hash, layer.experts);
+    if (layer.recompute) hash.add(*layer.recompute);
   }
   add_if_new(group.head);
 }

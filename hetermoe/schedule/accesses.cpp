@@ -79,8 +79,9 @@ class Table {
   bool is_source(i32 layer) const { return p_.is_source(op_.group, layer, op_.microbatch, device_); }
   bool is_owner() const { return p_.is_owner(op_.group, op_.layer, device_); }
   bool moves_into(i32 layer) const { return p_.moves_into(op_.group, layer, op_.microbatch); }
-  bool saves_activations() const { return p_.plan().recompute == Recompute::kOff && p_.options().backward; }
-  bool finds_activations() const { return p_.plan().recompute != Recompute::kLocal; }
+  Recompute recompute() const { return p_.recompute(op_.group, op_.layer); }
+  bool saves_activations() const { return keeps_activations(recompute()) && p_.options().backward; }
+  bool finds_activations() const { return !recomputes_inside(recompute(), p_.is_moe(op_.layer)); }
 
   void add_state(Mode mode, i32 state) { out_.push_back({Buffer::kGrad, mode, state, -1, 0}); }
   void add_grad(UnitPart part, i32 layer) {
@@ -146,10 +147,7 @@ class Table {
     read_params(UnitPart::kAttention, op_.layer);
     add(Buffer::kHidden, Mode::kRead, op_.layer);
     add(Buffer::kDHidden, Mode::kRead, op_.layer);
-    // A dense layer has no recompute phase of its own: with resend it recomputes locally.
-    if (p_.plan().recompute == Recompute::kOff || (finds_activations() && p_.is_moe(op_.layer))) {
-      add(Buffer::kSavedAttention, Mode::kRead, op_.layer);
-    }
+    if (finds_activations()) add(Buffer::kSavedAttention, Mode::kRead, op_.layer);
     if (p_.is_moe(op_.layer)) {
       add(Buffer::kRouting, Mode::kRead, op_.layer);
       add_all_chunks(Buffer::kDSend, Mode::kRead, op_.layer);

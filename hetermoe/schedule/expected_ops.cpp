@@ -38,7 +38,7 @@ class Collector {
     add_round(Phase::kForward, l);
     if (!backward()) return;
     add_round(Phase::kBackward, l);
-    if (p_.plan().recompute == Recompute::kResend && p_.is_moe(l)) add_round(Phase::kRecompute, l);
+    if (recomputes_apart(p_.recompute(group_, l), p_.is_moe(l))) add_round(Phase::kRecompute, l);
   }
 
   /// Attention part, experts and the transfers between them.

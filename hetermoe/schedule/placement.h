@@ -2,6 +2,7 @@
 #include <span>
 #include <vector>
 
+#include "hetermoe/plan/recompute.h"
 #include "hetermoe/schedule/schedule.h"
 
 namespace hetermoe {
@@ -26,6 +27,7 @@ class Placement {
     return static_cast<i32>(plan_.groups[static_cast<std::size_t>(group)].microbatches.size());
   }
   bool is_moe(i32 layer) const { return moe_[static_cast<std::size_t>(layer)]; }
+  Recompute recompute(i32 group, i32 layer) const { return recompute_of(plan_, group, layer); }
   i32 last_moe_layer() const;  ///< -1 = the model has no experts
   /// Shares of stage `layer`: -1 the embedding, num_layers the head.
   const ShareRow& shares(i32 group, i32 layer, i32 microbatch) const;

@@ -5,8 +5,9 @@
 namespace hetermoe {
 namespace {
 
-Wave compute_wave(OpKind kind, Phase phase, i32 layer) {
+Wave compute_wave(OpKind kind, Phase phase, i32 layer, i32 level) {
   Wave wave;
+  wave.level = level;
   wave.has_compute = true;
   wave.compute = {.kind = kind, .phase = phase, .layer = layer};
   return wave;
@@ -14,32 +15,36 @@ Wave compute_wave(OpKind kind, Phase phase, i32 layer) {
 
 }  // namespace
 
-std::vector<Wave> make_waves(const Placement& placement) {
+std::vector<Wave> make_waves(const Placement& placement, i32 group) {
   std::vector<Wave> waves;
+  const i32 head = placement.num_layers();
   const auto exchange = [&](Phase phase, i32 layer) {
     waves.back().has_exchange = true;
     waves.back().phase = phase;
     waves.back().layer = layer;
   };
   for (i32 l = 0; l < placement.num_layers(); ++l) {
-    waves.push_back(compute_wave(OpKind::kAttention, Phase::kForward, l));
+    waves.push_back(compute_wave(OpKind::kAttention, Phase::kForward, l, l));
     if (placement.is_moe(l)) exchange(Phase::kForward, l);
   }
-  waves.push_back(compute_wave(OpKind::kHead, Phase::kForward, -1));
+  waves.push_back(compute_wave(OpKind::kHead, Phase::kForward, -1, head));
   if (!placement.options().backward) return waves;
-  const bool resend = placement.plan().recompute == Recompute::kResend;
   for (i32 l = placement.num_layers() - 1; l >= 0; --l) {
+    const i32 level = 2 * head - l;
     if (placement.is_moe(l)) {
-      if (resend) {
-        waves.push_back(compute_wave(OpKind::kAttention, Phase::kRecompute, l));
+      if (recomputes_apart(placement.recompute(group, l), true)) {
+        waves.push_back(compute_wave(OpKind::kAttention, Phase::kRecompute, l, level));
         exchange(Phase::kRecompute, l);
       }
       // After a recompute wave, and at the border of a pipeline stage, the way to the experts is a wave of
       // its own.
-      if (waves.back().has_exchange || placement.may_move_into(l + 1)) waves.emplace_back();
+      if (waves.back().has_exchange || placement.may_move_into(l + 1)) {
+        waves.emplace_back();
+        waves.back().level = level;
+      }
       exchange(Phase::kBackward, l);
     }
-    waves.push_back(compute_wave(OpKind::kAttention, Phase::kBackward, l));
+    waves.push_back(compute_wave(OpKind::kAttention, Phase::kBackward, l, level));
   }
   return waves;
 }

@@ -106,7 +106,8 @@ Bytes BufferSizes::of(const Epoch& e) {
   switch (e.buffer) {
     case Buffer::kResidual:
     case Buffer::kSend:
-      return keeps_activations() ? 0 : tokens_at(e.layer) * row;  // else part of kSavedAttention
+      // Where all is kept it is part of kSavedAttention.
+      return keeps(e.layer, e.device) ? 0 : tokens_at(e.layer) * row;
     case Buffer::kHidden:
     case Buffer::kDHidden:
     case Buffer::kDMove:
@@ -164,22 +165,23 @@ Bytes BufferSizes::workspace(const Op& op, DeviceId device) {
   return is_compute(op.kind) ? compute_workspace(op, device) : transfer_workspace(op, device);
 }
 
-bool BufferSizes::keeps_activations() const {
-  return placement_.options().backward && placement_.plan().recompute == Recompute::kOff;
+/// Forward keeps the activations of the layer.
+bool BufferSizes::keeps(i32 layer, DeviceId device) const {
+  return placement_.options().backward &&
+         keeps_activations(placement_.recompute(group_of_[idx(device)], layer));
 }
 
 /// Forward makes the residual stream and the rows to send, which are buffers, and what it keeps is one, too.
 /// Backward may have to make all again, and autograd hands the gradients of the weights over whole.
 Bytes BufferSizes::attention_workspace(const Op& op, DeviceId device) const {
-  const Recompute recompute = placement_.plan().recompute;
   const double count = tokens(op.layer, op.microbatch, device);
   const Bytes work = attention_work(op.layer, device);
   if (op.phase != Phase::kBackward) {
-    const bool is_buffer = keeps_activations() || op.phase == Phase::kRecompute;
+    const bool is_buffer = keeps(op.layer, device) || op.phase == Phase::kRecompute;
     return is_buffer ? 0 : count * (work - 2 * row(device));
   }
   const bool kept =
-      recompute == Recompute::kOff || (recompute == Recompute::kResend && placement_.is_moe(op.layer));
+      !recomputes_inside(placement_.recompute(op.group, op.layer), placement_.is_moe(op.layer));
   const i32 state = placement_.states_of(UnitPart::kAttention, op.layer).first;
   const auto weights = static_cast<double>(counts_.attention_part[idx(op.layer)]);
   return count * ((kept ? 0 : work) + attention_gradient_bytes(model_, element(device))) +
@@ -190,8 +192,8 @@ Bytes BufferSizes::attention_workspace(const Op& op, DeviceId device) const {
 /// input of one product, that of the rows the result of the other.
 Bytes BufferSizes::experts_workspace(const Op& op, DeviceId device) {
   const bool backward = op.phase == Phase::kBackward;
-  const bool kept = backward ? placement_.plan().recompute != Recompute::kLocal
-                             : keeps_activations() || op.phase == Phase::kRecompute;
+  const bool kept = backward ? !recomputes_inside(placement_.recompute(op.group, op.layer), true)
+                             : keeps(op.layer, device) || op.phase == Phase::kRecompute;
   const Bytes inside =
       expert_work_bytes(model_, element(device)) - (kept ? expert_kept_bytes(model_, element(device)) : 0);
   const double copies = traffic(op.layer, op.microbatch, op.chunk, device).copies_as_owner;

@@ -54,7 +54,7 @@ class BufferSizes {
   Traffic traffic(i32 layer, i32 microbatch, i32 chunk, DeviceId device);
   double tokens(i32 stage, i32 microbatch, DeviceId device) const;
   Bytes attention_work(i32 layer, DeviceId device) const;
-  bool keeps_activations() const;
+  bool keeps(i32 layer, DeviceId device) const;
   Bytes attention_workspace(const Op& op, DeviceId device) const;
   Bytes experts_workspace(const Op& op, DeviceId device);
   Bytes compute_workspace(const Op& op, DeviceId device);

@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 
+#include "hetermoe/plan/recompute.h"
 #include "hetermoe/train/freeze.h"
 
 namespace hetermoe {
@@ -241,6 +242,7 @@ Plan plan_of_strategy(const Job& job, const ModelConfig& model, const Cluster& c
   plan.combine_lag = options.combine_lag;
   plan.queue_binding = options.queue_binding;
   plan.recompute = options.recompute;
+  set_recompute_of_layers(plan, options.recompute_layers, "plan.recompute_layers");
   plan.row_dedup = options.row_dedup;
   plan.shard_optimizer = options.shard_optimizer;
   set_dtypes(plan, options);

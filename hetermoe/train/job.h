@@ -102,6 +102,7 @@ struct PlanOptions {
   i32 combine_lag = 0;
   QueueBinding queue_binding = QueueBinding::kDirection;
   Recompute recompute = Recompute::kLocal;
+  std::string recompute_layers;
   bool row_dedup = true;
   bool shard_optimizer = false;
   std::optional<Dtype> attention_dtype, expert_dtype, wire_dtype, grad_dtype;
@@ -132,6 +133,8 @@ struct PlanOptions {
       at_least(0));
     v("queue_binding", queue_binding, "queue of a transfer");
     v("recompute", recompute, "activation checkpointing");
+    v("recompute_layers", recompute_layers,
+      "layers that differ from plan.recompute, as ranges: \"0-3:off,4-7:local\"");
     v("row_dedup", row_dedup, "send a token once per device");
     v("shard_optimizer", shard_optimizer,
       "devices that hold the same parameters divide their master copies and moments among them (ZeRO-1): "

@@ -31,7 +31,7 @@ void forward(OpContext& d, const Op& op) {
   LayerSlot& slot = d.slots.layer(op.layer, op.microbatch);
   AttentionOutput out =
       attention_forward(d.model, op.layer, d.state.attention(op.layer), y, d.p.plan().seq_len,
-                        d.keeps_activations() ? KeepGraph::kYes : KeepGraph::kNo);
+                        d.keeps_activations(op) ? KeepGraph::kYes : KeepGraph::kNo);
   slot.residual = out.u_TD;
   slot.graph = std::move(out.graph);
   if (!d.p.is_moe(op.layer)) return;

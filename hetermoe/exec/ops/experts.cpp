@@ -6,7 +6,7 @@ namespace {
 
 void forward(OpContext& d, const Op& op) {
   ChunkSlot& slot = d.slots.chunk(op.layer, op.microbatch, op.chunk);
-  const bool save = d.keeps_activations() || op.phase == Phase::kRecompute;
+  const bool save = d.keeps_activations(op) || op.phase == Phase::kRecompute;
   if (save) slot.saved = std::make_unique<ExpertsSaved>();
   slot.out = experts_forward(d.state.slab(op.layer), slot.rows, slot.groups, slot.weights, slot.saved.get());
 }
