@@ -166,6 +166,28 @@ Bytes attention_gradient_bytes(const ModelConfig& m, Bytes element) {
   return real(qkv_width(m) + m.output_width()) * element;
 }
 
+Bytes attention_left_bytes(const ModelConfig& m, i64 layer, Bytes element) {
+  const i64 width = local_mlp_width(m, layer);
+  i64 elements = 3 * m.hidden + m.output_width();
+  if (is_mla(m)) {
+    elements += m.query_width() + 2 * m.q_lora_rank;
+    elements += 2 * m.kv_lora_rank + m.qk_rope_dim + m.num_heads * (m.qk_nope_dim + m.v_dim);
+  } else {
+    elements += qkv_width(m);
+  }
+  if (width > 0) elements += 3 * width + m.hidden;
+  return real(elements) * element + (m.is_moe(layer) ? real(m.num_experts) * kStatBytes : 0);
+}
+
+double attention_largest_product(const ModelConfig& m, i64 layer) {
+  i64 largest = std::max(m.output_width() * m.hidden, 2 * local_mlp_width(m, layer) * m.hidden);
+  if (m.is_moe(layer)) largest = std::max(largest, m.num_experts * m.hidden);
+  if (!is_mla(m)) return real(std::max(largest, qkv_width(m) * m.hidden));
+  const i64 query_in = m.q_lora_rank == 0 ? m.hidden : m.q_lora_rank;
+  return real(std::max({largest, query_in * m.query_width(),
+                        m.kv_lora_rank * m.num_heads * (m.qk_nope_dim + m.v_dim)}));
+}
+
 Bytes attention_saved_bytes(const ModelConfig& model, i64 layer, const ActivationOptions& options) {
   const Bytes always = row_bytes(model, options.element) + routing_bytes(model, layer);
   return options.recompute ? always : always + attention_work_bytes(model, layer, options);
@@ -177,6 +199,10 @@ Bytes expert_work_bytes(const ModelConfig& model, Bytes element) {
 
 Bytes activation_work_bytes(const ModelConfig& model, double copies, Bytes element) {
   return element <= 4 ? 0 : element * copies * real(kActivationTemporaries * model.expert_hidden);
+}
+
+Bytes expert_left_bytes(const ModelConfig& model, Bytes element) {
+  return expert_work_bytes(model, element);
 }
 
 Bytes expert_kept_bytes(const ModelConfig& model, Bytes element) {

@@ -132,6 +132,13 @@ Bytes attention_work_bytes(const ModelConfig& model, i64 layer, const Activation
 /// What the backward of an attention part holds besides, per token, where it holds most: the gradients of q,
 /// k, v and of the attention kernel's output.
 Bytes attention_gradient_bytes(const ModelConfig& model, Bytes element);
+/// What attention.B leaves for attention.W, per token: the inputs of the products and the gradients of their
+/// results. In elements H + h*dv + H and the inner activation W of the MLP beside; q + k + v, H of the output
+/// projection, 2W + H of that MLP; MLA: q, both latents after their norms, compressed and decompressed keys
+/// and values instead of q + k + v. Gradients of router logits are fp32.
+Bytes attention_left_bytes(const ModelConfig& model, i64 layer, Bytes element);
+/// Elements of the largest weight of an attention part that is one product.
+double attention_largest_product(const ModelConfig& model, i64 layer);
 /// Kept per token and layer between forward and backward: the input row and the routing; without recompute
 /// also attention_work_bytes.
 Bytes attention_saved_bytes(const ModelConfig& model, i64 layer, const ActivationOptions& options);
@@ -145,6 +152,8 @@ Bytes expert_work_bytes(const ModelConfig& model, Bytes element);
 /// kActivationBlockBytes of them, which do not count here.
 inline constexpr i64 kActivationTemporaries = 11, kActivationBlockBytes = 64 << 20;
 Bytes activation_work_bytes(const ModelConfig& model, double copies, Bytes element);
+/// What experts.B leaves for experts.W, per pair: gradients of gate and up, and the inner activation.
+Bytes expert_left_bytes(const ModelConfig& model, Bytes element);
 /// What backward needs of these: gate and up.
 Bytes expert_kept_bytes(const ModelConfig& model, Bytes element);
 /// Kept per (row, expert) pair between forward and backward: the received row and its routing weight (4

@@ -13,7 +13,11 @@ const std::vector<std::string>& EnumNames<QueueBinding>::names() {
   return all;
 }
 const std::vector<std::string>& EnumNames<Recompute>::names() {
-  static const std::vector<std::string> all = names_of_all<Recompute>({"off", "local", "resend"});
+  static const std::vector<std::string> all = names_of_all<Recompute>({"off", "local", "resend", "ahead"});
+  return all;
+}
+const std::vector<std::string>& EnumNames<WeightGradients>::names() {
+  static const std::vector<std::string> all = names_of_all<WeightGradients>({"with", "after"});
   return all;
 }
 
@@ -249,6 +253,7 @@ Json to_json(const Plan& plan) {
   // Plans that ask for nothing keep their text.
   if (!plan.grad_dtype) json.erase("grad_dtype");
   if (!plan.shard_optimizer) json.erase("shard_optimizer");
+  if (plan.weight_gradients == WeightGradients::kWith) json.erase("weight_gradients");
   for (Json& group : json["groups"]) {
     for (Json& layer : group["layers"]) {
       if (layer["recompute"].is_null()) layer.erase("recompute");

@@ -21,7 +21,11 @@ enum class OrderPolicy { kLayerMajor, kOneFOneB, kExplicit };
 enum class QueueBinding { kDirection, kName, kSingle };
 /// off: activations stay. local: backward recomputes from the op's saved input. resend: as local, but tokens
 /// travel through dispatch and combine again, as expert parallelism over checkpointed layers does.
-enum class Recompute { kOff, kLocal, kResend };
+/// ahead: as local, but in ops of their own, which run while the gradient is on its way.
+enum class Recompute { kOff, kLocal, kResend, kAhead };
+/// with: a backward op computes gradients of inputs and weights. after: of inputs alone; those of weights are
+/// ops of their own (phase W), which run while the gradients of inputs travel.
+enum class WeightGradients { kWith, kAfter };
 
 template <>
 struct EnumNames<OrderPolicy> {
@@ -37,6 +41,10 @@ struct EnumNames<QueueBinding> {
 };
 template <>
 struct EnumNames<Recompute> {
+  static const std::vector<std::string>& names();
+};
+template <>
+struct EnumNames<WeightGradients> {
   static const std::vector<std::string>& names();
 };
 
@@ -117,6 +125,7 @@ struct Plan {
   QueueBinding queue_binding = QueueBinding::kDirection;
   bool row_dedup = true;  ///< a token whose experts share a device is sent once
   Recompute recompute = Recompute::kLocal;
+  WeightGradients weight_gradients = WeightGradients::kWith;
   std::vector<Dtype> dtype;  ///< [num_devices of the cluster] compute dtype
   Dtype wire_forward = Dtype::kFp32,
         wire_backward = Dtype::kFp32;  ///< dtype of rows and of their gradients in transfers
@@ -139,6 +148,7 @@ struct Plan {
     v("queue_binding", queue_binding, "queue of a transfer");
     v("row_dedup", row_dedup, "send a token once per device");
     v("recompute", recompute, "activation checkpointing");
+    v("weight_gradients", weight_gradients, "computed with those of inputs, or after them");
     v("wire_forward", wire_forward, "dtype of rows in transfers");
     v("wire_backward", wire_backward, "dtype of gradient rows in transfers");
     v("dtype", dtype, "compute dtype per device", required());

@@ -27,7 +27,7 @@ class RecomputeTable {
 constexpr bool keeps_activations(Recompute recompute) { return recompute == Recompute::kOff; }
 /// ... or ops of their own make them again (phase R) ...
 constexpr bool recomputes_apart(Recompute recompute, bool is_moe) {
-  return recompute == Recompute::kResend && is_moe;
+  return recompute == Recompute::kAhead || (recompute == Recompute::kResend && is_moe);
 }
 /// ... or the backward op does. With resend that of a dense layer does: it has no exchange that could resend.
 constexpr bool recomputes_inside(Recompute recompute, bool is_moe) {

@@ -100,7 +100,8 @@ class GroupMemory {
       use.add(counts_.attention_part[l], replicas_.attention[l]);
       use.saved += in_flight(l) * tokens * attention_saved_bytes(model_, layer, options);
       // Besides the op's own set: rows sent and returned, and the gradients of both.
-      use.largest = std::max(use.largest, tokens * (attention_work_bytes(model_, layer, options) +
+      const Bytes left = leaves_weights() ? attention_left_bytes(model_, layer, use.element) : 0;
+      use.largest = std::max(use.largest, tokens * (attention_work_bytes(model_, layer, options) + left +
                                                     (2 + 2 * copies) * row_bytes(model_, use.element)));
     });
     add_experts(l);
@@ -121,9 +122,14 @@ class GroupMemory {
       const double copies =
           real(model_.top_k) * share / real(model_.num_experts) * real(largest_microbatch() * plan_.seq_len);
       use.saved += in_flight(layer) * copies * expert_saved_bytes(model_, options_of(use, layer));
+      // Where a device also computes attention, what is left waits for the dispatch of the whole window.
+      const Bytes left =
+          leaves_weights() ? in_flight(layer) * copies *
+                                 (expert_left_bytes(model_, use.element) + row_bytes(model_, use.element))
+                           : 0;
       use.largest =
           std::max(use.largest, copies / plan_.chunks * (expert_work_bytes(model_, use.element) * 1.5) +
-                                    copies * 3 * row_bytes(model_, use.element));
+                                    copies * 3 * row_bytes(model_, use.element) + left);
     }
   }
 
@@ -147,6 +153,7 @@ class GroupMemory {
     const bool kept = keeps_activations(group_.layers[layer].recompute.value_or(plan_.recompute));
     return {use.element, !kept, false, plan_.seq_len};
   }
+  bool leaves_weights() const { return plan_.weight_gradients == WeightGradients::kAfter; }
   i64 largest_microbatch() const {
     return *std::max_element(group_.microbatches.begin(), group_.microbatches.end());
   }

@@ -44,6 +44,8 @@ class WaveRunner {
     bool waits;  ///< some of its experts are not appended yet
   };
   void run_compute(const Wave& wave, i32 m);
+  void run_weights(const Wave& wave, i32 m);
+  bool backward_of_ahead(const Op& op) const;
   void send_to_experts(const Wave& wave, i32 m);
   void run_experts(const Wave& wave, i32 m, bool computing);
   static constexpr i32 kNoStage = -2;

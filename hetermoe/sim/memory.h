@@ -39,7 +39,7 @@ class BufferSizes {
   Bytes of(const Epoch& epoch);
   /// What the op needs besides its buffers: activations that it recomputes or does not keep, gradients of
   /// them, gathered rows, logits of a run of tokens, messages of a transfer, everybody's copy of what is
-  /// reduced.
+  /// reduced. Below zero where one buffer of the op takes the memory of another.
   Bytes workspace(const Op& op, DeviceId device);
   /// Weights, gradients and optimizer state of a device.
   MemoryUse state(DeviceId device) const;

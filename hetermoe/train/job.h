@@ -103,6 +103,7 @@ struct PlanOptions {
   QueueBinding queue_binding = QueueBinding::kDirection;
   Recompute recompute = Recompute::kLocal;
   std::string recompute_layers;
+  WeightGradients weight_gradients = WeightGradients::kWith;
   bool row_dedup = true;
   bool shard_optimizer = false;
   std::optional<Dtype> attention_dtype, expert_dtype, wire_dtype, grad_dtype;
@@ -135,6 +136,8 @@ struct PlanOptions {
     v("recompute", recompute, "activation checkpointing");
     v("recompute_layers", recompute_layers,
       "layers that differ from plan.recompute, as ranges: \"0-3:off,4-7:local\"");
+    v("weight_gradients", weight_gradients,
+      "with those of inputs, or after them, while those of inputs travel (more memory)");
     v("row_dedup", row_dedup, "send a token once per device");
     v("shard_optimizer", shard_optimizer,
       "devices that hold the same parameters divide their master copies and moments among them (ZeRO-1): "

@@ -109,7 +109,17 @@ double check_memory(const ModelConfig& model, const Cluster& cluster, const Plan
 }
 
 const char* text_of(Recompute recompute) {
-  return recompute == Recompute::kOff ? "kept" : recompute == Recompute::kLocal ? "recomputed" : "resent";
+  switch (recompute) {
+    case Recompute::kOff:
+      return "kept";
+    case Recompute::kLocal:
+      return "recomputed";
+    case Recompute::kResend:
+      return "resent";
+    case Recompute::kAhead:
+      return "recomputed ahead";
+  }
+  return "";
 }
 
 /// Strategies x recomputation on one model. Executed on CPUs, whose attention never holds all scores.
@@ -125,12 +135,17 @@ void check_strategies(const char* model_name, const char* cluster_name, i64 seq_
   request.microbatches = 2;
   double worst = 0;
   for (const char* strategy : {"zebra", "ep", "ep_overlap", "dist_ep", "single"}) {
-    for (const Recompute recompute : {Recompute::kLocal, Recompute::kOff, Recompute::kResend}) {
-      Plan plan = find_strategy(strategy).make(model, cluster, request);
-      use_dtype(plan, dtype);
-      plan.recompute = recompute;
-      const std::string name = fmt::format("{} {} {}", model_name, strategy, text_of(recompute));
-      worst = std::max(worst, check_memory(model, cluster, plan, name));
+    for (const Recompute recompute :
+         {Recompute::kLocal, Recompute::kOff, Recompute::kResend, Recompute::kAhead}) {
+      for (const WeightGradients weights : {WeightGradients::kWith, WeightGradients::kAfter}) {
+        Plan plan = find_strategy(strategy).make(model, cluster, request);
+        use_dtype(plan, dtype);
+        plan.recompute = recompute;
+        plan.weight_gradients = weights;
+        const std::string name = fmt::format("{} {} {}, gradients of weights {}", model_name, strategy,
+                                             text_of(recompute), name_of(weights));
+        worst = std::max(worst, check_memory(model, cluster, plan, name));
+      }
     }
   }
   std::cout << fmt::format("[          ] {}: the model is off by {:.1f} % at worst\n", model_name,

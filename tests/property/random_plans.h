@@ -42,6 +42,7 @@ class RandomPlans {
     const bool together = plan.order == OrderPolicy::kLayerMajor && plan.window == 0;
     c.options.aux_group = together && chance(0.5) ? 0 : 1;
     if (chance(0.4)) differ_in_recompute(plan);
+    if (chance(0.4)) plan.weight_gradients = WeightGradients::kAfter;
     return c;
   }
 
@@ -52,7 +53,7 @@ class RandomPlans {
   void differ_in_recompute(Plan& plan) {
     for (Group& group : plan.groups) {
       for (LayerPlacement& layer : group.layers) {
-        if (chance(0.7)) layer.recompute = static_cast<Recompute>(number(0, 2));
+        if (chance(0.7)) layer.recompute = static_cast<Recompute>(number(0, kEnumCount<Recompute> - 1));
       }
     }
   }

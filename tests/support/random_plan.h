@@ -73,10 +73,10 @@ struct RandomCase {
 inline std::string describe(const RandomCase& c) {
   return fmt::format(
       "seed {}: {} layers {} experts {} devices {} groups {} order {} window {} chunks {} {} {} "
-      "dedup {} sharded {} aux {}/{}",
+      "weights {} dedup {} sharded {} aux {}/{}",
       c.seed, c.model.name, c.model.num_layers, c.model.num_experts, c.cluster.num_devices(),
       c.plan.groups.size(), name_of(c.plan.order), c.plan.window, c.plan.chunks, recompute_text(c.plan),
-      name_of(c.plan.queue_binding), c.plan.row_dedup, c.plan.shard_optimizer, c.step.balance,
+      name_of(c.plan.queue_binding), name_of(c.plan.weight_gradients), c.plan.row_dedup, c.plan.shard_optimizer, c.step.balance,
       c.step.aux_group);
 }
 
@@ -198,7 +198,7 @@ inline StepOptions step(Chooser& choose, const ModelConfig& model, const Plan& p
 inline void differ_in_recompute(Chooser& choose, Plan& plan) {
   for (Group& group : plan.groups) {
     for (LayerPlacement& layer : group.layers) {
-      if (choose.chance(0.7)) layer.recompute = static_cast<Recompute>(choose.below(3));
+      if (choose.chance(0.7)) layer.recompute = static_cast<Recompute>(choose.below(kEnumCount<Recompute>));
     }
   }
 }
@@ -233,6 +233,7 @@ inline RandomCase random_case(u64 seed, i32 max_devices = 8) {
   out.step = random_plan::step(choose, out.model, plan);
   plan.shard_optimizer = choose.chance(0.3);
   if (choose.chance(0.4)) random_plan::differ_in_recompute(choose, plan);
+  if (choose.chance(0.4)) plan.weight_gradients = WeightGradients::kAfter;
   return out;
 }
 
