@@ -19,7 +19,11 @@ constexpr double kMixedUpdateBytes = 26, kUpdateBytes = 30;
 
 RooflineCost::RooflineCost(const ModelConfig& model, const Cluster& cluster, const Plan& plan,
                            SoftwareConstants constants)
-    : model_(model), cluster_(cluster), software_(constants), recompute_(plan), weight_gradients_(plan.weight_gradients) {
+    : model_(model),
+      cluster_(cluster),
+      software_(constants),
+      recompute_(plan),
+      weight_gradients_(plan.weight_gradients) {
   HM_CHECK(static_cast<i32>(plan.dtype.size()) == cluster.num_devices(), "plan and cluster differ");
   for (DeviceId d = 0; d < cluster.num_devices(); ++d) {
     rates_.push_back(rates_of(d, plan));
@@ -107,7 +111,8 @@ Seconds RooflineCost::with_phase(const Parts& parts, const ComputeWork& work) co
   if (work.op.phase == Phase::kWeights) return weight_gradients(parts, work.frozen);
   if (work.op.phase != Phase::kBackward) return forward(parts);
   const Recompute recompute = recompute_.of(work.op.group, work.op.layer);
-  return (recomputes_inside(recompute, model_.is_moe(work.op.layer)) ? forward(parts) : 0) + backward(parts, work);
+  return (recomputes_inside(recompute, model_.is_moe(work.op.layer)) ? forward(parts) : 0) +
+         backward(parts, work);
 }
 
 /// Adding the rows that the experts returned to the residual stream, which is read and written once.

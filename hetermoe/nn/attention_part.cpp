@@ -148,9 +148,9 @@ AttentionGradient attention_backward(const ModelConfig& model, i64 layer, StateG
   AttentionGradient out;
   const at::AutoGradMode mode(true);
   const KeepGraph kind = input.leaves_weights ? KeepGraph::kLeavesWeights : KeepGraph::kYes;
-  const AttentionGraph graph = input.graph != nullptr ? std::move(*input.graph)
-                                                      : run(model, layer, state, input.y_TD, seq_len,
-                                                            input.topk_TK, leaves_of(kind));
+  const AttentionGraph graph =
+      input.graph != nullptr ? std::move(*input.graph)
+                             : run(model, layer, state, input.y_TD, seq_len, input.topk_TK, leaves_of(kind));
   Seeds seeds;
   seeds.add(graph.u, input.du_TD);
   seeds.add(graph.x, input.dx_TD);
@@ -169,7 +169,8 @@ AttentionGradient attention_backward(const ModelConfig& model, i64 layer, StateG
       torch::autograd::grad(seeds.outputs, inputs, seeds.grads, /*retain_graph=*/false,
                             /*create_graph=*/false, /*allow_unused=*/true);
   const c10::NoGradGuard no_grad;
-  if (input.leaves_weights) out.left = std::make_shared<AttentionLeft>(AttentionLeft{graph.leaves.left(), {}});
+  if (input.leaves_weights)
+    out.left = std::make_shared<AttentionLeft>(AttentionLeft{graph.leaves.left(), {}});
   for (std::size_t i = 0; i < weights.size(); ++i) {
     if (!grads[i].defined()) continue;
     if (out.left != nullptr)
@@ -186,8 +187,9 @@ void attention_weight_gradients(StateGroup& state, AttentionLeft& left) {
   for (const auto& [weight, gradient] : left.norms) add_gradient_(state.grads[weight], gradient);
   for (const std::shared_ptr<LeftProduct>& product : left.products) {
     if (!product->dout.defined()) continue;
-    add_gradient_(state.grads[product->weight], linear_weight_gradient(product->dout, product->x,
-                                                                       state.values[product->weight].scalar_type()));
+    add_gradient_(
+        state.grads[product->weight],
+        linear_weight_gradient(product->dout, product->x, state.values[product->weight].scalar_type()));
   }
 }
 

@@ -69,7 +69,8 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const variable_list saved = context->get_saved_variables();
     const bool trains = context->needs_input_grad(1);
-    return {product(grads[0], saved[1]), trains ? linear_weight_gradient(grads[0], saved[0], saved[1].scalar_type()) : at::Tensor()};
+    return {product(grads[0], saved[1]),
+            trains ? linear_weight_gradient(grads[0], saved[0], saved[1].scalar_type()) : at::Tensor()};
   }
 };
 

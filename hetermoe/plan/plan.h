@@ -82,7 +82,7 @@ using LayerOwners = std::vector<ExpertOwners>;
 
 struct LayerPlacement {
   Shares attention;
-  LayerOwners experts;  ///< empty in a dense layer
+  LayerOwners experts;                                ///< empty in a dense layer
   std::optional<Recompute> recompute = std::nullopt;  ///< none = the plan's; see recompute_of()
   bool operator==(const LayerPlacement&) const = default;
   template <class V>

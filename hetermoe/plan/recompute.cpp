@@ -77,10 +77,10 @@ std::string recompute_text(const Plan& plan) {
   std::string text = name_of(plan.recompute);
   for (std::size_t g = 0; g < plan.groups.size(); ++g) {
     const std::vector<LayerPlacement>& layers = plan.groups[g].layers;
-    const bool new_to_reader = g == 0 || !std::equal(layers.begin(), layers.end(), plan.groups[0].layers.begin(),
-                                                     plan.groups[0].layers.end(), [](const auto& a, const auto& b) {
-                                                       return a.recompute == b.recompute;
-                                                     });
+    const bool new_to_reader =
+        g == 0 ||
+        !std::equal(layers.begin(), layers.end(), plan.groups[0].layers.begin(), plan.groups[0].layers.end(),
+                    [](const auto& a, const auto& b) { return a.recompute == b.recompute; });
     if (!new_to_reader) continue;
     for (std::size_t begin = 0, end; begin < layers.size(); begin = end) {
       end = begin + 1;

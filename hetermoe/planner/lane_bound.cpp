@@ -69,7 +69,8 @@ class DeviceLoads {
         const Owned& of_device = owned[idx(device)];
         if (of_device.experts == 0) continue;
         const std::size_t cls = class_of_[idx(device)];
-        const auto [entry, fresh] = known.try_emplace({cls, of_device.share, of_device.experts, recompute_of(layer)});
+        const auto [entry, fresh] =
+            known.try_emplace({cls, of_device.share, of_device.experts, recompute_of(layer)});
         if (fresh) {
           entry->second =
               rates_.experts(cls, copies * of_device.share, real(of_device.experts), recompute_of(layer))

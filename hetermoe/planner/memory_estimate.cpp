@@ -123,10 +123,10 @@ class GroupMemory {
           real(model_.top_k) * share / real(model_.num_experts) * real(largest_microbatch() * plan_.seq_len);
       use.saved += in_flight(layer) * copies * expert_saved_bytes(model_, options_of(use, layer));
       // Where a device also computes attention, what is left waits for the dispatch of the whole window.
-      const Bytes left =
-          leaves_weights() ? in_flight(layer) * copies *
-                                 (expert_left_bytes(model_, use.element) + row_bytes(model_, use.element))
-                           : 0;
+      const Bytes left = leaves_weights()
+                             ? in_flight(layer) * copies *
+                                   (expert_left_bytes(model_, use.element) + row_bytes(model_, use.element))
+                             : 0;
       use.largest =
           std::max(use.largest, copies / plan_.chunks * (expert_work_bytes(model_, use.element) * 1.5) +
                                     copies * 3 * row_bytes(model_, use.element) + left);

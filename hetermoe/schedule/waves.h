@@ -15,7 +15,7 @@ struct Wave {
   bool has_exchange = false;
   Phase phase = Phase::kForward;  ///< of the exchange
   i32 layer = -1;                 ///< of the exchange
-  i32 level = 0;  ///< ascends: one for each layer forward, the head, each layer backward
+  i32 level = 0;                  ///< ascends: one for each layer forward, the head, each layer backward
 };
 
 /// The waves of a step of one group, forward then backward. Every level has waves in all groups, though not

@@ -188,12 +188,14 @@ Bytes BufferSizes::attention_workspace(const Op& op, DeviceId device) const {
     const bool is_buffer = keeps(op.layer, device) || op.phase == Phase::kRecompute;
     return is_buffer ? 0 : count * (work - 2 * row(device));
   }
-  const bool kept =
-      !recomputes_inside(placement_.recompute(op.group, op.layer), placement_.is_moe(op.layer));
+  const bool kept = !recomputes_inside(placement_.recompute(op.group, op.layer), placement_.is_moe(op.layer));
   const Bytes inside = count * ((kept ? 0 : work) + attention_gradient_bytes(model_, element(device)));
-  // What it leaves is a buffer.
-  if (placement_.leaves_weights(op.kind, op.layer))
-    return inside - count * attention_left_bytes(model_, op.layer, element(device));
+  // What it leaves is a buffer, and of this the gradients of the output projection's and the router's results
+  // are gone without it when most is held.
+  if (placement_.leaves_weights(op.kind, op.layer)) {
+    const Bytes stays = row(device) + (placement_.is_moe(op.layer) ? 4.0 * real(model_.num_experts) : 0);
+    return inside + count * (stays - attention_left_bytes(model_, op.layer, element(device)));
+  }
   const i32 state = placement_.states_of(UnitPart::kAttention, op.layer).first;
   const auto weights = static_cast<double>(counts_.attention_part[idx(op.layer)]);
   return inside + (placement_.trains(state) ? weights * element(device) : 0);
@@ -214,9 +216,10 @@ Bytes BufferSizes::experts_workspace(const Op& op, DeviceId device) {
   const Bytes left = backward && placement_.leaves_weights(op.kind, op.layer)
                          ? copies * expert_left_bytes(model_, element(device))
                          : 0;  // a buffer
-  const int rows = backward && !(kept && left > 0) ? 3 : 2;  // of kept gate and up no input has to be gathered
-  return copies * (inside + rows * row(device)) +
-         activation_work_bytes(model_, copies, element(device)) - left;
+  const int rows =
+      backward && !(kept && left > 0) ? 3 : 2;  // of kept gate and up no input has to be gathered
+  return copies * (inside + rows * row(device)) + activation_work_bytes(model_, copies, element(device)) -
+         left;
 }
 
 Bytes BufferSizes::compute_workspace(const Op& op, DeviceId device) {
@@ -327,6 +330,9 @@ MemoryPeak worst_moment(std::vector<Change>& changes, const MemoryUse& state) {
     now.*change.what += change.bytes;
     if (now.total() > peak.use.total()) peak = {now, change.time};
   }
+  // A buffer that takes the memory of another is one buffer, not less than no workspace.
+  peak.use.saved += std::min(0.0, peak.use.workspace);
+  peak.use.workspace = std::max(0.0, peak.use.workspace);
   return peak;
 }
 

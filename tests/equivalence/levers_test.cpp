@@ -111,7 +111,8 @@ std::string first_difference(const TensorsByName& a, const TensorsByName& b) {
   return a.size() == b.size() ? "" : "number of tensors";
 }
 
-void expect_equal_bits(const ModelConfig& model, const Cluster& cluster, const NamedPlan& named, Dtype dtype) {
+void expect_equal_bits(const ModelConfig& model, const Cluster& cluster, const NamedPlan& named,
+                       Dtype dtype) {
   Plan plan = named.plan;
   use_dtype(plan, dtype);
   use(plan, {Recompute::kLocal, WeightGradients::kWith});
@@ -159,7 +160,8 @@ Schedule reduced_too_early(const Placement& placement, const Schedule& sound, i3
   bool done = false;
   for (OpId op = 0; op < sound.num_ops(); ++op) {
     if (op == reduce) continue;
-    if (!done && sound.ops[static_cast<std::size_t>(op)].phase == Phase::kWeights) append(reduce), done = true;
+    if (!done && sound.ops[static_cast<std::size_t>(op)].phase == Phase::kWeights)
+      append(reduce), done = true;
     append(op);
   }
   return builder.take();
@@ -186,7 +188,8 @@ TEST(Levers, AStateThatIsReducedBeforeTheGradientsOfItsWeightsIsFound) {
     rig.load(values);
     const StepInput input = random_input(plan, model);
     const StepResult result = rig.executor().run(input);
-    const Comparison c = compare(result, rig.gradients(), reference_step(model, values, input.tokens, input.targets, 1));
+    const Comparison c =
+        compare(result, rig.gradients(), reference_step(model, values, input.tokens, input.targets, 1));
     EXPECT_TRUE(c.max() > 1e-6 || !rig.differing_replicas().empty()) << to_string(op);
     ++planted;
   }

@@ -101,8 +101,12 @@ double check_memory(const ModelConfig& model, const Cluster& cluster, const Plan
     // Parts of a sharded optimizer are whole blocks of elements, which the model does not round.
     EXPECT_NEAR(modelled[d].use.state(), lasting, (plan.shard_optimizer ? 1e-3 : 1e-9) * held) << name;
     const double ratio = modelled[d].use.total() / held;
-    EXPECT_NEAR(ratio, 1, 0.05) << name << " device " << d << ": measured " << held << ", model "
-                                << modelled[d].use.total();
+    // With gradients of weights apart a resent forward holds most, for which the model counts rows of all
+    // experts at once: a CPU gathers them expert by expert.
+    const bool resent_holds_most =
+        plan.recompute == Recompute::kResend && plan.weight_gradients == WeightGradients::kAfter;
+    EXPECT_NEAR(ratio, 1, resent_holds_most && ratio > 1 ? 0.06 : 0.05)
+        << name << " device " << d << ": measured " << held << ", model " << modelled[d].use.total();
     worst = std::max(worst, std::abs(ratio - 1));
   }
   return worst;

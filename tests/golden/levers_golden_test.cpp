@@ -3,14 +3,15 @@
 #include "tests/golden/constant_cost.h"
 #include "tests/schedule/plans.h"
 
-// One layer of zebra on two devices, one microbatch: the attention device waits for the round trip, the expert
-// device for the head and the gradient.
+// One layer of zebra on two devices, one microbatch: the attention device waits for the round trip, the
+// expert device for the head and the gradient.
 namespace hetermoe {
 namespace {
 
 /// Backward is as long as the ops that it stands for.
 struct PartsCost : CostModel {
-  PartsCost(const Plan& plan) : inside(plan.recompute == Recompute::kLocal), whole(plan.weight_gradients == WeightGradients::kWith) {}
+  PartsCost(const Plan& plan)
+      : inside(plan.recompute == Recompute::kLocal), whole(plan.weight_gradients == WeightGradients::kWith) {}
   bool inside, whole;
   Seconds recompute = 2, inputs = 4, weights = 3, head = 1, transfer_time = 1;
 
@@ -65,7 +66,8 @@ TEST_F(OneLayer, AheadSavesRecomputationsThatFitIntoTheirWaits) {
 
 TEST_F(OneLayer, AheadSavesTheWaitWhereRecomputationIsLonger) {
   again = 5;
-  // Of the experts' 5 s the wait hides 3; attention's fit into the round trip: combine 1, rest of R 2, B 7, dispatch 1.
+  // Of the experts' 5 s the wait hides 3; attention's fit into the round trip: combine 1, rest of R 2, B 7,
+  // dispatch 1.
   EXPECT_DOUBLE_EQ(step(Recompute::kLocal, kWith) - step(Recompute::kAhead, kWith), 3 + 5);
   transfer_time = 0, head = 0;
   // The expert device waits for nothing; the attention device waits for the experts alone.

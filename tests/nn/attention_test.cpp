@@ -50,7 +50,8 @@ TEST(AttentionPart, NoTokens) {
 
 /// One backward pass of two sequences: from a kept graph or not, with gradients of weights at once or left.
 std::pair<AttentionGradient, std::vector<at::Tensor>> backward_of(const ModelConfig& model, i64 layer,
-                                                                  at::ScalarType dtype, bool keeps, bool leaves) {
+                                                                  at::ScalarType dtype, bool keeps,
+                                                                  bool leaves) {
   StateGroup state = lively_state(model, layer, dtype);
   for (at::Tensor& grad : state.grads) grad.fill_(0.5);
   const at::Tensor y = wave({12, model.hidden}, 0.77, dtype);
@@ -83,7 +84,8 @@ TEST(AttentionPart, GradientsOfWeightsThatAreLeftHaveTheSameBits) {
           EXPECT_TRUE(at::equal(left.dy_TD, at_once.dy_TD)) << model.name << " " << layer;
           EXPECT_TRUE(at::equal(left.aux_loss, at_once.aux_loss));
           for (std::size_t i = 0; i < expected.size(); ++i) {
-            EXPECT_TRUE(at::equal(got[i], expected[i])) << model.name << " " << layer << " " << dtype << " " << i;
+            EXPECT_TRUE(at::equal(got[i], expected[i]))
+                << model.name << " " << layer << " " << dtype << " " << i;
             EXPECT_FALSE(expected[i].eq(0.5).all().item<bool>());
           }
         }

@@ -56,7 +56,8 @@ TEST_F(RecomputeOfLayers, ErrorsNameKeyGotAndExpected) {
   EXPECT_EQ(error("0:off,"), "[plan.recompute_layers] got \"0:off,\"" + form);
   EXPECT_EQ(error("2-4:off"),
             "[plan.recompute_layers] got \"2-4:off\", expected layers of 0 to 3 in ascending order");
-  EXPECT_EQ(error("2-1:off"), "[plan.recompute_layers] got \"2-1:off\", expected layers of 0 to 3 in ascending order");
+  EXPECT_EQ(error("2-1:off"),
+            "[plan.recompute_layers] got \"2-1:off\", expected layers of 0 to 3 in ascending order");
   EXPECT_EQ(error("0-2:off,2:local"), "[plan.recompute_layers] got layer 2 twice, expected each once");
   EXPECT_EQ(error("0:of").substr(0, 43), "[plan.recompute_layers] unknown value \"of\".");
 }

@@ -50,9 +50,11 @@ Figures figures_of(Recompute recompute, WeightGradients weights) {
     figures.worst = std::max(figures.worst, change);
     figures.sum += change;
   }
-  std::cout << fmt::format("[          ] {}, gradients of weights {}: {} of {} longer, by {:.2f} % at most; {:+.2f} % on average\n",
-                           name_of(recompute), name_of(weights), figures.longer, kNumPlans,
-                           100 * figures.worst, 100 * figures.sum / static_cast<double>(kNumPlans));
+  std::cout << fmt::format(
+      "[          ] {}, gradients of weights {}: {} of {} longer, by {:.2f} % at most; {:+.2f} % on "
+      "average\n",
+      name_of(recompute), name_of(weights), figures.longer, kNumPlans, 100 * figures.worst,
+      100 * figures.sum / static_cast<double>(kNumPlans));
   return figures;
 }
 

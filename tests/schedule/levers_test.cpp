@@ -49,7 +49,9 @@ class Levers : public testing::Test {
 // States: 0 embedding, 1 attention of layer 0, 2 and 3 attention and experts of layer 1, 4 head.
 
 TEST_F(Levers, RowsOfTheAccessTable) {
-  const auto attention = [](Phase phase, i32 layer) { return Op{.kind = OpKind::kAttention, .phase = phase, .layer = layer}; };
+  const auto attention = [](Phase phase, i32 layer) {
+    return Op{.kind = OpKind::kAttention, .phase = phase, .layer = layer};
+  };
   const auto experts = [](Phase phase) { return Op{.kind = OpKind::kExperts, .phase = phase, .layer = 1}; };
   EXPECT_EQ(accesses_of(attention(Phase::kRecompute, 0), 0),
             "read params 1, read hidden 0, write saved_attention 0");
@@ -87,7 +89,8 @@ TEST_F(Levers, WhatTravelsDoesNotWaitForRecomputationNorForGradientsOfWeights) {
   // combine.B leaves after the head, dispatch.B after experts.B.
   const auto deps = [&](const char* op) {
     std::string text;
-    for (const OpId dep : s.deps_of(find_op(s, op))) text += to_string(s.ops[static_cast<std::size_t>(dep)]) + ", ";
+    for (const OpId dep : s.deps_of(find_op(s, op)))
+      text += to_string(s.ops[static_cast<std::size_t>(dep)]) + ", ";
     return text;
   };
   EXPECT_EQ(deps("combine.B l1 m0"), "head.F m0, ");
@@ -97,7 +100,8 @@ TEST_F(Levers, WhatTravelsDoesNotWaitForRecomputationNorForGradientsOfWeights) {
 }
 
 TEST_F(Levers, ExpertsThatShareADeviceWithAttentionFillTheWayBack) {
-  plan = test::make_zebra_plan(model, test::make_cluster({1}), {.experts = 0, .microbatches = 1, .strategy = "single"});
+  plan = test::make_zebra_plan(model, test::make_cluster({1}),
+                               {.experts = 0, .microbatches = 1, .strategy = "single"});
   plan.weight_gradients = WeightGradients::kAfter, plan.recompute = Recompute::kAhead;
   EXPECT_TRUE(has_text(computed(0),
                        "head.F m0, experts.R l1 m0, experts.B l1 m0, experts.W l1 m0, attention.R l1 m0, "
@@ -109,7 +113,8 @@ TEST_F(Levers, AStateIsReducedAfterTheGradientsOfItsWeights) {
   plan = test::make_zebra_plan(model, test::make_cluster({2, 2}), {.attention = 2, .experts = 2});
   plan.weight_gradients = WeightGradients::kAfter;
   const Schedule s = build_schedule(plan, model);
-  for (const auto& [reduce, weights] : {std::pair("reduce s1", "attention.W l0 m1"), std::pair("reduce s2", "attention.W l1 m1")}) {
+  for (const auto& [reduce, weights] :
+       {std::pair("reduce s1", "attention.W l0 m1"), std::pair("reduce s2", "attention.W l1 m1")}) {
     ASSERT_GE(find_op(s, reduce), 0);
     EXPECT_GT(find_op(s, reduce), find_op(s, weights, 0)) << reduce;
     EXPECT_GT(find_op(s, reduce), find_op(s, weights, 1)) << reduce;

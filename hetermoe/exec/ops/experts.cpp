@@ -14,8 +14,8 @@ void forward(OpContext& d, const Op& op) {
 /// Ahead of the gradient: nothing travels, so backward needs no more than what forward would have saved.
 void recompute(OpContext& d, const Op& op) {
   ChunkSlot& slot = d.slots.chunk(op.layer, op.microbatch, op.chunk);
-  slot.saved = std::make_unique<ExpertsSaved>(
-      experts_recompute(d.state.slab(op.layer), slot.rows, slot.groups));
+  slot.saved =
+      std::make_unique<ExpertsSaved>(experts_recompute(d.state.slab(op.layer), slot.rows, slot.groups));
 }
 
 void backward(OpContext& d, const Op& op) {
