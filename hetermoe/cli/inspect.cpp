@@ -15,7 +15,7 @@ namespace {
 struct Options {
   std::string model, cluster;
   i64 seq_len = 0;
-  bool json = false;
+  bool activations = false, json = false;
 };
 
 /// A kind of weights, summed over the layers that have it.
@@ -185,6 +185,86 @@ void print_model(const ModelConfig& model, i64 seq_len) {
             << state_bytes_per_parameter(2).total() << " bytes each, without activations\n";
 }
 
+/// The first layer of each kind: dense, with experts.
+std::vector<i64> layers_of_each_kind(const ModelConfig& model) {
+  std::vector<i64> layers;
+  for (const bool moe : {false, true}) {
+    i64 l = 0;
+    while (l < model.num_layers && model.is_moe(l) != moe) ++l;
+    if (l < model.num_layers) layers.push_back(l);
+  }
+  return layers;
+}
+
+const char* name_of_kept(Activation::Kept kept) {
+  switch (kept) {
+    case Activation::Kept::kAlways:
+      return "always";
+    case Activation::Kept::kUnlessRecomputed:
+      return "recompute off";
+    case Activation::Kept::kNever:
+      return "never";
+  }
+  return "";
+}
+
+/// How often a line occurs for a token.
+double times_per_token(const ModelConfig& model, const Activation& line) {
+  return line.of == Activation::Of::kCopy ? static_cast<double>(model.top_k) : 1;
+}
+
+/// Bytes for a token in numbers of 2 bytes, with recompute off or not.
+Bytes kept_bytes(const ModelConfig& model, const std::vector<Activation>& ledger, bool off) {
+  Bytes sum = 0;
+  for (const Activation& line : ledger) {
+    const bool kept =
+        line.kept == Activation::Kept::kAlways || (off && line.kept == Activation::Kept::kUnlessRecomputed);
+    sum += kept ? times_per_token(model, line) * line.bytes(2) : 0;
+  }
+  return sum;
+}
+
+Json activations_json(const ModelConfig& model) {
+  Json layers = Json::array();
+  for (const i64 l : layers_of_each_kind(model)) {
+    const std::vector<Activation> ledger = activation_ledger(model, l, {});
+    Json lines = Json::array();
+    for (const Activation& line : ledger) {
+      lines.push_back({{"tensor", line.name},
+                       {"times", times_per_token(model, line)},
+                       {"elements", line.elements},
+                       {"bytes", line.bytes(2)},
+                       {"kept", name_of_kept(line.kept)}});
+    }
+    layers.push_back({{"layer", l},
+                      {"kind", model.is_moe(l) ? "experts" : "dense"},
+                      {"lines", lines},
+                      {"kept_bytes_off", kept_bytes(model, ledger, true)},
+                      {"kept_bytes_recomputed", kept_bytes(model, ledger, false)}});
+  }
+  return layers;
+}
+
+void print_activations(const ModelConfig& model, i64 seq_len) {
+  for (const i64 l : layers_of_each_kind(model)) {
+    const std::vector<Activation> ledger = activation_ledger(model, l, {});
+    std::cout << fmt::format("\nactivations of a layer {}, per token, in numbers of 2 bytes\n",
+                             model.is_moe(l) ? "with experts" : "with a dense MLP");
+    Table table({"tensor", "times", "elements", "bytes", "kept"});
+    for (const Activation& line : ledger) {
+      table.add_row({line.name, format_digits(times_per_token(model, line), 4),
+                     format_digits(line.elements, 8), format_digits(line.bytes(2), 8),
+                     name_of_kept(line.kept)});
+    }
+    std::cout << table.str();
+    const Bytes off = kept_bytes(model, ledger, true), again = kept_bytes(model, ledger, false);
+    const auto tokens = static_cast<double>(seq_len);
+    std::cout << fmt::format("kept for a sequence of {}: {} with recompute off, {} else\n",
+                             counted(seq_len, "token"), format_bytes(off * tokens),
+                             format_bytes(again * tokens));
+  }
+}
+
 Json cluster_json(const Cluster& cluster) {
   Json devices = Json::array();
   for (DeviceId d = 0; d < cluster.num_devices(); ++d) {
@@ -257,10 +337,14 @@ int inspect(const Options& options) {
   }
   const ModelConfig model = load_model(options.model);
   const i64 seq_len = options.seq_len > 0 ? options.seq_len : default_seq_len(model);
-  if (options.json)
-    print_json(model_json(model, seq_len));
-  else
-    print_model(model, seq_len);
+  if (options.json) {
+    Json json = model_json(model, seq_len);
+    if (options.activations) json["activations"] = activations_json(model);
+    print_json(json);
+    return 0;
+  }
+  print_model(model, seq_len);
+  if (options.activations) print_activations(model, seq_len);
   return 0;
 }
 
@@ -276,6 +360,8 @@ std::function<int()> make_inspect(Flags& flags) {
           "--seq", options->seq_len,
           "tokens per sequence, for FLOPs of attention [default: the model's positions, at most 4096]")
       ->range(at_least(1));
+  flags.add_flag("--activations", options->activations,
+                 "also every tensor that a layer makes for a token, and whether backward finds it kept");
   flags.add_flag("--json", options->json, "print JSON");
   return [options] { return inspect(*options); };
 }

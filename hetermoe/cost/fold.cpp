@@ -36,7 +36,8 @@ class GroupShapes {
            equal(a.devices, b.devices, [&](DeviceId x, DeviceId y) { return same_device(x, y); }) &&
            same_shares(a.embed, b.embed) && same_shares(a.head, b.head) &&
            equal(a.layers, b.layers, [&](const LayerPlacement& x, const LayerPlacement& y) {
-             return same_shares(x.attention, y.attention) && same_owners(x.experts, y.experts);
+             return x.recompute == y.recompute && same_shares(x.attention, y.attention) &&
+                    same_owners(x.experts, y.experts);
            });
   }
 

@@ -72,7 +72,8 @@ MeasuredCost::MeasuredCost(const ModelConfig& model, const Cluster& cluster, con
     : roofline_(model, cluster, plan, constants),
       model_(model),
       cluster_(cluster),
-      recompute_(plan.recompute),
+      recompute_(plan),
+      weight_gradients_(plan.weight_gradients),
       tokens_(tokens_of_chunks(plan)) {
   for (const auto& [type, named] : profiles) {
     HM_CHECK(type >= 0 && type < static_cast<i32>(cluster.types.size()), "a profile of device type {}", type);
@@ -102,19 +103,31 @@ std::optional<MeasuredCost::Answer> MeasuredCost::look_up(const Tables& tables, 
   return Answer{estimate.seconds, estimate.extrapolated};
 }
 
+/// Backward is measured whole: the gradients of weights take the part of it that they have in the roofline.
+double MeasuredCost::weights_share(const ComputeWork& work) const {
+  ComputeWork inputs = work, weights = work;
+  inputs.op.phase = Phase::kBackward, weights.op.phase = Phase::kWeights;
+  const Seconds after = roofline_.compute(weights), all = roofline_.compute(inputs) + after;
+  return all > 0 ? after / all : 0;
+}
+
 /// The entry of attention or experts that stands for the op's phase under the plan's recomputation.
 std::optional<MeasuredCost::Answer> MeasuredCost::phased(const Tables& tables, ProfiledOp op,
                                                          const ComputeWork& work, ProfilePoint at) const {
+  const Recompute recompute = recompute_.of(work.op.group, work.op.layer);
   if (work.op.phase == Phase::kForward) {
     const std::optional<Answer> kept =
-        recompute_ == Recompute::kOff ? look_up(tables, op, ProfiledPhase::kForwardKept, at) : std::nullopt;
+        keeps_activations(recompute) ? look_up(tables, op, ProfiledPhase::kForwardKept, at) : std::nullopt;
     return kept ? kept : look_up(tables, op, ProfiledPhase::kForward, at);
   }
   if (work.op.phase == Phase::kRecompute) return look_up(tables, op, ProfiledPhase::kRecompute, at);
-  // Dense layers have no exchange that could resend.
-  const bool recomputes = recompute_ == Recompute::kLocal ||
-                          (recompute_ == Recompute::kResend && op == ProfiledOp::kDenseAttention);
-  return look_up(tables, op, recomputes ? ProfiledPhase::kForwardBackward : ProfiledPhase::kBackward, at);
+  const bool recomputes = recomputes_inside(recompute, op != ProfiledOp::kDenseAttention);
+  std::optional<Answer> all =
+      look_up(tables, op, recomputes ? ProfiledPhase::kForwardBackward : ProfiledPhase::kBackward, at);
+  if (!all || weight_gradients_ == WeightGradients::kWith) return all;
+  const double share = weights_share(work);
+  all->seconds *= work.op.phase == Phase::kWeights ? share : 1 - share;
+  return all;
 }
 
 std::optional<MeasuredCost::Answer> MeasuredCost::main_part(const Tables& tables,

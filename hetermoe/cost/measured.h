@@ -58,6 +58,7 @@ class MeasuredCost : public CostModel {
   std::optional<Answer> main_part(const Tables& tables, const ComputeWork& work) const;
   std::optional<Answer> phased(const Tables& tables, ProfiledOp op, const ComputeWork& work,
                                ProfilePoint at) const;
+  double weights_share(const ComputeWork& work) const;
   static std::optional<Answer> look_up(const Tables& tables, ProfiledOp op, ProfiledPhase phase,
                                        ProfilePoint at);
   const Tables* tables_of(DeviceId device) const;
@@ -70,7 +71,8 @@ class MeasuredCost : public CostModel {
   RooflineCost roofline_;
   const ModelConfig& model_;
   const Cluster& cluster_;
-  Recompute recompute_;
+  RecomputeTable recompute_;
+  WeightGradients weight_gradients_;
   std::vector<std::vector<double>> tokens_;  // [group][microbatch] of a chunk
   std::vector<double> params_;               // [device] of the states that it tells the norm of
   std::map<i32, Tables> tables_;             // by type

@@ -19,7 +19,11 @@ constexpr double kMixedUpdateBytes = 26, kUpdateBytes = 30;
 
 RooflineCost::RooflineCost(const ModelConfig& model, const Cluster& cluster, const Plan& plan,
                            SoftwareConstants constants)
-    : model_(model), cluster_(cluster), software_(constants), recompute_(plan.recompute) {
+    : model_(model),
+      cluster_(cluster),
+      software_(constants),
+      recompute_(plan),
+      weight_gradients_(plan.weight_gradients) {
   HM_CHECK(static_cast<i32>(plan.dtype.size()) == cluster.num_devices(), "plan and cluster differ");
   for (DeviceId d = 0; d < cluster.num_devices(); ++d) {
     rates_.push_back(rates_of(d, plan));
@@ -85,18 +89,30 @@ RooflineCost::Parts RooflineCost::expert_parts(const ComputeWork& work) const {
 
 Seconds RooflineCost::forward(const Parts& p) const { return p.gemm + p.scores + p.memory + p.launches; }
 
-/// Gradients of inputs and weights: twice the products and passes; a fused attention kernel computes its
-/// scores again. Frozen weights have no gradient.
-Seconds RooflineCost::backward(const Parts& p, const Rates& r, double frozen) const {
+/// Once the products and passes; a fused attention kernel computes its scores again.
+Seconds RooflineCost::input_gradients(const Parts& p, const Rates& r) const {
   const double scores = r.plain_scores ? kScoreBackwardPlain : kScoreBackwardFused / software_.score_backward;
-  return (kGemmBackward - frozen) * (p.gemm + p.memory + p.launches) + scores * p.scores;
+  return kGemmBackward / 2 * (p.gemm + p.memory + p.launches) + scores * p.scores;
+}
+
+/// As many products and passes. Frozen weights have no gradient.
+Seconds RooflineCost::weight_gradients(const Parts& p, double frozen) const {
+  return (kGemmBackward / 2 - frozen) * (p.gemm + p.memory + p.launches);
+}
+
+Seconds RooflineCost::backward(const Parts& p, const ComputeWork& work) const {
+  const Rates& r = rates(work.device);
+  if (weight_gradients_ == WeightGradients::kAfter) return input_gradients(p, r);
+  const double scores = r.plain_scores ? kScoreBackwardPlain : kScoreBackwardFused / software_.score_backward;
+  return (kGemmBackward - work.frozen) * (p.gemm + p.memory + p.launches) + scores * p.scores;
 }
 
 Seconds RooflineCost::with_phase(const Parts& parts, const ComputeWork& work) const {
+  if (work.op.phase == Phase::kWeights) return weight_gradients(parts, work.frozen);
   if (work.op.phase != Phase::kBackward) return forward(parts);
-  const bool dense = work.op.kind == OpKind::kAttention && !model_.is_moe(work.op.layer);
-  const bool recomputes = recompute_ == Recompute::kLocal || (recompute_ == Recompute::kResend && dense);
-  return (recomputes ? forward(parts) : 0) + backward(parts, rates(work.device), work.frozen);
+  const Recompute recompute = recompute_.of(work.op.group, work.op.layer);
+  return (recomputes_inside(recompute, model_.is_moe(work.op.layer)) ? forward(parts) : 0) +
+         backward(parts, work);
 }
 
 /// Adding the rows that the experts returned to the residual stream, which is read and written once.

@@ -4,6 +4,7 @@
 #include "hetermoe/cluster/cluster.h"
 #include "hetermoe/cost/cost_model.h"
 #include "hetermoe/model/model_config.h"
+#include "hetermoe/plan/recompute.h"
 
 namespace hetermoe {
 
@@ -81,7 +82,9 @@ class RooflineCost : public CostModel {
   Parts attention_parts(const ComputeWork& work) const;
   Parts expert_parts(const ComputeWork& work) const;
   Seconds forward(const Parts& parts) const;
-  Seconds backward(const Parts& parts, const Rates& rates, double frozen) const;
+  Seconds input_gradients(const Parts& parts, const Rates& rates) const;
+  Seconds weight_gradients(const Parts& parts, double frozen) const;
+  Seconds backward(const Parts& parts, const ComputeWork& work) const;
   Seconds with_phase(const Parts& parts, const ComputeWork& work) const;
   Seconds head(const ComputeWork& work) const;
   Seconds merge_bytes(const ComputeWork& work) const;
@@ -92,7 +95,8 @@ class RooflineCost : public CostModel {
   const ModelConfig& model_;
   const Cluster& cluster_;
   SoftwareConstants software_;
-  Recompute recompute_;
+  RecomputeTable recompute_;
+  WeightGradients weight_gradients_;
   std::vector<Rates> rates_;  // [device]
 };
 

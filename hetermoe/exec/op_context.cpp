@@ -84,8 +84,8 @@ at::Tensor OpContext::rows_of(const at::Tensor& all, const Op& op, i32 stage) co
   return all.narrow(0, begin, r.sequences).reshape({-1});
 }
 
-bool OpContext::keeps_activations() const {
-  return p.plan().recompute == Recompute::kOff && p.options().backward;
+bool OpContext::keeps_activations(const Op& op) const {
+  return hetermoe::keeps_activations(p.recompute(op.group, op.layer)) && p.options().backward;
 }
 
 at::Tensor OpContext::merged(const Op& op, i32 layer) {

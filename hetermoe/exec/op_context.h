@@ -43,7 +43,8 @@ class OpContext {
   at::Tensor received(const at::Tensor& tensor) const { return tensor.to(where()); }
   bool is_source(const Op& op) const { return p.is_source(op.group, op.layer, op.microbatch, device()); }
   bool is_owner(const Op& op) const { return p.is_owner(op.group, op.layer, device()); }
-  bool keeps_activations() const;
+  /// Forward keeps the activations of the op's layer.
+  bool keeps_activations(const Op& op) const;
   /// Output of layer `layer` - 1: residual stream plus the returned rows, added in device order.
   at::Tensor merged(const Op& op, i32 layer);
   /// Input of a compute op of `layer`; merged here unless a move or the embedding brought it.

@@ -42,6 +42,8 @@ Released Slots::take(Buffer buffer, i32 layer_index, i32 m, i32 c) {
       return take_all(l().send);
     case Buffer::kSavedAttention:
       return take_all(l().graph);
+    case Buffer::kLeftAttention:
+      return take_all(l().left);
     case Buffer::kMoveOut:
       return take_all(l().move_out);
     case Buffer::kDHidden:
@@ -54,6 +56,8 @@ Released Slots::take(Buffer buffer, i32 layer_index, i32 m, i32 c) {
       return take_all(k().rows, k().weights, k().groups);
     case Buffer::kSavedExperts:
       return take_all(k().saved);
+    case Buffer::kLeftExperts:
+      return take_all(k().left);
     case Buffer::kOut:
       return take_all(k().out);
     case Buffer::kReturned:
@@ -95,6 +99,7 @@ std::vector<std::string> Slots::held() const {
     check(l.send.defined(), "send");
     check(l.topk.defined() || l.weights.defined(), "routing");
     check(l.graph != nullptr, "saved_attention");
+    check(l.left != nullptr, "left_attention");
     check(l.move_out.defined(), "move_out");
     check(l.d_hidden.defined(), "d_hidden");
     check(l.d_move.defined(), "d_move");
@@ -102,6 +107,7 @@ std::vector<std::string> Slots::held() const {
       check(k.routed.begins.defined(), "send index");
       check(k.rows.defined(), "rows");
       check(k.saved != nullptr, "saved_experts");
+      check(k.left != nullptr, "left_experts");
       check(k.out.defined(), "out");
       check(!k.returned.empty(), "returned");
       check(k.d_out.defined(), "d_out");

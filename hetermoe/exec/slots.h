@@ -23,6 +23,7 @@ struct ChunkSlot {
   at::Tensor rows, weights;             // kRows: received rows; routing weights in grouped order
   CopyGroups groups;                    // kRows
   std::unique_ptr<ExpertsSaved> saved;  // kSavedExperts
+  std::unique_ptr<ExpertsLeft> left;    // kLeftExperts
   at::Tensor out;                       // kOut
   std::vector<at::Tensor> returned;     // kReturned, by owner
   at::Tensor d_out;                     // kDOut
@@ -37,6 +38,7 @@ struct LayerSlot {
   at::Tensor send;                        // kSend
   at::Tensor topk, weights;               // kRouting
   std::shared_ptr<AttentionGraph> graph;  // kSavedAttention
+  std::shared_ptr<AttentionLeft> left;    // kLeftAttention
   at::Tensor move_out;                    // kMoveOut
   at::Tensor d_hidden;                    // kDHidden
   at::Tensor d_move;                      // kDMove

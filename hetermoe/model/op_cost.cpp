@@ -147,45 +147,131 @@ Bytes routing_bytes(const ModelConfig& model, i64 layer) {
   return model.is_moe(layer) ? real(model.top_k) * (kExpertIdBytes + kRouteWeightBytes) : 0;
 }
 
-Bytes attention_work_bytes(const ModelConfig& m, i64 layer, const ActivationOptions& options) {
+namespace {
+
+using Of = Activation::Of;
+using Kept = Activation::Kept;
+
+/// Calls add(activation) for every line of an attention part.
+template <class Add>
+void for_attention_lines(const ModelConfig& m, i64 layer, const ActivationOptions& options, Add add) {
   HM_CHECK(!options.scores_in_memory || options.seq_len > 0, "scores in memory need a sequence length");
-  double elements = real(3 * m.hidden + qkv_width(m) + m.output_width() + 3 * local_mlp_width(m, layer));
-  if (m.qk_norm != QkNorm::kNone) elements += real(m.query_width() + m.key_width());
-  if (is_mla(m)) elements += real(2 * m.q_lora_rank + 2 * m.kv_lora_rank + m.qk_rope_dim);
-  double stats = 2;
-  if (options.scores_in_memory) {
-    elements += real(m.num_heads) * real(options.seq_len);
-  } else {
-    stats += real(m.num_heads);
-  }
-  if (m.is_moe(layer)) stats += real(m.num_experts);
-  return elements * options.element + stats * kStatBytes;
+  const auto work = [&](const char* name, i64 elements, Bytes wide = 0) {
+    add(Activation{name, Of::kToken, Kept::kUnlessRecomputed, real(elements), wide});
+  };
+  const bool moe = m.is_moe(layer);
+  add(Activation{"layer input", Of::kToken, Kept::kAlways, real(m.hidden), 0});
+  if (moe) add(Activation{"chosen experts, weights", Of::kToken, Kept::kAlways, 0, routing_bytes(m, layer)});
+  work("normed input", m.hidden);
+  if (m.qk_norm != QkNorm::kNone) work("q, k before their norms", m.query_width() + m.key_width());
+  if (is_mla(m)) work("latents", 2 * m.q_lora_rank + 2 * m.kv_lora_rank + m.qk_rope_dim);
+  work("q, k, v", qkv_width(m));
+  work("attended", m.output_width());
+  if (options.scores_in_memory)
+    work("probabilities", m.num_heads * options.seq_len);
+  else
+    work("log-sums of scores", 0, real(m.num_heads) * kStatBytes);
+  work("after attention", m.hidden);
+  work("normed rows", m.hidden);
+  work("statistics of norms", 0, 2 * kStatBytes);
+  if (moe) work("router scores", 0, real(m.num_experts) * kStatBytes);
+  const i64 width = local_mlp_width(m, layer);
+  if (width == 0) return;
+  work("gate, up of the MLP", 2 * width);
+  work("their product", width);
+}
+
+/// Of the routed experts. Their output is not among them: the gradient of the routing weight is the product
+/// of (gradient through down) and the inner activation.
+template <class Add>
+void for_expert_lines(const ModelConfig& m, Add add) {
+  add(Activation{"received row, weight", Of::kCopy, Kept::kAlways, real(m.hidden), kRouteWeightBytes});
+  add(Activation{"gate, up", Of::kCopy, Kept::kUnlessRecomputed, real(2 * m.expert_hidden), 0});
+  add(Activation{"their product", Of::kCopy, Kept::kNever, real(m.expert_hidden), 0});
+}
+
+}  // namespace
+
+std::vector<Activation> activation_ledger(const ModelConfig& model, i64 layer,
+                                          const ActivationOptions& options) {
+  std::vector<Activation> ledger;
+  const auto add = [&](const Activation& line) { ledger.push_back(line); };
+  for_attention_lines(model, layer, options, add);
+  if (model.is_moe(layer)) for_expert_lines(model, add);
+  return ledger;
+}
+
+Bytes attention_work_bytes(const ModelConfig& m, i64 layer, const ActivationOptions& options) {
+  Bytes sum = 0;
+  for_attention_lines(m, layer, options, [&](const Activation& line) {
+    sum += line.kept == Kept::kUnlessRecomputed ? line.bytes(options.element) : 0;
+  });
+  return sum;
 }
 
 Bytes attention_gradient_bytes(const ModelConfig& m, Bytes element) {
   return real(qkv_width(m) + m.output_width()) * element;
 }
 
+Bytes attention_left_bytes(const ModelConfig& m, i64 layer, Bytes element) {
+  const i64 width = local_mlp_width(m, layer);
+  i64 elements = 3 * m.hidden + m.output_width();
+  if (is_mla(m)) {
+    elements += m.query_width() + 2 * m.q_lora_rank;
+    elements += 2 * m.kv_lora_rank + m.qk_rope_dim + m.num_heads * (m.qk_nope_dim + m.v_dim);
+  } else {
+    elements += qkv_width(m);
+  }
+  if (width > 0) elements += 3 * width + m.hidden;
+  return real(elements) * element + (m.is_moe(layer) ? real(m.num_experts) * kStatBytes : 0);
+}
+
+double attention_largest_product(const ModelConfig& m, i64 layer) {
+  i64 largest = std::max(m.output_width() * m.hidden, 2 * local_mlp_width(m, layer) * m.hidden);
+  if (m.is_moe(layer)) largest = std::max(largest, m.num_experts * m.hidden);
+  if (!is_mla(m)) return real(std::max(largest, qkv_width(m) * m.hidden));
+  const i64 query_in = m.q_lora_rank == 0 ? m.hidden : m.q_lora_rank;
+  return real(std::max(
+      {largest, query_in * m.query_width(), m.kv_lora_rank * m.num_heads * (m.qk_nope_dim + m.v_dim)}));
+}
+
 Bytes attention_saved_bytes(const ModelConfig& model, i64 layer, const ActivationOptions& options) {
-  const Bytes always = row_bytes(model, options.element) + routing_bytes(model, layer);
-  return options.recompute ? always : always + attention_work_bytes(model, layer, options);
+  Bytes sum = 0;
+  for_attention_lines(model, layer, options, [&](const Activation& line) {
+    const bool saved =
+        line.kept == Kept::kAlways || (line.kept == Kept::kUnlessRecomputed && !options.recompute);
+    sum += saved ? line.bytes(options.element) : 0;
+  });
+  return sum;
 }
 
 Bytes expert_work_bytes(const ModelConfig& model, Bytes element) {
-  return 3 * real(model.expert_hidden) * element;
+  Bytes sum = 0;
+  for_expert_lines(
+      model, [&](const Activation& line) { sum += line.kept != Kept::kAlways ? line.bytes(element) : 0; });
+  return sum;
 }
 
 Bytes activation_work_bytes(const ModelConfig& model, double copies, Bytes element) {
   return element <= 4 ? 0 : element * copies * real(kActivationTemporaries * model.expert_hidden);
 }
 
+Bytes expert_left_bytes(const ModelConfig& model, Bytes element) { return expert_work_bytes(model, element); }
+
 Bytes expert_kept_bytes(const ModelConfig& model, Bytes element) {
-  return 2 * real(model.expert_hidden) * element;
+  Bytes sum = 0;
+  for_expert_lines(model, [&](const Activation& line) {
+    sum += line.kept == Kept::kUnlessRecomputed ? line.bytes(element) : 0;
+  });
+  return sum;
 }
 
 Bytes expert_saved_bytes(const ModelConfig& model, const ActivationOptions& options) {
-  const Bytes always = row_bytes(model, options.element) + kRouteWeightBytes;
-  return options.recompute ? always : always + expert_kept_bytes(model, options.element);
+  Bytes sum = options.recompute ? 0 : expert_kept_bytes(model, options.element);
+  for_expert_lines(model, [&](const Activation& line) {
+    sum += line.kept == Kept::kAlways ? line.bytes(options.element) : 0;
+  });
+  return sum;
 }
 
 Bytes head_work_bytes(const ModelConfig& model, Bytes element) {

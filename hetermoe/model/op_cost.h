@@ -1,4 +1,6 @@
 #pragma once
+#include <vector>
+
 #include "hetermoe/model/model_config.h"
 
 // Work and memory of the parts of a model: the only place with such formulas. Everything follows from the
@@ -114,24 +116,42 @@ struct ActivationOptions {
   i64 seq_len = 0;                ///< only used with scores_in_memory
 };
 
-/// What op `attention` makes and backward needs, per token, besides its input and the routing: 0 of it is
-/// kept between forward and backward with recompute, all of it exists while one backward op runs. In
-/// elements:
-///   H         normed input of the projections
-///   q + k + v after rotary embedding, as the attention kernel takes them; with q/k norms also q + k before
-///   the norm.
-///             MLA: q (after rotary), k = h*d (shared rotary part repeated), v; also q_lora twice (before and
-///             after its norm), kv_lora + rope before and kv_lora after the norm
-///   h*dv      output of the attention kernel, input of o_proj
-///   H         residual stream after attention, input of the second norm
-///   H         normed rows: input of router, experts and shared or dense MLP
-///   3W        gate, up and their product; W = S*I of the shared expert or D of the dense MLP
-///   h*s       probabilities, with scores_in_memory
-/// and in fp32 (4 bytes): 2 norm statistics, h log-sum-exps (not with scores_in_memory), E router scores.
+/// A tensor that backward may need.
+struct Activation {
+  enum class Of { kToken, kCopy };  ///< of a token in an attention part, of a (row, expert) pair
+  enum class Kept {
+    kAlways,            ///< backward starts from it
+    kUnlessRecomputed,  ///< with recompute off from forward on, else made again
+    kNever              ///< made inside an op from what is kept
+  };
+  const char* name;
+  Of of;
+  Kept kept;
+  double elements = 0;  ///< in the compute dtype
+  Bytes wide = 0;       ///< bytes of fp32 numbers and indices, whatever the dtype
+  Bytes bytes(Bytes element) const { return elements * element + wide; }
+};
+/// The ledger of a layer: everything that forward makes and backward needs, and nothing else says how large
+/// it is. W = S*I of the shared expert or D of the dense MLP. MLA: q (after rotary), k = h*d (shared rotary
+/// part repeated), v, and the latents before and after their norms. With scores_in_memory the attention
+/// kernel keeps its probabilities, else log-sums.
+std::vector<Activation> activation_ledger(const ModelConfig& model, i64 layer,
+                                          const ActivationOptions& options);
+
+/// What op `attention` makes and backward needs, per token, besides its input and the routing: lines of the
+/// ledger that are kept unless recomputed. 0 of it is kept between forward and backward with recompute, all
+/// of it exists while one backward op runs.
 Bytes attention_work_bytes(const ModelConfig& model, i64 layer, const ActivationOptions& options);
 /// What the backward of an attention part holds besides, per token, where it holds most: the gradients of q,
 /// k, v and of the attention kernel's output.
 Bytes attention_gradient_bytes(const ModelConfig& model, Bytes element);
+/// What attention.B leaves for attention.W, per token: the inputs of the products and the gradients of their
+/// results. In elements H + h*dv + H and the inner activation W of the MLP beside; q + k + v, H of the output
+/// projection, 2W + H of that MLP; MLA: q, both latents after their norms, compressed and decompressed keys
+/// and values instead of q + k + v. Gradients of router logits are fp32.
+Bytes attention_left_bytes(const ModelConfig& model, i64 layer, Bytes element);
+/// Elements of the largest weight of an attention part that is one product.
+double attention_largest_product(const ModelConfig& model, i64 layer);
 /// Kept per token and layer between forward and backward: the input row and the routing; without recompute
 /// also attention_work_bytes.
 Bytes attention_saved_bytes(const ModelConfig& model, i64 layer, const ActivationOptions& options);
@@ -145,6 +165,8 @@ Bytes expert_work_bytes(const ModelConfig& model, Bytes element);
 /// kActivationBlockBytes of them, which do not count here.
 inline constexpr i64 kActivationTemporaries = 11, kActivationBlockBytes = 64 << 20;
 Bytes activation_work_bytes(const ModelConfig& model, double copies, Bytes element);
+/// What experts.B leaves for experts.W, per pair: gradients of gate and up, and the inner activation.
+Bytes expert_left_bytes(const ModelConfig& model, Bytes element);
 /// What backward needs of these: gate and up.
 Bytes expert_kept_bytes(const ModelConfig& model, Bytes element);
 /// Kept per (row, expert) pair between forward and backward: the received row and its routing weight (4

@@ -42,18 +42,18 @@ at::Tensor normed_attention(const ModelConfig& model, const Leaves& leaves, cons
 at::Tensor gqa(const ModelConfig& model, const Leaves& leaves, const at::Tensor& normed, i64 seq_len) {
   const HeadShape shape{seq_len, model.num_heads, model.num_kv_heads, model.head_dim};
   const RopeTable table = rope_table(seq_len, shape.dim, model.rope_theta, normed.options());
-  const auto project = [&] { return apply_linear(normed, leaves[Weight::kQkv]); };
+  const auto project = [&] { return leaves.product(normed, Weight::kQkv); };
   const bool plain = model.qk_norm == QkNorm::kNone && model.clip_qkv == 0;
   const at::Tensor out = plain ? rotary_attention(project(), shape, table, rope_layout(model))
                                : normed_attention(model, leaves, project(), shape, table);
-  return apply_linear(out, leaves[Weight::kO]);
+  return leaves.product(out, Weight::kO);
 }
 
 at::Tensor mla_queries(const ModelConfig& model, const Leaves& leaves, const at::Tensor& normed) {
-  if (model.q_lora_rank == 0) return apply_linear(normed, leaves[Weight::kQ]);
+  if (model.q_lora_rank == 0) return leaves.product(normed, Weight::kQ);
   const at::Tensor latent =
-      rms_norm(apply_linear(normed, leaves[Weight::kQA]), leaves[Weight::kQANorm], kLatentNormEps);
-  return apply_linear(latent, leaves[Weight::kQB]);
+      rms_norm(leaves.product(normed, Weight::kQA), leaves[Weight::kQANorm], kLatentNormEps);
+  return leaves.product(latent, Weight::kQB);
 }
 
 at::Tensor mla(const ModelConfig& model, const Leaves& leaves, const at::Tensor& normed, i64 seq_len) {
@@ -64,9 +64,9 @@ at::Tensor mla(const ModelConfig& model, const Leaves& leaves, const at::Tensor&
                      .view({num_sequences, seq_len, num_heads, nope + turned})
                      .split_with_sizes({nope, turned}, -1);
   const auto compressed =
-      apply_linear(normed, leaves[Weight::kKvA]).split_with_sizes({model.kv_lora_rank, turned}, 1);
+      leaves.product(normed, Weight::kKvA).split_with_sizes({model.kv_lora_rank, turned}, 1);
   const at::Tensor latent = rms_norm(compressed[0].contiguous(), leaves[Weight::kKvANorm], kLatentNormEps);
-  const auto kv = apply_linear(latent, leaves[Weight::kKvB])
+  const auto kv = leaves.product(latent, Weight::kKvB)
                       .view({num_sequences, seq_len, num_heads, nope + model.v_dim})
                       .split_with_sizes({nope, model.v_dim}, -1);
   const at::Tensor q_turned = rope(q[1], table, rope_layout(model));
@@ -77,21 +77,46 @@ at::Tensor mla(const ModelConfig& model, const Leaves& leaves, const at::Tensor&
   const at::Tensor keys = at::cat({kv[0], k_turned.expand({num_sequences, seq_len, num_heads, turned})}, -1);
   const at::Tensor out =
       causal_attention(queries, keys, kv[1], 1 / std::sqrt(static_cast<double>(nope + turned)));
-  return apply_linear(out.reshape({-1, num_heads * model.v_dim}), leaves[Weight::kO]);
+  return leaves.product(out.reshape({-1, num_heads * model.v_dim}), Weight::kO);
 }
 
 }  // namespace
 
 Leaves::Leaves(const StateGroup& state, Grad grad) : weights_(state.weights) {
   for (const at::Tensor& value : state.values) {
-    leaves_.push_back(grad == Grad::kYes && state.trainable() ? value.detach().requires_grad_() : value);
+    leaves_.push_back(grad != Grad::kNo && state.trainable() ? value.detach().requires_grad_() : value);
   }
+  if (grad == Grad::kLater) left_ = std::make_shared<std::vector<std::shared_ptr<LeftProduct>>>();
 }
 
-const at::Tensor& Leaves::operator[](Weight weight) const {
+std::size_t Leaves::position_of(Weight weight) const {
   const auto it = std::find(weights_.begin(), weights_.end(), weight);
   HM_CHECK(it != weights_.end(), "state group has no weight {}", static_cast<int>(weight));
-  return leaves_[static_cast<std::size_t>(it - weights_.begin())];
+  return static_cast<std::size_t>(it - weights_.begin());
+}
+
+const at::Tensor& Leaves::operator[](Weight weight) const { return leaves_[position_of(weight)]; }
+
+at::Tensor Leaves::product(const at::Tensor& x, Weight weight) const {
+  const std::size_t index = position_of(weight);
+  if (left_ == nullptr) return apply_linear(x, leaves_[index]);
+  at::Tensor out = apply_linear(x, leaves_[index].detach());
+  leave(x, index, out);
+  return out;
+}
+
+at::Tensor Leaves::wide_product(const at::Tensor& x, Weight weight, at::ScalarType wide) const {
+  const std::size_t index = position_of(weight);
+  if (left_ == nullptr) return apply_wide_linear(x, leaves_[index], wide);
+  at::Tensor out = apply_wide_linear(x, leaves_[index].detach(), wide);
+  leave(x, index, out);
+  return out;
+}
+
+void Leaves::leave(const at::Tensor& x, std::size_t weight, const at::Tensor& out) const {
+  auto left = std::make_shared<LeftProduct>(LeftProduct{weight, x.detach(), {}});
+  out.register_hook([left](const at::Tensor& dout) { left->dout = dout; });
+  left_->push_back(std::move(left));
 }
 
 at::Tensor self_attention(const ModelConfig& model, const Leaves& leaves, const at::Tensor& normed_TH,

@@ -1,23 +1,41 @@
 #pragma once
 #include <ATen/ATen.h>
 
+#include <memory>
 #include <vector>
 
 #include "hetermoe/nn/params.h"
 
 namespace hetermoe {
 
+/// What a product leaves for the gradient of its weight.
+struct LeftProduct {
+  std::size_t weight;  ///< position in state.values
+  at::Tensor x;        ///< its input
+  at::Tensor dout;     ///< gradient of its result, once backward came by; undefined = none came
+};
+
 /// The weights of a state group as autograd leaves (sharing storage), or plainly as they are.
 class Leaves {
  public:
-  enum class Grad { kNo, kYes };
+  /// kLater: backward shall not compute the gradients of the weights of products; see left().
+  enum class Grad { kNo, kYes, kLater };
   Leaves(const StateGroup& state, Grad grad);
   const at::Tensor& operator[](Weight weight) const;
+  /// x weight^T; the second computed in `wide`. Differentiable.
+  at::Tensor product(const at::Tensor& x, Weight weight) const;
+  at::Tensor wide_product(const at::Tensor& x, Weight weight, at::ScalarType wide) const;
   const std::vector<at::Tensor>& all() const { return leaves_; }  ///< in order of state.values
+  /// With kLater, of all products that were asked for.
+  const std::vector<std::shared_ptr<LeftProduct>>& left() const { return *left_; }
 
  private:
+  std::size_t position_of(Weight weight) const;
+  void leave(const at::Tensor& x, std::size_t weight, const at::Tensor& out) const;
+
   std::vector<Weight> weights_;
   std::vector<at::Tensor> leaves_;
+  std::shared_ptr<std::vector<std::shared_ptr<LeftProduct>>> left_;  // null unless kLater
 };
 
 /// Causal self-attention of normed input [T, H] with T = sequences * seq_len, output projection included: [T,

@@ -20,16 +20,22 @@ struct AttentionGraph {
   at::Tensor u, x, weights, scores, topk, counts;
 };
 
+struct AttentionLeft {
+  std::vector<std::shared_ptr<LeftProduct>> products;
+  /// Gradients of the weights of norms, by position in state.values: they come with those of inputs.
+  std::vector<std::pair<std::size_t, at::Tensor>> norms;
+};
+
 namespace {
 
 at::Tensor mlp(const Leaves& leaves, const at::Tensor& x) {
-  return apply_linear(swiglu(apply_linear(x, leaves[Weight::kMlpGateUp])), leaves[Weight::kMlpDown]);
+  return leaves.product(swiglu(leaves.product(x, Weight::kMlpGateUp)), Weight::kMlpDown);
 }
 
 /// One pass through the part. topk: the saved choice, or undefined to choose now.
 AttentionGraph run(const ModelConfig& model, i64 layer, const StateGroup& state, const at::Tensor& y_TD,
                    i64 seq_len, const at::Tensor& topk, Leaves::Grad grad) {
-  at::Tensor y = grad == Leaves::Grad::kYes ? y_TD.detach().requires_grad_() : y_TD;
+  at::Tensor y = grad != Leaves::Grad::kNo ? y_TD.detach().requires_grad_() : y_TD;
   AttentionGraph out{Leaves(state, grad), y, {}, {}, {}, {}, topk, {}};
   const Leaves& leaves = out.leaves;
   const at::Tensor attended =
@@ -39,7 +45,7 @@ AttentionGraph run(const ModelConfig& model, i64 layer, const StateGroup& state,
   out.u = !moe || model.num_shared_experts > 0 ? h + mlp(leaves, x) : h;
   if (!moe) return out;
   out.x = x;
-  const at::Tensor logits = apply_wide_linear(x, leaves[Weight::kRouter], accumulate_type(y.scalar_type()));
+  const at::Tensor logits = leaves.wide_product(x, Weight::kRouter, accumulate_type(y.scalar_type()));
   if (runs_on_kernels(logits)) {
     const Routed routed = gpu_route(model, logits, state.buffer, seq_len, topk);
     out.scores = routed.scores_TE, out.topk = routed.topk_TK;
@@ -93,6 +99,26 @@ at::Tensor add_balance_loss(Seeds& seeds, const ModelConfig& model, const Attent
   return (by_part * balance).sum();
 }
 
+Leaves::Grad leaves_of(KeepGraph keep_graph) {
+  switch (keep_graph) {
+    case KeepGraph::kNo:
+      return Leaves::Grad::kNo;
+    case KeepGraph::kYes:
+      return Leaves::Grad::kYes;
+    case KeepGraph::kLeavesWeights:
+      return Leaves::Grad::kLater;
+  }
+  HM_CHECK(false, "kind of graph {}", static_cast<int>(keep_graph));
+}
+
+/// [position in state.values] whether its gradient comes with those of inputs.
+std::vector<bool> direct_weights(const AttentionGraph& graph, const StateGroup& state, bool leaves_weights) {
+  std::vector<bool> direct(graph.leaves.all().size(), state.trainable());
+  if (!leaves_weights) return direct;
+  for (const std::shared_ptr<LeftProduct>& product : graph.leaves.left()) direct[product->weight] = false;
+  return direct;
+}
+
 }  // namespace
 
 AttentionOutput attention_forward(const ModelConfig& model, i64 layer, const StateGroup& state,
@@ -100,10 +126,9 @@ AttentionOutput attention_forward(const ModelConfig& model, i64 layer, const Sta
                                   const at::Tensor& topk_TK) {
   HM_CHECK(y_TD.size(0) % seq_len == 0, "{} tokens are not whole sequences of {}", y_TD.size(0), seq_len);
   if (y_TD.size(0) == 0) return empty_output(model, layer, y_TD);
-  const bool keep = keep_graph == KeepGraph::kYes;
+  const bool keep = keep_graph != KeepGraph::kNo;
   const at::AutoGradMode mode(keep);
-  AttentionGraph graph =
-      run(model, layer, state, y_TD, seq_len, topk_TK, keep ? Leaves::Grad::kYes : Leaves::Grad::kNo);
+  AttentionGraph graph = run(model, layer, state, y_TD, seq_len, topk_TK, leaves_of(keep_graph));
   AttentionOutput out;
   out.u_TD = graph.u.detach();
   if (model.is_moe(layer)) {
@@ -122,9 +147,10 @@ AttentionGradient attention_backward(const ModelConfig& model, i64 layer, StateG
   if (input.y_TD.size(0) == 0) return {at::empty_like(input.y_TD), at::zeros({}, scalar)};
   AttentionGradient out;
   const at::AutoGradMode mode(true);
-  const AttentionGraph graph = input.graph != nullptr ? std::move(*input.graph)
-                                                      : run(model, layer, state, input.y_TD, seq_len,
-                                                            input.topk_TK, Leaves::Grad::kYes);
+  const KeepGraph kind = input.leaves_weights ? KeepGraph::kLeavesWeights : KeepGraph::kYes;
+  const AttentionGraph graph =
+      input.graph != nullptr ? std::move(*input.graph)
+                             : run(model, layer, state, input.y_TD, seq_len, input.topk_TK, leaves_of(kind));
   Seeds seeds;
   seeds.add(graph.u, input.du_TD);
   seeds.add(graph.x, input.dx_TD);
@@ -132,17 +158,39 @@ AttentionGradient attention_backward(const ModelConfig& model, i64 layer, StateG
   out.aux_loss = input.balance_AE.defined() && graph.scores.defined()
                      ? add_balance_loss(seeds, model, graph, input.balance_AE)
                      : at::zeros({}, scalar);
-  std::vector<at::Tensor> inputs = state.trainable() ? graph.leaves.all() : std::vector<at::Tensor>();
+  const std::vector<bool> direct = direct_weights(graph, state, input.leaves_weights);
+  std::vector<at::Tensor> inputs;
+  std::vector<std::size_t> weights;
+  for (std::size_t i = 0; i < direct.size(); ++i) {
+    if (direct[i]) inputs.push_back(graph.leaves.all()[i]), weights.push_back(i);
+  }
   inputs.push_back(graph.y);
   const std::vector<at::Tensor> grads =
       torch::autograd::grad(seeds.outputs, inputs, seeds.grads, /*retain_graph=*/false,
                             /*create_graph=*/false, /*allow_unused=*/true);
   const c10::NoGradGuard no_grad;
-  for (std::size_t i = 0; i + 1 < grads.size(); ++i) {
-    if (grads[i].defined()) add_gradient_(state.grads[i], grads[i]);
+  if (input.leaves_weights)
+    out.left = std::make_shared<AttentionLeft>(AttentionLeft{graph.leaves.left(), {}});
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    if (!grads[i].defined()) continue;
+    if (out.left != nullptr)
+      out.left->norms.emplace_back(weights[i], grads[i]);
+    else
+      add_gradient_(state.grads[weights[i]], grads[i]);
   }
   out.dy_TD = grads.back();
   return out;
+}
+
+void attention_weight_gradients(StateGroup& state, AttentionLeft& left) {
+  const c10::NoGradGuard no_grad;
+  for (const auto& [weight, gradient] : left.norms) add_gradient_(state.grads[weight], gradient);
+  for (const std::shared_ptr<LeftProduct>& product : left.products) {
+    if (!product->dout.defined()) continue;
+    add_gradient_(
+        state.grads[product->weight],
+        linear_weight_gradient(product->dout, product->x, state.values[product->weight].scalar_type()));
+  }
 }
 
 }  // namespace hetermoe

@@ -10,9 +10,12 @@
 // balancing loss.
 namespace hetermoe {
 
-enum class KeepGraph { kNo, kYes };  ///< kYes: backward needs no recomputation; costs the memory of the graph
+/// kYes: backward needs no recomputation; costs the memory of the graph. kLeavesWeights: likewise, for a
+/// backward that leaves gradients of weights.
+enum class KeepGraph { kNo, kYes, kLeavesWeights };
 
 struct AttentionGraph;  ///< autograd graph of one forward call
+struct AttentionLeft;   ///< what one backward call leaves for attention_weight_gradients()
 
 struct AttentionOutput {
   at::Tensor u_TD;  ///< residual stream after attention, plus shared experts or dense MLP
@@ -42,16 +45,21 @@ struct AttentionBackwardInput {
                            ///< into A equal contiguous parts. A = 1 (one group) to B (a row for every
                            ///< sequence). Undefined = none
   std::shared_ptr<AttentionGraph> graph;  ///< of forward; null = recompute. Used up by the call
+  bool leaves_weights = false;  ///< a graph is then one of KeepGraph::kLeavesWeights. Not for frozen states
 };
 
 struct AttentionGradient {
   at::Tensor dy_TD;
   at::Tensor aux_loss;  ///< 0-dim: sum of balance * probabilities, this part's share of the balancing loss; 0
                         ///< without one
+  std::shared_ptr<AttentionLeft> left = nullptr;  ///< with leaves_weights; null without tokens
 };
 
-/// Adds the gradients of the parameters into state.grads; computes none when the state is frozen.
+/// Adds the gradients of the parameters into state.grads, unless it leaves them; computes none when the state
+/// is frozen.
 AttentionGradient attention_backward(const ModelConfig& model, i64 layer, StateGroup& state,
                                      const AttentionBackwardInput& input, i64 seq_len);
+/// Adds the gradients that a backward left, with the bits that it would have added.
+void attention_weight_gradients(StateGroup& state, AttentionLeft& left);
 
 }  // namespace hetermoe

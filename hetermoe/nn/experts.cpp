@@ -155,7 +155,8 @@ at::Tensor forward_each(const ExpertSlab& slab, const at::Tensor& rows_RD, const
 
 /// What the backward pass computes on its way, each for all copies.
 struct Backward {
-  at::Tensor input_CD, dout_CD;
+  at::Tensor input_CD;  ///< undefined where only gradients of inputs are wanted, from saved gate and up
+  at::Tensor dout_CD;
   at::Tensor gate_up_C2F;  ///< then its gradient
   at::Tensor act_CF;       ///< its gradient, then itself
   at::Tensor drows_CD, dweights_C;
@@ -169,12 +170,13 @@ struct Backward {
   }
 };
 
-void backward_each(Backward& b, ExpertSlab& slab, const CopyGroups& groups, const at::Tensor& weights_C) {
+void input_gradients_each(Backward& b, const ExpertSlab& slab, const CopyGroups& groups,
+                          const at::Tensor& weights_C) {
   const bool recompute = !b.gate_up_C2F.defined();
-  const at::TensorOptions options = b.input_CD.options();
+  const at::TensorOptions options = b.dout_CD.options();
   if (recompute) b.gate_up_C2F = at::empty({groups.num_copies(), slab.gate_up.size(1)}, options);
   b.act_CF = at::empty({groups.num_copies(), slab.down.size(2)}, options);
-  b.drows_CD = at::empty_like(b.input_CD);
+  b.drows_CD = at::empty_like(b.dout_CD);
   run_tasks(make_chunks(slab, groups), options.device(), [&](const Chunk& chunk) {
     const auto part = [&chunk](const at::Tensor& x) { return x.narrow(0, chunk.begin, chunk.count); };
     at::Tensor gate_up = part(b.gate_up_C2F), act = part(b.act_CF), drows = part(b.drows_CD);
@@ -183,7 +185,10 @@ void backward_each(Backward& b, ExpertSlab& slab, const CopyGroups& groups, cons
     b.through_activation(weights_C, chunk.begin, chunk.count);
     multiply_into(drows, gate_up, slab.gate_up[chunk.slot]);
   });
-  run_tasks(make_tiles(slab, groups), options.device(), [&](const GradTile& tile) {
+}
+
+void weight_gradients_each(const Backward& b, ExpertSlab& slab, const CopyGroups& groups) {
+  run_tasks(make_tiles(slab, groups), b.dout_CD.device(), [&](const GradTile& tile) {
     const bool down = tile.weight == GradTile::Weight::kDown;
     const auto part = [&tile](const at::Tensor& x) {
       return x.narrow(0, tile.copies.begin, tile.copies.count);
@@ -260,12 +265,16 @@ void add_products(const at::Tensor& grad_SXY, const at::Tensor& left_CX, const a
   }
 }
 
-void backward_all(Backward& b, ExpertSlab& slab, const CopyGroups& groups, const AllProducts& multiply,
-                  const at::Tensor& weights_C) {
+void input_gradients_all(Backward& b, const ExpertSlab& slab, const CopyGroups& groups,
+                         const AllProducts& multiply, const at::Tensor& weights_C) {
   if (!b.gate_up_C2F.defined()) b.gate_up_C2F = multiply(b.input_CD, slab.gate_up.transpose(1, 2));
   b.act_CF = multiply(b.dout_CD, slab.down);
   b.through_activation(weights_C, 0, groups.num_copies());
   b.drows_CD = multiply(b.gate_up_C2F, slab.gate_up);
+}
+
+void weight_gradients_all(const Backward& b, ExpertSlab& slab, const CopyGroups& groups,
+                          const AllProducts& multiply) {
   const std::vector<Chunk> slots = trainable_slots_with_copies(slab, groups);
   add_products(slab.gate_up_grad, b.gate_up_C2F, b.input_CD, groups, multiply, slots);
   add_products(slab.down_grad, b.dout_CD, b.act_CF, groups, multiply, slots);
@@ -308,20 +317,48 @@ at::Tensor experts_forward(const ExpertSlab& slab, const at::Tensor& rows_RD, co
   return sum_copies(out_CH, groups, row_C);
 }
 
+ExpertsSaved experts_recompute(const ExpertSlab& slab, const at::Tensor& rows_RD, const CopyGroups& groups,
+                               ExpertProducts products) {
+  const at::Tensor row_C = groups.row_C.to(rows_RD.device());
+  if (const std::optional<AllProducts> all = all_at_once(products, slab, groups))
+    return {(*all)(gather_rows(rows_RD, row_C), slab.gate_up.transpose(1, 2))};
+  ExpertsSaved saved{at::empty({groups.num_copies(), slab.gate_up.size(1)}, rows_RD.options())};
+  run_tasks(make_chunks(slab, groups), rows_RD.device(), [&](const Chunk& chunk) {
+    at::Tensor gate_up = saved.gate_up_C2F.narrow(0, chunk.begin, chunk.count);
+    multiply_into(gate_up, gather_rows(rows_RD, row_C.narrow(0, chunk.begin, chunk.count)),
+                  slab.gate_up[chunk.slot].t());
+  });
+  return saved;
+}
+
 ExpertsGradient experts_backward(ExpertSlab& slab, const at::Tensor& rows_RD, const CopyGroups& groups,
                                  const at::Tensor& weights_C, ExpertsSaved* saved, const at::Tensor& dout_RD,
-                                 ExpertProducts products) {
+                                 ExpertProducts products, ExpertsLeft* left) {
+  Backward b;
+  const at::Tensor row_C = groups.row_C.to(rows_RD.device());
+  if (saved == nullptr || left == nullptr) b.input_CD = gather_rows(rows_RD, row_C);
+  b.dout_CD = gather_rows(dout_RD, row_C);
+  b.dweights_C = at::empty_like(weights_C);
+  if (saved != nullptr) b.gate_up_C2F = std::exchange(saved->gate_up_C2F, {});
+  const std::optional<AllProducts> all = all_at_once(products, slab, groups);
+  all ? input_gradients_all(b, slab, groups, *all, weights_C)
+      : input_gradients_each(b, slab, groups, weights_C);
+  if (left != nullptr)
+    *left = {b.gate_up_C2F, b.act_CF};
+  else
+    all ? weight_gradients_all(b, slab, groups, *all) : weight_gradients_each(b, slab, groups);
+  return {sum_copies(b.drows_CD, groups, row_C), b.dweights_C};
+}
+
+void experts_weight_gradients(ExpertSlab& slab, const at::Tensor& rows_RD, const CopyGroups& groups,
+                              const ExpertsLeft& left, const at::Tensor& dout_RD, ExpertProducts products) {
   Backward b;
   const at::Tensor row_C = groups.row_C.to(rows_RD.device());
   b.input_CD = gather_rows(rows_RD, row_C);
   b.dout_CD = gather_rows(dout_RD, row_C);
-  b.dweights_C = at::empty_like(weights_C);
-  if (saved != nullptr) b.gate_up_C2F = std::exchange(saved->gate_up_C2F, {});
-  if (const std::optional<AllProducts> all = all_at_once(products, slab, groups))
-    backward_all(b, slab, groups, *all, weights_C);
-  else
-    backward_each(b, slab, groups, weights_C);
-  return {sum_copies(b.drows_CD, groups, row_C), b.dweights_C};
+  b.gate_up_C2F = left.dgate_up_C2F, b.act_CF = left.act_CF;
+  const std::optional<AllProducts> all = all_at_once(products, slab, groups);
+  all ? weight_gradients_all(b, slab, groups, *all) : weight_gradients_each(b, slab, groups);
 }
 
 }  // namespace hetermoe

@@ -28,15 +28,30 @@ at::Tensor experts_forward(const ExpertSlab& slab, const at::Tensor& rows_RD, co
                            const at::Tensor& weights_C, ExpertsSaved* saved = nullptr,
                            ExpertProducts products = ExpertProducts::kAuto);
 
+/// What forward would have saved, made again.
+ExpertsSaved experts_recompute(const ExpertSlab& slab, const at::Tensor& rows_RD, const CopyGroups& groups,
+                               ExpertProducts products = ExpertProducts::kAuto);
+
+/// What backward leaves for experts_weight_gradients().
+struct ExpertsLeft {
+  at::Tensor dgate_up_C2F, act_CF;
+};
+
 struct ExpertsGradient {
   at::Tensor drows_RD;
   at::Tensor dweights_C;  ///< grouped order, dtype of the weights
 };
 
 /// dout_RD: gradient of forward's result. saved: of forward, used up (its memory is overwritten), or null to
-/// recompute. Adds into the slab's gradients.
+/// recompute. Adds into the slab's gradients, or leaves them: left is filled when not null.
 ExpertsGradient experts_backward(ExpertSlab& slab, const at::Tensor& rows_RD, const CopyGroups& groups,
                                  const at::Tensor& weights_C, ExpertsSaved* saved, const at::Tensor& dout_RD,
-                                 ExpertProducts products = ExpertProducts::kAuto);
+                                 ExpertProducts products = ExpertProducts::kAuto,
+                                 ExpertsLeft* left = nullptr);
+/// Adds the gradients that a backward with these rows and gradients left, with the bits that it would have
+/// added.
+void experts_weight_gradients(ExpertSlab& slab, const at::Tensor& rows_RD, const CopyGroups& groups,
+                              const ExpertsLeft& left, const at::Tensor& dout_RD,
+                              ExpertProducts products = ExpertProducts::kAuto);
 
 }  // namespace hetermoe

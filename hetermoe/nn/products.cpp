@@ -69,7 +69,8 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const variable_list saved = context->get_saved_variables();
     const bool trains = context->needs_input_grad(1);
-    return {product(grads[0], saved[1]), trains ? product(grads[0].t(), saved[0]) : at::Tensor()};
+    return {product(grads[0], saved[1]),
+            trains ? linear_weight_gradient(grads[0], saved[0], saved[1].scalar_type()) : at::Tensor()};
   }
 };
 
@@ -86,7 +87,7 @@ struct WideLinearFunction : torch::autograd::Function<WideLinearFunction> {
     const auto wide = [&](const at::Tensor& t) { return t.to(grad.scalar_type()); };
     const bool trains = context->needs_input_grad(1);
     return {at::mm(grad, wide(weight)).to(x.scalar_type()),
-            trains ? at::mm(grad.t(), wide(x)).to(weight.scalar_type()) : at::Tensor(), at::Tensor()};
+            trains ? linear_weight_gradient(grad, x, weight.scalar_type()) : at::Tensor(), at::Tensor()};
   }
 };
 
@@ -140,9 +141,23 @@ void add_product_(at::Tensor sum, const at::Tensor& a, const at::Tensor& b) {
   }
 }
 
+namespace {
+
+/// Its gradients are those of LinearFunction.
+bool is_own_linear(const at::Tensor& x) {
+  return x.device().is_cpu() && at::elementSize(x.scalar_type()) < 4;
+}
+
+}  // namespace
+
+at::Tensor linear_weight_gradient(const at::Tensor& dout, const at::Tensor& x, at::ScalarType dtype) {
+  const bool wide = dout.scalar_type() != x.scalar_type();
+  if (!wide && is_own_linear(x)) return product(dout.t(), x);
+  return at::mm(dout.t(), x.to(dout.scalar_type())).to(dtype);
+}
+
 at::Tensor apply_linear(const at::Tensor& x, const at::Tensor& weight) {
-  const bool own = x.device().is_cpu() && at::elementSize(x.scalar_type()) < 4;
-  return own ? LinearFunction::apply(x, weight) : at::linear(x, weight);
+  return is_own_linear(x) ? LinearFunction::apply(x, weight) : at::linear(x, weight);
 }
 
 at::Tensor apply_wide_linear(const at::Tensor& x, const at::Tensor& weight, at::ScalarType wide) {

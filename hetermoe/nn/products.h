@@ -24,6 +24,10 @@ void add_product_(at::Tensor sum, const at::Tensor& a, const at::Tensor& b);
 /// x weight^T: [T, in] by [out, in]. Differentiable.
 at::Tensor apply_linear(const at::Tensor& x, const at::Tensor& weight);
 
+/// The gradient of a product's weight in the weight's dtype, from the product's input and the gradient of its
+/// result: what backward of apply_linear and apply_wide_linear computes.
+at::Tensor linear_weight_gradient(const at::Tensor& dout, const at::Tensor& x, at::ScalarType dtype);
+
 /// The same computed in `wide`, and the result in it; backward gives gradients in the dtypes of x and weight.
 /// No wide copy of them is kept.
 at::Tensor apply_wide_linear(const at::Tensor& x, const at::Tensor& weight, at::ScalarType wide);

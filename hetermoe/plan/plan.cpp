@@ -13,7 +13,11 @@ const std::vector<std::string>& EnumNames<QueueBinding>::names() {
   return all;
 }
 const std::vector<std::string>& EnumNames<Recompute>::names() {
-  static const std::vector<std::string> all = names_of_all<Recompute>({"off", "local", "resend"});
+  static const std::vector<std::string> all = names_of_all<Recompute>({"off", "local", "resend", "ahead"});
+  return all;
+}
+const std::vector<std::string>& EnumNames<WeightGradients>::names() {
+  static const std::vector<std::string> all = names_of_all<WeightGradients>({"with", "after"});
   return all;
 }
 
@@ -379,6 +383,7 @@ Json to_json(const Plan& plan) {
   // Plans that ask for nothing keep their text.
   if (!plan.grad_dtype) json.erase("grad_dtype");
   if (!plan.shard_optimizer) json.erase("shard_optimizer");
+  if (plan.weight_gradients == WeightGradients::kWith) json.erase("weight_gradients");
   if (plan.hosts.empty()) json.erase("hosts");
   if (plan.slots == VisitSlots{}) json.erase("slots");
   const auto drop_null = [](Json& of, std::initializer_list<const char*> keys) {
@@ -388,7 +393,7 @@ Json to_json(const Plan& plan) {
   };
   for (Json& group : json["groups"]) {
     drop_null(group, {"embed_home", "head_home"});
-    for (Json& layer : group["layers"]) drop_null(layer, {"attention_home", "experts_home"});
+    for (Json& layer : group["layers"]) drop_null(layer, {"attention_home", "experts_home", "recompute"});
   }
   return json;
 }

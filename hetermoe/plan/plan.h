@@ -23,7 +23,11 @@ enum class OrderPolicy { kLayerMajor, kOneFOneB, kExplicit };
 enum class QueueBinding { kDirection, kName, kSingle };
 /// off: activations stay. local: backward recomputes from the op's saved input. resend: as local, but tokens
 /// travel through dispatch and combine again, as expert parallelism over checkpointed layers does.
-enum class Recompute { kOff, kLocal, kResend };
+/// ahead: as local, but in ops of their own, which run while the gradient is on its way.
+enum class Recompute { kOff, kLocal, kResend, kAhead };
+/// with: a backward op computes gradients of inputs and weights. after: of inputs alone; those of weights are
+/// ops of their own (phase W), which run while the gradients of inputs travel.
+enum class WeightGradients { kWith, kAfter };
 
 template <>
 struct EnumNames<OrderPolicy> {
@@ -39,6 +43,10 @@ struct EnumNames<QueueBinding> {
 };
 template <>
 struct EnumNames<Recompute> {
+  static const std::vector<std::string>& names();
+};
+template <>
+struct EnumNames<WeightGradients> {
   static const std::vector<std::string>& names();
 };
 
@@ -78,6 +86,7 @@ struct LayerPlacement {
   Shares attention;
   LayerOwners experts;                                         ///< empty in a dense layer
   std::optional<Home> attention_home = {}, experts_home = {};  ///< none: all on the devices
+  std::optional<Recompute> recompute = std::nullopt;  ///< none = the plan's; see recompute_of()
   bool operator==(const LayerPlacement&) const = default;
   template <class V>
   void fields(V& v) {
@@ -85,6 +94,7 @@ struct LayerPlacement {
     v("experts", experts, "owners of each expert", required());
     v("attention_home", attention_home, "where parameters of the attention part live");
     v("experts_home", experts_home, "where parameters of the experts live");
+    v("recompute", recompute, "activation checkpointing of this layer; null = the plan's");
   }
 };
 
@@ -123,6 +133,7 @@ struct Plan {
   QueueBinding queue_binding = QueueBinding::kDirection;
   bool row_dedup = true;  ///< a token whose experts share a device is sent once
   Recompute recompute = Recompute::kLocal;
+  WeightGradients weight_gradients = WeightGradients::kWith;
   std::vector<Dtype> dtype;  ///< [num_devices of the cluster] compute dtype
   Dtype wire_forward = Dtype::kFp32,
         wire_backward = Dtype::kFp32;  ///< dtype of rows and of their gradients in transfers
@@ -148,6 +159,7 @@ struct Plan {
     v("queue_binding", queue_binding, "queue of a transfer");
     v("row_dedup", row_dedup, "send a token once per device");
     v("recompute", recompute, "activation checkpointing");
+    v("weight_gradients", weight_gradients, "computed with those of inputs, or after them");
     v("wire_forward", wire_forward, "dtype of rows in transfers");
     v("wire_backward", wire_backward, "dtype of gradient rows in transfers");
     v("dtype", dtype, "compute dtype per device", required());

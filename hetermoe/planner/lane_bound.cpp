@@ -30,12 +30,16 @@ class DeviceLoads {
   void add_group(const Group& group) {
     for (const LayerPlacement& layer : group.layers) {
       add_shares(group, layer.attention, [&](std::size_t cls, i64 sequences) {
-        return rates_.attention(cls, real(sequences), plan_.recompute).sum();
+        return rates_.attention(cls, real(sequences), recompute_of(layer)).sum();
       });
     }
     add_shares(group, group.head,
                [&](std::size_t cls, i64 sequences) { return rates_.head(cls, real(sequences)); });
     add_experts(group);
+  }
+
+  Recompute recompute_of(const LayerPlacement& layer) const {
+    return layer.recompute.value_or(plan_.recompute);
   }
 
   template <class SecondsOf>
@@ -54,7 +58,7 @@ class DeviceLoads {
     const double times = real(group.microbatches.size());
     const double tokens = real(total_sequences(group) * rates_.request().seq_len) / times;
     const double copies = tokens * real(model.top_k) / real(model.num_experts);
-    std::map<std::tuple<std::size_t, double, i64>, Seconds> known;
+    std::map<std::tuple<std::size_t, double, i64, Recompute>, Seconds> known;
     std::vector<Owned> owned(load_.size());
     for (const LayerPlacement& layer : group.layers) {
       std::fill(owned.begin(), owned.end(), Owned{});
@@ -65,10 +69,12 @@ class DeviceLoads {
         const Owned& of_device = owned[idx(device)];
         if (of_device.experts == 0) continue;
         const std::size_t cls = class_of_[idx(device)];
-        const auto [entry, fresh] = known.try_emplace({cls, of_device.share, of_device.experts});
+        const auto [entry, fresh] =
+            known.try_emplace({cls, of_device.share, of_device.experts, recompute_of(layer)});
         if (fresh) {
           entry->second =
-              rates_.experts(cls, copies * of_device.share, real(of_device.experts), plan_.recompute).sum();
+              rates_.experts(cls, copies * of_device.share, real(of_device.experts), recompute_of(layer))
+                  .sum();
         }
         load_[idx(device)] += times * entry->second;
       }

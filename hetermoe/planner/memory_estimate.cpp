@@ -6,6 +6,7 @@
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/model/op_cost.h"
+#include "hetermoe/plan/recompute.h"
 #include "hetermoe/schedule/order_policy.h"
 
 namespace hetermoe {
@@ -104,7 +105,7 @@ class GroupMemory {
     const auto layer = static_cast<i64>(l);
     const double copies = model_.is_moe(layer) ? real(model_.top_k) : 0;
     for_sources(group_.layers[l].attention, [&](Use& use, double tokens) {
-      const ActivationOptions options = options_of(use);
+      const ActivationOptions options = options_of(use, l);
       const Home home = home_of(group_, UnitPart::kAttention, static_cast<i32>(l));
       if (home.weights == Residence::kHost) {
         use.attention_visit = std::max(use.attention_visit, real(counts_.attention_part[l]) * use.resident());
@@ -113,7 +114,8 @@ class GroupMemory {
       }
       use.saved += in_flight(l) * tokens * attention_saved_bytes(model_, layer, options);
       // Besides the op's own set: rows sent and returned, and the gradients of both.
-      use.largest = std::max(use.largest, tokens * (attention_work_bytes(model_, layer, options) +
+      const Bytes left = leaves_weights() ? attention_left_bytes(model_, layer, use.element) : 0;
+      use.largest = std::max(use.largest, tokens * (attention_work_bytes(model_, layer, options) + left +
                                                     (2 + 2 * copies) * row_bytes(model_, use.element)));
     });
     add_experts(l);
@@ -141,10 +143,15 @@ class GroupMemory {
       if (share <= 0) continue;
       const double copies =
           real(model_.top_k) * share / real(model_.num_experts) * real(largest_microbatch() * plan_.seq_len);
-      use.saved += in_flight(layer) * copies * expert_saved_bytes(model_, options_of(use));
+      use.saved += in_flight(layer) * copies * expert_saved_bytes(model_, options_of(use, layer));
+      // Where a device also computes attention, what is left waits for the dispatch of the whole window.
+      const Bytes left = leaves_weights()
+                             ? in_flight(layer) * copies *
+                                   (expert_left_bytes(model_, use.element) + row_bytes(model_, use.element))
+                             : 0;
       use.largest =
           std::max(use.largest, copies / plan_.chunks * (expert_work_bytes(model_, use.element) * 1.5) +
-                                    copies * 3 * row_bytes(model_, use.element));
+                                    copies * 3 * row_bytes(model_, use.element) + left);
     }
   }
 
@@ -164,9 +171,11 @@ class GroupMemory {
     }
   }
 
-  ActivationOptions options_of(const Use& use) const {
-    return {use.element, plan_.recompute != Recompute::kOff, false, plan_.seq_len};
+  ActivationOptions options_of(const Use& use, std::size_t layer) const {
+    const bool kept = keeps_activations(group_.layers[layer].recompute.value_or(plan_.recompute));
+    return {use.element, !kept, false, plan_.seq_len};
   }
+  bool leaves_weights() const { return plan_.weight_gradients == WeightGradients::kAfter; }
   i64 largest_microbatch() const {
     return *std::max_element(group_.microbatches.begin(), group_.microbatches.end());
   }

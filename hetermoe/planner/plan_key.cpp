@@ -44,6 +44,7 @@ void add_group(Fnv& hash, const Group& group) {
   for (const LayerPlacement& layer : group.layers) {
     add_if_new(layer.attention);
     add_owners(hash, layer.experts);
+    if (layer.recompute) hash.add(*layer.recompute);
   }
   add_if_new(group.head);
 }
@@ -54,6 +55,7 @@ u64 key_of(const Plan& plan) {
   Fnv hash;
   hash.add(plan.order).add(plan.window).add(plan.combine_lag).add(plan.chunks);
   hash.add(plan.queue_binding).add(plan.row_dedup).add(plan.recompute).add(plan.shard_optimizer);
+  if (plan.weight_gradients != WeightGradients::kWith) hash.add(plan.weight_gradients);
   for (const Group& group : plan.groups) add_group(hash, group);
   return hash.value();
 }

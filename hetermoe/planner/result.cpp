@@ -5,6 +5,7 @@
 #include <set>
 
 #include "hetermoe/base/index.h"
+#include "hetermoe/plan/recompute.h"
 #include "hetermoe/planner/critical_path.h"
 #include "hetermoe/planner/explain.h"
 #include "hetermoe/planner/sentences.h"
@@ -71,7 +72,7 @@ std::vector<std::string> details(const Plan& plan) {
   }
   return {microbatches + " microbatches",
           plan.window == 0 ? "all in flight" : fmt::format("{} in flight", plan.window),
-          fmt::format("recompute {}", name_of(plan.recompute)),
+          fmt::format("recompute {}", recompute_text(plan)),
           fmt::format("{} chunks", plan.chunks),
           plan.shard_optimizer ? "optimizer sharded" : "optimizer whole",
           devices + " devices a group"};

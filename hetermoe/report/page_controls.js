@@ -172,7 +172,7 @@ function drawLegend() {
   const legend = byId('legend');
   legend.replaceChildren(...entries.map(kind => {
     const item = element('span');
-    const phases = ['F', 'R', 'B', ''].filter(phase => used.get(kind).has(phase));
+    const phases = ['F', 'R', 'B', 'W', ''].filter(phase => used.get(kind).has(phase));
     const fills = [...new Set(phases.map(phase => colorOf(kind, phase)))];
     for (const fill of fills) { const box = element('i'); box.style.background = fill; item.append(box); }
     item.append(kind + (fills.length > 1 ? ' ' + phases.map(p => PHASES[p] || p).join(' / ') : ''));

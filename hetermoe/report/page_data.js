@@ -126,14 +126,14 @@ function mix(a, b) {
 }
 function colorOf(kind, phase) {
   const [light, dark] = HUES[kind] || hashHue(kind);
-  return phase === 'B' ? dark : phase === 'R' ? mix(light, dark) : light;
+  return phase === 'B' ? dark : phase === 'R' ? mix(light, dark) : phase === 'W' ? mix(dark, '#000000') : light;
 }
 function inkOn(color) {
   if (color[0] !== '#') return '#000';
   const channel = i => parseInt(color.slice(i, i + 2), 16);
   return 0.299 * channel(1) + 0.587 * channel(3) + 0.114 * channel(5) > 135 ? '#10161c' : '#ffffff';
 }
-const PHASES = {F: 'forward', B: 'backward', R: 'recompute'};
+const PHASES = {F: 'forward', B: 'backward', R: 'recompute', W: 'gradients of weights'};
 const styles = new Map();
 function styleOf(op) {
   const key = op[0] + op[1];

@@ -6,9 +6,10 @@ namespace hetermoe {
 
 const std::vector<std::string>& EnumNames<Buffer>::names() {
   static const std::vector<std::string> all = names_of_all<Buffer>(
-      {"hidden", "residual", "send",     "routing",  "saved_attention", "load",   "rows",    "saved_experts",
-       "out",    "returned", "move_out", "d_hidden", "d_out",           "d_rows", "d_send",  "d_move",
-       "counts", "balance",  "grad",     "norm",     "figures",         "params", "weights", "slot"});
+      {"hidden", "residual",      "send",         "routing", "saved_attention", "left_attention", "load",
+       "rows",   "saved_experts", "left_experts", "out",     "returned",        "move_out",       "d_hidden",
+       "d_out",  "d_rows",        "d_send",       "d_move",  "counts",          "balance",        "grad",
+       "norm",   "figures",       "params", "weights", "slot"});
   return all;
 }
 
@@ -26,13 +27,13 @@ class Table {
         op_.phase == Phase::kBackward ? embed_backward() : embed_forward();
         break;
       case OpKind::kAttention:
-        op_.phase == Phase::kBackward ? attention_backward() : attention_forward();
+        attention();
         break;
       case OpKind::kDispatch:
         op_.phase == Phase::kBackward ? dispatch_backward() : dispatch_forward();
         break;
       case OpKind::kExperts:
-        op_.phase == Phase::kBackward ? experts_backward() : experts_forward();
+        experts();
         break;
       case OpKind::kCombine:
         op_.phase == Phase::kBackward ? combine_backward() : combine_forward();
@@ -87,8 +88,9 @@ class Table {
   bool is_source(i32 layer) const { return p_.is_source(op_.group, layer, op_.microbatch, device_); }
   bool is_owner() const { return p_.is_owner(op_.group, op_.layer, device_); }
   bool moves_into(i32 layer) const { return p_.moves_into(op_.group, layer, op_.microbatch); }
-  bool saves_activations() const { return p_.plan().recompute == Recompute::kOff && p_.options().backward; }
-  bool finds_activations() const { return p_.plan().recompute != Recompute::kLocal; }
+  Recompute recompute() const { return p_.recompute(op_.group, op_.layer); }
+  bool saves_activations() const { return keeps_activations(recompute()) && p_.options().backward; }
+  bool finds_activations() const { return !recomputes_inside(recompute(), p_.is_moe(op_.layer)); }
 
   void add_state(Mode mode, i32 state) { out_.push_back({Buffer::kGrad, mode, state, -1, 0}); }
   void add_grad(UnitPart part, i32 layer) {
@@ -160,15 +162,31 @@ class Table {
   /// norm adds, too: a device that has no figures of its own tells zeros.
   void add_figures() { out_.push_back({Buffer::kFigures, Mode::kAdd, -1, -1, 0}); }
 
+  bool resends() const { return recompute() == Recompute::kResend; }
+  bool leaves_weights() const { return p_.leaves_weights(op_.kind, op_.layer); }
+
+  void attention() {
+    switch (op_.phase) {
+      case Phase::kForward:
+        return attention_forward();
+      case Phase::kRecompute:
+        return attention_recompute();
+      case Phase::kBackward:
+        return attention_backward();
+      case Phase::kWeights:
+        add(Buffer::kLeftAttention, Mode::kRead, op_.layer);
+        return add_grad(UnitPart::kAttention, op_.layer);
+    }
+  }
+  void attention_recompute() {
+    read_params(UnitPart::kAttention, op_.layer);
+    add(Buffer::kHidden, Mode::kRead, op_.layer);
+    if (p_.is_moe(op_.layer)) add(Buffer::kRouting, Mode::kRead, op_.layer);
+    add(Buffer::kSavedAttention, Mode::kWrite, op_.layer);
+    if (resends()) add(Buffer::kSend, Mode::kWrite, op_.layer);
+  }
   void attention_forward() {
     read_params(UnitPart::kAttention, op_.layer);
-    if (op_.phase == Phase::kRecompute) {
-      add(Buffer::kHidden, Mode::kRead, op_.layer);
-      add(Buffer::kRouting, Mode::kRead, op_.layer);
-      add(Buffer::kSavedAttention, Mode::kWrite, op_.layer);
-      add(Buffer::kSend, Mode::kWrite, op_.layer);
-      return;
-    }
     read_input(op_.layer);
     add(Buffer::kResidual, Mode::kWrite, op_.layer);
     if (saves_activations()) add(Buffer::kSavedAttention, Mode::kWrite, op_.layer);
@@ -181,17 +199,17 @@ class Table {
     read_params(UnitPart::kAttention, op_.layer);
     add(Buffer::kHidden, Mode::kRead, op_.layer);
     add(Buffer::kDHidden, Mode::kRead, op_.layer);
-    // A dense layer has no recompute phase of its own: with resend it recomputes locally.
-    if (p_.plan().recompute == Recompute::kOff || (finds_activations() && p_.is_moe(op_.layer))) {
-      add(Buffer::kSavedAttention, Mode::kRead, op_.layer);
-    }
+    if (finds_activations()) add(Buffer::kSavedAttention, Mode::kRead, op_.layer);
     if (p_.is_moe(op_.layer)) {
       add(Buffer::kRouting, Mode::kRead, op_.layer);
       add_all_chunks(Buffer::kDSend, Mode::kRead, op_.layer);
       if (p_.balance_on()) add(Buffer::kBalance, Mode::kRead, -1);
     }
     write_input_gradient(op_.layer);
-    add_grad(UnitPart::kAttention, op_.layer);
+    if (leaves_weights())
+      add(Buffer::kLeftAttention, Mode::kWrite, op_.layer);
+    else
+      add_grad(UnitPart::kAttention, op_.layer);
     if (p_.is_moe(op_.layer)) add_figures();  // the load-balancing loss
   }
   void embed_forward() {
@@ -216,11 +234,25 @@ class Table {
     if (is_owner()) add_chunk(Buffer::kDRows, Mode::kRead, op_.layer);
     if (is_source(op_.layer)) add_chunk(Buffer::kDSend, Mode::kWrite, op_.layer);
   }
+  void experts() {
+    switch (op_.phase) {
+      case Phase::kForward:
+      case Phase::kRecompute:
+        return experts_forward();
+      case Phase::kBackward:
+        return experts_backward();
+      case Phase::kWeights:
+        add_chunk(Buffer::kRows, Mode::kRead, op_.layer);
+        add_chunk(Buffer::kDOut, Mode::kRead, op_.layer);
+        add_chunk(Buffer::kLeftExperts, Mode::kRead, op_.layer);
+        return add_grad(UnitPart::kExperts, op_.layer);
+    }
+  }
   void experts_forward() {
     read_params(UnitPart::kExperts, op_.layer);
     add_chunk(Buffer::kLoad, Mode::kRead, op_.layer);
     add_chunk(Buffer::kRows, Mode::kRead, op_.layer);
-    add_chunk(Buffer::kOut, Mode::kWrite, op_.layer);
+    if (op_.phase == Phase::kForward || resends()) add_chunk(Buffer::kOut, Mode::kWrite, op_.layer);
     if (saves_activations() || op_.phase == Phase::kRecompute) {
       add_chunk(Buffer::kSavedExperts, Mode::kWrite, op_.layer);
     }
@@ -232,7 +264,10 @@ class Table {
     add_chunk(Buffer::kDOut, Mode::kRead, op_.layer);
     if (finds_activations()) add_chunk(Buffer::kSavedExperts, Mode::kRead, op_.layer);
     add_chunk(Buffer::kDRows, Mode::kWrite, op_.layer);
-    add_grad(UnitPart::kExperts, op_.layer);
+    if (leaves_weights())
+      add_chunk(Buffer::kLeftExperts, Mode::kWrite, op_.layer);
+    else
+      add_grad(UnitPart::kExperts, op_.layer);
   }
   void combine_forward() {
     add_chunk(Buffer::kLoad, Mode::kRead, op_.layer);

@@ -13,9 +13,11 @@ enum class Buffer : std::uint8_t {
   kSend,            ///< normed rows that dispatch sends
   kRouting,         ///< top-k choice and weights, kept until attention.B
   kSavedAttention,  ///< activations of the attention part (recompute off, or made by attention.R)
+  kLeftAttention,   ///< what attention.B leaves for attention.W: inputs of products, gradients of results
   kLoad,  ///< counts of an exchange: dispatch.F tells all participants, the other transfers reuse them
   kRows,  ///< received rows and routing weights on an expert owner; the saved input of experts.B
   kSavedExperts,  ///< activations of the experts (recompute off, or made by experts.R)
+  kLeftExperts,   ///< what experts.B leaves for experts.W: gradients of gate and up, inner activations
   kOut,           ///< weighted rows an owner returns
   kReturned,      ///< rows that came back to the attention device
   kMoveOut,       ///< merged rows before a move

@@ -40,16 +40,22 @@ class Collector {
     add_round(Phase::kForward, l);
     if (!backward()) return;
     add_round(Phase::kBackward, l);
-    if (p_.plan().recompute == Recompute::kResend && p_.is_moe(l)) add_round(Phase::kRecompute, l);
+    if (p_.recompute(group_, l) == Recompute::kAhead) add_computes(Phase::kRecompute, l);
+    if (p_.recompute(group_, l) == Recompute::kResend && p_.is_moe(l)) add_round(Phase::kRecompute, l);
+    if (p_.plan().weight_gradients == WeightGradients::kAfter) add_computes(Phase::kWeights, l);
   }
 
   /// Attention part, experts and the transfers between them.
   void add_round(Phase phase, i32 l) {
-    add_on_shares(OpKind::kAttention, phase, l);
-    if (!p_.is_moe(l)) return;
-    for (i32 c = 0; c < p_.plan().chunks; ++c) {
+    add_computes(phase, l);
+    for (i32 c = 0; p_.is_moe(l) && c < p_.plan().chunks; ++c) {
       add(OpKind::kDispatch, phase, l, -1, c);
       add(OpKind::kCombine, phase, l, -1, c);
+    }
+  }
+  void add_computes(Phase phase, i32 l) {
+    add_on_shares(OpKind::kAttention, phase, l);
+    for (i32 c = 0; p_.is_moe(l) && c < p_.plan().chunks; ++c) {
       for (const DeviceId device : p_.owners(group_, l)) add(OpKind::kExperts, phase, l, device, c);
     }
   }

@@ -40,7 +40,7 @@ constexpr std::array<OpTraits, kNumOpKinds> kOpTraits = {{
     {.kind = OpKind::kDispatch,
      .name = "dispatch",
      .as = TransferKind::kDispatch,
-     .phases = Phases::kAll,
+     .phases = Phases::kForwardBackwardRecompute,
      // Forward dispatch and backward combine carry rows to the experts.
      .queue = {.forward = Queue::kToExpert,
                .backward = Queue::kToAttention,
@@ -66,7 +66,7 @@ constexpr std::array<OpTraits, kNumOpKinds> kOpTraits = {{
     {.kind = OpKind::kCombine,
      .name = "combine",
      .as = TransferKind::kCombine,
-     .phases = Phases::kAll,
+     .phases = Phases::kForwardBackwardRecompute,
      .queue = {.forward = Queue::kToAttention,
                .backward = Queue::kToExpert,
                .by_name = Queue::kToAttention,
@@ -246,7 +246,7 @@ const std::vector<std::string>& EnumNames<OpKind>::names() {
   return all;
 }
 const std::vector<std::string>& EnumNames<Phase>::names() {
-  static const std::vector<std::string> all = names_of_all<Phase>({"F", "B", "R"});
+  static const std::vector<std::string> all = names_of_all<Phase>({"F", "B", "R", "W"});
   return all;
 }
 const std::vector<std::string>& EnumNames<Queue>::names() {

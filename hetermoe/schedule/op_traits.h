@@ -46,8 +46,9 @@ enum class TransferKind : std::uint8_t {
   kMigrate
 };
 
-/// kRecompute repeats a forward op inside the backward pass (Recompute::kResend).
-enum class Phase : std::uint8_t { kForward, kBackward, kRecompute };
+/// kRecompute repeats a forward op inside the backward pass (Recompute::kResend, kAhead). kWeights: gradients
+/// of weights, where backward computes those of inputs alone (WeightGradients::kAfter).
+enum class Phase : std::uint8_t { kForward, kBackward, kRecompute, kWeights };
 /// kToDevice and kToHost are the two directions of the link between a device and its host.
 enum class Queue : std::uint8_t { kCompute, kToExpert, kToAttention, kMove, kReduce, kToDevice, kToHost };
 
@@ -60,7 +61,7 @@ inline constexpr std::array<Queue, kNumQueues> kQueueOrder = {
     Queue::kReduce,  Queue::kToDevice, Queue::kToHost};
 
 /// In which phases a kind occurs. kNone: its ops carry Phase::kForward, and their text names no phase.
-enum class Phases : std::uint8_t { kNone, kForward, kForwardBackward, kAll };
+enum class Phases : std::uint8_t { kNone, kForward, kForwardBackward, kForwardBackwardRecompute, kAll };
 
 /// The queue of an op under each QueueBinding.
 struct QueueRule {
@@ -127,7 +128,7 @@ struct EnumNames<OpKind> {
 template <>
 struct EnumNames<Phase> {
   static const std::vector<std::string>& names();
-};  // F B R
+};  // F B R W
 template <>
 struct EnumNames<Queue> {
   static const std::vector<std::string>& names();

@@ -22,7 +22,7 @@ std::vector<Stage> split_stages(const Placement& placement, i32 group) {
     stage_of.push_back(stages.size() - 1);
   }
   bool backward = false;
-  for (const Wave& wave : make_waves(placement)) {
+  for (const Wave& wave : make_waves(placement, group)) {
     const bool head = wave.has_compute && wave.compute.kind == OpKind::kHead;
     const i32 layer = wave.has_compute && !head ? wave.compute.layer : wave.layer;
     Stage& stage = head ? stages.back() : stages[stage_of[static_cast<std::size_t>(layer)]];

@@ -169,8 +169,17 @@ bool Placement::in_step(const Op& op) const {
   // Frozen weights visit, too.
   if (op.kind == OpKind::kFetch && states_[idx(op.state)].visits()) return true;
   if (traits(op.kind).has_state) return trains(op.state);
+  if (op.phase == Phase::kWeights) return leaves_weights(op.kind, op.layer);
   const bool of_embedding = op.kind == OpKind::kEmbed || (op.kind == OpKind::kMove && op.layer == 0);
   return op.phase != Phase::kBackward || !of_embedding || needs_input_gradient(0);
+}
+
+bool Placement::leaves_weights(OpKind kind, i32 layer) const {
+  if (plan_.weight_gradients == WeightGradients::kWith || !options_.backward) return false;
+  const UnitPart part = kind == OpKind::kExperts ? UnitPart::kExperts : UnitPart::kAttention;
+  const auto [first, last] = states_of(part, layer);
+  return std::any_of(states_.begin() + first, states_.begin() + last,
+                     [](const State& state) { return state.trainable; });
 }
 
 i32 Placement::last_moe_layer() const {

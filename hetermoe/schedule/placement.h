@@ -2,6 +2,7 @@
 #include <span>
 #include <vector>
 
+#include "hetermoe/plan/recompute.h"
 #include "hetermoe/schedule/schedule.h"
 
 namespace hetermoe {
@@ -34,6 +35,7 @@ class Placement {
   /// The device itself; of a host the first that uses it: all of them have one dtype.
   DeviceId first_device(PlaceId place) const;
   bool is_moe(i32 layer) const { return moe_[static_cast<std::size_t>(layer)]; }
+  Recompute recompute(i32 group, i32 layer) const { return recompute_of(plan_, group, layer); }
   i32 last_moe_layer() const;  ///< -1 = the model has no experts
   /// Shares of stage `layer`: -1 the embedding, num_layers the head.
   const ShareRow& shares(i32 group, i32 layer, i32 microbatch) const;
@@ -63,11 +65,13 @@ class Placement {
   const std::vector<DeviceId>& in_exchange(i32 group, i32 layer, i32 microbatch) const {
     return stage(group, layer, microbatch).in_exchange;
   }
+  /// The backward ops of this kind (attention, experts) leave gradients of weights to ops of their own.
+  bool leaves_weights(OpKind kind, i32 layer) const;
   /// Devices with a lane in a transfer, ascending.
   std::vector<DeviceId> participants(const Op& op) const;
   bool balance_on() const { return options_.balance; }
-  /// False for ops that frozen units leave no work for: their reduces and updates, and with a frozen
-  /// embedding all that carries its gradient.
+  /// False for ops that frozen units leave no work for: their reduces and updates, gradients of their
+  /// weights, and with a frozen embedding all that carries its gradient.
   bool in_step(const Op& op) const;
   /// The load-balancing loss couples microbatches, perhaps of several groups: the smallest runs of
   /// microbatches that hold whole load-balancing groups. None with the loss off.

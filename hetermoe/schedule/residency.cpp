@@ -27,10 +27,10 @@ UsedPart used_part(const Op& op, bool tied) {
   switch (op.kind) {
     case OpKind::kEmbed:
       return {UnitPart::kEmbed, -1, op.phase == Phase::kForward};  // its gradient needs no weights
-    case OpKind::kAttention:
-      return {UnitPart::kAttention, op.layer, true};
+    case OpKind::kAttention:  // gradients of weights are products of what backward left
+      return {UnitPart::kAttention, op.layer, op.phase != Phase::kWeights};
     case OpKind::kExperts:
-      return {UnitPart::kExperts, op.layer, true};
+      return {UnitPart::kExperts, op.layer, op.phase != Phase::kWeights};
     case OpKind::kHead:
       return {tied ? UnitPart::kEmbed : UnitPart::kHead, -1, true};
     case OpKind::kDispatch:
@@ -52,15 +52,24 @@ UsedPart used_part(const Op& op, bool tied) {
 }
 
 UsedPart graded_part(const Op& op, const Placement& placement) {
-  UsedPart used = used_part(op, placement.tied());
-  if (op.kind == OpKind::kHead) {
-    used.any = placement.options().backward;
-  } else if (op.kind == OpKind::kEmbed) {
-    used.any = op.phase == Phase::kBackward;
-  } else {
-    used.any = used.any && op.phase == Phase::kBackward;
+  UsedPart graded = used_part(op, placement.tied());
+  switch (op.kind) {
+    case OpKind::kHead:
+      graded.any = placement.options().backward;
+      break;
+    case OpKind::kEmbed:
+      graded.any = op.phase == Phase::kBackward;
+      break;
+    case OpKind::kAttention:
+    case OpKind::kExperts: {
+      const bool after = placement.leaves_weights(op.kind, op.layer);
+      graded.any = op.phase == (after ? Phase::kWeights : Phase::kBackward);
+      break;
+    }
+    default:
+      break;
   }
-  return used;
+  return graded;
 }
 
 std::vector<Op> stores_once(const Placement& placement, i32 state) {

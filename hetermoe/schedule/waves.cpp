@@ -5,8 +5,9 @@
 namespace hetermoe {
 namespace {
 
-Wave compute_wave(OpKind kind, Phase phase, i32 layer) {
+Wave compute_wave(OpKind kind, Phase phase, i32 layer, i32 level) {
   Wave wave;
+  wave.level = level;
   wave.has_compute = true;
   wave.compute = {.kind = kind, .phase = phase, .layer = layer};
   return wave;
@@ -14,32 +15,36 @@ Wave compute_wave(OpKind kind, Phase phase, i32 layer) {
 
 }  // namespace
 
-std::vector<Wave> make_waves(const Placement& placement) {
+std::vector<Wave> make_waves(const Placement& placement, i32 group) {
   std::vector<Wave> waves;
+  const i32 head = placement.num_layers();
   const auto exchange = [&](Phase phase, i32 layer) {
     waves.back().has_exchange = true;
     waves.back().phase = phase;
     waves.back().layer = layer;
   };
   for (i32 l = 0; l < placement.num_layers(); ++l) {
-    waves.push_back(compute_wave(OpKind::kAttention, Phase::kForward, l));
+    waves.push_back(compute_wave(OpKind::kAttention, Phase::kForward, l, l));
     if (placement.is_moe(l)) exchange(Phase::kForward, l);
   }
-  waves.push_back(compute_wave(OpKind::kHead, Phase::kForward, -1));
+  waves.push_back(compute_wave(OpKind::kHead, Phase::kForward, -1, head));
   if (!placement.options().backward) return waves;
-  const bool resend = placement.plan().recompute == Recompute::kResend;
   for (i32 l = placement.num_layers() - 1; l >= 0; --l) {
+    const i32 level = 2 * head - l;
     if (placement.is_moe(l)) {
-      if (resend) {
-        waves.push_back(compute_wave(OpKind::kAttention, Phase::kRecompute, l));
+      if (placement.recompute(group, l) == Recompute::kResend) {
+        waves.push_back(compute_wave(OpKind::kAttention, Phase::kRecompute, l, level));
         exchange(Phase::kRecompute, l);
       }
       // After a recompute wave, and at the border of a pipeline stage, the way to the experts is a wave of
       // its own.
-      if (waves.back().has_exchange || placement.may_move_into(l + 1)) waves.emplace_back();
+      if (waves.back().has_exchange || placement.may_move_into(l + 1)) {
+        waves.emplace_back();
+        waves.back().level = level;
+      }
       exchange(Phase::kBackward, l);
     }
-    waves.push_back(compute_wave(OpKind::kAttention, Phase::kBackward, l));
+    waves.push_back(compute_wave(OpKind::kAttention, Phase::kBackward, l, level));
   }
   return waves;
 }
@@ -51,6 +56,7 @@ void WaveRunner::run(const Wave& wave, i32 first, i32 last) {
     if (wave.has_compute) run_compute(wave, m);
     if (wave.has_exchange) send_to_experts(wave, m);
     while (pending_.size() > lag && !pending_.front().waits) pop_return();
+    if (wave.has_compute && wave.compute.layer != 0) run_weights(wave, m);
   }
   if (!wave.has_exchange) return;
   // Experts on devices that also compute in this wave run after its compute ops of all microbatches
@@ -67,13 +73,29 @@ void WaveRunner::run_compute(const Wave& wave, i32 m) {
   const bool forward = op.phase == Phase::kForward;
   if (forward && stage == 0) b_.compute_on_shares(at(OpKind::kEmbed, Phase::kForward, -1, m), -1);
   if (forward && wave.sends_input) send_input(stage, m);
+  if (backward_of_ahead(op)) b_.compute_on_shares(at(OpKind::kAttention, Phase::kRecompute, stage, m), stage);
   b_.compute_on_shares(op, stage);
   if (forward && stage == p_.last_moe_layer()) b_.routed(group_, m);
   const bool makes_gradient =
       op.phase == Phase::kBackward || (op.kind == OpKind::kHead && p_.options().backward);
   if (!makes_gradient) return;
   if (p_.moves_into(group_, stage, m)) b_.transfer(at(OpKind::kMove, Phase::kBackward, stage, m));
-  if (stage == 0) b_.compute_on_shares(at(OpKind::kEmbed, Phase::kBackward, -1, m), -1);
+  if (stage == 0) {
+    run_weights(wave, m);  // no transfer waits for embed.B
+    b_.compute_on_shares(at(OpKind::kEmbed, Phase::kBackward, -1, m), -1);
+  }
+}
+
+bool WaveRunner::backward_of_ahead(const Op& op) const {
+  return op.kind == OpKind::kAttention && op.phase == Phase::kBackward &&
+         p_.recompute(group_, op.layer) == Recompute::kAhead;
+}
+
+/// The transfer that waits for the wave's gradients of inputs is appended.
+void WaveRunner::run_weights(const Wave& wave, i32 m) {
+  const Op& op = wave.compute;
+  if (op.kind != OpKind::kAttention || op.phase != Phase::kBackward) return;
+  b_.compute_on_shares(at(OpKind::kAttention, Phase::kWeights, op.layer, m), op.layer);
 }
 
 void WaveRunner::send_input(i32 stage, i32 m) {
@@ -98,9 +120,11 @@ void WaveRunner::send_to_experts(const Wave& wave, i32 m) {
 /// Experts of the wave's layer: those on devices that also compute in this wave, or those on the others.
 void WaveRunner::run_experts(const Wave& wave, i32 m, bool computing) {
   const i32 stage = computed_stage(wave);
+  const bool ahead = wave.phase == Phase::kBackward && p_.recompute(group_, wave.layer) == Recompute::kAhead;
   for (i32 c = 0; c < p_.plan().chunks; ++c) {
     for (const DeviceId device : p_.owners(group_, wave.layer)) {
       if (!b_.lists(device) || computes(wave, stage, m, device) != computing) continue;
+      if (ahead) b_.compute(at(OpKind::kExperts, Phase::kRecompute, wave.layer, m, c), device);
       b_.compute(at(OpKind::kExperts, wave.phase, wave.layer, m, c), device);
     }
   }
@@ -124,6 +148,9 @@ void WaveRunner::pop_return() {
   pending_.pop_front();
   const OpKind kind = r.phase == Phase::kBackward ? OpKind::kDispatch : OpKind::kCombine;
   b_.transfer(at(kind, r.phase, r.layer, r.microbatch, r.chunk));
+  if (r.phase != Phase::kBackward || !p_.leaves_weights(OpKind::kExperts, r.layer)) return;
+  for (const DeviceId device : p_.owners(group_, r.layer))
+    b_.compute(at(OpKind::kExperts, Phase::kWeights, r.layer, r.microbatch, r.chunk), device);
 }
 
 /// Returns leave in the order they were asked for, so those before the last one of `m` go too.

@@ -15,10 +15,12 @@ struct Wave {
   bool has_exchange = false;
   Phase phase = Phase::kForward;  ///< of the exchange
   i32 layer = -1;                 ///< of the exchange
+  i32 level = 0;                  ///< ascends: one for each layer forward, the head, each layer backward
 };
 
-/// The waves of a step, forward then backward; the same for all groups.
-std::vector<Wave> make_waves(const Placement& placement);
+/// The waves of a step of one group, forward then backward. Every level has waves in all groups, though not
+/// equally many: layers may recompute differently.
+std::vector<Wave> make_waves(const Placement& placement, i32 group);
 
 /// Appends the ops of waves for one group. All orders are made of waves; they differ in which wave of which
 /// microbatches comes next.
@@ -42,6 +44,8 @@ class WaveRunner {
     bool waits;  ///< some of its experts are not appended yet
   };
   void run_compute(const Wave& wave, i32 m);
+  void run_weights(const Wave& wave, i32 m);
+  bool backward_of_ahead(const Op& op) const;
   void send_to_experts(const Wave& wave, i32 m);
   void run_experts(const Wave& wave, i32 m, bool computing);
   static constexpr i32 kNoStage = -2;

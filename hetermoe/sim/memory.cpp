@@ -19,7 +19,9 @@ bool is_saved(Buffer buffer) {
     case Buffer::kRouting:
     case Buffer::kRows:
     case Buffer::kSavedAttention:
+    case Buffer::kLeftAttention:
     case Buffer::kSavedExperts:
+    case Buffer::kLeftExperts:
       return true;
     case Buffer::kResidual:
     case Buffer::kSend:
@@ -110,7 +112,8 @@ Bytes BufferSizes::of(const Epoch& e) {
   switch (e.buffer) {
     case Buffer::kResidual:
     case Buffer::kSend:
-      return keeps_activations() ? 0 : tokens_at(e.layer) * row;  // else part of kSavedAttention
+      // Where all is kept it is part of kSavedAttention.
+      return keeps(e.layer, e.device) ? 0 : tokens_at(e.layer) * row;
     case Buffer::kHidden:
     case Buffer::kDHidden:
     case Buffer::kDMove:
@@ -130,6 +133,8 @@ Bytes BufferSizes::of(const Epoch& e) {
       const bool mlp = !placement_.is_moe(e.layer) || model_.num_shared_experts > 0;
       return tokens_at(e.layer) * (attention_work(e.layer, e.device) + (mlp ? row : 0));
     }
+    case Buffer::kLeftAttention:
+      return tokens_at(e.layer) * attention_left_bytes(model_, e.layer, element(e.device));
     case Buffer::kLoad: {
       const ExchangeLoad& load = loads_.of(group_of_[idx(e.device)], e.layer, e.microbatch, e.chunk);
       return static_cast<double>(load.num_sources() * load.num_owners()) * 2 * kIdBytes;
@@ -139,6 +144,8 @@ Bytes BufferSizes::of(const Epoch& e) {
              exchanged().copies_as_owner * (kCopyIndices * kIdBytes + kWeightBytes);
     case Buffer::kSavedExperts:
       return exchanged().copies_as_owner * expert_kept_bytes(model_, element(e.device));
+    case Buffer::kLeftExperts:
+      return exchanged().copies_as_owner * expert_left_bytes(model_, element(e.device));
     case Buffer::kOut:
     case Buffer::kDOut:
       return exchanged().rows_as_owner * row;
@@ -178,39 +185,55 @@ Bytes BufferSizes::workspace(const Op& op, DeviceId device) {
   return is_compute(op.kind) ? compute_workspace(op, device) : transfer_workspace(op, device);
 }
 
-bool BufferSizes::keeps_activations() const {
-  return placement_.options().backward && placement_.plan().recompute == Recompute::kOff;
+/// Forward keeps the activations of the layer.
+bool BufferSizes::keeps(i32 layer, DeviceId device) const {
+  return placement_.options().backward &&
+         keeps_activations(placement_.recompute(group_of_[idx(device)], layer));
 }
 
 /// Forward makes the residual stream and the rows to send, which are buffers, and what it keeps is one, too.
 /// Backward may have to make all again, and autograd hands the gradients of the weights over whole.
 Bytes BufferSizes::attention_workspace(const Op& op, DeviceId device) const {
-  const Recompute recompute = placement_.plan().recompute;
   const double count = tokens(op.layer, op.microbatch, device);
   const Bytes work = attention_work(op.layer, device);
+  if (op.phase == Phase::kWeights)
+    return count > 0 ? attention_largest_product(model_, op.layer) * element(device) : 0;
   if (op.phase != Phase::kBackward) {
-    const bool is_buffer = keeps_activations() || op.phase == Phase::kRecompute;
+    const bool is_buffer = keeps(op.layer, device) || op.phase == Phase::kRecompute;
     return is_buffer ? 0 : count * (work - 2 * row(device));
   }
-  const bool kept =
-      recompute == Recompute::kOff || (recompute == Recompute::kResend && placement_.is_moe(op.layer));
+  const bool kept = !recomputes_inside(placement_.recompute(op.group, op.layer), placement_.is_moe(op.layer));
+  const Bytes inside = count * ((kept ? 0 : work) + attention_gradient_bytes(model_, element(device)));
+  // What it leaves is a buffer, and of this the gradients of the output projection's and the router's results
+  // are gone without it when most is held.
+  if (placement_.leaves_weights(op.kind, op.layer)) {
+    const Bytes stays = row(device) + (placement_.is_moe(op.layer) ? 4.0 * real(model_.num_experts) : 0);
+    return inside + count * (stays - attention_left_bytes(model_, op.layer, element(device)));
+  }
   const i32 state = placement_.states_of(UnitPart::kAttention, op.layer).first;
   const auto weights = static_cast<double>(counts_.attention_part[idx(op.layer)]);
-  return count * ((kept ? 0 : work) + attention_gradient_bytes(model_, element(device))) +
-         (placement_.trains(state) ? weights * element(device) : 0);
+  return inside + (placement_.trains(state) ? weights * element(device) : 0);
 }
 
 /// Rows in expert order, outputs, and in backward the gradients of both: the gradient of the output is the
 /// input of one product, that of the rows the result of the other.
 Bytes BufferSizes::experts_workspace(const Op& op, DeviceId device) {
   const bool backward = op.phase == Phase::kBackward;
-  const bool kept = backward ? placement_.plan().recompute != Recompute::kLocal
-                             : keeps_activations() || op.phase == Phase::kRecompute;
+  const bool kept = backward ? !recomputes_inside(placement_.recompute(op.group, op.layer), true)
+                             : keeps(op.layer, device) || op.phase == Phase::kRecompute;
   const Bytes inside =
       expert_work_bytes(model_, element(device)) - (kept ? expert_kept_bytes(model_, element(device)) : 0);
   const double copies = traffic(op.layer, op.microbatch, op.chunk, device).copies_as_owner;
-  return copies * (inside + (backward ? 3 : 2) * row(device)) +
-         activation_work_bytes(model_, copies, element(device));
+  if (op.phase == Phase::kWeights) return copies * 2 * row(device);
+  if (op.phase == Phase::kRecompute && placement_.recompute(op.group, op.layer) == Recompute::kAhead)
+    return copies * row(device);
+  const Bytes left = backward && placement_.leaves_weights(op.kind, op.layer)
+                         ? copies * expert_left_bytes(model_, element(device))
+                         : 0;  // a buffer
+  const int rows =
+      backward && !(kept && left > 0) ? 3 : 2;  // of kept gate and up no input has to be gathered
+  return copies * (inside + rows * row(device)) + activation_work_bytes(model_, copies, element(device)) -
+         left;
 }
 
 Bytes BufferSizes::compute_workspace(const Op& op, DeviceId device) {
@@ -319,7 +342,7 @@ Bytes MemoryUse::*part_of(Buffer buffer) {
 }
 
 void add_life(std::vector<Change>& changes, Seconds start, Seconds end, Bytes bytes, Bytes MemoryUse::*what) {
-  if (bytes <= 0 || end <= start) return;
+  if (bytes == 0 || end <= start) return;
   changes.push_back({start, bytes, what});
   changes.push_back({end, -bytes, what});
 }
@@ -332,6 +355,9 @@ MemoryPeak worst_moment(std::vector<Change>& changes, const MemoryUse& state) {
     now.*change.what += change.bytes;
     if (now.total() > peak.use.total()) peak = {now, change.time};
   }
+  // A buffer that takes the memory of another is one buffer, not less than no workspace.
+  peak.use.saved += std::min(0.0, peak.use.workspace);
+  peak.use.workspace = std::max(0.0, peak.use.workspace);
   return peak;
 }
 

@@ -40,7 +40,7 @@ class BufferSizes {
   Bytes of(const Epoch& epoch);
   /// What the op needs besides its buffers: activations that it recomputes or does not keep, gradients of
   /// them, gathered rows, logits of a run of tokens, messages of a transfer, everybody's copy of what is
-  /// reduced.
+  /// reduced. Below zero where one buffer of the op takes the memory of another.
   Bytes workspace(const Op& op, DeviceId device);
   /// Weights, gradients and optimizer state of a device or host, without what visits.
   MemoryUse state(PlaceId place) const;
@@ -55,7 +55,7 @@ class BufferSizes {
   Traffic traffic(i32 layer, i32 microbatch, i32 chunk, DeviceId device);
   double tokens(i32 stage, i32 microbatch, DeviceId device) const;
   Bytes attention_work(i32 layer, DeviceId device) const;
-  bool keeps_activations() const;
+  bool keeps(i32 layer, DeviceId device) const;
   Bytes attention_workspace(const Op& op, DeviceId device) const;
   Bytes experts_workspace(const Op& op, DeviceId device);
   Bytes compute_workspace(const Op& op, DeviceId device);

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "hetermoe/plan/offload.h"
+#include "hetermoe/plan/recompute.h"
 #include "hetermoe/train/freeze.h"
 
 namespace hetermoe {
@@ -242,6 +243,8 @@ Plan plan_of_strategy(const Job& job, const ModelConfig& model, const Cluster& c
   plan.combine_lag = options.combine_lag;
   plan.queue_binding = options.queue_binding;
   plan.recompute = options.recompute;
+  plan.weight_gradients = options.weight_gradients;
+  set_recompute_of_layers(plan, options.recompute_layers, "plan.recompute_layers");
   plan.row_dedup = options.row_dedup;
   plan.shard_optimizer = options.shard_optimizer;
   plan.slots = options.slots;

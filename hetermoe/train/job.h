@@ -102,6 +102,8 @@ struct PlanOptions {
   i32 combine_lag = 0;
   QueueBinding queue_binding = QueueBinding::kDirection;
   Recompute recompute = Recompute::kLocal;
+  std::string recompute_layers;
+  WeightGradients weight_gradients = WeightGradients::kWith;
   bool row_dedup = true;
   bool shard_optimizer = false;
   std::vector<std::string> offload;
@@ -134,6 +136,10 @@ struct PlanOptions {
       at_least(0));
     v("queue_binding", queue_binding, "queue of a transfer");
     v("recompute", recompute, "activation checkpointing");
+    v("recompute_layers", recompute_layers,
+      "layers that differ from plan.recompute, as ranges: \"0-3:off,4-7:local\"");
+    v("weight_gradients", weight_gradients,
+      "with those of inputs, or after them, while those of inputs travel (more memory)");
     v("row_dedup", row_dedup, "send a token once per device");
     v("shard_optimizer", shard_optimizer,
       "devices that hold the same parameters divide their master copies and moments among them (ZeRO-1): "

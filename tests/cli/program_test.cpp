@@ -71,6 +71,19 @@ TEST(Inspect, PartsAddUpForEveryFamily) {
   }
 }
 
+TEST(Inspect, TheLedgerOfActivations) {
+  const Json layers = json_of({"inspect", "mixtral-8x7b", "--activations", "--json"}).at("activations");
+  ASSERT_EQ(layers.size(), 1);
+  // Per token: input and routing, and rows of two experts with their weights; off: 22528 numbers of 2 bytes
+  // and 42 of fp32, and gate and up of two experts.
+  EXPECT_EQ(layers[0].at("kept_bytes_recomputed"), 8192 + 24 + 2 * (8192 + 4));
+  EXPECT_EQ(layers[0].at("kept_bytes_off"), 8192 + 24 + 2 * (8192 + 4) + 2 * 22528 + 4 * 42 + 2 * 2 * 28672);
+  const std::string text = run_hetermoe({"inspect", "deepseek-v2-lite", "--activations"}).out;
+  EXPECT_TRUE(contains(text, "a layer with a dense MLP"));
+  EXPECT_TRUE(contains(text, "a layer with experts"));
+  EXPECT_FALSE(json_of({"inspect", "tiny", "--json"}).contains("activations"));
+}
+
 TEST(Inspect, ShowsClusters) {
   const Json json = json_of({"inspect", "--cluster", "o1", "--json"});
   EXPECT_EQ(json.at("name"), "o1");

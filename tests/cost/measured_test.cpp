@@ -180,6 +180,16 @@ TEST_F(MeasuredCostTest, BackwardFollowsThePlansRecomputation) {
   EXPECT_DOUBLE_EQ(cost().compute(attention(0, Phase::kBackward, 2, 256)), 2e-5 * 512);
 }
 
+TEST_F(MeasuredCostTest, GradientsOfWeightsTakeTheirPartOfAMeasuredBackward) {
+  plan_.recompute = Recompute::kOff;
+  plan_.weight_gradients = WeightGradients::kAfter;
+  const ComputeWork inputs = attention(0, Phase::kBackward, 2, 256),
+                    weights = attention(0, Phase::kWeights, 2, 256);
+  EXPECT_DOUBLE_EQ(cost().compute(inputs) + cost().compute(weights), 2e-5 * 512);
+  EXPECT_NEAR(cost().compute(inputs) / cost().compute(weights),
+              roofline().compute(inputs) / roofline().compute(weights), 1e-9);
+}
+
 TEST_F(MeasuredCostTest, FallsBackEntryByEntryToTheRoofline) {
   const ComputeWork backward = experts(0, Phase::kBackward, 2, 80);
   EXPECT_EQ(cost().source(backward), MeasuredCost::Source::kRoofline);

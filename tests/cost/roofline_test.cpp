@@ -81,6 +81,31 @@ TEST_F(RooflineTest, LocalRecomputationAddsOneForwardToBackward) {
   EXPECT_DOUBLE_EQ(with - experts(kV100, Phase::kBackward, 1e4), forward);
 }
 
+TEST_F(RooflineTest, PhasesThatStandApartAddUpToTheWholeBackward) {
+  const auto expect_parts = [&](auto seconds) {
+    set_recompute(Recompute::kLocal);
+    const Seconds whole = seconds(Phase::kBackward);
+    set_recompute(Recompute::kAhead);
+    EXPECT_NEAR(seconds(Phase::kRecompute) + seconds(Phase::kBackward), whole, 1e-12 * whole);
+    plan_.weight_gradients = WeightGradients::kAfter;
+    const Seconds inputs = seconds(Phase::kBackward), weights = seconds(Phase::kWeights);
+    EXPECT_NEAR(seconds(Phase::kRecompute) + inputs + weights, whole, 1e-12 * whole);
+    EXPECT_GE(inputs, weights);  // the attention kernel has no weights
+    EXPECT_GT(weights, 0.15 * whole);
+  };
+  expect_parts([&](Phase phase) { return attention(kA40, phase, 2); });
+  expect_parts([&](Phase phase) { return experts(kV100, phase, 1e4); });
+}
+
+TEST_F(RooflineTest, ALayerMayRecomputeInItsOwnWay) {
+  const Seconds local = experts(kA40, Phase::kBackward, 1e4);
+  plan_.groups[0].layers[1].recompute = Recompute::kOff;
+  EXPECT_LT(experts(kA40, Phase::kBackward, 1e4), local);
+  plan_.groups[0].layers[1].recompute.reset();
+  plan_.groups[0].layers[0].recompute = Recompute::kOff;
+  EXPECT_EQ(experts(kA40, Phase::kBackward, 1e4), local);
+}
+
 TEST_F(RooflineTest, PlainAttentionPaysForScoresInMemory) {
   const Seconds fused = attention(kA40, Phase::kForward, 1, 16384);
   for (DeviceType& type : cluster_.types) type.attention_kernel = AttentionKernel::kPlain;

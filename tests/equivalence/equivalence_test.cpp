@@ -194,14 +194,15 @@ TEST(Equivalence, EveryCombinationOfPlanOptions) {
     Plan plan = shape == std::string("zebra") ? find_strategy("zebra").make(model, cluster, request)
                                               : make_pipeline(model, cluster, request);
     use_fp64(plan);
-    for (int i = 0; i < 3 * 3 * 2 * 3 * 3; ++i) {
+    for (int i = 0; i < 4 * 2 * 3 * 2 * 3 * 3; ++i) {
       int rest = i;
       const auto digit = [&rest](int base) {
         const int value = rest % base;
         rest /= base;
         return value;
       };
-      plan.recompute = static_cast<Recompute>(digit(3));
+      plan.recompute = static_cast<Recompute>(digit(4));
+      plan.weight_gradients = static_cast<WeightGradients>(digit(2));
       plan.chunks = 1 + digit(3);
       plan.row_dedup = digit(2) == 0;
       plan.queue_binding = static_cast<QueueBinding>(digit(3));
@@ -213,7 +214,7 @@ TEST(Equivalence, EveryCombinationOfPlanOptions) {
                                      << ", gradient " << c.gradient << " of " << c.worst;
     }
   }
-  EXPECT_EQ(coverage.runs, 162 + 108);
+  EXPECT_EQ(coverage.runs, 432 + 288);
 }
 
 /// What `hetermoe compare` tunes is no picture: every system's plan runs, the pipelines of mixed types with

@@ -57,9 +57,10 @@ class FrozenUnits : public ::testing::TestWithParam<const char*> {
 TEST_P(FrozenUnits, GradientsOfTheOthersAreTheReferences) {
   for (const Choice& choice : choices(model)) {
     for (const NamedPlan& named : strategy_plans(model, cluster, small_step())) {
-      for (const Recompute recompute : {Recompute::kLocal, Recompute::kOff}) {
+      for (const Recompute recompute : {Recompute::kLocal, Recompute::kOff, Recompute::kAhead}) {
         Plan plan = named.plan;
         plan.recompute = recompute;
+        if (recompute == Recompute::kAhead) plan.weight_gradients = WeightGradients::kAfter;
         RigOptions options;
         options.step = freezing(choice.units);
         Rig rig(model, cluster, plan, options);

@@ -107,15 +107,29 @@ double check_memory(const ModelConfig& model, const Cluster& cluster, const Plan
     EXPECT_NEAR(sizes.state(state->device()).state(), lasting, (plan.shard_optimizer ? 1e-3 : 1e-9) * held)
         << name;
     const double ratio = modelled[d].use.total() / held;
-    EXPECT_NEAR(ratio, 1, 0.05) << name << " device " << d << ": measured " << held << ", model "
-                                << modelled[d].use.total();
+    // With gradients of weights apart a resent forward holds most, for which the model counts rows of all
+    // experts at once: a CPU gathers them expert by expert.
+    const bool resent_holds_most =
+        plan.recompute == Recompute::kResend && plan.weight_gradients == WeightGradients::kAfter;
+    EXPECT_NEAR(ratio, 1, resent_holds_most && ratio > 1 ? 0.06 : 0.05)
+        << name << " device " << d << ": measured " << held << ", model " << modelled[d].use.total();
     worst = std::max(worst, std::abs(ratio - 1));
   }
   return worst;
 }
 
 const char* text_of(Recompute recompute) {
-  return recompute == Recompute::kOff ? "kept" : recompute == Recompute::kLocal ? "recomputed" : "resent";
+  switch (recompute) {
+    case Recompute::kOff:
+      return "kept";
+    case Recompute::kLocal:
+      return "recomputed";
+    case Recompute::kResend:
+      return "resent";
+    case Recompute::kAhead:
+      return "recomputed ahead";
+  }
+  return "";
 }
 
 /// Strategies x recomputation on one model. Executed on CPUs, whose attention never holds all scores.
@@ -131,12 +145,17 @@ void check_strategies(const char* model_name, const char* cluster_name, i64 seq_
   request.microbatches = 2;
   double worst = 0;
   for (const char* strategy : {"zebra", "ep", "ep_overlap", "dist_ep", "single"}) {
-    for (const Recompute recompute : {Recompute::kLocal, Recompute::kOff, Recompute::kResend}) {
-      Plan plan = find_strategy(strategy).make(model, cluster, request);
-      use_dtype(plan, dtype);
-      plan.recompute = recompute;
-      const std::string name = fmt::format("{} {} {}", model_name, strategy, text_of(recompute));
-      worst = std::max(worst, check_memory(model, cluster, plan, name));
+    for (const Recompute recompute :
+         {Recompute::kLocal, Recompute::kOff, Recompute::kResend, Recompute::kAhead}) {
+      for (const WeightGradients weights : {WeightGradients::kWith, WeightGradients::kAfter}) {
+        Plan plan = find_strategy(strategy).make(model, cluster, request);
+        use_dtype(plan, dtype);
+        plan.recompute = recompute;
+        plan.weight_gradients = weights;
+        const std::string name = fmt::format("{} {} {}, gradients of weights {}", model_name, strategy,
+                                             text_of(recompute), name_of(weights));
+        worst = std::max(worst, check_memory(model, cluster, plan, name));
+      }
     }
   }
   std::cout << fmt::format("[          ] {}: the model is off by {:.1f} % at worst\n", model_name,

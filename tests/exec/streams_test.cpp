@@ -37,9 +37,10 @@ void expect_equal_bits(const Outcome& a, const Outcome& b, const std::string& wh
 
 TEST(Streams, DelaysBetweenLaunchAndEndChangeNoBit) {
   for (const char* strategy : {"zebra", "ep-overlap", "dist-ep"}) {
-    for (const Recompute recompute : {Recompute::kOff, Recompute::kLocal}) {
+    for (const Recompute recompute : {Recompute::kOff, Recompute::kLocal, Recompute::kAhead}) {
       Scene s = scene_of(strategy);
       s.plan.recompute = recompute;
+      if (recompute == Recompute::kAhead) s.plan.weight_gradients = WeightGradients::kAfter;
       const Outcome expected = three_steps(s, {});
       for (u64 seed = 0; seed < 3; ++seed) {
         const Deadline deadline(std::chrono::seconds(60));

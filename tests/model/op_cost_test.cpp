@@ -124,6 +124,40 @@ TEST(OpCost, RecomputeKeepsTheInputAndTheRoutingOnly) {
   EXPECT_EQ(attention_gradient_bytes(tiny, 2), 2 * (128 + 64));
 }
 
+/// "name elements kept" of each line.
+std::vector<std::string> lines_of(const ModelConfig& model, i64 layer) {
+  std::vector<std::string> lines;
+  for (const Activation& line : activation_ledger(model, layer, {})) {
+    lines.push_back(fmt::format("{} {}{} {}", line.name, line.elements,
+                                line.wide > 0 ? fmt::format("+{}B", line.wide) : "",
+                                static_cast<int>(line.kept)));
+  }
+  return lines;
+}
+
+TEST(OpCost, LedgerOfATinyLayer) {
+  const ModelConfig tiny = load_model("tiny");  // as above; 0 = always, 1 = unless recomputed, 2 = never
+  EXPECT_EQ(lines_of(tiny, 0),
+            (std::vector<std::string>{
+                "layer input 64 0", "chosen experts, weights 0+24B 0", "normed input 64 1", "q, k, v 128 1",
+                "attended 64 1", "log-sums of scores 0+16B 1", "after attention 64 1", "normed rows 64 1",
+                "statistics of norms 0+8B 1", "router scores 0+16B 1", "received row, weight 64+4B 0",
+                "gate, up 256 1", "their product 128 2"}));
+  const ModelConfig v3 = load_model("tiny-deepseek-v3");
+  const std::vector<std::string> dense = lines_of(v3, 0);
+  EXPECT_EQ(dense.back(), "their product 128 1");
+  EXPECT_EQ(dense[dense.size() - 2], "gate, up of the MLP 256 1");
+}
+
+TEST(OpCost, WhatIsLeftForGradientsOfWeights) {
+  const ModelConfig tiny = load_model("tiny");
+  // Inputs: normed 64, attended 64, normed rows 64; gradients: q, k, v 128, output 64, router logits 4 in
+  // fp32.
+  EXPECT_EQ(attention_left_bytes(tiny, 0, 2), 2 * (64 + 64 + 64 + 128 + 64) + 4 * 4);
+  EXPECT_EQ(expert_left_bytes(tiny, 2), 2 * (2 * 128 + 128));
+  EXPECT_EQ(attention_largest_product(tiny, 0), 128 * 64);
+}
+
 TEST(OpCost, ScoresInMemoryGrowWithTheSequence) {
   const ModelConfig tiny = load_model("tiny");
   const ActivationOptions fused{.element = 2, .recompute = false};

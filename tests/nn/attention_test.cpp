@@ -48,6 +48,52 @@ TEST(AttentionPart, NoTokens) {
   }
 }
 
+/// One backward pass of two sequences: from a kept graph or not, with gradients of weights at once or left.
+std::pair<AttentionGradient, std::vector<at::Tensor>> backward_of(const ModelConfig& model, i64 layer,
+                                                                  at::ScalarType dtype, bool keeps,
+                                                                  bool leaves) {
+  StateGroup state = lively_state(model, layer, dtype);
+  for (at::Tensor& grad : state.grads) grad.fill_(0.5);
+  const at::Tensor y = wave({12, model.hidden}, 0.77, dtype);
+  const KeepGraph kind = leaves ? KeepGraph::kLeavesWeights : KeepGraph::kYes;
+  const AttentionOutput out = attention_forward(model, layer, state, y, 6, keeps ? kind : KeepGraph::kNo);
+  AttentionBackwardInput input;
+  input.y_TD = y, input.du_TD = wave({12, model.hidden}, 0.31, dtype);
+  if (model.is_moe(layer)) {
+    input.topk_TK = out.topk_TK;
+    input.dx_TD = wave({12, model.hidden}, 0.53, dtype);
+    input.dweights_TK = wave({12, model.top_k}, 0.37, out.weights_TK.scalar_type());
+    input.balance_AE = wave({2, model.num_experts}, 0.11, out.weights_TK.scalar_type());
+  }
+  input.graph = out.graph, input.leaves_weights = leaves;
+  AttentionGradient gradient = attention_backward(model, layer, state, input, 6);
+  if (leaves) {
+    for (const at::Tensor& grad : state.grads) EXPECT_TRUE(grad.eq(0.5).all().item<bool>());
+    attention_weight_gradients(state, *gradient.left);
+  }
+  return {gradient, state.grads};
+}
+
+TEST(AttentionPart, GradientsOfWeightsThatAreLeftHaveTheSameBits) {
+  for (const ModelConfig& model : tiny_models()) {
+    for (i64 layer = 0; layer < model.num_layers; ++layer) {
+      for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
+        for (const bool keeps : {false, true}) {
+          const auto [at_once, expected] = backward_of(model, layer, dtype, keeps, false);
+          const auto [left, got] = backward_of(model, layer, dtype, keeps, true);
+          EXPECT_TRUE(at::equal(left.dy_TD, at_once.dy_TD)) << model.name << " " << layer;
+          EXPECT_TRUE(at::equal(left.aux_loss, at_once.aux_loss));
+          for (std::size_t i = 0; i < expected.size(); ++i) {
+            EXPECT_TRUE(at::equal(got[i], expected[i]))
+                << model.name << " " << layer << " " << dtype << " " << i;
+            EXPECT_FALSE(expected[i].eq(0.5).all().item<bool>());
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(AttentionPart, SequencesDoNotSeeEachOtherNorTheFuture) {
   const ModelConfig model = tiny_qwen3();
   const StateGroup state = lively_state(model, 0, at::kDouble);

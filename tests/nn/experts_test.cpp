@@ -165,5 +165,38 @@ TEST(Experts, GoAsTheirSlabSaysWhereTheyCan) {
   EXPECT_EQ(products(at::kFloat, 16), ExpertProducts::kEach);
 }
 
+/// Backward of an uneven case: recomputed inside, or from what is made again, with gradients of weights at
+/// once or left.
+std::vector<at::Tensor> backward_of(const at::TensorOptions& options, bool again, bool leaves,
+                                    ExpertProducts products) {
+  ExpertCase c = make_uneven_case(options);
+  c.slab.gate_up_grad.fill_(2), c.slab.down_grad.fill_(3);
+  ExpertsSaved saved;
+  if (again) saved = experts_recompute(c.slab, c.rows, c.groups, products);
+  ExpertsLeft left;
+  const ExpertsGradient gradient =
+      experts_backward(c.slab, c.rows, c.groups, c.weights, again ? &saved : nullptr, c.dout, products,
+                       leaves ? &left : nullptr);
+  if (leaves) {
+    EXPECT_TRUE(c.slab.gate_up_grad.eq(2).all().item<bool>() && c.slab.down_grad.eq(3).all().item<bool>());
+    experts_weight_gradients(c.slab, c.rows, c.groups, left, c.dout, products);
+  }
+  return {gradient.drows_RD, gradient.dweights_C, c.slab.gate_up_grad, c.slab.down_grad};
+}
+
+TEST(Experts, RecomputedAheadAndWithGradientsOfWeightsLeftTheBitsAreTheSame) {
+  for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
+    for (const ExpertProducts products : {ExpertProducts::kEach, ExpertProducts::kAuto}) {
+      const std::vector<at::Tensor> expected = backward_of(dtype, false, false, products);
+      for (const auto& [again, leaves] :
+           {std::pair(false, true), std::pair(true, false), std::pair(true, true)}) {
+        const std::vector<at::Tensor> got = backward_of(dtype, again, leaves, products);
+        for (std::size_t i = 0; i < expected.size(); ++i)
+          EXPECT_TRUE(at::equal(got[i], expected[i])) << dtype << " " << again << leaves << " tensor " << i;
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace hetermoe::testing

@@ -41,6 +41,8 @@ class RandomPlans {
     // A load-balancing group may span microbatches only where all of them are in flight together.
     const bool together = plan.order == OrderPolicy::kLayerMajor && plan.window == 0;
     c.options.aux_group = together && chance(0.5) ? 0 : 1;
+    if (chance(0.4)) differ_in_recompute(plan);
+    if (chance(0.4)) plan.weight_gradients = WeightGradients::kAfter;
     return c;
   }
 
@@ -48,6 +50,14 @@ class RandomPlans {
   bool chance(double p) { return std::bernoulli_distribution(p)(random_); }
 
  private:
+  void differ_in_recompute(Plan& plan) {
+    for (Group& group : plan.groups) {
+      for (LayerPlacement& layer : group.layers) {
+        if (chance(0.7)) layer.recompute = static_cast<Recompute>(number(0, kEnumCount<Recompute> - 1));
+      }
+    }
+  }
+
   void make_model_and_cluster(RandomCase& c) {
     ModelShape shape;
     shape.num_layers = number(1, 4);

@@ -24,5 +24,24 @@ TEST(DocumentedExample, IsTheTextFormOfZebraOnTwoDevices) {
   EXPECT_EQ(code_lines("device "), to_text(build_schedule(plan, model)));
 }
 
+/// Lanes as the page writes them, without append numbers.
+std::string compute_lane(const Schedule& schedule, DeviceId device) {
+  std::string text = fmt::format("of device {}: ", device);
+  for (OpId op = 0; op < schedule.num_ops(); ++op) {
+    if (schedule.lanes_of(op)[0] == lane_of(device, Queue::kCompute))
+      text += to_string(schedule.ops[static_cast<std::size_t>(op)]) + " | ";
+  }
+  return text.substr(0, text.size() - 3) + "\n";
+}
+
+TEST(DocumentedExample, TheSameWithRecomputationAheadAndGradientsOfWeightsAfter) {
+  const ModelConfig model = test::make_model({.num_layers = 1});
+  Plan plan = test::make_zebra_plan(model, test::make_cluster({2}), {});
+  plan.recompute = Recompute::kAhead;
+  plan.weight_gradients = WeightGradients::kAfter;
+  const Schedule schedule = build_schedule(plan, model);
+  EXPECT_EQ(code_lines("of device "), compute_lane(schedule, 0) + compute_lane(schedule, 1));
+}
+
 }  // namespace
 }  // namespace hetermoe

@@ -27,7 +27,7 @@ TEST(OpTraits, ComputeOpsHaveTheComputeQueueAndOneDevice) {
   for (const OpTraits& row : kOpTraits) {
     for (const QueueBinding binding :
          {QueueBinding::kDirection, QueueBinding::kName, QueueBinding::kSingle}) {
-      for (const Phase phase : {Phase::kForward, Phase::kBackward, Phase::kRecompute}) {
+      for (const Phase phase : {Phase::kForward, Phase::kBackward, Phase::kRecompute, Phase::kWeights}) {
         const Queue queue = queue_of_op({.kind = row.kind, .phase = phase}, binding);
         EXPECT_EQ(queue == Queue::kCompute, is_compute(row.kind)) << row.name;
       }
@@ -42,7 +42,9 @@ bool allows(Phases phases, Phase phase) {
     case Phases::kForward:
       return phase == Phase::kForward;
     case Phases::kForwardBackward:
-      return phase != Phase::kRecompute;
+      return phase == Phase::kForward || phase == Phase::kBackward;
+    case Phases::kForwardBackwardRecompute:
+      return phase != Phase::kWeights;
     case Phases::kAll:
       return true;
   }
@@ -55,6 +57,7 @@ TEST(OpTraits, OpsOfSchedulesAreAsTheTableSays) {
   Plan plan = test::make_zebra_plan(model, test::make_cluster({2, 2}, 2), {.attention = 2, .experts = 2});
   plan.chunks = 2;
   plan.recompute = Recompute::kResend;
+  plan.weight_gradients = WeightGradients::kAfter;
   plan.groups[0].head = {{{.device = 2, .sequences = 2}}};  // moves
   std::set<OpKind> seen;
   for (const char* optimizer : {"whole", "sharded", "on the host"}) {

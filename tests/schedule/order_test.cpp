@@ -118,6 +118,44 @@ TEST(Groups, ReduceOfALayerComesBeforeTheBackwardOfTheNext) {
   EXPECT_LT(reduce, find_op(s, "attention.B l0 m0 g1"));
 }
 
+/// Groups that recompute differently still go layer by layer together, each in its own order.
+TEST(Groups, EachRecomputesInItsOwnWay) {
+  const ModelConfig model = make_model({});
+  Plan plan = make_zebra_plan(model, make_cluster({1, 1}), {});
+  plan.dtype.assign(4, Dtype::kFp32);
+  plan.groups.push_back(plan.groups[0]);
+  Group& second = plan.groups[1];
+  const auto shifted = [](Shares& shares) {
+    for (ShareRow& row : shares) {
+      for (Share& share : row) share.device += 2;
+    }
+  };
+  for (DeviceId& device : second.devices) device += 2;
+  shifted(second.embed), shifted(second.head);
+  for (LayerPlacement& layer : second.layers) {
+    shifted(layer.attention);
+    for (ExpertOwners& owners : layer.experts) owners[0].device += 2;
+    layer.recompute = Recompute::kResend;
+  }
+  const Schedule s = build_schedule(plan, model);
+  EXPECT_TRUE(no_faults(validate(s, plan, model)));
+  const auto without_group = [](std::string text) {
+    for (std::size_t at; (at = text.find(" g1")) != std::string::npos;) text.erase(at, 3);
+    return text;
+  };
+  for (const i32 group : {0, 1}) {
+    Plan alone = plan;
+    alone.groups = {plan.groups[0]};
+    alone.dtype.resize(2);
+    if (group == 1) alone.recompute = Recompute::kResend;
+    const Schedule of_one = build_schedule(alone, model);
+    for (const Queue queue : {Queue::kCompute, Queue::kToExpert, Queue::kToAttention}) {
+      for (const DeviceId device : {0, 1})
+        EXPECT_EQ(without_group(lane_text(s, 2 * group + device, queue)), lane_text(of_one, device, queue));
+    }
+  }
+}
+
 TEST(Groups, LoadBalancingSpansGroups) {
   const ModelConfig model = make_model({});
   Plan plan = two_groups(model, 2);

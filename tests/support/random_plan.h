@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "hetermoe/cluster/cluster.h"
-#include "hetermoe/plan/plan.h"
+#include "hetermoe/plan/recompute.h"
 #include "hetermoe/schedule/schedule.h"
 #include "tests/nn/tiny_models.h"
 
@@ -73,11 +73,11 @@ struct RandomCase {
 inline std::string describe(const RandomCase& c) {
   return fmt::format(
       "seed {}: {} layers {} experts {} devices {} groups {} order {} window {} chunks {} {} {} "
-      "dedup {} sharded {} aux {}/{}",
+      "weights {} dedup {} sharded {} aux {}/{}",
       c.seed, c.model.name, c.model.num_layers, c.model.num_experts, c.cluster.num_devices(),
-      c.plan.groups.size(), name_of(c.plan.order), c.plan.window, c.plan.chunks, name_of(c.plan.recompute),
-      name_of(c.plan.queue_binding), c.plan.row_dedup, c.plan.shard_optimizer, c.step.balance,
-      c.step.aux_group);
+      c.plan.groups.size(), name_of(c.plan.order), c.plan.window, c.plan.chunks, recompute_text(c.plan),
+      name_of(c.plan.queue_binding), name_of(c.plan.weight_gradients), c.plan.row_dedup,
+      c.plan.shard_optimizer, c.step.balance, c.step.aux_group);
 }
 
 namespace random_plan {
@@ -195,6 +195,14 @@ inline StepOptions step(Chooser& choose, const ModelConfig& model, const Plan& p
   return options;
 }
 
+inline void differ_in_recompute(Chooser& choose, Plan& plan) {
+  for (Group& group : plan.groups) {
+    for (LayerPlacement& layer : group.layers) {
+      if (choose.chance(0.7)) layer.recompute = static_cast<Recompute>(choose.below(kEnumCount<Recompute>));
+    }
+  }
+}
+
 }  // namespace random_plan
 
 inline RandomCase random_case(u64 seed, i32 max_devices = 8) {
@@ -224,6 +232,8 @@ inline RandomCase random_case(u64 seed, i32 max_devices = 8) {
   plan.wire_forward = plan.wire_backward = Dtype::kFp64;
   out.step = random_plan::step(choose, out.model, plan);
   plan.shard_optimizer = choose.chance(0.3);
+  if (choose.chance(0.4)) random_plan::differ_in_recompute(choose, plan);
+  if (choose.chance(0.4)) plan.weight_gradients = WeightGradients::kAfter;
   return out;
 }
 

@@ -183,6 +183,14 @@ TEST_F(JobPlan, OptionsReachThePlan) {
   EXPECT_EQ(plan.wire_backward, Dtype::kFp16);
 }
 
+TEST_F(JobPlan, LayersMayRecomputeDifferently) {
+  const Plan plan = plan_with({{"plan.recompute", "resend"}, {"plan.recompute_layers", "1:off"}});
+  EXPECT_EQ(recompute_of(plan, 0, 0), Recompute::kResend);
+  EXPECT_EQ(recompute_of(plan, 0, 1), Recompute::kOff);
+  EXPECT_EQ(plan_error({{"plan.recompute_layers", "1-off"}}),
+            "[plan.recompute_layers] got \"1-off\", expected ranges of layers such as \"0-3:off,4-7:local\"");
+}
+
 TEST_F(JobPlan, SpeedsThatAreWorldsApartAreNamed) {
   EXPECT_EQ(plan_error({{"plan.expert_weights", "1e300,1e-300"}}),
             "[--plan.expert_weights[0]] out of range: got 1e+300, expected 1e-30 to 1e+30");

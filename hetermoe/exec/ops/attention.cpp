@@ -26,12 +26,16 @@ void count(OpContext& d, const Op& op, const at::Tensor& counts_BE) {
   all.narrow(0, r.begin, r.sequences).add_(counts_BE);
 }
 
+KeepGraph graph_for_backward(const OpContext& d, const Op& op) {
+  return d.p.leaves_weights(op.kind, op.layer) ? KeepGraph::kLeavesWeights : KeepGraph::kYes;
+}
+
 void forward(OpContext& d, const Op& op) {
   const at::Tensor y = d.take_input(op, op.layer);
   LayerSlot& slot = d.slots.layer(op.layer, op.microbatch);
   AttentionOutput out =
       attention_forward(d.model, op.layer, d.state.attention(op.layer), y, d.p.plan().seq_len,
-                        d.keeps_activations() ? KeepGraph::kYes : KeepGraph::kNo);
+                        d.keeps_activations(op) ? graph_for_backward(d, op) : KeepGraph::kNo);
   slot.residual = out.u_TD;
   slot.graph = std::move(out.graph);
   if (!d.p.is_moe(op.layer)) return;
@@ -45,9 +49,9 @@ void forward(OpContext& d, const Op& op) {
 void recompute(OpContext& d, const Op& op) {
   LayerSlot& slot = d.slots.layer(op.layer, op.microbatch);
   AttentionOutput out = attention_forward(d.model, op.layer, d.state.attention(op.layer), slot.hidden,
-                                          d.p.plan().seq_len, KeepGraph::kYes, slot.topk);
+                                          d.p.plan().seq_len, graph_for_backward(d, op), slot.topk);
   slot.graph = std::move(out.graph);
-  slot.send = out.x_TD;
+  if (d.p.recompute(op.group, op.layer) == Recompute::kResend) slot.send = out.x_TD;
 }
 
 void backward(OpContext& d, const Op& op) {
@@ -56,6 +60,7 @@ void backward(OpContext& d, const Op& op) {
   in.y_TD = slot.hidden;
   in.du_TD = slot.d_hidden;
   in.graph = std::move(slot.graph);
+  in.leaves_weights = d.p.leaves_weights(op.kind, op.layer);
   if (d.p.is_moe(op.layer)) {
     in.topk_TK = slot.topk;
     in.dx_TD = at::zeros_like(slot.hidden);
@@ -76,12 +81,18 @@ void backward(OpContext& d, const Op& op) {
   }
   AttentionGradient gradient =
       attention_backward(d.model, op.layer, d.state.attention(op.layer), in, d.p.plan().seq_len);
+  slot.left = std::move(gradient.left);
   d.aux[idx(op.layer)][idx(op.microbatch)] = gradient.aux_loss;
   if (!d.p.needs_input_gradient(op.layer)) return;
   if (d.p.moves_into(op.group, op.layer, op.microbatch))
     slot.d_move = gradient.dy_TD;
   else
     d.slots.layer(op.layer - 1, op.microbatch).d_hidden = gradient.dy_TD;
+}
+
+void weight_gradients(OpContext& d, const Op& op) {
+  const std::shared_ptr<AttentionLeft>& left = d.slots.layer(op.layer, op.microbatch).left;
+  if (left != nullptr) attention_weight_gradients(d.state.attention(op.layer), *left);
 }
 
 }  // namespace
@@ -95,6 +106,8 @@ void compute_op<ComputeKind::kAttention>(OpContext& d, const Op& op) {
       return backward(d, op);
     case Phase::kRecompute:
       return recompute(d, op);
+    case Phase::kWeights:
+      return weight_gradients(d, op);
   }
 }
 

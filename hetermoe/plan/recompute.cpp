@@ -1,0 +1,97 @@
+#include "hetermoe/plan/recompute.h"
+
+#include <charconv>
+#include <sstream>
+
+#include "hetermoe/base/index.h"
+
+namespace hetermoe {
+namespace {
+
+constexpr const char* kExpected = "ranges of layers such as \"0-3:off,4-7:local\"";
+
+/// The number that is all of `text`.
+i64 layer_number(const std::string& text, const std::string& range, const std::string& where) {
+  i64 value = 0;
+  const char* end = text.data() + text.size();
+  const auto [rest, code] = std::from_chars(text.data(), end, value);
+  if (code != std::errc() || rest != end || value < 0)
+    fail<ConfigError>(where, "got \"{}\", expected {}", range, kExpected);
+  return value;
+}
+
+/// One of the ranges: "0-3:off" or "2:local".
+void set_range(Plan& plan, const std::string& range, const std::string& where) {
+  const std::size_t colon = range.find(':');
+  if (colon == std::string::npos) fail<ConfigError>(where, "got \"{}\", expected {}", range, kExpected);
+  const std::string layers = range.substr(0, colon);
+  const Recompute recompute = enum_from<Recompute>(range.substr(colon + 1), where);
+  const std::size_t dash = layers.find('-');
+  const i64 first = layer_number(layers.substr(0, dash), range, where);
+  const i64 last = dash == std::string::npos ? first : layer_number(layers.substr(dash + 1), range, where);
+  const auto num_layers = plan.groups.empty() ? 0 : static_cast<i64>(plan.groups[0].layers.size());
+  if (last < first || last >= num_layers) {
+    fail<ConfigError>(where, "got \"{}\", expected layers of 0 to {} in ascending order", range,
+                      num_layers - 1);
+  }
+  for (Group& group : plan.groups) {
+    for (i64 l = first; l <= last; ++l) {
+      std::optional<Recompute>& of_layer = group.layers[idx(l)].recompute;
+      if (of_layer) fail<ConfigError>(where, "got layer {} twice, expected each once", l);
+      of_layer = recompute;
+    }
+  }
+}
+
+}  // namespace
+
+Recompute recompute_of(const Plan& plan, i32 group, i32 layer) {
+  if (idx(group) >= plan.groups.size() || idx(layer) >= plan.groups[idx(group)].layers.size())
+    return plan.recompute;
+  return plan.groups[idx(group)].layers[idx(layer)].recompute.value_or(plan.recompute);
+}
+
+RecomputeTable::RecomputeTable(const Plan& plan) : all_(plan.recompute) {
+  for (std::size_t g = 0; g < plan.groups.size(); ++g) {
+    for (std::size_t l = 0; l < plan.groups[g].layers.size(); ++l) {
+      const std::optional<Recompute>& own = plan.groups[g].layers[l].recompute;
+      if (own) own_[{static_cast<i32>(g), static_cast<i32>(l)}] = *own;
+    }
+  }
+}
+
+Recompute RecomputeTable::of(i32 group, i32 layer) const {
+  const auto found = own_.find({group, layer});
+  return found == own_.end() ? all_ : found->second;
+}
+
+void set_recompute_of_layers(Plan& plan, const std::string& ranges, const std::string& where) {
+  std::istringstream parts(ranges);
+  std::string range;
+  while (std::getline(parts, range, ',')) set_range(plan, range, where);
+  if (!ranges.empty() && ranges.back() == ',')
+    fail<ConfigError>(where, "got \"{}\", expected {}", ranges, kExpected);
+}
+
+std::string recompute_text(const Plan& plan) {
+  std::string text = name_of(plan.recompute);
+  for (std::size_t g = 0; g < plan.groups.size(); ++g) {
+    const std::vector<LayerPlacement>& layers = plan.groups[g].layers;
+    const bool new_to_reader =
+        g == 0 ||
+        !std::equal(layers.begin(), layers.end(), plan.groups[0].layers.begin(), plan.groups[0].layers.end(),
+                    [](const auto& a, const auto& b) { return a.recompute == b.recompute; });
+    if (!new_to_reader) continue;
+    for (std::size_t begin = 0, end; begin < layers.size(); begin = end) {
+      end = begin + 1;
+      while (end < layers.size() && layers[end].recompute == layers[begin].recompute) ++end;
+      if (!layers[begin].recompute) continue;
+      text += g > 0 ? fmt::format(", group {} layers {}", g, begin) : fmt::format(", layers {}", begin);
+      if (end > begin + 1) text += fmt::format("-{}", end - 1);
+      text += " " + name_of(*layers[begin].recompute);
+    }
+  }
+  return text;
+}
+
+}  // namespace hetermoe

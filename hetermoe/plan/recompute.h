@@ -1,0 +1,44 @@
+#pragma once
+#include <map>
+#include <string>
+#include <utility>
+
+#include "hetermoe/plan/plan.h"
+
+// Where the backward pass of a layer finds its activations. Everybody asks here: a layer may have its own
+// Recompute.
+namespace hetermoe {
+
+/// Of a layer of a group: its own, else the plan's. The plan may be one to be, which has no layers yet.
+Recompute recompute_of(const Plan& plan, i32 group, i32 layer);
+
+/// recompute_of() for those who outlive the plan.
+class RecomputeTable {
+ public:
+  explicit RecomputeTable(const Plan& plan);
+  Recompute of(i32 group, i32 layer) const;
+
+ private:
+  Recompute all_;
+  std::map<std::pair<i32, i32>, Recompute> own_;  // by group and layer
+};
+
+/// Of these three exactly one is true. Forward keeps them ...
+constexpr bool keeps_activations(Recompute recompute) { return recompute == Recompute::kOff; }
+/// ... or ops of their own make them again (phase R) ...
+constexpr bool recomputes_apart(Recompute recompute, bool is_moe) {
+  return recompute == Recompute::kAhead || (recompute == Recompute::kResend && is_moe);
+}
+/// ... or the backward op does. With resend that of a dense layer does: it has no exchange that could resend.
+constexpr bool recomputes_inside(Recompute recompute, bool is_moe) {
+  return !keeps_activations(recompute) && !recomputes_apart(recompute, is_moe);
+}
+
+/// Sets the layers of all groups from "0-3:off,4-7:local,9:resend"; the others inherit. Throws ConfigError
+/// that names `where`.
+void set_recompute_of_layers(Plan& plan, const std::string& ranges, const std::string& where);
+
+/// For people: "local", or "local, layers 0-3 off, 7 resend" where layers have their own.
+std::string recompute_text(const Plan& plan);
+
+}  // namespace hetermoe
