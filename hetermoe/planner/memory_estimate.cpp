@@ -73,8 +73,7 @@ class GroupMemory {
     for (std::size_t l = 0; l < group_.layers.size(); ++l) add_layer(l);
     for_sources(group_.head, [&](Use& use, double tokens) {
       use.add(counts_.head, replicas_.head);
-      use.saved += in_flight(group_.layers.size()) * tokens * row_bytes(model_, use.element);
-      use.largest = std::max(use.largest, tokens * head_work_bytes(model_, use.element));
+      use.add(head_memory(model_, tokens, use.element), in_flight(group_.layers.size()));
     });
     for (const DeviceId device : group_.devices) {
       const Use& use = use_[idx(device)];
@@ -88,19 +87,18 @@ class GroupMemory {
     Bytes element = 2;  ///< of a number
     StateBytes state;   ///< of a parameter
     void add(i64 parameters, double replicas) { sum += real(parameters) * state.total(replicas); }
+    void add(const OpMemory& op, double in_flight) {
+      saved += in_flight * op.saved;
+      largest = std::max(largest, op.largest);
+    }
     Bytes sum = 0, saved = 0, largest = 0;  ///< states, what backward starts from, working set of one op
   };
 
   void add_layer(std::size_t l) {
     const auto layer = static_cast<i64>(l);
-    const double copies = model_.is_moe(layer) ? real(model_.top_k) : 0;
     for_sources(group_.layers[l].attention, [&](Use& use, double tokens) {
-      const ActivationOptions options = options_of(use);
       use.add(counts_.attention_part[l], replicas_.attention[l]);
-      use.saved += in_flight(l) * tokens * attention_saved_bytes(model_, layer, options);
-      // Besides the op's own set: rows sent and returned, and the gradients of both.
-      use.largest = std::max(use.largest, tokens * (attention_work_bytes(model_, layer, options) +
-                                                    (2 + 2 * copies) * row_bytes(model_, use.element)));
+      use.add(attention_memory(plan_, model_, layer, tokens, use.element, in_wave()), in_flight(l));
     });
     add_experts(l);
   }
@@ -119,10 +117,7 @@ class GroupMemory {
       if (share <= 0) continue;
       const double copies =
           real(model_.top_k) * share / real(model_.num_experts) * real(largest_microbatch() * plan_.seq_len);
-      use.saved += in_flight(layer) * copies * expert_saved_bytes(model_, options_of(use));
-      use.largest =
-          std::max(use.largest, copies / plan_.chunks * (expert_work_bytes(model_, use.element) * 1.5) +
-                                    copies * 3 * row_bytes(model_, use.element));
+      use.add(experts_memory(plan_, model_, copies, use.element, in_wave()), in_flight(layer));
     }
   }
 
@@ -142,15 +137,18 @@ class GroupMemory {
     }
   }
 
-  ActivationOptions options_of(const Use& use) const {
-    return {use.element, plan_.recompute != Recompute::kOff, false, plan_.seq_len};
-  }
   i64 largest_microbatch() const {
     return *std::max_element(group_.microbatches.begin(), group_.microbatches.end());
   }
   /// Microbatches of a layer between forward and backward at once.
   double in_flight(std::size_t layer) const {
     return real(traits_of(plan_.order).in_flight(plan_, group_, layer));
+  }
+  /// Microbatches that go through a layer together.
+  double in_wave() const {
+    const auto all = static_cast<i64>(group_.microbatches.size());
+    const i64 none = plan_.order == OrderPolicy::kOneFOneB ? 1 : all;
+    return real(std::min<i64>(all, plan_.window > 0 ? plan_.window : none));
   }
 
   const Plan& plan_;
@@ -163,7 +161,36 @@ class GroupMemory {
   std::vector<double> share_;  // [device] scratch of add_experts()
 };
 
+ActivationOptions options_of(const Plan& figures, Bytes element) {
+  return {element, figures.recompute != Recompute::kOff, false, figures.seq_len};
+}
+
 }  // namespace
+
+OpMemory attention_memory(const Plan& figures, const ModelConfig& model, i64 layer, double tokens,
+                          Bytes element, double in_wave) {
+  const ActivationOptions options = options_of(figures, element);
+  const double copies = model.is_moe(layer) ? real(model.top_k) : 0;
+  const bool again = model.is_moe(layer) && figures.recompute == Recompute::kResend;
+  const Bytes work = attention_work_bytes(model, layer, options);
+  // Besides the op's own set: rows sent and returned, and the gradients of both.
+  return {tokens * attention_saved_bytes(model, layer, options),
+          tokens * ((again ? in_wave : 1) * work + (2 + 2 * copies) * row_bytes(model, element))};
+}
+
+OpMemory experts_memory(const Plan& figures, const ModelConfig& model, double copies, Bytes element,
+                        double in_wave) {
+  const Bytes saved = copies * expert_saved_bytes(model, options_of(figures, element));
+  const Bytes largest = copies / figures.chunks * (expert_work_bytes(model, element) * 1.5) +
+                        copies * 3 * row_bytes(model, element);
+  if (figures.recompute != Recompute::kResend) return {saved, largest};
+  // Rows are dropped after forward; those of one layer come again.
+  return {0, largest + in_wave * (saved + copies * expert_kept_bytes(model, element))};
+}
+
+OpMemory head_memory(const ModelConfig& model, double tokens, Bytes element) {
+  return {tokens * row_bytes(model, element), tokens * head_work_bytes(model, element)};
+}
 
 std::vector<Bytes> estimate_memory(const Plan& plan, const ModelConfig& model,
                                    const std::vector<i64>& times) {

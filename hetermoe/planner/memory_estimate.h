@@ -18,6 +18,20 @@ inline constexpr Bytes kGiB = 1024.0 * 1024 * 1024;
 std::vector<Bytes> estimate_memory(const Plan& plan, const ModelConfig& model,
                                    const std::vector<i64>& times = {});
 
+/// What an op keeps for backward of each microbatch in flight, and what it needs while it runs, by the same
+/// bound.
+struct OpMemory {
+  Bytes saved = 0, largest = 0;
+};
+/// figures: a plan of which sequence length, recomputation, chunks and window count. element: bytes of a
+/// number. in_wave: microbatches that go through a layer together, which matters where they are sent again.
+OpMemory attention_memory(const Plan& figures, const ModelConfig& model, i64 layer, double tokens,
+                          Bytes element, double in_wave);
+/// copies: (row, expert) pairs of a microbatch that a device computes.
+OpMemory experts_memory(const Plan& figures, const ModelConfig& model, double copies, Bytes element,
+                        double in_wave);
+OpMemory head_memory(const ModelConfig& model, double tokens, Bytes element);
+
 /// What tensors may use of a device: the driver's context, the communication library and framework take the
 /// reserve, fragments of the allocator the rest.
 inline constexpr Bytes kReservedMemory = 1.0 * kGiB;

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <future>
+#include <limits>
 #include <map>
 #include <set>
 
@@ -10,6 +11,7 @@
 #include "hetermoe/planner/explain.h"
 #include "hetermoe/planner/fixed_plans.h"
 #include "hetermoe/planner/memory_estimate.h"
+#include "hetermoe/planner/pipeline_shapes.h"
 #include "hetermoe/planner/request_check.h"
 #include "hetermoe/planner/result.h"
 #include "hetermoe/planner/sketches.h"
@@ -24,6 +26,10 @@ constexpr i64 kNoLimit = 1 << 30;
 constexpr double kBinds = 0.995;      ///< a bound binds when estimates without it are lower by more
 constexpr double kWorthMore = 0.995;  ///< the search goes on when the step is lower by more
 constexpr i64 kMostInParts = 300;     ///< devices of a cluster that is searched in parts, too, and longer
+constexpr i64 kPipelines = 16;        ///< that are simulated
+constexpr i64 kPipelinesAlike = 3;    ///< of as many stages in as many groups
+constexpr double kPipelineRatio = 1.1;  ///< estimate over the best step, of those that are
+constexpr Seconds kNever = std::numeric_limits<Seconds>::infinity();
 constexpr i64 kLeastGoingOn = 24;     ///< devices of a cluster where searching longer finds something
 
 /// How wide the search is. Rounds go on while the budget lasts: on small instances, where simulations are
@@ -194,7 +200,7 @@ class Search {
 
   PlanResult result() {
     PlanResult result;
-    result.num_sketches = static_cast<i64>(ranking_.sketches.size());
+    result.num_sketches = static_cast<i64>(ranking_.sketches.size()) + num_pipelines_;
     result.num_simulated = evaluator_.num_simulated() + num_in_parts_;
     if (evaluator_.size() == 0) {
       result.infeasible =
@@ -359,17 +365,20 @@ class Search {
   /// Where no group can hold the model, stages of one can: each device has some layers alone. As many as the
   /// budget allows, and one at least.
   void simulate_pipelines() {
-    std::vector<std::pair<Seconds, Plan>> plans;
-    for (const Strategy& strategy : strategies()) {
-      if (!strategy.has_stages) continue;
-      for (auto& plan : fixed_plans(evaluator_.rates(), strategy)) plans.push_back(std::move(plan));
-    }
-    std::stable_sort(plans.begin(), plans.end(), [](auto& a, auto& b) { return a.first < b.first; });
-    for (const auto& [bound, plan] : plans) {
-      if (evaluator_.budget() > 0 && (!has_best() || bound < best_step())) evaluate_fixed(plan);
+    const PipelineRanking ranking = rank_pipelines(evaluator_.rates(), has_best() ? best_step() : kNever);
+    num_pipelines_ = ranking.num_weighed;
+    i64 left = kPipelines;
+    std::map<std::pair<i64, std::size_t>, i64> alike;
+    for (const PipelineShape& shape : ranking.shapes) {
+      if (has_best() && (left == 0 || evaluator_.budget() <= 0 || shape.estimate > kPipelineRatio * best_step()))
+        break;
+      i64& count = alike[{shape.order.groups, shape.stages.size()}];
+      if (count >= kPipelinesAlike) continue;
+      if (evaluator_.evaluate(make_pipeline(evaluator_.rates(), shape)) >= 0) --left, ++count;
     }
     if (!has_best()) evaluator_.forget_budget();
-    for (std::size_t i = 0; i < plans.size() && !has_best(); ++i) evaluate_fixed(std::move(plans[i].second));
+    for (std::size_t i = 0; i < ranking.shapes.size() && !has_best(); ++i)
+      evaluator_.evaluate(make_pipeline(evaluator_.rates(), ranking.shapes[i]));
     if (has_best()) improve(kRounds[0]);
   }
 
@@ -409,6 +418,7 @@ class Search {
   GroupChoice choice_;
   SketchRanking ranking_;
   NamedPlans named_;
+  i64 num_pipelines_ = 0;   ///< weighed by estimate
   i64 num_in_parts_ = 0;    ///< simulations of search_parts()
   i64 promising_left_ = 0;  ///< sketches with an estimate below the best step that had to be left
 };
