@@ -27,6 +27,7 @@ constexpr double kBinds = 0.995;      ///< a bound binds when estimates without 
 constexpr double kWorthMore = 0.995;  ///< the search goes on when the step is lower by more
 constexpr i64 kMostInParts = 300;     ///< devices of a cluster that is searched in parts, too, and longer
 constexpr i64 kPipelines = 16;        ///< that are simulated
+constexpr i64 kLeastInStages = 16;    ///< devices of a cluster where pipelines are weighed beside others
 constexpr i64 kPipelinesAlike = 3;    ///< of as many stages in as many groups
 constexpr double kPipelineRatio = 1.1;  ///< estimate over the best step, of those that are
 constexpr Seconds kNever = std::numeric_limits<Seconds>::infinity();
@@ -118,6 +119,7 @@ class Search {
   void search() {
     ranking_ = rank_sketches(evaluator_.rates());
     simulate_named();
+    if (weighs_pipelines()) simulate_pipelines();
     for (const Round& round : kRounds) {
       simulate_promising(round);
       if (&round == kRounds) simulate_fixed();
@@ -362,24 +364,32 @@ class Search {
     }
   }
 
-  /// Where no group can hold the model, stages of one can: each device has some layers alone. As many as the
-  /// budget allows, and one at least.
+  /// In small clusters, and in parts of larger ones, only where no group can hold the model.
+  bool weighs_pipelines() const {
+    return request_.limits.idle.empty() && request_.cluster.num_devices() >= kLeastInStages;
+  }
+
+  /// Each device has some layers alone. What they take of the budget others get back, up to a part of it.
   void simulate_pipelines() {
+    const i64 before = evaluator_.best(), budget = evaluator_.budget();
     const PipelineRanking ranking = rank_pipelines(evaluator_.rates(), has_best() ? best_step() : kNever);
     num_pipelines_ = ranking.num_weighed;
     i64 left = kPipelines;
     std::map<std::pair<i64, std::size_t>, i64> alike;
     for (const PipelineShape& shape : ranking.shapes) {
-      if (has_best() && (left == 0 || evaluator_.budget() <= 0 || shape.estimate > kPipelineRatio * best_step()))
-        break;
+      const bool may_win = !has_best() || shape.estimate < kPipelineRatio * best_step();
+      if (left == 0 || evaluator_.budget() <= 0 || !may_win) break;
       i64& count = alike[{shape.order.groups, shape.stages.size()}];
       if (count >= kPipelinesAlike) continue;
       if (evaluator_.evaluate(make_pipeline(evaluator_.rates(), shape)) >= 0) --left, ++count;
     }
-    if (!has_best()) evaluator_.forget_budget();
-    for (std::size_t i = 0; i < ranking.shapes.size() && !has_best(); ++i)
-      evaluator_.evaluate(make_pipeline(evaluator_.rates(), ranking.shapes[i]));
-    if (has_best()) improve(kRounds[0]);
+    if (evaluator_.size() == 0 && !ranking.shapes.empty()) {
+      evaluator_.forget_budget();  // one is better than none
+      for (std::size_t i = 0; i < ranking.shapes.size() && !has_best(); ++i)
+        evaluator_.evaluate(make_pipeline(evaluator_.rates(), ranking.shapes[i]));
+    }
+    if (evaluator_.best() != before) improve(kRounds[0]);
+    evaluator_.add_budget(std::min(budget - evaluator_.budget(), evaluator_.whole_budget() / 4));
   }
 
   /// The optimizer is sharded where the plan has no room otherwise.

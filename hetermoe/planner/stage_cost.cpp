@@ -28,13 +28,28 @@ StageCosts::StageCosts(const Rates& rates, const PipelineOrder& order, std::vect
   dense_before_.push_back(0);
   for (i64 l = 0; l < model.num_layers; ++l)
     dense_before_.push_back(dense_before_.back() + (model.is_moe(l) ? 0 : 1));
+  std::vector<i64> next(rates.num_classes(), 0);
+  bool before = false;
   for (std::size_t s = 0; s < stages_.size(); ++s) {
     // Stages that are alike have one set of figures but for what is in flight.
-    const bool again = s > 0 && stages_[s] == stages_[s - 1];
+    keeps_to_nodes_ = keeps_to_nodes(stages_[s], next[stages_[s].cls]);
+    const bool again = s > 0 && stages_[s] == stages_[s - 1] && keeps_to_nodes_ == before;
     figures_.push_back(again ? figures_.back() : figures_of(stages_[s]));
+    before = keeps_to_nodes_;
+    next[stages_[s].cls] += stages_[s].count;
     const auto windows = static_cast<i64>(stages_.size() - s);
     figures_.back().in_flight = std::min(order.microbatches, windows * order.window);
   }
+}
+
+/// Stages of every group take whole nodes, or nodes hold whole stages. first: devices of the class in the
+/// stages before.
+bool StageCosts::keeps_to_nodes(const StageDevices& stage, i64 first) const {
+  const DeviceClass& cls = rates_.classes()[stage.cls];
+  const auto per_node = static_cast<i64>(cls.per_node);
+  const i64 of_group = order_.groups > 1 ? cls.size() / order_.groups : 0;
+  const i64 unit = std::min(stage.count, per_node);
+  return std::max(stage.count, per_node) % unit == 0 && first % unit == 0 && of_group % unit == 0;
 }
 
 double StageCosts::tokens(const StageDevices& stage) const {
@@ -105,12 +120,11 @@ Seconds StageCosts::exchange(const StageDevices& stage) const {
   if (stage.count == 1) return 0;
   const DeviceClass& cls = rates_.classes()[stage.cls];
   const double count = real(stage.count), per_node = cls.per_node;
-  const bool aligned = std::fmod(std::max(count, per_node), std::min(count, per_node)) == 0;
-  const double here = count > per_node ? per_node : aligned ? count : std::ceil(count / 2);
+  const double here = count > per_node ? per_node : keeps_to_nodes_ ? count : std::ceil(count / 2);
   const double rows = tokens(stage) * rates_.hit(owned(stage));
   const Bytes row = row_bytes(rates_.request().model, bytes_of(rates_.request().dtype));
   const Seconds inside = rows * (here - 1) * row / cls.local;
-  const Seconds outside = rows * (count - here) * row * per_node / cls.port * (aligned ? 1 : kSharedPort);
+  const Seconds outside = rows * (count - here) * row * per_node / cls.port * (keeps_to_nodes_ ? 1 : kSharedPort);
   const Seconds messages = cls.latency + rates_.request().software.peer_message * (count - 1);
   return std::max(inside, outside) + messages;
 }

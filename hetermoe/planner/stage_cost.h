@@ -57,6 +57,7 @@ class StageCosts {
   };
   Figures figures_of(const StageDevices& stage) const;
   Part layer(const StageDevices& stage, bool dense) const;
+  bool keeps_to_nodes(const StageDevices& stage, i64 first) const;
   Seconds exchange(const StageDevices& stage) const;
   Seconds end_of_step(const LayerRun& run) const;
   double tokens(const StageDevices& stage) const;  ///< of the fullest device
@@ -66,6 +67,7 @@ class StageCosts {
   const Rates& rates_;
   PipelineOrder order_;
   std::vector<StageDevices> stages_;
+  bool keeps_to_nodes_ = true;     // the stage whose figures are made
   Plan plan_;                      // figures alone, for the memory of ops
   std::vector<Figures> figures_;   // [stage]
   std::vector<i64> dense_before_;  // [layer] dense layers before it; [num_layers] all
