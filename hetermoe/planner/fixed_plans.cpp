@@ -10,8 +10,8 @@ namespace hetermoe {
 namespace {
 
 constexpr i64 kLargeCluster = 512;
-constexpr std::size_t kCounts = 9;     ///< of microbatches
-constexpr std::size_t kFewCounts = 3;  ///< in a large cluster, where fixed strategies do not win
+constexpr std::size_t kCounts = 9;      ///< of microbatches
+constexpr std::size_t kFewCounts = 3;   ///< in a large cluster, where fixed strategies do not win
 constexpr i64 kMostShares = 2'000'000;  ///< of a plan in a large cluster, about 50 MiB
 
 std::vector<i64> microbatch_counts(const PlanRequest& request) {

@@ -23,7 +23,8 @@ std::vector<i64> split_layers(i64 layers, i64 stages, const std::function<double
         const LayerRun run{stage, first, count};
         if (!allowed(run)) break;
         const double alone = cost(run), with_later = std::max(alone, later[idx(first + count)]);
-        if (with_later < here[idx(first)]) here[idx(first)] = with_later, chosen[idx(stage)][idx(first)] = count;
+        if (with_later < here[idx(first)])
+          here[idx(first)] = with_later, chosen[idx(stage)][idx(first)] = count;
         if (alone >= here[idx(first)]) break;  // longer runs cost no less
       }
     }

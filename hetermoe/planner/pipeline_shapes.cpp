@@ -15,12 +15,12 @@
 namespace hetermoe {
 namespace {
 
-constexpr std::size_t kWanted = 32;    ///< shapes that are split at least, if there are so many
+constexpr std::size_t kWanted = 32;       ///< shapes that are split at least, if there are so many
 constexpr double kWorthSplitting = 1.05;  ///< bound over the best estimate, of others
-constexpr i64 kMostUneven = 16;        ///< devices of a stage where one more or less matters
-constexpr i64 kFewGroups = 8;          ///< up to so many may leave devices over
-constexpr i64 kLeftOver = 16;          ///< at most a part of so many
-constexpr i64 kMostSequences = 8;      ///< of a microbatch on each device
+constexpr i64 kMostUneven = 16;           ///< devices of a stage where one more or less matters
+constexpr i64 kFewGroups = 8;             ///< up to so many may leave devices over
+constexpr i64 kLeftOver = 16;             ///< at most a part of so many
+constexpr i64 kMostSequences = 8;         ///< of a microbatch on each device
 
 /// Which classes follow each other along a pipeline: each alone, all in order, all the other way round.
 std::vector<std::vector<std::size_t>> class_orders(const Rates& rates) {
@@ -63,8 +63,8 @@ std::vector<i64> group_counts(const Rates& rates, const std::vector<std::size_t>
 
 using Stages = std::vector<StageDevices>;
 
-/// All ways to cut so many devices of each class into stages: equally many in each, what is left over idle or,
-/// of a single class, one more in each of the first stages, which have most microbatches in flight.
+/// All ways to cut so many devices of each class into stages: equally many in each, what is left over idle
+/// or, of a single class, one more in each of the first stages, which have most microbatches in flight.
 std::vector<Stages> stage_cuts(const std::vector<std::size_t>& order, const std::vector<i64>& devices,
                                i64 layers) {
   std::vector<Stages> all;
@@ -81,8 +81,18 @@ std::vector<Stages> stage_cuts(const std::vector<std::size_t>& order, const std:
     Stages stages;
     for (std::size_t c = 0; c < order.size(); ++c)
       stages.insert(stages.end(), idx(devices[c] / size), {order[c], size});
+    if (order.size() == 1) stages.resize(std::min(stages.size(), idx(layers)));
     const auto count = static_cast<i64>(stages.size());
-    if (count >= 2 && count <= layers) all.push_back(std::move(stages));
+    if (count < 2 || count > layers) continue;
+    all.push_back(stages);
+    // A last stage twice as large, for the head.
+    const i64 idle = devices.back() - std::count_if(stages.begin(), stages.end(), [&](const StageDevices& s) {
+                                        return s.cls == order.back();
+                                      }) * size;
+    if (idle < size && (count < 3 || stages[idx(count - 2)].cls != order.back())) continue;
+    if (idle < size) stages.pop_back();
+    stages.back().count += size;
+    all.push_back(std::move(stages));
   }
   return all;
 }
@@ -213,7 +223,8 @@ class Ranker {
 /// [device of a stage, stage after stage] of one of the groups, each of which has as many of every class.
 std::vector<DeviceId> devices_of(const Rates& rates, const PipelineShape& shape, i64 group) {
   std::vector<i64> next(rates.num_classes());
-  for (std::size_t c = 0; c < next.size(); ++c) next[c] = group * (rates.classes()[c].size() / shape.order.groups);
+  for (std::size_t c = 0; c < next.size(); ++c)
+    next[c] = group * (rates.classes()[c].size() / shape.order.groups);
   std::vector<DeviceId> devices;
   for (const StageDevices& stage : shape.stages) {
     const auto from = rates.classes()[stage.cls].devices.begin() + next[stage.cls];

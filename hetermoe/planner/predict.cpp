@@ -42,14 +42,6 @@ std::size_t period_of(const Group& group) {
   return 0;
 }
 
-/// Runs of layers with the same shares.
-i64 num_stages(const Group& group) {
-  i64 stages = 1;
-  for (std::size_t l = 1; l < group.layers.size(); ++l)
-    stages += group.layers[l].attention != group.layers[l - 1].attention ? 1 : 0;
-  return stages;
-}
-
 void keep_first(Shares& shares, std::size_t rows) {
   if (shares.size() > 1) shares.resize(rows);
 }
@@ -58,6 +50,15 @@ double tokens_of(const Plan& plan) { return static_cast<double>(total_sequences(
 
 }  // namespace
 
+std::vector<i64> stage_layers(const Group& group) {
+  std::vector<i64> layers;
+  for (std::size_t l = 0; l < group.layers.size(); ++l) {
+    if (l == 0 || group.layers[l].attention != group.layers[l - 1].attention) layers.push_back(0);
+    ++layers.back();
+  }
+  return layers;
+}
+
 std::vector<Repeat> repeated_windows(const Plan& plan) {
   std::vector<Repeat> repeats;
   const bool pipeline = plan.order == OrderPolicy::kOneFOneB;
@@ -65,7 +66,7 @@ std::vector<Repeat> repeated_windows(const Plan& plan) {
   bool any = false;
   for (const Group& group : plan.groups) {
     const auto period = static_cast<i64>(period_of(group));
-    const i64 run = kShortRun + (pipeline ? 2 * num_stages(group) : 0);
+    const i64 run = kShortRun + (pipeline ? 2 * static_cast<i64>(stage_layers(group).size()) : 0);
     Repeat repeat;
     repeat.unit = period > 0 ? std::lcm(period, std::max(i64{1}, i64{plan.window})) : 0;
     const auto count = static_cast<i64>(group.microbatches.size());

@@ -23,15 +23,15 @@ namespace hetermoe {
 namespace {
 
 constexpr i64 kNoLimit = 1 << 30;
-constexpr double kBinds = 0.995;      ///< a bound binds when estimates without it are lower by more
-constexpr double kWorthMore = 0.995;  ///< the search goes on when the step is lower by more
-constexpr i64 kMostInParts = 300;     ///< devices of a cluster that is searched in parts, too, and longer
-constexpr i64 kPipelines = 16;        ///< that are simulated
-constexpr i64 kLeastInStages = 16;    ///< devices of a cluster where pipelines are weighed beside others
-constexpr i64 kPipelinesAlike = 3;    ///< of as many stages in as many groups
+constexpr double kBinds = 0.995;        ///< a bound binds when estimates without it are lower by more
+constexpr double kWorthMore = 0.995;    ///< the search goes on when the step is lower by more
+constexpr i64 kMostInParts = 300;       ///< devices of a cluster that is searched in parts, too, and longer
+constexpr i64 kPipelines = 16;          ///< that are simulated
+constexpr i64 kLeastInStages = 16;      ///< devices of a cluster where pipelines are weighed beside others
+constexpr i64 kPipelinesAlike = 3;      ///< of as many stages in as many groups
 constexpr double kPipelineRatio = 1.1;  ///< estimate over the best step, of those that are
 constexpr Seconds kNever = std::numeric_limits<Seconds>::infinity();
-constexpr i64 kLeastGoingOn = 24;     ///< devices of a cluster where searching longer finds something
+constexpr i64 kLeastGoingOn = 24;  ///< devices of a cluster where searching longer finds something
 
 /// How wide the search is. Rounds go on while the budget lasts: on small instances, where simulations are
 /// cheap, to the sketches that the estimate misjudges.
@@ -125,7 +125,7 @@ class Search {
       if (&round == kRounds) simulate_fixed();
       improve(round);
     }
-    if (evaluator_.size() == 0) simulate_pipelines();
+    if (evaluator_.size() == 0) simulate_pipelines(), improve(kRounds[0]);
     if (evaluator_.size() == 0) simulate_any();
     go_on();
   }
@@ -371,7 +371,7 @@ class Search {
 
   /// Each device has some layers alone. What they take of the budget others get back, up to a part of it.
   void simulate_pipelines() {
-    const i64 before = evaluator_.best(), budget = evaluator_.budget();
+    const i64 budget = evaluator_.budget();
     const PipelineRanking ranking = rank_pipelines(evaluator_.rates(), has_best() ? best_step() : kNever);
     num_pipelines_ = ranking.num_weighed;
     i64 left = kPipelines;
@@ -388,7 +388,6 @@ class Search {
       for (std::size_t i = 0; i < ranking.shapes.size() && !has_best(); ++i)
         evaluator_.evaluate(make_pipeline(evaluator_.rates(), ranking.shapes[i]));
     }
-    if (evaluator_.best() != before) improve(kRounds[0]);
     evaluator_.add_budget(std::min(budget - evaluator_.budget(), evaluator_.whole_budget() / 4));
   }
 

@@ -11,7 +11,7 @@
 namespace hetermoe {
 namespace {
 
-constexpr double kExposed = 0.15;   ///< of the shorter of two things that hide each other
+constexpr double kExposed = 0.15;    ///< of the shorter of two things that hide each other
 constexpr double kSharedPort = 1.5;  ///< load of the port of a node that stages share in unequal parts
 
 i64 ceil_div(i64 a, i64 b) { return (a + b - 1) / b; }
@@ -124,7 +124,8 @@ Seconds StageCosts::exchange(const StageDevices& stage) const {
   const double rows = tokens(stage) * rates_.hit(owned(stage));
   const Bytes row = row_bytes(rates_.request().model, bytes_of(rates_.request().dtype));
   const Seconds inside = rows * (here - 1) * row / cls.local;
-  const Seconds outside = rows * (count - here) * row * per_node / cls.port * (keeps_to_nodes_ ? 1 : kSharedPort);
+  const Seconds outside =
+      rows * (count - here) * row * per_node / cls.port * (keeps_to_nodes_ ? 1 : kSharedPort);
   const Seconds messages = cls.latency + rates_.request().software.peer_message * (count - 1);
   return std::max(inside, outside) + messages;
 }

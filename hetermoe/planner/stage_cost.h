@@ -30,8 +30,8 @@ class StageCosts {
   /// Keeps a reference to the rates.
   StageCosts(const Rates& rates, const PipelineOrder& order, std::vector<StageDevices> stages);
 
-  /// Of a window of microbatches, forward and backward, when nothing but the stage's own microbatches hides its
-  /// exchanges.
+  /// Of a window of microbatches, forward and backward, when nothing but the stage's own microbatches hides
+  /// its exchanges.
   Seconds time(const LayerRun& run) const;
   /// Of the fullest device, as estimate_memory() says.
   Bytes memory(const LayerRun& run) const;
