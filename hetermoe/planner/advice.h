@@ -17,8 +17,8 @@ struct Shortfall {
   Bytes states = 0;    ///< of all parameters, each on one device
   /// The pipeline that lacks least; empty = none can be made. Then not all of a model needs to be on a device
   /// with attention.
-  std::optional<PipelineMiss> pipeline;
-  std::string type;  ///< of the devices that lack it
+  std::optional<PipelineMiss> pipeline = {};
+  std::string type = {};  ///< of the devices that lack it
 };
 Shortfall shortfall(const Rates& rates);
 

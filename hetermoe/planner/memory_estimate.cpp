@@ -69,15 +69,24 @@ class GroupMemory {
   }
 
   void add_to(std::vector<Bytes>& memory) {
-    for_sources(group_.embed, [&](Use& use, double) { use.add(counts_.embedding, replicas_.embed); });
+    for_sources(group_.embed, [&](Use& use, double) {
+      use.add(counts_.embedding, replicas_.embed);
+      if (is_shared(group_.embed)) use.reduces(real(counts_.embedding));
+    });
     for (std::size_t l = 0; l < group_.layers.size(); ++l) add_layer(l);
     for_sources(group_.head, [&](Use& use, double tokens) {
       use.add(counts_.head, replicas_.head);
-      use.add(head_memory(model_, tokens, use.element), in_flight(group_.layers.size()));
+      if (is_shared(group_.head)) use.reduces(real(counts_.head));
+      use.add(use.attention, head_memory(model_, tokens, use.element), in_flight(group_.layers.size()),
+              in_wave());
     });
     for (const DeviceId device : group_.devices) {
       const Use& use = use_[idx(device)];
-      memory[idx(device)] += use.sum + use.saved + use.largest;
+      const OpMemory ops = both(use.attention, use.experts);
+      memory[idx(device)] += use.sum + (plan_.order == OrderPolicy::kOneFOneB
+                                            ? stage_memory(ops, use.of_window, use.reduction, in_wave(),
+                                                           plan_.recompute == Recompute::kResend)
+                                            : ops.saved + ops.largest);
     }
   }
 
@@ -87,18 +96,27 @@ class GroupMemory {
     Bytes element = 2;  ///< of a number
     StateBytes state;   ///< of a parameter
     void add(i64 parameters, double replicas) { sum += real(parameters) * state.total(replicas); }
-    void add(const OpMemory& op, double in_flight) {
-      saved += in_flight * op.saved;
-      largest = std::max(largest, op.largest);
+    void reduces(double parameters) {
+      reduction = std::max(reduction, reduction_bytes(parameters, state.gradients));
     }
-    Bytes sum = 0, saved = 0, largest = 0;  ///< states, what backward starts from, working set of one op
+    void add(OpMemory& ops, OpMemory op, double in_flight, double window) {
+      of_window += window * op.saved;
+      op.saved *= in_flight;
+      ops.add_layers(op, 1);
+    }
+    Bytes sum = 0;                       ///< states
+    OpMemory attention, experts;         ///< `saved` of all microbatches in flight; the head with attention
+    Bytes of_window = 0, reduction = 0;  ///< as in stage_memory()
   };
 
   void add_layer(std::size_t l) {
     const auto layer = static_cast<i64>(l);
+    const bool shared = is_shared(group_.layers[l].attention);
     for_sources(group_.layers[l].attention, [&](Use& use, double tokens) {
       use.add(counts_.attention_part[l], replicas_.attention[l]);
-      use.add(attention_memory(plan_, model_, layer, tokens, use.element, in_wave()), in_flight(l));
+      if (shared) use.reduces(real(counts_.attention_part[l]));
+      use.add(use.attention, attention_memory(plan_, model_, layer, tokens, use.element), in_flight(l),
+              in_wave());
     });
     add_experts(l);
   }
@@ -117,7 +135,8 @@ class GroupMemory {
       if (share <= 0) continue;
       const double copies =
           real(model_.top_k) * share / real(model_.num_experts) * real(largest_microbatch() * plan_.seq_len);
-      use.add(experts_memory(plan_, model_, copies, use.element, in_wave()), in_flight(layer));
+      if (plan_.groups.size() > 1) use.reduces(share * real(counts_.expert));
+      use.add(use.experts, experts_memory(plan_, model_, copies, use.element), in_flight(layer), in_wave());
     }
   }
 
@@ -137,6 +156,10 @@ class GroupMemory {
     }
   }
 
+  /// Several devices hold what these shares say, of a pipeline: elsewhere it is not asked.
+  bool is_shared(const Shares& shares) const {
+    return plan_.order == OrderPolicy::kOneFOneB && (plan_.groups.size() > 1 || num_listed(shares) > 1);
+  }
   i64 largest_microbatch() const {
     return *std::max_element(group_.microbatches.begin(), group_.microbatches.end());
   }
@@ -144,11 +167,9 @@ class GroupMemory {
   double in_flight(std::size_t layer) const {
     return real(traits_of(plan_.order).in_flight(plan_, group_, layer));
   }
-  /// Microbatches that go through a layer together.
+  /// Microbatches that go through a stage of a pipeline together.
   double in_wave() const {
-    const auto all = static_cast<i64>(group_.microbatches.size());
-    const i64 none = plan_.order == OrderPolicy::kOneFOneB ? 1 : all;
-    return real(std::min<i64>(all, plan_.window > 0 ? plan_.window : none));
+    return real(std::min(static_cast<i64>(group_.microbatches.size()), std::max(i64{1}, i64{plan_.window})));
   }
 
   const Plan& plan_;
@@ -167,29 +188,62 @@ ActivationOptions options_of(const Plan& figures, Bytes element) {
 
 }  // namespace
 
+void OpMemory::add_layers(const OpMemory& layer, double layers) {
+  saved += layers * layer.saved;
+  largest = std::max(largest, layer.largest);
+  again = std::max(again, layer.again);
+  exchanged = std::max(exchanged, layer.exchanged);
+  gradients = std::max(gradients, layer.gradients);
+}
+
+OpMemory both(const OpMemory& attention, const OpMemory& experts) {
+  return {attention.saved + experts.saved, std::max(attention.largest, experts.largest),
+          attention.again + experts.again, attention.exchanged + experts.exchanged,
+          attention.gradients + experts.gradients};
+}
+
 OpMemory attention_memory(const Plan& figures, const ModelConfig& model, i64 layer, double tokens,
-                          Bytes element, double in_wave) {
+                          Bytes element) {
   const ActivationOptions options = options_of(figures, element);
   const double copies = model.is_moe(layer) ? real(model.top_k) : 0;
   const bool again = model.is_moe(layer) && figures.recompute == Recompute::kResend;
-  const Bytes work = attention_work_bytes(model, layer, options);
-  // Besides the op's own set: rows sent and returned, and the gradients of both.
-  return {tokens * attention_saved_bytes(model, layer, options),
-          tokens * ((again ? in_wave : 1) * work + (2 + 2 * copies) * row_bytes(model, element))};
+  const Bytes work = tokens * attention_work_bytes(model, layer, options);
+  OpMemory out;
+  out.saved = tokens * attention_saved_bytes(model, layer, options);
+  // Rows sent and returned, and the gradients of both.
+  out.exchanged = tokens * (2 + 2 * copies) * row_bytes(model, element);
+  out.largest = work + out.exchanged;
+  out.again = again ? work : 0;
+  out.gradients = tokens * attention_gradient_bytes(model, element) +
+                  real(layer_weights(model, layer).attention_part()) * element;
+  return out;
 }
 
-OpMemory experts_memory(const Plan& figures, const ModelConfig& model, double copies, Bytes element,
-                        double in_wave) {
-  const Bytes saved = copies * expert_saved_bytes(model, options_of(figures, element));
-  const Bytes largest = copies / figures.chunks * (expert_work_bytes(model, element) * 1.5) +
-                        copies * 3 * row_bytes(model, element);
-  if (figures.recompute != Recompute::kResend) return {saved, largest};
+OpMemory experts_memory(const Plan& figures, const ModelConfig& model, double copies, Bytes element) {
+  OpMemory out;
+  out.saved = copies * expert_saved_bytes(model, options_of(figures, element));
+  out.exchanged = copies * 3 * row_bytes(model, element);
+  out.largest = copies / figures.chunks * (expert_work_bytes(model, element) * 1.5) + out.exchanged;
+  if (figures.recompute != Recompute::kResend || figures.order != OrderPolicy::kOneFOneB) return out;
   // Rows are dropped after forward; those of one layer come again.
-  return {0, largest + in_wave * (saved + copies * expert_kept_bytes(model, element))};
+  out.again = out.saved + copies * expert_kept_bytes(model, element);
+  out.saved = 0;
+  return out;
 }
 
 OpMemory head_memory(const ModelConfig& model, double tokens, Bytes element) {
-  return {tokens * row_bytes(model, element), tokens * head_work_bytes(model, element)};
+  OpMemory out;
+  out.saved = tokens * row_bytes(model, element);
+  out.largest = tokens * head_work_bytes(model, element);
+  return out;
+}
+
+Bytes reduction_bytes(double parameters, Bytes gradient) { return 2 * parameters * gradient; }
+
+Bytes stage_memory(const OpMemory& ops, Bytes of_window, Bytes reduction, double window, bool resends) {
+  const double others = window - (resends ? 0 : 1);
+  return std::max(ops.saved, of_window + reduction) + ops.largest + window * ops.again +
+         others * ops.exchanged + ops.gradients;
 }
 
 std::vector<Bytes> estimate_memory(const Plan& plan, const ModelConfig& model,

@@ -158,7 +158,9 @@ class Ranker {
     const i64 each = (request_.sequences + cut.groups - 1) / cut.groups;
     i64 devices = cut.stages[0].count;
     for (const StageDevices& stage : cut.stages) devices = std::min(devices, stage.count);
-    order.microbatches = (each + sequences * devices - 1) / (sequences * devices);
+    // Groups with a sequence less have as many microbatches.
+    order.microbatches = std::min((each + sequences * devices - 1) / (sequences * devices),
+                                  std::max(i64{1}, request_.sequences / cut.groups));
     order.largest = (each + order.microbatches - 1) / order.microbatches;
     order.shard_optimizer = request_.limits.shard_optimizer;
     return order;

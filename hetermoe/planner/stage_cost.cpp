@@ -25,6 +25,7 @@ StageCosts::StageCosts(const Rates& rates, const PipelineOrder& order, std::vect
   const ModelConfig& model = rates.request().model;
   plan_ = blank_plan(rates.request(), order.recompute);
   plan_.dtype.resize(1);
+  plan_.order = OrderPolicy::kOneFOneB;
   dense_before_.push_back(0);
   for (i64 l = 0; l < model.num_layers; ++l)
     dense_before_.push_back(dense_before_.back() + (model.is_moe(l) ? 0 : 1));
@@ -70,10 +71,16 @@ StageCosts::Figures StageCosts::figures_of(const StageDevices& stage) const {
   if (request.model.num_moe_layers() < request.model.num_layers) f.dense = layer(stage, true);
   f.embed.states = real(rates_.counts().embedding) * each;
   f.head.states = real(rates_.counts().head) * each;
+  if (order_.groups * stage.count > 1) {
+    f.embed.reduction = reduction_bytes(real(rates_.counts().embedding), state.gradients);
+    f.head.reduction = reduction_bytes(real(rates_.counts().head), state.gradients);
+  }
   f.head.memory = head_memory(request.model, tokens(stage), element);
   f.head.seconds = order_.window * rates_.head(stage.cls, real(ceil_div(order_.largest, stage.count)));
   const DeviceClass& cls = rates_.classes()[stage.cls];
-  f.move = tokens(stage) * row_bytes(request.model, element) * cls.per_node / cls.port + cls.latency;
+  // Of a node, the devices of one stage send to the next node at once.
+  const double together = std::min(real(stage.count), cls.per_node);
+  f.move = tokens(stage) * row_bytes(request.model, element) * together / cls.port + cls.latency;
   return f;
 }
 
@@ -89,8 +96,10 @@ StageCosts::Part StageCosts::layer(const StageDevices& stage, bool dense) const 
   const LayerCost attention =
       rates_.attention_of(stage.cls, real(ceil_div(order_.largest, stage.count)), order_.recompute, dense);
   Part part;
-  part.states = real(rates_.counts().attention_part[idx(number)]) * total(groups * real(stage.count));
-  part.memory = attention_memory(plan_, model, number, tokens(stage), element, window);
+  const auto parameters = real(rates_.counts().attention_part[idx(number)]);
+  part.states = parameters * total(groups * real(stage.count));
+  if (order_.groups * stage.count > 1) part.reduction = reduction_bytes(parameters, state.gradients);
+  part.memory = attention_memory(plan_, model, number, tokens(stage), element);
   if (dense) {
     part.seconds = window * attention.sum();
     return part;
@@ -98,10 +107,10 @@ StageCosts::Part StageCosts::layer(const StageDevices& stage, bool dense) const 
   const double mean = real(order_.largest * rates_.request().seq_len * model.top_k) / real(model.num_experts);
   const double copies = mean * owned(stage);
   const LayerCost experts = rates_.experts(stage.cls, copies, owned(stage), order_.recompute);
-  const OpMemory of_experts = experts_memory(plan_, model, copies, element, window);
-  part.states += owned(stage) * real(rates_.counts().expert) * total(groups);
-  part.memory.saved += of_experts.saved;
-  part.memory.largest = std::max(part.memory.largest, of_experts.largest);
+  const double held = owned(stage) * real(rates_.counts().expert);
+  part.states += held * total(groups);
+  if (order_.groups > 1) part.reduction = std::max(part.reduction, reduction_bytes(held, state.gradients));
+  part.memory = both(part.memory, experts_memory(plan_, model, copies, element));
   const Seconds trip = 2 * exchange(stage);
   const auto of_pass = [&](Seconds computes, double trips) {
     const Seconds chain = computes + trips * trip;
@@ -141,18 +150,22 @@ Seconds StageCosts::time(const LayerRun& run) const {
 Bytes StageCosts::memory(const LayerRun& run) const {
   const Figures& f = figures_[idx(run.stage)];
   const i64 dense = dense_before_[idx(run.first + run.count)] - dense_before_[idx(run.first)];
-  Bytes states = 0, saved = 0, largest = 0;
+  Bytes states = 0, reduction = 0;
+  OpMemory ops;
   const auto add = [&](const Part& part, double times) {
     if (times <= 0) return;
     states += times * part.states;
-    saved += times * part.memory.saved;
-    largest = std::max(largest, part.memory.largest);
+    reduction = std::max(reduction, part.reduction);
+    ops.add_layers(part.memory, times);
   };
   add(f.dense, real(dense));
   add(f.moe, real(run.count - dense));
   if (run.first == 0) add(f.embed, 1);
   if (run.first + run.count == rates_.request().model.num_layers) add(f.head, 1);
-  return states + real(f.in_flight) * saved + largest;
+  const double window = real(std::min<i64>(order_.window, order_.microbatches));
+  const Bytes of_window = window * ops.saved;
+  ops.saved *= real(f.in_flight);
+  return states + stage_memory(ops, of_window, reduction, window, order_.recompute == Recompute::kResend);
 }
 
 i64 StageCosts::windows() const { return ceil_div(order_.microbatches, order_.window); }

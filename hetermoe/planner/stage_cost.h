@@ -48,6 +48,7 @@ class StageCosts {
   struct Part {
     Seconds seconds = 0;  ///< of a window, forward and backward
     Bytes states = 0;     ///< of the fullest device
+    Bytes reduction = 0;  ///< as reduction_bytes()
     OpMemory memory;
   };
   struct Figures {
