@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "hetermoe/base/index.h"
+#include "hetermoe/base/words.h"
 #include "hetermoe/model/op_cost.h"
 #include "hetermoe/planner/continuous_split.h"
 #include "hetermoe/planner/memory_estimate.h"
@@ -48,6 +49,10 @@ Shortfall shortfall(const Rates& rates) {
   out.replicated = rates.attention_parameters() * state.total(real(most_replicas(rates.request())));
   out.sequence = attention_need(rates);
   out.experts = real(model.num_moe_layers() * model.num_experts * rates.counts().expert) * state.total();
+  out.states = out.experts + rates.attention_parameters() * state.total();
+  out.pipeline = nearest_pipeline(rates);
+  if (out.pipeline)
+    out.type = rates.request().cluster.types[idx(rates.classes()[out.pipeline->cls].type)].name;
   for (std::size_t c = 0; c < rates.num_classes(); ++c) {
     const Bytes usable = std::max(0.0, rates.usable_memory(c));
     out.largest = std::max(out.largest, usable);
@@ -56,7 +61,28 @@ Shortfall shortfall(const Rates& rates) {
   return out;
 }
 
+namespace {
+
+/// Where layers can be on devices of their own, memory of all devices counts.
+std::string advice_on_pipelines(const Shortfall& s) {
+  const std::string all = fmt::format("All states take {:.1f} GiB, and all devices have {:.1f} GiB usable",
+                                      gib(s.states), gib(s.total));
+  if (s.states > s.total) {
+    return fmt::format("{}: {:.1f} GiB are missing, more or larger devices or a smaller model help", all,
+                       gib(s.states - s.total));
+  }
+  const PipelineMiss& miss = *s.pipeline;
+  return fmt::format(
+      "{}. The nearest miss is a pipeline of {} stages in {}, whose fullest device ({}) needs {:.1f} GiB of "
+      "{:.1f} GiB usable, {:.1f} GiB too much: more or larger devices, or shorter sequences help",
+      all, miss.stages, counted(miss.groups, "group"), s.type, gib(miss.need), gib(miss.usable),
+      gib(miss.need - miss.usable));
+}
+
+}  // namespace
+
 std::string advice(const Shortfall& s) {
+  if (s.pipeline) return advice_on_pipelines(s);
   if (s.replicated > s.largest) {
     return fmt::format(
         "Every device with attention holds weights and gradients of embedding, attention and head, {:.1f} "

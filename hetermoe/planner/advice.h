@@ -1,7 +1,7 @@
 #pragma once
 #include <string>
 
-#include "hetermoe/planner/rates.h"
+#include "hetermoe/planner/pipeline_shapes.h"
 
 namespace hetermoe {
 
@@ -14,6 +14,11 @@ struct Shortfall {
   Bytes experts = 0;   ///< states of all experts, on all devices together
   Bytes largest = 0;   ///< usable on the largest device
   Bytes total = 0;     ///< usable on all devices
+  Bytes states = 0;    ///< of all parameters, each on one device
+  /// The pipeline that lacks least; empty = none can be made. Then not all of a model needs to be on a device
+  /// with attention.
+  std::optional<PipelineMiss> pipeline = {};
+  std::string type = {};  ///< of the devices that lack it
 };
 Shortfall shortfall(const Rates& rates);
 

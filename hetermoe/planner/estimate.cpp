@@ -83,16 +83,6 @@ class GroupEstimate {
     backward.lane = std::max(backward.lane, attention.backward + experts.backward);
   }
 
-  /// Probability that a token has an expert on a device with `owned` of them.
-  double hit(double owned) const {
-    double miss = 1;
-    for (i64 k = 0; k < model_.top_k; ++k) {
-      const double left = real(model_.num_experts - k);
-      miss *= std::max(0.0, left - owned) / left;
-    }
-    return 1 - miss;
-  }
-
   /// Devices of a class that this group has on one node, spread evenly, and what they do together.
   struct OnNode {
     double devices = 0, groups = 1;  ///< groups: that share the node's port
@@ -114,7 +104,7 @@ class GroupEstimate {
       const double there = node.devices * part.count / of_group;
       // Some node has one device with attention more than others, and whole sequences of each microbatch.
       node.tokens += whole(std::ceil(there - 1e-9) * part.sequences);
-      node.rows += there * hit(part.owned);
+      node.rows += there * rates_.hit(part.owned);
     }
     return node;
   }
@@ -127,7 +117,7 @@ class GroupEstimate {
   void transfers(LayerTime& out) const {
     double rows = 0, devices = 0;  // rows per token, all owners
     for (const Part& part : parts_) {
-      rows += part.count * hit(part.owned);
+      rows += part.count * rates_.hit(part.owned);
       devices += part.count;
     }
     if (devices <= 1) return;
@@ -142,7 +132,7 @@ class GroupEstimate {
     };
     for (const Part& part : parts_) {
       const DeviceClass& cls = rates_.classes()[part.cls];
-      const double mine = hit(part.owned), own = whole(part.sequences);
+      const double mine = rates_.hit(part.owned), own = whole(part.sequences);
       OnNode node{.tokens = tokens, .rows = rows};
       if (!one_node_) {
         node = on_node(part.cls);

@@ -50,7 +50,7 @@ std::string family(const Plan& plan, const std::vector<std::string>& roles) {
   std::set<std::string> present(roles.begin(), roles.end());
   present.erase("idle");
   const std::string by_order = traits_of(plan.order).plan_name;
-  if (!by_order.empty()) return by_order;
+  if (!by_order.empty()) return fmt::format("{} of {} stages", by_order, stage_layers(plan.groups[0]).size());
   const auto used =
       std::count_if(roles.begin(), roles.end(), [](const std::string& r) { return r != "idle"; });
   const bool overlapped = plan.window != 1 && plan.groups[0].microbatches.size() > 1;

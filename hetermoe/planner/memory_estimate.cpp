@@ -72,17 +72,23 @@ class GroupMemory {
   void add_to(std::vector<Bytes>& memory) {
     for_sources(group_.embed, [&](Use& use, double) {
       use.add(counts_.embedding, replicas_.embed, home_of(group_, UnitPart::kEmbed, -1));
+      if (is_shared(group_.embed)) use.reduces(real(counts_.embedding));
     });
     for (std::size_t l = 0; l < group_.layers.size(); ++l) add_layer(l);
     for_sources(group_.head, [&](Use& use, double tokens) {
       use.add(counts_.head, replicas_.head, home_of(group_, UnitPart::kHead, -1));
-      use.saved += in_flight(group_.layers.size()) * tokens * row_bytes(model_, use.element);
-      use.largest = std::max(use.largest, tokens * head_work_bytes(model_, use.element));
+      if (is_shared(group_.head)) use.reduces(real(counts_.head));
+      use.add(use.attention, head_memory(model_, tokens, use.element), in_flight(group_.layers.size()),
+              in_wave());
     });
     for (const DeviceId device : group_.devices) {
       const Use& use = use_[idx(device)];
-      memory[idx(device)] += use.sum + use.saved + use.largest + plan_.slots.attention * use.attention_visit +
-                             plan_.slots.experts * use.experts_visit;
+      const OpMemory ops = both(use.attention, use.experts);
+      memory[idx(device)] += use.sum + plan_.slots.attention * use.attention_visit +
+                             plan_.slots.experts * use.experts_visit + (plan_.order == OrderPolicy::kOneFOneB
+                                            ? stage_memory(ops, use.of_window, use.reduction, in_wave(),
+                                                           plan_.recompute == Recompute::kResend)
+                                            : ops.saved + ops.largest);
     }
   }
 
@@ -98,25 +104,32 @@ class GroupMemory {
     }
     Bytes resident() const { return state.weights + state.gradients; }
     Bytes attention_visit = 0, experts_visit = 0;  ///< of the layer that has most, where weights visit
-    Bytes sum = 0, saved = 0, largest = 0;  ///< states, what backward starts from, working set of one op
+    void reduces(double parameters) {
+      reduction = std::max(reduction, reduction_bytes(parameters, state.gradients));
+    }
+    void add(OpMemory& ops, OpMemory op, double in_flight, double window) {
+      of_window += window * op.saved;
+      op.saved *= in_flight;
+      ops.add_layers(op, 1);
+    }
+    Bytes sum = 0;                       ///< states
+    OpMemory attention, experts;         ///< `saved` of all microbatches in flight; the head with attention
+    Bytes of_window = 0, reduction = 0;  ///< as in stage_memory()
   };
 
   void add_layer(std::size_t l) {
     const auto layer = static_cast<i64>(l);
-    const double copies = model_.is_moe(layer) ? real(model_.top_k) : 0;
+    const bool shared = is_shared(group_.layers[l].attention);
     for_sources(group_.layers[l].attention, [&](Use& use, double tokens) {
-      const ActivationOptions options = options_of(use, l);
       const Home home = home_of(group_, UnitPart::kAttention, static_cast<i32>(l));
       if (home.weights == Residence::kHost) {
         use.attention_visit = std::max(use.attention_visit, real(counts_.attention_part[l]) * use.resident());
       } else {
         use.add(counts_.attention_part[l], replicas_.attention[l], home);
       }
-      use.saved += in_flight(l) * tokens * attention_saved_bytes(model_, layer, options);
-      // Besides the op's own set: rows sent and returned, and the gradients of both.
-      const Bytes left = leaves_weights() ? attention_left_bytes(model_, layer, use.element) : 0;
-      use.largest = std::max(use.largest, tokens * (attention_work_bytes(model_, layer, options) + left +
-                                                    (2 + 2 * copies) * row_bytes(model_, use.element)));
+      if (shared) use.reduces(real(counts_.attention_part[l]));
+      use.add(use.attention, attention_memory(plan_, recompute(l), model_, layer, tokens, use.element),
+              in_flight(l), in_wave());
     });
     add_experts(l);
   }
@@ -143,15 +156,13 @@ class GroupMemory {
       if (share <= 0) continue;
       const double copies =
           real(model_.top_k) * share / real(model_.num_experts) * real(largest_microbatch() * plan_.seq_len);
-      use.saved += in_flight(layer) * copies * expert_saved_bytes(model_, options_of(use, layer));
+      if (plan_.groups.size() > 1) use.reduces(share * real(counts_.expert));
+      OpMemory op = experts_memory(plan_, recompute(layer), model_, copies, use.element);
       // Where a device also computes attention, what is left waits for the dispatch of the whole window.
-      const Bytes left = leaves_weights()
-                             ? in_flight(layer) * copies *
-                                   (expert_left_bytes(model_, use.element) + row_bytes(model_, use.element))
-                             : 0;
-      use.largest =
-          std::max(use.largest, copies / plan_.chunks * (expert_work_bytes(model_, use.element) * 1.5) +
-                                    copies * 3 * row_bytes(model_, use.element) + left);
+      if (plan_.weight_gradients == WeightGradients::kAfter)
+        op.largest += in_flight(layer) * copies *
+                      (expert_left_bytes(model_, use.element) + row_bytes(model_, use.element));
+      use.add(use.experts, op, in_flight(layer), in_wave());
     }
   }
 
@@ -171,17 +182,21 @@ class GroupMemory {
     }
   }
 
-  ActivationOptions options_of(const Use& use, std::size_t layer) const {
-    const bool kept = keeps_activations(group_.layers[layer].recompute.value_or(plan_.recompute));
-    return {use.element, !kept, false, plan_.seq_len};
+  Recompute recompute(std::size_t layer) const { return group_.layers[layer].recompute.value_or(plan_.recompute); }
+  /// Several devices hold what these shares say, of a pipeline: elsewhere it is not asked.
+  bool is_shared(const Shares& shares) const {
+    return plan_.order == OrderPolicy::kOneFOneB && (plan_.groups.size() > 1 || num_listed(shares) > 1);
   }
-  bool leaves_weights() const { return plan_.weight_gradients == WeightGradients::kAfter; }
   i64 largest_microbatch() const {
     return *std::max_element(group_.microbatches.begin(), group_.microbatches.end());
   }
   /// Microbatches of a layer between forward and backward at once.
   double in_flight(std::size_t layer) const {
     return real(traits_of(plan_.order).in_flight(plan_, group_, layer));
+  }
+  /// Microbatches that go through a stage of a pipeline together.
+  double in_wave() const {
+    return real(std::min(static_cast<i64>(group_.microbatches.size()), std::max(i64{1}, i64{plan_.window})));
   }
 
   const Plan& plan_;
@@ -194,7 +209,72 @@ class GroupMemory {
   std::vector<double> share_;  // [device] scratch of add_experts()
 };
 
+ActivationOptions options_of(const Plan& figures, Recompute recompute, Bytes element) {
+  return {element, !keeps_activations(recompute), false, figures.seq_len};
+}
+
 }  // namespace
+
+void OpMemory::add_layers(const OpMemory& layer, double layers) {
+  saved += layers * layer.saved;
+  largest = std::max(largest, layer.largest);
+  again = std::max(again, layer.again);
+  exchanged = std::max(exchanged, layer.exchanged);
+  gradients = std::max(gradients, layer.gradients);
+}
+
+OpMemory both(const OpMemory& attention, const OpMemory& experts) {
+  return {attention.saved + experts.saved, std::max(attention.largest, experts.largest),
+          attention.again + experts.again, attention.exchanged + experts.exchanged,
+          attention.gradients + experts.gradients};
+}
+
+OpMemory attention_memory(const Plan& figures, Recompute recompute, const ModelConfig& model, i64 layer,
+                          double tokens, Bytes element) {
+  const ActivationOptions options = options_of(figures, recompute, element);
+  const double copies = model.is_moe(layer) ? real(model.top_k) : 0;
+  const bool again = model.is_moe(layer) && recompute == Recompute::kResend;
+  const bool leaves = figures.weight_gradients == WeightGradients::kAfter;
+  const Bytes left = leaves ? attention_left_bytes(model, layer, element) : 0;
+  const Bytes work = tokens * (attention_work_bytes(model, layer, options) + left);
+  OpMemory out;
+  out.saved = tokens * attention_saved_bytes(model, layer, options);
+  // Rows sent and returned, and the gradients of both.
+  out.exchanged = tokens * (2 + 2 * copies) * row_bytes(model, element);
+  out.largest = work + out.exchanged;
+  out.again = again ? work : 0;
+  out.gradients = tokens * attention_gradient_bytes(model, element) +
+                  real(layer_weights(model, layer).attention_part()) * element;
+  return out;
+}
+
+OpMemory experts_memory(const Plan& figures, Recompute recompute, const ModelConfig& model, double copies,
+                        Bytes element) {
+  OpMemory out;
+  out.saved = copies * expert_saved_bytes(model, options_of(figures, recompute, element));
+  out.exchanged = copies * 3 * row_bytes(model, element);
+  out.largest = copies / figures.chunks * (expert_work_bytes(model, element) * 1.5) + out.exchanged;
+  if (recompute != Recompute::kResend || figures.order != OrderPolicy::kOneFOneB) return out;
+  // Rows are dropped after forward; those of one layer come again.
+  out.again = out.saved + copies * expert_kept_bytes(model, element);
+  out.saved = 0;
+  return out;
+}
+
+OpMemory head_memory(const ModelConfig& model, double tokens, Bytes element) {
+  OpMemory out;
+  out.saved = tokens * row_bytes(model, element);
+  out.largest = tokens * head_work_bytes(model, element);
+  return out;
+}
+
+Bytes reduction_bytes(double parameters, Bytes gradient) { return 2 * parameters * gradient; }
+
+Bytes stage_memory(const OpMemory& ops, Bytes of_window, Bytes reduction, double window, bool resends) {
+  const double others = window - (resends ? 0 : 1);
+  return std::max(ops.saved, of_window + reduction) + ops.largest + window * ops.again +
+         others * ops.exchanged + ops.gradients;
+}
 
 std::vector<Bytes> estimate_memory(const Plan& plan, const ModelConfig& model,
                                    const std::vector<i64>& times) {

@@ -18,6 +18,32 @@ inline constexpr Bytes kGiB = 1024.0 * 1024 * 1024;
 std::vector<Bytes> estimate_memory(const Plan& plan, const ModelConfig& model,
                                    const std::vector<i64>& times = {});
 
+/// What an op needs, by the same bound: of each microbatch in flight what backward starts from; while it
+/// runs; and in a pipeline, where few microbatches leave no slack, of each microbatch that goes through the
+/// layer together with others what is sent and computed again and what its exchanges carry, and once the
+/// gradients of its inside.
+struct OpMemory {
+  Bytes saved = 0, largest = 0, again = 0, exchanged = 0, gradients = 0;
+
+  /// Of so many layers, all figures but `saved` once.
+  void add_layers(const OpMemory& layer, double layers);
+};
+/// Of both ops of a layer.
+OpMemory both(const OpMemory& attention, const OpMemory& experts);
+/// figures: a plan of which order, sequence length, phase W and chunks count. recompute: of the layer. element:
+/// bytes of a number.
+OpMemory attention_memory(const Plan& figures, Recompute recompute, const ModelConfig& model, i64 layer,
+                          double tokens, Bytes element);
+/// copies: (row, expert) pairs of a microbatch that a device computes.
+OpMemory experts_memory(const Plan& figures, Recompute recompute, const ModelConfig& model, double copies,
+                        Bytes element);
+OpMemory head_memory(const ModelConfig& model, double tokens, Bytes element);
+/// What the sum of gradients of one state over several devices takes besides them, at most.
+Bytes reduction_bytes(double parameters, Bytes gradient);
+/// Of all ops of a stage: `saved` that of all its microbatches in flight, `of_window` of one window of them.
+/// Gradients are summed when the last window is all that is left.
+Bytes stage_memory(const OpMemory& ops, Bytes of_window, Bytes reduction, double window, bool resends);
+
 /// What tensors may use of a device: the driver's context, the communication library and framework take the
 /// reserve, fragments of the allocator the rest.
 inline constexpr Bytes kReservedMemory = 1.0 * kGiB;

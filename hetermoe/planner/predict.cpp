@@ -11,7 +11,8 @@ namespace hetermoe {
 namespace {
 
 /// Windows that run one after another repeat themselves: from the second on where a window is a single
-/// microbatch, else from the third on.
+/// microbatch, else from the third on. In a pipeline they do when all stages are busy: after as many more as
+/// there are stages.
 constexpr i64 kShortRun = 3;
 constexpr std::size_t kLongestPeriod = 16;
 
@@ -49,16 +50,27 @@ double tokens_of(const Plan& plan) { return static_cast<double>(total_sequences(
 
 }  // namespace
 
+std::vector<i64> stage_layers(const Group& group) {
+  std::vector<i64> layers;
+  for (std::size_t l = 0; l < group.layers.size(); ++l) {
+    if (l == 0 || group.layers[l].attention != group.layers[l - 1].attention) layers.push_back(0);
+    ++layers.back();
+  }
+  return layers;
+}
+
 std::vector<Repeat> repeated_windows(const Plan& plan) {
   std::vector<Repeat> repeats;
-  if (!traits_of(plan.order).takes_turns || plan.window < 1) return repeats;
+  const bool pipeline = plan.order == OrderPolicy::kOneFOneB;
+  if (!pipeline && (!traits_of(plan.order).takes_turns || plan.window < 1)) return repeats;
   bool any = false;
   for (const Group& group : plan.groups) {
     const auto period = static_cast<i64>(period_of(group));
+    const i64 run = kShortRun + (pipeline ? 2 * static_cast<i64>(stage_layers(group).size()) : 0);
     Repeat repeat;
-    repeat.unit = period > 0 ? std::lcm(period, i64{plan.window}) : 0;
+    repeat.unit = period > 0 ? std::lcm(period, std::max(i64{1}, i64{plan.window})) : 0;
     const auto count = static_cast<i64>(group.microbatches.size());
-    if (repeat.unit > 0) repeat.times = std::max<i64>(0, count / repeat.unit - kShortRun);
+    if (repeat.unit > 0) repeat.times = std::max<i64>(0, count / repeat.unit - run);
     any = any || repeat.times > 0;
     repeats.push_back(repeat);
   }

@@ -14,6 +14,9 @@ struct Prediction {
   std::vector<Seconds> group_end;  ///< [group] end of its last op that belongs to a microbatch
 };
 
+/// Runs of layers with the same shares: the stages of a pipeline. [stage] layers.
+std::vector<i64> stage_layers(const Group& group);
+
 /// Microbatches of a group that repeat the ones before them, whole windows of them.
 struct Repeat {
   i64 unit = 0;   ///< microbatches after which all is as before

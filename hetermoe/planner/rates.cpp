@@ -169,21 +169,28 @@ const LayerCost& Rates::attention(std::size_t cls, double sequences, Recompute r
 }
 
 LayerCost Rates::attention_cost(std::size_t cls, double sequences, Recompute recompute) const {
+  LayerCost sum;
+  for (const bool dense : {false, true}) {
+    const double share = dense ? 1 - moe_share_ : moe_share_;
+    if (share <= 0) continue;
+    const LayerCost of_kind = attention_of(cls, sequences, recompute, dense);
+    sum.forward += share * of_kind.forward;
+    sum.backward += share * of_kind.backward;
+  }
+  return sum;
+}
+
+LayerCost Rates::attention_of(std::size_t cls, double sequences, Recompute recompute, bool dense) const {
   ComputeWork w = work(OpKind::kAttention, cls);
+  w.op.layer = dense ? dense_layer_ : moe_layer_;
+  if (w.op.layer < 0) return {};
   w.sequences = sequences;
   w.tokens = sequences * real(request_.seq_len);
-  LayerCost sum;
-  const auto add = [&](i32 layer, double share) {
-    if (layer < 0 || share <= 0) return;
-    w.op.layer = layer;
-    w.op.phase = Phase::kForward;
-    sum.forward += share * cost(recompute).compute(w);
-    w.op.phase = Phase::kBackward;
-    sum.backward += share * cost(recompute).compute(w);
-  };
-  add(moe_layer_, moe_share_);
-  add(dense_layer_, 1 - moe_share_);
-  return sum;
+  LayerCost cost;
+  cost.forward = this->cost(recompute).compute(w);
+  w.op.phase = Phase::kBackward;
+  cost.backward = this->cost(recompute).compute(w);
+  return cost;
 }
 
 LayerCost Rates::experts(std::size_t cls, double copies, double experts, Recompute recompute) const {
@@ -228,6 +235,15 @@ Bytes Rates::state_bytes(UnitPart part, double replicas) const {
 
 void keep_on_hosts(const PlanRequest& request, Plan& plan) {
   offload(plan, request.model, request.cluster, offload_entries(request.limits.host_use), "plan");
+}
+
+double Rates::hit(double owned) const {
+  double miss = 1;
+  for (i64 k = 0; k < request_.model.top_k; ++k) {
+    const double left = real(request_.model.num_experts - k);
+    miss *= std::max(0.0, left - owned) / left;
+  }
+  return 1 - miss;
 }
 
 Bytes Rates::usable_memory(std::size_t cls) const {

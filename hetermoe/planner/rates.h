@@ -42,10 +42,14 @@ class Rates {
   std::size_t num_classes() const { return classes_.size(); }
   /// Attention part of a layer (mean over layers) for so many sequences.
   const LayerCost& attention(std::size_t cls, double sequences, Recompute recompute) const;
+  /// The same of one layer, with experts or dense; nothing where the model has none of the kind.
+  LayerCost attention_of(std::size_t cls, double sequences, Recompute recompute, bool dense) const;
   /// Experts of one layer: (row, expert) pairs spread over so many experts.
   LayerCost experts(std::size_t cls, double copies, double experts, Recompute recompute) const;
   Seconds head(std::size_t cls, double sequences) const;
   Seconds update(std::size_t cls, double parameters) const;
+  /// Probability that a token has an expert on a device with `owned` of them.
+  double hit(double owned) const;
   const PlanRequest& request() const { return request_; }
   const ParamCounts& counts() const { return counts_; }
   double moe_layers() const { return moe_layers_; }

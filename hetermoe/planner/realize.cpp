@@ -6,6 +6,7 @@
 #include "hetermoe/planner/balance/balancers.h"
 #include "hetermoe/planner/continuous_split.h"
 #include "hetermoe/planner/integer_split.h"
+#include "hetermoe/planner/same_group.h"
 
 // From a sketch to a plan: whole sequences per microbatch, whole experts per layer.
 namespace hetermoe {
@@ -121,44 +122,17 @@ class GroupMaker {
   std::vector<Part> parts_;      // [devices_]
 };
 
-/// The group of `from` made for the devices of `to`, which is alike.
-class Translation {
- public:
-  Translation(const Rates& rates, const SketchGroup& from, const SketchGroup& to)
-      : device_(rates.request().cluster.devices.size(), -1) {
-    for (std::size_t c = 0; c < from.count.size(); ++c) {
-      const std::vector<DeviceId>& all = rates.classes()[c].devices;
-      for (i64 i = 0; i < from.count[c]; ++i) {
-        device_[static_cast<std::size_t>(all[idx(from.first[c] + i)])] = all[idx(to.first[c] + i)];
-      }
+/// [device] of the group of `from` its counterpart in that of `to`, which is alike.
+std::vector<DeviceId> counterparts(const Rates& rates, const SketchGroup& from, const SketchGroup& to) {
+  std::vector<DeviceId> device(rates.request().cluster.devices.size(), -1);
+  for (std::size_t c = 0; c < from.count.size(); ++c) {
+    const std::vector<DeviceId>& all = rates.classes()[c].devices;
+    for (i64 i = 0; i < from.count[c]; ++i) {
+      device[static_cast<std::size_t>(all[idx(from.first[c] + i)])] = all[idx(to.first[c] + i)];
     }
   }
-
-  Group of(const Group& group) const {
-    Group out = group;
-    for (DeviceId& device : out.devices) translate(device);
-    std::sort(out.devices.begin(), out.devices.end());
-    translate(out.embed);
-    translate(out.head);
-    for (LayerPlacement& layer : out.layers) {
-      translate(layer.attention);
-      for (ExpertOwners& owners : layer.experts) {
-        for (ExpertOwner& owner : owners) translate(owner.device);
-      }
-    }
-    return out;
-  }
-
- private:
-  void translate(DeviceId& device) const { device = device_[idx(device)]; }
-  void translate(Shares& shares) const {
-    for (ShareRow& row : shares) {
-      for (Share& share : row) translate(share.device);
-    }
-  }
-
-  std::vector<DeviceId> device_;
-};
+  return device;
+}
 
 Group first_layers(const Group& group, i64 layers) {
   Group out;
@@ -199,7 +173,8 @@ Plan assemble(const Rates& rates, const Sketch& sketch, const std::vector<Group>
   for (std::size_t g = 0; g < sketch.groups.size(); ++g) {
     const SketchGroup& group = sketch.groups[g];
     if (g > 0 && alike(group, sketch.groups[g - 1])) {
-      plan.groups.push_back(Translation(rates, sketch.groups[g - 1], group).of(plan.groups[g - 1]));
+      plan.groups.push_back(
+          with_devices(plan.groups[g - 1], counterparts(rates, sketch.groups[g - 1], group)));
       continue;
     }
     plan.groups.push_back(first_layers(kinds[kind++], layers));

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <future>
+#include <limits>
 #include <map>
 #include <optional>
 #include <set>
@@ -12,6 +13,7 @@
 #include "hetermoe/planner/fixed_plans.h"
 #include "hetermoe/planner/host_use.h"
 #include "hetermoe/planner/memory_estimate.h"
+#include "hetermoe/planner/pipeline_shapes.h"
 #include "hetermoe/planner/request_check.h"
 #include "hetermoe/planner/result.h"
 #include "hetermoe/planner/sketches.h"
@@ -23,10 +25,15 @@ namespace hetermoe {
 namespace {
 
 constexpr i64 kNoLimit = 1 << 30;
-constexpr double kBinds = 0.995;      ///< a bound binds when estimates without it are lower by more
-constexpr double kWorthMore = 0.995;  ///< the search goes on when the step is lower by more
-constexpr i64 kMostInParts = 300;     ///< devices of a cluster that is searched in parts, too, and longer
-constexpr i64 kLeastGoingOn = 24;     ///< devices of a cluster where searching longer finds something
+constexpr double kBinds = 0.995;        ///< a bound binds when estimates without it are lower by more
+constexpr double kWorthMore = 0.995;    ///< the search goes on when the step is lower by more
+constexpr i64 kMostInParts = 300;       ///< devices of a cluster that is searched in parts, too, and longer
+constexpr i64 kPipelines = 16;          ///< that are simulated
+constexpr i64 kLeastInStages = 16;      ///< devices of a cluster where pipelines are weighed beside others
+constexpr i64 kPipelinesAlike = 3;      ///< of as many stages in as many groups
+constexpr double kPipelineRatio = 1.1;  ///< estimate over the best step, of those that are
+constexpr Seconds kNever = std::numeric_limits<Seconds>::infinity();
+constexpr i64 kLeastGoingOn = 24;  ///< devices of a cluster where searching longer finds something
 
 /// How wide the search is. Rounds go on while the budget lasts: on small instances, where simulations are
 /// cheap, to the sketches that the estimate misjudges.
@@ -114,12 +121,13 @@ class Search {
   void search() {
     ranking_ = rank_sketches(evaluator_.rates());
     simulate_named();
+    if (weighs_pipelines()) simulate_pipelines();
     for (const Round& round : kRounds) {
       simulate_promising(round);
       if (&round == kRounds) simulate_fixed();
       improve(round);
     }
-    if (evaluator_.size() == 0) simulate_pipelines();
+    if (evaluator_.size() == 0) simulate_pipelines(), improve(kRounds[0]);
     if (evaluator_.size() == 0) simulate_any();
     go_on();
   }
@@ -196,7 +204,7 @@ class Search {
 
   PlanResult result() {
     PlanResult result;
-    result.num_sketches = static_cast<i64>(ranking_.sketches.size());
+    result.num_sketches = static_cast<i64>(ranking_.sketches.size()) + num_pipelines_;
     result.num_simulated = evaluator_.num_simulated() + num_in_parts_;
     if (evaluator_.size() == 0) {
       result.infeasible =
@@ -358,21 +366,31 @@ class Search {
     }
   }
 
-  /// Where no group can hold the model, stages of one can: each device has some layers alone. As many as the
-  /// budget allows, and one at least.
+  /// In small clusters, and in parts of larger ones, only where no group can hold the model.
+  bool weighs_pipelines() const {
+    return request_.limits.idle.empty() && request_.cluster.num_devices() >= kLeastInStages;
+  }
+
+  /// Each device has some layers alone. What they take of the budget others get back, up to a part of it.
   void simulate_pipelines() {
-    std::vector<std::pair<Seconds, Plan>> plans;
-    for (const Strategy& strategy : strategies()) {
-      if (!strategy.has_stages) continue;
-      for (auto& plan : fixed_plans(evaluator_.rates(), strategy)) plans.push_back(std::move(plan));
+    const i64 budget = evaluator_.budget();
+    const PipelineRanking ranking = rank_pipelines(evaluator_.rates(), has_best() ? best_step() : kNever);
+    num_pipelines_ = ranking.num_weighed;
+    i64 left = kPipelines;
+    std::map<std::pair<i64, std::size_t>, i64> alike;
+    for (const PipelineShape& shape : ranking.shapes) {
+      const bool may_win = !has_best() || shape.estimate < kPipelineRatio * best_step();
+      if (left == 0 || evaluator_.budget() <= 0 || !may_win) break;
+      i64& count = alike[{shape.order.groups, shape.stages.size()}];
+      if (count >= kPipelinesAlike) continue;
+      if (evaluator_.evaluate(make_pipeline(evaluator_.rates(), shape)) >= 0) --left, ++count;
     }
-    std::stable_sort(plans.begin(), plans.end(), [](auto& a, auto& b) { return a.first < b.first; });
-    for (const auto& [bound, plan] : plans) {
-      if (evaluator_.budget() > 0 && (!has_best() || bound < best_step())) evaluate_fixed(plan);
+    if (evaluator_.size() == 0 && !ranking.shapes.empty()) {
+      evaluator_.forget_budget();  // one is better than none
+      for (std::size_t i = 0; i < ranking.shapes.size() && !has_best(); ++i)
+        evaluator_.evaluate(make_pipeline(evaluator_.rates(), ranking.shapes[i]));
     }
-    if (!has_best()) evaluator_.forget_budget();
-    for (std::size_t i = 0; i < plans.size() && !has_best(); ++i) evaluate_fixed(std::move(plans[i].second));
-    if (has_best()) improve(kRounds[0]);
+    evaluator_.add_budget(std::min(budget - evaluator_.budget(), evaluator_.whole_budget() / 4));
   }
 
   /// The optimizer is sharded where the plan has no room otherwise.
@@ -411,6 +429,7 @@ class Search {
   GroupChoice choice_;
   SketchRanking ranking_;
   NamedPlans named_;
+  i64 num_pipelines_ = 0;   ///< weighed by estimate
   i64 num_in_parts_ = 0;    ///< simulations of search_parts()
   i64 promising_left_ = 0;  ///< sketches with an estimate below the best step that had to be left
 };

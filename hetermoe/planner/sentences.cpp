@@ -89,6 +89,7 @@ bool against_newer_only(const PlanResult& r) {
 bool optimizer_sharded(const PlanResult& r) {
   return r.feasible() && uses_type(r.best(), [](const TypeUse& use) { return use.freed > 0; });
 }
+bool has_stages(const PlanResult& r) { return r.feasible() && r.best().plan.order == OrderPolicy::kOneFOneB; }
 bool is_bounded(const PlanResult& r) { return !r.bounds.empty(); }
 
 // --- words ---
@@ -131,6 +132,26 @@ Lines type_lines(const PlanResult& r) {
   return lines;
 }
 
+/// Layers of each stage, and how many devices have them.
+Lines stages(const PlanResult& r) {
+  const Group& group = r.best().plan.groups[0];
+  std::vector<std::string> runs;
+  i64 first = 0, alike = 0;
+  std::pair<i64, std::size_t> before;
+  const auto end_run = [&] {
+    if (alike == 0) return;
+    runs.push_back(fmt::format("{} of {} on {}", alike, counted(before.first, "layer"),
+                               counted(before.second, "device")));
+  };
+  for (const i64 layers : stage_layers(group)) {
+    const std::pair<i64, std::size_t> stage{
+        layers, group.layers[static_cast<std::size_t>(first)].attention[0].size()};
+    if (stage != before) end_run(), alike = 0;
+    before = stage, first += layers, ++alike;
+  }
+  end_run();
+  return {fmt::format("Stages of the pipeline, in order: {}.", fmt::join(runs, ", "))};
+}
 Lines pace(const PlanResult& r) {
   const TypeUse *most = busiest(r.best()), *least = least_busy(r.best());
   return {fmt::format("{} set the pace, busy {}; {} wait {} of the step.", most->type, percent(most->busy),
@@ -231,6 +252,7 @@ const std::vector<Sentence>& sentences() {
   static const std::vector<Sentence> all = {
       {"no plan", infeasible, no_plan},
       {"summary", feasible, summary},
+      {"stages", has_stages, stages},
       {"types", feasible, type_lines},
       {"pace", sets_pace, pace},
       {"alike", waits_alike, alike},

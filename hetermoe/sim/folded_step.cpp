@@ -1,5 +1,6 @@
 #include "hetermoe/sim/folded_step.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "hetermoe/base/index.h"
@@ -21,17 +22,31 @@ std::vector<Seconds> FoldedStep::busy_seconds(const OpTimes& times) const {
 
 namespace {
 
-/// A layer has so many ops of each kind per microbatch, forward and backward.
+/// Listed devices that have a part of a layer of a group.
+i64 num_listed(const Placement& placement, i32 group, i32 layer, const std::vector<bool>& listed) {
+  std::vector<DeviceId> devices;
+  for (const Share& share : placement.shares(group, layer, 0)) devices.push_back(share.device);
+  if (placement.is_moe(layer)) {
+    const std::vector<DeviceId>& owners = placement.owners(group, layer);
+    devices.insert(devices.end(), owners.begin(), owners.end());
+  }
+  std::sort(devices.begin(), devices.end());
+  devices.erase(std::unique(devices.begin(), devices.end()), devices.end());
+  return std::count_if(devices.begin(), devices.end(), [&](DeviceId d) { return listed[idx(d)]; });
+}
+
+/// A layer has so many ops of each kind per microbatch, forward and backward, on each device with a part of
+/// it.
 i64 expected_visits(const Placement& placement, const Fold& fold) {
   const std::vector<bool> listed = fold.listed();
   i64 sum = 0;
   for (i32 g = 0; g < placement.num_groups(); ++g) {
+    if (fold.group[idx(g)] != g) continue;  // none of its devices is listed
     i64 devices = 0;
-    for (const DeviceId d : placement.plan().groups[static_cast<std::size_t>(g)].devices)
-      devices += listed[static_cast<std::size_t>(d)] ? 1 : 0;
+    for (i32 l = 0; l < placement.num_layers(); ++l) devices += num_listed(placement, g, l, listed);
     sum += devices * placement.num_microbatches(g);
   }
-  return sum * placement.num_layers() * (4 + 4 * placement.plan().chunks);
+  return sum * (4 + 4 * placement.plan().chunks);
 }
 
 }  // namespace

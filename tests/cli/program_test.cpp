@@ -56,8 +56,8 @@ TEST(Inspect, GivesTheKeysOfTheContract) {
 }
 
 TEST(Inspect, PartsAddUpForEveryFamily) {
-  for (const char* name :
-       {"qwen3-30b-a3b", "olmoe-1b-7b", "deepseek-v2-lite", "deepseek-v2", "deepseek-v3", "tiny"}) {
+  for (const char* name : {"qwen3-30b-a3b", "qwen3-235b-a22b", "olmoe-1b-7b", "deepseek-v2-lite",
+                           "deepseek-v2", "deepseek-v3", "tiny"}) {
     const Json json = json_of({"inspect", name, "--json", "--seq", "256"});
     std::int64_t total = 0, active = 0;
     for (const Json& part : json.at("parts")) {

@@ -25,9 +25,10 @@ struct Published {
 
 TEST(ParameterCounts, ReleasedModelsMatchPublishedValues) {
   const Published published[] = {
-      {"mixtral-8x7b", 46.703, 12.880, 0.001}, {"qwen3-30b-a3b", 30.532, 3.353, 0.001},
-      {"olmoe-1b-7b", 6.919, 1.282, 0.001},    {"deepseek-v2-lite", 15.706, 2.66, 0.01},
-      {"deepseek-v2", 235.741, 21.4, 0.05},    {"deepseek-v3", 671.026, 37.55, 0.05},
+      {"mixtral-8x7b", 46.703, 12.880, 0.001},  {"qwen3-30b-a3b", 30.532, 3.353, 0.001},
+      {"olmoe-1b-7b", 6.919, 1.282, 0.001},     {"deepseek-v2-lite", 15.706, 2.66, 0.01},
+      {"deepseek-v2", 235.741, 21.4, 0.05},     {"deepseek-v3", 671.026, 37.55, 0.05},
+      {"qwen3-235b-a22b", 235.094, 22.2, 0.05},
   };
   for (const Published& model : published) {
     const ParamCounts counts = count_parameters(load_model(model.name));
@@ -352,9 +353,26 @@ TEST(Unsupported, EveryOtherKnownModelTrains) {
 
 TEST(LoadModel, KnowsTheShippedModels) {
   const std::vector<std::string> names = known_models();
-  for (const char* name : {"mixtral-8x7b", "qwen3-30b-a3b", "olmoe-1b-7b", "deepseek-v2-lite", "deepseek-v2",
-                           "deepseek-v3", "w1", "w2", "d1", "d2", "d3", "tiny", "demo", "s", "m",
-                           "tiny-qwen3", "tiny-olmoe", "tiny-deepseek-v2", "tiny-deepseek-v3"}) {
+  for (const char* name : {"mixtral-8x7b",
+                           "qwen3-30b-a3b",
+                           "qwen3-235b-a22b",
+                           "olmoe-1b-7b",
+                           "deepseek-v2-lite",
+                           "deepseek-v2",
+                           "deepseek-v3",
+                           "w1",
+                           "w2",
+                           "d1",
+                           "d2",
+                           "d3",
+                           "tiny",
+                           "demo",
+                           "s",
+                           "m",
+                           "tiny-qwen3",
+                           "tiny-olmoe",
+                           "tiny-deepseek-v2",
+                           "tiny-deepseek-v3"}) {
     EXPECT_NE(std::find(names.begin(), names.end(), name), names.end()) << name;
     EXPECT_EQ(load_model(name).name, name);
   }

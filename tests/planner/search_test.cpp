@@ -129,12 +129,50 @@ TEST(Advice, SaysWhichPartDoesNotFit) {
   EXPECT_NE(advice(s).find("more or larger devices"), std::string::npos);
 }
 
-TEST(Advice, MoreDevicesDoNotHelpAModelWhoseReplicatedPartDoesNotFit) {
+TEST(Advice, SaysHowMuchMemoryIsMissing) {
   PlanRequest request = request_of(testing::nodes_of_eight({{"T4", 64}}), 64);
   request.model = load_model("deepseek-v3");
+  const PlanResult states = find_plan(request);
+  ASSERT_FALSE(states.feasible());
+  EXPECT_NE(states.advice.find("11249.0 GiB, and all devices have"), std::string::npos) << states.advice;
+  EXPECT_NE(states.advice.find("are missing"), std::string::npos) << states.advice;
+}
+
+/// 236 billion states of 18 bytes are 3.9 TiB: 56 cards of 80 GiB would hold them, but not the microbatches.
+TEST(Advice, NamesTheNearestPipeline) {
+  PlanRequest request = request_of(testing::nodes_of_eight({{"H100", 56}}), 256);
+  request.model = load_model("deepseek-v2");
   const PlanResult result = find_plan(request);
   ASSERT_FALSE(result.feasible());
-  EXPECT_NE(result.advice.find("more devices do not help"), std::string::npos) << result.advice;
+  const std::optional<PipelineMiss> miss = shortfall(Rates(request)).pipeline;
+  ASSERT_TRUE(miss.has_value());
+  const std::string lacks = fmt::format("pipeline of {} stages", miss->stages);
+  EXPECT_NE(result.advice.find(lacks), std::string::npos) << result.advice;
+  EXPECT_NE(result.advice.find(fmt::format("{:.1f} GiB too much", (miss->need - miss->usable) / kGiB)),
+            std::string::npos)
+      << result.advice;
+}
+
+/// 16 stages of 4 devices have 69.9 GiB of states beside 10 GiB of activations, had each 3.75 layers: it
+/// takes stages of 3 and 4 layers, and rows that are sent again instead of kept.
+TEST(Search, UnequalStagesFitWhereEqualOnesDoNot) {
+  PlanRequest request = request_of(testing::nodes_of_eight({{"H100", 64}}), 1024);
+  request.model = load_model("deepseek-v2");
+  request.dtype = Dtype::kBf16;
+  const PlanResult result = find_plan(request);
+  ASSERT_TRUE(result.feasible()) << result.advice;
+  EXPECT_EQ(overfilled_device(estimate_memory(result.best().plan, request.model), request.cluster), "");
+  EXPECT_GE(stage_layers(result.best().plan.groups[0]).size(), 12U);
+  EXPECT_TRUE(mentions(result.explanation, "Stages of the pipeline, in order: "));
+}
+
+TEST(Search, PipelinesWinWhereGroupsAcrossNodesWait) {
+  // A group of whole layers of mixtral-8x7b needs two nodes of L4, whose network is slow.
+  PlanRequest request = request_of(testing::nodes_of_eight({{"L4", 128}}), 1024);
+  request.model = load_model("mixtral-8x7b");
+  const PlanResult result = find_plan(request);
+  ASSERT_TRUE(result.feasible()) << result.infeasible;
+  EXPECT_EQ(result.best().plan.order, OrderPolicy::kOneFOneB) << result.best().name;
 }
 
 }  // namespace

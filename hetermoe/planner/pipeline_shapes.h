@@ -1,0 +1,39 @@
+#pragma once
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "hetermoe/planner/stage_cost.h"
+
+namespace hetermoe {
+
+/// Equal pipelines in a few numbers.
+struct PipelineShape {
+  PipelineOrder order;
+  std::vector<StageDevices> stages;
+  std::vector<i64> layers;  ///< [stage]
+  Seconds estimate = 0;     ///< of the step
+};
+
+/// The pipeline that lacks least memory, where none has room.
+struct PipelineMiss {
+  i64 stages = 0, groups = 1;
+  std::size_t cls = 0;  ///< of the devices that lack it
+  Bytes need = 0, usable = 0;
+};
+
+struct PipelineRanking {
+  std::vector<PipelineShape> shapes;  ///< that have room, the fastest by estimate first
+  std::optional<PipelineMiss> miss;   ///< where there are none
+  i64 num_weighed = 0;
+};
+
+/// Every number of stages that devices and layers allow, on each type of device and on all of them in either
+/// order, in so many groups as have room, with layers split so that the slowest stage is as fast as memory
+/// allows. Only those that may be nearly as fast as the fastest are split; none slower than `most` by bound.
+PipelineRanking rank_pipelines(const Rates& rates, Seconds most);
+/// Of nothing when no pipeline can be made at all.
+std::optional<PipelineMiss> nearest_pipeline(const Rates& rates);
+Plan make_pipeline(const Rates& rates, const PipelineShape& shape);
+
+}  // namespace hetermoe

@@ -1,0 +1,222 @@
+#include "hetermoe/planner/stage_cost.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "hetermoe/base/index.h"
+#include "hetermoe/model/op_cost.h"
+#include "hetermoe/planner/memory_estimate.h"
+
+namespace hetermoe {
+namespace {
+
+constexpr double kExposed = 0.15;    ///< of the shorter of two things that hide each other
+constexpr double kSharedPort = 1.5;  ///< load of the port of a node that stages share in unequal parts
+
+i64 ceil_div(i64 a, i64 b) { return (a + b - 1) / b; }
+
+Seconds overlapped(Seconds a, Seconds b) { return std::max(a, b) + kExposed * std::min(a, b); }
+
+}  // namespace
+
+StageCosts::StageCosts(const Rates& rates, const PipelineOrder& order, std::vector<StageDevices> stages)
+    : rates_(rates), order_(order), stages_(std::move(stages)) {
+  const ModelConfig& model = rates.request().model;
+  plan_ = blank_plan(rates.request(), order.recompute);
+  plan_.dtype.resize(1);
+  plan_.order = OrderPolicy::kOneFOneB;
+  dense_before_.push_back(0);
+  for (i64 l = 0; l < model.num_layers; ++l)
+    dense_before_.push_back(dense_before_.back() + (model.is_moe(l) ? 0 : 1));
+  std::vector<i64> next(rates.num_classes(), 0);
+  bool before = false;
+  for (std::size_t s = 0; s < stages_.size(); ++s) {
+    // Stages that are alike have one set of figures but for what is in flight.
+    keeps_to_nodes_ = keeps_to_nodes(stages_[s], next[stages_[s].cls]);
+    const bool again = s > 0 && stages_[s] == stages_[s - 1] && keeps_to_nodes_ == before;
+    figures_.push_back(again ? figures_.back() : figures_of(stages_[s]));
+    before = keeps_to_nodes_;
+    next[stages_[s].cls] += stages_[s].count;
+    const auto windows = static_cast<i64>(stages_.size() - s);
+    figures_.back().in_flight = std::min(order.microbatches, windows * order.window);
+  }
+}
+
+/// Stages of every group take whole nodes, or nodes hold whole stages. first: devices of the class in the
+/// stages before.
+bool StageCosts::keeps_to_nodes(const StageDevices& stage, i64 first) const {
+  const DeviceClass& cls = rates_.classes()[stage.cls];
+  const auto per_node = static_cast<i64>(cls.per_node);
+  const i64 of_group = order_.groups > 1 ? cls.size() / order_.groups : 0;
+  const i64 unit = std::min(stage.count, per_node);
+  return std::max(stage.count, per_node) % unit == 0 && first % unit == 0 && of_group % unit == 0;
+}
+
+double StageCosts::tokens(const StageDevices& stage) const {
+  return real(ceil_div(order_.largest, stage.count) * rates_.request().seq_len);
+}
+
+double StageCosts::owned(const StageDevices& stage) const {
+  return real(ceil_div(rates_.request().model.num_experts, stage.count));
+}
+
+StageCosts::Figures StageCosts::figures_of(const StageDevices& stage) const {
+  const PlanRequest& request = rates_.request();
+  const Bytes element = bytes_of(request.dtype);
+  const StateBytes state = state_bytes_per_parameter(element);
+  const Bytes each = state.total(order_.shard_optimizer ? real(order_.groups * stage.count) : 1);
+  Figures f;
+  if (request.model.num_moe_layers() > 0) f.moe = layer(stage, false);
+  if (request.model.num_moe_layers() < request.model.num_layers) f.dense = layer(stage, true);
+  f.embed.states = real(rates_.counts().embedding) * each;
+  f.head.states = real(rates_.counts().head) * each;
+  if (order_.groups * stage.count > 1) {
+    f.embed.reduction = reduction_bytes(real(rates_.counts().embedding), state.gradients);
+    f.head.reduction = reduction_bytes(real(rates_.counts().head), state.gradients);
+  }
+  f.head.memory = head_memory(request.model, tokens(stage), element);
+  f.head.seconds = order_.window * rates_.head(stage.cls, real(ceil_div(order_.largest, stage.count)));
+  const DeviceClass& cls = rates_.classes()[stage.cls];
+  // Of a node, the devices of one stage send to the next node at once.
+  const double together = std::min(real(stage.count), cls.per_node);
+  f.move = tokens(stage) * row_bytes(request.model, element) * together / cls.port + cls.latency;
+  return f;
+}
+
+/// A layer of a window: what its devices compute, or what their ports carry, or the chain of one microbatch.
+StageCosts::Part StageCosts::layer(const StageDevices& stage, bool dense) const {
+  const ModelConfig& model = rates_.request().model;
+  const Bytes element = bytes_of(rates_.request().dtype);
+  const StateBytes state = state_bytes_per_parameter(element);
+  const auto total = [&](double replicas) { return state.total(order_.shard_optimizer ? replicas : 1); };
+  i64 number = 0;
+  while (model.is_moe(number) == dense) ++number;
+  const double window = real(order_.window), groups = real(order_.groups);
+  const LayerCost attention =
+      rates_.attention_of(stage.cls, real(ceil_div(order_.largest, stage.count)), order_.recompute, dense);
+  Part part;
+  const auto parameters = real(rates_.counts().attention_part[idx(number)]);
+  part.states = parameters * total(groups * real(stage.count));
+  if (order_.groups * stage.count > 1) part.reduction = reduction_bytes(parameters, state.gradients);
+  part.memory = attention_memory(plan_, plan_.recompute, model, number, tokens(stage), element);
+  if (dense) {
+    part.seconds = window * attention.sum();
+    return part;
+  }
+  const double mean = real(order_.largest * rates_.request().seq_len * model.top_k) / real(model.num_experts);
+  const double copies = mean * owned(stage);
+  const LayerCost experts = rates_.experts(stage.cls, copies, owned(stage), order_.recompute);
+  const double held = owned(stage) * real(rates_.counts().expert);
+  part.states += held * total(groups);
+  if (order_.groups > 1) part.reduction = std::max(part.reduction, reduction_bytes(held, state.gradients));
+  part.memory = both(part.memory, experts_memory(plan_, plan_.recompute, model, copies, element));
+  const Seconds trip = 2 * exchange(stage);
+  const auto of_pass = [&](Seconds computes, double trips) {
+    const Seconds chain = computes + trips * trip;
+    return window > 1 ? std::max(window * overlapped(computes, trips * trip), chain) : chain;
+  };
+  // Rows that are sent again travel in the backward pass.
+  const double backward_trips = order_.recompute == Recompute::kResend ? 2 : 1;
+  part.seconds = of_pass(attention.forward + experts.forward, 1) +
+                 of_pass(attention.backward + experts.backward, backward_trips);
+  return part;
+}
+
+/// One exchange of a microbatch. All stages of a node are busy at once, so each has its part of the node's
+/// port.
+Seconds StageCosts::exchange(const StageDevices& stage) const {
+  if (stage.count == 1) return 0;
+  const DeviceClass& cls = rates_.classes()[stage.cls];
+  const double count = real(stage.count), per_node = cls.per_node;
+  const double here = count > per_node ? per_node : keeps_to_nodes_ ? count : std::ceil(count / 2);
+  const double rows = tokens(stage) * rates_.hit(owned(stage));
+  const Bytes row = row_bytes(rates_.request().model, bytes_of(rates_.request().dtype));
+  const Seconds inside = rows * (here - 1) * row / cls.local;
+  const Seconds outside =
+      rows * (count - here) * row * per_node / cls.port * (keeps_to_nodes_ ? 1 : kSharedPort);
+  const Seconds messages = cls.latency + rates_.request().software.peer_message * (count - 1);
+  return std::max(inside, outside) + messages;
+}
+
+Seconds StageCosts::time(const LayerRun& run) const {
+  const Figures& f = figures_[idx(run.stage)];
+  const i64 dense = dense_before_[idx(run.first + run.count)] - dense_before_[idx(run.first)];
+  Seconds sum = real(dense) * f.dense.seconds + real(run.count - dense) * f.moe.seconds + 2 * f.move;
+  if (run.first + run.count == rates_.request().model.num_layers) sum += f.head.seconds;
+  return sum;
+}
+
+Bytes StageCosts::memory(const LayerRun& run) const {
+  const Figures& f = figures_[idx(run.stage)];
+  const i64 dense = dense_before_[idx(run.first + run.count)] - dense_before_[idx(run.first)];
+  Bytes states = 0, reduction = 0;
+  OpMemory ops;
+  const auto add = [&](const Part& part, double times) {
+    if (times <= 0) return;
+    states += times * part.states;
+    reduction = std::max(reduction, part.reduction);
+    ops.add_layers(part.memory, times);
+  };
+  add(f.dense, real(dense));
+  add(f.moe, real(run.count - dense));
+  if (run.first == 0) add(f.embed, 1);
+  if (run.first + run.count == rates_.request().model.num_layers) add(f.head, 1);
+  const double window = real(std::min<i64>(order_.window, order_.microbatches));
+  const Bytes of_window = window * ops.saved;
+  ops.saved *= real(f.in_flight);
+  return states + stage_memory(ops, of_window, reduction, window, order_.recompute == Recompute::kResend);
+}
+
+i64 StageCosts::windows() const { return ceil_div(order_.microbatches, order_.window); }
+
+Seconds StageCosts::slowest(const std::vector<i64>& layers) const {
+  Seconds slowest = 0;
+  LayerRun run;
+  for (std::size_t s = 0; s < layers.size(); ++s, run.first += run.count) {
+    run.stage = static_cast<i64>(s), run.count = layers[s];
+    slowest = std::max(slowest, time(run));
+  }
+  return slowest;
+}
+
+/// All stages one after another for the first window, the slowest one for each of the others.
+Seconds StageCosts::step(const std::vector<i64>& layers) const {
+  Seconds chain = 0, end = 0;
+  LayerRun run;
+  for (std::size_t s = 0; s < layers.size(); ++s, run.first += run.count) {
+    run.stage = static_cast<i64>(s), run.count = layers[s];
+    chain += time(run);
+    end = std::max(end, end_of_step(run));
+  }
+  return chain + real(windows() - 1) * slowest(layers) + end;
+}
+
+/// Stages that take the same time, each as fast as its devices are.
+Seconds StageCosts::bound() const {
+  const i64 layers = rates_.request().model.num_layers;
+  double rate = 0;
+  Seconds least = 1e300;
+  for (std::size_t s = 0; s < stages_.size(); ++s) {
+    const Seconds whole = time({static_cast<i64>(s), 0, layers}) - 2 * figures_[s].move;
+    rate += 1 / whole;
+    least = std::min(least, whole);
+  }
+  return least + real(windows() - 1) / rate;
+}
+
+/// Gradients of what replicas hold, the update and, where it is sharded, what they tell each other of it.
+Seconds StageCosts::end_of_step(const LayerRun& run) const {
+  const StageDevices& stage = stages_[idx(run.stage)];
+  const DeviceClass& cls = rates_.classes()[stage.cls];
+  const double layers = real(run.count), groups = real(order_.groups), count = real(stage.count);
+  const double attention = rates_.attention_parameters() / real(rates_.request().model.num_layers) * layers;
+  const double experts = layers * owned(stage) * real(rates_.counts().expert);
+  const bool sharded = order_.shard_optimizer;
+  const double updated = sharded ? attention / groups / count + experts / groups : attention + experts;
+  const Bytes told = sharded ? 4 + bytes_of(rates_.request().dtype) : 8;
+  const Bytes between = told * (groups - 1) / groups * (attention / count + experts);
+  return between * cls.per_node / cls.port + told * attention / cls.local + rates_.update(stage.cls, updated);
+}
+
+}  // namespace hetermoe

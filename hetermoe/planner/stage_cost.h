@@ -1,0 +1,77 @@
+#pragma once
+#include <vector>
+
+#include "hetermoe/planner/layer_split.h"
+#include "hetermoe/planner/memory_estimate.h"
+#include "hetermoe/planner/rates.h"
+
+// What a stage of a pipeline takes and needs, in closed form: all its devices are of one class, share
+// attention equally and own equally many experts of each of its layers.
+namespace hetermoe {
+
+struct StageDevices {
+  std::size_t cls = 0;
+  i64 count = 0;
+
+  bool operator==(const StageDevices&) const = default;
+};
+
+/// What all stages of a pipeline have in common.
+struct PipelineOrder {
+  i64 groups = 1;                     ///< equal pipelines, each with devices of its own
+  i64 microbatches = 1, largest = 1;  ///< of a pipeline, and sequences of the largest one
+  i32 window = 1;                     ///< microbatches that go through a stage together
+  Recompute recompute = Recompute::kLocal;
+  bool shard_optimizer = true;
+};
+
+class StageCosts {
+ public:
+  /// Keeps a reference to the rates.
+  StageCosts(const Rates& rates, const PipelineOrder& order, std::vector<StageDevices> stages);
+
+  /// Of a window of microbatches, forward and backward, when nothing but the stage's own microbatches hides
+  /// its exchanges.
+  Seconds time(const LayerRun& run) const;
+  /// Of the fullest device, as estimate_memory() says.
+  Bytes memory(const LayerRun& run) const;
+  Bytes usable(i64 stage) const { return rates_.usable_memory(stages_[static_cast<std::size_t>(stage)].cls); }
+  bool fits(const LayerRun& run) const { return memory(run) <= usable(run.stage); }
+  Seconds slowest(const std::vector<i64>& layers) const;  ///< of stages of so many layers
+  /// Of a step, by stages of so many layers.
+  Seconds step(const std::vector<i64>& layers) const;
+  /// No split of the layers takes less.
+  Seconds bound() const;
+
+ private:
+  /// A layer with experts or a dense one, the embedding, the head.
+  struct Part {
+    Seconds seconds = 0;  ///< of a window, forward and backward
+    Bytes states = 0;     ///< of the fullest device
+    Bytes reduction = 0;  ///< as reduction_bytes()
+    OpMemory memory;
+  };
+  struct Figures {
+    Part moe, dense, embed, head;
+    Seconds move = 0;   ///< rows of a microbatch to the next stage, or gradients back
+    i64 in_flight = 1;  ///< microbatches
+  };
+  Figures figures_of(const StageDevices& stage) const;
+  Part layer(const StageDevices& stage, bool dense) const;
+  bool keeps_to_nodes(const StageDevices& stage, i64 first) const;
+  Seconds exchange(const StageDevices& stage) const;
+  Seconds end_of_step(const LayerRun& run) const;
+  double tokens(const StageDevices& stage) const;  ///< of the fullest device
+  double owned(const StageDevices& stage) const;   ///< experts of a layer
+  i64 windows() const;
+
+  const Rates& rates_;
+  PipelineOrder order_;
+  std::vector<StageDevices> stages_;
+  bool keeps_to_nodes_ = true;     // the stage whose figures are made
+  Plan plan_;                      // figures alone, for the memory of ops
+  std::vector<Figures> figures_;   // [stage]
+  std::vector<i64> dense_before_;  // [layer] dense layers before it; [num_layers] all
+};
+
+}  // namespace hetermoe
