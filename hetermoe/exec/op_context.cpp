@@ -36,17 +36,7 @@ OpContext::OpContext(const RunContext& run, DeviceState& device_state)
   }
   slots = Slots(p.num_layers(), static_cast<i32>(num_microbatches), plan.chunks);
   for (i32 l = 0; l < p.num_layers(); ++l) {
-    OwnerTable table;
-    const std::vector<DeviceId>& owners = p.owners(group, l);
-    for (const auto& of_expert : plan.groups[idx(group)].layers[idx(l)].experts) {
-      std::vector<ExpertShare> shares;
-      for (const ExpertOwner& owner : of_expert) {
-        shares.push_back({static_cast<i32>(position(owners, owner.device)), owner.share});
-      }
-      std::sort(shares.begin(), shares.end(), [](auto& a, auto& b) { return a.destination < b.destination; });
-      table.push_back(std::move(shares));
-    }
-    routing.emplace_back(std::move(table), static_cast<i64>(owners.size()), where());
+    routing.emplace_back(owner_table(p, group, l), static_cast<i64>(p.owners(group, l).size()), where());
   }
 }
 
