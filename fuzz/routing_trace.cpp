@@ -39,7 +39,8 @@ std::vector<std::string> seeds() {
       header.domains = {"code"};
       if (num_experts == 300) header.weights = TraceWeights::kF32;
       TraceStep step;
-      step.sequences = {{.index = 7, .tokens = 3, .prompt = 3}, {.index = 8, .tokens = 2, .prompt = 1, .domain = 0}};
+      step.sequences = {{.index = 7, .tokens = 3, .prompt = 3},
+                        {.index = 8, .tokens = 2, .prompt = 1, .domain = 0}};
       step.choices.assign(2, {0, 1, 2, 3, 1, 0, 2, kNoExpert, 3, 1});
       step.weights.assign(2, std::vector<float>(10, 0.5F));
       index_tokens(step);

@@ -66,11 +66,14 @@ OpContext::Range OpContext::range(i32 of_group, i32 stage, i32 microbatch) const
   return {};
 }
 
+i64 OpContext::first_sequence(const Op& op, i32 stage) const {
+  return group_begin_[idx(op.group)] + microbatch_begin_[idx(op.group)][idx(op.microbatch)] +
+         range(op.group, stage, op.microbatch).begin;
+}
+
 at::Tensor OpContext::rows_of(const at::Tensor& all, const Op& op, i32 stage) const {
-  const Range r = range(op.group, stage, op.microbatch);
-  const i64 begin =
-      group_begin_[idx(op.group)] + microbatch_begin_[idx(op.group)][idx(op.microbatch)] + r.begin;
-  return all.narrow(0, begin, r.sequences).reshape({-1});
+  const i64 sequences = range(op.group, stage, op.microbatch).sequences;
+  return all.narrow(0, first_sequence(op, stage), sequences).reshape({-1});
 }
 
 bool OpContext::keeps_activations() const {

@@ -18,8 +18,8 @@ using OwnerTable = std::vector<std::vector<ExpertShare>>;  ///< [E], each in dev
 /// Who owns the experts of a layer. Destinations are positions in placement.owners(group, layer).
 OwnerTable owner_table(const Placement& placement, i32 group, i32 layer);
 
-/// The destination of each copy, in the order of the ids; -1 for ids that are no expert. The copies of a replicated
-/// expert are split by position in proportion to the shares. Id: an integer type.
+/// The destination of each copy, in the order of the ids; -1 for ids that are no expert. The copies of a
+/// replicated expert are split by position in proportion to the shares. Id: an integer type.
 template <class Id>
 std::vector<i32> copy_destinations(std::span<const Id> ids, const OwnerTable& owners) {
   std::vector<i64> total(owners.size(), 0), seen(owners.size(), 0);

@@ -23,7 +23,8 @@ const std::vector<std::string>& EnumNames<TraceWeights>::names() {
 
 namespace hetermoe::frames {
 
-static_assert(std::endian::native == std::endian::little, "frames are read and written as they lie in memory");
+static_assert(std::endian::native == std::endian::little,
+              "frames are read and written as they lie in memory");
 
 namespace {
 /// Products of a file's sizes stay far from overflow.
@@ -65,8 +66,10 @@ TraceHeader header_from(const std::string& text, const std::string& where) {
     throw InputError(fmt::format("[{}] {}", printable(where), error.what()));
   }
   const std::vector<i64>& layers = header.layers;
-  if (layers.empty() || std::adjacent_find(layers.begin(), layers.end(), std::greater_equal<>()) != layers.end())
-    fail<InputError>(where, "layers of the header: got {}, expected at least one, ascending", Json(layers).dump());
+  if (layers.empty() ||
+      std::adjacent_find(layers.begin(), layers.end(), std::greater_equal<>()) != layers.end())
+    fail<InputError>(where, "layers of the header: got {}, expected at least one, ascending",
+                     Json(layers).dump());
   if (header.top_k > header.num_experts)
     fail<InputError>(where, "top_k of the header: got {}, expected at most num_experts ({})", header.top_k,
                      header.num_experts);
@@ -106,7 +109,9 @@ void InputFile::read(u64 offset, u64 bytes, void* out) const {
   }
 }
 
-std::string place(const InputFile& file, u64 offset) { return fmt::format("{} at byte {}", file.name(), offset); }
+std::string place(const InputFile& file, u64 offset) {
+  return fmt::format("{} at byte {}", file.name(), offset);
+}
 
 FileStart read_start(const InputFile& file) {
   FileHead head;
@@ -148,8 +153,8 @@ bool Walk::next() {
   file_.read(offset_ + sizeof(Head), payload_.size(), payload_.data());
   const u64 sum = checksum_of(head_, payload_.data());
   if (sum != head_.checksum)
-    fail<InputError>(place(file_, offset_), "the frame is damaged: got checksum {:016x}, expected {:016x}", sum,
-                     head_.checksum);
+    fail<InputError>(place(file_, offset_), "the frame is damaged: got checksum {:016x}, expected {:016x}",
+                     sum, head_.checksum);
   if (head_.zero != 0) fail<InputError>(place(file_, offset_ + 28), "got {}, expected 0", head_.zero);
   for (u64 i = head_.bytes; i < payload_.size(); ++i) {
     if (payload_[i] != 0)

@@ -81,7 +81,7 @@ class Walk {
   const Head& head() const { return head_; }
   const std::string& payload() const { return payload_; }
   u64 payload_offset() const { return frame_ + sizeof(Head); }
-  u64 frame() const { return frame_; }   ///< where the frame begins
+  u64 frame() const { return frame_; }    ///< where the frame begins
   u64 offset() const { return offset_; }  ///< where the next one would
 
  private:

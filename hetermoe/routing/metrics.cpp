@@ -42,11 +42,14 @@ double noise_floor(i64 num_experts, i64 top_k, double tokens) {
   return std::sqrt((1 - chance) / (std::numbers::pi * tokens * chance));
 }
 
-double gini_excess(double gini, double floor) { return std::sqrt(std::max(0.0, gini * gini - floor * floor)); }
+double gini_excess(double gini, double floor) {
+  return std::sqrt(std::max(0.0, gini * gini - floor * floor));
+}
 
 std::vector<double> rank_copies(CopyCounts counts, i64 num_devices) {
   const auto num_experts = static_cast<i64>(counts.size());
-  HM_CHECK(num_devices >= 1 && num_devices <= num_experts, "{} devices for {} experts", num_devices, num_experts);
+  HM_CHECK(num_devices >= 1 && num_devices <= num_experts, "{} devices for {} experts", num_devices,
+           num_experts);
   std::vector<double> out;
   for (i64 d = 0; d < num_devices; ++d) {
     const i64 begin = num_experts * d / num_devices, end = num_experts * (d + 1) / num_devices;
@@ -66,15 +69,18 @@ std::optional<double> time_ratio(std::span<const double> loads, std::span<const 
 std::vector<ExpertId> busiest_experts(CopyCounts counts, i64 num_busiest) {
   std::vector<ExpertId> order(counts.size());
   std::iota(order.begin(), order.end(), ExpertId{0});
-  std::stable_sort(order.begin(), order.end(), [&](ExpertId a, ExpertId b) { return counts[idx(a)] > counts[idx(b)]; });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](ExpertId a, ExpertId b) { return counts[idx(a)] > counts[idx(b)]; });
   order.resize(std::min(order.size(), idx(num_busiest)));
   std::sort(order.begin(), order.end());
   return order;
 }
 
 std::optional<double> drift(CopyCounts before, CopyCounts after) {
-  if (static_cast<i64>(before.size()) <= kDriftExperts || sum_of(before) <= 0 || sum_of(after) <= 0) return {};
-  const std::vector<ExpertId> a = busiest_experts(before, kDriftExperts), b = busiest_experts(after, kDriftExperts);
+  if (static_cast<i64>(before.size()) <= kDriftExperts || sum_of(before) <= 0 || sum_of(after) <= 0)
+    return {};
+  const std::vector<ExpertId> a = busiest_experts(before, kDriftExperts),
+                              b = busiest_experts(after, kDriftExperts);
   std::vector<ExpertId> left;
   std::set_difference(a.begin(), a.end(), b.begin(), b.end(), std::back_inserter(left));
   return real(left.size()) / real(kDriftExperts);

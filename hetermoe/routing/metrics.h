@@ -7,8 +7,8 @@
 #include "hetermoe/base/fields.h"
 #include "hetermoe/base/types.h"
 
-// How uneven routing is: figures of the copies of each expert of one layer over a window (a microbatch, a step,
-// some sequences, a whole trace). A window without copies has no figure.
+// How uneven routing is: figures of the copies of each expert of one layer over a window (a microbatch, a
+// step, some sequences, a whole trace). A window without copies has no figure.
 namespace hetermoe {
 
 using CopyCounts = std::span<const double>;  ///< [experts]

@@ -50,7 +50,8 @@ std::vector<TraceSequence> SyntheticTrace::sequences_of(i64 step) const {
     sequence.index = step * options_.sequences + i;
     sequence.tokens = sequence.prompt = static_cast<std::uint32_t>(options_.seq_len);
     const u64 drawn = key_of(options_.seed, Use::kDomainOfSequence, static_cast<u64>(sequence.index));
-    if (options_.domains > 0) sequence.domain = static_cast<std::uint32_t>(drawn % static_cast<u64>(options_.domains));
+    if (options_.domains > 0)
+      sequence.domain = static_cast<std::uint32_t>(drawn % static_cast<u64>(options_.domains));
     i64 m = 0;
     while (options_.sequences * (m + 1) / num_microbatches <= i) ++m;
     sequence.microbatch = static_cast<std::uint16_t>(m);
@@ -158,8 +159,9 @@ double SyntheticTrace::spread_for(double wanted) const {
   double low = 0, high = kMostSpread;
   double gini_low = measured(low), gini_high = measured(high);
   if (wanted < gini_low * (1 - kTolerance) || wanted > gini_high)
-    fail<InputError>("gini", "got {}, expected {:.4g} to {:.4g}, which this number of experts, top-k and tokens can reach",
-                     wanted, gini_low, gini_high);
+    fail<InputError>(
+        "gini", "got {}, expected {:.4g} to {:.4g}, which this number of experts, top-k and tokens can reach",
+        wanted, gini_low, gini_high);
   double spread = std::min(2 * wanted, kMostSpread / 2);  // lognormal shares: near 2 erfinv(G)
   for (int round = 0; round < 60; ++round) {
     const double got = measured(spread);

@@ -78,14 +78,14 @@ void check_sequences(const frames::Walk& walk, const frames::InputFile& file, co
       fail<InputError>(where, "domain of a sequence: got {}, expected less than {} or none", sequence.domain,
                        header.domains.size());
     if (sequence.prompt > sequence.tokens)
-      fail<InputError>(where, "prompt of a sequence: got {}, expected at most its tokens ({})", sequence.prompt,
-                       sequence.tokens);
+      fail<InputError>(where, "prompt of a sequence: got {}, expected at most its tokens ({})",
+                       sequence.prompt, sequence.tokens);
     run.tokens.push_back(sequence.tokens);
   }
   for (const Run& other : runs) {
     if (run.first < other.first + other.count && other.first < run.first + run.count)
-      fail<InputError>(frames::place(file, walk.frame()), "sequences {} to {} of step {} are there twice", run.first,
-                       run.first + run.count - 1, head.step);
+      fail<InputError>(frames::place(file, walk.frame()), "sequences {} to {} of step {} are there twice",
+                       run.first, run.first + run.count - 1, head.step);
   }
   runs.push_back(std::move(run));
 }
@@ -152,24 +152,28 @@ void RoutingTrace::Content::add_file(const std::filesystem::path& name) {
   std::map<i64, std::vector<Run>> runs;
   bool ended = false;
   for (i64 before = 0; walk.next(); ++before) {
-    if (ended) fail<InputError>(frames::place(file, walk.frame()), "got a frame, expected none after the last one");
+    if (ended)
+      fail<InputError>(frames::place(file, walk.frame()), "got a frame, expected none after the last one");
     add_frame(walk, file, runs);
     ++num_frames;
     if (walk.head().kind != frames::kEnd) continue;
     u64 told;
     std::memcpy(&told, walk.payload().data(), 8);
     if (told != static_cast<u64>(before))
-      fail<InputError>(frames::place(file, walk.frame()), "frames before the last one: got {}, expected {}", before, told);
+      fail<InputError>(frames::place(file, walk.frame()), "frames before the last one: got {}, expected {}",
+                       before, told);
     ended = true;
   }
   const u64 rest = file.size() - walk.offset();
   if (ended && rest > 0)
-    fail<InputError>(frames::place(file, walk.offset()), "got {} bytes, expected none after the last frame", rest);
+    fail<InputError>(frames::place(file, walk.offset()), "got {} bytes, expected none after the last frame",
+                     rest);
   if (rest > 0)
     note(fmt::format("{} is cut: its last {} at byte {} are no whole frame and are left out", file.name(),
                      counted(rest, "byte"), walk.offset()));
   else if (!ended)
-    note(fmt::format("{} has no last frame: what wrote it did not end in order, or still goes on", file.name()));
+    note(fmt::format("{} has no last frame: what wrote it did not end in order, or still goes on",
+                     file.name()));
 }
 
 namespace {
@@ -234,14 +238,16 @@ std::vector<std::filesystem::path> files_of(const std::filesystem::path& folder)
     if (entry.path().extension() == ".routes") all.push_back(entry.path());
   }
   std::sort(all.begin(), all.end());
-  if (all.empty()) fail<InputError>(folder.string(), "is no routing trace: got a folder without files *.routes");
+  if (all.empty())
+    fail<InputError>(folder.string(), "is no routing trace: got a folder without files *.routes");
   i64 expected = 0;
   for (const std::filesystem::path& path : all) {
     const std::string stem = path.stem().string();
     if (!stem.starts_with("rank-")) continue;
     const std::string rank = fmt::format("rank-{:05}", expected++);
     if (stem != rank)
-      fail<InputError>(folder.string(), "a rank is missing: got {}, expected {}.routes", path.filename().string(), rank);
+      fail<InputError>(folder.string(), "a rank is missing: got {}, expected {}.routes",
+                       path.filename().string(), rank);
   }
   return all;
 }
@@ -322,8 +328,9 @@ class StepReader {
     for (i64 i = 0; i < frame.count; ++i) {
       TraceSequence& place = out_.sequences[idx(frame.first + i)];
       if (is_known_[idx(frame.first + i)] && place != read[idx(i)])
-        fail<InputError>(frames::place(file, frame.payload), "sequence {} of step {} differs from what another rank says",
-                         frame.first + i, out_.step);
+        fail<InputError>(frames::place(file, frame.payload),
+                         "sequence {} of step {} differs from what another rank says", frame.first + i,
+                         out_.step);
       place = read[idx(i)];
       is_known_[idx(frame.first + i)] = true;
     }
@@ -362,13 +369,14 @@ class StepReader {
       for (std::size_t e = 0; e < experts; ++e) {
         const i64 copies = to[idx(s) * experts + e];
         if (copies > tokens)
-          fail<InputError>(frames::place(file, frame.payload), "copies of expert {} from a sequence of {}: got {}",
-                           e, counted(tokens, "token"), copies);
+          fail<InputError>(frames::place(file, frame.payload),
+                           "copies of expert {} from a sequence of {}: got {}", e, counted(tokens, "token"),
+                           copies);
         sum += copies;
       }
       if (sum > tokens * header_.top_k)
-        fail<InputError>(frames::place(file, frame.payload), "copies of a sequence: got {}, expected at most {}", sum,
-                         tokens * header_.top_k);
+        fail<InputError>(frames::place(file, frame.payload),
+                         "copies of a sequence: got {}, expected at most {}", sum, tokens * header_.top_k);
     }
   }
 
@@ -385,8 +393,8 @@ class StepReader {
         fail<InputError>(frames::place(file, at), "expert of step {} layer {}: got {}, expected less than {}",
                          out_.step, frame.layer, id, header_.num_experts);
       if (seen_[id] == stamp_)
-        fail<InputError>(frames::place(file, at), "expert {} is there twice in a token of step {} layer {}", id,
-                         out_.step, frame.layer);
+        fail<InputError>(frames::place(file, at), "expert {} is there twice in a token of step {} layer {}",
+                         id, out_.step, frame.layer);
       seen_[id] = stamp_;
     }
   }
@@ -419,7 +427,8 @@ class StepReader {
 TraceStep RoutingTrace::read(i64 step) const {
   const Content& content = *content_;
   if (!std::binary_search(content.steps.begin(), content.steps.end(), step))
-    fail<InputError>(content.path.string(), "step {} is not in the trace, or not whole: expected one of its {}", step,
+    fail<InputError>(content.path.string(),
+                     "step {} is not in the trace, or not whole: expected one of its {}", step,
                      counted(content.steps.size(), "step"));
   TraceStep out;
   out.step = step;
@@ -440,7 +449,8 @@ TraceStep RoutingTrace::read(i64 step) const {
       if (frame.kind == frames::kChoices) reader.choices(frame, *content.files[frame.file], l);
       counted_only = counted_only || frame.kind == frames::kCounts;
     }
-    if (!counted_only || !out.choices[l].empty()) count_layer(out, content.header, out.choices[l], out.counts[l]);
+    if (!counted_only || !out.choices[l].empty())
+      count_layer(out, content.header, out.choices[l], out.counts[l]);
     for (const Frame& frame : all) {
       if (frame.kind == frames::kCounts && frame.layer == layers[l])
         reader.counts(frame, *content.files[frame.file], l);
@@ -461,7 +471,9 @@ TraceStep read_steps(const RoutingTrace& trace, i64 first, i64 last) {
     } else {
       out.sequences.insert(out.sequences.end(), next.sequences.begin(), next.sequences.end());
       for (std::size_t l = 0; l < out.counts.size(); ++l) {
-        const auto append = [l](auto& to, const auto& from) { to[l].insert(to[l].end(), from[l].begin(), from[l].end()); };
+        const auto append = [l](auto& to, const auto& from) {
+          to[l].insert(to[l].end(), from[l].begin(), from[l].end());
+        };
         append(out.choices, next.choices);
         append(out.weights, next.weights);
         append(out.counts, next.counts);
@@ -472,8 +484,9 @@ TraceStep read_steps(const RoutingTrace& trace, i64 first, i64 last) {
   }
   if (!found)
     fail<InputError>(trace.path().string(), "has no whole step from {} to {}: got {}", first, last,
-                     trace.steps().empty() ? "no whole step at all"
-                                           : fmt::format("steps {} to {}", trace.steps().front(), trace.steps().back()));
+                     trace.steps().empty()
+                         ? "no whole step at all"
+                         : fmt::format("steps {} to {}", trace.steps().front(), trace.steps().back()));
   return out;
 }
 

@@ -13,7 +13,7 @@
 // devices and no plan. The file is described in docs/routing.md.
 namespace hetermoe {
 
-inline constexpr std::uint16_t kNoExpert = 0xffff;        ///< a choice that was not made: padding, a dropped token
+inline constexpr std::uint16_t kNoExpert = 0xffff;  ///< a choice that was not made: padding, a dropped token
 inline constexpr std::uint32_t kNoDomain = 0xffffffff;
 /// What a trace can hold: ids are 16 bits wide, and all ones is no expert.
 inline constexpr i64 kMostTraceExperts = 65535;
@@ -50,7 +50,7 @@ struct TraceHeader {
 };
 
 struct TraceSequence {
-  i64 index = -1;            ///< in the order of the data, -1 = unknown
+  i64 index = -1;  ///< in the order of the data, -1 = unknown
   std::uint32_t tokens = 0;
   std::uint32_t prompt = 0;  ///< tokens that were given and not generated; `tokens` in pre-training
   std::uint32_t domain = kNoDomain;

@@ -25,16 +25,18 @@ void check_trace_model(const TraceHeader& header, const ModelConfig& model, cons
                      model.top_k, model.name);
   const std::vector<i64> expected = layers_with_experts(model);
   if (header.layers != expected)
-    fail<InputError>(where, "layers with experts: got {}, expected {} as model {} has", Json(header.layers).dump(),
-                     Json(expected).dump(), model.name);
+    fail<InputError>(where, "layers with experts: got {}, expected {} as model {} has",
+                     Json(header.layers).dump(), Json(expected).dump(), model.name);
 }
 
 TraceRouting::TraceRouting(TraceHeader header, TraceStep step, const ModelConfig& model, std::string where)
     : header_(std::move(header)), step_(std::move(step)), where_(std::move(where)) {
   check_trace_model(header_, model, where_);
   if (!step_.has_choices())
-    fail<InputError>(where_, "step {}: got counts alone, expected the choices of every token. Record with "
-                     "routing.detail: choices", step_.step);
+    fail<InputError>(where_,
+                     "step {}: got counts alone, expected the choices of every token. Record with "
+                     "routing.detail: choices",
+                     step_.step);
 }
 
 void TraceRouting::check_plan(const Plan& plan) const {
@@ -49,8 +51,8 @@ void TraceRouting::check_plan(const Plan& plan) const {
   }
 }
 
-void TraceRouting::add_source(ExchangeLoad& load, const OwnerTable& owners, i32 layer, i64 first_token, i64 tokens,
-                              bool dedup) const {
+void TraceRouting::add_source(ExchangeLoad& load, const OwnerTable& owners, i32 layer, i64 first_token,
+                              i64 tokens, bool dedup) const {
   const std::size_t at = position<i64>(header_.layers, i64{layer});
   const auto k = idx(header_.top_k);
   const std::span<const std::uint16_t> ids =

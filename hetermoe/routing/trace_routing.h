@@ -12,8 +12,8 @@ namespace hetermoe {
 /// The load of a recorded step under any plan: rows and copies as the executor would send them.
 class TraceRouting : public RoutingLoad {
  public:
-  /// `where` names the trace in errors. Throws InputError when the model has another number of experts or other
-  /// layers than the trace, or the trace has counts only.
+  /// `where` names the trace in errors. Throws InputError when the model has another number of experts or
+  /// other layers than the trace, or the trace has counts only.
   TraceRouting(TraceHeader header, TraceStep step, const ModelConfig& model, std::string where);
   /// Throws InputError when the plan's step has more sequences than the trace, or of another length.
   ExchangeLoad exchange(const Placement& placement, i32 group, i32 layer, i32 microbatch,
@@ -35,8 +35,8 @@ class TraceRouting : public RoutingLoad {
   std::string where_;
 };
 
-/// Throws InputError that names trace and model when they differ in layers with experts, in the number of experts
-/// or in top-k.
+/// Throws InputError that names trace and model when they differ in layers with experts, in the number of
+/// experts or in top-k.
 void check_trace_model(const TraceHeader& header, const ModelConfig& model, const std::string& where);
 
 /// Indices of the model's layers with experts.

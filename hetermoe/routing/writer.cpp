@@ -47,7 +47,8 @@ RoutingWriter RoutingWriter::resume(const std::filesystem::path& path, const Tra
   const frames::InputFile old(path);
   const frames::FileStart start = frames::read_start(old);
   if (start.header != header)
-    fail<InputError>(path.string(), "the run cannot go on with this trace: got header {}, expected {}. Take another file",
+    fail<InputError>(path.string(),
+                     "the run cannot go on with this trace: got header {}, expected {}. Take another file",
                      frames::header_text(start.header), frames::header_text(header));
   frames::Walk walk(old, start.end);
   i64 num_frames = 0;
@@ -119,7 +120,8 @@ void RoutingWriter::choices(i64 step, i64 layer, i64 first, i64 count, std::span
     for (std::size_t i = 0; i < ids.size(); ++i) payload[i] = static_cast<char>(ids[i] & 0xff);
   }
   if (!weights.empty())
-    std::memcpy(payload.data() + frames::weights_begin(header_, tokens), weights.data(), weights.size_bytes());
+    std::memcpy(payload.data() + frames::weights_begin(header_, tokens), weights.data(),
+                weights.size_bytes());
   frame(frames::kChoices, step, layer, first, count, payload);
 }
 

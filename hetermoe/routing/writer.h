@@ -20,8 +20,8 @@ class RoutingWriter {
  public:
   /// Begins a new file, in whose place there may be an older one. Missing folders are made.
   RoutingWriter(const std::filesystem::path& path, const TraceHeader& header);
-  /// Goes on with the file of a run that is resumed: what it has of step `step` and later ones is dropped. Where
-  /// there is no such file, it is begun. Throws InputError when it is a trace of something else.
+  /// Goes on with the file of a run that is resumed: what it has of step `step` and later ones is dropped.
+  /// Where there is no such file, it is begun. Throws InputError when it is a trace of something else.
   static RoutingWriter resume(const std::filesystem::path& path, const TraceHeader& header, i64 step);
   ~RoutingWriter();
   RoutingWriter(RoutingWriter&& other) noexcept;

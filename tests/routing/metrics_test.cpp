@@ -50,8 +50,16 @@ TEST(RoutingMetrics, NoiseFloorIsWhatAnEvenRouterShows) {
   EXPECT_NEAR(noise_floor(256, 8, 16384), 0.0245, 5e-5);
   FigureRange drawn;
   for (u64 seed = 0; seed < 50; ++seed) {
-    const TraceHeader header = {.layers = {0}, .num_experts = 64, .top_k = 6, .weights = TraceWeights::kNone,
-                                .domains = {}, .model = {}, .seq_len = {}, .condition = {}, .source = {}, .job = {}};
+    const TraceHeader header = {.layers = {0},
+                                .num_experts = 64,
+                                .top_k = 6,
+                                .weights = TraceWeights::kNone,
+                                .domains = {},
+                                .model = {},
+                                .seq_len = {},
+                                .condition = {},
+                                .source = {},
+                                .job = {}};
     drawn.add(SyntheticTrace(header, {.seq_len = 256, .sequences = 4, .seed = seed}).gini());
   }
   EXPECT_NEAR(drawn.mean / noise_floor(64, 6, 1024), 1, 0.05);

@@ -43,12 +43,14 @@ std::vector<double> rank_ratios(double gini, i64 num_seeds) {
 
 TEST(SyntheticTrace, ReachesThePublishedFiguresOfAResilientRouter) {
   const std::vector<double> got = rank_ratios(0.105, 40), expected = {1.05, 1.10, 1.18, 1.31, 1.54};
-  for (std::size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i] / expected[i], 1, 0.05) << i << ": " << got[i];
+  for (std::size_t i = 0; i < got.size(); ++i)
+    EXPECT_NEAR(got[i] / expected[i], 1, 0.05) << i << ": " << got[i];
 }
 
 TEST(SyntheticTrace, ReachesThePublishedFiguresOfAConcentratedRouter) {
   const std::vector<double> got = rank_ratios(0.24, 40), expected = {1.12, 1.25, 1.46, 1.84, 2.54};
-  for (std::size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i] / expected[i], 1, 0.06) << i << ": " << got[i];
+  for (std::size_t i = 0; i < got.size(); ++i)
+    EXPECT_NEAR(got[i] / expected[i], 1, 0.06) << i << ": " << got[i];
 }
 
 TEST(SyntheticTrace, TokensHaveKDifferentExperts) {
@@ -64,10 +66,12 @@ TEST(SyntheticTrace, TokensHaveKDifferentExperts) {
 }
 
 TEST(SyntheticTrace, IsTheSameEveryTimeAndAnotherForAnotherSeed) {
-  const SyntheticOptions options{.seq_len = 16, .sequences = 4, .microbatches = 2, .spread = 0.5, .domains = 2};
+  const SyntheticOptions options{
+      .seq_len = 16, .sequences = 4, .microbatches = 2, .spread = 0.5, .domains = 2};
   SyntheticOptions other = options;
   other.seed = 2;
-  const SyntheticTrace a(header_of(2, 8, 2), options), b(header_of(2, 8, 2), options), c(header_of(2, 8, 2), other);
+  const SyntheticTrace a(header_of(2, 8, 2), options), b(header_of(2, 8, 2), options),
+      c(header_of(2, 8, 2), other);
   EXPECT_EQ(a.step(3).choices, b.step(3).choices);
   EXPECT_NE(a.step(3).choices, a.step(4).choices);
   EXPECT_NE(a.step(3).choices, c.step(3).choices);
@@ -75,7 +79,9 @@ TEST(SyntheticTrace, IsTheSameEveryTimeAndAnotherForAnotherSeed) {
 
 TEST(SyntheticTrace, DriftChangesTheBusyExpertsBetweenMicrobatches) {
   const auto drift_of = [](double sigma) {
-    const SyntheticTrace trace(header_of(1, 64, 6), {.seq_len = 2048, .sequences = 2, .microbatches = 2, .spread = 0.5, .drift = sigma});
+    const SyntheticTrace trace(
+        header_of(1, 64, 6),
+        {.seq_len = 2048, .sequences = 2, .microbatches = 2, .spread = 0.5, .drift = sigma});
     const TraceStep step = trace.step(0);
     const std::vector<double> all(step.counts[0].begin(), step.counts[0].end());
     return *drift(std::span(all).subspan(0, 64), std::span(all).subspan(64, 64));
@@ -85,7 +91,8 @@ TEST(SyntheticTrace, DriftChangesTheBusyExpertsBetweenMicrobatches) {
 }
 
 TEST(SyntheticTrace, DomainsPreferTheirOwnExperts) {
-  const SyntheticTrace trace(header_of(1, 16, 2), {.seq_len = 4096, .sequences = 8, .domains = 2, .domain_spread = 1});
+  const SyntheticTrace trace(header_of(1, 16, 2),
+                             {.seq_len = 4096, .sequences = 8, .domains = 2, .domain_spread = 1});
   const TraceStep step = trace.step(0);
   std::vector<std::vector<double>> by_domain(2, std::vector<double>(16, 0));
   for (std::size_t i = 0; i < step.counts[0].size(); ++i)
@@ -95,7 +102,8 @@ TEST(SyntheticTrace, DomainsPreferTheirOwnExperts) {
 
 TEST(SyntheticTrace, AGiniCoefficientOutOfReachIsRefusedWithTheRange) {
   const SyntheticTrace trace(header_of(1, 8, 2), {.seq_len = 64, .sequences = 1});
-  EXPECT_TRUE(error_of<InputError>([&] { trace.spread_for(0.9); }).find("got 0.9, expected 0.") != std::string::npos);
+  EXPECT_TRUE(error_of<InputError>([&] { trace.spread_for(0.9); }).find("got 0.9, expected 0.") !=
+              std::string::npos);
   EXPECT_TRUE(error_of<InputError>([&] { trace.spread_for(0.0001); }).find("got 0.0001, expected 0.") !=
               std::string::npos);
 }

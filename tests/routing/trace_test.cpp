@@ -33,7 +33,15 @@ std::string error_of_bytes(const WorkFolder& folder, const std::string& bytes) {
   });
 }
 
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+/// Without a sync, which file systems also make when a file is truncated: there are thousands.
+void write_quickly(const std::string& path, const std::string& bytes) {
+  std::filesystem::remove(path);
+  std::ofstream(path, std::ios::binary) << bytes;
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
 
 /// The golden bytes with a frame changed, its checksum right.
 std::string with_frame(std::size_t offset, const std::function<void(frames::Head&, std::string&)>& change) {
@@ -61,7 +69,8 @@ std::string with_header(const std::string& json) {
   head.version = 1;
   head.header_bytes = static_cast<std::uint32_t>(text.size());
   head.checksum = checksum(text.data(), text.size());
-  return std::string(reinterpret_cast<const char*>(&head), sizeof(head)) + text + golden_bytes().substr(kSequencesAt);
+  return std::string(reinterpret_cast<const char*>(&head), sizeof(head)) + text +
+         golden_bytes().substr(kSequencesAt);
 }
 
 TEST(RoutingTrace, IsWrittenAsTheDocumentedBytes) {
@@ -90,7 +99,7 @@ TEST(RoutingTrace, EveryPrefixIsGoodUpToItsLastWholeFrame) {
   const std::vector<std::size_t> ends = {0xd0, 0x110, 0x148};
   for (std::size_t size = 0; size < bytes.size(); ++size) {
     const std::string path = folder / "prefix.routes";
-    std::ofstream(path, std::ios::binary) << bytes.substr(0, size);  // no sync: there are hundreds
+    write_quickly(path, bytes.substr(0, size));
     if (size < kSequencesAt) {
       EXPECT_NE(error_of<InputError>([&] { RoutingTrace trace(path); }), "no error") << size;
       continue;
@@ -110,7 +119,7 @@ TEST(RoutingTrace, EveryFlippedBitIsNoticed) {
     std::string damaged = bytes;
     damaged[bit / 8] = static_cast<char>(damaged[bit / 8] ^ (1 << (bit % 8)));
     const std::string path = folder / "flipped.routes";
-    std::ofstream(path, std::ios::binary) << damaged;  // no sync: there are thousands
+    write_quickly(path, damaged);
     std::vector<std::string> notes;
     const std::string error = error_of<InputError>([&] {
       const RoutingTrace trace(path);
@@ -125,34 +134,43 @@ TEST(RoutingTrace, RefusesWhatItsHeaderCannotSay) {
   const WorkFolder folder;
   std::string bytes = golden_bytes();
   bytes[0] = 'X';
-  EXPECT_TRUE(contains(error_of_bytes(folder, bytes), "at byte 0] is no routing trace: got \"XMROUTES\", expected \"HMROUTES\""));
+  EXPECT_TRUE(contains(error_of_bytes(folder, bytes),
+                       "at byte 0] is no routing trace: got \"XMROUTES\", expected \"HMROUTES\""));
   bytes = golden_bytes();
   bytes[8] = 2;
   EXPECT_TRUE(contains(error_of_bytes(folder, bytes), "at byte 8] version of the trace: got 2, expected 1"));
   EXPECT_TRUE(contains(error_of_bytes(folder, with_header("{]")), "at byte 24]"));
   EXPECT_TRUE(contains(error_of_bytes(folder, with_header(R"({"layers":[1],"num_experts":4})")), "top_k"));
-  EXPECT_TRUE(contains(error_of_bytes(folder, with_header(
-                           R"({"layers":[1],"num_experts":4,"top_k":5,"weights":"none","domains":["a","b"]})")),
-                       "top_k of the header: got 5, expected at most num_experts (4)"));
-  EXPECT_TRUE(contains(error_of_bytes(folder, with_header(
-                           R"({"layers":[3,1],"num_experts":4,"top_k":2,"weights":"none","domains":["a","b"]})")),
-                       "got [3,1], expected at least one, ascending"));
-  EXPECT_TRUE(contains(error_of_bytes(folder, with_header(
-                           R"({"layers":[2],"num_experts":4,"top_k":2,"weights":"none","domains":["a","b"]})")),
-                       "layer: got 1, expected one of the header"));
-  EXPECT_TRUE(contains(error_of_bytes(folder, with_header(
-                           R"({"layers":[1],"num_experts":4,"top_k":1,"weights":"none","domains":["a","b"]})")),
-                       "payload of the frame: got 12 bytes, expected 6"));
+  EXPECT_TRUE(contains(
+      error_of_bytes(
+          folder,
+          with_header(R"({"layers":[1],"num_experts":4,"top_k":5,"weights":"none","domains":["a","b"]})")),
+      "top_k of the header: got 5, expected at most num_experts (4)"));
+  EXPECT_TRUE(contains(
+      error_of_bytes(
+          folder,
+          with_header(R"({"layers":[3,1],"num_experts":4,"top_k":2,"weights":"none","domains":["a","b"]})")),
+      "got [3,1], expected at least one, ascending"));
+  EXPECT_TRUE(contains(
+      error_of_bytes(
+          folder,
+          with_header(R"({"layers":[2],"num_experts":4,"top_k":2,"weights":"none","domains":["a","b"]})")),
+      "layer: got 1, expected one of the header"));
+  EXPECT_TRUE(contains(
+      error_of_bytes(
+          folder,
+          with_header(R"({"layers":[1],"num_experts":4,"top_k":1,"weights":"none","domains":["a","b"]})")),
+      "payload of the frame: got 12 bytes, expected 6"));
 }
 
 TEST(RoutingTrace, RefusesChoicesThatCannotBe) {
   const WorkFolder folder;
-  EXPECT_TRUE(contains(
-      error_of_bytes(folder, with_frame(kChoicesAt, [](auto&, std::string& ids) { ids[3] = 4; })),
-      "at byte 259] expert of step 2 layer 1: got 4, expected less than 4"));
-  EXPECT_TRUE(contains(
-      error_of_bytes(folder, with_frame(kChoicesAt, [](auto&, std::string& ids) { ids[1] = 0; })),
-      "at byte 257] expert 0 is there twice in a token of step 2 layer 1"));
+  EXPECT_TRUE(
+      contains(error_of_bytes(folder, with_frame(kChoicesAt, [](auto&, std::string& ids) { ids[3] = 4; })),
+               "at byte 259] expert of step 2 layer 1: got 4, expected less than 4"));
+  EXPECT_TRUE(
+      contains(error_of_bytes(folder, with_frame(kChoicesAt, [](auto&, std::string& ids) { ids[1] = 0; })),
+               "at byte 257] expert 0 is there twice in a token of step 2 layer 1"));
   EXPECT_TRUE(contains(
       error_of_bytes(folder, with_frame(kChoicesAt, [](auto&, std::string& ids) { ids.resize(10); })),
       "at byte 208] payload of the frame: got 10 bytes, expected 12"));
@@ -176,7 +194,8 @@ TEST(RoutingTrace, RefusesWeightsThatAreNoNumbers) {
   EXPECT_EQ(RoutingTrace(written(folder, header, {step})).read(2).weights, step.weights);
   step.weights[0][3] = std::numeric_limits<float>::quiet_NaN();
   const RoutingTrace trace(written(folder, header, {step}));
-  EXPECT_TRUE(contains(error_of<InputError>([&] { trace.read(2); }), "routing weight of step 2 layer 1: got nan"));
+  EXPECT_TRUE(
+      contains(error_of<InputError>([&] { trace.read(2); }), "routing weight of step 2 layer 1: got nan"));
 }
 
 TEST(RoutingTrace, KeepsCountsAlone) {
@@ -236,7 +255,8 @@ TEST(RoutingTrace, StepsThatAreNotWholeAreNamedAndLeftOut) {
   EXPECT_EQ(trace.steps(), std::vector<i64>{2});
   ASSERT_EQ(trace.notes().size(), 1u);
   EXPECT_EQ(trace.notes()[0], "step 3 is not whole and is left out: layer 1 has no sequence 1 of 2");
-  EXPECT_TRUE(contains(error_of<InputError>([&] { trace.read(3); }), "step 3 is not in the trace, or not whole"));
+  EXPECT_TRUE(
+      contains(error_of<InputError>([&] { trace.read(3); }), "step 3 is not in the trace, or not whole"));
 }
 
 TEST(RoutingTrace, StepsAreJoined) {
@@ -248,7 +268,8 @@ TEST(RoutingTrace, StepsAreJoined) {
   EXPECT_EQ(both.num_sequences(), 4);
   EXPECT_EQ(both.num_tokens(), 12);
   EXPECT_EQ(both.counts[0].size(), 16u);
-  EXPECT_TRUE(contains(error_of<InputError>([&] { read_steps(trace, 5, 9); }), "has no whole step from 5 to 9: got steps 2 to 4"));
+  EXPECT_TRUE(contains(error_of<InputError>([&] { read_steps(trace, 5, 9); }),
+                       "has no whole step from 5 to 9: got steps 2 to 4"));
 }
 
 TEST(RoutingWriter, AResumedTraceIsThatOfAnUnbrokenRun) {
