@@ -53,6 +53,10 @@ std::function<int()> make_routing(Flags& flags) {
       "hetermoe routing analyse out/demo.routes --ep 1,2,4 --window step\n"
       "  hetermoe routing analyse out/demo.routes configs/jobs/demo.yaml --strategy ep --json",
       make_routing_analyse);
+  add("balance", "who should own which experts by a recorded trace: balancers side by side",
+      "hetermoe routing balance out/demo.routes configs/jobs/demo.yaml --balancers none,lpt,eplb --replicas "
+      "4",
+      make_routing_balance);
   add("make", "a synthetic trace: even, by popularity, drifting, of several domains",
       "hetermoe routing make --model deepseek-v2-lite --seq 1024 --sequences 8 --gini 0.24 -o made.routes",
       make_routing_make);

@@ -7,6 +7,7 @@
 #include "hetermoe/base/words.h"
 #include "hetermoe/cli/routing.h"
 #include "hetermoe/cost/measured.h"
+#include "hetermoe/planner/balance/trace_balance.h"
 #include "hetermoe/report/html.h"
 #include "hetermoe/report/table.h"
 #include "hetermoe/routing/analysis.h"
@@ -27,6 +28,7 @@ struct Options {
 struct UnderPlan {
   std::string title;
   PlanFigures figures;
+  FigureRange history_cost;  ///< of the steps
 };
 
 struct Analysis {
@@ -68,12 +70,16 @@ Analysis analyse_under(const RoutingTrace& trace, const Options& options, const 
   const Plan plan = emulated_plan(job, make_job_plan(job, model, cluster));
   const Placement placement(plan, model, step_options(job, model));
   const std::unique_ptr<CostModel> cost = make_cost(model, cluster, plan, load_profiles(cluster));
+  const TraceBalance balance(model, cluster, plan, step_options(job, model), load_profiles(cluster));
+  FigureRange history_cost;
   PlanAnalyser under(*cost, placement, model, cluster);
   Analysis out;
   out.windows = analyse(trace, options, [&](TraceStep step) {
+    const FigureRange costs = balance.history_cost(step);
+    if (costs.count > 0) history_cost.add(costs.mean);
     under.add(TraceRouting(trace.header(), std::move(step), model, options.trace));
   });
-  out.plan = UnderPlan{fmt::format("{} on {}", plan.strategy, cluster.name), under.finish()};
+  out.plan = UnderPlan{fmt::format("{} on {}", plan.strategy, cluster.name), under.finish(), history_cost};
   return out;
 }
 
@@ -184,6 +190,7 @@ Json plan_json(const UnderPlan& plan) {
           {"source", "simulated"},
           {"time_ratio", mean(&PlanLayerFigures::time_ratio)},
           {"rank_max_over_mean", mean(&PlanLayerFigures::rank_ratio)},
+          {"history_cost", plan.history_cost.count > 0 ? Json(plan.history_cost.mean) : Json(nullptr)},
           {"node_rows_per_token", plan.figures.node_rows},
           {"node_copies_per_token", plan.figures.node_copies},
           {"layers", layers}};
