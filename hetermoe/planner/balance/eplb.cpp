@@ -1,10 +1,12 @@
 #include "hetermoe/planner/balance/eplb.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <numeric>
 
 #include "hetermoe/base/index.h"
+#include "hetermoe/planner/balance/exact_split.h"
 
 namespace hetermoe {
 namespace {
@@ -159,6 +161,36 @@ LayerOwners owners_of_slots(const std::vector<std::vector<ExpertId>>& slots,
   return owners;
 }
 
+LayerOwners split_owners(const LayerOwners& owners, const std::vector<double>& weights,
+                         const std::vector<DeviceId>& devices, const std::vector<double>& speeds) {
+  constexpr double kMostCopies = 1e9, kMostSpeed = 1e6;  // whole numbers as fine as that
+  const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);
+  const double fastest = *std::max_element(speeds.begin(), speeds.end());
+  std::vector<i64> copies, whole_speeds;
+  for (const double weight : weights)
+    copies.push_back(sum > 0 ? std::llround(kMostCopies * weight / sum) : 0);
+  for (const double speed : speeds)
+    whole_speeds.push_back(std::max<i64>(1, std::llround(kMostSpeed * speed / fastest)));
+  std::vector<std::vector<i32>> hosts;
+  for (const ExpertOwners& of_expert : owners) {
+    hosts.emplace_back();
+    for (const ExpertOwner& owner : of_expert) {
+      const auto at = std::find(devices.begin(), devices.end(), owner.device) - devices.begin();
+      hosts.back().push_back(static_cast<i32>(at));
+    }
+  }
+  const ExactSplit split = exact_split(copies, hosts, whole_speeds);
+  LayerOwners out(owners.size());
+  for (std::size_t e = 0; e < owners.size(); ++e) {
+    const double all = real(copies[e]) * real(split.den);
+    for (std::size_t h = 0; h < owners[e].size(); ++h) {
+      const double share = all > 0 ? real(split.copies[e][h]) / all : owners[e][h].share;
+      if (share > 0) out[e].push_back({.device = owners[e][h].device, .share = share});
+    }
+  }
+  return out;
+}
+
 i64 wasted_slots(const std::vector<std::vector<ExpertId>>& slots) {
   i64 wasted = 0;
   for (std::vector<ExpertId> of_device : slots) {
@@ -173,6 +205,7 @@ namespace {
 /// The devices that own, as one layer of the input sees them.
 struct Owners {
   std::vector<DeviceId> devices;
+  std::vector<double> speeds;
   std::vector<EplbDevice> of_layer;
   EplbShape shape;
   bool equal = false;  ///< EPLB's own rules serve
@@ -194,7 +227,7 @@ Owners owners_of_layer(const BalanceInput& input, i64 num_experts) {
                [](const BalanceDevice& device) { return device.owns; });
   HM_CHECK(!owning.empty(), "no device may own experts");
   Owners out;
-  std::vector<double> speeds;
+  std::vector<double>& speeds = out.speeds;
   std::vector<i64> most;
   for (const BalanceDevice& device : owning) {
     out.devices.push_back(device.id);
@@ -236,7 +269,10 @@ std::vector<LayerOwners> place_eplb(const BalanceInput& input) {
     } else {
       slots = weighted_eplb_slots(load, owners.of_layer);
     }
-    out.push_back(owners_of_slots(slots, owners.devices, num_experts));
+    LayerOwners placed = owners_of_slots(slots, owners.devices, num_experts);
+    // Even shares, which EPLB gives, are wrong for an expert that is on a fast and on a slow device.
+    if (!owners.equal) placed = split_owners(placed, load, owners.devices, owners.speeds);
+    out.push_back(std::move(placed));
   }
   return out;
 }

@@ -41,6 +41,10 @@ std::vector<i64> slots_by_speed(const std::vector<double>& speeds, const std::ve
 /// both shares.
 LayerOwners owners_of_slots(const std::vector<std::vector<ExpertId>>& slots,
                             const std::vector<DeviceId>& devices, i64 num_experts);
+/// The same with shares by which the slowest device ends earliest, by the weights: dealt out exactly over the
+/// devices that have an expert. Owners with nothing to do are left out.
+LayerOwners split_owners(const LayerOwners& owners, const std::vector<double>& weights,
+                         const std::vector<DeviceId>& devices, const std::vector<double>& speeds);
 /// Slots that merging left without use.
 i64 wasted_slots(const std::vector<std::vector<ExpertId>>& slots);
 

@@ -169,6 +169,7 @@ TEST(Eplb, GivesCopiesSoThatTheBusiestHasTheLeast) {
 
 TEST(Eplb, SlotsFollowSpeedWithinRoom) {
   EXPECT_EQ(slots_by_speed({2, 2, 1, 1}, {99, 99, 99, 99}, 12), (std::vector<i64>{4, 4, 2, 2}));
+  EXPECT_EQ(slots_by_speed({2, 2, 1, 1}, {99, 99, 99, 99}, 10), (std::vector<i64>{3, 3, 2, 2}));
   EXPECT_EQ(slots_by_speed({2, 2, 1, 1}, {3, 99, 99, 99}, 12), (std::vector<i64>{3, 5, 2, 2}));
   EXPECT_EQ(slots_by_speed({1, 1}, {1, 1}, 12), (std::vector<i64>{1, 1}));
 }
@@ -202,6 +203,18 @@ double ratio_of(const LayerOwners& owners, const Weights& load, const Weights& s
   for (std::size_t d = 0; d < speeds.size(); ++d) latest = std::max(latest, on_device[d] / speeds[d]);
   return latest * std::accumulate(speeds.begin(), speeds.end(), 0.0) /
          std::accumulate(load.begin(), load.end(), 0.0);
+}
+
+TEST(Eplb, OnUnequalDevicesSharesFollowSpeed) {
+  const Weights eight(kReadme.begin(), kReadme.begin() + 8), speeds = {2, 2, 1, 1};
+  const LayerOwners even = owners_of_slots({{4, 1, 2}, {0, 1, 3}, {5, 6}, {5, 7}}, {0, 1, 2, 3}, 8);
+  EXPECT_NEAR(ratio_of(even, eight, speeds), 1.1480, 5e-5);
+  EXPECT_NEAR(ratio_of(split_owners(even, eight, {0, 1, 2, 3}, speeds), eight, speeds), 1.0087, 5e-5);
+  const Weights six = {97, 41, 163, 29, 71, 211}, fast_one = {3, 1, 1};
+  const LayerOwners other = owners_of_slots({{5, 5, 2, 4}, {0, 3}, {2, 1}}, {0, 1, 2}, 6);
+  EXPECT_NEAR(ratio_of(split_owners(other, six, {0, 1, 2}, fast_one), six, fast_one), 1.0294, 5e-5);
+  BalanceInput input = input_of(speeds, eight, 2);
+  EXPECT_LT(ratio_of(find_balancer("eplb").place(input)[0], eight, speeds), 1.02);
 }
 
 TEST(Eplb, AsABalancerReplicatesTheBusyExpert) {
