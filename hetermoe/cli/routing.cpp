@@ -57,6 +57,9 @@ std::function<int()> make_routing(Flags& flags) {
       "hetermoe routing balance out/demo.routes configs/jobs/demo.yaml --balancers none,lpt,eplb --replicas "
       "4",
       make_routing_balance);
+  add("import", "a trace of router logits or expert ids that another program recorded",
+      "hetermoe routing import logits.safetensors --model tiny --seq 128 -o imported.routes",
+      make_routing_import);
   add("make", "a synthetic trace: even, by popularity, drifting, of several domains",
       "hetermoe routing make --model deepseek-v2-lite --seq 1024 --sequences 8 --gini 0.24 -o made.routes",
       make_routing_make);

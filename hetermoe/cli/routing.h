@@ -10,6 +10,7 @@ namespace hetermoe {
 
 std::function<int()> make_routing_make(Flags& flags);
 std::function<int()> make_routing_analyse(Flags& flags);
+std::function<int()> make_routing_import(Flags& flags);
 std::function<int()> make_routing_balance(Flags& flags);
 
 /// Steps of a trace: "A..B", "A" or empty for all.
