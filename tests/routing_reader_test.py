@@ -29,7 +29,7 @@ def main():
     source = Path(sys.argv[1])
     page = (source / "docs/routing.md").read_text()
     scope = {}
-    exec(re.search(r"```python\n(.*?)```", page, re.S)[1], scope)
+    exec(re.search(r"```python\n(import array.*?)```", page, re.S)[1], scope)
     data = golden_bytes((source / "tests/routing/golden_trace.h").read_text())
     if len(data) != 328:
         sys.exit(f"routing_reader_test: got {len(data)} golden bytes, expected 328")

@@ -135,17 +135,18 @@ void print_summary(const TraceFigures& figures, const std::optional<UnderPlan>& 
       name_of(band_of(g.mean)), format_percent(figures.share_in(RoutingBand::kResilient)),
       format_percent(figures.share_in(RoutingBand::kBetween)),
       format_percent(figures.share_in(RoutingBand::kConcentrated)));
-  std::cout << "Gini and max/mean of experts are the router's alone: equal tokens give equal figures on any "
-               "number of "
-               "ranks.\nmax/mean over ranks (experts dealt out in order) grows with their number; where "
-               "experts are "
-               "placed changes it.\n";
+  std::cout
+      << "Gini and max/mean of experts are the router's alone: they do not depend on the number of ranks.\n"
+         "max/mean over ranks, experts dealt out in order, grows with it; placing experts changes it.\n";
   if (!plan) return;
+  std::cout << fmt::format("{}, by simulated rates: slowest owner over a perfect division {}\n", plan->title,
+                           cell(plan->figures.over_layers(&PlanLayerFigures::time_ratio)));
+  std::cout << fmt::format("rows between nodes per token and layer: {:.3f}, one for each copy {:.3f}\n",
+                           plan->figures.node_rows, plan->figures.node_copies);
   std::cout << fmt::format(
-      "{}: slowest owner over a perfect division {} (simulated rates), rows between nodes per "
-      "token and layer {:.3f}, one for each copy {:.3f}\n",
-      plan->title, cell(plan->figures.over_layers(&PlanLayerFigures::time_ratio), 3), plan->figures.node_rows,
-      plan->figures.node_copies);
+      "history costs: placed by the microbatch before, owners take {} times as long as by its own "
+      "copies (lpt)\n",
+      cell(plan->history_cost));
 }
 
 void print_windows(const std::vector<TraceFigures>& all) {

@@ -132,11 +132,10 @@ std::vector<std::vector<ExpertId>> weighted_eplb_slots(const std::vector<double>
 std::vector<i64> slots_by_speed(const std::vector<double>& speeds, const std::vector<i64>& most, i64 all) {
   std::vector<i64> slots(speeds.size(), 0);
   for (i64 given = 0; given < all; ++given) {
-    std::size_t best = speeds.size();  // whose next slot is the least for its speed
+    std::size_t best = speeds.size();  // whose next slot takes it least beyond its part
+    const auto key = [&](std::size_t d) { return real(2 * slots[d] + 1) / speeds[d]; };
     for (std::size_t d = 0; d < speeds.size(); ++d) {
-      if (slots[d] >= most[d]) continue;
-      if (best == speeds.size() || real(slots[d] + 1) / speeds[d] < real(slots[best] + 1) / speeds[best])
-        best = d;
+      if (slots[d] < most[d] && (best == speeds.size() || key(d) < key(best))) best = d;
     }
     if (best == speeds.size()) break;
     ++slots[best];
