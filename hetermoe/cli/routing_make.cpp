@@ -12,7 +12,7 @@ namespace {
 
 struct Options {
   std::string model = "demo", output;
-  SyntheticOptions trace{.seq_len = 256, .sequences = 8, .microbatches = 4, .steps = 1};
+  SyntheticOptions trace{.seq_len = 256, .sequences = 8, .microbatches = 1, .steps = 1};
   double gini = 0, mock_ratio = 0;
   i64 seed = 1;
   bool json = false;

@@ -51,7 +51,7 @@ TEST(RoutingImport, ChoosesByTheModelsOwnRouter) {
 
 at::Tensor ids_of(const Case& c, i64 tokens) {
   return at::arange(c.model.top_k)
-      .to(at::kInt)
+      .to(at::kLong)
       .expand({tokens, c.model.num_layers, c.model.top_k})
       .contiguous();
 }
