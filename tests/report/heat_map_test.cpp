@@ -41,7 +41,7 @@ TEST(HtmlReport, ShowsLoadsOfExpertsAndTheirCurves) {
   const std::string html = html_report(input);
   EXPECT_EQ(count(html, "<h2>Load of the experts</h2>"), 1u);
   EXPECT_EQ(count(html, "class=\"cell\""), 8u);
-  EXPECT_EQ(count(html, "Gini coefficient"), 1u);
+  EXPECT_GE(count(html, "Gini coefficient"), 1u);
 }
 
 }  // namespace
