@@ -2,7 +2,7 @@
 # a GPU, else skipped), slow.
 include(GoogleTest)
 find_package(GTest REQUIRED)
-set(HM_CORE_TESTS base model cluster plan schedule cost timeline sim planner report property golden)
+set(HM_CORE_TESTS base model cluster plan schedule cost routing timeline sim planner report property golden)
 set(HM_TORCH_TESTS device kernels nn comm exec data train profile equivalence fault cli)
 
 function(hm_tests label)

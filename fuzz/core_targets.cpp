@@ -2,11 +2,11 @@
 
 namespace hetermoe::fuzz {
 
-extern const Target kModel, kCluster, kHostfile, kPlan, kScheduleText, kTimeline, kProfile;
+extern const Target kModel, kCluster, kHostfile, kPlan, kScheduleText, kTimeline, kProfile, kRoutingTrace;
 
 const std::vector<Target>& targets() {
   static const std::vector<Target> all = {kModel,        kCluster,  kHostfile, kPlan,
-                                          kScheduleText, kTimeline, kProfile};
+                                          kScheduleText, kTimeline, kProfile,  kRoutingTrace};
   return all;
 }
 

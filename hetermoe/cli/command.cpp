@@ -52,13 +52,28 @@ std::string nearest_option(const std::string& got, const std::vector<std::string
   return "";
 }
 
+/// "routing make": the command's name below the program's.
+std::string full_name(const CLI::App& app) {
+  const CLI::App* parent = app.get_parent();
+  return parent == nullptr || parent->get_parent() == nullptr ? app.get_name()
+                                                              : full_name(*parent) + " " + app.get_name();
+}
+
+std::vector<std::string> command_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* sub : app.get_subcommands({})) names.push_back(sub->get_name());
+  return names;
+}
+
 [[noreturn]] void refuse_extra(const CLI::App& app, const std::string& word) {
-  const std::string help = fmt::format("`hetermoe {} --help` says what it takes.", app.get_name());
+  const std::string help = fmt::format("`hetermoe {} --help` says what it takes.", full_name(app));
+  if (const std::vector<std::string> names = command_names(app); !names.empty() && !word.starts_with('-'))
+    fail<ConfigError>(full_name(app) + " " + word, "unknown command.{}", known_names_hint(word, names));
   if (!word.starts_with('-')) fail<ConfigError>(word, "unexpected word. {}", help);
   const std::string flag = word.substr(0, word.find('='));
   const std::string name = flag.substr(std::min(flag.find_first_not_of('-'), flag.size()));
   const std::string near = nearest_option(name, long_names(app));
-  fail<ConfigError>(flag, "unknown option of {}.{} {}", app.get_name(),
+  fail<ConfigError>(flag, "unknown option of {}.{} {}", full_name(app),
                     near.empty() ? "" : fmt::format(" Did you mean \"--{}\"?", near), help);
 }
 
@@ -72,7 +87,10 @@ std::string nearest_option(const std::string& got, const std::vector<std::string
                       : type == "INT" || type == "UINT" ? "an integer"
                                                         : type);
   }
-  fail<ConfigError>(app.get_name(), "{}", message);
+  if (const std::vector<std::string> names = command_names(app);
+      !names.empty() && app.get_subcommands().empty())
+    fail<ConfigError>(full_name(app), "got no command, expected one.{}", known_names_hint("", names));
+  fail<ConfigError>(full_name(app), "{}", message);
 }
 
 /// A value after a true-or-false option belongs to it: "--x false" is "--x=false".
@@ -119,10 +137,11 @@ void parse(CLI::App& app, const std::vector<std::string>& given) {
   } catch (const CLI::ArgumentMismatch&) {
     fail<ConfigError>(last_word, "needs a value after it");
   } catch (const CLI::ParseError& error) {
-    const CLI::App& used = app.get_subcommands().empty() ? app : *app.get_subcommands().front();
-    const std::vector<std::string> extras = used.remaining();
-    if (!extras.empty()) refuse_extra(used, extras.front());
-    refuse_value(used, error.what());
+    const CLI::App* used = &app;
+    while (!used->get_subcommands().empty()) used = used->get_subcommands().front();
+    const std::vector<std::string> extras = used->remaining();
+    if (!extras.empty()) refuse_extra(*used, extras.front());
+    refuse_value(*used, error.what());
   }
 }
 
@@ -221,6 +240,13 @@ FlagOption Flags::add_option(const std::string& names, std::vector<i32>& value, 
 void Flags::add_flag(const std::string& names, bool& value, const std::string& help) {
   app_->add_flag(names, value, help);
 }
+Flags Flags::add_command(const std::string& name, const std::string& summary, const std::string& example) {
+  CLI::App* sub = app_->add_subcommand(name, summary);
+  sub->footer("Example:\n  " + example);
+  app_->require_subcommand(1);
+  return Flags(*sub);
+}
+bool Flags::is_named() const { return app_->parsed(); }
 void Flags::add_to_footer(const std::string& text) { app_->footer(app_->get_footer() + text); }
 
 void allow_overrides(Flags& flags) {

@@ -72,6 +72,7 @@ std::function<int()> make_options(Flags& flags);
 std::function<int()> make_plan(Flags& flags);
 std::function<int()> make_profile(Flags& flags);
 std::function<int()> make_report(Flags& flags);
+std::function<int()> make_routing(Flags& flags);
 std::function<int()> make_simulate(Flags& flags);
 std::function<int()> make_train(Flags& flags);
 std::function<int()> make_verify(Flags& flags);

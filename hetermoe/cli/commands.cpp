@@ -29,6 +29,10 @@ const std::vector<Command>& commands() {
       {"simulate", "predict one step of a job or of a plan: time, who works, who waits, memory",
        "hetermoe simulate configs/jobs/demo.yaml --strategy ep --routing zipf:1.2 --output out/ep",
        make_simulate},
+      {"routing", "routing traces: which experts tokens chose, how uneven that is, what it costs",
+       "hetermoe routing make --model tiny --gini 0.24 -o made.routes\n"
+       "  hetermoe routing analyse made.routes\n  hetermoe routing make --help",
+       make_routing, true},
       {"profile", "measure one device: attention, experts, copies and transfers by size, for the cost model",
        "hetermoe profile --model demo --seq 64,256 --rows 16,128,1024 -o cpu.json", make_profile, true},
       {"inspect", "what a model or a cluster is: parameters, FLOPs and memory per part, devices and links",

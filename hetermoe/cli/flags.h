@@ -59,6 +59,9 @@ class Flags {
   FlagOption add_option(const std::string& names, std::vector<i32>& value, const std::string& help);
   void add_flag(const std::string& names, bool& value, const std::string& help);
   void add_to_footer(const std::string& text);
+  /// A command of its own below this one, of which one must be named: `hetermoe routing make`.
+  Flags add_command(const std::string& name, const std::string& summary, const std::string& example);
+  bool is_named() const;  ///< the command was named in the words that were parsed
 
   CLI::App& app() const { return *app_; }
 

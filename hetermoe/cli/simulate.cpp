@@ -5,6 +5,7 @@
 
 #include "hetermoe/base/words.h"
 #include "hetermoe/cli/command.h"
+#include "hetermoe/cli/routing.h"
 #include "hetermoe/cost/measured.h"
 #include "hetermoe/report/table.h"
 #include "hetermoe/report/waits_text.h"
@@ -29,8 +30,13 @@ struct Simulated {
   double tokens_per_s = 0;
 };
 
-ExpectedRouting make_routing(const std::string& text, const ModelConfig& model) {
-  if (text == "uniform") return ExpectedRouting(model);
+std::unique_ptr<RoutingLoad> routing_load_of(const std::string& text, const ModelConfig& model) {
+  if (text == "uniform") return std::make_unique<ExpectedRouting>(model);
+  if (!text.starts_with("zipf:")) {
+    const bool is_trace =
+        std::filesystem::exists(text.substr(0, text.rfind(':'))) || std::filesystem::exists(text);
+    if (is_trace) return std::make_unique<TraceRouting>(load_trace_routing(text, model));
+  }
   const std::string_view number = std::string_view(text).substr(std::min<std::size_t>(5, text.size()));
   double exponent = -1;
   const auto [rest, code] = std::from_chars(number.data(), number.data() + number.size(), exponent);
@@ -38,15 +44,18 @@ ExpectedRouting make_routing(const std::string& text, const ModelConfig& model) 
   if (!text.starts_with("zipf:") || !whole || !(exponent >= 0 && exponent <= 100)) {
     fail<ConfigError>(
         "--routing",
-        "got \"{}\", expected uniform or zipf:EXPONENT with an exponent of 0 to 100, as zipf:1.2", text);
+        "got \"{}\", expected uniform or zipf:EXPONENT with an exponent of 0 to 100, as zipf:1.2, or a "
+        "routing trace that is there, as FILE, FILE:STEP or FILE:A..B",
+        text);
   }
-  return ExpectedRouting(model, zipf_popularity(model.num_experts, exponent));
+  return std::make_unique<ExpectedRouting>(model, zipf_popularity(model.num_experts, exponent));
 }
 
 Simulated simulate_job(const Job& job, const ModelConfig& model, const Cluster& cluster,
                        const std::string& routing_text) {
   Simulated out;
-  const ExpectedRouting routing = make_routing(routing_text, model);
+  const std::unique_ptr<RoutingLoad> load = routing_load_of(routing_text, model);
+  const RoutingLoad& routing = *load;
   out.plan = make_job_plan(job, model, cluster);
   const Plan emulated = emulated_plan(job, out.plan);
   const StepOptions step = step_options(job, model);
@@ -164,7 +173,11 @@ std::function<int()> make_simulate(Flags& flags) {
   flags.add_option("job", options->job, "job file (YAML); every key of it is also a flag: --strategy ep");
   flags.add_option("--plan", options->plan,
                    "a plan.json to simulate, instead of what the job's strategy makes");
-  flags.add_option("--routing", options->routing, "how tokens choose experts: uniform, or zipf:EXPONENT")
+  flags
+      .add_option("--routing", options->routing,
+                  "how tokens choose experts: uniform, zipf:EXPONENT, or as a routing trace says: FILE (its "
+                  "last step), "
+                  "FILE:STEP, FILE:A..B")
       ->capture_default_str();
   flags.add_flag("--json", options->json, "print the result as JSON");
   allow_overrides(flags);

@@ -37,17 +37,7 @@ OpContext::OpContext(const RunContext& run, DeviceState& device_state)
   slots = Slots(p.num_layers(), static_cast<i32>(num_microbatches), plan.chunks);
   if (device() >= p.num_devices()) return;  // a host routes nothing
   for (i32 l = 0; l < p.num_layers(); ++l) {
-    OwnerTable table;
-    const std::vector<DeviceId>& owners = p.owners(group, l);
-    for (const auto& of_expert : plan.groups[idx(group)].layers[idx(l)].experts) {
-      std::vector<ExpertShare> shares;
-      for (const ExpertOwner& owner : of_expert) {
-        shares.push_back({static_cast<i32>(position(owners, owner.device)), owner.share});
-      }
-      std::sort(shares.begin(), shares.end(), [](auto& a, auto& b) { return a.destination < b.destination; });
-      table.push_back(std::move(shares));
-    }
-    routing.emplace_back(std::move(table), static_cast<i64>(owners.size()), where());
+    routing.emplace_back(owner_table(p, group, l), static_cast<i64>(p.owners(group, l).size()), where());
   }
 }
 
@@ -77,11 +67,14 @@ OpContext::Range OpContext::range(i32 of_group, i32 stage, i32 microbatch) const
   return {};
 }
 
+i64 OpContext::first_sequence(const Op& op, i32 stage) const {
+  return group_begin_[idx(op.group)] + microbatch_begin_[idx(op.group)][idx(op.microbatch)] +
+         range(op.group, stage, op.microbatch).begin;
+}
+
 at::Tensor OpContext::rows_of(const at::Tensor& all, const Op& op, i32 stage) const {
-  const Range r = range(op.group, stage, op.microbatch);
-  const i64 begin =
-      group_begin_[idx(op.group)] + microbatch_begin_[idx(op.group)][idx(op.microbatch)] + r.begin;
-  return all.narrow(0, begin, r.sequences).reshape({-1});
+  const i64 sequences = range(op.group, stage, op.microbatch).sequences;
+  return all.narrow(0, first_sequence(op, stage), sequences).reshape({-1});
 }
 
 bool OpContext::keeps_activations(const Op& op) const {

@@ -37,6 +37,8 @@ class OpContext {
   };
   /// This device's share of a microbatch at a stage (-1 the embedding, num_layers the head).
   Range range(i32 of_group, i32 stage, i32 microbatch) const;
+  /// The first sequence of the step in this device's share.
+  i64 first_sequence(const Op& op, i32 stage) const;
   /// This device's part of `tokens` or `targets`, flattened.
   at::Tensor rows_of(const at::Tensor& all, const Op& op, i32 stage) const;
   /// A tensor of a message, on this device: between two GPUs of one process it is still its sender's memory.

@@ -9,6 +9,17 @@
 
 namespace hetermoe {
 
+/// Hears what the routers of a step choose. Called on lane threads, several at the same time.
+class RouteSink {
+ public:
+  virtual ~RouteSink() = default;
+  /// Of sequences first, first + 1, ... of the step. topk_TK: int64 expert ids; weights_TK: their routing
+  /// weights. Both are on the device that computed them and stay as they are; on a GPU they may not be
+  /// computed yet.
+  virtual void take(i32 layer, i64 first, i64 sequences, const at::Tensor& topk_TK,
+                    const at::Tensor& weights_TK) = 0;
+};
+
 /// What one optimizer step works on.
 struct StepInput {
   i64 step = 0;          ///< optimizer step, for messages and the learning rate
@@ -19,6 +30,7 @@ struct StepInput {
   double max_grad_norm = 0;  ///< 0 = no clipping
   double loss_scale = 1;     ///< factor on all gradients of the backward pass, taken out in the update
   AdamwOptions adamw;
+  RouteSink* routes = nullptr;  ///< null = nobody listens
 };
 
 /// What every device knows after the step.

@@ -15,24 +15,6 @@ at::Tensor index_tensor(const std::vector<i64>& values) {
   return out;
 }
 
-/// The destination of each copy, in order t * K + k.
-std::vector<i32> copy_destinations(const i64* topk, i64 num_copies, const OwnerTable& owners) {
-  std::vector<i64> total(owners.size(), 0), seen(owners.size(), 0);
-  for (i64 i = 0; i < num_copies; ++i) ++total.at(static_cast<std::size_t>(topk[i]));
-  std::vector<i32> out(static_cast<std::size_t>(num_copies));
-  for (i64 i = 0; i < num_copies; ++i) {
-    const auto expert = static_cast<std::size_t>(topk[i]);
-    const std::vector<ExpertShare>& shares = owners[expert];
-    const double position = static_cast<double>(seen[expert]++) + 0.5,
-                 count = static_cast<double>(total[expert]);
-    std::size_t owner = 0;
-    double end = shares[0].share * count;
-    while (owner + 1 < shares.size() && position > end) end += shares[++owner].share * count;
-    out[static_cast<std::size_t>(i)] = shares[owner].destination;
-  }
-  return out;
-}
-
 /// One message under construction: copies are met in token order.
 struct Message {
   std::vector<i64> tokens, row, expert, flat;
@@ -70,7 +52,8 @@ std::vector<SendIndex> split_by_owner(const at::Tensor& topk_TK, const OwnerTabl
            "top-k ids are int64 on the CPU");
   const i64 top_k = topk.size(1);
   const i64* ids = topk.const_data_ptr<i64>();
-  const std::vector<i32> destinations = copy_destinations(ids, topk.numel(), owners);
+  const std::vector<i32> destinations =
+      copy_destinations(std::span(ids, static_cast<std::size_t>(topk.numel())), owners);
   std::vector<Message> messages(static_cast<std::size_t>(num_destinations));
   for (i64 i = 0; i < topk.numel(); ++i) {
     messages.at(static_cast<std::size_t>(destinations[static_cast<std::size_t>(i)]))

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "hetermoe/base/types.h"
+#include "hetermoe/routing/copy_split.h"
 
 // Index work between router and experts: which row goes where, and which expert uses it. What is made here is
 // int64 and on the CPU; nn/device_routing.h makes the same as int32 on a device. A row is one hidden vector
@@ -12,14 +13,6 @@
 namespace hetermoe {
 
 enum class RowDedup { kOff, kOn };  ///< kOn: a token whose experts share a destination is sent once
-
-/// An owner of an expert: destination index (position in the list of expert devices) and its share of the
-/// copies.
-struct ExpertShare {
-  i32 destination = 0;
-  double share = 1;
-};
-using OwnerTable = std::vector<std::vector<ExpertShare>>;  ///< [E], each in device order, shares sum to 1
 
 /// The experts that each destination has a share of: destination by destination, each in order of experts.
 struct OwnerBins {

@@ -123,6 +123,8 @@ BalanceInput balance_input(const ModelConfig& model, const Cluster& cluster, con
   if (!request.experts_moved.empty()) {
     for (const DeviceId device : roles.attention) add(device, 1, false);
   }
+  input.replicas = request.expert_replicas;
+  input.groups = std::max<i64>(1, model.num_expert_groups);
   const std::vector<double> even(idx(model.num_experts), 1.0);
   for (i64 l = 0; l < model.num_layers; ++l) {
     if (!model.is_moe(l)) continue;

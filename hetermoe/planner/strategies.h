@@ -22,7 +22,8 @@ struct StrategyRequest {
   /// [num_layers][num_experts] copies over the mean, for balancers that look at loads; empty = even. Rows of
   /// dense layers are not looked at.
   std::vector<std::vector<double>> expert_load;
-  i32 window = -1;  ///< microbatches in flight; -1 = the strategy's own
+  i64 expert_replicas = 0;  ///< for eplb: copies of experts in a layer beyond one of each
+  i32 window = -1;          ///< microbatches in flight; -1 = the strategy's own
   // Of strategies with stages. Devices are cut in the order of their lists.
   i64 stages = 0;                                   ///< 0 = as many as the lists below have, else two
   std::vector<i64> stage_layers;                    ///< [stage] empty = by the number of the stage's devices

@@ -24,9 +24,9 @@ at::TensorOptions accumulating(const at::TensorOptions& options) {
 }
 
 /// Entries of one size in several phases.
-class Group {
+class PhaseTasks {
  public:
-  Group(ProfiledOp op, ProfileEntry sizes) : sizes_(sizes) { sizes_.op = op; }
+  PhaseTasks(ProfiledOp op, ProfileEntry sizes) : sizes_(sizes) { sizes_.op = op; }
   void add(ProfiledPhase phase, Task task) {
     ProfileEntry entry = sizes_;
     entry.phase = phase;
@@ -52,7 +52,7 @@ TaskGroup embed_tasks(const ModelConfig& model, i64 tokens, const at::TensorOpti
   data->ids = random_ids(model.vocab, tokens, options);
   ProfileEntry sizes;
   sizes.tokens = tokens;
-  Group group(ProfiledOp::kEmbed, sizes);
+  PhaseTasks group(ProfiledOp::kEmbed, sizes);
   group.add(
       ProfiledPhase::kForward,
       {[data] { data->out = embed_forward(data->state, data->ids); }, {}, [data] { data->out.reset(); }});
@@ -73,7 +73,7 @@ TaskGroup head_tasks(const ModelConfig& model, i64 tokens, const at::TensorOptio
   data->targets = random_ids(model.vocab, tokens, options);
   ProfileEntry sizes;
   sizes.tokens = tokens;
-  Group group(ProfiledOp::kHead, sizes);
+  PhaseTasks group(ProfiledOp::kHead, sizes);
   const auto clear = [data] {
     data->out.reset();
     data->gradient.reset();
@@ -174,7 +174,7 @@ TaskGroup attention_tasks(const ModelConfig& model, i64 layer, i64 seq_len, i64 
   sizes.seq_len = seq_len;
   sizes.sequences = sequences;
   sizes.tokens = seq_len * sequences;
-  Group group(data->moe() ? ProfiledOp::kAttention : ProfiledOp::kDenseAttention, sizes);
+  PhaseTasks group(data->moe() ? ProfiledOp::kAttention : ProfiledOp::kDenseAttention, sizes);
   const auto clear = [data] { data->clear(); };
   const auto recompute = [data] { data->forward(KeepGraph::kYes, data->topk); };
   const auto backward = [data] { data->backward(); };
@@ -222,7 +222,7 @@ TaskGroup expert_tasks(const ModelConfig& model, i64 layer, i64 num_experts, i64
   ProfileEntry sizes;
   sizes.rows = sizes.copies = copies;
   sizes.experts = num_experts;
-  Group group(ProfiledOp::kExperts, sizes);
+  PhaseTasks group(ProfiledOp::kExperts, sizes);
   const auto clear = [data] {
     data->out.reset();
     data->saved.reset();
@@ -254,7 +254,7 @@ TaskGroup update_tasks(const std::vector<at::Tensor>& values) {
     sizes.params += value.numel();
   }
   data->moments = make_adamw_state(values);
-  Group group(ProfiledOp::kUpdate, sizes);
+  PhaseTasks group(ProfiledOp::kUpdate, sizes);
   // A clip factor of 1 would skip the scaling that most steps of a real run have.
   group.add(ProfiledPhase::kForward,
             {[data] { adamw_update(data->values, data->grads, data->moments, {}, 1e-6, 0.999); }, {}, {}});

@@ -310,6 +310,16 @@ std::string losses_html(const ReportInput& input) {
   return html + "</div></section>\n";
 }
 
+std::string routing_html(const ReportInput& input) {
+  if (input.expert_loads.empty() && input.routing.empty()) return "";
+  std::string html = "<section id=\"routing-section\"><h2>Load of the experts</h2>\n";
+  for (const ExpertLoad& load : input.expert_loads)
+    html += "<div class=\"plot\">" + heat_map_svg(load) + "</div>\n";
+  html += "<div class=\"plots\">\n";
+  for (const LossPlot& plot : input.routing) html += "<div class=\"plot\">" + loss_svg(plot) + "</div>\n";
+  return html + "</div></section>\n";
+}
+
 }  // namespace
 
 Json report_data(const ReportInput& input) {
@@ -330,6 +340,7 @@ std::string html_report(const ReportInput& input) {
   if (has_picture) html += kPicture;
   if (!input.strategies.empty()) html += strategies_table(input);
   html += losses_html(input);
+  html += routing_html(input);
   html += fmt::format("<script type=\"application/json\" id=\"report-data\">{}</script>\n",
                       script_json(report_data(input)));
   html +=

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "hetermoe/report/heat_map.h"
 #include "hetermoe/report/loss_svg.h"
 #include "hetermoe/timeline/timeline.h"
 
@@ -37,12 +38,14 @@ struct ReportInput {
   std::vector<std::string> labels;
   std::vector<StrategyReport> strategies;  ///< the first one that has a timeline is shown when the page opens
   std::vector<LossPlot> losses;            ///< drawn one below the other
+  std::vector<ExpertLoad> expert_loads;    ///< drawn as heat maps, one below the other
+  std::vector<LossPlot> routing;           ///< curves of the routing, below them
 };
 
 /// One self-contained page: style, script and data inline, no network, opens from a file. Shows for each
 /// strategy and device the predicted lanes directly above the measured ones, bubbles hatched, with zoom, pan
-/// and tooltips; below, who waits for whom, the table of strategies, losses and facts. Appending #zebra to
-/// its address selects a strategy.
+/// and tooltips; below, who waits for whom, the table of strategies, losses, loads of experts and facts.
+/// Appending #zebra to its address selects a strategy.
 std::string html_report(const ReportInput& input);
 
 /// The data of the page, as embedded in its element <script id="report-data">; docs of the members stand in

@@ -32,6 +32,10 @@ std::vector<StrategyRun> compare_job(
                       counted(job.train.changes.size(), "change"),
                       counted(options.strategies.size(), "strategy"));
   }
+  if (options.strategies.size() > 1 && !job.routing.record.empty()) {
+    fail<ConfigError>("routing.record", "got {} with {}, expected none: all would write the same trace",
+                      job.routing.record, counted(options.strategies.size(), "strategy"));
+  }
   std::vector<Job> jobs;
   std::vector<StrategyRun> runs;
   // All plans first: a strategy that cannot run is known before hours are spent on another.

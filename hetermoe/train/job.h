@@ -7,6 +7,7 @@
 #include "hetermoe/exec/clock.h"
 #include "hetermoe/nn/optimizer.h"
 #include "hetermoe/planner/strategies.h"
+#include "hetermoe/routing/writer.h"
 #include "hetermoe/schedule/schedule.h"
 #include "hetermoe/train/checkpoint.h"
 #include "hetermoe/train/plan_change.h"
@@ -224,6 +225,23 @@ struct RunOptions {
   }
 };
 
+struct RoutingOptions {
+  std::string record;
+  i64 every = 1;
+  TraceDetail detail = TraceDetail::kChoices;
+  bool weights = false;
+  template <class V>
+  void fields(V& v) {
+    v("record", record,
+      "`train` only: a file for a trace of the routers' choices (docs/routing.md), with several processes a "
+      "folder with one of each; empty = none");
+    v("every", every, "steps from one that is recorded to the next", at_least(1));
+    v("detail", detail,
+      "choices: which experts each token chose; counts: how many tokens of each sequence chose each expert");
+    v("weights", weights, "record the routing weights, too");
+  }
+};
+
 struct Job {
   std::string model = "demo";
   std::string cluster = "demo";
@@ -234,6 +252,7 @@ struct Job {
   RunOptions run;
   ClockOptions clock;
   CheckpointOptions checkpoint;
+  RoutingOptions routing;
   TextOptions data;
   template <class V>
   void fields(V& v) {
@@ -246,6 +265,7 @@ struct Job {
     v("run", run, "the machine");
     v("clock", clock, "real or emulated time");
     v("checkpoint", checkpoint, "what survives the end of a run (`train` only)");
+    v("routing", routing, "the routing trace");
     v("data", data, "the text");
   }
 };

@@ -42,6 +42,43 @@ std::string source_note(const StrategyRun& run) {
       run.strategy, 100 * run.outcome.pace->lag);
 }
 
+/// A curve over the steps of each run.
+LossPlot routing_plot(const std::string& title, const std::string& label,
+                      const std::vector<StrategyRun>& runs, double StepRouting::*figure) {
+  LossPlot plot;
+  plot.title = title;
+  plot.y_label = label;
+  plot.height = 300;
+  for (const StrategyRun& run : runs) {
+    LossSeries series;
+    series.name = run.strategy;
+    for (const StepRecord& record : run.outcome.records)
+      series.train.push_back({static_cast<double>(record.step), record.routing.*figure});
+    if (!series.train.empty()) plot.runs.push_back(std::move(series));
+  }
+  return plot;
+}
+
+void add_routing(ReportInput& input, const ModelConfig& model, const std::vector<StrategyRun>& runs) {
+  for (const StrategyRun& run : runs) {
+    if (run.outcome.expert_copies.empty()) continue;
+    ExpertLoad load;
+    load.title = fmt::format("{}: copies of each expert, all steps of this run", run.strategy);
+    for (i64 l = 0; l < model.num_layers; ++l) {
+      if (!model.is_moe(l)) continue;
+      load.layers.push_back(l);
+      load.copies.push_back(run.outcome.expert_copies[static_cast<std::size_t>(l)]);
+    }
+    if (!load.layers.empty()) input.expert_loads.push_back(std::move(load));
+  }
+  if (input.expert_loads.empty()) return;
+  input.routing = {
+      routing_plot("Gini coefficient of the experts' copies, mean over layers", "Gini", runs,
+                   &StepRouting::gini),
+      routing_plot("Time ratio: slowest owner over a perfect division of the step's copies, mean over layers",
+                   "time ratio", runs, &StepRouting::time_ratio)};
+}
+
 ReportInput report_input(const Job& job, const ModelConfig& model, const Cluster& cluster,
                          const std::vector<StrategyRun>& runs) {
   ReportInput input;
@@ -75,6 +112,7 @@ ReportInput report_input(const Job& job, const ModelConfig& model, const Cluster
     }
     input.losses.push_back(std::move(losses));
   }
+  add_routing(input, model, runs);
   return input;
 }
 
@@ -83,9 +121,10 @@ ReportInput report_input(const Job& job, const ModelConfig& model, const Cluster
 std::string log_line(const StepRecord& r, i64 total_steps) {
   return fmt::format(
       "step {}/{}  loss {:.4f}  aux {:.4f}  grad {:.2f}  lr {:.2e}  {} tokens/s  expert max/mean {:.2f}  "
-      "waiting: attention {:.0f} %, expert {:.0f} %",
+      "Gini {:.3f}  time ratio {:.2f}  waiting: attention {:.0f} %, expert {:.0f} %",
       r.step, total_steps, r.loss, r.aux_loss, r.grad_norm, r.learning_rate, format_count(r.tokens_per_s),
-      r.expert_max_over_mean, 100 * r.attention_wait, 100 * r.expert_wait);
+      r.expert_max_over_mean, r.routing.gini, r.routing.time_ratio, 100 * r.attention_wait,
+      100 * r.expert_wait);
 }
 
 Json metrics_json(const StepRecord& r) {
@@ -99,6 +138,9 @@ Json metrics_json(const StepRecord& r) {
                {"wall_s", r.wall_s},
                {"peak_memory_bytes", r.peak_memory},
                {"expert_max_over_mean", r.expert_max_over_mean},
+               {"expert_gini", r.routing.gini},
+               {"rank_max_over_mean", r.routing.rank_ratio},
+               {"time_ratio", r.routing.time_ratio},
                {"attention_wait", r.attention_wait},
                {"expert_wait", r.expert_wait}};
   if (r.gpu_peak > 0) json["gpu_peak_bytes"] = r.gpu_peak;

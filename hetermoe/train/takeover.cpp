@@ -55,6 +55,7 @@ PlanTakeover Trainer::go_over_to(const Plan& plan) {
       next->plan, executor_options(parts_with(*next), processes_), ordered ? next->nominal.get() : nullptr);
   const OpTimes times =
       Simulator().run(change.migration.schedule, price(change.migration, cluster_, *next->truth));
+  routing_watch_.reset();
   priced_ = std::move(next);
   stragglers_ = StragglerWatch(kinds_of(cluster_, this->plan()), job_.train.straggler_share);
   check_same_run(processes_, {{"plan", to_json(this->plan()).dump()},

@@ -44,14 +44,30 @@ namespace {
 /// A paced step further than this from the simulation of what it routed has lost its pace.
 constexpr double kPaceTolerance = 0.02;
 
-double max_over_mean(const at::Tensor& counts_LE) {
-  const at::Tensor counts = counts_LE.to(at::kDouble);
-  double worst = 0;
-  for (i64 l = 0; l < counts.size(0); ++l) {
-    const double mean = counts[l].mean().item<double>();
-    if (mean > 0) worst = std::max(worst, counts[l].max().item<double>() / mean);
+/// [num_layers][experts]
+using LayerCopies = std::vector<std::vector<double>>;
+
+LayerCopies copies_of(const at::Tensor& counts_LE) {
+  const at::Tensor counts = counts_LE.to(at::kCPU).contiguous();
+  const i64* next = counts.const_data_ptr<i64>();
+  LayerCopies out(idx(counts.size(0)));
+  for (std::vector<double>& layer : out) {
+    layer.assign(next, next + counts.size(1));
+    next += counts.size(1);
   }
+  return out;
+}
+
+double max_over_mean(const LayerCopies& copies) {
+  double worst = 0;
+  for (const std::vector<double>& layer : copies) worst = std::max(worst, straggler_ratio(layer).value_or(0));
   return worst;
+}
+
+void add_to(LayerCopies& sum, const LayerCopies& copies) {
+  if (sum.empty()) sum.assign(copies.size(), std::vector<double>(copies[0].size(), 0));
+  for (std::size_t l = 0; l < copies.size(); ++l)
+    std::transform(copies[l].begin(), copies[l].end(), sum[l].begin(), sum[l].begin(), std::plus<>());
 }
 
 Cluster without_slow_devices(Cluster cluster) {
@@ -132,6 +148,8 @@ TrainOutcome Trainer::run(const RunHooks& hooks, i64 timed_steps) {
   StepTimes times;
   const bool paced = job_.clock.kind == ClockKind::kPaced;
   if (writer_) resume(out);
+  if (!job_.routing.record.empty())
+    recorder_ = std::make_unique<RouteRecorder>(job_, model_, processes_, out.first_step);
   i32 stop = processes_.alone() ? stop_asked() : 0;
   if (hooks_.on_begin && out.first_step < train.steps + timed_steps && stop == 0)
     hooks_.on_begin(out.first_step);
@@ -156,6 +174,8 @@ TrainOutcome Trainer::run(const RunHooks& hooks, i64 timed_steps) {
   const i64 steps_done = out.first_step + static_cast<i64>(out.records.size());
   if (saves() && steps_done > saved_step_) save(steps_done);
   if (writer_) writer_->finish();
+  if (recorder_) recorder_->finish();
+  recorder_.reset();
   if (steps_done < train.steps + timed_steps) out.stopped_by = stop;
   out.skipped_steps = skipped_;
   times.summarize(out);
@@ -203,6 +223,7 @@ void Trainer::note(const StepRecord& record, StepTimes& times, TrainOutcome& out
     times.ratios.push_back(record.step_s / times.replayed.back());
   }
   out.records.push_back(record);
+  add_to(out.expert_copies, copies_of(last_.counts_LE));
   if (out.pace) out.pace->cpu_share = last_.cpu_seconds / (record.wall_s * num_cores());
 }
 
@@ -307,8 +328,11 @@ StepRecord Trainer::train_one(i64 step) {
   input.max_grad_norm = train.max_grad_norm;
   input.loss_scale = loss_scale_.value();
   input.adamw = {train.beta1, train.beta2, train.adam_eps, train.weight_decay};
+  const bool records = recorder_ && recorder_->records(step);
+  if (records) input.routes = recorder_.get();
   const auto begin = std::chrono::steady_clock::now();
   last_ = session_->train_step(input);
+  if (records) recorder_->write(step, next_sequence_ - train.sequences, plan());
   const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - begin;
   const Timeline timeline = session_->executor().timeline();
   StepRecord record;
@@ -323,7 +347,10 @@ StepRecord Trainer::train_one(i64 step) {
   for (DeviceState* state : session_->states())
     record.gpu_peak = std::max(record.gpu_peak, gpu_peak(state->where()));
   record.tokens_per_s = real(train.sequences * train.seq_len) / last_.step;
-  record.expert_max_over_mean = max_over_mean(last_.counts_LE);
+  const LayerCopies copies = copies_of(last_.counts_LE);
+  record.expert_max_over_mean = max_over_mean(copies);
+  if (!routing_watch_) routing_watch_.emplace(*priced_->truth, priced_->placement, model_, cluster_);
+  record.routing = routing_watch_->of(copies);
   const std::vector<double> busy = busy_share(timeline);
   record.attention_wait = waiting(timeline, busy, "attention");
   record.expert_wait = waiting(timeline, busy, "expert");

@@ -9,12 +9,14 @@
 #include "hetermoe/comm/processes.h"
 #include "hetermoe/cost/measured.h"
 #include "hetermoe/data/text.h"
+#include "hetermoe/routing/plan_figures.h"
 #include "hetermoe/sim/simulator.h"
 #include "hetermoe/train/changes.h"
 #include "hetermoe/train/health.h"
 #include "hetermoe/train/job.h"
 #include "hetermoe/train/presence.h"
 #include "hetermoe/train/priced_plan.h"
+#include "hetermoe/train/route_recorder.h"
 #include "hetermoe/train/session.h"
 #include "hetermoe/train/start.h"
 
@@ -33,6 +35,7 @@ struct StepRecord {
   double loss = 0, aux_loss = 0, grad_norm = 0, learning_rate = 0;
   double tokens_per_s = 0;          ///< in the clock's seconds
   double expert_max_over_mean = 0;  ///< worst layer
+  StepRouting routing;              ///< under the plan in force, means over layers
   double attention_wait = 0,
          expert_wait = 0;  ///< share of the step in which a role's compute lanes do nothing
   Seconds step_s = 0;      ///< in the clock's seconds
@@ -74,6 +77,8 @@ struct TrainOutcome {
   std::vector<StepRecord> records;
   std::vector<Validation> validations;
   std::vector<PlanTakeover> changes;
+  /// [num_layers][experts] copies of the steps of this run; rows of dense layers are zero.
+  std::vector<std::vector<double>> expert_copies;
   double unigram_entropy = 0;         ///< of the validation text, nats
   std::vector<std::string> warnings;  ///< of all steps, "step 12: ..."
   i64 skipped_steps = 0;
@@ -167,6 +172,8 @@ class Trainer {
   std::optional<Presence> presence_;
   std::string attempt_;  ///< names this start among those that write the same folder
   std::string run_;      ///< of checkpoints: that of the start from which all others went on
+  std::unique_ptr<RouteRecorder> recorder_;    ///< of the run that goes on, where it records
+  std::optional<RoutingWatch> routing_watch_;  ///< of the plan in force, made at the first step
   LossScale loss_scale_;
   StragglerWatch stragglers_;
   SpikeWatch spikes_;

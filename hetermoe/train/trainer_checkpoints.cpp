@@ -53,6 +53,7 @@ void Trainer::resume(TrainOutcome& out) {
 }
 
 void Trainer::save(i64 steps_done) {
+  if (recorder_) recorder_->sync();  // the trace of a run that goes on from here has all steps before
   CheckpointShard shard;
   shard.info = {.step = steps_done,
                 .sequences = next_sequence_,

@@ -44,6 +44,9 @@ void forward(OpContext& d, const Op& op) {
   slot.weights = out.weights_TK;
   route(d, op, slot);
   count(d, op, out.counts_BE);
+  const i64 sequences = d.range(op.group, op.layer, op.microbatch).sequences;
+  if (d.input->routes != nullptr && sequences > 0)
+    d.input->routes->take(op.layer, d.first_sequence(op, op.layer), sequences, slot.topk, slot.weights);
 }
 
 void recompute(OpContext& d, const Op& op) {

@@ -12,6 +12,7 @@ std::vector<LayerOwners> place_asym_ea(const BalanceInput& input);
 std::vector<LayerOwners> place_level_by_part(const BalanceInput& input);
 std::vector<LayerOwners> place_level_by_device(const BalanceInput& input);
 std::vector<LayerOwners> place_lpt(const BalanceInput& input);
+std::vector<LayerOwners> place_eplb(const BalanceInput& input);
 
 const std::vector<Balancer>& balancers() {
   static const std::vector<Balancer> all = {
@@ -23,6 +24,10 @@ const std::vector<Balancer>& balancers() {
        place_level_by_part},
       {"level_by_device", "earliest finish within memory, every device by itself", place_level_by_device},
       {"lpt", "the heaviest expert first, to the device that finishes it earliest", place_lpt},
+      {"eplb",
+       "further copies of busy experts, then as lpt with equally many, or as many as fit the speed, on each "
+       "device",
+       place_eplb},
   };
   return all;
 }

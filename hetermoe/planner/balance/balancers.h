@@ -27,6 +27,8 @@ struct BalanceInput {
   std::vector<BalanceDevice> devices;
   std::vector<std::vector<double>> load;  ///< [layers with experts][experts] copies over the mean; even = 1
   std::vector<i64> moved;  ///< [layers with experts] for asym_ea: experts that each owner gives up
+  i64 replicas = 0;        ///< for eplb: copies of experts in a layer beyond one of each
+  i64 groups = 1;          ///< of consecutive experts among which the router chooses first
 };
 
 /// A way to choose owners. `place` gives every expert of every layer at least one owner, also where `room`

@@ -1,0 +1,74 @@
+#include "hetermoe/cli/routing.h"
+
+#include <iostream>
+#include <limits>
+
+#include "hetermoe/base/numbers.h"
+
+namespace hetermoe {
+
+StepRange parse_steps(const std::string& text, const std::string& where) {
+  if (text.empty()) return {0, std::numeric_limits<i64>::max()};
+  const std::size_t dots = text.find("..");
+  const std::optional<i64> first = whole_number(text.substr(0, dots)),
+                           last = dots == std::string::npos ? first : whole_number(text.substr(dots + 2));
+  if (!first || !last || *first < 0 || *last < *first)
+    fail<ConfigError>(where, "got \"{}\", expected a step or two with dots between them, as 10..20", text);
+  return {*first, *last};
+}
+
+RoutingTrace open_trace(const std::string& path) {
+  RoutingTrace trace(path);
+  for (const std::string& note : trace.notes()) std::cerr << note << std::endl;
+  if (trace.steps().empty())
+    fail<InputError>(path, "has no whole step: got {} frames. Record at least one step to its end",
+                     trace.num_frames());
+  return trace;
+}
+
+TraceRouting load_trace_routing(const std::string& reference, const ModelConfig& model) {
+  const std::size_t colon = reference.rfind(':');
+  const bool has_steps = !std::filesystem::exists(reference) && colon != std::string::npos;
+  const std::string path = has_steps ? reference.substr(0, colon) : reference;
+  const RoutingTrace trace = open_trace(path);
+  StepRange steps{trace.steps().back(), trace.steps().back()};
+  if (has_steps) steps = parse_steps(reference.substr(colon + 1), "--routing " + path);
+  check_trace_model(trace.header(), model, path);
+  return TraceRouting(trace.header(), read_steps(trace, steps.first, steps.last), model, path);
+}
+
+std::function<int()> make_routing(Flags& flags) {
+  struct Below {
+    Flags flags;
+    std::function<int()> run;
+  };
+  const auto all = std::make_shared<std::vector<Below>>();
+  const auto add = [&](const char* name, const char* summary, const char* example,
+                       std::function<int()> (*make)(Flags&)) {
+    Flags below = flags.add_command(name, summary, example);
+    std::function<int()> run = make(below);
+    all->push_back({below, std::move(run)});
+  };
+  add("analyse", "how uneven the routing of a trace is, and what it costs under a plan",
+      "hetermoe routing analyse out/demo.routes --ep 1,2,4 --window step\n"
+      "  hetermoe routing analyse out/demo.routes configs/jobs/demo.yaml --strategy ep --json",
+      make_routing_analyse);
+  add("balance", "who should own which experts by a recorded trace: balancers side by side",
+      "hetermoe routing balance out/demo.routes configs/jobs/demo.yaml --balancers none,lpt,eplb --replicas "
+      "4",
+      make_routing_balance);
+  add("import", "a trace of router logits or expert ids that another program recorded",
+      "hetermoe routing import logits.safetensors --model tiny --seq 128 -o imported.routes",
+      make_routing_import);
+  add("make", "a synthetic trace: even, by popularity, drifting, of several domains",
+      "hetermoe routing make --model deepseek-v2-lite --seq 1024 --sequences 8 --gini 0.24 -o made.routes",
+      make_routing_make);
+  return [all] {
+    for (const Below& below : *all) {
+      if (below.flags.is_named()) return below.run();
+    }
+    return 2;
+  };
+}
+
+}  // namespace hetermoe

@@ -1,0 +1,29 @@
+#pragma once
+#include <optional>
+#include <string>
+
+#include "hetermoe/cli/command.h"
+#include "hetermoe/routing/trace_routing.h"
+
+// The commands below `hetermoe routing`, one file each.
+namespace hetermoe {
+
+std::function<int()> make_routing_make(Flags& flags);
+std::function<int()> make_routing_analyse(Flags& flags);
+std::function<int()> make_routing_import(Flags& flags);
+std::function<int()> make_routing_balance(Flags& flags);
+
+/// Steps of a trace: "A..B", "A" or empty for all.
+struct StepRange {
+  i64 first = 0, last = 0;
+};
+StepRange parse_steps(const std::string& text, const std::string& where);
+
+/// Opens a trace and says on stderr what of it is not whole. Throws InputError when no step is.
+RoutingTrace open_trace(const std::string& path);
+
+/// "FILE", "FILE:STEP" or "FILE:A..B" as a load; without a step the last one. Throws ConfigError, IoError and
+/// InputError.
+TraceRouting load_trace_routing(const std::string& reference, const ModelConfig& model);
+
+}  // namespace hetermoe

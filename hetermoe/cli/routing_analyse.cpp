@@ -1,0 +1,328 @@
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <iostream>
+#include <memory>
+
+#include "hetermoe/base/words.h"
+#include "hetermoe/cli/routing.h"
+#include "hetermoe/cost/measured.h"
+#include "hetermoe/planner/balance/trace_balance.h"
+#include "hetermoe/report/html.h"
+#include "hetermoe/report/table.h"
+#include "hetermoe/routing/analysis.h"
+#include "hetermoe/routing/plan_figures.h"
+#include "hetermoe/train/job.h"
+
+namespace hetermoe {
+namespace {
+
+struct Options {
+  std::string trace, job, plan, against, steps, output;
+  std::vector<std::string> windows = {"step"};
+  std::vector<i64> degrees;
+  bool json = false;
+};
+
+/// What the routing costs under the plan of a job.
+struct UnderPlan {
+  std::string title;
+  PlanFigures figures;
+  FigureRange history_cost;  ///< of the steps
+};
+
+struct Analysis {
+  std::vector<TraceFigures> windows;  ///< as asked for
+  std::optional<UnderPlan> plan;
+};
+
+/// 1, 2, 4, ... up to 32 and the number of experts.
+std::vector<i64> usual_degrees(i64 num_experts) {
+  std::vector<i64> out;
+  for (i64 degree = 1; degree <= std::min<i64>(32, num_experts); degree *= 2) out.push_back(degree);
+  return out;
+}
+
+/// The steps of a trace through all windows, one step in memory at a time.
+std::vector<TraceFigures> analyse(const RoutingTrace& trace, const Options& options,
+                                  const std::function<void(TraceStep)>& on_step = {}) {
+  const StepRange range = parse_steps(options.steps, "--steps");
+  std::vector<TraceAnalyser> analysers;
+  const std::vector<i64> degrees =
+      options.degrees.empty() ? usual_degrees(trace.header().num_experts) : options.degrees;
+  for (const std::string& window : options.windows)
+    analysers.emplace_back(trace.header(), window_from(window, "--window"), degrees);
+  for (const i64 number : trace.steps()) {
+    if (number < range.first || number > range.last) continue;
+    TraceStep step = trace.read(number);
+    for (TraceAnalyser& analyser : analysers) analyser.add(step);
+    if (on_step) on_step(std::move(step));
+  }
+  std::vector<TraceFigures> out;
+  for (TraceAnalyser& analyser : analysers) out.push_back(analyser.finish(trace.path().string()));
+  return out;
+}
+
+Analysis analyse_under(const RoutingTrace& trace, const Options& options, const Job& job) {
+  const ModelConfig model = load_model(job.model);
+  const Cluster cluster = load_cluster(job.cluster);
+  check_trace_model(trace.header(), model, options.trace);
+  const Plan plan = emulated_plan(job, make_job_plan(job, model, cluster));
+  const Placement placement(plan, model, step_options(job, model));
+  const std::unique_ptr<CostModel> cost = make_cost(model, cluster, plan, load_profiles(cluster));
+  const TraceBalance balance(model, cluster, plan, step_options(job, model), load_profiles(cluster));
+  FigureRange history_cost;
+  PlanAnalyser under(*cost, placement, model, cluster);
+  Analysis out;
+  out.windows = analyse(trace, options, [&](TraceStep step) {
+    const FigureRange costs = balance.history_cost(step);
+    if (costs.count > 0) history_cost.add(costs.mean);
+    under.add(TraceRouting(trace.header(), std::move(step), model, options.trace));
+  });
+  out.plan = UnderPlan{fmt::format("{} on {}", plan.strategy, cluster.name), under.finish(), history_cost};
+  return out;
+}
+
+std::string cell(const FigureRange& range, int digits = 3) {
+  return range.count == 0 ? "-" : fmt::format("{:.{}f}", range.mean, digits);
+}
+
+std::vector<std::string> figure_cells(const FigureRange& g, const FigureRange& floor,
+                                      const FigureRange& excess, const FigureRange& straggler) {
+  const bool noise = g.mean < kNoiseFactor * floor.mean;
+  return {cell(g, 4), cell(floor, 4), noise ? "noise" : cell(excess, 4), cell(straggler, 2)};
+}
+
+void print_layers(const TraceFigures& figures, const std::optional<UnderPlan>& plan) {
+  std::vector<std::string> header = {"layer", "Gini", "noise floor", "beyond noise", "max/mean"};
+  for (const i64 degree : figures.degrees) header.push_back(fmt::format("{} ranks", degree));
+  header.push_back("drift");
+  if (plan) header.insert(header.end(), {"plan's ranks", "time ratio"});
+  Table table(header);
+  const auto add = [&](const std::string& name, std::vector<std::string> cells,
+                       const std::function<FigureRange(std::size_t)>& ratio, const FigureRange& drift,
+                       const FigureRange& ranks, const FigureRange& time) {
+    cells.insert(cells.begin(), name);
+    for (std::size_t d = 0; d < figures.degrees.size(); ++d) cells.push_back(cell(ratio(d), 2));
+    cells.push_back(cell(drift, 2));
+    if (plan) cells.insert(cells.end(), {cell(ranks, 2), cell(time, 2)});
+    table.add_row(cells);
+  };
+  for (std::size_t l = 0; l < figures.layers.size(); ++l) {
+    const LayerFigures& f = figures.layers[l];
+    const PlanLayerFigures under = plan ? plan->figures.layers[l] : PlanLayerFigures{};
+    add(
+        std::to_string(f.layer), figure_cells(f.gini, f.noise, f.excess, f.straggler),
+        [&](std::size_t d) { return f.rank_ratio[d]; }, f.drift, under.rank_ratio, under.time_ratio);
+  }
+  const auto over = [&](FigureRange LayerFigures::*figure) { return figures.over_layers(figure); };
+  const auto under = [&](FigureRange PlanLayerFigures::*figure) {
+    return plan ? plan->figures.over_layers(figure) : FigureRange{};
+  };
+  add(
+      "mean",
+      figure_cells(over(&LayerFigures::gini), over(&LayerFigures::noise), over(&LayerFigures::excess),
+                   over(&LayerFigures::straggler)),
+      [&](std::size_t d) { return figures.rank_ratio(d); }, over(&LayerFigures::drift),
+      under(&PlanLayerFigures::rank_ratio), under(&PlanLayerFigures::time_ratio));
+  std::cout << table.str();
+}
+
+void print_summary(const TraceFigures& figures, const std::optional<UnderPlan>& plan) {
+  const FigureRange g = figures.over_layers(&LayerFigures::gini);
+  std::cout << fmt::format(
+      "\nband by the Gini coefficient: {} ({} of layers resilient, {} between, {} concentrated)\n",
+      name_of(band_of(g.mean)), format_percent(figures.share_in(RoutingBand::kResilient)),
+      format_percent(figures.share_in(RoutingBand::kBetween)),
+      format_percent(figures.share_in(RoutingBand::kConcentrated)));
+  std::cout
+      << "Gini and max/mean of experts are the router's alone: they do not depend on the number of ranks.\n"
+         "max/mean over ranks, experts dealt out in order, grows with it; placing experts changes it.\n";
+  if (!plan) return;
+  std::cout << fmt::format("{}, by simulated rates: slowest owner over a perfect division {}\n", plan->title,
+                           cell(plan->figures.over_layers(&PlanLayerFigures::time_ratio)));
+  std::cout << fmt::format("rows between nodes per token and layer: {:.3f}, one for each copy {:.3f}\n",
+                           plan->figures.node_rows, plan->figures.node_copies);
+  std::cout << fmt::format(
+      "history costs: placed by the microbatch before, owners take {} times as long as by its own "
+      "copies (lpt)\n",
+      cell(plan->history_cost));
+}
+
+void print_windows(const std::vector<TraceFigures>& all) {
+  Table table({"window", "windows", "Gini", "noise floor", "beyond noise", "max/mean"});
+  for (const TraceFigures& figures : all) {
+    std::vector<std::string> cells = figure_cells(
+        figures.over_layers(&LayerFigures::gini), figures.over_layers(&LayerFigures::noise),
+        figures.over_layers(&LayerFigures::excess), figures.over_layers(&LayerFigures::straggler));
+    cells.insert(cells.begin(), {to_string(figures.window), std::to_string(figures.windows)});
+    table.add_row(cells);
+  }
+  std::cout << table.str();
+}
+
+void print_against(const Options& options, const TraceFigures& one, const TraceFigures& other) {
+  std::cout << fmt::format("\nagainst {}: window {}\n", options.against, to_string(other.window));
+  Table table({"layer", "Gini", "against", "ratio", "max/mean", "against"});
+  for (std::size_t l = 0; l < one.layers.size(); ++l) {
+    const LayerFigures &a = one.layers[l], &b = other.layers[l];
+    table.add_row({std::to_string(a.layer), cell(a.gini, 4), cell(b.gini, 4),
+                   fmt::format("{:.2f}", b.gini.mean / a.gini.mean), cell(a.straggler, 2),
+                   cell(b.straggler, 2)});
+  }
+  const FigureRange a = one.over_layers(&LayerFigures::gini), b = other.over_layers(&LayerFigures::gini);
+  table.add_row({"mean", cell(a, 4), cell(b, 4), fmt::format("{:.2f}", b.mean / a.mean),
+                 cell(one.over_layers(&LayerFigures::straggler), 2),
+                 cell(other.over_layers(&LayerFigures::straggler), 2)});
+  std::cout << table.str();
+}
+
+Json plan_json(const UnderPlan& plan) {
+  const auto mean = [&](FigureRange PlanLayerFigures::*figure) {
+    return plan.figures.over_layers(figure).mean;
+  };
+  Json layers = Json::array();
+  for (const PlanLayerFigures& layer : plan.figures.layers)
+    layers.push_back({{"layer", layer.layer},
+                      {"time_ratio", layer.time_ratio.mean},
+                      {"worst_time_ratio", layer.time_ratio.high},
+                      {"rank_max_over_mean", layer.rank_ratio.mean}});
+  return {{"plan", plan.title},
+          {"source", "simulated"},
+          {"time_ratio", mean(&PlanLayerFigures::time_ratio)},
+          {"rank_max_over_mean", mean(&PlanLayerFigures::rank_ratio)},
+          {"history_cost", plan.history_cost.count > 0 ? Json(plan.history_cost.mean) : Json(nullptr)},
+          {"node_rows_per_token", plan.figures.node_rows},
+          {"node_copies_per_token", plan.figures.node_copies},
+          {"layers", layers}};
+}
+
+/// routing.html and routing.csv.
+std::vector<std::filesystem::path> write_files(const Options& options, const RoutingTrace& trace,
+                                               const TraceFigures& figures) {
+  ReportInput page;
+  const TraceHeader& header = trace.header();
+  page.title = fmt::format("Routing of {}", header.model.value_or(options.trace));
+  page.facts = {{"trace", options.trace},
+                {"condition", header.condition.value_or("-")},
+                {"steps", std::to_string(figures.steps.size())},
+                {"tokens", std::to_string(figures.tokens)},
+                {"experts of a layer, of a token", fmt::format("{}, {}", header.num_experts, header.top_k)},
+                {"Gini coefficient, mean over layers", cell(figures.over_layers(&LayerFigures::gini), 4)},
+                {"of a router that is even in truth", cell(figures.over_layers(&LayerFigures::noise), 4)}};
+  ExpertLoad load{"Copies of each expert, whole trace", {}, {}};
+  LossPlot steps{"Gini coefficient of each step", "step", "Gini", {}, 900, 300};
+  LossPlot ranks{"Largest over mean of ranks, mean over layers",
+                 "ranks",
+                 "max/mean",
+                 {{"experts in order", {}, {}}},
+                 900,
+                 300};
+  LossSeries mean{"mean over layers", {}, {}};
+  for (const LayerFigures& layer : figures.layers) {
+    load.layers.push_back(layer.layer);
+    load.copies.push_back(layer.copies);
+  }
+  for (std::size_t s = 0; s < figures.steps.size(); ++s) {
+    double sum = 0;
+    for (const LayerFigures& layer : figures.layers) sum += layer.gini_of_step[s];
+    mean.train.push_back(
+        {static_cast<double>(figures.steps[s]), sum / static_cast<double>(figures.layers.size())});
+  }
+  steps.runs = {mean};
+  for (std::size_t d = 0; d < figures.degrees.size(); ++d)
+    ranks.runs[0].train.push_back({static_cast<double>(figures.degrees[d]), figures.rank_ratio(d).mean});
+  page.expert_loads = {load};
+  page.routing = {steps, ranks};
+  const std::filesystem::path folder = options.output;
+  write_text(folder / "routing.html", html_report(page));
+  write_text(folder / "routing.csv", copies_csv(figures));
+  return {folder / "routing.html", folder / "routing.csv"};
+}
+
+void print(const Options& options, const RoutingTrace& trace, const Analysis& analysis) {
+  const TraceFigures& figures = analysis.windows[0];
+  const TraceHeader& header = trace.header();
+  std::cout << fmt::format("{}: {}{}, {}, {}, {} with {} (top {})\nwindow: {} ({} of them)\n\n",
+                           options.trace, header.model ? *header.model + ", " : "",
+                           counted(figures.steps.size(), "step"), counted(figures.sequences, "sequence"),
+                           counted(figures.tokens, "token"), counted(header.layers.size(), "layer"),
+                           counted(header.num_experts, "expert"), header.top_k, to_string(figures.window),
+                           figures.windows);
+  print_layers(figures, analysis.plan);
+  if (analysis.windows.size() > 1) {
+    std::cout << "\n";
+    print_windows(analysis.windows);
+  }
+  print_summary(figures, analysis.plan);
+}
+
+int run(const Options& options, Overrides overrides) {
+  if (!options.output.empty()) check_output_folder(options.output);
+  const RoutingTrace trace = open_trace(options.trace);
+  if (!options.plan.empty()) overrides.emplace_back("plan.file", options.plan);
+  const bool has_job = !options.job.empty() || !overrides.empty();
+  Analysis analysis;
+  if (has_job)
+    analysis =
+        analyse_under(trace, options,
+                      options.job.empty() ? job_from_overrides(overrides) : load_job(options.job, overrides));
+  else
+    analysis.windows = analyse(trace, options);
+  std::optional<std::vector<TraceFigures>> other;
+  if (!options.against.empty()) {
+    const RoutingTrace against = open_trace(options.against);
+    if (against.header().layers != trace.header().layers)
+      fail<InputError>("--against", "layers of {}: got {}, expected {} as {} has", options.against,
+                       Json(against.header().layers).dump(), Json(trace.header().layers).dump(),
+                       options.trace);
+    other = analyse(against, options);
+  }
+  std::vector<std::filesystem::path> files;
+  if (!options.output.empty()) files = write_files(options, trace, analysis.windows[0]);
+  if (options.json) {
+    Json json = to_json(analysis.windows[0]);
+    for (std::size_t w = 1; w < analysis.windows.size(); ++w)
+      json["more_windows"].push_back(to_json(analysis.windows[w]));
+    if (analysis.plan) json["under_plan"] = plan_json(*analysis.plan);
+    if (other) json["against"] = to_json((*other)[0]);
+    json["notes"] = trace.notes();
+    print_json(json);
+    return 0;
+  }
+  print(options, trace, analysis);
+  if (other) print_against(options, analysis.windows[0], (*other)[0]);
+  for (const std::filesystem::path& file : files) std::cout << "wrote " << file.string() << "\n";
+  return 0;
+}
+
+}  // namespace
+
+std::function<int()> make_routing_analyse(Flags& flags) {
+  const auto options = std::make_shared<Options>();
+  flags.add_option("trace", options->trace, "a routing trace: a file, or a folder with one for each rank")
+      ->required();
+  flags.add_option("job", options->job,
+                   "a job under whose plan the routing is priced; every key of it is also a flag");
+  flags.add_option("--plan", options->plan, "a plan.json instead of what the job's strategy makes");
+  flags.add_option("--against", options->against, "a second trace, put beside the first");
+  flags
+      .add_option(
+          "--window", options->windows,
+          "over what copies are counted: microbatch, step, all or a number of sequences; several are put "
+          "below each other, the first is shown layer by layer [default: step]")
+      ->delimiter(',');
+  flags
+      .add_option("--ep", options->degrees,
+                  "numbers of ranks over which experts are dealt out in order "
+                  "[default: 1,2,4,... up to 32]")
+      ->delimiter(',')
+      ->range(at_least(1));
+  flags.add_option("--steps", options->steps, "steps of the trace, as 10..20 [default: all]");
+  flags.add_option("--output", options->output, "folder for routing.html and routing.csv");
+  flags.add_flag("--json", options->json, "print all figures as JSON");
+  allow_overrides(flags);
+  return [options, flags] { return run(*options, overrides_of(flags)); };
+}
+
+}  // namespace hetermoe

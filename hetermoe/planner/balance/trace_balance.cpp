@@ -1,0 +1,193 @@
+#include "hetermoe/planner/balance/trace_balance.h"
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+
+#include "hetermoe/base/index.h"
+#include "hetermoe/routing/analysis.h"
+#include "hetermoe/sim/simulator.h"
+
+namespace hetermoe {
+
+const std::vector<std::string>& EnumNames<Knows>::names() {
+  static const std::vector<std::string> all = {"history", "foresight"};
+  return all;
+}
+
+namespace {
+
+/// Speeds at a load that an expert device has in a microbatch of the plan.
+std::vector<double> speeds_of(const std::vector<DeviceId>& devices, const CostModel& cost,
+                              const Placement& placement, const ModelConfig& model, const Cluster& cluster,
+                              i32 group, const std::vector<i64>& layers) {
+  std::vector<double> out(devices.size(), 0);
+  const Plan& plan = placement.plan();
+  const double copies =
+      real(plan.groups[idx(group)].microbatches[0] * plan.seq_len * model.top_k) / real(devices.size());
+  for (const i64 layer : layers) {
+    const auto l = static_cast<i32>(layer);
+    const std::vector<DeviceId>& owners = placement.owners(group, l);
+    const std::vector<double> speeds = expert_speeds(cost, placement, model, cluster, group, l, copies);
+    for (std::size_t o = 0; o < owners.size(); ++o) out[position(devices, owners[o])] = speeds[o];
+  }
+  return out;
+}
+
+double moved_between(const LayerOwners& before, const LayerOwners& after) {
+  double moved = 0;
+  for (std::size_t e = 0; e < after.size(); ++e) {
+    for (const ExpertOwner& owner : after[e]) {
+      const bool had = std::any_of(before[e].begin(), before[e].end(),
+                                   [&](const ExpertOwner& old) { return old.device == owner.device; });
+      moved += had ? 0 : 1;
+    }
+  }
+  return moved;
+}
+
+void add_range(FigureRange& all, const FigureRange& part) {
+  if (part.count == 0) return;
+  all.low = all.count == 0 ? part.low : std::min(all.low, part.low);
+  all.high = all.count == 0 ? part.high : std::max(all.high, part.high);
+  all.mean = (all.mean * real(all.count) + part.mean * real(part.count)) / real(all.count + part.count);
+  all.count += part.count;
+}
+
+std::vector<std::vector<double>> loads_of(const TraceRouting& routing, i64 num_experts) {
+  std::vector<std::vector<double>> out;
+  const TraceStep& step = routing.step();
+  for (std::size_t l = 0; l < step.counts.size(); ++l)
+    out.push_back(copies_of(step, l, num_experts, 0, step.num_sequences()));
+  return out;
+}
+
+}  // namespace
+
+TraceBalance::TraceBalance(const ModelConfig& model, const Cluster& cluster, const Plan& plan,
+                           const StepOptions& step, const ProfileSet& profiles)
+    : model_(model),
+      cluster_(cluster),
+      plan_(plan),
+      step_(step),
+      placement_(plan_, model, step),
+      cost_(make_cost(model, cluster, plan_, profiles)),
+      layers_(layers_with_experts(model)) {
+  for (i32 g = 0; g < placement_.num_groups(); ++g) {
+    std::set<DeviceId> owners;
+    for (const i64 layer : layers_) {
+      const std::vector<DeviceId>& of_layer = placement_.owners(g, static_cast<i32>(layer));
+      owners.insert(of_layer.begin(), of_layer.end());
+    }
+    devices_.emplace_back(owners.begin(), owners.end());
+    speeds_.push_back(speeds_of(devices_.back(), *cost_, placement_, model, cluster, g, layers_));
+  }
+}
+
+BalanceInput TraceBalance::input_of(i32 group, const Loads& loads, i64 replicas) const {
+  BalanceInput input;
+  for (std::size_t d = 0; d < devices_[idx(group)].size(); ++d) {
+    const DeviceId device = devices_[idx(group)][d];
+    input.devices.push_back(
+        {.id = device, .node = cluster_.devices[idx(device)].node, .unit_s = 1 / speeds_[idx(group)][d]});
+  }
+  input.load = loads;
+  input.replicas = replicas;
+  input.groups = std::max<i64>(1, model_.num_expert_groups);
+  input.moved.assign(loads.size(), 0);
+  return input;
+}
+
+Plan TraceBalance::placed(const TraceBalanceOptions& options, const Loads& loads) const {
+  Plan plan = plan_;
+  if (options.balancer == "none") return plan;
+  const Balancer& balancer = find_balancer(options.balancer);
+  for (i32 g = 0; g < placement_.num_groups(); ++g) {
+    const std::vector<LayerOwners> owners = balancer.place(input_of(g, loads, options.replicas));
+    for (std::size_t l = 0; l < layers_.size(); ++l)
+      plan.groups[idx(g)].layers[idx(layers_[l])].experts = owners[l];
+  }
+  return plan;
+}
+
+void TraceBalance::simulate_last(const Plan& plan, const TraceRouting& routing,
+                                 TraceBalanceResult& out) const {
+  const Schedule schedule = build_schedule(plan, model_, step_);
+  const Placement placement(plan, model_, step_);
+  const OpTimes times = simulate(schedule, placement, model_, cluster_, *cost_, routing);
+  out.step = times.step;
+  out.memory = peak_memory(schedule, times, placement, model_, cluster_, routing);
+}
+
+TraceBalanceResult TraceBalance::run(const TraceBalanceOptions& options,
+                                     const std::vector<TraceRouting>& steps) const {
+  const bool by_history = options.knows == Knows::kHistory;
+  if (steps.size() < (by_history ? 2U : 1U))
+    fail<InputError>("routing balance",
+                     "got {} whole steps, expected at least 2 where a balancer goes by the steps "
+                     "before. Record more steps, or say --knows foresight",
+                     steps.size());
+  TraceBalanceResult out;
+  Loads known = loads_of(steps[0], model_.num_experts);
+  Plan before = plan_;
+  for (std::size_t s = by_history ? 1 : 0; s < steps.size(); ++s) {
+    if (!by_history) known = loads_of(steps[s], model_.num_experts);
+    Plan plan = placed(options, known);
+    const Placement placement(plan, model_, step_);
+    PlanAnalyser analyser(*cost_, placement, model_, cluster_);
+    analyser.add(steps[s]);
+    const PlanFigures figures = analyser.finish();
+    for (const PlanLayerFigures& layer : figures.layers) {
+      add_range(out.time_ratio, layer.time_ratio);
+      add_range(out.rank_ratio, layer.rank_ratio);
+    }
+    out.node_rows += figures.node_rows;
+    for (std::size_t g = 0; g < plan.groups.size(); ++g) {
+      for (const i64 layer : layers_) {
+        const LayerOwners& owners = plan.groups[g].layers[idx(layer)].experts;
+        for (const ExpertOwners& of_expert : owners) out.owners += real(of_expert.size());
+        out.moved += moved_between(before.groups[g].layers[idx(layer)].experts, owners);
+      }
+    }
+    if (s + 1 == steps.size()) simulate_last(plan, steps[s], out);
+    if (by_history) {
+      const Loads newest = loads_of(steps[s], model_.num_experts);
+      for (std::size_t l = 0; l < known.size(); ++l) {
+        for (std::size_t e = 0; e < known[l].size(); ++e) known[l][e] += newest[l][e];
+      }
+    }
+    before = std::move(plan);
+  }
+  const double num_steps = real(steps.size()) - (by_history ? 1 : 0);
+  const double num_layers = num_steps * real(layers_.size()) * real(plan_.groups.size());
+  out.node_rows /= num_steps;
+  out.owners /= num_layers;
+  out.moved /= num_layers;
+  return out;
+}
+
+FigureRange TraceBalance::history_cost(const TraceStep& step) const {
+  FigureRange range;
+  const std::vector<std::pair<i64, i64>> microbatches = microbatches_of(step);
+  const std::vector<DeviceId>& devices = devices_[0];
+  const auto ratio = [&](const std::vector<double>& known, const std::vector<double>& counts) {
+    const LayerOwners owners = find_balancer("lpt").place(input_of(0, {known}, 0))[0];
+    std::vector<double> loads(devices.size(), 0);
+    for (std::size_t e = 0; e < counts.size(); ++e)
+      loads[position(devices, owners[e][0].device)] += counts[e];
+    return time_ratio(loads, speeds_[0]);
+  };
+  for (std::size_t l = 0; l < step.counts.size(); ++l) {
+    for (std::size_t m = 1; m < microbatches.size(); ++m) {
+      const auto counts = [&](std::size_t i) {
+        return copies_of(step, l, model_.num_experts, microbatches[i].first, microbatches[i].second);
+      };
+      const std::optional<double> by_history = ratio(counts(m - 1), counts(m)),
+                                  by_own = ratio(counts(m), counts(m));
+      if (by_history && by_own) range.add(*by_history / *by_own);
+    }
+  }
+  return range;
+}
+
+}  // namespace hetermoe

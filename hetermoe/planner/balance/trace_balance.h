@@ -1,0 +1,68 @@
+#pragma once
+#include <string>
+#include <vector>
+
+#include "hetermoe/cost/measured.h"
+#include "hetermoe/planner/balance/balancers.h"
+#include "hetermoe/routing/metrics.h"
+#include "hetermoe/routing/plan_figures.h"
+#include "hetermoe/sim/memory.h"
+
+// Balancers on recorded routing, without training.
+namespace hetermoe {
+
+/// What a balancer goes by: the steps before, or the step's own choices.
+enum class Knows { kHistory, kForesight };
+template <>
+struct EnumNames<Knows> {
+  static const std::vector<std::string>& names();
+};
+
+struct TraceBalanceOptions {
+  std::string balancer;  ///< a row of balancers(); none = the plan's own owners
+  Knows knows = Knows::kHistory;
+  i64 replicas = 0;  ///< copies of experts in a layer beyond one of each, for balancers that make some
+};
+
+/// A balancer over the steps of a trace.
+struct TraceBalanceResult {
+  FigureRange time_ratio, rank_ratio;  ///< over steps, layers, groups, microbatches
+  double node_rows = 0;                ///< rows between nodes per token and layer
+  double owners = 0;                   ///< of a layer's experts together, mean
+  double moved = 0;                ///< per step and layer: owners that an expert had not in the step before
+  Seconds step = 0;                ///< of the last step, simulated with contention
+  std::vector<MemoryPeak> memory;  ///< [num_devices] in the last step
+};
+
+/// What a trace is balanced on. All that is referred to must outlive it.
+class TraceBalance {
+ public:
+  TraceBalance(const ModelConfig& model, const Cluster& cluster, const Plan& plan, const StepOptions& step,
+               const ProfileSet& profiles);
+  /// steps: of the trace, with choices, at least two where the balancer knows the history: the first is only
+  /// known. Throws InputError and ConfigError.
+  TraceBalanceResult run(const TraceBalanceOptions& options, const std::vector<TraceRouting>& steps) const;
+  /// For each layer and two microbatches in a row of a step: the time ratio when `lpt` places by the one
+  /// before over that when it places by the one itself. At least 1, but for what greedy placing leaves to
+  /// chance.
+  FigureRange history_cost(const TraceStep& step) const;
+
+ private:
+  /// Loads of all experts: [layers with experts][experts].
+  using Loads = std::vector<std::vector<double>>;
+  BalanceInput input_of(i32 group, const Loads& loads, i64 replicas) const;
+  Plan placed(const TraceBalanceOptions& options, const Loads& loads) const;
+  void simulate_last(const Plan& plan, const TraceRouting& routing, TraceBalanceResult& out) const;
+
+  const ModelConfig& model_;
+  const Cluster& cluster_;
+  Plan plan_;
+  StepOptions step_;
+  Placement placement_;
+  std::unique_ptr<CostModel> cost_;
+  std::vector<i64> layers_;                     // with experts
+  std::vector<std::vector<DeviceId>> devices_;  // [group] that own experts in some layer, ascending
+  std::vector<std::vector<double>> speeds_;     // [group][of devices_]
+};
+
+}  // namespace hetermoe

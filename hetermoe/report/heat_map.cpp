@@ -1,0 +1,88 @@
+#include "hetermoe/report/heat_map.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "hetermoe/report/escape.h"
+
+namespace hetermoe {
+namespace {
+
+constexpr int kLeft = 64, kTop = 40, kRight = 110, kBottom = 40, kWidth = 900;
+constexpr std::size_t kMostTooltips = 4096;  ///< cells; more make the page slow
+
+/// White at none, dark blue at the most.
+std::string colour(double part) {
+  const double p = std::clamp(part, 0.0, 1.0);
+  const auto mix = [&](int from, int to) { return static_cast<int>(std::lround(from + p * (to - from))); };
+  return fmt::format("#{:02x}{:02x}{:02x}", mix(255, 8), mix(255, 48), mix(255, 107));
+}
+
+/// [layers][experts] copies over the layer's mean.
+std::vector<std::vector<double>> over_mean(const ExpertLoad& load) {
+  std::vector<std::vector<double>> out = load.copies;
+  for (std::vector<double>& layer : out) {
+    const double mean = std::accumulate(layer.begin(), layer.end(), 0.0) / static_cast<double>(layer.size());
+    for (double& copies : layer) copies = mean > 0 ? copies / mean : 0;
+  }
+  return out;
+}
+
+std::string scale_svg(double most, int height) {
+  std::string svg;
+  constexpr int kSteps = 20;
+  const int x = kWidth - kRight + 24, rows = std::max(height, 60);
+  for (int i = 0; i < kSteps; ++i) {
+    svg += fmt::format("<rect x=\"{}\" y=\"{:.1f}\" width=\"14\" height=\"{:.1f}\" fill=\"{}\"/>", x,
+                       kTop + rows * i / double{kSteps}, rows / double{kSteps} + 0.5,
+                       colour(1 - (i + 0.5) / kSteps));
+  }
+  return svg + fmt::format(
+                   "<text x=\"{0}\" y=\"{1}\">{2:.2f}</text><text x=\"{0}\" y=\"{3}\">0</text>"
+                   "<text x=\"{4}\" y=\"{5}\">over the mean</text>\n",
+                   x + 20, kTop + 10, most, kTop + rows, x - 20, kTop + rows + 18);
+}
+
+}  // namespace
+
+std::string heat_map_svg(const ExpertLoad& load) {
+  const std::vector<std::vector<double>> ratio = over_mean(load);
+  const std::size_t num_layers = ratio.size(), num_experts = ratio.empty() ? 0 : ratio[0].size();
+  double most = 1;
+  for (const std::vector<double>& layer : ratio) {
+    for (const double r : layer) most = std::max(most, r);
+  }
+  const int cell = num_layers > 24 ? 10 : 22, rows = cell * static_cast<int>(num_layers);
+  const double wide =
+      double{kWidth - kLeft - kRight} / static_cast<double>(std::max<std::size_t>(num_experts, 1));
+  const int height = kTop + std::max(rows, 60) + kBottom;
+  std::string svg = fmt::format(
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" width=\"{0}\" height=\"{1}\" "
+      "font-family=\"sans-serif\" font-size=\"11\" role=\"img\">\n<rect width=\"{0}\" height=\"{1}\" "
+      "fill=\"white\"/>\n<text x=\"{2}\" y=\"20\" font-size=\"14\">{3}</text>\n",
+      kWidth, height, kLeft, escape_markup(load.title));
+  const bool tells = num_layers * num_experts <= kMostTooltips;
+  for (std::size_t l = 0; l < num_layers; ++l) {
+    const int y = kTop + cell * static_cast<int>(l);
+    if (cell > 12 || l % 4 == 0)
+      svg += fmt::format("<text x=\"{}\" y=\"{}\" text-anchor=\"end\">layer {}</text>\n", kLeft - 6,
+                         y + cell / 2 + 4, load.layers[l]);
+    for (std::size_t e = 0; e < num_experts; ++e) {
+      svg +=
+          fmt::format("<rect class=\"cell\" x=\"{:.2f}\" y=\"{}\" width=\"{:.2f}\" height=\"{}\" fill=\"{}\"",
+                      kLeft + wide * static_cast<double>(e), y, wide, cell, colour(ratio[l][e] / most));
+      svg += tells ? fmt::format(
+                         "><title>layer {} expert {}: {:.0f} copies, {:.2f} of the mean</title></rect>\n",
+                         load.layers[l], e, load.copies[l][e], ratio[l][e])
+                   : "/>\n";
+    }
+  }
+  svg += fmt::format("<text x=\"{}\" y=\"{}\">experts 0 to {}</text>\n", kLeft, kTop + rows + 18,
+                     num_experts == 0 ? 0 : num_experts - 1);
+  return svg + scale_svg(most, rows) + "</svg>\n";
+}
+
+}  // namespace hetermoe

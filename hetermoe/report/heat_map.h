@@ -1,0 +1,20 @@
+#pragma once
+#include <string>
+#include <vector>
+
+#include "hetermoe/base/types.h"
+
+namespace hetermoe {
+
+/// How many copies each expert of each layer computed.
+struct ExpertLoad {
+  std::string title;
+  std::vector<i64> layers;                  ///< their numbers
+  std::vector<std::vector<double>> copies;  ///< [layers][experts], each layer with as many experts
+};
+
+/// Standalone SVG: a row for each layer, a column for each expert, the darker the more copies over the
+/// layer's mean, with a scale. A layer without copies is left blank.
+std::string heat_map_svg(const ExpertLoad& load);
+
+}  // namespace hetermoe

@@ -1,0 +1,152 @@
+#include "hetermoe/routing/plan_figures.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "hetermoe/base/index.h"
+
+namespace hetermoe {
+namespace {
+
+/// Seconds of a device's expert work in a layer, all phases, with so many copies.
+Seconds expert_seconds(const CostModel& cost, const Placement& placement, const WorkModel& work,
+                       const Op& layer, DeviceId device, double copies) {
+  ExchangeLoad load;
+  const std::size_t num_owners = placement.owners(layer.group, layer.layer).size();
+  load.tokens = {copies};
+  load.rows_per_token.assign(num_owners, 1);
+  load.copies_per_token.assign(num_owners, 1);
+  std::vector<Phase> phases = {Phase::kForward, Phase::kBackward};
+  if (placement.plan().recompute == Recompute::kResend) phases.push_back(Phase::kRecompute);
+  Seconds sum = 0;
+  for (const Phase phase : phases) {
+    Op op = layer;
+    op.phase = phase;
+    sum += cost.compute(work.compute_work(op, device, &load));
+  }
+  return sum;
+}
+
+}  // namespace
+
+std::vector<double> expert_speeds(const CostModel& cost, const Placement& placement, const ModelConfig& model,
+                                  const Cluster& cluster, i32 group, i32 layer, double copies) {
+  const WorkModel work(placement, model, cluster);
+  Op op;
+  op.kind = OpKind::kExperts;
+  op.group = static_cast<std::int16_t>(group);
+  op.layer = layer;
+  op.microbatch = 0;
+  copies = std::max(copies, 1.0);
+  std::vector<double> per_copy;
+  for (const DeviceId device : placement.owners(group, layer)) {
+    const auto seconds = [&](double n) { return expert_seconds(cost, placement, work, op, device, n); };
+    per_copy.push_back(std::max((seconds(2 * copies) - seconds(copies)) / copies, 1e-15));
+  }
+  const double least = *std::min_element(per_copy.begin(), per_copy.end());
+  for (double& c : per_copy) c = std::max(1.0, std::round(1e6 * least / c));
+  return per_copy;
+}
+
+namespace {
+
+/// [owners] copies by the owners' shares.
+std::vector<double> owner_copies(const Placement& placement, i32 group, i32 layer, CopyCounts counts) {
+  std::vector<double> out(placement.owners(group, layer).size(), 0);
+  const OwnerTable table = owner_table(placement, group, layer);
+  for (std::size_t e = 0; e < table.size(); ++e) {
+    for (const ExpertShare& owner : table[e]) out[idx(owner.destination)] += owner.share * counts[e];
+  }
+  return out;
+}
+
+double mean_of(const std::vector<double>& values) {
+  return std::accumulate(values.begin(), values.end(), 0.0) / real(values.size());
+}
+
+}  // namespace
+
+RoutingWatch::RoutingWatch(const CostModel& cost, const Placement& placement, const ModelConfig& model,
+                           const Cluster& cluster)
+    : cost_(cost),
+      placement_(placement),
+      model_(model),
+      cluster_(cluster),
+      speeds_(idx(placement.num_groups()), std::vector<std::vector<double>>(idx(placement.num_layers()))) {}
+
+StepRouting RoutingWatch::of(const std::vector<std::vector<double>>& counts) {
+  FigureRange by_gini, by_rank, by_time;
+  for (i32 l = 0; l < placement_.num_layers(); ++l) {
+    if (!placement_.is_moe(l)) continue;
+    by_gini.add(gini(counts[idx(l)]));
+    for (i32 g = 0; g < placement_.num_groups(); ++g) {
+      const std::vector<double> copies = owner_copies(placement_, g, l, counts[idx(l)]);
+      std::vector<double>& speeds = speeds_[idx(g)][idx(l)];
+      const double per_exchange =
+          mean_of(copies) / real(placement_.num_microbatches(g) * placement_.num_groups());
+      if (speeds.empty()) speeds = expert_speeds(cost_, placement_, model_, cluster_, g, l, per_exchange);
+      by_rank.add(straggler_ratio(copies));
+      by_time.add(time_ratio(copies, speeds));
+    }
+  }
+  return {by_gini.mean, by_rank.mean, by_time.mean};
+}
+
+FigureRange PlanFigures::over_layers(FigureRange PlanLayerFigures::*figure) const {
+  FigureRange range;
+  for (const PlanLayerFigures& layer : layers) {
+    if ((layer.*figure).count > 0) range.add((layer.*figure).mean);
+  }
+  return range;
+}
+
+PlanAnalyser::PlanAnalyser(const CostModel& cost, const Placement& placement, const ModelConfig& model,
+                           const Cluster& cluster)
+    : cost_(cost), placement_(placement), model_(model), cluster_(cluster) {
+  for (const i64 layer : layers_with_experts(model)) {
+    figures_.layers.push_back({.layer = layer, .time_ratio = {}, .rank_ratio = {}});
+    speeds_.emplace_back(idx(placement.num_groups()));
+  }
+}
+
+void PlanAnalyser::add_exchange(const TraceRouting& routing, std::size_t layer, i32 group, i32 microbatch) {
+  PlanLayerFigures& out = figures_.layers[layer];
+  const auto l = static_cast<i32>(out.layer);
+  const std::vector<DeviceId>& owners = placement_.owners(group, l);
+  const ShareRow& sources = placement_.shares(group, l, microbatch);
+  std::vector<double> copies(owners.size(), 0);
+  for (i32 chunk = 0; chunk < placement_.plan().chunks; ++chunk) {
+    const ExchangeLoad load = routing.exchange(placement_, group, l, microbatch, chunk);
+    for (std::size_t o = 0; o < owners.size(); ++o) {
+      copies[o] += load.copies_at(o);
+      for (std::size_t s = 0; s < sources.size(); ++s) {
+        if (cluster_.devices[idx(sources[s].device)].node == cluster_.devices[idx(owners[o])].node) continue;
+        figures_.node_rows += load.rows_between(s, o);
+        figures_.node_copies += load.copies_between(s, o);
+      }
+    }
+    tokens_ += std::accumulate(load.tokens.begin(), load.tokens.end(), 0.0);
+  }
+  std::vector<double>& speeds = speeds_[layer][idx(group)];
+  if (speeds.empty()) speeds = expert_speeds(cost_, placement_, model_, cluster_, group, l, mean_of(copies));
+  out.time_ratio.add(time_ratio(copies, speeds));
+  out.rank_ratio.add(straggler_ratio(copies));
+}
+
+void PlanAnalyser::add(const TraceRouting& routing) {
+  routing.check_plan(placement_.plan());
+  for (std::size_t l = 0; l < figures_.layers.size(); ++l) {
+    for (i32 g = 0; g < placement_.num_groups(); ++g) {
+      for (i32 m = 0; m < placement_.num_microbatches(g); ++m) add_exchange(routing, l, g, m);
+    }
+  }
+}
+
+PlanFigures PlanAnalyser::finish() const {
+  PlanFigures out = figures_;
+  if (tokens_ > 0) out.node_rows /= tokens_, out.node_copies /= tokens_;
+  return out;
+}
+
+}  // namespace hetermoe

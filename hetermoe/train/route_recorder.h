@@ -1,0 +1,43 @@
+#pragma once
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "hetermoe/comm/processes.h"
+#include "hetermoe/exec/step.h"
+#include "hetermoe/train/job.h"
+
+namespace hetermoe {
+
+/// Writes what the routers of this process's devices choose as a routing trace. Plans and numbers of
+/// processes change nothing of it but how sequences are spread over the files of ranks.
+class RouteRecorder : public RouteSink {
+ public:
+  /// first_step: steps that an earlier run had done, whose trace goes on. Throws IoError and InputError as
+  /// RoutingWriter does.
+  RouteRecorder(const Job& job, const ModelConfig& model, const Processes& processes, i64 first_step);
+
+  bool records(i64 step) const { return step % options_.every == 0; }
+  void take(i32 layer, i64 first, i64 sequences, const at::Tensor& topk_TK,
+            const at::Tensor& weights_TK) override;
+  /// After a step that was recorded. first_sequence: number of its first sequence in the run.
+  void write(i64 step, i64 first_sequence, const Plan& plan);
+  /// What was written so far survives a power cut.
+  void sync() { writer_->sync(); }
+  void finish() { writer_->finish(); }
+
+ private:
+  struct Taken {
+    i64 layer, first, count;
+    at::Tensor ids, weights;
+  };
+  void write_layer(i64 step, const std::vector<const Taken*>& run);
+
+  RoutingOptions options_;
+  i64 seq_len_;
+  std::optional<RoutingWriter> writer_;
+  std::mutex mutex_;
+  std::vector<Taken> taken_;  // of the step that runs
+};
+
+}  // namespace hetermoe

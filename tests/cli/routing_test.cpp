@@ -1,0 +1,215 @@
+#include <gtest/gtest.h>
+
+#include "hetermoe/routing/writer.h"
+#include "tests/cli/program.h"
+#include "tests/routing/golden_trace.h"
+
+namespace hetermoe {
+namespace {
+
+/// A trace of two steps of the tiny model.
+std::string made_trace(const WorkFolder& folder, const std::vector<std::string>& more = {}) {
+  const std::string path = folder / "made.routes";
+  std::vector<std::string> words = {"routing",     "make", "--model",        "tiny", "--seq",   "16",
+                                    "--sequences", "4",    "--microbatches", "2",    "--steps", "2",
+                                    "-o",          path};
+  words.insert(words.end(), more.begin(), more.end());
+  const ProgramResult made = run_hetermoe(words);
+  EXPECT_EQ(made.code, 0) << made.err;
+  return path;
+}
+
+const std::vector<std::string> kJob = {"--model",
+                                       "tiny",
+                                       "--cluster",
+                                       "demo",
+                                       "--train.seq_len",
+                                       "16",
+                                       "--train.sequences",
+                                       "4",
+                                       "--train.microbatches",
+                                       "2"};
+
+ProgramResult run_with_job(std::vector<std::string> words, const std::vector<std::string>& more = {}) {
+  words.insert(words.end(), kJob.begin(), kJob.end());
+  words.insert(words.end(), more.begin(), more.end());
+  return run_hetermoe(words);
+}
+
+TEST(RoutingCommand, MakesTracesOfTheGiniCoefficientThatIsAskedFor) {
+  const WorkFolder folder;
+  const std::string path = folder / "made.routes";
+  for (const auto& [gini, mock] : {std::pair{0.105, 2.35}, std::pair{0.24, 1.5}}) {
+    const ProgramResult made =
+        run_hetermoe({"routing", "make", "--model", "deepseek-v2-lite", "--seq", "1024", "--sequences", "2",
+                      "--gini", std::to_string(gini), "--mock-ratio", std::to_string(mock), "-o", path});
+    ASSERT_EQ(made.code, 0) << made.err;
+    const ProgramResult shown = run_hetermoe(
+        {"routing", "analyse", path, "--window", "all", "--json", "--against", folder / "made-mock.routes"});
+    ASSERT_EQ(shown.code, 0) << shown.err;
+    const Json json = parse_json(shown.out, "output");
+    const double got = json.at("gini").at("mean").get<double>();
+    EXPECT_NEAR(got / gini, 1, 0.01);
+    EXPECT_NEAR(json.at("against").at("gini").at("mean").get<double>() / got / mock, 1, 0.02);
+  }
+}
+
+TEST(RoutingCommand, AnalysesATraceWithAndWithoutAJob) {
+  const WorkFolder folder;
+  const std::string path = made_trace(folder, {"--zipf", "1"});
+  const ProgramResult alone = run_hetermoe(
+      {"routing", "analyse", path, "--ep", "1,2", "--window", "step,1,all", "--output", folder / "page"});
+  ASSERT_EQ(alone.code, 0) << alone.err;
+  for (const char* part : {"Gini", "noise floor", "2 ranks", "band by the Gini coefficient", "wrote "})
+    EXPECT_TRUE(contains(alone.out, part)) << part << "\n" << alone.out;
+  EXPECT_TRUE(contains(read_text(folder / "page/routing.html"), "class=\"cell\""));
+  EXPECT_TRUE(read_text(folder / "page/routing.csv").starts_with("layer,expert,copies,share\n"));
+  const ProgramResult under = run_with_job({"routing", "analyse", path, "--json"}, {"--strategy", "ep"});
+  ASSERT_EQ(under.code, 0) << under.err;
+  const Json json = parse_json(under.out, "output");
+  EXPECT_GE(json.at("under_plan").at("time_ratio").get<double>(), 1);
+  EXPECT_GT(json.at("under_plan").at("history_cost").get<double>(), 0);
+}
+
+TEST(RoutingCommand, SimulateTakesATrace) {
+  const WorkFolder folder;
+  const std::string path = made_trace(folder, {"--zipf", "2"});
+  const auto step = [&](const std::string& routing) {
+    const ProgramResult result = run_with_job({"simulate", "--routing", routing, "--json"});
+    EXPECT_EQ(result.code, 0) << result.err;
+    return parse_json(result.out, "output").at("step_s").get<double>();
+  };
+  EXPECT_EQ(step(path), step(path + ":1"));
+  EXPECT_NE(step(path), step("uniform"));
+  EXPECT_GT(step(path + ":0..1"), 0);
+}
+
+TEST(RoutingCommand, BalanceShowsARowForEachBalancer) {
+  const WorkFolder folder;
+  const std::string path = made_trace(folder, {"--zipf", "1"});
+  const ProgramResult result =
+      run_with_job({"routing", "balance", path, "--balancers", "none,lpt,eplb", "--replicas", "2", "--json"});
+  ASSERT_EQ(result.code, 0) << result.err;
+  const Json rows = parse_json(result.out, "output").at("rows");
+  ASSERT_EQ(rows.size(), 3u);
+  EXPECT_EQ(rows[0].at("over_first"), 1.0);
+  EXPECT_EQ(rows[2].at("balancer"), "eplb");
+}
+
+TEST(RoutingCommand, TrainRecordsWhatAnalyseReads) {
+  const WorkFolder folder;
+  const std::string path = folder / "run.routes";
+  const ProgramResult trained =
+      run_hetermoe(train_words(folder, {"--routing.record", path, "--routing.every", "2"}));
+  ASSERT_EQ(trained.code, 0) << trained.err;
+  EXPECT_TRUE(contains(trained.out, "time ratio"));
+  const Json line = Json::parse(
+      read_text(folder / "run/metrics.jsonl").substr(0, read_text(folder / "run/metrics.jsonl").find('\n')));
+  EXPECT_GT(line.at("expert_gini").get<double>(), 0);
+  EXPECT_GE(line.at("time_ratio").get<double>(), 1);
+  EXPECT_GE(line.at("rank_max_over_mean").get<double>(), 1);
+  EXPECT_TRUE(contains(read_text(folder / "run/report.html"), "Load of the experts"));
+  const ProgramResult shown = run_hetermoe({"routing", "analyse", path, "--json"});
+  ASSERT_EQ(shown.code, 0) << shown.err;
+  EXPECT_EQ(parse_json(shown.out, "output").at("steps"), 3);
+}
+
+class BadRouting : public ::testing::Test {
+ protected:
+  void expect_refused(const std::vector<std::string>& words, const std::vector<std::string>& parts) {
+    const ProgramResult result = run_hetermoe(words);
+    SCOPED_TRACE(result.err);
+    EXPECT_EQ(result.code, 2);
+    EXPECT_TRUE(result.err.starts_with("["));
+    EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1);
+    for (const std::string& part : parts) EXPECT_TRUE(contains(result.err, part)) << part;
+    EXPECT_EQ(result.out, "");
+  }
+  std::vector<std::string> with_job(std::vector<std::string> words) {
+    words.insert(words.end(), kJob.begin(), kJob.end());
+    return words;
+  }
+  WorkFolder folder;
+};
+
+TEST_F(BadRouting, Commands) {
+  expect_refused({"routing"}, {"[routing] got no command, expected one. Known: ", "analyse", "make"});
+  expect_refused({"routing", "mak"}, {"[routing mak] unknown command. Known: ", "Did you mean \"make\"?"});
+  expect_refused({"routing", "make", "--ginny", "1"},
+                 {"[--ginny] unknown option of routing make. Did you mean \"--gini\"?"});
+}
+
+TEST_F(BadRouting, Make) {
+  const std::string out = folder / "x.routes";
+  expect_refused({"routing", "make", "--model", "tiny", "--gini", "0.99", "-o", out},
+                 {"[gini] got 0.99, expected "});
+  expect_refused({"routing", "make", "--model", "tiny", "--sequences", "2", "--microbatches", "3", "-o", out},
+                 {"[--microbatches] got 3, expected at most --sequences (2)"});
+  expect_refused({"routing", "make", "--mock-ratio", "2", "-o", out},
+                 {"[--mock-ratio] got 2 without --gini"});
+  expect_refused({"routing", "make", "--gini", "0.2", "--zipf", "1", "-o", out},
+                 {"[--gini] got 0.2 and --zipf 1"});
+  expect_refused({"routing", "make", "--domain-spread", "1", "-o", out},
+                 {"[--domain-spread] got 1 without --domains"});
+  EXPECT_TRUE(folder.contents().empty());
+}
+
+TEST_F(BadRouting, Files) {
+  expect_refused({"routing", "analyse", folder / "none.routes"}, {"none.routes]", "No such file"});
+  expect_refused({"routing", "analyse", folder.file("text.routes", "this is no trace at all, but text")},
+                 {"text.routes at byte 0] is no routing trace: got \"this is \""});
+  const std::string made = made_trace(folder);
+  std::string bytes = read_text(made);
+  bytes[bytes.size() / 2] = static_cast<char>(bytes[bytes.size() / 2] ^ 1);
+  expect_refused({"routing", "analyse", folder.file("damaged.routes", bytes)},
+                 {"damaged.routes at byte ", "the frame is damaged: got checksum "});
+  const std::string cut = folder.file("cut.routes", read_text(made).substr(0, 300));
+  const ProgramResult result = run_hetermoe({"routing", "analyse", cut});
+  EXPECT_EQ(result.code, 2);
+  EXPECT_TRUE(contains(result.err, "cut.routes is cut: its last "));
+  EXPECT_TRUE(contains(result.err, "has no whole step"));
+}
+
+TEST_F(BadRouting, Arguments) {
+  const std::string made = made_trace(folder);
+  expect_refused({"routing", "analyse", made, "--window", "day"},
+                 {"[--window] got \"day\", expected microbatch, step, all or"});
+  expect_refused({"routing", "analyse", made, "--ep", "99"}, {"[--ep] got 99, expected 1 to "});
+  expect_refused({"routing", "analyse", made, "--steps", "2..1"}, {"[--steps] got \"2..1\""});
+  expect_refused({"routing", "analyse", made, "--steps", "7"}, {"no window of \"step\" has a token"});
+  expect_refused(with_job({"routing", "balance", made, "--balancers", "lbt"}),
+                 {"unknown balancer \"lbt\".", "Did you mean \"lpt\"?"});
+  expect_refused(with_job({"routing", "balance", made, "--knows", "all"}),
+                 {"[--knows] unknown value \"all\". Known: history, foresight"});
+  expect_refused(with_job({"routing", "balance", made, "--steps", "0"}),
+                 {"got 1 whole steps, expected at least 2"});
+}
+
+TEST_F(BadRouting, AnotherModelOrStep) {
+  const std::string made = made_trace(folder);
+  expect_refused({"simulate", "--model", "demo", "--routing", made}, {"made.routes] ", " as model demo has"});
+  expect_refused(
+      {"simulate", "--model", "tiny", "--train.seq_len", "16", "--train.sequences", "8",
+       "--train.microbatches", "2", "--routing", made},
+      {"made.routes] got 4 sequences, expected 8 as the plan's step has. FILE:A..B joins the steps A to B"});
+  expect_refused({"simulate", "--model", "tiny", "--train.seq_len", "8", "--train.sequences", "4",
+                  "--train.microbatches", "2", "--routing", made},
+                 {"made.routes] sequence 0: got 16 tokens, expected 8 as the plan has (seq_len)"});
+  expect_refused({"simulate", "--routing", folder / "none.routes"},
+                 {"[--routing] got \"", "a routing trace that is there"});
+  expect_refused(with_job({"simulate", "--routing", made + ":5"}),
+                 {"has no whole step from 5 to 5: got steps 0 to 1"});
+}
+
+TEST_F(BadRouting, Recording) {
+  expect_refused(train_words(folder, {"--routing.every", "0"}),
+                 {"[--routing.every] ", "got 0, expected >= 1"});
+  expect_refused(train_words(folder, {"--routing.detail", "all"}),
+                 {"[--routing.detail] unknown value \"all\". Known: choices, counts"});
+  expect_refused(
+      {"compare", "--model", "tiny", "--strategies", "zebra,ep", "--routing.record", folder / "x.routes"},
+      {"[routing.record] got ", "with 2 strategies, expected none: all would write the same trace"});
+}
+
+}  // namespace
+}  // namespace hetermoe

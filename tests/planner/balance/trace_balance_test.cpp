@@ -1,0 +1,100 @@
+#include "hetermoe/planner/balance/trace_balance.h"
+
+#include <gtest/gtest.h>
+
+#include "hetermoe/routing/synthetic.h"
+#include "tests/schedule/plans.h"
+#include "tests/support/error_of.h"
+
+namespace hetermoe {
+namespace {
+
+/// Expert parallelism over two A40 and two V100; 16 experts, two per token.
+struct Case {
+  ModelConfig model = test::make_model({.num_layers = 2, .num_experts = 16, .top_k = 2, .hidden = 64});
+  Cluster cluster = load_cluster("demo");
+  Plan plan;
+  TraceHeader header;
+
+  Case() {
+    model.max_positions = 4096;
+    StrategyRequest request;
+    request.seq_len = 512;
+    request.sequences = 8;
+    request.microbatches = 2;
+    plan = find_strategy("ep").make(model, cluster, request);
+    header.layers = {0, 1};
+    header.num_experts = 16;
+    header.top_k = 2;
+  }
+  std::vector<TraceRouting> steps(i64 num_steps, SyntheticOptions options) const {
+    options.seq_len = 512;
+    options.sequences = 8;
+    options.microbatches = 2;
+    const SyntheticTrace trace(header, options);
+    std::vector<TraceRouting> out;
+    for (i64 s = 0; s < num_steps; ++s) out.emplace_back(header, trace.step(s), model, "trace");
+    return out;
+  }
+  TraceBalance balance() const { return TraceBalance(model, cluster, plan, {}, {}); }
+};
+
+TEST(TraceBalance, LastingSkewIsCuredByPlacingAndMoreByCopies) {
+  const Case c;
+  const TraceBalance balance = c.balance();
+  const std::vector<TraceRouting> steps = c.steps(4, {.spread = 1});
+  const auto ratio = [&](const std::string& name, Knows knows) {
+    return balance.run({.balancer = name, .knows = knows, .replicas = 8}, steps).time_ratio.mean;
+  };
+  const double none = ratio("none", Knows::kHistory), lpt = ratio("lpt", Knows::kHistory),
+               eplb = ratio("eplb", Knows::kHistory), sees = ratio("eplb", Knows::kForesight);
+  EXPECT_LT(lpt, 0.9 * none);
+  EXPECT_LT(eplb, 0.98 * none);
+  EXPECT_NEAR(eplb / sees, 1, 0.05);
+}
+
+TEST(TraceBalance, NoneLeavesTheOwnersOfThePlan) {
+  const Case c;
+  const TraceBalanceResult none = c.balance().run({.balancer = "none"}, c.steps(2, {.spread = 0.5}));
+  EXPECT_EQ(none.moved, 0);
+  EXPECT_EQ(none.owners, 16);
+  EXPECT_GT(none.step, 0);
+  EXPECT_EQ(none.memory.size(), 4u);
+}
+
+TEST(TraceBalance, CopiesAreOwnersAndNeedMemory) {
+  const Case c;
+  const TraceBalance balance = c.balance();
+  const std::vector<TraceRouting> steps = c.steps(2, {.spread = 1});
+  const TraceBalanceResult few = balance.run({.balancer = "eplb", .replicas = 0}, steps),
+                           many = balance.run({.balancer = "eplb", .replicas = 16}, steps);
+  EXPECT_EQ(few.owners, 16);
+  EXPECT_GT(many.owners, 20);
+  const auto state = [](const TraceBalanceResult& result) {
+    Bytes sum = 0;
+    for (const MemoryPeak& peak : result.memory) sum += peak.use.state();
+    return sum;
+  };
+  EXPECT_GT(state(many), 1.1 * state(few));
+}
+
+TEST(TraceBalance, HistoryNeedsAStepBefore) {
+  const Case c;
+  const std::vector<TraceRouting> one = c.steps(1, {});
+  EXPECT_TRUE(error_of<InputError>([&] {
+                c.balance().run({.balancer = "lpt"}, one);
+              }).find("[routing balance] got 1 whole steps, expected at least 2") == 0);
+  EXPECT_GE(c.balance().run({.balancer = "lpt", .knows = Knows::kForesight}, one).time_ratio.mean, 1);
+}
+
+TEST(TraceBalance, HistoryCostsMoreTheMoreRoutingDrifts) {
+  const Case c;
+  const TraceBalance balance = c.balance();
+  const double steady = balance.history_cost(c.steps(1, {.spread = 0.5})[0].step()).mean,
+               drifting = balance.history_cost(c.steps(1, {.spread = 0.5, .drift = 1})[0].step()).mean;
+  EXPECT_NEAR(steady, 1, 0.08);
+  EXPECT_GT(drifting, steady + 0.1);
+}
+
+}  // namespace
+}  // namespace hetermoe

@@ -1,0 +1,48 @@
+#include "hetermoe/report/heat_map.h"
+
+#include <gtest/gtest.h>
+
+#include "hetermoe/report/html.h"
+
+namespace hetermoe {
+namespace {
+
+std::size_t count(const std::string& text, const std::string& word) {
+  std::size_t number = 0;
+  for (std::size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + 1)) ++number;
+  return number;
+}
+
+const ExpertLoad kLoad{"Copies <of> experts", {1, 3}, {{6, 2, 0, 0}, {1, 1, 1, 1}}};
+
+TEST(HeatMap, HasACellForEveryExpertOfEveryLayer) {
+  const std::string svg = heat_map_svg(kLoad);
+  EXPECT_EQ(count(svg, "class=\"cell\""), 8u);
+  EXPECT_EQ(count(svg, "layer 1 expert 0: 6 copies, 3.00 of the mean"), 1u);
+  EXPECT_EQ(count(svg, "layer 3 expert 2: 1 copies, 1.00 of the mean"), 1u);
+  EXPECT_EQ(count(svg, ">3.00</text>"), 1u);  // the scale ends at the most
+  EXPECT_EQ(count(svg, "Copies &lt;of&gt; experts"), 1u);
+  EXPECT_EQ(count(svg, "fill=\"#08306b\""), 1u);  // the darkest cell, that of expert 0 in layer 1
+}
+
+TEST(HeatMap, WithoutCopiesAllIsBlank) {
+  const std::string svg = heat_map_svg({"none", {0}, {{0, 0}}});
+  EXPECT_EQ(count(svg, "class=\"cell\""), 2u);
+  EXPECT_EQ(count(svg, "height=\"22\" fill=\"#ffffff\""), 2u);
+}
+
+TEST(HtmlReport, ShowsLoadsOfExpertsAndTheirCurves) {
+  ReportInput input;
+  input.title = "routing";
+  EXPECT_EQ(count(html_report(input), "Load of the experts"), 0u);
+  input.expert_loads = {kLoad};
+  input.routing = {
+      {"Gini coefficient", "step", "Gini", {{"mean over layers", {{1, 0.2}, {2, 0.3}}, {}}}, 900, 420}};
+  const std::string html = html_report(input);
+  EXPECT_EQ(count(html, "<h2>Load of the experts</h2>"), 1u);
+  EXPECT_EQ(count(html, "class=\"cell\""), 8u);
+  EXPECT_GE(count(html, "Gini coefficient"), 1u);
+}
+
+}  // namespace
+}  // namespace hetermoe

@@ -1,0 +1,42 @@
+#include "hetermoe/routing/plan_figures.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/routing/golden_trace.h"
+#include "tests/schedule/plans.h"
+
+namespace hetermoe {
+namespace {
+
+/// Device 1 takes three times as long for every copy.
+class TwoSpeeds : public CostModel {
+ public:
+  Seconds compute(const ComputeWork& work) const override {
+    return 5 + (work.device == 1 ? 3 : 1) * work.copies;
+  }
+  TransferCost transfer(const TransferWork&) const override { return {}; }
+};
+
+TEST(PlanFigures, WeighCopiesBySpeedAndCountRowsBetweenNodes) {
+  const ModelConfig model = test::make_model({.num_layers = 2, .num_experts = 4, .top_k = 2, .dense = {0}});
+  const Cluster cluster = test::make_cluster({1, 1});
+  StrategyRequest request;
+  request.seq_len = 3;
+  request.sequences = 2;
+  const Plan plan = find_strategy("ep").make(model, cluster, request);
+  const Placement placement(plan, model, {});
+  const TwoSpeeds cost;
+  EXPECT_EQ(expert_speeds(cost, placement, model, cluster, 0, 1, 10), (std::vector<double>{1e6, 333333}));
+  PlanAnalyser analyser(cost, placement, model, cluster);
+  analyser.add(TraceRouting(golden_header(), golden_step(), model, "trace"));
+  const PlanFigures figures = analyser.finish();
+  // 6 copies on the fast device, 4 on the slow one, which takes 12 where all together need 7.5.
+  ASSERT_EQ(figures.layers.size(), 1u);
+  EXPECT_NEAR(figures.layers[0].time_ratio.mean, 12 / 7.5, 1e-5);
+  EXPECT_DOUBLE_EQ(figures.layers[0].rank_ratio.mean, 6.0 / 5);
+  EXPECT_DOUBLE_EQ(figures.node_rows, 2.0 / 6);
+  EXPECT_DOUBLE_EQ(figures.node_copies, 2.0 / 6);
+}
+
+}  // namespace
+}  // namespace hetermoe

@@ -1,0 +1,182 @@
+#include "hetermoe/train/route_recorder.h"
+
+#include <gtest/gtest.h>
+#include <time.h>
+
+#include <cstdio>
+
+#include "hetermoe/routing/trace_routing.h"
+#include "tests/support/error_of.h"
+#include "tests/train/tiny_run.h"
+
+namespace hetermoe {
+namespace {
+
+using Settings = std::vector<std::pair<std::string, std::string>>;
+
+/// In fp64 no choice hangs on the order of sums.
+Settings in_fp64(Settings more) {
+  more.insert(more.begin(), {{"plan.attention_dtype", "fp64"},
+                             {"plan.expert_dtype", "fp64"},
+                             {"plan.wire_dtype", "fp64"},
+                             {"clock.kind", "virtual"},
+                             {"cluster", "o1"},
+                             {"checkpoint.every", "0"}});
+  return more;
+}
+
+struct Recorded {
+  std::string bytes;
+  TrainOutcome outcome;
+};
+
+Recorded record(const WorkFolder& folder, const std::string& name, Settings settings) {
+  settings.emplace_back("routing.record", folder / (name + ".routes"));
+  TinyRun run(folder / name, settings);
+  Recorded out;
+  out.outcome = run.run().outcome;
+  out.bytes = read_text(run.job.routing.record);
+  return out;
+}
+
+TEST(RouteRecorder, EveryPlanGivesTheSameTraceByteForByte) {
+  const WorkFolder folder;
+  const std::vector<Settings> plans = {
+      {{"strategy", "single"}, {"plan.attention", "0"}},
+      {{"strategy", "zebra"}, {"plan.attention", "0"}, {"plan.experts", "6"}},
+      {{"strategy", "zebra"}, {"plan.attention", "0,1"}, {"plan.experts", "6,7"}},
+      {{"strategy", "zebra"}, {"plan.attention", "0,1"}, {"plan.experts", "6,7,8,9"}, {"plan.chunks", "2"}},
+      {{"strategy", "dist-ep"}, {"plan.attention", "0"}, {"plan.experts", "6,7"}},
+      {{"strategy", "ep"}, {"plan.attention", "0,6"}},
+  };
+  std::string expected;
+  for (std::size_t i = 0; i < plans.size(); ++i) {
+    const Recorded got = record(folder, std::to_string(i), in_fp64(plans[i]));
+    if (i == 0) expected = got.bytes;
+    EXPECT_EQ(got.bytes, expected) << plans[i][0].second << " " << i;
+  }
+  const RoutingTrace trace(folder / "0.routes");
+  EXPECT_EQ(trace.steps(), (std::vector<i64>{1, 2, 3, 4, 5, 6}));
+  EXPECT_TRUE(trace.notes().empty());
+  const TraceStep step = trace.read(2);
+  ASSERT_EQ(step.num_sequences(), 4);
+  EXPECT_EQ(step.sequences[3].index, 7);
+  EXPECT_EQ(step.sequences[3].microbatch, 1);
+  EXPECT_EQ(step.num_tokens(), 32);
+}
+
+TEST(RouteRecorder, CountsAreThoseOfTheStep) {
+  const WorkFolder folder;
+  const Recorded choices = record(folder, "choices", in_fp64({}));
+  const Recorded counts = record(folder, "counts", in_fp64({{"routing.detail", "counts"}}));
+  const RoutingTrace a(folder / "choices.routes"), b(folder / "counts.routes");
+  ASSERT_EQ(a.steps(), b.steps());
+  std::vector<double> sum(static_cast<std::size_t>(a.header().num_experts), 0);
+  for (const i64 step : a.steps()) {
+    const TraceStep of_choices = a.read(step), of_counts = b.read(step);
+    EXPECT_EQ(of_choices.counts, of_counts.counts);
+    EXPECT_FALSE(of_counts.has_choices());
+    for (std::size_t i = 0; i < of_choices.counts[0].size(); ++i)
+      sum[i % sum.size()] += of_choices.counts[0][i];
+  }
+  EXPECT_EQ(choices.outcome.expert_copies[0], sum);
+}
+
+TEST(RouteRecorder, RecordsEveryNthStepAndTheWeights) {
+  const WorkFolder folder;
+  record(folder, "some", in_fp64({{"routing.every", "4"}, {"routing.weights", "true"}}));
+  const RoutingTrace trace(folder / "some.routes");
+  EXPECT_EQ(trace.steps(), (std::vector<i64>{1, 5}));
+  const TraceStep step = trace.read(1);
+  ASSERT_EQ(step.weights[0].size(), step.choices[0].size());
+  for (const float weight : step.weights[0]) EXPECT_TRUE(weight > 0 && weight <= 1);
+}
+
+TEST(RouteRecorder, AResumedRunGoesOnWithItsTrace) {
+  const WorkFolder folder;
+  const std::string whole = record(folder, "whole", in_fp64({{"checkpoint.every", "2"}})).bytes;
+  const Settings settings = in_fp64({{"checkpoint.every", "2"}, {"routing.record", folder / "cut.routes"}});
+  TinyRun first(folder / "cut", settings);
+  first.job.train.steps = 4;
+  first.run();
+  EXPECT_EQ(RoutingTrace(folder / "cut.routes").steps().size(), 4u);
+  // A schedule of learning rates that ends elsewhere changes weights, but not those of the first steps.
+  TinyRun again(folder / "cut", settings);
+  again.run();
+  const RoutingTrace a(folder / "whole.routes"), b(folder / "cut.routes");
+  EXPECT_EQ(a.steps(), b.steps());
+  EXPECT_EQ(read_text(folder / "cut.routes").size(), whole.size());
+  EXPECT_TRUE(b.notes().empty());
+}
+
+TEST(RouteRecorder, ATraceUnderTheRunsPlanIsWhatTheExecutorReported) {
+  const WorkFolder folder;
+  TinyRun run(folder / "run", in_fp64({{"strategy", "zebra"},
+                                       {"plan.attention", "0,1"},
+                                       {"plan.experts", "6,7,8"},
+                                       {"plan.chunks", "3"},
+                                       {"routing.record", folder / "run.routes"}}));
+  std::vector<RecordedRouting> loads;
+  run.run(Checkpoints::kOff, [&](Session& session, const StepRecord&) {
+    loads.push_back(session.executor().recorded_routing());
+  });
+  const RoutingTrace trace(folder / "run.routes");
+  const Placement placement(run.plan, run.model, {});
+  int compared = 0;
+  for (std::size_t s = 0; s < loads.size(); ++s) {
+    const TraceRouting routing(trace.header(), trace.read(static_cast<i64>(s) + 1), run.model, "trace");
+    for (const i64 layer : trace.header().layers) {
+      for (i32 m = 0; m < 2; ++m) {
+        for (i32 chunk = 0; chunk < 3; ++chunk) {
+          const ExchangeLoad got = routing.exchange(placement, 0, static_cast<i32>(layer), m, chunk),
+                             expected = loads[s].exchange(placement, 0, static_cast<i32>(layer), m, chunk);
+          EXPECT_EQ(got.tokens, expected.tokens);
+          EXPECT_EQ(got.rows, expected.rows);
+          EXPECT_EQ(got.copies, expected.copies);
+          ++compared;
+        }
+      }
+    }
+  }
+  EXPECT_GE(compared, 36);
+}
+
+/// Processor time of this thread.
+double cpu_seconds() {
+  timespec now{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+/// A step of the demo takes 280 ms of processor time on the slowest machine that was looked at while it had
+/// others to serve, and not less than 100 ms on any: bench/recording_cost.py measures whole runs.
+TEST(RouteRecorder, CostsLittleBesideADemoStep) {
+  const WorkFolder folder;
+  Job job = load_job(HM_SOURCE_DIR "/configs/jobs/demo.yaml", {{"routing.record", folder / "demo.routes"}});
+  const ModelConfig model = load_model(job.model);
+  const Plan plan = make_job_plan(job, model, load_cluster(job.cluster));
+  const Processes alone;
+  RouteRecorder recorder(job, model, alone, 0);
+  const at::Tensor ids = at::arange(2).to(at::kLong).expand({256, 2}).contiguous(),
+                   weights = at::ones({256, 2});
+  constexpr int kSteps = 50;
+  const double begin = cpu_seconds();
+  for (i64 step = 0; step < kSteps; ++step) {
+    for (i32 layer = 0; layer < 4; ++layer) {
+      for (i64 sequence = 0; sequence < 8; ++sequence) recorder.take(layer, sequence, 1, ids, weights);
+    }
+    recorder.write(step, 8 * step, plan);
+  }
+  const double per_step = (cpu_seconds() - begin) / kSteps;
+  std::printf("recording a demo step: %.2f ms of processor time\n", 1e3 * per_step);
+  EXPECT_LT(per_step, 0.02 * 0.1);
+}
+
+TEST(RouteRecorder, RefusesAFileThatCannotBeWritten) {
+  const WorkFolder folder;
+  TinyRun run(folder / "run", {{"routing.record", "/proc/none/x.routes"}});
+  EXPECT_TRUE(error_of<IoError>([&] { run.run(); }).find("[/proc/none/x.routes] cannot be written: ") == 0);
+}
+
+}  // namespace
+}  // namespace hetermoe
