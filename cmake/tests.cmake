@@ -3,7 +3,7 @@
 include(GoogleTest)
 find_package(GTest REQUIRED)
 set(HM_CORE_TESTS base model cluster plan schedule cost timeline sim planner report property golden)
-set(HM_TORCH_TESTS device kernels nn comm exec data train profile equivalence fault cli)
+set(HM_TORCH_TESTS device kernels nn comm exec data weights train profile equivalence fault cli)
 
 function(hm_tests label)
   foreach(_folder IN LISTS ARGN)
