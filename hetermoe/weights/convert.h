@@ -9,7 +9,7 @@
 namespace hetermoe {
 
 struct ConvertOptions {
-  std::optional<at::ScalarType> dtype;  ///< of parameters; none = as they are (FP8: bf16)
+  std::optional<at::ScalarType> dtype = {};  ///< of parameters; none = as they are (FP8: bf16)
   ExpertLayout layout = ExpertLayout::kPerExpert;
   i64 most_bytes = kMostShardBytes;  ///< of a file
 };
