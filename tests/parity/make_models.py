@@ -158,7 +158,7 @@ def check(folder):
     tokens = tokens_of(model.config)
     with torch.no_grad():
         result = model.eval()(input_ids=tokens, labels=tokens)
-    print(json.dumps(dict(problems=str(problems), dtype=str(model.dtype), loss=float(result.loss),
+    print(json.dumps(dict(folder=str(folder), problems=str(problems), dtype=str(model.dtype), loss=float(result.loss),
                           logits_sum=float(result.logits.double().sum()),
                           logits_first=[float(x) for x in result.logits[0, 0, :4]])))
 
