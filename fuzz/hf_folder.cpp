@@ -5,8 +5,8 @@
 #include "fuzz/target.h"
 #include "hetermoe/weights/hf_weights.h"
 
-// A Hugging Face folder: the input is its index, or the one file of weights; config.json and a shard stay as they
-// are.
+// A Hugging Face folder: the input is its index, or the one file of weights; config.json and a shard stay as
+// they are.
 namespace hetermoe::fuzz {
 namespace {
 

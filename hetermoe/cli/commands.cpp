@@ -31,7 +31,8 @@ const std::vector<Command>& commands() {
        make_simulate},
       {"profile", "measure one device: attention, experts, copies and transfers by size, for the cost model",
        "hetermoe profile --model demo --seq 64,256 --rows 16,128,1024 -o cpu.json", make_profile, true},
-      {"inspect", "what a model, its weights or a cluster is: parameters, FLOPs and memory per part, tensors, devices",
+      {"inspect",
+       "what a model, its weights or a cluster is: parameters, FLOPs and memory per part, tensors, devices",
        "hetermoe inspect mixtral-8x7b --seq 4096\n  hetermoe inspect --cluster o1\n  hetermoe inspect "
        "~/models/OLMoE-1B-7B-0924",
        make_inspect},

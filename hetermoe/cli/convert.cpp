@@ -27,9 +27,10 @@ ConvertOptions convert_options(const Options& options) {
 }
 
 void print_converted(const Options& options, const Converted& done) {
-  std::cout << fmt::format("{} ({}): {}, {} in {}, experts {} to {}\n", done.model.name, done.model.model_type,
-                           counted(done.num_tensors, "tensor"), format_bytes(static_cast<double>(done.bytes)),
-                           counted(done.num_files, "file"), name_of(done.from), options.layout);
+  std::cout << fmt::format("{} ({}): {}, {} in {}, experts {} to {}\n", done.model.name,
+                           done.model.model_type, counted(done.num_tensors, "tensor"),
+                           format_bytes(static_cast<double>(done.bytes)), counted(done.num_files, "file"),
+                           name_of(done.from), options.layout);
   if (!done.ignored.empty())
     std::cout << fmt::format("left behind: {}, such as {}\n", counted(done.ignored.size(), "tensor"),
                              done.ignored[0]);
@@ -67,9 +68,10 @@ std::function<int()> make_convert(Flags& flags) {
   flags.add_option("to", options->to, "the folder to write").required();
   flags.add_option("--dtype", options->dtype, "fp32, bf16 or fp16 [default: as it is, FP8 as bf16]");
   flags
-      .add_option("--layout", options->layout,
-                  "of the experts: per-expert, as released models have them, or fused, as transformers 5 keeps "
-                  "them in memory")
+      .add_option(
+          "--layout", options->layout,
+          "of the experts: per-expert, as released models have them, or fused, as transformers 5 keeps "
+          "them in memory")
       ->capture_default_str();
   flags.add_option("--shard-gb", options->shard_gb, "a file has at most so many 10^9 bytes of tensors")
       ->capture_default_str()

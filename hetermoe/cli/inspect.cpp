@@ -222,16 +222,17 @@ void print_weights(const Weights& weights) {
   std::vector<std::string> dtypes;
   for (const auto& [dtype, bytes] : weights.bytes_by_dtype())
     dtypes.push_back(fmt::format("{} {}", dtype, format_bytes(static_cast<double>(bytes))));
-  std::cout << fmt::format("\n{:<12}{} in {}, {}: {}\n", "files",
-                           counted(weights.folder.heads().size(), "tensor"),
-                           counted(weights.folder.files().size(), "file"),
-                           format_bytes(static_cast<double>(weights.folder.bytes())), fmt::join(dtypes, ", "));
+  std::cout << fmt::format(
+      "\n{:<12}{} in {}, {}: {}\n", "files", counted(weights.folder.heads().size(), "tensor"),
+      counted(weights.folder.files().size(), "file"),
+      format_bytes(static_cast<double>(weights.folder.bytes())), fmt::join(dtypes, ", "));
   std::cout << fmt::format("{:<12}{}\n", "experts", name_of(map.layout));
   if (!map.ignored.empty())
     std::cout << fmt::format("{:<12}{}, such as {}\n", "not read", counted(map.ignored.size(), "tensor"),
                              map.ignored[0]);
-  std::cout << fmt::format("{:<12}{}\n", "weights",
-                           map.complete() ? "complete: every parameter once, nothing left over" : faults_of(map));
+  std::cout << fmt::format(
+      "{:<12}{}\n", "weights",
+      map.complete() ? "complete: every parameter once, nothing left over" : faults_of(map));
 }
 
 Json cluster_json(const Cluster& cluster) {
@@ -323,7 +324,9 @@ int inspect(const Options& options) {
 
 std::function<int()> make_inspect(Flags& flags) {
   const auto options = std::make_shared<Options>();
-  flags.add_option("model", options->model, "a name of configs/models, a config.json or its folder; of a folder with weights also what they are, with "
+  flags.add_option("model", options->model,
+                   "a name of configs/models, a config.json or its folder; of a folder with weights also "
+                   "what they are, with "
                    "exit code 1 when they are not those of the model");
   flags.add_option("--cluster", options->cluster,
                    "a name of configs/clusters, a YAML file or a hostfile, instead of a model");

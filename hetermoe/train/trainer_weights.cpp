@@ -31,8 +31,8 @@ void Trainer::start_weights(TrainOutcome& out) {
   load_weights(*source_, session_->states());
   const TensorMap& map = source_->map();
   tell(fmt::format("starts from {}: {} ({}), experts {}", job_.train.init_from,
-                   counted(map.sources.size(), "parameter tensor"), dtype_text(source_->dtype("model.norm.weight")),
-                   name_of(map.layout)),
+                   counted(map.sources.size(), "parameter tensor"),
+                   dtype_text(source_->dtype("model.norm.weight")), name_of(map.layout)),
        out);
   if (!map.ignored.empty())
     tell(fmt::format("{} of {} not read, such as {}", counted(map.ignored.size(), "tensor"),

@@ -43,7 +43,8 @@ void add_fused(std::vector<OutTensor>& out, const HfWeights& weights, const Mode
       return all;
     };
   };
-  const std::vector<i64> up_shape = {count, 2 * width, model.hidden}, down_shape = {count, model.hidden, width};
+  const std::vector<i64> up_shape = {count, 2 * width, model.hidden},
+                         down_shape = {count, model.hidden, width};
   out.push_back({{names.gate_up, type, up_shape}, make(up_shape, {0, 1})});
   out.push_back({{names.down, type, down_shape}, make(down_shape, {2})});
 }

@@ -30,8 +30,8 @@ at::ScalarType converted_dtype(const HfWeights& weights, const ParamInfo& parame
 Converted convert_folder(const std::filesystem::path& from, const std::filesystem::path& to,
                          const ConvertOptions& options);
 
-/// Reads both folders and compares every parameter to the bit, those of `from` in the dtype of the conversion.
-/// Throws InputError with the first names that differ.
+/// Reads both folders and compares every parameter to the bit, those of `from` in the dtype of the
+/// conversion. Throws InputError with the first names that differ.
 void verify_converted(const std::filesystem::path& from, const std::filesystem::path& to,
                       const ConvertOptions& options);
 

@@ -62,7 +62,8 @@ std::vector<OutTensor> tensors_to_save(const std::vector<DeviceState*>& states, 
     const auto found = owned.find(parameter.name);
     if (found != owned.end()) out.push_back(out_tensor(found->second, pieces, dtype_of(found->second)));
   }
-  HM_CHECK(out.size() == owned.size(), "{} tensors are no parameters of the model", owned.size() - out.size());
+  HM_CHECK(out.size() == owned.size(), "{} tensors are no parameters of the model",
+           owned.size() - out.size());
   return out;
 }
 
@@ -82,10 +83,11 @@ void check_same_arithmetic(const ModelConfig& model, const HfFolder& folder) {
     for (const auto& [key, value] : from->items()) {
       const Json mine = got.value(key, Json()), theirs = expected.value(key, Json());
       if (kFree.count(key) > 0 || mine == theirs) continue;
-      fail<ConfigError>("train.init_from",
-                        "{} is of another model than {}: {} is {}, expected {}. Leave out model, and it is that "
-                        "of the folder",
-                        folder.path().string(), model.name, key, theirs.dump(), mine.dump());
+      fail<ConfigError>(
+          "train.init_from",
+          "{} is of another model than {}: {} is {}, expected {}. Leave out model, and it is that "
+          "of the folder",
+          folder.path().string(), model.name, key, theirs.dump(), mine.dump());
     }
   }
 }

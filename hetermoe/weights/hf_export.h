@@ -10,9 +10,9 @@
 namespace hetermoe {
 
 /// The parameters and buffers that these devices speak for, in the order of parameters(model): from the
-/// masters, where there are some, in the dtype that `dtype_of` says. The devices must live until all are made.
-/// Throws ConfigError when masters are divided among devices of other processes and their precision is asked
-/// for.
+/// masters, where there are some, in the dtype that `dtype_of` says. The devices must live until all are
+/// made. Throws ConfigError when masters are divided among devices of other processes and their precision is
+/// asked for.
 std::vector<OutTensor> tensors_to_save(const std::vector<DeviceState*>& states, const ModelConfig& model,
                                        const std::function<at::ScalarType(const LogicalTensor&)>& dtype_of);
 
@@ -23,7 +23,8 @@ at::ScalarType main_dtype(const std::vector<OutTensor>& tensors);
 /// coefficient of the load-balancing loss, the longest sequence and initializer_range may differ.
 void check_same_arithmetic(const ModelConfig& model, const HfFolder& folder);
 
-/// config.json of a model that was trained from a folder: all that the folder's says, but what the job changed.
+/// config.json of a model that was trained from a folder: all that the folder's says, but what the job
+/// changed.
 Json config_after(const ModelConfig& model, const HfFolder& folder);
 
 }  // namespace hetermoe

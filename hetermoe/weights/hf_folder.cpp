@@ -61,13 +61,15 @@ HfFolder::HfFolder(const fs::path& folder) : folder_(folder) {
   config_ = read_json(folder_ / "config.json");
   const bool single = fs::exists(folder_ / kSingle, code), index = fs::exists(folder_ / kIndex, code);
   if (single && index) {
-    fail<ConfigError>(folder_.string(), "holds {} and {}: which are the weights? Remove one", kSingle, kIndex);
+    fail<ConfigError>(folder_.string(), "holds {} and {}: which are the weights? Remove one", kSingle,
+                      kIndex);
   }
   if (!single && !index) {
-    fail<ConfigError>(folder_.string(),
-                      "holds neither {} nor {}. Weights in other formats (.bin, .pt, .gguf) are not read: save "
-                      "them as safetensors first",
-                      kSingle, kIndex);
+    fail<ConfigError>(
+        folder_.string(),
+        "holds neither {} nor {}. Weights in other formats (.bin, .pt, .gguf) are not read: save "
+        "them as safetensors first",
+        kSingle, kIndex);
   }
   if (single) {
     add_file(kSingle);
@@ -107,7 +109,8 @@ void HfFolder::read_shards(const fs::path& index) {
   for (const auto& [tensor, file] : file_of) {
     const auto found = tensors_.find(tensor);
     if (found == tensors_.end() || found->second.file->path().filename() != file)
-      fail<ConfigError>((folder_ / file).string(), "has no tensor {}, which {} says is in it", tensor, kIndex);
+      fail<ConfigError>((folder_ / file).string(), "has no tensor {}, which {} says is in it", tensor,
+                        kIndex);
   }
   for (const auto& [tensor, place] : tensors_) {
     if (file_of.count(tensor) == 0)

@@ -16,8 +16,8 @@ bool has_weights(const std::filesystem::path& folder);
 /// nothing of what the tensors mean.
 class HfFolder {
  public:
-  /// Reads config, index and the headers of all files. Index and files must agree: each tensor is in one file,
-  /// the one that the index names. Throws ConfigError or IoError that names file and tensor.
+  /// Reads config, index and the headers of all files. Index and files must agree: each tensor is in one
+  /// file, the one that the index names. Throws ConfigError or IoError that names file and tensor.
   explicit HfFolder(const std::filesystem::path& folder);
 
   const std::filesystem::path& path() const { return folder_; }

@@ -9,11 +9,12 @@
 
 namespace hetermoe {
 
-/// The parameters of a model in a Hugging Face folder, by their names in parameters(model), whatever the layout
-/// of the files.
+/// The parameters of a model in a Hugging Face folder, by their names in parameters(model), whatever the
+/// layout of the files.
 class HfWeights {
  public:
-  /// Throws ConfigError when the folder holds anything but the parameters of this model, with the first names.
+  /// Throws ConfigError when the folder holds anything but the parameters of this model, with the first
+  /// names.
   HfWeights(const std::filesystem::path& folder, const ModelConfig& model);
 
   const HfFolder& folder() const { return folder_; }
@@ -41,8 +42,8 @@ ModelConfig model_of(const HfFolder& folder);
 /// master.
 void set_parameter(const LogicalTensor& tensor, const at::Tensor& whole);
 
-/// Fills all parameters and buffers of devices; moments stay as they are. Throws IoError, also when a number is
-/// too large for the dtype of a device (fp16).
+/// Fills all parameters and buffers of devices; moments stay as they are. Throws IoError, also when a number
+/// is too large for the dtype of a device (fp16).
 void load_weights(const HfWeights& weights, const std::vector<DeviceState*>& states);
 
 /// Throws IoError that names the tensor when one of its values is NaN or infinite.

@@ -17,9 +17,13 @@ constexpr const char* kOriginFile = "hetermoe.json";
 
 /// What belongs to a model and is neither weights nor config.json.
 bool is_carried(const std::string& name) {
-  static const std::vector<std::string> kNames = {
-      "generation_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt",
-      "merges.txt",             "preprocessor_config.json"};
+  static const std::vector<std::string> kNames = {"generation_config.json",
+                                                  "special_tokens_map.json",
+                                                  "added_tokens.json",
+                                                  "vocab.json",
+                                                  "vocab.txt",
+                                                  "merges.txt",
+                                                  "preprocessor_config.json"};
   return name.starts_with("tokenizer") || name.starts_with("chat_template") || name.starts_with("LICENSE") ||
          std::find(kNames.begin(), kNames.end(), name) != kNames.end();
 }
@@ -190,8 +194,9 @@ void check_hf_target(const fs::path& target, const fs::path& source) {
   for (const auto& entry : fs::directory_iterator(target)) {
     const std::string file = entry.path().filename().string();
     if (own.count(file) == 0) {
-      fail<ConfigError>(name, "holds {}, which hetermoe has not written and would be lost. Move it, or name "
-                              "another folder",
+      fail<ConfigError>(name,
+                        "holds {}, which hetermoe has not written and would be lost. Move it, or name "
+                        "another folder",
                         file);
     }
   }
@@ -224,10 +229,8 @@ void finish_hf_folder(const fs::path& target, const std::vector<ShardFile>& shar
 }
 
 Json with_dtype(Json config, at::ScalarType dtype) {
-  static const std::map<at::ScalarType, const char*> kNames = {{at::kDouble, "float64"},
-                                                               {at::kFloat, "float32"},
-                                                               {at::kBFloat16, "bfloat16"},
-                                                               {at::kHalf, "float16"}};
+  static const std::map<at::ScalarType, const char*> kNames = {
+      {at::kDouble, "float64"}, {at::kFloat, "float32"}, {at::kBFloat16, "bfloat16"}, {at::kHalf, "float16"}};
   // transformers 5 writes dtype, 4 torch_dtype, which both read.
   config[config.contains("dtype") ? "dtype" : "torch_dtype"] = kNames.at(dtype);
   config.erase("quantization_config");

@@ -26,24 +26,24 @@ std::vector<ShardFile> shards_from_json(const Json& json);
 
 inline constexpr i64 kMostShardBytes = 5'000'000'000;
 
-/// Writes tensors in their order into files of at most `most_bytes` of tensors (one tensor may be larger) below
-/// names that begin with `prefix`. Throws IoError.
+/// Writes tensors in their order into files of at most `most_bytes` of tensors (one tensor may be larger)
+/// below names that begin with `prefix`. Throws IoError.
 std::vector<ShardFile> write_shards(const std::filesystem::path& folder, const std::string& prefix,
                                     const std::vector<OutTensor>& tensors, i64 most_bytes = kMostShardBytes);
 
 /// What a folder holds beside the tensors.
 struct FolderContents {
-  Json config;                         ///< config.json
-  std::filesystem::path source = {};   ///< tokenizer and generation files are copied from there; empty = none
-  Json origin = Json::object();        ///< what made it, for hetermoe.json
+  Json config;                        ///< config.json
+  std::filesystem::path source = {};  ///< tokenizer and generation files are copied from there; empty = none
+  Json origin = Json::object();       ///< what made it, for hetermoe.json
   std::vector<std::string> names = {};  ///< of the tensors that must be there, each once
 };
 
 /// A folder as it was given, "out/" like "out".
 std::filesystem::path folder_path(const std::string& name);
 
-/// Throws ConfigError when a folder cannot be written there: something else is there than an earlier folder of
-/// this program, whose files are replaced, or it is `source`. To be called before the work.
+/// Throws ConfigError when a folder cannot be written there: something else is there than an earlier folder
+/// of this program, whose files are replaced, or it is `source`. To be called before the work.
 void check_hf_target(const std::filesystem::path& target, const std::filesystem::path& source);
 
 /// Where its files are written first: beside the folder.

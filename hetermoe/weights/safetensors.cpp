@@ -62,7 +62,8 @@ class Mapping {
   Mapping(const std::filesystem::path& path, int file, i64 begin, i64 size) {
     const i64 page = ::sysconf(_SC_PAGESIZE), before = begin % page;
     length_ = static_cast<std::size_t>(size + before);
-    start_ = ::mmap(nullptr, length_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, file, begin - before);
+    start_ =
+        ::mmap(nullptr, length_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, file, begin - before);
     if (start_ == MAP_FAILED) fail_io(path, "map");
     data_ = static_cast<char*>(start_) + before;
   }
@@ -241,7 +242,8 @@ void SafetensorsReader::read_header(Checksums checksums) {
   }
 }
 
-void SafetensorsReader::add_entry(const std::string& name, const SortedJson& json, const SortedJson& metadata) {
+void SafetensorsReader::add_entry(const std::string& name, const SortedJson& json,
+                                  const SortedJson& metadata) {
   const std::string dtype = json.at("dtype");
   const auto known =
       std::find_if(kDtypes.begin(), kDtypes.end(), [&](const auto& d) { return d.second == dtype; });
@@ -252,7 +254,8 @@ void SafetensorsReader::add_entry(const std::string& name, const SortedJson& jso
   read_value(Json(json.at("data_offsets").at(1)), entry.end, path_.string() + " " + name, at_least(0));
   const auto sum = metadata.find(kChecksum + name);
   if (sum != metadata.end()) entry.checksum = sum->get<std::string>();
-  const std::optional<i64> bytes = bytes_of(entry.head.shape, static_cast<i64>(c10::elementSize(known->first)));
+  const std::optional<i64> bytes =
+      bytes_of(entry.head.shape, static_cast<i64>(c10::elementSize(known->first)));
   if (!bytes) fail<IoError>(path_.string(), "{}: has no possible shape: {}", name, json.at("shape").dump());
   if (entry.end - entry.begin != *bytes || entry.end > size_ - data_begin_) {
     fail<IoError>(path_.string(),
@@ -341,7 +344,8 @@ at::Tensor SafetensorsReader::map(const std::string& name) const {
   if (now.st_size < size_)
     fail<IoError>(path_.string(), "the file is cut: got {} bytes, it had {}", now.st_size, size_);
   const auto mapping = std::make_shared<Mapping>(path_, file_, begin, bytes);
-  return at::from_blob(mapping->data(), found.head.shape, [mapping](void*) {}, found.head.dtype);
+  return at::from_blob(
+      mapping->data(), found.head.shape, [mapping](void*) {}, found.head.dtype);
 }
 
 }  // namespace hetermoe

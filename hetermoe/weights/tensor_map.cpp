@@ -133,11 +133,12 @@ class Mapper {
       return known->second = ExpertLayout::kFused;
     if (gate_up->shape == Shape{experts, hidden, 2 * width} && down->shape == Shape{experts, width, hidden})
       return known->second = ExpertLayout::kFusedTransposed;
-    out_.wrong.push_back(fmt::format(
-        "{} and down_proj: got shapes [{}] and [{}], expected [{}, {}, {}] and [{}, {}, {}], or both with the "
-        "last two sizes exchanged",
-        names.gate_up, fmt::join(gate_up->shape, ", "), fmt::join(down->shape, ", "), experts, 2 * width,
-        hidden, experts, hidden, width));
+    out_.wrong.push_back(
+        fmt::format("{} and down_proj: got shapes [{}] and [{}], expected [{}, {}, {}] and [{}, {}, {}], or "
+                    "both with the "
+                    "last two sizes exchanged",
+                    names.gate_up, fmt::join(gate_up->shape, ", "), fmt::join(down->shape, ", "), experts,
+                    2 * width, hidden, experts, hidden, width));
     return ExpertLayout::kNone;
   }
 

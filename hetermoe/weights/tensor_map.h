@@ -37,7 +37,7 @@ struct TensorSource {
 };
 
 struct TensorMap {
-  ExpertLayout layout = ExpertLayout::kNone;  ///< of the first layer with experts
+  ExpertLayout layout = ExpertLayout::kNone;    ///< of the first layer with experts
   std::map<std::string, TensorSource> sources;  ///< by the name in parameters(model)
   std::vector<std::string> missing;             ///< parameters that no tensor holds
   std::vector<std::string> unexpected;          ///< tensors that hold no parameter

@@ -35,11 +35,29 @@ std::string text_file(const WorkFolder& folder) {
 
 std::vector<std::string> words(const WorkFolder& folder, const std::string& family,
                                const std::vector<std::string>& more = {}) {
-  std::vector<std::string> all = {"train", "--train.init_from", parity_folder(family), "--cluster", "demo3",
-                                  "--output", folder / "run", "--train.steps", "50", "--train.seq_len", "8",
-                                  "--train.sequences", "4", "--train.microbatches", "2",
-                                  "--train.learning_rate", "0.01", "--train.validation_sequences", "0",
-                                  "--data.paths", text_file(folder), "--clock.threads", "1"};
+  std::vector<std::string> all = {"train",
+                                  "--train.init_from",
+                                  parity_folder(family),
+                                  "--cluster",
+                                  "demo3",
+                                  "--output",
+                                  folder / "run",
+                                  "--train.steps",
+                                  "50",
+                                  "--train.seq_len",
+                                  "8",
+                                  "--train.sequences",
+                                  "4",
+                                  "--train.microbatches",
+                                  "2",
+                                  "--train.learning_rate",
+                                  "0.01",
+                                  "--train.validation_sequences",
+                                  "0",
+                                  "--data.paths",
+                                  text_file(folder),
+                                  "--clock.threads",
+                                  "1"};
   all.insert(all.end(), more.begin(), more.end());
   return all;
 }
@@ -58,8 +76,7 @@ TEST(HfFolders, AMixedClusterTrainsFromOneAndLeavesOne) {
     EXPECT_FALSE(at::allclose(saved, logits_of(parity_folder(family)), 0.1, 0.1));
     std::vector<double> losses;
     std::istringstream metrics(read_text(folder / "run/metrics.jsonl"));
-    for (std::string line; std::getline(metrics, line);)
-      losses.push_back(Json::parse(line).at("loss"));
+    for (std::string line; std::getline(metrics, line);) losses.push_back(Json::parse(line).at("loss"));
     ASSERT_EQ(losses.size(), 50u);
     EXPECT_LT(losses.back(), 0.5 * losses.front());
     const Json seen = json_of({"inspect", folder / "hf", "--json"});
@@ -109,8 +126,8 @@ TEST(HfFolders, InspectSaysWhatIsMissingAndLeftOver) {
 
 TEST(HfFolders, ConvertVerifiesWhatItWrote) {
   const WorkFolder folder;
-  const Json json = json_of({"convert", parity_folder("qwen3_moe"), folder / "bf16", "--dtype", "bf16", "--layout",
-                             "fused", "--verify", "--json"});
+  const Json json = json_of({"convert", parity_folder("qwen3_moe"), folder / "bf16", "--dtype", "bf16",
+                             "--layout", "fused", "--verify", "--json"});
   EXPECT_TRUE(json.at("verified").get<bool>());
   EXPECT_EQ(json.at("layout"), "fused");
   EXPECT_EQ(json_of({"inspect", folder / "bf16", "--json"}).at("weights").at("layout"), "fused");

@@ -73,8 +73,8 @@ TEST(Router, BiasChangesTheChoiceButNotTheWeights) {
 }
 
 TEST(Router, MaskedGroupsAreNeverChosen) {
-  // Biased scores: group 0 = (0.2, -0.6), group 1 = (-0.5, -0.6), group 2 = (-0.7, -0.7). Group 0 is kept, and
-  // its negative second expert wins. (transformers 4 masks with 0.0, by which a masked expert beats it.)
+  // Biased scores: group 0 = (0.2, -0.6), group 1 = (-0.5, -0.6), group 2 = (-0.7, -0.7). Group 0 is kept,
+  // and its negative second expert wins. (transformers 4 masks with 0.0, by which a masked expert beats it.)
   ModelConfig model = six_experts(GroupScore::kTopTwoSum);
   model.router_score = RouterScore::kSigmoid;
   const at::Tensor bias = at::tensor({-0.5, -0.8, -0.9, -0.9, -0.9, -0.9}, at::kDouble);

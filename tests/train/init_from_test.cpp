@@ -9,7 +9,8 @@ namespace {
 
 /// The families' folders have a vocabulary of 40: a text of few bytes.
 Text small_text() {
-  return {at::arange(4000).mul(37).remainder(39).to(at::kByte), at::arange(100).remainder(39).to(at::kByte), 1, 0};
+  return {at::arange(4000).mul(37).remainder(39).to(at::kByte), at::arange(100).remainder(39).to(at::kByte),
+          1, 0};
 }
 
 struct Run {
@@ -18,7 +19,8 @@ struct Run {
   TensorsByName values;
 };
 
-Run run(std::vector<std::pair<std::string, std::string>> overrides, Checkpoints checkpoints = Checkpoints::kOn) {
+Run run(std::vector<std::pair<std::string, std::string>> overrides,
+        Checkpoints checkpoints = Checkpoints::kOn) {
   const std::vector<std::pair<std::string, std::string>> base = {{"cluster", "demo3"},
                                                                  {"strategy", "zebra"},
                                                                  {"train.seq_len", "8"},
@@ -43,7 +45,8 @@ Tensors read_all(const fs::path& folder) {
   const ModelConfig model = model_of(HfFolder(folder));
   const HfWeights weights(folder, model);
   Tensors out;
-  for (const ParamInfo& parameter : parameters(model)) out[parameter.name] = weights.read(parameter.name).clone();
+  for (const ParamInfo& parameter : parameters(model))
+    out[parameter.name] = weights.read(parameter.name).clone();
   return out;
 }
 
@@ -125,12 +128,13 @@ TEST(InitFrom, AResumedRunGoesOnFromItsCheckpointAndNotFromTheFolder) {
   const WorkFolder out;
   const std::string source = parity_folder("olmoe").string();
   const auto words = [&](const char* folder, const char* steps) {
-    return std::vector<std::pair<std::string, std::string>>{{"train.init_from", source},
-                                                            {"train.steps", steps},
-                                                            {"train.final_share", "1"},
-                                                            {"checkpoint.every", "2"},
-                                                            {"train.save_hf", out / (std::string(folder) + "-hf")},
-                                                            {"output", out / folder}};
+    return std::vector<std::pair<std::string, std::string>>{
+        {"train.init_from", source},
+        {"train.steps", steps},
+        {"train.final_share", "1"},
+        {"checkpoint.every", "2"},
+        {"train.save_hf", out / (std::string(folder) + "-hf")},
+        {"output", out / folder}};
   };
   run(words("two", "2"));
   const Run rest = run(words("two", "4")), whole = run(words("one", "4"));
@@ -145,8 +149,10 @@ TEST(InitFrom, AJobMayNameAModelOfTheSameArithmeticAlone) {
   Json config = read_json(fs::path(source) / "config.json");
   config["router_aux_loss_coef"] = 0.5;
   write_text(out / "coefficient.json", config.dump());
-  const std::vector<std::pair<std::string, std::string>> words = {
-      {"train.init_from", source}, {"train.steps", "0"}, {"output", out / "run"}, {"train.save_hf", out / "hf"}};
+  const std::vector<std::pair<std::string, std::string>> words = {{"train.init_from", source},
+                                                                  {"train.steps", "0"},
+                                                                  {"output", out / "run"},
+                                                                  {"train.save_hf", out / "hf"}};
   auto with_model = [&](const char* name) {
     auto all = words;
     all.emplace_back("model", out / name);
@@ -166,7 +172,10 @@ TEST(InitFrom, FoldersThatCannotBeWrittenAreToldBeforeTheFirstStep) {
   const auto error = [&](const std::string& target) {
     std::string text;
     text = error_of<ConfigError>([&] {
-      run({{"train.init_from", source}, {"train.save_hf", target}, {"train.steps", "1"}, {"output", out / "run"}});
+      run({{"train.init_from", source},
+           {"train.save_hf", target},
+           {"train.steps", "1"},
+           {"output", out / "run"}});
     });
     EXPECT_FALSE(fs::exists(out / "run/metrics.jsonl"));
     return text;

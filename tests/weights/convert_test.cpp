@@ -13,7 +13,8 @@ Tensors read_all(const fs::path& folder) {
   const ModelConfig model = model_of(HfFolder(folder));
   const HfWeights weights(folder, model);
   Tensors out;
-  for (const ParamInfo& parameter : parameters(model)) out[parameter.name] = weights.read(parameter.name).clone();
+  for (const ParamInfo& parameter : parameters(model))
+    out[parameter.name] = weights.read(parameter.name).clone();
   return out;
 }
 
@@ -59,7 +60,8 @@ TEST(Convert, FilesAreNoLargerThanAskedAndTheirIndexIsRight) {
     for (const TensorHead& head : SafetensorsReader(file).heads()) bytes += head.bytes();
     EXPECT_LE(bytes, 10000) << file;
   }
-  EXPECT_EQ(read_json(out / "small/model.safetensors.index.json").at("metadata").at("total_size"), done.bytes);
+  EXPECT_EQ(read_json(out / "small/model.safetensors.index.json").at("metadata").at("total_size"),
+            done.bytes);
   expect_same_tensors(read_all(out / "small"), read_all(source));
 }
 

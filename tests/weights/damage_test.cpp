@@ -2,8 +2,8 @@
 
 #include <fstream>
 
-// Whatever is wrong with a folder is refused with the name of what is wrong: never are parameters left at random
-// values, or half read.
+// Whatever is wrong with a folder is refused with the name of what is wrong: never are parameters left at
+// random values, or half read.
 namespace hetermoe {
 namespace {
 
@@ -33,7 +33,8 @@ TEST(DamagedFolder, MissingTensor) {
   FolderCopy folder("mixtral");
   folder.tensors.erase(kExpert);
   folder.write();
-  expect_parts(folder.error(), {"does not hold the weights of", "experts: per_expert", "1 missing: " + kExpert});
+  expect_parts(folder.error(),
+               {"does not hold the weights of", "experts: per_expert", "1 missing: " + kExpert});
 }
 
 TEST(DamagedFolder, ManyMissingTensorsAreTenNames) {
@@ -46,7 +47,8 @@ TEST(DamagedFolder, ManyMissingTensorsAreTenNames) {
   const std::string error = folder.error();
   expect_parts(error, {"12 missing: ", ", ..."});
   std::size_t names = 0;
-  for (std::size_t at = error.find("model.layers"); at != std::string::npos; at = error.find("model.layers", at + 1))
+  for (std::size_t at = error.find("model.layers"); at != std::string::npos;
+       at = error.find("model.layers", at + 1))
     ++names;
   EXPECT_EQ(names, 10u);
 }
@@ -175,8 +177,9 @@ TEST(DamagedFolder, NameThatStandsTwiceInAFile) {
 TEST(DamagedFolder, NameThatStandsTwiceInTheIndex) {
   const FolderCopy folder("mixtral");
   folder.write_shards("model.layers.1");
-  write_text(folder.path() / "model.safetensors.index.json",
-             R"({"weight_map": {"a": "model-00001-of-00002.safetensors", "a": "model-00002-of-00002.safetensors"}})");
+  write_text(
+      folder.path() / "model.safetensors.index.json",
+      R"({"weight_map": {"a": "model-00001-of-00002.safetensors", "a": "model-00002-of-00002.safetensors"}})");
   expect_parts(folder.error(), {"\"a\" is given twice"});
 }
 

@@ -34,7 +34,8 @@ inline Tensors tensors_of(const std::filesystem::path& file) {
 /// As other programs write it: without checksums.
 inline void write_file(const std::filesystem::path& file, const Tensors& tensors) {
   std::vector<TensorHead> heads;
-  for (const auto& [name, tensor] : tensors) heads.push_back({name, tensor.scalar_type(), tensor.sizes().vec()});
+  for (const auto& [name, tensor] : tensors)
+    heads.push_back({name, tensor.scalar_type(), tensor.sizes().vec()});
   SafetensorsWriter writer(file, heads);
   for (const auto& [name, tensor] : tensors) writer.add(tensor);
   writer.finish();
@@ -79,7 +80,8 @@ class FolderCopy {
     const ModelConfig of_folder = model();
     const HfWeights weights(path(), of_folder);
     Tensors out;
-    for (const ParamInfo& parameter : parameters(of_folder)) out[parameter.name] = weights.read(parameter.name).clone();
+    for (const ParamInfo& parameter : parameters(of_folder))
+      out[parameter.name] = weights.read(parameter.name).clone();
     return out;
   }
   /// The error of reading everything.

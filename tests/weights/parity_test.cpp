@@ -1,7 +1,8 @@
 #include "hetermoe/nn/reference.h"
 #include "tests/weights/folders.h"
 
-// What transformers computed with a folder (tests/parity/make_models.py) is what the reference computes with it.
+// What transformers computed with a folder (tests/parity/make_models.py) is what the reference computes with
+// it.
 namespace hetermoe {
 namespace {
 
@@ -42,7 +43,8 @@ class Parity : public ::testing::TestWithParam<std::pair<at::ScalarType, double>
     EXPECT_LE(relative_error(logits, expected.all.at("logits"), 0), tolerance) << family;
     const ReferenceResult got = reference_step(model, weights, expected.tokens(), expected.targets());
     const double aux = expected.number("aux_loss");
-    EXPECT_NEAR(got.loss - got.aux_loss, expected.number("loss"), tolerance * expected.number("loss")) << family;
+    EXPECT_NEAR(got.loss - got.aux_loss, expected.number("loss"), tolerance * expected.number("loss"))
+        << family;
     EXPECT_NEAR(got.aux_loss, aux, tolerance * std::max(aux, 1e-3)) << family;
     std::size_t compared = 0, zero = 0;
     for (const auto& [name, gradient] : got.grads) {

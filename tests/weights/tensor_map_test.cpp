@@ -11,8 +11,8 @@ void fuse(FolderCopy& folder, bool transposed) {
   const bool mixtral = model.model_type == "mixtral";
   const std::string block = mixtral ? "block_sparse_moe" : "mlp";
   const auto take = [&](i64 layer, i64 e, const char* plain, const char* mixtrals) {
-    const std::string name = fmt::format("model.layers.{}.{}.experts.{}.{}.weight", layer, block, e,
-                                         mixtral ? mixtrals : plain);
+    const std::string name =
+        fmt::format("model.layers.{}.{}.experts.{}.{}.weight", layer, block, e, mixtral ? mixtrals : plain);
     const at::Tensor tensor = folder.tensors.at(name);
     folder.tensors.erase(name);
     return tensor;
@@ -72,9 +72,9 @@ TEST(Layouts, SquareExpertsAreToldByTheOtherTensor) {
     for (i64 layer = 0; layer < model.num_layers; ++layer) {
       const FusedNames names = fused_names(layer);
       heads.push_back({names.gate_up, at::kFloat, {experts, hidden, hidden}});
-      heads.push_back({names.down, at::kFloat,
-                       transposed ? std::vector<i64>{experts, width, hidden}
-                                  : std::vector<i64>{experts, hidden, width}});
+      heads.push_back(
+          {names.down, at::kFloat,
+           transposed ? std::vector<i64>{experts, width, hidden} : std::vector<i64>{experts, hidden, width}});
     }
     const TensorMap map = map_tensors(model, heads);
     EXPECT_TRUE(map.complete()) << faults_of(map);
@@ -88,9 +88,10 @@ TEST(Layouts, OneTransposedTensorOfTwoIsRefused) {
   at::Tensor& down = folder.tensors.at("model.layers.1.mlp.experts.down_proj");
   down = down.transpose(1, 2).contiguous();
   folder.write();
-  EXPECT_TRUE(has_part(folder.error(),
-                       "1 wrong: model.layers.1.mlp.experts.gate_up_proj and down_proj: got shapes [6, 20, 16] and "
-                       "[6, 10, 16], expected [6, 20, 16] and [6, 16, 10], or both"))
+  EXPECT_TRUE(
+      has_part(folder.error(),
+               "1 wrong: model.layers.1.mlp.experts.gate_up_proj and down_proj: got shapes [6, 20, 16] and "
+               "[6, 10, 16], expected [6, 20, 16] and [6, 16, 10], or both"))
       << folder.error();
 }
 
@@ -126,7 +127,8 @@ TEST(Fp8, IsReadAsValueTimesFactorOfItsBlock) {
   }
   folder.tensors[name + "_scale_inv"] = factors.narrow(1, 0, 10).contiguous();
   folder.write();
-  EXPECT_TRUE(has_part(folder.error(), name + "_scale_inv: got shape [4, 10], expected [4, 11]")) << folder.error();
+  EXPECT_TRUE(has_part(folder.error(), name + "_scale_inv: got shape [4, 10], expected [4, 11]"))
+      << folder.error();
   folder.tensors.erase(name + "_scale_inv");
   folder.write();
   EXPECT_TRUE(has_part(folder.error(), name + ": is F8_E4M3 without factors")) << folder.error();
