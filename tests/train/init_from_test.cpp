@@ -13,13 +13,13 @@ Text small_text() {
           1, 0};
 }
 
-struct Run {
+struct EndedRun {
   Job job;
   TrainOutcome outcome;
   TensorsByName values;
 };
 
-Run run(std::vector<std::pair<std::string, std::string>> overrides,
+EndedRun run(std::vector<std::pair<std::string, std::string>> overrides,
         Checkpoints checkpoints = Checkpoints::kOn) {
   const std::vector<std::pair<std::string, std::string>> base = {{"cluster", "demo3"},
                                                                  {"strategy", "zebra"},
@@ -30,7 +30,7 @@ Run run(std::vector<std::pair<std::string, std::string>> overrides,
                                                                  {"train.validation_sequences", "0"},
                                                                  {"clock.threads", "1"}};
   overrides.insert(overrides.begin(), base.begin(), base.end());
-  Run out{job_from_overrides(overrides), {}, {}};
+  EndedRun out{job_from_overrides(overrides), {}, {}};
   const ModelConfig model = load_model(out.job.model);
   const Cluster cluster = load_cluster(out.job.cluster);
   const Processes processes;
@@ -54,7 +54,7 @@ TEST(InitFrom, ThereAndBackWithoutAStepIsTheSameToTheBit) {
   for (const std::string& family : kParityFamilies) {
     const WorkFolder out;
     const std::string source = parity_folder(family).string();
-    const Run done = run({{"train.init_from", source},
+    const EndedRun done = run({{"train.init_from", source},
                           {"train.save_hf", out / "back/"},
                           {"train.steps", "0"},
                           {"output", out / "run"}});
@@ -71,7 +71,7 @@ TEST(InitFrom, MastersHaveThePrecisionOfTheFile) {
   for (const char* sharded : {"false", "true"}) {
     const WorkFolder out;
     const std::string source = parity_folder("mixtral").string();
-    const Run done = run({{"train.init_from", source},
+    const EndedRun done = run({{"train.init_from", source},
                           {"train.save_hf", out / "back"},
                           {"train.steps", "0"},
                           {"strategy", "ep"},
@@ -137,7 +137,7 @@ TEST(InitFrom, AResumedRunGoesOnFromItsCheckpointAndNotFromTheFolder) {
         {"output", out / folder}};
   };
   run(words("two", "2"));
-  const Run rest = run(words("two", "4")), whole = run(words("one", "4"));
+  const EndedRun rest = run(words("two", "4")), whole = run(words("one", "4"));
   EXPECT_EQ(rest.outcome.first_step, 2);
   expect_equal(rest.values, whole.values);
   expect_same_tensors(read_all(out / "two-hf"), read_all(out / "one-hf"));
@@ -188,11 +188,11 @@ TEST(InitFrom, FoldersThatCannotBeWrittenAreToldBeforeTheFirstStep) {
 TEST(InitFrom, ACheckpointIsAFolderToStartFrom) {
   const WorkFolder out;
   const std::string source = parity_folder("mixtral").string();
-  const Run first = run({{"train.init_from", source},
+  const EndedRun first = run({{"train.init_from", source},
                          {"train.steps", "2"},
                          {"checkpoint.every", "2"},
                          {"output", out / "run"}});
-  const Run second = run({{"train.init_from", out / "run/checkpoints/step-00000002"},
+  const EndedRun second = run({{"train.init_from", out / "run/checkpoints/step-00000002"},
                           {"train.steps", "0"},
                           {"output", out / "second"}});
   expect_equal(second.values, first.values);
