@@ -4,7 +4,7 @@ include_guard(GLOBAL)
 include(cmake/pch.cmake)
 set(HM_PREVIOUS "" CACHE INTERNAL "")
 set(HM_FOLDERS "" CACHE INTERNAL "")
-set(HM_TORCH_FOLDERS device kernels nn comm exec data train profile cli)
+set(HM_TORCH_FOLDERS device kernels nn comm exec data weights train profile cli)
 
 function(hm_folders)
   foreach(_folder IN LISTS ARGV)

@@ -3,7 +3,7 @@
 include(GoogleTest)
 find_package(GTest REQUIRED)
 set(HM_CORE_TESTS base model cluster plan schedule cost routing timeline sim planner report property golden)
-set(HM_TORCH_TESTS device kernels nn comm exec data train profile equivalence fault cli)
+set(HM_TORCH_TESTS device kernels nn comm exec data weights train profile equivalence fault cli)
 
 function(hm_tests label)
   foreach(_folder IN LISTS ARGN)
@@ -21,10 +21,12 @@ function(hm_tests label)
       gtest_discover_tests(${_test} TEST_PREFIX "${_folder}." NO_PRETTY_VALUES DISCOVERY_TIMEOUT 120
                            PROPERTIES LABELS "${label}" TIMEOUT 600)
     else()
-      # The kernels are tested by way of nn, without waiting for all that comes after it.
+      # The kernels are tested by way of nn, without waiting for all that comes after it; weights by itself.
       set(_library hm_cli)
       if(_folder STREQUAL "kernels")
         set(_library hm_nn)
+      elseif(_folder STREQUAL "weights")
+        set(_library hm_weights)
       endif()
       target_link_libraries(${_test} PRIVATE ${_library} GTest::gtest_main)
       hm_use_torch_pch(${_test})

@@ -1,4 +1,4 @@
-#include "hetermoe/train/safetensors.h"
+#include "hetermoe/weights/safetensors.h"
 
 #include "fuzz/scratch.h"
 #include "fuzz/target.h"

@@ -2,10 +2,10 @@
 
 namespace hetermoe::fuzz {
 
-extern const Target kJob, kSafetensors, kCheckpoint, kWire, kReceived;
+extern const Target kJob, kSafetensors, kHfFolder, kCheckpoint, kWire, kReceived;
 
 const std::vector<Target>& targets() {
-  static const std::vector<Target> all = {kJob, kSafetensors, kCheckpoint, kWire, kReceived};
+  static const std::vector<Target> all = {kJob, kSafetensors, kHfFolder, kCheckpoint, kWire, kReceived};
   return all;
 }
 

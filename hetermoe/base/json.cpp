@@ -10,12 +10,14 @@
 #include <cstring>
 #include <fstream>
 #include <initializer_list>
+#include <set>
 #include <sstream>
 #include <string_view>
 #include <vector>
 
 #include "hetermoe/base/checksum.h"
 #include "hetermoe/base/error.h"
+#include "hetermoe/base/sorted_json.h"
 #include "hetermoe/base/types.h"
 
 namespace hetermoe {
@@ -225,18 +227,39 @@ std::string read_text(const fs::path& path, i64 limit) {
   return text;
 }
 
-Json parse_json(const std::string& text, const std::string& where) {
+namespace {
+
+template <class J>
+J parse_as(const std::string& text, const std::string& where, const typename J::parser_callback_t& callback) {
   check_is_text(text, where);
   check_json_depth(text, where);
   try {
-    return Json::parse(text);
-  } catch (const Json::parse_error& error) {
+    return J::parse(text, callback);
+  } catch (const typename J::parse_error& error) {
     fail<ConfigError>(
         at_line(where, text, error.byte), "not valid JSON (byte {} of {}): {}", error.byte, text.size(),
         error.byte > text.size() ? "the text ends too early; is the file truncated?" : "syntax error here");
-  } catch (const Json::exception& error) {  // a number that no double can hold
+  } catch (const typename J::exception& error) {  // a number that no double can hold
     fail<ConfigError>(where, "not usable JSON: {}", error.what());
   }
+}
+
+}  // namespace
+
+Json parse_json(const std::string& text, const std::string& where) {
+  return parse_as<Json>(text, where, nullptr);
+}
+
+SortedJson parse_sorted_json(const std::string& text, const std::string& where) {
+  std::vector<std::set<std::string>> open;  // names of the objects that have begun
+  using Event = SortedJson::parse_event_t;
+  return parse_as<SortedJson>(text, where, [&](int, Event event, SortedJson& value) {
+    if (event == Event::object_start) open.emplace_back();
+    if (event == Event::object_end) open.pop_back();
+    if (event == Event::key && !open.back().insert(value.get<std::string>()).second)
+      fail<ConfigError>(where, "\"{}\" is given twice, expected each name once", value.get<std::string>());
+    return true;
+  });
 }
 
 Json read_json(const fs::path& path) { return parse_json(read_text(path), path.string()); }

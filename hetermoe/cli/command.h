@@ -65,6 +65,7 @@ Dtype parse_dtype(const std::string& text);
 const char* build_type();  ///< CMake's
 
 std::function<int()> make_compare(Flags& flags);
+std::function<int()> make_convert(Flags& flags);
 std::function<int()> make_doctor(Flags& flags);
 std::function<int()> make_inspect(Flags& flags);
 std::function<int()> make_launch(Flags& flags);

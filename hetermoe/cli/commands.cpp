@@ -35,8 +35,13 @@ const std::vector<Command>& commands() {
        make_routing, true},
       {"profile", "measure one device: attention, experts, copies and transfers by size, for the cost model",
        "hetermoe profile --model demo --seq 64,256 --rows 16,128,1024 -o cpu.json", make_profile, true},
-      {"inspect", "what a model or a cluster is: parameters, FLOPs and memory per part, devices and links",
-       "hetermoe inspect mixtral-8x7b --seq 4096\n  hetermoe inspect --cluster o1", make_inspect},
+      {"inspect",
+       "what a model, its weights or a cluster is: parameters, FLOPs and memory per part, tensors, devices",
+       "hetermoe inspect mixtral-8x7b --seq 4096\n  hetermoe inspect --cluster o1\n  hetermoe inspect "
+       "~/models/OLMoE-1B-7B-0924",
+       make_inspect},
+      {"convert", "a Hugging Face folder to another one: dtype, layout of the experts, size of the files",
+       "hetermoe convert ~/models/OLMoE-1B-7B-0924 out/olmoe-fp16 --dtype fp16 --verify", make_convert, true},
       {"report", "timelines to one HTML page that opens from a file, and to a Perfetto trace",
        "hetermoe report out/demo/train/predicted.json --with out/demo/train/timeline.json -o report.html "
        "--trace trace.json",

@@ -1,13 +1,16 @@
 #include <fmt/ranges.h>
 
 #include <iostream>
+#include <map>
 #include <memory>
+#include <optional>
 
 #include "hetermoe/base/words.h"
 #include "hetermoe/cli/command.h"
 #include "hetermoe/cluster/cluster.h"
 #include "hetermoe/model/op_cost.h"
 #include "hetermoe/report/table.h"
+#include "hetermoe/weights/hf_weights.h"
 
 namespace hetermoe {
 namespace {
@@ -265,6 +268,53 @@ void print_activations(const ModelConfig& model, i64 seq_len) {
   }
 }
 
+/// What is in the files of a folder, beside what its config.json asks for.
+struct Weights {
+  HfFolder folder;
+  TensorMap map;
+  Weights(const std::string& path, const ModelConfig& model)
+      : folder(path), map(map_tensors(model, folder.heads(), file_facts(folder.config()))) {}
+
+  std::map<std::string, i64> bytes_by_dtype() const {
+    std::map<std::string, i64> bytes;
+    for (const TensorHead& head : folder.heads()) bytes[dtype_text(head.dtype)] += head.bytes();
+    return bytes;
+  }
+};
+
+Json weights_json(const Weights& weights) {
+  const TensorMap& map = weights.map;
+  return {{"files", weights.folder.files().size()},
+          {"bytes", weights.folder.bytes()},
+          {"tensors", weights.folder.heads().size()},
+          {"parameter_tensors", map.sources.size()},
+          {"bytes_by_dtype", weights.bytes_by_dtype()},
+          {"layout", name_of(map.layout)},
+          {"complete", map.complete()},
+          {"missing", map.missing},
+          {"unexpected", map.unexpected},
+          {"wrong", map.wrong},
+          {"ignored", map.ignored}};
+}
+
+void print_weights(const Weights& weights) {
+  const TensorMap& map = weights.map;
+  std::vector<std::string> dtypes;
+  for (const auto& [dtype, bytes] : weights.bytes_by_dtype())
+    dtypes.push_back(fmt::format("{} {}", dtype, format_bytes(static_cast<double>(bytes))));
+  std::cout << fmt::format(
+      "\n{:<12}{} in {}, {}: {}\n", "files", counted(weights.folder.heads().size(), "tensor"),
+      counted(weights.folder.files().size(), "file"),
+      format_bytes(static_cast<double>(weights.folder.bytes())), fmt::join(dtypes, ", "));
+  std::cout << fmt::format("{:<12}{}\n", "experts", name_of(map.layout));
+  if (!map.ignored.empty())
+    std::cout << fmt::format("{:<12}{}, such as {}\n", "not read", counted(map.ignored.size(), "tensor"),
+                             map.ignored[0]);
+  std::cout << fmt::format(
+      "{:<12}{}\n", "weights",
+      map.complete() ? "complete: every parameter once, nothing left over" : faults_of(map));
+}
+
 Json cluster_json(const Cluster& cluster) {
   Json devices = Json::array();
   for (DeviceId d = 0; d < cluster.num_devices(); ++d) {
@@ -337,22 +387,29 @@ int inspect(const Options& options) {
   }
   const ModelConfig model = load_model(options.model);
   const i64 seq_len = options.seq_len > 0 ? options.seq_len : default_seq_len(model);
+  std::optional<Weights> weights;
+  if (has_weights(options.model)) weights.emplace(options.model, model);
   if (options.json) {
     Json json = model_json(model, seq_len);
     if (options.activations) json["activations"] = activations_json(model);
+    if (weights) json["weights"] = weights_json(*weights);
     print_json(json);
-    return 0;
+  } else {
+    print_model(model, seq_len);
+    if (options.activations) print_activations(model, seq_len);
+    if (weights) print_weights(*weights);
   }
-  print_model(model, seq_len);
-  if (options.activations) print_activations(model, seq_len);
-  return 0;
+  return weights && !weights->map.complete() ? 1 : 0;
 }
 
 }  // namespace
 
 std::function<int()> make_inspect(Flags& flags) {
   const auto options = std::make_shared<Options>();
-  flags.add_option("model", options->model, "a name of configs/models, a config.json or its folder");
+  flags.add_option("model", options->model,
+                   "a name of configs/models, a config.json or its folder; of a folder with weights also "
+                   "what they are, with "
+                   "exit code 1 when they are not those of the model");
   flags.add_option("--cluster", options->cluster,
                    "a name of configs/clusters, a YAML file or a hostfile, instead of a model");
   flags

@@ -42,7 +42,7 @@ HM_DEVICE Number group_value(const Number* values, i32 count, bool two_best) {
   return two_best && count > 1 ? first + second : first;
 }
 
-/// Experts of groups that are not kept compete with 0.
+/// Experts of groups that are not kept are never chosen: the kept ones have at least top_k.
 template <class Number>
 HM_DEVICE void drop_groups(const WarpTeam& team, const RouterShape& s, Number* choice, Number* values,
                            i32* kept) {
@@ -54,7 +54,7 @@ HM_DEVICE void drop_groups(const WarpTeam& team, const RouterShape& s, Number* c
   team.meet();
   for (i64 k = 0; k < s.kept_groups; ++k) take_best(team, values, kept, i32(s.groups));
   for (i32 e = team.rank(); e < s.experts; e += team.size()) {
-    if (!kept[e / size]) choice[e] = 0;
+    if (!kept[e / size]) choice[e] = Number(-3.4e38f);
   }
   team.meet();
 }

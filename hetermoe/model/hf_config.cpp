@@ -369,6 +369,10 @@ void check_arithmetic(const HfReader& in, ModelConfig& out) {
   check_window(in, out);
   if (const Json* quantization = in.find("quantization_config")) {
     const auto method = quantization->find("quant_method");
+    // FP8 with a factor for each block: weights are read as the products, and what is trained is not
+    // quantised.
+    if (method != quantization->end() && *method == "fp8" && quantization->contains("weight_block_size"))
+      return;
     out.unsupported.push_back(
         fmt::format("quantization_config: got {}, expected unquantised weights",
                     method == quantization->end() ? std::string("one") : method->dump()));

@@ -158,7 +158,7 @@ class Reference {
       }
       const std::vector<i64> order = descending(group_value);
       for (std::size_t rank = static_cast<std::size_t>(model_.top_k_groups); rank < order.size(); ++rank) {
-        std::fill_n(value.begin() + order[rank] * size, size, 0.0);
+        std::fill_n(value.begin() + order[rank] * size, size, -INFINITY);
       }
     }
     std::vector<i64> order = descending(value);

@@ -1,5 +1,7 @@
 #include "hetermoe/nn/router.h"
 
+#include <cmath>
+
 namespace hetermoe {
 namespace {
 
@@ -26,7 +28,7 @@ at::Tensor choose_experts(const ModelConfig& model, const at::Tensor& scores_TE,
   at::Tensor choice = scores_TE.detach();
   if (bias_E.defined()) choice = choice + bias_E;
   if (model.group_score != GroupScore::kNone) {
-    choice = choice.masked_fill(kept_experts(model, choice).logical_not(), 0.0);
+    choice = choice.masked_fill(kept_experts(model, choice).logical_not(), -INFINITY);
   }
   return std::get<1>(choice.topk(model.top_k, -1));
 }

@@ -13,6 +13,7 @@
 #include "hetermoe/base/words.h"
 #include "hetermoe/train/checkpoint_archive.h"
 #include "hetermoe/train/shared_folder.h"
+#include "hetermoe/weights/hf_weights.h"
 
 namespace hetermoe {
 namespace {
@@ -229,10 +230,7 @@ void load_tensor(const Archive& archive, const LogicalTensor& tensor) {
   const auto copy_into = [&](const at::Tensor& target, const at::Tensor& whole) {
     target.copy_(tensor.sharded ? whole.reshape(-1).narrow(0, tensor.first, target.numel()) : whole);
   };
-  const at::Tensor whole = archive.read(parameter, sizes);
-  const at::Tensor value = tensor.value;
-  if (tensor.master.defined()) copy_into(tensor.master, whole);
-  value.copy_(tensor.master.defined() ? whole.to(tensor.master.scalar_type()) : whole);
+  set_parameter(tensor, archive.read(parameter, sizes));
   if (!tensor.exp_avg.defined()) return;
   if (!archive.has(tensor.name + ".exp_avg")) {
     fail<ConfigError>(

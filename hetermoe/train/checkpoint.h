@@ -10,7 +10,7 @@
 #include "hetermoe/base/fields.h"
 #include "hetermoe/exec/device_state.h"
 #include "hetermoe/train/loss_scale.h"
-#include "hetermoe/train/safetensors.h"
+#include "hetermoe/weights/safetensors.h"
 
 // A checkpoint is a folder step-00000120 that knows no devices: logical tensors under their Hugging Face
 // names (model.safetensors beside a config.json, so other programs load it as it is), the optimizer's moments

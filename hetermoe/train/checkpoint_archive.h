@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "hetermoe/base/json.h"
-#include "hetermoe/train/safetensors.h"
+#include "hetermoe/weights/safetensors.h"
 
 namespace hetermoe {
 

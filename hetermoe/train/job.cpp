@@ -108,6 +108,8 @@ Job make_job(const Json& file, const std::string& where, const std::vector<Overr
   const Json flags = overrides_json(overrides);
   read_fields(file, job, where);
   read_fields(flags, job, "--");
+  if (!job.train.init_from.empty() && !file.contains("model") && !flags.contains("model"))
+    job.model = job.train.init_from;
   check_names(job, where);
   adopt_plan_shape(job, file, flags);
   check_tokens(job.train);

@@ -45,6 +45,8 @@ struct TrainOptions {
   double spike_sigma = 6;
   double straggler_share = 0.1;
   std::vector<PlanChange> changes;
+  std::string init_from, save_hf;
+  std::optional<Dtype> save_dtype;
   template <class V>
   void fields(V& v) {
     v("steps", steps, "optimizer steps", at_least(0));
@@ -87,6 +89,15 @@ struct TrainOptions {
     v("changes", changes,
       "plans that take over in mid-run: [{step: 50, plan: other.json}] computes step 50 (1 = the first) and "
       "those after it by that plan; what its devices lack moves to them between the steps");
+    v("init_from", init_from,
+      "a Hugging Face folder (config.json and safetensors) from which weights start; empty = random weights. "
+      "Where the job names no model, the model is that of the folder");
+    v("save_hf", save_hf,
+      "a new folder to which the weights are written at the end as Hugging Face has them, with the tokenizer "
+      "of train.init_from; empty = none (`train` only)");
+    v("save_dtype", save_dtype,
+      "dtype of train.save_hf; null = that of each tensor of train.init_from, else that in which devices "
+      "compute");
   }
 };
 

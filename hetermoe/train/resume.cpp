@@ -130,7 +130,8 @@ std::vector<std::string> job_differences(const Json& before, const Json& now) {
   static const std::vector<std::string> kBeside = {"output",          "run.",
                                                    "clock.",          "checkpoint.",
                                                    "train.log_every", "train.validate_every",
-                                                   "train.preflight", "train.validation_sequences"};
+                                                   "train.preflight", "train.validation_sequences",
+                                                   "train.save_hf",   "train.save_dtype"};
   std::vector<std::string> differences;
   for (const FieldDoc& key : job_fields()) {
     if (std::any_of(kBeside.begin(), kBeside.end(),

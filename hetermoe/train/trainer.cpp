@@ -112,7 +112,7 @@ Trainer::Trainer(const Job& job, ModelConfig model, Cluster cluster, Plan plan, 
       loss_scale_(job.train.loss_scale, some_computes_in_fp16(first_plan_, changes_)),
       stragglers_(kinds_of(cluster_, first_plan_), job.train.straggler_share),
       spikes_(job.train.spike_sigma) {
-  session_->initialize(job.train.seed);
+  prepare_weights();
   if (checkpoints != Checkpoints::kOn) return;
   writer_.emplace(checkpoint_folder(job.output), job.checkpoint);
   if (processes.alone()) return;
@@ -147,7 +147,9 @@ TrainOutcome Trainer::run(const RunHooks& hooks, i64 timed_steps) {
   const TrainOptions& train = job_.train;
   StepTimes times;
   const bool paced = job_.clock.kind == ClockKind::kPaced;
+  if (writer_) check_save();
   if (writer_) resume(out);
+  if (out.first_step == 0) start_weights(out);
   if (!job_.routing.record.empty())
     recorder_ = std::make_unique<RouteRecorder>(job_, model_, processes_, out.first_step);
   i32 stop = processes_.alone() ? stop_asked() : 0;
@@ -176,6 +178,7 @@ TrainOutcome Trainer::run(const RunHooks& hooks, i64 timed_steps) {
   if (writer_) writer_->finish();
   if (recorder_) recorder_->finish();
   recorder_.reset();
+  if (writer_) save_weights(steps_done, out);
   if (steps_done < train.steps + timed_steps) out.stopped_by = stop;
   out.skipped_steps = skipped_;
   times.summarize(out);

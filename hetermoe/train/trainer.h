@@ -19,6 +19,7 @@
 #include "hetermoe/train/route_recorder.h"
 #include "hetermoe/train/session.h"
 #include "hetermoe/train/start.h"
+#include "hetermoe/weights/hf_export.h"
 
 namespace hetermoe {
 
@@ -134,6 +135,12 @@ class Trainer {
  private:
   struct StepTimes;
   bool saves() const { return writer_ && job_.checkpoint.every > 0; }
+  void prepare_weights();
+  void check_save();
+  void start_weights(TrainOutcome& out);
+  at::ScalarType saved_dtype(const LogicalTensor& tensor) const;
+  std::vector<OutTensor> weights_to_save();
+  void save_weights(i64 steps_done, TrainOutcome& out);
   void name_run(TrainOutcome& out);
   void resume(TrainOutcome& out);
   void tell_changes(const CheckpointInfo& info, TrainOutcome& out);
@@ -168,6 +175,7 @@ class Trainer {
   const Plan first_plan_;
   u64 text_checksum_;
   std::unique_ptr<Session> session_;
+  std::optional<HfWeights> source_;  ///< train.init_from
   std::optional<CheckpointWriter> writer_;
   std::optional<Presence> presence_;
   std::string attempt_;  ///< names this start among those that write the same folder

@@ -90,6 +90,7 @@ StepRecord Trainer::replay_step(const std::optional<FoundCheckpoint>& checkpoint
   }
   StepRecord record;
   TrainOutcome changes;
+  if (!checkpoint) start_weights(changes);
   while (done < step) {
     change_plan_before(done, changes);
     record = train_one(done++);

@@ -50,6 +50,14 @@ std::optional<FoundCheckpoint> checkpoint_before(const std::filesystem::path& fo
   return std::nullopt;
 }
 
+/// The weights with which the job's run begins.
+void start_session(Session& session, const Job& job, const ModelConfig& model) {
+  if (job.train.init_from.empty()) return session.initialize(job.train.seed);
+  const HfWeights weights(job.train.init_from, model);
+  check_same_arithmetic(model, weights.folder());
+  load_weights(weights, session.states());
+}
+
 /// The reference is computed there, wherever the plan was.
 TensorsByName on_cpu(TensorsByName tensors) {
   for (auto& [name, tensor] : tensors) tensor = tensor.cpu();
@@ -102,7 +110,7 @@ VerifyResult verify_plan(const Job& job, const ModelConfig& model, const Cluster
   own.run.deterministic = job.run.deterministic.value_or(true);
   options.where = places_of(own, cluster, Processes(), /*uses_fp64=*/true);
   Session session(model, cluster, std::move(plan), std::move(options));
-  session.initialize(job.train.seed);
+  start_session(session, job, model);
   const TensorsByName values = on_cpu(session.values());
   StepInput input;
   input.tokens = batch.tokens;

@@ -318,6 +318,13 @@ TEST(Unsupported, NamesTheKeyTheValueAndTheExpectation) {
             List{"layer_types: got \"sliding_attention\", expected \"full_attention\""});
 }
 
+TEST(Unsupported, QuantisedWeightsThatAreNotFp8InBlocks) {
+  const Json fp8 = {{"quant_method", "fp8"}, {"weight_block_size", {128, 128}}};
+  EXPECT_TRUE(unsupported_with("mixtral", "quantization_config", fp8).empty());
+  for (const Json& other : {Json{{"quant_method", "gptq"}}, Json{{"quant_method", "fp8"}}})
+    EXPECT_EQ(unsupported_with("mixtral", "quantization_config", other).size(), 1u) << other;
+}
+
 TEST(Unsupported, InactiveSettingsAreNot) {
   EXPECT_TRUE(unsupported_with("mixtral", "sliding_window", 32768).empty());
   EXPECT_TRUE(unsupported_with("qwen3_moe", "sliding_window", 4096).empty());  // needs use_sliding_window
@@ -337,8 +344,7 @@ TEST(Unsupported, ReleasedDeepSeekLoadsButDoesNotTrain) {
         std::string(error.what()),
         "[deepseek-v3] this model cannot be trained here: rope_scaling: got type \"yarn\", expected plain "
         "rotary "
-        "embedding; quantization_config: got \"fp8\", expected unquantised weights. Planning, simulation and "
-        "inspection do not depend on these settings.");
+        "embedding. Planning, simulation and inspection do not depend on these settings.");
   }
 }
 

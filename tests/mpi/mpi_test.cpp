@@ -6,6 +6,7 @@
 #include <iostream>
 #include <optional>
 
+#include "hetermoe/base/paths.h"
 #include "hetermoe/comm/preflight.h"
 #include "hetermoe/comm/wire.h"
 #include "hetermoe/report/table.h"
@@ -162,6 +163,26 @@ TEST(Mpi, ATrainingOverSeveralProcessesAndItsContinuationEqualThoseInOneToTheBit
   // Each rank has said that it is done.
   const std::vector<RankEnd> ends = read_rank_ends(shared + "/run");
   EXPECT_EQ(static_cast<i32>(ends.size()), job->num_ranks());
+  job->gather("looked");  // before rank 0 removes the folder
+}
+
+TEST(Mpi, RanksReadTheirPartsOfAHuggingFaceFolderAndWriteOne) {
+  std::optional<WorkFolder> own;
+  if (job->rank() == 0) own.emplace();
+  const std::string shared = job->gather(job->rank() == 0 ? own->path().string() : "").front();
+  const fs::path source = configs_folder().parent_path() / "tests/data/parity/qwen3_moe";
+  const TinyRun rig(shared + "/run", {{"model", source.string()},
+                                      {"train.steps", "0"},
+                                      {"checkpoint.every", "0"},
+                                      {"train.init_from", source.string()},
+                                      {"train.save_hf", shared + "/hf"}});
+  const Text text{at::zeros({100}, at::kByte), at::zeros({100}, at::kByte), 1, 0};
+  Trainer(rig.job, rig.model, rig.cluster, rig.plan, text, *job, Checkpoints::kOn).run();
+  // As many files as ranks have parameters, and the tensors of the source in them.
+  const HfWeights got(shared + "/hf", rig.model), expected(source, rig.model);
+  EXPECT_GT(got.folder().files().size(), 1u);
+  for (const ParamInfo& parameter : parameters(rig.model))
+    EXPECT_TRUE(at::equal(got.read(parameter.name), expected.read(parameter.name))) << parameter.name;
   job->gather("looked");  // before rank 0 removes the folder
 }
 

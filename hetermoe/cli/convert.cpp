@@ -1,0 +1,84 @@
+#include "hetermoe/weights/convert.h"
+
+#include <iostream>
+#include <memory>
+
+#include "hetermoe/base/words.h"
+#include "hetermoe/cli/command.h"
+#include "hetermoe/report/table.h"
+
+namespace hetermoe {
+namespace {
+
+struct Options {
+  std::string from, to, dtype, layout = "per-expert";
+  double shard_gb = static_cast<double>(kMostShardBytes) * 1e-9;
+  bool verify = false, json = false;
+};
+
+ConvertOptions convert_options(const Options& options) {
+  ConvertOptions out;
+  if (!options.dtype.empty()) out.dtype = scalar_type(parse_dtype(options.dtype));
+  out.layout = enum_from<ExpertLayout>(options.layout, "--layout");
+  if (out.layout != ExpertLayout::kPerExpert && out.layout != ExpertLayout::kFused)
+    fail<ConfigError>("--layout", "got {}, expected per-expert or fused", options.layout);
+  out.most_bytes = static_cast<i64>(options.shard_gb * 1e9);
+  return out;
+}
+
+void print_converted(const Options& options, const Converted& done) {
+  std::cout << fmt::format("{} ({}): {}, {} in {}, experts {} to {}\n", done.model.name,
+                           done.model.model_type, counted(done.num_tensors, "tensor"),
+                           format_bytes(static_cast<double>(done.bytes)), counted(done.num_files, "file"),
+                           name_of(done.from), options.layout);
+  if (!done.ignored.empty())
+    std::cout << fmt::format("left behind: {}, such as {}\n", counted(done.ignored.size(), "tensor"),
+                             done.ignored[0]);
+  if (options.verify) std::cout << "verified: every parameter is that of the source, to the bit\n";
+  std::cout << "written: " << options.to << "\n";
+}
+
+int convert(const Options& options) {
+  const ConvertOptions how = convert_options(options);
+  const std::filesystem::path from = folder_path(options.from), to = folder_path(options.to);
+  const Converted done = convert_folder(from, to, how);
+  if (options.verify) verify_converted(from, to, how);
+  if (options.json) {
+    print_json({{"from", options.from},
+                {"to", options.to},
+                {"model_type", done.model.model_type},
+                {"tensors", done.num_tensors},
+                {"bytes", done.bytes},
+                {"files", done.num_files},
+                {"layout_before", name_of(done.from)},
+                {"layout", name_of(how.layout)},
+                {"ignored", done.ignored},
+                {"verified", options.verify}});
+  } else {
+    print_converted(options, done);
+  }
+  return 0;
+}
+
+}  // namespace
+
+std::function<int()> make_convert(Flags& flags) {
+  const auto options = std::make_shared<Options>();
+  flags.add_option("from", options->from, "a Hugging Face folder with weights").required();
+  flags.add_option("to", options->to, "the folder to write").required();
+  flags.add_option("--dtype", options->dtype, "fp32, bf16 or fp16 [default: as it is, FP8 as bf16]");
+  flags
+      .add_option(
+          "--layout", options->layout,
+          "of the experts: per-expert, as released models have them, or fused, as transformers 5 keeps "
+          "them in memory")
+      ->capture_default_str();
+  flags.add_option("--shard-gb", options->shard_gb, "a file has at most so many 10^9 bytes of tensors")
+      ->capture_default_str()
+      .range(above(0));
+  flags.add_flag("--verify", options->verify, "read both folders again and compare every parameter");
+  flags.add_flag("--json", options->json, "print JSON");
+  return [options] { return convert(*options); };
+}
+
+}  // namespace hetermoe

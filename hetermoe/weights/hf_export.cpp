@@ -1,0 +1,104 @@
+#include "hetermoe/weights/hf_export.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+namespace hetermoe {
+namespace {
+
+/// All parts of the masters of one parameter that are in this process.
+using Pieces = std::map<std::string, std::vector<LogicalTensor>>;
+
+/// The value says all that the dtype can hold.
+bool takes_value(const LogicalTensor& tensor, at::ScalarType dtype) {
+  return !tensor.master.defined() || tensor.value.scalar_type() == dtype;
+}
+
+at::Tensor joined(const std::vector<LogicalTensor>& pieces) {
+  at::Tensor whole = at::empty(pieces.at(0).value.sizes(), pieces[0].master.options().device(at::kCPU));
+  for (const LogicalTensor& piece : pieces) place_part(piece, piece.master, whole);
+  return whole;
+}
+
+void check_pieces(const std::string& name, const std::vector<LogicalTensor>& pieces, at::ScalarType dtype) {
+  i64 count = 0;
+  for (const LogicalTensor& piece : pieces) count += piece.master.numel();
+  if (count == pieces.at(0).value.numel()) return;
+  fail<ConfigError>("train.save_dtype",
+                    "{} of {} would have to be put together from several processes, which divide the masters "
+                    "(plan.shard_optimizer): expected {}, in which devices compute",
+                    dtype_text(dtype), name, dtype_text(pieces[0].value.scalar_type()));
+}
+
+OutTensor out_tensor(const LogicalTensor& tensor, const Pieces& pieces, at::ScalarType dtype) {
+  OutTensor out{.head = {tensor.name, dtype, tensor.value.sizes().vec()}, .make = {}};
+  if (takes_value(tensor, dtype)) {
+    out.make = [tensor, dtype] { return tensor.value.to(at::kCPU, dtype); };
+  } else if (!tensor.sharded) {
+    out.make = [tensor, dtype] { return tensor.master.to(at::kCPU, dtype); };
+  } else {
+    const std::vector<LogicalTensor>& own = pieces.at(tensor.name);
+    check_pieces(tensor.name, own, dtype);
+    out.make = [own, dtype] { return joined(own).to(dtype); };
+  }
+  return out;
+}
+
+}  // namespace
+
+std::vector<OutTensor> tensors_to_save(const std::vector<DeviceState*>& states, const ModelConfig& model,
+                                       const std::function<at::ScalarType(const LogicalTensor&)>& dtype_of) {
+  Pieces pieces;
+  std::map<std::string, LogicalTensor> owned;
+  for (DeviceState* state : states) {
+    for (const LogicalTensor& tensor : state->store().tensors()) {
+      if (tensor.sharded && tensor.master.defined()) pieces[tensor.name].push_back(tensor);
+      if (tensor.first_owner) owned.emplace(tensor.name, tensor);
+    }
+  }
+  std::vector<OutTensor> out;
+  for (const ParamInfo& parameter : parameters(model)) {
+    const auto found = owned.find(parameter.name);
+    if (found != owned.end()) out.push_back(out_tensor(found->second, pieces, dtype_of(found->second)));
+  }
+  HM_CHECK(out.size() == owned.size(), "{} tensors are no parameters of the model",
+           owned.size() - out.size());
+  return out;
+}
+
+at::ScalarType main_dtype(const std::vector<OutTensor>& tensors) {
+  std::map<at::ScalarType, i64> bytes = {{at::kFloat, 0}};
+  for (const OutTensor& tensor : tensors) bytes[tensor.head.dtype] += tensor.head.bytes();
+  return std::max_element(bytes.begin(), bytes.end(),
+                          [](const auto& a, const auto& b) { return a.second < b.second; })
+      ->first;
+}
+
+void check_same_arithmetic(const ModelConfig& model, const HfFolder& folder) {
+  static const std::set<std::string> kFree = {"router_aux_loss_coef", "initializer_range",
+                                              "max_position_embeddings"};
+  const Json got = to_hf(model), expected = to_hf(model_of(folder));
+  for (const Json* from : {&expected, &got}) {
+    for (const auto& [key, value] : from->items()) {
+      const Json mine = got.value(key, Json()), theirs = expected.value(key, Json());
+      if (kFree.count(key) > 0 || mine == theirs) continue;
+      fail<ConfigError>(
+          "train.init_from",
+          "{} is of another model than {}: {} is {}, expected {}. Leave out model, and it is that "
+          "of the folder",
+          folder.path().string(), model.name, key, theirs.dump(), mine.dump());
+    }
+  }
+}
+
+Json config_after(const ModelConfig& model, const HfFolder& folder) {
+  Json config = folder.config();
+  const Json now = to_hf(model), before = to_hf(model_of(folder));
+  for (const auto& [key, value] : now.items()) {
+    if (before.value(key, Json()) != value) config[key] = value;
+  }
+  return config;
+}
+
+}  // namespace hetermoe

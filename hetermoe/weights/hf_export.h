@@ -1,0 +1,30 @@
+#pragma once
+#include <functional>
+#include <vector>
+
+#include "hetermoe/exec/device_state.h"
+#include "hetermoe/weights/hf_weights.h"
+#include "hetermoe/weights/hf_writer.h"
+
+// From devices to a Hugging Face folder.
+namespace hetermoe {
+
+/// The parameters and buffers that these devices speak for, in the order of parameters(model): from the
+/// masters, where there are some, in the dtype that `dtype_of` says. The devices must live until all are
+/// made. Throws ConfigError when masters are divided among devices of other processes and their precision is
+/// asked for.
+std::vector<OutTensor> tensors_to_save(const std::vector<DeviceState*>& states, const ModelConfig& model,
+                                       const std::function<at::ScalarType(const LogicalTensor&)>& dtype_of);
+
+/// The dtype that most bytes have. fp32 when there are no tensors.
+at::ScalarType main_dtype(const std::vector<OutTensor>& tensors);
+
+/// Throws ConfigError when a job's model computes something else than that of the folder it starts from. The
+/// coefficient of the load-balancing loss, the longest sequence and initializer_range may differ.
+void check_same_arithmetic(const ModelConfig& model, const HfFolder& folder);
+
+/// config.json of a model that was trained from a folder: all that the folder's says, but what the job
+/// changed.
+Json config_after(const ModelConfig& model, const HfFolder& folder);
+
+}  // namespace hetermoe

@@ -1,0 +1,175 @@
+#!/usr/bin/env python3
+"""Tiny random models of every family as transformers has them, and what it computes with them.
+
+  python3 -m venv /tmp/venv && /tmp/venv/bin/pip install torch transformers
+  /tmp/venv/bin/python tests/parity/make_models.py               # writes tests/data/parity/FAMILY/
+  /tmp/venv/bin/python tests/parity/make_models.py --check DIR   # transformers reads a folder of hetermoe: logits, loss
+
+Of each family: config.json and model.safetensors as save_pretrained writes them, and expected.safetensors with tokens,
+logits, loss, the load-balancing loss and every gradient under the names of the files. Weights are fp32; the expected
+values are fp64. The classes of transformers round to fp32 inside (norms, routers, rotary embedding), so they are
+executed from their own source text with fp64 in place of fp32. The script checks that this changes nothing but
+rounding: loss and logits of the classes as they are differ by less than 1e-4.
+"""
+import argparse
+import importlib
+import json
+import pathlib
+import re
+import sys
+import types
+
+import torch
+import transformers
+from safetensors.torch import save_file
+
+OUT = pathlib.Path(__file__).resolve().parents[1] / "data" / "parity"
+COMMON = dict(vocab_size=40, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=64,
+              initializer_range=0.2, attention_dropout=0.0, bos_token_id=None, eos_token_id=None, pad_token_id=None)
+# Every feature of a family is on, and sizes differ from each other where they may, so that nothing fits by chance.
+MODELS = {
+    "mixtral": ("mixtral", "Mixtral", dict(
+        num_key_value_heads=2, intermediate_size=12, num_local_experts=4, num_experts_per_tok=2,
+        router_aux_loss_coef=0.02, output_router_logits=True, sliding_window=None)),
+    "qwen3_moe": ("qwen3_moe", "Qwen3Moe", dict(
+        num_key_value_heads=2, head_dim=6, num_hidden_layers=3, intermediate_size=20, moe_intermediate_size=10,
+        num_experts=6, num_experts_per_tok=3, norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[1],
+        router_aux_loss_coef=0.01, output_router_logits=True, tie_word_embeddings=True)),
+    "olmoe": ("olmoe", "Olmoe", dict(
+        num_key_value_heads=4, intermediate_size=10, num_experts=6, num_experts_per_tok=3, norm_topk_prob=False,
+        clip_qkv=1.5, router_aux_loss_coef=0.01, output_router_logits=True)),
+    "deepseek_v2": ("deepseek_v2", "DeepseekV2", dict(
+        num_key_value_heads=4, num_hidden_layers=3, intermediate_size=20, moe_intermediate_size=6, n_routed_experts=8,
+        num_experts_per_tok=3, n_shared_experts=2, first_k_dense_replace=1, q_lora_rank=None, kv_lora_rank=10,
+        qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=8, routed_scaling_factor=1.5,
+        topk_method="group_limited_greedy", n_group=4, topk_group=2, norm_topk_prob=False)),
+    "deepseek_v3": ("deepseek_v3", "DeepseekV3", dict(
+        num_key_value_heads=4, num_hidden_layers=3, intermediate_size=20, moe_intermediate_size=6, n_routed_experts=8,
+        num_experts_per_tok=3, n_shared_experts=1, first_k_dense_replace=1, q_lora_rank=12, kv_lora_rank=10,
+        qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=8, routed_scaling_factor=2.5, n_group=4, topk_group=2,
+        norm_topk_prob=True)),
+}
+
+
+def widened(module_name):
+    """The module with fp64 wherever its text says fp32."""
+    original = importlib.import_module(module_name)
+    text = pathlib.Path(original.__file__).read_text()
+    text = re.sub(r"torch\.float32\b|torch\.float\b(?!\d)", "torch.float64", text)
+    text = text.replace(".float()", ".double()")
+    module = types.ModuleType(module_name + "_wide")
+    module.__package__, module.__file__ = original.__package__, original.__file__
+    sys.modules[module.__name__] = module
+    exec(compile(text, original.__file__, "exec"), module.__dict__)
+    return module
+
+
+def tokens_of(config):
+    generator = torch.Generator().manual_seed(2)
+    return torch.randint(0, config.vocab_size, (4, 12), generator=generator)
+
+
+def randomize(model):
+    """Norms that are not 1, and a correction bias that changes choices."""
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            if name.endswith("e_score_correction_bias"):
+                # Negative scores, which tell whether experts of groups that are not kept count as 0 or as nothing.
+                tensor.copy_(0.5 * torch.randn(tensor.shape, generator=generator) - 0.6)
+            elif "inv_freq" not in name and tensor.dim() == 1:
+                tensor.copy_(1 + 0.3 * torch.randn(tensor.shape, generator=generator))
+            elif "inv_freq" not in name:
+                tensor.copy_(0.2 * torch.randn(tensor.shape, generator=generator))
+
+
+def step(model, tokens):
+    """Logits, loss without the load-balancing one, that one (coefficient included), gradients of both together."""
+    model.zero_grad()
+    result = model(input_ids=tokens, labels=tokens)
+    # The loss function of transformers rounds logits to fp32: the same in fp64.
+    loss = torch.nn.functional.cross_entropy(result.logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+    aux = torch.zeros((), dtype=loss.dtype)
+    if getattr(result, "aux_loss", None) is not None:
+        aux = model.config.router_aux_loss_coef * result.aux_loss
+    assert abs(result.loss - (loss + aux)) < 1e-5
+    (loss + aux).backward()
+    return dict(logits=result.logits.detach(), loss=loss.detach().reshape(1),
+                aux_loss=aux.detach().reshape(1)), {n: p.grad for n, p in model.named_parameters()}
+
+
+def by_file_names(family, tensors):
+    """Gradients of fused experts, as the files name them."""
+    names = dict(gate="w1", up="w3", down="w2") if family == "mixtral" else \
+        dict(gate="gate_proj", up="up_proj", down="down_proj")
+    out = {}
+    for name, tensor in tensors.items():
+        if tensor is None:
+            raise SystemExit(f"{family}: {name} has no gradient")
+        place = name.replace(".mlp.", ".block_sparse_moe.") if family == "mixtral" else name
+        if name.endswith("experts.gate_up_proj"):
+            for e, both in enumerate(tensor):
+                gate, up = both.chunk(2, dim=0)
+                prefix = place[:-len("gate_up_proj")] + f"{e}."
+                out[prefix + names["gate"] + ".weight"], out[prefix + names["up"] + ".weight"] = gate, up
+        elif name.endswith("experts.down_proj"):
+            for e, down in enumerate(tensor):
+                out[place[:-len("down_proj")] + f"{e}.{names['down']}.weight"] = down
+        else:
+            out[place] = tensor
+    return out
+
+
+def make(name):
+    family, prefix, settings = MODELS[name]
+    config = getattr(transformers, prefix + "Config")(**{**COMMON, **settings})
+    options = dict(attn_implementation="eager", experts_implementation="eager")
+    torch.manual_seed(1)
+    plain = getattr(transformers, prefix + "ForCausalLM")._from_config(config, **options)
+    randomize(plain)
+    folder = OUT / name
+    folder.mkdir(parents=True, exist_ok=True)
+    plain.save_pretrained(folder)
+    module = widened(f"transformers.models.{family}.modeling_{family}")
+    wide = getattr(module, prefix + "ForCausalLM")._from_config(config, **options).double()
+    wide.load_state_dict(plain.state_dict())
+    tokens = tokens_of(config)
+    expected, gradients = step(wide.eval(), tokens)
+    rounded, _ = step(plain.eval(), tokens)
+    for key, value in expected.items():
+        difference = (value - rounded[key]).abs().max() / value.abs().max().clamp(min=1e-6)
+        print(f"{name} {key}: fp32 classes differ by {difference:.1e}")
+        assert difference < 1e-4, (name, key)
+    assert all(value.dtype == torch.float64 for value in [*expected.values(), *gradients.values()])
+    expected["tokens"] = tokens
+    for place, tensor in by_file_names(family, gradients).items():
+        expected["grad." + place] = tensor
+    save_file({k: v.contiguous() for k, v in expected.items()}, folder / "expected.safetensors",
+              metadata={"made_by": f"transformers {transformers.__version__}, torch {torch.__version__}"})
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    for path in folder.iterdir():
+        path.chmod(0o644)
+
+
+def check(folder):
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, output_loading_info=True, attn_implementation="eager", experts_implementation="eager")
+    problems = {k: sorted(v) for k, v in info.items() if v}
+    tokens = tokens_of(model.config)
+    with torch.no_grad():
+        result = model.eval()(input_ids=tokens, labels=tokens)
+    print(json.dumps(dict(folder=str(folder), problems=str(problems), dtype=str(model.dtype), loss=float(result.loss),
+                          logits_sum=float(result.logits.double().sum()),
+                          logits_first=[float(x) for x in result.logits[0, 0, :4]])))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--check")
+    parser.add_argument("families", nargs="*", default=list(MODELS))
+    arguments = parser.parse_args()
+    if arguments.check:
+        check(arguments.check)
+    else:
+        for model_name in arguments.families or MODELS:
+            make(model_name)
