@@ -31,7 +31,7 @@ const std::vector<Command>& commands() {
        make_simulate},
       {"routing", "routing traces: which experts tokens chose, how uneven that is, what it costs",
        "hetermoe routing make --model tiny --gini 0.24 -o made.routes\n"
-       "  hetermoe routing analyse made.routes\n  hetermoe routing make --help",
+       "  hetermoe routing analyse made.routes --json\n  hetermoe routing make --help",
        make_routing, true},
       {"profile", "measure one device: attention, experts, copies and transfers by size, for the cost model",
        "hetermoe profile --model demo --seq 64,256 --rows 16,128,1024 -o cpu.json", make_profile, true},

@@ -9,7 +9,7 @@
 #include "hetermoe/cli/routing.h"
 #include "hetermoe/nn/router.h"
 #include "hetermoe/routing/writer.h"
-#include "hetermoe/train/safetensors.h"
+#include "hetermoe/weights/safetensors.h"
 
 // Choices that other programs recorded: router logits, or expert ids. docs/routing.md says what the file
 // holds.
@@ -19,6 +19,7 @@ namespace {
 struct Options {
   std::string input, model = "demo", output, condition;
   i64 seq_len = 0;
+  bool json = false;
 };
 
 std::string shape_text(const at::Tensor& tensor) {
@@ -189,6 +190,14 @@ int run(const Options& options) {
   RoutingWriter writer(options.output, header);
   writer.step(step);
   writer.finish();
+  if (options.json) {
+    print_json({{"file", options.output},
+                {"sequences", step.num_sequences()},
+                {"seq_len", *header.seq_len},
+                {"layers", header.layers},
+                {"num_experts", header.num_experts}});
+    return 0;
+  }
   std::cout << fmt::format("wrote {}: {} of {}, {} with {}\n", options.output,
                            counted(step.num_sequences(), "sequence"), counted(*header.seq_len, "token"),
                            counted(header.layers.size(), "layer"), counted(header.num_experts, "expert"));
@@ -212,6 +221,7 @@ std::function<int()> make_routing_import(Flags& flags) {
       ->range(at_least(1));
   flags.add_option("--condition", options->condition, "which data they are, for the header: text, mock, ...");
   flags.add_option("-o,--output", options->output, "file of the trace")->required()->is_output();
+  flags.add_flag("--json", options->json, "print what was written as JSON");
   return [options] { return run(*options); };
 }
 

@@ -11,11 +11,11 @@
 #include "hetermoe/planner/climb.h"
 #include "hetermoe/planner/explain.h"
 #include "hetermoe/planner/fixed_plans.h"
-#include "hetermoe/planner/host_use.h"
 #include "hetermoe/planner/memory_estimate.h"
 #include "hetermoe/planner/pipeline_shapes.h"
 #include "hetermoe/planner/request_check.h"
 #include "hetermoe/planner/result.h"
+#include "hetermoe/planner/search.h"
 #include "hetermoe/planner/sketches.h"
 #include "hetermoe/planner/strategies.h"
 
@@ -436,39 +436,6 @@ class Search {
 
 }  // namespace
 
-namespace {
-
-/// Where no plan has room without: the fastest of those that keep more or less on hosts. What takes little
-/// from the devices leaves them little room for activations, so the least is not always the best.
-PlanResult search_with_hosts(PlanRequest request, PlanResult without) {
-  request.limits.shard_optimizer = false;  // hosts update whole parts
-  std::optional<PlanResult> best;
-  std::string lack;
-  for (const HostUse use : {HostUse::kOptimizer, HostUse::kExperts, HostUse::kAll}) {
-    request.limits.host_use = use;
-    PlanResult result = Search(request).run();
-    if (!result.feasible()) {
-      lack = result.infeasible;
-    } else if (!best || result.best().prediction.step < best->best().prediction.step) {
-      best = std::move(result);
-    }
-  }
-  if (!best) {
-    without.infeasible += fmt::format(". With all that hosts may keep: {}", lack);
-    return without;
-  }
-  const std::vector<std::string> lines = explain_hosts(request, best->best().plan, without.infeasible);
-  best->explanation.insert(best->explanation.begin(), lines.begin(), lines.end());
-  return std::move(*best);
-}
-
-}  // namespace
-
-PlanResult find_plan(const PlanRequest& request) {
-  const PlanRequest settled = checked(request);
-  PlanResult result = Search(settled).run();
-  if (result.feasible() || !settled.limits.offload || !has_hosts(settled.cluster)) return result;
-  return search_with_hosts(settled, std::move(result));
-}
+PlanResult search_plans(const PlanRequest& request) { return Search(request).run(); }
 
 }  // namespace hetermoe

@@ -105,6 +105,22 @@ Bytes BufferSizes::attention_work(i32 layer, DeviceId device) const {
   return attention_work_bytes(model_, layer, {element(device), true, plain, placement_.plan().seq_len});
 }
 
+/// Of the tables of what a source sends.
+Bytes BufferSizes::send_indices(const Epoch& e) {
+  Bytes indices = 0;
+  for (i32 chunk = 0; placement_.is_moe(e.layer) && chunk < placement_.plan().chunks; ++chunk) {
+    const Traffic t = traffic(e.layer, e.microbatch, chunk, e.device);
+    indices += (t.rows_as_source + kSendIndices * t.copies_as_source) * kIdBytes;
+  }
+  return indices;
+}
+
+/// One for each sequence and expert.
+double BufferSizes::counts_of_sequences(const Epoch& e) const {
+  const Group& group = placement_.plan().groups[idx(group_of_[idx(e.device)])];
+  return real(group.microbatches[idx(e.microbatch)]) * real(model_.num_experts);
+}
+
 Bytes BufferSizes::of(const Epoch& e) {
   const auto tokens_at = [&](i32 stage) { return tokens(stage, e.microbatch, e.device); };
   const auto exchanged = [&] { return traffic(e.layer, e.microbatch, e.chunk, e.device); };
@@ -120,14 +136,8 @@ Bytes BufferSizes::of(const Epoch& e) {
       return tokens_at(e.layer) * row;
     case Buffer::kMoveOut:
       return tokens_at(e.layer - 1) * row;
-    case Buffer::kRouting: {
-      Bytes indices = 0;
-      for (i32 chunk = 0; placement_.is_moe(e.layer) && chunk < placement_.plan().chunks; ++chunk) {
-        const Traffic t = traffic(e.layer, e.microbatch, chunk, e.device);
-        indices += (t.rows_as_source + kSendIndices * t.copies_as_source) * kIdBytes;
-      }
-      return tokens_at(e.layer) * routing_bytes(model_, e.layer) + indices;
-    }
+    case Buffer::kRouting:
+      return tokens_at(e.layer) * routing_bytes(model_, e.layer) + send_indices(e);
     case Buffer::kSavedAttention: {
       // With an MLP of its own the layer's residual stream is one row more.
       const bool mlp = !placement_.is_moe(e.layer) || model_.num_shared_experts > 0;
@@ -156,12 +166,9 @@ Bytes BufferSizes::of(const Epoch& e) {
     case Buffer::kDSend:
       return exchanged().rows_as_source * row + exchanged().copies_as_source * kWeightBytes;
     case Buffer::kCounts:
-    case Buffer::kBalance: {
-      const Group& group = placement_.plan().groups[idx(group_of_[idx(e.device)])];
-      const auto sequences = static_cast<double>(group.microbatches[idx(e.microbatch)]);
-      return sequences * static_cast<double>(model_.num_experts) *
-             (e.buffer == Buffer::kCounts ? kIdBytes : kWeightBytes);
-    }
+      return counts_of_sequences(e) * kIdBytes;
+    case Buffer::kBalance:
+      return counts_of_sequences(e) * kWeightBytes;
     case Buffer::kGrad:
     case Buffer::kWeights:
       return visiting(e);

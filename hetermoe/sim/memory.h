@@ -63,6 +63,8 @@ class BufferSizes {
   Bytes element(PlaceId place) const;
   Bytes gradient(PlaceId place) const;
   Bytes visiting(const Epoch& epoch) const;
+  Bytes send_indices(const Epoch& epoch);
+  double counts_of_sequences(const Epoch& epoch) const;
   Bytes row(DeviceId device) const;
 
   const Placement& placement_;

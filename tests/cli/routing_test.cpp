@@ -54,6 +54,15 @@ TEST(RoutingCommand, MakesTracesOfTheGiniCoefficientThatIsAskedFor) {
   }
 }
 
+TEST(RoutingCommand, EveryCommandBelowHasHelpWithAnExampleAndJson) {
+  for (const std::string name : {"analyse", "balance", "import", "make"}) {
+    const ProgramResult result = run_hetermoe({"routing", name, "--help"});
+    EXPECT_EQ(result.code, 0) << name;
+    EXPECT_TRUE(contains(result.out, "Example:\n  hetermoe routing " + name)) << result.out;
+    EXPECT_TRUE(contains(result.out, "--json")) << name;
+  }
+}
+
 TEST(RoutingCommand, AnalysesATraceWithAndWithoutAJob) {
   const WorkFolder folder;
   const std::string path = made_trace(folder, {"--zipf", "1"});

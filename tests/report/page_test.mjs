@@ -63,7 +63,8 @@ test('a strategy with one timeline is shown over its step', () => {
 test('queues that nobody knows come last', () => {
   const page = load();
   assert.equal(page.queueRank('compute'), 0);
-  assert.equal(page.queueRank('teleport'), 5);
+  assert.equal(page.queueRank('to_host'), 6);
+  assert.equal(page.queueRank('teleport'), 7);
 });
 
 test('times have three digits and the unit that fits', () => {

@@ -176,7 +176,7 @@ TEST(Residency, PlantedFaultsAreFound) {
          }
          return false;
        },
-       "there twice"},
+       "is not part of the step"},
   };
   for (const Planted& fault : faults) {
     Schedule planted = sound;

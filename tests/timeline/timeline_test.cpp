@@ -171,7 +171,7 @@ TEST(Perfetto, UnknownQueuesGetThreadsOfTheirOwn) {
   for (const Json& event : trace["traceEvents"]) {
     if (event["ph"] == "X" && event["pid"] == 0) threads.insert(event["tid"].get<int>());
   }
-  EXPECT_EQ(threads, (std::set<int>{6, 7}));
+  EXPECT_EQ(threads, (std::set<int>{8, 9}));
 }
 
 }  // namespace
