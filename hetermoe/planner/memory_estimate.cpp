@@ -71,12 +71,12 @@ class GroupMemory {
   void add_to(std::vector<Bytes>& memory) {
     for_sources(group_.embed, [&](Use& use, double) {
       use.add(counts_.embedding, replicas_.embed);
-      if (is_shared(group_.embed)) use.reduces(real(counts_.embedding));
+      use.reduces(real(counts_.embedding), holders(group_.embed));
     });
     for (std::size_t l = 0; l < group_.layers.size(); ++l) add_layer(l);
     for_sources(group_.head, [&](Use& use, double tokens) {
       use.add(counts_.head, replicas_.head);
-      if (is_shared(group_.head)) use.reduces(real(counts_.head));
+      use.reduces(real(counts_.head), holders(group_.head));
       use.add(use.attention, head_memory(model_, tokens, use.element), in_flight(group_.layers.size()),
               in_wave());
     });
@@ -96,8 +96,8 @@ class GroupMemory {
     Bytes element = 2;  ///< of a number
     StateBytes state;   ///< of a parameter
     void add(i64 parameters, double replicas) { sum += real(parameters) * state.total(replicas); }
-    void reduces(double parameters) {
-      reduction = std::max(reduction, reduction_bytes(parameters, state.gradients));
+    void reduces(double parameters, double holders) {
+      reduction = std::max(reduction, reduction_bytes(parameters, holders, state.gradients));
     }
     void add(OpMemory& ops, OpMemory op, double in_flight, double window) {
       of_window += window * op.saved;
@@ -111,10 +111,10 @@ class GroupMemory {
 
   void add_layer(std::size_t l) {
     const auto layer = static_cast<i64>(l);
-    const bool shared = is_shared(group_.layers[l].attention);
+    const double holding = holders(group_.layers[l].attention);
     for_sources(group_.layers[l].attention, [&](Use& use, double tokens) {
       use.add(counts_.attention_part[l], replicas_.attention[l]);
-      if (shared) use.reduces(real(counts_.attention_part[l]));
+      use.reduces(real(counts_.attention_part[l]), holding);
       use.add(use.attention, attention_memory(plan_, model_, layer, tokens, use.element), in_flight(l),
               in_wave());
     });
@@ -135,7 +135,7 @@ class GroupMemory {
       if (share <= 0) continue;
       const double copies =
           real(model_.top_k) * share / real(model_.num_experts) * real(largest_microbatch() * plan_.seq_len);
-      if (plan_.groups.size() > 1) use.reduces(share * real(counts_.expert));
+      use.reduces(share * real(counts_.expert), real(plan_.groups.size()));
       use.add(use.experts, experts_memory(plan_, model_, copies, use.element), in_flight(layer), in_wave());
     }
   }
@@ -156,9 +156,9 @@ class GroupMemory {
     }
   }
 
-  /// Several devices hold what these shares say, of a pipeline: elsewhere it is not asked.
-  bool is_shared(const Shares& shares) const {
-    return plan_.order == OrderPolicy::kOneFOneB && (plan_.groups.size() > 1 || num_listed(shares) > 1);
+  /// Of what these shares say in all groups of equal pipelines; elsewhere it is not asked.
+  double holders(const Shares& shares) const {
+    return plan_.order == OrderPolicy::kOneFOneB ? real(plan_.groups.size()) * num_listed(shares) : 1;
   }
   i64 largest_microbatch() const {
     return *std::max_element(group_.microbatches.begin(), group_.microbatches.end());
@@ -238,7 +238,10 @@ OpMemory head_memory(const ModelConfig& model, double tokens, Bytes element) {
   return out;
 }
 
-Bytes reduction_bytes(double parameters, Bytes gradient) { return 2 * parameters * gradient; }
+/// A copy of the own gradients, and from each peer the part that is added here.
+Bytes reduction_bytes(double parameters, double holders, Bytes gradient) {
+  return holders > 1 ? (2 - 1 / holders) * parameters * gradient : 0;
+}
 
 Bytes stage_memory(const OpMemory& ops, Bytes of_window, Bytes reduction, double window, bool resends) {
   const double others = window - (resends ? 0 : 1);

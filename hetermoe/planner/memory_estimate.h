@@ -37,8 +37,8 @@ OpMemory attention_memory(const Plan& figures, const ModelConfig& model, i64 lay
 /// copies: (row, expert) pairs of a microbatch that a device computes.
 OpMemory experts_memory(const Plan& figures, const ModelConfig& model, double copies, Bytes element);
 OpMemory head_memory(const ModelConfig& model, double tokens, Bytes element);
-/// What the sum of gradients of one state over several devices takes besides them, at most.
-Bytes reduction_bytes(double parameters, Bytes gradient);
+/// What the sum of gradients of one state over its holders takes besides them.
+Bytes reduction_bytes(double parameters, double holders, Bytes gradient);
 /// Of all ops of a stage: `saved` that of all its microbatches in flight, `of_window` of one window of them.
 /// Gradients are summed when the last window is all that is left.
 Bytes stage_memory(const OpMemory& ops, Bytes of_window, Bytes reduction, double window, bool resends);
