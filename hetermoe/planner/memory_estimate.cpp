@@ -72,12 +72,12 @@ class GroupMemory {
   void add_to(std::vector<Bytes>& memory) {
     for_sources(group_.embed, [&](Use& use, double) {
       use.add(counts_.embedding, replicas_.embed, home_of(group_, UnitPart::kEmbed, -1));
-      if (is_shared(group_.embed)) use.reduces(real(counts_.embedding));
+      use.reduces(real(counts_.embedding), holders(group_.embed));
     });
     for (std::size_t l = 0; l < group_.layers.size(); ++l) add_layer(l);
     for_sources(group_.head, [&](Use& use, double tokens) {
       use.add(counts_.head, replicas_.head, home_of(group_, UnitPart::kHead, -1));
-      if (is_shared(group_.head)) use.reduces(real(counts_.head));
+      use.reduces(real(counts_.head), holders(group_.head));
       use.add(use.attention, head_memory(model_, tokens, use.element), in_flight(group_.layers.size()),
               in_wave());
     });
@@ -104,8 +104,8 @@ class GroupMemory {
     }
     Bytes resident() const { return state.weights + state.gradients; }
     Bytes attention_visit = 0, experts_visit = 0;  ///< of the layer that has most, where weights visit
-    void reduces(double parameters) {
-      reduction = std::max(reduction, reduction_bytes(parameters, state.gradients));
+    void reduces(double parameters, double holders) {
+      reduction = std::max(reduction, reduction_bytes(parameters, holders, state.gradients));
     }
     void add(OpMemory& ops, OpMemory op, double in_flight, double window) {
       of_window += window * op.saved;
@@ -119,7 +119,7 @@ class GroupMemory {
 
   void add_layer(std::size_t l) {
     const auto layer = static_cast<i64>(l);
-    const bool shared = is_shared(group_.layers[l].attention);
+    const double holding = holders(group_.layers[l].attention);
     for_sources(group_.layers[l].attention, [&](Use& use, double tokens) {
       const Home home = home_of(group_, UnitPart::kAttention, static_cast<i32>(l));
       if (home.weights == Residence::kHost) {
@@ -127,7 +127,7 @@ class GroupMemory {
       } else {
         use.add(counts_.attention_part[l], replicas_.attention[l], home);
       }
-      if (shared) use.reduces(real(counts_.attention_part[l]));
+      use.reduces(real(counts_.attention_part[l]), holding);
       use.add(use.attention, attention_memory(plan_, recompute(l), model_, layer, tokens, use.element),
               in_flight(l), in_wave());
     });
@@ -156,7 +156,7 @@ class GroupMemory {
       if (share <= 0) continue;
       const double copies =
           real(model_.top_k) * share / real(model_.num_experts) * real(largest_microbatch() * plan_.seq_len);
-      if (plan_.groups.size() > 1) use.reduces(share * real(counts_.expert));
+      use.reduces(share * real(counts_.expert), real(plan_.groups.size()));
       OpMemory op = experts_memory(plan_, recompute(layer), model_, copies, use.element);
       // Where a device also computes attention, what is left waits for the dispatch of the whole window.
       if (plan_.weight_gradients == WeightGradients::kAfter)
@@ -183,9 +183,9 @@ class GroupMemory {
   }
 
   Recompute recompute(std::size_t layer) const { return group_.layers[layer].recompute.value_or(plan_.recompute); }
-  /// Several devices hold what these shares say, of a pipeline: elsewhere it is not asked.
-  bool is_shared(const Shares& shares) const {
-    return plan_.order == OrderPolicy::kOneFOneB && (plan_.groups.size() > 1 || num_listed(shares) > 1);
+  /// Of what these shares say in all groups of equal pipelines; elsewhere it is not asked.
+  double holders(const Shares& shares) const {
+    return plan_.order == OrderPolicy::kOneFOneB ? real(plan_.groups.size()) * num_listed(shares) : 1;
   }
   i64 largest_microbatch() const {
     return *std::max_element(group_.microbatches.begin(), group_.microbatches.end());
@@ -268,7 +268,10 @@ OpMemory head_memory(const ModelConfig& model, double tokens, Bytes element) {
   return out;
 }
 
-Bytes reduction_bytes(double parameters, Bytes gradient) { return 2 * parameters * gradient; }
+/// A copy of the own gradients, and from each peer the part that is added here.
+Bytes reduction_bytes(double parameters, double holders, Bytes gradient) {
+  return holders > 1 ? (2 - 1 / holders) * parameters * gradient : 0;
+}
 
 Bytes stage_memory(const OpMemory& ops, Bytes of_window, Bytes reduction, double window, bool resends) {
   const double others = window - (resends ? 0 : 1);

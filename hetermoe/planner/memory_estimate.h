@@ -38,8 +38,8 @@ OpMemory attention_memory(const Plan& figures, Recompute recompute, const ModelC
 OpMemory experts_memory(const Plan& figures, Recompute recompute, const ModelConfig& model, double copies,
                         Bytes element);
 OpMemory head_memory(const ModelConfig& model, double tokens, Bytes element);
-/// What the sum of gradients of one state over several devices takes besides them, at most.
-Bytes reduction_bytes(double parameters, Bytes gradient);
+/// What the sum of gradients of one state over its holders takes besides them.
+Bytes reduction_bytes(double parameters, double holders, Bytes gradient);
 /// Of all ops of a stage: `saved` that of all its microbatches in flight, `of_window` of one window of them.
 /// Gradients are summed when the last window is all that is left.
 Bytes stage_memory(const OpMemory& ops, Bytes of_window, Bytes reduction, double window, bool resends);

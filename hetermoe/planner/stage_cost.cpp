@@ -71,10 +71,9 @@ StageCosts::Figures StageCosts::figures_of(const StageDevices& stage) const {
   if (request.model.num_moe_layers() < request.model.num_layers) f.dense = layer(stage, true);
   f.embed.states = real(rates_.counts().embedding) * each;
   f.head.states = real(rates_.counts().head) * each;
-  if (order_.groups * stage.count > 1) {
-    f.embed.reduction = reduction_bytes(real(rates_.counts().embedding), state.gradients);
-    f.head.reduction = reduction_bytes(real(rates_.counts().head), state.gradients);
-  }
+  const double holders = real(order_.groups * stage.count);
+  f.embed.reduction = reduction_bytes(real(rates_.counts().embedding), holders, state.gradients);
+  f.head.reduction = reduction_bytes(real(rates_.counts().head), holders, state.gradients);
   f.head.memory = head_memory(request.model, tokens(stage), element);
   f.head.seconds = order_.window * rates_.head(stage.cls, real(ceil_div(order_.largest, stage.count)));
   const DeviceClass& cls = rates_.classes()[stage.cls];
@@ -98,7 +97,7 @@ StageCosts::Part StageCosts::layer(const StageDevices& stage, bool dense) const 
   Part part;
   const auto parameters = real(rates_.counts().attention_part[idx(number)]);
   part.states = parameters * total(groups * real(stage.count));
-  if (order_.groups * stage.count > 1) part.reduction = reduction_bytes(parameters, state.gradients);
+  part.reduction = reduction_bytes(parameters, groups * real(stage.count), state.gradients);
   part.memory = attention_memory(plan_, plan_.recompute, model, number, tokens(stage), element);
   if (dense) {
     part.seconds = window * attention.sum();
@@ -109,7 +108,7 @@ StageCosts::Part StageCosts::layer(const StageDevices& stage, bool dense) const 
   const LayerCost experts = rates_.experts(stage.cls, copies, owned(stage), order_.recompute);
   const double held = owned(stage) * real(rates_.counts().expert);
   part.states += held * total(groups);
-  if (order_.groups > 1) part.reduction = std::max(part.reduction, reduction_bytes(held, state.gradients));
+  part.reduction = std::max(part.reduction, reduction_bytes(held, groups, state.gradients));
   part.memory = both(part.memory, experts_memory(plan_, plan_.recompute, model, copies, element));
   const Seconds trip = 2 * exchange(stage);
   const auto of_pass = [&](Seconds computes, double trips) {
