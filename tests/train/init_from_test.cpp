@@ -20,7 +20,7 @@ struct EndedRun {
 };
 
 EndedRun run(std::vector<std::pair<std::string, std::string>> overrides,
-        Checkpoints checkpoints = Checkpoints::kOn) {
+             Checkpoints checkpoints = Checkpoints::kOn) {
   const std::vector<std::pair<std::string, std::string>> base = {{"cluster", "demo3"},
                                                                  {"strategy", "zebra"},
                                                                  {"train.seq_len", "8"},
@@ -55,9 +55,9 @@ TEST(InitFrom, ThereAndBackWithoutAStepIsTheSameToTheBit) {
     const WorkFolder out;
     const std::string source = parity_folder(family).string();
     const EndedRun done = run({{"train.init_from", source},
-                          {"train.save_hf", out / "back/"},
-                          {"train.steps", "0"},
-                          {"output", out / "run"}});
+                               {"train.save_hf", out / "back/"},
+                               {"train.steps", "0"},
+                               {"output", out / "run"}});
     EXPECT_EQ(done.job.model, source);
     expect_same_tensors(tensors_of(out / "back/model.safetensors"),
                         tensors_of(parity_folder(family) / "model.safetensors"));
@@ -72,12 +72,12 @@ TEST(InitFrom, MastersHaveThePrecisionOfTheFile) {
     const WorkFolder out;
     const std::string source = parity_folder("mixtral").string();
     const EndedRun done = run({{"train.init_from", source},
-                          {"train.save_hf", out / "back"},
-                          {"train.steps", "0"},
-                          {"strategy", "ep"},
-                          {"plan.attention_dtype", "bf16"},
-                          {"plan.shard_optimizer", sharded},
-                          {"output", out / "run"}});
+                               {"train.save_hf", out / "back"},
+                               {"train.steps", "0"},
+                               {"strategy", "ep"},
+                               {"plan.attention_dtype", "bf16"},
+                               {"plan.shard_optimizer", sharded},
+                               {"output", out / "run"}});
     EXPECT_EQ(done.values.at("lm_head.weight").scalar_type(), at::kBFloat16);
     expect_same_tensors(read_all(out / "back"), read_all(source));
   }
@@ -189,12 +189,12 @@ TEST(InitFrom, ACheckpointIsAFolderToStartFrom) {
   const WorkFolder out;
   const std::string source = parity_folder("mixtral").string();
   const EndedRun first = run({{"train.init_from", source},
-                         {"train.steps", "2"},
-                         {"checkpoint.every", "2"},
-                         {"output", out / "run"}});
+                              {"train.steps", "2"},
+                              {"checkpoint.every", "2"},
+                              {"output", out / "run"}});
   const EndedRun second = run({{"train.init_from", out / "run/checkpoints/step-00000002"},
-                          {"train.steps", "0"},
-                          {"output", out / "second"}});
+                               {"train.steps", "0"},
+                               {"output", out / "second"}});
   expect_equal(second.values, first.values);
 }
 
