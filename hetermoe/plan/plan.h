@@ -86,7 +86,7 @@ struct LayerPlacement {
   Shares attention;
   LayerOwners experts;                                         ///< empty in a dense layer
   std::optional<Home> attention_home = {}, experts_home = {};  ///< none: all on the devices
-  std::optional<Recompute> recompute = std::nullopt;  ///< none = the plan's; see recompute_of()
+  std::optional<Recompute> recompute = std::nullopt;           ///< none = the plan's; see recompute_of()
   bool operator==(const LayerPlacement&) const = default;
   template <class V>
   void fields(V& v) {

@@ -84,11 +84,11 @@ class GroupMemory {
     for (const DeviceId device : group_.devices) {
       const Use& use = use_[idx(device)];
       const OpMemory ops = both(use.attention, use.experts);
-      memory[idx(device)] += use.sum + plan_.slots.attention * use.attention_visit +
-                             plan_.slots.experts * use.experts_visit + (plan_.order == OrderPolicy::kOneFOneB
-                                            ? stage_memory(ops, use.of_window, use.reduction, in_wave(),
-                                                           plan_.recompute == Recompute::kResend)
-                                            : ops.saved + ops.largest);
+      memory[idx(device)] +=
+          use.sum + plan_.slots.attention * use.attention_visit + plan_.slots.experts * use.experts_visit +
+          (plan_.order == OrderPolicy::kOneFOneB ? stage_memory(ops, use.of_window, use.reduction, in_wave(),
+                                                                plan_.recompute == Recompute::kResend)
+                                                 : ops.saved + ops.largest);
     }
   }
 
@@ -182,7 +182,9 @@ class GroupMemory {
     }
   }
 
-  Recompute recompute(std::size_t layer) const { return group_.layers[layer].recompute.value_or(plan_.recompute); }
+  Recompute recompute(std::size_t layer) const {
+    return group_.layers[layer].recompute.value_or(plan_.recompute);
+  }
   /// Of what these shares say in all groups of equal pipelines; elsewhere it is not asked.
   double holders(const Shares& shares) const {
     return plan_.order == OrderPolicy::kOneFOneB ? real(plan_.groups.size()) * num_listed(shares) : 1;

@@ -30,8 +30,8 @@ struct OpMemory {
 };
 /// Of both ops of a layer.
 OpMemory both(const OpMemory& attention, const OpMemory& experts);
-/// figures: a plan of which order, sequence length, phase W and chunks count. recompute: of the layer. element:
-/// bytes of a number.
+/// figures: a plan of which order, sequence length, phase W and chunks count. recompute: of the layer.
+/// element: bytes of a number.
 OpMemory attention_memory(const Plan& figures, Recompute recompute, const ModelConfig& model, i64 layer,
                           double tokens, Bytes element);
 /// copies: (row, expert) pairs of a microbatch that a device computes.

@@ -5,11 +5,32 @@
 namespace hetermoe {
 
 const std::vector<std::string>& EnumNames<Buffer>::names() {
-  static const std::vector<std::string> all = names_of_all<Buffer>(
-      {"hidden", "residual",      "send",         "routing", "saved_attention", "left_attention", "load",
-       "rows",   "saved_experts", "left_experts", "out",     "returned",        "move_out",       "d_hidden",
-       "d_out",  "d_rows",        "d_send",       "d_move",  "counts",          "balance",        "grad",
-       "norm",   "figures",       "params", "weights", "slot"});
+  static const std::vector<std::string> all = names_of_all<Buffer>({"hidden",
+                                                                    "residual",
+                                                                    "send",
+                                                                    "routing",
+                                                                    "saved_attention",
+                                                                    "left_attention",
+                                                                    "load",
+                                                                    "rows",
+                                                                    "saved_experts",
+                                                                    "left_experts",
+                                                                    "out",
+                                                                    "returned",
+                                                                    "move_out",
+                                                                    "d_hidden",
+                                                                    "d_out",
+                                                                    "d_rows",
+                                                                    "d_send",
+                                                                    "d_move",
+                                                                    "counts",
+                                                                    "balance",
+                                                                    "grad",
+                                                                    "norm",
+                                                                    "figures",
+                                                                    "params",
+                                                                    "weights",
+                                                                    "slot"});
   return all;
 }
 

@@ -12,15 +12,17 @@
 #include "hetermoe/report/table.h"
 #include "hetermoe/train/session.h"
 #include "hetermoe/train/trainer.h"
+#include "tests/mpi/job.h"
 #include "tests/support/error_of.h"
 #include "tests/support/faults.h"
 #include "tests/support/strategy_plans.h"
 #include "tests/train/tiny_run.h"
 
 namespace hetermoe::testing {
-namespace {
 
 const MpiJob* job = nullptr;
+
+namespace {
 
 struct Outcome {
   std::vector<StepResult> results;
@@ -390,37 +392,6 @@ TEST(Mpi, ARankWithOtherSharesInItsPlanIsNamed) {
 }
 
 /// Each rank writes the choices of its devices' sequences; together they are the trace of one process.
-TEST(Mpi, RanksRecordTheTraceOfOneProcess) {
-  const WorkFolder mine;
-  const std::filesystem::path folder = job->gather(mine.path().string())[0];
-  const auto run_of = [&](const std::string& name) {
-    return TinyRun(folder / name, {{"plan.attention_dtype", "fp64"},
-                                   {"plan.expert_dtype", "fp64"},
-                                   {"plan.wire_dtype", "fp64"},
-                                   {"strategy", "ep"},
-                                   {"checkpoint.every", "0"},
-                                   {"routing.record", (folder / (name + ".routes")).string()}});
-  };
-  TinyRun whole = run_of("whole");
-  const Text text{at::arange(4000).mul(37).remainder(251).to(at::kByte), at::arange(100).to(at::kByte), 1, 0};
-  TinyRun part = run_of("part");
-  Trainer(part.job, part.model, part.cluster, part.plan, text, *job).run();
-  job->gather("");
-  if (job->rank() == 0) {
-    whole.run(Checkpoints::kOff);
-    const RoutingTrace expected(folder / "whole.routes"), got(folder / "part.routes");
-    ASSERT_EQ(got.steps(), expected.steps());
-    EXPECT_EQ(got.header(), expected.header());
-    EXPECT_TRUE(got.notes().empty());
-    for (const i64 step : got.steps()) {
-      EXPECT_EQ(got.read(step).choices, expected.read(step).choices) << step;
-      EXPECT_EQ(got.read(step).sequences, expected.read(step).sequences) << step;
-    }
-    EXPECT_EQ(got.steps().size(), 6U);
-  }
-  job->gather("");
-}
-
 TEST(Mpi, APreflightMeasuresEveryPairOfProcesses) {
   const MeasuredPairs found = measure_processes(*job, pair_transport(*job, c10::DeviceType::CPU), {});
   EXPECT_EQ(static_cast<i32>(found.names.size()), job->num_ranks());

@@ -122,22 +122,17 @@ struct Planted {
   const char* expected;
 };
 
-TEST(Residency, PlantedFaultsAreFound) {
-  ModelConfig model = load_model("tiny");
-  model.num_layers = 5;
-  const Cluster cluster = with_hosts("demo");
-  Plan plan = find_strategy("zebra").make(model, cluster, small_step());
-  offload(plan, model, cluster, {"experts.weights"}, "test");
-  const Schedule sound = build_schedule(plan, model);
-  const auto drop_dependency = [](Schedule& s, OpId op) {
-    // Its lane has others before it, so the dependency is the only one that keeps it back.
-    const auto begin = s.dep_begin[static_cast<std::size_t>(op)];
-    if (s.dep_begin[static_cast<std::size_t>(op) + 1] == begin) return false;
-    s.deps.erase(s.deps.begin() + begin);
-    for (std::size_t i = static_cast<std::size_t>(op) + 1; i < s.dep_begin.size(); ++i) --s.dep_begin[i];
-    return true;
-  };
-  const std::vector<Planted> faults = {
+/// Takes away the first dependency of an op; false where it has none.
+bool drop_dependency(Schedule& s, OpId op) {
+  const auto begin = s.dep_begin[static_cast<std::size_t>(op)];
+  if (s.dep_begin[static_cast<std::size_t>(op) + 1] == begin) return false;
+  s.deps.erase(s.deps.begin() + begin);
+  for (std::size_t i = static_cast<std::size_t>(op) + 1; i < s.dep_begin.size(); ++i) --s.dep_begin[i];
+  return true;
+}
+
+std::vector<Planted> planted_faults() {
+  return {
       {"slot off by one",
        [](Schedule& s, OpId op) {
          Op& at = s.ops[static_cast<std::size_t>(op)];
@@ -155,12 +150,12 @@ TEST(Residency, PlantedFaultsAreFound) {
        },
        "goes to slot"},
       {"fetch before the last reader of the slot",
-       [&](Schedule& s, OpId op) {
+       [](Schedule& s, OpId op) {
          return s.ops[static_cast<std::size_t>(op)].kind == OpKind::kFetch && drop_dependency(s, op);
        },
        "may start on device"},
       {"gradient stored before it is complete",
-       [&](Schedule& s, OpId op) {
+       [](Schedule& s, OpId op) {
          return s.ops[static_cast<std::size_t>(op)].kind == OpKind::kStore && drop_dependency(s, op);
        },
        "may start on device"},
@@ -178,7 +173,16 @@ TEST(Residency, PlantedFaultsAreFound) {
        },
        "is not part of the step"},
   };
-  for (const Planted& fault : faults) {
+}
+
+TEST(Residency, PlantedFaultsAreFound) {
+  ModelConfig model = load_model("tiny");
+  model.num_layers = 5;
+  const Cluster cluster = with_hosts("demo");
+  Plan plan = find_strategy("zebra").make(model, cluster, small_step());
+  offload(plan, model, cluster, {"experts.weights"}, "test");
+  const Schedule sound = build_schedule(plan, model);
+  for (const Planted& fault : planted_faults()) {
     Schedule planted = sound;
     OpId op = 0;
     while (op < planted.num_ops() && !fault.plant(planted, op)) ++op;
