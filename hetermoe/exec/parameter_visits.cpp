@@ -11,6 +11,13 @@ bool is_here(const at::Tensor& tensor) { return !tensor.is_meta(); }
 /// Leaves the shape in the place of a tensor.
 void drop(at::Tensor& tensor) { tensor = tensor.to(at::kMeta); }
 
+/// Leaves shapes alone in a list, and returns what was there.
+std::vector<at::Tensor> take_all(std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> held = tensors;
+  for (at::Tensor& tensor : tensors) drop(tensor);
+  return held;
+}
+
 at::Tensor room_for(const at::Tensor& shape, const at::TensorOptions& options) {
   return at::empty(shape.sizes(), options.dtype(shape.scalar_type()));
 }
@@ -53,8 +60,7 @@ void ParameterStore::admit(i32 index, const std::vector<at::Tensor>& values) {
 std::vector<at::Tensor> ParameterStore::dismiss(i32 index) {
   StateTensors& state = of_state(index);
   Shelf& shelf = shelves_.at(key_of(state.state));
-  std::vector<at::Tensor> held = state.values;
-  for (at::Tensor& value : state.values) drop(value);
+  std::vector<at::Tensor> held = take_all(state.values);
   if (shelf.group) shelf.group->values = state.values;
   const bool last = std::none_of(shelf.states.begin(), shelf.states.end(),
                                  [](const StateTensors& s) { return is_here(s.values[0]); });
@@ -90,8 +96,7 @@ void ParameterStore::open_grads(UnitPart part, i32 layer) {
 std::vector<at::Tensor> ParameterStore::take_grads(i32 index) {
   StateTensors& state = of_state(index);
   Shelf& shelf = shelves_.at(key_of(state.state));
-  std::vector<at::Tensor> held = state.grads;
-  for (at::Tensor& grad : state.grads) drop(grad);
+  std::vector<at::Tensor> held = take_all(state.grads);
   if (shelf.group) shelf.group->grads = state.grads;
   const bool last = std::none_of(shelf.states.begin(), shelf.states.end(), [](const StateTensors& s) {
     return s.state.trainable && is_here(s.grads[0]);

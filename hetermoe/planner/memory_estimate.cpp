@@ -84,11 +84,11 @@ class GroupMemory {
     for (const DeviceId device : group_.devices) {
       const Use& use = use_[idx(device)];
       const OpMemory ops = both(use.attention, use.experts);
-      memory[idx(device)] +=
-          use.sum + plan_.slots.attention * use.attention_visit + plan_.slots.experts * use.experts_visit +
-          (plan_.order == OrderPolicy::kOneFOneB ? stage_memory(ops, use.of_window, use.reduction, in_wave(),
-                                                                plan_.recompute == Recompute::kResend)
-                                                 : ops.saved + ops.largest);
+      memory[idx(device)] += use.sum + plan_.slots.attention * use.attention_visit +
+                             plan_.slots.experts * use.experts_visit +
+                             (in_stages() ? stage_memory(ops, use.of_window, use.reduction, in_wave(),
+                                                         plan_.recompute == Recompute::kResend)
+                                          : ops.saved + ops.largest);
     }
   }
 
@@ -128,7 +128,8 @@ class GroupMemory {
         use.add(counts_.attention_part[l], replicas_.attention[l], home);
       }
       use.reduces(real(counts_.attention_part[l]), holding);
-      use.add(use.attention, attention_memory(plan_, recompute(l), model_, layer, tokens, use.element),
+      use.add(use.attention,
+              attention_memory(plan_, recompute(l), model_, layer, tokens, use.element, in_stages()),
               in_flight(l), in_wave());
     });
     add_experts(l);
@@ -185,6 +186,13 @@ class GroupMemory {
   Recompute recompute(std::size_t layer) const {
     return group_.layers[layer].recompute.value_or(plan_.recompute);
   }
+  /// A pipeline whose stages are several devices. Of one with a device for each stage the bound is that of
+  /// other orders, which does not know what sums of gradients take.
+  bool in_stages() const {
+    return plan_.order == OrderPolicy::kOneFOneB &&
+           std::any_of(group_.layers.begin(), group_.layers.end(),
+                       [](const LayerPlacement& layer) { return share_row(layer.attention, 0).size() > 1; });
+  }
   /// Of what these shares say in all groups of equal pipelines; elsewhere it is not asked.
   double holders(const Shares& shares) const {
     return plan_.order == OrderPolicy::kOneFOneB ? real(plan_.groups.size()) * num_listed(shares) : 1;
@@ -222,17 +230,15 @@ void OpMemory::add_layers(const OpMemory& layer, double layers) {
   largest = std::max(largest, layer.largest);
   again = std::max(again, layer.again);
   exchanged = std::max(exchanged, layer.exchanged);
-  gradients = std::max(gradients, layer.gradients);
 }
 
 OpMemory both(const OpMemory& attention, const OpMemory& experts) {
   return {attention.saved + experts.saved, std::max(attention.largest, experts.largest),
-          attention.again + experts.again, attention.exchanged + experts.exchanged,
-          attention.gradients + experts.gradients};
+          attention.again + experts.again, attention.exchanged + experts.exchanged};
 }
 
 OpMemory attention_memory(const Plan& figures, Recompute recompute, const ModelConfig& model, i64 layer,
-                          double tokens, Bytes element) {
+                          double tokens, Bytes element, bool shared) {
   const ActivationOptions options = options_of(figures, recompute, element);
   const double copies = model.is_moe(layer) ? real(model.top_k) : 0;
   const bool again = model.is_moe(layer) && recompute == Recompute::kResend;
@@ -243,10 +249,12 @@ OpMemory attention_memory(const Plan& figures, Recompute recompute, const ModelC
   out.saved = tokens * attention_saved_bytes(model, layer, options);
   // Rows sent and returned, and the gradients of both.
   out.exchanged = tokens * (2 + 2 * copies) * row_bytes(model, element);
-  out.largest = work + out.exchanged;
+  // Gradients inside attention are there when what its exchanges carry has come or has not gone yet.
+  const Bytes gradients = tokens * attention_gradient_bytes(model, element) +
+                          real(layer_weights(model, layer).attention_part()) * element;
+  const bool counts = shared && figures.order == OrderPolicy::kOneFOneB;
+  out.largest = work + (counts ? std::max(out.exchanged, gradients) : out.exchanged);
   out.again = again ? work : 0;
-  out.gradients = tokens * attention_gradient_bytes(model, element) +
-                  real(layer_weights(model, layer).attention_part()) * element;
   return out;
 }
 
@@ -278,7 +286,7 @@ Bytes reduction_bytes(double parameters, double holders, Bytes gradient) {
 Bytes stage_memory(const OpMemory& ops, Bytes of_window, Bytes reduction, double window, bool resends) {
   const double others = window - (resends ? 0 : 1);
   return std::max(ops.saved, of_window + reduction) + ops.largest + window * ops.again +
-         others * ops.exchanged + ops.gradients;
+         others * ops.exchanged;
 }
 
 std::vector<Bytes> estimate_memory(const Plan& plan, const ModelConfig& model,

@@ -20,10 +20,9 @@ std::vector<Bytes> estimate_memory(const Plan& plan, const ModelConfig& model,
 
 /// What an op needs, by the same bound: of each microbatch in flight what backward starts from; while it
 /// runs; and in a pipeline, where few microbatches leave no slack, of each microbatch that goes through the
-/// layer together with others what is sent and computed again and what its exchanges carry, and once the
-/// gradients of its inside.
+/// layer together with others what is sent and computed again and what its exchanges carry.
 struct OpMemory {
-  Bytes saved = 0, largest = 0, again = 0, exchanged = 0, gradients = 0;
+  Bytes saved = 0, largest = 0, again = 0, exchanged = 0;
 
   /// Of so many layers, all figures but `saved` once.
   void add_layers(const OpMemory& layer, double layers);
@@ -33,7 +32,7 @@ OpMemory both(const OpMemory& attention, const OpMemory& experts);
 /// figures: a plan of which order, sequence length, phase W and chunks count. recompute: of the layer.
 /// element: bytes of a number.
 OpMemory attention_memory(const Plan& figures, Recompute recompute, const ModelConfig& model, i64 layer,
-                          double tokens, Bytes element);
+                          double tokens, Bytes element, bool shared);
 /// copies: (row, expert) pairs of a microbatch that a device computes.
 OpMemory experts_memory(const Plan& figures, Recompute recompute, const ModelConfig& model, double copies,
                         Bytes element);

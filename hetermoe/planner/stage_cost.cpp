@@ -98,7 +98,8 @@ StageCosts::Part StageCosts::layer(const StageDevices& stage, bool dense) const 
   const auto parameters = real(rates_.counts().attention_part[idx(number)]);
   part.states = parameters * total(groups * real(stage.count));
   part.reduction = reduction_bytes(parameters, groups * real(stage.count), state.gradients);
-  part.memory = attention_memory(plan_, plan_.recompute, model, number, tokens(stage), element);
+  part.memory =
+      attention_memory(plan_, plan_.recompute, model, number, tokens(stage), element, stage.count > 1);
   if (dense) {
     part.seconds = window * attention.sum();
     return part;

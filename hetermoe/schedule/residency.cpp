@@ -53,21 +53,13 @@ UsedPart used_part(const Op& op, bool tied) {
 
 UsedPart graded_part(const Op& op, const Placement& placement) {
   UsedPart graded = used_part(op, placement.tied());
-  switch (op.kind) {
-    case OpKind::kHead:
-      graded.any = placement.options().backward;
-      break;
-    case OpKind::kEmbed:
-      graded.any = op.phase == Phase::kBackward;
-      break;
-    case OpKind::kAttention:
-    case OpKind::kExperts: {
-      const bool after = placement.leaves_weights(op.kind, op.layer);
-      graded.any = op.phase == (after ? Phase::kWeights : Phase::kBackward);
-      break;
-    }
-    default:
-      break;
+  if (op.kind == OpKind::kHead) {
+    graded.any = placement.options().backward;
+  } else if (op.kind == OpKind::kEmbed) {
+    graded.any = op.phase == Phase::kBackward;
+  } else if (graded.layer >= 0) {  // attention parts and experts
+    const bool after = placement.leaves_weights(op.kind, op.layer);
+    graded.any = op.phase == (after ? Phase::kWeights : Phase::kBackward);
   }
   return graded;
 }

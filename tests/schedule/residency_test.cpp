@@ -100,8 +100,7 @@ TEST(Residency, NothingTravelsTwice) {
 /// Zebra takes a layer once forward and once backward through all microbatches: with two slots the last two
 /// layers still lie there when the backward pass begins.
 TEST(Residency, ZebraFetchesALayerOncePerPass) {
-  ModelConfig model = load_model("tiny");
-  model.num_layers = 5;
+  const ModelConfig model = load_model("demo");  // four layers, all with experts
   const Cluster cluster = with_hosts("demo");
   Plan plan = find_strategy("zebra").make(model, cluster, small_step());
   offload(plan, model, cluster, {"experts.weights"}, "test");
@@ -113,7 +112,7 @@ TEST(Residency, ZebraFetchesALayerOncePerPass) {
     if (device < 0) device = op.device;
     if (op.device == device) ++fetches[schedule.states[static_cast<std::size_t>(op.state)].layer];
   }
-  EXPECT_EQ(fetches, (std::map<i32, i64>{{0, 2}, {1, 2}, {2, 2}, {3, 1}, {4, 1}}));
+  EXPECT_EQ(fetches, (std::map<i32, i64>{{0, 2}, {1, 2}, {2, 1}, {3, 1}}));
 }
 
 struct Planted {

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "hetermoe/plan/recompute.h"
 #include "tests/support/error_of.h"
 #include "tests/support/work_folder.h"
 
