@@ -28,6 +28,9 @@ StepReport step_report_from(const Json& json) {
 void add_device_work(StepReport& report, const Executor& executor) {
   const Timeline timeline = executor.timeline();
   report.busy = busy_share(timeline);
+  const auto is_device = [](const TimelineDevice& device) { return device.role != "host"; };
+  // Hosts come after all devices, and are no peers of them.
+  report.busy.resize(idx(std::count_if(timeline.devices.begin(), timeline.devices.end(), is_device)));
   for (Seconds& seconds : report.busy) seconds *= timeline.step;
   report.slowness.assign(report.busy.size(), 0);
   for (const DeviceWork& work : executor.device_work()) {

@@ -2,7 +2,7 @@
 
 #include "hetermoe/nn/router.h"
 #include "hetermoe/routing/trace.h"
-#include "hetermoe/train/safetensors.h"
+#include "hetermoe/weights/safetensors.h"
 #include "tests/cli/program.h"
 
 namespace hetermoe {
