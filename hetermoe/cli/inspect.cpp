@@ -1,4 +1,5 @@
 #include <fmt/ranges.h>
+#include <algorithm>
 
 #include <iostream>
 #include <map>
@@ -339,7 +340,8 @@ Json cluster_json(const Cluster& cluster) {
                      {"network_bytes_s", node.network},
                      {"latency_s", node.latency},
                      {"local_bytes_s", node.local},
-                     {"local_latency_s", node.local_latency}});
+                     {"local_latency_s", node.local_latency},
+                     {"host", write_value(node.host)}});
   }
   return {{"name", cluster.name}, {"devices", devices}, {"nodes", nodes}};
 }
@@ -366,6 +368,17 @@ void print_cluster(const Cluster& cluster) {
                    format_digits(node.local * 1e-9, 4) + " GB/s", format_seconds(node.local_latency)});
   }
   std::cout << nodes.str();
+  Table hosts({"host", "memory", "bandwidth", "link", "all links", "latency"});
+  for (const Node& node : cluster.nodes) {
+    if (!node.host) continue;
+    const auto rate = [](double gb_s) { return format_digits(gb_s, 4) + " GB/s"; };
+    hosts.add_row({node.name, format_bytes(node.host->memory_bytes()), rate(node.host->memory_gb_s),
+                   rate(node.host->link_gb_s), rate(node.host->shared_link_gb_s),
+                   format_seconds(node.host->link_latency_us * 1e-6)});
+  }
+  const bool any = std::any_of(cluster.nodes.begin(), cluster.nodes.end(),
+                               [](const Node& node) { return node.host.has_value(); });
+  if (any) std::cout << "\n" << hosts.str();
 }
 
 int inspect(const Options& options) {

@@ -124,12 +124,24 @@ void apply(const Entry& entry, Plan& plan) {
   }
 }
 
+bool wants_hosts(const Plan& plan) {
+  const auto on_host = [](const std::optional<Home>& home) {
+    return home && home->optimizer == Residence::kHost;
+  };
+  return std::any_of(plan.groups.begin(), plan.groups.end(), [&](const Group& group) {
+    return on_host(group.embed_home) || on_host(group.head_home) ||
+           std::any_of(group.layers.begin(), group.layers.end(), [&](const LayerPlacement& layer) {
+             return on_host(layer.attention_home) || on_host(layer.experts_home);
+           });
+  });
+}
+
 }  // namespace
 
 void offload(Plan& plan, const ModelConfig& model, const Cluster& cluster,
              const std::vector<std::string>& entries, const std::string& where) {
   for (const std::string& entry : entries) apply(Parser(model, cluster, entry, where).parse(), plan);
-  if (entries.empty() || uses_hosts(plan)) return;
+  if (!wants_hosts(plan) || uses_hosts(plan)) return;
   for (const Device& device : cluster.devices) plan.hosts.push_back(device.node);
 }
 

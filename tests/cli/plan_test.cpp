@@ -22,7 +22,8 @@ TEST(PlanCommand, SaysWhatDoesNotFitAndWhy) {
       run_hetermoe({"plan", "--model", "deepseek-v3", "--cluster", "demo", "--seq", "4096"});
   EXPECT_EQ(result.code, 2);
   EXPECT_NE(result.err.find("[plan] no plan of deepseek-v3 on demo fits: "), std::string::npos) << result.err;
-  EXPECT_NE(result.err.find("GiB are missing, more or larger devices or a smaller model help"), std::string::npos)
+  EXPECT_NE(result.err.find("GiB are missing, more or larger devices or a smaller model help"),
+            std::string::npos)
       << result.err;
   const ProgramResult as_json =
       run_hetermoe({"plan", "--model", "deepseek-v3", "--cluster", "demo", "--seq", "4096", "--json"});

@@ -59,6 +59,14 @@ TEST(Offload, LaterEntriesOverrule) {
   EXPECT_EQ(example.layer(1).experts_home, kAllOnHost);
 }
 
+TEST(Offload, NothingOnHostsNeedsNone) {
+  Example example;
+  for (Node& node : example.cluster.nodes) node.host.reset();
+  const std::string before = to_json(example.plan).dump();
+  example.offload_by({"all", "none"});
+  EXPECT_EQ(to_json(example.plan).dump(), before);
+}
+
 TEST(Offload, PlansRoundTripThroughJson) {
   Example example;
   example.offload_by({"all", "layers 0:none"});
