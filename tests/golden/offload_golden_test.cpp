@@ -27,6 +27,7 @@ struct VisitCost : CostModel {
 Seconds step_seconds(i64 layers, i32 slots, bool backward, const VisitCost& cost) {
   ModelConfig model = load_model("tiny");
   model.num_layers = layers;
+  model.dense_layer.assign(static_cast<std::size_t>(layers), false);
   Cluster cluster = load_cluster("one");
   cluster.nodes[0].host = NodeHost{.memory_gib = 64};
   StrategyRequest request;

@@ -177,6 +177,7 @@ std::vector<Planted> planted_faults() {
 TEST(Residency, PlantedFaultsAreFound) {
   ModelConfig model = load_model("tiny");
   model.num_layers = 5;
+  model.dense_layer.assign(5, false);
   const Cluster cluster = with_hosts("demo");
   Plan plan = find_strategy("zebra").make(model, cluster, small_step());
   offload(plan, model, cluster, {"experts.weights"}, "test");
