@@ -41,15 +41,6 @@ EndedRun run(std::vector<std::pair<std::string, std::string>> overrides,
   return out;
 }
 
-Tensors read_all(const fs::path& folder) {
-  const ModelConfig model = model_of(HfFolder(folder));
-  const HfWeights weights(folder, model);
-  Tensors out;
-  for (const ParamInfo& parameter : parameters(model))
-    out[parameter.name] = weights.read(parameter.name).clone();
-  return out;
-}
-
 TEST(InitFrom, ThereAndBackWithoutAStepIsTheSameToTheBit) {
   for (const std::string& family : kParityFamilies) {
     const WorkFolder out;

@@ -9,15 +9,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-Tensors read_all(const fs::path& folder) {
-  const ModelConfig model = model_of(HfFolder(folder));
-  const HfWeights weights(folder, model);
-  Tensors out;
-  for (const ParamInfo& parameter : parameters(model))
-    out[parameter.name] = weights.read(parameter.name).clone();
-  return out;
-}
-
 TEST(Convert, ThereAndBackThroughEveryLayoutGivesTheSameFile) {
   for (const std::string& family : kParityFamilies) {
     const WorkFolder out;

@@ -31,6 +31,18 @@ inline Tensors tensors_of(const std::filesystem::path& file) {
   return out;
 }
 
+/// All parameters of a folder.
+inline Tensors read_all(const std::filesystem::path& folder, const ModelConfig& model) {
+  const HfWeights weights(folder, model);
+  Tensors out;
+  for (const ParamInfo& parameter : parameters(model))
+    out[parameter.name] = weights.read(parameter.name).clone();
+  return out;
+}
+inline Tensors read_all(const std::filesystem::path& folder) {
+  return read_all(folder, model_of(HfFolder(folder)));
+}
+
 /// As other programs write it: without checksums.
 inline void write_file(const std::filesystem::path& file, const Tensors& tensors) {
   std::vector<TensorHead> heads;
@@ -76,14 +88,7 @@ class FolderCopy {
   ModelConfig model() const { return load_model(path().string()); }
 
   /// Everything is read, as by a run on one device.
-  Tensors read_all() const {
-    const ModelConfig of_folder = model();
-    const HfWeights weights(path(), of_folder);
-    Tensors out;
-    for (const ParamInfo& parameter : parameters(of_folder))
-      out[parameter.name] = weights.read(parameter.name).clone();
-    return out;
-  }
+  Tensors read_all() const { return hetermoe::read_all(path(), model()); }
   /// The error of reading everything.
   std::string error() const {
     return error_of<Error>([&] { read_all(); });
