@@ -63,6 +63,10 @@ std::function<int()> make_routing(Flags& flags) {
   add("make", "a synthetic trace: even, by popularity, drifting, of several domains",
       "hetermoe routing make --model deepseek-v2-lite --seq 1024 --sequences 8 --gini 0.24 -o made.routes",
       make_routing_make);
+  add("record", "a trace of what a model's routers choose on its data, by forward passes",
+      "hetermoe routing record configs/jobs/demo.yaml --steps 4 -o out/ahead.routes\n"
+      "  hetermoe train configs/jobs/demo.yaml --routing.replay out/ahead.routes --train.steps 4",
+      make_routing_record);
   return [all] {
     for (const Below& below : *all) {
       if (below.flags.is_named()) return below.run();

@@ -12,6 +12,7 @@ std::function<int()> make_routing_make(Flags& flags);
 std::function<int()> make_routing_analyse(Flags& flags);
 std::function<int()> make_routing_import(Flags& flags);
 std::function<int()> make_routing_balance(Flags& flags);
+std::function<int()> make_routing_record(Flags& flags);
 
 /// Steps of a trace: "A..B", "A" or empty for all.
 struct StepRange {

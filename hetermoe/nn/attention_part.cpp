@@ -32,11 +32,17 @@ at::Tensor mlp(const Leaves& leaves, const at::Tensor& x) {
   return leaves.product(swiglu(leaves.product(x, Weight::kMlpGateUp)), Weight::kMlpDown);
 }
 
-/// One pass through the part. topk: the saved choice, or undefined to choose now.
+/// The given choice, and where it has gaps what the router chose.
+at::Tensor without_gaps(const at::Tensor& given_TK, const at::Tensor& chosen_TK) {
+  return at::where(given_TK.lt(0), chosen_TK, given_TK);
+}
+
+/// One pass through the part.
 AttentionGraph run(const ModelConfig& model, i64 layer, const StateGroup& state, const at::Tensor& y_TD,
-                   i64 seq_len, const at::Tensor& topk, Leaves::Grad grad) {
+                   i64 seq_len, const GivenChoice& given, Leaves::Grad grad) {
   at::Tensor y = grad != Leaves::Grad::kNo ? y_TD.detach().requires_grad_() : y_TD;
-  AttentionGraph out{Leaves(state, grad), y, {}, {}, {}, {}, topk, {}};
+  AttentionGraph out{
+      Leaves(state, grad), y, {}, {}, {}, {}, given.has_gaps ? at::Tensor() : given.topk_TK, {}};
   const Leaves& leaves = out.leaves;
   const at::Tensor attended =
       self_attention(model, leaves, rms_norm(y, leaves[Weight::kInputNorm], model.norm_eps), seq_len);
@@ -47,13 +53,16 @@ AttentionGraph run(const ModelConfig& model, i64 layer, const StateGroup& state,
   out.x = x;
   const at::Tensor logits = leaves.wide_product(x, Weight::kRouter, accumulate_type(y.scalar_type()));
   if (runs_on_kernels(logits)) {
-    const Routed routed = gpu_route(model, logits, state.buffer, seq_len, topk);
+    Routed routed = gpu_route(model, logits, state.buffer, seq_len, out.topk);
+    if (given.has_gaps)
+      routed = gpu_route(model, logits, state.buffer, seq_len, without_gaps(given.topk_TK, routed.topk_TK));
     out.scores = routed.scores_TE, out.topk = routed.topk_TK;
     out.weights = routed.weights_TK, out.counts = routed.counts_BE;
     return out;
   }
   out.scores = router_scores(model, logits);
   if (!out.topk.defined()) out.topk = choose_experts(model, out.scores, state.buffer);
+  if (given.has_gaps) out.topk = without_gaps(given.topk_TK, out.topk);
   out.weights = routing_weights(model, out.scores, out.topk);
   return out;
 }
@@ -123,12 +132,12 @@ std::vector<bool> direct_weights(const AttentionGraph& graph, const StateGroup& 
 
 AttentionOutput attention_forward(const ModelConfig& model, i64 layer, const StateGroup& state,
                                   const at::Tensor& y_TD, i64 seq_len, KeepGraph keep_graph,
-                                  const at::Tensor& topk_TK) {
+                                  const GivenChoice& given) {
   HM_CHECK(y_TD.size(0) % seq_len == 0, "{} tokens are not whole sequences of {}", y_TD.size(0), seq_len);
   if (y_TD.size(0) == 0) return empty_output(model, layer, y_TD);
   const bool keep = keep_graph != KeepGraph::kNo;
   const at::AutoGradMode mode(keep);
-  AttentionGraph graph = run(model, layer, state, y_TD, seq_len, topk_TK, leaves_of(keep_graph));
+  AttentionGraph graph = run(model, layer, state, y_TD, seq_len, given, leaves_of(keep_graph));
   AttentionOutput out;
   out.u_TD = graph.u.detach();
   if (model.is_moe(layer)) {
@@ -148,9 +157,9 @@ AttentionGradient attention_backward(const ModelConfig& model, i64 layer, StateG
   AttentionGradient out;
   const at::AutoGradMode mode(true);
   const KeepGraph kind = input.leaves_weights ? KeepGraph::kLeavesWeights : KeepGraph::kYes;
-  const AttentionGraph graph =
-      input.graph != nullptr ? std::move(*input.graph)
-                             : run(model, layer, state, input.y_TD, seq_len, input.topk_TK, leaves_of(kind));
+  const AttentionGraph graph = input.graph != nullptr ? std::move(*input.graph)
+                                                      : run(model, layer, state, input.y_TD, seq_len,
+                                                            GivenChoice{input.topk_TK}, leaves_of(kind));
   Seeds seeds;
   seeds.add(graph.u, input.du_TD);
   seeds.add(graph.x, input.dx_TD);

@@ -27,11 +27,16 @@ struct AttentionOutput {
   std::shared_ptr<AttentionGraph> graph;  ///< with KeepGraph::kYes
 };
 
-/// y_TD: the layer's input, T = num_sequences * seq_len; T = 0 is fine. topk_TK: the choice of an earlier
-/// forward that this call repeats; undefined = choose now.
+/// Experts that a forward takes in place of choosing.
+struct GivenChoice {
+  at::Tensor topk_TK;     ///< int64; undefined = choose now
+  bool has_gaps = false;  ///< tokens whose ids are -1 choose now
+};
+
+/// y_TD: the layer's input, T = num_sequences * seq_len; T = 0 is fine.
 AttentionOutput attention_forward(const ModelConfig& model, i64 layer, const StateGroup& state,
                                   const at::Tensor& y_TD, i64 seq_len, KeepGraph keep_graph = KeepGraph::kNo,
-                                  const at::Tensor& topk_TK = {});
+                                  const GivenChoice& given = {});
 
 /// What backward needs. y_TD and topk_TK come from forward: the choice of experts is never recomputed.
 struct AttentionBackwardInput {

@@ -21,8 +21,9 @@ struct RouterRecord {
 /// A plain forward pass. Everything is [B*S, ...] unless said otherwise.
 class Reference {
  public:
-  Reference(const ModelConfig& model, const TensorsByName& params, i64 num_sequences, i64 seq_len)
-      : model_(model), params_(params), num_sequences_(num_sequences), seq_len_(seq_len) {}
+  Reference(const ModelConfig& model, const TensorsByName& params, i64 num_sequences, i64 seq_len,
+            const std::vector<at::Tensor>& choices = {})
+      : model_(model), params_(params), choices_(choices), num_sequences_(num_sequences), seq_len_(seq_len) {}
 
   at::Tensor logits(const at::Tensor& tokens) {
     at::Tensor x = weight("model.embed_tokens").index_select(0, tokens.reshape({-1}));
@@ -31,7 +32,8 @@ class Reference {
       const at::Tensor normed = norm(x, prefix_ + "input_layernorm", model_.norm_eps);
       x = x + (model_.attention == AttentionKind::kMla ? latent_attention(normed) : attention(normed));
       const at::Tensor y = norm(x, prefix_ + "post_attention_layernorm", model_.norm_eps);
-      x = x + (model_.is_moe(layer) ? moe(y) : mlp(y, prefix_ + "mlp.", "gate_proj", "up_proj", "down_proj"));
+      x = x + (model_.is_moe(layer) ? moe(y, layer)
+                                    : mlp(y, prefix_ + "mlp.", "gate_proj", "up_proj", "down_proj"));
     }
     x = norm(x, "model.norm", model_.norm_eps);
     return at::linear(x, weight(model_.tie_embeddings ? "model.embed_tokens" : "lm_head"));
@@ -180,7 +182,19 @@ class Reference {
     return {flat.const_data_ptr<double>(), flat.const_data_ptr<double>() + flat.numel()};
   }
 
-  at::Tensor moe(const at::Tensor& x) {
+  /// [T][K] recorded ids, -1 = none; empty = nothing is replayed.
+  std::vector<std::vector<i64>> replayed(i64 layer) const {
+    std::vector<std::vector<i64>> out;
+    if (choices_.empty()) return out;
+    const at::Tensor ids = choices_[static_cast<std::size_t>(layer)].to(at::kLong).reshape({-1});
+    for (i64 i = 0; i < ids.numel(); ++i) {
+      if (i % model_.top_k == 0) out.emplace_back();
+      out.back().push_back(ids[i].item<i64>());
+    }
+    return out;
+  }
+
+  at::Tensor moe(const at::Tensor& x, i64 layer) {
     const bool mixtral = model_.model_type == "mixtral";
     const std::string p = prefix_ + (mixtral ? "block_sparse_moe." : "mlp.");
     const at::ScalarType wide = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
@@ -192,8 +206,11 @@ class Reference {
     RouterRecord record;
     record.probabilities = sigmoid ? scores / scores.sum(-1, true) : scores;
     at::Tensor factor = at::zeros_like(scores);  // 1 where an expert is chosen
+    const std::vector<std::vector<i64>> given = replayed(layer);
     for (i64 t = 0; t < x.size(0); ++t) {
-      record.chosen.push_back(choose(to_vector(scores[t]), bias));
+      const bool chooses = given.empty() || given[static_cast<std::size_t>(t)][0] < 0;
+      record.chosen.push_back(chooses ? choose(to_vector(scores[t]), bias)
+                                      : given[static_cast<std::size_t>(t)]);
       for (const i64 e : record.chosen.back()) factor[t][e] = 1;
     }
     at::Tensor weights = scores * factor;
@@ -225,6 +242,7 @@ class Reference {
 
   const ModelConfig& model_;
   const TensorsByName& params_;
+  const std::vector<at::Tensor> choices_;
   i64 num_sequences_, seq_len_;
   std::string prefix_;
   std::vector<RouterRecord> routers_;
@@ -264,7 +282,8 @@ at::Tensor balance_loss(const ModelConfig& model, const std::vector<RouterRecord
 }  // namespace
 
 ReferenceResult reference_step(const ModelConfig& model, const TensorsByName& params,
-                               const at::Tensor& tokens_BS, const at::Tensor& targets_BS, i64 aux_group) {
+                               const at::Tensor& tokens_BS, const at::Tensor& targets_BS, i64 aux_group,
+                               const std::vector<at::Tensor>& choices) {
   const at::AutoGradMode mode(true);
   TensorsByName leaves;
   std::vector<std::string> names;
@@ -276,7 +295,7 @@ ReferenceResult reference_step(const ModelConfig& model, const TensorsByName& pa
     names.push_back(name);
     inputs.push_back(leaves[name]);
   }
-  Reference reference(model, leaves, tokens_BS.size(0), tokens_BS.size(1));
+  Reference reference(model, leaves, tokens_BS.size(0), tokens_BS.size(1), choices);
   const at::Tensor logits = reference.logits(tokens_BS);
   const at::ScalarType wide = logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   at::Tensor loss =

@@ -3,6 +3,7 @@
 
 #include <map>
 #include <string>
+#include <vector>
 
 #include "hetermoe/base/types.h"
 #include "hetermoe/model/model_config.h"
@@ -21,9 +22,11 @@ struct ReferenceResult {
 
 /// tokens_BS, targets_BS: int64 [B, seq_len], target -100 = not counted. The load-balancing loss
 /// (model.aux_loss_coef) is computed over each group of `aux_group` consecutive sequences (0 = all together),
-/// over all MoE layers jointly, and averaged weighted by tokens.
+/// over all MoE layers jointly, and averaged weighted by tokens. choices: of routing replay, [num_layers]
+/// integers [B, seq_len, K], see StepInput; empty = the routers choose.
 ReferenceResult reference_step(const ModelConfig& model, const TensorsByName& params,
-                               const at::Tensor& tokens_BS, const at::Tensor& targets_BS, i64 aux_group = 0);
+                               const at::Tensor& tokens_BS, const at::Tensor& targets_BS, i64 aux_group = 0,
+                               const std::vector<at::Tensor>& choices = {});
 
 /// Logits [B, S, V] of the same model, without gradients.
 at::Tensor reference_logits(const ModelConfig& model, const TensorsByName& params,

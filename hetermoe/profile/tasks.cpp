@@ -111,7 +111,7 @@ struct AttentionData {
 
   bool moe() const { return model.is_moe(layer); }
   void forward(KeepGraph keep, const at::Tensor& choice) {
-    out = attention_forward(model, layer, state, y, seq_len, keep, choice);
+    out = attention_forward(model, layer, state, y, seq_len, keep, {choice});
   }
   void route() {
     if (moe()) routed = split_by_owner(out.topk_TK.to(at::kCPU), owners, kProfiledOwners, RowDedup::kOn);

@@ -100,6 +100,8 @@ class RoutingTrace {
   i64 num_frames() const;  ///< whole frames, those of kind END included
   /// Throws InputError for a step that is not among steps(), and for ids, weights or sizes that cannot be.
   TraceStep read(i64 step) const;
+  /// As read(), but only the sequences: choices, weights and counts are empty.
+  TraceStep read_sequences(i64 step) const;
 
  private:
   struct Content;

@@ -162,7 +162,7 @@ class StepReader {
 
 }  // namespace
 
-TraceStep RoutingTrace::read(i64 step) const {
+TraceStep RoutingTrace::read_sequences(i64 step) const {
   const Content& content = *content_;
   if (!std::binary_search(content.steps.begin(), content.steps.end(), step))
     fail<InputError>(content.path.string(),
@@ -171,11 +171,18 @@ TraceStep RoutingTrace::read(i64 step) const {
   TraceStep out;
   out.step = step;
   StepReader reader(content.header, out);
-  const std::vector<TraceFrame>& all = content.frames.at(step);
-  for (const TraceFrame& frame : all) {
+  for (const TraceFrame& frame : content.frames.at(step)) {
     if (frame.kind == frames::kSequences) reader.sequences(frame, *content.files[frame.file]);
   }
   index_tokens(out);
+  return out;
+}
+
+TraceStep RoutingTrace::read(i64 step) const {
+  const Content& content = *content_;
+  TraceStep out = read_sequences(step);
+  StepReader reader(content.header, out);
+  const std::vector<TraceFrame>& all = content.frames.at(step);
   const std::vector<i64>& layers = content.header.layers;
   out.choices.resize(layers.size());
   out.weights.resize(layers.size());

@@ -236,8 +236,20 @@ struct RunOptions {
   }
 };
 
+/// What becomes of tokens whose choice a replayed trace lacks.
+enum class ReplayGaps { kRefuse, kChoose };
+template <>
+struct EnumNames<ReplayGaps> {
+  static const std::vector<std::string>& names() {
+    static const std::vector<std::string> all = names_of_all<ReplayGaps>({"refuse", "choose"});
+    return all;
+  }
+};
+
 struct RoutingOptions {
   std::string record;
+  std::string replay;
+  ReplayGaps replay_gaps = ReplayGaps::kRefuse;
   i64 every = 1;
   TraceDetail detail = TraceDetail::kChoices;
   bool weights = false;
@@ -250,6 +262,12 @@ struct RoutingOptions {
     v("detail", detail,
       "choices: which experts each token chose; counts: how many tokens of each sequence chose each expert");
     v("weights", weights, "record the routing weights, too");
+    v("replay", replay,
+      "a trace whose choices are taken in place of the routers': the same experts for the same sequences of "
+      "the data; weights and gradients are of today. Empty = the routers choose");
+    v("replay_gaps", replay_gaps,
+      "sequences or tokens that the replayed trace lacks: refuse ends the run before the step; choose leaves "
+      "them to the routers");
   }
 };
 

@@ -113,6 +113,7 @@ Trainer::Trainer(const Job& job, ModelConfig model, Cluster cluster, Plan plan, 
       stragglers_(kinds_of(cluster_, first_plan_), job.train.straggler_share),
       spikes_(job.train.spike_sigma) {
   prepare_weights();
+  if (!job_.routing.replay.empty()) route_replay_ = std::make_unique<RouteReplay>(job_, model_);
   if (checkpoints != Checkpoints::kOn) return;
   writer_.emplace(checkpoint_folder(job.output), job.checkpoint);
   if (processes.alone()) return;
@@ -319,22 +320,20 @@ Timeline Trainer::whole_timeline() const {
 
 StepRecord Trainer::train_one(i64 step) {
   const TrainOptions& train = job_.train;
-  const Batch batch = train_.batch(next_sequence_, train.sequences);
+  StepInput input = input_of(train_, step, next_sequence_);
   next_sequence_ += train.sequences;
-  StepInput input;
-  input.step = step;
-  input.tokens = batch.tokens;
-  input.targets = batch.targets;
-  input.target_count = batch.target_count;
   input.learning_rate =
       learning_rate_at({train.learning_rate, train.final_share, train.warmup_steps, train.steps}, step);
   input.max_grad_norm = train.max_grad_norm;
   input.loss_scale = loss_scale_.value();
   input.adamw = {train.beta1, train.beta2, train.adam_eps, train.weight_decay};
+  if (route_replay_)
+    input.choices = route_replay_->choices(next_sequence_ - train.sequences, train.sequences);
   const bool records = recorder_ && recorder_->records(step);
   if (records) input.routes = recorder_.get();
   const auto begin = std::chrono::steady_clock::now();
   last_ = session_->train_step(input);
+  if (route_replay_) route_replay_->check_counts(last_.counts_LE);
   if (records) recorder_->write(step, next_sequence_ - train.sequences, plan());
   const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - begin;
   const Timeline timeline = session_->executor().timeline();
@@ -354,6 +353,7 @@ StepRecord Trainer::train_one(i64 step) {
   record.expert_max_over_mean = max_over_mean(copies);
   if (!routing_watch_) routing_watch_.emplace(*priced_->truth, priced_->placement, model_, cluster_);
   record.routing = routing_watch_->of(copies);
+  if (route_replay_) record.replayed = route_replay_->coverage();
   const std::vector<double> busy = busy_share(timeline);
   record.attention_wait = waiting(timeline, busy, "attention");
   record.expert_wait = waiting(timeline, busy, "expert");
@@ -363,20 +363,25 @@ StepRecord Trainer::train_one(i64 step) {
   return record;
 }
 
+/// Of sequences first, first + 1, ... of the sampler: as many as a step has, so that the plan's shares serve.
+StepInput Trainer::input_of(const Sampler& sampler, i64 step, i64 first) const {
+  const Batch batch = sampler.batch(first, job_.train.sequences);
+  StepInput input;
+  input.step = step;
+  input.tokens = batch.tokens;
+  input.targets = batch.targets;
+  input.target_count = batch.target_count;
+  return input;
+}
+
 double Trainer::validate() {
   const TrainOptions& train = job_.train;
   double sum = 0, targets = 0;
-  // Whole batches of the plan's size, so that the plan's shares serve.
   const i64 batches = std::max<i64>(1, train.validation_sequences / train.sequences);
   for (i64 b = 0; b < batches; ++b) {
-    const Batch batch = validation_->batch(b * train.sequences, train.sequences);
-    StepInput input;
-    input.step = b;
-    input.tokens = batch.tokens;
-    input.targets = batch.targets;
-    input.target_count = batch.target_count;
+    const StepInput input = input_of(*validation_, b, b * train.sequences);
     sum += session_->evaluate(input).loss;
-    targets += real(batch.target_count);
+    targets += real(input.target_count);
   }
   double all = 0;
   for (const std::string& text : processes_.gather(fmt::format("{}", sum))) all += std::stod(text);

@@ -17,6 +17,7 @@
 #include "hetermoe/train/presence.h"
 #include "hetermoe/train/priced_plan.h"
 #include "hetermoe/train/route_recorder.h"
+#include "hetermoe/train/route_replay.h"
 #include "hetermoe/train/session.h"
 #include "hetermoe/train/start.h"
 #include "hetermoe/weights/hf_export.h"
@@ -37,6 +38,7 @@ struct StepRecord {
   double tokens_per_s = 0;          ///< in the clock's seconds
   double expert_max_over_mean = 0;  ///< worst layer
   StepRouting routing;              ///< under the plan in force, means over layers
+  std::optional<double> replayed;   ///< share of the choices that came from routing.replay
   double attention_wait = 0,
          expert_wait = 0;  ///< share of the step in which a role's compute lanes do nothing
   Seconds step_s = 0;      ///< in the clock's seconds
@@ -91,6 +93,14 @@ struct TrainOutcome {
   std::optional<PaceReport> pace;
 };
 
+/// What Trainer::record_routes recorded.
+struct RecordedRoutes {
+  i64 steps_done = 0;  ///< of the run whose weights routed, 0 = it had not begun
+  i64 first_sequence = 0;
+  i64 steps = 0;
+  double loss = 0;  ///< cross entropy, mean over counted targets of all
+};
+
 /// The prediction for a plan: even routing, contention included.
 struct PredictedStep {
   Timeline timeline;
@@ -127,6 +137,9 @@ class Trainer {
   /// Trains from a checkpoint, or from the start when there is none, up to and including step `step` (1 = the
   /// first) and returns that step. Writes nothing.
   StepRecord replay_step(const std::optional<FoundCheckpoint>& checkpoint, i64 step);
+  /// Writes the trace routing.record of the next `steps` batches by forward passes: with the weights of the
+  /// checkpoint, or those of the start when there is none. Nothing is trained.
+  RecordedRoutes record_routes(const std::optional<FoundCheckpoint>& checkpoint, i64 steps);
 
   Session& session() { return *session_; }
   const Plan& plan() const { return priced_->plan; }  ///< in force
@@ -157,6 +170,8 @@ class Trainer {
   Timeline whole_timeline() const;
   void save(i64 steps_done);
   StepRecord train_one(i64 step);
+  i64 go_back_to(const std::optional<FoundCheckpoint>& checkpoint);
+  StepInput input_of(const Sampler& sampler, i64 step, i64 first) const;
   double validate();
   void set_paced(PaceReport& pace, Seconds wall);
   Seconds replay();
@@ -181,6 +196,7 @@ class Trainer {
   std::string attempt_;  ///< names this start among those that write the same folder
   std::string run_;      ///< of checkpoints: that of the start from which all others went on
   std::unique_ptr<RouteRecorder> recorder_;    ///< of the run that goes on, where it records
+  std::unique_ptr<RouteReplay> route_replay_;  ///< where choices are replayed
   std::optional<RoutingWatch> routing_watch_;  ///< of the plan in force, made at the first step
   LossScale loss_scale_;
   StragglerWatch stragglers_;

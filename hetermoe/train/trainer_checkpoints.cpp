@@ -74,28 +74,54 @@ void Trainer::save(i64 steps_done) {
   saved_step_ = steps_done;
 }
 
-StepRecord Trainer::replay_step(const std::optional<FoundCheckpoint>& checkpoint, i64 step) {
-  i64 done = 0;
-  if (checkpoint) {
-    load_checkpoint(*checkpoint, model_, session_->states());
-    go_over_to(plan_after(checkpoint->info));
-    done = checkpoint->info.step;
-    next_sequence_ = checkpoint->info.sequences;
-    loss_scale_.restore(checkpoint->info.loss_scale);
-    if (checkpoint->info.text != text_checksum_ || checkpoint->info.seed != job_.train.seed) {
-      fail<InputError>(checkpoint->path.string(),
-                       "the training text or the seed is not that of the checkpoint: the step cannot be "
-                       "repeated");
-    }
+/// The run as it was after the checkpoint, or at its start when there is none. Returns the steps done.
+i64 Trainer::go_back_to(const std::optional<FoundCheckpoint>& checkpoint) {
+  if (!checkpoint) {
+    TrainOutcome unheard;
+    start_weights(unheard);
+    return 0;
   }
+  load_checkpoint(*checkpoint, model_, session_->states());
+  go_over_to(plan_after(checkpoint->info));
+  next_sequence_ = checkpoint->info.sequences;
+  loss_scale_.restore(checkpoint->info.loss_scale);
+  return checkpoint->info.step;
+}
+
+StepRecord Trainer::replay_step(const std::optional<FoundCheckpoint>& checkpoint, i64 step) {
+  if (checkpoint && (checkpoint->info.text != text_checksum_ || checkpoint->info.seed != job_.train.seed)) {
+    fail<InputError>(checkpoint->path.string(),
+                     "the training text or the seed is not that of the checkpoint: the step cannot be "
+                     "repeated");
+  }
+  i64 done = go_back_to(checkpoint);
   StepRecord record;
   TrainOutcome changes;
-  if (!checkpoint) start_weights(changes);
   while (done < step) {
     change_plan_before(done, changes);
     record = train_one(done++);
   }
   return record;
+}
+
+RecordedRoutes Trainer::record_routes(const std::optional<FoundCheckpoint>& checkpoint, i64 steps) {
+  RecordedRoutes out;
+  out.steps_done = go_back_to(checkpoint);
+  out.first_sequence = next_sequence_;
+  RouteRecorder recorder(job_, model_, processes_, 0);
+  double sum = 0, targets = 0;
+  for (i64 step = out.steps_done; step < out.steps_done + steps && stop_asked() == 0; ++step) {
+    StepInput input = input_of(train_, step, next_sequence_);
+    input.routes = &recorder;
+    sum += session_->evaluate(input).loss;
+    targets += real(input.target_count);
+    recorder.write(step, next_sequence_, plan());
+    next_sequence_ += job_.train.sequences;
+    ++out.steps;
+  }
+  recorder.finish();
+  out.loss = out.steps > 0 ? sum / targets : 0;
+  return out;
 }
 
 }  // namespace hetermoe

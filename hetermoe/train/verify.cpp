@@ -116,10 +116,11 @@ VerifyResult verify_plan(const Job& job, const ModelConfig& model, const Cluster
   input.tokens = batch.tokens;
   input.targets = batch.targets;
   input.target_count = batch.target_count;
+  if (!job.routing.replay.empty()) input.choices = RouteReplay(job, model).choices(0, batch.tokens.size(0));
   const StepResult step = session.train_step(input);
   const TensorsByName gradients = on_cpu(session.gradients());
   const ReferenceResult reference =
-      reference_step(model, values, batch.tokens, batch.targets, job.train.aux_group);
+      reference_step(model, values, batch.tokens, batch.targets, job.train.aux_group, input.choices);
 
   VerifyResult result;
   result.loss = step.loss + step.aux_loss;

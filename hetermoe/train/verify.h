@@ -25,7 +25,7 @@ struct VerifyResult {
 
 /// Runs one step of the job's plan in fp64 and compares the loss and every gradient with the single-device
 /// reference, which is computed on the CPU; the plan runs where run.device says. The job's batch is taken as
-/// it is; reduce train.sequences and seq_len for big models.
+/// it is; reduce train.sequences and seq_len for big models. With routing.replay both take its choices.
 VerifyResult verify_plan(const Job& job, const ModelConfig& model, const Cluster& cluster, Plan plan,
                          const Batch& batch);
 

@@ -55,7 +55,7 @@ TEST(RoutingCommand, MakesTracesOfTheGiniCoefficientThatIsAskedFor) {
 }
 
 TEST(RoutingCommand, EveryCommandBelowHasHelpWithAnExampleAndJson) {
-  for (const std::string name : {"analyse", "balance", "import", "make"}) {
+  for (const std::string name : {"analyse", "balance", "import", "make", "record"}) {
     const ProgramResult result = run_hetermoe({"routing", name, "--help"});
     EXPECT_EQ(result.code, 0) << name;
     EXPECT_TRUE(contains(result.out, "Example:\n  hetermoe routing " + name)) << result.out;
@@ -121,6 +121,24 @@ TEST(RoutingCommand, TrainRecordsWhatAnalyseReads) {
   const ProgramResult shown = run_hetermoe({"routing", "analyse", path, "--json"});
   ASSERT_EQ(shown.code, 0) << shown.err;
   EXPECT_EQ(parse_json(shown.out, "output").at("steps"), 3);
+}
+
+TEST(RoutingCommand, WhatIsRecordedAheadIsReplayed) {
+  const WorkFolder folder;
+  const std::string path = folder / "ahead.routes";
+  const ProgramResult recorded = run_with_job({"routing", "record", "--steps", "2", "-o", path, "--json"},
+                                              {"--output", folder / "none"});
+  ASSERT_EQ(recorded.code, 0) << recorded.err;
+  EXPECT_EQ(parse_json(recorded.out, "output").at("steps"), 2);
+  const ProgramResult trained =
+      run_hetermoe(train_words(folder, {"--routing.replay", path, "--train.steps", "2"}));
+  ASSERT_EQ(trained.code, 0) << trained.err;
+  const std::string metrics = read_text(folder / "run/metrics.jsonl");
+  EXPECT_EQ(Json::parse(metrics.substr(0, metrics.find('\n'))).at("replayed"), 1.0);
+  const ProgramResult longer =
+      run_hetermoe(train_words(folder, {"--routing.replay", path, "--train.steps", "3"}));
+  EXPECT_EQ(longer.code, 2);
+  EXPECT_TRUE(contains(longer.err, "sequence 8 of the data is not in the trace")) << longer.err;
 }
 
 class BadRouting : public ::testing::Test {

@@ -38,6 +38,18 @@ TEST(Mpi, RanksRecordTheTraceOfOneProcess) {
     EXPECT_EQ(got.steps().size(), 6U);
   }
   job->gather("");
+  // Replay: the trace of all ranks forces a run of all ranks, whose own record is the same.
+  TinyRun replayed = run_of("replayed");
+  replayed.job.routing.replay = (folder / "part.routes").string();
+  const TrainOutcome out =
+      Trainer(replayed.job, replayed.model, replayed.cluster, replayed.plan, text, *job).run();
+  for (const StepRecord& record : out.records) EXPECT_EQ(record.replayed, 1.0);
+  job->gather("");
+  if (job->rank() == 0) {
+    const RoutingTrace expected(folder / "part.routes"), got(folder / "replayed.routes");
+    for (const i64 step : got.steps()) EXPECT_EQ(got.read(step).choices, expected.read(step).choices) << step;
+  }
+  job->gather("");
 }
 
 }  // namespace

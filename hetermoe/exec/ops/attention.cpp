@@ -30,12 +30,20 @@ KeepGraph graph_for_backward(const OpContext& d, const Op& op) {
   return d.p.leaves_weights(op.kind, op.layer) ? KeepGraph::kLeavesWeights : KeepGraph::kYes;
 }
 
+/// Of routing replay: the recorded choices of this device's tokens.
+GivenChoice replayed(const OpContext& d, const Op& op) {
+  if (d.input->choices.empty() || !d.p.is_moe(op.layer)) return {};
+  const at::Tensor ids = d.rows_of(d.input->choices[idx(op.layer)], op, op.layer);
+  const bool has_gaps = ids.lt(0).any().item<bool>();
+  return {ids.view({-1, d.model.top_k}).to(d.where(), at::kLong), has_gaps};
+}
+
 void forward(OpContext& d, const Op& op) {
   const at::Tensor y = d.take_input(op, op.layer);
   LayerSlot& slot = d.slots.layer(op.layer, op.microbatch);
-  AttentionOutput out =
-      attention_forward(d.model, op.layer, d.state.attention(op.layer), y, d.p.plan().seq_len,
-                        d.keeps_activations(op) ? graph_for_backward(d, op) : KeepGraph::kNo);
+  AttentionOutput out = attention_forward(
+      d.model, op.layer, d.state.attention(op.layer), y, d.p.plan().seq_len,
+      d.keeps_activations(op) ? graph_for_backward(d, op) : KeepGraph::kNo, replayed(d, op));
   slot.residual = out.u_TD;
   slot.graph = std::move(out.graph);
   if (!d.p.is_moe(op.layer)) return;
@@ -52,7 +60,7 @@ void forward(OpContext& d, const Op& op) {
 void recompute(OpContext& d, const Op& op) {
   LayerSlot& slot = d.slots.layer(op.layer, op.microbatch);
   AttentionOutput out = attention_forward(d.model, op.layer, d.state.attention(op.layer), slot.hidden,
-                                          d.p.plan().seq_len, graph_for_backward(d, op), slot.topk);
+                                          d.p.plan().seq_len, graph_for_backward(d, op), {slot.topk});
   slot.graph = std::move(out.graph);
   if (d.p.recompute(op.group, op.layer) == Recompute::kResend) slot.send = out.x_TD;
 }

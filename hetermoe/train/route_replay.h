@@ -1,0 +1,45 @@
+#pragma once
+#include <ATen/ATen.h>
+
+#include <unordered_map>
+#include <vector>
+
+#include "hetermoe/routing/trace.h"
+#include "hetermoe/train/job.h"
+
+namespace hetermoe {
+
+/// Routing replay: gives each step the recorded choices of its sequences, found by their index in the data.
+class RouteReplay {
+ public:
+  /// Opens routing.replay. Throws IoError, and InputError when the trace is damaged, of another model, or has
+  /// a sequence twice.
+  RouteReplay(const Job& job, const ModelConfig& model);
+
+  /// For StepInput::choices, of `count` sequences from number `first` of the run. Throws InputError that
+  /// names sequence and layer for choices that are not there, unless routing.replay_gaps allows them.
+  std::vector<at::Tensor> choices(i64 first, i64 count);
+  /// Share of the choices of the last call that came from the trace.
+  double coverage() const { return coverage_; }
+  /// counts_LE: as the routers of the step counted them that took the last call's choices. Throws when they
+  /// are others than the trace's: then the replay was none.
+  void check_counts(const at::Tensor& counts_LE) const;
+
+ private:
+  struct Place {
+    i64 step, position;  // of a sequence in the trace
+  };
+  const TraceStep& step_of(i64 sequence, const Place& place);
+  void add_sequence(i64 sequence, i64 row, std::vector<at::Tensor>& out);
+  void refuse_gap(const std::string& what) const;
+
+  const RoutingOptions options_;
+  const i64 num_layers_, seq_len_;
+  RoutingTrace trace_;
+  std::unordered_map<i64, Place> places_;  // by index in the data
+  TraceStep step_;                         // the one that was read last
+  std::vector<at::Tensor> taken_;          // what the last choices() gave
+  double coverage_ = 0;
+};
+
+}  // namespace hetermoe
