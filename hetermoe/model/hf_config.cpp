@@ -1,21 +1,19 @@
 // Reading and writing config.json of Hugging Face transformers. Key names, defaults of missing keys and which
 // keys count follow the configuration classes of transformers 4 and 5 (configuration_<family>.py).
+#include <algorithm>
 #include <cmath>
-#include <initializer_list>
-#include <limits>
 
+#include "hetermoe/model/hf_reader.h"
+#include "hetermoe/model/hf_rope.h"
 #include "hetermoe/model/model_config.h"
-#include "hetermoe/model/op_cost.h"
 
 namespace hetermoe {
 namespace {
 
 // No real model reaches these bounds. They keep products of sizes inside 64 bits, and they refuse nonsense
 // before memory is allocated for it.
-constexpr i64 kMaxWidth = i64{1} << 24;
 constexpr i64 kMaxExperts = i64{1} << 16;
 constexpr i64 kMaxLayers = i64{1} << 14;
-constexpr i64 kMaxPositions = i64{1} << 40;
 constexpr double kMaxParameters = 1e17;
 
 /// What a configuration class assumes for keys that the file does not have.
@@ -27,6 +25,9 @@ struct Family {
   double aux_loss_coef;
   bool normalize_top_k;
   QkNorm qk_norm;
+  bool has_experts = true;
+  i64 head_dim = 0;  ///< 0 = hidden size / heads
+  i64 window = 0;    ///< 0 = every token attends to all before it
 };
 
 const std::vector<Family>& families() {
@@ -36,69 +37,14 @@ const std::vector<Family>& families() {
       {"olmoe", "OlmoeForCausalLM", 4096, 1e-5, 1e4, 0, 0.01, false, QkNorm::kWhole},
       {"deepseek_v2", "DeepseekV2ForCausalLM", 2048, 1e-6, 1e4, 0, 0, false, QkNorm::kNone},
       {"deepseek_v3", "DeepseekV3ForCausalLM", 4096, 1e-6, 1e4, 0, 0, true, QkNorm::kNone},
+      {"llama", "LlamaForCausalLM", 2048, 1e-6, 1e4, 0, 0, true, QkNorm::kNone, false},
+      {"qwen3", "Qwen3ForCausalLM", 32768, 1e-6, 1e4, 32, 0, true, QkNorm::kPerHead, false, 128, 4096},
+      {"mistral", "MistralForCausalLM", 131072, 1e-6, 1e4, 8, 0, true, QkNorm::kNone, false, 0, 4096},
   };
   return all;
 }
 
 bool is_deepseek(const std::string& model_type) { return model_type.starts_with("deepseek_"); }
-
-using Names = std::initializer_list<const char*>;
-
-/// Typed access to the keys of one config.json. A key that holds null counts as missing, as in transformers.
-class HfReader {
- public:
-  HfReader(const Json& config, const std::string& file) : config_(config), file_(file) {
-    if (!config.is_object()) detail::wrong_type(file, config, "an object, as in a Hugging Face config.json");
-  }
-
-  std::string where(const std::string& key) const { return file_ + " " + key; }
-  bool has(const char* key) const { return config_.contains(key); }
-  const Json* find(const char* key) const {
-    const auto found = config_.find(key);
-    return found == config_.end() || found->is_null() ? nullptr : &*found;
-  }
-
-  /// The value of any of several names of one setting; names that disagree are an error.
-  template <class T>
-  std::optional<T> read(Names names, const Range& range = {}) const {
-    std::optional<T> value;
-    std::string first;
-    for (const char* name : names) {
-      const Json* json = find(name);
-      if (!json) continue;
-      T item{};
-      read_value(*json, item, where(name), range);
-      if (value && *value != item) {
-        fail<ConfigError>(where(name), "two names of one setting disagree: got {} here and {} in \"{}\"",
-                          item, *value, first);
-      }
-      value = item;
-      first = name;
-    }
-    return value;
-  }
-  template <class T>
-  T read_or(Names names, T missing, const Range& range = {}) const {
-    return read<T>(names, range).value_or(missing);
-  }
-  i64 size(Names names, i64 max = kMaxWidth) const {
-    const std::optional<i64> value = read<i64>(names, between(1, static_cast<double>(max)));
-    if (!value) {
-      std::string aliases;
-      for (const char* name : names)
-        aliases += name == *names.begin() ? "" : fmt::format(" (or \"{}\")", name);
-      fail<ConfigError>(where(*names.begin()), "missing{}: expected an integer from 1 to {}", aliases, max);
-    }
-    return *value;
-  }
-  i64 size_or(Names names, i64 missing, i64 max = kMaxWidth) const {
-    return read<i64>(names, between(1, static_cast<double>(max))).value_or(missing);
-  }
-
- private:
-  const Json& config_;
-  const std::string& file_;
-};
 
 const Family& family_of(const HfReader& in) {
   const std::string type = in.read_or<std::string>({"model_type"}, "");
@@ -117,39 +63,6 @@ const Family& family_of(const HfReader& in) {
 
 // --- the pieces of a model ---
 
-/// rope_theta stands at the top (transformers 4) or in rope_parameters (5); both dictionaries are treated
-/// alike.
-void read_rope(const HfReader& in, const Family& family, ModelConfig& out) {
-  std::optional<double> theta = in.read<double>({"rope_theta"}, above(0));
-  for (const char* key : {"rope_parameters", "rope_scaling"}) {
-    const Json* dictionary = in.find(key);
-    if (!dictionary) continue;
-    if (!dictionary->is_object()) detail::wrong_type(in.where(key), *dictionary, "an object or null");
-    const std::string file = in.where(key);
-    const HfReader inner(*dictionary, file);
-    const std::string type = inner.read_or<std::string>({"rope_type", "type"}, "default");
-    if (type != "default") {
-      out.unsupported.push_back(
-          fmt::format("{}: got type \"{}\", expected plain rotary embedding", key, type));
-    }
-    if (inner.read_or<double>({"partial_rotary_factor"}, 1.0) != 1.0) {
-      out.unsupported.push_back(fmt::format("{}.partial_rotary_factor: expected 1", key));
-    }
-    for (const auto& [name, value] : dictionary->items()) {
-      if (!value.is_object()) continue;
-      out.unsupported.push_back(
-          fmt::format("{}.{}: got settings per layer type, expected one for all", key, name));
-    }
-    const std::optional<double> here = inner.read<double>({"rope_theta"}, above(0));
-    if (here && theta && *here != *theta) {
-      fail<ConfigError>(inner.where("rope_theta"),
-                        "two names of one setting disagree: got {} here and {} elsewhere", *here, *theta);
-    }
-    if (here) theta = here;
-  }
-  out.rope_theta = theta.value_or(family.rope_theta);
-}
-
 void read_trunk(const HfReader& in, const Family& family, ModelConfig& out) {
   out.vocab = in.size({"vocab_size"});
   out.hidden = in.size({"hidden_size"});
@@ -158,7 +71,7 @@ void read_trunk(const HfReader& in, const Family& family, ModelConfig& out) {
   out.norm_eps = in.read_or<double>({"rms_norm_eps"}, family.norm_eps, at_least(0));
   out.tie_embeddings = in.read_or<bool>({"tie_word_embeddings"}, false);
   out.init_std = in.read_or<double>({"initializer_range"}, 0.02, at_least(0));
-  read_rope(in, family, out);
+  read_rope(in, family.rope_theta, out);
 }
 
 void read_gqa(const HfReader& in, const Family& family, ModelConfig& out) {
@@ -172,7 +85,7 @@ void read_gqa(const HfReader& in, const Family& family, ModelConfig& out) {
                       "does not divide num_attention_heads: got {}{}, expected a divisor of {}",
                       out.num_kv_heads, given ? "" : " (default of a missing key)", out.num_heads);
   }
-  out.head_dim = in.size_or({"head_dim"}, 0);
+  out.head_dim = in.size_or({"head_dim"}, in.has("head_dim") ? 0 : family.head_dim);
   if (out.head_dim == 0) {
     if (out.hidden % out.num_heads != 0) {
       fail<ConfigError>(in.where("num_attention_heads"),
@@ -233,6 +146,11 @@ void read_dense_layers(const HfReader& in, ModelConfig& out) {
     fail<ConfigError>(in.where("num_hidden_layers"),
                       "all {} layers are dense, expected at least one with experts", out.num_layers);
   }
+}
+
+void read_dense(const HfReader& in, ModelConfig& out) {
+  out.dense_layer.assign(static_cast<std::size_t>(out.num_layers), true);
+  out.dense_hidden = in.size({"intermediate_size"});
 }
 
 void read_experts(const HfReader& in, ModelConfig& out) {
@@ -335,18 +253,44 @@ void read_router(const HfReader& in, const Family& family, ModelConfig& out) {
   }
 }
 
-/// Sliding windows: Mixtral's key acts when it is a number, Qwen3's only with use_sliding_window. A window as
-/// long as the context changes nothing.
-void check_window(const HfReader& in, ModelConfig& out) {
-  const std::optional<i64> window =
-      in.read<i64>({"sliding_window"}, between(1, static_cast<double>(kMaxPositions)));
-  bool active = out.model_type == "mixtral";
-  if (out.model_type == "qwen3_moe") active = in.read_or<bool>({"use_sliding_window"}, false);
-  if (active && window && *window < out.max_positions) {
-    out.unsupported.push_back(
-        fmt::format("sliding_window: got {}, expected null or at least {} "
-                    "(max_position_embeddings)",
-                    *window, out.max_positions));
+/// Per layer, as Qwen3 has it: layer_types, or the layers from max_window_layers on.
+void read_sliding_layers(const HfReader& in, ModelConfig& out) {
+  const auto layers = static_cast<std::size_t>(out.num_layers);
+  const Json* types = in.find("layer_types");
+  if (types == nullptr) {
+    const i64 first = in.read_or<i64>({"max_window_layers"}, 28, between(0, static_cast<double>(kMaxWidth)));
+    for (std::size_t l = 0; l < layers; ++l) out.sliding_layer.push_back(static_cast<i64>(l) >= first);
+  } else {
+    std::vector<std::string> names;
+    read_value(*types, names, in.where("layer_types"));
+    if (names.size() != layers)
+      fail<ConfigError>(in.where("layer_types"), "got {} entries, expected one for each of the {} layers",
+                        names.size(), layers);
+    for (const std::string& name : names) {
+      out.sliding_layer.push_back(name == "sliding_attention");
+      if (name == "sliding_attention" || name == "full_attention") continue;
+      out.unsupported.push_back(
+          fmt::format("layer_types: got \"{}\", expected \"full_attention\" or \"sliding_attention\"", name));
+    }
+  }
+  if (std::find(out.sliding_layer.begin(), out.sliding_layer.end(), true) != out.sliding_layer.end()) return;
+  out.sliding_layer.clear();
+  out.sliding_window = 0;
+}
+
+/// Sliding windows: Mixtral's and Mistral's key acts when it is a number, Qwen's only with
+/// use_sliding_window. A window as long as the context changes nothing.
+void read_window(const HfReader& in, const Family& family, ModelConfig& out) {
+  const bool qwen = out.model_type == "qwen3_moe" || out.model_type == "qwen3";
+  const bool active = qwen ? in.read_or<bool>({"use_sliding_window"}, false)
+                           : out.model_type == "mixtral" || out.model_type == "mistral";
+  const i64 missing = in.has("sliding_window") ? 0 : family.window;
+  const i64 window =
+      in.read<i64>({"sliding_window"}, between(1, static_cast<double>(kMaxPositions))).value_or(missing);
+  if (active && window > 0 && window < out.max_positions) {
+    out.sliding_window = window;
+    if (out.model_type == "qwen3") read_sliding_layers(in, out);
+    return;
   }
   if (const Json* types = in.find("layer_types"); types && types->is_array()) {
     for (const Json& type : *types) {
@@ -366,7 +310,6 @@ void check_arithmetic(const HfReader& in, ModelConfig& out) {
   expect_number(in, "router_jitter_noise", 0, out);
   expect_number(in, "partial_rotary_factor", 1, out);
   if (is_deepseek(out.model_type)) expect_number(in, "moe_layer_freq", 1, out);
-  check_window(in, out);
   if (const Json* quantization = in.find("quantization_config")) {
     const auto method = quantization->find("quant_method");
     // FP8 with a factor for each block: weights are read as the products, and what is trained is not
@@ -432,13 +375,26 @@ void write_deepseek(const ModelConfig& m, Json& out) {
   if (m.aux_loss_coef > 0) out["router_aux_loss_coef"] = m.aux_loss_coef;
 }
 
+void write_window(const ModelConfig& m, Json& out) {
+  out["sliding_window"] = m.sliding_window > 0 ? Json(m.sliding_window) : Json(nullptr);
+  if (m.model_type.starts_with("qwen3") && m.sliding_window > 0) out["use_sliding_window"] = true;
+  if (m.sliding_layer.empty()) return;
+  out["layer_types"] = Json::array();
+  for (const bool slides : m.sliding_layer)
+    out["layer_types"].push_back(slides ? "sliding_attention" : "full_attention");
+}
+
 void write_gqa(const ModelConfig& m, Json& out) {
   out["head_dim"] = m.head_dim;
+  if (m.model_type == "mixtral" || m.model_type == "mistral" || m.sliding_window > 0) write_window(m, out);
+  if (m.num_experts == 0) {
+    out["intermediate_size"] = m.dense_hidden;
+    return;
+  }
   out["router_aux_loss_coef"] = m.aux_loss_coef;
   if (m.model_type == "mixtral") {
     out["intermediate_size"] = m.expert_hidden;
     out["num_local_experts"] = m.num_experts;
-    out["sliding_window"] = nullptr;
     return;
   }
   out["num_experts"] = m.num_experts;
@@ -480,8 +436,14 @@ ModelConfig model_from_hf(const Json& config, const std::string& where) {
   } else {
     read_gqa(in, family, out);
   }
-  read_experts(in, out);
-  read_router(in, family, out);
+  if (family.has_experts) {
+    read_experts(in, out);
+    read_router(in, family, out);
+  } else {
+    read_dense(in, out);
+  }
+  read_window(in, family, out);
+  check_rope(in, out);
   check_arithmetic(in, out);
   check_total(where, out);
   return out;
@@ -500,11 +462,11 @@ Json to_hf(const ModelConfig& model) {
   out["num_hidden_layers"] = model.num_layers;
   out["num_attention_heads"] = model.num_heads;
   out["num_key_value_heads"] = model.num_kv_heads;
-  out["num_experts_per_tok"] = model.top_k;
+  if (model.num_experts > 0) out["num_experts_per_tok"] = model.top_k;
   out["max_position_embeddings"] = model.max_positions;
   out["hidden_act"] = "silu";
   out["rms_norm_eps"] = model.norm_eps;
-  out["rope_theta"] = model.rope_theta;
+  write_rope(model, out);
   out["initializer_range"] = model.init_std;
   out["tie_word_embeddings"] = model.tie_embeddings;
   out["attention_bias"] = false;

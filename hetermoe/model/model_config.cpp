@@ -1,6 +1,7 @@
 #include "hetermoe/model/model_config.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "hetermoe/base/paths.h"
 
@@ -26,6 +27,27 @@ const std::vector<std::string>& EnumNames<GroupScore>::names() {
 
 i64 ModelConfig::num_moe_layers() const {
   return static_cast<i64>(std::count(dense_layer.begin(), dense_layer.end(), false));
+}
+
+ModelConfig first_layers(const ModelConfig& model, i64 layers) {
+  ModelConfig out = model;
+  out.num_layers = layers;
+  out.dense_layer.resize(static_cast<std::size_t>(layers));
+  if (!out.sliding_layer.empty()) out.sliding_layer.resize(static_cast<std::size_t>(layers));
+  return out;
+}
+
+RopeAngles rope_angles(const ModelConfig& model, i64 seq_len) {
+  return scaled_rope(model.rope_scaling, model.rope_dim(), model.rope_theta, seq_len, model.max_positions);
+}
+
+double score_scale(const ModelConfig& model) {
+  const double plain = 1 / std::sqrt(static_cast<double>(model.head_dim));
+  // DeepSeek puts yarn's factor for all elements of a head here, and the rest on cosines and sines.
+  const RopeScaling& rope = model.rope_scaling;
+  if (model.attention != AttentionKind::kMla || rope.mscale_all_dim == 0) return plain;
+  const double mscale = yarn_mscale(rope.factor, rope.mscale_all_dim);
+  return plain * mscale * mscale;
 }
 
 void check_trainable(const ModelConfig& model) {

@@ -6,6 +6,7 @@
 #include "hetermoe/base/fields.h"
 #include "hetermoe/base/json.h"
 #include "hetermoe/base/types.h"
+#include "hetermoe/model/rope_scaling.h"
 
 namespace hetermoe {
 
@@ -33,16 +34,17 @@ struct EnumNames<GroupScore> {
   static const std::vector<std::string>& names();
 };
 
-/// Shape and arithmetic of an MoE language model, independent of the family's key names.
-/// Sizes are in elements.
+/// Shape and arithmetic of a language model, with experts or all dense, independent of the family's key
+/// names. Sizes are in elements.
 struct ModelConfig {
   std::string name;        ///< short name, the file's stem, or the folder that holds config.json
-  std::string model_type;  ///< Hugging Face family: mixtral, qwen3_moe, olmoe, deepseek_v2, deepseek_v3
+  std::string model_type;  ///< Hugging Face family, one of known_model_types()
 
   i64 vocab = 0, hidden = 0, num_layers = 0;
   i64 max_positions = 0;
   double norm_eps = 1e-5;
   double rope_theta = 10000;
+  RopeScaling rope_scaling;
   bool rope_interleaved = false;  ///< DeepSeek rotates interleaved pairs; the others rotate halves
   bool tie_embeddings = false;
   double init_std = 0.02;  ///< standard deviation of freshly made matrices (initializer_range)
@@ -52,12 +54,14 @@ struct ModelConfig {
   i64 num_kv_heads = 0;  ///< MLA: = num_heads
   i64 head_dim = 0;      ///< of a query and a key head; MLA: qk_nope_dim + qk_rope_dim
   QkNorm qk_norm = QkNorm::kNone;
-  double clip_qkv = 0;  ///< OLMoE clamps q, k, v to +-clip_qkv; 0 = off
+  double clip_qkv = 0;     ///< OLMoE clamps q, k, v to +-clip_qkv; 0 = off
+  i64 sliding_window = 0;  ///< a token attends to itself and the sliding_window - 1 before it; 0 = to all
+  std::vector<bool> sliding_layer;  ///< [num_layers] where the window holds; empty = in every layer
   // Multi-head latent attention (DeepSeek) only:
   i64 q_lora_rank = 0;  ///< 0 = one full q_proj
   i64 kv_lora_rank = 0, qk_nope_dim = 0, qk_rope_dim = 0, v_dim = 0;
 
-  i64 num_experts = 0, top_k = 0, expert_hidden = 0;
+  i64 num_experts = 0, top_k = 0, expert_hidden = 0;  ///< 0 = all layers are dense
   i64 num_shared_experts = 0;     ///< one MLP of width expert_hidden * num_shared_experts on every token
   i64 dense_hidden = 0;           ///< width of the MLP of dense layers
   std::vector<bool> dense_layer;  ///< [num_layers] true = a dense MLP, no router, no experts
@@ -78,6 +82,12 @@ struct ModelConfig {
 
   i64 num_moe_layers() const;
   bool is_moe(i64 layer) const { return !dense_layer[static_cast<std::size_t>(layer)]; }
+  /// Tokens that a token of the layer attends to; 0 = all before it.
+  i64 window_of(i64 layer) const {
+    return sliding_layer.empty() || sliding_layer[static_cast<std::size_t>(layer)] ? sliding_window : 0;
+  }
+  /// Elements of a query or a key that are turned by its position.
+  i64 rope_dim() const { return attention == AttentionKind::kMla ? qk_rope_dim : head_dim; }
   i64 query_width() const { return num_heads * head_dim; }  ///< elements of all query heads of a token
   i64 key_width() const { return num_kv_heads * head_dim; }
   i64 value_dim() const {
@@ -123,9 +133,17 @@ ParamCounts count_parameters(const ModelConfig& model);
 /// errors.
 ModelConfig model_from_hf(const Json& config, const std::string& where);
 
+/// The same model with its first layers alone.
+ModelConfig first_layers(const ModelConfig& model, i64 layers);
+
 /// The config.json from which model_from_hf reads this model again (all but the name). Throws ConfigError
 /// when `unsupported` is not empty: those settings are not kept.
 Json to_hf(const ModelConfig& model);
+
+/// How queries and keys of sequences of `seq_len` tokens are turned.
+RopeAngles rope_angles(const ModelConfig& model, i64 seq_len);
+/// The factor on scores before the softmax.
+double score_scale(const ModelConfig& model);
 
 /// A name of configs/models (mixtral-8x7b, d1, tiny, ...), a config.json, or a folder that holds one.
 ModelConfig load_model(const std::string& name_or_path);

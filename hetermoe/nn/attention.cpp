@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 
 #include "hetermoe/base/error.h"
 #include "hetermoe/nn/causal_attention.h"
@@ -36,12 +35,13 @@ at::Tensor normed_attention(const ModelConfig& model, const Leaves& leaves, cons
     if (i < 2 && model.qk_norm == QkNorm::kPerHead) x = rms_norm(x, leaves[norms[i]], model.norm_eps);
     if (i < 2) x = rope(x, table, rope_layout(model));
   }
-  return causal_attention(out[0], out[1], out[2], shape.scale()).reshape({qkv.size(0), -1});
+  return causal_attention(out[0], out[1], out[2], shape.how()).reshape({qkv.size(0), -1});
 }
 
-at::Tensor gqa(const ModelConfig& model, const Leaves& leaves, const at::Tensor& normed, i64 seq_len) {
-  const HeadShape shape{seq_len, model.num_heads, model.num_kv_heads, model.head_dim};
-  const RopeTable table = rope_table(seq_len, shape.dim, model.rope_theta, normed.options());
+at::Tensor gqa(const ModelConfig& model, i64 layer, const Leaves& leaves, const at::Tensor& normed,
+               i64 seq_len) {
+  const HeadShape shape{seq_len, model.num_heads, model.num_kv_heads, model.head_dim, model.window_of(layer)};
+  const RopeTable table = rope_table(seq_len, rope_angles(model, seq_len), normed.options());
   const auto project = [&] { return leaves.product(normed, Weight::kQkv); };
   const bool plain = model.qk_norm == QkNorm::kNone && model.clip_qkv == 0;
   const at::Tensor out = plain ? rotary_attention(project(), shape, table, rope_layout(model))
@@ -59,7 +59,7 @@ at::Tensor mla_queries(const ModelConfig& model, const Leaves& leaves, const at:
 at::Tensor mla(const ModelConfig& model, const Leaves& leaves, const at::Tensor& normed, i64 seq_len) {
   const i64 num_sequences = normed.size(0) / seq_len, num_heads = model.num_heads;
   const i64 nope = model.qk_nope_dim, turned = model.qk_rope_dim;
-  const RopeTable table = rope_table(seq_len, turned, model.rope_theta, normed.options());
+  const RopeTable table = rope_table(seq_len, rope_angles(model, seq_len), normed.options());
   const auto q = mla_queries(model, leaves, normed)
                      .view({num_sequences, seq_len, num_heads, nope + turned})
                      .split_with_sizes({nope, turned}, -1);
@@ -75,8 +75,7 @@ at::Tensor mla(const ModelConfig& model, const Leaves& leaves, const at::Tensor&
       rope(compressed[1].reshape({num_sequences, seq_len, 1, turned}), table, rope_layout(model));
   const at::Tensor queries = at::cat({q[0], q_turned}, -1);
   const at::Tensor keys = at::cat({kv[0], k_turned.expand({num_sequences, seq_len, num_heads, turned})}, -1);
-  const at::Tensor out =
-      causal_attention(queries, keys, kv[1], 1 / std::sqrt(static_cast<double>(nope + turned)));
+  const at::Tensor out = causal_attention(queries, keys, kv[1], {score_scale(model)});
   return leaves.product(out.reshape({-1, num_heads * model.v_dim}), Weight::kO);
 }
 
@@ -119,10 +118,10 @@ void Leaves::leave(const at::Tensor& x, std::size_t weight, const at::Tensor& ou
   left_->push_back(std::move(left));
 }
 
-at::Tensor self_attention(const ModelConfig& model, const Leaves& leaves, const at::Tensor& normed_TH,
-                          i64 seq_len) {
+at::Tensor self_attention(const ModelConfig& model, i64 layer, const Leaves& leaves,
+                          const at::Tensor& normed_TH, i64 seq_len) {
   return model.attention == AttentionKind::kMla ? mla(model, leaves, normed_TH, seq_len)
-                                                : gqa(model, leaves, normed_TH, seq_len);
+                                                : gqa(model, layer, leaves, normed_TH, seq_len);
 }
 
 }  // namespace hetermoe

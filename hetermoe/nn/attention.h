@@ -38,9 +38,9 @@ class Leaves {
   std::shared_ptr<std::vector<std::shared_ptr<LeftProduct>>> left_;  // null unless kLater
 };
 
-/// Causal self-attention of normed input [T, H] with T = sequences * seq_len, output projection included: [T,
-/// H]. Differentiable.
-at::Tensor self_attention(const ModelConfig& model, const Leaves& leaves, const at::Tensor& normed_TH,
-                          i64 seq_len);
+/// Causal self-attention of a layer, of normed input [T, H] with T = sequences * seq_len, output projection
+/// included: [T, H]. Differentiable.
+at::Tensor self_attention(const ModelConfig& model, i64 layer, const Leaves& leaves,
+                          const at::Tensor& normed_TH, i64 seq_len);
 
 }  // namespace hetermoe

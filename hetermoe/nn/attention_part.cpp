@@ -45,7 +45,7 @@ AttentionGraph run(const ModelConfig& model, i64 layer, const StateGroup& state,
       Leaves(state, grad), y, {}, {}, {}, {}, given.has_gaps ? at::Tensor() : given.topk_TK, {}};
   const Leaves& leaves = out.leaves;
   const at::Tensor attended =
-      self_attention(model, leaves, rms_norm(y, leaves[Weight::kInputNorm], model.norm_eps), seq_len);
+      self_attention(model, layer, leaves, rms_norm(y, leaves[Weight::kInputNorm], model.norm_eps), seq_len);
   const auto [h, x] = residual_norm(y, attended, leaves[Weight::kPostNorm], model.norm_eps);
   const bool moe = model.is_moe(layer);
   out.u = !moe || model.num_shared_experts > 0 ? h + mlp(leaves, x) : h;

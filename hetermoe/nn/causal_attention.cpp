@@ -2,6 +2,7 @@
 
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <optional>
 #include <vector>
 
 #include "hetermoe/nn/cpu_attention.h"
@@ -104,6 +105,8 @@ struct RotaryAttentionFunction : torch::autograd::Function<RotaryAttentionFuncti
   }
 };
 
+bool is_windowed(const AttentionHow& how, i64 seq_len) { return how.window > 0 && how.window < seq_len; }
+
 at::Tensor pad_width(const at::Tensor& x, i64 width) {
   return x.size(-1) == width ? x : at::constant_pad_nd(x, {0, width - x.size(-1)});
 }
@@ -115,38 +118,47 @@ at::Tensor repeat_heads(const at::Tensor& x, i64 num_heads) {
   return x.unsqueeze(2).expand({x.size(0), x.size(1), times, x.size(2), x.size(3)}).flatten(1, 2);
 }
 
+/// [S, S] true where a query sees a key.
+at::Tensor window_mask(i64 seq_len, i64 window, c10::Device device) {
+  const at::Tensor ones = at::ones({seq_len, seq_len}, at::TensorOptions().dtype(at::kBool).device(device));
+  return ones.tril().triu(1 - window);
+}
+
 /// By the device's fused kernel, which wants equal widths and heads. Zero columns change nothing: neither the
 /// scores nor the kept columns.
-at::Tensor generic_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale) {
+at::Tensor generic_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                             const AttentionHow& how) {
   const i64 width = std::max(q.size(-1), v.size(-1)), num_heads = q.size(2);
   const auto operand = [&](const at::Tensor& x) {
     return pad_width(repeat_heads(x.transpose(1, 2), num_heads), width);
   };
+  std::optional<at::Tensor> mask;
+  if (is_windowed(how, q.size(1))) mask = window_mask(q.size(1), how.window, q.device());
   const at::Tensor out =
-      at::scaled_dot_product_attention(operand(q), operand(k), operand(v), /*attn_mask=*/{},
-                                       /*dropout_p=*/0.0, /*is_causal=*/true, scale);
+      at::scaled_dot_product_attention(operand(q), operand(k), operand(v), mask,
+                                       /*dropout_p=*/0.0, /*is_causal=*/!mask.has_value(), how.scale);
   return out.narrow(-1, 0, v.size(-1)).transpose(1, 2);
 }
 
 }  // namespace
 
-at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale,
-                            Path path) {
-  const bool own =
-      path == Path::kAuto && is_cpu_float(q) && fits_cpu_attention(attention_shape(q, k, v, scale));
-  if (!own) return generic_attention(q, k, v, scale);
+at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                            const AttentionHow& how, Path path) {
+  const bool own = path == Path::kAuto && is_cpu_float(q) && !is_windowed(how, q.size(1)) &&
+                   fits_cpu_attention(attention_shape(q, k, v, how.scale));
+  if (!own) return generic_attention(q, k, v, how);
   const auto rows = [](const at::Tensor& x) { return x.stride(-1) == 1 ? x : x.contiguous(); };
-  return CausalAttentionFunction::apply(rows(q), rows(k), rows(v), scale);
+  return CausalAttentionFunction::apply(rows(q), rows(k), rows(v), how.scale);
 }
 
 at::Tensor rotary_attention(const at::Tensor& qkv, const HeadShape& shape, const RopeTable& table,
                             RopeLayout layout, Path path) {
   const std::vector<at::Tensor> parts = head_views(qkv, shape);
-  if (runs_on_cpu(qkv, path) &&
+  if (runs_on_cpu(qkv, path) && !is_windowed(shape.how(), shape.seq_len) &&
       fits_cpu_attention(attention_shape(parts[0], parts[1], parts[2], shape.scale())))
     return RotaryAttentionFunction::apply(qkv, table.cos, table.sin, shape, static_cast<i64>(layout));
-  return causal_attention(rope(parts[0], table, layout), rope(parts[1], table, layout), parts[2],
-                          shape.scale(), path)
+  return causal_attention(rope(parts[0], table, layout), rope(parts[1], table, layout), parts[2], shape.how(),
+                          path)
       .reshape({qkv.size(0), -1});
 }
 

@@ -9,14 +9,21 @@
 // Attention with a causal mask, inside autograd graphs.
 namespace hetermoe {
 
-/// softmax(scale * q k^T) v with a causal mask: on the CPU by cpu_attention (not in fp64), else by the fused
-/// kernel of the device where there is one. [B, S, heads, *]; the width of v may differ from that of q and k;
-/// k and v may have fewer heads. Returns [B, S, heads, width of v].
-at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale,
-                            Path path = Path::kAuto);
+struct AttentionHow {
+  double scale;    ///< of the scores
+  i64 window = 0;  ///< tokens that a token attends to, itself included; 0 = all before it
+};
+/// softmax(scale * q k^T) v with a causal mask: on the CPU by cpu_attention (not in fp64, and not with a
+/// window shorter than the sequence), else by the fused kernel of the device where there is one. [B, S,
+/// heads, *]; the width of v may differ from that of q and k; k and v may have fewer heads. Returns [B, S,
+/// heads, width of v].
+at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                            const AttentionHow& how, Path path = Path::kAuto);
 
 struct HeadShape {
   i64 seq_len, num_heads, num_kv_heads, dim;
+  i64 window = 0;
+  AttentionHow how() const { return {scale(), window}; }
   double scale() const { return 1 / std::sqrt(static_cast<double>(dim)); }
 };
 /// causal_attention of a fused projection [B * S, (heads + 2 kv_heads) * dim], q and k turned: [B * S, heads

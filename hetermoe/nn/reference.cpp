@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numbers>
 #include <numeric>
 
 #include "hetermoe/base/error.h"
@@ -29,6 +30,9 @@ class Reference {
     at::Tensor x = weight("model.embed_tokens").index_select(0, tokens.reshape({-1}));
     for (i64 layer = 0; layer < model_.num_layers; ++layer) {
       prefix_ = fmt::format("model.layers.{}.", layer);
+      const bool slides =
+          model_.sliding_layer.empty() || model_.sliding_layer[static_cast<std::size_t>(layer)];
+      window_ = slides ? model_.sliding_window : 0;
       const at::Tensor normed = norm(x, prefix_ + "input_layernorm", model_.norm_eps);
       x = x + (model_.attention == AttentionKind::kMla ? latent_attention(normed) : attention(normed));
       const at::Tensor y = norm(x, prefix_ + "post_attention_layernorm", model_.norm_eps);
@@ -61,17 +65,67 @@ class Reference {
     return at::linear(g * at::sigmoid(g) * u, weight(prefix + down));
   }
 
+  /// Radians per position of pair i: theta^(-2i/d), changed as the model scales it.
+  double frequency(double i, double dim) const {
+    const RopeScaling& how = model_.rope_scaling;
+    const auto original = static_cast<double>(how.original_positions);
+    const double plain = std::pow(model_.rope_theta, -2 * i / dim), slow = plain / how.factor;
+    // The pair that turns so often over the original positions.
+    const auto pair = [&](double turns) {
+      return dim * std::log(original / (2 * std::numbers::pi * turns)) / (2 * std::log(model_.rope_theta));
+    };
+    switch (how.kind) {
+      case RopeKind::kDefault:
+        return plain;
+      case RopeKind::kLinear:
+        return slow;
+      case RopeKind::kDynamic: {
+        const auto longest = static_cast<double>(model_.max_positions);
+        const double length = std::max(static_cast<double>(seq_len_), longest);
+        const double stretch = how.factor * length / longest - (how.factor - 1);
+        return std::pow(model_.rope_theta * std::pow(stretch, dim / (dim - 2)), -2 * i / dim);
+      }
+      case RopeKind::kYarn: {
+        double low = pair(how.beta_fast), high = pair(how.beta_slow);
+        if (how.truncate) low = std::floor(low), high = std::ceil(high);
+        low = std::max(low, 0.0), high = std::min(high, dim - 1);
+        const double ramp = (i - low) / (high == low ? 0.001 : high - low);
+        return ramp <= 0 ? plain : ramp >= 1 ? slow : plain * (1 - ramp) + slow * ramp;
+      }
+      case RopeKind::kLlama3: {
+        const double wave = 2 * std::numbers::pi / plain;
+        if (wave > original / how.low_freq_factor) return slow;
+        if (wave < original / how.high_freq_factor) return plain;
+        const double smooth =
+            (original / wave - how.low_freq_factor) / (how.high_freq_factor - how.low_freq_factor);
+        return (1 - smooth) * slow + smooth * plain;
+      }
+    }
+    return plain;
+  }
+
+  /// By which turned rows grow: yarn makes up for flatter scores.
+  double turned_length() const {
+    const RopeScaling& how = model_.rope_scaling;
+    if (how.kind != RopeKind::kYarn) return 1;
+    if (how.attention_factor > 0) return how.attention_factor;
+    const double log = how.factor > 1 ? 0.1 * std::log(how.factor) : 0;
+    if (how.mscale > 0 && how.mscale_all_dim > 0)
+      return (1 + log * how.mscale) / (1 + log * how.mscale_all_dim);
+    return 1 + log;
+  }
+
   /// Rotary embedding of [B, h, S, d], element by element as in the papers: for each pair (a, b) and angle
-  /// position * theta^(-2i/d), a' = a cos - b sin and b' = b cos + a sin.
+  /// position * frequency, a' = a cos - b sin and b' = b cos + a sin.
   at::Tensor turn(const at::Tensor& x) const {
     const i64 dim = x.size(-1);
+    const double length = turned_length();
     std::vector<at::Tensor> columns(static_cast<std::size_t>(dim));
     const at::Tensor position = at::arange(seq_len_, x.options().dtype(at::kDouble));
     for (i64 i = 0; i < dim / 2; ++i) {
-      const double frequency =
-          std::pow(model_.rope_theta, -2.0 * static_cast<double>(i) / static_cast<double>(dim));
-      const at::Tensor c = at::cos(position * frequency).to(x.scalar_type());
-      const at::Tensor s = at::sin(position * frequency).to(x.scalar_type());
+      const double angle = frequency(static_cast<double>(i), static_cast<double>(dim));
+      const at::Tensor c = (length * at::cos(position * angle)).to(x.scalar_type());
+      const at::Tensor s = (length * at::sin(position * angle)).to(x.scalar_type());
       const i64 first = model_.rope_interleaved ? 2 * i : i;
       const i64 second = model_.rope_interleaved ? 2 * i + 1 : i + dim / 2;
       const at::Tensor a = x.select(-1, first), b = x.select(-1, second);
@@ -83,9 +137,16 @@ class Reference {
 
   /// q, k [B, h, S, d], v [B, h, S, dv] -> [B*S, h*dv]: the textbook form.
   at::Tensor softmax_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) const {
-    at::Tensor scores = at::matmul(q, k.transpose(-1, -2)) / std::sqrt(static_cast<double>(q.size(-1)));
-    const at::Tensor future = at::ones({seq_len_, seq_len_}, q.options().dtype(at::kBool)).triu(1);
-    scores = scores.masked_fill(future, -INFINITY);
+    double scale = 1 / std::sqrt(static_cast<double>(q.size(-1)));
+    if (model_.attention == AttentionKind::kMla && model_.rope_scaling.factor > 1)
+      scale *=
+          std::pow(1 + 0.1 * model_.rope_scaling.mscale_all_dim * std::log(model_.rope_scaling.factor), 2);
+    at::Tensor scores = at::matmul(q, k.transpose(-1, -2)) * scale;
+    const at::Tensor place = at::arange(seq_len_, q.options().dtype(at::kLong));
+    const at::Tensor back = place.unsqueeze(1) - place;  // [query, key]
+    at::Tensor hidden = back < 0;
+    if (window_ > 0) hidden = hidden.logical_or(back >= window_);
+    scores = scores.masked_fill(hidden, -INFINITY);
     return at::matmul(at::softmax(scores, -1), v).transpose(1, 2).reshape({num_sequences_ * seq_len_, -1});
   }
 
@@ -243,7 +304,7 @@ class Reference {
   const ModelConfig& model_;
   const TensorsByName& params_;
   const std::vector<at::Tensor> choices_;
-  i64 num_sequences_, seq_len_;
+  i64 num_sequences_, seq_len_, window_ = 0;
   std::string prefix_;
   std::vector<RouterRecord> routers_;
 };

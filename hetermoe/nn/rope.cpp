@@ -14,25 +14,25 @@
 namespace hetermoe {
 namespace {
 
-RopeTable make_table(i64 seq_len, i64 dim, double theta, const at::TensorOptions& options) {
+RopeTable make_table(i64 seq_len, const RopeAngles& angles, const at::TensorOptions& options) {
   // Angles in fp64: in fp32 a late position would turn by an angle with few right digits.
   const at::TensorOptions wide = options.dtype(at::kDouble);
-  const at::Tensor frequency = at::pow(theta, at::arange(0, dim, 2, wide) / -static_cast<double>(dim));
+  const at::Tensor frequency = at::tensor(angles.frequencies, at::kDouble).to(options.device());
   const at::Tensor angle = at::outer(at::arange(seq_len, wide), frequency);
   const at::ScalarType dtype = accumulate_type(c10::typeMetaToScalarType(options.dtype()));
-  return {angle.cos().to(dtype), angle.sin().to(dtype)};
+  return {(angle.cos() * angles.scale).to(dtype), (angle.sin() * angles.scale).to(dtype)};
 }
 
 /// Tables of devices with kernels of our own, kept for good: a run has few.
-RopeTable kept_table(i64 seq_len, i64 dim, double theta, const at::TensorOptions& options) {
-  using Key = std::tuple<i64, i64, double, at::ScalarType, std::string>;
+RopeTable kept_table(i64 seq_len, const RopeAngles& angles, const at::TensorOptions& options) {
+  using Key = std::tuple<i64, RopeAngles, at::ScalarType, std::string>;
   static std::mutex mutex;
   static auto& tables = *new std::map<Key, RopeTable>();  // never destroyed: CUDA may be gone before
-  const Key key{seq_len, dim, theta, c10::typeMetaToScalarType(options.dtype()), options.device().str()};
+  const Key key{seq_len, angles, c10::typeMetaToScalarType(options.dtype()), options.device().str()};
   const std::lock_guard lock(mutex);
   const auto found = tables.find(key);
   if (found != tables.end()) return found->second;
-  const RopeTable made = make_table(seq_len, dim, theta, options);
+  const RopeTable made = make_table(seq_len, angles, options);
   finish_stream(options.device());  // other threads have other streams
   return tables.emplace(key, made).first->second;
 }
@@ -53,9 +53,9 @@ at::Tensor rotate_generic(const at::Tensor& x_BShd, const RopeTable& table, Rope
 
 }  // namespace
 
-RopeTable rope_table(i64 seq_len, i64 dim, double theta, const at::TensorOptions& options) {
-  return kernels::has_kernels(options.device()) ? kept_table(seq_len, dim, theta, options)
-                                                : make_table(seq_len, dim, theta, options);
+RopeTable rope_table(i64 seq_len, const RopeAngles& angles, const at::TensorOptions& options) {
+  return kernels::has_kernels(options.device()) ? kept_table(seq_len, angles, options)
+                                                : make_table(seq_len, angles, options);
 }
 
 at::Tensor rotate(const at::Tensor& x_BShd, const RopeTable& table, RopeLayout layout,

@@ -47,7 +47,10 @@ class Comparison {
     row.seq_len = setting_.seq_len;
     row.strategy = strategy;
     row.sequences = setting_.sequences;
-    if (strategy == "ep-ideal") {
+    const bool apart = strategy == "zebra" || strategy == "dist-ep";
+    if (apart && predictor_.model().num_moe_layers() == 0) {
+      row.infeasible = "the model has no experts";
+    } else if (strategy == "ep-ideal") {
       fill_ideal(row);
     } else if (strategy == "ep") {
       fill(row, ep(row, setting_));
@@ -155,14 +158,16 @@ bool is_smooth(i64 number) {
 i64 default_sequences(const ModelConfig& model, const Cluster& cluster, i64 seq_len,
                       const CompareOptions& options) {
   // Only zebra keeps every microbatch of a step in flight: the others repeat small microbatches, so what
-  // zebra can hold is what all can.
+  // zebra can hold is what all can. Without experts there is no zebra.
+  const bool dense = model.num_moe_layers() == 0;
   Predictor predictor(model, cluster, options.software);
   const auto attention = static_cast<i64>(default_roles(cluster).attention.size());
   const i64 unit = std::lcm(attention, static_cast<i64>(cluster.num_devices()));
   Setting setting{.seq_len = seq_len, .dtype = options.dtype, .published = options.published};
   for (i64 units = std::max<i64>(1, kMaxStepTokens / (seq_len * unit)); units > 1; --units) {
     setting.sequences = units * unit;
-    if (is_smooth(units) && zebra_fits(predictor, setting, options.asym_ea)) return setting.sequences;
+    if (is_smooth(units) && (dense || zebra_fits(predictor, setting, options.asym_ea)))
+      return setting.sequences;
   }
   return unit;
 }

@@ -95,6 +95,7 @@ class GroupMaker {
 
   /// [layers with experts]
   std::vector<LayerOwners> place_experts() const {
+    if (model_.num_moe_layers() == 0) return {};
     BalanceInput input;
     input.load = even_load(model_.num_moe_layers(), model_.num_experts);
     for (std::size_t i = 0; i < devices_.size(); ++i) {

@@ -8,20 +8,14 @@ namespace {
 constexpr i64 kShorter = 2, kLonger = 4;  ///< layers behind the leading dense ones
 constexpr i64 kWorthwhile = 12;           ///< shallower models are simulated whole
 
-ModelConfig first_layers(const ModelConfig& model, i64 layers) {
-  ModelConfig out = model;
-  out.num_layers = layers;
-  out.dense_layer.resize(static_cast<std::size_t>(layers));
-  return out;
-}
-
 }  // namespace
 
 ShortModel::ShortModel(const ModelConfig& model, const Cluster& cluster, const SoftwareConstants& software)
     : full_(model, cluster, software) {
   const auto first_moe = std::find(model.dense_layer.begin(), model.dense_layer.end(), false);
   const bool dense_first = std::find(first_moe, model.dense_layer.end(), true) == model.dense_layer.end();
-  const i64 dense = first_moe - model.dense_layer.begin();
+  // Where no layer has experts, all are alike, and none leads.
+  const i64 dense = model.num_moe_layers() == 0 ? 0 : first_moe - model.dense_layer.begin();
   if (!dense_first || model.num_layers - dense < kWorthwhile) return;
   shorter_model_ = first_layers(model, dense + kShorter);
   longer_model_ = first_layers(model, dense + kLonger);

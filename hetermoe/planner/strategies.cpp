@@ -76,11 +76,15 @@ Roles roles_of(DeviceUse use, const Cluster& cluster, const Roles& asked) {
 namespace {
 
 /// Stops at the first thing that a strategy cannot do.
-void check(const std::string& strategy, const ModelConfig& model, const Cluster& cluster,
+void check(const Strategy& strategy, const ModelConfig& model, const Cluster& cluster,
            const StrategyRequest& request, const Roles& roles) {
   const auto need = [&](bool ok, const std::string& what) {
-    if (!ok) fail<ConfigError>("strategy " + strategy, "{}", what);
+    if (!ok) fail<ConfigError>("strategy " + strategy.name, "{}", what);
   };
+  need(model.num_moe_layers() > 0 || strategy.use != DeviceUse::kApart,
+       fmt::format("model {} has no experts, so the devices for experts alone would have nothing to do: "
+                   "expected single, ep, ep-overlap or pp-ep",
+                   model.name));
   const auto need_size = [&](const std::string& field, std::size_t got, std::size_t expected,
                              const std::string& one_per) {
     need(got == 0 || got == expected,
@@ -137,6 +141,7 @@ BalanceInput balance_input(const ModelConfig& model, const Cluster& cluster, con
 /// [layers with experts]
 std::vector<LayerOwners> place_experts(const ModelConfig& model, const Cluster& cluster,
                                        const StrategyRequest& request, const Roles& roles) {
+  if (model.num_moe_layers() == 0) return {};
   const std::string chosen = !request.experts_moved.empty() ? "asym_ea" : "proportional";
   const Balancer& balancer = find_balancer(request.balancer.empty() ? chosen : request.balancer);
   return balancer.place(balance_input(model, cluster, request, roles));
@@ -245,7 +250,7 @@ void append_layers(const ModelConfig& model, const Cluster& cluster, const Stage
 
 Plan make_plan(const Strategy& strategy, const ModelConfig& model, const Cluster& cluster,
                const StrategyRequest& request, const Roles& roles, i32 window) {
-  check(strategy.name, model, cluster, request, roles);
+  check(strategy, model, cluster, request, roles);
   Plan plan;
   plan.strategy = strategy.name;
   plan.model = model.name;

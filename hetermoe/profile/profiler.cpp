@@ -94,13 +94,11 @@ class StepEntries {
 };
 
 /// The first layers, up to the one with experts that has this number, or to the last.
-ModelConfig first_layers(const ModelConfig& model, i64 num_with_experts) {
-  ModelConfig out = model;
-  out.num_layers = 0;
-  for (i64 found = 0; found < num_with_experts && out.num_layers < model.num_layers; ++out.num_layers)
-    found += model.is_moe(out.num_layers);
-  out.dense_layer.resize(idx(out.num_layers));
-  return out;
+ModelConfig first_layers_with_experts(const ModelConfig& model, i64 num_with_experts) {
+  i64 layers = 0;
+  for (i64 found = 0; found < num_with_experts && layers < model.num_layers; ++layers)
+    found += model.is_moe(layers);
+  return first_layers(model, layers);
 }
 
 /// Values, gradients, moments and masters of a model.
@@ -121,7 +119,7 @@ std::optional<ModelConfig> model_of_steps(const ModelConfig& model, const Profil
   constexpr double kShare = 0.8;  // the rest is for activations
   const Bytes has = memory_of(options);
   for (const i64 num_with_experts : {2, 1}) {
-    ModelConfig out = first_layers(model, num_with_experts);
+    ModelConfig out = first_layers_with_experts(model, num_with_experts);
     if (has <= 0 || state_bytes(out, options.dtype) <= kShare * has) return out;
   }
   return std::nullopt;
@@ -282,13 +280,16 @@ std::string why_no_steps(const ModelConfig& model, const ProfileOptions& options
   if (model_of_steps(model, options)) return "";
   return fmt::format(
       "whole steps are not measured: the first layers of {} with their optimizer take {}, and {} has {}",
-      model.name, format_bytes(state_bytes(first_layers(model, 1), options.dtype)), options.device,
-      format_bytes(memory_of(options)));
+      model.name, format_bytes(state_bytes(first_layers_with_experts(model, 1), options.dtype)),
+      options.device, format_bytes(memory_of(options)));
 }
 
 ProfileFile profile_device(const ModelConfig& model, const ProfileOptions& options,
                            const std::function<void(const ProfileEntry&, i64)>& on_entry) {
   check_trainable(model);
+  if (model.num_moe_layers() == 0)
+    fail<ConfigError>("profile model",
+                      "{} has no experts, whose ops a profile holds: expected a model with some", model.name);
   return Profiler(model, options).run(on_entry);
 }
 

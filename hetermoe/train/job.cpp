@@ -9,6 +9,7 @@
 #include "hetermoe/plan/offload.h"
 #include "hetermoe/plan/recompute.h"
 #include "hetermoe/train/freeze.h"
+#include "hetermoe/train/router_bias.h"
 
 namespace hetermoe {
 
@@ -348,6 +349,7 @@ std::vector<std::string> plan_faults(const Job& job, const Plan& plan, const Mod
 }
 
 Plan make_job_plan(const Job& job, const ModelConfig& model, const Cluster& cluster) {
+  check_router_bias(job.train, model);
   const bool from_file = !job.plan.file.empty();
   Plan plan = from_file ? plan_of_file(job) : plan_of_strategy(job, model, cluster);
   std::vector<std::string> faults = plan_faults(job, plan, model, cluster);

@@ -28,6 +28,7 @@ struct TrainOptions {
   i64 seq_len = 128;
   i64 microbatches = 4;
   i64 aux_group = 1;
+  double router_bias_rate = 0;
   double learning_rate = 1e-3, final_share = 0.1;
   i64 warmup_steps = 10;
   double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, adam_eps = 1e-8;
@@ -55,6 +56,11 @@ struct TrainOptions {
     v("microbatches", microbatches, "microbatches of one step", between(1, 1e6));
     v("aux_group", aux_group, "sequences over which the load-balancing loss is computed, 0 = the whole step",
       at_least(0));
+    v("router_bias_rate", router_bias_rate,
+      "after a step, e_score_correction_bias of an expert grows by so much where it got fewer tokens than "
+      "the "
+      "mean of its layer, and shrinks where it got more (DeepSeek-V3; 0.001 there), 0 = off",
+      between(0, 1));
     v("learning_rate", learning_rate, "peak learning rate", at_least(0));
     v("final_share", final_share, "learning rate at the end, as a share of the peak", between(0, 1));
     v("warmup_steps", warmup_steps, "steps of linear warm-up", at_least(0));

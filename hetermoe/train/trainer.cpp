@@ -11,6 +11,7 @@
 #include "hetermoe/device/accelerator.h"
 #include "hetermoe/report/table.h"
 #include "hetermoe/train/resume.h"
+#include "hetermoe/train/router_bias.h"
 #include "hetermoe/train/shared_folder.h"
 #include "hetermoe/train/start.h"
 #include "hetermoe/train/step_report.h"
@@ -334,6 +335,8 @@ StepRecord Trainer::train_one(i64 step) {
   const auto begin = std::chrono::steady_clock::now();
   last_ = session_->train_step(input);
   if (route_replay_) route_replay_->check_counts(last_.counts_LE);
+  if (train.router_bias_rate > 0 && last_.updated)
+    adjust_router_bias(session_->states(), model_, last_.counts_LE, train.router_bias_rate);
   if (records) recorder_->write(step, next_sequence_ - train.sequences, plan());
   const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - begin;
   const Timeline timeline = session_->executor().timeline();

@@ -41,7 +41,7 @@ TEST(BadConfig, UnknownFamilyListsTheKnownOnes) {
   EXPECT_EQ(
       config_error(with(small("mixtral"), "model_type", "mixtrl")),
       "[config.json model_type] unknown model family: got \"mixtrl\". Known: mixtral, qwen3_moe, olmoe, "
-      "deepseek_v2, deepseek_v3. Did you mean \"mixtral\"?");
+      "deepseek_v2, deepseek_v3, llama, qwen3, mistral. Did you mean \"mixtral\"?");
   EXPECT_EQ(config_error(Json::object()).substr(0, 34), "[config.json model_type] missing. ");
 }
 
@@ -66,14 +66,18 @@ TEST(BadConfig, DeepSeekGroups) {
 
 TEST(BadConfig, EveryRequiredSizeIsMissedByName) {
   const std::vector<std::string> common = {"vocab_size", "hidden_size", "num_hidden_layers",
-                                           "num_attention_heads", "num_experts_per_tok"};
+                                           "num_attention_heads"};
   const std::map<std::string, std::vector<std::string>> more = {
-      {"mixtral", {"intermediate_size", "num_local_experts"}},
-      {"qwen3_moe", {"moe_intermediate_size", "num_experts"}},
-      {"olmoe", {"intermediate_size", "num_experts"}},
+      {"mixtral", {"intermediate_size", "num_local_experts", "num_experts_per_tok"}},
+      {"qwen3_moe", {"moe_intermediate_size", "num_experts", "num_experts_per_tok"}},
+      {"olmoe", {"intermediate_size", "num_experts", "num_experts_per_tok"}},
       {"deepseek_v2",
-       {"moe_intermediate_size", "intermediate_size", "n_routed_experts", "kv_lora_rank", "v_head_dim"}},
-      {"deepseek_v3", {"qk_nope_head_dim", "qk_rope_head_dim"}}};
+       {"moe_intermediate_size", "intermediate_size", "n_routed_experts", "kv_lora_rank", "v_head_dim",
+        "num_experts_per_tok"}},
+      {"deepseek_v3", {"qk_nope_head_dim", "qk_rope_head_dim"}},
+      {"llama", {"intermediate_size"}},
+      {"qwen3", {"intermediate_size"}},
+      {"mistral", {"intermediate_size"}}};
   for (const auto& [family, keys] : more) {
     std::vector<std::string> all = common;
     all.insert(all.end(), keys.begin(), keys.end());
@@ -85,6 +89,38 @@ TEST(BadConfig, EveryRequiredSizeIsMissedByName) {
       EXPECT_EQ(config_error(with(small(family), key, 0)).substr(0, zero.size()), zero) << family;
     }
   }
+}
+
+TEST(BadConfig, ScalingOfRotaryEmbeddings) {
+  const auto error = [](const Json& scaling) {
+    return config_error(with(small("llama"), "rope_scaling", scaling));
+  };
+  EXPECT_EQ(error({{"type", "linear"}}),
+            "[config.json rope_scaling factor] missing: rotary embedding of type linear needs it");
+  EXPECT_EQ(error({{"type", "yarn"}, {"factor", 0}}),
+            "[config.json rope_scaling factor] out of range: got 0, expected > 0");
+  EXPECT_EQ(error({{"type", "llama3"}, {"factor", 8}, {"low_freq_factor", 1}}),
+            "[config.json rope_scaling high_freq_factor] missing: rotary embedding of type llama3 needs it");
+  EXPECT_EQ(error({{"type", "llama3"}, {"factor", 8}, {"low_freq_factor", 4}, {"high_freq_factor", 4}}),
+            "[config.json rope_scaling high_freq_factor] got 4, expected more than low_freq_factor (4)");
+  Json two = with(small("llama"), "rope_scaling", {{"type", "linear"}, {"factor", 2}});
+  two["rope_parameters"] = {{"rope_type", "linear"}, {"factor", 3}};
+  EXPECT_EQ(config_error(two),
+            "[config.json rope_scaling] says another scaling than rope_parameters, expected one of the two");
+  Json narrow = with(small("llama"), "rope_scaling", {{"type", "dynamic"}, {"factor", 2}});
+  EXPECT_EQ(config_error(with(narrow, "head_dim", 2)),
+            "[config.json rope_scaling] got type dynamic for 2 elements, expected at least 4");
+  const Json yarn = with(small("llama"), "rope_scaling", {{"type", "yarn"}, {"factor", 2}});
+  EXPECT_EQ(config_error(with(yarn, "rope_theta", 1)),
+            "[config.json rope_theta] got 1, expected more than 1 with scaling of type yarn");
+}
+
+TEST(BadConfig, WindowsOfLayers) {
+  Json qwen = with(with(small("qwen3"), "use_sliding_window", true), "sliding_window", 16);
+  EXPECT_EQ(config_error(with(qwen, "layer_types", {"full_attention"})),
+            "[config.json layer_types] got 1 entries, expected one for each of the 4 layers");
+  EXPECT_EQ(config_error(with(qwen, "sliding_window", 0)),
+            "[config.json sliding_window] out of range: got 0, expected 1 to 1099511627776");
 }
 
 TEST(BadConfig, HugeSizesAreRefusedBeforeTheyOverflow) {

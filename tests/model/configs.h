@@ -15,7 +15,10 @@ inline Json small(const std::string& family) {
                                                            {"qwen3_moe", "tiny-qwen3"},
                                                            {"olmoe", "tiny-olmoe"},
                                                            {"deepseek_v2", "tiny-deepseek-v2"},
-                                                           {"deepseek_v3", "tiny-deepseek-v3"}};
+                                                           {"deepseek_v3", "tiny-deepseek-v3"},
+                                                           {"llama", "tiny-llama"},
+                                                           {"qwen3", "tiny-qwen3-dense"},
+                                                           {"mistral", "tiny-mistral"}};
   return read_json(find_model(names.at(family)));
 }
 
@@ -48,7 +51,7 @@ inline std::vector<std::string> unsupported_with(const std::string& family, cons
   return read(with(small(family), key, value)).unsupported;
 }
 
-inline const std::vector<std::string> kFamilies = {"mixtral", "qwen3_moe", "olmoe", "deepseek_v2",
-                                                   "deepseek_v3"};
+inline const std::vector<std::string> kFamilies = {"mixtral",     "qwen3_moe", "olmoe", "deepseek_v2",
+                                                   "deepseek_v3", "llama",     "qwen3", "mistral"};
 
 }  // namespace hetermoe

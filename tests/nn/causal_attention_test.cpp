@@ -10,11 +10,14 @@ namespace hetermoe::testing {
 namespace {
 
 /// The formula, in fp64. All [B, S, heads, *].
-at::Tensor textbook_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale) {
+at::Tensor textbook_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale,
+                              i64 window = 0) {
   const i64 times = q.size(2) / k.size(2), seq_len = q.size(1);
   const auto heads = [&](const at::Tensor& x) { return x.repeat_interleave(times, 2).transpose(1, 2); };
   at::Tensor scores = at::matmul(q.transpose(1, 2), heads(k).transpose(2, 3)) * scale;
   scores = scores.masked_fill(at::ones({seq_len, seq_len}, at::kBool).triu(1), -INFINITY);
+  if (window > 0)
+    scores = scores.masked_fill(at::ones({seq_len, seq_len}, at::kBool).tril(-window), -INFINITY);
   return at::matmul(scores.softmax(-1), heads(v)).transpose(1, 2);
 }
 
@@ -42,7 +45,7 @@ TEST(CausalAttention, EqualsTheTextbook) {
         x.requires_grad_();
       }
       const at::Tensor expected = textbook_attention(wide[0], wide[1], wide[2], 0.4);
-      const at::Tensor got = causal_attention(in[0], in[1], in[2], 0.4);
+      const at::Tensor got = causal_attention(in[0], in[1], in[2], {0.4});
       const std::string name = fmt::format("S {} dim {} {}", c.seq_len, c.dim, c10::toString(dtype));
       EXPECT_LE(deviation(got.detach(), expected.detach()), tolerance) << name;
       const at::Tensor seed = wave(got.sizes(), 1, 0.91, dtype);
@@ -51,6 +54,30 @@ TEST(CausalAttention, EqualsTheTextbook) {
       const double floor = b[2].abs().max().item<double>() * 1e-2;  // dq and dk vanish where one key is left
       for (std::size_t i = 0; i < in.size(); ++i)
         EXPECT_LE(deviation(a[i], b[i], floor), 4 * tolerance) << name << " gradient " << i;
+    }
+  }
+}
+
+TEST(CausalAttention, AWindowHidesWhatIsFurtherBack) {
+  for (const auto& [dtype, tolerance] : {std::pair(at::kFloat, 4e-6), std::pair(at::kDouble, 1e-11)}) {
+    for (const i64 window : {1, 2, 30, 49, 50, 1000}) {
+      std::vector<at::Tensor> in = {wave({2, 50, 4, 16}, 1, 0.37, dtype),
+                                    wave({2, 50, 2, 16}, 1, 0.73, dtype),
+                                    wave({2, 50, 2, 8}, 1, 0.59, dtype)};
+      std::vector<at::Tensor> wide;
+      for (at::Tensor& x : in) {
+        wide.push_back(x.to(at::kDouble, /*non_blocking=*/false, /*copy=*/true).requires_grad_());
+        x.requires_grad_();
+      }
+      const at::Tensor expected = textbook_attention(wide[0], wide[1], wide[2], 0.4, window);
+      const at::Tensor got = causal_attention(in[0], in[1], in[2], {0.4, window});
+      EXPECT_LE(deviation(got.detach(), expected.detach()), tolerance) << window;
+      const at::Tensor seed = wave(got.sizes(), 1, 0.91, dtype);
+      const auto a = torch::autograd::grad({got}, in, {seed}),
+                 b = torch::autograd::grad({expected}, wide, {seed.to(at::kDouble)});
+      const double floor = b[2].abs().max().item<double>() * 0.1;  // a window of one leaves dq and dk at 0
+      for (std::size_t i = 0; i < in.size(); ++i)
+        EXPECT_LE(deviation(a[i], b[i], floor), 4 * tolerance) << window << " gradient " << i;
     }
   }
 }
@@ -76,7 +103,7 @@ TEST(CausalAttention, PassesNanOn) {
     std::vector<at::Tensor> in;
     for (int i = 0; i < 3; ++i) in.push_back(wave({1, 120, 2, 16}, 1, 0.3 + i));
     in[static_cast<std::size_t>(part)].select(1, 70).fill_(std::numeric_limits<float>::quiet_NaN());
-    const at::Tensor nan = causal_attention(in[0], in[1], in[2], 0.25).isnan();
+    const at::Tensor nan = causal_attention(in[0], in[1], in[2], {0.25}).isnan();
     if (part == 0) {
       EXPECT_TRUE(nan.select(1, 70).all().item<bool>());
     } else {

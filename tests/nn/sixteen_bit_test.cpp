@@ -119,7 +119,7 @@ TEST_P(SixteenBit, RopeIsThatOfFp32Rounded) {
 /// Result and gradients of attention with shared heads, as one list.
 std::vector<at::Tensor> attention_of(std::vector<at::Tensor> in) {
   for (at::Tensor& x : in) x.requires_grad_();
-  const at::Tensor out = causal_attention(in[0], in[1], in[2], 0.3);
+  const at::Tensor out = causal_attention(in[0], in[1], in[2], {0.3});
   std::vector<at::Tensor> all =
       torch::autograd::grad({out}, in, {wave(out.sizes(), 1, 0.91, in[0].scalar_type())});
   all.push_back(out.detach());

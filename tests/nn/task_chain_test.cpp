@@ -381,6 +381,21 @@ TEST_P(EveryFamily, BalancingGroupsChangeTheLoss) {
             1e-6);
 }
 
+/// Dense models, scaled rotary embeddings, windows: all sources, kept or not.
+TEST(TaskChain, EveryKindOfAttentionEqualsTheReference) {
+  std::vector<ModelConfig> models = tiny_dense_models();
+  for (ModelConfig& model : tiny_scaled_models()) models.push_back(std::move(model));
+  ChainOptions kept, shared;
+  kept.keep = KeepGraph::kYes;
+  shared.source_sequences = {1, 0, 3};
+  for (const ModelConfig& model : models) {
+    SCOPED_TRACE(model.name);
+    for (const ChainOptions& options : {ChainOptions(), kept, shared})
+      expect_close(compare(model, options, at::kDouble), 1e-10);
+    expect_close(compare(model, {}, at::kFloat), 1e-4);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Tasks, EveryFamily, ::testing::ValuesIn(tiny_models()),
                          [](const auto& info) { return info.param.name; });
 

@@ -66,4 +66,58 @@ inline std::vector<ModelConfig> tiny_models() {
   return {tiny_mixtral(), tiny_qwen3(), tiny_olmoe(), tiny_deepseek_v2(), tiny_deepseek_v3()};
 }
 
+inline ModelConfig tiny_llama() {
+  ModelConfig m = tiny_mixtral();
+  m.name = m.model_type = "llama";
+  m.num_layers = 3, m.dense_layer = {true, true, true}, m.dense_hidden = 20;
+  m.num_experts = m.top_k = m.expert_hidden = 0;
+  m.aux_loss_coef = 0;
+  return m;
+}
+
+inline ModelConfig tiny_mistral() {
+  ModelConfig m = tiny_llama();
+  m.name = m.model_type = "mistral";
+  m.max_positions = 64, m.sliding_window = 3;
+  return m;
+}
+
+inline ModelConfig tiny_dense_qwen3() {
+  ModelConfig m = tiny_llama();
+  m.name = m.model_type = "qwen3";
+  m.head_dim = 6;
+  m.qk_norm = QkNorm::kPerHead;
+  m.tie_embeddings = true;
+  m.max_positions = 64, m.sliding_window = 2, m.sliding_layer = {false, true, true};
+  return m;
+}
+
+/// Without experts.
+inline std::vector<ModelConfig> tiny_dense_models() {
+  return {tiny_llama(), tiny_mistral(), tiny_dense_qwen3()};
+}
+
+/// With rotary embeddings of every scaled kind, and windows.
+inline std::vector<ModelConfig> tiny_scaled_models() {
+  std::vector<ModelConfig> out;
+  const auto add = [&](ModelConfig model, const char* name, RopeScaling scaling) {
+    model.name = name, model.rope_scaling = scaling, model.max_positions = 4;
+    out.push_back(std::move(model));
+  };
+  add(tiny_mixtral(), "linear", {.kind = RopeKind::kLinear, .factor = 3});
+  add(tiny_mixtral(), "dynamic", {.kind = RopeKind::kDynamic, .factor = 2.5});
+  add(tiny_mixtral(), "llama3", {.kind = RopeKind::kLlama3, .factor = 5, .original_positions = 64});
+  add(tiny_qwen3(), "yarn", {.kind = RopeKind::kYarn, .factor = 4, .original_positions = 4096});
+  add(tiny_deepseek_v3(), "yarn_mscale",
+      {.kind = RopeKind::kYarn,
+       .factor = 40,
+       .original_positions = 4096,
+       .mscale = 1,
+       .mscale_all_dim = 0.6});
+  ModelConfig window = tiny_olmoe();
+  window.name = "window", window.max_positions = 64, window.sliding_window = 3;
+  out.push_back(window);
+  return out;
+}
+
 }  // namespace hetermoe::testing

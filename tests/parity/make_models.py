@@ -48,13 +48,60 @@ MODELS = {
         num_experts_per_tok=3, n_shared_experts=1, first_k_dense_replace=1, q_lora_rank=12, kv_lora_rank=10,
         qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=8, routed_scaling_factor=2.5, n_group=4, topk_group=2,
         norm_topk_prob=True)),
+    "llama": ("llama", "Llama", dict(
+        num_key_value_heads=2, head_dim=6, num_hidden_layers=3, intermediate_size=20)),
+    "qwen3": ("qwen3", "Qwen3", dict(
+        num_key_value_heads=2, head_dim=6, intermediate_size=20, tie_word_embeddings=True)),
+    "mistral": ("mistral", "Mistral", dict(
+        num_key_value_heads=2, head_dim=6, intermediate_size=20, sliding_window=None)),
 }
+
+
+def variant(name, base, rope=None, **settings):
+    """A family with other settings. Of a scaled rotary embedding, every zone of frequencies has a pair."""
+    family, prefix, own = MODELS[base]
+    if rope is not None:
+        settings["rope_parameters"] = dict(rope_theta=1e4, **rope)
+    MODELS[name] = (family, prefix, {**own, **settings})
+
+
+# What each family has switched on, off, and the other way round.
+variant("mixtral_other", "mixtral", tie_word_embeddings=True, num_key_value_heads=4)
+variant("qwen3_moe_other", "qwen3_moe", norm_topk_prob=False, tie_word_embeddings=False, decoder_sparse_step=2,
+        mlp_only_layers=[])
+variant("olmoe_other", "olmoe", norm_topk_prob=True, clip_qkv=None, tie_word_embeddings=True, num_key_value_heads=2)
+variant("deepseek_v2_other", "deepseek_v2", q_lora_rank=12, topk_method="greedy", n_group=1, topk_group=1,
+        tie_word_embeddings=True)
+variant("deepseek_v3_other", "deepseek_v3", q_lora_rank=None, n_group=1, topk_group=1, norm_topk_prob=False,
+        rope_interleave=False)
+variant("llama_linear", "llama", dict(rope_type="linear", factor=3.0))
+variant("llama_dynamic", "llama", dict(rope_type="dynamic", factor=2.5), max_position_embeddings=8)
+variant("llama_llama3", "llama", dict(rope_type="llama3", factor=5.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                                      original_max_position_embeddings=64), head_dim=8, tie_word_embeddings=True)
+variant("llama_yarn", "llama", dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=4096), head_dim=8)
+variant("qwen3_moe_yarn", "qwen3_moe", dict(
+    rope_type="yarn", factor=6.0, original_max_position_embeddings=2048, beta_fast=20.0, beta_slow=2.0, truncate=False,
+    attention_factor=1.3), head_dim=8)
+variant("deepseek_v2_yarn", "deepseek_v2", dict(
+    rope_type="yarn", factor=40.0, original_max_position_embeddings=4096, beta_fast=32.0, beta_slow=1.0, mscale=0.707,
+    mscale_all_dim=0.707))
+variant("deepseek_v3_yarn", "deepseek_v3", dict(
+    rope_type="yarn", factor=40.0, original_max_position_embeddings=4096, beta_fast=32.0, beta_slow=1.0, mscale=1.0,
+    mscale_all_dim=0.6))
+variant("mistral_window", "mistral", sliding_window=5)
+variant("mixtral_window", "mixtral", sliding_window=4)
+variant("qwen3_moe_window", "qwen3_moe", use_sliding_window=True, sliding_window=3)
+variant("qwen3_window", "qwen3", num_hidden_layers=3, use_sliding_window=True, sliding_window=4, max_window_layers=2)
+
+
+ROPE_UTILS = "transformers.modeling_rope_utils"
 
 
 def widened(module_name):
     """The module with fp64 wherever its text says fp32."""
     original = importlib.import_module(module_name)
     text = pathlib.Path(original.__file__).read_text()
+    text = text.replace("from ...modeling_rope_utils import", f"from {ROPE_UTILS}_wide import")
     text = re.sub(r"torch\.float32\b|torch\.float\b(?!\d)", "torch.float64", text)
     text = text.replace(".float()", ".double()")
     module = types.ModuleType(module_name + "_wide")
@@ -130,11 +177,18 @@ def make(name):
     folder = OUT / name
     folder.mkdir(parents=True, exist_ok=True)
     plain.save_pretrained(folder)
+    # Both the classes and the base class, which fills the buffers of new models, take the functions from this table.
+    table = importlib.import_module(ROPE_UTILS).ROPE_INIT_FUNCTIONS
+    rounded_functions = dict(table)
+    table.update(widened(ROPE_UTILS).ROPE_INIT_FUNCTIONS)
     module = widened(f"transformers.models.{family}.modeling_{family}")
+    tokens = tokens_of(config)
+    torch.set_default_dtype(torch.float64)  # of numbers that the classes compute from lengths
     wide = getattr(module, prefix + "ForCausalLM")._from_config(config, **options).double()
     wide.load_state_dict(plain.state_dict())
-    tokens = tokens_of(config)
     expected, gradients = step(wide.eval(), tokens)
+    torch.set_default_dtype(torch.float32)
+    table.update(rounded_functions)
     rounded, _ = step(plain.eval(), tokens)
     for key, value in expected.items():
         difference = (value - rounded[key]).abs().max() / value.abs().max().clamp(min=1e-6)

@@ -27,6 +27,19 @@ TEST_F(CompareTest, OneRowPerLengthAndStrategyInTheOrderAsked) {
   }
 }
 
+TEST_F(CompareTest, WithoutExpertsWhatNeedsThemSaysSo) {
+  options_.strategies = {"zebra", "ep", "pp", "best"};
+  options_.limits.max_microbatches = 8;
+  const std::vector<CompareRow> rows =
+      compare_strategies(load_model("qwen3-1.7b"), load_cluster("o1"), {4096}, options_);
+  EXPECT_EQ(rows[0].infeasible, "the model has no experts");
+  for (std::size_t i = 1; i < rows.size(); ++i) {
+    EXPECT_EQ(rows[i].infeasible, "") << rows[i].strategy;
+    EXPECT_GT(rows[i].tokens_per_s, 0) << rows[i].strategy;
+  }
+  EXPECT_GE(rows[3].tokens_per_s, std::max(rows[1].tokens_per_s, rows[2].tokens_per_s));
+}
+
 TEST_F(CompareTest, EpIdealAddsTwoIndependentHalves) {
   options_.strategies = {"ep", "ep-ideal"};
   const std::vector<CompareRow> rows = compare({8192});

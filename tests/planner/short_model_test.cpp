@@ -31,5 +31,22 @@ TEST(ShortModel, ExtrapolatesUnlikeGroupsOneByOne) {
   EXPECT_LT(left, 1);
 }
 
+/// All layers are alike, so a deep model is simulated by a few of them.
+TEST(ShortModel, ExtrapolatesADenseModel) {
+  PlanRequest request;
+  request.model = load_model("llama-3.1-8b");
+  request.cluster = load_cluster(HM_SOURCE_DIR "/bench/clusters/h100x16-a100x16.yaml");
+  request.seq_len = 4096, request.sequences = 512;
+  const Rates rates(request);
+  Predictor whole(request.model, request.cluster, request.software);
+  ShortModel few(request.model, request.cluster, request.software);
+  EXPECT_EQ(few.layers_simulated(), 2 + 4);
+  const SketchRanking ranked = rank_sketches(rates);
+  ASSERT_FALSE(ranked.sketches.empty());
+  Plan plan = realize(rates, ranked.sketches.front().sketch);
+  const Seconds step = whole.predict(plan).step;
+  EXPECT_NEAR(few.predict_within(1 << 30, plan)->step / step, 1, 0.05);
+}
+
 }  // namespace
 }  // namespace hetermoe

@@ -83,6 +83,10 @@ inline std::string describe(const RandomCase& c) {
 namespace random_plan {
 
 inline ModelConfig model(Chooser& choose) {
+  if (choose.chance(0.1)) {
+    ModelConfig dense = choose.of(tiny_dense_models());
+    return first_layers(dense, choose.between(1, dense.num_layers));
+  }
   ModelConfig m = choose.of(tiny_models());
   if (m.group_score == GroupScore::kNone)
     m.num_experts = choose.between(m.top_k, 7);  // 5 and 7 divide nothing

@@ -42,7 +42,7 @@ EndedRun run(std::vector<std::pair<std::string, std::string>> overrides,
 }
 
 TEST(InitFrom, ThereAndBackWithoutAStepIsTheSameToTheBit) {
-  for (const std::string& family : kParityFamilies) {
+  for (const std::string& family : all_families()) {
     const WorkFolder out;
     const std::string source = parity_folder(family).string();
     const EndedRun done = run({{"train.init_from", source},

@@ -23,6 +23,21 @@ TEST(Convert, ThereAndBackThroughEveryLayoutGivesTheSameFile) {
   }
 }
 
+TEST(Convert, WithoutExpertsThereIsOneLayout) {
+  for (const std::string& family : kDenseFamilies) {
+    const WorkFolder out;
+    const fs::path source = parity_folder(family);
+    for (const ExpertLayout layout : {ExpertLayout::kPerExpert, ExpertLayout::kFused}) {
+      const fs::path to = out / std::to_string(static_cast<int>(layout));
+      const ConvertOptions options{.dtype = {}, .layout = layout};
+      const Converted done = convert_folder(source, to, options);
+      EXPECT_EQ(done.from, ExpertLayout::kNone);
+      verify_converted(source, to, options);
+      expect_same_tensors(tensors_of(to / "model.safetensors"), tensors_of(source / "model.safetensors"));
+    }
+  }
+}
+
 TEST(Convert, DtypesAreRoundedOnceAndBuffersKeepTheirs) {
   const WorkFolder out;
   const fs::path source = parity_folder("deepseek_v3");

@@ -15,7 +15,7 @@ void expect_parts(const std::string& text, const std::vector<std::string>& parts
 }
 
 TEST(DamagedFolder, TheUndamagedOneIsReadToTheBit) {
-  for (const std::string& family : kParityFamilies) {
+  for (const std::string& family : all_families()) {
     const FolderCopy folder(family);
     expect_same_tensors(folder.read_all(), folder.tensors);
   }

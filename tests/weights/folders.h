@@ -20,6 +20,13 @@ inline std::filesystem::path parity_folder(const std::string& family) {
 }
 inline const std::vector<std::string> kParityFamilies = {"mixtral", "qwen3_moe", "olmoe", "deepseek_v2",
                                                          "deepseek_v3"};
+/// Without experts.
+inline const std::vector<std::string> kDenseFamilies = {"llama", "qwen3", "mistral"};
+inline std::vector<std::string> all_families() {
+  std::vector<std::string> all = kParityFamilies;
+  all.insert(all.end(), kDenseFamilies.begin(), kDenseFamilies.end());
+  return all;
+}
 
 using Tensors = std::map<std::string, at::Tensor>;
 

@@ -64,9 +64,41 @@ TEST_P(Parity, Olmoe) { check("olmoe"); }
 TEST_P(Parity, DeepSeekV2) { check("deepseek_v2"); }
 TEST_P(Parity, DeepSeekV3) { check("deepseek_v3"); }
 
+TEST_P(Parity, DenseFamilies) {
+  for (const std::string& family : kDenseFamilies) check(family);
+}
+TEST_P(Parity, SwitchesTheOtherWayRound) {
+  for (const std::string& family : kParityFamilies) check(family + "_other");
+}
+TEST_P(Parity, ScaledRotaryEmbeddings) {
+  for (const char* name : {"llama_linear", "llama_dynamic", "llama_llama3", "llama_yarn", "qwen3_moe_yarn",
+                           "deepseek_v2_yarn", "deepseek_v3_yarn"})
+    check(name);
+}
+TEST_P(Parity, SlidingWindows) {
+  for (const char* name : {"mistral_window", "mixtral_window", "qwen3_moe_window", "qwen3_window"})
+    check(name);
+}
+
 INSTANTIATE_TEST_SUITE_P(Precision, Parity,
                          ::testing::Values(std::pair(at::kDouble, 1e-9), std::pair(at::kFloat, 1e-5)),
                          [](const auto& info) { return info.param.first == at::kDouble ? "fp64" : "fp32"; });
+
+/// No two of them agree by chance: what a variant adds is seen.
+TEST(Parity, VariantsDifferFromTheirFamily) {
+  for (const auto& [family, variants] :
+       std::map<std::string, std::vector<std::string>>{{"llama", {"llama_linear", "llama_dynamic"}},
+                                                       {"deepseek_v2", {"deepseek_v2_yarn"}},
+                                                       {"deepseek_v3", {"deepseek_v3_yarn"}},
+                                                       {"mistral", {"mistral_window"}},
+                                                       {"mixtral", {"mixtral_window"}},
+                                                       {"qwen3_moe", {"qwen3_moe_window"}}}) {
+    for (const std::string& variant : variants) {
+      const Expected of_family(family), of_variant(variant);
+      EXPECT_GT(relative_error(of_variant.all.at("logits"), of_family.all.at("logits"), 0), 1e-3) << variant;
+    }
+  }
+}
 
 TEST(Parity, AuxiliaryLossIsComputedWhereTheFamilyHasOne) {
   for (const char* family : {"mixtral", "qwen3_moe", "olmoe"})
