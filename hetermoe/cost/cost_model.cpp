@@ -53,7 +53,7 @@ double WorkModel::merged_rows_per_token(const Op& op) const {
   if (op.kind != OpKind::kMerge && placement_.moves_into(op.group, layer, op.microbatch)) return 0;
   const auto k = real(model_.top_k);
   // With row_dedup at most one row per owner returns; how many exactly hardly matters for a sum of rows.
-  const auto owners = real(placement_.owners(op.group, layer - 1).size());
+  const auto owners = real(placement_.num_owners(op.group, layer - 1));
   return placement_.plan().row_dedup ? std::min(k, owners) : k;
 }
 
@@ -69,7 +69,7 @@ ComputeWork WorkModel::compute_work(const Op& op, DeviceId device, const Exchang
   work.frozen = frozen_part(op, device);
   if (op.kind == OpKind::kExperts) {
     HM_CHECK(load != nullptr, "experts need a routing load");
-    const std::size_t owner = position(placement_.owners(op.group, op.layer), device);
+    const std::size_t owner = position(placement_.owners(op), device);
     work.rows = load->rows_at(owner);
     work.copies = load->copies_at(owner);
     const auto& experts = placement_.plan().groups[idx(op.group)].layers[idx(op.layer)].experts;
@@ -79,7 +79,7 @@ ComputeWork WorkModel::compute_work(const Op& op, DeviceId device, const Exchang
     return work;
   }
   const i32 stage = stage_of(op, placement_.num_layers());
-  work.sequences = real(sequences_of(placement_.shares(op.group, stage, op.microbatch), device));
+  work.sequences = real(sequences_of(placement_.shares(op.group, stage, op.microbatch, op.phase), device));
   work.tokens = work.sequences * real(work.seq_len);
   work.trains = placement_.options().backward;
   work.merged_rows = work.tokens * merged_rows_per_token(op);
@@ -192,8 +192,8 @@ std::vector<PortBytes> WorkModel::exchange_bytes(const Op& op, std::span<const D
 std::vector<PortBytes> WorkModel::pairwise_bytes(const Op& op, std::span<const DeviceId> participants,
                                                  const ExchangeLoad& load, bool to_owners) const {
   std::vector<PortBytes> bytes(participants.size());
-  const ShareRow& sources = placement_.shares(op.group, op.layer, op.microbatch);
-  const std::vector<DeviceId>& owners = placement_.owners(op.group, op.layer);
+  const ShareRow& sources = placement_.shares(op);
+  const std::vector<DeviceId>& owners = placement_.owners(op);
   for (std::size_t s = 0; s < sources.size(); ++s) {
     for (std::size_t o = 0; o < owners.size(); ++o) {
       const Bytes amount = wire_bytes(op, placement_.plan(), model_.hidden, load.rows_between(s, o),
@@ -213,8 +213,8 @@ std::vector<PortBytes> WorkModel::pairwise_bytes(const Op& op, std::span<const D
 std::vector<PortBytes> WorkModel::product_bytes(const Op& op, std::span<const DeviceId> participants,
                                                 const ExchangeLoad& load) const {
   std::vector<PortBytes> bytes(participants.size());
-  const ShareRow& sources = placement_.shares(op.group, op.layer, op.microbatch);
-  const std::vector<DeviceId>& owners = placement_.owners(op.group, op.layer);
+  const ShareRow& sources = placement_.shares(op);
+  const std::vector<DeviceId>& owners = placement_.owners(op);
   std::vector<double> node_tokens(cluster_.nodes.size(), 0);
   std::vector<Bytes> node_bytes(cluster_.nodes.size(), 0), owner_bytes(owners.size());
   std::vector<double> own_tokens(owners.size(), 0);  // of an owner that is a source, too
@@ -249,26 +249,29 @@ std::vector<PortBytes> WorkModel::product_bytes(const Op& op, std::span<const De
   return bytes;
 }
 
+/// Bytes of a token. What backward starts from travels as the devices have it: the row, expert ids (8 bytes
+/// each) and routing weights (in fp32 or wider).
+Bytes WorkModel::moved_token(const Op& op) const {
+  const Plan& plan = placement_.plan();
+  const auto hidden = real(model_.hidden);
+  if (op.phase == Phase::kForward) return hidden * bytes_of(plan.wire_forward);
+  if (op.phase == Phase::kBackward) return hidden * bytes_of(plan.wire_backward);
+  const double element = bytes_of(plan.dtype[idx(placement_.move_rows(op).from[0].device)]);
+  return hidden * element + (placement_.is_moe(op.layer) ? real(model_.top_k) * (8 + std::max(4.0, element)) : 0);
+}
+
 std::vector<PortBytes> WorkModel::move_bytes(const Op& op, std::span<const DeviceId> participants) const {
   std::vector<PortBytes> bytes(participants.size());
-  const ShareRow& before = placement_.shares(op.group, op.layer - 1, op.microbatch);
-  const ShareRow& after = placement_.shares(op.group, op.layer, op.microbatch);
   const Plan& plan = placement_.plan();
-  const bool forward = op.phase == Phase::kForward;
-  const double per_sequence =
-      real(plan.seq_len * model_.hidden) * bytes_of(forward ? plan.wire_forward : plan.wire_backward);
+  const auto [senders, receivers] = placement_.move_rows(op);
+  const Bytes per_sequence = real(plan.seq_len) * moved_token(op);
   i64 begin = 0;
-  for (const Share& from : before) {
+  for (const Share& from : senders) {
     i64 other = 0;
-    for (const Share& to : after) {
+    for (const Share& to : receivers) {
       const i64 overlap = std::min(begin + from.sequences, other + to.sequences) - std::max(begin, other);
       other += to.sequences;
-      if (overlap <= 0) continue;
-      const Bytes amount = real(overlap) * per_sequence;
-      if (forward)
-        add(bytes, participants, from.device, to.device, amount);
-      else
-        add(bytes, participants, to.device, from.device, amount);
+      if (overlap > 0) add(bytes, participants, from.device, to.device, real(overlap) * per_sequence);
     }
     begin += from.sequences;
   }

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "hetermoe/base/index.h"
+#include "hetermoe/plan/backward_shares.h"
 #include "hetermoe/schedule/order_policy.h"
 
 namespace hetermoe {
@@ -37,6 +38,8 @@ class GroupShapes {
            same_shares(a.embed, b.embed) && same_shares(a.head, b.head) &&
            equal(a.layers, b.layers, [&](const LayerPlacement& x, const LayerPlacement& y) {
              return x.recompute == y.recompute && same_shares(x.attention, y.attention) &&
+                    x.experts_at == y.experts_at &&
+                    same_shares(x.attention_backward, y.attention_backward) &&
                     same_owners(x.experts, y.experts);
            });
   }
@@ -82,7 +85,8 @@ class Finder {
   }
 
   std::optional<Fold> run(FoldScope scope) {
-    const bool foldable = loads_.is_uniform() && traits_of(plan_.order).treats_equals_alike;
+    const bool foldable =
+        loads_.is_uniform() && traits_of(plan_.order).treats_equals_alike && !has_roaming_layers(plan_);
     const bool groups = scope == FoldScope::kGroups;
     if (uses_hosts(plan_)) return groups ? std::optional<Fold>() : fold_;
     if (groups && (!foldable || p_.balance_on() || !fold_groups())) return {};

@@ -2,6 +2,8 @@
 
 #include <numeric>
 
+#include "hetermoe/plan/backward_shares.h"
+
 namespace hetermoe {
 namespace {
 
@@ -12,7 +14,7 @@ bool alike(const Group& group, i32 a, i32 b) {
     return false;
   if (!same_rows(group.embed, a, b) || !same_rows(group.head, a, b)) return false;
   for (const LayerPlacement& layer : group.layers) {
-    if (!same_rows(layer.attention, a, b)) return false;
+    if (!same_rows(layer.attention, a, b) || !same_rows(backward_shares(layer), a, b)) return false;
   }
   return true;
 }

@@ -131,12 +131,14 @@ ExchangeLoad ExpectedRouting::exchange(const Placement& placement, i32 group, i3
     const auto [begin, end] = chunk_range(share.sequences * plan.seq_len, chunk, plan.chunks);
     load.tokens.push_back(static_cast<double>(end - begin));
   }
-  const std::vector<DeviceId>& owners = placement.owners(group, layer);
+  const std::vector<DeviceId>& owners = placement.owners(group, layer, microbatch, Phase::kForward);
   std::vector<std::vector<Held>> held(owners.size());
   const auto& experts =
       plan.groups[static_cast<std::size_t>(group)].layers[static_cast<std::size_t>(layer)].experts;
+  const bool at_sources = placement.at_sources(group, layer);
   for (std::size_t e = 0; e < experts.size(); ++e) {
-    for (const ExpertOwner& owner : experts[e]) {
+    if (at_sources) held[0].push_back({e, 1});
+    for (const ExpertOwner& owner : at_sources ? ExpertOwners() : experts[e]) {
       const auto at = std::lower_bound(owners.begin(), owners.end(), owner.device) - owners.begin();
       held[static_cast<std::size_t>(at)].push_back({e, owner.share});
     }

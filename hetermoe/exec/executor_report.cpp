@@ -154,7 +154,7 @@ RecordedRouting Executor::recorded_routing() const {
       const DeviceId d = device->runtime.device();
       if (d >= context_.schedule.num_devices) continue;
       if (!context_.placement.is_source(op.group, op.layer, op.microbatch, d) &&
-          !context_.placement.is_owner(op.group, op.layer, d)) {
+          !context_.placement.is_owner(op, d)) {
         continue;
       }
       routing.set(op.group, op.layer, op.microbatch, op.chunk, *device->runtime.load_of(op));

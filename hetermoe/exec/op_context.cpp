@@ -37,7 +37,7 @@ OpContext::OpContext(const RunContext& run, DeviceState& device_state)
   slots = Slots(p.num_layers(), static_cast<i32>(num_microbatches), plan.chunks);
   if (device() >= p.num_devices()) return;  // a host routes nothing
   for (i32 l = 0; l < p.num_layers(); ++l) {
-    routing.emplace_back(owner_table(p, group, l), static_cast<i64>(p.owners(group, l).size()), where());
+    routing.emplace_back(owner_table(p, group, l), static_cast<i64>(p.num_owners(group, l)), where());
   }
 }
 
@@ -55,9 +55,9 @@ void OpContext::begin_step(const StepInput& step) {
   if (p.options().backward) state.zero_grads();
 }
 
-OpContext::Range OpContext::range(i32 of_group, i32 stage, i32 microbatch) const {
+OpContext::Range OpContext::range(const ShareRow& row) const {
   Range range;
-  for (const Share& share : p.shares(of_group, stage, microbatch)) {
+  for (const Share& share : row) {
     if (share.device == device()) {
       range.sequences = share.sequences;
       return range;
@@ -69,11 +69,11 @@ OpContext::Range OpContext::range(i32 of_group, i32 stage, i32 microbatch) const
 
 i64 OpContext::first_sequence(const Op& op, i32 stage) const {
   return group_begin_[idx(op.group)] + microbatch_begin_[idx(op.group)][idx(op.microbatch)] +
-         range(op.group, stage, op.microbatch).begin;
+         range(op, stage).begin;
 }
 
 at::Tensor OpContext::rows_of(const at::Tensor& all, const Op& op, i32 stage) const {
-  const i64 sequences = range(op.group, stage, op.microbatch).sequences;
+  const i64 sequences = range(op, stage).sequences;
   return all.narrow(0, first_sequence(op, stage), sequences).reshape({-1});
 }
 

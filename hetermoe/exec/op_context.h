@@ -36,15 +36,18 @@ class OpContext {
     i64 begin = 0, sequences = 0;  ///< of the microbatch
   };
   /// This device's share of a microbatch at a stage (-1 the embedding, num_layers the head).
-  Range range(i32 of_group, i32 stage, i32 microbatch) const;
+  Range range(const Op& op, i32 stage) const { return range(p.shares(op.group, stage, op.microbatch, op.phase)); }
+  Range range(const ShareRow& row) const;
   /// The first sequence of the step in this device's share.
   i64 first_sequence(const Op& op, i32 stage) const;
   /// This device's part of `tokens` or `targets`, flattened.
   at::Tensor rows_of(const at::Tensor& all, const Op& op, i32 stage) const;
   /// A tensor of a message, on this device: between two GPUs of one process it is still its sender's memory.
   at::Tensor received(const at::Tensor& tensor) const { return tensor.to(where()); }
-  bool is_source(const Op& op) const { return p.is_source(op.group, op.layer, op.microbatch, device()); }
-  bool is_owner(const Op& op) const { return p.is_owner(op.group, op.layer, device()); }
+  bool is_source(const Op& op) const {
+    return p.is_source(op.group, op.layer, op.microbatch, device(), op.phase);
+  }
+  bool is_owner(const Op& op) const { return p.is_owner(op, device()); }
   /// Forward keeps the activations of the op's layer.
   bool keeps_activations(const Op& op) const;
   /// Output of layer `layer` - 1: residual stream plus the returned rows, added in device order.

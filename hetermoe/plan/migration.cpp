@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "hetermoe/base/index.h"
+#include "hetermoe/plan/backward_shares.h"
 
 namespace hetermoe {
 namespace {
@@ -22,10 +23,12 @@ std::vector<DeviceId> holders_of(const Unit& unit, const Plan& plan, const Model
     switch (unit.part) {
       case UnitPart::kEmbed:
         add(devices, group.embed);
+        add(devices, backward_embed_shares(group));
         if (model.tie_embeddings) add(devices, group.head);
         break;
       case UnitPart::kAttention:
         add(devices, group.layers[idx(unit.layer)].attention);
+        add(devices, group.layers[idx(unit.layer)].attention_backward);
         break;
       case UnitPart::kExperts:
         for (const ExpertOwner& owner : group.layers[idx(unit.layer)].experts[idx(unit.expert)])

@@ -5,6 +5,7 @@
 
 #include "hetermoe/base/enum_count.h"
 #include "hetermoe/base/index.h"
+#include "hetermoe/plan/backward_shares.h"
 
 namespace hetermoe {
 
@@ -69,8 +70,10 @@ std::vector<std::string> roles_of(const Plan& plan) {
   };
   for (const Group& group : plan.groups) {
     for (const LayerPlacement& layer : group.layers) {
-      for (const ShareRow& row : layer.attention) {
-        for (const Share& share : row) set(attention, share.device);
+      for (const Shares* shares : {&layer.attention, &layer.attention_backward}) {
+        for (const ShareRow& row : *shares) {
+          for (const Share& share : row) set(attention, share.device);
+        }
       }
       for (const ExpertOwners& owners : layer.experts) {
         for (const ExpertOwner& owner : owners) set(experts, owner.device);
@@ -154,6 +157,8 @@ class Validator {
     check_shares(group, group.embed, where + ".embed");
     check_shares(group, group.head, where + ".head");
     for (i64 l = 0; l < model_.num_layers; ++l) check_layer(group, l, fmt::format("{}.layers[{}]", where, l));
+    for (i64 l = 0; l < model_.num_layers && faults_.empty(); ++l)
+      faults_ = backward_faults(plan_, g, idx(l), model_.is_moe(l));
   }
 
   /// Devices that hold copies of the same parameters must round their gradients alike. The first fault is
@@ -162,12 +167,13 @@ class Validator {
     std::set<DeviceId> embed, head;
     for (const Group& group : plan_.groups) {
       add_devices(group.embed, embed);
+      add_devices(backward_embed_shares(group), embed);
       add_devices(group.head, model_.tie_embeddings ? embed : head);
     }
     if (!same_dtype(embed, "the embedding") || !same_dtype(head, "the head")) return;
     for (std::size_t l = 0; l < plan_.groups[0].layers.size(); ++l) {
       std::set<DeviceId> attention;
-      for (const Group& group : plan_.groups) add_devices(group.layers[l].attention, attention);
+      for (const Group& group : plan_.groups) add_devices(group.layers[l], attention);
       if (!same_dtype(attention, fmt::format("the attention part of layer {}", l))) return;
       for (std::size_t e = 0; e < plan_.groups[0].layers[l].experts.size(); ++e) {
         std::set<DeviceId> owners;
@@ -179,6 +185,10 @@ class Validator {
     }
   }
 
+  static void add_devices(const LayerPlacement& layer, std::set<DeviceId>& devices) {
+    add_devices(layer.attention, devices);
+    add_devices(layer.attention_backward, devices);
+  }
   static void add_devices(const Shares& shares, std::set<DeviceId>& devices) {
     for (const ShareRow& row : shares) {
       for (const Share& share : row) devices.insert(share.device);
@@ -287,9 +297,10 @@ class Validator {
         part == UnitPart::kExperts ? plan_.groups[0].layers[layer].experts.size() : 1);
     for (const Group& group : plan_.groups) {
       if (part == UnitPart::kEmbed) add_devices(group.embed, all[0]);
+      if (part == UnitPart::kEmbed) add_devices(backward_embed_shares(group), all[0]);
       if (part == UnitPart::kHead || (part == UnitPart::kEmbed && model_.tie_embeddings))
         add_devices(group.head, all[0]);
-      if (part == UnitPart::kAttention) add_devices(group.layers[layer].attention, all[0]);
+      if (part == UnitPart::kAttention) add_devices(group.layers[layer], all[0]);
       for (std::size_t e = 0; part == UnitPart::kExperts && e < all.size(); ++e) {
         for (const ExpertOwner& owner : group.layers[layer].experts[e]) all[e].insert(owner.device);
       }
@@ -341,6 +352,8 @@ class Validator {
   void check_layer(const Group& group, i64 l, const std::string& where) {
     const LayerPlacement& layer = group.layers[static_cast<std::size_t>(l)];
     check_shares(group, layer.attention, where + ".attention");
+    if (!layer.attention_backward.empty())
+      check_shares(group, layer.attention_backward, where + ".attention_backward");
     const i64 expected = model_.is_moe(l) ? model_.num_experts : 0;
     if (static_cast<i64>(layer.experts.size()) != expected) {
       fault(where + ".experts", "has {} experts, but model {} has {} in this layer", layer.experts.size(),
@@ -393,7 +406,11 @@ Json to_json(const Plan& plan) {
   };
   for (Json& group : json["groups"]) {
     drop_null(group, {"embed_home", "head_home"});
-    for (Json& layer : group["layers"]) drop_null(layer, {"attention_home", "experts_home", "recompute"});
+    for (Json& layer : group["layers"]) {
+      drop_null(layer, {"attention_home", "experts_home", "recompute"});
+      if (layer["attention_backward"].empty()) layer.erase("attention_backward");
+      if (layer["experts_at"] == "owners") layer.erase("experts_at");
+    }
   }
   return json;
 }
@@ -418,7 +435,10 @@ void check_sizes(const Plan& plan, const std::string& where) {
     for (const i64 size : group.microbatches) check(key + "microbatches", size, kMostSequences);
     check_shares(key + "embed", group.embed);
     check_shares(key + "head", group.head);
-    for (const LayerPlacement& layer : group.layers) check_shares(key + "layers", layer.attention);
+    for (const LayerPlacement& layer : group.layers) {
+      check_shares(key + "layers", layer.attention);
+      check_shares(key + "layers", layer.attention_backward);
+    }
   }
 }
 

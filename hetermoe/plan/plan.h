@@ -16,8 +16,8 @@ namespace hetermoe {
 
 /// layer_major: layer by layer over a window of microbatches (window 1 = one microbatch after another, all =
 /// zebra). one_f_one_b: pipeline stages alternate forward and backward. explicit: the lanes of
-/// `explicit_order`.
-enum class OrderPolicy { kLayerMajor, kOneFOneB, kExplicit };
+/// `explicit_order`. round_robin: rounds of `window` microbatches go from turn to turn.
+enum class OrderPolicy { kLayerMajor, kOneFOneB, kExplicit, kRoundRobin };
 /// Which queue a transfer uses: its direction, its name (the paper's: dispatch, combine), or one queue for
 /// all.
 enum class QueueBinding { kDirection, kName, kSingle };
@@ -28,12 +28,15 @@ enum class Recompute { kOff, kLocal, kResend, kAhead };
 /// with: a backward op computes gradients of inputs and weights. after: of inputs alone; those of weights are
 /// ops of their own (phase W), which run while the gradients of inputs travel.
 enum class WeightGradients { kWith, kAfter };
+/// Who computes a token's experts. owners: those that own them alone. sources: the device with the token's
+/// attention part, which owns all experts of the layer; nothing travels.
+enum class ExpertsAt { kOwners, kSources };
 
 template <>
 struct EnumNames<OrderPolicy> {
   static const std::vector<std::string>& names() {
     static const std::vector<std::string> all =
-        names_of_all<OrderPolicy>({"layer_major", "one_f_one_b", "explicit"});
+        names_of_all<OrderPolicy>({"layer_major", "one_f_one_b", "explicit", "round_robin"});
     return all;
   }
 };
@@ -47,6 +50,10 @@ struct EnumNames<Recompute> {
 };
 template <>
 struct EnumNames<WeightGradients> {
+  static const std::vector<std::string>& names();
+};
+template <>
+struct EnumNames<ExpertsAt> {
   static const std::vector<std::string>& names();
 };
 
@@ -87,6 +94,8 @@ struct LayerPlacement {
   LayerOwners experts;                                         ///< empty in a dense layer
   std::optional<Home> attention_home = {}, experts_home = {};  ///< none: all on the devices
   std::optional<Recompute> recompute = std::nullopt;           ///< none = the plan's; see recompute_of()
+  Shares attention_backward = {};  ///< empty = as `attention`; see backward_shares()
+  ExpertsAt experts_at = ExpertsAt::kOwners;
   bool operator==(const LayerPlacement&) const = default;
   template <class V>
   void fields(V& v) {
@@ -95,6 +104,8 @@ struct LayerPlacement {
     v("attention_home", attention_home, "where parameters of the attention part live");
     v("experts_home", experts_home, "where parameters of the experts live");
     v("recompute", recompute, "activation checkpointing of this layer; null = the plan's");
+    v("attention_backward", attention_backward, "who computes backward; empty = as attention");
+    v("experts_at", experts_at, "who computes a token's experts");
   }
 };
 
@@ -125,7 +136,7 @@ struct Plan {
   std::vector<Group> groups;
   OrderPolicy order = OrderPolicy::kLayerMajor;
   /// layer_major: microbatches in flight, 0 = all. one_f_one_b: microbatches that go through a stage
-  /// together, 0 = one.
+  /// together, 0 = one. round_robin: microbatches of a round, 0 = all.
   i32 window = 0;
   i32 combine_lag =
       0;           ///< a return transfer is ordered this many dispatches later (matters on shared queues)

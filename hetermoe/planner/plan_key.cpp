@@ -7,6 +7,9 @@
 namespace hetermoe {
 namespace {
 
+/// Before what most plans have not, so that no two plans add the same.
+constexpr u64 kBackwardMark = 0xb4c4;
+
 void add_shares(Fnv& hash, const Shares& shares) {
   hash.add(shares.size());
   for (const ShareRow& row : shares) {
@@ -45,6 +48,8 @@ void add_group(Fnv& hash, const Group& group) {
     add_if_new(layer.attention);
     add_owners(hash, layer.experts);
     if (layer.recompute) hash.add(*layer.recompute);
+    if (!layer.attention_backward.empty()) add_shares(hash.add(kBackwardMark), layer.attention_backward);
+    if (layer.experts_at != ExpertsAt::kOwners) hash.add(layer.experts_at);
   }
   add_if_new(group.head);
 }

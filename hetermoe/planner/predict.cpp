@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "hetermoe/base/index.h"
+#include "hetermoe/plan/backward_shares.h"
 #include "hetermoe/schedule/order_policy.h"
 
 namespace hetermoe {
@@ -61,6 +62,7 @@ std::vector<i64> stage_layers(const Group& group) {
 
 std::vector<Repeat> repeated_windows(const Plan& plan) {
   std::vector<Repeat> repeats;
+  if (has_roaming_layers(plan)) return repeats;
   const bool pipeline = plan.order == OrderPolicy::kOneFOneB;
   if (!pipeline && (!traits_of(plan.order).takes_turns || plan.window < 1)) return repeats;
   bool any = false;

@@ -7,6 +7,7 @@
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/planner/balance/balancers.h"
+#include "hetermoe/planner/round_robin_plan.h"
 
 namespace hetermoe {
 
@@ -311,6 +312,10 @@ Plan make_pp_zebra(const ModelConfig& model, const Cluster& cluster, const Strat
   return make_in("pp_zebra", model, cluster, request, 2);
 }
 
+Plan make_round_robin(const ModelConfig& model, const Cluster& cluster, const StrategyRequest& request) {
+  return make_roundpipe(model, cluster, request, make_in("roundpipe", model, cluster, request, 0));
+}
+
 }  // namespace
 
 const std::vector<Strategy>& strategies() {
@@ -328,6 +333,8 @@ const std::vector<Strategy>& strategies() {
        DeviceUse::kAlike, true, make_pp_ep},
       {"pp_zebra", "a pipeline (1F1B) whose stages have attention on newer and experts on older devices",
        DeviceUse::kApart, true, make_pp_zebra},
+      {"roundpipe", "runs of layers, forward and backward, go round the devices of a node, each taking the next",
+       DeviceUse::kAlike, false, make_round_robin},
   };
   return all;
 }

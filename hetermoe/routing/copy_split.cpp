@@ -8,6 +8,10 @@ namespace hetermoe {
 
 OwnerTable owner_table(const Placement& placement, i32 group, i32 layer) {
   OwnerTable table;
+  if (placement.at_sources(group, layer)) {
+    table.assign(placement.plan().groups[idx(group)].layers[idx(layer)].experts.size(), {{0, 1.0}});
+    return table;
+  }
   const std::vector<DeviceId>& owners = placement.owners(group, layer);
   for (const ExpertOwners& of_expert : placement.plan().groups[idx(group)].layers[idx(layer)].experts) {
     std::vector<ExpertShare> shares;

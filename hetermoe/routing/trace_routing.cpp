@@ -82,7 +82,7 @@ ExchangeLoad TraceRouting::exchange(const Placement& placement, i32 group, i32 l
   for (i32 g = 0; g < group; ++g) sequence += total_sequences(plan.groups[idx(g)]);
   for (i32 m = 0; m < microbatch; ++m) sequence += plan.groups[idx(group)].microbatches[idx(m)];
   ExchangeLoad load;
-  load.rows_per_token.assign(placement.owners(group, layer).size(), 0);
+  load.rows_per_token.assign(placement.num_owners(group, layer), 0);
   load.copies_per_token.assign(load.rows_per_token.size(), 0);
   const OwnerTable owners = owner_table(placement, group, layer);
   for (const Share& share : placement.shares(group, layer, microbatch)) {

@@ -64,7 +64,7 @@ class Table {
         add(Buffer::kMoveOut, Mode::kWrite, op_.layer);
         break;
       case OpKind::kMove:
-        op_.phase == Phase::kBackward ? move_backward() : move_forward();
+        move();
         break;
       case OpKind::kHead:
         head();
@@ -106,9 +106,13 @@ class Table {
   void add_all_chunks(Buffer buffer, Mode mode, i32 layer) {
     for (i32 c = 0; c < p_.plan().chunks; ++c) out_.push_back({buffer, mode, layer, op_.microbatch, c});
   }
-  bool is_source(i32 layer) const { return p_.is_source(op_.group, layer, op_.microbatch, device_); }
-  bool is_owner() const { return p_.is_owner(op_.group, op_.layer, device_); }
-  bool moves_into(i32 layer) const { return p_.moves_into(op_.group, layer, op_.microbatch); }
+  bool is_source(i32 layer) const {
+    return p_.is_source(op_.group, layer, op_.microbatch, device_, op_.phase);
+  }
+  bool is_owner() const { return p_.is_owner(op_, device_); }
+  bool moves_into(i32 layer, Phase phase) const {
+    return p_.moves_into(op_.group, layer, op_.microbatch, phase);
+  }
   Recompute recompute() const { return p_.recompute(op_.group, op_.layer); }
   bool saves_activations() const { return keeps_activations(recompute()) && p_.options().backward; }
   bool finds_activations() const { return !recomputes_inside(recompute(), p_.is_moe(op_.layer)); }
@@ -161,7 +165,7 @@ class Table {
   }
   /// Input of a compute op of `layer`: from the embedding or a move it is there, else this op merges it.
   void read_input(i32 layer) {
-    if (layer == 0 || moves_into(layer)) {
+    if (layer == 0 || moves_into(layer, Phase::kForward)) {
       add(Buffer::kHidden, Mode::kRead, layer);
     } else {
       merged_input(layer);
@@ -169,11 +173,11 @@ class Table {
     }
   }
   void write_input(i32 layer) {
-    add(moves_into(layer) ? Buffer::kMoveOut : Buffer::kHidden, Mode::kWrite, layer);
+    add(moves_into(layer, Phase::kForward) ? Buffer::kMoveOut : Buffer::kHidden, Mode::kWrite, layer);
   }
   void write_input_gradient(i32 layer) {
     if (!p_.needs_input_gradient(layer)) return;
-    if (moves_into(layer)) {
+    if (moves_into(layer, Phase::kBackward)) {
       add(Buffer::kDMove, Mode::kWrite, layer);
     } else {
       add(Buffer::kDHidden, Mode::kWrite, layer - 1);
@@ -304,6 +308,24 @@ class Table {
     if (is_owner()) add_chunk(Buffer::kDOut, Mode::kWrite, op_.layer);
   }
 
+  void move() {
+    switch (op_.phase) {
+      case Phase::kForward:
+        return move_forward();
+      case Phase::kBackward:
+        return move_backward();
+      case Phase::kRecompute:
+        return move_saved();
+      case Phase::kWeights:
+        break;
+    }
+  }
+  /// From the devices of forward to those of backward.
+  void move_saved() {
+    const bool gives = p_.is_source(op_.group, op_.layer, op_.microbatch, device_);
+    add(Buffer::kHidden, gives ? Mode::kRead : Mode::kWrite, op_.layer);
+    if (p_.is_moe(op_.layer)) add(Buffer::kRouting, gives ? Mode::kRead : Mode::kWrite, op_.layer);
+  }
   void move_forward() {
     if (is_source(op_.layer - 1)) add(Buffer::kMoveOut, Mode::kRead, op_.layer);
     if (is_source(op_.layer)) add(Buffer::kHidden, Mode::kWrite, op_.layer);
@@ -323,16 +345,11 @@ class Table {
   }
   void balance() {
     for (const MicrobatchRef& member : p_.balance_set(p_.balance_set_of(op_.group, op_.microbatch))) {
-      if (!routes(member)) continue;
-      out_.push_back({Buffer::kCounts, Mode::kRead, -1, member.microbatch, 0});
-      out_.push_back({Buffer::kBalance, Mode::kWrite, -1, member.microbatch, 0});
+      if (p_.routes(member, device_, Phase::kForward))
+        out_.push_back({Buffer::kCounts, Mode::kRead, -1, member.microbatch, 0});
+      if (p_.routes(member, device_, Phase::kBackward))
+        out_.push_back({Buffer::kBalance, Mode::kWrite, -1, member.microbatch, 0});
     }
-  }
-  bool routes(const MicrobatchRef& member) const {
-    for (i32 l = 0; l < p_.num_layers(); ++l) {
-      if (p_.is_moe(l) && p_.is_source(member.group, l, member.microbatch, device_)) return true;
-    }
-    return false;
   }
   void norm() {
     for (const i32 state : p_.states_on(device_)) {

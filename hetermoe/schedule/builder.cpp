@@ -160,7 +160,8 @@ void ScheduleBuilder::append_visits() {
 }
 
 void ScheduleBuilder::compute_on_shares(const Op& op, i32 layer) {
-  for (const Share& share : placement_.shares(op.group, layer, op.microbatch)) compute(op, share.device);
+  for (const Share& share : placement_.shares(op.group, layer, op.microbatch, op.phase))
+    compute(op, share.device);
 }
 
 void ScheduleBuilder::transfer(const Op& op) {
@@ -172,7 +173,7 @@ void ScheduleBuilder::transfer(const Op& op) {
     }
   };
   if (traits(op.kind).participants == Participants::kExchange) {
-    add_listed(placement_.in_exchange(op.group, op.layer, op.microbatch));  // most transfers: no copy
+    add_listed(placement_.in_exchange(op));  // most transfers: no copy
   } else {
     add_listed(placement_.participants(op));
   }

@@ -56,15 +56,18 @@ class Collector {
   void add_computes(Phase phase, i32 l) {
     add_on_shares(OpKind::kAttention, phase, l);
     for (i32 c = 0; p_.is_moe(l) && c < p_.plan().chunks; ++c) {
-      for (const DeviceId device : p_.owners(group_, l)) add(OpKind::kExperts, phase, l, device, c);
+      for (const DeviceId device : p_.owners(group_, l, microbatch_, phase))
+        add(OpKind::kExperts, phase, l, device, c);
     }
   }
 
   void add_moves(i32 stage) {
+    if (backward() && p_.moves_into(group_, stage, microbatch_, Phase::kBackward))
+      add(OpKind::kMove, Phase::kBackward, stage);
+    if (p_.moves_saved(group_, stage, microbatch_)) add(OpKind::kMove, Phase::kRecompute, stage);
     if (!p_.moves_into(group_, stage, microbatch_)) return;
     if (stage > 0) add_on_shares(OpKind::kMerge, Phase::kForward, stage);
     add(OpKind::kMove, Phase::kForward, stage);
-    if (backward()) add(OpKind::kMove, Phase::kBackward, stage);
   }
 
   void add_step_end() {
@@ -96,7 +99,8 @@ class Collector {
 
   void add_on_shares(OpKind kind, Phase phase, i32 layer) {
     const i32 stage = stage_of({.kind = kind, .layer = layer}, p_.num_layers());
-    for (const Share& share : p_.shares(group_, stage, microbatch_)) add(kind, phase, layer, share.device);
+    for (const Share& share : p_.shares(group_, stage, microbatch_, phase))
+      add(kind, phase, layer, share.device);
   }
   void add(OpKind kind, Phase phase, i32 layer, DeviceId device = -1, i32 chunk = 0) {
     const Op op = {.kind = kind,

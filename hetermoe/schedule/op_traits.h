@@ -74,7 +74,7 @@ struct QueueRule {
 enum class Participants : std::uint8_t {
   kOneDevice,     ///< a compute op
   kExchange,      ///< sources and owners of the layer
-  kBothShares,    ///< the shares before the layer and those of the layer
+  kBothShares,    ///< the shares from which and to which a move goes
   kBalanceSet,    ///< the shares of all layers with experts, of all microbatches of the set
   kStateDevices,  ///< those that sum the state's gradients: its devices, or their hosts
   kStateHolders,  ///< those that hold any state, hosts included

@@ -9,6 +9,7 @@ namespace hetermoe {
 void order_layer_major(ScheduleBuilder& builder);
 void order_one_f_one_b(ScheduleBuilder& builder);
 void order_explicit(ScheduleBuilder& builder);
+void order_round_robin(ScheduleBuilder& builder);
 
 namespace {
 
@@ -51,6 +52,14 @@ const std::vector<OrderPolicyTraits>& order_policies() {
        .appends_end_of_step = true,
        .treats_equals_alike = false,
        .has_window = false,
+       .takes_turns = false,
+       .in_flight = in_window,
+       .plan_name = ""},
+      {.policy = OrderPolicy::kRoundRobin,
+       .append = order_round_robin,
+       .appends_end_of_step = false,
+       .treats_equals_alike = false,
+       .has_window = true,
        .takes_turns = false,
        .in_flight = in_window,
        .plan_name = ""},

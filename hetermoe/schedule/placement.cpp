@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "hetermoe/base/index.h"
+#include "hetermoe/plan/backward_shares.h"
 
 namespace hetermoe {
 namespace {
@@ -26,10 +27,12 @@ i32 rank(UnitPart part, i32 layer, i32 num_layers) {
   HM_CHECK(false, "state of no part");
 }
 
-const Shares& shares_of_stage(const Group& group, i32 layer) {
-  if (layer < 0) return group.embed;
+const Shares& shares_of_stage(const Group& group, i32 layer, Phase phase) {
+  const bool forward = phase == Phase::kForward;
+  if (layer < 0) return forward ? group.embed : backward_embed_shares(group);
   const auto l = static_cast<std::size_t>(layer);
-  return l < group.layers.size() ? group.layers[l].attention : group.head;
+  if (l == group.layers.size()) return group.head;
+  return forward ? group.layers[l].attention : backward_shares(group.layers[l]);
 }
 
 }  // namespace
@@ -46,7 +49,8 @@ Placement::Placement(const Plan& plan, const ModelConfig& model, const StepOptio
   options_.balance = options.balance && last_moe_layer() >= 0;
   for (const Group& group : plan.groups) {
     add_owners(group);
-    add_stages(group);
+    stages_.push_back(make_stages(group, Phase::kForward));
+    backward_stages_.push_back(has_backward_shares(group) ? make_stages(group, Phase::kBackward) : Stages());
     balance_set_of_.emplace_back(group.microbatches.size(), -1);
   }
   if (options_.balance) add_balance_sets(options.aux_group > 0 ? options.aux_group : total_sequences(plan));
@@ -70,20 +74,21 @@ void Placement::add_owners(const Group& group) {
   }
 }
 
-void Placement::add_stages(const Group& group) {
-  const i32 g = static_cast<i32>(stages_.size());
-  stages_.emplace_back();
+Placement::Stages Placement::make_stages(const Group& group, Phase phase) {
+  const auto g = static_cast<i32>(&group - plan_.groups.data());
+  Stages stages;
   for (i32 layer = -1; layer <= num_layers_; ++layer) {
-    const Shares& shares = shares_of_stage(group, layer);
-    const Shares* before = layer < 0 ? nullptr : &shares_of_stage(group, layer - 1);
+    const Shares& shares = shares_of_stage(group, layer, phase);
+    const Shares* before = layer < 0 ? nullptr : &shares_of_stage(group, layer - 1, phase);
     const bool one_row = shares.size() == 1 && (!before || before->size() == 1);
     std::vector<Stage> rows;
     for (std::size_t m = 0; m < (one_row ? 1 : group.microbatches.size()); ++m) {
       rows.push_back(make_stage(g, before, shares, layer, static_cast<i32>(m)));
       if (rows.back().moves) may_move_[static_cast<std::size_t>(layer)] = true;
     }
-    stages_.back().push_back(std::move(rows));
+    stages.push_back(std::move(rows));
   }
+  return stages;
 }
 
 Placement::Stage Placement::make_stage(i32 group, const Shares* before, const Shares& shares, i32 layer,
@@ -96,6 +101,11 @@ Placement::Stage Placement::make_stage(i32 group, const Shares* before, const Sh
   if (layer < 0 || layer >= num_layers_ || !is_moe(layer)) return stage;
   const std::vector<DeviceId>& owners =
       owners_[static_cast<std::size_t>(group)][static_cast<std::size_t>(layer)];
+  if (at_sources(group, layer)) {
+    for (const Share& share : row) stage.in_exchange.push_back(share.device);
+    stage.local_experts = true;
+    return stage;
+  }
   stage.in_exchange = owners;
   for (const Share& share : row) {
     if (is_owner(group, layer, share.device)) {
@@ -188,8 +198,30 @@ i32 Placement::last_moe_layer() const {
   return last;
 }
 
-const ShareRow& Placement::shares(i32 group, i32 layer, i32 microbatch) const {
-  return share_row(shares_of_stage(plan_.groups[static_cast<std::size_t>(group)], layer), microbatch);
+const ShareRow& Placement::shares(i32 group, i32 layer, i32 microbatch, Phase phase) const {
+  return share_row(shares_of_stage(plan_.groups[static_cast<std::size_t>(group)], layer, phase), microbatch);
+}
+
+const ShareRow& Placement::shares_with(i32 group, i32 layer, i32 microbatch, DeviceId device) const {
+  const bool forward = is_source(group, layer, microbatch, device);
+  return shares(group, layer, microbatch, forward ? Phase::kForward : Phase::kBackward);
+}
+
+Placement::MoveRows Placement::move_rows(const Op& move) const {
+  const auto row = [&](i32 layer, Phase phase) -> const ShareRow& {
+    return shares(move.group, layer, move.microbatch, phase);
+  };
+  if (move.phase == Phase::kRecompute)
+    return {row(move.layer, Phase::kForward), row(move.layer, Phase::kBackward)};
+  const ShareRow &before = row(move.layer - 1, move.phase), &after = row(move.layer, move.phase);
+  return move.phase == Phase::kForward ? MoveRows{before, after} : MoveRows{after, before};
+}
+
+bool Placement::routes(const MicrobatchRef& member, DeviceId device, Phase phase) const {
+  for (i32 l = 0; l < num_layers_; ++l) {
+    if (is_moe(l) && is_source(member.group, l, member.microbatch, device, phase)) return true;
+  }
+  return false;
 }
 
 std::pair<i32, i32> Placement::states_of(UnitPart part, i32 layer) const {
@@ -215,8 +247,8 @@ std::span<const i32> Placement::states_on(PlaceId place, UnitPart part, i32 laye
 
 std::vector<DeviceId> Placement::participants(const Op& op) const {
   std::set<DeviceId> all;
-  const auto add_shares = [&](i32 group, i32 layer, i32 microbatch) {
-    for (const Share& share : shares(group, layer, microbatch)) all.insert(share.device);
+  const auto add = [&](const ShareRow& row) {
+    for (const Share& share : row) all.insert(share.device);
   };
   switch (traits(op.kind).participants) {
     case Participants::kOneDevice:
@@ -224,19 +256,21 @@ std::vector<DeviceId> Placement::participants(const Op& op) const {
       HM_CHECK(false, "{} is not a transfer of a step", to_string(op));
       break;
     case Participants::kExchange:
-      return in_exchange(op.group, op.layer, op.microbatch);
+      return in_exchange(op);
     case Participants::kStateDevices:
       return states_[idx(op.state)].reducers();
     case Participants::kWithHost:
       return {op.device, host_of(op.device)};
     case Participants::kBothShares:
-      add_shares(op.group, op.layer - 1, op.microbatch);
-      add_shares(op.group, op.layer, op.microbatch);
+      add(move_rows(op).from);
+      add(move_rows(op).to);
       break;
     case Participants::kBalanceSet:
       for (const MicrobatchRef& member : balance_set(balance_set_of(op.group, op.microbatch))) {
         for (i32 l = 0; l < num_layers_; ++l) {
-          if (is_moe(l)) add_shares(member.group, l, member.microbatch);
+          if (!is_moe(l)) continue;
+          add(shares(member.group, l, member.microbatch));
+          if (options_.backward) add(shares(member.group, l, member.microbatch, Phase::kBackward));
         }
       }
       break;
@@ -342,12 +376,16 @@ std::vector<State> make_states(const Plan& plan, const ModelConfig& model, std::
   };
   for (const Group& group : plan.groups) {
     set.add(group.embed);
+    set.add(backward_embed_shares(group));
     if (model.tie_embeddings) set.add(group.head);
   }
   add(UnitPart::kEmbed, -1, {});
   const auto num_layers = static_cast<i32>(model.num_layers);
   for (i32 l = 0; l < num_layers; ++l) {
-    for (const Group& group : plan.groups) set.add(group.layers[idx(l)].attention);
+    for (const Group& group : plan.groups) {
+      set.add(group.layers[idx(l)].attention);
+      set.add(group.layers[idx(l)].attention_backward);
+    }
     add(UnitPart::kAttention, l, {.layer = l, .part = UnitPart::kAttention});
     if (model.is_moe(l)) add_expert_states(plan, l, model.num_experts, frozen, set, states);
   }

@@ -37,39 +37,79 @@ class Placement {
   bool is_moe(i32 layer) const { return moe_[static_cast<std::size_t>(layer)]; }
   Recompute recompute(i32 group, i32 layer) const { return recompute_of(plan_, group, layer); }
   i32 last_moe_layer() const;  ///< -1 = the model has no experts
-  /// Shares of stage `layer`: -1 the embedding, num_layers the head.
-  const ShareRow& shares(i32 group, i32 layer, i32 microbatch) const;
+  /// Shares of stage `layer`: -1 the embedding, num_layers the head. All phases but forward follow the
+  /// backward shares.
+  const ShareRow& shares(i32 group, i32 layer, i32 microbatch, Phase phase = Phase::kForward) const;
+  /// Those of the layer of an op, in its phase.
+  const ShareRow& shares(const Op& op) const { return shares(op.group, op.layer, op.microbatch, op.phase); }
+  /// Those of a stage of which a device has a part, in forward or backward: it has no more than one.
+  const ShareRow& shares_with(i32 group, i32 layer, i32 microbatch, DeviceId device) const;
+  /// A move goes from shares to shares.
+  struct MoveRows {
+    const ShareRow &from, &to;
+  };
+  MoveRows move_rows(const Op& move) const;
   /// Devices that own experts of the layer, ascending.
   const std::vector<DeviceId>& owners(i32 group, i32 layer) const {
     return owners_[static_cast<std::size_t>(group)][static_cast<std::size_t>(layer)];
   }
-  bool is_owner(i32 group, i32 layer, DeviceId device) const {
-    return owner_bits_[static_cast<std::size_t>(group)][static_cast<std::size_t>(layer)]
-                      [static_cast<std::size_t>(device)];
+  /// Those that compute the experts of a microbatch, ascending: with experts at their sources the source.
+  const std::vector<DeviceId>& owners(i32 group, i32 layer, i32 microbatch, Phase phase) const {
+    const Stage& of = stage(group, layer, microbatch, phase);
+    return at_sources(group, layer) ? of.in_exchange : owners(group, layer);
+  }
+  const std::vector<DeviceId>& owners(const Op& op) const {
+    return owners(op.group, op.layer, op.microbatch, op.phase);
+  }
+  bool is_owner(const Op& op, DeviceId device) const {
+    if (at_sources(op.group, op.layer)) return is_source(op.group, op.layer, op.microbatch, device, op.phase);
+    return is_owner(op.group, op.layer, device);
+  }
+  bool at_sources(i32 group, i32 layer) const {
+    return plan_.groups[static_cast<std::size_t>(group)].layers[static_cast<std::size_t>(layer)].experts_at ==
+           ExpertsAt::kSources;
+  }
+  /// How many compute experts of a microbatch.
+  std::size_t num_owners(i32 group, i32 layer) const {
+    return at_sources(group, layer) ? 1 : owners(group, layer).size();
   }
   /// The device is listed in the shares of stage `layer`, perhaps with no sequence.
-  bool is_source(i32 group, i32 layer, i32 microbatch, DeviceId device) const {
-    return stage(group, layer, microbatch).listed[static_cast<std::size_t>(device)];
+  bool is_source(i32 group, i32 layer, i32 microbatch, DeviceId device, Phase phase = Phase::kForward) const {
+    return stage(group, layer, microbatch, phase).listed[static_cast<std::size_t>(device)];
   }
   /// Some device both computes the attention part of the layer and owns experts of it.
   bool has_local_experts(i32 group, i32 layer, i32 microbatch) const {
     return stage(group, layer, microbatch).local_experts;
   }
-  /// The input of `layer` (0..num_layers) arrives by move.F, because the shares differ from those before.
-  bool moves_into(i32 group, i32 layer, i32 microbatch) const {
-    return stage(group, layer, microbatch).moves;
+  /// The input of `layer` (0..num_layers) arrives by move.F, because the shares differ from those before; in
+  /// backward its gradient leaves by move.B.
+  bool moves_into(i32 group, i32 layer, i32 microbatch, Phase phase = Phase::kForward) const {
+    return stage(group, layer, microbatch, phase).moves;
   }
-  /// moves_into() for some microbatch of some group.
+  /// What backward starts from goes to the devices of backward by move.R: input and routing.
+  bool moves_saved(i32 group, i32 layer, i32 microbatch) const {
+    return options_.backward && layer < num_layers_ &&
+           shares(group, layer, microbatch) != shares(group, layer, microbatch, Phase::kBackward);
+  }
+  /// A dispatch whose owners do not know yet how much will come.
+  bool tells_sizes(const Op& op) const {
+    return op.kind == OpKind::kDispatch &&
+           (op.phase == Phase::kForward ||
+            (op.phase == Phase::kRecompute && moves_saved(op.group, op.layer, op.microbatch)));
+  }
+  /// moves_into() for some microbatch of some group, in forward or backward.
   bool may_move_into(i32 layer) const { return may_move_[static_cast<std::size_t>(layer)]; }
   /// Sources and owners of a layer with experts, ascending: those with a lane in its dispatch and combine.
-  const std::vector<DeviceId>& in_exchange(i32 group, i32 layer, i32 microbatch) const {
-    return stage(group, layer, microbatch).in_exchange;
+  const std::vector<DeviceId>& in_exchange(const Op& op) const {
+    return stage(op.group, op.layer, op.microbatch, op.phase).in_exchange;
   }
   /// The backward ops of this kind (attention, experts) leave gradients of weights to ops of their own.
   bool leaves_weights(OpKind kind, i32 layer) const;
   /// Devices with a lane in a transfer, ascending.
   std::vector<DeviceId> participants(const Op& op) const;
   bool balance_on() const { return options_.balance; }
+  /// The device computes the attention part of some layer with experts of the microbatch.
+  bool routes(const MicrobatchRef& member, DeviceId device, Phase phase) const;
   /// False for ops that frozen units leave no work for: their reduces and updates, gradients of their
   /// weights, and with a frozen embedding all that carries its gradient.
   bool in_step(const Op& op) const;
@@ -104,13 +144,20 @@ class Placement {
     std::vector<DeviceId> in_exchange;  // sources and owners of the layer, ascending
     bool moves = false, local_experts = false;
   };
-  const Stage& stage(i32 group, i32 layer, i32 microbatch) const {
+  using Stages = std::vector<std::vector<Stage>>;  // [layer + 1][row]
+  const Stage& stage(i32 group, i32 layer, i32 microbatch, Phase phase = Phase::kForward) const {
+    const Stages& backward = backward_stages_[static_cast<std::size_t>(group)];
+    const bool forward = phase == Phase::kForward || backward.empty();
     const std::vector<Stage>& rows =
-        stages_[static_cast<std::size_t>(group)][static_cast<std::size_t>(layer + 1)];
+        (forward ? stages_[static_cast<std::size_t>(group)] : backward)[static_cast<std::size_t>(layer + 1)];
     return rows[rows.size() == 1 ? 0 : static_cast<std::size_t>(microbatch)];
   }
+  bool is_owner(i32 group, i32 layer, DeviceId device) const {
+    return owner_bits_[static_cast<std::size_t>(group)][static_cast<std::size_t>(layer)]
+                      [static_cast<std::size_t>(device)];
+  }
   void add_owners(const Group& group);
-  void add_stages(const Group& group);
+  Stages make_stages(const Group& group, Phase phase);
   void add_balance_sets(i64 aux_group);
   Stage make_stage(i32 group, const Shares* before, const Shares& shares, i32 layer, i32 microbatch) const;
   void index_states();
@@ -122,7 +169,8 @@ class Placement {
   std::size_t num_devices_;
   i32 num_hosts_;
   std::vector<bool> moe_;
-  std::vector<std::vector<std::vector<Stage>>> stages_;     // [group][layer + 1][row]
+  std::vector<Stages> stages_;                              // [group]
+  std::vector<Stages> backward_stages_;                     // [group] empty = as forward
   std::vector<std::vector<std::vector<DeviceId>>> owners_;  // [group][layer]
   std::vector<std::vector<std::vector<bool>>> owner_bits_;  // [group][layer][device]
   std::vector<MicrobatchRef> balance_members_;              // of all sets, one after another

@@ -75,11 +75,13 @@ void WaveRunner::run_compute(const Wave& wave, i32 m) {
   if (forward && wave.sends_input) send_input(stage, m);
   if (backward_of_ahead(op)) b_.compute_on_shares(at(OpKind::kAttention, Phase::kRecompute, stage, m), stage);
   b_.compute_on_shares(op, stage);
+  if (forward) send_saved(op);
   if (forward && stage == p_.last_moe_layer()) b_.routed(group_, m);
   const bool makes_gradient =
       op.phase == Phase::kBackward || (op.kind == OpKind::kHead && p_.options().backward);
   if (!makes_gradient) return;
-  if (p_.moves_into(group_, stage, m)) b_.transfer(at(OpKind::kMove, Phase::kBackward, stage, m));
+  if (p_.moves_into(group_, stage, m, Phase::kBackward))
+    b_.transfer(at(OpKind::kMove, Phase::kBackward, stage, m));
   if (stage == 0) {
     run_weights(wave, m);  // no transfer waits for embed.B
     b_.compute_on_shares(at(OpKind::kEmbed, Phase::kBackward, -1, m), -1);
@@ -104,8 +106,14 @@ void WaveRunner::send_input(i32 stage, i32 m) {
   b_.transfer(at(OpKind::kMove, Phase::kForward, stage, m));
 }
 
+/// What backward of a layer starts from goes to the devices of backward, if they are others.
+void WaveRunner::send_saved(const Op& op) {
+  if (op.kind == OpKind::kAttention && p_.moves_saved(group_, op.layer, op.microbatch))
+    b_.transfer(at(OpKind::kMove, Phase::kRecompute, op.layer, op.microbatch));
+}
+
 void WaveRunner::send_to_experts(const Wave& wave, i32 m) {
-  const std::vector<DeviceId>& owners = p_.owners(group_, wave.layer);
+  const std::vector<DeviceId>& owners = p_.owners(group_, wave.layer, m, wave.phase);
   const i32 stage = computed_stage(wave);
   const bool waits =
       std::any_of(owners.begin(), owners.end(), [&](DeviceId d) { return computes(wave, stage, m, d); });
@@ -122,7 +130,7 @@ void WaveRunner::run_experts(const Wave& wave, i32 m, bool computing) {
   const i32 stage = computed_stage(wave);
   const bool ahead = wave.phase == Phase::kBackward && p_.recompute(group_, wave.layer) == Recompute::kAhead;
   for (i32 c = 0; c < p_.plan().chunks; ++c) {
-    for (const DeviceId device : p_.owners(group_, wave.layer)) {
+    for (const DeviceId device : p_.owners(group_, wave.layer, m, wave.phase)) {
       if (!b_.lists(device) || computes(wave, stage, m, device) != computing) continue;
       if (ahead) b_.compute(at(OpKind::kExperts, Phase::kRecompute, wave.layer, m, c), device);
       b_.compute(at(OpKind::kExperts, wave.phase, wave.layer, m, c), device);
@@ -137,7 +145,7 @@ i32 WaveRunner::computed_stage(const Wave& wave) const {
 /// The device runs the wave's compute op, or merges its input.
 bool WaveRunner::computes(const Wave& wave, i32 stage, i32 m, DeviceId device) const {
   if (stage == kNoStage) return false;
-  if (p_.is_source(group_, stage, m, device)) return true;
+  if (p_.is_source(group_, stage, m, device, wave.compute.phase)) return true;
   return wave.compute.phase == Phase::kForward && wave.sends_input && p_.moves_into(group_, stage, m) &&
          p_.is_source(group_, stage - 1, m, device);
 }
@@ -149,7 +157,7 @@ void WaveRunner::pop_return() {
   const OpKind kind = r.phase == Phase::kBackward ? OpKind::kDispatch : OpKind::kCombine;
   b_.transfer(at(kind, r.phase, r.layer, r.microbatch, r.chunk));
   if (r.phase != Phase::kBackward || !p_.leaves_weights(OpKind::kExperts, r.layer)) return;
-  for (const DeviceId device : p_.owners(group_, r.layer))
+  for (const DeviceId device : p_.owners(group_, r.layer, r.microbatch, Phase::kWeights))
     b_.compute(at(OpKind::kExperts, Phase::kWeights, r.layer, r.microbatch, r.chunk), device);
 }
 

@@ -45,6 +45,7 @@ class WaveRunner {
   };
   void run_compute(const Wave& wave, i32 m);
   void run_weights(const Wave& wave, i32 m);
+  void send_saved(const Op& op);
   bool backward_of_ahead(const Op& op) const;
   void send_to_experts(const Wave& wave, i32 m);
   void run_experts(const Wave& wave, i32 m, bool computing);

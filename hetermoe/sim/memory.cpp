@@ -72,15 +72,17 @@ Bytes BufferSizes::gradient(PlaceId place) const {
 Bytes BufferSizes::row(DeviceId device) const { return row_bytes(model_, element(device)); }
 
 double BufferSizes::tokens(i32 stage, i32 microbatch, DeviceId device) const {
-  const i64 sequences = sequences_of(placement_.shares(group_of_[idx(device)], stage, microbatch), device);
+  const i64 sequences = sequences_of(placement_.shares_with(group_of_[idx(device)], stage, microbatch, device), device);
   return static_cast<double>(sequences * placement_.plan().seq_len);
 }
 
 BufferSizes::Traffic BufferSizes::traffic(i32 layer, i32 microbatch, i32 chunk, DeviceId device) {
   const i32 group = group_of_[idx(device)];
   const ExchangeLoad& load = loads_.of(group, layer, microbatch, chunk);
-  const std::vector<DeviceId>& owners = placement_.owners(group, layer);
-  const ShareRow& sources = placement_.shares(group, layer, microbatch);
+  const ShareRow& sources = placement_.shares_with(group, layer, microbatch, device);
+  const bool forward = placement_.is_source(group, layer, microbatch, device);
+  const std::vector<DeviceId>& owners =
+      placement_.owners(group, layer, microbatch, forward ? Phase::kForward : Phase::kBackward);
   Traffic traffic;
   const auto owner = std::lower_bound(owners.begin(), owners.end(), device);
   if (owner != owners.end() && *owner == device) {
@@ -279,7 +281,12 @@ Bytes BufferSizes::transfer_workspace(const Op& op, DeviceId device) {
       return converts ? (t.rows_as_owner + t.rows_as_source - t.rows_kept) * wire : 0;
     }
     case TransferKind::kMove:
-      return (tokens(op.layer - 1, op.microbatch, device) + tokens(op.layer, op.microbatch, device)) * wire;
+      // What backward starts from is sent as it is.
+      if (op.phase == Phase::kRecompute) return 0;
+      return real((sequences_of(placement_.move_rows(op).from, device) +
+                   sequences_of(placement_.move_rows(op).to, device)) *
+                  plan.seq_len) *
+             wire;
     case TransferKind::kReduce:
     case TransferKind::kReduceScatter: {
       // A copy of the own gradients, and from each peer the part that is added here.

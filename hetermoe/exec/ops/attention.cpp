@@ -3,9 +3,7 @@
 
 // The attention part of a layer, and the merge of its output where it moves.
 namespace hetermoe {
-namespace {
 
-/// Tables of what goes to which owner, per chunk.
 void route(OpContext& d, const Op& op, LayerSlot& slot) {
   const RowDedup dedup = d.p.plan().row_dedup ? RowDedup::kOn : RowDedup::kOff;
   const i32 num_chunks = d.p.plan().chunks;
@@ -16,13 +14,15 @@ void route(OpContext& d, const Op& op, LayerSlot& slot) {
   }
 }
 
+namespace {
+
 void count(OpContext& d, const Op& op, const at::Tensor& counts_BE) {
   d.counts_LE.select(0, op.layer).add_(counts_BE.sum(0));
   if (!d.p.balance_on()) return;
   at::Tensor& all = d.slots.microbatch(op.microbatch).counts;
   const i64 sequences = d.p.plan().groups[idx(op.group)].microbatches[idx(op.microbatch)];
   if (!all.defined()) all = at::zeros({sequences, d.model.num_experts}, counts_BE.options());
-  const OpContext::Range r = d.range(op.group, op.layer, op.microbatch);
+  const OpContext::Range r = d.range(op, op.layer);
   all.narrow(0, r.begin, r.sequences).add_(counts_BE);
 }
 
@@ -52,7 +52,7 @@ void forward(OpContext& d, const Op& op) {
   slot.weights = out.weights_TK;
   route(d, op, slot);
   count(d, op, out.counts_BE);
-  const i64 sequences = d.range(op.group, op.layer, op.microbatch).sequences;
+  const i64 sequences = d.range(op, op.layer).sequences;
   if (d.input->routes != nullptr && sequences > 0)
     d.input->routes->take(op.layer, d.first_sequence(op, op.layer), sequences, slot.topk, slot.weights);
 }
@@ -85,7 +85,7 @@ void backward(OpContext& d, const Op& op) {
       }
     }
     add_parts_(in.dx_TD, parts);
-    const OpContext::Range r = d.range(op.group, op.layer, op.microbatch);
+    const OpContext::Range r = d.range(op, op.layer);
     if (d.p.balance_on() && r.sequences > 0) {
       in.balance_AE = d.slots.microbatch(op.microbatch).balance.narrow(0, r.begin, r.sequences);
     }
@@ -95,7 +95,7 @@ void backward(OpContext& d, const Op& op) {
   slot.left = std::move(gradient.left);
   d.aux[idx(op.layer)][idx(op.microbatch)] = gradient.aux_loss;
   if (!d.p.needs_input_gradient(op.layer)) return;
-  if (d.p.moves_into(op.group, op.layer, op.microbatch))
+  if (d.p.moves_into(op.group, op.layer, op.microbatch, Phase::kBackward))
     slot.d_move = gradient.dy_TD;
   else
     d.slots.layer(op.layer - 1, op.microbatch).d_hidden = gradient.dy_TD;

@@ -39,7 +39,8 @@ void unpack(OpContext& d, const Op& op, Devices, std::vector<Message>& in) {
     const i64 sequences = d.p.plan().groups[idx(member.group)].microbatches[idx(member.microbatch)];
     if (member.group == d.group) {
       MicrobatchSlot& slot = d.slots.microbatch(member.microbatch);
-      if (slot.counts.defined()) slot.balance = by_sequence.narrow(0, begin, sequences);
+      if (d.p.routes(member, d.device(), Phase::kBackward))
+        slot.balance = by_sequence.narrow(0, begin, sequences);
     }
     begin += sequences;
   }

@@ -10,9 +10,9 @@ void pack_forward(OpContext& d, const Op& op, Devices participants, std::vector<
   if (!d.is_owner(op)) return;
   ChunkSlot& slot = d.slots.chunk(op.layer, op.microbatch, op.chunk);
   const at::Tensor rows = slot.out.to(scalar_type(d.p.plan().wire_forward));
-  const std::size_t me = position(d.p.owners(op.group, op.layer), d.device());
+  const std::size_t me = position(d.p.owners(op), d.device());
   i64 begin = 0;
-  const ShareRow& sources = d.p.shares(op.group, op.layer, op.microbatch);
+  const ShareRow& sources = d.p.shares(op);
   for (std::size_t s = 0; s < sources.size(); ++s) {
     const auto count = static_cast<i64>(slot.load.rows_between(s, me));
     out[position(participants, sources[s].device)].tensors.push_back(rows.narrow(0, begin, count));
@@ -24,7 +24,7 @@ void unpack_forward(OpContext& d, const Op& op, Devices participants, std::vecto
   if (!d.is_source(op)) return;
   ChunkSlot& slot = d.slots.chunk(op.layer, op.microbatch, op.chunk);
   slot.returned.clear();
-  for (const DeviceId owner : d.p.owners(op.group, op.layer)) {
+  for (const DeviceId owner : d.p.owners(op)) {
     slot.returned.push_back(d.received(in[position(participants, owner)].tensors[0]));
   }
   if (op.phase == Phase::kRecompute) slot.returned.clear();  // resent for its traffic only
@@ -34,7 +34,7 @@ void unpack_forward(OpContext& d, const Op& op, Devices participants, std::vecto
 void pack_backward(OpContext& d, const Op& op, Devices participants, std::vector<Message>& out) {
   if (!d.is_source(op)) return;
   const LayerSlot& slot = d.slots.layer(op.layer, op.microbatch);
-  const std::vector<DeviceId>& owners = d.p.owners(op.group, op.layer);
+  const std::vector<DeviceId>& owners = d.p.owners(op);
   for (std::size_t o = 0; o < owners.size(); ++o) {
     out[position(participants, owners[o])].tensors.push_back(
         gather_rows(slot.d_hidden, slot.chunks[idx(op.chunk)].routed.send[o].token_R)
@@ -45,7 +45,7 @@ void pack_backward(OpContext& d, const Op& op, Devices participants, std::vector
 void unpack_backward(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in) {
   if (!d.is_owner(op)) return;
   std::vector<at::Tensor> rows;
-  for (const Share& source : d.p.shares(op.group, op.layer, op.microbatch)) {
+  for (const Share& source : d.p.shares(op)) {
     rows.push_back(d.received(in[position(participants, source.device)].tensors[0]).to(d.state.dtype()));
   }
   d.slots.chunk(op.layer, op.microbatch, op.chunk).d_out = rows.size() == 1 ? rows[0] : at::cat(rows);

@@ -19,7 +19,7 @@ void pack_sizes(OpContext& d, const Op& op, Devices, std::vector<Message>& out) 
 }
 
 MessageShape expected_sizes(OpContext& d, const Op& op, DeviceId peer, const Message&) {
-  if (!d.p.is_source(op.group, op.layer, op.microbatch, peer)) return {};
+  if (!d.p.is_source(op.group, op.layer, op.microbatch, peer, op.phase)) return {};
   const LayerRouting& routing = d.routing[idx(op.layer)];
   const i64 numbers = routing.num_owners + 1 + static_cast<i64>(routing.bins.experts.size()) + 1;
   return {.numbers = 0, .values = 0, .tensors = {{at::kInt, {numbers}}}};
@@ -50,7 +50,7 @@ void check_sizes(OpContext& d, const Op& op, DeviceId source, i64 tokens, const 
                            first ? "" : " or more");
     }
   }
-  const std::vector<DeviceId>& owners = d.p.owners(op.group, op.layer);
+  const std::vector<DeviceId>& owners = d.p.owners(op);
   for (std::size_t o = 0; o < owners.size(); ++o) {
     if (sizes.rows(o) > sizes.copies(o)) {
       fail<TransportError>(where, "rows for device {}: got {}, expected 0 to {}, its copies", owners[o],
@@ -80,7 +80,7 @@ std::vector<i64> offsets_of_slots(const ExpertSlab& slab, std::size_t owner, con
 void unpack_sizes(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in) {
   ChunkSlot& slot = d.slots.chunk(op.layer, op.microbatch, op.chunk);
   const LayerRouting& routing = d.routing[idx(op.layer)];
-  const ShareRow& sources = d.p.shares(op.group, op.layer, op.microbatch);
+  const ShareRow& sources = d.p.shares(op);
   std::vector<at::Tensor> told;
   for (const Share& source : sources)
     told.push_back(d.received(in[position(participants, source.device)].tensors[0]));
@@ -105,7 +105,7 @@ void unpack_sizes(OpContext& d, const Op& op, Devices participants, std::vector<
     if (source.device == d.device()) cut_by_owner(slot.routed, routing, all.back().begins);
   }
   if (d.is_owner(op)) {
-    const std::size_t me = position(d.p.owners(op.group, op.layer), d.device());
+    const std::size_t me = position(d.p.owners(op), d.device());
     slot.offsets = offsets_of_slots(d.state.slab(op.layer), me, all);
   }
 }
@@ -115,7 +115,7 @@ void pack_forward(OpContext& d, const Op& op, Devices participants, std::vector<
   if (!d.is_source(op)) return;
   const LayerSlot& slot = d.slots.layer(op.layer, op.microbatch);
   const std::vector<SendIndex>& send = slot.chunks[idx(op.chunk)].routed.send;
-  const std::vector<DeviceId>& owners = d.p.owners(op.group, op.layer);
+  const std::vector<DeviceId>& owners = d.p.owners(op);
   const at::ScalarType wire = scalar_type(d.p.plan().wire_forward);
   const at::Tensor flat_weights = slot.weights.reshape({-1});
   for (std::size_t o = 0; o < owners.size(); ++o) {
@@ -136,7 +136,7 @@ void unpack_forward(OpContext& d, const Op& op, Devices participants, std::vecto
   };
   std::vector<at::Tensor> rows, weights;
   std::vector<ReceivedIndex> indices;
-  for (const Share& source : d.p.shares(op.group, op.layer, op.microbatch)) {
+  for (const Share& source : d.p.shares(op)) {
     Message& message = in[position(participants, source.device)];
     rows.push_back(d.received(message.tensors[0]).to(d.state.dtype()));
     weights.push_back(d.received(message.tensors[1]).to(accumulate_type(d.state.dtype())));
@@ -150,8 +150,8 @@ void unpack_forward(OpContext& d, const Op& op, Devices participants, std::vecto
 
 /// Rows, weights and indices from a source to an owner, by the sizes that were told.
 MessageShape expected_forward(OpContext& d, const Op& op, DeviceId peer) {
-  const i64 source = source_index(d.p.shares(op.group, op.layer, op.microbatch), peer);
-  const i64 owner = owner_index(d.p.owners(op.group, op.layer), d.device());
+  const i64 source = source_index(d.p.shares(op), peer);
+  const i64 owner = owner_index(d.p.owners(op), d.device());
   if (source < 0 || owner < 0) return {};
   const ExchangeLoad& load = d.slots.chunk(op.layer, op.microbatch, op.chunk).load;
   const auto rows = static_cast<i64>(load.rows_between(idx(source), idx(owner)));
@@ -190,9 +190,9 @@ void pack_backward(OpContext& d, const Op& op, Devices participants, std::vector
   if (!d.is_owner(op)) return;
   ChunkSlot& slot = d.slots.chunk(op.layer, op.microbatch, op.chunk);
   const at::Tensor rows = slot.d_rows.to(scalar_type(d.p.plan().wire_backward));
-  const std::size_t me = position(d.p.owners(op.group, op.layer), d.device());
+  const std::size_t me = position(d.p.owners(op), d.device());
   i64 row = 0, copy = 0;
-  const ShareRow& sources = d.p.shares(op.group, op.layer, op.microbatch);
+  const ShareRow& sources = d.p.shares(op);
   for (std::size_t s = 0; s < sources.size(); ++s) {
     Message& message = out[position(participants, sources[s].device)];
     const auto num_rows = static_cast<i64>(slot.load.rows_between(s, me));
@@ -209,7 +209,7 @@ void unpack_backward(OpContext& d, const Op& op, Devices participants, std::vect
   ChunkSlot& slot = d.slots.chunk(op.layer, op.microbatch, op.chunk);
   slot.d_send.clear();
   slot.d_send_weights.clear();
-  for (const DeviceId owner : d.p.owners(op.group, op.layer)) {
+  for (const DeviceId owner : d.p.owners(op)) {
     std::vector<at::Tensor>& tensors = in[position(participants, owner)].tensors;
     slot.d_send.push_back(d.received(tensors[0]));
     slot.d_send_weights.push_back(d.received(tensors[1]));
@@ -239,7 +239,7 @@ TransferOp transfer_op<TransferKind::kDispatch>() {
   static const TransferOp sizes = {
       .pack = pack_sizes, .expected = expected_sizes, .unpack = unpack_sizes, .next = &rows};
   TransferOp all = rows;
-  all.first_forward = &sizes;
+  all.sizes = &sizes;
   return all;
 }
 

@@ -3,57 +3,90 @@
 #include "hetermoe/exec/ops/op_functions.h"
 #include "hetermoe/nn/rows.h"
 
-// move: rows to the device that has the next layer's share.
+// move: rows to the device that has the next layer's share, or what backward starts from to the device of
+// backward.
 namespace hetermoe {
 namespace {
 
-/// move: rows of the sequences that both sides name. Forward from the shares before the layer to those of the
-/// layer.
-void pack(OpContext& d, const Op& op, Devices participants, std::vector<Message>& out) {
-  const bool forward = op.phase == Phase::kForward;
-  const i32 mine = forward ? op.layer - 1 : op.layer, theirs = forward ? op.layer : op.layer - 1;
-  if (!d.p.is_source(op.group, mine, op.microbatch, d.device())) return;
+bool is_in(const ShareRow& row, DeviceId device) { return source_index(row, device) >= 0; }
+
+/// What is moved, a row or more per token, in the types in which it travels.
+std::vector<at::Tensor> moved(OpContext& d, const Op& op) {
   const LayerSlot& slot = d.slots.layer(op.layer, op.microbatch);
-  const at::Tensor rows = (forward ? slot.move_out : slot.d_move)
-                              .to(scalar_type(forward ? d.p.plan().wire_forward : d.p.plan().wire_backward));
-  const OpContext::Range own = d.range(op.group, mine, op.microbatch);
+  const Plan& plan = d.p.plan();
+  if (op.phase == Phase::kForward) return {slot.move_out.to(scalar_type(plan.wire_forward))};
+  if (op.phase == Phase::kBackward) return {slot.d_move.to(scalar_type(plan.wire_backward))};
+  if (!d.p.is_moe(op.layer)) return {slot.hidden};
+  return {slot.hidden, slot.topk, slot.weights};
+}
+
+/// Rows of the sequences that both sides name.
+void pack(OpContext& d, const Op& op, Devices participants, std::vector<Message>& out) {
+  const auto [senders, receivers] = d.p.move_rows(op);
+  if (!is_in(senders, d.device())) return;
+  const std::vector<at::Tensor> tensors = moved(d, op);
+  const OpContext::Range own = d.range(senders);
   const i64 seq_len = d.p.plan().seq_len;
   i64 begin = 0;
-  for (const Share& share : d.p.shares(op.group, theirs, op.microbatch)) {
+  for (const Share& share : receivers) {
     const i64 from = std::max(begin, own.begin),
               to = std::min(begin + share.sequences, own.begin + own.sequences);
     begin += share.sequences;
     if (from >= to) continue;
-    out[position(participants, share.device)].tensors.push_back(
-        rows.narrow(0, (from - own.begin) * seq_len, (to - from) * seq_len));
+    for (const at::Tensor& tensor : tensors) {
+      out[position(participants, share.device)].tensors.push_back(
+          tensor.narrow(0, (from - own.begin) * seq_len, (to - from) * seq_len));
+    }
   }
 }
 
+at::Tensor joined(OpContext& d, std::vector<at::Tensor> rows) {
+  if (rows.empty()) return at::zeros({0, d.model.hidden}, d.state.options());
+  return rows.size() == 1 ? rows[0] : at::cat(rows);
+}
+
+/// Whole shares of one sender each.
+void unpack_saved(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in) {
+  const auto [senders, receivers] = d.p.move_rows(op);
+  LayerSlot& slot = d.slots.layer(op.layer, op.microbatch);
+  const Share& sender = senders[idx(source_index(receivers, d.device()))];
+  const std::vector<at::Tensor>& tensors = in[position(participants, sender.device)].tensors;
+  const bool moe = d.p.is_moe(op.layer);
+  if (tensors.empty()) {  // no sequences
+    slot.hidden = joined(d, {});
+    if (!moe) return;
+    slot.topk = at::empty({0, d.model.top_k}, d.state.options().dtype(at::kLong));
+    slot.weights = at::empty({0, d.model.top_k}, d.state.options().dtype(accumulate_type(d.state.dtype())));
+  } else {
+    slot.hidden = d.received(tensors[0]);
+    if (!moe) return;
+    slot.topk = d.received(tensors[1]);
+    slot.weights = d.received(tensors[2]);
+  }
+  route(d, op, slot);
+}
+
 void unpack(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in) {
-  const bool forward = op.phase == Phase::kForward;
-  const i32 mine = forward ? op.layer : op.layer - 1, theirs = forward ? op.layer - 1 : op.layer;
-  if (!d.p.is_source(op.group, mine, op.microbatch, d.device())) return;
+  const auto [senders, receivers] = d.p.move_rows(op);
+  if (!is_in(receivers, d.device())) return;
+  if (op.phase == Phase::kRecompute) return unpack_saved(d, op, participants, in);
   std::vector<at::Tensor> rows;
-  for (const Share& share : d.p.shares(op.group, theirs, op.microbatch)) {
+  for (const Share& share : senders) {
     for (at::Tensor& part : in[position(participants, share.device)].tensors)
       rows.push_back(d.received(part).to(d.state.dtype()));
   }
-  const at::Tensor all = rows.empty()       ? at::zeros({0, d.model.hidden}, d.state.options())
-                         : rows.size() == 1 ? rows[0]
-                                            : at::cat(rows);
-  if (forward)
-    d.slots.layer(op.layer, op.microbatch).hidden = all;
+  if (op.phase == Phase::kForward)
+    d.slots.layer(op.layer, op.microbatch).hidden = joined(d, std::move(rows));
   else
-    d.slots.layer(op.layer - 1, op.microbatch).d_hidden = all;
+    d.slots.layer(op.layer - 1, op.microbatch).d_hidden = joined(d, std::move(rows));
 }
 
 /// The rows of the sequences that the peer had and this device gets.
 MessageShape expected(OpContext& d, const Op& op, DeviceId peer, const Message&) {
-  const bool forward = op.phase == Phase::kForward;
-  const i32 mine = forward ? op.layer : op.layer - 1, theirs = forward ? op.layer - 1 : op.layer;
-  const OpContext::Range own = d.range(op.group, mine, op.microbatch);
+  const auto [senders, receivers] = d.p.move_rows(op);
+  const OpContext::Range own = d.range(receivers);
   i64 begin = 0, shared = 0;
-  for (const Share& share : d.p.shares(op.group, theirs, op.microbatch)) {
+  for (const Share& share : senders) {
     const i64 from = std::max(begin, own.begin),
               to = std::min(begin + share.sequences, own.begin + own.sequences);
     begin += share.sequences;
@@ -61,16 +94,33 @@ MessageShape expected(OpContext& d, const Op& op, DeviceId peer, const Message&)
   }
   MessageShape shape;
   if (shared == 0) return shape;
-  shape.tensors.push_back({scalar_type(forward ? d.p.plan().wire_forward : d.p.plan().wire_backward),
-                           {shared * d.p.plan().seq_len, d.model.hidden}});
+  const Plan& plan = d.p.plan();
+  const i64 tokens = shared * plan.seq_len;
+  const at::ScalarType theirs = scalar_type(plan.dtype[idx(peer)]);
+  const at::ScalarType type = op.phase == Phase::kForward    ? scalar_type(plan.wire_forward)
+                              : op.phase == Phase::kBackward ? scalar_type(plan.wire_backward)
+                                                             : theirs;
+  shape.tensors.push_back({type, {tokens, d.model.hidden}});
+  if (op.phase != Phase::kRecompute || !d.p.is_moe(op.layer)) return shape;
+  shape.tensors.push_back({at::kLong, {tokens, d.model.top_k}});
+  shape.tensors.push_back({accumulate_type(theirs), {tokens, d.model.top_k}});
   return shape;
+}
+
+/// Experts that index parameters and tables.
+void check_choices(OpContext& d, const Op& op, DeviceId peer, const Message& message) {
+  if (op.phase != Phase::kRecompute || message.tensors.size() < 2 || message.tensors[1].numel() == 0) return;
+  const i64 least = message.tensors[1].min().item<i64>(), most = message.tensors[1].max().item<i64>();
+  if (least >= 0 && most < d.model.num_experts) return;
+  fail<TransportError>(d.name_of_peer(peer), "chosen experts: got {} to {}, expected 0 to {}", least, most,
+                       d.model.num_experts - 1);
 }
 
 }  // namespace
 
 template <>
 TransferOp transfer_op<TransferKind::kMove>() {
-  return {.pack = pack, .expected = expected, .unpack = unpack};
+  return {.pack = pack, .expected = expected, .check_content = check_choices, .unpack = unpack};
 }
 
 }  // namespace hetermoe

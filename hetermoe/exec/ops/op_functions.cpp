@@ -30,16 +30,16 @@ void run_compute(OpContext& d, const Op& op) {
   all[idx(compute_kind(op.kind))](d, op);
 }
 
-const TransferOp& transfer_op_of(const Op& op) {
+const TransferOp& transfer_op_of(const Op& op, const Placement& placement) {
   static const std::vector<TransferOp> all =
       transfer_ops(std::make_integer_sequence<int, kEnumCount<TransferKind>>());
   const TransferOp& of_kind = all[idx(transfer_kind(op.kind))];
-  return op.phase == Phase::kForward && of_kind.first_forward ? *of_kind.first_forward : of_kind;
+  return placement.tells_sizes(op) ? *of_kind.sizes : of_kind;
 }
 
-i64 num_exchanges(const Op& op) {
+i64 num_exchanges(const Op& op, const Placement& placement) {
   i64 count = 0;
-  for (const TransferOp* each = &transfer_op_of(op); each != nullptr; each = each->next) ++count;
+  for (const TransferOp* each = &transfer_op_of(op, placement); each != nullptr; each = each->next) ++count;
   return count;
 }
 
@@ -75,8 +75,8 @@ i64 owner_index(const std::vector<DeviceId>& owners, DeviceId device) {
 /// combine and dispatch.B: rows by the counts that dispatch.F told. Owners answer sources; in combine.B it is
 /// the reverse.
 MessageShape expected_rows_back(OpContext& d, const Op& op, DeviceId peer) {
-  const ShareRow& sources = d.p.shares(op.group, op.layer, op.microbatch);
-  const std::vector<DeviceId>& owners = d.p.owners(op.group, op.layer);
+  const ShareRow& sources = d.p.shares(op);
+  const std::vector<DeviceId>& owners = d.p.owners(op);
   const bool to_owners = op.kind == OpKind::kCombine && op.phase == Phase::kBackward;
   const i64 source = source_index(sources, to_owners ? peer : d.device());
   const i64 owner = owner_index(owners, to_owners ? d.device() : peer);

@@ -19,8 +19,8 @@ struct TransferOp {
   void (*unpack)(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in);
   /// What the same participants exchange after that. Null = nothing.
   const TransferOp* next = nullptr;
-  /// What they exchange before this in the forward phase, with this as its next. Null = nothing.
-  const TransferOp* first_forward = nullptr;
+  /// What they exchange before this where sizes are told, with this as its next. Null = nothing.
+  const TransferOp* sizes = nullptr;
 };
 
 template <ComputeKind kKind>
@@ -31,9 +31,12 @@ TransferOp transfer_op();
 /// By the table of op kinds.
 void run_compute(OpContext& d, const Op& op);
 /// The first exchange of a transfer.
-const TransferOp& transfer_op_of(const Op& op);
+const TransferOp& transfer_op_of(const Op& op, const Placement& placement);
 /// How many exchanges a transfer is.
-i64 num_exchanges(const Op& op);
+i64 num_exchanges(const Op& op, const Placement& placement);
+
+/// Tables of which of an op's tokens go to which owner, per chunk.
+void route(OpContext& d, const Op& op, LayerSlot& slot);
 
 /// Throws TransportError unless the message holds what is expected.
 void check_shape(const std::string& where, const Message& message, const MessageShape& expected);

@@ -1,0 +1,102 @@
+#include <gtest/gtest.h>
+
+#include "hetermoe/plan/offload.h"
+#include "tests/support/rig.h"
+#include "tests/support/strategy_plans.h"
+
+// Layers whose backward pass is on other devices than their forward pass give the gradients of the reference.
+namespace hetermoe::testing {
+namespace {
+
+constexpr double kTolerance = 1e-10;  // fp64, relative to the largest entry of each gradient
+
+Cluster one_node(i32 num_devices) {
+  Cluster cluster = make_cluster(num_devices, 1, 1);
+  cluster.nodes[0].host = NodeHost{.memory_gib = 64};
+  return cluster;
+}
+
+Comparison against_reference(const ModelConfig& model, const Cluster& cluster, Plan plan) {
+  use_fp64(plan);
+  EXPECT_EQ(validate(plan, model, cluster), std::vector<std::string>{});
+  RigOptions options;
+  options.step = {model.aux_loss_coef > 0 && model.num_moe_layers() > 0, 1, true};
+  Rig rig(model, cluster, plan, options);
+  EXPECT_EQ(validate(rig.schedule(), plan, model, options.step), std::vector<std::string>{});
+  const TensorsByName values = lively_values(model);
+  rig.load(values);
+  const StepInput input = random_input(plan, model);
+  const StepResult result = rig.executor().run(input);
+  EXPECT_TRUE(rig.differing_replicas().empty());
+  return compare(result, rig.gradients(),
+                 reference_step(model, values, input.tokens, input.targets, options.step.aux_group));
+}
+
+StrategyRequest rounds(i64 sequences, i64 microbatches, i32 window) {
+  StrategyRequest request;
+  request.seq_len = 4;
+  request.sequences = sequences;
+  request.microbatches = microbatches;
+  request.window = window;
+  return request;
+}
+
+class RoundRobin : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(RoundRobin, GivesTheGradientsOfTheReference) {
+  ModelConfig model = load_model(GetParam());
+  if (model.aux_loss_coef == 0) model.aux_loss_coef = 0.01;
+  bool moved = false, indivisible = false;
+  for (const i32 num_devices : {2, 3, 4}) {
+    const Cluster cluster = one_node(num_devices);
+    // Microbatches of unequal size; a last round that is shorter; rounds shorter than the devices.
+    for (const i32 window : {-1, num_devices, 2}) {
+      Plan plan = find_strategy("roundpipe").make(model, cluster, rounds(7, 5, window));
+      for (const LayerPlacement& layer : plan.groups[0].layers) moved = moved || !layer.attention_backward.empty();
+      indivisible = indivisible || plan.groups[0].embed.size() > 1;
+      for (const bool on_host : {false, true}) {
+        if (on_host) offload(plan, model, cluster, {"all"}, "test");
+        const Comparison c = against_reference(model, cluster, plan);
+        EXPECT_LE(c.max(), kTolerance) << num_devices << " devices, window " << window << ", host " << on_host
+                                       << ": loss " << c.loss << ", gradient " << c.gradient << " of " << c.worst;
+      }
+    }
+  }
+  EXPECT_TRUE(moved);
+  EXPECT_TRUE(indivisible) << "no number of turns that does not divide by the devices";
+}
+
+INSTANTIATE_TEST_SUITE_P(Equivalence, RoundRobin, ::testing::Values("tiny", "tiny-qwen3", "tiny-deepseek-v3"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+/// Shares of several devices, and experts of owners elsewhere, in another order.
+TEST(BackwardShares, OfEveryLayerUnderEveryOrder) {
+  ModelConfig model = load_model("tiny");
+  const Cluster cluster = one_node(4);
+  for (const OrderPolicy order : {OrderPolicy::kLayerMajor, OrderPolicy::kRoundRobin, OrderPolicy::kOneFOneB}) {
+    for (const i32 chunks : {1, 2}) {
+      StrategyRequest request = rounds(8, 4, 2);
+      Plan plan = find_strategy("ep").make(model, cluster, request);
+      plan.order = order;
+      plan.chunks = chunks;
+      plan.recompute = Recompute::kResend;
+      Group& group = plan.groups[0];
+      group.embed = make_share_rows({0, 1}, group.microbatches, {});
+      group.head = make_share_rows({3, 0}, group.microbatches, {});
+      for (LayerPlacement& layer : group.layers) {
+        layer.attention = make_share_rows({0, 1}, group.microbatches, {});
+        layer.attention_backward = make_share_rows({2, 3}, group.microbatches, {});
+      }
+      const Comparison c = against_reference(model, cluster, plan);
+      EXPECT_LE(c.max(), kTolerance) << name_of(order) << ": loss " << c.loss << ", gradient " << c.gradient
+                                     << " of " << c.worst;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace hetermoe::testing

@@ -1,0 +1,102 @@
+#include <gtest/gtest.h>
+
+#include "hetermoe/planner/round_robin_plan.h"
+#include "tests/golden/constant_cost.h"
+#include "tests/schedule/plans.h"
+
+// Makespans of round-robin steps: RoundPipe (arXiv 2604.27085).
+namespace hetermoe {
+namespace {
+
+/// Seconds of the layers of dense models.
+struct LayerSeconds : CostModel {
+  TurnTimes times;
+
+  Seconds compute(const ComputeWork& work) const override {
+    if (work.op.kind == OpKind::kHead) return times.backward.back();
+    if (work.op.kind != OpKind::kAttention) return 0;
+    const auto l = static_cast<std::size_t>(work.op.layer);
+    return work.op.phase == Phase::kForward ? times.forward[l] : times.backward[l];
+  }
+  TransferCost transfer(const TransferWork&) const override { return {0, {}}; }
+};
+
+/// Of layers that are placed alike each has seconds of its own.
+struct EachLayer : ExpectedRouting {
+  using ExpectedRouting::ExpectedRouting;
+  bool is_uniform() const override { return false; }
+};
+
+/// Seconds of a step on devices of one node.
+Seconds makespan(const TurnTimes& times, const TurnSplit& split, i32 devices, i64 microbatches, i32 round) {
+  const auto layers = static_cast<i64>(times.backward.size()) - 1;
+  test::ModelShape shape{.num_layers = layers};
+  for (i64 l = 0; l < layers; ++l) shape.dense.push_back(l);
+  const ModelConfig model = test::make_model(shape);
+  const Cluster cluster = test::make_cluster({devices});
+  StrategyRequest request;
+  request.seq_len = 8;
+  request.sequences = request.microbatches = microbatches;
+  Plan plan = find_strategy("ep").make(model, cluster, request);
+  plan.window = round;
+  deal_turns(plan, split);
+  EXPECT_TRUE(test::no_faults(validate(plan, model, cluster)));
+  LayerSeconds cost;
+  cost.times = times;
+  const Schedule schedule = build_schedule(plan, model);
+  EXPECT_TRUE(test::no_faults(validate(schedule, plan, model)));
+  Simulator simulator;
+  const Placement placement(plan, model, {});
+  return simulator.run(schedule, price(schedule, placement, model, cluster, cost, EachLayer(model))).step;
+}
+
+/// Turns of a second each: forward one layer, backward one layer, and if the number of turns is even two layers
+/// together once.
+Seconds equal_turns(i32 devices, i64 turns, i64 microbatches, i32 round) {
+  const i64 layers = turns / 2;
+  TurnTimes times{std::vector<double>(static_cast<std::size_t>(layers) + 1, 1), {}};
+  times.backward = times.forward;
+  TurnSplit split;
+  split.fused = 1;
+  split.forward.assign(static_cast<std::size_t>(layers), 1);
+  split.backward = split.forward;
+  if (turns % 2 == 0) {
+    split.backward.pop_back();
+    split.backward.back() = 2;
+    times.backward[0] = times.backward[1] = 0.5;
+  }
+  EXPECT_EQ(split.num_turns(), turns);
+  return makespan(times, split, devices, microbatches, round);
+}
+
+TEST(RoundRobinGolden, EqualTurns) {
+  EXPECT_EQ(equal_turns(2, 6, 4, 2), 13);
+  EXPECT_EQ(equal_turns(4, 8, 8, 4), 19);
+  EXPECT_EQ(equal_turns(4, 17, 8, 4), 37);
+  EXPECT_EQ(equal_turns(8, 20, 16, 8), 47);
+  EXPECT_EQ(equal_turns(8, 21, 16, 8), 49);
+  EXPECT_EQ(equal_turns(3, 7, 6, 3), 16);
+}
+
+TEST(RoundRobinGolden, RoundsShorterThanTheDevices) {
+  EXPECT_EQ(equal_turns(8, 24, 16, 4), 16 * 24 / 8 / (1 - 13.0 / 29));
+  EXPECT_EQ(equal_turns(4, 8, 8, 2), 8 * 8 / 4 / (1 - 11.0 / 27));
+}
+
+Seconds of_best_split(const TurnTimes& times, i32 devices, i64 microbatches) {
+  const i64 round = std::max<i64>(devices, microbatches / 2);
+  return makespan(times, split_turns(times, devices, microbatches), devices, microbatches,
+                  static_cast<i32>(round));
+}
+
+TEST(RoundRobinGolden, BestSplits) {
+  TurnTimes twelve{std::vector<double>(13, 1), std::vector<double>(13, 3)};
+  EXPECT_EQ(of_best_split(twelve, 4, 8), 111);
+  EXPECT_EQ(of_best_split({{1, 1, 1, 1, 1, 2}, {3, 3, 3, 3, 3, 6}}, 2, 4), 65);
+  EXPECT_EQ(of_best_split({{2, 2, 2, 2, 5}, {5, 5, 5, 5, 9}}, 2, 4), 86);
+  EXPECT_EQ(of_best_split({{1, 2, 1, 2, 1, 2, 3}, {3, 6, 3, 6, 3, 6, 8}}, 3, 6), 108);
+  EXPECT_EQ(of_best_split({{1, 1, 1, 1, 1, 1, 1, 1, 4}, {3, 3, 3, 3, 3, 3, 3, 3, 12}}, 4, 8), 128);
+}
+
+}  // namespace
+}  // namespace hetermoe

@@ -1,0 +1,114 @@
+#include "hetermoe/planner/round_robin_split.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <random>
+
+namespace hetermoe {
+namespace {
+
+using Runs = std::vector<i64>;
+using Times = std::vector<double>;
+
+void expect_split(const TurnTimes& times, i64 devices, i64 microbatches, Seconds cost, Seconds longest,
+                  const Runs& forward, i64 fused, const Runs& backward) {
+  const TurnSplit split = split_turns(times, devices, microbatches);
+  EXPECT_EQ(split.cost, cost);
+  EXPECT_EQ(split.longest, longest);
+  EXPECT_EQ(split.forward, forward);
+  EXPECT_EQ(split.fused, fused);
+  EXPECT_EQ(split.backward, backward);
+}
+
+TEST(SplitTurns, TwelveLayersAndAHead) {
+  TurnTimes times{Times(12, 1), Times(13, 3)};
+  times.forward.push_back(1);
+  expect_split(times, 4, 8, 444, 3, {3, 3, 3, 3}, 1, Runs(12, 1));
+}
+
+TEST(SplitTurns, WorkedExamples) {
+  expect_split({{1, 1, 1, 1, 1, 2}, {3, 3, 3, 3, 3, 6}}, 2, 4, 132, 6, {5}, 1, {1, 2, 2});
+  expect_split({{2, 2, 2, 2, 5}, {5, 5, 5, 5, 9}}, 2, 4, 180, 10, {4}, 1, {2, 2});
+  expect_split({{1, 2, 1, 2, 1, 2, 3}, {3, 6, 3, 6, 3, 6, 8}}, 3, 6, 324, 9, {6}, 1, {2, 2, 2});
+  expect_split({{1, 1, 1, 1, 1, 1, 1, 1, 4}, {3, 3, 3, 3, 3, 3, 3, 3, 12}}, 4, 8, 528, 12, {8}, 1, {4, 4});
+}
+
+TEST(SplitTurns, AHeadAloneIsFused) { expect_split({{1}, {3}}, 2, 4, 3 * (4 * 2 + 2), 3, {}, 1, {}); }
+
+/// All ways to cut the first `layers` times; bit l of `cuts` = a cut after layer l.
+double longest_run(const Times& times, std::size_t layers, unsigned cuts, i64& runs) {
+  double longest = 0, sum = 0;
+  runs = 0;
+  for (std::size_t l = 0; l < layers; ++l) {
+    sum += times[l];
+    if (l + 1 < layers && (cuts >> l & 1U) == 0) continue;
+    longest = std::max(longest, sum);
+    sum = 0;
+    ++runs;
+  }
+  return longest;
+}
+
+double least_cost(const TurnTimes& times, i64 devices, i64 microbatches) {
+  const std::size_t all = times.backward.size();
+  double least = 1e300;
+  for (std::size_t layers = 0; layers < all; ++layers) {
+    double fused = 0;
+    for (std::size_t l = layers; l < all; ++l) fused += times.backward[l];
+    const unsigned ways = layers < 2 ? 1 : 1U << (layers - 1);
+    for (unsigned f = 0; f < ways; ++f) {
+      for (unsigned b = 0; b < ways; ++b) {
+        i64 forward = 0, backward = 0;
+        const double longest = std::max({fused, longest_run(times.forward, layers, f, forward),
+                                         longest_run(times.backward, layers, b, backward)});
+        const i64 turns = std::max(forward + 1 + backward, devices);
+        least = std::min(least, static_cast<double>(microbatches * turns + devices * (devices - 1)) * longest);
+      }
+    }
+  }
+  return least;
+}
+
+TEST(SplitTurns, NoPartitionIsBetter) {
+  std::mt19937 random(7);
+  const auto draw = [&](int from, int to) { return std::uniform_int_distribution<int>(from, to)(random); };
+  for (int i = 0; i < 150; ++i) {
+    TurnTimes times;
+    for (int l = draw(1, 7); l > 0; --l) {
+      times.forward.push_back(draw(1, 9));
+      times.backward.push_back(times.forward.back() + draw(1, 20));
+    }
+    const i64 devices = draw(1, 8), microbatches = draw(1, 16);
+    EXPECT_EQ(split_turns(times, devices, microbatches).cost, least_cost(times, devices, microbatches)) << i;
+  }
+}
+
+TEST(SplitTurns, NinetyFourLayersAtOnce) {
+  TurnTimes times;
+  for (int l = 0; l < 95; ++l) {
+    times.forward.push_back(1 + 0.001 * l);
+    times.backward.push_back(3 + 0.0007 * l * l);
+  }
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_GT(split_turns(times, 8, 64).num_turns(), 8);
+  EXPECT_LT(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(), 1.5);
+}
+
+TEST(IdleShare, OfEqualTurns) {
+  EXPECT_DOUBLE_EQ(idle_share(2, 6, 4, 2), 1.0 / 13);
+  EXPECT_DOUBLE_EQ(idle_share(4, 8, 8, 4), 3.0 / 19);
+  EXPECT_DOUBLE_EQ(idle_share(4, 17, 8, 4), 3.0 / 37);
+  EXPECT_DOUBLE_EQ(idle_share(8, 20, 16, 8), 7.0 / 47);
+  EXPECT_DOUBLE_EQ(idle_share(8, 21, 16, 8), 1.0 / 7);
+  EXPECT_DOUBLE_EQ(idle_share(3, 7, 6, 3), 1.0 / 8);
+}
+
+TEST(IdleShare, RoundsShorterThanTheDevicesBreakIt) {
+  EXPECT_DOUBLE_EQ(idle_share(8, 24, 16, 4), 13.0 / 29);
+  EXPECT_DOUBLE_EQ(idle_share(4, 8, 8, 2), 11.0 / 27);
+}
+
+}  // namespace
+}  // namespace hetermoe
