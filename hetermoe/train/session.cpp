@@ -122,6 +122,7 @@ void Session::initialize(u64 seed) {
 StepResult Session::train_step(const StepInput& input) { return passes_.train->executor->run(input); }
 
 StepResult Session::evaluate(const StepInput& input) {
+  HM_CHECK(executor().steps_under_way() == 0, "a step is under way");
   if (!passes_.forward->executor) start(*passes_.forward);
   return passes_.forward->executor->run(input);
 }
@@ -130,6 +131,7 @@ TensorsByName Session::values() { return collect(false); }
 TensorsByName Session::gradients() { return collect(true); }
 
 TensorsByName Session::collect(bool gradients) {
+  HM_CHECK(executor().steps_under_way() == 0, "a step is under way");
   TensorsByName all;
   std::map<std::string, i64> missing;  // elements of tensors that are divided
   for (std::unique_ptr<DeviceState>& state : states_) {
