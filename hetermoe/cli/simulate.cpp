@@ -28,6 +28,7 @@ struct Simulated {
   Timeline timeline;
   std::vector<MemoryPeak> memory;  ///< [place]
   double tokens_per_s = 0;
+  Seconds alone = 0;  ///< from the first op of a step to its last: more than the step where steps overlap
 };
 
 std::unique_ptr<RoutingLoad> routing_load_of(const std::string& text, const ModelConfig& model) {
@@ -62,11 +63,16 @@ Simulated simulate_job(const Job& job, const ModelConfig& model, const Cluster& 
   out.schedule = build_schedule(out.plan, model, step);
   const std::unique_ptr<CostModel> cost = make_cost(model, cluster, emulated, load_profiles(cluster));
   const Placement placement(emulated, model, step);
-  const OpTimes times = simulate(out.schedule, placement, model, cluster, *cost, routing);
+  // Where steps overlap, memory is that of all of them.
+  const Schedule all = out.schedule.overlaps() ? repeat(out.schedule, kSteadySteps) : out.schedule;
+  Simulator simulator;
+  const OpTimes all_times = simulator.run(all, price(all, placement, model, cluster, *cost, routing));
+  const OpTimes times = out.schedule.overlaps() ? steady_step(out.schedule, all_times) : all_times;
+  if (!times.end.empty()) out.alone = *std::max_element(times.end.begin(), times.end.end());
   out.timeline = make_timeline(out.schedule, times, out.plan, cluster, "simulated");
   out.timeline.title = fmt::format("{}, {} on {}", job.plan.file.empty() ? job.strategy : out.plan.strategy,
                                    model.name, cluster.name);
-  out.memory = peak_memory(out.schedule, times, placement, model, cluster, routing);
+  out.memory = peak_memory(all, all_times, placement, model, cluster, routing);
   out.tokens_per_s = static_cast<double>(total_sequences(out.plan) * out.plan.seq_len) / times.step;
   return out;
 }
@@ -113,6 +119,7 @@ Json result_json(const Simulated& result, const Cluster& cluster) {
           {"seq_len", result.plan.seq_len},
           {"sequences", total_sequences(result.plan)},
           {"step_s", result.timeline.step},
+          {"step_alone_s", result.alone},
           {"tokens_per_s", result.tokens_per_s},
           {"num_ops", result.schedule.num_ops()},
           {"schedule_hash", fmt::format("{:016x}", hash(result.schedule))},
@@ -142,6 +149,12 @@ void print_result(const Simulated& result, const Cluster& cluster) {
       counted(result.schedule.num_ops(), "op"));
   std::cout << fmt::format("simulated step {}, {} tokens/s\n\n", format_seconds(result.timeline.step),
                            format_count(result.tokens_per_s));
+  if (result.schedule.overlaps()) {
+    std::cout << fmt::format(
+        "steps overlap: each computes while the optimizer of the one before still works, with weights that lack "
+        "its update; from its first op to its last a step takes {}\n\n",
+        format_seconds(result.alone));
+  }
   print_devices(result, cluster);
   std::cout << "\n" << waits_text(result.timeline);
 }

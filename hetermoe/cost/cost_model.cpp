@@ -66,6 +66,10 @@ ComputeWork WorkModel::compute_work(const Op& op, DeviceId device, const Exchang
     work.params = state_params(op.state) / optimizer_parts(op.state);
     return work;
   }
+  if (op.kind == OpKind::kPublish || op.kind == OpKind::kTake) {
+    work.copied = copied_bytes(op, device);
+    return work;
+  }
   work.frozen = frozen_part(op, device);
   if (op.kind == OpKind::kExperts) {
     HM_CHECK(load != nullptr, "experts need a routing load");
@@ -161,6 +165,15 @@ Bytes WorkModel::host_copy_bytes(const Op& op) const {
   const Plan& plan = placement_.plan();
   const Dtype dtype = op.kind == OpKind::kFetch ? plan.dtype[idx(op.device)] : grad_dtype_of(plan, op.device);
   return state_params(op.state) * bytes_of(dtype);
+}
+
+/// Weights are read and written; gradients too, and those that were copied are cleared.
+Bytes WorkModel::copied_bytes(const Op& op, PlaceId host) const {
+  const DeviceId device = placement_.first_device(host);
+  const Plan& plan = placement_.plan();
+  const double each = op.kind == OpKind::kPublish ? 2.0 * bytes_of(plan.dtype[idx(device)])
+                                                  : 3.0 * bytes_of(grad_dtype_of(plan, device));
+  return state_params(op.state) * each;
 }
 
 std::vector<PortBytes> WorkModel::host_bytes(const Op& op, std::span<const PlaceId> participants) const {

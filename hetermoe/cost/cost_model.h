@@ -21,6 +21,7 @@ struct ComputeWork {
   double copies = 0;       ///< experts: (row, expert) pairs
   double experts = 0;      ///< experts: how many the device owns in this layer
   double params = 0;       ///< update: parameters
+  Bytes copied = 0;        ///< publish, take: read and written in the memory of the host
   double frozen = 0;       ///< backward, head: part of the parameters for which no gradient is computed
   double merged_rows = 0;  ///< attention.F, head, merge: rows added to the residual stream first
   bool trains = false;     ///< head: the loss's gradient and backward belong to the op
@@ -98,6 +99,7 @@ class WorkModel {
                                         const ExchangeLoad& load, bool to_owners) const;
   std::vector<PortBytes> product_bytes(const Op& op, std::span<const DeviceId> participants,
                                        const ExchangeLoad& load) const;
+  Bytes copied_bytes(const Op& op, PlaceId host) const;
   std::vector<PortBytes> host_bytes(const Op& op, std::span<const PlaceId> participants) const;
   std::size_t node_of(PlaceId place) const;
   Bytes moved_token(const Op& op) const;

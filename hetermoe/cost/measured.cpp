@@ -155,6 +155,9 @@ std::optional<MeasuredCost::Answer> MeasuredCost::main_part(const Tables& tables
     case ComputeKind::kUpdate:
       if (work.params <= 0) return Answer{};
       return look_up(tables, ProfiledOp::kUpdate, ProfiledPhase::kForward, {1, work.params});
+    case ComputeKind::kPublish:  // on hosts, which have no tables
+    case ComputeKind::kTake:
+      break;
     case ComputeKind::kMerge:
       return Answer{};  // all of it is merged rows
   }

@@ -131,16 +131,17 @@ Seconds RooflineCost::head(const ComputeWork& work) const {
   return memory + passes * (gemm + kHeadKernels * software_.kernel_launch);
 }
 
-/// AdamW of a host: its bytes through the main memory, or its operations on all cores.
-Seconds RooflineCost::host_update(const ComputeWork& work) const {
+/// Of a host: bytes through its main memory; AdamW takes at least its operations on all cores.
+Seconds RooflineCost::host_compute(const ComputeWork& work) const {
   constexpr double kUpdateFlops = 16;  // multiplications, additions, a root and a division of one parameter
   const NodeHost& host = cluster_.host_of(work.device);
-  return std::max(work.params * kUpdateBytes / (host.memory_gb_s * 1e9 * software_.memory_efficiency),
+  return std::max((work.params * kUpdateBytes + work.copied) /
+                      (host.memory_gb_s * 1e9 * software_.memory_efficiency),
                   work.params * kUpdateFlops / (host.fp32_tflops * 1e12));
 }
 
 Seconds RooflineCost::compute(const ComputeWork& work) const {
-  if (work.device >= cluster_.num_devices()) return host_update(work);
+  if (work.device >= cluster_.num_devices()) return host_compute(work);
   const Rates& r = rates(work.device);
   const Seconds merge = merge_bytes(work) * r.element / r.memory;
   switch (compute_kind(work.op.kind)) {
@@ -160,6 +161,9 @@ Seconds RooflineCost::compute(const ComputeWork& work) const {
       return merge;
     case ComputeKind::kUpdate:
       return work.params * r.update / r.memory + software_.kernel_launch;
+    case ComputeKind::kPublish:  // on hosts alone
+    case ComputeKind::kTake:
+      break;
   }
   HM_CHECK(false, "{} has no cost", to_string(work.op));
   return 0;

@@ -88,7 +88,7 @@ class RooflineCost : public CostModel {
   Seconds with_phase(const Parts& parts, const ComputeWork& work) const;
   Seconds head(const ComputeWork& work) const;
   Seconds merge_bytes(const ComputeWork& work) const;
-  Seconds host_update(const ComputeWork& work) const;
+  Seconds host_compute(const ComputeWork& work) const;
   BytesPerSecond port_rate(i32 port) const;
   const Rates& rates(DeviceId device) const { return rates_[static_cast<std::size_t>(device)]; }
 

@@ -71,6 +71,21 @@ Executor::Executor(const RunContext& context, std::vector<DeviceState*> states, 
   for (DeviceState* state : states) devices_.push_back(std::make_unique<DeviceLanes>(context_, *state));
   make_lanes();
   give_turns();
+  may_overlap_ = can_overlap();
+}
+
+Executor::DeviceLanes::DeviceLanes(const RunContext& context, DeviceState& state) {
+  const std::size_t count = context.schedule.overlaps() ? 2 : 1;
+  while (steps.size() < count) steps.push_back(std::make_unique<DeviceStep>(context, state));
+}
+
+/// Streams, meters and turns know one step.
+bool Executor::can_overlap() const {
+  if (!context_.schedule.overlaps() || options_.memory != nullptr || transport_.takes_turns()) return false;
+  return std::all_of(devices_.begin(), devices_.end(), [&](const std::unique_ptr<DeviceLanes>& device) {
+    const c10::Device where = device->runtime().where();
+    return where.is_cpu() && options_.make_stream(where, false) == nullptr;
+  });
 }
 
 Executor::~Executor() { stop_lanes(); }
@@ -113,12 +128,14 @@ void Executor::make_lanes() {
   const Schedule& schedule = context_.schedule;
   std::vector<DeviceLanes*> local(idx(schedule.num_places()), nullptr);
   for (std::unique_ptr<DeviceLanes>& device : devices_) {
-    local[idx(device->runtime.device())] = device.get();
+    local[idx(device->runtime().device())] = device.get();
     device->done.resize(schedule.ops.size());
-    device->end.resize(schedule.ops.size());
     device->ended.resize(schedule.ops.size());
-    device->uses_left.resize(lifetimes_.epochs.size());
-    device->users.resize(lifetimes_.epochs.size());
+    for (std::unique_ptr<DeviceStep>& step : device->steps) {
+      step->end.resize(schedule.ops.size());
+      step->uses_left.resize(lifetimes_.epochs.size());
+      step->users.resize(lifetimes_.epochs.size());
+    }
   }
   std::vector<Lane*> by_id(idx(schedule.num_places()) * kNumQueues, nullptr);
   const auto on_device = [&](OpId op, DeviceId device) {
@@ -137,9 +154,12 @@ void Executor::make_lanes() {
         lane->id = lanes[i];
         lane->device = device;
       }
-      LaneOp item{op, i, {}, {}};
+      LaneOp item{op, i, {}, {}, {}};
       for (const OpId dep : schedule.deps_of(op)) {
         if (on_device(dep, device_of(lanes[i]))) item.dependencies.push_back(dep);
+      }
+      for (const OpId dep : schedule.carry_of(op)) {
+        if (on_device(dep, device_of(lanes[i]))) item.carried.push_back(dep);
       }
       lane->ops.push_back(std::move(item));
     }
@@ -153,41 +173,59 @@ void Executor::set_clock(ClockKind kind, double pace_scale) {
 }
 
 StepResult Executor::run(const StepInput& input) {
-  HM_CHECK(!poisoned_, "the executor is used after an error");
-  start_lanes();
-  input_ = &input;
-  transport_.begin_step();
-  if (options_.memory != nullptr) options_.memory->clear_records();
-  for (std::unique_ptr<DeviceLanes>& device : devices_) {
-    device->runtime.begin_step(input);
-    device->state_bytes = device->runtime.state_bytes();
-    device->begin = record_event(device->runtime.where());
-    device->origin = nullptr;
-    std::fill(device->done.begin(), device->done.end(), 0);
-    for (std::size_t e = 0; e < lifetimes_.epochs.size(); ++e)
-      device->uses_left[e] = lifetimes_.epochs[e].num_ops;
-  }
-  set_memory_limits();
-  {
-    const std::lock_guard lock(mutex_);
-    lanes_left_ = lanes_.size();
-    ++generation_;
-    clock_.start_step();
-    started_.notify_all();
-  }
-  wait_for_lanes();
-  if (error_) std::rethrow_exception(error_);
-  check_leaks();
-  return collect();
+  begin(input);
+  return end();
 }
 
-void Executor::wait_for_lanes() {
+void Executor::begin(const StepInput& input) {
+  HM_CHECK(!poisoned_, "the executor is used after an error");
+  HM_CHECK(steps_under_way() <= (may_overlap_ ? 1 : 0), "{} steps are under way", steps_under_way());
+  start_lanes();
+  const i64 step = begun_ + 1;
+  const bool follows = steps_under_way() > 0;
+  inputs_[side(step)] = input;
+  follows_[side(step)] = follows;
+  if (!follows) transport_.begin_step();
+  if (options_.memory != nullptr) options_.memory->clear_records();
+  for (std::unique_ptr<DeviceLanes>& device : devices_) {
+    DeviceStep& own = device->of(step);
+    own.runtime.begin_step(inputs_[side(step)]);
+    if (!follows) device->state_bytes = own.runtime.state_bytes();
+    device->begin = record_event(own.runtime.where());
+    device->origin = nullptr;
+    for (std::size_t e = 0; e < lifetimes_.epochs.size(); ++e)
+      own.uses_left[e] = lifetimes_.epochs[e].num_ops;
+  }
+  if (!follows) set_memory_limits();
+  const std::lock_guard lock(mutex_);
+  lanes_left_[side(step)] = lanes_.size();
+  ++begun_;
+  if (!follows) clock_.start_step();
+  started_.notify_all();
+}
+
+StepResult Executor::end() {
+  HM_CHECK(steps_under_way() > 0, "no step is under way");
+  const i64 step = over_ + 1;
+  wait_for_lanes(step);
+  if (error_ && steps_under_way() > 1) wait_for_lanes(step + 1);
+  over_ = error_ ? begun_ : step;
+  if (error_) std::rethrow_exception(error_);
+  check_leaks(step);
+  return collect(step);
+}
+
+void Executor::settle() {
+  for (i64 step = over_ + 1; step <= begun_; ++step) wait_for_lanes(step);
+}
+
+void Executor::wait_for_lanes(i64 step) {
   using Time = std::chrono::steady_clock;
   const std::chrono::duration<double> poll(std::min(1.0, options_.watchdog / 4));
   std::unique_lock lock(mutex_);
   i64 seen = ops_ended_;
   Time::time_point since = Time::now();
-  while (!ended_.wait_for(lock, poll, [&] { return lanes_left_ == 0; })) {
+  while (!ended_.wait_for(lock, poll, [&] { return lanes_left_[side(step)] == 0; })) {
     const i64 ended = ops_ended_;
     if (ended != seen) since = Time::now();
     seen = ended;
@@ -216,29 +254,30 @@ void Executor::lane_main(Lane& lane) {
   use_precise_sleep();
   const bool computes = queue_of(lane.id) == Queue::kCompute;
   use_threads(computes ? options_.threads_per_lane : 1);
-  lane.stream = options_.make_stream(lane.device->runtime.where(), !computes);
+  lane.stream = options_.make_stream(lane.device->runtime().where(), !computes);
   if (options_.memory != nullptr) {
     lane.watch = std::make_unique<MemoryMeter::Watch>(*options_.memory, device_of(lane.id));
   }
-  i64 generation = 0;
   while (true) {
     {
       std::unique_lock lock(mutex_);
-      started_.wait(lock, [&] { return stop_ || generation_ != generation; });
+      started_.wait(lock, [&] { return stop_ || begun_ != lane.step; });
       if (stop_) break;
-      generation = generation_;
+      ++lane.step;
     }
     run_lane(lane);
     const std::lock_guard lock(mutex_);
-    if (--lanes_left_ == 0) ended_.notify_all();
+    if (--lanes_left_[side(lane.step)] == 0) ended_.notify_all();
   }
   lane.watch.reset();  // these two belong to this thread
   lane.stream.reset();
 }
 
 void Executor::run_lane(Lane& lane) {
-  lane.spans.assign(lane.ops.size(), {});
-  lane.end = lane.busy = lane.nominal = 0;
+  LaneStep& step = now(lane);
+  step.spans.assign(lane.ops.size(), {});
+  step.busy = step.nominal = 0;
+  step.end = follows_[side(lane.step)] ? lane.steps[side(lane.step - 1)].end : 0;
   if (lane.stream != nullptr) begin_stream(lane);
   const double cpu_begin = thread_cpu_seconds();
   for (lane.next = 0; lane.next < lane.ops.size() && !poisoned_; ++lane.next) {
@@ -246,7 +285,7 @@ void Executor::run_lane(Lane& lane) {
     guard(lane, item, [&] { run_op(lane, item); });
   }
   if (lane.stream != nullptr && !lane.ops.empty()) guard(lane, lane.ops.back(), [&] { end_stream(lane); });
-  lane.cpu_seconds = thread_cpu_seconds() - cpu_begin;
+  step.cpu_seconds = thread_cpu_seconds() - cpu_begin;
 }
 
 void Executor::guard(const Lane& lane, const LaneOp& item, const std::function<void()>& f) {
@@ -265,36 +304,40 @@ void Executor::run_op(Lane& lane, const LaneOp& item) {
   const Seconds ready = wait_until_ready(lane, item);
   if (options_.before_op) options_.before_op(context_.schedule.ops[idx(item.op)], device_of(lane.id));
   if (lane.watch != nullptr) lane.watch->begin(item.op);
-  lane.spans[lane.next] = {item.op, device_of(lane.id), 0, 0};
+  now(lane).spans[lane.next] = {item.op, device_of(lane.id), 0, 0};
   if (lane.stream == nullptr) {
-    lane.end = perform(lane, item, ready);
+    now(lane).end = perform(lane, item, ready);
   } else {
     launch(lane, item, ready);
   }
   check_memory(lane);
-  finish_op(lane, item, lane.end);
+  finish_op(lane, item, now(lane).end);
 }
 
 /// The op itself, from reading its buffers to writing them. Returns when it ended.
 Seconds Executor::perform(Lane& lane, const LaneOp& item, Seconds ready) {
   const Op& op = context_.schedule.ops[idx(item.op)];
-  Span& span = lane.spans[static_cast<std::size_t>(&item - lane.ops.data())];
+  Span& span = now(lane).spans[static_cast<std::size_t>(&item - lane.ops.data())];
   return is_compute(op.kind) ? run_compute(lane, op, ready, span) : run_transfer(lane, item, op, ready, span);
 }
 
 Seconds Executor::wait_until_ready(Lane& lane, const LaneOp& item) {
   DeviceLanes& device = *lane.device;
-  Seconds ready = lane.end;
+  Seconds ready = now(lane).end;
   std::unique_lock lock(device.mutex);
-  for (const OpId dep : item.dependencies) {
-    device.changed.wait(lock, [&] { return poisoned_ || device.done[idx(dep)]; });
+  const auto wait_for = [&](OpId dep, i64 step) {
+    device.changed.wait(lock, [&] { return poisoned_ || device.done[idx(dep)] >= step; });
     if (poisoned_) throw Poisoned();
-    ready = std::max(ready, device.end[idx(dep)]);
+    ready = std::max(ready, device.of(step).end[idx(dep)]);
+  };
+  for (const OpId dep : item.dependencies) wait_for(dep, lane.step);
+  if (follows_[side(lane.step)]) {
+    for (const OpId dep : item.carried) wait_for(dep, lane.step - 1);
   }
   if (poisoned_) throw Poisoned();
   for (const i32 epoch : lifetimes_.uses_of(context_.schedule, item.op, item.lane_number)) {
     const Epoch& e = lifetimes_.epochs[idx(epoch)];
-    HM_CHECK(e.first == item.op || device.done[idx(e.first)],
+    HM_CHECK(e.first == item.op || device.done[idx(e.first)] == lane.step,
              "needs {} of {}, which has not ended: a dependency is missing", name_of(e.buffer),
              to_string(context_.schedule.ops[idx(e.first)]));
   }
@@ -302,22 +345,22 @@ Seconds Executor::wait_until_ready(Lane& lane, const LaneOp& item) {
 }
 
 Seconds Executor::run_compute(Lane& lane, const Op& op, Seconds ready, Span& span) {
-  DeviceRuntime& runtime = lane.device->runtime;
+  DeviceRuntime& runtime = here(lane).runtime;
   span.start = clock_.start(ready);
   runtime.compute(op);
   Seconds duration = 0;
   if (clock_.needs_durations() || options_.nominal != nullptr) {
     const ComputeWork work = work_.compute_work(op, runtime.device(), runtime.load_of(op));
     if (clock_.needs_durations()) duration = options_.truth->compute(work);
-    if (options_.nominal != nullptr) lane.nominal += options_.nominal->compute(work);
+    if (options_.nominal != nullptr) now(lane).nominal += options_.nominal->compute(work);
   }
   span.end = clock_.finish(span.start, duration);
-  lane.busy += span.end - span.start;
+  now(lane).busy += span.end - span.start;
   return span.end;
 }
 
 Seconds Executor::run_transfer(Lane& lane, const LaneOp& item, const Op& op, Seconds ready, Span& span) {
-  DeviceRuntime& runtime = lane.device->runtime;
+  DeviceRuntime& runtime = here(lane).runtime;
   std::vector<DeviceId> participants;
   for (const LaneId id : context_.schedule.lanes_of(item.op)) participants.push_back(device_of(id));
   span.start = clock_.start(ready);
@@ -339,7 +382,7 @@ Seconds Executor::run_transfer(Lane& lane, const LaneOp& item, const Op& op, Sec
 /// Returns when the last participant was ready.
 Seconds Executor::exchange(Lane& lane, const LaneOp& item, const TransferOp& transfer, i32 round,
                            Seconds ready, std::span<const DeviceId> participants) {
-  DeviceRuntime& runtime = lane.device->runtime;
+  DeviceRuntime& runtime = here(lane).runtime;
   const Op& op = context_.schedule.ops[idx(item.op)];
   std::vector<Message> out = runtime.pack(transfer, op, participants);
   // The receiver may read the same memory.
@@ -352,7 +395,7 @@ Seconds Executor::exchange(Lane& lane, const LaneOp& item, const TransferOp& tra
       runtime.expected(transfer, op, participants, out[position(participants, runtime.device())]);
   const bool is_copy = is_host_copy(op);
   Transport& transport = is_copy ? *host_links_ : transport_;
-  std::vector<Message> in = transport.exchange({.step = input_->step,
+  std::vector<Message> in = transport.exchange({.step = inputs_[side(lane.step)].step,
                                                 .op = item.op,
                                                 .name = to_string(op),
                                                 .self = runtime.device(),
@@ -373,22 +416,23 @@ Seconds Executor::exchange(Lane& lane, const LaneOp& item, const TransferOp& tra
 
 void Executor::finish_op(Lane& lane, const LaneOp& item, Seconds end) {
   DeviceLanes& device = *lane.device;
+  DeviceStep& step = here(lane);
   const std::lock_guard lock(device.mutex);
   for (const i32 epoch : lifetimes_.uses_of(context_.schedule, item.op, item.lane_number)) {
-    if (lane.stream != nullptr) device.users[idx(epoch)].push_back(device.ended[idx(item.op)]);
-    if (--device.uses_left[idx(epoch)] > 0) continue;
+    if (lane.stream != nullptr) step.users[idx(epoch)].push_back(device.ended[idx(item.op)]);
+    if (--step.uses_left[idx(epoch)] > 0) continue;
     const Epoch& e = lifetimes_.epochs[idx(epoch)];
-    const auto take = [runtime = &device.runtime, e] {
+    const auto take = [runtime = &step.runtime, e] {
       return runtime->take(e.buffer, e.layer, e.microbatch, e.chunk);
     };
     if (lane.stream != nullptr) {
-      lane.stream->release(std::exchange(device.users[idx(epoch)], {}), take);
+      lane.stream->release(std::exchange(step.users[idx(epoch)], {}), take);
     } else {
       take();
     }
   }
-  device.end[idx(item.op)] = end;
-  device.done[idx(item.op)] = 1;
+  step.end[idx(item.op)] = end;
+  device.done[idx(item.op)] = lane.step;
   ++ops_ended_;
   device.changed.notify_all();
 }

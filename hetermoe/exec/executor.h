@@ -1,4 +1,5 @@
 #pragma once
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <functional>
@@ -57,7 +58,11 @@ struct DeviceWork {
 /// events on the stream, and does not wait until it has ended. A buffer is dropped when the events of all its
 /// users have passed. Only under an emulated clock or a memory meter a lane waits for each op.
 ///
-/// Threads: one thread at a time calls; between two calls of run() no lane does anything.
+/// Where the schedule overlaps with the step before it (Schedule::carry), begin() may be called while one step
+/// is under way, unless a device is a GPU, memory is metered, or the transport takes turns: may_overlap(). Each
+/// of the two steps has its own buffers; what both use is in the carried dependencies.
+///
+/// Threads: one thread at a time calls; when all steps that were begun have ended no lane does anything.
 class Executor {
  public:
   /// States are those of the devices that live in this process; all referenced objects must outlive the
@@ -68,10 +73,21 @@ class Executor {
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
-  /// One step; the first starts the threads. Throws DeviceError when the system gives no thread for a lane,
-  /// and the first error of any lane; the executor is unusable afterwards.
+  /// One step: begin() and end().
   StepResult run(const StepInput& input);
+  /// Lets the lanes go on with a step; the first starts the threads. Throws DeviceError when the system gives
+  /// no thread for a lane.
+  void begin(const StepInput& input);
+  /// Waits for the first step that has not ended. Throws the first error of any lane, when all lanes have left
+  /// their steps; the executor is unusable afterwards.
+  StepResult end();
+  /// Waits until no lane does anything. Steps that were begun still have to be ended.
+  void settle();
+  i64 steps_under_way() const { return begun_ - over_; }
+  bool may_overlap() const { return may_overlap_; }
 
+  // Of the step that ended last. A step that began before the one before it had ended takes from that end to
+  // its own; times begin with its first span.
   /// Spans of the last step (of local devices).
   Timeline timeline() const;
   /// Of local devices in the last step.
@@ -87,6 +103,7 @@ class Executor {
     OpId op;
     std::size_t lane_number;         // position among the op's lanes
     std::vector<OpId> dependencies;  // those with a lane on this device
+    std::vector<OpId> carried;       // such ops of the step before
     std::vector<i64> turns;          // of a transfer: of its exchanges among those of this device
   };
   /// Thrown on a lane to leave the step after another lane failed.
@@ -96,37 +113,53 @@ class Executor {
   struct Launched {
     EventPtr start, end;
   };
+  /// What a lane did in a step.
+  struct LaneStep {
+    std::vector<Span> spans;  // of all ops, in order
+    Seconds end = 0;          // of the last op; while it runs, of that before
+    double cpu_seconds = 0;
+    Seconds busy = 0, nominal = 0;  // of compute ops
+  };
   struct Lane {
     LaneId id;
     DeviceLanes* device;
     std::unique_ptr<WorkStream> stream;  // of its thread; null where ops end before their call returns
     std::vector<LaneOp> ops;
-    std::vector<Span> spans;                 // of all ops, in order
+    std::array<LaneStep, 2> steps;           // by side()
+    std::atomic<i64> step = 0;               // that it is in, 1 = the first
     std::vector<Launched> launched;          // of the ops that were launched on the stream
     std::atomic<std::size_t> num_ended = 0;  // of those launched, for the watchdog
-    Seconds end = 0;
-    double cpu_seconds = 0;
-    Seconds busy = 0, nominal = 0;      // of compute ops
     std::atomic<std::size_t> next = 0;  // position of the head, for the watchdog
     std::unique_ptr<MemoryMeter::Watch> watch;
     std::thread thread;
   };
-  struct DeviceLanes {
-    explicit DeviceLanes(const RunContext& context, DeviceState& state) : runtime(context, state) {}
+  /// What a device has of one step.
+  struct DeviceStep {
+    DeviceStep(const RunContext& context, DeviceState& state) : runtime(context, state) {}
     DeviceRuntime runtime;
+    std::vector<Seconds> end;                  // [op] of the local part
+    std::vector<i32> uses_left;                // [epoch], own epochs only
+    std::vector<std::vector<EventPtr>> users;  // [epoch] ends of the ops that have used it
+  };
+  struct DeviceLanes {
+    DeviceLanes(const RunContext& context, DeviceState& state);
+    DeviceRuntime& runtime(i64 step = 1) const { return steps[side(step) % steps.size()]->runtime; }
+    DeviceStep& of(i64 step) const { return *steps[side(step) % steps.size()]; }
+    std::vector<std::unique_ptr<DeviceStep>> steps;  // two where steps overlap
     i64 state_bytes = 0;  // when the step began
     std::mutex mutex;
     std::condition_variable changed;
     EventPtr begin;   // of the step's ops, behind what begin_step() launched; null on a CPU
     EventPtr origin;  // of the times of events, at this time of the clock
     Seconds origin_time = 0;
-    std::vector<char> done;                    // [op] has ended, or is launched
-    std::vector<Seconds> end;                  // [op] of the local part
-    std::vector<EventPtr> ended;               // [op] on its stream
-    std::vector<i32> uses_left;                // [epoch], own epochs only
-    std::vector<std::vector<EventPtr>> users;  // [epoch] ends of the ops that have used it
+    std::vector<i64> done;            // [op] the last step in which it has ended, or is launched
+    std::vector<EventPtr> ended;      // [op] on its stream
   };
 
+  static std::size_t side(i64 step) { return static_cast<std::size_t>(step) % 2; }
+  static LaneStep& now(Lane& lane) { return lane.steps[side(lane.step)]; }
+  static DeviceStep& here(const Lane& lane) { return lane.device->of(lane.step); }
+  bool can_overlap() const;
   void make_lanes();
   void start_lanes();
   void stop_lanes();
@@ -152,13 +185,14 @@ class Executor {
   void keep_until_read(Lane& lane, std::vector<Message> in);
   void finish_op(Lane& lane, const LaneOp& item, Seconds end);
   void poison(const std::string& where, std::exception_ptr error);
-  void wait_for_lanes();
+  void wait_for_lanes(i64 step);
   void report_hang(Seconds quiet);
   std::string hang_report() const;
   void set_memory_limits();
   void check_memory(const Lane& lane) const;
-  void check_leaks() const;
-  StepResult collect();
+  void check_leaks(i64 step) const;
+  Seconds end_of(i64 step) const;
+  StepResult collect(i64 step);
 
   const RunContext context_;
   Transport& transport_;
@@ -170,13 +204,16 @@ class Executor {
   std::unique_ptr<Transport> host_links_;  // fetch and store stay in the process and take no turns
   std::vector<std::unique_ptr<DeviceLanes>> devices_;
   std::vector<std::unique_ptr<Lane>> lanes_;
-  const StepInput* input_ = nullptr;
+  std::array<StepInput, 2> inputs_;          // by side(), as the next two
+  std::array<bool, 2> follows_{};            // the step began while the one before it was under way
+  std::array<std::size_t, 2> lanes_left_{};  // lanes that are still in it
+  bool may_overlap_ = false;
+  Seconds last_end_ = 0, last_step_ = 0;  // of the step that ended last
 
   mutable std::mutex mutex_;
   std::condition_variable started_, ended_;
   bool has_started_ = false;
-  i64 generation_ = 0;  // of the step the lanes should run
-  std::size_t lanes_left_ = 0;
+  i64 begun_ = 0, over_ = 0;  // steps
   bool stop_ = false;
   std::atomic<bool> poisoned_ = false;
   std::atomic<i64> ops_ended_ = 0;

@@ -35,7 +35,11 @@ std::string Executor::hang_report() const {
     {
       const std::lock_guard lock(lane->device->mutex);
       for (const OpId dep : item.dependencies) {
-        if (!lane->device->done[idx(dep)]) missing.push_back(to_string(context_.schedule.ops[idx(dep)]));
+        if (lane->device->done[idx(dep)] < lane->step) missing.push_back(to_string(context_.schedule.ops[idx(dep)]));
+      }
+      for (const OpId dep : item.carried) {
+        if (lane->device->done[idx(dep)] < lane->step - 1)
+          missing.push_back(to_string(context_.schedule.ops[idx(dep)]) + " of the step before");
       }
     }
     const std::string activity = !missing.empty()      ? fmt::format("waits for {}", fmt::join(missing, ", "))
@@ -62,7 +66,7 @@ constexpr double kGib = 1024.0 * 1024 * 1024;
 void Executor::set_memory_limits() {
   if (options_.memory_limit <= 0) return;
   for (const std::unique_ptr<DeviceLanes>& device : devices_) {
-    const DeviceId d = device->runtime.device();
+    const DeviceId d = device->runtime().device();
     if (d >= context_.schedule.num_devices) continue;
     const auto lasting = static_cast<Bytes>(device->state_bytes);
     if (lasting > options_.memory_limit) {
@@ -77,8 +81,8 @@ void Executor::set_memory_limits() {
 }
 
 void Executor::check_memory(const Lane& lane) const {
-  if (options_.memory_limit <= 0 || lane.device->runtime.device() >= context_.schedule.num_devices) return;
-  const MemoryMeter::Excess excess = options_.memory->excess(lane.device->runtime.device());
+  if (options_.memory_limit <= 0 || lane.device->runtime().device() >= context_.schedule.num_devices) return;
+  const MemoryMeter::Excess excess = options_.memory->excess(lane.device->runtime().device());
   if (excess.op < 0) return;
   fail<DeviceError>("run.memory_limit_gib",
                     "{} needs {:.4g} GiB beside {:.4g} GiB that last, expected at most {:.4g} in all. "
@@ -87,52 +91,74 @@ void Executor::check_memory(const Lane& lane) const {
                     static_cast<Bytes>(lane.device->state_bytes) / kGib, options_.memory_limit / kGib);
 }
 
-void Executor::check_leaks() const {
+void Executor::check_leaks(i64 step) const {
   for (const std::unique_ptr<DeviceLanes>& device : devices_) {
-    const std::vector<std::string> held = device->runtime.slots().held();
+    const std::vector<std::string> held = device->runtime(step).slots().held();
     HM_CHECK(held.empty(), "device {} still holds {} buffers after the step, the first is {}",
-             device->runtime.device(), held.size(), held[0]);
-    HM_CHECK(!device->runtime.has_visitors(),
+             device->runtime().device(), held.size(), held[0]);
+    if (begun_ > step) continue;  // what outlives a step is in use
+    HM_CHECK(!device->runtime().has_visitors(),
              "device {} still holds weights or gradients of a visit after the step",
-             device->runtime.device());
+             device->runtime().device());
     if (context_.migration != nullptr) continue;  // which changes what devices hold
-    const i64 bytes = device->runtime.state_bytes();
+    const i64 bytes = device->runtime().state_bytes();
     HM_CHECK(bytes == device->state_bytes,
              "device {} holds {} bytes of parameters, gradients and moments after the step, before it {}",
-             device->runtime.device(), bytes, device->state_bytes);
+             device->runtime().device(), bytes, device->state_bytes);
   }
 }
 
-StepResult Executor::collect() {
+Seconds Executor::end_of(i64 step) const {
+  Seconds end = 0;
+  for (const std::unique_ptr<Lane>& lane : lanes_) end = std::max(end, lane->steps[side(step)].end);
+  return end;
+}
+
+StepResult Executor::collect(i64 step) {
   StepResult result;
   for (const std::unique_ptr<DeviceLanes>& device : devices_) {
     // Devices without any state take no part in the norm op.
-    if (device->runtime.result().counts_LE.defined()) {
-      result = device->runtime.result();
+    if (device->runtime(step).result().counts_LE.defined()) {
+      result = device->runtime(step).result();
       break;
     }
   }
   if (!context_.placement.options().backward) {
-    result.counts_LE = at::zeros(devices_[0]->runtime.local_counts().sizes(), at::kLong);
+    result.counts_LE = at::zeros(devices_[0]->runtime(step).local_counts().sizes(), at::kLong);
     for (const std::unique_ptr<DeviceLanes>& device : devices_) {
-      result.loss += device->runtime.forward_loss();
-      result.counts_LE.add_(to_host(device->runtime.local_counts(), "counts"));
+      result.loss += device->runtime(step).forward_loss();
+      result.counts_LE.add_(to_host(device->runtime(step).local_counts(), "counts"));
     }
   }
-  for (const std::unique_ptr<Lane>& lane : lanes_) {
-    result.step = std::max(result.step, lane->end);
-    result.cpu_seconds += lane->cpu_seconds;
-  }
+  for (const std::unique_ptr<Lane>& lane : lanes_) result.cpu_seconds += lane->steps[side(step)].cpu_seconds;
+  result.step = last_step_ = end_of(step) - last_end_ * (follows_[side(step)] ? 1 : 0);
+  last_end_ = end_of(step);
   return result;
 }
+
+namespace {
+
+void begin_at_zero(Timeline& timeline) {
+  const auto first = std::min_element(timeline.spans.begin(), timeline.spans.end(),
+                                      [](const Span& a, const Span& b) { return a.start < b.start; });
+  const Seconds origin = first == timeline.spans.end() ? 0 : first->start;
+  for (Span& span : timeline.spans) {
+    span.start -= origin;
+    span.end -= origin;
+  }
+}
+
+}  // namespace
 
 Timeline Executor::timeline() const {
   Timeline timeline = timeline_frame(context_.schedule, context_.placement.plan(), context_.cluster,
                                      clock_label(clock_.kind()));
   for (const std::unique_ptr<Lane>& lane : lanes_) {
-    timeline.spans.insert(timeline.spans.end(), lane->spans.begin(), lane->spans.end());
-    timeline.step = std::max(timeline.step, lane->end);
+    const std::vector<Span>& spans = lane->steps[side(over_)].spans;
+    timeline.spans.insert(timeline.spans.end(), spans.begin(), spans.end());
   }
+  timeline.step = last_step_;
+  if (follows_[side(over_)]) begin_at_zero(timeline);
   sort_spans(timeline);
   return timeline;
 }
@@ -141,7 +167,7 @@ std::vector<DeviceWork> Executor::device_work() const {
   std::vector<DeviceWork> all;
   for (const std::unique_ptr<Lane>& lane : lanes_) {
     if (queue_of(lane->id) == Queue::kCompute && device_of(lane->id) < context_.schedule.num_devices)
-      all.push_back({device_of(lane->id), lane->busy, lane->nominal});
+      all.push_back({device_of(lane->id), lane->steps[side(over_)].busy, lane->steps[side(over_)].nominal});
   }
   return all;
 }
@@ -151,13 +177,13 @@ RecordedRouting Executor::recorded_routing() const {
   for (const Op& op : context_.schedule.ops) {
     if (op.kind != OpKind::kDispatch || op.phase != Phase::kForward) continue;
     for (const std::unique_ptr<DeviceLanes>& device : devices_) {
-      const DeviceId d = device->runtime.device();
+      const DeviceId d = device->runtime().device();
       if (d >= context_.schedule.num_devices) continue;
       if (!context_.placement.is_source(op.group, op.layer, op.microbatch, d) &&
           !context_.placement.is_owner(op, d)) {
         continue;
       }
-      routing.set(op.group, op.layer, op.microbatch, op.chunk, *device->runtime.load_of(op));
+      routing.set(op.group, op.layer, op.microbatch, op.chunk, *device->runtime(over_).load_of(op));
       break;
     }
   }

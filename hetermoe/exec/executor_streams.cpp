@@ -37,7 +37,7 @@ void Executor::launch(Lane& lane, const LaneOp& item, Seconds ready) {
     guard(lane, item, [&] {
       if (poisoned_) throw Poisoned();
       const Seconds end = perform(lane, item, ready);
-      if (!ahead) lane.end = end;
+      if (!ahead) now(lane).end = end;
     });
   });
   launched.end = stream.record();
@@ -81,18 +81,18 @@ void Executor::end_launched(Lane& lane) {
     ++ops_ended_;
     ++lane.num_ended;
     const DeviceLanes& device = *lane.device;
-    Span& span = lane.spans[i];
+    Span& span = now(lane).spans[i];
     span.start = device.origin_time + launched.start->seconds_since(*device.origin);
     span.end = device.origin_time + launched.end->seconds_since(*device.origin);
     busy += span.end - span.start;
-    lane.end = span.end;
+    now(lane).end = span.end;
   }
-  lane.busy = busy;
+  now(lane).busy = busy;
 }
 
 /// On a GPU messages are still being read when the call that unpacks them has returned.
 void Executor::keep_until_read(Lane& lane, std::vector<Message> in) {
-  const EventPtr read = record_event(lane.device->runtime.where());
+  const EventPtr read = record_event(lane.device->runtime().where());
   if (read == nullptr) return;
   lane.stream->release({read}, [&in] { return std::make_shared<std::vector<Message>>(std::move(in)); });
 }

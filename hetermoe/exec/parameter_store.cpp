@@ -63,6 +63,23 @@ ParameterStore::ParameterStore(DeviceId device, const ModelConfig& model, const 
   bind(states);
 }
 
+void StateTensors::publish() {
+  for (std::size_t i = 0; i < published.size(); ++i) published[i].copy_(values[i]);
+}
+
+void StateTensors::take_grads() {
+  for (std::size_t i = 0; i < taken.size(); ++i) taken[i].copy_(grads[i]);
+  clear(grads);
+}
+
+void ParameterStore::let_updates_lag() {
+  for (auto& [index, state] : by_state_) {
+    if (!updates_here(state->state)) continue;
+    for (const at::Tensor& value : state->values) state->published.push_back(value.clone());
+    for (const at::Tensor& grad : state->grads) state->taken.push_back(at::zeros_like(grad));
+  }
+}
+
 ParameterStore::Key ParameterStore::key_of(const State& state) const {
   return {state.part == UnitPart::kHead ? static_cast<i32>(model_.num_layers) : state.layer, state.part};
 }
@@ -226,10 +243,10 @@ UnitTensors ParameterStore::tensors_in(const Shelves& shelves, const Unit& unit)
   // Where a host updates, its gradient counts: the update may scale it in place.
   const bool updates = updates_here(state.state);
   const std::vector<NamedTensor> values = list(state.values),
-                                 grads = updates ? whole(state.grads) : std::vector<NamedTensor>(),
+                                 grads = updates ? whole(state.summed()) : std::vector<NamedTensor>(),
                                  exp_avg = whole(state.moments.exp_avg),
                                  exp_avg_sq = whole(state.moments.exp_avg_sq),
-                                 master = whole(state.moments.master);
+                                 master = whole(state.moments.master), published = whole(state.published);
   const auto entry = [](const std::vector<NamedTensor>& all, std::size_t i) {
     return all.empty() ? at::Tensor() : all[i].tensor;
   };
@@ -247,6 +264,7 @@ UnitTensors ParameterStore::tensors_in(const Shelves& shelves, const Unit& unit)
                            .exp_avg = entry(exp_avg, i),
                            .exp_avg_sq = entry(exp_avg_sq, i),
                            .master = entry(master, i),
+                           .published = entry(published, i),
                            .first_owner = home});
     if (sharded) add_own_part(state, out.tensors.back());
   }
@@ -281,7 +299,8 @@ i64 ParameterStore::bytes() const {
     for (const StateTensors& state : shelf.states) {
       const AdamwState& moments = state.moments;
       sum += bytes_of(state.values) + bytes_of(state.grads) + bytes_of(moments.exp_avg) +
-             bytes_of(moments.exp_avg_sq) + bytes_of(moments.master);
+             bytes_of(moments.exp_avg_sq) + bytes_of(moments.master) + bytes_of(state.published) +
+             bytes_of(state.taken);
     }
   }
   return sum;
@@ -290,7 +309,9 @@ i64 ParameterStore::bytes() const {
 void ParameterStore::zero_grads() {
   std::vector<at::Tensor> all;
   for (auto& [index, state] : by_state_) {
-    if (!visits_here(state->state)) all.insert(all.end(), state->grads.begin(), state->grads.end());
+    // Gradients that are taken leave zeros; the step before may still add to them.
+    if (visits_here(state->state) || !state->taken.empty()) continue;
+    all.insert(all.end(), state->grads.begin(), state->grads.end());
   }
   if (!all.empty()) clear(all);
 }
@@ -303,6 +324,7 @@ void ParameterStore::initialize(u64 seed) {
   // Masters of low-precision parameters copy the values just drawn.
   for (auto& [index, state] : by_state_) {
     if (updates_here(state->state)) state->moments = make_adamw_state(state->own(state->values));
+    state->publish();
   }
 }
 

@@ -24,6 +24,7 @@ struct LogicalTensor {
   /// Undefined for a buffer, in a frozen unit, and where another place updates.
   at::Tensor grad = {}, exp_avg = {}, exp_avg_sq = {};
   at::Tensor master = {};  ///< fp32 copy of a bf16 or fp16 value that is trained, else undefined
+  at::Tensor published = {};  ///< of a state that is updated a step late: the value that devices fetch
   /// In a sharded state the four above have one dimension and begin at this element of the value.
   i64 first = 0;
   bool sharded = false;
@@ -48,8 +49,17 @@ struct UnitTensors {
 struct StateTensors {
   State state = {};
   std::vector<at::Tensor> values = {}, grads = {};  ///< views of the shelf's storages; no grads when frozen
+  /// On a host that updates a step late: the values that devices fetch, and the summed gradients from the end
+  /// of a step to its update. Else empty.
+  std::vector<at::Tensor> published = {}, taken = {};
   AdamwState moments = {};          ///< of own(values); empty when frozen, and where another place updates
   std::size_t part = 0, parts = 1;  ///< of a sharded state: which one is own
+
+  /// The gradients of the whole step, where norm and update find them.
+  const std::vector<at::Tensor>& summed() const { return taken.empty() ? grads : taken; }
+  void publish();
+  /// Leaves zeros in `grads`.
+  void take_grads();
 
   /// What this device updates of tensors like `values`: views of its part of each, or the tensors.
   std::vector<at::Tensor> own(const std::vector<at::Tensor>& tensors) const {
@@ -64,6 +74,8 @@ class ParameterStore {
   /// options.trainable is of no account: the states say it. Keeps a reference to the model.
   ParameterStore(DeviceId device, const ModelConfig& model, const StorageOptions& options,
                  std::span<const State> states);
+  /// Room for what a host needs that updates a step late (StateTensors::published, taken).
+  void let_updates_lag();
 
   // ---- By unit ----
   /// What is here, state by state.

@@ -77,6 +77,8 @@ Released Slots::take(Buffer buffer, i32 layer_index, i32 m, i32 c) {
     case Buffer::kNorm:
     case Buffer::kFigures:
     case Buffer::kParams:
+    case Buffer::kPublished:
+    case Buffer::kTaken:
     case Buffer::kWeights:  // in the store
     case Buffer::kSlot:
       break;

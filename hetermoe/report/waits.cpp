@@ -53,7 +53,7 @@ class GapReader {
     const Seconds started = std::clamp(path_.started(last.op), time, last.end);
     add(path_.before(transfer, time), device, started - time, use.overhead, use);
     use.transferring += last.end - started;
-    use.finished += timeline_.step - last.end;
+    use.finished += std::max(0.0, timeline_.step - last.end);
   }
 
   /// Divides idle time by the pieces of the path that led to its end; what they leave is `rest`.

@@ -29,6 +29,8 @@ const std::vector<std::string>& EnumNames<Buffer>::names() {
                                                                     "norm",
                                                                     "figures",
                                                                     "params",
+                                                                    "published",
+                                                                    "taken",
                                                                     "weights",
                                                                     "slot"});
   return all;
@@ -81,8 +83,16 @@ class Table {
         break;
       case OpKind::kUpdate:
         add(Buffer::kNorm, Mode::kRead, -1);
-        add_state(Mode::kAdd, op_.state);
-        out_.push_back({Buffer::kParams, Mode::kAdd, op_.state, -1, 0});
+        add_of_state(p_.lags(op_.state) ? Buffer::kTaken : Buffer::kGrad, Mode::kAdd);
+        add_of_state(Buffer::kParams, Mode::kAdd);
+        break;
+      case OpKind::kPublish:
+        add_of_state(Buffer::kParams, Mode::kRead);
+        add_of_state(Buffer::kPublished, Mode::kWrite);
+        break;
+      case OpKind::kTake:
+        add_of_state(Buffer::kGrad, Mode::kTake);
+        add_of_state(Buffer::kTaken, Mode::kWrite);
         break;
       case OpKind::kAllGather:
         out_.push_back({Buffer::kParams, Mode::kAdd, op_.state, -1, 0});
@@ -117,6 +127,7 @@ class Table {
   bool saves_activations() const { return keeps_activations(recompute()) && p_.options().backward; }
   bool finds_activations() const { return !recomputes_inside(recompute(), p_.is_moe(op_.layer)); }
 
+  void add_of_state(Buffer buffer, Mode mode) { out_.push_back({buffer, mode, op_.state, -1, 0}); }
   void add_state(Mode mode, i32 state) { out_.push_back({Buffer::kGrad, mode, state, -1, 0}); }
   void add_grad(UnitPart part, i32 layer) {
     for (const i32 state : p_.states_on(device_, part, layer)) {
@@ -138,7 +149,7 @@ class Table {
   void fetch() {
     const State& state = p_.states()[idx(op_.state)];
     if (device_ != op_.device) {
-      out_.push_back({Buffer::kParams, Mode::kRead, op_.state, -1, 0});
+      add_of_state(p_.lags(op_.state) ? Buffer::kPublished : Buffer::kParams, Mode::kRead);
     } else if (state.visits()) {
       const bool first = p_.states_on(device_, state.part, state.layer)[0] == op_.state;
       out_.push_back({Buffer::kWeights, Mode::kWrite, op_.state, -1, 0});
@@ -353,7 +364,8 @@ class Table {
   }
   void norm() {
     for (const i32 state : p_.states_on(device_)) {
-      if (p_.tells_squares(state, device_)) add_state(Mode::kRead, state);
+      if (!p_.tells_squares(state, device_)) continue;
+      out_.push_back({p_.lags(state) ? Buffer::kTaken : Buffer::kGrad, Mode::kRead, state, -1, 0});
     }
     add_figures();
     add(Buffer::kNorm, Mode::kWrite, -1);

@@ -32,12 +32,22 @@ enum class Buffer : std::uint8_t {
   kNorm,          ///< global gradient norm (layer and microbatch -1)
   kFigures,       ///< losses that a device tells in norm (layer and microbatch -1)
   kParams,        ///< parameters of a state (layer = state index, microbatch -1)
+  kPublished,     ///< of a state that is updated a step late: the parameters that devices fetch
+  kTaken,         ///< of such a state: its summed gradients, until the update
   kWeights,       ///< parameters of a state that visit the device (layer = state index, microbatch -1)
   kSlot           ///< the place of a visit (layer = UnitPart, microbatch -1, chunk = slot)
 };
 inline constexpr i32 kNumBuffers = kEnumCount<Buffer>;
 /// The buffer is there before the step and after it: reading needs no writer, and nothing frees it.
-constexpr bool outlives_step(Buffer buffer) { return buffer == Buffer::kParams; }
+constexpr bool outlives_step(Buffer buffer) {
+  return buffer == Buffer::kParams || buffer == Buffer::kPublished;
+}
+/// Two steps that overlap use the same memory for it: they have one store of parameters for each place. Of all
+/// other buffers each step has its own.
+constexpr bool spans_steps(Buffer buffer) {
+  return outlives_step(buffer) || buffer == Buffer::kTaken || buffer == Buffer::kGrad ||
+         buffer == Buffer::kWeights || buffer == Buffer::kSlot;
+}
 template <>
 struct EnumNames<Buffer> {
   static const std::vector<std::string>& names();

@@ -35,7 +35,8 @@ class BufferIndex {
 
  private:
   static bool is_of_state(Buffer buffer) {
-    return buffer == Buffer::kGrad || buffer == Buffer::kParams || buffer == Buffer::kWeights;
+    return buffer == Buffer::kGrad || buffer == Buffer::kParams || buffer == Buffer::kWeights ||
+           buffer == Buffer::kPublished || buffer == Buffer::kTaken;
   }
 
   std::size_t num_layers_, num_microbatches_ = 1, num_chunks_, num_states_, num_slots_;

@@ -66,6 +66,12 @@ bool Scoreboard::visit(const Access& access, DeviceId device, OpId op, Queue que
   return !entry.taken || is_there;  // gradients and counts begin as zeros: adding needs no earlier writer
 }
 
+void Scoreboard::begin_next_step() {
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    if (!spans_steps(static_cast<Buffer>(i % kNumBuffers))) entries_[i].clear();
+  }
+}
+
 ScheduleBuilder::ScheduleBuilder(const Placement& placement, std::vector<bool> listed)
     : placement_(placement), listed_(std::move(listed)), scoreboard_(placement), residency_(placement) {
   HM_CHECK(listed_.empty() || placement.num_hosts() == 0, "hosts are not folded");
@@ -197,6 +203,10 @@ void ScheduleBuilder::state_done(UnitPart part, i32 layer) {
     residency_.finish(state, visits_);
     append_visits();
     if (done.reduced()) transfer(state_op(done.sharded ? OpKind::kReduceScatter : OpKind::kReduce, state));
+    // The last fetch and the last store of the state are appended.
+    for (const OpTraits& row : kOpTraits) {
+      if (row.occurs == Occurs::kPerLaggingState && placement_.lags(state)) compute_on_homes(row.kind, state);
+    }
     if (!done.visits()) {
       for (const Op& store : stores_once(placement_, state)) transfer(store);
     }
@@ -223,9 +233,36 @@ Schedule ScheduleBuilder::finish() {
 }
 
 void ScheduleBuilder::compute_on_states(OpKind kind) {
-  for (std::size_t s = 0; s < schedule_.states.size(); ++s) {
-    for (const PlaceId place : placement_.states()[s].updaters())
-      compute(state_op(kind, static_cast<i32>(s)), place);
+  for (std::size_t s = 0; s < schedule_.states.size(); ++s) compute_on_homes(kind, static_cast<i32>(s));
+}
+
+void ScheduleBuilder::compute_on_homes(OpKind kind, i32 state) {
+  for (const PlaceId place : placement_.states()[idx(state)].updaters()) compute(state_op(kind, state), place);
+}
+
+void ScheduleBuilder::append_again(const Schedule& step) {
+  scoreboard_.begin_next_step();
+  std::vector<DeviceId> places;
+  for (OpId op = 0; op < step.num_ops(); ++op) {
+    places.clear();
+    for (const LaneId lane : step.lanes_of(op)) places.push_back(device_of(lane));
+    append(step.ops[idx(op)], places);
+  }
+}
+
+void add_carry(Schedule& schedule, const Placement& placement) {
+  ScheduleBuilder twice(placement);
+  twice.append_again(schedule);
+  twice.append_again(schedule);
+  const OpId first = schedule.num_ops();  // of the second step
+  schedule.carry_begin = {0};
+  for (OpId op = 0; op < first; ++op) {
+    const std::span<const OpId> deps = twice.schedule().deps_of(first + op);
+    const auto own = std::lower_bound(deps.begin(), deps.end(), first);
+    HM_CHECK(static_cast<std::size_t>(deps.end() - own) == schedule.deps_of(op).size(),
+             "{} waits for other ops of its step when a step comes before", to_string(schedule.ops[idx(op)]));
+    schedule.carry.insert(schedule.carry.end(), deps.begin(), own);
+    schedule.carry_begin.push_back(static_cast<i64>(schedule.carry.size()));
   }
 }
 

@@ -18,6 +18,9 @@ class Scoreboard {
   /// those that another one implies because a later op of their lane is there; records the access. False when
   /// it reads what nobody wrote.
   bool visit(const Access& access, DeviceId device, OpId op, Queue queue, std::vector<OpId>& before);
+  /// From here on accesses are those of the next step, which has buffers of its own but for those that span
+  /// steps.
+  void begin_next_step();
 
  private:
   struct Entry {
@@ -70,6 +73,8 @@ class ScheduleBuilder {
   Schedule finish();
   /// Hands the schedule over as it is (an explicit order lists its reduces and updates itself).
   Schedule take();
+  /// Appends ops once more, as the step after it takes them.
+  void append_again(const Schedule& step);
 
  private:
   /// Per queue of one device, the last op known to have ended.
@@ -79,6 +84,7 @@ class ScheduleBuilder {
   void append_visits();
   void fetch_updated();
   void compute_on_states(OpKind kind);
+  void compute_on_homes(OpKind kind, i32 state);
   void transfer_sharded_states(OpKind kind);
   void visit_buffers(OpId id, const Op& op, Queue queue, DeviceId device);
   void add_dependencies(DeviceId device, Clock& clock);
@@ -106,5 +112,8 @@ class ScheduleBuilder {
 /// transfers: what the others do is in their place if they do the same at the same time (cost/fold.h says who
 /// does). It keeps the numbers of devices. listed: [num_devices]; empty = all.
 Schedule build_schedule(const Placement& placement, const std::vector<bool>& listed = {});
+
+/// Fills carry: what ops of a step wait for in the step before, by the access table over two steps.
+void add_carry(Schedule& schedule, const Placement& placement);
 
 }  // namespace hetermoe

@@ -89,7 +89,8 @@ class Collector {
     if (once) out_.push_back({op, -1});
     if (row.kind == OpKind::kStore) add_all(stores_once(p_, state));
     if (row.kind == OpKind::kFetch) add_all(fetches_once(p_, state));
-    if (row.occurs != Occurs::kPerState) return;
+    const bool lagging = row.occurs == Occurs::kPerLaggingState && p_.lags(state);
+    if (row.occurs != Occurs::kPerState && !lagging) return;
     for (const PlaceId place : s.updaters()) out_.push_back({op, place});
   }
 

@@ -25,13 +25,15 @@ enum class OpKind : std::uint8_t {
   kReduceScatter,
   kNorm,
   kUpdate,
+  kPublish,
+  kTake,
   kAllGather,
   kFetch,
   kStore,
   kMigrate
 };
 /// The kinds that compute. A switch over these needs no word about transfers, and the reverse.
-enum class ComputeKind : std::uint8_t { kEmbed, kAttention, kExperts, kMerge, kHead, kUpdate };
+enum class ComputeKind : std::uint8_t { kEmbed, kAttention, kExperts, kMerge, kHead, kUpdate, kPublish, kTake };
 enum class TransferKind : std::uint8_t {
   kDispatch,
   kCombine,
@@ -93,6 +95,7 @@ enum class Occurs : std::uint8_t {
   kPerShardedState,  ///< in the place of these once for a state whose optimizer is divided
   kPerStep,          ///< once, when all gradients are complete
   kPerState,         ///< then on every device of every state
+  kPerLaggingState,  ///< on every host that updates a state a step late, when its gradients are complete
   kAfterUpdate,      ///< last, once for a state whose optimizer is divided
   kOfResidence,      ///< as the homes of states ask: see Residency
   kBetweenSteps      ///< no op of a step: see Migration

@@ -127,6 +127,8 @@ class Placement {
   /// States of `part` in `layer` (kEmbed, kHead: -1), as indices [first, second).
   std::pair<i32, i32> states_of(UnitPart part, i32 layer) const;
   bool trains(i32 state) const { return states_[static_cast<std::size_t>(state)].trainable; }
+  /// Its update runs while the next step computes (StepOptions::staleness).
+  bool lags(i32 state) const { return options_.staleness > 0 && options_.backward && trains(state); }
   /// The head's tensors are the embedding's.
   bool tied() const { return states_.back().part != UnitPart::kHead; }
   /// Some op wants the gradient of the input of `layer`.

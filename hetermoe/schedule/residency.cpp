@@ -42,6 +42,8 @@ UsedPart used_part(const Op& op, bool tied) {
     case OpKind::kReduceScatter:
     case OpKind::kNorm:
     case OpKind::kUpdate:
+    case OpKind::kPublish:
+    case OpKind::kTake:
     case OpKind::kAllGather:
     case OpKind::kFetch:
     case OpKind::kStore:

@@ -6,6 +6,36 @@
 #include "hetermoe/schedule/order_policy.h"
 
 namespace hetermoe {
+namespace {
+
+std::string name_of_part(const State& state) {
+  switch (state.part) {
+    case UnitPart::kEmbed:
+      return "the embedding";
+    case UnitPart::kHead:
+      return "the head";
+    case UnitPart::kAttention:
+      return fmt::format("the attention part of layer {}", state.layer);
+    case UnitPart::kExperts:
+      break;
+  }
+  return fmt::format("{} experts of layer {}", state.experts.size(), state.layer);
+}
+
+/// Weights that stay on devices are not in the access table as two copies: the next step would find them half
+/// updated.
+void check_staleness(const Placement& placement) {
+  for (std::size_t s = 0; s < placement.states().size(); ++s) {
+    const State& state = placement.states()[s];
+    if (!placement.lags(static_cast<i32>(s)) || state.visits()) continue;
+    fail<ConfigError>("train.staleness",
+                      "{} on device {}: got weights that stay there, expected all trained parameters on hosts. "
+                      "plan.offload: [all] keeps them there; or set train.staleness: 0",
+                      name_of_part(state), state.devices[0]);
+  }
+}
+
+}  // namespace
 
 Schedule build_schedule(const Plan& plan, const ModelConfig& model, const StepOptions& options) {
   if (options.balance && options.aux_group > 0 && total_sequences(plan) % options.aux_group != 0) {
@@ -16,10 +46,33 @@ Schedule build_schedule(const Plan& plan, const ModelConfig& model, const StepOp
 }
 
 Schedule build_schedule(const Placement& placement, const std::vector<bool>& listed) {
+  check_staleness(placement);
   ScheduleBuilder builder(placement, listed);
   const OrderPolicyTraits& traits = traits_of(placement.plan().order);
   traits.append(builder);
-  return traits.appends_end_of_step ? builder.take() : builder.finish();
+  Schedule schedule = traits.appends_end_of_step ? builder.take() : builder.finish();
+  if (placement.options().staleness > 0 && placement.options().backward) add_carry(schedule, placement);
+  return schedule;
+}
+
+Schedule repeat(const Schedule& schedule, i32 steps) {
+  Schedule all;
+  all.num_devices = schedule.num_devices;
+  all.num_hosts = schedule.num_hosts;
+  all.states = schedule.states;
+  for (i32 step = 0; step < steps; ++step) {
+    const OpId first = step * schedule.num_ops(), before = first - schedule.num_ops();
+    all.ops.insert(all.ops.end(), schedule.ops.begin(), schedule.ops.end());
+    all.lanes.insert(all.lanes.end(), schedule.lanes.begin(), schedule.lanes.end());
+    for (OpId op = 0; op < schedule.num_ops(); ++op) {
+      const std::span<const OpId> carried = step > 0 ? schedule.carry_of(op) : std::span<const OpId>();
+      for (const OpId dep : carried) all.deps.push_back(before + dep);
+      for (const OpId dep : schedule.deps_of(op)) all.deps.push_back(first + dep);
+      all.dep_begin.push_back(static_cast<i64>(all.deps.size()));
+      all.lane_begin.push_back(all.lane_begin.back() + static_cast<i64>(schedule.lanes_of(op).size()));
+    }
+  }
+  return all;
 }
 
 std::vector<i32> transfer_queues(const Schedule& schedule) {
@@ -83,6 +136,8 @@ u64 hash(const Schedule& schedule) {
   for (const i64 begin : schedule.lane_begin) fnv.add(begin);
   for (const OpId dep : schedule.deps) fnv.add(dep);
   for (const i64 begin : schedule.dep_begin) fnv.add(begin);
+  for (const OpId dep : schedule.carry) fnv.add(dep);
+  for (const i64 begin : schedule.carry_begin) fnv.add(begin);
   return fnv.value();
 }
 

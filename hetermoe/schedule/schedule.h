@@ -44,6 +44,10 @@ struct Schedule {
   std::vector<i64> dep_begin = {0};   ///< [num_ops + 1] into `deps`
   std::vector<OpId> deps;             ///< dependencies that lane order does not already imply, ascending
   std::vector<State> states;
+  /// Of a step that overlaps the one before it: dependencies on ops of that step which neither its lanes nor
+  /// others imply, ascending. Empty where a step begins when the one before has ended.
+  std::vector<i64> carry_begin;  ///< [num_ops + 1] into `carry`
+  std::vector<OpId> carry;
 
   i32 num_places() const { return num_devices + num_hosts; }
   i32 num_ops() const { return static_cast<i32>(ops.size()); }
@@ -55,6 +59,12 @@ struct Schedule {
     const auto i = static_cast<std::size_t>(op);
     return {deps.data() + dep_begin[i], deps.data() + dep_begin[i + 1]};
   }
+  bool overlaps() const { return !carry_begin.empty(); }
+  std::span<const OpId> carry_of(OpId op) const {
+    if (!overlaps()) return {};
+    const auto i = static_cast<std::size_t>(op);
+    return {carry.data() + carry_begin[i], carry.data() + carry_begin[i + 1]};
+  }
 };
 
 /// What a step is, beyond the plan: fields of the job that add or drop ops.
@@ -63,15 +73,23 @@ struct StepOptions {
   i64 aux_group = 0;              ///< sequences over which it is computed, 0 = the whole step
   bool backward = true;           ///< false: forward only (validation); the head computes the loss alone
   std::vector<Unit> frozen = {};  ///< units that are not trained, ascending
+  /// 1: a step computes with weights that lack the update of the step before, which runs meanwhile. All trained
+  /// states must live on hosts.
+  i64 staleness = 0;
 };
 
 /// Builds the schedule of one step. The plan must be valid. Throws ConfigError when the order policy cannot
-/// serve the options (a load-balancing group that spans microbatches which the order keeps apart).
+/// serve the options (a load-balancing group that spans microbatches which the order keeps apart), and when
+/// staleness meets a trained state that does not visit.
 Schedule build_schedule(const Plan& plan, const ModelConfig& model, const StepOptions& options = {});
 
 /// All broken rules, in words; empty = sound. Dependencies are derived anew from accesses() and compared.
 std::vector<std::string> validate(const Schedule& schedule, const Plan& plan, const ModelConfig& model,
                                   const StepOptions& options = {});
+
+/// So many steps one after another as one schedule, whose ops wait for those of the step before as `carry` and
+/// their lanes say.
+Schedule repeat(const Schedule& schedule, i32 steps);
 
 /// Kinds of the lanes on which a schedule has transfers, ascending.
 std::vector<i32> transfer_queues(const Schedule& schedule);

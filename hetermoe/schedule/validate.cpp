@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <map>
+#include <set>
 #include <tuple>
+#include <utility>
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/schedule/builder.h"
@@ -17,7 +19,7 @@ constexpr std::size_t kMaxFaults = 100;
 class Checker {
  public:
   Checker(const Schedule& schedule, const Plan& plan, const ModelConfig& model, const StepOptions& options)
-      : s_(schedule), placement_(plan, model, options) {}
+      : s_(schedule), model_(model), placement_(plan, model, options) {}
 
   std::vector<std::string> run() {
     check_shape();
@@ -25,6 +27,13 @@ class Checker {
     check_ops();
     check_dependencies();
     if (!faults_.empty()) return faults_;  // the order below indexes with what was checked above
+    check_orders();
+    if (faults_.empty() && placement_.options().staleness > 0) check_next_step();
+    return faults_;
+  }
+
+ private:
+  void check_orders() {
     std::vector<std::vector<OpId>> ops_of(idx(s_.num_places()));
     for (OpId op = 0; op < s_.num_ops(); ++op) {
       for (const LaneId lane : s_.lanes_of(op)) ops_of[idx(device_of(lane))].push_back(op);
@@ -34,10 +43,39 @@ class Checker {
     necessary_.assign(s_.deps.size(), false);
     for (PlaceId place = 0; place < s_.num_places(); ++place) check_device(place, ops_of[idx(place)]);
     check_no_extra_dependency();
-    return faults_;
   }
 
- private:
+  /// What is sound in one step must be so in two that overlap.
+  void check_next_step() {
+    check_lag();
+    const Schedule both = repeat(s_, 2);
+    Checker checker(both, placement_.plan(), model_, placement_.options());
+    checker.next_step_ = s_.num_ops();
+    checker.check_orders();
+    faults_.insert(faults_.end(), checker.faults_.begin(), checker.faults_.end());
+  }
+
+  /// Hazards keep any order of these; one alone is a lag of one step.
+  void check_lag() {
+    std::set<std::pair<i32, PlaceId>> published, taken, updated;  // (state, host)
+    for (OpId op = 0; op < s_.num_ops(); ++op) {
+      const Op& o = s_.ops[idx(op)];
+      if (o.state < 0 || !placement_.lags(o.state)) continue;
+      for (const LaneId lane : s_.lanes_of(op)) {
+        const std::pair<i32, PlaceId> key{o.state, device_of(lane)};
+        if (o.kind == OpKind::kFetch && published.count(key) > 0)
+          fault("{} comes after its state is published: it would bring the weights of the next step", name(op));
+        if ((o.kind == OpKind::kStore || o.kind == OpKind::kReduce) && taken.count(key) > 0)
+          fault("{} comes after the gradients of its state are taken", name(op));
+        if (o.kind == OpKind::kPublish && updated.count(key) > 0)
+          fault("{} comes after the update of its step", name(op));
+        if (o.kind == OpKind::kPublish) published.insert(key);
+        if (o.kind == OpKind::kTake) taken.insert(key);
+        if (o.kind == OpKind::kUpdate) updated.insert(key);
+      }
+    }
+  }
+
   /// Per queue, how many ops at its front have ended on this device.
   using Clock = std::array<i32, kNumQueues>;
 
@@ -45,7 +83,11 @@ class Checker {
   void fault(fmt::format_string<Args...> format, Args&&... args) {
     if (faults_.size() < kMaxFaults) faults_.push_back(fmt::format(format, std::forward<Args>(args)...));
   }
-  std::string name(OpId op) const { return fmt::format("op {} {}", op, to_string(s_.ops[idx(op)])); }
+  std::string name(OpId op) const {
+    const bool next = next_step_ > 0 && op >= next_step_;
+    return fmt::format("op {} {}{}", next ? op - next_step_ : op, to_string(s_.ops[idx(op)]),
+                       next ? " of the next step" : "");
+  }
 
   void check_shape() {
     const auto check_csr = [&](const char* what, const std::vector<i64>& begin, std::size_t size) {
@@ -55,6 +97,9 @@ class Checker {
     };
     check_csr("lane_begin", s_.lane_begin, s_.lanes.size());
     check_csr("dep_begin", s_.dep_begin, s_.deps.size());
+    if (s_.overlaps() != (placement_.options().staleness > 0 && placement_.options().backward))
+      fault("the schedule {} with the step before it", s_.overlaps() ? "overlaps" : "does not overlap");
+    if (s_.overlaps()) check_csr("carry_begin", s_.carry_begin, s_.carry.size());
     if (s_.num_devices != static_cast<i32>(placement_.plan().dtype.size())) {
       fault("the schedule has {} devices, the plan {}", s_.num_devices, placement_.plan().dtype.size());
     }
@@ -160,6 +205,10 @@ class Checker {
         if (dep <= previous) fault("{} lists its dependencies out of order or twice", name(op));
         previous = dep;
       }
+      for (const OpId dep : s_.carry_of(op)) {
+        if (dep < 0 || dep >= s_.num_ops() || !share_device(op, dep))
+          fault("{} depends on op {} of the step before, which shares no device with it", name(op), dep);
+      }
     }
   }
 
@@ -191,7 +240,10 @@ class Checker {
     };
     std::map<std::tuple<Buffer, i32, i32, i32>, Uses> uses;
     std::vector<Access> touched;
+    bool in_first = true;
     for (const OpId op : ops) {
+      if (next_step_ > 0 && op >= next_step_ && std::exchange(in_first, false))
+        std::erase_if(uses, [](const auto& use) { return !spans_steps(std::get<0>(use.first)); });
       Clock& lane = lane_clock[idx(queue_of_lanes(op))];
       clock_[idx(op)] = lane;
       for (const OpId dep : s_.deps_of(op)) {
@@ -252,8 +304,10 @@ class Checker {
   }
 
   const Schedule& s_;
+  const ModelConfig& model_;
   Placement placement_;
   std::vector<std::string> faults_;
+  OpId next_step_ = 0;           // first op of the second of two steps; 0 = there is one
   std::vector<Clock> clock_;     // [op] on the device being checked: what has ended when the op starts
   std::vector<i32> position_;    // [op] on its lane of that device
   std::vector<bool> necessary_;  // [dependency] some buffer asks for it

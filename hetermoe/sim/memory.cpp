@@ -40,6 +40,8 @@ bool is_saved(Buffer buffer) {
     case Buffer::kNorm:
     case Buffer::kFigures:
     case Buffer::kParams:
+    case Buffer::kPublished:
+    case Buffer::kTaken:
     case Buffer::kWeights:
     case Buffer::kSlot:
       break;
@@ -177,6 +179,8 @@ Bytes BufferSizes::of(const Epoch& e) {
     case Buffer::kNorm:  // a few numbers, as the next
     case Buffer::kFigures:
     case Buffer::kParams:  // of the state
+    case Buffer::kPublished:
+    case Buffer::kTaken:
     case Buffer::kSlot:    // a right to a place
       break;
   }
@@ -259,6 +263,8 @@ Bytes BufferSizes::compute_workspace(const Op& op, DeviceId device) {
       return update_work_bytes(work_.state_params(op.state), gradient(device));
     case ComputeKind::kEmbed:
     case ComputeKind::kMerge:
+    case ComputeKind::kPublish:
+    case ComputeKind::kTake:
       break;
   }
   return 0;
@@ -333,6 +339,10 @@ MemoryUse BufferSizes::state(PlaceId device) const {
   if (!placement_.options().backward) return use;
   use.gradients = trainable * each.gradients;
   use.optimizer = optimized * (each.master + each.moments);
+  if (is_host && placement_.options().staleness > 0) {  // published weights and taken gradients
+    use.weights += optimized * each.weights;
+    use.gradients += optimized * each.gradients;
+  }
   return use;
 }
 

@@ -266,7 +266,28 @@ void Simulator::finish(OpId op) {
 OpTimes simulate(const Schedule& schedule, const Placement& placement, const ModelConfig& model,
                  const Cluster& cluster, const CostModel& cost, const RoutingLoad& routing) {
   Simulator simulator;
-  return simulator.run(schedule, price(schedule, placement, model, cluster, cost, routing));
+  if (!schedule.overlaps())
+    return simulator.run(schedule, price(schedule, placement, model, cluster, cost, routing));
+  const Schedule all = repeat(schedule, kSteadySteps);
+  return steady_step(schedule, simulator.run(all, price(all, placement, model, cluster, cost, routing)));
+}
+
+OpTimes steady_step(const Schedule& schedule, const OpTimes& all) {
+  const auto count = static_cast<std::ptrdiff_t>(schedule.num_ops());
+  const auto part = [&](const std::vector<Seconds>& times, i32 step) {
+    return std::vector<Seconds>(times.begin() + step * count, times.begin() + (step + 1) * count);
+  };
+  const auto end_of = [&](i32 step) {
+    const std::vector<Seconds> ends = part(all.end, step);
+    return ends.empty() ? 0 : *std::max_element(ends.begin(), ends.end());
+  };
+  constexpr i32 kHalf = kSteadySteps / 2;
+  OpTimes times{part(all.start, kHalf), part(all.end, kHalf), 0};
+  times.step = (end_of(kSteadySteps - 1) - end_of(kHalf - 1)) / kHalf;
+  const Seconds origin = count > 0 ? *std::min_element(times.start.begin(), times.start.end()) : 0;
+  for (Seconds& start : times.start) start -= origin;
+  for (Seconds& end : times.end) end -= origin;
+  return times;
 }
 
 OpTimes longest_path(const Schedule& schedule, const std::vector<Seconds>& seconds) {

@@ -34,7 +34,7 @@ struct Timeline {
   std::string source;  ///< "simulated", "executed (virtual clock, emulated)", "executed (paced clock,
                        ///< emulated)", "executed"
   std::string title;   ///< strategy, model and cluster, for people
-  Seconds step = 0;    ///< end of the last span
+  Seconds step = 0;    ///< end of the last span; where steps overlap what each adds to a run, which is less
   std::vector<TimelineDevice> devices;
   std::vector<TimelineOp> ops;  ///< by OpId
   std::vector<Span> spans;      ///< sorted by (device, queue of the op, start)

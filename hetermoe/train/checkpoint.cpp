@@ -231,6 +231,9 @@ void load_tensor(const Archive& archive, const LogicalTensor& tensor) {
     target.copy_(tensor.sharded ? whole.reshape(-1).narrow(0, tensor.first, target.numel()) : whole);
   };
   set_parameter(tensor, archive.read(parameter, sizes));
+  // A run whose updates lag goes on with the weights that its next step would have used.
+  const std::string published = tensor.name + ".published";
+  if (tensor.published.defined() && archive.has(published)) copy_into(tensor.published, archive.read(published, sizes));
   if (!tensor.exp_avg.defined()) return;
   if (!archive.has(tensor.name + ".exp_avg")) {
     fail<ConfigError>(
@@ -260,6 +263,7 @@ void copy_tensors(const std::vector<DeviceState*>& states, CheckpointShard& shar
       keep(".exp_avg", tensor.exp_avg);
       keep(".exp_avg_sq", tensor.exp_avg_sq);
       keep(".master", tensor.master);
+      keep(".published", tensor.published);
     }
   }
 }

@@ -366,7 +366,8 @@ StepOptions step_options(const Job& job, const ModelConfig& model) {
   return {.balance = model.aux_loss_coef > 0,
           .aux_group = job.train.aux_group,
           .backward = true,
-          .frozen = frozen_units(job.train.freeze, model)};
+          .frozen = frozen_units(job.train.freeze, model),
+          .staleness = job.train.staleness};
 }
 
 Plan emulated_plan(const Job& job, const Plan& plan) {

@@ -48,6 +48,7 @@ struct TrainOptions {
   std::vector<PlanChange> changes;
   std::string init_from, save_hf;
   std::optional<Dtype> save_dtype;
+  i64 staleness = 0;
   template <class V>
   void fields(V& v) {
     v("steps", steps, "optimizer steps", at_least(0));
@@ -104,6 +105,11 @@ struct TrainOptions {
     v("save_dtype", save_dtype,
       "dtype of train.save_hf; null = that of each tensor of train.init_from, else that in which devices "
       "compute");
+    v("staleness", staleness,
+      "1: the optimizer runs on the hosts while the next step computes, with weights that lack its update "
+      "(docs/staleness.md). All trained parameters must live there: plan.offload: [all]. That training "
+      "converges as well is not shown",
+      between(0, 1));
   }
 };
 

@@ -21,6 +21,7 @@ class LossScale {
     state_.value = fixed > 0 ? fixed : needed ? kFirst : 1;
   }
 
+  bool adapts() const { return adapts_; }
   double value() const { return state_.value; }
   const State& state() const { return state_; }
   /// Of a checkpoint. A fixed factor stays, and so does this one when the checkpoint's run needed none.

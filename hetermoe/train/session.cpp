@@ -72,6 +72,7 @@ Session::Session(ModelConfig model, Cluster cluster, Plan plan, Options options,
 Session::Passes Session::make_passes(Plan plan) const {
   StepOptions forward = options_.step;
   forward.backward = forward.balance = false;
+  forward.staleness = 0;  // it comes when all updates have ended
   Passes passes;
   passes.train = std::make_unique<Pass>(*this, std::move(plan), options_.step);
   passes.forward = std::make_unique<Pass>(*this, forward_plan(passes.train->plan), forward);
@@ -98,6 +99,7 @@ void Session::add_states(const Plan& plan, const Schedule& placed) {
     if (!on_cpu && !options_.expert_products.empty())
       storage.expert_products = options_.expert_products[idx(place)];
     states_.push_back(std::make_unique<DeviceState>(place, placed, model_, storage));
+    if (options_.step.staleness > 0) states_.back()->store().let_updates_lag();
   }
 }
 
@@ -120,6 +122,7 @@ void Session::initialize(u64 seed) {
 StepResult Session::train_step(const StepInput& input) { return passes_.train->executor->run(input); }
 
 StepResult Session::evaluate(const StepInput& input) {
+  HM_CHECK(executor().steps_under_way() == 0, "a step is under way");
   if (!passes_.forward->executor) start(*passes_.forward);
   return passes_.forward->executor->run(input);
 }
@@ -128,6 +131,7 @@ TensorsByName Session::values() { return collect(false); }
 TensorsByName Session::gradients() { return collect(true); }
 
 TensorsByName Session::collect(bool gradients) {
+  HM_CHECK(executor().steps_under_way() == 0, "a step is under way");
   TensorsByName all;
   std::map<std::string, i64> missing;  // elements of tensors that are divided
   for (std::unique_ptr<DeviceState>& state : states_) {

@@ -149,6 +149,7 @@ TrainOutcome Trainer::run(const RunHooks& hooks, i64 timed_steps) {
   const TrainOptions& train = job_.train;
   StepTimes times;
   const bool paced = job_.clock.kind == ClockKind::kPaced;
+  if (train.staleness > 0) tell_staleness(out);
   if (writer_) check_save();
   if (writer_) resume(out);
   if (out.first_step == 0) start_weights(out);
@@ -157,7 +158,8 @@ TrainOutcome Trainer::run(const RunHooks& hooks, i64 timed_steps) {
   i32 stop = processes_.alone() ? stop_asked() : 0;
   if (hooks_.on_begin && out.first_step < train.steps + timed_steps && stop == 0)
     hooks_.on_begin(out.first_step);
-  for (i64 step = out.first_step; step < train.steps + timed_steps && stop == 0; ++step) {
+  for (i64 step = out.first_step; step < train.steps + timed_steps && (stop == 0 || !begun_.empty());
+       ++step) {
     // The first step runs unpaced and tells how much processor time a step takes.
     const i64 done = step - out.first_step;
     if (done > 0 && ((paced && done == 1) || (timed_steps > 0 && step == std::max<i64>(train.steps, 1)))) {
@@ -166,14 +168,15 @@ TrainOutcome Trainer::run(const RunHooks& hooks, i64 timed_steps) {
       times = {};
     }
     if (change_plan_before(step, out)) times = {};
-    const StepRecord record = finish_step(train_one(step), stop);
+    if (begun_.empty()) begin_one(step);
+    if (stop == 0 && step + 1 < train.steps + timed_steps && goes_on_after(step, done)) begin_one(step + 1);
+    const StepRecord record = finish_step(end_one(), stop);
     note(record, times, out);
     if (hooks_.on_step) hooks_.on_step(record);
-    const bool due = train.validate_every > 0 && (step + 1) % train.validate_every == 0;
-    if (validation_ && (due || step + 1 == train.steps) && step < train.steps) {
+    if (validates_after(step)) {
       out.validations.push_back({step + 1, validate()});
     }
-    if (saves() && (step + 1) % job_.checkpoint.every == 0) save(step + 1);
+    if (saves_after(step)) save(step + 1);
   }
   const i64 steps_done = out.first_step + static_cast<i64>(out.records.size());
   if (saves() && steps_done > saved_step_) save(steps_done);
@@ -319,7 +322,38 @@ Timeline Trainer::whole_timeline() const {
   return all;
 }
 
+void Trainer::tell_staleness(TrainOutcome& out) {
+  tell("train.staleness 1: each step computes with weights that lack the last update. That training converges as "
+       "well as with staleness 0 is not shown: compare the losses",
+       out);
+  const TrainOptions& train = job_.train;
+  if (validation_ && train.validate_every == 1)
+    tell("train.validate_every 1: every validation waits for the last update, so no steps overlap", out);
+}
+
+bool Trainer::validates_after(i64 step) const {
+  const TrainOptions& train = job_.train;
+  const bool due = train.validate_every > 0 && (step + 1) % train.validate_every == 0;
+  return validation_ && (due || step + 1 == train.steps) && step < train.steps;
+}
+
+bool Trainer::saves_after(i64 step) const { return saves() && (step + 1) % job_.checkpoint.every == 0; }
+
+/// The next step may begin before this one has ended. done: steps of this run before it.
+bool Trainer::goes_on_after(i64 step, i64 done) const {
+  const bool paced = job_.clock.kind == ClockKind::kPaced;
+  const bool sets_clock = (paced && done == 0) || step + 1 == std::max<i64>(job_.train.steps, 1);
+  // A loss scale that adapts is that which the step before leaves.
+  return session_->may_overlap() && !validates_after(step) && !saves_after(step) && !sets_clock && !recorder_ &&
+         !loss_scale_.adapts() && changes_.empty();
+}
+
 StepRecord Trainer::train_one(i64 step) {
+  begin_one(step);
+  return end_one();
+}
+
+void Trainer::begin_one(i64 step) {
   const TrainOptions& train = job_.train;
   StepInput input = input_of(train_, step, next_sequence_);
   next_sequence_ += train.sequences;
@@ -330,22 +364,32 @@ StepRecord Trainer::train_one(i64 step) {
   input.adamw = {train.beta1, train.beta2, train.adam_eps, train.weight_decay};
   if (route_replay_)
     input.choices = route_replay_->choices(next_sequence_ - train.sequences, train.sequences);
-  const bool records = recorder_ && recorder_->records(step);
-  if (records) input.routes = recorder_.get();
-  const auto begin = std::chrono::steady_clock::now();
-  last_ = session_->train_step(input);
+  if (recorder_ && recorder_->records(step)) input.routes = recorder_.get();
+  begun_.push_back({step, input.learning_rate, std::chrono::steady_clock::now()});
+  session_->begin_step(input);
+}
+
+StepRecord Trainer::end_one() {
+  const TrainOptions& train = job_.train;
+  const BegunStep begun = begun_.front();
+  begun_.pop_front();
+  const i64 step = begun.step;
+  last_ = session_->end_step();
+  if (!last_.updated) session_->executor().settle();  // gradients will be looked at
   if (route_replay_) route_replay_->check_counts(last_.counts_LE);
   if (train.router_bias_rate > 0 && last_.updated)
     adjust_router_bias(session_->states(), model_, last_.counts_LE, train.router_bias_rate);
-  if (records) recorder_->write(step, next_sequence_ - train.sequences, plan());
-  const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - begin;
+  if (recorder_ && recorder_->records(step)) recorder_->write(step, next_sequence_ - train.sequences, plan());
+  const auto now = std::chrono::steady_clock::now();
+  const std::chrono::duration<double> wall = now - std::max(begun.at, ended_at_);
+  ended_at_ = now;
   const Timeline timeline = session_->executor().timeline();
   StepRecord record;
   record.step = step + 1;
   record.loss = last_.loss;
   record.aux_loss = last_.aux_loss;
   record.grad_norm = last_.grad_norm;
-  record.learning_rate = input.learning_rate;
+  record.learning_rate = begun.learning_rate;
   record.step_s = last_.step;
   record.wall_s = wall.count();
   record.peak_memory = resident_watermark();
@@ -403,7 +447,12 @@ void Trainer::set_paced(PaceReport& pace, Seconds wall) {
 Seconds Trainer::replay() {
   const OpCosts costs = price(session_->schedule(), priced_->placement, model_, cluster_, *priced_->truth,
                               session_->executor().recorded_routing());
-  return longest_path(session_->schedule(), costs.seconds).step;
+  const Schedule& schedule = session_->schedule();
+  if (!schedule.overlaps()) return longest_path(schedule, costs.seconds).step;
+  std::vector<Seconds> seconds;
+  for (i32 step = 0; step < kSteadySteps; ++step)
+    seconds.insert(seconds.end(), costs.seconds.begin(), costs.seconds.end());
+  return steady_step(schedule, longest_path(repeat(schedule, kSteadySteps), seconds)).step;
 }
 
 }  // namespace hetermoe

@@ -1,5 +1,7 @@
 #pragma once
 #include <atomic>
+#include <chrono>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -147,6 +149,12 @@ class Trainer {
 
  private:
   struct StepTimes;
+  /// A step that has not ended.
+  struct BegunStep {
+    i64 step = 0;
+    double learning_rate = 0;
+    std::chrono::steady_clock::time_point at;
+  };
   bool saves() const { return writer_ && job_.checkpoint.every > 0; }
   void prepare_weights();
   void check_save();
@@ -170,6 +178,12 @@ class Trainer {
   Timeline whole_timeline() const;
   void save(i64 steps_done);
   StepRecord train_one(i64 step);
+  void begin_one(i64 step);
+  StepRecord end_one();
+  bool validates_after(i64 step) const;
+  bool saves_after(i64 step) const;
+  bool goes_on_after(i64 step, i64 done) const;
+  void tell_staleness(TrainOutcome& out);
   i64 go_back_to(const std::optional<FoundCheckpoint>& checkpoint);
   StepInput input_of(const Sampler& sampler, i64 step, i64 first) const;
   double validate();
@@ -206,6 +220,8 @@ class Trainer {
   i64 skipped_ = 0, skipped_in_a_row_ = 0;
   i64 saved_step_ = 0;
   i64 next_sequence_ = 0;  ///< index of the first training sequence of the next step
+  std::deque<BegunStep> begun_;
+  std::chrono::steady_clock::time_point ended_at_;  ///< of the last step
   StepResult last_;
   RunHooks hooks_;  ///< of the run that goes on
 };

@@ -94,6 +94,7 @@ void set_parameter(const LogicalTensor& tensor, const at::Tensor& whole) {
   } else {
     value.copy_(whole);
   }
+  if (tensor.published.defined()) at::Tensor(tensor.published).copy_(value);
 }
 
 void load_weights(const HfWeights& weights, const std::vector<DeviceState*>& states) {

@@ -33,6 +33,8 @@ struct ConstantCost : CostModel {
       case ComputeKind::kEmbed:
       case ComputeKind::kMerge:
       case ComputeKind::kUpdate:
+      case ComputeKind::kPublish:
+      case ComputeKind::kTake:
         break;
     }
     return 0;

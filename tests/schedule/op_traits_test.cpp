@@ -60,14 +60,20 @@ TEST(OpTraits, OpsOfSchedulesAreAsTheTableSays) {
   plan.weight_gradients = WeightGradients::kAfter;
   plan.groups[0].head = {{{.device = 2, .sequences = 2}}};  // moves
   std::set<OpKind> seen;
-  for (const char* optimizer : {"whole", "sharded", "on the host"}) {
+  for (const char* optimizer : {"whole", "sharded", "on the host", "a step late"}) {
     plan.shard_optimizer = optimizer == std::string("sharded");
     if (optimizer == std::string("on the host")) {
       plan.groups[0].embed_home = plan.groups[0].head_home =
           Home{.optimizer = Residence::kHost, .devices = {}};
       plan.hosts.assign(plan.dtype.size(), 0);
     }
-    for (const Op& op : build_schedule(plan, model, {.balance = true}).ops) {
+    const bool lags = optimizer == std::string("a step late");
+    if (lags) {
+      const Home all{.weights = Residence::kHost, .optimizer = Residence::kHost, .devices = {}};
+      plan.groups[0].embed_home = plan.groups[0].head_home = all;
+      for (LayerPlacement& layer : plan.groups[0].layers) layer.attention_home = layer.experts_home = all;
+    }
+    for (const Op& op : build_schedule(plan, model, {.balance = true, .staleness = lags ? 1 : 0}).ops) {
       const OpTraits& row = traits(op.kind);
       seen.insert(op.kind);
       EXPECT_TRUE(allows(row.phases, op.phase)) << to_string(op);

@@ -32,7 +32,7 @@ std::vector<ToldPart> parts_told_by(const OpContext& d, PlaceId place) {
 
 at::Tensor squares_of(OpContext& d, const ToldPart& told) {
   const std::vector<DeviceId>& holders = d.schedule.states[idx(told.state)].devices;
-  const std::vector<at::Tensor>& grads = d.state.tensors(static_cast<i32>(told.state)).grads;
+  const std::vector<at::Tensor>& grads = d.state.tensors(static_cast<i32>(told.state)).summed();
   if (holders.size() == 1) return squared_norm(grads);
   std::vector<at::Tensor> parts = parts_of(grads, told.part, holders.size());
   std::erase_if(parts, [](const at::Tensor& part) { return part.numel() == 0; });

@@ -1,7 +1,8 @@
 #include "hetermoe/exec/ops/op_functions.h"
 #include "hetermoe/nn/embed_head.h"
 
-// Where a microbatch enters and leaves the model, and the update of the parameters.
+// Where a microbatch enters and leaves the model, and the update of the parameters; where it lags, what devices
+// get of it and what it gets of their gradients.
 namespace hetermoe {
 
 template <>
@@ -41,8 +42,18 @@ void compute_op<ComputeKind::kUpdate>(OpContext& d, const Op& op) {
   if (!d.result.updated) return;  // all devices know the same numbers, so all skip or none
   StateTensors& tensors = d.state.tensors(op.state);
   std::vector<at::Tensor> values = tensors.own(tensors.values);
-  adamw_update(values, tensors.own(tensors.grads), tensors.moments, d.input->adamw, d.input->learning_rate,
+  adamw_update(values, tensors.own(tensors.summed()), tensors.moments, d.input->adamw, d.input->learning_rate,
                d.grad_factor);
+}
+
+template <>
+void compute_op<ComputeKind::kPublish>(OpContext& d, const Op& op) {
+  d.state.tensors(op.state).publish();
+}
+
+template <>
+void compute_op<ComputeKind::kTake>(OpContext& d, const Op& op) {
+  d.state.tensors(op.state).take_grads();
 }
 
 }  // namespace hetermoe
