@@ -87,6 +87,9 @@ struct LayerPlacement {
   LayerOwners experts;                                         ///< empty in a dense layer
   std::optional<Home> attention_home = {}, experts_home = {};  ///< none: all on the devices
   std::optional<Recompute> recompute = std::nullopt;           ///< none = the plan's; see recompute_of()
+  /// Where inputs of the layer and of its experts wait for the backward pass: device or host. Choices of
+  /// experts stay on the device.
+  Residence saved = Residence::kDevice;
   bool operator==(const LayerPlacement&) const = default;
   template <class V>
   void fields(V& v) {
@@ -95,6 +98,7 @@ struct LayerPlacement {
     v("attention_home", attention_home, "where parameters of the attention part live");
     v("experts_home", experts_home, "where parameters of the experts live");
     v("recompute", recompute, "activation checkpointing of this layer; null = the plan's");
+    v("saved", saved, "where inputs wait for the backward pass: device or host");
   }
 };
 
