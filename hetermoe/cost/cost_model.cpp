@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "hetermoe/base/index.h"
+#include "hetermoe/model/op_cost.h"
 
 namespace hetermoe {
 
@@ -20,6 +21,11 @@ Bytes wire_bytes(const Op& op, const Plan& plan, i64 hidden, double rows, double
   const bool forward = op.phase != Phase::kBackward;
   const double per_copy = op.kind != OpKind::kDispatch ? 0 : forward ? 8 : 4;
   return rows * real(hidden) * bytes_of(forward ? plan.wire_forward : plan.wire_backward) + copies * per_copy;
+}
+
+Bytes received_rows_bytes(const ModelConfig& model, double rows, double copies, Bytes element) {
+  constexpr Bytes kOfCopy = 2 * 8 + 4;  // its row, its place in the message; its routing weight
+  return rows * row_bytes(model, element) + copies * kOfCopy;
 }
 
 WorkModel::WorkModel(const Placement& placement, const ModelConfig& model, const Cluster& cluster)
@@ -153,7 +159,7 @@ std::vector<PortBytes> WorkModel::port_bytes(const Op& op, std::span<const Devic
       return all_to_all_bytes(participants, 16);  // two numbers to everybody
     case TransferKind::kFetch:
     case TransferKind::kStore:
-      return host_bytes(op, participants);
+      return host_bytes(op, participants, load);
     case TransferKind::kMigrate:
       break;  // priced by its moves
   }
@@ -161,8 +167,18 @@ std::vector<PortBytes> WorkModel::port_bytes(const Op& op, std::span<const Devic
   return {};
 }
 
-Bytes WorkModel::host_copy_bytes(const Op& op) const {
+Bytes WorkModel::host_copy_bytes(const Op& op, const ExchangeLoad* load) const {
   const Plan& plan = placement_.plan();
+  if (is_saved_copy(op)) {
+    const Bytes element = bytes_of(plan.dtype[idx(op.device)]);
+    if (op.chunk == 0) {
+      const i64 sequences = sequences_of(placement_.shares(op.group, op.layer, op.microbatch), op.device);
+      return real(sequences * plan.seq_len) * row_bytes(model_, element);
+    }
+    HM_CHECK(load != nullptr, "{} needs a routing load", to_string(op));
+    const std::size_t owner = position(placement_.owners(op.group, op.layer), op.device);
+    return received_rows_bytes(model_, load->rows_at(owner), load->copies_at(owner), element);
+  }
   const Dtype dtype = op.kind == OpKind::kFetch ? plan.dtype[idx(op.device)] : grad_dtype_of(plan, op.device);
   return state_params(op.state) * bytes_of(dtype);
 }
@@ -176,12 +192,13 @@ Bytes WorkModel::copied_bytes(const Op& op, PlaceId host) const {
   return state_params(op.state) * each;
 }
 
-std::vector<PortBytes> WorkModel::host_bytes(const Op& op, std::span<const PlaceId> participants) const {
+std::vector<PortBytes> WorkModel::host_bytes(const Op& op, std::span<const PlaceId> participants,
+                                             const ExchangeLoad* load) const {
   std::vector<PortBytes> bytes(participants.size());
   const bool fetches = op.kind == OpKind::kFetch;
   for (std::size_t i = 0; i < participants.size(); ++i) {
     const bool receives = (participants[i] == op.device) == fetches;
-    (receives ? bytes[i].host_in : bytes[i].host_out) = host_copy_bytes(op);
+    (receives ? bytes[i].host_in : bytes[i].host_out) = host_copy_bytes(op, load);
   }
   return bytes;
 }

@@ -72,12 +72,15 @@ class CostModel {
 /// its routing weight and expert (8 bytes), one of dispatch.B the gradient of the weight (4 bytes).
 Bytes wire_bytes(const Op& op, const Plan& plan, i64 hidden, double rows, double copies);
 
+/// Of the rows of an expert owner with the index of each copy and its routing weight: Buffer::kRows.
+Bytes received_rows_bytes(const ModelConfig& model, double rows, double copies, Bytes element);
+
 /// Computes the work of ops from plan, model and routing load.
 class WorkModel {
  public:
   WorkModel(const Placement& placement, const ModelConfig& model, const Cluster& cluster);
   ComputeWork compute_work(const Op& op, DeviceId device, const ExchangeLoad* load) const;
-  /// `load` is needed for dispatch and combine. Returns bytes per participant.
+  /// `load` is needed where an op has a load_chunk(). Returns bytes per participant.
   std::vector<PortBytes> port_bytes(const Op& op, std::span<const DeviceId> participants,
                                     const ExchangeLoad* load) const;
   /// Over how many devices the optimizer's state of a state is divided.
@@ -85,8 +88,8 @@ class WorkModel {
   /// Bytes of one device's part of the gradients of a state, and of its weights. Replicas have one dtype.
   Bytes gradient_part(i32 state) const;
   Bytes gathered_part(i32 state) const;
-  /// Bytes that a fetch or a store carries.
-  Bytes host_copy_bytes(const Op& op) const;
+  /// Bytes that a fetch or a store carries. `load` is needed for saved rows (load_chunk).
+  Bytes host_copy_bytes(const Op& op, const ExchangeLoad* load) const;
   /// Parameters of a state (one replica).
   double state_params(i32 state) const { return state_params_[idx(state)]; }
 
@@ -100,7 +103,8 @@ class WorkModel {
   std::vector<PortBytes> product_bytes(const Op& op, std::span<const DeviceId> participants,
                                        const ExchangeLoad& load) const;
   Bytes copied_bytes(const Op& op, PlaceId host) const;
-  std::vector<PortBytes> host_bytes(const Op& op, std::span<const PlaceId> participants) const;
+  std::vector<PortBytes> host_bytes(const Op& op, std::span<const PlaceId> participants,
+                                    const ExchangeLoad* load) const;
   std::size_t node_of(PlaceId place) const;
   Bytes moved_token(const Op& op) const;
   std::vector<PortBytes> move_bytes(const Op& op, std::span<const DeviceId> participants) const;

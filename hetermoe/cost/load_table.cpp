@@ -61,7 +61,7 @@ LoadTable::Classes LoadTable::make_classes(i32 group) const {
 }
 
 const ExchangeLoad* LoadTable::of(const Op& op) {
-  return needs_load(op.kind) ? &of(op.group, op.layer, op.microbatch, op.chunk) : nullptr;
+  return load_chunk(op) >= 0 ? &of(op.group, op.layer, op.microbatch, load_chunk(op)) : nullptr;
 }
 
 const ExchangeLoad& LoadTable::of(i32 group, i32 layer, i32 microbatch, i32 chunk) {

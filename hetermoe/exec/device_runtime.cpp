@@ -36,7 +36,10 @@ std::vector<MessageShape> DeviceRuntime::expected(const TransferOp& transfer, co
                                                   std::span<const DeviceId> participants,
                                                   const Message& own) {
   std::vector<MessageShape> all;
-  for (const DeviceId peer : participants) all.push_back(transfer.expected(context_, op, peer, own));
+  for (const DeviceId peer : participants) {
+    all.emplace_back();
+    if (transfer.expected) all.back() = transfer.expected(context_, op, peer, own);
+  }
   return all;
 }
 
@@ -45,7 +48,7 @@ void DeviceRuntime::check(const TransferOp& transfer, const Op& op, std::span<co
   for (std::size_t i = 0; i < participants.size(); ++i) {
     const DeviceId peer = participants[i];
     if (peer == device()) continue;
-    check_shape(context_.name_of_peer(peer), in[i], expected[i]);
+    if (transfer.expected) check_shape(context_.name_of_peer(peer), in[i], expected[i]);
     if (transfer.check_content) transfer.check_content(context_, op, peer, in[i]);
   }
 }
@@ -56,7 +59,10 @@ void DeviceRuntime::unpack(const TransferOp& transfer, const Op& op, std::span<c
 }
 
 const ExchangeLoad* DeviceRuntime::load_of(const Op& op) {
-  return needs_load(op.kind) ? &slots().chunk(op.layer, op.microbatch, op.chunk).load : nullptr;
+  if (load_chunk(op) < 0) return nullptr;
+  if (device() >= context_.p.num_devices())
+    return &slots().saved(op.layer, op.microbatch, context_.p.saved_piece(op)).load;
+  return &slots().chunk(op.layer, op.microbatch, load_chunk(op)).load;
 }
 
 }  // namespace hetermoe

@@ -34,8 +34,12 @@ OpContext::OpContext(const RunContext& run, DeviceState& device_state)
       num_microbatches = members.microbatches.size();
     }
   }
+  if (device() >= p.num_devices()) {  // a host routes nothing, and serves devices of any group
+    for (const Group& members : plan.groups) num_microbatches = std::max(num_microbatches, members.microbatches.size());
+    slots = Slots(p.num_layers(), static_cast<i32>(num_microbatches), 0, p.num_saved_pieces());
+    return;
+  }
   slots = Slots(p.num_layers(), static_cast<i32>(num_microbatches), plan.chunks);
-  if (device() >= p.num_devices()) return;  // a host routes nothing
   for (i32 l = 0; l < p.num_layers(); ++l) {
     routing.emplace_back(owner_table(p, group, l), static_cast<i64>(p.num_owners(group, l)), where());
   }

@@ -7,11 +7,13 @@
 
 namespace hetermoe {
 
-Slots::Slots(i32 num_layers, i32 num_microbatches, i32 num_chunks)
+Slots::Slots(i32 num_layers, i32 num_microbatches, i32 num_chunks, i32 num_saved)
     : num_layers_(num_layers),
       num_microbatches_(num_microbatches),
+      num_saved_(num_saved),
       layers_(idx((num_layers + 2) * num_microbatches)),
-      microbatches_(idx(num_microbatches)) {
+      microbatches_(idx(num_microbatches)),
+      saved_(idx(num_layers * num_microbatches * num_saved)) {
   for (LayerSlot& slot : layers_) slot.chunks.resize(idx(num_chunks));
 }
 
@@ -72,6 +74,8 @@ Released Slots::take(Buffer buffer, i32 layer_index, i32 m, i32 c) {
       return take_all(microbatch(m).counts);
     case Buffer::kBalance:
       return take_all(microbatch(m).balance);
+    case Buffer::kHostHidden:
+      return take_all(saved(layer_index, m, c).tensors);
     case Buffer::kLoad:  // small, and read after the step
     case Buffer::kGrad:  // these four live as long as the device, unless they visit it
     case Buffer::kNorm:
@@ -117,6 +121,9 @@ std::vector<std::string> Slots::held() const {
       check(!k.d_send.empty(), "d_send");
     }
   }
+  for (const SavedSlot& saved : saved_) {
+    if (!saved.tensors.empty()) names.push_back("saved activations of a device");
+  }
   for (std::size_t m = 0; m < microbatches_.size(); ++m) {
     if (microbatches_[m].counts.defined()) names.push_back(fmt::format("counts of microbatch {}", m));
     if (microbatches_[m].balance.defined()) names.push_back(fmt::format("balance of microbatch {}", m));
@@ -131,6 +138,7 @@ void Slots::clear() {
     slot.chunks.resize(chunks);
   }
   for (MicrobatchSlot& slot : microbatches_) slot = {};
+  for (SavedSlot& slot : saved_) slot = {};
 }
 
 }  // namespace hetermoe

@@ -21,6 +21,8 @@ struct ChunkSlot {
   ExchangeLoad load;                    // counts of this exchange, known everywhere after dispatch.F
   std::vector<i64> offsets;             // of an owner: [slots + 1] copies of each slot, known then
   at::Tensor rows, weights;             // kRows: received rows; routing weights in grouped order
+  CopyGroups away_groups;               // while kRows are on the host: numbers, and shapes (meta tensors)
+  std::vector<at::Tensor> away;         // likewise of all that went there
   CopyGroups groups;                    // kRows
   std::unique_ptr<ExpertsSaved> saved;  // kSavedExperts
   std::unique_ptr<ExpertsLeft> left;    // kLeftExperts
@@ -34,6 +36,7 @@ struct ChunkSlot {
 /// Buffers of one layer (-1 the embedding, num_layers the head) and microbatch on one device.
 struct LayerSlot {
   at::Tensor hidden;                      // kHidden
+  at::Tensor away;                        // its shape (a meta tensor) while it is on the host
   at::Tensor residual;                    // kResidual
   at::Tensor send;                        // kSend
   at::Tensor topk, weights;               // kRouting
@@ -43,6 +46,12 @@ struct LayerSlot {
   at::Tensor d_hidden;                    // kDHidden
   at::Tensor d_move;                      // kDMove
   std::vector<ChunkSlot> chunks;
+};
+
+/// Activations of a device that wait on its host (kHostHidden).
+struct SavedSlot {
+  std::vector<at::Tensor> tensors;
+  ExchangeLoad load;  // of rows: the counts of their exchange
 };
 
 /// Buffers of one microbatch on one device.
@@ -55,13 +64,17 @@ struct MicrobatchSlot {
 /// lock.
 class Slots {
  public:
-  Slots(i32 num_layers, i32 num_microbatches, i32 num_chunks);
+  /// num_saved: of a host, Placement::num_saved_pieces().
+  Slots(i32 num_layers, i32 num_microbatches, i32 num_chunks, i32 num_saved = 0);
 
   LayerSlot& layer(i32 layer, i32 microbatch) {
     return layers_[static_cast<std::size_t>((layer + 1) * num_microbatches_ + microbatch)];
   }
   ChunkSlot& chunk(i32 l, i32 microbatch, i32 chunk) {
     return layer(l, microbatch).chunks[static_cast<std::size_t>(chunk)];
+  }
+  SavedSlot& saved(i32 l, i32 microbatch, i32 piece) {
+    return saved_[static_cast<std::size_t>((l * num_microbatches_ + microbatch) * num_saved_ + piece)];
   }
   MicrobatchSlot& microbatch(i32 m) { return microbatches_[static_cast<std::size_t>(m)]; }
 
@@ -73,9 +86,10 @@ class Slots {
   void clear();
 
  private:
-  i32 num_layers_, num_microbatches_;
+  i32 num_layers_, num_microbatches_, num_saved_;
   std::vector<LayerSlot> layers_;
   std::vector<MicrobatchSlot> microbatches_;
+  std::vector<SavedSlot> saved_;
 };
 
 }  // namespace hetermoe

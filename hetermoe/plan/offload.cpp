@@ -11,7 +11,7 @@ namespace hetermoe {
 namespace {
 
 constexpr const char* kExpected =
-    "all, none, weights, optimizer, or a part (embed, attention, experts, head), alone or followed by "
+    "all, none, weights, optimizer, saved, or a part (embed, attention, experts, head), alone or followed by "
     ".weights "
     "or .optimizer, after \"layers 0-7:\" or \"devices 2-5:\" if it holds for these alone";
 
@@ -21,6 +21,8 @@ struct Entry {
   std::vector<DeviceId> devices = {};  // empty = all
   std::vector<UnitPart> parts = {UnitPart::kEmbed, UnitPart::kAttention, UnitPart::kExperts, UnitPart::kHead};
   Home home = {};
+  bool of_parameters = true;  // says where parameters live
+  std::optional<Residence> saved = {};
 };
 
 class Parser {
@@ -75,6 +77,14 @@ class Parser {
   }
 
   void what(const std::string& text, Entry& entry) const {
+    if (text == "saved") {
+      if (!entry.devices.empty())
+        fail<ConfigError>(where_, "got \"{}\", but saved holds for all devices of a layer: expected no devices",
+                          text_);
+      entry.of_parameters = false;
+      entry.saved = Residence::kHost;
+      return;
+    }
     const std::size_t dot = text.find('.');
     const std::string name = text.substr(0, dot);
     std::string kept = dot == std::string::npos ? "weights" : text.substr(dot + 1);
@@ -84,6 +94,7 @@ class Parser {
     } else {
       entry.parts = {part(name)};
     }
+    if (kept == "none" && entry.devices.empty()) entry.saved = Residence::kDevice;
     if (kept == "none") return;
     if (kept != "weights" && kept != "optimizer") wrong();
     entry.home.optimizer = Residence::kHost;
@@ -106,6 +117,9 @@ class Parser {
 
 void apply(const Entry& entry, Plan& plan) {
   for (Group& group : plan.groups) {
+    for (i32 l = entry.first_layer; entry.saved && l <= entry.last_layer; ++l)
+      group.layers[idx(l)].saved = *entry.saved;
+    if (!entry.of_parameters) continue;
     for (const UnitPart part : entry.parts) {
       std::optional<Home> value;
       if (entry.home.optimizer != Residence::kDevice) {
@@ -131,7 +145,8 @@ bool wants_hosts(const Plan& plan) {
   return std::any_of(plan.groups.begin(), plan.groups.end(), [&](const Group& group) {
     return on_host(group.embed_home) || on_host(group.head_home) ||
            std::any_of(group.layers.begin(), group.layers.end(), [&](const LayerPlacement& layer) {
-             return on_host(layer.attention_home) || on_host(layer.experts_home);
+             return layer.saved == Residence::kHost || on_host(layer.attention_home) ||
+                    on_host(layer.experts_home);
            });
   });
 }

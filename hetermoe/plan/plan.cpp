@@ -6,6 +6,7 @@
 #include "hetermoe/base/enum_count.h"
 #include "hetermoe/base/index.h"
 #include "hetermoe/plan/backward_shares.h"
+#include "hetermoe/plan/recompute.h"
 
 namespace hetermoe {
 
@@ -236,6 +237,7 @@ class Validator {
         const std::string of_layer = fmt::format("{}layers[{}].", where, l);
         check_home(UnitPart::kAttention, l, group, of_layer + "attention_home");
         check_home(UnitPart::kExperts, l, group, of_layer + "experts_home");
+        check_saved(group.layers[idx(l)], recompute_of(plan_, static_cast<i32>(g), l), of_layer + "saved");
       }
       if (!faults_.empty()) return;
     }
@@ -269,12 +271,31 @@ class Validator {
             listed, holders.size());
       return false;
     }
-    if (home.optimizer != Residence::kHost) return true;
+    return home.optimizer != Residence::kHost || check_have_hosts(holders, where);
+  }
+
+  void check_saved(const LayerPlacement& layer, Recompute recompute, const std::string& where) {
+    if (layer.saved == Residence::kDevice) return;
+    if (layer.saved == Residence::kSharded) fault(where, "got sharded, expected device or host");
+    if (keeps_activations(recompute)) {
+      fault(where,
+            "got host in a layer that keeps all its activations, which stay on the device: expected recompute "
+            "local, resend or ahead");
+    }
+    std::set<DeviceId> users;
+    add_devices(layer.attention, users);
+    for (const ExpertOwners& owners : layer.experts) {
+      for (const ExpertOwner& owner : owners) users.insert(owner.device);
+    }
+    check_have_hosts(users, where);
+  }
+
+  bool check_have_hosts(const std::set<DeviceId>& users, const std::string& where) {
     if (plan_.hosts.empty()) {
       fault("hosts", "is empty, but {} is on the host: expected the node of each device", where);
       return false;
     }
-    for (const DeviceId device : holders) {
+    for (const DeviceId device : users) {
       const Node& node = cluster_.nodes[idx(cluster_.node_of(device))];
       if (node.host) continue;
       fault(where,
@@ -410,6 +431,7 @@ Json to_json(const Plan& plan) {
       drop_null(layer, {"attention_home", "experts_home", "recompute"});
       if (layer["attention_backward"].empty()) layer.erase("attention_backward");
       if (layer["experts_at"] == "owners") layer.erase("experts_at");
+      if (layer["saved"] == "device") layer.erase("saved");
     }
   }
   return json;

@@ -96,6 +96,9 @@ struct LayerPlacement {
   std::optional<Recompute> recompute = std::nullopt;           ///< none = the plan's; see recompute_of()
   Shares attention_backward = {};  ///< empty = as `attention`; see backward_shares()
   ExpertsAt experts_at = ExpertsAt::kOwners;
+  /// Where inputs of the layer and of its experts wait for the backward pass: device or host. Choices of
+  /// experts stay on the device.
+  Residence saved = Residence::kDevice;
   bool operator==(const LayerPlacement&) const = default;
   template <class V>
   void fields(V& v) {
@@ -106,6 +109,7 @@ struct LayerPlacement {
     v("recompute", recompute, "activation checkpointing of this layer; null = the plan's");
     v("attention_backward", attention_backward, "who computes backward; empty = as attention");
     v("experts_at", experts_at, "who computes a token's experts");
+    v("saved", saved, "where inputs wait for the backward pass: device or host");
   }
 };
 

@@ -39,11 +39,16 @@ struct Home {
 struct VisitSlots {
   i32 attention = 2;  ///< attention parts of layers
   i32 experts = 2;    ///< experts of layers
+  i32 saved = 2;      ///< of saved activations: inputs of layers, and as many times rows of experts
   bool operator==(const VisitSlots&) const = default;
   template <class V>
   void fields(V& v) {
     v("attention", attention, "attention parts from the host that are on a device at once", between(1, 1024));
     v("experts", experts, "layers of experts from the host that are on a device at once", between(1, 1024));
+    v("saved", saved,
+      "where saved activations are on the host: inputs of layers that are on a device at once, and likewise "
+      "rows of experts",
+      between(1, 1024));
   }
 };
 

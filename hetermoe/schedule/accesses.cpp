@@ -32,7 +32,8 @@ const std::vector<std::string>& EnumNames<Buffer>::names() {
                                                                     "published",
                                                                     "taken",
                                                                     "weights",
-                                                                    "slot"});
+                                                                    "slot",
+                                                                    "host_hidden"});
   return all;
 }
 
@@ -141,12 +142,35 @@ class Table {
     }
     if (op_.slot >= 0) add_slot(part, Mode::kRead);
   }
-  void add_slot(UnitPart part, Mode mode) {
+  template <class Part>
+  void add_slot(Part part, Mode mode) {
     out_.push_back({Buffer::kSlot, mode, static_cast<i32>(part), -1, op_.slot});
+  }
+  /// Forward makes saved activations, the others use them: in a slot where they live on the host.
+  void add_saved() {
+    if (op_.saved < 0) return;
+    const SavedPart part = op_.kind == OpKind::kExperts ? SavedPart::kRows : SavedPart::kInputs;
+    const Mode mode = op_.phase == Phase::kForward ? Mode::kWrite : Mode::kRead;
+    out_.push_back({Buffer::kSlot, mode, static_cast<i32>(part), -1, op_.saved});
+  }
+
+  /// Of activations: `mode` on the device, and the other way round on the host.
+  void copy_saved(Mode on_device, Mode on_host) {
+    if (device_ != op_.device) {
+      out_.push_back({Buffer::kHostHidden, on_host, op_.layer, op_.microbatch, p_.saved_piece(op_)});
+      return;
+    }
+    const bool rows = op_.chunk > 0;
+    add_slot(rows ? SavedPart::kRows : SavedPart::kInputs, on_device);
+    if (rows)
+      out_.push_back({Buffer::kRows, on_device, op_.layer, op_.microbatch, op_.chunk - 1});
+    else
+      add(Buffer::kHidden, on_device, op_.layer);
   }
 
   /// A visit of a part is the fetches of all its states here: the first of them needs the slot for itself.
   void fetch() {
+    if (op_.state < 0) return copy_saved(Mode::kWrite, Mode::kRead);
     const State& state = p_.states()[idx(op_.state)];
     if (device_ != op_.device) {
       add_of_state(p_.lags(op_.state) ? Buffer::kPublished : Buffer::kParams, Mode::kRead);
@@ -159,6 +183,7 @@ class Table {
     }
   }
   void store() {
+    if (op_.state < 0) return copy_saved(Mode::kRead, Mode::kWrite);
     if (device_ != op_.device) {
       add_state(Mode::kAdd, op_.state);
     } else {
@@ -202,6 +227,7 @@ class Table {
   bool leaves_weights() const { return p_.leaves_weights(op_.kind, op_.layer); }
 
   void attention() {
+    add_saved();
     switch (op_.phase) {
       case Phase::kForward:
         return attention_forward();
@@ -271,6 +297,7 @@ class Table {
     if (is_source(op_.layer)) add_chunk(Buffer::kDSend, Mode::kWrite, op_.layer);
   }
   void experts() {
+    add_saved();
     switch (op_.phase) {
       case Phase::kForward:
       case Phase::kRecompute:

@@ -35,8 +35,12 @@ enum class Buffer : std::uint8_t {
   kPublished,     ///< of a state that is updated a step late: the parameters that devices fetch
   kTaken,         ///< of such a state: its summed gradients, until the update
   kWeights,       ///< parameters of a state that visit the device (layer = state index, microbatch -1)
-  kSlot           ///< the place of a visit (layer = UnitPart, microbatch -1, chunk = slot)
+  kSlot,          ///< the place of a visit (layer = UnitPart or SavedPart, microbatch -1, chunk = slot)
+  kHostHidden     ///< hidden or rows on a host (chunk = Placement::saved_piece)
 };
+/// What kSlot says of saved activations in the place of a UnitPart.
+enum class SavedPart : std::uint8_t { kInputs = kEnumCount<UnitPart>, kRows };
+inline constexpr i32 kNumSlotParts = static_cast<i32>(SavedPart::kRows) + 1;
 inline constexpr i32 kNumBuffers = kEnumCount<Buffer>;
 /// The buffer is there before the step and after it: reading needs no writer, and nothing frees it.
 constexpr bool outlives_step(Buffer buffer) {

@@ -13,7 +13,9 @@ class BufferIndex {
         num_chunks_(static_cast<std::size_t>(placement.plan().chunks)),
         num_states_(placement.states().size()),
         num_slots_(static_cast<std::size_t>(
-            std::max({1, placement.plan().slots.attention, placement.plan().slots.experts}))) {
+            std::max({1, placement.plan().slots.attention, placement.plan().slots.experts,
+                      placement.plan().slots.saved}))),
+        num_pieces_(static_cast<std::size_t>(placement.num_saved_pieces())) {
     for (i32 g = 0; g < placement.num_groups(); ++g) {
       num_microbatches_ =
           std::max(num_microbatches_, static_cast<std::size_t>(placement.num_microbatches(g)));
@@ -21,7 +23,8 @@ class BufferIndex {
   }
 
   std::size_t size(Buffer buffer) const {
-    if (buffer == Buffer::kSlot) return num_slots_ * kEnumCount<UnitPart>;
+    if (buffer == Buffer::kSlot) return num_slots_ * kNumSlotParts;
+    if (buffer == Buffer::kHostHidden) return num_layers_ * num_microbatches_ * num_pieces_;
     return is_of_state(buffer) ? num_states_ : num_layers_ * num_microbatches_ * num_chunks_;
   }
   std::size_t operator()(const Access& access) const {
@@ -30,7 +33,8 @@ class BufferIndex {
     if (is_of_state(access.buffer)) return static_cast<std::size_t>(access.layer);
     const auto layer = static_cast<std::size_t>(access.layer + 1);
     const auto microbatch = static_cast<std::size_t>(std::max(access.microbatch, 0));
-    return (layer * num_microbatches_ + microbatch) * num_chunks_ + static_cast<std::size_t>(access.chunk);
+    const std::size_t parts = access.buffer == Buffer::kHostHidden ? num_pieces_ : num_chunks_;
+    return (layer * num_microbatches_ + microbatch) * parts + static_cast<std::size_t>(access.chunk);
   }
 
  private:
@@ -39,7 +43,7 @@ class BufferIndex {
            buffer == Buffer::kPublished || buffer == Buffer::kTaken;
   }
 
-  std::size_t num_layers_, num_microbatches_ = 1, num_chunks_, num_states_, num_slots_;
+  std::size_t num_layers_, num_microbatches_ = 1, num_chunks_, num_states_, num_slots_, num_pieces_;
 };
 
 }  // namespace hetermoe

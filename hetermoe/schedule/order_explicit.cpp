@@ -141,7 +141,7 @@ void check_same(std::vector<ExpectedOp> found, std::vector<ExpectedOp> expected)
 }
 
 /// The text must hold every op of the step once, and no other; of weights that visit devices the fetches and
-/// stores that its order of compute ops takes. Sets the slots of fetches.
+/// stores that its order of compute ops takes. Sets their slots.
 void check_complete(std::map<i32, Listed>& listed, const Placement& placement) {
   std::vector<ExpectedOp> others, visits;
   std::vector<std::pair<Op, DeviceId>> computed;
@@ -153,15 +153,15 @@ void check_complete(std::map<i32, Listed>& listed, const Placement& placement) {
   }
   check_same(std::move(others), expected_ops(placement));
   std::vector<ExpectedOp> expected;
-  std::map<std::pair<i32, DeviceId>, std::deque<std::int16_t>> slots;
+  std::map<ExpectedOp, std::deque<std::int16_t>> slots;
   for (const Op& visit : replay_visits(placement, computed).visits) {
     expected.push_back({visit, -1});
-    if (visit.kind == OpKind::kFetch) slots[{visit.state, visit.device}].push_back(visit.slot);
+    slots[{visit, -1}].push_back(visit.slot);
   }
   check_same(std::move(visits), std::move(expected));
   for (auto& [id, entry] : listed) {
-    if (entry.op.kind != OpKind::kFetch || !is_visit(entry.op, placement)) continue;
-    std::deque<std::int16_t>& of = slots[{entry.op.state, entry.op.device}];
+    if (!is_visit(entry.op, placement)) continue;
+    std::deque<std::int16_t>& of = slots[{entry.op, -1}];
     entry.op.slot = of.front();
     of.pop_front();
   }

@@ -46,6 +46,11 @@ Placement::Placement(const Plan& plan, const ModelConfig& model, const StepOptio
       may_move_(static_cast<std::size_t>(model.num_layers) + 1, false),
       states_(make_states(plan, model, options.frozen)) {
   for (i64 l = 0; l < model.num_layers; ++l) moe_.push_back(model.is_moe(l));
+  for (DeviceId d = 0; d < static_cast<DeviceId>(plan.hosts.size()); ++d) {
+    const bool first = d == 0 || plan.hosts[idx(d)] != plan.hosts[idx(d - 1)];
+    number_on_host_.push_back(first ? 0 : number_on_host_.back() + 1);
+    devices_of_host_ = std::max(devices_of_host_, number_on_host_.back() + 1);
+  }
   options_.balance = options.balance && last_moe_layer() >= 0;
   for (const Group& group : plan.groups) {
     add_owners(group);
@@ -176,6 +181,7 @@ bool Placement::tells_squares(i32 state, PlaceId place) const {
 }
 
 bool Placement::in_step(const Op& op) const {
+  if (is_saved_copy(op)) return true;
   // Frozen weights visit, too.
   if (op.kind == OpKind::kFetch && states_[idx(op.state)].visits()) return true;
   if (traits(op.kind).has_state) return trains(op.state);

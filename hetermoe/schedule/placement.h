@@ -36,6 +36,23 @@ class Placement {
   DeviceId first_device(PlaceId place) const;
   bool is_moe(i32 layer) const { return moe_[static_cast<std::size_t>(layer)]; }
   Recompute recompute(i32 group, i32 layer) const { return recompute_of(plan_, group, layer); }
+  /// What backward of a layer starts from waits on the hosts: its inputs, and the rows of its experts where
+  /// those are not sent again.
+  bool saves_inputs(i32 group, i32 layer) const {
+    return options_.backward && plan_.groups[idx(group)].layers[idx(layer)].saved == Residence::kHost;
+  }
+  bool saves_rows(i32 group, i32 layer) const {
+    return saves_inputs(group, layer) && is_moe(layer) && recompute(group, layer) != Recompute::kResend;
+  }
+  /// Pieces (is_saved_copy) of a layer and microbatch from all devices of a host, and which of them is op's.
+  i32 num_saved_pieces() const { return devices_of_host_ * (plan_.chunks + 1); }
+  i32 saved_piece(const Op& op) const {
+    return number_on_host_[idx(op.device)] * (plan_.chunks + 1) + op.chunk;
+  }
+  /// The device of a piece, and its chunk there.
+  std::pair<DeviceId, i32> of_saved_piece(PlaceId host, i32 piece) const {
+    return {first_device(host) + piece / (plan_.chunks + 1), piece % (plan_.chunks + 1)};
+  }
   i32 last_moe_layer() const;  ///< -1 = the model has no experts
   /// Shares of stage `layer`: -1 the embedding, num_layers the head. All phases but forward follow the
   /// backward shares.
@@ -170,6 +187,8 @@ class Placement {
   i32 num_layers_;
   std::size_t num_devices_;
   i32 num_hosts_;
+  i32 devices_of_host_ = 0;          // of the host with most
+  std::vector<i32> number_on_host_;  // [device] among those of its host, which follow one another
   std::vector<bool> moe_;
   std::vector<Stages> stages_;                              // [group]
   std::vector<Stages> backward_stages_;                     // [group] empty = as forward

@@ -87,7 +87,7 @@ std::vector<Op> fetches_once(const Placement& placement, i32 state) {
   return ops;
 }
 
-Residency::Residency(const Placement& placement) : p_(placement) {
+Residency::Residency(const Placement& placement) : p_(placement), saved_(placement) {
   const std::vector<State>& states = placement.states();
   active_ = std::any_of(states.begin(), states.end(), [](const State& state) { return state.visits(); });
   if (!active_) return;
@@ -110,7 +110,9 @@ bool Residency::any_visits(DeviceId device, const UsedPart& used) const {
 }
 
 void Residency::before(Op& op, DeviceId device, std::vector<Op>& out) {
-  if (!active_ || !is_compute(op.kind) || op.kind == OpKind::kUpdate) return;
+  if (!is_compute(op.kind) || op.kind == OpKind::kUpdate) return;
+  saved_.before(op, device, out);
+  if (!active_) return;
   const UsedPart used = used_part(op, p_.tied()), graded = graded_part(op, p_);
   if (any_visits(device, used)) admit(op, device, used, out);
   if (!any_visits(device, graded)) return;
@@ -156,15 +158,16 @@ VisitReplay replay_visits(const Placement& placement, const std::vector<std::pai
   VisitReplay replay;
   Residency residency(placement);
   for (auto [op, device] : computed) {
-    op.slot = -1;
+    op.slot = op.saved = -1;
     residency.before(op, device, replay.visits);
-    replay.slots.push_back(op.slot);
+    replay.computed.push_back(op);
   }
   residency.finish_all(replay.visits);
   return replay;
 }
 
 bool is_visit(const Op& op, const Placement& placement) {
+  if (is_saved_copy(op)) return true;
   const auto num_states = static_cast<i32>(placement.states().size());
   return traits(op.kind).occurs == Occurs::kOfResidence && op.state >= 0 && op.state < num_states &&
          placement.states()[idx(op.state)].visits();

@@ -3,7 +3,7 @@
 #include <utility>
 #include <vector>
 
-#include "hetermoe/schedule/placement.h"
+#include "hetermoe/schedule/saved_visits.h"
 
 namespace hetermoe {
 
@@ -33,9 +33,9 @@ class Residency {
   /// Keeps a reference.
   explicit Residency(const Placement& placement);
 
-  /// Weights of some state visit.
-  bool active() const { return active_; }
-  /// Of a compute op that is appended next: the fetches and stores that come before it. Sets its slot.
+  /// Weights of some state visit, or activations wait on hosts (SavedVisits).
+  bool active() const { return active_ || saved_.active(); }
+  /// Of a compute op that is appended next: the fetches and stores that come before it. Sets its slots.
   void before(Op& op, DeviceId device, std::vector<Op>& out);
   /// Nobody adds to the gradients of a state that visits any more: the stores that are due.
   void finish(i32 state, std::vector<Op>& out);
@@ -55,19 +55,19 @@ class Residency {
   void store_due(i32 state, DeviceId device, std::vector<Op>& out);
 
   const Placement& p_;
-  bool active_ = false;
+  SavedVisits saved_;
+  bool active_ = false;  // weights of some state visit
   std::vector<std::array<Visits, kEnumCount<UnitPart>>> visits_;  // [device][part]
   std::vector<std::vector<bool>> due_;  // [state][device] a gradient waits for its store
 };
 
-/// The visits that an order of compute ops, each with its device, takes, in their order, and the slot of each
-/// of these ops.
+/// The visits that an order of compute ops, each with its device, takes, in their order, and these ops with
+/// their slots.
 struct VisitReplay {
-  std::vector<Op> visits;
-  std::vector<std::int16_t> slots;
+  std::vector<Op> visits, computed;
 };
 VisitReplay replay_visits(const Placement& placement, const std::vector<std::pair<Op, DeviceId>>& computed);
-/// A fetch or store of weights that visit.
+/// A fetch or store of weights that visit, or of activations.
 bool is_visit(const Op& op, const Placement& placement);
 
 }  // namespace hetermoe

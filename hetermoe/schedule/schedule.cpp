@@ -83,6 +83,15 @@ std::vector<i32> transfer_queues(const Schedule& schedule) {
   return {queues.begin(), queues.end()};
 }
 
+std::vector<PlaceId> hosts_of(const Schedule& schedule) {
+  std::set<PlaceId> hosts;
+  for (const State& state : schedule.states) hosts.insert(state.homes.begin(), state.homes.end());
+  for (const LaneId lane : schedule.lanes) {
+    if (device_of(lane) >= schedule.num_devices) hosts.insert(device_of(lane));
+  }
+  return {hosts.begin(), hosts.end()};
+}
+
 std::string to_text(const Schedule& schedule) {
   std::vector<std::string> lines(idx(schedule.num_places()) * kNumQueues);
   for (OpId op = 0; op < schedule.num_ops(); ++op) {
@@ -131,6 +140,7 @@ u64 hash(const Schedule& schedule) {
     // Schedules without hosts keep their hashes.
     if (op.device >= 0) fnv.add("device").add(op.device);
     if (op.slot >= 0) fnv.add("slot").add(i32{op.slot});
+    if (op.saved >= 0) fnv.add("saved").add(i32{op.saved});
   }
   for (const LaneId lane : schedule.lanes) fnv.add(device_of(lane)).add(name_hash(queue_of(lane)));
   for (const i64 begin : schedule.lane_begin) fnv.add(begin);

@@ -94,6 +94,9 @@ Schedule repeat(const Schedule& schedule, i32 steps);
 /// Kinds of the lanes on which a schedule has transfers, ascending.
 std::vector<i32> transfer_queues(const Schedule& schedule);
 
+/// Hosts that keep something of the step, ascending.
+std::vector<PlaceId> hosts_of(const Schedule& schedule);
+
 /// One line per lane: "device 0 compute: 0 embed.F m0 | 2 attention.F l0 m0 | ...".
 std::string to_text(const Schedule& schedule);
 

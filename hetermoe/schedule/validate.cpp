@@ -132,17 +132,17 @@ class Checker {
     }
     const VisitReplay replay = replay_visits(placement_, computed);
     for (std::size_t i = 0; i < ids.size(); ++i) {
-      if (computed[i].first.slot == replay.slots[i]) continue;
-      fault("{} uses slot {}, expected {}", name(ids[i]), computed[i].first.slot, replay.slots[i]);
+      const Op &got = computed[i].first, &expected = replay.computed[i];
+      if (got.slot != expected.slot)
+        fault("{} uses slot {}, expected {}", name(ids[i]), got.slot, expected.slot);
+      if (got.saved != expected.saved)
+        fault("{} uses slot {} of saved activations, expected {}", name(ids[i]), got.saved, expected.saved);
     }
-    std::map<std::pair<i32, DeviceId>, std::vector<std::int16_t>> slots;  // of the fetches, in their order
-    for (const Op& visit : replay.visits) {
-      if (visit.kind == OpKind::kFetch) slots[{visit.state, visit.device}].push_back(visit.slot);
-    }
+    std::map<ExpectedOp, std::vector<std::int16_t>> slots;  // of equal copies, in their order
+    for (const Op& visit : replay.visits) slots[{visit, -1}].push_back(visit.slot);
     for (auto& [of, queue] : slots) std::reverse(queue.begin(), queue.end());
     for (const auto& [op, id] : found) {
-      if (op.op.kind != OpKind::kFetch) continue;
-      std::vector<std::int16_t>& queue = slots[{op.op.state, op.op.device}];
+      std::vector<std::int16_t>& queue = slots[op];
       if (!queue.empty() && queue.back() != op.op.slot)
         fault("{} goes to slot {}, expected {}", name(id), op.op.slot, queue.back());
       if (!queue.empty()) queue.pop_back();

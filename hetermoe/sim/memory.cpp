@@ -9,7 +9,6 @@ namespace hetermoe {
 namespace {
 
 constexpr Bytes kIdBytes = 8, kWeightBytes = 4;  // of an index and of a routing weight or its gradient
-constexpr double kCopyIndices = 2;  // of a copy that an owner computes: its row, its place in the message
 constexpr double kSendIndices = 3;  // of a copy that a source sends: row, expert, position; and one for a row
 
 /// Backward starts from it.
@@ -22,6 +21,7 @@ bool is_saved(Buffer buffer) {
     case Buffer::kLeftAttention:
     case Buffer::kSavedExperts:
     case Buffer::kLeftExperts:
+    case Buffer::kHostHidden:
       return true;
     case Buffer::kResidual:
     case Buffer::kSend:
@@ -125,7 +125,20 @@ double BufferSizes::counts_of_sequences(const Epoch& e) const {
   return real(group.microbatches[idx(e.microbatch)]) * real(model_.num_experts);
 }
 
+/// What the device that it came from sent.
+Bytes BufferSizes::on_host(const Epoch& e) {
+  const auto [device, chunk] = placement_.of_saved_piece(e.device, e.chunk);
+  const Op copy{.kind = OpKind::kStore,
+                .chunk = static_cast<std::int16_t>(chunk),
+                .group = static_cast<std::int16_t>(group_of_[idx(device)]),
+                .layer = e.layer,
+                .microbatch = e.microbatch,
+                .device = device};
+  return work_.host_copy_bytes(copy, loads_.of(copy));
+}
+
 Bytes BufferSizes::of(const Epoch& e) {
+  if (e.buffer == Buffer::kHostHidden) return on_host(e);
   const auto tokens_at = [&](i32 stage) { return tokens(stage, e.microbatch, e.device); };
   const auto exchanged = [&] { return traffic(e.layer, e.microbatch, e.chunk, e.device); };
   const Bytes row = this->row(e.device);
@@ -154,8 +167,8 @@ Bytes BufferSizes::of(const Epoch& e) {
       return static_cast<double>(load.num_sources() * load.num_owners()) * 2 * kIdBytes;
     }
     case Buffer::kRows:
-      return exchanged().rows_as_owner * row +
-             exchanged().copies_as_owner * (kCopyIndices * kIdBytes + kWeightBytes);
+      return received_rows_bytes(model_, exchanged().rows_as_owner, exchanged().copies_as_owner,
+                                 element(e.device));
     case Buffer::kSavedExperts:
       return exchanged().copies_as_owner * expert_kept_bytes(model_, element(e.device));
     case Buffer::kLeftExperts:
@@ -182,6 +195,7 @@ Bytes BufferSizes::of(const Epoch& e) {
     case Buffer::kPublished:
     case Buffer::kTaken:
     case Buffer::kSlot:    // a right to a place
+    case Buffer::kHostHidden:
       break;
   }
   return 0;

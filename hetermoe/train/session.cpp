@@ -30,12 +30,11 @@ std::vector<OpId> launch_order(const RunContext& context, const CostModel& cost)
   return order;
 }
 
-/// The devices of a plan and the hosts that keep states of it, ascending.
+/// The devices of a plan and the hosts that keep something of it, ascending.
 std::vector<PlaceId> places_of_plan(const Plan& plan, const Schedule& placed) {
   std::vector<PlaceId> places = devices_of(plan);
-  std::set<PlaceId> homes;
-  for (const State& state : placed.states) homes.insert(state.homes.begin(), state.homes.end());
-  places.insert(places.end(), homes.begin(), homes.end());
+  const std::vector<PlaceId> hosts = hosts_of(placed);
+  places.insert(places.end(), hosts.begin(), hosts.end());
   return places;
 }
 

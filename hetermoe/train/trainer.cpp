@@ -343,9 +343,10 @@ bool Trainer::saves_after(i64 step) const { return saves() && (step + 1) % job_.
 bool Trainer::goes_on_after(i64 step, i64 done) const {
   const bool paced = job_.clock.kind == ClockKind::kPaced;
   const bool sets_clock = (paced && done == 0) || step + 1 == std::max<i64>(job_.train.steps, 1);
-  // A loss scale that adapts is that which the step before leaves.
-  return session_->may_overlap() && !validates_after(step) && !saves_after(step) && !sets_clock && !recorder_ &&
-         !loss_scale_.adapts() && changes_.empty();
+  // The step before leaves a loss scale that adapts, and biases by its load.
+  const bool waits = loss_scale_.adapts() || job_.train.router_bias_rate > 0 || recorder_ || route_replay_;
+  return session_->may_overlap() && !validates_after(step) && !saves_after(step) && !sets_clock && !waits &&
+         changes_.empty();
 }
 
 StepRecord Trainer::train_one(i64 step) {

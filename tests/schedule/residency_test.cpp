@@ -24,16 +24,24 @@ const std::vector<std::vector<std::string>> kResidences = {{"optimizer"},
                                                            {"all"},
                                                            {"experts.weights"},
                                                            {"attention.weights", "embed.optimizer"},
-                                                           {"optimizer", "layers 1:all"}};
+                                                           {"optimizer", "layers 1:all"},
+                                                           {"saved"},
+                                                           {"layers 1:saved"},
+                                                           {"all", "saved"}};
+constexpr Recompute kRecomputes[] = {Recompute::kLocal, Recompute::kAhead, Recompute::kResend};
 
 template <class F>
 void for_each_plan(const ModelConfig& model, const Cluster& cluster, F&& f) {
+  i64 count = 0;
   for (const NamedPlan& named : strategy_plans(model, cluster, small_step())) {
     for (const std::vector<std::string>& residence : kResidences) {
       for (const i32 slots : {1, 2, 3}) {
         Plan plan = named.plan;
         offload(plan, model, cluster, residence, "test");
-        plan.slots = {slots, slots};
+        plan.slots = {slots, slots, slots};
+        plan.recompute = kRecomputes[count % 3];
+        plan.weight_gradients = count % 2 == 0 ? WeightGradients::kWith : WeightGradients::kAfter;
+        if (count++ % 4 == 3) plan.chunks = 2;
         f(named.name + " " + residence.back() + " slots " + std::to_string(slots), plan);
       }
     }
@@ -43,7 +51,7 @@ void for_each_plan(const ModelConfig& model, const Cluster& cluster, F&& f) {
 TEST(Residency, EveryStrategyWithEveryResidenceIsSound) {
   const ModelConfig model = load_model("tiny");
   const Cluster cluster = with_hosts("demo");
-  i64 visits = 0;
+  i64 visits = 0, saved = 0;
   for_each_plan(model, cluster, [&](const std::string& what, const Plan& plan) {
     ASSERT_EQ(validate(plan, model, cluster), std::vector<std::string>{}) << what;
     for (const bool backward : {true, false}) {
@@ -51,10 +59,15 @@ TEST(Residency, EveryStrategyWithEveryResidenceIsSound) {
       options.backward = backward;
       const Schedule schedule = build_schedule(plan, model, options);
       EXPECT_EQ(validate(schedule, plan, model, options), std::vector<std::string>{}) << what;
-      for (const Op& op : schedule.ops) visits += op.slot >= 0 ? 1 : 0;
+      for (const Op& op : schedule.ops) {
+        visits += op.slot >= 0 ? 1 : 0;
+        saved += is_saved_copy(op) ? 1 : 0;
+        EXPECT_TRUE(backward || !is_saved_copy(op)) << what;
+      }
     }
   });
   EXPECT_GT(visits, 1000);
+  EXPECT_GT(saved, 1000);
 }
 
 TEST(Residency, OrdersCanBeWrittenOut) {
@@ -79,6 +92,7 @@ TEST(Residency, NothingTravelsTwice) {
     const Schedule schedule = build_schedule(placement);
     std::map<std::pair<i32, DeviceId>, i64> fetches, stores;
     for (const Op& op : schedule.ops) {
+      if (is_saved_copy(op)) continue;
       if (op.kind == OpKind::kFetch) ++fetches[{op.state, op.device}];
       if (op.kind == OpKind::kStore) ++stores[{op.state, op.device}];
     }
@@ -113,6 +127,56 @@ TEST(Residency, ZebraFetchesALayerOncePerPass) {
     if (op.device == device) ++fetches[schedule.states[static_cast<std::size_t>(op.state)].layer];
   }
   EXPECT_EQ(fetches, (std::map<i32, i64>{{0, 2}, {1, 2}, {2, 1}, {3, 1}}));
+}
+
+/// Of each piece on each device at most one store; a fetch has a store, and but for recompute resend, which
+/// uses inputs twice in a wave, there is one.
+TEST(SavedOnHosts, NothingTravelsTwice) {
+  const ModelConfig model = load_model("demo");
+  const Cluster cluster = with_hosts("demo");
+  i64 count = 0;
+  for (const NamedPlan& named : strategy_plans(model, cluster, small_step())) {
+    for (const Recompute recompute : kRecomputes) {
+      for (const i32 slots : {1, 2, 3}) {
+        Plan plan = named.plan;
+        offload(plan, model, cluster, {"saved"}, "test");
+        plan.recompute = recompute;
+        plan.slots.saved = slots;
+        std::map<std::string, i64> stores, fetches;
+        for (const Op& op : build_schedule(plan, model).ops) {
+          if (!is_saved_copy(op)) continue;
+          ++(op.kind == OpKind::kStore ? stores : fetches)[to_string(op).substr(6)];
+        }
+        for (const auto& [piece, number] : stores) EXPECT_EQ(number, 1) << named.name << " " << piece;
+        for (const auto& [piece, number] : fetches) {
+          EXPECT_TRUE(stores.count(piece) == 1 || stores.count(" " + piece) == 1) << named.name << " " << piece;
+          EXPECT_TRUE(number == 1 || recompute == Recompute::kResend) << named.name << " " << piece;
+        }
+        count += static_cast<i64>(fetches.size());
+      }
+    }
+  }
+  EXPECT_GT(count, 500);
+}
+
+/// One microbatch at a time through four layers with two slots: the last two layers make no copies.
+TEST(SavedOnHosts, WhatStillLiesInASlotAtTheTurnIsNotCopied) {
+  const ModelConfig model = load_model("demo");
+  const Cluster cluster = with_hosts("demo");
+  Plan plan = find_strategy("single").make(model, cluster, small_step());
+  offload(plan, model, cluster, {"saved"}, "test");
+  std::map<std::string, i64> copies;  // kind, piece and layer
+  for (const Op& op : build_schedule(plan, model).ops) {
+    if (is_saved_copy(op)) ++copies[fmt::format("{} {} of l{}", name_of(op.kind), op.chunk, op.layer)];
+  }
+  EXPECT_EQ(copies, (std::map<std::string, i64>{{"store 0 of l0", 2},
+                                                {"store 0 of l1", 2},
+                                                {"store 1 of l0", 2},
+                                                {"store 1 of l1", 2},
+                                                {"fetch 0 of l0", 2},
+                                                {"fetch 0 of l1", 2},
+                                                {"fetch 1 of l0", 2},
+                                                {"fetch 1 of l1", 2}}));
 }
 
 struct Planted {
@@ -192,6 +256,84 @@ TEST(Residency, PlantedFaultsAreFound) {
       found = found || told.find(fault.expected) != std::string::npos;
     EXPECT_TRUE(found) << fault.name;
   }
+}
+
+std::vector<Planted> planted_in_saved() {
+  const auto is_copy = [](const Schedule& s, OpId op, OpKind kind) {
+    const Op& at = s.ops[static_cast<std::size_t>(op)];
+    return is_saved_copy(at) && at.kind == kind;
+  };
+  return {
+      {"backward reads another slot",
+       [](Schedule& s, OpId op) {
+         Op& at = s.ops[static_cast<std::size_t>(op)];
+         if (at.kind != OpKind::kExperts || at.phase != Phase::kBackward) return false;
+         at.saved = static_cast<std::int16_t>(1 - at.saved);
+         return true;
+       },
+       "of saved activations, expected"},
+      {"fetch to another slot",
+       [=](Schedule& s, OpId op) {
+         Op& at = s.ops[static_cast<std::size_t>(op)];
+         if (!is_copy(s, op, OpKind::kFetch)) return false;
+         at.slot = static_cast<std::int16_t>(1 - at.slot);
+         return true;
+       },
+       "goes to slot"},
+      {"fetch before the last reader of the slot, or before the store",
+       [=](Schedule& s, OpId op) { return is_copy(s, op, OpKind::kFetch) && drop_dependency(s, op); },
+       "may start on"},
+      {"store before its rows are there",
+       [=](Schedule& s, OpId op) { return is_copy(s, op, OpKind::kStore) && drop_dependency(s, op); },
+       "may start on"},
+      {"another microbatch is fetched",
+       [=](Schedule& s, OpId op) {
+         Op& at = s.ops[static_cast<std::size_t>(op)];
+         if (!is_copy(s, op, OpKind::kFetch)) return false;
+         at.microbatch = 1 - at.microbatch;
+         return true;
+       },
+       "is not part of the step"},
+  };
+}
+
+TEST(SavedOnHosts, PlantedFaultsAreFound) {
+  const ModelConfig model = load_model("demo");
+  const Cluster cluster = with_hosts("demo");
+  for (const char* strategy : {"zebra", "ep"}) {
+    Plan plan = find_strategy(strategy).make(model, cluster, small_step());
+    offload(plan, model, cluster, {"saved"}, "test");
+    const Schedule sound = build_schedule(plan, model);
+    for (const Planted& fault : planted_in_saved()) {
+      Schedule planted = sound;
+      OpId op = 0;
+      while (op < planted.num_ops() && !fault.plant(planted, op)) ++op;
+      ASSERT_LT(op, planted.num_ops()) << fault.name;
+      bool found = false;
+      for (const std::string& told : validate(planted, plan, model, {}))
+        found = found || told.find(fault.expected) != std::string::npos;
+      EXPECT_TRUE(found) << strategy << " " << fault.name;
+    }
+  }
+}
+
+/// The dependency that keeps a fetch from a slot whose last reader still works: each one that is there is
+/// needed.
+TEST(SavedOnHosts, EveryDependencyOfACopyIsNeeded) {
+  const ModelConfig model = load_model("demo");
+  const Cluster cluster = with_hosts("demo");
+  Plan plan = find_strategy("zebra").make(model, cluster, small_step());
+  offload(plan, model, cluster, {"saved"}, "test");
+  const Schedule sound = build_schedule(plan, model);
+  i64 dropped = 0;
+  for (OpId op = 0; op < sound.num_ops(); ++op) {
+    if (!is_saved_copy(sound.ops[static_cast<std::size_t>(op)])) continue;
+    Schedule planted = sound;
+    if (!drop_dependency(planted, op)) continue;
+    ++dropped;
+    EXPECT_NE(validate(planted, plan, model, {}), std::vector<std::string>{}) << to_string(sound.ops[static_cast<std::size_t>(op)]);
+  }
+  EXPECT_GT(dropped, 30);
 }
 
 }  // namespace

@@ -72,7 +72,7 @@ class Rig {
     if (options.checksum_messages) transport_ = make_checksummed_transport(std::move(transport_));
     std::set<PlaceId> devices;
     for (const Group& group : plan_.groups) devices.insert(group.devices.begin(), group.devices.end());
-    for (const State& state : schedule_.states) devices.insert(state.homes.begin(), state.homes.end());
+    for (const PlaceId host : hosts_of(schedule_)) devices.insert(host);
     std::vector<DeviceState*> pointers;
     for (const DeviceId device : devices) {
       states_.push_back(

@@ -1,8 +1,11 @@
+#include <array>
+
 #include "hetermoe/base/index.h"
 #include "hetermoe/exec/ops/op_functions.h"
 
-// fetch: parameters of a state go from the host to a device. store: gradients go back. Both sides are in one
-// process, where a message is its sender's memory: the second exchange tells the sender that it was copied.
+// fetch: parameters of a state go from the host to a device. store: gradients go back. Or activations, in
+// the other order. Both sides are in one process, where a message is its sender's memory: the second exchange
+// tells the sender that it was copied.
 namespace hetermoe {
 namespace {
 
@@ -43,6 +46,106 @@ void send(OpContext& d, Devices participants, std::vector<Message>& out, std::ve
 
 const Message& received(const OpContext& d, Devices participants, const std::vector<Message>& in) {
   return in[1 - position(participants, d.device())];
+}
+
+/// The tensors of `groups`, in one order.
+template <class Groups>
+auto tensors_of(Groups& groups) {
+  return std::array{&groups.row_C, &groups.arrival_C, &groups.ends, &groups.by_row_C,
+                    &groups.begin_of_row_R1};
+}
+
+std::vector<at::Tensor> shapes_of(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> shapes;
+  for (const at::Tensor& tensor : tensors) shapes.push_back(tensor.to(at::kMeta));
+  return shapes;
+}
+
+std::vector<at::Tensor> copies_of(const std::vector<at::Tensor>& tensors, c10::Device where) {
+  std::vector<at::Tensor> copies;
+  for (const at::Tensor& tensor : tensors)
+    copies.push_back(at::empty(tensor.sizes(), tensor.options().device(where)).copy_(tensor));
+  return copies;
+}
+
+ChunkSlot& rows_of(OpContext& d, const Op& op) {
+  return d.slots.chunk(op.layer, op.microbatch, op.chunk - 1);
+}
+SavedSlot& on_host(OpContext& d, const Op& op) {
+  return d.slots.saved(op.layer, op.microbatch, d.p.saved_piece(op));
+}
+
+/// What leaves a device, which keeps shapes and numbers.
+std::vector<at::Tensor> leave(OpContext& d, const Op& op) {
+  if (op.chunk == 0) {
+    LayerSlot& slot = d.slots.layer(op.layer, op.microbatch);
+    slot.away = slot.hidden.to(at::kMeta);
+    return {slot.hidden};
+  }
+  ChunkSlot& slot = rows_of(d, op);
+  std::vector<at::Tensor> all = {slot.rows, slot.weights};
+  slot.away_groups = slot.groups;
+  for (at::Tensor* tensor : tensors_of(slot.away_groups)) {
+    if (!tensor->defined()) continue;
+    all.push_back(*tensor);
+    *tensor = tensor->to(at::kMeta);
+  }
+  slot.away = shapes_of(all);
+  return all;
+}
+
+/// What leave() gave away is here again.
+void come_back(OpContext& d, const Op& op, const std::vector<at::Tensor>& tensors) {
+  if (op.chunk == 0) {
+    d.slots.layer(op.layer, op.microbatch).hidden = tensors[0];
+    return;
+  }
+  ChunkSlot& slot = rows_of(d, op);
+  slot.rows = tensors[0];
+  slot.weights = tensors[1];
+  slot.groups = slot.away_groups;
+  std::size_t next = 2;
+  for (at::Tensor* tensor : tensors_of(slot.groups)) {
+    if (tensor->defined()) *tensor = tensors[next++];
+  }
+}
+
+void pack_saved(OpContext& d, const Op& op, Devices participants, std::vector<Message>& out) {
+  if (d.device() != op.device) {
+    if (op.kind == OpKind::kFetch) send(d, participants, out, on_host(d, op).tensors);
+    return;
+  }
+  if (op.kind == OpKind::kFetch) return;
+  send(d, participants, out, leave(d, op));
+  if (op.chunk == 0) return;
+  const ExchangeLoad& load = rows_of(d, op).load;  // for the host's clock
+  std::vector<double>& values = out[1 - position(participants, d.device())].values;
+  values = load.rows;
+  values.insert(values.end(), load.copies.begin(), load.copies.end());
+}
+
+void unpack_saved(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in) {
+  const Message& message = received(d, participants, in);
+  if (d.device() == op.device) {
+    if (op.kind == OpKind::kFetch) come_back(d, op, copies_of(message.tensors, d.where()));
+    return;
+  }
+  if (op.kind == OpKind::kFetch) return;
+  SavedSlot& slot = on_host(d, op);
+  slot.tensors = copies_of(message.tensors, d.where());
+  if (op.chunk == 0) return;
+  const auto half = static_cast<std::ptrdiff_t>(message.values.size() / 2);
+  slot.load = {};
+  slot.load.rows.assign(message.values.begin(), message.values.begin() + half);
+  slot.load.copies.assign(message.values.begin() + half, message.values.end());
+  slot.load.rows_per_token.assign(d.p.owners(op.group, op.layer).size(), 0);
+  slot.load.tokens.assign(slot.load.rows.size() / slot.load.rows_per_token.size(), 0);
+}
+
+const TransferOp& saved_copy() {
+  static const TransferOp copy = {
+      .pack = pack_saved, .expected = nullptr, .unpack = unpack_saved, .next = &copied()};
+  return copy;
 }
 
 void pack_fetch(OpContext& d, const Op& op, Devices participants, std::vector<Message>& out) {
@@ -86,12 +189,12 @@ void unpack_store(OpContext& d, const Op& op, Devices participants, std::vector<
 
 template <>
 TransferOp transfer_op<TransferKind::kFetch>() {
-  return {.pack = pack_fetch, .expected = expected_fetch, .unpack = unpack_fetch, .next = &copied()};
+  return {.pack = pack_fetch, .expected = expected_fetch, .unpack = unpack_fetch, .next = &copied(), .of_saved = &saved_copy()};
 }
 
 template <>
 TransferOp transfer_op<TransferKind::kStore>() {
-  return {.pack = pack_store, .expected = expected_store, .unpack = unpack_store, .next = &copied()};
+  return {.pack = pack_store, .expected = expected_store, .unpack = unpack_store, .next = &copied(), .of_saved = &saved_copy()};
 }
 
 }  // namespace hetermoe

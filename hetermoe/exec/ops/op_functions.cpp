@@ -34,6 +34,7 @@ const TransferOp& transfer_op_of(const Op& op, const Placement& placement) {
   static const std::vector<TransferOp> all =
       transfer_ops(std::make_integer_sequence<int, kEnumCount<TransferKind>>());
   const TransferOp& of_kind = all[idx(transfer_kind(op.kind))];
+  if (is_saved_copy(op)) return *of_kind.of_saved;
   return placement.tells_sizes(op) ? *of_kind.sizes : of_kind;
 }
 

@@ -11,7 +11,8 @@ using Devices = std::span<const DeviceId>;  ///< participants of a transfer, asc
 struct TransferOp {
   /// Fills one message per participant; the other side of unpack.
   void (*pack)(OpContext& d, const Op& op, Devices participants, std::vector<Message>& out);
-  /// What the message of `peer` must hold here; `own` is this device's message to itself.
+  /// What the message of `peer` must hold here; `own` is this device's message to itself. Null = only the
+  /// peer knows: for copies inside a process, whose transport does not ask.
   MessageShape (*expected)(OpContext& d, const Op& op, DeviceId peer, const Message& own);
   /// Throws TransportError for content that would be used without a look, such as indices. The shape is
   /// right. Null = nothing to check.
@@ -21,6 +22,8 @@ struct TransferOp {
   const TransferOp* next = nullptr;
   /// What they exchange before this where sizes are told, with this as its next. Null = nothing.
   const TransferOp* sizes = nullptr;
+  /// What they exchange in its place when it is of activations (is_saved_copy).
+  const TransferOp* of_saved = nullptr;
 };
 
 template <ComputeKind kKind>
