@@ -138,6 +138,7 @@ void write_info(const fs::path& folder, const CheckpointShard& shard, const std:
                {"loss_scale", info.loss_scale.value},
                {"good_steps", info.loss_scale.good_steps},
                {"files", Json::object()}};
+  if (!info.expert_loads.empty()) json["expert_loads"] = info.expert_loads;
   for (const Json& listing : shards) json["files"].update(listing["files"]);
   json["checksum"] = checksum_of(json);
   write_synced(folder / kInfoFile, json.dump(1) + "\n");
@@ -319,6 +320,7 @@ FoundCheckpoint read_checkpoint(const fs::path& path) {
     info.plan = json.value("plan", Json());
     if (json.contains("skipped")) count("skipped", info.skipped, real(info.step));
     if (json.contains("good_steps")) count("good_steps", info.loss_scale.good_steps, kMostCount);
+    if (json.contains("expert_loads")) info.expert_loads = json.at("expert_loads");
     if (json.contains("loss_scale"))
       read_value(json.at("loss_scale"), info.loss_scale.value, where + "loss_scale", above(0));
     return FoundCheckpoint{.path = path, .info = std::move(info), .checksum = checksum_of(json)};

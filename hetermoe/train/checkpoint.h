@@ -47,6 +47,7 @@ struct CheckpointInfo {
   Json plan;        ///< in force when it was written; null: an older version
   i64 skipped = 0;  ///< steps of `step` that changed nothing
   LossScale::State loss_scale{};
+  std::vector<std::vector<double>> expert_loads = {};  ///< of the balancer, see StepBalancer::history()
 };
 
 /// The part of a checkpoint that one process writes.

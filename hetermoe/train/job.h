@@ -283,6 +283,25 @@ struct RoutingOptions {
   }
 };
 
+/// Owners of experts that change between steps.
+struct BalancerOptions {
+  std::string name = "none";
+  i64 every = 10, history = 10, horizon = 0, replicas = 0;
+  bool on() const { return name != "none"; }
+  template <class V>
+  void fields(V& v) {
+    v("name", name,
+      "`train` only: who chooses owners of experts anew between steps, by the loads of the steps before: "
+      "lpt, eplb (docs/routing.md); none = those of the plan stay");
+    v("every", every, "steps from one look at the owners to the next", at_least(1));
+    v("history", history, "steps over which loads are averaged, newer ones weigh more", at_least(1));
+    v("horizon", horizon, "steps in which a move must pay for itself, 0 = until owners are looked at again",
+      at_least(0));
+    v("replicas", replicas, "copies of experts in a layer beyond one of each, for balancers that make some",
+      at_least(0));
+  }
+};
+
 struct Job {
   std::string model = "demo";
   std::string cluster = "demo";
@@ -294,6 +313,7 @@ struct Job {
   ClockOptions clock;
   CheckpointOptions checkpoint;
   RoutingOptions routing;
+  BalancerOptions balancer;
   TextOptions data;
   template <class V>
   void fields(V& v) {
@@ -307,6 +327,7 @@ struct Job {
     v("clock", clock, "real or emulated time");
     v("checkpoint", checkpoint, "what survives the end of a run (`train` only)");
     v("routing", routing, "the routing trace");
+    v("balancer", balancer, "who owns which experts, between steps");
     v("data", data, "the text");
   }
 };

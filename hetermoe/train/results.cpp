@@ -143,7 +143,7 @@ Json metrics_json(const StepRecord& r) {
                {"time_ratio", r.routing.time_ratio},
                {"attention_wait", r.attention_wait},
                {"expert_wait", r.expert_wait}};
-  if (r.replayed) json["replayed"] = *r.replayed;
+  if (r.replayed_choices) json["replayed_choices"] = *r.replayed_choices;
   if (r.gpu_peak > 0) json["gpu_peak_bytes"] = r.gpu_peak;
   if (!r.updated) json["updated"] = false;
   if (r.overflowed) json["overflowed"] = true;

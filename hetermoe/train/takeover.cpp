@@ -34,8 +34,12 @@ SessionParts Trainer::parts_with(const PricedPlan& priced) const {
 
 /// The plan under which a run goes on from a checkpoint: that which was in force, if it is still one of the
 /// job, else the one that the job has at this step.
-const Plan& Trainer::plan_after(const CheckpointInfo& info) const {
+Plan Trainer::plan_after(const CheckpointInfo& info) const {
   if (info.plan == to_json(first_plan_)) return first_plan_;
+  if (balancer_ && !info.plan.is_null()) {
+    Plan balanced = plan_from_json(info.plan, "plan of the checkpoint");
+    if (balancer_->may_go_on_with(balanced)) return balanced;
+  }
   const Plan* of_job = &first_plan_;
   for (const PlannedChange& change : changes_) {
     if (info.plan == to_json(change.plan)) return change.plan;
@@ -70,21 +74,44 @@ PlanTakeover Trainer::go_over_to(const Plan& plan) {
   return out;
 }
 
+/// Rank 0 decides: what a balancer computes need not be equal to the bit on all machines.
+bool Trainer::balance_before(i64 step, TrainOutcome& out) {
+  if (!balancer_ || !balancer_->is_due(step)) return false;
+  const BalancedOwners chosen = balancer_->choose(*priced_);
+  const Plan next = plan_of_rank_0(processes_, chosen.plan.value_or(plan()));
+  if (to_json(next) == to_json(plan())) {
+    if (!chosen.why_not.empty() && chosen.why_not != balancer_kept_for_) {
+      tell(fmt::format("step {}: owners of experts stay: {}", step + 1, chosen.why_not), out);
+      balancer_kept_for_ = chosen.why_not;
+    }
+    return false;
+  }
+  tell(fmt::format("step {}: {} chose other owners of experts, for steps of {} instead of {} (simulated)",
+                   step + 1, job_.balancer.name, format_seconds(chosen.after), format_seconds(chosen.before)),
+       out);
+  take_over(next, step, "owners by " + job_.balancer.name, out);
+  return true;
+}
+
 /// step: 0 = the first. True when another plan took over.
 bool Trainer::change_plan_before(i64 step, TrainOutcome& out) {
   const auto change = std::find_if(changes_.begin(), changes_.end(),
                                    [&](const PlannedChange& c) { return c.step == step + 1; });
-  if (change == changes_.end()) return false;
-  PlanTakeover done = go_over_to(change->plan);
-  done.step = change->step;
-  done.plan = change->name;
+  if (change == changes_.end()) return balance_before(step, out);
+  take_over(change->plan, step, change->name, out);
+  return true;
+}
+
+void Trainer::take_over(const Plan& plan, i64 step, const std::string& name, TrainOutcome& out) {
+  PlanTakeover done = go_over_to(plan);
+  done.step = step + 1;
+  done.plan = name;
   if (out.pace) session_->executor().set_clock(ClockKind::kPaced, out.pace->scale);
   tell(fmt::format("step {}: plan {} took over, {} moved ({}) in {}, simulated {}", done.step, done.plan,
                    counted(done.moves, "unit"), format_bytes(done.bytes), format_seconds(done.executed_s),
                    format_seconds(done.simulated_s)),
        out);
   out.changes.push_back(std::move(done));
-  return true;
 }
 
 }  // namespace hetermoe

@@ -114,6 +114,8 @@ Trainer::Trainer(const Job& job, ModelConfig model, Cluster cluster, Plan plan, 
       stragglers_(kinds_of(cluster_, first_plan_), job.train.straggler_share),
       spikes_(job.train.spike_sigma) {
   prepare_weights();
+  if (job_.balancer.on())
+    balancer_ = std::make_unique<StepBalancer>(job_, model_, cluster_, first_plan_, profiles_);
   if (!job_.routing.replay.empty()) route_replay_ = std::make_unique<RouteReplay>(job_, model_);
   if (checkpoints != Checkpoints::kOn) return;
   writer_.emplace(checkpoint_folder(job.output), job.checkpoint);
@@ -401,7 +403,8 @@ StepRecord Trainer::end_one() {
   record.expert_max_over_mean = max_over_mean(copies);
   if (!routing_watch_) routing_watch_.emplace(*priced_->truth, priced_->placement, model_, cluster_);
   record.routing = routing_watch_->of(copies);
-  if (route_replay_) record.replayed = route_replay_->coverage();
+  if (balancer_) balancer_->add(copies);
+  if (route_replay_) record.replayed_choices = route_replay_->coverage();
   const std::vector<double> busy = busy_share(timeline);
   record.attention_wait = waiting(timeline, busy, "attention");
   record.expert_wait = waiting(timeline, busy, "expert");

@@ -22,6 +22,7 @@
 #include "hetermoe/train/route_replay.h"
 #include "hetermoe/train/session.h"
 #include "hetermoe/train/start.h"
+#include "hetermoe/train/step_balancer.h"
 #include "hetermoe/weights/hf_export.h"
 
 namespace hetermoe {
@@ -40,7 +41,7 @@ struct StepRecord {
   double tokens_per_s = 0;          ///< in the clock's seconds
   double expert_max_over_mean = 0;  ///< worst layer
   StepRouting routing;              ///< under the plan in force, means over layers
-  std::optional<double> replayed;   ///< share of the choices that came from routing.replay
+  std::optional<double> replayed_choices;   ///< share of the choices that came from routing.replay
   double attention_wait = 0,
          expert_wait = 0;  ///< share of the step in which a role's compute lanes do nothing
   Seconds step_s = 0;      ///< in the clock's seconds
@@ -167,9 +168,11 @@ class Trainer {
   void tell_changes(const CheckpointInfo& info, TrainOutcome& out);
   void tell(const std::string& text, TrainOutcome& out);
   SessionParts parts_with(const PricedPlan& priced) const;
-  const Plan& plan_after(const CheckpointInfo& info) const;
+  Plan plan_after(const CheckpointInfo& info) const;
   PlanTakeover go_over_to(const Plan& plan);
   bool change_plan_before(i64 step, TrainOutcome& out);
+  bool balance_before(i64 step, TrainOutcome& out);
+  void take_over(const Plan& plan, i64 step, const std::string& name, TrainOutcome& out);
   StepRecord finish_step(StepRecord record, i32& stop);
   void note(const StepRecord& record, StepTimes& times, TrainOutcome& out);
   void watch_health(StepRecord& record);
@@ -210,6 +213,8 @@ class Trainer {
   std::string attempt_;  ///< names this start among those that write the same folder
   std::string run_;      ///< of checkpoints: that of the start from which all others went on
   std::unique_ptr<RouteRecorder> recorder_;    ///< of the run that goes on, where it records
+  std::unique_ptr<StepBalancer> balancer_;     ///< where owners of experts change between steps
+  std::string balancer_kept_for_;              ///< why it left owners as they are, as told last
   std::unique_ptr<RouteReplay> route_replay_;  ///< where choices are replayed
   std::optional<RoutingWatch> routing_watch_;  ///< of the plan in force, made at the first step
   LossScale loss_scale_;

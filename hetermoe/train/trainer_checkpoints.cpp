@@ -49,6 +49,7 @@ void Trainer::resume(TrainOutcome& out) {
   saved_step_ = info.step;
   skipped_ = info.skipped;
   loss_scale_.restore(info.loss_scale);
+  if (balancer_) balancer_->restore(info.expert_loads);
   tell_changes(info, out);
 }
 
@@ -65,6 +66,7 @@ void Trainer::save(i64 steps_done) {
                 .plan = to_json(plan()),
                 .skipped = skipped_,
                 .loss_scale = loss_scale_.state()};
+  if (balancer_) shard.info.expert_loads = balancer_->history();
   shard.config = to_hf(model_);
   shard.rank = processes_.rank();
   shard.num_ranks = processes_.num_ranks();
@@ -85,6 +87,7 @@ i64 Trainer::go_back_to(const std::optional<FoundCheckpoint>& checkpoint) {
   go_over_to(plan_after(checkpoint->info));
   next_sequence_ = checkpoint->info.sequences;
   loss_scale_.restore(checkpoint->info.loss_scale);
+  if (balancer_) balancer_->restore(checkpoint->info.expert_loads);
   return checkpoint->info.step;
 }
 

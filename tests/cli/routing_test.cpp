@@ -134,7 +134,7 @@ TEST(RoutingCommand, WhatIsRecordedAheadIsReplayed) {
       run_hetermoe(train_words(folder, {"--routing.replay", path, "--train.steps", "2"}));
   ASSERT_EQ(trained.code, 0) << trained.err;
   const std::string metrics = read_text(folder / "run/metrics.jsonl");
-  EXPECT_EQ(Json::parse(metrics.substr(0, metrics.find('\n'))).at("replayed"), 1.0);
+  EXPECT_EQ(Json::parse(metrics.substr(0, metrics.find('\n'))).at("replayed_choices"), 1.0);
   const ProgramResult longer =
       run_hetermoe(train_words(folder, {"--routing.replay", path, "--train.steps", "3"}));
   EXPECT_EQ(longer.code, 2);

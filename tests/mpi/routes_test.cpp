@@ -43,7 +43,7 @@ TEST(Mpi, RanksRecordTheTraceOfOneProcess) {
   replayed.job.routing.replay = (folder / "part.routes").string();
   const TrainOutcome out =
       Trainer(replayed.job, replayed.model, replayed.cluster, replayed.plan, text, *job).run();
-  for (const StepRecord& record : out.records) EXPECT_EQ(record.replayed, 1.0);
+  for (const StepRecord& record : out.records) EXPECT_EQ(record.replayed_choices, 1.0);
   job->gather("");
   if (job->rank() == 0) {
     const RoutingTrace expected(folder / "part.routes"), got(folder / "replayed.routes");

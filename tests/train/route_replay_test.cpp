@@ -142,10 +142,10 @@ TEST(RouteReplay, ARecordOfAReplayIsTheTraceAndTheRunRepeats) {
     if (p == 0) expect_equal(again.values, first.values);
     for (std::size_t s = 0; s < first.outcome.records.size(); ++s) {
       EXPECT_NEAR(again.outcome.records[s].loss, first.outcome.records[s].loss, 1e-9);
-      EXPECT_EQ(again.outcome.records[s].replayed, 1.0);
+      EXPECT_EQ(again.outcome.records[s].replayed_choices, 1.0);
     }
   }
-  EXPECT_FALSE(first.outcome.records[0].replayed.has_value());
+  EXPECT_FALSE(first.outcome.records[0].replayed_choices.has_value());
 }
 
 TEST(RouteReplay, OtherWeightsTakeTheRecordedChoices) {
@@ -237,8 +237,8 @@ TEST(RouteReplay, GapsAreLeftToTheRoutersWhereThatIsAskedFor) {
                                        {"routing.replay", folder / "made.routes"},
                                        {"routing.replay_gaps", "choose"}}));
   const TrainOutcome out = run.run(Checkpoints::kOff).outcome;
-  EXPECT_DOUBLE_EQ(out.records[0].replayed.value(), 0.75);
-  EXPECT_DOUBLE_EQ(out.records[1].replayed.value(), 0);
+  EXPECT_DOUBLE_EQ(out.records[0].replayed_choices.value(), 0.75);
+  EXPECT_DOUBLE_EQ(out.records[1].replayed_choices.value(), 0);
 }
 
 TEST(RouteReplay, OneOtherChoiceIsFound) {

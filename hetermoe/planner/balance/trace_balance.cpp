@@ -98,12 +98,12 @@ BalanceInput TraceBalance::input_of(i32 group, const Loads& loads, i64 replicas)
   return input;
 }
 
-Plan TraceBalance::placed(const TraceBalanceOptions& options, const Loads& loads) const {
+Plan TraceBalance::placed(const std::string& name, i64 replicas, const Loads& loads) const {
   Plan plan = plan_;
-  if (options.balancer == "none") return plan;
-  const Balancer& balancer = find_balancer(options.balancer);
+  if (name == "none") return plan;
+  const Balancer& balancer = find_balancer(name);
   for (i32 g = 0; g < placement_.num_groups(); ++g) {
-    const std::vector<LayerOwners> owners = balancer.place(input_of(g, loads, options.replicas));
+    const std::vector<LayerOwners> owners = balancer.place(input_of(g, loads, replicas));
     for (std::size_t l = 0; l < layers_.size(); ++l)
       plan.groups[idx(g)].layers[idx(layers_[l])].experts = owners[l];
   }
@@ -132,7 +132,7 @@ TraceBalanceResult TraceBalance::run(const TraceBalanceOptions& options,
   Plan before = plan_;
   for (std::size_t s = by_history ? 1 : 0; s < steps.size(); ++s) {
     if (!by_history) known = loads_of(steps[s], model_.num_experts);
-    Plan plan = placed(options, known);
+    Plan plan = placed(options.balancer, options.replicas, known);
     const Placement placement(plan, model_, step_);
     PlanAnalyser analyser(*cost_, placement, model_, cluster_);
     analyser.add(steps[s]);

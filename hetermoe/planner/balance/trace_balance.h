@@ -46,12 +46,13 @@ class TraceBalance {
   /// before over that when it places by the one itself. At least 1, but for what greedy placing leaves to
   /// chance.
   FigureRange history_cost(const TraceStep& step) const;
-
- private:
   /// Loads of all experts: [layers with experts][experts].
   using Loads = std::vector<std::vector<double>>;
+  /// The plan with the owners that a balancer chooses by these loads.
+  Plan placed(const std::string& balancer, i64 replicas, const Loads& loads) const;
+
+ private:
   BalanceInput input_of(i32 group, const Loads& loads, i64 replicas) const;
-  Plan placed(const TraceBalanceOptions& options, const Loads& loads) const;
   void simulate_last(const Plan& plan, const TraceRouting& routing, TraceBalanceResult& out) const;
 
   const ModelConfig& model_;

@@ -1,0 +1,143 @@
+#include "hetermoe/train/step_balancer.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "hetermoe/base/index.h"
+#include "hetermoe/cost/price_migration.h"
+#include "hetermoe/planner/memory_estimate.h"
+#include "hetermoe/sim/migration_memory.h"
+#include "hetermoe/sim/simulator.h"
+#include "hetermoe/train/changes.h"
+
+namespace hetermoe {
+namespace {
+
+/// Every layer has a popularity of its own.
+class LayerPopularity : public RoutingLoad {
+ public:
+  LayerPopularity(const ModelConfig& model, const std::vector<i64>& layers,
+                  const std::vector<std::vector<double>>& copies)
+      : of_layer_(idx(model.num_layers), nullptr) {
+    for (std::size_t l = 0; l < layers.size(); ++l) {
+      std::vector<double> popularity = copies[l];
+      // An expert that nobody chose yet may be chosen next.
+      const double sum = std::accumulate(popularity.begin(), popularity.end(), 0.0), least = 1e-6 * sum;
+      for (double& share : popularity) share = (share + least) / (sum + least * real(popularity.size()));
+      loads_.push_back(std::make_unique<ExpectedRouting>(model, popularity));
+      of_layer_[idx(layers[l])] = loads_.back().get();
+    }
+  }
+  ExchangeLoad exchange(const Placement& placement, i32 group, i32 layer, i32 microbatch,
+                        i32 chunk) const override {
+    return of_layer_[idx(layer)]->exchange(placement, group, layer, microbatch, chunk);
+  }
+  bool is_uniform() const override { return false; }
+
+ private:
+  std::vector<std::unique_ptr<ExpectedRouting>> loads_;
+  std::vector<const ExpectedRouting*> of_layer_;  // [num_layers]
+};
+
+/// `plan` with the owners of `from`.
+Plan with_owners(Plan plan, const Plan& from) {
+  for (std::size_t g = 0; g < plan.groups.size(); ++g) {
+    for (std::size_t l = 0; l < plan.groups[g].layers.size(); ++l)
+      plan.groups[g].layers[l].experts = from.groups[g].layers[l].experts;
+  }
+  return plan;
+}
+
+const Plan& checked(const Job& job, const Plan& plan) {
+  find_balancer(job.balancer.name);
+  const auto refuse = [&](const std::string& why) {
+    fail<ConfigError>("balancer.name", "got {}, expected none: {}", job.balancer.name, why);
+  };
+  if (!job.train.changes.empty()) refuse("train.changes says which plan comes when");
+  if (plan.order == OrderPolicy::kExplicit)
+    refuse("the plan has an explicit order, which fits one choice of owners");
+  if (const std::optional<std::string> why = hindrance(plan, plan)) refuse(*why);
+  return plan;
+}
+
+}  // namespace
+
+StepBalancer::StepBalancer(const Job& job, const ModelConfig& model, const Cluster& cluster,
+                           const Plan& first, const ProfileSet& profiles)
+    : options_(job.balancer),
+      model_(model),
+      cluster_(cluster),
+      first_(checked(job, first)),
+      step_(step_options(job, model)),
+      layers_(layers_with_experts(model)),
+      balance_(model, cluster, emulated_plan(job, first_), step_, profiles) {
+  if (layers_.empty())
+    fail<ConfigError>("balancer.name", "model {} has no layer with experts: nothing to balance", model.name);
+}
+
+void StepBalancer::add(const std::vector<std::vector<double>>& copies) {
+  const bool first = history_.empty();
+  const double weight = first ? 1 : 1 / real(options_.history);
+  if (first) history_.resize(layers_.size(), std::vector<double>(idx(model_.num_experts), 0));
+  for (std::size_t l = 0; l < layers_.size(); ++l) {
+    const std::vector<double>& newest = copies[idx(layers_[l])];
+    for (std::size_t e = 0; e < newest.size(); ++e)
+      history_[l][e] += weight * (newest[e] - history_[l][e]);
+  }
+}
+
+Seconds StepBalancer::simulated_step(const Plan& emulated, const CostModel& cost) const {
+  const Placement placement(emulated, model_, step_);
+  return simulate(build_schedule(emulated, model_, step_), placement, model_, cluster_, cost,
+                  LayerPopularity(model_, layers_, history_))
+      .step;
+}
+
+BalancedOwners StepBalancer::choose(const PricedPlan& in_force) const {
+  BalancedOwners out;
+  const Plan next = with_owners(in_force.plan, balance_.placed(options_.name, options_.replicas, history_));
+  if (to_json(next) == to_json(in_force.plan)) return out;
+  const std::vector<std::string> faults = validate(next, model_, cluster_);
+  if (!faults.empty()) {
+    out.why_not = faults[0];
+    return out;
+  }
+  MoveOptions options;
+  options.frozen = step_.frozen;
+  const std::string full =
+      overfilled_device(migration_memory(in_force.plan, next, model_, cluster_, options), cluster_);
+  const bool was_full = !overfilled_device(
+                             migration_memory(in_force.plan, in_force.plan, model_, cluster_, options), cluster_)
+                             .empty();
+  if (!full.empty() && !was_full) {
+    out.why_not = "while experts move, " + full;
+    return out;
+  }
+  out.before = simulated_step(in_force.emulated, *in_force.truth);
+  out.after = simulated_step(with_owners(in_force.emulated, next), *in_force.truth);
+  UnitMoves moves = moves_between(in_force.plan, next, model_, cluster_, options);
+  const Migration migration = make_migration(std::move(moves.moves), cluster_.num_devices());
+  out.move = Simulator().run(migration.schedule, price(migration, cluster_, *in_force.truth)).step;
+  const i64 horizon = options_.horizon > 0 ? options_.horizon : options_.every;
+  if ((out.before - out.after) * real(horizon) > out.move)
+    out.plan = next;
+  else
+    out.why_not = "what it saves would not pay for the move";
+  return out;
+}
+
+void StepBalancer::restore(std::vector<std::vector<double>> history) {
+  const auto fits = [&](const std::vector<double>& layer) { return layer.size() == idx(model_.num_experts); };
+  if (history.size() == layers_.size() && std::all_of(history.begin(), history.end(), fits))
+    history_ = std::move(history);
+}
+
+bool StepBalancer::may_go_on_with(const Plan& plan) const {
+  if (plan.groups.size() != first_.groups.size()) return false;
+  for (std::size_t g = 0; g < plan.groups.size(); ++g) {
+    if (plan.groups[g].layers.size() != first_.groups[g].layers.size()) return false;
+  }
+  return to_json(with_owners(first_, plan)) == to_json(plan);
+}
+
+}  // namespace hetermoe

@@ -1,0 +1,55 @@
+#pragma once
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "hetermoe/planner/balance/trace_balance.h"
+#include "hetermoe/train/job.h"
+#include "hetermoe/train/priced_plan.h"
+
+namespace hetermoe {
+
+/// Other owners for the experts, and what they promise.
+struct BalancedOwners {
+  std::optional<Plan> plan;  ///< none: the owners in force are kept
+  Seconds before = 0, after = 0;  ///< steps of the routing known, simulated
+  Seconds move = 0;               ///< of what changes its device, simulated
+  std::string why_not;            ///< why no plan, in words; empty = owners are as good as they can be
+};
+
+/// Chooses owners of experts between the steps of a run by what the routers chose in the steps before. The
+/// same steps lead to the same owners.
+class StepBalancer {
+ public:
+  /// first: the plan of the first step. Throws ConfigError when the job's plan cannot change in a run. Keeps
+  /// references to all but the plan.
+  StepBalancer(const Job& job, const ModelConfig& model, const Cluster& cluster, const Plan& first,
+               const ProfileSet& profiles);
+
+  /// Copies [num_layers][experts] of a step that has ended.
+  void add(const std::vector<std::vector<double>>& copies);
+  /// Owners are looked at before step `step` (0 = the first of the run).
+  bool is_due(i64 step) const { return !history_.empty() && step > 0 && step % options_.every == 0; }
+  /// Owners for the steps that come, if what they save until owners are looked at again pays for the move.
+  BalancedOwners choose(const PricedPlan& in_force) const;
+
+  /// For checkpoints: [layers with experts][experts] mean copies; empty before the first step.
+  const std::vector<std::vector<double>>& history() const { return history_; }
+  void restore(std::vector<std::vector<double>> history);
+  /// A plan that a run of this job may have come to: as the first but for owners.
+  bool may_go_on_with(const Plan& plan) const;
+
+ private:
+  Seconds simulated_step(const Plan& emulated, const CostModel& cost) const;
+
+  const BalancerOptions& options_;
+  const ModelConfig& model_;
+  const Cluster& cluster_;
+  const Plan first_;
+  const StepOptions step_;
+  const std::vector<i64> layers_;  // with experts
+  const TraceBalance balance_;
+  std::vector<std::vector<double>> history_;
+};
+
+}  // namespace hetermoe

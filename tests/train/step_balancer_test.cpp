@@ -1,0 +1,113 @@
+#include "hetermoe/train/step_balancer.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "tests/support/error_of.h"
+#include "tests/train/tiny_run.h"
+
+namespace hetermoe {
+namespace {
+
+using Settings = std::vector<std::pair<std::string, std::string>>;
+
+/// Experts on two slow devices and a fast one; a horizon in which every gain pays for its move.
+Settings balanced(Settings more) {
+  more.insert(more.begin(), {{"plan.attention_dtype", "fp64"},
+                             {"plan.expert_dtype", "fp64"},
+                             {"plan.wire_dtype", "fp64"},
+                             {"clock.kind", "virtual"},
+                             {"cluster", "o1"},
+                             {"strategy", "zebra"},
+                             {"plan.attention", "0,1"},
+                             {"plan.experts", "2,6,7"},
+                             {"train.steps", "20"},
+                             {"train.learning_rate", "0.02"},
+                             {"balancer.every", "3"},
+                             {"balancer.history", "2"},
+                             {"balancer.horizon", "1000000000"},
+                             {"checkpoint.every", "0"}});
+  return more;
+}
+
+TEST(StepBalancer, OwnersChangeAndTheLossesDoNot) {
+  const WorkFolder folder;
+  TinyRun none(folder / "none", balanced({{"train.steps", "50"}}));
+  const TrainOutcome expected = none.run(Checkpoints::kOff).outcome;
+  EXPECT_TRUE(expected.changes.empty());
+  for (const Settings& balancer : {Settings{{"balancer.name", "lpt"}},
+                                   Settings{{"balancer.name", "eplb"}, {"balancer.replicas", "2"}}}) {
+    Settings settings = balanced({{"train.steps", "50"}});
+    settings.insert(settings.end(), balancer.begin(), balancer.end());
+    TinyRun run(folder / "run", settings);
+    const TinyRun::End got = run.run(Checkpoints::kOff);
+    EXPECT_GE(got.outcome.changes.size(), 3U) << balancer[0].second;
+    for (const PlanTakeover& change : got.outcome.changes) EXPECT_GT(change.moves, 0);
+    for (std::size_t s = 0; s < expected.records.size(); ++s) {
+      EXPECT_NEAR(got.outcome.records[s].loss / expected.records[s].loss, 1, 1e-9)
+          << balancer[0].second << " step " << s;
+    }
+    TinyRun again(folder / "again", settings);
+    const TinyRun::End repeated = again.run(Checkpoints::kOff);
+    expect_equal(repeated.values, got.values);
+    EXPECT_EQ(repeated.outcome.changes.size(), got.outcome.changes.size());
+  }
+}
+
+TEST(StepBalancer, TheTimeRatioFalls) {
+  const WorkFolder folder;
+  const auto mean_ratio = [&](const std::string& name) {
+    TinyRun run(folder / name, balanced({{"balancer.name", name}, {"train.learning_rate", "0"}}));
+    const TrainOutcome out = run.run(Checkpoints::kOff).outcome;
+    double sum = 0;
+    for (std::size_t s = 3; s < out.records.size(); ++s) sum += out.records[s].routing.time_ratio;
+    return sum / static_cast<double>(out.records.size() - 3);
+  };
+  const double none = mean_ratio("none"), lpt = mean_ratio("lpt");
+  std::printf("time ratio: none %.3f, lpt %.3f\n", none, lpt);
+  EXPECT_LT(lpt, none - 0.05);
+}
+
+TEST(StepBalancer, AResumedRunTakesTheSameDecisions) {
+  const WorkFolder folder;
+  const Settings settings = balanced({{"balancer.name", "lpt"}, {"checkpoint.every", "1"}});
+  TinyRun whole(folder / "whole", settings);
+  const TinyRun::End expected = whole.run();
+  ASSERT_GE(expected.outcome.changes.size(), 2U);
+  for (const i64 stop_at : {4, 8, 13}) {
+    const std::string name = folder / std::to_string(stop_at);
+    TinyRun cut(name, settings);
+    cut.run(Checkpoints::kOn,
+            [&](Session&, const StepRecord& record) { stop_requested = record.step == stop_at; });
+    stop_requested = false;
+    TinyRun rest(name, settings);
+    const TinyRun::End got = rest.run();
+    EXPECT_EQ(got.outcome.first_step, stop_at + 1);
+    expect_equal(got.values, expected.values);
+  }
+}
+
+TEST(StepBalancer, AMoveThatDoesNotPayIsLeft) {
+  const WorkFolder folder;
+  TinyRun run(folder / "run", balanced({{"balancer.name", "lpt"}, {"balancer.horizon", "1"}}));
+  const TrainOutcome out = run.run(Checkpoints::kOff).outcome;
+  EXPECT_TRUE(out.changes.empty());
+  ASSERT_EQ(out.notes.size(), 1U);  // said once
+  EXPECT_EQ(out.notes[0], "step 4: owners of experts stay: what it saves would not pay for the move");
+}
+
+TEST(StepBalancer, RefusesWhatCannotBeBalanced) {
+  const WorkFolder folder;
+  const auto error = [&](const Settings& more) {
+    return error_of<ConfigError>([&] { TinyRun(folder / "run", balanced(more)).run(Checkpoints::kOff); });
+  };
+  EXPECT_NE(error({{"balancer.name", "eplbb"}}).find("eplb"), std::string::npos);
+  EXPECT_NE(error({{"balancer.name", "lpt"}, {"plan.shard_optimizer", "true"}}).find("[balancer.name] got lpt"),
+            std::string::npos);
+  EXPECT_NE(error({{"balancer.name", "lpt"}, {"balancer.every", "0"}}).find("balancer.every"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace hetermoe
