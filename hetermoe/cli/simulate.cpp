@@ -7,6 +7,7 @@
 #include "hetermoe/cli/command.h"
 #include "hetermoe/cli/routing.h"
 #include "hetermoe/cost/measured.h"
+#include "hetermoe/planner/round_robin_plan.h"
 #include "hetermoe/report/table.h"
 #include "hetermoe/report/waits_text.h"
 #include "hetermoe/sim/memory.h"
@@ -142,6 +143,8 @@ void print_result(const Simulated& result, const Cluster& cluster) {
       counted(result.schedule.num_ops(), "op"));
   std::cout << fmt::format("simulated step {}, {} tokens/s\n\n", format_seconds(result.timeline.step),
                            format_count(result.tokens_per_s));
+  if (const std::string warning = round_warning(result.plan); !warning.empty())
+    std::cout << "warning: " << warning << "\n\n";
   print_devices(result, cluster);
   std::cout << "\n" << waits_text(result.timeline);
 }
