@@ -7,6 +7,7 @@
 #include "hetermoe/cli/command.h"
 #include "hetermoe/cli/routing.h"
 #include "hetermoe/cost/measured.h"
+#include "hetermoe/planner/round_robin_plan.h"
 #include "hetermoe/report/table.h"
 #include "hetermoe/report/waits_text.h"
 #include "hetermoe/sim/memory.h"
@@ -155,6 +156,8 @@ void print_result(const Simulated& result, const Cluster& cluster) {
         "its update; from its first op to its last a step takes {}\n\n",
         format_seconds(result.alone));
   }
+  if (const std::string warning = round_warning(result.plan); !warning.empty())
+    std::cout << "warning: " << warning << "\n\n";
   print_devices(result, cluster);
   std::cout << "\n" << waits_text(result.timeline);
 }

@@ -7,6 +7,7 @@
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/cost/measured.h"
+#include "hetermoe/plan/backward_shares.h"
 #include "hetermoe/plan/recompute.h"
 
 namespace hetermoe {
@@ -167,6 +168,23 @@ Plan make_roundpipe(const ModelConfig& model, const Cluster& cluster, const Stra
   return base;
 }
 
+namespace {
+
+/// Of a round: one, and one more wherever shares change on the way to the head and back.
+i64 num_turns(const Group& group) {
+  i64 turns = 1;
+  for (std::size_t l = 0; l < group.layers.size(); ++l) {
+    const bool last = l + 1 == group.layers.size();
+    const auto row = [](const Shares& shares) -> const ShareRow& { return share_row(shares, 0); };
+    turns += row(group.layers[l].attention) != row(last ? group.head : group.layers[l + 1].attention);
+    turns += row(backward_shares(group.layers[l])) !=
+             row(last ? group.head : backward_shares(group.layers[l + 1]));
+  }
+  return turns;
+}
+
+}  // namespace
+
 std::string round_warning(const Plan& plan) {
   if (plan.order != OrderPolicy::kRoundRobin || plan.groups.empty()) return "";
   const Group& group = plan.groups[0];
@@ -175,8 +193,10 @@ std::string round_warning(const Plan& plan) {
   const i64 round = plan.window > 0 ? std::min<i64>(plan.window, microbatches) : microbatches;
   if (round >= devices) return "";
   return fmt::format(
-      "rounds of {} microbatches on {} devices leave at least {:.0f} % of their time idle: use {} or more",
-      round, devices, 100 * real(devices - round) / real(devices), devices);
+      "rounds of {} microbatches leave {:.0f} % of the time of {} devices idle, even with turns of equal "
+      "length. Rounds of {} would leave {:.0f} %: set plan.window, and enough train.microbatches",
+      round, 100 * idle_share(devices, num_turns(group), microbatches, round), devices, devices,
+      100 * idle_share(devices, num_turns(group), std::max(microbatches, devices), devices));
 }
 
 }  // namespace hetermoe

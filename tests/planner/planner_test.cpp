@@ -74,6 +74,7 @@ TEST_P(PlannerOn, IsNeverWorseThanAFixedStrategy) {
   ASSERT_TRUE(result.feasible()) << result.infeasible;
   Predictor predictor(r.model, r.cluster);
   for (const Strategy& strategy : strategies()) {
+    if (strategy.name == "roundpipe") continue;  // not searched, and for one node
     for (const i64 microbatches : {1, 2, 4, 8}) {
       const Plan plan = fixed_plan(r, strategy, microbatches);
       if (!overfilled_device(estimate_memory(plan, r.model), r.cluster).empty()) continue;

@@ -6,6 +6,10 @@
 #include <chrono>
 #include <random>
 
+#include "hetermoe/planner/round_robin_plan.h"
+#include "tests/schedule/plans.h"
+#include "tests/support/error_of.h"
+
 namespace hetermoe {
 namespace {
 
@@ -108,6 +112,47 @@ TEST(IdleShare, OfEqualTurns) {
 TEST(IdleShare, RoundsShorterThanTheDevicesBreakIt) {
   EXPECT_DOUBLE_EQ(idle_share(8, 24, 16, 4), 13.0 / 29);
   EXPECT_DOUBLE_EQ(idle_share(4, 8, 8, 2), 11.0 / 27);
+}
+
+StrategyRequest request(i64 microbatches, i32 window) {
+  StrategyRequest r;
+  r.seq_len = 8;
+  r.sequences = r.microbatches = microbatches;
+  r.window = window;
+  return r;
+}
+
+TEST(RoundpipeStrategy, RoundsHaveTheDevicesOrHalfOfTheMicrobatches) {
+  const ModelConfig model = test::make_model({.num_layers = 3});
+  const Strategy& roundpipe = find_strategy("roundpipe");
+  EXPECT_EQ(roundpipe.make(model, test::make_cluster({4}), request(6, -1)).window, 4);
+  EXPECT_EQ(roundpipe.make(model, test::make_cluster({2}), request(9, -1)).window, 5);
+  EXPECT_EQ(roundpipe.make(model, test::make_cluster({4}), request(3, -1)).window, 3);
+}
+
+TEST(RoundpipeStrategy, WarnsOfShortRounds) {
+  const ModelConfig model = test::make_model({.num_layers = 3});
+  const Strategy& roundpipe = find_strategy("roundpipe");
+  EXPECT_EQ(round_warning(roundpipe.make(model, test::make_cluster({4}), request(8, 4))), "");
+  TurnSplit split;  // seven turns
+  split.forward = {1, 1, 1};
+  split.fused = 1;
+  split.backward = {1, 1, 1};
+  Plan plan = find_strategy("ep").make(model, test::make_cluster({4}), request(8, 2));
+  deal_turns(plan, split);
+  EXPECT_EQ(round_warning(plan),
+            fmt::format("rounds of 2 microbatches leave {:.0f} % of the time of 4 devices idle, even with turns of "
+                        "equal length. Rounds of 4 would leave {:.0f} %: set plan.window, and enough "
+                        "train.microbatches",
+                        100 * idle_share(4, 7, 8, 2), 100 * idle_share(4, 7, 8, 4)));
+  EXPECT_EQ(round_warning(find_strategy("ep").make(model, test::make_cluster({4}), request(8, 2))), "");
+}
+
+TEST(RoundpipeStrategy, RefusesSeveralNodesByName) {
+  const ModelConfig model = test::make_model({.num_layers = 3});
+  EXPECT_EQ(error_of([&] { find_strategy("roundpipe").make(model, test::make_cluster({2, 2}), request(8, 4)); }),
+            "[strategy roundpipe] devices 0, 1, 2, 3 are on 2 nodes of cluster test, expected one: turns go to every "
+            "device, with the weights of one host. Name devices of one node, or use pp_ep");
 }
 
 }  // namespace

@@ -3,14 +3,15 @@
 #include <sstream>
 
 #include "hetermoe/base/json.h"
+#include "hetermoe/planner/round_robin_plan.h"
 #include "tests/schedule/plans.h"
 
 namespace hetermoe {
 namespace {
 
-/// The lines of docs/schedule.md that are indented as code and begin with `word`.
-std::string code_lines(const std::string& word) {
-  std::istringstream page(read_text(HM_SOURCE_DIR "/docs/schedule.md"));
+/// The lines of a page that are indented as code and begin with `word`.
+std::string code_lines(const std::string& word, const std::string& name = "schedule.md") {
+  std::istringstream page(read_text(HM_SOURCE_DIR "/docs/" + name));
   std::string lines;
   for (std::string line; std::getline(page, line);) {
     if (line.starts_with("    " + word)) lines += line.substr(4) + "\n";
@@ -41,6 +42,22 @@ TEST(DocumentedExample, TheSameWithRecomputationAheadAndGradientsOfWeightsAfter)
   plan.weight_gradients = WeightGradients::kAfter;
   const Schedule schedule = build_schedule(plan, model);
   EXPECT_EQ(code_lines("of device "), compute_lane(schedule, 0) + compute_lane(schedule, 1));
+}
+
+TEST(DocumentedExample, RoundRobinOnTwoDevices) {
+  const ModelConfig model = test::make_model({.num_layers = 2, .dense = {0, 1}});
+  StrategyRequest request;
+  request.seq_len = 16;
+  request.sequences = request.microbatches = 2;
+  Plan plan = find_strategy("ep").make(model, test::make_cluster({2}), request);
+  plan.window = 2;
+  TurnSplit split;
+  split.forward = {2};
+  split.fused = 1;
+  split.backward = {1, 1};
+  deal_turns(plan, split);
+  const Schedule schedule = build_schedule(plan, model);
+  EXPECT_EQ(code_lines("of device ", "roundpipe.md"), compute_lane(schedule, 0) + compute_lane(schedule, 1));
 }
 
 }  // namespace
