@@ -35,7 +35,8 @@ OpContext::OpContext(const RunContext& run, DeviceState& device_state)
     }
   }
   if (device() >= p.num_devices()) {  // a host routes nothing, and serves devices of any group
-    for (const Group& members : plan.groups) num_microbatches = std::max(num_microbatches, members.microbatches.size());
+    for (const Group& members : plan.groups)
+      num_microbatches = std::max(num_microbatches, members.microbatches.size());
     slots = Slots(p.num_layers(), static_cast<i32>(num_microbatches), 0, p.num_saved_pieces());
     return;
   }

@@ -122,7 +122,7 @@ std::vector<std::string> Slots::held() const {
     }
   }
   for (const SavedSlot& saved : saved_) {
-    if (!saved.tensors.empty()) names.push_back("saved activations of a device");
+    if (!saved.tensors.empty()) names.emplace_back("host_hidden of a device");
   }
   for (std::size_t m = 0; m < microbatches_.size(); ++m) {
     if (microbatches_[m].counts.defined()) names.push_back(fmt::format("counts of microbatch {}", m));

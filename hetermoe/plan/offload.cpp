@@ -79,8 +79,8 @@ class Parser {
   void what(const std::string& text, Entry& entry) const {
     if (text == "saved") {
       if (!entry.devices.empty())
-        fail<ConfigError>(where_, "got \"{}\", but saved holds for all devices of a layer: expected no devices",
-                          text_);
+        fail<ConfigError>(
+            where_, "got \"{}\", but saved holds for all devices of a layer: expected no devices", text_);
       entry.of_parameters = false;
       entry.saved = Residence::kHost;
       return;
@@ -117,8 +117,9 @@ class Parser {
 
 void apply(const Entry& entry, Plan& plan) {
   for (Group& group : plan.groups) {
-    for (i32 l = entry.first_layer; entry.saved && l <= entry.last_layer; ++l)
-      group.layers[idx(l)].saved = *entry.saved;
+    // A search makes plans of the first layers alone.
+    const i32 last = std::min(entry.last_layer, static_cast<i32>(group.layers.size()) - 1);
+    for (i32 l = entry.first_layer; entry.saved && l <= last; ++l) group.layers[idx(l)].saved = *entry.saved;
     if (!entry.of_parameters) continue;
     for (const UnitPart part : entry.parts) {
       std::optional<Home> value;
@@ -128,7 +129,6 @@ void apply(const Entry& entry, Plan& plan) {
       }
       if (part == UnitPart::kEmbed) group.embed_home = value;
       if (part == UnitPart::kHead) group.head_home = value;
-      const i32 last = std::min(entry.last_layer, static_cast<i32>(group.layers.size()) - 1);
       for (i32 l = entry.first_layer; l <= last; ++l) {
         LayerPlacement& layer = group.layers[idx(l)];
         if (part == UnitPart::kAttention) layer.attention_home = value;

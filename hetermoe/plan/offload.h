@@ -7,9 +7,10 @@
 namespace hetermoe {
 
 /// Lets parts of a plan live on the hosts of its devices. Each entry is `[layers A-B:][devices A-B:]WHAT`
-/// with WHAT one of all, none, weights, optimizer, saved, or PART, PART.weights, PART.optimizer with a part of
-/// embed, attention, experts, head; "layers 8:" is one layer. Weights take their optimizer along; saved are
-/// the inputs from which backward starts. Later entries overrule earlier ones. Throws ConfigError with `where` for an entry that means nothing.
+/// with WHAT one of all, none, weights, optimizer, saved, or PART, PART.weights, PART.optimizer with a part
+/// of embed, attention, experts, head; "layers 8:" is one layer. Weights take their optimizer along; saved
+/// are the inputs from which backward starts. Later entries overrule earlier ones. Throws ConfigError with
+/// `where` for an entry that means nothing.
 void offload(Plan& plan, const ModelConfig& model, const Cluster& cluster,
              const std::vector<std::string>& entries, const std::string& where);
 

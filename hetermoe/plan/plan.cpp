@@ -278,9 +278,10 @@ class Validator {
     if (layer.saved == Residence::kDevice) return;
     if (layer.saved == Residence::kSharded) fault(where, "got sharded, expected device or host");
     if (keeps_activations(recompute)) {
-      fault(where,
-            "got host in a layer that keeps all its activations, which stay on the device: expected recompute "
-            "local, resend or ahead");
+      fault(
+          where,
+          "got host in a layer that keeps all its activations, which stay on the device: expected recompute "
+          "local, resend or ahead");
     }
     std::set<DeviceId> users;
     add_devices(layer.attention, users);

@@ -54,7 +54,8 @@ class PartMaker {
     if (part.attention) add_attention(part);
     part.unit_s = times * rates_.experts(cls, copies_, 1, sketch_.recompute).sum();
     part.unit = real(rates_.counts().expert) * state_bytes(UnitPart::kExperts, groups_) +
-                in_flight(sketch_, group_) * most_copies_ * expert_saved_bytes(model_, options_);
+                saved_share(rates_.moe_layers()) * in_flight(sketch_, group_) * most_copies_ *
+                    expert_saved_bytes(model_, options_);
     // The op on the experts of one layer, which may be one more than the mean.
     const Bytes op = most_copies_ * working_set();
     part.unit += op / std::max(1.0, rates_.moe_layers());
@@ -77,9 +78,11 @@ class PartMaker {
     const double ends = real(rates_.counts().embedding + rates_.counts().head);
     part.fixed = ends * state_bytes(UnitPart::kEmbed, replicas) +
                  (rates_.attention_parameters() - ends) * state_bytes(UnitPart::kAttention, replicas);
-    part.fixed += in_flight(sketch_, group_) * tokens *
-                  (real(model_.num_layers) * attention_saved_bytes(model_, moe, options_) +
-                   row_bytes(model_, element_));
+    const double layers = real(model_.num_layers), away = 1 - saved_share(layers);
+    part.fixed +=
+        in_flight(sketch_, group_) * tokens *
+        (layers * (attention_saved_bytes(model_, moe, options_) - away * row_bytes(model_, element_)) +
+         row_bytes(model_, element_));
     const Bytes attention = attention_work_bytes(model_, moe, options_) +
                             (2 + 2 * real(model_.top_k)) * row_bytes(model_, element_);
     part.fixed += tokens * std::max(attention, head_work_bytes(model_, element_));
@@ -87,6 +90,9 @@ class PartMaker {
   /// Of a parameter on so many devices.
   Bytes state_bytes(UnitPart part, double replicas) const {
     return rates_.state_bytes(part, sketch_.shard_optimizer ? replicas : 1);
+  }
+  double saved_share(double layers) const {
+    return rates_.saved_share(sketch_.recompute, layers, in_flight(sketch_, group_));
   }
   Bytes working_set() const {
     return expert_work_bytes(model_, element_) * 1.5 / sketch_.chunks + 3 * row_bytes(model_, element_);

@@ -1,12 +1,15 @@
 #include "hetermoe/planner/host_use.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include "hetermoe/base/index.h"
+#include "hetermoe/cost/cost_model.h"
 #include "hetermoe/model/op_cost.h"
 #include "hetermoe/planner/memory_estimate.h"
 #include "hetermoe/planner/predict.h"
+#include "hetermoe/schedule/order_policy.h"
 
 namespace hetermoe {
 
@@ -16,10 +19,14 @@ std::vector<std::string> offload_entries(HostUse use) {
       break;
     case HostUse::kOptimizer:
       return {"optimizer"};
+    case HostUse::kOptimizerSaved:
+      return {"optimizer", "saved"};
     case HostUse::kExperts:
       return {"optimizer", "experts.weights"};
     case HostUse::kAll:
       return {"all"};
+    case HostUse::kAllSaved:
+      return {"all", "saved"};
   }
   return {};
 }
@@ -35,7 +42,11 @@ namespace {
 class HostMemory {
  public:
   HostMemory(const Plan& plan, const ModelConfig& model, const Cluster& cluster)
-      : plan_(plan), cluster_(cluster), counts_(count_parameters(model)), memory_(cluster.nodes.size(), 0) {}
+      : plan_(plan),
+        model_(model),
+        cluster_(cluster),
+        counts_(count_parameters(model)),
+        memory_(cluster.nodes.size(), 0) {}
 
   std::vector<Bytes> run() {
     for (std::size_t l = 0; l < plan_.groups[0].layers.size(); ++l) {
@@ -52,6 +63,9 @@ class HostMemory {
         [&](const Group& group, auto& devices) { add_shares(group.embed, devices); });
     add(UnitPart::kHead, -1, counts_.head,
         [&](const Group& group, auto& devices) { add_shares(group.head, devices); });
+    for (const Group& group : plan_.groups) {
+      for (std::size_t l = 0; l < group.layers.size(); ++l) add_saved(group, l);
+    }
     return std::move(memory_);
   }
 
@@ -76,7 +90,32 @@ class HostMemory {
     }
   }
 
+  /// Saved activations of all microbatches in flight, as if none still lay in a slot.
+  void add_saved(const Group& group, std::size_t l) {
+    const LayerPlacement& layer = group.layers[l];
+    if (layer.saved != Residence::kHost) return;
+    const Recompute recompute = layer.recompute.value_or(plan_.recompute);
+    const double in_flight = real(traits_of(plan_.order).in_flight(plan_, group, l));
+    const i64 largest = *std::max_element(group.microbatches.begin(), group.microbatches.end());
+    const auto add = [&](DeviceId device, double rows, double copies) {
+      memory_[idx(cluster_.node_of(device))] +=
+          in_flight * received_rows_bytes(model_, rows, copies, bytes_of(plan_.dtype[idx(device)]));
+    };
+    std::map<DeviceId, i64> most;
+    for (const ShareRow& row : layer.attention) {
+      for (const Share& share : row) most[share.device] = std::max(most[share.device], share.sequences);
+    }
+    for (const auto& [device, sequences] : most) add(device, real(sequences * plan_.seq_len), 0);
+    if (recompute == Recompute::kResend) return;
+    const double of_expert = real(model_.top_k) / real(model_.num_experts) * real(largest * plan_.seq_len);
+    for (const ExpertOwners& owners : layer.experts) {
+      for (const ExpertOwner& owner : owners)
+        add(owner.device, of_expert * owner.share, of_expert * owner.share);
+    }
+  }
+
   const Plan& plan_;
+  const ModelConfig& model_;
   const Cluster& cluster_;
   ParamCounts counts_;
   std::vector<Bytes> memory_;
@@ -87,7 +126,10 @@ Plan without_hosts(Plan plan) {
   plan.hosts.clear();
   for (Group& group : plan.groups) {
     group.embed_home.reset(), group.head_home.reset();
-    for (LayerPlacement& layer : group.layers) layer.attention_home.reset(), layer.experts_home.reset();
+    for (LayerPlacement& layer : group.layers) {
+      layer.attention_home.reset(), layer.experts_home.reset();
+      layer.saved = Residence::kDevice;
+    }
   }
   return plan;
 }
@@ -115,17 +157,19 @@ std::vector<std::string> explain_hosts(const PlanRequest& request, const Plan& p
   const Home attention = home_of(plan.groups[0], UnitPart::kAttention, 0);
   const auto last = static_cast<i32>(plan.groups[0].layers.size()) - 1;
   const Home experts = home_of(plan.groups[0], UnitPart::kExperts, last);
+  const bool saves = plan.groups[0].layers[0].saved == Residence::kHost;
   const std::string what = attention.weights == Residence::kHost ? "Weights, masters and moments of all parts"
                            : experts.weights == Residence::kHost
                                ? "Weights of the experts, and masters and moments of all parts,"
                                : "Masters and moments of all parts";
+  const std::string activations = saves ? ", and activations that backward starts from," : "";
   const std::vector<Bytes> memory = estimate_host_memory(plan, request.model, request.cluster);
   const auto fullest = std::max_element(memory.begin(), memory.end());
   const Node& node = request.cluster.nodes[idx(fullest - memory.begin())];
   Predictor predictor(request.model, request.cluster, request.software);
   const Seconds step = predictor.predict(plan).step, free = predictor.predict(without_hosts(plan)).step;
-  return {fmt::format("{} live in host memory: {:.1f} of {:.0f} GiB on {}. Without that no plan fits: {}.",
-                      what, *fullest / kGiB, node.host->memory_gib, node.name, without),
+  return {fmt::format("{}{} live in host memory: {:.1f} of {:.0f} GiB on {}. Without that no plan fits: {}.",
+                      what, activations, *fullest / kGiB, node.host->memory_gib, node.name, without),
           fmt::format(
               "Host memory costs {:.0f} % of the step: the same plan would take {:.3g} s instead of {:.3g} s "
               "if its devices had room for everything.",

@@ -12,8 +12,8 @@ std::vector<std::string> offload_entries(HostUse use);
 /// Every node of the request's cluster has a host.
 bool has_hosts(const Cluster& cluster);
 
-/// [num_nodes] bytes of the parameters that each host keeps for a plan: weights, gradients, masters, moments,
-/// each once, however many of its devices use them.
+/// [num_nodes] bytes that each host keeps for a plan: weights, gradients, masters, moments, each once,
+/// however many of its devices use them; saved activations of the microbatches in flight.
 std::vector<Bytes> estimate_host_memory(const Plan& plan, const ModelConfig& model, const Cluster& cluster);
 
 /// The host that a plan overfills: "host of new (64 GiB) needs 80.1 GiB"; empty = the plan fits.

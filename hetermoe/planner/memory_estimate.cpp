@@ -128,9 +128,9 @@ class GroupMemory {
         use.add(counts_.attention_part[l], replicas_.attention[l], home);
       }
       use.reduces(real(counts_.attention_part[l]), holding);
-      use.add(use.attention,
-              attention_memory(plan_, recompute(l), model_, layer, tokens, use.element, in_stages()),
-              in_flight(l), in_wave());
+      OpMemory op = attention_memory(plan_, recompute(l), model_, layer, tokens, use.element, in_stages());
+      wait_on_host(op, l, tokens * row_bytes(model_, use.element));
+      use.add(use.attention, op, in_flight(l), in_wave());
     });
     add_experts(l);
   }
@@ -163,8 +163,17 @@ class GroupMemory {
       if (plan_.weight_gradients == WeightGradients::kAfter)
         op.largest += in_flight(layer) * copies *
                       (expert_left_bytes(model_, use.element) + row_bytes(model_, use.element));
+      wait_on_host(op, layer, op.saved);
       use.add(use.experts, op, in_flight(layer), in_wave());
     }
+  }
+
+  /// Saved activations that wait on the host are here in their slots alone, but for those of one layer that
+  /// came before their op begins.
+  void wait_on_host(OpMemory& op, std::size_t layer, Bytes saved) const {
+    if (group_.layers[layer].saved != Residence::kHost || op.saved <= 0) return;
+    op.saved -= saved;
+    op.largest += (plan_.slots.saved + in_flight(layer)) * saved;
   }
 
   /// Calls add(use, tokens of the fullest microbatch) for every device that the shares list.

@@ -8,9 +8,12 @@
 // by the simulator alone. It needs no device.
 namespace hetermoe {
 
-/// What plans keep in the main memory of their nodes, from least to most: masters and moments of all parts;
-/// weights of experts, too; everything.
-enum class HostUse { kNone, kOptimizer, kExperts, kAll };
+/// What plans keep in the main memory of their nodes: masters and moments of all parts, weights of experts
+/// besides, or all parameters; with or without saved activations.
+enum class HostUse { kNone, kOptimizer, kOptimizerSaved, kExperts, kAll, kAllSaved };
+inline bool saves_on_hosts(HostUse use) {
+  return use == HostUse::kOptimizerSaved || use == HostUse::kAllSaved;
+}
 
 /// Bounds on what the planner may propose and on how long it may look.
 struct PlanLimits {

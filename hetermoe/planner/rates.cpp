@@ -8,6 +8,7 @@
 #include "hetermoe/base/index.h"
 #include "hetermoe/model/op_cost.h"
 #include "hetermoe/plan/offload.h"
+#include "hetermoe/plan/recompute.h"
 #include "hetermoe/planner/host_use.h"
 #include "hetermoe/planner/memory_estimate.h"
 
@@ -228,13 +229,20 @@ Bytes Rates::state_bytes(UnitPart part, double replicas) const {
   const bool is_expert = part == UnitPart::kExperts;
   const double layers = is_expert ? moe_layers_ : real(request_.model.num_layers);
   const bool in_layers = is_expert || part == UnitPart::kAttention;
-  const bool visits = in_layers && (use == HostUse::kAll || (use == HostUse::kExperts && is_expert));
+  const bool all = use == HostUse::kAll || use == HostUse::kAllSaved;
+  const bool visits = in_layers && (all || (use == HostUse::kExperts && is_expert));
   const double slots = is_expert ? VisitSlots().experts : VisitSlots().attention;
   return (each.weights + each.gradients) * (visits ? std::min(1.0, slots / std::max(1.0, layers)) : 1);
 }
 
 void keep_on_hosts(const PlanRequest& request, Plan& plan) {
   offload(plan, request.model, request.cluster, offload_entries(request.limits.host_use), "plan");
+  for (std::size_t g = 0; g < plan.groups.size(); ++g) {
+    for (std::size_t l = 0; l < plan.groups[g].layers.size(); ++l) {
+      if (keeps_activations(recompute_of(plan, static_cast<i32>(g), static_cast<i32>(l))))
+        plan.groups[g].layers[l].saved = Residence::kDevice;
+    }
+  }
 }
 
 double Rates::hit(double owned) const {
@@ -244,6 +252,11 @@ double Rates::hit(double owned) const {
     miss *= std::max(0.0, left - owned) / left;
   }
   return 1 - miss;
+}
+
+double Rates::saved_share(Recompute recompute, double layers, double in_flight) const {
+  if (!saves_on_hosts(request_.limits.host_use) || keeps_activations(recompute)) return 1;
+  return std::min(1.0, (VisitSlots().saved + in_flight) / std::max(1.0, layers * in_flight));
 }
 
 Bytes Rates::usable_memory(std::size_t cls) const {

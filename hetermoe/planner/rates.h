@@ -58,6 +58,9 @@ class Rates {
   /// divided over them or not.
   Bytes state_bytes(UnitPart part, double replicas) const;
   Bytes usable_memory(std::size_t cls) const;
+  /// Of the inputs or rows that `layers` layers save of so many microbatches in flight, the share that is on
+  /// a device at once: all, or where they wait on hosts those of one layer and what lies in slots.
+  double saved_share(Recompute recompute, double layers, double in_flight) const;
   /// Whether devices first..first + count - 1 of each class are on one node. [class]
   bool on_one_node(const std::vector<i64>& first, const std::vector<i64>& count) const;
 
@@ -80,7 +83,7 @@ class Rates {
   mutable std::map<std::pair<std::size_t, Recompute>, std::unordered_map<double, LayerCost>> attention_;
 };
 
-/// Keeps on hosts what the request's limits say.
+/// Keeps on hosts what the request's limits say; no activations of layers that keep all of them.
 void keep_on_hosts(const PlanRequest& request, Plan& plan);
 
 /// A plan without placement, dtypes as requested: what the cost model needs to know of a plan.

@@ -16,10 +16,10 @@ struct Op {
   Phase phase = Phase::kForward;
   std::int16_t chunk = 0;
   std::int16_t group = 0;
-  i32 layer = -1;          ///< move: the layer whose input moves (num_layers = the head's)
-  i32 microbatch = -1;     ///< balance: the last of its set, in group `group`
-  i32 state = -1;          ///< of kinds with has_state: index into Schedule::states; see is_saved_copy()
-  i32 device = -1;         ///< fetch, store: the device; the other participant is its host
+  i32 layer = -1;           ///< move: the layer whose input moves (num_layers = the head's)
+  i32 microbatch = -1;      ///< balance: the last of its set, in group `group`
+  i32 state = -1;           ///< of kinds with has_state: index into Schedule::states; see is_saved_copy()
+  i32 device = -1;          ///< fetch, store: the device; the other participant is its host
   std::int16_t slot = -1;   ///< of what visits the device: where it lies, or will; else -1
   std::int16_t saved = -1;  ///< of compute ops: the slot of the saved activations that they make or use
   bool operator==(const Op&) const = default;

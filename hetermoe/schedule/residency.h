@@ -56,7 +56,7 @@ class Residency {
 
   const Placement& p_;
   SavedVisits saved_;
-  bool active_ = false;  // weights of some state visit
+  bool active_ = false;                                           // weights of some state visit
   std::vector<std::array<Visits, kEnumCount<UnitPart>>> visits_;  // [device][part]
   std::vector<std::vector<bool>> due_;  // [state][device] a gradient waits for its store
 };

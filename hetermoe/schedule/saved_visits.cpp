@@ -36,8 +36,8 @@ void SavedVisits::before(Op& op, DeviceId device, std::vector<Op>& out) {
   if (!piece) return;
   Device& of = slots_[idx(device)];
   std::vector<Slot>& slots = of.slots[piece->chunk > 0 ? 1 : 0];
-  auto slot = std::find_if(slots.begin(), slots.end(),
-                           [&](const Slot& s) { return s.needed && s.piece == *piece; });
+  auto slot =
+      std::find_if(slots.begin(), slots.end(), [&](const Slot& s) { return s.needed && s.piece == *piece; });
   if (slot == slots.end()) {
     slot = slots.begin() + (&make_room(of, device, *piece, out) - slots.data());
     if (op.phase != Phase::kForward)

@@ -172,7 +172,8 @@ struct PlanOptions {
       "what lives in the main memory of the devices' nodes: all, weights, optimizer, saved, or PART.weights, "
       "PART.optimizer of embed, attention, experts, head; \"layers 8-15:experts.weights\" or \"devices "
       "4-7:optimizer\" for some alone");
-    v("slots", slots, "how many layers of weights, and inputs of layers, from the host fit on a device at once");
+    v("slots", slots,
+      "how many layers of weights, and inputs of layers, from the host fit on a device at once");
     v("attention_dtype", attention_dtype, "compute dtype of devices with attention");
     v("expert_dtype", expert_dtype, "compute dtype of devices with experts only");
     v("wire_dtype", wire_dtype, "dtype of rows in transfers");

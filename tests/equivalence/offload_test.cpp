@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+
 #include "hetermoe/train/session.h"
 #include "tests/support/rig.h"
 #include "tests/support/strategy_plans.h"
@@ -105,6 +107,37 @@ TEST_P(Offloaded, WeightsOnTheHostChangeRoundingAlone) {
       ASSERT_EQ(validate(plan, model, cluster), std::vector<std::string>{}) << named.name;
       expect_no_difference(expected, run_of(model, cluster, plan), 1e-12,
                            fmt::format("{} {}", named.name, entries.back()));
+    }
+  }
+}
+
+/// Strategies x recomputation x slots; chunks, gradients of weights, dtype and what else is on the host take
+/// turns.
+TEST_P(Offloaded, SavedActivationsOnTheHostChangeNoBit) {
+  const ModelConfig model = load_model(GetParam());
+  const Cluster cluster = demo_with_hosts();
+  i32 turn = 0;
+  for (NamedPlan& named : strategy_plans(model, cluster, small_step())) {
+    for (const Recompute recompute : {Recompute::kLocal, Recompute::kAhead, Recompute::kResend}) {
+      Plan base = named.plan;
+      use_dtype(base,
+                std::array{Dtype::kFp64, Dtype::kFp32, Dtype::kBf16}[static_cast<std::size_t>(turn % 3)]);
+      base.recompute = recompute;
+      base.weight_gradients = turn % 2 == 0 ? WeightGradients::kWith : WeightGradients::kAfter;
+      if (turn % 4 == 1) base.chunks = 2;
+      const Trained expected = run_of(model, cluster, base);
+      for (const i32 slots : {1, 2, 3}) {
+        Plan plan = base;
+        const std::vector<std::string> entries =
+            slots < 3 ? std::vector<std::string>{"saved"}
+                      : std::vector<std::string>{"optimizer", "layers 0:saved"};
+        offload(plan, model, cluster, entries, "test");
+        plan.slots.saved = slots;
+        ASSERT_EQ(validate(plan, model, cluster), std::vector<std::string>{}) << named.name;
+        expect_no_difference(expected, run_of(model, cluster, plan), 0,
+                             fmt::format("{} {} slots {}", named.name, name_of(recompute), slots));
+      }
+      ++turn;
     }
   }
 }

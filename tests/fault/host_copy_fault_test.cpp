@@ -10,10 +10,11 @@
 namespace hetermoe::testing {
 namespace {
 
-Scene offloaded_scene() {
+Scene offloaded_scene(const std::vector<std::string>& entries = {"optimizer", "experts.weights"}) {
   Scene s = scene_of("zebra");
   for (Node& node : s.cluster.nodes) node.host = NodeHost{.memory_gib = 64};
-  offload(s.plan, s.model, s.cluster, {"optimizer", "experts.weights"}, "test");
+  offload(s.plan, s.model, s.cluster, entries, "test");
+  s.plan.slots.saved = 1;
   return s;
 }
 
@@ -54,11 +55,10 @@ std::string name_of_copy(const Scene& s, const Copy& copy) {
   return to_string(schedule.ops[static_cast<std::size_t>(copy.op)]);
 }
 
-TEST(HostCopyFault, EveryCopyThatFailsIsNamed) {
+void expect_failures_named(const Scene& s, std::size_t at_least) {
   at::set_num_threads(1);
-  const Scene s = offloaded_scene();
   const std::vector<Copy> copies = copies_of(s);
-  EXPECT_GE(copies.size(), 40U);
+  EXPECT_GE(copies.size(), at_least);
   for (const Copy& copy : copies) {
     const std::string error = error_with(s, copy, 60, [] { fail<DeviceError>("test", "the link is gone"); });
     const std::string place = fmt::format("device {} ({})", copy.side, s.cluster.device_name(copy.side));
@@ -68,9 +68,8 @@ TEST(HostCopyFault, EveryCopyThatFailsIsNamed) {
   }
 }
 
-TEST(HostCopyFault, ACopyThatStallsEndsTheStepWithItsName) {
+void expect_stalls_named(const Scene& s) {
   at::set_num_threads(1);
-  const Scene s = offloaded_scene();
   const std::vector<Copy> copies = copies_of(s);
   for (const std::size_t at : {std::size_t{0}, copies.size() / 2, copies.size() - 1}) {
     const std::string error =
@@ -78,6 +77,15 @@ TEST(HostCopyFault, ACopyThatStallsEndsTheStepWithItsName) {
     EXPECT_NE(error.find("[watchdog]"), std::string::npos) << error;
     EXPECT_NE(error.find(name_of_copy(s, copies[at])), std::string::npos) << error;
   }
+}
+
+TEST(HostCopyFault, EveryCopyThatFailsIsNamed) { expect_failures_named(offloaded_scene(), 40); }
+TEST(HostCopyFault, EveryCopyOfActivationsThatFailsIsNamed) {
+  expect_failures_named(offloaded_scene({"saved"}), 16);
+}
+TEST(HostCopyFault, ACopyThatStallsEndsTheStepWithItsName) { expect_stalls_named(offloaded_scene()); }
+TEST(HostCopyFault, ACopyOfActivationsThatStallsEndsTheStepWithItsName) {
+  expect_stalls_named(offloaded_scene({"saved"}));
 }
 
 }  // namespace

@@ -75,12 +75,53 @@ TEST(Offload, PlansRoundTripThroughJson) {
   EXPECT_EQ(to_json(plan_from_json(json, "plan.json")).dump(), json.dump());
 }
 
+TEST(Offload, SavedActivationsAreOfLayers) {
+  Example example;
+  example.offload_by({"experts.optimizer", "saved", "layers 0:none"});
+  EXPECT_EQ(example.layer(0).saved, Residence::kDevice);
+  EXPECT_EQ(example.layer(1).saved, Residence::kHost);
+  EXPECT_EQ(example.layer(1).experts_home, kOptimizerOnHost);
+  EXPECT_EQ(example.plan.hosts.size(), example.plan.dtype.size());
+  EXPECT_EQ(validate(example.plan, example.model, example.cluster), std::vector<std::string>{});
+  example.plan.slots.saved = 3;
+  const Json json = to_json(example.plan);
+  EXPECT_EQ(json["groups"][0]["layers"][1]["saved"], "host");
+  EXPECT_FALSE(json["groups"][0]["layers"][0].contains("saved"));
+  EXPECT_EQ(to_json(plan_from_json(json, "plan.json")).dump(), json.dump());
+}
+
+TEST(Offload, SavedActivationsNeedHostsAndRecomputation) {
+  const auto first_fault = [](const auto& change) {
+    Example example;
+    example.offload_by({"saved"});
+    change(example);
+    const std::vector<std::string> faults = validate(example.plan, example.model, example.cluster);
+    return faults.empty() ? "none" : faults[0];
+  };
+  const std::string kept = first_fault([](Example& e) { e.plan.recompute = Recompute::kOff; });
+  EXPECT_NE(kept.find("layers[0].saved] got host in a layer that keeps all its activations"),
+            std::string::npos)
+      << kept;
+  EXPECT_NE(kept.find("expected recompute local, resend or ahead"), std::string::npos) << kept;
+  const std::string none = first_fault([](Example& e) {
+    for (Node& node : e.cluster.nodes) node.host.reset();
+  });
+  EXPECT_NE(none.find("saved] is on the host of device 0, but node"), std::string::npos) << none;
+  const std::string empty = first_fault([](Example& e) { e.plan.hosts.clear(); });
+  EXPECT_NE(empty.find("[hosts] is empty"), std::string::npos) << empty;
+  const std::string sharded =
+      first_fault([](Example& e) { e.plan.groups[0].layers[0].saved = Residence::kSharded; });
+  EXPECT_NE(sharded.find("saved] got sharded, expected device or host"), std::string::npos) << sharded;
+  EXPECT_EQ(first_fault([](Example& e) { e.plan.groups[0].layers[0].recompute = Recompute::kAhead; }),
+            "none");
+}
+
 TEST(Offload, WrongEntriesAreRefused) {
   const auto error = [](const std::string& entry) {
     return error_of<ConfigError>([&] { Example().offload_by({entry}); });
   };
   for (const char* entry : {"", "everything", "experts.momentum", "layers 0", "nodes 0:all", "layers x:all",
-                            "all.optimizer", "router"}) {
+                            "all.optimizer", "router", "attention.saved", "devices 0:saved"}) {
     EXPECT_NE(error(entry).find("expected"), std::string::npos) << entry << ": " << error(entry);
     EXPECT_NE(error(entry).find("[plan.offload]"), std::string::npos) << error(entry);
   }

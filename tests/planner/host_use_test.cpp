@@ -2,9 +2,14 @@
 
 #include <gtest/gtest.h>
 
+#include "hetermoe/cost/roofline.h"
 #include "hetermoe/model/op_cost.h"
 #include "hetermoe/plan/offload.h"
 #include "hetermoe/planner/memory_estimate.h"
+#include "hetermoe/planner/request_check.h"
+#include "hetermoe/planner/search.h"
+#include "hetermoe/schedule/builder.h"
+#include "hetermoe/sim/memory.h"
 #include "tests/support/strategy_plans.h"
 
 namespace hetermoe::testing {
@@ -58,6 +63,78 @@ TEST(HostUse, AHostThatIsTooSmallIsNamed) {
   EXPECT_TRUE(find_plan(forbidden).feasible());
   forbidden.limits.offload = false;
   EXPECT_FALSE(find_plan(forbidden).feasible());
+}
+
+/// Long sequences through many layers: what they save takes more than the state does.
+TEST(HostUse, SavedActivationsOnHostsFitSmallerCards) {
+  PlanRequest request = request_of(two_cards(8, 256));
+  request.model.num_layers = 16;
+  request.model.dense_layer.assign(16, false);
+  request.seq_len = 4096;
+  request.sequences = 8;
+  const auto smallest = [&](HostUse use) {
+    request.limits.host_use = use;
+    request.limits.shard_optimizer = false;
+    double gib = 40;
+    while (gib > 4) {
+      request.cluster = two_cards(gib - 4, 256);
+      const PlanResult result = search_plans(checked(request));
+      if (!result.feasible()) break;
+      for (const LayerPlacement& layer : result.best().plan.groups[0].layers) {
+        const bool saves = saves_on_hosts(use) && result.best().plan.recompute != Recompute::kOff;
+        EXPECT_EQ(layer.saved, saves ? Residence::kHost : Residence::kDevice);
+      }
+      gib -= 4;
+    }
+    return gib;
+  };
+  const double optimizer = smallest(HostUse::kOptimizer), saved = smallest(HostUse::kOptimizerSaved),
+               all = smallest(HostUse::kAll), all_saved = smallest(HostUse::kAllSaved);
+  std::cout << fmt::format(
+      "[          ] smallest cards: optimizer {} GiB, saved, too, {}; all {}, saved, too, {}\n", optimizer,
+      saved, all, all_saved);
+  EXPECT_LT(saved, optimizer);
+  EXPECT_LT(all_saved, all);
+}
+
+/// The bound by which plans are rejected is of what the simulated step needs as it is without hosts, within
+/// 10 %.
+TEST(HostUse, TheBoundHoldsWithSavedActivationsOnHosts) {
+  ModelConfig model = load_model("demo");
+  model.num_layers = 8;
+  model.dense_layer.assign(8, false);
+  Cluster cluster = load_cluster("demo");
+  for (Node& node : cluster.nodes) node.host = NodeHost{.memory_gib = 64};
+  StrategyRequest request = small_step();
+  request.seq_len = 256;
+  request.sequences = 16;
+  request.microbatches = 8;
+  const auto peaks_of = [&](const Plan& plan) {
+    const Placement placement(plan, model, {});
+    const Schedule schedule = build_schedule(placement);
+    const ExpectedRouting routing(model);
+    const OpTimes times =
+        simulate(schedule, placement, model, cluster, RooflineCost(model, cluster, plan), routing);
+    return peak_memory(schedule, times, placement, model, cluster, routing);
+  };
+  for (NamedPlan& named : strategy_plans(model, cluster, request)) {
+    use_dtype(named.plan, Dtype::kBf16);
+    const std::vector<Bytes> without = estimate_memory(named.plan, model);
+    const std::vector<MemoryPeak> peaks_without = peaks_of(named.plan);
+    offload(named.plan, model, cluster, {"saved"}, "test");
+    const std::vector<Bytes> bound = estimate_memory(named.plan, model);
+    const std::vector<MemoryPeak> peaks = peaks_of(named.plan);
+    for (std::size_t d = 0; d < bound.size(); ++d) {
+      EXPECT_LE(peaks[d].use.total(), peaks_without[d].use.total()) << named.name << " device " << d;
+      if (bound[d] <= 0) continue;
+      const double usual = std::max(1.0, peaks_without[d].use.total() / without[d]);
+      EXPECT_LE(peaks[d].use.total() / bound[d], 1.1 * usual) << named.name << " device " << d;
+      EXPECT_LE(bound[d], without[d] * 1.001) << named.name << " device " << d;
+    }
+    const std::vector<Bytes> hosts = estimate_host_memory(named.plan, model, cluster);
+    for (std::size_t n = 0; n < hosts.size(); ++n)
+      EXPECT_LE(peaks[bound.size() + n].use.total(), hosts[n] * 1.001) << named.name << " host " << n;
+  }
 }
 
 /// A copy for each node, whatever the number of its devices.

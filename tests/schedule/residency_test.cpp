@@ -149,7 +149,8 @@ TEST(SavedOnHosts, NothingTravelsTwice) {
         }
         for (const auto& [piece, number] : stores) EXPECT_EQ(number, 1) << named.name << " " << piece;
         for (const auto& [piece, number] : fetches) {
-          EXPECT_TRUE(stores.count(piece) == 1 || stores.count(" " + piece) == 1) << named.name << " " << piece;
+          EXPECT_TRUE(stores.count(piece) == 1 || stores.count(" " + piece) == 1)
+              << named.name << " " << piece;
           EXPECT_TRUE(number == 1 || recompute == Recompute::kResend) << named.name << " " << piece;
         }
         count += static_cast<i64>(fetches.size());
@@ -331,7 +332,8 @@ TEST(SavedOnHosts, EveryDependencyOfACopyIsNeeded) {
     Schedule planted = sound;
     if (!drop_dependency(planted, op)) continue;
     ++dropped;
-    EXPECT_NE(validate(planted, plan, model, {}), std::vector<std::string>{}) << to_string(sound.ops[static_cast<std::size_t>(op)]);
+    EXPECT_NE(validate(planted, plan, model, {}), std::vector<std::string>{})
+        << to_string(sound.ops[static_cast<std::size_t>(op)]);
   }
   EXPECT_GT(dropped, 30);
 }

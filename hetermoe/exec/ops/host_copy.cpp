@@ -189,12 +189,20 @@ void unpack_store(OpContext& d, const Op& op, Devices participants, std::vector<
 
 template <>
 TransferOp transfer_op<TransferKind::kFetch>() {
-  return {.pack = pack_fetch, .expected = expected_fetch, .unpack = unpack_fetch, .next = &copied(), .of_saved = &saved_copy()};
+  return {.pack = pack_fetch,
+          .expected = expected_fetch,
+          .unpack = unpack_fetch,
+          .next = &copied(),
+          .of_saved = &saved_copy()};
 }
 
 template <>
 TransferOp transfer_op<TransferKind::kStore>() {
-  return {.pack = pack_store, .expected = expected_store, .unpack = unpack_store, .next = &copied(), .of_saved = &saved_copy()};
+  return {.pack = pack_store,
+          .expected = expected_store,
+          .unpack = unpack_store,
+          .next = &copied(),
+          .of_saved = &saved_copy()};
 }
 
 }  // namespace hetermoe
