@@ -75,21 +75,22 @@ TEST(HostUse, SavedActivationsOnHostsFitSmallerCards) {
   const auto smallest = [&](HostUse use) {
     request.limits.host_use = use;
     request.limits.shard_optimizer = false;
-    double gib = 40;
-    while (gib > 4) {
-      request.cluster = two_cards(gib - 4, 256);
+    i64 without = 2, with = 40;  // GiB with which no plan has room, and with which one has
+    while (with - without > 1) {
+      const i64 middle = (without + with) / 2;
+      request.cluster = two_cards(real(middle), 256);
       const PlanResult result = search_plans(checked(request));
-      if (!result.feasible()) break;
+      (result.feasible() ? with : without) = middle;
+      if (!result.feasible()) continue;
       for (const LayerPlacement& layer : result.best().plan.groups[0].layers) {
         const bool saves = saves_on_hosts(use) && result.best().plan.recompute != Recompute::kOff;
         EXPECT_EQ(layer.saved, saves ? Residence::kHost : Residence::kDevice);
       }
-      gib -= 4;
     }
-    return gib;
+    return with;
   };
-  const double optimizer = smallest(HostUse::kOptimizer), saved = smallest(HostUse::kOptimizerSaved),
-               all = smallest(HostUse::kAll), all_saved = smallest(HostUse::kAllSaved);
+  const i64 optimizer = smallest(HostUse::kOptimizer), saved = smallest(HostUse::kOptimizerSaved),
+            all = smallest(HostUse::kAll), all_saved = smallest(HostUse::kAllSaved);
   std::cout << fmt::format(
       "[          ] smallest cards: optimizer {} GiB, saved, too, {}; all {}, saved, too, {}\n", optimizer,
       saved, all, all_saved);
