@@ -68,7 +68,7 @@ class Step {
   void exchange_until(OpId id, const TransferOp* end) {
     const Op& op = schedule_.ops[idx(id)];
     const std::vector<DeviceId> devices = participants(schedule_, id);
-    for (const TransferOp* each = &transfer_op_of(op); each != end; each = each->next) {
+    for (const TransferOp* each = &transfer_op_of(op, placement_); each != end; each = each->next) {
       std::vector<std::vector<Message>> sent;
       for (const DeviceId device : devices) sent.push_back(runtime(device).pack(*each, op, devices));
       for (std::size_t d = 0; d < devices.size(); ++d) {
@@ -230,7 +230,7 @@ class MigrateScene {
       runtimes_[state->device()] = std::make_unique<DeviceRuntime>(context_, *state);
     }
     scene_.op = migration_.schedule.ops[0];
-    scene_.transfer = &transfer_op_of(scene_.op);
+    scene_.transfer = &transfer_op_of(scene_.op, after_.placement());
     scene_.participants = Step::participants(migration_.schedule, 0);
     choose_pair(scene_, [this](DeviceId d) -> DeviceRuntime& { return *runtimes_.at(d); });
   }
@@ -258,11 +258,12 @@ std::vector<StepScene> make_step_scenes() {
   const c10::NoGradGuard no_grad;
   std::vector<StepScene> scenes;
   std::set<std::pair<OpKind, Phase>> seen;
-  const Schedule schedule = Step(model(), mixed_plan()).schedule();
+  const Step step(model(), mixed_plan());
+  const Schedule& schedule = step.schedule();
   for (OpId id = 0; id < schedule.num_ops(); ++id) {
     const Op& op = schedule.ops[idx(id)];
     if (is_compute(op.kind) || seen.count({op.kind, op.phase}) > 0) continue;
-    for (const TransferOp* each = &transfer_op_of(op); each != nullptr; each = each->next) {
+    for (const TransferOp* each = &transfer_op_of(op, step.placement()); each != nullptr; each = each->next) {
       StepScene scene(id, *each);
       if (!scene.found()) continue;
       seen.insert({op.kind, op.phase});

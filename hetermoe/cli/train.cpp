@@ -10,7 +10,6 @@
 #include "hetermoe/cli/command.h"
 #include "hetermoe/comm/preflight.h"
 #include "hetermoe/device/accelerator.h"
-#include "hetermoe/planner/round_robin_plan.h"
 #include "hetermoe/report/progress.h"
 #include "hetermoe/report/table.h"
 #include "hetermoe/train/compare.h"
@@ -84,8 +83,6 @@ int train(const Options& options, Job job, const Processes& processes, bool& beg
   }
   if (const std::string chosen = set_gpu_defaults(job, {job.strategy}, processes); !chosen.empty())
     tell(chosen);
-  const Plan plan = make_job_plan(job, load_model(job.model), load_cluster(job.cluster));
-  if (const std::string warning = round_warning(plan); !warning.empty()) tell("warning: " + warning);
   stop_on_interrupt();
   ProgressOptions style;
   if (options.json || !talks) style.style = ProgressStyle::kNone;

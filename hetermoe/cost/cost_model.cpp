@@ -287,7 +287,8 @@ Bytes WorkModel::moved_token(const Op& op) const {
   if (op.phase == Phase::kForward) return hidden * bytes_of(plan.wire_forward);
   if (op.phase == Phase::kBackward) return hidden * bytes_of(plan.wire_backward);
   const double element = bytes_of(plan.dtype[idx(placement_.move_rows(op).from[0].device)]);
-  return hidden * element + (placement_.is_moe(op.layer) ? real(model_.top_k) * (8 + std::max(4.0, element)) : 0);
+  return hidden * element +
+         (placement_.is_moe(op.layer) ? real(model_.top_k) * (8 + std::max(4.0, element)) : 0);
 }
 
 std::vector<PortBytes> WorkModel::move_bytes(const Op& op, std::span<const DeviceId> participants) const {

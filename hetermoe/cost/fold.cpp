@@ -38,8 +38,7 @@ class GroupShapes {
            same_shares(a.embed, b.embed) && same_shares(a.head, b.head) &&
            equal(a.layers, b.layers, [&](const LayerPlacement& x, const LayerPlacement& y) {
              return x.recompute == y.recompute && same_shares(x.attention, y.attention) &&
-                    x.experts_at == y.experts_at &&
-                    same_shares(x.attention_backward, y.attention_backward) &&
+                    x.experts_at == y.experts_at && same_shares(x.attention_backward, y.attention_backward) &&
                     same_owners(x.experts, y.experts);
            });
   }

@@ -365,7 +365,8 @@ Seconds Executor::run_transfer(Lane& lane, const LaneOp& item, const Op& op, Sec
   for (const LaneId id : context_.schedule.lanes_of(item.op)) participants.push_back(device_of(id));
   span.start = clock_.start(ready);
   i32 round = 0;
-  for (const TransferOp* each = &transfer_op_of(op, context_.placement); each != nullptr; each = each->next, ++round) {
+  for (const TransferOp* each = &transfer_op_of(op, context_.placement); each != nullptr;
+       each = each->next, ++round) {
     const Seconds last = exchange(lane, item, *each, round, ready, participants);
     // A transfer starts when its last participant is ready.
     if (clock_.needs_durations()) span.start = std::max(span.start, last);

@@ -45,7 +45,8 @@ std::vector<OpId> Executor::order_of_exchanges() const {
     if (settled[idx(id)]) return;
     settled[idx(id)] = 1;
     const Op& op = schedule.ops[idx(id)];
-    if (!is_compute(op.kind) && !is_host_copy(op)) order.insert(order.end(), idx(num_exchanges(op, context_.placement) - 1), id);
+    if (!is_compute(op.kind) && !is_host_copy(op))
+      order.insert(order.end(), idx(num_exchanges(op, context_.placement) - 1), id);
   };
   const auto settle_before = [&](OpId of) {
     std::vector<OpId> open = before[idx(of)];

@@ -36,7 +36,9 @@ class OpContext {
     i64 begin = 0, sequences = 0;  ///< of the microbatch
   };
   /// This device's share of a microbatch at a stage (-1 the embedding, num_layers the head).
-  Range range(const Op& op, i32 stage) const { return range(p.shares(op.group, stage, op.microbatch, op.phase)); }
+  Range range(const Op& op, i32 stage) const {
+    return range(p.shares(op.group, stage, op.microbatch, op.phase));
+  }
   Range range(const ShareRow& row) const;
   /// The first sequence of the step in this device's share.
   i64 first_sequence(const Op& op, i32 stage) const;

@@ -38,7 +38,8 @@ class Checker {
 
   std::vector<std::string> run() {
     for (i32 m = 0; m < static_cast<i32>(group_.microbatches.size()) && faults_.empty(); ++m) {
-      const ShareRow &forward = share_row(layer_.attention, m), &backward = share_row(backward_shares(layer_), m);
+      const ShareRow &forward = share_row(layer_.attention, m),
+                     &backward = share_row(backward_shares(layer_), m);
       if (forward != backward) check_rows(forward, backward, m);
       if (is_moe_ && layer_.experts_at == ExpertsAt::kSources) {
         check_at_sources(forward, m);
@@ -51,7 +52,8 @@ class Checker {
  private:
   template <class... Args>
   void fault(const char* field, fmt::format_string<Args...> format, Args&&... args) {
-    faults_.push_back(fmt::format("[{}.{}] {}", where_, field, fmt::format(format, std::forward<Args>(args)...)));
+    faults_.push_back(
+        fmt::format("[{}.{}] {}", where_, field, fmt::format(format, std::forward<Args>(args)...)));
   }
 
   /// Then a buffer of a device belongs to one of both, and what travels is whole shares.
@@ -60,26 +62,33 @@ class Checker {
         std::equal(forward.begin(), forward.end(), backward.begin(), backward.end(),
                    [](const Share& a, const Share& b) { return a.sequences == b.sequences; });
     if (!same_parts) {
-      fault("attention_backward", "microbatch {} is divided otherwise than in forward, expected the same "
-            "numbers of sequences on other devices", m);
+      fault("attention_backward",
+            "microbatch {} is divided otherwise than in forward, expected the same "
+            "numbers of sequences on other devices",
+            m);
     }
     for (const Share& share : backward) {
-      if (std::none_of(forward.begin(), forward.end(), [&](const Share& f) { return f.device == share.device; }))
+      if (std::none_of(forward.begin(), forward.end(),
+                       [&](const Share& f) { return f.device == share.device; }))
         continue;
-      fault("attention_backward", "device {} has another share of microbatch {} in forward, expected the same "
-            "share or none", share.device, m);
+      fault("attention_backward",
+            "device {} has another share of microbatch {} in forward, expected the same "
+            "share or none",
+            share.device, m);
     }
-    const bool recomputes =
-        recompute_ == Recompute::kResend || (recompute_ == Recompute::kLocal && !is_moe_);
+    const bool recomputes = recompute_ == Recompute::kResend || (recompute_ == Recompute::kLocal && !is_moe_);
     if (!recomputes) {
-      fault("recompute", "got {}, but backward is on other devices than forward, which have to make all anew: "
-            "expected resend", name_of(recompute_));
+      fault("recompute",
+            "got {}, but backward is on other devices than forward, which have to make all anew: "
+            "expected resend",
+            name_of(recompute_));
     }
   }
 
   void check_at_sources(const ShareRow& row, i32 m) {
     if (row.size() != 1) {
-      fault("experts_at", "got sources, but microbatch {} is shared by {} devices, expected one", m, row.size());
+      fault("experts_at", "got sources, but microbatch {} is shared by {} devices, expected one", m,
+            row.size());
       return;
     }
     for (std::size_t e = 0; e < layer_.experts.size(); ++e) {
@@ -103,7 +112,8 @@ class Checker {
 
 }  // namespace
 
-std::vector<std::string> backward_faults(const Plan& plan, std::size_t group, std::size_t layer, bool is_moe) {
+std::vector<std::string> backward_faults(const Plan& plan, std::size_t group, std::size_t layer,
+                                         bool is_moe) {
   return Checker(plan, group, layer, is_moe).run();
 }
 

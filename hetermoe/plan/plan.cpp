@@ -14,10 +14,6 @@ const std::vector<std::string>& EnumNames<QueueBinding>::names() {
   static const std::vector<std::string> all = names_of_all<QueueBinding>({"direction", "name", "single"});
   return all;
 }
-const std::vector<std::string>& EnumNames<Recompute>::names() {
-  static const std::vector<std::string> all = names_of_all<Recompute>({"off", "local", "resend", "ahead"});
-  return all;
-}
 const std::vector<std::string>& EnumNames<WeightGradients>::names() {
   static const std::vector<std::string> all = names_of_all<WeightGradients>({"with", "after"});
   return all;

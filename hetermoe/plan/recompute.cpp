@@ -6,6 +6,12 @@
 #include "hetermoe/base/index.h"
 
 namespace hetermoe {
+
+const std::vector<std::string>& EnumNames<Recompute>::names() {
+  static const std::vector<std::string> all = names_of_all<Recompute>({"off", "local", "resend", "ahead"});
+  return all;
+}
+
 namespace {
 
 constexpr const char* kExpected = "ranges of layers such as \"0-3:off,4-7:local\"";

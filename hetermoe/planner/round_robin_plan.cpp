@@ -118,7 +118,8 @@ TurnTimes expected_turn_times(const Plan& plan, const ModelConfig& model, const 
 
 void deal_turns(Plan& plan, const TurnSplit& split) {
   Group& group = plan.groups[0];
-  const auto num_forward = static_cast<i64>(split.forward.size()), num_layers = static_cast<i64>(group.layers.size());
+  const auto num_forward = static_cast<i64>(split.forward.size()),
+             num_layers = static_cast<i64>(group.layers.size());
   const i64 round = plan.window > 0 ? plan.window : static_cast<i64>(group.microbatches.size());
   const Dealer dealer(group, round, split.num_turns());
   const std::vector<i64> forward = turn_of_layers(split.forward, 0);
@@ -152,13 +153,15 @@ Plan make_roundpipe(const ModelConfig& model, const Cluster& cluster, const Stra
   std::set<NodeId> nodes;
   for (const DeviceId device : group.devices) nodes.insert(cluster.node_of(device));
   if (nodes.size() > 1) {
-    fail<ConfigError>("strategy roundpipe",
-                      "devices {} are on {} nodes of cluster {}, expected one: turns go to every device, with "
-                      "the weights of one host. Name devices of one node, or use pp_ep",
-                      fmt::join(group.devices, ", "), nodes.size(), cluster.name);
+    fail<ConfigError>(
+        "strategy roundpipe",
+        "devices {} are on {} nodes of cluster {}, expected one: turns go to every device, with "
+        "the weights of one host. Name devices of one node, or use pp_ep",
+        fmt::join(group.devices, ", "), nodes.size(), cluster.name);
   }
   if (!request.attention_weights.empty() || !request.expert_weights.empty() || !request.balancer.empty())
-    fail<ConfigError>("strategy roundpipe", "devices take turns: weights of devices and balancers mean nothing");
+    fail<ConfigError>("strategy roundpipe",
+                      "devices take turns: weights of devices and balancers mean nothing");
   const i64 devices = static_cast<i64>(group.devices.size()), microbatches = request.microbatches;
   if (request.window < 0)
     base.window = static_cast<i32>(std::min(microbatches, std::max(devices, (microbatches + 1) / 2)));

@@ -333,7 +333,8 @@ const std::vector<Strategy>& strategies() {
        DeviceUse::kAlike, true, make_pp_ep},
       {"pp_zebra", "a pipeline (1F1B) whose stages have attention on newer and experts on older devices",
        DeviceUse::kApart, true, make_pp_zebra},
-      {"roundpipe", "runs of layers, forward and backward, go round the devices of a node, each taking the next",
+      {"roundpipe",
+       "runs of layers, forward and backward, go round the devices of a node, each taking the next",
        DeviceUse::kAlike, false, make_round_robin},
   };
   return all;

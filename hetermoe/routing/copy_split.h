@@ -15,8 +15,8 @@ struct ExpertShare {
 };
 using OwnerTable = std::vector<std::vector<ExpertShare>>;  ///< [E], each in device order, shares sum to 1
 
-/// Who owns the experts of a layer. Destinations are positions in placement.owners(group, layer); with experts at
-/// their sources there is one.
+/// Who owns the experts of a layer. Destinations are positions in placement.owners(group, layer); with
+/// experts at their sources there is one.
 OwnerTable owner_table(const Placement& placement, i32 group, i32 layer);
 
 /// The destination of each copy, in the order of the ids; -1 for ids that are no expert. The copies of a

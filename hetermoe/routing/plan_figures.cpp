@@ -33,8 +33,11 @@ Seconds expert_seconds(const CostModel& cost, const Placement& placement, const 
 std::vector<double> expert_speeds(const CostModel& cost, const Placement& placement, const ModelConfig& model,
                                   const Cluster& cluster, i32 group, i32 layer, double copies) {
   if (placement.at_sources(group, layer)) {
-    fail<ConfigError>("plan", "computes the experts of layer {} where their tokens are: no owner has a load that could "
-                      "be uneven. Use a plan with experts_at: owners", layer);
+    fail<ConfigError>(
+        "plan",
+        "computes the experts of layer {} where their tokens are: no owner has a load that could "
+        "be uneven. Use a plan with experts_at: owners",
+        layer);
   }
   const WorkModel work(placement, model, cluster);
   Op op;

@@ -4,9 +4,9 @@
 #include "hetermoe/base/index.h"
 #include "hetermoe/schedule/waves.h"
 
-// Rounds of microbatches go from turn to turn: RoundPipe (arXiv 2604.27085). A turn is a run of layers that one
-// row of shares computes, forward or backward; the last forward turn and the first backward turn are one, in
-// which each microbatch turns round, if the head does not move. In a turn each microbatch goes through all
+// Rounds of microbatches go from turn to turn: RoundPipe (arXiv 2604.27085). A turn is a run of layers that
+// one row of shares computes, forward or backward; the last forward turn and the first backward turn are one,
+// in which each microbatch turns round, if the head does not move. In a turn each microbatch goes through all
 // layers and on to the next turn before the next one follows.
 namespace hetermoe {
 namespace {
@@ -86,7 +86,7 @@ class RoundRobin {
   const Placement& p_;
   WaveRunner runner_;
   i32 group_;
-  std::vector<i32> free_;                // [device] when it has ended what it has to do
+  std::vector<i32> free_;                 // [device] when it has ended what it has to do
   std::deque<std::vector<Turn>> rounds_;  // stay where they are: steps point at them
 };
 
@@ -102,7 +102,8 @@ void order_round_robin(ScheduleBuilder& builder) {
     groups.emplace_back(builder, g);
     groups.back().add_steps(groups.size() - 1, steps);
   }
-  std::stable_sort(steps.begin(), steps.end(), [](const Step& a, const Step& b) { return a.start < b.start; });
+  std::stable_sort(steps.begin(), steps.end(),
+                   [](const Step& a, const Step& b) { return a.start < b.start; });
   for (const Step& step : steps) groups[step.group].run(step);
 }
 

@@ -13,7 +13,8 @@ namespace hetermoe {
 inline std::vector<std::vector<std::size_t>> deal_pieces(const std::vector<Bytes>& sizes, std::size_t count) {
   std::vector<std::size_t> order(sizes.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return sizes[a] > sizes[b]; });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::size_t a, std::size_t b) { return sizes[a] > sizes[b]; });
   std::vector<std::vector<std::size_t>> pieces(count);
   std::vector<Bytes> sums(count, 0);
   for (const std::size_t i : order) {

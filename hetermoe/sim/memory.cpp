@@ -74,7 +74,8 @@ Bytes BufferSizes::gradient(PlaceId place) const {
 Bytes BufferSizes::row(DeviceId device) const { return row_bytes(model_, element(device)); }
 
 double BufferSizes::tokens(i32 stage, i32 microbatch, DeviceId device) const {
-  const i64 sequences = sequences_of(placement_.shares_with(group_of_[idx(device)], stage, microbatch, device), device);
+  const i64 sequences =
+      sequences_of(placement_.shares_with(group_of_[idx(device)], stage, microbatch, device), device);
   return static_cast<double>(sequences * placement_.plan().seq_len);
 }
 

@@ -66,14 +66,15 @@ void expect_one_order(const NcclWorld& world, const std::string& what) {
 }
 
 /// No sizes travel but those of dispatch, which are an exchange of their own.
-void expect_one_launch_for_each_exchange(const NcclWorld& world, const Schedule& schedule, i64 num_steps,
+void expect_one_launch_for_each_exchange(const NcclWorld& world, const Session& session, i64 num_steps,
                                          const std::string& what) {
   i64 expected = 0, got = 0;
+  const Schedule& schedule = session.schedule();
   for (std::size_t i = 0; i < schedule.ops.size(); ++i) {
     const Op& op = schedule.ops[i];
     const std::size_t participants = schedule.lanes_of(static_cast<OpId>(i)).size();
     if (!is_compute(op.kind) && participants > 1)
-      expected += num_steps * static_cast<i64>(participants) * num_exchanges(op);
+      expected += num_steps * static_cast<i64>(participants) * num_exchanges(op, session.placement());
   }
   for (const std::vector<NcclLaunch>& launches : world.launches)
     got += std::count_if(launches.begin(), launches.end(),
@@ -117,7 +118,7 @@ void run_plan(const ModelConfig& model, const Cluster& cluster, const NamedPlan&
   }
   for (std::thread& thread : threads) thread.join();
   expect_one_order(world, named.name);
-  expect_one_launch_for_each_exchange(world, alone.schedule(), 2, named.name);
+  expect_one_launch_for_each_exchange(world, alone, 2, named.name);
   for (const Outcome& outcome : got) {
     EXPECT_EQ(outcome.loss, expected.loss) << named.name;
     EXPECT_EQ(outcome.grad_norm, expected.grad_norm) << named.name;

@@ -52,13 +52,15 @@ TEST_P(RoundRobin, GivesTheGradientsOfTheReference) {
     // Microbatches of unequal size; a last round that is shorter; rounds shorter than the devices.
     for (const i32 window : {-1, num_devices, 2}) {
       Plan plan = find_strategy("roundpipe").make(model, cluster, rounds(7, 5, window));
-      for (const LayerPlacement& layer : plan.groups[0].layers) moved = moved || !layer.attention_backward.empty();
+      for (const LayerPlacement& layer : plan.groups[0].layers)
+        moved = moved || !layer.attention_backward.empty();
       indivisible = indivisible || plan.groups[0].embed.size() > 1;
       for (const bool on_host : {false, true}) {
         if (on_host) offload(plan, model, cluster, {"all"}, "test");
         const Comparison c = against_reference(model, cluster, plan);
-        EXPECT_LE(c.max(), kTolerance) << num_devices << " devices, window " << window << ", host " << on_host
-                                       << ": loss " << c.loss << ", gradient " << c.gradient << " of " << c.worst;
+        EXPECT_LE(c.max(), kTolerance)
+            << num_devices << " devices, window " << window << ", host " << on_host << ": loss " << c.loss
+            << ", gradient " << c.gradient << " of " << c.worst;
       }
     }
   }
@@ -77,7 +79,8 @@ INSTANTIATE_TEST_SUITE_P(Equivalence, RoundRobin, ::testing::Values("tiny", "tin
 TEST(BackwardShares, OfEveryLayerUnderEveryOrder) {
   ModelConfig model = load_model("tiny");
   const Cluster cluster = one_node(4);
-  for (const OrderPolicy order : {OrderPolicy::kLayerMajor, OrderPolicy::kRoundRobin, OrderPolicy::kOneFOneB}) {
+  for (const OrderPolicy order :
+       {OrderPolicy::kLayerMajor, OrderPolicy::kRoundRobin, OrderPolicy::kOneFOneB}) {
     for (const i32 chunks : {1, 2}) {
       StrategyRequest request = rounds(8, 4, 2);
       Plan plan = find_strategy("ep").make(model, cluster, request);

@@ -50,8 +50,8 @@ Seconds makespan(const TurnTimes& times, const TurnSplit& split, i32 devices, i6
   return simulator.run(schedule, price(schedule, placement, model, cluster, cost, EachLayer(model))).step;
 }
 
-/// Turns of a second each: forward one layer, backward one layer, and if the number of turns is even two layers
-/// together once.
+/// Turns of a second each: forward one layer, backward one layer, and if the number of turns is even two
+/// layers together once.
 Seconds equal_turns(i32 devices, i64 turns, i64 microbatches, i32 round) {
   const i64 layers = turns / 2;
   TurnTimes times{std::vector<double>(static_cast<std::size_t>(layers) + 1, 1), {}};

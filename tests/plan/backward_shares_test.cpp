@@ -41,17 +41,19 @@ TEST(BackwardShares, OnOtherDevicesAreSound) {
 TEST(BackwardShares, HaveToBeRecomputed) {
   Scene scene;
   scene.layer().recompute = Recompute::kLocal;
-  EXPECT_EQ(scene.fault(),
-            "[groups[0].layers[0].recompute] got local, but backward is on other devices than forward, which have "
-            "to make all anew: expected resend");
+  EXPECT_EQ(
+      scene.fault(),
+      "[groups[0].layers[0].recompute] got local, but backward is on other devices than forward, which have "
+      "to make all anew: expected resend");
 }
 
 TEST(BackwardShares, DivideAMicrobatchAsForwardDoes) {
   Scene scene;
   scene.layer().attention_backward = {{{1, 1}, {2, 0}}};
-  EXPECT_EQ(scene.fault(),
-            "[groups[0].layers[0].attention_backward] microbatch 0 is divided otherwise than in forward, expected "
-            "the same numbers of sequences on other devices");
+  EXPECT_EQ(
+      scene.fault(),
+      "[groups[0].layers[0].attention_backward] microbatch 0 is divided otherwise than in forward, expected "
+      "the same numbers of sequences on other devices");
 }
 
 TEST(BackwardShares, AreTheSameOrElsewhere) {
@@ -66,13 +68,15 @@ TEST(BackwardShares, AreTheSameOrElsewhere) {
 TEST(ExpertsAtSources, NeedOneDeviceThatOwnsAll) {
   Scene scene;
   scene.layer().experts_at = ExpertsAt::kSources;
-  EXPECT_EQ(scene.fault(),
-            "[groups[0].layers[0].experts_at] got sources, but device 0, which computes microbatch 0, does not own "
-            "expert 2");
+  EXPECT_EQ(
+      scene.fault(),
+      "[groups[0].layers[0].experts_at] got sources, but device 0, which computes microbatch 0, does not own "
+      "expert 2");
   scene.plan.groups[0].layers[1].experts_at = ExpertsAt::kSources;
   for (ExpertOwners& owners : scene.layer().experts) owners = {{0, 0.5}, {1, 0.5}};
-  EXPECT_EQ(scene.fault(),
-            "[groups[0].layers[1].experts_at] got sources, but microbatch 0 is shared by 3 devices, expected one");
+  EXPECT_EQ(
+      scene.fault(),
+      "[groups[0].layers[1].experts_at] got sources, but microbatch 0 is shared by 3 devices, expected one");
 }
 
 TEST(BackwardShares, AreWrittenWhereThereAreAny) {

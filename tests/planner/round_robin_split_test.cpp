@@ -68,7 +68,8 @@ double least_cost(const TurnTimes& times, i64 devices, i64 microbatches) {
         const double longest = std::max({fused, longest_run(times.forward, layers, f, forward),
                                          longest_run(times.backward, layers, b, backward)});
         const i64 turns = std::max(forward + 1 + backward, devices);
-        least = std::min(least, static_cast<double>(microbatches * turns + devices * (devices - 1)) * longest);
+        least =
+            std::min(least, static_cast<double>(microbatches * turns + devices * (devices - 1)) * longest);
       }
     }
   }
@@ -140,18 +141,22 @@ TEST(RoundpipeStrategy, WarnsOfShortRounds) {
   split.backward = {1, 1, 1};
   Plan plan = find_strategy("ep").make(model, test::make_cluster({4}), request(8, 2));
   deal_turns(plan, split);
-  EXPECT_EQ(round_warning(plan),
-            fmt::format("rounds of 2 microbatches leave {:.0f} % of the time of 4 devices idle, even with turns of "
-                        "equal length. Rounds of 4 would leave {:.0f} %: set plan.window, and enough "
-                        "train.microbatches",
-                        100 * idle_share(4, 7, 8, 2), 100 * idle_share(4, 7, 8, 4)));
+  EXPECT_EQ(
+      round_warning(plan),
+      fmt::format("rounds of 2 microbatches leave {:.0f} % of the time of 4 devices idle, even with turns of "
+                  "equal length. Rounds of 4 would leave {:.0f} %: set plan.window, and enough "
+                  "train.microbatches",
+                  100 * idle_share(4, 7, 8, 2), 100 * idle_share(4, 7, 8, 4)));
   EXPECT_EQ(round_warning(find_strategy("ep").make(model, test::make_cluster({4}), request(8, 2))), "");
 }
 
 TEST(RoundpipeStrategy, RefusesSeveralNodesByName) {
   const ModelConfig model = test::make_model({.num_layers = 3});
-  EXPECT_EQ(error_of([&] { find_strategy("roundpipe").make(model, test::make_cluster({2, 2}), request(8, 4)); }),
-            "[strategy roundpipe] devices 0, 1, 2, 3 are on 2 nodes of cluster test, expected one: turns go to every "
+  EXPECT_EQ(error_of([&] {
+              find_strategy("roundpipe").make(model, test::make_cluster({2, 2}), request(8, 4));
+            }),
+            "[strategy roundpipe] devices 0, 1, 2, 3 are on 2 nodes of cluster test, expected one: turns go "
+            "to every "
             "device, with the weights of one host. Name devices of one node, or use pp_ep");
 }
 
