@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <functional>
 #include <map>
 #include <random>
 #include <thread>
@@ -130,6 +132,8 @@ TEST(Staleness, WeightsAreThoseOfASequentialRun) {
   for (const char* name : {"tiny", "tiny-deepseek-v3"}) {
     const ModelConfig model = load_model(name);
     for (const NamedPlan& named : lagging_plans(model, cluster)) {
+      const bool few = name != std::string("tiny");  // of the others one that trades devices is enough
+      if (few && named.name != "alternating" && named.name != "groups") continue;
       const Trained expected = sequential(model, cluster, named.plan);
       EXPECT_EQ(expected.losses[0] == expected.losses[1], false);  // other data
       const std::string what = std::string(name) + " " + named.name;
