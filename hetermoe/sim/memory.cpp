@@ -130,8 +130,7 @@ Bytes BufferSizes::of(const Epoch& e) {
   switch (e.buffer) {
     case Buffer::kResidual:
     case Buffer::kSend:
-      // Where all is kept it is part of kSavedAttention.
-      return keeps(e.layer, e.device) ? 0 : tokens_at(e.layer) * row;
+      return keeps(e.layer, e.device) ? 0 : tokens_at(e.layer) * row;  // or part of kSavedAttention
     case Buffer::kHidden:
     case Buffer::kDHidden:
     case Buffer::kDMove:
@@ -179,7 +178,7 @@ Bytes BufferSizes::of(const Epoch& e) {
     case Buffer::kParams:  // of the state
     case Buffer::kPublished:
     case Buffer::kTaken:
-    case Buffer::kSlot:    // a right to a place
+    case Buffer::kSlot:  // a right to a place
       break;
   }
   return 0;

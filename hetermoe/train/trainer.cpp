@@ -321,9 +321,11 @@ Timeline Trainer::whole_timeline() const {
 }
 
 void Trainer::tell_staleness(TrainOutcome& out) {
-  tell("train.staleness 1: each step computes with weights that lack the last update. That training converges as "
-       "well as with staleness 0 is not shown: compare the losses",
-       out);
+  tell(
+      "train.staleness 1: each step computes with weights that lack the last update. That training converges "
+      "as "
+      "well as with staleness 0 is not shown: compare the losses",
+      out);
   const TrainOptions& train = job_.train;
   if (validation_ && train.validate_every == 1)
     tell("train.validate_every 1: every validation waits for the last update, so no steps overlap", out);
@@ -342,8 +344,8 @@ bool Trainer::goes_on_after(i64 step, i64 done) const {
   const bool paced = job_.clock.kind == ClockKind::kPaced;
   const bool sets_clock = (paced && done == 0) || step + 1 == std::max<i64>(job_.train.steps, 1);
   // A loss scale that adapts is that which the step before leaves.
-  return session_->may_overlap() && !validates_after(step) && !saves_after(step) && !sets_clock && !recorder_ &&
-         !loss_scale_.adapts() && changes_.empty();
+  return session_->may_overlap() && !validates_after(step) && !saves_after(step) && !sets_clock &&
+         !recorder_ && !loss_scale_.adapts() && changes_.empty();
 }
 
 StepRecord Trainer::train_one(i64 step) {

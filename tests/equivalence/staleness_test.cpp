@@ -54,8 +54,8 @@ TensorsByName clones(const TensorsByName& values) {
   return out;
 }
 
-/// One step at a time: gradients with the weights of the step before the last, then the update, which only the
-/// step after the next will see. The session only computes gradients: its own updates have rate 0.
+/// One step at a time: gradients with the weights of the step before the last, then the update, which only
+/// the step after the next will see. The session only computes gradients: its own updates have rate 0.
 Trained sequential(const ModelConfig& model, const Cluster& cluster, const Plan& plan) {
   Session session(model, cluster, plan, options_of(0));
   session.initialize(3);

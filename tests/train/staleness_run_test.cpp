@@ -9,12 +9,8 @@ namespace hetermoe {
 namespace {
 
 std::vector<std::pair<std::string, std::string>> lagging(const char* strategy, const char* dtype = "fp32") {
-  return {{"strategy", strategy},
-          {"cluster", "demo-hosts"},
-          {"plan.offload", "all"},
-          {"plan.attention_dtype", dtype},
-          {"plan.expert_dtype", dtype},
-          {"train.staleness", "1"}};
+  return {{"strategy", strategy},          {"cluster", "demo-hosts"},    {"plan.offload", "all"},
+          {"plan.attention_dtype", dtype}, {"plan.expert_dtype", dtype}, {"train.staleness", "1"}};
 }
 
 bool has_note(const TrainOutcome& outcome, const std::string& part) {
