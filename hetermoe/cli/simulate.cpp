@@ -152,7 +152,8 @@ void print_result(const Simulated& result, const Cluster& cluster) {
                            format_count(result.tokens_per_s));
   if (result.schedule.overlaps()) {
     std::cout << fmt::format(
-        "steps overlap: each computes while the optimizer of the one before still works, with weights that lack "
+        "steps overlap: each computes while the optimizer of the one before still works, with weights that "
+        "lack "
         "its update; from its first op to its last a step takes {}\n\n",
         format_seconds(result.alone));
   }

@@ -135,9 +135,9 @@ Seconds RooflineCost::head(const ComputeWork& work) const {
 Seconds RooflineCost::host_compute(const ComputeWork& work) const {
   constexpr double kUpdateFlops = 16;  // multiplications, additions, a root and a division of one parameter
   const NodeHost& host = cluster_.host_of(work.device);
-  return std::max((work.params * kUpdateBytes + work.copied) /
-                      (host.memory_gb_s * 1e9 * software_.memory_efficiency),
-                  work.params * kUpdateFlops / (host.fp32_tflops * 1e12));
+  return std::max(
+      (work.params * kUpdateBytes + work.copied) / (host.memory_gb_s * 1e9 * software_.memory_efficiency),
+      work.params * kUpdateFlops / (host.fp32_tflops * 1e12));
 }
 
 Seconds RooflineCost::compute(const ComputeWork& work) const {

@@ -238,17 +238,6 @@ void Executor::wait_for_lanes(i64 step) {
   }
 }
 
-/// The first time the step fails; a lane that even then stays in its op cannot be stopped, so that is said
-/// aloud.
-void Executor::report_hang(Seconds quiet) {
-  const std::string report = fmt::format("no op ended for {:.3g} s. Each lane:\n{}", quiet, hang_report());
-  if (!poisoned_) {
-    poison("watchdog", std::make_exception_ptr(TransportError("[watchdog] " + report)));
-  } else {
-    fmt::print(stderr, "[watchdog] the step failed, but some lanes do not leave their op: {}", report);
-  }
-}
-
 void Executor::lane_main(Lane& lane) {
   const c10::NoGradGuard no_grad;
   use_precise_sleep();

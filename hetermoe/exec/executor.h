@@ -58,9 +58,9 @@ struct DeviceWork {
 /// events on the stream, and does not wait until it has ended. A buffer is dropped when the events of all its
 /// users have passed. Only under an emulated clock or a memory meter a lane waits for each op.
 ///
-/// Where the schedule overlaps with the step before it (Schedule::carry), begin() may be called while one step
-/// is under way, unless a device is a GPU, memory is metered, or the transport takes turns: may_overlap(). Each
-/// of the two steps has its own buffers; what both use is in the carried dependencies.
+/// Where the schedule overlaps with the step before it (Schedule::carry), begin() may be called while one
+/// step is under way, unless a device is a GPU, memory is metered, or the transport takes turns:
+/// may_overlap(). Each of the two steps has its own buffers; what both use is in the carried dependencies.
 ///
 /// Threads: one thread at a time calls; when all steps that were begun have ended no lane does anything.
 class Executor {
@@ -78,8 +78,8 @@ class Executor {
   /// Lets the lanes go on with a step; the first starts the threads. Throws DeviceError when the system gives
   /// no thread for a lane.
   void begin(const StepInput& input);
-  /// Waits for the first step that has not ended. Throws the first error of any lane, when all lanes have left
-  /// their steps; the executor is unusable afterwards.
+  /// Waits for the first step that has not ended. Throws the first error of any lane, when all lanes have
+  /// left their steps; the executor is unusable afterwards.
   StepResult end();
   /// Waits until no lane does anything. Steps that were begun still have to be ended.
   void settle();
@@ -129,7 +129,7 @@ class Executor {
     std::atomic<i64> step = 0;               // that it is in, 1 = the first
     std::vector<Launched> launched;          // of the ops that were launched on the stream
     std::atomic<std::size_t> num_ended = 0;  // of those launched, for the watchdog
-    std::atomic<std::size_t> next = 0;  // position of the head, for the watchdog
+    std::atomic<std::size_t> next = 0;       // position of the head, for the watchdog
     std::unique_ptr<MemoryMeter::Watch> watch;
     std::thread thread;
   };
@@ -146,14 +146,14 @@ class Executor {
     DeviceRuntime& runtime(i64 step = 1) const { return steps[side(step) % steps.size()]->runtime; }
     DeviceStep& of(i64 step) const { return *steps[side(step) % steps.size()]; }
     std::vector<std::unique_ptr<DeviceStep>> steps;  // two where steps overlap
-    i64 state_bytes = 0;  // when the step began
+    i64 state_bytes = 0;                             // when the step began
     std::mutex mutex;
     std::condition_variable changed;
     EventPtr begin;   // of the step's ops, behind what begin_step() launched; null on a CPU
     EventPtr origin;  // of the times of events, at this time of the clock
     Seconds origin_time = 0;
-    std::vector<i64> done;            // [op] the last step in which it has ended, or is launched
-    std::vector<EventPtr> ended;      // [op] on its stream
+    std::vector<i64> done;        // [op] the last step in which it has ended, or is launched
+    std::vector<EventPtr> ended;  // [op] on its stream
   };
 
   static std::size_t side(i64 step) { return static_cast<std::size_t>(step) % 2; }

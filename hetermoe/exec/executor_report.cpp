@@ -11,6 +11,17 @@
 // What an executor tells of a step: results, times, loads, and where it hangs.
 namespace hetermoe {
 
+/// The first time the step fails; a lane that even then stays in its op cannot be stopped, so that is said
+/// aloud.
+void Executor::report_hang(Seconds quiet) {
+  const std::string report = fmt::format("no op ended for {:.3g} s. Each lane:\n{}", quiet, hang_report());
+  if (!poisoned_) {
+    poison("watchdog", std::make_exception_ptr(TransportError("[watchdog] " + report)));
+  } else {
+    fmt::print(stderr, "[watchdog] the step failed, but some lanes do not leave their op: {}", report);
+  }
+}
+
 std::string Executor::hang_report() const {
   std::string text;
   std::vector<AwaitedMessage> awaited = transport_.awaited();
@@ -35,7 +46,8 @@ std::string Executor::hang_report() const {
     {
       const std::lock_guard lock(lane->device->mutex);
       for (const OpId dep : item.dependencies) {
-        if (lane->device->done[idx(dep)] < lane->step) missing.push_back(to_string(context_.schedule.ops[idx(dep)]));
+        if (lane->device->done[idx(dep)] < lane->step)
+          missing.push_back(to_string(context_.schedule.ops[idx(dep)]));
       }
       for (const OpId dep : item.carried) {
         if (lane->device->done[idx(dep)] < lane->step - 1)

@@ -23,7 +23,7 @@ struct LogicalTensor {
   bool buffer = false;  ///< no parameter: it has a value only (e_score_correction_bias)
   /// Undefined for a buffer, in a frozen unit, and where another place updates.
   at::Tensor grad = {}, exp_avg = {}, exp_avg_sq = {};
-  at::Tensor master = {};  ///< fp32 copy of a bf16 or fp16 value that is trained, else undefined
+  at::Tensor master = {};     ///< fp32 copy of a bf16 or fp16 value that is trained, else undefined
   at::Tensor published = {};  ///< of a state that is updated a step late: the value that devices fetch
   /// In a sharded state the four above have one dimension and begin at this element of the value.
   i64 first = 0;

@@ -83,17 +83,13 @@ class Table {
         norm();
         break;
       case OpKind::kUpdate:
-        add(Buffer::kNorm, Mode::kRead, -1);
-        add_of_state(p_.lags(op_.state) ? Buffer::kTaken : Buffer::kGrad, Mode::kAdd);
-        add_of_state(Buffer::kParams, Mode::kAdd);
+        update();
         break;
       case OpKind::kPublish:
-        add_of_state(Buffer::kParams, Mode::kRead);
-        add_of_state(Buffer::kPublished, Mode::kWrite);
+        publish();
         break;
       case OpKind::kTake:
-        add_of_state(Buffer::kGrad, Mode::kTake);
-        add_of_state(Buffer::kTaken, Mode::kWrite);
+        take();
         break;
       case OpKind::kAllGather:
         out_.push_back({Buffer::kParams, Mode::kAdd, op_.state, -1, 0});
@@ -166,6 +162,20 @@ class Table {
       out_.push_back({Buffer::kRows, on_device, op_.layer, op_.microbatch, op_.chunk - 1});
     else
       add(Buffer::kHidden, on_device, op_.layer);
+  }
+
+  void update() {
+    add(Buffer::kNorm, Mode::kRead, -1);
+    add_of_state(p_.lags(op_.state) ? Buffer::kTaken : Buffer::kGrad, Mode::kAdd);
+    add_of_state(Buffer::kParams, Mode::kAdd);
+  }
+  void publish() {
+    add_of_state(Buffer::kParams, Mode::kRead);
+    add_of_state(Buffer::kPublished, Mode::kWrite);
+  }
+  void take() {
+    add_of_state(Buffer::kGrad, Mode::kTake);
+    add_of_state(Buffer::kTaken, Mode::kWrite);
   }
 
   /// A visit of a part is the fetches of all its states here: the first of them needs the slot for itself.

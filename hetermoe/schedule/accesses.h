@@ -46,8 +46,8 @@ inline constexpr i32 kNumBuffers = kEnumCount<Buffer>;
 constexpr bool outlives_step(Buffer buffer) {
   return buffer == Buffer::kParams || buffer == Buffer::kPublished;
 }
-/// Two steps that overlap use the same memory for it: they have one store of parameters for each place. Of all
-/// other buffers each step has its own.
+/// Two steps that overlap use the same memory for it: they have one store of parameters for each place. Of
+/// all other buffers each step has its own.
 constexpr bool spans_steps(Buffer buffer) {
   return outlives_step(buffer) || buffer == Buffer::kTaken || buffer == Buffer::kGrad ||
          buffer == Buffer::kWeights || buffer == Buffer::kSlot;

@@ -237,7 +237,8 @@ void ScheduleBuilder::compute_on_states(OpKind kind) {
 }
 
 void ScheduleBuilder::compute_on_homes(OpKind kind, i32 state) {
-  for (const PlaceId place : placement_.states()[idx(state)].updaters()) compute(state_op(kind, state), place);
+  for (const PlaceId place : placement_.states()[idx(state)].updaters())
+    compute(state_op(kind, state), place);
 }
 
 void ScheduleBuilder::append_again(const Schedule& step) {

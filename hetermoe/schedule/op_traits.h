@@ -33,7 +33,16 @@ enum class OpKind : std::uint8_t {
   kMigrate
 };
 /// The kinds that compute. A switch over these needs no word about transfers, and the reverse.
-enum class ComputeKind : std::uint8_t { kEmbed, kAttention, kExperts, kMerge, kHead, kUpdate, kPublish, kTake };
+enum class ComputeKind : std::uint8_t {
+  kEmbed,
+  kAttention,
+  kExperts,
+  kMerge,
+  kHead,
+  kUpdate,
+  kPublish,
+  kTake
+};
 enum class TransferKind : std::uint8_t {
   kDispatch,
   kCombine,

@@ -28,10 +28,11 @@ void check_staleness(const Placement& placement) {
   for (std::size_t s = 0; s < placement.states().size(); ++s) {
     const State& state = placement.states()[s];
     if (!placement.lags(static_cast<i32>(s)) || state.visits()) continue;
-    fail<ConfigError>("train.staleness",
-                      "{} on device {}: got weights that stay there, expected all trained parameters on hosts. "
-                      "plan.offload: [all] keeps them there; or set train.staleness: 0",
-                      name_of_part(state), state.devices[0]);
+    fail<ConfigError>(
+        "train.staleness",
+        "{} on device {}: got weights that stay there, expected all trained parameters on hosts. "
+        "plan.offload: [all] keeps them there; or set train.staleness: 0",
+        name_of_part(state), state.devices[0]);
   }
 }
 

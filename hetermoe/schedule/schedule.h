@@ -73,8 +73,8 @@ struct StepOptions {
   i64 aux_group = 0;              ///< sequences over which it is computed, 0 = the whole step
   bool backward = true;           ///< false: forward only (validation); the head computes the loss alone
   std::vector<Unit> frozen = {};  ///< units that are not trained, ascending
-  /// 1: a step computes with weights that lack the update of the step before, which runs meanwhile. All trained
-  /// states must live on hosts.
+  /// 1: a step computes with weights that lack the update of the step before, which runs meanwhile. All
+  /// trained states must live on hosts.
   i64 staleness = 0;
 };
 
@@ -87,8 +87,8 @@ Schedule build_schedule(const Plan& plan, const ModelConfig& model, const StepOp
 std::vector<std::string> validate(const Schedule& schedule, const Plan& plan, const ModelConfig& model,
                                   const StepOptions& options = {});
 
-/// So many steps one after another as one schedule, whose ops wait for those of the step before as `carry` and
-/// their lanes say.
+/// So many steps one after another as one schedule, whose ops wait for those of the step before as `carry`
+/// and their lanes say.
 Schedule repeat(const Schedule& schedule, i32 steps);
 
 /// Kinds of the lanes on which a schedule has transfers, ascending.

@@ -64,7 +64,8 @@ class Checker {
       for (const LaneId lane : s_.lanes_of(op)) {
         const std::pair<i32, PlaceId> key{o.state, device_of(lane)};
         if (o.kind == OpKind::kFetch && published.count(key) > 0)
-          fault("{} comes after its state is published: it would bring the weights of the next step", name(op));
+          fault("{} comes after its state is published: it would bring the weights of the next step",
+                name(op));
         if ((o.kind == OpKind::kStore || o.kind == OpKind::kReduce) && taken.count(key) > 0)
           fault("{} comes after the gradients of its state are taken", name(op));
         if (o.kind == OpKind::kPublish && updated.count(key) > 0)

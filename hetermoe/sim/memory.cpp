@@ -146,8 +146,7 @@ Bytes BufferSizes::of(const Epoch& e) {
   switch (e.buffer) {
     case Buffer::kResidual:
     case Buffer::kSend:
-      // Where all is kept it is part of kSavedAttention.
-      return keeps(e.layer, e.device) ? 0 : tokens_at(e.layer) * row;
+      return keeps(e.layer, e.device) ? 0 : tokens_at(e.layer) * row;  // or part of kSavedAttention
     case Buffer::kHidden:
     case Buffer::kDHidden:
     case Buffer::kDMove:

@@ -87,9 +87,9 @@ class Simulator {
 /// So many steps of a schedule that overlaps are simulated, so that the pipeline fills and what lasts shows.
 inline constexpr i32 kSteadySteps = 8;
 
-/// One step of kSteadySteps that overlap, `all` of repeat(schedule, kSteadySteps): one from their middle, whose
-/// first op starts at 0. `step` is what a step adds to a long run, the mean over the second half; the last op
-/// may end later.
+/// One step of kSteadySteps that overlap, `all` of repeat(schedule, kSteadySteps): one from their middle,
+/// whose first op starts at 0. `step` is what a step adds to a long run, the mean over the second half; the
+/// last op may end later.
 OpTimes steady_step(const Schedule& schedule, const OpTimes& all);
 
 /// Prices a schedule and runs it once; of one that overlaps the steady_step().

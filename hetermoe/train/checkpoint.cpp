@@ -234,7 +234,8 @@ void load_tensor(const Archive& archive, const LogicalTensor& tensor) {
   set_parameter(tensor, archive.read(parameter, sizes));
   // A run whose updates lag goes on with the weights that its next step would have used.
   const std::string published = tensor.name + ".published";
-  if (tensor.published.defined() && archive.has(published)) copy_into(tensor.published, archive.read(published, sizes));
+  if (tensor.published.defined() && archive.has(published))
+    copy_into(tensor.published, archive.read(published, sizes));
   if (!tensor.exp_avg.defined()) return;
   if (!archive.has(tensor.name + ".exp_avg")) {
     fail<ConfigError>(

@@ -48,8 +48,8 @@ class Session {
   void initialize(u64 seed);
 
   StepResult train_step(const StepInput& input);
-  /// The two halves of train_step(). Where may_overlap(), the next step may begin before one has ended; all that
-  /// is not a training step, and all that looks at parameters, comes when none is under way.
+  /// The two halves of train_step(). Where may_overlap(), the next step may begin before one has ended; all
+  /// that is not a training step, and all that looks at parameters, comes when none is under way.
   void begin_step(const StepInput& input) { executor().begin(input); }
   StepResult end_step() { return executor().end(); }
   bool may_overlap() const { return passes_.train->executor->may_overlap(); }

@@ -324,15 +324,6 @@ Timeline Trainer::whole_timeline() const {
   return all;
 }
 
-void Trainer::tell_staleness(TrainOutcome& out) {
-  tell("train.staleness 1: each step computes with weights that lack the last update. That training converges as "
-       "well as with staleness 0 is not shown: compare the losses",
-       out);
-  const TrainOptions& train = job_.train;
-  if (validation_ && train.validate_every == 1)
-    tell("train.validate_every 1: every validation waits for the last update, so no steps overlap", out);
-}
-
 bool Trainer::validates_after(i64 step) const {
   const TrainOptions& train = job_.train;
   const bool due = train.validate_every > 0 && (step + 1) % train.validate_every == 0;

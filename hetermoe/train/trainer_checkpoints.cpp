@@ -23,6 +23,17 @@ void Trainer::tell(const std::string& text, TrainOutcome& out) {
   if (hooks_.on_note) hooks_.on_note(text);
 }
 
+void Trainer::tell_staleness(TrainOutcome& out) {
+  tell(
+      "train.staleness 1: each step computes with weights that lack the last update. That training converges "
+      "as "
+      "well as with staleness 0 is not shown: compare the losses",
+      out);
+  const TrainOptions& train = job_.train;
+  if (validation_ && train.validate_every == 1)
+    tell("train.validate_every 1: every validation waits for the last update, so no steps overlap", out);
+}
+
 /// What will not be as it was in the run that wrote the checkpoint.
 void Trainer::tell_changes(const CheckpointInfo& info, TrainOutcome& out) {
   for (const std::string& difference : job_differences(info.job, to_json(job_))) tell(difference, out);

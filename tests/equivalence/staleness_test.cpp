@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <functional>
 #include <map>
 #include <random>
 #include <thread>
@@ -52,8 +54,8 @@ TensorsByName clones(const TensorsByName& values) {
   return out;
 }
 
-/// One step at a time: gradients with the weights of the step before the last, then the update, which only the
-/// step after the next will see. The session only computes gradients: its own updates have rate 0.
+/// One step at a time: gradients with the weights of the step before the last, then the update, which only
+/// the step after the next will see. The session only computes gradients: its own updates have rate 0.
 Trained sequential(const ModelConfig& model, const Cluster& cluster, const Plan& plan) {
   Session session(model, cluster, plan, options_of(0));
   session.initialize(3);
@@ -130,6 +132,8 @@ TEST(Staleness, WeightsAreThoseOfASequentialRun) {
   for (const char* name : {"tiny", "tiny-deepseek-v3"}) {
     const ModelConfig model = load_model(name);
     for (const NamedPlan& named : lagging_plans(model, cluster)) {
+      const bool few = name != std::string("tiny");  // of the others one that trades devices is enough
+      if (few && named.name != "alternating" && named.name != "groups") continue;
       const Trained expected = sequential(model, cluster, named.plan);
       EXPECT_EQ(expected.losses[0] == expected.losses[1], false);  // other data
       const std::string what = std::string(name) + " " + named.name;

@@ -51,8 +51,9 @@ Simulated simulated(i64 staleness, Seconds update) {
   cost.update = update;
   const OpTimes times = simulate(schedule, placement, model, cluster, cost, ExpectedRouting(model));
   Simulator simulator;
-  return {times.step, simulator.run(schedule, price(schedule, placement, model, cluster, cost,
-                                                    ExpectedRouting(model))).step};
+  return {
+      times.step,
+      simulator.run(schedule, price(schedule, placement, model, cluster, cost, ExpectedRouting(model))).step};
 }
 
 TEST(StalenessGolden, TheOptimizerHidesBehindTheNextStep) {

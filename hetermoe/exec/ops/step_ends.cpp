@@ -1,8 +1,8 @@
 #include "hetermoe/exec/ops/op_functions.h"
 #include "hetermoe/nn/embed_head.h"
 
-// Where a microbatch enters and leaves the model, and the update of the parameters; where it lags, what devices
-// get of it and what it gets of their gradients.
+// Where a microbatch enters and leaves the model, and the update of the parameters; where it lags, what
+// devices get of it and what it gets of their gradients.
 namespace hetermoe {
 
 template <>
