@@ -194,7 +194,7 @@ Bytes BufferSizes::of(const Epoch& e) {
     case Buffer::kParams:  // of the state
     case Buffer::kPublished:
     case Buffer::kTaken:
-    case Buffer::kSlot:    // a right to a place
+    case Buffer::kSlot:  // a right to a place
     case Buffer::kHostHidden:
       break;
   }

@@ -81,8 +81,7 @@ void StepBalancer::add(const std::vector<std::vector<double>>& copies) {
   if (first) history_.resize(layers_.size(), std::vector<double>(idx(model_.num_experts), 0));
   for (std::size_t l = 0; l < layers_.size(); ++l) {
     const std::vector<double>& newest = copies[idx(layers_[l])];
-    for (std::size_t e = 0; e < newest.size(); ++e)
-      history_[l][e] += weight * (newest[e] - history_[l][e]);
+    for (std::size_t e = 0; e < newest.size(); ++e) history_[l][e] += weight * (newest[e] - history_[l][e]);
   }
 }
 
@@ -106,9 +105,9 @@ BalancedOwners StepBalancer::choose(const PricedPlan& in_force) const {
   options.frozen = step_.frozen;
   const std::string full =
       overfilled_device(migration_memory(in_force.plan, next, model_, cluster_, options), cluster_);
-  const bool was_full = !overfilled_device(
-                             migration_memory(in_force.plan, in_force.plan, model_, cluster_, options), cluster_)
-                             .empty();
+  const bool was_full =
+      !overfilled_device(migration_memory(in_force.plan, in_force.plan, model_, cluster_, options), cluster_)
+           .empty();
   if (!full.empty() && !was_full) {
     out.why_not = "while experts move, " + full;
     return out;

@@ -11,7 +11,7 @@ namespace hetermoe {
 
 /// Other owners for the experts, and what they promise.
 struct BalancedOwners {
-  std::optional<Plan> plan;  ///< none: the owners in force are kept
+  std::optional<Plan> plan;       ///< none: the owners in force are kept
   Seconds before = 0, after = 0;  ///< steps of the routing known, simulated
   Seconds move = 0;               ///< of what changes its device, simulated
   std::string why_not;            ///< why no plan, in words; empty = owners are as good as they can be

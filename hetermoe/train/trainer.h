@@ -38,10 +38,10 @@ i32 stop_asked();
 struct StepRecord {
   i64 step = 0;  ///< 1 = the first
   double loss = 0, aux_loss = 0, grad_norm = 0, learning_rate = 0;
-  double tokens_per_s = 0;          ///< in the clock's seconds
-  double expert_max_over_mean = 0;  ///< worst layer
-  StepRouting routing;              ///< under the plan in force, means over layers
-  std::optional<double> replayed_choices;   ///< share of the choices that came from routing.replay
+  double tokens_per_s = 0;                 ///< in the clock's seconds
+  double expert_max_over_mean = 0;         ///< worst layer
+  StepRouting routing;                     ///< under the plan in force, means over layers
+  std::optional<double> replayed_choices;  ///< share of the choices that came from routing.replay
   double attention_wait = 0,
          expert_wait = 0;  ///< share of the step in which a role's compute lanes do nothing
   Seconds step_s = 0;      ///< in the clock's seconds

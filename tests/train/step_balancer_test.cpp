@@ -103,8 +103,9 @@ TEST(StepBalancer, RefusesWhatCannotBeBalanced) {
     return error_of<ConfigError>([&] { TinyRun(folder / "run", balanced(more)).run(Checkpoints::kOff); });
   };
   EXPECT_NE(error({{"balancer.name", "eplbb"}}).find("eplb"), std::string::npos);
-  EXPECT_NE(error({{"balancer.name", "lpt"}, {"plan.shard_optimizer", "true"}}).find("[balancer.name] got lpt"),
-            std::string::npos);
+  EXPECT_NE(
+      error({{"balancer.name", "lpt"}, {"plan.shard_optimizer", "true"}}).find("[balancer.name] got lpt"),
+      std::string::npos);
   EXPECT_NE(error({{"balancer.name", "lpt"}, {"balancer.every", "0"}}).find("balancer.every"),
             std::string::npos);
 }
