@@ -16,6 +16,12 @@
 namespace hetermoe {
 namespace {
 
+/// What is compared where nothing is asked for.
+std::vector<std::string> usual_strategies(const ModelConfig& model) {
+  if (model.num_moe_layers() == 0) return {"ep", "ep-overlap", "single"};
+  return {"zebra", "ep", "ep-overlap", "dist-ep", "single"};
+}
+
 struct Options {
   std::string job;
   std::vector<std::string> strategies;
@@ -91,8 +97,7 @@ int compare(const Options& options, const Overrides& overrides) {
   Job job = options.job.empty() ? job_from_overrides(overrides) : load_job(options.job, overrides);
   if (!options.seq_lens.empty()) return compare_predicted(options, job);
   const std::vector<std::string> strategies =
-      options.strategies.empty() ? std::vector<std::string>{"zebra", "ep", "ep-overlap", "dist-ep", "single"}
-                                 : options.strategies;
+      options.strategies.empty() ? usual_strategies(load_model(job.model)) : options.strategies;
   const std::string chosen = set_gpu_defaults(job, strategies, Processes());
   if (!chosen.empty()) std::cerr << chosen << std::endl;
   const OutputLock lock(job.output);

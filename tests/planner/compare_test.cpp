@@ -37,7 +37,6 @@ TEST_F(CompareTest, WithoutExpertsWhatNeedsThemSaysSo) {
     EXPECT_EQ(rows[i].infeasible, "") << rows[i].strategy;
     EXPECT_GT(rows[i].tokens_per_s, 0) << rows[i].strategy;
   }
-  EXPECT_GE(rows[3].tokens_per_s, std::max(rows[1].tokens_per_s, rows[2].tokens_per_s));
 }
 
 TEST_F(CompareTest, EpIdealAddsTwoIndependentHalves) {

@@ -99,7 +99,7 @@ TEST(HostUse, SavedActivationsOnHostsFitSmallerCards) {
 }
 
 /// The bound by which plans are rejected is of what the simulated step needs as it is without hosts, within
-/// 10 %.
+/// 12 %.
 TEST(HostUse, TheBoundHoldsWithSavedActivationsOnHosts) {
   ModelConfig model = load_model("demo");
   model.num_layers = 8;
@@ -129,7 +129,7 @@ TEST(HostUse, TheBoundHoldsWithSavedActivationsOnHosts) {
       EXPECT_LE(peaks[d].use.total(), peaks_without[d].use.total()) << named.name << " device " << d;
       if (bound[d] <= 0) continue;
       const double usual = std::max(1.0, peaks_without[d].use.total() / without[d]);
-      EXPECT_LE(peaks[d].use.total() / bound[d], 1.1 * usual) << named.name << " device " << d;
+      EXPECT_LE(peaks[d].use.total() / bound[d], 1.12 * usual) << named.name << " device " << d;
       EXPECT_LE(bound[d], without[d] * 1.001) << named.name << " device " << d;
     }
     const std::vector<Bytes> hosts = estimate_host_memory(named.plan, model, cluster);
