@@ -37,6 +37,9 @@ class Checker {
         is_moe_(is_moe) {}
 
   std::vector<std::string> run() {
+    const bool roams = !layer_.attention_backward.empty() || layer_.experts_at == ExpertsAt::kSources;
+    if (roams && layer_.saved == Residence::kHost)
+      fault("saved", "got host, but the layer goes from device to device: expected device");
     for (i32 m = 0; m < static_cast<i32>(group_.microbatches.size()) && faults_.empty(); ++m) {
       const ShareRow &forward = share_row(layer_.attention, m),
                      &backward = share_row(backward_shares(layer_), m);

@@ -79,6 +79,15 @@ TEST(ExpertsAtSources, NeedOneDeviceThatOwnsAll) {
       "[groups[0].layers[1].experts_at] got sources, but microbatch 0 is shared by 3 devices, expected one");
 }
 
+TEST(BackwardShares, KeepSavedActivationsOnDevices) {
+  Scene scene;
+  scene.layer().saved = Residence::kHost;
+  const std::vector<std::string> faults = validate(scene.plan, scene.model, scene.cluster);
+  const std::string expected =
+      "[groups[0].layers[0].saved] got host, but the layer goes from device to device: expected device";
+  EXPECT_NE(std::find(faults.begin(), faults.end(), expected), faults.end());
+}
+
 TEST(BackwardShares, AreWrittenWhereThereAreAny) {
   Scene scene;
   Json json = to_json(scene.plan);
