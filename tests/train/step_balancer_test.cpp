@@ -36,11 +36,10 @@ TEST(StepBalancer, OwnersChangeAndTheLossesDoNot) {
   TinyRun none(folder / "none", balanced({{"train.steps", "50"}}));
   const TrainOutcome expected = none.run(Checkpoints::kOff).outcome;
   EXPECT_TRUE(expected.changes.empty());
-  for (const Settings& balancer : {Settings{{"balancer.name", "lpt"}},
-                                   Settings{{"balancer.name", "eplb"},
-                                            {"balancer.replicas", "1"},
-                                            {"balancer.history", "1"},
-                                            {"balancer.every", "1"}}}) {
+  for (const Settings& balancer : {Settings{{"balancer.name", "lpt"}}, Settings{{"balancer.name", "eplb"},
+                                                                                {"balancer.replicas", "1"},
+                                                                                {"balancer.history", "1"},
+                                                                                {"balancer.every", "1"}}}) {
     Settings settings = balanced({{"train.steps", "50"}});
     settings.insert(settings.end(), balancer.begin(), balancer.end());
     TinyRun run(folder / "run", settings);
