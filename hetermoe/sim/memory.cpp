@@ -138,6 +138,11 @@ Bytes BufferSizes::on_host(const Epoch& e) {
   return work_.host_copy_bytes(copy, loads_.of(copy));
 }
 
+/// An MLP of its own makes the layer's residual stream one row more.
+bool BufferSizes::has_mlp(i32 layer) const {
+  return !placement_.is_moe(layer) || model_.num_shared_experts > 0;
+}
+
 Bytes BufferSizes::of(const Epoch& e) {
   if (e.buffer == Buffer::kHostHidden) return on_host(e);
   const auto tokens_at = [&](i32 stage) { return tokens(stage, e.microbatch, e.device); };
@@ -155,11 +160,8 @@ Bytes BufferSizes::of(const Epoch& e) {
       return tokens_at(e.layer - 1) * row;
     case Buffer::kRouting:
       return tokens_at(e.layer) * routing_bytes(model_, e.layer) + send_indices(e);
-    case Buffer::kSavedAttention: {
-      // With an MLP of its own the layer's residual stream is one row more.
-      const bool mlp = !placement_.is_moe(e.layer) || model_.num_shared_experts > 0;
-      return tokens_at(e.layer) * (attention_work(e.layer, e.device) + (mlp ? row : 0));
-    }
+    case Buffer::kSavedAttention:
+      return tokens_at(e.layer) * (attention_work(e.layer, e.device) + (has_mlp(e.layer) ? row : 0));
     case Buffer::kLeftAttention:
       return tokens_at(e.layer) * attention_left_bytes(model_, e.layer, element(e.device));
     case Buffer::kLoad: {

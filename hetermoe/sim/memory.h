@@ -63,6 +63,7 @@ class BufferSizes {
   Bytes element(PlaceId place) const;
   Bytes gradient(PlaceId place) const;
   Bytes visiting(const Epoch& epoch) const;
+  bool has_mlp(i32 layer) const;
   Bytes on_host(const Epoch& epoch);
   Bytes send_indices(const Epoch& epoch);
   double counts_of_sequences(const Epoch& epoch) const;

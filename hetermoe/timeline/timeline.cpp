@@ -13,8 +13,8 @@ namespace hetermoe {
 namespace {
 
 constexpr const char* kFormat = "hetermoe timeline 1";
-const std::vector<std::string> kTopKeys = {"format",     "source", "title",        "step_s", "devices",
-                                           "op_columns", "ops",    "span_columns", "spans"};
+const std::vector<std::string> kTopKeys = {"format",  "source",     "title", "step_s",       "end_s",
+                                           "devices", "op_columns", "ops",   "span_columns", "spans"};
 const std::vector<std::string> kOpColumns = {"kind",  "phase", "layer", "microbatch",
                                              "group", "queue", "after"};
 /// Files of older versions lack the last column.
@@ -199,9 +199,27 @@ void sort_spans(Timeline& timeline) {
             [&](const Span& a, const Span& b) { return key(a) < key(b); });
 }
 
-Json to_json(const Timeline& timeline) {
-  Json json = {
+namespace {
+
+Seconds last_end(const Timeline& timeline) {
+  Seconds last = 0;
+  for (const Span& span : timeline.spans) last = std::max(last, span.end);
+  return last;
+}
+
+/// What comes before the lists. end_s is there where the next step begins before this one has ended.
+std::vector<std::pair<const char*, Json>> head_of(const Timeline& timeline) {
+  std::vector<std::pair<const char*, Json>> head = {
       {"format", kFormat}, {"source", timeline.source}, {"title", timeline.title}, {"step_s", timeline.step}};
+  if (const Seconds end = last_end(timeline); end > timeline.step) head.emplace_back("end_s", end);
+  return head;
+}
+
+}  // namespace
+
+Json to_json(const Timeline& timeline) {
+  Json json;
+  for (const auto& [key, value] : head_of(timeline)) json[key] = value;
   json["devices"] = Json::array();
   for (const TimelineDevice& device : timeline.devices) json["devices"].push_back(device_to_json(device));
   json["op_columns"] = kOpColumns;
@@ -226,6 +244,8 @@ Timeline timeline_from_json(const Json& json, const std::string& file) {
   out.source = read<std::string>(member(json, "source", where), where + "source");
   out.title = read<std::string>(member(json, "title", where), where + "title");
   out.step = read<Seconds>(member(json, "step_s", where), where + "step_s", at_least(0));
+  const Seconds end =
+      json.contains("end_s") ? read<Seconds>(json.at("end_s"), where + "end_s", at_least(0)) : out.step;
   const bool is_old = member(json, "op_columns", where) == Json(kOldOpColumns);
   const std::vector<std::string>& op_columns = is_old ? kOldOpColumns : kOpColumns;
   check_columns(json, "op_columns", op_columns, where);
@@ -243,10 +263,8 @@ Timeline timeline_from_json(const Json& json, const std::string& file) {
   for (std::size_t i = 0; i < spans.size(); ++i)
     out.spans.push_back(span_from_json(spans[i], out, item("spans", i)));
   check_unique(out, where);
-  Seconds last = 0;
-  for (const Span& span : out.spans) last = std::max(last, span.end);
   // Rounding by hand or by another tool is no error; a step that cuts spans off is.
-  if (out.step < last * (1 - 1e-6)) {
+  if (const Seconds last = last_end(out); std::max(out.step, end) < last * (1 - 1e-6)) {
     fail<ConfigError>(where + "step_s", "the step ends before its last span: got {} s, expected {} s",
                       out.step, last);
   }
@@ -256,10 +274,7 @@ Timeline timeline_from_json(const Json& json, const std::string& file) {
 
 void save_timeline(const std::filesystem::path& path, const Timeline& timeline) {
   std::string text = "{\n";
-  for (const auto& [key, value] : {std::pair<const char*, Json>{"format", kFormat},
-                                   {"source", timeline.source},
-                                   {"title", timeline.title},
-                                   {"step_s", timeline.step}}) {
+  for (const auto& [key, value] : head_of(timeline)) {
     text += fmt::format("  \"{}\": {},\n", key, value.dump());
   }
   text += lines("devices", timeline.devices, device_to_json) + ",\n";

@@ -59,8 +59,7 @@ struct TrainOptions {
       at_least(0));
     v("router_bias_rate", router_bias_rate,
       "after a step, e_score_correction_bias of an expert grows by so much where it got fewer tokens than "
-      "the "
-      "mean of its layer, and shrinks where it got more (DeepSeek-V3; 0.001 there), 0 = off",
+      "the mean of its layer, and shrinks where it got more (DeepSeek-V3; 0.001 there), 0 = off",
       between(0, 1));
     v("learning_rate", learning_rate, "peak learning rate", at_least(0));
     v("final_share", final_share, "learning rate at the end, as a share of the peak", between(0, 1));

@@ -324,12 +324,6 @@ Timeline Trainer::whole_timeline() const {
   return all;
 }
 
-bool Trainer::validates_after(i64 step) const {
-  const TrainOptions& train = job_.train;
-  const bool due = train.validate_every > 0 && (step + 1) % train.validate_every == 0;
-  return validation_ && (due || step + 1 == train.steps) && step < train.steps;
-}
-
 bool Trainer::saves_after(i64 step) const { return saves() && (step + 1) % job_.checkpoint.every == 0; }
 
 /// The next step may begin before this one has ended. done: steps of this run before it.
@@ -414,20 +408,6 @@ StepInput Trainer::input_of(const Sampler& sampler, i64 step, i64 first) const {
   input.targets = batch.targets;
   input.target_count = batch.target_count;
   return input;
-}
-
-double Trainer::validate() {
-  const TrainOptions& train = job_.train;
-  double sum = 0, targets = 0;
-  const i64 batches = std::max<i64>(1, train.validation_sequences / train.sequences);
-  for (i64 b = 0; b < batches; ++b) {
-    const StepInput input = input_of(*validation_, b, b * train.sequences);
-    sum += session_->evaluate(input).loss;
-    targets += real(input.target_count);
-  }
-  double all = 0;
-  for (const std::string& text : processes_.gather(fmt::format("{}", sum))) all += std::stod(text);
-  return all / targets;
 }
 
 /// A step's numerics took `wall` real seconds at full speed; they may fill max_cpu_share of the paced step.

@@ -68,7 +68,7 @@ Comparison run(const ModelConfig& model, const Cluster& cluster, const Plan& pla
 TEST(DenseModels, EqualTheReferenceByEveryStrategyThatTakesThem) {
   for (const ModelConfig& model : tiny_dense_models()) {
     for (const i32 num_devices : {1, 2, 3, 4}) {
-      const Cluster cluster = make_cluster(num_devices, std::min(num_devices, 3));
+      const Cluster cluster = make_cluster(num_devices, std::min(num_devices, 3), /*num_nodes=*/1);
       for (NamedPlan& named : dense_plans(model, cluster)) {
         for (const Recompute recompute : {Recompute::kOff, Recompute::kLocal, Recompute::kResend}) {
           named.plan.recompute = recompute;

@@ -1,0 +1,67 @@
+#include "hetermoe/plan/plan.h"
+
+// Plans as text.
+namespace hetermoe {
+
+Json to_json(const Plan& plan) {
+  Json json = write_fields(plan);
+  // Plans that ask for nothing keep their text.
+  if (!plan.grad_dtype) json.erase("grad_dtype");
+  if (!plan.shard_optimizer) json.erase("shard_optimizer");
+  if (plan.weight_gradients == WeightGradients::kWith) json.erase("weight_gradients");
+  if (plan.hosts.empty()) json.erase("hosts");
+  if (plan.slots == VisitSlots{}) json.erase("slots");
+  const auto drop_null = [](Json& of, std::initializer_list<const char*> keys) {
+    for (const char* key : keys) {
+      if (of[key].is_null()) of.erase(key);
+    }
+  };
+  for (Json& group : json["groups"]) {
+    drop_null(group, {"embed_home", "head_home"});
+    for (Json& layer : group["layers"]) {
+      drop_null(layer, {"attention_home", "experts_home", "recompute"});
+      if (layer["attention_backward"].empty()) layer.erase("attention_backward");
+      if (layer["experts_at"] == "owners") layer.erase("experts_at");
+      if (layer["saved"] == "device") layer.erase("saved");
+    }
+  }
+  return json;
+}
+
+namespace {
+
+/// Numbers from a file are added up and multiplied before a plan is held against a model.
+void check_sizes(const Plan& plan, const std::string& where) {
+  constexpr i64 kMostTokens = 100'000'000, kMostSequences = 1'000'000;
+  const auto check = [&](const std::string& key, i64 got, i64 most) {
+    if (got > most) fail<ConfigError>(where + " " + key, "got {}, expected at most {}", got, most);
+  };
+  const auto check_shares = [&](const std::string& key, const Shares& shares) {
+    for (const ShareRow& row : shares) {
+      for (const Share& share : row) check(key, share.sequences, kMostSequences);
+    }
+  };
+  check("seq_len", plan.seq_len, kMostTokens);
+  for (std::size_t g = 0; g < plan.groups.size(); ++g) {
+    const Group& group = plan.groups[g];
+    const std::string key = fmt::format("groups[{}].", g);
+    for (const i64 size : group.microbatches) check(key + "microbatches", size, kMostSequences);
+    check_shares(key + "embed", group.embed);
+    check_shares(key + "head", group.head);
+    for (const LayerPlacement& layer : group.layers) {
+      check_shares(key + "layers", layer.attention);
+      check_shares(key + "layers", layer.attention_backward);
+    }
+  }
+}
+
+}  // namespace
+
+Plan plan_from_json(const Json& json, const std::string& where) {
+  Plan plan;
+  read_fields(json, plan, where + " ");
+  check_sizes(plan, where);
+  return plan;
+}
+
+}  // namespace hetermoe
