@@ -12,6 +12,15 @@ const std::vector<std::string>& EnumNames<ExpertsAt>::names() {
   return all;
 }
 
+namespace {
+
+/// Who computes the layer depends on microbatch and phase.
+bool roams(const LayerPlacement& layer) {
+  return !layer.attention_backward.empty() || layer.experts_at == ExpertsAt::kSources;
+}
+
+}  // namespace
+
 bool has_backward_shares(const Group& group) {
   return std::any_of(group.layers.begin(), group.layers.end(),
                      [](const LayerPlacement& layer) { return !layer.attention_backward.empty(); });
@@ -19,9 +28,7 @@ bool has_backward_shares(const Group& group) {
 
 bool has_roaming_layers(const Plan& plan) {
   return std::any_of(plan.groups.begin(), plan.groups.end(), [](const Group& group) {
-    return has_backward_shares(group) ||
-           std::any_of(group.layers.begin(), group.layers.end(),
-                       [](const LayerPlacement& layer) { return layer.experts_at == ExpertsAt::kSources; });
+    return std::any_of(group.layers.begin(), group.layers.end(), roams);
   });
 }
 
@@ -37,8 +44,7 @@ class Checker {
         is_moe_(is_moe) {}
 
   std::vector<std::string> run() {
-    const bool roams = !layer_.attention_backward.empty() || layer_.experts_at == ExpertsAt::kSources;
-    if (roams && layer_.saved == Residence::kHost)
+    if (roams(layer_) && layer_.saved == Residence::kHost)
       fault("saved", "got host, but the layer goes from device to device: expected device");
     for (i32 m = 0; m < static_cast<i32>(group_.microbatches.size()) && faults_.empty(); ++m) {
       const ShareRow &forward = share_row(layer_.attention, m),

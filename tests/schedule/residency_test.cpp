@@ -239,6 +239,18 @@ std::vector<Planted> planted_faults() {
   };
 }
 
+/// Plants the fault at the first op that has it; validate() says what is expected.
+void expect_found(const Planted& fault, const Schedule& sound, const Plan& plan, const ModelConfig& model) {
+  Schedule planted = sound;
+  OpId op = 0;
+  while (op < planted.num_ops() && !fault.plant(planted, op)) ++op;
+  ASSERT_LT(op, planted.num_ops()) << fault.name;
+  bool found = false;
+  for (const std::string& told : validate(planted, plan, model, {}))
+    found = found || told.find(fault.expected) != std::string::npos;
+  EXPECT_TRUE(found) << fault.name;
+}
+
 TEST(Residency, PlantedFaultsAreFound) {
   ModelConfig model = load_model("tiny");
   model.num_layers = 5;
@@ -247,16 +259,7 @@ TEST(Residency, PlantedFaultsAreFound) {
   Plan plan = find_strategy("zebra").make(model, cluster, small_step());
   offload(plan, model, cluster, {"experts.weights"}, "test");
   const Schedule sound = build_schedule(plan, model);
-  for (const Planted& fault : planted_faults()) {
-    Schedule planted = sound;
-    OpId op = 0;
-    while (op < planted.num_ops() && !fault.plant(planted, op)) ++op;
-    ASSERT_LT(op, planted.num_ops()) << fault.name;
-    bool found = false;
-    for (const std::string& told : validate(planted, plan, model, {}))
-      found = found || told.find(fault.expected) != std::string::npos;
-    EXPECT_TRUE(found) << fault.name;
-  }
+  for (const Planted& fault : planted_faults()) expect_found(fault, sound, plan, model);
 }
 
 std::vector<Planted> planted_in_saved() {
@@ -305,16 +308,8 @@ TEST(SavedOnHosts, PlantedFaultsAreFound) {
     Plan plan = find_strategy(strategy).make(model, cluster, small_step());
     offload(plan, model, cluster, {"saved"}, "test");
     const Schedule sound = build_schedule(plan, model);
-    for (const Planted& fault : planted_in_saved()) {
-      Schedule planted = sound;
-      OpId op = 0;
-      while (op < planted.num_ops() && !fault.plant(planted, op)) ++op;
-      ASSERT_LT(op, planted.num_ops()) << fault.name;
-      bool found = false;
-      for (const std::string& told : validate(planted, plan, model, {}))
-        found = found || told.find(fault.expected) != std::string::npos;
-      EXPECT_TRUE(found) << strategy << " " << fault.name;
-    }
+    SCOPED_TRACE(strategy);
+    for (const Planted& fault : planted_in_saved()) expect_found(fault, sound, plan, model);
   }
 }
 
