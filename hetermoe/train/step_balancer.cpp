@@ -6,6 +6,7 @@
 #include "hetermoe/base/index.h"
 #include "hetermoe/cost/price_migration.h"
 #include "hetermoe/planner/memory_estimate.h"
+#include "hetermoe/schedule/builder.h"
 #include "hetermoe/sim/migration_memory.h"
 #include "hetermoe/sim/simulator.h"
 #include "hetermoe/train/changes.h"
@@ -87,7 +88,7 @@ void StepBalancer::add(const std::vector<std::vector<double>>& copies) {
 
 Seconds StepBalancer::simulated_step(const Plan& emulated, const CostModel& cost) const {
   const Placement placement(emulated, model_, step_);
-  return simulate(build_schedule(emulated, model_, step_), placement, model_, cluster_, cost,
+  return simulate(build_schedule(placement), placement, model_, cluster_, cost,
                   LayerPopularity(model_, layers_, history_))
       .step;
 }

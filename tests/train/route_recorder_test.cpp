@@ -12,19 +12,6 @@
 namespace hetermoe {
 namespace {
 
-using Settings = std::vector<std::pair<std::string, std::string>>;
-
-/// In fp64 no choice hangs on the order of sums.
-Settings in_fp64(Settings more) {
-  more.insert(more.begin(), {{"plan.attention_dtype", "fp64"},
-                             {"plan.expert_dtype", "fp64"},
-                             {"plan.wire_dtype", "fp64"},
-                             {"clock.kind", "virtual"},
-                             {"cluster", "o1"},
-                             {"checkpoint.every", "0"}});
-  return more;
-}
-
 struct Recorded {
   std::string bytes;
   TrainOutcome outcome;

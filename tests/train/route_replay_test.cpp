@@ -12,18 +12,6 @@
 namespace hetermoe {
 namespace {
 
-using Settings = std::vector<std::pair<std::string, std::string>>;
-
-Settings in_fp64(Settings more) {
-  more.insert(more.begin(), {{"plan.attention_dtype", "fp64"},
-                             {"plan.expert_dtype", "fp64"},
-                             {"plan.wire_dtype", "fp64"},
-                             {"clock.kind", "virtual"},
-                             {"cluster", "o1"},
-                             {"checkpoint.every", "0"}});
-  return more;
-}
-
 const std::vector<Settings>& plans() {
   static const std::vector<Settings> all = {
       {{"strategy", "single"}, {"plan.attention", "0"}},

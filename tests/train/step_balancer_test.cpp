@@ -10,8 +10,6 @@
 namespace hetermoe {
 namespace {
 
-using Settings = std::vector<std::pair<std::string, std::string>>;
-
 /// Experts on two slow devices and a fast one; a horizon in which every gain pays for its move.
 Settings balanced(Settings more) {
   more.insert(more.begin(), {{"plan.attention_dtype", "fp64"},

@@ -13,6 +13,19 @@ namespace fs = std::filesystem;
 
 inline const auto kIgnore = [](const std::string&) {};
 
+using Settings = std::vector<std::pair<std::string, std::string>>;
+
+/// In fp64 no choice hangs on the order of sums.
+inline Settings in_fp64(Settings more) {
+  more.insert(more.begin(), {{"plan.attention_dtype", "fp64"},
+                             {"plan.expert_dtype", "fp64"},
+                             {"plan.wire_dtype", "fp64"},
+                             {"clock.kind", "virtual"},
+                             {"cluster", "o1"},
+                             {"checkpoint.every", "0"}});
+  return more;
+}
+
 /// A small job under the tiny model on the demo cluster, in this process.
 struct TinyRun {
   Job job;
