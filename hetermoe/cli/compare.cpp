@@ -67,7 +67,9 @@ void print_rows(const std::vector<CompareRow>& rows) {
          row.ratio > 0 ? format_factor(row.ratio) : "-", format_seconds(row.step_s),
          format_percent(row.utilization_attention), format_percent(row.utilization_expert),
          moved_by_layer(row.experts_moved), std::to_string(row.microbatches), std::to_string(row.chunks),
-         format_bytes(*std::max_element(row.memory_bytes.begin(), row.memory_bytes.end())), row.plan});
+         format_bytes(*std::max_element(row.memory_bytes.begin(), row.memory_bytes.end())),
+         row.on_hosts.empty() ? row.plan
+                              : row.plan + (row.plan.empty() ? "" : "; ") + "on hosts: " + row.on_hosts});
   }
   std::cout << table.str()
             << "all figures simulated; moved: experts that each older device gives up, per layer (one "
@@ -142,7 +144,7 @@ std::function<int()> make_compare(Flags& flags) {
       .add_option(
           "--seq", options->seq_lens,
           "predict GPU training of --model on --cluster at these sequence lengths, each strategy tuned; "
-          "strategies: zebra, ep, ep-ideal, dist-ep, pp, best")
+          "strategies: zebra, ep, ep-ideal, dist-ep, pp, roundpipe, best")
       ->delimiter(',')
       ->range(at_least(1));
   flags

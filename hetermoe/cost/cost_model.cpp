@@ -167,13 +167,25 @@ std::vector<PortBytes> WorkModel::port_bytes(const Op& op, std::span<const Devic
   return {};
 }
 
+namespace {
+
+/// A token's chosen experts with their weights, for a device that computes in so many bytes.
+Bytes choice_bytes(const ModelConfig& model, Bytes element) {
+  return real(model.top_k) * (8 + std::max(4.0, element));
+}
+
+}  // namespace
+
 Bytes WorkModel::host_copy_bytes(const Op& op, const ExchangeLoad* load) const {
   const Plan& plan = placement_.plan();
   if (is_saved_copy(op)) {
     const Bytes element = bytes_of(plan.dtype[idx(op.device)]);
     if (op.chunk == 0) {
-      const i64 sequences = sequences_of(placement_.shares(op.group, op.layer, op.microbatch), op.device);
-      return real(sequences * plan.seq_len) * row_bytes(model_, element);
+      const i64 sequences =
+          sequences_of(placement_.shares(op.group, op.layer, op.microbatch), placement_.maker_of(op));
+      const bool routes = model_.is_moe(op.layer) && placement_.roams(op.group, op.layer, op.microbatch);
+      return real(sequences * plan.seq_len) *
+             (row_bytes(model_, element) + (routes ? choice_bytes(model_, element) : 0));
     }
     HM_CHECK(load != nullptr, "{} needs a routing load", to_string(op));
     const std::size_t owner = position(placement_.owners(op.group, op.layer), op.device);
@@ -287,8 +299,7 @@ Bytes WorkModel::moved_token(const Op& op) const {
   if (op.phase == Phase::kForward) return hidden * bytes_of(plan.wire_forward);
   if (op.phase == Phase::kBackward) return hidden * bytes_of(plan.wire_backward);
   const double element = bytes_of(plan.dtype[idx(placement_.move_rows(op).from[0].device)]);
-  return hidden * element +
-         (placement_.is_moe(op.layer) ? real(model_.top_k) * (8 + std::max(4.0, element)) : 0);
+  return hidden * element + (placement_.is_moe(op.layer) ? choice_bytes(model_, element) : 0);
 }
 
 std::vector<PortBytes> WorkModel::move_bytes(const Op& op, std::span<const DeviceId> participants) const {

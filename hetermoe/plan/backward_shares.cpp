@@ -1,6 +1,7 @@
 #include "hetermoe/plan/backward_shares.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/plan/recompute.h"
@@ -12,14 +13,9 @@ const std::vector<std::string>& EnumNames<ExpertsAt>::names() {
   return all;
 }
 
-namespace {
-
-/// Who computes the layer depends on microbatch and phase.
 bool roams(const LayerPlacement& layer) {
   return !layer.attention_backward.empty() || layer.experts_at == ExpertsAt::kSources;
 }
-
-}  // namespace
 
 bool has_backward_shares(const Group& group) {
   return std::any_of(group.layers.begin(), group.layers.end(),
@@ -32,6 +28,17 @@ bool has_roaming_layers(const Plan& plan) {
   });
 }
 
+i64 num_turns(const Group& group) {
+  const auto differ = [](const Shares& a, const Shares& b) { return share_row(a, 0) != share_row(b, 0); };
+  i64 turns = 1;
+  const Shares *forward = &group.embed, *backward = &backward_embed_shares(group);
+  for (const LayerPlacement& layer : group.layers) {
+    turns += differ(*std::exchange(forward, &layer.attention), layer.attention);
+    turns += differ(*std::exchange(backward, &backward_shares(layer)), backward_shares(layer));
+  }
+  return turns + differ(*forward, group.head) + differ(*backward, group.head);
+}
+
 namespace {
 
 class Checker {
@@ -40,16 +47,16 @@ class Checker {
       : group_(plan.groups[group]),
         layer_(group_.layers[layer]),
         where_(fmt::format("groups[{}].layers[{}]", group, layer)),
+        hosts_(plan.hosts),
         recompute_(recompute_of(plan, static_cast<i32>(group), static_cast<i32>(layer))),
         is_moe_(is_moe) {}
 
   std::vector<std::string> run() {
-    if (roams(layer_) && layer_.saved == Residence::kHost)
-      fault("saved", "got host, but the layer goes from device to device: expected device");
     for (i32 m = 0; m < static_cast<i32>(group_.microbatches.size()) && faults_.empty(); ++m) {
       const ShareRow &forward = share_row(layer_.attention, m),
                      &backward = share_row(backward_shares(layer_), m);
       if (forward != backward) check_rows(forward, backward, m);
+      if (forward != backward && layer_.saved == Residence::kHost) check_hosts(forward, backward, m);
       if (is_moe_ && layer_.experts_at == ExpertsAt::kSources) {
         check_at_sources(forward, m);
         check_at_sources(backward, m);
@@ -94,6 +101,19 @@ class Checker {
     }
   }
 
+  /// What one stores the other fetches.
+  void check_hosts(const ShareRow& forward, const ShareRow& backward, i32 m) {
+    for (std::size_t i = 0; i < std::min(forward.size(), backward.size()); ++i) {
+      const DeviceId from = forward[i].device, to = backward[i].device;
+      if (idx(std::max(from, to)) >= hosts_.size() || hosts_[idx(from)] == hosts_[idx(to)]) continue;
+      fault("saved",
+            "got host, but devices {} and {}, which compute microbatch {} forward and backward, have "
+            "different hosts: expected device",
+            from, to, m);
+      return;
+    }
+  }
+
   void check_at_sources(const ShareRow& row, i32 m) {
     if (row.size() != 1) {
       fault("experts_at", "got sources, but microbatch {} is shared by {} devices, expected one", m,
@@ -114,6 +134,7 @@ class Checker {
   const Group& group_;
   const LayerPlacement& layer_;
   std::string where_;
+  const std::vector<NodeId>& hosts_;
   Recompute recompute_;
   bool is_moe_;
   std::vector<std::string> faults_;

@@ -18,11 +18,15 @@ inline const Shares& backward_embed_shares(const Group& group) {
   return own ? group.layers[0].attention_backward : group.embed;
 }
 
+/// Who computes the layer depends on microbatch and phase.
+bool roams(const LayerPlacement& layer);
 /// Some layer of the group has backward shares of its own.
 bool has_backward_shares(const Group& group);
-/// Some layer has backward shares, or experts at their sources: who computes it depends on microbatch and
-/// phase.
 bool has_roaming_layers(const Plan& plan);
+
+/// Turns of a round of the first microbatch: one, and one more wherever shares change on the way to the head
+/// and back.
+i64 num_turns(const Group& group);
 
 /// Faults of backward shares and of experts at their sources of a layer, in words. The shares themselves add
 /// up and name devices of the group.

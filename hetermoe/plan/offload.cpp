@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "hetermoe/base/index.h"
+#include "hetermoe/plan/recompute.h"
 
 namespace hetermoe {
 namespace {
@@ -119,7 +120,11 @@ void apply(const Entry& entry, Plan& plan) {
   for (Group& group : plan.groups) {
     // A search makes plans of the first layers alone.
     const i32 last = std::min(entry.last_layer, static_cast<i32>(group.layers.size()) - 1);
-    for (i32 l = entry.first_layer; entry.saved && l <= last; ++l) group.layers[idx(l)].saved = *entry.saved;
+    for (i32 l = entry.first_layer; entry.saved && l <= last; ++l) {
+      LayerPlacement& layer = group.layers[idx(l)];
+      const bool keeps = layer.recompute && keeps_activations(*layer.recompute);
+      layer.saved = keeps ? Residence::kDevice : *entry.saved;
+    }
     if (!entry.of_parameters) continue;
     for (const UnitPart part : entry.parts) {
       std::optional<Home> value;

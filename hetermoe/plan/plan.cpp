@@ -114,6 +114,7 @@ class Validator {
     if (faults_.empty()) check_dtypes();
     if (faults_.empty()) check_hosts();
     if (faults_.empty()) check_homes();
+    if (faults_.empty()) check_turn_lengths();
     return faults_;
   }
 
@@ -133,6 +134,21 @@ class Validator {
             name_of(*plan_.grad_dtype), d, name_of(plan_.dtype[d]),
             bytes_of(plan_.dtype[d]) == 2 ? "fp32, bf16 or fp16" : name_of(plan_.dtype[d]));
       return;
+    }
+  }
+
+  void check_turn_lengths() {
+    if (plan_.turn_lengths.empty()) return;
+    if (plan_.order != OrderPolicy::kRoundRobin) {
+      fault("turn_lengths", "got {} entries, but order {} has no turns, expected none",
+            plan_.turn_lengths.size(), name_of(plan_.order));
+      return;
+    }
+    for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
+      const i64 turns = num_turns(plan_.groups[g]);
+      if (turns == static_cast<i64>(plan_.turn_lengths.size())) continue;
+      fault("turn_lengths", "has {} entries, but rounds of groups[{}] have {} turns",
+            plan_.turn_lengths.size(), g, turns);
     }
   }
 
@@ -280,7 +296,7 @@ class Validator {
           "local, resend or ahead");
     }
     std::set<DeviceId> users;
-    add_devices(layer.attention, users);
+    add_devices(layer, users);
     for (const ExpertOwners& owners : layer.experts) {
       for (const ExpertOwner& owner : owners) users.insert(owner.device);
     }

@@ -6,6 +6,7 @@
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/planner/balance/asym_ea.h"
+#include "hetermoe/planner/host_use.h"
 #include "hetermoe/planner/memory_estimate.h"
 #include "hetermoe/planner/strategies.h"
 
@@ -19,30 +20,21 @@ class Best {
 
   /// Returns true when this plan is the best so far.
   bool consider(Plan plan, const std::vector<i64>& moved = {}) {
-    if (setting_.check_memory && !make_room(plan)) return false;
-    Prediction prediction = predictor_.predict(plan);
+    std::string over;
+    std::optional<Plan> fitting = with_room(predictor_, setting_, std::move(plan), over);
+    if (!fitting) {
+      if (best_.plan.groups.empty()) best_.infeasible = over;
+      return false;
+    }
+    Prediction prediction = predictor_.predict(*fitting);
     if (!best_.plan.groups.empty() && prediction.step >= best_.prediction.step) return false;
-    plan.predicted_step_s = prediction.step;
-    best_ = {std::move(plan), std::move(prediction), moved, ""};
+    fitting->predicted_step_s = prediction.step;
+    best_ = {std::move(*fitting), std::move(prediction), moved, ""};
     return true;
   }
   Tuned take() { return std::move(best_); }
 
  private:
-  /// Shards the optimizer where that takes, but not in published settings, which say whether they do.
-  bool make_room(Plan& plan) {
-    std::string over = overfill(plan);
-    if (!over.empty() && !setting_.published) {
-      plan.shard_optimizer = true;
-      over = overfill(plan);
-    }
-    if (!over.empty() && best_.plan.groups.empty()) best_.infeasible = over;
-    return over.empty();
-  }
-  std::string overfill(const Plan& plan) const {
-    return overfilled_device(estimate_memory(plan, predictor_.model()), predictor_.cluster());
-  }
-
   Predictor& predictor_;
   const Setting& setting_;
   Tuned best_;
@@ -53,6 +45,7 @@ StrategyRequest request_of(const Setting& setting, i64 microbatches) {
   request.seq_len = setting.seq_len;
   request.sequences = setting.sequences;
   request.microbatches = microbatches;
+  request.dtype = setting.dtype;
   return request;
 }
 
@@ -70,6 +63,35 @@ void apply(const Setting& setting, Plan& plan) {
   plan.wire_forward = plan.wire_backward = setting.dtype;
   plan.row_dedup = !setting.published;
   if (setting.published && bytes_of(setting.dtype) == 2) plan.grad_dtype = setting.dtype;
+}
+
+namespace {
+
+std::string overfill(const Predictor& predictor, const Plan& plan) {
+  std::string over = overfilled_device(estimate_memory(plan, predictor.model()), predictor.cluster());
+  return over.empty() ? overfilled_host(plan, predictor.model(), predictor.cluster()) : over;
+}
+
+}  // namespace
+
+/// The optimizer is sharded where that takes, but not in published settings, which say whether they do.
+std::optional<Plan> with_room(const Predictor& predictor, const Setting& setting, Plan plan,
+                              std::string& over) {
+  over = setting.check_memory ? overfill(predictor, plan) : "";
+  if (!over.empty() && !setting.published) {
+    plan.shard_optimizer = true;
+    over = overfill(predictor, plan);
+  }
+  if (over.empty()) return plan;
+  if (!has_hosts(predictor.cluster())) return {};
+  plan.shard_optimizer = false;  // hosts update whole parts
+  for (const HostUse use : kHostUses) {
+    Plan on_hosts = plan;
+    keep_on_hosts(use, predictor.model(), predictor.cluster(), on_hosts);
+    over = overfill(predictor, on_hosts);
+    if (over.empty()) return on_hosts;
+  }
+  return {};
 }
 
 std::vector<i64> microbatch_counts(i64 sequences, i64 devices) {
@@ -108,6 +130,17 @@ Tuned tune_dist_ep(Predictor& predictor, const Setting& setting) {
         find_strategy("dist_ep").make(predictor.model(), predictor.cluster(), request_of(setting, count));
     apply(setting, plan);
     consider_degrees(best, std::move(plan));
+  }
+  return best.take();
+}
+
+Tuned tune_roundpipe(Predictor& predictor, const Setting& setting) {
+  const Strategy& strategy = find_strategy("roundpipe");
+  Best best(predictor, setting);
+  for (const i64 count : microbatch_counts(setting.sequences, 1)) {
+    Plan plan = strategy.make(predictor.model(), predictor.cluster(), request_of(setting, count));
+    apply(setting, plan);
+    best.consider(std::move(plan));
   }
   return best.take();
 }

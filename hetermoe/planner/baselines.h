@@ -1,4 +1,5 @@
 #pragma once
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,6 +34,11 @@ struct Tuned {
 /// Sets dtypes and what travels as the setting says.
 void apply(const Setting& setting, Plan& plan);
 
+/// The plan, with as much on hosts as it takes to fit where all nodes have one; nothing = it does not fit,
+/// for the reason in `over`.
+std::optional<Plan> with_room(const Predictor& predictor, const Setting& setting, Plan plan,
+                              std::string& over);
+
 /// Partition degrees that are tried.
 inline const std::vector<i32> kPartitionDegrees = {1, 2, 4, 8, 16};
 
@@ -55,6 +61,8 @@ bool zebra_fits(Predictor& predictor, const Setting& setting, bool asym_ea);
 /// Heterogeneous pipelines, one device per stage, both types mixed in each, 1F1B, data parallel over
 /// pipelines: order of the types, layers per stage and microbatch count searched.
 Tuned tune_pp(Predictor& predictor, const Setting& setting);
+/// Round-robin turns over all devices, which are on one node: microbatch count searched.
+Tuned tune_roundpipe(Predictor& predictor, const Setting& setting);
 
 /// Forward times of one layer under a zebra plan, as the offline profiler measures them.
 struct LayerTimes {

@@ -4,13 +4,14 @@
 #include <numeric>
 
 #include "hetermoe/base/index.h"
+#include "hetermoe/planner/host_use.h"
 #include "hetermoe/planner/memory_estimate.h"
 #include "hetermoe/planner/strategies.h"
 
 namespace hetermoe {
 namespace {
 
-const std::vector<std::string> kKnown = {"zebra", "ep", "ep-ideal", "dist-ep", "pp", "best"};
+const std::vector<std::string> kKnown = {"zebra", "ep", "ep-ideal", "dist-ep", "pp", "roundpipe", "best"};
 
 std::string printed_name(std::string name) {
   std::replace(name.begin(), name.end(), '_', '-');
@@ -47,10 +48,10 @@ class Comparison {
     row.seq_len = setting_.seq_len;
     row.strategy = strategy;
     row.sequences = setting_.sequences;
-    const bool apart = strategy == "zebra" || strategy == "dist-ep";
-    if (apart && predictor_.model().num_moe_layers() == 0) {
-      row.infeasible = "the model has no experts";
-    } else if (strategy == "ep-ideal") {
+    if (strategy == "zebra" || strategy == "dist-ep" || strategy == "roundpipe")
+      row.infeasible = misfit(find_strategy(strategy), predictor_.model(), predictor_.cluster());
+    if (!row.infeasible.empty()) return row;
+    if (strategy == "ep-ideal") {
       fill_ideal(row);
     } else if (strategy == "ep") {
       fill(row, ep(row, setting_));
@@ -66,6 +67,7 @@ class Comparison {
   Tuned tune(const std::string& strategy) {
     if (strategy == "dist-ep") return tune_dist_ep(predictor_, setting_);
     if (strategy == "pp") return tune_pp(predictor_, setting_);
+    if (strategy == "roundpipe") return tune_roundpipe(predictor_, setting_);
     return tune_zebra(predictor_, setting_, options_.asym_ea);
   }
 
@@ -101,6 +103,7 @@ class Comparison {
       row.experts_moved.assign(static_cast<std::size_t>(predictor_.model().num_layers), 0);
     }
     row.memory_bytes = estimate_memory(tuned.plan, predictor_.model());
+    row.on_hosts = kept_on_hosts(tuned.plan);
     row.microbatches = static_cast<i64>(tuned.plan.groups[0].microbatches.size());
     row.chunks = tuned.plan.chunks;
   }
@@ -234,6 +237,7 @@ Json to_json(const std::vector<CompareRow>& rows) {
       json["microbatches"] = row.microbatches;
       json["chunks"] = row.chunks;
       if (!row.plan.empty()) json["plan"] = row.plan;
+      if (!row.on_hosts.empty()) json["on_hosts"] = row.on_hosts;
       if (!row.over_memory.empty()) json["over_memory"] = row.over_memory;
     }
     out.push_back(std::move(json));

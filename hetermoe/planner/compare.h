@@ -13,6 +13,7 @@ struct CompareRow {
   i64 seq_len = 0;
   std::string strategy;    ///< printed form: dist-ep, ep-ideal
   std::string plan;        ///< best: what it is, in words
+  std::string on_hosts;    ///< what is kept there, in words
   std::string infeasible;  ///< why the strategy cannot run; empty = the figures hold
   /// ep, ep-ideal: what overfills even with the smallest microbatch. The figures are those as if it fitted:
   /// nothing that could run, so tables do not show them and JSON keeps them apart.
@@ -32,7 +33,8 @@ struct CompareRow {
 };
 
 struct CompareOptions {
-  /// Any of zebra, ep, ep-ideal, dist-ep, pp, best ('_' for '-' is accepted). best: what find_plan() finds.
+  /// Any of zebra, ep, ep-ideal, dist-ep, pp, roundpipe, best ('_' for '-' is accepted). best: what
+  /// find_plan() finds.
   std::vector<std::string> strategies = {"zebra", "ep", "ep-ideal", "dist-ep", "pp", "best"};
   bool asym_ea = true;
   i64 sequences = 0;  ///< of a step; 0 = from `tokens`, else default_sequences()

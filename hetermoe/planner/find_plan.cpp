@@ -14,8 +14,7 @@ PlanResult search_with_hosts(PlanRequest request, PlanResult without) {
   request.limits.shard_optimizer = false;  // hosts update whole parts
   std::optional<PlanResult> best;
   std::string lack;
-  for (const HostUse use : {HostUse::kOptimizer, HostUse::kOptimizerSaved, HostUse::kExperts, HostUse::kAll,
-                            HostUse::kAllSaved}) {
+  for (const HostUse use : kHostUses) {
     request.limits.host_use = use;
     PlanResult result = search_plans(request);
     if (!result.feasible()) {

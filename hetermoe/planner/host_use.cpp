@@ -7,6 +7,9 @@
 #include "hetermoe/base/index.h"
 #include "hetermoe/cost/cost_model.h"
 #include "hetermoe/model/op_cost.h"
+#include "hetermoe/plan/backward_shares.h"
+#include "hetermoe/plan/offload.h"
+#include "hetermoe/plan/recompute.h"
 #include "hetermoe/planner/memory_estimate.h"
 #include "hetermoe/planner/predict.h"
 #include "hetermoe/schedule/order_policy.h"
@@ -31,6 +34,17 @@ std::vector<std::string> offload_entries(HostUse use) {
   return {};
 }
 
+void keep_on_hosts(HostUse use, const ModelConfig& model, const Cluster& cluster, Plan& plan) {
+  offload(plan, model, cluster, offload_entries(use), "plan");
+  for (std::size_t g = 0; g < plan.groups.size(); ++g) {
+    for (std::size_t l = 0; l < plan.groups[g].layers.size(); ++l) {
+      LayerPlacement& layer = plan.groups[g].layers[l];
+      if (keeps_activations(recompute_of(plan, static_cast<i32>(g), static_cast<i32>(l))))
+        layer.saved = Residence::kDevice;
+    }
+  }
+}
+
 bool has_hosts(const Cluster& cluster) {
   return std::all_of(cluster.nodes.begin(), cluster.nodes.end(),
                      [](const Node& node) { return node.host.has_value(); });
@@ -51,16 +65,20 @@ class HostMemory {
   std::vector<Bytes> run() {
     for (std::size_t l = 0; l < plan_.groups[0].layers.size(); ++l) {
       const auto layer = static_cast<i32>(l);
-      add(UnitPart::kAttention, layer, counts_.attention_part[l],
-          [&](const Group& group, auto& devices) { add_shares(group.layers[l].attention, devices); });
+      add(UnitPart::kAttention, layer, counts_.attention_part[l], [&](const Group& group, auto& devices) {
+        add_shares(group.layers[l].attention, devices);
+        add_shares(backward_shares(group.layers[l]), devices);
+      });
       for (std::size_t e = 0; e < plan_.groups[0].layers[l].experts.size(); ++e) {
         add(UnitPart::kExperts, layer, counts_.expert, [&](const Group& group, auto& devices) {
           for (const ExpertOwner& owner : group.layers[l].experts[e]) devices.insert(owner.device);
         });
       }
     }
-    add(UnitPart::kEmbed, -1, counts_.embedding,
-        [&](const Group& group, auto& devices) { add_shares(group.embed, devices); });
+    add(UnitPart::kEmbed, -1, counts_.embedding, [&](const Group& group, auto& devices) {
+      add_shares(group.embed, devices);
+      add_shares(backward_embed_shares(group), devices);
+    });
     add(UnitPart::kHead, -1, counts_.head,
         [&](const Group& group, auto& devices) { add_shares(group.head, devices); });
     for (const Group& group : plan_.groups) {
@@ -95,14 +113,14 @@ class HostMemory {
     const LayerPlacement& layer = group.layers[l];
     if (layer.saved != Residence::kHost) return;
     const Recompute recompute = layer.recompute.value_or(plan_.recompute);
-    const double in_flight = real(traits_of(plan_.order).in_flight(plan_, group, l));
     const i64 largest = *std::max_element(group.microbatches.begin(), group.microbatches.end());
     const auto add = [&](DeviceId device, double rows, double copies) {
+      const double in_flight = real(traits_of(plan_.order).in_flight(plan_, group, l, device));
       memory_[idx(cluster_.node_of(device))] +=
           in_flight * received_rows_bytes(model_, rows, copies, bytes_of(plan_.dtype[idx(device)]));
     };
     std::map<DeviceId, i64> most;
-    for (const ShareRow& row : layer.attention) {
+    for (const ShareRow& row : backward_shares(layer)) {
       for (const Share& share : row) most[share.device] = std::max(most[share.device], share.sequences);
     }
     for (const auto& [device, sequences] : most) add(device, real(sequences * plan_.seq_len), 0);
@@ -152,24 +170,28 @@ std::string overfilled_host(const Plan& plan, const ModelConfig& model, const Cl
   return "";
 }
 
-std::vector<std::string> explain_hosts(const PlanRequest& request, const Plan& plan,
-                                       const std::string& without) {
+std::string kept_on_hosts(const Plan& plan) {
+  if (!uses_hosts(plan)) return "";
   const Home attention = home_of(plan.groups[0], UnitPart::kAttention, 0);
   const auto last = static_cast<i32>(plan.groups[0].layers.size()) - 1;
   const Home experts = home_of(plan.groups[0], UnitPart::kExperts, last);
   const bool saves = plan.groups[0].layers[0].saved == Residence::kHost;
-  const std::string what = attention.weights == Residence::kHost ? "Weights, masters and moments of all parts"
+  const std::string what = attention.weights == Residence::kHost ? "weights, masters and moments of all parts"
                            : experts.weights == Residence::kHost
-                               ? "Weights of the experts, and masters and moments of all parts,"
-                               : "Masters and moments of all parts";
-  const std::string activations = saves ? ", and activations that backward starts from," : "";
+                               ? "weights of the experts, and masters and moments of all parts"
+                               : "masters and moments of all parts";
+  return what + (saves ? ", and activations that backward starts from" : "");
+}
+
+std::vector<std::string> explain_hosts(const PlanRequest& request, const Plan& plan,
+                                       const std::string& without) {
   const std::vector<Bytes> memory = estimate_host_memory(plan, request.model, request.cluster);
   const auto fullest = std::max_element(memory.begin(), memory.end());
   const Node& node = request.cluster.nodes[idx(fullest - memory.begin())];
   Predictor predictor(request.model, request.cluster, request.software);
   const Seconds step = predictor.predict(plan).step, free = predictor.predict(without_hosts(plan)).step;
-  return {fmt::format("{}{} live in host memory: {:.1f} of {:.0f} GiB on {}. Without that no plan fits: {}.",
-                      what, activations, *fullest / kGiB, node.host->memory_gib, node.name, without),
+  return {fmt::format("In host memory live {}: {:.1f} of {:.0f} GiB on {}. Without that no plan fits: {}.",
+                      kept_on_hosts(plan), *fullest / kGiB, node.host->memory_gib, node.name, without),
           fmt::format(
               "Host memory costs {:.0f} % of the step: the same plan would take {:.3g} s instead of {:.3g} s "
               "if its devices had room for everything.",

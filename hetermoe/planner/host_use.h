@@ -9,6 +9,14 @@ namespace hetermoe {
 /// What plan.offload says for it.
 std::vector<std::string> offload_entries(HostUse use);
 
+/// What plans without room may keep on hosts, the least first.
+inline constexpr HostUse kHostUses[] = {HostUse::kOptimizer, HostUse::kOptimizerSaved, HostUse::kExperts,
+                                        HostUse::kAll, HostUse::kAllSaved};
+
+/// Puts on hosts what `use` says. What backward starts from stays on devices where a layer keeps all of its
+/// activations.
+void keep_on_hosts(HostUse use, const ModelConfig& model, const Cluster& cluster, Plan& plan);
+
 /// Every node of the request's cluster has a host.
 bool has_hosts(const Cluster& cluster);
 
@@ -18,6 +26,9 @@ std::vector<Bytes> estimate_host_memory(const Plan& plan, const ModelConfig& mod
 
 /// The host that a plan overfills: "host of new (64 GiB) needs 80.1 GiB"; empty = the plan fits.
 std::string overfilled_host(const Plan& plan, const ModelConfig& model, const Cluster& cluster);
+
+/// What a plan keeps on hosts, in words; empty = nothing.
+std::string kept_on_hosts(const Plan& plan);
 
 /// What a plan that uses hosts keeps there and what that costs, in words. `without`: why no plan fits
 /// without.

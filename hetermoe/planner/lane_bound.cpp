@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "hetermoe/base/index.h"
+#include "hetermoe/plan/backward_shares.h"
 
 namespace hetermoe {
 namespace {
@@ -30,7 +31,10 @@ class DeviceLoads {
   void add_group(const Group& group) {
     for (const LayerPlacement& layer : group.layers) {
       add_shares(group, layer.attention, [&](std::size_t cls, i64 sequences) {
-        return rates_.attention(cls, real(sequences), recompute_of(layer)).sum();
+        return rates_.attention(cls, real(sequences), recompute_of(layer)).forward;
+      });
+      add_shares(group, backward_shares(layer), [&](std::size_t cls, i64 sequences) {
+        return rates_.attention(cls, real(sequences), recompute_of(layer)).backward;
       });
     }
     add_shares(group, group.head,

@@ -1,11 +1,13 @@
 #include "hetermoe/planner/memory_estimate.h"
 
 #include <algorithm>
+#include <initializer_list>
 #include <set>
 #include <utility>
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/model/op_cost.h"
+#include "hetermoe/plan/backward_shares.h"
 #include "hetermoe/plan/recompute.h"
 #include "hetermoe/schedule/order_policy.h"
 
@@ -70,22 +72,22 @@ class GroupMemory {
   }
 
   void add_to(std::vector<Bytes>& memory) {
-    for_sources(group_.embed, [&](Use& use, double) {
+    for_sources({&group_.embed, &backward_embed_shares(group_)}, [&](Use& use, DeviceId, double) {
       use.add(counts_.embedding, replicas_.embed, home_of(group_, UnitPart::kEmbed, -1));
       use.reduces(real(counts_.embedding), holders(group_.embed));
     });
     for (std::size_t l = 0; l < group_.layers.size(); ++l) add_layer(l);
-    for_sources(group_.head, [&](Use& use, double tokens) {
+    for_sources({&group_.head}, [&](Use& use, DeviceId device, double tokens) {
       use.add(counts_.head, replicas_.head, home_of(group_, UnitPart::kHead, -1));
       use.reduces(real(counts_.head), holders(group_.head));
-      use.add(use.attention, head_memory(model_, tokens, use.element), in_flight(group_.layers.size()),
-              in_wave());
+      use.add(use.attention, head_memory(model_, tokens, use.element),
+              in_flight(group_.layers.size(), device), in_wave());
     });
     for (const DeviceId device : group_.devices) {
       const Use& use = use_[idx(device)];
       const OpMemory ops = both(use.attention, use.experts);
-      memory[idx(device)] += use.sum + plan_.slots.attention * use.attention_visit +
-                             plan_.slots.experts * use.experts_visit +
+      memory[idx(device)] += use.sum + at_once(use.attention_visits, plan_.slots.attention) +
+                             at_once(use.experts_visits, plan_.slots.experts) +
                              (in_stages() ? stage_memory(ops, use.of_window, use.reduction, in_wave(),
                                                          plan_.recompute == Recompute::kResend)
                                           : ops.saved + ops.largest);
@@ -93,6 +95,19 @@ class GroupMemory {
   }
 
  private:
+  /// Of weights of layers that live on the host.
+  struct Visits {
+    i64 layers = 0;
+    Bytes largest = 0;
+
+    void add(Bytes visit) {
+      ++layers;
+      largest = std::max(largest, visit);
+    }
+  };
+  static Bytes at_once(const Visits& visits, i32 slots) {
+    return real(std::min<i64>(slots, visits.layers)) * visits.largest;
+  }
   /// Of one device.
   struct Use {
     Bytes element = 2;  ///< of a number
@@ -103,7 +118,7 @@ class GroupMemory {
       sum += real(parameters) * (updates ? state.total(replicas) : resident());
     }
     Bytes resident() const { return state.weights + state.gradients; }
-    Bytes attention_visit = 0, experts_visit = 0;  ///< of the layer that has most, where weights visit
+    Visits attention_visits, experts_visits;
     void reduces(double parameters, double holders) {
       reduction = std::max(reduction, reduction_bytes(parameters, holders, state.gradients));
     }
@@ -120,18 +135,21 @@ class GroupMemory {
   void add_layer(std::size_t l) {
     const auto layer = static_cast<i64>(l);
     const double holding = holders(group_.layers[l].attention);
-    for_sources(group_.layers[l].attention, [&](Use& use, double tokens) {
-      const Home home = home_of(group_, UnitPart::kAttention, static_cast<i32>(l));
-      if (home.weights == Residence::kHost) {
-        use.attention_visit = std::max(use.attention_visit, real(counts_.attention_part[l]) * use.resident());
-      } else {
-        use.add(counts_.attention_part[l], replicas_.attention[l], home);
-      }
-      use.reduces(real(counts_.attention_part[l]), holding);
-      OpMemory op = attention_memory(plan_, recompute(l), model_, layer, tokens, use.element, in_stages());
-      wait_on_host(op, l, tokens * row_bytes(model_, use.element));
-      use.add(use.attention, op, in_flight(l), in_wave());
-    });
+    for_sources({&group_.layers[l].attention, &backward_shares(group_.layers[l])},
+                [&](Use& use, DeviceId device, double tokens) {
+                  const Home home = home_of(group_, UnitPart::kAttention, static_cast<i32>(l));
+                  if (home.weights == Residence::kHost) {
+                    use.attention_visits.add(real(counts_.attention_part[l]) * use.resident());
+                  } else {
+                    use.add(counts_.attention_part[l], replicas_.attention[l], home);
+                  }
+                  use.reduces(real(counts_.attention_part[l]), holding);
+                  OpMemory op =
+                      attention_memory(plan_, recompute(l), model_, layer, tokens, use.element, in_stages());
+                  const double waiting = in_flight(l, device);
+                  wait_on_host(op, l, waiting, tokens * row_bytes(model_, use.element));
+                  use.add(use.attention, op, waiting, in_wave());
+                });
     add_experts(l);
   }
 
@@ -152,43 +170,48 @@ class GroupMemory {
     }
     for (const DeviceId device : group_.devices) {
       Use& use = use_[idx(device)];
-      const double share = std::exchange(share_[idx(device)], 0);
-      if (visits) use.experts_visit = std::max(use.experts_visit, visit[idx(device)]);
+      double share = std::exchange(share_[idx(device)], 0);
+      if (visits && visit[idx(device)] > 0) use.experts_visits.add(visit[idx(device)]);
       if (share <= 0) continue;
+      // Whoever computes a microbatch then computes all of its experts.
+      if (group_.layers[layer].experts_at == ExpertsAt::kSources) share = real(model_.num_experts);
+      const double waiting = in_flight(layer, device);
       const double copies =
           real(model_.top_k) * share / real(model_.num_experts) * real(largest_microbatch() * plan_.seq_len);
       use.reduces(share * real(counts_.expert), real(plan_.groups.size()));
       OpMemory op = experts_memory(plan_, recompute(layer), model_, copies, use.element);
       // Where a device also computes attention, what is left waits for the dispatch of the whole window.
       if (plan_.weight_gradients == WeightGradients::kAfter)
-        op.largest += in_flight(layer) * copies *
-                      (expert_left_bytes(model_, use.element) + row_bytes(model_, use.element));
-      wait_on_host(op, layer, op.saved);
-      use.add(use.experts, op, in_flight(layer), in_wave());
+        op.largest +=
+            waiting * copies * (expert_left_bytes(model_, use.element) + row_bytes(model_, use.element));
+      wait_on_host(op, layer, waiting, op.saved);
+      use.add(use.experts, op, waiting, in_wave());
     }
   }
 
   /// Saved activations that wait on the host are here in their slots alone, but for those of one layer that
   /// came before their op begins.
-  void wait_on_host(OpMemory& op, std::size_t layer, Bytes saved) const {
+  void wait_on_host(OpMemory& op, std::size_t layer, double waiting, Bytes saved) const {
     if (group_.layers[layer].saved != Residence::kHost || op.saved <= 0) return;
     op.saved -= saved;
-    op.largest += (plan_.slots.saved + in_flight(layer)) * saved;
+    op.largest += (plan_.slots.saved + waiting) * saved;
   }
 
-  /// Calls add(use, tokens of the fullest microbatch) for every device that the shares list.
+  /// Calls add(use, device, tokens of the fullest microbatch) for every device that some of the shares list.
   template <class Add>
-  void for_sources(const Shares& shares, Add add) {
-    for (const ShareRow& row : shares) {
-      for (const Share& share : row) {
-        i64& most = most_[idx(share.device)];
-        most = std::max(most, share.sequences);
+  void for_sources(std::initializer_list<const Shares*> all, Add add) {
+    for (const Shares* shares : all) {
+      for (const ShareRow& row : *shares) {
+        for (const Share& share : row) {
+          i64& most = most_[idx(share.device)];
+          most = std::max(most, share.sequences);
+        }
       }
     }
     for (const DeviceId device : group_.devices) {
       const auto d = idx(device);
       const i64 most = std::exchange(most_[d], -1);
-      if (most >= 0) add(use_[d], real(most * plan_.seq_len));
+      if (most >= 0) add(use_[d], device, real(most * plan_.seq_len));
     }
   }
 
@@ -209,9 +232,9 @@ class GroupMemory {
   i64 largest_microbatch() const {
     return *std::max_element(group_.microbatches.begin(), group_.microbatches.end());
   }
-  /// Microbatches of a layer between forward and backward at once.
-  double in_flight(std::size_t layer) const {
-    return real(traits_of(plan_.order).in_flight(plan_, group_, layer));
+  /// Microbatches of a layer that wait for backward on a device at once.
+  double in_flight(std::size_t layer, DeviceId device) const {
+    return real(traits_of(plan_.order).in_flight(plan_, group_, layer, device));
   }
   /// Microbatches that go through a stage of a pipeline together.
   double in_wave() const {

@@ -102,16 +102,15 @@ class PipelineTuner {
     const i64 each = setting_.sequences / static_cast<i64>(pipelines_);
     for (const Layout& layout : layouts()) {
       for (const i64 count : microbatch_counts(each, 1)) {
-        Plan plan = make(layout, count);
-        const std::string over =
-            overfilled_device(estimate_memory(plan, predictor_.model()), predictor_.cluster());
-        if (setting_.check_memory && !over.empty()) {
+        std::string over;
+        std::optional<Plan> plan = with_room(predictor_, setting_, make(layout, count), over);
+        if (!plan) {
           if (infeasible.empty()) infeasible = over;
           break;  // fewer and larger microbatches need more
         }
-        Plan single = plan;
+        Plan single = *plan;
         single.groups.resize(1);
-        ranked.emplace_back(predictor_.predict(single).step, std::move(plan));
+        ranked.emplace_back(predictor_.predict(single).step, std::move(*plan));
       }
     }
     std::stable_sort(ranked.begin(), ranked.end(), [](auto& a, auto& b) { return a.first < b.first; });

@@ -236,13 +236,7 @@ Bytes Rates::state_bytes(UnitPart part, double replicas) const {
 }
 
 void keep_on_hosts(const PlanRequest& request, Plan& plan) {
-  offload(plan, request.model, request.cluster, offload_entries(request.limits.host_use), "plan");
-  for (std::size_t g = 0; g < plan.groups.size(); ++g) {
-    for (std::size_t l = 0; l < plan.groups[g].layers.size(); ++l) {
-      if (keeps_activations(recompute_of(plan, static_cast<i32>(g), static_cast<i32>(l))))
-        plan.groups[g].layers[l].saved = Residence::kDevice;
-    }
-  }
+  keep_on_hosts(request.limits.host_use, request.model, request.cluster, plan);
 }
 
 double Rates::hit(double owned) const {

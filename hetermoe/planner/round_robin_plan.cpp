@@ -9,6 +9,8 @@
 #include "hetermoe/cost/measured.h"
 #include "hetermoe/plan/backward_shares.h"
 #include "hetermoe/plan/recompute.h"
+#include "hetermoe/planner/host_use.h"
+#include "hetermoe/planner/memory_estimate.h"
 
 namespace hetermoe {
 namespace {
@@ -97,6 +99,16 @@ void own_everything(LayerPlacement& layer) {
   if (!layer.experts.empty()) layer.experts_at = ExpertsAt::kSources;
 }
 
+/// Of a microbatch's rows from one device to another.
+Seconds hop_seconds(const ModelConfig& model, const CostModel& cost, const Plan& plan, double sequences) {
+  const std::vector<DeviceId>& devices = plan.groups[0].devices;
+  if (devices.size() < 2) return 0;
+  const Op op{.kind = OpKind::kMove, .phase = Phase::kForward};
+  const Bytes bytes = wire_bytes(op, plan, model.hidden, sequences * real(plan.seq_len), 0);
+  const PortBytes ends[] = {{.local_out = bytes}, {.local_in = bytes}};
+  return cost.transfer({op, std::span(devices).first(2), ends}).seconds();
+}
+
 }  // namespace
 
 TurnTimes expected_turn_times(const Plan& plan, const ModelConfig& model, const Cluster& cluster,
@@ -104,6 +116,7 @@ TurnTimes expected_turn_times(const Plan& plan, const ModelConfig& model, const 
   const std::unique_ptr<CostModel> cost = make_cost(model, cluster, plan, load_profiles(cluster));
   TurnTimes times{std::vector<double>(idx(model.num_layers) + 1, 0), {}};
   times.backward = times.forward;
+  times.hop = hop_seconds(model, *cost, plan, sequences);
   for (const DeviceId device : plan.groups[0].devices) {
     Timer timer(plan, model, *cost, sequences, device);
     const auto raise = [](double& to, Seconds seconds) { to = std::max(to, seconds); };
@@ -125,6 +138,7 @@ void deal_turns(Plan& plan, const TurnSplit& split) {
   const std::vector<i64> forward = turn_of_layers(split.forward, 0);
   const std::vector<i64> backward = turn_of_layers(split.backward, num_forward + 1);
   plan.order = OrderPolicy::kRoundRobin;
+  plan.turn_lengths = split.lengths;
   group.embed = dealer.rows(0);
   group.head = dealer.rows(num_forward);
   for (std::size_t l = 0; l < group.layers.size(); ++l) {
@@ -147,6 +161,21 @@ void deal_turns(Plan& plan, const TurnSplit& split) {
   plan.slots.attention = plan.slots.experts = static_cast<i32>(2 * std::max<i64>(1, longest));
 }
 
+namespace {
+
+void deal_rounds(Plan& plan, const Rounds& rounds) {
+  plan.window = static_cast<i32>(rounds.round);
+  deal_turns(plan, rounds.split);
+}
+
+/// With so much on hosts, where there are any.
+bool has_room(HostUse use, Plan plan, const ModelConfig& model, const Cluster& cluster) {
+  if (has_hosts(cluster)) keep_on_hosts(use, model, cluster, plan);
+  return overfilled_device(estimate_memory(plan, model), cluster).empty();
+}
+
+}  // namespace
+
 Plan make_roundpipe(const ModelConfig& model, const Cluster& cluster, const StrategyRequest& request,
                     Plan base) {
   Group& group = base.groups[0];
@@ -162,31 +191,23 @@ Plan make_roundpipe(const ModelConfig& model, const Cluster& cluster, const Stra
   if (!request.attention_weights.empty() || !request.expert_weights.empty() || !request.balancer.empty())
     fail<ConfigError>("strategy roundpipe",
                       "devices take turns: weights of devices and balancers mean nothing");
-  const i64 devices = static_cast<i64>(group.devices.size()), microbatches = request.microbatches;
-  if (request.window < 0)
-    base.window = static_cast<i32>(std::min(microbatches, std::max(devices, (microbatches + 1) / 2)));
+  base.dtype.assign(base.dtype.size(), request.dtype);
   for (LayerPlacement& layer : group.layers) layer.recompute = Recompute::kResend;
   const double largest = real(*std::max_element(group.microbatches.begin(), group.microbatches.end()));
-  deal_turns(base, split_turns(expected_turn_times(base, model, cluster, largest), devices, microbatches));
+  const std::vector<Rounds> ranked = ranked_rounds(expected_turn_times(base, model, cluster, largest),
+                                                   {.devices = static_cast<i64>(group.devices.size()),
+                                                    .microbatches = request.microbatches,
+                                                    .round = std::max(0, request.window),
+                                                    .drains = request.staleness == 0});
+  for (const HostUse use : {HostUse::kAll, HostUse::kAllSaved}) {
+    for (const Rounds& rounds : ranked) {
+      deal_rounds(base, rounds);
+      if (has_room(use, base, model, cluster)) return base;
+    }
+  }
+  deal_rounds(base, ranked.front());
   return base;
 }
-
-namespace {
-
-/// Of a round: one, and one more wherever shares change on the way to the head and back.
-i64 num_turns(const Group& group) {
-  i64 turns = 1;
-  for (std::size_t l = 0; l < group.layers.size(); ++l) {
-    const bool last = l + 1 == group.layers.size();
-    const auto row = [](const Shares& shares) -> const ShareRow& { return share_row(shares, 0); };
-    turns += row(group.layers[l].attention) != row(last ? group.head : group.layers[l + 1].attention);
-    turns += row(backward_shares(group.layers[l])) !=
-             row(last ? group.head : backward_shares(group.layers[l + 1]));
-  }
-  return turns;
-}
-
-}  // namespace
 
 std::string round_warning(const Plan& plan) {
   if (plan.order != OrderPolicy::kRoundRobin || plan.groups.empty()) return "";

@@ -11,14 +11,16 @@ namespace hetermoe {
 struct TurnTimes {
   std::vector<double> forward;   ///< [layers + 1] that of the head is not looked at
   std::vector<double> backward;  ///< [layers + 1] with the forward pass made anew; the head's both passes
+  Seconds hop = 0;               ///< from the device of a turn to that of the next
 };
 
 struct TurnSplit {
-  std::vector<i64> forward;   ///< [turn] layers, from the first layer on
-  i64 fused = 0;              ///< last entries, the head among them: forward and backward in one turn
-  std::vector<i64> backward;  ///< [turn] layers, from the last that is not fused down
-  Seconds longest = 0;        ///< turn
-  Seconds cost = 0;           ///< device-seconds of a step: busy and idle ones of all devices
+  std::vector<i64> forward;      ///< [turn] layers, from the first layer on
+  i64 fused = 0;                 ///< last entries, the head among them: forward and backward in one turn
+  std::vector<i64> backward;     ///< [turn] layers, from the last that is not fused down
+  Seconds longest = 0;           ///< turn
+  std::vector<Seconds> lengths;  ///< [turn] of a microbatch
+  Seconds cost = 0;              ///< device-seconds of a step: busy and idle ones of all devices
 
   i64 num_turns() const { return static_cast<i64>(forward.size() + 1 + backward.size()); }
 };
@@ -26,6 +28,25 @@ struct TurnSplit {
 /// The cut of least cost (microbatches * max(turns, devices) + devices * (devices - 1)) * longest turn; of
 /// equal ones that with the shortest turns. Exact. Both lists have one length from 1 on.
 TurnSplit split_turns(const TurnTimes& times, i64 devices, i64 microbatches);
+
+/// What a step of round-robin turns is asked for.
+struct RoundsRequest {
+  i64 devices = 1, microbatches = 1;
+  i64 round = 0;       ///< microbatches of a round; 0 = what takes least time
+  bool drains = true;  ///< false: a step begins while the last turns of the one before it still run
+};
+
+struct Rounds {
+  TurnSplit split;
+  i64 round = 0;     ///< microbatches of a round, of the last one the rest
+  Seconds step = 0;  ///< from one step to the next
+};
+
+/// Cuts with the rounds whose steps take least time, the fastest first: of each number of turns the one with
+/// the shortest turns. No fewer turns than devices, if the model has as many. Every step begins with the
+/// first device, so devices are equally busy where the turns of all rounds together divide by them. A device
+/// takes its turns in order; a microbatch is `hop` later in the next one.
+std::vector<Rounds> ranked_rounds(const TurnTimes& times, const RoundsRequest& request);
 
 /// Share of the devices' time that a round-robin step of equal turns leaves idle. With rounds of fewer
 /// microbatches than there are devices, turns wait for the ones before them.

@@ -349,10 +349,7 @@ class Search {
 
   void simulate_fixed() {
     for (const Strategy& strategy : strategies()) {
-      // Estimates of memory do not know layers that visit device after device.
-      if (strategy.has_stages || strategy.name == "roundpipe") continue;
-      // Devices for experts alone would have nothing to do.
-      if (strategy.use == DeviceUse::kApart && request_.model.num_moe_layers() == 0) continue;
+      if (strategy.has_stages || !misfit(strategy, request_.model, request_.cluster).empty()) continue;
       const bool reported = strategy.name == "ep" || strategy.name == "single";
       std::vector<std::pair<Seconds, Plan>> plans = fixed_plans(evaluator_.rates(), strategy);
       std::stable_sort(plans.begin(), plans.end(), [](auto& a, auto& b) { return a.first < b.first; });

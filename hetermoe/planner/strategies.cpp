@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <set>
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/planner/balance/balancers.h"
@@ -320,24 +321,33 @@ Plan make_round_robin(const ModelConfig& model, const Cluster& cluster, const St
 
 const std::vector<Strategy>& strategies() {
   static const std::vector<Strategy> all = {
-      {"single", "everything on one device", DeviceUse::kOne, false, make_single},
+      {"single", "everything on one device", DeviceUse::kOne, false, false, make_single},
       {"ep", "expert parallelism: equal attention and experts on all devices, one microbatch after another",
-       DeviceUse::kAlike, false, make_ep},
-      {"ep_overlap", "expert parallelism with microbatches interleaved", DeviceUse::kAlike, false,
+       DeviceUse::kAlike, false, false, make_ep},
+      {"ep_overlap", "expert parallelism with microbatches interleaved", DeviceUse::kAlike, false, false,
        make_ep_overlap},
       {"dist_ep", "attention on newer devices, experts on older ones, one microbatch after another",
-       DeviceUse::kApart, false, make_dist_ep},
+       DeviceUse::kApart, false, false, make_dist_ep},
       {"zebra", "attention on newer devices, experts on older ones, microbatches zig-zag between them",
-       DeviceUse::kApart, false, make_zebra},
+       DeviceUse::kApart, false, false, make_zebra},
       {"pp_ep", "a pipeline (1F1B) whose stages are runs of layers with expert parallelism inside",
-       DeviceUse::kAlike, true, make_pp_ep},
+       DeviceUse::kAlike, true, false, make_pp_ep},
       {"pp_zebra", "a pipeline (1F1B) whose stages have attention on newer and experts on older devices",
-       DeviceUse::kApart, true, make_pp_zebra},
+       DeviceUse::kApart, true, false, make_pp_zebra},
       {"roundpipe",
        "runs of layers, forward and backward, go round the devices of a node, each taking the next",
-       DeviceUse::kAlike, false, make_round_robin},
+       DeviceUse::kAlike, false, true, make_round_robin},
   };
   return all;
+}
+
+std::string misfit(const Strategy& strategy, const ModelConfig& model, const Cluster& cluster) {
+  if (strategy.use == DeviceUse::kApart && model.num_moe_layers() == 0) return "the model has no experts";
+  std::set<NodeId> nodes;
+  for (const Device& device : cluster.devices) nodes.insert(device.node);
+  if (strategy.one_node && nodes.size() > 1)
+    return fmt::format("the devices are on {} nodes, expected one", nodes.size());
+  return "";
 }
 
 const Strategy& find_strategy(const std::string& name) {

@@ -22,8 +22,10 @@ struct StrategyRequest {
   /// [num_layers][num_experts] copies over the mean, for balancers that look at loads; empty = even. Rows of
   /// dense layers are not looked at.
   std::vector<std::vector<double>> expert_load;
-  i64 expert_replicas = 0;  ///< for eplb: copies of experts in a layer beyond one of each
-  i32 window = -1;          ///< microbatches in flight; -1 = the strategy's own
+  i64 expert_replicas = 0;     ///< for eplb: copies of experts in a layer beyond one of each
+  i32 window = -1;             ///< microbatches in flight; -1 = the strategy's own
+  Dtype dtype = Dtype::kFp32;  ///< of devices, for strategies that ask for time or memory
+  i64 staleness = 0;           ///< steps that weights lag: with 1 steps overlap
   // Of strategies with stages. Devices are cut in the order of their lists.
   i64 stages = 0;                                   ///< 0 = as many as the lists below have, else two
   std::vector<i64> stage_layers;                    ///< [stage] empty = by the number of the stage's devices
@@ -42,11 +44,14 @@ struct Strategy {
   std::string summary;  ///< one line for --help
   DeviceUse use;
   bool has_stages;  ///< layers are cut into stages, each on devices of its own
+  bool one_node;    ///< its devices are on one node
   Plan (*make)(const ModelConfig&, const Cluster&, const StrategyRequest&);
 };
 
 /// The table: a new strategy is one function and one row.
 const std::vector<Strategy>& strategies();
+/// What keeps a strategy from all devices of a cluster, in words; empty = nothing.
+std::string misfit(const Strategy& strategy, const ModelConfig& model, const Cluster& cluster);
 /// Accepts '-' or '_'. Throws ConfigError with the known names.
 const Strategy& find_strategy(const std::string& name);
 

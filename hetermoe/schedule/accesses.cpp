@@ -162,6 +162,9 @@ class Table {
       out_.push_back({Buffer::kRows, on_device, op_.layer, op_.microbatch, op_.chunk - 1});
     else
       add(Buffer::kHidden, on_device, op_.layer);
+    // Elsewhere routing is already where backward needs it.
+    if (!rows && p_.is_moe(op_.layer) && p_.roams(op_.group, op_.layer, op_.microbatch))
+      add(Buffer::kRouting, on_device, op_.layer);
   }
 
   void update() {

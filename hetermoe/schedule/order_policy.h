@@ -13,8 +13,8 @@ struct OrderPolicyTraits {
   bool treats_equals_alike;  ///< equal devices, and groups arranged alike, do the same at the same time
   bool has_window;           ///< follows Plan::window and Plan::chunks
   bool takes_turns;          ///< windows of Plan::window microbatches go through all layers one after another
-  /// Most microbatches of a layer between forward and backward at once; layer num_layers is the head.
-  i64 (*in_flight)(const Plan&, const Group&, std::size_t layer);
+  /// Most microbatches of a layer that wait for backward on a device at once; layer num_layers is the head.
+  i64 (*in_flight)(const Plan&, const Group&, std::size_t layer, DeviceId);
   const char* plan_name;  ///< of plans that run so; empty = they are named by their placement
 };
 

@@ -40,7 +40,7 @@ std::vector<Turn> make_turns(const Placement& placement, i32 group, i32 microbat
 
 /// A microbatch in a turn.
 struct Step {
-  i32 start = 0;  ///< if all turns took a microbatch equally long
+  double start = 0;  ///< by plan.turn_lengths
   const Turn* turn;
   i32 microbatch;
   std::size_t group;  ///< of those that are appended
@@ -55,13 +55,15 @@ class RoundRobin {
     const i32 count = p_.num_microbatches(group_), round = p_.plan().window > 0 ? p_.plan().window : count;
     for (i32 first = 0; first < count; first += round) {
       rounds_.push_back(make_turns(p_, group_, first));
-      std::vector<i32> ready(idx(std::min(round, count - first)), 0);
+      std::vector<double> ready(idx(std::min(round, count - first)), 0);
+      std::size_t number_of_turn = 0;
       for (const Turn& turn : rounds_.back()) {
-        i32& now = free_[idx(device_of_turn(turn, first))];
+        double& now = free_[idx(device_of_turn(turn, first))];
+        const double length = length_of(number_of_turn++);
         for (std::size_t i = 0; i < ready.size(); ++i) {
           now = std::max(now, ready[i]);
           steps.push_back({now, &turn, first + static_cast<i32>(i), number});
-          ready[i] = ++now;
+          ready[i] = now += length;
         }
       }
     }
@@ -77,6 +79,10 @@ class RoundRobin {
   }
 
  private:
+  double length_of(std::size_t turn) const {
+    const std::vector<double>& lengths = p_.plan().turn_lengths;
+    return turn < lengths.size() ? lengths[turn] : 1;
+  }
   DeviceId device_of_turn(const Turn& turn, i32 microbatch) const {
     const i32 head = p_.num_layers(), level = turn.waves.front().level;
     return level <= head ? p_.shares(group_, level, microbatch)[0].device
@@ -86,7 +92,7 @@ class RoundRobin {
   const Placement& p_;
   WaveRunner runner_;
   i32 group_;
-  std::vector<i32> free_;                 // [device] when it has ended what it has to do
+  std::vector<double> free_;              // [device] when it has ended what it has to do
   std::deque<std::vector<Turn>> rounds_;  // stay where they are: steps point at them
 };
 

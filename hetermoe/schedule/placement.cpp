@@ -204,6 +204,14 @@ i32 Placement::last_moe_layer() const {
   return last;
 }
 
+DeviceId Placement::maker_of(const Op& op) const {
+  if (op.kind != OpKind::kFetch || !roams(op.group, op.layer, op.microbatch)) return op.device;
+  const ShareRow& backward = shares(op.group, op.layer, op.microbatch, Phase::kBackward);
+  const auto own = std::find_if(backward.begin(), backward.end(),
+                                [&](const Share& share) { return share.device == op.device; });
+  return shares(op.group, op.layer, op.microbatch)[idx(own - backward.begin())].device;
+}
+
 const ShareRow& Placement::shares(i32 group, i32 layer, i32 microbatch, Phase phase) const {
   return share_row(shares_of_stage(plan_.groups[static_cast<std::size_t>(group)], layer, phase), microbatch);
 }

@@ -47,8 +47,10 @@ class Placement {
   /// Pieces (is_saved_copy) of a layer and microbatch from all devices of a host, and which of them is op's.
   i32 num_saved_pieces() const { return devices_of_host_ * (plan_.chunks + 1); }
   i32 saved_piece(const Op& op) const {
-    return number_on_host_[idx(op.device)] * (plan_.chunks + 1) + op.chunk;
+    return number_on_host_[idx(maker_of(op))] * (plan_.chunks + 1) + op.chunk;
   }
+  /// The device whose forward pass made what an op stores or fetches.
+  DeviceId maker_of(const Op& op) const;
   /// The device of a piece, and its chunk there.
   std::pair<DeviceId, i32> of_saved_piece(PlaceId host, i32 piece) const {
     return {first_device(host) + piece / (plan_.chunks + 1), piece % (plan_.chunks + 1)};
@@ -103,16 +105,20 @@ class Placement {
   bool moves_into(i32 group, i32 layer, i32 microbatch, Phase phase = Phase::kForward) const {
     return stage(group, layer, microbatch, phase).moves;
   }
-  /// What backward starts from goes to the devices of backward by move.R: input and routing.
-  bool moves_saved(i32 group, i32 layer, i32 microbatch) const {
+  /// Backward of the layer is on other devices than forward.
+  bool roams(i32 group, i32 layer, i32 microbatch) const {
     return options_.backward && layer < num_layers_ &&
            shares(group, layer, microbatch) != shares(group, layer, microbatch, Phase::kBackward);
+  }
+  /// What it starts from goes there by move.R: input and routing. By way of the host where that saves it.
+  bool moves_saved(i32 group, i32 layer, i32 microbatch) const {
+    return roams(group, layer, microbatch) && !saves_inputs(group, layer);
   }
   /// A dispatch whose owners do not know yet how much will come.
   bool tells_sizes(const Op& op) const {
     return op.kind == OpKind::kDispatch &&
            (op.phase == Phase::kForward ||
-            (op.phase == Phase::kRecompute && moves_saved(op.group, op.layer, op.microbatch)));
+            (op.phase == Phase::kRecompute && roams(op.group, op.layer, op.microbatch)));
   }
   /// moves_into() for some microbatch of some group, in forward or backward.
   bool may_move_into(i32 layer) const { return may_move_[static_cast<std::size_t>(layer)]; }

@@ -31,21 +31,37 @@ bool SavedVisits::uses_last(const Op& op) const {
 }
 
 void SavedVisits::before(Op& op, DeviceId device, std::vector<Op>& out) {
-  if (!active()) return;
+  if (!active() || device >= p_.num_devices()) return;
+  send_off(device, out);
   const std::optional<Piece> piece = piece_of(op);
   if (!piece) return;
+  const bool roams = p_.roams(op.group, op.layer, op.microbatch);
   Device& of = slots_[idx(device)];
   std::vector<Slot>& slots = of.slots[piece->chunk > 0 ? 1 : 0];
   auto slot =
       std::find_if(slots.begin(), slots.end(), [&](const Slot& s) { return s.needed && s.piece == *piece; });
   if (slot == slots.end()) {
     slot = slots.begin() + (&make_room(of, device, *piece, out) - slots.data());
-    if (op.phase != Phase::kForward)
-      out.push_back(copy(OpKind::kFetch, *piece, device, static_cast<std::size_t>(slot - slots.begin())));
+    if (op.phase != Phase::kForward) {
+      const Op fetch = copy(OpKind::kFetch, *piece, device, static_cast<std::size_t>(slot - slots.begin()));
+      if (roams) send_off(p_.maker_of(fetch), out);
+      out.push_back(fetch);
+    }
   }
   slot->used = ++now_;
   slot->needed = !uses_last(op);
+  slot->leaves = roams && op.phase == Phase::kForward;
   op.saved = static_cast<std::int16_t>(slot - slots.begin());
+}
+
+void SavedVisits::send_off(DeviceId device, std::vector<Op>& out) {
+  for (std::vector<Slot>& slots : slots_[idx(device)].slots) {
+    for (std::size_t s = 0; s < slots.size(); ++s) {
+      if (!slots[s].leaves) continue;
+      out.push_back(copy(OpKind::kStore, slots[s].piece, device, s));
+      slots[s].leaves = slots[s].needed = false;
+    }
+  }
 }
 
 /// In the slot that has been of no use for longest, else in that of the piece which has been there for
@@ -60,7 +76,7 @@ SavedVisits::Slot& SavedVisits::make_room(Device& of, DeviceId device, const Pie
   Slot& slot = *std::min_element(slots.begin(), slots.end(), worse);
   if (slot.needed && of.stored.insert(slot.piece).second)
     out.push_back(copy(OpKind::kStore, slot.piece, device, static_cast<std::size_t>(&slot - slots.data())));
-  slot = {.piece = piece, .needed = true, .entered = ++now_};
+  slot = {.piece = piece, .needed = true, .leaves = false, .entered = ++now_};
   return slot;
 }
 

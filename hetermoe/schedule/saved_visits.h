@@ -11,7 +11,8 @@ namespace hetermoe {
 /// Follows activations that wait on the host (Placement::saves_inputs) through the order of a step's compute
 /// ops, and says which stores and fetches it takes. Forward puts each piece (is_saved_copy) into a slot of
 /// its device; backward fetches it unless it still lies in one, so that the last layers make no copies. A
-/// piece that backward still needs is stored when another one takes its slot.
+/// piece that backward still needs is stored when another one takes its slot, or at once where backward is on
+/// another device (Placement::roams).
 class SavedVisits {
  public:
   /// Keeps a reference.
@@ -30,6 +31,7 @@ class SavedVisits {
   struct Slot {
     Piece piece = {};
     bool needed = false;  ///< by backward
+    bool leaves = false;  ///< for the device of backward, and is not stored yet
     i64 entered = -1, used = -1;
   };
   /// Of one device.
@@ -38,6 +40,8 @@ class SavedVisits {
     std::set<Piece> stored;
   };
   std::optional<Piece> piece_of(const Op& op) const;
+  /// Stores what leaves a device.
+  void send_off(DeviceId device, std::vector<Op>& out);
   /// No later op of the step uses the op's piece on its device.
   bool uses_last(const Op& op) const;
   Slot& make_room(Device& of, DeviceId device, const Piece& piece, std::vector<Op>& out);

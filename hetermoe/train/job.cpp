@@ -232,6 +232,8 @@ Plan plan_of_strategy(const Job& job, const ModelConfig& model, const Cluster& c
   request.attention_weights = options.attention_weights;
   request.expert_weights = options.expert_weights;
   request.window = options.window;
+  request.dtype = options.attention_dtype.value_or(Dtype::kFp32);
+  request.staleness = job.train.staleness;
   request.stages = options.stages;
   request.stage_layers = options.stage_layers;
   request.stage_attention = options.stage_attention;

@@ -55,8 +55,8 @@ TEST_P(RoundRobin, GivesTheGradientsOfTheReference) {
       for (const LayerPlacement& layer : plan.groups[0].layers)
         moved = moved || !layer.attention_backward.empty();
       indivisible = indivisible || plan.groups[0].embed.size() > 1;
-      for (const bool on_host : {false, true}) {
-        if (on_host) offload(plan, model, cluster, {"all"}, "test");
+      for (const char* on_host : {"none", "all", "saved"}) {
+        offload(plan, model, cluster, {on_host}, "test");
         const Comparison c = against_reference(model, cluster, plan);
         EXPECT_LE(c.max(), kTolerance)
             << num_devices << " devices, window " << window << ", host " << on_host << ": loss " << c.loss

@@ -39,6 +39,18 @@ TEST_F(CompareTest, WithoutExpertsWhatNeedsThemSaysSo) {
   }
 }
 
+TEST_F(CompareTest, RoundRobinTurnsWithParametersOnTheHost) {
+  options_.strategies = {"roundpipe", "pp", "ep"};
+  options_.sequences = 32;
+  const ModelConfig model = load_model("llama-3.1-8b");
+  const std::vector<CompareRow> rows = compare_strategies(model, load_cluster("rtx4090x8"), {2048}, options_);
+  EXPECT_EQ(rows[0].infeasible, "");
+  EXPECT_NE(rows[0].on_hosts.find("moments"), std::string::npos);
+  EXPECT_GT(rows[0].tokens_per_s, 0);
+  const CompareRow nodes = compare_strategies(model, load_cluster("o1"), {2048}, options_)[0];
+  EXPECT_NE(nodes.infeasible.find("nodes, expected one"), std::string::npos) << nodes.infeasible;
+}
+
 TEST_F(CompareTest, EpIdealAddsTwoIndependentHalves) {
   options_.strategies = {"ep", "ep-ideal"};
   const std::vector<CompareRow> rows = compare({8192});

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <random>
 
+#include "hetermoe/plan/backward_shares.h"
 #include "hetermoe/planner/round_robin_plan.h"
 #include "tests/schedule/plans.h"
 #include "tests/support/error_of.h"
@@ -40,6 +41,25 @@ TEST(SplitTurns, WorkedExamples) {
 }
 
 TEST(SplitTurns, AHeadAloneIsFused) { expect_split({{1}, {3}}, 2, 4, 3 * (4 * 2 + 2), 3, {}, 1, {}); }
+
+/// Three turns on two devices: in two rounds each device has three of them, in one round one has two.
+TEST(RankedRounds, TurnsOfAllRoundsDivideByDevices) {
+  const TurnTimes times{{2, 1}, {2, 2}};
+  const Rounds best = ranked_rounds(times, {.devices = 2, .microbatches = 4, .drains = false})[0];
+  EXPECT_EQ(best.split.num_turns(), 3);
+  EXPECT_EQ(best.round, 2);
+  EXPECT_EQ(best.step, 12);
+  EXPECT_EQ(ranked_rounds(times, {.devices = 2, .microbatches = 4, .round = 4, .drains = false})[0].step, 16);
+}
+
+TEST(RankedRounds, HopsTakeTime) {
+  TurnTimes times{Times(12, 1), Times(13, 3)};
+  times.forward.push_back(1);
+  const RoundsRequest request{.devices = 4, .microbatches = 40};
+  const Seconds without = ranked_rounds(times, request)[0].step;
+  times.hop = 0.5;
+  EXPECT_GT(ranked_rounds(times, request)[0].step, without);
+}
 
 /// All ways to cut the first `layers` times; bit l of `cuts` = a cut after layer l.
 double longest_run(const Times& times, std::size_t layers, unsigned cuts, i64& runs) {
@@ -123,12 +143,16 @@ StrategyRequest request(i64 microbatches, i32 window) {
   return r;
 }
 
-TEST(RoundpipeStrategy, RoundsHaveTheDevicesOrHalfOfTheMicrobatches) {
+TEST(RoundpipeStrategy, RoundsAreNoShorterThanThereAreDevices) {
   const ModelConfig model = test::make_model({.num_layers = 3});
   const Strategy& roundpipe = find_strategy("roundpipe");
-  EXPECT_EQ(roundpipe.make(model, test::make_cluster({4}), request(6, -1)).window, 4);
-  EXPECT_EQ(roundpipe.make(model, test::make_cluster({2}), request(9, -1)).window, 5);
-  EXPECT_EQ(roundpipe.make(model, test::make_cluster({4}), request(3, -1)).window, 3);
+  for (const i32 devices : {2, 4}) {
+    for (const i64 microbatches : {3, 6, 9}) {
+      const Plan plan = roundpipe.make(model, test::make_cluster({devices}), request(microbatches, -1));
+      EXPECT_GE(plan.window, std::min<i64>(devices, microbatches));
+      EXPECT_EQ(static_cast<i64>(plan.turn_lengths.size()), num_turns(plan.groups[0]));
+    }
+  }
 }
 
 TEST(RoundpipeStrategy, WarnsOfShortRounds) {

@@ -75,8 +75,12 @@ SavedSlot& on_host(OpContext& d, const Op& op) {
   return d.slots.saved(op.layer, op.microbatch, d.p.saved_piece(op));
 }
 
+/// It comes to another device.
+bool roams(const OpContext& d, const Op& op) { return d.p.roams(op.group, op.layer, op.microbatch); }
+
 /// What leaves a device, which keeps shapes and numbers.
 std::vector<at::Tensor> leave(OpContext& d, const Op& op) {
+  if (roams(d, op)) return backward_start(d, op);
   if (op.chunk == 0) {
     LayerSlot& slot = d.slots.layer(op.layer, op.microbatch);
     slot.away = slot.hidden.to(at::kMeta);
@@ -94,8 +98,9 @@ std::vector<at::Tensor> leave(OpContext& d, const Op& op) {
   return all;
 }
 
-/// What leave() gave away is here again.
+/// What leave() gave away is here again, or comes to the device of backward.
 void come_back(OpContext& d, const Op& op, const std::vector<at::Tensor>& tensors) {
+  if (roams(d, op)) return set_backward_start(d, op, tensors);
   if (op.chunk == 0) {
     d.slots.layer(op.layer, op.microbatch).hidden = tensors[0];
     return;

@@ -16,8 +16,7 @@ std::vector<at::Tensor> moved(OpContext& d, const Op& op) {
   const Plan& plan = d.p.plan();
   if (op.phase == Phase::kForward) return {slot.move_out.to(scalar_type(plan.wire_forward))};
   if (op.phase == Phase::kBackward) return {slot.d_move.to(scalar_type(plan.wire_backward))};
-  if (!d.p.is_moe(op.layer)) return {slot.hidden};
-  return {slot.hidden, slot.topk, slot.weights};
+  return backward_start(d, op);
 }
 
 /// Rows of the sequences that both sides name.
@@ -48,22 +47,16 @@ at::Tensor joined(OpContext& d, std::vector<at::Tensor> rows) {
 /// Whole shares of one sender each.
 void unpack_saved(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in) {
   const auto [senders, receivers] = d.p.move_rows(op);
-  LayerSlot& slot = d.slots.layer(op.layer, op.microbatch);
   const Share& sender = senders[idx(source_index(receivers, d.device()))];
-  const std::vector<at::Tensor>& tensors = in[position(participants, sender.device)].tensors;
-  const bool moe = d.p.is_moe(op.layer);
+  std::vector<at::Tensor> tensors;
+  for (const at::Tensor& tensor : in[position(participants, sender.device)].tensors)
+    tensors.push_back(d.received(tensor));
   if (tensors.empty()) {  // no sequences
-    slot.hidden = joined(d, {});
-    if (!moe) return;
-    slot.topk = at::empty({0, d.model.top_k}, d.state.options().dtype(at::kLong));
-    slot.weights = at::empty({0, d.model.top_k}, d.state.options().dtype(accumulate_type(d.state.dtype())));
-  } else {
-    slot.hidden = d.received(tensors[0]);
-    if (!moe) return;
-    slot.topk = d.received(tensors[1]);
-    slot.weights = d.received(tensors[2]);
+    const at::TensorOptions options = d.state.options();
+    tensors = {joined(d, {}), at::empty({0, d.model.top_k}, options.dtype(at::kLong)),
+               at::empty({0, d.model.top_k}, options.dtype(accumulate_type(d.state.dtype())))};
   }
-  route(d, op, slot);
+  set_backward_start(d, op, tensors);
 }
 
 void unpack(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in) {
@@ -117,6 +110,21 @@ void check_choices(OpContext& d, const Op& op, DeviceId peer, const Message& mes
 }
 
 }  // namespace
+
+std::vector<at::Tensor> backward_start(OpContext& d, const Op& op) {
+  const LayerSlot& slot = d.slots.layer(op.layer, op.microbatch);
+  if (!d.p.is_moe(op.layer)) return {slot.hidden};
+  return {slot.hidden, slot.topk, slot.weights};
+}
+
+void set_backward_start(OpContext& d, const Op& op, const std::vector<at::Tensor>& tensors) {
+  LayerSlot& slot = d.slots.layer(op.layer, op.microbatch);
+  slot.hidden = tensors[0];
+  if (!d.p.is_moe(op.layer)) return;
+  slot.topk = tensors[1];
+  slot.weights = tensors[2];
+  route(d, op, slot);
+}
 
 template <>
 TransferOp transfer_op<TransferKind::kMove>() {

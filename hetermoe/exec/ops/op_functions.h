@@ -41,6 +41,12 @@ i64 num_exchanges(const Op& op, const Placement& placement);
 /// Tables of which of an op's tokens go to which owner, per chunk.
 void route(OpContext& d, const Op& op, LayerSlot& slot);
 
+/// What backward of an op's layer starts from where it is on another device: the input, and in a layer with
+/// experts the choice of the router.
+std::vector<at::Tensor> backward_start(OpContext& d, const Op& op);
+/// Takes these tensors for it, on this device.
+void set_backward_start(OpContext& d, const Op& op, const std::vector<at::Tensor>& tensors);
+
 /// Throws TransportError unless the message holds what is expected.
 void check_shape(const std::string& where, const Message& message, const MessageShape& expected);
 void check_count(const std::string& where, const char* what, std::size_t got, std::size_t expected);
