@@ -176,6 +176,13 @@ Plan mixed_plan() {
 
 Plan other_plan() { return find_strategy("ep").make(model(), demo_cluster(), small_request()); }
 
+/// Replicas that each update a part of the parameters.
+Plan sharded_plan() {
+  Plan plan = other_plan();
+  plan.shard_optimizer = true;
+  return plan;
+}
+
 void check(DeviceRuntime& runtime, const Scene& scene, const std::vector<Message>& in) {
   const Message& own = in[position(scene.participants, runtime.device())];
   runtime.check(*scene.transfer, scene.op, scene.participants,
@@ -185,7 +192,8 @@ void check(DeviceRuntime& runtime, const Scene& scene, const std::vector<Message
 /// A transfer of a step. What an input leaves in its buffers is overwritten by the next.
 class StepScene {
  public:
-  StepScene(OpId id, const TransferOp& transfer) : step_(std::make_unique<Step>(model(), mixed_plan())) {
+  StepScene(const Plan& plan, OpId id, const TransferOp& transfer)
+      : step_(std::make_unique<Step>(model(), plan)) {
     step_->run_until(id);
     step_->exchange_until(id, &transfer);
     scene_.id = id;
@@ -258,16 +266,18 @@ std::vector<StepScene> make_step_scenes() {
   const c10::NoGradGuard no_grad;
   std::vector<StepScene> scenes;
   std::set<std::pair<OpKind, Phase>> seen;
-  const Step step(model(), mixed_plan());
-  const Schedule& schedule = step.schedule();
-  for (OpId id = 0; id < schedule.num_ops(); ++id) {
-    const Op& op = schedule.ops[idx(id)];
-    if (is_compute(op.kind) || seen.count({op.kind, op.phase}) > 0) continue;
-    for (const TransferOp* each = &transfer_op_of(op, step.placement()); each != nullptr; each = each->next) {
-      StepScene scene(id, *each);
-      if (!scene.found()) continue;
-      seen.insert({op.kind, op.phase});
-      scenes.push_back(std::move(scene));
+  for (const Plan& plan : {mixed_plan(), sharded_plan()}) {
+    const Step step(model(), plan);
+    const Schedule& schedule = step.schedule();
+    for (OpId id = 0; id < schedule.num_ops(); ++id) {
+      const Op& op = schedule.ops[idx(id)];
+      if (is_compute(op.kind) || seen.count({op.kind, op.phase}) > 0) continue;
+      for (const TransferOp* each = &transfer_op_of(op, step.placement()); each; each = each->next) {
+        StepScene scene(plan, id, *each);
+        if (!scene.found()) continue;
+        seen.insert({op.kind, op.phase});
+        scenes.push_back(std::move(scene));
+      }
     }
   }
   return scenes;

@@ -1,5 +1,6 @@
 #include "hetermoe/plan/recompute.h"
 
+#include <algorithm>
 #include <charconv>
 #include <sstream>
 
@@ -72,6 +73,12 @@ Recompute RecomputeTable::of(i32 group, i32 layer) const {
 }
 
 void set_recompute_of_layers(Plan& plan, const std::string& ranges, const std::string& where) {
+  for (std::size_t g = 0; !ranges.empty() && g < plan.groups.size(); ++g) {
+    const std::vector<LayerPlacement>& layers = plan.groups[g].layers;
+    if (std::any_of(layers.begin(), layers.end(), [](const auto& layer) { return layer.recompute; }))
+      fail<ConfigError>(where, "got \"{}\", but strategy {} chooses for each layer itself: leave it out", ranges,
+                        plan.strategy);
+  }
   std::istringstream parts(ranges);
   std::string range;
   while (std::getline(parts, range, ',')) set_range(plan, range, where);
