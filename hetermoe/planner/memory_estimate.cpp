@@ -72,19 +72,19 @@ class GroupMemory {
   void add_to(std::vector<Bytes>& memory) {
     for_sources(group_.embed, [&](Use& use, double) {
       use.add(counts_.embedding, replicas_.embed, home_of(group_, UnitPart::kEmbed, -1));
-      use.reduces(real(counts_.embedding), holders(group_.embed));
+      if (!is_gathered(UnitPart::kEmbed, -1)) use.reduces(real(counts_.embedding), holders(group_.embed));
     });
     for (std::size_t l = 0; l < group_.layers.size(); ++l) add_layer(l);
     for_sources(group_.head, [&](Use& use, double tokens) {
       use.add(counts_.head, replicas_.head, home_of(group_, UnitPart::kHead, -1));
-      use.reduces(real(counts_.head), holders(group_.head));
+      if (!is_gathered(UnitPart::kHead, -1)) use.reduces(real(counts_.head), holders(group_.head));
       use.add(use.attention, head_memory(model_, tokens, use.element), in_flight(group_.layers.size()),
               in_wave());
     });
     for (const DeviceId device : group_.devices) {
       const Use& use = use_[idx(device)];
       const OpMemory ops = both(use.attention, use.experts);
-      memory[idx(device)] += use.sum + plan_.slots.attention * use.attention_visit +
+      memory[idx(device)] += use.sum + use.gathered + plan_.slots.attention * use.attention_visit +
                              plan_.slots.experts * use.experts_visit +
                              (in_stages() ? stage_memory(ops, use.of_window, use.reduction, in_wave(),
                                                          plan_.recompute == Recompute::kResend)
@@ -97,13 +97,23 @@ class GroupMemory {
   struct Use {
     Bytes element = 2;  ///< of a number
     StateBytes state;   ///< of a parameter
-    /// Weights of an embedding or a head that are on the host are here all the same: a visit lasts a step.
+    /// Weights of an embedding or a head that are on the host or gathered are here all the same: a visit
+    /// lasts a step.
     void add(i64 parameters, double replicas, const Home& home) {
+      if (is_gathered(home, replicas)) {
+        sum += real(parameters) * state.total() / replicas +
+               gathered_visit_bytes(real(parameters), replicas, 1, state.weights, state.gradients);
+        return;
+      }
       const bool updates = home.optimizer != Residence::kHost;
       sum += real(parameters) * (updates ? state.total(replicas) : resident());
     }
     Bytes resident() const { return state.weights + state.gradients; }
+    static bool is_gathered(const Home& home, double replicas) {
+      return home.weights == Residence::kSharded && replicas > 1;
+    }
     Bytes attention_visit = 0, experts_visit = 0;  ///< of the layer that has most, where weights visit
+    Bytes gathered = 0;                            ///< of all its visits, where they are gathered
     void reduces(double parameters, double holders) {
       reduction = std::max(reduction, reduction_bytes(parameters, holders, state.gradients));
     }
@@ -124,10 +134,16 @@ class GroupMemory {
       const Home home = home_of(group_, UnitPart::kAttention, static_cast<i32>(l));
       if (home.weights == Residence::kHost) {
         use.attention_visit = std::max(use.attention_visit, real(counts_.attention_part[l]) * use.resident());
+      } else if (Use::is_gathered(home, replicas_.attention[l])) {
+        const auto count = real(counts_.attention_part[l]);
+        use.sum += count * use.state.total() / replicas_.attention[l];
+        use.gathered =
+            std::max(use.gathered, gathered_visit_bytes(count, replicas_.attention[l], plan_.slots.attention,
+                                                        use.state.weights, use.state.gradients));
       } else {
         use.add(counts_.attention_part[l], replicas_.attention[l], home);
       }
-      use.reduces(real(counts_.attention_part[l]), holding);
+      if (home.weights != Residence::kSharded) use.reduces(real(counts_.attention_part[l]), holding);
       OpMemory op = attention_memory(plan_, recompute(l), model_, layer, tokens, use.element, in_stages());
       wait_on_host(op, l, tokens * row_bytes(model_, use.element));
       use.add(use.attention, op, in_flight(l), in_wave());
@@ -192,6 +208,9 @@ class GroupMemory {
     }
   }
 
+  bool is_gathered(UnitPart part, i32 layer) const {
+    return home_of(group_, part, layer).weights == Residence::kSharded;
+  }
   Recompute recompute(std::size_t layer) const {
     return group_.layers[layer].recompute.value_or(plan_.recompute);
   }
@@ -290,6 +309,10 @@ OpMemory head_memory(const ModelConfig& model, double tokens, Bytes element) {
 /// A copy of the own gradients, and from each peer the part that is added here.
 Bytes reduction_bytes(double parameters, double holders, Bytes gradient) {
   return holders > 1 ? (2 - 1 / holders) * parameters * gradient : 0;
+}
+
+Bytes gathered_visit_bytes(double parameters, double holders, double visits, Bytes weight, Bytes gradient) {
+  return parameters * (weight + gradient) * (visits + 1 - 1 / holders);
 }
 
 Bytes stage_memory(const OpMemory& ops, Bytes of_window, Bytes reduction, double window, bool resends) {
