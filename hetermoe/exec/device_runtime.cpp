@@ -7,7 +7,7 @@
 namespace hetermoe {
 
 void DeviceRuntime::compute(const Op& op) {
-  if (const UsedPart graded = graded_part(op, context_.p); graded.any && context_.p.num_hosts() > 0)
+  if (const UsedPart graded = graded_part(op, context_.p); graded.any)
     context_.state.store().open_grads(
         graded.part, graded.part == UnitPart::kHead ? context_.p.num_layers() : graded.layer);
   run_compute(context_, op);
@@ -20,7 +20,7 @@ Released DeviceRuntime::take(Buffer buffer, i32 layer, i32 microbatch, i32 chunk
   ParameterStore& store = context_.state.store();
   if (buffer == Buffer::kWeights) return hold(store.dismiss(layer));
   const bool is_device = device() < context_.p.num_devices();
-  if (buffer == Buffer::kGrad && is_device && context_.schedule.states[idx(layer)].visits())
+  if (buffer == Buffer::kGrad && is_device && context_.schedule.states[idx(layer)].transient())
     return hold(store.take_grads(layer));
   return slots().take(buffer, layer, microbatch, chunk);
 }

@@ -23,7 +23,8 @@ std::size_t slot_in(const State& state, const Unit& unit) {
 
 bool same_units(const State& a, const State& b) {
   return a.part == b.part && a.layer == b.layer && a.experts == b.experts && a.trainable == b.trainable &&
-         a.sharded == b.sharded && (!a.sharded || a.devices == b.devices);
+         a.sharded == b.sharded && a.gathered() == b.gathered() &&
+         ((!a.sharded && !a.gathered()) || a.devices == b.devices);
 }
 
 i64 bytes_of(const std::vector<at::Tensor>& tensors) {
@@ -43,14 +44,6 @@ void copy_tensors(const UnitTensors& from, const UnitTensors& to) {
 }
 
 }  // namespace
-
-at::Tensor host_copy(const at::Tensor& tensor) {
-  return tensor.to(at::kCPU, tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
-}
-
-void place_part(const LogicalTensor& tensor, const at::Tensor& part, const at::Tensor& whole) {
-  whole.view(-1).narrow(0, tensor.first, part.numel()).copy_(part);
-}
 
 ParameterStore::ParameterStore(DeviceId device, const ModelConfig& model, const StorageOptions& options,
                                std::span<const State> states)
@@ -85,7 +78,7 @@ ParameterStore::Key ParameterStore::key_of(const State& state) const {
 }
 
 bool ParameterStore::visits_here(const State& state) const {
-  return state.visits() && !is_home(state, device_);
+  return state.gathered() || (state.visits() && !is_home(state, device_));
 }
 
 bool ParameterStore::updates_here(const State& state) const {
@@ -101,20 +94,33 @@ ParameterStore::Shelf ParameterStore::make_shelf(const std::vector<State>& state
   Shelf shelf;
   if (states.empty()) return shelf;
   shelf.visits = visits_here(states.front());
+  shelf.gathered = states.front().gathered();
   if (states.front().part == UnitPart::kExperts) {
     add_slab(shelf, states);
   } else {
     add_group(shelf, states.front());
   }
   for (StateTensors& state : shelf.states) {
-    if (state.state.sharded) {
+    if (state.state.sharded || state.state.gathered()) {
       const std::vector<DeviceId>& holders = state.state.devices;
       state.part = position(holders, device_);
       state.parts = holders.size();
     }
-    if (updates_here(state.state)) state.moments = make_adamw_state(state.own(state.values));
+    if (shelf.gathered) {
+      state.kept = zeros_like_parts(state, state.values);
+      state.taken = zeros_like_parts(state, state.grads);
+    }
+    if (updates_here(state.state)) state.moments = make_adamw_state(state.own_values());
   }
   return shelf;
+}
+
+std::vector<at::Tensor> ParameterStore::zeros_like_parts(const StateTensors& state,
+                                                         const std::vector<at::Tensor>& tensors) const {
+  std::vector<at::Tensor> zeros;
+  for (const at::Tensor& part : parts_of(tensors, state.part, state.parts))
+    zeros.push_back(at::zeros(part.sizes(), options_.values.dtype(part.scalar_type())));
+  return zeros;
 }
 
 void ParameterStore::add_group(Shelf& shelf, const State& state) const {
@@ -169,7 +175,7 @@ std::vector<Unit> ParameterStore::units_of(const StateTensors& state) const {
 std::vector<Unit> ParameterStore::units() const {
   std::vector<Unit> all;
   for (const auto& [key, shelf] : shelves_) {
-    if (shelf.visits) continue;
+    if (!shelf.keeps_units()) continue;
     for (const StateTensors& state : shelf.states) {
       const std::vector<Unit> units = units_of(state);
       all.insert(all.end(), units.begin(), units.end());
@@ -181,7 +187,7 @@ std::vector<Unit> ParameterStore::units() const {
 std::pair<const ParameterStore::Shelf*, const StateTensors*> ParameterStore::find(const Shelves& shelves,
                                                                                   const Unit& unit) {
   const auto shelf = shelves.find({unit.layer, unit.part});
-  if (shelf == shelves.end() || shelf->second.visits) return {nullptr, nullptr};
+  if (shelf == shelves.end() || !shelf->second.keeps_units()) return {nullptr, nullptr};
   for (const StateTensors& state : shelf->second.states) {
     if (unit.part != UnitPart::kExperts || slot_in(state.state, unit) < state.state.experts.size())
       return {&shelf->second, &state};
@@ -205,6 +211,7 @@ namespace {
 /// Sets in a logical tensor of a sharded state what this device keeps beside its value.
 void add_own_part(const StateTensors& state, LogicalTensor& tensor) {
   tensor.sharded = true;
+  tensor.gathered = !state.kept.empty();
   for (std::size_t i = 0; i < state.values.size(); ++i) {
     const at::Tensor& storage = state.values[i];
     const i64 begin = tensor.value.storage_offset() - storage.storage_offset();
@@ -213,15 +220,16 @@ void add_own_part(const StateTensors& state, LogicalTensor& tensor) {
     const PartRange own = part_range(storage.numel(), state.part, state.parts);
     const i64 first = std::clamp(own.begin, begin, begin + tensor.value.numel());
     const i64 end = std::clamp(own.end, first, begin + tensor.value.numel());
-    const auto piece = [&](const at::Tensor& of_storage, i64 at) {
-      return of_storage.view(-1).narrow(0, at, end - first);
+    const auto piece = [&](const std::vector<at::Tensor>& all, i64 at) {
+      return all.empty() ? at::Tensor() : all[i].view(-1).narrow(0, at, end - first);
     };
     const i64 kept = end > first ? first - own.begin : 0;
     tensor.first = first - begin;
-    tensor.grad = piece(state.grads[i], first);
-    tensor.exp_avg = piece(state.moments.exp_avg[i], kept);
-    tensor.exp_avg_sq = piece(state.moments.exp_avg_sq[i], kept);
-    if (!state.moments.master.empty()) tensor.master = piece(state.moments.master[i], kept);
+    tensor.grad = tensor.gathered ? piece(state.taken, kept) : piece(state.grads, first);
+    if (tensor.gathered) tensor.value = piece(state.kept, kept);
+    tensor.exp_avg = piece(state.moments.exp_avg, kept);
+    tensor.exp_avg_sq = piece(state.moments.exp_avg_sq, kept);
+    tensor.master = piece(state.moments.master, kept);
     return;
   }
   HM_CHECK(false, "{} lies in no storage of its state", tensor.name);
@@ -233,7 +241,7 @@ UnitTensors ParameterStore::tensors_in(const Shelves& shelves, const Unit& unit)
   const auto [shelf, found] = find(shelves, unit);
   HM_CHECK(found != nullptr, "{} is not on device {}", to_string(unit), device_);
   const StateTensors& state = *found;
-  const bool sharded = state.state.sharded;
+  const bool sharded = state.parts > 1;
   const auto list = [&, shelf = shelf](const std::vector<at::Tensor>& storages) {
     return named(*shelf, state.state, storages, unit);
   };
@@ -260,6 +268,7 @@ UnitTensors ParameterStore::tensors_in(const Shelves& shelves, const Unit& unit)
   for (std::size_t i = 0; i < values.size(); ++i) {
     out.tensors.push_back({.name = values[i].name,
                            .value = values[i].tensor,
+                           .shape = values[i].tensor.sizes().vec(),
                            .grad = entry(grads, i),
                            .exp_avg = entry(exp_avg, i),
                            .exp_avg_sq = entry(exp_avg_sq, i),
@@ -271,6 +280,7 @@ UnitTensors ParameterStore::tensors_in(const Shelves& shelves, const Unit& unit)
   if (shelf->group && shelf->group->buffer.defined()) {
     out.tensors.push_back({.name = shelf->group->buffer_name,
                            .value = shelf->group->buffer,
+                           .shape = shelf->group->buffer.sizes().vec(),
                            .buffer = true,
                            .first_owner = home});
   }
@@ -295,12 +305,12 @@ i64 ParameterStore::bytes() const {
   i64 sum = 0;
   for (const auto& [key, shelf] : shelves_) {
     if (shelf.group && shelf.group->buffer.defined()) sum += bytes_of({shelf.group->buffer});
-    if (shelf.visits) continue;
+    if (!shelf.keeps_units()) continue;
     for (const StateTensors& state : shelf.states) {
       const AdamwState& moments = state.moments;
-      sum += bytes_of(state.values) + bytes_of(state.grads) + bytes_of(moments.exp_avg) +
-             bytes_of(moments.exp_avg_sq) + bytes_of(moments.master) + bytes_of(state.published) +
-             bytes_of(state.taken);
+      if (!shelf.gathered) sum += bytes_of(state.values) + bytes_of(state.grads);
+      sum += bytes_of(state.kept) + bytes_of(moments.exp_avg) + bytes_of(moments.exp_avg_sq) +
+             bytes_of(moments.master) + bytes_of(state.published) + bytes_of(state.taken);
     }
   }
   return sum;
@@ -309,6 +319,7 @@ i64 ParameterStore::bytes() const {
 void ParameterStore::zero_grads() {
   std::vector<at::Tensor> all;
   for (auto& [index, state] : by_state_) {
+    if (state->state.gathered()) all.insert(all.end(), state->taken.begin(), state->taken.end());
     // Gradients that are taken leave zeros; the step before may still add to them.
     if (visits_here(state->state) || !state->taken.empty()) continue;
     all.insert(all.end(), state->grads.begin(), state->grads.end());
@@ -318,12 +329,19 @@ void ParameterStore::zero_grads() {
 
 void ParameterStore::initialize(u64 seed) {
   std::vector<NamedView> views;
-  for (const LogicalTensor& tensor : tensors())
-    views.push_back({tensor.name, tensor.value, tensor.grad, tensor.buffer});
+  for (const LogicalTensor& tensor : tensors()) {
+    if (!tensor.gathered) {
+      views.push_back({tensor.name, tensor.value, tensor.grad, tensor.buffer});
+      continue;
+    }
+    const at::Tensor whole = at::empty(tensor.shape, tensor.value.options());
+    init_parameters({{tensor.name, whole, {}, false}}, seed);
+    at::Tensor(tensor.value).copy_(kept_value_of(tensor, whole));
+  }
   init_parameters(views, seed);
   // Masters of low-precision parameters copy the values just drawn.
   for (auto& [index, state] : by_state_) {
-    if (updates_here(state->state)) state->moments = make_adamw_state(state->own(state->values));
+    if (updates_here(state->state)) state->moments = make_adamw_state(state->own_values());
     state->publish();
   }
 }

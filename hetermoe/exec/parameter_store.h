@@ -19,21 +19,31 @@ namespace hetermoe {
 /// One tensor under its Hugging Face name, with all that training keeps of it. All are views of storages.
 struct LogicalTensor {
   std::string name;
+  /// Of gathered weights the part that is kept here, as the others.
   at::Tensor value;
-  bool buffer = false;  ///< no parameter: it has a value only (e_score_correction_bias)
+  std::vector<i64> shape = {};  ///< of the whole value
+  bool buffer = false;          ///< no parameter: it has a value only (e_score_correction_bias)
   /// Undefined for a buffer, in a frozen unit, and where another place updates.
   at::Tensor grad = {}, exp_avg = {}, exp_avg_sq = {};
   at::Tensor master = {};     ///< fp32 copy of a bf16 or fp16 value that is trained, else undefined
   at::Tensor published = {};  ///< of a state that is updated a step late: the value that devices fetch
-  /// In a sharded state the four above have one dimension and begin at this element of the value.
+  /// In a sharded state the four above have one dimension and begin at this element of the whole value.
   i64 first = 0;
   bool sharded = false;
+  bool gathered = false;     ///< the value does, too
   bool first_owner = false;  ///< this device is the home of the unit
 };
 
-/// Copies the part of a gradient, moment or master that a device keeps of a sharded tensor to its place in
-/// the whole.
+/// Copies the part of a gradient, moment, master or value that a device keeps of a sharded tensor to its
+/// place in the whole.
 void place_part(const LogicalTensor& tensor, const at::Tensor& part, const at::Tensor& whole);
+/// What a device keeps of a whole gradient, moment or master of a tensor: a view, perhaps of all.
+at::Tensor kept_of(const LogicalTensor& tensor, const at::Tensor& whole);
+/// Likewise of its value.
+at::Tensor kept_value_of(const LogicalTensor& tensor, const at::Tensor& whole);
+/// The whole, on the CPU, of which `pieces` of one tensor keep parts as `kept`; undefined when some are
+/// missing.
+at::Tensor joined(const std::vector<LogicalTensor>& pieces, at::Tensor LogicalTensor::*kept);
 
 /// A unit as one device holds it.
 struct UnitTensors {
@@ -49,10 +59,11 @@ struct UnitTensors {
 struct StateTensors {
   State state = {};
   std::vector<at::Tensor> values = {}, grads = {};  ///< views of the shelf's storages; no grads when frozen
+  std::vector<at::Tensor> kept = {};                ///< of gathered weights: this device's part of each value
   /// On a host that updates a step late: the values that devices fetch, and the summed gradients from the end
-  /// of a step to its update. Else empty.
+  /// of a step to its update. Of gathered weights on a device the sums of its parts. Else empty.
   std::vector<at::Tensor> published = {}, taken = {};
-  AdamwState moments = {};          ///< of own(values); empty when frozen, and where another place updates
+  AdamwState moments = {};          ///< of own_values(); empty when frozen, and where another place updates
   std::size_t part = 0, parts = 1;  ///< of a sharded state: which one is own
 
   /// The gradients of the whole step, where norm and update find them.
@@ -61,7 +72,12 @@ struct StateTensors {
   /// Leaves zeros in `grads`.
   void take_grads();
 
-  /// What this device updates of tensors like `values`: views of its part of each, or the tensors.
+  /// What this device updates of the values: views of its part of each, or of all.
+  std::vector<at::Tensor> own_values() const { return kept.empty() ? own(values) : kept; }
+  /// Likewise of the gradients of the whole step.
+  std::vector<at::Tensor> own_grads() const { return kept.empty() ? own(summed()) : taken; }
+
+ private:
   std::vector<at::Tensor> own(const std::vector<at::Tensor>& tensors) const {
     return parts == 1 ? tensors : parts_of(tensors, part, parts);
   }
@@ -96,10 +112,12 @@ class ParameterStore {
   bool has(UnitPart part, i32 layer) const { return shelves_.count({layer, part}) > 0; }
   void zero_grads();
 
-  // ---- Visits (State::visits, on a device): such states are none of the units here. In the order of the
-  // schedule; different states at the same time. ----
+  // ---- Visits (State::transient, on a device): of weights from a host no unit is here, of gathered weights
+  // a part of each. In the order of the schedule; different states at the same time. ----
   /// Copies the values of a state, and its buffer after them, to where ops find them.
   void admit(i32 state, const std::vector<at::Tensor>& values);
+  /// Makes room there, of any contents.
+  void make_room(i32 state);
   /// Nobody uses the values any more. What is returned holds their memory.
   std::vector<at::Tensor> dismiss(i32 state);
   /// Zeros to add to, unless they are here already; does nothing for what does not visit. The layer is that
@@ -137,7 +155,10 @@ class ParameterStore {
     std::optional<StateGroup> group;  // embedding, attention part, head
     std::optional<ExpertSlab> slab;   // experts
     std::vector<StateTensors> states;
-    bool visits = false;
+    bool visits = false;    // weights and gradients come and go
+    bool gathered = false;  // of these a part stays
+
+    bool keeps_units() const { return !visits || gathered; }
   };
   using Key = std::pair<i32, UnitPart>;  // layer as in Unit
   using Shelves = std::map<Key, Shelf>;
@@ -148,6 +169,8 @@ class ParameterStore {
   bool updates_here(const State& state) const;
   bool lies_as(Key key, const std::vector<State>& states) const;
   Shelf make_shelf(const std::vector<State>& states) const;
+  std::vector<at::Tensor> zeros_like_parts(const StateTensors& state,
+                                           const std::vector<at::Tensor>& tensors) const;
   void add_group(Shelf& shelf, const State& state) const;
   void add_slab(Shelf& shelf, const std::vector<State>& states) const;
   std::vector<Unit> units_of(const StateTensors& state) const;

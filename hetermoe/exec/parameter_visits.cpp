@@ -1,8 +1,8 @@
 #include "hetermoe/base/index.h"
 #include "hetermoe/exec/parameter_store.h"
 
-// Weights that come from the host for as long as ops use them, and the gradients that they leave. While a
-// state is not here its tensors have shapes and no memory (they are meta tensors).
+// Weights that come from the host, or are gathered, for as long as ops use them, and the gradients that they
+// leave. While a state is not here its tensors have shapes and no memory (they are meta tensors).
 namespace hetermoe {
 namespace {
 
@@ -39,7 +39,7 @@ std::pair<i64, i64> ParameterStore::slots_of(const Shelf& shelf, const StateTens
   HM_CHECK(false, "a state of another shelf");
 }
 
-void ParameterStore::admit(i32 index, const std::vector<at::Tensor>& values) {
+void ParameterStore::make_room(i32 index) {
   StateTensors& state = of_state(index);
   Shelf& shelf = shelves_.at(key_of(state.state));
   if (shelf.slab) {
@@ -52,8 +52,14 @@ void ParameterStore::admit(i32 index, const std::vector<at::Tensor>& values) {
   } else {
     for (at::Tensor& value : state.values) value = room_for(value, options_.values);
     shelf.group->values = state.values;
-    if (shelf.group->buffer.defined()) shelf.group->buffer.copy_(values.back());
   }
+}
+
+void ParameterStore::admit(i32 index, const std::vector<at::Tensor>& values) {
+  make_room(index);
+  StateTensors& state = of_state(index);
+  Shelf& shelf = shelves_.at(key_of(state.state));
+  if (shelf.group && shelf.group->buffer.defined()) shelf.group->buffer.copy_(values.back());
   for (std::size_t i = 0; i < state.values.size(); ++i) state.values[i].copy_(values[i]);
 }
 

@@ -143,17 +143,27 @@ void apply(const Entry& entry, Plan& plan) {
   }
 }
 
-bool wants_hosts(const Plan& plan) {
-  const auto on_host = [](const std::optional<Home>& home) {
-    return home && home->optimizer == Residence::kHost;
-  };
+template <class Is>
+bool any_home(const Plan& plan, const Is& is) {
+  const auto asks = [&](const std::optional<Home>& home) { return home && is(*home); };
   return std::any_of(plan.groups.begin(), plan.groups.end(), [&](const Group& group) {
-    return on_host(group.embed_home) || on_host(group.head_home) ||
+    return asks(group.embed_home) || asks(group.head_home) ||
            std::any_of(group.layers.begin(), group.layers.end(), [&](const LayerPlacement& layer) {
-             return layer.saved == Residence::kHost || on_host(layer.attention_home) ||
-                    on_host(layer.experts_home);
+             return asks(layer.attention_home) || asks(layer.experts_home);
            });
   });
+}
+
+bool saves_on_hosts(const Plan& plan) {
+  return std::any_of(plan.groups.begin(), plan.groups.end(), [](const Group& group) {
+    return std::any_of(group.layers.begin(), group.layers.end(),
+                       [](const LayerPlacement& layer) { return layer.saved == Residence::kHost; });
+  });
+}
+
+bool wants_hosts(const Plan& plan) {
+  return saves_on_hosts(plan) ||
+         any_home(plan, [](const Home& home) { return home.optimizer == Residence::kHost; });
 }
 
 }  // namespace
@@ -163,6 +173,19 @@ void offload(Plan& plan, const ModelConfig& model, const Cluster& cluster,
   for (const std::string& entry : entries) apply(Parser(model, cluster, entry, where).parse(), plan);
   if (!wants_hosts(plan) || uses_hosts(plan)) return;
   for (const Device& device : cluster.devices) plan.hosts.push_back(device.node);
+}
+
+void shard_weights(Plan& plan) {
+  const Home sharded{.weights = Residence::kSharded, .optimizer = Residence::kSharded};
+  plan.shard_optimizer = true;
+  for (Group& group : plan.groups) {
+    group.embed_home = group.head_home = sharded;
+    for (LayerPlacement& layer : group.layers) layer.attention_home = sharded;
+  }
+}
+
+bool shards_weights(const Plan& plan) {
+  return any_home(plan, [](const Home& home) { return home.weights == Residence::kSharded; });
 }
 
 }  // namespace hetermoe

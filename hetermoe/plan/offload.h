@@ -14,4 +14,10 @@ namespace hetermoe {
 void offload(Plan& plan, const ModelConfig& model, const Cluster& cluster,
              const std::vector<std::string>& entries, const std::string& where);
 
+/// Embedding, attention parts and head are divided over the devices that have them (Residence::kSharded), and
+/// so is the optimizer of everything.
+void shard_weights(Plan& plan);
+/// Some part is.
+bool shards_weights(const Plan& plan);
+
 }  // namespace hetermoe

@@ -261,8 +261,11 @@ class Validator {
     if (!(home == home_of(plan_.groups[0], part, layer)))
       fault(where, "differs from that of groups[0]: copies of the same parameters have one home");
     if (home == Home{}) return;
-    if (home.weights == Residence::kSharded)
-      fault(where + ".weights", "got sharded, expected device or host");
+    if (home.weights == Residence::kSharded && part == UnitPart::kExperts)
+      fault(where + ".weights", "got sharded, expected device or host: experts are not gathered");
+    if (home.weights == Residence::kSharded && home.optimizer != Residence::kSharded) {
+      fault(where + ".optimizer", "got {} beside sharded weights, expected sharded", name_of(home.optimizer));
+    }
     if (home.weights == Residence::kHost && home.optimizer != Residence::kHost) {
       fault(where + ".optimizer", "got {} beside weights on the host, expected host",
             name_of(home.optimizer));

@@ -10,7 +10,7 @@
 namespace hetermoe {
 
 /// device: on every device that has the part. host: in the main memory of their nodes. sharded: divided over
-/// the devices that have the part (of the optimizer only).
+/// the devices that have the part.
 enum class Residence { kDevice, kHost, kSharded };
 template <>
 struct EnumNames<Residence> {
@@ -21,7 +21,8 @@ struct EnumNames<Residence> {
 };
 
 /// Of one part of one layer. Weights on the host visit a device while it computes with them; their optimizer
-/// is on the host, too.
+/// is on the host, too. Sharded weights (of embedding, attention parts and head) are gathered from all
+/// devices that have the part for as long as these compute with them; their optimizer is sharded, too.
 struct Home {
   Residence weights = Residence::kDevice;
   Residence optimizer = Residence::kDevice;  ///< fp32 master, moments
@@ -29,7 +30,7 @@ struct Home {
   bool operator==(const Home&) const = default;
   template <class V>
   void fields(V& v) {
-    v("weights", weights, "device, or host: fetched for each use");
+    v("weights", weights, "device; host: fetched for each use; or sharded: gathered for each use");
     v("optimizer", optimizer, "device, host, or sharded over the devices that have the part");
     v("devices", devices, "devices for which this holds, empty = all that have the part", at_least(0));
   }
@@ -43,7 +44,8 @@ struct VisitSlots {
   bool operator==(const VisitSlots&) const = default;
   template <class V>
   void fields(V& v) {
-    v("attention", attention, "attention parts from the host that are on a device at once", between(1, 1024));
+    v("attention", attention, "attention parts from the host, or gathered, that are on a device at once",
+      between(1, 1024));
     v("experts", experts, "layers of experts from the host that are on a device at once", between(1, 1024));
     v("saved", saved,
       "where saved activations are on the host: inputs of layers that are on a device at once, and likewise "

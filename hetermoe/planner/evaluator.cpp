@@ -70,7 +70,7 @@ std::optional<i64> Evaluator::known(u64 key, const Plan& plan, const std::vector
 }
 
 i64 Evaluator::evaluate(Plan plan, const Sketch* sketch) {
-  keep_on_hosts(request_, plan);
+  settle_homes(request_, plan);
   const u64 key = key_of(plan);
   if (const std::optional<i64> index = known(key, plan)) return *index;
   EvaluatedPlan next;
@@ -86,7 +86,7 @@ i64 Evaluator::evaluate(const Sketch& sketch, double squeeze) {
   kinds.window = sketch.window, kinds.chunks = sketch.chunks;
   kinds.shard_optimizer = sketch.shard_optimizer;
   kinds.groups = realize_kinds(rates_, sketch, squeeze);
-  keep_on_hosts(request_, kinds);
+  settle_homes(request_, kinds);
   Fnv hash;
   hash.add(key_of(kinds));
   for (const SketchGroup& group : sketch.groups) hash.add(group.first.size()).add(group.sequences);

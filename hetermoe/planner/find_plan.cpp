@@ -32,11 +32,47 @@ PlanResult search_with_hosts(PlanRequest request, PlanResult without) {
   return std::move(*best);
 }
 
+/// The same plan with all that is gathered on every device, whether or not it has room there.
+Plan without_gathers(Plan plan) {
+  for (Group& group : plan.groups) {
+    group.embed_home.reset(), group.head_home.reset();
+    for (LayerPlacement& layer : group.layers) layer.attention_home.reset();
+  }
+  return plan;
+}
+
+/// Where no plan has room with a sharded optimizer alone.
+PlanResult search_with_gathers(PlanRequest request, PlanResult without) {
+  request.limits.gather_weights = true;
+  PlanResult result = search_plans(request);
+  if (!result.feasible()) {
+    without.infeasible +=
+        fmt::format(". With weights of all but experts sharded, too: {}", result.infeasible);
+    return without;
+  }
+  const Plan& plan = result.best().plan;
+  Predictor predictor(request.model, request.cluster, request.software);
+  const Seconds step = predictor.predict(plan).step, free = predictor.predict(without_gathers(plan)).step;
+  result.explanation.insert(
+      result.explanation.begin(),
+      {fmt::format(
+           "Weights of embedding, attention parts and head are sharded over the devices that hold them, "
+           "and gathered for each use. Without that no plan fits: {}.",
+           without.infeasible),
+       fmt::format(
+           "Gathering costs {:.0f} % of the step: the same plan would take {:.3g} s instead of {:.3g} s "
+           "if its devices had room for all weights.",
+           100 * (1 - free / step), free, step)});
+  return result;
+}
+
 }  // namespace
 
 PlanResult find_plan(const PlanRequest& request) {
   const PlanRequest settled = checked(request);
   PlanResult result = search_plans(settled);
+  if (!result.feasible() && settled.limits.shard_optimizer && settled.cluster.num_devices() > 1)
+    result = search_with_gathers(settled, std::move(result));
   if (result.feasible() || !settled.limits.offload || !has_hosts(settled.cluster)) return result;
   return search_with_hosts(settled, std::move(result));
 }

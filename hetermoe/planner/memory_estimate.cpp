@@ -74,19 +74,19 @@ class GroupMemory {
   void add_to(std::vector<Bytes>& memory) {
     for_sources({&group_.embed, &backward_embed_shares(group_)}, [&](Use& use, DeviceId, double) {
       use.add(counts_.embedding, replicas_.embed, home_of(group_, UnitPart::kEmbed, -1));
-      use.reduces(real(counts_.embedding), holders(group_.embed));
+      if (!is_gathered(UnitPart::kEmbed, -1)) use.reduces(real(counts_.embedding), holders(group_.embed));
     });
     for (std::size_t l = 0; l < group_.layers.size(); ++l) add_layer(l);
     for_sources({&group_.head}, [&](Use& use, DeviceId device, double tokens) {
       use.add(counts_.head, replicas_.head, home_of(group_, UnitPart::kHead, -1));
-      use.reduces(real(counts_.head), holders(group_.head));
+      if (!is_gathered(UnitPart::kHead, -1)) use.reduces(real(counts_.head), holders(group_.head));
       use.add(use.attention, head_memory(model_, tokens, use.element),
               in_flight(group_.layers.size(), device), in_wave());
     });
     for (const DeviceId device : group_.devices) {
       const Use& use = use_[idx(device)];
       const OpMemory ops = both(use.attention, use.experts);
-      memory[idx(device)] += use.sum + at_once(use.attention_visits, plan_.slots.attention) +
+      memory[idx(device)] += use.sum + use.gathered + at_once(use.attention_visits, plan_.slots.attention) +
                              at_once(use.experts_visits, plan_.slots.experts) +
                              (in_stages() ? stage_memory(ops, use.of_window, use.reduction, in_wave(),
                                                          plan_.recompute == Recompute::kResend)
@@ -112,13 +112,23 @@ class GroupMemory {
   struct Use {
     Bytes element = 2;  ///< of a number
     StateBytes state;   ///< of a parameter
-    /// Weights of an embedding or a head that are on the host are here all the same: a visit lasts a step.
+    /// Weights of an embedding or a head that are on the host or gathered are here all the same: a visit
+    /// lasts a step.
     void add(i64 parameters, double replicas, const Home& home) {
+      if (is_gathered(home, replicas)) {
+        sum += real(parameters) * state.total() / replicas +
+               gathered_visit_bytes(real(parameters), replicas, 1, state.weights, state.gradients);
+        return;
+      }
       const bool updates = home.optimizer != Residence::kHost;
       sum += real(parameters) * (updates ? state.total(replicas) : resident());
     }
     Bytes resident() const { return state.weights + state.gradients; }
+    static bool is_gathered(const Home& home, double replicas) {
+      return home.weights == Residence::kSharded && replicas > 1;
+    }
     Visits attention_visits, experts_visits;
+    Bytes gathered = 0;  ///< of all its visits, where they are gathered
     void reduces(double parameters, double holders) {
       reduction = std::max(reduction, reduction_bytes(parameters, holders, state.gradients));
     }
@@ -134,16 +144,9 @@ class GroupMemory {
 
   void add_layer(std::size_t l) {
     const auto layer = static_cast<i64>(l);
-    const double holding = holders(group_.layers[l].attention);
     for_sources({&group_.layers[l].attention, &backward_shares(group_.layers[l])},
                 [&](Use& use, DeviceId device, double tokens) {
-                  const Home home = home_of(group_, UnitPart::kAttention, static_cast<i32>(l));
-                  if (home.weights == Residence::kHost) {
-                    use.attention_visits.add(real(counts_.attention_part[l]) * use.resident());
-                  } else {
-                    use.add(counts_.attention_part[l], replicas_.attention[l], home);
-                  }
-                  use.reduces(real(counts_.attention_part[l]), holding);
+                  add_attention(l, use);
                   OpMemory op =
                       attention_memory(plan_, recompute(l), model_, layer, tokens, use.element, in_stages());
                   const double waiting = in_flight(l, device);
@@ -151,6 +154,23 @@ class GroupMemory {
                   use.add(use.attention, op, waiting, in_wave());
                 });
     add_experts(l);
+  }
+
+  /// Parameters of the attention part of a layer.
+  void add_attention(std::size_t l, Use& use) const {
+    const Home home = home_of(group_, UnitPart::kAttention, static_cast<i32>(l));
+    const double replicas = replicas_.attention[l], count = real(counts_.attention_part[l]);
+    if (home.weights == Residence::kHost) {
+      use.attention_visits.add(count * use.resident());
+    } else if (Use::is_gathered(home, replicas)) {
+      use.sum += count * use.state.total() / replicas;
+      use.gathered =
+          std::max(use.gathered, gathered_visit_bytes(count, replicas, plan_.slots.attention,
+                                                      use.state.weights, use.state.gradients));
+    } else {
+      use.add(counts_.attention_part[l], replicas, home);
+    }
+    if (home.weights != Residence::kSharded) use.reduces(count, holders(group_.layers[l].attention));
   }
 
   void add_experts(std::size_t layer) {
@@ -215,6 +235,9 @@ class GroupMemory {
     }
   }
 
+  bool is_gathered(UnitPart part, i32 layer) const {
+    return home_of(group_, part, layer).weights == Residence::kSharded;
+  }
   Recompute recompute(std::size_t layer) const {
     return group_.layers[layer].recompute.value_or(plan_.recompute);
   }
@@ -313,6 +336,10 @@ OpMemory head_memory(const ModelConfig& model, double tokens, Bytes element) {
 /// A copy of the own gradients, and from each peer the part that is added here.
 Bytes reduction_bytes(double parameters, double holders, Bytes gradient) {
   return holders > 1 ? (2 - 1 / holders) * parameters * gradient : 0;
+}
+
+Bytes gathered_visit_bytes(double parameters, double holders, double visits, Bytes weight, Bytes gradient) {
+  return parameters * (weight + gradient) * (visits + 1 - 1 / holders);
 }
 
 Bytes stage_memory(const OpMemory& ops, Bytes of_window, Bytes reduction, double window, bool resends) {

@@ -34,16 +34,20 @@ std::vector<std::vector<std::size_t>> class_orders(const Rates& rates) {
   return all;
 }
 
-/// So many groups have room for weights and gradients of their own, and for a sharded optimizer together.
+/// So many groups have room for weights and gradients of their own, and for a sharded optimizer together; of
+/// gathered weights no group has its own.
 i64 most_groups(const Rates& rates) {
   const ModelConfig& model = rates.request().model;
-  const double parameters = rates.attention_parameters() +
-                            rates.moe_layers() * real(model.num_experts) * real(rates.counts().expert);
+  const double experts = rates.moe_layers() * real(model.num_experts) * real(rates.counts().expert);
+  const double parameters = rates.attention_parameters() + experts;
+  const bool gathers = rates.request().limits.gather_weights;
   const StateBytes state = state_bytes_per_parameter(bytes_of(rates.request().dtype));
+  const Bytes of_group = (gathers ? experts : parameters) * (state.weights + state.gradients);
   Bytes room = -parameters * (state.master + state.moments);
+  if (gathers) room -= rates.attention_parameters() * (state.weights + state.gradients);
   for (std::size_t c = 0; c < rates.num_classes(); ++c)
     room += rates.usable_memory(c) * real(rates.classes()[c].size());
-  return static_cast<i64>(std::max(0.0, room) / (parameters * (state.weights + state.gradients)));
+  return static_cast<i64>(std::max(0.0, room) / std::max(1.0, of_group));
 }
 
 std::vector<i64> group_counts(const Rates& rates, const std::vector<std::size_t>& order) {

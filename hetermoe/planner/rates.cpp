@@ -220,22 +220,25 @@ Seconds Rates::update(std::size_t cls, double parameters) const {
   return kept_->compute(w);
 }
 
-/// Weights that visit take room in slots alone, of which a device has as many as it has; experts and
-/// attention parts of the mean layer.
+/// Weights that visit or are gathered take room in slots alone, of which a device has as many as it has;
+/// experts and attention parts of the mean layer.
 Bytes Rates::state_bytes(UnitPart part, double replicas) const {
   const StateBytes each = state_bytes_per_parameter(bytes_of(request_.dtype));
   const HostUse use = request_.limits.host_use;
-  if (use == HostUse::kNone) return each.total(replicas);
+  const bool is_gathered = request_.limits.gather_weights && part != UnitPart::kExperts && replicas > 1;
+  if (use == HostUse::kNone && !is_gathered) return each.total(replicas);
   const bool is_expert = part == UnitPart::kExperts;
   const double layers = is_expert ? moe_layers_ : real(request_.model.num_layers);
   const bool in_layers = is_expert || part == UnitPart::kAttention;
   const bool all = use == HostUse::kAll || use == HostUse::kAllSaved;
-  const bool visits = in_layers && (all || (use == HostUse::kExperts && is_expert));
+  const bool visits = in_layers && (all || is_gathered || (use == HostUse::kExperts && is_expert));
   const double slots = is_expert ? VisitSlots().experts : VisitSlots().attention;
-  return (each.weights + each.gradients) * (visits ? std::min(1.0, slots / std::max(1.0, layers)) : 1);
+  const Bytes kept = is_gathered ? each.total() / replicas : 0;
+  return kept + (each.weights + each.gradients) * (visits ? std::min(1.0, slots / std::max(1.0, layers)) : 1);
 }
 
-void keep_on_hosts(const PlanRequest& request, Plan& plan) {
+void settle_homes(const PlanRequest& request, Plan& plan) {
+  if (request.limits.gather_weights) shard_weights(plan);
   keep_on_hosts(request.limits.host_use, request.model, request.cluster, plan);
 }
 

@@ -83,8 +83,9 @@ class Rates {
   mutable std::map<std::pair<std::size_t, Recompute>, std::unordered_map<double, LayerCost>> attention_;
 };
 
-/// Keeps on hosts what the request's limits say; no activations of layers that keep all of them.
-void keep_on_hosts(const PlanRequest& request, Plan& plan);
+/// Divides weights or keeps on hosts what the request's limits say; no activations of layers that keep all of
+/// them.
+void settle_homes(const PlanRequest& request, Plan& plan);
 
 /// A plan without placement, dtypes as requested: what the cost model needs to know of a plan.
 Plan blank_plan(const PlanRequest& request, Recompute recompute);

@@ -180,7 +180,7 @@ Plan assemble(const Rates& rates, const Sketch& sketch, const std::vector<Group>
     }
     plan.groups.push_back(first_layers(kinds[kind++], layers));
   }
-  keep_on_hosts(rates.request(), plan);
+  settle_homes(rates.request(), plan);
   return plan;
 }
 

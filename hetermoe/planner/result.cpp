@@ -5,6 +5,7 @@
 #include <set>
 
 #include "hetermoe/base/index.h"
+#include "hetermoe/plan/offload.h"
 #include "hetermoe/plan/recompute.h"
 #include "hetermoe/planner/critical_path.h"
 #include "hetermoe/planner/explain.h"
@@ -74,7 +75,9 @@ std::vector<std::string> details(const Plan& plan) {
           plan.window == 0 ? "all in flight" : fmt::format("{} in flight", plan.window),
           fmt::format("recompute {}", recompute_text(plan)),
           fmt::format("{} chunks", plan.chunks),
-          plan.shard_optimizer ? "optimizer sharded" : "optimizer whole",
+          shards_weights(plan)   ? "weights sharded"
+          : plan.shard_optimizer ? "optimizer sharded"
+                                 : "optimizer whole",
           devices + " devices a group"};
 }
 

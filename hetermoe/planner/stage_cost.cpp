@@ -64,23 +64,31 @@ double StageCosts::owned(const StageDevices& stage) const {
 StageCosts::Figures StageCosts::figures_of(const StageDevices& stage) const {
   const PlanRequest& request = rates_.request();
   const Bytes element = bytes_of(request.dtype);
-  const StateBytes state = state_bytes_per_parameter(element);
-  const Bytes each = state.total(order_.shard_optimizer ? real(order_.groups * stage.count) : 1);
   Figures f;
   if (request.model.num_moe_layers() > 0) f.moe = layer(stage, false);
   if (request.model.num_moe_layers() < request.model.num_layers) f.dense = layer(stage, true);
-  f.embed.states = real(rates_.counts().embedding) * each;
-  f.head.states = real(rates_.counts().head) * each;
-  const double holders = real(order_.groups * stage.count);
-  f.embed.reduction = reduction_bytes(real(rates_.counts().embedding), holders, state.gradients);
-  f.head.reduction = reduction_bytes(real(rates_.counts().head), holders, state.gradients);
   f.head.memory = head_memory(request.model, tokens(stage), element);
+  add_states(f.embed, stage, real(rates_.counts().embedding), 1);
+  add_states(f.head, stage, real(rates_.counts().head), 1);
   f.head.seconds = order_.window * rates_.head(stage.cls, real(ceil_div(order_.largest, stage.count)));
   const DeviceClass& cls = rates_.classes()[stage.cls];
   // Of a node, the devices of one stage send to the next node at once.
   const double together = std::min(real(stage.count), cls.per_node);
   f.move = tokens(stage) * row_bytes(request.model, element) * together / cls.port + cls.latency;
   return f;
+}
+
+/// Of a part that all devices of the stage hold.
+void StageCosts::add_states(Part& part, const StageDevices& stage, double parameters, double visits) const {
+  const double holders = real(order_.groups * stage.count);
+  const StateBytes state = state_bytes_per_parameter(bytes_of(rates_.request().dtype));
+  if (rates_.request().limits.gather_weights && holders > 1) {
+    part.states = parameters * state.total() / holders;
+    part.memory.largest += gathered_visit_bytes(parameters, holders, visits, state.weights, state.gradients);
+    return;
+  }
+  part.states = parameters * state.total(order_.shard_optimizer ? holders : 1);
+  part.reduction = reduction_bytes(parameters, holders, state.gradients);
 }
 
 /// A layer of a window: what its devices compute, or what their ports carry, or the chain of one microbatch.
@@ -96,10 +104,9 @@ StageCosts::Part StageCosts::layer(const StageDevices& stage, bool dense) const 
       rates_.attention_of(stage.cls, real(ceil_div(order_.largest, stage.count)), order_.recompute, dense);
   Part part;
   const auto parameters = real(rates_.counts().attention_part[idx(number)]);
-  part.states = parameters * total(groups * real(stage.count));
-  part.reduction = reduction_bytes(parameters, groups * real(stage.count), state.gradients);
   part.memory =
       attention_memory(plan_, plan_.recompute, model, number, tokens(stage), element, stage.count > 1);
+  add_states(part, stage, parameters, VisitSlots().attention);
   if (dense) {
     part.seconds = window * attention.sum();
     return part;

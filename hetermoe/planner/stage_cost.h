@@ -58,6 +58,7 @@ class StageCosts {
   };
   Figures figures_of(const StageDevices& stage) const;
   Part layer(const StageDevices& stage, bool dense) const;
+  void add_states(Part& part, const StageDevices& stage, double parameters, double visits) const;
   bool keeps_to_nodes(const StageDevices& stage, i64 first) const;
   Seconds exchange(const StageDevices& stage) const;
   Seconds end_of_step(const LayerRun& run) const;

@@ -77,7 +77,7 @@ class Table {
         break;
       case OpKind::kReduce:
       case OpKind::kReduceScatter:
-        add_state(Mode::kAdd, op_.state);
+        reduce();
         break;
       case OpKind::kNorm:
         norm();
@@ -92,7 +92,7 @@ class Table {
         take();
         break;
       case OpKind::kAllGather:
-        out_.push_back({Buffer::kParams, Mode::kAdd, op_.state, -1, 0});
+        all_gather();
         break;
       case OpKind::kFetch:
         fetch();
@@ -133,7 +133,7 @@ class Table {
   }
   void read_params(UnitPart part, i32 layer) {
     for (const i32 state : p_.states_on(device_, part, layer)) {
-      const bool visits = p_.states()[idx(state)].visits();
+      const bool visits = p_.states()[idx(state)].transient();
       out_.push_back({visits ? Buffer::kWeights : Buffer::kParams, Mode::kRead, state, -1, 0});
     }
     if (op_.slot >= 0) add_slot(part, Mode::kRead);
@@ -169,7 +169,7 @@ class Table {
 
   void update() {
     add(Buffer::kNorm, Mode::kRead, -1);
-    add_of_state(p_.lags(op_.state) ? Buffer::kTaken : Buffer::kGrad, Mode::kAdd);
+    add_of_state(p_.sums_apart(op_.state) ? Buffer::kTaken : Buffer::kGrad, Mode::kAdd);
     add_of_state(Buffer::kParams, Mode::kAdd);
   }
   void publish() {
@@ -179,6 +179,24 @@ class Table {
   void take() {
     add_of_state(Buffer::kGrad, Mode::kTake);
     add_of_state(Buffer::kTaken, Mode::kWrite);
+  }
+
+  /// Of gathered weights the gradient of a visit goes, and the sum of the own part stays. A device that has
+  /// added nothing gives zeros. The slot is free for the next visit when the gradient is gone, so that a slow
+  /// network does not fill the device with gradients.
+  void reduce() {
+    add_state(Mode::kAdd, op_.state);
+    if (!p_.states()[idx(op_.state)].gathered()) return;
+    add_state(Mode::kTake, op_.state);
+    add_of_state(Buffer::kTaken, Mode::kAdd);
+    if (op_.slot >= 0) add_slot(p_.states()[idx(op_.state)].part, Mode::kRead);
+  }
+  void all_gather() {
+    const State& state = p_.states()[idx(op_.state)];
+    if (!state.gathered()) return add_of_state(Buffer::kParams, Mode::kAdd);
+    add_of_state(Buffer::kParams, Mode::kRead);
+    add_of_state(Buffer::kWeights, Mode::kWrite);
+    add_slot(state.part, Mode::kWrite);
   }
 
   /// A visit of a part is the fetches of all its states here: the first of them needs the slot for itself.
@@ -405,7 +423,7 @@ class Table {
   void norm() {
     for (const i32 state : p_.states_on(device_)) {
       if (!p_.tells_squares(state, device_)) continue;
-      out_.push_back({p_.lags(state) ? Buffer::kTaken : Buffer::kGrad, Mode::kRead, state, -1, 0});
+      out_.push_back({p_.sums_apart(state) ? Buffer::kTaken : Buffer::kGrad, Mode::kRead, state, -1, 0});
     }
     add_figures();
     add(Buffer::kNorm, Mode::kWrite, -1);

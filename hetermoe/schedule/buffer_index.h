@@ -16,6 +16,10 @@ class BufferIndex {
             std::max({1, placement.plan().slots.attention, placement.plan().slots.experts,
                       placement.plan().slots.saved}))),
         num_pieces_(static_cast<std::size_t>(placement.num_saved_pieces())) {
+    for (const State& state : placement.states()) {
+      const auto end = static_cast<std::size_t>(state.first_slot + num_slots(placement.plan(), state.part));
+      num_slots_ = std::max(num_slots_, end);
+    }
     for (i32 g = 0; g < placement.num_groups(); ++g) {
       num_microbatches_ =
           std::max(num_microbatches_, static_cast<std::size_t>(placement.num_microbatches(g)));

@@ -202,7 +202,8 @@ void ScheduleBuilder::state_done(UnitPart part, i32 layer) {
     const State& done = schedule_.states[idx(state)];
     residency_.finish(state, visits_);
     append_visits();
-    if (done.reduced()) transfer(state_op(done.sharded ? OpKind::kReduceScatter : OpKind::kReduce, state));
+    if (done.reduced() && !done.gathered())
+      transfer(state_op(done.sharded ? OpKind::kReduceScatter : OpKind::kReduce, state));
     // The last fetch and the last store of the state are appended.
     for (const OpTraits& row : kOpTraits) {
       if (row.occurs == Occurs::kPerLaggingState && placement_.lags(state)) compute_on_homes(row.kind, state);
@@ -269,7 +270,7 @@ void add_carry(Schedule& schedule, const Placement& placement) {
 
 void ScheduleBuilder::transfer_sharded_states(OpKind kind) {
   for (std::size_t s = 0; s < schedule_.states.size(); ++s) {
-    if (schedule_.states[s].sharded) transfer(state_op(kind, static_cast<i32>(s)));
+    if (schedule_.states[s].gathered_after_update()) transfer(state_op(kind, static_cast<i32>(s)));
   }
 }
 

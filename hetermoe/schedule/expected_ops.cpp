@@ -84,8 +84,8 @@ class Collector {
     if (!s.trainable) return;
     const Op op = {.kind = row.kind, .state = state};
     const bool once = (row.occurs == Occurs::kPerSharedState && s.reduced() && !s.sharded) ||
-                      (row.occurs == Occurs::kPerShardedState && s.sharded) ||
-                      (row.occurs == Occurs::kAfterUpdate && s.sharded);
+                      (row.occurs == Occurs::kPerShardedState && s.gathered_after_update()) ||
+                      (row.occurs == Occurs::kAfterUpdate && s.gathered_after_update());
     if (once) out_.push_back({op, -1});
     if (row.kind == OpKind::kStore) add_all(stores_once(p_, state));
     if (row.kind == OpKind::kFetch) add_all(fetches_once(p_, state));

@@ -4,6 +4,9 @@ namespace hetermoe {
 
 Queue queue_of_op(const Op& op, QueueBinding binding) {
   const QueueRule& rule = traits(op.kind).queue;
+  // Weights that visit must not wait for gradients of the layers before them.
+  if (op.kind == OpKind::kAllGather && op.slot >= 0 && binding != QueueBinding::kSingle)
+    return Queue::kToDevice;
   switch (binding) {
     case QueueBinding::kDirection:
       return op.phase == Phase::kBackward ? rule.backward : rule.forward;

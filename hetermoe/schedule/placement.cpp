@@ -1,6 +1,7 @@
 #include "hetermoe/schedule/placement.h"
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <set>
 #include <tuple>
@@ -183,7 +184,8 @@ bool Placement::tells_squares(i32 state, PlaceId place) const {
 bool Placement::in_step(const Op& op) const {
   if (is_saved_copy(op)) return true;
   // Frozen weights visit, too.
-  if (op.kind == OpKind::kFetch && states_[idx(op.state)].visits()) return true;
+  const bool admits = op.kind == OpKind::kFetch || op.kind == OpKind::kAllGather;
+  if (admits && states_[idx(op.state)].transient()) return true;
   if (traits(op.kind).has_state) return trains(op.state);
   if (op.phase == Phase::kWeights) return leaves_weights(op.kind, op.layer);
   const bool of_embedding = op.kind == OpKind::kEmbed || (op.kind == OpKind::kMove && op.layer == 0);
@@ -340,8 +342,27 @@ void settle_home(const Plan& plan, State& state) {
       homes.insert(static_cast<PlaceId>(plan.dtype.size()) + plan.hosts[idx(device)]);
     state.homes.assign(homes.begin(), homes.end());
   }
+  if (holds && home.weights == Residence::kSharded && state.devices.size() > 1) state.weights = home.weights;
   const bool asks = plan.shard_optimizer || (holds && home.optimizer == Residence::kSharded);
   state.sharded = asks && state.homes.empty() && state.reduced();
+}
+
+/// A device with several teams has slots for each.
+void form_teams(const Plan& plan, std::vector<State>& states) {
+  std::map<std::pair<UnitPart, std::vector<DeviceId>>, std::pair<i32, i32>> teams;  // number, first slot
+  std::map<std::pair<UnitPart, DeviceId>, i32> taken;                               // slots of a device
+  for (State& state : states) {
+    if (!state.gathered()) continue;
+    const auto number = static_cast<i32>(teams.size());
+    const auto [team, fresh] = teams.try_emplace({state.part, state.devices}, number, 0);
+    if (fresh) {
+      i32& first = team->second.second;
+      for (const DeviceId device : state.devices) first = std::max(first, taken[{state.part, device}]);
+      for (const DeviceId device : state.devices)
+        taken[{state.part, device}] = first + num_slots(plan, state.part);
+    }
+    std::tie(state.team, state.first_slot) = team->second;
+  }
 }
 
 bool is_frozen(std::span<const Unit> frozen, const Unit& unit) {
@@ -381,6 +402,19 @@ void add_expert_states(const Plan& plan, i32 l, i64 num_experts, std::span<const
 
 }  // namespace
 
+i32 num_slots(const Plan& plan, UnitPart part) {
+  switch (part) {
+    case UnitPart::kAttention:
+      return plan.slots.attention;
+    case UnitPart::kExperts:
+      return plan.slots.experts;
+    case UnitPart::kEmbed:
+    case UnitPart::kHead:
+      break;
+  }
+  return 1;
+}
+
 std::vector<State> make_states(const Plan& plan, const ModelConfig& model, std::span<const Unit> frozen) {
   std::vector<State> states;
   DeviceSet set(plan.dtype.size());
@@ -408,6 +442,7 @@ std::vector<State> make_states(const Plan& plan, const ModelConfig& model, std::
     add(UnitPart::kHead, -1, {.layer = num_layers, .part = UnitPart::kHead});
   }
   for (State& state : states) settle_home(plan, state);
+  form_teams(plan, states);
   return states;
 }
 

@@ -152,6 +152,8 @@ class Placement {
   bool trains(i32 state) const { return states_[static_cast<std::size_t>(state)].trainable; }
   /// Its update runs while the next step computes (StepOptions::staleness).
   bool lags(i32 state) const { return options_.staleness > 0 && options_.backward && trains(state); }
+  /// The summed gradients of a state are Buffer::kTaken: kGrad is on a device for backward visits alone.
+  bool sums_apart(i32 state) const { return lags(state) || states_[idx(state)].gathered(); }
   /// The head's tensors are the embedding's.
   bool tied() const { return states_.back().part != UnitPart::kHead; }
   /// Some op wants the gradient of the input of `layer`.
@@ -208,6 +210,10 @@ class Placement {
   std::vector<i32> device_state_begin_;  // [device, part of a layer] into device_states_, and the end
   std::vector<i32> device_states_;
 };
+
+/// Visits of a part that fit on a device at once. An embedding and a head are one layer each: more would
+/// never be used.
+i32 num_slots(const Plan& plan, UnitPart part);
 
 /// Every state of the plan, in the order embed, layers (attention, experts), head. Experts with the same
 /// owners in all groups form one state, or two when some of them are frozen. With tied embeddings the head's

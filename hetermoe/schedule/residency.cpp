@@ -5,24 +5,6 @@
 #include "hetermoe/base/index.h"
 
 namespace hetermoe {
-namespace {
-
-/// An embedding and a head are one layer each: more slots would never be used.
-i32 num_slots(const Plan& plan, UnitPart part) {
-  switch (part) {
-    case UnitPart::kAttention:
-      return plan.slots.attention;
-    case UnitPart::kExperts:
-      return plan.slots.experts;
-    case UnitPart::kEmbed:
-    case UnitPart::kHead:
-      break;
-  }
-  return 1;
-}
-
-}  // namespace
-
 UsedPart used_part(const Op& op, bool tied) {
   switch (op.kind) {
     case OpKind::kEmbed:
@@ -89,24 +71,34 @@ std::vector<Op> fetches_once(const Placement& placement, i32 state) {
 
 Residency::Residency(const Placement& placement) : p_(placement), saved_(placement) {
   const std::vector<State>& states = placement.states();
-  active_ = std::any_of(states.begin(), states.end(), [](const State& state) { return state.visits(); });
+  active_ = std::any_of(states.begin(), states.end(), [](const State& state) { return state.transient(); });
   if (!active_) return;
-  visits_.resize(idx(placement.num_devices()));
+  i32 num_teams = 0;
+  for (const State& state : states) num_teams = std::max(num_teams, state.team + 1);
+  visits_.resize(idx(placement.num_devices() + num_teams));
   for (auto& of_device : visits_) {
-    for (std::size_t part = 0; part < of_device.size(); ++part)
-      of_device[part].layers.assign(idx(num_slots(placement.plan(), static_cast<UnitPart>(part))), kNobody);
+    for (std::size_t part = 0; part < of_device.size(); ++part) {
+      const std::size_t slots = idx(num_slots(placement.plan(), static_cast<UnitPart>(part)));
+      of_device[part].layers.assign(slots, kNobody);
+      of_device[part].used.assign(slots, 0);
+    }
   }
   due_.assign(states.size(), std::vector<bool>(idx(placement.num_devices()), false));
 }
 
-Residency::Visits& Residency::visits(DeviceId device, UnitPart part) {
-  return visits_[idx(device)][idx(part)];
+/// A team has its visits together, a device those from its host.
+Residency::Visits& Residency::visits(DeviceId device, const State& state) {
+  return visits_[idx(state.gathered() ? p_.num_devices() + state.team : device)][idx(state.part)];
+}
+std::vector<bool>::reference Residency::due(i32 state, DeviceId device) {
+  const State& s = p_.states()[idx(state)];
+  return due_[idx(state)][idx(s.gathered() ? s.devices[0] : device)];
 }
 
 /// The states of a part of a layer on a device all visit, or none does: they have one home.
 bool Residency::any_visits(DeviceId device, const UsedPart& used) const {
   const std::span<const i32> states = p_.states_on(device, used.part, used.layer);
-  return used.any && !states.empty() && p_.states()[idx(states[0])].visits();
+  return used.any && !states.empty() && p_.states()[idx(states[0])].transient();
 }
 
 void Residency::before(Op& op, DeviceId device, std::vector<Op>& out) {
@@ -117,32 +109,59 @@ void Residency::before(Op& op, DeviceId device, std::vector<Op>& out) {
   if (any_visits(device, used)) admit(op, device, used, out);
   if (!any_visits(device, graded)) return;
   for (const i32 state : p_.states_on(device, graded.part, graded.layer)) {
-    if (p_.trains(state)) due_[idx(state)][idx(device)] = true;
+    if (p_.trains(state)) due(state, device) = true;
   }
 }
 
+std::size_t Residency::next_slot(Visits& visits, const State& state) {
+  if (state.gathered())
+    return idx(std::min_element(visits.used.begin(), visits.used.end()) - visits.used.begin());
+  const std::size_t slot = idx(visits.next);
+  visits.next = (visits.next + 1) % static_cast<i32>(visits.layers.size());
+  return slot;
+}
+
 void Residency::admit(Op& op, DeviceId device, const UsedPart& used, std::vector<Op>& out) {
-  Visits& visits = this->visits(device, used.part);
+  const State& first = p_.states()[idx(p_.states_on(device, used.part, used.layer)[0])];
+  Visits& visits = this->visits(device, first);
   const auto found = std::find(visits.layers.begin(), visits.layers.end(), used.layer);
   if (found != visits.layers.end()) {
-    op.slot = static_cast<std::int16_t>(found - visits.layers.begin());
+    const std::ptrdiff_t slot = found - visits.layers.begin();
+    op.slot = static_cast<std::int16_t>(first.first_slot + slot);
+    visits.used[idx(slot)] = ++num_uses_;
     return;
   }
-  op.slot = static_cast<std::int16_t>(visits.next);
-  i32& layer = visits.layers[idx(visits.next)];
-  visits.next = (visits.next + 1) % static_cast<i32>(visits.layers.size());
+  const std::size_t slot = next_slot(visits, first);
+  op.slot = static_cast<std::int16_t>(first.first_slot + static_cast<i32>(slot));
+  i32& layer = visits.layers[slot];
+  visits.used[slot] = ++num_uses_;
   if (layer != kNobody) {
     for (const i32 state : p_.states_on(device, used.part, layer)) store_due(state, device, out);
   }
   layer = used.layer;
-  for (const i32 state : p_.states_on(device, used.part, layer))
-    out.push_back({.kind = OpKind::kFetch, .state = state, .device = device, .slot = op.slot});
+  for (const i32 state : p_.states_on(device, used.part, layer)) {
+    if (first.gathered())
+      out.push_back({.kind = OpKind::kAllGather, .state = state, .slot = op.slot});
+    else
+      out.push_back({.kind = OpKind::kFetch, .state = state, .device = device, .slot = op.slot});
+  }
+}
+
+/// Of a gathered state; -1 where its last visit has ended.
+std::int16_t Residency::slot_of(i32 index) {
+  const State& state = p_.states()[idx(index)];
+  const std::vector<i32>& layers = visits(state.devices[0], state).layers;
+  const auto found = std::find(layers.begin(), layers.end(), state.layer);
+  return static_cast<std::int16_t>(found == layers.end() ? -1 : state.first_slot + (found - layers.begin()));
 }
 
 void Residency::store_due(i32 state, DeviceId device, std::vector<Op>& out) {
-  if (!due_[idx(state)][idx(device)]) return;
-  due_[idx(state)][idx(device)] = false;
-  out.push_back({.kind = OpKind::kStore, .state = state, .device = device});
+  if (!due(state, device)) return;
+  due(state, device) = false;
+  if (p_.states()[idx(state)].gathered())
+    out.push_back({.kind = OpKind::kReduceScatter, .state = state, .slot = slot_of(state)});
+  else
+    out.push_back({.kind = OpKind::kStore, .state = state, .device = device});
 }
 
 void Residency::finish(i32 state, std::vector<Op>& out) {
@@ -169,8 +188,10 @@ VisitReplay replay_visits(const Placement& placement, const std::vector<std::pai
 bool is_visit(const Op& op, const Placement& placement) {
   if (is_saved_copy(op)) return true;
   const auto num_states = static_cast<i32>(placement.states().size());
-  return traits(op.kind).occurs == Occurs::kOfResidence && op.state >= 0 && op.state < num_states &&
-         placement.states()[idx(op.state)].visits();
+  if (op.state < 0 || op.state >= num_states) return false;
+  const State& state = placement.states()[idx(op.state)];
+  if (state.gathered()) return op.kind == OpKind::kAllGather || op.kind == OpKind::kReduceScatter;
+  return traits(op.kind).occurs == Occurs::kOfResidence && state.visits();
 }
 
 }  // namespace hetermoe

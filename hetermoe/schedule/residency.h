@@ -23,11 +23,13 @@ UsedPart graded_part(const Op& op, const Placement& placement);
 std::vector<Op> stores_once(const Placement& placement, i32 state);
 std::vector<Op> fetches_once(const Placement& placement, i32 state);
 
-/// Follows the weights that visit devices (State::visits) through the order of a step's compute ops, and says
-/// which fetches and stores it takes. Every strategy gets offload from here: order policies know nothing of
-/// it. Visit j of a part on a device lies in slot j mod slots of that part; a later use of a layer that still
-/// lies in a slot makes no new visit. What a visit adds to gradients is stored when the visit ends, or when
-/// nobody adds to the state any more.
+/// Follows the weights that visit devices (State::transient) through the order of a step's compute ops, and
+/// says which fetches and stores it takes, of weights that are gathered which all_gathers and
+/// reduce_scatters. Every strategy gets offload from here: order policies know nothing of it. Visit j of a
+/// part on a device lies in slot j mod slots of that part; a later use of a layer that still lies in a slot
+/// makes no new visit. What a visit adds to gradients is stored when the visit ends, or when nobody adds to
+/// the state any more. Gathered weights visit all their devices at once, when the first of them needs them,
+/// in the slot that has been of no use for longest.
 class Residency {
  public:
   /// Keeps a reference.
@@ -35,7 +37,7 @@ class Residency {
 
   /// Weights of some state visit, or activations wait on hosts (SavedVisits).
   bool active() const { return active_ || saved_.active(); }
-  /// Of a compute op that is appended next: the fetches and stores that come before it. Sets its slots.
+  /// Of a compute op that is appended next: the copies that come before it. Sets its slots.
   void before(Op& op, DeviceId device, std::vector<Op>& out);
   /// Nobody adds to the gradients of a state that visits any more: the stores that are due.
   void finish(i32 state, std::vector<Op>& out);
@@ -46,19 +48,25 @@ class Residency {
   /// The visits of one part on one device.
   struct Visits {
     std::vector<i32> layers;  // [slot] which layer lies there, kNobody = none yet
-    i32 next = 0;             // slot of the next visit
+    i32 next = 0;             // slot of the next visit from a host
+    std::vector<i64> used;    // [slot] when the layer there was used last
   };
   static constexpr i32 kNobody = -2;
-  Visits& visits(DeviceId device, UnitPart part);
+  Visits& visits(DeviceId device, const State& state);
+  std::vector<bool>::reference due(i32 state, DeviceId device);
+  static std::size_t next_slot(Visits& visits, const State& state);
+  std::int16_t slot_of(i32 state);
   bool any_visits(DeviceId device, const UsedPart& used) const;
   void admit(Op& op, DeviceId device, const UsedPart& used, std::vector<Op>& out);
   void store_due(i32 state, DeviceId device, std::vector<Op>& out);
 
   const Placement& p_;
   SavedVisits saved_;
-  bool active_ = false;                                           // weights of some state visit
-  std::vector<std::array<Visits, kEnumCount<UnitPart>>> visits_;  // [device][part]
-  std::vector<std::vector<bool>> due_;  // [state][device] a gradient waits for its store
+  bool active_ = false;  // weights of some state visit
+  i64 num_uses_ = 0;
+  std::vector<std::array<Visits, kEnumCount<UnitPart>>> visits_;  // [device, then team][part]
+  std::vector<std::vector<bool>>
+      due_;  // [state][device, or first of the team] a gradient waits for its store
 };
 
 /// The visits that an order of compute ops, each with its device, takes, in their order, and these ops with
@@ -67,7 +75,7 @@ struct VisitReplay {
   std::vector<Op> visits, computed;
 };
 VisitReplay replay_visits(const Placement& placement, const std::vector<std::pair<Op, DeviceId>>& computed);
-/// A fetch or store of weights that visit, or of activations.
+/// A copy of weights that visit, or of activations.
 bool is_visit(const Op& op, const Placement& placement);
 
 }  // namespace hetermoe

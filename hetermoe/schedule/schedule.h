@@ -19,13 +19,21 @@ struct State {
   std::vector<DeviceId> devices = {};  ///< ascending
   bool trainable = true;               ///< false: no gradient, no reduce, no update
   /// On the host weights visit the devices, which keep nothing of the state; a host has one copy for all its
-  /// devices.
+  /// devices. Sharded weights are here in parts, and the devices gather them for visits of all at once.
   Residence weights = Residence::kDevice, optimizer = Residence::kDevice;
   std::vector<PlaceId> homes = {};  ///< hosts that update the state, ascending; empty = the devices do
   /// Each device keeps master and moments of its part of every tensor (part_range), sums and updates that.
   bool sharded = false;
+  /// Of gathered weights: states of a part with the same devices have one team, which has slots of its own,
+  /// from this one on.
+  i32 team = -1, first_slot = 0;
 
   bool visits() const { return weights == Residence::kHost; }
+  bool gathered() const { return weights == Residence::kSharded; }
+  /// The whole weights are on a device for visits alone.
+  bool transient() const { return visits() || gathered(); }
+  /// The parts of the updated weights are told at the end of the step.
+  bool gathered_after_update() const { return sharded && !gathered(); }
   /// Who sums the gradients of its copies.
   const std::vector<PlaceId>& reducers() const { return visits() ? homes : devices; }
   const std::vector<PlaceId>& updaters() const { return homes.empty() ? devices : homes; }

@@ -203,9 +203,9 @@ Bytes BufferSizes::of(const Epoch& e) {
   return 0;
 }
 
-/// Weights that visit a device, and the gradient that they leave.
+/// Weights that visit a device or are gathered there, and the gradient that they leave.
 Bytes BufferSizes::visiting(const Epoch& e) const {
-  const bool visits = placement_.states()[idx(e.layer)].visits() && e.device < placement_.num_devices();
+  const bool visits = placement_.states()[idx(e.layer)].transient() && e.device < placement_.num_devices();
   if (!visits) return 0;
   return work_.state_params(e.layer) * (e.buffer == Buffer::kGrad ? gradient(e.device) : element(e.device));
 }
@@ -311,13 +311,17 @@ Bytes BufferSizes::transfer_workspace(const Op& op, DeviceId device) {
              wire;
     case TransferKind::kReduce:
     case TransferKind::kReduceScatter: {
-      // A copy of the own gradients, and from each peer the part that is added here.
-      const auto parts = static_cast<double>(placement_.states()[idx(op.state)].reducers().size());
-      return (2 - 1 / parts) * work_.state_params(op.state) * gradient(device);
+      // A copy of the own gradients, where the sum is written over them, and from each peer the part that is
+      // added here.
+      const State& state = placement_.states()[idx(op.state)];
+      const auto parts = static_cast<double>(state.reducers().size());
+      return ((state.gathered() ? 1 : 2) - 1 / parts) * work_.state_params(op.state) * gradient(device);
     }
-    case TransferKind::kAllGather:  // a copy of the own part, and the others'
-      return static_cast<double>(placement_.states()[idx(op.state)].devices.size()) *
+    case TransferKind::kAllGather: {  // the others' parts, and a copy of the own where it is written over
+      const State& state = placement_.states()[idx(op.state)];
+      return static_cast<double>(state.devices.size() - (state.gathered() ? 1 : 0)) *
              work_.gathered_part(op.state);
+    }
     case TransferKind::kNorm: {
       double largest = 0;
       for (const i32 state : placement_.states_on(device))
@@ -336,7 +340,7 @@ Bytes BufferSizes::transfer_workspace(const Op& op, DeviceId device) {
 MemoryUse BufferSizes::state(PlaceId device) const {
   const bool is_host = device >= placement_.num_devices();
   const StateBytes each = state_bytes_per_parameter(element(device), gradient(device));
-  double params = 0, trainable = 0, optimized = 0;
+  double params = 0, trainable = 0, optimized = 0;  // of gathered states the own parts
   MemoryUse use;
   for (const i32 index : placement_.states_on(device)) {
     const State& state = placement_.states()[idx(index)];
@@ -345,8 +349,9 @@ MemoryUse BufferSizes::state(PlaceId device) const {
     const bool bias = state.part == UnitPart::kAttention && model_.is_moe(state.layer) && model_.router_bias;
     const auto buffer = static_cast<double>(bias ? model_.num_experts : 0);
     const double count = work_.state_params(index) - buffer;
-    params += count;
-    trainable += state.trainable ? count : 0;
+    const double kept = state.gathered() ? count / real(state.devices.size()) : count;
+    params += kept;
+    trainable += state.trainable ? kept : 0;
     const bool optimizes = state.trainable && is_host == !state.homes.empty();
     optimized += optimizes ? count / work_.optimizer_parts(index) : 0;
     use.weights += buffer * std::max(element(device), 4.0);

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "hetermoe/base/index.h"
+#include "hetermoe/plan/offload.h"
 #include "hetermoe/planner/memory_estimate.h"
 #include "hetermoe/sim/migration_memory.h"
 #include "hetermoe/train/freeze.h"
@@ -52,7 +53,7 @@ std::optional<std::string> hindrance(const Plan& before, const Plan& next) {
       return "[hosts] the plan before or after keeps parameters on hosts, which cannot move between plans "
              "yet: "
              "leave out plan.offload";
-    if (plan->shard_optimizer)
+    if (plan->shard_optimizer || shards_weights(*plan))
       return "[shard_optimizer] got true in the plan before or after: parts of an optimizer's state cannot "
              "move between steps yet. End the run and begin it again from its checkpoint with the other plan";
   }

@@ -227,9 +227,9 @@ void load_tensor(const Archive& archive, const LogicalTensor& tensor) {
   // A low-precision value is a rounding of its master, which is the parameter.
   const std::string master = tensor.name + ".master";
   const std::string parameter = archive.has(master) ? master : tensor.name;
-  const at::IntArrayRef sizes = tensor.value.sizes();
+  const at::IntArrayRef sizes = tensor.shape;
   const auto copy_into = [&](const at::Tensor& target, const at::Tensor& whole) {
-    target.copy_(tensor.sharded ? whole.reshape(-1).narrow(0, tensor.first, target.numel()) : whole);
+    target.copy_(kept_of(tensor, whole));
   };
   set_parameter(tensor, archive.read(parameter, sizes));
   // A run whose updates lag goes on with the weights that its next step would have used.
@@ -251,10 +251,31 @@ void load_tensor(const Archive& archive, const LogicalTensor& tensor) {
 
 }  // namespace
 
+namespace {
+
+/// Values that are divided over devices, each in one where all parts are here.
+void copy_pieces(const std::vector<LogicalTensor>& pieces, CheckpointShard& shard) {
+  const std::string& name = pieces[0].name;
+  if (const at::Tensor whole = joined(pieces, &LogicalTensor::value); whole.defined()) {
+    shard.model.push_back({name, whole});
+    return;
+  }
+  for (const LogicalTensor& piece : pieces) {
+    if (piece.value.numel() > 0)
+      shard.model.push_back({piece_name(name, piece.first), host_copy(piece.value)});
+  }
+}
+
+}  // namespace
+
 void copy_tensors(const std::vector<DeviceState*>& states, CheckpointShard& shard) {
+  std::map<std::string, std::vector<LogicalTensor>> gathered;
   for (DeviceState* state : states) {
     for (const LogicalTensor& tensor : state->store().tensors()) {
-      if (tensor.first_owner) shard.model.push_back({tensor.name, host_copy(tensor.value)});
+      if (tensor.gathered)
+        gathered[tensor.name].push_back(tensor);
+      else if (tensor.first_owner)
+        shard.model.push_back({tensor.name, host_copy(tensor.value)});
       if (!tensor.first_owner && !tensor.sharded) continue;
       const auto keep = [&](const char* suffix, const at::Tensor& moment) {
         if (!moment.defined() || (tensor.sharded && moment.numel() == 0)) return;
@@ -268,6 +289,7 @@ void copy_tensors(const std::vector<DeviceState*>& states, CheckpointShard& shar
       keep(".published", tensor.published);
     }
   }
+  for (const auto& [name, pieces] : gathered) copy_pieces(pieces, shard);
 }
 
 void write_checkpoint(const fs::path& folder, const CheckpointShard& shard, i64 keep, const ShardWait& wait) {

@@ -252,6 +252,7 @@ Plan plan_of_strategy(const Job& job, const ModelConfig& model, const Cluster& c
   set_recompute_of_layers(plan, options.recompute_layers, "plan.recompute_layers");
   plan.row_dedup = options.row_dedup;
   plan.shard_optimizer = options.shard_optimizer;
+  if (options.shard_weights) shard_weights(plan);
   if (options.slots != VisitSlots{}) plan.slots = options.slots;
   offload(plan, model, cluster, options.offload, "plan.offload");
   set_dtypes(plan, options);

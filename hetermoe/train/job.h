@@ -128,7 +128,7 @@ struct PlanOptions {
   std::string recompute_layers;
   WeightGradients weight_gradients = WeightGradients::kWith;
   bool row_dedup = true;
-  bool shard_optimizer = false;
+  bool shard_optimizer = false, shard_weights = false;
   std::vector<std::string> offload;
   VisitSlots slots;
   std::optional<Dtype> attention_dtype, expert_dtype, wire_dtype, grad_dtype;
@@ -167,6 +167,10 @@ struct PlanOptions {
     v("shard_optimizer", shard_optimizer,
       "devices that hold the same parameters divide their master copies and moments among them (ZeRO-1): "
       "less memory, equal results");
+    v("shard_weights", shard_weights,
+      "likewise weights and gradients of embedding, attention parts and head, which are gathered for each "
+      "use "
+      "(FSDP, ZeRO-3), and plan.shard_optimizer");
     v("offload", offload,
       "what lives in the main memory of the devices' nodes: all, weights, optimizer, saved, or PART.weights, "
       "PART.optimizer of embed, attention, experts, head; \"layers 8-15:experts.weights\" or \"devices "

@@ -133,12 +133,13 @@ TensorsByName Session::collect(bool gradients) {
   HM_CHECK(executor().steps_under_way() == 0, "a step is under way");
   TensorsByName all;
   std::map<std::string, i64> missing;  // elements of tensors that are divided
+  const std::string what = gradients ? "gradient" : "value";
   for (std::unique_ptr<DeviceState>& state : states_) {
     for (const LogicalTensor& view : state->store().tensors()) {
       const at::Tensor& tensor = gradients ? view.grad : view.value;
       if (!tensor.defined()) continue;
-      if (gradients && view.sharded) {
-        const at::Tensor whole = at::empty(view.value.sizes(), tensor.options().device(at::kCPU));
+      if (gradients ? view.sharded : view.gathered) {
+        const at::Tensor whole = at::empty(view.shape, tensor.options().device(at::kCPU));
         place_part(view, tensor, all.try_emplace(view.name, whole).first->second);
         missing.try_emplace(view.name, whole.numel()).first->second -= tensor.numel();
         continue;
@@ -146,12 +147,11 @@ TensorsByName Session::collect(bool gradients) {
       const at::Tensor copy = host_copy(tensor);
       const auto [found, fresh] = all.try_emplace(view.name, copy);
       HM_CHECK(fresh || found->second.scalar_type() != tensor.scalar_type() || at::equal(found->second, copy),
-               "replicas of {} differ: device {} has another {}", view.name, state->device(),
-               gradients ? "gradient" : "value");
+               "replicas of {} differ: device {} has another {}", view.name, state->device(), what);
     }
   }
   for (const auto& [name, count] : missing)
-    HM_CHECK(count == 0, "{} elements of the gradient of {} are in other processes", count, name);
+    HM_CHECK(count == 0, "{} elements of the {} of {} are in other processes", count, what, name);
   return all;
 }
 

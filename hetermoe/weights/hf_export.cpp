@@ -7,7 +7,7 @@
 namespace hetermoe {
 namespace {
 
-/// All parts of the masters of one parameter that are in this process.
+/// All parts of one parameter that are in this process.
 using Pieces = std::map<std::string, std::vector<LogicalTensor>>;
 
 /// The value says all that the dtype can hold.
@@ -15,32 +15,36 @@ bool takes_value(const LogicalTensor& tensor, at::ScalarType dtype) {
   return !tensor.master.defined() || tensor.value.scalar_type() == dtype;
 }
 
-at::Tensor joined(const std::vector<LogicalTensor>& pieces) {
-  at::Tensor whole = at::empty(pieces.at(0).value.sizes(), pieces[0].master.options().device(at::kCPU));
-  for (const LogicalTensor& piece : pieces) place_part(piece, piece.master, whole);
-  return whole;
+i64 count_here(const std::vector<LogicalTensor>& pieces, at::Tensor LogicalTensor::*kept) {
+  i64 count = 0;
+  for (const LogicalTensor& piece : pieces) count += (piece.*kept).numel();
+  return count;
 }
 
-void check_pieces(const std::string& name, const std::vector<LogicalTensor>& pieces, at::ScalarType dtype) {
-  i64 count = 0;
-  for (const LogicalTensor& piece : pieces) count += piece.master.numel();
-  if (count == pieces.at(0).value.numel()) return;
+void check_pieces(const LogicalTensor& tensor, const std::vector<LogicalTensor>& pieces,
+                  at::Tensor LogicalTensor::*kept, at::ScalarType dtype) {
+  if (count_here(pieces, kept) == c10::multiply_integers(tensor.shape)) return;
+  if (tensor.gathered)
+    fail<ConfigError>("train.save_hf",
+                      "{} would have to be put together from several processes, which divide the weights "
+                      "(plan.shard_weights). Leave it out here, and convert a checkpoint in one process",
+                      tensor.name);
   fail<ConfigError>("train.save_dtype",
                     "{} of {} would have to be put together from several processes, which divide the masters "
                     "(plan.shard_optimizer): expected {}, in which devices compute",
-                    dtype_text(dtype), name, dtype_text(pieces[0].value.scalar_type()));
+                    dtype_text(dtype), tensor.name, dtype_text(tensor.value.scalar_type()));
 }
 
 OutTensor out_tensor(const LogicalTensor& tensor, const Pieces& pieces, at::ScalarType dtype) {
-  OutTensor out{.head = {tensor.name, dtype, tensor.value.sizes().vec()}, .make = {}};
-  if (takes_value(tensor, dtype)) {
-    out.make = [tensor, dtype] { return tensor.value.to(at::kCPU, dtype); };
-  } else if (!tensor.sharded) {
-    out.make = [tensor, dtype] { return tensor.master.to(at::kCPU, dtype); };
-  } else {
+  OutTensor out{.head = {tensor.name, dtype, tensor.shape}, .make = {}};
+  const bool of_value = takes_value(tensor, dtype);
+  at::Tensor LogicalTensor::*const kept = of_value ? &LogicalTensor::value : &LogicalTensor::master;
+  if (of_value ? tensor.gathered : tensor.sharded) {
     const std::vector<LogicalTensor>& own = pieces.at(tensor.name);
-    check_pieces(tensor.name, own, dtype);
-    out.make = [own, dtype] { return joined(own).to(dtype); };
+    check_pieces(tensor, own, kept, dtype);
+    out.make = [own, kept, dtype] { return joined(own, kept).to(dtype); };
+  } else {
+    out.make = [tensor, kept, dtype] { return (tensor.*kept).to(at::kCPU, dtype); };
   }
   return out;
 }
@@ -53,7 +57,7 @@ std::vector<OutTensor> tensors_to_save(const std::vector<DeviceState*>& states, 
   std::map<std::string, LogicalTensor> owned;
   for (DeviceState* state : states) {
     for (const LogicalTensor& tensor : state->store().tensors()) {
-      if (tensor.sharded && tensor.master.defined()) pieces[tensor.name].push_back(tensor);
+      if (tensor.sharded) pieces[tensor.name].push_back(tensor);
       if (tensor.first_owner) owned.emplace(tensor.name, tensor);
     }
   }

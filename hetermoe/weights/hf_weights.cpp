@@ -89,10 +89,10 @@ void set_parameter(const LogicalTensor& tensor, const at::Tensor& whole) {
   const at::Tensor value = tensor.value;
   if (tensor.master.defined()) {
     const at::Tensor master = tensor.master;
-    master.copy_(tensor.sharded ? whole.reshape(-1).narrow(0, tensor.first, master.numel()) : whole);
-    value.copy_(whole.to(master.scalar_type()));
+    master.copy_(kept_of(tensor, whole));
+    value.copy_(kept_value_of(tensor, whole).to(master.scalar_type()));
   } else {
-    value.copy_(whole);
+    value.copy_(kept_value_of(tensor, whole));
   }
   if (tensor.published.defined()) at::Tensor(tensor.published).copy_(value);
 }

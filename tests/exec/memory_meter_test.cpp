@@ -302,6 +302,26 @@ TEST(MeasuredMemory, IsTheModelsWithAShardedOptimizer) {
   }
 }
 
+/// With kept activations and those made again, and gradients of weights with and apart.
+TEST(MeasuredMemory, IsTheModelsWithShardedWeights) {
+  at::set_num_threads(1);
+  const ModelConfig model = load_model("demo");
+  const Cluster cluster = load_cluster("demo");
+  StrategyRequest request;
+  request.seq_len = 128, request.sequences = 8, request.microbatches = 2;
+  for (const char* strategy : {"zebra", "ep"}) {
+    for (const Recompute recompute : {Recompute::kLocal, Recompute::kOff}) {
+      Plan plan = find_strategy(strategy).make(model, cluster, request);
+      use_dtype(plan, Dtype::kFp32);
+      plan.recompute = recompute;
+      shard_weights(plan);
+      const double worst = check_memory(model, cluster, plan, strategy);
+      std::cout << fmt::format("[          ] {} {}: the model is off by {:.1f} % at worst\n", strategy,
+                               text_of(recompute), 100 * worst);
+    }
+  }
+}
+
 TEST(MeasuredMemory, DoesNotGrowFromStepToStep) {
   at::set_num_threads(1);
   const ModelConfig model = load_model("tiny");

@@ -6,6 +6,7 @@
 
 #include "hetermoe/cluster/cluster.h"
 #include "hetermoe/cost/cost_model.h"
+#include "hetermoe/plan/offload.h"
 #include "tests/support/rig.h"
 #include "tests/support/strategy_plans.h"
 
@@ -13,10 +14,12 @@ namespace hetermoe::testing {
 namespace {
 
 /// Expert parallelism over four devices, which all hold the attention parts.
-Rig ep_rig(RigOptions options) {
+Rig ep_rig(RigOptions options, bool gathers = false) {
   const ModelConfig model = load_model("tiny");
   const Cluster cluster = load_cluster("demo");
-  return Rig(model, cluster, find_strategy("ep").make(model, cluster, small_step()), std::move(options));
+  Plan plan = find_strategy("ep").make(model, cluster, small_step());
+  if (gathers) shard_weights(plan);
+  return Rig(model, cluster, plan, std::move(options));
 }
 
 void run_step(Rig& rig) {
@@ -24,17 +27,17 @@ void run_step(Rig& rig) {
   rig.executor().run(random_input(rig.plan(), rig.model()));
 }
 
-/// Bytes that each device sends to others in reduces of one step, and what their price counts.
+/// Bytes that each device sends to others in collectives of states in one step, and what their price counts.
 struct Sent {
   std::map<DeviceId, double> counted, priced;
 };
 
-Sent run_reduces() {
+Sent run_reduces(bool gathers) {
   Sent sent;
   std::mutex mutex;
   RigOptions options;
   options.on_send = [&](const ExchangeCall& call, std::vector<Message>& out) {
-    if (!call.name.starts_with("reduce")) return;
+    if (!call.name.starts_with("reduce") && !call.name.starts_with("all_gather")) return;
     const std::lock_guard lock(mutex);
     for (std::size_t i = 0; i < out.size(); ++i) {
       if (call.participants[i] == call.self) continue;
@@ -42,12 +45,12 @@ Sent run_reduces() {
         sent.counted[call.self] += static_cast<double>(tensor.nbytes());
     }
   };
-  Rig rig = ep_rig(std::move(options));
+  Rig rig = ep_rig(std::move(options), gathers);
   run_step(rig);
   const WorkModel work(rig.placement(), rig.model(), rig.cluster());
   for (OpId id = 0; id < rig.schedule().num_ops(); ++id) {
     const Op& op = rig.schedule().ops[static_cast<std::size_t>(id)];
-    if (op.kind != OpKind::kReduce) continue;
+    if (traits(op.kind).participants != Participants::kStateDevices) continue;
     std::vector<DeviceId> participants;
     for (const LaneId lane : rig.schedule().lanes_of(id)) participants.push_back(device_of(lane));
     const std::vector<PortBytes> bytes = work.port_bytes(op, participants, nullptr);
@@ -105,11 +108,13 @@ TEST(Reduce, AllDevicesTakeTheTurnsOfItsExchangesInOneOrder) {
 
 /// Parts are whole numbers of elements, which the price does not round.
 TEST(Reduce, SendsWhatItIsPricedAt) {
-  const Sent sent = run_reduces();
-  EXPECT_EQ(sent.counted.size(), 4U);
-  ASSERT_EQ(sent.priced.size(), sent.counted.size());
-  for (const auto& [device, bytes] : sent.counted)
-    EXPECT_NEAR(bytes / sent.priced.at(device), 1, 0.01) << "device " << device;
+  for (const bool gathers : {false, true}) {
+    const Sent sent = run_reduces(gathers);
+    EXPECT_EQ(sent.counted.size(), 4U);
+    ASSERT_EQ(sent.priced.size(), sent.counted.size());
+    for (const auto& [device, bytes] : sent.counted)
+      EXPECT_NEAR(bytes / sent.priced.at(device), 1, 0.01) << "device " << device;
+  }
 }
 
 }  // namespace

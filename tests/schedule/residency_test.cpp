@@ -2,12 +2,12 @@
 
 #include <gtest/gtest.h>
 
-#include <functional>
 #include <map>
 
 #include "hetermoe/cost/price.h"
 #include "hetermoe/plan/offload.h"
 #include "hetermoe/schedule/builder.h"
+#include "tests/support/planted_fault.h"
 #include "tests/support/strategy_plans.h"
 
 namespace hetermoe::testing {
@@ -180,21 +180,6 @@ TEST(SavedOnHosts, WhatStillLiesInASlotAtTheTurnIsNotCopied) {
                                                 {"fetch 1 of l1", 2}}));
 }
 
-struct Planted {
-  const char* name;
-  std::function<bool(Schedule&, OpId)> plant;  ///< false: this op is not the place
-  const char* expected;
-};
-
-/// Takes away the first dependency of an op; false where it has none.
-bool drop_dependency(Schedule& s, OpId op) {
-  const auto begin = s.dep_begin[static_cast<std::size_t>(op)];
-  if (s.dep_begin[static_cast<std::size_t>(op) + 1] == begin) return false;
-  s.deps.erase(s.deps.begin() + begin);
-  for (std::size_t i = static_cast<std::size_t>(op) + 1; i < s.dep_begin.size(); ++i) --s.dep_begin[i];
-  return true;
-}
-
 std::vector<Planted> planted_faults() {
   return {
       {"slot off by one",
@@ -237,18 +222,6 @@ std::vector<Planted> planted_faults() {
        },
        "is not part of the step"},
   };
-}
-
-/// Plants the fault at the first op that has it; validate() says what is expected.
-void expect_found(const Planted& fault, const Schedule& sound, const Plan& plan, const ModelConfig& model) {
-  Schedule planted = sound;
-  OpId op = 0;
-  while (op < planted.num_ops() && !fault.plant(planted, op)) ++op;
-  ASSERT_LT(op, planted.num_ops()) << fault.name;
-  bool found = false;
-  for (const std::string& told : validate(planted, plan, model, {}))
-    found = found || told.find(fault.expected) != std::string::npos;
-  EXPECT_TRUE(found) << fault.name;
 }
 
 TEST(Residency, PlantedFaultsAreFound) {

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "hetermoe/cluster/cluster.h"
+#include "hetermoe/plan/offload.h"
 #include "hetermoe/plan/recompute.h"
 #include "hetermoe/schedule/schedule.h"
 #include "tests/nn/tiny_models.h"
@@ -73,11 +74,12 @@ struct RandomCase {
 inline std::string describe(const RandomCase& c) {
   return fmt::format(
       "seed {}: {} layers {} experts {} devices {} groups {} order {} window {} chunks {} {} {} "
-      "weights {} dedup {} sharded {} aux {}/{}",
+      "weights {} dedup {} sharded {}{} aux {}/{}",
       c.seed, c.model.name, c.model.num_layers, c.model.num_experts, c.cluster.num_devices(),
       c.plan.groups.size(), name_of(c.plan.order), c.plan.window, c.plan.chunks, recompute_text(c.plan),
       name_of(c.plan.queue_binding), name_of(c.plan.weight_gradients), c.plan.row_dedup,
-      c.plan.shard_optimizer, c.step.balance, c.step.aux_group);
+      c.plan.shard_optimizer, shards_weights(c.plan) ? " with weights" : "", c.step.balance,
+      c.step.aux_group);
 }
 
 namespace random_plan {
@@ -238,6 +240,7 @@ inline RandomCase random_case(u64 seed, i32 max_devices = 8) {
   plan.shard_optimizer = choose.chance(0.3);
   if (choose.chance(0.4)) random_plan::differ_in_recompute(choose, plan);
   if (choose.chance(0.4)) plan.weight_gradients = WeightGradients::kAfter;
+  if (plan.shard_optimizer && choose.chance(0.5)) shard_weights(plan);
   return out;
 }
 

@@ -93,7 +93,8 @@ class Rig {
 
   void load(const TensorsByName& values) {
     for (const std::unique_ptr<DeviceState>& state : states_) {
-      for (const LogicalTensor& view : state->store().tensors()) view.value.copy_(values.at(view.name));
+      for (const LogicalTensor& view : state->store().tensors())
+        view.value.copy_(kept_value_of(view, values.at(view.name)));
     }
   }
   TensorsByName values() { return collect(false); }
@@ -105,7 +106,7 @@ class Rig {
     for (const std::unique_ptr<DeviceState>& state : states_) {
       for (const LogicalTensor& view : state->store().tensors()) {
         const bool same =
-            at::equal(view.value, first_value.at(view.name)) &&
+            at::equal(view.value, kept_value_of(view, first_value.at(view.name))) &&
             (!view.grad.defined() || view.sharded || at::equal(view.grad, first_grad.at(view.name)));
         if (!same) names.insert(view.name);
       }
@@ -124,8 +125,8 @@ class Rig {
       for (const LogicalTensor& view : state->store().tensors()) {
         const at::Tensor& tensor = gradients ? view.grad : view.value;
         if (!tensor.defined()) continue;
-        if (gradients && view.sharded) {
-          const at::Tensor whole = at::empty(view.value.sizes(), tensor.options());
+        if (gradients ? view.sharded : view.gathered) {
+          const at::Tensor whole = at::empty(view.shape, tensor.options());
           place_part(view, tensor, all.try_emplace(view.name, whole).first->second);
         } else {
           all.try_emplace(view.name, tensor.clone());

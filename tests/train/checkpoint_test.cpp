@@ -198,21 +198,23 @@ TEST(Checkpoint, LowPrecisionKeepsItsMasters) {
   expect_equal(cut.run().values, whole.values);
 }
 
-/// Written by plans that divide the optimizer's state otherwise, or not at all.
-TEST(Checkpoint, PartsOfAShardedOptimizerMakeAWhole) {
+/// Written by plans that divide the state otherwise, or not at all. Zebra has one backward visit of each.
+TEST(Checkpoint, PartsOfAShardedStateMakeAWhole) {
+  constexpr const char* kResidences[] = {"whole", "optimizer", "weights"};
   for (const char* dtype : {"fp32", "bf16"}) {
-    const auto run = [&](const fs::path& folder, const char* sharded) {
-      TinyRun made(folder.string(), {{"strategy", "ep"},
-                                     {"plan.shard_optimizer", sharded},
+    const auto run = [&](const fs::path& folder, const std::string& sharded) {
+      TinyRun made(folder.string(), {{"strategy", "zebra"},
+                                     {"plan.shard_optimizer", sharded == "optimizer" ? "true" : "false"},
+                                     {"plan.shard_weights", sharded == "weights" ? "true" : "false"},
                                      {"plan.attention_dtype", dtype},
                                      {"plan.expert_dtype", dtype}});
       fs::remove_all(made.checkpoints() / "step-00000006");
       return made.run();
     };
     const WorkFolder whole_folder;
-    const TinyRun::End whole = run(whole_folder.path(), "false");
-    for (const char* first : {"false", "true"}) {
-      for (const char* then : {"false", "true"}) {
+    const TinyRun::End whole = run(whole_folder.path(), "whole");
+    for (const char* first : kResidences) {
+      for (const char* then : kResidences) {
         const WorkFolder folder;
         run(folder.path(), first);
         const TinyRun::End resumed = run(folder.path(), then);

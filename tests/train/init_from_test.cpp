@@ -60,7 +60,7 @@ TEST(InitFrom, ThereAndBackWithoutAStepIsTheSameToTheBit) {
 
 TEST(InitFrom, MastersHaveThePrecisionOfTheFile) {
   // bf16 devices round the value; the master, and what is saved, is the fp32 number of the file.
-  for (const char* sharded : {"false", "true"}) {
+  for (const char* sharded : {"", "plan.shard_optimizer", "plan.shard_weights"}) {
     const WorkFolder out;
     const std::string source = parity_folder("mixtral").string();
     const EndedRun done = run({{"train.init_from", source},
@@ -68,7 +68,7 @@ TEST(InitFrom, MastersHaveThePrecisionOfTheFile) {
                                {"train.steps", "0"},
                                {"strategy", "ep"},
                                {"plan.attention_dtype", "bf16"},
-                               {"plan.shard_optimizer", sharded},
+                               {*sharded ? sharded : "plan.row_dedup", "true"},
                                {"output", out / "run"}});
     EXPECT_EQ(done.values.at("lm_head.weight").scalar_type(), at::kBFloat16);
     expect_same_tensors(read_all(out / "back"), read_all(source));

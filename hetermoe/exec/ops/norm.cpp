@@ -32,9 +32,11 @@ std::vector<ToldPart> parts_told_by(const OpContext& d, PlaceId place) {
 
 at::Tensor squares_of(OpContext& d, const ToldPart& told) {
   const std::vector<DeviceId>& holders = d.schedule.states[idx(told.state)].devices;
-  const std::vector<at::Tensor>& grads = d.state.tensors(static_cast<i32>(told.state)).summed();
+  const StateTensors& state = d.state.tensors(static_cast<i32>(told.state));
+  const std::vector<at::Tensor>& grads = state.summed();
   if (holders.size() == 1) return squared_norm(grads);
-  std::vector<at::Tensor> parts = parts_of(grads, told.part, holders.size());
+  std::vector<at::Tensor> parts =
+      state.kept.empty() ? parts_of(grads, told.part, holders.size()) : state.own_grads();
   std::erase_if(parts, [](const at::Tensor& part) { return part.numel() == 0; });
   return parts.empty() ? at::zeros({}, grads[0].options().dtype(at::kDouble)) : squared_norm(parts);
 }

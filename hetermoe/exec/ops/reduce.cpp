@@ -3,13 +3,16 @@
 
 // Gradients of a state among the devices that hold it. reduce_scatter: each device adds up its part of every
 // gradient. reduce: then it tells the others the sums. all_gather: it tells them its part of the updated
-// weights.
+// weights. Gathered weights (State::gathered) are here in parts: all_gather makes them whole for a visit, and
+// reduce_scatter adds what a visit leaves to the own part of the gradients.
 namespace hetermoe {
 namespace {
 
 const std::vector<at::Tensor>& grads_of(OpContext& d, const Op& op) {
   return d.state.tensors(op.state).grads;
 }
+
+bool gathered(const OpContext& d, const Op& op) { return d.schedule.states[idx(op.state)].gathered(); }
 
 /// To each participant its parts. Copies, for what comes back is written over the gradients.
 void pack_parts(OpContext& d, const Op& op, Devices participants, std::vector<Message>& out) {
@@ -62,12 +65,44 @@ void keep_weights(OpContext& d, const Op& op, Devices participants, std::vector<
   keep_others_parts(d, d.state.tensors(op.state).values, participants, in);
 }
 
+/// What the visit leaves, or zeros. The memory is given up to the messages.
+void pack_left(OpContext& d, const Op& op, Devices participants, std::vector<Message>& out) {
+  const State& state = d.schedule.states[idx(op.state)];
+  d.state.store().open_grads(state.part, state.part == UnitPart::kHead ? d.p.num_layers() : state.layer);
+  for (std::size_t i = 0; i < participants.size(); ++i)
+    out[i].tensors = parts_of(grads_of(d, op), i, participants.size());
+}
+
+/// In device order, as if this were the only visit; then to what earlier visits left.
+void add_left(OpContext& d, const Op& op, Devices, std::vector<Message>& in) {
+  const std::vector<at::Tensor>& sums = d.state.tensors(op.state).taken;
+  for (std::size_t t = 0; t < sums.size(); ++t) {
+    at::Tensor sum = d.received(in[0].tensors[t]).clone();
+    for (std::size_t i = 1; i < in.size(); ++i) sum.add_(d.received(in[i].tensors[t]));
+    sums[t].add_(sum);
+  }
+}
+
+/// The parts are not written before all have them.
+void pack_kept(OpContext& d, const Op& op, Devices, std::vector<Message>& out) {
+  for (Message& message : out) message.tensors = d.state.tensors(op.state).kept;
+}
+
+void join_parts(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in) {
+  d.state.store().make_room(op.state);
+  const std::vector<at::Tensor>& values = d.state.tensors(op.state).values;
+  for (std::size_t i = 0; i < in.size(); ++i) {
+    for (std::size_t t = 0; t < values.size(); ++t)
+      part_of(values[t], i, participants.size()).copy_(in[i].tensors[t]);
+  }
+}
+
 /// The part of every tensor of the state that belongs to `owner`.
 MessageShape shape_of_parts(OpContext& d, const Op& op, DeviceId owner, at::ScalarType dtype) {
   const std::vector<PlaceId>& holders = d.schedule.states[idx(op.state)].reducers();
   MessageShape shape;
-  for (const at::Tensor& grad : grads_of(d, op))
-    shape.tensors.push_back({dtype, part_of(grad, position(holders, owner), holders.size()).sizes().vec()});
+  for (const at::Tensor& value : d.state.tensors(op.state).values)
+    shape.tensors.push_back({dtype, part_of(value, position(holders, owner), holders.size()).sizes().vec()});
   return shape;
 }
 
@@ -87,11 +122,23 @@ MessageShape expected_weights(OpContext& d, const Op& op, DeviceId peer, const M
   return shape_of_parts(d, op, peer, scalar_type(d.p.plan().dtype[idx(peer)]));
 }
 
+/// One of two ways, by the residence of the state.
+template <auto whole, auto parts>
+void pack_either(OpContext& d, const Op& op, Devices participants, std::vector<Message>& out) {
+  (gathered(d, op) ? parts : whole)(d, op, participants, out);
+}
+template <auto whole, auto parts>
+void unpack_either(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in) {
+  (gathered(d, op) ? parts : whole)(d, op, participants, in);
+}
+
 }  // namespace
 
 template <>
 TransferOp transfer_op<TransferKind::kReduceScatter>() {
-  return {.pack = pack_parts, .expected = expected_parts, .unpack = add_parts};
+  return {.pack = pack_either<pack_parts, pack_left>,
+          .expected = expected_parts,
+          .unpack = unpack_either<add_parts, add_left>};
 }
 
 template <>
@@ -104,7 +151,9 @@ TransferOp transfer_op<TransferKind::kReduce>() {
 
 template <>
 TransferOp transfer_op<TransferKind::kAllGather>() {
-  return {.pack = pack_weights, .expected = expected_weights, .unpack = keep_weights};
+  return {.pack = pack_either<pack_weights, pack_kept>,
+          .expected = expected_weights,
+          .unpack = unpack_either<keep_weights, join_parts>};
 }
 
 }  // namespace hetermoe

@@ -41,8 +41,8 @@ template <>
 void compute_op<ComputeKind::kUpdate>(OpContext& d, const Op& op) {
   if (!d.result.updated) return;  // all devices know the same numbers, so all skip or none
   StateTensors& tensors = d.state.tensors(op.state);
-  std::vector<at::Tensor> values = tensors.own(tensors.values);
-  adamw_update(values, tensors.own(tensors.summed()), tensors.moments, d.input->adamw, d.input->learning_rate,
+  std::vector<at::Tensor> values = tensors.own_values();
+  adamw_update(values, tensors.own_grads(), tensors.moments, d.input->adamw, d.input->learning_rate,
                d.grad_factor);
 }
 
