@@ -3,8 +3,8 @@
 #include "fuzz/scratch.h"
 #include "fuzz/target.h"
 
-// An index of Megatron-LM beside a .bin of any size: the first four bytes say of which. What is read must lie within
-// that file.
+// An index of Megatron-LM beside a .bin of any size: the first four bytes say of which. What is read must lie
+// within that file.
 namespace hetermoe::fuzz {
 namespace {
 
@@ -17,7 +17,8 @@ void run(const std::string& input) {
   if (read.num_tokens * bytes_of(read.type) != bin_bytes) throw std::logic_error("tokens beyond the .bin");
   i64 before = -1;
   for (const i64 start : read.starts) {
-    if (start <= before || start >= read.num_tokens) throw std::logic_error("a document outside of the tokens");
+    if (start <= before || start >= read.num_tokens)
+      throw std::logic_error("a document outside of the tokens");
     before = start;
   }
 }
@@ -27,7 +28,8 @@ std::vector<std::string> seeds() {
   std::vector<std::string> out;
   for (const i64 vocab : {256, 100000}) {
     MegatronWriter writer(folder.path() / "seed", vocab);
-    for (const std::vector<i64>& document : std::vector<std::vector<i64>>{{1, 2, 3}, {}, {7}}) writer.add(document);
+    for (const std::vector<i64>& document : std::vector<std::vector<i64>>{{1, 2, 3}, {}, {7}})
+      writer.add(document);
     writer.finish();
     const auto bin_bytes = static_cast<std::uint32_t>(std::filesystem::file_size(folder.path() / "seed.bin"));
     out.push_back(std::string(reinterpret_cast<const char*>(&bin_bytes), sizeof(bin_bytes)) +

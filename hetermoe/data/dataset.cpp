@@ -158,13 +158,12 @@ class SourceReader {
 /// Checks that there are tokens for one sequence. It needs one more than it has, for the last target.
 void check_length(const Source& source, const TokenStream& part, i64 seq_len, const char* use) {
   if (part.size() > seq_len) return;
-  fail<ConfigError>(
-      "data.paths",
-      "too little text for {}: got {} from {}{}, expected at least {} (train.seq_len + 1). "
-      "Name more text, or lower train.seq_len{}",
-      use, counted(part.size(), "token"), counted(source.num_files, "file"),
-      source.name.empty() ? "" : fmt::format(" of {}", source.name), seq_len + 1,
-      std::strcmp(use, "validation") == 0 ? ", or set data.validation_share" : "");
+  fail<ConfigError>("data.paths",
+                    "too little text for {}: got {} from {}{}, expected at least {} (train.seq_len + 1). "
+                    "Name more text, or lower train.seq_len{}",
+                    use, counted(part.size(), "token"), counted(source.num_files, "file"),
+                    source.name.empty() ? "" : fmt::format(" of {}", source.name), seq_len + 1,
+                    std::strcmp(use, "validation") == 0 ? ", or set data.validation_share" : "");
 }
 
 void divide(Source& source, double validation_share) {
@@ -174,7 +173,8 @@ void divide(Source& source, double validation_share) {
   source.validation = source.all.part(size - validation, validation);
 }
 
-Source read_source(const DataOptions& options, const Tokenizer& tokenizer, const std::vector<SourceFile>& files) {
+Source read_source(const DataOptions& options, const Tokenizer& tokenizer,
+                   const std::vector<SourceFile>& files) {
   SourceReader reader(options, tokenizer);
   try {
     for (const SourceFile& file : files) reader.read(file);
@@ -257,10 +257,11 @@ void check_vocabulary(const Dataset& data, const ModelConfig& model) {
     }
   }
   if (largest < model.vocab) return;
-  fail<ConfigError>("model",
-                    "{} has a vocabulary of {} tokens, but the data have tokens up to {}: expected a vocab_size "
-                    "of at least {} (of bytes 256 serves any text), or another data.tokenizer",
-                    model.name, model.vocab, largest, largest + 1);
+  fail<ConfigError>(
+      "model",
+      "{} has a vocabulary of {} tokens, but the data have tokens up to {}: expected a vocab_size "
+      "of at least {} (of bytes 256 serves any text), or another data.tokenizer",
+      model.name, model.vocab, largest, largest + 1);
 }
 
 double unigram_entropy(const TokenStream& tokens) {

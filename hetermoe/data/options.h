@@ -45,7 +45,8 @@ struct DataOptions {
       "of llm.c the token with which a document begins",
       at_least(0));
     v("documents", documents,
-      "packed: a token sees all tokens before it in its sequence; masked: only those of its own document, and "
+      "packed: a token sees all tokens before it in its sequence; masked: only those of its own document, "
+      "and "
       "the last token of a document has no target");
   }
 };

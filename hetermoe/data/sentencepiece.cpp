@@ -9,7 +9,8 @@ namespace hetermoe {
 namespace {
 
 /// Longer texts are encoded in parts that end at line breaks: the library's memory is many times the text.
-constexpr std::size_t kMostAtOnce = 1 << 20;
+/// Each part begins as a text does, with a blank where the model adds one.
+constexpr std::size_t kMostAtOnce = 1 << 16;
 
 class SentencePieceModel : public Tokenizer {
  public:

@@ -63,9 +63,8 @@ std::vector<SourceFile> files_of(const fs::path& folder, const std::vector<std::
     entry.increment(code);
   }
   if (code) fail<IoError>("data.paths", "cannot list folder {}: {}", folder.string(), code.message());
-  std::sort(files.begin(), files.end(), [](const SourceFile& a, const SourceFile& b) {
-    return a.path.native() < b.path.native();
-  });
+  std::sort(files.begin(), files.end(),
+            [](const SourceFile& a, const SourceFile& b) { return a.path.native() < b.path.native(); });
   return files;
 }
 
@@ -97,7 +96,8 @@ std::vector<SourceFile> find_files(const std::string& path, const std::vector<st
   const fs::file_status status = fs::status(path, code);
   if (!fs::exists(status)) {
     const bool absent = status.type() == fs::file_type::not_found;
-    fail<IoError>("data.paths", "cannot read {}: {}", path, absent ? "no such file or folder" : code.message());
+    fail<IoError>("data.paths", "cannot read {}: {}", path,
+                  absent ? "no such file or folder" : code.message());
   }
   if (fs::is_directory(status)) return files_of(path, extensions, false);
   if (has_index(path)) return {{fs::path(path).replace_extension(".idx"), FileKind::kMegatron, false}};
@@ -107,9 +107,10 @@ std::vector<SourceFile> find_files(const std::string& path, const std::vector<st
 std::vector<SourceFile> find_library_files(const std::vector<std::string>& extensions) {
   const fs::path library = python_library();
   if (library.empty()) {
-    fail<ConfigError>("data.paths",
-                      "is empty, and this machine has no Python standard library to read instead. Name files or "
-                      "folders of text, as --data.paths my_texts/");
+    fail<ConfigError>(
+        "data.paths",
+        "is empty, and this machine has no Python standard library to read instead. Name files or "
+        "folders of text, as --data.paths my_texts/");
   }
   return files_of(library, extensions.empty() ? std::vector<std::string>{".py"} : extensions, true);
 }

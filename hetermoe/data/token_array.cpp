@@ -3,6 +3,7 @@
 #include <array>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #include "hetermoe/base/error.h"
 #include "hetermoe/base/index.h"

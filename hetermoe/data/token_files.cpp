@@ -3,6 +3,7 @@
 #include <array>
 #include <cstring>
 #include <limits>
+#include <memory>
 
 #include "hetermoe/base/error.h"
 #include "hetermoe/base/index.h"
@@ -19,11 +20,11 @@ constexpr i64 kLlmcHead = 1024;
 
 /// Megatron-LM's number of a type; the others of its list are no integers.
 constexpr std::array<std::pair<int, TokenType>, 6> kCodes = {{{1, TokenType::kU8},
-                                                             {2, TokenType::kI8},
-                                                             {3, TokenType::kI16},
-                                                             {4, TokenType::kI32},
-                                                             {5, TokenType::kI64},
-                                                             {8, TokenType::kU16}}};
+                                                              {2, TokenType::kI8},
+                                                              {3, TokenType::kI16},
+                                                              {4, TokenType::kI32},
+                                                              {5, TokenType::kI64},
+                                                              {8, TokenType::kU16}}};
 
 template <class T>
 T read_at(std::string_view bytes, i64 at) {
@@ -87,9 +88,9 @@ class IndexReader {
       const i64 offset = read_at<i64>(bytes_, offsets + 8 * s);
       if (length < 0) fail<InputError>(where_, "sequence {} has a length of {} tokens", s, length);
       if (offset != out_.num_tokens * each) {
-        fail<InputError>(where_,
-                         "sequence {} begins at byte {} of the .bin, expected {}: sequences one after another",
-                         s, offset, out_.num_tokens * each);
+        fail<InputError>(
+            where_, "sequence {} begins at byte {} of the .bin, expected {}: sequences one after another", s,
+            offset, out_.num_tokens * each);
       }
       first_.push_back(out_.num_tokens);
       out_.num_tokens += length;  // at most 2^31 times the sequences of a file: fits
@@ -108,8 +109,8 @@ class IndexReader {
       const i64 sequence = read_at<i64>(bytes_, ends + 8 * d);
       const bool fits = d == 0 ? sequence == 0 : sequence >= before && sequence <= out_.num_sequences;
       if (!fits) {
-        fail<InputError>(where_, "entry {} of the document list is sequence {}, expected {} to {}", d, sequence,
-                         before, d == 0 ? 0 : out_.num_sequences);
+        fail<InputError>(where_, "entry {} of the document list is sequence {}, expected {} to {}", d,
+                         sequence, before, d == 0 ? 0 : out_.num_sequences);
       }
       if (d > 0) add_document(first_[idx(before)], first_[idx(sequence)]);
       before = sequence;

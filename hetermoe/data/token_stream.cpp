@@ -71,7 +71,8 @@ i64 TokenStream::document(i64 index) const { return (*starts_)[idx(first_documen
 void TokenStream::mark_starts(i64 first, i64 count, i64* out) const {
   std::fill(out, out + count, 0);
   const i64 begin = first_ + first;
-  for (i64 d = count_below(*starts_, begin); idx(d) < starts_->size() && (*starts_)[idx(d)] < begin + count; ++d)
+  for (i64 d = count_below(*starts_, begin); idx(d) < starts_->size() && (*starts_)[idx(d)] < begin + count;
+       ++d)
     out[(*starts_)[idx(d)] - begin] = 1;
 }
 

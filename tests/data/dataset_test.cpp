@@ -118,8 +118,9 @@ TEST(LoadDataset, TooLittleTextNamesTheNeed) {
 
 TEST(LoadDataset, AFolderWithoutTextIsAnError) {
   const WorkFolder folder;
-  EXPECT_NE(message_of<ConfigError>(training_only({folder.path().string()}), 4).find("got 0 tokens from 0 files"),
-            std::string::npos);
+  EXPECT_NE(
+      message_of<ConfigError>(training_only({folder.path().string()}), 4).find("got 0 tokens from 0 files"),
+      std::string::npos);
 }
 
 TEST(LoadDataset, DefaultIsThePythonLibraryOfThisMachine) {
@@ -160,7 +161,8 @@ TEST(LoadDataset, ALineOfJsonWithoutItsFieldIsRefusedWithItsNumber) {
             at + "has no \"text\" but the keys content, id. Name the key of the text by data.json_field");
   EXPECT_EQ(refused(first + "{\"text\": 7}\n"), at + "\"text\" is integer 7, expected a text");
   EXPECT_EQ(refused(first + "[1]\n").substr(0, at.size() + 4), at + "got ");
-  EXPECT_EQ(refused(first + "{\"text\": \"b\"\n"), at + "is no JSON in UTF-8, expected an object on each line");
+  EXPECT_EQ(refused(first + "{\"text\": \"b\"\n"),
+            at + "is no JSON in UTF-8, expected an object on each line");
 }
 
 TEST(LoadDataset, FilesOfSeveralKindsBecomeOneSource) {
@@ -189,7 +191,8 @@ TEST(LoadDataset, WeightsMakeASourceOfEachPath) {
   EXPECT_EQ(string_of(data.sources[1].train), "bbbb");
   EXPECT_EQ(data.sources[0].share, 0.75);
   options.weights = {3};
-  EXPECT_EQ(message_of<ConfigError>(options, 2), "[data.weights] got 1 weight, expected one for each of 2 paths");
+  EXPECT_EQ(message_of<ConfigError>(options, 2),
+            "[data.weights] got 1 weight, expected one for each of 2 paths");
   options.weights = {1, 1};
   options.paths[1] = folder.file("b", "b");
   EXPECT_NE(message_of<ConfigError>(options, 2).find("got 1 token from 1 file of " + options.paths[1]),

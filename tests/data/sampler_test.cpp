@@ -145,7 +145,9 @@ TEST(SourcesWithWeights, TokensAreThoseOfTheSource) {
 }
 
 TEST(SourcesWithWeights, AShareThatWouldNeverComeIsRefused) {
-  EXPECT_EQ(error_of<ConfigError>([] { Sampler(mixed({{0.99999, 9}, {0.00001, 9}}), {2, 1}); }),
+  EXPECT_EQ(error_of<ConfigError>([] {
+              Sampler(mixed({{0.99999, 9}, {0.00001, 9}}), {2, 1});
+            }),
             "[data.weights] b has a share of 1e-05, expected at least 0.00012");
 }
 

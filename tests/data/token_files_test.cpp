@@ -99,12 +99,14 @@ TEST(Megatron, DamagedIndexesAreRefusedInOneSentence) {
   EXPECT_EQ(refused(other), "[x.idx] got version 2, expected 1");
   other = good;
   other[58 + 16] = 1;  // the last document ends with the first
-  EXPECT_EQ(refused(other), "[x.idx] the document list ends at sequence 1, expected 2: all are in a document");
+  EXPECT_EQ(refused(other),
+            "[x.idx] the document list ends at sequence 1, expected 2: all are in a document");
   other[58 + 8] = 9;
   EXPECT_EQ(refused(other), "[x.idx] entry 1 of the document list is sequence 9, expected 0 to 2");
 }
 
-std::string llmc_bytes(std::int32_t magic, std::int32_t version, std::int32_t count, const std::string& tokens) {
+std::string llmc_bytes(std::int32_t magic, std::int32_t version, std::int32_t count,
+                       const std::string& tokens) {
   std::vector<std::int32_t> head(256);
   head[0] = magic, head[1] = version, head[2] = count;
   return bytes_of_list(head) + tokens;
@@ -112,22 +114,20 @@ std::string llmc_bytes(std::int32_t magic, std::int32_t version, std::int32_t co
 
 TEST(Llmc, ReadsBothWidthsAndDocumentsByTheirFirstToken) {
   const WorkFolder folder;
-  const std::string narrow =
-      folder.file("a.bin", llmc_bytes(20240520, 1, 5, bytes_of_list<std::uint16_t>({50256, 1, 50256, 2, 65535})));
+  const std::string narrow = folder.file(
+      "a.bin", llmc_bytes(20240520, 1, 5, bytes_of_list<std::uint16_t>({50256, 1, 50256, 2, 65535})));
   EXPECT_EQ(all(read_llmc(narrow, {}).tokens), (std::vector<i64>{50256, 1, 50256, 2, 65535}));
   EXPECT_EQ(read_llmc(narrow, {}).starts, (std::vector<i64>{0}));
   EXPECT_EQ(read_llmc(narrow, 50256).starts, (std::vector<i64>{0, 2}));
   const std::string wide =
       folder.file("b.bin", llmc_bytes(20240801, 7, 2, bytes_of_list<std::uint32_t>({128000, 3})));
   EXPECT_EQ(all(read_llmc(wide, {}).tokens), (std::vector<i64>{128000, 3}));
-  EXPECT_EQ(error_of<InputError>([&] {
-              read_llmc(folder.file("c.bin", llmc_bytes(20240520, 1, 3, "abcd")), {});
-            }),
-            at(folder / "c.bin") + "names 3 tokens, but has 1028 bytes, expected 1030");
-  EXPECT_EQ(error_of<InputError>([&] {
-              read_llmc(folder.file("c.bin", llmc_bytes(20240801, 1, 1, "abcd")), {});
-            }),
-            at(folder / "c.bin") + "got version 1 of llm.c's tokens, expected 7");
+  EXPECT_EQ(
+      error_of<InputError>([&] { read_llmc(folder.file("c.bin", llmc_bytes(20240520, 1, 3, "abcd")), {}); }),
+      at(folder / "c.bin") + "names 3 tokens, but has 1028 bytes, expected 1030");
+  EXPECT_EQ(
+      error_of<InputError>([&] { read_llmc(folder.file("c.bin", llmc_bytes(20240801, 1, 1, "abcd")), {}); }),
+      at(folder / "c.bin") + "got version 1 of llm.c's tokens, expected 7");
 }
 
 }  // namespace
