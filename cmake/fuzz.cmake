@@ -11,11 +11,11 @@ function(hm_fuzz_program name)
   endif()
 endfunction()
 
-set(_core model cluster hostfile plan schedule_text timeline profile routing_trace scratch)
+set(_core model cluster hostfile plan schedule_text timeline profile routing_trace token_files json_lines scratch)
 list(TRANSFORM _core PREPEND fuzz/)
 list(TRANSFORM _core APPEND .cpp)
 hm_fuzz_program(fuzz_core fuzz/core_targets.cpp ${_core})
-target_link_libraries(fuzz_core PRIVATE hm_planner)
+target_link_libraries(fuzz_core PRIVATE hm_data)
 
 # Readers that need torch. Of train only the files that read: the others are half of all that there is to compile.
 if(HETERMOE_TORCH)

@@ -2,8 +2,8 @@
 # a GPU, else skipped), slow.
 include(GoogleTest)
 find_package(GTest REQUIRED)
-set(HM_CORE_TESTS base model cluster plan schedule cost routing timeline sim planner report property golden)
-set(HM_TORCH_TESTS device kernels nn comm exec data weights train profile equivalence fault cli)
+set(HM_CORE_TESTS base model cluster plan schedule cost routing timeline sim planner report data property golden)
+set(HM_TORCH_TESTS device kernels nn comm exec weights train profile equivalence fault cli)
 
 function(hm_tests label)
   foreach(_folder IN LISTS ARGN)
@@ -17,7 +17,7 @@ function(hm_tests label)
     target_include_directories(${_test} PRIVATE "${CMAKE_SOURCE_DIR}")
     target_compile_definitions(${_test} PRIVATE HM_SOURCE_DIR="${CMAKE_SOURCE_DIR}" HM_BINARY_DIR="${CMAKE_BINARY_DIR}")
     if(label STREQUAL "fast")
-      target_link_libraries(${_test} PRIVATE hm_report GTest::gtest_main)
+      target_link_libraries(${_test} PRIVATE hm_data GTest::gtest_main)
       gtest_discover_tests(${_test} TEST_PREFIX "${_folder}." NO_PRETTY_VALUES DISCOVERY_TIMEOUT 120
                            PROPERTIES LABELS "${label}" TIMEOUT 600)
     else()

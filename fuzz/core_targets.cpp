@@ -2,11 +2,12 @@
 
 namespace hetermoe::fuzz {
 
-extern const Target kModel, kCluster, kHostfile, kPlan, kScheduleText, kTimeline, kProfile, kRoutingTrace;
+extern const Target kModel, kCluster, kHostfile, kPlan, kScheduleText, kTimeline, kProfile, kRoutingTrace,
+    kTokenFiles, kJsonLines;
 
 const std::vector<Target>& targets() {
   static const std::vector<Target> all = {kModel,        kCluster,  kHostfile, kPlan,
-                                          kScheduleText, kTimeline, kProfile,  kRoutingTrace};
+                                          kScheduleText, kTimeline, kProfile,  kRoutingTrace, kTokenFiles, kJsonLines};
   return all;
 }
 

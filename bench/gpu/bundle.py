@@ -12,7 +12,7 @@ import subprocess
 import sys
 
 PROGRAMS = {"hetermoe_portable": "hetermoe", "test_cuda_portable": "test_cuda"}
-LIBRARIES = ("libfmt", "libyaml-cpp", "libgtest")  # what a machine with Python and torch does not have by itself
+LIBRARIES = ("libfmt", "libyaml-cpp", "libgtest", "libsentencepiece")  # what a machine with Python and torch does not have by itself
 MOST_BYTES = 60 * 2**20
 
 # Finds torch's libraries, by the interpreter that has them or by its folder, and becomes the program.

@@ -66,7 +66,9 @@ const char* build_type();  ///< CMake's
 
 std::function<int()> make_compare(Flags& flags);
 std::function<int()> make_convert(Flags& flags);
+std::function<int()> make_data(Flags& flags);
 std::function<int()> make_doctor(Flags& flags);
+std::function<int()> make_generate(Flags& flags);
 std::function<int()> make_inspect(Flags& flags);
 std::function<int()> make_launch(Flags& flags);
 std::function<int()> make_options(Flags& flags);

@@ -22,6 +22,12 @@ const std::vector<Command>& commands() {
        "  hetermoe compare --model d1 --cluster o1 --seq 4096,8192 --strategy "
        "zebra,ep,ep-ideal,dist-ep,pp,best",
        make_compare, true},
+      {"data", "what a job trains on: sources, documents, lengths, a decoded sequence; tokens to files",
+       "hetermoe data configs/jobs/demo.yaml\n  hetermoe data --data.paths docs/ --write out/docs", make_data,
+       true},
+      {"generate", "what a model says: text that goes on from a prompt",
+       "hetermoe generate out/demo --prompt 'def main(' --tokens 200 --temperature 0.8 --top-p 0.95",
+       make_generate, true},
       {"verify", "check loss and every gradient of a plan against the single-device reference, in fp64",
        "hetermoe verify configs/jobs/demo.yaml --strategy zebra --train.seq_len 32\n"
        "  hetermoe verify out/tour/job.json --step 15",

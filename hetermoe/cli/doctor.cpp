@@ -22,7 +22,7 @@
 #include "hetermoe/comm/mpi.h"
 #include "hetermoe/comm/nccl_api.h"
 #include "hetermoe/comm/preflight.h"
-#include "hetermoe/data/text.h"
+#include "hetermoe/data/source_files.h"
 #include "hetermoe/device/accelerator.h"
 #include "hetermoe/device/speed.h"
 #include "hetermoe/kernels/launch.h"

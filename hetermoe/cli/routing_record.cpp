@@ -32,11 +32,11 @@ int run(const Options& options, const Overrides& overrides) {
   const Cluster cluster = load_cluster(job.cluster);
   Plan plan = make_job_plan(job, model, cluster);
   check_host_memory(job, model);
-  const Text text = load_text(job.data, job.train.seq_len);
-  check_vocabulary(text, model);
+  const Dataset data = load_dataset(job.data, job.train.seq_len);
+  check_vocabulary(data, model);
   const Processes alone;
   stop_on_interrupt();
-  Trainer trainer(job, model, cluster, std::move(plan), text, alone);
+  Trainer trainer(job, model, cluster, std::move(plan), data, alone);
   const std::optional<FoundCheckpoint> checkpoint =
       options.from_start ? std::nullopt : newest_checkpoint(job);
   const RecordedRoutes done = trainer.record_routes(checkpoint, options.steps);

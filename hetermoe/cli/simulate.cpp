@@ -3,10 +3,13 @@
 #include <iostream>
 #include <memory>
 
+#include "hetermoe/base/index.h"
 #include "hetermoe/base/words.h"
 #include "hetermoe/cli/command.h"
+#include "hetermoe/cli/dry_run.h"
 #include "hetermoe/cli/routing.h"
 #include "hetermoe/cost/measured.h"
+#include "hetermoe/data/sampler.h"
 #include "hetermoe/planner/round_robin_plan.h"
 #include "hetermoe/report/table.h"
 #include "hetermoe/report/waits_text.h"
@@ -184,6 +187,35 @@ int simulate(const Options& options, Overrides overrides) {
 }
 
 }  // namespace
+
+int dry_run(const Job& job, bool json) {
+  const ModelConfig model = load_model(job.model);
+  const Cluster cluster = load_cluster(job.cluster);
+  const Dataset data = load_dataset(job.data, job.train.seq_len);
+  check_vocabulary(data, model);
+  const Simulated result = simulate_job(job, model, cluster, "uniform");
+  const Seconds whole = result.timeline.step * real(job.train.steps);
+  const i64 sequences = job.train.steps * job.train.sequences;
+  const double passes =
+      real(sequences) / real(Sampler(data, {job.train.seq_len, job.train.seed}).num_windows());
+  if (json) {
+    print_json({{"job", to_json(job)},
+                {"step", result_json(result, cluster)},
+                {"steps", job.train.steps},
+                {"run_s", whole},
+                {"tokens", sequences * job.train.seq_len},
+                {"passes", passes}});
+    return 0;
+  }
+  print_result(result, cluster);
+  std::cout << fmt::format(
+      "\nthe whole run, {}: {} simulated, {} tokens, {:.3g} times the training text. Nothing was done; "
+      "`hetermoe "
+      "options` prints the resolved job, `hetermoe data` what it learns from\n",
+      counted(job.train.steps, "step"), format_seconds(whole),
+      format_count(real(sequences * job.train.seq_len)), passes);
+  return 0;
+}
 
 std::function<int()> make_simulate(Flags& flags) {
   const auto options = std::make_shared<Options>();

@@ -1,6 +1,7 @@
 #include <fmt/ranges.h>
 
 #include <chrono>
+#include <cmath>
 #include <iostream>
 #include <memory>
 #include <optional>
@@ -8,6 +9,7 @@
 
 #include "hetermoe/base/words.h"
 #include "hetermoe/cli/command.h"
+#include "hetermoe/cli/dry_run.h"
 #include "hetermoe/comm/preflight.h"
 #include "hetermoe/device/accelerator.h"
 #include "hetermoe/report/progress.h"
@@ -22,15 +24,22 @@ namespace {
 
 struct Options {
   std::string job;
-  bool json = false;
+  bool json = false, dry_run = false;
 };
 
 void print_summary(const Job& job, const StrategyRun& run, const std::filesystem::path& report) {
   const TrainOutcome& out = run.outcome;
   std::cout << strategy_table({run});
   if (!out.validations.empty()) {
-    std::cout << fmt::format("validation loss {:.4f} nats per byte; entropy of single bytes {:.4f}\n",
-                             out.validations.back().loss, out.unigram_entropy);
+    const Validation& last = out.validations.back();
+    const char* unit = token_word(job);
+    std::cout << fmt::format(
+        "validation loss {:.4f} nats per {}, perplexity {:.4g}; entropy of single {}s {:.4f}\n", last.loss,
+        unit, std::exp(last.loss), unit, out.unigram_entropy);
+    for (const Validation::OfSource& source : last.sources) {
+      std::cout << fmt::format("  {}: loss {:.4f}, perplexity {:.4g}\n", source.name, source.loss,
+                               std::exp(source.loss));
+    }
   }
   if (out.stopped_by == 0 && out.records.empty()) {
     std::cout << fmt::format("nothing left to do: the checkpoint has {} of {}\n",
@@ -167,8 +176,14 @@ std::function<int()> make_train(Flags& flags) {
   const auto options = std::make_shared<Options>();
   flags.add_option("job", options->job, "job file (YAML); every key of it is also a flag: --train.steps 20");
   flags.add_flag("--json", options->json, "print the summary as JSON");
+  flags.add_flag("--dry-run", options->dry_run,
+                 "do nothing, and say what would be done: memory by device, simulated time of the whole run");
   allow_overrides(flags);
-  return [options, flags] { return train(*options, overrides_of(flags)); };
+  return [options, flags] {
+    const Overrides overrides = overrides_of(flags);
+    return options->dry_run ? dry_run(read_job(*options, overrides), options->json)
+                            : train(*options, overrides);
+  };
 }
 
 }  // namespace hetermoe

@@ -58,7 +58,7 @@ int verify_step(const Options& options, const Job& job) {
   const ModelConfig model = load_model(job.model);
   const Cluster cluster = load_cluster(job.cluster);
   const ReplayResult result = replay_step(job, model, cluster, make_job_plan(job, model, cluster),
-                                          load_text(job.data, job.train.seq_len), options.step);
+                                          load_dataset(job.data, job.train.seq_len), options.step);
   if (options.json) {
     print_json(to_json(result));
     return result.passed() ? 0 : 1;
@@ -80,11 +80,11 @@ int verify(const Options& options, const Overrides& overrides) {
   const Cluster cluster = load_cluster(job.cluster);
   Plan plan = make_job_plan(job, model, cluster);
   check_host_memory(job, model);
-  const Text text = load_text(job.data, job.train.seq_len);
-  check_vocabulary(text, model);
-  const Sampler sampler(text.train, job.train.seq_len, job.train.seed);
+  const Dataset data = load_dataset(job.data, job.train.seq_len);
+  check_vocabulary(data, model);
+  const Sampler sampler(data, {job.train.seq_len, job.train.seed});
   VerifyResult result =
-      verify_plan(job, model, cluster, std::move(plan), sampler.batch(0, job.train.sequences));
+      verify_plan(job, model, cluster, std::move(plan), sampler.batch(0, job.train.sequences, model.vocab));
   result.tolerance = options.tolerance;
   if (options.json)
     print_json(to_json(result));

@@ -35,6 +35,9 @@ struct StepInput {
   /// are taken in place of the routers' choices; a token whose ids are -1 chooses itself. Weights and
   /// gradients are those of the current scores. Empty = routers choose; undefined in dense layers.
   std::vector<at::Tensor> choices = {};
+  /// Masked documents: int64 [sequences of the step, seq_len] on the CPU, 1 where a document begins; its
+  /// tokens attend to nothing from before it. Undefined = sequences are not divided.
+  at::Tensor starts = {};
 };
 
 /// What every device knows after the step.

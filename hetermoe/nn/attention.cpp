@@ -5,6 +5,7 @@
 
 #include "hetermoe/base/error.h"
 #include "hetermoe/nn/causal_attention.h"
+#include "hetermoe/nn/kv_cache.h"
 #include "hetermoe/nn/products.h"
 #include "hetermoe/nn/rms_norm.h"
 #include "hetermoe/nn/rope.h"
@@ -20,9 +21,14 @@ RopeLayout rope_layout(const ModelConfig& model) {
   return model.rope_interleaved ? RopeLayout::kPairs : RopeLayout::kHalves;
 }
 
+/// What attention is computed from, turned: [B, S, heads, *].
+struct Heads {
+  at::Tensor q, k, v;
+};
+
 /// With the norms and the clipping that some families put before the rotation.
-at::Tensor normed_attention(const ModelConfig& model, const Leaves& leaves, const at::Tensor& qkv,
-                            const HeadShape& shape, const RopeTable& table) {
+Heads gqa_heads(const ModelConfig& model, const Leaves& leaves, const at::Tensor& qkv, const HeadShape& shape,
+                const RopeTable& table) {
   const i64 q_rows = shape.num_heads * shape.dim, kv_rows = shape.num_kv_heads * shape.dim;
   std::vector<at::Tensor> out = qkv.split_with_sizes({q_rows, kv_rows, kv_rows}, 1);
   const std::array<Weight, 2> norms = {Weight::kQNorm, Weight::kKNorm};
@@ -35,18 +41,25 @@ at::Tensor normed_attention(const ModelConfig& model, const Leaves& leaves, cons
     if (i < 2 && model.qk_norm == QkNorm::kPerHead) x = rms_norm(x, leaves[norms[i]], model.norm_eps);
     if (i < 2) x = rope(x, table, rope_layout(model));
   }
-  return causal_attention(out[0], out[1], out[2], shape.how()).reshape({qkv.size(0), -1});
+  return {out[0], out[1], out[2]};
+}
+
+HeadShape head_shape(const ModelConfig& model, i64 layer, const Sequences& sequences) {
+  return {sequences.seq_len, model.num_heads,        model.num_kv_heads,
+          model.head_dim,    model.window_of(layer), sequences.documents};
 }
 
 at::Tensor gqa(const ModelConfig& model, i64 layer, const Leaves& leaves, const at::Tensor& normed,
-               i64 seq_len) {
-  const HeadShape shape{seq_len, model.num_heads, model.num_kv_heads, model.head_dim, model.window_of(layer)};
+               const Sequences& sequences) {
+  const i64 seq_len = sequences.seq_len;
+  const HeadShape shape = head_shape(model, layer, sequences);
   const RopeTable table = rope_table(seq_len, rope_angles(model, seq_len), normed.options());
   const auto project = [&] { return leaves.product(normed, Weight::kQkv); };
   const bool plain = model.qk_norm == QkNorm::kNone && model.clip_qkv == 0;
-  const at::Tensor out = plain ? rotary_attention(project(), shape, table, rope_layout(model))
-                               : normed_attention(model, leaves, project(), shape, table);
-  return leaves.product(out, Weight::kO);
+  if (plain) return leaves.product(rotary_attention(project(), shape, table, rope_layout(model)), Weight::kO);
+  const Heads heads = gqa_heads(model, leaves, project(), shape, table);
+  const at::Tensor out = causal_attention(heads.q, heads.k, heads.v, shape.how());
+  return leaves.product(out.reshape({normed.size(0), -1}), Weight::kO);
 }
 
 at::Tensor mla_queries(const ModelConfig& model, const Leaves& leaves, const at::Tensor& normed) {
@@ -56,10 +69,10 @@ at::Tensor mla_queries(const ModelConfig& model, const Leaves& leaves, const at:
   return leaves.product(latent, Weight::kQB);
 }
 
-at::Tensor mla(const ModelConfig& model, const Leaves& leaves, const at::Tensor& normed, i64 seq_len) {
+Heads mla_heads(const ModelConfig& model, const Leaves& leaves, const at::Tensor& normed, i64 seq_len,
+                const RopeTable& table) {
   const i64 num_sequences = normed.size(0) / seq_len, num_heads = model.num_heads;
   const i64 nope = model.qk_nope_dim, turned = model.qk_rope_dim;
-  const RopeTable table = rope_table(seq_len, rope_angles(model, seq_len), normed.options());
   const auto q = mla_queries(model, leaves, normed)
                      .view({num_sequences, seq_len, num_heads, nope + turned})
                      .split_with_sizes({nope, turned}, -1);
@@ -75,8 +88,17 @@ at::Tensor mla(const ModelConfig& model, const Leaves& leaves, const at::Tensor&
       rope(compressed[1].reshape({num_sequences, seq_len, 1, turned}), table, rope_layout(model));
   const at::Tensor queries = at::cat({q[0], q_turned}, -1);
   const at::Tensor keys = at::cat({kv[0], k_turned.expand({num_sequences, seq_len, num_heads, turned})}, -1);
-  const at::Tensor out = causal_attention(queries, keys, kv[1], {score_scale(model)});
-  return leaves.product(out.reshape({-1, num_heads * model.v_dim}), Weight::kO);
+  return {queries, keys, kv[1]};
+}
+
+at::Tensor mla(const ModelConfig& model, const Leaves& leaves, const at::Tensor& normed,
+               const Sequences& sequences) {
+  const i64 seq_len = sequences.seq_len;
+  const RopeTable table = rope_table(seq_len, rope_angles(model, seq_len), normed.options());
+  const Heads heads = mla_heads(model, leaves, normed, seq_len, table);
+  const at::Tensor out =
+      causal_attention(heads.q, heads.k, heads.v, {score_scale(model), 0, sequences.documents});
+  return leaves.product(out.reshape({-1, model.num_heads * model.v_dim}), Weight::kO);
 }
 
 }  // namespace
@@ -119,9 +141,37 @@ void Leaves::leave(const at::Tensor& x, std::size_t weight, const at::Tensor& ou
 }
 
 at::Tensor self_attention(const ModelConfig& model, i64 layer, const Leaves& leaves,
-                          const at::Tensor& normed_TH, i64 seq_len) {
-  return model.attention == AttentionKind::kMla ? mla(model, leaves, normed_TH, seq_len)
-                                                : gqa(model, layer, leaves, normed_TH, seq_len);
+                          const at::Tensor& normed_TH, const Sequences& sequences) {
+  return model.attention == AttentionKind::kMla ? mla(model, leaves, normed_TH, sequences)
+                                                : gqa(model, layer, leaves, normed_TH, sequences);
+}
+
+KvCache make_kv_cache(const ModelConfig& model, i64 capacity, const at::TensorOptions& options) {
+  const i64 heads = model.attention == AttentionKind::kMla ? model.num_heads : model.num_kv_heads;
+  KvCache out;
+  out.keys = at::empty({1, capacity, heads, model.head_dim}, options);
+  out.values = at::empty({1, capacity, heads, model.value_dim()}, options);
+  out.rope = rope_table(capacity, rope_angles(model, capacity), options);
+  return out;
+}
+
+at::Tensor decode_attention(const ModelConfig& model, i64 layer, const Leaves& leaves,
+                            const at::Tensor& normed_TH, KvCache& cache) {
+  const i64 first = cache.size, count = normed_TH.size(0);
+  HM_CHECK(first + count <= cache.capacity(), "{} tokens, room for {}", first + count, cache.capacity());
+  const RopeTable table{cache.rope.cos.narrow(0, first, count), cache.rope.sin.narrow(0, first, count)};
+  const bool latent = model.attention == AttentionKind::kMla;
+  const HeadShape shape = head_shape(model, layer, count);
+  const Heads heads = latent
+                          ? mla_heads(model, leaves, normed_TH, count, table)
+                          : gqa_heads(model, leaves, leaves.product(normed_TH, Weight::kQkv), shape, table);
+  cache.keys.narrow(1, first, count).copy_(heads.k);
+  cache.values.narrow(1, first, count).copy_(heads.v);
+  cache.size += count;
+  const AttentionHow how{latent ? score_scale(model) : shape.scale(), latent ? 0 : shape.window};
+  const at::Tensor out = cached_attention(heads.q, cache.keys.narrow(1, 0, cache.size),
+                                          cache.values.narrow(1, 0, cache.size), how);
+  return leaves.product(out.reshape({count, -1}), Weight::kO);
 }
 
 }  // namespace hetermoe

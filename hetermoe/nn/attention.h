@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "hetermoe/nn/params.h"
+#include "hetermoe/nn/sequences.h"
 
 namespace hetermoe {
 
@@ -38,9 +39,9 @@ class Leaves {
   std::shared_ptr<std::vector<std::shared_ptr<LeftProduct>>> left_;  // null unless kLater
 };
 
-/// Causal self-attention of a layer, of normed input [T, H] with T = sequences * seq_len, output projection
+/// Causal self-attention of a layer, of normed input [T, H] of whole sequences, output projection
 /// included: [T, H]. Differentiable.
 at::Tensor self_attention(const ModelConfig& model, i64 layer, const Leaves& leaves,
-                          const at::Tensor& normed_TH, i64 seq_len);
+                          const at::Tensor& normed_TH, const Sequences& sequences);
 
 }  // namespace hetermoe

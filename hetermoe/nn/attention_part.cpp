@@ -6,6 +6,7 @@
 #include "hetermoe/base/error.h"
 #include "hetermoe/nn/attention.h"
 #include "hetermoe/nn/gpu_kernels.h"
+#include "hetermoe/nn/kv_cache.h"
 #include "hetermoe/nn/products.h"
 #include "hetermoe/nn/rms_norm.h"
 #include "hetermoe/nn/router.h"
@@ -37,15 +38,17 @@ at::Tensor without_gaps(const at::Tensor& given_TK, const at::Tensor& chosen_TK)
   return at::where(given_TK.lt(0), chosen_TK, given_TK);
 }
 
-/// One pass through the part.
+/// One pass through the part. cache: of the tokens before, null = there are none.
 AttentionGraph run(const ModelConfig& model, i64 layer, const StateGroup& state, const at::Tensor& y_TD,
-                   i64 seq_len, const GivenChoice& given, Leaves::Grad grad) {
+                   const Sequences& sequences, const GivenChoice& given, Leaves::Grad grad,
+                   KvCache* cache = nullptr) {
   at::Tensor y = grad != Leaves::Grad::kNo ? y_TD.detach().requires_grad_() : y_TD;
   AttentionGraph out{
       Leaves(state, grad), y, {}, {}, {}, {}, given.has_gaps ? at::Tensor() : given.topk_TK, {}};
   const Leaves& leaves = out.leaves;
-  const at::Tensor attended =
-      self_attention(model, layer, leaves, rms_norm(y, leaves[Weight::kInputNorm], model.norm_eps), seq_len);
+  const at::Tensor normed = rms_norm(y, leaves[Weight::kInputNorm], model.norm_eps);
+  const at::Tensor attended = cache != nullptr ? decode_attention(model, layer, leaves, normed, *cache)
+                                               : self_attention(model, layer, leaves, normed, sequences);
   const auto [h, x] = residual_norm(y, attended, leaves[Weight::kPostNorm], model.norm_eps);
   const bool moe = model.is_moe(layer);
   out.u = !moe || model.num_shared_experts > 0 ? h + mlp(leaves, x) : h;
@@ -53,9 +56,10 @@ AttentionGraph run(const ModelConfig& model, i64 layer, const StateGroup& state,
   out.x = x;
   const at::Tensor logits = leaves.wide_product(x, Weight::kRouter, accumulate_type(y.scalar_type()));
   if (runs_on_kernels(logits)) {
-    Routed routed = gpu_route(model, logits, state.buffer, seq_len, out.topk);
+    Routed routed = gpu_route(model, logits, state.buffer, sequences.seq_len, out.topk);
     if (given.has_gaps)
-      routed = gpu_route(model, logits, state.buffer, seq_len, without_gaps(given.topk_TK, routed.topk_TK));
+      routed = gpu_route(model, logits, state.buffer, sequences.seq_len,
+                         without_gaps(given.topk_TK, routed.topk_TK));
     out.scores = routed.scores_TE, out.topk = routed.topk_TK;
     out.weights = routed.weights_TK, out.counts = routed.counts_BE;
     return out;
@@ -131,13 +135,14 @@ std::vector<bool> direct_weights(const AttentionGraph& graph, const StateGroup& 
 }  // namespace
 
 AttentionOutput attention_forward(const ModelConfig& model, i64 layer, const StateGroup& state,
-                                  const at::Tensor& y_TD, i64 seq_len, KeepGraph keep_graph,
+                                  const at::Tensor& y_TD, const Sequences& sequences, KeepGraph keep_graph,
                                   const GivenChoice& given) {
+  const i64 seq_len = sequences.seq_len;
   HM_CHECK(y_TD.size(0) % seq_len == 0, "{} tokens are not whole sequences of {}", y_TD.size(0), seq_len);
   if (y_TD.size(0) == 0) return empty_output(model, layer, y_TD);
   const bool keep = keep_graph != KeepGraph::kNo;
   const at::AutoGradMode mode(keep);
-  AttentionGraph graph = run(model, layer, state, y_TD, seq_len, given, leaves_of(keep_graph));
+  AttentionGraph graph = run(model, layer, state, y_TD, sequences, given, leaves_of(keep_graph));
   AttentionOutput out;
   out.u_TD = graph.u.detach();
   if (model.is_moe(layer)) {
@@ -150,15 +155,24 @@ AttentionOutput attention_forward(const ModelConfig& model, i64 layer, const Sta
   return out;
 }
 
+AttentionOutput attention_decode(const ModelConfig& model, i64 layer, const StateGroup& state,
+                                 const at::Tensor& y_TD, KvCache& cache) {
+  const c10::NoGradGuard no_grad;
+  AttentionGraph graph = run(model, layer, state, y_TD, y_TD.size(0), {}, Leaves::Grad::kNo, &cache);
+  AttentionOutput out;
+  out.u_TD = graph.u, out.x_TD = graph.x, out.topk_TK = graph.topk, out.weights_TK = graph.weights;
+  return out;
+}
+
 AttentionGradient attention_backward(const ModelConfig& model, i64 layer, StateGroup& state,
-                                     const AttentionBackwardInput& input, i64 seq_len) {
+                                     const AttentionBackwardInput& input, const Sequences& sequences) {
   const at::TensorOptions scalar = input.y_TD.options().dtype(accumulate_type(input.y_TD.scalar_type()));
   if (input.y_TD.size(0) == 0) return {at::empty_like(input.y_TD), at::zeros({}, scalar)};
   AttentionGradient out;
   const at::AutoGradMode mode(true);
   const KeepGraph kind = input.leaves_weights ? KeepGraph::kLeavesWeights : KeepGraph::kYes;
   const AttentionGraph graph = input.graph != nullptr ? std::move(*input.graph)
-                                                      : run(model, layer, state, input.y_TD, seq_len,
+                                                      : run(model, layer, state, input.y_TD, sequences,
                                                             GivenChoice{input.topk_TK}, leaves_of(kind));
   Seeds seeds;
   seeds.add(graph.u, input.du_TD);

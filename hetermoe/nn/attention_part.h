@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "hetermoe/nn/params.h"
+#include "hetermoe/nn/sequences.h"
 
 // The attention part of a layer: norm, attention, residual, norm, router, and the shared experts or the dense
 // MLP. Letters: T tokens (whole sequences), D hidden size, K top-k, E experts, B sequences, A groups of the
@@ -33,10 +34,10 @@ struct GivenChoice {
   bool has_gaps = false;  ///< tokens whose ids are -1 choose now
 };
 
-/// y_TD: the layer's input, T = num_sequences * seq_len; T = 0 is fine.
+/// y_TD: the layer's input, of whole sequences; T = 0 is fine.
 AttentionOutput attention_forward(const ModelConfig& model, i64 layer, const StateGroup& state,
-                                  const at::Tensor& y_TD, i64 seq_len, KeepGraph keep_graph = KeepGraph::kNo,
-                                  const GivenChoice& given = {});
+                                  const at::Tensor& y_TD, const Sequences& sequences,
+                                  KeepGraph keep_graph = KeepGraph::kNo, const GivenChoice& given = {});
 
 /// What backward needs. y_TD and topk_TK come from forward: the choice of experts is never recomputed.
 struct AttentionBackwardInput {
@@ -63,7 +64,7 @@ struct AttentionGradient {
 /// Adds the gradients of the parameters into state.grads, unless it leaves them; computes none when the state
 /// is frozen.
 AttentionGradient attention_backward(const ModelConfig& model, i64 layer, StateGroup& state,
-                                     const AttentionBackwardInput& input, i64 seq_len);
+                                     const AttentionBackwardInput& input, const Sequences& sequences);
 /// Adds the gradients that a backward left, with the bits that it would have added.
 void attention_weight_gradients(StateGroup& state, AttentionLeft& left);
 

@@ -125,25 +125,47 @@ at::Tensor window_mask(i64 seq_len, i64 window, c10::Device device) {
 }
 
 /// By the device's fused kernel, which wants equal widths and heads. Zero columns change nothing: neither the
-/// scores nor the kept columns.
-at::Tensor generic_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                             const AttentionHow& how) {
+/// scores nor the kept columns. mask: [queries, keys] true where a query sees a key; none = causal.
+at::Tensor fused_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale,
+                           const std::optional<at::Tensor>& mask) {
   const i64 width = std::max(q.size(-1), v.size(-1)), num_heads = q.size(2);
   const auto operand = [&](const at::Tensor& x) {
     return pad_width(repeat_heads(x.transpose(1, 2), num_heads), width);
   };
-  std::optional<at::Tensor> mask;
-  if (is_windowed(how, q.size(1))) mask = window_mask(q.size(1), how.window, q.device());
   const at::Tensor out =
       at::scaled_dot_product_attention(operand(q), operand(k), operand(v), mask,
-                                       /*dropout_p=*/0.0, /*is_causal=*/!mask.has_value(), how.scale);
+                                       /*dropout_p=*/0.0, /*is_causal=*/!mask.has_value(), scale);
   return out.narrow(-1, 0, v.size(-1)).transpose(1, 2);
+}
+
+at::Tensor generic_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                             const AttentionHow& how) {
+  std::optional<at::Tensor> mask;
+  if (is_windowed(how, q.size(1))) mask = window_mask(q.size(1), how.window, q.device());
+  return fused_attention(q, k, v, how.scale, mask);
+}
+
+/// Nothing of one document is in the scores of another, so that no mask is needed and nothing is computed in
+/// vain.
+at::Tensor attention_by_documents(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                  const AttentionHow& how, Path path) {
+  const i64 num_tokens = q.size(0) * q.size(1);
+  const auto documents_of = [&](const at::Tensor& x) {
+    return x.reshape({1, num_tokens, x.size(2), x.size(3)})
+        .split_with_sizes({how.documents.data(), how.documents.size()}, 1);
+  };
+  const std::vector<at::Tensor> queries = documents_of(q), keys = documents_of(k), values = documents_of(v);
+  std::vector<at::Tensor> out;
+  for (std::size_t d = 0; d < queries.size(); ++d)
+    out.push_back(causal_attention(queries[d], keys[d], values[d], {how.scale, how.window}, path));
+  return at::cat(out, 1).view({q.size(0), q.size(1), q.size(2), v.size(3)});
 }
 
 }  // namespace
 
 at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                             const AttentionHow& how, Path path) {
+  if (!how.documents.empty()) return attention_by_documents(q, k, v, how, path);
   const bool own = path == Path::kAuto && is_cpu_float(q) && !is_windowed(how, q.size(1)) &&
                    fits_cpu_attention(attention_shape(q, k, v, how.scale));
   if (!own) return generic_attention(q, k, v, how);
@@ -151,10 +173,18 @@ at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::
   return CausalAttentionFunction::apply(rows(q), rows(k), rows(v), how.scale);
 }
 
+at::Tensor cached_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                            const AttentionHow& how) {
+  const i64 count = q.size(1), total = k.size(1);
+  const i64 window = how.window > 0 ? how.window : total;
+  return fused_attention(q, k, v, how.scale,
+                         window_mask(total, window, q.device()).narrow(0, total - count, count));
+}
+
 at::Tensor rotary_attention(const at::Tensor& qkv, const HeadShape& shape, const RopeTable& table,
                             RopeLayout layout, Path path) {
   const std::vector<at::Tensor> parts = head_views(qkv, shape);
-  if (runs_on_cpu(qkv, path) && !is_windowed(shape.how(), shape.seq_len) &&
+  if (runs_on_cpu(qkv, path) && shape.documents.empty() && !is_windowed(shape.how(), shape.seq_len) &&
       fits_cpu_attention(attention_shape(parts[0], parts[1], parts[2], shape.scale())))
     return RotaryAttentionFunction::apply(qkv, table.cos, table.sin, shape, static_cast<i64>(layout));
   return causal_attention(rope(parts[0], table, layout), rope(parts[1], table, layout), parts[2], shape.how(),

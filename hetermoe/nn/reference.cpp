@@ -23,8 +23,10 @@ struct RouterRecord {
 class Reference {
  public:
   Reference(const ModelConfig& model, const TensorsByName& params, i64 num_sequences, i64 seq_len,
-            const std::vector<at::Tensor>& choices = {})
-      : model_(model), params_(params), choices_(choices), num_sequences_(num_sequences), seq_len_(seq_len) {}
+            const std::vector<at::Tensor>& choices = {}, const at::Tensor& starts_BS = {})
+      : model_(model), params_(params), choices_(choices), num_sequences_(num_sequences), seq_len_(seq_len) {
+    if (starts_BS.defined()) document_BS_ = starts_BS.to(at::kLong).cumsum(1);
+  }
 
   at::Tensor logits(const at::Tensor& tokens) {
     at::Tensor x = weight("model.embed_tokens").index_select(0, tokens.reshape({-1}));
@@ -146,6 +148,10 @@ class Reference {
     const at::Tensor back = place.unsqueeze(1) - place;  // [query, key]
     at::Tensor hidden = back < 0;
     if (window_ > 0) hidden = hidden.logical_or(back >= window_);
+    if (document_BS_.defined()) {
+      const at::Tensor other = document_BS_.unsqueeze(2) != document_BS_.unsqueeze(1);  // [B, query, key]
+      hidden = hidden.logical_or(other.unsqueeze(1));
+    }
     scores = scores.masked_fill(hidden, -INFINITY);
     return at::matmul(at::softmax(scores, -1), v).transpose(1, 2).reshape({num_sequences_ * seq_len_, -1});
   }
@@ -305,6 +311,7 @@ class Reference {
   const TensorsByName& params_;
   const std::vector<at::Tensor> choices_;
   i64 num_sequences_, seq_len_, window_ = 0;
+  at::Tensor document_BS_;  // number of a token's document in its sequence
   std::string prefix_;
   std::vector<RouterRecord> routers_;
 };
@@ -344,7 +351,7 @@ at::Tensor balance_loss(const ModelConfig& model, const std::vector<RouterRecord
 
 ReferenceResult reference_step(const ModelConfig& model, const TensorsByName& params,
                                const at::Tensor& tokens_BS, const at::Tensor& targets_BS, i64 aux_group,
-                               const std::vector<at::Tensor>& choices) {
+                               const std::vector<at::Tensor>& choices, const at::Tensor& starts_BS) {
   const at::AutoGradMode mode(true);
   TensorsByName leaves;
   std::vector<std::string> names;
@@ -356,7 +363,7 @@ ReferenceResult reference_step(const ModelConfig& model, const TensorsByName& pa
     names.push_back(name);
     inputs.push_back(leaves[name]);
   }
-  Reference reference(model, leaves, tokens_BS.size(0), tokens_BS.size(1), choices);
+  Reference reference(model, leaves, tokens_BS.size(0), tokens_BS.size(1), choices, starts_BS);
   const at::Tensor logits = reference.logits(tokens_BS);
   const at::ScalarType wide = logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   at::Tensor loss =

@@ -47,15 +47,15 @@ std::vector<StrategyRun> compare_job(
     runs.push_back(std::move(run));
   }
   if (processes.alone() && job.run.device == "cpu") check_host_memory(job, model);
-  const Text text = load_text(job.data, job.train.seq_len);
-  check_vocabulary(text, model);
+  const Dataset data = load_dataset(job.data, job.train.seq_len);
+  check_vocabulary(data, model);
   MetricsLog metrics(job, runs.size());
   for (std::size_t i = 0; i < runs.size(); ++i) {
     if (stop_requested) {
       if (options.execute) runs[i].outcome.stopped_by = stop_asked();
       continue;
     }
-    Trainer trainer(jobs[i], model, cluster, runs[i].plan, text, processes, options.checkpoints);
+    Trainer trainer(jobs[i], model, cluster, runs[i].plan, data, processes, options.checkpoints);
     runs[i].predicted = trainer.predict();
     if (!options.execute) continue;
     RunHooks hooks = options.hooks;

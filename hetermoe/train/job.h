@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "hetermoe/data/text.h"
+#include "hetermoe/data/options.h"
 #include "hetermoe/exec/clock.h"
 #include "hetermoe/nn/optimizer.h"
 #include "hetermoe/planner/strategies.h"
@@ -75,7 +75,7 @@ struct TrainOptions {
     v("seed", seed, "seed of parameters and data order", at_least(0));
     v("log_every", log_every, "steps between log lines", at_least(1));
     v("validate_every", validate_every, "steps between validations, 0 = at the end only", at_least(0));
-    v("validation_sequences", validation_sequences, "sequences of one validation, 0 = none", between(0, 1e6));
+    v("validation_sequences", validation_sequences, "sequences per source, 0 = none", between(0, 1e6));
     v("checksum_messages", checksum_messages,
       "add a checksum to every message between devices and compare it on arrival");
     v("preflight", preflight,
@@ -318,7 +318,7 @@ struct Job {
   CheckpointOptions checkpoint;
   RoutingOptions routing;
   BalancerOptions balancer;
-  TextOptions data;
+  DataOptions data;
   template <class V>
   void fields(V& v) {
     v("model", model, "a name of configs/models, a config.json or its folder");
@@ -332,7 +332,7 @@ struct Job {
     v("checkpoint", checkpoint, "what survives the end of a run (`train` only)");
     v("routing", routing, "the routing trace");
     v("balancer", balancer, "who owns which experts, between steps");
-    v("data", data, "the text");
+    v("data", data, "what is learned");
   }
 };
 

@@ -1,6 +1,8 @@
 #include "hetermoe/train/results.h"
 
 #include <algorithm>
+#include <chrono>
+#include <cmath>
 
 #include "hetermoe/report/table.h"
 #include "hetermoe/report/waits.h"
@@ -91,7 +93,7 @@ ReportInput report_input(const Job& job, const ModelConfig& model, const Cluster
                  {"microbatches", std::to_string(job.train.microbatches)},
                  {"steps", std::to_string(job.train.steps)}};
   LossPlot losses;
-  losses.title = "Loss (nats per byte)";
+  losses.title = fmt::format("Loss (nats per {})", token_word(job));
   for (const StrategyRun& run : runs) {
     StrategyReport report;
     report.name = run.strategy;
@@ -118,6 +120,8 @@ ReportInput report_input(const Job& job, const ModelConfig& model, const Cluster
 
 }  // namespace
 
+const char* token_word(const Job& job) { return job.data.tokenizer == "bytes" ? "byte" : "token"; }
+
 std::string log_line(const StepRecord& r, i64 total_steps) {
   return fmt::format(
       "step {}/{}  loss {:.4f}  aux {:.4f}  grad {:.2f}  lr {:.2e}  {} tokens/s  expert max/mean {:.2f}  "
@@ -136,6 +140,7 @@ Json metrics_json(const StepRecord& r) {
                {"tokens_per_s", r.tokens_per_s},
                {"step_s", r.step_s},
                {"wall_s", r.wall_s},
+               {"tokens_hash", fmt::format("{:016x}", r.tokens_hash)},
                {"peak_memory_bytes", r.peak_memory},
                {"expert_max_over_mean", r.expert_max_over_mean},
                {"expert_gini", r.routing.gini},
@@ -154,22 +159,47 @@ Json metrics_json(const StepRecord& r) {
 MetricsLog::MetricsLog(const Job& job, std::size_t num_strategies)
     : folder_(job.output), several_(num_strategies > 1) {}
 
-void MetricsLog::add(const std::string& strategy, const StepRecord& record) {
-  const auto [file, is_first] = files_.try_emplace(strategy);
-  if (is_first) {
-    const std::filesystem::path path =
-        folder_ / fmt::format("metrics{}.jsonl", several_ ? "-" + strategy : "");
-    std::string earlier;
-    std::ifstream lines(path);
-    for (std::string line; record.step > 1 && std::getline(lines, line);) {
-      const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
-      if (json.is_object() && json.value("step", record.step) < record.step) earlier += line + "\n";
-    }
-    write_text(path, earlier);
-    file->second.open(path, std::ios::app);
+namespace {
+
+/// The numbers of a line of metrics, under their names there.
+void add_event(EventFile& events, const Json& line) {
+  std::vector<std::pair<std::string, double>> scalars;
+  for (const auto& [name, value] : line.items()) {
+    if (value.is_number() && name != "step") scalars.emplace_back(name, value.get<double>());
   }
-  file->second << metrics_json(record).dump() << std::endl;
-  if (!file->second) fail<IoError>(folder_.string(), "cannot write the metrics of step {}", record.step);
+  const std::chrono::duration<double> now = std::chrono::system_clock::now().time_since_epoch();
+  events.add(line.at("step").get<i64>(), now.count(), scalars);
+}
+
+}  // namespace
+
+MetricsLog::Files MetricsLog::open(const std::string& strategy, i64 first_step) const {
+  const std::filesystem::path path = folder_ / fmt::format("metrics{}.jsonl", several_ ? "-" + strategy : "");
+  std::string earlier;
+  std::vector<Json> lines;
+  std::ifstream in(path);
+  for (std::string line; first_step > 1 && std::getline(in, line);) {
+    const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (!json.is_object() || !json.contains("step") || !json["step"].is_number_integer()) continue;
+    if (json["step"].get<i64>() >= first_step) continue;
+    earlier += line + "\n";
+    lines.push_back(json);
+  }
+  write_text(path, earlier);
+  Files out;
+  out.lines.open(path, std::ios::app);
+  out.events.emplace(several_ ? folder_ / "tensorboard" / strategy : folder_ / "tensorboard");
+  for (const Json& line : lines) add_event(*out.events, line);
+  return out;
+}
+
+void MetricsLog::add(const std::string& strategy, const StepRecord& record) {
+  if (!files_.contains(strategy)) files_.emplace(strategy, open(strategy, record.step));
+  Files& files = files_.at(strategy);
+  const Json line = metrics_json(record);
+  files.lines << line.dump() << std::endl;
+  if (!files.lines) fail<IoError>(folder_.string(), "cannot write the metrics of step {}", record.step);
+  add_event(*files.events, line);
 }
 
 std::string strategy_table(const std::vector<StrategyRun>& runs) {
@@ -227,7 +257,14 @@ Json to_json(const StrategyRun& run, const Job& job) {
                                            {"simulated_s", change.simulated_s},
                                            {"executed_s", change.executed_s}});
   }
-  if (!out.validations.empty()) json["executed"]["validation_loss"] = out.validations.back().loss;
+  if (!out.validations.empty()) {
+    json["executed"]["validation_loss"] = out.validations.back().loss;
+    json["executed"]["validation_perplexity"] = std::exp(out.validations.back().loss);
+    for (const Validation::OfSource& source : out.validations.back().sources) {
+      json["executed"]["validation_sources"].push_back(
+          {{"source", source.name}, {"loss", source.loss}, {"perplexity", std::exp(source.loss)}});
+    }
+  }
   if (out.pace) {
     json["executed"]["pace"] = {{"scale", out.pace->scale},
                                 {"cpu_share", out.pace->cpu_share},

@@ -2,9 +2,11 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "hetermoe/report/event_file.h"
 #include "hetermoe/report/html.h"
 #include "hetermoe/train/trainer.h"
 
@@ -19,6 +21,9 @@ struct StrategyRun {
   TrainOutcome outcome;
 };
 
+/// What a token of the job's data is: byte or token.
+const char* token_word(const Job& job);
+
 /// One line of text for a step: step, loss, auxiliary loss, gradient norm, learning rate, tokens/s, expert
 /// max/mean, waiting share per role.
 std::string log_line(const StepRecord& record, i64 total_steps);
@@ -26,7 +31,7 @@ std::string log_line(const StepRecord& record, i64 total_steps);
 Json metrics_json(const StepRecord& record);
 
 /// metrics.jsonl of a job's output folder (metrics-STRATEGY.jsonl when there are several), written step by
-/// step.
+/// step, and its numbers for TensorBoard below tensorboard/ (tensorboard/STRATEGY/).
 class MetricsLog {
  public:
   MetricsLog(const Job& job, std::size_t num_strategies);
@@ -36,7 +41,12 @@ class MetricsLog {
  private:
   std::filesystem::path folder_;
   bool several_;
-  std::map<std::string, std::ofstream> files_;
+  struct Files {
+    std::ofstream lines;
+    std::optional<EventFile> events;
+  };
+  Files open(const std::string& strategy, i64 first_step) const;
+  std::map<std::string, Files> files_;
 };
 
 /// Columns: strategy, predicted, replayed and executed step, busy share per role, final losses.

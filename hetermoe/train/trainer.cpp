@@ -6,10 +6,10 @@
 #include <csignal>
 #include <unordered_map>
 
-#include "hetermoe/base/checksum.h"
 #include "hetermoe/base/index.h"
 #include "hetermoe/device/accelerator.h"
 #include "hetermoe/report/table.h"
+#include "hetermoe/train/batch.h"
 #include "hetermoe/train/resume.h"
 #include "hetermoe/train/router_bias.h"
 #include "hetermoe/train/shared_folder.h"
@@ -90,29 +90,25 @@ bool some_computes_in_fp16(const Plan& first, const std::vector<PlannedChange>& 
 
 }  // namespace
 
-Trainer::Trainer(const Job& job, ModelConfig model, Cluster cluster, Plan plan, const Text& text,
+Trainer::Trainer(const Job& job, ModelConfig model, Cluster cluster, Plan plan, const Dataset& data,
                  const Processes& processes, Checkpoints checkpoints)
     : job_(job),
       processes_(processes),
       model_(std::move(model)),
       cluster_(std::move(cluster)),
       changes_(load_changes(job, plan, model_, cluster_)),
-      train_(text.train, job.train.seq_len, job.train.seed),
-      validation_(
-          job.train.validation_sequences > 0 && text.validation.numel() > 0
-              ? std::optional<Sampler>(std::in_place, text.validation, job.train.seq_len, job.train.seed)
-              : std::nullopt),
-      unigram_entropy_(validation_ ? unigram_entropy(text.validation) : 0),
+      train_(data, {job.train.seq_len, job.train.seed}),
       profiles_(load_profiles(cluster_)),
       nominal_cluster_(without_slow_devices(cluster_)),
       priced_(
           std::make_unique<PricedPlan>(job, std::move(plan), model_, cluster_, nominal_cluster_, profiles_)),
       first_plan_(priced_->plan),
-      text_checksum_(checksum(text.train.const_data_ptr(), text.train.nbytes())),
+      text_checksum_(data.checksum()),
       session_(make_session(parts_with(*priced_), processes)),
       loss_scale_(job.train.loss_scale, some_computes_in_fp16(first_plan_, changes_)),
       stragglers_(kinds_of(cluster_, first_plan_), job.train.straggler_share),
       spikes_(job.train.spike_sigma) {
+  prepare_validation(data);
   prepare_weights();
   if (job_.balancer.on())
     balancer_ = std::make_unique<StepBalancer>(job_, model_, cluster_, first_plan_, profiles_);
@@ -176,7 +172,7 @@ TrainOutcome Trainer::run(const RunHooks& hooks, i64 timed_steps) {
     note(record, times, out);
     if (hooks_.on_step) hooks_.on_step(record);
     if (validates_after(step)) {
-      out.validations.push_back({step + 1, validate()});
+      out.validations.push_back(validate(step + 1));
     }
     if (saves_after(step)) save(step + 1);
   }
@@ -353,7 +349,7 @@ void Trainer::begin_one(i64 step) {
   if (route_replay_)
     input.choices = route_replay_->choices(next_sequence_ - train.sequences, train.sequences);
   if (recorder_ && recorder_->records(step)) input.routes = recorder_.get();
-  begun_.push_back({step, input.learning_rate, std::chrono::steady_clock::now()});
+  begun_.push_back({step, input.learning_rate, hash_of(input), std::chrono::steady_clock::now()});
   session_->begin_step(input);
 }
 
@@ -378,6 +374,7 @@ StepRecord Trainer::end_one() {
   record.aux_loss = last_.aux_loss;
   record.grad_norm = last_.grad_norm;
   record.learning_rate = begun.learning_rate;
+  record.tokens_hash = begun.tokens_hash;
   record.step_s = last_.step;
   record.wall_s = wall.count();
   record.peak_memory = resident_watermark();
@@ -401,12 +398,8 @@ StepRecord Trainer::end_one() {
 
 /// Of sequences first, first + 1, ... of the sampler: as many as a step has, so that the plan's shares serve.
 StepInput Trainer::input_of(const Sampler& sampler, i64 step, i64 first) const {
-  const Batch batch = sampler.batch(first, job_.train.sequences);
-  StepInput input;
+  StepInput input = hetermoe::input_of(sampler.batch(first, job_.train.sequences, model_.vocab));
   input.step = step;
-  input.tokens = batch.tokens;
-  input.targets = batch.targets;
-  input.target_count = batch.target_count;
   return input;
 }
 

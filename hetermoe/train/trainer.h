@@ -10,7 +10,7 @@
 
 #include "hetermoe/comm/processes.h"
 #include "hetermoe/cost/measured.h"
-#include "hetermoe/data/text.h"
+#include "hetermoe/data/sampler.h"
 #include "hetermoe/routing/plan_figures.h"
 #include "hetermoe/sim/simulator.h"
 #include "hetermoe/train/changes.h"
@@ -41,6 +41,7 @@ struct StepRecord {
   double tokens_per_s = 0;                 ///< in the clock's seconds
   double expert_max_over_mean = 0;         ///< worst layer
   StepRouting routing;                     ///< under the plan in force, means over layers
+  u64 tokens_hash = 0;                     ///< of tokens and targets of the whole step
   std::optional<double> replayed_choices;  ///< share of the choices that came from routing.replay
   double attention_wait = 0,
          expert_wait = 0;  ///< share of the step in which a role's compute lanes do nothing
@@ -53,9 +54,15 @@ struct StepRecord {
   std::vector<std::string> warnings;  ///< what the run noticed of its own health in this step
 };
 
+/// Loss of the validation text, in nats per token.
 struct Validation {
+  struct OfSource {
+    std::string name;
+    double loss = 0;
+  };
   i64 step = 0;
-  double loss = 0;
+  double loss = 0;                ///< of all sources by their shares
+  std::vector<OfSource> sources;  ///< where there are several
 };
 
 /// How well a paced run kept the pace of the emulated cluster.
@@ -85,7 +92,7 @@ struct TrainOutcome {
   std::vector<PlanTakeover> changes;
   /// [num_layers][experts] copies of the steps of this run; rows of dense layers are zero.
   std::vector<std::vector<double>> expert_copies;
-  double unigram_entropy = 0;         ///< of the validation text, nats
+  double unigram_entropy = 0;         ///< of the validation text, nats; of several sources by their shares
   std::vector<std::string> warnings;  ///< of all steps, "step 12: ..."
   i64 skipped_steps = 0;
   i32 stopped_by = 0;                 ///< the signal that ended the run before its last step, 0 = none did
@@ -126,7 +133,7 @@ enum class Checkpoints { kOff, kOn };
 class Trainer {
  public:
   /// With several processes each runs its part of the plan's devices, and all know the results.
-  Trainer(const Job& job, ModelConfig model, Cluster cluster, Plan plan, const Text& text,
+  Trainer(const Job& job, ModelConfig model, Cluster cluster, Plan plan, const Dataset& data,
           const Processes& processes, Checkpoints checkpoints = Checkpoints::kOff);
 
   /// Of the plan in force.
@@ -154,9 +161,11 @@ class Trainer {
   struct BegunStep {
     i64 step = 0;
     double learning_rate = 0;
+    u64 tokens_hash = 0;
     std::chrono::steady_clock::time_point at;
   };
   bool saves() const { return writer_ && job_.checkpoint.every > 0; }
+  void prepare_validation(const Dataset& data);
   void prepare_weights();
   void check_save();
   void start_weights(TrainOutcome& out);
@@ -189,7 +198,8 @@ class Trainer {
   void tell_staleness(TrainOutcome& out);
   i64 go_back_to(const std::optional<FoundCheckpoint>& checkpoint);
   StepInput input_of(const Sampler& sampler, i64 step, i64 first) const;
-  double validate();
+  Validation validate(i64 step);
+  double validation_loss(const Sampler& sampler);
   void set_paced(PaceReport& pace, Seconds wall);
   Seconds replay();
 
@@ -199,8 +209,14 @@ class Trainer {
   Cluster cluster_;
   std::vector<PlannedChange> changes_;
   Sampler train_;
-  std::optional<Sampler> validation_;
-  double unigram_entropy_;
+  /// A source whose validation text is looked at.
+  struct ValidationSource {
+    std::string name;
+    double share;
+    Sampler sampler;
+  };
+  std::vector<ValidationSource> validation_;  ///< empty = no validation
+  double unigram_entropy_ = 0;
   ProfileSet profiles_;
   Cluster nominal_cluster_;  ///< no device is slower than its type
   std::unique_ptr<PricedPlan> priced_;

@@ -30,7 +30,7 @@ void Trainer::tell_staleness(TrainOutcome& out) {
       "well as with staleness 0 is not shown: compare the losses",
       out);
   const TrainOptions& train = job_.train;
-  if (validation_ && train.validate_every == 1)
+  if (!validation_.empty() && train.validate_every == 1)
     tell("train.validate_every 1: every validation waits for the last update, so no steps overlap", out);
 }
 

@@ -1,5 +1,7 @@
 #include "hetermoe/train/verify.h"
 
+#include "hetermoe/train/batch.h"
+
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -67,12 +69,12 @@ TensorsByName on_cpu(TensorsByName tensors) {
 }  // namespace
 
 ReplayResult replay_step(const Job& job, const ModelConfig& model, const Cluster& cluster, Plan plan,
-                         const Text& text, i64 step) {
+                         const Dataset& data, i64 step) {
   const std::filesystem::path folder = job.output;
   const Json recorded = recorded_step(folder / "metrics.jsonl", step);
   const std::optional<FoundCheckpoint> checkpoint = checkpoint_before(folder / "checkpoints", step);
   const Processes alone;
-  Trainer trainer(job, model, cluster, std::move(plan), text, alone);
+  Trainer trainer(job, model, cluster, std::move(plan), data, alone);
   const StepRecord record = trainer.replay_step(checkpoint, step);
   return {step,
           checkpoint ? checkpoint->info.step : 0,
@@ -112,15 +114,12 @@ VerifyResult verify_plan(const Job& job, const ModelConfig& model, const Cluster
   Session session(model, cluster, std::move(plan), std::move(options));
   start_session(session, job, model);
   const TensorsByName values = on_cpu(session.values());
-  StepInput input;
-  input.tokens = batch.tokens;
-  input.targets = batch.targets;
-  input.target_count = batch.target_count;
-  if (!job.routing.replay.empty()) input.choices = RouteReplay(job, model).choices(0, batch.tokens.size(0));
+  StepInput input = input_of(batch);
+  if (!job.routing.replay.empty()) input.choices = RouteReplay(job, model).choices(0, batch.num_sequences);
   const StepResult step = session.train_step(input);
   const TensorsByName gradients = on_cpu(session.gradients());
-  const ReferenceResult reference =
-      reference_step(model, values, batch.tokens, batch.targets, job.train.aux_group, input.choices);
+  const ReferenceResult reference = reference_step(model, values, input.tokens, input.targets,
+                                                   job.train.aux_group, input.choices, input.starts);
 
   VerifyResult result;
   result.loss = step.loss + step.aux_loss;

@@ -2,7 +2,7 @@
 #include <string>
 #include <vector>
 
-#include "hetermoe/data/text.h"
+#include "hetermoe/data/sampler.h"
 #include "hetermoe/train/job.h"
 #include "hetermoe/train/session.h"
 
@@ -40,7 +40,7 @@ struct ReplayResult {
 /// Repeats step `step` (1 = the first) of the run that is in the job's output folder, from its newest
 /// checkpoint before that step. Throws IoError or InputError when the run did not leave what that needs.
 ReplayResult replay_step(const Job& job, const ModelConfig& model, const Cluster& cluster, Plan plan,
-                         const Text& text, i64 step);
+                         const Dataset& data, i64 step);
 
 /// max|a - b| / max(max|b|, floor).
 double relative_error(const at::Tensor& a, const at::Tensor& b, double floor);

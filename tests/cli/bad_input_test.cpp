@@ -116,7 +116,7 @@ TEST_F(BadInput, UnreadableText) {
   expect_refused(with_path(folder / "no_text"), {"[data.paths]", "no_text", "no such file"}, commands);
   expect_refused(with_path(folder.file("binary", std::string("\0\1\2", 3))),
                  {"[data.paths]", "binary", "is no text"}, commands);
-  expect_refused(with_path(folder.file("short", "abc")), {"[data.paths]", "too little text", "got 3 bytes"},
+  expect_refused(with_path(folder.file("short", "abc")), {"[data.paths]", "too little text", "got 3 tokens"},
                  commands);
   const std::string latin1 = folder.file("latin1.yaml", "model: caf\xe9");
   expect_refused({latin1}, {"latin1.yaml:1]", "0xe9", "expected UTF-8 text"});

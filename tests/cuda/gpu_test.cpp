@@ -5,6 +5,7 @@
 #include "hetermoe/profile/profiler.h"
 #include "hetermoe/train/verify.h"
 #include "tests/nn/expert_case.h"
+#include "tests/support/counting_data.h"
 #include "tests/support/rig.h"
 #include "tests/support/strategy_plans.h"
 #include "tests/train/tiny_run.h"
@@ -141,9 +142,9 @@ TEST_F(GpuTraining, VerifyRunsThePlanOnTheGpu) {
   const TinyRun run(folder.path(), {{"run.device", "cuda:0"}});
   restart_gpu_peak(kFirst);
   const Bytes before = gpu_peak(kFirst);
-  const Sampler sampler(at::arange(4000).mul(37).remainder(251).to(at::kByte), run.job.train.seq_len, 1);
-  const VerifyResult result =
-      verify_plan(run.job, run.model, run.cluster, run.plan, sampler.batch(0, run.job.train.sequences));
+  const Sampler sampler(counting_data(), {run.job.train.seq_len, 1});
+  const VerifyResult result = verify_plan(run.job, run.model, run.cluster, run.plan,
+                                          sampler.batch(0, run.job.train.sequences, run.model.vocab));
   EXPECT_TRUE(result.passed());
   EXPECT_GT(gpu_peak(kFirst), before);
 }

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Kills a random process of an mpirun of `hetermoe train` at random moments, lets it resume each time, and compares
-the final weights with those of an undisturbed run: they must be equal to the bit. Says at the end how often it killed,
-how many runs were completed, and how long the launcher took to end after a kill. With --changes the run goes over to
-another plan before each step but the first, so that many kills hit it while parameters move.
+the final weights, and what tokens each step read, with those of an undisturbed run: they must be equal to the bit. Says
+at the end how often it killed, how many runs were completed, and how long the launcher took to end after a kill. With
+--changes the run goes over to another plan before each step but the first, so that many kills hit it while parameters
+move.
 
   tests/mpi/kill.py build/hetermoe [--kills 10] [--steps 40] [--seed 1] [--changes]
 """
@@ -83,6 +84,19 @@ def weights(output, steps):
     return {path.name: path.read_bytes() for path in sorted(folder.glob("*.safetensors"))}
 
 
+def tokens(output):
+    """What each step read, as a hash."""
+    lines = map(json.loads, (output / "metrics.jsonl").read_text().splitlines())
+    return {line["step"]: line["tokens_hash"] for line in lines}
+
+
+def check_equal(killed, whole, steps, kills):
+    if weights(killed, steps) != weights(whole, steps):
+        sys.exit(f"after {kills} kills the weights differ from the undisturbed run")
+    if tokens(killed) != tokens(whole):
+        sys.exit(f"after {kills} kills other tokens were read than in the undisturbed run")
+
+
 def start(program, output, steps, log, extra):
     return subprocess.Popen(command(program, output, steps, extra), stdout=log, stderr=log, start_new_session=True)
 
@@ -145,16 +159,14 @@ def main():
                 if ranks:
                     ends.append(time.monotonic() - kill_time)
                 if finished(killed, args.steps):
-                    if weights(killed, args.steps) != weights(whole, args.steps):
-                        sys.exit(f"after {kills} kills the weights differ from the undisturbed run")
+                    check_equal(killed, whole, args.steps, kills)
                     resumes += 1
                     subprocess.run(["rm", "-rf", str(killed)], check=True)
             if wait(start(args.program, killed, args.steps, log, extra)) != 0:
                 log.seek(0)
                 sys.exit("the last resume failed:\n" + log.read()[-4000:])
-            if weights(killed, args.steps) != weights(whole, args.steps):
-                sys.exit(f"after {kills} kills the weights differ from the undisturbed run")
-            print(f"{kills} kills, {resumes + 1} runs completed, weights equal to the bit, no hang")
+            check_equal(killed, whole, args.steps, kills)
+            print(f"{kills} kills, {resumes + 1} runs completed, weights and tokens read equal to the bit, no hang")
             print(f"seed {args.seed}, {args.steps} steps, {RANKS} ranks, an undisturbed run took {duration:.1f} s, all "
                   f"{time.monotonic() - begin:.0f} s")
             print("kills by rank: " + ", ".join(f"{rank}: {victims[rank]}" for rank in range(RANKS)))

@@ -13,6 +13,7 @@
 #include "hetermoe/train/session.h"
 #include "hetermoe/train/trainer.h"
 #include "tests/mpi/job.h"
+#include "tests/support/counting_data.h"
 #include "tests/support/error_of.h"
 #include "tests/support/faults.h"
 #include "tests/support/strategy_plans.h"
@@ -128,18 +129,22 @@ TEST(Mpi, ARunThatChangesItsPlanEqualsTheSameInOneProcessBitForBit) {
 
 struct Trained {
   std::vector<double> losses;
-  TensorsByName values;  ///< of this process's devices
+  std::vector<u64> hashes;  ///< of the tokens of each step
+  TensorsByName values;     ///< of this process's devices
   std::vector<std::string> notes;
   i64 first_step = 0;
 };
 
 Trained train(const std::string& folder, const std::string& steps, const Processes& processes) {
   const TinyRun rig(folder, {{"train.steps", steps}, {"train.validation_sequences", "4"}});
-  const Text text{at::arange(4000).mul(37).remainder(251).to(at::kByte), at::arange(100).to(at::kByte), 1, 0};
+  const Dataset text = counting_data();
   Trainer trainer(rig.job, rig.model, rig.cluster, rig.plan, text, processes, Checkpoints::kOn);
   const TrainOutcome outcome = trainer.run();
   Trained out;
-  for (const StepRecord& record : outcome.records) out.losses.push_back(record.loss);
+  for (const StepRecord& record : outcome.records) {
+    out.losses.push_back(record.loss);
+    out.hashes.push_back(record.tokens_hash);
+  }
   out.losses.push_back(outcome.validations.at(0).loss);
   out.values = trainer.session().values();
   out.notes = outcome.notes;
@@ -156,6 +161,7 @@ TEST(Mpi, ATrainingOverSeveralProcessesAndItsContinuationEqualThoseInOneToTheBit
   for (const std::string steps : {"4", "6"}) {  // the second goes on from the checkpoint of step 4
     const Trained expected = train(of_one / "run", steps, one), got = train(shared + "/run", steps, *job);
     EXPECT_EQ(got.losses, expected.losses);
+    EXPECT_EQ(got.hashes, expected.hashes);
     EXPECT_EQ(got.first_step, expected.first_step);
     EXPECT_EQ(got.notes.size(), expected.notes.size());
     EXPECT_FALSE(got.values.empty());
@@ -178,7 +184,7 @@ TEST(Mpi, RanksReadTheirPartsOfAHuggingFaceFolderAndWriteOne) {
                                       {"checkpoint.every", "0"},
                                       {"train.init_from", source.string()},
                                       {"train.save_hf", shared + "/hf"}});
-  const Text text{at::zeros({100}, at::kByte), at::zeros({100}, at::kByte), 1, 0};
+  const Dataset text = byte_dataset(std::vector<std::uint8_t>(100), std::vector<std::uint8_t>(100));
   Trainer(rig.job, rig.model, rig.cluster, rig.plan, text, *job, Checkpoints::kOn).run();
   // As many files as ranks have parameters, and the tensors of the source in them.
   const HfWeights got(shared + "/hf", rig.model), expected(source, rig.model);
@@ -382,7 +388,7 @@ TEST(Mpi, ARankWithOtherSharesInItsPlanIsNamed) {
   ASSERT_EQ(hash(build_schedule(plan, model, step)), hash(build_schedule(other, model, step)));
   const i32 last = job->num_ranks() - 1;
   try {
-    Trainer(same, model, cluster, job->rank() == last ? other : plan, load_text(same.data, 8), *job);
+    Trainer(same, model, cluster, job->rank() == last ? other : plan, load_dataset(same.data, 8), *job);
     ADD_FAILURE() << "nobody noticed";
   } catch (const ConfigError& error) {
     EXPECT_TRUE(

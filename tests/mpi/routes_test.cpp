@@ -3,6 +3,7 @@
 #include "hetermoe/routing/trace.h"
 #include "hetermoe/train/trainer.h"
 #include "tests/mpi/job.h"
+#include "tests/support/counting_data.h"
 #include "tests/support/work_folder.h"
 #include "tests/train/tiny_run.h"
 
@@ -21,7 +22,7 @@ TEST(Mpi, RanksRecordTheTraceOfOneProcess) {
                                    {"routing.record", (folder / (name + ".routes")).string()}});
   };
   TinyRun whole = run_of("whole");
-  const Text text{at::arange(4000).mul(37).remainder(251).to(at::kByte), at::arange(100).to(at::kByte), 1, 0};
+  const Dataset text = counting_data();
   TinyRun part = run_of("part");
   Trainer(part.job, part.model, part.cluster, part.plan, text, *job).run();
   job->gather("");

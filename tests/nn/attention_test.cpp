@@ -105,6 +105,71 @@ TEST(AttentionPart, SequencesDoNotSeeEachOtherNorTheFuture) {
   for (i64 t = 0; t < 12; ++t) EXPECT_EQ(changed[t].item<double>() > 0, t >= 8) << t;
 }
 
+/// Two sequences of 24 rows: documents of 5, 19, 24 tokens.
+struct Divided {
+  std::vector<i64> lengths = {5, 19, 24};
+  at::Tensor y, du, dx, dweights;
+  Divided(const ModelConfig& model, at::ScalarType dtype)
+      : y(wave({48, model.hidden}, 0.77, dtype)),
+        du(wave({48, model.hidden}, 0.31, dtype)),
+        dx(wave({48, model.hidden}, 0.53, dtype)),
+        dweights(wave({48, model.top_k}, 0.37, dtype)) {}
+};
+
+/// u and dy of rows [begin, begin + count), which are whole sequences.
+std::pair<at::Tensor, at::Tensor> there_and_back(const ModelConfig& model, i64 layer, StateGroup& state,
+                                                 const Divided& all, i64 begin, i64 count,
+                                                 const Sequences& sequences) {
+  const at::Tensor y = all.y.narrow(0, begin, count);
+  const AttentionOutput out = attention_forward(model, layer, state, y, sequences);
+  AttentionBackwardInput input;
+  input.y_TD = y, input.du_TD = all.du.narrow(0, begin, count);
+  if (model.is_moe(layer)) {
+    input.topk_TK = out.topk_TK;
+    input.dx_TD = all.dx.narrow(0, begin, count);
+    input.dweights_TK = all.dweights.narrow(0, begin, count);
+  }
+  return {out.u_TD, attention_backward(model, layer, state, input, sequences).dy_TD};
+}
+
+/// A masked document is computed as if it were alone, at positions from 0 on: rotary embedding knows
+/// differences of positions only.
+TEST(MaskedDocuments, AreEachAsASequenceOfItsOwn) {
+  std::vector<ModelConfig> models = tiny_models();
+  ModelConfig window = tiny_mistral();
+  window.sliding_window = 3;
+  models.push_back(window);
+  ModelConfig fast = tiny_mixtral();  // widths of the CPU kernel
+  fast.head_dim = 8;
+  models.push_back(fast);
+  for (const ModelConfig& model : models) {
+    for (const at::ScalarType dtype : {at::kDouble, at::kFloat}) {
+      StateGroup state = lively_state(model, 1, dtype), alone = lively_state(model, 1, dtype);
+      const Divided all(model, dtype);
+      const auto [u, dy] = there_and_back(model, 1, state, all, 0, 48, {24, all.lengths});
+      i64 begin = 0;
+      const double tolerance = dtype == at::kDouble ? 1e-12 : 2e-4;
+      for (const i64 length : all.lengths) {
+        const auto [own_u, own_dy] = there_and_back(model, 1, alone, all, begin, length, length);
+        const auto distance = [&](const at::Tensor& a, const at::Tensor& b) {
+          return ((a.narrow(0, begin, length) - b).abs().max() / b.abs().max()).item<double>();
+        };
+        EXPECT_LT(distance(u, own_u), tolerance) << model.name << " " << begin;
+        EXPECT_LT(distance(dy, own_dy), tolerance) << model.name << " " << begin;
+        begin += length;
+      }
+      for (std::size_t i = 0; i < state.grads.size(); ++i) {
+        EXPECT_LT(((state.grads[i] - alone.grads[i]).abs().max() / alone.grads[i].abs().max()).item<double>(),
+                  tolerance)
+            << model.name << " " << i;
+      }
+      // Undivided sequences are something else.
+      const auto [packed, unused] = there_and_back(model, 1, alone, all, 0, 48, 24);
+      EXPECT_GT((packed - u).abs().max().item<double>(), 1e-6) << model.name;
+    }
+  }
+}
+
 TEST(AttentionPart, CountsAreOfTheChoices) {
   const ModelConfig model = tiny_deepseek_v2();
   const AttentionOutput out =

@@ -1,5 +1,6 @@
 #include <cstring>
 
+#include "tests/support/counting_data.h"
 #include "tests/train/tiny_run.h"
 #include "tests/weights/folders.h"
 
@@ -8,10 +9,7 @@ namespace hetermoe {
 namespace {
 
 /// The families' folders have a vocabulary of 40: a text of few bytes.
-Text small_text() {
-  return {at::arange(4000).mul(37).remainder(39).to(at::kByte), at::arange(100).remainder(39).to(at::kByte),
-          1, 0};
-}
+Dataset small_text() { return counting_data(39); }
 
 struct EndedRun {
   Job job;

@@ -6,6 +6,7 @@
 
 #include "hetermoe/routing/trace_routing.h"
 #include "hetermoe/train/verify.h"
+#include "tests/support/counting_data.h"
 #include "tests/support/error_of.h"
 #include "tests/train/tiny_run.h"
 
@@ -68,9 +69,9 @@ void write_trace(const std::string& path, const Made& made = {}) {
 }
 
 VerifyResult verify(TinyRun& run) {
-  const at::Tensor text = at::arange(4000).mul(37).remainder(251).to(at::kByte);
-  const Sampler sampler(text, run.job.train.seq_len, run.job.train.seed);
-  return verify_plan(run.job, run.model, run.cluster, run.plan, sampler.batch(0, run.job.train.sequences));
+  const Sampler sampler(counting_data(), {run.job.train.seq_len, run.job.train.seed});
+  return verify_plan(run.job, run.model, run.cluster, run.plan,
+                     sampler.batch(0, run.job.train.sequences, run.model.vocab));
 }
 
 TEST(RouteReplay, LossAndGradientsAreTheReferencesUnderEveryPlan) {
@@ -175,8 +176,7 @@ TEST(RouteReplay, AForwardPassRecordsWhatTrainingWouldChoose) {
   const auto ahead = [&](const std::optional<FoundCheckpoint>& checkpoint, const std::string& name) {
     TinyRun again(folder / "run", settings);
     again.job.routing.record = folder / name;
-    const Text text{at::arange(4000).mul(37).remainder(251).to(at::kByte), at::arange(100).to(at::kByte), 1,
-                    0};
+    const Dataset text = counting_data();
     const Processes alone;
     return Trainer(again.job, again.model, again.cluster, again.plan, text, alone)
         .record_routes(checkpoint, 1);

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include "tests/support/counting_data.h"
 #include "tests/support/error_of.h"
 #include "tests/train/tiny_run.h"
 
@@ -127,7 +128,7 @@ TEST(Takeover, AStepAfterAChangeIsRepeatedBitForBit) {
   const WorkFolder folder;
   TinyRun run = run_with(folder / "out", there_and_back(folder));
   const TinyRun::End end = run.run();
-  const Text text{at::arange(4000).mul(37).remainder(251).to(at::kByte), at::arange(100).to(at::kByte), 1, 0};
+  const Dataset text = counting_data();
   const Processes processes;
   std::vector<FoundCheckpoint> found = find_checkpoints(run.checkpoints(), kIgnore);
   for (const i64 step : {5, 6}) {

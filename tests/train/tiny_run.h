@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "hetermoe/train/trainer.h"
+#include "tests/support/counting_data.h"
 #include "tests/support/work_folder.h"
 
 namespace hetermoe {
@@ -56,8 +57,7 @@ struct TinyRun {
   };
   End run(Checkpoints checkpoints = Checkpoints::kOn,
           const std::function<void(Session&, const StepRecord&)>& on_step = {}) {
-    const Text text{at::arange(4000).mul(37).remainder(251).to(at::kByte), at::arange(100).to(at::kByte), 1,
-                    0};
+    const Dataset text = counting_data();
     const Processes processes;
     Trainer trainer(job, model, cluster, plan, text, processes, checkpoints);
     End result;

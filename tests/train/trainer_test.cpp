@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "hetermoe/train/results.h"
+#include "tests/support/counting_data.h"
 #include "tests/train/tiny_run.h"
 
 namespace hetermoe {
@@ -48,7 +49,7 @@ class CountingProcesses : public Processes {
 
 /// How often the run asked in each step, with a parameter multiplied by `factor` from step 3 on.
 std::vector<i64> questions(TinyRun& rig, double factor) {
-  const Text text{at::arange(4000).mul(37).remainder(251).to(at::kByte), at::arange(100).to(at::kByte), 1, 0};
+  const Dataset text = counting_data();
   const CountingProcesses processes;
   Trainer trainer(rig.job, rig.model, rig.cluster, rig.plan, text, processes, Checkpoints::kOff);
   std::vector<i64> counts;

@@ -38,11 +38,27 @@ GivenChoice replayed(const OpContext& d, const Op& op) {
   return {ids.view({-1, d.model.top_k}).to(d.where(), at::kLong), has_gaps};
 }
 
+/// Tokens of each document of this device's sequences, where documents are masked; a sequence ends one, too.
+std::vector<i64> document_lengths(const OpContext& d, const Op& op) {
+  std::vector<i64> lengths;
+  if (!d.input->starts.defined()) return lengths;
+  const at::Tensor starts = d.rows_of(d.input->starts, op, op.layer).contiguous();
+  const i64* start = starts.const_data_ptr<i64>();
+  for (i64 t = 0; t < starts.numel(); ++t) {
+    if (start[t] != 0 || t % d.p.plan().seq_len == 0)
+      lengths.push_back(1);
+    else
+      ++lengths.back();
+  }
+  return lengths;
+}
+
 void forward(OpContext& d, const Op& op) {
   const at::Tensor y = d.take_input(op, op.layer);
   LayerSlot& slot = d.slots.layer(op.layer, op.microbatch);
+  const std::vector<i64> documents = document_lengths(d, op);
   AttentionOutput out = attention_forward(
-      d.model, op.layer, d.state.attention(op.layer), y, d.p.plan().seq_len,
+      d.model, op.layer, d.state.attention(op.layer), y, {d.p.plan().seq_len, documents},
       d.keeps_activations(op) ? graph_for_backward(d, op) : KeepGraph::kNo, replayed(d, op));
   slot.residual = out.u_TD;
   slot.graph = std::move(out.graph);
@@ -59,8 +75,10 @@ void forward(OpContext& d, const Op& op) {
 
 void recompute(OpContext& d, const Op& op) {
   LayerSlot& slot = d.slots.layer(op.layer, op.microbatch);
-  AttentionOutput out = attention_forward(d.model, op.layer, d.state.attention(op.layer), slot.hidden,
-                                          d.p.plan().seq_len, graph_for_backward(d, op), {slot.topk});
+  const std::vector<i64> documents = document_lengths(d, op);
+  AttentionOutput out =
+      attention_forward(d.model, op.layer, d.state.attention(op.layer), slot.hidden,
+                        {d.p.plan().seq_len, documents}, graph_for_backward(d, op), {slot.topk});
   slot.graph = std::move(out.graph);
   if (d.p.recompute(op.group, op.layer) == Recompute::kResend) slot.send = out.x_TD;
 }
@@ -90,8 +108,9 @@ void backward(OpContext& d, const Op& op) {
       in.balance_AE = d.slots.microbatch(op.microbatch).balance.narrow(0, r.begin, r.sequences);
     }
   }
+  const std::vector<i64> documents = document_lengths(d, op);
   AttentionGradient gradient =
-      attention_backward(d.model, op.layer, d.state.attention(op.layer), in, d.p.plan().seq_len);
+      attention_backward(d.model, op.layer, d.state.attention(op.layer), in, {d.p.plan().seq_len, documents});
   slot.left = std::move(gradient.left);
   d.aux[idx(op.layer)][idx(op.microbatch)] = gradient.aux_loss;
   if (!d.p.needs_input_gradient(op.layer)) return;

@@ -1,0 +1,27 @@
+#include "hetermoe/data/json_lines.h"
+
+#include "fuzz/target.h"
+
+// Lines of JSON: every text that is handed on is valid UTF-8 and came from a line.
+namespace hetermoe::fuzz {
+namespace {
+
+void run(const std::string& input) {
+  std::size_t texts = 0;
+  for_each_json_text(input, "text", "input", [&](const std::string& text) {
+    ++texts;
+    return !Json(text).dump().empty();  // throws for what is no UTF-8
+  });
+  const auto lines = static_cast<std::size_t>(std::count(input.begin(), input.end(), '\n')) + 1;
+  if (texts > lines) throw std::logic_error("more texts than lines");
+}
+
+std::vector<std::string> seeds() {
+  return {"{\"text\": \"a\"}\n\n{\"id\": 1, \"text\": \"b\\u00e9\\n\"}\n", "{\"text\": [1]}\n", "[]\n"};
+}
+
+}  // namespace
+
+extern const Target kJsonLines{"json_lines", run, seeds};
+
+}  // namespace hetermoe::fuzz

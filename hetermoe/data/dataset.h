@@ -1,0 +1,49 @@
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "hetermoe/data/options.h"
+#include "hetermoe/data/token_stream.h"
+#include "hetermoe/data/tokenizer.h"
+#include "hetermoe/model/model_config.h"
+
+// What a run trains on: the tokens of its sources.
+namespace hetermoe {
+
+struct Source {
+  std::string name;  ///< as data.paths has it
+  double share = 1;  ///< of the sequences; those of all sources sum to 1
+  TokenStream all;
+  TokenStream train, validation;  ///< parts of it: the validation text is the end
+  i64 num_files = 0;
+  i64 num_skipped = 0;  ///< files of folders that hold NUL bytes and so are no text
+  i64 num_empty = 0;    ///< documents without tokens
+};
+
+struct Dataset {
+  std::vector<Source> sources;
+  bool masked = false;                         ///< tokens see their own document alone
+  std::shared_ptr<const Tokenizer> tokenizer;  ///< of text; null = none
+  /// Of the training tokens of all sources, see TokenStream::checksum().
+  u64 checksum() const;
+};
+
+/// Reads what data.paths names: one source, or with data.weights one for each path. Throws IoError that names
+/// what cannot be read, InputError for a file that is damaged, ConfigError when there are fewer tokens than a
+/// sequence needs or a file named itself (not found in a folder) is no text.
+Dataset load_dataset(const DataOptions& options, i64 seq_len);
+
+/// One source of tokens in memory, each a byte.
+Dataset byte_dataset(std::vector<std::uint8_t> train, std::vector<std::uint8_t> validation);
+
+/// Throws ConfigError when there is a token that the model does not have. Of mapped files the beginning is
+/// looked at; the rest is checked as it is read.
+void check_vocabulary(const Dataset& data, const ModelConfig& model);
+
+/// Entropy of single tokens in nats: the loss of a model that knows frequencies only. Of long streams that of
+/// the first 2^24 tokens.
+double unigram_entropy(const TokenStream& tokens);
+
+}  // namespace hetermoe

@@ -1,0 +1,43 @@
+#include "hetermoe/data/json_lines.h"
+
+#include <fmt/ranges.h>
+
+#include "hetermoe/base/error.h"
+#include "hetermoe/base/json.h"
+
+namespace hetermoe {
+namespace {
+
+std::string keys_of(const Json& line) {
+  std::vector<std::string> keys;
+  for (const auto& [key, value] : line.items()) keys.push_back(key);
+  return keys.empty() ? "no keys" : fmt::format("the keys {}", fmt::join(keys, ", "));
+}
+
+}  // namespace
+
+void for_each_json_text(std::string_view bytes, const std::string& field, const std::string& where,
+                        const std::function<bool(const std::string&)>& take) {
+  i64 number = 0;
+  while (!bytes.empty()) {
+    const std::size_t end = std::min(bytes.find('\n'), bytes.size());
+    const std::string_view text = bytes.substr(0, end);
+    bytes.remove_prefix(std::min(end + 1, bytes.size()));
+    ++number;
+    if (text.find_first_not_of(" \t\r") == std::string_view::npos) continue;
+    const Json line = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+    const std::string place = fmt::format("{} line {}", where, number);
+    if (line.is_discarded()) fail<InputError>(place, "is no JSON in UTF-8, expected an object on each line");
+    if (!line.is_object()) fail<InputError>(place, "got {}, expected an object", describe(line));
+    const auto found = line.find(field);
+    if (found == line.end()) {
+      fail<InputError>(place, "has no \"{}\" but {}. Name the key of the text by data.json_field", field,
+                       keys_of(line));
+    }
+    if (!found->is_string())
+      fail<InputError>(place, "\"{}\" is {}, expected a text", field, describe(*found));
+    if (!take(found->get_ref<const std::string&>())) return;
+  }
+}
+
+}  // namespace hetermoe

@@ -1,0 +1,54 @@
+#pragma once
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "hetermoe/base/fields.h"
+
+namespace hetermoe {
+
+/// What a token of one document sees of the documents before it in the same sequence.
+enum class Documents { kPacked, kMasked };
+template <>
+struct EnumNames<Documents> {
+  static const std::vector<std::string>& names();
+};
+
+struct DataOptions {
+  std::vector<std::string> paths;       ///< files or folders (searched recursively, in name order)
+  std::vector<double> weights;          ///< [paths] or empty
+  std::vector<std::string> extensions;  ///< of files in folders; empty = all
+  i64 max_bytes = 8 << 20;
+  double validation_share = 0.05;
+  std::string tokenizer = "bytes";
+  std::string json_field = "text";
+  std::optional<i64> end_token;
+  Documents documents = Documents::kPacked;
+  template <class V>
+  void fields(V& v) {
+    v("paths", paths,
+      "files or folders: text, JSON lines (.jsonl), tokens of Megatron (.idx with .bin) or llm.c (.bin): "
+      "docs/data.md; empty = the Python standard library of this machine");
+    v("weights", weights,
+      "how often sequences are drawn from each of data.paths, as [3, 1]; empty = all paths are one source, "
+      "read one after the other",
+      above(0));
+    v("extensions", extensions, "endings of the files to take from folders, as .py; empty = all");
+    v("max_bytes", max_bytes, "take at most so many bytes of text from a source", at_least(1));
+    v("validation_share", validation_share, "part at the end of each source that is kept for validation",
+      between(0, 0.5));
+    v("tokenizer", tokenizer,
+      "what makes tokens of text: bytes, or a SentencePiece model (FILE.model). Files of tokens have theirs");
+    v("json_field", json_field, "key of the text in each line of JSON lines");
+    v("end_token", end_token,
+      "token after each document of text; null = the end token of the tokenizer (bytes have none). In files "
+      "of llm.c the token with which a document begins",
+      at_least(0));
+    v("documents", documents,
+      "packed: a token sees all tokens before it in its sequence; masked: only those of its own document, "
+      "and "
+      "the last token of a document has no target");
+  }
+};
+
+}  // namespace hetermoe

@@ -1,0 +1,48 @@
+#pragma once
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "hetermoe/data/token_array.h"
+
+namespace hetermoe {
+
+/// Tokens of one array after another, as one, and where documents begin. Copies and parts share them.
+class TokenStream {
+ public:
+  TokenStream() : starts_(std::make_shared<std::vector<i64>>()) {}
+  /// starts: of documents in `tokens`. Not for a part of a stream.
+  void append(const TokenArray& tokens, std::span<const i64> starts);
+
+  i64 size() const { return size_; }
+  /// Tokens [first, first + count).
+  void copy(i64 first, i64 count, i64* out) const;
+  std::vector<i64> tokens(i64 first, i64 count) const;
+  TokenStream part(i64 first, i64 count) const;
+
+  /// Documents that begin in the stream.
+  i64 num_documents() const { return end_document() - first_document(); }
+  /// Token with which such a document begins.
+  i64 document(i64 index) const;
+  /// out[i] = 1 where a document begins at token first + i, else 0.
+  void mark_starts(i64 first, i64 count, i64* out) const;
+
+  bool mapped() const;
+  /// Tells streams apart. Of tokens in memory all bytes count; of mapped files, which may be huge, their
+  /// sizes and samples.
+  u64 checksum() const;
+
+ private:
+  struct Piece {
+    TokenArray tokens;
+    i64 begin;  ///< in the whole stream
+  };
+  i64 first_document() const;
+  i64 end_document() const;
+
+  std::vector<Piece> pieces_;
+  std::shared_ptr<std::vector<i64>> starts_;  // of the whole stream
+  i64 first_ = 0, size_ = 0;                  // of this part
+};
+
+}  // namespace hetermoe

@@ -1,0 +1,31 @@
+#pragma once
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "hetermoe/base/types.h"
+
+namespace hetermoe {
+
+/// Tokens of text and back. Thread-safe.
+class Tokenizer {
+ public:
+  virtual ~Tokenizer() = default;
+  virtual std::vector<i64> encode(std::string_view text) const = 0;
+  /// What the tokens stand for; a token that it does not have becomes <NUMBER>.
+  virtual std::string decode(std::span<const i64> tokens) const = 0;
+  virtual i64 vocab_size() const = 0;
+  virtual std::optional<i64> end_token() const = 0;  ///< what ends a text, where there is such a token
+};
+
+/// `name`: bytes, or the path of a SentencePiece model. Throws ConfigError for what it does not know, IoError
+/// for a file that cannot be read.
+std::shared_ptr<const Tokenizer> make_tokenizer(const std::string& name);
+
+/// A SentencePiece model (FILE.model). Throws IoError, and ConfigError in a build without libsentencepiece.
+std::shared_ptr<const Tokenizer> read_sentencepiece(const std::string& path);
+
+}  // namespace hetermoe

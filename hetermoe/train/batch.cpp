@@ -1,0 +1,28 @@
+#include "hetermoe/train/batch.h"
+
+#include "hetermoe/base/checksum.h"
+#include "hetermoe/base/error.h"
+#include "hetermoe/base/index.h"
+
+namespace hetermoe {
+
+StepInput input_of(const Batch& batch) {
+  if (batch.target_count == 0)
+    fail<InputError>("data.documents", "no token of the step has a target: each document is a single token");
+  const auto tensor = [&](const std::vector<i64>& values) {
+    return at::tensor(values, at::kLong).view({batch.num_sequences, batch.seq_len});
+  };
+  StepInput input;
+  input.tokens = tensor(batch.tokens);
+  input.targets = tensor(batch.targets);
+  input.target_count = batch.target_count;
+  if (!batch.starts.empty()) input.starts = tensor(batch.starts);
+  return input;
+}
+
+u64 hash_of(const StepInput& input) {
+  const u64 tokens = checksum(input.tokens.const_data_ptr(), input.tokens.nbytes());
+  return checksum(input.targets.const_data_ptr(), input.targets.nbytes(), tokens);
+}
+
+}  // namespace hetermoe

@@ -1,0 +1,13 @@
+#pragma once
+#include "hetermoe/data/sampler.h"
+#include "hetermoe/exec/step.h"
+
+namespace hetermoe {
+
+/// What a step works on, of a batch. Throws InputError when no token of it has a target.
+StepInput input_of(const Batch& batch);
+
+/// Tells the tokens and targets of steps apart.
+u64 hash_of(const StepInput& input);
+
+}  // namespace hetermoe

@@ -1,0 +1,118 @@
+#include <gtest/gtest.h>
+
+#include "tests/cli/program.h"
+
+// What a run learns from, and what it says in the end.
+namespace hetermoe {
+namespace {
+
+/// `hetermoe data` of lines of JSON, with more words.
+ProgramResult data_of(const WorkFolder& folder, const std::string& lines,
+                      std::vector<std::string> more = {}) {
+  more.insert(more.begin(), {"data", "--data.paths", folder.file("x.jsonl", lines), "--train.seq_len", "4",
+                             "--data.validation_share", "0"});
+  return run_hetermoe(more);
+}
+
+const std::string kTwoLines = "{\"text\": \"first text\"}\n{\"text\": \"second\"}\n";
+
+TEST(Data, ShowsCountsLengthsAndASequence) {
+  const WorkFolder folder;
+  const ProgramResult result = data_of(folder, kTwoLines, {"--json", "--data.documents", "masked"});
+  ASSERT_EQ(result.code, 0) << result.err;
+  const Json json = Json::parse(result.out), source = json["sources"][0];
+  EXPECT_EQ(source["documents"], 2);
+  EXPECT_EQ(source["tokens"], 16);
+  EXPECT_EQ(source["windows"], 3);
+  EXPECT_EQ(source["document_tokens"]["longest"], 10);
+  const std::string all = "first textsecond";
+  const i64 window = json["sequence"]["window"];
+  EXPECT_EQ(json["sequence"]["text"], all.substr(static_cast<std::size_t>(4 * window), 4));
+  EXPECT_EQ(json["sequence"]["document_starts"].size(), 4U);
+  const ProgramResult text = data_of(folder, kTwoLines);
+  EXPECT_TRUE(contains(text.out, "sequence 0 of the run is window " + std::to_string(window))) << text.out;
+}
+
+TEST(Data, WritesTokensThatReadBackAsTheSameDocuments) {
+  const WorkFolder folder;
+  ASSERT_EQ(data_of(folder, kTwoLines, {"--write", folder / "out/tokens"}).code, 0);
+  const ProgramResult result = run_hetermoe({"data", "--data.paths", folder / "out/tokens", "--train.seq_len",
+                                             "4", "--data.validation_share", "0", "--json"});
+  ASSERT_EQ(result.code, 0) << result.err;
+  EXPECT_EQ(Json::parse(result.out)["sources"],
+            Json::parse(data_of(folder, kTwoLines, {"--json"}).out)["sources"]);
+}
+
+TEST(Data, WrongInputIsRefusedInOneSentence) {
+  const WorkFolder folder;
+  const auto refused = [&](const ProgramResult& result, const std::string& words) {
+    EXPECT_EQ(result.code, 2) << result.out;
+    EXPECT_TRUE(contains(result.err, words)) << result.err;
+    EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
+  };
+  refused(data_of(folder, "{\"text\": \"long enough\"}\n{\"content\": \"x\"}\n"),
+          "x.jsonl line 2] has no \"text\" but the keys content");
+  refused(data_of(folder, ""), "too little text for training: got 0 tokens");
+  refused(data_of(folder, kTwoLines, {"--data.tokenizer", "tokenizer.json"}), "tools/tokenize_text.py");
+  folder.file("cut.bin", "xx");
+  const std::string cut = folder.file("cut.idx", std::string("MMIDIDX\0\0\1\0\0\0\0\0\0\0\x8\x9", 19));
+  refused(run_hetermoe({"data", "--data.paths", cut}), "cut.idx] is no index");
+  const std::string model = HM_SOURCE_DIR "/tests/data/sentencepiece/bpe.model";
+  refused(run_hetermoe(train_words(folder, {"--data.paths", folder.file("t.txt", std::string(900, 'x')),
+                                            "--data.tokenizer", model, "--data.validation_share", "0"})),
+          "but the data have tokens up to");
+}
+
+TEST(DryRun, SaysWhatWouldBeDoneAndDoesNothing) {
+  const WorkFolder folder;
+  const ProgramResult text = run_hetermoe(train_words(folder, {"--dry-run"}));
+  EXPECT_EQ(text.code, 0) << text.err;
+  EXPECT_TRUE(contains(text.out, "the whole run, 6 steps: ")) << text.out;
+  const Json json = Json::parse(run_hetermoe(train_words(folder, {"--dry-run", "--json"})).out);
+  EXPECT_EQ(json["tokens"], 6 * 4 * 16);
+  EXPECT_DOUBLE_EQ(json["run_s"].get<double>(), 6 * json["step"]["step_s"].get<double>());
+  EXPECT_EQ(json["job"]["train"]["steps"], 6);
+  EXPECT_TRUE(folder.contents().empty());
+  EXPECT_EQ(run_hetermoe(train_words(folder, {"--dry-run", "--data.paths", folder / "none"})).code, 2);
+}
+
+TEST(Generate, GoesOnFromTheNewestCheckpointOfARun) {
+  const WorkFolder folder;
+  ASSERT_EQ(run_hetermoe(train_words(folder)).code, 0);
+  const auto generated = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), {"generate", folder / "run", "--prompt", "def ", "--tokens", "12", "--json"});
+    const ProgramResult result = run_hetermoe(more);
+    EXPECT_EQ(result.code, 0) << result.err;
+    return Json::parse(result.out);
+  };
+  const Json greedy = generated({});
+  EXPECT_TRUE(contains(greedy["weights"], "checkpoints/step-00000006"));
+  EXPECT_EQ(greedy["prompt_tokens"], Json({100, 101, 102, 32}));
+  EXPECT_EQ(greedy["tokens"].size(), 12U);
+  EXPECT_EQ(generated({}), greedy);
+  const Json drawn = generated({"--temperature", "1"});
+  EXPECT_NE(drawn["tokens"], greedy["tokens"]);
+  EXPECT_NE(generated({"--temperature", "1", "--seed", "2"})["tokens"], drawn["tokens"]);
+  EXPECT_LT(greedy["loss"].get<double>(), drawn["loss"].get<double>());
+  // The folder that TensorBoard reads is there.
+  EXPECT_TRUE(std::filesystem::exists(folder / "run/tensorboard/events.out.tfevents.1.hetermoe"));
+}
+
+TEST(Generate, AHuggingFaceFolderTakesAPromptOfTokens) {
+  const std::string model = HM_SOURCE_DIR "/tests/data/parity/olmoe";
+  const ProgramResult result =
+      run_hetermoe({"generate", model, "--prompt-tokens", "1,2,3", "--tokens", "5", "--json"});
+  ASSERT_EQ(result.code, 0) << result.err;
+  EXPECT_EQ(Json::parse(result.out)["tokens"].size(), 5U);
+  const ProgramResult text = run_hetermoe({"generate", model, "--prompt", "x"});
+  EXPECT_EQ(text.code, 2);
+  EXPECT_TRUE(contains(text.err, "--tokenizer")) << text.err;
+  const ProgramResult wrong = run_hetermoe({"generate", model, "--prompt", "x", "--tokenizer", "bytes"});
+  EXPECT_TRUE(contains(wrong.err, "has token 120, but olmoe has tokens 0 to")) << wrong.err;
+  const ProgramResult none = run_hetermoe({"generate", HM_SOURCE_DIR "/tests"});
+  EXPECT_EQ(none.code, 2);
+  EXPECT_TRUE(contains(none.err, "has neither weights")) << none.err;
+}
+
+}  // namespace
+}  // namespace hetermoe

@@ -1,0 +1,56 @@
+#!/usr/bin/env python3
+"""tools/tokenize_text.py writes the token files that docs/data.md describes, and names the line that is wrong.
+
+usage: token_tools_test.py SOURCE_DIR [BUILD_DIR]
+
+Needs no package: the tokenizer itself is that of PyPI and not under test.
+"""
+import struct
+import sys
+import tempfile
+from pathlib import Path
+
+
+def check_files(tools, folder):
+    """Byte by byte as the format is described: documents [5, 6, 7] and [8]."""
+    for vocab, code, width in ((65499, 8, "H"), (65500, 4, "i")):
+        writer = tools.MegatronWriter(folder / f"out{vocab}/x", vocab)
+        writer.add([5, 6, 7])
+        writer.add([8])
+        assert not (folder / f"out{vocab}/x.bin").exists(), "the name is taken before the end"
+        writer.finish()
+        size = struct.calcsize(width)
+        expected = b"MMIDIDX\0\0" + struct.pack("<Q", 1) + bytes([code]) + struct.pack("<QQ", 2, 3)
+        expected += struct.pack("<2i", 3, 1) + struct.pack("<2q", 0, 3 * size) + struct.pack("<3q", 0, 1, 2)
+        assert (folder / f"out{vocab}/x.idx").read_bytes() == expected
+        assert (folder / f"out{vocab}/x.bin").read_bytes() == struct.pack(f"<4{width}", 5, 6, 7, 8)
+        assert sorted(p.name for p in (folder / f"out{vocab}").iterdir()) == ["x.bin", "x.idx"]
+
+
+def check_lines(tools, folder):
+    path = folder / "x.jsonl"
+    path.write_text('{"text": "a"}\n\n{"text": "b"}\n')
+    assert list(tools.texts_of(path, "text")) == ["a", "b"]
+    for wrong in ('{"other": 1}', "no json", '{"text": 1}', "[1]"):
+        path.write_text('{"text": "a"}\n' + wrong + "\n")
+        try:
+            list(tools.texts_of(path, "text"))
+        except SystemExit as refused:
+            assert f"{path} line 2: " in str(refused), refused
+        else:
+            sys.exit(f"token_tools_test: {wrong} was taken")
+
+
+def main():
+    sys.dont_write_bytecode = True
+    sys.path.insert(0, str(Path(sys.argv[1]) / "tools"))
+    import tokenize_text
+
+    with tempfile.TemporaryDirectory() as folder:
+        check_files(tokenize_text, Path(folder))
+        check_lines(tokenize_text, Path(folder))
+    print("token_tools_test: passed")
+
+
+if __name__ == "__main__":
+    main()
