@@ -50,7 +50,11 @@ Plan with_owners(Plan plan, const Plan& from) {
 }
 
 const Plan& checked(const Job& job, const Plan& plan) {
-  find_balancer(job.balancer.name);
+  if (find_balancer(job.balancer.name).split != CopySplit::kShares)
+    fail<ConfigError>("balancer.name",
+                      "got {}, expected one whose splits are those of the plan, as lpt or eplb: splits "
+                      "within a step are made on traces only (hetermoe routing balance)",
+                      job.balancer.name);
   const auto refuse = [&](const std::string& why) {
     fail<ConfigError>("balancer.name", "got {}, expected none: {}", job.balancer.name, why);
   };
@@ -95,7 +99,8 @@ Seconds StepBalancer::simulated_step(const Plan& emulated, const CostModel& cost
 
 BalancedOwners StepBalancer::choose(const PricedPlan& in_force) const {
   BalancedOwners out;
-  const Plan next = with_owners(in_force.plan, balance_.placed(options_.name, options_.replicas, history_));
+  const Plan next = with_owners(
+      in_force.plan, balance_.placed({.balancer = options_.name, .replicas = options_.replicas}, history_));
   if (to_json(next) == to_json(in_force.plan)) return out;
   const std::vector<std::string> faults = validate(next, model_, cluster_);
   if (!faults.empty()) {

@@ -6,7 +6,7 @@
 #include <numeric>
 
 #include "hetermoe/base/index.h"
-#include "hetermoe/planner/balance/exact_split.h"
+#include "hetermoe/routing/exact_split.h"
 
 namespace hetermoe {
 namespace {
@@ -221,10 +221,7 @@ bool in_equal_nodes(const std::vector<BalanceDevice>& devices, i64& num_nodes) {
 }
 
 Owners owners_of_layer(const BalanceInput& input, i64 num_experts) {
-  std::vector<BalanceDevice> owning;
-  std::copy_if(input.devices.begin(), input.devices.end(), std::back_inserter(owning),
-               [](const BalanceDevice& device) { return device.owns; });
-  HM_CHECK(!owning.empty(), "no device may own experts");
+  const std::vector<BalanceDevice> owning = owning_devices(input);
   Owners out;
   std::vector<double>& speeds = out.speeds;
   std::vector<i64> most;
