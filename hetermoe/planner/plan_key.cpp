@@ -61,6 +61,7 @@ u64 key_of(const Plan& plan) {
   hash.add(plan.order).add(plan.window).add(plan.combine_lag).add(plan.chunks);
   hash.add(plan.queue_binding).add(plan.row_dedup).add(plan.recompute).add(plan.shard_optimizer);
   if (plan.weight_gradients != WeightGradients::kWith) hash.add(plan.weight_gradients);
+  if (plan.tally) hash.add(plan.tally);
   for (const Group& group : plan.groups) add_group(hash, group);
   return hash.value();
 }

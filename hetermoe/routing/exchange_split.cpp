@@ -12,12 +12,20 @@ const std::vector<std::string>& EnumNames<CopySplit>::names() {
   return all;
 }
 
+std::vector<i64> owner_speeds(const Placement& placement, i32 group, i32 layer) {
+  const std::vector<i64>& all = placement.plan().split_speeds;
+  std::vector<i64> speeds;
+  for (const DeviceId owner : placement.owners(group, layer))
+    speeds.push_back(all.empty() ? 1 : all[idx(owner)]);
+  return speeds;
+}
+
 SplitLayer split_layer(const Placement& placement, const Cluster& cluster, i32 group, i32 layer,
-                       i32 microbatch, CopySplit kind, std::vector<i64> speeds, i64 guest_slots) {
+                       i32 microbatch, CopySplit kind, i64 guest_slots) {
   SplitLayer out;
   out.kind = kind;
   out.owners = owner_table(placement, group, layer);
-  out.speeds = std::move(speeds);
+  out.speeds = owner_speeds(placement, group, layer);
   const std::vector<DeviceId>& owners = placement.owners(group, layer);
   const auto node_of = [&](DeviceId device) { return cluster.devices[idx(device)].node; };
   for (const DeviceId owner : owners) out.room.nodes.push_back(node_of(owner));
@@ -92,9 +100,9 @@ void divide_expert(const SplitLayer& layer, std::size_t e, const SourceCopies& c
     std::vector<ExpertShare>& shares = of_source[s][e];
     for (std::size_t i = 0; i < instances.size(); ++i) {
       // A source's share of its own copies; where it has none any division is right.
-      if (taken[s][i] > 0) shares.push_back({instances[i], real(taken[s][i]) / real(of_expert[s])});
+      const double share = of_expert[s] > 0 ? real(taken[s][i]) / real(of_expert[s]) : i == 0 ? 1 : 0;
+      shares.push_back({instances[i], share});
     }
-    if (shares.empty()) shares.push_back({instances[0], 1});
   }
 }
 

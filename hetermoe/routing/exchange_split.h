@@ -29,16 +29,20 @@ struct SplitLayer {
   std::vector<NodeId> source_node;  ///< [sources]
 };
 
-/// kind: not kOracle. speeds: [owners]; guest_slots: on each owner.
+/// kind: not kOracle. Speeds are those of the plan (split_speeds); guest_slots: on each owner.
 SplitLayer split_layer(const Placement& placement, const Cluster& cluster, i32 group, i32 layer,
-                       i32 microbatch, CopySplit kind, std::vector<i64> speeds, i64 guest_slots);
+                       i32 microbatch, CopySplit kind, i64 guest_slots = 0);
+/// [owners] plan.split_speeds of a layer's owners.
+std::vector<i64> owner_speeds(const Placement& placement, i32 group, i32 layer);
 
 /// Copies of one exchange: [sources][experts].
 using SourceCopies = std::vector<std::vector<i64>>;
 
 /// Who computes how many copies of each expert.
 struct ExchangeSplit {
-  std::vector<OwnerTable> of_source;  ///< [sources] shares that give whole copies, see copy_destinations()
+  /// [sources] shares that give whole copies, see copy_destinations(). All owners are in it, also those
+  /// without copies.
+  std::vector<OwnerTable> of_source;
   std::vector<Guest> guests;
 };
 /// chunks: [chunks] copies of a layer and microbatch. Guests are chosen for all chunks together; copies are

@@ -22,9 +22,8 @@ void divide_at_will(ExchangeLoad& load, const std::vector<i64>& speeds) {
 
 }  // namespace
 
-SplitRouting::SplitRouting(const TraceRouting& trace, const Cluster& cluster, CopySplit kind, i64 guest_slots,
-                           Speeds speeds)
-    : trace_(trace), cluster_(cluster), kind_(kind), guest_slots_(guest_slots), speeds_(std::move(speeds)) {}
+SplitRouting::SplitRouting(const TraceRouting& trace, const Cluster& cluster, CopySplit kind, i64 guest_slots)
+    : trace_(trace), cluster_(cluster), kind_(kind), guest_slots_(guest_slots) {}
 
 std::vector<ExchangeSplit> SplitRouting::split(const Placement& placement, i32 group, i32 layer,
                                                i32 microbatch) const {
@@ -33,8 +32,7 @@ std::vector<ExchangeSplit> SplitRouting::split(const Placement& placement, i32 g
   std::vector<SourceCopies> chunks;
   for (i32 c = 0; c < placement.plan().chunks; ++c)
     chunks.push_back(trace_.copies(placement, group, layer, microbatch, c));
-  return split_exchange(split_layer(placement, cluster_, group, layer, microbatch, kind_,
-                                    speeds_(placement, group, layer), guest_slots_),
+  return split_exchange(split_layer(placement, cluster_, group, layer, microbatch, kind_, guest_slots_),
                         chunks);
 }
 
@@ -44,7 +42,7 @@ ExchangeLoad SplitRouting::exchange(const Placement& placement, i32 group, i32 l
     return trace_.exchange(placement, group, layer, microbatch, chunk);
   if (kind_ == CopySplit::kOracle) {
     ExchangeLoad load = trace_.exchange(placement, group, layer, microbatch, chunk);
-    divide_at_will(load, speeds_(placement, group, layer));
+    divide_at_will(load, owner_speeds(placement, group, layer));
     return load;
   }
   const std::vector<ExchangeSplit> chunks = split(placement, group, layer, microbatch);

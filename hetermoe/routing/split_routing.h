@@ -1,6 +1,4 @@
 #pragma once
-#include <functional>
-
 #include "hetermoe/routing/exchange_split.h"
 #include "hetermoe/routing/trace_routing.h"
 
@@ -9,10 +7,7 @@ namespace hetermoe {
 /// The load of a recorded step when copies are divided within the step. Keeps references.
 class SplitRouting : public RoutingLoad {
  public:
-  /// speeds: [owners] of a layer of a group, whole numbers, see expert_speeds().
-  using Speeds = std::function<std::vector<i64>(const Placement&, i32 group, i32 layer)>;
-  SplitRouting(const TraceRouting& trace, const Cluster& cluster, CopySplit kind, i64 guest_slots,
-               Speeds speeds);
+  SplitRouting(const TraceRouting& trace, const Cluster& cluster, CopySplit kind, i64 guest_slots = 0);
   ExchangeLoad exchange(const Placement& placement, i32 group, i32 layer, i32 microbatch,
                         i32 chunk) const override;
   bool is_uniform() const override { return false; }
@@ -24,7 +19,6 @@ class SplitRouting : public RoutingLoad {
   const Cluster& cluster_;
   CopySplit kind_;
   i64 guest_slots_;
-  Speeds speeds_;
 };
 
 }  // namespace hetermoe

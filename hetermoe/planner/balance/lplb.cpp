@@ -194,7 +194,7 @@ std::vector<LayerOwners> place_lplb(const BalanceInput& input) {
       for (const i32 host : hosts)
         owners.back().push_back({.device = ids[idx(host)], .share = 1 / real(hosts.size())});
     }
-    out.push_back(std::move(owners));
+    out.push_back(split_owners(owners, load, ids, speeds, IdleOwners::kKeep));
   }
   return out;
 }

@@ -66,6 +66,14 @@ std::vector<std::vector<double>> loads_of(const TraceRouting& routing, i64 num_e
 
 }  // namespace
 
+Plan with_owners(Plan plan, const Plan& from) {
+  for (std::size_t g = 0; g < plan.groups.size(); ++g) {
+    for (std::size_t l = 0; l < plan.groups[g].layers.size(); ++l)
+      plan.groups[g].layers[l].experts = from.groups[g].layers[l].experts;
+  }
+  return plan;
+}
+
 TraceBalance::TraceBalance(const ModelConfig& model, const Cluster& cluster, const Plan& plan,
                            const StepOptions& step, const ProfileSet& profiles)
     : model_(model),
@@ -99,6 +107,15 @@ BalanceInput TraceBalance::input_of(i32 group, const Loads& loads) const {
   return input;
 }
 
+std::vector<i64> TraceBalance::split_speeds() const {
+  std::vector<i64> out(idx(placement_.num_devices()), 1);
+  for (std::size_t g = 0; g < devices_.size(); ++g) {
+    for (std::size_t d = 0; d < devices_[g].size(); ++d)
+      out[idx(devices_[g][d])] = std::llround(speeds_[g][d]);
+  }
+  return out;
+}
+
 std::vector<TraceBalance::Loads> TraceBalance::microbatches_of_group(i32 group,
                                                                      const TraceRouting& step) const {
   std::vector<Loads> out;
@@ -120,9 +137,13 @@ Plan TraceBalance::placed(const TraceBalanceOptions& options, const Loads& loads
                           const TraceRouting* step) const {
   Plan plan = plan_;
   const BalancerChoice choice = balancer_choice(options.balancer);
+  plan.tally = choice.split == CopySplit::kExact || choice.split == CopySplit::kGuests;
+  const bool by_time = options.weigh == Weigh::kTime;
+  plan.split_speeds = by_time ? split_speeds() : std::vector<i64>();
   if (choice.balancer == nullptr) return plan;
   for (i32 g = 0; g < placement_.num_groups(); ++g) {
     BalanceInput input = input_of(g, loads);
+    for (BalanceDevice& device : input.devices) device.unit_s = by_time ? device.unit_s : 1;
     input.replicas = options.replicas;
     input.guests = choice.split == CopySplit::kGuests ? options.guests : 0;
     input.topology = options.topology;
@@ -163,16 +184,6 @@ void TraceBalance::add_figures(const Plan& plan, const Plan& before, const Split
   }
 }
 
-SplitRouting TraceBalance::split_of(const TraceBalanceOptions& options, const TraceRouting& step) const {
-  const auto speeds = [this](const Placement& placement, i32 group, i32 layer) {
-    std::vector<i64> out;
-    for (const DeviceId owner : placement.owners(group, layer))
-      out.push_back(std::llround(speeds_[idx(group)][position(devices_[idx(group)], owner)]));
-    return out;
-  };
-  return {step, cluster_, balancer_choice(options.balancer).split, options.guests, speeds};
-}
-
 double TraceBalance::guests_per_exchange(const Plan& plan, const SplitRouting& routing) const {
   const Placement placement(plan, model_, step_);
   double guests = 0, exchanges = 0;
@@ -201,7 +212,7 @@ TraceBalanceResult TraceBalance::run(const TraceBalanceOptions& options,
     const auto start = std::chrono::steady_clock::now();
     Plan plan = placed(options, known, &steps[by_history ? s - 1 : s]);
     out.plan += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    const SplitRouting routing = split_of(options, steps[s]);
+    const SplitRouting routing(steps[s], cluster_, balancer_choice(options.balancer).split, options.guests);
     add_figures(plan, before, routing, out);
     out.guests += guests_per_exchange(plan, routing);
     if (s + 1 == steps.size()) simulate_last(plan, routing, out);

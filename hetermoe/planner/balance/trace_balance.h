@@ -19,11 +19,15 @@ struct EnumNames<Knows> {
   static const std::vector<std::string>& names();
 };
 
+/// What balancers make equal: the time of devices, or (as the papers do) their copies.
+enum class Weigh { kTime, kCount };
+
 struct TraceBalanceOptions {
   std::string balancer;  ///< see balancer_choice()
   Knows knows = Knows::kHistory;
   i64 replicas = 0;  ///< copies of experts in a layer beyond one of each, for balancers that make some
   i64 guests = 2;    ///< slots for guests on each device, where the balancer has guests
+  Weigh weigh = Weigh::kTime;
   std::string topology = {};  ///< for lplb, see topology_columns()
 };
 
@@ -38,6 +42,9 @@ struct TraceBalanceResult {
   Seconds step = 0;                ///< of the last step, simulated with contention
   std::vector<MemoryPeak> memory;  ///< [num_devices] in the last step
 };
+
+/// `plan` with the owners of `from`.
+Plan with_owners(Plan plan, const Plan& from);
 
 /// What a trace is balanced on. All that is referred to must outlive it.
 class TraceBalance {
@@ -54,7 +61,7 @@ class TraceBalance {
   /// Loads of all experts: [layers with experts][experts].
   using Loads = std::vector<std::vector<double>>;
   /// The plan with the owners that a balancer chooses by these loads, and by the microbatches of `step`
-  /// where there is one.
+  /// where there is one; and with tally, where it divides copies in the step.
   Plan placed(const TraceBalanceOptions& options, const Loads& loads,
               const TraceRouting* step = nullptr) const;
 
@@ -64,7 +71,7 @@ class TraceBalance {
   void simulate_last(const Plan& plan, const RoutingLoad& routing, TraceBalanceResult& out) const;
   void add_figures(const Plan& plan, const Plan& before, const SplitRouting& routing,
                    TraceBalanceResult& out) const;
-  SplitRouting split_of(const TraceBalanceOptions& options, const TraceRouting& step) const;
+  std::vector<i64> split_speeds() const;
   double guests_per_exchange(const Plan& plan, const SplitRouting& routing) const;
 
   const ModelConfig& model_;
