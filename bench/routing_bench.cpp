@@ -4,7 +4,9 @@
 #include <filesystem>
 
 #include "hetermoe/planner/balance/balancers.h"
+#include "hetermoe/planner/balance/reorder.h"
 #include "hetermoe/routing/analysis.h"
+#include "hetermoe/routing/guests.h"
 #include "hetermoe/routing/synthetic.h"
 #include "hetermoe/routing/writer.h"
 
@@ -94,6 +96,64 @@ void BM_Eplb(benchmark::State& state) {
   for (auto _ : state) benchmark::DoNotOptimize(find_balancer("eplb").place(input).size());
 }
 BENCHMARK(BM_Eplb)->Arg(0)->Arg(1)->Unit(benchmark::kMillisecond);
+
+/// Loads that vary as much as lognormal ones with 0.6.
+std::vector<i64> uneven_copies(std::size_t num_experts, std::size_t salt) {
+  std::vector<i64> copies;
+  for (std::size_t e = 0; e < num_experts; ++e) {
+    const auto x = static_cast<i64>((e * 7919 + salt * 104729) % 1009);
+    copies.push_back(20 + x * x * x / 2000000);
+  }
+  return copies;
+}
+
+/// 256 experts on 32 devices with two more copies on each; 1: of three speeds.
+void BM_WholeSplit(benchmark::State& state) {
+  Hosts hosts;
+  for (i32 e = 0; e < 256; ++e) {
+    hosts.push_back({e / 8});
+    if (e % 4 == 0) hosts.back().push_back((e / 8 + 1 + e % 8) % 32);
+  }
+  std::vector<i64> speeds;
+  for (i64 d = 0; d < 32; ++d) speeds.push_back(state.range(0) == 1 ? 1000000 + 700001 * (d % 3) : 1);
+  std::size_t salt = 0;
+  for (auto _ : state) benchmark::DoNotOptimize(whole_split(uneven_copies(256, ++salt), hosts, speeds).num);
+}
+BENCHMARK(BM_WholeSplit)->Arg(0)->Arg(1)->Unit(benchmark::kMicrosecond);
+
+/// 128 experts on 16 devices in two nodes, two slots each.
+void BM_Guests(benchmark::State& state) {
+  Hosts hosts;
+  for (i32 e = 0; e < 128; ++e) hosts.push_back({e / 8});
+  std::vector<i64> speeds;
+  GuestRoom room;
+  room.slots = 2;
+  for (i64 d = 0; d < 16; ++d) {
+    speeds.push_back(state.range(0) == 1 ? 1000000 + 700001 * (d % 3) : 1);
+    room.nodes.push_back(static_cast<NodeId>(d / 8));
+  }
+  std::size_t salt = 0;
+  for (auto _ : state)
+    benchmark::DoNotOptimize(
+        split_with_guests(uneven_copies(128, ++salt), hosts, speeds, room).guests.size());
+}
+BENCHMARK(BM_Guests)->Arg(0)->Arg(1)->Unit(benchmark::kMicrosecond);
+
+/// One layer: 20,000 proposals, 32 microbatches, 128 experts on 16 devices in two nodes.
+void BM_Reorder(benchmark::State& state) {
+  ReorderInput input;
+  for (std::size_t m = 0; m < 32; ++m) {
+    const std::vector<i64> copies = uneven_copies(128, m);
+    input.copies.emplace_back(copies.begin(), copies.end());
+  }
+  input.speeds.assign(16, 1);
+  input.node_weight = 4;
+  std::vector<i32> start;
+  for (NodeId d = 0; d < 16; ++d) input.nodes.push_back(d / 8);
+  for (i32 e = 0; e < 128; ++e) start.push_back(e / 8);
+  for (auto _ : state) benchmark::DoNotOptimize(reorder(input, start).size());
+}
+BENCHMARK(BM_Reorder)->Unit(benchmark::kMillisecond);
 
 }  // namespace
 }  // namespace hetermoe

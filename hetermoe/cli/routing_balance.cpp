@@ -11,9 +11,9 @@ namespace hetermoe {
 namespace {
 
 struct Options {
-  std::string trace, job, plan, steps, knows = "history";
+  std::string trace, job, plan, steps, knows = "history", topology;
   std::vector<std::string> balancers = {"none", "lpt", "eplb"};
-  i64 replicas = 0;
+  i64 replicas = 0, guests = 2;
   bool json = false;
 };
 
@@ -44,14 +44,14 @@ Fullest fullest_of(const TraceBalanceResult& result, const Cluster& cluster) {
 }
 
 void print(const std::vector<Row>& rows, const Cluster& cluster) {
-  Table table({"balancer", "time ratio", "worst", "max/mean", "node rows", "owners", "moved",
+  Table table({"balancer", "time ratio", "worst", "max/mean", "node rows", "owners", "guests", "moved",
                "simulated step", "over " + rows[0].balancer, "fullest device", ""});
   for (const Row& row : rows) {
     const TraceBalanceResult& r = row.result;
     const Fullest fullest = fullest_of(r, cluster);
     table.add_row({row.balancer, fmt::format("{:.3f}", r.time_ratio.mean),
                    fmt::format("{:.2f}", r.time_ratio.high), fmt::format("{:.3f}", r.rank_ratio.mean),
-                   fmt::format("{:.3f}", r.node_rows), format_digits(r.owners, 4),
+                   fmt::format("{:.3f}", r.node_rows), format_digits(r.owners, 4), format_digits(r.guests, 3),
                    fmt::format("{:.2f}", r.moved), format_seconds(r.step),
                    fmt::format("{:.3f}", over_first(rows, row)),
                    format_bytes(fullest.used) + " of " + format_bytes(fullest.capacity),
@@ -60,9 +60,8 @@ void print(const std::vector<Row>& rows, const Cluster& cluster) {
   std::cout << table.str();
   std::cout
       << "time ratio: slowest owner of an exchange over a perfect division of its copies. owners: of a "
-         "layer's "
-         "experts.\nmoved: owners per layer that an expert had not in the step before; moving them is not "
-         "priced. Times are simulated.\n";
+         "layer's experts.\nguests: lent in an exchange. moved: owners per layer that an expert had not in "
+         "the step before. Neither moving nor lending is priced. Times are simulated.\n";
 }
 
 Json json_of(const std::vector<Row>& rows, const Cluster& cluster) {
@@ -77,7 +76,9 @@ Json json_of(const std::vector<Row>& rows, const Cluster& cluster) {
                     {"rank_max_over_mean", r.rank_ratio.mean},
                     {"node_rows_per_token", r.node_rows},
                     {"owners", r.owners},
+                    {"guests", r.guests},
                     {"moved", r.moved},
+                    {"plan_s", r.plan},
                     {"step_s", r.step},
                     {"over_first", over_first(rows, row)},
                     {"fullest_device", fullest.device},
@@ -90,7 +91,7 @@ Json json_of(const std::vector<Row>& rows, const Cluster& cluster) {
 int run(const Options& options, Overrides overrides) {
   const Knows knows = enum_from<Knows>(options.knows, "--knows");
   for (const std::string& name : options.balancers) {
-    if (name != "none") find_balancer(name);
+    balancer_choice(name);
   }
   if (!options.plan.empty()) overrides.emplace_back("plan.file", options.plan);
   const Job job = options.job.empty() ? job_from_overrides(overrides) : load_job(options.job, overrides);
@@ -109,8 +110,12 @@ int run(const Options& options, Overrides overrides) {
   }
   std::vector<Row> rows;
   for (const std::string& name : options.balancers)
-    rows.push_back(
-        {name, balance.run({.balancer = name, .knows = knows, .replicas = options.replicas}, steps)});
+    rows.push_back({name, balance.run({.balancer = name,
+                                       .knows = knows,
+                                       .replicas = options.replicas,
+                                       .guests = options.guests,
+                                       .topology = options.topology},
+                                      steps)});
   if (options.json) {
     print_json(json_of(rows, cluster));
     return 0;
@@ -135,11 +140,25 @@ std::function<int()> make_routing_balance(Flags& flags) {
   flags.add_option("--plan", options->plan, "a plan.json instead of what the job's strategy makes");
   flags
       .add_option("--balancers", options->balancers,
-                  "rows of the table: none (the plan's own owners) and balancers [default: none,lpt,eplb]")
+                  "rows of the table: none (the plan's own owners), lpt, eplb, lplb, relibra, oracle (a "
+                  "bound: copies "
+                  "divided at will); +shares, +exact or +guests say how copies are divided within a step, as "
+                  "none+guests or eplb+exact [default: none,lpt,eplb]")
       ->delimiter(',');
-  flags.add_option("--replicas", options->replicas, "copies of experts in a layer beyond one of each (eplb)")
+  flags
+      .add_option("--replicas", options->replicas,
+                  "copies of experts in a layer beyond one of each (eplb, lplb)")
       ->capture_default_str()
       ->range(between(0, 1e6));
+  flags
+      .add_option("--guests", options->guests,
+                  "slots for guests on each device: copies of weights for one exchange (relibra, +guests)")
+      ->capture_default_str()
+      ->range(between(0, 1e6));
+  flags.add_option(
+      "--topology", options->topology,
+      "who copies from whom with lplb: cube, hypercube, ring, torus, torus:MxN, or columns as "
+      "[[1,2,3,0]] [default: torus where the number of owners has two divisors above 2, else ring]");
   flags
       .add_option("--knows", options->knows,
                   "what a balancer goes by: history (the steps before) or foresight (the "

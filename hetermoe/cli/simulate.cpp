@@ -13,6 +13,7 @@
 #include "hetermoe/planner/round_robin_plan.h"
 #include "hetermoe/report/table.h"
 #include "hetermoe/report/waits_text.h"
+#include "hetermoe/routing/split_routing.h"
 #include "hetermoe/sim/memory.h"
 #include "hetermoe/sim/simulator.h"
 #include "hetermoe/train/job.h"
@@ -60,8 +61,11 @@ Simulated simulate_job(const Job& job, const ModelConfig& model, const Cluster& 
                        const std::string& routing_text) {
   Simulated out;
   const std::unique_ptr<RoutingLoad> load = routing_load_of(routing_text, model);
-  const RoutingLoad& routing = *load;
   out.plan = make_job_plan(job, model, cluster);
+  const auto* trace = dynamic_cast<const TraceRouting*>(load.get());
+  std::optional<SplitRouting> divided;
+  if (out.plan.tally && trace != nullptr) divided.emplace(*trace, cluster, CopySplit::kExact);
+  const RoutingLoad& routing = divided ? static_cast<const RoutingLoad&>(*divided) : *load;
   const Plan emulated = emulated_plan(job, out.plan);
   const StepOptions step = step_options(job, model);
   out.schedule = build_schedule(out.plan, model, step);

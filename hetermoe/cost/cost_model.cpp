@@ -160,6 +160,8 @@ std::vector<PortBytes> WorkModel::port_bytes(const Op& op, std::span<const Devic
     case TransferKind::kFetch:
     case TransferKind::kStore:
       return host_bytes(op, participants, load);
+    case TransferKind::kTally:
+      return tally_bytes(op, participants);
     case TransferKind::kMigrate:
       break;  // priced by its moves
   }
@@ -316,6 +318,16 @@ std::vector<PortBytes> WorkModel::move_bytes(const Op& op, std::span<const Devic
       if (overlap > 0) add(bytes, participants, from.device, to.device, real(overlap) * per_sequence);
     }
     begin += from.sequences;
+  }
+  return bytes;
+}
+
+/// Four bytes for each expert and chunk, from each source to all others.
+std::vector<PortBytes> WorkModel::tally_bytes(const Op& op, std::span<const DeviceId> participants) const {
+  std::vector<PortBytes> bytes(participants.size());
+  const Bytes each = 4 * real(model_.num_experts * placement_.plan().chunks);
+  for (const Share& source : placement_.shares(op)) {
+    for (const DeviceId to : participants) add(bytes, participants, source.device, to, each);
   }
   return bytes;
 }

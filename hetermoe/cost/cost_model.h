@@ -108,6 +108,7 @@ class WorkModel {
   std::size_t node_of(PlaceId place) const;
   Bytes moved_token(const Op& op) const;
   std::vector<PortBytes> move_bytes(const Op& op, std::span<const DeviceId> participants) const;
+  std::vector<PortBytes> tally_bytes(const Op& op, std::span<const DeviceId> participants) const;
   std::vector<PortBytes> all_to_all_bytes(std::span<const DeviceId> participants, Bytes each) const;
   void add(std::vector<PortBytes>& bytes, std::span<const DeviceId> participants, DeviceId from, DeviceId to,
            Bytes amount) const;

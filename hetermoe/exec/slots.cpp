@@ -76,6 +76,8 @@ Released Slots::take(Buffer buffer, i32 layer_index, i32 m, i32 c) {
       return take_all(microbatch(m).balance);
     case Buffer::kHostHidden:
       return take_all(saved(layer_index, m, c).tensors);
+    case Buffer::kTally:
+      return take_all(l().tally);
     case Buffer::kLoad:  // small, and read after the step
     case Buffer::kGrad:  // these four live as long as the device, unless they visit it
     case Buffer::kNorm:
@@ -104,6 +106,7 @@ std::vector<std::string> Slots::held() const {
     check(l.residual.defined(), "residual");
     check(l.send.defined(), "send");
     check(l.topk.defined() || l.weights.defined(), "routing");
+    check(!l.tally.empty(), "tally");
     check(l.graph != nullptr, "saved_attention");
     check(l.left != nullptr, "left_attention");
     check(l.move_out.defined(), "move_out");

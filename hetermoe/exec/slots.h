@@ -10,6 +10,7 @@
 #include "hetermoe/nn/attention_part.h"
 #include "hetermoe/nn/experts.h"
 #include "hetermoe/nn/routing.h"
+#include "hetermoe/routing/exchange_split.h"
 #include "hetermoe/schedule/accesses.h"
 
 namespace hetermoe {
@@ -42,6 +43,7 @@ struct LayerSlot {
   at::Tensor topk, weights;               // kRouting
   std::shared_ptr<AttentionGraph> graph;  // kSavedAttention
   std::shared_ptr<AttentionLeft> left;    // kLeftAttention
+  std::vector<OwnerTable> tally;          // kTally: [chunks] owners of this source's copies
   at::Tensor move_out;                    // kMoveOut
   at::Tensor d_hidden;                    // kDHidden
   at::Tensor d_move;                      // kDMove

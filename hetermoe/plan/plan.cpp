@@ -386,8 +386,20 @@ class Validator {
     }
   }
 
+  void check_tally(const LayerPlacement& layer, i64 l, const std::string& where) {
+    if (!plan_.tally || !model_.is_moe(l)) return;
+    if (layer.recompute.value_or(plan_.recompute) == Recompute::kResend)
+      fault(where + ".recompute", "is resend, which no plan with tally may have. Use local");
+    for (const ShareRow& row : layer.attention_backward) {
+      if (std::find(layer.attention.begin(), layer.attention.end(), row) != layer.attention.end()) continue;
+      fault(where + ".attention_backward", "differs from attention, which no plan with tally may have");
+      return;
+    }
+  }
+
   void check_layer(const Group& group, i64 l, const std::string& where) {
     const LayerPlacement& layer = group.layers[static_cast<std::size_t>(l)];
+    check_tally(layer, l, where);
     check_shares(group, layer.attention, where + ".attention");
     if (!layer.attention_backward.empty())
       check_shares(group, layer.attention_backward, where + ".attention_backward");

@@ -159,6 +159,10 @@ struct Plan {
   /// Master and moments of a replicated parameter are divided over its replicas, each of which updates its
   /// part.
   bool shard_optimizer = false;
+  /// Sources tell each other how many copies each expert has in a layer of a microbatch, and these are
+  /// divided over the expert's owners so that the slowest ends earliest, in place of the owners' shares.
+  bool tally = false;
+  std::vector<i64> split_speeds = {};  ///< [num_devices] at expert work, for that; empty = all alike
   /// [num_devices] the node whose host a device uses, which is its own; empty = nothing is on a host.
   std::vector<NodeId> hosts = {};
   VisitSlots slots = {};
@@ -186,6 +190,9 @@ struct Plan {
     v("grad_dtype", grad_dtype, "dtype in which gradients of parameters are summed and reduced");
     v("shard_optimizer", shard_optimizer,
       "divide master and moments of replicated parameters over their replicas");
+    v("tally", tally, "divide copies over owners by their counts in each exchange");
+    v("split_speeds", split_speeds, "speeds of devices at expert work, for tally; empty = all alike",
+      between(1, 1e9));
     v("hosts", hosts, "node whose host each device uses; empty = nothing is on a host", at_least(0));
     v("slots", slots, "visits from the host that fit on a device at once");
     v("predicted_step_s", predicted_step_s, "predicted seconds per step");

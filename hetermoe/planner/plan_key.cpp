@@ -62,6 +62,7 @@ u64 key_of(const Plan& plan) {
   hash.add(plan.queue_binding).add(plan.row_dedup).add(plan.recompute).add(plan.shard_optimizer);
   if (plan.weight_gradients != WeightGradients::kWith) hash.add(plan.weight_gradients);
   for (const double length : plan.turn_lengths) hash.add(std::bit_cast<u64>(length));
+  if (plan.tally) hash.add(plan.tally);
   for (const Group& group : plan.groups) add_group(hash, group);
   return hash.value();
 }

@@ -117,7 +117,7 @@ PlanAnalyser::PlanAnalyser(const CostModel& cost, const Placement& placement, co
   }
 }
 
-void PlanAnalyser::add_exchange(const TraceRouting& routing, std::size_t layer, i32 group, i32 microbatch) {
+void PlanAnalyser::add_exchange(const RoutingLoad& routing, std::size_t layer, i32 group, i32 microbatch) {
   PlanLayerFigures& out = figures_.layers[layer];
   const auto l = static_cast<i32>(out.layer);
   const std::vector<DeviceId>& owners = placement_.owners(group, l);
@@ -141,8 +141,7 @@ void PlanAnalyser::add_exchange(const TraceRouting& routing, std::size_t layer, 
   out.rank_ratio.add(straggler_ratio(copies));
 }
 
-void PlanAnalyser::add(const TraceRouting& routing) {
-  routing.check_plan(placement_.plan());
+void PlanAnalyser::add(const RoutingLoad& routing) {
   for (std::size_t l = 0; l < figures_.layers.size(); ++l) {
     for (i32 g = 0; g < placement_.num_groups(); ++g) {
       for (i32 m = 0; m < placement_.num_microbatches(g); ++m) add_exchange(routing, l, g, m);

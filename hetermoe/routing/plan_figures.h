@@ -56,11 +56,12 @@ class PlanAnalyser {
  public:
   PlanAnalyser(const CostModel& cost, const Placement& placement, const ModelConfig& model,
                const Cluster& cluster);
-  void add(const TraceRouting& routing);
+  /// routing: of a whole step of the plan.
+  void add(const RoutingLoad& routing);
   PlanFigures finish() const;
 
  private:
-  void add_exchange(const TraceRouting& routing, std::size_t layer, i32 group, i32 microbatch);
+  void add_exchange(const RoutingLoad& routing, std::size_t layer, i32 group, i32 microbatch);
 
   const CostModel& cost_;
   const Placement& placement_;

@@ -51,46 +51,66 @@ void TraceRouting::check_plan(const Plan& plan) const {
   }
 }
 
-void TraceRouting::add_source(ExchangeLoad& load, const OwnerTable& owners, i32 layer, i64 first_token,
-                              i64 tokens, bool dedup) const {
-  const std::size_t at = position<i64>(header_.layers, i64{layer});
+void TraceRouting::add_source(ExchangeLoad& load, const OwnerTable& owners, Ids ids, bool dedup) const {
   const auto k = idx(header_.top_k);
-  const std::span<const std::uint16_t> ids =
-      std::span(step_.choices[at]).subspan(idx(first_token) * k, idx(tokens) * k);
   const std::vector<i32> destinations = copy_destinations(ids, owners);
   const std::size_t num_owners = load.num_owners();
-  std::vector<double> rows(num_owners, 0), copies(num_owners, 0);
+  const std::size_t begin = load.rows.size();
+  load.rows.resize(begin + num_owners, 0);
+  load.copies.resize(begin + num_owners, 0);
   std::vector<i64> last(num_owners, -1);  // token that was sent there last
   for (std::size_t i = 0; i < destinations.size(); ++i) {
     if (destinations[i] < 0) continue;
     const std::size_t owner = idx(destinations[i]);
     const auto token = static_cast<i64>(i / k);
-    copies[owner] += 1;
-    if (!dedup || last[owner] != token) rows[owner] += 1;
+    load.copies[begin + owner] += 1;
+    if (!dedup || last[owner] != token) load.rows[begin + owner] += 1;
     last[owner] = token;
   }
-  load.tokens.push_back(real(tokens));
-  load.rows.insert(load.rows.end(), rows.begin(), rows.end());
-  load.copies.insert(load.copies.end(), copies.begin(), copies.end());
+  load.tokens.push_back(real(ids.size() / k));
 }
 
-ExchangeLoad TraceRouting::exchange(const Placement& placement, i32 group, i32 layer, i32 microbatch,
-                                    i32 chunk) const {
+std::vector<TraceRouting::Ids> TraceRouting::ids_of(const Placement& placement, i32 group, i32 layer,
+                                                    i32 microbatch, i32 chunk) const {
   const Plan& plan = placement.plan();
   check_plan(plan);
   i64 sequence = 0;
   for (i32 g = 0; g < group; ++g) sequence += total_sequences(plan.groups[idx(g)]);
   for (i32 m = 0; m < microbatch; ++m) sequence += plan.groups[idx(group)].microbatches[idx(m)];
+  const Ids all = step_.choices[position<i64>(header_.layers, i64{layer})];
+  std::vector<Ids> out;
+  for (const Share& share : placement.shares(group, layer, microbatch)) {
+    const auto [begin, end] = chunk_range(share.sequences * plan.seq_len, chunk, plan.chunks);
+    out.push_back(all.subspan(idx((sequence * plan.seq_len + begin) * header_.top_k),
+                              idx((end - begin) * header_.top_k)));
+    sequence += share.sequences;
+  }
+  return out;
+}
+
+SourceCopies TraceRouting::copies(const Placement& placement, i32 group, i32 layer, i32 microbatch,
+                                  i32 chunk) const {
+  SourceCopies out;
+  for (const Ids ids : ids_of(placement, group, layer, microbatch, chunk))
+    out.push_back(count_copies(ids, header_.num_experts));
+  return out;
+}
+
+ExchangeLoad TraceRouting::exchange_by(std::span<const OwnerTable> of_source, const Placement& placement,
+                                       i32 group, i32 layer, i32 microbatch, i32 chunk) const {
   ExchangeLoad load;
   load.rows_per_token.assign(placement.num_owners(group, layer), 0);
   load.copies_per_token.assign(load.rows_per_token.size(), 0);
-  const OwnerTable owners = owner_table(placement, group, layer);
-  for (const Share& share : placement.shares(group, layer, microbatch)) {
-    const auto [begin, end] = chunk_range(share.sequences * plan.seq_len, chunk, plan.chunks);
-    add_source(load, owners, layer, sequence * plan.seq_len + begin, end - begin, plan.row_dedup);
-    sequence += share.sequences;
-  }
+  const std::vector<Ids> sources = ids_of(placement, group, layer, microbatch, chunk);
+  for (std::size_t s = 0; s < sources.size(); ++s)
+    add_source(load, of_source[of_source.size() == 1 ? 0 : s], sources[s], placement.plan().row_dedup);
   return load;
+}
+
+ExchangeLoad TraceRouting::exchange(const Placement& placement, i32 group, i32 layer, i32 microbatch,
+                                    i32 chunk) const {
+  const OwnerTable owners = owner_table(placement, group, layer);
+  return exchange_by({&owners, 1}, placement, group, layer, microbatch, chunk);
 }
 
 }  // namespace hetermoe

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "hetermoe/cost/routing_load.h"
-#include "hetermoe/routing/copy_split.h"
+#include "hetermoe/routing/exchange_split.h"
 #include "hetermoe/routing/trace.h"
 
 namespace hetermoe {
@@ -19,6 +19,11 @@ class TraceRouting : public RoutingLoad {
   ExchangeLoad exchange(const Placement& placement, i32 group, i32 layer, i32 microbatch,
                         i32 chunk) const override;
   bool is_uniform() const override { return false; }
+  /// [sources][experts] copies of an exchange.
+  SourceCopies copies(const Placement& placement, i32 group, i32 layer, i32 microbatch, i32 chunk) const;
+  /// As exchange(), with owners of each source's copies: [sources], or one table for all.
+  ExchangeLoad exchange_by(std::span<const OwnerTable> of_source, const Placement& placement, i32 group,
+                           i32 layer, i32 microbatch, i32 chunk) const;
 
   const TraceHeader& header() const { return header_; }
   const TraceStep& step() const { return step_; }
@@ -26,9 +31,10 @@ class TraceRouting : public RoutingLoad {
   void check_plan(const Plan& plan) const;
 
  private:
-  void check_model(const ModelConfig& model) const;
-  void add_source(ExchangeLoad& load, const OwnerTable& owners, i32 layer, i64 first_token, i64 tokens,
-                  bool dedup) const;
+  using Ids = std::span<const std::uint16_t>;
+  /// [sources] choices of their tokens in an exchange.
+  std::vector<Ids> ids_of(const Placement& placement, i32 group, i32 layer, i32 microbatch, i32 chunk) const;
+  void add_source(ExchangeLoad& load, const OwnerTable& owners, Ids ids, bool dedup) const;
 
   TraceHeader header_;
   TraceStep step_;

@@ -33,7 +33,8 @@ const std::vector<std::string>& EnumNames<Buffer>::names() {
                                                                     "taken",
                                                                     "weights",
                                                                     "slot",
-                                                                    "host_hidden"});
+                                                                    "host_hidden",
+                                                                    "tally"});
   return all;
 }
 
@@ -95,11 +96,11 @@ class Table {
         all_gather();
         break;
       case OpKind::kFetch:
-        fetch();
-        break;
+        return fetch();
       case OpKind::kStore:
-        store();
-        break;
+        return store();
+      case OpKind::kTally:
+        return tally();
       case OpKind::kMigrate:
         break;  // between steps, where there are no buffers
     }
@@ -314,9 +315,15 @@ class Table {
     add_grad(UnitPart::kEmbed, -1);
   }
 
+  void tally() {
+    if (!is_source(op_.layer)) return;
+    add(Buffer::kRouting, Mode::kRead, op_.layer);
+    add(Buffer::kTally, Mode::kWrite, op_.layer);
+  }
   void dispatch_forward() {
     add_chunk(Buffer::kLoad, Mode::kWrite, op_.layer);
     if (is_source(op_.layer)) {
+      if (p_.tallies(op_.group, op_.layer)) add(Buffer::kTally, Mode::kRead, op_.layer);
       add(Buffer::kSend, Mode::kRead, op_.layer);
       add(Buffer::kRouting, Mode::kRead, op_.layer);
     }

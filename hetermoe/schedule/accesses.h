@@ -34,10 +34,11 @@ enum class Buffer : std::uint8_t {
   kParams,        ///< parameters of a state (layer = state index, microbatch -1)
   kPublished,     ///< of a state that is updated a step late: the parameters that devices fetch
   kTaken,         ///< of such a state, and of gathered ones: summed gradients, until the update
-  kWeights,    ///< parameters of a state that visit the device, or are gathered there (layer = state index,
-               ///< microbatch -1)
-  kSlot,       ///< the place of a visit (layer = UnitPart or SavedPart, microbatch -1, chunk = slot)
-  kHostHidden  ///< hidden or rows on a host (chunk = Placement::saved_piece)
+  kWeights,       ///< parameters of a state that visit the device, or are gathered there (layer = state
+                  ///< index, microbatch -1)
+  kSlot,          ///< the place of a visit (layer = UnitPart or SavedPart, microbatch -1, chunk = slot)
+  kHostHidden,    ///< hidden or rows on a host (chunk = Placement::saved_piece)
+  kTally          ///< who computes how many copies of an exchange, on its sources (chunk 0 for all chunks)
 };
 /// What kSlot says of saved activations in the place of a UnitPart.
 enum class SavedPart : std::uint8_t { kInputs = kEnumCount<UnitPart>, kRows };

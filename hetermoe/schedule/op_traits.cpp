@@ -204,6 +204,16 @@ constexpr std::array<OpTraits, kNumOpKinds> kOpTraits = {{
      .stage = Stage::kNone,
      .occurs = Occurs::kBetweenSteps,
      .has_layer = true},
+    {.kind = OpKind::kTally,
+     .name = "tally",
+     .as = TransferKind::kTally,
+     .phases = Phases::kForward,
+     .queue = always(Queue::kToExpert),
+     .participants = Participants::kExchange,
+     .stage = Stage::kNone,
+     .occurs = Occurs::kInMicrobatch,
+     .has_layer = true,
+     .has_microbatch = true},
 }};
 
 namespace {

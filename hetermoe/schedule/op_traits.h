@@ -30,7 +30,8 @@ enum class OpKind : std::uint8_t {
   kAllGather,
   kFetch,
   kStore,
-  kMigrate
+  kMigrate,
+  kTally
 };
 /// The kinds that compute. A switch over these needs no word about transfers, and the reverse.
 enum class ComputeKind : std::uint8_t {
@@ -54,7 +55,8 @@ enum class TransferKind : std::uint8_t {
   kAllGather,
   kFetch,
   kStore,
-  kMigrate
+  kMigrate,
+  kTally
 };
 
 /// kRecompute repeats a forward op inside the backward pass (Recompute::kResend, kAhead). kWeights: gradients

@@ -88,6 +88,10 @@ class Placement {
     return plan_.groups[static_cast<std::size_t>(group)].layers[static_cast<std::size_t>(layer)].experts_at ==
            ExpertsAt::kSources;
   }
+  /// Sources tell each other their counts before they dispatch, and copies are divided by them.
+  bool tallies(i32 group, i32 layer) const {
+    return plan_.tally && is_moe(layer) && !at_sources(group, layer);
+  }
   /// How many compute experts of a microbatch.
   std::size_t num_owners(i32 group, i32 layer) const {
     return at_sources(group, layer) ? 1 : owners(group, layer).size();

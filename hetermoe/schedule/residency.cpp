@@ -30,6 +30,7 @@ UsedPart used_part(const Op& op, bool tied) {
     case OpKind::kFetch:
     case OpKind::kStore:
     case OpKind::kMigrate:
+    case OpKind::kTally:
       break;
   }
   return {};

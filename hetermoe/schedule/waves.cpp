@@ -118,6 +118,8 @@ void WaveRunner::send_to_experts(const Wave& wave, i32 m) {
   const bool waits =
       std::any_of(owners.begin(), owners.end(), [&](DeviceId d) { return computes(wave, stage, m, d); });
   const OpKind out = wave.phase == Phase::kBackward ? OpKind::kCombine : OpKind::kDispatch;
+  if (wave.phase == Phase::kForward && p_.tallies(group_, wave.layer))
+    b_.transfer(at(OpKind::kTally, Phase::kForward, wave.layer, m));
   for (i32 c = 0; c < p_.plan().chunks; ++c) {
     b_.transfer(at(out, wave.phase, wave.layer, m, c));
     pending_.push_back({wave.phase, wave.layer, m, c, waits});

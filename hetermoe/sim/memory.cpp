@@ -44,6 +44,7 @@ bool is_saved(Buffer buffer) {
     case Buffer::kTaken:
     case Buffer::kWeights:
     case Buffer::kSlot:
+    case Buffer::kTally:
       break;
   }
   return false;
@@ -197,6 +198,7 @@ Bytes BufferSizes::of(const Epoch& e) {
     case Buffer::kPublished:
     case Buffer::kTaken:
     case Buffer::kSlot:  // a right to a place
+    case Buffer::kTally:
     case Buffer::kHostHidden:
       break;
   }
@@ -332,6 +334,7 @@ Bytes BufferSizes::transfer_workspace(const Op& op, DeviceId device) {
     case TransferKind::kFetch:  // copied from where it is to where it goes
     case TransferKind::kStore:
     case TransferKind::kMigrate:
+    case TransferKind::kTally:
       break;
   }
   return 0;

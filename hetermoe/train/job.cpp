@@ -351,11 +351,42 @@ std::vector<std::string> plan_faults(const Job& job, const Plan& plan, const Mod
   return faults;
 }
 
+namespace {
+
+bool divides_in_step(const Job& job) {
+  const bool by_balancer =
+      job.balancer.on() && balancer_choice(job.balancer.name).split != CopySplit::kShares;
+  return (job.plan.tally || by_balancer) && job.plan.file.empty();
+}
+
+/// With tally and speeds; by a balancer that divides in the step also with its owners for even loads.
+Plan divided_in_step(const Job& job, Plan plan, const ModelConfig& model, const Cluster& cluster) {
+  const std::vector<i64> layers = layers_with_experts(model);
+  if (layers.empty()) return plan;
+  const TraceBalance balance(model, cluster, emulated_plan(job, plan), step_options(job, model),
+                             load_profiles(cluster));
+  const bool by_balancer =
+      job.balancer.on() && balancer_choice(job.balancer.name).split != CopySplit::kShares;
+  const Plan divided = balance.placed({.balancer = by_balancer ? job.balancer.name : "none+exact",
+                                       .replicas = job.balancer.replicas,
+                                       .topology = job.balancer.topology},
+                                      even_load(static_cast<i64>(layers.size()), model.num_experts));
+  plan.tally = divided.tally;
+  plan.split_speeds = divided.split_speeds;
+  return with_owners(std::move(plan), divided);
+}
+
+}  // namespace
+
 Plan make_job_plan(const Job& job, const ModelConfig& model, const Cluster& cluster) {
   check_router_bias(job.train, model);
   const bool from_file = !job.plan.file.empty();
   Plan plan = from_file ? plan_of_file(job) : plan_of_strategy(job, model, cluster);
   std::vector<std::string> faults = plan_faults(job, plan, model, cluster);
+  if (faults.empty() && divides_in_step(job)) {
+    plan = divided_in_step(job, std::move(plan), model, cluster);
+    faults = plan_faults(job, plan, model, cluster);
+  }
   if (faults.empty()) return plan;
   constexpr std::size_t kShown = 20;
   const std::size_t hidden = faults.size() - std::min(faults.size(), kShown);

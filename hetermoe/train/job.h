@@ -6,6 +6,7 @@
 #include "hetermoe/data/options.h"
 #include "hetermoe/exec/clock.h"
 #include "hetermoe/nn/optimizer.h"
+#include "hetermoe/planner/balance/trace_balance.h"
 #include "hetermoe/planner/strategies.h"
 #include "hetermoe/routing/writer.h"
 #include "hetermoe/schedule/schedule.h"
@@ -128,7 +129,7 @@ struct PlanOptions {
   std::string recompute_layers;
   WeightGradients weight_gradients = WeightGradients::kWith;
   bool row_dedup = true;
-  bool shard_optimizer = false, shard_weights = false;
+  bool shard_optimizer = false, shard_weights = false, tally = false;
   std::vector<std::string> offload;
   VisitSlots slots;
   std::optional<Dtype> attention_dtype, expert_dtype, wire_dtype, grad_dtype;
@@ -171,6 +172,10 @@ struct PlanOptions {
       "likewise weights and gradients of embedding, attention parts and head, which are gathered for each "
       "use "
       "(FSDP, ZeRO-3), and plan.shard_optimizer");
+    v("tally", tally,
+      "sources tell each other their counts of copies in each exchange, and copies are divided over the "
+      "owners "
+      "of an expert so that the slowest ends earliest (docs/balancing.md)");
     v("offload", offload,
       "what lives in the main memory of the devices' nodes: all, weights, optimizer, saved, or PART.weights, "
       "PART.optimizer of embed, attention, experts, head; \"layers 8-15:experts.weights\" or \"devices "
@@ -291,18 +296,28 @@ struct RoutingOptions {
 struct BalancerOptions {
   std::string name = "none";
   i64 every = 10, history = 10, horizon = 0, replicas = 0;
+  std::string topology;
+  Knows knows = Knows::kHistory;
   bool on() const { return name != "none"; }
   template <class V>
   void fields(V& v) {
     v("name", name,
       "`train` only: who chooses owners of experts anew between steps, by the loads of the steps before: "
-      "lpt, eplb (docs/routing.md); none = those of the plan stay");
+      "lpt, eplb, lplb (docs/balancing.md); none = those of the plan stay. With lplb the first plan has its "
+      "copies already");
     v("every", every, "steps from one look at the owners to the next", at_least(1));
     v("history", history, "steps over which loads are averaged, newer ones weigh more", at_least(1));
     v("horizon", horizon, "steps in which a move must pay for itself, 0 = until owners are looked at again",
       at_least(0));
     v("replicas", replicas, "copies of experts in a layer beyond one of each, for balancers that make some",
       at_least(0));
+    v("knows", knows,
+      "what owners are chosen by: history (the steps before), or foresight (the replayed choices of the step "
+      "that "
+      "comes, with routing.replay)");
+    v("topology", topology,
+      "who copies from whom with lplb: cube, hypercube, ring, torus, torus:MxN, or columns as [[1,2,3,0]]; "
+      "empty = torus where the number of owners has two divisors above 2, else ring");
   }
 };
 

@@ -12,6 +12,7 @@ RouteReplay::RouteReplay(const Job& job, const ModelConfig& model)
     : options_(job.routing),
       num_layers_(model.num_layers),
       seq_len_(job.train.seq_len),
+      num_experts_(model.num_experts),
       trace_(job.routing.replay) {
   check_trace_model(trace_.header(), model, options_.replay);
   for (const i64 step : trace_.steps()) {
@@ -95,6 +96,22 @@ std::vector<at::Tensor> RouteReplay::choices(i64 first, i64 count) {
   }
   coverage_ = replayed / all;
   return taken_;
+}
+
+std::vector<std::vector<double>> RouteReplay::copies(i64 first, i64 count) {
+  std::vector<std::vector<double>> out(idx(num_layers_));
+  const std::vector<at::Tensor> all = choices(first, count);
+  if (coverage_ < 1)
+    fail<InputError>(options_.replay,
+                     "got choices for {:.1f} % of the tokens of the step, expected all of them, as foresight "
+                     "needs. Say balancer.knows: history",
+                     100 * coverage_);
+  for (const i64 layer : trace_.header().layers) {
+    const at::Tensor ids = all[idx(layer)].reshape({-1});
+    const std::span<const i32> flat(ids.const_data_ptr<i32>(), idx(ids.numel()));
+    for (const i64 counted : count_copies(flat, num_experts_)) out[idx(layer)].push_back(real(counted));
+  }
+  return out;
 }
 
 void RouteReplay::check_counts(const at::Tensor& counts_LE) const {

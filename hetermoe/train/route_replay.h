@@ -19,6 +19,9 @@ class RouteReplay {
   /// For StepInput::choices, of `count` sequences from number `first` of the run. Throws InputError that
   /// names sequence and layer for choices that are not there, unless routing.replay_gaps allows them.
   std::vector<at::Tensor> choices(i64 first, i64 count);
+  /// [num_layers][experts] copies that these choices make; layers without experts are empty. Throws
+  /// InputError where some token has none.
+  std::vector<std::vector<double>> copies(i64 first, i64 count);
   /// Share of the choices of the last call that came from the trace.
   double coverage() const { return coverage_; }
   /// counts_LE: as the routers of the step counted them that took the last call's choices. Throws when they
@@ -34,7 +37,7 @@ class RouteReplay {
   void refuse_gap(const std::string& what) const;
 
   const RoutingOptions options_;
-  const i64 num_layers_, seq_len_;
+  const i64 num_layers_, seq_len_, num_experts_;
   RoutingTrace trace_;
   std::unordered_map<i64, Place> places_;  // by index in the data
   TraceStep step_;                         // the one that was read last

@@ -40,20 +40,26 @@ class LayerPopularity : public RoutingLoad {
   std::vector<const ExpectedRouting*> of_layer_;  // [num_layers]
 };
 
-/// `plan` with the owners of `from`.
-Plan with_owners(Plan plan, const Plan& from) {
-  for (std::size_t g = 0; g < plan.groups.size(); ++g) {
-    for (std::size_t l = 0; l < plan.groups[g].layers.size(); ++l)
-      plan.groups[g].layers[l].experts = from.groups[g].layers[l].experts;
-  }
-  return plan;
+void check_foresight(const Job& job) {
+  if (job.balancer.knows != Knows::kForesight) return;
+  if (job.routing.replay.empty())
+    fail<ConfigError>("balancer.knows",
+                      "got foresight, expected history where no choices are replayed. Give routing.replay");
+  if (job.routing.replay_gaps == ReplayGaps::kChoose)
+    fail<ConfigError>("balancer.knows",
+                      "got foresight, expected history where the trace may have gaps (routing.replay_gaps: "
+                      "choose)");
 }
 
 const Plan& checked(const Job& job, const Plan& plan) {
-  find_balancer(job.balancer.name);
   const auto refuse = [&](const std::string& why) {
     fail<ConfigError>("balancer.name", "got {}, expected none: {}", job.balancer.name, why);
   };
+  const CopySplit split = balancer_choice(job.balancer.name).split;
+  if (split == CopySplit::kGuests || split == CopySplit::kOracle)
+    refuse("guests and the bound are for traces (hetermoe routing balance)");
+  if (split == CopySplit::kExact && !plan.tally) refuse("the plan has no tally, by which copies are divided");
+  check_foresight(job);
   if (!job.train.changes.empty()) refuse("train.changes says which plan comes when");
   if (plan.order == OrderPolicy::kExplicit)
     refuse("the plan has an explicit order, which fits one choice of owners");
@@ -76,7 +82,18 @@ StepBalancer::StepBalancer(const Job& job, const ModelConfig& model, const Clust
     fail<ConfigError>("balancer.name", "model {} has no layer with experts: nothing to balance", model.name);
 }
 
+StepBalancer::Loads StepBalancer::with_experts(const Loads& of_all_layers) const {
+  Loads out;
+  for (const i64 layer : layers_) out.push_back(of_all_layers[idx(layer)]);
+  return out;
+}
+
+void StepBalancer::foresee(const Loads& copies) { foreseen_ = with_experts(copies); }
+
 void StepBalancer::add(const std::vector<std::vector<double>>& copies) {
+  HM_CHECK(foreseen_.empty() || foreseen_ == with_experts(copies),
+           "the routers of the step chose other experts than were foreseen");
+  foreseen_.clear();
   const bool first = history_.empty();
   const double weight = first ? 1 : 1 / real(options_.history);
   if (first) history_.resize(layers_.size(), std::vector<double>(idx(model_.num_experts), 0));
@@ -89,13 +106,16 @@ void StepBalancer::add(const std::vector<std::vector<double>>& copies) {
 Seconds StepBalancer::simulated_step(const Plan& emulated, const CostModel& cost) const {
   const Placement placement(emulated, model_, step_);
   return simulate(build_schedule(placement), placement, model_, cluster_, cost,
-                  LayerPopularity(model_, layers_, history_))
+                  LayerPopularity(model_, layers_, loads()))
       .step;
 }
 
 BalancedOwners StepBalancer::choose(const PricedPlan& in_force) const {
   BalancedOwners out;
-  const Plan next = with_owners(in_force.plan, balance_.placed(options_.name, options_.replicas, history_));
+  const Plan next = with_owners(in_force.plan, balance_.placed({.balancer = options_.name,
+                                                                .replicas = options_.replicas,
+                                                                .topology = options_.topology},
+                                                               loads()));
   if (to_json(next) == to_json(in_force.plan)) return out;
   const std::vector<std::string> faults = validate(next, model_, cluster_);
   if (!faults.empty()) {

@@ -29,7 +29,13 @@ class StepBalancer {
   /// Copies [num_layers][experts] of a step that has ended.
   void add(const std::vector<std::vector<double>>& copies);
   /// Owners are looked at before step `step` (0 = the first of the run).
-  bool is_due(i64 step) const { return !history_.empty() && step > 0 && step % options_.every == 0; }
+  bool is_due(i64 step) const {
+    return step % options_.every == 0 && (foresees() || (!history_.empty() && step > 0));
+  }
+  bool foresees() const { return options_.knows == Knows::kForesight; }
+  /// Copies [num_layers][experts] of the step that comes, by which owners are chosen then. That step must
+  /// have them: add() fails for others.
+  void foresee(const std::vector<std::vector<double>>& copies);
   /// Owners for the steps that come, if what they save until owners are looked at again pays for the move.
   BalancedOwners choose(const PricedPlan& in_force) const;
 
@@ -40,7 +46,10 @@ class StepBalancer {
   bool may_go_on_with(const Plan& plan) const;
 
  private:
+  using Loads = std::vector<std::vector<double>>;
   Seconds simulated_step(const Plan& emulated, const CostModel& cost) const;
+  const Loads& loads() const { return foreseen_.empty() ? history_ : foreseen_; }
+  Loads with_experts(const Loads& of_all_layers) const;
 
   const BalancerOptions& options_;
   const ModelConfig& model_;
@@ -49,7 +58,8 @@ class StepBalancer {
   const StepOptions step_;
   const std::vector<i64> layers_;  // with experts
   const TraceBalance balance_;
-  std::vector<std::vector<double>> history_;
+  Loads history_;
+  Loads foreseen_;  // of the step that comes or runs; empty = nobody knows
 };
 
 }  // namespace hetermoe

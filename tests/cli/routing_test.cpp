@@ -206,6 +206,9 @@ TEST_F(BadRouting, Arguments) {
   expect_refused({"routing", "analyse", made, "--steps", "7"}, {"no window of \"step\" has a token"});
   expect_refused(with_job({"routing", "balance", made, "--balancers", "lbt"}),
                  {"unknown balancer \"lbt\".", "Did you mean \"lpt\"?"});
+  expect_refused(with_job({"routing", "balance", made, "--balancers", "lplb", "--topology", "cuba"}),
+                 {"[topology] got \"cuba\"", "Did you mean \"cube\"?"});
+  expect_refused(with_job({"routing", "balance", made, "--balancers", "eplb+exakt"}), {"exakt", "\"exact\""});
   expect_refused(with_job({"routing", "balance", made, "--knows", "all"}),
                  {"[--knows] unknown value \"all\". Known: history, foresight"});
   expect_refused(with_job({"routing", "balance", made, "--steps", "0"}),

@@ -6,6 +6,7 @@
 #include "hetermoe/report/table.h"
 #include "tests/fault/scene.h"
 #include "tests/support/faults.h"
+#include "tests/support/tally_plan.h"
 
 // Each exchange call of one step, on each device, with each kind of fault: how does the step end?
 namespace hetermoe::testing {
@@ -55,10 +56,13 @@ class Experiment {
         schedule_(build_schedule(scene.plan, scene.model, scene.step)),
         whole_(run_step(*make_rig(scene, {}))) {}
 
-  Row run(Fault fault) {
+  /// Of ops of one kind, or of all.
+  Row run(Fault fault, std::optional<OpKind> kind = {}) {
     Row row;
-    for (const FaultPoint& point : fault_points(schedule_, fault))
+    for (const FaultPoint& point : fault_points(schedule_, fault)) {
+      if (kind && schedule_.ops[static_cast<std::size_t>(point.op)].kind != *kind) continue;
       ++row.counts[static_cast<std::size_t>(outcome_of(point))];
+    }
     return row;
   }
 
@@ -148,6 +152,18 @@ TEST(NthCall, EveryFaultOfEveryCallOfAStepEndsWithOneErrorOrTheSameResult) {
     }
   }
   std::cout << table.str();  // a hang would have ended the program
+}
+
+TEST(NthCall, EveryFaultOfEveryTallyEndsWithOneErrorOrTheSameResult) {
+  Scene scene = scene_of("ep");
+  use_lplb(scene.plan, scene.model);
+  Experiment experiment(scene, false);
+  for (const Fault fault : all_faults()) {
+    const Row row = experiment.run(fault, OpKind::kTally);
+    EXPECT_GT(row.counts[0] + row.counts[1], 0) << name_of(fault);
+    EXPECT_EQ(row.of(Outcome::kOther), 0) << name_of(fault);
+    EXPECT_EQ(row.of(Outcome::kNamed) > 0, fault != Fault::kDelay) << name_of(fault);
+  }
 }
 
 TEST(NthCall, AMessageWithWrongCountsNamesOpSenderReceiverGotAndExpected) {

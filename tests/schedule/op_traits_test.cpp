@@ -58,6 +58,7 @@ TEST(OpTraits, OpsOfSchedulesAreAsTheTableSays) {
   plan.chunks = 2;
   plan.recompute = Recompute::kResend;
   plan.weight_gradients = WeightGradients::kAfter;
+  plan.tally = true;
   plan.groups[0].head = {{{.device = 2, .sequences = 2}}};  // moves
   std::set<OpKind> seen;
   for (const char* optimizer : {"whole", "sharded", "on the host", "a step late"}) {

@@ -34,10 +34,15 @@ TEST(StepBalancer, OwnersChangeAndTheLossesDoNot) {
   TinyRun none(folder / "none", balanced({{"train.steps", "50"}}));
   const TrainOutcome expected = none.run(Checkpoints::kOff).outcome;
   EXPECT_TRUE(expected.changes.empty());
-  for (const Settings& balancer : {Settings{{"balancer.name", "lpt"}}, Settings{{"balancer.name", "eplb"},
-                                                                                {"balancer.replicas", "1"},
-                                                                                {"balancer.history", "1"},
-                                                                                {"balancer.every", "1"}}}) {
+  for (const Settings& balancer : {Settings{{"balancer.name", "lpt"}},
+                                   Settings{{"balancer.name", "eplb"},
+                                            {"balancer.replicas", "1"},
+                                            {"balancer.history", "1"},
+                                            {"balancer.every", "1"}},
+                                   Settings{{"balancer.name", "lplb"},
+                                            {"balancer.topology", "ring"},
+                                            {"balancer.history", "1"},
+                                            {"balancer.every", "1"}}}) {
     Settings settings = balanced({{"train.steps", "50"}});
     settings.insert(settings.end(), balancer.begin(), balancer.end());
     TinyRun run(folder / "run", settings);
@@ -88,6 +93,30 @@ TEST(StepBalancer, AResumedRunTakesTheSameDecisions) {
   }
 }
 
+TEST(StepBalancer, ForesightGoesByTheStepThatComes) {
+  const WorkFolder folder;
+  const std::string trace = folder / "run.routes";
+  TinyRun first(folder / "first", balanced({{"routing.record", trace}}));
+  const TrainOutcome expected = first.run(Checkpoints::kOff).outcome;
+  TinyRun run(folder / "run", balanced({{"balancer.name", "lpt"},
+                                        {"balancer.every", "1"},
+                                        {"balancer.knows", "foresight"},
+                                        {"routing.replay", trace}}));
+  const TrainOutcome got = run.run(Checkpoints::kOff).outcome;
+  ASSERT_GE(got.changes.size(), 3U);
+  EXPECT_EQ(got.changes[0].step, 1);  // before any step was seen
+  for (std::size_t s = 0; s < expected.records.size(); ++s) {
+    EXPECT_NEAR(got.records[s].loss / expected.records[s].loss, 1, 1e-9) << s;
+    EXPECT_EQ(got.records[s].replayed_choices, 1.0);
+  }
+  const auto mean_ratio = [](const TrainOutcome& out) {
+    double sum = 0;
+    for (const StepRecord& record : out.records) sum += record.routing.time_ratio;
+    return sum / static_cast<double>(out.records.size());
+  };
+  EXPECT_LT(mean_ratio(got), mean_ratio(expected));
+}
+
 TEST(StepBalancer, AMoveThatDoesNotPayIsLeft) {
   const WorkFolder folder;
   TinyRun run(folder / "run", balanced({{"balancer.name", "lpt"}, {"balancer.horizon", "1"}}));
@@ -102,6 +131,11 @@ TEST(StepBalancer, RefusesWhatCannotBeBalanced) {
   const auto error = [&](const Settings& more) {
     return error_of<ConfigError>([&] { TinyRun(folder / "run", balanced(more)).run(Checkpoints::kOff); });
   };
+  EXPECT_EQ(
+      error({{"balancer.name", "lpt"}, {"balancer.knows", "foresight"}}),
+      "[balancer.knows] got foresight, expected history where no choices are replayed. Give routing.replay");
+  EXPECT_NE(error({{"balancer.name", "relibra"}}).find("guests and the bound are for traces"),
+            std::string::npos);
   EXPECT_NE(error({{"balancer.name", "eplbb"}}).find("eplb"), std::string::npos);
   EXPECT_NE(
       error({{"balancer.name", "lpt"}, {"plan.shard_optimizer", "true"}}).find("[balancer.name] got lpt"),

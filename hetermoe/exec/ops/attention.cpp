@@ -4,14 +4,15 @@
 // The attention part of a layer, and the merge of its output where it moves.
 namespace hetermoe {
 
-void route(OpContext& d, const Op& op, LayerSlot& slot) {
+void route_chunk(OpContext& d, LayerSlot& slot, i32 chunk, const LayerRouting& routing) {
   const RowDedup dedup = d.p.plan().row_dedup ? RowDedup::kOn : RowDedup::kOff;
-  const i32 num_chunks = d.p.plan().chunks;
-  for (i32 c = 0; c < num_chunks; ++c) {
-    const auto [begin, end] = chunk_range(slot.topk.size(0), c, num_chunks);
-    slot.chunks[idx(c)].routed =
-        route_copies(d.routing[idx(op.layer)], slot.topk.narrow(0, begin, end - begin), begin, dedup);
-  }
+  const auto [begin, end] = chunk_range(slot.topk.size(0), chunk, d.p.plan().chunks);
+  slot.chunks[idx(chunk)].routed =
+      route_copies(routing, slot.topk.narrow(0, begin, end - begin), begin, dedup);
+}
+
+void route(OpContext& d, const Op& op, LayerSlot& slot) {
+  for (i32 c = 0; c < d.p.plan().chunks; ++c) route_chunk(d, slot, c, d.routing[idx(op.layer)]);
 }
 
 namespace {
@@ -66,7 +67,7 @@ void forward(OpContext& d, const Op& op) {
   slot.send = out.x_TD;
   slot.topk = out.topk_TK;
   slot.weights = out.weights_TK;
-  route(d, op, slot);
+  if (!d.p.tallies(op.group, op.layer)) route(d, op, slot);
   count(d, op, out.counts_BE);
   const i64 sequences = d.range(op, op.layer).sequences;
   if (d.input->routes != nullptr && sequences > 0)

@@ -10,10 +10,18 @@
 namespace hetermoe {
 namespace {
 
+/// Only now is it known which copies go where. All owners are in the table, so bins are as ever.
+void route_by_tally(OpContext& d, const Op& op) {
+  LayerSlot& slot = d.slots.layer(op.layer, op.microbatch);
+  const LayerRouting& usual = d.routing[idx(op.layer)];
+  route_chunk(d, slot, op.chunk, LayerRouting(slot.tally[idx(op.chunk)], usual.num_owners, d.where()));
+}
+
 /// Sizes: where the rows for each owner and the copies of each of its experts begin goes from the sources to
 /// all participants, who then know the whole exchange.
 void pack_sizes(OpContext& d, const Op& op, Devices, std::vector<Message>& out) {
   if (!d.is_source(op)) return;
+  if (d.p.tallies(op.group, op.layer)) route_by_tally(d, op);
   const at::Tensor& begins = d.slots.chunk(op.layer, op.microbatch, op.chunk).routed.begins;
   for (Message& message : out) message.tensors.push_back(begins);
 }

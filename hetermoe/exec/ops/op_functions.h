@@ -38,8 +38,9 @@ const TransferOp& transfer_op_of(const Op& op, const Placement& placement);
 /// How many exchanges a transfer is.
 i64 num_exchanges(const Op& op, const Placement& placement);
 
-/// Tables of which of an op's tokens go to which owner, per chunk.
+/// Tables of which of an op's tokens go to which owner, per chunk; or of one chunk with these owners.
 void route(OpContext& d, const Op& op, LayerSlot& slot);
+void route_chunk(OpContext& d, LayerSlot& slot, i32 chunk, const LayerRouting& routing);
 
 /// What backward of an op's layer starts from where it is on another device: the input, and in a layer with
 /// experts the choice of the router.

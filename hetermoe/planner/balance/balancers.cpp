@@ -13,6 +13,8 @@ std::vector<LayerOwners> place_level_by_part(const BalanceInput& input);
 std::vector<LayerOwners> place_level_by_device(const BalanceInput& input);
 std::vector<LayerOwners> place_lpt(const BalanceInput& input);
 std::vector<LayerOwners> place_eplb(const BalanceInput& input);
+std::vector<LayerOwners> place_lplb(const BalanceInput& input);
+std::vector<LayerOwners> place_relibra(const BalanceInput& input);
 
 const std::vector<Balancer>& balancers() {
   static const std::vector<Balancer> all = {
@@ -28,6 +30,13 @@ const std::vector<Balancer>& balancers() {
        "further copies of busy experts, then as lpt with equally many, or as many as fit the speed, on each "
        "device",
        place_eplb},
+      {"lplb",
+       "dealt out by load, one copy each of the busiest experts by a fixed topology; exact splits in the "
+       "step",
+       place_lplb, CopySplit::kExact},
+      {"relibra",
+       "reordered by annealing so that every microbatch is even; guests and exact splits in the step",
+       place_relibra, CopySplit::kGuests},
   };
   return all;
 }
@@ -41,6 +50,28 @@ const Balancer& find_balancer(const std::string& name) {
     known.push_back(balancer.name);
   }
   fail<ConfigError>("balancer", "unknown balancer \"{}\".{}", name, known_names_hint(name, known));
+}
+
+BalancerChoice balancer_choice(const std::string& text) {
+  const std::size_t plus = text.find('+');
+  const std::string name = text.substr(0, plus);
+  BalancerChoice choice;
+  if (name == "oracle")
+    choice.split = CopySplit::kOracle;
+  else if (name != "none") {
+    choice.balancer = &find_balancer(name);
+    choice.split = choice.balancer->split;
+  }
+  if (plus != std::string::npos) choice.split = enum_from<CopySplit>(text.substr(plus + 1), "balancer");
+  return choice;
+}
+
+std::vector<BalanceDevice> owning_devices(const BalanceInput& input) {
+  std::vector<BalanceDevice> owning;
+  std::copy_if(input.devices.begin(), input.devices.end(), std::back_inserter(owning),
+               [](const BalanceDevice& device) { return device.owns; });
+  HM_CHECK(!owning.empty(), "no device may own experts");
+  return owning;
 }
 
 std::vector<std::vector<double>> even_load(i64 layers, i64 experts) {

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "hetermoe/plan/plan.h"
+#include "hetermoe/routing/exchange_split.h"
 
 // Who owns which experts. A balancer is a pure function of loads, speeds, room and nodes. Strategies and the
 // planner call balancers; nothing else decides about owners.
@@ -27,8 +28,12 @@ struct BalanceInput {
   std::vector<BalanceDevice> devices;
   std::vector<std::vector<double>> load;  ///< [layers with experts][experts] copies over the mean; even = 1
   std::vector<i64> moved;  ///< [layers with experts] for asym_ea: experts that each owner gives up
-  i64 replicas = 0;        ///< for eplb: copies of experts in a layer beyond one of each
-  i64 groups = 1;          ///< of consecutive experts among which the router chooses first
+  /// [layers with experts][microbatches][experts] for relibra: copies; empty = `load` is all that is known
+  std::vector<std::vector<std::vector<double>>> microbatches = {};
+  i64 replicas = 0;           ///< for eplb, lplb: copies of experts in a layer beyond one of each
+  i64 guests = 0;             ///< slots for guests on each device, which even out what is inside a node
+  std::string topology = {};  ///< for lplb: who copies from whom, see topology_columns()
+  i64 groups = 1;             ///< of consecutive experts among which the router chooses first
 };
 
 /// A way to choose owners. `place` gives every expert of every layer at least one owner, also where `room`
@@ -37,12 +42,26 @@ struct Balancer {
   std::string name;     ///< with underscores
   std::string summary;  ///< one line
   std::vector<LayerOwners> (*place)(const BalanceInput&);
+  CopySplit split = CopySplit::kShares;  ///< how copies are divided within a step
 };
 
 /// The table: a new balancer is one file and one row.
 const std::vector<Balancer>& balancers();
 /// Accepts '-' or '_'. Throws ConfigError with the known names.
 const Balancer& find_balancer(const std::string& name);
+
+/// Who owns, and how copies are divided within a step.
+struct BalancerChoice {
+  const Balancer* balancer = nullptr;  ///< null: the plan's own owners
+  CopySplit split = CopySplit::kShares;
+};
+/// A row of the table, none (the plan's own owners) or oracle (a bound: all copies divided at will), and
+/// after a "+" another split than the row's: eplb+exact, none+guests, relibra+shares. Throws ConfigError with
+/// what is known.
+BalancerChoice balancer_choice(const std::string& text);
+
+/// Devices that own. There must be one.
+std::vector<BalanceDevice> owning_devices(const BalanceInput& input);
 
 /// The load of even routing.
 std::vector<std::vector<double>> even_load(i64 layers, i64 experts);

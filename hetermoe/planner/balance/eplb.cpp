@@ -6,7 +6,7 @@
 #include <numeric>
 
 #include "hetermoe/base/index.h"
-#include "hetermoe/planner/balance/exact_split.h"
+#include "hetermoe/routing/exact_split.h"
 
 namespace hetermoe {
 namespace {
@@ -161,7 +161,8 @@ LayerOwners owners_of_slots(const std::vector<std::vector<ExpertId>>& slots,
 }
 
 LayerOwners split_owners(const LayerOwners& owners, const std::vector<double>& weights,
-                         const std::vector<DeviceId>& devices, const std::vector<double>& speeds) {
+                         const std::vector<DeviceId>& devices, const std::vector<double>& speeds,
+                         IdleOwners idle) {
   constexpr double kMostCopies = 1e9, kMostSpeed = 1e6;  // whole numbers as fine as that
   const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);
   const double fastest = *std::max_element(speeds.begin(), speeds.end());
@@ -184,7 +185,8 @@ LayerOwners split_owners(const LayerOwners& owners, const std::vector<double>& w
     const double all = real(copies[e]) * real(split.den);
     for (std::size_t h = 0; h < owners[e].size(); ++h) {
       const double share = all > 0 ? real(split.copies[e][h]) / all : owners[e][h].share;
-      if (share > 0) out[e].push_back({.device = owners[e][h].device, .share = share});
+      if (share > 0 || idle == IdleOwners::kKeep)
+        out[e].push_back({.device = owners[e][h].device, .share = share});
     }
   }
   return out;
@@ -221,10 +223,7 @@ bool in_equal_nodes(const std::vector<BalanceDevice>& devices, i64& num_nodes) {
 }
 
 Owners owners_of_layer(const BalanceInput& input, i64 num_experts) {
-  std::vector<BalanceDevice> owning;
-  std::copy_if(input.devices.begin(), input.devices.end(), std::back_inserter(owning),
-               [](const BalanceDevice& device) { return device.owns; });
-  HM_CHECK(!owning.empty(), "no device may own experts");
+  const std::vector<BalanceDevice> owning = owning_devices(input);
   Owners out;
   std::vector<double>& speeds = out.speeds;
   std::vector<i64> most;

@@ -42,9 +42,11 @@ std::vector<i64> slots_by_speed(const std::vector<double>& speeds, const std::ve
 LayerOwners owners_of_slots(const std::vector<std::vector<ExpertId>>& slots,
                             const std::vector<DeviceId>& devices, i64 num_experts);
 /// The same with shares by which the slowest device ends earliest, by the weights: dealt out exactly over the
-/// devices that have an expert. Owners with nothing to do are left out.
+/// devices that have an expert. Owners with nothing to do are left out, unless they may get copies later.
+enum class IdleOwners { kDrop, kKeep };
 LayerOwners split_owners(const LayerOwners& owners, const std::vector<double>& weights,
-                         const std::vector<DeviceId>& devices, const std::vector<double>& speeds);
+                         const std::vector<DeviceId>& devices, const std::vector<double>& speeds,
+                         IdleOwners idle = IdleOwners::kDrop);
 /// Slots that merging left without use.
 i64 wasted_slots(const std::vector<std::vector<ExpertId>>& slots);
 

@@ -37,10 +37,7 @@ std::size_t earliest(const std::vector<BalanceDevice>& owners, const std::vector
 }  // namespace
 
 std::vector<LayerOwners> place_lpt(const BalanceInput& input) {
-  std::vector<BalanceDevice> owners;
-  std::copy_if(input.devices.begin(), input.devices.end(), std::back_inserter(owners),
-               [](const BalanceDevice& device) { return device.owns; });
-  HM_CHECK(!owners.empty(), "no device may own experts");
+  std::vector<BalanceDevice> owners = owning_devices(input);
   std::vector<LayerOwners> out;
   for (std::size_t l = 0; l < input.load.size(); ++l) {
     const std::vector<double>& load = input.load[l];

@@ -1,6 +1,8 @@
 #include "hetermoe/planner/balance/trace_balance.h"
 
 #include <algorithm>
+#include <chrono>
+#include <cmath>
 #include <numeric>
 #include <set>
 
@@ -64,6 +66,14 @@ std::vector<std::vector<double>> loads_of(const TraceRouting& routing, i64 num_e
 
 }  // namespace
 
+Plan with_owners(Plan plan, const Plan& from) {
+  for (std::size_t g = 0; g < plan.groups.size(); ++g) {
+    for (std::size_t l = 0; l < plan.groups[g].layers.size(); ++l)
+      plan.groups[g].layers[l].experts = from.groups[g].layers[l].experts;
+  }
+  return plan;
+}
+
 TraceBalance::TraceBalance(const ModelConfig& model, const Cluster& cluster, const Plan& plan,
                            const StepOptions& step, const ProfileSet& profiles)
     : model_(model),
@@ -84,7 +94,7 @@ TraceBalance::TraceBalance(const ModelConfig& model, const Cluster& cluster, con
   }
 }
 
-BalanceInput TraceBalance::input_of(i32 group, const Loads& loads, i64 replicas) const {
+BalanceInput TraceBalance::input_of(i32 group, const Loads& loads) const {
   BalanceInput input;
   for (std::size_t d = 0; d < devices_[idx(group)].size(); ++d) {
     const DeviceId device = devices_[idx(group)][d];
@@ -92,31 +102,98 @@ BalanceInput TraceBalance::input_of(i32 group, const Loads& loads, i64 replicas)
         {.id = device, .node = cluster_.devices[idx(device)].node, .unit_s = 1 / speeds_[idx(group)][d]});
   }
   input.load = loads;
-  input.replicas = replicas;
   input.groups = std::max<i64>(1, model_.num_expert_groups);
   input.moved.assign(loads.size(), 0);
   return input;
 }
 
-Plan TraceBalance::placed(const std::string& name, i64 replicas, const Loads& loads) const {
+std::vector<i64> TraceBalance::split_speeds() const {
+  std::vector<i64> out(idx(placement_.num_devices()), 1);
+  for (std::size_t g = 0; g < devices_.size(); ++g) {
+    for (std::size_t d = 0; d < devices_[g].size(); ++d)
+      out[idx(devices_[g][d])] = std::llround(speeds_[g][d]);
+  }
+  return out;
+}
+
+std::vector<TraceBalance::Loads> TraceBalance::microbatches_of_group(i32 group,
+                                                                     const TraceRouting& step) const {
+  std::vector<Loads> out;
+  for (const i64 layer : layers_) {
+    out.emplace_back();
+    for (i32 m = 0; m < placement_.num_microbatches(group); ++m) {
+      out.back().emplace_back(idx(model_.num_experts), 0);
+      for (i32 c = 0; c < plan_.chunks; ++c) {
+        for (const std::vector<i64>& source : step.copies(placement_, group, static_cast<i32>(layer), m, c)) {
+          for (std::size_t e = 0; e < source.size(); ++e) out.back().back()[e] += real(source[e]);
+        }
+      }
+    }
+  }
+  return out;
+}
+
+Plan TraceBalance::placed(const TraceBalanceOptions& options, const Loads& loads,
+                          const TraceRouting* step) const {
   Plan plan = plan_;
-  if (name == "none") return plan;
-  const Balancer& balancer = find_balancer(name);
+  const BalancerChoice choice = balancer_choice(options.balancer);
+  plan.tally = choice.split == CopySplit::kExact || choice.split == CopySplit::kGuests;
+  const bool by_time = options.weigh == Weigh::kTime;
+  plan.split_speeds = by_time ? split_speeds() : std::vector<i64>();
+  if (choice.balancer == nullptr) return plan;
   for (i32 g = 0; g < placement_.num_groups(); ++g) {
-    const std::vector<LayerOwners> owners = balancer.place(input_of(g, loads, replicas));
+    BalanceInput input = input_of(g, loads);
+    for (BalanceDevice& device : input.devices) device.unit_s = by_time ? device.unit_s : 1;
+    input.replicas = options.replicas;
+    input.guests = choice.split == CopySplit::kGuests ? options.guests : 0;
+    input.topology = options.topology;
+    if (step != nullptr) input.microbatches = microbatches_of_group(g, *step);
+    const std::vector<LayerOwners> owners = choice.balancer->place(input);
     for (std::size_t l = 0; l < layers_.size(); ++l)
       plan.groups[idx(g)].layers[idx(layers_[l])].experts = owners[l];
   }
   return plan;
 }
 
-void TraceBalance::simulate_last(const Plan& plan, const TraceRouting& routing,
+void TraceBalance::simulate_last(const Plan& plan, const RoutingLoad& routing,
                                  TraceBalanceResult& out) const {
   const Schedule schedule = build_schedule(plan, model_, step_);
   const Placement placement(plan, model_, step_);
   const OpTimes times = simulate(schedule, placement, model_, cluster_, *cost_, routing);
   out.step = times.step;
   out.memory = peak_memory(schedule, times, placement, model_, cluster_, routing);
+}
+
+void TraceBalance::add_figures(const Plan& plan, const Plan& before, const SplitRouting& routing,
+                               TraceBalanceResult& out) const {
+  const Placement placement(plan, model_, step_);
+  PlanAnalyser analyser(*cost_, placement, model_, cluster_);
+  analyser.add(routing);
+  const PlanFigures figures = analyser.finish();
+  for (const PlanLayerFigures& layer : figures.layers) {
+    add_range(out.time_ratio, layer.time_ratio);
+    add_range(out.rank_ratio, layer.rank_ratio);
+  }
+  out.node_rows += figures.node_rows;
+  for (std::size_t g = 0; g < plan.groups.size(); ++g) {
+    for (const i64 layer : layers_) {
+      const LayerOwners& owners = plan.groups[g].layers[idx(layer)].experts;
+      for (const ExpertOwners& of_expert : owners) out.owners += real(of_expert.size());
+      out.moved += moved_between(before.groups[g].layers[idx(layer)].experts, owners);
+    }
+  }
+}
+
+double TraceBalance::guests_per_exchange(const Plan& plan, const SplitRouting& routing) const {
+  const Placement placement(plan, model_, step_);
+  double guests = 0, exchanges = 0;
+  for (i32 g = 0; g < placement.num_groups(); ++g) {
+    for (const i64 layer : layers_) {
+      for (i32 m = 0; m < placement.num_microbatches(g); ++m, ++exchanges)
+        guests += real(routing.split(placement, g, static_cast<i32>(layer), m)[0].guests.size());
+    }
+  }
+  return guests / exchanges;
 }
 
 TraceBalanceResult TraceBalance::run(const TraceBalanceOptions& options,
@@ -132,24 +209,13 @@ TraceBalanceResult TraceBalance::run(const TraceBalanceOptions& options,
   Plan before = plan_;
   for (std::size_t s = by_history ? 1 : 0; s < steps.size(); ++s) {
     if (!by_history) known = loads_of(steps[s], model_.num_experts);
-    Plan plan = placed(options.balancer, options.replicas, known);
-    const Placement placement(plan, model_, step_);
-    PlanAnalyser analyser(*cost_, placement, model_, cluster_);
-    analyser.add(steps[s]);
-    const PlanFigures figures = analyser.finish();
-    for (const PlanLayerFigures& layer : figures.layers) {
-      add_range(out.time_ratio, layer.time_ratio);
-      add_range(out.rank_ratio, layer.rank_ratio);
-    }
-    out.node_rows += figures.node_rows;
-    for (std::size_t g = 0; g < plan.groups.size(); ++g) {
-      for (const i64 layer : layers_) {
-        const LayerOwners& owners = plan.groups[g].layers[idx(layer)].experts;
-        for (const ExpertOwners& of_expert : owners) out.owners += real(of_expert.size());
-        out.moved += moved_between(before.groups[g].layers[idx(layer)].experts, owners);
-      }
-    }
-    if (s + 1 == steps.size()) simulate_last(plan, steps[s], out);
+    const auto start = std::chrono::steady_clock::now();
+    Plan plan = placed(options, known, &steps[by_history ? s - 1 : s]);
+    out.plan += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    const SplitRouting routing(steps[s], cluster_, balancer_choice(options.balancer).split, options.guests);
+    add_figures(plan, before, routing, out);
+    out.guests += guests_per_exchange(plan, routing);
+    if (s + 1 == steps.size()) simulate_last(plan, routing, out);
     if (by_history) {
       const Loads newest = loads_of(steps[s], model_.num_experts);
       for (std::size_t l = 0; l < known.size(); ++l) {
@@ -161,6 +227,8 @@ TraceBalanceResult TraceBalance::run(const TraceBalanceOptions& options,
   const double num_steps = real(steps.size()) - (by_history ? 1 : 0);
   const double num_layers = num_steps * real(layers_.size()) * real(plan_.groups.size());
   out.node_rows /= num_steps;
+  out.guests /= num_steps;
+  out.plan /= num_steps;
   out.owners /= num_layers;
   out.moved /= num_layers;
   return out;
@@ -171,7 +239,7 @@ FigureRange TraceBalance::history_cost(const TraceStep& step) const {
   const std::vector<std::pair<i64, i64>> microbatches = microbatches_of(step);
   const std::vector<DeviceId>& devices = devices_[0];
   const auto ratio = [&](const std::vector<double>& known, const std::vector<double>& counts) {
-    const LayerOwners owners = find_balancer("lpt").place(input_of(0, {known}, 0))[0];
+    const LayerOwners owners = find_balancer("lpt").place(input_of(0, {known}))[0];
     std::vector<double> loads(devices.size(), 0);
     for (std::size_t e = 0; e < counts.size(); ++e)
       loads[position(devices, owners[e][0].device)] += counts[e];

@@ -6,6 +6,7 @@
 #include "hetermoe/planner/balance/balancers.h"
 #include "hetermoe/routing/metrics.h"
 #include "hetermoe/routing/plan_figures.h"
+#include "hetermoe/routing/split_routing.h"
 #include "hetermoe/sim/memory.h"
 
 // Balancers on recorded routing, without training.
@@ -18,10 +19,16 @@ struct EnumNames<Knows> {
   static const std::vector<std::string>& names();
 };
 
+/// What balancers make equal: the time of devices, or (as the papers do) their copies.
+enum class Weigh { kTime, kCount };
+
 struct TraceBalanceOptions {
-  std::string balancer;  ///< a row of balancers(); none = the plan's own owners
+  std::string balancer;  ///< see balancer_choice()
   Knows knows = Knows::kHistory;
   i64 replicas = 0;  ///< copies of experts in a layer beyond one of each, for balancers that make some
+  i64 guests = 2;    ///< slots for guests on each device, where the balancer has guests
+  Weigh weigh = Weigh::kTime;
+  std::string topology = {};  ///< for lplb, see topology_columns()
 };
 
 /// A balancer over the steps of a trace.
@@ -29,10 +36,15 @@ struct TraceBalanceResult {
   FigureRange time_ratio, rank_ratio;  ///< over steps, layers, groups, microbatches
   double node_rows = 0;                ///< rows between nodes per token and layer
   double owners = 0;                   ///< of a layer's experts together, mean
+  double guests = 0;                   ///< lent per exchange, mean
+  Seconds plan = 0;                    ///< of placing on this machine, per step, measured
   double moved = 0;                ///< per step and layer: owners that an expert had not in the step before
   Seconds step = 0;                ///< of the last step, simulated with contention
   std::vector<MemoryPeak> memory;  ///< [num_devices] in the last step
 };
+
+/// `plan` with the owners of `from`.
+Plan with_owners(Plan plan, const Plan& from);
 
 /// What a trace is balanced on. All that is referred to must outlive it.
 class TraceBalance {
@@ -48,12 +60,19 @@ class TraceBalance {
   FigureRange history_cost(const TraceStep& step) const;
   /// Loads of all experts: [layers with experts][experts].
   using Loads = std::vector<std::vector<double>>;
-  /// The plan with the owners that a balancer chooses by these loads.
-  Plan placed(const std::string& balancer, i64 replicas, const Loads& loads) const;
+  /// The plan with the owners that a balancer chooses by these loads, and by the microbatches of `step`
+  /// where there is one; and with tally, where it divides copies in the step.
+  Plan placed(const TraceBalanceOptions& options, const Loads& loads,
+              const TraceRouting* step = nullptr) const;
 
  private:
-  BalanceInput input_of(i32 group, const Loads& loads, i64 replicas) const;
-  void simulate_last(const Plan& plan, const TraceRouting& routing, TraceBalanceResult& out) const;
+  BalanceInput input_of(i32 group, const Loads& loads) const;
+  std::vector<Loads> microbatches_of_group(i32 group, const TraceRouting& step) const;
+  void simulate_last(const Plan& plan, const RoutingLoad& routing, TraceBalanceResult& out) const;
+  void add_figures(const Plan& plan, const Plan& before, const SplitRouting& routing,
+                   TraceBalanceResult& out) const;
+  std::vector<i64> split_speeds() const;
+  double guests_per_exchange(const Plan& plan, const SplitRouting& routing) const;
 
   const ModelConfig& model_;
   const Cluster& cluster_;

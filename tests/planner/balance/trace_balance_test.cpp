@@ -5,6 +5,7 @@
 #include "hetermoe/routing/synthetic.h"
 #include "tests/schedule/plans.h"
 #include "tests/support/error_of.h"
+#include "tests/support/nodes_of_eight.h"
 
 namespace hetermoe {
 namespace {
@@ -94,6 +95,69 @@ TEST(TraceBalance, HistoryCostsMoreTheMoreRoutingDrifts) {
                drifting = balance.history_cost(c.steps(1, {.spread = 0.5, .drift = 1})[0].step()).mean;
   EXPECT_NEAR(steady, 1, 0.08);
   EXPECT_GT(drifting, steady + 0.1);
+}
+
+/// 16 equal devices in nodes of eight, four layers of 128 experts, 32 microbatches whose routing drifts:
+/// popularity and drift lognormal with 0.6 each. One expert a token, so that no share is cut.
+struct MadeTrace {
+  ModelConfig model = test::make_model({.num_layers = 4, .num_experts = 128, .top_k = 1, .hidden = 64});
+  Cluster cluster = testing::nodes_of_eight({{"H100", 16}});
+  Plan plan;
+  std::vector<TraceRouting> steps;
+
+  MadeTrace() {
+    model.max_positions = 4096;
+    StrategyRequest request;
+    request.seq_len = 512;
+    request.sequences = 16 * 32;
+    request.microbatches = 32;
+    plan = find_strategy("ep").make(model, cluster, request);
+    TraceHeader header;
+    header.layers = {0, 1, 2, 3};
+    header.num_experts = 128;
+    header.top_k = 1;
+    SyntheticOptions options;
+    options.seq_len = request.seq_len;
+    options.sequences = request.sequences;
+    options.microbatches = request.microbatches;
+    options.spread = options.drift = 0.6;
+    steps.emplace_back(header, SyntheticTrace(header, options).step(0), model, "made");
+  }
+};
+
+TEST(TraceBalance, MadeTracesGiveTheFiguresOfAnIndependentPrototype) {
+  const MadeTrace c;
+  const TraceBalance balance(c.model, c.cluster, c.plan, {}, {});
+  const auto ratio = [&](const std::string& balancer) {
+    return balance
+        .run({.balancer = balancer, .knows = Knows::kForesight, .replicas = 32, .guests = 2}, c.steps)
+        .rank_ratio.mean;
+  };
+  EXPECT_NEAR(ratio("none") / 1.72, 1, 0.05);
+  EXPECT_NEAR(ratio("lpt") / 1.59, 1, 0.05);
+  EXPECT_NEAR(ratio("relibra+shares") / 1.35, 1, 0.05);
+  EXPECT_NEAR(ratio("eplb") / 1.45, 1, 0.05);
+  EXPECT_NEAR(ratio("eplb+exact") / 1.13, 1, 0.05);
+  EXPECT_NEAR(ratio("none+guests") / 1.06, 1, 0.05);
+  EXPECT_NEAR(ratio("relibra") / 1.01, 1, 0.01);
+  EXPECT_NEAR(ratio("oracle"), 1, 1e-9);
+}
+
+TEST(TraceBalance, GuestsBringEveryExchangeNearTheBoundOfItsNode) {
+  MadeTrace c;
+  c.cluster = testing::nodes_of_eight({{"H100", 8}});
+  c.plan = [&] {
+    StrategyRequest request;
+    request.seq_len = 512;
+    request.sequences = 16 * 32;
+    request.microbatches = 32;
+    return find_strategy("ep").make(c.model, c.cluster, request);
+  }();
+  const TraceBalance balance(c.model, c.cluster, c.plan, {}, {});
+  const TraceBalanceResult r =
+      balance.run({.balancer = "none+guests", .knows = Knows::kForesight, .guests = 2}, c.steps);
+  EXPECT_LE(r.rank_ratio.high, 1.01);
+  EXPECT_GT(r.guests, 1);
 }
 
 }  // namespace

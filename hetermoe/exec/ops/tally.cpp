@@ -1,0 +1,89 @@
+#include <algorithm>
+
+#include "hetermoe/device/host_copy.h"
+#include "hetermoe/exec/ops/op_functions.h"
+
+// tally: sources tell how many copies each expert has, and all divide them alike.
+namespace hetermoe {
+namespace {
+
+i64 tokens_of(const OpContext& d, const Share& source, i32 chunk) {
+  const auto [begin, end] = chunk_range(source.sequences * d.p.plan().seq_len, chunk, d.p.plan().chunks);
+  return end - begin;
+}
+
+void pack(OpContext& d, const Op& op, Devices, std::vector<Message>& out) {
+  if (!d.is_source(op)) return;
+  const at::Tensor topk = to_host(d.slots.layer(op.layer, op.microbatch).topk, "choices").to(at::kLong);
+  const at::Tensor flat = topk.reshape({-1}).contiguous();
+  const i32 num_chunks = d.p.plan().chunks;
+  const at::Tensor counts = at::zeros({num_chunks, d.model.num_experts}, at::kInt);
+  for (i32 c = 0; c < num_chunks; ++c) {
+    const auto [begin, end] = chunk_range(topk.size(0), c, num_chunks);
+    const std::span<const i64> ids(flat.const_data_ptr<i64>() + begin * d.model.top_k,
+                                   idx((end - begin) * d.model.top_k));
+    const std::vector<i64> of_chunk = count_copies(ids, d.model.num_experts);
+    std::transform(of_chunk.begin(), of_chunk.end(), counts[c].data_ptr<i32>(),
+                   [](i64 count) { return static_cast<i32>(count); });
+  }
+  const at::Tensor sent = to_device(counts, d.where());
+  for (Message& message : out) message.tensors.push_back(sent);
+}
+
+MessageShape expected(OpContext& d, const Op& op, DeviceId peer, const Message&) {
+  if (source_index(d.p.shares(op), peer) < 0) return {};
+  return {.numbers = 0, .values = 0, .tensors = {{at::kInt, {d.p.plan().chunks, d.model.num_experts}}}};
+}
+
+/// Devices that divide by other counts would wait for each other's rows.
+void check_counts(OpContext& d, const Op& op, DeviceId peer, const Message& message) {
+  if (message.tensors.empty()) return;
+  const ShareRow& sources = d.p.shares(op);
+  const Share& source = sources[idx(source_index(sources, peer))];
+  const at::Tensor counts = to_host(message.tensors[0], "counts").contiguous();
+  const i32* next = counts.const_data_ptr<i32>();
+  for (i32 c = 0; c < d.p.plan().chunks; ++c) {
+    i64 sum = 0;
+    for (i64 e = 0; e < d.model.num_experts; ++e, ++next) {
+      if (*next < 0)
+        fail<TransportError>(d.name_of_peer(peer), "copies of expert {}: got {}, expected 0 or more", e,
+                             *next);
+      sum += *next;
+    }
+    const i64 tokens = tokens_of(d, source, c);
+    if (sum == tokens * d.model.top_k) continue;
+    fail<TransportError>(d.name_of_peer(peer),
+                         "copies of all experts: got {}, expected {} ({} tokens with {} "
+                         "experts each)",
+                         sum, tokens * d.model.top_k, tokens, d.model.top_k);
+  }
+}
+
+void unpack(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in) {
+  if (!d.is_source(op)) return;
+  const ShareRow& sources = d.p.shares(op);
+  std::vector<SourceCopies> chunks(idx(d.p.plan().chunks));
+  for (const Share& source : sources) {
+    const at::Tensor counts =
+        to_host(d.received(in[position(participants, source.device)].tensors[0]), "counts").contiguous();
+    const i32* next = counts.const_data_ptr<i32>();
+    for (SourceCopies& chunk : chunks) {
+      chunk.emplace_back(next, next + d.model.num_experts);
+      next += d.model.num_experts;
+    }
+  }
+  const SplitLayer layer = split_layer(d.p, d.cluster, op.group, op.layer, op.microbatch, CopySplit::kExact);
+  const std::size_t me = idx(source_index(sources, d.device()));
+  std::vector<OwnerTable>& tally = d.slots.layer(op.layer, op.microbatch).tally;
+  tally.clear();
+  for (ExchangeSplit& split : split_exchange(layer, chunks)) tally.push_back(std::move(split.of_source[me]));
+}
+
+}  // namespace
+
+template <>
+TransferOp transfer_op<TransferKind::kTally>() {
+  return {.pack = pack, .expected = expected, .check_content = check_counts, .unpack = unpack};
+}
+
+}  // namespace hetermoe

@@ -1,0 +1,86 @@
+#include <gtest/gtest.h>
+
+#include "hetermoe/base/index.h"
+#include "hetermoe/routing/split_routing.h"
+#include "hetermoe/schedule/accesses.h"
+#include "tests/support/tally_plan.h"
+
+// The op `tally`: where it is, what it touches, and what refuses it.
+namespace hetermoe::testing {
+namespace {
+
+struct Case {
+  ModelConfig model = tiny_mixtral();
+  Cluster cluster = make_cluster(5);
+  Plan plan;
+  explicit Case(const std::string& strategy = "ep", i32 chunks = 1) {
+    plan = find_strategy(strategy).make(model, cluster, small_step());
+    plan.chunks = chunks;
+    use_lplb(plan, model);
+  }
+};
+
+i64 count(const Schedule& schedule, OpKind kind) {
+  return std::count_if(schedule.ops.begin(), schedule.ops.end(),
+                       [&](const Op& op) { return op.kind == kind; });
+}
+
+TEST(Tally, IsOncePerLayerWithExpertsAndMicrobatch) {
+  for (const i32 chunks : {1, 3}) {
+    Case c("ep", chunks);
+    const Schedule with = build_schedule(c.plan, c.model);
+    EXPECT_EQ(count(with, OpKind::kTally), 2 * 2);
+    EXPECT_TRUE(validate(with, c.plan, c.model).empty());
+    c.plan.tally = false;
+    const Schedule without = build_schedule(c.plan, c.model);
+    EXPECT_EQ(with.num_ops() - without.num_ops(), 2 * 2);
+  }
+}
+
+TEST(Tally, IsRefusedWithResendAndWithOtherDevicesForBackward) {
+  Case c;
+  EXPECT_TRUE(validate(c.plan, c.model, c.cluster).empty());
+  c.plan.recompute = Recompute::kResend;
+  EXPECT_EQ(validate(c.plan, c.model, c.cluster).at(0),
+            "[groups[0].layers[0].recompute] is resend, which no plan with tally may have. Use local");
+  c.plan.recompute = Recompute::kLocal;
+  Shares other = c.plan.groups[0].layers[1].attention;
+  for (ShareRow& row : other) std::reverse(row.begin(), row.end());
+  c.plan.groups[0].layers[1].attention_backward = other;
+  EXPECT_EQ(
+      validate(c.plan, c.model, c.cluster).at(0),
+      "[groups[0].layers[1].attention_backward] differs from attention, which no plan with tally may have");
+}
+
+TEST(Tally, GoesThroughJson) {
+  const Case c;
+  const Plan back = plan_from_json(to_json(c.plan), "plan");
+  EXPECT_TRUE(back.tally);
+  EXPECT_EQ(back.split_speeds, c.plan.split_speeds);
+}
+
+/// What an op of layer 0 touches on a device, in words.
+std::vector<std::string> touched(const Placement& p, OpKind kind, DeviceId device) {
+  static const std::vector<std::string> modes = {"read", "write", "add", "take"};
+  const Op op = {.kind = kind, .layer = 0, .microbatch = 0};
+  std::vector<Access> all;
+  accesses(op, device, p, all);
+  std::vector<std::string> out;
+  for (const Access& access : all) out.push_back(modes[idx(access.mode)] + " " + name_of(access.buffer));
+  return out;
+}
+
+TEST(Tally, TouchesRoutingAndTheTallyThatDispatchReads) {
+  const Case c("zebra");
+  const Placement p(c.plan, c.model, {});
+  const DeviceId source = c.plan.groups[0].layers[0].attention[0][0].device, owner = p.owners(0, 0)[0];
+  using Words = std::vector<std::string>;
+  EXPECT_EQ(touched(p, OpKind::kTally, source), (Words{"read routing", "write tally"}));
+  EXPECT_EQ(touched(p, OpKind::kTally, owner), (Words{}));
+  EXPECT_EQ(touched(p, OpKind::kDispatch, source),
+            (Words{"write load", "read tally", "read send", "read routing"}));
+  EXPECT_EQ(touched(p, OpKind::kDispatch, owner), (Words{"write load", "write rows"}));
+}
+
+}  // namespace
+}  // namespace hetermoe::testing
