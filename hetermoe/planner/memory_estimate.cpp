@@ -86,11 +86,12 @@ class GroupMemory {
     for (const DeviceId device : group_.devices) {
       const Use& use = use_[idx(device)];
       const OpMemory ops = both(use.attention, use.experts);
-      memory[idx(device)] += use.sum + use.gathered + at_once(use.attention_visits, plan_.slots.attention) +
-                             at_once(use.experts_visits, plan_.slots.experts) +
-                             (in_stages() ? stage_memory(ops, use.of_window, use.reduction, in_wave(),
-                                                         plan_.recompute == Recompute::kResend)
-                                          : ops.saved + ops.largest);
+      memory[idx(device)] +=
+          use.sum + use.gathered + at_once(use.attention_visits, plan_.slots.attention) +
+          at_once(use.experts_visits, plan_.slots.experts) +
+          (in_stages() ? stage_memory(ops, use.of_window, std::max(use.reduction, use.messages), in_wave(),
+                                      plan_.recompute == Recompute::kResend)
+                       : ops.saved + ops.largest + use.messages);
     }
   }
 
@@ -116,8 +117,8 @@ class GroupMemory {
     /// lasts a step.
     void add(i64 parameters, double replicas, const Home& home) {
       if (is_gathered(home, replicas)) {
-        sum += real(parameters) * state.total() / replicas +
-               gathered_visit_bytes(real(parameters), replicas, 1, state.weights, state.gradients);
+        sum += real(parameters) * (state.total() / replicas + resident());
+        messages = std::max(messages, gathered_end_messages(real(parameters), replicas, state));
         return;
       }
       const bool updates = home.optimizer != Residence::kHost;
@@ -129,6 +130,7 @@ class GroupMemory {
     }
     Visits attention_visits, experts_visits;
     Bytes gathered = 0;  ///< of all its visits, where they are gathered
+    Bytes messages = 0;  ///< of a gathered embedding or head
     void reduces(double parameters, double holders) {
       reduction = std::max(reduction, reduction_bytes(parameters, holders, state.gradients));
     }
@@ -165,8 +167,7 @@ class GroupMemory {
     } else if (Use::is_gathered(home, replicas)) {
       use.sum += count * use.state.total() / replicas;
       use.gathered =
-          std::max(use.gathered, gathered_visit_bytes(count, replicas, plan_.slots.attention,
-                                                      use.state.weights, use.state.gradients));
+          std::max(use.gathered, gathered_layer_bytes(count, replicas, plan_.slots.attention, use.state));
     } else {
       use.add(counts_.attention_part[l], replicas, home);
     }
@@ -338,8 +339,12 @@ Bytes reduction_bytes(double parameters, double holders, Bytes gradient) {
   return holders > 1 ? (2 - 1 / holders) * parameters * gradient : 0;
 }
 
-Bytes gathered_visit_bytes(double parameters, double holders, double visits, Bytes weight, Bytes gradient) {
-  return parameters * (weight + gradient) * (visits + 1 - 1 / holders);
+Bytes gathered_layer_bytes(double parameters, double holders, double visits, const StateBytes& each) {
+  return parameters * (each.weights + each.gradients) * (visits + 1 - 1 / holders);
+}
+
+Bytes gathered_end_messages(double parameters, double holders, const StateBytes& each) {
+  return parameters * std::max(each.weights, each.gradients) * (1 - 1 / holders);
 }
 
 Bytes stage_memory(const OpMemory& ops, Bytes of_window, Bytes reduction, double window, bool resends) {

@@ -4,6 +4,7 @@
 
 #include "hetermoe/cluster/cluster.h"
 #include "hetermoe/model/model_config.h"
+#include "hetermoe/model/op_cost.h"
 #include "hetermoe/plan/plan.h"
 
 namespace hetermoe {
@@ -39,9 +40,11 @@ OpMemory experts_memory(const Plan& figures, Recompute recompute, const ModelCon
 OpMemory head_memory(const ModelConfig& model, double tokens, Bytes element);
 /// What the sum of gradients of one state over its holders takes besides them.
 Bytes reduction_bytes(double parameters, double holders, Bytes gradient);
-/// Of gathered weights that so many visits have on a device at once: they, their gradients, and the messages
-/// that gather those and sum these, of one visit.
-Bytes gathered_visit_bytes(double parameters, double holders, double visits, Bytes weight, Bytes gradient);
+/// Of a layer's gathered weights, of which so many visits are on a device at once: they, their gradients, and
+/// the messages that gather those of one visit and sum these of another.
+Bytes gathered_layer_bytes(double parameters, double holders, double visits, const StateBytes& each);
+/// Of an embedding or a head the messages alone: its one visit has weights before it has gradients.
+Bytes gathered_end_messages(double parameters, double holders, const StateBytes& each);
 /// Of all ops of a stage: `saved` that of all its microbatches in flight, `of_window` of one window of them.
 /// Gradients are summed when the last window is all that is left.
 Bytes stage_memory(const OpMemory& ops, Bytes of_window, Bytes reduction, double window, bool resends);

@@ -232,9 +232,13 @@ Bytes Rates::state_bytes(UnitPart part, double replicas) const {
   const bool in_layers = is_expert || part == UnitPart::kAttention;
   const bool all = use == HostUse::kAll || use == HostUse::kAllSaved;
   const bool visits = in_layers && (all || is_gathered || (use == HostUse::kExperts && is_expert));
-  const double slots = is_expert ? VisitSlots().experts : VisitSlots().attention;
+  // What is gathered comes as messages first.
+  const double messages = is_gathered ? 1 - 1 / replicas : 0;
+  const double slots = is_expert ? VisitSlots().experts : VisitSlots().attention + messages;
+  const Bytes whole = each.weights + each.gradients;
   const Bytes kept = is_gathered ? each.total() / replicas : 0;
-  return kept + (each.weights + each.gradients) * (visits ? std::min(1.0, slots / std::max(1.0, layers)) : 1);
+  if (visits) return kept + whole * std::min(1.0, slots / std::max(1.0, layers));
+  return kept + whole + messages * each.gradients / 2;  // of embedding and head one at a time
 }
 
 void settle_homes(const PlanRequest& request, Plan& plan) {

@@ -78,13 +78,19 @@ StageCosts::Figures StageCosts::figures_of(const StageDevices& stage) const {
   return f;
 }
 
-/// Of a part that all devices of the stage hold.
+/// Of a part that all devices of the stage hold. Where it is gathered so many visits are there at once: 1 is
+/// that of an embedding or head.
 void StageCosts::add_states(Part& part, const StageDevices& stage, double parameters, double visits) const {
   const double holders = real(order_.groups * stage.count);
   const StateBytes state = state_bytes_per_parameter(bytes_of(rates_.request().dtype));
   if (rates_.request().limits.gather_weights && holders > 1) {
     part.states = parameters * state.total() / holders;
-    part.memory.largest += gathered_visit_bytes(parameters, holders, visits, state.weights, state.gradients);
+    if (visits > 1) {
+      part.memory.largest += gathered_layer_bytes(parameters, holders, visits, state);
+    } else {
+      part.states += parameters * (state.weights + state.gradients);
+      part.reduction = gathered_end_messages(parameters, holders, state);
+    }
     return;
   }
   part.states = parameters * state.total(order_.shard_optimizer ? holders : 1);
