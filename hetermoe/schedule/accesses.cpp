@@ -183,7 +183,7 @@ class Table {
   }
 
   /// Of gathered weights the gradient of a visit goes, and the sum of the own part stays. A device that has
-  /// added nothing gives zeros. The slot is free when the gradient is gone: gradients wait for a slow network.
+  /// added nothing gives zeros. The slot is free when the gradient is gone, not before.
   void reduce() {
     add_state(Mode::kAdd, op_.state);
     if (!p_.states()[idx(op_.state)].gathered()) return;
