@@ -8,6 +8,7 @@
 #include "hetermoe/planner/planner.h"
 #include "hetermoe/planner/request_check.h"
 #include "hetermoe/planner/search.h"
+#include "hetermoe/schedule/builder.h"
 #include "hetermoe/sim/memory.h"
 #include "tests/support/nodes_of_eight.h"
 #include "tests/support/random_request.h"
