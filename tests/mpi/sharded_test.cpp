@@ -4,6 +4,7 @@
 
 #include "hetermoe/train/trainer.h"
 #include "tests/mpi/job.h"
+#include "tests/support/counting_data.h"
 #include "tests/support/faults.h"
 #include "tests/support/strategy_plans.h"
 #include "tests/support/work_folder.h"
@@ -62,7 +63,7 @@ TEST(Mpi, ShardedWeightsEqualThoseInOneProcessBitForBit) {
 std::vector<double> losses_of(const fs::path& folder, const std::string& steps, const Processes& processes) {
   const TinyRun rig(folder.string(),
                     {{"train.steps", steps}, {"plan.shard_weights", "true"}, {"strategy", "ep"}});
-  const Text text{at::arange(4000).mul(37).remainder(251).to(at::kByte), at::arange(100).to(at::kByte), 1, 0};
+  const Dataset text = counting_data();
   Trainer trainer(rig.job, rig.model, rig.cluster, rig.plan, text, processes, Checkpoints::kOn);
   std::vector<double> losses;
   for (const StepRecord& record : trainer.run().records) losses.push_back(record.loss);
