@@ -220,7 +220,7 @@ TEST_F(BadInput, AVocabularySmallerThanTheText) {
   config["vocab_size"] = 37;
   expect_refused({"--model", folder.file("small.json", config.dump()), "--train.seq_len", "2", "--data.paths",
                   folder.file("text", std::string(200, 'z'))},
-                 {"[model] small has a vocabulary of 37 tokens", "bytes up to 122", "at least 123"},
+                 {"[model] small has a vocabulary of 37 tokens", "tokens up to 122", "at least 123"},
                  {"train", "compare", "verify"});
 }
 
