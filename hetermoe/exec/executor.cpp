@@ -137,7 +137,7 @@ void Executor::make_lanes() {
       step->users.resize(lifetimes_.epochs.size());
     }
   }
-  std::vector<Lane*> by_id(idx(schedule.num_places()) * kNumQueues, nullptr);
+  std::vector<Lane*> by_id(idx(schedule.num_places()) * kLanesOfPlace, nullptr);
   const auto on_device = [&](OpId op, DeviceId device) {
     const std::span<const LaneId> lanes = schedule.lanes_of(op);
     return std::any_of(lanes.begin(), lanes.end(), [&](LaneId lane) { return device_of(lane) == device; });

@@ -31,7 +31,7 @@ std::string Executor::hang_report() const {
     const std::size_t head = lane->next;
     const DeviceId device = device_of(lane->id);
     text += fmt::format("  device {} ({}) {}: ", device, context_.cluster.device_name(device),
-                        name_of(queue_of(lane->id)));
+                        lane_name(lane->id));
     if (head >= lane->ops.size()) {
       const std::size_t ended = lane->num_ended;
       const bool launched = runs_ahead(*lane) && ended < lane->ops.size();

@@ -76,8 +76,8 @@ void set_recompute_of_layers(Plan& plan, const std::string& ranges, const std::s
   for (std::size_t g = 0; !ranges.empty() && g < plan.groups.size(); ++g) {
     const std::vector<LayerPlacement>& layers = plan.groups[g].layers;
     if (std::any_of(layers.begin(), layers.end(), [](const auto& layer) { return layer.recompute; }))
-      fail<ConfigError>(where, "got \"{}\", but strategy {} chooses for each layer itself: leave it out", ranges,
-                        plan.strategy);
+      fail<ConfigError>(where, "got \"{}\", but strategy {} chooses for each layer itself: leave it out",
+                        ranges, plan.strategy);
   }
   std::istringstream parts(ranges);
   std::string range;

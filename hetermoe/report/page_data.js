@@ -11,9 +11,11 @@ const QUEUE_ORDER = ['compute', 'to_expert', 'to_attention', 'move', 'reduce', '
 
 // ---- data: lanes of spans, and the spans of each op ----
 
-function queueRank(queue) {
+// "to_device 3" is the lane of link 3: links come one after another.
+function queueRank(lane) {
+  const [queue, link] = lane.split(' ');
   const rank = QUEUE_ORDER.indexOf(queue);
-  return rank < 0 ? QUEUE_ORDER.length : rank;
+  return rank < 0 ? 1000 : rank + 2 * Number(link || 0);
 }
 
 // lanes[device] = Map(queue -> {start[], end[], op[], first, last, busy}); at[op * devices + device] = [start, end]

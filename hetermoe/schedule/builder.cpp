@@ -3,6 +3,8 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <utility>
 
 #include "hetermoe/base/index.h"
 
@@ -10,6 +12,7 @@ namespace hetermoe {
 namespace {
 
 constexpr std::size_t kMaxFaults = 10;
+constexpr std::size_t kNoClock = SIZE_MAX;
 
 Op state_op(OpKind kind, i32 state) { return {.kind = kind, .state = state}; }
 
@@ -27,30 +30,30 @@ Scoreboard::Entry& Scoreboard::entry(const Access& access, DeviceId device) {
 
 /// A reader takes the place of an earlier one on its lane, so that a list is never longer than there are
 /// queues: parameters are read in every microbatch.
-void Scoreboard::add_reader(Entry& entry, OpId op, Queue queue) {
+void Scoreboard::add_reader(Entry& entry, OpId op, LaneId lane) {
   for (i32 reader = entry.readers; reader >= 0; reader = pool_[idx(reader)].next) {
-    if (pool_[idx(reader)].queue != queue) continue;
+    if (pool_[idx(reader)].lane != lane) continue;
     pool_[idx(reader)].op = op;
     return;
   }
   if (free_ < 0) {
-    pool_.push_back({op, queue, entry.readers});
+    pool_.push_back({op, lane, entry.readers});
     entry.readers = static_cast<i32>(pool_.size()) - 1;
     return;
   }
   const i32 reader = free_;
   free_ = pool_[idx(reader)].next;
-  pool_[idx(reader)] = {op, queue, entry.readers};
+  pool_[idx(reader)] = {op, lane, entry.readers};
   entry.readers = reader;
 }
 
-bool Scoreboard::visit(const Access& access, DeviceId device, OpId op, Queue queue,
+bool Scoreboard::visit(const Access& access, DeviceId device, OpId op, LaneId lane,
                        std::vector<OpId>& before) {
   Entry& entry = this->entry(access, device);
   if (entry.writer >= 0 && entry.writer != op) before.push_back(entry.writer);
   const bool is_there = (entry.writer >= 0 && !entry.taken) || outlives_step(access.buffer);
   if (access.mode == Mode::kRead) {
-    add_reader(entry, op, queue);
+    add_reader(entry, op, lane);
     return is_there;
   }
   while (entry.readers >= 0) {
@@ -81,9 +84,7 @@ ScheduleBuilder::ScheduleBuilder(const Placement& placement, std::vector<bool> l
   schedule_.num_devices = placement_.num_devices();
   schedule_.num_hosts = placement_.num_hosts();
   schedule_.states = placement_.states();
-  Clock nothing;
-  nothing.fill(-1);
-  lane_clocks_.assign(static_cast<std::size_t>(schedule_.num_places()) * kNumQueues, nothing);
+  last_clock_.assign(idx(schedule_.num_places()) * kLanesOfPlace, kNoClock);
   for (i32 set = 0; set < placement_.num_balance_sets(); ++set) {
     routes_pending_.push_back(static_cast<i64>(placement_.balance_set(set).size()));
   }
@@ -99,13 +100,13 @@ void ScheduleBuilder::append(const Op& op, std::span<const DeviceId> devices) {
   const Queue queue = queue_of_op(op, placement_.plan().queue_binding);
   deps_.clear();
   for (const DeviceId device : devices) {
-    const LaneId lane = lane_of(device, queue);
-    Clock& clock = lane_clocks_[static_cast<std::size_t>(lane)];
-    visit_buffers(id, op, queue, device);
+    const LaneId lane = lane_of(op, device, queue);
+    visit_buffers(id, op, lane);
+    const std::size_t clock = begin_clock(lane);
     add_dependencies(device, clock);
-    clock[static_cast<std::size_t>(queue)] = id;
+    clocks_[clock + idx(lane_at(lane))] = id;
     schedule_.lanes.push_back(lane);
-    clocks_.push_back(clock);
+    clock_of_.push_back(clock);
   }
   std::sort(deps_.begin(), deps_.end());
   deps_.erase(std::unique(deps_.begin(), deps_.end()), deps_.end());
@@ -116,12 +117,13 @@ void ScheduleBuilder::append(const Op& op, std::span<const DeviceId> devices) {
 }
 
 /// Leaves in before_ what the op must wait for on this device.
-void ScheduleBuilder::visit_buffers(OpId id, const Op& op, Queue queue, DeviceId device) {
+void ScheduleBuilder::visit_buffers(OpId id, const Op& op, LaneId lane) {
+  const DeviceId device = device_of(lane);
   accesses_.clear();
   before_.clear();
   accesses(op, device, placement_, accesses_);
   for (const Access& access : accesses_) {
-    if (!scoreboard_.visit(access, device, id, queue, before_) && faults_.size() < kMaxFaults) {
+    if (!scoreboard_.visit(access, device, id, lane, before_) && faults_.size() < kMaxFaults) {
       faults_.push_back(
           fmt::format("{} on device {} reads {} (layer {}, microbatch {}), which no earlier op writes",
                       to_string(op), device, name_of(access.buffer), access.layer, access.microbatch));
@@ -129,23 +131,36 @@ void ScheduleBuilder::visit_buffers(OpId id, const Op& op, Queue queue, DeviceId
   }
 }
 
+/// A clock that starts as that of the lane's last op. Returns where it begins.
+std::size_t ScheduleBuilder::begin_clock(LaneId lane) {
+  const std::size_t begin = clocks_.size();
+  const std::size_t last = std::exchange(last_clock_[idx(lane)], begin);
+  clocks_.resize(begin + idx(device_of(lane) < schedule_.num_devices ? kNumQueues : kLanesOfPlace), -1);
+  if (last != kNoClock)
+    std::copy_n(clocks_.begin() + static_cast<std::ptrdiff_t>(last), clocks_.size() - begin,
+                clocks_.begin() + static_cast<std::ptrdiff_t>(begin));
+  return begin;
+}
+
 /// Keeps the dependencies that neither the lane nor a later dependency implies on this device. Later ops
 /// first: only they can imply earlier ones.
-void ScheduleBuilder::add_dependencies(DeviceId device, Clock& clock) {
+void ScheduleBuilder::add_dependencies(DeviceId device, std::size_t clock) {
   std::sort(before_.begin(), before_.end(), std::greater<>());
   for (const OpId other : before_) {
-    const Queue queue = queue_of(schedule_.lanes_of(other)[0]);
-    if (other <= clock[static_cast<std::size_t>(queue)]) continue;
+    const std::size_t entry = entry_of(other, device);
+    if (other <= clocks_[clock + idx(lane_at(schedule_.lanes[entry]))]) continue;
     deps_.push_back(other);
-    const Clock& implied = clock_after(other, device);
-    for (std::size_t q = 0; q < clock.size(); ++q) clock[q] = std::max(clock[q], implied[q]);
+    const std::size_t implied = clock_of_[entry], width = clocks_.size() - clock;
+    for (std::size_t i = 0; i < width; ++i)
+      clocks_[clock + i] = std::max(clocks_[clock + i], clocks_[implied + i]);
   }
 }
 
-const ScheduleBuilder::Clock& ScheduleBuilder::clock_after(OpId op, DeviceId device) const {
+/// Of the op's lane on this device, in schedule_.lanes.
+std::size_t ScheduleBuilder::entry_of(OpId op, DeviceId device) const {
   const std::span<const LaneId> lanes = schedule_.lanes_of(op);
-  const auto lane = std::lower_bound(lanes.begin(), lanes.end(), lane_of(device, queue_of(lanes[0])));
-  return clocks_[static_cast<std::size_t>(&*lane - schedule_.lanes.data())];
+  const auto lane = std::lower_bound(lanes.begin(), lanes.end(), lane_of(device, Queue::kCompute));
+  return static_cast<std::size_t>(&*lane - schedule_.lanes.data());
 }
 
 void ScheduleBuilder::compute(const Op& op, DeviceId device) {

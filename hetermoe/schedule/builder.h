@@ -1,5 +1,4 @@
 #pragma once
-#include <array>
 #include <span>
 #include <string>
 #include <vector>
@@ -14,10 +13,10 @@ class Scoreboard {
  public:
   explicit Scoreboard(const Placement& placement);
 
-  /// Appends to `before` the ops that must end before `op`, of that queue, may touch the buffer, but for
+  /// Appends to `before` the ops that must end before `op`, on that lane, may touch the buffer, but for
   /// those that another one implies because a later op of their lane is there; records the access. False when
   /// it reads what nobody wrote.
-  bool visit(const Access& access, DeviceId device, OpId op, Queue queue, std::vector<OpId>& before);
+  bool visit(const Access& access, DeviceId device, OpId op, LaneId lane, std::vector<OpId>& before);
   /// From here on accesses are those of the next step, which has buffers of its own but for those that span
   /// steps.
   void begin_next_step();
@@ -30,11 +29,11 @@ class Scoreboard {
   };
   struct Reader {
     OpId op;
-    Queue queue;
+    LaneId lane;
     i32 next;
   };
   Entry& entry(const Access& access, DeviceId device);
-  void add_reader(Entry& entry, OpId op, Queue queue);
+  void add_reader(Entry& entry, OpId op, LaneId lane);
 
   BufferIndex index_;
   std::vector<std::vector<Entry>> entries_;  // [device * kNumBuffers + buffer], allocated on first use
@@ -77,18 +76,16 @@ class ScheduleBuilder {
   void append_again(const Schedule& step);
 
  private:
-  /// Per queue of one device, the last op known to have ended.
-  using Clock = std::array<OpId, kNumQueues>;
-
   void append(const Op& op, std::span<const DeviceId> devices);
   void append_visits();
   void fetch_updated();
   void compute_on_states(OpKind kind);
   void compute_on_homes(OpKind kind, i32 state);
   void transfer_sharded_states(OpKind kind);
-  void visit_buffers(OpId id, const Op& op, Queue queue, DeviceId device);
-  void add_dependencies(DeviceId device, Clock& clock);
-  const Clock& clock_after(OpId op, DeviceId device) const;
+  void visit_buffers(OpId id, const Op& op, LaneId lane);
+  std::size_t begin_clock(LaneId lane);
+  void add_dependencies(DeviceId device, std::size_t clock);
+  std::size_t entry_of(OpId op, DeviceId device) const;
 
   const Placement& placement_;
   std::vector<bool> listed_;  // [device], empty = all
@@ -96,11 +93,13 @@ class ScheduleBuilder {
   Scoreboard scoreboard_;
   Residency residency_;
   bool lists_visits_ = false;
-  std::vector<Op> visits_;           // scratch of compute() and state_done()
-  std::vector<Clock> lane_clocks_;   // [lane] what its last op implies on this device, itself included
-  std::vector<Clock> clocks_;        // [entry of schedule_.lanes] likewise, of every op
-  std::vector<i32> groups_pending_;  // [state] groups that may still add to its gradient
-  std::vector<i64> routes_pending_;  // [balance set] microbatches whose last router is not appended
+  std::vector<Op> visits_;  // scratch of compute() and state_done()
+  // A clock: of each lane of a place, the last op known to have ended when an op has.
+  std::vector<OpId> clocks_;             // one after another
+  std::vector<std::size_t> clock_of_;    // [entry of schedule_.lanes] where it begins in clocks_
+  std::vector<std::size_t> last_clock_;  // [lane] that of its last op
+  std::vector<i32> groups_pending_;      // [state] groups that may still add to its gradient
+  std::vector<i64> routes_pending_;      // [balance set] microbatches whose last router is not appended
   std::vector<std::string> faults_;
   std::vector<Access> accesses_;        // of the op being appended, on one device
   std::vector<OpId> before_;            // what they wait for

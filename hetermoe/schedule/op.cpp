@@ -2,6 +2,11 @@
 
 namespace hetermoe {
 
+std::string lane_name(LaneId lane) {
+  const std::string& queue = name_of(queue_of(lane));
+  return link_of(lane) == 0 ? queue : fmt::format("{} {}", queue, link_of(lane));
+}
+
 Queue queue_of_op(const Op& op, QueueBinding binding) {
   const QueueRule& rule = traits(op.kind).queue;
   // Weights that visit must not wait for gradients of the layers before them.

@@ -1,15 +1,29 @@
 #pragma once
+#include <algorithm>
 #include <string>
 
 #include "hetermoe/schedule/op_traits.h"
 
 namespace hetermoe {
 
-/// A lane is a queue of a place, which is a device or a host.
+/// A lane is a queue of a place, which is a device or a host. Copies of one device must not wait for those of
+/// another, so a host has kToDevice and kToHost once for each link: that of device d is d % kHostLinks.
 using LaneId = i32;
-inline LaneId lane_of(PlaceId place, Queue queue) { return place * kNumQueues + static_cast<i32>(queue); }
-inline PlaceId device_of(LaneId lane) { return lane / kNumQueues; }
-inline Queue queue_of(LaneId lane) { return static_cast<Queue>(lane % kNumQueues); }
+inline constexpr i32 kHostLinks = 8;  ///< devices of a node beyond so many share them
+inline constexpr i32 kFirstLinkQueue = static_cast<i32>(Queue::kToDevice);
+inline constexpr i32 kLanesOfPlace = kNumQueues + 2 * (kHostLinks - 1);
+static_assert(kFirstLinkQueue == kNumQueues - 2 && static_cast<i32>(Queue::kToHost) == kNumQueues - 1);
+
+/// Position among the lanes of a place; those of a device are below kNumQueues.
+inline i32 lane_at(LaneId lane) { return lane % kLanesOfPlace; }
+inline LaneId lane_of(PlaceId place, Queue queue, i32 link = 0) {
+  return place * kLanesOfPlace + static_cast<i32>(queue) + 2 * link;
+}
+inline PlaceId device_of(LaneId lane) { return lane / kLanesOfPlace; }
+inline i32 link_of(LaneId lane) { return std::max(0, (lane_at(lane) - kFirstLinkQueue) / 2); }
+inline Queue queue_of(LaneId lane) { return static_cast<Queue>(lane_at(lane) - 2 * link_of(lane)); }
+/// "to_expert", "to_device", "to_device 3": the queue and, beyond the first, the link.
+std::string lane_name(LaneId lane);
 
 struct Op {
   OpKind kind = OpKind::kEmbed;
@@ -27,6 +41,10 @@ struct Op {
 
 /// Queue of an op under the plan's binding.
 Queue queue_of_op(const Op& op, QueueBinding binding);
+/// The lane on which an op of that queue runs at a place where it takes part.
+inline LaneId lane_of(const Op& op, PlaceId place, Queue queue) {
+  return lane_of(place, queue, op.device >= 0 && place != op.device ? op.device % kHostLinks : 0);
+}
 
 /// A copy between a device and its host.
 inline bool is_host_copy(const Op& op) { return traits(op.kind).participants == Participants::kWithHost; }

@@ -73,11 +73,11 @@ Op parse_op(const std::string& text, const std::string& where) {
   return op;
 }
 
-/// "device 3 to_expert", "host 0 to_device" -> lane.
+/// "device 3 to_expert", "host 0 to_device 2" -> lane.
 LaneId parse_lane(const std::string& text, const Placement& placement, const std::string& where) {
   std::istringstream words(text);
-  std::string place, id, queue;
-  words >> place >> id >> queue;
+  std::string place, id, queue, link;
+  words >> place >> id >> queue >> link;
   const bool is_host = place == "host";
   if ((place != "device" && !is_host) || queue.empty()) {
     fail<ConfigError>(where, "got \"{}\", expected \"device <number> <queue>: ...\"", text);
@@ -85,7 +85,11 @@ LaneId parse_lane(const std::string& text, const Placement& placement, const std
   const i32 index = number(id, 0, where);
   const i32 count = is_host ? placement.num_hosts() : placement.num_devices();
   if (index >= count) fail<ConfigError>(where, "{} {} does not exist: there are {}", place, index, count);
-  return lane_of(is_host ? placement.num_devices() + index : index, enum_from<Queue>(queue, where));
+  const i32 link_index = link.empty() ? 0 : number(link, 0, where);
+  if (link_index >= (is_host ? kHostLinks : 1))
+    fail<ConfigError>(where, "link {} in \"{}\": a host has {}, a device one", link_index, text, kHostLinks);
+  return lane_of(is_host ? placement.num_devices() + index : index, enum_from<Queue>(queue, where),
+                 link_index);
 }
 
 std::map<i32, Listed> parse(const std::string& text, const Placement& placement) {

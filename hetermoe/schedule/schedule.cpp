@@ -93,8 +93,16 @@ std::vector<PlaceId> hosts_of(const Schedule& schedule) {
   return {hosts.begin(), hosts.end()};
 }
 
+namespace {
+
+i32 num_links(const Schedule& schedule, PlaceId place, Queue queue) {
+  return place >= schedule.num_devices && static_cast<i32>(queue) >= kFirstLinkQueue ? kHostLinks : 1;
+}
+
+}  // namespace
+
 std::string to_text(const Schedule& schedule) {
-  std::vector<std::string> lines(idx(schedule.num_places()) * kNumQueues);
+  std::vector<std::string> lines(idx(schedule.num_places()) * kLanesOfPlace);
   for (OpId op = 0; op < schedule.num_ops(); ++op) {
     for (const LaneId lane : schedule.lanes_of(op)) {
       std::string& line = lines[idx(lane)];
@@ -107,8 +115,11 @@ std::string to_text(const Schedule& schedule) {
     const std::string name =
         is_host ? fmt::format("host {}", place - schedule.num_devices) : fmt::format("device {}", place);
     for (const Queue queue : kQueueOrder) {
-      const std::string& line = lines[idx(lane_of(place, queue))];
-      if (!line.empty()) text += fmt::format("{} {}: {}\n", name, name_of(queue), line);
+      for (i32 link = 0; link < num_links(schedule, place, queue); ++link) {
+        const LaneId lane = lane_of(place, queue, link);
+        const std::string& line = lines[idx(lane)];
+        if (!line.empty()) text += fmt::format("{} {}: {}\n", name, lane_name(lane), line);
+      }
     }
   }
   return text;

@@ -33,13 +33,19 @@ class Checker {
   }
 
  private:
+  struct Stand {
+    OpId op;
+    LaneId lane;  ///< on the place in question
+  };
+
   void check_orders() {
-    std::vector<std::vector<OpId>> ops_of(idx(s_.num_places()));
+    std::vector<std::vector<Stand>> ops_of(idx(s_.num_places()));
     for (OpId op = 0; op < s_.num_ops(); ++op) {
-      for (const LaneId lane : s_.lanes_of(op)) ops_of[idx(device_of(lane))].push_back(op);
+      for (const LaneId lane : s_.lanes_of(op)) ops_of[idx(device_of(lane))].push_back({op, lane});
     }
     clock_.resize(s_.ops.size());
     position_.resize(s_.ops.size());
+    lane_here_.resize(s_.ops.size());
     necessary_.assign(s_.deps.size(), false);
     for (PlaceId place = 0; place < s_.num_places(); ++place) check_device(place, ops_of[idx(place)]);
     check_no_extra_dependency();
@@ -78,7 +84,7 @@ class Checker {
   }
 
   /// Per queue, how many ops at its front have ended on this device.
-  using Clock = std::array<i32, kNumQueues>;
+  using Clock = std::array<i32, kLanesOfPlace>;
 
   template <class... Args>
   void fault(fmt::format_string<Args...> format, Args&&... args) {
@@ -179,7 +185,7 @@ class Checker {
     if (is_compute(op.kind)) {
       expected.push_back(lane_of(device_of(lanes[0]), queue));
     } else {
-      for (const DeviceId device : placement_.participants(op)) expected.push_back(lane_of(device, queue));
+      for (const PlaceId place : placement_.participants(op)) expected.push_back(lane_of(op, place, queue));
     }
     if (!std::equal(lanes.begin(), lanes.end(), expected.begin(), expected.end())) {
       fault("{} has lanes {}, expected {}", name(id), lane_list(lanes), lane_list(expected));
@@ -189,7 +195,7 @@ class Checker {
   static std::string lane_list(std::span<const LaneId> lanes) {
     std::string text;
     for (const LaneId lane : lanes) {
-      text += fmt::format("{}{}.{}", text.empty() ? "" : " ", device_of(lane), name_of(queue_of(lane)));
+      text += fmt::format("{}{}.{}", text.empty() ? "" : " ", device_of(lane), lane_name(lane));
     }
     return text.empty() ? "none" : text;
   }
@@ -224,16 +230,16 @@ class Checker {
     const auto lane = std::lower_bound(lanes.begin(), lanes.end(), lane_of(device, Queue::kCompute));
     return lane != lanes.end() && device_of(*lane) == device;
   }
-  Queue queue_of_lanes(OpId op) const { return queue_of(s_.lanes_of(op)[0]); }
+  std::size_t lane_here(OpId op) const { return lane_here_[idx(op)]; }
 
   bool ended_before(OpId first, OpId second) const {
-    return position_[idx(first)] < clock_[idx(second)][idx(queue_of_lanes(first))];
+    return position_[idx(first)] < clock_[idx(second)][lane_here(first)];
   }
 
   /// Follows one device's part of the schedule: no step of the argument may use what happens on another
   /// device.
-  void check_device(DeviceId device, const std::vector<OpId>& ops) {
-    Clock lane_clock[kNumQueues] = {};  // of the last op on each lane, itself included
+  void check_device(DeviceId device, const std::vector<Stand>& ops) {
+    Clock lane_clock[kLanesOfPlace] = {};  // of the last op on each lane, itself included
     struct Uses {
       OpId writer = -1;
       bool taken = false;  // by the writer
@@ -242,15 +248,16 @@ class Checker {
     std::map<std::tuple<Buffer, i32, i32, i32>, Uses> uses;
     std::vector<Access> touched;
     bool in_first = true;
-    for (const OpId op : ops) {
+    for (const auto& [op, stands] : ops) {
+      lane_here_[idx(op)] = idx(lane_at(stands));
       if (next_step_ > 0 && op >= next_step_ && std::exchange(in_first, false))
         std::erase_if(uses, [](const auto& use) { return !spans_steps(std::get<0>(use.first)); });
-      Clock& lane = lane_clock[idx(queue_of_lanes(op))];
+      Clock& lane = lane_clock[lane_here(op)];
       clock_[idx(op)] = lane;
       for (const OpId dep : s_.deps_of(op)) {
         if (has_device(dep, device)) join(clock_[idx(op)], dep);
       }
-      position_[idx(op)] = lane[idx(queue_of_lanes(op))];
+      position_[idx(op)] = lane[lane_here(op)];
       touched.clear();
       accesses(s_.ops[idx(op)], device, placement_, touched);
       for (const Access& access : touched) {
@@ -270,13 +277,13 @@ class Checker {
         use.readers.clear();
       }
       lane = clock_[idx(op)];
-      lane[idx(queue_of_lanes(op))] = position_[idx(op)] + 1;
+      lane[lane_here(op)] = position_[idx(op)] + 1;
     }
   }
 
   void join(Clock& clock, OpId ended) const {
     for (std::size_t q = 0; q < clock.size(); ++q) clock[q] = std::max(clock[q], clock_[idx(ended)][q]);
-    i32& own = clock[idx(queue_of_lanes(ended))];
+    i32& own = clock[lane_here(ended)];
     own = std::max(own, position_[idx(ended)] + 1);
   }
 
@@ -308,10 +315,11 @@ class Checker {
   const ModelConfig& model_;
   Placement placement_;
   std::vector<std::string> faults_;
-  OpId next_step_ = 0;           // first op of the second of two steps; 0 = there is one
-  std::vector<Clock> clock_;     // [op] on the device being checked: what has ended when the op starts
-  std::vector<i32> position_;    // [op] on its lane of that device
-  std::vector<bool> necessary_;  // [dependency] some buffer asks for it
+  OpId next_step_ = 0;                  // first op of the second of two steps; 0 = there is one
+  std::vector<Clock> clock_;            // [op] on the device being checked: what has ended when the op starts
+  std::vector<i32> position_;           // [op] on its lane of that device
+  std::vector<std::size_t> lane_here_;  // [op] that lane, by lane_at()
+  std::vector<bool> necessary_;         // [dependency] some buffer asks for it
 };
 
 }  // namespace

@@ -47,7 +47,7 @@ void Simulator::prepare(const Schedule& schedule, const OpCosts& costs) {
 }
 
 void Simulator::index_lanes() {
-  const std::size_t num_lanes = idx(schedule_->num_places()) * kNumQueues;
+  const std::size_t num_lanes = idx(schedule_->num_places()) * kLanesOfPlace;
   lane_begin_.assign(num_lanes + 1, 0);
   for (const LaneId lane : schedule_->lanes) ++lane_begin_[idx(lane) + 1];
   for (std::size_t l = 0; l < num_lanes; ++l) lane_begin_[l + 1] += lane_begin_[l];
@@ -294,7 +294,7 @@ OpTimes longest_path(const Schedule& schedule, const std::vector<Seconds>& secon
   OpTimes times;
   times.start.resize(schedule.ops.size());
   times.end.resize(schedule.ops.size());
-  std::vector<Seconds> lane_end(idx(schedule.num_places()) * kNumQueues, 0);
+  std::vector<Seconds> lane_end(idx(schedule.num_places()) * kLanesOfPlace, 0);
   for (OpId op = 0; op < schedule.num_ops(); ++op) {
     Seconds ready = 0;
     for (const LaneId lane : schedule.lanes_of(op)) ready = std::max(ready, lane_end[idx(lane)]);
@@ -324,7 +324,7 @@ Timeline timeline_frame(const Schedule& schedule, const Plan& plan, const Cluste
                             o.layer,
                             o.microbatch,
                             o.group,
-                            name_of(queue_of(schedule.lanes_of(op)[0])),
+                            lane_name(schedule.lanes_of(op).back()),
                             {schedule.deps_of(op).begin(), schedule.deps_of(op).end()}});
   }
   return timeline;

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "hetermoe/base/fields.h"
-#include "hetermoe/schedule/op_traits.h"
+#include "hetermoe/schedule/op.h"
 
 namespace hetermoe {
 namespace {
@@ -22,11 +22,16 @@ const std::vector<std::string> kOldOpColumns(kOpColumns.begin(), std::prev(kOpCo
 const std::vector<std::string> kSpanColumns = {"op", "device", "start_s", "end_s"};
 const std::vector<std::string> kDeviceKeys = {"name", "type", "role"};
 
-/// Queues in the order of drawing and of files; an unknown queue comes last.
-int queue_rank(const std::string& queue) {
+/// Lanes of a place in the order of drawing and of files; an unknown one comes last.
+int queue_rank(const std::string& lane) {
+  const std::size_t space = lane.find(' ');
+  const std::string_view queue = std::string_view(lane).substr(0, space);
   const auto found = std::find_if(kQueueOrder.begin(), kQueueOrder.end(),
                                   [&](Queue known) { return name_of(known) == queue; });
-  return static_cast<int>(found - kQueueOrder.begin());
+  if (found == kQueueOrder.end()) return kLanesOfPlace;
+  const int link = space == std::string::npos ? 0 : std::atoi(lane.c_str() + space);
+  return std::min(static_cast<int>(found - kQueueOrder.begin()) + 2 * std::clamp(link, 0, kHostLinks),
+                  kLanesOfPlace);
 }
 
 const TimelineOp& op_of(const Timeline& timeline, const Span& span) {
@@ -322,7 +327,7 @@ Json perfetto_trace(const Timeline& timeline) {
     const auto [entry, is_new] = threads.try_emplace({span.device, op.queue}, 0);
     if (is_new) {
       const int rank = queue_rank(op.queue);
-      entry->second = 1 + (rank < kNumQueues ? rank : rank + next_unknown[span.device]++);
+      entry->second = 1 + (rank < kLanesOfPlace ? rank : rank + next_unknown[span.device]++);
       const auto device = static_cast<std::size_t>(span.device);
       events.push_back(metadata("thread_name", device, entry->second, {{"name", op.queue}}));
       events.push_back(metadata("thread_sort_index", device, entry->second, {{"sort_index", entry->second}}));

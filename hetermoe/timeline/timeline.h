@@ -20,7 +20,7 @@ struct TimelineOp {
   std::string kind;   ///< "attention", "dispatch", ...
   std::string phase;  ///< "F", "B", "R" (recompute) or "" (reduce, norm, update)
   i32 layer = -1, microbatch = -1, group = 0;
-  std::string queue;             ///< compute, to_expert, to_attention, move, reduce
+  std::string queue;             ///< of its lane, by lane_name(): compute, to_expert, "to_device 3"
   std::vector<OpId> after = {};  ///< ops that had to end before, beyond those earlier on its lanes
 };
 

@@ -19,7 +19,7 @@ struct Ran {
 };
 
 Ran run_step(const ModelConfig& model, const Cluster& cluster, const Plan& plan, const StepOptions& step,
-        RigOptions options = {}) {
+             RigOptions options = {}) {
   options.step = step;
   Rig rig(model, cluster, plan, options);
   const TensorsByName values = lively_values(model);

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include "hetermoe/base/index.h"
 #include "hetermoe/plan/offload.h"
 #include "hetermoe/planner/strategies.h"
 #include "hetermoe/schedule/builder.h"
@@ -24,17 +25,18 @@ struct VisitCost : CostModel {
   }
 };
 
-Seconds step_seconds(i64 layers, i32 slots, bool backward, const VisitCost& cost) {
+Seconds step_seconds(i64 layers, i32 slots, bool backward, const VisitCost& cost, i32 num_devices = 1) {
   ModelConfig model = load_model("tiny");
   model.num_layers = layers;
   model.dense_layer.assign(static_cast<std::size_t>(layers), false);
   Cluster cluster = load_cluster("one");
   cluster.nodes[0].host = NodeHost{.memory_gib = 64};
+  cluster.devices.resize(idx(num_devices), cluster.devices[0]);
   StrategyRequest request;
   request.seq_len = 8;
-  request.sequences = 1;
+  request.sequences = num_devices;
   request.microbatches = 1;
-  Plan plan = find_strategy("single").make(model, cluster, request);
+  Plan plan = find_strategy(num_devices == 1 ? "single" : "ep").make(model, cluster, request);
   offload(plan, model, cluster, {"attention.weights"}, "test");
   plan.slots.attention = slots;
   StepOptions options;
@@ -58,6 +60,16 @@ TEST(OffloadGolden, ForwardOfSixLayers) {
   EXPECT_DOUBLE_EQ(seconds(2, 2, 1), 24);
   EXPECT_DOUBLE_EQ(seconds(1, 3, 6), 19);
   EXPECT_DOUBLE_EQ(seconds(3, 3, 2), 21);
+}
+
+/// Devices of a node have links of their own: copies of one do not wait for those of another.
+TEST(OffloadGolden, DevicesOfANodeCopyAtTheSameTime) {
+  VisitCost cost;
+  cost.forward = 2;
+  cost.fetch = 2;
+  for (const i32 devices : {1, 2, 8}) EXPECT_DOUBLE_EQ(step_seconds(6, 2, false, cost, devices), 14);
+  // Where more devices than links are in a node, two of them take turns.
+  EXPECT_DOUBLE_EQ(step_seconds(6, 2, false, cost, kHostLinks + 1), 26);
 }
 
 /// Layers 3 and 2 still lie in their slots when the backward pass begins.

@@ -61,9 +61,10 @@ TEST_F(RecomputeOfLayers, ErrorsNameKeyGotAndExpected) {
   EXPECT_EQ(error("0-2:off,2:local"), "[plan.recompute_layers] got layer 2 twice, expected each once");
   plan_.strategy = "roundpipe";
   plan_.groups[0].layers[1].recompute = Recompute::kOff;
-  EXPECT_EQ(error("0:local"),
-            "[plan.recompute_layers] got \"0:local\", but strategy roundpipe chooses for each layer itself: leave "
-            "it out");
+  EXPECT_EQ(
+      error("0:local"),
+      "[plan.recompute_layers] got \"0:local\", but strategy roundpipe chooses for each layer itself: leave "
+      "it out");
   plan_.groups[0].layers[1].recompute.reset();
   EXPECT_EQ(error("0:of").substr(0, 43), "[plan.recompute_layers] unknown value \"of\".");
 }

@@ -103,7 +103,7 @@ TEST(RandomSchedules, StepCoversEveryLane) {
     const Schedule schedule = build_schedule(c.plan, c.model, c.options);
     const OpCosts costs = price(schedule, Placement(c.plan, c.model, c.options), c.model, c.cluster, cost,
                                 ExpectedRouting(c.model));
-    std::vector<Seconds> totals(static_cast<std::size_t>(schedule.num_devices) * kNumQueues, 0);
+    std::vector<Seconds> totals(static_cast<std::size_t>(schedule.num_devices) * kLanesOfPlace, 0);
     for (OpId op = 0; op < schedule.num_ops(); ++op) {
       for (const LaneId lane : schedule.lanes_of(op)) {
         totals[static_cast<std::size_t>(lane)] += costs.seconds[static_cast<std::size_t>(op)];

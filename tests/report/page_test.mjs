@@ -64,7 +64,9 @@ test('queues that nobody knows come last', () => {
   const page = load();
   assert.equal(page.queueRank('compute'), 0);
   assert.equal(page.queueRank('to_host'), 6);
-  assert.equal(page.queueRank('teleport'), 7);
+  assert.equal(page.queueRank('to_device 1'), 7);
+  assert.equal(page.queueRank('to_host 1'), 8);
+  assert.equal(page.queueRank('teleport'), 1000);
 });
 
 test('times have three digits and the unit that fits', () => {

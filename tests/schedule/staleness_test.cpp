@@ -49,7 +49,7 @@ Plan plan_of(const OffloadedPlan& all, const std::string& name) {
 class Order {
  public:
   Order(const Schedule& step, i32 steps) : all_(repeat(step, steps)), before_(all_.ops.size()) {
-    std::vector<OpId> last(idx(all_.num_places()) * kNumQueues, -1);
+    std::vector<OpId> last(idx(all_.num_places()) * kLanesOfPlace, -1);
     for (OpId op = 0; op < all_.num_ops(); ++op) {
       std::set<OpId>& ended = before_[idx(op)];
       const auto add = [&](OpId earlier) {
@@ -266,14 +266,15 @@ Plan with_moved(const Plan& plan, const ModelConfig& model, OpKind moved, OpKind
   Plan listed = plan;
   listed.order = OrderPolicy::kExplicit;
   for (PlaceId place = 0; place < schedule.num_places(); ++place) {
-    for (const Queue queue : kQueueOrder) {
-      const bool is_host = place >= schedule.num_devices;
+    const bool is_host = place >= schedule.num_devices;
+    for (i32 at = 0; at < (is_host ? kLanesOfPlace : kNumQueues); ++at) {
+      const LaneId here = lane_of(place, Queue::kCompute) + at;
       std::string line = fmt::format("{} {} {}:", is_host ? "host" : "device",
-                                     is_host ? place - schedule.num_devices : place, name_of(queue));
+                                     is_host ? place - schedule.num_devices : place, lane_name(here));
       const std::size_t empty = line.size();
       for (OpId op = 0; op < schedule.num_ops(); ++op) {
         for (const LaneId lane : schedule.lanes_of(op)) {
-          if (lane != lane_of(place, queue)) continue;
+          if (lane != here) continue;
           const std::string text = to_string(schedule.ops[idx(op)]);
           line += fmt::format("{} {} {}", line.size() == empty ? "" : " |", number(op), text);
         }

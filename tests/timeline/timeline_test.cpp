@@ -3,9 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <map>
 #include <set>
 
 #include "hetermoe/base/error.h"
+#include "hetermoe/schedule/op.h"
 #include "tests/support/error_of.h"
 
 namespace hetermoe {
@@ -181,7 +183,19 @@ TEST(Perfetto, UnknownQueuesGetThreadsOfTheirOwn) {
   for (const Json& event : trace["traceEvents"]) {
     if (event["ph"] == "X" && event["pid"] == 0) threads.insert(event["tid"].get<int>());
   }
-  EXPECT_EQ(threads, (std::set<int>{8, 9}));
+  EXPECT_EQ(threads, (std::set<int>{1 + kLanesOfPlace, 2 + kLanesOfPlace}));
+}
+
+TEST(Perfetto, LinksOfAHostHaveThreadsOfTheirOwn) {
+  Timeline t = small();
+  t.ops[0].queue = lane_name(lane_of(0, Queue::kToHost, 1));
+  t.ops[1].queue = lane_name(lane_of(0, Queue::kToDevice, 1));
+  std::map<int, std::string> names;
+  const Json trace = perfetto_trace(t);
+  for (const Json& event : trace["traceEvents"]) {
+    if (event["name"] == "thread_name" && event["pid"] == 0) names[event["tid"]] = event["args"]["name"];
+  }
+  EXPECT_EQ(names, (std::map<int, std::string>{{8, "to_device 1"}, {9, "to_host 1"}}));
 }
 
 }  // namespace
