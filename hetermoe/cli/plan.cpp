@@ -5,6 +5,7 @@
 #include "hetermoe/base/words.h"
 #include "hetermoe/cli/command.h"
 #include "hetermoe/planner/planner.h"
+#include "hetermoe/planner/rates.h"
 #include "hetermoe/report/table.h"
 #include "hetermoe/report/waits_text.h"
 
@@ -12,7 +13,8 @@ namespace hetermoe {
 namespace {
 
 struct Options {
-  std::string model = "mixtral-8x7b", cluster = "o1", output, dtype = "fp16";
+  std::string model = "mixtral-8x7b", cluster = "o1", output, dtype = "fp16",
+              master = "fp32", moments = "fp32";
   i64 seq_len = 4096, sequences = 0, tokens = 0, max_microbatches = PlanLimits().max_microbatches;
   std::vector<DeviceId> idle;
   bool shard_optimizer = true, offload = true, json = false;
@@ -26,6 +28,11 @@ PlanRequest make_request(const Options& options) {
   request.sequences = options.sequences;
   request.tokens = options.tokens > 0 || options.sequences > 0 ? options.tokens : i64{1} << 20;
   request.dtype = parse_dtype(options.dtype);
+  request.master = enum_from<Master>(options.master, "--master");
+  if (const Dtype moments = parse_dtype(options.moments); moments != Dtype::kFp32)
+    request.moments_dtype = moments;
+  const std::vector<std::string> faults = dtype_faults(blank_plan(request, Recompute::kLocal));
+  if (!faults.empty()) fail<ConfigError>("plan", "{}", faults[0]);
   request.limits.max_microbatches = options.max_microbatches;
   request.limits.shard_optimizer = options.shard_optimizer;
   request.limits.offload = options.offload;
@@ -112,6 +119,13 @@ std::function<int()> make_plan(Flags& flags) {
       .add_option("--tokens", options->tokens, "tokens of a step, instead of --sequences [default: 1048576]")
       ->range(at_least(1));
   flags.add_option("--dtype", options->dtype, "compute and transfers: fp16, bf16 or fp32")
+      ->capture_default_str();
+  flags
+      .add_option("--master", options->master,
+                  "fp32: copies of 16-bit weights that the optimizer updates; none (with --dtype bf16): the "
+                  "weights themselves are updated and rounded stochastically")
+      ->capture_default_str();
+  flags.add_option("--moments-dtype", options->moments, "of the optimizer's moments: fp32 or bf16")
       ->capture_default_str();
   flags.add_option("--idle", options->idle, "devices that must stay out, separated by commas")
       ->delimiter(',')

@@ -11,9 +11,16 @@ namespace {
 
 // Kernels of one op forward, from the parts listed in op_cost.h: they only matter for tiny microbatches.
 constexpr double kAttentionKernels = 24, kExpertKernels = 7, kHeadKernels = 8;
-/// Adam in mixed precision reads and writes per parameter: master 8, two moments 16, weight 2; norm and
-/// update read the gradient. Wider parameters have no master.
-constexpr double kMixedUpdateBytes = 26, kUpdateBytes = 30;
+/// Per parameter of 4 bytes or more.
+constexpr double kUpdateBytes = 30;
+
+/// Adam reads and writes master and moments, and writes the weight, which without a master it reads, too;
+/// norm and update read the gradient.
+Bytes update_bytes(const Plan& plan, DeviceId device) {
+  const StateBytes each = state_bytes_of(plan, device);
+  if (each.weights != 2) return kUpdateBytes - 2 * std::max(0.0, 8 - each.moments);
+  return 2 * (each.master + each.moments) + (each.master > 0 ? 1 : 2) * each.weights + 2 * each.gradients;
+}
 
 }  // namespace
 
@@ -44,8 +51,7 @@ RooflineCost::Rates RooflineCost::rates_of(DeviceId device, const Plan& plan) co
   rates.scores = rates.plain_scores ? rates.gemm : speed * type.peak(dtype) * fused;
   rates.memory = speed * type.memory_gb_s * 1e9 * software_.memory_efficiency;
   rates.element = bytes_of(dtype);
-  rates.update =
-      rates.element == 2 ? kMixedUpdateBytes + 2 * bytes_of(grad_dtype_of(plan, device)) : kUpdateBytes;
+  rates.update = update_bytes(plan, device);
   return rates;
 }
 

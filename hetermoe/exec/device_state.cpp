@@ -27,6 +27,7 @@ StorageOptions storage_options(const Plan& plan, DeviceId device, c10::Device wh
   const Dtype dtype = plan.dtype[static_cast<std::size_t>(device)];
   StorageOptions options = at::TensorOptions().dtype(scalar_type(dtype)).device(where);
   options.grad = scalar_type(grad_dtype_of(plan, device));
+  options.optimizer = optimizer_widths_of(plan);
   return options;
 }
 

@@ -110,9 +110,19 @@ ParameterStore::Shelf ParameterStore::make_shelf(const std::vector<State>& state
       state.kept = zeros_like_parts(state, state.values);
       state.taken = zeros_like_parts(state, state.grads);
     }
-    if (updates_here(state.state)) state.moments = make_adamw_state(state.own_values());
+    if (updates_here(state.state)) state.moments = moments_of(state);
   }
   return shelf;
+}
+
+/// Replicas and parts of a state draw the same numbers when they round.
+AdamwState ParameterStore::moments_of(const StateTensors& state) const {
+  AdamwState moments = make_adamw_state(state.own_values(), options_.optimizer);
+  const State& s = state.state;
+  moments.rounding_key = Fnv().add(s.part).add(s.layer).add(s.experts.empty() ? -1 : s.experts[0]).value();
+  for (const at::Tensor& value : state.values)
+    moments.first.push_back(part_range(value.numel(), state.part, state.parts).begin);
+  return moments;
 }
 
 std::vector<at::Tensor> ParameterStore::zeros_like_parts(const StateTensors& state,
@@ -341,7 +351,7 @@ void ParameterStore::initialize(u64 seed) {
   init_parameters(views, seed);
   // Masters of low-precision parameters copy the values just drawn.
   for (auto& [index, state] : by_state_) {
-    if (updates_here(state->state)) state->moments = make_adamw_state(state->own_values());
+    if (updates_here(state->state)) state->moments = moments_of(*state);
     state->publish();
   }
 }

@@ -169,6 +169,7 @@ class ParameterStore {
   bool updates_here(const State& state) const;
   bool lies_as(Key key, const std::vector<State>& states) const;
   Shelf make_shelf(const std::vector<State>& states) const;
+  AdamwState moments_of(const StateTensors& state) const;
   std::vector<at::Tensor> zeros_like_parts(const StateTensors& state,
                                            const std::vector<at::Tensor>& tensors) const;
   void add_group(Shelf& shelf, const State& state) const;

@@ -62,13 +62,13 @@ LayerWeights layer_weights(const ModelConfig& model, i64 layer) {
   return out;
 }
 
-StateBytes state_bytes_per_parameter(Bytes element) {
-  return state_bytes_per_parameter(element, std::max(element, 4.0));
+StateBytes state_bytes_per_parameter(Bytes element, const OptimizerWidths& kept) {
+  return state_bytes_per_parameter(element, std::max(element, 4.0), kept);
 }
 
-StateBytes state_bytes_per_parameter(Bytes element, Bytes gradient) {
-  const bool mixed = element < 4;
-  return {element, gradient, mixed ? 4.0 : 0.0, mixed ? 8.0 : 2 * element};
+StateBytes state_bytes_per_parameter(Bytes element, Bytes gradient, const OptimizerWidths& kept) {
+  const bool has_master = element < 4 && kept.master;
+  return {element, gradient, has_master ? 4.0 : 0.0, 2 * (element > 4 ? element : kept.moment)};
 }
 
 Bytes norm_work_bytes(double params, Bytes gradient_element) {
@@ -76,7 +76,12 @@ Bytes norm_work_bytes(double params, Bytes gradient_element) {
   return gradient_element < 4 ? std::min(8 * params, real(kUpdateBlockBytes)) : gradient_element * params;
 }
 
-Bytes update_work_bytes(double params, Bytes gradient_element) {
+Bytes update_work_bytes(double params, Bytes gradient_element, const OptimizerWidths& kept) {
+  if (kept != OptimizerWidths{}) {
+    const double each =
+        (kept.master ? 0 : 4) + (gradient_element < 4 ? 4 : 0) + (kept.moment < 4 ? 8 : 0);
+    return each * std::min(params, real(kNarrowBlock));
+  }
   if (gradient_element == 4) return 0;
   return std::min(std::max(gradient_element, 4.0) * params, real(kUpdateBlockBytes));
 }

@@ -41,18 +41,27 @@ struct StateBytes {
   /// Replicas divide master and moments among them where the optimizer is sharded.
   Bytes total(double replicas = 1) const { return weights + gradients + (master + moments) / replicas; }
 };
-StateBytes state_bytes_per_parameter(Bytes element);
+/// What the optimizer keeps of parameters. A master is that of 16-bit values; without one the values are
+/// rounded stochastically. Moments are never wider than 4 bytes but those of 8-byte values.
+struct OptimizerWidths {
+  bool master = true;
+  Bytes moment = 4;  ///< each
+  bool operator==(const OptimizerWidths&) const = default;
+};
+StateBytes state_bytes_per_parameter(Bytes element, const OptimizerWidths& kept = {});
 /// The same with gradients of another size.
-StateBytes state_bytes_per_parameter(Bytes element, Bytes gradient);
+StateBytes state_bytes_per_parameter(Bytes element, Bytes gradient, const OptimizerWidths& kept = {});
 
 /// The optimizer converts gradients in blocks of at most so many bytes.
 inline constexpr i64 kUpdateBlockBytes = 64 << 20;
+/// And 16-bit values and moments in blocks of so many elements.
+inline constexpr i64 kNarrowBlock = kUpdateBlockBytes / 16;
 /// What the norm of gradients of one state with `params` elements needs: nothing in fp32, a block of them in
 /// fp64 for 16-bit ones, their squares for fp64 ones.
 Bytes norm_work_bytes(double params, Bytes gradient_element);
-/// What AdamW needs for one state: of 16-bit gradients copies in fp32, of fp64 ones scaled copies, a block at
-/// a time.
-Bytes update_work_bytes(double params, Bytes gradient_element);
+/// What AdamW needs for one state: of 16-bit gradients copies in fp32, of fp64 ones scaled copies, of 16-bit
+/// values without masters and of 16-bit moments likewise copies, a block at a time.
+Bytes update_work_bytes(double params, Bytes gradient_element, const OptimizerWidths& kept = {});
 
 // --- forward FLOPs ---
 

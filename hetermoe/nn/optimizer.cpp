@@ -9,10 +9,12 @@
 #include <optional>
 
 #include "hetermoe/base/error.h"
+#include "hetermoe/base/hash.h"
 #include "hetermoe/model/op_cost.h"
 #include "hetermoe/nn/cpu_kernels.h"
 #include "hetermoe/nn/gpu_kernels.h"
 #include "hetermoe/nn/params.h"
+#include "hetermoe/nn/stochastic_rounding.h"
 
 namespace hetermoe {
 namespace {
@@ -66,8 +68,8 @@ class AdamwPass {
   }
 
   void add(const at::Tensor& value, const at::Tensor& grad, const at::Tensor& exp_avg,
-           const at::Tensor& exp_avg_sq) {
-    Batch& batch = value.dim() > 1 ? decayed_ : plain_;
+           const at::Tensor& exp_avg_sq, bool decays) {
+    Batch& batch = decays ? decayed_ : plain_;
     const bool converts = grad.scalar_type() != value.scalar_type() || fp64_factor_ != 1;
     if (!converts) return batch.add(value, grad, exp_avg, exp_avg_sq);
     const i64 size = static_cast<i64>(value.element_size()), most = kUpdateBlockBytes / size;
@@ -124,15 +126,57 @@ bool is_one_pass(const at::Tensor& value, const at::Tensor& grad) {
          is_cpu_float(grad) && grad.is_contiguous();
 }
 
+/// A block of a tensor in fp32: a view, or for bf16 numbers a copy that put_back() rounds.
+class WideBlock {
+ public:
+  WideBlock(const at::Tensor& tensor, i64 first, i64 count)
+      : own_(tensor.view(-1).narrow(0, first, count)), wide_(own_.to(at::kFloat)) {}
+  const at::Tensor& wide() const { return wide_; }
+  void put_back(u64 key, i64 first) {
+    if (own_.scalar_type() == at::kBFloat16) round_stochastically(wide_, own_, key, first);
+  }
+
+ private:
+  at::Tensor own_, wide_;
+};
+
+/// Where values or moments are bf16: block by block in fp32, then rounded.
+void update_narrow(const std::vector<at::Tensor>& values, const std::vector<at::Tensor>& grads,
+                   const AdamwState& state, const AdamwOptions& options, double learning_rate,
+                   double grad_factor) {
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const at::Tensor& kept = state.master.empty() ? values[i] : state.master[i];
+    const u64 key = splitmix64(state.rounding_key ^ splitmix64(static_cast<u64>(state.step)) ^ i);
+    const i64 origin = state.first.empty() ? 0 : state.first[i];
+    for (i64 begin = 0; begin < kept.numel(); begin += kNarrowBlock) {
+      const i64 count = std::min(kNarrowBlock, kept.numel() - begin);
+      WideBlock value(kept, begin, count), mean(state.exp_avg[i], begin, count),
+          mean_sq(state.exp_avg_sq[i], begin, count);
+      AdamwPass pass(options, learning_rate, grad_factor, state.step, value.wide());
+      pass.add(value.wide(), grads[i].view(-1).narrow(0, begin, count), mean.wide(), mean_sq.wide(),
+               values[i].dim() > 1);
+      pass.run();
+      value.put_back(key, origin + begin);
+      mean.put_back(splitmix64(key + 1), origin + begin);
+      mean_sq.put_back(splitmix64(key + 2), origin + begin);
+    }
+    if (!state.master.empty()) at::Tensor(values[i]).copy_(kept);
+  }
+}
+
 }  // namespace
 
-AdamwState make_adamw_state(const std::vector<at::Tensor>& values) {
+AdamwState make_adamw_state(const std::vector<at::Tensor>& values, const OptimizerWidths& kept) {
   AdamwState state;
   for (const at::Tensor& value : values) {
     const at::TensorOptions wide = value.options().dtype(accumulate_type(value.scalar_type()));
-    state.exp_avg.push_back(at::zeros(value.sizes(), wide));
-    state.exp_avg_sq.push_back(at::zeros(value.sizes(), wide));
-    if (value.scalar_type() != wide.dtype()) state.master.push_back(value.to(at::kFloat));
+    const at::TensorOptions moment =
+        wide.dtype() == at::kFloat && kept.moment < 4 ? wide.dtype(at::kBFloat16) : wide;
+    state.exp_avg.push_back(at::zeros(value.sizes(), moment));
+    state.exp_avg_sq.push_back(at::zeros(value.sizes(), moment));
+    if (value.scalar_type() == wide.dtype()) continue;
+    HM_CHECK(kept.master || value.scalar_type() == at::kBFloat16, "values other than bf16 need a master");
+    if (kept.master) state.master.push_back(value.to(at::kFloat));
   }
   HM_CHECK(state.master.empty() || state.master.size() == values.size(),
            "storages of one list have one dtype");
@@ -147,6 +191,8 @@ void adamw_update(std::vector<at::Tensor>& values, const std::vector<at::Tensor>
   if (runs_on_kernels(values[0], path) &&
       gpu_adamw_update(values, grads, state, options, learning_rate, grad_factor))
     return;
+  if (wide[0].scalar_type() == at::kBFloat16 || state.exp_avg[0].scalar_type() == at::kBFloat16)
+    return update_narrow(values, grads, state, options, learning_rate, grad_factor);
   AdamwPass pass(options, learning_rate, grad_factor, state.step, wide[0]);
   for (std::size_t i = 0; i < values.size(); ++i) {
     if (values[i].numel() == 0) continue;
@@ -154,7 +200,7 @@ void adamw_update(std::vector<at::Tensor>& values, const std::vector<at::Tensor>
       cpu_adamw({values[i], grads[i], wide[i], state.exp_avg[i], state.exp_avg_sq[i]}, options, state.step,
                 learning_rate, values[i].dim() > 1 ? options.weight_decay : 0, grad_factor);
     } else {
-      pass.add(wide[i], grads[i], state.exp_avg[i], state.exp_avg_sq[i]);
+      pass.add(wide[i], grads[i], state.exp_avg[i], state.exp_avg_sq[i], wide[i].dim() > 1);
     }
   }
   pass.run();

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "hetermoe/base/types.h"
+#include "hetermoe/model/op_cost.h"
 #include "hetermoe/nn/path.h"
 
 namespace hetermoe {
@@ -16,11 +17,16 @@ struct AdamwOptions {
 /// Moments of a list of storages (StateGroup::values, or a slab's gate_up and down): same shapes, slots
 /// alike.
 struct AdamwState {
-  std::vector<at::Tensor> exp_avg, exp_avg_sq;  ///< fp32, or fp64 for fp64 values
-  std::vector<at::Tensor> master;               ///< fp32 copies of bf16/fp16 values; empty otherwise
-  i64 step = 0;                                 ///< updates done
+  std::vector<at::Tensor> exp_avg, exp_avg_sq;  ///< fp32 or bf16, or fp64 for fp64 values
+  std::vector<at::Tensor> master;  ///< fp32 copies of bf16/fp16 values, where they are kept; else empty
+  i64 step = 0;                    ///< updates done
+  /// What has no master, and moments in bf16, is rounded stochastically. The draws of an element follow from
+  /// the key, the step, the storage and the element, counted from the storage's `first` (empty = 0).
+  u64 rounding_key = 0;
+  std::vector<i64> first = {};
 };
-AdamwState make_adamw_state(const std::vector<at::Tensor>& values);
+/// fp16 values need a master.
+AdamwState make_adamw_state(const std::vector<at::Tensor>& values, const OptimizerWidths& kept = {});
 
 /// One AdamW update of `values` in place. grad_factor multiplies every gradient first (the clip factor);
 /// `grads` may be scaled in place by it.

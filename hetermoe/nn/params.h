@@ -9,6 +9,7 @@
 #include "hetermoe/base/types.h"
 #include "hetermoe/model/expert_products.h"
 #include "hetermoe/model/model_config.h"
+#include "hetermoe/model/op_cost.h"
 
 // Where the model's tensors live. The replicated state of embedding, head and each layer's attention part is
 // a StateGroup; the routed experts of one layer on one device are an ExpertSlab. Both show their storage
@@ -60,6 +61,7 @@ struct StorageOptions {
   at::TensorOptions values;
   std::optional<at::ScalarType> grad = {};  ///< dtype of gradients, none = that of the values
   bool trainable = true;                    ///< false: there are no gradients
+  OptimizerWidths optimizer = {};
   ExpertProducts expert_products = ExpertProducts::kAuto;
   at::TensorOptions grads() const { return grad ? values.dtype(*grad) : values; }
 };

@@ -38,11 +38,6 @@ i64 total_sequences(const Plan& plan) {
   return total;
 }
 
-Dtype grad_dtype_of(const Plan& plan, DeviceId device) {
-  if (plan.grad_dtype) return *plan.grad_dtype;
-  return plan.dtype[static_cast<std::size_t>(device)] == Dtype::kFp64 ? Dtype::kFp64 : Dtype::kFp32;
-}
-
 Home home_of(const Group& group, UnitPart part, i32 layer) {
   const auto of_layer = [&]() -> const LayerPlacement& { return group.layers[idx(layer)]; };
   switch (part) {
@@ -108,7 +103,7 @@ class Validator {
       fault("dtype", "has {} entries, expected one per device of the cluster ({})", plan_.dtype.size(),
             cluster_.num_devices());
     }
-    check_grad_dtype();
+    for (const std::string& fault : dtype_faults(plan_)) faults_.push_back(fault);
     std::set<DeviceId> seen;
     for (std::size_t g = 0; g < plan_.groups.size(); ++g) check_group(plan_.groups[g], g, seen);
     if (faults_.empty()) check_dtypes();
@@ -122,19 +117,6 @@ class Validator {
   template <class... Args>
   void fault(const std::string& where, fmt::format_string<Args...> format, Args&&... args) {
     faults_.push_back(fmt::format("[{}] {}", where, fmt::format(format, std::forward<Args>(args)...)));
-  }
-
-  void check_grad_dtype() {
-    if (!plan_.grad_dtype) return;
-    for (std::size_t d = 0; d < plan_.dtype.size(); ++d) {
-      const bool fits = bytes_of(*plan_.grad_dtype) == bytes_of(plan_.dtype[d]) ||
-                        (*plan_.grad_dtype == Dtype::kFp32 && bytes_of(plan_.dtype[d]) == 2);
-      if (fits) continue;
-      fault("grad_dtype", "got {}, but device {} has parameters in {}: expected {}",
-            name_of(*plan_.grad_dtype), d, name_of(plan_.dtype[d]),
-            bytes_of(plan_.dtype[d]) == 2 ? "fp32, bf16 or fp16" : name_of(plan_.dtype[d]));
-      return;
-    }
   }
 
   void check_turn_lengths() {

@@ -7,6 +7,7 @@
 #include "hetermoe/base/small_vector.h"
 #include "hetermoe/cluster/cluster.h"
 #include "hetermoe/model/model_config.h"
+#include "hetermoe/model/op_cost.h"
 #include "hetermoe/model/unit.h"
 #include "hetermoe/plan/residence.h"
 
@@ -28,6 +29,9 @@ enum class Recompute { kOff, kLocal, kResend, kAhead };
 /// with: a backward op computes gradients of inputs and weights. after: of inputs alone; those of weights are
 /// ops of their own (phase W), which run while the gradients of inputs travel.
 enum class WeightGradients { kWith, kAfter };
+/// Whether an fp32 copy of bf16 parameters is kept, which the optimizer updates; none: it updates the
+/// parameters themselves and rounds them stochastically.
+enum class Master { kFp32, kNone };
 /// Who computes a token's experts. owners: those that own them alone. sources: the device with the token's
 /// attention part, which owns all experts of the layer; nothing travels.
 enum class ExpertsAt { kOwners, kSources };
@@ -50,6 +54,10 @@ struct EnumNames<Recompute> {
 };
 template <>
 struct EnumNames<WeightGradients> {
+  static const std::vector<std::string>& names();
+};
+template <>
+struct EnumNames<Master> {
   static const std::vector<std::string>& names();
 };
 template <>
@@ -156,6 +164,8 @@ struct Plan {
   Dtype wire_forward = Dtype::kFp32,
         wire_backward = Dtype::kFp32;  ///< dtype of rows and of their gradients in transfers
   std::optional<Dtype> grad_dtype;     ///< of parameter gradients; none = see grad_dtype_of()
+  Master master = Master::kFp32;
+  std::optional<Dtype> moments_dtype;  ///< of the optimizer: bf16; none = fp32, of fp64 parameters fp64
   /// Master and moments of a replicated parameter are divided over its replicas, each of which updates its
   /// part.
   bool shard_optimizer = false;
@@ -188,6 +198,8 @@ struct Plan {
     v("wire_backward", wire_backward, "dtype of gradient rows in transfers");
     v("dtype", dtype, "compute dtype per device", required());
     v("grad_dtype", grad_dtype, "dtype in which gradients of parameters are summed and reduced");
+    v("master", master, "fp32 copies of 16-bit parameters");
+    v("moments_dtype", moments_dtype, "dtype of the optimizer's moments");
     v("shard_optimizer", shard_optimizer,
       "divide master and moments of replicated parameters over their replicas");
     v("tally", tally, "divide copies over owners by their counts in each exchange");
@@ -214,6 +226,16 @@ i64 total_sequences(const Plan& plan);  ///< of a step, all groups
 /// In which dtype a device sums, keeps and reduces gradients of parameters: plan.grad_dtype, else fp32, and
 /// fp64 for fp64 parameters. A sum of many microbatches in 16 bits loses what each of them adds.
 Dtype grad_dtype_of(const Plan& plan, DeviceId device);
+OptimizerWidths optimizer_widths(Master master, std::optional<Dtype> moments_dtype);
+inline OptimizerWidths optimizer_widths_of(const Plan& plan) {
+  return optimizer_widths(plan.master, plan.moments_dtype);
+}
+/// Of a parameter on a device, by the plan's dtypes.
+StateBytes state_bytes_of(const Plan& plan, DeviceId device);
+/// The plan gets the dtypes of another for the same cluster.
+void take_dtypes(Plan& plan, const Plan& from);
+/// What validate() finds in gradients, masters and moments.
+std::vector<std::string> dtype_faults(const Plan& plan);
 
 /// Where the parameters of a part of a layer live (kEmbed, kHead: any layer) in a group.
 Home home_of(const Group& group, UnitPart part, i32 layer);

@@ -7,6 +7,8 @@ Json to_json(const Plan& plan) {
   Json json = write_fields(plan);
   // Plans that ask for nothing keep their text.
   if (!plan.grad_dtype) json.erase("grad_dtype");
+  if (!plan.moments_dtype) json.erase("moments_dtype");
+  if (plan.master == Master::kFp32) json.erase("master");
   if (!plan.shard_optimizer) json.erase("shard_optimizer");
   if (plan.weight_gradients == WeightGradients::kWith) json.erase("weight_gradients");
   if (plan.hosts.empty()) json.erase("hosts");

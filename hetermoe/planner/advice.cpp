@@ -45,7 +45,7 @@ Bytes attention_need(const Rates& rates) {
 Shortfall shortfall(const Rates& rates) {
   Shortfall out;
   const ModelConfig& model = rates.request().model;
-  const StateBytes state = state_bytes_per_parameter(bytes_of(rates.request().dtype));
+  const StateBytes state = state_bytes_of(rates.request());
   out.replicated = rates.attention_parameters() * state.total(real(most_replicas(rates.request())));
   out.sequence = attention_need(rates);
   out.experts = real(model.num_moe_layers() * model.num_experts * rates.counts().expert) * state.total();

@@ -41,9 +41,7 @@ std::vector<std::pair<Seconds, Plan>> fixed_plans(const Rates& rates, const Stra
   for (const i64 count : microbatch_counts(request)) {
     ask.microbatches = count;
     Plan plan = strategy.make(request.model, request.cluster, ask);
-    const Plan blank = blank_plan(request, plan.recompute);
-    plan.dtype = blank.dtype;
-    plan.wire_forward = blank.wire_forward, plan.wire_backward = blank.wire_backward;
+    take_dtypes(plan, blank_plan(request, plan.recompute));
     const Seconds bound = lane_bound(rates, plan);
     out.emplace_back(bound, std::move(plan));
   }

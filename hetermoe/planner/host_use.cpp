@@ -102,9 +102,7 @@ class HostMemory {
     std::set<NodeId> nodes;
     for (const DeviceId device : devices) {
       if (!nodes.insert(cluster_.node_of(device)).second) continue;
-      const StateBytes each = state_bytes_per_parameter(bytes_of(plan_.dtype[idx(device)]),
-                                                        bytes_of(grad_dtype_of(plan_, device)));
-      memory_[idx(cluster_.node_of(device))] += real(parameters) * each.total(1);
+      memory_[idx(cluster_.node_of(device))] += real(parameters) * state_bytes_of(plan_, device).total(1);
     }
   }
 

@@ -66,8 +66,7 @@ class GroupMemory {
         share_(plan.dtype.size(), 0) {
     for (std::size_t d = 0; d < use_.size(); ++d) {
       use_[d].element = bytes_of(plan.dtype[d]);
-      const Bytes gradient = bytes_of(grad_dtype_of(plan, static_cast<DeviceId>(d)));
-      use_[d].state = state_bytes_per_parameter(use_[d].element, gradient);
+      use_[d].state = state_bytes_of(plan, static_cast<DeviceId>(d));
     }
   }
 

@@ -41,7 +41,7 @@ i64 most_groups(const Rates& rates) {
   const double experts = rates.moe_layers() * real(model.num_experts) * real(rates.counts().expert);
   const double parameters = rates.attention_parameters() + experts;
   const bool gathers = rates.request().limits.gather_weights;
-  const StateBytes state = state_bytes_per_parameter(bytes_of(rates.request().dtype));
+  const StateBytes state = state_bytes_of(rates.request());
   const Bytes of_group = (gathers ? experts : parameters) * (state.weights + state.gradients);
   Bytes room = -parameters * (state.master + state.moments);
   if (gathers) room -= rates.attention_parameters() * (state.weights + state.gradients);
@@ -276,8 +276,7 @@ Plan make_pipeline(const Rates& rates, const PipelineShape& shape) {
     first = std::move(ask.attention);
   }
   const Plan blank = blank_plan(request, shape.order.recompute);
-  plan.dtype = blank.dtype;
-  plan.wire_forward = blank.wire_forward, plan.wire_backward = blank.wire_backward;
+  take_dtypes(plan, blank);
   plan.recompute = blank.recompute;
   plan.shard_optimizer = shape.order.shard_optimizer;
   return plan;

@@ -37,9 +37,16 @@ struct PlanRequest {
   i64 sequences = 0;  ///< of a step; 0 = from `tokens`
   i64 tokens = 0;     ///< of a step, rounded down to whole sequences
   Dtype dtype = Dtype::kFp16;
+  Master master = Master::kFp32;
+  std::optional<Dtype> moments_dtype = {};  ///< see Plan
   SoftwareConstants software;
   PlanLimits limits;
 };
+/// Of a parameter, by the request's dtypes.
+inline StateBytes state_bytes_of(const PlanRequest& request) {
+  return state_bytes_per_parameter(bytes_of(request.dtype),
+                                   optimizer_widths(request.master, request.moments_dtype));
+}
 
 /// How much of one device type a plan uses.
 struct TypeUse {

@@ -60,6 +60,7 @@ Plan blank_plan(const PlanRequest& request, Recompute recompute) {
   plan.dtype.assign(request.cluster.devices.size(), request.dtype);
   plan.wire_forward = plan.wire_backward = request.dtype;
   plan.recompute = recompute;
+  plan.master = request.master, plan.moments_dtype = request.moments_dtype;
   return plan;
 }
 
@@ -223,7 +224,7 @@ Seconds Rates::update(std::size_t cls, double parameters) const {
 /// Weights that visit or are gathered take room in slots alone, of which a device has as many as it has;
 /// experts and attention parts of the mean layer.
 Bytes Rates::state_bytes(UnitPart part, double replicas) const {
-  const StateBytes each = state_bytes_per_parameter(bytes_of(request_.dtype));
+  const StateBytes each = state_bytes_of(request_);
   const HostUse use = request_.limits.host_use;
   const bool is_gathered = request_.limits.gather_weights && part != UnitPart::kExperts && replicas > 1;
   if (use == HostUse::kNone && !is_gathered) return each.total(replicas);

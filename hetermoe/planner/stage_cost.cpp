@@ -82,7 +82,7 @@ StageCosts::Figures StageCosts::figures_of(const StageDevices& stage) const {
 /// that of an embedding or head.
 void StageCosts::add_states(Part& part, const StageDevices& stage, double parameters, double visits) const {
   const double holders = real(order_.groups * stage.count);
-  const StateBytes state = state_bytes_per_parameter(bytes_of(rates_.request().dtype));
+  const StateBytes state = state_bytes_of(rates_.request());
   if (rates_.request().limits.gather_weights && holders > 1) {
     part.states = parameters * state.total() / holders;
     if (visits > 1) {
@@ -101,7 +101,7 @@ void StageCosts::add_states(Part& part, const StageDevices& stage, double parame
 StageCosts::Part StageCosts::layer(const StageDevices& stage, bool dense) const {
   const ModelConfig& model = rates_.request().model;
   const Bytes element = bytes_of(rates_.request().dtype);
-  const StateBytes state = state_bytes_per_parameter(element);
+  const StateBytes state = state_bytes_of(rates_.request());
   const auto total = [&](double replicas) { return state.total(order_.shard_optimizer ? replicas : 1); };
   i64 number = 0;
   while (model.is_moe(number) == dense) ++number;

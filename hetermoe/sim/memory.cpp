@@ -278,7 +278,8 @@ Bytes BufferSizes::compute_workspace(const Op& op, DeviceId device) {
       return std::min(all, static_cast<double>(kHeadChunkTokens)) * head_work_bytes(model_, element(device));
     }
     case ComputeKind::kUpdate:
-      return update_work_bytes(work_.state_params(op.state), gradient(device));
+      return update_work_bytes(work_.state_params(op.state), gradient(device),
+                               optimizer_widths_of(placement_.plan()));
     case ComputeKind::kEmbed:
     case ComputeKind::kMerge:
     case ComputeKind::kPublish:
@@ -342,7 +343,7 @@ Bytes BufferSizes::transfer_workspace(const Op& op, DeviceId device) {
 
 MemoryUse BufferSizes::state(PlaceId device) const {
   const bool is_host = device >= placement_.num_devices();
-  const StateBytes each = state_bytes_per_parameter(element(device), gradient(device));
+  const StateBytes each = state_bytes_of(placement_.plan(), placement_.first_device(device));
   double params = 0, trainable = 0, optimized = 0;  // of gathered states the own parts
   MemoryUse use;
   for (const i32 index : placement_.states_on(device)) {

@@ -51,8 +51,7 @@ class Held {
     return std::binary_search(holders_[unit].begin(), holders_[unit].end(), device);
   }
   Bytes sum(DeviceId device, const Range& range) const {
-    const StateBytes each =
-        state_bytes_per_parameter(bytes_of(plan_.dtype[idx(device)]), bytes_of(grad_dtype_of(plan_, device)));
+    const StateBytes each = state_bytes_of(plan_, device);
     Bytes bytes = 0;
     for (std::size_t u = range.first; u < range.last; ++u) {
       if (!is_here(u, device)) continue;

@@ -69,6 +69,8 @@ std::optional<std::string> hindrance(const Plan& before, const Plan& next) {
     const Dtype old_grad = grad_dtype_of(before, device), new_grad = grad_dtype_of(next, device);
     if (old_grad != new_grad) return differs("grad_dtype", old_grad, new_grad);
   }
+  if (optimizer_widths_of(before) != optimizer_widths_of(next))
+    return "[master] or [moments_dtype] is another than before: an optimizer keeps its dtypes in a run";
   if (!same_width(before, next))
     return "[dtype] some devices of the two plans compute in fp64 and some do not: moments would lose digits";
   return {};

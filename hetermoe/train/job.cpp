@@ -208,6 +208,8 @@ void set_dtypes(Plan& plan, const PlanOptions& options) {
   }
   if (options.wire_dtype) plan.wire_forward = plan.wire_backward = *options.wire_dtype;
   plan.grad_dtype = options.grad_dtype;
+  plan.master = options.master;
+  plan.moments_dtype = options.moments_dtype;
 }
 
 Plan plan_of_strategy(const Job& job, const ModelConfig& model, const Cluster& cluster) {

@@ -132,7 +132,8 @@ struct PlanOptions {
   bool shard_optimizer = false, shard_weights = false, tally = false;
   std::vector<std::string> offload;
   VisitSlots slots;
-  std::optional<Dtype> attention_dtype, expert_dtype, wire_dtype, grad_dtype;
+  std::optional<Dtype> attention_dtype, expert_dtype, wire_dtype, grad_dtype, moments_dtype;
+  Master master = Master::kFp32;
   template <class V>
   void fields(V& v) {
     v("file", file, "a plan.json to run instead of asking the strategy");
@@ -188,6 +189,12 @@ struct PlanOptions {
     v("grad_dtype", grad_dtype,
       "dtype in which gradients of parameters are summed and reduced; null = fp32, and fp64 where devices "
       "compute in it");
+    v("master", master,
+      "fp32: a copy of 16-bit parameters, which the optimizer updates; none (all devices in bf16): the "
+      "optimizer "
+      "updates the parameters themselves and rounds them stochastically, for devices with little memory");
+    v("moments_dtype", moments_dtype,
+      "dtype of the optimizer's moments: fp32, or bf16, which are rounded stochastically; null = fp32");
   }
 };
 

@@ -79,6 +79,7 @@ void keep_dtypes(Plan& plan, const Plan& before) {
   }
   plan.wire_forward = before.wire_forward;
   plan.wire_backward = before.wire_backward;
+  plan.master = before.master, plan.moments_dtype = before.moments_dtype;
 }
 
 /// Why a plan cannot run this job; empty = it can.
@@ -106,6 +107,7 @@ PlannerPlan ask_planner(const Job& job, const Plan& before, const ModelConfig& m
   request.seq_len = job.train.seq_len;
   request.sequences = job.train.sequences;
   request.dtype = emulated_plan(job, before).dtype[static_cast<std::size_t>(survivors[0])];
+  request.master = before.master, request.moments_dtype = before.moments_dtype;
   for (DeviceId d = 0; d < cluster.num_devices(); ++d) {
     if (!std::binary_search(survivors.begin(), survivors.end(), d)) request.limits.idle.push_back(d);
   }

@@ -104,6 +104,8 @@ VerifyResult verify_plan(const Job& job, const ModelConfig& model, const Cluster
   std::fill(plan.dtype.begin(), plan.dtype.end(), Dtype::kFp64);
   plan.wire_forward = plan.wire_backward = Dtype::kFp64;
   plan.grad_dtype.reset();
+  plan.moments_dtype.reset();
+  plan.master = Master::kFp32;
   Session::Options options;
   options.step = step_options(job, model);
   const std::vector<Unit> frozen = options.step.frozen;

@@ -65,14 +65,17 @@ TEST_P(ShardedOptimizer, ChangesNoBit) {
   const ModelConfig model = load_model(GetParam());
   const Cluster cluster = load_cluster("demo");
   i64 divided = 0;
-  for (const Dtype dtype : {Dtype::kFp64, Dtype::kFp32, Dtype::kBf16}) {
+  for (const auto& [dtype, master] : {std::pair(Dtype::kFp64, Master::kFp32), std::pair(Dtype::kFp32, Master::kFp32),
+                                      std::pair(Dtype::kBf16, Master::kFp32), std::pair(Dtype::kBf16, Master::kNone)}) {
     for (NamedPlan& named : strategy_plans(model, cluster, small_step())) {
       use_dtype(named.plan, dtype);
-      const std::string what = fmt::format("{} {}", named.name, name_of(dtype));
+      named.plan.master = master;
+      if (master == Master::kNone) named.plan.moments_dtype = Dtype::kBf16;
+      const std::string what = fmt::format("{} {} master {}", named.name, name_of(dtype), name_of(master));
       divided += expect_no_difference(model, cluster, named.plan, what) ? 1 : 0;
     }
   }
-  EXPECT_GE(divided, 3 * 6) << "most plans have replicas";
+  EXPECT_GE(divided, 4 * 6) << "most plans have replicas";
 }
 
 /// The most gradients that a step reduces of one state: one for each visit.

@@ -27,19 +27,19 @@ std::vector<UnitMove> moves_between_devices(const OpContext& d, const Op& op, De
   return all;
 }
 
-/// A parameter travels as its master where there is one: the receiver casts.
-const at::Tensor& wide_value(const LogicalTensor& tensor) {
-  return tensor.master.defined() ? tensor.master : tensor.value;
+/// What training keeps of a parameter travels in fp32, or in fp64 where it is: the receiver casts.
+at::Tensor widened(const LogicalTensor& of, const at::Tensor& tensor) {
+  return of.exp_avg.defined() ? tensor.to(accumulate_type(of.value.scalar_type())) : tensor;
 }
 
 void append(Message& message, const UnitTensors& unit) {
   const std::vector<i64> numbers = numbers_of(unit);
   message.numbers.insert(message.numbers.end(), numbers.begin(), numbers.end());
   for (const LogicalTensor& tensor : unit.tensors) {
-    message.tensors.push_back(wide_value(tensor));
+    message.tensors.push_back(widened(tensor, tensor.master.defined() ? tensor.master : tensor.value));
     if (!tensor.exp_avg.defined()) continue;
-    message.tensors.push_back(tensor.exp_avg);
-    message.tensors.push_back(tensor.exp_avg_sq);
+    message.tensors.push_back(widened(tensor, tensor.exp_avg));
+    message.tensors.push_back(widened(tensor, tensor.exp_avg_sq));
   }
 }
 

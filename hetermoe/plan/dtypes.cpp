@@ -1,0 +1,85 @@
+#include <fmt/format.h>
+
+#include "hetermoe/base/enum_count.h"
+#include "hetermoe/base/index.h"
+#include "hetermoe/plan/plan.h"
+
+// In which dtypes the parameters of a plan live.
+namespace hetermoe {
+
+const std::vector<std::string>& EnumNames<Master>::names() {
+  static const std::vector<std::string> all = names_of_all<Master>({"fp32", "none"});
+  return all;
+}
+
+Dtype grad_dtype_of(const Plan& plan, DeviceId device) {
+  if (plan.grad_dtype) return *plan.grad_dtype;
+  return plan.dtype[static_cast<std::size_t>(device)] == Dtype::kFp64 ? Dtype::kFp64 : Dtype::kFp32;
+}
+
+OptimizerWidths optimizer_widths(Master master, std::optional<Dtype> moments_dtype) {
+  return {.master = master == Master::kFp32, .moment = bytes_of(moments_dtype.value_or(Dtype::kFp32))};
+}
+
+StateBytes state_bytes_of(const Plan& plan, DeviceId device) {
+  return state_bytes_per_parameter(bytes_of(plan.dtype[idx(device)]), bytes_of(grad_dtype_of(plan, device)),
+                                   optimizer_widths_of(plan));
+}
+
+void take_dtypes(Plan& plan, const Plan& from) {
+  plan.dtype = from.dtype;
+  plan.wire_forward = from.wire_forward, plan.wire_backward = from.wire_backward;
+  plan.master = from.master, plan.moments_dtype = from.moments_dtype;
+}
+
+namespace {
+
+std::optional<std::string> grad_dtype_fault(const Plan& plan) {
+  if (!plan.grad_dtype) return {};
+  for (std::size_t d = 0; d < plan.dtype.size(); ++d) {
+    const bool fits = bytes_of(*plan.grad_dtype) == bytes_of(plan.dtype[d]) ||
+                      (*plan.grad_dtype == Dtype::kFp32 && bytes_of(plan.dtype[d]) == 2);
+    if (fits) continue;
+    return fmt::format("[grad_dtype] got {}, but device {} has parameters in {}: expected {}",
+                       name_of(*plan.grad_dtype), d, name_of(plan.dtype[d]),
+                       bytes_of(plan.dtype[d]) == 2 ? "fp32, bf16 or fp16" : name_of(plan.dtype[d]));
+  }
+  return {};
+}
+
+std::optional<std::string> master_fault(const Plan& plan) {
+  if (plan.master == Master::kFp32) return {};
+  for (std::size_t d = 0; d < plan.dtype.size(); ++d) {
+    if (plan.dtype[d] == Dtype::kBf16) continue;
+    return fmt::format(
+        "[master] got none, but device {} has parameters in {}: expected bf16 on all devices, which can be "
+        "rounded stochastically",
+        d, name_of(plan.dtype[d]));
+  }
+  return {};
+}
+
+std::optional<std::string> moments_fault(const Plan& plan) {
+  if (!plan.moments_dtype) return {};
+  if (*plan.moments_dtype != Dtype::kBf16 && *plan.moments_dtype != Dtype::kFp32)
+    return fmt::format("[moments_dtype] got {}, expected fp32 or bf16", name_of(*plan.moments_dtype));
+  for (std::size_t d = 0; d < plan.dtype.size(); ++d) {
+    if (plan.dtype[d] == Dtype::kFp64)
+      return fmt::format("[moments_dtype] got {}, but device {} has parameters in fp64, which keep moments in fp64",
+                         name_of(*plan.moments_dtype), d);
+  }
+  return {};
+}
+
+}  // namespace
+
+std::vector<std::string> dtype_faults(const Plan& plan) {
+  std::vector<std::string> faults;
+  for (const std::optional<std::string>& fault :
+       {grad_dtype_fault(plan), master_fault(plan), moments_fault(plan)}) {
+    if (fault) faults.push_back(*fault);
+  }
+  return faults;
+}
+
+}  // namespace hetermoe
