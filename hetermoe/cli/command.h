@@ -79,5 +79,6 @@ std::function<int()> make_routing(Flags& flags);
 std::function<int()> make_simulate(Flags& flags);
 std::function<int()> make_train(Flags& flags);
 std::function<int()> make_verify(Flags& flags);
+std::function<int()> make_watch(Flags& flags);
 
 }  // namespace hetermoe

@@ -52,6 +52,8 @@ const std::vector<Command>& commands() {
        "hetermoe report out/demo/train/predicted.json --with out/demo/train/timeline.json -o report.html "
        "--trace trace.json",
        make_report},
+      {"watch", "a page that shows a run as it goes on: progress, curves, warnings, at the end the report",
+       "hetermoe watch out/demo\n  hetermoe watch out/demo --port 0", make_watch, true},
       {"doctor", "what this build and this machine can do; whether all processes of a run hear each other",
        "hetermoe doctor\n  hetermoe doctor --cluster demo\n  mpirun -np 4 hetermoe doctor --cluster job.yaml",
        make_doctor},

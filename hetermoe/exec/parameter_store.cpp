@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "hetermoe/base/hash.h"
 #include "hetermoe/base/index.h"
 
 namespace hetermoe {

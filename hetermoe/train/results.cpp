@@ -156,8 +156,16 @@ Json metrics_json(const StepRecord& r) {
   return json;
 }
 
+namespace {
+
+void write_job(const Job& job) {
+  write_text(std::filesystem::path(job.output) / "job.json", to_json(job).dump(2) + "\n");
+}
+
+}  // namespace
+
 MetricsLog::MetricsLog(const Job& job, std::size_t num_strategies)
-    : folder_(job.output), several_(num_strategies > 1) {}
+    : job_(job), folder_(job.output), several_(num_strategies > 1) {}
 
 namespace {
 
@@ -194,6 +202,7 @@ MetricsLog::Files MetricsLog::open(const std::string& strategy, i64 first_step) 
 }
 
 void MetricsLog::add(const std::string& strategy, const StepRecord& record) {
+  if (files_.empty()) write_job(job_);
   if (!files_.contains(strategy)) files_.emplace(strategy, open(strategy, record.step));
   Files& files = files_.at(strategy);
   const Json line = metrics_json(record);
@@ -277,7 +286,7 @@ Json to_json(const StrategyRun& run, const Job& job) {
 std::filesystem::path write_results(const Job& job, const ModelConfig& model, const Cluster& cluster,
                                     const std::vector<StrategyRun>& runs) {
   const std::filesystem::path folder = job.output;
-  write_text(folder / "job.json", to_json(job).dump(2) + "\n");
+  write_job(job);
   write_text(folder / "model.json", to_hf(model).dump(2) + "\n");
   write_text(folder / "cluster.json", to_json(cluster).dump(2) + "\n");
   Json summary = Json::array();

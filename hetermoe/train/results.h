@@ -30,7 +30,7 @@ std::string log_line(const StepRecord& record, i64 total_steps);
 /// One JSON line of metrics.
 Json metrics_json(const StepRecord& record);
 
-/// metrics.jsonl of a job's output folder (metrics-STRATEGY.jsonl when there are several), written step by
+/// With the first step job.json, and metrics.jsonl of a job's output folder (metrics-STRATEGY.jsonl when there are several), written step by
 /// step, and its numbers for TensorBoard below tensorboard/ (tensorboard/STRATEGY/).
 class MetricsLog {
  public:
@@ -39,6 +39,7 @@ class MetricsLog {
   void add(const std::string& strategy, const StepRecord& record);
 
  private:
+  Job job_;
   std::filesystem::path folder_;
   bool several_;
   struct Files {

@@ -81,8 +81,8 @@ TEST(OptimizerWidths, AnUpdateWithWideMomentsDiffersByTheRoundingAlone) {
   const at::Tensor grad = at::arange(5000, at::kFloat).mul_(0.11).cos_().view({50, 100});
   std::vector<at::Tensor> narrow = {start.clone()}, wide = {start.to(at::kFloat)};
   AdamwState of_narrow = make_adamw_state(narrow, {.master = false}), of_wide = make_adamw_state(wide);
-  adamw_update(narrow, {grad}, of_narrow, {}, 1e-2, 0.5);
-  adamw_update(wide, {grad}, of_wide, {}, 1e-2, 0.5);
+  adamw_update(narrow, {grad.clone()}, of_narrow, {}, 1e-2, 0.5);
+  adamw_update(wide, {grad.clone()}, of_wide, {}, 1e-2, 0.5);
   EXPECT_TRUE(at::equal(of_narrow.exp_avg[0], of_wide.exp_avg[0]));
   EXPECT_TRUE(at::equal(of_narrow.exp_avg_sq[0], of_wide.exp_avg_sq[0]));
   const at::Tensor off = (narrow[0].to(at::kFloat) - wide[0]).abs();

@@ -31,7 +31,7 @@ TEST(OptimizerDtypesRun, ARunMayGoOnWithMasters) {
   const WorkFolder folder;
   TinyRun(folder.path(), with(with(kBf16, kNarrow), {{"train.steps", "4"}})).run();
   const TinyRun::End end = TinyRun(folder.path(), kBf16).run();
-  EXPECT_EQ(end.outcome.steps.size(), 2);
+  EXPECT_EQ(end.outcome.records.size(), 2);
 }
 
 /// Of parameters alone: bytes that all devices keep.

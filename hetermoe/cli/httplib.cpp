@@ -1,0 +1,58 @@
+#include <httplib.h>
+#include <signal.h>
+
+#include <thread>
+
+#include "hetermoe/base/error.h"
+#include "hetermoe/cli/live_server.h"
+
+namespace hetermoe {
+namespace {
+
+/// A page of another site whose name was made to lead here has that name.
+bool is_local(const httplib::Request& request) {
+  const std::string host = request.get_header_value("Host");
+  const std::string name = host.substr(0, host.find(':'));
+  return name == "127.0.0.1" || name == "localhost";
+}
+
+}  // namespace
+
+void serve_live(LiveRun& run, int port, const std::function<void(int)>& began) {
+  httplib::Server server;
+  server.set_pre_routing_handler([](const httplib::Request& request, httplib::Response& response) {
+    if (is_local(request)) return httplib::Server::HandlerResponse::Unhandled;
+    response.status = 403;
+    return httplib::Server::HandlerResponse::Handled;
+  });
+  const auto page = [&server](const char* path, std::function<std::string()> make) {
+    server.Get(path, [make](const httplib::Request&, httplib::Response& response) {
+      const std::string text = make();
+      if (text.empty()) response.status = 404;
+      response.set_header("Cache-Control", "no-store");
+      response.set_content(text, "text/html; charset=utf-8");
+    });
+  };
+  page("/", [&run] { return run.page(); });
+  page("/body", [&run] { return run.body(); });
+  page("/report.html", [&run] { return run.report(); });
+
+  sigset_t ends;
+  sigemptyset(&ends);
+  sigaddset(&ends, SIGINT);
+  sigaddset(&ends, SIGTERM);
+  pthread_sigmask(SIG_BLOCK, &ends, nullptr);  // threads of the server have it, too
+  const int bound = port == 0                                  ? server.bind_to_any_port("127.0.0.1")
+                    : server.bind_to_port("127.0.0.1", port) ? port
+                                                             : -1;
+  if (bound < 0)
+    fail<DeviceError>("--port", "cannot listen on 127.0.0.1:{}: is it in use? 0 takes any free port", port);
+  std::thread thread([&server] { server.listen_after_bind(); });
+  began(bound);
+  int signal = 0;
+  sigwait(&ends, &signal);
+  server.stop();
+  thread.join();
+}
+
+}  // namespace hetermoe
