@@ -55,6 +55,7 @@ void OpContext::begin_step(const StepInput& step) {
   aux.assign(idx(p.num_layers()), std::vector<at::Tensor>(num_microbatches));
   counts_LE =
       at::zeros({p.num_layers(), model.num_experts}, at::TensorOptions().dtype(at::kLong).device(where()));
+  dropped_L = at::zeros({p.num_layers()}, counts_LE.options());
   tokens = to_device(step.tokens, where());
   targets = to_device(step.targets, where());
   if (p.options().backward) state.zero_grads();
@@ -105,6 +106,11 @@ at::Tensor OpContext::take_input(const Op& op, i32 layer) {
 
 std::string OpContext::name_of_peer(DeviceId peer) const {
   return fmt::format("message of device {} ({})", peer, cluster.device_name(peer));
+}
+
+i64 OpContext::expert_capacity() const {
+  const double factor = input->router.capacity_factor;
+  return factor == 0 ? 0 : hetermoe::expert_capacity(model, factor, p.plan().seq_len);
 }
 
 double OpContext::forward_loss() const {

@@ -58,6 +58,8 @@ class OpContext {
   at::Tensor take_input(const Op& op, i32 layer);
   /// "message of device 3 (V100#1)", for errors.
   std::string name_of_peer(DeviceId peer) const;
+  /// Of a sequence, per expert; 0 = no limit.
+  i64 expert_capacity() const;
   /// Forward only: what this device adds to the step's loss.
   double forward_loss() const;
 
@@ -75,6 +77,7 @@ class OpContext {
   std::vector<at::Tensor> losses;            ///< [microbatch]
   std::vector<std::vector<at::Tensor>> aux;  ///< [layer][microbatch]
   at::Tensor counts_LE;                      ///< int64 [layers, experts] of this device's own tokens
+  at::Tensor dropped_L;                      ///< int64 [layers] those that found no room
   double grad_factor = 1;
   StepResult result;
 

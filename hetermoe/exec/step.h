@@ -6,6 +6,7 @@
 
 #include "hetermoe/cost/cost_model.h"
 #include "hetermoe/nn/optimizer.h"
+#include "hetermoe/nn/router_training.h"
 
 namespace hetermoe {
 
@@ -38,15 +39,17 @@ struct StepInput {
   /// Masked documents: int64 [sequences of the step, seq_len] on the CPU, 1 where a document begins; its
   /// tokens attend to nothing from before it. Undefined = sequences are not divided.
   at::Tensor starts = {};
+  RouterTraining router = {};
 };
 
 /// What every device knows after the step.
 struct StepResult {
   double loss = 0;       ///< cross entropy, mean over counted targets (a sum over targets when forward only)
-  double aux_loss = 0;   ///< load-balancing loss, coefficient included
+  double aux_loss = 0;   ///< load-balancing loss and z-loss, coefficients included
   double grad_norm = 0;  ///< before clipping
   bool updated = true;   ///< false: loss or gradients were NaN or infinite, and nothing was changed
-  at::Tensor counts_LE;  ///< int64 copies per layer and expert; zero rows for dense layers
+  at::Tensor counts_LE;  ///< int64 copies that were chosen per layer and expert; zero rows for dense layers
+  at::Tensor dropped_L;  ///< int64 those of them for which their experts had no room; undefined forward only
   Seconds step = 0;      ///< end of the last span, in the clock's seconds
   double cpu_seconds = 0;  ///< processor time of all lane threads
 };

@@ -95,6 +95,10 @@ HM_DEVICE void split_copies(const SplitCopies& a) {
   i32* const destinations = shared<i32>();
   for (i64 i = begin + thread(); i < end; i += num_threads()) {
     const i32 expert = i32(static_cast<const Key*>(a.topk)[i]);
+    if (expert < 0) {  // no choice
+      destinations[i - begin] = a.destination[i] = -1;
+      continue;
+    }
     const i32 position = a.before[block() * a.owners.num_experts + expert] + a.rank[i];
     i32 o = a.owners.begin[expert + 1] - 1;
     while (a.first[o] > position) --o;  // owners without a copy begin where the next one does
@@ -124,6 +128,7 @@ HM_DEVICE void write_rows(const WriteRows& a) {
   const i64 begin = block() * a.chunk, end = chunk_end(a.chunk, a.copies);
   for (i64 i = begin + thread(); i < end; i += num_threads()) {
     const i32 destination = a.destination[i];
+    if (destination < 0) continue;
     const i32 row = a.before[block() * a.num_destinations + destination] + a.row[i];
     a.row_out[a.place[i]] = row;
     bool first = true;

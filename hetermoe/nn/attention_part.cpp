@@ -19,6 +19,7 @@ struct AttentionGraph {
   at::Tensor y;
   // x, weights, scores and topk are undefined in dense layers; counts also where nobody counted yet.
   at::Tensor u, x, weights, scores, topk, counts;
+  at::Tensor log_sum;  // [T] logsumexp of the router's logits, with a z-loss
 };
 
 struct AttentionLeft {
@@ -40,11 +41,11 @@ at::Tensor without_gaps(const at::Tensor& given_TK, const at::Tensor& chosen_TK)
 
 /// One pass through the part. cache: of the tokens before, null = there are none.
 AttentionGraph run(const ModelConfig& model, i64 layer, const StateGroup& state, const at::Tensor& y_TD,
-                   const Sequences& sequences, const GivenChoice& given, Leaves::Grad grad,
+                   const Sequences& sequences, const RouterTask& task, Leaves::Grad grad,
                    KvCache* cache = nullptr) {
   at::Tensor y = grad != Leaves::Grad::kNo ? y_TD.detach().requires_grad_() : y_TD;
   AttentionGraph out{
-      Leaves(state, grad), y, {}, {}, {}, {}, given.has_gaps ? at::Tensor() : given.topk_TK, {}};
+      Leaves(state, grad), y, {}, {}, {}, {}, task.has_gaps ? at::Tensor() : task.topk_TK, {}, {}};
   const Leaves& leaves = out.leaves;
   const at::Tensor normed = rms_norm(y, leaves[Weight::kInputNorm], model.norm_eps);
   const at::Tensor attended = cache != nullptr ? decode_attention(model, layer, leaves, normed, *cache)
@@ -54,19 +55,22 @@ AttentionGraph run(const ModelConfig& model, i64 layer, const StateGroup& state,
   out.u = !moe || model.num_shared_experts > 0 ? h + mlp(leaves, x) : h;
   if (!moe) return out;
   out.x = x;
-  const at::Tensor logits = leaves.wide_product(x, Weight::kRouter, accumulate_type(y.scalar_type()));
+  const at::ScalarType wide = accumulate_type(y.scalar_type());
+  const at::Tensor logits =
+      leaves.wide_product(task.jitter_TD.defined() ? x.to(wide) * task.jitter_TD : x, Weight::kRouter, wide);
+  if (task.z_loss) out.log_sum = logits.logsumexp(1);
   if (runs_on_kernels(logits)) {
     Routed routed = gpu_route(model, logits, state.buffer, sequences.seq_len, out.topk);
-    if (given.has_gaps)
+    if (task.has_gaps)
       routed = gpu_route(model, logits, state.buffer, sequences.seq_len,
-                         without_gaps(given.topk_TK, routed.topk_TK));
+                         without_gaps(task.topk_TK, routed.topk_TK));
     out.scores = routed.scores_TE, out.topk = routed.topk_TK;
     out.weights = routed.weights_TK, out.counts = routed.counts_BE;
     return out;
   }
   out.scores = router_scores(model, logits);
   if (!out.topk.defined()) out.topk = choose_experts(model, out.scores, state.buffer);
-  if (given.has_gaps) out.topk = without_gaps(given.topk_TK, out.topk);
+  if (task.has_gaps) out.topk = without_gaps(task.topk_TK, out.topk);
   out.weights = routing_weights(model, out.scores, out.topk);
   return out;
 }
@@ -112,6 +116,13 @@ at::Tensor add_balance_loss(Seeds& seeds, const ModelConfig& model, const Attent
   return (by_part * balance).sum();
 }
 
+/// Adds the loss factor * sum of squares of the logsumexp. Returns the loss.
+at::Tensor add_z_loss(Seeds& seeds, const AttentionGraph& graph, double factor) {
+  const at::Tensor value = graph.log_sum.detach();
+  seeds.add(graph.log_sum, value * (2 * factor));
+  return value.square().sum() * factor;
+}
+
 Leaves::Grad leaves_of(KeepGraph keep_graph) {
   switch (keep_graph) {
     case KeepGraph::kNo:
@@ -136,13 +147,13 @@ std::vector<bool> direct_weights(const AttentionGraph& graph, const StateGroup& 
 
 AttentionOutput attention_forward(const ModelConfig& model, i64 layer, const StateGroup& state,
                                   const at::Tensor& y_TD, const Sequences& sequences, KeepGraph keep_graph,
-                                  const GivenChoice& given) {
+                                  const RouterTask& task) {
   const i64 seq_len = sequences.seq_len;
   HM_CHECK(y_TD.size(0) % seq_len == 0, "{} tokens are not whole sequences of {}", y_TD.size(0), seq_len);
   if (y_TD.size(0) == 0) return empty_output(model, layer, y_TD);
   const bool keep = keep_graph != KeepGraph::kNo;
   const at::AutoGradMode mode(keep);
-  AttentionGraph graph = run(model, layer, state, y_TD, sequences, given, leaves_of(keep_graph));
+  AttentionGraph graph = run(model, layer, state, y_TD, sequences, task, leaves_of(keep_graph));
   AttentionOutput out;
   out.u_TD = graph.u.detach();
   if (model.is_moe(layer)) {
@@ -171,9 +182,12 @@ AttentionGradient attention_backward(const ModelConfig& model, i64 layer, StateG
   AttentionGradient out;
   const at::AutoGradMode mode(true);
   const KeepGraph kind = input.leaves_weights ? KeepGraph::kLeavesWeights : KeepGraph::kYes;
-  const AttentionGraph graph = input.graph != nullptr ? std::move(*input.graph)
-                                                      : run(model, layer, state, input.y_TD, sequences,
-                                                            GivenChoice{input.topk_TK}, leaves_of(kind));
+  const AttentionGraph graph =
+      input.graph != nullptr
+          ? std::move(*input.graph)
+          : run(model, layer, state, input.y_TD, sequences,
+                {.topk_TK = input.topk_TK, .jitter_TD = input.jitter_TD, .z_loss = input.z_factor > 0},
+                leaves_of(kind));
   Seeds seeds;
   seeds.add(graph.u, input.du_TD);
   seeds.add(graph.x, input.dx_TD);
@@ -181,6 +195,8 @@ AttentionGradient attention_backward(const ModelConfig& model, i64 layer, StateG
   out.aux_loss = input.balance_AE.defined() && graph.scores.defined()
                      ? add_balance_loss(seeds, model, graph, input.balance_AE)
                      : at::zeros({}, scalar);
+  if (input.z_factor > 0 && graph.log_sum.defined())
+    out.aux_loss = out.aux_loss + add_z_loss(seeds, graph, input.z_factor);
   const std::vector<bool> direct = direct_weights(graph, state, input.leaves_weights);
   std::vector<at::Tensor> inputs;
   std::vector<std::size_t> weights;

@@ -28,16 +28,18 @@ struct AttentionOutput {
   std::shared_ptr<AttentionGraph> graph;  ///< with KeepGraph::kYes
 };
 
-/// Experts that a forward takes in place of choosing.
-struct GivenChoice {
-  at::Tensor topk_TK;     ///< int64; undefined = choose now
-  bool has_gaps = false;  ///< tokens whose ids are -1 choose now
+/// How a forward routes.
+struct RouterTask {
+  at::Tensor topk_TK = {};    ///< int64 experts that are taken in place of choosing; undefined = choose now
+  bool has_gaps = false;      ///< tokens whose ids are -1 choose now
+  at::Tensor jitter_TD = {};  ///< factors on the router's input; undefined = none
+  bool z_loss = false;        ///< backward adds one
 };
 
 /// y_TD: the layer's input, of whole sequences; T = 0 is fine.
 AttentionOutput attention_forward(const ModelConfig& model, i64 layer, const StateGroup& state,
                                   const at::Tensor& y_TD, const Sequences& sequences,
-                                  KeepGraph keep_graph = KeepGraph::kNo, const GivenChoice& given = {});
+                                  KeepGraph keep_graph = KeepGraph::kNo, const RouterTask& task = {});
 
 /// What backward needs. y_TD and topk_TK come from forward: the choice of experts is never recomputed.
 struct AttentionBackwardInput {
@@ -52,12 +54,14 @@ struct AttentionBackwardInput {
                            ///< sequence). Undefined = none
   std::shared_ptr<AttentionGraph> graph;  ///< of forward; null = recompute. Used up by the call
   bool leaves_weights = false;  ///< a graph is then one of KeepGraph::kLeavesWeights. Not for frozen states
+  at::Tensor jitter_TD = {};    ///< of forward
+  double z_factor = 0;          ///< the z-loss is this times the sum over tokens of logsumexp(logits)^2
 };
 
 struct AttentionGradient {
   at::Tensor dy_TD;
-  at::Tensor aux_loss;  ///< 0-dim: sum of balance * probabilities, this part's share of the balancing loss; 0
-                        ///< without one
+  at::Tensor aux_loss;  ///< 0-dim: this part's share of the balancing loss, the sum of balance *
+                        ///< probabilities, and of the z-loss; 0 without one
   std::shared_ptr<AttentionLeft> left = nullptr;  ///< with leaves_weights; null without tokens
 };
 

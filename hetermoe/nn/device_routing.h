@@ -23,7 +23,7 @@ struct DeviceSplit {
   at::Tensor row_begin_D1, copy_begin_D1;
   at::Tensor begins;  ///< as begins_of() of routing.h
 };
-/// topk_TK: int64 or int32.
+/// topk_TK: int64 or int32; -1 is no choice.
 DeviceSplit split_by_owner_on_device(const at::Tensor& topk_TK, const DeviceOwners& owners, RowDedup dedup);
 
 /// CopyGroups without what the host must know.

@@ -161,7 +161,8 @@ at::Tensor apply_linear(const at::Tensor& x, const at::Tensor& weight) {
 }
 
 at::Tensor apply_wide_linear(const at::Tensor& x, const at::Tensor& weight, at::ScalarType wide) {
-  return x.scalar_type() == wide ? apply_linear(x, weight) : WideLinearFunction::apply(x, weight, wide);
+  const bool is_wide = x.scalar_type() == wide && weight.scalar_type() == wide;
+  return is_wide ? apply_linear(x, weight) : WideLinearFunction::apply(x, weight, wide);
 }
 
 }  // namespace hetermoe

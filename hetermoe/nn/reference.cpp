@@ -9,6 +9,7 @@
 #include <numeric>
 
 #include "hetermoe/base/error.h"
+#include "hetermoe/base/hash.h"
 
 namespace hetermoe {
 namespace {
@@ -17,14 +18,21 @@ namespace {
 struct RouterRecord {
   at::Tensor probabilities;              ///< [T, E]
   std::vector<std::vector<i64>> chosen;  ///< [T][K]
+  at::Tensor logits;                     ///< [T, E]
 };
 
 /// A plain forward pass. Everything is [B*S, ...] unless said otherwise.
 class Reference {
  public:
   Reference(const ModelConfig& model, const TensorsByName& params, i64 num_sequences, i64 seq_len,
-            const std::vector<at::Tensor>& choices = {}, const at::Tensor& starts_BS = {})
-      : model_(model), params_(params), choices_(choices), num_sequences_(num_sequences), seq_len_(seq_len) {
+            const std::vector<at::Tensor>& choices = {}, const at::Tensor& starts_BS = {},
+            const RouterTraining& router = {})
+      : model_(model),
+        params_(params),
+        choices_(choices),
+        router_(router),
+        num_sequences_(num_sequences),
+        seq_len_(seq_len) {
     if (starts_BS.defined()) document_BS_ = starts_BS.to(at::kLong).cumsum(1);
   }
 
@@ -261,11 +269,47 @@ class Reference {
     return out;
   }
 
+  /// Each element of a router's input times a number drawn for it.
+  at::Tensor jittered(const at::Tensor& x, i64 layer) const {
+    if (router_.jitter == 0) return x;
+    const at::Tensor factors = at::empty(x.sizes(), at::kDouble);
+    double* next = factors.mutable_data_ptr<double>();
+    for (i64 s = 0; s < num_sequences_; ++s) {
+      u64 key = splitmix64(router_.seed ^ static_cast<u64>(router_.step));
+      key = splitmix64(key ^ static_cast<u64>(layer));
+      key = splitmix64(key ^ static_cast<u64>(router_.first_sequence + s));
+      for (i64 i = 0; i < seq_len_ * model_.hidden; ++i) {
+        const u64 bits = splitmix64(key + static_cast<u64>(i));
+        const double uniform = (static_cast<double>(bits >> 11) + 0.5) / 9007199254740992.0;
+        *next++ = 1 + router_.jitter * (2 * uniform - 1);
+      }
+    }
+    return x * factors.to(x.device(), x.scalar_type());
+  }
+
+  /// The choices without those that come when their expert has its share of the sequence.
+  std::vector<std::vector<i64>> with_room(const std::vector<std::vector<i64>>& chosen) const {
+    if (router_.capacity_factor == 0) return chosen;
+    const double even =
+        static_cast<double>(seq_len_ * model_.top_k) / static_cast<double>(model_.num_experts);
+    const auto capacity = static_cast<i64>(std::ceil(router_.capacity_factor * even));
+    std::vector<std::vector<i64>> out(chosen.size());
+    std::vector<i64> taken;
+    for (std::size_t t = 0; t < chosen.size(); ++t) {
+      if (t % static_cast<std::size_t>(seq_len_) == 0)
+        taken.assign(static_cast<std::size_t>(model_.num_experts), 0);
+      for (const i64 e : chosen[t]) {
+        if (taken[static_cast<std::size_t>(e)]++ < capacity) out[t].push_back(e);
+      }
+    }
+    return out;
+  }
+
   at::Tensor moe(const at::Tensor& x, i64 layer) {
     const bool mixtral = model_.model_type == "mixtral";
     const std::string p = prefix_ + (mixtral ? "block_sparse_moe." : "mlp.");
     const at::ScalarType wide = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-    const at::Tensor z = at::linear(x.to(wide), weight(p + "gate").to(wide));
+    const at::Tensor z = at::linear(jittered(x.to(wide), layer), weight(p + "gate").to(wide));
     const bool sigmoid = model_.router_score == RouterScore::kSigmoid;
     const at::Tensor scores = sigmoid ? at::sigmoid(z) : at::softmax(z, -1);
     const std::vector<double> bias =
@@ -283,8 +327,10 @@ class Reference {
     at::Tensor weights = scores * factor;
     if (model_.normalize_top_k) weights = weights / (weights.sum(-1, true) + (sigmoid ? 1e-20 : 0.0));
     weights = weights * model_.routed_scale;
+    record.logits = z;
+    const std::vector<std::vector<i64>> taken = with_room(record.chosen);
     at::Tensor out = at::zeros_like(x);
-    for (i64 e = 0; e < model_.num_experts; ++e) out = out + expert(x, p, e, weights, record.chosen);
+    for (i64 e = 0; e < model_.num_experts; ++e) out = out + expert(x, p, e, weights, taken);
     if (model_.num_shared_experts > 0)
       out = out + mlp(x, p + "shared_experts.", "gate_proj", "up_proj", "down_proj");
     routers_.push_back(std::move(record));
@@ -310,6 +356,7 @@ class Reference {
   const ModelConfig& model_;
   const TensorsByName& params_;
   const std::vector<at::Tensor> choices_;
+  const RouterTraining router_;
   i64 num_sequences_, seq_len_, window_ = 0;
   at::Tensor document_BS_;  // number of a token's document in its sequence
   std::string prefix_;
@@ -351,7 +398,8 @@ at::Tensor balance_loss(const ModelConfig& model, const std::vector<RouterRecord
 
 ReferenceResult reference_step(const ModelConfig& model, const TensorsByName& params,
                                const at::Tensor& tokens_BS, const at::Tensor& targets_BS, i64 aux_group,
-                               const std::vector<at::Tensor>& choices, const at::Tensor& starts_BS) {
+                               const std::vector<at::Tensor>& choices, const at::Tensor& starts_BS,
+                               const RouterTraining& router) {
   const at::AutoGradMode mode(true);
   TensorsByName leaves;
   std::vector<std::string> names;
@@ -363,7 +411,7 @@ ReferenceResult reference_step(const ModelConfig& model, const TensorsByName& pa
     names.push_back(name);
     inputs.push_back(leaves[name]);
   }
-  Reference reference(model, leaves, tokens_BS.size(0), tokens_BS.size(1), choices, starts_BS);
+  Reference reference(model, leaves, tokens_BS.size(0), tokens_BS.size(1), choices, starts_BS, router);
   const at::Tensor logits = reference.logits(tokens_BS);
   const at::ScalarType wide = logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   at::Tensor loss =
@@ -373,6 +421,12 @@ ReferenceResult reference_step(const ModelConfig& model, const TensorsByName& pa
     const at::Tensor aux = balance_loss(model, reference.routers(), tokens_BS, aux_group);
     out.aux_loss = aux.item<double>();
     loss = loss + aux;
+  }
+  for (const RouterRecord& record : reference.routers()) {
+    if (router.z_loss == 0) break;
+    const at::Tensor z = router.z_loss * record.logits.exp().sum(1).log().square().mean();
+    out.aux_loss += z.item<double>();
+    loss = loss + z;
   }
   out.loss = loss.item<double>();
   const auto grads = torch::autograd::grad({loss}, inputs, {}, false, false, /*allow_unused=*/true);

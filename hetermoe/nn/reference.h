@@ -7,6 +7,7 @@
 
 #include "hetermoe/base/types.h"
 #include "hetermoe/model/model_config.h"
+#include "hetermoe/nn/router_training.h"
 
 // The whole model on one device in plain form with ordinary autograd: what every plan must reproduce. It
 // shares no code with the tasks of this folder.
@@ -16,7 +17,7 @@ using TensorsByName = std::map<std::string, at::Tensor>;  ///< by Hugging Face n
 
 struct ReferenceResult {
   double loss = 0;      ///< cross entropy (mean over counted targets) + aux_loss
-  double aux_loss = 0;  ///< load-balancing loss, coefficient included
+  double aux_loss = 0;  ///< load-balancing loss and z-loss, coefficients included
   TensorsByName grads;  ///< of every parameter (buffers have none)
 };
 
@@ -27,7 +28,8 @@ struct ReferenceResult {
 /// whose tokens see nothing from before it; undefined = sequences are not divided.
 ReferenceResult reference_step(const ModelConfig& model, const TensorsByName& params,
                                const at::Tensor& tokens_BS, const at::Tensor& targets_BS, i64 aux_group = 0,
-                               const std::vector<at::Tensor>& choices = {}, const at::Tensor& starts_BS = {});
+                               const std::vector<at::Tensor>& choices = {}, const at::Tensor& starts_BS = {},
+                               const RouterTraining& router = {});
 
 /// Logits [B, S, V] of the same model, without gradients.
 at::Tensor reference_logits(const ModelConfig& model, const TensorsByName& params,

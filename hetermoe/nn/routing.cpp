@@ -56,8 +56,8 @@ std::vector<SendIndex> split_by_owner(const at::Tensor& topk_TK, const OwnerTabl
       copy_destinations(std::span(ids, static_cast<std::size_t>(topk.numel())), owners);
   std::vector<Message> messages(static_cast<std::size_t>(num_destinations));
   for (i64 i = 0; i < topk.numel(); ++i) {
-    messages.at(static_cast<std::size_t>(destinations[static_cast<std::size_t>(i)]))
-        .add(i / top_k, ids[i], i, dedup);
+    const i32 destination = destinations[static_cast<std::size_t>(i)];
+    if (destination >= 0) messages.at(static_cast<std::size_t>(destination)).add(i / top_k, ids[i], i, dedup);
   }
   std::vector<SendIndex> out;
   for (const Message& message : messages) out.push_back(message.finish(static_cast<i64>(owners.size())));

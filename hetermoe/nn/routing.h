@@ -33,7 +33,8 @@ struct SendIndex {
 };
 
 /// Splits the choices topk_TK over the destinations; the result has one entry per destination, maybe empty.
-/// The copies of a replicated expert are split by position in proportion to the shares.
+/// The copies of a replicated expert are split by position in proportion to the shares. A choice of -1 is
+/// none.
 std::vector<SendIndex> split_by_owner(const at::Tensor& topk_TK, const OwnerTable& owners,
                                       i64 num_destinations, RowDedup dedup);
 

@@ -10,6 +10,7 @@
 #include "hetermoe/plan/recompute.h"
 #include "hetermoe/train/freeze.h"
 #include "hetermoe/train/router_bias.h"
+#include "hetermoe/train/router_training.h"
 
 namespace hetermoe {
 
@@ -382,6 +383,7 @@ Plan divided_in_step(const Job& job, Plan plan, const ModelConfig& model, const 
 
 Plan make_job_plan(const Job& job, const ModelConfig& model, const Cluster& cluster) {
   check_router_bias(job.train, model);
+  check_router_training(job, model);
   const bool from_file = !job.plan.file.empty();
   Plan plan = from_file ? plan_of_file(job) : plan_of_strategy(job, model, cluster);
   std::vector<std::string> faults = plan_faults(job, plan, model, cluster);

@@ -30,6 +30,8 @@ struct TrainOptions {
   i64 microbatches = 4;
   i64 aux_group = 1;
   double router_bias_rate = 0;
+  double router_z_loss = 0, router_jitter = 0, capacity_factor = 0;
+  bool forced_balance = false;
   double learning_rate = 1e-3, final_share = 0.1;
   i64 warmup_steps = 10;
   double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, adam_eps = 1e-8;
@@ -56,12 +58,7 @@ struct TrainOptions {
     v("sequences", sequences, "sequences of one step (global batch)", between(1, 1e6));
     v("seq_len", seq_len, "tokens per sequence", between(1, 1e8));
     v("microbatches", microbatches, "microbatches of one step", between(1, 1e6));
-    v("aux_group", aux_group, "sequences over which the load-balancing loss is computed, 0 = the whole step",
-      at_least(0));
-    v("router_bias_rate", router_bias_rate,
-      "after a step, e_score_correction_bias of an expert grows by so much where it got fewer tokens than "
-      "the mean of its layer, and shrinks where it got more (DeepSeek-V3; 0.001 there), 0 = off",
-      between(0, 1));
+    router_fields(v);
     v("learning_rate", learning_rate, "peak learning rate", at_least(0));
     v("final_share", final_share, "learning rate at the end, as a share of the peak", between(0, 1));
     v("warmup_steps", warmup_steps, "steps of linear warm-up", at_least(0));
@@ -110,6 +107,30 @@ struct TrainOptions {
       "(docs/staleness.md). All trained parameters must live there: plan.offload: [all]. That training "
       "converges as well is not shown",
       between(0, 1));
+  }
+  template <class V>
+  void router_fields(V& v) {
+    v("aux_group", aux_group, "sequences over which the load-balancing loss is computed, 0 = the whole step",
+      at_least(0));
+    v("router_bias_rate", router_bias_rate,
+      "after a step, e_score_correction_bias of an expert grows by so much where it got fewer tokens than "
+      "the mean of its layer, and shrinks where it got more (DeepSeek-V3; 0.001 there), 0 = off",
+      between(0, 1));
+    v("router_z_loss", router_z_loss,
+      "coefficient of the z-loss, the mean over tokens of logsumexp(logits)^2 of each router (ST-MoE; 0.001 "
+      "there), 0 = off",
+      at_least(0));
+    v("router_jitter", router_jitter,
+      "in training, inputs of routers are multiplied by random numbers between 1 - this and 1 + this (Switch "
+      "Transformer; 0.01 there), 0 = off",
+      below(0, 1));
+    v("capacity_factor", capacity_factor,
+      "in training, an expert takes so many times its even share of each sequence's choices; those that come "
+      "later in the sequence are dropped. 0 = all are taken",
+      between(0, 1e6));
+    v("forced_balance", forced_balance,
+      "experts are chosen in turn in place of by routers, for measurements: every expert gets as many "
+      "copies");
   }
 };
 

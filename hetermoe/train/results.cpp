@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 
+#include "hetermoe/base/index.h"
 #include "hetermoe/report/table.h"
 #include "hetermoe/report/waits.h"
 
@@ -148,6 +149,23 @@ Json metrics_json(const StepRecord& r) {
                {"time_ratio", r.routing.time_ratio},
                {"attention_wait", r.attention_wait},
                {"expert_wait", r.expert_wait}};
+  Json loads = Json::array();
+  i64 dead = 0;
+  double cv = 0, dropped = 0;
+  for (const LayerLoad& load : r.loads) {
+    loads.push_back({{"layer", load.layer},
+                     {"max_over_mean", load.max_over_mean},
+                     {"cv", load.cv},
+                     {"dead_experts", load.dead},
+                     {"dropped_share", load.dropped}});
+    dead += load.dead, cv += load.cv / real(r.loads.size()), dropped += load.dropped / real(r.loads.size());
+  }
+  if (!r.loads.empty()) {
+    json["expert_cv"] = cv;
+    json["dead_experts"] = dead;
+    json["dropped_share"] = dropped;
+    json["layers"] = loads;
+  }
   if (r.replayed_choices) json["replayed_choices"] = *r.replayed_choices;
   if (r.gpu_peak > 0) json["gpu_peak_bytes"] = r.gpu_peak;
   if (!r.updated) json["updated"] = false;

@@ -12,6 +12,7 @@
 #include "hetermoe/train/batch.h"
 #include "hetermoe/train/resume.h"
 #include "hetermoe/train/router_bias.h"
+#include "hetermoe/train/router_training.h"
 #include "hetermoe/train/shared_folder.h"
 #include "hetermoe/train/start.h"
 #include "hetermoe/train/step_report.h"
@@ -57,6 +58,11 @@ LayerCopies copies_of(const at::Tensor& counts_LE) {
     next += counts.size(1);
   }
   return out;
+}
+
+std::vector<double> numbers_of(const at::Tensor& counts_L) {
+  const i64* next = counts_L.const_data_ptr<i64>();
+  return {next, next + counts_L.numel()};
 }
 
 double max_over_mean(const LayerCopies& copies) {
@@ -107,7 +113,8 @@ Trainer::Trainer(const Job& job, ModelConfig model, Cluster cluster, Plan plan, 
       session_(make_session(parts_with(*priced_), processes)),
       loss_scale_(job.train.loss_scale, some_computes_in_fp16(first_plan_, changes_)),
       stragglers_(kinds_of(cluster_, first_plan_), job.train.straggler_share),
-      spikes_(job.train.spike_sigma) {
+      spikes_(job.train.spike_sigma),
+      collapses_(model_) {
   prepare_validation(data);
   prepare_weights();
   if (job_.balancer.on())
@@ -245,6 +252,12 @@ void Trainer::watch_health(StepRecord& record) {
         fmt::format("the loss jumped to {:.4f}, {:.1f} standard deviations above its running median {:.4f}",
                     spike->loss, spike->sigmas, spike->median));
   }
+  for (const Collapse& found : collapses_.add(copies_of(last_.counts_LE))) {
+    record.warnings.push_back(fmt::format(
+        "routing collapses: for {} steps layer {} has sent its tokens to about {:.1f} of its {} experts. "
+        "Raise the model's router_aux_loss_coef or train.router_bias_rate, or lower train.learning_rate",
+        CollapseWatch::kSteps, found.layer, found.effective, model_.num_experts));
+  }
   // On a GPU the process's own memory says little of the run's.
   const Bytes peak = record.gpu_peak > 0 ? record.gpu_peak : record.peak_memory;
   if (const std::optional<Bytes> settled = memory_.add(peak)) {
@@ -346,8 +359,10 @@ void Trainer::begin_one(i64 step) {
   input.max_grad_norm = train.max_grad_norm;
   input.loss_scale = loss_scale_.value();
   input.adamw = {train.beta1, train.beta2, train.adam_eps, train.weight_decay};
-  if (route_replay_)
-    input.choices = route_replay_->choices(next_sequence_ - train.sequences, train.sequences);
+  const i64 first = next_sequence_ - train.sequences;
+  input.router = router_training(train, step, first);
+  input.choices = forced_choices(train, model_, first);
+  if (route_replay_) input.choices = route_replay_->choices(first, train.sequences);
   if (recorder_ && recorder_->records(step)) input.routes = recorder_.get();
   begun_.push_back({step, input.learning_rate, hash_of(input), std::chrono::steady_clock::now()});
   session_->begin_step(input);
@@ -383,6 +398,7 @@ StepRecord Trainer::end_one() {
   record.tokens_per_s = real(train.sequences * train.seq_len) / last_.step;
   const LayerCopies copies = copies_of(last_.counts_LE);
   record.expert_max_over_mean = max_over_mean(copies);
+  record.loads = layer_loads(model_, copies, numbers_of(last_.dropped_L));
   if (!routing_watch_) routing_watch_.emplace(*priced_->truth, priced_->placement, model_, cluster_);
   record.routing = routing_watch_->of(copies);
   if (balancer_) balancer_->add(copies);

@@ -16,6 +16,7 @@
 #include "hetermoe/train/changes.h"
 #include "hetermoe/train/health.h"
 #include "hetermoe/train/job.h"
+#include "hetermoe/train/layer_loads.h"
 #include "hetermoe/train/presence.h"
 #include "hetermoe/train/priced_plan.h"
 #include "hetermoe/train/route_recorder.h"
@@ -40,6 +41,7 @@ struct StepRecord {
   double loss = 0, aux_loss = 0, grad_norm = 0, learning_rate = 0;
   double tokens_per_s = 0;                 ///< in the clock's seconds
   double expert_max_over_mean = 0;         ///< worst layer
+  std::vector<LayerLoad> loads;            ///< of layers with experts
   StepRouting routing;                     ///< under the plan in force, means over layers
   u64 tokens_hash = 0;                     ///< of tokens and targets of the whole step
   std::optional<double> replayed_choices;  ///< share of the choices that came from routing.replay
@@ -237,6 +239,7 @@ class Trainer {
   StragglerWatch stragglers_;
   SpikeWatch spikes_;
   MemoryWatch memory_;
+  CollapseWatch collapses_;
   std::vector<double> slowness_;  ///< [num_devices] of the last step, see health.h
   i64 skipped_ = 0, skipped_in_a_row_ = 0;
   i64 saved_step_ = 0;

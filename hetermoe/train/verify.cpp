@@ -11,6 +11,7 @@
 #include <set>
 
 #include "hetermoe/train/gpu_run.h"
+#include "hetermoe/train/router_training.h"
 #include "hetermoe/train/trainer.h"
 
 namespace hetermoe {
@@ -118,10 +119,13 @@ VerifyResult verify_plan(const Job& job, const ModelConfig& model, const Cluster
   const TensorsByName values = on_cpu(session.values());
   StepInput input = input_of(batch);
   if (!job.routing.replay.empty()) input.choices = RouteReplay(job, model).choices(0, batch.num_sequences);
+  if (job.train.forced_balance) input.choices = forced_choices(job.train, model, 0);
+  input.router = router_training(job.train, 0, 0);
   const StepResult step = session.train_step(input);
   const TensorsByName gradients = on_cpu(session.gradients());
-  const ReferenceResult reference = reference_step(model, values, input.tokens, input.targets,
-                                                   job.train.aux_group, input.choices, input.starts);
+  const ReferenceResult reference =
+      reference_step(model, values, input.tokens, input.targets, job.train.aux_group, input.choices,
+                     input.starts, input.router);
 
   VerifyResult result;
   result.loss = step.loss + step.aux_loss;

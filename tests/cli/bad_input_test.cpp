@@ -93,6 +93,15 @@ TEST_F(BadInput, ImpossibleShape) {
   expect_refused({odd}, {"odd.json"}, {"inspect"});
 }
 
+TEST_F(BadInput, SettingsOfRouters) {
+  expect_refused({"--train.router_jitter", "1"}, {"[--train.router_jitter]", "got 1"});
+  expect_refused({"--train.router_z_loss", "-0.1"}, {"[--train.router_z_loss]", "got -0.1", "expected >= 0"});
+  expect_refused({"--train.capacity_factor", "none"}, {"[--train.capacity_factor]", "expected a number"});
+  expect_refused({"--model", "tiny", "--train.seq_len", "16", "--train.forced_balance", "true",
+                  "--routing.replay", "none.routes"},
+                 {"[train.forced_balance] cannot go with routing.replay"});
+}
+
 TEST_F(BadInput, MissingFile) {
   const std::string none = folder / "none.yaml";
   expect_refused({none}, {none, "No such file"});

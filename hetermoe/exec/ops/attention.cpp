@@ -4,11 +4,16 @@
 // The attention part of a layer, and the merge of its output where it moves.
 namespace hetermoe {
 
+at::Tensor taken_choices(const OpContext& d, const LayerSlot& slot) {
+  const i64 capacity = d.expert_capacity();
+  return capacity == 0 ? slot.topk : within_capacity(slot.topk, d.p.plan().seq_len, capacity);
+}
+
 void route_chunk(OpContext& d, LayerSlot& slot, i32 chunk, const LayerRouting& routing) {
   const RowDedup dedup = d.p.plan().row_dedup ? RowDedup::kOn : RowDedup::kOff;
   const auto [begin, end] = chunk_range(slot.topk.size(0), chunk, d.p.plan().chunks);
   slot.chunks[idx(chunk)].routed =
-      route_copies(routing, slot.topk.narrow(0, begin, end - begin), begin, dedup);
+      route_copies(routing, taken_choices(d, slot).narrow(0, begin, end - begin), begin, dedup);
 }
 
 void route(OpContext& d, const Op& op, LayerSlot& slot) {
@@ -19,6 +24,8 @@ namespace {
 
 void count(OpContext& d, const Op& op, const at::Tensor& counts_BE) {
   d.counts_LE.select(0, op.layer).add_(counts_BE.sum(0));
+  if (const i64 capacity = d.expert_capacity(); capacity > 0)
+    d.dropped_L.select(0, op.layer).add_((counts_BE - capacity).clamp_min(0).sum());
   if (!d.p.balance_on()) return;
   at::Tensor& all = d.slots.microbatch(op.microbatch).counts;
   const i64 sequences = d.p.plan().groups[idx(op.group)].microbatches[idx(op.microbatch)];
@@ -31,12 +38,21 @@ KeepGraph graph_for_backward(const OpContext& d, const Op& op) {
   return d.p.leaves_weights(op.kind, op.layer) ? KeepGraph::kLeavesWeights : KeepGraph::kYes;
 }
 
-/// Of routing replay: the recorded choices of this device's tokens.
-GivenChoice replayed(const OpContext& d, const Op& op) {
-  if (d.input->choices.empty() || !d.p.is_moe(op.layer)) return {};
+at::Tensor jitter(const OpContext& d, const Op& op) {
+  if (d.input->router.jitter == 0 || !d.p.is_moe(op.layer)) return {};
+  return jitter_factors(d.input->router, d.model, op.layer, d.first_sequence(op, op.layer),
+                        d.range(op, op.layer).sequences, d.p.plan().seq_len,
+                        d.state.options().dtype(accumulate_type(d.state.dtype())));
+}
+
+/// With the choices of routing replay of this device's tokens.
+RouterTask router_task(const OpContext& d, const Op& op) {
+  RouterTask task{.jitter_TD = jitter(d, op), .z_loss = d.input->router.z_loss > 0};
+  if (d.input->choices.empty() || !d.p.is_moe(op.layer)) return task;
   const at::Tensor ids = d.rows_of(d.input->choices[idx(op.layer)], op, op.layer);
-  const bool has_gaps = ids.lt(0).any().item<bool>();
-  return {ids.view({-1, d.model.top_k}).to(d.where(), at::kLong), has_gaps};
+  task.has_gaps = ids.lt(0).any().item<bool>();
+  task.topk_TK = ids.view({-1, d.model.top_k}).to(d.where(), at::kLong);
+  return task;
 }
 
 /// Tokens of each document of this device's sequences, where documents are masked; a sequence ends one, too.
@@ -60,7 +76,7 @@ void forward(OpContext& d, const Op& op) {
   const std::vector<i64> documents = document_lengths(d, op);
   AttentionOutput out = attention_forward(
       d.model, op.layer, d.state.attention(op.layer), y, {d.p.plan().seq_len, documents},
-      d.keeps_activations(op) ? graph_for_backward(d, op) : KeepGraph::kNo, replayed(d, op));
+      d.keeps_activations(op) ? graph_for_backward(d, op) : KeepGraph::kNo, router_task(d, op));
   slot.residual = out.u_TD;
   slot.graph = std::move(out.graph);
   if (!d.p.is_moe(op.layer)) return;
@@ -77,9 +93,10 @@ void forward(OpContext& d, const Op& op) {
 void recompute(OpContext& d, const Op& op) {
   LayerSlot& slot = d.slots.layer(op.layer, op.microbatch);
   const std::vector<i64> documents = document_lengths(d, op);
-  AttentionOutput out =
-      attention_forward(d.model, op.layer, d.state.attention(op.layer), slot.hidden,
-                        {d.p.plan().seq_len, documents}, graph_for_backward(d, op), {slot.topk});
+  RouterTask task = router_task(d, op);
+  task.topk_TK = slot.topk, task.has_gaps = false;
+  AttentionOutput out = attention_forward(d.model, op.layer, d.state.attention(op.layer), slot.hidden,
+                                          {d.p.plan().seq_len, documents}, graph_for_backward(d, op), task);
   slot.graph = std::move(out.graph);
   if (d.p.recompute(op.group, op.layer) == Recompute::kResend) slot.send = out.x_TD;
 }
@@ -94,7 +111,11 @@ void backward(OpContext& d, const Op& op) {
   if (d.p.is_moe(op.layer)) {
     in.topk_TK = slot.topk;
     in.dx_TD = at::zeros_like(slot.hidden);
-    in.dweights_TK = at::empty_like(slot.weights);  // each copy has one owner, who sends its gradient
+    // Each copy has one owner, who sends its gradient. Copies that were dropped have none.
+    in.dweights_TK = d.expert_capacity() > 0 ? at::zeros_like(slot.weights) : at::empty_like(slot.weights);
+    if (in.graph == nullptr) in.jitter_TD = jitter(d, op);
+    in.z_factor =
+        d.input->router.z_loss * d.input->loss_scale / real(total_sequences(d.p.plan()) * d.p.plan().seq_len);
     std::vector<MergePart> parts;
     for (ChunkSlot& chunk : slot.chunks) {
       for (std::size_t o = 0; o < chunk.d_send.size(); ++o) {

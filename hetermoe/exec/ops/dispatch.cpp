@@ -65,9 +65,7 @@ void check_sizes(OpContext& d, const Op& op, DeviceId source, i64 tokens, const 
                            sizes.rows(o), sizes.copies(o));
     }
   }
-  if (sizes.all_copies() == tokens * d.model.top_k) return;
-  fail<TransportError>(where, "copies for all devices: got {}, expected {} ({} tokens with {} experts each)",
-                       sizes.all_copies(), tokens * d.model.top_k, tokens, d.model.top_k);
+  check_copies(d, source, "copies for all devices", sizes.all_copies(), tokens);
 }
 
 /// Copies of each slot of an owner, from all sources.

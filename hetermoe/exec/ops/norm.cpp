@@ -49,14 +49,15 @@ double sum_of(const std::vector<double>& values) {
   return std::accumulate(values.begin(), values.end(), 0.0);
 }
 
-/// The values of each list of 0-dim tensors and, last, the counts of this device: all in one copy to the
-/// host, which waits once. Counts are exact in fp64 below 2^53.
+/// The values of each list of 0-dim tensors and, last, what this device dropped and its counts: all in one
+/// copy to the host, which waits once. Counts are exact in fp64 below 2^53.
 std::vector<std::vector<double>> values_of(const std::vector<std::vector<at::Tensor>>& lists,
                                            const OpContext& d) {
   std::vector<at::Tensor> all;
   for (const std::vector<at::Tensor>& list : lists) {
     for (const at::Tensor& value : list) all.push_back(value.to(at::kDouble).view({1}));
   }
+  all.push_back(d.dropped_L.to(at::kDouble));
   all.push_back(d.counts_LE.to(at::kDouble).view({-1}));
   const at::Tensor host = to_host(at::cat(all), "numbers of the step");
   const double* next = host.const_data_ptr<double>();
@@ -65,12 +66,13 @@ std::vector<std::vector<double>> values_of(const std::vector<std::vector<at::Ten
     values.emplace_back(next, next + list.size());
     next += list.size();
   }
-  values.emplace_back(next, host.const_data_ptr<double>() + host.numel());
+  values.emplace_back(next, next + d.dropped_L.numel());
+  values.emplace_back(next + d.dropped_L.numel(), host.const_data_ptr<double>() + host.numel());
   return values;
 }
 
-at::Tensor counts_on_host(const OpContext& d, const std::vector<double>& counts) {
-  at::Tensor out = at::empty(d.counts_LE.sizes(), at::kLong);
+at::Tensor counts_on_host(const at::Tensor& like, const std::vector<double>& counts) {
+  at::Tensor out = at::empty(like.sizes(), at::kLong);
   std::transform(counts.begin(), counts.end(), out.mutable_data_ptr<i64>(),
                  [](double count) { return static_cast<i64>(count); });
   return out;
@@ -93,19 +95,22 @@ void pack(OpContext& d, const Op&, Devices, std::vector<Message>& out) {
   mine.values = told[0];
   mine.values.push_back(sum_of(told[1]));
   mine.values.push_back(sum_of(told[2]) / d.input->loss_scale);  // computed from the scaled gradient
-  mine.tensors.push_back(counts_on_host(d, told[3]));
+  mine.tensors.push_back(counts_on_host(d.counts_LE, told[4]));
+  mine.tensors.push_back(counts_on_host(d.dropped_L, told[3]));
   for (Message& message : out) message = mine;
 }
 
 void unpack(OpContext& d, const Op&, Devices, std::vector<Message>& in) {
   std::vector<double> squares(d.schedule.states.size(), 0);
   d.result.counts_LE = at::zeros(d.counts_LE.sizes(), at::kLong);
+  d.result.dropped_L = at::zeros(d.dropped_L.sizes(), at::kLong);
   for (const Message& message : in) {
     for (std::size_t i = 0; i < message.numbers.size(); ++i)
       squares[idx(message.numbers[i])] += message.values[i];
     d.result.loss += message.values[message.numbers.size()];
     d.result.aux_loss += message.values[message.numbers.size() + 1];
     d.result.counts_LE.add_(message.tensors[0].to(at::kCPU));
+    d.result.dropped_L.add_(message.tensors[1].to(at::kCPU));
   }
   double sum = 0;
   for (const double square : squares) sum += square;
@@ -120,6 +125,7 @@ MessageShape expected(OpContext& d, const Op&, DeviceId peer, const Message&) {
   shape.numbers = parts_told_by(d, peer).size();
   shape.values = shape.numbers + 2;
   shape.tensors.push_back({at::kLong, d.counts_LE.sizes().vec()});
+  shape.tensors.push_back({at::kLong, d.dropped_L.sizes().vec()});
   return shape;
 }
 

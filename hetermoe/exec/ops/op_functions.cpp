@@ -61,6 +61,14 @@ void check_shape(const std::string& where, const Message& message, const Message
   }
 }
 
+void check_copies(OpContext& d, DeviceId source, const char* what, i64 got, i64 tokens) {
+  const i64 chosen = tokens * d.model.top_k;
+  const bool drops = d.expert_capacity() > 0;
+  if (drops ? got <= chosen : got == chosen) return;
+  fail<TransportError>(d.name_of_peer(source), "{}: got {}, expected {}{} ({} tokens with {} experts each)",
+                       what, got, drops ? "at most " : "", chosen, tokens, d.model.top_k);
+}
+
 i64 source_index(const ShareRow& sources, DeviceId device) {
   for (std::size_t s = 0; s < sources.size(); ++s) {
     if (sources[s].device == device) return static_cast<i64>(s);

@@ -41,6 +41,8 @@ i64 num_exchanges(const Op& op, const Placement& placement);
 /// Tables of which of an op's tokens go to which owner, per chunk; or of one chunk with these owners.
 void route(OpContext& d, const Op& op, LayerSlot& slot);
 void route_chunk(OpContext& d, LayerSlot& slot, i32 chunk, const LayerRouting& routing);
+/// A layer's choices, -1 for those that find their expert full.
+at::Tensor taken_choices(const OpContext& d, const LayerSlot& slot);
 
 /// What backward of an op's layer starts from where it is on another device: the input, and in a layer with
 /// experts the choice of the router.
@@ -51,6 +53,10 @@ void set_backward_start(OpContext& d, const Op& op, const std::vector<at::Tensor
 /// Throws TransportError unless the message holds what is expected.
 void check_shape(const std::string& where, const Message& message, const MessageShape& expected);
 void check_count(const std::string& where, const char* what, std::size_t got, std::size_t expected);
+
+/// Throws TransportError unless a source told as many copies as its tokens choose, or no more where experts
+/// have a capacity.
+void check_copies(OpContext& d, DeviceId source, const char* what, i64 got, i64 tokens);
 
 /// Position of a device among the shares of a row, or among owners; -1 = none.
 i64 source_index(const ShareRow& sources, DeviceId device);

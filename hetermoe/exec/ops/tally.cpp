@@ -14,7 +14,8 @@ i64 tokens_of(const OpContext& d, const Share& source, i32 chunk) {
 
 void pack(OpContext& d, const Op& op, Devices, std::vector<Message>& out) {
   if (!d.is_source(op)) return;
-  const at::Tensor topk = to_host(d.slots.layer(op.layer, op.microbatch).topk, "choices").to(at::kLong);
+  const at::Tensor topk =
+      to_host(taken_choices(d, d.slots.layer(op.layer, op.microbatch)), "choices").to(at::kLong);
   const at::Tensor flat = topk.reshape({-1}).contiguous();
   const i32 num_chunks = d.p.plan().chunks;
   const at::Tensor counts = at::zeros({num_chunks, d.model.num_experts}, at::kInt);
@@ -51,11 +52,7 @@ void check_counts(OpContext& d, const Op& op, DeviceId peer, const Message& mess
       sum += *next;
     }
     const i64 tokens = tokens_of(d, source, c);
-    if (sum == tokens * d.model.top_k) continue;
-    fail<TransportError>(d.name_of_peer(peer),
-                         "copies of all experts: got {}, expected {} ({} tokens with {} "
-                         "experts each)",
-                         sum, tokens * d.model.top_k, tokens, d.model.top_k);
+    check_copies(d, peer, "copies of all experts", sum, tokens);
   }
 }
 

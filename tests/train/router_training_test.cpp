@@ -1,0 +1,186 @@
+#include "hetermoe/train/router_training.h"
+
+#include <fstream>
+
+#include "hetermoe/routing/trace_routing.h"
+#include "hetermoe/routing/writer.h"
+#include "hetermoe/train/results.h"
+#include "tests/support/error_of.h"
+#include "tests/train/tiny_run.h"
+
+namespace hetermoe {
+namespace {
+
+/// A trace in which every token of layer 1 chooses the first experts, and those of other layers all in turn.
+void write_collapsed_trace(const std::string& path, const ModelConfig& model, i64 sequences) {
+  TraceHeader header;
+  header.layers = layers_with_experts(model);
+  header.num_experts = model.num_experts;
+  header.top_k = model.top_k;
+  RoutingWriter writer(path, header);
+  TraceStep step;
+  step.step = 1;
+  for (i64 s = 0; s < sequences; ++s) step.sequences.push_back({.index = s, .tokens = 8});
+  index_tokens(step);
+  for (const i64 layer : header.layers) {
+    std::vector<std::uint16_t>& ids = step.choices.emplace_back();
+    for (i64 t = 0; t < step.num_tokens(); ++t) {
+      for (i64 k = 0; k < header.top_k; ++k)
+        ids.push_back(
+            static_cast<std::uint16_t>(layer == 1 ? k : (t * header.top_k + k) % header.num_experts));
+    }
+  }
+  step.weights.resize(header.layers.size());
+  count_choices(step, header);
+  writer.step(step, TraceDetail::kChoices);
+  writer.finish();
+}
+
+TEST(RouterTrainingRun, ACollapsedLayerIsToldWithinTwentySteps) {
+  const WorkFolder folder;
+  const ModelConfig model = load_model("tiny");
+  write_collapsed_trace(folder / "collapsed.routes", model, 80);
+  TinyRun run(folder / "run", {{"routing.replay", folder / "collapsed.routes"}, {"train.steps", "20"}});
+  const TrainOutcome out = run.run(Checkpoints::kOff).outcome;
+  i64 told = 0;
+  for (const std::string& warning : out.warnings) {
+    if (warning.find("routing collapses") == std::string::npos) continue;
+    ++told;
+    EXPECT_NE(warning.find("layer 1 has sent its tokens to about 2.0 of its"), std::string::npos) << warning;
+  }
+  EXPECT_EQ(told, 1);
+  for (const LayerLoad& load : out.records.back().loads) {
+    EXPECT_EQ(load.dead, load.layer == 1 ? model.num_experts - model.top_k : 0);
+    EXPECT_NEAR(load.max_over_mean, load.layer == 1 ? real(model.num_experts) / real(model.top_k) : 1, 1e-12);
+  }
+}
+
+TEST(RouterTrainingRun, ForcedBalanceGivesEveryExpertAsMany) {
+  const WorkFolder folder;
+  for (const char* strategy : {"single", "zebra"}) {
+    TinyRun run(folder / strategy, {{"train.forced_balance", "true"}, {"strategy", strategy}});
+    const TrainOutcome out = run.run(Checkpoints::kOff).outcome;
+    ASSERT_EQ(out.records.size(), 6u);
+    for (const StepRecord& record : out.records) {
+      ASSERT_FALSE(record.loads.empty());
+      for (const LayerLoad& load : record.loads) {
+        EXPECT_EQ(load.max_over_mean, 1);
+        EXPECT_EQ(load.cv, 0);
+        EXPECT_EQ(load.dead, 0);
+        EXPECT_EQ(load.dropped, 0);
+      }
+    }
+  }
+}
+
+TEST(RouterTrainingRun, WhatIsDroppedIsInTheMetrics) {
+  const WorkFolder folder;
+  TinyRun run(folder / "run", {{"train.capacity_factor", "0.5"}});
+  const TrainOutcome out = run.run(Checkpoints::kOff).outcome;
+  const Json json = metrics_json(out.records.back());
+  ASSERT_EQ(json.at("layers").size(), layers_with_experts(run.model).size());
+  for (const Json& layer : json.at("layers")) {
+    // Experts take at most half of all copies.
+    EXPECT_GE(layer.at("dropped_share").get<double>(), 0.5);
+    EXPECT_LT(layer.at("dropped_share").get<double>(), 1);
+    EXPECT_GE(layer.at("cv").get<double>(), 0);
+  }
+  EXPECT_GE(json.at("dropped_share").get<double>(), 0.5);
+  EXPECT_TRUE(json.contains("dead_experts"));
+}
+
+Settings constant_rate(Settings more) {
+  more.insert(more.end(), {{"train.warmup_steps", "0"}, {"train.final_share", "1"}});
+  return more;
+}
+
+TEST(RouterTrainingRun, JitterAndDroppingAreResumedToTheBit) {
+  const Settings settings = constant_rate(
+      {{"train.router_jitter", "0.1"}, {"train.router_z_loss", "0.001"}, {"train.capacity_factor", "1"}});
+  const WorkFolder once_folder, twice_folder, plain_folder;
+  const TinyRun::End expected = TinyRun(once_folder.path(), settings).run();
+  TinyRun twice(twice_folder.path(), settings);
+  twice.job.train.steps = 4;
+  twice.run();
+  twice.job.train.steps = 6;
+  const TinyRun::End resumed = twice.run();
+  EXPECT_EQ(resumed.outcome.first_step, 4);
+  expect_equal(resumed.values, expected.values);
+  const TinyRun::End plain = TinyRun(plain_folder.path(), constant_rate({})).run();
+  EXPECT_NE(plain.outcome.records.back().loss, expected.outcome.records.back().loss);
+}
+
+TEST(RouterTrainingRun, TwoPlansTrainAlike) {
+  const WorkFolder folder;
+  std::vector<double> losses;
+  for (const char* strategy : {"single", "ep", "zebra"}) {
+    TinyRun run(folder / strategy, in_fp64({{"strategy", strategy},
+                                            {"train.router_jitter", "0.1"},
+                                            {"train.router_z_loss", "0.001"},
+                                            {"train.capacity_factor", "1.25"}}));
+    losses.push_back(run.run(Checkpoints::kOff).outcome.records.back().loss);
+    EXPECT_NEAR(losses.back(), losses.front(), 1e-10) << strategy;
+  }
+}
+
+std::string refusal(const Settings& settings) {
+  const WorkFolder folder;
+  return error_of<ConfigError>([&] { TinyRun(folder / "run", settings); });
+}
+
+TEST(RouterTrainingRun, ContradictionsAreRefusedByName) {
+  EXPECT_EQ(
+      refusal({{"train.router_jitter", "0.1"}, {"routing.replay", "x.routes"}}),
+      "[train.router_jitter] cannot go with routing.replay, whose choices no noise changes: leave one of "
+      "both out");
+  EXPECT_EQ(
+      refusal({{"train.forced_balance", "true"}, {"routing.replay", "x.routes"}}),
+      "[train.forced_balance] cannot go with routing.replay, which gives other choices: leave one of both "
+      "out");
+  EXPECT_EQ(refusal({{"train.forced_balance", "true"},
+                     {"train.router_bias_rate", "0.001"},
+                     {"model", "tiny-deepseek-v3"}}),
+            "[train.forced_balance] cannot go with train.router_bias_rate, whose biases no choice hangs on: "
+            "leave one of both out");
+}
+
+TEST(CollapseWatch, CountsStepsInARowAndTellsOnce) {
+  ModelConfig model;
+  model.num_experts = 8, model.top_k = 2;
+  CollapseWatch watch(model);
+  const std::vector<double> even(8, 8), bad = {30, 30, 4, 0, 0, 0, 0, 0};
+  EXPECT_EQ(effective_experts(even), 8);
+  EXPECT_EQ(effective_experts({32, 32, 0, 0, 0, 0, 0, 0}), 2);
+  const auto steps = [&](const std::vector<double>& second, i64 count) {
+    i64 found = 0;
+    for (i64 i = 0; i < count; ++i) {
+      for (const Collapse& collapse : watch.add({even, second})) {
+        EXPECT_EQ(collapse.layer, 1);
+        ++found;
+      }
+    }
+    return found;
+  };
+  EXPECT_EQ(steps(bad, CollapseWatch::kSteps - 1), 0);
+  EXPECT_EQ(steps(even, 1), 0);
+  EXPECT_EQ(steps(bad, CollapseWatch::kSteps - 1), 0);
+  EXPECT_EQ(steps(bad, 1), 1);
+  EXPECT_EQ(steps(bad, 30), 0);
+  EXPECT_EQ(steps({3, 0, 0, 0, 0, 0, 0, 0}, 30), 0) << "too few copies to tell";
+}
+
+TEST(LayerLoads, SmallCountsByHand) {
+  ModelConfig model;
+  model.num_layers = 2, model.num_experts = 4, model.top_k = 1;
+  model.dense_layer = {true, false};
+  const std::vector<LayerLoad> loads = layer_loads(model, {{0, 0, 0, 0}, {6, 2, 0, 0}}, {0, 2});
+  ASSERT_EQ(loads.size(), 1u);
+  EXPECT_EQ(loads[0].layer, 1);
+  EXPECT_EQ(loads[0].max_over_mean, 3);
+  EXPECT_DOUBLE_EQ(loads[0].cv, std::sqrt((16 + 0 + 4 + 4) / 4.0) / 2);
+  EXPECT_EQ(loads[0].dead, 2);
+  EXPECT_EQ(loads[0].dropped, 0.25);
+}
+
+}  // namespace
+}  // namespace hetermoe
