@@ -255,6 +255,23 @@ TEST(Upcycle, VerifyFindsOneChangedBitAndNothingIsLeftOfAFailure) {
   EXPECT_TRUE(out.contents().empty());
 }
 
+/// Whatever its rotary embeddings and windows: the config of the grown model says it all.
+TEST(Upcycle, EveryStoredModelGrows) {
+  int with_experts = 0, dense = 0;
+  for (const auto& entry : fs::directory_iterator(parity_folder(""))) {
+    const ModelConfig model = load_model(entry.path().string());
+    if (model.num_experts > 0) {
+      EXPECT_EQ(plan_growth(model, {}).after.num_experts, 2 * model.num_experts) << entry.path();
+      ++with_experts;
+    } else if (model.sliding_layer.empty()) {
+      EXPECT_EQ(sparse_model(model, 4, 2).num_moe_layers(), model.num_layers) << entry.path();
+      ++dense;
+    }
+  }
+  EXPECT_GE(with_experts, 14);
+  EXPECT_GE(dense, 8);
+}
+
 std::string growth_error(const std::string& family, const GrowthOptions& options) {
   return error_of<ConfigError>([&] { plan_growth(load_model(parity_folder(family).string()), options); });
 }
