@@ -78,6 +78,7 @@ std::function<int()> make_report(Flags& flags);
 std::function<int()> make_routing(Flags& flags);
 std::function<int()> make_simulate(Flags& flags);
 std::function<int()> make_train(Flags& flags);
+std::function<int()> make_upcycle(Flags& flags);
 std::function<int()> make_verify(Flags& flags);
 std::function<int()> make_watch(Flags& flags);
 

@@ -10,8 +10,7 @@ const std::vector<Command>& commands() {
        "hetermoe train configs/jobs/demo.yaml --strategy zebra --train.steps 20", make_train},
       {"launch",
        "start a command, by mpirun over the hosts of a file perhaps, and a run again from its newest "
-       "checkpoint when "
-       "it fails",
+       "checkpoint when it fails",
        "hetermoe launch --restarts 3 -- mpirun -np 4 hetermoe train job.yaml --checkpoint.every 100\n"
        "  hetermoe launch --restarts 3 --replan -- mpirun -np 4 hetermoe train job.yaml --checkpoint.every "
        "100\n"
@@ -48,6 +47,9 @@ const std::vector<Command>& commands() {
        make_inspect},
       {"convert", "a Hugging Face folder to another one: dtype, layout of the experts, size of the files",
        "hetermoe convert ~/models/OLMoE-1B-7B-0924 out/olmoe-fp16 --dtype fp16 --verify", make_convert, true},
+      {"upcycle",
+       "more experts: copies of those of a Hugging Face folder or of a run; of a dense model, new ones",
+       "hetermoe upcycle out/tour -o out/grown --factor 2 --mode wide-k --measure", make_upcycle, true},
       {"report", "timelines to one HTML page that opens from a file, and to a Perfetto trace",
        "hetermoe report out/demo/train/predicted.json --with out/demo/train/timeline.json -o report.html "
        "--trace trace.json",

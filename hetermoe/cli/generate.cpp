@@ -33,20 +33,17 @@ struct FoundModel {
 
 /// A Hugging Face folder, a checkpoint, or the newest checkpoint of a run's output folder.
 FoundModel find_model(const fs::path& folder) {
+  const auto tell = [](const std::string& note) { std::cerr << note << std::endl; };
+  const std::optional<FoundCheckpoint> checkpoint = checkpoint_in(folder, tell);
   FoundModel out;
-  out.weights = folder;
-  if (fs::exists(checkpoint_folder(folder))) {
-    const auto tell = [](const std::string& note) { std::cerr << note << std::endl; };
-    const std::vector<FoundCheckpoint> found = find_checkpoints(checkpoint_folder(folder), tell);
-    if (!found.empty()) out.weights = found.front().path;
-  }
+  out.weights = checkpoint ? checkpoint->path : folder;
   if (!has_weights(out.weights)) {
     fail<ConfigError>(folder.string(),
                       "has neither weights (config.json and model.safetensors) nor checkpoints of a run");
   }
   if (fs::exists(out.weights / "tokenizer.model")) out.tokenizer = (out.weights / "tokenizer.model").string();
-  if (fs::exists(out.weights / "checkpoint.json")) {
-    const Json job = read_checkpoint(out.weights).info.job;
+  if (checkpoint) {
+    const Json& job = checkpoint->info.job;
     const Json::json_pointer key("/data/tokenizer");
     if (job.contains(key) && job[key].is_string()) out.tokenizer = job[key].get<std::string>();
   }

@@ -14,8 +14,8 @@
 #include "hetermoe/device/accelerator.h"
 #include "hetermoe/report/progress.h"
 #include "hetermoe/report/table.h"
-#include "hetermoe/train/compare.h"
 #include "hetermoe/train/gpu_run.h"
+#include "hetermoe/train/growing_job.h"
 #include "hetermoe/train/output_lock.h"
 #include "hetermoe/train/replan.h"
 
@@ -109,12 +109,12 @@ int train(const Options& options, Job job, const Processes& processes, bool& beg
   const RunHooks hooks{.on_note = tell, .on_begin = [&](i64 first_step) {
                          if (talks) tell_of_other_results(job, first_step);
                        }};
-  const std::vector<StrategyRun> runs =
-      compare_job(job, {{job.strategy}, true, 0, Checkpoints::kOn, hooks}, on_step, processes);
+  const TrainedJob done =
+      train_job(job, {{job.strategy}, true, 0, Checkpoints::kOn, hooks}, on_step, processes);
+  const std::vector<StrategyRun>& runs = done.runs;
   progress.finish();
   if (talks) {
-    const std::filesystem::path report =
-        write_results(job, load_model(job.model), load_cluster(job.cluster), runs);
+    const std::filesystem::path report = write_results(job, done.model, load_cluster(done.cluster), runs);
     if (options.json)
       print_json(to_json(runs[0], job));
     else

@@ -135,6 +135,7 @@ void write_info(const fs::path& folder, const CheckpointShard& shard, const std:
                {"job", info.job},
                {"plan", info.plan},
                {"skipped", info.skipped},
+               {"forgotten_updates", info.forgotten},
                {"loss_scale", info.loss_scale.value},
                {"good_steps", info.loss_scale.good_steps},
                {"files", Json::object()}};
@@ -342,11 +343,14 @@ FoundCheckpoint read_checkpoint(const fs::path& path) {
     info.job = json.at("job");
     info.plan = json.value("plan", Json());
     if (json.contains("skipped")) count("skipped", info.skipped, real(info.step));
+    if (json.contains("forgotten_updates"))
+      count("forgotten_updates", info.forgotten, real(info.step - info.skipped));
     if (json.contains("good_steps")) count("good_steps", info.loss_scale.good_steps, kMostCount);
     if (json.contains("expert_loads")) info.expert_loads = json.at("expert_loads");
     if (json.contains("loss_scale"))
       read_value(json.at("loss_scale"), info.loss_scale.value, where + "loss_scale", above(0));
-    return FoundCheckpoint{.path = path, .info = std::move(info), .checksum = checksum_of(json)};
+    return FoundCheckpoint{
+        .path = path, .info = std::move(info), .checksum = checksum_of(json), .files = json.at("files")};
   });
 }
 
@@ -401,7 +405,7 @@ void load_checkpoint(const FoundCheckpoint& checkpoint, const ModelConfig& model
   const Archive archive(checkpoint.path, info.at("files"));
   for (DeviceState* state : states) {
     for (const LogicalTensor& tensor : state->store().tensors()) load_tensor(archive, tensor);
-    state->store().set_updates(checkpoint.info.step - checkpoint.info.skipped);
+    state->store().set_updates(checkpoint.info.step - checkpoint.info.skipped - checkpoint.info.forgotten);
   }
 }
 
@@ -414,33 +418,6 @@ void remove_unfinished(const fs::path& folder) {
     if (name.starts_with(".old-step-")) left.push_back(entry.path());
   }
   for (const fs::path& path : left) fs::remove_all(path, code);
-}
-
-CheckpointWriter::CheckpointWriter(fs::path folder, const CheckpointOptions& options)
-    : folder_(std::move(folder)), options_(options) {}
-
-CheckpointWriter::~CheckpointWriter() {
-  if (thread_.joinable()) thread_.join();
-}
-
-void CheckpointWriter::write(CheckpointShard shard) {
-  finish();
-  if (!options_.async) {
-    write_checkpoint(folder_, shard, options_.keep);
-    return;
-  }
-  thread_ = std::thread([this, shard = std::move(shard)] {
-    try {
-      write_checkpoint(folder_, shard, options_.keep);
-    } catch (...) {
-      error_ = std::current_exception();
-    }
-  });
-}
-
-void CheckpointWriter::finish() {
-  if (thread_.joinable()) thread_.join();
-  if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
 }
 
 }  // namespace hetermoe

@@ -46,6 +46,8 @@ struct CheckpointInfo {
   Json job;         ///< resolved configuration
   Json plan;        ///< in force when it was written; null: an older version
   i64 skipped = 0;  ///< steps of `step` that changed nothing
+  /// Updates before the optimizer's state was last reset: it has seen step - skipped - forgotten ones.
+  i64 forgotten = 0;
   LossScale::State loss_scale{};
   std::vector<std::vector<double>> expert_loads = {};  ///< of the balancer, see StepBalancer::history()
 };
@@ -79,6 +81,7 @@ struct FoundCheckpoint {
   std::filesystem::path path;
   CheckpointInfo info;
   std::string checksum;  ///< of checkpoint.json
+  Json files;            ///< their bytes by name
 };
 /// Throws IoError when it is not complete or its checkpoint.json is damaged.
 FoundCheckpoint read_checkpoint(const std::filesystem::path& path);

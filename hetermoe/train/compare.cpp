@@ -25,7 +25,7 @@ std::string name_of_run(const Job& job, const Plan& plan, std::size_t num_runs) 
 std::vector<StrategyRun> compare_job(
     const Job& job, const CompareRunOptions& options,
     const std::function<void(const std::string&, const StepRecord&)>& on_step, const Processes& processes) {
-  const ModelConfig model = load_model(job.model);
+  const ModelConfig model = options.model ? *options.model : load_model(job.model);
   const Cluster cluster = load_cluster(job.cluster);
   if (options.strategies.size() > 1 && !job.train.changes.empty()) {
     fail<ConfigError>("train.changes", "got {} with {}, expected none: they are compared by their own plans",
@@ -35,6 +35,10 @@ std::vector<StrategyRun> compare_job(
   if (options.strategies.size() > 1 && !job.routing.record.empty()) {
     fail<ConfigError>("routing.record", "got {} with {}, expected none: all would write the same trace",
                       job.routing.record, counted(options.strategies.size(), "strategy"));
+  }
+  if (options.strategies.size() > 1 && job.grow.at > 0) {
+    fail<ConfigError>("grow.at", "got {} with {}, expected 0: `train` alone grows", job.grow.at,
+                      counted(options.strategies.size(), "strategy"));
   }
   std::vector<Job> jobs;
   std::vector<StrategyRun> runs;
@@ -58,6 +62,7 @@ std::vector<StrategyRun> compare_job(
     Trainer trainer(jobs[i], model, cluster, runs[i].plan, data, processes, options.checkpoints);
     runs[i].predicted = trainer.predict();
     if (!options.execute) continue;
+    if (options.end_after > 0) trainer.end_after(options.end_after);
     RunHooks hooks = options.hooks;
     hooks.on_step = [&](const StepRecord& record) {
       if (processes.rank() == 0) metrics.add(runs[i].strategy, record);

@@ -12,7 +12,9 @@ struct CompareRunOptions {
   bool execute = true;  ///< false: predictions only
   i64 timed_steps = 0;  ///< steps under the paced clock, after training under the job's
   Checkpoints checkpoints = Checkpoints::kOff;
-  RunHooks hooks{};  ///< on_note and on_begin of every run
+  RunHooks hooks{};                       ///< on_note and on_begin of every run
+  std::optional<ModelConfig> model = {};  ///< in place of job.model
+  i64 end_after = 0;  ///< steps after which each run ends, of a job that has more; 0 = all
 };
 
 /// Trains (or only predicts) the job once per strategy (job_of_strategy): same model, cluster, data, seed.

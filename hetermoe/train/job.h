@@ -11,6 +11,7 @@
 #include "hetermoe/routing/writer.h"
 #include "hetermoe/schedule/schedule.h"
 #include "hetermoe/train/checkpoint.h"
+#include "hetermoe/train/grow_options.h"
 #include "hetermoe/train/plan_change.h"
 
 // A job: one complete YAML file. Every key has a same-named flag that overrides it (--train.steps 20).
@@ -361,6 +362,7 @@ struct Job {
   CheckpointOptions checkpoint;
   RoutingOptions routing;
   BalancerOptions balancer;
+  GrowOptions grow;
   DataOptions data;
   template <class V>
   void fields(V& v) {
@@ -375,6 +377,7 @@ struct Job {
     v("checkpoint", checkpoint, "what survives the end of a run (`train` only)");
     v("routing", routing, "the routing trace");
     v("balancer", balancer, "who owns which experts, between steps");
+    v("grow", grow, "more experts in mid-run");
     v("data", data, "what is learned");
   }
 };

@@ -101,6 +101,13 @@ std::string error_of_any(const Processes& processes, const Loaded& mine, const f
 
 fs::path checkpoint_folder(const fs::path& output) { return output / "checkpoints"; }
 
+std::optional<FoundCheckpoint> checkpoint_in(const fs::path& folder,
+                                             const std::function<void(const std::string&)>& on_broken) {
+  if (fs::exists(folder / "checkpoint.json")) return read_checkpoint(folder);
+  std::vector<FoundCheckpoint> found = find_checkpoints(checkpoint_folder(folder), on_broken);
+  return found.empty() ? std::nullopt : std::optional(std::move(found.front()));
+}
+
 Resumed load_newest(const fs::path& folder, const ModelConfig& model, const std::vector<DeviceState*>& states,
                     const Processes& processes, const ResumeOptions& options) {
   Resumed out;

@@ -13,6 +13,11 @@ namespace hetermoe {
 /// Where a run with this output folder keeps its checkpoints.
 std::filesystem::path checkpoint_folder(const std::filesystem::path& output);
 
+/// The checkpoint that a folder is, or the newest one of a run with this output folder; `on_broken` hears of
+/// others. None: it is neither.
+std::optional<FoundCheckpoint> checkpoint_in(const std::filesystem::path& folder,
+                                             const std::function<void(const std::string&)>& on_broken);
+
 /// How a run goes on from what is in its folder of checkpoints.
 struct Resumed {
   std::optional<FoundCheckpoint> checkpoint;  ///< whose tensors the states now have

@@ -114,7 +114,8 @@ Trainer::Trainer(const Job& job, ModelConfig model, Cluster cluster, Plan plan, 
       loss_scale_(job.train.loss_scale, some_computes_in_fp16(first_plan_, changes_)),
       stragglers_(kinds_of(cluster_, first_plan_), job.train.straggler_share),
       spikes_(job.train.spike_sigma),
-      collapses_(model_) {
+      collapses_(model_),
+      end_(job.train.steps) {
   prepare_validation(data);
   prepare_weights();
   if (job_.balancer.on())
@@ -161,10 +162,8 @@ TrainOutcome Trainer::run(const RunHooks& hooks, i64 timed_steps) {
   if (!job_.routing.record.empty())
     recorder_ = std::make_unique<RouteRecorder>(job_, model_, processes_, out.first_step);
   i32 stop = processes_.alone() ? stop_asked() : 0;
-  if (hooks_.on_begin && out.first_step < train.steps + timed_steps && stop == 0)
-    hooks_.on_begin(out.first_step);
-  for (i64 step = out.first_step; step < train.steps + timed_steps && (stop == 0 || !begun_.empty());
-       ++step) {
+  if (hooks_.on_begin && out.first_step < end_ + timed_steps && stop == 0) hooks_.on_begin(out.first_step);
+  for (i64 step = out.first_step; step < end_ + timed_steps && (stop == 0 || !begun_.empty()); ++step) {
     // The first step runs unpaced and tells how much processor time a step takes.
     const i64 done = step - out.first_step;
     if (done > 0 && ((paced && done == 1) || (timed_steps > 0 && step == std::max<i64>(train.steps, 1)))) {
@@ -174,7 +173,7 @@ TrainOutcome Trainer::run(const RunHooks& hooks, i64 timed_steps) {
     }
     if (change_plan_before(step, out)) times = {};
     if (begun_.empty()) begin_one(step);
-    if (stop == 0 && step + 1 < train.steps + timed_steps && goes_on_after(step, done)) begin_one(step + 1);
+    if (stop == 0 && step + 1 < end_ + timed_steps && goes_on_after(step, done)) begin_one(step + 1);
     const StepRecord record = finish_step(end_one(), stop);
     note(record, times, out);
     if (hooks_.on_step) hooks_.on_step(record);
@@ -188,8 +187,8 @@ TrainOutcome Trainer::run(const RunHooks& hooks, i64 timed_steps) {
   if (writer_) writer_->finish();
   if (recorder_) recorder_->finish();
   recorder_.reset();
-  if (writer_) save_weights(steps_done, out);
-  if (steps_done < train.steps + timed_steps) out.stopped_by = stop;
+  if (writer_ && end_ == train.steps) save_weights(steps_done, out);
+  if (steps_done < end_ + timed_steps) out.stopped_by = stop;
   out.skipped_steps = skipped_;
   times.summarize(out);
   if (!out.records.empty()) out.executed = whole_timeline();

@@ -146,6 +146,9 @@ class Trainer {
     return run(RunHooks{.on_step = std::move(on_step)}, timed_steps);
   }
 
+  /// run() ends after this step, of a job that has more: another trainer goes on from its checkpoint.
+  void end_after(i64 step) { end_ = step; }
+
   /// Trains from a checkpoint, or from the start when there is none, up to and including step `step` (1 = the
   /// first) and returns that step. Writes nothing.
   StepRecord replay_step(const std::optional<FoundCheckpoint>& checkpoint, i64 step);
@@ -241,7 +244,9 @@ class Trainer {
   MemoryWatch memory_;
   CollapseWatch collapses_;
   std::vector<double> slowness_;  ///< [num_devices] of the last step, see health.h
+  i64 end_ = 0;                   ///< steps of run()
   i64 skipped_ = 0, skipped_in_a_row_ = 0;
+  i64 forgotten_ = 0;  ///< see CheckpointInfo
   i64 saved_step_ = 0;
   i64 next_sequence_ = 0;  ///< index of the first training sequence of the next step
   std::deque<BegunStep> begun_;

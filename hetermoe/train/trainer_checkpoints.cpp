@@ -59,6 +59,7 @@ void Trainer::resume(TrainOutcome& out) {
   next_sequence_ = info.sequences;
   saved_step_ = info.step;
   skipped_ = info.skipped;
+  forgotten_ = info.forgotten;
   loss_scale_.restore(info.loss_scale);
   if (balancer_) balancer_->restore(info.expert_loads);
   tell_changes(info, out);
@@ -76,6 +77,7 @@ void Trainer::save(i64 steps_done) {
                 .job = to_json(job_),
                 .plan = to_json(plan()),
                 .skipped = skipped_,
+                .forgotten = forgotten_,
                 .loss_scale = loss_scale_.state()};
   if (balancer_) shard.info.expert_loads = balancer_->history();
   shard.config = to_hf(model_);

@@ -73,13 +73,13 @@ std::vector<OutTensor> out_tensors(const HfWeights& weights, const ModelConfig& 
   return out;
 }
 
+}  // namespace
+
 bool equal_bits(const at::Tensor& a, const at::Tensor& b) {
   if (a.scalar_type() != b.scalar_type() || a.sizes() != b.sizes()) return false;
   const at::Tensor x = a.contiguous(), y = b.contiguous();
   return std::memcmp(x.const_data_ptr(), y.const_data_ptr(), x.nbytes()) == 0;
 }
-
-}  // namespace
 
 at::ScalarType converted_dtype(const HfWeights& weights, const ParamInfo& parameter,
                                std::optional<at::ScalarType> dtype) {
@@ -93,25 +93,16 @@ Converted convert_folder(const fs::path& from, const fs::path& to, const Convert
   const ModelConfig model = model_of(HfFolder(from));
   const HfWeights weights(from, model);
   const std::vector<OutTensor> tensors = out_tensors(weights, model, options);
-  const fs::path unfinished = unfinished_folder(to);
-  FolderContents contents{.config = with_dtype(weights.folder().config(), main_dtype(tensors)),
-                          .source = from,
-                          .origin = {{"converted_from", fs::absolute(from).string()}}};
-  for (const OutTensor& tensor : tensors) contents.names.push_back(tensor.head.name);
+  const FolderContents contents{.config = with_dtype(weights.folder().config(), main_dtype(tensors)),
+                                .source = from,
+                                .origin = {{"converted_from", fs::absolute(from).string()}}};
   Converted done{.model = model,
                  .num_tensors = static_cast<i64>(tensors.size()),
                  .from = weights.map().layout,
                  .ignored = weights.map().ignored};
-  begin_hf_folder(to);
-  try {
-    const std::vector<ShardFile> shards = write_shards(unfinished, "part", tensors, options.most_bytes);
-    done.num_files = static_cast<i64>(shards.size());
-    for (const ShardFile& shard : shards) done.bytes += shard.bytes;
-    finish_hf_folder(to, shards, contents);
-  } catch (...) {
-    std::error_code code;
-    fs::remove_all(unfinished, code);
-    throw;
+  for (const ShardFile& shard : write_hf_folder(to, tensors, contents, options.most_bytes)) {
+    done.bytes += shard.bytes;
+    ++done.num_files;
   }
   return done;
 }

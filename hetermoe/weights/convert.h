@@ -25,6 +25,9 @@ struct Converted {
 at::ScalarType converted_dtype(const HfWeights& weights, const ParamInfo& parameter,
                                std::optional<at::ScalarType> dtype);
 
+/// The same dtype, shape and bits.
+bool equal_bits(const at::Tensor& a, const at::Tensor& b);
+
 /// Writes the weights of a Hugging Face folder into another one, tensor by tensor. Throws ConfigError or
 /// IoError.
 Converted convert_folder(const std::filesystem::path& from, const std::filesystem::path& to,

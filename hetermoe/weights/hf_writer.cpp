@@ -228,6 +228,22 @@ void finish_hf_folder(const fs::path& target, const std::vector<ShardFile>& shar
   });
 }
 
+std::vector<ShardFile> write_hf_folder(const fs::path& target, const std::vector<OutTensor>& tensors,
+                                       FolderContents contents, i64 most_bytes) {
+  contents.names.clear();
+  for (const OutTensor& tensor : tensors) contents.names.push_back(tensor.head.name);
+  begin_hf_folder(target);
+  try {
+    std::vector<ShardFile> shards = write_shards(unfinished_folder(target), "part", tensors, most_bytes);
+    finish_hf_folder(target, shards, contents);
+    return shards;
+  } catch (...) {
+    std::error_code code;
+    fs::remove_all(unfinished_folder(target), code);
+    throw;
+  }
+}
+
 Json with_dtype(Json config, at::ScalarType dtype) {
   static const std::map<at::ScalarType, const char*> kNames = {
       {at::kDouble, "float64"}, {at::kFloat, "float32"}, {at::kBFloat16, "bfloat16"}, {at::kHalf, "float16"}};

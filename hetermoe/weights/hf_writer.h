@@ -57,6 +57,12 @@ void begin_hf_folder(const std::filesystem::path& target);
 void finish_hf_folder(const std::filesystem::path& target, const std::vector<ShardFile>& shards,
                       const FolderContents& contents);
 
+/// All of the above: writes the tensors in their order, whose names `contents` need not list. What was
+/// written is removed again when that fails. Throws ConfigError or IoError.
+std::vector<ShardFile> write_hf_folder(const std::filesystem::path& target,
+                                       const std::vector<OutTensor>& tensors, FolderContents contents,
+                                       i64 most_bytes = kMostShardBytes);
+
 /// The config.json of a model whose weights have another dtype now: what else the file says stays.
 Json with_dtype(Json config, at::ScalarType dtype);
 

@@ -1,0 +1,329 @@
+#include <fmt/ranges.h>
+
+#include <iostream>
+#include <memory>
+
+#include "hetermoe/base/index.h"
+#include "hetermoe/base/words.h"
+#include "hetermoe/cli/command.h"
+#include "hetermoe/report/table.h"
+#include "hetermoe/train/grow_run.h"
+#include "hetermoe/train/growth_scores.h"
+#include "hetermoe/train/resume.h"
+#include "hetermoe/weights/upcycle.h"
+
+namespace hetermoe {
+namespace {
+
+struct Options {
+  std::string from, to, mode = "fixed-k", score = "uniform", counts, moments, job;
+  i64 factor = 0, experts = 0, top_k = 2, cap = 3, seed = 1, batches = 10;
+  double noise = 1e-3, shard_gb = static_cast<double>(kMostShardBytes) * 1e-9;
+  bool measure = false, verify = false, json = false;
+};
+
+/// Of the job of --job, or that of the checkpoint: the batches that come next.
+GrowthData growth_data(const Options& options, const GrowthSource& source) {
+  const std::optional<FoundCheckpoint>& from = source.checkpoint;
+  if (options.job.empty() && !from) {
+    fail<ConfigError>(
+        "--job", "is missing: {} says nothing of data and plan, by which gradients and losses are computed",
+        options.from);
+  }
+  Job job = options.job.empty() ? parse_job(from->info.job.dump(), from->path.string(), {})
+                                : load_job(options.job, {});
+  return {std::move(job), source.model, from ? from->info.sequences : 0, options.batches};
+}
+
+i64 factor_of(const Options& options, const ModelConfig& model) {
+  if (options.experts == 0) return options.factor == 0 ? 2 : options.factor;
+  if (options.factor != 0) fail<ConfigError>("--experts", "is given beside --factor, expected one of them");
+  if (options.experts % model.num_experts != 0) {
+    fail<ConfigError>("--experts", "got {}, expected a multiple of the {} experts that {} has",
+                      options.experts, model.num_experts, model.name);
+  }
+  return options.experts / model.num_experts;
+}
+
+Growth growth_of(const Options& options, const GrowthSource& source) {
+  const ModelConfig& model = source.model;
+  const ScoreChoice choice{.score = enum_from<GrowthScore>(options.score, "--score"),
+                           .counts = options.counts,
+                           .seed = static_cast<u64>(options.seed)};
+  if (choice.score != GrowthScore::kLoad && !choice.counts.empty())
+    fail<ConfigError>("--counts", "is given with --score {}, expected it with --score load", options.score);
+  GrowthOptions how{.factor = factor_of(options, model),
+                    .mode = enum_from<GrowthMode>(options.mode, "--mode"),
+                    .cap = options.cap,
+                    .noise = options.noise,
+                    .seed = static_cast<u64>(options.seed)};
+  if (!options.moments.empty()) how.moments = enum_from<GrownMoments>(options.moments, "--moments");
+  plan_growth(model, how);  // what cannot be is told before scores are computed
+  how.scores = growth_scores(choice, source, [&] { return growth_data(options, source); });
+  return plan_growth(model, how);
+}
+
+std::string right_after(const Growth& growth) {
+  if (growth.mode == GrowthMode::kDormant)
+    return "the same function: copies get no token until train.router_bias_rate wakes them";
+  if (growth.mode == GrowthMode::kWideK)
+    return fmt::format("the same function, {} times the expert work for a token", growth.factor);
+  const std::optional<ModelConfig> seen = model_right_after(growth);
+  if (!seen) return "another function: some of a token's experts stand twice among those that it sees";
+  if (seen->top_k == growth.before.top_k) return "the same function";
+  return fmt::format("that of the source with top-k {}: the loss jumps", seen->top_k);
+}
+
+Json to_json(const ModelConfig& model) {
+  const ParamCounts counts = count_parameters(model);
+  return {{"experts", model.num_experts},       {"top_k", model.top_k},
+          {"parameters", counts.total},         {"active", counts.active},
+          {"routed_scale", model.routed_scale}, {"aux_loss_coef", model.aux_loss_coef}};
+}
+
+std::string sizes_text(const ModelConfig& before, const ModelConfig& after) {
+  const ParamCounts old = count_parameters(before), now = count_parameters(after);
+  return fmt::format("parameters {:.5g} M to {:.5g} M, active {:.5g} M to {:.5g} M\n", real(old.total) * 1e-6,
+                     real(now.total) * 1e-6, real(old.active) * 1e-6, real(now.active) * 1e-6);
+}
+
+Json instances_of(const Growth& growth) {
+  Json layers = Json::array();
+  for (i64 l = 0; l < growth.before.num_layers; ++l) {
+    if (!growth.before.is_moe(l)) continue;
+    Json counts = Json::array();
+    for (ExpertId e = 0; e < growth.before.num_experts; ++e) counts.push_back(growth.instances(l, e));
+    layers.push_back({{"layer", l}, {"instances", counts}});
+  }
+  return layers;
+}
+
+Json growth_json(const Options& options, const Growth& growth) {
+  return {{"from", options.from},
+          {"to", options.to},
+          {"mode", name_of(growth.mode)},
+          {"factor", growth.factor},
+          {"before", to_json(growth.before)},
+          {"after", to_json(growth.after)},
+          {"layers", instances_of(growth)},
+          {"right_after", right_after(growth)}};
+}
+
+void print_growth(const Growth& growth) {
+  const ModelConfig& model = growth.before;
+  std::cout << fmt::format("{} ({}): {} experts, a token sees {}; grown ({}): {}, it sees {}\n", model.name,
+                           model.model_type, model.num_experts, model.top_k, name_of(growth.mode),
+                           growth.after.num_experts, growth.after.top_k)
+            << sizes_text(growth.before, growth.after);
+  for (const Json& layer : instances_of(growth)) {
+    std::cout << fmt::format("layer {}: instances of each expert {}\n", layer.at("layer").get<i64>(),
+                             fmt::join(layer.at("instances").get<std::vector<i64>>(), " "));
+  }
+  std::cout << "right after growth: " << right_after(growth) << "\n";
+  if (growth.noise == 0) std::cout << "without noise twins that see the same tokens never part\n";
+}
+
+/// Of the grown model, told and put into `json`.
+void tell_losses(const GrowthLoss& loss, bool talk, Json& json) {
+  json["loss"] = {{"before", loss.before}, {"after", loss.after}};
+  json["loss"]["predicted"] = loss.predicted ? Json(*loss.predicted) : Json(nullptr);
+  if (!talk) return;
+  const std::string predicted = loss.predicted ? fmt::format("{:.6f}", *loss.predicted) : "none";
+  std::cout << fmt::format("loss before {:.6f}, right after predicted {}, measured {:.6f}\n", loss.before,
+                           predicted, loss.after);
+}
+
+int grow_folder(const Options& options, const GrowthSource& source) {
+  if (!options.moments.empty()) {
+    fail<ConfigError>("--moments", "got {}, but {} has no moments: expected a checkpoint of a run",
+                      options.moments, options.from);
+  }
+  const HfWeights weights(source.weights, source.model);
+  const Growth growth = growth_of(options, source);
+  const std::filesystem::path to = folder_path(options.to);
+  const Upcycled done = upcycle_folder(weights, to, growth, static_cast<i64>(options.shard_gb * 1e9));
+  if (options.verify) verify_upcycled(weights, to, growth);
+  if (!options.json) print_growth(growth);
+  Json json = growth_json(options, growth);
+  json.update({{"bytes", done.bytes}, {"files", done.num_files}, {"verified", options.verify}});
+  if (options.measure)
+    tell_losses(measure_growth(growth_data(options, source), source, growth, to), !options.json, json);
+  if (options.json) {
+    print_json(json);
+    return 0;
+  }
+  if (options.verify) std::cout << "verified: every parameter is that of the source, grown, to the bit\n";
+  std::cout << fmt::format("written: {} ({} in {})\n", options.to, format_bytes(real(done.bytes)),
+                           counted(done.num_files, "file"));
+  return 0;
+}
+
+/// What a run with sleeping copies should know.
+std::vector<std::string> notes_of_sleep(const Growth& growth, const Json& job) {
+  if (growth.mode != GrowthMode::kDormant) return {};
+  std::vector<std::string> notes;
+  const Json& train = job.at("train");
+  if (train.value("router_bias_rate", 0.0) == 0)
+    notes.push_back("train.router_bias_rate is 0: copies never wake");
+  const double shrink = train.value("learning_rate", 0.0) * train.value("weight_decay", 0.0);
+  if (shrink > 0)
+    notes.push_back(
+        fmt::format("weight decay shrinks a sleeping copy by up to {:.2g} of its size in each step", shrink));
+  return notes;
+}
+
+int grow_run(const Options& options, const GrowthSource& source) {
+  const FoundCheckpoint& from = *source.checkpoint;
+  if (options.verify) {
+    fail<ConfigError>(
+        "--verify",
+        "compares Hugging Face folders, but {} is a checkpoint, whose tensors have checksums: leave "
+        "it out",
+        from.path.string());
+  }
+  if (source.model.num_experts == 0) {
+    fail<ConfigError>("from",
+                      "{} is a checkpoint of a dense model, whose moments fit no experts: make a Hugging "
+                      "Face folder of it (convert), and that one sparse",
+                      from.path.string());
+  }
+  check_grown_output(options.to);
+  const Growth growth = growth_of(options, source);
+  GrownRun done = write_grown_run(from, growth, folder_path(options.to));
+  for (const std::string& note : notes_of_sleep(growth, from.info.job)) done.notes.push_back(note);
+  if (!options.json) print_growth(growth);
+  Json json = growth_json(options, growth);
+  json.update({{"step", from.info.step},
+               {"moments", name_of(growth.moments)},
+               {"checkpoint", done.checkpoint.string()},
+               {"job", done.job.string()},
+               {"notes", done.notes}});
+  if (options.measure)
+    tell_losses(measure_growth(growth_data(options, source), source, growth, done.checkpoint), !options.json,
+                json);
+  if (options.json) {
+    print_json(json);
+    return 0;
+  }
+  for (const std::string& note : done.notes) std::cout << note << "\n";
+  std::cout << fmt::format("written: {} of step {}, moments: {}. It goes on by: hetermoe train {}\n",
+                           done.checkpoint.string(), from.info.step, name_of(growth.moments),
+                           done.job.string());
+  return 0;
+}
+
+int make_sparse(const Options& options, const GrowthSource& source) {
+  const ModelConfig& model = source.model;
+  if (options.experts == 0) {
+    fail<ConfigError>("--experts", "is missing: {} ({}) has no experts to copy, so say how many to make",
+                      model.name, model.model_type);
+  }
+  const ModelConfig sparse = sparse_model(model, options.experts, options.top_k);
+  const HfWeights weights(source.weights, model);
+  const Upcycled done =
+      sparsify_folder(weights, folder_path(options.to), sparse, static_cast<u64>(options.seed),
+                      static_cast<i64>(options.shard_gb * 1e9));
+  if (options.json) {
+    print_json({{"from", options.from},
+                {"to", options.to},
+                {"model_type", sparse.model_type},
+                {"before", to_json(model)},
+                {"after", to_json(sparse)},
+                {"bytes", done.bytes},
+                {"files", done.num_files}});
+    return 0;
+  }
+  std::cout << fmt::format("{} ({}): dense; now {} with {} equal experts, a token sees {}\n", model.name,
+                           model.model_type, sparse.model_type, sparse.num_experts, sparse.top_k)
+            << sizes_text(model, sparse)
+            << "right after growth: the same function, whatever the routers say\nwritten: " << options.to
+            << "\n";
+  return 0;
+}
+
+GrowthSource find_source(const std::filesystem::path& from) {
+  const auto tell = [](const std::string& note) { std::cerr << note << std::endl; };
+  GrowthSource out;
+  out.checkpoint = checkpoint_in(from, tell);
+  if (!out.checkpoint) {
+    out.model = model_of(HfFolder(from));
+    out.weights = from;
+    return out;
+  }
+  out.weights = out.checkpoint->path;
+  out.model = load_model(out.weights.string());
+  const Json& job = out.checkpoint->info.job;
+  out.model.name = std::filesystem::path(job.value("model", out.model.name)).stem().string();
+  return out;
+}
+
+int upcycle(const Options& options) {
+  const GrowthSource source = find_source(folder_path(options.from));
+  if (source.checkpoint) return grow_run(options, source);
+  check_hf_target(folder_path(options.to), source.weights);
+  return source.model.num_experts == 0 ? make_sparse(options, source) : grow_folder(options, source);
+}
+
+}  // namespace
+
+std::function<int()> make_upcycle(Flags& flags) {
+  const auto options = std::make_shared<Options>();
+  flags
+      .add_option(
+          "from", options->from,
+          "a Hugging Face folder with weights, a checkpoint, or the output folder of a run: its newest "
+          "checkpoint")
+      .required();
+  flags
+      .add_option("-o,--output", options->to, "the folder to write; of a run: its output folder from then on")
+      .required();
+  flags.add_option("--factor", options->factor, "so many times as many experts in each layer [2]")
+      ->range(at_least(1));
+  flags.add_option("--experts", options->experts, "so many experts in each layer; of a dense model: to make")
+      ->range(at_least(1));
+  flags
+      .add_option(
+          "--mode", options->mode,
+          "fixed-k: top-k stays, the loss jumps; wide-k: top-k grows, the same function; dormant: copies "
+          "sleep (routers with a choice bias), the same function")
+      ->capture_default_str();
+  flags
+      .add_option("--score", options->score,
+                  "which experts get copies: uniform; gradient, saliency, fisher (of --batches of the data); "
+                  "weight (norm "
+                  "of the weights); load (--counts); random")
+      ->capture_default_str();
+  flags.add_option("--counts", options->counts, "a routing trace, for --score load");
+  flags.add_option(
+      "--job", options->job,
+      "whose data, plan and cluster gradients and losses are computed with [of a checkpoint: its own]");
+  flags.add_option("--batches", options->batches, "of the data that come next, for gradients and losses")
+      ->capture_default_str()
+      ->range(at_least(1));
+  flags.add_flag("--measure", options->measure,
+                 "the loss before, right after as predicted on the source, and right after as it is");
+  flags.add_option("--cap", options->cap, "copies of one expert before the next best is looked at")
+      ->capture_default_str()
+      ->range(at_least(1));
+  flags
+      .add_option("--noise", options->noise,
+                  "half-width of what is added to the logits of copies, so that twins part; 0 = none")
+      ->capture_default_str()
+      ->range(between(0, 1));
+  flags.add_option("--seed", options->seed, "of noise and draws")->capture_default_str()->range(at_least(0));
+  flags.add_option(
+      "--moments", options->moments,
+      "of a checkpoint: reset, copy, split (instances share gradients) or zero (of copies) [fixed-k: "
+      "reset, wide-k: split, dormant: zero]");
+  flags.add_option("--top-k", options->top_k, "of a dense model's routers: experts that a token sees")
+      ->capture_default_str()
+      ->range(at_least(1));
+  flags.add_option("--shard-gb", options->shard_gb, "a file has at most so many 10^9 bytes of tensors")
+      ->capture_default_str()
+      ->range(above(0));
+  flags.add_flag("--verify", options->verify, "read both folders again and compare every parameter");
+  flags.add_flag("--json", options->json, "print JSON");
+  return [options] { return upcycle(*options); };
+}
+
+}  // namespace hetermoe

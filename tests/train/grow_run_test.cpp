@@ -1,0 +1,192 @@
+#include "hetermoe/train/grow_run.h"
+
+#include "hetermoe/base/index.h"
+#include "hetermoe/train/resume.h"
+#include "tests/support/error_of.h"
+#include "tests/train/tiny_run.h"
+
+// Runs that go on with more experts, from a checkpoint that grew.
+namespace hetermoe {
+namespace {
+
+constexpr i64 kGrowAt = 5, kSteps = 25;
+
+/// In fp64, without what depends on the global norm, and with an epsilon that is nothing.
+Settings exact(Settings more) {
+  Settings all = in_fp64({{"checkpoint.every", std::to_string(kGrowAt)},
+                          {"checkpoint.keep", "100"},
+                          {"train.steps", std::to_string(kSteps)},
+                          {"train.max_grad_norm", "0"},
+                          {"train.adam_eps", "1e-30"}});
+  all.insert(all.end(), more.begin(), more.end());
+  return all;
+}
+
+FoundCheckpoint checkpoint_of(const TinyRun& run, i64 step) {
+  for (const FoundCheckpoint& found : find_checkpoints(run.checkpoints(), kIgnore)) {
+    if (found.info.step == step) return found;
+  }
+  throw InternalError("no checkpoint of this step");
+}
+
+/// The run that goes on in `output`, by the job that growth left there.
+TinyRun grown_run(const TinyRun& source, const Growth& growth, const fs::path& output,
+                  const Settings& more = {}) {
+  const GrownRun grown = write_grown_run(checkpoint_of(source, kGrowAt), growth, output);
+  TinyRun run(output.string());
+  run.job = load_job(grown.job.string(), more);
+  run.model = load_model(run.job.model);
+  run.cluster = load_cluster(run.job.cluster);
+  run.plan = make_job_plan(run.job, run.model, run.cluster);
+  return run;
+}
+
+std::vector<double> losses_from(const TrainOutcome& outcome, i64 step) {
+  std::vector<double> out;
+  for (const StepRecord& record : outcome.records) {
+    if (record.step > step) out.push_back(record.loss);
+  }
+  return out;
+}
+
+double most_different(const std::vector<double>& a, const std::vector<double>& b) {
+  EXPECT_EQ(a.size(), b.size());
+  double most = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) most = std::max(most, std::abs(a[i] - b[i]));
+  return most;
+}
+
+/// Largest difference of an instance's parameter from its source's, after both runs.
+double most_different(const Growth& growth, const TensorsByName& source, const TensorsByName& grown) {
+  double most = 0;
+  for (const ParamInfo& parameter : parameters(growth.after)) {
+    if (parameter.buffer) continue;
+    at::Tensor expected = source.at(source_name(growth, parameter));
+    const at::Tensor& got = grown.at(parameter.name);
+    if (expected.sizes() != got.sizes()) expected = expected.repeat({growth.factor, 1});
+    most = std::max(most, (got - expected).abs().max().item<double>());
+  }
+  return most;
+}
+
+GrowthOptions wide(GrownMoments moments) {
+  return {.mode = GrowthMode::kWideK, .noise = 0, .moments = moments};
+}
+
+/// Twenty steps of the grown run are those of the source.
+TEST(GrowRun, WideKWithSplitMomentsMakesTheStepsOfTheSource) {
+  const WorkFolder folder;
+  TinyRun source(folder / "source", exact({}));
+  const TinyRun::End before = source.run();
+  const std::vector<double> expected = losses_from(before.outcome, kGrowAt);
+  ASSERT_EQ(std::ssize(expected), kSteps - kGrowAt);
+  const auto end_of = [&](GrownMoments moments, const char* name) {
+    const Growth growth = plan_growth(source.model, wide(moments));
+    TinyRun run = grown_run(source, growth, folder / name);
+    const TinyRun::End end = run.run();
+    EXPECT_EQ(end.outcome.first_step, kGrowAt);
+    return std::pair(most_different(losses_from(end.outcome, kGrowAt), expected),
+                     most_different(growth, before.values, end.values));
+  };
+  const auto [loss, parameter] = end_of(GrownMoments::kSplit, "split");
+  EXPECT_LE(loss, 1e-10);
+  EXPECT_LE(parameter, 1e-9);
+  // The control: moments of the whole gradient beside gradients of a part.
+  EXPECT_GT(end_of(GrownMoments::kCopy, "copy").second, 1e-5);
+}
+
+/// Copies that get no token change nothing that is seen.
+TEST(GrowRun, DormantCopiesLeaveTheRunAsItIs) {
+  const WorkFolder folder;
+  TinyRun source(folder / "source", exact({{"model", "tiny-deepseek-v3"}}));
+  const TinyRun::End before = source.run();
+  const Growth growth = plan_growth(source.model, {.factor = 2, .mode = GrowthMode::kDormant});
+  TinyRun run = grown_run(source, growth, folder / "grown");
+  const TinyRun::End end = run.run();
+  EXPECT_LE(most_different(losses_from(end.outcome, kGrowAt), losses_from(before.outcome, kGrowAt)), 1e-10);
+  i64 copies = 0;
+  for (const ParamInfo& parameter : parameters(growth.after)) {
+    if (parameter.expert < 0) continue;
+    const at::Tensor difference =
+        end.values.at(parameter.name) - before.values.at(source_name(growth, parameter));
+    if (growth.is_copy[idx(parameter.layer)][idx(parameter.expert)]) {
+      ++copies;  // it sleeps: only weight decay acts on it
+    } else {
+      EXPECT_LE(difference.abs().max().item<double>(), 1e-9) << parameter.name;
+    }
+  }
+  EXPECT_GT(copies, 0);
+}
+
+/// Whatever the plan that goes on.
+TEST(GrowRun, EveryPlanGoesOnAlike) {
+  const WorkFolder folder;
+  TinyRun source(folder / "source", exact({{"train.steps", "8"}}));
+  source.run();
+  const Growth growth = plan_growth(source.model, {.factor = 2, .mode = GrowthMode::kFixedK, .seed = 3});
+  std::vector<double> expected;
+  for (const std::string strategy : {"single", "ep", "zebra"}) {
+    TinyRun run = grown_run(source, growth, folder / strategy, {{"strategy", strategy}});
+    const std::vector<double> losses = losses_from(run.run().outcome, kGrowAt);
+    ASSERT_EQ(losses.size(), 3u);
+    if (expected.empty()) expected = losses;
+    EXPECT_LE(most_different(losses, expected), 1e-10) << strategy;
+  }
+}
+
+/// After a reset the optimizer counts anew, also where the run is cut once more.
+TEST(GrowRun, ResetMomentsCountUpdatesAnewAndSurviveACut) {
+  const WorkFolder folder;
+  TinyRun source(folder / "source", exact({{"train.steps", "9"}}));
+  source.run();
+  const Growth growth = plan_growth(source.model, {});
+  EXPECT_EQ(growth.moments, GrownMoments::kReset);
+  std::map<i64, i64> updates;
+  const auto count = [&](Session& session, const StepRecord& record) {
+    updates[record.step] = session.states()[0]->store().updates();
+  };
+  TinyRun whole = grown_run(source, growth, folder / "whole", {{"checkpoint.every", "2"}});
+  const TinyRun::End end = whole.run(Checkpoints::kOn, count);
+  EXPECT_EQ(updates, (std::map<i64, i64>{{6, 1}, {7, 2}, {8, 3}, {9, 4}}));
+  EXPECT_EQ(checkpoint_of(whole, 8).info.forgotten, 5);
+  fs::remove_all(whole.checkpoints() / "step-00000009");
+  fs::remove_all(whole.checkpoints() / "step-00000008");
+  updates.clear();
+  const TinyRun::End again = whole.run(Checkpoints::kOn, count);
+  EXPECT_EQ(again.outcome.first_step, 6);
+  EXPECT_EQ(updates, (std::map<i64, i64>{{7, 2}, {8, 3}, {9, 4}}));
+  expect_equal(again.values, end.values);
+}
+
+/// bf16 values are roundings of masters that have the noise.
+TEST(GrowRun, MastersGrowAndValuesAreTheirRoundings) {
+  const WorkFolder folder;
+  TinyRun source(folder / "source", {{"plan.attention_dtype", "bf16"},
+                                     {"plan.expert_dtype", "bf16"},
+                                     {"checkpoint.every", "5"},
+                                     {"train.steps", "5"}});
+  source.run();
+  const Growth growth = plan_growth(source.model, {.moments = GrownMoments::kSplit});
+  const CheckpointShard shard = grow_checkpoint(checkpoint_of(source, 5), growth);
+  TensorsByName all;
+  for (const auto* list : {&shard.model, &shard.optimizer}) {
+    for (const NamedTensor& tensor : *list) EXPECT_TRUE(all.emplace(tensor.name, tensor.tensor).second);
+  }
+  EXPECT_EQ(all.size(), 4 * parameters(growth.after).size());
+  for (const ParamInfo& parameter : parameters(growth.after)) {
+    const at::Tensor& value = all.at(parameter.name);
+    EXPECT_EQ(value.scalar_type(), at::kBFloat16);
+    EXPECT_TRUE(at::equal(value, all.at(parameter.name + ".master").to(at::kBFloat16)));
+    EXPECT_EQ(all.at(parameter.name + ".exp_avg").sizes(), at::IntArrayRef(parameter.shape));
+  }
+}
+
+TEST(GrowRun, AnOutputThatIsNotEmptyIsRefused) {
+  const WorkFolder folder;
+  folder.file("out/thesis.tex", "x");
+  const std::string error = error_of<ConfigError>([&] { check_grown_output(folder / "out"); });
+  EXPECT_NE(error.find("is not empty, expected a new folder"), std::string::npos) << error;
+}
+
+}  // namespace
+}  // namespace hetermoe
