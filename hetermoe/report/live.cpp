@@ -112,7 +112,11 @@ void LiveRun::read_new(const fs::path& file, Metrics& metrics) const {
   std::error_code code;
   const std::uintmax_t size = fs::file_size(file, code);
   if (code) return;
-  if (size < metrics.read) metrics = {.strategy = metrics.strategy};  // another run began it anew
+  if (size < metrics.read) {  // another run began it anew
+    Metrics anew;
+    anew.strategy = metrics.strategy;
+    metrics = std::move(anew);
+  }
   std::ifstream in(file, std::ios::binary);
   in.seekg(static_cast<std::streamoff>(metrics.read));
   std::string added(static_cast<std::size_t>(size - metrics.read), '\0');
@@ -170,8 +174,10 @@ std::string LiveRun::facts() const {
 std::string LiveRun::curves() const {
   std::string out;
   for (const Curve& curve : curve_table()) {
-    LossPlot plot{.title = curve.title, .y_label = curve.label, .width = 620, .height = 300};
-    const double unit = std::string_view(curve.label) == "GiB" ? kGib : 1;
+    LossPlot plot;
+    plot.title = curve.title, plot.y_label = curve.label;
+    plot.width = 620, plot.height = 300;
+    const double unit = std::string_view(curve.label) == "GiB" ? double{1 << 30} : 1;
     for (const auto& [file, metrics] : metrics_) {
       for (const auto& [key, name] : curve.keys) {
         LossSeries series;

@@ -29,13 +29,13 @@ class LiveRun {
  private:
   /// Of one metrics file. Lines beyond kMostPoints are thinned out evenly.
   struct Metrics {
-    std::string strategy;  ///< empty for metrics.jsonl
+    std::string strategy = {};  ///< empty for metrics.jsonl
     std::uintmax_t read = 0;
-    std::string rest;         ///< of a line that is not complete
-    std::vector<Json> lines;  ///< every `every`-th
-    Json last;
+    std::string rest = {};         ///< of a line that is not complete
+    std::vector<Json> lines = {};  ///< every `every`-th
+    Json last = {};
     i64 every = 1, count = 0;
-    std::vector<std::string> warnings;  ///< the last few, with their steps
+    std::vector<std::string> warnings = {};  ///< the last few, with their steps
   };
   void update();
   void read_new(const std::filesystem::path& file, Metrics& metrics) const;
