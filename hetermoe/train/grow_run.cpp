@@ -54,7 +54,7 @@ Json grown_job(Json job, const fs::path& output, std::vector<std::string>& notes
   job["train"]["init_from"] = "";
   job["checkpoint"]["resume"] = true;
   const auto drop = [&](const char* part, const char* key, const Json& empty) {
-    if (!job.at(part).contains(key) || job[part][key] == empty) return;
+    if (!job.contains(part) || !job[part].contains(key) || job[part][key] == empty) return;
     notes.push_back(fmt::format("{}.{} is left out of the job: it is about the old experts", part, key));
     job[part][key] = empty;
   };
@@ -62,6 +62,7 @@ Json grown_job(Json job, const fs::path& output, std::vector<std::string>& notes
   drop("train", "changes", Json::array());
   drop("routing", "record", "");
   drop("routing", "replay", "");
+  drop("grow", "at", 0);
   return job;
 }
 

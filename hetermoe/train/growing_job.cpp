@@ -55,15 +55,29 @@ Job job_after(Job job) {
   return job;
 }
 
-/// Whether the run that is in the output folder has grown; collective.
+/// Whether the run that is in the output folder has grown; collective. Throws ConfigError when it is beyond
+/// the step at which it should have.
 bool has_grown(const Job& job, const ModelConfig& grown, const Processes& processes) {
-  std::string told;
+  Json told = {{"grown", false}, {"step", 0}};
   if (processes.rank() == 0 && job.checkpoint.resume) {
     const std::vector<FoundCheckpoint> found =
         find_checkpoints(checkpoint_folder(job.output), [](const std::string&) {});
-    if (!found.empty() && read_json(found.front().path / "config.json") == to_hf(grown)) told = "grown";
+    if (!found.empty()) {
+      told["grown"] = read_json(found.front().path / "config.json") == to_hf(grown);
+      told["step"] = found.front().info.step;
+    }
   }
-  return processes.gather(told).front() == "grown";
+  told = Json::parse(processes.gather(told.dump()).front());
+  const i64 step = told.at("step");
+  if (told.at("grown").get<bool>()) return true;
+  if (step > job.grow.at) {
+    fail<ConfigError>(
+        "grow.at",
+        "got {}, but the newest checkpoint in {} is of step {} and has not grown: expected that step or "
+        "a later one",
+        job.grow.at, job.output, step);
+  }
+  return false;
 }
 
 /// Rank 0 puts the grown checkpoint in the place of that of step grow.at; collective.

@@ -124,6 +124,22 @@ TEST(GrowingJob, WhatCannotBeIsToldBeforeTheFirstStep) {
   expect({{"grow.mode", "dormant"}}, "e_score_correction_bias");
   expect({{"grow.score", "load"}}, "is missing, expected a routing trace");
   expect({{"balancer.name", "lpt"}}, "about the old experts or the new ones");
+  train(job_in(folder, "whole"));
+  const std::string error = error_of<ConfigError>([&] { train(job_in(folder, "whole", growing())); });
+  EXPECT_NE(error.find("is of step 8 and has not grown"), std::string::npos) << error;
+}
+
+/// Who grows by command what grew in its run does not grow twice at the same step.
+TEST(GrowingJob, GrowthByCommandLeavesTheJobsOwnOut) {
+  const WorkFolder folder;
+  const Job job = job_in(folder, "run", growing());
+  const ModelConfig model = train(job).model;
+  const GrownRun again = write_grown_run(checkpoint_of(job, 8), plan_growth(model, {}), folder / "again");
+  EXPECT_EQ(again.notes,
+            std::vector<std::string>{"grow.at is left out of the job: it is about the old experts"});
+  const TrainedJob done = train(load_job(again.job.string(), {{"train.steps", "9"}}));
+  EXPECT_EQ(done.model.num_experts, 4 * load_model("tiny").num_experts);
+  EXPECT_EQ(done.runs[0].outcome.records.size(), 1u);
 }
 
 }  // namespace
