@@ -51,6 +51,16 @@ WorkModel::WorkModel(const Placement& placement, const ModelConfig& model, const
   }
 }
 
+double WorkModel::adapter_params(i32 state) const {
+  const State& s = placement_.states()[idx(state)];
+  const Lora* lora = placement_.options().lora.get();
+  if (lora == nullptr || s.part == UnitPart::kEmbed || s.part == UnitPart::kHead) return 0;
+  Unit unit{.layer = s.layer, .part = s.part};
+  if (s.experts.empty()) return real(lora->numbers_of(unit));
+  unit.expert = s.experts[0];  // those of a layer have alike
+  return real(lora->numbers_of(unit)) * real(s.experts.size());
+}
+
 double WorkModel::merged_rows_per_token(const Op& op) const {
   const bool merges = op.kind == OpKind::kMerge || op.kind == OpKind::kHead ||
                       (op.kind == OpKind::kAttention && op.phase == Phase::kForward);
@@ -69,7 +79,7 @@ ComputeWork WorkModel::compute_work(const Op& op, DeviceId device, const Exchang
   work.device = device;
   work.seq_len = placement_.plan().seq_len;
   if (op.kind == OpKind::kUpdate) {
-    work.params = state_params(op.state) / optimizer_parts(op.state);
+    work.params = trained_params(op.state) / optimizer_parts(op.state);
     return work;
   }
   if (op.kind == OpKind::kPublish || op.kind == OpKind::kTake) {
@@ -103,13 +113,13 @@ double WorkModel::optimizer_parts(i32 state) const {
 
 Bytes WorkModel::gradient_part(i32 state) const {
   const std::vector<DeviceId>& devices = placement_.states()[idx(state)].devices;
-  return bytes_of(grad_dtype_of(placement_.plan(), devices[0])) * state_params(state) /
+  return bytes_of(grad_dtype_of(placement_.plan(), devices[0])) * trained_params(state) /
          real(placement_.states()[idx(state)].reducers().size());
 }
 
 Bytes WorkModel::gathered_part(i32 state) const {
   const std::vector<DeviceId>& devices = placement_.states()[idx(state)].devices;
-  return bytes_of(placement_.plan().dtype[idx(devices[0])]) * state_params(state) / real(devices.size());
+  return bytes_of(placement_.plan().dtype[idx(devices[0])]) * trained_params(state) / real(devices.size());
 }
 
 double WorkModel::frozen_part(const Op& op, DeviceId device) const {
@@ -118,10 +128,13 @@ double WorkModel::frozen_part(const Op& op, DeviceId device) const {
   if (placement_.options().frozen.empty() || (!of_head && !of_layer)) return 0;
   const UnitPart part = of_layer ? (op.kind == OpKind::kExperts ? UnitPart::kExperts : UnitPart::kAttention)
                                  : (placement_.tied() ? UnitPart::kEmbed : UnitPart::kHead);
+  // Of matrices with adapters there are no gradients but in experts, where they lead to those of the
+  // adapters.
+  const bool low_rank = placement_.options().lora != nullptr && part != UnitPart::kExperts;
   double all = 0, frozen = 0;
   for (const i32 state : placement_.states_on(device, part, of_layer ? op.layer : -1)) {
     all += state_params(state);
-    frozen += placement_.trains(state) ? 0 : state_params(state);
+    frozen += placement_.trains(state) && !low_rank ? 0 : state_params(state);
   }
   return all > 0 ? frozen / all : 0;
 }

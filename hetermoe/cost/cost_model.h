@@ -92,6 +92,12 @@ class WorkModel {
   Bytes host_copy_bytes(const Op& op, const ExchangeLoad* load) const;
   /// Parameters of a state (one replica).
   double state_params(i32 state) const { return state_params_[idx(state)]; }
+  /// Numbers of its adapters, 0 where there are none.
+  double adapter_params(i32 state) const;
+  /// What is reduced and updated of it.
+  double trained_params(i32 state) const {
+    return placement_.options().lora == nullptr ? state_params(state) : adapter_params(state);
+  }
 
  private:
   double merged_rows_per_token(const Op& op) const;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "hetermoe/base/hash.h"
 #include "hetermoe/base/index.h"
 
 namespace hetermoe {
@@ -116,16 +115,6 @@ ParameterStore::Shelf ParameterStore::make_shelf(const std::vector<State>& state
   return shelf;
 }
 
-/// Replicas and parts of a state draw the same numbers when they round.
-AdamwState ParameterStore::moments_of(const StateTensors& state) const {
-  AdamwState moments = make_adamw_state(state.own_values(), options_.optimizer);
-  const State& s = state.state;
-  moments.rounding_key = Fnv().add(s.part).add(s.layer).add(s.experts.empty() ? -1 : s.experts[0]).value();
-  for (const at::Tensor& value : state.values)
-    moments.first.push_back(part_range(value.numel(), state.part, state.parts).begin);
-  return moments;
-}
-
 std::vector<at::Tensor> ParameterStore::zeros_like_parts(const StateTensors& state,
                                                          const std::vector<at::Tensor>& tensors) const {
   std::vector<at::Tensor> zeros;
@@ -136,7 +125,8 @@ std::vector<at::Tensor> ParameterStore::zeros_like_parts(const StateTensors& sta
 
 void ParameterStore::add_group(Shelf& shelf, const State& state) const {
   StorageOptions options = options_;
-  options.trainable = state.trainable;
+  options.trainable = state.trainable && options.lora == nullptr;
+  if (!state.trainable) options.lora = nullptr;
   if (shelf.visits) options.values = options.values.device(at::kMeta);
   shelf.group = state.part == UnitPart::kEmbed  ? make_embed_state(model_, options)
                 : state.part == UnitPart::kHead ? make_head_state(model_, options)
@@ -145,7 +135,12 @@ void ParameterStore::add_group(Shelf& shelf, const State& state) const {
     const at::Tensor& shape = shelf.group->buffer;
     shelf.group->buffer = at::zeros(shape.sizes(), options_.values.dtype(shape.scalar_type()));
   }
-  shelf.states.push_back({.state = state, .values = shelf.group->values, .grads = shelf.group->grads});
+  const StateGroup& group = *shelf.group;
+  if (group.adapters.empty())
+    shelf.states.push_back({.state = state, .values = group.values, .grads = group.grads});
+  else
+    shelf.states.push_back(
+        {.state = state, .values = values_of(group.adapters), .grads = grads_of(group.adapters)});
 }
 
 /// The slots are ordered by state, so that each state is a contiguous part of the slab. Those of frozen
@@ -160,6 +155,7 @@ void ParameterStore::add_slab(Shelf& shelf, const std::vector<State>& states) co
     if (state.trainable) num_trainable += static_cast<i64>(state.experts.size());
   }
   StorageOptions options = options_;
+  if (num_trainable == 0) options.lora = nullptr;
   if (shelf.visits) options.values = options.values.device(at::kMeta);
   shelf.slab = make_expert_slab(model_, ordered[0].layer, experts, options, num_trainable);
   const ExpertSlab& slab = *shelf.slab;
@@ -167,8 +163,14 @@ void ParameterStore::add_slab(Shelf& shelf, const std::vector<State>& states) co
   for (const State& state : ordered) {
     const auto count = static_cast<i64>(state.experts.size());
     const auto part = [&](const at::Tensor& storage) { return storage.narrow(0, begin, count); };
-    StateTensors tensors{.state = state, .values = {part(slab.gate_up), part(slab.down)}};
-    if (state.trainable) tensors.grads = {part(slab.gate_up_grad), part(slab.down_grad)};
+    StateTensors tensors{.state = state};
+    if (slab.adapters.empty()) {
+      tensors.values = {part(slab.gate_up), part(slab.down)};
+      if (state.trainable) tensors.grads = {part(slab.gate_up_grad), part(slab.down_grad)};
+    } else {
+      for (const at::Tensor& value : values_of(slab.adapters)) tensors.values.push_back(part(value));
+      for (const at::Tensor& grad : grads_of(slab.adapters)) tensors.grads.push_back(part(grad));
+    }
     shelf.states.push_back(std::move(tensors));
     begin += count;
   }
@@ -211,8 +213,10 @@ std::vector<NamedTensor> ParameterStore::named(const Shelf& shelf, const State& 
                                                const std::vector<at::Tensor>& storages,
                                                const Unit& unit) const {
   if (storages.empty()) return {};
-  if (shelf.group) return shelf.group->named(storages);
+  if (shelf.group)
+    return shelf.adapted() ? named_adapters(*shelf.group, storages) : shelf.group->named(storages);
   const auto slot = static_cast<i64>(slot_in(state, unit));
+  if (shelf.adapted()) return named_adapters(model_, *shelf.slab, unit.expert, storages, slot);
   return named_experts(model_, unit.layer, std::span(&unit.expert, 1), storages[0].narrow(0, slot, 1),
                        storages[1].narrow(0, slot, 1));
 }
@@ -288,6 +292,7 @@ UnitTensors ParameterStore::tensors_in(const Shelves& shelves, const Unit& unit)
                            .first_owner = home});
     if (sharded) add_own_part(state, out.tensors.back());
   }
+  if (shelf->adapted()) add_matrices(*shelf, out);
   if (shelf->group && shelf->group->buffer.defined()) {
     out.tensors.push_back({.name = shelf->group->buffer_name,
                            .value = shelf->group->buffer,
@@ -317,6 +322,7 @@ i64 ParameterStore::bytes() const {
   for (const auto& [key, shelf] : shelves_) {
     if (shelf.group && shelf.group->buffer.defined()) sum += bytes_of({shelf.group->buffer});
     if (!shelf.keeps_units()) continue;
+    if (shelf.adapted()) sum += bytes_of(shelf.matrices());
     for (const StateTensors& state : shelf.states) {
       const AdamwState& moments = state.moments;
       if (!shelf.gathered) sum += bytes_of(state.values) + bytes_of(state.grads);

@@ -32,6 +32,9 @@ struct LogicalTensor {
   bool sharded = false;
   bool gathered = false;     ///< the value does, too
   bool first_owner = false;  ///< this device is the home of the unit
+  /// Of a matrix with adapters: these (values, or masters where there are some), and the factor on B A.
+  at::Tensor lora_a = {}, lora_b = {};
+  double lora_scale = 0;
 };
 
 /// Copies the part of a gradient, moment, master or value that a device keeps of a sharded tensor to its
@@ -159,6 +162,12 @@ class ParameterStore {
     bool gathered = false;  // of these a part stays
 
     bool keeps_units() const { return !visits || gathered; }
+    /// Their values are those of states, in place of the matrices.
+    const std::vector<Adapter>& adapters() const { return group ? group->adapters : slab->adapters; }
+    bool adapted() const { return (group || slab) && !adapters().empty(); }
+    std::vector<at::Tensor> matrices() const {
+      return group ? group->values : std::vector<at::Tensor>{slab->gate_up, slab->down};
+    }
   };
   using Key = std::pair<i32, UnitPart>;  // layer as in Unit
   using Shelves = std::map<Key, Shelf>;
@@ -179,6 +188,7 @@ class ParameterStore {
   std::vector<NamedTensor> named(const Shelf& shelf, const State& state,
                                  const std::vector<at::Tensor>& storages, const Unit& unit) const;
   UnitTensors tensors_in(const Shelves& shelves, const Unit& unit) const;
+  void add_matrices(const Shelf& shelf, UnitTensors& out) const;
 
   DeviceId device_;
   const ModelConfig& model_;

@@ -103,10 +103,13 @@ at::Tensor mla(const ModelConfig& model, const Leaves& leaves, const at::Tensor&
 
 }  // namespace
 
-Leaves::Leaves(const StateGroup& state, Grad grad) : weights_(state.weights) {
-  for (const at::Tensor& value : state.values) {
-    leaves_.push_back(grad != Grad::kNo && state.trainable() ? value.detach().requires_grad_() : value);
-  }
+Leaves::Leaves(const StateGroup& state, Grad grad)
+    : weights_(state.weights), adapters_(state.adapters), trains_(grad != Grad::kNo && state.trainable()) {
+  const auto leaf = [](const at::Tensor& value, bool trains) {
+    return trains ? value.detach().requires_grad_() : value;
+  };
+  for (const at::Tensor& value : state.values) leaves_.push_back(leaf(value, trains_));
+  for (const at::Tensor& value : values_of(adapters_)) leaves_.push_back(leaf(value, grad != Grad::kNo));
   if (grad == Grad::kLater) left_ = std::make_shared<std::vector<std::shared_ptr<LeftProduct>>>();
 }
 
@@ -120,15 +123,28 @@ const at::Tensor& Leaves::operator[](Weight weight) const { return leaves_[posit
 
 at::Tensor Leaves::product(const at::Tensor& x, Weight weight) const {
   const std::size_t index = position_of(weight);
-  if (left_ == nullptr) return apply_linear(x, leaves_[index]);
+  if (left_ == nullptr || !trains_) return with_adapters(x, index, apply_linear(x, leaves_[index]));
   at::Tensor out = apply_linear(x, leaves_[index].detach());
   leave(x, index, out);
   return out;
 }
 
+/// out + scale (x A^T) B^T, in the rows of the weight that are the adapter's matrix.
+at::Tensor Leaves::with_adapters(const at::Tensor& x, std::size_t weight, at::Tensor out) const {
+  for (std::size_t i = 0; i < adapters_.size(); ++i) {
+    const Adapter& adapter = adapters_[i];
+    if (adapter.weight != weight) continue;
+    const std::size_t a = weights_.size() + 2 * i;
+    const at::Tensor made = apply_linear(apply_linear(x, leaves_[a]), leaves_[a + 1]) * adapter.scale;
+    const i64 after = out.size(1) - adapter.begin - adapter.rows;
+    out = out + (adapter.rows == out.size(1) ? made : at::constant_pad_nd(made, {adapter.begin, after}));
+  }
+  return out;
+}
+
 at::Tensor Leaves::wide_product(const at::Tensor& x, Weight weight, at::ScalarType wide) const {
   const std::size_t index = position_of(weight);
-  if (left_ == nullptr) return apply_wide_linear(x, leaves_[index], wide);
+  if (left_ == nullptr || !trains_) return apply_wide_linear(x, leaves_[index], wide);
   at::Tensor out = apply_wide_linear(x, leaves_[index].detach(), wide);
   leave(x, index, out);
   return out;

@@ -16,7 +16,8 @@ struct LeftProduct {
   at::Tensor dout;     ///< gradient of its result, once backward came by; undefined = none came
 };
 
-/// The weights of a state group as autograd leaves (sharing storage), or plainly as they are.
+/// The weights of a state group as autograd leaves (sharing storage), or plainly as they are. Of a group with
+/// adapters these are leaves, and products add what they make of the input.
 class Leaves {
  public:
   /// kLater: backward shall not compute the gradients of the weights of products; see left().
@@ -26,7 +27,8 @@ class Leaves {
   /// x weight^T; the second computed in `wide`. Differentiable.
   at::Tensor product(const at::Tensor& x, Weight weight) const;
   at::Tensor wide_product(const at::Tensor& x, Weight weight, at::ScalarType wide) const;
-  const std::vector<at::Tensor>& all() const { return leaves_; }  ///< in order of state.values
+  /// In order of state.values, then A and B of each adapter.
+  const std::vector<at::Tensor>& all() const { return leaves_; }
   /// With kLater, of all products that were asked for.
   const std::vector<std::shared_ptr<LeftProduct>>& left() const { return *left_; }
 
@@ -34,8 +36,12 @@ class Leaves {
   std::size_t position_of(Weight weight) const;
   void leave(const at::Tensor& x, std::size_t weight, const at::Tensor& out) const;
 
+  at::Tensor with_adapters(const at::Tensor& x, std::size_t weight, at::Tensor out) const;
+
   std::vector<Weight> weights_;
   std::vector<at::Tensor> leaves_;
+  const std::vector<Adapter>& adapters_;
+  bool trains_ = false;                                              // the weights themselves
   std::shared_ptr<std::vector<std::shared_ptr<LeftProduct>>> left_;  // null unless kLater
 };
 

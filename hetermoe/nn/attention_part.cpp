@@ -24,8 +24,9 @@ struct AttentionGraph {
 
 struct AttentionLeft {
   std::vector<std::shared_ptr<LeftProduct>> products;
-  /// Gradients of the weights of norms, by position in state.values: they come with those of inputs.
-  std::vector<std::pair<std::size_t, at::Tensor>> norms;
+  /// Gradients of the weights of norms and of adapters, by StateGroup::grad_at: they come with those of
+  /// inputs.
+  std::vector<std::pair<std::size_t, at::Tensor>> direct;
 };
 
 namespace {
@@ -135,9 +136,10 @@ Leaves::Grad leaves_of(KeepGraph keep_graph) {
   HM_CHECK(false, "kind of graph {}", static_cast<int>(keep_graph));
 }
 
-/// [position in state.values] whether its gradient comes with those of inputs.
+/// [position in leaves.all()] whether its gradient comes with those of inputs.
 std::vector<bool> direct_weights(const AttentionGraph& graph, const StateGroup& state, bool leaves_weights) {
-  std::vector<bool> direct(graph.leaves.all().size(), state.trainable());
+  std::vector<bool> direct(graph.leaves.all().size(), true);
+  std::fill_n(direct.begin(), state.values.size(), state.trainable());
   if (!leaves_weights) return direct;
   for (const std::shared_ptr<LeftProduct>& product : graph.leaves.left()) direct[product->weight] = false;
   return direct;
@@ -213,9 +215,9 @@ AttentionGradient attention_backward(const ModelConfig& model, i64 layer, StateG
   for (std::size_t i = 0; i < weights.size(); ++i) {
     if (!grads[i].defined()) continue;
     if (out.left != nullptr)
-      out.left->norms.emplace_back(weights[i], grads[i]);
+      out.left->direct.emplace_back(weights[i], grads[i]);
     else
-      add_gradient_(state.grads[weights[i]], grads[i]);
+      add_gradient_(state.grad_at(weights[i]), grads[i]);
   }
   out.dy_TD = grads.back();
   return out;
@@ -223,7 +225,7 @@ AttentionGradient attention_backward(const ModelConfig& model, i64 layer, StateG
 
 void attention_weight_gradients(StateGroup& state, AttentionLeft& left) {
   const c10::NoGradGuard no_grad;
-  for (const auto& [weight, gradient] : left.norms) add_gradient_(state.grads[weight], gradient);
+  for (const auto& [weight, gradient] : left.direct) add_gradient_(state.grad_at(weight), gradient);
   for (const std::shared_ptr<LeftProduct>& product : left.products) {
     if (!product->dout.defined()) continue;
     add_gradient_(

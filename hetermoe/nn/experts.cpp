@@ -291,6 +291,27 @@ std::optional<AllProducts> all_at_once(ExpertProducts products, const ExpertSlab
   return AllProducts(groups, products, slab.down.device());
 }
 
+/// A slab with adapters as one without: matrices that these have changed.
+ExpertSlab changed_by_adapters(const ExpertSlab& slab) {
+  ExpertSlab out = slab;
+  out.adapters.clear();
+  out.gate_up = with_adapters(slab.gate_up, slab.adapters, 0);
+  out.down = with_adapters(slab.down, slab.adapters, 1);
+  return out;
+}
+
+/// Calls f with such a slab that has room for gradients, and hands these on to the adapters.
+template <class F>
+void with_gradients(const ExpertSlab& slab, F f) {
+  ExpertSlab changed = changed_by_adapters(slab);
+  const at::TensorOptions options = slab.adapters[0].a_grad.options();
+  changed.gate_up_grad = at::zeros(slab.gate_up.sizes(), options);
+  changed.down_grad = at::zeros(slab.down.sizes(), options);
+  f(changed);
+  add_adapter_gradients(slab.adapters, 0, changed.gate_up_grad);
+  add_adapter_gradients(slab.adapters, 1, changed.down_grad);
+}
+
 }  // namespace
 
 bool can_group_products(at::ScalarType dtype, i64 num_slots, i64 hidden, i64 width) {
@@ -310,6 +331,8 @@ ExpertProducts expert_products(const ExpertSlab& slab) {
 
 at::Tensor experts_forward(const ExpertSlab& slab, const at::Tensor& rows_RD, const CopyGroups& groups,
                            const at::Tensor& weights_C, ExpertsSaved* saved, ExpertProducts products) {
+  if (!slab.adapters.empty())
+    return experts_forward(changed_by_adapters(slab), rows_RD, groups, weights_C, saved, products);
   const at::Tensor row_C = groups.row_C.to(rows_RD.device());
   const std::optional<AllProducts> all = all_at_once(products, slab, groups);
   const at::Tensor out_CH = all ? forward_all(slab, rows_RD, *all, row_C, weights_C, saved)
@@ -319,6 +342,7 @@ at::Tensor experts_forward(const ExpertSlab& slab, const at::Tensor& rows_RD, co
 
 ExpertsSaved experts_recompute(const ExpertSlab& slab, const at::Tensor& rows_RD, const CopyGroups& groups,
                                ExpertProducts products) {
+  if (!slab.adapters.empty()) return experts_recompute(changed_by_adapters(slab), rows_RD, groups, products);
   const at::Tensor row_C = groups.row_C.to(rows_RD.device());
   if (const std::optional<AllProducts> all = all_at_once(products, slab, groups))
     return {(*all)(gather_rows(rows_RD, row_C), slab.gate_up.transpose(1, 2))};
@@ -334,6 +358,19 @@ ExpertsSaved experts_recompute(const ExpertSlab& slab, const at::Tensor& rows_RD
 ExpertsGradient experts_backward(ExpertSlab& slab, const at::Tensor& rows_RD, const CopyGroups& groups,
                                  const at::Tensor& weights_C, ExpertsSaved* saved, const at::Tensor& dout_RD,
                                  ExpertProducts products, ExpertsLeft* left) {
+  if (!slab.adapters.empty()) {
+    ExpertsGradient out;
+    const auto backward = [&](ExpertSlab& changed) {
+      out = experts_backward(changed, rows_RD, groups, weights_C, saved, dout_RD, products, left);
+    };
+    if (left == nullptr) {
+      with_gradients(slab, backward);
+    } else {
+      ExpertSlab changed = changed_by_adapters(slab);
+      backward(changed);
+    }
+    return out;
+  }
   Backward b;
   const at::Tensor row_C = groups.row_C.to(rows_RD.device());
   if (saved == nullptr || left == nullptr) b.input_CD = gather_rows(rows_RD, row_C);
@@ -352,6 +389,11 @@ ExpertsGradient experts_backward(ExpertSlab& slab, const at::Tensor& rows_RD, co
 
 void experts_weight_gradients(ExpertSlab& slab, const at::Tensor& rows_RD, const CopyGroups& groups,
                               const ExpertsLeft& left, const at::Tensor& dout_RD, ExpertProducts products) {
+  if (!slab.adapters.empty()) {
+    return with_gradients(slab, [&](ExpertSlab& changed) {
+      experts_weight_gradients(changed, rows_RD, groups, left, dout_RD, products);
+    });
+  }
   Backward b;
   const at::Tensor row_C = groups.row_C.to(rows_RD.device());
   b.input_CD = gather_rows(rows_RD, row_C);

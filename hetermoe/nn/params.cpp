@@ -127,6 +127,13 @@ at::Tensor& StateGroup::grad(Weight weight) {
   return grads[static_cast<std::size_t>(index)];
 }
 
+at::Tensor StateGroup::grad_at(std::size_t position) const {
+  if (position < values.size()) return grads.at(position);
+  const std::size_t of_adapter = position - values.size();
+  const Adapter& adapter = adapters.at(of_adapter / 2);
+  return of_adapter % 2 == 0 ? adapter.a_grad : adapter.b_grad;
+}
+
 std::vector<NamedView> StateGroup::views() const {
   std::vector<NamedView> out =
       zip_views(named(values), trainable() ? named(grads) : std::vector<NamedTensor>());
@@ -147,6 +154,44 @@ std::vector<NamedTensor> StateGroup::named(const std::vector<at::Tensor>& storag
 void StateGroup::zero_grads() {
   for (at::Tensor& grad : grads) grad.zero_();
 }
+
+namespace {
+
+/// Adapters of the matrices of a group that are targets.
+void add_adapters(StateGroup& group, const StorageOptions& options) {
+  if (options.lora == nullptr) return;
+  for (std::size_t i = 0; i < group.values.size(); ++i) {
+    for (const StateGroup::Part& part : group.parts[i]) {
+      if (options.lora->adapts(part.name))
+        group.adapters.push_back(make_adapter(*options.lora, i, part.begin, part.rows, part.name,
+                                              group.values[i].size(1), 0, options.values, options.grads()));
+    }
+  }
+}
+
+/// Names of gate, up and down.
+std::vector<std::string> expert_matrices(const ModelConfig& model, i64 layer, ExpertId expert) {
+  const bool mixtral = model.model_type == "mixtral";
+  const std::string prefix = fmt::format("{}experts.{}.", moe_prefix(model, layer), expert);
+  return {prefix + (mixtral ? "w1.weight" : "gate_proj.weight"),
+          prefix + (mixtral ? "w3.weight" : "up_proj.weight"),
+          prefix + (mixtral ? "w2.weight" : "down_proj.weight")};
+}
+
+void add_adapters(ExpertSlab& slab, const ModelConfig& model, const StorageOptions& options) {
+  if (options.lora == nullptr || slab.experts.empty()) return;
+  const std::vector<std::string> matrices = expert_matrices(model, slab.layer, slab.experts[0]);
+  const i64 width = model.expert_hidden;
+  for (std::size_t i = 0; i < matrices.size(); ++i) {
+    if (!options.lora->adapts(matrices[i])) continue;
+    const bool down = i == 2;
+    slab.adapters.push_back(make_adapter(
+        *options.lora, down ? 1 : 0, i == 1 ? width : 0, down ? model.hidden : width, matrices[i],
+        down ? width : model.hidden, slab.num_slots(), options.values, options.grads()));
+  }
+}
+
+}  // namespace
 
 StateGroup make_embed_state(const ModelConfig& model, const StorageOptions& options) {
   StateGroup group;
@@ -177,6 +222,7 @@ StateGroup make_attention_state(const ModelConfig& model, i64 layer, const Stora
   add_whole(group, Weight::kPostNorm, {model.hidden}, prefix + "post_attention_layernorm.weight", options);
   if (!model.is_moe(layer)) {
     add_mlp(group, model.hidden, model.dense_hidden, prefix + "mlp.", options);
+    add_adapters(group, options);
     return group;
   }
   const std::string moe = moe_prefix(model, layer);
@@ -190,21 +236,44 @@ StateGroup make_attention_state(const ModelConfig& model, i64 layer, const Stora
     add_mlp(group, model.hidden, model.expert_hidden * model.num_shared_experts, moe + "shared_experts.",
             options);
   }
+  add_adapters(group, options);
   return group;
 }
 
 std::vector<NamedTensor> named_experts(const ModelConfig& model, i64 layer, std::span<const ExpertId> experts,
                                        const at::Tensor& gate_up, const at::Tensor& down) {
-  const bool mixtral = model.model_type == "mixtral";
   const i64 width = down.size(2);
   std::vector<NamedTensor> out;
   for (std::size_t i = 0; i < experts.size(); ++i) {
     const auto slot = static_cast<i64>(i);
-    const std::string prefix = fmt::format("{}experts.{}.", moe_prefix(model, layer), experts[i]);
-    out.push_back({prefix + (mixtral ? "w1.weight" : "gate_proj.weight"), gate_up[slot].narrow(0, 0, width)});
-    out.push_back(
-        {prefix + (mixtral ? "w3.weight" : "up_proj.weight"), gate_up[slot].narrow(0, width, width)});
-    out.push_back({prefix + (mixtral ? "w2.weight" : "down_proj.weight"), down[slot]});
+    const std::vector<std::string> names = expert_matrices(model, layer, experts[i]);
+    out.push_back({names[0], gate_up[slot].narrow(0, 0, width)});
+    out.push_back({names[1], gate_up[slot].narrow(0, width, width)});
+    out.push_back({names[2], down[slot]});
+  }
+  return out;
+}
+
+std::vector<NamedTensor> named_adapters(const StateGroup& group, const std::vector<at::Tensor>& storages) {
+  HM_CHECK(storages.size() == 2 * group.adapters.size(), "{} storages of {} adapters", storages.size(),
+           group.adapters.size());
+  std::vector<NamedTensor> out;
+  for (std::size_t i = 0; i < group.adapters.size(); ++i) {
+    out.push_back({lora_a_name(group.adapters[i].matrix), storages[2 * i]});
+    out.push_back({lora_b_name(group.adapters[i].matrix), storages[2 * i + 1]});
+  }
+  return out;
+}
+
+std::vector<NamedTensor> named_adapters(const ModelConfig& model, const ExpertSlab& slab, ExpertId expert,
+                                        const std::vector<at::Tensor>& storages, i64 slot) {
+  const std::vector<std::string> matrices = expert_matrices(model, slab.layer, expert);
+  std::vector<NamedTensor> out;
+  for (std::size_t i = 0; i < slab.adapters.size(); ++i) {
+    const Adapter& adapter = slab.adapters[i];
+    const std::string& matrix = matrices[adapter.weight == 1 ? 2 : adapter.begin == 0 ? 0 : 1];
+    out.push_back({lora_a_name(matrix), storages[2 * i][slot]});
+    out.push_back({lora_b_name(matrix), storages[2 * i + 1][slot]});
   }
   return out;
 }
@@ -234,24 +303,28 @@ ExpertSlab make_expert_slab(const ModelConfig& model, i64 layer, std::vector<Exp
              layer);
     entry = slot;
   }
-  const i64 width = model.expert_hidden, num_grads = num_trainable < 0 ? slab.num_slots() : num_trainable;
+  const i64 width = model.expert_hidden;
+  const i64 num_grads = options.lora != nullptr ? 0 : num_trainable < 0 ? slab.num_slots() : num_trainable;
   slab.gate_up = at::zeros({slab.num_slots(), 2 * width, model.hidden}, options.values);
   slab.down = at::zeros({slab.num_slots(), model.hidden, width}, options.values);
   slab.gate_up_grad = at::zeros({num_grads, 2 * width, model.hidden}, options.grads());
   slab.down_grad = at::zeros({num_grads, model.hidden, width}, options.grads());
+  add_adapters(slab, model, options);
   return slab;
 }
 
 void init_parameters(const std::vector<NamedView>& views, u64 seed) {
   constexpr double kDeviation = 0.02;  // initializer_range of all five families
   for (const NamedView& view : views) {
-    if (view.buffer) {
+    const bool adapter = is_adapter(view.name);
+    if (view.buffer || (adapter && !is_lora_a(view.name))) {
       view.value.zero_();
     } else if (view.value.dim() == 1) {
       view.value.fill_(1);
     } else {
       at::Tensor drawn = at::empty(view.value.sizes(), at::kFloat);
-      fill_normal(drawn.mutable_data_ptr<float>(), drawn.numel(), name_key(seed, view.name), kDeviation);
+      const double deviation = adapter ? 1 / std::sqrt(static_cast<double>(drawn.size(1))) : kDeviation;
+      fill_normal(drawn.mutable_data_ptr<float>(), drawn.numel(), name_key(seed, view.name), deviation);
       view.value.copy_(drawn);
     }
   }

@@ -1,6 +1,7 @@
 #pragma once
 #include <ATen/ATen.h>
 
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -10,6 +11,7 @@
 #include "hetermoe/model/expert_products.h"
 #include "hetermoe/model/model_config.h"
 #include "hetermoe/model/op_cost.h"
+#include "hetermoe/nn/adapters.h"
 
 // Where the model's tensors live. The replicated state of embedding, head and each layer's attention part is
 // a StateGroup; the routed experts of one layer on one device are an ExpertSlab. Both show their storage
@@ -63,6 +65,8 @@ struct StorageOptions {
   bool trainable = true;                    ///< false: there are no gradients
   OptimizerWidths optimizer = {};
   ExpertProducts expert_products = ExpertProducts::kAuto;
+  /// Where something is trainable, it is its adapters, and not the matrices. Null = there are none.
+  std::shared_ptr<const Lora> lora = nullptr;
   at::TensorOptions grads() const { return grad ? values.dtype(*grad) : values; }
 };
 
@@ -80,8 +84,11 @@ struct StateGroup {
   std::vector<std::vector<Part>> parts;   ///< the logical tensors of values[i]
   at::Tensor buffer;                      ///< kRouterBias if the router has one, else undefined
   std::string buffer_name;
+  std::vector<Adapter> adapters;  ///< trained in place of the values, which then have no grads
 
   bool trainable() const { return !grads.empty(); }
+  /// Of values[position], or of A and B of each adapter after these.
+  at::Tensor grad_at(std::size_t position) const;
   bool has(Weight weight) const { return find(weight) >= 0; }
   const at::Tensor& value(Weight weight) const;
   at::Tensor& grad(Weight weight);
@@ -108,6 +115,7 @@ struct ExpertSlab {
   at::Tensor gate_up, down;            ///< [slots, 2F, H] (gate rows first) and [slots, H, F]
   at::Tensor gate_up_grad, down_grad;  ///< same shapes, of the trainable slots alone, which come first
   ExpertProducts products = ExpertProducts::kAuto;
+  std::vector<Adapter> adapters;  ///< of all slots; the storages then have no gradients
   i64 num_slots() const { return static_cast<i64>(experts.size()); }
   i64 num_trainable() const { return down_grad.size(0); }
   std::vector<NamedView> views(
@@ -122,9 +130,15 @@ std::vector<NamedTensor> named_experts(const ModelConfig& model, i64 layer, std:
 ExpertSlab make_expert_slab(const ModelConfig& model, i64 layer, std::vector<ExpertId> experts,
                             const StorageOptions& options, i64 num_trainable = -1);
 
+/// The adapters of a group in a list with the shapes of values_of(adapters).
+std::vector<NamedTensor> named_adapters(const StateGroup& group, const std::vector<at::Tensor>& storages);
+/// Those of one expert in a list with the shapes of values_of(slab.adapters), whose slot it has.
+std::vector<NamedTensor> named_adapters(const ModelConfig& model, const ExpertSlab& slab, ExpertId expert,
+                                        const std::vector<at::Tensor>& storages, i64 slot);
+
 /// Fills each tensor from a generator seeded by (seed, its name): matrices normal(0, 0.02), norms 1, buffers
-/// 0. So any distribution over devices, any fusing and any dtype starts from the same values (drawn in fp32,
-/// then cast).
+/// 0; of adapters A normal(0, 1 / sqrt(in)) and B 0. So any distribution over devices, any fusing and any
+/// dtype starts from the same values (drawn in fp32, then cast).
 void init_parameters(const std::vector<NamedView>& views, u64 seed);
 
 /// fp64 stays fp64, everything else is fp32: the precision of routers, norms' statistics and losses.

@@ -99,12 +99,14 @@ UnitMoves moves_between(const Plan& before, const Plan& after, const ModelConfig
         break;
       }
       const DeviceId giver = givers.choose(left, receiver);
-      const bool frozen = std::binary_search(options.frozen.begin(), options.frozen.end(), all[u]);
+      const Lora* lora = options.lora.get();
+      const bool frozen =
+          lora != nullptr || std::binary_search(options.frozen.begin(), options.frozen.end(), all[u]);
       out.moves.push_back(
           {.unit = all[u],
            .from = giver,
            .to = receiver,
-           .bytes = bytes_to_move(model, all[u], before.dtype[idx(giver)], frozen),
+           .bytes = bytes_to_move(model, all[u], before.dtype[idx(giver)], frozen, lora),
            .dtype = frozen ? before.dtype[idx(giver)] : master_dtype(before.dtype[idx(giver)])});
       givers.add(out.moves.back());
     }
@@ -112,11 +114,13 @@ UnitMoves moves_between(const Plan& before, const Plan& after, const ModelConfig
   return out;
 }
 
-Bytes bytes_to_move(const ModelConfig& model, const Unit& unit, Dtype giver, bool frozen) {
+Bytes bytes_to_move(const ModelConfig& model, const Unit& unit, Dtype giver, bool frozen, const Lora* lora) {
   const double wide = bytes_of(master_dtype(giver));  // of masters, moments and buffers
   const double each = frozen ? bytes_of(giver) : 3 * wide;
   const bool has_bias = unit.part == UnitPart::kAttention && model.is_moe(unit.layer) && model.router_bias;
-  return real(num_parameters(model, unit)) * each + (has_bias ? real(model.num_experts) * wide : 0);
+  const double adapters = lora == nullptr ? 0 : real(lora->numbers_of(unit));
+  return real(num_parameters(model, unit)) * each + adapters * 3 * wide +
+         (has_bias ? real(model.num_experts) * wide : 0);
 }
 
 }  // namespace hetermoe

@@ -1,7 +1,9 @@
 #pragma once
+#include <memory>
 #include <vector>
 
 #include "hetermoe/cluster/cluster.h"
+#include "hetermoe/model/lora.h"
 #include "hetermoe/model/unit.h"
 #include "hetermoe/plan/plan.h"
 
@@ -29,8 +31,9 @@ struct UnitMoves {
 };
 
 struct MoveOptions {
-  std::vector<bool> alive;   ///< [num_devices] whose memory can be read; empty = all
-  std::vector<Unit> frozen;  ///< units that are not trained, ascending
+  std::vector<bool> alive;                     ///< [num_devices] whose memory can be read; empty = all
+  std::vector<Unit> frozen;                    ///< units that are not trained, ascending
+  std::shared_ptr<const Lora> lora = nullptr;  ///< of the others the adapters alone are. Null = all
 };
 
 /// One move for each device that holds a unit after and not before. Replicas are bit-equal, so any old holder
@@ -41,7 +44,8 @@ UnitMoves moves_between(const Plan& before, const Plan& after, const ModelConfig
 
 /// What a giver of this dtype sends of a unit: master values (fp32 for 16-bit parameters, else the values)
 /// and both moments; of a frozen unit, which has neither, the values alone. A router's bias travels with its
-/// attention part.
-Bytes bytes_to_move(const ModelConfig& model, const Unit& unit, Dtype giver, bool frozen);
+/// attention part. With adapters these travel with masters and moments, and the matrices like frozen ones.
+Bytes bytes_to_move(const ModelConfig& model, const Unit& unit, Dtype giver, bool frozen,
+                    const Lora* lora = nullptr);
 
 }  // namespace hetermoe

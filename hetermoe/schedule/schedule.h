@@ -1,8 +1,10 @@
 #pragma once
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "hetermoe/model/lora.h"
 #include "hetermoe/model/unit.h"
 #include "hetermoe/plan/plan.h"
 #include "hetermoe/schedule/op.h"
@@ -84,6 +86,8 @@ struct StepOptions {
   /// 1: a step computes with weights that lack the update of the step before, which runs meanwhile. All
   /// trained states must live on hosts.
   i64 staleness = 0;
+  /// Of the units that are trained, the adapters alone are. Null = there are none.
+  std::shared_ptr<const Lora> lora = nullptr;
 };
 
 /// Builds the schedule of one step. The plan must be valid. Throws ConfigError when the order policy cannot

@@ -59,7 +59,6 @@ BufferSizes::BufferSizes(const Placement& placement, const ModelConfig& model, c
       cluster_(cluster),
       loads_(placement, routing),
       work_(placement, model, cluster),
-      counts_(count_parameters(model)),
       group_of_(idx(placement.num_devices()), -1) {
   for (i32 g = 0; g < placement.num_groups(); ++g) {
     for (const DeviceId device : placement.plan().groups[idx(g)].devices) group_of_[idx(device)] = g;
@@ -242,8 +241,7 @@ Bytes BufferSizes::attention_workspace(const Op& op, DeviceId device) const {
     return inside + count * (stays - attention_left_bytes(model_, op.layer, element(device)));
   }
   const i32 state = placement_.states_of(UnitPart::kAttention, op.layer).first;
-  const auto weights = static_cast<double>(counts_.attention_part[idx(op.layer)]);
-  return inside + (placement_.trains(state) ? weights * element(device) : 0);
+  return inside + (placement_.trains(state) ? work_.trained_params(state) * element(device) : 0);
 }
 
 /// Rows in expert order, outputs, and in backward the gradients of both: the gradient of the output is the
@@ -255,16 +253,17 @@ Bytes BufferSizes::experts_workspace(const Op& op, DeviceId device) {
   const Bytes inside =
       expert_work_bytes(model_, element(device)) - (kept ? expert_kept_bytes(model_, element(device)) : 0);
   const double copies = traffic(op.layer, op.microbatch, op.chunk, device).copies_as_owner;
-  if (op.phase == Phase::kWeights) return copies * 2 * row(device);
+  const Bytes changed = changed_by_adapters(op, device);
+  if (op.phase == Phase::kWeights) return copies * 2 * row(device) + changed;
   if (op.phase == Phase::kRecompute && placement_.recompute(op.group, op.layer) == Recompute::kAhead)
-    return copies * row(device);
+    return copies * row(device) + changed;
   const Bytes left = backward && placement_.leaves_weights(op.kind, op.layer)
                          ? copies * expert_left_bytes(model_, element(device))
                          : 0;  // a buffer
   const int rows =
       backward && !(kept && left > 0) ? 3 : 2;  // of kept gate and up no input has to be gathered
   return copies * (inside + rows * row(device)) + activation_work_bytes(model_, copies, element(device)) -
-         left;
+         left + changed;
 }
 
 Bytes BufferSizes::compute_workspace(const Op& op, DeviceId device) {
@@ -278,7 +277,7 @@ Bytes BufferSizes::compute_workspace(const Op& op, DeviceId device) {
       return std::min(all, static_cast<double>(kHeadChunkTokens)) * head_work_bytes(model_, element(device));
     }
     case ComputeKind::kUpdate:
-      return update_work_bytes(work_.state_params(op.state), gradient(device),
+      return update_work_bytes(work_.trained_params(op.state), gradient(device),
                                optimizer_widths_of(placement_.plan()));
     case ComputeKind::kEmbed:
     case ComputeKind::kMerge:
@@ -318,7 +317,7 @@ Bytes BufferSizes::transfer_workspace(const Op& op, DeviceId device) {
       // added here.
       const State& state = placement_.states()[idx(op.state)];
       const auto parts = static_cast<double>(state.reducers().size());
-      return ((state.gathered() ? 1 : 2) - 1 / parts) * work_.state_params(op.state) * gradient(device);
+      return ((state.gathered() ? 1 : 2) - 1 / parts) * work_.trained_params(op.state) * gradient(device);
     }
     case TransferKind::kAllGather: {  // the others' parts, and a copy of the own where it is written over
       const State& state = placement_.states()[idx(op.state)];
@@ -328,7 +327,7 @@ Bytes BufferSizes::transfer_workspace(const Op& op, DeviceId device) {
     case TransferKind::kNorm: {
       double largest = 0;
       for (const i32 state : placement_.states_on(device))
-        largest = std::max(largest, placement_.trains(state) ? work_.state_params(state) : 0);
+        largest = std::max(largest, placement_.trains(state) ? work_.trained_params(state) : 0);
       return norm_work_bytes(largest, gradient(device));
     }
     case TransferKind::kBalance:
@@ -354,10 +353,12 @@ MemoryUse BufferSizes::state(PlaceId device) const {
     const auto buffer = static_cast<double>(bias ? model_.num_experts : 0);
     const double count = work_.state_params(index) - buffer;
     const double kept = state.gathered() ? count / real(state.devices.size()) : count;
-    params += kept;
-    trainable += state.trainable ? kept : 0;
+    const bool adapted = placement_.options().lora != nullptr;  // then weights are not divided
+    const double adapters = work_.adapter_params(index), trained = adapted ? adapters : count;
+    params += kept + adapters;
+    trainable += !state.trainable ? 0 : adapted ? trained : kept;
     const bool optimizes = state.trainable && is_host == !state.homes.empty();
-    optimized += optimizes ? count / work_.optimizer_parts(index) : 0;
+    optimized += optimizes ? trained / work_.optimizer_parts(index) : 0;
     use.weights += buffer * std::max(element(device), 4.0);
   }
   use.weights += params * each.weights;

@@ -57,6 +57,7 @@ class BufferSizes {
   Bytes attention_work(i32 layer, DeviceId device) const;
   bool keeps(i32 layer, DeviceId device) const;
   Bytes attention_workspace(const Op& op, DeviceId device) const;
+  Bytes changed_by_adapters(const Op& op, DeviceId device) const;
   Bytes experts_workspace(const Op& op, DeviceId device);
   Bytes compute_workspace(const Op& op, DeviceId device);
   Bytes transfer_workspace(const Op& op, DeviceId device);
@@ -74,7 +75,6 @@ class BufferSizes {
   const Cluster& cluster_;
   LoadTable loads_;
   WorkModel work_;
-  ParamCounts counts_;
   std::vector<i32> group_of_;  // [device]
 };
 

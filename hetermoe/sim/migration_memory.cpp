@@ -55,8 +55,11 @@ class Held {
     Bytes bytes = 0;
     for (std::size_t u = range.first; u < range.last; ++u) {
       if (!is_here(u, device)) continue;
-      const bool frozen = std::binary_search(options_.frozen.begin(), options_.frozen.end(), units_[u]);
+      const Lora* lora = options_.lora.get();
+      const bool frozen =
+          lora != nullptr || std::binary_search(options_.frozen.begin(), options_.frozen.end(), units_[u]);
       bytes += real(num_parameters(model_, units_[u])) * (frozen ? each.weights : each.total());
+      if (lora != nullptr) bytes += real(lora->numbers_of(units_[u])) * each.total();
     }
     return bytes;
   }

@@ -15,6 +15,7 @@ Session::Change Session::change_plan(Plan plan, ExecutorOptions executor, const 
   order_launches(*next.forward, launch_by);
   MoveOptions options;
   options.frozen = options_.step.frozen;
+  options.lora = options_.step.lora;
   UnitMoves moves = moves_between(this->plan(), next.train->plan, model_, cluster_, options);
   HM_CHECK(moves.lost.empty(), "{} has no holder", to_string(moves.lost.front()));
   options_.executor = std::move(executor);

@@ -8,7 +8,6 @@
 #include "hetermoe/plan/offload.h"
 #include "hetermoe/planner/memory_estimate.h"
 #include "hetermoe/sim/migration_memory.h"
-#include "hetermoe/train/freeze.h"
 #include "hetermoe/train/session.h"
 
 namespace hetermoe {
@@ -80,9 +79,10 @@ namespace {
 
 /// A device that has room for both plans, and not for the way from one to the other; empty = none.
 std::string overfilled_on_the_way(const Plan& before, const Plan& next, const ModelConfig& model,
-                                  const Cluster& cluster, const std::vector<Unit>& frozen) {
+                                  const Cluster& cluster, const StepOptions& step) {
   MoveOptions options;
-  options.frozen = frozen;
+  options.frozen = step.frozen;
+  options.lora = step.lora;
   const auto memory = [&](const Plan& from, const Plan& to) {
     return migration_memory(from, to, model, cluster, options);
   };
@@ -126,14 +126,14 @@ std::vector<PlannedChange> load_changes(const Job& job, const Plan& first, const
   std::sort(out.begin(), out.end(),
             [](const PlannedChange& a, const PlannedChange& b) { return a.step < b.step; });
   std::vector<const Plan*> before = {&first};
-  const std::vector<Unit> frozen = frozen_units(job.train.freeze, model);
+  const StepOptions step = step_options(job, model);
   for (const PlannedChange& change : out) {
     const std::string where = fmt::format("train.changes, step {}", change.step);
     for (const Plan* plan : before) {
       const std::optional<std::string> why = hindrance(*plan, change.plan);
       if (why) fail<ConfigError>(where, "{}: {}", change.name, *why);
     }
-    const std::string full = overfilled_on_the_way(*before.back(), change.plan, model, cluster, frozen);
+    const std::string full = overfilled_on_the_way(*before.back(), change.plan, model, cluster, step);
     if (!full.empty()) fail<ConfigError>(where, "{}: while layers move, {}", change.name, full);
     before.push_back(&change.plan);
   }

@@ -12,6 +12,7 @@
 #include "hetermoe/base/index.h"
 #include "hetermoe/base/words.h"
 #include "hetermoe/train/checkpoint_archive.h"
+#include "hetermoe/train/lora.h"
 #include "hetermoe/train/shared_folder.h"
 #include "hetermoe/weights/hf_weights.h"
 
@@ -229,6 +230,7 @@ void load_tensor(const Archive& archive, const LogicalTensor& tensor) {
   const std::string master = tensor.name + ".master";
   const std::string parameter = archive.has(master) ? master : tensor.name;
   const at::IntArrayRef sizes = tensor.shape;
+  check_adapter_is_there(tensor.name, archive.has(parameter));
   const auto copy_into = [&](const at::Tensor& target, const at::Tensor& whole) {
     target.copy_(kept_of(tensor, whole));
   };
@@ -276,7 +278,8 @@ void copy_tensors(const std::vector<DeviceState*>& states, CheckpointShard& shar
       if (tensor.gathered)
         gathered[tensor.name].push_back(tensor);
       else if (tensor.first_owner)
-        shard.model.push_back({tensor.name, host_copy(tensor.value)});
+        (is_adapter(tensor.name) ? shard.optimizer : shard.model)
+            .push_back({tensor.name, host_copy(tensor.value)});
       if (!tensor.first_owner && !tensor.sharded) continue;
       const auto keep = [&](const char* suffix, const at::Tensor& moment) {
         if (!moment.defined() || (tensor.sharded && moment.numel() == 0)) return;

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <map>
-#include <string_view>
 
 #include "hetermoe/base/error.h"
 
@@ -12,26 +11,6 @@ namespace hetermoe {
 namespace {
 
 constexpr const char* kWhere = "train.freeze";
-
-/// The usual walk with one step back: the last * takes as much more text as is needed.
-bool matches(std::string_view pattern, std::string_view text) {
-  std::size_t p = 0, t = 0, star = std::string_view::npos, taken = 0;
-  while (t < text.size()) {
-    if (p < pattern.size() && pattern[p] == '*') {
-      star = p++;
-      taken = t;
-    } else if (p < pattern.size() && pattern[p] == text[t]) {
-      ++p, ++t;
-    } else if (star != std::string_view::npos) {
-      p = star + 1;
-      t = ++taken;
-    } else {
-      return false;
-    }
-  }
-  while (p < pattern.size() && pattern[p] == '*') ++p;
-  return p == pattern.size();
-}
 
 struct Match {
   i64 matched = 0;
@@ -54,6 +33,26 @@ void check_whole(const Unit& unit, const Match& match) {
 
 }  // namespace
 
+/// The usual walk with one step back: the last * takes as much more text as is needed.
+bool matches_pattern(std::string_view pattern, std::string_view text) {
+  std::size_t p = 0, t = 0, star = std::string_view::npos, taken = 0;
+  while (t < text.size()) {
+    if (p < pattern.size() && pattern[p] == '*') {
+      star = p++;
+      taken = t;
+    } else if (p < pattern.size() && pattern[p] == text[t]) {
+      ++p, ++t;
+    } else if (star != std::string_view::npos) {
+      p = star + 1;
+      t = ++taken;
+    } else {
+      return false;
+    }
+  }
+  while (p < pattern.size() && pattern[p] == '*') ++p;
+  return p == pattern.size();
+}
+
 std::vector<Unit> frozen_units(const std::vector<std::string>& patterns, const ModelConfig& model) {
   if (patterns.empty()) return {};
   std::vector<bool> used(patterns.size(), false);
@@ -63,7 +62,7 @@ std::vector<Unit> frozen_units(const std::vector<std::string>& patterns, const M
     Match& unit = units[unit_of(model, parameter)];
     bool matched = false;
     for (std::size_t i = 0; i < patterns.size(); ++i) {
-      if (!matches(patterns[i], parameter.name)) continue;
+      if (!matches_pattern(patterns[i], parameter.name)) continue;
       matched = used[i] = true;
     }
     if (matched) {

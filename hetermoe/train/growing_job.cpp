@@ -41,6 +41,7 @@ void check_growing(const Job& job) {
   refuse(!job.routing.record.empty(), "routing.record");
   refuse(!job.routing.replay.empty(), "routing.replay");
   refuse(job.balancer.on(), "balancer.name");
+  refuse(job.train.lora.rank > 0, "train.lora");
   if (grow.score == GrowthScore::kLoad && grow.counts.empty())
     fail<ConfigError>("grow.counts", "is missing, expected a routing trace for grow.score load");
 }

@@ -9,6 +9,7 @@
 #include "hetermoe/plan/offload.h"
 #include "hetermoe/plan/recompute.h"
 #include "hetermoe/train/freeze.h"
+#include "hetermoe/train/lora.h"
 #include "hetermoe/train/router_bias.h"
 #include "hetermoe/train/router_training.h"
 
@@ -384,6 +385,7 @@ Plan divided_in_step(const Job& job, Plan plan, const ModelConfig& model, const 
 Plan make_job_plan(const Job& job, const ModelConfig& model, const Cluster& cluster) {
   check_router_bias(job.train, model);
   check_router_training(job, model);
+  lora_of(job.train, model);
   const bool from_file = !job.plan.file.empty();
   Plan plan = from_file ? plan_of_file(job) : plan_of_strategy(job, model, cluster);
   std::vector<std::string> faults = plan_faults(job, plan, model, cluster);
@@ -391,7 +393,10 @@ Plan make_job_plan(const Job& job, const ModelConfig& model, const Cluster& clus
     plan = divided_in_step(job, std::move(plan), model, cluster);
     faults = plan_faults(job, plan, model, cluster);
   }
-  if (faults.empty()) return plan;
+  if (faults.empty()) {
+    check_lora_plan(job, plan, model);
+    return plan;
+  }
   constexpr std::size_t kShown = 20;
   const std::size_t hidden = faults.size() - std::min(faults.size(), kShown);
   faults.resize(faults.size() - hidden);
@@ -401,11 +406,13 @@ Plan make_job_plan(const Job& job, const ModelConfig& model, const Cluster& clus
 }
 
 StepOptions step_options(const Job& job, const ModelConfig& model) {
+  std::shared_ptr<const Lora> lora = lora_of(job.train, model);
   return {.balance = model.aux_loss_coef > 0,
           .aux_group = job.train.aux_group,
           .backward = true,
-          .frozen = frozen_units(job.train.freeze, model),
-          .staleness = job.train.staleness};
+          .frozen = lora ? units_without(model, *lora) : frozen_units(job.train.freeze, model),
+          .staleness = job.train.staleness,
+          .lora = std::move(lora)};
 }
 
 Plan emulated_plan(const Job& job, const Plan& plan) {

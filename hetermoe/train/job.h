@@ -12,6 +12,7 @@
 #include "hetermoe/schedule/schedule.h"
 #include "hetermoe/train/checkpoint.h"
 #include "hetermoe/train/grow_options.h"
+#include "hetermoe/train/lora_options.h"
 #include "hetermoe/train/plan_change.h"
 
 // A job: one complete YAML file. Every key has a same-named flag that overrides it (--train.steps 20).
@@ -47,6 +48,7 @@ struct TrainOptions {
   OnNonfinite on_nonfinite = OnNonfinite::kStop;
   i64 max_skipped = 10;
   std::vector<std::string> freeze;
+  LoraOptions lora;
   double spike_sigma = 6;
   double straggler_share = 0.1;
   std::vector<PlanChange> changes;
@@ -86,6 +88,7 @@ struct TrainOptions {
     v("freeze", freeze,
       "patterns of tensor names, with * for any text: what they name is not trained. Whole units (embedding, "
       "attention part of a layer, expert, head) are frozen");
+    v("lora", lora, "adapters in place of training the model itself");
     v("spike_sigma", spike_sigma,
       "a loss this many standard deviations above the running median is reported, 0 = never", at_least(0));
     v("straggler_share", straggler_share,
@@ -211,12 +214,8 @@ struct PlanOptions {
     v("grad_dtype", grad_dtype,
       "dtype in which gradients of parameters are summed and reduced; null = fp32, and fp64 where devices "
       "compute in it");
-    v("master", master,
-      "fp32: a copy of 16-bit parameters, which the optimizer updates; none (all devices in bf16): the "
-      "optimizer "
-      "updates the parameters themselves and rounds them stochastically, for devices with little memory");
-    v("moments_dtype", moments_dtype,
-      "dtype of the optimizer's moments: fp32, or bf16, which are rounded stochastically; null = fp32");
+    v("master", master, "fp32: a copy of 16-bit parameters; none (bf16 alone): docs/precision.md");
+    v("moments_dtype", moments_dtype, "of the optimizer: fp32 or bf16; null = fp32");
   }
 };
 
@@ -410,7 +409,8 @@ std::vector<std::string> plan_faults(const Job& job, const Plan& plan, const Mod
 /// throws ConfigError with all faults.
 Plan make_job_plan(const Job& job, const ModelConfig& model, const Cluster& cluster);
 
-/// What the job adds to a training step or leaves out. Throws ConfigError when train.freeze does not fit.
+/// What the job adds to a training step or leaves out. Throws ConfigError when train.freeze or
+/// train.lora does not fit.
 StepOptions step_options(const Job& job, const ModelConfig& model);
 
 /// The plan as the emulated cluster runs it: its dtypes are those of clock.emulated_dtype, because the

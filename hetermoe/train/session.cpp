@@ -97,6 +97,7 @@ void Session::add_states(const Plan& plan, const Schedule& placed) {
     StorageOptions storage = storage_options(plan, place, where);
     if (!on_cpu && !options_.expert_products.empty())
       storage.expert_products = options_.expert_products[idx(place)];
+    storage.lora = options_.step.lora;
     states_.push_back(std::make_unique<DeviceState>(place, placed, model_, storage));
     if (options_.step.staleness > 0) states_.back()->store().let_updates_lag();
   }

@@ -47,6 +47,9 @@ class Session {
   const Placement& placement() const { return passes_.train->placement; }
   void initialize(u64 seed);
 
+  /// The adapters that are trained; null = there are none.
+  const Lora* lora() const { return options_.step.lora.get(); }
+
   StepResult train_step(const StepInput& input);
   /// The two halves of train_step(). Where may_overlap(), the next step may begin before one has ended; all
   /// that is not a training step, and all that looks at parameters, comes when none is under way.

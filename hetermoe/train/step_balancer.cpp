@@ -124,6 +124,7 @@ BalancedOwners StepBalancer::choose(const PricedPlan& in_force) const {
   }
   MoveOptions options;
   options.frozen = step_.frozen;
+  options.lora = step_.lora;
   const std::string full =
       overfilled_device(migration_memory(in_force.plan, next, model_, cluster_, options), cluster_);
   const bool was_full =

@@ -271,12 +271,12 @@ void Trainer::watch_health(StepRecord& record) {
 std::string Trainer::first_nonfinite() {
   const std::vector<ParamInfo> order = parameters(model_);
   std::unordered_map<std::string, i64> position;
-  for (const ParamInfo& info : order) position.emplace(info.name, static_cast<i64>(position.size()));
+  for (std::size_t i = 0; i < order.size(); ++i) position.emplace(order[i].name, static_cast<i64>(i));
   i64 first = -1;
   for (DeviceState* state : session_->states()) {
     for (const LogicalTensor& view : state->store().tensors()) {
       if (view.grad.defined() && !at::isfinite(view.grad).all().item<bool>())
-        first = std::max(first, position.at(view.name));
+        first = std::max(first, position.at(matrix_of(view.name)));
     }
   }
   for (const std::string& text : processes_.gather(std::to_string(first)))

@@ -176,6 +176,7 @@ class Trainer {
   void start_weights(TrainOutcome& out);
   at::ScalarType saved_dtype(const LogicalTensor& tensor) const;
   std::vector<OutTensor> weights_to_save();
+  void save_adapters(const std::filesystem::path& folder);
   void save_weights(i64 steps_done, TrainOutcome& out);
   void name_run(TrainOutcome& out);
   void resume(TrainOutcome& out);

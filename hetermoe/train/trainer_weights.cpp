@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "hetermoe/base/words.h"
 #include "hetermoe/train/trainer.h"
 
@@ -22,6 +24,7 @@ void Trainer::prepare_weights() {
   } else {
     source_.emplace(train.init_from, model_);
     check_same_arithmetic(model_, source_->folder());
+    if (train.lora.rank > 0) session_->initialize(train.seed);  // adapters are not in the folder
   }
 }
 
@@ -59,6 +62,34 @@ void Trainer::check_save() {
   weights_to_save();
 }
 
+/// In PEFT's format, which has one file. In a folder of its own, for transformers adds adapters that lie
+/// beside a model.
+void Trainer::save_adapters(const std::filesystem::path& folder) {
+  const bool first = processes_.rank() == 0;
+  if (first) std::filesystem::create_directories(folder);
+  processes_.gather("");
+  const std::vector<ShardFile> mine = write_shards(folder, fmt::format("rank-{:05}", processes_.rank()),
+                                                   adapters_to_save(session_->states()));
+  std::vector<OutTensor> all;
+  std::vector<std::filesystem::path> parts;
+  for (const std::string& text : processes_.gather(to_json(mine).dump())) {
+    for (const ShardFile& shard : shards_from_json(Json::parse(text))) {
+      if (!first) continue;
+      parts.push_back(folder / shard.name);
+      const auto part = std::make_shared<SafetensorsReader>(parts.back());
+      for (const TensorHead& head : part->heads())
+        all.push_back({head, [part, name = head.name] { return part->read(name); }});
+    }
+  }
+  if (!first) return;
+  std::sort(all.begin(), all.end(), [](auto& a, auto& b) { return a.head.name < b.head.name; });
+  const std::string written = write_shards(folder, "adapter", all).at(0).name;
+  std::filesystem::rename(folder / written, folder / "adapter_model.safetensors");
+  for (const std::filesystem::path& part : parts) std::filesystem::remove(part);
+  write_text(folder / "adapter_config.json",
+             adapter_config(model_, *session_->lora(), job_.train.init_from).dump(2) + "\n");
+}
+
 /// Every rank writes what its devices speak for; rank 0 makes a folder of it.
 void Trainer::save_weights(i64 steps_done, TrainOutcome& out) {
   if (job_.train.save_hf.empty()) return;
@@ -81,6 +112,7 @@ void Trainer::save_weights(i64 steps_done, TrainOutcome& out) {
     most = listing.at("bytes");
     dtype = static_cast<at::ScalarType>(listing.at("dtype").get<int>());
   }
+  if (job_.train.lora.rank > 0) save_adapters(folder / "adapter");
   if (processes_.rank() == 0) {
     FolderContents contents{
         .config = with_dtype(source_ ? config_after(model_, source_->folder()) : to_hf(model_), dtype),

@@ -55,7 +55,8 @@ std::optional<FoundCheckpoint> checkpoint_before(const std::filesystem::path& fo
 
 /// The weights with which the job's run begins.
 void start_session(Session& session, const Job& job, const ModelConfig& model) {
-  if (job.train.init_from.empty()) return session.initialize(job.train.seed);
+  if (job.train.init_from.empty() || session.lora() != nullptr) session.initialize(job.train.seed);
+  if (job.train.init_from.empty()) return;
   const HfWeights weights(job.train.init_from, model);
   check_same_arithmetic(model, weights.folder());
   load_weights(weights, session.states());
@@ -100,6 +101,37 @@ double relative_error(const at::Tensor& a, const at::Tensor& b, double floor) {
   return difference == 0 ? 0 : difference / scale;
 }
 
+TensorsByName with_merged(const TensorsByName& values, const Lora* lora) {
+  TensorsByName out;
+  for (const auto& [name, value] : values) {
+    if (is_adapter(name)) continue;
+    const bool adapted = lora != nullptr && lora->adapts(name);
+    out[name] = adapted
+                    ? value + lora->scale() * values.at(lora_b_name(name)).mm(values.at(lora_a_name(name)))
+                    : value;
+  }
+  return out;
+}
+
+void add_adapter_gradients(TensorsByName& grads, const TensorsByName& values, const Lora& lora) {
+  for (const std::string& name : lora.targets) {
+    const std::string a = lora_a_name(name), b = lora_b_name(name);
+    const at::Tensor grad = grads.at(name) * lora.scale();
+    grads[a] = values.at(b).t().mm(grad);
+    grads[b] = grad.mm(values.at(a).t());
+  }
+}
+
+/// From B = 0, where a run begins, no gradient reaches A.
+void draw_adapters(Session& session, u64 seed) {
+  for (DeviceState* state : session.states()) {
+    for (const LogicalTensor& tensor : state->store().tensors()) {
+      if (is_adapter(tensor.name))
+        init_parameters({{"verify " + tensor.name + " drawn", tensor.value, {}}}, seed);
+    }
+  }
+}
+
 VerifyResult verify_plan(const Job& job, const ModelConfig& model, const Cluster& cluster, Plan plan,
                          const Batch& batch) {
   std::fill(plan.dtype.begin(), plan.dtype.end(), Dtype::kFp64);
@@ -116,6 +148,7 @@ VerifyResult verify_plan(const Job& job, const ModelConfig& model, const Cluster
   options.where = places_of(own, cluster, Processes(), /*uses_fp64=*/true);
   Session session(model, cluster, std::move(plan), std::move(options));
   start_session(session, job, model);
+  draw_adapters(session, job.train.seed);
   const TensorsByName values = on_cpu(session.values());
   StepInput input = input_of(batch);
   if (!job.routing.replay.empty()) input.choices = RouteReplay(job, model).choices(0, batch.num_sequences);
@@ -123,9 +156,11 @@ VerifyResult verify_plan(const Job& job, const ModelConfig& model, const Cluster
   input.router = router_training(job.train, 0, 0);
   const StepResult step = session.train_step(input);
   const TensorsByName gradients = on_cpu(session.gradients());
-  const ReferenceResult reference =
-      reference_step(model, values, input.tokens, input.targets, job.train.aux_group, input.choices,
-                     input.starts, input.router);
+  const TensorsByName merged = with_merged(values, session.lora());
+  ReferenceResult reference = reference_step(model, merged, input.tokens, input.targets, job.train.aux_group,
+                                             input.choices, input.starts, input.router);
+
+  if (session.lora() != nullptr) add_adapter_gradients(reference.grads, values, *session.lora());
 
   VerifyResult result;
   result.loss = step.loss + step.aux_loss;
@@ -136,8 +171,12 @@ VerifyResult verify_plan(const Job& job, const ModelConfig& model, const Cluster
     if (parameter.buffer) continue;
     const at::Tensor& grad = reference.grads.at(parameter.name);
     largest = std::max(largest, grad.abs().max().item<double>());
-    const bool trained = !std::binary_search(frozen.begin(), frozen.end(), unit_of(model, parameter));
+    const bool trained = session.lora() == nullptr &&
+                         !std::binary_search(frozen.begin(), frozen.end(), unit_of(model, parameter));
     if (trained != (gradients.count(parameter.name) > 0)) result.missing.push_back(parameter.name);
+  }
+  for (const auto& [name, grad] : reference.grads) {
+    if (is_adapter(name) && gradients.count(name) == 0) result.missing.push_back(name);
   }
   for (const auto& [name, grad] : gradients) {
     const auto found = reference.grads.find(name);

@@ -42,6 +42,12 @@ struct ReplayResult {
 ReplayResult replay_step(const Job& job, const ModelConfig& model, const Cluster& cluster, Plan plan,
                          const Dataset& data, i64 step);
 
+/// Values by name as a model without adapters has them: W + scale B A in place of each matrix W with
+/// adapters, and no adapters. lora: null = there are none.
+TensorsByName with_merged(const TensorsByName& values, const Lora* lora);
+/// Adds the gradients of adapters with these values, which follow from those of the merged matrices.
+void add_adapter_gradients(TensorsByName& grads, const TensorsByName& values, const Lora& lora);
+
 /// max|a - b| / max(max|b|, floor).
 double relative_error(const at::Tensor& a, const at::Tensor& b, double floor);
 

@@ -43,6 +43,12 @@ OutTensor out_tensor(const LogicalTensor& tensor, const Pieces& pieces, at::Scal
     const std::vector<LogicalTensor>& own = pieces.at(tensor.name);
     check_pieces(tensor, own, kept, dtype);
     out.make = [own, kept, dtype] { return joined(own, kept).to(dtype); };
+  } else if (tensor.lora_a.defined()) {
+    out.make = [tensor, dtype] {
+      const at::ScalarType wide = tensor.value.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+      return merged(tensor.value.to(wide), tensor.lora_a, tensor.lora_b, tensor.lora_scale)
+          .to(at::kCPU, dtype);
+    };
   } else {
     out.make = [tensor, kept, dtype] { return (tensor.*kept).to(at::kCPU, dtype); };
   }
@@ -58,7 +64,7 @@ std::vector<OutTensor> tensors_to_save(const std::vector<DeviceState*>& states, 
   for (DeviceState* state : states) {
     for (const LogicalTensor& tensor : state->store().tensors()) {
       if (tensor.sharded) pieces[tensor.name].push_back(tensor);
-      if (tensor.first_owner) owned.emplace(tensor.name, tensor);
+      if (tensor.first_owner && !is_adapter(tensor.name)) owned.emplace(tensor.name, tensor);
     }
   }
   std::vector<OutTensor> out;
@@ -69,6 +75,48 @@ std::vector<OutTensor> tensors_to_save(const std::vector<DeviceState*>& states, 
   HM_CHECK(out.size() == owned.size(), "{} tensors are no parameters of the model",
            owned.size() - out.size());
   return out;
+}
+
+std::vector<OutTensor> adapters_to_save(const std::vector<DeviceState*>& states) {
+  std::map<std::string, OutTensor> out;
+  for (DeviceState* state : states) {
+    for (const LogicalTensor& tensor : state->store().tensors()) {
+      if (!tensor.first_owner || !tensor.lora_a.defined()) continue;
+      const auto add = [&](const std::string& name, const at::Tensor& adapter) {
+        const std::string full = "base_model.model." + name;
+        OutTensor made;
+        made.head.name = full;
+        made.head.dtype = at::kFloat;
+        made.head.shape = adapter.sizes().vec();
+        made.make = [adapter] { return adapter.to(at::kCPU, at::kFloat).contiguous(); };
+        out.emplace(full, std::move(made));
+      };
+      add(lora_a_name(tensor.name), tensor.lora_a);
+      add(lora_b_name(tensor.name), tensor.lora_b);
+    }
+  }
+  std::vector<OutTensor> ordered;
+  for (auto& [name, tensor] : out) ordered.push_back(std::move(tensor));
+  return ordered;
+}
+
+Json adapter_config(const ModelConfig& model, const Lora& lora, const std::string& base) {
+  // Modules by their whole names: PEFT takes a name that ends so, and layers may differ.
+  Json modules = Json::array();
+  for (const std::string& matrix : lora.targets)
+    modules.push_back(matrix.substr(0, matrix.size() - std::string(".weight").size()));
+  return {{"peft_type", "LORA"},
+          {"task_type", "CAUSAL_LM"},
+          {"base_model_name_or_path", base.empty() ? model.name : base},
+          {"r", lora.rank},
+          {"lora_alpha", lora.alpha},
+          {"target_modules", modules},
+          {"lora_dropout", 0.0},
+          {"bias", "none"},
+          {"fan_in_fan_out", false},
+          {"inference_mode", true},
+          {"use_rslora", false},
+          {"use_dora", false}};
 }
 
 at::ScalarType main_dtype(const std::vector<OutTensor>& tensors) {

@@ -13,8 +13,14 @@ namespace hetermoe {
 /// masters, where there are some, in the dtype that `dtype_of` says. The devices must live until all are
 /// made. Throws ConfigError when masters are divided among devices of other processes and their precision is
 /// asked for.
+/// Adapters are merged into their matrices.
 std::vector<OutTensor> tensors_to_save(const std::vector<DeviceState*>& states, const ModelConfig& model,
                                        const std::function<at::ScalarType(const LogicalTensor&)>& dtype_of);
+
+/// The adapters that these devices speak for, under the names of the PEFT library, in fp32.
+std::vector<OutTensor> adapters_to_save(const std::vector<DeviceState*>& states);
+/// PEFT's adapter_config.json.
+Json adapter_config(const ModelConfig& model, const Lora& lora, const std::string& base);
 
 /// The dtype that most bytes have. fp32 when there are no tensors.
 at::ScalarType main_dtype(const std::vector<OutTensor>& tensors);

@@ -101,6 +101,7 @@ void load_weights(const HfWeights& weights, const std::vector<DeviceState*>& sta
   const std::string where = weights.folder().path().string();
   for (DeviceState* state : states) {
     for (const LogicalTensor& tensor : state->store().tensors()) {
+      if (is_adapter(tensor.name)) continue;
       set_parameter(tensor, weights.read(tensor.name));
       if (tensor.value.scalar_type() == at::kHalf) check_finite_values(tensor.value, where, tensor.name);
     }

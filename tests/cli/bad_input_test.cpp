@@ -102,6 +102,19 @@ TEST_F(BadInput, SettingsOfRouters) {
                  {"[train.forced_balance] cannot go with routing.replay"});
 }
 
+TEST_F(BadInput, Adapters) {
+  const std::vector<std::string> tiny = {"--model",           "tiny", "--train.seq_len", "16",
+                                         "--train.lora.rank", "4"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), tiny.begin(), tiny.end());
+    return more;
+  };
+  expect_refused(with({"--train.lora.targets", "*.nothing"}),
+                 {"[train.lora.targets] \"*.nothing\" matches no matrix of model tiny"});
+  expect_refused(with({"--train.freeze", "*"}), {"[train.freeze] cannot go with train.lora"});
+  expect_refused({"--train.lora.rank", "-1"}, {"[--train.lora.rank]", "got -1"});
+}
+
 TEST_F(BadInput, MissingFile) {
   const std::string none = folder / "none.yaml";
   expect_refused({none}, {none, "No such file"});

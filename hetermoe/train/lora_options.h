@@ -1,0 +1,27 @@
+#pragma once
+#include <string>
+#include <vector>
+
+#include "hetermoe/base/fields.h"
+
+namespace hetermoe {
+
+/// Fine-tuning by low-rank adapters.
+struct LoraOptions {
+  i64 rank = 0;
+  double alpha = 16;
+  std::vector<std::string> targets = {"*.self_attn.*_proj*", "*.experts.*"};
+  template <class V>
+  void fields(V& v) {
+    v("rank", rank,
+      "rank of the adapters (LoRA, docs/finetune.md); everything else is frozen. 0 = none, the whole model "
+      "is trained",
+      between(0, 65536));
+    v("alpha", alpha, "adapters act by alpha / rank times their product", above(0));
+    v("targets", targets,
+      "patterns of names of matrices that have adapters, with * for any text: projections of attention, of "
+      "dense and shared MLPs, and of experts");
+  }
+};
+
+}  // namespace hetermoe

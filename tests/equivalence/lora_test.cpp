@@ -1,0 +1,187 @@
+#include <gtest/gtest.h>
+
+#include "hetermoe/sim/memory.h"
+#include "hetermoe/train/freeze.h"
+#include "hetermoe/train/session.h"
+#include "hetermoe/train/verify.h"
+#include "tests/support/rig.h"
+#include "tests/support/strategy_plans.h"
+
+// Adapters under every strategy: their gradients are those of the reference, and nothing else moves.
+namespace hetermoe::testing {
+namespace {
+
+using Patterns = std::vector<std::string>;
+
+StepOptions with_lora(const ModelConfig& model, const Patterns& patterns, i64 rank = 3) {
+  std::vector<std::string> targets;
+  for (const ParamInfo& parameter : parameters(model)) {
+    for (const std::string& pattern : patterns) {
+      if (can_have_adapter(parameter) && matches_pattern(pattern, parameter.name))
+        targets.push_back(parameter.name);
+    }
+  }
+  EXPECT_FALSE(targets.empty());
+  auto lora = std::make_shared<const Lora>(make_lora(model, rank, 5, targets));
+  return {.balance = model.aux_loss_coef > 0,
+          .aux_group = 1,
+          .backward = true,
+          .frozen = units_without(model, *lora),
+          .lora = lora};
+}
+
+Session make_session(const ModelConfig& model, const Cluster& cluster, const Plan& plan,
+                     const StepOptions& step) {
+  Session::Options options;
+  options.step = step;
+  return {model, cluster, plan, std::move(options)};
+}
+
+/// Values of matrices and adapters of which all matter.
+TensorsByName lively(const ModelConfig& model, const Lora& lora) {
+  TensorsByName values = lively_values(model);
+  at::Generator generator = at::detail::createCPUGenerator(11);
+  const auto drawn = [&](i64 rows, i64 columns) {
+    return at::randn({rows, columns}, generator, at::TensorOptions().dtype(at::kDouble)) * 0.2;
+  };
+  for (const std::string& name : lora.targets) {
+    const at::Tensor matrix = values.at(name);
+    values[lora_a_name(name)] = drawn(lora.rank, matrix.size(1));
+    values[lora_b_name(name)] = drawn(matrix.size(0), lora.rank);
+  }
+  return values;
+}
+
+void load(Session& session, const TensorsByName& values) {
+  for (DeviceState* state : session.states()) {
+    for (const LogicalTensor& tensor : state->store().tensors()) tensor.value.copy_(values.at(tensor.name));
+  }
+}
+
+/// Of the adapters, from those of the merged matrices of the plain model.
+ReferenceResult reference_of(const ModelConfig& model, const Lora& lora, const TensorsByName& values,
+                             const StepInput& input) {
+  ReferenceResult out = reference_step(model, with_merged(values, &lora), input.tokens, input.targets, 1);
+  add_adapter_gradients(out.grads, values, lora);
+  std::erase_if(out.grads, [](const auto& entry) { return !is_adapter(entry.first); });
+  return out;
+}
+
+const std::vector<Patterns>& choices() {
+  static const std::vector<Patterns> all = {{"*_proj*", "*.experts.*"},
+                                            {"*.self_attn.q_proj*", "*.self_attn.v_proj*", "*kv_b_proj*"},
+                                            {"*.experts.*.down_proj*", "*.w2*"}};
+  return all;
+}
+
+class Adapters : public ::testing::TestWithParam<const char*> {
+ protected:
+  Adapters() : model(load_model(GetParam())) {}
+  ModelConfig model;
+  Cluster cluster = make_cluster(4, 3);
+};
+
+TEST_P(Adapters, GradientsAreTheReferencesUnderEveryStrategy) {
+  for (const Patterns& patterns : choices()) {
+    const bool none = patterns.back() == "*.w2*" && model.num_moe_layers() == 0;
+    if (none) continue;
+    const StepOptions step = with_lora(model, patterns);
+    const TensorsByName values = lively(model, *step.lora);
+    for (const NamedPlan& named : strategy_plans(model, cluster, small_step())) {
+      for (const Recompute recompute : {Recompute::kLocal, Recompute::kOff, Recompute::kAhead}) {
+        Plan plan = named.plan;
+        plan.recompute = recompute;
+        if (recompute != Recompute::kLocal) plan.weight_gradients = WeightGradients::kAfter;
+        Session session = make_session(model, cluster, plan, step);
+        load(session, values);
+        const StepInput input = random_input(plan, model);
+        const StepResult result = session.train_step(input);
+        const Comparison c =
+            compare(result, session.gradients(), reference_of(model, *step.lora, values, input));
+        EXPECT_LE(c.max(), 1e-10) << named.name << " " << patterns[0] << ": " << c.worst;
+      }
+    }
+  }
+}
+
+TEST_P(Adapters, MoveAlikeUnderEveryStrategyAndNothingElseMoves) {
+  const StepOptions step = with_lora(model, choices()[0]);
+  const TensorsByName values = lively(model, *step.lora);
+  TensorsByName expected;
+  for (const bool sharded : {false, true}) {
+    for (NamedPlan named : strategy_plans(model, cluster, small_step())) {
+      if (named.name == "groups") continue;  // it has more sequences
+      named.plan.shard_optimizer = sharded;
+      Session session = make_session(model, cluster, named.plan, step);
+      load(session, values);
+      for (i64 i = 0; i < 3; ++i) {
+        StepInput input = random_input(named.plan, model, static_cast<u64>(i));
+        input.step = i;
+        input.learning_rate = 0.01;
+        input.max_grad_norm = 0.5;
+        EXPECT_TRUE(session.train_step(input).updated);
+      }
+      const TensorsByName after = session.values();
+      if (expected.empty()) expected = after;
+      ASSERT_EQ(after.size(), expected.size());
+      for (const auto& [name, value] : after) {
+        EXPECT_EQ(at::equal(value, values.at(name)), !is_adapter(name)) << name << " " << named.name;
+        EXPECT_LE(relative_error(value, expected.at(name), 1e-6), 1e-7) << name << " " << named.name;
+      }
+    }
+  }
+}
+
+TEST_P(Adapters, TakeMemoryAsIsPredictedToTheByte) {
+  for (const Patterns& patterns : choices()) {
+    const StepOptions step = with_lora(model, patterns);
+    for (const Dtype dtype : {Dtype::kFp64, Dtype::kFp32, Dtype::kBf16}) {
+      for (NamedPlan& named : strategy_plans(model, cluster, small_step())) {
+        use_dtype(named.plan, dtype);
+        Session session = make_session(model, cluster, named.plan, step);
+        const ExpectedRouting routing(model);
+        const BufferSizes sizes(session.placement(), model, cluster, routing);
+        for (DeviceState* state : session.states()) {
+          const MemoryUse use = sizes.state(state->device());
+          EXPECT_EQ(use.state(), static_cast<double>(state->store().bytes())) << named.name << name_of(dtype);
+        }
+      }
+    }
+  }
+}
+
+/// From one plan to another between two steps, adapters with their moments and matrices travel.
+TEST_P(Adapters, GoOverToAnotherPlan) {
+  const StepOptions step = with_lora(model, choices()[0]);
+  const TensorsByName values = lively(model, *step.lora);
+  const auto plan_of = [&](const char* strategy) {
+    Plan plan = find_strategy(strategy).make(model, cluster, small_step());
+    use_fp64(plan);
+    return plan;
+  };
+  const auto train = [&](bool changes) {
+    Session session = make_session(model, cluster, plan_of("ep"), step);
+    load(session, values);
+    for (i64 i = 0; i < 4; ++i) {
+      if (changes && i == 2) session.change_plan(plan_of("zebra"), {});
+      StepInput input = random_input(session.plan(), model, static_cast<u64>(i));
+      input.step = i;
+      input.learning_rate = 0.01;
+      session.train_step(input);
+    }
+    return session.values();
+  };
+  const TensorsByName stays = train(false);
+  for (const auto& [name, value] : train(true))
+    EXPECT_LE(relative_error(value, stays.at(name), 1e-6), 1e-7) << name;
+}
+
+INSTANTIATE_TEST_SUITE_P(Equivalence, Adapters, ::testing::Values("tiny", "tiny-qwen3", "tiny-deepseek-v3"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace hetermoe::testing

@@ -1,0 +1,135 @@
+#include "hetermoe/train/lora.h"
+
+#include "hetermoe/train/verify.h"
+#include "hetermoe/weights/safetensors.h"
+#include "tests/support/error_of.h"
+#include "tests/train/tiny_run.h"
+
+namespace hetermoe {
+namespace {
+
+Settings adapted(Settings more) {
+  more.insert(more.begin(), {{"train.lora.rank", "4"},
+                             {"train.warmup_steps", "0"},
+                             {"train.final_share", "1"},
+                             {"train.learning_rate", "0.01"}});
+  return more;
+}
+
+TEST(LoraRun, LearnsAndLeavesTheMatricesAsTheyAre) {
+  const WorkFolder folder;
+  TinyRun begin(folder / "begin", adapted({{"train.steps", "0"}}));
+  const TensorsByName before = begin.run(Checkpoints::kOff).values;
+  TinyRun run(folder / "run", adapted({{"train.steps", "100"}, {"model", "tiny"}}));
+  const TinyRun::End end = run.run(Checkpoints::kOff);
+  // Little, for embedding and head are those of a model that has learned nothing.
+  EXPECT_LT(end.outcome.records.back().loss, 0.99 * end.outcome.records.front().loss);
+  i64 adapters = 0;
+  for (const auto& [name, value] : end.values) {
+    EXPECT_EQ(at::equal(value, before.at(name)), !is_adapter(name)) << name;
+    adapters += is_adapter(name) ? 1 : 0;
+  }
+  EXPECT_EQ(adapters, 2 * static_cast<i64>(lora_of(run.job.train, run.model)->targets.size()));
+}
+
+TEST(LoraRun, IsResumedToTheBit) {
+  const WorkFolder once_folder, twice_folder;
+  const TinyRun::End expected = TinyRun(once_folder.path(), adapted({})).run();
+  TinyRun twice(twice_folder.path(), adapted({}));
+  twice.job.train.steps = 4;
+  twice.run();
+  twice.job.train.steps = 6;
+  const TinyRun::End resumed = twice.run();
+  EXPECT_EQ(resumed.outcome.first_step, 4);
+  expect_equal(resumed.values, expected.values);
+}
+
+/// By way of files: a first run's weights, adapters on them, the merged folder, and a run that starts there.
+TEST(LoraRun, ExportsMergedWeightsAndAdaptersOfTheirOwn) {
+  const WorkFolder folder;
+  TinyRun(folder / "base", {{"train.save_hf", folder / "hf"}}).run();
+  TinyRun tuned(folder / "tuned",
+                adapted({{"train.init_from", folder / "hf"}, {"train.save_hf", folder / "merged"}}));
+  const TinyRun::End end = tuned.run();
+  const std::shared_ptr<const Lora> lora = lora_of(tuned.job.train, tuned.model);
+  const TensorsByName expected = with_merged(end.values, lora.get());
+  const SafetensorsReader base(folder / "hf/model.safetensors"), merged(folder / "merged/model.safetensors"),
+      adapters(folder / "merged/adapter/adapter_model.safetensors");
+  ASSERT_EQ(merged.names().size(), expected.size());
+  for (const auto& [name, value] : expected) {
+    EXPECT_TRUE(at::allclose(merged.read(name), value, 1e-6, 1e-7)) << name;
+    EXPECT_EQ(at::equal(merged.read(name), base.read(name)), !lora->adapts(name)) << name;
+  }
+  ASSERT_EQ(adapters.names().size(), 2 * lora->targets.size());
+  for (const std::string& name : lora->targets) {
+    for (const std::string& adapter : {lora_a_name(name), lora_b_name(name)})
+      EXPECT_TRUE(at::equal(adapters.read("base_model.model." + adapter), end.values.at(adapter))) << adapter;
+  }
+  const Json config = read_json(folder / "merged/adapter/adapter_config.json");
+  EXPECT_EQ(config.at("peft_type"), "LORA");
+  EXPECT_EQ(config.at("r"), 4);
+  EXPECT_EQ(config.at("lora_alpha"), 16);
+  EXPECT_EQ(config.at("base_model_name_or_path"), folder / "hf");
+  EXPECT_EQ(config.at("target_modules").size(), lora->targets.size());
+  // The merged model computes what the adapted one does.
+  const at::Tensor tokens = at::arange(16, at::kLong).view({2, 8});
+  TensorsByName written;
+  for (const std::string& name : merged.names()) written[name] = merged.read(name);
+  EXPECT_TRUE(at::allclose(reference_logits(tuned.model, written, tokens),
+                           reference_logits(tuned.model, expected, tokens), 1e-5, 1e-5));
+  TinyRun next(folder / "next", {{"train.init_from", folder / "merged"}, {"train.steps", "0"}});
+  const TensorsByName read = next.run().values;
+  for (const auto& [name, value] : read) EXPECT_TRUE(at::equal(value, written.at(name))) << name;
+}
+
+TEST(LoraRun, VerifiesAgainstTheReference) {
+  const WorkFolder folder;
+  for (const char* strategy : {"single", "ep", "zebra"}) {
+    TinyRun run(folder / strategy, adapted(in_fp64({{"strategy", strategy}})));
+    const Sampler sampler(counting_data(), {run.job.train.seq_len, run.job.train.seed});
+    const VerifyResult result = verify_plan(run.job, run.model, run.cluster, run.plan,
+                                            sampler.batch(0, run.job.train.sequences, run.model.vocab));
+    EXPECT_TRUE(result.passed()) << strategy;
+    EXPECT_EQ(result.gradients.size(), 2 * lora_of(run.job.train, run.model)->targets.size());
+  }
+}
+
+TEST(LoraRun, GoesOnWithTheSameTargetsAlone) {
+  const WorkFolder folder;
+  TinyRun(folder.path(), adapted({{"train.lora.targets", "*.experts.*"}})).run();
+  for (const Settings& other : {adapted({{"train.steps", "8"}}), Settings{{"train.steps", "8"}}}) {
+    TinyRun run(folder.path(), other);
+    const std::string error = error_of<ConfigError>([&] { run.run(); });
+    EXPECT_TRUE(error.starts_with("[train.lora] gives an adapter to model.layers.") ||
+                error.starts_with("[train.freeze] does not freeze model."))
+        << error;
+  }
+}
+
+std::string refusal(const Settings& settings) {
+  const WorkFolder folder;
+  return error_of<ConfigError>([&] { TinyRun(folder / "run", adapted(settings)); });
+}
+
+TEST(LoraRun, WhatCannotBeIsRefusedByName) {
+  EXPECT_EQ(refusal({{"train.lora.targets", "*.self_attn.*_proj*,*.nothing.*"}}),
+            "[train.lora.targets] \"*.nothing.*\" matches no matrix of model tiny that can have an adapter: "
+            "expected names such as model.layers.0.self_attn.o_proj.weight, in which * stands for any text; "
+            "embeddings, the head, norms and routers have none");
+  EXPECT_NE(refusal({{"train.lora.targets", "model.embed_tokens*"}}).find("matches no matrix"),
+            std::string::npos);
+  const std::string some = refusal({{"train.lora.targets", "*.experts.1.*"}});
+  EXPECT_TRUE(some.starts_with("[train.lora.targets] match 1 of 4 experts of layer")) << some;
+  EXPECT_EQ(refusal({{"train.lora.targets", "[]"}}),
+            "[train.lora.targets] is empty: expected patterns, or train.lora.rank: 0");
+  EXPECT_EQ(refusal({{"train.freeze", "model.embed_tokens*"}}),
+            "[train.freeze] cannot go with train.lora, which freezes all but adapters: leave it out");
+  for (const Settings& setting : {Settings{{"plan.shard_weights", "true"}, {"strategy", "ep"}},
+                                  Settings{{"plan.offload", "optimizer"}, {"cluster", "demo-hosts"}}}) {
+    const std::string error = refusal(setting);
+    EXPECT_TRUE(error.starts_with("[train.lora] cannot go with a plan whose")) << error;
+  }
+}
+
+}  // namespace
+}  // namespace hetermoe
