@@ -9,11 +9,9 @@ const std::vector<Command>& commands() {
       {"train", "train a model by one strategy, on GPUs, on processors or on emulated devices",
        "hetermoe train configs/jobs/demo.yaml --strategy zebra --train.steps 20", make_train},
       {"launch",
-       "start a command, by mpirun over the hosts of a file perhaps, and a run again from its newest "
-       "checkpoint when it fails",
+       "start a command, perhaps by mpirun, and a run again from its newest checkpoint when it fails",
        "hetermoe launch --restarts 3 -- mpirun -np 4 hetermoe train job.yaml --checkpoint.every 100\n"
-       "  hetermoe launch --restarts 3 --replan -- mpirun -np 4 hetermoe train job.yaml --checkpoint.every "
-       "100\n"
+       "  hetermoe launch --restarts 3 --replan -- mpirun -np 4 hetermoe train job.yaml\n"
        "  hetermoe launch --hostfile hosts -- hetermoe train job.yaml --cluster hosts",
        make_launch},
       {"compare", "several strategies on one model and cluster: predicted and executed",
