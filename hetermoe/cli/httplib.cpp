@@ -42,7 +42,7 @@ void serve_live(LiveRun& run, int port, const std::function<void(int)>& began) {
   sigaddset(&ends, SIGINT);
   sigaddset(&ends, SIGTERM);
   pthread_sigmask(SIG_BLOCK, &ends, nullptr);  // threads of the server have it, too
-  const int bound = port == 0                                  ? server.bind_to_any_port("127.0.0.1")
+  const int bound = port == 0                                ? server.bind_to_any_port("127.0.0.1")
                     : server.bind_to_port("127.0.0.1", port) ? port
                                                              : -1;
   if (bound < 0)

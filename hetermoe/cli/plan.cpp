@@ -13,8 +13,8 @@ namespace hetermoe {
 namespace {
 
 struct Options {
-  std::string model = "mixtral-8x7b", cluster = "o1", output, dtype = "fp16",
-              master = "fp32", moments = "fp32";
+  std::string model = "mixtral-8x7b", cluster = "o1", output, dtype = "fp16", master = "fp32",
+              moments = "fp32";
   i64 seq_len = 4096, sequences = 0, tokens = 0, max_microbatches = PlanLimits().max_microbatches;
   std::vector<DeviceId> idle;
   bool shard_optimizer = true, offload = true, json = false;

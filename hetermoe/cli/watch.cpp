@@ -18,9 +18,10 @@ struct Options {
 
 int watch(const Options& options) {
   if (!std::filesystem::is_directory(options.output))
-    fail<ConfigError>(options.output,
-                      "is no folder: expected the output folder of a run (train --output). A run makes it when "
-                      "it begins");
+    fail<ConfigError>(
+        options.output,
+        "is no folder: expected the output folder of a run (train --output). A run makes it when "
+        "it begins");
   LiveRun run(options.output);
   serve_live(run, static_cast<int>(options.port), [&](int port) {
     const std::string address = fmt::format("http://127.0.0.1:{}", port);

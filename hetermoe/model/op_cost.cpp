@@ -78,8 +78,7 @@ Bytes norm_work_bytes(double params, Bytes gradient_element) {
 
 Bytes update_work_bytes(double params, Bytes gradient_element, const OptimizerWidths& kept) {
   if (kept != OptimizerWidths{}) {
-    const double each =
-        (kept.master ? 0 : 4) + (gradient_element < 4 ? 4 : 0) + (kept.moment < 4 ? 8 : 0);
+    const double each = (kept.master ? 0 : 4) + (gradient_element < 4 ? 4 : 0) + (kept.moment < 4 ? 8 : 0);
     return each * std::min(params, real(kNarrowBlock));
   }
   if (gradient_element == 4) return 0;

@@ -67,7 +67,8 @@ bool gpu_adamw_update(std::vector<at::Tensor>& values, const std::vector<at::Ten
   if (!has_adamw(wide_type, grad_type, copy_type)) return false;
   for (std::size_t i = 0; i < values.size(); ++i) {
     if (grads[i].scalar_type() != grad_type || !values[i].is_contiguous() || !grads[i].is_contiguous() ||
-        !wide[i].is_contiguous() || state.exp_avg[i].scalar_type() != wide_type || !state.exp_avg[i].is_contiguous() || !state.exp_avg_sq[i].is_contiguous())
+        !wide[i].is_contiguous() || state.exp_avg[i].scalar_type() != wide_type ||
+        !state.exp_avg[i].is_contiguous() || !state.exp_avg_sq[i].is_contiguous())
       return false;
   }
   AdamwLaunches launches(constants_of(options, state.step, learning_rate, grad_factor),

@@ -65,8 +65,9 @@ std::optional<std::string> moments_fault(const Plan& plan) {
     return fmt::format("[moments_dtype] got {}, expected fp32 or bf16", name_of(*plan.moments_dtype));
   for (std::size_t d = 0; d < plan.dtype.size(); ++d) {
     if (plan.dtype[d] == Dtype::kFp64)
-      return fmt::format("[moments_dtype] got {}, but device {} has parameters in fp64, which keep moments in fp64",
-                         name_of(*plan.moments_dtype), d);
+      return fmt::format(
+          "[moments_dtype] got {}, but device {} has parameters in fp64, which keep moments in fp64",
+          name_of(*plan.moments_dtype), d);
   }
   return {};
 }

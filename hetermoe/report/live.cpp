@@ -32,7 +32,9 @@ const std::vector<Curve>& curve_table() {
       {"Loss", "nats", {{"loss", "loss"}}},
       {"Tokens per second", "tokens/s", {{"tokens_per_s", "tokens/s"}}},
       {"Gradient norm", "norm", {{"grad_norm", "norm"}}},
-      {"Waiting share of compute lanes", "share", {{"attention_wait", "attention"}, {"expert_wait", "expert"}}},
+      {"Waiting share of compute lanes",
+       "share",
+       {{"attention_wait", "attention"}, {"expert_wait", "expert"}}},
       {"Experts: copies of the largest over the mean", "ratio", {{"expert_max_over_mean", "max/mean"}}},
       {"Experts: slowest owner over a perfect division", "time ratio", {{"time_ratio", "time ratio"}}},
       {"Memory of the largest process", "GiB", {{"peak_memory_bytes", "peak"}}},
@@ -84,7 +86,8 @@ double recent_wall(const std::vector<Json>& lines) {
 std::string LiveRun::page() const {
   return fmt::format(
       "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>hetermoe: {0}</title>\n"
-      "<style>{1}\nsvg {{ max-width:100% }} section {{ display:inline-block; vertical-align:top; margin-right:12px }}\n"
+      "<style>{1}\nsvg {{ max-width:100% }} section {{ display:inline-block; vertical-align:top; "
+      "margin-right:12px }}\n"
       "th {{ text-align:left; padding-right:14px }}</style></head>\n"
       "<body><header><h1>{0}</h1></header><main id=\"body\"></main>\n<script>\n"
       "async function show() {{\n"
@@ -150,7 +153,8 @@ void LiveRun::read_new(const fs::path& file, Metrics& metrics) const {
 
 std::string LiveRun::facts() const {
   std::string out = "<section><table>";
-  const i64 steps = job_.is_object() ? static_cast<i64>(std::atof(text_at(job_, {"train", "steps"}).c_str())) : 0;
+  const i64 steps =
+      job_.is_object() ? static_cast<i64>(std::atof(text_at(job_, {"train", "steps"}).c_str())) : 0;
   if (job_.is_object()) {
     out += row("model", text_at(job_, {"model"})) + row("cluster", text_at(job_, {"cluster"}));
   }

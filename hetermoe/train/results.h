@@ -30,8 +30,9 @@ std::string log_line(const StepRecord& record, i64 total_steps);
 /// One JSON line of metrics.
 Json metrics_json(const StepRecord& record);
 
-/// With the first step job.json, and metrics.jsonl of a job's output folder (metrics-STRATEGY.jsonl when there are several), written step by
-/// step, and its numbers for TensorBoard below tensorboard/ (tensorboard/STRATEGY/).
+/// With the first step job.json, and metrics.jsonl of a job's output folder (metrics-STRATEGY.jsonl when
+/// there are several), written step by step, and its numbers for TensorBoard below tensorboard/
+/// (tensorboard/STRATEGY/).
 class MetricsLog {
  public:
   MetricsLog(const Job& job, std::size_t num_strategies);

@@ -33,7 +33,8 @@ TEST(PlanCommand, SaysWhatDoesNotFitAndWhy) {
 
 TEST(PlanCommand, BadInputIsNamed) {
   EXPECT_NE(run_hetermoe({"plan", "--dtype", "fp12"}).err.find("[--dtype] got \"fp12\""), std::string::npos);
-  EXPECT_NE(run_hetermoe({"plan", "--dtype", "fp16", "--master", "none"}).err.find("[master] got none, but device 0"),
+  EXPECT_NE(run_hetermoe({"plan", "--dtype", "fp16", "--master", "none"})
+                .err.find("[master] got none, but device 0"),
             std::string::npos);
   EXPECT_NE(run_hetermoe({"plan", "--idle", "99"}).err.find("[--idle] device 99 does not exist"),
             std::string::npos);

@@ -46,8 +46,7 @@ TEST(Watch, ServesTheRunUntilInterrupted) {
   EXPECT_TRUE(contains(get(port, "/report.html"), " 404 "));
   EXPECT_TRUE(contains(get(port, "/../metrics.jsonl"), " 404 "));
   EXPECT_TRUE(contains(get(port, "/body", "elsewhere.example"), " 403 "));
-  const ProgramResult taken =
-      run_hetermoe({"watch", folder.path(), "--port", std::to_string(port)});
+  const ProgramResult taken = run_hetermoe({"watch", folder.path(), "--port", std::to_string(port)});
   EXPECT_EQ(taken.code, 1);
   EXPECT_TRUE(contains(taken.err, "cannot listen on 127.0.0.1")) << taken.err;
   child.signal(SIGINT);

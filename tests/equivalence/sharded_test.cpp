@@ -65,8 +65,9 @@ TEST_P(ShardedOptimizer, ChangesNoBit) {
   const ModelConfig model = load_model(GetParam());
   const Cluster cluster = load_cluster("demo");
   i64 divided = 0;
-  for (const auto& [dtype, master] : {std::pair(Dtype::kFp64, Master::kFp32), std::pair(Dtype::kFp32, Master::kFp32),
-                                      std::pair(Dtype::kBf16, Master::kFp32), std::pair(Dtype::kBf16, Master::kNone)}) {
+  for (const auto& [dtype, master] :
+       {std::pair(Dtype::kFp64, Master::kFp32), std::pair(Dtype::kFp32, Master::kFp32),
+        std::pair(Dtype::kBf16, Master::kFp32), std::pair(Dtype::kBf16, Master::kNone)}) {
     for (NamedPlan& named : strategy_plans(model, cluster, small_step())) {
       use_dtype(named.plan, dtype);
       named.plan.master = master;

@@ -51,7 +51,8 @@ at::Tensor after_small_steps(const OptimizerWidths& kept) {
   AdamwState state = make_adamw_state(values, kept);
   AdamwOptions options;
   options.weight_decay = 0;
-  for (int t = 0; t < 100; ++t) adamw_update(values, {at::ones({64, 64}, at::kFloat)}, state, options, 1e-3, 1);
+  for (int t = 0; t < 100; ++t)
+    adamw_update(values, {at::ones({64, 64}, at::kFloat)}, state, options, 1e-3, 1);
   return values[0].to(at::kDouble);
 }
 

@@ -17,7 +17,9 @@ class Live : public ::testing::Test {
     std::ofstream(folder_ / name, mode) << text;
   }
   void add(i64 step, const std::string& more = "") {
-    write("metrics.jsonl", fmt::format("{{\"step\": {}, \"loss\": {}, \"wall_s\": 2{}}}\n", step, 4.5 - 0.25 * double(step), more),
+    write("metrics.jsonl",
+          fmt::format("{{\"step\": {}, \"loss\": {}, \"wall_s\": 2{}}}\n", step, 4.5 - 0.25 * double(step),
+                      more),
           std::ios::app);
   }
 
@@ -31,7 +33,8 @@ TEST_F(Live, GrowsWithTheMetrics) {
   add(1);
   EXPECT_TRUE(has(run_.body(), "<td>1 of 10</td>")) << run_.body();
   EXPECT_TRUE(has(run_.body(), "<td>de&lt;mo</td>"));
-  EXPECT_TRUE(has(run_.body(), "<td>18 s</td>") || has(run_.body(), "<td>18.0 s</td>")) << run_.body();  // left
+  EXPECT_TRUE(has(run_.body(), "<td>18 s</td>") || has(run_.body(), "<td>18.0 s</td>"))
+      << run_.body();  // left
   add(2, R"(, "warnings": ["loss <jumps>"])");
   write("metrics.jsonl", R"({"step": 3, "lo)", std::ios::app);  // as the writer may leave it for a moment
   const std::string body = run_.body();
@@ -63,9 +66,9 @@ TEST_F(Live, LongRunsAreThinned) {
 TEST_F(Live, AReportOfAnEarlierRunIsNotShown) {
   write("report.html", "<p>old</p>");
   add(1);
-  std::filesystem::last_write_time(folder_ / "report.html",
-                                   std::filesystem::last_write_time(folder_ / "metrics.jsonl") -
-                                       std::chrono::seconds(5));
+  std::filesystem::last_write_time(
+      folder_ / "report.html",
+      std::filesystem::last_write_time(folder_ / "metrics.jsonl") - std::chrono::seconds(5));
   EXPECT_FALSE(has(run_.body(), "report.html"));
   EXPECT_EQ(run_.report(), "");
   write("report.html", "<p>new</p>");

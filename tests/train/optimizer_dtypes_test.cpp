@@ -75,7 +75,8 @@ TEST(OptimizerDtypesRun, OtherDtypesAreRefused) {
             std::string::npos);
   EXPECT_NE(error({{"plan.moments_dtype", "fp16"}}).find("[moments_dtype] got fp16, expected fp32 or bf16"),
             std::string::npos);
-  EXPECT_NE(error(in_fp64({{"plan.moments_dtype", "bf16"}})).find("has parameters in fp64"), std::string::npos);
+  EXPECT_NE(error(in_fp64({{"plan.moments_dtype", "bf16"}})).find("has parameters in fp64"),
+            std::string::npos);
 }
 
 }  // namespace
