@@ -10,7 +10,7 @@ namespace hetermoe {
 namespace {
 
 const Settings kBf16 = {
-    {"plan.attention_dtype", "bf16"}, {"plan.expert_dtype", "bf16"}, {"train.lr", "0.01"}};
+    {"plan.attention_dtype", "bf16"}, {"plan.expert_dtype", "bf16"}, {"train.learning_rate", "0.01"}};
 const Settings kNarrow = {{"plan.master", "none"}, {"plan.moments_dtype", "bf16"}};
 
 Settings with(Settings all, const Settings& more) {
@@ -23,7 +23,7 @@ TEST(OptimizerDtypesRun, AResumedRunHasEqualBits) {
   const TensorsByName whole = TinyRun(whole_folder.path(), with(kBf16, kNarrow)).run().values;
   TinyRun(cut_folder.path(), with(with(kBf16, kNarrow), {{"train.steps", "4"}})).run();
   TinyRun rest(cut_folder.path(), with(kBf16, kNarrow));
-  EXPECT_EQ(rest.steps().back(), 4);
+  EXPECT_EQ(rest.steps().front(), 4);
   expect_equal(rest.run().values, whole);
 }
 
