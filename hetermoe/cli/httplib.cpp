@@ -20,6 +20,11 @@ bool is_local(const httplib::Request& request) {
 
 void serve_live(LiveRun& run, int port, const std::function<void(int)>& began) {
   httplib::Server server;
+  // By default two servers may share a port.
+  server.set_socket_options([](socket_t socket) {
+    const int yes = 1;
+    ::setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+  });
   server.set_pre_routing_handler([](const httplib::Request& request, httplib::Response& response) {
     if (is_local(request)) return httplib::Server::HandlerResponse::Unhandled;
     response.status = 403;
