@@ -180,7 +180,7 @@ std::string LiveRun::curves() const {
   for (const Curve& curve : curve_table()) {
     LossPlot plot;
     plot.title = curve.title, plot.y_label = curve.label;
-    plot.width = 620, plot.height = 300;
+    plot.width = 600, plot.height = 290;
     const double unit = std::string_view(curve.label) == "GiB" ? double{1 << 30} : 1;
     for (const auto& [file, metrics] : metrics_) {
       for (const auto& [key, name] : curve.keys) {
