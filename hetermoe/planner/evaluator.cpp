@@ -59,13 +59,15 @@ void Evaluator::add_budget(i64 more) {
   budget_to_confirm_ += more / 2;
 }
 
-std::optional<i64> Evaluator::known(u64 key, const Plan& plan, const std::vector<i64>& times) {
+std::optional<i64> Evaluator::known(u64 key, const Plan& plan, const std::vector<i64>& times,
+                                    const std::function<Plan()>& whole) {
   const auto seen = seen_.find(key);
   if (seen != seen_.end()) return seen->second;
   if (current_ >= 0 && lane_bound(rates_, plan) >= step_of(current_)) return -1;
   seen_[key] = -1;
   budget_ -= num_entries(plan) / kEntriesPerVisit;
-  if (!fits(estimate_memory(plan, request_.model, times)) || !fits_hosts(plan)) return -1;
+  if (!fits(estimate_memory(plan, request_.model, times))) return -1;
+  if (uses_hosts(plan) && !fits_hosts(whole ? whole() : plan)) return -1;
   return {};
 }
 
@@ -90,7 +92,9 @@ i64 Evaluator::evaluate(const Sketch& sketch, double squeeze) {
   Fnv hash;
   hash.add(key_of(kinds));
   for (const SketchGroup& group : sketch.groups) hash.add(group.first.size()).add(group.sequences);
-  if (const std::optional<i64> index = known(hash.value(), kinds, groups_of_kinds(sketch))) return *index;
+  const auto whole = [&] { return assemble(rates_, sketch, kinds.groups, request_.model.num_layers); };
+  if (const std::optional<i64> index = known(hash.value(), kinds, groups_of_kinds(sketch), whole))
+    return *index;
   // One of each kind is paid for; the others are copies of the layers that are simulated.
   budget_ -= num_entries(kinds) * static_cast<i64>(sketch.groups.size()) /
              static_cast<i64>(kinds.groups.size()) * short_.layers_simulated() /

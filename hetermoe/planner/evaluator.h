@@ -74,7 +74,10 @@ class Evaluator {
   i64 evaluate(const Sketch& sketch, double squeeze);
   /// times: as in estimate_memory(). The index of a plan that was seen before, -1 when it has no room or
   /// cannot win; nothing when it is to be simulated.
-  std::optional<i64> known(u64 key, const Plan& plan, const std::vector<i64>& times = {});
+  /// times: how many groups each of the plan's stands for; then `whole` gives the plan with all of them,
+  /// which share hosts.
+  std::optional<i64> known(u64 key, const Plan& plan, const std::vector<i64>& times = {},
+                           const std::function<Plan()>& whole = {});
   /// make: the plan with so many of its first layers.
   i64 simulate(u64 key, EvaluatedPlan& next, const std::function<Plan(i64)>& make);
   i64 simulate_whole(u64 key, EvaluatedPlan& next);

@@ -194,5 +194,19 @@ TEST(HostUse, MemoryOfHostsCountsEachStateOnce) {
   EXPECT_EQ(overfilled_host(plan, model, cluster).find("host of old (0 GiB) needs"), 0U);
 }
 
+/// Groups that are alike are weighed once, but a host keeps what all of its node need.
+TEST(HostUse, GroupsOfANodeShareItsHost) {
+  PlanRequest request;
+  request.model = load_model("qwen3-30b-a3b");
+  request.cluster = load_cluster("rtx4090x8");
+  request.seq_len = 2048;
+  request.sequences = 128;
+  const PlanResult result = find_plan(request);
+  ASSERT_TRUE(result.feasible()) << result.infeasible;
+  const Plan& plan = result.best().plan;
+  EXPECT_TRUE(uses_hosts(plan));
+  EXPECT_EQ(overfilled_host(plan, request.model, request.cluster), "") << result.explanation[0];
+}
+
 }  // namespace
 }  // namespace hetermoe::testing
