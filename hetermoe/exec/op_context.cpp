@@ -55,7 +55,7 @@ void OpContext::begin_step(const StepInput& step) {
   aux.assign(idx(p.num_layers()), std::vector<at::Tensor>(num_microbatches));
   counts_LE =
       at::zeros({p.num_layers(), model.num_experts}, at::TensorOptions().dtype(at::kLong).device(where()));
-  dropped_L = at::zeros({p.num_layers()}, counts_LE.options());
+  dropped_L = expert_capacity() > 0 ? at::zeros({p.num_layers()}, counts_LE.options()) : at::Tensor();
   tokens = to_device(step.tokens, where());
   targets = to_device(step.targets, where());
   if (p.options().backward) state.zero_grads();

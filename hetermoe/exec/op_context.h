@@ -77,7 +77,8 @@ class OpContext {
   std::vector<at::Tensor> losses;            ///< [microbatch]
   std::vector<std::vector<at::Tensor>> aux;  ///< [layer][microbatch]
   at::Tensor counts_LE;                      ///< int64 [layers, experts] of this device's own tokens
-  at::Tensor dropped_L;                      ///< int64 [layers] those that found no room
+  /// int64 [layers] those that found no room; undefined without a capacity.
+  at::Tensor dropped_L;
   double grad_factor = 1;
   StepResult result;
 

@@ -57,7 +57,8 @@ std::vector<std::vector<double>> values_of(const std::vector<std::vector<at::Ten
   for (const std::vector<at::Tensor>& list : lists) {
     for (const at::Tensor& value : list) all.push_back(value.to(at::kDouble).view({1}));
   }
-  all.push_back(d.dropped_L.to(at::kDouble));
+  const i64 num_dropped = d.dropped_L.defined() ? d.p.num_layers() : 0;
+  if (num_dropped > 0) all.push_back(d.dropped_L.to(at::kDouble));
   all.push_back(d.counts_LE.to(at::kDouble).view({-1}));
   const at::Tensor host = to_host(at::cat(all), "numbers of the step");
   const double* next = host.const_data_ptr<double>();
@@ -66,13 +67,15 @@ std::vector<std::vector<double>> values_of(const std::vector<std::vector<at::Ten
     values.emplace_back(next, next + list.size());
     next += list.size();
   }
-  values.emplace_back(next, next + d.dropped_L.numel());
-  values.emplace_back(next + d.dropped_L.numel(), host.const_data_ptr<double>() + host.numel());
+  values.emplace_back(next, next + num_dropped);
+  values.emplace_back(next + num_dropped, host.const_data_ptr<double>() + host.numel());
   return values;
 }
 
-at::Tensor counts_on_host(const at::Tensor& like, const std::vector<double>& counts) {
-  at::Tensor out = at::empty(like.sizes(), at::kLong);
+/// Zeros where nothing was counted.
+at::Tensor counts_on_host(at::IntArrayRef sizes, const std::vector<double>& counts) {
+  at::Tensor out = at::empty(sizes, at::kLong);
+  std::fill_n(out.mutable_data_ptr<i64>(), out.numel(), 0);
   std::transform(counts.begin(), counts.end(), out.mutable_data_ptr<i64>(),
                  [](double count) { return static_cast<i64>(count); });
   return out;
@@ -95,15 +98,15 @@ void pack(OpContext& d, const Op&, Devices, std::vector<Message>& out) {
   mine.values = told[0];
   mine.values.push_back(sum_of(told[1]));
   mine.values.push_back(sum_of(told[2]) / d.input->loss_scale);  // computed from the scaled gradient
-  mine.tensors.push_back(counts_on_host(d.counts_LE, told[4]));
-  mine.tensors.push_back(counts_on_host(d.dropped_L, told[3]));
+  mine.tensors.push_back(counts_on_host(d.counts_LE.sizes(), told[4]));
+  mine.tensors.push_back(counts_on_host({d.p.num_layers()}, told[3]));
   for (Message& message : out) message = mine;
 }
 
 void unpack(OpContext& d, const Op&, Devices, std::vector<Message>& in) {
   std::vector<double> squares(d.schedule.states.size(), 0);
   d.result.counts_LE = at::zeros(d.counts_LE.sizes(), at::kLong);
-  d.result.dropped_L = at::zeros(d.dropped_L.sizes(), at::kLong);
+  d.result.dropped_L = at::zeros({d.p.num_layers()}, at::kLong);
   for (const Message& message : in) {
     for (std::size_t i = 0; i < message.numbers.size(); ++i)
       squares[idx(message.numbers[i])] += message.values[i];
@@ -125,7 +128,7 @@ MessageShape expected(OpContext& d, const Op&, DeviceId peer, const Message&) {
   shape.numbers = parts_told_by(d, peer).size();
   shape.values = shape.numbers + 2;
   shape.tensors.push_back({at::kLong, d.counts_LE.sizes().vec()});
-  shape.tensors.push_back({at::kLong, d.dropped_L.sizes().vec()});
+  shape.tensors.push_back({at::kLong, {d.p.num_layers()}});
   return shape;
 }
 
