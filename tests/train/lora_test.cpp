@@ -3,7 +3,7 @@
 #include "hetermoe/train/verify.h"
 #include "hetermoe/weights/safetensors.h"
 #include "tests/support/error_of.h"
-#include "tests/train/tiny_run.h"
+#include "tests/train/resumed_run.h"
 
 namespace hetermoe {
 namespace {
@@ -32,17 +32,7 @@ TEST(LoraRun, LearnsAndLeavesTheMatricesAsTheyAre) {
   EXPECT_EQ(adapters, 2 * static_cast<i64>(lora_of(run.job.train, run.model)->targets.size()));
 }
 
-TEST(LoraRun, IsResumedToTheBit) {
-  const WorkFolder once_folder, twice_folder;
-  const TinyRun::End expected = TinyRun(once_folder.path(), adapted({})).run();
-  TinyRun twice(twice_folder.path(), adapted({}));
-  twice.job.train.steps = 4;
-  twice.run();
-  twice.job.train.steps = 6;
-  const TinyRun::End resumed = twice.run();
-  EXPECT_EQ(resumed.outcome.first_step, 4);
-  expect_equal(resumed.values, expected.values);
-}
+TEST(LoraRun, IsResumedToTheBit) { expect_resumed_to_the_bit(adapted({})); }
 
 /// By way of files: a first run's weights, adapters on them, the merged folder, and a run that starts there.
 TEST(LoraRun, ExportsMergedWeightsAndAdaptersOfTheirOwn) {

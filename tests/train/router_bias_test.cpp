@@ -1,7 +1,7 @@
 #include "hetermoe/train/router_bias.h"
 
 #include "tests/support/error_of.h"
-#include "tests/train/tiny_run.h"
+#include "tests/train/resumed_run.h"
 
 namespace hetermoe {
 namespace {
@@ -65,18 +65,10 @@ double late_imbalance(const char* rate) {
 TEST(RouterBias, EvensOutTheLoad) { EXPECT_LT(late_imbalance("0.003"), 0.9 * late_imbalance("0")); }
 
 TEST(RouterBias, IsResumedToTheBit) {
-  const WorkFolder once_folder, twice_folder;
   // The learning rate must not depend on the number of steps.
   std::vector<std::pair<std::string, std::string>> constant = options("0.01", "ep");
   constant.insert(constant.end(), {{"train.warmup_steps", "0"}, {"train.final_share", "1"}});
-  const TinyRun::End expected = TinyRun(once_folder.path(), constant).run();
-  TinyRun twice(twice_folder.path(), constant);
-  twice.job.train.steps = 4;
-  twice.run();
-  twice.job.train.steps = 6;
-  const TinyRun::End resumed = twice.run();
-  EXPECT_EQ(resumed.outcome.first_step, 4);
-  expect_equal(resumed.values, expected.values);
+  expect_resumed_to_the_bit(constant);
 }
 
 TEST(RouterBias, ModelsWithoutOneAreRefused) {

@@ -6,7 +6,7 @@
 #include "hetermoe/routing/writer.h"
 #include "hetermoe/train/results.h"
 #include "tests/support/error_of.h"
-#include "tests/train/tiny_run.h"
+#include "tests/train/resumed_run.h"
 
 namespace hetermoe {
 namespace {
@@ -97,15 +97,8 @@ Settings constant_rate(Settings more) {
 TEST(RouterTrainingRun, JitterAndDroppingAreResumedToTheBit) {
   const Settings settings = constant_rate(
       {{"train.router_jitter", "0.1"}, {"train.router_z_loss", "0.001"}, {"train.capacity_factor", "1"}});
-  const WorkFolder once_folder, twice_folder, plain_folder;
-  const TinyRun::End expected = TinyRun(once_folder.path(), settings).run();
-  TinyRun twice(twice_folder.path(), settings);
-  twice.job.train.steps = 4;
-  twice.run();
-  twice.job.train.steps = 6;
-  const TinyRun::End resumed = twice.run();
-  EXPECT_EQ(resumed.outcome.first_step, 4);
-  expect_equal(resumed.values, expected.values);
+  const TinyRun::End expected = expect_resumed_to_the_bit(settings);
+  const WorkFolder plain_folder;
   const TinyRun::End plain = TinyRun(plain_folder.path(), constant_rate({})).run();
   EXPECT_NE(plain.outcome.records.back().loss, expected.outcome.records.back().loss);
 }
