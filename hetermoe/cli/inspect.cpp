@@ -43,7 +43,7 @@ std::vector<Part> parts_of(const ModelConfig& model, i64 seq_len) {
       part.forward += forward;
     };
     add(projections, weights.projections, projection_flops(model));
-    add(scores, 0, score_flops(model, seq_len) / static_cast<double>(seq_len));
+    add(scores, 0, score_flops(model, l, seq_len) / static_cast<double>(seq_len));
     add(norms, weights.norms, 0);
     add(router, weights.router, router_flops(model, l));
     add(shared, weights.shared, shared_flops(model, l));
@@ -205,7 +205,11 @@ const char* name_of_kept(Activation::Kept kept) {
     case Activation::Kept::kAlways:
       return "always";
     case Activation::Kept::kUnlessRecomputed:
+      return "recompute off, select";
+    case Activation::Kept::kUnlessSelected:
       return "recompute off";
+    case Activation::Kept::kUnlessSent:
+      return "unless resend, select";
     case Activation::Kept::kNever:
       return "never";
   }
@@ -217,13 +221,11 @@ double times_per_token(const ModelConfig& model, const Activation& line) {
   return line.of == Activation::Of::kCopy ? static_cast<double>(model.top_k) : 1;
 }
 
-/// Bytes for a token in numbers of 2 bytes, with recompute off or not.
-Bytes kept_bytes(const ModelConfig& model, const std::vector<Activation>& ledger, bool off) {
+/// Bytes for a token in numbers of 2 bytes.
+Bytes kept_bytes(const ModelConfig& model, const std::vector<Activation>& ledger, KeptActivations keeps) {
   Bytes sum = 0;
   for (const Activation& line : ledger) {
-    const bool kept =
-        line.kept == Activation::Kept::kAlways || (off && line.kept == Activation::Kept::kUnlessRecomputed);
-    sum += kept ? times_per_token(model, line) * line.bytes(2) : 0;
+    sum += is_kept(line.kept, keeps) ? times_per_token(model, line) * line.bytes(2) : 0;
   }
   return sum;
 }
@@ -243,8 +245,9 @@ Json activations_json(const ModelConfig& model) {
     layers.push_back({{"layer", l},
                       {"kind", model.is_moe(l) ? "experts" : "dense"},
                       {"lines", lines},
-                      {"kept_bytes_off", kept_bytes(model, ledger, true)},
-                      {"kept_bytes_recomputed", kept_bytes(model, ledger, false)}});
+                      {"kept_bytes_off", kept_bytes(model, ledger, KeptActivations::kAll)},
+                      {"kept_bytes_select", kept_bytes(model, ledger, KeptActivations::kSelected)},
+                      {"kept_bytes_recomputed", kept_bytes(model, ledger, KeptActivations::kInputs)}});
   }
   return layers;
 }
@@ -261,11 +264,12 @@ void print_activations(const ModelConfig& model, i64 seq_len) {
                      name_of_kept(line.kept)});
     }
     std::cout << table.str();
-    const Bytes off = kept_bytes(model, ledger, true), again = kept_bytes(model, ledger, false);
-    const auto tokens = static_cast<double>(seq_len);
-    std::cout << fmt::format("kept for a sequence of {}: {} with recompute off, {} else\n",
-                             counted(seq_len, "token"), format_bytes(off * tokens),
-                             format_bytes(again * tokens));
+    const auto of_sequence = [&](KeptActivations keeps) {
+      return format_bytes(kept_bytes(model, ledger, keeps) * static_cast<double>(seq_len));
+    };
+    std::cout << fmt::format("kept for a sequence of {}: {} with recompute off, {} with select, {} else\n",
+                             counted(seq_len, "token"), of_sequence(KeptActivations::kAll),
+                             of_sequence(KeptActivations::kSelected), of_sequence(KeptActivations::kInputs));
   }
 }
 

@@ -120,6 +120,7 @@ std::optional<MeasuredCost::Answer> MeasuredCost::phased(const Tables& tables, P
         keeps_activations(recompute) ? look_up(tables, op, ProfiledPhase::kForwardKept, at) : std::nullopt;
     return kept ? kept : look_up(tables, op, ProfiledPhase::kForward, at);
   }
+  if (work.op.phase == Phase::kRecompute && recompute == Recompute::kSelect) return std::nullopt;
   if (work.op.phase == Phase::kRecompute) return look_up(tables, op, ProfiledPhase::kRecompute, at);
   const bool recomputes = recomputes_inside(recompute, op != ProfiledOp::kDenseAttention);
   std::optional<Answer> all =
@@ -179,6 +180,7 @@ std::optional<MeasuredCost::Answer> MeasuredCost::measured(const ComputeWork& wo
     main->extrapolated = main->extrapolated || merge->extrapolated;
   }
   main->seconds /= speed(work.device);
+  main->seconds += roofline_.made_again(work);
   return main;
 }
 

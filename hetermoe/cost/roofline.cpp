@@ -64,7 +64,7 @@ RooflineCost::Parts RooflineCost::attention_parts(const ComputeWork& work) const
   const Rates& r = rates(work.device);
   const i64 layer = work.op.layer;
   const Flops all = attention_part_flops(model_, layer, work.seq_len);
-  const Flops scores = score_flops(model_, work.seq_len) / real(work.seq_len);
+  const Flops scores = score_flops(model_, layer, work.seq_len) / real(work.seq_len);
   Parts parts;
   parts.gemm = gemm_seconds(r, (all - scores) * work.tokens, work.tokens);
   // The rows are also gathered in the order of their experts.
@@ -76,7 +76,9 @@ RooflineCost::Parts RooflineCost::attention_parts(const ComputeWork& work) const
     parts.scores = 2 * scores * work.tokens / r.scores;
     parts.memory += 4 * score_elements(model_, work.seq_len) * work.sequences * r.element / r.memory;
   } else {
-    parts.scores = scores * work.tokens / r.scores;
+    // A window is a mask over blocks of queries and keys, half of which it hides.
+    const double hidden = is_windowed(model_, layer, work.seq_len) ? 2 : 1;
+    parts.scores = hidden * scores * work.tokens / r.scores;
   }
   parts.launches = kAttentionKernels * software_.kernel_launch;
   return parts;
@@ -111,6 +113,25 @@ Seconds RooflineCost::backward(const Parts& p, const ComputeWork& work) const {
   if (weight_gradients_ == WeightGradients::kAfter) return input_gradients(p, r);
   const double scores = r.plain_scores ? kScoreBackwardPlain : kScoreBackwardFused / software_.score_backward;
   return (kGemmBackward - work.frozen) * (p.gemm + p.memory + p.launches) + scores * p.scores;
+}
+
+bool RooflineCost::selects(const Op& op) const {
+  return recompute_.of(op.group, op.layer) == Recompute::kSelect;
+}
+
+Seconds RooflineCost::made_again(const ComputeWork& work) const {
+  constexpr double kKernels = 3;
+  const bool again = work.op.kind == OpKind::kAttention && work.op.phase == Phase::kBackward;
+  if (!again || work.tokens <= 0 || !selects(work.op)) return 0;
+  const Rates& r = rates(work.device);
+  return work.tokens * selected_traffic(model_, work.op.layer) * r.element / r.memory +
+         kKernels * software_.kernel_launch;
+}
+
+/// The rows that select sends to experts again.
+Seconds RooflineCost::normed_again(const ComputeWork& work) const {
+  const Rates& r = rates(work.device);
+  return work.tokens * 2 * real(model_.hidden) * r.element / r.memory + software_.kernel_launch;
 }
 
 Seconds RooflineCost::with_phase(const Parts& parts, const ComputeWork& work) const {
@@ -158,7 +179,9 @@ Seconds RooflineCost::compute(const ComputeWork& work) const {
                              : 0;
     }
     case ComputeKind::kAttention:
-      return work.tokens > 0 ? merge + with_phase(attention_parts(work), work) : 0;
+      if (work.tokens <= 0) return 0;
+      if (work.op.phase == Phase::kRecompute && selects(work.op)) return normed_again(work);
+      return merge + with_phase(attention_parts(work), work) + made_again(work);
     case ComputeKind::kExperts:
       return work.copies > 0 ? with_phase(expert_parts(work), work) : 0;
     case ComputeKind::kHead:

@@ -58,6 +58,9 @@ class RooflineCost : public CostModel {
                SoftwareConstants constants = {});
 
   Seconds compute(const ComputeWork& work) const override;
+  /// The part of it that recompute: select adds to an attention part's backward, where norms and the product
+  /// of an MLP are made again; 0 of other ops.
+  Seconds made_again(const ComputeWork& work) const;
   TransferCost transfer(const TransferWork& work) const override;
   double interference(PlaceId place) const override {
     return place < cluster_.num_devices() ? software_.interference : 0;
@@ -86,6 +89,8 @@ class RooflineCost : public CostModel {
   Seconds weight_gradients(const Parts& parts, double frozen) const;
   Seconds backward(const Parts& parts, const ComputeWork& work) const;
   Seconds with_phase(const Parts& parts, const ComputeWork& work) const;
+  Seconds normed_again(const ComputeWork& work) const;
+  bool selects(const Op& op) const;
   Seconds head(const ComputeWork& work) const;
   Seconds merge_bytes(const ComputeWork& work) const;
   Seconds host_compute(const ComputeWork& work) const;

@@ -87,9 +87,15 @@ Bytes update_work_bytes(double params, Bytes gradient_element, const OptimizerWi
 
 Flops projection_flops(const ModelConfig& model) { return 2 * real(attention_projection_weights(model)); }
 
-Flops score_flops(const ModelConfig& model, i64 seq_len) {
+bool is_windowed(const ModelConfig& model, i64 layer, i64 seq_len) {
+  const i64 window = model.window_of(layer);
+  return window > 0 && window < seq_len;
+}
+
+Flops score_flops(const ModelConfig& model, i64 layer, i64 seq_len) {
   const double per_pair = real(model.num_heads) * real(model.head_dim + model.value_dim());
-  return real(seq_len) * real(seq_len) * per_pair;
+  const i64 window = is_windowed(model, layer, seq_len) ? model.window_of(layer) : seq_len;
+  return real(2 * seq_len - window) * real(window) * per_pair;
 }
 
 double score_elements(const ModelConfig& model, i64 seq_len) {
@@ -108,8 +114,8 @@ Flops expert_flops(const ModelConfig& model) { return 2 * real(expert_weights(mo
 Flops head_flops(const ModelConfig& model) { return 2 * real(model.hidden) * real(model.vocab); }
 
 Flops attention_part_flops(const ModelConfig& model, i64 layer, i64 seq_len) {
-  return projection_flops(model) + score_flops(model, seq_len) / real(seq_len) + router_flops(model, layer) +
-         shared_flops(model, layer) + dense_flops(model, layer);
+  return projection_flops(model) + score_flops(model, layer, seq_len) / real(seq_len) +
+         router_flops(model, layer) + shared_flops(model, layer) + dense_flops(model, layer);
 }
 
 Flops model_flops_per_token(const ModelConfig& model, i64 seq_len) {
@@ -163,10 +169,13 @@ void for_attention_lines(const ModelConfig& m, i64 layer, const ActivationOption
   const auto work = [&](const char* name, i64 elements, Bytes wide = 0) {
     add(Activation{name, Of::kToken, Kept::kUnlessRecomputed, real(elements), wide});
   };
+  const auto cheap = [&](const char* name, i64 elements) {
+    add(Activation{name, Of::kToken, Kept::kUnlessSelected, real(elements), 0});
+  };
   const bool moe = m.is_moe(layer);
   add(Activation{"layer input", Of::kToken, Kept::kAlways, real(m.hidden), 0});
   if (moe) add(Activation{"chosen experts, weights", Of::kToken, Kept::kAlways, 0, routing_bytes(m, layer)});
-  work("normed input", m.hidden);
+  cheap("normed input", m.hidden);
   if (m.qk_norm != QkNorm::kNone) work("q, k before their norms", m.query_width() + m.key_width());
   if (is_mla(m)) work("latents", 2 * m.q_lora_rank + 2 * m.kv_lora_rank + m.qk_rope_dim);
   work("q, k, v", qkv_width(m));
@@ -176,25 +185,41 @@ void for_attention_lines(const ModelConfig& m, i64 layer, const ActivationOption
   else
     work("log-sums of scores", 0, real(m.num_heads) * kStatBytes);
   work("after attention", m.hidden);
-  work("normed rows", m.hidden);
+  cheap("normed rows", m.hidden);
   work("statistics of norms", 0, 2 * kStatBytes);
   if (moe) work("router scores", 0, real(m.num_experts) * kStatBytes);
   const i64 width = local_mlp_width(m, layer);
   if (width == 0) return;
   work("gate, up of the MLP", 2 * width);
-  work("their product", width);
+  cheap("their product", width);
 }
 
 /// Of the routed experts. Their output is not among them: the gradient of the routing weight is the product
 /// of (gradient through down) and the inner activation.
 template <class Add>
 void for_expert_lines(const ModelConfig& m, Add add) {
-  add(Activation{"received row, weight", Of::kCopy, Kept::kAlways, real(m.hidden), kRouteWeightBytes});
+  add(Activation{"received row, weight", Of::kCopy, Kept::kUnlessSent, real(m.hidden), kRouteWeightBytes});
   add(Activation{"gate, up", Of::kCopy, Kept::kUnlessRecomputed, real(2 * m.expert_hidden), 0});
   add(Activation{"their product", Of::kCopy, Kept::kNever, real(m.expert_hidden), 0});
 }
 
 }  // namespace
+
+bool is_kept(Kept kept, KeptActivations keeps) {
+  switch (kept) {
+    case Kept::kAlways:
+      return true;
+    case Kept::kUnlessRecomputed:
+      return keeps != KeptActivations::kInputs;
+    case Kept::kUnlessSelected:
+      return keeps == KeptActivations::kAll;
+    case Kept::kUnlessSent:
+      return keeps != KeptActivations::kSelected;
+    case Kept::kNever:
+      return false;
+  }
+  HM_CHECK(false, "line of kind {}", static_cast<int>(kept));
+}
 
 std::vector<Activation> activation_ledger(const ModelConfig& model, i64 layer,
                                           const ActivationOptions& options) {
@@ -208,9 +233,22 @@ std::vector<Activation> activation_ledger(const ModelConfig& model, i64 layer,
 Bytes attention_work_bytes(const ModelConfig& m, i64 layer, const ActivationOptions& options) {
   Bytes sum = 0;
   for_attention_lines(m, layer, options, [&](const Activation& line) {
-    sum += line.kept == Kept::kUnlessRecomputed ? line.bytes(options.element) : 0;
+    sum += line.kept != Kept::kAlways ? line.bytes(options.element) : 0;
   });
   return sum;
+}
+
+Bytes attention_kept_bytes(const ModelConfig& m, i64 layer, const ActivationOptions& options) {
+  Bytes sum = 0;
+  for_attention_lines(m, layer, options, [&](const Activation& line) {
+    const bool counts = line.kept != Kept::kAlways && is_kept(line.kept, options.keeps);
+    sum += counts ? line.bytes(options.element) : 0;
+  });
+  return sum;
+}
+
+double selected_traffic(const ModelConfig& model, i64 layer) {
+  return real(4 * model.hidden + 3 * local_mlp_width(model, layer));
 }
 
 Bytes attention_gradient_bytes(const ModelConfig& m, Bytes element) {
@@ -240,19 +278,15 @@ double attention_largest_product(const ModelConfig& m, i64 layer) {
 }
 
 Bytes attention_saved_bytes(const ModelConfig& model, i64 layer, const ActivationOptions& options) {
-  Bytes sum = 0;
-  for_attention_lines(model, layer, options, [&](const Activation& line) {
-    const bool saved =
-        line.kept == Kept::kAlways || (line.kept == Kept::kUnlessRecomputed && !options.recompute);
-    sum += saved ? line.bytes(options.element) : 0;
-  });
-  return sum;
+  return row_bytes(model, options.element) + routing_bytes(model, layer) +
+         attention_kept_bytes(model, layer, options);
 }
 
 Bytes expert_work_bytes(const ModelConfig& model, Bytes element) {
   Bytes sum = 0;
-  for_expert_lines(
-      model, [&](const Activation& line) { sum += line.kept != Kept::kAlways ? line.bytes(element) : 0; });
+  for_expert_lines(model, [&](const Activation& line) {
+    sum += line.kept != Kept::kUnlessSent ? line.bytes(element) : 0;
+  });
   return sum;
 }
 
@@ -271,9 +305,9 @@ Bytes expert_kept_bytes(const ModelConfig& model, Bytes element) {
 }
 
 Bytes expert_saved_bytes(const ModelConfig& model, const ActivationOptions& options) {
-  Bytes sum = options.recompute ? 0 : expert_kept_bytes(model, options.element);
+  Bytes sum = 0;
   for_expert_lines(model, [&](const Activation& line) {
-    sum += line.kept == Kept::kAlways ? line.bytes(options.element) : 0;
+    sum += is_kept(line.kept, options.keeps) ? line.bytes(options.element) : 0;
   });
   return sum;
 }

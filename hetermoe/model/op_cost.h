@@ -68,8 +68,10 @@ Bytes update_work_bytes(double params, Bytes gradient_element, const OptimizerWi
 Flops projection_flops(const ModelConfig& model);  ///< per token and layer: 2 * attention_projection_weights
 /// Per sequence and layer, causal: scores and weighted sum are 2*s*s*h*d + 2*s*s*h*dv over the full square,
 /// half of which lies under the diagonal: s*s*h*(d + dv). A kernel that does not skip the upper half does
-/// twice this.
-Flops score_flops(const ModelConfig& model, i64 seq_len);
+/// twice this. In a layer with a window w < s a token sees w others at most: (2*s*w - w*w)*h*(d + dv).
+Flops score_flops(const ModelConfig& model, i64 layer, i64 seq_len);
+/// The layer has a window that is shorter than the sequence.
+bool is_windowed(const ModelConfig& model, i64 layer, i64 seq_len);
 /// Elements of the score matrix of one sequence and layer, h*s*s, of a kernel that writes it to memory.
 double score_elements(const ModelConfig& model, i64 seq_len);
 Flops router_flops(const ModelConfig& model, i64 layer);  ///< per token: 2*H*E, 0 in a dense layer
@@ -118,9 +120,13 @@ Bytes row_bytes(const ModelConfig& model, Bytes element);
 /// ids of 8 bytes and k weights of 4. 0 in a dense layer.
 Bytes routing_bytes(const ModelConfig& model, i64 layer);
 
+/// What forward keeps for backward. kSelected: without what is cheap to make again, which is what norms and
+/// activations make, and without the rows of experts, which are sent again.
+enum class KeptActivations { kInputs, kSelected, kAll };
+
 struct ActivationOptions {
   Bytes element = 2;
-  bool recompute = true;          ///< backward starts from the saved input of the op
+  KeptActivations keeps = KeptActivations::kInputs;
   bool scores_in_memory = false;  ///< the attention kernel keeps its probabilities: h*s elements per token
   i64 seq_len = 0;                ///< only used with scores_in_memory
 };
@@ -130,7 +136,9 @@ struct Activation {
   enum class Of { kToken, kCopy };  ///< of a token in an attention part, of a (row, expert) pair
   enum class Kept {
     kAlways,            ///< backward starts from it
-    kUnlessRecomputed,  ///< with recompute off from forward on, else made again
+    kUnlessRecomputed,  ///< with KeptActivations::kAll and kSelected from forward on, else made again
+    kUnlessSelected,    ///< with kAll from forward on, else made again
+    kUnlessSent,        ///< but with kSelected, where it is sent again
     kNever              ///< made inside an op from what is kept
   };
   const char* name;
@@ -140,6 +148,8 @@ struct Activation {
   Bytes wide = 0;       ///< bytes of fp32 numbers and indices, whatever the dtype
   Bytes bytes(Bytes element) const { return elements * element + wide; }
 };
+/// Whether a line is there between forward and backward.
+bool is_kept(Activation::Kept kept, KeptActivations keeps);
 /// The ledger of a layer: everything that forward makes and backward needs, and nothing else says how large
 /// it is. W = S*I of the shared expert or D of the dense MLP. MLA: q (after rotary), k = h*d (shared rotary
 /// part repeated), v, and the latents before and after their norms. With scores_in_memory the attention
@@ -161,8 +171,13 @@ Bytes attention_gradient_bytes(const ModelConfig& model, Bytes element);
 Bytes attention_left_bytes(const ModelConfig& model, i64 layer, Bytes element);
 /// Elements of the largest weight of an attention part that is one product.
 double attention_largest_product(const ModelConfig& model, i64 layer);
-/// Kept per token and layer between forward and backward: the input row and the routing; without recompute
-/// also attention_work_bytes.
+/// Of these, per token, what forward keeps.
+Bytes attention_kept_bytes(const ModelConfig& model, i64 layer, const ActivationOptions& options);
+/// Per token, memory traffic of making again what kSelected does not keep: both norms 2H each, the product of
+/// an MLP 3W. In elements.
+double selected_traffic(const ModelConfig& model, i64 layer);
+/// Kept per token and layer between forward and backward: the input row, the routing and
+/// attention_kept_bytes.
 Bytes attention_saved_bytes(const ModelConfig& model, i64 layer, const ActivationOptions& options);
 
 /// What op `experts` makes inside, per (row, expert) pair: gate, up and their product, 3*I elements; backward
@@ -179,8 +194,8 @@ Bytes expert_left_bytes(const ModelConfig& model, Bytes element);
 /// What backward needs of these: gate and up.
 Bytes expert_kept_bytes(const ModelConfig& model, Bytes element);
 /// Kept per (row, expert) pair between forward and backward: the received row and its routing weight (4
-/// bytes); without recompute also expert_kept_bytes. A row that is received once for several experts of a
-/// device is counted once per expert here: an upper bound with row_dedup.
+/// bytes), unless it is sent again; with kAll and kSelected expert_kept_bytes. A row that is received once
+/// for several experts of a device is counted once per expert here: an upper bound with row_dedup.
 Bytes expert_saved_bytes(const ModelConfig& model, const ActivationOptions& options);
 
 /// Logits and their gradient, per token of the one microbatch whose head runs: V*element + V*4 (fp32

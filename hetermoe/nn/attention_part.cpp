@@ -2,6 +2,7 @@
 
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include "hetermoe/base/error.h"
 #include "hetermoe/nn/attention.h"
@@ -20,6 +21,9 @@ struct AttentionGraph {
   // x, weights, scores and topk are undefined in dense layers; counts also where nobody counted yet.
   at::Tensor u, x, weights, scores, topk, counts;
   at::Tensor log_sum;  // [T] logsumexp of the router's logits, with a z-loss
+  // What the second norm and the activation of an MLP start from, and the router's jitter.
+  at::Tensor h = {}, gate_up = {}, jitter = {};
+  bool selected = false;
 };
 
 struct AttentionLeft {
@@ -31,8 +35,14 @@ struct AttentionLeft {
 
 namespace {
 
-at::Tensor mlp(const Leaves& leaves, const at::Tensor& x) {
-  return leaves.product(swiglu(leaves.product(x, Weight::kMlpGateUp)), Weight::kMlpDown);
+at::Tensor mlp(AttentionGraph& graph, const at::Tensor& x, bool selects) {
+  const at::Tensor gate_up = graph.leaves.product(x, Weight::kMlpGateUp);
+  if (selects) graph.gate_up = gate_up.detach();
+  return graph.leaves.product(swiglu(gate_up), Weight::kMlpDown);
+}
+
+at::Tensor with_jitter(const at::Tensor& x, const at::Tensor& jitter_TD, at::ScalarType wide) {
+  return jitter_TD.defined() ? x.to(wide) * jitter_TD : x;
 }
 
 /// The given choice, and where it has gaps what the router chose.
@@ -40,10 +50,25 @@ at::Tensor without_gaps(const at::Tensor& given_TK, const at::Tensor& chosen_TK)
   return at::where(given_TK.lt(0), chosen_TK, given_TK);
 }
 
+Leaves::Grad leaves_of(KeepGraph keep_graph) {
+  switch (keep_graph) {
+    case KeepGraph::kNo:
+      return Leaves::Grad::kNo;
+    case KeepGraph::kYes:
+      return Leaves::Grad::kYes;
+    case KeepGraph::kLeavesWeights:
+    case KeepGraph::kSelected:
+      return Leaves::Grad::kLater;
+  }
+  HM_CHECK(false, "kind of graph {}", static_cast<int>(keep_graph));
+}
+
 /// One pass through the part. cache: of the tokens before, null = there are none.
 AttentionGraph run(const ModelConfig& model, i64 layer, const StateGroup& state, const at::Tensor& y_TD,
-                   const Sequences& sequences, const RouterTask& task, Leaves::Grad grad,
+                   const Sequences& sequences, const RouterTask& task, KeepGraph keep_graph,
                    KvCache* cache = nullptr) {
+  const Leaves::Grad grad = leaves_of(keep_graph);
+  const bool selects = keep_graph == KeepGraph::kSelected;
   at::Tensor y = grad != Leaves::Grad::kNo ? y_TD.detach().requires_grad_() : y_TD;
   AttentionGraph out{
       Leaves(state, grad), y, {}, {}, {}, {}, task.has_gaps ? at::Tensor() : task.topk_TK, {}, {}};
@@ -52,13 +77,13 @@ AttentionGraph run(const ModelConfig& model, i64 layer, const StateGroup& state,
   const at::Tensor attended = cache != nullptr ? decode_attention(model, layer, leaves, normed, *cache)
                                                : self_attention(model, layer, leaves, normed, sequences);
   const auto [h, x] = residual_norm(y, attended, leaves[Weight::kPostNorm], model.norm_eps);
+  if (selects) out.h = h.detach(), out.jitter = task.jitter_TD;
   const bool moe = model.is_moe(layer);
-  out.u = !moe || model.num_shared_experts > 0 ? h + mlp(leaves, x) : h;
+  out.u = !moe || model.num_shared_experts > 0 ? h + mlp(out, x, selects) : h;
   if (!moe) return out;
   out.x = x;
   const at::ScalarType wide = accumulate_type(y.scalar_type());
-  const at::Tensor logits =
-      leaves.wide_product(task.jitter_TD.defined() ? x.to(wide) * task.jitter_TD : x, Weight::kRouter, wide);
+  const at::Tensor logits = leaves.wide_product(with_jitter(x, task.jitter_TD, wide), Weight::kRouter, wide);
   if (task.z_loss) out.log_sum = logits.logsumexp(1);
   if (runs_on_kernels(logits)) {
     Routed routed = gpu_route(model, logits, state.buffer, sequences.seq_len, out.topk);
@@ -124,18 +149,6 @@ at::Tensor add_z_loss(Seeds& seeds, const AttentionGraph& graph, double factor) 
   return value.square().sum() * factor;
 }
 
-Leaves::Grad leaves_of(KeepGraph keep_graph) {
-  switch (keep_graph) {
-    case KeepGraph::kNo:
-      return Leaves::Grad::kNo;
-    case KeepGraph::kYes:
-      return Leaves::Grad::kYes;
-    case KeepGraph::kLeavesWeights:
-      return Leaves::Grad::kLater;
-  }
-  HM_CHECK(false, "kind of graph {}", static_cast<int>(keep_graph));
-}
-
 /// [position in leaves.all()] whether its gradient comes with those of inputs.
 std::vector<bool> direct_weights(const AttentionGraph& graph, const StateGroup& state, bool leaves_weights) {
   std::vector<bool> direct(graph.leaves.all().size(), true);
@@ -145,7 +158,76 @@ std::vector<bool> direct_weights(const AttentionGraph& graph, const StateGroup& 
   return direct;
 }
 
+/// An output of a graph that passes gradients on and holds no numbers.
+struct StandInFunction : torch::autograd::Function<StandInFunction> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) {
+    return at::zeros({}, x.options()).expand(x.sizes());
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 const torch::autograd::variable_list& grads) {
+    return {grads[0]};
+  }
+};
+
+/// Whose inputs norms and the activation make.
+enum class MadeBy { kNothing, kInputNorm, kPostNorm, kActivation };
+MadeBy input_made_by(Weight weight) {
+  switch (weight) {
+    case Weight::kQkv:
+    case Weight::kQ:
+    case Weight::kQA:
+    case Weight::kKvA:
+      return MadeBy::kInputNorm;
+    case Weight::kRouter:
+    case Weight::kMlpGateUp:
+      return MadeBy::kPostNorm;
+    case Weight::kMlpDown:
+      return MadeBy::kActivation;
+    default:
+      return MadeBy::kNothing;
+  }
+}
+
+/// Lets go of what make_again() makes. Products of the graph leave the gradients of their weights, so nothing
+/// else holds their inputs.
+void let_go(AttentionGraph& graph, const StateGroup& state) {
+  for (const std::shared_ptr<LeftProduct>& product : graph.leaves.left()) {
+    if (input_made_by(state.weights[product->weight]) != MadeBy::kNothing) product->x.reset();
+  }
+  graph.u = StandInFunction::apply(graph.u);
+  if (graph.x.defined()) graph.x = StandInFunction::apply(graph.x);
+  graph.selected = true;
+}
+
+void make_again(const AttentionGraph& graph, const ModelConfig& model, const StateGroup& state) {
+  if (graph.leaves.left().empty()) return;
+  const at::Tensor normed = rms_norm_forward(graph.y, state.value(Weight::kInputNorm), model.norm_eps).out;
+  const at::Tensor x = rows_of_experts(model, state, graph);
+  for (const std::shared_ptr<LeftProduct>& product : graph.leaves.left()) {
+    const Weight weight = state.weights[product->weight];
+    switch (input_made_by(weight)) {
+      case MadeBy::kNothing:
+        break;
+      case MadeBy::kInputNorm:
+        product->x = normed;
+        break;
+      case MadeBy::kPostNorm:
+        product->x =
+            weight == Weight::kRouter ? with_jitter(x, graph.jitter, accumulate_type(x.scalar_type())) : x;
+        break;
+      case MadeBy::kActivation:
+        product->x = swiglu_forward(graph.gate_up, at::Tensor());
+        break;
+    }
+  }
+}
+
 }  // namespace
+
+at::Tensor rows_of_experts(const ModelConfig& model, const StateGroup& state, const AttentionGraph& graph) {
+  const c10::NoGradGuard no_grad;
+  return rms_norm_forward(graph.h, state.value(Weight::kPostNorm), model.norm_eps).out;
+}
 
 AttentionOutput attention_forward(const ModelConfig& model, i64 layer, const StateGroup& state,
                                   const at::Tensor& y_TD, const Sequences& sequences, KeepGraph keep_graph,
@@ -155,7 +237,7 @@ AttentionOutput attention_forward(const ModelConfig& model, i64 layer, const Sta
   if (y_TD.size(0) == 0) return empty_output(model, layer, y_TD);
   const bool keep = keep_graph != KeepGraph::kNo;
   const at::AutoGradMode mode(keep);
-  AttentionGraph graph = run(model, layer, state, y_TD, sequences, task, leaves_of(keep_graph));
+  AttentionGraph graph = run(model, layer, state, y_TD, sequences, task, keep_graph);
   AttentionOutput out;
   out.u_TD = graph.u.detach();
   if (model.is_moe(layer)) {
@@ -164,6 +246,7 @@ AttentionOutput attention_forward(const ModelConfig& model, i64 layer, const Sta
     out.weights_TK = graph.weights.detach();
     out.counts_BE = graph.counts.defined() ? graph.counts : count_experts(model, graph.topk, seq_len);
   }
+  if (keep_graph == KeepGraph::kSelected) let_go(graph, state);
   if (keep) out.graph = std::make_shared<AttentionGraph>(std::move(graph));
   return out;
 }
@@ -171,7 +254,7 @@ AttentionOutput attention_forward(const ModelConfig& model, i64 layer, const Sta
 AttentionOutput attention_decode(const ModelConfig& model, i64 layer, const StateGroup& state,
                                  const at::Tensor& y_TD, KvCache& cache) {
   const c10::NoGradGuard no_grad;
-  AttentionGraph graph = run(model, layer, state, y_TD, y_TD.size(0), {}, Leaves::Grad::kNo, &cache);
+  AttentionGraph graph = run(model, layer, state, y_TD, y_TD.size(0), {}, KeepGraph::kNo, &cache);
   AttentionOutput out;
   out.u_TD = graph.u, out.x_TD = graph.x, out.topk_TK = graph.topk, out.weights_TK = graph.weights;
   return out;
@@ -188,8 +271,7 @@ AttentionGradient attention_backward(const ModelConfig& model, i64 layer, StateG
       input.graph != nullptr
           ? std::move(*input.graph)
           : run(model, layer, state, input.y_TD, sequences,
-                {.topk_TK = input.topk_TK, .jitter_TD = input.jitter_TD, .z_loss = input.z_factor > 0},
-                leaves_of(kind));
+                {.topk_TK = input.topk_TK, .jitter_TD = input.jitter_TD, .z_loss = input.z_factor > 0}, kind);
   Seeds seeds;
   seeds.add(graph.u, input.du_TD);
   seeds.add(graph.x, input.dx_TD);
@@ -199,7 +281,8 @@ AttentionGradient attention_backward(const ModelConfig& model, i64 layer, StateG
                      : at::zeros({}, scalar);
   if (input.z_factor > 0 && graph.log_sum.defined())
     out.aux_loss = out.aux_loss + add_z_loss(seeds, graph, input.z_factor);
-  const std::vector<bool> direct = direct_weights(graph, state, input.leaves_weights);
+  const bool leaves_weights = input.leaves_weights || graph.selected;
+  const std::vector<bool> direct = direct_weights(graph, state, leaves_weights);
   std::vector<at::Tensor> inputs;
   std::vector<std::size_t> weights;
   for (std::size_t i = 0; i < direct.size(); ++i) {
@@ -209,17 +292,17 @@ AttentionGradient attention_backward(const ModelConfig& model, i64 layer, StateG
   const std::vector<at::Tensor> grads =
       torch::autograd::grad(seeds.outputs, inputs, seeds.grads, /*retain_graph=*/false,
                             /*create_graph=*/false, /*allow_unused=*/true);
-  const c10::NoGradGuard no_grad;
-  if (input.leaves_weights)
-    out.left = std::make_shared<AttentionLeft>(AttentionLeft{graph.leaves.left(), {}});
-  for (std::size_t i = 0; i < weights.size(); ++i) {
-    if (!grads[i].defined()) continue;
-    if (out.left != nullptr)
-      out.left->direct.emplace_back(weights[i], grads[i]);
-    else
-      add_gradient_(state.grad_at(weights[i]), grads[i]);
-  }
   out.dy_TD = grads.back();
+  const c10::NoGradGuard no_grad;
+  if (graph.selected) make_again(graph, model, state);
+  AttentionLeft left{leaves_weights ? graph.leaves.left() : decltype(AttentionLeft::products)(), {}};
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    if (grads[i].defined()) left.direct.emplace_back(weights[i], grads[i]);
+  }
+  if (input.leaves_weights)
+    out.left = std::make_shared<AttentionLeft>(std::move(left));
+  else
+    attention_weight_gradients(state, left);
   return out;
 }
 

@@ -12,8 +12,9 @@
 namespace hetermoe {
 
 /// kYes: backward needs no recomputation; costs the memory of the graph. kLeavesWeights: likewise, for a
-/// backward that leaves gradients of weights.
-enum class KeepGraph { kNo, kYes, kLeavesWeights };
+/// backward that leaves gradients of weights. kSelected: for either, without what norms and the activation
+/// made, which backward makes again.
+enum class KeepGraph { kNo, kYes, kLeavesWeights, kSelected };
 
 struct AttentionGraph;  ///< autograd graph of one forward call
 struct AttentionLeft;   ///< what one backward call leaves for attention_weight_gradients()
@@ -25,7 +26,7 @@ struct AttentionOutput {
   at::Tensor topk_TK;                     ///< int64 expert ids, on the device of y
   at::Tensor weights_TK;                  ///< routing weights, fp32 (fp64 in an fp64 model)
   at::Tensor counts_BE;                   ///< int64 copies per expert in each sequence
-  std::shared_ptr<AttentionGraph> graph;  ///< with KeepGraph::kYes
+  std::shared_ptr<AttentionGraph> graph;  ///< unless KeepGraph::kNo
 };
 
 /// How a forward routes.
@@ -41,6 +42,9 @@ AttentionOutput attention_forward(const ModelConfig& model, i64 layer, const Sta
                                   const at::Tensor& y_TD, const Sequences& sequences,
                                   KeepGraph keep_graph = KeepGraph::kNo, const RouterTask& task = {});
 
+/// x_TD of the forward call that made a graph with KeepGraph::kSelected, made again.
+at::Tensor rows_of_experts(const ModelConfig& model, const StateGroup& state, const AttentionGraph& graph);
+
 /// What backward needs. y_TD and topk_TK come from forward: the choice of experts is never recomputed.
 struct AttentionBackwardInput {
   at::Tensor y_TD;
@@ -53,7 +57,8 @@ struct AttentionBackwardInput {
                            ///< into A equal contiguous parts. A = 1 (one group) to B (a row for every
                            ///< sequence). Undefined = none
   std::shared_ptr<AttentionGraph> graph;  ///< of forward; null = recompute. Used up by the call
-  bool leaves_weights = false;  ///< a graph is then one of KeepGraph::kLeavesWeights. Not for frozen states
+  bool leaves_weights = false;  ///< a graph is then one of KeepGraph::kLeavesWeights or kSelected. Not for
+                                ///< frozen states
   at::Tensor jitter_TD = {};    ///< of forward
   double z_factor = 0;          ///< the z-loss is this times the sum over tokens of logsumexp(logits)^2
 };

@@ -118,10 +118,10 @@ at::Tensor repeat_heads(const at::Tensor& x, i64 num_heads) {
   return x.unsqueeze(2).expand({x.size(0), x.size(1), times, x.size(2), x.size(3)}).flatten(1, 2);
 }
 
-/// [S, S] true where a query sees a key.
-at::Tensor window_mask(i64 seq_len, i64 window, c10::Device device) {
-  const at::Tensor ones = at::ones({seq_len, seq_len}, at::TensorOptions().dtype(at::kBool).device(device));
-  return ones.tril().triu(1 - window);
+/// [queries, keys] true where a query sees a key. The first query is that of key number `first`.
+at::Tensor window_mask(i64 queries, i64 keys, i64 first, i64 window, c10::Device device) {
+  const at::Tensor ones = at::ones({queries, keys}, at::TensorOptions().dtype(at::kBool).device(device));
+  return ones.tril(first).triu(first + 1 - window);
 }
 
 /// By the device's fused kernel, which wants equal widths and heads. Zero columns change nothing: neither the
@@ -138,11 +138,26 @@ at::Tensor fused_attention(const at::Tensor& q, const at::Tensor& k, const at::T
   return out.narrow(-1, 0, v.size(-1)).transpose(1, 2);
 }
 
+/// Blocks of queries, each with the keys that some of them see: nothing is as large as all scores.
+at::Tensor windowed_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                              const AttentionHow& how) {
+  constexpr i64 kLeast = 128;
+  const i64 seq_len = q.size(1), block = std::max(kLeast, how.window);
+  std::vector<at::Tensor> out;
+  for (i64 begin = 0; begin < seq_len; begin += block) {
+    const i64 queries = std::min(block, seq_len - begin);
+    const i64 first = std::max(i64{0}, begin + 1 - how.window), keys = begin + queries - first;
+    out.push_back(fused_attention(q.narrow(1, begin, queries), k.narrow(1, first, keys),
+                                  v.narrow(1, first, keys), how.scale,
+                                  window_mask(queries, keys, begin - first, how.window, q.device())));
+  }
+  return at::cat(out, 1);
+}
+
 at::Tensor generic_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                              const AttentionHow& how) {
-  std::optional<at::Tensor> mask;
-  if (is_windowed(how, q.size(1))) mask = window_mask(q.size(1), how.window, q.device());
-  return fused_attention(q, k, v, how.scale, mask);
+  return is_windowed(how, q.size(1)) ? windowed_attention(q, k, v, how)
+                                     : fused_attention(q, k, v, how.scale, std::nullopt);
 }
 
 /// Nothing of one document is in the scores of another, so that no mask is needed and nothing is computed in
@@ -177,8 +192,7 @@ at::Tensor cached_attention(const at::Tensor& q, const at::Tensor& k, const at::
                             const AttentionHow& how) {
   const i64 count = q.size(1), total = k.size(1);
   const i64 window = how.window > 0 ? how.window : total;
-  return fused_attention(q, k, v, how.scale,
-                         window_mask(total, window, q.device()).narrow(0, total - count, count));
+  return fused_attention(q, k, v, how.scale, window_mask(count, total, total - count, window, q.device()));
 }
 
 at::Tensor rotary_attention(const at::Tensor& qkv, const HeadShape& shape, const RopeTable& table,

@@ -63,7 +63,7 @@ using torch::autograd::variable_list;
 /// Keeps its operands as they are, where at::linear of converted ones would keep them in fp32.
 struct LinearFunction : torch::autograd::Function<LinearFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight) {
-    context->save_for_backward({x, weight});
+    context->save_for_backward({weight.requires_grad() ? x : at::Tensor(), weight});
     return product(x, weight.t());
   }
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
@@ -78,7 +78,8 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
 struct WideLinearFunction : torch::autograd::Function<WideLinearFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
                             at::ScalarType wide) {
-    context->save_for_backward({x, weight});
+    context->save_for_backward({weight.requires_grad() ? x : at::Tensor(), weight});
+    context->saved_data["dtype"] = x.scalar_type();
     return at::linear(x.to(wide), weight.to(wide));
   }
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
@@ -86,7 +87,8 @@ struct WideLinearFunction : torch::autograd::Function<WideLinearFunction> {
     const at::Tensor &grad = grads[0], &x = saved[0], &weight = saved[1];
     const auto wide = [&](const at::Tensor& t) { return t.to(grad.scalar_type()); };
     const bool trains = context->needs_input_grad(1);
-    return {at::mm(grad, wide(weight)).to(x.scalar_type()),
+    const at::ScalarType dtype = context->saved_data["dtype"].toScalarType();
+    return {at::mm(grad, wide(weight)).to(dtype),
             trains ? linear_weight_gradient(grad, x, weight.scalar_type()) : at::Tensor(), at::Tensor()};
   }
 };

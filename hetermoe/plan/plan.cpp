@@ -370,8 +370,9 @@ class Validator {
 
   void check_tally(const LayerPlacement& layer, i64 l, const std::string& where) {
     if (!plan_.tally || !model_.is_moe(l)) return;
-    if (layer.recompute.value_or(plan_.recompute) == Recompute::kResend)
-      fault(where + ".recompute", "is resend, which no plan with tally may have. Use local");
+    const Recompute recompute = layer.recompute.value_or(plan_.recompute);
+    if (resends_rows(recompute))
+      fault(where + ".recompute", "is {}, which no plan with tally may have. Use local", name_of(recompute));
     for (const ShareRow& row : layer.attention_backward) {
       if (std::find(layer.attention.begin(), layer.attention.end(), row) != layer.attention.end()) continue;
       fault(where + ".attention_backward", "differs from attention, which no plan with tally may have");

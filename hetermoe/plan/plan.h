@@ -24,8 +24,10 @@ enum class OrderPolicy { kLayerMajor, kOneFOneB, kExplicit, kRoundRobin };
 enum class QueueBinding { kDirection, kName, kSingle };
 /// off: activations stay. local: backward recomputes from the op's saved input. resend: as local, but tokens
 /// travel through dispatch and combine again, as expert parallelism over checkpointed layers does.
-/// ahead: as local, but in ops of their own, which run while the gradient is on its way.
-enum class Recompute { kOff, kLocal, kResend, kAhead };
+/// ahead: as local, but in ops of their own, which run while the gradient is on its way. select: results of
+/// products and of the attention kernel stay; what norms and activations make of them is made again, and rows
+/// are sent to their experts again.
+enum class Recompute { kOff, kLocal, kResend, kAhead, kSelect };
 /// with: a backward op computes gradients of inputs and weights. after: of inputs alone; those of weights are
 /// ops of their own (phase W), which run while the gradients of inputs travel.
 enum class WeightGradients { kWith, kAfter };

@@ -9,7 +9,8 @@
 namespace hetermoe {
 
 const std::vector<std::string>& EnumNames<Recompute>::names() {
-  static const std::vector<std::string> all = names_of_all<Recompute>({"off", "local", "resend", "ahead"});
+  static const std::vector<std::string> all =
+      names_of_all<Recompute>({"off", "local", "resend", "ahead", "select"});
   return all;
 }
 

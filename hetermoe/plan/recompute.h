@@ -3,6 +3,7 @@
 #include <string>
 #include <utility>
 
+#include "hetermoe/model/op_cost.h"
 #include "hetermoe/plan/plan.h"
 
 // Where the backward pass of a layer finds its activations. Everybody asks here: a layer may have its own
@@ -23,8 +24,10 @@ class RecomputeTable {
   std::map<std::pair<i32, i32>, Recompute> own_;  // by group and layer
 };
 
-/// Of these three exactly one is true. Forward keeps them ...
-constexpr bool keeps_activations(Recompute recompute) { return recompute == Recompute::kOff; }
+/// Of these three exactly one is true. Forward keeps them (with select all that is dear to make) ...
+constexpr bool keeps_activations(Recompute recompute) {
+  return recompute == Recompute::kOff || recompute == Recompute::kSelect;
+}
 /// ... or ops of their own make them again (phase R) ...
 constexpr bool recomputes_apart(Recompute recompute, bool is_moe) {
   return recompute == Recompute::kAhead || (recompute == Recompute::kResend && is_moe);
@@ -32,6 +35,18 @@ constexpr bool recomputes_apart(Recompute recompute, bool is_moe) {
 /// ... or the backward op does. With resend that of a dense layer does: it has no exchange that could resend.
 constexpr bool recomputes_inside(Recompute recompute, bool is_moe) {
   return !keeps_activations(recompute) && !recomputes_apart(recompute, is_moe);
+}
+
+/// Experts have their rows no longer when backward comes: a round trip or a dispatch of phase R brings them
+/// again.
+constexpr bool resends_rows(Recompute recompute) {
+  return recompute == Recompute::kResend || recompute == Recompute::kSelect;
+}
+/// What forward keeps of a layer.
+constexpr KeptActivations kept_activations(Recompute recompute) {
+  return recompute == Recompute::kSelect ? KeptActivations::kSelected
+         : keeps_activations(recompute)  ? KeptActivations::kAll
+                                         : KeptActivations::kInputs;
 }
 
 /// Sets the layers of all groups from "0-3:off,4-7:local,9:resend"; the others inherit. Throws ConfigError

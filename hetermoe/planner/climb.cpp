@@ -29,7 +29,7 @@ std::vector<OrderFigures> neighbour_orders(const Plan& plan, const PlanLimits& l
   const bool sharded = plan.shard_optimizer;
   if (limits.shard_optimizer && (plan.groups.size() > 1 || plan.groups[0].devices.size() > 1))
     all.push_back({plan.window, plan.chunks, plan.recompute, !sharded});
-  for (const Recompute recompute : {Recompute::kOff, Recompute::kLocal}) {
+  for (const Recompute recompute : {Recompute::kOff, Recompute::kSelect, Recompute::kLocal}) {
     if (recompute != plan.recompute) all.push_back({plan.window, plan.chunks, recompute, sharded});
   }
   for (const i32 chunks : {plan.chunks * 2, plan.chunks / 2}) {

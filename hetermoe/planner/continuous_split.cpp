@@ -34,7 +34,7 @@ class PartMaker {
   PartMaker(const Rates& rates, const Sketch& sketch, const SketchGroup& group, std::size_t groups)
       : rates_(rates), sketch_(sketch), group_(group), groups_(real(groups)), model_(rates.request().model) {
     element_ = bytes_of(rates.request().dtype);
-    options_ = {element_, sketch.recompute != Recompute::kOff, false, rates.request().seq_len};
+    options_ = {element_, kept_activations(sketch.recompute), false, rates.request().seq_len};
     microbatch_ = real(group.sequences) / real(group.microbatches);
     const double of_sequence =
         real(rates.request().seq_len * model_.top_k) / std::max(1.0, real(model_.num_experts));

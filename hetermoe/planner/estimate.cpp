@@ -41,6 +41,8 @@ class GroupEstimate {
     LayerTime forward, backward;
     transfers(forward);
     backward = forward;
+    // Rows come again beside the gradients.
+    if (sketch_.recompute == Recompute::kSelect) backward.port *= 1.5, backward.transfer *= 1.5;
     Seconds head = 0;
     for (const Part& part : parts_) {
       add(part, forward, backward);

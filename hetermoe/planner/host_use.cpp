@@ -122,7 +122,7 @@ class HostMemory {
       for (const Share& share : row) most[share.device] = std::max(most[share.device], share.sequences);
     }
     for (const auto& [device, sequences] : most) add(device, real(sequences * plan_.seq_len), 0);
-    if (recompute == Recompute::kResend) return;
+    if (resends_rows(recompute)) return;
     const double of_expert = real(model_.top_k) / real(model_.num_experts) * real(largest * plan_.seq_len);
     for (const ExpertOwners& owners : layer.experts) {
       for (const ExpertOwner& owner : owners)

@@ -89,7 +89,7 @@ class GroupMemory {
           use.sum + use.gathered + at_once(use.attention_visits, plan_.slots.attention) +
           at_once(use.experts_visits, plan_.slots.experts) +
           (in_stages() ? stage_memory(ops, use.of_window, std::max(use.reduction, use.messages), in_wave(),
-                                      plan_.recompute == Recompute::kResend)
+                                      use.resends)
                        : ops.saved + ops.largest + use.messages);
     }
   }
@@ -140,7 +140,8 @@ class GroupMemory {
     }
     Bytes sum = 0;                       ///< states
     OpMemory attention, experts;         ///< `saved` of all microbatches in flight; the head with attention
-    Bytes of_window = 0, reduction = 0;  ///< as in stage_memory()
+    Bytes of_window = 0, reduction = 0;  ///< as in stage_memory(), as the next
+    bool resends = false;
   };
 
   void add_layer(std::size_t l) {
@@ -148,6 +149,7 @@ class GroupMemory {
     for_sources({&group_.layers[l].attention, &backward_shares(group_.layers[l])},
                 [&](Use& use, DeviceId device, double tokens) {
                   add_attention(l, use);
+                  use.resends = use.resends || recompute(l) == Recompute::kResend;
                   OpMemory op =
                       attention_memory(plan_, recompute(l), model_, layer, tokens, use.element, in_stages());
                   const double waiting = in_flight(l, device);
@@ -275,7 +277,7 @@ class GroupMemory {
 };
 
 ActivationOptions options_of(const Plan& figures, Recompute recompute, Bytes element) {
-  return {element, !keeps_activations(recompute), false, figures.seq_len};
+  return {element, kept_activations(recompute), false, figures.seq_len};
 }
 
 }  // namespace
@@ -296,7 +298,7 @@ OpMemory attention_memory(const Plan& figures, Recompute recompute, const ModelC
                           double tokens, Bytes element, bool shared) {
   const ActivationOptions options = options_of(figures, recompute, element);
   const double copies = model.is_moe(layer) ? real(model.top_k) : 0;
-  const bool again = model.is_moe(layer) && recompute == Recompute::kResend;
+  const bool again = recomputes_apart(recompute, model.is_moe(layer));
   const bool leaves = figures.weight_gradients == WeightGradients::kAfter;
   const Bytes left = leaves ? attention_left_bytes(model, layer, element) : 0;
   const Bytes work = tokens * (attention_work_bytes(model, layer, options) + left);
@@ -319,8 +321,11 @@ OpMemory experts_memory(const Plan& figures, Recompute recompute, const ModelCon
   out.saved = copies * expert_saved_bytes(model, options_of(figures, recompute, element));
   out.exchanged = copies * 3 * row_bytes(model, element);
   out.largest = copies / figures.chunks * (expert_work_bytes(model, element) * 1.5) + out.exchanged;
-  if (recompute != Recompute::kResend || figures.order != OrderPolicy::kOneFOneB) return out;
+  const ActivationOptions inputs{.element = element};
   // Rows are dropped after forward; those of one layer come again.
+  if (recompute == Recompute::kSelect) out.again = copies * expert_saved_bytes(model, inputs);
+  if (recompute == Recompute::kAhead) out.again = copies * expert_kept_bytes(model, element);
+  if (recompute != Recompute::kResend || figures.order != OrderPolicy::kOneFOneB) return out;
   out.again = out.saved + copies * expert_kept_bytes(model, element);
   out.saved = 0;
   return out;

@@ -1,6 +1,7 @@
 #include "hetermoe/planner/pipeline_shapes.h"
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <numeric>
 #include <set>
@@ -121,7 +122,7 @@ class Ranker {
       for (const PipelineOrder& order : orders(cut)) {
         const Seconds bound = StageCosts(rates_, order, cut.stages).bound();
         ++out.num_weighed;
-        if (bound < most) bounded.emplace_back(bound, PipelineShape{order, cut.stages, {}, 0});
+        if (bound < most) bounded.emplace_back(bound, PipelineShape{order, cut.stages, {}, {}, 0});
       }
     }
     std::stable_sort(bounded.begin(), bounded.end(), [](auto& a, auto& b) { return a.first < b.first; });
@@ -140,12 +141,8 @@ class Ranker {
   std::optional<PipelineMiss> nearest() {
     std::optional<PipelineMiss> nearest;
     for (const Cut& cut : cuts_) {
-      PipelineOrder order = order_of(cut, 1);
-      for (const Recompute recompute : {Recompute::kLocal, Recompute::kResend}) {
-        order.recompute = recompute;
-        const std::optional<PipelineMiss> miss = miss_of(order, cut.stages);
-        if (miss && (!nearest || miss->need - miss->usable < nearest->need - nearest->usable)) nearest = miss;
-      }
+      const std::optional<PipelineMiss> miss = miss_of(order_of(cut, 1), cut.stages);
+      if (miss && (!nearest || miss->need - miss->usable < nearest->need - nearest->usable)) nearest = miss;
     }
     return nearest;
   }
@@ -178,10 +175,7 @@ class Ranker {
       for (const i32 window : {1, 2}) {
         if (window > order.microbatches) continue;
         order.window = window;
-        for (const Recompute recompute : {Recompute::kOff, Recompute::kLocal, Recompute::kResend}) {
-          order.recompute = recompute;
-          all.push_back(order);
-        }
+        all.push_back(order);
       }
       if (order.microbatches == 1) break;
     }
@@ -197,17 +191,22 @@ class Ranker {
     shape.layers = split_layers(layers, stages, time, fits);
     if (shape.layers.empty()) return false;
     const Seconds slowest = costs.slowest(shape.layers);
-    const auto fill = [&](const LayerRun& run) { return costs.memory(run) / costs.usable(run.stage); };
+    const auto fill = [&](const LayerRun& run) { return costs.least_memory(run) / costs.usable(run.stage); };
     shape.layers = split_layers(layers, stages, fill, [&](const LayerRun& run) {
       return costs.time(run) <= slowest && costs.fits(run);
     });
-    shape.estimate = costs.step(shape.layers);
+    LayerRun run;
+    for (i64 s = 0; s < stages; ++s, run.first += run.count) {
+      run.stage = s, run.count = shape.layers[idx(s)];
+      shape.recompute.push_back(costs.mixed(run));
+    }
+    shape.estimate = costs.step(shape.layers, shape.recompute);
     return true;
   }
 
   std::optional<PipelineMiss> miss_of(const PipelineOrder& order, const Stages& stages) const {
     const StageCosts costs(rates_, order, stages);
-    const auto lacks = [&](const LayerRun& run) { return costs.memory(run) - costs.usable(run.stage); };
+    const auto lacks = [&](const LayerRun& run) { return costs.least_memory(run) - costs.usable(run.stage); };
     const std::vector<i64> layers = split_layers(request_.model.num_layers, static_cast<i64>(stages.size()),
                                                  lacks, [](const LayerRun&) { return true; });
     std::optional<PipelineMiss> worst;
@@ -215,7 +214,7 @@ class Ranker {
     for (std::size_t s = 0; s < layers.size(); ++s, run.first += run.count) {
       run.stage = static_cast<i64>(s), run.count = layers[s];
       if (worst && lacks(run) <= worst->need - worst->usable) continue;
-      worst = {static_cast<i64>(stages.size()), order.groups, stages[s].cls, costs.memory(run),
+      worst = {static_cast<i64>(stages.size()), order.groups, stages[s].cls, costs.least_memory(run),
                costs.usable(run.stage)};
     }
     return worst;
@@ -238,6 +237,24 @@ std::vector<DeviceId> devices_of(const Rates& rates, const PipelineShape& shape,
     next[stage.cls] += stage.count;
   }
   return devices;
+}
+
+/// The plan has that of most layers, others have their own.
+void set_recompute(Plan& plan, const PipelineShape& shape) {
+  std::vector<Recompute> of_layer;
+  std::array<i64, kEnumCount<Recompute>> times = {};
+  for (std::size_t s = 0; s < shape.layers.size(); ++s) {
+    for (i64 l = 0; l < shape.layers[s]; ++l) {
+      of_layer.push_back(shape.recompute[s].of(l));
+      ++times[static_cast<std::size_t>(of_layer.back())];
+    }
+  }
+  plan.recompute = static_cast<Recompute>(std::max_element(times.begin(), times.end()) - times.begin());
+  for (Group& group : plan.groups) {
+    for (std::size_t l = 0; l < of_layer.size(); ++l) {
+      if (of_layer[l] != plan.recompute) group.layers[l].recompute = of_layer[l];
+    }
+  }
 }
 
 }  // namespace
@@ -275,9 +292,8 @@ Plan make_pipeline(const Rates& rates, const PipelineShape& shape) {
     }
     first = std::move(ask.attention);
   }
-  const Plan blank = blank_plan(request, shape.order.recompute);
-  take_dtypes(plan, blank);
-  plan.recompute = blank.recompute;
+  take_dtypes(plan, blank_plan(request, Recompute::kLocal));
+  set_recompute(plan, shape);
   plan.shard_optimizer = shape.order.shard_optimizer;
   return plan;
 }

@@ -11,8 +11,9 @@ namespace hetermoe {
 struct PipelineShape {
   PipelineOrder order;
   std::vector<StageDevices> stages;
-  std::vector<i64> layers;  ///< [stage]
-  Seconds estimate = 0;     ///< of the step
+  std::vector<i64> layers;              ///< [stage]
+  std::vector<RunRecompute> recompute;  ///< [stage]
+  Seconds estimate = 0;                 ///< of the step
 };
 
 /// The pipeline that lacks least memory, where none has room.

@@ -77,7 +77,8 @@ Rates::Rates(const PlanRequest& request)
     : request_(request),
       counts_(count_parameters(request.model)),
       kept_(make_rates_cost(request, Recompute::kOff)),
-      recomputed_(make_rates_cost(request, Recompute::kLocal)) {
+      recomputed_(make_rates_cost(request, Recompute::kLocal)),
+      selected_(make_rates_cost(request, Recompute::kSelect)) {
   attention_parameters_ = real(counts_.embedding + counts_.head);
   for (const i64 part : counts_.attention_part) attention_parameters_ += real(part);
   for (i32 l = 0; l < request.model.num_layers; ++l)
@@ -192,6 +193,9 @@ LayerCost Rates::attention_of(std::size_t cls, double sequences, Recompute recom
   cost.forward = this->cost(recompute).compute(w);
   w.op.phase = Phase::kBackward;
   cost.backward = this->cost(recompute).compute(w);
+  if (recompute != Recompute::kSelect || dense) return cost;
+  w.op.phase = Phase::kRecompute;
+  cost.backward += this->cost(recompute).compute(w);
   return cost;
 }
 

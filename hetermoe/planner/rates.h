@@ -66,7 +66,9 @@ class Rates {
 
  private:
   const CostModel& cost(Recompute recompute) const {
-    return recompute == Recompute::kOff ? *kept_ : *recomputed_;
+    return recompute == Recompute::kSelect ? *selected_
+           : keeps_activations(recompute)  ? *kept_
+                                           : *recomputed_;
   }
   LayerCost attention_cost(std::size_t cls, double sequences, Recompute recompute) const;
   ComputeWork work(OpKind kind, std::size_t cls) const;
@@ -76,7 +78,7 @@ class Rates {
   const PlanRequest& request_;
   ParamCounts counts_;
   double attention_parameters_ = 0;
-  std::unique_ptr<CostModel> kept_, recomputed_;
+  std::unique_ptr<CostModel> kept_, recomputed_, selected_;
   std::vector<DeviceClass> classes_;
   i32 moe_layer_ = -1, dense_layer_ = -1;
   double moe_layers_ = 0, moe_share_ = 1;

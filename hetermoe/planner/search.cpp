@@ -366,8 +366,10 @@ class Search {
     }
   }
 
-  /// In small clusters, and in parts of larger ones, only where no group can hold the model.
+  /// In small clusters, and in parts of larger ones, only where no group can hold the model: experts use
+  /// devices of different speed better. A model without experts has no other way to.
   bool weighs_pipelines() const {
+    if (request_.model.num_moe_layers() == 0) return true;
     return request_.limits.idle.empty() && request_.cluster.num_devices() >= kLeastInStages;
   }
 

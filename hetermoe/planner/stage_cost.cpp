@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include "hetermoe/base/index.h"
@@ -23,7 +24,7 @@ Seconds overlapped(Seconds a, Seconds b) { return std::max(a, b) + kExposed * st
 StageCosts::StageCosts(const Rates& rates, const PipelineOrder& order, std::vector<StageDevices> stages)
     : rates_(rates), order_(order), stages_(std::move(stages)) {
   const ModelConfig& model = rates.request().model;
-  plan_ = blank_plan(rates.request(), order.recompute);
+  plan_ = blank_plan(rates.request(), Recompute::kLocal);
   plan_.dtype.resize(1);
   plan_.order = OrderPolicy::kOneFOneB;
   dense_before_.push_back(0);
@@ -65,9 +66,12 @@ StageCosts::Figures StageCosts::figures_of(const StageDevices& stage) const {
   const PlanRequest& request = rates_.request();
   const Bytes element = bytes_of(request.dtype);
   Figures f;
-  if (request.model.num_moe_layers() > 0) f.moe = layer(stage, false);
-  if (request.model.num_moe_layers() < request.model.num_layers) f.dense = layer(stage, true);
-  f.head.memory = head_memory(request.model, tokens(stage), element);
+  for (const Recompute recompute : kRecomputes) {
+    const auto r = static_cast<std::size_t>(recompute);
+    if (request.model.num_moe_layers() > 0) f.moe[r] = layer(stage, false, recompute);
+    if (request.model.num_moe_layers() < request.model.num_layers) f.dense[r] = layer(stage, true, recompute);
+  }
+  f.head.attention = head_memory(request.model, tokens(stage), element);
   add_states(f.embed, stage, real(rates_.counts().embedding), 1);
   add_states(f.head, stage, real(rates_.counts().head), 1);
   f.head.seconds = order_.window * rates_.head(stage.cls, real(ceil_div(order_.largest, stage.count)));
@@ -86,7 +90,7 @@ void StageCosts::add_states(Part& part, const StageDevices& stage, double parame
   if (rates_.request().limits.gather_weights && holders > 1) {
     part.states = parameters * state.total() / holders;
     if (visits > 1) {
-      part.memory.largest += gathered_layer_bytes(parameters, holders, visits, state);
+      part.attention.largest += gathered_layer_bytes(parameters, holders, visits, state);
     } else {
       part.states += parameters * (state.weights + state.gradients);
       part.reduction = gathered_end_messages(parameters, holders, state);
@@ -98,7 +102,7 @@ void StageCosts::add_states(Part& part, const StageDevices& stage, double parame
 }
 
 /// A layer of a window: what its devices compute, or what their ports carry, or the chain of one microbatch.
-StageCosts::Part StageCosts::layer(const StageDevices& stage, bool dense) const {
+StageCosts::Part StageCosts::layer(const StageDevices& stage, bool dense, Recompute recompute) const {
   const ModelConfig& model = rates_.request().model;
   const Bytes element = bytes_of(rates_.request().dtype);
   const StateBytes state = state_bytes_of(rates_.request());
@@ -107,11 +111,10 @@ StageCosts::Part StageCosts::layer(const StageDevices& stage, bool dense) const 
   while (model.is_moe(number) == dense) ++number;
   const double window = real(order_.window), groups = real(order_.groups);
   const LayerCost attention =
-      rates_.attention_of(stage.cls, real(ceil_div(order_.largest, stage.count)), order_.recompute, dense);
+      rates_.attention_of(stage.cls, real(ceil_div(order_.largest, stage.count)), recompute, dense);
   Part part;
   const auto parameters = real(rates_.counts().attention_part[idx(number)]);
-  part.memory =
-      attention_memory(plan_, plan_.recompute, model, number, tokens(stage), element, stage.count > 1);
+  part.attention = attention_memory(plan_, recompute, model, number, tokens(stage), element, stage.count > 1);
   add_states(part, stage, parameters, VisitSlots().attention);
   if (dense) {
     part.seconds = window * attention.sum();
@@ -119,18 +122,20 @@ StageCosts::Part StageCosts::layer(const StageDevices& stage, bool dense) const 
   }
   const double mean = real(order_.largest * rates_.request().seq_len * model.top_k) / real(model.num_experts);
   const double copies = mean * owned(stage);
-  const LayerCost experts = rates_.experts(stage.cls, copies, owned(stage), order_.recompute);
+  const LayerCost experts = rates_.experts(stage.cls, copies, owned(stage), recompute);
   const double held = owned(stage) * real(rates_.counts().expert);
   part.states += held * total(groups);
   part.reduction = std::max(part.reduction, reduction_bytes(held, groups, state.gradients));
-  part.memory = both(part.memory, experts_memory(plan_, plan_.recompute, model, copies, element));
+  part.experts = experts_memory(plan_, recompute, model, copies, element);
   const Seconds trip = 2 * exchange(stage);
   const auto of_pass = [&](Seconds computes, double trips) {
     const Seconds chain = computes + trips * trip;
     return window > 1 ? std::max(window * overlapped(computes, trips * trip), chain) : chain;
   };
   // Rows that are sent again travel in the backward pass.
-  const double backward_trips = order_.recompute == Recompute::kResend ? 2 : 1;
+  const double backward_trips = recompute == Recompute::kResend   ? 2
+                                : recompute == Recompute::kSelect ? 1.5
+                                                                  : 1;
   part.seconds = of_pass(attention.forward + experts.forward, 1) +
                  of_pass(attention.backward + experts.backward, backward_trips);
   return part;
@@ -152,33 +157,72 @@ Seconds StageCosts::exchange(const StageDevices& stage) const {
   return std::max(inside, outside) + messages;
 }
 
-Seconds StageCosts::time(const LayerRun& run) const {
+Seconds StageCosts::time(const LayerRun& run, const RunRecompute& how) const {
   const Figures& f = figures_[idx(run.stage)];
-  const i64 dense = dense_before_[idx(run.first + run.count)] - dense_before_[idx(run.first)];
-  Seconds sum = real(dense) * f.dense.seconds + real(run.count - dense) * f.moe.seconds + 2 * f.move;
+  Seconds sum = 2 * f.move;
+  for_parts(run, how, [&](const Part& part, Recompute, i64 layers) { sum += real(layers) * part.seconds; });
   if (run.first + run.count == rates_.request().model.num_layers) sum += f.head.seconds;
   return sum;
 }
 
-Bytes StageCosts::memory(const LayerRun& run) const {
+Bytes StageCosts::memory(const LayerRun& run, const RunRecompute& how) const {
   const Figures& f = figures_[idx(run.stage)];
-  const i64 dense = dense_before_[idx(run.first + run.count)] - dense_before_[idx(run.first)];
   Bytes states = 0, reduction = 0;
-  OpMemory ops;
+  OpMemory attention, experts;
+  bool resends = false;
   const auto add = [&](const Part& part, double times) {
-    if (times <= 0) return;
     states += times * part.states;
     reduction = std::max(reduction, part.reduction);
-    ops.add_layers(part.memory, times);
+    attention.add_layers(part.attention, times);
+    experts.add_layers(part.experts, times);
   };
-  add(f.dense, real(dense));
-  add(f.moe, real(run.count - dense));
+  for_parts(run, how, [&](const Part& part, Recompute recompute, i64 layers) {
+    add(part, real(layers));
+    resends = resends || recompute == Recompute::kResend;
+  });
   if (run.first == 0) add(f.embed, 1);
   if (run.first + run.count == rates_.request().model.num_layers) add(f.head, 1);
   const double window = real(std::min<i64>(order_.window, order_.microbatches));
+  OpMemory ops = both(attention, experts);
   const Bytes of_window = window * ops.saved;
   ops.saved *= real(f.in_flight);
-  return states + stage_memory(ops, of_window, reduction, window, order_.recompute == Recompute::kResend);
+  return states + stage_memory(ops, of_window, reduction, window, resends);
+}
+
+RunRecompute StageCosts::uniform(const LayerRun& run) const {
+  RunRecompute fastest, leanest;
+  Seconds least_time = std::numeric_limits<Seconds>::infinity();
+  Bytes least = std::numeric_limits<Bytes>::infinity();
+  for (const Recompute recompute : kRecomputes) {
+    const RunRecompute next = RunRecompute::all(recompute);
+    const Bytes need = memory(run, next);
+    if (need < least) least = need, leanest = next;
+    if (need > usable(run.stage)) continue;
+    if (const Seconds takes = time(run, next); takes < least_time) least_time = takes, fastest = next;
+  }
+  return least > usable(run.stage) ? leanest : fastest;
+}
+
+Bytes StageCosts::least_memory(const LayerRun& run) const {
+  Bytes least = std::numeric_limits<Bytes>::infinity();
+  for (const Recompute recompute : kRecomputes)
+    least = std::min(least, memory(run, RunRecompute::all(recompute)));
+  return least;
+}
+
+RunRecompute StageCosts::mixed(const LayerRun& run) const {
+  RunRecompute best = uniform(run);
+  if (!fits(run, best)) return best;
+  Seconds least = time(run, best);
+  for (std::size_t fast = 0; fast < kRecomputes.size(); ++fast) {
+    for (std::size_t lean = fast + 1; lean < kRecomputes.size(); ++lean) {
+      RunRecompute next{kRecomputes[fast], kRecomputes[lean], 0};
+      while (next.num_first + 1 < run.count && fits(run, {next.first, next.rest, next.num_first + 1}))
+        ++next.num_first;
+      if (next.num_first > 0 && time(run, next) < least) least = time(run, next), best = next;
+    }
+  }
+  return best;
 }
 
 i64 StageCosts::windows() const { return ceil_div(order_.microbatches, order_.window); }
@@ -194,15 +238,31 @@ Seconds StageCosts::slowest(const std::vector<i64>& layers) const {
 }
 
 /// All stages one after another for the first window, the slowest one for each of the others.
-Seconds StageCosts::step(const std::vector<i64>& layers) const {
-  Seconds chain = 0, end = 0;
+Seconds StageCosts::step(const std::vector<i64>& layers, const std::vector<RunRecompute>& how) const {
+  Seconds chain = 0, slowest = 0, end = 0;
   LayerRun run;
   for (std::size_t s = 0; s < layers.size(); ++s, run.first += run.count) {
     run.stage = static_cast<i64>(s), run.count = layers[s];
-    chain += time(run);
+    const Seconds each = time(run, how[s]);
+    chain += each, slowest = std::max(slowest, each);
     end = std::max(end, end_of_step(run));
   }
-  return chain + real(windows() - 1) * slowest(layers) + end;
+  return chain + real(windows() - 1) * slowest + end;
+}
+
+/// That has room with a single layer of either kind: no run of the stage has a faster one.
+Recompute StageCosts::fastest(i64 stage) const {
+  const i64 layers = rates_.request().model.num_layers;
+  for (const Recompute recompute : kRecomputes) {
+    const Figures& f = figures_[idx(stage)];
+    const auto has_room = [&](const Part& part) {
+      return part.states + real(f.in_flight) * (part.attention.saved + part.experts.saved) <= usable(stage);
+    };
+    const auto r = static_cast<std::size_t>(recompute);
+    const i64 dense = num_dense(0, layers);
+    if ((dense > 0 && has_room(f.dense[r])) || (dense < layers && has_room(f.moe[r]))) return recompute;
+  }
+  return kRecomputes.back();
 }
 
 /// Stages that take the same time, each as fast as its devices are.
@@ -211,7 +271,8 @@ Seconds StageCosts::bound() const {
   double rate = 0;
   Seconds least = 1e300;
   for (std::size_t s = 0; s < stages_.size(); ++s) {
-    const Seconds whole = time({static_cast<i64>(s), 0, layers}) - 2 * figures_[s].move;
+    const auto stage = static_cast<i64>(s);
+    const Seconds whole = time({stage, 0, layers}, RunRecompute::all(fastest(stage))) - 2 * figures_[s].move;
     rate += 1 / whole;
     least = std::min(least, whole);
   }

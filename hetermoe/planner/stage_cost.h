@@ -1,4 +1,5 @@
 #pragma once
+#include <array>
 #include <vector>
 
 #include "hetermoe/planner/layer_split.h"
@@ -21,8 +22,16 @@ struct PipelineOrder {
   i64 groups = 1;                     ///< equal pipelines, each with devices of its own
   i64 microbatches = 1, largest = 1;  ///< of a pipeline, and sequences of the largest one
   i32 window = 1;                     ///< microbatches that go through a stage together
-  Recompute recompute = Recompute::kLocal;
   bool shard_optimizer = true;
+};
+
+/// How the layers of a run recompute: the first num_first of them by `first`, the others by `rest`.
+struct RunRecompute {
+  Recompute first = Recompute::kAhead, rest = Recompute::kAhead;
+  i64 num_first = 0;
+
+  static RunRecompute all(Recompute recompute) { return {recompute, recompute, 0}; }
+  Recompute of(i64 layer_of_run) const { return layer_of_run < num_first ? first : rest; }
 };
 
 class StageCosts {
@@ -30,34 +39,67 @@ class StageCosts {
   /// Keeps a reference to the rates.
   StageCosts(const Rates& rates, const PipelineOrder& order, std::vector<StageDevices> stages);
 
+  /// The fastest recomputation of all layers of a run that has room, else the one that needs least.
+  RunRecompute uniform(const LayerRun& run) const;
+  /// The fastest that has room, of some layers in one way and of the others in another.
+  RunRecompute mixed(const LayerRun& run) const;
   /// Of a window of microbatches, forward and backward, when nothing but the stage's own microbatches hides
   /// its exchanges.
-  Seconds time(const LayerRun& run) const;
+  Seconds time(const LayerRun& run, const RunRecompute& how) const;
+  Seconds time(const LayerRun& run) const { return time(run, uniform(run)); }
   /// Of the fullest device, as estimate_memory() says.
-  Bytes memory(const LayerRun& run) const;
+  Bytes memory(const LayerRun& run, const RunRecompute& how) const;
+  Bytes memory(const LayerRun& run) const { return memory(run, uniform(run)); }
+  /// With the recomputation that needs least.
+  Bytes least_memory(const LayerRun& run) const;
   Bytes usable(i64 stage) const { return rates_.usable_memory(stages_[static_cast<std::size_t>(stage)].cls); }
-  bool fits(const LayerRun& run) const { return memory(run) <= usable(run.stage); }
+  bool fits(const LayerRun& run, const RunRecompute& how) const {
+    return memory(run, how) <= usable(run.stage);
+  }
+  bool fits(const LayerRun& run) const { return fits(run, uniform(run)); }
   Seconds slowest(const std::vector<i64>& layers) const;  ///< of stages of so many layers
-  /// Of a step, by stages of so many layers.
-  Seconds step(const std::vector<i64>& layers) const;
+  /// Of a step, by stages of so many layers that recompute so.
+  Seconds step(const std::vector<i64>& layers, const std::vector<RunRecompute>& how) const;
   /// No split of the layers takes less.
   Seconds bound() const;
 
  private:
   /// A layer with experts or a dense one, the embedding, the head.
   struct Part {
-    Seconds seconds = 0;  ///< of a window, forward and backward
-    Bytes states = 0;     ///< of the fullest device
-    Bytes reduction = 0;  ///< as reduction_bytes()
-    OpMemory memory;
+    Seconds seconds = 0;          ///< of a window, forward and backward
+    Bytes states = 0;             ///< of the fullest device
+    Bytes reduction = 0;          ///< as reduction_bytes()
+    OpMemory attention, experts;  ///< of ops
   };
+  /// In the order in which they are fast. Local is ahead without what hides it.
+  static constexpr std::array<Recompute, 4> kRecomputes = {Recompute::kOff, Recompute::kSelect,
+                                                           Recompute::kAhead, Recompute::kResend};
   struct Figures {
-    Part moe, dense, embed, head;
+    std::array<Part, kEnumCount<Recompute>> moe, dense;  ///< by Recompute
+    Part embed, head;
     Seconds move = 0;   ///< rows of a microbatch to the next stage, or gradients back
     i64 in_flight = 1;  ///< microbatches
   };
   Figures figures_of(const StageDevices& stage) const;
-  Part layer(const StageDevices& stage, bool dense) const;
+  Part layer(const StageDevices& stage, bool dense, Recompute recompute) const;
+  Recompute fastest(i64 stage) const;
+  i64 num_dense(i64 first, i64 count) const {
+    return dense_before_[static_cast<std::size_t>(first + count)] -
+           dense_before_[static_cast<std::size_t>(first)];
+  }
+  /// Calls f(parts by Recompute, how they recompute, layers) for the layers of a run that are alike.
+  template <class F>
+  void for_parts(const LayerRun& run, const RunRecompute& how, F f) const {
+    const Figures& figures = figures_[static_cast<std::size_t>(run.stage)];
+    const i64 num_first = how.num_first < run.count ? how.num_first : run.count;
+    const auto part = [&](i64 first, i64 count, Recompute recompute) {
+      const i64 dense = num_dense(first, count);
+      if (dense > 0) f(figures.dense[static_cast<std::size_t>(recompute)], recompute, dense);
+      if (count > dense) f(figures.moe[static_cast<std::size_t>(recompute)], recompute, count - dense);
+    };
+    part(run.first, num_first, how.first);
+    part(run.first + num_first, run.count - num_first, how.rest);
+  }
   void add_states(Part& part, const StageDevices& stage, double parameters, double visits) const;
   bool keeps_to_nodes(const StageDevices& stage, i64 first) const;
   Seconds exchange(const StageDevices& stage) const;

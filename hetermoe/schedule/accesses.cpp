@@ -254,7 +254,6 @@ class Table {
   /// norm adds, too: a device that has no figures of its own tells zeros.
   void add_figures() { out_.push_back({Buffer::kFigures, Mode::kAdd, -1, -1, 0}); }
 
-  bool resends() const { return recompute() == Recompute::kResend; }
   bool leaves_weights() const { return p_.leaves_weights(op_.kind, op_.layer); }
 
   void attention() {
@@ -275,8 +274,9 @@ class Table {
     read_params(UnitPart::kAttention, op_.layer);
     add(Buffer::kHidden, Mode::kRead, op_.layer);
     if (p_.is_moe(op_.layer)) add(Buffer::kRouting, Mode::kRead, op_.layer);
-    add(Buffer::kSavedAttention, Mode::kWrite, op_.layer);
-    if (resends()) add(Buffer::kSend, Mode::kWrite, op_.layer);
+    const bool kept = saves_activations();
+    add(Buffer::kSavedAttention, kept ? Mode::kRead : Mode::kWrite, op_.layer);
+    if (resends_rows(recompute())) add(Buffer::kSend, Mode::kWrite, op_.layer);
   }
   void attention_forward() {
     read_params(UnitPart::kAttention, op_.layer);
@@ -352,7 +352,8 @@ class Table {
     read_params(UnitPart::kExperts, op_.layer);
     add_chunk(Buffer::kLoad, Mode::kRead, op_.layer);
     add_chunk(Buffer::kRows, Mode::kRead, op_.layer);
-    if (op_.phase == Phase::kForward || resends()) add_chunk(Buffer::kOut, Mode::kWrite, op_.layer);
+    if (op_.phase == Phase::kForward || recompute() == Recompute::kResend)
+      add_chunk(Buffer::kOut, Mode::kWrite, op_.layer);
     if (saves_activations() || op_.phase == Phase::kRecompute) {
       add_chunk(Buffer::kSavedExperts, Mode::kWrite, op_.layer);
     }

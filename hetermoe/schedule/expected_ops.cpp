@@ -41,7 +41,8 @@ class Collector {
     if (!backward()) return;
     add_round(Phase::kBackward, l);
     if (p_.recompute(group_, l) == Recompute::kAhead) add_computes(Phase::kRecompute, l);
-    if (p_.recompute(group_, l) == Recompute::kResend && p_.is_moe(l)) add_round(Phase::kRecompute, l);
+    if (p_.is_moe(l) && p_.recompute(group_, l) == Recompute::kResend) add_round(Phase::kRecompute, l);
+    if (p_.is_moe(l) && p_.recompute(group_, l) == Recompute::kSelect) add_rows_again(l);
     if (p_.plan().weight_gradients == WeightGradients::kAfter) add_computes(Phase::kWeights, l);
   }
 
@@ -53,6 +54,11 @@ class Collector {
       add(OpKind::kDispatch, phase, l, -1, c);
       add(OpKind::kCombine, phase, l, -1, c);
     }
+  }
+  /// Nothing but the rows travels, and experts compute nothing.
+  void add_rows_again(i32 l) {
+    add_on_shares(OpKind::kAttention, Phase::kRecompute, l);
+    for (i32 c = 0; c < p_.plan().chunks; ++c) add(OpKind::kDispatch, Phase::kRecompute, l, -1, c);
   }
   void add_computes(Phase phase, i32 l) {
     add_on_shares(OpKind::kAttention, phase, l);

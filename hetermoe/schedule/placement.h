@@ -42,7 +42,7 @@ class Placement {
     return options_.backward && plan_.groups[idx(group)].layers[idx(layer)].saved == Residence::kHost;
   }
   bool saves_rows(i32 group, i32 layer) const {
-    return saves_inputs(group, layer) && is_moe(layer) && recompute(group, layer) != Recompute::kResend;
+    return saves_inputs(group, layer) && is_moe(layer) && !resends_rows(recompute(group, layer));
   }
   /// Pieces (is_saved_copy) of a layer and microbatch from all devices of a host, and which of them is op's.
   i32 num_saved_pieces() const { return devices_of_host_ * (plan_.chunks + 1); }

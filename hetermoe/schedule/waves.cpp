@@ -32,7 +32,7 @@ std::vector<Wave> make_waves(const Placement& placement, i32 group) {
   for (i32 l = placement.num_layers() - 1; l >= 0; --l) {
     const i32 level = 2 * head - l;
     if (placement.is_moe(l)) {
-      if (placement.recompute(group, l) == Recompute::kResend) {
+      if (resends_rows(placement.recompute(group, l))) {
         waves.push_back(compute_wave(OpKind::kAttention, Phase::kRecompute, l, level));
         exchange(Phase::kRecompute, l);
       }
@@ -58,7 +58,7 @@ void WaveRunner::run(const Wave& wave, i32 first, i32 last) {
     while (pending_.size() > lag && !pending_.front().waits) pop_return();
     if (wave.has_compute && wave.compute.layer != 0) run_weights(wave, m);
   }
-  if (!wave.has_exchange) return;
+  if (!wave.has_exchange || brings_rows_alone(wave)) return;
   // Experts on devices that also compute in this wave run after its compute ops of all microbatches
   // (Asym-EA).
   for (i32 m = first; m < last; ++m) run_experts(wave, m, true);
@@ -122,9 +122,14 @@ void WaveRunner::send_to_experts(const Wave& wave, i32 m) {
     b_.transfer(at(OpKind::kTally, Phase::kForward, wave.layer, m));
   for (i32 c = 0; c < p_.plan().chunks; ++c) {
     b_.transfer(at(out, wave.phase, wave.layer, m, c));
-    pending_.push_back({wave.phase, wave.layer, m, c, waits});
+    if (!brings_rows_alone(wave)) pending_.push_back({wave.phase, wave.layer, m, c, waits});
   }
-  run_experts(wave, m, false);
+  if (!brings_rows_alone(wave)) run_experts(wave, m, false);
+}
+
+/// Experts have kept the rest, and give nothing back before backward.
+bool WaveRunner::brings_rows_alone(const Wave& wave) const {
+  return wave.phase == Phase::kRecompute && p_.recompute(group_, wave.layer) == Recompute::kSelect;
 }
 
 /// Experts of the wave's layer: those on devices that also compute in this wave, or those on the others.

@@ -52,6 +52,7 @@ class WaveRunner {
   static constexpr i32 kNoStage = -2;
   /// Whose shares the wave's compute op follows; kNoStage where it has none.
   i32 computed_stage(const Wave& wave) const;
+  bool brings_rows_alone(const Wave& wave) const;
   bool computes(const Wave& wave, i32 stage, i32 m, DeviceId device) const;
   void pop_return();
   void finish_returns_of(i32 m);

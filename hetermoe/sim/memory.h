@@ -54,6 +54,8 @@ class BufferSizes {
   };
   Traffic traffic(i32 layer, i32 microbatch, i32 chunk, DeviceId device);
   double tokens(i32 stage, i32 microbatch, DeviceId device) const;
+  Bytes attention_kept(i32 layer, DeviceId device) const;
+  bool selects(i32 layer, DeviceId device) const;
   Bytes attention_work(i32 layer, DeviceId device) const;
   bool keeps(i32 layer, DeviceId device) const;
   Bytes attention_workspace(const Op& op, DeviceId device) const;

@@ -78,6 +78,9 @@ TEST(Inspect, TheLedgerOfActivations) {
   // and 42 of fp32, and gate and up of two experts.
   EXPECT_EQ(layers[0].at("kept_bytes_recomputed"), 8192 + 24 + 2 * (8192 + 4));
   EXPECT_EQ(layers[0].at("kept_bytes_off"), 8192 + 24 + 2 * (8192 + 4) + 2 * 22528 + 4 * 42 + 2 * 2 * 28672);
+  // Without both normed rows and the rows of experts.
+  EXPECT_EQ(layers[0].at("kept_bytes_select"),
+            layers[0].at("kept_bytes_off").get<double>() - 2 * 2 * 4096 - 2 * (8192 + 4));
   const std::string text = run_hetermoe({"inspect", "deepseek-v2-lite", "--activations"}).out;
   EXPECT_TRUE(contains(text, "a layer with a dense MLP"));
   EXPECT_TRUE(contains(text, "a layer with experts"));

@@ -70,7 +70,8 @@ TEST(DenseModels, EqualTheReferenceByEveryStrategyThatTakesThem) {
     for (const i32 num_devices : {1, 2, 3, 4}) {
       const Cluster cluster = make_cluster(num_devices, std::min(num_devices, 3), /*num_nodes=*/1);
       for (NamedPlan& named : dense_plans(model, cluster)) {
-        for (const Recompute recompute : {Recompute::kOff, Recompute::kLocal, Recompute::kResend}) {
+        for (const Recompute recompute :
+             {Recompute::kOff, Recompute::kLocal, Recompute::kResend, Recompute::kSelect}) {
           named.plan.recompute = recompute;
           const std::vector<std::string> faults = validate(named.plan, model, cluster);
           ASSERT_TRUE(faults.empty()) << named.name << ": " << faults[0];

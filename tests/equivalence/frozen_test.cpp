@@ -57,7 +57,8 @@ class FrozenUnits : public ::testing::TestWithParam<const char*> {
 TEST_P(FrozenUnits, GradientsOfTheOthersAreTheReferences) {
   for (const Choice& choice : choices(model)) {
     for (const NamedPlan& named : strategy_plans(model, cluster, small_step())) {
-      for (const Recompute recompute : {Recompute::kLocal, Recompute::kOff, Recompute::kAhead}) {
+      for (const Recompute recompute :
+           {Recompute::kLocal, Recompute::kOff, Recompute::kAhead, Recompute::kSelect}) {
         Plan plan = named.plan;
         plan.recompute = recompute;
         if (recompute == Recompute::kAhead) plan.weight_gradients = WeightGradients::kAfter;

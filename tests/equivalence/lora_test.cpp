@@ -88,7 +88,8 @@ TEST_P(Adapters, GradientsAreTheReferencesUnderEveryStrategy) {
     const StepOptions step = with_lora(model, patterns);
     const TensorsByName values = lively(model, *step.lora);
     for (const NamedPlan& named : strategy_plans(model, cluster, small_step())) {
-      for (const Recompute recompute : {Recompute::kLocal, Recompute::kOff, Recompute::kAhead}) {
+      for (const Recompute recompute :
+           {Recompute::kLocal, Recompute::kOff, Recompute::kAhead, Recompute::kSelect}) {
         Plan plan = named.plan;
         plan.recompute = recompute;
         if (recompute != Recompute::kLocal) plan.weight_gradients = WeightGradients::kAfter;

@@ -124,8 +124,8 @@ TEST_P(ShardedWeights, ChangeNoBitWhereThereIsOneBackwardVisit) {
     request.microbatches = microbatches;
     for (NamedPlan& named : strategy_plans(model, cluster, request)) {
       Plan whole = named.plan;
-      whole.recompute = std::array{Recompute::kLocal, Recompute::kAhead, Recompute::kResend,
-                                   Recompute::kOff}[static_cast<std::size_t>(turn % 4)];
+      whole.recompute = std::array{Recompute::kLocal, Recompute::kAhead, Recompute::kResend, Recompute::kOff,
+                                   Recompute::kSelect}[static_cast<std::size_t>(turn % 5)];
       whole.weight_gradients = turn % 2 == 0 ? WeightGradients::kWith : WeightGradients::kAfter;
       if (turn % 3 == 2) whole.chunks = 2;
       Plan plan = whole;

@@ -32,7 +32,8 @@ Outcome one_step(const Scene& s, const MakeStream& streams) {
 TEST(GpuPath, EqualsTheReferenceAndDelaysChangeNoBit) {
   const kernels::HostKernels on;
   for (const char* strategy : {"zebra", "ep-overlap", "dist-ep"}) {
-    for (const Recompute recompute : {Recompute::kOff, Recompute::kLocal, Recompute::kResend}) {
+    for (const Recompute recompute :
+         {Recompute::kOff, Recompute::kLocal, Recompute::kResend, Recompute::kSelect}) {
       Scene s = scene_of(strategy);
       s.plan.recompute = recompute;
       const Outcome plain = one_step(s, {});

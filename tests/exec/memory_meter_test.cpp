@@ -128,6 +128,8 @@ const char* text_of(Recompute recompute) {
       return "resent";
     case Recompute::kAhead:
       return "recomputed ahead";
+    case Recompute::kSelect:
+      return "selected";
   }
   return "";
 }
@@ -146,7 +148,7 @@ void check_strategies(const char* model_name, const char* cluster_name, i64 seq_
   double worst = 0;
   for (const char* strategy : {"zebra", "ep", "ep_overlap", "dist_ep", "single"}) {
     for (const Recompute recompute :
-         {Recompute::kLocal, Recompute::kOff, Recompute::kResend, Recompute::kAhead}) {
+         {Recompute::kLocal, Recompute::kOff, Recompute::kResend, Recompute::kAhead, Recompute::kSelect}) {
       for (const WeightGradients weights : {WeightGradients::kWith, WeightGradients::kAfter}) {
         Plan plan = find_strategy(strategy).make(model, cluster, request);
         use_dtype(plan, dtype);

@@ -37,7 +37,8 @@ void expect_equal_bits(const Outcome& a, const Outcome& b, const std::string& wh
 
 TEST(Streams, DelaysBetweenLaunchAndEndChangeNoBit) {
   for (const char* strategy : {"zebra", "ep-overlap", "dist-ep"}) {
-    for (const Recompute recompute : {Recompute::kOff, Recompute::kLocal, Recompute::kAhead}) {
+    for (const Recompute recompute :
+         {Recompute::kOff, Recompute::kLocal, Recompute::kAhead, Recompute::kSelect}) {
       Scene s = scene_of(strategy);
       s.plan.recompute = recompute;
       if (recompute == Recompute::kAhead) s.plan.weight_gradients = WeightGradients::kAfter;

@@ -66,15 +66,19 @@ TEST(OpCost, PaperModelD1) {
   const ModelConfig d1 = load_model("d1");
   EXPECT_EQ(head_flops(d1), 2.0 * 1024 * 32000);
   EXPECT_EQ(2 * expert_flops(d1), 2.0 * 6 * 1024 * 3584);
-  const Flops attention = projection_flops(d1) + score_flops(d1, 8192) / 8192;
+  const Flops attention = projection_flops(d1) + score_flops(d1, 0, 8192) / 8192;
   EXPECT_EQ(attention, 2 * 2.5 * 1024 * 1024 + 2.0 * 8192 * 1024);
   EXPECT_NEAR(attention, 22e6, 0.1e6);
 }
 
 TEST(OpCost, ScoresOfLatentAttentionUseBothHeadSizes) {
   const ModelConfig v3 = load_model("deepseek-v3");
-  EXPECT_EQ(score_flops(v3, 4096), 4096.0 * 4096 * 128 * (192 + 128));
+  EXPECT_EQ(score_flops(v3, 0, 4096), 4096.0 * 4096 * 128 * (192 + 128));
   EXPECT_EQ(score_elements(v3, 4096), 4096.0 * 4096 * 128);
+  ModelConfig window = v3;
+  window.sliding_window = 3;  // of five tokens these see 1, 2, 3, 3, 3 others: 12 less half of a diagonal
+  EXPECT_EQ(score_flops(window, 0, 5), 2 * (12 - 1.5) * 128 * (192 + 128));
+  EXPECT_EQ(score_flops(window, 0, 3), score_flops(v3, 0, 3));
 }
 
 TEST(OpCost, ModelFlopsAreTwicePerActiveWeightPlusScores) {
@@ -88,7 +92,7 @@ TEST(OpCost, ModelFlopsAreTwicePerActiveWeightPlusScores) {
       if (model.is_moe(l)) weights += static_cast<double>(model.hidden * model.num_experts);
       if (model.is_moe(l)) weights += static_cast<double>(model.top_k * expert_weights(model));
     }
-    const double scores = static_cast<double>(model.num_layers) * score_flops(model, seq_len) / 512;
+    const double scores = static_cast<double>(model.num_layers) * score_flops(model, 0, seq_len) / 512;
     EXPECT_DOUBLE_EQ(model_flops_per_token(model, seq_len), 2 * weights + scores) << name;
     EXPECT_DOUBLE_EQ(training_flops_per_token(model, seq_len), 3 * (2 * weights + scores)) << name;
   }
@@ -115,13 +119,20 @@ TEST(OpCost, RecomputeKeepsTheInputAndTheRoutingOnly) {
   EXPECT_EQ(routing_bytes(tiny, 0), 24);
   EXPECT_EQ(attention_saved_bytes(tiny, 0, {}), 128 + 24);
   EXPECT_EQ(expert_saved_bytes(tiny, {}), 128 + 4);
-  ActivationOptions keep{.element = 2, .recompute = false};
+  ActivationOptions keep{.element = 2, .keeps = KeptActivations::kAll};
   // 3 H + (64 + 32 + 32) + 64 numbers; 2 statistics, 4 log-sum-exps, 4 router scores
   EXPECT_EQ(attention_work_bytes(tiny, 0, keep), 2 * (3 * 64 + 128 + 64) + 4 * (2 + 4 + 4));
   EXPECT_EQ(attention_saved_bytes(tiny, 0, keep), 128 + 24 + attention_work_bytes(tiny, 0, keep));
   EXPECT_EQ(expert_work_bytes(tiny, 2), 2 * 3 * 128);
   EXPECT_EQ(expert_saved_bytes(tiny, keep), 128 + 4 + 2 * 2 * 128);
   EXPECT_EQ(attention_gradient_bytes(tiny, 2), 2 * (128 + 64));
+  // Both normed rows go, and the rows of experts.
+  const ActivationOptions select{.element = 2, .keeps = KeptActivations::kSelected};
+  EXPECT_EQ(attention_kept_bytes(tiny, 0, select), attention_work_bytes(tiny, 0, keep) - 2 * 2 * 64);
+  EXPECT_EQ(attention_saved_bytes(tiny, 0, select), 128 + 24 + attention_kept_bytes(tiny, 0, select));
+  EXPECT_EQ(attention_kept_bytes(tiny, 0, {}), 0);
+  EXPECT_EQ(expert_saved_bytes(tiny, select), 2 * 2 * 128);
+  EXPECT_EQ(selected_traffic(tiny, 0), 4 * 64);
 }
 
 /// "name elements kept" of each line.
@@ -136,16 +147,17 @@ std::vector<std::string> lines_of(const ModelConfig& model, i64 layer) {
 }
 
 TEST(OpCost, LedgerOfATinyLayer) {
-  const ModelConfig tiny = load_model("tiny");  // as above; 0 = always, 1 = unless recomputed, 2 = never
+  const ModelConfig tiny = load_model("tiny");  // as above. 0 = always, 1 = unless recomputed, 2 = not with
+                                                // select, 3 = unless sent again, 4 = never
   EXPECT_EQ(lines_of(tiny, 0),
             (std::vector<std::string>{
-                "layer input 64 0", "chosen experts, weights 0+24B 0", "normed input 64 1", "q, k, v 128 1",
-                "attended 64 1", "log-sums of scores 0+16B 1", "after attention 64 1", "normed rows 64 1",
-                "statistics of norms 0+8B 1", "router scores 0+16B 1", "received row, weight 64+4B 0",
-                "gate, up 256 1", "their product 128 2"}));
+                "layer input 64 0", "chosen experts, weights 0+24B 0", "normed input 64 2", "q, k, v 128 1",
+                "attended 64 1", "log-sums of scores 0+16B 1", "after attention 64 1", "normed rows 64 2",
+                "statistics of norms 0+8B 1", "router scores 0+16B 1", "received row, weight 64+4B 3",
+                "gate, up 256 1", "their product 128 4"}));
   const ModelConfig v3 = load_model("tiny-deepseek-v3");
   const std::vector<std::string> dense = lines_of(v3, 0);
-  EXPECT_EQ(dense.back(), "their product 128 1");
+  EXPECT_EQ(dense.back(), "their product 128 2");
   EXPECT_EQ(dense[dense.size() - 2], "gate, up of the MLP 256 1");
 }
 
@@ -160,7 +172,7 @@ TEST(OpCost, WhatIsLeftForGradientsOfWeights) {
 
 TEST(OpCost, ScoresInMemoryGrowWithTheSequence) {
   const ModelConfig tiny = load_model("tiny");
-  const ActivationOptions fused{.element = 2, .recompute = false};
+  const ActivationOptions fused{.element = 2, .keeps = KeptActivations::kAll};
   ActivationOptions plain = fused;
   plain.scores_in_memory = true;
   plain.seq_len = 1000;
@@ -174,7 +186,7 @@ TEST(OpCost, DenseLayersHaveNoRouting) {
   EXPECT_EQ(routing_bytes(model, 0), 0);
   EXPECT_EQ(routing_bytes(model, 1), 24);
   EXPECT_EQ(router_flops(model, 0), 0);
-  const ActivationOptions keep{.element = 4, .recompute = false};
+  const ActivationOptions keep{.element = 4, .keeps = KeptActivations::kAll};
   EXPECT_EQ(attention_work_bytes(model, 0, keep) - attention_work_bytes(model, 1, keep),
             4 * 3 * (128 - 64) - 4 * 8);
 }

@@ -48,15 +48,16 @@ TEST(AttentionPart, NoTokens) {
   }
 }
 
-/// One backward pass of two sequences: from a kept graph or not, with gradients of weights at once or left.
+/// One backward pass of two sequences: from a graph of that kind or from none, with gradients of weights at
+/// once or left.
 std::pair<AttentionGradient, std::vector<at::Tensor>> backward_of(const ModelConfig& model, i64 layer,
-                                                                  at::ScalarType dtype, bool keeps,
+                                                                  at::ScalarType dtype, KeepGraph kind,
                                                                   bool leaves) {
   StateGroup state = lively_state(model, layer, dtype);
   for (at::Tensor& grad : state.grads) grad.fill_(0.5);
   const at::Tensor y = wave({12, model.hidden}, 0.77, dtype);
-  const KeepGraph kind = leaves ? KeepGraph::kLeavesWeights : KeepGraph::kYes;
-  const AttentionOutput out = attention_forward(model, layer, state, y, 6, keeps ? kind : KeepGraph::kNo);
+  if (kind == KeepGraph::kYes && leaves) kind = KeepGraph::kLeavesWeights;
+  const AttentionOutput out = attention_forward(model, layer, state, y, 6, kind);
   AttentionBackwardInput input;
   input.y_TD = y, input.du_TD = wave({12, model.hidden}, 0.31, dtype);
   if (model.is_moe(layer)) {
@@ -78,9 +79,15 @@ TEST(AttentionPart, GradientsOfWeightsThatAreLeftHaveTheSameBits) {
   for (const ModelConfig& model : tiny_models()) {
     for (i64 layer = 0; layer < model.num_layers; ++layer) {
       for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
-        for (const bool keeps : {false, true}) {
-          const auto [at_once, expected] = backward_of(model, layer, dtype, keeps, false);
-          const auto [left, got] = backward_of(model, layer, dtype, keeps, true);
+        for (const KeepGraph kind : {KeepGraph::kNo, KeepGraph::kYes, KeepGraph::kSelected}) {
+          const auto [at_once, expected] = backward_of(model, layer, dtype, KeepGraph::kYes, false);
+          if (kind == KeepGraph::kSelected) {
+            const auto [selected, with] = backward_of(model, layer, dtype, kind, false);
+            EXPECT_TRUE(at::equal(selected.dy_TD, at_once.dy_TD));
+            for (std::size_t i = 0; i < expected.size(); ++i)
+              EXPECT_TRUE(at::equal(with[i], expected[i])) << model.name << " " << layer << " " << i;
+          }
+          const auto [left, got] = backward_of(model, layer, dtype, kind, true);
           EXPECT_TRUE(at::equal(left.dy_TD, at_once.dy_TD)) << model.name << " " << layer;
           EXPECT_TRUE(at::equal(left.aux_loss, at_once.aux_loss));
           for (std::size_t i = 0; i < expected.size(); ++i) {

@@ -5,6 +5,7 @@
 #include "hetermoe/cost/roofline.h"
 #include "hetermoe/model/op_cost.h"
 #include "hetermoe/plan/offload.h"
+#include "hetermoe/plan/recompute.h"
 #include "hetermoe/planner/memory_estimate.h"
 #include "hetermoe/planner/request_check.h"
 #include "hetermoe/planner/search.h"
@@ -83,7 +84,7 @@ TEST(HostUse, SavedActivationsOnHostsFitSmallerCards) {
       (result.feasible() ? with : without) = middle;
       if (!result.feasible()) continue;
       for (const LayerPlacement& layer : result.best().plan.groups[0].layers) {
-        const bool saves = saves_on_hosts(use) && result.best().plan.recompute != Recompute::kOff;
+        const bool saves = saves_on_hosts(use) && !keeps_activations(result.best().plan.recompute);
         EXPECT_EQ(layer.saved, saves ? Residence::kHost : Residence::kDevice);
       }
     }

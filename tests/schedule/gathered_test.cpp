@@ -12,7 +12,7 @@ namespace hetermoe::testing {
 namespace {
 
 constexpr Recompute kRecomputes[] = {Recompute::kLocal, Recompute::kAhead, Recompute::kResend,
-                                     Recompute::kOff};
+                                     Recompute::kOff, Recompute::kSelect};
 
 /// Strategies x slots; recomputation, gradients of weights and chunks take turns.
 template <class F>
@@ -23,7 +23,7 @@ void for_each_plan(const ModelConfig& model, const Cluster& cluster, F&& f) {
       Plan plan = named.plan;
       shard_weights(plan);
       plan.slots.attention = slots;
-      plan.recompute = kRecomputes[count % 4];
+      plan.recompute = kRecomputes[count % std::size(kRecomputes)];
       plan.weight_gradients = count % 2 == 0 ? WeightGradients::kWith : WeightGradients::kAfter;
       if (count++ % 3 == 2) plan.chunks = 2;
       f(named.name + " slots " + std::to_string(slots), plan);

@@ -73,6 +73,29 @@ TEST_F(Levers, RowsOfTheAccessTable) {
             "read rows 1, read d_out 1, read left_experts 1, add grad 3");
 }
 
+TEST_F(Levers, SelectBringsRowsAgainAndNothingElse) {
+  plan.recompute = Recompute::kSelect, plan.weight_gradients = WeightGradients::kWith;
+  const auto at = [](OpKind kind, Phase phase) { return Op{.kind = kind, .phase = phase, .layer = 1}; };
+  EXPECT_EQ(accesses_of(at(OpKind::kAttention, Phase::kForward), 0),
+            "read params 2, read residual 0, write hidden 1, write residual 1, write saved_attention 1, "
+            "write send 1, write routing 1");
+  EXPECT_EQ(accesses_of(at(OpKind::kAttention, Phase::kRecompute), 0),
+            "read params 2, read hidden 1, read routing 1, read saved_attention 1, write send 1");
+  EXPECT_EQ(accesses_of(at(OpKind::kExperts, Phase::kForward), 1),
+            "read params 3, read load 1, read rows 1, write out 1, write saved_experts 1");
+  EXPECT_EQ(accesses_of(at(OpKind::kExperts, Phase::kBackward), 1),
+            "read params 3, read load 1, read rows 1, read d_out 1, read saved_experts 1, write d_rows 1, "
+            "add grad 3");
+  // The dense layer has no rows to send: its backward makes again what it lacks.
+  EXPECT_TRUE(has_text(computed(0),
+                       "head.F m0, head.F m1, attention.R l1 m0, attention.R l1 m1, attention.B l1 m0, "
+                       "attention.B l1 m1, attention.B l0 m0, embed.B m0, attention.B l0 m1, embed.B m1, "));
+  EXPECT_TRUE(has_text(computed(1), "experts.F l1 m0, experts.F l1 m1, experts.B l1 m0, experts.B l1 m1, "));
+  const Schedule s = build_schedule(plan, model);
+  EXPECT_GE(find_op(s, "dispatch.R l1 m0"), 0);
+  EXPECT_LT(find_op(s, "combine.R l1 m0"), 0);
+}
+
 TEST_F(Levers, RecomputationStandsBeforeBackwardAndGradientsOfWeightsBehindIt) {
   EXPECT_TRUE(has_text(
       computed(0),

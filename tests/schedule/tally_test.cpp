@@ -43,6 +43,9 @@ TEST(Tally, IsRefusedWithResendAndWithOtherDevicesForBackward) {
   c.plan.recompute = Recompute::kResend;
   EXPECT_EQ(validate(c.plan, c.model, c.cluster).at(0),
             "[groups[0].layers[0].recompute] is resend, which no plan with tally may have. Use local");
+  c.plan.recompute = Recompute::kSelect;
+  EXPECT_EQ(validate(c.plan, c.model, c.cluster).at(0),
+            "[groups[0].layers[0].recompute] is select, which no plan with tally may have. Use local");
   c.plan.recompute = Recompute::kLocal;
   Shares other = c.plan.groups[0].layers[1].attention;
   for (ShareRow& row : other) std::reverse(row.begin(), row.end());

@@ -120,9 +120,10 @@ TEST(PeakMemory, AttentionDevice) {
   EXPECT_EQ(use.saved, kTokens * (kRow + 2 * 12) + (kTokens + 3 * kCopies) * 8);
   // Gradient of the layer's output in and of its input out, gradients of rows and weights from the experts.
   EXPECT_EQ(use.in_flight, 2 * kTokens * kRow + kTokens * kRow + kCopies * 4);
-  EXPECT_EQ(use.workspace, kTokens * (attention_work_bytes(c.model, 0, {4, true, false, 16}) +
-                                      attention_gradient_bytes(c.model, 4)) +
-                               4 * static_cast<double>(counts.attention_part[0]));
+  EXPECT_EQ(use.workspace,
+            kTokens * (attention_work_bytes(c.model, 0, {4, KeptActivations::kAll, false, 16}) +
+                       attention_gradient_bytes(c.model, 4)) +
+                4 * static_cast<double>(counts.attention_part[0]));
 }
 
 TEST(PeakMemory, PlainAttentionKeepsItsScores) {

@@ -1,6 +1,7 @@
 #pragma once
 #include <set>
 
+#include "hetermoe/plan/recompute.h"
 #include "hetermoe/planner/balance/balancers.h"
 #include "tests/support/strategy_plans.h"
 
@@ -17,10 +18,10 @@ inline bool use_tally(Plan& plan, const ModelConfig& model) {
       LayerPlacement& layer = group.layers[l];
       if (!model.is_moe(static_cast<i64>(l))) continue;
       if (!layer.attention_backward.empty()) return false;
-      if (layer.recompute == Recompute::kResend) layer.recompute = Recompute::kLocal;
+      if (layer.recompute && resends_rows(*layer.recompute)) layer.recompute = Recompute::kLocal;
     }
   }
-  if (plan.recompute == Recompute::kResend) plan.recompute = Recompute::kLocal;
+  if (resends_rows(plan.recompute)) plan.recompute = Recompute::kLocal;
   return true;
 }
 

@@ -35,6 +35,7 @@ void count(OpContext& d, const Op& op, const at::Tensor& counts_BE) {
 }
 
 KeepGraph graph_for_backward(const OpContext& d, const Op& op) {
+  if (d.p.recompute(op.group, op.layer) == Recompute::kSelect) return KeepGraph::kSelected;
   return d.p.leaves_weights(op.kind, op.layer) ? KeepGraph::kLeavesWeights : KeepGraph::kYes;
 }
 
@@ -92,13 +93,18 @@ void forward(OpContext& d, const Op& op) {
 
 void recompute(OpContext& d, const Op& op) {
   LayerSlot& slot = d.slots.layer(op.layer, op.microbatch);
+  if (d.keeps_activations(op)) {
+    slot.send = slot.graph == nullptr ? at::empty_like(slot.hidden)
+                                      : rows_of_experts(d.model, d.state.attention(op.layer), *slot.graph);
+    return;
+  }
   const std::vector<i64> documents = document_lengths(d, op);
   RouterTask task = router_task(d, op);
   task.topk_TK = slot.topk, task.has_gaps = false;
   AttentionOutput out = attention_forward(d.model, op.layer, d.state.attention(op.layer), slot.hidden,
                                           {d.p.plan().seq_len, documents}, graph_for_backward(d, op), task);
   slot.graph = std::move(out.graph);
-  if (d.p.recompute(op.group, op.layer) == Recompute::kResend) slot.send = out.x_TD;
+  if (resends_rows(d.p.recompute(op.group, op.layer))) slot.send = out.x_TD;
 }
 
 void backward(OpContext& d, const Op& op) {
