@@ -58,7 +58,12 @@ class StageCosts {
   };
   Figures figures_of(const StageDevices& stage) const;
   Part layer(const StageDevices& stage, bool dense) const;
-  void add_states(Part& part, const StageDevices& stage, double parameters, double visits) const;
+  /// Parameters of a part of the model, of whose gathered weights so many visits are there at once.
+  struct Held {
+    UnitPart part;
+    double parameters, visits;
+  };
+  void add_states(Part& part, const StageDevices& stage, const Held& held) const;
   bool keeps_to_nodes(const StageDevices& stage, i64 first) const;
   Seconds exchange(const StageDevices& stage) const;
   Seconds end_of_step(const LayerRun& run) const;
