@@ -3,11 +3,12 @@
 namespace hetermoe::fuzz {
 
 extern const Target kModel, kCluster, kHostfile, kPlan, kScheduleText, kTimeline, kProfile, kRoutingTrace,
-    kTokenFiles, kJsonLines;
+    kTokenFiles, kJsonLines, kChatLines;
 
 const std::vector<Target>& targets() {
-  static const std::vector<Target> all = {kModel,    kCluster, kHostfile,     kPlan,       kScheduleText,
-                                          kTimeline, kProfile, kRoutingTrace, kTokenFiles, kJsonLines};
+  static const std::vector<Target> all = {kModel,        kCluster,   kHostfile, kPlan,
+                                          kScheduleText, kTimeline,  kProfile,  kRoutingTrace,
+                                          kTokenFiles,   kJsonLines, kChatLines};
   return all;
 }
 

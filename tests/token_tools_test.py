@@ -41,6 +41,38 @@ def check_lines(tools, folder):
             sys.exit(f"token_tools_test: {wrong} was taken")
 
 
+def check_conversations(tools, folder):
+    """Answers are sequences of mode 2; a template is asked for what comes before each of them."""
+    writer = tools.MegatronWriter(folder / "chat", 256)
+    writer.add([1, 2, 3, 4, 5], [(2, 4)])
+    writer.add([6, 7], [(1, 2)])
+    writer.finish()
+    expected = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, 5, 3)
+    expected += struct.pack("<5i", 2, 2, 1, 1, 1) + struct.pack("<5q", 0, 4, 8, 10, 12) + struct.pack("<3q", 0, 3, 5)
+    assert (folder / "chat.idx").read_bytes() == expected + bytes([0, 2, 0, 0, 2])
+    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "bc"}]
+    for row in ({"messages": said}, {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "bc"}]},
+                {"instruction": "a", "output": "bc"}, {"prompt": "a", "completion": "bc"}):
+        assert tools.conversation_of(row) == said, row
+
+    def render(messages, ask):
+        return "".join(f"<{m['role']}>{m['content']};\n" for m in messages) + ("<assistant>" if ask else "")
+    text, answers = tools.rendered(render, said * 2, "here")
+    assert [text[a:b] for a, b in answers] == ["bc;", "bc;"], (text, answers)
+
+    class Encoding:
+        offsets = [(0, 2), (2, 3), (3, 5), (5, 6), (6, 7)]
+    assert tools.spans_of(Encoding, [(2, 4), (6, 7)]) == [(1, 3), (4, 5)]
+    path = folder / "wrong.jsonl"
+    path.write_text('{"prompt": "a", "completion": "b"}\n{"messages": [{"role": "tool", "content": "x"}]}\n')
+    try:
+        list(tools.conversations_of(path))
+    except SystemExit as refused:
+        assert f"{path} line 2: " in str(refused), refused
+    else:
+        sys.exit("token_tools_test: a tool was heard")
+
+
 def main():
     sys.dont_write_bytecode = True
     sys.path.insert(0, str(Path(sys.argv[1]) / "tools"))
@@ -49,6 +81,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         check_files(tokenize_text, Path(folder))
         check_lines(tokenize_text, Path(folder))
+        check_conversations(tokenize_text, Path(folder))
     print("token_tools_test: passed")
 
 

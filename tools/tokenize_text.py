@@ -6,6 +6,9 @@ which hetermoe reads.
     python3 tools/tokenize_text.py --tokenizer tokenizer.json --output out/corpus --end-token '</s>' a.jsonl b.parquet c.txt
     build/hetermoe data --data.paths out/corpus.idx
 
+    pip install jinja2              # for conversations: lines as docs/data.md has them, the template of the model's folder
+    python3 tools/tokenize_text.py --chat --tokenizer MODEL/tokenizer.json --output out/chat conversations.jsonl
+
 Of .jsonl and .parquet each row is a document, its text under --field; any other file is one document in UTF-8. Nothing is
 left under the names of the output when the program ends early.
 """
@@ -75,14 +78,27 @@ class MegatronWriter:
         self.prefix, self.wide = prefix, vocab >= 65500
         self.part = Path(f"{prefix}.bin.part")
         self.part.parent.mkdir(parents=True, exist_ok=True)
-        self.bin, self.lengths = open(self.part, "wb"), []
+        self.bin, self.lengths, self.modes, self.ends = open(self.part, "wb"), [], b"", []
 
-    def add(self, ids):
+    def add(self, ids, answers=()):
+        """answers: spans (begin, end) of tokens that are counted; they become sequences of mode 2."""
         tokens = array.array("i" if self.wide else "H", ids)
         if sys.byteorder == "big":
             tokens.byteswap()
         self.bin.write(tokens.tobytes())
-        self.lengths.append(len(ids))
+        at = 0
+        for begin, end in answers:
+            if at < begin:
+                self.add_sequence(begin - at, 0)
+            self.add_sequence(end - begin, 2)
+            at = end
+        if at < len(ids) or not ids:
+            self.add_sequence(len(ids) - at, 0)
+        self.ends.append(len(self.lengths))
+
+    def add_sequence(self, length, mode):
+        self.lengths.append(length)
+        self.modes += bytes([mode])
 
     def finish(self):
         self.bin.close()
@@ -91,12 +107,104 @@ class MegatronWriter:
             offsets.append(offset)
             offset += width * length
         count = len(self.lengths)
-        head = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 4 if self.wide else 8, count, count + 1)
+        head = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 4 if self.wide else 8, count, len(self.ends) + 1)
         body = struct.pack(f"<{count}i", *self.lengths) + struct.pack(f"<{count}q", *offsets)
         index = Path(f"{self.prefix}.idx.part")
-        index.write_bytes(head + body + struct.pack(f"<{count + 1}q", *range(count + 1)))
+        ends = struct.pack(f"<{len(self.ends) + 1}q", 0, *self.ends)
+        index.write_bytes(head + body + ends + (self.modes if 2 in self.modes else b""))
         os.replace(self.part, f"{self.prefix}.bin")
         os.replace(index, f"{self.prefix}.idx")
+
+
+ROLES = {"system": "system", "user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant",
+         "bot": "assistant", "model": "assistant"}
+
+
+def conversation_of(row):
+    """Messages of a line, in any of the ways that docs/data.md lists. KeyError, TypeError or ValueError says what is wrong."""
+    if "messages" in row or "conversations" in row:
+        said = row.get("messages", row.get("conversations"))
+        talk = [(m.get("from") or m["role"], m["value"] if "from" in m else m["content"]) for m in said]
+    elif "instruction" in row:
+        asked = row["instruction"] + ("\n\n" + row["input"] if row.get("input", "").strip() else "")
+        talk = [("system", row["system"])] if row.get("system", "").strip() else []
+        talk += [("user", asked), ("assistant", row["output"])]
+    else:
+        talk = [("user", row["prompt"]), ("assistant", row["completion"])]
+    if not any(ROLES[role] == "assistant" and text.strip() for role, text in talk):
+        raise ValueError("no answer")
+    return [{"role": ROLES[role], "content": text} for role, text in talk]
+
+
+def conversations_of(path):
+    with open(path, encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                yield conversation_of(json.loads(line)), f"{path} line {number}"
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                sys.exit(f"{path} line {number}: no conversation that docs/data.md describes ({error})")
+
+
+def template_of(folder):
+    """The model's own template, as a function (messages, ask) -> text."""
+    try:
+        import jinja2.sandbox
+    except ImportError:
+        sys.exit("--chat needs the package jinja2: pip install jinja2")
+    config = folder / "tokenizer_config.json"
+    words = json.loads(config.read_text()) if config.exists() else {}
+    jinja = folder / "chat_template.jinja"
+    text = jinja.read_text() if jinja.exists() else words.get("chat_template")
+    if isinstance(text, list):
+        text = next((t["template"] for t in text if t["name"] == "default"), None)
+    if not text:
+        sys.exit(f"{folder} has no chat_template: expected one in tokenizer_config.json or chat_template.jinja")
+    world = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
+                                                         extensions=["jinja2.ext.loopcontrols"])
+
+    def refuse(message):
+        raise jinja2.TemplateError(message)
+    world.globals["raise_exception"] = refuse
+    compiled = world.from_string(text)
+    special = {key: value["content"] if isinstance(value, dict) else value for key, value in words.items()
+               if key.endswith("_token") and value}
+    return lambda messages, ask: compiled.render(messages=messages, add_generation_prompt=ask, **special)
+
+
+def rendered(render, messages, place):
+    """The text of a conversation, and the spans of its answers: what the model writes after it was asked."""
+    text, answers = render(messages, False), []
+    for i, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        before, after = render(messages[:i], True), render(messages[:i + 1], False).rstrip()
+        if not (text.startswith(before) and text.startswith(after) and len(before) < len(after)):
+            sys.exit(f"{place}: the template writes the conversation up to message {i + 1} otherwise than in the whole: "
+                     "give its last answer alone")
+        answers.append((len(before), len(after)))
+    return text, answers
+
+
+def spans_of(encoding, answers):
+    """Spans of tokens that begin in one of the answers, neighbours joined."""
+    spans = []
+    for i, (begin, _) in enumerate(encoding.offsets):
+        if not any(first <= begin < last for first, last in answers):
+            continue
+        if spans and spans[-1][1] == i:
+            spans[-1] = (spans[-1][0], i + 1)
+        else:
+            spans.append((i, i + 1))
+    return spans
+
+
+def add_conversations(path, tokenizer, render, writer):
+    for batch in in_batches(conversations_of(path)):
+        texts = [rendered(render, messages, place) for messages, place in batch]
+        for (_, answers), encoding in zip(texts, tokenizer.encode_batch([t for t, _ in texts], add_special_tokens=False)):
+            writer.add(encoding.ids, spans_of(encoding, answers))
 
 
 def main():
@@ -105,6 +213,7 @@ def main():
     parser.add_argument("--tokenizer", required=True, help="tokenizer.json of a model's folder")
     parser.add_argument("--output", required=True, metavar="PREFIX")
     parser.add_argument("--field", default="text", help="key or column of the text (default: text)")
+    parser.add_argument("--chat", action="store_true", help="lines of .jsonl are conversations; their answers are marked")
     parser.add_argument("--end-token", help="a token of the tokenizer after each document, as </s> or <|endoftext|>")
     words = parser.parse_args()
     try:
@@ -118,15 +227,19 @@ def main():
         if end[0] is None:
             sys.exit(f"{words.tokenizer} has no token {words.end_token!r}")
     writer = MegatronWriter(words.output, tokenizer.get_vocab_size(with_added_tokens=True))
+    render = template_of(Path(words.tokenizer).parent) if words.chat else None
     try:
         for path in words.inputs:
+            if words.chat:
+                add_conversations(path, tokenizer, render, writer)
+                continue
             for batch in in_batches(texts_of(path, words.field)):
                 for encoding in tokenizer.encode_batch(batch, add_special_tokens=False):
                     writer.add(encoding.ids + end)
         writer.finish()
     finally:
         writer.part.unlink(missing_ok=True)
-    print(f"wrote {words.output}.bin and .idx: {len(writer.lengths)} documents, {sum(writer.lengths)} tokens")
+    print(f"wrote {words.output}.bin and .idx: {len(writer.ends)} documents, {sum(writer.lengths)} tokens")
 
 
 if __name__ == "__main__":

@@ -22,23 +22,34 @@ struct Options {
   bool json = false;
 };
 
-/// Tokens of the documents of a source.
-struct Lengths {
-  i64 shortest = 0, median = 0, longest = 0;
+/// The documents of a source, without the padding between conversations.
+struct DocumentFigures {
+  std::vector<TokenSpan> spans;
+  i64 tokens = 0, counted = 0, padding = 0;
+  i64 shortest = 0, median = 0, longest = 0;  ///< tokens
   double mean = 0;
 };
 
-i64 end_of(const TokenStream& tokens, i64 document) {
-  return document + 1 < tokens.num_documents() ? tokens.document(document + 1) : tokens.size();
-}
-
-Lengths lengths_of(const TokenStream& tokens) {
+DocumentFigures documents_of(const TokenStream& tokens) {
+  DocumentFigures out;
   std::vector<i64> lengths;
-  for (i64 d = 0; d < tokens.num_documents(); ++d) lengths.push_back(end_of(tokens, d) - tokens.document(d));
-  if (lengths.empty()) return {};
+  for (i64 d = 0; d < tokens.num_documents(); ++d) {
+    const bool last = d + 1 == tokens.num_documents();
+    const TokenSpan span = {tokens.document(d), last ? tokens.size() : tokens.document(d + 1)};
+    const i64 size = span.end - span.begin, counted = tokens.num_counted(span.begin, size);
+    if (counted == 0) {
+      out.padding += size;
+      continue;
+    }
+    out.spans.push_back(span);
+    lengths.push_back(size);
+    out.tokens += size, out.counted += counted;
+  }
+  if (lengths.empty()) return out;
   std::sort(lengths.begin(), lengths.end());
-  return {lengths.front(), lengths[lengths.size() / 2], lengths.back(),
-          real(tokens.size()) / real(lengths.size())};
+  out.shortest = lengths.front(), out.median = lengths[lengths.size() / 2], out.longest = lengths.back();
+  out.mean = real(out.tokens) / real(lengths.size());
+  return out;
 }
 
 /// How often a run of the job reads the training text of a source.
@@ -50,23 +61,28 @@ double passes_of(const Source& source, const Job& job) {
 std::string name_of_source(const Source& source) { return source.name.empty() ? "all paths" : source.name; }
 
 Json to_json(const Source& source, const Job& job) {
-  const Lengths lengths = lengths_of(source.all);
+  const DocumentFigures documents = documents_of(source.all);
   return {{"source", name_of_source(source)},
           {"share", source.share},
           {"files", source.num_files},
           {"files_skipped", source.num_skipped},
-          {"documents", source.all.num_documents()},
+          {"documents", documents.spans.size()},
           {"documents_empty", source.num_empty},
+          {"conversations", source.num_conversations},
+          {"conversations_cut", source.num_cut},
+          {"conversations_left_out", source.num_unanswered},
           {"tokens", source.all.size()},
+          {"tokens_counted", documents.counted},
+          {"tokens_padding", documents.padding},
           {"tokens_training", source.train.size()},
           {"tokens_validation", source.validation.size()},
           {"windows", (source.train.size() - 1) / job.train.seq_len},
           {"passes", passes_of(source, job)},
           {"document_tokens",
-           {{"shortest", lengths.shortest},
-            {"median", lengths.median},
-            {"mean", lengths.mean},
-            {"longest", lengths.longest}}}};
+           {{"shortest", documents.shortest},
+            {"median", documents.median},
+            {"mean", documents.mean},
+            {"longest", documents.longest}}}};
 }
 
 /// A sequence as the run sees it.
@@ -83,18 +99,44 @@ Sample sample_of(const Dataset& data, const Job& job, i64 sequence) {
   return out;
 }
 
+/// The text of a sequence with the tokens that are counted between marks. What is written where the sequence
+/// ends is not seen.
+std::string marked_text(const Dataset& data, const Batch& batch) {
+  std::string out;
+  std::size_t at = 0;
+  const auto counted_at = [&](std::size_t i) { return i > 0 && batch.targets[i - 1] >= 0; };
+  while (at < batch.tokens.size()) {
+    std::size_t end = at + 1;
+    while (end < batch.tokens.size() && counted_at(end) == counted_at(at)) ++end;
+    const std::string text = data.tokenizer->decode({batch.tokens.data() + at, end - at});
+    out += counted_at(at) ? "«" + text + "»" : text;
+    at = end;
+  }
+  return out;
+}
+
+/// Of conversations: what is counted, and how full the windows are.
+void print_conversations(const Source& source) {
+  const DocumentFigures documents = documents_of(source.all);
+  std::cout << fmt::format("{}: {} in windows, of whose tokens {} are counted (answers) and {} are padding\n",
+                           printable(name_of_source(source)),
+                           counted(source.num_conversations, "conversation"),
+                           format_percent(real(documents.counted) / real(source.all.size())),
+                           format_percent(real(documents.padding) / real(source.all.size())));
+}
+
 void print(const Dataset& data, const Job& job, const Sample& sample, const Options& options) {
   Table table({"source", "share", "files", "documents", "tokens", "for training", "windows", "passes",
                "document: shortest", "median", "mean", "longest"});
   for (const Source& source : data.sources) {
-    const Lengths lengths = lengths_of(source.all);
+    const DocumentFigures documents = documents_of(source.all);
     table.add_row({printable(name_of_source(source)), format_percent(source.share),
-                   std::to_string(source.num_files), std::to_string(source.all.num_documents()),
+                   std::to_string(source.num_files), std::to_string(documents.spans.size()),
                    std::to_string(source.all.size()), std::to_string(source.train.size()),
                    std::to_string((source.train.size() - 1) / job.train.seq_len),
-                   fmt::format("{:.3g}", passes_of(source, job)), std::to_string(lengths.shortest),
-                   std::to_string(lengths.median), fmt::format("{:.1f}", lengths.mean),
-                   std::to_string(lengths.longest)});
+                   fmt::format("{:.3g}", passes_of(source, job)), std::to_string(documents.shortest),
+                   std::to_string(documents.median), fmt::format("{:.1f}", documents.mean),
+                   std::to_string(documents.longest)});
   }
   std::cout << table.str();
   for (const Source& source : data.sources) {
@@ -104,13 +146,32 @@ void print(const Dataset& data, const Job& job, const Sample& sample, const Opti
     if (source.num_empty > 0)
       std::cout << fmt::format("{}: {} without tokens\n", printable(name_of_source(source)),
                                counted(source.num_empty, "document"));
+    if (source.num_conversations > 0) print_conversations(source);
   }
-  std::cout << fmt::format("documents are {}; tokenizer {}, {} tokens\n", name_of(job.data.documents),
+  for (const std::string& note : conversation_notes(data)) std::cout << printable(note) << '\n';
+  std::cout << fmt::format("documents are {}; tokenizer {}, {} tokens\n", data.masked ? "masked" : "packed",
                            printable(job.data.tokenizer), data.tokenizer->vocab_size());
-  const std::string text = valid_utf8(sample.text.substr(0, idx(options.characters)));
+  const bool all = data.sources[idx(sample.drawn.source)].all.counts_all();
+  const std::string shown = all ? sample.text : marked_text(data, sample.batch);
+  const std::string text = valid_utf8(shown.substr(0, idx(options.characters)));
   std::cout << fmt::format(
       "sequence {} of the run is window {} of {}:\n{}\n", options.sequence, sample.drawn.window,
       printable(name_of_source(data.sources[idx(sample.drawn.source)])), printable_lines(text));
+}
+
+/// Of a document, numbered from its beginning.
+std::vector<TokenSpan> counted_spans(const TokenStream& tokens, const TokenSpan& document) {
+  std::vector<i64> counted(idx(document.end - document.begin));
+  tokens.mark_counted(document.begin, document.end - document.begin, counted.data());
+  std::vector<TokenSpan> out;
+  for (i64 i = 0; i < static_cast<i64>(counted.size()); ++i) {
+    if (counted[idx(i)] == 0) continue;
+    if (i > 0 && counted[idx(i - 1)] != 0)
+      out.back().end = i + 1;
+    else
+      out.push_back({i, i + 1});
+  }
+  return out;
 }
 
 /// All documents of all sources, validation included.
@@ -125,10 +186,10 @@ Json write_tokens(const Dataset& data, const Options& options) {
   }
   MegatronWriter writer(options.write, vocab);
   for (const Source& source : data.sources) {
-    for (i64 d = 0; d < source.all.num_documents(); ++d) {
-      const i64 begin = source.all.document(d);
-      writer.add(source.all.tokens(begin, end_of(source.all, d) - begin));
-    }
+    const bool talks = source.num_conversations > 0;
+    for (const TokenSpan& span : documents_of(source.all).spans)
+      writer.add(source.all.tokens(span.begin, span.end - span.begin),
+                 talks ? counted_spans(source.all, span) : std::vector<TokenSpan>{});
   }
   writer.finish();
   return {{"index", options.write + ".idx"},
@@ -154,13 +215,13 @@ int show(const Options& options, const Overrides& overrides) {
     return 0;
   }
   for (const Source& source : data.sources) json["sources"].push_back(to_json(source, job));
-  json["documents"] = name_of(job.data.documents);
+  json["documents"] = data.masked ? "masked" : "packed";
   json["tokenizer"] = {{"name", job.data.tokenizer}, {"tokens", data.tokenizer->vocab_size()}};
   json["sequence"] = {
-      {"index", options.sequence},      {"source", name_of_source(data.sources[idx(sample.drawn.source)])},
-      {"window", sample.drawn.window},  {"pass", sample.drawn.pass},
-      {"tokens", sample.batch.tokens},  {"document_starts", sample.batch.starts},
-      {"text", valid_utf8(sample.text)}};
+      {"index", options.sequence},       {"source", name_of_source(data.sources[idx(sample.drawn.source)])},
+      {"window", sample.drawn.window},   {"pass", sample.drawn.pass},
+      {"tokens", sample.batch.tokens},   {"document_starts", sample.batch.starts},
+      {"targets", sample.batch.targets}, {"text", valid_utf8(sample.text)}};
   print_json(json);
   return 0;
 }

@@ -1,5 +1,6 @@
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cmath>
 #include <iostream>
 #include <memory>
@@ -8,8 +9,11 @@
 #include "hetermoe/base/printable.h"
 #include "hetermoe/cli/command.h"
 #include "hetermoe/cli/readable.h"
-#include "hetermoe/data/tokenizer.h"
+#include "hetermoe/data/chat_template.h"
+#include "hetermoe/model/lora.h"
 #include "hetermoe/nn/decoder.h"
+#include "hetermoe/train/checkpoint_archive.h"
+#include "hetermoe/train/lora_options.h"
 #include "hetermoe/train/resume.h"
 #include "hetermoe/weights/hf_weights.h"
 
@@ -18,24 +22,26 @@ namespace {
 namespace fs = std::filesystem;
 
 struct Options {
-  std::string folder, prompt, tokenizer, dtype = "fp32";
+  std::string folder, prompt, tokenizer, chat_template, system, logits, dtype = "fp32";
   std::vector<i64> prompt_tokens;
   i64 tokens = 100, seed = 1;
   double temperature = 0, top_p = 1;
-  bool json = false;
+  bool chat = false, json = false;
 };
 
-/// Weights, and the tokenizer of the data that they learned from, where that is known.
+/// Weights, and tokenizer and chat template of the data that they learned from, where these are known.
 struct FoundModel {
   fs::path weights;
-  std::string tokenizer;
+  std::string tokenizer, chat_template;
+  std::optional<FoundCheckpoint> checkpoint;
 };
 
 /// A Hugging Face folder, a checkpoint, or the newest checkpoint of a run's output folder.
 FoundModel find_model(const fs::path& folder) {
   const auto tell = [](const std::string& note) { std::cerr << note << std::endl; };
-  const std::optional<FoundCheckpoint> checkpoint = checkpoint_in(folder, tell);
   FoundModel out;
+  out.checkpoint = checkpoint_in(folder, tell);
+  const std::optional<FoundCheckpoint>& checkpoint = out.checkpoint;
   out.weights = checkpoint ? checkpoint->path : folder;
   if (!has_weights(out.weights)) {
     fail<ConfigError>(folder.string(),
@@ -44,10 +50,31 @@ FoundModel find_model(const fs::path& folder) {
   if (fs::exists(out.weights / "tokenizer.model")) out.tokenizer = (out.weights / "tokenizer.model").string();
   if (checkpoint) {
     const Json& job = checkpoint->info.job;
-    const Json::json_pointer key("/data/tokenizer");
-    if (job.contains(key) && job[key].is_string()) out.tokenizer = job[key].get<std::string>();
+    const auto text_at = [&](const char* key, std::string& text) {
+      const Json::json_pointer at(key);
+      if (job.contains(at) && job[at].is_string()) text = job[at].get<std::string>();
+    };
+    text_at("/data/tokenizer", out.tokenizer);
+    text_at("/data/template", out.chat_template);
   }
+  if (out.chat_template.empty() && has_chat_template(out.weights.string()))
+    out.chat_template = out.weights.string();
   return out;
+}
+
+/// How a question is put to the model; none unless the prompt is one.
+std::optional<ChatEncoder> find_chat(const Options& options, const FoundModel& found,
+                                     const Tokenizer* tokenizer) {
+  if (!options.chat && options.chat_template.empty()) return std::nullopt;
+  const std::string& name = options.chat_template.empty() ? found.chat_template : options.chat_template;
+  if (name.empty()) {
+    fail<ConfigError>("--chat",
+                      "nothing in {} says which template its model knows: give --template, one of {}",
+                      found.weights.string(), fmt::join(chat_template_names(), ", "));
+  }
+  if (tokenizer == nullptr) fail<ConfigError>("--chat", "got tokens as prompt, expected a text as --prompt");
+  const std::string& tokens = options.tokenizer.empty() ? found.tokenizer : options.tokenizer;
+  return ChatEncoder(find_chat_template(name), *tokenizer, tokens, tokenizer->end_token());
 }
 
 std::shared_ptr<const Tokenizer> find_tokenizer(const Options& options, const FoundModel& found) {
@@ -71,9 +98,39 @@ ModelState read_weights(const HfWeights& weights, const ModelConfig& model, Dtyp
   return state;
 }
 
-std::vector<i64> prompt_of(const Options& options, const Tokenizer* tokenizer, const ModelConfig& model) {
+/// The adapters of a checkpoint, which lie beside the model that they change.
+void merge_adapters(const FoundCheckpoint& checkpoint, const ModelConfig& model, ModelState& state) {
+  const Json::json_pointer key("/train/lora");
+  if (!checkpoint.info.job.contains(key)) return;
+  LoraOptions options;
+  read_fields(checkpoint.info.job[key], options, checkpoint.path.string());
+  if (options.rank == 0) return;
+  const Archive archive(checkpoint.path, checkpoint.files);
+  for (NamedView& view : state.views(model)) {
+    const std::string a = lora_a_name(view.name), b = lora_b_name(view.name);
+    if (view.value.dim() != 2 || !archive.has(a)) continue;
+    const at::Tensor a_RI = archive.read(a, {options.rank, view.value.size(1)}).to(at::kFloat);
+    const at::Tensor b_OR = archive.read(b, {view.value.size(0), options.rank}).to(at::kFloat);
+    view.value.add_(b_OR.mm(a_RI).to(view.value.scalar_type()), options.alpha / real(options.rank));
+  }
+}
+
+/// Logits after each token of the prompt, for comparison with other programs.
+void write_logits(const std::string& path, const std::vector<i64>& prompt, const at::Tensor& logits) {
+  if (path.empty()) return;
+  write_safetensors(path, {{"tokens", at::tensor(prompt, at::kLong)}, {"logits", logits.contiguous()}});
+}
+
+std::vector<i64> prompt_of(const Options& options, const Tokenizer* tokenizer, const ChatEncoder* chat,
+                           const ModelConfig& model) {
   std::vector<i64> prompt = options.prompt_tokens;
-  if (prompt.empty() && tokenizer != nullptr) prompt = tokenizer->encode(options.prompt);
+  if (chat != nullptr && !options.prompt.empty()) {
+    std::vector<ChatMessage> said = {{ChatRole::kUser, options.prompt}};
+    if (!options.system.empty()) said.insert(said.begin(), {ChatRole::kSystem, options.system});
+    prompt = chat->encode(said, /*ask=*/true).tokens;
+  } else if (prompt.empty() && tokenizer != nullptr) {
+    prompt = tokenizer->encode(options.prompt);
+  }
   if (prompt.empty()) fail<ConfigError>("--prompt", "is no token, expected a text from which to go on");
   for (const i64 token : prompt) {
     if (token < 0 || token >= model.vocab) {
@@ -90,17 +147,23 @@ struct Generated {
   bool ended = false;
 };
 
+bool ends_with(const std::vector<i64>& tokens, const std::vector<i64>& end) {
+  return !end.empty() && tokens.size() >= end.size() && std::equal(end.rbegin(), end.rend(), tokens.rbegin());
+}
+
+/// end: the tokens by which the model says that it has ended; empty = it never does.
 Generated generate(Decoder& decoder, const std::vector<i64>& prompt, const Options& options,
-                   std::optional<i64> end_token) {
+                   const std::vector<i64>& end) {
   const SamplingOptions sampling{options.temperature, options.top_p, static_cast<u64>(options.seed)};
   Generated out;
   at::Tensor logits = decoder.read(at::tensor(prompt, at::kLong));
+  write_logits(options.logits, prompt, logits);
   while (static_cast<i64>(out.tokens.size()) < options.tokens && !out.ended) {
     const at::Tensor last = logits[logits.size(0) - 1];
     const i64 token = choose_token(last, sampling, decoder.size());
     out.loss -= at::log_softmax(last.to(at::kDouble), 0)[token].item<double>();
     out.tokens.push_back(token);
-    out.ended = end_token == token;
+    out.ended = ends_with(out.tokens, end);
     if (static_cast<i64>(out.tokens.size()) < options.tokens && !out.ended)
       logits = decoder.read(at::tensor(std::vector<i64>{token}, at::kLong));
   }
@@ -108,18 +171,27 @@ Generated generate(Decoder& decoder, const std::vector<i64>& prompt, const Optio
   return out;
 }
 
+/// By what the model ends an answer, or a text.
+std::vector<i64> end_of(const Tokenizer* tokenizer, const ChatEncoder* chat) {
+  if (chat != nullptr) return chat->answer_end();
+  if (tokenizer == nullptr || !tokenizer->end_token()) return {};
+  return {*tokenizer->end_token()};
+}
+
 int run(const Options& options) {
   const FoundModel found = find_model(options.folder);
   const std::shared_ptr<const Tokenizer> tokenizer = find_tokenizer(options, found);
   const HfFolder folder(found.weights);
   const ModelConfig model = model_of(folder);
-  const std::vector<i64> prompt = prompt_of(options, tokenizer.get(), model);
-  const ModelState state = read_weights(HfWeights(found.weights, model), model, parse_dtype(options.dtype));
+  const std::optional<ChatEncoder> chat = find_chat(options, found, tokenizer.get());
+  const ChatEncoder* asked = chat ? &*chat : nullptr;
+  const std::vector<i64> prompt = prompt_of(options, tokenizer.get(), asked, model);
+  ModelState state = read_weights(HfWeights(found.weights, model), model, parse_dtype(options.dtype));
+  if (found.checkpoint) merge_adapters(*found.checkpoint, model, state);
   Decoder decoder(model, state, static_cast<i64>(prompt.size()) + options.tokens);
   if (!options.json && tokenizer != nullptr)
     std::cout << printable_lines(valid_utf8(tokenizer->decode(prompt))) << std::flush;
-  const std::optional<i64> end = tokenizer != nullptr ? tokenizer->end_token() : std::nullopt;
-  const Generated made = generate(decoder, prompt, options, end);
+  const Generated made = generate(decoder, prompt, options, end_of(tokenizer.get(), asked));
   const std::string text = tokenizer != nullptr ? tokenizer->decode(made.tokens) : "";
   if (options.json) {
     print_json({{"weights", found.weights.string()},
@@ -164,6 +236,15 @@ std::function<int()> make_generate(Flags& flags) {
   flags.add_option(
       "--tokenizer", options->tokenizer,
       "bytes, or a SentencePiece model; by default that of the run, or tokenizer.model of the folder");
+  flags.add_flag("--chat", options->chat,
+                 "the prompt is a question: it is put as the model knows it, and the answer ends as its do");
+  flags.add_option("--template", options->chat_template,
+                   "how questions are put, as data.template has it; by default that of the run or folder");
+  flags.add_option("--system", options->system, "what the system says before the question");
+  flags
+      .add_option("--logits", options->logits,
+                  "write tokens of the prompt and the logits after each to FILE.safetensors")
+      ->is_output();
   flags.add_option("--dtype", options->dtype, "of weights and arithmetic: fp32, bf16, fp64")
       ->capture_default_str();
   flags.add_flag("--json", options->json, "print the result as JSON");

@@ -8,6 +8,7 @@
 #include "hetermoe/planner/rates.h"
 #include "hetermoe/report/table.h"
 #include "hetermoe/report/waits_text.h"
+#include "hetermoe/train/job.h"
 
 namespace hetermoe {
 namespace {
@@ -17,6 +18,7 @@ struct Options {
               moments = "fp32";
   i64 seq_len = 4096, sequences = 0, tokens = 0, max_microbatches = PlanLimits().max_microbatches;
   std::vector<DeviceId> idle;
+  TrainOptions train;  // what is trained of the model
   bool shard_optimizer = true, offload = true, json = false;
 };
 
@@ -31,6 +33,10 @@ PlanRequest make_request(const Options& options) {
   request.master = enum_from<Master>(options.master, "--master");
   if (const Dtype moments = parse_dtype(options.moments); moments != Dtype::kFp32)
     request.moments_dtype = moments;
+  Job job;
+  job.train = options.train;
+  const StepOptions step = step_options(job, request.model);
+  request.trained = {step.frozen, step.lora};
   const std::vector<std::string> faults = dtype_faults(blank_plan(request, Recompute::kLocal));
   if (!faults.empty()) fail<ConfigError>("plan", "{}", faults[0]);
   request.limits.max_microbatches = options.max_microbatches;
@@ -71,9 +77,18 @@ void print_tried(const PlanResult& result) {
   std::cout << table.str();
 }
 
+/// What is trained where it is not the whole model; empty = all.
+std::string trained_text(const Trained& trained) {
+  if (trained.lora != nullptr)
+    return fmt::format(", adapters of rank {} of {} {}", trained.lora->rank, trained.lora->targets.size(),
+                       agree(trained.lora->targets.size(), "matrix", "matrices"));
+  return trained.frozen.empty() ? "" : fmt::format(", {} frozen", counted(trained.frozen.size(), "unit"));
+}
+
 void print_result(const PlanRequest& request, const PlanResult& result) {
-  std::cout << fmt::format("{} on {}, {} per sequence, {} (all figures simulated)\n\n", request.model.name,
-                           request.cluster.name, counted(request.seq_len, "token"), name_of(request.dtype));
+  std::cout << fmt::format("{} on {}, {} per sequence, {}{} (all figures simulated)\n\n", request.model.name,
+                           request.cluster.name, counted(request.seq_len, "token"), name_of(request.dtype),
+                           trained_text(request.trained));
   for (const std::string& line : result.explanation) std::cout << line << "\n";
   std::cout << longest_wait_text(group_use(result.best().timeline)) << "\n\n";
   print_types(result.best());
@@ -134,6 +149,16 @@ std::function<int()> make_plan(Flags& flags) {
       .add_option("--max-microbatches", options->max_microbatches,
                   "bound of the search; the output says where it binds [default: none]")
       ->range(at_least(1));
+  flags
+      .add_option("--freeze", options->train.freeze,
+                  "what train.freeze names is not trained: patterns of tensors")
+      ->delimiter(',');
+  flags
+      .add_option("--lora-rank", options->train.lora.rank,
+                  "adapters of this rank are trained, as train.lora has them [default: 0 = the model itself]")
+      ->range(at_least(0));
+  flags.add_option("--lora-targets", options->train.lora.targets, "matrices that have adapters: patterns")
+      ->delimiter(',');
   flags.add_flag(
       "!--no-shard-optimizer", options->shard_optimizer,
       "every replica keeps all of the optimizer's state: such plans can follow each other in a run");

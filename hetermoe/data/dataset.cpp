@@ -1,10 +1,8 @@
 #include "hetermoe/data/dataset.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstring>
-#include <fstream>
 #include <new>
 #include <numeric>
 #include <string_view>
@@ -15,10 +13,7 @@
 #include "hetermoe/base/hash.h"
 #include "hetermoe/base/index.h"
 #include "hetermoe/base/words.h"
-#include "hetermoe/data/json_lines.h"
-#include "hetermoe/data/mapped_file.h"
-#include "hetermoe/data/source_files.h"
-#include "hetermoe/data/token_files.h"
+#include "hetermoe/data/source_reader.h"
 
 namespace hetermoe {
 
@@ -27,133 +22,9 @@ const std::vector<std::string>& EnumNames<Documents>::names() {
   return all;
 }
 
-namespace fs = std::filesystem;
 namespace {
 
 constexpr i64 kLookedAt = 1 << 24;  // tokens of a stream that are read before the first step
-
-/// Appends at most `limit` bytes of a file. Returns false and appends nothing when the bytes hold a zero
-/// byte.
-bool append_file(const fs::path& path, i64 limit, std::string& out) {
-  std::ifstream in(path, std::ios::binary);
-  if (!in) fail<IoError>("data.paths", "cannot read {}: {}", path.string(), std::strerror(errno));
-  const std::size_t before = out.size();
-  std::array<char, 1 << 16> chunk;
-  while (limit > 0 && in) {
-    in.read(chunk.data(), std::min<std::streamsize>(limit, chunk.size()));
-    const std::streamsize got = in.gcount();
-    if (std::memchr(chunk.data(), 0, idx(got)) != nullptr) {
-      out.resize(before);
-      return false;
-    }
-    out.append(chunk.data(), idx(got));
-    limit -= got;
-  }
-  if (in.bad()) fail<IoError>("data.paths", "reading {} stopped: {}", path.string(), std::strerror(errno));
-  return true;
-}
-
-/// Reads the files of one source.
-class SourceReader {
- public:
-  SourceReader(const DataOptions& options, const Tokenizer& tokenizer)
-      : options_(options),
-        tokenizer_(tokenizer),
-        end_(options.end_token ? options.end_token : tokenizer.end_token()),
-        as_bytes_(options.tokenizer == "bytes"),
-        text_(type_for(std::max(tokenizer.vocab_size(), end_.value_or(0) + 1))) {}
-
-  void read(const SourceFile& file) {
-    switch (file.kind) {
-      case FileKind::kText:
-        return read_text_file(file);
-      case FileKind::kJsonLines:
-        return read_json_lines(file);
-      case FileKind::kMegatron:
-        return add(read_megatron(file.path));
-      case FileKind::kLlmc:
-        return add(read_llmc(file.path, options_.end_token));
-    }
-  }
-
-  Source finish() {
-    flush();
-    return std::move(out_);
-  }
-
- private:
-  i64 left() const { return options_.max_bytes - bytes_; }
-
-  void read_text_file(const SourceFile& file) {
-    if (left() <= 0) return;
-    std::string text;
-    if (append_file(file.path, left(), text)) {
-      ++out_.num_files;
-      if (!as_bytes_ && left() == static_cast<i64>(text.size())) drop_cut_character(text);
-      add_document(text);
-    } else if (file.found) {
-      ++out_.num_skipped;
-    } else {
-      fail<IoError>("data.paths", "{} is no text: it has a NUL byte, expected text", file.path.string());
-    }
-  }
-
-  void read_json_lines(const SourceFile& file) {
-    if (left() <= 0) return;
-    const MappedFile mapped(file.path);
-    ++out_.num_files;
-    for_each_json_text(mapped.bytes(), options_.json_field, file.path.string(), [&](const std::string& text) {
-      if (static_cast<i64>(text.size()) > left()) return false;
-      add_document(text);
-      return true;
-    });
-  }
-
-  /// The limit may have cut a character of several bytes.
-  static void drop_cut_character(std::string& text) {
-    while (!text.empty() && (static_cast<unsigned char>(text.back()) & 0xC0) == 0x80) text.pop_back();
-    if (!text.empty() && static_cast<unsigned char>(text.back()) >= 0xC0) text.pop_back();
-  }
-
-  void add_document(const std::string& text) {
-    bytes_ += static_cast<i64>(text.size());
-    if (text.empty()) {
-      ++out_.num_empty;
-      return;
-    }
-    starts_.push_back(text_.size());
-    if (as_bytes_ && type_for(end_.value_or(0) + 1) == TokenType::kU8) {
-      text_.add_bytes(text.data(), text.size());
-    } else {
-      for (const i64 token : tokenizer_.encode(text)) text_.add(token);
-    }
-    if (end_) text_.add(*end_);
-    if (text_.size() > starts_.back()) return;
-    starts_.pop_back();  // a text of blanks alone may be no token
-    ++out_.num_empty;
-  }
-
-  void flush() {
-    out_.all.append(text_.finish(), starts_);
-    starts_.clear();
-  }
-
-  void add(const DocumentTokens& read) {
-    flush();
-    out_.all.append(read.tokens, read.starts);
-    out_.num_empty += read.num_empty;
-    ++out_.num_files;
-  }
-
-  const DataOptions& options_;
-  const Tokenizer& tokenizer_;
-  std::optional<i64> end_;
-  bool as_bytes_;
-  TokenBuilder text_;
-  std::vector<i64> starts_;  // in text_
-  i64 bytes_ = 0;            // of text so far
-  Source out_;
-};
 
 /// Checks that there are tokens for one sequence. It needs one more than it has, for the last target.
 void check_length(const Source& source, const TokenStream& part, i64 seq_len, const char* use) {
@@ -166,16 +37,29 @@ void check_length(const Source& source, const TokenStream& part, i64 seq_len, co
                     std::strcmp(use, "validation") == 0 ? ", or set data.validation_share" : "");
 }
 
-void divide(Source& source, double validation_share) {
+/// Conversations are divided where a window ends, and both parts have the token at the cut: it is the last
+/// target of the one and the first token of the other.
+void divide_conversations(Source& source, double validation_share, i64 seq_len) {
+  const i64 windows = (source.all.size() - 1) / seq_len;
+  const i64 validation =
+      validation_share > 0 ? std::max<i64>(1, std::llround(validation_share * real(windows))) : 0;
+  const i64 cut = std::max<i64>(0, windows - validation) * seq_len;
+  source.train = validation == 0 ? source.all : source.all.part(0, cut + 1);
+  source.validation = validation == 0 ? TokenStream() : source.all.part(cut, source.all.size() - cut);
+}
+
+void divide(Source& source, double validation_share, i64 seq_len) {
   const i64 size = source.all.size();
+  if (source.num_conversations > 0 && size > 0)
+    return divide_conversations(source, validation_share, seq_len);
   const i64 validation = static_cast<i64>(validation_share * static_cast<double>(size));
   source.train = source.all.part(0, size - validation);
   source.validation = source.all.part(size - validation, validation);
 }
 
-Source read_source(const DataOptions& options, const Tokenizer& tokenizer,
+Source read_source(const DataOptions& options, const Tokenizer& tokenizer, i64 seq_len,
                    const std::vector<SourceFile>& files) {
-  SourceReader reader(options, tokenizer);
+  SourceReader reader(options, tokenizer, seq_len);
   try {
     for (const SourceFile& file : files) reader.read(file);
     return reader.finish();
@@ -184,8 +68,9 @@ Source read_source(const DataOptions& options, const Tokenizer& tokenizer,
   }
 }
 
-std::vector<Source> read_sources(const DataOptions& options, const Tokenizer& tokenizer) {
-  if (options.paths.empty()) return {read_source(options, tokenizer, find_library_files(options.extensions))};
+std::vector<Source> read_sources(const DataOptions& options, const Tokenizer& tokenizer, i64 seq_len) {
+  if (options.paths.empty())
+    return {read_source(options, tokenizer, seq_len, find_library_files(options.extensions))};
   if (!options.weights.empty() && options.weights.size() != options.paths.size()) {
     fail<ConfigError>("data.weights", "got {}, expected one for each of {}",
                       counted(options.weights.size(), "weight"), counted(options.paths.size(), "path"));
@@ -196,11 +81,11 @@ std::vector<Source> read_sources(const DataOptions& options, const Tokenizer& to
     const std::vector<SourceFile> found = find_files(options.paths[i], options.extensions);
     files.insert(files.end(), found.begin(), found.end());
     if (options.weights.empty()) continue;
-    sources.push_back(read_source(options, tokenizer, std::exchange(files, {})));
+    sources.push_back(read_source(options, tokenizer, seq_len, std::exchange(files, {})));
     sources.back().name = options.paths[i];
     sources.back().share = options.weights[i];
   }
-  if (options.weights.empty()) sources.push_back(read_source(options, tokenizer, files));
+  if (options.weights.empty()) sources.push_back(read_source(options, tokenizer, seq_len, files));
   return sources;
 }
 
@@ -215,12 +100,15 @@ u64 Dataset::checksum() const {
 
 Dataset load_dataset(const DataOptions& options, i64 seq_len) {
   Dataset out;
-  out.masked = options.documents == Documents::kMasked;
   out.tokenizer = make_tokenizer(options.tokenizer);
-  out.sources = read_sources(options, *out.tokenizer);
+  out.sources = read_sources(options, *out.tokenizer, seq_len);
+  const bool talks = std::any_of(out.sources.begin(), out.sources.end(),
+                                 [](const Source& source) { return source.num_conversations > 0; });
+  out.masked =
+      options.documents.value_or(talks ? Documents::kMasked : Documents::kPacked) == Documents::kMasked;
   double sum = 0;
   for (Source& source : out.sources) {
-    divide(source, options.validation_share);
+    divide(source, options.validation_share, seq_len);
     check_length(source, source.train, seq_len, "training");
     if (options.validation_share > 0) check_length(source, source.validation, seq_len, "validation");
     sum += source.share;
@@ -245,6 +133,21 @@ Dataset byte_dataset(std::vector<std::uint8_t> train, std::vector<std::uint8_t> 
   return out;
 }
 
+std::vector<std::string> conversation_notes(const Dataset& data) {
+  std::vector<std::string> out;
+  for (const Source& source : data.sources) {
+    if (source.num_cut == 0) continue;
+    out.push_back(
+        fmt::format("[data] {} of {}{} {} longer than train.seq_len and cut at the end; {} of them {} left "
+                    "out, having no "
+                    "answer before the cut",
+                    source.num_cut, counted(source.num_conversations, "conversation"),
+                    source.name.empty() ? "" : " of " + source.name, agree(source.num_cut, "is", "are"),
+                    source.num_unanswered, agree(source.num_unanswered, "is", "are")));
+  }
+  return out;
+}
+
 void check_vocabulary(const Dataset& data, const ModelConfig& model) {
   i64 largest = 0;
   for (const Source& source : data.sources) {
@@ -266,16 +169,21 @@ void check_vocabulary(const Dataset& data, const ModelConfig& model) {
 
 double unigram_entropy(const TokenStream& tokens) {
   HM_CHECK(tokens.size() > 0, "no tokens");
-  const i64 size = std::min(tokens.size(), kLookedAt);
+  const i64 size = std::min(tokens.size(), kLookedAt), sum = tokens.num_counted(0, size);
   std::unordered_map<i64, i64> counts;
+  std::vector<i64> counted(1 << 16);
   for (i64 first = 0; first < size; first += 1 << 16) {
-    for (const i64 token : tokens.tokens(first, std::min<i64>(1 << 16, size - first))) ++counts[token];
+    const std::vector<i64> part = tokens.tokens(first, std::min<i64>(1 << 16, size - first));
+    tokens.mark_counted(first, static_cast<i64>(part.size()), counted.data());
+    for (std::size_t i = 0; i < part.size(); ++i) {
+      if (counted[i] != 0) ++counts[part[i]];
+    }
   }
   std::vector<std::pair<i64, i64>> sorted(counts.begin(), counts.end());  // so that the sum has one order
   std::sort(sorted.begin(), sorted.end());
   double entropy = 0;
   for (const auto& [token, count] : sorted) {
-    const double share = real(count) / real(size);
+    const double share = real(count) / real(sum);
     entropy -= share * std::log(share);
   }
   return entropy;

@@ -20,6 +20,9 @@ struct Source {
   i64 num_files = 0;
   i64 num_skipped = 0;  ///< files of folders that hold NUL bytes and so are no text
   i64 num_empty = 0;    ///< documents without tokens
+  /// Conversations in windows of train.seq_len: how many, longer ones, and of these those left out because no
+  /// answer was in their beginning.
+  i64 num_conversations = 0, num_cut = 0, num_unanswered = 0;
 };
 
 struct Dataset {
@@ -38,12 +41,15 @@ Dataset load_dataset(const DataOptions& options, i64 seq_len);
 /// One source of tokens in memory, each a byte.
 Dataset byte_dataset(std::vector<std::uint8_t> train, std::vector<std::uint8_t> validation);
 
+/// What a user should know of the conversations before a run: those that were cut.
+std::vector<std::string> conversation_notes(const Dataset& data);
+
 /// Throws ConfigError when there is a token that the model does not have. Of mapped files the beginning is
 /// looked at; the rest is checked as it is read.
 void check_vocabulary(const Dataset& data, const ModelConfig& model);
 
-/// Entropy of single tokens in nats: the loss of a model that knows frequencies only. Of long streams that of
-/// the first 2^24 tokens.
+/// Entropy of single counted tokens in nats: the loss of a model that knows frequencies only. Of long streams
+/// that of the first 2^24 tokens.
 double unigram_entropy(const TokenStream& tokens);
 
 }  // namespace hetermoe

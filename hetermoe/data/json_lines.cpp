@@ -3,21 +3,18 @@
 #include <fmt/ranges.h>
 
 #include "hetermoe/base/error.h"
-#include "hetermoe/base/json.h"
+#include "hetermoe/data/chat_lines.h"
 
 namespace hetermoe {
-namespace {
 
-std::string keys_of(const Json& line) {
+std::string keys_of(const Json& object) {
   std::vector<std::string> keys;
-  for (const auto& [key, value] : line.items()) keys.push_back(key);
+  for (const auto& [key, value] : object.items()) keys.push_back(key);
   return keys.empty() ? "no keys" : fmt::format("the keys {}", fmt::join(keys, ", "));
 }
 
-}  // namespace
-
-void for_each_json_text(std::string_view bytes, const std::string& field, const std::string& where,
-                        const std::function<bool(const std::string&)>& take) {
+void for_each_json_line(std::string_view bytes, const std::string& where,
+                        const std::function<bool(const Json& line, const std::string& place)>& take) {
   i64 number = 0;
   while (!bytes.empty()) {
     const std::size_t end = std::min(bytes.find('\n'), bytes.size());
@@ -29,15 +26,23 @@ void for_each_json_text(std::string_view bytes, const std::string& field, const 
     const std::string place = fmt::format("{} line {}", where, number);
     if (line.is_discarded()) fail<InputError>(place, "is no JSON in UTF-8, expected an object on each line");
     if (!line.is_object()) fail<InputError>(place, "got {}, expected an object", describe(line));
+    if (!take(line, place)) return;
+  }
+}
+
+void for_each_json_text(std::string_view bytes, const std::string& field, const std::string& where,
+                        const std::function<bool(const std::string&)>& take) {
+  for_each_json_line(bytes, where, [&](const Json& line, const std::string& place) {
     const auto found = line.find(field);
     if (found == line.end()) {
-      fail<InputError>(place, "has no \"{}\" but {}. Name the key of the text by data.json_field", field,
-                       keys_of(line));
+      fail<InputError>(place, "has no \"{}\" but {}. Name the key of the text by data.json_field{}", field,
+                       keys_of(line),
+                       looks_like_conversation(line) ? ", or for conversations a data.template" : "");
     }
     if (!found->is_string())
       fail<InputError>(place, "\"{}\" is {}, expected a text", field, describe(*found));
-    if (!take(found->get_ref<const std::string&>())) return;
-  }
+    return take(found->get_ref<const std::string&>());
+  });
 }
 
 }  // namespace hetermoe

@@ -22,8 +22,10 @@ struct DataOptions {
   double validation_share = 0.05;
   std::string tokenizer = "bytes";
   std::string json_field = "text";
+  std::string chat_template;
+  bool answers_only = true;
   std::optional<i64> end_token;
-  Documents documents = Documents::kPacked;
+  std::optional<Documents> documents;
   template <class V>
   void fields(V& v) {
     v("paths", paths,
@@ -40,14 +42,19 @@ struct DataOptions {
     v("tokenizer", tokenizer,
       "what makes tokens of text: bytes, or a SentencePiece model (FILE.model). Files of tokens have theirs");
     v("json_field", json_field, "key of the text in each line of JSON lines");
+    v("template", chat_template,
+      "lines of JSON are conversations, rendered by this template: chatml, llama3, mistral, deepseek-v2, "
+      "deepseek-v3, plain, or a folder whose tokenizer_config.json has that of its model; empty = they are "
+      "texts: docs/data.md");
+    v("answers_only", answers_only,
+      "of conversations the loss is that of the answers; false = of all that is said");
     v("end_token", end_token,
       "token after each document of text; null = the end token of the tokenizer (bytes have none). In files "
       "of llm.c the token with which a document begins",
       at_least(0));
     v("documents", documents,
       "packed: a token sees all tokens before it in its sequence; masked: only those of its own document, "
-      "and "
-      "the last token of a document has no target");
+      "and the last token of a document has no target; null = masked where there are conversations");
   }
 };
 

@@ -115,19 +115,17 @@ Sampler::Drawn Sampler::draw(i64 index) const {
 }
 
 /// The last token of a document has no target: the next one is of another.
-void Sampler::mask(const Part& part, i64 first, i64* targets, Batch& out) const {
+void Sampler::mask_documents(const Part& part, i64 first, i64* targets, Batch& out) const {
   std::vector<i64> starts(idx(seq_len_ + 1));
   part.tokens.mark_starts(first, seq_len_ + 1, starts.data());
   out.starts.insert(out.starts.end(), starts.begin(), starts.end() - 1);
   for (i64 i = 0; i < seq_len_; ++i) {
-    if (starts[idx(i + 1)] == 0) continue;
-    targets[i] = -100;
-    --out.target_count;
+    if (starts[idx(i + 1)] != 0) targets[i] = -100;
   }
 }
 
 Batch Sampler::batch(i64 first, i64 count, i64 vocab) const {
-  Batch out{count, seq_len_, {}, {}, {}, count * seq_len_};
+  Batch out{count, seq_len_, {}, {}, {}, 0};
   out.tokens.resize(idx(count * seq_len_));
   out.targets.resize(out.tokens.size());
   std::vector<i64> window(idx(seq_len_ + 1));
@@ -144,9 +142,16 @@ Batch Sampler::batch(i64 first, i64 count, i64 vocab) const {
                        vocab - 1);
     }
     std::copy(window.begin(), window.end() - 1, out.tokens.begin() + i * seq_len_);
-    std::copy(window.begin() + 1, window.end(), out.targets.begin() + i * seq_len_);
-    if (masked_) mask(part, begin, out.targets.data() + i * seq_len_, out);
+    i64* targets = out.targets.data() + i * seq_len_;
+    std::copy(window.begin() + 1, window.end(), targets);
+    part.tokens.mark_counted(begin + 1, seq_len_, window.data());
+    for (i64 t = 0; t < seq_len_; ++t) {
+      if (window[idx(t)] == 0) targets[t] = -100;
+    }
+    if (masked_) mask_documents(part, begin, targets, out);
   }
+  out.target_count =
+      static_cast<i64>(out.targets.size()) - std::count(out.targets.begin(), out.targets.end(), -100);
   return out;
 }
 

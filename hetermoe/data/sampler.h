@@ -25,7 +25,7 @@ class WindowOrder {
 /// Sequences of a run, one after another, [num_sequences][seq_len] each.
 struct Batch {
   i64 num_sequences = 0, seq_len = 0;
-  std::vector<i64> tokens, targets;  ///< target = the next token, -100 = none
+  std::vector<i64> tokens, targets;  ///< target = the next token, -100 = not counted
   std::vector<i64> starts;           ///< 1 where a document begins; empty = sequences are not divided
   i64 target_count = 0;
 };
@@ -66,7 +66,7 @@ class Sampler {
     i64 in_block = kBlock;
   };
   void divide_block(const Dataset& data);
-  void mask(const Part& part, i64 first, i64* targets, Batch& out) const;
+  void mask_documents(const Part& part, i64 first, i64* targets, Batch& out) const;
 
   i64 seq_len_;
   u64 seed_;

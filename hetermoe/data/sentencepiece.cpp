@@ -58,6 +58,12 @@ class SentencePieceModel : public Tokenizer {
     return out;
   }
 
+  std::vector<i64> encode_special(std::string_view name) const override {
+    const int id = processor_.PieceToId(name);
+    if (processor_.IsUnknown(id)) return {};
+    return {id};
+  }
+
   i64 vocab_size() const override { return processor_.GetPieceSize(); }
   std::optional<i64> end_token() const override {
     const int id = processor_.eos_id();

@@ -17,6 +17,7 @@ namespace {
 constexpr std::string_view kMagic("MMIDIDX\0\0", 9);
 constexpr i64 kHead = 34;
 constexpr i64 kLlmcHead = 1024;
+constexpr char kAnswer = 2;  // mode of a sequence
 
 /// Megatron-LM's number of a type; the others of its list are no integers.
 constexpr std::array<std::pair<int, TokenType>, 6> kCodes = {{{1, TokenType::kU8},
@@ -47,6 +48,7 @@ class IndexReader {
     head();
     tokens(bin_bytes);
     documents();
+    answers();
     return std::move(out_);
   }
 
@@ -78,6 +80,7 @@ class IndexReader {
     }
     out_.num_sequences = static_cast<i64>(sequences);
     num_ends_ = static_cast<i64>(documents);
+    has_modes_ = rest != 0;
   }
 
   void tokens(i64 bin_bytes) {
@@ -121,6 +124,15 @@ class IndexReader {
     }
   }
 
+  void answers() {
+    if (!has_modes_) return;
+    const std::string_view modes = bytes_.substr(idx(kHead + 12 * out_.num_sequences + 8 * num_ends_));
+    for (i64 s = 0; s < out_.num_sequences; ++s) {
+      const TokenSpan span = {first_[idx(s)], first_[idx(s + 1)]};
+      if (modes[idx(s)] == kAnswer && span.begin < span.end) out_.answers.push_back(span);
+    }
+  }
+
   void add_document(i64 begin, i64 end) {
     if (begin == end)
       ++out_.num_empty;
@@ -132,6 +144,7 @@ class IndexReader {
   const std::string& where_;
   MegatronIndex out_;
   i64 num_ends_ = 0;
+  bool has_modes_ = false;
   std::vector<i64> first_;  // token of each sequence
 };
 
@@ -147,7 +160,8 @@ DocumentTokens read_megatron(const fs::path& index) {
   const i64 size = static_cast<i64>(bin->bytes().size());
   MegatronIndex read = parse_megatron_index(file.bytes(), size, index.string());
   const void* data = bin->bytes().data();
-  return {TokenArray(bin, data, read.type, read.num_tokens, true), std::move(read.starts), read.num_empty};
+  return {TokenArray(bin, data, read.type, read.num_tokens, true), std::move(read.starts), read.num_empty,
+          std::move(read.answers)};
 }
 
 MegatronWriter::MegatronWriter(fs::path prefix, i64 vocab)
@@ -169,7 +183,12 @@ void MegatronWriter::check_written() const {
   if (!bin_) fail<WriteError>(part_.string(), "cannot write: {}", std::strerror(errno));
 }
 
-void MegatronWriter::add(std::span<const i64> document) {
+void MegatronWriter::add_sequence(i64 length, char mode) {
+  lengths_.push_back(static_cast<std::int32_t>(length));
+  modes_.push_back(mode);
+}
+
+void MegatronWriter::add(std::span<const i64> document, std::span<const TokenSpan> answers) {
   const i64 most = type_ == TokenType::kU16 ? 65535 : std::numeric_limits<std::int32_t>::max();
   if (document.size() > idx(std::numeric_limits<std::int32_t>::max()))
     fail<InputError>(prefix_.string(), "a document of {} tokens, expected fewer than 2^31", document.size());
@@ -182,8 +201,16 @@ void MegatronWriter::add(std::span<const i64> document) {
   }
   bin_.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
   check_written();
-  lengths_.push_back(static_cast<std::int32_t>(document.size()));
-  num_tokens_ += static_cast<i64>(document.size());
+  const i64 size = static_cast<i64>(document.size());
+  i64 at = 0;
+  for (const TokenSpan& span : answers) {
+    if (at < span.begin) add_sequence(span.begin - at, 0);
+    add_sequence(span.end - span.begin, kAnswer);
+    at = span.end;
+  }
+  if (at < size || size == 0) add_sequence(size - at, 0);
+  ends_.push_back(static_cast<i64>(lengths_.size()));
+  num_tokens_ += size;
 }
 
 void MegatronWriter::finish() {
@@ -193,14 +220,16 @@ void MegatronWriter::finish() {
   put<u64>(index, 1);
   index.push_back(type_ == TokenType::kU16 ? 8 : 4);
   put<u64>(index, lengths_.size());
-  put<u64>(index, lengths_.size() + 1);
+  put<u64>(index, ends_.size() + 1);
   for (const std::int32_t length : lengths_) put(index, length);
   i64 offset = 0;
   for (const std::int32_t length : lengths_) {
     put(index, offset);
     offset += length * bytes_of(type_);
   }
-  for (std::size_t d = 0; d <= lengths_.size(); ++d) put(index, static_cast<i64>(d));
+  put(index, i64{0});
+  for (const i64 end : ends_) put(index, end);
+  if (modes_.find(kAnswer) != std::string::npos) index += modes_;
   fs::rename(part_, prefix_.string() + ".bin");
   part_.clear();
   write_text(prefix_.string() + ".idx", index);

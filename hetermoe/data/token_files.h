@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "hetermoe/data/token_array.h"
+#include "hetermoe/data/token_stream.h"
 
 // Tokens that another program made of text.
 namespace hetermoe {
@@ -17,6 +18,8 @@ struct DocumentTokens {
   TokenArray tokens;
   std::vector<i64> starts;  ///< token with which each document begins, ascending; documents are not empty
   i64 num_empty = 0;        ///< documents without tokens, which are left out of `starts`
+  std::vector<TokenSpan> answers = {};    ///< of documents that are conversations, ascending
+  std::vector<TokenSpan> uncounted = {};  ///< ascending
 };
 
 /// What the .idx of Megatron-LM says of its .bin.
@@ -25,6 +28,7 @@ struct MegatronIndex {
   i64 num_sequences = 0, num_tokens = 0;
   std::vector<i64> starts;  ///< as in DocumentTokens
   i64 num_empty = 0;
+  std::vector<TokenSpan> answers;  ///< sequences of mode 2
 };
 /// bytes: the whole .idx; bin_bytes: size of the .bin. Throws InputError that begins with `where` for an
 /// index that is cut, damaged, or of another .bin.
@@ -40,17 +44,22 @@ class MegatronWriter {
   /// Tokens take 2 bytes where the vocabulary is below 65500, as in Megatron-LM, else 4. Throws IoError.
   MegatronWriter(std::filesystem::path prefix, i64 vocab);
   ~MegatronWriter();
-  void add(std::span<const i64> document);  ///< may be empty
-  void finish();                            ///< throws WriteError when the disk does not take it
-  i64 num_documents() const { return static_cast<i64>(lengths_.size()); }
+  /// May be empty. answers: the tokens that are counted, where the document is a conversation; they become
+  /// sequences of mode 2, which is a mark of this program and none of Megatron-LM.
+  void add(std::span<const i64> document, std::span<const TokenSpan> answers = {});
+  void finish();  ///< throws WriteError when the disk does not take it
+  i64 num_documents() const { return static_cast<i64>(ends_.size()); }
   i64 num_tokens() const { return num_tokens_; }
 
  private:
   void check_written() const;
+  void add_sequence(i64 length, char mode);
   std::filesystem::path prefix_, part_;
   TokenType type_;
   std::ofstream bin_;
-  std::vector<std::int32_t> lengths_;
+  std::vector<std::int32_t> lengths_;  // of sequences, several in a conversation
+  std::string modes_;                  // [sequences]
+  std::vector<i64> ends_;              // [documents] sequences up to the end of each
   i64 num_tokens_ = 0;
 };
 

@@ -28,10 +28,21 @@ u64 sampled_checksum(const TokenArray& tokens) {
 
 }  // namespace
 
-void TokenStream::append(const TokenArray& tokens, std::span<const i64> starts) {
+template <class F>
+void TokenStream::for_each_uncounted(i64 first, i64 count, const F& take) const {
+  const i64 begin = first_ + first, end = begin + count;
+  auto span = std::lower_bound(uncounted_->begin(), uncounted_->end(), begin,
+                               [](const TokenSpan& s, i64 token) { return s.end <= token; });
+  for (; span != uncounted_->end() && span->begin < end; ++span)
+    take(std::max(span->begin, begin) - begin, std::min(span->end, end) - begin);
+}
+
+void TokenStream::append(const TokenArray& tokens, std::span<const i64> starts,
+                         std::span<const TokenSpan> uncounted) {
   HM_CHECK(first_ == 0, "a part of a stream takes no more tokens");
   if (tokens.size() == 0) return;
   for (const i64 start : starts) starts_->push_back(size_ + start);
+  for (const TokenSpan& span : uncounted) uncounted_->push_back({size_ + span.begin, size_ + span.end});
   pieces_.push_back({tokens, size_});
   size_ += tokens.size();
 }
@@ -76,6 +87,17 @@ void TokenStream::mark_starts(i64 first, i64 count, i64* out) const {
     out[(*starts_)[idx(d)] - begin] = 1;
 }
 
+void TokenStream::mark_counted(i64 first, i64 count, i64* out) const {
+  std::fill(out, out + count, 1);
+  for_each_uncounted(first, count, [&](i64 begin, i64 end) { std::fill(out + begin, out + end, 0); });
+}
+
+i64 TokenStream::num_counted(i64 first, i64 count) const {
+  i64 out = count;
+  for_each_uncounted(first, count, [&](i64 begin, i64 end) { out -= end - begin; });
+  return out;
+}
+
 bool TokenStream::mapped() const {
   return std::any_of(pieces_.begin(), pieces_.end(), [](const Piece& p) { return p.tokens.mapped(); });
 }
@@ -91,7 +113,9 @@ u64 TokenStream::checksum() const {
     only = part.mapped() ? sampled_checksum(part) : hetermoe::checksum(part.data(), idx(part.bytes()));
     all.add(only);
   }
-  return pieces_.size() == 1 ? only : all.value();
+  if (pieces_.size() == 1 && counts_all()) return only;
+  for_each_uncounted(0, size_, [&](i64 begin, i64 end) { all.add(begin).add(end); });
+  return all.value();
 }
 
 }  // namespace hetermoe

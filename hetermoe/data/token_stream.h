@@ -7,12 +7,22 @@
 
 namespace hetermoe {
 
-/// Tokens of one array after another, as one, and where documents begin. Copies and parts share them.
+/// Tokens [begin, end).
+struct TokenSpan {
+  i64 begin = 0, end = 0;
+  bool operator==(const TokenSpan&) const = default;
+};
+
+/// Tokens of one array after another, as one, where documents begin, and which tokens are counted in the loss
+/// (all that are not named otherwise). Copies and parts share them.
 class TokenStream {
  public:
-  TokenStream() : starts_(std::make_shared<std::vector<i64>>()) {}
-  /// starts: of documents in `tokens`. Not for a part of a stream.
-  void append(const TokenArray& tokens, std::span<const i64> starts);
+  TokenStream()
+      : starts_(std::make_shared<std::vector<i64>>()),
+        uncounted_(std::make_shared<std::vector<TokenSpan>>()) {}
+  /// starts: of documents in `tokens`. uncounted: ascending and apart. Not for a part of a stream.
+  void append(const TokenArray& tokens, std::span<const i64> starts,
+              std::span<const TokenSpan> uncounted = {});
 
   i64 size() const { return size_; }
   /// Tokens [first, first + count).
@@ -27,9 +37,14 @@ class TokenStream {
   /// out[i] = 1 where a document begins at token first + i, else 0.
   void mark_starts(i64 first, i64 count, i64* out) const;
 
+  bool counts_all() const { return uncounted_->empty(); }
+  /// out[i] = 1 where token first + i is counted, else 0.
+  void mark_counted(i64 first, i64 count, i64* out) const;
+  i64 num_counted(i64 first, i64 count) const;
+
   bool mapped() const;
-  /// Tells streams apart. Of tokens in memory all bytes count; of mapped files, which may be huge, their
-  /// sizes and samples.
+  /// Tells streams apart, by what is counted as well. Of tokens in memory all bytes count; of mapped files,
+  /// which may be huge, their sizes and samples.
   u64 checksum() const;
 
  private:
@@ -39,10 +54,14 @@ class TokenStream {
   };
   i64 first_document() const;
   i64 end_document() const;
+  /// Hands on the parts of [first, first + count) that are not counted, from `first` on.
+  template <class F>
+  void for_each_uncounted(i64 first, i64 count, const F& take) const;
 
   std::vector<Piece> pieces_;
-  std::shared_ptr<std::vector<i64>> starts_;  // of the whole stream
-  i64 first_ = 0, size_ = 0;                  // of this part
+  std::shared_ptr<std::vector<i64>> starts_;           // of the whole stream
+  std::shared_ptr<std::vector<TokenSpan>> uncounted_;  // of the whole stream
+  i64 first_ = 0, size_ = 0;                           // of this part
 };
 
 }  // namespace hetermoe

@@ -15,6 +15,7 @@ class ByteTokenizer : public Tokenizer {
     for (const char c : text) out.push_back(static_cast<unsigned char>(c));
     return out;
   }
+  std::vector<i64> encode_special(std::string_view name) const override { return encode(name); }
   std::string decode(std::span<const i64> tokens) const override {
     std::string out;
     for (const i64 token : tokens) {

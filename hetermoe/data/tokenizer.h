@@ -17,6 +17,9 @@ class Tokenizer {
   virtual std::vector<i64> encode(std::string_view text) const = 0;
   /// What the tokens stand for; a token that it does not have becomes <NUMBER>.
   virtual std::string decode(std::span<const i64> tokens) const = 0;
+  /// What the name of a special token stands for: that token, or with bytes its spelling. Empty = there is no
+  /// such token.
+  virtual std::vector<i64> encode_special(std::string_view name) const = 0;
   virtual i64 vocab_size() const = 0;
   virtual std::optional<i64> end_token() const = 0;  ///< what ends a text, where there is such a token
 };

@@ -45,11 +45,12 @@ Bytes attention_need(const Rates& rates) {
 Shortfall shortfall(const Rates& rates) {
   Shortfall out;
   const ModelConfig& model = rates.request().model;
-  const StateBytes state = state_bytes_of(rates.request());
-  out.replicated = rates.attention_parameters() * state.total(real(most_replicas(rates.request())));
+  const StateBytes others = rates.state_of(UnitPart::kAttention);
+  out.replicated = rates.attention_parameters() * others.total(real(most_replicas(rates.request())));
   out.sequence = attention_need(rates);
-  out.experts = real(model.num_moe_layers() * model.num_experts * rates.counts().expert) * state.total();
-  out.states = out.experts + rates.attention_parameters() * state.total();
+  out.experts = real(model.num_moe_layers() * model.num_experts * rates.counts().expert) *
+                rates.state_of(UnitPart::kExperts).total();
+  out.states = out.experts + rates.attention_parameters() * others.total();
   out.pipeline = nearest_pipeline(rates);
   if (out.pipeline)
     out.type = rates.request().cluster.types[idx(rates.classes()[out.pipeline->cls].type)].name;

@@ -75,8 +75,10 @@ class PartMaker {
     const double tokens = part.most * real(rates_.request().seq_len);
     const i64 moe = first_moe();
     const double replicas = groups_ * real(sum_of(group_.attention));
-    const double ends = real(rates_.counts().embedding + rates_.counts().head);
-    part.fixed = ends * state_bytes(UnitPart::kEmbed, replicas) +
+    const double embed = real(rates_.counts().embedding), head = real(rates_.counts().head);
+    const double ends = embed + head;
+    part.fixed = embed * state_bytes(UnitPart::kEmbed, replicas) +
+                 head * state_bytes(UnitPart::kHead, replicas) +
                  (rates_.attention_parameters() - ends) * state_bytes(UnitPart::kAttention, replicas);
     const double layers = real(model_.num_layers), away = 1 - saved_share(layers);
     part.fixed +=

@@ -36,7 +36,7 @@ Path simulate_path(const PlanRequest& request, const ModelConfig& model, const P
   const FoldedStep folded = make_folded_step(
       plan, model, request.cluster,
       *make_cost(model, request.cluster, plan, load_profiles(request.cluster), request.software),
-      ExpectedRouting(model));
+      ExpectedRouting(model), step_options(request.trained, request.model, model));
   Simulator simulator;
   Path path;
   path.timeline = listed_timeline(folded, simulator.run(folded.schedule, folded.costs), request.cluster);
@@ -68,7 +68,7 @@ Path of_windows(const PlanRequest& request, const ModelConfig& model, const Plan
 }  // namespace
 
 std::vector<Cause> critical_path(const PlanRequest& request, Plan plan, Timeline& timeline) {
-  const ShortModel shortened(request.model, request.cluster, request.software);
+  const ShortModel shortened(request.model, request.cluster, request.software, request.trained);
   Path whole;
   if (shortened.shortens()) {
     const auto cut = [&](const ModelConfig& model) {

@@ -213,12 +213,12 @@ class EndOfStep {
 
  private:
   double experts_of(const Part& part) const {
-    return part.owned * moe_layers_ * real(rates_.counts().expert);
+    return rates_.trained_of(UnitPart::kExperts, part.owned * moe_layers_ * real(rates_.counts().expert));
   }
 
   /// Parameters that a device of the part updates.
   double updated(const Part& part) const {
-    const double attention = part.attention ? rates_.attention_parameters() : 0;
+    const double attention = part.attention ? rates_.trained_attention() : 0;
     if (!sharded_) return attention + experts_of(part);
     return attention / std::max(1.0, sources_) + experts_of(part) / groups_;
   }

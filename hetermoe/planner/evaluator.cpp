@@ -43,8 +43,8 @@ i64 num_entries(const Plan& plan) {
 Evaluator::Evaluator(const PlanRequest& request)
     : request_(request),
       rates_(request),
-      predictor_(request.model, request.cluster, request.software),
-      short_(request.model, request.cluster, request.software) {
+      predictor_(predictor_of(request)),
+      short_(request.model, request.cluster, request.software, request.trained) {
   whole_budget_ = request.limits.simulation_budget;
   if (whole_budget_ == 0) {
     const auto devices = static_cast<i64>(request.cluster.num_devices());
@@ -63,10 +63,12 @@ std::optional<i64> Evaluator::known(u64 key, const Plan& plan, const std::vector
                                     const std::function<Plan()>& whole) {
   const auto seen = seen_.find(key);
   if (seen != seen_.end()) return seen->second;
-  if (current_ >= 0 && lane_bound(rates_, plan) >= step_of(current_)) return -1;
+  // Where layers differ in what is trained of them, rates are means and bound nothing.
+  const bool bounds = current_ >= 0 && rates_.trained().even();
+  if (bounds && lane_bound(rates_, plan) >= step_of(current_)) return -1;
   seen_[key] = -1;
   budget_ -= num_entries(plan) / kEntriesPerVisit;
-  if (!fits(estimate_memory(plan, request_.model, times))) return -1;
+  if (!fits(estimate_memory(plan, request_.model, times, rates_.trained()))) return -1;
   if (uses_hosts(plan) && !fits_hosts(whole ? whole() : plan)) return -1;
   return {};
 }
@@ -211,9 +213,9 @@ Candidate Evaluator::take(i64 index) {
   if (candidate.plan.groups.empty()) candidate.plan = plan_of(index);
   candidate.plan.predicted_step_s = candidate.prediction.step;
   const bool sharded = std::exchange(candidate.plan.shard_optimizer, false);
-  candidate.unsharded = estimate_memory(candidate.plan, request_.model);
+  candidate.unsharded = estimate_memory(candidate.plan, request_.model, {}, rates_.trained());
   candidate.plan.shard_optimizer = sharded;
-  candidate.memory = estimate_memory(candidate.plan, request_.model);
+  candidate.memory = estimate_memory(candidate.plan, request_.model, {}, rates_.trained());
   describe(request_, candidate.plan, candidate);
   return candidate;
 }

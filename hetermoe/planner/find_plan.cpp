@@ -51,7 +51,7 @@ PlanResult search_with_gathers(PlanRequest request, PlanResult without) {
     return without;
   }
   const Plan& plan = result.best().plan;
-  Predictor predictor(request.model, request.cluster, request.software);
+  Predictor predictor = predictor_of(request);
   const Seconds step = predictor.predict(plan).step, free = predictor.predict(without_gathers(plan)).step;
   result.explanation.insert(
       result.explanation.begin(),
@@ -71,6 +71,7 @@ PlanResult search_with_gathers(PlanRequest request, PlanResult without) {
 PlanResult find_plan(const PlanRequest& request) {
   const PlanRequest settled = checked(request);
   PlanResult result = search_plans(settled);
+  if (settled.trained.lora != nullptr) return result;  // adapters go with neither of what follows
   if (!result.feasible() && settled.limits.shard_optimizer && settled.cluster.num_devices() > 1)
     result = search_with_gathers(settled, std::move(result));
   if (result.feasible() || !settled.limits.offload || !has_hosts(settled.cluster)) return result;

@@ -186,7 +186,7 @@ std::vector<std::string> explain_hosts(const PlanRequest& request, const Plan& p
   const std::vector<Bytes> memory = estimate_host_memory(plan, request.model, request.cluster);
   const auto fullest = std::max_element(memory.begin(), memory.end());
   const Node& node = request.cluster.nodes[idx(fullest - memory.begin())];
-  Predictor predictor(request.model, request.cluster, request.software);
+  Predictor predictor = predictor_of(request);
   const Seconds step = predictor.predict(plan).step, free = predictor.predict(without_hosts(plan)).step;
   return {fmt::format("In host memory live {}: {:.1f} of {:.0f} GiB on {}. Without that no plan fits: {}.",
                       kept_on_hosts(plan), *fullest / kGiB, node.host->memory_gib, node.name, without),

@@ -55,15 +55,18 @@ Replicas replicas_of(const Plan& plan, const std::vector<i64>& times) {
 /// Adds up one group of a plan, stage by stage.
 class GroupMemory {
  public:
-  GroupMemory(const Plan& plan, const Group& group, const ModelConfig& model, const Replicas& replicas)
+  GroupMemory(const Plan& plan, const Group& group, const ModelConfig& model, const Replicas& replicas,
+              const TrainedShares& trained)
       : plan_(plan),
         group_(group),
         model_(model),
         replicas_(replicas),
+        trained_(trained),
         counts_(count_parameters(model)),
         use_(plan.dtype.size()),
         most_(plan.dtype.size(), -1),
-        share_(plan.dtype.size(), 0) {
+        share_(plan.dtype.size(), 0),
+        owned_(plan.dtype.size(), 0) {
     for (std::size_t d = 0; d < use_.size(); ++d) {
       use_[d].element = bytes_of(plan.dtype[d]);
       use_[d].state = state_bytes_of(plan, static_cast<DeviceId>(d));
@@ -72,13 +75,16 @@ class GroupMemory {
 
   void add_to(std::vector<Bytes>& memory) {
     for_sources({&group_.embed, &backward_embed_shares(group_)}, [&](Use& use, DeviceId, double) {
-      use.add(counts_.embedding, replicas_.embed, home_of(group_, UnitPart::kEmbed, -1));
-      if (!is_gathered(UnitPart::kEmbed, -1)) use.reduces(real(counts_.embedding), holders(group_.embed));
+      const StateBytes each = trained_.of(use.state, UnitPart::kEmbed, -1);
+      use.add(counts_.embedding, replicas_.embed, home_of(group_, UnitPart::kEmbed, -1), each);
+      if (!is_gathered(UnitPart::kEmbed, -1))
+        use.reduces(real(counts_.embedding), holders(group_.embed), each);
     });
     for (std::size_t l = 0; l < group_.layers.size(); ++l) add_layer(l);
     for_sources({&group_.head}, [&](Use& use, DeviceId device, double tokens) {
-      use.add(counts_.head, replicas_.head, home_of(group_, UnitPart::kHead, -1));
-      if (!is_gathered(UnitPart::kHead, -1)) use.reduces(real(counts_.head), holders(group_.head));
+      const StateBytes each = trained_.of(use.state, UnitPart::kHead, -1);
+      use.add(counts_.head, replicas_.head, home_of(group_, UnitPart::kHead, -1), each);
+      if (!is_gathered(UnitPart::kHead, -1)) use.reduces(real(counts_.head), holders(group_.head), each);
       use.add(use.attention, head_memory(model_, tokens, use.element),
               in_flight(group_.layers.size(), device), in_wave());
     });
@@ -111,27 +117,27 @@ class GroupMemory {
   /// Of one device.
   struct Use {
     Bytes element = 2;  ///< of a number
-    StateBytes state;   ///< of a parameter
+    StateBytes state;   ///< of a parameter that is trained
     /// Weights of an embedding or a head that are on the host or gathered are here all the same: a visit
     /// lasts a step.
-    void add(i64 parameters, double replicas, const Home& home) {
+    void add(i64 parameters, double replicas, const Home& home, const StateBytes& each) {
       if (is_gathered(home, replicas)) {
-        sum += real(parameters) * (state.total() / replicas + resident());
-        messages = std::max(messages, gathered_end_messages(real(parameters), replicas, state));
+        sum += real(parameters) * (each.total() / replicas + resident(each));
+        messages = std::max(messages, gathered_end_messages(real(parameters), replicas, each));
         return;
       }
       const bool updates = home.optimizer != Residence::kHost;
-      sum += real(parameters) * (updates ? state.total(replicas) : resident());
+      sum += real(parameters) * (updates ? each.total(replicas) : resident(each));
     }
-    Bytes resident() const { return state.weights + state.gradients; }
+    static Bytes resident(const StateBytes& each) { return each.weights + each.gradients; }
     static bool is_gathered(const Home& home, double replicas) {
       return home.weights == Residence::kSharded && replicas > 1;
     }
     Visits attention_visits, experts_visits;
     Bytes gathered = 0;  ///< of all its visits, where they are gathered
     Bytes messages = 0;  ///< of a gathered embedding or head
-    void reduces(double parameters, double holders) {
-      reduction = std::max(reduction, reduction_bytes(parameters, holders, state.gradients));
+    void reduces(double parameters, double holders, const StateBytes& each) {
+      reduction = std::max(reduction, reduction_bytes(parameters, holders, each.gradients));
     }
     void add(OpMemory& ops, OpMemory op, double in_flight, double window) {
       of_window += window * op.saved;
@@ -163,16 +169,17 @@ class GroupMemory {
   void add_attention(std::size_t l, Use& use) const {
     const Home home = home_of(group_, UnitPart::kAttention, static_cast<i32>(l));
     const double replicas = replicas_.attention[l], count = real(counts_.attention_part[l]);
+    const StateBytes each = trained_.of(use.state, UnitPart::kAttention, static_cast<i64>(l));
     if (home.weights == Residence::kHost) {
-      use.attention_visits.add(count * use.resident());
+      use.attention_visits.add(count * Use::resident(each));
     } else if (Use::is_gathered(home, replicas)) {
-      use.sum += count * use.state.total() / replicas;
+      use.sum += count * each.total() / replicas;
       use.gathered =
-          std::max(use.gathered, gathered_layer_bytes(count, replicas, plan_.slots.attention, use.state));
+          std::max(use.gathered, gathered_layer_bytes(count, replicas, plan_.slots.attention, each));
     } else {
-      use.add(counts_.attention_part[l], replicas, home);
+      use.add(counts_.attention_part[l], replicas, home, each);
     }
-    if (home.weights != Residence::kSharded) use.reduces(count, holders(group_.layers[l].attention));
+    if (home.weights != Residence::kSharded) use.reduces(count, holders(group_.layers[l].attention), each);
   }
 
   void add_experts(std::size_t layer) {
@@ -183,16 +190,19 @@ class GroupMemory {
     for (std::size_t e = 0; e < experts.size(); ++e) {
       for (const ExpertOwner& owner : experts[e]) {
         Use& use = use_[idx(owner.device)];
+        const StateBytes each = trained_.of(use.state, UnitPart::kExperts, static_cast<i64>(layer));
         if (visits)
-          visit[idx(owner.device)] += real(counts_.expert) * use.resident();
+          visit[idx(owner.device)] += real(counts_.expert) * Use::resident(each);
         else
-          use.add(counts_.expert, replicas_.experts[layer][e], home);
+          use.add(counts_.expert, replicas_.experts[layer][e], home, each);
         share_[idx(owner.device)] += owner.share;
+        owned_[idx(owner.device)] += 1;
       }
     }
     for (const DeviceId device : group_.devices) {
       Use& use = use_[idx(device)];
       double share = std::exchange(share_[idx(device)], 0);
+      const double owned = std::exchange(owned_[idx(device)], 0);
       if (visits && visit[idx(device)] > 0) use.experts_visits.add(visit[idx(device)]);
       if (share <= 0) continue;
       // Whoever computes a microbatch then computes all of its experts.
@@ -200,8 +210,12 @@ class GroupMemory {
       const double waiting = in_flight(layer, device);
       const double copies =
           real(model_.top_k) * share / real(model_.num_experts) * real(largest_microbatch() * plan_.seq_len);
-      use.reduces(share * real(counts_.expert), real(plan_.groups.size()));
+      const StateBytes each = trained_.of(use.state, UnitPart::kExperts, static_cast<i64>(layer));
+      use.reduces(share * real(counts_.expert), real(plan_.groups.size()), each);
       OpMemory op = experts_memory(plan_, recompute(layer), model_, copies, use.element);
+      // Matrices as their adapters change them, and their gradients, are made for each op.
+      if (trained_.adapts() && each.gradients > 0)
+        op.largest += owned * real(counts_.expert) * (use.state.weights + use.state.gradients);
       // Where a device also computes attention, what is left waits for the dispatch of the whole window.
       if (plan_.weight_gradients == WeightGradients::kAfter)
         op.largest +=
@@ -270,10 +284,12 @@ class GroupMemory {
   const Group& group_;
   const ModelConfig& model_;
   const Replicas& replicas_;
+  const TrainedShares& trained_;
   ParamCounts counts_;
   std::vector<Use> use_;       // [device]
   std::vector<i64> most_;      // [device] scratch of for_sources(), -1 = not listed
   std::vector<double> share_;  // [device] scratch of add_experts()
+  std::vector<double> owned_;  // [device] experts of a layer
 };
 
 ActivationOptions options_of(const Plan& figures, Recompute recompute, Bytes element) {
@@ -357,11 +373,11 @@ Bytes stage_memory(const OpMemory& ops, Bytes of_window, Bytes reduction, double
          others * ops.exchanged;
 }
 
-std::vector<Bytes> estimate_memory(const Plan& plan, const ModelConfig& model,
-                                   const std::vector<i64>& times) {
+std::vector<Bytes> estimate_memory(const Plan& plan, const ModelConfig& model, const std::vector<i64>& times,
+                                   const TrainedShares& trained) {
   std::vector<Bytes> memory(plan.dtype.size(), 0);
   const Replicas replicas = replicas_of(plan, times);
-  for (const Group& group : plan.groups) GroupMemory(plan, group, model, replicas).add_to(memory);
+  for (const Group& group : plan.groups) GroupMemory(plan, group, model, replicas, trained).add_to(memory);
   return memory;
 }
 

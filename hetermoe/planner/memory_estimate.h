@@ -6,6 +6,7 @@
 #include "hetermoe/model/model_config.h"
 #include "hetermoe/model/op_cost.h"
 #include "hetermoe/plan/plan.h"
+#include "hetermoe/planner/trained.h"
 
 namespace hetermoe {
 
@@ -17,7 +18,7 @@ inline constexpr Bytes kGiB = 1024.0 * 1024 * 1024;
 /// times: [group] how many groups are like it, each with devices of its own that the plan does not list;
 /// empty = the plan lists all.
 std::vector<Bytes> estimate_memory(const Plan& plan, const ModelConfig& model,
-                                   const std::vector<i64>& times = {});
+                                   const std::vector<i64>& times = {}, const TrainedShares& trained = {});
 
 /// What an op needs, by the same bound: of each microbatch in flight what backward starts from; while it
 /// runs; and in a pipeline, where few microbatches leave no slack, of each microbatch that goes through the

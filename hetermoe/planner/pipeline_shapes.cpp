@@ -40,12 +40,16 @@ std::vector<std::vector<std::size_t>> class_orders(const Rates& rates) {
 i64 most_groups(const Rates& rates) {
   const ModelConfig& model = rates.request().model;
   const double experts = rates.moe_layers() * real(model.num_experts) * real(rates.counts().expert);
-  const double parameters = rates.attention_parameters() + experts;
   const bool gathers = rates.request().limits.gather_weights;
-  const StateBytes state = state_bytes_of(rates.request());
-  const Bytes of_group = (gathers ? experts : parameters) * (state.weights + state.gradients);
-  Bytes room = -parameters * (state.master + state.moments);
-  if (gathers) room -= rates.attention_parameters() * (state.weights + state.gradients);
+  const double others = rates.attention_parameters();
+  const StateBytes of_experts = rates.state_of(UnitPart::kExperts),
+                   of_others = rates.state_of(UnitPart::kAttention);
+  const Bytes each_experts = experts * (of_experts.weights + of_experts.gradients);
+  const Bytes each_others = others * (of_others.weights + of_others.gradients);
+  const Bytes of_group = gathers ? each_experts : each_experts + each_others;
+  Bytes room =
+      -experts * (of_experts.master + of_experts.moments) - others * (of_others.master + of_others.moments);
+  if (gathers) room -= each_others;
   for (std::size_t c = 0; c < rates.num_classes(); ++c)
     room += rates.usable_memory(c) * real(rates.classes()[c].size());
   return static_cast<i64>(std::max(0.0, room) / std::max(1.0, of_group));

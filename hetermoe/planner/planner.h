@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "hetermoe/planner/predict.h"
+#include "hetermoe/planner/trained.h"
 
 // Who should do what, will it fit, what is gained over the newer devices alone: a search over plans, judged
 // by the simulator alone. It needs no device.
@@ -41,7 +42,13 @@ struct PlanRequest {
   std::optional<Dtype> moments_dtype = {};  ///< see Plan
   SoftwareConstants software;
   PlanLimits limits;
+  Trained trained = {};
 };
+/// Predicts steps as the request has them.
+inline Predictor predictor_of(const PlanRequest& request) {
+  return Predictor(request.model, request.cluster, request.software,
+                   step_options(request.trained, request.model, request.model));
+}
 /// Of a parameter, by the request's dtypes.
 inline StateBytes state_bytes_of(const PlanRequest& request) {
   return state_bytes_per_parameter(bytes_of(request.dtype),

@@ -95,8 +95,8 @@ Plan without_repeats(const Plan& plan, const std::vector<Repeat>& repeats, i64 m
 }
 
 std::optional<Predictor::Run> Predictor::simulate(i64 max_visits, const Plan& plan) {
-  const std::optional<FoldedStep> folded =
-      make_folded_step_within(max_visits, plan, model_, cluster_, *cost(plan), ExpectedRouting(model_));
+  const std::optional<FoldedStep> folded = make_folded_step_within(
+      max_visits, plan, model_, cluster_, *cost(plan), ExpectedRouting(model_), step_);
   if (!folded) return {};
   const OpTimes& times = simulator_.run(folded->schedule, folded->costs);
   work_ += static_cast<i64>(folded->schedule.lanes.size());

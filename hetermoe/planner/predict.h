@@ -31,8 +31,13 @@ Plan without_repeats(const Plan& plan, const std::vector<Repeat>& repeats, i64 m
 class Predictor {
  public:
   /// Keeps references to model and cluster. Reads the profiles that the cluster names.
-  Predictor(const ModelConfig& model, const Cluster& cluster, SoftwareConstants software = {})
-      : model_(model), cluster_(cluster), software_(software), profiles_(load_profiles(cluster)) {}
+  Predictor(const ModelConfig& model, const Cluster& cluster, SoftwareConstants software = {},
+            StepOptions step = {})
+      : model_(model),
+        cluster_(cluster),
+        software_(software),
+        step_(std::move(step)),
+        profiles_(load_profiles(cluster)) {}
 
   Prediction predict(const Plan& plan);
   /// Empty when one simulation would take more than `max_visits` op-device visits, roughly.
@@ -58,6 +63,7 @@ class Predictor {
   const ModelConfig& model_;
   const Cluster& cluster_;
   SoftwareConstants software_;
+  StepOptions step_;
   ProfileSet profiles_;
   Simulator simulator_;
   i64 work_ = 0;

@@ -76,6 +76,7 @@ std::unique_ptr<CostModel> make_rates_cost(const PlanRequest& request, Recompute
 Rates::Rates(const PlanRequest& request)
     : request_(request),
       counts_(count_parameters(request.model)),
+      trained_(request.trained, request.model),
       kept_(make_rates_cost(request, Recompute::kOff)),
       recomputed_(make_rates_cost(request, Recompute::kLocal)),
       selected_(make_rates_cost(request, Recompute::kSelect)) {
@@ -189,6 +190,7 @@ LayerCost Rates::attention_of(std::size_t cls, double sequences, Recompute recom
   if (w.op.layer < 0) return {};
   w.sequences = sequences;
   w.tokens = sequences * real(request_.seq_len);
+  w.frozen = trained_.mean(UnitPart::kAttention).frozen;
   LayerCost cost;
   cost.forward = this->cost(recompute).compute(w);
   w.op.phase = Phase::kBackward;
@@ -202,6 +204,7 @@ LayerCost Rates::attention_of(std::size_t cls, double sequences, Recompute recom
 LayerCost Rates::experts(std::size_t cls, double copies, double experts, Recompute recompute) const {
   if (moe_layer_ < 0 || copies <= 0) return {};
   ComputeWork w = work(OpKind::kExperts, cls);
+  w.frozen = trained_.mean(UnitPart::kExperts).frozen;
   w.copies = w.rows = copies;
   w.experts = experts;
   LayerCost sum;
@@ -216,7 +219,14 @@ Seconds Rates::head(std::size_t cls, double sequences) const {
   w.sequences = sequences;
   w.tokens = sequences * real(request_.seq_len);
   w.trains = true;
+  w.frozen = trained_.mean(UnitPart::kHead).frozen;
   return kept_->compute(w);
+}
+
+double Rates::trained_attention() const {
+  const double embed = real(counts_.embedding), head = real(counts_.head);
+  return trained_of(UnitPart::kEmbed, embed) + trained_of(UnitPart::kHead, head) +
+         trained_of(UnitPart::kAttention, attention_parameters_ - embed - head);
 }
 
 Seconds Rates::update(std::size_t cls, double parameters) const {
@@ -228,7 +238,7 @@ Seconds Rates::update(std::size_t cls, double parameters) const {
 /// Weights that visit or are gathered take room in slots alone, of which a device has as many as it has;
 /// experts and attention parts of the mean layer.
 Bytes Rates::state_bytes(UnitPart part, double replicas) const {
-  const StateBytes each = state_bytes_of(request_);
+  const StateBytes each = state_of(part);
   const HostUse use = request_.limits.host_use;
   const bool is_gathered = request_.limits.gather_weights && part != UnitPart::kExperts && replicas > 1;
   if (use == HostUse::kNone && !is_gathered) return each.total(replicas);

@@ -52,6 +52,15 @@ class Rates {
   double hit(double owned) const;
   const PlanRequest& request() const { return request_; }
   const ParamCounts& counts() const { return counts_; }
+  const TrainedShares& trained() const { return trained_; }
+  /// Of a parameter of the part, on average, by the request's dtypes.
+  StateBytes state_of(UnitPart part) const { return trained_.mean(state_bytes_of(request_), part); }
+  /// Numbers of so many parameters of the part that are trained.
+  double trained_of(UnitPart part, double parameters) const {
+    return trained_.mean(part).trained * parameters;
+  }
+  /// Of embedding, attention parts and head.
+  double trained_attention() const;
   double moe_layers() const { return moe_layers_; }
   double attention_parameters() const { return attention_parameters_; }  ///< embedding and head included
   /// Bytes on a device of a parameter of such a part that is on so many devices, the optimizer's state
@@ -77,6 +86,7 @@ class Rates {
 
   const PlanRequest& request_;
   ParamCounts counts_;
+  TrainedShares trained_;
   double attention_parameters_ = 0;
   std::unique_ptr<CostModel> kept_, recomputed_, selected_;
   std::vector<DeviceClass> classes_;

@@ -10,8 +10,9 @@ constexpr i64 kWorthwhile = 12;           ///< shallower models are simulated wh
 
 }  // namespace
 
-ShortModel::ShortModel(const ModelConfig& model, const Cluster& cluster, const SoftwareConstants& software)
-    : full_(model, cluster, software) {
+ShortModel::ShortModel(const ModelConfig& model, const Cluster& cluster, const SoftwareConstants& software,
+                       const Trained& trained)
+    : full_(model, cluster, software, step_options(trained, model, model)) {
   const auto first_moe = std::find(model.dense_layer.begin(), model.dense_layer.end(), false);
   const bool dense_first = std::find(first_moe, model.dense_layer.end(), true) == model.dense_layer.end();
   // Where no layer has experts, all are alike, and none leads.
@@ -21,8 +22,8 @@ ShortModel::ShortModel(const ModelConfig& model, const Cluster& cluster, const S
   longer_model_ = first_layers(model, dense + kLonger);
   extra_ = static_cast<double>(model.num_layers - longer_model_.num_layers) /
            static_cast<double>(kLonger - kShorter);
-  shorter_.emplace(shorter_model_, cluster, software);
-  longer_.emplace(longer_model_, cluster, software);
+  shorter_.emplace(shorter_model_, cluster, software, step_options(trained, model, shorter_model_));
+  longer_.emplace(longer_model_, cluster, software, step_options(trained, model, longer_model_));
 }
 
 i64 ShortModel::layers_simulated() const {

@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "hetermoe/planner/predict.h"
+#include "hetermoe/planner/trained.h"
 
 namespace hetermoe {
 
@@ -12,7 +13,8 @@ class ShortModel {
  public:
   /// Keeps references to model and cluster. Models that are shallow, or whose dense layers are not the first
   /// ones, are not shortened.
-  ShortModel(const ModelConfig& model, const Cluster& cluster, const SoftwareConstants& software);
+  ShortModel(const ModelConfig& model, const Cluster& cluster, const SoftwareConstants& software,
+             const Trained& trained = {});
 
   bool shortens() const { return longer_.has_value(); }
   /// Layers that one prediction simulates.

@@ -72,8 +72,8 @@ StageCosts::Figures StageCosts::figures_of(const StageDevices& stage) const {
     if (request.model.num_moe_layers() < request.model.num_layers) f.dense[r] = layer(stage, true, recompute);
   }
   f.head.attention = head_memory(request.model, tokens(stage), element);
-  add_states(f.embed, stage, real(rates_.counts().embedding), 1);
-  add_states(f.head, stage, real(rates_.counts().head), 1);
+  add_states(f.embed, stage, {UnitPart::kEmbed, real(rates_.counts().embedding), 1});
+  add_states(f.head, stage, {UnitPart::kHead, real(rates_.counts().head), 1});
   f.head.seconds = order_.window * rates_.head(stage.cls, real(ceil_div(order_.largest, stage.count)));
   const DeviceClass& cls = rates_.classes()[stage.cls];
   // Of a node, the devices of one stage send to the next node at once.
@@ -84,9 +84,10 @@ StageCosts::Figures StageCosts::figures_of(const StageDevices& stage) const {
 
 /// Of a part that all devices of the stage hold. Where it is gathered so many visits are there at once: 1 is
 /// that of an embedding or head.
-void StageCosts::add_states(Part& part, const StageDevices& stage, double parameters, double visits) const {
-  const double holders = real(order_.groups * stage.count);
-  const StateBytes state = state_bytes_of(rates_.request());
+void StageCosts::add_states(Part& part, const StageDevices& stage, const Held& held) const {
+  const double holders = real(order_.groups * stage.count), parameters = held.parameters;
+  const double visits = held.visits;
+  const StateBytes state = rates_.state_of(held.part);
   if (rates_.request().limits.gather_weights && holders > 1) {
     part.states = parameters * state.total() / holders;
     if (visits > 1) {
@@ -105,7 +106,7 @@ void StageCosts::add_states(Part& part, const StageDevices& stage, double parame
 StageCosts::Part StageCosts::layer(const StageDevices& stage, bool dense, Recompute recompute) const {
   const ModelConfig& model = rates_.request().model;
   const Bytes element = bytes_of(rates_.request().dtype);
-  const StateBytes state = state_bytes_of(rates_.request());
+  const StateBytes state = rates_.state_of(UnitPart::kExperts);
   const auto total = [&](double replicas) { return state.total(order_.shard_optimizer ? replicas : 1); };
   i64 number = 0;
   while (model.is_moe(number) == dense) ++number;
@@ -115,7 +116,7 @@ StageCosts::Part StageCosts::layer(const StageDevices& stage, bool dense, Recomp
   Part part;
   const auto parameters = real(rates_.counts().attention_part[idx(number)]);
   part.attention = attention_memory(plan_, recompute, model, number, tokens(stage), element, stage.count > 1);
-  add_states(part, stage, parameters, VisitSlots().attention);
+  add_states(part, stage, {UnitPart::kAttention, parameters, real(VisitSlots().attention)});
   if (dense) {
     part.seconds = window * attention.sum();
     return part;
@@ -127,6 +128,10 @@ StageCosts::Part StageCosts::layer(const StageDevices& stage, bool dense, Recomp
   part.states += held * total(groups);
   part.reduction = std::max(part.reduction, reduction_bytes(held, groups, state.gradients));
   part.experts = experts_memory(plan_, recompute, model, copies, element);
+  if (rates_.trained().adapts() && state.gradients > 0) {
+    const StateBytes whole = state_bytes_of(rates_.request());
+    part.experts.largest += held * (whole.weights + whole.gradients);  // as estimate_memory() has it
+  }
   const Seconds trip = 2 * exchange(stage);
   const auto of_pass = [&](Seconds computes, double trips) {
     const Seconds chain = computes + trips * trip;
@@ -284,8 +289,9 @@ Seconds StageCosts::end_of_step(const LayerRun& run) const {
   const StageDevices& stage = stages_[idx(run.stage)];
   const DeviceClass& cls = rates_.classes()[stage.cls];
   const double layers = real(run.count), groups = real(order_.groups), count = real(stage.count);
-  const double attention = rates_.attention_parameters() / real(rates_.request().model.num_layers) * layers;
-  const double experts = layers * owned(stage) * real(rates_.counts().expert);
+  const double attention = rates_.trained_attention() / real(rates_.request().model.num_layers) * layers;
+  const double experts =
+      rates_.trained_of(UnitPart::kExperts, layers * owned(stage) * real(rates_.counts().expert));
   const bool sharded = order_.shard_optimizer;
   const double updated = sharded ? attention / groups / count + experts / groups : attention + experts;
   const Bytes told = sharded ? 4 + bytes_of(rates_.request().dtype) : 8;

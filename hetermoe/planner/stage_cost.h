@@ -100,7 +100,12 @@ class StageCosts {
     part(run.first, num_first, how.first);
     part(run.first + num_first, run.count - num_first, how.rest);
   }
-  void add_states(Part& part, const StageDevices& stage, double parameters, double visits) const;
+  /// Parameters of a part of the model, of whose gathered weights so many visits are there at once.
+  struct Held {
+    UnitPart part;
+    double parameters, visits;
+  };
+  void add_states(Part& part, const StageDevices& stage, const Held& held) const;
   bool keeps_to_nodes(const StageDevices& stage, i64 first) const;
   Seconds exchange(const StageDevices& stage) const;
   Seconds end_of_step(const LayerRun& run) const;

@@ -8,7 +8,9 @@ namespace hetermoe {
 
 StepInput input_of(const Batch& batch) {
   if (batch.target_count == 0)
-    fail<InputError>("data.documents", "no token of the step has a target: each document is a single token");
+    fail<InputError>("data",
+                     "no token of the step has a target that is counted: its documents are single tokens, or "
+                     "nobody answers in its conversations; expected text, or more train.sequences");
   const auto tensor = [&](const std::vector<i64>& values) {
     return at::tensor(values, at::kLong).view({batch.num_sequences, batch.seq_len});
   };

@@ -53,6 +53,9 @@ std::vector<StrategyRun> compare_job(
   if (processes.alone() && job.run.device == "cpu") check_host_memory(job, model);
   const Dataset data = load_dataset(job.data, job.train.seq_len);
   check_vocabulary(data, model);
+  if (options.hooks.on_note) {
+    for (const std::string& note : conversation_notes(data)) options.hooks.on_note(note);
+  }
   MetricsLog metrics(job, runs.size());
   for (std::size_t i = 0; i < runs.size(); ++i) {
     if (stop_requested) {

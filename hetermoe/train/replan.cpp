@@ -87,7 +87,7 @@ std::string fault_of(const Plan& plan, const Job& job, const ModelConfig& model,
   const std::vector<std::string> faults = validate(plan, model, cluster);
   if (!faults.empty()) return faults[0];
   try {
-    build_schedule(plan, model, {model.aux_loss_coef > 0, job.train.aux_group, /*backward=*/true});
+    build_schedule(plan, model, step_options(job, model));
   } catch (const ConfigError& error) {
     return error.what();
   }
@@ -108,6 +108,8 @@ PlannerPlan ask_planner(const Job& job, const Plan& before, const ModelConfig& m
   request.sequences = job.train.sequences;
   request.dtype = emulated_plan(job, before).dtype[static_cast<std::size_t>(survivors[0])];
   request.master = before.master, request.moments_dtype = before.moments_dtype;
+  const StepOptions step = step_options(job, model);
+  request.trained = {step.frozen, step.lora};
   for (DeviceId d = 0; d < cluster.num_devices(); ++d) {
     if (!std::binary_search(survivors.begin(), survivors.end(), d)) request.limits.idle.push_back(d);
   }
@@ -173,7 +175,7 @@ Replanned replan(const Job& job, const std::vector<DeviceId>& survivors) {
     own.reset();
     why_not_own = error.what();
   }
-  Predictor predictor(model, cluster);
+  Predictor predictor(model, cluster, {}, step_options(job, model));
   const auto step = [&](const Plan& plan) { return predictor.predict(emulated_plan(job, plan)).step; };
   const auto say = [](Seconds seconds) { return format_seconds(seconds) + " a step, simulated"; };
   const Seconds own_step = own ? step(*own) : 0, planned_step = planned.plan ? step(*planned.plan) : 0;

@@ -33,6 +33,64 @@ TEST(Data, ShowsCountsLengthsAndASequence) {
   EXPECT_TRUE(contains(text.out, "sequence 0 of the run is window " + std::to_string(window))) << text.out;
 }
 
+/// Windows of 48 bytes of conversations by the plain template.
+ProgramResult chats_of(const WorkFolder& folder, const std::string& lines,
+                       std::vector<std::string> more = {}) {
+  more.insert(more.begin(), {"--data.template", "plain", "--train.seq_len", "48"});
+  return data_of(folder, lines, more);
+}
+
+const std::string kTwoChats =
+    "{\"prompt\": \"a\", \"completion\": \"bc\"}\n{\"prompt\": \"long\", \"completion\": \"answer\"}\n";
+
+TEST(Data, ShowsConversationsWithTheirAnswersMarked) {
+  const WorkFolder folder;
+  const ProgramResult text = chats_of(folder, kTwoChats);
+  ASSERT_EQ(text.code, 0) << text.err;
+  EXPECT_TRUE(contains(text.out,
+                       "all paths: 2 conversations in windows, of whose tokens 12.4 % are counted "
+                       "(answers) and 43.3 % are padding\ndocuments are masked"))
+      << text.out;
+  EXPECT_TRUE(contains(text.out, "Assistant:\n«answer\n\n»") || contains(text.out, "Assistant:\n«bc\n\n»"))
+      << text.out;
+  const Json json = Json::parse(chats_of(folder, kTwoChats, {"--json"}).out), source = json["sources"][0];
+  EXPECT_EQ(source["documents"], 2);
+  EXPECT_EQ(source["tokens_counted"], 12);
+  EXPECT_EQ(source["document_tokens"]["longest"], 31);
+  // As tokens in files they are what they were.
+  ASSERT_EQ(chats_of(folder, kTwoChats, {"--write", folder / "out/chat"}).code, 0);
+  const ProgramResult again = run_hetermoe({"data", "--data.paths", folder / "out/chat", "--train.seq_len",
+                                            "48", "--data.validation_share", "0", "--json"});
+  ASSERT_EQ(again.code, 0) << again.err;
+  EXPECT_EQ(Json::parse(again.out)["sources"], json["sources"]);
+  EXPECT_EQ(Json::parse(again.out)["sequence"], json["sequence"]);
+}
+
+TEST(Generate, AnswersAQuestionAsARunLearned) {
+  const WorkFolder folder;
+  std::string lines;
+  for (int i = 0; i < 40; ++i) lines += kTwoChats;
+  const std::string path = folder.file("x.jsonl", lines);
+  const ProgramResult run =
+      run_hetermoe(train_words(folder, {"--data.paths", path, "--data.extensions", "[]", "--data.template",
+                                        "plain", "--train.seq_len", "48", "--train.lora.rank", "2"}));
+  ASSERT_EQ(run.code, 0) << run.err;
+  const auto generated = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), {"generate", folder / "run", "--tokens", "2", "--json"});
+    return run_hetermoe(more);
+  };
+  const ProgramResult asked =
+      generated({"--chat", "--prompt", "a", "--logits", folder / "logits.safetensors"});
+  ASSERT_EQ(asked.code, 0) << asked.err;
+  const ProgramResult spelled = generated({"--prompt", "User:\na\n\nAssistant:\n"});
+  EXPECT_EQ(Json::parse(asked.out), Json::parse(spelled.out));
+  EXPECT_TRUE(std::filesystem::exists(folder / "logits.safetensors"));
+  const ProgramResult none = run_hetermoe({"generate", HM_SOURCE_DIR "/tests/data/parity/olmoe", "--chat",
+                                           "--prompt", "x", "--tokenizer", "bytes"});
+  EXPECT_EQ(none.code, 2);
+  EXPECT_TRUE(contains(none.err, "give --template, one of chatml, llama3")) << none.err;
+}
+
 TEST(Data, WritesTokensThatReadBackAsTheSameDocuments) {
   const WorkFolder folder;
   ASSERT_EQ(data_of(folder, kTwoLines, {"--write", folder / "out/tokens"}).code, 0);
@@ -53,6 +111,12 @@ TEST(Data, WrongInputIsRefusedInOneSentence) {
   refused(data_of(folder, "{\"text\": \"long enough\"}\n{\"content\": \"x\"}\n"),
           "x.jsonl line 2] has no \"text\" but the keys content");
   refused(data_of(folder, ""), "too little text for training: got 0 tokens");
+  refused(chats_of(folder, "{\"messages\": [{\"role\": \"tool\", \"content\": \"x\"}]}\n"),
+          "x.jsonl line 1, message 1 of \"messages\"] \"role\" is \"tool\", expected system, user");
+  refused(data_of(folder, kTwoChats),
+          "has no \"text\" but the keys prompt, completion. Name the key of the text "
+          "by data.json_field, or for conversations a data.template");
+  refused(data_of(folder, kTwoChats, {"--data.template", "alpaca"}), "got alpaca, expected chatml, llama3");
   refused(data_of(folder, kTwoLines, {"--data.tokenizer", "tokenizer.json"}), "tools/tokenize_text.py");
   folder.file("cut.bin", "xx");
   const std::string cut = folder.file("cut.idx", std::string("MMIDIDX\0\0\1\0\0\0\0\0\0\0\x8\x9", 19));

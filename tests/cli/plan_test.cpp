@@ -60,5 +60,22 @@ TEST(CompareCommand, PredictsTunedStrategiesInTheShapeOfTheContract) {
   EXPECT_GE(rows[4]["tokens_per_s"], rows[0]["tokens_per_s"]);
 }
 
+TEST(PlanCommand, FollowsWhatIsTrained) {
+  const auto step_of = [](std::vector<std::string> more) {
+    more.insert(more.begin(), {"plan", "--model", "demo", "--cluster", "demo", "--seq", "256", "--sequences",
+                               "8", "--json"});
+    const ProgramResult result = run_hetermoe(more);
+    EXPECT_EQ(result.code, 0) << result.err;
+    return Json::parse(result.out)["candidates"][0]["step_s"].get<double>();
+  };
+  const double whole = step_of({}), adapters = step_of({"--lora-rank", "4"});
+  EXPECT_LT(adapters, whole);
+  EXPECT_LT(step_of({"--freeze", "model.layers.0.*,model.embed_tokens*"}), whole);
+  const ProgramResult none = run_hetermoe(
+      {"plan", "--model", "demo", "--cluster", "demo", "--lora-rank", "4", "--lora-targets", "*.nothing"});
+  EXPECT_EQ(none.code, 2);
+  EXPECT_TRUE(contains(none.err, "[train.lora.targets] \"*.nothing\" matches no matrix")) << none.err;
+}
+
 }  // namespace
 }  // namespace hetermoe

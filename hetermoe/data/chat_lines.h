@@ -1,0 +1,27 @@
+#pragma once
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "hetermoe/base/json.h"
+
+// Conversations as people write them in JSON lines.
+namespace hetermoe {
+
+enum class ChatRole { kSystem, kUser, kAssistant };
+
+struct ChatMessage {
+  ChatRole role = ChatRole::kUser;
+  std::string text;
+};
+
+/// The conversation of a line: messages of {role, content}; conversations of {from, value} (ShareGPT);
+/// instruction, input and output (Alpaca), with system; prompt and completion, texts or messages. Other keys
+/// are passed over. A message of the system comes first, and one of the user after it; at least one is the
+/// assistant's. Throws InputError that begins with `place` for anything else.
+std::vector<ChatMessage> conversation_of(const Json& line, const std::string& place);
+
+/// Whether a line has a key of conversations.
+bool looks_like_conversation(const Json& line);
+
+}  // namespace hetermoe

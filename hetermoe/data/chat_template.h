@@ -1,0 +1,72 @@
+#pragma once
+#include <span>
+#include <string>
+#include <vector>
+
+#include "hetermoe/data/chat_lines.h"
+#include "hetermoe/data/token_stream.h"
+#include "hetermoe/data/tokenizer.h"
+
+// How a model is used to see conversations.
+namespace hetermoe {
+
+/// Texts around a message. Special tokens stand in them by their names.
+struct ChatTurn {
+  const char *before = "", *after = "";
+};
+
+/// A row of the table of templates.
+struct ChatTemplate {
+  const char* name;
+  const char* begin;                 ///< of a conversation
+  ChatTurn system, user, assistant;  ///< after the assistant's: what is not counted
+  const char* answer_begin;          ///< before an answer, counted with it: the model writes it
+  const char* answer_end;            ///< after an answer, counted with it: the model stops by it
+  std::vector<const char*> special;  ///< tokens of its own
+  bool end_token = false;            ///< the tokenizer's end token, if it has one, comes after an answer
+  bool joins_system = false;         ///< the system's text is a part of the first message of the user
+  bool trims = false;                ///< blanks around messages are dropped
+  /// What its Jinja text in a Hugging Face folder has, and what none has.
+  std::vector<const char*> marks = {}, no_marks = {};
+};
+
+/// The row `name`, or that of the chat_template of a Hugging Face folder, a tokenizer_config.json or a
+/// chat_template.jinja, recognised by its marks. Throws ConfigError with all names for what it does not know.
+const ChatTemplate& find_chat_template(const std::string& name);
+std::vector<std::string> chat_template_names();
+/// Whether a folder says which template its model has.
+bool has_chat_template(const std::string& folder);
+
+/// A part of a rendered conversation.
+struct ChatPart {
+  std::string text;
+  bool special = false;  ///< the name of one token, empty = the end token of the tokenizer, if it has one
+  bool counted = false;  ///< in the loss: of an answer
+  bool operator==(const ChatPart&) const = default;
+};
+/// Neighbours differ. With `ask` the beginning of an answer follows what was said.
+std::vector<ChatPart> render(const ChatTemplate& how, std::span<const ChatMessage> conversation,
+                             bool ask = false);
+
+/// A conversation as tokens; those of each part are made apart, so that none is half counted.
+struct ChatTokens {
+  std::vector<i64> tokens;
+  std::vector<TokenSpan> counted;
+};
+class ChatEncoder {
+ public:
+  /// Throws ConfigError for a special token that the tokenizer lacks. With bytes they are spelled.
+  ChatEncoder(const ChatTemplate& how, const Tokenizer& tokenizer, const std::string& tokenizer_name,
+              std::optional<i64> end_token);
+  ChatTokens encode(std::span<const ChatMessage> conversation, bool ask = false) const;
+  /// By which an answer ends.
+  std::vector<i64> answer_end() const;
+
+ private:
+  void add(const ChatPart& part, ChatTokens& out) const;
+  const ChatTemplate& how_;
+  const Tokenizer& tokenizer_;
+  std::optional<i64> end_token_;
+};
+
+}  // namespace hetermoe

@@ -1,0 +1,193 @@
+#include "hetermoe/data/source_reader.h"
+
+#include <array>
+#include <cstring>
+#include <fstream>
+
+#include "hetermoe/base/error.h"
+#include "hetermoe/base/index.h"
+#include "hetermoe/data/json_lines.h"
+#include "hetermoe/data/mapped_file.h"
+
+namespace hetermoe {
+namespace fs = std::filesystem;
+namespace {
+
+/// Appends at most `limit` bytes of a file. Returns false and appends nothing when the bytes hold a zero
+/// byte.
+bool append_file(const fs::path& path, i64 limit, std::string& out) {
+  std::ifstream in(path, std::ios::binary);
+  if (!in) fail<IoError>("data.paths", "cannot read {}: {}", path.string(), std::strerror(errno));
+  const std::size_t before = out.size();
+  std::array<char, 1 << 16> chunk;
+  while (limit > 0 && in) {
+    in.read(chunk.data(), std::min<std::streamsize>(limit, chunk.size()));
+    const std::streamsize got = in.gcount();
+    if (std::memchr(chunk.data(), 0, idx(got)) != nullptr) {
+      out.resize(before);
+      return false;
+    }
+    out.append(chunk.data(), idx(got));
+    limit -= got;
+  }
+  if (in.bad()) fail<IoError>("data.paths", "reading {} stopped: {}", path.string(), std::strerror(errno));
+  return true;
+}
+
+/// The limit may have cut a character of several bytes.
+void drop_cut_character(std::string& text) {
+  while (!text.empty() && (static_cast<unsigned char>(text.back()) & 0xC0) == 0x80) text.pop_back();
+  if (!text.empty() && static_cast<unsigned char>(text.back()) >= 0xC0) text.pop_back();
+}
+
+}  // namespace
+
+SourceReader::SourceReader(const DataOptions& options, const Tokenizer& tokenizer, i64 seq_len)
+    : options_(options),
+      tokenizer_(tokenizer),
+      seq_len_(seq_len),
+      end_(options.end_token ? options.end_token : tokenizer.end_token()),
+      as_bytes_(options.tokenizer == "bytes"),
+      type_(type_for(std::max(tokenizer.vocab_size(), end_.value_or(0) + 1))),
+      text_(type_) {
+  if (!options.chat_template.empty())
+    encoder_.emplace(find_chat_template(options.chat_template), tokenizer, options.tokenizer, end_);
+}
+
+void SourceReader::read(const SourceFile& file) {
+  switch (file.kind) {
+    case FileKind::kText:
+      return read_text_file(file);
+    case FileKind::kJsonLines:
+      return encoder_ ? read_conversations(file) : read_json_lines(file);
+    case FileKind::kMegatron:
+      return add(read_megatron(file.path));
+    case FileKind::kLlmc:
+      return add(read_llmc(file.path, options_.end_token));
+  }
+}
+
+Source SourceReader::finish() {
+  flush_conversations();
+  flush();
+  // For the last target of the last window.
+  if (out_.num_conversations > 0 && out_.all.size() % seq_len_ == 0) pad(1);
+  return std::move(out_);
+}
+
+void SourceReader::read_text_file(const SourceFile& file) {
+  if (left() <= 0) return;
+  std::string text;
+  if (append_file(file.path, left(), text)) {
+    ++out_.num_files;
+    if (!as_bytes_ && left() == static_cast<i64>(text.size())) drop_cut_character(text);
+    add_document(text);
+  } else if (file.found) {
+    ++out_.num_skipped;
+  } else {
+    fail<IoError>("data.paths", "{} is no text: it has a NUL byte, expected text", file.path.string());
+  }
+}
+
+void SourceReader::read_json_lines(const SourceFile& file) {
+  if (left() <= 0) return;
+  const MappedFile mapped(file.path);
+  ++out_.num_files;
+  for_each_json_text(mapped.bytes(), options_.json_field, file.path.string(), [&](const std::string& text) {
+    if (static_cast<i64>(text.size()) > left()) return false;
+    add_document(text);
+    return true;
+  });
+}
+
+void SourceReader::read_conversations(const SourceFile& file) {
+  if (left() <= 0) return;
+  const MappedFile mapped(file.path);
+  ++out_.num_files;
+  for_each_json_line(mapped.bytes(), file.path.string(), [&](const Json& line, const std::string& place) {
+    const std::vector<ChatMessage> conversation = conversation_of(line, place);
+    i64 size = 0;
+    for (const ChatMessage& message : conversation) size += static_cast<i64>(message.text.size());
+    if (size > left()) return false;
+    bytes_ += size;
+    ++out_.num_conversations;
+    packer(type_).add(encoder_->encode(conversation));
+    return true;
+  });
+}
+
+/// Conversations that were made tokens before.
+void SourceReader::add_conversations(const DocumentTokens& read) {
+  auto answer = read.answers.begin();
+  for (std::size_t d = 0; d < read.starts.size(); ++d) {
+    const i64 begin = read.starts[d];
+    const i64 end = d + 1 < read.starts.size() ? read.starts[d + 1] : read.tokens.size();
+    ChatTokens conversation;
+    conversation.tokens.resize(idx(end - begin));
+    read.tokens.copy(begin, end - begin, conversation.tokens.data());
+    for (; answer != read.answers.end() && answer->begin < end; ++answer)
+      conversation.counted.push_back({answer->begin - begin, answer->end - begin});
+    ++out_.num_conversations;
+    packer(read.tokens.type()).add(conversation);
+  }
+}
+
+void SourceReader::add_document(const std::string& text) {
+  flush_conversations();
+  bytes_ += static_cast<i64>(text.size());
+  if (text.empty()) {
+    ++out_.num_empty;
+    return;
+  }
+  starts_.push_back(text_.size());
+  if (as_bytes_ && type_ == TokenType::kU8) {
+    text_.add_bytes(text.data(), text.size());
+  } else {
+    for (const i64 token : tokenizer_.encode(text)) text_.add(token);
+  }
+  if (end_) text_.add(*end_);
+  if (text_.size() > starts_.back()) return;
+  starts_.pop_back();  // a text of blanks alone may be no token
+  ++out_.num_empty;
+}
+
+void SourceReader::add(const DocumentTokens& read) {
+  out_.num_empty += read.num_empty;
+  ++out_.num_files;
+  if (!read.answers.empty()) return add_conversations(read);
+  flush_conversations();
+  flush();
+  out_.all.append(read.tokens, read.starts);
+}
+
+void SourceReader::flush() {
+  out_.all.append(text_.finish(), starts_);
+  starts_.clear();
+}
+
+ConversationPacker& SourceReader::packer(TokenType type) {
+  if (packer_ && packed_type_ != type) flush_conversations();
+  if (!packer_) packer_.emplace(seq_len_, type, end_.value_or(0), options_.answers_only);
+  packed_type_ = type;
+  return *packer_;
+}
+
+void SourceReader::flush_conversations() {
+  if (!packer_) return;
+  flush();
+  if (out_.all.size() % seq_len_ != 0) pad(seq_len_ - out_.all.size() % seq_len_);
+  const DocumentTokens packed = packer_->finish();
+  out_.all.append(packed.tokens, packed.starts, packed.uncounted);
+  out_.num_cut += packer_->num_cut();
+  out_.num_unanswered += packer_->num_unanswered();
+  packer_.reset();
+}
+
+/// A document of tokens that are not counted.
+void SourceReader::pad(i64 count) {
+  TokenBuilder padding(type_);
+  for (i64 i = 0; i < count; ++i) padding.add(end_.value_or(0));
+  out_.all.append(padding.finish(), std::vector<i64>{0}, std::vector<TokenSpan>{{0, count}});
+}
+
+}  // namespace hetermoe

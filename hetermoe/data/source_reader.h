@@ -1,0 +1,46 @@
+#pragma once
+#include <optional>
+
+#include "hetermoe/data/dataset.h"
+#include "hetermoe/data/packing.h"
+#include "hetermoe/data/source_files.h"
+
+namespace hetermoe {
+
+/// Reads the files of one source, one after another. Conversations of a file, or of several in a row, lie in
+/// windows of seq_len that begin at a multiple of it.
+class SourceReader {
+ public:
+  SourceReader(const DataOptions& options, const Tokenizer& tokenizer, i64 seq_len);
+  void read(const SourceFile& file);
+  Source finish();
+
+ private:
+  i64 left() const { return options_.max_bytes - bytes_; }
+  void read_text_file(const SourceFile& file);
+  void read_json_lines(const SourceFile& file);
+  void read_conversations(const SourceFile& file);
+  void add_conversations(const DocumentTokens& read);
+  void add_document(const std::string& text);
+  void add(const DocumentTokens& read);
+  void flush();
+  void flush_conversations();
+  void pad(i64 count);
+  ConversationPacker& packer(TokenType type);
+
+  const DataOptions& options_;
+  const Tokenizer& tokenizer_;
+  i64 seq_len_;
+  std::optional<i64> end_;
+  bool as_bytes_;
+  TokenType type_;
+  std::optional<ChatEncoder> encoder_;
+  std::optional<ConversationPacker> packer_;
+  TokenType packed_type_ = TokenType::kU8;
+  TokenBuilder text_;
+  std::vector<i64> starts_;  // in text_
+  i64 bytes_ = 0;            // of text so far
+  Source out_;
+};
+
+}  // namespace hetermoe

@@ -1,0 +1,52 @@
+#pragma once
+#include <array>
+#include <memory>
+#include <vector>
+
+#include "hetermoe/model/lora.h"
+#include "hetermoe/model/op_cost.h"
+#include "hetermoe/schedule/schedule.h"
+
+namespace hetermoe {
+
+/// What of a model a run trains: all but these units, or adapters alone.
+struct Trained {
+  std::vector<Unit> frozen = {};               ///< ascending; with adapters the units without
+  std::shared_ptr<const Lora> lora = nullptr;  ///< null = the units themselves are trained
+
+  bool all() const { return frozen.empty() && lora == nullptr; }
+};
+
+/// Of a step that trains it, of the model or of its first layers. full: the model of the units' names.
+StepOptions step_options(const Trained& trained, const ModelConfig& full, const ModelConfig& model);
+
+/// What a parameter of a part takes, on average over the part.
+struct TrainedShare {
+  double held = 1;     ///< numbers that have a value: with adapters more than one
+  double trained = 1;  ///< numbers that have a gradient and moments
+  double frozen = 0;   ///< whose products with gradients are not computed, see ComputeWork::frozen
+};
+
+/// The same by parts of the model.
+class TrainedShares {
+ public:
+  TrainedShares() = default;  ///< the whole model is trained
+  TrainedShares(const Trained& trained, const ModelConfig& model);
+
+  bool all() const { return layers_.empty(); }
+  /// Layers do not differ.
+  bool even() const { return even_; }
+  bool adapts() const { return adapts_; }
+  /// Of a parameter of the part, of which some experts of a layer may be frozen: of one that is not.
+  StateBytes of(const StateBytes& each, UnitPart part, i64 layer) const;
+  /// Mean over layers.
+  StateBytes mean(const StateBytes& each, UnitPart part) const;
+  const TrainedShare& mean(UnitPart part) const { return mean_[static_cast<std::size_t>(part)]; }
+
+ private:
+  std::array<TrainedShare, 4> mean_ = {};                      // [part]
+  std::vector<std::pair<TrainedShare, TrainedShare>> layers_;  // [layer] attention, experts
+  bool even_ = true, adapts_ = false;
+};
+
+}  // namespace hetermoe

@@ -1,0 +1,297 @@
+#include "hetermoe/data/chat_template.h"
+
+#include <gtest/gtest.h>
+
+#include "hetermoe/data/sampler.h"
+#include "hetermoe/data/token_files.h"
+#include "tests/support/error_of.h"
+#include "tests/support/work_folder.h"
+
+// Conversations: how they are written, rendered, packed and counted.
+namespace hetermoe {
+namespace {
+
+const std::vector<ChatMessage> kTalk = {{ChatRole::kSystem, "Be brief."},
+                                        {ChatRole::kUser, "Hi"},
+                                        {ChatRole::kAssistant, "Hello"},
+                                        {ChatRole::kUser, "Bye"},
+                                        {ChatRole::kAssistant, "See you"}};
+
+/// A rendered conversation; what is counted between [ and ].
+std::string rendered(const std::string& name, const std::vector<ChatMessage>& talk = kTalk,
+                     bool ask = false) {
+  std::string out;
+  bool counted = false;
+  for (const ChatPart& part : render(find_chat_template(name), talk, ask)) {
+    if (part.counted != counted) out += part.counted ? "[" : "]";
+    counted = part.counted;
+    out += part.text;
+  }
+  return counted ? out + "]" : out;
+}
+
+TEST(ChatTemplate, RendersAsTheModelsOwnTemplatesDo) {
+  EXPECT_EQ(rendered("chatml"),
+            "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
+            "<|im_start|>assistant\n[Hello<|im_end|>]\n<|im_start|>user\nBye<|im_end|>\n"
+            "<|im_start|>assistant\n[See you<|im_end|>]\n");
+  EXPECT_EQ(rendered("llama3"),
+            "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|>"
+            "<|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>"
+            "<|start_header_id|>assistant<|end_header_id|>\n\n[Hello<|eot_id|>]"
+            "<|start_header_id|>user<|end_header_id|>\n\nBye<|eot_id|>"
+            "<|start_header_id|>assistant<|end_header_id|>\n\n[See you<|eot_id|>]");
+  EXPECT_EQ(rendered("mistral"),
+            "<s>[INST] Be brief.\n\nHi [/INST][Hello</s>][INST] Bye [/INST][See you</s>]");
+  EXPECT_EQ(rendered("deepseek-v2"),
+            "<｜begin▁of▁sentence｜>Be brief.\n\nUser: Hi\n\nAssistant:[ Hello<｜end▁of▁sentence｜>]"
+            "User: Bye\n\nAssistant:[ See you<｜end▁of▁sentence｜>]");
+  EXPECT_EQ(rendered("deepseek-v3"),
+            "<｜begin▁of▁sentence｜>Be brief.<｜User｜>Hi<｜Assistant｜>[Hello<｜end▁of▁sentence｜>]"
+            "<｜User｜>Bye<｜Assistant｜>[See you<｜end▁of▁sentence｜>]");
+  EXPECT_EQ(rendered("plain", {{ChatRole::kUser, "Hi"}, {ChatRole::kAssistant, "Hello"}}),
+            "User:\nHi\n\nAssistant:\n[Hello\n\n]");
+}
+
+TEST(ChatTemplate, AQuestionEndsWhereTheAnswerBegins) {
+  for (const std::string& name : chat_template_names()) {
+    const std::string asked = rendered(name, {{ChatRole::kUser, "Hi"}}, true);
+    const std::string answered = rendered(name, {{ChatRole::kUser, "Hi"}, {ChatRole::kAssistant, "Hello"}});
+    EXPECT_EQ(answered.find(asked + "["), 0U) << name << ": " << asked << " | " << answered;
+  }
+}
+
+TEST(ChatTemplate, IsRecognisedInAFolderByItsTokens) {
+  const WorkFolder folder;
+  const auto found = [&](const std::string& jinja) -> std::string {
+    folder.file("tokenizer_config.json", Json{{"chat_template", jinja}}.dump());
+    return find_chat_template(folder.path().string()).name;
+  };
+  EXPECT_EQ(found("{% for m in messages %}{{'<|im_start|>' + m.role}}<|im_end|>{% endfor %}"), "chatml");
+  EXPECT_EQ(found("<|start_header_id|>{{ role }}<|end_header_id|> <|eot_id|>"), "llama3");
+  EXPECT_EQ(found("{{bos_token}} [INST] {{ x }} [/INST]"), "mistral");
+  EXPECT_EQ(found("'<｜User｜>' '<｜Assistant｜>'"), "deepseek-v3");
+  EXPECT_EQ(found("'User: ' + x 'Assistant: ' + eos_token"), "deepseek-v2");
+  folder.file(
+      "tokenizer_config.json",
+      R"({"chat_template": [{"name": "rag", "template": "?"}, {"name": "default", "template": "[INST][/INST]"}]})");
+  EXPECT_EQ(std::string(find_chat_template(folder.path().string()).name), "mistral");
+  EXPECT_EQ(error_of<ConfigError>([&] { found("[AVAILABLE_TOOLS] [INST] {{ x }} [/INST]"); }),
+            "[data.template] the chat_template of " + folder.path().string() +
+                " is none of those that this program has: name the nearest of chatml, llama3, mistral, "
+                "deepseek-v2, deepseek-v3, plain, or make tokens with tools/tokenize_text.py --chat");
+  folder.file("tokenizer_config.json", "{}");
+  EXPECT_NE(
+      error_of<ConfigError>([&] { find_chat_template(folder.path().string()); }).find("no chat_template"),
+      std::string::npos);
+  folder.file("chat_template.jinja", "<|im_start|> <|im_end|>");
+  EXPECT_EQ(std::string(find_chat_template(folder.path().string()).name), "chatml");
+  EXPECT_NE(error_of<ConfigError>([] {
+              find_chat_template("vicuna");
+            }).find("got vicuna, expected chatml, llama3, mistral"),
+            std::string::npos);
+}
+
+std::vector<ChatMessage> conversation(const std::string& line) {
+  return conversation_of(Json::parse(line), "x.jsonl line 7");
+}
+
+std::string words(const std::vector<ChatMessage>& messages) {
+  std::string out;
+  for (const ChatMessage& message : messages)
+    out += std::string(1, "SUA"[static_cast<int>(message.role)]) + ":" + message.text + ";";
+  return out;
+}
+
+TEST(ChatLines, EveryWayToWriteAConversationIsRead) {
+  const std::vector<std::string> same = {
+      R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "id": 1})",
+      R"({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]})",
+      R"({"instruction": "a", "input": "", "output": "b"})", R"({"prompt": "a", "completion": "b"})",
+      R"({"prompt": [{"role": "user", "content": "a"}], "completion": [{"role": "assistant", "content": "b"}]})"};
+  for (const std::string& line : same) EXPECT_EQ(words(conversation(line)), "U:a;A:b;") << line;
+  EXPECT_EQ(words(conversation(R"({"instruction": "a", "input": "x", "output": "b", "system": "s"})")),
+            "S:s;U:a\n\nx;A:b;");
+}
+
+TEST(ChatLines, WhatIsNoConversationIsRefusedWithItsPlace) {
+  const auto refused = [](const std::string& line) {
+    return error_of<InputError>([&] { conversation(line); });
+  };
+  const std::string at = "[x.jsonl line 7] ";
+  EXPECT_EQ(refused(R"({"text": "a"})"),
+            at + "has no conversation but the keys text, expected messages, conversations, instruction and "
+                 "output, or prompt and completion; text as it is needs no data.template");
+  EXPECT_EQ(refused(R"({"messages": "a"})"),
+            at + "\"messages\" is string \"a\", expected a list of messages");
+  EXPECT_EQ(
+      refused(R"({"messages": [{"role": "tool", "content": "a"}]})"),
+      "[x.jsonl line 7, message 1 of \"messages\"] \"role\" is \"tool\", expected system, user (or human) "
+      "or assistant (or gpt, bot, model): leave out or rename messages of other roles");
+  EXPECT_EQ(
+      refused(R"({"messages": [{"role": "user"}]})"),
+      "[x.jsonl line 7, message 1 of \"messages\"] has no \"content\" but the keys role, expected a text "
+      "there");
+  EXPECT_EQ(refused(R"({"messages": [{"role": "user", "content": [1]}]})")
+                .find("[x.jsonl line 7, message 1 of \"messages\"] \"content\" is "),
+            0U);
+  EXPECT_EQ(refused(R"({"messages": [3]})"),
+            "[x.jsonl line 7, message 1 of \"messages\"] is integer 3, expected an object");
+  EXPECT_EQ(refused(R"({"prompt": "a", "completion": " \n"})"),
+            at + "answer in message 2 is empty, expected a text: leave the line out");
+  EXPECT_EQ(refused(R"({"prompt": "a"})"),
+            at + "has no \"completion\" but the keys prompt, expected a text there");
+  EXPECT_EQ(refused(R"({"messages": [{"role": "user", "content": "a"}]})"),
+            at + "has 1 messages, none of the assistant, expected an answer to learn");
+  EXPECT_EQ(
+      refused(R"({"messages": [{"role": "user", "content": "a"}, {"role": "system", "content": "a"}]})"),
+      at + "message 2 is the system's, expected it to be the first");
+  EXPECT_EQ(
+      refused(R"({"messages": [{"role": "system", "content": "a"}, {"role": "assistant", "content": "a"}]})"),
+      at + "message 2 is the assistant's, expected one of the user after the system's");
+}
+
+DataOptions options_of(const std::string& path) {
+  DataOptions options;
+  options.paths = {path};
+  options.validation_share = 0;
+  options.chat_template = "plain";
+  return options;
+}
+
+std::string line_of(const std::string& prompt, const std::string& completion) {
+  return Json{{"prompt", prompt}, {"completion", completion}}.dump() + "\n";
+}
+
+/// The text of a source; what is counted between [ and ], padding as _.
+std::string marked(const TokenStream& tokens) {
+  std::vector<i64> counted(static_cast<std::size_t>(tokens.size()));
+  tokens.mark_counted(0, tokens.size(), counted.data());
+  const std::vector<i64> all = tokens.tokens(0, tokens.size());
+  std::string out;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (counted[i] != 0 && (i == 0 || counted[i - 1] == 0)) out += '[';
+    out += all[i] == 0 ? '_' : static_cast<char>(all[i]);
+    if (counted[i] != 0 && (i + 1 == all.size() || counted[i + 1] == 0)) out += ']';
+  }
+  return out;
+}
+
+TEST(Conversations, LieWholeInWindowsAndAnswersAloneAreCounted) {
+  const WorkFolder folder;
+  // "User:\n" and "\n\nAssistant:\n" are 19 bytes, "\n\n" 2: conversations of 24, 31 and 23 bytes.
+  const std::string path =
+      folder.file("x.jsonl", line_of("a", "bc") + line_of("long", "answer") + line_of("x", "y"));
+  const Dataset data = load_dataset(options_of(path), 48);
+  const Source& source = data.sources.at(0);
+  EXPECT_TRUE(data.masked);
+  EXPECT_EQ(marked(source.all), "User:\na\n\nAssistant:\n[bc\n\n]User:\nx\n\nAssistant:\n[y\n\n]_" +
+                                    std::string("User:\nlong\n\nAssistant:\n[answer\n\n]") +
+                                    std::string(48 - 31, '_') + "_");
+  EXPECT_EQ(source.num_conversations, 3);
+  const Batch batch = Sampler(data, {48, 1}).batch(0, 2, 256);
+  i64 counted = 0;
+  for (std::size_t i = 0; i < batch.targets.size(); ++i) {
+    counted += batch.targets[i] >= 0;
+    const bool answers =
+        std::string("bcyanswer\n").find(static_cast<char>(batch.targets[i])) != std::string::npos;
+    EXPECT_TRUE(batch.targets[i] == -100 || answers) << i;
+  }
+  EXPECT_EQ(counted, 4 + 3 + 8);
+  EXPECT_EQ(batch.target_count, counted);
+  DataOptions all = options_of(path);
+  all.answers_only = false;
+  all.documents = Documents::kPacked;
+  const Dataset whole = load_dataset(all, 48);
+  EXPECT_FALSE(whole.masked);
+  EXPECT_EQ(whole.sources[0].all.num_counted(0, 96), 24 + 23 + 31);
+  EXPECT_NE(whole.checksum(), data.checksum());
+}
+
+TEST(Conversations, ThatAreTooLongAreCutOrLeftOutWithANote) {
+  const WorkFolder folder;
+  const std::string path = folder.file(
+      "x.jsonl", line_of("a", std::string(40, 'b')) + line_of(std::string(40, 'c'), "d") + line_of("x", "y"));
+  const Dataset data = load_dataset(options_of(path), 32);
+  EXPECT_EQ(marked(data.sources[0].all),
+            "User:\na\n\nAssistant:\n[bbbbbbbbbbbb]User:\nx\n\nAssistant:\n[y\n\n]" +
+                std::string(32 - 23 + 1, '_'));
+  EXPECT_EQ(
+      conversation_notes(data),
+      (std::vector<std::string>{"[data] 2 of 3 conversations are longer than train.seq_len and cut at the "
+                                "end; 1 of them is left out, having no answer before the cut"}));
+}
+
+TEST(Conversations, AreDividedForValidationWhereAWindowEnds) {
+  const WorkFolder folder;
+  std::string lines;
+  for (int i = 0; i < 10; ++i) lines += line_of("a", std::string(1, static_cast<char>('0' + i)));
+  DataOptions options = options_of(folder.file("x.jsonl", lines));
+  options.validation_share = 0.2;
+  const Source source = load_dataset(options, 24).sources.at(0);
+  EXPECT_EQ(source.all.size(), 241);
+  EXPECT_EQ(source.train.size(), 8 * 24 + 1);
+  EXPECT_EQ(source.validation.size(), 2 * 24 + 1);
+  EXPECT_EQ(marked(source.validation).substr(0, 25), "User:\na\n\nAssistant:\n[8\n\n]");
+  EXPECT_EQ(source.train.num_counted(192, 1), 0);  // the token that both have
+}
+
+TEST(Conversations, AfterTextBeginAtAWindow) {
+  const WorkFolder folder;
+  DataOptions options = options_of("");
+  options.paths = {folder.file("a.txt", "text"), folder.file("b.jsonl", line_of("x", "y")),
+                   folder.file("c.txt", "more")};
+  const Source source = load_dataset(options, 24).sources.at(0);
+  EXPECT_EQ(marked(source.all), "[text]" + std::string(20, '_') + "User:\nx\n\nAssistant:\n[y\n\n]_[more]");
+}
+
+TEST(Conversations, KeepTheirAnswersInFilesOfTokens) {
+  const WorkFolder folder;
+  const std::vector<i64> tokens = {1, 2, 3, 4, 5, 6, 7};
+  {
+    MegatronWriter writer(folder / "m", 256);
+    writer.add(tokens, std::vector<TokenSpan>{{2, 4}, {5, 7}});
+    writer.add(std::vector<i64>{8, 9}, std::vector<TokenSpan>{{1, 2}});
+    writer.finish();
+    EXPECT_EQ(writer.num_documents(), 2);
+  }
+  const DocumentTokens read = read_megatron(folder / "m.idx");
+  EXPECT_EQ(read.starts, (std::vector<i64>{0, 7}));
+  EXPECT_EQ(read.answers, (std::vector<TokenSpan>{{2, 4}, {5, 7}, {8, 9}}));
+  DataOptions options = options_of(folder / "m.idx");
+  options.chat_template = "";
+  const Source source = load_dataset(options, 8).sources.at(0);
+  EXPECT_EQ(source.num_conversations, 2);
+  std::vector<i64> counted(16);
+  source.all.mark_counted(0, 16, counted.data());
+  EXPECT_EQ(counted, (std::vector<i64>{0, 0, 1, 1, 0, 1, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0}));
+}
+
+TEST(Conversations, NeedTheTokensOfTheirTemplate) {
+  const WorkFolder folder;
+  DataOptions options = options_of(folder.file("x.jsonl", line_of("a layer", "an expert")));
+  options.tokenizer = HM_SOURCE_DIR "/tests/data/sentencepiece/unigram.model";
+  options.chat_template = "mistral";
+  if (error_of<ConfigError>([&] { make_tokenizer(options.tokenizer); }) != "no error")
+    GTEST_SKIP() << "built without libsentencepiece";
+  const TokenStream mistral = load_dataset(options, 64).sources.at(0).all;
+  EXPECT_EQ(mistral.tokens(0, 1), (std::vector<i64>{1}));  // <s>
+  const std::vector<i64> answer = make_tokenizer(options.tokenizer)->encode("an expert");
+  const i64 counted_tokens = static_cast<i64>(answer.size()) + 1;  // and </s>
+  EXPECT_EQ(mistral.num_counted(0, 64), counted_tokens);
+  options.chat_template = "chatml";
+  EXPECT_EQ(error_of<ConfigError>([&] { load_dataset(options, 64); }),
+            "[data.template] chatml needs the token <|im_start|>, which the tokenizer " + options.tokenizer +
+                " lacks: expected the tokenizer of a model with this template, or data.template plain");
+  options.chat_template = "plain";
+  const TokenStream plain = load_dataset(options, 64).sources.at(0).all;
+  const std::vector<i64> tokens = plain.tokens(0, 64);
+  std::vector<i64> counted(64);
+  plain.mark_counted(0, 64, counted.data());
+  const auto end = std::find(tokens.begin(), tokens.end(), 2) - tokens.begin();  // </s> ends an answer
+  ASSERT_LT(end, 64);
+  EXPECT_EQ(counted[static_cast<std::size_t>(end)], 1);
+}
+
+}  // namespace
+}  // namespace hetermoe
