@@ -56,9 +56,10 @@ const Plan& checked(const Job& job, const Plan& plan) {
     fail<ConfigError>("balancer.name", "got {}, expected none: {}", job.balancer.name, why);
   };
   const CopySplit split = balancer_choice(job.balancer.name).split;
-  if (split == CopySplit::kGuests || split == CopySplit::kOracle)
-    refuse("guests and the bound are for traces (hetermoe routing balance)");
+  if (split == CopySplit::kOracle) refuse("the bound is for traces (hetermoe routing balance)");
   if (split == CopySplit::kExact && !plan.tally) refuse("the plan has no tally, by which copies are divided");
+  if (split == CopySplit::kGuests && plan.guest_slots == 0 && job.balancer.guests > 0)
+    refuse("the plan has no room for guests (guest_slots)");
   check_foresight(job);
   if (!job.train.changes.empty()) refuse("train.changes says which plan comes when");
   if (plan.order == OrderPolicy::kExplicit)
@@ -88,12 +89,16 @@ StepBalancer::Loads StepBalancer::with_experts(const Loads& of_all_layers) const
   return out;
 }
 
-void StepBalancer::foresee(const Loads& copies) { foreseen_ = with_experts(copies); }
+void StepBalancer::foresee(const Loads& copies, TraceRouting step) {
+  foreseen_ = with_experts(copies);
+  foreseen_step_ = std::make_unique<TraceRouting>(std::move(step));
+}
 
 void StepBalancer::add(const std::vector<std::vector<double>>& copies) {
   HM_CHECK(foreseen_.empty() || foreseen_ == with_experts(copies),
            "the routers of the step chose other experts than were foreseen");
   foreseen_.clear();
+  foreseen_step_.reset();
   const bool first = history_.empty();
   const double weight = first ? 1 : 1 / real(options_.history);
   if (first) history_.resize(layers_.size(), std::vector<double>(idx(model_.num_experts), 0));
@@ -105,8 +110,12 @@ void StepBalancer::add(const std::vector<std::vector<double>>& copies) {
 
 Seconds StepBalancer::simulated_step(const Plan& emulated, const CostModel& cost) const {
   const Placement placement(emulated, model_, step_);
-  return simulate(build_schedule(placement), placement, model_, cluster_, cost,
-                  LayerPopularity(model_, layers_, loads()))
+  const Schedule schedule = build_schedule(placement);
+  if (foreseen_step_ != nullptr)
+    return simulate(schedule, placement, model_, cluster_, cost,
+                    SplitRouting(*foreseen_step_, cluster_, copy_split_of(emulated)))
+        .step;
+  return simulate(schedule, placement, model_, cluster_, cost, LayerPopularity(model_, layers_, loads()))
       .step;
 }
 
@@ -114,8 +123,9 @@ BalancedOwners StepBalancer::choose(const PricedPlan& in_force) const {
   BalancedOwners out;
   const Plan next = with_owners(in_force.plan, balance_.placed({.balancer = options_.name,
                                                                 .replicas = options_.replicas,
+                                                                .guests = options_.guests,
                                                                 .topology = options_.topology},
-                                                               loads()));
+                                                               loads(), foreseen_step_.get()));
   if (to_json(next) == to_json(in_force.plan)) return out;
   const std::vector<std::string> faults = validate(next, model_, cluster_);
   if (!faults.empty()) {

@@ -33,9 +33,9 @@ class StepBalancer {
     return step % options_.every == 0 && (foresees() || (!history_.empty() && step > 0));
   }
   bool foresees() const { return options_.knows == Knows::kForesight; }
-  /// Copies [num_layers][experts] of the step that comes, by which owners are chosen then. That step must
-  /// have them: add() fails for others.
-  void foresee(const std::vector<std::vector<double>>& copies);
+  /// Copies [num_layers][experts] and choices of the step that comes, by which owners are chosen then. That
+  /// step must have them: add() fails for others.
+  void foresee(const std::vector<std::vector<double>>& copies, TraceRouting step);
   /// Owners for the steps that come, if what they save until owners are looked at again pays for the move.
   BalancedOwners choose(const PricedPlan& in_force) const;
 
@@ -60,6 +60,7 @@ class StepBalancer {
   const TraceBalance balance_;
   Loads history_;
   Loads foreseen_;  // of the step that comes or runs; empty = nobody knows
+  std::unique_ptr<TraceRouting> foreseen_step_;
 };
 
 }  // namespace hetermoe

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "hetermoe/base/index.h"
+#include "hetermoe/planner/balance/guest_cost.h"
 #include "hetermoe/routing/analysis.h"
 #include "hetermoe/sim/simulator.h"
 
@@ -116,6 +117,24 @@ std::vector<i64> TraceBalance::split_speeds() const {
   return out;
 }
 
+std::vector<i64> TraceBalance::guest_cost(const TraceBalanceOptions& options) const {
+  std::vector<i64> out(idx(placement_.num_devices()), options.guest_cost.value_or(0));
+  if (options.guest_cost) return out;
+  for (i32 g = 0; g < placement_.num_groups(); ++g) {
+    const double copies = real(plan_.groups[idx(g)].microbatches[0] * plan_.seq_len * model_.top_k) /
+                          real(devices_[idx(g)].size());
+    for (const i64 layer : layers_) {
+      const auto l = static_cast<i32>(layer);
+      const std::vector<i64> costs =
+          guest_costs(*cost_, placement_, model_, cluster_, g, l, copies, options.knows == Knows::kForesight);
+      const std::vector<DeviceId>& owners = placement_.owners(g, l);
+      for (std::size_t o = 0; o < owners.size(); ++o)
+        out[idx(owners[o])] = std::max(out[idx(owners[o])], costs[o]);
+    }
+  }
+  return out;
+}
+
 std::vector<TraceBalance::Loads> TraceBalance::microbatches_of_group(i32 group,
                                                                      const TraceRouting& step) const {
   std::vector<Loads> out;
@@ -137,7 +156,12 @@ Plan TraceBalance::placed(const TraceBalanceOptions& options, const Loads& loads
                           const TraceRouting* step) const {
   Plan plan = plan_;
   const BalancerChoice choice = balancer_choice(options.balancer);
-  plan.tally = choice.split == CopySplit::kExact || choice.split == CopySplit::kGuests;
+  const bool lends = choice.split == CopySplit::kGuests && options.guests > 0;
+  // Who lends what is known without a tally where the step's choices are.
+  plan.tally = choice.split == CopySplit::kExact ||
+               (choice.split == CopySplit::kGuests && !(lends && options.knows == Knows::kForesight));
+  plan.guest_slots = lends ? options.guests : 0;
+  plan.guest_cost = lends ? guest_cost(options) : std::vector<i64>();
   const bool by_time = options.weigh == Weigh::kTime;
   plan.split_speeds = by_time ? split_speeds() : std::vector<i64>();
   if (choice.balancer == nullptr) return plan;
@@ -212,7 +236,7 @@ TraceBalanceResult TraceBalance::run(const TraceBalanceOptions& options,
     const auto start = std::chrono::steady_clock::now();
     Plan plan = placed(options, known, &steps[by_history ? s - 1 : s]);
     out.plan += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    const SplitRouting routing(steps[s], cluster_, balancer_choice(options.balancer).split, options.guests);
+    const SplitRouting routing(steps[s], cluster_, balancer_choice(options.balancer).split);
     add_figures(plan, before, routing, out);
     out.guests += guests_per_exchange(plan, routing);
     if (s + 1 == steps.size()) simulate_last(plan, routing, out);

@@ -1,4 +1,5 @@
 #pragma once
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,8 @@ struct TraceBalanceOptions {
   Knows knows = Knows::kHistory;
   i64 replicas = 0;  ///< copies of experts in a layer beyond one of each, for balancers that make some
   i64 guests = 2;    ///< slots for guests on each device, where the balancer has guests
+  /// What a guest must save, see Plan::guest_cost; none = what it costs by the cost model.
+  std::optional<i64> guest_cost = 0;
   Weigh weigh = Weigh::kTime;
   std::string topology = {};  ///< for lplb, see topology_columns()
 };
@@ -72,6 +75,7 @@ class TraceBalance {
   void add_figures(const Plan& plan, const Plan& before, const SplitRouting& routing,
                    TraceBalanceResult& out) const;
   std::vector<i64> split_speeds() const;
+  std::vector<i64> guest_cost(const TraceBalanceOptions& options) const;
   double guests_per_exchange(const Plan& plan, const SplitRouting& routing) const;
 
   const ModelConfig& model_;
