@@ -1,5 +1,6 @@
 #include "hetermoe/train/divided_plan.h"
 
+#include "hetermoe/planner/balance/trace_balance.h"
 #include "hetermoe/planner/memory_estimate.h"
 
 namespace hetermoe {

@@ -6,7 +6,7 @@
 #include "hetermoe/data/options.h"
 #include "hetermoe/exec/clock.h"
 #include "hetermoe/nn/optimizer.h"
-#include "hetermoe/planner/balance/trace_balance.h"
+#include "hetermoe/planner/balance/knows.h"
 #include "hetermoe/planner/strategies.h"
 #include "hetermoe/routing/writer.h"
 #include "hetermoe/schedule/schedule.h"
@@ -327,6 +327,7 @@ struct BalancerOptions {
   std::optional<i64> guest_cost;
   std::string topology;
   Knows knows = Knows::kHistory;
+  bool measure = true;
   bool on() const { return name != "none"; }
   template <class V>
   void fields(V& v) {
@@ -350,6 +351,10 @@ struct BalancerOptions {
     v("guest_cost", guest_cost,
       "copies that a guest must take off the latest device; null = as many as it costs by the cost model",
       between(0, 1e9));
+    v("measure", measure,
+      "devices that take longer than their peers in the steps of the run get less work, beyond what the "
+      "cluster "
+      "file and the cost model say");
     v("topology", topology,
       "who copies from whom with lplb: cube, hypercube, ring, torus, torus:MxN, or columns as [[1,2,3,0]]; "
       "empty = torus where the number of owners has two divisors above 2, else ring");
