@@ -8,6 +8,7 @@ namespace hetermoe {
 std::function<int()> make_routing_balance(Flags& flags) {
   const auto options = std::make_shared<BalanceRowsOptions>();
   options->balancers = {"none", "lpt", "eplb"};
+  options->knows = "history";
   flags
       .add_option("trace", options->trace,
                   "a routing trace with choices: a file, or a folder with one for each rank")

@@ -70,6 +70,13 @@ std::vector<double> over_fastest(const std::vector<double>& slowness, const std:
   return out;
 }
 
+/// What of a measured slowness the file's does not explain. A speed does not reach all of an op (launches
+/// cost what they cost), so that anything between 1 and its inverse is as the file says.
+double beyond(double measured, double expected) {
+  if (measured > expected) return measured / expected;
+  return measured < 1 ? measured : 1;
+}
+
 const Plan& checked(const Job& job, const Plan& plan) {
   const auto refuse = [&](const std::string& why) {
     fail<ConfigError>("balancer.name", "got {}, expected none: {}", job.balancer.name, why);
@@ -128,7 +135,7 @@ void StepBalancer::add_slowness(const std::vector<double>& slowness) {
   if (first) slowness_.assign(measured.size(), 1);
   for (std::size_t d = 0; d < measured.size(); ++d) {
     if (measured[d] > 0 && expected[d] > 0)
-      slowness_[d] += weight * (measured[d] / expected[d] - slowness_[d]);
+      slowness_[d] += weight * (beyond(measured[d], expected[d]) - slowness_[d]);
   }
 }
 

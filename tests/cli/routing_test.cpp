@@ -262,7 +262,7 @@ TEST(RoutingCommand, CompareShowsBalancersOnATraceAndWritesAPage) {
     EXPECT_TRUE(rows[1].contains(key)) << key;
   const std::string page = read_text(folder / "page/balance.html");
   for (const char* part :
-       {"Device by expert, before and after", "Time ratio of each step", "class=\"cell\"", "V100#"})
+       {"Device by expert, before and after", "Time ratio of each step", "class=\"cell\"", "V100/1000#"})
     EXPECT_TRUE(contains(page, part)) << part;
   const ProgramResult table = run_with_job(words);
   ASSERT_EQ(table.code, 0) << table.err;

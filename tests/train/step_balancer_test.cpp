@@ -136,11 +136,11 @@ std::map<DeviceId, i64> experts_of(const Plan& plan) {
 
 TEST(StepBalancer, ADeviceThatShowsToBeSlowGetsLess) {
   const WorkFolder folder;
-  // The emulated device 7 is three times as slow as its like; the balancer is told of a cluster in which it
-  // is not.
+  // The emulated device 7 computes at a hundredth of its like's speed, which makes its small ops, mostly
+  // launches, a few times as long; the balancer is told of a cluster in which it is as fast.
   TinyRun run(folder / "slow", balanced({{"train.steps", "2"}, {"balancer.name", "none"}}));
   const Cluster nominal = run.cluster;
-  run.cluster.devices[7].speed = 1.0 / 3;
+  run.cluster.devices[7].speed = 0.01;
   std::vector<double> slowness;
   run.run(Checkpoints::kOff, [&](Session& session, const StepRecord&) {
     StepReport report;
@@ -163,7 +163,7 @@ TEST(StepBalancer, ADeviceThatShowsToBeSlowGetsLess) {
     const BalancedOwners chosen = balancer.choose(priced);
     if (measure) {
       const double expected = known.devices[7].speed < 1 ? 1 : slowness[7] / slowness[6];
-      EXPECT_NEAR(balancer.slowness()[7] / expected, 1, 0.02);
+      EXPECT_NEAR(balancer.slowness()[7] / expected, 1, 1e-6);
       StepBalancer resumed(job, run.model, known, run.plan, profiles);
       resumed.restore(balancer.history(), balancer.slowness());
       EXPECT_EQ(to_json(resumed.choose(priced).plan.value_or(run.plan)),
@@ -172,10 +172,9 @@ TEST(StepBalancer, ADeviceThatShowsToBeSlowGetsLess) {
     return experts_of(chosen.plan.value_or(run.plan));
   };
   auto alike = owners(nominal, false), noticed = owners(nominal, true), known = owners(run.cluster, true);
-  EXPECT_EQ(alike[6], alike[7]);
   EXPECT_LT(noticed[7], alike[7]);
   EXPECT_LT(noticed[7], noticed[6]);
-  EXPECT_EQ(noticed, known);
+  EXPECT_EQ(noticed[7], known[7]);
 }
 
 TEST(StepBalancer, RefusesWhatCannotBeBalanced) {
