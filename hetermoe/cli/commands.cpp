@@ -16,8 +16,8 @@ const std::vector<Command>& commands() {
        make_launch},
       {"compare", "several strategies on one model and cluster: predicted and executed",
        "hetermoe compare configs/jobs/demo.yaml --strategies zebra,ep,dist-ep,single --timed-steps 3\n"
-       "  hetermoe compare --model d1 --cluster o1 --seq 4096,8192 --strategy "
-       "zebra,ep,ep-ideal,dist-ep,pp,best",
+       "  hetermoe compare --model d1 --cluster o1 --seq 4096,8192 --strategy zebra,ep,pp,best\n"
+       "  hetermoe compare configs/jobs/demo.yaml --balancers none,lpt,eplb --routing out/demo.routes",
        make_compare, true},
       {"data", "what a job trains on: sources, documents, lengths, a decoded sequence; tokens to files",
        "hetermoe data configs/jobs/demo.yaml\n  hetermoe data --data.paths docs/ --write out/docs", make_data,

@@ -7,7 +7,9 @@
 #include <iostream>
 #include <memory>
 
+#include "hetermoe/cli/balance_rows.h"
 #include "hetermoe/cli/command.h"
+#include "hetermoe/cli/routing.h"
 #include "hetermoe/planner/compare.h"
 #include "hetermoe/report/progress.h"
 #include "hetermoe/report/table.h"
@@ -33,6 +35,9 @@ struct Options {
   std::string dtype = "fp16";
   PlanLimits limits;
   bool no_asym_ea = false;
+  // Balancers on a routing trace:
+  BalanceRowsOptions balance;
+  std::string routing;
 };
 
 // ---- predictions for GPUs ----
@@ -93,9 +98,38 @@ int compare_predicted(const Options& options, const Job& job) {
   return 0;
 }
 
+// ---- balancers on a routing trace ----
+
+int compare_balancers(const Options& options, Overrides overrides) {
+  BalanceRowsOptions balance = options.balance;
+  const auto refuse = [](const std::string& key, const std::string& got, const std::string& expected) {
+    fail<ConfigError>(key, "got {} with --balancers, expected {}", got, expected);
+  };
+  if (balance.balancers.empty()) balance.balancers = {"none", "lpt", "eplb", "relibra", "oracle"};
+  if (options.routing.empty())
+    refuse("--routing", "nothing", "a routing trace: FILE, FILE:STEP or FILE:A..B");
+  if (options.strategies.size() > 1)
+    refuse("--strategies", fmt::format("{} of them", options.strategies.size()),
+           "one, under whose plan all are");
+  const std::string strategy = options.strategies.empty() ? "" : options.strategies[0];
+  balance.tuned = strategy == "best";
+  if (!balance.tuned && !strategy.empty()) overrides.emplace_back("strategy", strategy);
+  const auto [trace, steps] = trace_and_steps(options.routing);
+  balance.trace = trace;
+  balance.steps = steps;
+  balance.job = options.job;
+  balance.json = options.json;
+  for (const auto& [key, value] : overrides) {
+    if (key == "output") balance.output = value;
+  }
+  return run_balance_rows(balance, std::move(overrides));
+}
+
 // ---- a job, predicted and executed ----
 
 int compare(const Options& options, const Overrides& overrides) {
+  if (!options.balance.balancers.empty() || !options.routing.empty())
+    return compare_balancers(options, overrides);
   Job job = options.job.empty() ? job_from_overrides(overrides) : load_job(options.job, overrides);
   if (!options.seq_lens.empty()) return compare_predicted(options, job);
   const std::vector<std::string> strategies =
@@ -163,6 +197,18 @@ std::function<int()> make_compare(Flags& flags) {
   flags.add_option("--max-microbatches", options->limits.max_microbatches, "with --seq: bound of best")
       ->range(at_least(1));
   flags.add_flag("--no-asym-ea", options->no_asym_ea, "with --seq: zebra moves no experts");
+  flags
+      .add_option(
+          "--balancers", options->balance.balancers,
+          "balancers on the routing trace --routing instead, each simulated under the plan of one strategy "
+          "(--strategy NAME, or best: the tuned one): none, lpt, eplb, lplb, relibra, locality, oracle, and "
+          "with a + another split, as none+guests; with --output DIR also as balance.html there")
+      ->delimiter(',');
+  flags.add_option("--routing", options->routing,
+                   "with --balancers: FILE (all its steps), FILE:STEP or FILE:A..B, each step by itself");
+  flags.add_option("--plan", options->balance.plan,
+                   "with --balancers: a plan.json instead of a strategy's plan");
+  add_balance_options(flags, options->balance);
   flags.add_flag("--simulate-only", options->simulate_only, "predict and do not train");
   flags.add_flag("--json", options->json, "print rows as JSON");
   allow_overrides(flags);

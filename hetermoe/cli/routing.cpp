@@ -26,13 +26,17 @@ RoutingTrace open_trace(const std::string& path) {
   return trace;
 }
 
-TraceRouting load_trace_routing(const std::string& reference, const ModelConfig& model) {
+std::pair<std::string, std::string> trace_and_steps(const std::string& reference) {
   const std::size_t colon = reference.rfind(':');
   const bool has_steps = !std::filesystem::exists(reference) && colon != std::string::npos;
-  const std::string path = has_steps ? reference.substr(0, colon) : reference;
+  return {has_steps ? reference.substr(0, colon) : reference, has_steps ? reference.substr(colon + 1) : ""};
+}
+
+TraceRouting load_trace_routing(const std::string& reference, const ModelConfig& model) {
+  const auto [path, range] = trace_and_steps(reference);
   const RoutingTrace trace = open_trace(path);
   StepRange steps{trace.steps().back(), trace.steps().back()};
-  if (has_steps) steps = parse_steps(reference.substr(colon + 1), "--routing " + path);
+  if (!range.empty()) steps = parse_steps(range, "--routing " + path);
   check_trace_model(trace.header(), model, path);
   return TraceRouting(trace.header(), read_steps(trace, steps.first, steps.last), model, path);
 }
@@ -57,6 +61,10 @@ std::function<int()> make_routing(Flags& flags) {
       "hetermoe routing balance out/demo.routes configs/jobs/demo.yaml --balancers none,lpt,eplb --replicas "
       "4",
       make_routing_balance);
+  add("cluster", "which sequences use the same experts, and what placing experts by that saves",
+      "hetermoe routing cluster out/demo.routes --groups 4 --prefix 32\n"
+      "  hetermoe routing cluster out/demo.routes --by domain --groups 2 --output out/clusters",
+      make_routing_cluster);
   add("import", "a trace of router logits or expert ids that another program recorded",
       "hetermoe routing import logits.safetensors --model tiny --seq 128 -o imported.routes",
       make_routing_import);

@@ -12,6 +12,7 @@ std::function<int()> make_routing_make(Flags& flags);
 std::function<int()> make_routing_analyse(Flags& flags);
 std::function<int()> make_routing_import(Flags& flags);
 std::function<int()> make_routing_balance(Flags& flags);
+std::function<int()> make_routing_cluster(Flags& flags);
 std::function<int()> make_routing_record(Flags& flags);
 
 /// Steps of a trace: "A..B", "A" or empty for all.
@@ -22,6 +23,9 @@ StepRange parse_steps(const std::string& text, const std::string& where);
 
 /// Opens a trace and says on stderr what of it is not whole. Throws InputError when no step is.
 RoutingTrace open_trace(const std::string& path);
+
+/// "FILE", "FILE:STEP" or "FILE:A..B" as a file and steps; a file whose name has a colon is taken as it is.
+std::pair<std::string, std::string> trace_and_steps(const std::string& reference);
 
 /// "FILE", "FILE:STEP" or "FILE:A..B" as a load; without a step the last one. Throws ConfigError, IoError and
 /// InputError.

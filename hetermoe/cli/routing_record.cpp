@@ -10,7 +10,7 @@ namespace hetermoe {
 namespace {
 
 struct Options {
-  std::string job, output;
+  std::string job, output, condition = "text";
   i64 steps = 1;
   bool from_start = false;
   bool json = false;
@@ -25,6 +25,7 @@ std::optional<FoundCheckpoint> newest_checkpoint(const Job& job) {
 }
 
 int run(const Options& options, const Overrides& overrides) {
+  const auto condition = enum_from<TextCondition>(options.condition, "--condition");
   Job job = options.job.empty() ? job_from_overrides(overrides) : load_job(options.job, overrides);
   job.routing.record = options.output;
   job.routing.replay.clear();
@@ -39,13 +40,14 @@ int run(const Options& options, const Overrides& overrides) {
   Trainer trainer(job, model, cluster, std::move(plan), data, alone);
   const std::optional<FoundCheckpoint> checkpoint =
       options.from_start ? std::nullopt : newest_checkpoint(job);
-  const RecordedRoutes done = trainer.record_routes(checkpoint, options.steps);
+  const RecordedRoutes done = trainer.record_routes(checkpoint, options.steps, condition);
   const std::string weights =
       checkpoint ? fmt::format("the checkpoint of step {} in {}", done.steps_done, job.output)
                  : (job.train.init_from.empty() ? fmt::format("a draw with seed {}", job.train.seed)
                                                 : job.train.init_from);
   if (options.json) {
     print_json({{"trace", options.output},
+                {"condition", options.condition},
                 {"weights", weights},
                 {"steps", done.steps},
                 {"first_step", done.steps_done + 1},
@@ -67,6 +69,13 @@ std::function<int()> make_routing_record(Flags& flags) {
   flags.add_option("-o,--trace", options->output, "file of the trace")->required()->is_output();
   flags.add_option("--steps", options->steps, "batches of the training data, from the one that comes next")
       ->range(between(1, 1e9));
+  flags
+      .add_option(
+          "--condition", options->condition,
+          "what is read: text (the job's training text), heldout (its validation text), shuffled (each "
+          "sequence's tokens in another order), unigram (tokens by their frequency), mock (tokens drawn "
+          "evenly) or constant (one token)")
+      ->capture_default_str();
   flags.add_flag("--from-start", options->from_start,
                  "weights with which the run begins; else those of the newest checkpoint in the job's output "
                  "folder, if there is one");

@@ -64,7 +64,8 @@ Simulated simulate_job(const Job& job, const ModelConfig& model, const Cluster& 
   out.plan = make_job_plan(job, model, cluster);
   const auto* trace = dynamic_cast<const TraceRouting*>(load.get());
   std::optional<SplitRouting> divided;
-  if (out.plan.tally && trace != nullptr) divided.emplace(*trace, cluster, CopySplit::kExact);
+  if (trace != nullptr && copy_split_of(out.plan) != CopySplit::kShares)
+    divided.emplace(*trace, cluster, copy_split_of(out.plan));
   const RoutingLoad& routing = divided ? static_cast<const RoutingLoad&>(*divided) : *load;
   const Plan emulated = emulated_plan(job, out.plan);
   const StepOptions step = step_options(job, model);

@@ -31,6 +31,7 @@ Bytes received_rows_bytes(const ModelConfig& model, double rows, double copies, 
 WorkModel::WorkModel(const Placement& placement, const ModelConfig& model, const Cluster& cluster)
     : placement_(placement), model_(model), cluster_(cluster) {
   const ParamCounts counts = count_parameters(model);
+  expert_params_ = real(counts.expert);
   for (const State& state : placement.states()) {
     double params = 0;
     switch (state.part) {
@@ -92,6 +93,10 @@ ComputeWork WorkModel::compute_work(const Op& op, DeviceId device, const Exchang
     const std::size_t owner = position(placement_.owners(op), device);
     work.rows = load->rows_at(owner);
     work.copies = load->copies_at(owner);
+    if (!load->instances.empty()) {
+      work.experts = load->instances[owner];
+      return work;
+    }
     const auto& experts = placement_.plan().groups[idx(op.group)].layers[idx(op.layer)].experts;
     for (const ExpertOwners& owners : experts) {
       for (const ExpertOwner& o : owners) work.experts += o.device == device ? 1 : 0;
@@ -175,6 +180,10 @@ std::vector<PortBytes> WorkModel::port_bytes(const Op& op, std::span<const Devic
       return host_bytes(op, participants, load);
     case TransferKind::kTally:
       return tally_bytes(op, participants);
+    case TransferKind::kLend:
+    case TransferKind::kSettle:
+      HM_CHECK(load != nullptr, "{} needs a routing load", to_string(op));
+      return guest_bytes(op, participants, *load);
     case TransferKind::kMigrate:
       break;  // priced by its moves
   }
@@ -341,6 +350,22 @@ std::vector<PortBytes> WorkModel::tally_bytes(const Op& op, std::span<const Devi
   const Bytes each = 4 * real(model_.num_experts * placement_.plan().chunks);
   for (const Share& source : placement_.shares(op)) {
     for (const DeviceId to : participants) add(bytes, participants, source.device, to, each);
+  }
+  return bytes;
+}
+
+/// Weights come in the dtype of the device to which they are lent, gradients go in that in which it sums
+/// them.
+std::vector<PortBytes> WorkModel::guest_bytes(const Op& op, std::span<const DeviceId> participants,
+                                              const ExchangeLoad& load) const {
+  std::vector<PortBytes> bytes(participants.size());
+  const std::vector<DeviceId>& owners = placement_.owners(op.group, op.layer);
+  for (const Guest& guest : load.guests) {
+    const DeviceId home = owners[idx(guest.from)], host = owners[idx(guest.to)];
+    if (op.kind == OpKind::kLend)
+      add(bytes, participants, home, host, expert_params_ * bytes_of(placement_.plan().dtype[idx(host)]));
+    else if (settles(op, guest))
+      add(bytes, participants, host, home, expert_params_ * bytes_of(grad_dtype_of(placement_.plan(), host)));
   }
   return bytes;
 }

@@ -94,6 +94,9 @@ class WorkModel {
   double state_params(i32 state) const { return state_params_[idx(state)]; }
   /// Numbers of its adapters, 0 where there are none.
   double adapter_params(i32 state) const;
+  double expert_params() const { return expert_params_; }  ///< of one
+  /// Gradients of an expert that is lent go back: it is trained.
+  bool settles(const Op& op, const Guest& guest) const { return placement_.trains(op.layer, guest.expert); }
   /// What is reduced and updated of it.
   double trained_params(i32 state) const {
     return placement_.options().lora == nullptr ? state_params(state) : adapter_params(state);
@@ -114,6 +117,8 @@ class WorkModel {
   std::size_t node_of(PlaceId place) const;
   Bytes moved_token(const Op& op) const;
   std::vector<PortBytes> move_bytes(const Op& op, std::span<const DeviceId> participants) const;
+  std::vector<PortBytes> guest_bytes(const Op& op, std::span<const DeviceId> participants,
+                                     const ExchangeLoad& load) const;
   std::vector<PortBytes> tally_bytes(const Op& op, std::span<const DeviceId> participants) const;
   std::vector<PortBytes> all_to_all_bytes(std::span<const DeviceId> participants, Bytes each) const;
   void add(std::vector<PortBytes>& bytes, std::span<const DeviceId> participants, DeviceId from, DeviceId to,
@@ -123,6 +128,7 @@ class WorkModel {
   const ModelConfig& model_;
   const Cluster& cluster_;
   std::vector<double> state_params_;
+  double expert_params_ = 0;
 };
 
 }  // namespace hetermoe

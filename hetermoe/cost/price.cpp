@@ -202,6 +202,7 @@ class Pricer {
         }
         break;
       case Participants::kExchange:
+      case Participants::kOwners:
       case Participants::kBothShares:
         for (std::size_t g = 0; g < fold_->group.size(); ++g) {
           if (fold_->group[g] != op.group || static_cast<i32>(g) == op.group) continue;

@@ -10,6 +10,12 @@
 // How many rows travel: the schedule never holds token counts, a routing load does.
 namespace hetermoe {
 
+/// An expert that is lent for an exchange. Owners are named by their positions, ascending.
+struct Guest {
+  i32 expert = 0, from = 0, to = 0;  ///< `from` is the expert's first host
+  bool operator==(const Guest&) const = default;
+};
+
 /// One exchange (group, layer, microbatch, chunk) between the sources (devices of the shares row, in its
 /// order) and the owners (ascending). A row is a token on the wire; a copy is a (row, expert) pair that is
 /// computed.
@@ -19,6 +25,8 @@ struct ExchangeLoad {
   std::vector<double> copies_per_token;  ///< [owners] likewise
   std::vector<double> rows,
       copies;  ///< [sources * owners] recorded form; the product form leaves these empty
+  std::vector<double> instances = {};  ///< [owners] experts that each runs; empty = those it owns
+  std::vector<Guest> guests = {};      ///< of the layer and microbatch, the same in all chunks
 
   std::size_t num_sources() const { return tokens.size(); }
   std::size_t num_owners() const { return rows_per_token.size(); }

@@ -59,6 +59,11 @@ void DeviceRuntime::unpack(const TransferOp& transfer, const Op& op, std::span<c
 }
 
 const ExchangeLoad* DeviceRuntime::load_of(const Op& op) {
+  if (is_of_guests(op.kind)) {
+    static const ExchangeLoad none;
+    const DecidedSplit* decided = context_.decided(op);
+    return decided == nullptr ? &none : &decided->load;
+  }
   if (load_chunk(op) < 0) return nullptr;
   if (device() >= context_.p.num_devices())
     return &slots().saved(op.layer, op.microbatch, context_.p.saved_piece(op)).load;

@@ -59,6 +59,23 @@ void OpContext::begin_step(const StepInput& step) {
   tokens = to_device(step.tokens, where());
   targets = to_device(step.targets, where());
   if (p.options().backward) state.zero_grads();
+  foreseen = foreseen_splits(*this);
+}
+
+DecidedSplit* OpContext::decided(const Op& op) {
+  if (p.tallies(op.group, op.layer)) {
+    const auto& told = slots.layer(op.layer, op.microbatch).tally;
+    HM_CHECK(told != nullptr, "needs the tally of its layer, which nobody told");
+    return told.get();
+  }
+  if (foreseen.empty() || !p.divides(op.group, op.layer)) return nullptr;
+  return &foreseen[idx(op.layer * p.num_microbatches(group) + op.microbatch)];
+}
+
+LayerRouting& OpContext::routing_of(const Op& op) {
+  if (p.lends(op.group, op.layer) && decided(op) != nullptr && decided(op)->routing)
+    return *decided(op)->routing;
+  return routing[idx(op.layer)];
 }
 
 OpContext::Range OpContext::range(const ShareRow& row) const {
@@ -71,11 +88,6 @@ OpContext::Range OpContext::range(const ShareRow& row) const {
     range.begin += share.sequences;
   }
   return {};
-}
-
-i64 OpContext::first_sequence(const Op& op, i32 stage) const {
-  return group_begin_[idx(op.group)] + microbatch_begin_[idx(op.group)][idx(op.microbatch)] +
-         range(op, stage).begin;
 }
 
 at::Tensor OpContext::rows_of(const at::Tensor& all, const Op& op, i32 stage) const {

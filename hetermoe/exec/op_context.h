@@ -40,8 +40,13 @@ class OpContext {
     return range(p.shares(op.group, stage, op.microbatch, op.phase));
   }
   Range range(const ShareRow& row) const;
-  /// The first sequence of the step in this device's share.
-  i64 first_sequence(const Op& op, i32 stage) const;
+  /// The first sequence of the step in this device's share; in a microbatch of its group.
+  i64 first_sequence(const Op& op, i32 stage) const {
+    return first_sequence(op.microbatch) + range(op, stage).begin;
+  }
+  i64 first_sequence(i32 microbatch) const {
+    return group_begin_[idx(group)] + microbatch_begin_[idx(group)][idx(microbatch)];
+  }
   /// This device's part of `tokens` or `targets`, flattened.
   at::Tensor rows_of(const at::Tensor& all, const Op& op, i32 stage) const;
   /// A tensor of a message, on this device: between two GPUs of one process it is still its sender's memory.
@@ -50,6 +55,10 @@ class OpContext {
     return p.is_source(op.group, op.layer, op.microbatch, device(), op.phase);
   }
   bool is_owner(const Op& op) const { return p.is_owner(op, device()); }
+  /// Who computes what in the exchanges of the op's layer and microbatch; null: as shares say.
+  DecidedSplit* decided(const Op& op);
+  /// Owners of the op's layer, with guests where there are some.
+  LayerRouting& routing_of(const Op& op);
   /// Forward keeps the activations of the op's layer.
   bool keeps_activations(const Op& op) const;
   /// Output of layer `layer` - 1: residual stream plus the returned rows, added in device order.
@@ -73,7 +82,8 @@ class OpContext {
   const StepInput* input = nullptr;
   at::Tensor tokens, targets;                ///< of the step, on this device
   i32 group = 0;                             ///< this device's
-  std::vector<LayerRouting> routing;         ///< [layer] of this device's group
+  std::vector<LayerRouting> routing;         ///< [layer] of this device's group, without guests
+  std::vector<DecidedSplit> foreseen;        ///< see foreseen_splits()
   std::vector<at::Tensor> losses;            ///< [microbatch]
   std::vector<std::vector<at::Tensor>> aux;  ///< [layer][microbatch]
   at::Tensor counts_LE;                      ///< int64 [layers, experts] of this device's own tokens

@@ -30,11 +30,33 @@ Released take_routing(LayerSlot& slot) {
   return take_all(slot.topk, slot.weights, of_chunks);
 }
 
+Released take_of_chunk(Buffer buffer, ChunkSlot& k) {
+  switch (buffer) {
+    case Buffer::kSavedExperts:
+      return take_all(k.saved, k.guests_saved);
+    case Buffer::kLeftExperts:
+      return take_all(k.left, k.guests_left);
+    case Buffer::kRows:
+      return take_all(k.rows, k.weights, k.groups);
+    case Buffer::kOut:
+      return take_all(k.out);
+    case Buffer::kReturned:
+      return take_all(k.returned);
+    case Buffer::kDOut:
+      return take_all(k.d_out);
+    case Buffer::kDRows:
+      return take_all(k.d_rows, k.d_weights);
+    case Buffer::kDSend:
+      return take_all(k.d_send, k.d_send_weights);
+    default:
+      return nullptr;
+  }
+}
+
 }  // namespace
 
 Released Slots::take(Buffer buffer, i32 layer_index, i32 m, i32 c) {
   const auto l = [&]() -> LayerSlot& { return layer(layer_index, m); };
-  const auto k = [&]() -> ChunkSlot& { return chunk(layer_index, m, c); };
   switch (buffer) {
     case Buffer::kHidden:
       return take_all(l().hidden);
@@ -54,22 +76,15 @@ Released Slots::take(Buffer buffer, i32 layer_index, i32 m, i32 c) {
       return take_all(l().d_move);
     case Buffer::kRouting:
       return take_routing(l());
-    case Buffer::kRows:
-      return take_all(k().rows, k().weights, k().groups);
     case Buffer::kSavedExperts:
-      return take_all(k().saved);
     case Buffer::kLeftExperts:
-      return take_all(k().left);
+    case Buffer::kRows:
     case Buffer::kOut:
-      return take_all(k().out);
     case Buffer::kReturned:
-      return take_all(k().returned);
     case Buffer::kDOut:
-      return take_all(k().d_out);
     case Buffer::kDRows:
-      return take_all(k().d_rows, k().d_weights);
     case Buffer::kDSend:
-      return take_all(k().d_send, k().d_send_weights);
+      return take_of_chunk(buffer, chunk(layer_index, m, c));
     case Buffer::kCounts:
       return take_all(microbatch(m).counts);
     case Buffer::kBalance:
@@ -78,6 +93,11 @@ Released Slots::take(Buffer buffer, i32 layer_index, i32 m, i32 c) {
       return take_all(saved(layer_index, m, c).tensors);
     case Buffer::kTally:
       return take_all(l().tally);
+    case Buffer::kGuest:
+      return take_all(l().guests);
+    case Buffer::kGuestGrad:
+      return take_all(l().guest_grads);
+    case Buffer::kGuestTurn:
     case Buffer::kLoad:  // small, and read after the step
     case Buffer::kGrad:  // these four live as long as the device, unless they visit it
     case Buffer::kNorm:
@@ -106,7 +126,9 @@ std::vector<std::string> Slots::held() const {
     check(l.residual.defined(), "residual");
     check(l.send.defined(), "send");
     check(l.topk.defined() || l.weights.defined(), "routing");
-    check(!l.tally.empty(), "tally");
+    check(l.tally != nullptr, "tally");
+    check(l.guests.down.defined(), "guest");
+    check(!l.guest_grads.empty(), "guest_grad");
     check(l.graph != nullptr, "saved_attention");
     check(l.left != nullptr, "left_attention");
     check(l.move_out.defined(), "move_out");
@@ -115,8 +137,8 @@ std::vector<std::string> Slots::held() const {
     for (const ChunkSlot& k : l.chunks) {
       check(k.routed.begins.defined(), "send index");
       check(k.rows.defined(), "rows");
-      check(k.saved != nullptr, "saved_experts");
-      check(k.left != nullptr, "left_experts");
+      check(k.saved != nullptr || k.guests_saved != nullptr, "saved_experts");
+      check(k.left != nullptr || k.guests_left != nullptr, "left_experts");
       check(k.out.defined(), "out");
       check(!k.returned.empty(), "returned");
       check(k.d_out.defined(), "d_out");

@@ -6,11 +6,10 @@
 
 #include "hetermoe/cost/routing_load.h"
 #include "hetermoe/device/stream.h"
-#include "hetermoe/exec/layer_routing.h"
+#include "hetermoe/exec/decided_split.h"
 #include "hetermoe/nn/attention_part.h"
 #include "hetermoe/nn/experts.h"
 #include "hetermoe/nn/routing.h"
-#include "hetermoe/routing/exchange_split.h"
 #include "hetermoe/schedule/accesses.h"
 
 namespace hetermoe {
@@ -18,20 +17,20 @@ namespace hetermoe {
 /// Buffers of one chunk of one layer and microbatch on one device. Vectors over owners or sources follow the
 /// order of the owners (ascending) and of the shares row.
 struct ChunkSlot {
-  RoutedCopies routed;                  // kRouting
-  ExchangeLoad load;                    // counts of this exchange, known everywhere after dispatch.F
-  std::vector<i64> offsets;             // of an owner: [slots + 1] copies of each slot, known then
-  at::Tensor rows, weights;             // kRows: received rows; routing weights in grouped order
-  CopyGroups away_groups;               // while kRows are on the host: numbers, and shapes (meta tensors)
-  std::vector<at::Tensor> away;         // likewise of all that went there
-  CopyGroups groups;                    // kRows
-  std::unique_ptr<ExpertsSaved> saved;  // kSavedExperts
-  std::unique_ptr<ExpertsLeft> left;    // kLeftExperts
-  at::Tensor out;                       // kOut
-  std::vector<at::Tensor> returned;     // kReturned, by owner
-  at::Tensor d_out;                     // kDOut
-  at::Tensor d_rows, d_weights;         // kDRows
-  std::vector<at::Tensor> d_send, d_send_weights;  // kDSend, by owner
+  RoutedCopies routed;           // kRouting
+  ExchangeLoad load;             // counts of this exchange, known everywhere after dispatch.F
+  std::vector<i64> offsets;      // of an owner: [slots + 1] copies of each slot, known then
+  at::Tensor rows, weights;      // kRows: received rows; routing weights in grouped order
+  CopyGroups away_groups;        // while kRows are on the host: numbers, and shapes (meta tensors)
+  std::vector<at::Tensor> away;  // likewise of all that went there
+  CopyGroups groups;             // kRows
+  std::unique_ptr<ExpertsSaved> saved, guests_saved;  // kSavedExperts
+  std::unique_ptr<ExpertsLeft> left, guests_left;     // kLeftExperts
+  at::Tensor out;                                     // kOut
+  std::vector<at::Tensor> returned;                   // kReturned, by owner
+  at::Tensor d_out;                                   // kDOut
+  at::Tensor d_rows, d_weights;                       // kDRows
+  std::vector<at::Tensor> d_send, d_send_weights;     // kDSend, by owner
 };
 
 /// Buffers of one layer (-1 the embedding, num_layers the head) and microbatch on one device.
@@ -43,7 +42,9 @@ struct LayerSlot {
   at::Tensor topk, weights;               // kRouting
   std::shared_ptr<AttentionGraph> graph;  // kSavedAttention
   std::shared_ptr<AttentionLeft> left;    // kLeftAttention
-  std::vector<OwnerTable> tally;          // kTally: [chunks] owners of this source's copies
+  std::unique_ptr<DecidedSplit> tally;    // kTally
+  ExpertSlab guests;                      // kGuest: experts that are lent to this device, without gradients
+  std::vector<at::Tensor> guest_grads;    // kGuestGrad: of gate_up and down
   at::Tensor move_out;                    // kMoveOut
   at::Tensor d_hidden;                    // kDHidden
   at::Tensor d_move;                      // kDMove

@@ -136,6 +136,17 @@ CopyGroups group_copies(const std::vector<ReceivedIndex>& sources, const std::ve
   return out;
 }
 
+CopyGroups groups_of_slots(const CopyGroups& groups, i64 first, i64 count) {
+  const auto begin = groups.offsets.begin() + first;
+  CopyGroups out;
+  for (auto offset = begin; offset <= begin + count; ++offset) out.offsets.push_back(*offset - *begin);
+  out.row_C = groups.row_C.narrow(0, *begin, out.num_copies());
+  out.arrival_C = groups.arrival_C.narrow(0, *begin, out.num_copies());
+  out.num_rows = groups.num_rows;
+  if (groups.ends.defined()) out.ends = groups.ends.narrow(0, first, count) - *begin;
+  return out;
+}
+
 at::Tensor to_grouped(const CopyGroups& groups, const at::Tensor& arrival_values_C) {
   return arrival_values_C.index_select(0, groups.arrival_C.to(arrival_values_C.device()));
 }

@@ -69,6 +69,9 @@ struct CopyGroups {
 CopyGroups group_copies(const std::vector<ReceivedIndex>& sources, const std::vector<i64>& slot_of,
                         i64 num_slots);
 
+/// Those of slots [first, first + count), which have the numbers 0, 1, ... there. Rows keep theirs.
+CopyGroups groups_of_slots(const CopyGroups& groups, i64 first, i64 count);
+
 /// Values in arrival order (concatenated weights) into grouped order, and the way back (gradients of the
 /// weights).
 at::Tensor to_grouped(const CopyGroups& groups, const at::Tensor& arrival_values_C);

@@ -369,13 +369,19 @@ class Validator {
   }
 
   void check_tally(const LayerPlacement& layer, i64 l, const std::string& where) {
-    if (!plan_.tally || !model_.is_moe(l)) return;
+    if ((!plan_.tally && plan_.guest_slots == 0) || !model_.is_moe(l)) return;
+    const char* const what = plan_.guest_slots > 0 ? "guests" : "tally";
     const Recompute recompute = layer.recompute.value_or(plan_.recompute);
-    if (resends_rows(recompute))
-      fault(where + ".recompute", "is {}, which no plan with tally may have. Use local", name_of(recompute));
+    if (resends_rows(recompute)) {
+      fault(where + ".recompute", "is {}, which no plan with {} may have. Use local", name_of(recompute),
+            what);
+    }
+    const Home home = layer.experts_home.value_or(Home{});
+    if (plan_.guest_slots > 0 && (home.weights != Residence::kDevice || home.optimizer != Residence::kDevice))
+      fault(where + ".experts_home", "is not the device, which no plan with guests may have");
     for (const ShareRow& row : layer.attention_backward) {
       if (std::find(layer.attention.begin(), layer.attention.end(), row) != layer.attention.end()) continue;
-      fault(where + ".attention_backward", "differs from attention, which no plan with tally may have");
+      fault(where + ".attention_backward", "differs from attention, which no plan with {} may have", what);
       return;
     }
   }

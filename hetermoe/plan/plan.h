@@ -175,6 +175,13 @@ struct Plan {
   /// divided over the expert's owners so that the slowest ends earliest, in place of the owners' shares.
   bool tally = false;
   std::vector<i64> split_speeds = {};  ///< [num_devices] at expert work, for that; empty = all alike
+  /// Room on each owner for experts of other owners, lent for one layer of one microbatch where that relieves
+  /// the slowest. Who lends what follows from the counts of an exchange: with tally from those that are told,
+  /// else from replayed choices.
+  i64 guest_slots = 0;
+  i64 guest_depth = 2;  ///< exchanges whose guests may be there at once: one computes, the next is lent
+  /// [num_devices] copies that a device computes in the time that a guest costs; empty = 0
+  std::vector<i64> guest_cost = {};
   /// [num_devices] the node whose host a device uses, which is its own; empty = nothing is on a host.
   std::vector<NodeId> hosts = {};
   VisitSlots slots = {};
@@ -207,6 +214,11 @@ struct Plan {
     v("tally", tally, "divide copies over owners by their counts in each exchange");
     v("split_speeds", split_speeds, "speeds of devices at expert work, for tally; empty = all alike",
       between(1, 1e9));
+    v("guest_slots", guest_slots, "experts of other owners that are lent to a device for one exchange",
+      between(0, 4096));
+    v("guest_depth", guest_depth, "exchanges whose guests may be on a device at once", between(1, 64));
+    v("guest_cost", guest_cost, "copies that a device computes in the time that a guest costs; empty = 0",
+      between(0, 1e9));
     v("hosts", hosts, "node whose host each device uses; empty = nothing is on a host", at_least(0));
     v("slots", slots, "visits from the host that fit on a device at once");
     v("predicted_step_s", predicted_step_s, "predicted seconds per step");

@@ -12,6 +12,9 @@ Json to_json(const Plan& plan) {
   if (!plan.shard_optimizer) json.erase("shard_optimizer");
   if (plan.weight_gradients == WeightGradients::kWith) json.erase("weight_gradients");
   if (plan.hosts.empty()) json.erase("hosts");
+  if (plan.guest_slots == 0) {
+    for (const char* key : {"guest_slots", "guest_depth", "guest_cost"}) json.erase(key);
+  }
   if (plan.slots == VisitSlots{}) json.erase("slots");
   const auto drop_null = [](Json& of, std::initializer_list<const char*> keys) {
     for (const char* key : keys) {

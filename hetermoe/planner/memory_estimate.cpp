@@ -92,7 +92,7 @@ class GroupMemory {
       const Use& use = use_[idx(device)];
       const OpMemory ops = both(use.attention, use.experts);
       memory[idx(device)] +=
-          use.sum + use.gathered + at_once(use.attention_visits, plan_.slots.attention) +
+          use.sum + use.gathered + use.guests + at_once(use.attention_visits, plan_.slots.attention) +
           at_once(use.experts_visits, plan_.slots.experts) +
           (in_stages() ? stage_memory(ops, use.of_window, std::max(use.reduction, use.messages), in_wave(),
                                       use.resends)
@@ -136,6 +136,7 @@ class GroupMemory {
     Visits attention_visits, experts_visits;
     Bytes gathered = 0;  ///< of all its visits, where they are gathered
     Bytes messages = 0;  ///< of a gathered embedding or head
+    Bytes guests = 0;    ///< experts of other owners and their gradients
     void reduces(double parameters, double holders, const StateBytes& each) {
       reduction = std::max(reduction, reduction_bytes(parameters, holders, each.gradients));
     }
@@ -199,6 +200,7 @@ class GroupMemory {
         owned_[idx(owner.device)] += 1;
       }
     }
+    add_guests(layer);
     for (const DeviceId device : group_.devices) {
       Use& use = use_[idx(device)];
       double share = std::exchange(share_[idx(device)], 0);
@@ -222,6 +224,20 @@ class GroupMemory {
             waiting * copies * (expert_left_bytes(model_, use.element) + row_bytes(model_, use.element));
       wait_on_host(op, layer, waiting, op.saved);
       use.add(use.experts, op, waiting, in_wave());
+    }
+  }
+
+  /// Guests of as many exchanges as may be there, and gradients of those of two: one set is on its way home.
+  void add_guests(std::size_t layer) {
+    if (plan_.guest_slots == 0 || group_.layers[layer].experts_at == ExpertsAt::kSources) return;
+    const auto exchanges = static_cast<i64>(group_.microbatches.size());
+    for (const DeviceId device : group_.devices) {
+      Use& use = use_[idx(device)];
+      if (share_[idx(device)] <= 0) continue;
+      const double weights =
+          real(std::min(plan_.guest_depth, exchanges * static_cast<i64>(group_.layers.size())));
+      use.guests = real(plan_.guest_slots * counts_.expert) *
+                   (weights * use.state.weights + real(std::min<i64>(2, exchanges)) * use.state.gradients);
     }
   }
 

@@ -14,13 +14,6 @@ namespace {
 constexpr int kLeft = 64, kTop = 40, kRight = 110, kBottom = 40, kWidth = 900;
 constexpr std::size_t kMostTooltips = 4096;  ///< cells; more make the page slow
 
-/// White at none, dark blue at the most.
-std::string colour(double part) {
-  const double p = std::clamp(part, 0.0, 1.0);
-  const auto mix = [&](int from, int to) { return static_cast<int>(std::lround(from + p * (to - from))); };
-  return fmt::format("#{:02x}{:02x}{:02x}", mix(255, 8), mix(255, 48), mix(255, 107));
-}
-
 /// [layers][experts] copies over the layer's mean.
 std::vector<std::vector<double>> over_mean(const ExpertLoad& load) {
   std::vector<std::vector<double>> out = load.copies;
@@ -38,7 +31,7 @@ std::string scale_svg(double most, int height) {
   for (int i = 0; i < kSteps; ++i) {
     svg += fmt::format("<rect x=\"{}\" y=\"{:.1f}\" width=\"14\" height=\"{:.1f}\" fill=\"{}\"/>", x,
                        kTop + rows * i / double{kSteps}, rows / double{kSteps} + 0.5,
-                       colour(1 - (i + 0.5) / kSteps));
+                       heat_colour(1 - (i + 0.5) / kSteps));
   }
   return svg + fmt::format(
                    "<text x=\"{0}\" y=\"{1}\">{2:.2f}</text><text x=\"{0}\" y=\"{3}\">0</text>"
@@ -47,6 +40,12 @@ std::string scale_svg(double most, int height) {
 }
 
 }  // namespace
+
+std::string heat_colour(double part) {
+  const double p = std::clamp(part, 0.0, 1.0);
+  const auto mix = [&](int from, int to) { return static_cast<int>(std::lround(from + p * (to - from))); };
+  return fmt::format("#{:02x}{:02x}{:02x}", mix(255, 8), mix(255, 48), mix(255, 107));
+}
 
 std::string heat_map_svg(const ExpertLoad& load) {
   const std::vector<std::vector<double>> ratio = over_mean(load);
@@ -73,7 +72,7 @@ std::string heat_map_svg(const ExpertLoad& load) {
     for (std::size_t e = 0; e < num_experts; ++e) {
       svg +=
           fmt::format("<rect class=\"cell\" x=\"{:.2f}\" y=\"{}\" width=\"{:.2f}\" height=\"{}\" fill=\"{}\"",
-                      kLeft + wide * static_cast<double>(e), y, wide, cell, colour(ratio[l][e] / most));
+                      kLeft + wide * static_cast<double>(e), y, wide, cell, heat_colour(ratio[l][e] / most));
       svg += tells ? fmt::format(
                          "><title>layer {} expert {}: {:.0f} copies, {:.2f} of the mean</title></rect>\n",
                          load.layers[l], e, load.copies[l][e], ratio[l][e])

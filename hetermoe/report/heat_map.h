@@ -13,6 +13,9 @@ struct ExpertLoad {
   std::vector<std::vector<double>> copies;  ///< [layers][experts], each layer with as many experts
 };
 
+/// White at 0, dark blue at 1.
+std::string heat_colour(double part);
+
 /// Standalone SVG: a row for each layer, a column for each expert, the darker the more copies over the
 /// layer's mean, with a scale. A layer without copies is left blank.
 std::string heat_map_svg(const ExpertLoad& load);

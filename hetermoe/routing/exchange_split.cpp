@@ -20,8 +20,23 @@ std::vector<i64> owner_speeds(const Placement& placement, i32 group, i32 layer) 
   return speeds;
 }
 
+CopySplit copy_split_of(const Plan& plan) {
+  if (plan.guest_slots > 0) return CopySplit::kGuests;
+  return plan.tally ? CopySplit::kExact : CopySplit::kShares;
+}
+
+void add_guests(ExchangeLoad& load, const SplitLayer& layer, const std::vector<Guest>& guests) {
+  if (guests.empty()) return;
+  load.guests = guests;
+  load.instances.assign(layer.speeds.size(), 0);
+  for (const std::vector<ExpertShare>& of_expert : layer.owners) {
+    for (const ExpertShare& owner : of_expert) load.instances[idx(owner.destination)] += 1;
+  }
+  for (const Guest& guest : guests) load.instances[idx(guest.to)] += 1;
+}
+
 SplitLayer split_layer(const Placement& placement, const Cluster& cluster, i32 group, i32 layer,
-                       i32 microbatch, CopySplit kind, i64 guest_slots) {
+                       i32 microbatch, CopySplit kind) {
   SplitLayer out;
   out.kind = kind;
   out.owners = owner_table(placement, group, layer);
@@ -29,7 +44,12 @@ SplitLayer split_layer(const Placement& placement, const Cluster& cluster, i32 g
   const std::vector<DeviceId>& owners = placement.owners(group, layer);
   const auto node_of = [&](DeviceId device) { return cluster.devices[idx(device)].node; };
   for (const DeviceId owner : owners) out.room.nodes.push_back(node_of(owner));
-  if (kind == CopySplit::kGuests) out.room.slots = guest_slots;
+  if (kind == CopySplit::kGuests) {
+    const Plan& plan = placement.plan();
+    out.room.slots = plan.guest_slots;
+    for (const DeviceId owner : owners)
+      out.room.cost.push_back(plan.guest_cost.empty() ? 0 : plan.guest_cost[idx(owner)]);
+  }
   for (const Share& source : placement.shares(group, layer, microbatch)) {
     const std::size_t at = position(owners, source.device);
     const bool owns = at < owners.size() && owners[at] == source.device;

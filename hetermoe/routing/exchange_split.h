@@ -29,9 +29,11 @@ struct SplitLayer {
   std::vector<NodeId> source_node;  ///< [sources]
 };
 
-/// kind: not kOracle. Speeds are those of the plan (split_speeds); guest_slots: on each owner.
+/// kind: not kOracle. Speeds, guest_slots and guest_cost are those of the plan.
 SplitLayer split_layer(const Placement& placement, const Cluster& cluster, i32 group, i32 layer,
-                       i32 microbatch, CopySplit kind, i64 guest_slots = 0);
+                       i32 microbatch, CopySplit kind);
+/// How a plan divides copies.
+CopySplit copy_split_of(const Plan& plan);
 /// [owners] plan.split_speeds of a layer's owners.
 std::vector<i64> owner_speeds(const Placement& placement, i32 group, i32 layer);
 
@@ -45,6 +47,8 @@ struct ExchangeSplit {
   std::vector<OwnerTable> of_source;
   std::vector<Guest> guests;
 };
+/// What the devices of a layer run, in the fields `instances` and `guests` of a load; without guests nothing.
+void add_guests(ExchangeLoad& load, const SplitLayer& layer, const std::vector<Guest>& guests);
 /// chunks: [chunks] copies of a layer and microbatch. Guests are chosen for all chunks together; copies are
 /// divided in each. Out: [chunks]; guests are those of the microbatch, the same in each.
 std::vector<ExchangeSplit> split_exchange(const SplitLayer& layer, const std::vector<SourceCopies>& chunks);

@@ -1,6 +1,7 @@
 #pragma once
 #include <vector>
 
+#include "hetermoe/cost/routing_load.h"
 #include "hetermoe/routing/exact_split.h"
 
 namespace hetermoe {
@@ -11,11 +12,6 @@ struct GuestRoom {
   std::vector<NodeId> nodes;  ///< [devices]; a guest is on the node of one of the expert's hosts
   /// [devices] copies that the device would compute in the time that one guest costs there; empty = 0
   std::vector<i64> cost = {};
-};
-
-struct Guest {
-  i32 expert = 0, from = 0, to = 0;  ///< devices; `from` is the expert's first host
-  bool operator==(const Guest&) const = default;
 };
 
 /// The hosts of a split, guests behind those that were there.

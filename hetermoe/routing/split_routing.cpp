@@ -22,8 +22,8 @@ void divide_at_will(ExchangeLoad& load, const std::vector<i64>& speeds) {
 
 }  // namespace
 
-SplitRouting::SplitRouting(const TraceRouting& trace, const Cluster& cluster, CopySplit kind, i64 guest_slots)
-    : trace_(trace), cluster_(cluster), kind_(kind), guest_slots_(guest_slots) {}
+SplitRouting::SplitRouting(const TraceRouting& trace, const Cluster& cluster, CopySplit kind)
+    : trace_(trace), cluster_(cluster), kind_(kind) {}
 
 std::vector<ExchangeSplit> SplitRouting::split(const Placement& placement, i32 group, i32 layer,
                                                i32 microbatch) const {
@@ -32,8 +32,7 @@ std::vector<ExchangeSplit> SplitRouting::split(const Placement& placement, i32 g
   std::vector<SourceCopies> chunks;
   for (i32 c = 0; c < placement.plan().chunks; ++c)
     chunks.push_back(trace_.copies(placement, group, layer, microbatch, c));
-  return split_exchange(split_layer(placement, cluster_, group, layer, microbatch, kind_, guest_slots_),
-                        chunks);
+  return split_exchange(split_layer(placement, cluster_, group, layer, microbatch, kind_), chunks);
 }
 
 ExchangeLoad SplitRouting::exchange(const Placement& placement, i32 group, i32 layer, i32 microbatch,
@@ -46,7 +45,11 @@ ExchangeLoad SplitRouting::exchange(const Placement& placement, i32 group, i32 l
     return load;
   }
   const std::vector<ExchangeSplit> chunks = split(placement, group, layer, microbatch);
-  return trace_.exchange_by(chunks[idx(chunk)].of_source, placement, group, layer, microbatch, chunk);
+  ExchangeLoad load =
+      trace_.exchange_by(chunks[idx(chunk)].of_source, placement, group, layer, microbatch, chunk);
+  add_guests(load, split_layer(placement, cluster_, group, layer, microbatch, kind_),
+             chunks[idx(chunk)].guests);
+  return load;
 }
 
 }  // namespace hetermoe

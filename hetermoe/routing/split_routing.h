@@ -7,7 +7,7 @@ namespace hetermoe {
 /// The load of a recorded step when copies are divided within the step. Keeps references.
 class SplitRouting : public RoutingLoad {
  public:
-  SplitRouting(const TraceRouting& trace, const Cluster& cluster, CopySplit kind, i64 guest_slots = 0);
+  SplitRouting(const TraceRouting& trace, const Cluster& cluster, CopySplit kind);
   ExchangeLoad exchange(const Placement& placement, i32 group, i32 layer, i32 microbatch,
                         i32 chunk) const override;
   bool is_uniform() const override { return false; }
@@ -18,7 +18,6 @@ class SplitRouting : public RoutingLoad {
   const TraceRouting& trace_;
   const Cluster& cluster_;
   CopySplit kind_;
-  i64 guest_slots_;
 };
 
 }  // namespace hetermoe

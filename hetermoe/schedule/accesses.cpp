@@ -4,40 +4,6 @@
 
 namespace hetermoe {
 
-const std::vector<std::string>& EnumNames<Buffer>::names() {
-  static const std::vector<std::string> all = names_of_all<Buffer>({"hidden",
-                                                                    "residual",
-                                                                    "send",
-                                                                    "routing",
-                                                                    "saved_attention",
-                                                                    "left_attention",
-                                                                    "load",
-                                                                    "rows",
-                                                                    "saved_experts",
-                                                                    "left_experts",
-                                                                    "out",
-                                                                    "returned",
-                                                                    "move_out",
-                                                                    "d_hidden",
-                                                                    "d_out",
-                                                                    "d_rows",
-                                                                    "d_send",
-                                                                    "d_move",
-                                                                    "counts",
-                                                                    "balance",
-                                                                    "grad",
-                                                                    "norm",
-                                                                    "figures",
-                                                                    "params",
-                                                                    "published",
-                                                                    "taken",
-                                                                    "weights",
-                                                                    "slot",
-                                                                    "host_hidden",
-                                                                    "tally"});
-  return all;
-}
-
 namespace {
 
 /// Collects the accesses of one op on one device; the rows below read as the table that they are.
@@ -49,58 +15,48 @@ class Table {
   void fill() {
     switch (op_.kind) {
       case OpKind::kEmbed:
-        op_.phase == Phase::kBackward ? embed_backward() : embed_forward();
-        break;
+        return op_.phase == Phase::kBackward ? embed_backward() : embed_forward();
       case OpKind::kAttention:
-        attention();
-        break;
+        return attention();
       case OpKind::kDispatch:
-        op_.phase == Phase::kBackward ? dispatch_backward() : dispatch_forward();
-        break;
+        return op_.phase == Phase::kBackward ? dispatch_backward() : dispatch_forward();
       case OpKind::kExperts:
-        experts();
-        break;
+        return experts();
       case OpKind::kCombine:
-        op_.phase == Phase::kBackward ? combine_backward() : combine_forward();
-        break;
+        return op_.phase == Phase::kBackward ? combine_backward() : combine_forward();
       case OpKind::kMerge:
         merged_input(op_.layer);
         add(Buffer::kMoveOut, Mode::kWrite, op_.layer);
         break;
       case OpKind::kMove:
-        move();
-        break;
+        return move();
       case OpKind::kHead:
-        head();
-        break;
+        return head();
       case OpKind::kBalance:
-        balance();
-        break;
+        return balance();
       case OpKind::kReduce:
       case OpKind::kReduceScatter:
-        reduce();
-        break;
+        return reduce();
       case OpKind::kNorm:
-        norm();
-        break;
+        return norm();
       case OpKind::kUpdate:
-        update();
-        break;
+        return update();
       case OpKind::kPublish:
-        publish();
-        break;
+        return publish();
       case OpKind::kTake:
-        take();
-        break;
+        return take();
       case OpKind::kAllGather:
-        all_gather();
-        break;
+        return all_gather();
       case OpKind::kFetch:
         return fetch();
       case OpKind::kStore:
         return store();
       case OpKind::kTally:
         return tally();
+      case OpKind::kLend:
+        return lend();
+      case OpKind::kSettle:
+        return settle();
       case OpKind::kMigrate:
         break;  // between steps, where there are no buffers
     }
@@ -314,15 +270,39 @@ class Table {
     add_grad(UnitPart::kEmbed, -1);
   }
 
+  bool lends() const { return p_.lends(op_.group, op_.layer); }
+  void read_tally() {
+    if (p_.tallies(op_.group, op_.layer)) add(Buffer::kTally, Mode::kRead, op_.layer);
+  }
+  void add_guest_turn(Mode mode) { out_.push_back({Buffer::kGuestTurn, mode, -1, -1, p_.guest_turn(op_)}); }
   void tally() {
-    if (!is_source(op_.layer)) return;
-    add(Buffer::kRouting, Mode::kRead, op_.layer);
-    add(Buffer::kTally, Mode::kWrite, op_.layer);
+    if (is_source(op_.layer)) add(Buffer::kRouting, Mode::kRead, op_.layer);
+    if (is_source(op_.layer) || lends()) add(Buffer::kTally, Mode::kWrite, op_.layer);
+  }
+  void lend() {
+    read_tally();
+    read_params(UnitPart::kExperts, op_.layer);
+    add(Buffer::kGuest, Mode::kWrite, op_.layer);
+    add_guest_turn(Mode::kWrite);
+  }
+  void settle() {
+    read_tally();
+    add(Buffer::kGuestGrad, Mode::kTake, op_.layer);
+    add_grad(UnitPart::kExperts, op_.layer);
+  }
+  void read_guests() {
+    if (!lends()) return;
+    add(Buffer::kGuest, Mode::kRead, op_.layer);
+    add_guest_turn(Mode::kRead);
+  }
+  void add_expert_grad() {
+    add_grad(UnitPart::kExperts, op_.layer);
+    if (lends()) add(Buffer::kGuestGrad, Mode::kAdd, op_.layer);
   }
   void dispatch_forward() {
     add_chunk(Buffer::kLoad, Mode::kWrite, op_.layer);
+    if (is_source(op_.layer) || lends()) read_tally();
     if (is_source(op_.layer)) {
-      if (p_.tallies(op_.group, op_.layer)) add(Buffer::kTally, Mode::kRead, op_.layer);
       add(Buffer::kSend, Mode::kRead, op_.layer);
       add(Buffer::kRouting, Mode::kRead, op_.layer);
     }
@@ -345,11 +325,13 @@ class Table {
         add_chunk(Buffer::kRows, Mode::kRead, op_.layer);
         add_chunk(Buffer::kDOut, Mode::kRead, op_.layer);
         add_chunk(Buffer::kLeftExperts, Mode::kRead, op_.layer);
-        return add_grad(UnitPart::kExperts, op_.layer);
+        read_guests();
+        return add_expert_grad();
     }
   }
   void experts_forward() {
     read_params(UnitPart::kExperts, op_.layer);
+    read_guests();
     add_chunk(Buffer::kLoad, Mode::kRead, op_.layer);
     add_chunk(Buffer::kRows, Mode::kRead, op_.layer);
     if (op_.phase == Phase::kForward || recompute() == Recompute::kResend)
@@ -360,6 +342,7 @@ class Table {
   }
   void experts_backward() {
     read_params(UnitPart::kExperts, op_.layer);
+    read_guests();
     add_chunk(Buffer::kLoad, Mode::kRead, op_.layer);
     add_chunk(Buffer::kRows, Mode::kRead, op_.layer);
     add_chunk(Buffer::kDOut, Mode::kRead, op_.layer);
@@ -368,7 +351,7 @@ class Table {
     if (leaves_weights())
       add_chunk(Buffer::kLeftExperts, Mode::kWrite, op_.layer);
     else
-      add_grad(UnitPart::kExperts, op_.layer);
+      add_expert_grad();
   }
   void combine_forward() {
     add_chunk(Buffer::kLoad, Mode::kRead, op_.layer);

@@ -38,7 +38,11 @@ enum class Buffer : std::uint8_t {
                   ///< index, microbatch -1)
   kSlot,          ///< the place of a visit (layer = UnitPart or SavedPart, microbatch -1, chunk = slot)
   kHostHidden,    ///< hidden or rows on a host (chunk = Placement::saved_piece)
-  kTally          ///< who computes how many copies of an exchange, on its sources (chunk 0 for all chunks)
+  kTally,         ///< who computes how many copies of an exchange, on its sources (chunk 0 for all chunks),
+                  ///< and on its owners where they lend experts
+  kGuest,         ///< weights of experts that are lent to an owner for an exchange
+  kGuestTurn,     ///< the right to have guests (layer and microbatch -1, chunk = Placement::guest_turn)
+  kGuestGrad      ///< gradients of these experts
 };
 /// What kSlot says of saved activations in the place of a UnitPart.
 enum class SavedPart : std::uint8_t { kInputs = kEnumCount<UnitPart>, kRows };

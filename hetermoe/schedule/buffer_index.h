@@ -15,7 +15,8 @@ class BufferIndex {
         num_slots_(static_cast<std::size_t>(
             std::max({1, placement.plan().slots.attention, placement.plan().slots.experts,
                       placement.plan().slots.saved}))),
-        num_pieces_(static_cast<std::size_t>(placement.num_saved_pieces())) {
+        num_pieces_(static_cast<std::size_t>(placement.num_saved_pieces())),
+        num_turns_(static_cast<std::size_t>(placement.plan().guest_depth)) {
     for (const State& state : placement.states()) {
       const auto end = static_cast<std::size_t>(state.first_slot + num_slots(placement.plan(), state.part));
       num_slots_ = std::max(num_slots_, end);
@@ -28,12 +29,14 @@ class BufferIndex {
 
   std::size_t size(Buffer buffer) const {
     if (buffer == Buffer::kSlot) return num_slots_ * kNumSlotParts;
+    if (buffer == Buffer::kGuestTurn) return num_turns_;
     if (buffer == Buffer::kHostHidden) return num_layers_ * num_microbatches_ * num_pieces_;
     return is_of_state(buffer) ? num_states_ : num_layers_ * num_microbatches_ * num_chunks_;
   }
   std::size_t operator()(const Access& access) const {
     if (access.buffer == Buffer::kSlot)
       return static_cast<std::size_t>(access.layer) * num_slots_ + static_cast<std::size_t>(access.chunk);
+    if (access.buffer == Buffer::kGuestTurn) return static_cast<std::size_t>(access.chunk);
     if (is_of_state(access.buffer)) return static_cast<std::size_t>(access.layer);
     const auto layer = static_cast<std::size_t>(access.layer + 1);
     const auto microbatch = static_cast<std::size_t>(std::max(access.microbatch, 0));
@@ -48,6 +51,7 @@ class BufferIndex {
   }
 
   std::size_t num_layers_, num_microbatches_ = 1, num_chunks_, num_states_, num_slots_, num_pieces_;
+  std::size_t num_turns_;
 };
 
 }  // namespace hetermoe

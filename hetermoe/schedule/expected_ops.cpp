@@ -50,6 +50,8 @@ class Collector {
   void add_round(Phase phase, i32 l) {
     add_computes(phase, l);
     if (phase == Phase::kForward && p_.tallies(group_, l)) add(OpKind::kTally, phase, l);
+    if (p_.lends(group_, l)) add(OpKind::kLend, phase, l);
+    if (p_.lends(group_, l) && phase == Phase::kBackward) add(OpKind::kSettle, phase, l);
     for (i32 c = 0; p_.is_moe(l) && c < p_.plan().chunks; ++c) {
       add(OpKind::kDispatch, phase, l, -1, c);
       add(OpKind::kCombine, phase, l, -1, c);

@@ -55,6 +55,7 @@ inline bool is_saved_copy(const Op& op) { return op.state < 0 && is_host_copy(op
 /// The chunk of the exchange whose counts (Buffer::kLoad) say how much the op works on; -1 = none.
 inline i32 load_chunk(const Op& op) {
   if (is_saved_copy(op)) return op.chunk - 1;
+  if (is_of_guests(op.kind)) return 0;  // guests are those of all chunks
   return needs_load(op.kind) ? op.chunk : -1;
 }
 

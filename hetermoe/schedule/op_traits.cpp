@@ -214,6 +214,26 @@ constexpr std::array<OpTraits, kNumOpKinds> kOpTraits = {{
      .occurs = Occurs::kInMicrobatch,
      .has_layer = true,
      .has_microbatch = true},
+    {.kind = OpKind::kLend,
+     .name = "lend",
+     .as = TransferKind::kLend,
+     .phases = Phases::kForwardBackward,
+     .queue = own(Queue::kGuests),
+     .participants = Participants::kOwners,
+     .stage = Stage::kNone,
+     .occurs = Occurs::kInMicrobatch,
+     .has_layer = true,
+     .has_microbatch = true},
+    {.kind = OpKind::kSettle,
+     .name = "settle",
+     .as = TransferKind::kSettle,
+     .phases = Phases::kForwardBackward,  // backward alone
+     .queue = own(Queue::kGuests),
+     .participants = Participants::kOwners,
+     .stage = Stage::kNone,
+     .occurs = Occurs::kInMicrobatch,
+     .has_layer = true,
+     .has_microbatch = true},
 }};
 
 namespace {
@@ -278,8 +298,8 @@ const std::vector<std::string>& EnumNames<Phase>::names() {
   return all;
 }
 const std::vector<std::string>& EnumNames<Queue>::names() {
-  static const std::vector<std::string> all =
-      names_of_all<Queue>({"compute", "to_expert", "to_attention", "move", "reduce", "to_device", "to_host"});
+  static const std::vector<std::string> all = names_of_all<Queue>(
+      {"compute", "to_expert", "to_attention", "move", "reduce", "guests", "to_device", "to_host"});
   return all;
 }
 

@@ -31,7 +31,9 @@ enum class OpKind : std::uint8_t {
   kFetch,
   kStore,
   kMigrate,
-  kTally
+  kTally,
+  kLend,
+  kSettle
 };
 /// The kinds that compute. A switch over these needs no word about transfers, and the reverse.
 enum class ComputeKind : std::uint8_t {
@@ -56,14 +58,25 @@ enum class TransferKind : std::uint8_t {
   kFetch,
   kStore,
   kMigrate,
-  kTally
+  kTally,
+  kLend,
+  kSettle
 };
 
 /// kRecompute repeats a forward op inside the backward pass (Recompute::kResend, kAhead). kWeights: gradients
 /// of weights, where backward computes those of inputs alone (WeightGradients::kAfter).
 enum class Phase : std::uint8_t { kForward, kBackward, kRecompute, kWeights };
 /// kToDevice and kToHost are the two directions of the link between a device and its host.
-enum class Queue : std::uint8_t { kCompute, kToExpert, kToAttention, kMove, kReduce, kToDevice, kToHost };
+enum class Queue : std::uint8_t {
+  kCompute,
+  kToExpert,
+  kToAttention,
+  kMove,
+  kReduce,
+  kGuests,
+  kToDevice,
+  kToHost
+};
 
 inline constexpr i32 kNumOpKinds = kEnumCount<OpKind>;
 inline constexpr i32 kNumQueues = kEnumCount<Queue>;
@@ -71,7 +84,7 @@ inline constexpr i32 kNumQueues = kEnumCount<Queue>;
 /// Queues in the order of drawing, of texts and of files. Their numbers may change, this order may only grow.
 inline constexpr std::array<Queue, kNumQueues> kQueueOrder = {
     Queue::kCompute, Queue::kToExpert, Queue::kToAttention, Queue::kMove,
-    Queue::kReduce,  Queue::kToDevice, Queue::kToHost};
+    Queue::kReduce,  Queue::kToDevice, Queue::kToHost,      Queue::kGuests};
 
 /// In which phases a kind occurs. kNone: its ops carry Phase::kForward, and their text names no phase.
 enum class Phases : std::uint8_t { kNone, kForward, kForwardBackward, kForwardBackwardRecompute, kAll };
@@ -87,6 +100,7 @@ struct QueueRule {
 enum class Participants : std::uint8_t {
   kOneDevice,     ///< a compute op
   kExchange,      ///< sources and owners of the layer
+  kOwners,        ///< owners of the layer
   kBothShares,    ///< the shares from which and to which a move goes
   kBalanceSet,    ///< the shares of all layers with experts, of all microbatches of the set
   kStateDevices,  ///< those that sum the state's gradients: its devices, or their hosts
@@ -134,6 +148,9 @@ ComputeKind compute_kind(OpKind kind);
 TransferKind transfer_kind(OpKind kind);
 /// Belongs to an exchange of rows and needs its counts (Buffer::kLoad): these are the kinds that chunks cut.
 inline bool needs_load(OpKind kind) { return traits(kind).has_chunk; }
+
+/// Carries experts that owners lend each other, or their gradients: ExchangeLoad::guests says which.
+inline bool is_of_guests(OpKind kind) { return kind == OpKind::kLend || kind == OpKind::kSettle; }
 
 template <>
 struct EnumNames<OpKind> {

@@ -188,13 +188,17 @@ bool Placement::in_step(const Op& op) const {
   if (admits && states_[idx(op.state)].transient()) return true;
   if (traits(op.kind).has_state) return trains(op.state);
   if (op.phase == Phase::kWeights) return leaves_weights(op.kind, op.layer);
+  if (op.kind == OpKind::kSettle) return trains_some(UnitPart::kExperts, op.layer);
   const bool of_embedding = op.kind == OpKind::kEmbed || (op.kind == OpKind::kMove && op.layer == 0);
   return op.phase != Phase::kBackward || !of_embedding || needs_input_gradient(0);
 }
 
 bool Placement::leaves_weights(OpKind kind, i32 layer) const {
   if (plan_.weight_gradients == WeightGradients::kWith || !options_.backward) return false;
-  const UnitPart part = kind == OpKind::kExperts ? UnitPart::kExperts : UnitPart::kAttention;
+  return trains_some(kind == OpKind::kExperts ? UnitPart::kExperts : UnitPart::kAttention, layer);
+}
+
+bool Placement::trains_some(UnitPart part, i32 layer) const {
   const auto [first, last] = states_of(part, layer);
   return std::any_of(states_.begin() + first, states_.begin() + last,
                      [](const State& state) { return state.trainable; });
@@ -259,44 +263,6 @@ std::span<const i32> Placement::states_on(PlaceId place, UnitPart part, i32 laye
   const i32* begin =
       device_state_begin_.data() + idx(place) * idx(num_ranks()) + rank(part, layer, num_layers_);
   return {device_states_.data() + begin[0], device_states_.data() + begin[1]};
-}
-
-std::vector<DeviceId> Placement::participants(const Op& op) const {
-  std::set<DeviceId> all;
-  const auto add = [&](const ShareRow& row) {
-    for (const Share& share : row) all.insert(share.device);
-  };
-  switch (traits(op.kind).participants) {
-    case Participants::kOneDevice:
-    case Participants::kMovers:
-      HM_CHECK(false, "{} is not a transfer of a step", to_string(op));
-      break;
-    case Participants::kExchange:
-      return in_exchange(op);
-    case Participants::kStateDevices:
-      return states_[idx(op.state)].reducers();
-    case Participants::kWithHost:
-      return {op.device, host_of(op.device)};
-    case Participants::kBothShares:
-      add(move_rows(op).from);
-      add(move_rows(op).to);
-      break;
-    case Participants::kBalanceSet:
-      for (const MicrobatchRef& member : balance_set(balance_set_of(op.group, op.microbatch))) {
-        for (i32 l = 0; l < num_layers_; ++l) {
-          if (!is_moe(l)) continue;
-          add(shares(member.group, l, member.microbatch));
-          if (options_.backward) add(shares(member.group, l, member.microbatch, Phase::kBackward));
-        }
-      }
-      break;
-    case Participants::kStateHolders:
-      for (PlaceId place = 0; place < num_places(); ++place) {
-        if (!states_on(place).empty()) all.insert(place);
-      }
-      break;
-  }
-  return {all.begin(), all.end()};
 }
 
 namespace {

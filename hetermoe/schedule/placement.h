@@ -92,6 +92,19 @@ class Placement {
   bool tallies(i32 group, i32 layer) const {
     return plan_.tally && is_moe(layer) && !at_sources(group, layer);
   }
+  /// Copies of an exchange are divided by its counts, which are told by tally or foreseen.
+  bool divides(i32 group, i32 layer) const {
+    return (plan_.tally || plan_.guest_slots > 0) && is_moe(layer) && !at_sources(group, layer);
+  }
+  /// Owners lend each other experts for single exchanges.
+  bool lends(i32 group, i32 layer) const {
+    return plan_.guest_slots > 0 && is_moe(layer) && !at_sources(group, layer) &&
+           owners(group, layer).size() > 1;
+  }
+  /// Which of the turns of guests an exchange has: a turn is taken anew when its guests have gone.
+  i32 guest_turn(const Op& op) const {
+    return static_cast<i32>((op.layer + op.microbatch) % plan_.guest_depth);
+  }
   /// How many compute experts of a microbatch.
   std::size_t num_owners(i32 group, i32 layer) const {
     return at_sources(group, layer) ? 1 : owners(group, layer).size();
@@ -154,6 +167,8 @@ class Placement {
   /// States of `part` in `layer` (kEmbed, kHead: -1), as indices [first, second).
   std::pair<i32, i32> states_of(UnitPart part, i32 layer) const;
   bool trains(i32 state) const { return states_[static_cast<std::size_t>(state)].trainable; }
+  bool trains(i32 layer, ExpertId expert) const;
+  bool trains_some(UnitPart part, i32 layer) const;
   /// Its update runs while the next step computes (StepOptions::staleness).
   bool lags(i32 state) const { return options_.staleness > 0 && options_.backward && trains(state); }
   /// The summed gradients of a state are Buffer::kTaken: kGrad is on a device for backward visits alone.

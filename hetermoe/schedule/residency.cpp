@@ -31,6 +31,8 @@ UsedPart used_part(const Op& op, bool tied) {
     case OpKind::kStore:
     case OpKind::kMigrate:
     case OpKind::kTally:
+    case OpKind::kLend:
+    case OpKind::kSettle:
       break;
   }
   return {};

@@ -120,6 +120,7 @@ void WaveRunner::send_to_experts(const Wave& wave, i32 m) {
   const OpKind out = wave.phase == Phase::kBackward ? OpKind::kCombine : OpKind::kDispatch;
   if (wave.phase == Phase::kForward && p_.tallies(group_, wave.layer))
     b_.transfer(at(OpKind::kTally, Phase::kForward, wave.layer, m));
+  if (p_.lends(group_, wave.layer)) b_.transfer(at(OpKind::kLend, wave.phase, wave.layer, m));
   for (i32 c = 0; c < p_.plan().chunks; ++c) {
     b_.transfer(at(out, wave.phase, wave.layer, m, c));
     if (!brings_rows_alone(wave)) pending_.push_back({wave.phase, wave.layer, m, c, waits});
@@ -163,9 +164,27 @@ void WaveRunner::pop_return() {
   pending_.pop_front();
   const OpKind kind = r.phase == Phase::kBackward ? OpKind::kDispatch : OpKind::kCombine;
   b_.transfer(at(kind, r.phase, r.layer, r.microbatch, r.chunk));
-  if (r.phase != Phase::kBackward || !p_.leaves_weights(OpKind::kExperts, r.layer)) return;
-  for (const DeviceId device : p_.owners(group_, r.layer, r.microbatch, Phase::kWeights))
-    b_.compute(at(OpKind::kExperts, Phase::kWeights, r.layer, r.microbatch, r.chunk), device);
+  if (r.phase != Phase::kBackward) return;
+  if (p_.leaves_weights(OpKind::kExperts, r.layer)) {
+    for (const DeviceId device : p_.owners(group_, r.layer, r.microbatch, Phase::kWeights))
+      b_.compute(at(OpKind::kExperts, Phase::kWeights, r.layer, r.microbatch, r.chunk), device);
+  }
+  if (r.chunk + 1 == p_.plan().chunks && p_.lends(group_, r.layer)) settle_after(r.layer, r.microbatch);
+}
+
+/// Gradients of guests are added to those that experts of the next microbatch add to: appended at once, they
+/// would make these wait for the way home.
+void WaveRunner::settle_after(i32 layer, i32 m) {
+  if (!settles_.empty() && settles_.front().layer != layer) finish_settles();
+  settles_.push_back(at(OpKind::kSettle, Phase::kBackward, layer, m));
+  if (settles_.size() < 2) return;
+  b_.transfer(settles_.front());
+  settles_.pop_front();
+}
+
+void WaveRunner::finish_settles() {
+  for (const Op& settle : settles_) b_.transfer(settle);
+  settles_.clear();
 }
 
 /// Returns leave in the order they were asked for, so those before the last one of `m` go too.
@@ -177,12 +196,14 @@ void WaveRunner::finish_returns_of(i32 m) {
 
 void WaveRunner::finish_returns() {
   while (!pending_.empty()) pop_return();
+  finish_settles();
 }
 
 void WaveRunner::report_done(const Wave& wave) {
   if (!wave.has_compute || !p_.options().backward) return;
   if (wave.compute.kind == OpKind::kHead) b_.state_done(UnitPart::kHead, -1);
   if (wave.compute.kind != OpKind::kAttention || wave.compute.phase != Phase::kBackward) return;
+  finish_settles();
   b_.state_done(UnitPart::kExperts, wave.compute.layer);
   b_.state_done(UnitPart::kAttention, wave.compute.layer);
   if (wave.compute.layer == 0) b_.state_done(UnitPart::kEmbed, -1);

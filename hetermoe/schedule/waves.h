@@ -56,12 +56,15 @@ class WaveRunner {
   bool computes(const Wave& wave, i32 stage, i32 m, DeviceId device) const;
   void pop_return();
   void finish_returns_of(i32 m);
+  void settle_after(i32 layer, i32 m);
+  void finish_settles();
   Op at(OpKind kind, Phase phase, i32 layer, i32 m, i32 chunk = 0) const;
 
   ScheduleBuilder& b_;
   const Placement& p_;
   i32 group_;
   std::deque<Return> pending_;  // round trips whose way back is not appended yet
+  std::deque<Op> settles_;      // gradients of guests that are not sent home yet
 };
 
 }  // namespace hetermoe

@@ -45,9 +45,17 @@ bool is_saved(Buffer buffer) {
     case Buffer::kWeights:
     case Buffer::kSlot:
     case Buffer::kTally:
+    case Buffer::kGuest:
+    case Buffer::kGuestTurn:
+    case Buffer::kGuestGrad:
       break;
   }
   return false;
+}
+
+/// Rows and copies between each two devices.
+Bytes load_bytes(const ExchangeLoad& load) {
+  return static_cast<double>(load.num_sources() * load.num_owners()) * 2 * kIdBytes;
 }
 
 }  // namespace
@@ -135,18 +143,6 @@ double BufferSizes::counts_of_sequences(const Epoch& e) const {
   return real(group.microbatches[idx(e.microbatch)]) * real(model_.num_experts);
 }
 
-/// What the device that it came from sent.
-Bytes BufferSizes::on_host(const Epoch& e) {
-  const auto [device, chunk] = placement_.of_saved_piece(e.device, e.chunk);
-  const Op copy{.kind = OpKind::kStore,
-                .chunk = static_cast<std::int16_t>(chunk),
-                .group = static_cast<std::int16_t>(group_of_[idx(device)]),
-                .layer = e.layer,
-                .microbatch = e.microbatch,
-                .device = device};
-  return work_.host_copy_bytes(copy, loads_.of(copy));
-}
-
 /// An MLP of its own makes the layer's residual stream one row more.
 bool BufferSizes::has_mlp(i32 layer) const {
   return !placement_.is_moe(layer) || model_.num_shared_experts > 0;
@@ -177,10 +173,8 @@ Bytes BufferSizes::of(const Epoch& e) {
                                    (has_mlp(e.layer) && !selects(e.layer, e.device) ? row : 0));
     case Buffer::kLeftAttention:
       return tokens_at(e.layer) * attention_left_bytes(model_, e.layer, element(e.device));
-    case Buffer::kLoad: {
-      const ExchangeLoad& load = loads_.of(group_of_[idx(e.device)], e.layer, e.microbatch, e.chunk);
-      return static_cast<double>(load.num_sources() * load.num_owners()) * 2 * kIdBytes;
-    }
+    case Buffer::kLoad:
+      return load_bytes(loads_.of(group_of_[idx(e.device)], e.layer, e.microbatch, e.chunk));
     case Buffer::kRows:
       return received_rows_bytes(model_, exchanged().rows_as_owner, exchanged().copies_as_owner,
                                  element(e.device));
@@ -198,11 +192,12 @@ Bytes BufferSizes::of(const Epoch& e) {
     case Buffer::kDSend:
       return exchanged().rows_as_source * row + exchanged().copies_as_source * kWeightBytes;
     case Buffer::kCounts:
-      return counts_of_sequences(e) * kIdBytes;
     case Buffer::kBalance:
-      return counts_of_sequences(e) * kWeightBytes;
+      return counts_of_sequences(e) * (e.buffer == Buffer::kCounts ? kIdBytes : kWeightBytes);
     case Buffer::kGrad:
     case Buffer::kWeights:
+    case Buffer::kGuest:
+    case Buffer::kGuestGrad:
       return visiting(e);
     case Buffer::kNorm:  // a few numbers, as the next
     case Buffer::kFigures:
@@ -211,17 +206,11 @@ Bytes BufferSizes::of(const Epoch& e) {
     case Buffer::kTaken:
     case Buffer::kSlot:  // a right to a place
     case Buffer::kTally:
+    case Buffer::kGuestTurn:
     case Buffer::kHostHidden:
       break;
   }
   return 0;
-}
-
-/// Weights that visit a device or are gathered there, and the gradient that they leave.
-Bytes BufferSizes::visiting(const Epoch& e) const {
-  const bool visits = placement_.states()[idx(e.layer)].transient() && e.device < placement_.num_devices();
-  if (!visits) return 0;
-  return work_.state_params(e.layer) * (e.buffer == Buffer::kGrad ? gradient(e.device) : element(e.device));
 }
 
 Bytes BufferSizes::workspace(const Op& op, DeviceId device) {
@@ -348,6 +337,9 @@ Bytes BufferSizes::transfer_workspace(const Op& op, DeviceId device) {
         largest = std::max(largest, placement_.trains(state) ? work_.trained_params(state) : 0);
       return norm_work_bytes(largest, gradient(device));
     }
+    case TransferKind::kLend:
+    case TransferKind::kSettle:
+      return guest_workspace(op, device);
     case TransferKind::kBalance:
     case TransferKind::kFetch:  // copied from where it is to where it goes
     case TransferKind::kStore:
@@ -404,8 +396,8 @@ struct Change {
 };
 
 Bytes MemoryUse::*part_of(Buffer buffer) {
-  if (buffer == Buffer::kWeights) return &MemoryUse::weights;
-  if (buffer == Buffer::kGrad) return &MemoryUse::gradients;
+  if (buffer == Buffer::kWeights || buffer == Buffer::kGuest) return &MemoryUse::weights;
+  if (buffer == Buffer::kGrad || buffer == Buffer::kGuestGrad) return &MemoryUse::gradients;
   return is_saved(buffer) ? &MemoryUse::saved : &MemoryUse::in_flight;
 }
 

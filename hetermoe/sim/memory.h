@@ -59,13 +59,15 @@ class BufferSizes {
   Bytes attention_work(i32 layer, DeviceId device) const;
   bool keeps(i32 layer, DeviceId device) const;
   Bytes attention_workspace(const Op& op, DeviceId device) const;
+  Bytes guests(const Epoch& epoch);
+  Bytes guest_workspace(const Op& op, DeviceId device);
   Bytes changed_by_adapters(const Op& op, DeviceId device) const;
   Bytes experts_workspace(const Op& op, DeviceId device);
   Bytes compute_workspace(const Op& op, DeviceId device);
   Bytes transfer_workspace(const Op& op, DeviceId device);
   Bytes element(PlaceId place) const;
   Bytes gradient(PlaceId place) const;
-  Bytes visiting(const Epoch& epoch) const;
+  Bytes visiting(const Epoch& epoch);
   bool has_mlp(i32 layer) const;
   Bytes on_host(const Epoch& epoch);
   Bytes send_indices(const Epoch& epoch);

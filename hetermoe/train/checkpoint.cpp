@@ -141,6 +141,7 @@ void write_info(const fs::path& folder, const CheckpointShard& shard, const std:
                {"good_steps", info.loss_scale.good_steps},
                {"files", Json::object()}};
   if (!info.expert_loads.empty()) json["expert_loads"] = info.expert_loads;
+  if (!info.device_slowness.empty()) json["device_slowness"] = info.device_slowness;
   for (const Json& listing : shards) json["files"].update(listing["files"]);
   json["checksum"] = checksum_of(json);
   write_synced(folder / kInfoFile, json.dump(1) + "\n");
@@ -350,6 +351,7 @@ FoundCheckpoint read_checkpoint(const fs::path& path) {
       count("forgotten_updates", info.forgotten, real(info.step - info.skipped));
     if (json.contains("good_steps")) count("good_steps", info.loss_scale.good_steps, kMostCount);
     if (json.contains("expert_loads")) info.expert_loads = json.at("expert_loads");
+    if (json.contains("device_slowness")) json.at("device_slowness").get_to(info.device_slowness);
     if (json.contains("loss_scale"))
       read_value(json.at("loss_scale"), info.loss_scale.value, where + "loss_scale", above(0));
     return FoundCheckpoint{

@@ -50,6 +50,7 @@ struct CheckpointInfo {
   i64 forgotten = 0;
   LossScale::State loss_scale{};
   std::vector<std::vector<double>> expert_loads = {};  ///< of the balancer, see StepBalancer::history()
+  std::vector<double> device_slowness = {};            ///< of the balancer, see StepBalancer::slowness()
 };
 
 /// The part of a checkpoint that one process writes.

@@ -8,6 +8,7 @@
 
 #include "hetermoe/plan/offload.h"
 #include "hetermoe/plan/recompute.h"
+#include "hetermoe/train/divided_plan.h"
 #include "hetermoe/train/freeze.h"
 #include "hetermoe/train/lora.h"
 #include "hetermoe/train/router_bias.h"
@@ -355,33 +356,6 @@ std::vector<std::string> plan_faults(const Job& job, const Plan& plan, const Mod
   return faults;
 }
 
-namespace {
-
-bool divides_in_step(const Job& job) {
-  const bool by_balancer =
-      job.balancer.on() && balancer_choice(job.balancer.name).split != CopySplit::kShares;
-  return (job.plan.tally || by_balancer) && job.plan.file.empty();
-}
-
-/// With tally and speeds; by a balancer that divides in the step also with its owners for even loads.
-Plan divided_in_step(const Job& job, Plan plan, const ModelConfig& model, const Cluster& cluster) {
-  const std::vector<i64> layers = layers_with_experts(model);
-  if (layers.empty()) return plan;
-  const TraceBalance balance(model, cluster, emulated_plan(job, plan), step_options(job, model),
-                             load_profiles(cluster));
-  const bool by_balancer =
-      job.balancer.on() && balancer_choice(job.balancer.name).split != CopySplit::kShares;
-  const Plan divided = balance.placed({.balancer = by_balancer ? job.balancer.name : "none+exact",
-                                       .replicas = job.balancer.replicas,
-                                       .topology = job.balancer.topology},
-                                      even_load(static_cast<i64>(layers.size()), model.num_experts));
-  plan.tally = divided.tally;
-  plan.split_speeds = divided.split_speeds;
-  return with_owners(std::move(plan), divided);
-}
-
-}  // namespace
-
 Plan make_job_plan(const Job& job, const ModelConfig& model, const Cluster& cluster) {
   check_router_bias(job.train, model);
   check_router_training(job, model);
@@ -395,6 +369,7 @@ Plan make_job_plan(const Job& job, const ModelConfig& model, const Cluster& clus
   }
   if (faults.empty()) {
     check_lora_plan(job, plan, model);
+    check_guests(job, plan, model, cluster);
     return plan;
   }
   constexpr std::size_t kShown = 20;

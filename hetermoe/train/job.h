@@ -6,7 +6,7 @@
 #include "hetermoe/data/options.h"
 #include "hetermoe/exec/clock.h"
 #include "hetermoe/nn/optimizer.h"
-#include "hetermoe/planner/balance/trace_balance.h"
+#include "hetermoe/planner/balance/knows.h"
 #include "hetermoe/planner/strategies.h"
 #include "hetermoe/routing/writer.h"
 #include "hetermoe/schedule/schedule.h"
@@ -323,16 +323,18 @@ struct RoutingOptions {
 /// Owners of experts that change between steps.
 struct BalancerOptions {
   std::string name = "none";
-  i64 every = 10, history = 10, horizon = 0, replicas = 0;
+  i64 every = 10, history = 10, horizon = 0, replicas = 0, guests = 2, guest_depth = 2;
+  std::optional<i64> guest_cost;
   std::string topology;
   Knows knows = Knows::kHistory;
+  bool measure = true;
   bool on() const { return name != "none"; }
   template <class V>
   void fields(V& v) {
     v("name", name,
       "`train` only: who chooses owners of experts anew between steps, by the loads of the steps before: "
-      "lpt, eplb, lplb (docs/balancing.md); none = those of the plan stay. With lplb the first plan has its "
-      "copies already");
+      "lpt, eplb, lplb, relibra (docs/balancing.md); none = those of the plan stay. With lplb the first plan "
+      "has its copies already. After a + how copies are divided in a step: none+guests, relibra+shares");
     v("every", every, "steps from one look at the owners to the next", at_least(1));
     v("history", history, "steps over which loads are averaged, newer ones weigh more", at_least(1));
     v("horizon", horizon, "steps in which a move must pay for itself, 0 = until owners are looked at again",
@@ -343,6 +345,16 @@ struct BalancerOptions {
       "what owners are chosen by: history (the steps before), or foresight (the replayed choices of the step "
       "that "
       "comes, with routing.replay)");
+    v("guests", guests, "slots of each owner for experts that others lend it for one exchange, with relibra",
+      between(0, 4096));
+    v("guest_depth", guest_depth, "exchanges whose guests may be on a device at once", between(1, 64));
+    v("guest_cost", guest_cost,
+      "copies that a guest must take off the latest device; null = as many as it costs by the cost model",
+      between(0, 1e9));
+    v("measure", measure,
+      "devices that take longer than their peers in the steps of the run get less work, beyond what the "
+      "cluster "
+      "file and the cost model say");
     v("topology", topology,
       "who copies from whom with lplb: cube, hypercube, ring, torus, torus:MxN, or columns as [[1,2,3,0]]; "
       "empty = torus where the number of owners has two divisors above 2, else ring");

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <functional>
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/report/table.h"
@@ -62,6 +63,71 @@ LossPlot routing_plot(const std::string& title, const std::string& label,
   return plot;
 }
 
+/// A curve for each layer of each run; of many layers one of the largest figure, for curves hide each other.
+LossPlot layer_plot(const std::string& title, const std::string& label, const std::vector<StrategyRun>& runs,
+                    const std::function<double(const LayerLoad&)>& figure) {
+  constexpr std::size_t kMostCurves = 6;
+  LossPlot plot;
+  plot.title = title;
+  plot.y_label = label;
+  plot.height = 300;
+  for (const StrategyRun& run : runs) {
+    std::map<i64, LossSeries> of_layer;
+    LossSeries worst{fmt::format("{}layer with most", runs.size() > 1 ? run.strategy + " " : ""), {}, {}};
+    for (const StepRecord& record : run.outcome.records) {
+      double most = 0;
+      for (const LayerLoad& load : record.loads) {
+        most = std::max(most, figure(load));
+        of_layer[load.layer].train.push_back({static_cast<double>(record.step), figure(load)});
+      }
+      if (!record.loads.empty()) worst.train.push_back({static_cast<double>(record.step), most});
+    }
+    if (of_layer.size() * runs.size() > kMostCurves) {
+      plot.runs.push_back(std::move(worst));
+      continue;
+    }
+    for (auto& [layer, series] : of_layer) {
+      series.name = fmt::format("{}layer {}", runs.size() > 1 ? run.strategy + " " : "", layer);
+      plot.runs.push_back(std::move(series));
+    }
+  }
+  return plot;
+}
+
+bool is_zero(const LossPlot& plot) {
+  return std::all_of(plot.runs.begin(), plot.runs.end(), [](const LossSeries& series) {
+    return std::all_of(series.train.begin(), series.train.end(),
+                       [](const LossPoint& p) { return p.loss == 0; });
+  });
+}
+
+/// How evenly each layer's router spreads its tokens.
+void add_layer_plots(ReportInput& input, const std::vector<StrategyRun>& runs) {
+  std::vector<LossPlot> plots = {
+      layer_plot("Busiest expert of each layer over the mean", "max/mean", runs,
+                 [](const LayerLoad& load) { return load.max_over_mean; }),
+      layer_plot("Spread of the experts' copies in each layer (standard deviation over mean)", "CV", runs,
+                 [](const LayerLoad& load) { return load.cv; })};
+  plots.push_back(layer_plot("Dead experts of each layer", "experts", runs,
+                             [](const LayerLoad& load) { return static_cast<double>(load.dead); }));
+  plots.push_back(layer_plot("Copies dropped in each layer", "share", runs,
+                             [](const LayerLoad& load) { return load.dropped; }));
+  LossPlot aux;
+  aux.title = "Load-balancing loss and z-loss together, coefficients included";
+  aux.y_label = "nats";
+  aux.height = 300;
+  for (const StrategyRun& run : runs) {
+    LossSeries series{run.strategy, {}, {}};
+    for (const StepRecord& record : run.outcome.records)
+      series.train.push_back({static_cast<double>(record.step), record.aux_loss});
+    aux.runs.push_back(std::move(series));
+  }
+  plots.push_back(std::move(aux));
+  for (LossPlot& plot : plots) {
+    if (!is_zero(plot)) input.routing.push_back(std::move(plot));
+  }
+}
+
 void add_routing(ReportInput& input, const ModelConfig& model, const std::vector<StrategyRun>& runs) {
   for (const StrategyRun& run : runs) {
     if (run.outcome.expert_copies.empty()) continue;
@@ -80,6 +146,7 @@ void add_routing(ReportInput& input, const ModelConfig& model, const std::vector
                    &StepRouting::gini),
       routing_plot("Time ratio: slowest owner over a perfect division of the step's copies, mean over layers",
                    "time ratio", runs, &StepRouting::time_ratio)};
+  add_layer_plots(input, runs);
 }
 
 ReportInput report_input(const Job& job, const ModelConfig& model, const Cluster& cluster,

@@ -26,7 +26,7 @@ void check_folder(const RoutingOptions& options, const Processes& processes) {
                   more.string(), processes.num_ranks());
 }
 
-TraceHeader header_of(const Job& job, const ModelConfig& model) {
+TraceHeader header_of(const Job& job, const ModelConfig& model, const RecordedText& text) {
   TraceHeader header;
   header.layers = layers_with_experts(model);
   header.num_experts = model.num_experts;
@@ -34,13 +34,14 @@ TraceHeader header_of(const Job& job, const ModelConfig& model) {
   header.weights = job.routing.weights ? TraceWeights::kF32 : TraceWeights::kNone;
   header.model = model.name;
   header.seq_len = job.train.seq_len;
-  header.condition = "text";
+  header.condition = text.condition;
+  header.domains = text.domains;
   header.source = "hetermoe train";
   return header;
 }
 
 /// [sequences of a step]
-std::vector<TraceSequence> sequences_of_step(const Plan& plan, i64 first_sequence) {
+std::vector<TraceSequence> sequences_of_step(const Plan& plan, i64 first_sequence, const RecordedText& text) {
   std::vector<TraceSequence> out;
   for (std::size_t g = 0; g < plan.groups.size(); ++g) {
     for (std::size_t m = 0; m < plan.groups[g].microbatches.size(); ++m) {
@@ -48,6 +49,7 @@ std::vector<TraceSequence> sequences_of_step(const Plan& plan, i64 first_sequenc
         TraceSequence sequence;
         sequence.index = first_sequence + static_cast<i64>(out.size());
         sequence.tokens = sequence.prompt = static_cast<std::uint32_t>(plan.seq_len);
+        if (text.domain_of) sequence.domain = text.domain_of(sequence.index);
         sequence.group = static_cast<std::uint16_t>(g);
         sequence.microbatch = static_cast<std::uint16_t>(m);
         out.push_back(sequence);
@@ -60,9 +62,9 @@ std::vector<TraceSequence> sequences_of_step(const Plan& plan, i64 first_sequenc
 }  // namespace
 
 RouteRecorder::RouteRecorder(const Job& job, const ModelConfig& model, const Processes& processes,
-                             i64 first_step)
-    : options_(job.routing), seq_len_(job.train.seq_len) {
-  const TraceHeader header = header_of(job, model);
+                             i64 first_step, RecordedText text)
+    : options_(job.routing), text_(std::move(text)), seq_len_(job.train.seq_len) {
+  const TraceHeader header = header_of(job, model, text_);
   if (header.layers.empty())
     fail<ConfigError>("routing.record", "model {} has no layer with experts: nothing to record", model.name);
   if (header.num_experts > std::numeric_limits<std::int16_t>::max() || job.train.microbatches > 65535)
@@ -116,7 +118,7 @@ void RouteRecorder::write_layer(i64 step, const std::vector<const Taken*>& run) 
 
 void RouteRecorder::write(i64 step, i64 first_sequence, const Plan& plan) {
   const i64 number = step + 1;  // as people count
-  const std::vector<TraceSequence> sequences = sequences_of_step(plan, first_sequence);
+  const std::vector<TraceSequence> sequences = sequences_of_step(plan, first_sequence, text_);
   std::vector<bool> is_here(sequences.size() + 1, false);
   for (const Taken& taken : taken_) {
     for (i64 s = 0; s < taken.count; ++s) is_here[idx(taken.first + s)] = true;

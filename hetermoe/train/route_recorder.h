@@ -1,4 +1,5 @@
 #pragma once
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <vector>
@@ -9,13 +10,20 @@
 
 namespace hetermoe {
 
+/// What is read while routing is recorded.
+struct RecordedText {
+  std::string condition = "text";
+  std::vector<std::string> domains = {};                  ///< names; empty = there are none
+  std::function<std::uint32_t(i64)> domain_of = nullptr;  ///< of a sequence by its number in the run
+};
 /// Writes what the routers of this process's devices choose as a routing trace. Plans and numbers of
 /// processes change nothing of it but how sequences are spread over the files of ranks.
 class RouteRecorder : public RouteSink {
  public:
   /// first_step: steps that an earlier run had done, whose trace goes on. Throws IoError and InputError as
   /// RoutingWriter does.
-  RouteRecorder(const Job& job, const ModelConfig& model, const Processes& processes, i64 first_step);
+  RouteRecorder(const Job& job, const ModelConfig& model, const Processes& processes, i64 first_step,
+                RecordedText text);
 
   bool records(i64 step) const { return step % options_.every == 0; }
   void take(i32 layer, i64 first, i64 sequences, const at::Tensor& topk_TK,
@@ -34,6 +42,7 @@ class RouteRecorder : public RouteSink {
   void write_layer(i64 step, const std::vector<const Taken*>& run);
 
   RoutingOptions options_;
+  RecordedText text_;
   i64 seq_len_;
   std::optional<RoutingWriter> writer_;
   std::mutex mutex_;

@@ -114,6 +114,22 @@ std::vector<std::vector<double>> RouteReplay::copies(i64 first, i64 count) {
   return out;
 }
 
+TraceRouting RouteReplay::routing(const ModelConfig& model) const {
+  TraceStep step;
+  const TraceHeader& header = trace_.header();
+  const i64 count = taken_[idx(header.layers[0])].size(0);
+  step.sequences.assign(idx(count), {.tokens = static_cast<std::uint32_t>(seq_len_)});
+  index_tokens(step);
+  for (const i64 layer : header.layers) {
+    const at::Tensor& ids = taken_[idx(layer)];
+    const std::span<const i32> flat(ids.const_data_ptr<i32>(), idx(ids.numel()));
+    std::vector<std::uint16_t>& choices = step.choices.emplace_back();
+    for (const i32 id : flat) choices.push_back(id < 0 ? kNoExpert : static_cast<std::uint16_t>(id));
+  }
+  count_choices(step, header);
+  return {header, std::move(step), model, options_.replay};
+}
+
 void RouteReplay::check_counts(const at::Tensor& counts_LE) const {
   if (coverage_ < 1) return;
   const at::Tensor counts = counts_LE.to(at::kCPU);

@@ -4,7 +4,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "hetermoe/routing/trace.h"
+#include "hetermoe/routing/trace_routing.h"
 #include "hetermoe/train/job.h"
 
 namespace hetermoe {
@@ -22,6 +22,8 @@ class RouteReplay {
   /// [num_layers][experts] copies that these choices make; layers without experts are empty. Throws
   /// InputError where some token has none.
   std::vector<std::vector<double>> copies(i64 first, i64 count);
+  /// Those of the last choices() or copies() as a step of a trace.
+  TraceRouting routing(const ModelConfig& model) const;
   /// Share of the choices of the last call that came from the trace.
   double coverage() const { return coverage_; }
   /// counts_LE: as the routers of the step counted them that took the last call's choices. Throws when they

@@ -1,6 +1,7 @@
 #include "hetermoe/train/step_balancer.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "hetermoe/base/index.h"
@@ -10,6 +11,7 @@
 #include "hetermoe/sim/migration_memory.h"
 #include "hetermoe/sim/simulator.h"
 #include "hetermoe/train/changes.h"
+#include "hetermoe/train/health.h"
 
 namespace hetermoe {
 namespace {
@@ -51,14 +53,41 @@ void check_foresight(const Job& job) {
                       "choose)");
 }
 
+/// What differs from the prediction by chance alone must not move experts.
+constexpr double kNoticedSlowness = 0.05;
+
+/// Each device's slowness over that of the fastest device of its kind; 0 for one that did nothing. Unlike
+/// over the others of its kind, of which there may be one, that compares all with the same.
+std::vector<double> over_fastest(const std::vector<double>& slowness, const std::vector<std::string>& kinds) {
+  std::vector<double> out(slowness.size(), 0);
+  for (std::size_t d = 0; d < out.size(); ++d) {
+    double fastest = slowness[d];
+    for (std::size_t p = 0; p < out.size(); ++p) {
+      if (kinds[p] == kinds[d] && slowness[p] > 0) fastest = std::min(fastest, slowness[p]);
+    }
+    if (slowness[d] > 0) out[d] = slowness[d] / fastest;
+  }
+  return out;
+}
+
+/// What of a measured slowness the file's does not explain. A speed does not reach all of an op (launches
+/// cost what they cost), so that anything between 1 and its inverse is as the file says.
+double beyond(double measured, double expected) {
+  if (measured > expected) return measured / expected;
+  return measured < 1 ? measured : 1;
+}
+
 const Plan& checked(const Job& job, const Plan& plan) {
   const auto refuse = [&](const std::string& why) {
     fail<ConfigError>("balancer.name", "got {}, expected none: {}", job.balancer.name, why);
   };
   const CopySplit split = balancer_choice(job.balancer.name).split;
-  if (split == CopySplit::kGuests || split == CopySplit::kOracle)
-    refuse("guests and the bound are for traces (hetermoe routing balance)");
+  if (job.balancer.name.starts_with("locality"))
+    refuse("it goes by the sequences of a trace (hetermoe routing balance)");
+  if (split == CopySplit::kOracle) refuse("the bound is for traces (hetermoe routing balance)");
   if (split == CopySplit::kExact && !plan.tally) refuse("the plan has no tally, by which copies are divided");
+  if (split == CopySplit::kGuests && plan.guest_slots == 0 && job.balancer.guests > 0)
+    refuse("the plan has no room for guests (guest_slots)");
   check_foresight(job);
   if (!job.train.changes.empty()) refuse("train.changes says which plan comes when");
   if (plan.order == OrderPolicy::kExplicit)
@@ -77,7 +106,9 @@ StepBalancer::StepBalancer(const Job& job, const ModelConfig& model, const Clust
       first_(checked(job, first)),
       step_(step_options(job, model)),
       layers_(layers_with_experts(model)),
-      balance_(model, cluster, emulated_plan(job, first_), step_, profiles) {
+      kinds_(kinds_of(cluster, first_)),
+      profiles_(profiles),
+      emulated_(emulated_plan(job, first_)) {
   if (layers_.empty())
     fail<ConfigError>("balancer.name", "model {} has no layer with experts: nothing to balance", model.name);
 }
@@ -88,12 +119,40 @@ StepBalancer::Loads StepBalancer::with_experts(const Loads& of_all_layers) const
   return out;
 }
 
-void StepBalancer::foresee(const Loads& copies) { foreseen_ = with_experts(copies); }
+void StepBalancer::foresee(const Loads& copies, TraceRouting step) {
+  foreseen_ = with_experts(copies);
+  foreseen_step_ = std::make_unique<TraceRouting>(std::move(step));
+}
+
+void StepBalancer::add_slowness(const std::vector<double>& slowness) {
+  if (!options_.measure) return;
+  // The cluster file's speeds are in the cost model already.
+  std::vector<double> known;
+  for (const Device& device : cluster_.devices) known.push_back(1 / device.speed);
+  const std::vector<double> measured = over_fastest(slowness, kinds_), expected = over_fastest(known, kinds_);
+  const bool first = slowness_.empty();
+  const double weight = first ? 1 : 1 / real(options_.history);
+  if (first) slowness_.assign(measured.size(), 1);
+  for (std::size_t d = 0; d < measured.size(); ++d) {
+    if (measured[d] > 0 && expected[d] > 0)
+      slowness_[d] += weight * (beyond(measured[d], expected[d]) - slowness_[d]);
+  }
+}
+
+/// The cluster with the speeds that devices have shown beside their peers.
+Cluster StepBalancer::measured_cluster() const {
+  Cluster out = cluster_;
+  for (std::size_t d = 0; d < slowness_.size(); ++d) {
+    if (std::abs(slowness_[d] - 1) > kNoticedSlowness) out.devices[d].speed /= slowness_[d];
+  }
+  return out;
+}
 
 void StepBalancer::add(const std::vector<std::vector<double>>& copies) {
   HM_CHECK(foreseen_.empty() || foreseen_ == with_experts(copies),
            "the routers of the step chose other experts than were foreseen");
   foreseen_.clear();
+  foreseen_step_.reset();
   const bool first = history_.empty();
   const double weight = first ? 1 : 1 / real(options_.history);
   if (first) history_.resize(layers_.size(), std::vector<double>(idx(model_.num_experts), 0));
@@ -103,19 +162,27 @@ void StepBalancer::add(const std::vector<std::vector<double>>& copies) {
   }
 }
 
-Seconds StepBalancer::simulated_step(const Plan& emulated, const CostModel& cost) const {
+Seconds StepBalancer::simulated_step(const Plan& emulated, const Cluster& cluster) const {
   const Placement placement(emulated, model_, step_);
-  return simulate(build_schedule(placement), placement, model_, cluster_, cost,
-                  LayerPopularity(model_, layers_, loads()))
+  const Schedule schedule = build_schedule(placement);
+  const std::unique_ptr<CostModel> cost = make_cost(model_, cluster, emulated, profiles_);
+  if (foreseen_step_ != nullptr)
+    return simulate(schedule, placement, model_, cluster, *cost,
+                    SplitRouting(*foreseen_step_, cluster, copy_split_of(emulated)))
+        .step;
+  return simulate(schedule, placement, model_, cluster, *cost, LayerPopularity(model_, layers_, loads()))
       .step;
 }
 
 BalancedOwners StepBalancer::choose(const PricedPlan& in_force) const {
   BalancedOwners out;
-  const Plan next = with_owners(in_force.plan, balance_.placed({.balancer = options_.name,
-                                                                .replicas = options_.replicas,
-                                                                .topology = options_.topology},
-                                                               loads()));
+  const Cluster measured = measured_cluster();
+  const TraceBalance balance(model_, measured, emulated_, step_, profiles_);
+  const Plan next = with_owners(in_force.plan, balance.placed({.balancer = options_.name,
+                                                               .replicas = options_.replicas,
+                                                               .guests = options_.guests,
+                                                               .topology = options_.topology},
+                                                              loads(), foreseen_step_.get()));
   if (to_json(next) == to_json(in_force.plan)) return out;
   const std::vector<std::string> faults = validate(next, model_, cluster_);
   if (!faults.empty()) {
@@ -134,8 +201,8 @@ BalancedOwners StepBalancer::choose(const PricedPlan& in_force) const {
     out.why_not = "while experts move, " + full;
     return out;
   }
-  out.before = simulated_step(in_force.emulated, *in_force.truth);
-  out.after = simulated_step(with_owners(in_force.emulated, next), *in_force.truth);
+  out.before = simulated_step(in_force.emulated, measured);
+  out.after = simulated_step(with_owners(in_force.emulated, next), measured);
   UnitMoves moves = moves_between(in_force.plan, next, model_, cluster_, options);
   const Migration migration = make_migration(std::move(moves.moves), cluster_.num_devices());
   out.move = Simulator().run(migration.schedule, price(migration, cluster_, *in_force.truth)).step;
@@ -147,10 +214,11 @@ BalancedOwners StepBalancer::choose(const PricedPlan& in_force) const {
   return out;
 }
 
-void StepBalancer::restore(std::vector<std::vector<double>> history) {
+void StepBalancer::restore(std::vector<std::vector<double>> history, std::vector<double> slowness) {
   const auto fits = [&](const std::vector<double>& layer) { return layer.size() == idx(model_.num_experts); };
   if (history.size() == layers_.size() && std::all_of(history.begin(), history.end(), fits))
     history_ = std::move(history);
+  if (options_.measure && slowness.size() == cluster_.devices.size()) slowness_ = std::move(slowness);
 }
 
 bool StepBalancer::may_go_on_with(const Plan& plan) const {

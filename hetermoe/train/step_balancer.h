@@ -28,26 +28,32 @@ class StepBalancer {
 
   /// Copies [num_layers][experts] of a step that has ended.
   void add(const std::vector<std::vector<double>>& copies);
+  /// How slow devices were in a step that has ended: [num_devices], see health.h.
+  void add_slowness(const std::vector<double>& slowness);
   /// Owners are looked at before step `step` (0 = the first of the run).
   bool is_due(i64 step) const {
     return step % options_.every == 0 && (foresees() || (!history_.empty() && step > 0));
   }
   bool foresees() const { return options_.knows == Knows::kForesight; }
-  /// Copies [num_layers][experts] of the step that comes, by which owners are chosen then. That step must
-  /// have them: add() fails for others.
-  void foresee(const std::vector<std::vector<double>>& copies);
+  /// Copies [num_layers][experts] and choices of the step that comes, by which owners are chosen then. That
+  /// step must have them: add() fails for others.
+  void foresee(const std::vector<std::vector<double>>& copies, TraceRouting step);
   /// Owners for the steps that come, if what they save until owners are looked at again pays for the move.
   BalancedOwners choose(const PricedPlan& in_force) const;
 
   /// For checkpoints: [layers with experts][experts] mean copies; empty before the first step.
   const std::vector<std::vector<double>>& history() const { return history_; }
-  void restore(std::vector<std::vector<double>> history);
+  /// For checkpoints: [num_devices] mean over steps of how many times as long as the fastest device of its
+  /// kind a device takes, beyond what the cluster file says; empty before the first.
+  const std::vector<double>& slowness() const { return slowness_; }
+  void restore(std::vector<std::vector<double>> history, std::vector<double> slowness);
   /// A plan that a run of this job may have come to: as the first but for owners.
   bool may_go_on_with(const Plan& plan) const;
 
  private:
   using Loads = std::vector<std::vector<double>>;
-  Seconds simulated_step(const Plan& emulated, const CostModel& cost) const;
+  Seconds simulated_step(const Plan& emulated, const Cluster& cluster) const;
+  Cluster measured_cluster() const;
   const Loads& loads() const { return foreseen_.empty() ? history_ : foreseen_; }
   Loads with_experts(const Loads& of_all_layers) const;
 
@@ -56,10 +62,14 @@ class StepBalancer {
   const Cluster& cluster_;
   const Plan first_;
   const StepOptions step_;
-  const std::vector<i64> layers_;  // with experts
-  const TraceBalance balance_;
+  const std::vector<i64> layers_;         // with experts
+  const std::vector<std::string> kinds_;  // [num_devices] type and role
+  const ProfileSet& profiles_;
+  const Plan emulated_;  // first_, as the cost model prices it
   Loads history_;
+  std::vector<double> slowness_;
   Loads foreseen_;  // of the step that comes or runs; empty = nobody knows
+  std::unique_ptr<TraceRouting> foreseen_step_;
 };
 
 }  // namespace hetermoe

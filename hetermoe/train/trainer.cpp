@@ -88,6 +88,17 @@ bool computes_in_fp16(const Plan& plan) {
                      [&](DeviceId d) { return plan.dtype[idx(d)] == Dtype::kFp16; });
 }
 
+/// Where there are several sources, each is a domain of routing traces: the last part of its path.
+std::vector<std::string> domains_of(const Dataset& data) {
+  std::vector<std::string> out;
+  if (data.sources.size() < 2) return out;
+  for (const Source& source : data.sources) {
+    const std::filesystem::path path(source.name);
+    out.push_back((path.has_filename() ? path : path.parent_path()).filename().string());
+  }
+  return out;
+}
+
 bool some_computes_in_fp16(const Plan& first, const std::vector<PlannedChange>& changes) {
   return computes_in_fp16(first) ||
          std::any_of(changes.begin(), changes.end(),
@@ -103,6 +114,7 @@ Trainer::Trainer(const Job& job, ModelConfig model, Cluster cluster, Plan plan, 
       model_(std::move(model)),
       cluster_(std::move(cluster)),
       changes_(load_changes(job, plan, model_, cluster_)),
+      domains_(domains_of(data)),
       train_(data, {job.train.seq_len, job.train.seed}),
       profiles_(load_profiles(cluster_)),
       nominal_cluster_(without_slow_devices(cluster_)),
@@ -160,7 +172,8 @@ TrainOutcome Trainer::run(const RunHooks& hooks, i64 timed_steps) {
   if (writer_) resume(out);
   if (out.first_step == 0) start_weights(out);
   if (!job_.routing.record.empty())
-    recorder_ = std::make_unique<RouteRecorder>(job_, model_, processes_, out.first_step);
+    recorder_ = std::make_unique<RouteRecorder>(job_, model_, processes_, out.first_step,
+                                                recorded_text(TextCondition::kText));
   i32 stop = processes_.alone() ? stop_asked() : 0;
   if (hooks_.on_begin && out.first_step < end_ + timed_steps && stop == 0) hooks_.on_begin(out.first_step);
   for (i64 step = out.first_step; step < end_ + timed_steps && (stop == 0 || !begun_.empty()); ++step) {
@@ -208,6 +221,7 @@ StepRecord Trainer::finish_step(StepRecord record, i32& stop) {
   const StepReport all = gather_reports(processes_, mine);
   stop = all.stop;
   slowness_ = all.slowness;
+  if (balancer_) balancer_->add_slowness(slowness_);
   if (!processes_.alone()) {
     record.updated = all.updated;
     record.step_s = all.step_s;
@@ -409,13 +423,6 @@ StepRecord Trainer::end_one() {
   // A loss that is not finite says nothing of the scale, neither that it is too high nor that it is good.
   record.overflowed = std::isfinite(last_.loss + last_.aux_loss) && loss_scale_.lower_after(!last_.updated);
   return record;
-}
-
-/// Of sequences first, first + 1, ... of the sampler: as many as a step has, so that the plan's shares serve.
-StepInput Trainer::input_of(const Sampler& sampler, i64 step, i64 first) const {
-  StepInput input = hetermoe::input_of(sampler.batch(first, job_.train.sequences, model_.vocab));
-  input.step = step;
-  return input;
 }
 
 /// A step's numerics took `wall` real seconds at full speed; they may fill max_cpu_share of the paced step.

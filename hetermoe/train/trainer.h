@@ -10,6 +10,7 @@
 
 #include "hetermoe/comm/processes.h"
 #include "hetermoe/cost/measured.h"
+#include "hetermoe/data/condition.h"
 #include "hetermoe/data/sampler.h"
 #include "hetermoe/routing/plan_figures.h"
 #include "hetermoe/sim/simulator.h"
@@ -154,7 +155,8 @@ class Trainer {
   StepRecord replay_step(const std::optional<FoundCheckpoint>& checkpoint, i64 step);
   /// Writes the trace routing.record of the next `steps` batches by forward passes: with the weights of the
   /// checkpoint, or those of the start when there is none. Nothing is trained.
-  RecordedRoutes record_routes(const std::optional<FoundCheckpoint>& checkpoint, i64 steps);
+  RecordedRoutes record_routes(const std::optional<FoundCheckpoint>& checkpoint, i64 steps,
+                               TextCondition condition = TextCondition::kText);
 
   Session& session() { return *session_; }
   const Plan& plan() const { return priced_->plan; }  ///< in force
@@ -188,6 +190,8 @@ class Trainer {
   bool change_plan_before(i64 step, TrainOutcome& out);
   bool balance_before(i64 step, TrainOutcome& out);
   void take_over(const Plan& plan, i64 step, const std::string& name, TrainOutcome& out);
+  Batch batch_of(TextCondition condition, i64 first) const;
+  RecordedText recorded_text(TextCondition condition) const;
   StepRecord finish_step(StepRecord record, i32& stop);
   void note(const StepRecord& record, StepTimes& times, TrainOutcome& out);
   void watch_health(StepRecord& record);
@@ -214,6 +218,7 @@ class Trainer {
   ModelConfig model_;
   Cluster cluster_;
   std::vector<PlannedChange> changes_;
+  std::vector<std::string> domains_;  ///< names of the sources, where there are several
   Sampler train_;
   /// A source whose validation text is looked at.
   struct ValidationSource {

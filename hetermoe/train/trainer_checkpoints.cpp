@@ -1,6 +1,7 @@
 #include <chrono>
 
 #include "hetermoe/base/version.h"
+#include "hetermoe/train/batch.h"
 #include "hetermoe/train/resume.h"
 #include "hetermoe/train/trainer.h"
 
@@ -61,7 +62,7 @@ void Trainer::resume(TrainOutcome& out) {
   skipped_ = info.skipped;
   forgotten_ = info.forgotten;
   loss_scale_.restore(info.loss_scale);
-  if (balancer_) balancer_->restore(info.expert_loads);
+  if (balancer_) balancer_->restore(info.expert_loads, info.device_slowness);
   tell_changes(info, out);
 }
 
@@ -79,7 +80,10 @@ void Trainer::save(i64 steps_done) {
                 .skipped = skipped_,
                 .forgotten = forgotten_,
                 .loss_scale = loss_scale_.state()};
-  if (balancer_) shard.info.expert_loads = balancer_->history();
+  if (balancer_) {
+    shard.info.expert_loads = balancer_->history();
+    shard.info.device_slowness = balancer_->slowness();
+  }
   shard.config = to_hf(model_);
   shard.rank = processes_.rank();
   shard.num_ranks = processes_.num_ranks();
@@ -100,7 +104,7 @@ i64 Trainer::go_back_to(const std::optional<FoundCheckpoint>& checkpoint) {
   go_over_to(plan_after(checkpoint->info));
   next_sequence_ = checkpoint->info.sequences;
   loss_scale_.restore(checkpoint->info.loss_scale);
-  if (balancer_) balancer_->restore(checkpoint->info.expert_loads);
+  if (balancer_) balancer_->restore(checkpoint->info.expert_loads, checkpoint->info.device_slowness);
   return checkpoint->info.step;
 }
 
@@ -120,14 +124,45 @@ StepRecord Trainer::replay_step(const std::optional<FoundCheckpoint>& checkpoint
   return record;
 }
 
-RecordedRoutes Trainer::record_routes(const std::optional<FoundCheckpoint>& checkpoint, i64 steps) {
+RecordedText Trainer::recorded_text(TextCondition condition) const {
+  RecordedText out{.condition = name_of(condition), .domains = domains_};
+  if (domains_.empty()) return out;
+  if (condition != TextCondition::kHeldout) {
+    out.domain_of = [this](i64 sequence) { return static_cast<std::uint32_t>(train_.draw(sequence).source); };
+  } else {
+    out.domain_of = [this](i64 sequence) {
+      return static_cast<std::uint32_t>(idx(sequence / job_.train.sequences) % validation_.size());
+    };
+  }
+  return out;
+}
+
+/// The batch that a step reads under a condition; of several sources' validation texts steps take one after
+/// another.
+Batch Trainer::batch_of(TextCondition condition, i64 first) const {
+  const i64 count = job_.train.sequences;
+  if (condition == TextCondition::kHeldout && validation_.empty())
+    fail<ConfigError>("--condition",
+                      "got heldout, expected a job with validation text (data.validation_share, "
+                      "train.validate_every)");
+  const Sampler& sampler = condition == TextCondition::kHeldout
+                               ? validation_[idx(first / count) % validation_.size()].sampler
+                               : train_;
+  Batch batch = sampler.batch(first, count, model_.vocab);
+  apply_condition(condition, model_.vocab, static_cast<u64>(job_.train.seed), first, batch);
+  return batch;
+}
+
+RecordedRoutes Trainer::record_routes(const std::optional<FoundCheckpoint>& checkpoint, i64 steps,
+                                      TextCondition condition) {
   RecordedRoutes out;
   out.steps_done = go_back_to(checkpoint);
   out.first_sequence = next_sequence_;
-  RouteRecorder recorder(job_, model_, processes_, 0);
+  RouteRecorder recorder(job_, model_, processes_, 0, recorded_text(condition));
   double sum = 0, targets = 0;
   for (i64 step = out.steps_done; step < out.steps_done + steps && stop_asked() == 0; ++step) {
-    StepInput input = input_of(train_, step, next_sequence_);
+    StepInput input = hetermoe::input_of(batch_of(condition, next_sequence_));
+    input.step = step;
     input.routes = &recorder;
     sum += session_->evaluate(input).loss;
     targets += real(input.target_count);
@@ -138,6 +173,13 @@ RecordedRoutes Trainer::record_routes(const std::optional<FoundCheckpoint>& chec
   recorder.finish();
   out.loss = out.steps > 0 ? sum / targets : 0;
   return out;
+}
+
+/// Of sequences first, first + 1, ... of the sampler: as many as a step has, so that the plan's shares serve.
+StepInput Trainer::input_of(const Sampler& sampler, i64 step, i64 first) const {
+  StepInput input = hetermoe::input_of(sampler.batch(first, job_.train.sequences, model_.vocab));
+  input.step = step;
+  return input;
 }
 
 }  // namespace hetermoe

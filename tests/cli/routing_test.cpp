@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <set>
+
 #include "hetermoe/routing/writer.h"
 #include "tests/cli/program.h"
 #include "tests/routing/golden_trace.h"
@@ -55,7 +57,7 @@ TEST(RoutingCommand, MakesTracesOfTheGiniCoefficientThatIsAskedFor) {
 }
 
 TEST(RoutingCommand, EveryCommandBelowHasHelpWithAnExampleAndJson) {
-  for (const std::string name : {"analyse", "balance", "import", "make", "record"}) {
+  for (const std::string name : {"analyse", "balance", "cluster", "import", "make", "record"}) {
     const ProgramResult result = run_hetermoe({"routing", name, "--help"});
     EXPECT_EQ(result.code, 0) << name;
     EXPECT_TRUE(contains(result.out, "Example:\n  hetermoe routing " + name)) << result.out;
@@ -239,6 +241,122 @@ TEST_F(BadRouting, Recording) {
   expect_refused(
       {"compare", "--model", "tiny", "--strategies", "zebra,ep", "--routing.record", folder / "x.routes"},
       {"[routing.record] got ", "with 2 strategies, expected none: all would write the same trace"});
+}
+
+TEST(RoutingCommand, CompareShowsBalancersOnATraceAndWritesAPage) {
+  const WorkFolder folder;
+  const std::string path = made_trace(folder, {"--zipf", "1"});
+  const std::vector<std::string> words = {"compare",   "--balancers", "none,lpt,eplb,relibra,locality,oracle",
+                                          "--routing", path,          "--strategy",
+                                          "ep",        "--replicas",  "2"};
+  std::vector<std::string> as_json = words;
+  as_json.insert(as_json.end(), {"--json", "--output", folder / "page"});
+  const ProgramResult result = run_with_job(as_json);
+  ASSERT_EQ(result.code, 0) << result.err;
+  const Json rows = parse_json(result.out, "output").at("rows");
+  ASSERT_EQ(rows.size(), 6u);
+  EXPECT_EQ(rows[0].at("over_first"), 1.0);
+  for (const Json& row : rows) EXPECT_LE(row.at("over_first").get<double>(), 1.005) << row.dump();
+  for (const char* key :
+       {"time_ratio", "rank_max_over_mean", "moved_bytes", "move_s", "step_s", "kept_steps", "lent_bytes"})
+    EXPECT_TRUE(rows[1].contains(key)) << key;
+  const std::string page = read_text(folder / "page/balance.html");
+  for (const char* part :
+       {"Device by expert, before and after", "Time ratio of each step", "class=\"cell\"", "V100/1000#"})
+    EXPECT_TRUE(contains(page, part)) << part;
+  const ProgramResult table = run_with_job(words);
+  ASSERT_EQ(table.code, 0) << table.err;
+  EXPECT_TRUE(contains(table.out, "moved a step")) << table.out;
+  const ProgramResult one = run_with_job({"compare", "--balancers", "none,lpt", "--routing", path + ":1"});
+  ASSERT_EQ(one.code, 0) << one.err;
+  EXPECT_TRUE(contains(one.out, "the step's own choices")) << one.out;
+}
+
+TEST(RoutingCommand, CompareRefusesWhatItCannotDo) {
+  const WorkFolder folder;
+  const std::string path = made_trace(folder);
+  const auto error = [&](const std::vector<std::string>& words) {
+    const ProgramResult result = run_with_job(words);
+    EXPECT_EQ(result.code, 2) << result.out;
+    return result.err;
+  };
+  EXPECT_TRUE(contains(error({"compare", "--balancers", "none,elpb", "--routing", path}), "eplb"));
+  EXPECT_TRUE(contains(error({"compare", "--balancers", "none,orakle", "--routing", path}), "oracle"));
+  EXPECT_TRUE(
+      contains(error({"compare", "--balancers", "none"}), "[--routing] got nothing with --balancers"));
+  EXPECT_TRUE(
+      contains(error({"compare", "--balancers", "none", "--routing", path, "--strategies", "ep,zebra"}),
+               "expected one, under whose plan all are"));
+  EXPECT_TRUE(contains(error({"compare", "--balancers", "none", "--routing", path + ":7"}), "has no step 7"));
+}
+
+TEST(RoutingCommand, ClusterShowsWhatPlacingByUseSaves) {
+  const WorkFolder folder;
+  const std::string path = made_trace(folder, {"--domains", "2", "--domain-spread", "2"});
+  const ProgramResult shown = run_hetermoe({"routing", "cluster", path, "--groups", "2", "--prefix", "8"});
+  ASSERT_EQ(shown.code, 0) << shown.err;
+  for (const char* part :
+       {"linear", "greedy", "exact", "capped", "by the prefix", "sent to groups by chance"})
+    EXPECT_TRUE(contains(shown.out, part)) << part << "\n" << shown.out;
+  const ProgramResult result =
+      run_hetermoe({"routing", "cluster", path, "--groups", "2", "--by", "domain", "--json", "--output",
+                    folder / "page", "-o", folder / "clusters.json"});
+  ASSERT_EQ(result.code, 0) << result.err;
+  const Json json = parse_json(result.out, "output");
+  EXPECT_EQ(json.at("placements").size(), 5u);
+  EXPECT_LE(json.at("placements")[3].at("over_linear").get<double>(), 1);
+  EXPECT_EQ(json, Json::parse(read_text(folder / "clusters.json")));
+  EXPECT_TRUE(contains(read_text(folder / "page/clusters.html"), "cluster domain-0"));
+  const ProgramResult nodes =
+      run_with_job({"routing", "cluster", path, "--groups", "node", "--strategy", "ep"});
+  EXPECT_EQ(nodes.code, 0) << nodes.err;
+}
+
+TEST(RoutingCommand, ClusterRefusesWhatItCannotDo) {
+  const WorkFolder folder;
+  const std::string path = made_trace(folder);
+  const auto error = [&](std::vector<std::string> words) {
+    words.insert(words.begin(), {"routing", "cluster", path});
+    const ProgramResult result = run_hetermoe(words);
+    EXPECT_EQ(result.code, 2) << result.out;
+    return result.err;
+  };
+  EXPECT_TRUE(contains(error({"--groups", "2", "--by", "domain"}), "got sequences without domains"));
+  EXPECT_TRUE(
+      contains(error({"--groups", "2", "--load-cap", "0.9"}), "[--load-cap] got 0.9, expected at least 1"));
+  EXPECT_TRUE(contains(error({"--groups", "1"}), "expected at least 2"));
+  EXPECT_TRUE(contains(error({"--groups", "1000"}), "expected at most"));
+  EXPECT_TRUE(contains(error({"--groups", "node"}), "without a job"));
+  EXPECT_TRUE(
+      contains(error({"--groups", "2", "--clusters", "100"}), "[--clusters] got 100, expected 2 to 8"));
+  EXPECT_TRUE(contains(error({"--groups", "2", "--prefix", "17"}), "expected at least the prefix of 17"));
+  EXPECT_TRUE(contains(error({"--groups", "2", "--by", "topic"}), "expected routes or domain"));
+  EXPECT_TRUE(contains(
+      error({"--groups", "[[0,1],[1,2,3]]", "--cluster", "demo", "--model", "tiny", "--strategy", "ep"}),
+      "device 1 is in it twice"));
+  EXPECT_TRUE(
+      contains(error({"--groups", "[[0,1],[2]]", "--cluster", "demo", "--model", "tiny", "--strategy", "ep"}),
+               "is in no group"));
+}
+
+TEST(RoutingCommand, RecordTakesSixConditions) {
+  const WorkFolder folder;
+  const auto record = [&](const std::string& condition) {
+    return run_with_job(
+        {"routing", "record", "--condition", condition, "-o", folder / (condition + ".routes"), "--json"},
+        {"--train.validation_sequences", "4", "--data.max_bytes", "200000", "--output", folder / "run"});
+  };
+  std::set<std::string> traces;
+  for (const std::string condition : {"text", "heldout", "shuffled", "unigram", "mock", "constant"}) {
+    const ProgramResult result = record(condition);
+    ASSERT_EQ(result.code, 0) << condition << result.err;
+    traces.insert(read_text(folder / (condition + ".routes")));
+    const ProgramResult shown =
+        run_hetermoe({"routing", "analyse", folder / (condition + ".routes"), "--json"});
+    EXPECT_EQ(shown.code, 0) << shown.err;
+  }
+  EXPECT_EQ(traces.size(), 6u);
+  EXPECT_TRUE(contains(record("noise").err, "--condition"));
 }
 
 }  // namespace

@@ -6,8 +6,8 @@
 #include <mutex>
 #include <thread>
 
+#include "tests/support/guest_plan.h"
 #include "tests/support/rig.h"
-#include "tests/support/strategy_plans.h"
 
 // Faults planted in messages and schedules: each must make the comparison with the reference fail.
 namespace hetermoe::testing {
@@ -304,6 +304,32 @@ TEST(Mutation, EveryDroppedDependencyOfAPipeline) {
       implied.push_back(fmt::format("attention.B l0 m{} without balance m{}", m, m));
   }
   drop_every_dependency(pipeline_scene(), implied);
+}
+
+/// Owners of experts on one node, of which some are lent.
+Scene guests_scene() {
+  Scene s;
+  s.model.num_experts = 6;
+  s.cluster = make_cluster(4, 2, 1);
+  StrategyRequest request;
+  request.seq_len = 4;
+  request.sequences = 6;
+  request.microbatches = 2;
+  s.plan = find_strategy("zebra").make(s.model, s.cluster, request);
+  use_guests(s.plan, s.model, 1, 1);
+  use_fp64(s.plan);
+  return s;
+}
+
+TEST(Mutation, EveryDroppedDependencyOfGuests) { drop_every_dependency(guests_scene(), {}); }
+
+TEST(Mutation, WrongGuestsAndLostGradientsOfGuests) {
+  const Scene s = guests_scene();
+  EXPECT_FALSE(run(s, {}).caught());
+  EXPECT_GT(run_with(s, replace("lend.F", 0, zeros)).error, kCaught);
+  EXPECT_GT(run_with(s, replace("lend.B", 1, zeros)).error, kCaught);
+  EXPECT_GT(run_with(s, replace("settle.B", 0, zeros)).error, kCaught);
+  EXPECT_GT(run_with(s, replace("settle.B", 1, zeros)).error, kCaught);
 }
 
 /// Tiny tensors: a second intra-op thread only waits.

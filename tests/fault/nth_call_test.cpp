@@ -6,7 +6,7 @@
 #include "hetermoe/report/table.h"
 #include "tests/fault/scene.h"
 #include "tests/support/faults.h"
-#include "tests/support/tally_plan.h"
+#include "tests/support/guest_plan.h"
 
 // Each exchange call of one step, on each device, with each kind of fault: how does the step end?
 namespace hetermoe::testing {
@@ -163,6 +163,25 @@ TEST(NthCall, EveryFaultOfEveryTallyEndsWithOneErrorOrTheSameResult) {
     EXPECT_GT(row.counts[0] + row.counts[1], 0) << name_of(fault);
     EXPECT_EQ(row.of(Outcome::kOther), 0) << name_of(fault);
     EXPECT_EQ(row.of(Outcome::kNamed) > 0, fault != Fault::kDelay) << name_of(fault);
+  }
+}
+
+TEST(NthCall, EveryFaultOfEveryLendAndSettleEndsWithOneErrorOrTheSameResult) {
+  Scene scene = scene_of("ep");
+  use_guests(scene.plan, scene.model);
+  for (const bool checksums : {false, true}) {
+    Experiment experiment(scene, checksums);
+    for (const Fault fault : all_faults()) {
+      for (const OpKind kind : {OpKind::kLend, OpKind::kSettle}) {
+        const Row row = experiment.run(fault, kind);
+        EXPECT_GT(row.counts[0] + row.counts[1] + row.counts[2], 0) << name_of(fault) << " " << name_of(kind);
+        // A flipped bit of a number is a number: only a checksum can tell.
+        if (fault == Fault::kFlip && !checksums) continue;
+        EXPECT_EQ(row.of(Outcome::kOther), 0) << name_of(fault) << " " << name_of(kind);
+        EXPECT_EQ(row.of(Outcome::kNamed) > 0, fault != Fault::kDelay)
+            << name_of(fault) << " " << name_of(kind);
+      }
+    }
   }
 }
 

@@ -26,13 +26,16 @@ TEST(DocumentedExample, IsTheTextFormOfZebraOnTwoDevices) {
 }
 
 /// Lanes as the page writes them, without append numbers.
-std::string compute_lane(const Schedule& schedule, DeviceId device) {
-  std::string text = fmt::format("of device {}: ", device);
+std::string lane_text(const Schedule& schedule, LaneId lane, std::string text) {
   for (OpId op = 0; op < schedule.num_ops(); ++op) {
-    if (schedule.lanes_of(op)[0] == lane_of(device, Queue::kCompute))
+    const std::span<const LaneId> lanes = schedule.lanes_of(op);
+    if (std::find(lanes.begin(), lanes.end(), lane) != lanes.end())
       text += to_string(schedule.ops[static_cast<std::size_t>(op)]) + " | ";
   }
   return text.substr(0, text.size() - 3) + "\n";
+}
+std::string compute_lane(const Schedule& schedule, DeviceId device) {
+  return lane_text(schedule, lane_of(device, Queue::kCompute), fmt::format("of device {}: ", device));
 }
 
 TEST(DocumentedExample, TheSameWithRecomputationAheadAndGradientsOfWeightsAfter) {
@@ -42,6 +45,16 @@ TEST(DocumentedExample, TheSameWithRecomputationAheadAndGradientsOfWeightsAfter)
   plan.weight_gradients = WeightGradients::kAfter;
   const Schedule schedule = build_schedule(plan, model);
   EXPECT_EQ(code_lines("of device "), compute_lane(schedule, 0) + compute_lane(schedule, 1));
+}
+
+TEST(DocumentedExample, ExpertsThatAreLent) {
+  const ModelConfig model = test::make_model({.num_layers = 1});
+  Plan plan = test::make_zebra_plan(model, test::make_cluster({3}), {.experts = 2});
+  plan.guest_slots = 2;
+  const Schedule schedule = build_schedule(plan, model);
+  EXPECT_EQ(code_lines("with guests, "),
+            lane_text(schedule, lane_of(1, Queue::kCompute), "with guests, compute: ") +
+                lane_text(schedule, lane_of(1, Queue::kGuests), "with guests, guests: "));
 }
 
 TEST(DocumentedExample, RoundRobinOnTwoDevices) {

@@ -143,7 +143,7 @@ TEST(RouteRecorder, CostsLittleBesideADemoStep) {
   const ModelConfig model = load_model(job.model);
   const Plan plan = make_job_plan(job, model, load_cluster(job.cluster));
   const Processes alone;
-  RouteRecorder recorder(job, model, alone, 0);
+  RouteRecorder recorder(job, model, alone, 0, {});
   const at::Tensor ids = at::arange(2).to(at::kLong).expand({256, 2}).contiguous(),
                    weights = at::ones({256, 2});
   constexpr int kSteps = 50;

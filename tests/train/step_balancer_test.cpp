@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "hetermoe/train/step_report.h"
 #include "tests/support/error_of.h"
 #include "tests/train/tiny_run.h"
 
@@ -124,6 +125,56 @@ TEST(StepBalancer, AMoveThatDoesNotPayIsLeft) {
   EXPECT_TRUE(out.changes.empty());
   ASSERT_EQ(out.notes.size(), 1U);  // said once
   EXPECT_EQ(out.notes[0], "step 4: owners of experts stay: what it saves would not pay for the move");
+}
+
+/// [devices that own experts in layer 0] how many.
+std::map<DeviceId, i64> experts_of(const Plan& plan) {
+  std::map<DeviceId, i64> out;
+  for (const ExpertOwners& owners : plan.groups[0].layers[0].experts) ++out[owners[0].device];
+  return out;
+}
+
+TEST(StepBalancer, ADeviceThatShowsToBeSlowGetsLess) {
+  const WorkFolder folder;
+  // The emulated device 7 computes at a hundredth of its like's speed, which makes its small ops, mostly
+  // launches, a few times as long; the balancer is told of a cluster in which it is as fast.
+  TinyRun run(folder / "slow", balanced({{"train.steps", "2"}, {"balancer.name", "none"}}));
+  const Cluster nominal = run.cluster;
+  run.cluster.devices[7].speed = 0.01;
+  std::vector<double> slowness;
+  run.run(Checkpoints::kOff, [&](Session& session, const StepRecord&) {
+    StepReport report;
+    add_device_work(report, session.executor());
+    slowness = report.slowness;
+  });
+  ASSERT_EQ(slowness.size(), nominal.devices.size());
+  EXPECT_GT(slowness[7], 2.5 * slowness[6]);
+  const ProfileSet profiles = load_profiles(nominal);
+  const auto owners = [&](const Cluster& known, bool measure) {
+    Job job = run.job;
+    job.balancer.name = "lpt";
+    job.balancer.measure = measure;
+    StepBalancer balancer(job, run.model, known, run.plan, profiles);
+    balancer.add(std::vector<std::vector<double>>(
+        static_cast<std::size_t>(run.model.num_layers),
+        std::vector<double>(static_cast<std::size_t>(run.model.num_experts), 10)));
+    for (int step = 0; step < 3; ++step) balancer.add_slowness(slowness);
+    const PricedPlan priced(job, run.plan, run.model, known, nominal, profiles);
+    const BalancedOwners chosen = balancer.choose(priced);
+    if (measure) {
+      const double expected = known.devices[7].speed < 1 ? 1 : slowness[7] / slowness[6];
+      EXPECT_NEAR(balancer.slowness()[7] / expected, 1, 1e-6);
+      StepBalancer resumed(job, run.model, known, run.plan, profiles);
+      resumed.restore(balancer.history(), balancer.slowness());
+      EXPECT_EQ(to_json(resumed.choose(priced).plan.value_or(run.plan)),
+                to_json(chosen.plan.value_or(run.plan)));
+    }
+    return experts_of(chosen.plan.value_or(run.plan));
+  };
+  auto alike = owners(nominal, false), noticed = owners(nominal, true), known = owners(run.cluster, true);
+  EXPECT_LT(noticed[7], alike[7]);
+  EXPECT_LT(noticed[7], noticed[6]);
+  EXPECT_EQ(noticed[7], known[7]);
 }
 
 TEST(StepBalancer, RefusesWhatCannotBeBalanced) {

@@ -9,7 +9,12 @@ at::Tensor taken_choices(const OpContext& d, const LayerSlot& slot) {
   return capacity == 0 ? slot.topk : within_capacity(slot.topk, d.p.plan().seq_len, capacity);
 }
 
-void route_chunk(OpContext& d, LayerSlot& slot, i32 chunk, const LayerRouting& routing) {
+void route_chunk(OpContext& d, const Op& op, LayerSlot& slot, i32 chunk) {
+  const LayerRouting& usual = d.routing[idx(op.layer)];
+  const DecidedSplit* decided = d.decided(op);
+  std::optional<LayerRouting> divided;  // all owners are in it, so bins are as everywhere
+  if (decided != nullptr) divided.emplace(decided->own[idx(chunk)], usual.num_owners, d.where());
+  const LayerRouting& routing = divided ? *divided : usual;
   const RowDedup dedup = d.p.plan().row_dedup ? RowDedup::kOn : RowDedup::kOff;
   const auto [begin, end] = chunk_range(slot.topk.size(0), chunk, d.p.plan().chunks);
   slot.chunks[idx(chunk)].routed =
@@ -17,7 +22,7 @@ void route_chunk(OpContext& d, LayerSlot& slot, i32 chunk, const LayerRouting& r
 }
 
 void route(OpContext& d, const Op& op, LayerSlot& slot) {
-  for (i32 c = 0; c < d.p.plan().chunks; ++c) route_chunk(d, slot, c, d.routing[idx(op.layer)]);
+  for (i32 c = 0; c < d.p.plan().chunks; ++c) route_chunk(d, op, slot, c);
 }
 
 namespace {

@@ -10,25 +10,19 @@
 namespace hetermoe {
 namespace {
 
-/// Only now is it known which copies go where. All owners are in the table, so bins are as ever.
-void route_by_tally(OpContext& d, const Op& op) {
-  LayerSlot& slot = d.slots.layer(op.layer, op.microbatch);
-  const LayerRouting& usual = d.routing[idx(op.layer)];
-  route_chunk(d, slot, op.chunk, LayerRouting(slot.tally[idx(op.chunk)], usual.num_owners, d.where()));
-}
-
 /// Sizes: where the rows for each owner and the copies of each of its experts begin goes from the sources to
 /// all participants, who then know the whole exchange.
 void pack_sizes(OpContext& d, const Op& op, Devices, std::vector<Message>& out) {
   if (!d.is_source(op)) return;
-  if (d.p.tallies(op.group, op.layer)) route_by_tally(d, op);
+  // With tally only now is it known which copies go where.
+  if (d.p.tallies(op.group, op.layer)) route_chunk(d, op, d.slots.layer(op.layer, op.microbatch), op.chunk);
   const at::Tensor& begins = d.slots.chunk(op.layer, op.microbatch, op.chunk).routed.begins;
   for (Message& message : out) message.tensors.push_back(begins);
 }
 
 MessageShape expected_sizes(OpContext& d, const Op& op, DeviceId peer, const Message&) {
   if (!d.p.is_source(op.group, op.layer, op.microbatch, peer, op.phase)) return {};
-  const LayerRouting& routing = d.routing[idx(op.layer)];
+  const LayerRouting& routing = d.routing_of(op);
   const i64 numbers = routing.num_owners + 1 + static_cast<i64>(routing.bins.experts.size()) + 1;
   return {.numbers = 0, .values = 0, .tensors = {{at::kInt, {numbers}}}};
 }
@@ -44,6 +38,15 @@ struct Sizes {
     return copies_before(routing.bins.begin[owner + 1]) - copies_before(routing.bins.begin[owner]);
   }
   i64 all_copies() const { return begins.back(); }
+  /// [experts] over all owners.
+  std::vector<i64> of_experts(i64 num_experts) const {
+    std::vector<i64> out(idx(num_experts), 0);
+    for (std::size_t bin = 0; bin < routing.bins.experts.size(); ++bin) {
+      const auto b = static_cast<i64>(bin);
+      out[idx(routing.bins.experts[bin])] += copies_before(b + 1) - copies_before(b);
+    }
+    return out;
+  }
 };
 
 /// Of a source with so many tokens.
@@ -66,15 +69,18 @@ void check_sizes(OpContext& d, const Op& op, DeviceId source, i64 tokens, const 
     }
   }
   check_copies(d, source, "copies for all devices", sizes.all_copies(), tokens);
+  check_decided(d, op, source, sizes.of_experts(d.model.num_experts));
 }
 
 /// Copies of each slot of an owner, from all sources.
-std::vector<i64> offsets_of_slots(const ExpertSlab& slab, std::size_t owner, const std::vector<Sizes>& all) {
-  std::vector<i64> offsets(idx(slab.num_slots()) + 1, 0);
+std::vector<i64> offsets_of_slots(const std::vector<i64>& slot_of, std::size_t owner,
+                                  const std::vector<Sizes>& all) {
+  const OwnerBins& here = all[0].routing.bins;
+  std::vector<i64> offsets(idx(here.begin[owner + 1] - here.begin[owner]) + 1, 0);
   for (const Sizes& sizes : all) {
     const OwnerBins& bins = sizes.routing.bins;
     for (i64 bin = bins.begin[owner]; bin < bins.begin[owner + 1]; ++bin) {
-      const i64 slot = slab.slot_of[idx(bins.experts[idx(bin)])];
+      const i64 slot = slot_of[idx(bins.experts[idx(bin)])];
       offsets[idx(slot) + 1] += sizes.copies_before(bin + 1) - sizes.copies_before(bin);
     }
   }
@@ -85,7 +91,7 @@ std::vector<i64> offsets_of_slots(const ExpertSlab& slab, std::size_t owner, con
 /// The one moment at which the host has to know what the router chose.
 void unpack_sizes(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in) {
   ChunkSlot& slot = d.slots.chunk(op.layer, op.microbatch, op.chunk);
-  const LayerRouting& routing = d.routing[idx(op.layer)];
+  const LayerRouting& routing = d.routing_of(op);
   const ShareRow& sources = d.p.shares(op);
   std::vector<at::Tensor> told;
   for (const Share& source : sources)
@@ -96,6 +102,7 @@ void unpack_sizes(OpContext& d, const Op& op, Devices participants, std::vector<
   const auto num_owners = idx(routing.num_owners);
   std::vector<Sizes> all;
   slot.load = {};
+  if (d.p.lends(op.group, op.layer) && d.decided(op) != nullptr) slot.load = d.decided(op)->load;
   slot.load.rows_per_token.assign(num_owners, 0);
   slot.load.copies_per_token.assign(num_owners, 0);
   for (const Share& source : sources) {
@@ -112,7 +119,7 @@ void unpack_sizes(OpContext& d, const Op& op, Devices participants, std::vector<
   }
   if (d.is_owner(op)) {
     const std::size_t me = position(d.p.owners(op), d.device());
-    slot.offsets = offsets_of_slots(d.state.slab(op.layer), me, all);
+    slot.offsets = offsets_of_slots(slots_here(d, op), me, all);
   }
 }
 
@@ -149,8 +156,7 @@ void unpack_forward(OpContext& d, const Op& op, Devices participants, std::vecto
     indices.push_back({rows.back().size(0), index_here(message.tensors[2]), index_here(message.tensors[3])});
   }
   slot.rows = rows.size() == 1 ? rows[0] : at::cat(rows);
-  slot.groups =
-      group_received(d.routing[idx(op.layer)], indices, d.state.slab(op.layer).slot_of, slot.offsets);
+  slot.groups = group_received(d.routing_of(op), indices, slots_here(d, op), slot.offsets);
   slot.weights = to_grouped(slot.groups, at::cat(weights));
 }
 
@@ -176,7 +182,7 @@ MessageShape expected_forward(OpContext& d, const Op& op, DeviceId peer) {
 void check_indices(OpContext& d, const Op& op, DeviceId peer, const Message& message) {
   if (op.phase == Phase::kBackward || message.tensors.empty()) return;
   if (d.routing[idx(op.layer)].on_device) return;
-  const std::vector<i64>& slot_of = d.state.slab(op.layer).slot_of;
+  const std::vector<i64>& slot_of = slots_here(d, op);
   const i64 num_rows = message.tensors[0].size(0);
   const at::Tensor rows = to_host(message.tensors[2], "indices").contiguous(),
                    experts = to_host(message.tensors[3], "indices").contiguous();

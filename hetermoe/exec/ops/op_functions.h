@@ -38,9 +38,14 @@ const TransferOp& transfer_op_of(const Op& op, const Placement& placement);
 /// How many exchanges a transfer is.
 i64 num_exchanges(const Op& op, const Placement& placement);
 
-/// Tables of which of an op's tokens go to which owner, per chunk; or of one chunk with these owners.
+/// Tables of which of an op's tokens go to which owner, per chunk; or of one chunk.
 void route(OpContext& d, const Op& op, LayerSlot& slot);
-void route_chunk(OpContext& d, LayerSlot& slot, i32 chunk, const LayerRouting& routing);
+void route_chunk(OpContext& d, const Op& op, LayerSlot& slot, i32 chunk);
+/// Throws TransportError when a source told other copies of an expert in a dispatch than the split was
+/// decided by. copies: [experts].
+void check_decided(OpContext& d, const Op& op, DeviceId source, const std::vector<i64>& copies);
+/// Slots for what a device computes in an exchange: [E] slot of its own experts and of its guests.
+const std::vector<i64>& slots_here(OpContext& d, const Op& op);
 /// A layer's choices, -1 for those that find their expert full.
 at::Tensor taken_choices(const OpContext& d, const LayerSlot& slot);
 

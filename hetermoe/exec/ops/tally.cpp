@@ -57,7 +57,7 @@ void check_counts(OpContext& d, const Op& op, DeviceId peer, const Message& mess
 }
 
 void unpack(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in) {
-  if (!d.is_source(op)) return;
+  if (!d.is_source(op) && !d.p.lends(op.group, op.layer)) return;
   const ShareRow& sources = d.p.shares(op);
   std::vector<SourceCopies> chunks(idx(d.p.plan().chunks));
   for (const Share& source : sources) {
@@ -69,11 +69,8 @@ void unpack(OpContext& d, const Op& op, Devices participants, std::vector<Messag
       next += d.model.num_experts;
     }
   }
-  const SplitLayer layer = split_layer(d.p, d.cluster, op.group, op.layer, op.microbatch, CopySplit::kExact);
-  const std::size_t me = idx(source_index(sources, d.device()));
-  std::vector<OwnerTable>& tally = d.slots.layer(op.layer, op.microbatch).tally;
-  tally.clear();
-  for (ExchangeSplit& split : split_exchange(layer, chunks)) tally.push_back(std::move(split.of_source[me]));
+  d.slots.layer(op.layer, op.microbatch).tally =
+      std::make_unique<DecidedSplit>(decide_split(d, op.layer, op.microbatch, std::move(chunks)));
 }
 
 }  // namespace

@@ -15,6 +15,7 @@ std::vector<LayerOwners> place_lpt(const BalanceInput& input);
 std::vector<LayerOwners> place_eplb(const BalanceInput& input);
 std::vector<LayerOwners> place_lplb(const BalanceInput& input);
 std::vector<LayerOwners> place_relibra(const BalanceInput& input);
+std::vector<LayerOwners> place_locality(const BalanceInput& input);
 
 const std::vector<Balancer>& balancers() {
   static const std::vector<Balancer> all = {
@@ -37,14 +38,16 @@ const std::vector<Balancer>& balancers() {
       {"relibra",
        "reordered by annealing so that every microbatch is even; guests and exact splits in the step",
        place_relibra, CopySplit::kGuests},
+      {"locality",
+       "where the sequences that use them are, under a cap on the load; sequences ordered to match",
+       place_locality},
   };
   return all;
 }
 
-const Balancer& find_balancer(const std::string& name) {
+const Balancer& find_balancer(const std::string& name, std::vector<std::string> known) {
   std::string key = name;
   std::replace(key.begin(), key.end(), '-', '_');
-  std::vector<std::string> known;
   for (const Balancer& balancer : balancers()) {
     if (balancer.name == key) return balancer;
     known.push_back(balancer.name);
@@ -59,7 +62,7 @@ BalancerChoice balancer_choice(const std::string& text) {
   if (name == "oracle")
     choice.split = CopySplit::kOracle;
   else if (name != "none") {
-    choice.balancer = &find_balancer(name);
+    choice.balancer = &find_balancer(name, {"none", "oracle"});
     choice.split = choice.balancer->split;
   }
   if (plus != std::string::npos) choice.split = enum_from<CopySplit>(text.substr(plus + 1), "balancer");

@@ -34,6 +34,11 @@ struct BalanceInput {
   i64 guests = 0;             ///< slots for guests on each device, which even out what is inside a node
   std::string topology = {};  ///< for lplb: who copies from whom, see topology_columns()
   i64 groups = 1;             ///< of consecutive experts among which the router chooses first
+  /// For locality: [layers with experts][device groups][experts] copies that sequences of a device group
+  /// send; empty = unknown.
+  std::vector<std::vector<std::vector<double>>> usage = {};
+  std::vector<std::vector<DeviceId>> device_groups = {};  ///< for locality: they hold the devices that own
+  double load_cap = 0;  ///< for locality: of the groups' time ratio, 0 = none
 };
 
 /// A way to choose owners. `place` gives every expert of every layer at least one owner, also where `room`
@@ -47,8 +52,8 @@ struct Balancer {
 
 /// The table: a new balancer is one file and one row.
 const std::vector<Balancer>& balancers();
-/// Accepts '-' or '_'. Throws ConfigError with the known names.
-const Balancer& find_balancer(const std::string& name);
+/// Accepts '-' or '_'. Throws ConfigError with the known names, `also` among them.
+const Balancer& find_balancer(const std::string& name, std::vector<std::string> also = {});
 
 /// Who owns, and how copies are divided within a step.
 struct BalancerChoice {

@@ -7,6 +7,8 @@
 #include <set>
 
 #include "hetermoe/base/index.h"
+#include "hetermoe/planner/balance/guest_cost.h"
+#include "hetermoe/planner/balance/sequence_order.h"
 #include "hetermoe/routing/analysis.h"
 #include "hetermoe/sim/simulator.h"
 
@@ -33,34 +35,6 @@ std::vector<double> speeds_of(const std::vector<DeviceId>& devices, const CostMo
     const std::vector<double> speeds = expert_speeds(cost, placement, model, cluster, group, l, copies);
     for (std::size_t o = 0; o < owners.size(); ++o) out[position(devices, owners[o])] = speeds[o];
   }
-  return out;
-}
-
-double moved_between(const LayerOwners& before, const LayerOwners& after) {
-  double moved = 0;
-  for (std::size_t e = 0; e < after.size(); ++e) {
-    for (const ExpertOwner& owner : after[e]) {
-      const bool had = std::any_of(before[e].begin(), before[e].end(),
-                                   [&](const ExpertOwner& old) { return old.device == owner.device; });
-      moved += had ? 0 : 1;
-    }
-  }
-  return moved;
-}
-
-void add_range(FigureRange& all, const FigureRange& part) {
-  if (part.count == 0) return;
-  all.low = all.count == 0 ? part.low : std::min(all.low, part.low);
-  all.high = all.count == 0 ? part.high : std::max(all.high, part.high);
-  all.mean = (all.mean * real(all.count) + part.mean * real(part.count)) / real(all.count + part.count);
-  all.count += part.count;
-}
-
-std::vector<std::vector<double>> loads_of(const TraceRouting& routing, i64 num_experts) {
-  std::vector<std::vector<double>> out;
-  const TraceStep& step = routing.step();
-  for (std::size_t l = 0; l < step.counts.size(); ++l)
-    out.push_back(copies_of(step, l, num_experts, 0, step.num_sequences()));
   return out;
 }
 
@@ -116,6 +90,24 @@ std::vector<i64> TraceBalance::split_speeds() const {
   return out;
 }
 
+std::vector<i64> TraceBalance::guest_cost(const TraceBalanceOptions& options) const {
+  std::vector<i64> out(idx(placement_.num_devices()), options.guest_cost.value_or(0));
+  if (options.guest_cost) return out;
+  for (i32 g = 0; g < placement_.num_groups(); ++g) {
+    const double copies = real(plan_.groups[idx(g)].microbatches[0] * plan_.seq_len * model_.top_k) /
+                          real(devices_[idx(g)].size());
+    for (const i64 layer : layers_) {
+      const auto l = static_cast<i32>(layer);
+      const std::vector<i64> costs =
+          guest_costs(*cost_, placement_, model_, cluster_, g, l, copies, options.knows == Knows::kForesight);
+      const std::vector<DeviceId>& owners = placement_.owners(g, l);
+      for (std::size_t o = 0; o < owners.size(); ++o)
+        out[idx(owners[o])] = std::max(out[idx(owners[o])], costs[o]);
+    }
+  }
+  return out;
+}
+
 std::vector<TraceBalance::Loads> TraceBalance::microbatches_of_group(i32 group,
                                                                      const TraceRouting& step) const {
   std::vector<Loads> out;
@@ -137,7 +129,12 @@ Plan TraceBalance::placed(const TraceBalanceOptions& options, const Loads& loads
                           const TraceRouting* step) const {
   Plan plan = plan_;
   const BalancerChoice choice = balancer_choice(options.balancer);
-  plan.tally = choice.split == CopySplit::kExact || choice.split == CopySplit::kGuests;
+  const bool lends = choice.split == CopySplit::kGuests && options.guests > 0;
+  // Who lends what is known without a tally where the step's choices are.
+  plan.tally = choice.split == CopySplit::kExact ||
+               (choice.split == CopySplit::kGuests && !(lends && options.knows == Knows::kForesight));
+  plan.guest_slots = lends ? options.guests : 0;
+  plan.guest_cost = lends ? guest_cost(options) : std::vector<i64>();
   const bool by_time = options.weigh == Weigh::kTime;
   plan.split_speeds = by_time ? split_speeds() : std::vector<i64>();
   if (choice.balancer == nullptr) return plan;
@@ -148,90 +145,18 @@ Plan TraceBalance::placed(const TraceBalanceOptions& options, const Loads& loads
     input.guests = choice.split == CopySplit::kGuests ? options.guests : 0;
     input.topology = options.topology;
     if (step != nullptr) input.microbatches = microbatches_of_group(g, *step);
+    if (step != nullptr && choice.balancer->name == "locality") {
+      const PlacesOfGroup places =
+          places_of_group(options.groups, cluster_, placement_, g, static_cast<i32>(layers_[0]));
+      input.usage = usage_by_clusters(places, step->header(), step->step());
+      input.device_groups = places.groups;
+      input.load_cap = options.load_cap;
+    }
     const std::vector<LayerOwners> owners = choice.balancer->place(input);
     for (std::size_t l = 0; l < layers_.size(); ++l)
       plan.groups[idx(g)].layers[idx(layers_[l])].experts = owners[l];
   }
   return plan;
-}
-
-void TraceBalance::simulate_last(const Plan& plan, const RoutingLoad& routing,
-                                 TraceBalanceResult& out) const {
-  const Schedule schedule = build_schedule(plan, model_, step_);
-  const Placement placement(plan, model_, step_);
-  const OpTimes times = simulate(schedule, placement, model_, cluster_, *cost_, routing);
-  out.step = times.step;
-  out.memory = peak_memory(schedule, times, placement, model_, cluster_, routing);
-}
-
-void TraceBalance::add_figures(const Plan& plan, const Plan& before, const SplitRouting& routing,
-                               TraceBalanceResult& out) const {
-  const Placement placement(plan, model_, step_);
-  PlanAnalyser analyser(*cost_, placement, model_, cluster_);
-  analyser.add(routing);
-  const PlanFigures figures = analyser.finish();
-  for (const PlanLayerFigures& layer : figures.layers) {
-    add_range(out.time_ratio, layer.time_ratio);
-    add_range(out.rank_ratio, layer.rank_ratio);
-  }
-  out.node_rows += figures.node_rows;
-  for (std::size_t g = 0; g < plan.groups.size(); ++g) {
-    for (const i64 layer : layers_) {
-      const LayerOwners& owners = plan.groups[g].layers[idx(layer)].experts;
-      for (const ExpertOwners& of_expert : owners) out.owners += real(of_expert.size());
-      out.moved += moved_between(before.groups[g].layers[idx(layer)].experts, owners);
-    }
-  }
-}
-
-double TraceBalance::guests_per_exchange(const Plan& plan, const SplitRouting& routing) const {
-  const Placement placement(plan, model_, step_);
-  double guests = 0, exchanges = 0;
-  for (i32 g = 0; g < placement.num_groups(); ++g) {
-    for (const i64 layer : layers_) {
-      for (i32 m = 0; m < placement.num_microbatches(g); ++m, ++exchanges)
-        guests += real(routing.split(placement, g, static_cast<i32>(layer), m)[0].guests.size());
-    }
-  }
-  return guests / exchanges;
-}
-
-TraceBalanceResult TraceBalance::run(const TraceBalanceOptions& options,
-                                     const std::vector<TraceRouting>& steps) const {
-  const bool by_history = options.knows == Knows::kHistory;
-  if (steps.size() < (by_history ? 2U : 1U))
-    fail<InputError>("routing balance",
-                     "got {} whole steps, expected at least 2 where a balancer goes by the steps "
-                     "before. Record more steps, or say --knows foresight",
-                     steps.size());
-  TraceBalanceResult out;
-  Loads known = loads_of(steps[0], model_.num_experts);
-  Plan before = plan_;
-  for (std::size_t s = by_history ? 1 : 0; s < steps.size(); ++s) {
-    if (!by_history) known = loads_of(steps[s], model_.num_experts);
-    const auto start = std::chrono::steady_clock::now();
-    Plan plan = placed(options, known, &steps[by_history ? s - 1 : s]);
-    out.plan += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    const SplitRouting routing(steps[s], cluster_, balancer_choice(options.balancer).split, options.guests);
-    add_figures(plan, before, routing, out);
-    out.guests += guests_per_exchange(plan, routing);
-    if (s + 1 == steps.size()) simulate_last(plan, routing, out);
-    if (by_history) {
-      const Loads newest = loads_of(steps[s], model_.num_experts);
-      for (std::size_t l = 0; l < known.size(); ++l) {
-        for (std::size_t e = 0; e < known[l].size(); ++e) known[l][e] += newest[l][e];
-      }
-    }
-    before = std::move(plan);
-  }
-  const double num_steps = real(steps.size()) - (by_history ? 1 : 0);
-  const double num_layers = num_steps * real(layers_.size()) * real(plan_.groups.size());
-  out.node_rows /= num_steps;
-  out.guests /= num_steps;
-  out.plan /= num_steps;
-  out.owners /= num_layers;
-  out.moved /= num_layers;
-  return out;
 }
 
 FigureRange TraceBalance::history_cost(const TraceStep& step) const {

@@ -1,9 +1,13 @@
 #pragma once
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "hetermoe/cost/measured.h"
 #include "hetermoe/planner/balance/balancers.h"
+#include "hetermoe/planner/balance/device_loads.h"
+#include "hetermoe/planner/balance/knows.h"
+#include "hetermoe/planner/balance/lent.h"
 #include "hetermoe/routing/metrics.h"
 #include "hetermoe/routing/plan_figures.h"
 #include "hetermoe/routing/split_routing.h"
@@ -11,13 +15,6 @@
 
 // Balancers on recorded routing, without training.
 namespace hetermoe {
-
-/// What a balancer goes by: the steps before, or the step's own choices.
-enum class Knows { kHistory, kForesight };
-template <>
-struct EnumNames<Knows> {
-  static const std::vector<std::string>& names();
-};
 
 /// What balancers make equal: the time of devices, or (as the papers do) their copies.
 enum class Weigh { kTime, kCount };
@@ -27,9 +24,19 @@ struct TraceBalanceOptions {
   Knows knows = Knows::kHistory;
   i64 replicas = 0;  ///< copies of experts in a layer beyond one of each, for balancers that make some
   i64 guests = 2;    ///< slots for guests on each device, where the balancer has guests
+  /// What a guest must save, see Plan::guest_cost; none = what it costs by the cost model.
+  std::optional<i64> guest_cost = 0;
   Weigh weigh = Weigh::kTime;
   std::string topology = {};  ///< for lplb, see topology_columns()
+  /// What a balancer chose is taken for a step only if it shortens the simulated step by more than kLeastGain
+  /// of what the plan's own owners take; else these stay.
+  bool guard = false;
+  std::string groups = "node";  ///< for locality, see device_groups()
+  double load_cap = 1.1;        ///< for locality: time ratio of device groups, 0 = none
 };
+
+/// What is gained must be more than this part of a step, so that chance decides nothing.
+inline constexpr double kLeastGain = 0.005;
 
 /// A balancer over the steps of a trace.
 struct TraceBalanceResult {
@@ -41,6 +48,13 @@ struct TraceBalanceResult {
   double moved = 0;                ///< per step and layer: owners that an expert had not in the step before
   Seconds step = 0;                ///< of the last step, simulated with contention
   std::vector<MemoryPeak> memory;  ///< [num_devices] in the last step
+  std::vector<i64> steps;          ///< numbers of those looked at
+  std::vector<double> time_ratio_of_step;  ///< [steps] mean over layers, groups, microbatches
+  i64 kept = 0;                            ///< steps for which the guard kept the plan's owners
+  Bytes moved_bytes = 0;                   ///< per step, of what changes its device, moments included
+  Seconds move = 0;                        ///< of moving that, per step, simulated
+  Lent lent;                               ///< in the last step
+  std::vector<DeviceLoads> loads;          ///< [layers with experts] of the last step; none with oracle
 };
 
 /// `plan` with the owners of `from`.
@@ -68,10 +82,19 @@ class TraceBalance {
  private:
   BalanceInput input_of(i32 group, const Loads& loads) const;
   std::vector<Loads> microbatches_of_group(i32 group, const TraceRouting& step) const;
-  void simulate_last(const Plan& plan, const RoutingLoad& routing, TraceBalanceResult& out) const;
+  Plan chosen(const TraceBalanceOptions& options, const Loads& known, const TraceRouting& known_step,
+              bool& kept) const;
+  TraceRouting ordered(const TraceBalanceOptions& options, const Plan& plan, const TraceRouting& known,
+                       const TraceRouting& step) const;
+  Seconds guarded_step(const Plan& plan, const SplitRouting& routing) const;
+  void simulate_last(const Plan& plan, const SplitRouting& routing, TraceBalanceResult& out) const;
+  std::vector<DeviceLoads> loads_with_speeds(const Plan& plan, const TraceRouting& step,
+                                             const SplitRouting& routing) const;
+  void add_move(const Plan& before, const Plan& plan, TraceBalanceResult& out) const;
   void add_figures(const Plan& plan, const Plan& before, const SplitRouting& routing,
                    TraceBalanceResult& out) const;
   std::vector<i64> split_speeds() const;
+  std::vector<i64> guest_cost(const TraceBalanceOptions& options) const;
   double guests_per_exchange(const Plan& plan, const SplitRouting& routing) const;
 
   const ModelConfig& model_;

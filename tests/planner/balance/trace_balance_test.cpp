@@ -160,5 +160,100 @@ TEST(TraceBalance, GuestsBringEveryExchangeNearTheBoundOfItsNode) {
   EXPECT_GT(r.guests, 1);
 }
 
+/// The guard's promise: what a balancer chose is taken only where the simulated step gains by it.
+TEST(TraceBalance, NoBalancerCostsAStepThatItDoesNotShorten) {
+  const Case c;
+  const TraceBalance balance = c.balance();
+  for (const double spread : {0.0, 0.5, 1.0}) {
+    const std::vector<TraceRouting> steps = c.steps(3, {.spread = spread, .drift = spread / 2});
+    const Seconds none = balance.run({.balancer = "none", .knows = Knows::kForesight}, steps).step;
+    for (const char* name : {"lpt", "eplb", "lplb", "relibra", "none+guests", "eplb+exact", "locality"}) {
+      const TraceBalanceOptions options{.balancer = name,
+                                        .knows = Knows::kForesight,
+                                        .replicas = 8,
+                                        .guest_cost = std::nullopt,
+                                        .topology = "ring",
+                                        .guard = true};
+      const TraceBalanceResult guarded = balance.run(options, steps);
+      EXPECT_LE(guarded.step, none) << name << " " << spread;
+      TraceBalanceOptions as_it_is = options;
+      as_it_is.guard = false;
+      const TraceBalanceResult free = balance.run(as_it_is, steps);
+      EXPECT_EQ(free.kept, 0);
+      EXPECT_LE(guarded.step, std::max(none, free.step)) << name;
+      if (guarded.kept == 3) {
+        EXPECT_EQ(guarded.moved_bytes, 0);
+      }
+      // By history the newest step is not known: what is taken gained on the step before.
+      TraceBalanceOptions later = options;
+      later.knows = Knows::kHistory;
+      if (spread == 0) {
+        EXPECT_LE(balance.run(later, steps).step, 1.005 * none) << name;
+      }
+    }
+  }
+}
+
+TEST(TraceBalance, WhatMovesIsWeighedAndPriced) {
+  const Case c;
+  const TraceBalance balance = c.balance();
+  const std::vector<TraceRouting> steps = c.steps(3, {.spread = 1});
+  const TraceBalanceResult none = balance.run({.balancer = "none"}, steps),
+                           lpt = balance.run({.balancer = "lpt"}, steps);
+  EXPECT_EQ(none.moved_bytes, 0);
+  EXPECT_EQ(none.move, 0);
+  // Two layers, two steps; fp32 values and both moments: 12 bytes a parameter.
+  const double expert = static_cast<double>(count_parameters(c.model).expert);
+  EXPECT_DOUBLE_EQ(lpt.moved_bytes, lpt.moved * 2 * expert * 12);
+  EXPECT_GT(lpt.move, 0);
+  EXPECT_EQ(lpt.steps, (std::vector<i64>{1, 2}));
+  EXPECT_EQ(lpt.time_ratio_of_step.size(), 2u);
+}
+
+TEST(TraceBalance, LoadsOfDevicesAddUpAndShowWhatTheTimeRatioSays) {
+  const Case c;
+  const TraceBalance balance = c.balance();
+  const std::vector<TraceRouting> steps = c.steps(1, {.spread = 1});
+  for (const char* name : {"none", "eplb", "relibra"}) {
+    const TraceBalanceResult r =
+        balance.run({.balancer = name, .knows = Knows::kForesight, .replicas = 8}, steps);
+    ASSERT_EQ(r.loads.size(), 2u);
+    for (const DeviceLoads& loads : r.loads) {
+      double all = 0;
+      for (const auto& of_device : loads.copies) {
+        for (const double copies : of_device) all += copies;
+      }
+      EXPECT_NEAR(all, 8 * 512 * 2, 1e-6) << name;
+      const std::vector<double> times = device_times(loads);
+      EXPECT_LT(*std::max_element(times.begin(), times.end()), r.time_ratio.high + 0.01) << name;
+    }
+  }
+  EXPECT_TRUE(balance.run({.balancer = "oracle", .knows = Knows::kForesight}, steps).loads.empty());
+}
+
+TEST(TraceBalance, WhatGuestsCarryIsWeighed) {
+  const MadeTrace c;
+  const TraceBalance balance(c.model, c.cluster, c.plan, {}, {});
+  const TraceBalanceResult none = balance.run({.balancer = "none", .knows = Knows::kForesight}, c.steps),
+                           guests =
+                               balance.run({.balancer = "none+guests", .knows = Knows::kForesight}, c.steps);
+  EXPECT_EQ(none.lent.weights, 0);
+  EXPECT_EQ(none.lent.seconds, 0);
+  // 4 layers, 32 microbatches; weights once forward and once backward, gradients once, fp32.
+  const double expert = static_cast<double>(count_parameters(c.model).expert);
+  EXPECT_NEAR(guests.lent.weights / (guests.guests * 4 * 32 * expert * 4 * 2), 1, 1e-9);
+  EXPECT_NEAR(guests.lent.gradients / (guests.guests * 4 * 32 * expert * 4), 1, 1e-9);
+  EXPECT_GT(guests.lent.hidden_share(), 0.9);
+  // Over slow links the exchanges wait for what is lent.
+  MadeTrace slow;
+  for (Node& node : slow.cluster.nodes) node.local = 1e7;
+  const TraceBalanceResult late =
+      TraceBalance(slow.model, slow.cluster, slow.plan, {}, {})
+          .run({.balancer = "none+guests", .knows = Knows::kForesight}, slow.steps);
+  EXPECT_EQ(late.lent.weights, guests.lent.weights);
+  EXPECT_LT(late.lent.hidden_share(), 0.7);
+  EXPECT_GT(late.step, 1.5 * guests.step);
+}
+
 }  // namespace
 }  // namespace hetermoe

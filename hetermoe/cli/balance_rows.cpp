@@ -1,0 +1,301 @@
+#include "hetermoe/cli/balance_rows.h"
+
+#include <algorithm>
+#include <iostream>
+
+#include "hetermoe/base/words.h"
+#include "hetermoe/cli/routing.h"
+#include "hetermoe/planner/balance/trace_balance.h"
+#include "hetermoe/planner/planner.h"
+#include "hetermoe/report/balance_page.h"
+#include "hetermoe/report/table.h"
+#include "hetermoe/train/job.h"
+
+namespace hetermoe {
+namespace {
+
+struct Row {
+  std::string balancer;
+  TraceBalanceResult result;
+};
+
+/// What the rows are about.
+struct Case {
+  ModelConfig model;
+  Cluster cluster;
+  Plan plan;
+  Knows knows = Knows::kHistory;
+  std::vector<TraceRouting> steps;
+};
+
+/// Simulated over the first row, which is `none` unless asked otherwise.
+double over_first(const std::vector<Row>& rows, const Row& row) {
+  return row.result.step / rows[0].result.step;
+}
+
+/// The device that has least room left.
+struct Fullest {
+  std::string device;
+  Bytes used = 0, capacity = 0;
+};
+Fullest fullest_of(const TraceBalanceResult& result, const Cluster& cluster) {
+  Fullest fullest;
+  for (DeviceId d = 0; d < cluster.num_devices(); ++d) {
+    const Bytes used = result.memory[idx(d)].use.total(), capacity = cluster.type_of(d).memory_bytes();
+    if (fullest.device.empty() || used / capacity > fullest.used / fullest.capacity)
+      fullest = {cluster.device_name(d), used, capacity};
+  }
+  return fullest;
+}
+
+std::vector<std::string> header_of(const std::vector<Row>& rows) {
+  return {"balancer",
+          "time ratio",
+          "worst",
+          "count ratio",
+          "node rows",
+          "owners",
+          "guests",
+          "moved a step",
+          "moving takes",
+          "simulated step",
+          "over " + rows[0].balancer,
+          "kept",
+          "fullest device",
+          ""};
+}
+
+std::vector<std::string> cells_of(const std::vector<Row>& rows, const Row& row, const Cluster& cluster) {
+  const TraceBalanceResult& r = row.result;
+  const Fullest fullest = fullest_of(r, cluster);
+  return {row.balancer,
+          fmt::format("{:.3f}", r.time_ratio.mean),
+          fmt::format("{:.2f}", r.time_ratio.high),
+          fmt::format("{:.3f}", r.rank_ratio.mean),
+          fmt::format("{:.3f}", r.node_rows),
+          format_digits(r.owners, 4),
+          format_digits(r.guests, 3),
+          r.moved_bytes > 0 ? format_bytes(r.moved_bytes) : "-",
+          r.move > 0 ? format_seconds(r.move) : "-",
+          format_seconds(r.step),
+          fmt::format("{:.3f}", over_first(rows, row)),
+          r.kept > 0 ? fmt::format("{} of {}", r.kept, r.steps.size()) : "-",
+          format_bytes(fullest.used) + " of " + format_bytes(fullest.capacity),
+          fullest.used > fullest.capacity ? "does not fit" : ""};
+}
+
+void print(const std::vector<Row>& rows, const Cluster& cluster) {
+  Table table(header_of(rows));
+  for (const Row& row : rows) table.add_row(cells_of(rows, row, cluster));
+  std::cout << table.str();
+  std::cout
+      << "time ratio: slowest owner of an exchange over a perfect division of its copies; count ratio: "
+         "fullest "
+         "over mean.\nowners: of a layer's experts. guests: lent in an exchange. moved: what changes its "
+         "device between two steps, which the simulated step does not include.\nkept: steps for which the "
+         "plan's own owners are as fast by the simulator, so that they stay. Times are simulated.\n";
+  for (const Row& row : rows) {
+    const Lent& lent = row.result.lent;
+    if (lent.seconds == 0) continue;
+    std::cout << fmt::format(
+        "{}: {} of weights lent and {} of gradients sent home in the last step, {} on the wire, "
+        "for {} of which no other work waited\n",
+        row.balancer, format_bytes(lent.weights), format_bytes(lent.gradients), format_seconds(lent.seconds),
+        format_percent(lent.hidden_share()));
+  }
+}
+
+Json json_of(const std::vector<Row>& rows, const Cluster& cluster) {
+  Json json = Json::array();
+  for (const Row& row : rows) {
+    const TraceBalanceResult& r = row.result;
+    const Fullest fullest = fullest_of(r, cluster);
+    json.push_back({{"balancer", row.balancer},
+                    {"source", "simulated"},
+                    {"time_ratio", r.time_ratio.mean},
+                    {"worst_time_ratio", r.time_ratio.high},
+                    {"time_ratio_of_step", r.time_ratio_of_step},
+                    {"steps", r.steps},
+                    {"rank_max_over_mean", r.rank_ratio.mean},
+                    {"node_rows_per_token", r.node_rows},
+                    {"owners", r.owners},
+                    {"guests", r.guests},
+                    {"moved", r.moved},
+                    {"moved_bytes", r.moved_bytes},
+                    {"move_s", r.move},
+                    {"kept_steps", r.kept},
+                    {"lent_bytes", r.lent.weights},
+                    {"settled_bytes", r.lent.gradients},
+                    {"lent_s", r.lent.seconds},
+                    {"lent_hidden_share", r.lent.hidden_share()},
+                    {"plan_s", r.plan},
+                    {"step_s", r.step},
+                    {"over_first", over_first(rows, row)},
+                    {"fullest_device", fullest.device},
+                    {"memory_bytes", fullest.used},
+                    {"fits", fullest.used <= fullest.capacity}});
+  }
+  return {{"rows", json}};
+}
+
+double worst_time(const DeviceLoads& loads) {
+  const std::vector<double> times = device_times(loads);
+  return *std::max_element(times.begin(), times.end());
+}
+
+/// A layer of the first plan group under all balancers that give devices particular experts.
+LayerMaps maps_of(const std::vector<Row>& rows, std::size_t at, const Cluster& cluster) {
+  LayerMaps out;
+  for (const Row& row : rows) {
+    if (row.result.loads.empty()) continue;
+    const DeviceLoads& loads = row.result.loads[at];
+    out.layer = loads.layer;
+    DeviceMap map{.title = row.balancer, .devices = {}, .copies = loads.copies, .times = device_times(loads)};
+    for (const DeviceId device : loads.devices) map.devices.push_back(cluster.device_name(device));
+    out.maps.push_back(std::move(map));
+  }
+  return out;
+}
+
+BalancePage page_of(const std::vector<Row>& rows, const Case& c, const std::string& trace) {
+  constexpr std::size_t kMostLayers = 8;
+  BalancePage page;
+  page.title = fmt::format("Balancers: {} on {}", c.model.name, c.cluster.name);
+  page.facts = {
+      {"trace", trace},
+      {"plan", c.plan.strategy},
+      {"steps", std::to_string(rows[0].result.steps.size())},
+      {"owners chosen by", c.knows == Knows::kHistory ? "the steps before" : "the step's own choices"}};
+  page.header = header_of(rows);
+  page.time_ratio = {
+      "Time ratio of each step, mean over layers and microbatches", "step", "time ratio", {}, 900, 300};
+  for (const Row& row : rows) {
+    const TraceBalanceResult& r = row.result;
+    page.rows.push_back(cells_of(rows, row, c.cluster));
+    LossSeries series{row.balancer, {}, {}};
+    for (std::size_t s = 0; s < r.steps.size(); ++s)
+      series.train.push_back({real(r.steps[s]), r.time_ratio_of_step[s]});
+    page.time_ratio.runs.push_back(std::move(series));
+    if (r.lent.seconds > 0)
+      page.lent.push_back(
+          {row.balancer, r.lent.weights, r.lent.gradients, r.lent.seconds, r.lent.hidden_share()});
+  }
+  std::vector<std::size_t> order;
+  for (std::size_t i = 0; i < rows[0].result.loads.size(); ++i) order.push_back(i);
+  std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) {
+    return worst_time(rows[0].result.loads[a]) > worst_time(rows[0].result.loads[b]);
+  });
+  for (std::size_t i = 0; i < std::min(order.size(), kMostLayers); ++i)
+    page.layers.push_back(maps_of(rows, order[i], c.cluster));
+  return page;
+}
+
+Plan tuned_plan(const Job& job, const ModelConfig& model, const Cluster& cluster) {
+  PlanRequest request;
+  request.model = model;
+  request.cluster = cluster;
+  request.seq_len = job.train.seq_len;
+  request.sequences = job.train.sequences;
+  const PlanResult result = find_plan(request);
+  if (!result.feasible())
+    fail<InputError>("plan", "no plan of {} on {} fits: {}. {}", model.name, cluster.name, result.infeasible,
+                     result.advice);
+  return result.best().plan;
+}
+
+Case case_of(const BalanceRowsOptions& options, const Job& job) {
+  Case c{.model = load_model(job.model), .cluster = load_cluster(job.cluster), .plan = {}, .steps = {}};
+  const RoutingTrace trace = open_trace(options.trace);
+  check_trace_model(trace.header(), c.model, options.trace);
+  c.plan = emulated_plan(
+      job, options.tuned ? tuned_plan(job, c.model, c.cluster) : make_job_plan(job, c.model, c.cluster));
+  const StepRange range = parse_steps(options.steps, "--steps");
+  for (const i64 step : trace.steps()) {
+    if (step < range.first || step > range.last) continue;
+    c.steps.emplace_back(trace.header(), trace.read(step), c.model, options.trace);
+    c.steps.back().check_plan(c.plan);
+  }
+  if (c.steps.empty())
+    fail<InputError>(options.trace, "has no step {}: got steps {} to {}", options.steps,
+                     trace.steps().front(), trace.steps().back());
+  const char* usual = c.steps.size() > 1 ? "history" : "foresight";
+  c.knows = enum_from<Knows>(options.knows.empty() ? usual : options.knows, "--knows");
+  return c;
+}
+
+}  // namespace
+
+int run_balance_rows(const BalanceRowsOptions& options, Overrides overrides) {
+  for (const std::string& name : options.balancers) balancer_choice(name);
+  if (!options.plan.empty()) overrides.emplace_back("plan.file", options.plan);
+  if (!options.output.empty()) check_output_folder(options.output);
+  const Job job = options.job.empty() ? job_from_overrides(overrides) : load_job(options.job, overrides);
+  const Case c = case_of(options, job);
+  const TraceBalance balance(c.model, c.cluster, c.plan, step_options(job, c.model),
+                             load_profiles(c.cluster));
+  std::vector<Row> rows;
+  for (const std::string& name : options.balancers)
+    rows.push_back(
+        {name,
+         balance.run({.balancer = name,
+                      .knows = c.knows,
+                      .replicas = options.replicas,
+                      .guests = options.guests,
+                      .guest_cost = options.guest_cost < 0 ? std::nullopt : std::optional(options.guest_cost),
+                      .topology = options.topology,
+                      .guard = !options.no_guard,
+                      .groups = options.groups,
+                      .load_cap = options.load_cap},
+                     c.steps)});
+  const std::filesystem::path file = std::filesystem::path(options.output) / "balance.html";
+  if (!options.output.empty()) write_text(file, balance_page(page_of(rows, c, options.trace)));
+  if (options.json) {
+    print_json(json_of(rows, c.cluster));
+    return 0;
+  }
+  std::cout << fmt::format("{} under {} on {}, {}, owners chosen by {}\n\n", options.trace, c.plan.strategy,
+                           c.cluster.name, counted(rows[0].result.steps.size(), "step"),
+                           c.knows == Knows::kHistory ? "the steps before" : "the step's own choices");
+  print(rows, c.cluster);
+  if (!options.output.empty()) std::cout << "wrote " << file.string() << "\n";
+  return 0;
+}
+
+void add_balance_options(Flags& flags, BalanceRowsOptions& options) {
+  flags
+      .add_option("--replicas", options.replicas,
+                  "copies of experts in a layer beyond one of each (eplb, lplb)")
+      ->capture_default_str()
+      ->range(between(0, 1e6));
+  flags
+      .add_option("--guests", options.guests,
+                  "slots for guests on each device: copies of weights for one exchange (relibra, +guests)")
+      ->capture_default_str()
+      ->range(between(0, 1e6));
+  flags
+      .add_option(
+          "--guest-cost", options.guest_cost,
+          "copies that a guest must take off the latest device; -1 = as many as it costs by the cost model")
+      ->capture_default_str()
+      ->range(between(-1, 1e9));
+  flags.add_option(
+      "--topology", options.topology,
+      "who copies from whom with lplb: cube, hypercube, ring, torus, torus:MxN, or columns as "
+      "[[1,2,3,0]] [default: torus where the number of owners has two divisors above 2, else ring]");
+  flags.add_option(
+      "--knows", options.knows,
+      "what a balancer goes by: history (the steps before) or foresight (the step's own choices) "
+      "[default: history where there are several steps]");
+  flags
+      .add_option("--groups", options.groups,
+                  "with locality: devices that share fast links: node, device, or lists as [[0,1],[2,3]]")
+      ->capture_default_str();
+  flags
+      .add_option("--load-cap", options.load_cap,
+                  "with locality: how much longer than a perfect division a device group may take, 0 = any")
+      ->capture_default_str();
+  flags.add_flag("--no-guard", options.no_guard,
+                 "take what a balancer chooses also where the simulated step is no shorter for it");
+}
+
+}  // namespace hetermoe

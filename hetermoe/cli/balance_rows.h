@@ -1,0 +1,26 @@
+#pragma once
+#include <string>
+#include <vector>
+
+#include "hetermoe/cli/command.h"
+
+namespace hetermoe {
+
+/// What `routing balance` and `compare --balancers` are asked.
+struct BalanceRowsOptions {
+  std::string trace, job, plan, steps, output, topology;
+  std::string knows;  ///< empty = history where there are several steps
+  std::string groups = "node";
+  std::vector<std::string> balancers;
+  i64 replicas = 0, guests = 2, guest_cost = -1;
+  double load_cap = 1.1;
+  bool no_guard = false, tuned = false, json = false;
+};
+
+/// How balancers are asked, but for trace, job and names.
+void add_balance_options(Flags& flags, BalanceRowsOptions& options);
+
+/// Every balancer on the steps of the trace, as a table or as JSON, and with `output` as balance.html there.
+int run_balance_rows(const BalanceRowsOptions& options, Overrides overrides);
+
+}  // namespace hetermoe

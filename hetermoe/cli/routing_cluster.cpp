@@ -1,0 +1,445 @@
+#include <algorithm>
+#include <iostream>
+#include <map>
+#include <memory>
+#include <numeric>
+
+#include "hetermoe/base/index.h"
+#include "hetermoe/base/numbers.h"
+#include "hetermoe/base/words.h"
+#include "hetermoe/cli/routing.h"
+#include "hetermoe/planner/balance/locality.h"
+#include "hetermoe/planner/balance/trace_balance.h"
+#include "hetermoe/report/balance_page.h"
+#include "hetermoe/report/table.h"
+#include "hetermoe/routing/clusters.h"
+#include "hetermoe/routing/crossing.h"
+#include "hetermoe/train/job.h"
+
+namespace hetermoe {
+namespace {
+
+struct Options {
+  std::string trace, job, plan, steps, groups = "8", by = "routes", output, file;
+  i64 clusters = 0, layer = -1, prefix = 0;
+  double load_cap = 1.1;
+  bool json = false;
+};
+
+/// One way to place experts, summed or averaged over layers.
+struct PlacedWay {
+  std::string name;
+  std::vector<double> copies;  ///< [layers] whose expert is in another group
+  double rows = 0, padded = 0;
+  double ratio = 0;  ///< mean over layers of the groups' time ratio
+  double worst = 0;
+  i64 over_cap = 0;  ///< layers in which the cap could not be kept
+  double all() const { return std::accumulate(copies.begin(), copies.end(), 0.0); }
+};
+
+struct Result {
+  TraceHeader header;
+  TraceStep step;
+  std::vector<double> speeds;  ///< [groups]
+  Activations rows;            ///< by which sequences are clustered
+  Clusters clusters;
+  std::vector<std::string> cluster_names;
+  std::vector<std::vector<i32>> groups;  ///< [clusters]
+  std::vector<i32> group_of;             ///< [sequences]
+  std::vector<PlacedWay> ways;
+  Told told, told_shuffled;  ///< domains
+  double purity = 0;         ///< share of sequences whose domain is that of most of their cluster
+  // Of the prefix:
+  double prefix_right = 0, prefix_correlation = 0, prefix_volume = 0, shuffled_volume = 0;
+};
+
+std::vector<i32> domains_of(const TraceStep& step) {
+  std::vector<i32> out;
+  for (const TraceSequence& sequence : step.sequences) out.push_back(static_cast<i32>(sequence.domain));
+  return out;
+}
+
+bool has_domains(const Result& r) {
+  return r.header.domains.size() > 1 &&
+         std::all_of(r.step.sequences.begin(), r.step.sequences.end(),
+                     [&](const auto& s) { return s.domain < r.header.domains.size(); });
+}
+
+/// Groups that are alike, by number, or device groups of a job's plan.
+std::vector<double> speeds_of_groups(const Options& options, const Overrides& overrides) {
+  if (const std::optional<i64> number = whole_number(options.groups)) {
+    if (*number < 2)
+      fail<ConfigError>("--groups", "got {}, expected at least 2: with one group nothing can change groups",
+                        *number);
+    return std::vector<double>(idx(*number), 1);
+  }
+  if (options.job.empty() && overrides.empty())
+    fail<ConfigError>("--groups",
+                      "got {} without a job, expected a number of groups that are alike, or a job whose "
+                      "cluster has the devices",
+                      options.groups);
+  const Job job = options.job.empty() ? job_from_overrides(overrides) : load_job(options.job, overrides);
+  const ModelConfig model = load_model(job.model);
+  const Cluster cluster = load_cluster(job.cluster);
+  const Plan plan = emulated_plan(job, make_job_plan(job, model, cluster));
+  const Plan by_time =
+      TraceBalance(model, cluster, plan, step_options(job, model), load_profiles(cluster))
+          .placed({.balancer = "none"}, even_load(model.num_moe_layers(), model.num_experts));
+  std::vector<DeviceId> owners;
+  for (const LayerPlacement& layer : plan.groups[0].layers) {
+    for (const ExpertOwners& of_expert : layer.experts) {
+      for (const ExpertOwner& owner : of_expert) owners.push_back(owner.device);
+    }
+  }
+  std::sort(owners.begin(), owners.end());
+  owners.erase(std::unique(owners.begin(), owners.end()), owners.end());
+  std::vector<double> speeds;
+  for (const std::vector<DeviceId>& group : device_groups(options.groups, cluster, owners)) {
+    speeds.push_back(0);
+    for (const DeviceId device : group) {
+      if (std::binary_search(owners.begin(), owners.end(), device))
+        speeds.back() += real(by_time.split_speeds[idx(device)]);
+    }
+    if (speeds.back() == 0)
+      fail<ConfigError>("--groups", "a group of {} has no owner of experts: got {}", options.groups,
+                        Json(group).dump());
+  }
+  if (speeds.size() < 2)
+    fail<ConfigError>("--groups", "got {}, which is one group of cluster {}, expected at least 2",
+                      options.groups, cluster.name);
+  return speeds;
+}
+
+void make_clusters(const Options& options, Result& r) {
+  const auto num_groups = static_cast<i64>(r.speeds.size());
+  const auto num_sequences = static_cast<i64>(r.rows.size());
+  if (options.by == "domain") {
+    if (!has_domains(r))
+      fail<InputError>(options.trace,
+                       "--by domain: got sequences without domains, expected at least two domains. Give "
+                       "data.weights, so that every path of data.paths is one, or cluster --by routes");
+    r.clusters = labelled(r.rows, domains_of(r.step), static_cast<i64>(r.header.domains.size()));
+    r.cluster_names = r.header.domains;
+  } else {
+    if (options.by != "routes") fail<ConfigError>("--by", "got {}, expected routes or domain", options.by);
+    const i64 num = options.clusters > 0 ? options.clusters : std::min(num_groups, num_sequences);
+    if (num < 2 || num > num_sequences)
+      fail<ConfigError>("--clusters", "got {}, expected 2 to {}, as many as there are sequences", num,
+                        num_sequences);
+    r.clusters = k_means(r.rows, num);
+    for (i64 c = 0; c < num; ++c) r.cluster_names.push_back(std::to_string(c));
+  }
+  r.groups = groups_of_clusters(r.rows, r.clusters, num_groups);
+  std::vector<double> tokens(idx(num_groups), 0);
+  for (std::size_t s = 0; s < r.rows.size(); ++s) {
+    const std::vector<i32>& may = r.groups[idx(r.clusters.of_sequence[s])];
+    const i32 least = *std::min_element(may.begin(), may.end(),
+                                        [&](i32 a, i32 b) { return tokens[idx(a)] < tokens[idx(b)]; });
+    tokens[idx(least)] += r.step.sequences[s].tokens;
+    r.group_of.push_back(least);
+  }
+}
+
+std::vector<i32> in_order(const std::vector<i64>& room) {
+  std::vector<i32> out;
+  for (std::size_t g = 0; g < room.size(); ++g) out.insert(out.end(), idx(room[g]), static_cast<i32>(g));
+  return out;
+}
+
+void add_layer(const Options& options, Result& r, std::size_t layer, PlacedWay& way, const Usage& usage,
+               const std::vector<i32>& placed) {
+  std::vector<double> load(usage[0].size(), 0);
+  for (const std::vector<double>& of_group : usage) {
+    for (std::size_t e = 0; e < load.size(); ++e) load[e] += of_group[e];
+  }
+  const double ratio = group_ratio(load, r.speeds, placed);
+  way.copies.push_back(copies_outside(usage, placed));
+  way.ratio += ratio / real(r.header.layers.size());
+  way.worst = std::max(way.worst, ratio);
+  way.over_cap += way.name == "capped" && ratio > options.load_cap * (1 + 1e-9) ? 1 : 0;
+  if (!r.step.has_choices()) return;
+  const Crossing crossed =
+      crossing(r.header, r.step, layer, r.group_of, placed, static_cast<i64>(r.speeds.size()));
+  way.rows += crossed.rows;
+  way.padded += crossed.most * real(r.speeds.size());
+}
+
+/// All ways of placing, and what a guess by the prefix costs with the capped one.
+void place(const Options& options, Result& r) {
+  const auto num_groups = static_cast<i64>(r.speeds.size());
+  const std::vector<i64> room = group_room(r.header.num_experts, r.speeds);
+  for (const char* name : {"linear", "eplb", "greedy", "exact", "capped"}) {
+    r.ways.emplace_back();
+    r.ways.back().name = name;
+  }
+  Clusters guessed = r.clusters, mixed = r.clusters;
+  if (options.prefix != 0) {
+    const Activations prefix = activations(r.header, r.step, options.layer, options.prefix, options.trace);
+    const Activations rest = without_prefix(r.rows, prefix);
+    guessed.of_sequence = nearest(prefix, r.clusters.centres);
+    for (std::size_t s = 0; s < prefix.size(); ++s) {
+      r.prefix_right += guessed.of_sequence[s] == r.clusters.of_sequence[s] ? 1 / real(prefix.size()) : 0;
+      r.prefix_correlation += correlation(prefix[s], rest[s]) / real(prefix.size());
+    }
+  }
+  mixed.of_sequence = shuffled(r.clusters.of_sequence, 1);
+  double guessed_copies = 0, mixed_copies = 0;
+  for (std::size_t l = 0; l < r.header.layers.size(); ++l) {
+    const Activations rows = activations(r.header, r.step, static_cast<i64>(l), 0, options.trace);
+    const Usage usage = usage_of(rows, r.clusters, r.groups, num_groups);
+    const std::vector<i32> capped = place_capped(usage, room, r.speeds, options.load_cap).group;
+    add_layer(options, r, l, r.ways[0], usage, in_order(room));
+    add_layer(options, r, l, r.ways[1], usage, place_by_load(usage, room, r.speeds));
+    add_layer(options, r, l, r.ways[2], usage, place_greedy(usage, room));
+    add_layer(options, r, l, r.ways[3], usage, place_exact(usage, room));
+    add_layer(options, r, l, r.ways[4], usage, capped);
+    guessed_copies += copies_outside(usage_of(rows, guessed, r.groups, num_groups), capped);
+    mixed_copies += copies_outside(usage_of(rows, mixed, r.groups, num_groups), capped);
+  }
+  r.prefix_volume = guessed_copies / r.ways[4].all();
+  r.shuffled_volume = mixed_copies / r.ways[4].all();
+}
+
+void tell_domains(Result& r) {
+  if (!has_domains(r)) return;
+  const std::vector<i32> domains = domains_of(r.step);
+  const auto num = static_cast<i64>(r.header.domains.size());
+  const Activations rows = activations(r.header, r.step, -1, 0, "");
+  r.told = tell_labels(rows, r.header.num_experts, domains, num);
+  r.told_shuffled = tell_labels(rows, r.header.num_experts, shuffled(domains, 1), num);
+  std::vector<std::vector<double>> members(idx(r.clusters.num_clusters()), std::vector<double>(idx(num), 0));
+  for (std::size_t s = 0; s < domains.size(); ++s)
+    members[idx(r.clusters.of_sequence[s])][idx(domains[s])] += 1;
+  for (const std::vector<double>& of_cluster : members)
+    r.purity += *std::max_element(of_cluster.begin(), of_cluster.end()) / real(domains.size());
+}
+
+double mean_of(const std::vector<double>& values) {
+  return values.empty() ? 0 : std::accumulate(values.begin(), values.end(), 0.0) / real(values.size());
+}
+
+/// "python 80 %, c 20 %"
+std::string domains_in(const Result& r, i32 cluster) {
+  std::map<std::string, double> counts;
+  double all = 0;
+  for (std::size_t s = 0; s < r.step.sequences.size(); ++s) {
+    if (r.clusters.of_sequence[s] != cluster) continue;
+    const std::uint32_t domain = r.step.sequences[s].domain;
+    counts[domain < r.header.domains.size() ? r.header.domains[domain] : "-"] += 1;
+    all += 1;
+  }
+  std::string out;
+  for (const auto& [name, count] : counts)
+    out += fmt::format("{}{} {}", out.empty() ? "" : ", ", name, format_percent(count / all));
+  return out;
+}
+
+void print_clusters(const Result& r) {
+  Table table({"cluster", "sequences", "tokens", "groups", "domains in it"});
+  for (i32 c = 0; c < static_cast<i32>(r.clusters.num_clusters()); ++c) {
+    i64 sequences = 0, tokens = 0;
+    for (std::size_t s = 0; s < r.step.sequences.size(); ++s) {
+      if (r.clusters.of_sequence[s] != c) continue;
+      ++sequences;
+      tokens += r.step.sequences[s].tokens;
+    }
+    std::string groups;
+    for (const i32 group : r.groups[idx(c)]) groups += fmt::format("{}{}", groups.empty() ? "" : " ", group);
+    table.add_row({r.cluster_names[idx(c)], std::to_string(sequences), std::to_string(tokens), groups,
+                   domains_in(r, c)});
+  }
+  std::cout << table.str() << "\n";
+}
+
+void print(const Options& options, const Result& r) {
+  std::cout << fmt::format("{}: {}, {}, {} of {} experts (top {}), {} groups\n\n", options.trace,
+                           counted(r.step.sequences.size(), "sequence"),
+                           counted(r.step.num_tokens(), "token"), counted(r.header.layers.size(), "layer"),
+                           r.header.num_experts, r.header.top_k, r.speeds.size());
+  print_clusters(r);
+  Table table({"experts placed", "copies that change groups", "of linear", "rows", "of linear",
+               "padded, of linear", "load ratio", "worst layer"});
+  const PlacedWay& linear = r.ways[0];
+  const auto over = [](double a, double b) {
+    return b > 0 ? fmt::format("{:.3f}", a / b) : std::string("-");
+  };
+  for (const PlacedWay& way : r.ways)
+    table.add_row({way.name, format_count(way.all()), over(way.all(), linear.all()),
+                   way.rows > 0 ? format_count(way.rows) : "-", over(way.rows, linear.rows),
+                   over(way.padded, linear.padded), fmt::format("{:.3f}", way.ratio),
+                   fmt::format("{:.2f}", way.worst)});
+  std::cout << table.str()
+            << "linear: in order. eplb: by load alone, without copies. greedy, exact: by use. capped: by "
+               "use, with a load "
+               "ratio of groups of at most "
+            << options.load_cap
+            << ".\nSequences are taken to reach the group of their cluster. padded: where every group sends "
+               "as much as the "
+               "one that sends most.\n";
+  if (r.ways[4].over_cap > 0)
+    std::cout << fmt::format("in {} not even experts dealt out by load alone keep the cap of {}\n",
+                             counted(r.ways[4].over_cap, "layer"), options.load_cap);
+  std::cout << fmt::format("with sequences sent to groups by chance: {:.3f} times the copies (capped)\n",
+                           r.shuffled_volume);
+  if (options.prefix != 0)
+    std::cout << fmt::format(
+        "by the prefix: {} of the clusters guessed right, {:.3f} times the copies (capped), "
+        "correlation of prefix and rest {:.3f}\n",
+        format_percent(r.prefix_right), r.prefix_volume, r.prefix_correlation);
+  if (r.told.tested == 0) return;
+  const auto [low, high] = std::minmax_element(r.told.of_layer.begin(), r.told.of_layer.end());
+  std::cout << fmt::format(
+      "domains told from activations, {} left out of learning: {} by one layer (mean; {} to {}), {} by "
+      "the vote of all; with shuffled labels {} and {}. Sequences of the domain of most of their "
+      "cluster: {}\n",
+      counted(r.told.tested, "sequence"), format_percent(mean_of(r.told.of_layer)), format_percent(*low),
+      format_percent(*high), format_percent(r.told.vote), format_percent(mean_of(r.told_shuffled.of_layer)),
+      format_percent(r.told_shuffled.vote), format_percent(r.purity));
+}
+
+Json json_of(const Options& options, const Result& r) {
+  Json ways = Json::array(), clusters = Json::array();
+  for (const PlacedWay& way : r.ways)
+    ways.push_back({{"placement", way.name},
+                    {"copies", way.all()},
+                    {"over_linear", way.all() / r.ways[0].all()},
+                    {"rows", way.rows},
+                    {"padded", way.padded},
+                    {"load_ratio", way.ratio},
+                    {"worst_load_ratio", way.worst},
+                    {"layers_over_cap", way.over_cap},
+                    {"copies_of_layer", way.copies}});
+  for (std::size_t c = 0; c < r.groups.size(); ++c)
+    clusters.push_back({{"name", r.cluster_names[c]}, {"groups", r.groups[c]}});
+  Json json = {{"trace", options.trace},
+               {"clusters", clusters},
+               {"cluster_of_sequence", r.clusters.of_sequence},
+               {"group_of_sequence", r.group_of},
+               {"placements", ways},
+               {"volume_by_chance", r.shuffled_volume}};
+  if (options.prefix != 0)
+    json["prefix"] = {
+        {"right", r.prefix_right}, {"volume", r.prefix_volume}, {"correlation", r.prefix_correlation}};
+  if (r.told.tested > 0)
+    json["domains"] = {{"of_layer", r.told.of_layer},
+                       {"vote", r.told.vote},
+                       {"tested", r.told.tested},
+                       {"shuffled_of_layer", r.told_shuffled.of_layer},
+                       {"shuffled_vote", r.told_shuffled.vote},
+                       {"purity", r.purity}};
+  return json;
+}
+
+/// clusters.html: cluster x expert, and what changes groups layer by layer.
+void write_page(const Options& options, const Result& r) {
+  BalancePage page;
+  page.title = "Sequences that use the same experts";
+  page.facts = {
+      {"trace", options.trace}, {"clustered by", options.by}, {"groups", std::to_string(r.speeds.size())}};
+  page.header = {"experts placed", "copies that change groups", "of linear", "load ratio"};
+  page.time_ratio = {"Copies that change groups, of linear", "layer", "of linear", {}, 900, 300};
+  for (const PlacedWay& way : r.ways) {
+    page.rows.push_back({way.name, format_count(way.all()),
+                         fmt::format("{:.3f}", way.all() / r.ways[0].all()),
+                         fmt::format("{:.3f}", way.ratio)});
+    LossSeries series{way.name, {}, {}};
+    for (std::size_t l = 0; l < way.copies.size(); ++l)
+      series.train.push_back({real(r.header.layers[l]), way.copies[l] / r.ways[0].copies[l]});
+    page.time_ratio.runs.push_back(std::move(series));
+  }
+  std::vector<std::vector<i32>> own(idx(r.clusters.num_clusters()));
+  for (std::size_t c = 0; c < own.size(); ++c) own[c] = {static_cast<i32>(c)};
+  for (std::size_t l = 0; l < std::min<std::size_t>(8, r.header.layers.size()); ++l) {
+    const Activations rows = activations(r.header, r.step, static_cast<i64>(l), 0, options.trace);
+    DeviceMap map{.title = "copies of each cluster's sequences by expert",
+                  .devices = {},
+                  .copies = usage_of(rows, r.clusters, own, r.clusters.num_clusters()),
+                  .times = {},
+                  .bars = "copies over the mean of clusters"};
+    const double all = std::accumulate(
+        map.copies.begin(), map.copies.end(), 0.0,
+        [](double sum, const auto& row) { return sum + std::accumulate(row.begin(), row.end(), 0.0); });
+    for (std::size_t c = 0; c < map.copies.size(); ++c) {
+      map.devices.push_back("cluster " + r.cluster_names[c]);
+      map.times.push_back(std::accumulate(map.copies[c].begin(), map.copies[c].end(), 0.0) / all *
+                          real(map.copies.size()));
+    }
+    page.layers.push_back({r.header.layers[l], {std::move(map)}});
+  }
+  write_text(std::filesystem::path(options.output) / "clusters.html", balance_page(page));
+}
+
+int run(const Options& options, Overrides overrides) {
+  if (options.load_cap < 1)
+    fail<ConfigError>("--load-cap", "got {}, expected at least 1, at which all groups take equally long",
+                      options.load_cap);
+  if (!options.output.empty()) check_output_folder(options.output);
+  if (!options.plan.empty()) overrides.emplace_back("plan.file", options.plan);
+  const RoutingTrace trace = open_trace(options.trace);
+  const StepRange range = parse_steps(options.steps, "--steps");
+  Result r;
+  r.header = trace.header();
+  r.step = read_steps(trace, range.first, range.last);
+  r.speeds = speeds_of_groups(options, overrides);
+  if (static_cast<i64>(r.speeds.size()) > r.header.num_experts)
+    fail<ConfigError>("--groups", "got {} groups, expected at most {}, as many as a layer has experts",
+                      r.speeds.size(), r.header.num_experts);
+  const auto layer = std::find(r.header.layers.begin(), r.header.layers.end(), options.layer);
+  if (options.layer >= 0 && layer == r.header.layers.end())
+    fail<ConfigError>("--layer", "got {}, expected one that the trace has: {}", options.layer,
+                      Json(r.header.layers).dump());
+  Options by = options;
+  by.layer = options.layer < 0 ? -1 : layer - r.header.layers.begin();
+  r.rows = activations(r.header, r.step, by.layer, 0, options.trace);
+  make_clusters(by, r);
+  place(by, r);
+  tell_domains(r);
+  if (!options.output.empty()) write_page(options, r);
+  const Json json = json_of(options, r);
+  if (!options.file.empty()) write_text(options.file, json.dump(1) + "\n");
+  if (options.json) {
+    print_json(json);
+    return 0;
+  }
+  print(options, r);
+  return 0;
+}
+
+}  // namespace
+
+std::function<int()> make_routing_cluster(Flags& flags) {
+  const auto options = std::make_shared<Options>();
+  flags.add_option("trace", options->trace, "a routing trace: a file, or a folder with one for each rank")
+      ->required();
+  flags.add_option("job", options->job,
+                   "a job whose devices are grouped (--groups node); every key of it is also a flag");
+  flags.add_option("--plan", options->plan, "a plan.json instead of what the job's strategy makes");
+  flags
+      .add_option(
+          "--groups", options->groups,
+          "groups of devices that share fast links: a number of groups that are alike, or with a job node, "
+          "device, or lists as [[0,1],[2,3]]")
+      ->capture_default_str();
+  flags
+      .add_option("--by", options->by,
+                  "what makes clusters: routes (the experts that sequences use) or domain")
+      ->capture_default_str();
+  flags.add_option("--clusters", options->clusters, "of routes [default: as many as groups]")
+      ->range(at_least(1));
+  flags.add_option("--layer", options->layer, "cluster by this layer alone [default: all]")
+      ->range(at_least(0));
+  flags
+      .add_option("--prefix", options->prefix,
+                  "also guess the cluster of each sequence by its first so many tokens; -1 = its prompt")
+      ->range(at_least(-1));
+  flags.add_option("--load-cap", options->load_cap, "of the capped placement: time ratio of the groups")
+      ->capture_default_str();
+  flags.add_option("--steps", options->steps, "steps of the trace, as 10..20 [default: all, together]");
+  flags.add_option("--output", options->output, "folder for clusters.html");
+  flags.add_option("-o,--file", options->file, "file for clusters and placements as JSON")->is_output();
+  flags.add_flag("--json", options->json, "print the same as JSON");
+  allow_overrides(flags);
+  return [options, flags] { return run(*options, overrides_of(flags)); };
+}
+
+}  // namespace hetermoe

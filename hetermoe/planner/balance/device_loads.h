@@ -1,0 +1,25 @@
+#pragma once
+#include <vector>
+
+#include "hetermoe/routing/split_routing.h"
+
+namespace hetermoe {
+
+/// How many copies of each expert each device of a group computes in one layer.
+struct DeviceLoads {
+  i64 layer = 0;
+  i32 group = 0;
+  std::vector<DeviceId> devices;            ///< owners of the layer, ascending
+  std::vector<double> speeds;               ///< [devices] at expert work
+  std::vector<std::vector<double>> copies;  ///< [devices][experts] of the step
+};
+
+/// Of all layers with experts and all groups, for one step; speeds are filled in by the caller. routing: not
+/// divided at will, for then no device has particular experts.
+std::vector<DeviceLoads> device_loads(const TraceRouting& trace, const SplitRouting& routing,
+                                      const Placement& placement);
+
+/// What each device takes for its copies over what all would take if copies could be divided at will.
+std::vector<double> device_times(const DeviceLoads& loads);
+
+}  // namespace hetermoe

@@ -1,0 +1,13 @@
+#pragma once
+#include "hetermoe/base/fields.h"
+
+namespace hetermoe {
+
+/// What a balancer goes by: the steps before, or the step's own choices.
+enum class Knows { kHistory, kForesight };
+template <>
+struct EnumNames<Knows> {
+  static const std::vector<std::string>& names();
+};
+
+}  // namespace hetermoe

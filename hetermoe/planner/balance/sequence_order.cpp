@@ -1,0 +1,209 @@
+#include "hetermoe/planner/balance/sequence_order.h"
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+
+#include "hetermoe/base/index.h"
+#include "hetermoe/planner/balance/locality.h"
+#include "hetermoe/routing/clusters.h"
+
+namespace hetermoe {
+
+std::vector<i32> order_sequences(const std::vector<std::vector<double>>& values,
+                                 const std::vector<i64>& room) {
+  std::vector<double> preference;
+  for (const std::vector<double>& row : values)
+    preference.push_back(*std::max_element(row.begin(), row.end()) -
+                         std::accumulate(row.begin(), row.end(), 0.0) / real(row.size()));
+  std::vector<std::size_t> order(values.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return preference[a] > preference[b]; });
+  std::vector<i64> left = room;
+  std::vector<i32> out(values.size(), 0);
+  for (const std::size_t s : order) {
+    std::size_t best = room.size();
+    for (std::size_t p = 0; p < room.size(); ++p) {
+      if (left[p] > 0 && (best == room.size() || values[s][p] > values[s][best])) best = p;
+    }
+    HM_CHECK(best < room.size(), "fewer places than sequences");
+    --left[best];
+    out[s] = static_cast<i32>(best);
+  }
+  for (bool better = true; better;) {
+    better = false;
+    for (std::size_t a = 0; a < out.size(); ++a) {
+      for (std::size_t b = a + 1; b < out.size(); ++b) {
+        const std::size_t x = idx(out[a]), y = idx(out[b]);
+        if (values[a][y] + values[b][x] - values[a][x] - values[b][y] <= 1e-9) continue;
+        std::swap(out[a], out[b]);
+        better = true;
+      }
+    }
+  }
+  return out;
+}
+
+i64 PlacesOfGroup::num_mixed() const { return std::count(mixed.begin(), mixed.end(), true); }
+
+PlacesOfGroup places_of_group(const std::string& text, const Cluster& cluster, const Placement& placement,
+                              i32 group, i32 layer) {
+  PlacesOfGroup out;
+  const Plan& plan = placement.plan();
+  for (i32 g = 0; g < group; ++g) out.first += total_sequences(plan.groups[idx(g)]);
+  std::vector<DeviceId> devices = plan.groups[idx(group)].devices;
+  std::sort(devices.begin(), devices.end());
+  out.groups = device_groups(text, cluster, devices);
+  const auto group_of = [&](DeviceId device) {
+    for (std::size_t d = 0; d < out.groups.size(); ++d) {
+      if (std::find(out.groups[d].begin(), out.groups[d].end(), device) != out.groups[d].end()) return d;
+    }
+    return out.groups.size();
+  };
+  std::vector<bool> has_source(out.groups.size(), false);
+  out.mixed.assign(out.groups.size(), false);
+  for (i32 m = 0; m < placement.num_microbatches(group); ++m) {
+    for (const Share& share : placement.shares(group, layer, m)) {
+      const std::size_t of_source = group_of(share.device);
+      has_source[of_source] = has_source[of_source] || share.sequences > 0;
+      out.of_place.insert(out.of_place.end(), idx(share.sequences), static_cast<i32>(of_source));
+    }
+  }
+  for (const DeviceId owner : placement.owners(group, layer)) {
+    const std::size_t of_owner = group_of(owner);
+    out.mixed[of_owner] = has_source[of_owner];
+  }
+  return out;
+}
+
+std::vector<std::vector<std::vector<double>>> usage_by_clusters(const PlacesOfGroup& places,
+                                                                const TraceHeader& header,
+                                                                const TraceStep& step) {
+  const i64 num_mixed = places.num_mixed();
+  const Activations all = activations(header, step, -1, 0, "routes");
+  const auto begin = all.begin() + static_cast<std::ptrdiff_t>(places.first);
+  const Activations rows(begin, begin + static_cast<std::ptrdiff_t>(places.of_place.size()));
+  if (num_mixed < 2 || static_cast<i64>(rows.size()) < num_mixed) return {};
+  const Clusters clusters = k_means(rows, num_mixed);
+  const std::vector<std::vector<double>> of_mixed =
+      usage_of(rows, clusters, groups_of_clusters(rows, clusters, num_mixed), num_mixed);
+  const std::size_t experts = idx(header.num_experts);
+  std::vector<std::vector<std::vector<double>>> out;
+  for (std::size_t l = 0; l < header.layers.size(); ++l) {
+    out.emplace_back();
+    std::size_t next = 0;
+    for (const bool mixed : places.mixed) {
+      out.back().emplace_back(experts, 0);
+      if (!mixed) continue;
+      const auto from = of_mixed[next++].begin() + static_cast<std::ptrdiff_t>(l * experts);
+      std::copy(from, from + static_cast<std::ptrdiff_t>(experts), out.back().back().begin());
+    }
+  }
+  return out;
+}
+
+namespace {
+
+/// [domains] mean row; sequences without a domain are of none.
+std::map<std::uint32_t, std::vector<double>> means_of_domains(const TraceHeader& header,
+                                                              const TraceStep& step) {
+  std::map<std::uint32_t, std::vector<double>> out;
+  std::map<std::uint32_t, double> counts;
+  const Activations rows = activations(header, step, -1, 0, "routes");
+  for (std::size_t s = 0; s < rows.size(); ++s) {
+    const std::uint32_t domain = step.sequences[s].domain;
+    if (domain == kNoDomain) continue;
+    std::vector<double>& sum = out[domain];
+    sum.resize(rows[s].size(), 0);
+    for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += rows[s][i];
+    counts[domain] += 1;
+  }
+  for (auto& [domain, sum] : out) {
+    for (double& x : sum) x /= counts[domain];
+  }
+  return out;
+}
+
+/// The sequences first.. of a step, taken from the places `from` (numbers in the step).
+TraceStep permuted(const TraceStep& step, const TraceHeader& header, const std::vector<std::size_t>& from) {
+  TraceStep out;
+  out.step = step.step;
+  const std::size_t k = idx(header.top_k);
+  out.choices.resize(step.choices.size());
+  for (std::size_t place = 0; place < from.size(); ++place) {
+    TraceSequence sequence = step.sequences[from[place]];
+    sequence.group = step.sequences[place].group;
+    sequence.microbatch = step.sequences[place].microbatch;
+    out.sequences.push_back(sequence);
+    for (std::size_t l = 0; l < step.choices.size(); ++l) {
+      const auto begin =
+          step.choices[l].begin() + static_cast<std::ptrdiff_t>(idx(step.first_token[from[place]]) * k);
+      const auto end =
+          step.choices[l].begin() + static_cast<std::ptrdiff_t>(idx(step.first_token[from[place] + 1]) * k);
+      out.choices[l].insert(out.choices[l].end(), begin, end);
+    }
+  }
+  out.weights.resize(step.choices.size());
+  index_tokens(out);
+  count_choices(out, header);
+  return out;
+}
+
+/// [sequences of the plan group][device groups] copies of a row whose experts are there.
+std::vector<std::vector<double>> values_of(const Activations& rows, const PlacesOfGroup& places,
+                                           const Placement& placement, i32 group, const TraceHeader& header) {
+  std::vector<std::vector<double>> at_home;  // [device groups][layers * experts] share that is computed there
+  for (const std::vector<DeviceId>& devices : places.groups) {
+    at_home.emplace_back();
+    for (const i64 layer : header.layers) {
+      for (const ExpertOwners& owners : placement.plan().groups[idx(group)].layers[idx(layer)].experts) {
+        double share = 0;
+        for (const ExpertOwner& owner : owners)
+          share += std::find(devices.begin(), devices.end(), owner.device) != devices.end() ? owner.share : 0;
+        at_home.back().push_back(share);
+      }
+    }
+  }
+  std::vector<std::vector<double>> out;
+  for (const std::vector<double>& row : rows) {
+    out.emplace_back();
+    for (const std::vector<double>& shares : at_home)
+      out.back().push_back(std::inner_product(row.begin(), row.end(), shares.begin(), 0.0));
+  }
+  return out;
+}
+
+}  // namespace
+
+TraceStep ordered_step(const PlacesOfGroup& places, const Placement& placement, i32 group,
+                       const TraceHeader& header, TraceStep step, const TraceStep* known) {
+  const std::size_t first = idx(places.first), count = places.of_place.size();
+  Activations rows;
+  if (known == nullptr) {
+    const Activations all = activations(header, step, -1, 0, "routes");
+    rows.assign(all.begin() + static_cast<std::ptrdiff_t>(first),
+                all.begin() + static_cast<std::ptrdiff_t>(first + count));
+  } else {
+    const auto means = means_of_domains(header, *known);
+    for (std::size_t s = first; s < first + count; ++s) {
+      const auto mean = means.find(step.sequences[s].domain);
+      if (mean == means.end()) return step;
+      rows.push_back(mean->second);
+    }
+  }
+  std::vector<i64> room(places.groups.size(), 0);
+  for (const i32 at : places.of_place) ++room[idx(at)];
+  const std::vector<i32> kinds = order_sequences(values_of(rows, places, placement, group, header), room);
+  std::vector<std::vector<std::size_t>> waiting(room.size());
+  for (std::size_t s = count; s-- > 0;) waiting[idx(kinds[s])].push_back(first + s);
+  std::vector<std::size_t> from(step.sequences.size());
+  std::iota(from.begin(), from.end(), std::size_t{0});
+  for (std::size_t place = 0; place < count; ++place) {
+    std::vector<std::size_t>& next = waiting[idx(places.of_place[place])];
+    from[first + place] = next.back();
+    next.pop_back();
+  }
+  return permuted(step, header, from);
+}
+
+}  // namespace hetermoe

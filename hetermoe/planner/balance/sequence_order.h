@@ -1,0 +1,40 @@
+#pragma once
+#include <string>
+#include <vector>
+
+#include "hetermoe/routing/trace_routing.h"
+
+// Which sequences of a step go to which device group.
+namespace hetermoe {
+
+/// Which kind of place each sequence of a step gets so that the sum of its values there is large: greedily,
+/// then by swaps. values: [sequences][kinds]; room: [kinds] places, together as many as sequences.
+std::vector<i32> order_sequences(const std::vector<std::vector<double>>& values,
+                                 const std::vector<i64>& room);
+
+/// The places of a plan's group for sequences, by the device group of the source.
+struct PlacesOfGroup {
+  i64 first = 0;                              ///< sequences of the step before this plan group
+  std::vector<std::vector<DeviceId>> groups;  ///< device groups
+  std::vector<i32> of_place;                  ///< [sequences of the plan group] device group
+  std::vector<bool> mixed;                    ///< [device groups] has sources and owners of the layer
+  i64 num_mixed() const;
+};
+/// text: see device_groups(). By the sources and owners of a layer.
+PlacesOfGroup places_of_group(const std::string& text, const Cluster& cluster, const Placement& placement,
+                              i32 group, i32 layer);
+
+/// [layers][device groups][experts] copies that sequences of each device group would send if sequences that
+/// use the same experts were together: clusters of as many kinds as mixed device groups. Empty where fewer
+/// than two device groups are mixed, or there are fewer sequences.
+std::vector<std::vector<std::vector<double>>> usage_by_clusters(const PlacesOfGroup& places,
+                                                                const TraceHeader& header,
+                                                                const TraceStep& step);
+
+/// The step with its sequences at the places of the plan where most of their experts are. by_domain: by what
+/// the sequences of a domain chose in the mean in `known`, else by what they choose themselves. A step whose
+/// sequences have no domain stays as it is then.
+TraceStep ordered_step(const PlacesOfGroup& places, const Placement& placement, i32 group,
+                       const TraceHeader& header, TraceStep step, const TraceStep* known);
+
+}  // namespace hetermoe

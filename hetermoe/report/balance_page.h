@@ -1,0 +1,50 @@
+#pragma once
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "hetermoe/report/loss_svg.h"
+
+namespace hetermoe {
+
+/// Which device computes how many copies of which expert in one layer.
+struct DeviceMap {
+  std::string title;
+  std::vector<std::string> devices;
+  std::vector<std::vector<double>> copies;  ///< [devices][experts]
+  std::vector<double> times;                ///< [devices] over a perfect division; 1 = as long as can be even
+  std::string bars = "time over a perfect division";  ///< what the bars of `times` show
+};
+
+/// A layer under several balancers.
+struct LayerMaps {
+  i64 layer = 0;
+  std::vector<DeviceMap> maps;  ///< the first is what the others are compared with
+};
+
+/// What one balancer lends for single exchanges.
+struct LentRow {
+  std::string balancer;
+  Bytes weights = 0, gradients = 0;
+  Seconds seconds = 0;      ///< on the wire
+  double hidden_share = 0;  ///< of them, what no other work waited for
+};
+
+struct BalancePage {
+  std::string title;
+  std::vector<std::pair<std::string, std::string>> facts;
+  std::vector<std::string> header;
+  std::vector<std::vector<std::string>> rows;
+  std::vector<LayerMaps> layers;  ///< the first is shown, the others are folded up
+  LossPlot time_ratio;            ///< over steps
+  std::vector<LentRow> lent;
+};
+
+/// One self-contained page: the table, device x expert before and after, curves over steps, what was lent.
+std::string balance_page(const BalancePage& page);
+
+/// Standalone SVG of a map: a row for each device, a column for each expert, the darker the more copies (of
+/// `most`), and for each device a bar of its time up to `longest`, with a line where a perfect division is.
+std::string device_map_svg(const DeviceMap& map, double most, double longest);
+
+}  // namespace hetermoe

@@ -1,0 +1,60 @@
+#include "hetermoe/train/divided_plan.h"
+
+#include "hetermoe/planner/balance/trace_balance.h"
+#include "hetermoe/planner/memory_estimate.h"
+
+namespace hetermoe {
+namespace {
+
+CopySplit split_of(const Job& job) {
+  const CopySplit split = job.balancer.on() ? balancer_choice(job.balancer.name).split : CopySplit::kShares;
+  return split == CopySplit::kShares && job.plan.tally ? CopySplit::kExact : split;
+}
+
+}  // namespace
+
+bool divides_in_step(const Job& job) {
+  const CopySplit split = split_of(job);
+  return (split == CopySplit::kExact || split == CopySplit::kGuests) && job.plan.file.empty();
+}
+
+Plan divided_in_step(const Job& job, Plan plan, const ModelConfig& model, const Cluster& cluster) {
+  const std::vector<i64> layers = layers_with_experts(model);
+  if (layers.empty()) return plan;
+  const TraceBalance balance(model, cluster, emulated_plan(job, plan), step_options(job, model),
+                             load_profiles(cluster));
+  const CopySplit split = split_of(job);
+  const bool copies = split == CopySplit::kExact && job.balancer.on() &&
+                      balancer_choice(job.balancer.name).split == CopySplit::kExact;
+  const Plan divided = balance.placed({.balancer = copies ? job.balancer.name : "none+" + name_of(split),
+                                       .knows = job.balancer.knows,
+                                       .replicas = job.balancer.replicas,
+                                       .guests = job.balancer.guests,
+                                       .guest_cost = job.balancer.guest_cost,
+                                       .topology = job.balancer.topology},
+                                      even_load(static_cast<i64>(layers.size()), model.num_experts));
+  plan.tally = divided.tally || job.plan.tally;
+  plan.split_speeds = divided.split_speeds;
+  plan.guest_slots = divided.guest_slots;
+  plan.guest_depth = job.balancer.guest_depth;
+  plan.guest_cost = divided.guest_cost;
+  return with_owners(std::move(plan), divided);
+}
+
+void check_guests(const Job& job, const Plan& plan, const ModelConfig& model, const Cluster& cluster) {
+  if (plan.guest_slots == 0) return;
+  if (!plan.tally && job.routing.replay.empty() && !job.train.forced_balance)
+    fail<ConfigError>("balancer.knows",
+                      "got foresight, expected history where no choices are replayed. Give routing.replay");
+  if (job.train.lora.rank > 0)
+    fail<ConfigError>("train.lora",
+                      "cannot go with guests, which are lent without adapters: leave one of both out");
+  Plan without = plan;
+  without.guest_slots = 0;
+  const std::string full = overfilled_device(estimate_memory(plan, model), cluster);
+  if (full.empty() || !overfilled_device(estimate_memory(without, model), cluster).empty()) return;
+  fail<ConfigError>("balancer.guests", "got {}, for which there is no room: {}. Without guests the plan fits",
+                    plan.guest_slots, full);
+}
+
+}  // namespace hetermoe
