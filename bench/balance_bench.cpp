@@ -55,6 +55,7 @@ struct Case {
         .run({.balancer = balancer,
               .knows = Knows::kForesight,
               .replicas = 2 * owners,
+              .guest_cost = std::nullopt,
               .weigh = weigh,
               .topology = owners > 2 ? "torus:" + torus_of(owners) : "ring"},
              steps);
@@ -98,9 +99,8 @@ void add_equal(Document& document, i32 devices) {
                   "popularity and drift of "
                   "experts lognormal with 0.6 each. Count ratio: fullest device over the mean, mean over "
                   "exchanges. Steps are "
-                  "simulated with contention; the loads of the step are known. With guests the transfer of "
-                  "weights is not "
-                  "priced, so these steps are too good by it.",
+                  "simulated with contention, the ways of guests' weights and gradients with them; the loads of the "
+                  "step are known. A guest must save what it costs by the cost model.",
                   2048 * devices));
   std::vector<Row> rows;
   double none = 0;

@@ -13,7 +13,7 @@ namespace {
 struct Options {
   std::string trace, job, plan, steps, knows = "history", topology;
   std::vector<std::string> balancers = {"none", "lpt", "eplb"};
-  i64 replicas = 0, guests = 2;
+  i64 replicas = 0, guests = 2, guest_cost = -1;
   bool json = false;
 };
 
@@ -61,7 +61,7 @@ void print(const std::vector<Row>& rows, const Cluster& cluster) {
   std::cout
       << "time ratio: slowest owner of an exchange over a perfect division of its copies. owners: of a "
          "layer's experts.\nguests: lent in an exchange. moved: owners per layer that an expert had not in "
-         "the step before. Neither moving nor lending is priced. Times are simulated.\n";
+         "the step before. Moving is not priced. Times are simulated.\n";
 }
 
 Json json_of(const std::vector<Row>& rows, const Cluster& cluster) {
@@ -114,6 +114,8 @@ int run(const Options& options, Overrides overrides) {
                                        .knows = knows,
                                        .replicas = options.replicas,
                                        .guests = options.guests,
+                                       .guest_cost = options.guest_cost < 0 ? std::nullopt
+                                                                            : std::optional(options.guest_cost),
                                        .topology = options.topology},
                                       steps)});
   if (options.json) {
@@ -155,6 +157,11 @@ std::function<int()> make_routing_balance(Flags& flags) {
                   "slots for guests on each device: copies of weights for one exchange (relibra, +guests)")
       ->capture_default_str()
       ->range(between(0, 1e6));
+  flags
+      .add_option("--guest-cost", options->guest_cost,
+                  "copies that a guest must take off the latest device; -1 = as many as it costs by the cost model")
+      ->capture_default_str()
+      ->range(between(-1, 1e9));
   flags.add_option(
       "--topology", options->topology,
       "who copies from whom with lplb: cube, hypercube, ring, torus, torus:MxN, or columns as "

@@ -77,9 +77,11 @@ PlanTakeover Trainer::go_over_to(const Plan& plan) {
 /// Rank 0 decides: what a balancer computes need not be equal to the bit on all machines.
 bool Trainer::balance_before(i64 step, TrainOutcome& out) {
   if (!balancer_) return false;
-  if (balancer_->foresees())
-    balancer_->foresee(route_replay_->copies(next_sequence_, job_.train.sequences),
-                       route_replay_->routing(model_));
+  if (balancer_->foresees()) {
+    const std::vector<std::vector<double>> copies =
+        route_replay_->copies(next_sequence_, job_.train.sequences);
+    balancer_->foresee(copies, route_replay_->routing(model_));
+  }
   if (!balancer_->is_due(step)) return false;
   const BalancedOwners chosen = balancer_->choose(*priced_);
   const Plan next = plan_of_rank_0(processes_, chosen.plan.value_or(plan()));
