@@ -94,14 +94,14 @@ std::string figure(double x) { return fmt::format("{:.3f}", x); }
 void add_equal(Document& document, i32 devices) {
   const Case c(layers_of("qwen3-30b-a3b", 4), equal_nodes("H100", devices), 16, 2048 * devices, 0.6, 0.6);
   document.heading(fmt::format("{} H100 in nodes of 8", devices));
-  document.paragraph(
-      fmt::format("Four layers of qwen3-30b-a3b by expert parallelism, 8 microbatches of {} tokens, "
-                  "popularity and drift of "
-                  "experts lognormal with 0.6 each. Count ratio: fullest device over the mean, mean over "
-                  "exchanges. Steps are "
-                  "simulated with contention, the ways of guests' weights and gradients with them; the loads of the "
-                  "step are known. A guest must save what it costs by the cost model.",
-                  2048 * devices));
+  document.paragraph(fmt::format(
+      "Four layers of qwen3-30b-a3b by expert parallelism, 8 microbatches of {} tokens, "
+      "popularity and drift of "
+      "experts lognormal with 0.6 each. Count ratio: fullest device over the mean, mean over "
+      "exchanges. Steps are "
+      "simulated with contention, the ways of guests' weights and gradients with them; the loads of the "
+      "step are known. A guest must save what it costs by the cost model.",
+      2048 * devices));
   std::vector<Row> rows;
   double none = 0;
   for (const char* name :

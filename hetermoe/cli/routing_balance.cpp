@@ -110,14 +110,15 @@ int run(const Options& options, Overrides overrides) {
   }
   std::vector<Row> rows;
   for (const std::string& name : options.balancers)
-    rows.push_back({name, balance.run({.balancer = name,
-                                       .knows = knows,
-                                       .replicas = options.replicas,
-                                       .guests = options.guests,
-                                       .guest_cost = options.guest_cost < 0 ? std::nullopt
-                                                                            : std::optional(options.guest_cost),
-                                       .topology = options.topology},
-                                      steps)});
+    rows.push_back(
+        {name,
+         balance.run({.balancer = name,
+                      .knows = knows,
+                      .replicas = options.replicas,
+                      .guests = options.guests,
+                      .guest_cost = options.guest_cost < 0 ? std::nullopt : std::optional(options.guest_cost),
+                      .topology = options.topology},
+                     steps)});
   if (options.json) {
     print_json(json_of(rows, cluster));
     return 0;
@@ -158,8 +159,9 @@ std::function<int()> make_routing_balance(Flags& flags) {
       ->capture_default_str()
       ->range(between(0, 1e6));
   flags
-      .add_option("--guest-cost", options->guest_cost,
-                  "copies that a guest must take off the latest device; -1 = as many as it costs by the cost model")
+      .add_option(
+          "--guest-cost", options->guest_cost,
+          "copies that a guest must take off the latest device; -1 = as many as it costs by the cost model")
       ->capture_default_str()
       ->range(between(-1, 1e9));
   flags.add_option(

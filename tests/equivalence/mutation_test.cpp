@@ -325,10 +325,9 @@ Scene guests_scene() {
 /// (Guests.AreThereForAsManyExchangesAsThereAreTurns).
 TEST(Mutation, EveryDroppedDependencyOfGuests) {
   std::vector<std::string> implied;
-  for (const char* kept :
-       {"lend.F l0 m1 without experts.F l0 m0", "lend.F l1 m0 without experts.F l0 m1",
-        "lend.F l1 m1 without experts.F l1 m0", "lend.B l1 m0 without experts.F l1 m1",
-        "lend.B l1 m1 without experts.B l1 m0", "lend.B l0 m1 without experts.B l0 m0"})
+  for (const char* kept : {"lend.F l0 m1 without experts.F l0 m0", "lend.F l1 m0 without experts.F l0 m1",
+                           "lend.F l1 m1 without experts.F l1 m0", "lend.B l1 m0 without experts.F l1 m1",
+                           "lend.B l1 m1 without experts.B l1 m0", "lend.B l0 m1 without experts.B l0 m0"})
     implied.insert(implied.end(), 2, kept);  // on two owners
   drop_every_dependency(guests_scene(), implied);
 }

@@ -17,9 +17,8 @@ class OddCost : public CostModel {
  public:
   Seconds compute(const ComputeWork& work) const override {
     const double device = 1 + 0.37 * work.device, kind = 1 + static_cast<double>(work.op.kind);
-    const double amount =
-        work.tokens + 2.5 * work.rows + 0.7 * work.copies + 1e-3 * work.params + 0.1 * work.merged_rows +
-        0.3 * work.experts;
+    const double amount = work.tokens + 2.5 * work.rows + 0.7 * work.copies + 1e-3 * work.params +
+                          0.1 * work.merged_rows + 0.3 * work.experts;
     return 1e-3 * device * (kind + 0.01 * work.op.layer + amount);
   }
   TransferCost transfer(const TransferWork& work) const override {

@@ -1,10 +1,12 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "tests/mpi/job.h"
 #include "tests/support/guest_plan.h"
 #include "tests/support/rig.h"
-
-#include "hetermoe/train/session.h"
+#include "tests/support/work_folder.h"
+#include "tests/train/tiny_run.h"
 
 // Experts that are lent between processes.
 namespace hetermoe::testing {
@@ -31,8 +33,8 @@ std::vector<StepResult> three_steps(Session& session, i64& guests) {
         return false;
       });
       if (local)
-        guests += static_cast<i64>(
-            routing.exchange(placement, op.group, op.layer, op.microbatch, 0).guests.size());
+        guests +=
+            static_cast<i64>(routing.exchange(placement, op.group, op.layer, op.microbatch, 0).guests.size());
     }
   }
   return results;
@@ -67,6 +69,31 @@ TEST(Mpi, GuestsOfOtherProcessesEqualThoseInOneProcessBitForBit) {
     }
   }
   EXPECT_GT(guests, 5);
+}
+
+TrainOutcome run_with_probe(const fs::path& folder, const Processes& processes) {
+  const TinyRun rig(folder.string(), {{"strategy", "ep"},
+                                      {"checkpoint.every", "0"},
+                                      {"balancer.name", "relibra"},
+                                      {"balancer.knows", "foresight"},
+                                      {"balancer.probe", "true"},
+                                      {"balancer.every", "1"},
+                                      {"balancer.horizon", "1000000000"},
+                                      {"balancer.guest_cost", "0"}});
+  const Dataset text = counting_data();
+  Trainer trainer(rig.job, rig.model, rig.cluster, rig.plan, text, processes, Checkpoints::kOff);
+  return trainer.run();
+}
+
+/// Choices that a forward pass finds are told to all, and all lend alike.
+TEST(Mpi, ProbedRunsEqualThoseOfOneProcessBitForBit) {
+  const WorkFolder folder;
+  const TrainOutcome expected = run_with_probe(folder / "one", Processes()),
+                     got = run_with_probe(folder / "all", *job);
+  ASSERT_EQ(got.records.size(), expected.records.size());
+  for (std::size_t s = 0; s < expected.records.size(); ++s)
+    EXPECT_EQ(got.records[s].loss, expected.records[s].loss) << s;
+  EXPECT_EQ(got.changes.size(), expected.changes.size());
 }
 
 }  // namespace

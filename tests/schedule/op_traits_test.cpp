@@ -63,6 +63,7 @@ TEST(OpTraits, OpsOfSchedulesAreAsTheTableSays) {
   std::set<OpKind> seen;
   for (const char* optimizer : {"whole", "sharded", "on the host", "a step late"}) {
     plan.shard_optimizer = optimizer == std::string("sharded");
+    plan.guest_slots = optimizer == std::string("whole") ? 1 : 0;
     if (optimizer == std::string("on the host")) {
       plan.groups[0].embed_home = plan.groups[0].head_home =
           Home{.optimizer = Residence::kHost, .devices = {}};

@@ -39,8 +39,8 @@ Counted counted_run(TinyRun& run, Checkpoints checkpoints = Checkpoints::kOff, i
     const Placement placement(session.plan(), session.model(), {});
     for (const Op& op : session.schedule().ops) {
       if (op.kind != OpKind::kLend || op.phase != Phase::kForward) continue;
-      out.guests += static_cast<i64>(
-          routing.exchange(placement, op.group, op.layer, op.microbatch, 0).guests.size());
+      out.guests +=
+          static_cast<i64>(routing.exchange(placement, op.group, op.layer, op.microbatch, 0).guests.size());
     }
     if (record.step == stop_at) stop_requested = true;
   });
@@ -61,11 +61,15 @@ TEST(GuestsRun, LossesAreThoseWithoutOverFiftyStepsWithChangesOfOwners) {
                    {"balancer.every", "1"},
                    {"balancer.knows", "foresight"},
                    {"routing.replay", trace}},
+          Settings{{"balancer.name", "relibra"},
+                   {"balancer.every", "1"},
+                   {"balancer.knows", "foresight"},
+                   {"balancer.probe", "true"}},
           Settings{{"balancer.name", "none+guests"}, {"plan.chunks", "3"}}}) {
       Settings settings = lending({{"strategy", strategy}, {"train.steps", "50"}});
       settings.insert(settings.end(), balancer.begin(), balancer.end());
       TinyRun run(folder / "run", settings);
-      EXPECT_EQ(run.plan.tally, balancer.back().first != "routing.replay");
+      EXPECT_EQ(run.plan.tally, run.job.balancer.knows == Knows::kHistory);
       const Counted got = counted_run(run);
       const std::string name = fmt::format("{} {} {}", strategy, balancer[0].second, balancer.back().second);
       std::printf("%s: %ld guests, %ld changes of owners\n", name.c_str(), static_cast<long>(got.guests),
@@ -86,9 +90,9 @@ TEST(GuestsRun, AResumedRunIsEqualToTheBit) {
   const WorkFolder folder;
   const std::string trace = folder / "run.routes";
   TinyRun(folder / "first", lending({{"routing.record", trace}})).run(Checkpoints::kOff);
-  for (const Settings& knows :
-       {Settings{{"balancer.knows", "history"}},
-        Settings{{"balancer.knows", "foresight"}, {"routing.replay", trace}}}) {
+  for (const Settings& knows : {Settings{{"balancer.knows", "history"}},
+                                Settings{{"balancer.knows", "foresight"}, {"routing.replay", trace}},
+        Settings{{"balancer.probe", "true"}, {"balancer.knows", "foresight"}}}) {
     Settings settings = lending({{"balancer.name", "relibra"}, {"checkpoint.every", "1"}});
     settings.insert(settings.end(), knows.begin(), knows.end());
     const std::string at = folder / knows[0].second;
@@ -112,9 +116,8 @@ TEST(GuestsRun, VerifyAgreesWithTheReference) {
   const WorkFolder folder;
   const std::string trace = folder / "run.routes";
   TinyRun(folder / "first", lending({{"routing.record", trace}})).run(Checkpoints::kOff);
-  for (const Settings& knows :
-       {Settings{{"balancer.knows", "history"}},
-        Settings{{"balancer.knows", "foresight"}, {"routing.replay", trace}}}) {
+  for (const Settings& knows : {Settings{{"balancer.knows", "history"}},
+                                Settings{{"balancer.knows", "foresight"}, {"routing.replay", trace}}}) {
     Settings settings = lending({{"balancer.name", "relibra"}});
     settings.insert(settings.end(), knows.begin(), knows.end());
     TinyRun run(folder / "run", settings);
@@ -134,13 +137,24 @@ TEST(GuestsRun, RefusesWhatCannotLend) {
   };
   EXPECT_EQ(
       error({{"balancer.knows", "foresight"}}),
-      "[balancer.knows] got foresight, expected history where no choices are replayed. Give routing.replay");
-  EXPECT_NE(error({{"plan.recompute", "resend"}})
-                .find("is resend, which no plan with guests may have. Use local"),
-            std::string::npos);
+      "[balancer.knows] got foresight, expected history where no choices are replayed. Give routing.replay or balancer.probe");
+  EXPECT_NE(
+      error({{"plan.recompute", "resend"}}).find("is resend, which no plan with guests may have. Use local"),
+      std::string::npos);
   EXPECT_NE(error({{"train.lora.rank", "2"}}).find("[train.lora] cannot go with guests"), std::string::npos);
-  EXPECT_NE(error({{"balancer.guests", "4096"}, {"model", "mixtral-8x7b"}, {"cluster", "h100-v100"}})
-                .find("[balancer.guests] got 4096, for which there is no room: device "),
+  const auto plan_error = [&](const std::string& guests) {
+    return error_of<ConfigError>([&] {
+      TinyRun(folder / "run", lending({{"model", "demo"},
+                                       {"balancer.name", "relibra"},
+                                       {"balancer.guest_depth", "8"},
+                                       {"balancer.guests", guests}}));
+    });
+  };
+  const std::string full = plan_error("4096");
+  EXPECT_TRUE(full.starts_with("[balancer.guests] got 4096, for which there is no room: device ")) << full;
+  EXPECT_NE(full.find(" GiB. Without guests the plan fits"), std::string::npos) << full;
+  EXPECT_EQ(plan_error("2"), "no error");
+  EXPECT_NE(error({{"balancer.probe", "true"}}).find("[balancer.probe] got true, expected false where owners are chosen by history"),
             std::string::npos);
   EXPECT_NE(error({{"balancer.name", "oracle"}}).find("the bound is for traces"), std::string::npos);
 }
