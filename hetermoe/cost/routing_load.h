@@ -27,6 +27,8 @@ struct ExchangeLoad {
       copies;  ///< [sources * owners] recorded form; the product form leaves these empty
   std::vector<double> instances = {};  ///< [owners] experts that each runs; empty = those it owns
   std::vector<Guest> guests = {};      ///< of the layer and microbatch, the same in all chunks
+  std::vector<double> guest_copies =
+      {};  ///< [owners] those of their copies that guests compute; empty = none
 
   std::size_t num_sources() const { return tokens.size(); }
   std::size_t num_owners() const { return rows_per_token.size(); }

@@ -1,6 +1,7 @@
 #include "hetermoe/routing/exchange_split.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "hetermoe/base/index.h"
@@ -33,6 +34,20 @@ void add_guests(ExchangeLoad& load, const SplitLayer& layer, const std::vector<G
     for (const ExpertShare& owner : of_expert) load.instances[idx(owner.destination)] += 1;
   }
   for (const Guest& guest : guests) load.instances[idx(guest.to)] += 1;
+}
+
+void count_guest_copies(ExchangeLoad& load, const SourceCopies& copies,
+                        const std::vector<OwnerTable>& of_source) {
+  if (load.guests.empty()) return;
+  load.guest_copies.assign(load.instances.size(), 0);
+  for (const Guest& guest : load.guests) {
+    for (std::size_t s = 0; s < copies.size(); ++s) {
+      for (const ExpertShare& share : of_source[s][idx(guest.expert)]) {
+        if (share.destination == guest.to)
+          load.guest_copies[idx(guest.to)] += std::round(share.share * real(copies[s][idx(guest.expert)]));
+      }
+    }
+  }
 }
 
 SplitLayer split_layer(const Placement& placement, const Cluster& cluster, i32 group, i32 layer,

@@ -49,6 +49,9 @@ struct ExchangeSplit {
 };
 /// What the devices of a layer run, in the fields `instances` and `guests` of a load; without guests nothing.
 void add_guests(ExchangeLoad& load, const SplitLayer& layer, const std::vector<Guest>& guests);
+/// Of a chunk: how many copies of each owner go to its guests. of_source: as ExchangeSplit has it.
+void count_guest_copies(ExchangeLoad& load, const SourceCopies& copies,
+                        const std::vector<OwnerTable>& of_source);
 /// chunks: [chunks] copies of a layer and microbatch. Guests are chosen for all chunks together; copies are
 /// divided in each. Out: [chunks]; guests are those of the microbatch, the same in each.
 std::vector<ExchangeSplit> split_exchange(const SplitLayer& layer, const std::vector<SourceCopies>& chunks);

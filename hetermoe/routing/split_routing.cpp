@@ -25,14 +25,20 @@ void divide_at_will(ExchangeLoad& load, const std::vector<i64>& speeds) {
 SplitRouting::SplitRouting(const TraceRouting& trace, const Cluster& cluster, CopySplit kind)
     : trace_(trace), cluster_(cluster), kind_(kind) {}
 
+std::vector<SourceCopies> SplitRouting::copies(const Placement& placement, i32 group, i32 layer,
+                                               i32 microbatch) const {
+  std::vector<SourceCopies> chunks;
+  for (i32 c = 0; c < placement.plan().chunks; ++c)
+    chunks.push_back(trace_.copies(placement, group, layer, microbatch, c));
+  return chunks;
+}
+
 std::vector<ExchangeSplit> SplitRouting::split(const Placement& placement, i32 group, i32 layer,
                                                i32 microbatch) const {
   if (kind_ == CopySplit::kShares || kind_ == CopySplit::kOracle)
     return std::vector<ExchangeSplit>(idx(placement.plan().chunks));
-  std::vector<SourceCopies> chunks;
-  for (i32 c = 0; c < placement.plan().chunks; ++c)
-    chunks.push_back(trace_.copies(placement, group, layer, microbatch, c));
-  return split_exchange(split_layer(placement, cluster_, group, layer, microbatch, kind_), chunks);
+  return split_exchange(split_layer(placement, cluster_, group, layer, microbatch, kind_),
+                        copies(placement, group, layer, microbatch));
 }
 
 ExchangeLoad SplitRouting::exchange(const Placement& placement, i32 group, i32 layer, i32 microbatch,
@@ -44,11 +50,13 @@ ExchangeLoad SplitRouting::exchange(const Placement& placement, i32 group, i32 l
     divide_at_will(load, owner_speeds(placement, group, layer));
     return load;
   }
-  const std::vector<ExchangeSplit> chunks = split(placement, group, layer, microbatch);
+  const std::vector<SourceCopies> all = copies(placement, group, layer, microbatch);
+  const SplitLayer of_layer = split_layer(placement, cluster_, group, layer, microbatch, kind_);
+  const std::vector<ExchangeSplit> chunks = split_exchange(of_layer, all);
   ExchangeLoad load =
       trace_.exchange_by(chunks[idx(chunk)].of_source, placement, group, layer, microbatch, chunk);
-  add_guests(load, split_layer(placement, cluster_, group, layer, microbatch, kind_),
-             chunks[idx(chunk)].guests);
+  add_guests(load, of_layer, chunks[idx(chunk)].guests);
+  count_guest_copies(load, all[idx(chunk)], chunks[idx(chunk)].of_source);
   return load;
 }
 

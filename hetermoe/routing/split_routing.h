@@ -15,6 +15,8 @@ class SplitRouting : public RoutingLoad {
   std::vector<ExchangeSplit> split(const Placement& placement, i32 group, i32 layer, i32 microbatch) const;
 
  private:
+  std::vector<SourceCopies> copies(const Placement& placement, i32 group, i32 layer, i32 microbatch) const;
+
   const TraceRouting& trace_;
   const Cluster& cluster_;
   CopySplit kind_;

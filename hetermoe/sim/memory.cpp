@@ -253,13 +253,12 @@ Bytes BufferSizes::attention_workspace(const Op& op, DeviceId device) const {
 
 /// Rows in expert order, outputs, and in backward the gradients of both: the gradient of the output is the
 /// input of one product, that of the rows the result of the other.
-Bytes BufferSizes::experts_workspace(const Op& op, DeviceId device) {
+Bytes BufferSizes::experts_workspace(const Op& op, DeviceId device, double copies) const {
   const bool backward = op.phase == Phase::kBackward;
   const bool kept = backward ? !recomputes_inside(placement_.recompute(op.group, op.layer), true)
                              : keeps(op.layer, device) || op.phase == Phase::kRecompute;
   const Bytes inside =
       expert_work_bytes(model_, element(device)) - (kept ? expert_kept_bytes(model_, element(device)) : 0);
-  const double copies = traffic(op.layer, op.microbatch, op.chunk, device).copies_as_owner;
   const Bytes changed = changed_by_adapters(op, device);
   if (op.phase == Phase::kWeights) return copies * 2 * row(device) + changed;
   if (op.phase == Phase::kRecompute && placement_.recompute(op.group, op.layer) == Recompute::kAhead)

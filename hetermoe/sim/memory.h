@@ -63,6 +63,7 @@ class BufferSizes {
   Bytes guest_workspace(const Op& op, DeviceId device);
   Bytes changed_by_adapters(const Op& op, DeviceId device) const;
   Bytes experts_workspace(const Op& op, DeviceId device);
+  Bytes experts_workspace(const Op& op, DeviceId device, double copies) const;
   Bytes compute_workspace(const Op& op, DeviceId device);
   Bytes transfer_workspace(const Op& op, DeviceId device);
   Bytes element(PlaceId place) const;

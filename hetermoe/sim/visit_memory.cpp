@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <set>
 
 #include "hetermoe/base/index.h"
@@ -24,6 +25,29 @@ Bytes BufferSizes::visiting(const Epoch& e) {
   const bool visits = placement_.states()[idx(e.layer)].transient() && e.device < placement_.num_devices();
   if (!visits) return 0;
   return work_.state_params(e.layer) * (e.buffer == Buffer::kGrad ? gradient(e.device) : element(e.device));
+}
+
+/// Guests run after the own experts: their result is there beside that of these, and their gradients are not
+/// there before.
+Bytes BufferSizes::experts_workspace(const Op& op, DeviceId device) {
+  const Traffic t = traffic(op.layer, op.microbatch, op.chunk, device);
+  const ExchangeLoad& load = *loads_.of(op);
+  if (load.guest_copies.empty()) return experts_workspace(op, device, t.copies_as_owner);
+  const double copies = load.guest_copies[position(placement_.owners(op), device)];
+  const Bytes result = op.phase == Phase::kWeights ? 0 : t.rows_as_owner * row(device);
+  const bool makes_gradients = op.phase == Phase::kWeights || (op.phase == Phase::kBackward &&
+                                                               !placement_.leaves_weights(op.kind, op.layer));
+  const Bytes later = makes_gradients && op.chunk == 0
+                          ? guests({.buffer = Buffer::kGuestGrad,
+                                    .device = device,
+                                    .layer = op.layer,
+                                    .microbatch = op.microbatch,
+                                    .chunk = 0,
+                                    .first = 0,
+                                    .num_ops = 0})
+                          : 0;
+  return std::max(experts_workspace(op, device, t.copies_as_owner - copies) - later,
+                  experts_workspace(op, device, copies) + (copies > 0 ? result : 0));
 }
 
 /// Of experts that are lent to the device.

@@ -328,6 +328,7 @@ struct BalancerOptions {
   std::string topology;
   Knows knows = Knows::kHistory;
   bool measure = true;
+  bool probe = false;
   bool on() const { return name != "none"; }
   template <class V>
   void fields(V& v) {
@@ -342,9 +343,10 @@ struct BalancerOptions {
     v("replicas", replicas, "copies of experts in a layer beyond one of each, for balancers that make some",
       at_least(0));
     v("knows", knows,
-      "what owners are chosen by: history (the steps before), or foresight (the replayed choices of the step "
-      "that "
-      "comes, with routing.replay)");
+      "what owners and guests are chosen by: history (the steps before, and within a step a tally), or "
+      "foresight (the choices of the step that comes, with routing.replay or probe)");
+    v("probe", probe,
+      "with foresight: a forward pass before each step finds its choices, which the step then replays");
     v("guests", guests, "slots of each owner for experts that others lend it for one exchange, with relibra",
       between(0, 4096));
     v("guest_depth", guest_depth, "exchanges whose guests may be on a device at once", between(1, 64));

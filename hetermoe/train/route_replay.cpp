@@ -5,6 +5,7 @@
 #include "hetermoe/base/error.h"
 #include "hetermoe/base/index.h"
 #include "hetermoe/routing/trace_routing.h"
+#include "hetermoe/train/route_probe.h"
 
 namespace hetermoe {
 
@@ -99,35 +100,17 @@ std::vector<at::Tensor> RouteReplay::choices(i64 first, i64 count) {
 }
 
 std::vector<std::vector<double>> RouteReplay::copies(i64 first, i64 count) {
-  std::vector<std::vector<double>> out(idx(num_layers_));
   const std::vector<at::Tensor> all = choices(first, count);
   if (coverage_ < 1)
     fail<InputError>(options_.replay,
                      "got choices for {:.1f} % of the tokens of the step, expected all of them, as foresight "
                      "needs. Say balancer.knows: history",
                      100 * coverage_);
-  for (const i64 layer : trace_.header().layers) {
-    const at::Tensor ids = all[idx(layer)].reshape({-1});
-    const std::span<const i32> flat(ids.const_data_ptr<i32>(), idx(ids.numel()));
-    for (const i64 counted : count_copies(flat, num_experts_)) out[idx(layer)].push_back(real(counted));
-  }
-  return out;
+  return copies_of_choices(all, num_experts_);
 }
 
 TraceRouting RouteReplay::routing(const ModelConfig& model) const {
-  TraceStep step;
-  const TraceHeader& header = trace_.header();
-  const i64 count = taken_[idx(header.layers[0])].size(0);
-  step.sequences.assign(idx(count), {.tokens = static_cast<std::uint32_t>(seq_len_)});
-  index_tokens(step);
-  for (const i64 layer : header.layers) {
-    const at::Tensor& ids = taken_[idx(layer)];
-    const std::span<const i32> flat(ids.const_data_ptr<i32>(), idx(ids.numel()));
-    std::vector<std::uint16_t>& choices = step.choices.emplace_back();
-    for (const i32 id : flat) choices.push_back(id < 0 ? kNoExpert : static_cast<std::uint16_t>(id));
-  }
-  count_choices(step, header);
-  return {header, std::move(step), model, options_.replay};
+  return routing_of_choices(taken_, model, options_.replay);
 }
 
 void RouteReplay::check_counts(const at::Tensor& counts_LE) const {

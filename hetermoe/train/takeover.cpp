@@ -4,6 +4,7 @@
 #include "hetermoe/base/words.h"
 #include "hetermoe/cost/price_migration.h"
 #include "hetermoe/report/table.h"
+#include "hetermoe/train/router_training.h"
 #include "hetermoe/train/trainer.h"
 
 // A run goes over from one plan to the next.
@@ -77,9 +78,17 @@ PlanTakeover Trainer::go_over_to(const Plan& plan) {
 /// Rank 0 decides: what a balancer computes need not be equal to the bit on all machines.
 bool Trainer::balance_before(i64 step, TrainOutcome& out) {
   if (!balancer_) return false;
-  if (balancer_->foresees())
-    balancer_->foresee(route_replay_->copies(next_sequence_, job_.train.sequences),
-                       route_replay_->routing(model_));
+  if (route_probe_) {
+    StepInput input = input_of(train_, step, next_sequence_);
+    input.router = router_training(job_.train, step, next_sequence_);
+    route_probe_->run(*session_, std::move(input), processes_);
+    balancer_->foresee(copies_of_choices(route_probe_->choices(), model_.num_experts),
+                       routing_of_choices(route_probe_->choices(), model_, "balancer.probe"));
+  } else if (balancer_->foresees()) {
+    const std::vector<std::vector<double>> copies =
+        route_replay_->copies(next_sequence_, job_.train.sequences);
+    balancer_->foresee(copies, route_replay_->routing(model_));
+  }
   if (!balancer_->is_due(step)) return false;
   const BalancedOwners chosen = balancer_->choose(*priced_);
   const Plan next = plan_of_rank_0(processes_, chosen.plan.value_or(plan()));

@@ -132,6 +132,7 @@ Trainer::Trainer(const Job& job, ModelConfig model, Cluster cluster, Plan plan, 
   prepare_weights();
   if (job_.balancer.on())
     balancer_ = std::make_unique<StepBalancer>(job_, model_, cluster_, first_plan_, profiles_);
+  if (job_.balancer.on() && job_.balancer.probe) route_probe_ = std::make_unique<RouteProbe>();
   if (!job_.routing.replay.empty()) route_replay_ = std::make_unique<RouteReplay>(job_, model_);
   if (checkpoints != Checkpoints::kOn) return;
   writer_.emplace(checkpoint_folder(job.output), job.checkpoint);
@@ -353,7 +354,7 @@ bool Trainer::goes_on_after(i64 step, i64 done) const {
   const bool paced = job_.clock.kind == ClockKind::kPaced;
   const bool sets_clock = (paced && done == 0) || step + 1 == std::max<i64>(job_.train.steps, 1);
   // The step before leaves a loss scale that adapts, and biases by its load.
-  const bool waits = loss_scale_.adapts() || job_.train.router_bias_rate > 0 || recorder_ || route_replay_;
+  const bool waits = loss_scale_.adapts() || job_.train.router_bias_rate > 0 || recorder_ || route_replay_ || route_probe_;
   return session_->may_overlap() && !validates_after(step) && !saves_after(step) && !sets_clock && !waits &&
          changes_.empty();
 }
@@ -376,6 +377,7 @@ void Trainer::begin_one(i64 step) {
   input.router = router_training(train, step, first);
   input.choices = forced_choices(train, model_, first);
   if (route_replay_) input.choices = route_replay_->choices(first, train.sequences);
+  if (route_probe_) input.choices = route_probe_->choices();
   if (recorder_ && recorder_->records(step)) input.routes = recorder_.get();
   begun_.push_back({step, input.learning_rate, hash_of(input), std::chrono::steady_clock::now()});
   session_->begin_step(input);
@@ -387,6 +389,7 @@ StepRecord Trainer::end_one() {
   begun_.pop_front();
   const i64 step = begun.step;
   last_ = session_->end_step();
+  if (route_probe_) last_.step += route_probe_->seconds();
   if (!last_.updated) session_->executor().settle();  // gradients will be looked at
   if (route_replay_) route_replay_->check_counts(last_.counts_LE);
   if (train.router_bias_rate > 0 && last_.updated)

@@ -20,6 +20,7 @@
 #include "hetermoe/train/layer_loads.h"
 #include "hetermoe/train/presence.h"
 #include "hetermoe/train/priced_plan.h"
+#include "hetermoe/train/route_probe.h"
 #include "hetermoe/train/route_recorder.h"
 #include "hetermoe/train/route_replay.h"
 #include "hetermoe/train/session.h"
@@ -241,6 +242,7 @@ class Trainer {
   std::string run_;      ///< of checkpoints: that of the start from which all others went on
   std::unique_ptr<RouteRecorder> recorder_;    ///< of the run that goes on, where it records
   std::unique_ptr<StepBalancer> balancer_;     ///< where owners of experts change between steps
+  std::unique_ptr<RouteProbe> route_probe_;    ///< where a forward pass finds what the step chooses
   std::string balancer_kept_for_;              ///< why it left owners as they are, as told last
   std::unique_ptr<RouteReplay> route_replay_;  ///< where choices are replayed
   std::optional<RoutingWatch> routing_watch_;  ///< of the plan in force, made at the first step

@@ -321,7 +321,16 @@ Scene guests_scene() {
   return s;
 }
 
-TEST(Mutation, EveryDroppedDependencyOfGuests) { drop_every_dependency(guests_scene(), {}); }
+/// What only the turn of guests keeps changes no number, but how many guests are there at once
+/// (Guests.AreThereForAsManyExchangesAsThereAreTurns).
+TEST(Mutation, EveryDroppedDependencyOfGuests) {
+  std::vector<std::string> implied;
+  for (const char* kept : {"lend.F l0 m1 without experts.F l0 m0", "lend.F l1 m0 without experts.F l0 m1",
+                           "lend.F l1 m1 without experts.F l1 m0", "lend.B l1 m0 without experts.F l1 m1",
+                           "lend.B l1 m1 without experts.B l1 m0", "lend.B l0 m1 without experts.B l0 m0"})
+    implied.insert(implied.end(), 2, kept);  // on two owners
+  drop_every_dependency(guests_scene(), implied);
+}
 
 TEST(Mutation, WrongGuestsAndLostGradientsOfGuests) {
   const Scene s = guests_scene();

@@ -3,8 +3,8 @@
 
 #include "hetermoe/cost/roofline.h"
 #include "hetermoe/sim/simulator.h"
+#include "tests/support/guest_plan.h"
 #include "tests/support/rig.h"
-#include "tests/support/strategy_plans.h"
 
 // A run under the virtual clock and the simulator fed with the routing of that run agree on every span, where
 // nothing contends. They share no code that computes times.
@@ -17,8 +17,8 @@ class OddCost : public CostModel {
  public:
   Seconds compute(const ComputeWork& work) const override {
     const double device = 1 + 0.37 * work.device, kind = 1 + static_cast<double>(work.op.kind);
-    const double amount =
-        work.tokens + 2.5 * work.rows + 0.7 * work.copies + 1e-3 * work.params + 0.1 * work.merged_rows;
+    const double amount = work.tokens + 2.5 * work.rows + 0.7 * work.copies + 1e-3 * work.params +
+                          0.1 * work.merged_rows + 0.3 * work.experts;
     return 1e-3 * device * (kind + 0.01 * work.op.layer + amount);
   }
   TransferCost transfer(const TransferWork& work) const override {
@@ -119,6 +119,17 @@ TEST(VirtualClock, EqualsTheSimulationForRandomPlans) {
   for (u64 seed = 3000; seed < 3060; ++seed) {
     const RandomCase c = random_case(seed);
     check(c.model, c.cluster, c.plan, c.step, describe(c));
+  }
+}
+
+/// What is lent, and where it runs, has a price in both.
+TEST(VirtualClock, WithGuestsToo) {
+  i64 runs = 0;
+  for (u64 seed = 3000; runs < 40; ++seed) {
+    RandomCase c = random_case(seed);
+    if (!use_guests(c.plan, c.model) || !validate(c.plan, c.model, c.cluster).empty()) continue;
+    check(c.model, c.cluster, c.plan, c.step, describe(c));
+    ++runs;
   }
 }
 

@@ -83,6 +83,18 @@ TEST(Guests, GoThroughJson) {
   EXPECT_FALSE(to_json(c.plan).contains("guest_slots"));  // plans without guests keep their text
 }
 
+TEST(Guests, GoThroughTheTextOfASchedule) {
+  for (const char* strategy : {"ep", "zebra"}) {
+    Case c(strategy);
+    const Schedule schedule = build_schedule(c.plan, c.model);
+    Plan listed = c.plan;
+    listed.order = OrderPolicy::kExplicit;
+    listed.explicit_order = to_text(schedule);
+    EXPECT_NE(listed.explicit_order.find("device 1 guests: "), std::string::npos);
+    EXPECT_EQ(hash(build_schedule(listed, c.model)), hash(schedule));
+  }
+}
+
 /// What an op of layer 0 touches on a device, in words.
 std::vector<std::string> touched(const Placement& p, OpKind kind, Phase phase, DeviceId device) {
   static const std::vector<std::string> modes = {"read", "write", "add", "take"};

@@ -56,13 +56,14 @@ TEST(OpTraits, OpsOfSchedulesAreAsTheTableSays) {
   const ModelConfig model = test::make_model({.num_layers = 3, .dense = {0}});
   Plan plan = test::make_zebra_plan(model, test::make_cluster({2, 2}, 2), {.attention = 2, .experts = 2});
   plan.chunks = 2;
-  plan.recompute = Recompute::kResend;
   plan.weight_gradients = WeightGradients::kAfter;
   plan.tally = true;
   plan.groups[0].head = {{{.device = 2, .sequences = 2}}};  // moves
   std::set<OpKind> seen;
   for (const char* optimizer : {"whole", "sharded", "on the host", "a step late"}) {
     plan.shard_optimizer = optimizer == std::string("sharded");
+    plan.guest_slots = plan.shard_optimizer ? 1 : 0;
+    plan.recompute = plan.shard_optimizer ? Recompute::kLocal : Recompute::kResend;
     if (optimizer == std::string("on the host")) {
       plan.groups[0].embed_home = plan.groups[0].head_home =
           Home{.optimizer = Residence::kHost, .devices = {}};

@@ -184,9 +184,8 @@ TEST(StepBalancer, RefusesWhatCannotBeBalanced) {
   };
   EXPECT_EQ(
       error({{"balancer.name", "lpt"}, {"balancer.knows", "foresight"}}),
-      "[balancer.knows] got foresight, expected history where no choices are replayed. Give routing.replay");
-  EXPECT_NE(error({{"balancer.name", "relibra"}}).find("guests and the bound are for traces"),
-            std::string::npos);
+      "[balancer.knows] got foresight, expected history where no choices are replayed. Give routing.replay or balancer.probe");
+  EXPECT_NE(error({{"balancer.name", "oracle"}}).find("the bound is for traces"), std::string::npos);
   EXPECT_NE(error({{"balancer.name", "eplbb"}}).find("eplb"), std::string::npos);
   EXPECT_NE(
       error({{"balancer.name", "lpt"}, {"plan.shard_optimizer", "true"}}).find("[balancer.name] got lpt"),

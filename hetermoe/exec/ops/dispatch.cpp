@@ -88,6 +88,21 @@ std::vector<i64> offsets_of_slots(const std::vector<i64>& slot_of, std::size_t o
   return offsets;
 }
 
+/// Of all owners, from what the sources told.
+std::vector<double> copies_of_guests(const ExchangeLoad& load, const std::vector<Sizes>& all) {
+  std::vector<double> out(load.guests.empty() ? 0 : load.num_owners(), 0);
+  const OwnerBins& bins = all[0].routing.bins;
+  for (const Guest& guest : load.guests) {
+    const auto begin = bins.experts.begin() + bins.begin[idx(guest.to)];
+    const auto found =
+        std::lower_bound(begin, bins.experts.begin() + bins.begin[idx(guest.to) + 1], guest.expert);
+    const i64 bin = found - bins.experts.begin();
+    for (const Sizes& sizes : all)
+      out[idx(guest.to)] += real(sizes.copies_before(bin + 1) - sizes.copies_before(bin));
+  }
+  return out;
+}
+
 /// The one moment at which the host has to know what the router chose.
 void unpack_sizes(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in) {
   ChunkSlot& slot = d.slots.chunk(op.layer, op.microbatch, op.chunk);
@@ -117,6 +132,7 @@ void unpack_sizes(OpContext& d, const Op& op, Devices participants, std::vector<
     }
     if (source.device == d.device()) cut_by_owner(slot.routed, routing, all.back().begins);
   }
+  slot.load.guest_copies = copies_of_guests(slot.load, all);
   if (d.is_owner(op)) {
     const std::size_t me = position(d.p.owners(op), d.device());
     slot.offsets = offsets_of_slots(slots_here(d, op), me, all);
