@@ -112,21 +112,6 @@ BufferSizes::Traffic BufferSizes::traffic(i32 layer, i32 microbatch, i32 chunk, 
   return traffic;
 }
 
-/// Per token: what an attention part makes besides its saved input.
-Bytes BufferSizes::attention_work(i32 layer, DeviceId device) const {
-  const bool plain = cluster_.type_of(device).attention_kernel == AttentionKernel::kPlain;
-  return attention_work_bytes(model_, layer,
-                              {element(device), KeptActivations::kAll, plain, placement_.plan().seq_len});
-}
-
-/// Of these what lies in kSavedAttention: all of it where it was recomputed.
-Bytes BufferSizes::attention_kept(i32 layer, DeviceId device) const {
-  if (!selects(layer, device)) return attention_work(layer, device);
-  const bool plain = cluster_.type_of(device).attention_kernel == AttentionKernel::kPlain;
-  return attention_kept_bytes(
-      model_, layer, {element(device), KeptActivations::kSelected, plain, placement_.plan().seq_len});
-}
-
 /// Of the tables of what a source sends.
 Bytes BufferSizes::send_indices(const Epoch& e) {
   Bytes indices = 0;
@@ -143,34 +128,25 @@ double BufferSizes::counts_of_sequences(const Epoch& e) const {
   return real(group.microbatches[idx(e.microbatch)]) * real(model_.num_experts);
 }
 
-/// An MLP of its own makes the layer's residual stream one row more.
-bool BufferSizes::has_mlp(i32 layer) const {
-  return !placement_.is_moe(layer) || model_.num_shared_experts > 0;
-}
-
 Bytes BufferSizes::of(const Epoch& e) {
   if (e.buffer == Buffer::kHostHidden) return on_host(e);
   const auto tokens_at = [&](i32 stage) { return tokens(stage, e.microbatch, e.device); };
   const auto exchanged = [&] { return traffic(e.layer, e.microbatch, e.chunk, e.device); };
   const Bytes row = this->row(e.device);
   switch (e.buffer) {
-    case Buffer::kResidual: {
-      const bool is_saved = keeps(e.layer, e.device) && !(selects(e.layer, e.device) && has_mlp(e.layer));
-      return is_saved ? 0 : tokens_at(e.layer) * row;  // or part of kSavedAttention, as the next
-    }
+    case Buffer::kResidual:
+      return saves_residual(e.layer, e.device) ? 0 : tokens_at(e.layer) * row;
     case Buffer::kSend:
-      return keeps(e.layer, e.device) && !selects(e.layer, e.device) ? 0 : tokens_at(e.layer) * row;
+      return saves_send(e.layer, e.device) ? 0 : tokens_at(e.layer) * row;
     case Buffer::kHidden:
     case Buffer::kDHidden:
     case Buffer::kDMove:
-      return tokens_at(e.layer) * row;
     case Buffer::kMoveOut:
-      return tokens_at(e.layer - 1) * row;
+      return tokens_at(e.buffer == Buffer::kMoveOut ? e.layer - 1 : e.layer) * row;
     case Buffer::kRouting:
       return tokens_at(e.layer) * routing_bytes(model_, e.layer) + send_indices(e);
     case Buffer::kSavedAttention:
-      return tokens_at(e.layer) * (attention_kept(e.layer, e.device) +
-                                   (has_mlp(e.layer) && !selects(e.layer, e.device) ? row : 0));
+      return tokens_at(e.layer) * attention_saved(e.layer, e.device);
     case Buffer::kLeftAttention:
       return tokens_at(e.layer) * attention_left_bytes(model_, e.layer, element(e.device));
     case Buffer::kLoad:
@@ -215,40 +191,6 @@ Bytes BufferSizes::of(const Epoch& e) {
 
 Bytes BufferSizes::workspace(const Op& op, DeviceId device) {
   return is_compute(op.kind) ? compute_workspace(op, device) : transfer_workspace(op, device);
-}
-
-/// Forward keeps the activations of the layer.
-bool BufferSizes::keeps(i32 layer, DeviceId device) const {
-  return placement_.options().backward &&
-         keeps_activations(placement_.recompute(group_of_[idx(device)], layer));
-}
-
-bool BufferSizes::selects(i32 layer, DeviceId device) const {
-  return placement_.recompute(group_of_[idx(device)], layer) == Recompute::kSelect;
-}
-
-/// Forward makes the residual stream and the rows to send, which are buffers, and what it keeps is one, too.
-/// Backward may have to make all again, and autograd hands the gradients of the weights over whole.
-Bytes BufferSizes::attention_workspace(const Op& op, DeviceId device) const {
-  const double count = tokens(op.layer, op.microbatch, device);
-  const Bytes work = attention_work(op.layer, device), dropped = work - attention_kept(op.layer, device);
-  if (op.phase == Phase::kWeights)
-    return count > 0 ? attention_largest_product(model_, op.layer) * element(device) : 0;
-  if (op.phase != Phase::kBackward) {
-    const bool is_buffer = keeps(op.layer, device) || op.phase == Phase::kRecompute;
-    if (is_buffer) return op.phase == Phase::kForward ? count * std::max(0.0, dropped - row(device)) : 0;
-    return count * (work - 2 * row(device));
-  }
-  const bool kept = !recomputes_inside(placement_.recompute(op.group, op.layer), placement_.is_moe(op.layer));
-  const Bytes inside = count * ((kept ? dropped : work) + attention_gradient_bytes(model_, element(device)));
-  // What it leaves is a buffer, and of this the gradients of the output projection's and the router's results
-  // are gone without it when most is held.
-  if (placement_.leaves_weights(op.kind, op.layer)) {
-    const Bytes stays = row(device) + (placement_.is_moe(op.layer) ? 4.0 * real(model_.num_experts) : 0);
-    return inside + count * (stays - attention_left_bytes(model_, op.layer, element(device)));
-  }
-  const i32 state = placement_.states_of(UnitPart::kAttention, op.layer).first;
-  return inside + (placement_.trains(state) ? work_.trained_params(state) * element(device) : 0);
 }
 
 /// Rows in expert order, outputs, and in backward the gradients of both: the gradient of the output is the

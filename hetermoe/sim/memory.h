@@ -55,6 +55,10 @@ class BufferSizes {
   Traffic traffic(i32 layer, i32 microbatch, i32 chunk, DeviceId device);
   double tokens(i32 stage, i32 microbatch, DeviceId device) const;
   Bytes attention_kept(i32 layer, DeviceId device) const;
+  Bytes attention_saved(i32 layer, DeviceId device) const;  ///< per token, in kSavedAttention
+  /// The buffer is part of kSavedAttention.
+  bool saves_residual(i32 layer, DeviceId device) const;
+  bool saves_send(i32 layer, DeviceId device) const;
   bool selects(i32 layer, DeviceId device) const;
   Bytes attention_work(i32 layer, DeviceId device) const;
   bool keeps(i32 layer, DeviceId device) const;

@@ -21,9 +21,7 @@ namespace hetermoe {
 
 std::atomic<bool> stop_requested = false;
 
-namespace {
-std::atomic<i32> stop_signal = 1;
-}
+static std::atomic<i32> stop_signal = 1;
 
 i32 stop_asked() { return stop_requested ? stop_signal.load() : 0; }
 
