@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "tests/mpi/job.h"
 #include "tests/support/guest_plan.h"
@@ -87,13 +88,17 @@ TrainOutcome run_with_probe(const fs::path& folder, const Processes& processes) 
 
 /// Choices that a forward pass finds are told to all, and all lend alike.
 TEST(Mpi, ProbedRunsEqualThoseOfOneProcessBitForBit) {
-  const WorkFolder folder;
-  const TrainOutcome expected = run_with_probe(folder / "one", Processes()),
-                     got = run_with_probe(folder / "all", *job);
+  std::optional<WorkFolder> own;
+  if (job->rank() == 0) own.emplace();
+  const fs::path shared = job->gather(job->rank() == 0 ? own->path().string() : "").front();
+  const WorkFolder of_one;
+  const TrainOutcome expected = run_with_probe(of_one / "run", Processes()),
+                     got = run_with_probe(shared / "run", *job);
   ASSERT_EQ(got.records.size(), expected.records.size());
   for (std::size_t s = 0; s < expected.records.size(); ++s)
     EXPECT_EQ(got.records[s].loss, expected.records[s].loss) << s;
   EXPECT_EQ(got.changes.size(), expected.changes.size());
+  job->gather("looked");
 }
 
 }  // namespace
