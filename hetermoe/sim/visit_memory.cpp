@@ -37,15 +37,14 @@ Bytes BufferSizes::experts_workspace(const Op& op, DeviceId device) {
   const Bytes result = op.phase == Phase::kWeights ? 0 : t.rows_as_owner * row(device);
   const bool makes_gradients = op.phase == Phase::kWeights || (op.phase == Phase::kBackward &&
                                                                !placement_.leaves_weights(op.kind, op.layer));
-  const Bytes later = makes_gradients && op.chunk == 0
-                          ? guests({.buffer = Buffer::kGuestGrad,
-                                    .device = device,
-                                    .layer = op.layer,
-                                    .microbatch = op.microbatch,
-                                    .chunk = 0,
-                                    .first = 0,
-                                    .num_ops = 0})
-                          : 0;
+  const Bytes later = makes_gradients && op.chunk == 0 ? guests({.buffer = Buffer::kGuestGrad,
+                                                                 .device = device,
+                                                                 .layer = op.layer,
+                                                                 .microbatch = op.microbatch,
+                                                                 .chunk = 0,
+                                                                 .first = 0,
+                                                                 .num_ops = 0})
+                                                       : 0;
   return std::max(experts_workspace(op, device, t.copies_as_owner - copies) - later,
                   experts_workspace(op, device, copies) + (copies > 0 ? result : 0));
 }

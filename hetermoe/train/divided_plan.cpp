@@ -45,7 +45,8 @@ void check_guests(const Job& job, const Plan& plan, const ModelConfig& model, co
   if (plan.guest_slots == 0) return;
   if (!plan.tally && job.routing.replay.empty() && !job.balancer.probe && !job.train.forced_balance)
     fail<ConfigError>("balancer.knows",
-                      "got foresight, expected history where no choices are replayed. Give routing.replay or balancer.probe");
+                      "got foresight, expected history where no choices are replayed. Give routing.replay or "
+                      "balancer.probe");
   if (job.train.lora.rank > 0)
     fail<ConfigError>("train.lora",
                       "cannot go with guests, which are lent without adapters: leave one of both out");

@@ -44,13 +44,18 @@ class LayerPopularity : public RoutingLoad {
 
 void check_foresight(const Job& job) {
   if (job.balancer.probe && job.balancer.knows != Knows::kForesight)
-    fail<ConfigError>("balancer.probe", "got true, expected false where owners are chosen by history. Say balancer.knows: foresight");
+    fail<ConfigError>(
+        "balancer.probe",
+        "got true, expected false where owners are chosen by history. Say balancer.knows: foresight");
   if (job.balancer.probe && (!job.routing.replay.empty() || job.train.forced_balance))
-    fail<ConfigError>("balancer.probe", "got true, expected false where the choices are known already (routing.replay, train.forced_balance)");
+    fail<ConfigError>("balancer.probe",
+                      "got true, expected false where the choices are known already (routing.replay, "
+                      "train.forced_balance)");
   if (job.balancer.probe || job.balancer.knows != Knows::kForesight) return;
   if (job.routing.replay.empty())
     fail<ConfigError>("balancer.knows",
-                      "got foresight, expected history where no choices are replayed. Give routing.replay or balancer.probe");
+                      "got foresight, expected history where no choices are replayed. Give routing.replay or "
+                      "balancer.probe");
   if (job.routing.replay_gaps == ReplayGaps::kChoose)
     fail<ConfigError>("balancer.knows",
                       "got foresight, expected history where the trace may have gaps (routing.replay_gaps: "

@@ -352,7 +352,8 @@ bool Trainer::goes_on_after(i64 step, i64 done) const {
   const bool paced = job_.clock.kind == ClockKind::kPaced;
   const bool sets_clock = (paced && done == 0) || step + 1 == std::max<i64>(job_.train.steps, 1);
   // The step before leaves a loss scale that adapts, and biases by its load.
-  const bool waits = loss_scale_.adapts() || job_.train.router_bias_rate > 0 || recorder_ || route_replay_ || route_probe_;
+  const bool waits =
+      loss_scale_.adapts() || job_.train.router_bias_rate > 0 || recorder_ || route_replay_ || route_probe_;
   return session_->may_overlap() && !validates_after(step) && !saves_after(step) && !sets_clock && !waits &&
          changes_.empty();
 }

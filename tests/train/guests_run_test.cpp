@@ -92,7 +92,7 @@ TEST(GuestsRun, AResumedRunIsEqualToTheBit) {
   TinyRun(folder / "first", lending({{"routing.record", trace}})).run(Checkpoints::kOff);
   for (const Settings& knows : {Settings{{"balancer.knows", "history"}},
                                 Settings{{"balancer.knows", "foresight"}, {"routing.replay", trace}},
-        Settings{{"balancer.probe", "true"}, {"balancer.knows", "foresight"}}}) {
+                                Settings{{"balancer.probe", "true"}, {"balancer.knows", "foresight"}}}) {
     Settings settings = lending({{"balancer.name", "relibra"}, {"checkpoint.every", "1"}});
     settings.insert(settings.end(), knows.begin(), knows.end());
     const std::string at = folder / knows[0].second;
@@ -135,9 +135,9 @@ TEST(GuestsRun, RefusesWhatCannotLend) {
     settings.insert(settings.end(), more.begin(), more.end());
     return error_of<ConfigError>([&] { TinyRun(folder / "run", settings).run(Checkpoints::kOff); });
   };
-  EXPECT_EQ(
-      error({{"balancer.knows", "foresight"}}),
-      "[balancer.knows] got foresight, expected history where no choices are replayed. Give routing.replay or balancer.probe");
+  EXPECT_EQ(error({{"balancer.knows", "foresight"}}),
+            "[balancer.knows] got foresight, expected history where no choices are replayed. Give "
+            "routing.replay or balancer.probe");
   EXPECT_NE(
       error({{"plan.recompute", "resend"}}).find("is resend, which no plan with guests may have. Use local"),
       std::string::npos);
@@ -154,7 +154,8 @@ TEST(GuestsRun, RefusesWhatCannotLend) {
   EXPECT_TRUE(full.starts_with("[balancer.guests] got 4096, for which there is no room: device ")) << full;
   EXPECT_NE(full.find(" GiB. Without guests the plan fits"), std::string::npos) << full;
   EXPECT_EQ(plan_error("2"), "no error");
-  EXPECT_NE(error({{"balancer.probe", "true"}}).find("[balancer.probe] got true, expected false where owners are chosen by history"),
+  EXPECT_NE(error({{"balancer.probe", "true"}})
+                .find("[balancer.probe] got true, expected false where owners are chosen by history"),
             std::string::npos);
   EXPECT_NE(error({{"balancer.name", "oracle"}}).find("the bound is for traces"), std::string::npos);
 }

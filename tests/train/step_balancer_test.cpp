@@ -182,9 +182,9 @@ TEST(StepBalancer, RefusesWhatCannotBeBalanced) {
   const auto error = [&](const Settings& more) {
     return error_of<ConfigError>([&] { TinyRun(folder / "run", balanced(more)).run(Checkpoints::kOff); });
   };
-  EXPECT_EQ(
-      error({{"balancer.name", "lpt"}, {"balancer.knows", "foresight"}}),
-      "[balancer.knows] got foresight, expected history where no choices are replayed. Give routing.replay or balancer.probe");
+  EXPECT_EQ(error({{"balancer.name", "lpt"}, {"balancer.knows", "foresight"}}),
+            "[balancer.knows] got foresight, expected history where no choices are replayed. Give "
+            "routing.replay or balancer.probe");
   EXPECT_NE(error({{"balancer.name", "oracle"}}).find("the bound is for traces"), std::string::npos);
   EXPECT_NE(error({{"balancer.name", "eplbb"}}).find("eplb"), std::string::npos);
   EXPECT_NE(
