@@ -42,7 +42,7 @@ TEST(MpiTags, DoNotGrowWithTheNumberOfProcesses) {
 TEST(MpiTags, TooFewTagsAreNamed) {
   const std::vector<i32> rank_of(100, 3);
   EXPECT_EQ(error_of<TransportError>([&] { MpiTags(rank_of, kLeastOfMpi); }),
-            "[mpi] 100 devices in one process need tags up to 69999, this MPI has tags up to 32767: start "
+            "[mpi] 100 devices in one process need tags up to 79999, this MPI has tags up to 32767: start "
             "more processes, so that each has fewer devices");
 }
 
