@@ -21,9 +21,10 @@ struct AttentionGraph {
   // x, weights, scores and topk are undefined in dense layers; counts also where nobody counted yet.
   at::Tensor u, x, weights, scores, topk, counts;
   at::Tensor log_sum;  // [T] logsumexp of the router's logits, with a z-loss
-  // What the second norm and the activation of an MLP start from, and the router's jitter.
+  // With KeepGraph::kSelected what the second norm and the activation of an MLP start from, and the router's
+  // jitter.
   at::Tensor h = {}, gate_up = {}, jitter = {};
-  bool selected = false;
+  bool selected() const { return h.defined(); }
 };
 
 struct AttentionLeft {
@@ -196,7 +197,6 @@ void let_go(AttentionGraph& graph, const StateGroup& state) {
   }
   graph.u = StandInFunction::apply(graph.u);
   if (graph.x.defined()) graph.x = StandInFunction::apply(graph.x);
-  graph.selected = true;
 }
 
 void make_again(const AttentionGraph& graph, const ModelConfig& model, const StateGroup& state) {
@@ -281,7 +281,7 @@ AttentionGradient attention_backward(const ModelConfig& model, i64 layer, StateG
                      : at::zeros({}, scalar);
   if (input.z_factor > 0 && graph.log_sum.defined())
     out.aux_loss = out.aux_loss + add_z_loss(seeds, graph, input.z_factor);
-  const bool leaves_weights = input.leaves_weights || graph.selected;
+  const bool leaves_weights = input.leaves_weights || graph.selected();
   const std::vector<bool> direct = direct_weights(graph, state, leaves_weights);
   std::vector<at::Tensor> inputs;
   std::vector<std::size_t> weights;
@@ -294,7 +294,7 @@ AttentionGradient attention_backward(const ModelConfig& model, i64 layer, StateG
                             /*create_graph=*/false, /*allow_unused=*/true);
   out.dy_TD = grads.back();
   const c10::NoGradGuard no_grad;
-  if (graph.selected) make_again(graph, model, state);
+  if (graph.selected()) make_again(graph, model, state);
   AttentionLeft left{leaves_weights ? graph.leaves.left() : decltype(AttentionLeft::products)(), {}};
   for (std::size_t i = 0; i < weights.size(); ++i) {
     if (grads[i].defined()) left.direct.emplace_back(weights[i], grads[i]);

@@ -195,17 +195,14 @@ Bytes StageCosts::memory(const LayerRun& run, const RunRecompute& how) const {
 }
 
 RunRecompute StageCosts::uniform(const LayerRun& run) const {
-  RunRecompute fastest, leanest;
-  Seconds least_time = std::numeric_limits<Seconds>::infinity();
-  Bytes least = std::numeric_limits<Bytes>::infinity();
+  RunRecompute fastest = RunRecompute::all(kRecomputes.back());
+  Seconds least = std::numeric_limits<Seconds>::infinity();
   for (const Recompute recompute : kRecomputes) {
     const RunRecompute next = RunRecompute::all(recompute);
-    const Bytes need = memory(run, next);
-    if (need < least) least = need, leanest = next;
-    if (need > usable(run.stage)) continue;
-    if (const Seconds takes = time(run, next); takes < least_time) least_time = takes, fastest = next;
+    if (!fits(run, next)) continue;
+    if (const Seconds takes = time(run, next); takes < least) least = takes, fastest = next;
   }
-  return least > usable(run.stage) ? leanest : fastest;
+  return fastest;
 }
 
 Bytes StageCosts::least_memory(const LayerRun& run) const {

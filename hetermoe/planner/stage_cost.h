@@ -39,7 +39,7 @@ class StageCosts {
   /// Keeps a reference to the rates.
   StageCosts(const Rates& rates, const PipelineOrder& order, std::vector<StageDevices> stages);
 
-  /// The fastest recomputation of all layers of a run that has room, else the one that needs least.
+  /// The fastest recomputation of all layers of a run that has room; where none has, resend.
   RunRecompute uniform(const LayerRun& run) const;
   /// The fastest that has room, of some layers in one way and of the others in another.
   RunRecompute mixed(const LayerRun& run) const;
@@ -49,14 +49,14 @@ class StageCosts {
   Seconds time(const LayerRun& run) const { return time(run, uniform(run)); }
   /// Of the fullest device, as estimate_memory() says.
   Bytes memory(const LayerRun& run, const RunRecompute& how) const;
-  Bytes memory(const LayerRun& run) const { return memory(run, uniform(run)); }
   /// With the recomputation that needs least.
   Bytes least_memory(const LayerRun& run) const;
   Bytes usable(i64 stage) const { return rates_.usable_memory(stages_[static_cast<std::size_t>(stage)].cls); }
   bool fits(const LayerRun& run, const RunRecompute& how) const {
     return memory(run, how) <= usable(run.stage);
   }
-  bool fits(const LayerRun& run) const { return fits(run, uniform(run)); }
+  /// With some recomputation.
+  bool fits(const LayerRun& run) const { return least_memory(run) <= usable(run.stage); }
   Seconds slowest(const std::vector<i64>& layers) const;  ///< of stages of so many layers
   /// Of a step, by stages of so many layers that recompute so.
   Seconds step(const std::vector<i64>& layers, const std::vector<RunRecompute>& how) const;

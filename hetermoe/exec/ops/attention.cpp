@@ -109,7 +109,7 @@ void recompute(OpContext& d, const Op& op) {
   AttentionOutput out = attention_forward(d.model, op.layer, d.state.attention(op.layer), slot.hidden,
                                           {d.p.plan().seq_len, documents}, graph_for_backward(d, op), task);
   slot.graph = std::move(out.graph);
-  if (resends_rows(d.p.recompute(op.group, op.layer))) slot.send = out.x_TD;
+  if (d.p.recompute(op.group, op.layer) == Recompute::kResend) slot.send = out.x_TD;
 }
 
 void backward(OpContext& d, const Op& op) {
