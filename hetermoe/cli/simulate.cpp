@@ -1,3 +1,5 @@
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <charconv>
 #include <iostream>
@@ -10,6 +12,7 @@
 #include "hetermoe/cli/routing.h"
 #include "hetermoe/cost/measured.h"
 #include "hetermoe/data/sampler.h"
+#include "hetermoe/plan/turns.h"
 #include "hetermoe/planner/round_robin_plan.h"
 #include "hetermoe/report/table.h"
 #include "hetermoe/report/waits_text.h"
@@ -151,6 +154,27 @@ void print_devices(const Simulated& result, const Cluster& cluster) {
   std::cout << table.str();
 }
 
+std::string turn_seconds(const PlanTurn& turn) {
+  const auto [least, most] = std::minmax_element(turn.lengths.begin(), turn.lengths.end());
+  if (*least == *most) return format_seconds(*most);
+  return fmt::format("{} to {}", format_seconds(*least), format_seconds(*most));
+}
+
+/// Which device takes which turn of which round.
+void print_turns(const Plan& plan) {
+  if (plan.order != OrderPolicy::kRoundRobin) return;
+  Table table({"turn", "computes", "a microbatch", "on devices, by round"});
+  for (const Group& group : plan.groups) {
+    for (const PlanTurn& turn : turns_of(plan, group)) {
+      table.add_row({std::to_string(table.num_rows()), turn_work(turn),
+                     plan.turn_lengths.empty() ? "-" : turn_seconds(turn),
+                     fmt::format("{}", fmt::join(turn.devices, " "))});
+    }
+  }
+  table.align(3, Align::kLeft);
+  std::cout << table.str() << "\n";
+}
+
 void print_result(const Simulated& result, const Cluster& cluster) {
   std::cout << fmt::format(
       "{}: {} of {} in {}, {}\n", result.timeline.title, counted(total_sequences(result.plan), "sequence"),
@@ -167,6 +191,7 @@ void print_result(const Simulated& result, const Cluster& cluster) {
   }
   if (const std::string warning = round_warning(result.plan); !warning.empty())
     std::cout << "warning: " << warning << "\n\n";
+  print_turns(result.plan);
   print_devices(result, cluster);
   std::cout << "\n" << waits_text(result.timeline);
 }

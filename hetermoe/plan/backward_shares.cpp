@@ -28,17 +28,6 @@ bool has_roaming_layers(const Plan& plan) {
   });
 }
 
-i64 num_turns(const Group& group) {
-  const auto differ = [](const Shares& a, const Shares& b) { return share_row(a, 0) != share_row(b, 0); };
-  i64 turns = 1;
-  const Shares *forward = &group.embed, *backward = &backward_embed_shares(group);
-  for (const LayerPlacement& layer : group.layers) {
-    turns += differ(*std::exchange(forward, &layer.attention), layer.attention);
-    turns += differ(*std::exchange(backward, &backward_shares(layer)), backward_shares(layer));
-  }
-  return turns + differ(*forward, group.head) + differ(*backward, group.head);
-}
-
 namespace {
 
 class Checker {

@@ -24,10 +24,6 @@ bool roams(const LayerPlacement& layer);
 bool has_backward_shares(const Group& group);
 bool has_roaming_layers(const Plan& plan);
 
-/// Turns of a round of the first microbatch: one, and one more wherever shares change on the way to the head
-/// and back.
-i64 num_turns(const Group& group);
-
 /// Faults of backward shares and of experts at their sources of a layer, in words. The shares themselves add
 /// up and name devices of the group.
 std::vector<std::string> backward_faults(const Plan& plan, std::size_t group, std::size_t layer, bool is_moe);

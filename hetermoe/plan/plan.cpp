@@ -7,6 +7,7 @@
 #include "hetermoe/base/index.h"
 #include "hetermoe/plan/backward_shares.h"
 #include "hetermoe/plan/recompute.h"
+#include "hetermoe/plan/turns.h"
 
 namespace hetermoe {
 
@@ -127,10 +128,14 @@ class Validator {
       return;
     }
     for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
-      const i64 turns = num_turns(plan_.groups[g]);
-      if (turns == static_cast<i64>(plan_.turn_lengths.size())) continue;
-      fault("turn_lengths", "has {} entries, but rounds of groups[{}] have {} turns",
-            plan_.turn_lengths.size(), g, turns);
+      const i64 turns = static_cast<i64>(turns_of(plan_, plan_.groups[g]).size()),
+                entries = static_cast<i64>(plan_.turn_lengths.size()),
+                devices = static_cast<i64>(plan_.groups[g].devices.size());
+      if (entries == turns || entries == turns * devices) continue;
+      fault("turn_lengths",
+            "has {} entries, but rounds of groups[{}] have {} turns on {} devices, expected "
+            "{}, or {} where devices differ",
+            entries, g, turns, devices, turns, turns * devices);
     }
   }
 

@@ -152,8 +152,9 @@ struct Plan {
   /// layer_major: microbatches in flight, 0 = all. one_f_one_b: microbatches that go through a stage
   /// together, 0 = one. round_robin: microbatches of a round, 0 = all.
   i32 window = 0;
-  /// round_robin: [turn] how long a microbatch takes in it, in any unit; empty = equally long. Transfers of a
-  /// device are in one order, and this is what that order is made by.
+  /// round_robin: [turn] how long a microbatch takes in it, in any unit; empty = equally long. Where devices
+  /// differ [device of the group][turn], one device after another. Transfers of a device are in one order,
+  /// and this is what that order is made by.
   std::vector<double> turn_lengths = {};
   i32 combine_lag =
       0;           ///< a return transfer is ordered this many dispatches later (matters on shared queues)
@@ -194,7 +195,9 @@ struct Plan {
     v("seq_len", seq_len, "tokens per sequence", required(at_least(1)));
     v("order", order, "order policy");
     v("window", window, "microbatches in flight, 0 = all", at_least(0));
-    v("turn_lengths", turn_lengths, "of a microbatch in each turn of a round, in any unit; empty = equal",
+    v("turn_lengths", turn_lengths,
+      "of a microbatch in each turn of a round, in any unit, of unequal devices one after another; empty = "
+      "equal",
       above(0));
     v("combine_lag", combine_lag, "dispatches between a dispatch and its combine on a shared queue",
       at_least(0));

@@ -3,12 +3,14 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/cost/measured.h"
 #include "hetermoe/plan/backward_shares.h"
 #include "hetermoe/plan/recompute.h"
+#include "hetermoe/plan/turns.h"
 #include "hetermoe/planner/host_use.h"
 #include "hetermoe/planner/memory_estimate.h"
 
@@ -56,26 +58,60 @@ class Timer {
 /// Who takes which turn of which round.
 class Dealer {
  public:
-  Dealer(const Group& group, i64 round, i64 turns) : group_(group), round_(round), turns_(turns) {}
+  Dealer(const Group& group, const Rounds& rounds)
+      : group_(group), dealt_(rounds.dealt), turns_(rounds.split.num_turns()) {
+    const auto microbatches = static_cast<i64>(group.microbatches.size());
+    round_ = rounds.round > 0 ? rounds.round : microbatches;
+    const i64 all = (microbatches + round_ - 1) / round_ * turns_;
+    for (i64 i = 0; dealt_.empty() && i < all; ++i) in_turn_.push_back(i % count());
+  }
 
   /// Rows of the microbatches for a turn; a single one when they are equal.
   Shares rows(i64 turn) const {
     Shares rows;
-    const auto count = static_cast<i64>(group_.devices.size());
     for (std::size_t m = 0; m < group_.microbatches.size(); ++m) {
       const i64 round = static_cast<i64>(m) / round_;
-      const DeviceId device = group_.devices[idx((round * turns_ + turn) % count)];
-      rows.push_back({{device, group_.microbatches[m]}});
+      rows.push_back({{group_.devices[idx(dealt()[idx(round * turns_ + turn)])], group_.microbatches[m]}});
     }
     if (std::all_of(rows.begin(), rows.end(), [&](const ShareRow& row) { return row == rows[0]; }))
       rows.resize(1);
     return rows;
   }
 
+  /// In some round the turn is on another device than the one before it. Else both are one turn.
+  bool changes_device(i64 turn) const {
+    for (std::size_t i = idx(turn); i < dealt().size(); i += idx(turns_))
+      if (turn > 0 && dealt()[i] != dealt()[i - 1]) return true;
+    return false;
+  }
+
  private:
+  i64 count() const { return static_cast<i64>(group_.devices.size()); }
+  const std::vector<i64>& dealt() const { return dealt_.empty() ? in_turn_ : dealt_; }
+
   const Group& group_;
-  i64 round_, turns_;
+  const std::vector<i64>& dealt_;
+  i64 turns_, round_;
+  std::vector<i64> in_turn_;
 };
+
+/// As a plan has them: of each turn, or of each device all turns. Turns that follow each other on one device
+/// in all rounds are one.
+std::vector<double> plan_lengths(const Dealer& dealer, const Rounds& rounds) {
+  std::vector<std::vector<Seconds>> lists = rounds.lengths;
+  if (lists.empty() || std::all_of(lists.begin(), lists.end(), [&](const auto& l) { return l == lists[0]; }))
+    lists = {rounds.split.lengths};
+  std::vector<double> lengths;
+  for (const std::vector<Seconds>& list : lists) {
+    for (std::size_t turn = 0; turn < list.size(); ++turn) {
+      if (turn == 0 || dealer.changes_device(static_cast<i64>(turn)))
+        lengths.push_back(list[turn]);
+      else
+        lengths.back() += list[turn];
+    }
+  }
+  return lengths;
+}
 
 /// [layer] the turn of a list that has it; `first` is the number of the first turn.
 std::vector<i64> turn_of_layers(const std::vector<i64>& turns, i64 first) {
@@ -99,6 +135,14 @@ void own_everything(LayerPlacement& layer) {
   if (!layer.experts.empty()) layer.experts_at = ExpertsAt::kSources;
 }
 
+std::vector<double> mean(const std::vector<LayerTimes>& devices, std::vector<double> LayerTimes::*pass) {
+  std::vector<double> sums((devices[0].*pass).size(), 0);
+  for (const LayerTimes& device : devices)
+    for (std::size_t l = 0; l < sums.size(); ++l) sums[l] += (device.*pass)[l];
+  for (double& sum : sums) sum /= real(devices.size());
+  return sums;
+}
+
 /// Of a microbatch's rows from one device to another.
 Seconds hop_seconds(const ModelConfig& model, const CostModel& cost, const Plan& plan, double sequences) {
   const std::vector<DeviceId>& devices = plan.groups[0].devices;
@@ -109,36 +153,66 @@ Seconds hop_seconds(const ModelConfig& model, const CostModel& cost, const Plan&
   return cost.transfer({op, std::span(devices).first(2), ends}).seconds();
 }
 
+/// Of the weights of each layer and of the head, from the host to every device at the same time.
+std::vector<double> fetch_seconds(const ModelConfig& model, const Cluster& cluster, const CostModel& cost,
+                                  const Plan& plan) {
+  const DeviceId device = plan.groups[0].devices[0];
+  const DeviceId ends[] = {device, cluster.num_devices() + cluster.node_of(device)};
+  const i32 first_of_nodes = num_ports(cluster) - 3 * static_cast<i32>(cluster.nodes.size());
+  const auto seconds = [&](i64 parameters) {
+    const Bytes bytes = real(parameters) * bytes_of(plan.dtype[idx(device)]);
+    const PortBytes ports[] = {{.host_in = bytes}, {.host_out = bytes}};
+    const TransferCost copy = cost.transfer({{.kind = OpKind::kFetch, .device = device}, ends, ports});
+    double longest = 0;
+    for (const PortLoad& load : copy.loads) {
+      const bool shared = load.port >= first_of_nodes;
+      longest = std::max(longest, load.seconds * (shared ? real(plan.groups[0].devices.size()) : 1));
+    }
+    return copy.latency + longest;
+  };
+  std::vector<double> fetch;
+  for (i64 l = 0; l < model.num_layers; ++l) {
+    const LayerWeights weights = layer_weights(model, l);
+    fetch.push_back(seconds(weights.attention_part() + weights.experts));
+  }
+  fetch.push_back(seconds(count_parameters(model).embedding));
+  return fetch;
+}
+
 }  // namespace
 
 TurnTimes expected_turn_times(const Plan& plan, const ModelConfig& model, const Cluster& cluster,
                               double sequences) {
   const std::unique_ptr<CostModel> cost = make_cost(model, cluster, plan, load_profiles(cluster));
-  TurnTimes times{std::vector<double>(idx(model.num_layers) + 1, 0), {}};
-  times.backward = times.forward;
+  TurnTimes times;
   times.hop = hop_seconds(model, *cost, plan, sequences);
+  if (has_hosts(cluster)) times.fetch = fetch_seconds(model, cluster, *cost, plan);
   for (const DeviceId device : plan.groups[0].devices) {
     Timer timer(plan, model, *cost, sequences, device);
-    const auto raise = [](double& to, Seconds seconds) { to = std::max(to, seconds); };
+    LayerTimes& layers = times.of_devices.emplace_back();
     for (i32 l = 0; l < static_cast<i32>(model.num_layers); ++l) {
-      raise(times.forward[idx(l)], timer.forward(l));
-      raise(times.backward[idx(l)], timer.backward(l));
+      layers.forward.push_back(timer.forward(l));
+      layers.backward.push_back(timer.backward(l));
     }
-    raise(times.backward.back(), timer.head());
+    layers.forward.push_back(0);
+    layers.backward.push_back(timer.head());
   }
+  times.forward = mean(times.of_devices, &LayerTimes::forward);
+  times.backward = mean(times.of_devices, &LayerTimes::backward);
   return times;
 }
 
-void deal_turns(Plan& plan, const TurnSplit& split) {
+void deal_turns(Plan& plan, const Rounds& rounds) {
+  const TurnSplit& split = rounds.split;
   Group& group = plan.groups[0];
   const auto num_forward = static_cast<i64>(split.forward.size()),
              num_layers = static_cast<i64>(group.layers.size());
-  const i64 round = plan.window > 0 ? plan.window : static_cast<i64>(group.microbatches.size());
-  const Dealer dealer(group, round, split.num_turns());
+  const Dealer dealer(group, rounds);
   const std::vector<i64> forward = turn_of_layers(split.forward, 0);
   const std::vector<i64> backward = turn_of_layers(split.backward, num_forward + 1);
   plan.order = OrderPolicy::kRoundRobin;
-  plan.turn_lengths = split.lengths;
+  plan.window = static_cast<i32>(rounds.round);
+  plan.turn_lengths = plan_lengths(dealer, rounds);
   group.embed = dealer.rows(0);
   group.head = dealer.rows(num_forward);
   for (std::size_t l = 0; l < group.layers.size(); ++l) {
@@ -163,15 +237,38 @@ void deal_turns(Plan& plan, const TurnSplit& split) {
 
 namespace {
 
-void deal_rounds(Plan& plan, const Rounds& rounds) {
-  plan.window = static_cast<i32>(rounds.round);
-  deal_turns(plan, rounds.split);
-}
-
 /// With so much on hosts, where there are any.
 bool has_room(HostUse use, Plan plan, const ModelConfig& model, const Cluster& cluster) {
   if (has_hosts(cluster)) keep_on_hosts(use, model, cluster, plan);
   return overfilled_device(estimate_memory(plan, model), cluster).empty();
+}
+
+/// The turn that computes and one layer more: the next turn's weights come as this one's last microbatch
+/// leaves them. Less room, and time where a layer takes longer to come than to compute.
+void save_slots(Plan& plan) {
+  if (plan.slots.attention > 2) plan.slots.attention = plan.slots.experts = plan.slots.attention / 2 + 1;
+}
+
+/// The first whose plan fits, with more and more on hosts; none = nothing does. `plan` is then as it is asked
+/// for.
+const Rounds* first_with_room(const std::vector<Rounds>& ranked, Plan& plan, const ModelConfig& model,
+                              const Cluster& cluster) {
+  for (const bool saves_slots : {false, true}) {
+    for (const HostUse use : {HostUse::kAll, HostUse::kAllSaved}) {
+      // A longer round of the same turns needs more.
+      std::map<std::pair<std::vector<i64>, std::vector<i64>>, i64> too_long;
+      for (const Rounds& rounds : ranked) {
+        const auto turns = std::pair(rounds.split.forward, rounds.split.backward);
+        const auto known = too_long.find(turns);
+        if (known != too_long.end() && rounds.round >= known->second) continue;
+        deal_turns(plan, rounds);
+        if (saves_slots) save_slots(plan);
+        if (has_room(use, plan, model, cluster)) return &rounds;
+        too_long[turns] = rounds.round;
+      }
+    }
+  }
+  return nullptr;
 }
 
 }  // namespace
@@ -191,21 +288,19 @@ Plan make_roundpipe(const ModelConfig& model, const Cluster& cluster, const Stra
   if (!request.attention_weights.empty() || !request.expert_weights.empty() || !request.balancer.empty())
     fail<ConfigError>("strategy roundpipe",
                       "devices take turns: weights of devices and balancers mean nothing");
-  base.dtype.assign(base.dtype.size(), request.dtype);
   for (LayerPlacement& layer : group.layers) layer.recompute = Recompute::kResend;
+  Plan asked = base;  // whose time and memory is asked for
+  asked.dtype.assign(base.dtype.size(), request.dtype);
+  asked.wire_forward = asked.wire_backward = request.dtype;
   const double largest = real(*std::max_element(group.microbatches.begin(), group.microbatches.end()));
-  const std::vector<Rounds> ranked = ranked_rounds(expected_turn_times(base, model, cluster, largest),
+  const std::vector<Rounds> ranked = ranked_rounds(expected_turn_times(asked, model, cluster, largest),
                                                    {.devices = static_cast<i64>(group.devices.size()),
                                                     .microbatches = request.microbatches,
                                                     .round = std::max(0, request.window),
                                                     .drains = request.staleness == 0});
-  for (const HostUse use : {HostUse::kAll, HostUse::kAllSaved}) {
-    for (const Rounds& rounds : ranked) {
-      deal_rounds(base, rounds);
-      if (has_room(use, base, model, cluster)) return base;
-    }
-  }
-  deal_rounds(base, ranked.front());
+  const Rounds* rounds = first_with_room(ranked, asked, model, cluster);
+  deal_turns(base, rounds == nullptr ? ranked.front() : *rounds);
+  base.slots = asked.slots;
   return base;
 }
 
@@ -214,13 +309,14 @@ std::string round_warning(const Plan& plan) {
   const Group& group = plan.groups[0];
   const auto devices = static_cast<i64>(group.devices.size()),
              microbatches = static_cast<i64>(group.microbatches.size());
-  const i64 round = plan.window > 0 ? std::min<i64>(plan.window, microbatches) : microbatches;
-  if (round >= devices) return "";
+  const i64 round = round_of(plan, group), turns = static_cast<i64>(turns_of(plan, group).size());
+  const bool differ = static_cast<i64>(plan.turn_lengths.size()) > turns;  // then idle ones may be slow ones
+  if (round >= devices || differ) return "";
   return fmt::format(
       "rounds of {} microbatches leave {:.0f} % of the time of {} devices idle, even with turns of equal "
       "length. Rounds of {} would leave {:.0f} %: set plan.window, and enough train.microbatches",
-      round, 100 * idle_share(devices, num_turns(group), microbatches, round), devices, devices,
-      100 * idle_share(devices, num_turns(group), std::max(microbatches, devices), devices));
+      round, 100 * idle_share(devices, turns, microbatches, round), devices, devices,
+      100 * idle_share(devices, turns, std::max(microbatches, devices), devices));
 }
 
 }  // namespace hetermoe

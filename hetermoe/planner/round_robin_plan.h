@@ -4,17 +4,16 @@
 
 namespace hetermoe {
 
-/// Expected seconds of a microbatch of so many sequences on the slowest device of a group for each layer. The
+/// Expected seconds of a microbatch of so many sequences on the devices of a group for each layer. The
 /// plan says of each layer how it recomputes.
 TurnTimes expected_turn_times(const Plan& plan, const ModelConfig& model, const Cluster& cluster,
                               double sequences);
 
-/// Deals the turns of `split` to the devices of the plan's only group, round after round of plan.window
-/// microbatches: turn i of a round goes to the device after that of turn i - 1. Experts are computed where
-/// their tokens are; all but the fused layers recompute.
-void deal_turns(Plan& plan, const TurnSplit& split);
+/// Gives the turns of `rounds` to the devices of the plan's only group. Experts are computed where their
+/// tokens are; all but the fused layers recompute.
+void deal_turns(Plan& plan, const Rounds& rounds);
 
-/// A round-robin plan for equal devices of one node.
+/// A round-robin plan for devices of one node.
 Plan make_roundpipe(const ModelConfig& model, const Cluster& cluster, const StrategyRequest& request,
                     Plan base);
 

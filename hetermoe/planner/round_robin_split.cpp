@@ -4,10 +4,12 @@
 #include <limits>
 #include <numeric>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "hetermoe/base/error.h"
 #include "hetermoe/base/index.h"
+#include "hetermoe/planner/round_clock.h"
 
 namespace hetermoe {
 namespace {
@@ -29,15 +31,21 @@ std::vector<double> run_sums(const TurnTimes& times) {
   return sums;
 }
 
-/// Cuts a list into the fewest runs that take no longer than `limit`: as many entries as fit, one run after
-/// another. None when an entry takes longer.
+/// How long a turn may be.
+struct Limit {
+  double seconds;
+  i64 layers = std::numeric_limits<i64>::max();
+};
+
+/// Cuts a list into the fewest runs within the limit: as many entries as fit, one run after another. None when
+/// an entry takes longer.
 template <class Iterator>
-std::optional<std::vector<i64>> fewest_runs(Iterator first, Iterator last, double limit) {
+std::optional<std::vector<i64>> fewest_runs(Iterator first, Iterator last, const Limit& limit) {
   std::vector<i64> runs;
   double sum = 0;
   for (; first != last; ++first) {
-    if (*first > limit) return {};
-    if (runs.empty() || sum + *first > limit) {
+    if (*first > limit.seconds) return {};
+    if (runs.empty() || sum + *first > limit.seconds || runs.back() == limit.layers) {
       runs.push_back(0);
       sum = 0;
     }
@@ -47,13 +55,14 @@ std::optional<std::vector<i64>> fewest_runs(Iterator first, Iterator last, doubl
   return runs;
 }
 
-/// With turns of at most `limit`; none = some layer takes longer.
-std::optional<TurnSplit> split_within(const TurnTimes& times, double limit) {
-  const double most = limit * (1 + kRounding);
-  if (times.backward.back() > most) return {};
+/// With turns within the limit; none = some layer takes longer. The head is no layer.
+std::optional<TurnSplit> split_within(const TurnTimes& times, const Limit& limit) {
+  const Limit most{limit.seconds * (1 + kRounding), limit.layers};
+  if (times.backward.back() > most.seconds) return {};
   TurnSplit split;
   double sum = 0;
-  for (auto b = times.backward.rbegin(); b != times.backward.rend() && sum + *b <= most; ++b) {
+  for (auto b = times.backward.rbegin(); b != times.backward.rend() && sum + *b <= most.seconds; ++b) {
+    if (split.fused > most.layers) break;
     sum += *b;
     ++split.fused;
   }
@@ -65,12 +74,12 @@ std::optional<TurnSplit> split_within(const TurnTimes& times, double limit) {
   if (!forward || !backward) return {};
   split.forward.assign(forward->rbegin(), forward->rend());
   split.backward.assign(backward->rbegin(), backward->rend());
-  split.longest = limit;
+  split.longest = limit.seconds;
   return split;
 }
 
 /// Seconds of a microbatch in each turn.
-std::vector<Seconds> turn_lengths(const TurnTimes& times, const TurnSplit& split) {
+std::vector<Seconds> turn_lengths(const LayerTimes& times, const TurnSplit& split) {
   std::vector<Seconds> lengths;
   auto forward = times.forward.begin();
   for (const i64 layers : split.forward) {
@@ -87,74 +96,103 @@ std::vector<Seconds> turn_lengths(const TurnTimes& times, const TurnSplit& split
   return lengths;
 }
 
-/// Every cut with the fewest turns within some limit, limits ascending.
-std::vector<TurnSplit> all_splits(const TurnTimes& times) {
+/// Every cut with the fewest turns within some limit, limits of time ascending.
+std::vector<TurnSplit> all_splits(const TurnTimes& times, i64 most_layers = Limit{0}.layers) {
   HM_CHECK(!times.backward.empty() && times.forward.size() == times.backward.size(),
            "{} forward and {} backward times", times.forward.size(), times.backward.size());
   std::vector<TurnSplit> splits;
-  for (const double limit : run_sums(times)) {
-    std::optional<TurnSplit> split = split_within(times, limit);
+  for (const double seconds : run_sums(times)) {
+    std::optional<TurnSplit> split = split_within(times, {seconds, most_layers});
     if (!split) continue;
-    split->lengths = turn_lengths(times, *split);
+    split->lengths = turn_lengths({times.forward, times.backward}, *split);
     splits.push_back(std::move(*split));
   }
   return splits;
 }
 
-/// Devices that take turns of a step, round after round.
-class RoundClock {
- public:
-  RoundClock(std::vector<Seconds> turns, Seconds hop, i64 devices)
-      : turns_(std::move(turns)), hop_(hop), free_(idx(devices), 0) {}
-
-  /// When the last microbatch of a step leaves its last turn. Turn i of a round begins when its device has
-  /// ended what it had before and the first microbatch is there from turn i - 1.
-  Seconds step(i64 microbatches, i64 round) {
-    std::size_t next = 0;
-    Seconds end = 0;
-    for (i64 left = microbatches; left > 0; left -= round) {
-      ready_.assign(idx(std::min(round, left)), 0);
-      for (const Seconds turn : turns_) {
-        Seconds& now = free_[next];
-        for (Seconds& at : ready_) {
-          now = std::max(now, at) + turn;
-          at = now + hop_;
-        }
-        end = std::max(end, now);
-        next = (next + 1) % free_.size();
-      }
-    }
-    return end;
-  }
-
- private:
-  std::vector<Seconds> turns_;  // [turn] of one microbatch
-  Seconds hop_;
-  std::vector<Seconds> free_;   // [device] when it has ended what it began
-  std::vector<Seconds> ready_;  // [microbatch of the round] scratch
-};
-
 constexpr int kSteps = 4;  ///< after which steps that overlap take equally long
 
-Seconds step_seconds(const TurnTimes& times, const TurnSplit& split, const RoundsRequest& request,
-                     i64 round) {
-  RoundClock clock(split.lengths, times.hop, request.devices);
-  Seconds end = clock.step(request.microbatches, round), before = 0;
+/// Deals the turns one way, to devices on which the longest turn takes no more than `slowest`.
+Rounds deal(Dispatch dispatch, Seconds slowest, Rounds rounds, const RoundsRequest& request, Seconds hop) {
+  std::vector<std::vector<Seconds>> lengths = rounds.lengths;
+  for (std::vector<Seconds>& device : lengths) {
+    if (*std::max_element(device.begin(), device.end()) > slowest)
+      device.assign(device.size(), std::numeric_limits<Seconds>::infinity());
+  }
+  RoundClock clock(std::move(lengths), hop, rounds.fetches);
+  rounds.dealt = clock.deal(dispatch, rounds.split.num_turns(), request.microbatches, rounds.round);
+  Seconds before = 0;
+  rounds.step = clock.end();
   for (int step = 1; step < kSteps && !request.drains; ++step)
-    before = std::exchange(end, clock.step(request.microbatches, round));
-  return end - before;
+    before = std::exchange(rounds.step, clock.run(rounds.dealt, request.microbatches, rounds.round));
+  rounds.step -= before;
+  return rounds;
+}
+
+/// The best way to deal them. A slow device that takes a turn may make all others wait, so each kind of
+/// device is left out once, with all that are slower.
+Rounds deal(const Rounds& rounds, const RoundsRequest& request, Seconds hop) {
+  std::set<Seconds> kinds;
+  for (const std::vector<Seconds>& device : rounds.lengths)
+    kinds.insert(*std::max_element(device.begin(), device.end()));
+  Rounds best = deal(Dispatch::kInTurn, *kinds.rbegin(), rounds, request, hop);
+  for (const Seconds slowest : kinds) {
+    Rounds dealt = deal(Dispatch::kEarliestEnd, slowest, rounds, request, hop);
+    if (dealt.step < best.step * (1 - kRounding)) best = std::move(dealt);
+  }
+  return best;
+}
+
+/// [turn]
+std::vector<Seconds> turn_fetches(const TurnTimes& times, const TurnSplit& split) {
+  if (times.fetch.empty()) return {};
+  return turn_lengths({times.fetch, times.fetch}, split);
+}
+
+/// [device][turn]
+std::vector<std::vector<Seconds>> lengths_on_devices(const TurnTimes& times, const TurnSplit& split,
+                                                     i64 devices) {
+  std::vector<std::vector<Seconds>> lengths;
+  for (const LayerTimes& device : times.of_devices) lengths.push_back(turn_lengths(device, split));
+  if (lengths.empty()) lengths.assign(idx(devices), split.lengths);
+  return lengths;
+}
+
+/// Of each number of turns the cut with the shortest turns: a longer limit that saves no turn only makes them
+/// less even. And the same with few layers in a turn, whose weights need less room.
+std::vector<TurnSplit> splits_worth_a_look(const TurnTimes& times) {
+  std::vector<TurnSplit> splits;
+  for (const i64 most_layers : {Limit{0}.layers, i64{8}, i64{4}, i64{2}, i64{1}}) {
+    i64 turns = 0;
+    for (TurnSplit& split : all_splits(times, most_layers)) {
+      if (split.num_turns() == std::exchange(turns, split.num_turns())) continue;
+      const bool known = std::any_of(splits.begin(), splits.end(), [&](const TurnSplit& other) {
+        return other.forward == split.forward && other.backward == split.backward;
+      });
+      if (!known) splits.push_back(std::move(split));
+    }
+  }
+  return splits;
 }
 
 constexpr i64 kMostRounds = 32;  ///< each fetches all weights anew
 
+/// Devices whose longest turn is shortest.
+i64 num_fastest(const std::vector<std::vector<Seconds>>& lengths) {
+  std::vector<Seconds> longest;
+  for (const std::vector<Seconds>& device : lengths)
+    longest.push_back(*std::max_element(device.begin(), device.end()));
+  return std::count(longest.begin(), longest.end(), *std::min_element(longest.begin(), longest.end()));
+}
+
 /// Lengths of rounds worth a look, the longest first: as equal as can be, and no shorter than there are
-/// devices.
-std::vector<i64> round_choices(const RoundsRequest& request) {
+/// devices of the fastest kind.
+std::vector<i64> round_choices(const RoundsRequest& request, i64 devices) {
   if (request.round > 0) return {request.round};
   std::vector<i64> choices;
   for (i64 rounds = 1; rounds <= kMostRounds; ++rounds) {
     const i64 round = (request.microbatches + rounds - 1) / rounds;
-    if (!choices.empty() && (round < request.devices || round == choices.back())) break;
+    if (!choices.empty() && (round < devices || round == choices.back())) break;
     choices.push_back(round);
   }
   return choices;
@@ -174,21 +212,15 @@ TurnSplit split_turns(const TurnTimes& times, i64 devices, i64 microbatches) {
 }
 
 std::vector<Rounds> ranked_rounds(const TurnTimes& times, const RoundsRequest& request) {
-  std::vector<TurnSplit> splits = all_splits(times);
-  const i64 most_turns = splits.front().num_turns();
   std::vector<Rounds> ranked;
-  i64 turns = 0;
-  for (TurnSplit& split : splits) {
-    if (split.num_turns() < std::min(request.devices, most_turns)) break;
-    // A longer limit that saves no turn only makes turns less even.
-    if (split.num_turns() == std::exchange(turns, split.num_turns())) continue;
-    Rounds best{.split = {}, .round = 0, .step = std::numeric_limits<double>::infinity()};
-    for (const i64 round : round_choices(request)) {
-      const Seconds step = step_seconds(times, split, request, round);
-      if (step < best.step * (1 - kRounding)) best.round = round, best.step = step;
+  for (const TurnSplit& split : splits_worth_a_look(times)) {
+    Rounds rounds{.split = split,
+                  .lengths = lengths_on_devices(times, split, request.devices),
+                  .fetches = turn_fetches(times, split)};
+    for (const i64 round : round_choices(request, num_fastest(rounds.lengths))) {
+      rounds.round = round;
+      ranked.push_back(deal(rounds, request, times.hop));
     }
-    best.split = std::move(split);
-    ranked.push_back(std::move(best));
   }
   std::stable_sort(ranked.begin(), ranked.end(),
                    [](const Rounds& a, const Rounds& b) { return a.step < b.step; });
@@ -196,8 +228,9 @@ std::vector<Rounds> ranked_rounds(const TurnTimes& times, const RoundsRequest& r
 }
 
 double idle_share(i64 devices, i64 turns, i64 microbatches, i64 round) {
-  const Seconds end = RoundClock(std::vector<Seconds>(idx(turns), 1), 0, devices).step(microbatches, round);
-  return 1 - real(microbatches * turns) / (real(devices) * end);
+  RoundClock clock(std::vector(idx(devices), std::vector<Seconds>(idx(turns), 1)), 0);
+  clock.deal(Dispatch::kInTurn, turns, microbatches, round);
+  return 1 - real(microbatches * turns) / (real(devices) * clock.end());
 }
 
 }  // namespace hetermoe

@@ -4,6 +4,7 @@
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/plan/backward_shares.h"
+#include "hetermoe/plan/turns.h"
 
 namespace hetermoe {
 
@@ -28,26 +29,43 @@ i64 one_window_per_stage(const Plan& plan, const Group& group, std::size_t layer
   return std::min(num_microbatches(group), stages * std::max<i64>(1, plan.window));
 }
 
-/// A turn of round r + k runs beside one of round r only if it is less than `devices` turns later: a device
-/// takes turns in order. So few rounds have microbatches between the turns of a layer at once.
-i64 rounds_at_once(const Group& group) {
-  const i64 turns = num_turns(group), devices = static_cast<i64>(group.devices.size());
-  return 1 + (devices + turns - 1) / turns;
-}
-
-/// Of the microbatches whose backward pass is on the device, the most in so many rounds.
-i64 in_rounds(const Plan& plan, const Group& group, std::size_t layer, DeviceId device) {
-  const Shares& shares = layer < group.layers.size() ? backward_shares(group.layers[layer]) : group.head;
-  const i64 count = num_microbatches(group), round = plan.window > 0 ? plan.window : count;
-  const i64 at_once = round * rounds_at_once(group);
-  i64 most = 0;
-  for (i64 first = 0; first < count; first += round) {
+/// Of the microbatches whose backward pass of the layer is on the device, the most of rounds that have begun
+/// with it and not ended, by the lengths of turns.
+i64 in_turns(const Plan& plan, const Group& group, std::size_t layer, DeviceId device) {
+  const std::vector<PlanTurn> turns = turns_of(plan, group);
+  const auto times = turn_times(plan, group, turns);
+  const auto turn_with = [&](auto has) {
+    return static_cast<std::size_t>(std::find_if(turns.begin(), turns.end(), has) - turns.begin());
+  };
+  const auto number = static_cast<i32>(layer);
+  const bool head = layer == group.layers.size();
+  const auto in = [&](const std::vector<i32>& layers) {
+    return std::find(layers.begin(), layers.end(), number) != layers.end();
+  };
+  const std::size_t first = turn_with([&](const PlanTurn&t) { return head ? t.head : in(t.forward); }),
+                    last = turn_with([&](const PlanTurn&t) { return head ? t.head : in(t.backward); });
+  const Shares& shares = head ? group.head : backward_shares(group.layers[layer]);
+  std::vector<std::pair<double, i64>> changes;
+  const i64 count = num_microbatches(group), round = round_of(plan, group);
+  for (i64 begin = 0; begin < count; begin += round) {
+    const i64 end = std::min(begin + round, count);
     i64 here = 0;
-    for (i64 m = first; m < std::min(count, first + at_once); ++m)
+    for (i64 m = begin; m < end; ++m)
       here += sequences_of(share_row(shares, static_cast<i32>(m)), device) > 0 ? 1 : 0;
-    most = std::max(most, here);
+    changes.emplace_back(times[first][idx(begin)].begin, here);
+    changes.emplace_back(times[last][idx(end - 1)].end, -here);
   }
-  return most;
+  // Where one begins as another ends both are counted.
+  std::sort(changes.begin(), changes.end(), [](const auto& a, const auto& b) {
+    return std::pair(a.first, b.second) < std::pair(b.first, a.second);
+  });
+  i64 now = 0, most = 0;
+  for (const auto& [time, change] : changes) most = std::max(most, now += change);
+  if (first != last) return most;
+  // Each goes through the turn in which it turns round at once, while at most one waits for its first layer.
+  const std::vector<i32>& layers = turns[first].forward;
+  const bool first_of_turn = layers.empty() ? head : number == layers.front();
+  return std::min<i64>(most, first_of_turn ? 2 : 1);
 }
 
 }  // namespace
@@ -84,7 +102,7 @@ const std::vector<OrderPolicyTraits>& order_policies() {
        .treats_equals_alike = false,
        .has_window = true,
        .takes_turns = false,
-       .in_flight = in_rounds,
+       .in_flight = in_turns,
        .plan_name = ""},
   };
   return all;

@@ -75,13 +75,12 @@ void WaveRunner::run_compute(const Wave& wave, i32 m) {
   if (forward && wave.sends_input) send_input(stage, m);
   if (backward_of_ahead(op)) b_.compute_on_shares(at(OpKind::kAttention, Phase::kRecompute, stage, m), stage);
   b_.compute_on_shares(op, stage);
-  if (forward) send_saved(op);
+  if (forward && wave.sends_saved && op.kind == OpKind::kAttention) send_saved(op.layer, m);
   if (forward && stage == p_.last_moe_layer()) b_.routed(group_, m);
   const bool makes_gradient =
       op.phase == Phase::kBackward || (op.kind == OpKind::kHead && p_.options().backward);
   if (!makes_gradient) return;
-  if (p_.moves_into(group_, stage, m, Phase::kBackward))
-    b_.transfer(at(OpKind::kMove, Phase::kBackward, stage, m));
+  if (wave.sends_gradient) send_gradient(stage, m);
   if (stage == 0) {
     run_weights(wave, m);  // no transfer waits for embed.B
     b_.compute_on_shares(at(OpKind::kEmbed, Phase::kBackward, -1, m), -1);
@@ -106,10 +105,13 @@ void WaveRunner::send_input(i32 stage, i32 m) {
   b_.transfer(at(OpKind::kMove, Phase::kForward, stage, m));
 }
 
-/// What backward of a layer starts from goes to the devices of backward, if they are others.
-void WaveRunner::send_saved(const Op& op) {
-  if (op.kind == OpKind::kAttention && p_.moves_saved(group_, op.layer, op.microbatch))
-    b_.transfer(at(OpKind::kMove, Phase::kRecompute, op.layer, op.microbatch));
+void WaveRunner::send_gradient(i32 stage, i32 m) {
+  if (p_.moves_into(group_, stage, m, Phase::kBackward))
+    b_.transfer(at(OpKind::kMove, Phase::kBackward, stage, m));
+}
+
+void WaveRunner::send_saved(i32 layer, i32 m) {
+  if (p_.moves_saved(group_, layer, m)) b_.transfer(at(OpKind::kMove, Phase::kRecompute, layer, m));
 }
 
 void WaveRunner::send_to_experts(const Wave& wave, i32 m) {

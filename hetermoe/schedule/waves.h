@@ -10,8 +10,10 @@ namespace hetermoe {
 /// experts.
 struct Wave {
   bool has_compute = false;
-  Op compute;               ///< without group and microbatch
-  bool sends_input = true;  ///< the wave merges and moves its input, if that moves
+  Op compute;                  ///< without group and microbatch
+  bool sends_input = true;     ///< the wave merges and moves its input, if that moves
+  bool sends_gradient = true;  ///< and the gradient of its input, if that moves
+  bool sends_saved = true;     ///< what its backward pass starts from, if that is elsewhere
   bool has_exchange = false;
   Phase phase = Phase::kForward;  ///< of the exchange
   i32 layer = -1;                 ///< of the exchange
@@ -32,6 +34,10 @@ class WaveRunner {
   void run(const Wave& wave, i32 first, i32 last);
   /// Merges the output of the layer before `stage` and moves it there, if it moves.
   void send_input(i32 stage, i32 m);
+  /// Moves the gradient of the input of `stage` to the devices before it, if it moves.
+  void send_gradient(i32 stage, i32 m);
+  /// Moves what backward of the layer starts from to the devices of backward, if they are others.
+  void send_saved(i32 layer, i32 m);
   /// Appends the return transfers that are still due.
   void finish_returns();
   /// Tells the builder that no more gradients come from this wave's compute op.
@@ -45,7 +51,6 @@ class WaveRunner {
   };
   void run_compute(const Wave& wave, i32 m);
   void run_weights(const Wave& wave, i32 m);
-  void send_saved(const Op& op);
   bool backward_of_ahead(const Op& op) const;
   void send_to_experts(const Wave& wave, i32 m);
   void run_experts(const Wave& wave, i32 m, bool computing);

@@ -201,6 +201,11 @@ void check_moves(const std::vector<i64>& moved, const ModelConfig& model, const 
   }
 }
 
+/// In which time and memory of a run in `dtype` are asked for.
+Dtype emulated_dtype(const Job& job, Dtype dtype) {
+  return job.clock.emulated_dtype.value_or(bytes_of(dtype) == 2 ? dtype : Dtype::kFp16);
+}
+
 void set_dtypes(Plan& plan, const PlanOptions& options) {
   const std::vector<std::string> roles = roles_of(plan);
   for (std::size_t d = 0; d < plan.dtype.size(); ++d) {
@@ -237,7 +242,7 @@ Plan plan_of_strategy(const Job& job, const ModelConfig& model, const Cluster& c
   request.attention_weights = options.attention_weights;
   request.expert_weights = options.expert_weights;
   request.window = options.window;
-  request.dtype = options.attention_dtype.value_or(Dtype::kFp32);
+  request.dtype = emulated_dtype(job, options.attention_dtype.value_or(Dtype::kFp32));
   request.staleness = job.train.staleness;
   request.stages = options.stages;
   request.stage_layers = options.stage_layers;
@@ -391,9 +396,7 @@ StepOptions step_options(const Job& job, const ModelConfig& model) {
 }
 
 Plan emulated_plan(const Job& job, const Plan& plan) {
-  const auto emulated = [&](Dtype dtype) {
-    return job.clock.emulated_dtype.value_or(bytes_of(dtype) == 2 ? dtype : Dtype::kFp16);
-  };
+  const auto emulated = [&](Dtype dtype) { return emulated_dtype(job, dtype); };
   Plan out = plan;
   for (Dtype& dtype : out.dtype) dtype = emulated(dtype);
   if (out.grad_dtype == Dtype::kFp64) out.grad_dtype.reset();

@@ -1,6 +1,9 @@
 #include <gtest/gtest.h>
 
+#include <random>
+
 #include "hetermoe/plan/offload.h"
+#include "hetermoe/planner/round_robin_plan.h"
 #include "tests/support/rig.h"
 #include "tests/support/strategy_plans.h"
 
@@ -74,6 +77,26 @@ INSTANTIATE_TEST_SUITE_P(Equivalence, RoundRobin, ::testing::Values("tiny", "tin
                            std::replace(name.begin(), name.end(), '-', '_');
                            return name;
                          });
+
+/// Rounds overtake each other, turns that follow each other are on one device, devices differ in speed.
+TEST(DealtTurns, AnyDealGivesTheGradientsOfTheReference) {
+  const ModelConfig model = load_model("tiny");
+  std::mt19937 random(5);
+  for (int trial = 0; trial < 8; ++trial) {
+    const i32 num_devices = 2 + trial % 3;
+    const Cluster cluster = one_node(num_devices);
+    Plan plan = find_strategy("roundpipe").make(model, cluster, rounds(7, 5, 2));
+    Rounds dealt{.split = {.forward = {1}, .fused = 2, .backward = {1}}, .round = 2};
+    dealt.split.lengths = {1, 6, 4};
+    for (int turn = 0; turn < 9; ++turn) dealt.dealt.push_back(static_cast<i64>(random() % num_devices));
+    for (i32 d = 0; d < num_devices; ++d) dealt.lengths.push_back({1.0 + d, 6.0 + d, 4.0 + 3 * d});
+    deal_turns(plan, dealt);
+    offload(plan, model, cluster, {trial % 2 == 0 ? "all" : "none"}, "test");
+    const Comparison c = against_reference(model, cluster, plan);
+    EXPECT_LE(c.max(), kTolerance) << "trial " << trial << ": loss " << c.loss << ", gradient " << c.gradient
+                                   << " of " << c.worst;
+  }
+}
 
 /// Shares of several devices, and experts of owners elsewhere, in another order.
 TEST(BackwardShares, OfEveryLayerUnderEveryOrder) {

@@ -2,6 +2,7 @@
 
 #include <random>
 
+#include "hetermoe/planner/round_clock.h"
 #include "hetermoe/planner/round_robin_plan.h"
 #include "tests/golden/constant_cost.h"
 #include "tests/schedule/plans.h"
@@ -15,10 +16,12 @@ struct LayerSeconds : CostModel {
   TurnTimes times;
 
   Seconds compute(const ComputeWork& work) const override {
-    if (work.op.kind == OpKind::kHead) return times.backward.back();
+    LayerTimes of{times.forward, times.backward};
+    if (!times.of_devices.empty()) of = times.of_devices[static_cast<std::size_t>(work.device)];
+    if (work.op.kind == OpKind::kHead) return of.backward.back();
     if (work.op.kind != OpKind::kAttention) return 0;
     const auto l = static_cast<std::size_t>(work.op.layer);
-    return work.op.phase == Phase::kForward ? times.forward[l] : times.backward[l];
+    return work.op.phase == Phase::kForward ? of.forward[l] : of.backward[l];
   }
   TransferCost transfer(const TransferWork&) const override { return {0, {}}; }
 };
@@ -30,7 +33,7 @@ struct EachLayer : ExpectedRouting {
 };
 
 /// Seconds of a step on devices of one node.
-Seconds makespan(const TurnTimes& times, const TurnSplit& split, i32 devices, i64 microbatches, i32 round) {
+Seconds makespan(const TurnTimes& times, const Rounds& rounds, i32 devices, i64 microbatches) {
   const auto layers = static_cast<i64>(times.backward.size()) - 1;
   test::ModelShape shape{.num_layers = layers};
   for (i64 l = 0; l < layers; ++l) shape.dense.push_back(l);
@@ -40,8 +43,7 @@ Seconds makespan(const TurnTimes& times, const TurnSplit& split, i32 devices, i6
   request.seq_len = 8;
   request.sequences = request.microbatches = microbatches;
   Plan plan = find_strategy("ep").make(model, cluster, request);
-  plan.window = round;
-  deal_turns(plan, split);
+  deal_turns(plan, rounds);
   EXPECT_TRUE(test::no_faults(validate(plan, model, cluster)));
   LayerSeconds cost;
   cost.times = times;
@@ -68,7 +70,7 @@ Seconds equal_turns(i32 devices, i64 turns, i64 microbatches, i32 round) {
     times.backward[0] = times.backward[1] = 0.5;
   }
   EXPECT_EQ(split.num_turns(), turns);
-  return makespan(times, split, devices, microbatches, round);
+  return makespan(times, {.split = split, .round = round}, devices, microbatches);
 }
 
 TEST(RoundRobinGolden, EqualTurns) {
@@ -80,6 +82,31 @@ TEST(RoundRobinGolden, EqualTurns) {
   EXPECT_EQ(equal_turns(3, 7, 6, 3), 16);
 }
 
+/// Eight turns of 2 s in two rounds of 4 microbatches on three devices, the last of which may be slower.
+Seconds eight_turns(Dispatch dispatch, double slow) {
+  TurnTimes times{{2, 2, 2, 2, 2}, {1, 1, 2, 2, 2}};
+  const LayerTimes fast{times.forward, times.backward};
+  LayerTimes other = fast;
+  for (std::vector<double>* pass : {&other.forward, &other.backward})
+    for (double& seconds : *pass) seconds *= slow;
+  times.of_devices = {fast, fast, other};
+  Rounds rounds{.split = {.forward = {1, 1, 1, 1}, .fused = 1, .backward = {1, 1, 2}}, .round = 4};
+  rounds.split.lengths.assign(8, 2);
+  rounds.lengths.assign(2, rounds.split.lengths);
+  rounds.lengths.emplace_back(8, 2 * slow);
+  RoundClock clock(rounds.lengths, 0);
+  rounds.dealt = clock.deal(dispatch, 8, 8, 4);
+  EXPECT_EQ(clock.end(), makespan(times, rounds, 3, 8));
+  return clock.end();
+}
+
+TEST(RoundRobinGolden, DispatchByEarliestEnd) {
+  EXPECT_EQ(eight_turns(Dispatch::kInTurn, 2), 86);
+  EXPECT_EQ(eight_turns(Dispatch::kEarliestEnd, 2), 58);
+  EXPECT_EQ(eight_turns(Dispatch::kInTurn, 1), 48);
+  EXPECT_EQ(eight_turns(Dispatch::kEarliestEnd, 1), 48);
+}
+
 TEST(RoundRobinGolden, RoundsShorterThanTheDevices) {
   EXPECT_EQ(equal_turns(8, 24, 16, 4), 16 * 24 / 8 / (1 - 13.0 / 29));
   EXPECT_EQ(equal_turns(4, 8, 8, 2), 8 * 8 / 4 / (1 - 11.0 / 27));
@@ -87,8 +114,8 @@ TEST(RoundRobinGolden, RoundsShorterThanTheDevices) {
 
 Seconds of_best_split(const TurnTimes& times, i32 devices, i64 microbatches) {
   const i64 round = std::max<i64>(devices, microbatches / 2);
-  return makespan(times, split_turns(times, devices, microbatches), devices, microbatches,
-                  static_cast<i32>(round));
+  return makespan(times, {.split = split_turns(times, devices, microbatches), .round = round}, devices,
+                  microbatches);
 }
 
 TEST(RoundRobinGolden, BestSplits) {
@@ -117,8 +144,7 @@ TEST(RoundRobinGolden, BestRoundsAreNearlyWhatIsSimulated) {
     const Rounds best = ranked_rounds(times, {.devices = devices, .microbatches = microbatches})[0];
     if (best.split.fused > 1) continue;
     ++compared;
-    const Seconds simulated =
-        makespan(times, best.split, devices, microbatches, static_cast<i32>(best.round));
+    const Seconds simulated = makespan(times, best, devices, microbatches);
     EXPECT_GE(simulated, best.step);
     EXPECT_LE(simulated, 1.05 * best.step);
     EXPECT_LE(best.step, of_best_split(times, devices, microbatches));

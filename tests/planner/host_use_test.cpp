@@ -160,7 +160,8 @@ TEST(HostUse, TheBoundHoldsForRoundRobinTurns) {
         const std::vector<MemoryPeak> peaks = peaks_of(plan, model, cluster);
         for (const DeviceId device : devices) {
           const Bytes peak = peaks[idx(device)].use.total();
-          EXPECT_LE(peak, 1.02 * bound[idx(device)])
+          // Turns take longer and shorter than they are expected to, so another microbatch may be there.
+          EXPECT_LE(peak, 1.05 * bound[idx(device)])
               << name << " device " << device << " of " << devices.size();
           EXPECT_GE(peak, 0.2 * bound[idx(device)])
               << name << " device " << device << " of " << devices.size();

@@ -6,7 +6,8 @@
 #include <chrono>
 #include <random>
 
-#include "hetermoe/plan/backward_shares.h"
+#include "hetermoe/plan/turns.h"
+#include "hetermoe/planner/round_clock.h"
 #include "hetermoe/planner/round_robin_plan.h"
 #include "tests/schedule/plans.h"
 #include "tests/support/error_of.h"
@@ -42,23 +43,83 @@ TEST(SplitTurns, WorkedExamples) {
 
 TEST(SplitTurns, AHeadAloneIsFused) { expect_split({{1}, {3}}, 2, 4, 3 * (4 * 2 + 2), 3, {}, 1, {}); }
 
+Rounds best_of(const std::vector<Rounds>& ranked, i64 turns) {
+  return *std::find_if(ranked.begin(), ranked.end(),
+                       [&](const Rounds& rounds) { return rounds.split.num_turns() == turns; });
+}
+
 /// Three turns on two devices: in two rounds each device has three of them, in one round one has two.
 TEST(RankedRounds, TurnsOfAllRoundsDivideByDevices) {
   const TurnTimes times{{2, 1}, {2, 2}};
-  const Rounds best = ranked_rounds(times, {.devices = 2, .microbatches = 4, .drains = false})[0];
-  EXPECT_EQ(best.split.num_turns(), 3);
+  const Rounds best = best_of(ranked_rounds(times, {.devices = 2, .microbatches = 4, .drains = false}), 3);
   EXPECT_EQ(best.round, 2);
   EXPECT_EQ(best.step, 12);
-  EXPECT_EQ(ranked_rounds(times, {.devices = 2, .microbatches = 4, .round = 4, .drains = false})[0].step, 16);
+  const RoundsRequest one_round{.devices = 2, .microbatches = 4, .round = 4, .drains = false};
+  EXPECT_EQ(best_of(ranked_rounds(times, one_round), 3).step, 16);
+}
+
+/// Fewer turns than devices: rounds run side by side.
+TEST(RankedRounds, OneTurnForEachRound) {
+  const Rounds best = ranked_rounds({{2, 1}, {2, 2}}, {.devices = 2, .microbatches = 4, .drains = false})[0];
+  EXPECT_EQ(best.split.num_turns(), 1);
+  EXPECT_EQ(best.round, 2);
+  EXPECT_EQ(best.step, 8);
+}
+
+/// Weights of a turn come during the turn before it, so many short turns wait for them.
+TEST(RankedRounds, WeightsTakeTime) {
+  TurnTimes times{{2, 1}, {2, 2}};
+  times.fetch = {9, 9};
+  const RoundsRequest request{.devices = 2, .microbatches = 8};
+  const std::vector<Rounds> ranked = ranked_rounds(times, request);
+  // One turn of 4 s for each microbatch of a round, after 18 s of both layers' weights.
+  EXPECT_EQ(best_of(ranked, 1).round, 4);
+  EXPECT_EQ(best_of(ranked, 1).step, 18 + 4 * 4);
+  times.fetch.clear();
+  EXPECT_EQ(best_of(ranked_rounds(times, request), 1).step, 16);
+}
+
+/// A device at half the speed gets half the turns.
+TEST(RankedRounds, DevicesThatDiffer) {
+  TurnTimes times{{2, 1}, {2, 2}};
+  times.of_devices = {{{1, 1}, {1, 1}}, {{2, 2}, {2, 2}}};
+  const Rounds best = best_of(ranked_rounds(times, {.devices = 2, .microbatches = 6}), 1);
+  EXPECT_EQ(best.round, 2);
+  EXPECT_EQ(best.dealt, (Runs{0, 1, 0}));
+  EXPECT_EQ(best.step, 8);
+}
+
+/// Four devices more, at a third of the speed, never make the step longer than four alone, and never longer
+/// than turns that go to all of them in turn.
+TEST(RankedRounds, SlowDevicesDoNoHarm) {
+  TurnTimes few{Times(12, 1), Times(13, 3)};
+  few.forward.push_back(1);
+  TurnTimes all = few;
+  LayerTimes fast{few.forward, few.backward}, slow = fast;
+  for (Times* pass : {&slow.forward, &slow.backward})
+    for (double& seconds : *pass) seconds *= 3;
+  all.of_devices = {fast, fast, fast, fast, slow, slow, slow, slow};
+  for (const bool drains : {true, false}) {
+    for (const i64 microbatches : {8, 16, 40}) {
+      const Rounds with =
+                       ranked_rounds(all, {.devices = 8, .microbatches = microbatches, .drains = drains})[0],
+                   without =
+                       ranked_rounds(few, {.devices = 4, .microbatches = microbatches, .drains = drains})[0];
+      EXPECT_LE(with.step, without.step) << microbatches << " microbatches";
+      RoundClock in_turn(with.lengths, 0);
+      in_turn.deal(Dispatch::kInTurn, with.split.num_turns(), microbatches, with.round);
+      EXPECT_LE(with.step, in_turn.end()) << microbatches << " microbatches";
+    }
+  }
 }
 
 TEST(RankedRounds, HopsTakeTime) {
   TurnTimes times{Times(12, 1), Times(13, 3)};
   times.forward.push_back(1);
   const RoundsRequest request{.devices = 4, .microbatches = 40};
-  const Seconds without = ranked_rounds(times, request)[0].step;
+  const Seconds without = best_of(ranked_rounds(times, request), 17).step;
   times.hop = 0.5;
-  EXPECT_GT(ranked_rounds(times, request)[0].step, without);
+  EXPECT_GT(best_of(ranked_rounds(times, request), 17).step, without);
 }
 
 /// All ways to cut the first `layers` times; bit l of `cuts` = a cut after layer l.
@@ -150,7 +211,7 @@ TEST(RoundpipeStrategy, RoundsAreNoShorterThanThereAreDevices) {
     for (const i64 microbatches : {3, 6, 9}) {
       const Plan plan = roundpipe.make(model, test::make_cluster({devices}), request(microbatches, -1));
       EXPECT_GE(plan.window, std::min<i64>(devices, microbatches));
-      EXPECT_EQ(static_cast<i64>(plan.turn_lengths.size()), num_turns(plan.groups[0]));
+      EXPECT_EQ(plan.turn_lengths.size(), turns_of(plan, plan.groups[0]).size());
     }
   }
 }
@@ -164,7 +225,7 @@ TEST(RoundpipeStrategy, WarnsOfShortRounds) {
   split.fused = 1;
   split.backward = {1, 1, 1};
   Plan plan = find_strategy("ep").make(model, test::make_cluster({4}), request(8, 2));
-  deal_turns(plan, split);
+  deal_turns(plan, {.split = split, .round = 2});
   EXPECT_EQ(
       round_warning(plan),
       fmt::format("rounds of 2 microbatches leave {:.0f} % of the time of 4 devices idle, even with turns of "

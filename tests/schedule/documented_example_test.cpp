@@ -63,12 +63,7 @@ TEST(DocumentedExample, RoundRobinOnTwoDevices) {
   request.seq_len = 16;
   request.sequences = request.microbatches = 2;
   Plan plan = find_strategy("ep").make(model, test::make_cluster({2}), request);
-  plan.window = 2;
-  TurnSplit split;
-  split.forward = {2};
-  split.fused = 1;
-  split.backward = {1, 1};
-  deal_turns(plan, split);
+  deal_turns(plan, {.split = {.forward = {2}, .fused = 1, .backward = {1, 1}}, .round = 2});
   const Schedule schedule = build_schedule(plan, model);
   EXPECT_EQ(code_lines("of device ", "roundpipe.md"), compute_lane(schedule, 0) + compute_lane(schedule, 1));
 }

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "hetermoe/plan/backward_shares.h"
+#include "hetermoe/plan/turns.h"
 
 namespace hetermoe {
 namespace {
@@ -59,7 +59,7 @@ TEST(OrderPolicies, RoundsInFlightAreThoseOfADevice) {
   const auto waiting = [&](std::size_t layer, DeviceId device) {
     return traits_of(plan.order).in_flight(plan, group, layer, device);
   };
-  EXPECT_EQ(num_turns(group), 5);
+  EXPECT_EQ(turns_of(plan, group).size(), 5);
   EXPECT_EQ(waiting(0, 0), 2);
   EXPECT_EQ(waiting(1, 0), 4) << "both rounds of the first two";
   EXPECT_EQ(waiting(1, 2), 0);
