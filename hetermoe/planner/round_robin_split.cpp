@@ -37,8 +37,8 @@ struct Limit {
   i64 layers = std::numeric_limits<i64>::max();
 };
 
-/// Cuts a list into the fewest runs within the limit: as many entries as fit, one run after another. None when
-/// an entry takes longer.
+/// Cuts a list into the fewest runs within the limit: as many entries as fit, one run after another. None
+/// when an entry takes longer.
 template <class Iterator>
 std::optional<std::vector<i64>> fewest_runs(Iterator first, Iterator last, const Limit& limit) {
   std::vector<i64> runs;
