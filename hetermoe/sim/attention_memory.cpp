@@ -71,7 +71,13 @@ Bytes BufferSizes::attention_workspace(const Op& op, DeviceId device) const {
     return inside + count * (stays - attention_left_bytes(model_, op.layer, element(device)));
   }
   const i32 state = placement_.states_of(UnitPart::kAttention, op.layer).first;
-  return inside + (placement_.trains(state) ? work_.trained_params(state) * element(device) : 0);
+  if (!placement_.trains(state)) return inside + count * row(device);
+  // Most is held where the attention kernel hands over its gradients, when those of the residual stream and
+  // of the weights that came after it are there, or with few tokens at the end, with those of all weights.
+  const i64 after =
+      (model_.output_width() + (placement_.is_moe(op.layer) ? model_.num_experts : 0)) * model_.hidden;
+  const Bytes all = work_.trained_params(state) * element(device);
+  return inside + std::max(all, std::min(all, real(after) * element(device)) + count * row(device));
 }
 
 }  // namespace hetermoe

@@ -191,6 +191,7 @@ TEST(MeasuredMemory, IsTheModelsWithHosts) {
           std::max(worst, check_memory(model, cluster, plan, fmt::format("{} {}", strategy, entries.back())));
     }
   }
+  EXPECT_LE(worst, 0.02);
   std::cout << fmt::format("[          ] with hosts: the model is off by {:.1f} % at worst\n", 100 * worst);
 }
 
