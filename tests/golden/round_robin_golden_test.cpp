@@ -1,7 +1,9 @@
 #include <gtest/gtest.h>
 
+#include <map>
 #include <random>
 
+#include "hetermoe/plan/offload.h"
 #include "hetermoe/planner/round_clock.h"
 #include "hetermoe/planner/round_robin_plan.h"
 #include "tests/golden/constant_cost.h"
@@ -125,6 +127,49 @@ TEST(RoundRobinGolden, BestSplits) {
   EXPECT_EQ(of_best_split({{2, 2, 2, 2, 5}, {5, 5, 5, 5, 9}}, 2, 4), 86);
   EXPECT_EQ(of_best_split({{1, 2, 1, 2, 1, 2, 3}, {3, 6, 3, 6, 3, 6, 8}}, 3, 6), 108);
   EXPECT_EQ(of_best_split({{1, 1, 1, 1, 1, 1, 1, 1, 4}, {3, 3, 3, 3, 3, 3, 3, 3, 12}}, 4, 8), 128);
+}
+
+/// RoundPipe's formula (section 7 there): in each round a forward turn uploads the weights of its layers, and
+/// so does a backward turn, which downloads their gradients. Here with 32-bit numbers and experts; nothing
+/// that a turn holds travels twice.
+TEST(RoundRobinGolden, BytesOverTheLinks) {
+  const ModelConfig model = test::make_model({.num_layers = 4});
+  Cluster cluster = test::make_cluster({6});
+  cluster.nodes[0].host = NodeHost{.memory_gib = 64};
+  StrategyRequest request;
+  request.seq_len = 8;
+  request.sequences = request.microbatches = 6;
+  Plan plan = find_strategy("ep").make(model, cluster, request);
+  // Five turns, two rounds: no device has two turns of the same layers, whose weights it would still have.
+  deal_turns(plan, {.split = {.forward = {2, 1}, .fused = 2, .backward = {1, 2}}, .round = 3});
+  offload(plan, model, cluster, {"all"}, "test");
+  ASSERT_TRUE(test::no_faults(validate(plan, model, cluster)));
+  const Placement placement(plan, model, {});
+  const WorkModel work(placement, model, cluster);
+  std::map<i32, Bytes> up, down;  // by layer; -1 = the embedding, 4 = the head
+  const Schedule schedule = build_schedule(plan, model);
+  for (const Op& op : schedule.ops) {
+    if (op.kind != OpKind::kFetch && op.kind != OpKind::kStore) continue;
+    const State& state = schedule.states[static_cast<std::size_t>(op.state)];
+    const i32 layer = state.part == UnitPart::kEmbed ? -1 : state.part == UnitPart::kHead ? 4 : state.layer;
+    (op.kind == OpKind::kFetch ? up : down)[layer] += work.host_copy_bytes(op, nullptr);
+  }
+  const ParamCounts counts = count_parameters(model);
+  const auto bytes = [&](i32 layer) {
+    const LayerWeights weights = layer_weights(model, layer);
+    return 4 * static_cast<Bytes>(weights.attention_part() + weights.experts);
+  };
+  const int rounds = 2;
+  for (const i32 layer : {0, 1, 2}) {
+    EXPECT_EQ(up[layer], 2 * rounds * bytes(layer)) << layer;
+    EXPECT_EQ(down[layer], rounds * bytes(layer)) << layer;
+  }
+  EXPECT_EQ(up[3], rounds * bytes(3)) << "fused: once for both passes";
+  EXPECT_EQ(down[3], rounds * bytes(3));
+  EXPECT_EQ(up[4], rounds * 4 * static_cast<Bytes>(counts.head));
+  EXPECT_EQ(down[4], rounds * 4 * static_cast<Bytes>(counts.head));
+  EXPECT_EQ(up[-1], rounds * 4 * static_cast<Bytes>(counts.embedding));
+  EXPECT_EQ(down[-1], rounds * 4 * static_cast<Bytes>(counts.embedding));
 }
 
 /// Of cuts whose fused turn is the head alone: in LayerSeconds other layers of it take longer than counted.
