@@ -1,4 +1,5 @@
 #include "hetermoe/planner/predict.h"
+#include "hetermoe/plan/pipeline_tasks.h"
 
 #include <algorithm>
 #include <limits>
@@ -71,6 +72,9 @@ std::vector<Repeat> repeated_windows(const Plan& plan) {
     const i64 run = kShortRun + (pipeline ? 2 * static_cast<i64>(stage_layers(group).size()) : 0);
     Repeat repeat;
     repeat.unit = period > 0 ? std::lcm(period, std::max(i64{1}, i64{plan.window})) : 0;
+    // Interleaved, windows go in groups.
+    if (const PipelineStages stages = pipeline_stages(group); pipeline && stages.chunks() > 1)
+      repeat.unit *= stages.ranks;
     const auto count = static_cast<i64>(group.microbatches.size());
     if (repeat.unit > 0) repeat.times = std::max<i64>(0, count / repeat.unit - run);
     any = any || repeat.times > 0;

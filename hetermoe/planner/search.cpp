@@ -11,6 +11,7 @@
 #include "hetermoe/planner/climb.h"
 #include "hetermoe/planner/explain.h"
 #include "hetermoe/planner/fixed_plans.h"
+#include "hetermoe/planner/interleave.h"
 #include "hetermoe/planner/memory_estimate.h"
 #include "hetermoe/planner/pipeline_shapes.h"
 #include "hetermoe/planner/request_check.h"
@@ -392,6 +393,7 @@ class Search {
       for (std::size_t i = 0; i < ranking.shapes.size() && !has_best(); ++i)
         evaluator_.evaluate(make_pipeline(evaluator_.rates(), ranking.shapes[i]));
     }
+    evaluate_interleaved(evaluator_, request_.model);
     evaluator_.add_budget(std::min(budget - evaluator_.budget(), evaluator_.whole_budget() / 4));
   }
 

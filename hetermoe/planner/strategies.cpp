@@ -199,10 +199,10 @@ std::vector<i64> cut(const std::string& where, const std::string& what, const st
 
 /// As many as a list has, else two where there are devices and layers for two.
 i64 asked_stages(const ModelConfig& model, const StrategyRequest& request, const Roles& roles) {
-  for (const std::vector<i64>* list :
-       {&request.stage_layers, &request.stage_attention, &request.stage_experts}) {
+  if (!request.stage_layers.empty())
+    return std::max<i64>(1, static_cast<i64>(request.stage_layers.size()) / request.interleave);
+  for (const std::vector<i64>* list : {&request.stage_attention, &request.stage_experts})
     if (!list->empty()) return static_cast<i64>(list->size());
-  }
   const std::size_t devices = std::min(roles.attention.size(), roles.experts.size());
   return std::min({i64{2}, static_cast<i64>(devices), model.num_layers});
 }
@@ -219,7 +219,9 @@ std::vector<Stage> cut_stages(const std::string& where, const ModelConfig& model
   std::vector<double> devices;
   for (std::size_t s = 0; s < equal.size(); ++s)
     devices.push_back(real(attention[s] + (apart ? experts[s] : 0)));
-  const std::vector<i64> layers = cut(where, "layers", request.stage_layers, model.num_layers, devices);
+  std::vector<double> runs;
+  for (i64 i = 0; i < request.interleave; ++i) runs.insert(runs.end(), devices.begin(), devices.end());
+  const std::vector<i64> layers = cut(where, "layers", request.stage_layers, model.num_layers, runs);
   std::vector<Stage> stages;
   i64 first_attention = 0, first_expert = 0;
   for (std::size_t s = 0; s < equal.size(); ++s) {
@@ -231,6 +233,10 @@ std::vector<Stage> cut_stages(const std::string& where, const ModelConfig& model
     stage.request.expert_weights = slice(request.expert_weights, first_expert, experts[s]);
     first_attention += attention[s], first_expert += experts[s];
     stages.push_back(std::move(stage));
+  }
+  for (std::size_t run = stages.size(); run < layers.size(); ++run) {
+    stages.push_back(stages[run - equal.size()]);
+    stages.back().layers = layers[run];
   }
   return stages;
 }

@@ -28,6 +28,7 @@ struct StrategyRequest {
   i64 staleness = 0;           ///< steps that weights lag: with 1 steps overlap
   // Of strategies with stages. Devices are cut in the order of their lists.
   i64 stages = 0;                                   ///< 0 = as many as the lists below have, else two
+  i64 interleave = 1;                               ///< runs of layers on each stage's devices
   std::vector<i64> stage_layers;                    ///< [stage] empty = by the number of the stage's devices
   std::vector<i64> stage_attention, stage_experts;  ///< [stage] devices of each list; empty = equally many
 };

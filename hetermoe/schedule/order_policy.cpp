@@ -4,6 +4,7 @@
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/plan/backward_shares.h"
+#include "hetermoe/plan/pipeline_tasks.h"
 #include "hetermoe/plan/turns.h"
 
 namespace hetermoe {
@@ -21,12 +22,15 @@ i64 in_window(const Plan& plan, const Group& group, std::size_t /*layer*/, Devic
   return plan.window > 0 ? std::min<i64>(num_microbatches(group), plan.window) : num_microbatches(group);
 }
 
-/// A window for the layer's stage and for each one after it.
-i64 one_window_per_stage(const Plan& plan, const Group& group, std::size_t layer, DeviceId /*device*/) {
-  i64 stages = 1;
-  for (std::size_t l = layer + 1; l < group.layers.size(); ++l)
-    stages += group.layers[l].attention != group.layers[l - 1].attention ? 1 : 0;
-  return std::min(num_microbatches(group), stages * std::max<i64>(1, plan.window));
+/// In windows: of a pipeline's last stage one, of the stage before it two.
+i64 in_stages(const Plan& plan, const Group& group, std::size_t layer, DeviceId /*device*/) {
+  const PipelineStages stages = pipeline_stages(group);
+  const i64 count = num_microbatches(group), window = std::max<i64>(1, plan.window);
+  const std::vector<i32>& borders = stages.first_layer;
+  const auto next = std::upper_bound(borders.begin(), borders.end(), static_cast<i32>(layer));
+  const i32 stage = static_cast<i32>(next - borders.begin()) - 1;
+  const i64 windows = (count + window - 1) / window;
+  return std::min(count, window * windows_in_flight(stages, stage, static_cast<i32>(windows)));
 }
 
 /// Of the microbatches whose backward pass of the layer is on the device, the most of rounds that have begun
@@ -86,7 +90,7 @@ const std::vector<OrderPolicyTraits>& order_policies() {
        .treats_equals_alike = true,
        .has_window = true,
        .takes_turns = false,
-       .in_flight = one_window_per_stage,
+       .in_flight = in_stages,
        .plan_name = "pipeline"},
       {.policy = OrderPolicy::kExplicit,
        .append = order_explicit,

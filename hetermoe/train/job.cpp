@@ -177,8 +177,8 @@ void check_roles(const PlanOptions& options, const Strategy& strategy) {
 
 void check_stages(const PlanOptions& options, const Strategy& strategy) {
   if (strategy.has_stages) return;
-  if (options.stages == 0 && options.stage_layers.empty() && options.stage_attention.empty() &&
-      options.stage_experts.empty())
+  if (options.stages == 0 && options.interleave == 1 && options.stage_layers.empty() &&
+      options.stage_attention.empty() && options.stage_experts.empty())
     return;
   fail<ConfigError>("plan.stages", "strategy {} has no stages, expected pp_ep or pp_zebra", strategy.name);
 }
@@ -245,6 +245,7 @@ Plan plan_of_strategy(const Job& job, const ModelConfig& model, const Cluster& c
   request.dtype = emulated_dtype(job, options.attention_dtype.value_or(Dtype::kFp32));
   request.staleness = job.train.staleness;
   request.stages = options.stages;
+  request.interleave = options.interleave;
   request.stage_layers = options.stage_layers;
   request.stage_attention = options.stage_attention;
   request.stage_experts = options.stage_experts;
@@ -333,7 +334,7 @@ Job job_of_strategy(const Job& job, const std::string& strategy, const std::vect
   for (const std::string& other : compared) widest = std::max(widest, find_strategy(other).use);
   PlanOptions& plan = own.plan;
   if (!find_strategy(strategy).has_stages) {
-    plan.stages = 0;
+    plan.stages = 0, plan.interleave = 1;
     plan.stage_layers.clear(), plan.stage_attention.clear(), plan.stage_experts.clear();
   }
   if (use == widest || !plan.file.empty()) return own;

@@ -145,7 +145,7 @@ struct PlanOptions {
   std::vector<double> attention_weights, expert_weights;
   std::vector<i64> experts_moved;
   i32 window = -1;
-  i64 stages = 0;
+  i64 stages = 0, interleave = 1;
   std::vector<i64> stage_layers, stage_attention, stage_experts;
   i32 chunks = 1;
   i32 combine_lag = 0;
@@ -176,7 +176,13 @@ struct PlanOptions {
       at_least(-1));
     v("stages", stages, "of a pipeline (pp_ep, pp_zebra); 0 = as many as the lists below have, else two",
       at_least(0));
-    v("stage_layers", stage_layers, "per stage: layers; empty = by the number of its devices", at_least(1));
+    v("interleave", interleave, "runs of layers on the devices of each stage: that much smaller a bubble",
+      between(1, 64));
+    v("stage_layers", stage_layers,
+      "per stage: layers, interleaved those of all first runs, then of all second ones; empty = by the "
+      "number of "
+      "its devices",
+      at_least(1));
     v("stage_attention", stage_attention, "per stage: devices with attention; empty = equally many",
       at_least(1));
     v("stage_experts", stage_experts, "per stage: devices with experts (pp_zebra); empty = equally many",
