@@ -160,6 +160,12 @@ std::vector<Fact> RunFolder::facts(bool live) const {
   const double tokens = number_at(job_, {"train", "sequences"}) * number_at(job_, {"train", "seq_len"});
   if (tokens > 0) add("tokens per step", fmt::format("{:.0f}", tokens));
   add("microbatches", text_at(job_, {"train", "microbatches"}));
+  for (const Strategy& strategy : strategies_) {
+    const double entropy = number_at(strategy.row, {"executed", "unigram_entropy"});
+    if (entropy <= 0) continue;
+    add("unigram entropy of the validation text", fmt::format("{:.3f} nats", entropy));
+    break;  // all have the same text
+  }
   const double steps = number_at(job_, {"train", "steps"});
   for (const Strategy& strategy : strategies_) {
     const Json& last = strategy.metrics.last();
@@ -168,16 +174,14 @@ std::vector<Fact> RunFolder::facts(bool live) const {
     const auto add_of = [&](const std::string& name, const std::string& value) {
       out.emplace_back(strategies_.size() > 1 ? strategy.name + ": " + name : name, value);
     };
-    add_of("step", steps > 0 ? fmt::format("{:.0f} of {:.0f}{}", step, steps,
-                                           text_at(strategy.row, {"executed", "interrupted"}) == "true"
-                                               ? ", interrupted"
-                                               : "")
-                             : fmt::format("{:.0f}", step));
+    const bool interrupted = text_at(strategy.row, {"executed", "interrupted"}) == "true";
+    add_of("step", steps <= 0 ? fmt::format("{:.0f}", step)
+                   : step > steps
+                       ? fmt::format("{:.0f} and {:.0f} timed", steps, step - steps)
+                       : fmt::format("{:.0f} of {:.0f}{}", step, steps, interrupted ? ", interrupted" : ""));
     add_of("loss", fmt::format("{:.4f}", number_in(last, "loss")));
     if (const std::vector<Json>& all = strategy.metrics.validations(); !all.empty())
       add_of("validation loss", fmt::format("{:.4f}", number_in(all.back(), "validation_loss")));
-    if (const double entropy = number_at(strategy.row, {"executed", "unigram_entropy"}); entropy > 0)
-      add_of("unigram entropy of the validation text", fmt::format("{:.3f} nats", entropy));
     if (!live) continue;
     if (steps > step)
       add_of("left, at the last steps' pace",

@@ -90,9 +90,11 @@ std::vector<std::string> domains_of(const Dataset& data) {
   return out;
 }
 
-/// Counting costs time, which under the virtual clock nobody measures; a meter knows one step at a time.
-bool counts_tensors(const Job& job) {
-  return job.clock.kind == ClockKind::kVirtual && job.run.device == "cpu" && job.train.staleness == 0;
+/// Counting costs time, which under the virtual clock nobody measures; a meter knows one step at a time. Runs
+/// without checkpoints are those of `compare`, whose last steps are timed.
+bool counts_tensors(const Job& job, Checkpoints checkpoints) {
+  return checkpoints == Checkpoints::kOn && job.clock.kind == ClockKind::kVirtual &&
+         job.run.device == "cpu" && job.train.staleness == 0;
 }
 
 bool some_computes_in_fp16(const Plan& first, const std::vector<PlannedChange>& changes) {
@@ -114,7 +116,7 @@ Trainer::Trainer(const Job& job, ModelConfig model, Cluster cluster, Plan plan, 
       train_(data, {job.train.seq_len, job.train.seed}),
       profiles_(load_profiles(cluster_)),
       nominal_cluster_(without_slow_devices(cluster_)),
-      meter_(counts_tensors(job) ? std::make_unique<MemoryMeter>() : nullptr),
+      meter_(counts_tensors(job, checkpoints) ? std::make_unique<MemoryMeter>() : nullptr),
       priced_(
           std::make_unique<PricedPlan>(job, std::move(plan), model_, cluster_, nominal_cluster_, profiles_)),
       first_plan_(priced_->plan),

@@ -75,7 +75,7 @@ struct StepRecord {
   std::vector<std::string> warnings;  ///< what the run noticed of its own health in this step
   std::map<std::string, double> mfu;  ///< model FLOPs utilisation by type of device; empty = nobody knows
   /// By name of device: the most bytes of tensors of the step, on a GPU of the run so far. Only where they
-  /// are counted: on GPUs, and on CPUs under the virtual clock.
+  /// are counted: on GPUs, and on CPUs in `train` under the virtual clock.
   std::map<std::string, Bytes> memory;
   std::vector<std::string> marks;        ///< what changed before this step: another plan, more experts
   std::optional<Validation> validation;  ///< after this step

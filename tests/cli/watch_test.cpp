@@ -108,6 +108,19 @@ TEST(Watch, ABrowserShowsARunThatGoesOn) {
   const std::string after = shown(server.address);
   EXPECT_TRUE(contains(after, " of 100000, interrupted</dd>"));
   EXPECT_TRUE(contains(after, "href=\"/report.html\""));
+  const ProgramResult again = run_hetermoe({"report", folder / "run", "-o", folder / "again.html"});
+  EXPECT_EQ(again.code, 0) << again.err;
+  EXPECT_EQ(read_text(folder / "again.html"), read_text(folder / "run/report.html"));
+}
+
+TEST(Report, AFolderWithoutARunIsRefused) {
+  const WorkFolder folder;
+  const ProgramResult result = run_hetermoe({"report", folder.path(), "-o", folder / "page.html"});
+  EXPECT_EQ(result.code, 2);
+  EXPECT_TRUE(
+      contains(result.err, "] has no run: expected summary.json or metrics.jsonl, as `train` leaves them"))
+      << result.err;
+  EXPECT_FALSE(std::filesystem::exists(folder / "page.html"));
 }
 
 TEST(Watch, WrongFoldersAreNamed) {
