@@ -30,17 +30,21 @@ void serve_live(LiveRun& run, int port, const std::function<void(int)>& began) {
     response.status = 403;
     return httplib::Server::HandlerResponse::Handled;
   });
-  const auto page = [&server](const char* path, std::function<std::string()> make) {
-    server.Get(path, [make](const httplib::Request&, httplib::Response& response) {
-      const std::string text = make();
+  const auto page = [&server](const char* path, const char* type,
+                              std::function<std::string(const httplib::Request&)> make) {
+    server.Get(path, [type, make](const httplib::Request& request, httplib::Response& response) {
+      const std::string text = make(request);
       if (text.empty()) response.status = 404;
       response.set_header("Cache-Control", "no-store");
-      response.set_content(text, "text/html; charset=utf-8");
+      response.set_content(text, type);
     });
   };
-  page("/", [&run] { return run.page(); });
-  page("/body", [&run] { return run.body(); });
-  page("/report.html", [&run] { return run.report(); });
+  constexpr const char* kHtml = "text/html; charset=utf-8";
+  page("/", kHtml, [&run](const httplib::Request&) { return run.page(); });
+  page("/parts", "application/json", [&run](const httplib::Request& request) {
+    return run.parts(std::atoll(request.get_param_value("seen").c_str()));
+  });
+  page("/report.html", kHtml, [&run](const httplib::Request&) { return run.report(); });
 
   sigset_t ends;
   sigemptyset(&ends);

@@ -5,7 +5,7 @@
 
 #include "hetermoe/base/error.h"
 #include "hetermoe/cli/command.h"
-#include "hetermoe/report/html.h"
+#include "hetermoe/report/run_page.h"
 #include "hetermoe/report/table.h"
 #include "hetermoe/timeline/timeline.h"
 
@@ -57,18 +57,45 @@ void add_timeline(std::vector<StrategyReport>& strategies, Timeline timeline, co
   strategies.push_back(std::move(strategy));
 }
 
-int report(const Options& options) {
-  std::vector<std::string> paths = options.timelines;
-  paths.insert(paths.end(), options.with.begin(), options.with.end());
+/// The page of timelines, each by itself or beside the other side of its schedule.
+ReportInput page_of_timelines(const std::vector<std::string>& paths) {
   ReportInput input;
   input.title = "hetermoe report";
-  std::optional<Timeline> traced;
   for (const std::string& path : paths) {
     Timeline timeline = load_timeline(path);
     input.facts.emplace_back(path, timeline.source);
-    if (!traced || (is_simulated(*traced) && !is_simulated(timeline))) traced = timeline;
     add_timeline(input.strategies, std::move(timeline), path);
   }
+  return input;
+}
+
+/// The page of a run's folder, as the run leaves it.
+ReportInput page_of_folder(const std::string& folder) {
+  ReportInput input = run_page(folder);
+  if (input.strategies.empty())
+    fail<ConfigError>(folder, "has no run: expected summary.json or metrics.jsonl, as `train` leaves them");
+  return input;
+}
+
+/// What a trace shows: a run, or else a prediction.
+const Timeline* traced_of(const ReportInput& input) {
+  for (const StrategyReport& strategy : input.strategies) {
+    if (strategy.executed) return &*strategy.executed;
+  }
+  for (const StrategyReport& strategy : input.strategies) {
+    if (strategy.simulated) return &*strategy.simulated;
+  }
+  return nullptr;
+}
+
+int report(const Options& options) {
+  std::vector<std::string> paths = options.timelines;
+  paths.insert(paths.end(), options.with.begin(), options.with.end());
+  const bool is_folder = paths.size() == 1 && fs::is_directory(paths[0]);
+  const ReportInput input = is_folder ? page_of_folder(paths[0]) : page_of_timelines(paths);
+  const Timeline* traced = traced_of(input);
+  if (!options.trace.empty() && traced == nullptr)
+    fail<ConfigError>(paths[0], "has no timeline to trace: expected timeline.json or predicted.json");
   const std::string page = html_report(input);
   const std::string trace = options.trace.empty() ? "" : perfetto_trace(*traced).dump() + "\n";
   write_text(options.output, page);
@@ -99,7 +126,8 @@ int report(const Options& options) {
 
 std::function<int()> make_report(Flags& flags) {
   const auto options = std::make_shared<Options>();
-  flags.add_option("timeline", options->timelines, "timeline files")->required();
+  flags.add_option("timeline", options->timelines, "timeline files, or the output folder of a run")
+      ->required();
   flags.add_option(
       "--with", options->with,
       "another timeline; a prediction and a run of the same schedule are drawn above each other");

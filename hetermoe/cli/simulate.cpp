@@ -17,8 +17,7 @@
 #include "hetermoe/report/table.h"
 #include "hetermoe/report/waits_text.h"
 #include "hetermoe/routing/split_routing.h"
-#include "hetermoe/sim/memory.h"
-#include "hetermoe/sim/simulator.h"
+#include "hetermoe/sim/simulated_step.h"
 #include "hetermoe/train/job.h"
 
 namespace hetermoe {
@@ -75,17 +74,13 @@ Simulated simulate_job(const Job& job, const ModelConfig& model, const Cluster& 
   out.schedule = build_schedule(out.plan, model, step);
   const std::unique_ptr<CostModel> cost = make_cost(model, cluster, emulated, load_profiles(cluster));
   const Placement placement(emulated, model, step);
-  // Where steps overlap, memory is that of all of them.
-  const Schedule all = out.schedule.overlaps() ? repeat(out.schedule, kSteadySteps) : out.schedule;
-  Simulator simulator;
-  const OpTimes all_times = simulator.run(all, price(all, placement, model, cluster, *cost, routing));
-  const OpTimes times = out.schedule.overlaps() ? steady_step(out.schedule, all_times) : all_times;
-  if (!times.end.empty()) out.alone = *std::max_element(times.end.begin(), times.end.end());
-  out.timeline = make_timeline(out.schedule, times, out.plan, cluster, "simulated");
+  SimulatedStep simulated = simulate_step(out.schedule, placement, placement, model, cluster, *cost, routing);
+  out.alone = simulated.alone;
+  out.timeline = make_timeline(out.schedule, simulated.times, out.plan, cluster, "simulated");
   out.timeline.title = fmt::format("{}, {} on {}", job.plan.file.empty() ? job.strategy : out.plan.strategy,
                                    model.name, cluster.name);
-  out.memory = peak_memory(all, all_times, placement, model, cluster, routing);
-  out.tokens_per_s = static_cast<double>(total_sequences(out.plan) * out.plan.seq_len) / times.step;
+  out.memory = std::move(simulated.memory);
+  out.tokens_per_s = static_cast<double>(total_sequences(out.plan) * out.plan.seq_len) / simulated.times.step;
   return out;
 }
 
@@ -106,12 +101,6 @@ std::vector<std::filesystem::path> write_files(const std::filesystem::path& fold
   return paths;
 }
 
-Json memory_json(const MemoryUse& use) {
-  return {{"weights", use.weights}, {"gradients", use.gradients}, {"optimizer", use.optimizer},
-          {"saved", use.saved},     {"in_flight", use.in_flight}, {"workspace", use.workspace},
-          {"total", use.total()}};
-}
-
 Json result_json(const Simulated& result, const Cluster& cluster) {
   const std::vector<double> busy = busy_share(result.timeline);
   Json devices = Json::array();
@@ -121,7 +110,7 @@ Json result_json(const Simulated& result, const Cluster& cluster) {
                        {"type", device.type},
                        {"role", device.role},
                        {"busy", busy[i]},
-                       {"memory_bytes", memory_json(result.memory[i].use)},
+                       {"memory_bytes", to_json(result.memory[i].use)},
                        {"capacity_bytes", cluster.memory_bytes(static_cast<PlaceId>(i))}});
   }
   return {{"source", result.timeline.source},

@@ -30,8 +30,8 @@ struct Options {
 void print_summary(const Job& job, const StrategyRun& run, const std::filesystem::path& report) {
   const TrainOutcome& out = run.outcome;
   std::cout << strategy_table({run});
-  if (!out.validations.empty()) {
-    const Validation& last = out.validations.back();
+  if (const std::vector<Validation> validations = out.validations(); !validations.empty()) {
+    const Validation& last = validations.back();
     const char* unit = token_word(job);
     std::cout << fmt::format(
         "validation loss {:.4f} nats per {}, perplexity {:.4g}; entropy of single {}s {:.4f}\n", last.loss,
@@ -62,7 +62,7 @@ void tell_of_other_results(const Job& job, i64 first_step) {
   if (keys.empty()) return;
   std::cerr << fmt::format(
                    "[{}] has the results of another run, which differs in {}: its metrics.jsonl is begun "
-                   "anew now, its other files are replaced at the end of this run",
+                   "anew now, its other files are replaced as this run goes on",
                    job.output, fmt::join(keys, ", "))
             << std::endl;
 }

@@ -15,7 +15,6 @@ namespace hetermoe {
 namespace {
 
 constexpr int kLeft = 96, kTop = 46, kWide = 620, kGap = 24, kBar = 220, kRight = 60, kBottom = 26;
-constexpr std::size_t kMostTooltips = 4096;
 
 double most_copies(const LayerMaps& layer) {
   double most = 0;

@@ -11,9 +11,7 @@
 namespace hetermoe {
 namespace {
 
-constexpr int kLeft = 64, kTop = 40, kRight = 110, kBottom = 40, kWidth = 900;
-constexpr std::size_t kMostTooltips = 4096;  ///< cells; more make the page slow
-
+constexpr int kLeft = 64, kTop = 40, kRight = 110, kBottom = 40, kWidth = 900, kColumn = 62;
 /// [layers][experts] copies over the layer's mean.
 std::vector<std::vector<double>> over_mean(const ExpertLoad& load) {
   std::vector<std::vector<double>> out = load.copies;
@@ -22,6 +20,22 @@ std::vector<std::vector<double>> over_mean(const ExpertLoad& load) {
     for (double& copies : layer) copies = mean > 0 ? copies / mean : 0;
   }
   return out;
+}
+
+/// The figures of each layer, to the right of the scale.
+std::string figures_svg(const ExpertLoad& load, int cell) {
+  std::string svg;
+  const auto write = [&](std::size_t column, int y, const std::string& text) {
+    svg += fmt::format("<text x=\"{}\" y=\"{}\" text-anchor=\"end\"{}>{}</text>\n",
+                       kWidth + kColumn * static_cast<int>(column + 1) - 8, y,
+                       cell > 12 ? "" : " font-size=\"9\"", escape_markup(text));
+  };
+  for (std::size_t c = 0; c < load.columns.size(); ++c) {
+    write(c, kTop - 6, load.columns[c]);
+    for (std::size_t l = 0; l < load.figures.size(); ++l)
+      write(c, kTop + cell * static_cast<int>(l) + cell / 2 + 4, load.figures[l].at(c));
+  }
+  return svg;
 }
 
 std::string scale_svg(double most, int height) {
@@ -58,11 +72,12 @@ std::string heat_map_svg(const ExpertLoad& load) {
   const double wide =
       double{kWidth - kLeft - kRight} / static_cast<double>(std::max<std::size_t>(num_experts, 1));
   const int height = kTop + std::max(rows, 60) + kBottom;
+  const int width = kWidth + kColumn * static_cast<int>(load.columns.size());
   std::string svg = fmt::format(
       "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" width=\"{0}\" height=\"{1}\" "
       "font-family=\"sans-serif\" font-size=\"11\" role=\"img\">\n<rect width=\"{0}\" height=\"{1}\" "
       "fill=\"white\"/>\n<text x=\"{2}\" y=\"20\" font-size=\"14\">{3}</text>\n",
-      kWidth, height, kLeft, escape_markup(load.title));
+      width, height, kLeft, escape_markup(load.title));
   const bool tells = num_layers * num_experts <= kMostTooltips;
   for (std::size_t l = 0; l < num_layers; ++l) {
     const int y = kTop + cell * static_cast<int>(l);
@@ -81,7 +96,7 @@ std::string heat_map_svg(const ExpertLoad& load) {
   }
   svg += fmt::format("<text x=\"{}\" y=\"{}\">experts 0 to {}</text>\n", kLeft, kTop + rows + 18,
                      num_experts == 0 ? 0 : num_experts - 1);
-  return svg + scale_svg(most, rows) + "</svg>\n";
+  return svg + scale_svg(most, rows) + figures_svg(load, cell) + "</svg>\n";
 }
 
 }  // namespace hetermoe

@@ -9,9 +9,13 @@ namespace hetermoe {
 /// How many copies each expert of each layer computed.
 struct ExpertLoad {
   std::string title;
-  std::vector<i64> layers;                  ///< their numbers
-  std::vector<std::vector<double>> copies;  ///< [layers][experts], each layer with as many experts
+  std::vector<i64> layers;                             ///< their numbers
+  std::vector<std::vector<double>> copies;             ///< [layers][experts], each layer with as many experts
+  std::vector<std::string> columns = {};               ///< names of figures that stand beside the rows
+  std::vector<std::vector<std::string>> figures = {};  ///< [layers][columns]
 };
+
+inline constexpr std::size_t kMostTooltips = 4096;  ///< of cells of a picture; more make the page slow
 
 /// White at 0, dark blue at 1.
 std::string heat_colour(double part);

@@ -6,8 +6,8 @@
 #include <cmath>
 
 #include "hetermoe/report/escape.h"
+#include "hetermoe/report/html_steps.h"
 #include "hetermoe/report/page.h"
-#include "hetermoe/report/table.h"
 #include "hetermoe/report/waits_text.h"
 
 // What the script finds in report_data():
@@ -113,8 +113,6 @@ Json timeline_data(const Timeline& timeline, const Timeline* like, std::vector<T
           {"critical_path", critical_path_text(critical_path(timeline))}};
 }
 
-bool has_timeline(const StrategyReport& strategy) { return strategy.simulated || strategy.executed; }
-
 Json device_data(const TimelineDevice& device, const std::vector<DeviceMemory>& memories) {
   const auto memory = std::find_if(memories.begin(), memories.end(),
                                    [&](const DeviceMemory& m) { return m.device == device.name; });
@@ -122,12 +120,8 @@ Json device_data(const TimelineDevice& device, const std::vector<DeviceMemory>& 
   return {{"name", device.name},
           {"type", device.type},
           {"role", device.role},
-          {"used", is_known ? Json(memory->used) : Json(nullptr)},
+          {"used", is_known ? Json(memory->used()) : Json(nullptr)},
           {"capacity", is_known && memory->capacity > 0 ? Json(memory->capacity) : Json(nullptr)}};
-}
-
-Seconds step_of(Seconds given, const std::optional<Timeline>& timeline) {
-  return given > 0 ? given : timeline ? timeline->step : 0;
 }
 
 Json positive_or_null(double value) { return value > 0 ? Json(value) : Json(nullptr); }
@@ -154,116 +148,6 @@ Json strategy_data(const StrategyReport& strategy, Names& names) {
           {"executed", executed}};
 }
 
-// ---- the fixed text ----
-
-bool contains(const std::string& text, const char* word) { return text.find(word) != std::string::npos; }
-
-/// The labels of the input, and those that follow from the sources of the timelines. No label appears twice.
-std::vector<std::string> all_labels(const ReportInput& input) {
-  std::vector<std::string> labels = input.labels;
-  for (const StrategyReport& strategy : input.strategies) {
-    if (strategy.simulated) intern(labels, "predicted times are simulated");
-    if (strategy.executed && contains(strategy.executed->source, "emulated")) {
-      intern(labels, "measured times are emulated: real computation, paced to the speed of the named GPUs");
-    }
-  }
-  return labels;
-}
-
-std::string memory_cell(const StrategyReport& strategy) {
-  const DeviceMemory* fullest = nullptr;  // relative to its capacity, else in bytes
-  const auto fill = [](const DeviceMemory& m) { return m.capacity > 0 ? m.used / m.capacity : m.used; };
-  for (const DeviceMemory& memory : strategy.memory) {
-    if (fullest == nullptr || fill(memory) > fill(*fullest)) fullest = &memory;
-  }
-  if (fullest == nullptr) return "";
-  std::string text = format_bytes(fullest->used);
-  if (fullest->capacity > 0) text += " of " + format_bytes(fullest->capacity);
-  return text + " on " + fullest->device;
-}
-
-/// Busy share of each group as a small bar with its number.
-std::string use_cell(const StrategyReport& strategy) {
-  const std::optional<Timeline>& timeline = strategy.executed ? strategy.executed : strategy.simulated;
-  if (!timeline) return "";
-  std::string html;
-  for (const GroupUse& use : group_use(*timeline)) {
-    html += fmt::format(
-        "<span class=\"use\"><span class=\"use-name\">{}</span><span class=\"bar\"><i "
-        "style=\"width:{:.1f}%\"></i></span>"
-        "<b>{:.0f} %</b></span>",
-        escape_markup(use.group.label()), 100 * use.computing, 100 * use.computing);
-  }
-  return html;
-}
-
-/// Steps of a strategy, and what they are compared with; 0 = none.
-struct Steps {
-  Seconds simulated = 0, executed = 0;
-};
-
-Steps steps_of(const StrategyReport& strategy) {
-  return {step_of(strategy.simulated_step, strategy.simulated),
-          step_of(strategy.executed_step, strategy.executed)};
-}
-
-Seconds smaller(Seconds a, Seconds b) { return a <= 0 ? b : b <= 0 ? a : std::min(a, b); }
-
-/// Compares a measured time with measured ones only, and a predicted time with predicted ones.
-std::string factor_cell(const Steps& own, const Steps& fastest) {
-  const bool is_measured = own.executed > 0;
-  const Seconds time = is_measured ? own.executed : own.simulated;
-  const Seconds best = is_measured ? fastest.executed : fastest.simulated;
-  if (time <= 0) return "&ndash;";
-  const std::string text = time <= best ? "fastest" : format_factor(time / best) + " slower";
-  return text + (is_measured || fastest.executed <= 0 ? "" : " (predicted)");
-}
-
-std::string time_cell(Seconds time, Seconds slowest, const char* kind) {
-  if (time <= 0) return "<td class=\"none\">&ndash;</td>";
-  return fmt::format(
-      "<td class=\"time\"><b>{}</b><span class=\"bar {}\"><i style=\"width:{:.1f}%\"></i></span></td>",
-      format_seconds(time), kind, 100 * time / slowest);
-}
-
-std::string strategy_row(const StrategyReport& strategy, std::size_t index, const Steps& fastest,
-                         Seconds slowest) {
-  const Steps own = steps_of(strategy);
-  const bool is_pair = own.simulated > 0 && own.executed > 0;
-  const std::string error =
-      is_pair ? fmt::format("{:+.1f} %", 100 * (own.executed / own.simulated - 1)) : "&ndash;";
-  const std::string name = escape_markup(strategy.name);
-  std::string html =
-      has_timeline(strategy)
-          ? fmt::format("<tr data-row=\"{0}\"><th scope=\"row\"><button>{1}</button></th>", index, name)
-          : fmt::format("<tr><th scope=\"row\"><span class=\"plain\">{}</span></th>", name);
-  html += time_cell(own.simulated, slowest, "sim") + time_cell(own.executed, slowest, "exe");
-  for (const std::string& cell : {error, factor_cell(own, fastest), use_cell(strategy),
-                                  escape_markup(memory_cell(strategy)), escape_markup(strategy.note)}) {
-    html += "<td>" + cell + "</td>";
-  }
-  return html + "</tr>\n";
-}
-
-std::string strategies_table(const ReportInput& input) {
-  Steps fastest;
-  Seconds slowest = 0;
-  for (const StrategyReport& strategy : input.strategies) {
-    const Steps own = steps_of(strategy);
-    slowest = std::max({slowest, own.simulated, own.executed});
-    fastest = {smaller(fastest.simulated, own.simulated), smaller(fastest.executed, own.executed)};
-  }
-  std::string html =
-      "<section><h2>Strategies</h2><div class=\"scroll\"><table><thead><tr><th>strategy</th><th>predicted "
-      "step</th>"
-      "<th>measured step</th><th>measured against predicted</th><th>against the fastest</th><th>devices "
-      "computing</th>"
-      "<th>fullest device</th><th>note</th></tr></thead><tbody>\n";
-  for (std::size_t s = 0; s < input.strategies.size(); ++s)
-    html += strategy_row(input.strategies[s], s, fastest, slowest);
-  return html + "</tbody></table></div></section>\n";
-}
-
 /// The empty frame of the picture, which the script fills.
 constexpr const char* kPicture =
     R"html(<section id="picture-section"><h2>One training step, device by device</h2>
@@ -283,43 +167,6 @@ constexpr const char* kPicture =
 <section id="waits-section"><h2>Who waits for whom</h2><p class="how">How each group of devices spends the step, mean over its devices.</p><div id="waits"></div></section>
 )html";
 
-std::string facts_html(const std::vector<Fact>& facts) {
-  if (facts.empty()) return "";
-  std::string html = "<dl class=\"facts\">\n";
-  for (const Fact& fact : facts) {
-    html += fmt::format("<div><dt>{}</dt><dd>{}</dd></div>\n", escape_markup(fact.first),
-                        escape_markup(fact.second));
-  }
-  return html + "</dl>\n";
-}
-
-std::string head_html(const ReportInput& input) {
-  std::string html = fmt::format("<header><h1>{}</h1>\n<p class=\"headline\" id=\"headline\"></p>\n",
-                                 escape_markup(input.title));
-  const std::vector<std::string> labels = all_labels(input);
-  if (!labels.empty()) html += "<p class=\"labels\">";
-  for (const std::string& label : labels)
-    html += fmt::format("<span class=\"label\">{}</span> ", escape_markup(label));
-  return html + (labels.empty() ? "" : "</p>\n") + facts_html(input.facts) + "</header>\n";
-}
-
-std::string losses_html(const ReportInput& input) {
-  if (input.losses.empty()) return "";
-  std::string html = "<section><h2>Loss</h2><div class=\"plots\">\n";
-  for (const LossPlot& plot : input.losses) html += "<div class=\"plot\">" + loss_svg(plot) + "</div>\n";
-  return html + "</div></section>\n";
-}
-
-std::string routing_html(const ReportInput& input) {
-  if (input.expert_loads.empty() && input.routing.empty()) return "";
-  std::string html = "<section id=\"routing-section\"><h2>Load of the experts</h2>\n";
-  for (const ExpertLoad& load : input.expert_loads)
-    html += "<div class=\"plot\">" + heat_map_svg(load) + "</div>\n";
-  html += "<div class=\"plots\">\n";
-  for (const LossPlot& plot : input.routing) html += "<div class=\"plot\">" + loss_svg(plot) + "</div>\n";
-  return html + "</div></section>\n";
-}
-
 }  // namespace
 
 Json report_data(const ReportInput& input) {
@@ -330,21 +177,26 @@ Json report_data(const ReportInput& input) {
   return {{"strategies", strategies}, {"kinds", names.kinds}, {"queues", names.queues}};
 }
 
-std::string html_report(const ReportInput& input) {
+bool has_timeline(const StrategyReport& strategy) { return strategy.simulated || strategy.executed; }
+
+Seconds step_of(Seconds given, const std::optional<Timeline>& timeline) {
+  return given > 0 ? given : timeline ? timeline->step : 0;
+}
+
+std::string html_report(const ReportInput& input, PageKind kind) {
   std::string html = "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n";
   html += "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n";
   html += fmt::format("<title>{}</title>\n<style>\n{}</style></head>\n<body>\n", escape_markup(input.title),
                       kPageStyle);
-  html += head_html(input);
   const bool has_picture = std::any_of(input.strategies.begin(), input.strategies.end(), has_timeline);
-  if (has_picture) html += kPicture;
-  if (!input.strategies.empty()) html += strategies_table(input);
-  html += losses_html(input);
-  html += routing_html(input);
+  for (const PagePart& part : page_parts(input)) {
+    html += fmt::format("<div id=\"part-{}\">{}</div>\n", part.id, part.html);
+    if (part.id == "plan" && has_picture) html += kPicture;
+  }
   html += fmt::format("<script type=\"application/json\" id=\"report-data\">{}</script>\n",
                       script_json(report_data(input)));
-  html +=
-      fmt::format("<script>\n'use strict';\n(() => {{\n{}}})();\n</script>\n</body></html>\n", kPageScript);
+  html += fmt::format("<script>\n'use strict';\n(() => {{\n{}{}}})();\n</script>\n</body></html>\n",
+                      kPageScript, kind == PageKind::kLive ? kLiveScript : "");
   return html;
 }
 

@@ -6,19 +6,25 @@
 
 #include "hetermoe/report/heat_map.h"
 #include "hetermoe/report/loss_svg.h"
+#include "hetermoe/report/metrics_file.h"
+#include "hetermoe/report/plan_layout.h"
+#include "hetermoe/sim/memory.h"
 #include "hetermoe/timeline/timeline.h"
 
 namespace hetermoe {
 
 struct DeviceMemory {
-  std::string device;  ///< as in Timeline::devices
-  Bytes used = 0;      ///< peak of the step
-  Bytes capacity = 0;  ///< 0 = unknown
+  std::string device;   ///< as in Timeline::devices
+  MemoryUse predicted;  ///< at the worst moment of the step; all 0 = unknown
+  Bytes measured = 0;   ///< peak of the step; 0 = unknown
+  Bytes capacity = 0;   ///< 0 = unknown
+  Bytes used() const { return measured > 0 ? measured : predicted.total(); }
 };
 
 /// One strategy of the report. The page leaves out what a strategy does not have.
 struct StrategyReport {
-  std::string name;                   ///< "zebra"
+  std::string name;  ///< "zebra"
+  std::optional<PlanLayout> plan;
   std::optional<Timeline> simulated;  ///< the prediction
   std::optional<Timeline> executed;   ///< the measurement, of the same schedule if the two are to be joined
   Seconds simulated_step = 0;         ///< 0 = that of the timeline
@@ -40,13 +46,29 @@ struct ReportInput {
   std::vector<LossPlot> losses;            ///< drawn one below the other
   std::vector<ExpertLoad> expert_loads;    ///< drawn as heat maps, one below the other
   std::vector<LossPlot> routing;           ///< curves of the routing, below them
+  std::vector<LossPlot> run;               ///< curves of the run: speed, waiting, memory
+  std::vector<StepNote> events;            ///< what changed in the run, and what it warned of
 };
 
-/// One self-contained page: style, script and data inline, no network, opens from a file. Shows for each
-/// strategy and device the predicted lanes directly above the measured ones, bubbles hatched, with zoom, pan
-/// and tooltips; below, who waits for whom, the table of strategies, losses, loads of experts and facts.
-/// Appending #zebra to its address selects a strategy.
-std::string html_report(const ReportInput& input);
+/// A section of the page, or several that belong together.
+struct PagePart {
+  std::string id;
+  std::string html;  ///< empty where the input has nothing for it
+};
+
+/// The parts of the page that are not drawn by its script: head, plan, strategies (their table), memory,
+/// losses, experts, run, events.
+std::vector<PagePart> page_parts(const ReportInput& input);
+
+enum class PageKind {
+  kFile,  ///< self-contained: style, script and data inline, no network, opens from a file
+  kLive,  ///< asks its server for its parts and data every other second
+};
+
+/// One page. Shows for each strategy and device the predicted lanes directly above the measured ones, bubbles
+/// hatched, with zoom, pan and tooltips; below, who waits for whom; around it the parts. Appending #zebra to
+/// its address selects a strategy.
+std::string html_report(const ReportInput& input, PageKind kind = PageKind::kFile);
 
 /// The data of the page, as embedded in its element <script id="report-data">; docs of the members stand in
 /// html.cpp.

@@ -131,32 +131,77 @@ struct LegendEntry {
 
 std::vector<LegendEntry> legend_entries(const LossPlot& plot) {
   std::vector<LegendEntry> entries;
+  const bool has_both = std::any_of(plot.runs.begin(), plot.runs.end(),
+                                    [](const LossSeries& run) { return !run.validation.empty(); });
   for (std::size_t r = 0; r < plot.runs.size(); ++r) {
     const LossSeries& run = plot.runs[r];
     const char* color = kColors[r % kColors.size()];
-    if (!run.train.empty()) entries.push_back({run.name + " train", color, ""});
+    if (!run.train.empty()) entries.push_back({run.name + (has_both ? " train" : ""), color, ""});
     if (!run.validation.empty()) entries.push_back({run.name + " validation", color, kDashes});
   }
   return entries;
 }
 
-/// Draws the legend at the top right, where falling curves leave room.
-std::string legend(const std::vector<LegendEntry>& entries, double right, double top) {
+/// Dashed lines between the step before a change and the first one after it.
+std::string marks_svg(const Frame& f, const std::vector<PlotMark>& marks) {
+  std::string svg;
+  for (const PlotMark& mark : marks) {
+    const double step = mark.step - 0.5;
+    if (step < f.box.x_low || step > f.box.x_high) continue;
+    svg += fmt::format(
+        "<line class=\"mark\" x1=\"{0:.1f}\" y1=\"{1:.1f}\" x2=\"{0:.1f}\" y2=\"{2:.1f}\" stroke=\"#a83244\" "
+        "stroke-width=\"1.4\" stroke-dasharray=\"2 3\"><title>step {3:g}: {4}</title></line>\n",
+        f.x(step), f.top, f.bottom, mark.step, escape_markup(mark.text));
+  }
+  return svg;
+}
+
+struct LegendBox {
+  double left, top, width, height;
+  bool covers(double x, double y) const {
+    return x >= left && x <= left + width && y >= top && y <= top + height;
+  }
+};
+
+/// The corner where the legend covers fewest points; the top right, where falling curves leave room, before
+/// others.
+LegendBox place_legend(const Frame& f, const LossPlot& plot, const std::vector<LegendEntry>& entries) {
   std::size_t longest = 0;
   for (const LegendEntry& entry : entries) longest = std::max(longest, display_width(entry.text));
   const double width = 44 + 7.0 * static_cast<double>(longest);
-  const double left = right - width;
+  const double height = kLegendRow * static_cast<double>(entries.size()) + 6;
+  const double right = f.right - width, low = f.bottom - height - 4;
+  LegendBox best{right, f.top, width, height};
+  i64 fewest = -1;
+  for (const LegendBox& box :
+       {best, LegendBox{right, low, width, height}, LegendBox{f.left + 8, f.top, width, height},
+        LegendBox{f.left + 8, low, width, height}}) {
+    i64 covered = 0;
+    for (const LossSeries& run : plot.runs) {
+      for (const std::vector<LossPoint>* points : {&run.train, &run.validation}) {
+        covered += std::count_if(points->begin(), points->end(),
+                                 [&](const LossPoint& p) { return box.covers(f.x(p.step), f.y(p.loss)); });
+      }
+    }
+    if (fewest >= 0 && covered >= fewest) continue;
+    fewest = covered;
+    best = box;
+  }
+  return best;
+}
+
+std::string legend(const std::vector<LegendEntry>& entries, const LegendBox& box) {
   std::string svg = fmt::format(
       "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" fill=\"#fff\" "
       "fill-opacity=\"0.85\"/>\n",
-      left, top, width, kLegendRow * static_cast<double>(entries.size()) + 6);
+      box.left, box.top, box.width, box.height);
   for (std::size_t i = 0; i < entries.size(); ++i) {
-    const double y = top + kLegendRow * (static_cast<double>(i) + 0.5) + 3;
+    const double y = box.top + kLegendRow * (static_cast<double>(i) + 0.5) + 3;
     svg += fmt::format(
         "<line x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\" stroke=\"{}\" "
         "stroke-width=\"1.8\"{}/>\n",
-        left + 4, y, left + 30, y, entries[i].color, entries[i].dashes);
-    svg += text_at(left + 36, y + 4, "start", entries[i].text);
+        box.left + 4, y, box.left + 30, y, entries[i].color, entries[i].dashes);
+    svg += text_at(box.left + 36, y + 4, "start", entries[i].text);
   }
   return svg;
 }
@@ -185,7 +230,7 @@ std::string loss_svg(const LossPlot& plot) {
       "<rect width=\"{0}\" height=\"{1}\" fill=\"#fff\"/>\n",
       plot.width, plot.height, escape_markup(plot.title));
   svg += text_at(frame.left, 24, "start", plot.title, " font-size=\"15\" font-weight=\"600\"");
-  svg += axes(frame, plot);
+  svg += axes(frame, plot) + marks_svg(frame, plot.marks);
   for (std::size_t r = 0; r < plot.runs.size(); ++r)
     svg += run_svg(frame, plot.runs[r], kColors[r % kColors.size()]);
   const std::vector<LegendEntry> entries = legend_entries(plot);
@@ -193,7 +238,7 @@ std::string loss_svg(const LossPlot& plot) {
     svg += text_at((frame.left + frame.right) / 2, (frame.top + frame.bottom) / 2, "middle",
                    "no losses recorded");
   } else {
-    svg += legend(entries, frame.right, frame.top);
+    svg += legend(entries, place_legend(frame, plot, entries));
   }
   return svg + "</svg>\n";
 }

@@ -12,9 +12,16 @@ struct LossPoint {
 };
 
 /// One run: its train loss is a solid line, its validation loss a dashed one with dots in the same colour.
+/// The legend tells the two apart in plots that have both.
 struct LossSeries {
   std::string name;
   std::vector<LossPoint> train, validation;
+};
+
+/// A line across the plot, before a step from which on something is different.
+struct PlotMark {
+  double step = 0;
+  std::string text;  ///< shown when it is pointed at
 };
 
 struct LossPlot {
@@ -22,6 +29,7 @@ struct LossPlot {
   std::string x_label = "step", y_label = "loss";
   std::vector<LossSeries> runs;
   int width = 900, height = 420;  ///< pixels
+  std::vector<PlotMark> marks = {};
 };
 
 /// Standalone SVG with axes, ticks and a legend, white background.

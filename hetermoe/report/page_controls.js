@@ -272,15 +272,32 @@ function relayOut() {
 }
 
 function select(index) {
+  state.comm = data.strategies[index].devices.length <= 24;
+  state.scroll = 0;
+  show(index);
+  showAll();
+}
+
+function show(index) {
   state.index = index;
   strategy = strategyAt(index);
   if (strategy.names.length < 2) state.view = 'both';
-  state.comm = strategy.devices.length <= 24;
-  state.scroll = 0;
   const entries = shown.map(i => [i, data.strategies[i].name]);
   fillChoice(byId('strategies'), entries.length > 1 ? entries : [], index, select);
   for (const row of document.querySelectorAll('tr[data-row]')) row.classList.toggle('selected', Number(row.dataset.row) === index);
-  drawLegend(); describeHow(); headline(); drawWaits(); relayOut(); showAll();
+  drawLegend(); describeHow(); headline(); drawWaits(); relayOut();
+}
+
+// Other data for the page as it is: what is shown stays, and so does the part of the step, unless it was the whole.
+function replaceData(next) {
+  const name = data.strategies[state.index].name, whole = isWhole();
+  data = next;
+  cache.clear();
+  styles.clear();
+  shown = withTimelines();
+  const index = shown.find(i => data.strategies[i].name === name);
+  show(index === undefined ? shown[0] : index);
+  if (whole) showAll(); else setWindow(state.from, state.to);
 }
 
 function selectFromAddress() {
@@ -297,7 +314,10 @@ function start() {
   byId('zoom-in').addEventListener('click', () => zoomMiddle(0.6));
   byId('zoom-out').addEventListener('click', () => zoomMiddle(1 / 0.6));
   byId('zoom-all').addEventListener('click', showAll);
-  for (const row of document.querySelectorAll('tr[data-row]')) row.addEventListener('click', () => select(Number(row.dataset.row)));
+  document.addEventListener('click', event => {
+    const row = event.target.closest('tr[data-row]');
+    if (row) select(Number(row.dataset.row));
+  });
   window.addEventListener('resize', redraw);
   window.addEventListener('hashchange', selectFromAddress);
   matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => { readTheme(); drawLegend(); redraw(); });

@@ -2,7 +2,7 @@
 // joins page_data.js, page_picture.js and page_controls.js to one strict script. Times are nanoseconds inside the script.
 // A "side" is "simulated" (predicted) or "executed" (measured).
 
-const data = JSON.parse(document.getElementById('report-data').textContent);
+let data = JSON.parse(document.getElementById('report-data').textContent);
 const canvas = document.getElementById('canvas');
 const byId = id => document.getElementById(id);
 const SIDES = ['simulated', 'executed'];
@@ -82,7 +82,9 @@ function strategyAt(index) {
   if (!cache.has(index)) cache.set(index, readStrategy(data.strategies[index]));
   return cache.get(index);
 }
-const shown = data.strategies.map((s, i) => i).filter(i => data.strategies[i].simulated || data.strategies[i].executed);
+const hasTimeline = raw => Boolean(raw.simulated || raw.executed);
+const withTimelines = () => data.strategies.map((s, i) => i).filter(i => hasTimeline(data.strategies[i]));
+let shown = withTimelines();
 
 // ---- numbers as text ----
 

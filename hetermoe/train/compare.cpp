@@ -56,7 +56,7 @@ std::vector<StrategyRun> compare_job(
   if (options.hooks.on_note) {
     for (const std::string& note : conversation_notes(data)) options.hooks.on_note(note);
   }
-  MetricsLog metrics(job, runs.size());
+  RunFiles files(job, model, cluster, runs);
   for (std::size_t i = 0; i < runs.size(); ++i) {
     if (stop_requested) {
       if (options.execute) runs[i].outcome.stopped_by = stop_asked();
@@ -66,17 +66,28 @@ std::vector<StrategyRun> compare_job(
     runs[i].predicted = trainer.predict();
     if (!options.execute) continue;
     if (options.end_after > 0) trainer.end_after(options.end_after);
+    if (!options.mark.empty()) trainer.mark_first(options.mark);
+    // What was executed last is drawn beside the prediction for the same plan, and has its name.
+    auto keep_up = [&, in_force = to_json(runs[i].plan)]() mutable {
+      if (to_json(trainer.plan()) == in_force) return;
+      in_force = to_json(trainer.plan());
+      runs[i].plan = trainer.plan();
+      runs[i].strategy = name_of_run(jobs[i], runs[i].plan, runs.size());
+      runs[i].predicted = trainer.predict();
+    };
     RunHooks hooks = options.hooks;
     hooks.on_step = [&](const StepRecord& record) {
-      if (processes.rank() == 0) metrics.add(runs[i].strategy, record);
+      if (processes.rank() == 0) files.add(runs[i], record);
       if (on_step) on_step(runs[i].strategy, record);
     };
+    hooks.wants_picture = [&] { return files.wants_picture(); };
+    hooks.on_picture = [&](const StepPicture& picture) {
+      if (processes.rank() != 0) return;
+      keep_up();
+      files.add_picture(runs[i], picture);
+    };
     runs[i].outcome = trainer.run(hooks, options.timed_steps);
-    if (to_json(trainer.plan()) == to_json(runs[i].plan)) continue;
-    // What was executed last is drawn beside the prediction for the same plan, and has its name.
-    runs[i].plan = trainer.plan();
-    runs[i].strategy = name_of_run(jobs[i], runs[i].plan, runs.size());
-    runs[i].predicted = trainer.predict();
+    keep_up();
   }
   return runs;
 }

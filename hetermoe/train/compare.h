@@ -14,7 +14,8 @@ struct CompareRunOptions {
   Checkpoints checkpoints = Checkpoints::kOff;
   RunHooks hooks{};                       ///< on_note and on_begin of every run
   std::optional<ModelConfig> model = {};  ///< in place of job.model
-  i64 end_after = 0;  ///< steps after which each run ends, of a job that has more; 0 = all
+  i64 end_after = 0;      ///< steps after which each run ends, of a job that has more; 0 = all
+  std::string mark = {};  ///< what changed before the first step of each run; empty = nothing
 };
 
 /// Trains (or only predicts) the job once per strategy (job_of_strategy): same model, cluster, data, seed.

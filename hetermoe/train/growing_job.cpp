@@ -115,7 +115,6 @@ void put_before(TrainOutcome first, TrainOutcome& rest) {
   const auto prepend = [](auto& head, auto& tail) { tail.insert(tail.begin(), head.begin(), head.end()); };
   prepend(first.notes, rest.notes);
   prepend(first.records, rest.records);
-  prepend(first.validations, rest.validations);
   prepend(first.warnings, rest.warnings);
 }
 
@@ -141,6 +140,8 @@ TrainedJob train_job(const Job& job, const CompareRunOptions& options,
     runs[0].outcome.notes.push_back(growth_note(job, model, grown, runs[0]));
     if (options.hooks.on_note) options.hooks.on_note(runs[0].outcome.notes.back());
     first = std::move(runs[0].outcome);
+    how.mark = fmt::format("{} experts, {} before ({})", grown.num_experts, model.num_experts,
+                           name_of(job.grow.mode));
   }
   how.end_after = 0;
   how.model = grown;

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <functional>
 
 #include "hetermoe/base/index.h"
+#include "hetermoe/report/run_page.h"
 #include "hetermoe/report/table.h"
 #include "hetermoe/report/waits.h"
 
@@ -25,165 +25,12 @@ double busy_of_role(const Timeline& timeline, const std::string& role) {
   return count > 0 ? sum / count : 0;
 }
 
-LossSeries loss_series(const StrategyRun& run) {
-  LossSeries series;
-  series.name = run.strategy;
-  for (const StepRecord& record : run.outcome.records) {
-    if (!record.updated) continue;
-    series.train.push_back({static_cast<double>(record.step), record.loss});
-  }
-  for (const Validation& validation : run.outcome.validations) {
-    series.validation.push_back({static_cast<double>(validation.step), validation.loss});
-  }
-  return series;
-}
-
 std::string source_note(const StrategyRun& run) {
   if (!run.outcome.pace || run.outcome.pace->kept_up) return "";
   return fmt::format(
       "{}: the run did not keep its pace (executed {:+.1f} % against the simulation of what it routed): its "
       "ratios are not to be trusted. Give it a larger clock.pace_scale or a quieter machine.",
       run.strategy, 100 * run.outcome.pace->lag);
-}
-
-/// A curve over the steps of each run.
-LossPlot routing_plot(const std::string& title, const std::string& label,
-                      const std::vector<StrategyRun>& runs, double StepRouting::*figure) {
-  LossPlot plot;
-  plot.title = title;
-  plot.y_label = label;
-  plot.height = 300;
-  for (const StrategyRun& run : runs) {
-    LossSeries series;
-    series.name = run.strategy;
-    for (const StepRecord& record : run.outcome.records)
-      series.train.push_back({static_cast<double>(record.step), record.routing.*figure});
-    if (!series.train.empty()) plot.runs.push_back(std::move(series));
-  }
-  return plot;
-}
-
-/// A curve for each layer of each run; of many layers one of the largest figure, for curves hide each other.
-LossPlot layer_plot(const std::string& title, const std::string& label, const std::vector<StrategyRun>& runs,
-                    const std::function<double(const LayerLoad&)>& figure) {
-  constexpr std::size_t kMostCurves = 6;
-  LossPlot plot;
-  plot.title = title;
-  plot.y_label = label;
-  plot.height = 300;
-  for (const StrategyRun& run : runs) {
-    std::map<i64, LossSeries> of_layer;
-    LossSeries worst{fmt::format("{}layer with most", runs.size() > 1 ? run.strategy + " " : ""), {}, {}};
-    for (const StepRecord& record : run.outcome.records) {
-      double most = 0;
-      for (const LayerLoad& load : record.loads) {
-        most = std::max(most, figure(load));
-        of_layer[load.layer].train.push_back({static_cast<double>(record.step), figure(load)});
-      }
-      if (!record.loads.empty()) worst.train.push_back({static_cast<double>(record.step), most});
-    }
-    if (of_layer.size() * runs.size() > kMostCurves) {
-      plot.runs.push_back(std::move(worst));
-      continue;
-    }
-    for (auto& [layer, series] : of_layer) {
-      series.name = fmt::format("{}layer {}", runs.size() > 1 ? run.strategy + " " : "", layer);
-      plot.runs.push_back(std::move(series));
-    }
-  }
-  return plot;
-}
-
-bool is_zero(const LossPlot& plot) {
-  return std::all_of(plot.runs.begin(), plot.runs.end(), [](const LossSeries& series) {
-    return std::all_of(series.train.begin(), series.train.end(),
-                       [](const LossPoint& p) { return p.loss == 0; });
-  });
-}
-
-/// How evenly each layer's router spreads its tokens.
-void add_layer_plots(ReportInput& input, const std::vector<StrategyRun>& runs) {
-  std::vector<LossPlot> plots = {
-      layer_plot("Busiest expert of each layer over the mean", "max/mean", runs,
-                 [](const LayerLoad& load) { return load.max_over_mean; }),
-      layer_plot("Spread of the experts' copies in each layer (standard deviation over mean)", "CV", runs,
-                 [](const LayerLoad& load) { return load.cv; })};
-  plots.push_back(layer_plot("Dead experts of each layer", "experts", runs,
-                             [](const LayerLoad& load) { return static_cast<double>(load.dead); }));
-  plots.push_back(layer_plot("Copies dropped in each layer", "share", runs,
-                             [](const LayerLoad& load) { return load.dropped; }));
-  LossPlot aux;
-  aux.title = "Load-balancing loss and z-loss together, coefficients included";
-  aux.y_label = "nats";
-  aux.height = 300;
-  for (const StrategyRun& run : runs) {
-    LossSeries series{run.strategy, {}, {}};
-    for (const StepRecord& record : run.outcome.records)
-      series.train.push_back({static_cast<double>(record.step), record.aux_loss});
-    aux.runs.push_back(std::move(series));
-  }
-  plots.push_back(std::move(aux));
-  for (LossPlot& plot : plots) {
-    if (!is_zero(plot)) input.routing.push_back(std::move(plot));
-  }
-}
-
-void add_routing(ReportInput& input, const ModelConfig& model, const std::vector<StrategyRun>& runs) {
-  for (const StrategyRun& run : runs) {
-    if (run.outcome.expert_copies.empty()) continue;
-    ExpertLoad load;
-    load.title = fmt::format("{}: copies of each expert, all steps of this run", run.strategy);
-    for (i64 l = 0; l < model.num_layers; ++l) {
-      if (!model.is_moe(l)) continue;
-      load.layers.push_back(l);
-      load.copies.push_back(run.outcome.expert_copies[static_cast<std::size_t>(l)]);
-    }
-    if (!load.layers.empty()) input.expert_loads.push_back(std::move(load));
-  }
-  if (input.expert_loads.empty()) return;
-  input.routing = {
-      routing_plot("Gini coefficient of the experts' copies, mean over layers", "Gini", runs,
-                   &StepRouting::gini),
-      routing_plot("Time ratio: slowest owner over a perfect division of the step's copies, mean over layers",
-                   "time ratio", runs, &StepRouting::time_ratio)};
-  add_layer_plots(input, runs);
-}
-
-ReportInput report_input(const Job& job, const ModelConfig& model, const Cluster& cluster,
-                         const std::vector<StrategyRun>& runs) {
-  ReportInput input;
-  input.title = fmt::format("hetermoe: {} on {}", model.name, cluster.name);
-  input.facts = {{"model", fmt::format("{} ({} parameters)", model.name,
-                                       format_count(static_cast<double>(count_parameters(model).total)))},
-                 {"cluster", cluster.name},
-                 {"clock", name_of(job.clock.kind)},
-                 {"tokens per step", std::to_string(job.train.sequences * job.train.seq_len)},
-                 {"microbatches", std::to_string(job.train.microbatches)},
-                 {"steps", std::to_string(job.train.steps)}};
-  LossPlot losses;
-  losses.title = fmt::format("Loss (nats per {})", token_word(job));
-  for (const StrategyRun& run : runs) {
-    StrategyReport report;
-    report.name = run.strategy;
-    report.simulated = run.predicted.timeline;
-    report.simulated_step = run.predicted.step;
-    if (!run.outcome.records.empty()) {
-      report.executed = run.outcome.executed;
-      report.executed_step = run.outcome.executed_step;
-      losses.runs.push_back(loss_series(run));
-    }
-    report.note = source_note(run);
-    input.strategies.push_back(std::move(report));
-  }
-  if (!losses.runs.empty()) {
-    if (runs[0].outcome.unigram_entropy > 0) {
-      input.facts.emplace_back("unigram entropy of the validation text",
-                               fmt::format("{:.3f} nats", runs[0].outcome.unigram_entropy));
-    }
-    input.losses.push_back(std::move(losses));
-  }
-  add_routing(input, model, runs);
-  return input;
 }
 
 }  // namespace
@@ -237,37 +84,93 @@ Json metrics_json(const StepRecord& r) {
   if (r.gpu_peak > 0) json["gpu_peak_bytes"] = r.gpu_peak;
   if (!r.updated) json["updated"] = false;
   if (r.overflowed) json["overflowed"] = true;
+  if (!r.mfu.empty()) json["mfu"] = r.mfu;
+  if (!r.memory.empty()) json["memory_bytes"] = r.memory;
+  if (!r.marks.empty()) json["marks"] = r.marks;
+  if (r.validation) {
+    json["validation_loss"] = r.validation->loss;
+    for (const Validation::OfSource& source : r.validation->sources) {
+      Json& losses = json["validation_losses"];
+      const std::string file = std::filesystem::path(source.name).filename().string();
+      losses[file.empty() || losses.contains(file) ? source.name : file] = source.loss;
+    }
+  }
   if (!r.warnings.empty()) json["warnings"] = r.warnings;
   return json;
 }
 
 namespace {
 
-void write_job(const Job& job) {
-  write_text(std::filesystem::path(job.output) / "job.json", to_json(job).dump(2) + "\n");
+/// Of the files of a run, where there are several: "-zebra".
+std::string suffix_of(const StrategyRun& run, const std::vector<StrategyRun>& runs) {
+  return runs.size() > 1 ? "-" + run.strategy : "";
 }
 
-}  // namespace
+void write_frame(const Job& job, const ModelConfig& model, const Cluster& cluster,
+                 const std::vector<StrategyRun>& runs) {
+  const std::filesystem::path folder = job.output;
+  write_text(folder / "job.json", to_json(job).dump(2) + "\n");
+  write_text(folder / "model.json", to_hf(model).dump(2) + "\n");
+  write_text(folder / "cluster.json", to_json(cluster).dump(2) + "\n");
+  Json rows = Json::array();
+  for (const StrategyRun& run : runs) {
+    if (run.predicted.step <= 0 && run.outcome.records.empty()) continue;  // its turn is still to come
+    rows.push_back(to_json(run, job));
+    rows.back()["suffix"] = suffix_of(run, runs);
+    if (const std::string note = source_note(run); !note.empty()) rows.back()["note"] = note;
+  }
+  write_text(folder / "summary.json", Json{{"rows", rows}}.dump(2) + "\n");
+}
 
-MetricsLog::MetricsLog(const Job& job, std::size_t num_strategies)
-    : job_(job), folder_(job.output), several_(num_strategies > 1) {}
+void write_plan(const std::filesystem::path& folder, const std::string& suffix, const StrategyRun& run) {
+  write_text(folder / fmt::format("plan{}.json", suffix), to_json(run.plan).dump(1) + "\n");
+  save_timeline(folder / fmt::format("predicted{}.json", suffix), run.predicted.timeline);
+}
 
-namespace {
+void write_picture(const std::filesystem::path& folder, const std::string& suffix, const ModelConfig& model,
+                   const StepPicture& picture) {
+  Json layers = Json::array(), copies = Json::array();
+  for (i64 l = 0; l < model.num_layers && !picture.expert_copies.empty(); ++l) {
+    if (!model.is_moe(l)) continue;
+    layers.push_back(l);
+    copies.push_back(picture.expert_copies[idx(l)]);
+  }
+  save_timeline(folder / fmt::format("timeline{}.json", suffix), picture.executed);
+  write_text(folder / fmt::format("experts{}.json", suffix), Json{{"first_step", picture.first_step},
+                                                                  {"last_step", picture.last_step},
+                                                                  {"layers", layers},
+                                                                  {"copies", copies}}
+                                                                     .dump() +
+                                                                 "\n");
+}
+
+/// The numbers of `json` under their names, those inside of others behind a slash: "layer_3/cv".
+void add_scalars(std::vector<std::pair<std::string, double>>& scalars, const Json& json,
+                 const std::string& before) {
+  for (const auto& [name, value] : json.items()) {
+    if (value.is_number() && name != "step" && name != "layer")
+      scalars.emplace_back(before + name, value.get<double>());
+    else if (value.is_object())
+      add_scalars(scalars, value, before + name + "/");
+  }
+}
 
 /// The numbers of a line of metrics, under their names there.
 void add_event(EventFile& events, const Json& line) {
   std::vector<std::pair<std::string, double>> scalars;
-  for (const auto& [name, value] : line.items()) {
-    if (value.is_number() && name != "step") scalars.emplace_back(name, value.get<double>());
-  }
+  add_scalars(scalars, line, "");
+  for (const Json& layer : line.value("layers", Json::array()))
+    add_scalars(scalars, layer, fmt::format("layer_{}/", layer.at("layer").get<i64>()));
   const std::chrono::duration<double> now = std::chrono::system_clock::now().time_since_epoch();
   events.add(line.at("step").get<i64>(), now.count(), scalars);
 }
 
 }  // namespace
 
-MetricsLog::Files MetricsLog::open(const std::string& strategy, i64 first_step) const {
-  const std::filesystem::path path = folder_ / fmt::format("metrics{}.jsonl", several_ ? "-" + strategy : "");
+RunFiles::Files RunFiles::open(const StrategyRun& run, i64 first_step) const {
+  const std::filesystem::path folder = job_.output;
+  const std::string suffix = suffix_of(run, runs_);
+  const std::filesystem::path path = folder / fmt::format("metrics{}.jsonl", suffix);
   std::string earlier;
   std::vector<Json> lines;
   std::ifstream in(path);
@@ -281,19 +184,36 @@ MetricsLog::Files MetricsLog::open(const std::string& strategy, i64 first_step) 
   write_text(path, earlier);
   Files out;
   out.lines.open(path, std::ios::app);
-  out.events.emplace(several_ ? folder_ / "tensorboard" / strategy : folder_ / "tensorboard");
+  out.events.emplace(suffix.empty() ? folder / "tensorboard" : folder / "tensorboard" / run.strategy);
   for (const Json& line : lines) add_event(*out.events, line);
   return out;
 }
 
-void MetricsLog::add(const std::string& strategy, const StepRecord& record) {
-  if (files_.empty()) write_job(job_);
-  if (!files_.contains(strategy)) files_.emplace(strategy, open(strategy, record.step));
-  Files& files = files_.at(strategy);
+void RunFiles::add(const StrategyRun& run, const StepRecord& record) {
+  if (!files_.contains(&run)) {
+    write_frame(job_, model_, cluster_, runs_);
+    write_plan(job_.output, suffix_of(run, runs_), run);
+    files_.emplace(&run, open(run, record.step));
+    next_picture_ = {};
+  }
+  Files& files = files_.at(&run);
   const Json line = metrics_json(record);
   files.lines << line.dump() << std::endl;
-  if (!files.lines) fail<IoError>(folder_.string(), "cannot write the metrics of step {}", record.step);
+  if (!files.lines) fail<IoError>(job_.output, "cannot write the metrics of step {}", record.step);
   add_event(*files.events, line);
+}
+
+bool RunFiles::wants_picture() const { return std::chrono::steady_clock::now() >= next_picture_; }
+
+void RunFiles::add_picture(const StrategyRun& run, const StepPicture& picture) {
+  constexpr std::chrono::seconds kLeast(2);
+  constexpr int kPauses = 50;  // pictures take so small a part of the run's time
+  const auto begin = std::chrono::steady_clock::now();
+  const std::string suffix = suffix_of(run, runs_);
+  write_picture(job_.output, suffix, model_, picture);
+  write_plan(job_.output, suffix, run);
+  const auto end = std::chrono::steady_clock::now();
+  next_picture_ = end + std::max<std::chrono::steady_clock::duration>(kLeast, kPauses * (end - begin));
 }
 
 std::string strategy_table(const std::vector<StrategyRun>& runs) {
@@ -302,6 +222,7 @@ std::string strategy_table(const std::vector<StrategyRun>& runs) {
   for (const StrategyRun& run : runs) {
     const TrainOutcome& out = run.outcome;
     const bool executed = !out.records.empty();
+    const std::vector<Validation> validations = out.validations();
     table.add_row({run.strategy, format_seconds(run.predicted.step),
                    out.replayed_step > 0 ? format_seconds(out.replayed_step) : "-",
                    executed ? format_seconds(out.executed_step) : "-",
@@ -309,7 +230,7 @@ std::string strategy_table(const std::vector<StrategyRun>& runs) {
                    format_percent(busy_of_role(run.predicted.timeline, "attention")),
                    format_percent(busy_of_role(run.predicted.timeline, "expert")),
                    executed ? fmt::format("{:.6f}", out.records.back().loss) : "-",
-                   out.validations.empty() ? "-" : fmt::format("{:.4f}", out.validations.back().loss)});
+                   validations.empty() ? "-" : fmt::format("{:.4f}", validations.back().loss)});
   }
   std::string text = table.str();
   const std::string clock = runs.empty() ? "" : runs[0].outcome.executed.source;
@@ -333,6 +254,11 @@ Json to_json(const StrategyRun& run, const Job& job) {
   json["utilization"] = {{"attention", busy_of_role(run.predicted.timeline, "attention")},
                          {"expert", busy_of_role(run.predicted.timeline, "expert")}};
   json["experts_moved"] = job.plan.experts_moved;
+  for (std::size_t i = 0; i < run.predicted.memory.size(); ++i) {
+    Json memory = to_json(run.predicted.memory[i].use);
+    memory["device"] = run.predicted.timeline.devices[i].name;
+    json["memory_bytes"].push_back(memory);
+  }
   if (out.records.empty()) return json;
   json["executed"] = {{"clock", out.executed.source},          {"step_s", out.executed_step},
                       {"replayed_step_s", out.replayed_step},  {"steps", out.records.size()},
@@ -351,10 +277,10 @@ Json to_json(const StrategyRun& run, const Job& job) {
                                            {"simulated_s", change.simulated_s},
                                            {"executed_s", change.executed_s}});
   }
-  if (!out.validations.empty()) {
-    json["executed"]["validation_loss"] = out.validations.back().loss;
-    json["executed"]["validation_perplexity"] = std::exp(out.validations.back().loss);
-    for (const Validation::OfSource& source : out.validations.back().sources) {
+  if (const std::vector<Validation> validations = out.validations(); !validations.empty()) {
+    json["executed"]["validation_loss"] = validations.back().loss;
+    json["executed"]["validation_perplexity"] = std::exp(validations.back().loss);
+    for (const Validation::OfSource& source : validations.back().sources) {
       json["executed"]["validation_sources"].push_back(
           {{"source", source.name}, {"loss", source.loss}, {"perplexity", std::exp(source.loss)}});
     }
@@ -371,25 +297,23 @@ Json to_json(const StrategyRun& run, const Job& job) {
 std::filesystem::path write_results(const Job& job, const ModelConfig& model, const Cluster& cluster,
                                     const std::vector<StrategyRun>& runs) {
   const std::filesystem::path folder = job.output;
-  write_job(job);
-  write_text(folder / "model.json", to_hf(model).dump(2) + "\n");
-  write_text(folder / "cluster.json", to_json(cluster).dump(2) + "\n");
-  Json summary = Json::array();
+  write_frame(job, model, cluster, runs);
   for (const StrategyRun& run : runs) {
-    const std::string suffix = runs.size() > 1 ? "-" + run.strategy : "";
-    write_text(folder / fmt::format("plan{}.json", suffix), to_json(run.plan).dump(1) + "\n");
-    save_timeline(folder / fmt::format("predicted{}.json", suffix), run.predicted.timeline);
-    if (!run.outcome.records.empty()) {
-      save_timeline(folder / fmt::format("timeline{}.json", suffix), run.outcome.executed);
-      write_text(folder / fmt::format("trace{}.json", suffix),
-                 perfetto_trace(run.outcome.executed).dump() + "\n");
+    const std::string suffix = suffix_of(run, runs);
+    const TrainOutcome& out = run.outcome;
+    write_plan(folder, suffix, run);
+    if (!out.records.empty()) {
+      write_picture(folder, suffix, model,
+                    {out.first_step + 1, out.records.back().step, out.executed, out.expert_copies});
+      write_text(folder / fmt::format("trace{}.json", suffix), perfetto_trace(out.executed).dump() + "\n");
+    } else if (out.first_step == 0) {  // those of another run
+      std::filesystem::remove(folder / fmt::format("timeline{}.json", suffix));
+      std::filesystem::remove(folder / fmt::format("experts{}.json", suffix));
     }
-    for (const PlanTakeover& change : run.outcome.changes)
+    for (const PlanTakeover& change : out.changes)
       save_timeline(folder / fmt::format("migration-{}.json", change.step), change.simulated);
-    summary.push_back(to_json(run, job));
   }
-  write_text(folder / "summary.json", Json{{"rows", summary}}.dump(2) + "\n");
-  const ReportInput report = report_input(job, model, cluster, runs);
+  const ReportInput report = run_page(folder);
   if (!report.losses.empty()) write_text(folder / "loss.svg", loss_svg(report.losses[0]));
   write_text(folder / "report.html", html_report(report));
   return folder / "report.html";

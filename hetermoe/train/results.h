@@ -1,4 +1,5 @@
 #pragma once
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -7,7 +8,6 @@
 #include <vector>
 
 #include "hetermoe/report/event_file.h"
-#include "hetermoe/report/html.h"
 #include "hetermoe/train/trainer.h"
 
 // What a run leaves behind: resolved configuration, plan, schedule, metrics, timelines, loss curve, report.
@@ -30,33 +30,43 @@ std::string log_line(const StepRecord& record, i64 total_steps);
 /// One JSON line of metrics.
 Json metrics_json(const StepRecord& record);
 
-/// With the first step job.json, and metrics.jsonl of a job's output folder (metrics-STRATEGY.jsonl when
-/// there are several), written step by step, and its numbers for TensorBoard below tensorboard/
-/// (tensorboard/STRATEGY/).
-class MetricsLog {
+/// What runs leave in a job's output folder while they go on. With its first step a run writes job.json,
+/// model.json, cluster.json, summary.json, plan.json and predicted.json; with each step metrics.jsonl and its
+/// numbers for TensorBoard below tensorboard/; now and then timeline.json and experts.json of the step that
+/// ended last. Of several strategies each has files of its own: metrics-STRATEGY.jsonl,
+/// tensorboard/STRATEGY/.
+class RunFiles {
  public:
-  MetricsLog(const Job& job, std::size_t num_strategies);
-  /// A strategy's first record empties its file, but for the steps that an earlier run had done before it.
-  void add(const std::string& strategy, const StepRecord& record);
+  /// Keeps references to all. runs: those that there will be, with what is known of them so far.
+  RunFiles(const Job& job, const ModelConfig& model, const Cluster& cluster,
+           const std::vector<StrategyRun>& runs)
+      : job_(job), model_(model), cluster_(cluster), runs_(runs) {}
+  /// A run's first record empties its file, but for the steps that an earlier run had done before it.
+  void add(const StrategyRun& run, const StepRecord& record);
+  /// So much time has passed that another picture costs little.
+  bool wants_picture() const;
+  void add_picture(const StrategyRun& run, const StepPicture& picture);
 
  private:
-  Job job_;
-  std::filesystem::path folder_;
-  bool several_;
   struct Files {
     std::ofstream lines;
     std::optional<EventFile> events;
   };
-  Files open(const std::string& strategy, i64 first_step) const;
-  std::map<std::string, Files> files_;
+  Files open(const StrategyRun& run, i64 first_step) const;
+  const Job& job_;
+  const ModelConfig& model_;
+  const Cluster& cluster_;
+  const std::vector<StrategyRun>& runs_;
+  std::map<const StrategyRun*, Files> files_;
+  std::chrono::steady_clock::time_point next_picture_{};
 };
 
 /// Columns: strategy, predicted, replayed and executed step, busy share per role, final losses.
 std::string strategy_table(const std::vector<StrategyRun>& runs);
 Json to_json(const StrategyRun& run, const Job& job);
 
-/// Writes into job.output: job.json (resolved), plan, timelines and trace per strategy, loss.svg,
-/// report.html, summary.json. Returns the path of the report.
+/// Writes into job.output: job.json (resolved), plan, timelines and trace per strategy, summary.json, and
+/// what these and the metrics make: loss.svg, report.html. Returns the path of the report.
 std::filesystem::path write_results(const Job& job, const ModelConfig& model, const Cluster& cluster,
                                     const std::vector<StrategyRun>& runs);
 

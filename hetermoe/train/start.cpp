@@ -136,6 +136,7 @@ ExecutorOptions executor_options(const SessionParts& parts, const Processes& pro
   if (job.train.straggler_share > 0 && tells_stragglers) options.nominal = &parts.nominal;
   options.threads_per_lane = lane_threads(job, parts.plan);
   options.watchdog = job.clock.watchdog_s;
+  options.memory = parts.meter;
   options.memory_limit = job.run.memory_limit_gib * 1024 * 1024 * 1024;
   return options;
 }

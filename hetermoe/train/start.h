@@ -29,6 +29,7 @@ struct SessionParts {
   const ProfileSet& profiles;
   u64 text_checksum;
   std::span<const PlannedChange> changes = {};  ///< plans that will take over
+  MemoryMeter* meter = nullptr;                 ///< counts the tensors of steps; null = nobody does
 };
 
 /// How a session of this process runs the plan of `parts`.

@@ -10,7 +10,8 @@ Json to_json(const StepReport& report) {
   return {{"stop", report.stop},         {"updated", report.updated},
           {"step_s", report.step_s},     {"peak_memory", report.peak_memory},
           {"gpu_peak", report.gpu_peak}, {"busy", report.busy},
-          {"slowness", report.slowness}};
+          {"slowness", report.slowness}, {"flops", report.flops},
+          {"memory", report.memory},     {"picture", report.picture}};
 }
 
 StepReport step_report_from(const Json& json) {
@@ -22,6 +23,9 @@ StepReport step_report_from(const Json& json) {
   report.gpu_peak = json.at("gpu_peak");
   json.at("busy").get_to(report.busy);
   json.at("slowness").get_to(report.slowness);
+  json.at("flops").get_to(report.flops);
+  json.at("memory").get_to(report.memory);
+  report.picture = json.at("picture");
   return report;
 }
 
@@ -47,6 +51,9 @@ StepReport merged(const std::vector<StepReport>& reports) {
     all.step_s = std::max(all.step_s, one.step_s);
     all.peak_memory = std::max(all.peak_memory, one.peak_memory);
     all.gpu_peak = std::max(all.gpu_peak, one.gpu_peak);
+    all.picture = all.picture || one.picture;
+    for (std::size_t d = 0; d < all.flops.size(); ++d) all.flops[d] += one.flops.at(d);
+    for (std::size_t d = 0; d < all.memory.size(); ++d) all.memory[d] += one.memory.at(d);
     for (std::size_t d = 0; d < all.busy.size(); ++d) {
       all.busy[d] += one.busy.at(d);
       all.slowness[d] = std::max(all.slowness[d], one.slowness.at(d));

@@ -16,6 +16,9 @@ struct StepReport {
   Bytes gpu_peak = 0;            ///< most bytes of tensors so far on any GPU of this rank, 0 on CPUs
   std::vector<Seconds> busy;     ///< [num_devices] time in which the compute lane works, 0 = elsewhere
   std::vector<double> slowness;  ///< [num_devices] see health.h, 0 = elsewhere
+  std::vector<Flops> flops;      ///< [num_devices] of the model, 0 = elsewhere
+  std::vector<Bytes> memory;     ///< [num_devices] see StepRecord, 0 = elsewhere or not counted
+  bool picture = false;          ///< rank 0 wants the timeline of all ranks
 };
 
 Json to_json(const StepReport& report);

@@ -30,7 +30,8 @@ SessionParts Trainer::parts_with(const PricedPlan& priced) const {
           .nominal = *priced.nominal,
           .profiles = profiles_,
           .text_checksum = text_checksum_,
-          .changes = changes_};
+          .changes = changes_,
+          .meter = meter_.get()};
 }
 
 /// The plan under which a run goes on from a checkpoint: that which was in force, if it is still one of the
@@ -124,6 +125,8 @@ void Trainer::take_over(const Plan& plan, i64 step, const std::string& name, Tra
                    counted(done.moves, "unit"), format_bytes(done.bytes), format_seconds(done.executed_s),
                    format_seconds(done.simulated_s)),
        out);
+  marks_.push_back(
+      fmt::format("{}, {} moved ({})", name, counted(done.moves, "unit"), format_bytes(done.bytes)));
   out.changes.push_back(std::move(done));
 }
 

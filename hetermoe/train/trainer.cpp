@@ -4,7 +4,7 @@
 #include <chrono>
 #include <cmath>
 #include <csignal>
-#include <unordered_map>
+#include <utility>
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/device/accelerator.h"
@@ -15,7 +15,6 @@
 #include "hetermoe/train/router_training.h"
 #include "hetermoe/train/shared_folder.h"
 #include "hetermoe/train/start.h"
-#include "hetermoe/train/step_report.h"
 
 namespace hetermoe {
 
@@ -24,6 +23,14 @@ std::atomic<bool> stop_requested = false;
 static std::atomic<i32> stop_signal = 1;
 
 i32 stop_asked() { return stop_requested ? stop_signal.load() : 0; }
+
+std::vector<Validation> TrainOutcome::validations() const {
+  std::vector<Validation> all;
+  for (const StepRecord& record : records) {
+    if (record.validation) all.push_back(*record.validation);
+  }
+  return all;
+}
 
 void stop_on_interrupt() {
   std::signal(SIGINT, [](int) {
@@ -43,20 +50,6 @@ namespace {
 
 /// A paced step further than this from the simulation of what it routed has lost its pace.
 constexpr double kPaceTolerance = 0.02;
-
-/// [num_layers][experts]
-using LayerCopies = std::vector<std::vector<double>>;
-
-LayerCopies copies_of(const at::Tensor& counts_LE) {
-  const at::Tensor counts = counts_LE.to(at::kCPU).contiguous();
-  const i64* next = counts.const_data_ptr<i64>();
-  LayerCopies out(idx(counts.size(0)));
-  for (std::vector<double>& layer : out) {
-    layer.assign(next, next + counts.size(1));
-    next += counts.size(1);
-  }
-  return out;
-}
 
 std::vector<double> numbers_of(const at::Tensor& counts_L) {
   const i64* next = counts_L.const_data_ptr<i64>();
@@ -97,6 +90,13 @@ std::vector<std::string> domains_of(const Dataset& data) {
   return out;
 }
 
+/// Counting costs time, which under the virtual clock nobody measures; a meter knows one step at a time. Runs
+/// without checkpoints are those of `compare`, whose last steps are timed.
+bool counts_tensors(const Job& job, Checkpoints checkpoints) {
+  return checkpoints == Checkpoints::kOn && job.clock.kind == ClockKind::kVirtual &&
+         job.run.device == "cpu" && job.train.staleness == 0;
+}
+
 bool some_computes_in_fp16(const Plan& first, const std::vector<PlannedChange>& changes) {
   return computes_in_fp16(first) ||
          std::any_of(changes.begin(), changes.end(),
@@ -116,6 +116,7 @@ Trainer::Trainer(const Job& job, ModelConfig model, Cluster cluster, Plan plan, 
       train_(data, {job.train.seq_len, job.train.seed}),
       profiles_(load_profiles(cluster_)),
       nominal_cluster_(without_slow_devices(cluster_)),
+      meter_(counts_tensors(job, checkpoints) ? std::make_unique<MemoryMeter>() : nullptr),
       priced_(
           std::make_unique<PricedPlan>(job, std::move(plan), model_, cluster_, nominal_cluster_, profiles_)),
       first_plan_(priced_->plan),
@@ -140,9 +141,10 @@ Trainer::Trainer(const Job& job, ModelConfig model, Cluster cluster, Plan plan, 
 }
 
 PredictedStep Trainer::predict() const {
-  const OpTimes times = simulate(session_->schedule(), priced_->placement, model_, cluster_, *priced_->truth,
-                                 ExpectedRouting(model_));
-  return {make_timeline(session_->schedule(), times, plan(), cluster_, "simulated"), times.step};
+  SimulatedStep step = simulate_step(session_->schedule(), priced_->placement, session_->placement(), model_,
+                                     cluster_, *priced_->truth, ExpectedRouting(model_));
+  return {make_timeline(session_->schedule(), step.times, plan(), cluster_, "simulated"), step.times.step,
+          std::move(step.memory)};
 }
 
 /// Of the steps under the final clock.
@@ -186,12 +188,13 @@ TrainOutcome Trainer::run(const RunHooks& hooks, i64 timed_steps) {
     if (change_plan_before(step, out)) times = {};
     if (begun_.empty()) begin_one(step);
     if (stop == 0 && step + 1 < end_ + timed_steps && goes_on_after(step, done)) begin_one(step + 1);
-    const StepRecord record = finish_step(end_one(), stop);
+    StepRecord record = finish_step(end_one(), stop);
+    const std::optional<Timeline> picture = pictured_ ? std::optional(whole_timeline()) : std::nullopt;
+    if (validates_after(step)) record.validation = validate(step + 1);
     note(record, times, out);
     if (hooks_.on_step) hooks_.on_step(record);
-    if (validates_after(step)) {
-      out.validations.push_back(validate(step + 1));
-    }
+    if (picture && hooks_.on_picture)
+      hooks_.on_picture({out.first_step + 1, step + 1, *picture, out.expert_copies});
     if (saves_after(step)) save(step + 1);
   }
   const i64 steps_done = out.first_step + static_cast<i64>(out.records.size());
@@ -207,37 +210,6 @@ TrainOutcome Trainer::run(const RunHooks& hooks, i64 timed_steps) {
   return out;
 }
 
-/// Completes the record by what other ranks know and by what the run watches; `stop` is the signal by which
-/// any rank was asked to.
-StepRecord Trainer::finish_step(StepRecord record, i32& stop) {
-  StepReport mine;
-  mine.stop = stop_asked();
-  mine.updated = record.updated;
-  mine.step_s = record.step_s;
-  mine.peak_memory = record.peak_memory;
-  mine.gpu_peak = record.gpu_peak;
-  add_device_work(mine, session_->executor());
-  const StepReport all = gather_reports(processes_, mine);
-  stop = all.stop;
-  slowness_ = all.slowness;
-  if (balancer_) balancer_->add_slowness(slowness_);
-  if (!processes_.alone()) {
-    record.updated = all.updated;
-    record.step_s = all.step_s;
-    record.peak_memory = all.peak_memory;
-    record.gpu_peak = all.gpu_peak;
-    std::vector<double> busy = all.busy;
-    for (double& seconds : busy) seconds /= record.step_s;
-    const Timeline timeline = session_->executor().timeline();
-    record.attention_wait = waiting(timeline, busy, "attention");
-    record.expert_wait = waiting(timeline, busy, "expert");
-    record.tokens_per_s = real(job_.train.sequences * job_.train.seq_len) / record.step_s;
-  }
-  check_finite(record);
-  watch_health(record);
-  return record;
-}
-
 /// Adds a finished step to what the run tells at its end.
 void Trainer::note(const StepRecord& record, StepTimes& times, TrainOutcome& out) {
   for (const std::string& warning : record.warnings)
@@ -250,99 +222,6 @@ void Trainer::note(const StepRecord& record, StepTimes& times, TrainOutcome& out
   out.records.push_back(record);
   add_to(out.expert_copies, copies_of(last_.counts_LE));
   if (out.pace) out.pace->cpu_share = last_.cpu_seconds / (record.wall_s * num_cores());
-}
-
-/// Adds to the record what is noteworthy of the step.
-void Trainer::watch_health(StepRecord& record) {
-  for (const Straggler& found : stragglers_.add(slowness_)) {
-    record.warnings.push_back(
-        fmt::format("device {} ({}) is slow: its ops take {:.0f} % longer than those of its peers",
-                    found.device, cluster_.device_name(found.device), 100 * (found.over_peers - 1)));
-  }
-  if (const std::optional<Spike> spike = spikes_.add(record.loss)) {
-    record.warnings.push_back(
-        fmt::format("the loss jumped to {:.4f}, {:.1f} standard deviations above its running median {:.4f}",
-                    spike->loss, spike->sigmas, spike->median));
-  }
-  for (const Collapse& found : collapses_.add(copies_of(last_.counts_LE))) {
-    record.warnings.push_back(fmt::format(
-        "routing collapses: for {} steps layer {} has sent its tokens to about {:.1f} of its {} experts. "
-        "Raise the model's router_aux_loss_coef or train.router_bias_rate, or lower train.learning_rate",
-        CollapseWatch::kSteps, found.layer, found.effective, model_.num_experts));
-  }
-  // On a GPU the process's own memory says little of the run's.
-  const Bytes peak = record.gpu_peak > 0 ? record.gpu_peak : record.peak_memory;
-  if (const std::optional<Bytes> settled = memory_.add(peak)) {
-    record.warnings.push_back(fmt::format("memory grows: {} {}, {} after {} steps", format_bytes(peak),
-                                          record.gpu_peak > 0 ? "of tensors on a GPU" : "resident",
-                                          format_bytes(*settled), MemoryWatch::kSettled));
-  }
-}
-
-/// The first parameter on the way of the backward pass, which goes against the model's order, whose gradient
-/// on any device is not finite; empty = none. Collective, and slow: every gradient is looked at.
-std::string Trainer::first_nonfinite() {
-  const std::vector<ParamInfo> order = parameters(model_);
-  std::unordered_map<std::string, i64> position;
-  for (std::size_t i = 0; i < order.size(); ++i) position.emplace(order[i].name, static_cast<i64>(i));
-  i64 first = -1;
-  for (DeviceState* state : session_->states()) {
-    for (const LogicalTensor& view : state->store().tensors()) {
-      if (view.grad.defined() && !at::isfinite(view.grad).all().item<bool>())
-        first = std::max(first, position.at(matrix_of(view.name)));
-    }
-  }
-  for (const std::string& text : processes_.gather(std::to_string(first)))
-    first = std::max<i64>(first, std::stoll(text));
-  return first < 0 ? "" : order[idx(first)].name;
-}
-
-/// Weights and moments of a step that was not finite are those from before it.
-void Trainer::check_finite(StepRecord& record) {
-  if (record.updated) {
-    skipped_in_a_row_ = 0;
-    return;
-  }
-  ++skipped_;
-  if (record.overflowed) {
-    record.warnings.push_back(fmt::format(
-        "fp16 gradients overflowed at loss scale {:.0f}, which is {:.0f} from now on. The step is "
-        "skipped, weights stay as they are",
-        2 * loss_scale_.value(), loss_scale_.value()));
-    return;
-  }
-  ++skipped_in_a_row_;
-  const auto unsigned_nan = [](double x) { return std::isnan(x) ? std::abs(x) : x; };
-  std::string what =
-      fmt::format("loss {} with gradient norm {}", unsigned_nan(record.loss), unsigned_nan(record.grad_norm));
-  const std::string first = first_nonfinite();
-  if (!first.empty()) what += fmt::format(": in the backward pass {} is the first that is not finite", first);
-  const bool skips = job_.train.on_nonfinite == OnNonfinite::kSkip;
-  if (skips && skipped_in_a_row_ <= job_.train.max_skipped) {
-    record.warnings.push_back(what + ". The step is skipped, weights stay as they are");
-    return;
-  }
-  const std::string hint =
-      skips ? fmt::format("This is step {} in a row: train.max_skipped allows {}.", skipped_in_a_row_,
-                          job_.train.max_skipped)
-            : "The run diverged: lower train.learning_rate, raise train.warmup_steps, or set "
-              "train.on_nonfinite: skip.";
-  fail<InputError>(fmt::format("step {}", record.step), "{}. {}", what, hint);
-}
-
-/// The last step on all devices.
-Timeline Trainer::whole_timeline() const {
-  Timeline all = session_->executor().timeline();
-  if (processes_.alone()) return all;
-  const std::vector<std::string> texts = processes_.gather(to_json(all).dump());
-  all.spans.clear();
-  for (std::size_t r = 0; r < texts.size(); ++r) {
-    const Timeline part = timeline_from_json(Json::parse(texts[r]), fmt::format("rank {}", r));
-    all.spans.insert(all.spans.end(), part.spans.begin(), part.spans.end());
-    all.step = std::max(all.step, part.step);
-  }
-  sort_spans(all);
-  return all;
 }
 
 bool Trainer::saves_after(i64 step) const { return saves() && (step + 1) % job_.checkpoint.every == 0; }
@@ -421,6 +300,7 @@ StepRecord Trainer::end_one() {
   const std::vector<double> busy = busy_share(timeline);
   record.attention_wait = waiting(timeline, busy, "attention");
   record.expert_wait = waiting(timeline, busy, "expert");
+  record.marks = std::exchange(marks_, {});
   record.updated = last_.updated;
   // A loss that is not finite says nothing of the scale, neither that it is too high nor that it is good.
   record.overflowed = std::isfinite(last_.loss + last_.aux_loss) && loss_scale_.lower_after(!last_.updated);

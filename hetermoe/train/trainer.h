@@ -3,6 +3,7 @@
 #include <chrono>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,7 +14,7 @@
 #include "hetermoe/data/condition.h"
 #include "hetermoe/data/sampler.h"
 #include "hetermoe/routing/plan_figures.h"
-#include "hetermoe/sim/simulator.h"
+#include "hetermoe/sim/simulated_step.h"
 #include "hetermoe/train/changes.h"
 #include "hetermoe/train/health.h"
 #include "hetermoe/train/job.h"
@@ -26,9 +27,14 @@
 #include "hetermoe/train/session.h"
 #include "hetermoe/train/start.h"
 #include "hetermoe/train/step_balancer.h"
+#include "hetermoe/train/step_report.h"
 #include "hetermoe/weights/hf_export.h"
 
 namespace hetermoe {
+
+/// [num_layers][experts]
+using LayerCopies = std::vector<std::vector<double>>;
+LayerCopies copies_of(const at::Tensor& counts_LE);
 
 /// Set by Ctrl-C (and by tests); runs end after the current step, with their results written.
 extern std::atomic<bool> stop_requested;
@@ -36,6 +42,17 @@ extern std::atomic<bool> stop_requested;
 void stop_on_interrupt();
 /// The signal that set stop_requested, 1 when none did; 0 = nobody asked to stop.
 i32 stop_asked();
+
+/// Loss of the validation text, in nats per token.
+struct Validation {
+  struct OfSource {
+    std::string name;
+    double loss = 0;
+  };
+  i64 step = 0;
+  double loss = 0;                ///< of all sources by their shares
+  std::vector<OfSource> sources;  ///< where there are several
+};
 
 /// One log line.
 struct StepRecord {
@@ -56,17 +73,12 @@ struct StepRecord {
   bool overflowed = false;            ///< skipped for fp16 gradients, and the loss scale was lowered
   bool updated = true;                ///< false: loss or gradients were not finite, the step was skipped
   std::vector<std::string> warnings;  ///< what the run noticed of its own health in this step
-};
-
-/// Loss of the validation text, in nats per token.
-struct Validation {
-  struct OfSource {
-    std::string name;
-    double loss = 0;
-  };
-  i64 step = 0;
-  double loss = 0;                ///< of all sources by their shares
-  std::vector<OfSource> sources;  ///< where there are several
+  std::map<std::string, double> mfu;  ///< model FLOPs utilisation by type of device; empty = nobody knows
+  /// By name of device: the most bytes of tensors of the step, on a GPU of the run so far. Only where they
+  /// are counted: on GPUs, and on CPUs in `train` under the virtual clock.
+  std::map<std::string, Bytes> memory;
+  std::vector<std::string> marks;        ///< what changed before this step: another plan, more experts
+  std::optional<Validation> validation;  ///< after this step
 };
 
 /// How well a paced run kept the pace of the emulated cluster.
@@ -92,7 +104,6 @@ struct TrainOutcome {
   i64 first_step = 0;              ///< steps that an earlier run had done: it went on from its checkpoint
   std::vector<std::string> notes;  ///< what on_note heard
   std::vector<StepRecord> records;
-  std::vector<Validation> validations;
   std::vector<PlanTakeover> changes;
   /// [num_layers][experts] copies of the steps of this run; rows of dense layers are zero.
   std::vector<std::vector<double>> expert_copies;
@@ -105,6 +116,14 @@ struct TrainOutcome {
   double executed_over_replayed = 0;  ///< median over the same steps
   Timeline executed;                  ///< of the last step
   std::optional<PaceReport> pace;
+  std::vector<Validation> validations() const;  ///< of all records
+};
+
+/// What a step did on all devices, and what experts have computed up to it.
+struct StepPicture {
+  i64 first_step = 0, last_step = 0;  ///< of expert_copies
+  Timeline executed;                  ///< of the last step
+  std::vector<std::vector<double>> expert_copies;
 };
 
 /// What Trainer::record_routes recorded.
@@ -119,6 +138,7 @@ struct RecordedRoutes {
 struct PredictedStep {
   Timeline timeline;
   Seconds step = 0;
+  std::vector<MemoryPeak> memory;  ///< [place] in the dtypes that the run computes in
 };
 
 /// Who hears of a run while it goes on. Each may be empty.
@@ -128,6 +148,9 @@ struct RunHooks {
   std::function<void(const std::string&)> on_note{};
   /// Before the first step, with the number of steps that an earlier run had done.
   std::function<void(i64)> on_begin{};
+  /// Rank 0 is asked after each step whether it wants the picture of it, which takes the others' part.
+  std::function<bool()> wants_picture{};
+  std::function<void(const StepPicture&)> on_picture{};  ///< after on_step
 };
 
 /// Whether a run keeps and uses the checkpoints of its output folder.
@@ -150,6 +173,8 @@ class Trainer {
 
   /// run() ends after this step, of a job that has more: another trainer goes on from its checkpoint.
   void end_after(i64 step) { end_ = step; }
+  /// The first step of run() gets this mark.
+  void mark_first(const std::string& text) { marks_.push_back(text); }
 
   /// Trains from a checkpoint, or from the start when there is none, up to and including step `step` (1 = the
   /// first) and returns that step. Writes nothing.
@@ -193,7 +218,9 @@ class Trainer {
   void take_over(const Plan& plan, i64 step, const std::string& name, TrainOutcome& out);
   Batch batch_of(TextCondition condition, i64 first) const;
   RecordedText recorded_text(TextCondition condition) const;
+  StepReport report_step(const StepRecord& record);
   StepRecord finish_step(StepRecord record, i32& stop);
+  std::vector<Bytes> measured_memory() const;
   void note(const StepRecord& record, StepTimes& times, TrainOutcome& out);
   void watch_health(StepRecord& record);
   void check_finite(StepRecord& record);
@@ -230,7 +257,8 @@ class Trainer {
   std::vector<ValidationSource> validation_;  ///< empty = no validation
   double unigram_entropy_ = 0;
   ProfileSet profiles_;
-  Cluster nominal_cluster_;  ///< no device is slower than its type
+  Cluster nominal_cluster_;             ///< no device is slower than its type
+  std::unique_ptr<MemoryMeter> meter_;  ///< where the run counts tensors
   std::unique_ptr<PricedPlan> priced_;
   const Plan first_plan_;
   u64 text_checksum_;
@@ -251,8 +279,10 @@ class Trainer {
   SpikeWatch spikes_;
   MemoryWatch memory_;
   CollapseWatch collapses_;
-  std::vector<double> slowness_;  ///< [num_devices] of the last step, see health.h
-  i64 end_ = 0;                   ///< steps of run()
+  std::vector<double> slowness_;    ///< [num_devices] of the last step, see health.h
+  std::vector<std::string> marks_;  ///< of the step that comes
+  bool pictured_ = false;           ///< rank 0 wants the picture of the last step
+  i64 end_ = 0;                     ///< steps of run()
   i64 skipped_ = 0, skipped_in_a_row_ = 0;
   i64 forgotten_ = 0;  ///< see CheckpointInfo
   i64 saved_step_ = 0;

@@ -57,6 +57,7 @@ void Trainer::resume(TrainOutcome& out) {
   go_over_to(plan_after(info));
   run_ = info.run;
   out.first_step = info.step;
+  if (marks_.empty()) marks_.push_back("the run went on from a checkpoint");
   next_sequence_ = info.sequences;
   saved_step_ = info.step;
   skipped_ = info.skipped;

@@ -24,7 +24,7 @@ TEST(Output, ResultsOfAnotherRunAreNotReplacedWithoutAWord) {
   EXPECT_TRUE(contains(other.err,
                        fmt::format("[{}] has the results of another run, which differs in train.steps, "
                                    "train.learning_rate, checkpoint.resume: its metrics.jsonl is begun anew "
-                                   "now, its other files are replaced at the end of this run\n",
+                                   "now, its other files are replaced as this run goes on\n",
                                    folder / "run")))
       << other.err;
 }

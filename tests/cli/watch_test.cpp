@@ -31,26 +31,96 @@ std::string get(int port, const std::string& path, const std::string& host = "12
   return answer;
 }
 
+/// A server that shows a folder.
+struct Server {
+  explicit Server(const std::string& folder)
+      : child(HM_BINARY_DIR "/hetermoe", {"watch", folder, "--port", "0", "--json"}) {
+    for (int tries = 0; tries < 600 && child.out().find('}') == std::string::npos; ++tries) {
+      if (!is_built_in()) return;
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+    address = parse_json(child.out(), "output").at("address").get<std::string>();
+    port = std::stoi(address.substr(address.rfind(':') + 1));
+  }
+  bool is_built_in() const { return !contains(child.err(), "this build has no cpp-httplib"); }
+  Child child;
+  std::string address;
+  int port = 0;
+};
+
 TEST(Watch, ServesTheRunUntilInterrupted) {
   const WorkFolder folder;
   std::ofstream(folder / "metrics.jsonl") << "{\"step\": 7, \"loss\": 1.25}\n";
-  Child child(HM_BINARY_DIR "/hetermoe", {"watch", folder.path(), "--port", "0", "--json"});
-  for (int tries = 0; tries < 600 && child.out().find('}') == std::string::npos; ++tries)
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
-  if (contains(child.err(), "this build has no cpp-httplib")) GTEST_SKIP() << child.err();
-  ASSERT_TRUE(contains(child.out(), "}")) << child.err();
-  const auto address = parse_json(child.out(), "output").at("address").get<std::string>();
-  const int port = std::stoi(address.substr(address.rfind(':') + 1));
-  EXPECT_TRUE(contains(get(port, "/"), "fetch('/body')"));
-  EXPECT_TRUE(contains(get(port, "/body"), "<td>7</td>"));
+  Server server(folder.path());
+  if (!server.is_built_in()) GTEST_SKIP() << server.child.err();
+  const int port = server.port;
+  EXPECT_TRUE(contains(get(port, "/"), "fetch('/parts?seen='"));
+  EXPECT_TRUE(contains(get(port, "/"), "<dd>7</dd>"));
+  EXPECT_TRUE(contains(get(port, "/parts?seen=0"), "\\u003cdd>7\\u003c/dd>"));
   EXPECT_TRUE(contains(get(port, "/report.html"), " 404 "));
   EXPECT_TRUE(contains(get(port, "/../metrics.jsonl"), " 404 "));
-  EXPECT_TRUE(contains(get(port, "/body", "elsewhere.example"), " 403 "));
+  EXPECT_TRUE(contains(get(port, "/parts", "elsewhere.example"), " 403 "));
   const ProgramResult taken = run_hetermoe({"watch", folder.path(), "--port", std::to_string(port)});
   EXPECT_EQ(taken.code, 1);
   EXPECT_TRUE(contains(taken.err, "cannot listen on 127.0.0.1")) << taken.err;
-  child.signal(SIGINT);
-  EXPECT_EQ(child.wait().code, 0);
+  server.child.signal(SIGINT);
+  EXPECT_EQ(server.child.wait().code, 0);
+}
+
+/// Where the browser is; empty = this machine has none.
+std::string browser() {
+  for (const char* path : {"/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome"}) {
+    if (std::filesystem::exists(path)) return path;
+  }
+  return "";
+}
+
+/// The page as it stands after its script has run for a while.
+std::string shown(const std::string& address) {
+  const WorkFolder profile;
+  return Child(browser(),
+               {"--headless", "--no-sandbox", "--disable-gpu", "--user-data-dir=" + profile.path().string(),
+                "--virtual-time-budget=5000", "--dump-dom", address})
+      .wait()
+      .out;
+}
+
+TEST(Watch, ABrowserShowsARunThatGoesOn) {
+  if (browser().empty()) GTEST_SKIP() << "this machine has no Chromium";
+  const WorkFolder folder;
+  Child run(HM_BINARY_DIR "/hetermoe",
+            train_words(folder, {"--train.steps", "100000", "--clock.kind", "virtual"}));
+  for (int tries = 0; tries < 600 && !std::filesystem::exists(folder / "run/experts.json"); ++tries)
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  Server server(folder / "run");
+  if (!server.is_built_in()) GTEST_SKIP() << server.child.err();
+  const std::string page = shown(server.address);
+  for (const char* part :
+       {" of 100000</dd>", "<h2>The plan</h2>", "one step predicted to take", ", measured ",
+        "waiting for transfers", "<h2>Memory of each device</h2>",
+        "<title>layer 0 expert 0:", "Loss (nats per byte)", "Share of the step in which compute lanes wait",
+        "Model FLOPs utilisation", "<canvas id=\"canvas\""})
+    EXPECT_TRUE(contains(page, part)) << part;
+  EXPECT_FALSE(contains(page, "<title>hetermoe: nobody serves"));
+  EXPECT_FALSE(contains(page, "/report.html"));
+  run.signal(SIGINT);
+  EXPECT_EQ(run.wait().code, 130);
+  const std::string after = shown(server.address);
+  EXPECT_TRUE(contains(after, " of 100000, interrupted</dd>"));
+  EXPECT_TRUE(contains(after, "href=\"/report.html\""));
+  const ProgramResult again = run_hetermoe({"report", folder / "run", "-o", folder / "again.html"});
+  EXPECT_EQ(again.code, 0) << again.err;
+  EXPECT_EQ(read_text(folder / "again.html"), read_text(folder / "run/report.html"));
+}
+
+TEST(Report, AFolderWithoutARunIsRefused) {
+  const WorkFolder folder;
+  const ProgramResult result = run_hetermoe({"report", folder.path(), "-o", folder / "page.html"});
+  EXPECT_EQ(result.code, 2);
+  EXPECT_TRUE(
+      contains(result.err, "] has no run: expected summary.json or metrics.jsonl, as `train` leaves them"))
+      << result.err;
+  EXPECT_FALSE(std::filesystem::exists(folder / "page.html"));
 }
 
 TEST(Watch, WrongFoldersAreNamed) {

@@ -28,7 +28,7 @@ TEST(Mpi, ConversationsGiveTheLossesOfOneProcessBitForBit) {
     EXPECT_EQ(got.records[i].loss, expected.records[i].loss) << i;
     EXPECT_EQ(got.records[i].grad_norm, expected.records[i].grad_norm) << i;
   }
-  EXPECT_NEAR(got.validations.at(0).loss, expected.validations.at(0).loss, 1e-12);
+  EXPECT_NEAR(got.validations().at(0).loss, expected.validations().at(0).loss, 1e-12);
 }
 
 }  // namespace

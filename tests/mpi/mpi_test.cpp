@@ -145,7 +145,7 @@ Trained train(const std::string& folder, const std::string& steps, const Process
     out.losses.push_back(record.loss);
     out.hashes.push_back(record.tokens_hash);
   }
-  out.losses.push_back(outcome.validations.at(0).loss);
+  out.losses.push_back(outcome.validations().at(0).loss);
   out.values = trainer.session().values();
   out.notes = outcome.notes;
   out.first_step = outcome.first_step;

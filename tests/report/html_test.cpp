@@ -29,7 +29,9 @@ ReportInput typical(const synthetic::Shape& shape) {
   zebra.executed = synthetic::zebra(measured, kExecuted);
   constexpr double kGib = 1024.0 * 1024 * 1024;
   for (const TimelineDevice& device : zebra.simulated->devices) {
-    zebra.memory.push_back({device.name, (device.role == "expert" ? 14.2 : 31.7) * kGib,
+    zebra.memory.push_back({device.name,
+                            {.in_flight = (device.role == "expert" ? 14.2 : 31.7) * kGib},
+                            (device.role == "expert" ? 14.4 : 31.5) * kGib,
                             (device.role == "expert" ? 16 : 48) * kGib});
   }
   zebra.note = "chosen by the planner";
@@ -123,12 +125,15 @@ TEST(HtmlReport, ForeignTextIsEscapedEverywhere) {
   input.labels = {evil};
   input.facts.push_back({evil, evil});
   input.losses[0].title = input.losses[0].runs[0].name = evil;
+  input.losses[0].marks = {{5, evil}};
+  input.events = {{5, evil}};
+  input.strategies[0].plan = PlanLayout{{evil}, {evil}, 1, 2, {{1}}, {{2}}, {1}, {1}};
   for (std::optional<Timeline>* timeline : {&input.strategies[0].simulated, &input.strategies[0].executed}) {
     (*timeline)->source = (*timeline)->devices[0].name = (*timeline)->devices[0].role = evil;
     (*timeline)->ops[0].kind = (*timeline)->ops[0].phase = evil;
   }
   input.strategies[0].memory[0].device = evil;
-  input.strategies[0].memory[0].used = 1e15;
+  input.strategies[0].memory[0].measured = 1e15;
   const std::string html = html_report(input);
   EXPECT_EQ(html.find("<script>alert"), std::string::npos);
   EXPECT_EQ(html.find("<!--"), std::string::npos);
@@ -175,6 +180,27 @@ TEST(HtmlReport, TableShowsStepsErrorAndNotes) {
   EXPECT_EQ(html.find("id=\"canvas\""), std::string::npos) << "nothing to draw";
   // A prediction is compared with predictions: 0.21 with 0.1, not with the measured 0.105.
   EXPECT_NE(html.find("<td>2.10x slower (predicted)</td>"), std::string::npos) << html;
+}
+
+TEST(HtmlReport, HasAPartForAllThatIsKnownOfARun) {
+  ReportInput input = typical({});
+  input.strategies[0].plan = PlanLayout{{"zebra: 1 group"}, {"A40#0"}, 1, 2, {{1}}, {{2}}, {1}, {1}};
+  input.run = {{"Tokens per second", "step", "tokens/s", {{"zebra", {{1, 5}, {2, 6}}, {}}}, 640, 300}};
+  input.run[0].marks = {{2, "owners by eplb"}};
+  input.events = {{2, "owners by eplb"}};
+  const std::string html = html_report(input);
+  for (const char* text :
+       {"<h2>The plan</h2>", "<li>zebra: 1 group</li>", "<h2>Memory of each device</h2>", "<b>31.5 GiB</b>",
+        "-0.6 %", "<h2>The run, step by step</h2>", "<line class=\"mark\"",
+        "<title>step 2: owners by eplb</title>", "<td class=\"num\">2</td><td>owners by eplb</td>"}) {
+    EXPECT_NE(html.find(text), std::string::npos) << text;
+  }
+  for (const PagePart& part : page_parts({})) EXPECT_TRUE(part.id == "head" || part.html.empty()) << part.id;
+}
+
+TEST(HtmlReport, OnlyALivePageAsksForMore) {
+  EXPECT_EQ(html_report(typical({})).find("fetch("), std::string::npos);
+  EXPECT_NE(html_report(typical({}), PageKind::kLive).find("fetch('/parts?seen='"), std::string::npos);
 }
 
 TEST(HtmlReport, EmptyInputGivesAPage) {

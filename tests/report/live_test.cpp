@@ -4,6 +4,8 @@
 
 #include <fstream>
 
+#include "hetermoe/planner/strategies.h"
+#include "tests/report/synthetic.h"
 #include "tests/support/work_folder.h"
 
 namespace hetermoe {
@@ -22,45 +24,69 @@ class Live : public ::testing::Test {
                       more),
           std::ios::app);
   }
+  /// All parts that are shown, one after another.
+  std::string body() {
+    std::string all;
+    const Json parts = Json::parse(run_.parts(-1)).at("parts");
+    for (const auto& [id, html] : parts.items()) all += html.get<std::string>();
+    return all;
+  }
+  /// What a run writes with its first step: a plan of the demo and its prediction.
+  void write_plan() {
+    const ModelConfig model = load_model("demo");
+    const Cluster cluster = load_cluster("demo");
+    StrategyRequest request;
+    request.seq_len = 64;
+    request.sequences = 8;
+    const Plan plan = find_strategy("zebra").make(model, cluster, request);
+    write("model.json", to_hf(model).dump());
+    write("cluster.json", to_json(cluster).dump());
+    write("plan.json", to_json(plan).dump());
+    save_timeline(folder_ / "predicted.json", synthetic::zebra({}));
+    write(
+        "summary.json",
+        R"({"rows": [{"strategy": "zebra", "model": "demo", "suffix": "", "step_s": 0.5, "note": "slow <pace>",
+              "memory_bytes": [{"device": "A40/1000#0", "weights": 1048576, "saved": 1048576}]}]})");
+  }
 
   WorkFolder folder_;
   LiveRun run_{folder_.path()};
 };
 
 TEST_F(Live, GrowsWithTheMetrics) {
-  EXPECT_TRUE(has(run_.body(), "has no metrics yet"));
+  EXPECT_TRUE(has(body(), "no metrics yet"));
   write("job.json", R"({"model": "de<mo", "cluster": "o1", "strategy": "zebra", "train": {"steps": 10}})");
   add(1);
-  EXPECT_TRUE(has(run_.body(), "<td>1 of 10</td>")) << run_.body();
-  EXPECT_TRUE(has(run_.body(), "<td>de&lt;mo</td>"));
-  EXPECT_TRUE(has(run_.body(), "<td>18 s</td>") || has(run_.body(), "<td>18.0 s</td>"))
-      << run_.body();  // left
+  EXPECT_TRUE(has(body(), "<dd>1 of 10</dd>")) << body();
+  EXPECT_TRUE(has(body(), "<dd>de&lt;mo</dd>"));
+  EXPECT_TRUE(has(body(), "<dd>18.0 s</dd>")) << body();  // left
   add(2, R"(, "warnings": ["loss <jumps>"])");
   write("metrics.jsonl", R"({"step": 3, "lo)", std::ios::app);  // as the writer may leave it for a moment
-  const std::string body = run_.body();
-  EXPECT_TRUE(has(body, "<td>2 of 10</td>"));
-  EXPECT_TRUE(has(body, "<td>step 2: loss &lt;jumps&gt;</td>"));
-  EXPECT_TRUE(has(body, "4.0000"));
-  EXPECT_TRUE(has(body, "<svg"));
+  const std::string now = body();
+  EXPECT_TRUE(has(now, "<dd>2 of 10</dd>"));
+  EXPECT_TRUE(has(now, "<td class=\"num\">2</td><td>warning: loss &lt;jumps&gt;</td>")) << now;
+  EXPECT_TRUE(has(now, "4.0000"));
+  EXPECT_TRUE(has(now, "<svg"));
   write("metrics.jsonl", "ss\": 1.5}\n", std::ios::app);
-  EXPECT_TRUE(has(run_.body(), "<td>3 of 10</td>"));
+  EXPECT_TRUE(has(body(), "<dd>3 of 10</dd>"));
 }
 
 TEST_F(Live, ARunThatBeginsAnewReplacesTheOther) {
   for (i64 step = 1; step <= 5; ++step) add(step);
-  EXPECT_TRUE(has(run_.body(), "<td>5</td>"));
+  EXPECT_TRUE(has(body(), "<dd>5</dd>"));
   write("metrics.jsonl", "");
   add(1);
-  EXPECT_TRUE(has(run_.body(), "<td>1</td>"));
+  EXPECT_TRUE(has(body(), "<dd>1</dd>"));
 }
 
 TEST_F(Live, LongRunsAreThinned) {
   std::string lines;
-  for (i64 step = 1; step <= 20'000; ++step) lines += fmt::format("{{\"step\": {}, \"loss\": 1}}\n", step);
+  for (i64 step = 1; step <= 20'000; ++step)
+    lines += fmt::format("{{\"step\": {}, \"loss\": 1, \"validation_loss\": 2}}\n", step);
   write("metrics.jsonl", lines);
-  const std::string body = run_.body();
-  EXPECT_TRUE(has(body, "<td>20000</td>"));
-  EXPECT_LT(body.size(), 200'000u);
+  const std::string now = body();
+  EXPECT_TRUE(has(now, "<dd>20000</dd>"));
+  EXPECT_LT(now.size(), 600'000u);
 }
 
 TEST_F(Live, AReportOfAnEarlierRunIsNotShown) {
@@ -69,11 +95,54 @@ TEST_F(Live, AReportOfAnEarlierRunIsNotShown) {
   std::filesystem::last_write_time(
       folder_ / "report.html",
       std::filesystem::last_write_time(folder_ / "metrics.jsonl") - std::chrono::seconds(5));
-  EXPECT_FALSE(has(run_.body(), "report.html"));
+  EXPECT_FALSE(has(body(), "report.html"));
   EXPECT_EQ(run_.report(), "");
   write("report.html", "<p>new</p>");
-  EXPECT_TRUE(has(run_.body(), "href=\"/report.html\""));
+  EXPECT_TRUE(has(body(), "href=\"/report.html\""));
   EXPECT_EQ(run_.report(), "<p>new</p>");
+}
+
+TEST_F(Live, ShowsPlanPredictionExpertsAndMemory) {
+  write_plan();
+  add(1, R"(, "memory_bytes": {"A40/1000#0": 3145728}, "marks": ["4 experts"],
+             "layers": [{"layer": 0, "max_over_mean": 1.5, "cv": 0.25, "dead_experts": 1, "dropped_share": 0}])");
+  // One line of metrics is one line of the file.
+  std::string text = read_text(folder_ / "metrics.jsonl");
+  std::erase(text, '\n');
+  write("metrics.jsonl", text + "\n");
+  write("experts.json", R"({"first_step": 1, "last_step": 1, "layers": [0], "copies": [[3, 1]]})");
+  const std::string now = body();
+  for (const char* part :
+       {"zebra: 1 group of 4 devices", "<h2>The plan</h2>", "<b>2.00 MiB</b>", "<b>3.00 MiB</b>", "+50.0 %",
+        "slow &lt;pace&gt;", "steps 1 to 1", "layer 0 expert 0: 3 copies", ">dead</text>", ">1.50</text>",
+        "<td class=\"num\">1</td><td>4 experts</td>"}) {
+    EXPECT_TRUE(has(now, part)) << part;
+  }
+}
+
+TEST_F(Live, TimelinesComeOnceUntilThereAreOthers) {
+  write_plan();
+  add(1);
+  const Json first = Json::parse(run_.parts(-1));
+  const i64 version = first.at("version");
+  EXPECT_EQ(first.at("data").at("strategies").size(), 1u);
+  EXPECT_TRUE(first.at("data").at("strategies")[0].at("executed").is_null());
+  EXPECT_TRUE(Json::parse(run_.parts(version)).at("data").is_null());
+  save_timeline(folder_ / "timeline.json", synthetic::zebra({}, "executed"));
+  const Json second = Json::parse(run_.parts(version));
+  EXPECT_FALSE(second.at("data").at("strategies")[0].at("executed").is_null());
+  EXPECT_GT(second.at("version").get<i64>(), version);
+}
+
+TEST_F(Live, FilesThatCannotBeReadAreLeftOut) {
+  write_plan();
+  add(1);
+  write("plan.json", "{");
+  write("predicted.json", "[]");
+  write("experts.json", R"({"layers": 3})");
+  const std::string now = body();
+  EXPECT_TRUE(has(now, "<dd>1</dd>"));
+  EXPECT_FALSE(has(now, "<h2>The plan</h2>"));
 }
 
 }  // namespace

@@ -54,6 +54,24 @@ TEST(LossSvg, DegenerateDataGivesAPicture) {
   EXPECT_EQ(point.find("inf"), std::string::npos);
 }
 
+TEST(LossSvg, TheLegendLeavesTheCurvesInSight) {
+  const auto has_legend_at = [](const char* y, double first, double last) {
+    const std::string svg = loss_svg(plot_of({{"a", {{0, first}, {9, last}, {10, last}}, {}}}));
+    return svg.find(std::string("<rect x=\"829.0\" y=\"") + y + "\" width=\"51.0\"") != std::string::npos;
+  };
+  EXPECT_TRUE(has_legend_at("44.0", 1, 0));   // falling: top right
+  EXPECT_TRUE(has_legend_at("338.0", 0, 1));  // rising: below
+}
+
+TEST(LossSvg, MarksStandBeforeTheirStepAndSayWhy) {
+  LossPlot plot = plot_of({{"a", {{0, 1}, {10, 0}}, {}}});
+  plot.marks = {{5.5, "owners <by> lpt"}, {20, "not in sight"}};
+  const std::string svg = loss_svg(plot);
+  EXPECT_EQ(count(svg, "class=\"mark\""), 1u);
+  EXPECT_NE(svg.find("x1=\"472.0\""), std::string::npos) << svg;
+  EXPECT_NE(svg.find("<title>step 5.5: owners &lt;by&gt; lpt</title>"), std::string::npos);
+}
+
 TEST(NiceTicks, AreRoundAndInside) {
   EXPECT_EQ(nice_ticks(0, 10, 5), (std::vector<double>{0, 2, 4, 6, 8, 10}));
   EXPECT_EQ(nice_ticks(3.2, 4.1, 4), (std::vector<double>{3.5, 4}));

@@ -57,8 +57,8 @@ TEST(Conversations, AResumedRunUnderAnotherPlanReadsTheSameOnes) {
   }
   EXPECT_EQ(got, expected);
   EXPECT_NEAR(rest.records.back().loss, whole.records.back().loss, 1e-3);
-  EXPECT_NEAR(rest.validations.back().loss, whole.validations.back().loss, 1e-3);
-  EXPECT_LT(whole.validations.back().loss, std::log(256.0) + 0.1);
+  EXPECT_NEAR(rest.validations().back().loss, whole.validations().back().loss, 1e-3);
+  EXPECT_LT(whole.validations().back().loss, std::log(256.0) + 0.1);
 }
 
 /// The loss of validation is that of the answers, as the reference has it.
@@ -72,7 +72,7 @@ TEST(Conversations, ValidationCountsAnswersAlone) {
   const Processes alone;
   const Dataset data = conversation_data(kWindow, 0.3);
   Trainer trainer(rig.job, rig.model, rig.cluster, rig.plan, data, alone);
-  const double got = trainer.run().validations.at(0).loss;
+  const double got = trainer.run().validations().at(0).loss;
   const Sampler sampler(data, {kWindow, rig.job.train.seed, /*validation=*/true, 0});
   const StepInput input = input_of(sampler.batch(0, 8, rig.model.vocab));
   EXPECT_LT(input.target_count, 8 * kWindow / 2);

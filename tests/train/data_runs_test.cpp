@@ -61,7 +61,7 @@ TEST(DataRuns, AResumedRunUnderAnotherPlanReadsWhatOneInOneGoReads) {
 TEST(DataRuns, ValidationIsThatOfTheSourcesByTheirShares) {
   const WorkFolder folder;
   const TrainOutcome out = train(folder / "run", {{"train.steps", "1"}, {"train.validation_sequences", "4"}});
-  const Validation& last = out.validations.at(0);
+  const Validation last = out.validations().at(0);
   ASSERT_EQ(last.sources.size(), 2U);
   EXPECT_EQ(last.sources[1].name, "second");
   EXPECT_NE(last.sources[0].loss, last.sources[1].loss);

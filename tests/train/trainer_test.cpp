@@ -28,9 +28,9 @@ TEST(Trainer, AHandMadeOrderIsTrainedAndValidatedToTheEnd) {
   run.outcome = rig.run().outcome;
   const TrainOutcome expected = plain.run().outcome;
   ASSERT_EQ(run.outcome.records.size(), 6U);
-  ASSERT_EQ(run.outcome.validations.size(), 2U);
-  EXPECT_EQ(run.outcome.validations[1].step, 6);
-  EXPECT_EQ(run.outcome.validations[1].loss, expected.validations[1].loss);
+  ASSERT_EQ(run.outcome.validations().size(), 2U);
+  EXPECT_EQ(run.outcome.validations()[1].step, 6);
+  EXPECT_EQ(run.outcome.validations()[1].loss, expected.validations()[1].loss);
   EXPECT_EQ(rig.steps(), (std::vector<i64>{6, 4}));
   run.strategy = "explicit";
   run.plan = rig.plan;

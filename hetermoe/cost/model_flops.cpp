@@ -1,0 +1,62 @@
+#include "hetermoe/cost/model_flops.h"
+
+#include <algorithm>
+
+#include "hetermoe/cost/load_table.h"
+#include "hetermoe/model/op_cost.h"
+
+namespace hetermoe {
+namespace {
+
+/// How many times as much as forward the products of an op are in its phase.
+double passes_of(const ComputeWork& work, WeightGradients gradients) {
+  switch (work.op.phase) {
+    case Phase::kForward:
+      return 1;
+    case Phase::kRecompute:
+      return 0;
+    case Phase::kBackward:
+      return gradients == WeightGradients::kAfter ? 1 : kGemmBackward - work.frozen;
+    case Phase::kWeights:
+      return 1 - work.frozen;
+  }
+  return 0;
+}
+
+/// Scores have no weights: their gradients are those of two products.
+double score_passes_of(Phase phase) {
+  return phase == Phase::kForward ? 1 : phase == Phase::kBackward ? kScoreBackwardPlain : 0;
+}
+
+}  // namespace
+
+Flops model_flops(const ComputeWork& work, const ModelConfig& model, WeightGradients gradients) {
+  if (work.op.kind == OpKind::kExperts) return work.copies * expert_flops(model) * passes_of(work, gradients);
+  if (work.op.kind == OpKind::kHead)
+    return work.tokens * head_flops(model) * (work.trains ? 1 + kGemmBackward - work.frozen : 1);
+  if (work.op.kind != OpKind::kAttention || work.tokens <= 0) return 0;
+  const Flops scores = score_flops(model, work.op.layer, work.seq_len) / real(work.seq_len);
+  const Flops products = attention_part_flops(model, work.op.layer, work.seq_len) - scores;
+  return work.tokens * (products * passes_of(work, gradients) + scores * score_passes_of(work.op.phase));
+}
+
+std::vector<Flops> model_flops(const Schedule& schedule, const Placement& placement, const ModelConfig& model,
+                               const Cluster& cluster, const RoutingLoad& routing,
+                               const std::vector<DeviceId>& devices) {
+  std::vector<Flops> out(idx(cluster.num_devices()), 0);
+  LoadTable loads(placement, routing);
+  const WorkModel work(placement, model, cluster);
+  const WeightGradients gradients = placement.plan().weight_gradients;
+  for (OpId id = 0; id < schedule.num_ops(); ++id) {
+    const Op& op = schedule.ops[idx(id)];
+    const bool counts =
+        op.kind == OpKind::kAttention || op.kind == OpKind::kExperts || op.kind == OpKind::kHead;
+    if (!counts || op.phase == Phase::kRecompute) continue;
+    const DeviceId device = device_of(schedule.lanes_of(id)[0]);
+    if (std::find(devices.begin(), devices.end(), device) == devices.end()) continue;
+    out[idx(device)] += model_flops(work.compute_work(op, device, loads.of(op)), model, gradients);
+  }
+  return out;
+}
+
+}  // namespace hetermoe

@@ -1,0 +1,183 @@
+#include "hetermoe/report/curves.h"
+
+#include <algorithm>
+#include <functional>
+#include <limits>
+#include <map>
+
+#include "hetermoe/base/error.h"
+
+namespace hetermoe {
+namespace {
+
+constexpr int kWidth = 600, kHeight = 290;  ///< two fit side by side
+constexpr std::size_t kMostCurves = 6;      ///< of layers; more hide each other
+
+/// A curve over the steps: keys of metrics.jsonl, each a line of its own. What a key holds by name, as types
+/// of devices, is a line each.
+struct Curve {
+  const char* title;
+  const char* label;
+  std::vector<std::pair<const char*, const char*>> keys;  ///< key, name
+  double unit = 1;
+};
+
+const std::vector<Curve>& expert_table() {
+  static const std::vector<Curve> all = {
+      {"Slowest owner over a perfect division, mean of layers", "time ratio", {{"time_ratio", "time ratio"}}},
+      {"Gini coefficient of the experts' copies, mean over layers", "Gini", {{"expert_gini", "Gini"}}},
+      {"Load-balancing loss and z-loss together, coefficients included", "nats", {{"aux_loss", "loss"}}},
+  };
+  return all;
+}
+
+const std::vector<Curve>& run_table() {
+  static const std::vector<Curve> all = {
+      {"Tokens per second, in the clock's seconds", "tokens/s", {{"tokens_per_s", "tokens/s"}}},
+      {"Share of the step in which compute lanes wait, by role",
+       "share",
+       {{"attention_wait", "attention"}, {"expert_wait", "expert"}}},
+      {"Model FLOPs utilisation, by type of device", "share of the peak", {{"mfu", ""}}},
+      {"Gradient norm", "norm", {{"grad_norm", "norm"}}},
+      {"Learning rate", "rate", {{"learning_rate", "rate"}}},
+      {"Memory of the largest process", "GiB", {{"peak_memory_bytes", "resident"}}, double{1 << 30}},
+      {"Memory of the fullest GPU", "GiB", {{"gpu_peak_bytes", "peak"}}, double{1 << 30}},
+  };
+  return all;
+}
+
+/// Of several strategies each has its name before the curve's.
+std::string curve_name(const std::vector<StrategyMetrics>& runs, const StrategyMetrics& run,
+                       const std::string& name) {
+  return runs.size() > 1 ? run.strategy + " " + name : name;
+}
+
+LossPlot plot_like(const std::vector<StrategyMetrics>& runs, const std::string& title,
+                   const std::string& label) {
+  LossPlot plot;
+  plot.title = title, plot.y_label = label;
+  plot.width = kWidth, plot.height = kHeight;
+  for (const StrategyMetrics& run : runs) {
+    for (const StepNote& mark : run.file->marks())
+      plot.marks.push_back({mark.step, curve_name(runs, run, mark.text)});
+  }
+  return plot;
+}
+
+/// Adds what `value` is at this step, or each number inside of it.
+void add_points(std::map<std::string, LossSeries>& lines, const std::string& name, double step, double unit,
+                const Json& value) {
+  if (value.is_number()) lines[name].train.push_back({step, value.get<double>() / unit});
+  if (!value.is_object()) return;
+  for (const auto& [key, inside] : value.items())
+    add_points(lines, name.empty() ? key : name + " " + key, step, unit, inside);
+}
+
+LossPlot curve_plot(const std::vector<StrategyMetrics>& runs, const Curve& curve) {
+  LossPlot plot = plot_like(runs, curve.title, curve.label);
+  for (const StrategyMetrics& run : runs) {
+    for (const auto& [key, name] : curve.keys) {
+      std::map<std::string, LossSeries> lines;
+      for (const Json& line : run.file->lines()) {
+        if (line.contains(key)) add_points(lines, name, number_in(line, "step"), curve.unit, line.at(key));
+      }
+      for (auto& [of, series] : lines) {
+        series.name = curve_name(runs, run, of);
+        plot.runs.push_back(std::move(series));
+      }
+    }
+  }
+  return plot;
+}
+
+/// A curve for each layer; of many layers one of the largest figure.
+LossPlot layer_plot(const std::vector<StrategyMetrics>& runs, const std::string& title,
+                    const std::string& label, const char* key) {
+  LossPlot plot = plot_like(runs, title, label);
+  for (const StrategyMetrics& run : runs) {
+    std::map<i64, LossSeries> of_layer;
+    LossSeries worst{curve_name(runs, run, "layer with most"), {}, {}};
+    for (const Json& line : run.file->lines()) {
+      if (!line.contains("layers")) continue;
+      double most = 0;
+      for (const Json& layer : line["layers"]) {
+        of_layer[static_cast<i64>(number_in(layer, "layer"))].train.push_back(
+            {number_in(line, "step"), number_in(layer, key)});
+        most = std::max(most, number_in(layer, key));
+      }
+      worst.train.push_back({number_in(line, "step"), most});
+    }
+    if (of_layer.size() * runs.size() > kMostCurves) {
+      plot.runs.push_back(std::move(worst));
+      continue;
+    }
+    for (auto& [layer, series] : of_layer) {
+      series.name = curve_name(runs, run, fmt::format("layer {}", layer));
+      plot.runs.push_back(std::move(series));
+    }
+  }
+  return plot;
+}
+
+bool is_zero(const LossPlot& plot) {
+  return std::all_of(plot.runs.begin(), plot.runs.end(), [](const LossSeries& series) {
+    return std::all_of(series.train.begin(), series.train.end(),
+                       [](const LossPoint& p) { return p.loss == 0; });
+  });
+}
+
+/// Without those that say nothing.
+std::vector<LossPlot> telling(std::vector<LossPlot> plots) {
+  std::erase_if(plots, is_zero);
+  return plots;
+}
+
+}  // namespace
+
+std::vector<LossPlot> loss_curves(const std::vector<StrategyMetrics>& runs, const std::string& token_word) {
+  LossPlot plot = plot_like(runs, fmt::format("Loss (nats per {})", token_word), "loss");
+  plot.width = 900, plot.height = 420;
+  for (const StrategyMetrics& run : runs) {
+    LossSeries series{run.strategy, {}, {}};
+    std::map<std::string, LossSeries> sources;
+    for (const Json& line : run.file->lines()) {
+      const bool updated = line.value("updated", true);  // a skipped step leaves a gap
+      series.train.push_back({number_in(line, "step"),
+                              updated ? number_in(line, "loss") : std::numeric_limits<double>::quiet_NaN()});
+    }
+    for (const Json& line : run.file->validations()) {
+      series.validation.push_back({number_in(line, "step"), number_in(line, "validation_loss")});
+      const Json of_sources = line.value("validation_losses", Json::object());
+      for (const auto& [source, loss] : of_sources.items()) {
+        if (loss.is_number())
+          sources[source].validation.push_back({number_in(line, "step"), loss.get<double>()});
+      }
+    }
+    if (series.train.empty()) continue;
+    plot.runs.push_back(std::move(series));
+    for (auto& [source, of_source] : sources) {
+      of_source.name = curve_name(runs, run, source);
+      plot.runs.push_back(std::move(of_source));
+    }
+  }
+  if (plot.runs.empty()) return {};
+  return {std::move(plot)};
+}
+
+std::vector<LossPlot> expert_curves(const std::vector<StrategyMetrics>& runs) {
+  std::vector<LossPlot> plots = {
+      layer_plot(runs, "Busiest expert of each layer over the mean", "max/mean", "max_over_mean"),
+      layer_plot(runs, "Spread of the experts' copies in each layer (CV)", "CV", "cv"),
+      layer_plot(runs, "Dead experts of each layer", "experts", "dead_experts"),
+      layer_plot(runs, "Copies dropped in each layer", "share", "dropped_share")};
+  for (const Curve& curve : expert_table()) plots.push_back(curve_plot(runs, curve));
+  return telling(std::move(plots));
+}
+
+std::vector<LossPlot> run_curves(const std::vector<StrategyMetrics>& runs) {
+  std::vector<LossPlot> plots;
+  for (const Curve& curve : run_table()) plots.push_back(curve_plot(runs, curve));
+  return telling(std::move(plots));
+}
+
+}  // namespace hetermoe

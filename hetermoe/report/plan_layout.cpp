@@ -1,0 +1,242 @@
+#include "hetermoe/report/plan_layout.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "hetermoe/base/index.h"
+#include "hetermoe/base/words.h"
+#include "hetermoe/report/escape.h"
+#include "hetermoe/report/table.h"
+
+namespace hetermoe {
+namespace {
+
+/// Share of all sequences of the rows.
+double share_of(const Shares& shares, DeviceId device) {
+  double own = 0, all = 0;
+  for (const ShareRow& row : shares) {
+    own += real(sequences_of(row, device));
+    for (const Share& share : row) all += real(share.sequences);
+  }
+  return all > 0 ? own / all : 0;
+}
+
+double experts_of(const LayerPlacement& layer, DeviceId device) {
+  double sum = 0;
+  for (const ExpertOwners& owners : layer.experts) {
+    for (const ExpertOwner& owner : owners) sum += owner.device == device ? owner.share : 0;
+  }
+  return sum;
+}
+
+/// "4", or "3 to 5".
+std::string range_text(const std::vector<double>& values) {
+  const auto [low, high] = std::minmax_element(values.begin(), values.end());
+  return *low == *high ? fmt::format("{:.3g}", *low) : fmt::format("{:.3g} to {:.3g}", *low, *high);
+}
+
+/// "layers 0 to 3", or how many where they do not follow each other.
+std::string layers_text(const std::set<i64>& layers, i64 num_layers) {
+  const auto count = static_cast<i64>(layers.size());
+  if (count == num_layers) return "of every layer";
+  const bool follow = *layers.rbegin() - *layers.begin() + 1 == count;
+  if (count == 1) return fmt::format("of layer {}", *layers.begin());
+  return follow ? fmt::format("of layers {} to {}", *layers.begin(), *layers.rbegin())
+                : fmt::format("of {} layers", count);
+}
+
+/// Devices of a group with the same type and role, in their numbers.
+using Team = std::vector<std::size_t>;
+
+/// "2 A40 compute the attention part of every layer, each 50 % of the sequences".
+std::string team_text(const PlanLayout& layout, const Team& team, const std::string& type,
+                      const std::string& role) {
+  std::set<i64> attention, experts;
+  std::vector<double> shares, owned;
+  for (i64 l = 0; l < layout.num_layers; ++l) {
+    for (const std::size_t d : team) {
+      if (layout.attention[d][idx(l)] > 0) attention.insert(l), shares.push_back(layout.attention[d][idx(l)]);
+      if (layout.experts[d][idx(l)] > 0) experts.insert(l), owned.push_back(layout.experts[d][idx(l)]);
+    }
+  }
+  const std::string who = fmt::format("{} {} ({})", team.size(), type, role);
+  std::vector<std::string> what;
+  if (!attention.empty()) {
+    for (double& share : shares) share *= 100;
+    what.push_back(fmt::format("{} the attention part {}{}", agree(team.size(), "computes", "compute"),
+                               layers_text(attention, layout.num_layers),
+                               shares[0] == 100 && shares.back() == 100
+                                   ? ""
+                                   : fmt::format(", each of {} % of the sequences", range_text(shares))));
+  }
+  if (!experts.empty())
+    what.push_back(fmt::format("{} {} of the {} experts {}", agree(team.size(), "owns", "own each"),
+                               range_text(owned), layout.num_experts,
+                               layers_text(experts, layout.num_layers)));
+  if (what.empty()) return who + " hold state and compute nothing of a layer";
+  return who + " " + fmt::format("{}", fmt::join(what, " and "));
+}
+
+std::string order_text(const Plan& plan) {
+  std::string text = fmt::format("Order {}: ", name_of(plan.order));
+  const auto count = plan.groups[0].microbatches.size();
+  text += count == 1         ? "one microbatch"
+          : plan.window == 0 ? fmt::format("all {} microbatches in flight", count)
+                             : fmt::format("{} of {} in flight", plan.window, counted(count, "microbatch"));
+  if (plan.chunks > 1) text += fmt::format(", each layer dispatched in {} chunks", plan.chunks);
+  if (plan.tally) text += ", copies divided over the owners by their counts";
+  if (plan.guest_slots > 0)
+    text += fmt::format(", {} for experts lent for one exchange", counted(plan.guest_slots, "slot"));
+  return text + ".";
+}
+
+std::string memory_text(const Plan& plan, const std::vector<DeviceId>& used) {
+  std::set<std::string> dtypes;
+  for (const DeviceId device : used) dtypes.insert(name_of(plan.dtype[idx(device)]));
+  std::string text =
+      fmt::format("Computes in {}, rows travel in {}, recompute {}", fmt::join(dtypes, " and "),
+                  name_of(plan.wire_forward), name_of(plan.recompute));
+  if (plan.shard_optimizer) text += ", optimizer divided over the devices that hold the same parameters";
+  if (uses_hosts(plan)) text += ", part of the state in the main memory of the hosts";
+  return text + ".";
+}
+
+/// Experts with several owners, in all layers.
+i64 num_replicated(const Plan& plan) {
+  i64 count = 0;
+  for (const Group& group : plan.groups) {
+    for (const LayerPlacement& layer : group.layers) {
+      count += std::count_if(layer.experts.begin(), layer.experts.end(),
+                             [](const ExpertOwners& owners) { return owners.size() > 1; });
+    }
+  }
+  return count;
+}
+
+void add_device(PlanLayout& layout, const Group& group, DeviceId device, const std::string& name) {
+  layout.devices.push_back(name);
+  layout.embed.push_back(share_of(group.embed, device));
+  layout.head.push_back(share_of(group.head, device));
+  std::vector<double> attention, experts;
+  for (const LayerPlacement& layer : group.layers) {
+    attention.push_back(share_of(layer.attention, device));
+    experts.push_back(experts_of(layer, device));
+  }
+  layout.attention.push_back(std::move(attention));
+  layout.experts.push_back(std::move(experts));
+}
+
+constexpr int kLeft = 110, kTop = 62, kWide = 880, kRight = 20, kBottom = 14;
+
+/// One half of a cell.
+std::string half_svg(double x, int y, double wide, int high, double part, const char* colour,
+                     const std::string& text) {
+  return fmt::format(
+      "<rect x=\"{:.2f}\" y=\"{}\" width=\"{:.2f}\" height=\"{}\" fill=\"{}\" "
+      "fill-opacity=\"{:.3f}\"><title>{}</title></rect>\n",
+      x, y, wide, high, colour, part > 0 ? 0.15 + 0.85 * part : 0, escape_markup(text));
+}
+
+constexpr const char* kAttentionColour = "#0b6aa8";
+constexpr const char* kExpertColour = "#c44e00";
+constexpr const char* kEndColour = "#77762a";
+
+std::string device_svg(const PlanLayout& layout, std::size_t d, int y, int high, double column) {
+  const std::string& name = layout.devices[d];
+  const double gap = column > 8 ? 1 : 0;
+  std::string svg = fmt::format("<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{}</text>\n", kLeft - 8,
+                                y + high / 2 + 4, escape_markup(name));
+  const auto end = [&](double x, double share, const char* what) {
+    svg += half_svg(x, y, column - gap, high - 2, share, kEndColour,
+                    fmt::format("{}: {} of {} of the sequences", name, what, format_percent(share)));
+  };
+  end(kLeft, layout.embed[d], "embedding");
+  for (std::size_t l = 0; l < idx(layout.num_layers); ++l) {
+    const double x = kLeft + column * real(l + 1);
+    const double attention = layout.attention[d][l], experts = layout.experts[d][l];
+    svg += half_svg(x, y, column - gap, high / 2 - 1, attention, kAttentionColour,
+                    fmt::format("{}, layer {}: attention part of {} of the sequences", name, l,
+                                format_percent(attention)));
+    svg += half_svg(x, y + high / 2 - 1, column - gap, high / 2 - 1,
+                    layout.num_experts > 0 ? experts / real(layout.num_experts) : 0, kExpertColour,
+                    fmt::format("{}, layer {}: {:.3g} of {} experts", name, l, experts, layout.num_experts));
+  }
+  end(kLeft + column * real(layout.num_layers + 1), layout.head[d], "head");
+  return svg;
+}
+
+}  // namespace
+
+PlanLayout plan_layout(const Plan& plan, const ModelConfig& model, const Cluster& cluster) {
+  PlanLayout layout;
+  layout.num_layers = model.num_layers;
+  layout.num_experts = model.num_experts;
+  const std::vector<std::string> roles = roles_of(plan);
+  std::vector<std::string> teams;
+  std::vector<DeviceId> used;
+  for (std::size_t g = 0; g < plan.groups.size(); ++g) {
+    const Group& group = plan.groups[g];
+    std::map<std::pair<std::string, std::string>, Team> team_of;  // by role and type
+    for (const char* role : {"attention", "both", "expert", "idle"}) {
+      for (const DeviceId device : group.devices) {
+        if (roles[idx(device)] != role) continue;
+        team_of[{role, cluster.type_of(device).name}].push_back(layout.devices.size());
+        add_device(layout, group, device, cluster.device_name(device));
+        used.push_back(device);
+      }
+    }
+    for (const auto& [key, team] : team_of) {
+      const std::string of_group = plan.groups.size() > 1 ? fmt::format("group {}: ", g) : "";
+      teams.push_back(of_group + team_text(layout, team, key.second, key.first) + ".");
+    }
+  }
+  layout.sentences = {
+      fmt::format("{}: {} of {}, {} of {} in a step.", plan.strategy.empty() ? "plan" : plan.strategy,
+                  counted(plan.groups.size(), "group"), counted(used.size(), "device"),
+                  counted(total_sequences(plan), "sequence"), counted(plan.seq_len, "token"))};
+  layout.sentences.insert(layout.sentences.end(), teams.begin(), teams.end());
+  if (const i64 count = num_replicated(plan); count > 0)
+    layout.sentences.push_back(fmt::format("Of all layers together {} {} several owners.",
+                                           counted(count, "expert"), agree(count, "has", "have")));
+  layout.sentences.push_back(order_text(plan));
+  layout.sentences.push_back(memory_text(plan, used));
+  return layout;
+}
+
+std::string plan_svg(const PlanLayout& layout) {
+  const int high = layout.devices.size() > 24 ? 14 : 26,
+            rows = high * static_cast<int>(layout.devices.size());
+  const int width = kLeft + kWide + kRight, tall = kTop + rows + kBottom;
+  const double column = kWide / real(layout.num_layers + 2);
+  std::string svg = fmt::format(
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" width=\"{0}\" height=\"{1}\" "
+      "font-family=\"sans-serif\" font-size=\"11\" role=\"img\">\n<rect width=\"{0}\" height=\"{1}\" "
+      "fill=\"white\"/>\n",
+      width, tall);
+  int x = kLeft;
+  for (const auto& [colour, text] : {std::pair(kAttentionColour, "attention part (share of the sequences)"),
+                                     std::pair(kExpertColour, "experts (share of the layer's)"),
+                                     std::pair(kEndColour, "embedding, head (share of the sequences)")}) {
+    svg += fmt::format(
+        "<rect x=\"{}\" y=\"12\" width=\"14\" height=\"12\" fill=\"{}\"/><text x=\"{}\" y=\"22\">{}</text>\n",
+        x, colour, x + 20, text);
+    x += 260;
+  }
+  const i64 every = column >= 30 ? 1 : column >= 15 ? 2 : 8;  // of the layers that have their number
+  for (i64 l = -1; l <= layout.num_layers; ++l) {
+    const std::string name = l < 0 ? "emb" : l == layout.num_layers ? "head" : std::to_string(l);
+    if (l >= 0 && l < layout.num_layers && l % every != 0) continue;
+    svg += fmt::format("<text x=\"{:.1f}\" y=\"{}\" text-anchor=\"middle\">{}</text>\n",
+                       kLeft + column * (real(l) + 1.5), kTop - 8, name);
+  }
+  svg += fmt::format("<text x=\"{}\" y=\"{}\" text-anchor=\"end\">layer</text>\n", kLeft - 8, kTop - 8);
+  for (std::size_t d = 0; d < layout.devices.size(); ++d)
+    svg += device_svg(layout, d, kTop + high * static_cast<int>(d), high, column);
+  return svg + "</svg>\n";
+}
+
+}  // namespace hetermoe

@@ -1,0 +1,63 @@
+#include "hetermoe/report/plan_layout.h"
+
+#include <gtest/gtest.h>
+
+#include "hetermoe/planner/strategies.h"
+
+namespace hetermoe {
+namespace {
+
+std::size_t count(const std::string& text, const std::string& word) {
+  std::size_t number = 0;
+  for (std::size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + 1)) ++number;
+  return number;
+}
+
+/// Devices 0 and 1 of the demo are newer, 2 and 3 older; four layers of eight experts.
+PlanLayout layout_of(const char* strategy) {
+  const ModelConfig model = load_model("demo");
+  const Cluster cluster = load_cluster("demo");
+  StrategyRequest request;
+  request.seq_len = 64;
+  request.sequences = 8;
+  return plan_layout(find_strategy(strategy).make(model, cluster, request), model, cluster);
+}
+
+TEST(PlanLayout, SaysWhoComputesWhat) {
+  const PlanLayout zebra = layout_of("zebra");
+  ASSERT_EQ(zebra.devices,
+            (std::vector<std::string>{"A40/1000#0", "A40/1000#1", "V100/1000#2", "V100/1000#3"}));
+  for (std::size_t layer = 0; layer < 4; ++layer) {
+    EXPECT_EQ(zebra.attention[0][layer], 0.5);
+    EXPECT_EQ(zebra.attention[2][layer], 0);
+    EXPECT_EQ(zebra.experts[0][layer], 0);
+    EXPECT_EQ(zebra.experts[3][layer], 4);
+  }
+  EXPECT_EQ(zebra.embed[0], 0.5);
+  EXPECT_EQ(zebra.head[2], 0);
+  EXPECT_EQ(zebra.sentences.at(0), "zebra: 1 group of 4 devices, 8 sequences of 64 tokens in a step.");
+  EXPECT_EQ(
+      zebra.sentences.at(1),
+      "2 A40/1000 (attention) compute the attention part of every layer, each of 50 % of the sequences.");
+  EXPECT_EQ(zebra.sentences.at(2), "2 V100/1000 (expert) own each 4 of the 8 experts of every layer.");
+}
+
+TEST(PlanLayout, ADeviceAloneComputesAll) {
+  const PlanLayout single = layout_of("single");
+  EXPECT_EQ(single.devices.size(), 1u);
+  EXPECT_EQ(
+      single.sentences.at(1),
+      "1 A40/1000 (both) computes the attention part of every layer and owns 8 of the 8 experts of every "
+      "layer.");
+}
+
+TEST(PlanLayout, ThePictureHasTwoHalvesForEachLayerOfADevice) {
+  const std::string svg = plan_svg(layout_of("zebra"));
+  EXPECT_EQ(count(svg, "<title>"), 4u * (2 * 4 + 2));
+  EXPECT_EQ(count(svg, "<title>V100/1000#3, layer 2: 4 of 8 experts</title>"), 1u);
+  EXPECT_EQ(count(svg, "<title>A40/1000#1, layer 0: attention part of 50.0 % of the sequences</title>"), 1u);
+  EXPECT_EQ(count(svg, "<title>A40/1000#0: head of 50.0 % of the sequences</title>"), 1u);
+}
+
+}  // namespace
+}  // namespace hetermoe
