@@ -245,7 +245,8 @@ int run_balance_rows(const BalanceRowsOptions& options, Overrides overrides) {
                       .topology = options.topology,
                       .guard = !options.no_guard,
                       .groups = options.groups,
-                      .load_cap = options.load_cap},
+                      .load_cap = options.load_cap,
+                      .padded = options.padded},
                      c.steps)});
   const std::filesystem::path file = std::filesystem::path(options.output) / "balance.html";
   if (!options.output.empty()) write_text(file, balance_page(page_of(rows, c, options.trace)));
@@ -294,6 +295,10 @@ void add_balance_options(Flags& flags, BalanceRowsOptions& options) {
       .add_option("--load-cap", options.load_cap,
                   "with locality: how much longer than a perfect division a device group may take, 0 = any")
       ->capture_default_str();
+  flags.add_flag(
+      "--padded", options.padded,
+      "simulate as with kernels of fixed sizes, where every device sends as many rows to other nodes as "
+      "the one that sends most");
   flags.add_flag("--no-guard", options.no_guard,
                  "take what a balancer chooses also where the simulated step is no shorter for it");
 }

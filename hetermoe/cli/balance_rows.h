@@ -14,7 +14,7 @@ struct BalanceRowsOptions {
   std::vector<std::string> balancers;
   i64 replicas = 0, guests = 2, guest_cost = -1;
   double load_cap = 1.1;
-  bool no_guard = false, tuned = false, json = false;
+  bool no_guard = false, padded = false, tuned = false, json = false;
 };
 
 /// How balancers are asked, but for trace, job and names.

@@ -8,6 +8,7 @@
 #include "hetermoe/base/numbers.h"
 #include "hetermoe/base/words.h"
 #include "hetermoe/cli/routing.h"
+#include "hetermoe/cli/routing_domains.h"
 #include "hetermoe/planner/balance/locality.h"
 #include "hetermoe/planner/balance/trace_balance.h"
 #include "hetermoe/report/balance_page.h"
@@ -47,23 +48,10 @@ struct Result {
   std::vector<std::vector<i32>> groups;  ///< [clusters]
   std::vector<i32> group_of;             ///< [sequences]
   std::vector<PlacedWay> ways;
-  Told told, told_shuffled;  ///< domains
-  double purity = 0;         ///< share of sequences whose domain is that of most of their cluster
+  ToldDomains told;
   // Of the prefix:
   double prefix_right = 0, prefix_correlation = 0, prefix_volume = 0, shuffled_volume = 0;
 };
-
-std::vector<i32> domains_of(const TraceStep& step) {
-  std::vector<i32> out;
-  for (const TraceSequence& sequence : step.sequences) out.push_back(static_cast<i32>(sequence.domain));
-  return out;
-}
-
-bool has_domains(const Result& r) {
-  return r.header.domains.size() > 1 &&
-         std::all_of(r.step.sequences.begin(), r.step.sequences.end(),
-                     [&](const auto& s) { return s.domain < r.header.domains.size(); });
-}
 
 /// Groups that are alike, by number, or device groups of a job's plan.
 std::vector<double> speeds_of_groups(const Options& options, const Overrides& overrides) {
@@ -114,7 +102,7 @@ void make_clusters(const Options& options, Result& r) {
   const auto num_groups = static_cast<i64>(r.speeds.size());
   const auto num_sequences = static_cast<i64>(r.rows.size());
   if (options.by == "domain") {
-    if (!has_domains(r))
+    if (!has_domains(r.header, r.step))
       fail<InputError>(options.trace,
                        "--by domain: got sequences without domains, expected at least two domains. Give "
                        "data.weights, so that every path of data.paths is one, or cluster --by routes");
@@ -200,24 +188,6 @@ void place(const Options& options, Result& r) {
   r.shuffled_volume = mixed_copies / r.ways[4].all();
 }
 
-void tell_domains(Result& r) {
-  if (!has_domains(r)) return;
-  const std::vector<i32> domains = domains_of(r.step);
-  const auto num = static_cast<i64>(r.header.domains.size());
-  const Activations rows = activations(r.header, r.step, -1, 0, "");
-  r.told = tell_labels(rows, r.header.num_experts, domains, num);
-  r.told_shuffled = tell_labels(rows, r.header.num_experts, shuffled(domains, 1), num);
-  std::vector<std::vector<double>> members(idx(r.clusters.num_clusters()), std::vector<double>(idx(num), 0));
-  for (std::size_t s = 0; s < domains.size(); ++s)
-    members[idx(r.clusters.of_sequence[s])][idx(domains[s])] += 1;
-  for (const std::vector<double>& of_cluster : members)
-    r.purity += *std::max_element(of_cluster.begin(), of_cluster.end()) / real(domains.size());
-}
-
-double mean_of(const std::vector<double>& values) {
-  return values.empty() ? 0 : std::accumulate(values.begin(), values.end(), 0.0) / real(values.size());
-}
-
 /// "python 80 %, c 20 %"
 std::string domains_in(const Result& r, i32 cluster) {
   std::map<std::string, double> counts;
@@ -286,15 +256,7 @@ void print(const Options& options, const Result& r) {
         "by the prefix: {} of the clusters guessed right, {:.3f} times the copies (capped), "
         "correlation of prefix and rest {:.3f}\n",
         format_percent(r.prefix_right), r.prefix_volume, r.prefix_correlation);
-  if (r.told.tested == 0) return;
-  const auto [low, high] = std::minmax_element(r.told.of_layer.begin(), r.told.of_layer.end());
-  std::cout << fmt::format(
-      "domains told from activations, {} left out of learning: {} by one layer (mean; {} to {}), {} by "
-      "the vote of all; with shuffled labels {} and {}. Sequences of the domain of most of their "
-      "cluster: {}\n",
-      counted(r.told.tested, "sequence"), format_percent(mean_of(r.told.of_layer)), format_percent(*low),
-      format_percent(*high), format_percent(r.told.vote), format_percent(mean_of(r.told_shuffled.of_layer)),
-      format_percent(r.told_shuffled.vote), format_percent(r.purity));
+  print(r.told);
 }
 
 Json json_of(const Options& options, const Result& r) {
@@ -320,13 +282,7 @@ Json json_of(const Options& options, const Result& r) {
   if (options.prefix != 0)
     json["prefix"] = {
         {"right", r.prefix_right}, {"volume", r.prefix_volume}, {"correlation", r.prefix_correlation}};
-  if (r.told.tested > 0)
-    json["domains"] = {{"of_layer", r.told.of_layer},
-                       {"vote", r.told.vote},
-                       {"tested", r.told.tested},
-                       {"shuffled_of_layer", r.told_shuffled.of_layer},
-                       {"shuffled_vote", r.told_shuffled.vote},
-                       {"purity", r.purity}};
+  if (r.told.tested > 0) json["domains"] = to_json(r.told);
   return json;
 }
 
@@ -393,7 +349,7 @@ int run(const Options& options, Overrides overrides) {
   r.rows = activations(r.header, r.step, by.layer, 0, options.trace);
   make_clusters(by, r);
   place(by, r);
-  tell_domains(r);
+  r.told = tell_domains(r.header, r.step, r.clusters);
   if (!options.output.empty()) write_page(options, r);
   const Json json = json_of(options, r);
   if (!options.file.empty()) write_text(options.file, json.dump(1) + "\n");

@@ -211,44 +211,6 @@ double correlation(const std::vector<double>& a, const std::vector<double>& b) {
   return aa > 0 && bb > 0 ? ab / std::sqrt(aa * bb) : 0;
 }
 
-Told tell_labels(const Activations& rows, i64 num_experts, const std::vector<i32>& labels, i64 num_labels) {
-  constexpr i64 kParts = 5;
-  const std::size_t num_layers = rows[0].size() / idx(num_experts);
-  std::vector<i64> seen(idx(num_labels), 0);
-  std::vector<std::size_t> learned, tested;
-  for (std::size_t i = 0; i < rows.size(); ++i)
-    (seen[idx(labels[i])]++ % kParts == kParts - 1 ? tested : learned).push_back(i);
-  Told out;
-  out.tested = static_cast<i64>(tested.size());
-  if (tested.empty()) return out;
-  std::vector<std::vector<double>> votes(tested.size(), std::vector<double>(idx(num_labels), 0));
-  const auto of_layer = [&](const std::vector<std::size_t>& which, std::size_t layer) {
-    Activations part;
-    for (const std::size_t i : which) {
-      const auto begin = rows[i].begin() + static_cast<std::ptrdiff_t>(layer * idx(num_experts));
-      part.emplace_back(begin, begin + static_cast<std::ptrdiff_t>(num_experts));
-    }
-    return part;
-  };
-  std::vector<i32> known;
-  for (const std::size_t i : learned) known.push_back(labels[i]);
-  for (std::size_t l = 0; l < num_layers; ++l) {
-    const Clusters classes = labelled(of_layer(learned, l), known, num_labels);
-    const std::vector<i32> told = nearest(of_layer(tested, l), classes.centres);
-    double right = 0;
-    for (std::size_t t = 0; t < tested.size(); ++t) {
-      right += told[t] == labels[tested[t]] ? 1 : 0;
-      votes[t][idx(told[t])] += 1;
-    }
-    out.of_layer.push_back(right / real(tested.size()));
-  }
-  for (std::size_t t = 0; t < tested.size(); ++t) {
-    const auto best = std::max_element(votes[t].begin(), votes[t].end()) - votes[t].begin();
-    out.vote += best == labels[tested[t]] ? 1 / real(tested.size()) : 0;
-  }
-  return out;
-}
-
 std::vector<i32> shuffled(std::vector<i32> labels, u64 seed) {
   for (std::size_t i = labels.size(); i > 1; --i)
     std::swap(labels[i - 1], labels[static_cast<std::size_t>(splitmix64(seed ^ splitmix64(i)) % i)]);

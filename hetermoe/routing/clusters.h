@@ -46,15 +46,6 @@ std::vector<std::vector<double>> usage_of(const Activations& rows, const Cluster
 /// Pearson correlation of two rows; 0 where one of them is constant.
 double correlation(const std::vector<double>& a, const std::vector<double>& b);
 
-/// How well labels are told from rows: of each class every fifth sequence is told by the nearest mean of the
-/// other four fifths. Share of those that are right.
-struct Told {
-  std::vector<double> of_layer;  ///< [layers] by that layer alone
-  double vote = 0;               ///< of the layers
-  i64 tested = 0;
-};
-/// rows: of all layers together, num_experts each.
-Told tell_labels(const Activations& rows, i64 num_experts, const std::vector<i32>& labels, i64 num_labels);
 /// The labels in another order, by chance.
 std::vector<i32> shuffled(std::vector<i32> labels, u64 seed);
 

@@ -22,6 +22,17 @@ StepInput input_of(const Batch& batch) {
   return input;
 }
 
+void reorder(StepInput& input, const std::vector<i64>& order) {
+  const at::Tensor from = at::tensor(order, at::kLong);
+  const auto put = [&](at::Tensor& of_sequences) {
+    if (of_sequences.defined()) of_sequences = of_sequences.index_select(0, from);
+  };
+  put(input.tokens);
+  put(input.targets);
+  put(input.starts);
+  for (at::Tensor& of_layer : input.choices) put(of_layer);
+}
+
 u64 hash_of(const StepInput& input) {
   const u64 tokens = checksum(input.tokens.const_data_ptr(), input.tokens.nbytes());
   return checksum(input.targets.const_data_ptr(), input.targets.nbytes(), tokens);

@@ -11,6 +11,14 @@ CopySplit split_of(const Job& job) {
   return split == CopySplit::kShares && job.plan.tally ? CopySplit::kExact : split;
 }
 
+/// Throws ConfigError when a plan that else fits lacks the room for what a key adds to it.
+void check_room(const char* key, i64 got, const char* what, const Plan& with, const Plan& without,
+                const ModelConfig& model, const Cluster& cluster) {
+  const std::string full = overfilled_device(estimate_memory(with, model), cluster);
+  if (full.empty() || !overfilled_device(estimate_memory(without, model), cluster).empty()) return;
+  fail<ConfigError>(key, "got {}, for which there is no room: {}. Without {} the plan fits", got, full, what);
+}
+
 }  // namespace
 
 bool divides_in_step(const Job& job) {
@@ -33,6 +41,9 @@ Plan divided_in_step(const Job& job, Plan plan, const ModelConfig& model, const 
                                        .guest_cost = job.balancer.guest_cost,
                                        .topology = job.balancer.topology},
                                       even_load(static_cast<i64>(layers.size()), model.num_experts));
+  if (copies)
+    check_room("balancer.replicas", job.balancer.replicas, "copies", with_owners(plan, divided), plan, model,
+               cluster);
   plan.tally = divided.tally || job.plan.tally;
   plan.split_speeds = divided.split_speeds;
   plan.guest_slots = divided.guest_slots;
@@ -52,10 +63,7 @@ void check_guests(const Job& job, const Plan& plan, const ModelConfig& model, co
                       "cannot go with guests, which are lent without adapters: leave one of both out");
   Plan without = plan;
   without.guest_slots = 0;
-  const std::string full = overfilled_device(estimate_memory(plan, model), cluster);
-  if (full.empty() || !overfilled_device(estimate_memory(without, model), cluster).empty()) return;
-  fail<ConfigError>("balancer.guests", "got {}, for which there is no room: {}. Without guests the plan fits",
-                    plan.guest_slots, full);
+  check_room("balancer.guests", plan.guest_slots, "guests", plan, without, model, cluster);
 }
 
 }  // namespace hetermoe

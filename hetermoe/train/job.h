@@ -331,16 +331,18 @@ struct BalancerOptions {
   std::string name = "none";
   i64 every = 10, history = 10, horizon = 0, replicas = 0, guests = 2, guest_depth = 2;
   std::optional<i64> guest_cost;
-  std::string topology;
+  std::string topology, groups = "node";
+  double load_cap = 1.1;
   Knows knows = Knows::kHistory;
-  bool measure = true;
+  bool measure = false;
   bool probe = false;
   bool on() const { return name != "none"; }
   template <class V>
   void fields(V& v) {
     v("name", name,
       "`train` only: who chooses owners of experts anew between steps, by the loads of the steps before: "
-      "lpt, eplb, lplb, relibra (docs/balancing.md); none = those of the plan stay. With lplb the first plan "
+      "lpt, eplb, lplb, relibra, locality (docs/balancing.md); none = those of the plan stay. With lplb the "
+      "first plan "
       "has its copies already. After a + how copies are divided in a step: none+guests, relibra+shares");
     v("every", every, "steps from one look at the owners to the next", at_least(1));
     v("history", history, "steps over which loads are averaged, newer ones weigh more", at_least(1));
@@ -361,11 +363,14 @@ struct BalancerOptions {
       between(0, 1e9));
     v("measure", measure,
       "devices that take longer than their peers in the steps of the run get less work, beyond what the "
-      "cluster "
-      "file and the cost model say");
+      "cluster file and the cost model say. Under the real clock a run then depends on what was measured");
     v("topology", topology,
       "who copies from whom with lplb: cube, hypercube, ring, torus, torus:MxN, or columns as [[1,2,3,0]]; "
       "empty = torus where the number of owners has two divisors above 2, else ring");
+    v("groups", groups,
+      "with locality: devices that share fast links: node, device, or lists as [[0,1],[2,3]]");
+    v("load_cap", load_cap, "with locality: most time of a device group over a perfect division, 0 = any",
+      at_least(0));
   }
 };
 

@@ -85,7 +85,16 @@ void RouteRecorder::take(i32 layer, i64 first, i64 sequences, const at::Tensor& 
   Taken taken{layer, first, sequences, topk_TK.to(at::kShort), {}};
   if (options_.weights) taken.weights = weights_TK.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
   const std::lock_guard lock(mutex_);
-  taken_.push_back(std::move(taken));
+  if (order_.empty()) {
+    taken_.push_back(std::move(taken));
+    return;
+  }
+  for (i64 s = 0; s < sequences; ++s) {
+    const auto of = [&](const at::Tensor& all) {
+      return all.defined() ? all.narrow(0, s * seq_len_, seq_len_) : at::Tensor();
+    };
+    taken_.push_back({layer, order_[idx(first + s)], 1, of(taken.ids), of(taken.weights)});
+  }
 }
 
 /// A run: what was taken of sequences that follow each other.

@@ -26,6 +26,8 @@ class RouteRecorder : public RouteSink {
                 RecordedText text);
 
   bool records(i64 step) const { return step % options_.every == 0; }
+  /// Of the step that comes: [places] which of its sequences is at each. The trace has them as they came.
+  void set_order(std::vector<i64> order) { order_ = std::move(order); }
   void take(i32 layer, i64 first, i64 sequences, const at::Tensor& topk_TK,
             const at::Tensor& weights_TK) override;
   /// After a step that was recorded. first_sequence: number of its first sequence in the run.
@@ -45,6 +47,7 @@ class RouteRecorder : public RouteSink {
   RecordedText text_;
   i64 seq_len_;
   std::optional<RoutingWriter> writer_;
+  std::vector<i64> order_;  // empty = sequences are where they came
   std::mutex mutex_;
   std::vector<Taken> taken_;  // of the step that runs
 };

@@ -6,6 +6,7 @@
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/cost/price_migration.h"
+#include "hetermoe/planner/balance/sequence_order.h"
 #include "hetermoe/planner/memory_estimate.h"
 #include "hetermoe/schedule/builder.h"
 #include "hetermoe/sim/migration_memory.h"
@@ -86,13 +87,30 @@ double beyond(double measured, double expected) {
   return measured < 1 ? measured : 1;
 }
 
+void check_locality(const Job& job) {
+  if (job.balancer.knows != Knows::kForesight)
+    fail<ConfigError>(
+        "balancer.knows",
+        "got history, expected foresight with locality, which goes by the experts of each sequence. "
+        "Give routing.replay or balancer.probe");
+  if (job.balancer.load_cap > 0 && job.balancer.load_cap < 1)
+    fail<ConfigError>("balancer.load_cap",
+                      "got {}, expected 0 or at least 1, at which all device groups take equally long",
+                      job.balancer.load_cap);
+  if (job.train.router_jitter > 0)
+    fail<ConfigError>(
+        "train.router_jitter",
+        "got {}, expected 0 with locality: the noise is drawn by places, to which sequences come in "
+        "another order",
+        job.train.router_jitter);
+}
+
 const Plan& checked(const Job& job, const Plan& plan) {
   const auto refuse = [&](const std::string& why) {
     fail<ConfigError>("balancer.name", "got {}, expected none: {}", job.balancer.name, why);
   };
   const CopySplit split = balancer_choice(job.balancer.name).split;
-  if (job.balancer.name.starts_with("locality"))
-    refuse("it goes by the sequences of a trace (hetermoe routing balance)");
+  if (orders_sequences(job.balancer.name)) check_locality(job);
   if (split == CopySplit::kOracle) refuse("the bound is for traces (hetermoe routing balance)");
   if (split == CopySplit::kExact && !plan.tally) refuse("the plan has no tally, by which copies are divided");
   if (split == CopySplit::kGuests && plan.guest_slots == 0 && job.balancer.guests > 0)
@@ -116,10 +134,15 @@ StepBalancer::StepBalancer(const Job& job, const ModelConfig& model, const Clust
       step_(step_options(job, model)),
       layers_(layers_with_experts(model)),
       kinds_(kinds_of(cluster, first_)),
+      orders_(orders_sequences(options_.name) && job.train.aux_group <= 1),
       profiles_(profiles),
       emulated_(emulated_plan(job, first_)) {
   if (layers_.empty())
     fail<ConfigError>("balancer.name", "model {} has no layer with experts: nothing to balance", model.name);
+  if (!orders_sequences(options_.name)) return;
+  const Placement placement(first_, model, step_);  // says so at once where groups are none
+  for (i32 g = 0; g < placement.num_groups(); ++g)
+    places_of_group(options_.groups, cluster, placement, g, static_cast<i32>(layers_[0]));
 }
 
 StepBalancer::Loads StepBalancer::with_experts(const Loads& of_all_layers) const {
@@ -171,27 +194,44 @@ void StepBalancer::add(const std::vector<std::vector<double>>& copies) {
   }
 }
 
-Seconds StepBalancer::simulated_step(const Plan& emulated, const Cluster& cluster) const {
+TraceBalanceOptions StepBalancer::balance_options() const {
+  return {.balancer = options_.name,
+          .knows = options_.knows,
+          .replicas = options_.replicas,
+          .guests = options_.guests,
+          .topology = options_.topology,
+          .groups = options_.groups,
+          .load_cap = options_.load_cap};
+}
+
+std::vector<i64> StepBalancer::order(const Plan& in_force) const {
+  if (!orders_) return {};
+  return TraceBalance(model_, cluster_, emulated_, step_, profiles_)
+      .order(balance_options(), in_force, *foreseen_step_);
+}
+
+Seconds StepBalancer::simulated_step(const TraceBalance& balance, const Plan& emulated,
+                                     const Cluster& cluster) const {
   const Placement placement(emulated, model_, step_);
   const Schedule schedule = build_schedule(placement);
   const std::unique_ptr<CostModel> cost = make_cost(model_, cluster, emulated, profiles_);
-  if (foreseen_step_ != nullptr)
-    return simulate(schedule, placement, model_, cluster, *cost,
-                    SplitRouting(*foreseen_step_, cluster, copy_split_of(emulated)))
-        .step;
-  return simulate(schedule, placement, model_, cluster, *cost, LayerPopularity(model_, layers_, loads()))
-      .step;
+  const auto step_of = [&](const RoutingLoad& routing) {
+    return simulate(schedule, placement, model_, cluster, *cost, routing).step;
+  };
+  if (foreseen_step_ == nullptr) return step_of(LayerPopularity(model_, layers_, loads()));
+  const TraceRouting& step = *foreseen_step_;
+  const CopySplit split = copy_split_of(emulated);
+  if (!orders_) return step_of(SplitRouting(step, cluster, split));
+  const TraceRouting ordered = balance.ordered(balance_options(), emulated, step, step);
+  return step_of(SplitRouting(ordered, cluster, split));
 }
 
 BalancedOwners StepBalancer::choose(const PricedPlan& in_force) const {
   BalancedOwners out;
   const Cluster measured = measured_cluster();
   const TraceBalance balance(model_, measured, emulated_, step_, profiles_);
-  const Plan next = with_owners(in_force.plan, balance.placed({.balancer = options_.name,
-                                                               .replicas = options_.replicas,
-                                                               .guests = options_.guests,
-                                                               .topology = options_.topology},
-                                                              loads(), foreseen_step_.get()));
+  const Plan next =
+      with_owners(in_force.plan, balance.placed(balance_options(), loads(), foreseen_step_.get()));
   if (to_json(next) == to_json(in_force.plan)) return out;
   const std::vector<std::string> faults = validate(next, model_, cluster_);
   if (!faults.empty()) {
@@ -210,8 +250,8 @@ BalancedOwners StepBalancer::choose(const PricedPlan& in_force) const {
     out.why_not = "while experts move, " + full;
     return out;
   }
-  out.before = simulated_step(in_force.emulated, measured);
-  out.after = simulated_step(with_owners(in_force.emulated, next), measured);
+  out.before = simulated_step(balance, in_force.emulated, measured);
+  out.after = simulated_step(balance, with_owners(in_force.emulated, next), measured);
   UnitMoves moves = moves_between(in_force.plan, next, model_, cluster_, options);
   const Migration migration = make_migration(std::move(moves.moves), cluster_.num_devices());
   out.move = Simulator().run(migration.schedule, price(migration, cluster_, *in_force.truth)).step;

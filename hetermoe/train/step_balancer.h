@@ -38,6 +38,9 @@ class StepBalancer {
   /// Copies [num_layers][experts] and choices of the step that comes, by which owners are chosen then. That
   /// step must have them: add() fails for others.
   void foresee(const std::vector<std::vector<double>>& copies, TraceRouting step);
+  /// [places of the step] which sequence of the foreseen step is at each, under the plan in force; empty = as
+  /// they come.
+  std::vector<i64> order(const Plan& in_force) const;
   /// Owners for the steps that come, if what they save until owners are looked at again pays for the move.
   BalancedOwners choose(const PricedPlan& in_force) const;
 
@@ -52,7 +55,8 @@ class StepBalancer {
 
  private:
   using Loads = std::vector<std::vector<double>>;
-  Seconds simulated_step(const Plan& emulated, const Cluster& cluster) const;
+  Seconds simulated_step(const TraceBalance& balance, const Plan& emulated, const Cluster& cluster) const;
+  TraceBalanceOptions balance_options() const;
   Cluster measured_cluster() const;
   const Loads& loads() const { return foreseen_.empty() ? history_ : foreseen_; }
   Loads with_experts(const Loads& of_all_layers) const;
@@ -64,6 +68,7 @@ class StepBalancer {
   const StepOptions step_;
   const std::vector<i64> layers_;         // with experts
   const std::vector<std::string> kinds_;  // [num_devices] type and role
+  const bool orders_;  // sequences, by which the load-balancing loss must not be of several
   const ProfileSet& profiles_;
   const Plan emulated_;  // first_, as the cost model prices it
   Loads history_;

@@ -4,6 +4,7 @@
 #include "hetermoe/base/words.h"
 #include "hetermoe/cost/price_migration.h"
 #include "hetermoe/report/table.h"
+#include "hetermoe/train/batch.h"
 #include "hetermoe/train/router_training.h"
 #include "hetermoe/train/trainer.h"
 
@@ -105,6 +106,19 @@ bool Trainer::balance_before(i64 step, TrainOutcome& out) {
        out);
   take_over(next, step, "owners by " + job_.balancer.name, out);
   return true;
+}
+
+/// The step with its sequences where the balancer wants them. Rank 0 decides.
+StepInput Trainer::in_order(StepInput input) {
+  std::vector<i64> order = balancer_ ? balancer_->order(plan()) : std::vector<i64>();
+  if (order.empty()) return input;
+  if (!processes_.alone()) {
+    const std::string told = processes_.rank() == 0 ? Json(order).dump() : "";
+    order = Json::parse(processes_.gather(told).front()).get<std::vector<i64>>();
+  }
+  reorder(input, order);
+  if (recorder_) recorder_->set_order(std::move(order));
+  return input;
 }
 
 /// step: 0 = the first. True when another plan took over.

@@ -258,7 +258,7 @@ void Trainer::begin_one(i64 step) {
   if (route_probe_) input.choices = route_probe_->choices();
   if (recorder_ && recorder_->records(step)) input.routes = recorder_.get();
   begun_.push_back({step, input.learning_rate, hash_of(input), std::chrono::steady_clock::now()});
-  session_->begin_step(input);
+  session_->begin_step(in_order(std::move(input)));
 }
 
 StepRecord Trainer::end_one() {

@@ -215,6 +215,7 @@ class Trainer {
   PlanTakeover go_over_to(const Plan& plan);
   bool change_plan_before(i64 step, TrainOutcome& out);
   bool balance_before(i64 step, TrainOutcome& out);
+  StepInput in_order(StepInput input);
   void take_over(const Plan& plan, i64 step, const std::string& name, TrainOutcome& out);
   Batch batch_of(TextCondition condition, i64 first) const;
   RecordedText recorded_text(TextCondition condition) const;

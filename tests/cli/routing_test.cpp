@@ -295,8 +295,8 @@ TEST(RoutingCommand, ClusterShowsWhatPlacingByUseSaves) {
   const std::string path = made_trace(folder, {"--domains", "2", "--domain-spread", "2"});
   const ProgramResult shown = run_hetermoe({"routing", "cluster", path, "--groups", "2", "--prefix", "8"});
   ASSERT_EQ(shown.code, 0) << shown.err;
-  for (const char* part :
-       {"linear", "greedy", "exact", "capped", "by the prefix", "sent to groups by chance"})
+  for (const char* part : {"linear", "greedy", "exact", "capped", "by the prefix", "sent to groups by chance",
+                           "logistic regression"})
     EXPECT_TRUE(contains(shown.out, part)) << part << "\n" << shown.out;
   const ProgramResult result =
       run_hetermoe({"routing", "cluster", path, "--groups", "2", "--by", "domain", "--json", "--output",
@@ -305,6 +305,7 @@ TEST(RoutingCommand, ClusterShowsWhatPlacingByUseSaves) {
   const Json json = parse_json(result.out, "output");
   EXPECT_EQ(json.at("placements").size(), 5u);
   EXPECT_LE(json.at("placements")[3].at("over_linear").get<double>(), 1);
+  EXPECT_EQ(json.at("domains").at("told")[1].at("by"), "logistic regression");
   EXPECT_EQ(json, Json::parse(read_text(folder / "clusters.json")));
   EXPECT_TRUE(contains(read_text(folder / "page/clusters.html"), "cluster domain-0"));
   const ProgramResult nodes =

@@ -29,7 +29,8 @@ Held held(const ModelConfig& model, const Cluster& cluster, const Plan& plan) {
   out.measured = meter.peaks(rig.executor().timeline(), rig.schedule().num_places());
   const RecordedRouting routing = rig.executor().recorded_routing();
   const OpCosts costs = price(rig.schedule(), rig.placement(), model, cluster, cost, routing);
-  for (const MemoryPeak& peak : peak_memory(rig.schedule(), Simulator().run(rig.schedule(), costs),
+  // As the virtual clock has it, each transfer alone on its links: what overlaps decides about the peak.
+  for (const MemoryPeak& peak : peak_memory(rig.schedule(), longest_path(rig.schedule(), costs.seconds),
                                             rig.placement(), model, cluster, routing))
     out.modelled.push_back(peak.use.total());
   for (const std::unique_ptr<DeviceState>& state : rig.states())
@@ -51,7 +52,7 @@ TEST(GuestMemory, IsTheModels) {
   request.seq_len = 256;
   request.sequences = 8;
   request.microbatches = 2;
-  double worst = 0;
+  double worst = 0, added = 0;
   i64 guests = 0;
   Bytes more = 0;
   for (const char* strategy : {"zebra", "ep", "ep_overlap", "dist_ep"}) {
@@ -65,10 +66,11 @@ TEST(GuestMemory, IsTheModels) {
       guests += with.guests;
       for (std::size_t d = 0; d < with.measured.size(); ++d) {
         const double ratio = with.modelled[d] / with.measured[d];
-        EXPECT_NEAR(ratio, 1, 0.025) << strategy << " " << name_of(recompute) << " device " << d;
-        // What guests add (seen: 2.05 % at worst), beside what the model is off by without them.
+        EXPECT_NEAR(ratio, 1, 0.02) << strategy << " " << name_of(recompute) << " device " << d;
+        // What guests add, beside what the model is off by without them.
         const double before = without.modelled[d] / without.measured[d];
-        EXPECT_NEAR(ratio, before, 0.025) << strategy << " " << name_of(recompute) << " device " << d;
+        EXPECT_NEAR(ratio, before, 0.02) << strategy << " " << name_of(recompute) << " device " << d;
+        added = std::max(added, std::abs(ratio - before));
         worst = std::max(worst, std::abs(ratio - 1));
         more = std::max(more, with.measured[d] - without.measured[d]);
       }
@@ -76,8 +78,10 @@ TEST(GuestMemory, IsTheModels) {
   }
   EXPECT_GT(guests, 50);
   EXPECT_GT(more, 100e3);  // they are seen at all
-  std::cout << fmt::format("[          ] {} guests, the model is off by {:.1f} % at worst\n", guests,
-                           100 * worst);
+  std::cout << fmt::format(
+      "[          ] {} guests, the model is off by {:.2f} % at worst, by {:.2f} % more or less than without "
+      "them\n",
+      guests, 100 * worst, 100 * added);
 }
 
 }  // namespace

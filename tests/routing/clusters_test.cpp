@@ -4,6 +4,7 @@
 
 #include "hetermoe/routing/crossing.h"
 #include "hetermoe/routing/synthetic.h"
+#include "hetermoe/routing/told.h"
 #include "tests/support/error_of.h"
 
 namespace hetermoe {
@@ -71,14 +72,35 @@ struct Made {
 TEST(Clusters, DomainsAreToldFromActivationsAndShuffledOnesAreNot) {
   const Made made(0.4);
   const Activations rows = activations(made.header, made.step, -1, 0, "made");
-  const Told told = tell_labels(rows, 64, made.domains(), 7);
-  ASSERT_EQ(told.of_layer.size(), 3u);
-  for (const double right : told.of_layer) EXPECT_GE(right, 0.94);
-  EXPECT_GE(told.vote, 0.94);
-  EXPECT_GE(told.tested, 20);
-  const Told by_chance = tell_labels(rows, 64, shuffled(made.domains(), 1), 7);
-  EXPECT_LT(by_chance.vote, 0.45);
+  for (const Teller teller : {told_by_mean, told_by_regression}) {
+    const Told told = tell_labels(rows, 64, made.domains(), 7, teller);
+    ASSERT_EQ(told.of_layer.size(), 3u);
+    for (const double right : told.of_layer) EXPECT_GE(right, 0.94);
+    EXPECT_GE(told.vote, 0.94);
+    EXPECT_GE(told.tested, 20);
+    const Told by_chance = tell_labels(rows, 64, shuffled(made.domains(), 1), 7, teller);
+    EXPECT_LT(by_chance.vote, 0.45);
+  }
   EXPECT_EQ(k_means(rows, 7).num_clusters(), 7);
+}
+
+/// How often the first expert is used says nothing; which of the two others is used more, all.
+TEST(Clusters, RegressionTellsWhatWeighsLittle) {
+  Activations rows, asked;
+  std::vector<i32> labels;
+  for (i32 i = 0; i < 40; ++i) {
+    const double more = i % 2 == 0 ? 1.5 : -1.5, noise = 40.0 * (i / 2 % 2 == 0 ? 1 : -1) + i % 5;
+    rows.push_back({100 + noise, 20 + more, 20 - more});
+    asked.push_back({90 - noise, 20 + more, 20 - more});
+    labels.push_back(i % 2);
+  }
+  const auto right = [&](Teller teller) {
+    const std::vector<i32> told = teller(rows, labels, 2, asked);
+    i64 same = 0;
+    for (std::size_t i = 0; i < told.size(); ++i) same += told[i] == labels[i] ? 1 : 0;
+    return same;
+  };
+  EXPECT_EQ(right(told_by_regression), 40);
 }
 
 TEST(Clusters, APrefixTellsTheClusterOfTheRest) {

@@ -4,6 +4,8 @@
 
 #include <cmath>
 
+#include "hetermoe/planner/memory_estimate.h"
+#include "hetermoe/sim/migration_memory.h"
 #include "hetermoe/train/step_report.h"
 #include "tests/support/error_of.h"
 #include "tests/train/tiny_run.h"
@@ -192,6 +194,43 @@ TEST(StepBalancer, RefusesWhatCannotBeBalanced) {
       std::string::npos);
   EXPECT_NE(error({{"balancer.name", "lpt"}, {"balancer.every", "0"}}).find("balancer.every"),
             std::string::npos);
+  TinyRun ordered(folder / "run", balanced({{"balancer.name", "lpt"}}));
+  ordered.plan.explicit_order =
+      to_text(build_schedule(ordered.plan, ordered.model, step_options(ordered.job, ordered.model)));
+  ordered.plan.order = OrderPolicy::kExplicit;
+  EXPECT_EQ(error_of<ConfigError>([&] { ordered.run(Checkpoints::kOff); }),
+            "[balancer.name] got lpt, expected none: the plan has an explicit order, which fits one choice "
+            "of owners");
+}
+
+TEST(StepBalancer, CopiesNeedRoom) {
+  const WorkFolder folder;
+  // Of the first plan, with lplb.
+  const std::string full = error_of<ConfigError>([&] {
+    TinyRun(folder / "run", {{"model", "olmoe-1b-7b"},
+                             {"cluster", "rtx4090x8"},
+                             {"strategy", "ep"},
+                             {"plan.attention_dtype", "fp16"},
+                             {"plan.expert_dtype", "fp16"},
+                             {"train.sequences", "16"},
+                             {"balancer.name", "lplb"},
+                             {"balancer.topology", "ring"},
+                             {"balancer.replicas", "64"}});
+  });
+  EXPECT_TRUE(
+      full.starts_with("[balancer.replicas] got 64, for which there is no room: device RTX4090#0 (24 GiB"))
+      << full;
+  EXPECT_TRUE(full.ends_with(" GiB. Without copies the plan fits")) << full;
+  // Between steps, with eplb: owners stay, and the run says why.
+  TinyRun run(folder / "run", balanced({{"balancer.name", "eplb"}, {"balancer.replicas", "4"}}));
+  const std::vector<Bytes> now = migration_memory(run.plan, run.plan, run.model, run.cluster, {});
+  const Bytes most = kReservedMemory + 1.001 * *std::max_element(now.begin(), now.end()) / kUsableMemory;
+  for (DeviceType& type : run.cluster.types) type.memory_gib = most / (1024.0 * 1024 * 1024);
+  const TrainOutcome out = run.run(Checkpoints::kOff).outcome;
+  EXPECT_TRUE(out.changes.empty());
+  ASSERT_FALSE(out.notes.empty());
+  EXPECT_TRUE(out.notes[0].starts_with("step 4: owners of experts stay: while experts move, device "))
+      << out.notes[0];
 }
 
 }  // namespace

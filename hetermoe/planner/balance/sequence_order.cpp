@@ -124,31 +124,6 @@ std::map<std::uint32_t, std::vector<double>> means_of_domains(const TraceHeader&
   return out;
 }
 
-/// The sequences first.. of a step, taken from the places `from` (numbers in the step).
-TraceStep permuted(const TraceStep& step, const TraceHeader& header, const std::vector<std::size_t>& from) {
-  TraceStep out;
-  out.step = step.step;
-  const std::size_t k = idx(header.top_k);
-  out.choices.resize(step.choices.size());
-  for (std::size_t place = 0; place < from.size(); ++place) {
-    TraceSequence sequence = step.sequences[from[place]];
-    sequence.group = step.sequences[place].group;
-    sequence.microbatch = step.sequences[place].microbatch;
-    out.sequences.push_back(sequence);
-    for (std::size_t l = 0; l < step.choices.size(); ++l) {
-      const auto begin =
-          step.choices[l].begin() + static_cast<std::ptrdiff_t>(idx(step.first_token[from[place]]) * k);
-      const auto end =
-          step.choices[l].begin() + static_cast<std::ptrdiff_t>(idx(step.first_token[from[place] + 1]) * k);
-      out.choices[l].insert(out.choices[l].end(), begin, end);
-    }
-  }
-  out.weights.resize(step.choices.size());
-  index_tokens(out);
-  count_choices(out, header);
-  return out;
-}
-
 /// [sequences of the plan group][device groups] copies of a row whose experts are there.
 std::vector<std::vector<double>> values_of(const Activations& rows, const PlacesOfGroup& places,
                                            const Placement& placement, i32 group, const TraceHeader& header) {
@@ -175,8 +150,9 @@ std::vector<std::vector<double>> values_of(const Activations& rows, const Places
 
 }  // namespace
 
-TraceStep ordered_step(const PlacesOfGroup& places, const Placement& placement, i32 group,
-                       const TraceHeader& header, TraceStep step, const TraceStep* known) {
+void order_places(const PlacesOfGroup& places, const Placement& placement, i32 group,
+                  const TraceHeader& header, const TraceStep& step, const TraceStep* known,
+                  std::vector<i64>& from) {
   const std::size_t first = idx(places.first), count = places.of_place.size();
   Activations rows;
   if (known == nullptr) {
@@ -187,23 +163,44 @@ TraceStep ordered_step(const PlacesOfGroup& places, const Placement& placement, 
     const auto means = means_of_domains(header, *known);
     for (std::size_t s = first; s < first + count; ++s) {
       const auto mean = means.find(step.sequences[s].domain);
-      if (mean == means.end()) return step;
+      if (mean == means.end()) return;
       rows.push_back(mean->second);
     }
   }
   std::vector<i64> room(places.groups.size(), 0);
   for (const i32 at : places.of_place) ++room[idx(at)];
   const std::vector<i32> kinds = order_sequences(values_of(rows, places, placement, group, header), room);
-  std::vector<std::vector<std::size_t>> waiting(room.size());
-  for (std::size_t s = count; s-- > 0;) waiting[idx(kinds[s])].push_back(first + s);
-  std::vector<std::size_t> from(step.sequences.size());
-  std::iota(from.begin(), from.end(), std::size_t{0});
+  std::vector<std::vector<i64>> waiting(room.size());
+  for (std::size_t s = count; s-- > 0;) waiting[idx(kinds[s])].push_back(static_cast<i64>(first + s));
   for (std::size_t place = 0; place < count; ++place) {
-    std::vector<std::size_t>& next = waiting[idx(places.of_place[place])];
+    std::vector<i64>& next = waiting[idx(places.of_place[place])];
     from[first + place] = next.back();
     next.pop_back();
   }
-  return permuted(step, header, from);
+}
+
+TraceStep permuted(const TraceStep& step, const TraceHeader& header, const std::vector<i64>& from) {
+  TraceStep out;
+  out.step = step.step;
+  const std::size_t k = idx(header.top_k);
+  out.choices.resize(step.choices.size());
+  for (std::size_t place = 0; place < from.size(); ++place) {
+    const std::size_t of = idx(from[place]);
+    TraceSequence sequence = step.sequences[of];
+    sequence.group = step.sequences[place].group;
+    sequence.microbatch = step.sequences[place].microbatch;
+    out.sequences.push_back(sequence);
+    for (std::size_t l = 0; l < step.choices.size(); ++l) {
+      const auto begin = step.choices[l].begin() + static_cast<std::ptrdiff_t>(idx(step.first_token[of]) * k);
+      const auto end =
+          step.choices[l].begin() + static_cast<std::ptrdiff_t>(idx(step.first_token[of + 1]) * k);
+      out.choices[l].insert(out.choices[l].end(), begin, end);
+    }
+  }
+  out.weights.resize(step.choices.size());
+  index_tokens(out);
+  count_choices(out, header);
+  return out;
 }
 
 }  // namespace hetermoe

@@ -31,10 +31,15 @@ std::vector<std::vector<std::vector<double>>> usage_by_clusters(const PlacesOfGr
                                                                 const TraceHeader& header,
                                                                 const TraceStep& step);
 
-/// The step with its sequences at the places of the plan where most of their experts are. by_domain: by what
-/// the sequences of a domain chose in the mean in `known`, else by what they choose themselves. A step whose
-/// sequences have no domain stays as it is then.
-TraceStep ordered_step(const PlacesOfGroup& places, const Placement& placement, i32 group,
-                       const TraceHeader& header, TraceStep step, const TraceStep* known);
+/// Brings the sequences of a plan group to the places of the plan where most of their experts are. from:
+/// [places of the step] which sequence of it is at each place; those of other plan groups stay. by_domain: by
+/// what the sequences of a domain chose in the mean in `known`, else by what they choose themselves. The
+/// order stays as it is where a sequence has no domain then.
+void order_places(const PlacesOfGroup& places, const Placement& placement, i32 group,
+                  const TraceHeader& header, const TraceStep& step, const TraceStep* known,
+                  std::vector<i64>& from);
+
+/// The step with its sequences at other places: [places] which of them is at each.
+TraceStep permuted(const TraceStep& step, const TraceHeader& header, const std::vector<i64>& from);
 
 }  // namespace hetermoe

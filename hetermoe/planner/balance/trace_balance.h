@@ -33,6 +33,7 @@ struct TraceBalanceOptions {
   bool guard = false;
   std::string groups = "node";  ///< for locality, see device_groups()
   double load_cap = 1.1;        ///< for locality: time ratio of device groups, 0 = none
+  bool padded = false;          ///< exchanges are simulated as PaddedRouting has them
 };
 
 /// What is gained must be more than this part of a step, so that chance decides nothing.
@@ -47,6 +48,7 @@ struct TraceBalanceResult {
   Seconds plan = 0;                    ///< of placing on this machine, per step, measured
   double moved = 0;                ///< per step and layer: owners that an expert had not in the step before
   Seconds step = 0;                ///< of the last step, simulated with contention
+  Seconds exchanges = 0;           ///< of its dispatches and combines, each alone on its links
   std::vector<MemoryPeak> memory;  ///< [num_devices] in the last step
   std::vector<i64> steps;          ///< numbers of those looked at
   std::vector<double> time_ratio_of_step;  ///< [steps] mean over layers, groups, microbatches
@@ -56,6 +58,9 @@ struct TraceBalanceResult {
   Lent lent;                               ///< in the last step
   std::vector<DeviceLoads> loads;          ///< [layers with experts] of the last step; none with oracle
 };
+
+/// Of a balancer's name as balancer_choice() takes it: whether it brings sequences to other places.
+bool orders_sequences(const std::string& balancer);
 
 /// `plan` with the owners of `from`.
 Plan with_owners(Plan plan, const Plan& from);
@@ -79,15 +84,23 @@ class TraceBalance {
   Plan placed(const TraceBalanceOptions& options, const Loads& loads,
               const TraceRouting* step = nullptr) const;
 
+  /// [places of the step] which of its sequences is best at each under the plan, by their own choices, or by
+  /// those of their domains in `known`. Empty: the balancer orders none.
+  std::vector<i64> order(const TraceBalanceOptions& options, const Plan& plan, const TraceRouting& step,
+                         const TraceRouting* known = nullptr) const;
+  /// The step as order() has it.
+  TraceRouting ordered(const TraceBalanceOptions& options, const Plan& plan, const TraceRouting& known,
+                       const TraceRouting& step) const;
+
  private:
   BalanceInput input_of(i32 group, const Loads& loads) const;
   std::vector<Loads> microbatches_of_group(i32 group, const TraceRouting& step) const;
   Plan chosen(const TraceBalanceOptions& options, const Loads& known, const TraceRouting& known_step,
               bool& kept) const;
-  TraceRouting ordered(const TraceBalanceOptions& options, const Plan& plan, const TraceRouting& known,
-                       const TraceRouting& step) const;
-  Seconds guarded_step(const Plan& plan, const SplitRouting& routing) const;
-  void simulate_last(const Plan& plan, const SplitRouting& routing, TraceBalanceResult& out) const;
+  Seconds guarded_step(const TraceBalanceOptions& options, const Plan& plan,
+                       const SplitRouting& routing) const;
+  void simulate_last(const TraceBalanceOptions& options, const Plan& plan, const SplitRouting& routing,
+                     TraceBalanceResult& out) const;
   std::vector<DeviceLoads> loads_with_speeds(const Plan& plan, const TraceRouting& step,
                                              const SplitRouting& routing) const;
   void add_move(const Plan& before, const Plan& plan, TraceBalanceResult& out) const;

@@ -1,11 +1,13 @@
 #include <algorithm>
 #include <chrono>
+#include <numeric>
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/cost/price_migration.h"
 #include "hetermoe/planner/balance/sequence_order.h"
 #include "hetermoe/planner/balance/trace_balance.h"
 #include "hetermoe/routing/analysis.h"
+#include "hetermoe/routing/padded_routing.h"
 #include "hetermoe/sim/simulator.h"
 
 // A balancer over the steps of a trace.
@@ -48,14 +50,21 @@ void add_to(std::vector<std::vector<double>>& sum, const std::vector<std::vector
 
 }  // namespace
 
-void TraceBalance::simulate_last(const Plan& plan, const SplitRouting& routing,
-                                 TraceBalanceResult& out) const {
+void TraceBalance::simulate_last(const TraceBalanceOptions& options, const Plan& plan,
+                                 const SplitRouting& routing, TraceBalanceResult& out) const {
   const Schedule schedule = build_schedule(plan, model_, step_);
   const Placement placement(plan, model_, step_);
-  const OpTimes times = simulate(schedule, placement, model_, cluster_, *cost_, routing);
+  const PaddedRouting padded(routing, cluster_);
+  const RoutingLoad& load = options.padded ? static_cast<const RoutingLoad&>(padded) : routing;
+  const OpTimes times = simulate(schedule, placement, model_, cluster_, *cost_, load);
   out.step = times.step;
-  out.memory = peak_memory(schedule, times, placement, model_, cluster_, routing);
+  out.memory = peak_memory(schedule, times, placement, model_, cluster_, load);
   out.lent = lent_in(schedule, times, placement, model_, cluster_, routing);
+  const OpCosts costs = price(schedule, placement, model_, cluster_, *cost_, load);
+  for (std::size_t op = 0; op < schedule.ops.size(); ++op) {
+    const OpKind kind = schedule.ops[op].kind;
+    if (kind == OpKind::kDispatch || kind == OpKind::kCombine) out.exchanges += costs.seconds[op];
+  }
 }
 
 void TraceBalance::add_figures(const Plan& plan, const Plan& before, const SplitRouting& routing,
@@ -104,26 +113,37 @@ double TraceBalance::guests_per_exchange(const Plan& plan, const SplitRouting& r
   return guests / exchanges;
 }
 
-/// Sequences at the places where their experts are, with `locality`.
-TraceRouting TraceBalance::ordered(const TraceBalanceOptions& options, const Plan& plan,
-                                   const TraceRouting& known, const TraceRouting& step) const {
-  const BalancerChoice choice = balancer_choice(options.balancer);
-  if (choice.balancer == nullptr || choice.balancer->name != "locality") return step;
+std::vector<i64> TraceBalance::order(const TraceBalanceOptions& options, const Plan& plan,
+                                     const TraceRouting& step, const TraceRouting* known) const {
+  if (!orders_sequences(options.balancer)) return {};
   const Placement placement(plan, model_, step_);
-  TraceStep out = step.step();
+  std::vector<i64> from(idx(step.step().num_sequences()));
+  std::iota(from.begin(), from.end(), 0);
   for (i32 g = 0; g < placement.num_groups(); ++g) {
     const PlacesOfGroup places =
         places_of_group(options.groups, cluster_, placement, g, static_cast<i32>(layers_[0]));
     if (places.num_mixed() < 2) continue;
-    out = ordered_step(places, placement, g, step.header(), std::move(out),
-                       options.knows == Knows::kHistory ? &known.step() : nullptr);
+    order_places(places, placement, g, step.header(), step.step(),
+                 known == nullptr ? nullptr : &known->step(), from);
   }
-  return TraceRouting(step.header(), std::move(out), model_, "routes");
+  return from;
 }
 
-Seconds TraceBalance::guarded_step(const Plan& plan, const SplitRouting& routing) const {
+/// Sequences at the places where their experts are, with `locality`.
+TraceRouting TraceBalance::ordered(const TraceBalanceOptions& options, const Plan& plan,
+                                   const TraceRouting& known, const TraceRouting& step) const {
+  const std::vector<i64> from =
+      order(options, plan, step, options.knows == Knows::kHistory ? &known : nullptr);
+  if (from.empty()) return step;
+  return TraceRouting(step.header(), permuted(step.step(), step.header(), from), model_, "routes");
+}
+
+Seconds TraceBalance::guarded_step(const TraceBalanceOptions& options, const Plan& plan,
+                                   const SplitRouting& routing) const {
   const Placement placement(plan, model_, step_);
-  return simulate(build_schedule(plan, model_, step_), placement, model_, cluster_, *cost_, routing).step;
+  const PaddedRouting padded(routing, cluster_);
+  const RoutingLoad& load = options.padded ? static_cast<const RoutingLoad&>(padded) : routing;
+  return simulate(build_schedule(plan, model_, step_), placement, model_, cluster_, *cost_, load).step;
 }
 
 /// The plan of a balancer, or with a guard the plan as it is where that is as fast on the step known.
@@ -137,8 +157,8 @@ Plan TraceBalance::chosen(const TraceBalanceOptions& options, const Loads& known
   if (!options.guard || split == CopySplit::kOracle || as_planned) return plan;
   Plan own = placed({.balancer = "none", .weigh = options.weigh}, known);
   const TraceRouting as_ordered = ordered(options, plan, known_step, known_step);
-  const Seconds with = guarded_step(plan, SplitRouting(as_ordered, cluster_, split)),
-                without = guarded_step(own, SplitRouting(known_step, cluster_, CopySplit::kShares));
+  const Seconds with = guarded_step(options, plan, SplitRouting(as_ordered, cluster_, split)),
+                without = guarded_step(options, own, SplitRouting(known_step, cluster_, CopySplit::kShares));
   kept = with >= (1 - kLeastGain) * without;
   return kept ? own : plan;
 }
@@ -170,7 +190,7 @@ TraceBalanceResult TraceBalance::run(const TraceBalanceOptions& options,
     add_move(before, plan, out);
     out.guests += guests_per_exchange(plan, routing);
     if (s + 1 == steps.size()) {
-      simulate_last(plan, routing, out);
+      simulate_last(options, plan, routing, out);
       if (options.balancer != "oracle") out.loads = loads_with_speeds(plan, step, routing);
     }
     if (by_history) add_to(known, loads_of(steps[s], model_.num_experts));

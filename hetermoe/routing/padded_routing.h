@@ -1,0 +1,21 @@
+#pragma once
+#include "hetermoe/cost/routing_load.h"
+
+namespace hetermoe {
+
+/// A load as kernels of fixed sizes would send it: every source sends as many rows to other nodes as the one
+/// that sends most, so that time follows that one and not the mean. To compare with such kernels; ours pad
+/// nothing. What is computed stays. Keeps references.
+class PaddedRouting : public RoutingLoad {
+ public:
+  PaddedRouting(const RoutingLoad& inner, const Cluster& cluster) : inner_(inner), cluster_(cluster) {}
+  ExchangeLoad exchange(const Placement& placement, i32 group, i32 layer, i32 microbatch,
+                        i32 chunk) const override;
+  bool is_uniform() const override { return inner_.is_uniform(); }
+
+ private:
+  const RoutingLoad& inner_;
+  const Cluster& cluster_;
+};
+
+}  // namespace hetermoe

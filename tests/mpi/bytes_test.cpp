@@ -1,0 +1,146 @@
+#include <gtest/gtest.h>
+
+#include <map>
+#include <mutex>
+
+#include "hetermoe/planner/balance/trace_balance.h"
+#include "hetermoe/routing/analysis.h"
+#include "hetermoe/train/route_probe.h"
+#include "tests/mpi/job.h"
+#include "tests/support/rig.h"
+#include "tests/support/strategy_plans.h"
+
+// What rows take on the wire between processes: counted message by message, it is what follows from the
+// routes.
+namespace hetermoe::testing {
+namespace {
+
+/// [from, to] bytes of tensors in the exchanges of rows of a step.
+using BytesOfPairs = std::map<std::pair<DeviceId, DeviceId>, i64>;
+
+/// Experts of a group that differs from sequence to sequence, so that it matters who has them.
+std::vector<at::Tensor> choices_by_sequence(const ModelConfig& model, const Plan& plan) {
+  const i64 sequences = total_sequences(plan.groups[0]), half = model.num_experts / 2;
+  std::vector<at::Tensor> out(static_cast<std::size_t>(model.num_layers));
+  for (const i64 layer : layers_with_experts(model)) {
+    at::Tensor& of_layer = out[static_cast<std::size_t>(layer)];
+    of_layer = at::empty({sequences, plan.seq_len, model.top_k}, at::kInt);
+    for (i64 s = 0; s < sequences; ++s) {
+      for (i64 t = 0; t < plan.seq_len; ++t) {
+        for (i64 k = 0; k < model.top_k; ++k)
+          of_layer[s][t][k] = ((t * 3 + s * layer + k) % half) * 2 + (s % 2);  // even experts or odd ones
+      }
+    }
+  }
+  return out;
+}
+
+/// Counted in this process, then over all.
+BytesOfPairs counted(const ModelConfig& model, const Cluster& cluster, const Plan& plan,
+                     const StepInput& input) {
+  const std::vector<i32> rank_of = spread_devices(cluster.num_devices(), job->num_ranks());
+  Session::Options options{{true, 1, true}, {}, {}};
+  for (DeviceId d = 0; d < cluster.num_devices(); ++d) {
+    if (rank_of[static_cast<std::size_t>(d)] == job->rank()) options.local.push_back(d);
+  }
+  std::mutex mutex;
+  BytesOfPairs bytes;
+  std::vector<Op> ops;
+  const auto count = [&](const ExchangeCall& call, std::vector<Message>& out) {
+    const Op& op = ops[static_cast<std::size_t>(call.op)];
+    const bool sizes = op.kind == OpKind::kDispatch && op.phase != Phase::kBackward && call.round == 0;
+    if ((op.kind != OpKind::kDispatch && op.kind != OpKind::kCombine) || sizes) return;
+    const std::lock_guard lock(mutex);
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      for (const at::Tensor& tensor : out[i].tensors)
+        bytes[{call.self, call.participants[i]}] += static_cast<i64>(tensor.nbytes());
+    }
+  };
+  Session session(model, cluster, plan, options, [&](const Schedule& schedule) {
+    ops = schedule.ops;
+    return std::make_unique<HookedTransport>(make_mpi_transport(*job, rank_of), count,
+                                             HookedTransport::Hook(), std::function<void()>());
+  });
+  session.initialize(1);
+  session.train_step(input);
+  Json mine = Json::array();
+  for (const auto& [pair, amount] : bytes) mine.push_back({pair.first, pair.second, amount});
+  BytesOfPairs all;
+  for (const std::string& text : job->gather(mine.dump())) {
+    for (const Json& entry : Json::parse(text))
+      all[{entry[0].get<DeviceId>(), entry[1].get<DeviceId>()}] += entry[2].get<i64>();
+  }
+  return all;
+}
+
+/// From the routes alone: there and back, forward and backward.
+BytesOfPairs formula(const ModelConfig& model, const Plan& plan, const TraceRouting& routes) {
+  const Placement placement(plan, model, {});
+  BytesOfPairs out;
+  for (i32 l = 0; l < model.num_layers; ++l) {
+    for (i32 m = 0; model.is_moe(l) && m < placement.num_microbatches(0); ++m) {
+      for (i32 c = 0; c < plan.chunks; ++c) {
+        const ExchangeLoad load = routes.exchange(placement, 0, l, m, c);
+        const ShareRow& sources = placement.shares(0, l, m);
+        const std::vector<DeviceId>& owners = placement.owners(0, l);
+        for (std::size_t s = 0; s < sources.size(); ++s) {
+          for (std::size_t o = 0; o < owners.size(); ++o) {
+            const auto rows = static_cast<i64>(load.rows_between(s, o)),
+                       copies = static_cast<i64>(load.copies_between(s, o));
+            const auto row_bytes = [&](Dtype wire) {
+              return rows * model.hidden * static_cast<i64>(bytes_of(wire));
+            };
+            const DeviceId source = sources[s].device, owner = owners[o];
+            // dispatch.F: a row; of each copy its weight, row and expert. combine.B: the gradient of a row.
+            out[{source, owner}] +=
+                row_bytes(plan.wire_forward) + copies * 12 + row_bytes(plan.wire_backward);
+            // combine.F: a row. dispatch.B: its gradient, and of each copy that of its weight.
+            out[{owner, source}] += row_bytes(plan.wire_forward) + row_bytes(plan.wire_backward) + copies * 4;
+          }
+        }
+      }
+    }
+  }
+  return out;
+}
+
+i64 between_nodes(const BytesOfPairs& bytes, const Cluster& cluster) {
+  i64 out = 0;
+  for (const auto& [pair, amount] : bytes) {
+    if (cluster.node_of(pair.first) != cluster.node_of(pair.second)) out += amount;
+  }
+  return out;
+}
+
+TEST(Mpi, CountedBytesOfRowsAreThoseThatFollowFromTheRoutes) {
+  const ModelConfig model = load_model("tiny");
+  const Cluster cluster = load_cluster("demo");
+  for (const char* strategy : {"ep", "zebra"}) {
+    for (const bool dedup : {true, false}) {
+      Plan plan = find_strategy(strategy).make(model, cluster, small_step());
+      use_dtype(plan, Dtype::kFp32);
+      plan.wire_forward = plan.wire_backward = Dtype::kBf16;
+      plan.row_dedup = dedup;
+      plan.chunks = dedup ? 1 : 3;
+      StepInput input = random_input(plan, model);
+      input.choices = choices_by_sequence(model, plan);
+      const TraceRouting routes = routing_of_choices(input.choices, model, "made");
+      const TraceBalance balance(model, cluster, plan, {}, {});
+      const Plan local = balance.placed({.balancer = "locality", .knows = Knows::kForesight, .load_cap = 0},
+                                        even_load(model.num_moe_layers(), model.num_experts), &routes);
+      const std::string name = std::string(strategy) + (dedup ? " with" : " without") + " dedup";
+      const BytesOfPairs linear_bytes = counted(model, cluster, plan, input),
+                         local_bytes = counted(model, cluster, with_owners(plan, local), input);
+      EXPECT_EQ(linear_bytes, formula(model, plan, routes)) << name;
+      EXPECT_EQ(local_bytes, formula(model, with_owners(plan, local), routes)) << name;
+      EXPECT_GT(between_nodes(linear_bytes, cluster), 1000) << name;
+      if (job->rank() == 0)
+        std::printf("%s: %ld bytes between nodes, %ld with experts placed by use\n", name.c_str(),
+                    static_cast<long>(between_nodes(linear_bytes, cluster)),
+                    static_cast<long>(between_nodes(local_bytes, cluster)));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace hetermoe::testing
