@@ -75,8 +75,15 @@ void evaluate_interleaved(Evaluator& evaluator, const ModelConfig& model) {
   if (evaluator.size() == 0) return;
   const Plan plan = evaluator.plan_of(evaluator.best());
   for (const i64 chunks : kChunks) {
-    std::optional<Plan> next = interleaved(plan, model, chunks);
-    if (next && evaluator.budget() > 0) evaluator.evaluate(std::move(*next));
+    const std::optional<Plan> next = interleaved(plan, model, chunks);
+    if (!next || evaluator.evaluate(*next) >= 0) continue;
+    // More windows are in flight than there is room for: layers recompute more.
+    for (const Recompute recompute : {Recompute::kSelect, Recompute::kAhead, Recompute::kResend}) {
+      Plan smaller = *next;
+      for (Group& group : smaller.groups)
+        for (LayerPlacement& layer : group.layers) layer.recompute = recompute;
+      if (evaluator.evaluate(std::move(smaller)) >= 0) break;
+    }
   }
 }
 

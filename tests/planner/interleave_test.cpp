@@ -1,0 +1,62 @@
+#include "hetermoe/planner/interleave.h"
+
+#include <gtest/gtest.h>
+
+#include "hetermoe/cost/measured.h"
+#include "hetermoe/cost/price.h"
+#include "hetermoe/plan/pipeline_tasks.h"
+#include "hetermoe/planner/predict.h"
+#include "hetermoe/planner/strategies.h"
+#include "hetermoe/sim/simulator.h"
+#include "tests/schedule/plans.h"
+
+namespace hetermoe {
+namespace {
+
+Plan make_pipeline(const ModelConfig& model, const Cluster& cluster, i64 microbatches) {
+  StrategyRequest request;
+  request.seq_len = 16;
+  request.sequences = request.microbatches = microbatches;
+  request.stages = 2;
+  request.stage_layers = {5, 3};
+  return find_strategy("pp_ep").make(model, cluster, request);
+}
+
+/// Devices do layer for layer what they did: recomputation, owners, number of layers.
+TEST(Interleaved, EachStageKeepsWhatItsLayersWere) {
+  const ModelConfig model = test::make_model({.num_layers = 8, .dense = {0, 1, 2}});
+  const Cluster cluster = test::make_cluster({4});
+  Plan plan = make_pipeline(model, cluster, 6);
+  plan.groups[0].layers[4].recompute = Recompute::kOff;
+  const std::optional<Plan> two = interleaved(plan, model, 2);
+  ASSERT_TRUE(two);
+  EXPECT_TRUE(test::no_faults(validate(*two, model, cluster)));
+  const PipelineStages stages = pipeline_stages(two->groups[0]);
+  EXPECT_EQ(stages.ranks, 2);
+  EXPECT_EQ(stages.first_layer, (std::vector<i32>{0, 3, 5, 7}));
+  EXPECT_EQ(two->groups[0].layers[6].recompute, Recompute::kOff) << "the fifth layer of the first stage";
+  EXPECT_EQ(two->groups[0].head, plan.groups[0].head);
+  EXPECT_FALSE(interleaved(*two, model, 2)) << "is interleaved";
+  EXPECT_FALSE(interleaved(plan, model, 4)) << "the second stage has three layers";
+  EXPECT_FALSE(interleaved(find_strategy("ep").make(model, cluster, {}), model, 2)) << "no pipeline";
+}
+
+/// Repeated windows are left out of simulations: what is predicted is what the whole step takes.
+TEST(Interleaved, PredictionsAreThoseOfWholeSteps) {
+  const ModelConfig model = test::make_model({.num_layers = 8});
+  const Cluster cluster = test::make_cluster({4});
+  const Plan plan = *interleaved(make_pipeline(model, cluster, 64), model, 2);
+  Predictor predictor(model, cluster);
+  const Seconds predicted = predictor.predict(plan).step;
+  const Schedule schedule = build_schedule(plan, model);
+  const std::unique_ptr<CostModel> cost = make_cost(model, cluster, plan, load_profiles(cluster));
+  const ExpectedRouting routing(model);
+  const Seconds whole =
+      Simulator()
+          .run(schedule, price(schedule, Placement(plan, model, {}), model, cluster, *cost, routing))
+          .step;
+  EXPECT_NEAR(predicted, whole, 0.01 * whole);
+}
+
+}  // namespace
+}  // namespace hetermoe
