@@ -1,3 +1,4 @@
+#include "hetermoe/plan/pipeline_tasks.h"
 #include "hetermoe/planner/explain.h"
 
 #include <algorithm>
@@ -45,12 +46,19 @@ std::vector<TypeUse> use_of_types(const PlanRequest& request, const Candidate& c
   return uses;
 }
 
+/// "2 stages", interleaved "2 stages in 4 runs each".
+std::string stages_text(const Plan& plan) {
+  const PipelineStages stages = pipeline_stages(plan.groups[0]);
+  if (plan.order != OrderPolicy::kOneFOneB || stages.chunks() == 1) return fmt::format("{} stages", stages.size());
+  return fmt::format("{} stages in {} runs each", stages.ranks, stages.chunks());
+}
+
 /// "zebra", "ep", ...: what the placement amounts to.
 std::string family(const Plan& plan, const std::vector<std::string>& roles) {
   std::set<std::string> present(roles.begin(), roles.end());
   present.erase("idle");
   const std::string by_order = traits_of(plan.order).plan_name;
-  if (!by_order.empty()) return fmt::format("{} of {} stages", by_order, stage_layers(plan.groups[0]).size());
+  if (!by_order.empty()) return fmt::format("{} of {}", by_order, stages_text(plan));
   const auto used =
       std::count_if(roles.begin(), roles.end(), [](const std::string& r) { return r != "idle"; });
   const bool overlapped = plan.window != 1 && plan.groups[0].microbatches.size() > 1;

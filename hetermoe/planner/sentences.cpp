@@ -1,3 +1,4 @@
+#include "hetermoe/plan/pipeline_tasks.h"
 #include "hetermoe/planner/sentences.h"
 
 #include <fmt/ranges.h>
@@ -150,7 +151,10 @@ Lines stages(const PlanResult& r) {
     before = stage, first += layers, ++alike;
   }
   end_run();
-  return {fmt::format("Stages of the pipeline, in order: {}.", fmt::join(runs, ", "))};
+  Lines lines = {fmt::format("Stages of the pipeline, in order: {}.", fmt::join(runs, ", "))};
+  if (const i32 chunks = pipeline_stages(group).chunks(); chunks > 1)
+    lines.push_back(fmt::format("They come round {} times on the same devices (interleaved), which makes the bubble that much smaller.", chunks));
+  return lines;
 }
 Lines pace(const PlanResult& r) {
   const TypeUse *most = busiest(r.best()), *least = least_busy(r.best());
