@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """What hetermoe renders of conversations is what transformers makes of a model's own template. Nothing of this runs in the tests: the
-templates belong to the models' folders, which are not here. docs/testing.md says against what it was run.
+templates belong to the models' folders, which are not here. docs/data.md says against what it was run.
 
   python3 -m venv /tmp/venv && /tmp/venv/bin/pip install transformers jinja2
   /tmp/venv/bin/python tests/parity/check_templates.py build/hetermoe qwen3=MODEL_FOLDER llama3.1=OTHER_FOLDER
