@@ -294,7 +294,6 @@ TEST(GrowRun, TwinsPartByTheirNoise) {
       EXPECT_EQ(first, 1);
       EXPECT_EQ(last, 1);
     }
-    << "\n";
   }
 }
 

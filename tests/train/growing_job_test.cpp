@@ -4,6 +4,7 @@
 #include "hetermoe/planner/memory_estimate.h"
 #include "hetermoe/train/batch.h"
 #include "hetermoe/train/grow_run.h"
+#include "hetermoe/train/growth_scores.h"
 #include "hetermoe/train/resume.h"
 #include "tests/support/error_of.h"
 #include "tests/train/tiny_run.h"
@@ -147,25 +148,74 @@ TEST(GrowingJob, TopKFallsByOneExpertAtATime) {
   EXPECT_TRUE(told("step 6: a token sees 2 experts, 3 before"));
 }
 
-/// The step after a fall is that of the single-device reference with the narrower model on the same weights.
+TensorsByName weights_of(const FoundCheckpoint& checkpoint) {
+  TensorsByName out;
+  const SafetensorsReader reader(checkpoint.path / "model.safetensors");
+  for (const std::string& name : reader.names()) out[name] = reader.read(name);
+  return out;
+}
+
+/// The single-device reference on batch `batch` after a checkpoint, with its weights.
+ReferenceResult reference_of(const Job& job, const FoundCheckpoint& from, const ModelConfig& model,
+                             i64 batch) {
+  const Dataset data = load_dataset(job.data, job.train.seq_len);
+  const Sampler sampler(data, {job.train.seq_len, job.train.seed});
+  const i64 first = from.info.sequences + batch * job.train.sequences;
+  const StepInput input = input_of(sampler.batch(first, job.train.sequences, model.vocab));
+  return reference_step(model, weights_of(from), input.tokens, input.targets, job.train.aux_group);
+}
+
+/// The step after a fall is that of the reference with the narrower model on the same weights.
 TEST(GrowingJob, TheNarrowerStepIsThatOfTheReference) {
   const WorkFolder folder;
   const Job job = job_in(folder, "run", narrowing());
   const TrainedJob done = train(job);
-  const Dataset data = load_dataset(job.data, job.train.seq_len);
-  const Sampler sampler(data, {job.train.seq_len, job.train.seed});
   for (const i64 step : {3, 4, 5}) {
     const FoundCheckpoint from = checkpoint_of(job, step);
-    const ModelConfig model = load_model(from.path.string());
-    TensorsByName weights;
-    const SafetensorsReader reader(from.path / "model.safetensors");
-    for (const std::string& name : reader.names()) weights[name] = reader.read(name);
-    const StepInput input = input_of(sampler.batch(from.info.sequences, job.train.sequences, model.vocab));
-    const ReferenceResult expected =
-        reference_step(model, weights, input.tokens, input.targets, job.train.aux_group);
+    const ReferenceResult expected = reference_of(job, from, load_model(from.path.string()), 0);
     const StepRecord& got = done.runs[0].outcome.records[static_cast<std::size_t>(step)];
     EXPECT_NEAR(got.loss, expected.loss - expected.aux_loss, 1e-10) << step;
     EXPECT_NEAR(got.aux_loss, expected.aux_loss, 1e-10) << step;
+  }
+}
+
+/// Squared norms over all matrices of each expert of the mean gradient, and what the other scores make of it.
+TEST(GrowingJob, ScoresByGradientsAreThoseOfTheReference) {
+  const WorkFolder folder;
+  const Job job = job_in(folder, "run");
+  train(job);
+  const ModelConfig model = load_model("tiny");
+  const FoundCheckpoint from = checkpoint_of(job, 5);
+  constexpr i64 kBatches = 3;
+  std::vector<TensorsByName> gradients;
+  for (i64 b = 0; b < kBatches; ++b) gradients.push_back(reference_of(job, from, model, b).grads);
+  const TensorsByName weights = weights_of(from);
+  const SafetensorsReader moments(from.path / "optimizer.safetensors");
+  const auto total = [](const at::Tensor& x) { return x.to(at::kDouble).sum().item<double>(); };
+  std::map<std::pair<i64, ExpertId>, std::array<double, 4>> sums;  // gradient, weight, moment, numbers
+  for (const ParamInfo& p : parameters(model)) {
+    if (p.expert < 0) continue;
+    at::Tensor mean = gradients[0].at(p.name) / kBatches;
+    for (i64 b = 1; b < kBatches; ++b)
+      mean = mean + gradients[static_cast<std::size_t>(b)].at(p.name) / kBatches;
+    std::array<double, 4>& sum = sums[{p.layer, p.expert}];
+    sum[0] += total(mean.square()), sum[1] += total(weights.at(p.name).square());
+    sum[2] += total(moments.read(p.name + ".exp_avg_sq")), sum[3] += real(p.numel());
+  }
+  const GrowthSource source{.model = model, .weights = from.path, .checkpoint = from};
+  const auto scores = [&](GrowthScore score) {
+    return growth_scores({score}, source,
+                         [&] { return GrowthData(job, model, from.info.sequences, kBatches); });
+  };
+  const ExpertScores gradient = scores(GrowthScore::kGradient), saliency = scores(GrowthScore::kSaliency),
+                     fisher = scores(GrowthScore::kFisher);
+  for (const auto& [expert, sum] : sums) {
+    const auto of = [&, at = expert](const ExpertScores& all) {
+      return all[static_cast<std::size_t>(at.first)][static_cast<std::size_t>(at.second)];
+    };
+    EXPECT_NEAR(of(gradient) / sum[0], 1, 1e-9);
+    EXPECT_NEAR(of(saliency) / std::sqrt(sum[0] * sum[1]), 1, 1e-9);
+    EXPECT_NEAR(of(fisher) / (sum[0] * sum[3] / sum[2]), 1, 1e-9);
   }
 }
 
