@@ -1,6 +1,7 @@
 #include "hetermoe/data/chat_lines.h"
 
 #include "fuzz/target.h"
+#include "hetermoe/base/error.h"
 #include "hetermoe/data/json_lines.h"
 #include "hetermoe/data/packing.h"
 
