@@ -53,24 +53,29 @@ def check_conversations(tools, folder):
     said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "bc"}]
     for row in ({"messages": said}, {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "bc"}]},
                 {"instruction": "a", "output": "bc"}, {"prompt": "a", "completion": "bc"}):
-        assert tools.conversation_of(row) == said, row
+        assert tools.conversation_of(row) == (said, None), row
+    calls = [{"function": {"name": "f", "arguments": {"x": 1}}}]
+    heard = [said[0], {"role": "assistant", "content": None, "reasoning_content": "r", "tool_calls": calls}, {"role": "tool", "content": "b"}]
+    expected = [said[0], {"role": "assistant", "content": "", "reasoning_content": "r", "tool_calls": calls}, heard[2]]
+    assert tools.conversation_of({"messages": heard, "tools": [{"name": "f"}]}) == (expected, [{"name": "f"}])
 
-    def render(messages, ask):
+    def render(messages, given, ask):
+        assert given is None
         return "".join(f"<{m['role']}>{m['content']};\n" for m in messages) + ("<assistant>" if ask else "")
-    text, answers = tools.rendered(render, said * 2, "here")
+    text, answers = tools.rendered(render, said * 2, None, "here")
     assert [text[a:b] for a, b in answers] == ["bc;", "bc;"], (text, answers)
 
     class Encoding:
         offsets = [(0, 2), (2, 3), (3, 5), (5, 6), (6, 7)]
     assert tools.spans_of(Encoding, [(2, 4), (6, 7)]) == [(1, 3), (4, 5)]
     path = folder / "wrong.jsonl"
-    path.write_text('{"prompt": "a", "completion": "b"}\n{"messages": [{"role": "tool", "content": "x"}]}\n')
+    path.write_text('{"prompt": "a", "completion": "b"}\n{"messages": [{"role": "critic", "content": "x"}]}\n')
     try:
         list(tools.conversations_of(path))
     except SystemExit as refused:
         assert f"{path} line 2: " in str(refused), refused
     else:
-        sys.exit("token_tools_test: a tool was heard")
+        sys.exit("token_tools_test: a critic was heard")
 
 
 def main():

@@ -117,23 +117,36 @@ class MegatronWriter:
 
 
 ROLES = {"system": "system", "user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant",
-         "bot": "assistant", "model": "assistant"}
+         "bot": "assistant", "model": "assistant", "tool": "tool"}
+
+
+def message_of(said):
+    """Role and text, and what an answer has beside them."""
+    role, text = (said["from"], said["value"]) if "from" in said else (said["role"], said.get("content"))
+    calls = said.get("tool_calls") or []
+    if not isinstance(text, str) and not (text is None and calls):
+        raise ValueError("a message without a text")
+    more = {"reasoning_content": said.get("reasoning_content"), "tool_calls": calls}
+    return {"role": ROLES[role], "content": text or "", **{key: value for key, value in more.items() if value}}
 
 
 def conversation_of(row):
-    """Messages of a line, in any of the ways that docs/data.md lists. KeyError, TypeError or ValueError says what is wrong."""
+    """Messages of a line, in any of the ways that docs/data.md lists, and the tools that the model is told of. KeyError, TypeError or
+    ValueError says what is wrong."""
+    def say(role, text):
+        return {"role": role, "content": text}
     if "messages" in row or "conversations" in row:
-        said = row.get("messages", row.get("conversations"))
-        talk = [(m.get("from") or m["role"], m["value"] if "from" in m else m["content"]) for m in said]
+        talk = row.get("messages", row.get("conversations"))
     elif "instruction" in row:
         asked = row["instruction"] + ("\n\n" + row["input"] if row.get("input", "").strip() else "")
-        talk = [("system", row["system"])] if row.get("system", "").strip() else []
-        talk += [("user", asked), ("assistant", row["output"])]
+        talk = [say("system", row["system"])] if row.get("system", "").strip() else []
+        talk = talk + [say("user", asked), say("assistant", row["output"])]
     else:
-        talk = [("user", row["prompt"]), ("assistant", row["completion"])]
-    if not any(ROLES[role] == "assistant" and text.strip() for role, text in talk):
+        talk = [say("user", row["prompt"]), say("assistant", row["completion"])]
+    talk = [message_of(said) for said in talk]
+    if not any(said["role"] == "assistant" and (said["content"].strip() or "tool_calls" in said) for said in talk):
         raise ValueError("no answer")
-    return [{"role": ROLES[role], "content": text} for role, text in talk]
+    return talk, row.get("tools") or None
 
 
 def conversations_of(path):
@@ -142,13 +155,13 @@ def conversations_of(path):
             if not line.strip():
                 continue
             try:
-                yield conversation_of(json.loads(line)), f"{path} line {number}"
+                yield *conversation_of(json.loads(line)), f"{path} line {number}"
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 sys.exit(f"{path} line {number}: no conversation that docs/data.md describes ({error})")
 
 
 def template_of(folder):
-    """The model's own template, as a function (messages, ask) -> text."""
+    """The model's own template, as a function (messages, tools, ask) -> text."""
     try:
         import jinja2.sandbox
     except ImportError:
@@ -167,19 +180,21 @@ def template_of(folder):
     def refuse(message):
         raise jinja2.TemplateError(message)
     world.globals["raise_exception"] = refuse
+    # As transformers has it; jinja2's own writes < and > otherwise.
+    world.filters["tojson"] = lambda value, **how: json.dumps(value, **{"ensure_ascii": False, **how})
     compiled = world.from_string(text)
     special = {key: value["content"] if isinstance(value, dict) else value for key, value in words.items()
                if key.endswith("_token") and value}
-    return lambda messages, ask: compiled.render(messages=messages, add_generation_prompt=ask, **special)
+    return lambda messages, tools, ask: compiled.render(messages=messages, tools=tools, add_generation_prompt=ask, **special)
 
 
-def rendered(render, messages, place):
+def rendered(render, messages, tools, place):
     """The text of a conversation, and the spans of its answers: what the model writes after it was asked."""
-    text, answers = render(messages, False), []
+    text, answers = render(messages, tools, False), []
     for i, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        before, after = render(messages[:i], True), render(messages[:i + 1], False).rstrip()
+        before, after = render(messages[:i], tools, True), render(messages[:i + 1], tools, False).rstrip()
         if not (text.startswith(before) and text.startswith(after) and len(before) < len(after)):
             sys.exit(f"{place}: the template writes the conversation up to message {i + 1} otherwise than in the whole: "
                      "give its last answer alone")
@@ -202,7 +217,7 @@ def spans_of(encoding, answers):
 
 def add_conversations(path, tokenizer, render, writer):
     for batch in in_batches(conversations_of(path)):
-        texts = [rendered(render, messages, place) for messages, place in batch]
+        texts = [rendered(render, messages, tools, place) for messages, tools, place in batch]
         for (_, answers), encoding in zip(texts, tokenizer.encode_batch([t for t, _ in texts], add_special_tokens=False)):
             writer.add(encoding.ids, spans_of(encoding, answers))
 

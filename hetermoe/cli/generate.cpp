@@ -127,7 +127,7 @@ std::vector<i64> prompt_of(const Options& options, const Tokenizer* tokenizer, c
   if (chat != nullptr && !options.prompt.empty()) {
     std::vector<ChatMessage> said = {{ChatRole::kUser, options.prompt}};
     if (!options.system.empty()) said.insert(said.begin(), {ChatRole::kSystem, options.system});
-    prompt = chat->encode(said, /*ask=*/true).tokens;
+    prompt = chat->encode(said, "--prompt", /*ask=*/true).tokens;
   } else if (prompt.empty() && tokenizer != nullptr) {
     prompt = tokenizer->encode(options.prompt);
   }
@@ -193,8 +193,11 @@ int run(const Options& options) {
     std::cout << printable_lines(valid_utf8(tokenizer->decode(prompt))) << std::flush;
   const Generated made = generate(decoder, prompt, options, end_of(tokenizer.get(), asked));
   const std::string text = tokenizer != nullptr ? tokenizer->decode(made.tokens) : "";
+  const std::optional<double> per_byte =
+      text.empty() ? std::nullopt : std::optional(made.loss * real(made.tokens.size()) / real(text.size()));
   if (options.json) {
-    print_json({{"weights", found.weights.string()},
+    print_json({{"loss_per_byte", per_byte ? Json(*per_byte) : Json(nullptr)},
+                {"weights", found.weights.string()},
                 {"prompt_tokens", prompt},
                 {"tokens", made.tokens},
                 {"text", valid_utf8(text)},
@@ -204,8 +207,9 @@ int run(const Options& options) {
   }
   std::cout << (tokenizer != nullptr ? printable_lines(valid_utf8(text))
                                      : fmt::format("{}", fmt::join(made.tokens, " ")))
-            << fmt::format("\n[{} tokens of {}, {:.3f} nats each under the model]\n", made.tokens.size(),
-                           printable(found.weights.string()), made.loss);
+            << fmt::format("\n[{} tokens of {}, {:.3f} nats each under the model{}]\n", made.tokens.size(),
+                           printable(found.weights.string()), made.loss,
+                           per_byte ? fmt::format(", {:.3f} a byte", *per_byte) : "");
   return 0;
 }
 

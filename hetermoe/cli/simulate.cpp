@@ -18,6 +18,7 @@
 #include "hetermoe/report/waits_text.h"
 #include "hetermoe/routing/split_routing.h"
 #include "hetermoe/sim/simulated_step.h"
+#include "hetermoe/train/growing_job.h"
 #include "hetermoe/train/job.h"
 
 namespace hetermoe {
@@ -205,6 +206,21 @@ int simulate(const Options& options, Overrides overrides) {
   return 0;
 }
 
+/// Of all steps, which take others after experts have grown. first: a step at the begin.
+Seconds whole_run(const Job& job, Seconds first) {
+  Seconds sum = 0;
+  i64 begin = 0;
+  for (const JobPart& part : parts_of(job)) {
+    const Seconds step =
+        begin == 0
+            ? first
+            : simulate_job(part.job, part.model, load_cluster(part.job.cluster), "uniform").timeline.step;
+    sum += step * real(part.end - begin);
+    begin = part.end;
+  }
+  return sum;
+}
+
 }  // namespace
 
 int dry_run(const Job& job, bool json) {
@@ -213,7 +229,7 @@ int dry_run(const Job& job, bool json) {
   const Dataset data = load_dataset(job.data, job.train.seq_len);
   check_vocabulary(data, model);
   const Simulated result = simulate_job(job, model, cluster, "uniform");
-  const Seconds whole = result.timeline.step * real(job.train.steps);
+  const Seconds whole = whole_run(job, result.timeline.step);
   const i64 sequences = job.train.steps * job.train.sequences;
   const double passes =
       real(sequences) / real(Sampler(data, {job.train.seq_len, job.train.seed}).num_windows());

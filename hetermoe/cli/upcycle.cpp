@@ -1,5 +1,6 @@
 #include <fmt/ranges.h>
 
+#include <charconv>
 #include <iostream>
 #include <memory>
 
@@ -16,9 +17,9 @@ namespace hetermoe {
 namespace {
 
 struct Options {
-  std::string from, to, mode = "fixed-k", score = "uniform", counts, moments, job;
-  i64 factor = 0, experts = 0, top_k = 2, cap = 3, seed = 1, batches = 10;
-  double noise = 1e-3, shard_gb = static_cast<double>(kMostShardBytes) * 1e-9;
+  std::string from, to, factor, mode = "fixed-k", score = "uniform", counts, moments, job;
+  i64 experts = 0, top_k = 2, cap = 3, seed = 1, batches = 10;
+  double noise = 1e-3, cosine = 0.999, shard_gb = static_cast<double>(kMostShardBytes) * 1e-9;
   bool measure = false, verify = false, json = false;
 };
 
@@ -35,9 +36,23 @@ GrowthData growth_data(const Options& options, const GrowthSource& source) {
   return {std::move(job), source.model, from ? from->info.sequences : 0, options.batches};
 }
 
+/// A number that is not one.
+i64 factor_from(const std::string& text, const Options& options) {
+  i64 factor = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), factor);
+  if (error != std::errc() || end != text.data() + text.size() || factor < 1)
+    fail<ConfigError>("--factor", "got {}, expected a whole number, or 1/2, 1/3, ... to shrink",
+                      options.factor);
+  return factor;
+}
+
+/// 1/2 and its like.
+bool shrinks(const Options& options) { return options.factor.starts_with("1/"); }
+
 i64 factor_of(const Options& options, const ModelConfig& model) {
-  if (options.experts == 0) return options.factor == 0 ? 2 : options.factor;
-  if (options.factor != 0) fail<ConfigError>("--experts", "is given beside --factor, expected one of them");
+  if (options.experts == 0) return options.factor.empty() ? 2 : factor_from(options.factor, options);
+  if (!options.factor.empty())
+    fail<ConfigError>("--experts", "is given beside --factor, expected one of them");
   if (options.experts % model.num_experts != 0) {
     fail<ConfigError>("--experts", "got {}, expected a multiple of the {} experts that {} has",
                       options.experts, model.num_experts, model.name);
@@ -125,12 +140,10 @@ void print_growth(const Growth& growth) {
 
 /// Of the grown model, told and put into `json`.
 void tell_losses(const GrowthLoss& loss, bool talk, Json& json) {
-  json["loss"] = {{"before", loss.before}, {"after", loss.after}};
-  json["loss"]["predicted"] = loss.predicted ? Json(*loss.predicted) : Json(nullptr);
+  json["loss"] = {{"before", loss.before}, {"predicted", loss.predicted}, {"after", loss.after}};
   if (!talk) return;
-  const std::string predicted = loss.predicted ? fmt::format("{:.6f}", *loss.predicted) : "none";
-  std::cout << fmt::format("loss before {:.6f}, right after predicted {}, measured {:.6f}\n", loss.before,
-                           predicted, loss.after);
+  std::cout << fmt::format("loss before {:.6f}, right after predicted {:.6f}, measured {:.6f}\n", loss.before,
+                           loss.predicted, loss.after);
 }
 
 int grow_folder(const Options& options, const GrowthSource& source) {
@@ -241,6 +254,80 @@ int make_sparse(const Options& options, const GrowthSource& source) {
   return 0;
 }
 
+/// The options of which a model that shrinks has none.
+void check_shrinking(const Options& options, const GrowthSource& source) {
+  if (options.experts != 0) fail<ConfigError>("--experts", "is given beside --factor, expected one of them");
+  if (options.score != "uniform")
+    fail<ConfigError>("--score",
+                      "got {} with --factor {}, expected uniform: every expert has as many instances",
+                      options.score, options.factor);
+  if (!source.checkpoint && !options.moments.empty())
+    fail<ConfigError>("--moments", "got {}, but {} has no moments: expected a checkpoint of a run",
+                      options.moments, options.from);
+  if (source.checkpoint && options.verify)
+    fail<ConfigError>("--verify", "compares Hugging Face folders, but {} is a checkpoint: leave it out",
+                      options.from);
+}
+
+/// Writes the model with merged experts. Returns its weights, and what it tells of them.
+std::filesystem::path write_shrunk(const Options& options, const GrowthSource& source, const Growth& growth,
+                                   Json& json) {
+  const std::filesystem::path to = folder_path(options.to);
+  if (source.checkpoint) {
+    const GrownRun done =
+        write_changed_run(shrink_checkpoint(*source.checkpoint, growth, options.cosine), to);
+    json.update({{"step", source.checkpoint->info.step},
+                 {"moments", name_of(growth.moments)},
+                 {"checkpoint", done.checkpoint.string()},
+                 {"job", done.job.string()},
+                 {"notes", done.notes}});
+    return done.checkpoint;
+  }
+  check_hf_target(to, source.weights);
+  const HfWeights weights(source.weights, source.model);
+  const Upcycled done =
+      merge_folder(weights, to, growth, options.cosine, static_cast<i64>(options.shard_gb * 1e9));
+  if (options.verify) verify_merged(weights, to, growth);
+  json.update({{"bytes", done.bytes}, {"files", done.num_files}, {"verified", options.verify}});
+  return to;
+}
+
+int shrink(const Options& options, const GrowthSource& source) {
+  check_shrinking(options, source);
+  if (source.checkpoint) check_grown_output(options.to);
+  GrowthOptions how{.factor = factor_from(options.factor.substr(2), options),
+                    .mode = enum_from<GrowthMode>(options.mode, "--mode"),
+                    .noise = 0};
+  if (!options.moments.empty()) how.moments = enum_from<GrownMoments>(options.moments, "--moments");
+  const Growth growth = plan_shrink(source.model, how);
+  const ModelConfig &model = source.model, &small = growth.before;
+  Json json = {{"from", options.from},     {"to", options.to},         {"mode", name_of(growth.mode)},
+               {"factor", options.factor}, {"before", to_json(model)}, {"after", to_json(small)}};
+  const std::filesystem::path written = write_shrunk(options, source, growth, json);
+  if (options.measure) {
+    const GrowthData data = growth_data(options, source);
+    json["loss"] = {{"before", data.loss(model, source.weights, model)},
+                    {"after", data.loss(small, written, small)}};
+  }
+  if (options.json) {
+    print_json(json);
+    return 0;
+  }
+  std::cout << fmt::format("{} ({}): {} experts, a token sees {}; merged ({}): {}, it sees {}\n", model.name,
+                           model.model_type, model.num_experts, model.top_k, name_of(growth.mode),
+                           small.num_experts, small.top_k)
+            << sizes_text(model, small);
+  if (json.contains("loss"))
+    std::cout << fmt::format("loss before {:.6f}, right after {:.6f}\n", json["loss"]["before"].get<double>(),
+                             json["loss"]["after"].get<double>());
+  for (const Json& note : json.value("notes", Json::array())) std::cout << note.get<std::string>() << "\n";
+  if (options.verify) std::cout << "verified: every parameter is that of its instances, to the bit\n";
+  std::cout << fmt::format("written: {}\n", written.string());
+  if (json.contains("job"))
+    std::cout << fmt::format("it goes on by: hetermoe train {}\n", json["job"].get<std::string>());
+  return 0;
+}
+
 GrowthSource find_source(const std::filesystem::path& from) {
   const auto tell = [](const std::string& note) { std::cerr << note << std::endl; };
   GrowthSource out;
@@ -259,9 +346,29 @@ GrowthSource find_source(const std::filesystem::path& from) {
 
 int upcycle(const Options& options) {
   const GrowthSource source = find_source(folder_path(options.from));
+  if (shrinks(options)) return shrink(options, source);
   if (source.checkpoint) return grow_run(options, source);
   check_hf_target(folder_path(options.to), source.weights);
   return source.model.num_experts == 0 ? make_sparse(options, source) : grow_folder(options, source);
+}
+
+/// Of scores and losses.
+void add_data_options(Flags& flags, Options& options) {
+  flags
+      .add_option("--score", options.score,
+                  "which experts get copies: uniform; gradient, saliency, fisher (of --batches of the data); "
+                  "weight (norm "
+                  "of the weights); load (--counts); random")
+      ->capture_default_str();
+  flags.add_option("--counts", options.counts, "a routing trace, for --score load");
+  flags.add_option(
+      "--job", options.job,
+      "whose data, plan and cluster gradients and losses are computed with [of a checkpoint: its own]");
+  flags.add_option("--batches", options.batches, "of the data that come next, for gradients and losses")
+      ->capture_default_str()
+      ->range(at_least(1));
+  flags.add_flag("--measure", options.measure,
+                 "the loss before, right after as predicted on the source, and right after as it is");
 }
 
 }  // namespace
@@ -277,8 +384,9 @@ std::function<int()> make_upcycle(Flags& flags) {
   flags
       .add_option("-o,--output", options->to, "the folder to write; of a run: its output folder from then on")
       .required();
-  flags.add_option("--factor", options->factor, "so many times as many experts in each layer [2]")
-      ->range(at_least(1));
+  flags.add_option(
+      "--factor", options->factor,
+      "so many times as many experts in each layer [2]; 1/2: instances of an expert become one again");
   flags.add_option("--experts", options->experts, "so many experts in each layer; of a dense model: to make")
       ->range(at_least(1));
   flags
@@ -287,21 +395,7 @@ std::function<int()> make_upcycle(Flags& flags) {
           "fixed-k: top-k stays, the loss jumps; wide-k: top-k grows, the same function; dormant: copies "
           "sleep (routers with a choice bias), the same function")
       ->capture_default_str();
-  flags
-      .add_option("--score", options->score,
-                  "which experts get copies: uniform; gradient, saliency, fisher (of --batches of the data); "
-                  "weight (norm "
-                  "of the weights); load (--counts); random")
-      ->capture_default_str();
-  flags.add_option("--counts", options->counts, "a routing trace, for --score load");
-  flags.add_option(
-      "--job", options->job,
-      "whose data, plan and cluster gradients and losses are computed with [of a checkpoint: its own]");
-  flags.add_option("--batches", options->batches, "of the data that come next, for gradients and losses")
-      ->capture_default_str()
-      ->range(at_least(1));
-  flags.add_flag("--measure", options->measure,
-                 "the loss before, right after as predicted on the source, and right after as it is");
+  add_data_options(flags, *options);
   flags.add_option("--cap", options->cap, "copies of one expert before the next best is looked at")
       ->capture_default_str()
       ->range(at_least(1));
@@ -315,6 +409,11 @@ std::function<int()> make_upcycle(Flags& flags) {
       "--moments", options->moments,
       "of a checkpoint: reset, copy, split (instances share gradients) or zero (of copies) [fixed-k: "
       "reset, wide-k: split, dormant: zero]");
+  flags
+      .add_option("--cosine", options->cosine,
+                  "--factor 1/2: instances that are less alike than this are not merged")
+      ->capture_default_str()
+      ->range(between(-1, 1));
   flags.add_option("--top-k", options->top_k, "of a dense model's routers: experts that a token sees")
       ->capture_default_str()
       ->range(at_least(1));

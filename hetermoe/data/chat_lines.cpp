@@ -13,13 +13,14 @@ struct RoleName {
   ChatRole role;
 };
 /// Those of messages, and those of ShareGPT and its kin.
-constexpr std::array<RoleName, 7> kRoles = {{{"system", ChatRole::kSystem},
+constexpr std::array<RoleName, 8> kRoles = {{{"system", ChatRole::kSystem},
                                              {"user", ChatRole::kUser},
                                              {"human", ChatRole::kUser},
                                              {"assistant", ChatRole::kAssistant},
                                              {"gpt", ChatRole::kAssistant},
                                              {"bot", ChatRole::kAssistant},
-                                             {"model", ChatRole::kAssistant}}};
+                                             {"model", ChatRole::kAssistant},
+                                             {"tool", ChatRole::kTool}}};
 
 bool is_blank(const std::string& text) { return text.find_first_not_of(" \t\r\n") == std::string::npos; }
 
@@ -36,10 +37,38 @@ ChatRole role_of(const std::string& name, const char* key, const std::string& pl
   for (const RoleName& row : kRoles) {
     if (name == row.name) return row.role;
   }
-  fail<InputError>(place,
-                   "\"{}\" is \"{}\", expected system, user (or human) or assistant (or gpt, bot, model): "
-                   "leave out or rename messages of other roles",
-                   key, name);
+  fail<InputError>(
+      place,
+      "\"{}\" is \"{}\", expected system, user (or human), assistant (or gpt, bot, model) or tool: "
+      "leave out or rename messages of other roles",
+      key, name);
+}
+
+/// The entry is there and says something.
+bool is_given(const Json& object, const char* key) {
+  return object.contains(key) && !object[key].is_null() && !object[key].empty();
+}
+
+ToolCall call_of(const Json& entry, const std::string& place) {
+  if (!entry.is_object()) fail<InputError>(place, "is {}, expected an object", describe(entry));
+  const Json& call = is_given(entry, "function") ? entry["function"] : entry;
+  if (!call.is_object()) fail<InputError>(place, "\"function\" is {}, expected an object", describe(call));
+  ToolCall out{text_of(call, "name", place), call.value("arguments", Json())};
+  if (!out.arguments.is_object() && !out.arguments.is_string())
+    fail<InputError>(place, "\"arguments\" is {}, expected an object or a text", describe(out.arguments));
+  return out;
+}
+
+/// What an answer has beside its text.
+void read_answer(const Json& message, const std::string& place, ChatMessage& out) {
+  if (message.contains("reasoning_content") && message["reasoning_content"].is_string())
+    out.reasoning = message["reasoning_content"].get<std::string>();
+  if (!is_given(message, "tool_calls")) return;
+  const Json& calls = message["tool_calls"];
+  if (!calls.is_array())
+    fail<InputError>(place, "\"tool_calls\" is {}, expected a list of calls", describe(calls));
+  for (std::size_t i = 0; i < calls.size(); ++i)
+    out.calls.push_back(call_of(calls[i], fmt::format("{}, call {}", place, i + 1)));
 }
 
 void add_messages(const Json& list, const char* key, const std::string& place,
@@ -52,8 +81,11 @@ void add_messages(const Json& list, const char* key, const std::string& place,
     if (!message.is_object()) fail<InputError>(where, "is {}, expected an object", describe(message));
     const bool share = message.contains("from");
     const char* role = share ? "from" : "role";
-    out.push_back({role_of(text_of(message, role, where), role, where),
-                   text_of(message, share ? "value" : "content", where)});
+    ChatMessage read{.role = role_of(text_of(message, role, where), role, where), .text = ""};
+    if (read.role == ChatRole::kAssistant) read_answer(message, where, read);
+    const char* text = share ? "value" : "content";
+    if (read.calls.empty() || is_given(message, text)) read.text = text_of(message, text, where);
+    out.push_back(std::move(read));
   }
 }
 
@@ -93,15 +125,24 @@ std::vector<ChatMessage> messages_of(const Json& line, const std::string& place)
 }  // namespace
 
 std::vector<ChatMessage> conversation_of(const Json& line, const std::string& place) {
+  if (is_given(line, "tools"))
+    fail<InputError>(
+        place,
+        "has \"tools\", whose signatures are not rendered here: leave them out, or make tokens with "
+        "tools/tokenize_text.py --chat");
   std::vector<ChatMessage> out = messages_of(line, place);
   bool answered = false;
   for (std::size_t i = 0; i < out.size(); ++i) {
     const bool answer = out[i].role == ChatRole::kAssistant;
     answered = answered || answer;
-    if (answer && is_blank(out[i].text))
+    if (answer && is_blank(out[i].text) && out[i].calls.empty())
       fail<InputError>(place, "answer in message {} is empty, expected a text: leave the line out", i + 1);
     if (i > 0 && out[i].role == ChatRole::kSystem)
       fail<InputError>(place, "message {} is the system's, expected it to be the first", i + 1);
+    const bool hears = i > 0 && (out[i - 1].role == ChatRole::kTool || !out[i - 1].calls.empty());
+    if (out[i].role == ChatRole::kTool && !hears)
+      fail<InputError>(place, "message {} is a tool's, expected tool_calls of the assistant before it",
+                       i + 1);
     if (i == 1 && answer && out[0].role == ChatRole::kSystem)
       fail<InputError>(place, "message 2 is the assistant's, expected one of the user after the system's");
   }

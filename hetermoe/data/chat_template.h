@@ -15,6 +15,9 @@ struct ChatTurn {
   const char *before = "", *after = "";
 };
 
+/// How calls of tools and what these say are written: not at all, as Qwen3, as Llama 3.1.
+enum class ChatTools { kNone, kQwen, kLlama };
+
 /// A row of the table of templates.
 struct ChatTemplate {
   const char* name;
@@ -26,6 +29,11 @@ struct ChatTemplate {
   bool end_token = false;            ///< the tokenizer's end token, if it has one, comes after an answer
   bool joins_system = false;         ///< the system's text is a part of the first message of the user
   bool trims = false;                ///< blanks around messages are dropped
+  const char* system_end = "";       ///< after the system's message, or in its place
+  ChatTools tools = ChatTools::kNone;
+  /// Answers after the last question begin with what the model thought; those before it are told without, as
+  /// the model does not write them, and are not counted.
+  bool thinks = false;
   /// What its Jinja text in a Hugging Face folder has, and what none has.
   std::vector<const char*> marks = {}, no_marks = {};
 };
@@ -44,7 +52,11 @@ struct ChatPart {
   bool counted = false;  ///< in the loss: of an answer
   bool operator==(const ChatPart&) const = default;
 };
-/// Neighbours differ. With `ask` the beginning of an answer follows what was said.
+/// Throws InputError that begins with `place` where the template has no form for a message.
+void check_renders(const ChatTemplate& how, std::span<const ChatMessage> conversation,
+                   const std::string& place);
+/// Of what check_renders() lets pass. Neighbours differ. With `ask` the beginning of an answer follows what
+/// was said.
 std::vector<ChatPart> render(const ChatTemplate& how, std::span<const ChatMessage> conversation,
                              bool ask = false);
 
@@ -58,7 +70,9 @@ class ChatEncoder {
   /// Throws ConfigError for a special token that the tokenizer lacks. With bytes they are spelled.
   ChatEncoder(const ChatTemplate& how, const Tokenizer& tokenizer, const std::string& tokenizer_name,
               std::optional<i64> end_token);
-  ChatTokens encode(std::span<const ChatMessage> conversation, bool ask = false) const;
+  /// Throws InputError by check_renders().
+  ChatTokens encode(std::span<const ChatMessage> conversation, const std::string& place,
+                    bool ask = false) const;
   /// By which an answer ends.
   std::vector<i64> answer_end() const;
 

@@ -43,8 +43,9 @@ struct DataOptions {
       "what makes tokens of text: bytes, or a SentencePiece model (FILE.model). Files of tokens have theirs");
     v("json_field", json_field, "key of the text in each line of JSON lines");
     v("template", chat_template,
-      "lines of JSON are conversations, rendered by this template: chatml, llama3, mistral, deepseek-v2, "
-      "deepseek-v3, plain, or a folder whose tokenizer_config.json has that of its model; empty = they are "
+      "lines of JSON are conversations, rendered by this template: qwen3, chatml, llama3.1, llama3, mistral, "
+      "deepseek-v2, deepseek-v3, plain, or a folder whose tokenizer_config.json has that of its model; empty "
+      "= they are "
       "texts: docs/data.md");
     v("answers_only", answers_only,
       "of conversations the loss is that of the answers; false = of all that is said");

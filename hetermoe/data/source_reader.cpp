@@ -111,7 +111,7 @@ void SourceReader::read_conversations(const SourceFile& file) {
     if (size > left()) return false;
     bytes_ += size;
     ++out_.num_conversations;
-    packer(type_).add(encoder_->encode(conversation));
+    packer(type_).add(encoder_->encode(conversation, place));
     return true;
   });
 }

@@ -20,6 +20,13 @@ bool has_groups(const ModelConfig& model) { return model.group_score != GroupSco
 /// Families whose config.json has a factor on routing weights.
 bool has_routed_scale(const ModelConfig& model) { return model.model_type.starts_with("deepseek_"); }
 
+/// By which routing weights are multiplied where a token sees top_k of the instances.
+double scale_of_instances(const ModelConfig& model, i64 factor, i64 top_k) {
+  if (model.normalize_top_k) return 1;
+  const bool sigmoid = model.router_score == RouterScore::kSigmoid;
+  return (sigmoid ? 1 : real(factor)) / real(std::min(factor, top_k));
+}
+
 /// By which routing weights are multiplied, see docs/growth.md.
 double scale_factor(const ModelConfig& model, GrowthMode mode, i64 factor) {
   if (model.normalize_top_k) return 1;
@@ -27,7 +34,7 @@ double scale_factor(const ModelConfig& model, GrowthMode mode, i64 factor) {
   const double m = real(factor);
   switch (mode) {
     case GrowthMode::kFixedK:
-      return (sigmoid ? 1 : m) / real(std::min(factor, model.top_k));
+      return scale_of_instances(model, factor, model.top_k);
     case GrowthMode::kWideK:
       return sigmoid ? 1 / m : 1;
     case GrowthMode::kDormant:
@@ -203,14 +210,105 @@ std::optional<ModelConfig> model_right_after(const Growth& growth) {
   return out;
 }
 
-std::string source_name(const Growth& growth, const ParamInfo& parameter) {
-  if (parameter.expert < 0) return parameter.name;
+Growth plan_narrowing(const Growth& growth, const ModelConfig& from, i64 top_k) {
+  const ModelConfig& source = growth.before;
+  if (growth.mode != GrowthMode::kWideK) {
+    fail<ConfigError>("grow.narrow_to", "got {} with mode {}, expected it with wide-k, whose top-k is wider",
+                      top_k, name_of(growth.mode));
+  }
+  if (top_k < 1 || top_k >= from.top_k)
+    fail<ConfigError>("grow.narrow_to", "got {}, expected 1 to {}, below the top-k {} of the grown model",
+                      top_k, from.top_k - 1, from.top_k);
+  const double scale = scale_of_instances(source, growth.factor, top_k);
+  if (scale != 1 && !has_routed_scale(source)) {
+    fail<ConfigError>("grow.narrow_to",
+                      "got {}, but routing weights that are not normalised would then need a factor {:.4g}, "
+                      "which {} has no key for: expected at least {}",
+                      top_k, scale, source.model_type, growth.factor);
+  }
+  Growth out{.mode = GrowthMode::kFixedK,
+             .moments = GrownMoments::kCopy,
+             .factor = 1,
+             .before = from,
+             .after = from,
+             .source_of = std::vector<std::vector<ExpertId>>(idx(from.num_layers)),
+             .is_copy = std::vector<std::vector<bool>>(idx(from.num_layers))};
+  out.after.top_k = top_k;
+  out.after.routed_scale = source.routed_scale * scale;
+  out.after.aux_loss_coef = source.aux_loss_coef * real(source.top_k) / real(top_k);
+  check_config(out.after, "narrower " + from.name);
+  for (i64 l = 0; l < from.num_layers; ++l) {
+    if (!from.is_moe(l)) continue;
+    out.source_of[idx(l)].resize(idx(from.num_experts));
+    std::iota(out.source_of[idx(l)].begin(), out.source_of[idx(l)].end(), 0);
+    out.is_copy[idx(l)].assign(idx(from.num_experts), false);
+  }
+  return out;
+}
+
+Growth plan_shrink(const ModelConfig& model, const GrowthOptions& options) {
+  const i64 m = options.factor;
+  if (model.num_experts == 0)
+    fail<ConfigError>("--factor", "got 1/{}, but {} has no experts to merge", m, model.name);
+  const bool wide = options.mode == GrowthMode::kWideK;
+  const auto divides = [&](i64 number, const char* what) {
+    if (number % m == 0 && number / m > 0) return;
+    fail<ConfigError>("--factor", "got 1/{}, but {} has {} {}: expected a divisor of it", m, model.name,
+                      number, what);
+  };
+  divides(model.num_experts, "experts");
+  if (has_groups(model)) divides(model.num_experts / model.num_expert_groups, "experts in a group");
+  if (wide) divides(model.top_k, "experts for a token (wide-k)");
+  ModelConfig small = model;
+  small.num_experts /= m;
+  if (wide) small.top_k /= m;
+  if (small.top_k > small.num_experts) {
+    fail<ConfigError>("--factor",
+                      "got 1/{}, which would leave {} {} of which a token sees {}: expected a larger factor, "
+                      "or --mode wide-k",
+                      m, small.name, counted(small.num_experts, "expert"), small.top_k);
+  }
+  // Numbers that people wrote are short: of those whose product is this one they are meant.
+  const auto undo = [](double product, double factor) {
+    const double plain = product / factor, short_one = rounded(plain);
+    return short_one * factor == product ? short_one : plain;
+  };
+  small.routed_scale = undo(small.routed_scale, scale_factor(small, options.mode, m));
+  if (wide) {
+    const double least = small.aux_loss_coef * real(m);
+    small.aux_loss_coef = rounded(least) / real(m) == model.aux_loss_coef ? rounded(least) : least;
+  }
+  Growth out = plan_growth(small, options);
+  out.after = model;
+  return out;
+}
+
+namespace {
+
+/// The name of the same tensor of another expert.
+std::string name_of_expert(const ParamInfo& parameter, ExpertId expert) {
   std::string name = parameter.name;
   const std::string number = fmt::format(".experts.{}.", parameter.expert);
   const std::size_t at = name.find(number);
   HM_CHECK(at != std::string::npos, "{} names no expert", name);
-  const ExpertId source = growth.source_of[idx(parameter.layer)][idx(parameter.expert)];
-  return name.replace(at, number.size(), fmt::format(".experts.{}.", source));
+  return name.replace(at, number.size(), fmt::format(".experts.{}.", expert));
+}
+
+}  // namespace
+
+std::string source_name(const Growth& growth, const ParamInfo& parameter) {
+  if (parameter.expert < 0) return parameter.name;
+  return name_of_expert(parameter, growth.source_of[idx(parameter.layer)][idx(parameter.expert)]);
+}
+
+std::vector<std::string> instance_names(const Growth& growth, const ParamInfo& source) {
+  if (source.expert < 0) return {source.name};
+  std::vector<std::string> out;
+  const std::vector<ExpertId>& order = growth.source_of[idx(source.layer)];
+  for (std::size_t e = 0; e < order.size(); ++e) {
+    if (order[e] == source.expert) out.push_back(name_of_expert(source, static_cast<ExpertId>(e)));
+  }
+  return out;
 }
 
 double noise_width(const Growth& growth) {

@@ -94,11 +94,24 @@ std::vector<ExpertId> hand_out(const std::vector<double>& scores, i64 slots, i64
 Growth plan_growth(const ModelConfig& model, const GrowthOptions& options);
 
 /// The model that computes on the tensors of the source what the grown one computes right after growth, where
-/// there is one: in fixed-k only the best max(1, K/m) experts of a token are seen.
+/// there is one: in fixed-k only the best max(1, K/m) experts of a token are seen. There is none where an
+/// expert fills a part of its instances, or counts of instances differ: see loss_of_instances().
 std::optional<ModelConfig> model_right_after(const Growth& growth);
+
+/// The step from one top-k to a lower one, of a model that grew by `growth` (wide-k) and has `from` now:
+/// every expert stays the one that it is. The sum of routing weights and of the load-balancing loss follow
+/// top-k, so that with the source's top-k they are those of fixed-k. Throws ConfigError.
+Growth plan_narrowing(const Growth& growth, const ModelConfig& from, i64 top_k);
+
+/// The growth that makes `model` of one with 1/factor of its experts, every expert with as many copies: what
+/// shrinking undoes. Throws ConfigError when there is none.
+Growth plan_shrink(const ModelConfig& model, const GrowthOptions& options);
 
 /// The parameter of the source that a parameter of the grown model is made of.
 std::string source_name(const Growth& growth, const ParamInfo& parameter);
+/// The other way: what is made of a parameter of the source, of originals and copies. Those that are of no
+/// expert have one name.
+std::vector<std::string> instance_names(const Growth& growth, const ParamInfo& source);
 
 /// Half-width of the noise on an element of a copy's router row, or on its choice bias where there is one.
 double noise_width(const Growth& growth);

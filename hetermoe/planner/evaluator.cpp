@@ -169,7 +169,7 @@ bool Evaluator::fits(const std::vector<Bytes>& memory) {
 }
 
 bool Evaluator::fits_hosts(const Plan& plan) {
-  const std::string over = overfilled_host(plan, request_.model, request_.cluster);
+  const std::string over = overfilled_host(plan, request_.model, request_.cluster, request_.trained.frozen);
   if (!over.empty()) last_overfill_ = over;
   return over.empty();
 }

@@ -1,10 +1,10 @@
-#include "hetermoe/plan/pipeline_tasks.h"
 #include "hetermoe/planner/explain.h"
 
 #include <algorithm>
 #include <map>
 #include <set>
 
+#include "hetermoe/plan/pipeline_tasks.h"
 #include "hetermoe/planner/memory_estimate.h"
 #include "hetermoe/planner/sentences.h"
 #include "hetermoe/planner/strategies.h"

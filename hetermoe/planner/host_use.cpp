@@ -55,31 +55,35 @@ namespace {
 /// Adds up what the hosts of a plan keep.
 class HostMemory {
  public:
-  HostMemory(const Plan& plan, const ModelConfig& model, const Cluster& cluster)
+  HostMemory(const Plan& plan, const ModelConfig& model, const Cluster& cluster,
+             const std::vector<Unit>& frozen)
       : plan_(plan),
         model_(model),
         cluster_(cluster),
+        frozen_(frozen),
         counts_(count_parameters(model)),
         memory_(cluster.nodes.size(), 0) {}
 
   std::vector<Bytes> run() {
     for (std::size_t l = 0; l < plan_.groups[0].layers.size(); ++l) {
       const auto layer = static_cast<i32>(l);
-      add(UnitPart::kAttention, layer, counts_.attention_part[l], [&](const Group& group, auto& devices) {
-        add_shares(group.layers[l].attention, devices);
-        add_shares(backward_shares(group.layers[l]), devices);
-      });
+      add({layer, UnitPart::kAttention, -1}, counts_.attention_part[l],
+          [&](const Group& group, auto& devices) {
+            add_shares(group.layers[l].attention, devices);
+            add_shares(backward_shares(group.layers[l]), devices);
+          });
       for (std::size_t e = 0; e < plan_.groups[0].layers[l].experts.size(); ++e) {
-        add(UnitPart::kExperts, layer, counts_.expert, [&](const Group& group, auto& devices) {
-          for (const ExpertOwner& owner : group.layers[l].experts[e]) devices.insert(owner.device);
-        });
+        add({layer, UnitPart::kExperts, static_cast<ExpertId>(e)}, counts_.expert,
+            [&](const Group& group, auto& devices) {
+              for (const ExpertOwner& owner : group.layers[l].experts[e]) devices.insert(owner.device);
+            });
       }
     }
-    add(UnitPart::kEmbed, -1, counts_.embedding, [&](const Group& group, auto& devices) {
+    add({-1, UnitPart::kEmbed, -1}, counts_.embedding, [&](const Group& group, auto& devices) {
       add_shares(group.embed, devices);
       add_shares(backward_embed_shares(group), devices);
     });
-    add(UnitPart::kHead, -1, counts_.head,
+    add({static_cast<i32>(model_.num_layers), UnitPart::kHead, -1}, counts_.head,
         [&](const Group& group, auto& devices) { add_shares(group.head, devices); });
     for (const Group& group : plan_.groups) {
       for (std::size_t l = 0; l < group.layers.size(); ++l) add_saved(group, l);
@@ -95,14 +99,16 @@ class HostMemory {
   }
 
   template <class Holders>
-  void add(UnitPart part, i32 layer, i64 parameters, Holders holders) {
-    if (home_of(plan_.groups[0], part, layer).optimizer != Residence::kHost) return;
+  void add(const Unit& unit, i64 parameters, Holders holders) {
+    if (home_of(plan_.groups[0], unit.part, unit.layer).optimizer != Residence::kHost) return;
+    const bool trained = !std::binary_search(frozen_.begin(), frozen_.end(), unit);
     std::set<DeviceId> devices;
     for (const Group& group : plan_.groups) holders(group, devices);
     std::set<NodeId> nodes;
     for (const DeviceId device : devices) {
       if (!nodes.insert(cluster_.node_of(device)).second) continue;
-      memory_[idx(cluster_.node_of(device))] += real(parameters) * state_bytes_of(plan_, device).total(1);
+      const StateBytes each = state_bytes_of(plan_, device);
+      memory_[idx(cluster_.node_of(device))] += real(parameters) * (trained ? each.total() : each.weights);
     }
   }
 
@@ -133,6 +139,7 @@ class HostMemory {
   const Plan& plan_;
   const ModelConfig& model_;
   const Cluster& cluster_;
+  const std::vector<Unit>& frozen_;
   ParamCounts counts_;
   std::vector<Bytes> memory_;
 };
@@ -152,13 +159,15 @@ Plan without_hosts(Plan plan) {
 
 }  // namespace
 
-std::vector<Bytes> estimate_host_memory(const Plan& plan, const ModelConfig& model, const Cluster& cluster) {
-  return HostMemory(plan, model, cluster).run();
+std::vector<Bytes> estimate_host_memory(const Plan& plan, const ModelConfig& model, const Cluster& cluster,
+                                        const std::vector<Unit>& frozen) {
+  return HostMemory(plan, model, cluster, frozen).run();
 }
 
-std::string overfilled_host(const Plan& plan, const ModelConfig& model, const Cluster& cluster) {
+std::string overfilled_host(const Plan& plan, const ModelConfig& model, const Cluster& cluster,
+                            const std::vector<Unit>& frozen) {
   if (!uses_hosts(plan)) return "";
-  const std::vector<Bytes> memory = estimate_host_memory(plan, model, cluster);
+  const std::vector<Bytes> memory = estimate_host_memory(plan, model, cluster, frozen);
   for (std::size_t n = 0; n < memory.size(); ++n) {
     const Node& node = cluster.nodes[n];
     if (memory[n] <= 0 || memory[n] <= node.host->memory_bytes()) continue;
@@ -183,7 +192,8 @@ std::string kept_on_hosts(const Plan& plan) {
 
 std::vector<std::string> explain_hosts(const PlanRequest& request, const Plan& plan,
                                        const std::string& without) {
-  const std::vector<Bytes> memory = estimate_host_memory(plan, request.model, request.cluster);
+  const std::vector<Bytes> memory =
+      estimate_host_memory(plan, request.model, request.cluster, request.trained.frozen);
   const auto fullest = std::max_element(memory.begin(), memory.end());
   const Node& node = request.cluster.nodes[idx(fullest - memory.begin())];
   Predictor predictor = predictor_of(request);

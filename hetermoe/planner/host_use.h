@@ -21,11 +21,14 @@ void keep_on_hosts(HostUse use, const ModelConfig& model, const Cluster& cluster
 bool has_hosts(const Cluster& cluster);
 
 /// [num_nodes] bytes that each host keeps for a plan: weights, gradients, masters, moments, each once,
-/// however many of its devices use them; saved activations of the microbatches in flight.
-std::vector<Bytes> estimate_host_memory(const Plan& plan, const ModelConfig& model, const Cluster& cluster);
+/// however many of its devices use them; saved activations of the microbatches in flight. Of frozen units
+/// (ascending) weights alone.
+std::vector<Bytes> estimate_host_memory(const Plan& plan, const ModelConfig& model, const Cluster& cluster,
+                                        const std::vector<Unit>& frozen = {});
 
 /// The host that a plan overfills: "host of new (64 GiB) needs 80.1 GiB"; empty = the plan fits.
-std::string overfilled_host(const Plan& plan, const ModelConfig& model, const Cluster& cluster);
+std::string overfilled_host(const Plan& plan, const ModelConfig& model, const Cluster& cluster,
+                            const std::vector<Unit>& frozen = {});
 
 /// What a plan keeps on hosts, in words; empty = nothing.
 std::string kept_on_hosts(const Plan& plan);

@@ -1,5 +1,4 @@
 #include "hetermoe/planner/predict.h"
-#include "hetermoe/plan/pipeline_tasks.h"
 
 #include <algorithm>
 #include <limits>
@@ -7,6 +6,7 @@
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/plan/backward_shares.h"
+#include "hetermoe/plan/pipeline_tasks.h"
 #include "hetermoe/schedule/order_policy.h"
 
 namespace hetermoe {

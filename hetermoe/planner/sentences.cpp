@@ -1,4 +1,3 @@
-#include "hetermoe/plan/pipeline_tasks.h"
 #include "hetermoe/planner/sentences.h"
 
 #include <fmt/ranges.h>
@@ -6,6 +5,7 @@
 #include <algorithm>
 
 #include "hetermoe/base/words.h"
+#include "hetermoe/plan/pipeline_tasks.h"
 #include "hetermoe/planner/memory_estimate.h"
 
 namespace hetermoe {

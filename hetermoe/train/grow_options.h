@@ -15,6 +15,7 @@ struct GrowOptions {
   double noise = 1e-3;
   std::optional<GrownMoments> moments;
   std::string cluster, plan;
+  i64 narrow_to = 0, narrow_every = 10;
   template <class V>
   void fields(V& v) {
     v("at", at,
@@ -34,6 +35,11 @@ struct GrowOptions {
     v("moments", moments, "what becomes of the optimizer's moments; null = what fits the mode");
     v("cluster", cluster, "the cluster from then on; empty = the same");
     v("plan", plan, "a plan.json for the grown model; empty = the strategy makes it");
+    v("narrow_to", narrow_to,
+      "mode wide-k: after growth top-k falls by one expert at a time down to this, 0 = it stays wide",
+      at_least(0));
+    v("narrow_every", narrow_every, "steps from growth to the first fall of top-k, and between two",
+      at_least(1));
   }
 };
 

@@ -3,6 +3,7 @@
 #include "hetermoe/base/version.h"
 #include "hetermoe/train/checkpoint_archive.h"
 #include "hetermoe/train/resume.h"
+#include "hetermoe/weights/merge.h"
 #include "hetermoe/weights/upcycle.h"
 
 namespace hetermoe {
@@ -10,42 +11,44 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// What a run keeps of one parameter.
-class GrownParameter {
- public:
-  GrownParameter(const Archive& archive, const Growth& growth, const ParamInfo& before,
-                 const ParamInfo& after)
-      : archive_(archive), growth_(growth), before_(before), after_(after) {}
-
-  void add_to(CheckpointShard& shard) const {
-    const at::Tensor value = read("");
-    if (archive_.has(before_.name + ".master")) {
-      // A value is a rounding of its master, noise included.
-      const at::Tensor master = grown(read(".master"));
-      shard.model.push_back({after_.name, master.to(value.scalar_type())});
-      shard.optimizer.push_back({after_.name + ".master", master});
-    } else {
-      shard.model.push_back({after_.name, grown(value)});
-    }
-    if (archive_.has(before_.name + ".published"))
-      shard.optimizer.push_back({after_.name + ".published", grown(read(".published"))});
-    add_moment(shard, ".exp_avg", 1);
-    add_moment(shard, ".exp_avg_sq", 2);
-  }
-
- private:
-  at::Tensor read(const char* suffix) const { return archive_.read(before_.name + suffix, before_.shape); }
-  at::Tensor grown(const at::Tensor& source) const { return grown_tensor(growth_, after_, source); }
-  /// Frozen parameters have none.
-  void add_moment(CheckpointShard& shard, const char* suffix, i64 power) const {
-    if (!archive_.has(before_.name + suffix)) return;
-    shard.optimizer.push_back({after_.name + suffix, grown_moment(growth_, after_, read(suffix), power)});
-  }
-
-  const Archive& archive_;
-  const Growth& growth_;
-  const ParamInfo &before_, &after_;
+/// What a run keeps of one parameter, made of what it kept of the source's. Suffixes name what that is: "" is
+/// the value.
+struct MadeParameter {
+  std::string name, source;  ///< source: one of those that it is made of, which tells what is kept
+  std::function<at::Tensor(const char* suffix)> value;
+  std::function<at::Tensor(const char* suffix, i64 power)> moment;
 };
+
+void add_to(CheckpointShard& shard, const Archive& archive, const MadeParameter& made,
+            at::ScalarType value_type) {
+  if (archive.has(made.source + ".master")) {
+    // A value is a rounding of its master, noise included.
+    const at::Tensor master = made.value(".master");
+    shard.model.push_back({made.name, master.to(value_type)});
+    shard.optimizer.push_back({made.name + ".master", master});
+  } else {
+    shard.model.push_back({made.name, made.value("")});
+  }
+  if (archive.has(made.source + ".published"))
+    shard.optimizer.push_back({made.name + ".published", made.value(".published")});
+  // Frozen parameters have no moments.
+  for (const auto& [suffix, power] : {std::pair(".exp_avg", i64{1}), std::pair(".exp_avg_sq", i64{2})}) {
+    if (archive.has(made.source + suffix))
+      shard.optimizer.push_back({made.name + suffix, made.moment(suffix, power)});
+  }
+}
+
+/// The checkpoint of another model: what is of the old experts is left out.
+CheckpointShard begin_shard(const FoundCheckpoint& from, const ModelConfig& model, GrownMoments moments) {
+  CheckpointShard shard;
+  shard.info = from.info;
+  shard.info.version = version();
+  shard.info.plan = nullptr;
+  shard.info.expert_loads.clear();
+  if (moments == GrownMoments::kReset) shard.info.forgotten = from.info.step - from.info.skipped;
+  shard.config = to_hf(model);
+  return shard;
+}
 
 /// The job that goes on; what names experts by their old numbers is left out.
 Json grown_job(Json job, const fs::path& output, std::vector<std::string>& notes) {
@@ -63,24 +66,48 @@ Json grown_job(Json job, const fs::path& output, std::vector<std::string>& notes
   drop("routing", "record", "");
   drop("routing", "replay", "");
   drop("grow", "at", 0);
+  drop("grow", "narrow_to", 0);
   return job;
 }
 
 }  // namespace
 
 CheckpointShard grow_checkpoint(const FoundCheckpoint& from, const Growth& growth) {
-  CheckpointShard shard;
-  shard.info = from.info;
-  shard.info.version = version();
-  shard.info.plan = nullptr;        // it has owners of the old experts
-  shard.info.expert_loads.clear();  // of the old experts
-  if (growth.moments == GrownMoments::kReset) shard.info.forgotten = from.info.step - from.info.skipped;
-  shard.config = to_hf(growth.after);
+  CheckpointShard shard = begin_shard(from, growth.after, growth.moments);
   const Archive archive(from.path, from.files);
   std::map<std::string, ParamInfo> before;
   for (const ParamInfo& parameter : parameters(growth.before)) before[parameter.name] = parameter;
-  for (const ParamInfo& parameter : parameters(growth.after))
-    GrownParameter(archive, growth, before.at(source_name(growth, parameter)), parameter).add_to(shard);
+  for (const ParamInfo& parameter : parameters(growth.after)) {
+    const ParamInfo& source = before.at(source_name(growth, parameter));
+    const auto read = [&](const char* suffix) { return archive.read(source.name + suffix, source.shape); };
+    add_to(shard, archive,
+           {.name = parameter.name,
+            .source = source.name,
+            .value = [&](const char* suffix) { return grown_tensor(growth, parameter, read(suffix)); },
+            .moment = [&](const char* suffix,
+                          i64 power) { return grown_moment(growth, parameter, read(suffix), power); }},
+           read("").scalar_type());
+  }
+  return shard;
+}
+
+CheckpointShard shrink_checkpoint(const FoundCheckpoint& from, const Growth& growth, double least_cosine) {
+  CheckpointShard shard = begin_shard(from, growth.before, growth.moments);
+  const Archive archive(from.path, from.files);
+  const auto reads = [&](const char* suffix) -> ReadTensor {
+    return [&archive, suffix](const ParamInfo& p) { return archive.read(p.name + suffix, p.shape); };
+  };
+  check_alike(growth, reads(""), least_cosine);
+  for (const ParamInfo& parameter : parameters(growth.before)) {
+    const auto value = [&](const char* suffix) { return merged_tensor(growth, parameter, reads(suffix)); };
+    add_to(shard, archive,
+           {.name = parameter.name,
+            .source = instance_names(growth, parameter).front(),
+            .value = value,
+            .moment = [&](const char* suffix,
+                          i64 power) { return merged_moment(growth, parameter, reads(suffix), power); }},
+           value("").scalar_type());
+  }
   return shard;
 }
 
@@ -92,14 +119,17 @@ void check_grown_output(const fs::path& output) {
 }
 
 GrownRun write_grown_run(const FoundCheckpoint& from, const Growth& growth, const fs::path& output) {
+  return write_changed_run(grow_checkpoint(from, growth), output);
+}
+
+GrownRun write_changed_run(CheckpointShard shard, const fs::path& output) {
   check_grown_output(output);
   GrownRun out;
-  CheckpointShard shard = grow_checkpoint(from, growth);
   shard.info.job = grown_job(std::move(shard.info.job), output, out.notes);
   out.job = output / "job.json";
   try {
     write_checkpoint(checkpoint_folder(output), shard, 1);
-    write_text(output / "model.json", to_hf(growth.after).dump(2) + "\n");
+    write_text(output / "model.json", shard.config.dump(2) + "\n");
     write_text(out.job, shard.info.job.dump(2) + "\n");
   } catch (...) {
     std::error_code code;

@@ -13,6 +13,10 @@ namespace hetermoe {
 /// all else of the run (step, data, loss scale) as it was. Throws IoError when bytes are damaged.
 CheckpointShard grow_checkpoint(const FoundCheckpoint& from, const Growth& growth);
 
+/// The checkpoint as the model has it that grew by `growth` (plan_shrink): instances are merged
+/// (weights/merge.h), all else as above. Throws ConfigError when some are not alike, or IoError.
+CheckpointShard shrink_checkpoint(const FoundCheckpoint& from, const Growth& growth, double least_cosine);
+
 /// What was written of a grown run.
 struct GrownRun {
   std::filesystem::path checkpoint, job;
@@ -26,5 +30,7 @@ void check_grown_output(const std::filesystem::path& output);
 /// job.json, by which `hetermoe train` goes on. Whole or not at all.
 GrownRun write_grown_run(const FoundCheckpoint& from, const Growth& growth,
                          const std::filesystem::path& output);
+/// The same of a checkpoint that has grown or shrunk.
+GrownRun write_changed_run(CheckpointShard shard, const std::filesystem::path& output);
 
 }  // namespace hetermoe

@@ -1,5 +1,6 @@
 #include "hetermoe/train/growing_job.h"
 
+#include "hetermoe/planner/memory_estimate.h"
 #include "hetermoe/report/table.h"
 #include "hetermoe/train/grow_run.h"
 #include "hetermoe/train/growth_scores.h"
@@ -56,57 +57,125 @@ Job job_after(Job job) {
   return job;
 }
 
-/// Whether the run that is in the output folder has grown; collective. Throws ConfigError when it is beyond
-/// the step at which it should have.
-bool has_grown(const Job& job, const ModelConfig& grown, const Processes& processes) {
-  Json told = {{"grown", false}, {"step", 0}};
+/// Up to growth, from there, and one for each fall of top-k. Scores are not known yet: the first growth is
+/// planned without them.
+std::vector<JobPart> growing_parts(const Job& job, const ModelConfig& model) {
+  const GrowOptions& grow = job.grow;
+  const Growth growth = plan_growth(model, growth_options(job));
+  const Job after = job_after(job);
+  std::vector<JobPart> out = {{job, model, {}, grow.at}, {after, growth.after, growth, job.train.steps}};
+  if (grow.narrow_to == 0) return out;
+  plan_narrowing(growth, growth.after, grow.narrow_to);  // what cannot be is told with the key
+  i64 begin = grow.at;
+  for (i64 top_k = growth.after.top_k - 1; top_k >= grow.narrow_to; --top_k) {
+    begin += grow.narrow_every;
+    out.back().end = begin;
+    Growth narrowing = plan_narrowing(growth, out.back().model, top_k);
+    ModelConfig narrower = narrowing.after;
+    out.push_back({after, std::move(narrower), std::move(narrowing), job.train.steps});
+  }
+  if (begin >= job.train.steps) {
+    fail<ConfigError>("grow.narrow_to",
+                      "got {}, which top-k reaches after step {}, expected before the end, {} (train.steps)",
+                      grow.narrow_to, begin, job.train.steps);
+  }
+  return out;
+}
+
+/// Throws ConfigError for a plan that cannot be, and where devices had room before the growth and have none
+/// after it. Emulated devices run plans that are too large for them, and so they do when these grow.
+void check_room(const JobPart& before, const JobPart& after) {
+  const auto overfilled = [](const JobPart& part) {
+    const Cluster cluster = load_cluster(part.job.cluster);
+    const TrainedShares trained({.frozen = step_options(part.job, part.model).frozen}, part.model);
+    return overfilled_device(
+        estimate_memory(make_job_plan(part.job, part.model, cluster), part.model, {}, trained), cluster);
+  };
+  const std::string full = overfilled(after);
+  if (full.empty() || !overfilled(before).empty()) return;
+  fail<ConfigError>("grow",
+                    "{} for {} experts in place of {}: expected a smaller grow.factor, more devices "
+                    "(grow.cluster), or plan.offload",
+                    full, after.model.num_experts, before.model.num_experts);
+}
+
+/// With which part the run in the output folder goes on; collective. Throws ConfigError when it is beyond the
+/// step at which it should have grown.
+std::size_t part_to_go_on_with(const std::vector<JobPart>& parts, const Processes& processes) {
+  if (parts.size() == 1) return 0;
+  const Job& job = parts[0].job;
+  Json told = {{"part", 0}, {"step", 0}};
   if (processes.rank() == 0 && job.checkpoint.resume) {
     const std::vector<FoundCheckpoint> found =
         find_checkpoints(checkpoint_folder(job.output), [](const std::string&) {});
     if (!found.empty()) {
-      told["grown"] = read_json(found.front().path / "config.json") == to_hf(grown);
+      const Json config = read_json(found.front().path / "config.json");
+      for (std::size_t i = 0; i < parts.size(); ++i) {
+        if (config == to_hf(parts[i].model)) told["part"] = i;
+      }
       told["step"] = found.front().info.step;
     }
   }
   told = Json::parse(processes.gather(told.dump()).front());
+  const auto part = told.at("part").get<std::size_t>();
   const i64 step = told.at("step");
-  if (told.at("grown").get<bool>()) return true;
-  if (step > job.grow.at) {
-    fail<ConfigError>(
-        "grow.at",
-        "got {}, but the newest checkpoint in {} is of step {} and has not grown: expected that step or "
-        "a later one",
-        job.grow.at, job.output, step);
+  if (step <= parts[part].end) return part;
+  if (part > 0) {
+    fail<ConfigError>("grow.narrow_every",
+                      "got {}, but the newest checkpoint in {} is of step {} with top-k {}: expected it to "
+                      "fall after that step",
+                      job.grow.narrow_every, job.output, step, parts[part].model.top_k);
   }
-  return false;
+  fail<ConfigError>("grow.at",
+                    "got {}, but the newest checkpoint in {} is of step {} and has not grown: expected that "
+                    "step or a later one",
+                    job.grow.at, job.output, step);
 }
 
-/// Rank 0 puts the grown checkpoint in the place of that of step grow.at; collective.
-void grow_newest(const Job& job, const Job& after, const ModelConfig& model, const Processes& processes) {
+/// The growth by which the part begins, with the scores of the checkpoint that grows.
+Growth growth_into(const JobPart& part, const JobPart& before, const FoundCheckpoint& checkpoint) {
+  if (part.from.factor == 1) return part.from;  // top-k alone falls
+  const Job& job = before.job;
+  const GrowthSource source{.model = before.model, .weights = checkpoint.path, .checkpoint = checkpoint};
+  GrowthOptions how = growth_options(job);
+  const GrowOptions& grow = job.grow;
+  how.scores = growth_scores({grow.score, grow.counts, job.train.seed}, source, [&] {
+    return GrowthData(job, before.model, checkpoint.info.sequences, grow.batches);
+  });
+  return plan_growth(before.model, how);
+}
+
+/// Rank 0 puts the checkpoint that `part` begins with in the place of the last one of the part before;
+/// collective.
+void begin_part(const JobPart& part, const JobPart& before, const Processes& processes) {
   if (processes.rank() == 0) {
-    const std::vector<FoundCheckpoint> found =
-        find_checkpoints(checkpoint_folder(job.output), [](const std::string&) {});
-    HM_CHECK(!found.empty() && found.front().info.step == job.grow.at, "no checkpoint of step {}",
-             job.grow.at);
-    const GrowthSource source{.model = model, .weights = found.front().path, .checkpoint = found.front()};
-    GrowthOptions how = growth_options(job);
-    const GrowOptions& grow = job.grow;
-    how.scores = growth_scores({grow.score, grow.counts, job.train.seed}, source, [&] {
-      return GrowthData(job, model, found.front().info.sequences, grow.batches);
-    });
-    CheckpointShard shard = grow_checkpoint(found.front(), plan_growth(model, how));
-    shard.info.job = to_json(after);
-    write_checkpoint(checkpoint_folder(job.output), shard, job.checkpoint.keep);
+    const std::filesystem::path folder = checkpoint_folder(part.job.output);
+    const std::vector<FoundCheckpoint> found = find_checkpoints(folder, [](const std::string&) {});
+    HM_CHECK(!found.empty() && found.front().info.step == before.end, "no checkpoint of step {}", before.end);
+    CheckpointShard shard = grow_checkpoint(found.front(), growth_into(part, before, found.front()));
+    shard.info.job = to_json(part.job);
+    write_checkpoint(folder, shard, part.job.checkpoint.keep);
   }
   processes.gather("");
 }
 
-std::string growth_note(const Job& job, const ModelConfig& model, const ModelConfig& grown,
-                        const StrategyRun& before) {
+std::string note_of(const JobPart& part, const JobPart& before, const StrategyRun& run) {
+  const std::string took = format_seconds(run.predicted.step);
+  if (part.from.factor == 1)
+    return fmt::format("step {}: a token sees {} experts, {} before; steps took {} (simulated)",
+                       before.end + 1, part.model.top_k, before.model.top_k, took);
   return fmt::format(
       "step {}: grows from {} to {} experts ({}), of which a token sees {}; steps took {} (simulated)",
-      job.grow.at + 1, model.num_experts, grown.num_experts, name_of(job.grow.mode), grown.top_k,
-      format_seconds(before.predicted.step));
+      before.end + 1, before.model.num_experts, part.model.num_experts, name_of(before.job.grow.mode),
+      part.model.top_k, took);
+}
+
+/// What the report says of the step by which the part begins.
+std::string mark_of(const JobPart& part, const JobPart& before) {
+  if (part.from.factor == 1)
+    return fmt::format("{} experts for a token, {} before", part.model.top_k, before.model.top_k);
+  return fmt::format("{} experts, {} before ({})", part.model.num_experts, before.model.num_experts,
+                     name_of(before.job.grow.mode));
 }
 
 /// What was trained before the growth comes before the rest.
@@ -116,38 +185,53 @@ void put_before(TrainOutcome first, TrainOutcome& rest) {
   prepend(first.notes, rest.notes);
   prepend(first.records, rest.records);
   prepend(first.warnings, rest.warnings);
+  // Copies of experts that were fewer are not counted with those of the grown ones.
+  if (first.expert_copies.empty() || rest.expert_copies.empty() ||
+      first.expert_copies[0].size() != rest.expert_copies[0].size())
+    return;
+  for (std::size_t l = 0; l < first.expert_copies.size(); ++l) {
+    for (std::size_t e = 0; e < first.expert_copies[l].size(); ++e)
+      rest.expert_copies[l][e] += first.expert_copies[l][e];
+  }
 }
 
 }  // namespace
 
+std::vector<JobPart> parts_of(const Job& job) {
+  const ModelConfig model = load_model(job.model);
+  if (job.grow.at == 0) {
+    if (job.grow.narrow_to > 0)
+      fail<ConfigError>("grow.narrow_to", "got {} without grow.at, expected a step after which experts grow",
+                        job.grow.narrow_to);
+    return {{job, model, {}, job.train.steps}};
+  }
+  check_growing(job);
+  std::vector<JobPart> out = growing_parts(job, model);
+  check_room(out[0], out[1]);
+  return out;
+}
+
 TrainedJob train_job(const Job& job, const CompareRunOptions& options,
                      const std::function<void(const std::string&, const StepRecord&)>& on_step,
                      const Processes& processes) {
-  const ModelConfig model = load_model(job.model);
-  if (job.grow.at == 0) return {compare_job(job, options, on_step, processes), model, job.cluster};
-  check_growing(job);
-  const ModelConfig grown = plan_growth(model, growth_options(job)).after;
-  const Job after = job_after(job);
-  make_job_plan(after, grown,
-                load_cluster(after.cluster));  // a plan that cannot be is told before the first step
-  CompareRunOptions how = options;
-  std::optional<TrainOutcome> first;
-  if (!has_grown(job, grown, processes)) {
-    how.end_after = job.grow.at;
-    std::vector<StrategyRun> runs = compare_job(job, how, on_step, processes);
-    if (runs[0].outcome.stopped_by != 0) return {std::move(runs), model, job.cluster};
-    grow_newest(job, after, model, processes);
-    runs[0].outcome.notes.push_back(growth_note(job, model, grown, runs[0]));
-    if (options.hooks.on_note) options.hooks.on_note(runs[0].outcome.notes.back());
-    first = std::move(runs[0].outcome);
-    how.mark = fmt::format("{} experts, {} before ({})", grown.num_experts, model.num_experts,
-                           name_of(job.grow.mode));
+  const std::vector<JobPart> parts = parts_of(job);
+  std::optional<TrainOutcome> done;
+  for (std::size_t i = part_to_go_on_with(parts, processes);; ++i) {
+    const JobPart& part = parts[i];
+    const bool last = i + 1 == parts.size();
+    CompareRunOptions how = options;
+    how.model = part.model;
+    how.end_after = last ? 0 : part.end;
+    if (done) how.mark = mark_of(part, parts[i - 1]);
+    TrainedJob out{compare_job(part.job, how, on_step, processes), part.model, part.job.cluster};
+    TrainOutcome& outcome = out.runs[0].outcome;
+    if (done) put_before(std::move(*done), outcome);
+    if (last || outcome.stopped_by != 0) return out;
+    begin_part(parts[i + 1], part, processes);
+    outcome.notes.push_back(note_of(parts[i + 1], part, out.runs[0]));
+    if (options.hooks.on_note) options.hooks.on_note(outcome.notes.back());
+    done = std::move(outcome);
   }
-  how.end_after = 0;
-  how.model = grown;
-  TrainedJob out{compare_job(after, how, on_step, processes), grown, after.cluster};
-  if (first) put_before(std::move(*first), out.runs[0].outcome);
-  return out;
 }
 
 }  // namespace hetermoe

@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include "hetermoe/base/index.h"
+#include "hetermoe/nn/decoder.h"
 #include "hetermoe/routing/trace.h"
 #include "hetermoe/train/checkpoint_archive.h"
 #include "hetermoe/weights/upcycle.h"
@@ -94,6 +95,62 @@ TensorsByName GrowthData::mean_gradients(const GrowthSource& source) const {
   return trial(source.model, source.weights, source.model)->mean_gradients(first_, batches_);
 }
 
+namespace {
+
+/// The source with routers that choose among instances; the slab of a layer has every expert once.
+ModelState state_of_instances(Growth growth, const HfWeights& weights, at::ScalarType type) {
+  growth.noise = 0;
+  ModelState out = make_model_state(growth.before, at::TensorOptions().dtype(type));
+  StorageOptions storage(type);
+  storage.trainable = false;
+  for (i64 l = 0; l < growth.before.num_layers; ++l) {
+    if (!growth.before.is_moe(l)) continue;
+    out.attention[idx(l)] = make_attention_state(growth.after, l, storage);
+    ExpertSlab& slab = out.experts[idx(l)];
+    std::vector<i64> slots;
+    for (const ExpertId source : growth.source_of[idx(l)]) slots.push_back(slab.slot_of[idx(source)]);
+    slab.slot_of = slots;
+  }
+  std::map<std::string, ParamInfo> grown;
+  for (const ParamInfo& parameter : parameters(growth.after)) grown[parameter.name] = parameter;
+  for (NamedView& view : out.views(growth.before))
+    view.value.copy_(grown_tensor(growth, grown.at(view.name), weights.read(view.name)));
+  return out;
+}
+
+/// Sum over the counted targets of tokens that see each other alone.
+double loss_sum(const ModelConfig& model, const ModelState& state, i64 capacity, const at::Tensor& tokens,
+                const at::Tensor& targets) {
+  Decoder decoder(model, state, capacity);
+  return at::cross_entropy_loss(decoder.read(tokens), targets, {}, at::Reduction::Sum).item<double>();
+}
+
+}  // namespace
+
+double GrowthData::loss_of_instances(const GrowthSource& source, const Growth& growth) const {
+  const bool wide = job_.plan.attention_dtype == Dtype::kFp64;
+  const ModelState state =
+      state_of_instances(growth, HfWeights(source.weights, source.model), wide ? at::kDouble : at::kFloat);
+  const i64 seq_len = job_.train.seq_len, count = job_.train.sequences;
+  const Sampler sampler(data_, {seq_len, job_.train.seed});
+  double sum = 0, counted = 0;
+  for (i64 b = 0; b < batches_; ++b) {
+    const Batch batch = sampler.batch(first_ + b * count, count, source.model.vocab);
+    const at::Tensor tokens = at::tensor(batch.tokens, at::kLong),
+                     targets = at::tensor(batch.targets, at::kLong);
+    for (i64 begin = 0, end = 0; begin < tokens.numel(); begin = end) {
+      const auto begins = [&](i64 i) {
+        return i % seq_len == 0 || (!batch.starts.empty() && batch.starts[idx(i)] == 1);
+      };
+      for (end = begin + 1; end < tokens.numel() && !begins(end);) ++end;
+      sum +=
+          loss_sum(growth.after, state, seq_len, tokens.slice(0, begin, end), targets.slice(0, begin, end));
+    }
+    counted += real(batch.target_count);
+  }
+  return sum / counted;
+}
+
 ExpertScores growth_scores(const ScoreChoice& choice, const GrowthSource& source,
                            const MakeGrowthData& data) {
   const auto utility = [&](Utility kind) {
@@ -123,7 +180,10 @@ GrowthLoss measure_growth(const GrowthData& data, const GrowthSource& source, co
                           const fs::path& grown) {
   GrowthLoss out;
   out.before = data.loss(source.model, source.weights, source.model);
-  if (const std::optional<ModelConfig> seen = model_right_after(growth))
+  const std::optional<ModelConfig> seen = model_right_after(growth);
+  if (!seen)
+    out.predicted = data.loss_of_instances(source, growth);
+  else
     out.predicted = *seen == source.model ? out.before : data.loss(*seen, source.weights, source.model);
   out.after = data.loss(growth.after, grown, growth.after);
   return out;

@@ -28,6 +28,10 @@ class GrowthData {
   double loss(const ModelConfig& model, const std::filesystem::path& weights,
               const ModelConfig& stored) const;
   TensorsByName mean_gradients(const GrowthSource& source) const;
+  /// Right after a growth without noise, on the weights of the source: its routers choose among instances,
+  /// and each chosen instance counts as its expert. On one device, in fp64 where the job's plan is, else
+  /// fp32.
+  double loss_of_instances(const GrowthSource& source, const Growth& growth) const;
 
  private:
   std::unique_ptr<ModelTrial> trial(const ModelConfig& model, const std::filesystem::path& weights,
@@ -50,8 +54,7 @@ ExpertScores growth_scores(const ScoreChoice& choice, const GrowthSource& source
 
 /// Losses around a growth.
 struct GrowthLoss {
-  double before = 0, after = 0;
-  std::optional<double> predicted;  ///< on the weights of the source; none where nothing predicts it
+  double before = 0, predicted = 0, after = 0;  ///< predicted: on the weights of the source
 };
 /// grown: the folder with the grown weights.
 GrowthLoss measure_growth(const GrowthData& data, const GrowthSource& source, const Growth& growth,

@@ -75,6 +75,7 @@ Json metrics_json(const StepRecord& r) {
     dead += load.dead, cv += load.cv / real(r.loads.size()), dropped += load.dropped / real(r.loads.size());
   }
   if (!r.loads.empty()) {
+    json["top_k"] = r.top_k;
     json["expert_cv"] = cv;
     json["dead_experts"] = dead;
     json["dropped_share"] = dropped;

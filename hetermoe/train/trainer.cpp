@@ -225,7 +225,6 @@ void Trainer::note(const StepRecord& record, StepTimes& times, TrainOutcome& out
 }
 
 bool Trainer::saves_after(i64 step) const { return saves() && (step + 1) % job_.checkpoint.every == 0; }
-
 /// The next step may begin before this one has ended. done: steps of this run before it.
 bool Trainer::goes_on_after(i64 step, i64 done) const {
   const bool paced = job_.clock.kind == ClockKind::kPaced;
@@ -293,6 +292,7 @@ StepRecord Trainer::end_one() {
   const LayerCopies copies = copies_of(last_.counts_LE);
   record.expert_max_over_mean = max_over_mean(copies);
   record.loads = layer_loads(model_, copies, numbers_of(last_.dropped_L));
+  record.top_k = record.loads.empty() ? 0 : model_.top_k;
   if (!routing_watch_) routing_watch_.emplace(*priced_->truth, priced_->placement, model_, cluster_);
   record.routing = routing_watch_->of(copies);
   if (balancer_) balancer_->add(copies);

@@ -61,6 +61,7 @@ struct StepRecord {
   double tokens_per_s = 0;                 ///< in the clock's seconds
   double expert_max_over_mean = 0;         ///< worst layer
   std::vector<LayerLoad> loads;            ///< of layers with experts
+  i64 top_k = 0;                           ///< experts that a token sees, 0 = there are none
   StepRouting routing;                     ///< under the plan in force, means over layers
   u64 tokens_hash = 0;                     ///< of tokens and targets of the whole step
   std::optional<double> replayed_choices;  ///< share of the choices that came from routing.replay

@@ -122,6 +122,15 @@ void Trainer::save_weights(i64 steps_done, TrainOutcome& out) {
     finish_hf_folder(target, shards, contents);
   }
   processes_.gather("");
+  if (job_.train.lora.rank > 0) {
+    const std::vector<std::string> dropped = dropped_by_peft(model_, *session_->lora());
+    if (!dropped.empty())
+      tell(fmt::format(
+               "PEFT drops without a word the adapters of {} of shared experts and dense MLPs, such as {}: "
+               "use the merged folder, {}",
+               counted(dropped.size(), "matrix"), dropped[0], target.string()),
+           out);
+  }
   tell(fmt::format("wrote {} after {} to {}", counted(parameters(model_).size(), "parameter tensor"),
                    counted(steps_done, "step"), target.string()),
        out);

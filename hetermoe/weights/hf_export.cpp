@@ -100,6 +100,16 @@ std::vector<OutTensor> adapters_to_save(const std::vector<DeviceState*>& states)
   return ordered;
 }
 
+std::vector<std::string> dropped_by_peft(const ModelConfig& model, const Lora& lora) {
+  std::vector<std::string> out;
+  for (const std::string& matrix : lora.targets) {
+    const bool of_expert = matrix.find(".experts.") != std::string::npos;
+    if (model.num_moe_layers() > 0 && !of_expert && matrix.find(".mlp.") != std::string::npos)
+      out.push_back(matrix);
+  }
+  return out;
+}
+
 Json adapter_config(const ModelConfig& model, const Lora& lora, const std::string& base) {
   // Modules by their whole names: PEFT takes a name that ends so, and layers may differ.
   Json modules = Json::array();

@@ -9,6 +9,7 @@
 #include "hetermoe/base/index.h"
 #include "hetermoe/weights/convert.h"
 #include "hetermoe/weights/hf_export.h"
+#include "hetermoe/weights/merge.h"
 
 namespace hetermoe {
 namespace {
@@ -16,10 +17,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr double kBelowAll = 2;  ///< a score is at most 1: no bias that is lower by 2 is ever chosen
-
-bool is_router(const ModelConfig& model, const ParamInfo& parameter) {
-  return parameter.layer >= 0 && model.is_moe(parameter.layer) && parameter.name.ends_with(".gate.weight");
-}
 
 at::Tensor sources(const Growth& growth, i64 layer) {
   const std::vector<ExpertId>& order = growth.source_of[idx(layer)];
@@ -67,14 +64,14 @@ Upcycled write_folder(const fs::path& to, const std::vector<OutTensor>& tensors,
 }
 
 /// config.json of the source but for what is changed; other programs' names of a setting are changed as well.
-Json grown_config(const Growth& growth, const HfFolder& folder) {
+Json changed_config(const ModelConfig& from, const ModelConfig& to, const HfFolder& folder) {
   Json config = folder.config();
-  const Json before = to_hf(growth.before), after = to_hf(growth.after);
+  const Json before = to_hf(from), after = to_hf(to);
   for (const auto& [key, value] : after.items()) {
     if (before.value(key, Json()) != value) config[key] = value;
   }
   for (const char* name : {"num_experts", "num_local_experts", "n_routed_experts"}) {
-    if (config.contains(name)) config[name] = growth.after.num_experts;
+    if (config.contains(name)) config[name] = to.num_experts;
   }
   return config;
 }
@@ -157,17 +154,18 @@ Upcycled upcycle_folder(const HfWeights& from, const fs::path& to, const Growth&
                          return grown_tensor(growth, parameter, from.read(name).to(type)).contiguous();
                        }});
   }
-  return write_folder(to, tensors,
-                      {.config = with_dtype(grown_config(growth, from.folder()), main_dtype(tensors)),
-                       .source = from.folder().path(),
-                       .origin = {{"grown_from", fs::absolute(from.folder().path()).string()},
-                                  {"growth",
-                                   {{"factor", growth.factor},
-                                    {"mode", name_of(growth.mode)},
-                                    {"noise", growth.noise},
-                                    {"seed", growth.seed},
-                                    {"source_of", growth.source_of}}}}},
-                      most_bytes);
+  return write_folder(
+      to, tensors,
+      {.config = with_dtype(changed_config(growth.before, growth.after, from.folder()), main_dtype(tensors)),
+       .source = from.folder().path(),
+       .origin = {{"grown_from", fs::absolute(from.folder().path()).string()},
+                  {"growth",
+                   {{"factor", growth.factor},
+                    {"mode", name_of(growth.mode)},
+                    {"noise", growth.noise},
+                    {"seed", growth.seed},
+                    {"source_of", growth.source_of}}}}},
+      most_bytes);
 }
 
 Upcycled sparsify_folder(const HfWeights& from, const fs::path& to, const ModelConfig& sparse, u64 seed,
@@ -194,17 +192,59 @@ Upcycled sparsify_folder(const HfWeights& from, const fs::path& to, const ModelC
       most_bytes);
 }
 
-void verify_upcycled(const HfWeights& from, const fs::path& to, const Growth& growth) {
-  const HfWeights target(to, growth.after);
+Upcycled merge_folder(const HfWeights& from, const fs::path& to, const Growth& growth, double least_cosine,
+                      i64 most_bytes) {
+  check_hf_target(to, from.folder().path());
+  const ReadTensor read = [&from](const ParamInfo& parameter) { return from.read(parameter.name); };
+  check_alike(growth, read, least_cosine);
+  std::vector<OutTensor> tensors;
+  for (const ParamInfo& parameter : parameters(growth.before)) {
+    ParamInfo first = parameter;
+    first.name = instance_names(growth, parameter).front();
+    const at::ScalarType type = converted_dtype(from, first, {});
+    tensors.push_back({{parameter.name, type, parameter.shape}, [&growth, read, parameter, type] {
+                         return merged_tensor(growth, parameter, read).to(type).contiguous();
+                       }});
+  }
+  return write_folder(
+      to, tensors,
+      {.config = with_dtype(changed_config(growth.after, growth.before, from.folder()), main_dtype(tensors)),
+       .source = from.folder().path(),
+       .origin = {{"merged_from", fs::absolute(from.folder().path()).string()},
+                  {"factor", growth.factor},
+                  {"mode", name_of(growth.mode)}}},
+      most_bytes);
+}
+
+namespace {
+
+/// Compares every parameter of a folder with what it should be in the folder's dtype.
+void verify_tensors(const HfWeights& from, const fs::path& to, const ModelConfig& model, const char* how,
+                    const std::function<at::Tensor(const ParamInfo&, at::ScalarType)>& expected) {
+  const HfWeights target(to, model);
   std::vector<std::string> different;
-  for (const ParamInfo& parameter : parameters(growth.after)) {
+  for (const ParamInfo& parameter : parameters(model)) {
     const at::Tensor got = target.read(parameter.name);
-    const at::Tensor source = from.read(source_name(growth, parameter)).to(got.scalar_type());
-    if (!equal_bits(grown_tensor(growth, parameter, source), got)) different.push_back(parameter.name);
+    if (!equal_bits(expected(parameter, got.scalar_type()), got)) different.push_back(parameter.name);
   }
   if (different.empty()) return;
-  fail<InputError>(to.string(), "{} tensors are not those of {}, grown: {}", different.size(),
-                   from.folder().path().string(), text_of(different));
+  fail<InputError>(to.string(), "{} tensors are not those of {}, {}: {}", different.size(),
+                   from.folder().path().string(), how, text_of(different));
+}
+
+}  // namespace
+
+void verify_upcycled(const HfWeights& from, const fs::path& to, const Growth& growth) {
+  verify_tensors(from, to, growth.after, "grown", [&](const ParamInfo& parameter, at::ScalarType type) {
+    return grown_tensor(growth, parameter, from.read(source_name(growth, parameter)).to(type));
+  });
+}
+
+void verify_merged(const HfWeights& from, const fs::path& to, const Growth& growth) {
+  const ReadTensor read = [&from](const ParamInfo& parameter) { return from.read(parameter.name); };
+  verify_tensors(from, to, growth.before, "merged", [&](const ParamInfo& parameter, at::ScalarType type) {
+    return merged_tensor(growth, parameter, read).to(type);
+  });
 }
 
 ExpertScores weight_scores(const HfWeights& weights, const ModelConfig& model) {

@@ -7,7 +7,8 @@
 #include "hetermoe/weights/hf_weights.h"
 #include "hetermoe/weights/hf_writer.h"
 
-// Hugging Face folders whose model grows: from E to m E experts, or from a dense model to one with experts.
+// Hugging Face folders whose model grows, from E to m E experts or from a dense model to one with experts, or
+// shrinks (weights/merge.h).
 namespace hetermoe {
 
 /// A parameter or buffer of the grown model from that of the source (source_name), in its dtype: experts and
@@ -32,6 +33,13 @@ Upcycled upcycle_folder(const HfWeights& from, const std::filesystem::path& to, 
 /// from (seed, name).
 Upcycled sparsify_folder(const HfWeights& from, const std::filesystem::path& to, const ModelConfig& sparse,
                          u64 seed, i64 most_bytes = kMostShardBytes);
+
+/// Writes the model that grew by `growth` (plan_shrink) as it was before, each family of instances merged
+/// (merged_tensor). Throws ConfigError where one is not alike (check_alike), or IoError.
+Upcycled merge_folder(const HfWeights& from, const std::filesystem::path& to, const Growth& growth,
+                      double least_cosine, i64 most_bytes = kMostShardBytes);
+/// Reads both folders and compares every parameter to the bit. Throws InputError.
+void verify_merged(const HfWeights& from, const std::filesystem::path& to, const Growth& growth);
 
 /// Reads both folders and compares every parameter to the bit: those of experts and others with their source,
 /// router rows with the source and the noise on copies. Throws InputError with the first names that differ.

@@ -88,7 +88,7 @@ TEST(Generate, AnswersAQuestionAsARunLearned) {
   const ProgramResult none = run_hetermoe({"generate", HM_SOURCE_DIR "/tests/data/parity/olmoe", "--chat",
                                            "--prompt", "x", "--tokenizer", "bytes"});
   EXPECT_EQ(none.code, 2);
-  EXPECT_TRUE(contains(none.err, "give --template, one of chatml, llama3")) << none.err;
+  EXPECT_TRUE(contains(none.err, "give --template, one of qwen3, chatml, llama3")) << none.err;
 }
 
 TEST(Data, WritesTokensThatReadBackAsTheSameDocuments) {
@@ -111,12 +111,13 @@ TEST(Data, WrongInputIsRefusedInOneSentence) {
   refused(data_of(folder, "{\"text\": \"long enough\"}\n{\"content\": \"x\"}\n"),
           "x.jsonl line 2] has no \"text\" but the keys content");
   refused(data_of(folder, ""), "too little text for training: got 0 tokens");
-  refused(chats_of(folder, "{\"messages\": [{\"role\": \"tool\", \"content\": \"x\"}]}\n"),
-          "x.jsonl line 1, message 1 of \"messages\"] \"role\" is \"tool\", expected system, user");
+  refused(chats_of(folder, "{\"messages\": [{\"role\": \"critic\", \"content\": \"x\"}]}\n"),
+          "x.jsonl line 1, message 1 of \"messages\"] \"role\" is \"critic\", expected system, user");
   refused(data_of(folder, kTwoChats),
           "has no \"text\" but the keys prompt, completion. Name the key of the text "
           "by data.json_field, or for conversations a data.template");
-  refused(data_of(folder, kTwoChats, {"--data.template", "alpaca"}), "got alpaca, expected chatml, llama3");
+  refused(data_of(folder, kTwoChats, {"--data.template", "alpaca"}),
+          "got alpaca, expected qwen3, chatml, llama3");
   refused(data_of(folder, kTwoLines, {"--data.tokenizer", "tokenizer.json"}), "tools/tokenize_text.py");
   folder.file("cut.bin", "xx");
   const std::string cut = folder.file("cut.idx", std::string("MMIDIDX\0\0\1\0\0\0\0\0\0\0\x8\x9", 19));
@@ -136,6 +137,16 @@ TEST(DryRun, SaysWhatWouldBeDoneAndDoesNothing) {
   EXPECT_EQ(json["tokens"], 6 * 4 * 16);
   EXPECT_DOUBLE_EQ(json["run_s"].get<double>(), 6 * json["step"]["step_s"].get<double>());
   EXPECT_EQ(json["job"]["train"]["steps"], 6);
+  // Steps after growth take longer.
+  const auto run_s = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), {"--dry-run", "--json"});
+    return Json::parse(run_hetermoe(train_words(folder, more)).out)["run_s"].get<double>();
+  };
+  const double wide = run_s({"--grow.at", "2", "--grow.mode", "wide_k"});
+  const double narrower =
+      run_s({"--grow.at", "2", "--grow.mode", "wide_k", "--grow.narrow_to", "2", "--grow.narrow_every", "1"});
+  EXPECT_GT(narrower, 1.001 * run_s({}));
+  EXPECT_GT(wide, 1.001 * narrower);
   EXPECT_TRUE(folder.contents().empty());
   EXPECT_EQ(run_hetermoe(train_words(folder, {"--dry-run", "--data.paths", folder / "none"})).code, 2);
 }
@@ -154,6 +165,7 @@ TEST(Generate, GoesOnFromTheNewestCheckpointOfARun) {
   EXPECT_EQ(greedy["prompt_tokens"], Json({100, 101, 102, 32}));
   EXPECT_EQ(greedy["tokens"].size(), 12U);
   EXPECT_EQ(generated({}), greedy);
+  EXPECT_DOUBLE_EQ(greedy["loss_per_byte"], greedy["loss"]);  // a token is a byte here
   const Json drawn = generated({"--temperature", "1"});
   EXPECT_NE(drawn["tokens"], greedy["tokens"]);
   EXPECT_NE(generated({"--temperature", "1", "--seed", "2"})["tokens"], drawn["tokens"]);

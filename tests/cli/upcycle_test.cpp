@@ -58,6 +58,49 @@ TEST(UpcycleCommand, TheLossRightAfterIsAsPredicted) {
   }
 }
 
+/// Also where an expert fills a part of its instances, has more of them than others, or counts twice in its
+/// group.
+TEST(UpcycleCommand, TheLossOfPartlySeenInstancesIsAsPredicted) {
+  const WorkFolder folder;
+  const std::string job = job_file(folder);
+  const std::vector<Words> cases = {{"qwen3_moe", "2", "uniform"},  // top-k 3
+                                    {"mixtral", "2", "weight"},
+                                    {"olmoe", "3", "random"},
+                                    {"deepseek_v3", "2", "uniform"}};
+  for (const Words& grown : cases) {
+    const Json json =
+        json_of("upcycle", {parity_folder(grown[0]), "-o", folder / grown[0], "--factor", grown[1], "--score",
+                            grown[2], "--noise", "0", "--job", job, "--measure", "--batches", "3"});
+    const Json& loss = json.at("loss");
+    EXPECT_NEAR(loss.at("after"), loss.at("predicted"), 1e-10) << grown[0];
+    EXPECT_GT(std::abs(loss.at("after").get<double>() - loss.at("before").get<double>()), 1e-6) << grown[0];
+  }
+}
+
+TEST(UpcycleCommand, AFolderShrinksToWhatItGrewFrom) {
+  const WorkFolder folder;
+  const std::string job = job_file(folder);
+  json_of("upcycle", {parity_folder("mixtral"), "-o", folder / "wide", "--mode", "wide-k", "--noise", "0"});
+  const Json json = json_of("upcycle", {folder / "wide", "-o", folder / "again", "--factor", "1/2", "--mode",
+                                        "wide-k", "--verify", "--measure", "--job", job});
+  EXPECT_EQ(json.at("after").at("experts"), 4);
+  EXPECT_EQ(json.at("after").at("top_k"), 2);
+  EXPECT_NEAR(json.at("loss").at("after"), json.at("loss").at("before"), 1e-10);
+  expect_same_tensors(read_all(folder / "again"), read_all(parity_folder("mixtral")));
+  // A run likewise.
+  ASSERT_EQ(run("train", {job, "--train.init_from", parity_folder("mixtral"), "--grow.at", "2", "--grow.mode",
+                          "wide_k"})
+                .code,
+            0);
+  const Json shrunk = json_of("upcycle", {folder / "run", "-o", folder / "small", "--factor", "1/2", "--mode",
+                                          "wide-k", "--measure"});
+  EXPECT_EQ(shrunk.at("moments"), "split");
+  const Json went_on =
+      json_of("train", {shrunk.at("job").get<std::string>(), "--train.steps", "6"}).at("executed");
+  EXPECT_EQ(went_on.at("first_step"), 4);
+  EXPECT_NEAR(shrunk.at("loss").at("after"), shrunk.at("loss").at("before"), 1e-3);
+}
+
 /// Each score hands out as many copies; the best expert by gradients is that of the reference.
 TEST(UpcycleCommand, EveryScoreHandsOutAllCopies) {
   const WorkFolder folder;
@@ -117,6 +160,12 @@ TEST(UpcycleCommand, WhatIsWrongIsToldInOneSentence) {
   };
   const std::string out = folder / "out";
   expect({mixtral, "-o", out, "--factor", "1"}, "adds no experts");
+  expect({mixtral, "-o", out, "--factor", "half"}, "got half, expected a whole number, or 1/2");
+  expect({mixtral, "-o", out, "--factor", "1/0"}, "got 1/0, expected a whole number, or 1/2");
+  expect({mixtral, "-o", out, "--factor", "1/2"},
+         "layer 0, expert 0: the router row of instance 2 has cosine");
+  expect({mixtral, "-o", out, "--factor", "1/2", "--score", "weight"}, "expected uniform");
+  expect({mixtral, "-o", out, "--factor", "1/3"}, "expected a divisor of it");
   expect({mixtral, "-o", out, "--experts", "10"}, "expected a multiple of the 4 experts");
   expect({mixtral, "-o", out, "--experts", "8", "--factor", "2"}, "expected one of them");
   expect({mixtral, "-o", mixtral}, "is the folder that the weights are read from");

@@ -41,6 +41,13 @@ TEST(ChatTemplate, RendersAsTheModelsOwnTemplatesDo) {
             "<|start_header_id|>assistant<|end_header_id|>\n\n[Hello<|eot_id|>]"
             "<|start_header_id|>user<|end_header_id|>\n\nBye<|eot_id|>"
             "<|start_header_id|>assistant<|end_header_id|>\n\n[See you<|eot_id|>]");
+  EXPECT_EQ(rendered("llama3.1"),
+            "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\n"
+            "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\nBe brief.<|eot_id|>"
+            "<|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>"
+            "<|start_header_id|>assistant<|end_header_id|>\n\n[Hello<|eot_id|>]"
+            "<|start_header_id|>user<|end_header_id|>\n\nBye<|eot_id|>"
+            "<|start_header_id|>assistant<|end_header_id|>\n\n[See you<|eot_id|>]");
   EXPECT_EQ(rendered("mistral"),
             "<s>[INST] Be brief.\n\nHi [/INST][Hello</s>][INST] Bye [/INST][See you</s>]");
   EXPECT_EQ(rendered("deepseek-v2"),
@@ -51,6 +58,85 @@ TEST(ChatTemplate, RendersAsTheModelsOwnTemplatesDo) {
             "<｜User｜>Bye<｜Assistant｜>[See you<｜end▁of▁sentence｜>]");
   EXPECT_EQ(rendered("plain", {{ChatRole::kUser, "Hi"}, {ChatRole::kAssistant, "Hello"}}),
             "User:\nHi\n\nAssistant:\n[Hello\n\n]");
+}
+
+/// Earlier answers are told without their thoughts and are not counted: a model does not write them so.
+TEST(ChatTemplate, Qwen3ThinksAfterTheLastQuestionAlone) {
+  EXPECT_EQ(rendered("qwen3"),
+            "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
+            "<|im_start|>assistant\nHello<|im_end|>\n<|im_start|>user\nBye<|im_end|>\n"
+            "<|im_start|>assistant\n[<think>\n\n</think>\n\nSee you<|im_end|>]\n");
+  const ChatMessage inside{ChatRole::kAssistant, "<think>\nA greeting.\n</think>\n\nHello"};
+  const ChatMessage apart{.role = ChatRole::kAssistant, .text = "See you", .reasoning = "\nThey go.\n"};
+  EXPECT_EQ(rendered("qwen3", {{ChatRole::kUser, "Hi"}, inside, {ChatRole::kUser, "Bye"}, apart}),
+            "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello<|im_end|>\n"
+            "<|im_start|>user\nBye<|im_end|>\n"
+            "<|im_start|>assistant\n[<think>\nThey go.\n</think>\n\nSee you<|im_end|>]\n");
+}
+
+/// A call, what two tools say, a second call, and the answer.
+std::vector<ChatMessage> talk_with_tools() {
+  const Json arguments = Json::parse(R"({"city": "Málaga \"x\"", "days": [1, 2.5, true, null], "o": {}})");
+  return {{ChatRole::kUser, "Rain?"},
+          {.role = ChatRole::kAssistant, .text = "", .reasoning = "Ask.", .calls = {{"weather", arguments}}},
+          {ChatRole::kTool, "sun\n"},
+          {ChatRole::kTool, "20"},
+          {ChatRole::kAssistant, "No."}};
+}
+
+TEST(ChatTemplate, ToolsAreHeardWhereTheOriginalHearsThem) {
+  const std::string call =
+      "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Málaga \\\"x\\\"\", \"days\": [1, "
+      "2.5, true, null], \"o\": {}}}\n</tool_call>";
+  const std::string heard =
+      "<|im_start|>user\n<tool_response>\nsun\n\n</tool_response>\n<tool_response>\n20\n</tool_response>"
+      "<|im_end|>\n";
+  const std::string asked = "<|im_start|>user\nRain?<|im_end|>\n<|im_start|>assistant\n[";
+  EXPECT_EQ(rendered("qwen3", talk_with_tools()),
+            asked + "<think>\nAsk.\n</think>\n\n" + call + "<|im_end|>]\n" + heard +
+                "<|im_start|>assistant\n[<think>\n\n</think>\n\nNo.<|im_end|>]\n");
+  EXPECT_EQ(rendered("chatml", talk_with_tools()),
+            asked + call + "<|im_end|>]\n" + heard + "<|im_start|>assistant\n[No.<|im_end|>]\n");
+  std::vector<ChatMessage> twice = talk_with_tools();
+  twice[1].text = "Let me see.";
+  twice[1].calls.push_back({"clock", "{}"});
+  EXPECT_EQ(rendered("chatml", {twice[0], twice[1]}),
+            asked + "Let me see.\n" + call +
+                "\n<tool_call>\n{\"name\": \"clock\", \"arguments\": {}}\n</tool_call><|im_end|>]\n");
+  EXPECT_EQ(rendered("llama3.1", talk_with_tools()),
+            "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\n"
+            "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n<|eot_id|>"
+            "<|start_header_id|>user<|end_header_id|>\n\nRain?<|eot_id|>"
+            "<|start_header_id|>assistant<|end_header_id|>\n\n[{\"name\": \"weather\", \"parameters\": "
+            "{\"city\": \"Málaga \\\"x\\\"\", \"days\": [1, 2.5, true, null], \"o\": {}}}<|eot_id|>]"
+            "<|start_header_id|>ipython<|end_header_id|>\n\n\"sun\\n\"<|eot_id|>"
+            "<|start_header_id|>ipython<|end_header_id|>\n\n\"20\"<|eot_id|>"
+            "<|start_header_id|>assistant<|end_header_id|>\n\n[No.<|eot_id|>]");
+}
+
+TEST(ChatTemplate, WhatATemplateHasNoFormForIsRefusedByName) {
+  const auto refused = [](const std::string& name, const std::vector<ChatMessage>& talk) {
+    return error_of<InputError>([&] { check_renders(find_chat_template(name), talk, "x.jsonl line 7"); });
+  };
+  for (const std::string name : {"llama3", "mistral", "deepseek-v2", "deepseek-v3", "plain"})
+    EXPECT_EQ(refused(name, talk_with_tools()),
+              "[x.jsonl line 7] message 2 calls a tool, for which the template " + name +
+                  " has no form: expected qwen3 or chatml or llama3.1");
+  for (const std::string name : {"qwen3", "chatml", "llama3.1"})
+    EXPECT_EQ(refused(name, talk_with_tools()), "no error");
+  std::vector<ChatMessage> talk = talk_with_tools();
+  talk[1].text = "Let me see.";
+  EXPECT_NE(refused("llama3.1", talk).find("message 2 has 1 calls and a text, expected one call"),
+            std::string::npos);
+  talk[1].text = "";
+  talk[1].calls[0].arguments = "{}";
+  EXPECT_NE(refused("llama3.1", talk).find("an object of arguments"), std::string::npos);
+  const auto tokenizer = make_tokenizer("bytes");
+  const ChatEncoder qwen3(find_chat_template("qwen3"), *tokenizer, "bytes", {});
+  const std::vector<ChatMessage> open = {kTalk[1], kTalk[2], kTalk[3]};
+  EXPECT_EQ(error_of<InputError>([&] { qwen3.encode(open, "x.jsonl line 7"); }),
+            "[x.jsonl line 7] has no answer after its last question, expected one: qwen3 counts no other");
+  EXPECT_FALSE(qwen3.encode(open, "--prompt", /*ask=*/true).tokens.empty());
 }
 
 TEST(ChatTemplate, AQuestionEndsWhereTheAnswerBegins) {
@@ -69,6 +155,16 @@ TEST(ChatTemplate, IsRecognisedInAFolderByItsTokens) {
   };
   EXPECT_EQ(found("{% for m in messages %}{{'<|im_start|>' + m.role}}<|im_end|>{% endfor %}"), "chatml");
   EXPECT_EQ(found("<|start_header_id|>{{ role }}<|end_header_id|> <|eot_id|>"), "llama3");
+  EXPECT_EQ(found("<|im_start|><|im_end|> reasoning_content ns.last_query_index <think>"), "qwen3");
+  EXPECT_EQ(found("<|start_header_id|> <|eot_id|> Cutting Knowledge Date: December 2023 {{ date_string }}"),
+            "llama3.1");
+  for (const char* jinja :
+       {"<|im_start|>system\\nYou are Qwen.<|im_end|>",
+        "reasoning_content last_query_index <|im_start|>assistant\\n<think>\\n <|im_end|>",
+        "<|start_header_id|> <|eot_id|> Cutting Knowledge Date: December 2023 strftime_now('%d')"})
+    EXPECT_NE(error_of<ConfigError>([&] { found(jinja); }).find("is none of those that this program has"),
+              std::string::npos)
+        << jinja;
   EXPECT_EQ(found("{{bos_token}} [INST] {{ x }} [/INST]"), "mistral");
   EXPECT_EQ(found("'<｜User｜>' '<｜Assistant｜>'"), "deepseek-v3");
   EXPECT_EQ(found("'User: ' + x 'Assistant: ' + eos_token"), "deepseek-v2");
@@ -78,8 +174,9 @@ TEST(ChatTemplate, IsRecognisedInAFolderByItsTokens) {
   EXPECT_EQ(std::string(find_chat_template(folder.path().string()).name), "mistral");
   EXPECT_EQ(error_of<ConfigError>([&] { found("[AVAILABLE_TOOLS] [INST] {{ x }} [/INST]"); }),
             "[data.template] the chat_template of " + folder.path().string() +
-                " is none of those that this program has: name the nearest of chatml, llama3, mistral, "
-                "deepseek-v2, deepseek-v3, plain, or make tokens with tools/tokenize_text.py --chat");
+                " is none of those that this program has: name the nearest of qwen3, chatml, llama3.1, "
+                "llama3, mistral, deepseek-v2, deepseek-v3, plain, or make tokens with "
+                "tools/tokenize_text.py --chat");
   folder.file("tokenizer_config.json", "{}");
   EXPECT_NE(
       error_of<ConfigError>([&] { find_chat_template(folder.path().string()); }).find("no chat_template"),
@@ -88,7 +185,7 @@ TEST(ChatTemplate, IsRecognisedInAFolderByItsTokens) {
   EXPECT_EQ(std::string(find_chat_template(folder.path().string()).name), "chatml");
   EXPECT_NE(error_of<ConfigError>([] {
               find_chat_template("vicuna");
-            }).find("got vicuna, expected chatml, llama3, mistral"),
+            }).find("got vicuna, expected qwen3, chatml, llama3.1, llama3, mistral"),
             std::string::npos);
 }
 
@@ -99,7 +196,7 @@ std::vector<ChatMessage> conversation(const std::string& line) {
 std::string words(const std::vector<ChatMessage>& messages) {
   std::string out;
   for (const ChatMessage& message : messages)
-    out += std::string(1, "SUA"[static_cast<int>(message.role)]) + ":" + message.text + ";";
+    out += std::string(1, "SUAT"[static_cast<int>(message.role)]) + ":" + message.text + ";";
   return out;
 }
 
@@ -114,6 +211,19 @@ TEST(ChatLines, EveryWayToWriteAConversationIsRead) {
             "S:s;U:a\n\nx;A:b;");
 }
 
+TEST(ChatLines, CallsOfToolsAndThoughtsAreRead) {
+  const std::vector<ChatMessage> talk = conversation(
+      R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": null, "reasoning_content":
+      "r", "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}, {"name": "g",
+      "arguments": "{}"}]}, {"role": "tool", "content": "b"}, {"role": "assistant", "content": "c"}]})");
+  EXPECT_EQ(words(talk), "U:a;A:;T:b;A:c;");
+  EXPECT_EQ(talk[1].reasoning, "r");
+  ASSERT_EQ(talk[1].calls.size(), 2U);
+  EXPECT_EQ(talk[1].calls[0].name, "f");
+  EXPECT_EQ(talk[1].calls[0].arguments, Json::parse(R"({"x": 1})"));
+  EXPECT_EQ(talk[1].calls[1].arguments, "{}");
+}
+
 TEST(ChatLines, WhatIsNoConversationIsRefusedWithItsPlace) {
   const auto refused = [](const std::string& line) {
     return error_of<InputError>([&] { conversation(line); });
@@ -125,9 +235,17 @@ TEST(ChatLines, WhatIsNoConversationIsRefusedWithItsPlace) {
   EXPECT_EQ(refused(R"({"messages": "a"})"),
             at + "\"messages\" is string \"a\", expected a list of messages");
   EXPECT_EQ(
-      refused(R"({"messages": [{"role": "tool", "content": "a"}]})"),
-      "[x.jsonl line 7, message 1 of \"messages\"] \"role\" is \"tool\", expected system, user (or human) "
-      "or assistant (or gpt, bot, model): leave out or rename messages of other roles");
+      refused(R"({"messages": [{"role": "critic", "content": "a"}]})"),
+      "[x.jsonl line 7, message 1 of \"messages\"] \"role\" is \"critic\", expected system, user (or human), "
+      "assistant (or gpt, bot, model) or tool: leave out or rename messages of other roles");
+  EXPECT_EQ(refused(R"({"messages": [{"role": "user", "content": "a"}, {"role": "tool", "content": "a"}]})"),
+            at + "message 2 is a tool's, expected tool_calls of the assistant before it");
+  EXPECT_EQ(refused(R"({"messages": [], "tools": [{"name": "f"}]})"),
+            at + "has \"tools\", whose signatures are not rendered here: leave them out, or make tokens with "
+                 "tools/tokenize_text.py --chat");
+  EXPECT_EQ(refused(R"({"messages": [{"role": "assistant", "content": "", "tool_calls": [{"name": "f"}]}]})"),
+            "[x.jsonl line 7, message 1 of \"messages\", call 1] \"arguments\" is nothing, expected an "
+            "object or a text");
   EXPECT_EQ(
       refused(R"({"messages": [{"role": "user"}]})"),
       "[x.jsonl line 7, message 1 of \"messages\"] has no \"content\" but the keys role, expected a text "

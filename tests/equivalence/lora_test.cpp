@@ -1,6 +1,11 @@
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
+#include "hetermoe/base/index.h"
+#include "hetermoe/cost/roofline.h"
+#include "hetermoe/exec/memory_meter.h"
 #include "hetermoe/sim/memory.h"
+#include "hetermoe/sim/simulator.h"
 #include "hetermoe/train/freeze.h"
 #include "hetermoe/train/session.h"
 #include "hetermoe/train/verify.h"
@@ -175,6 +180,59 @@ TEST_P(Adapters, GoOverToAnotherPlan) {
   const TensorsByName stays = train(false);
   for (const auto& [name, value] : train(true))
     EXPECT_LE(relative_error(value, stays.at(name), 1e-6), 1e-7) << name;
+}
+
+/// What each device holds at most in a step is what the memory model says, within 5 %.
+double memory_deviation(const ModelConfig& model, const Cluster& cluster, const Plan& plan,
+                        const std::string& name) {
+  const StepOptions step = with_lora(model, {"*.self_attn.*_proj*", "*.experts.*"}, 8);
+  const RooflineCost cost(model, cluster, plan);
+  MemoryMeter meter;
+  Session::Options options;
+  options.step = step;
+  options.executor.clock = ClockKind::kVirtual;
+  options.executor.truth = &cost;
+  options.executor.memory = &meter;
+  Session session(model, cluster, plan, std::move(options));
+  load(session, lively(model, *step.lora));
+  session.train_step(random_input(plan, model));
+  const Schedule& schedule = session.schedule();
+  const std::vector<Bytes> measured = meter.peaks(session.executor().timeline(), schedule.num_places());
+  const RecordedRouting routing = session.executor().recorded_routing();
+  const OpCosts costs = price(schedule, session.placement(), model, cluster, cost, routing);
+  const std::vector<MemoryPeak> modelled =
+      peak_memory(schedule, Simulator().run(schedule, costs), session.placement(), model, cluster, routing);
+  double worst = 0;
+  for (DeviceState* state : session.states()) {
+    const std::size_t d = idx(state->device());
+    const double held = measured[d] + static_cast<double>(state->store().bytes());
+    const double ratio = modelled[d].use.total() / held;
+    EXPECT_NEAR(ratio, 1, 0.05) << name << " device " << d;
+    worst = std::max(worst, std::abs(ratio - 1));
+  }
+  return worst;
+}
+
+TEST(AdapterMemory, OfAStepIsAsPredictedWithinFivePercent) {
+  at::set_num_threads(1);
+  Cluster cluster = load_cluster("demo");
+  for (DeviceType& type : cluster.types) type.attention_kernel = AttentionKernel::kFlash;  // as CPUs have it
+  StrategyRequest request;
+  request.seq_len = 256, request.sequences = 8, request.microbatches = 2;
+  double worst = 0;
+  for (const char* name : {"demo", "tiny-qwen3"}) {
+    const ModelConfig model = load_model(name);
+    for (const char* strategy : {"single", "ep", "zebra", "dist_ep"}) {
+      for (const Recompute recompute : {Recompute::kLocal, Recompute::kOff}) {
+        Plan plan = find_strategy(strategy).make(model, cluster, request);
+        use_dtype(plan, Dtype::kFp32);
+        plan.recompute = recompute;
+        worst = std::max(worst, memory_deviation(model, cluster, plan, fmt::format("{} {}", name, strategy)));
+      }
+    }
+  }
+  std::cout << fmt::format("[          ] with adapters: the model is off by {:.1f} % at worst\n",
+                           100 * worst);
 }
 
 INSTANTIATE_TEST_SUITE_P(Equivalence, Adapters, ::testing::Values("tiny", "tiny-qwen3", "tiny-deepseek-v3"),

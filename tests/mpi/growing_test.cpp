@@ -18,18 +18,20 @@ TEST(Mpi, RanksGrowLikeOneProcess) {
     write_text(folder / "text.txt", text);
   }
   job->gather("");
-  const auto losses_of = [&](const std::string& name, const Processes& processes) {
-    const Job run = job_from_overrides(in_fp64({{"model", "tiny"},
-                                                {"output", (folder / name).string()},
-                                                {"data.paths", (folder / "text.txt").string()},
-                                                {"train.seq_len", "8"},
-                                                {"train.sequences", "4"},
-                                                {"train.microbatches", "2"},
-                                                {"train.steps", "6"},
-                                                {"train.validation_sequences", "0"},
-                                                {"clock.threads", "1"},
-                                                {"checkpoint.every", "3"},
-                                                {"grow.at", "3"}}));
+  const auto losses_of = [&](const std::string& name, const Settings& grow, const Processes& processes) {
+    Settings all = in_fp64({{"model", "tiny"},
+                            {"output", (folder / name).string()},
+                            {"data.paths", (folder / "text.txt").string()},
+                            {"train.seq_len", "8"},
+                            {"train.sequences", "4"},
+                            {"train.microbatches", "2"},
+                            {"train.steps", "6"},
+                            {"train.validation_sequences", "0"},
+                            {"clock.threads", "1"},
+                            {"checkpoint.every", "3"},
+                            {"grow.at", "3"}});
+    all.insert(all.end(), grow.begin(), grow.end());
+    const Job run = job_from_overrides(all);
     std::vector<double> losses;
     const TrainedJob done = train_job(
         run, {{run.strategy}, true, 0, Checkpoints::kOn, {}},
@@ -38,11 +40,14 @@ TEST(Mpi, RanksGrowLikeOneProcess) {
     EXPECT_EQ(losses.size(), 6u);
     return losses;
   };
-  const std::vector<double> got = losses_of("together", *job);
-  if (job->rank() == 0) {
-    EXPECT_EQ(got, losses_of("alone", Processes()));
+  const Settings narrowing = {{"grow.mode", "wide_k"}, {"grow.narrow_to", "2"}, {"grow.narrow_every", "1"}};
+  for (const auto& [name, grow] : std::map<std::string, Settings>{{"grown", {}}, {"narrow", narrowing}}) {
+    const std::vector<double> got = losses_of(name + "-together", grow, *job);
+    if (job->rank() == 0) {
+      EXPECT_EQ(got, losses_of(name + "-alone", grow, Processes())) << name;
+    }
+    job->gather("");
   }
-  job->gather("");
 }
 
 }  // namespace

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <numeric>
+
 #include "hetermoe/cost/roofline.h"
 #include "hetermoe/model/op_cost.h"
 #include "hetermoe/plan/offload.h"
@@ -194,6 +196,36 @@ TEST(HostUse, MemoryOfHostsCountsEachStateOnce) {
   EXPECT_EQ(overfilled_host(plan, model, cluster), "");
   cluster.nodes[1].host->memory_gib = 1e-6;
   EXPECT_EQ(overfilled_host(plan, model, cluster).find("host of old (0 GiB) needs"), 0U);
+}
+
+/// Of what is not trained a host keeps the weights alone, as the simulated step does.
+TEST(HostUse, FrozenUnitsAreWeightsOnTheHost) {
+  Cluster cluster = load_cluster("demo");
+  for (Node& node : cluster.nodes) node.host = NodeHost{.memory_gib = 64};
+  const ModelConfig model = load_model("tiny");
+  Plan plan = find_strategy("ep").make(model, cluster, small_step());
+  use_dtype(plan, Dtype::kBf16);
+  offload(plan, model, cluster, offload_entries(HostUse::kAll), "test");
+  const std::vector<Unit> frozen = {
+      {-1, UnitPart::kEmbed, -1}, {0, UnitPart::kAttention, -1}, {1, UnitPart::kExperts, 0}};
+  ASSERT_TRUE(std::is_sorted(frozen.begin(), frozen.end()));
+  const auto sum = [&](const std::vector<Unit>& units) {
+    const std::vector<Bytes> memory = estimate_host_memory(plan, model, cluster, units);
+    return std::accumulate(memory.begin(), memory.end(), 0.0);
+  };
+  const ParamCounts counts = count_parameters(model);
+  // Gradient, master and moments of both nodes' attention and embedding, and of one node's expert.
+  const double saved = 16 * (2.0 * real(counts.embedding + counts.attention_part[0]) + real(counts.expert));
+  EXPECT_DOUBLE_EQ(sum({}) - sum(frozen), saved);
+  StepOptions options;
+  options.frozen = frozen;
+  const Placement placement(plan, model, options);
+  const ExpectedRouting routing(model);
+  const BufferSizes sizes(placement, model, cluster, routing);
+  double simulated = 0;
+  for (PlaceId host = cluster.num_devices(); host < placement.num_places(); ++host)
+    simulated += sizes.state(host).total();
+  EXPECT_NEAR(sum(frozen), simulated, 1e-6 * simulated);
 }
 
 /// Groups that are alike are weighed once, but a host keeps what all of its node need.

@@ -1,8 +1,10 @@
 #include "hetermoe/train/grow_run.h"
 
 #include "hetermoe/base/index.h"
+#include "hetermoe/routing/trace.h"
 #include "hetermoe/train/resume.h"
 #include "tests/support/error_of.h"
+#include "tests/support/strategy_plans.h"
 #include "tests/train/tiny_run.h"
 
 // Runs that go on with more experts, from a checkpoint that grew.
@@ -29,16 +31,18 @@ FoundCheckpoint checkpoint_of(const TinyRun& run, i64 step) {
   throw InternalError("no checkpoint of this step");
 }
 
-/// The run that goes on in `output`, by the job that growth left there.
-TinyRun grown_run(const TinyRun& source, const Growth& growth, const fs::path& output,
-                  const Settings& more = {}) {
-  const GrownRun grown = write_grown_run(checkpoint_of(source, kGrowAt), growth, output);
+/// The run that goes on in `output`, by the job that was left there.
+TinyRun run_of(const GrownRun& left, const fs::path& output, const Settings& more = {}) {
   TinyRun run(output.string());
-  run.job = load_job(grown.job.string(), more);
+  run.job = load_job(left.job.string(), more);
   run.model = load_model(run.job.model);
   run.cluster = load_cluster(run.job.cluster);
   run.plan = make_job_plan(run.job, run.model, run.cluster);
   return run;
+}
+TinyRun grown_run(const TinyRun& source, const Growth& growth, const fs::path& output,
+                  const Settings& more = {}) {
+  return run_of(write_grown_run(checkpoint_of(source, kGrowAt), growth, output), output, more);
 }
 
 std::vector<double> losses_from(const TrainOutcome& outcome, i64 step) {
@@ -118,20 +122,38 @@ TEST(GrowRun, DormantCopiesLeaveTheRunAsItIs) {
   EXPECT_GT(copies, 0);
 }
 
+/// Two devices, each with the whole model and half of the sequences.
+Plan two_copies(const ModelConfig& model, const Cluster& cluster) {
+  StrategyRequest request;
+  request.seq_len = 8, request.sequences = 2, request.microbatches = 1;
+  request.attention = {0};
+  Plan plan = find_strategy("single").make(model, cluster, request);
+  request.attention = {1};
+  plan.groups.push_back(find_strategy("single").make(model, cluster, request).groups[0]);
+  testing::use_fp64(plan);
+  return plan;
+}
+
 /// Whatever the plan that goes on.
 TEST(GrowRun, EveryPlanGoesOnAlike) {
   const WorkFolder folder;
-  TinyRun source(folder / "source", exact({{"train.steps", "8"}}));
+  TinyRun source(folder / "source", exact({{"train.steps", "8"}, {"cluster", "demo"}}));
   source.run();
   const Growth growth = plan_growth(source.model, {.factor = 2, .mode = GrowthMode::kFixedK, .seed = 3});
   std::vector<double> expected;
-  for (const std::string strategy : {"single", "ep", "zebra"}) {
-    TinyRun run = grown_run(source, growth, folder / strategy, {{"strategy", strategy}});
+  const auto check = [&](const std::string& name, const Settings& more,
+                         const std::function<void(TinyRun&)>& change = {}) {
+    TinyRun run = grown_run(source, growth, folder / name, more);
+    if (change) change(run);
     const std::vector<double> losses = losses_from(run.run().outcome, kGrowAt);
     ASSERT_EQ(losses.size(), 3u);
     if (expected.empty()) expected = losses;
-    EXPECT_LE(most_different(losses, expected), 1e-10) << strategy;
-  }
+    EXPECT_LE(most_different(losses, expected), 1e-10) << name;
+  };
+  for (const std::string strategy : {"single", "ep", "zebra"}) check(strategy, {{"strategy", strategy}});
+  check("more devices", {{"strategy", "ep"}, {"cluster", "o1"}},
+        [&](TinyRun& run) { EXPECT_GE(run.cluster.num_devices(), source.cluster.num_devices() + 2); });
+  check("two groups", {}, [](TinyRun& run) { run.plan = two_copies(run.model, run.cluster); });
 }
 
 /// After a reset the optimizer counts anew, also where the run is cut once more.
@@ -178,6 +200,100 @@ TEST(GrowRun, MastersGrowAndValuesAreTheirRoundings) {
     EXPECT_EQ(value.scalar_type(), at::kBFloat16);
     EXPECT_TRUE(at::equal(value, all.at(parameter.name + ".master").to(at::kBFloat16)));
     EXPECT_EQ(all.at(parameter.name + ".exp_avg").sizes(), at::IntArrayRef(parameter.shape));
+  }
+}
+
+using Bits = std::map<std::string, at::Tensor>;
+Bits bits_of(const fs::path& checkpoint) {
+  Bits out;
+  for (const char* file : {"model.safetensors", "optimizer.safetensors"}) {
+    const SafetensorsReader reader(checkpoint / file);
+    for (const std::string& name : reader.names()) out[name] = reader.read(name);
+  }
+  return out;
+}
+
+/// A checkpoint that grows and shrinks is what it was, moments included, and goes on as if nothing had been.
+TEST(GrowRun, ShrinkingUndoesTheGrowthOfACheckpointToTheBit) {
+  const WorkFolder folder;
+  TinyRun source(folder / "source", exact({{"train.steps", "9"}}));
+  const TinyRun::End before = source.run();
+  const Growth growth = plan_growth(source.model, wide(GrownMoments::kSplit));
+  const GrownRun grown = write_grown_run(checkpoint_of(source, kGrowAt), growth, folder / "grown");
+  const FoundCheckpoint wide_one = read_checkpoint(grown.checkpoint);
+  const Growth undone = plan_shrink(load_model(grown.checkpoint.string()), wide(GrownMoments::kSplit));
+  const GrownRun shrunk = write_changed_run(shrink_checkpoint(wide_one, undone, 0.999), folder / "shrunk");
+  const Bits expected = bits_of(checkpoint_of(source, kGrowAt).path), got = bits_of(shrunk.checkpoint);
+  ASSERT_EQ(got.size(), expected.size());
+  for (const auto& [name, tensor] : expected) EXPECT_TRUE(at::equal(got.at(name), tensor)) << name;
+  TinyRun run = run_of(shrunk, folder / "shrunk");
+  expect_equal(run.run().values, before.values);
+}
+
+/// Of all tensors of an expert.
+double cosine(const TensorsByName& values, const std::vector<ParamInfo>& tensors, const Growth& growth) {
+  double dot = 0, a = 0, b = 0;
+  for (const ParamInfo& tensor : tensors) {
+    const at::Tensor x = values.at(tensor.name).to(at::kDouble);
+    const at::Tensor y = values.at(source_name(growth, tensor)).to(at::kDouble);
+    dot += (x * y).sum().item<double>(), a += x.square().sum().item<double>(),
+        b += y.square().sum().item<double>();
+  }
+  return dot / std::sqrt(a * b);
+}
+
+/// The share of the choices of a step of which the twin is another choice of the token.
+double overlap(const TraceStep& step, const TraceHeader& header, const Growth& growth) {
+  i64 both = 0, all = 0;
+  const auto top_k = idx(header.top_k);
+  for (std::size_t l = 0; l < step.choices.size(); ++l) {
+    const std::vector<ExpertId>& source = growth.source_of[idx(header.layers[l])];
+    for (std::size_t i = 0; i < step.choices[l].size(); ++i, ++all) {
+      const auto first = step.choices[l].begin() + static_cast<std::ptrdiff_t>(i / top_k * top_k);
+      const ExpertId mine = source[step.choices[l][i]];
+      if (std::count_if(first, first + header.top_k, [&](std::uint16_t e) { return source[e] == mine; }) > 1)
+        ++both;
+    }
+  }
+  return real(both) / real(all);
+}
+
+/// With noise twins part: they differ, and tokens that chose both choose one. Without it they never do.
+TEST(GrowRun, TwinsPartByTheirNoise) {
+  const WorkFolder folder;
+  TinyRun source(folder / "source", exact({}));
+  source.run();
+  for (const double noise : {1e-2, 0.0}) {
+    GrowthOptions how = wide(GrownMoments::kSplit);
+    how.noise = noise;
+    const Growth growth = plan_growth(source.model, how);
+    const std::string name = noise > 0 ? "noisy" : "quiet";
+    TinyRun run = grown_run(source, growth, folder / name,
+                            {{"train.steps", "65"},
+                             {"train.learning_rate", "1e-2"},
+                             {"routing.record", folder / (name + ".routes")}});
+    const TinyRun::End end = run.run();
+    std::map<std::pair<i64, ExpertId>, std::vector<ParamInfo>> copies;
+    for (const ParamInfo& parameter : parameters(growth.after)) {
+      if (parameter.expert >= 0 && growth.is_copy[idx(parameter.layer)][idx(parameter.expert)])
+        copies[{parameter.layer, parameter.expert}].push_back(parameter);
+    }
+    double least = 1, most = -1;
+    for (const auto& [expert, tensors] : copies) {
+      const double c = cosine(end.values, tensors, growth);
+      least = std::min(least, c), most = std::max(most, c);
+    }
+    const RoutingTrace trace(folder / (name + ".routes"));
+    const double first = overlap(trace.read(trace.steps().front()), trace.header(), growth);
+    const double last = overlap(trace.read(trace.steps().back()), trace.header(), growth);
+    if (noise > 0) {
+      EXPECT_LT(most, 0.999);
+      EXPECT_LT(last, first - 0.05);
+    } else {
+      EXPECT_GT(least, 1 - 1e-9);
+      EXPECT_EQ(first, 1);
+      EXPECT_EQ(last, 1);
+    }
   }
 }
 

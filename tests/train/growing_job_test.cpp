@@ -1,6 +1,10 @@
 #include "hetermoe/train/growing_job.h"
 
+#include "hetermoe/nn/reference.h"
+#include "hetermoe/planner/memory_estimate.h"
+#include "hetermoe/train/batch.h"
 #include "hetermoe/train/grow_run.h"
+#include "hetermoe/train/growth_scores.h"
 #include "hetermoe/train/resume.h"
 #include "tests/support/error_of.h"
 #include "tests/train/tiny_run.h"
@@ -110,6 +114,175 @@ TEST(GrowingJob, WideKKeepsTheLossesAndAnotherClusterMayFollow) {
     EXPECT_NEAR(grown.runs[0].outcome.records[i].loss, source.runs[0].outcome.records[i].loss, 1e-10) << i;
 }
 
+/// Growth after step 3; top-k is 4 then, 3 after step 4 and 2 after step 5.
+Settings narrowing(Settings more = {}) {
+  more.insert(more.begin(), {{"grow.at", "3"},
+                             {"grow.mode", "wide_k"},
+                             {"grow.narrow_to", "2"},
+                             {"grow.narrow_every", "1"},
+                             {"checkpoint.every", "1"}});
+  return more;
+}
+
+TEST(GrowingJob, TopKFallsByOneExpertAtATime) {
+  const WorkFolder folder;
+  const Job job = job_in(folder, "run", narrowing());
+  const TrainedJob done = train(job);
+  std::vector<i64> seen;
+  for (const StepRecord& record : done.runs[0].outcome.records) seen.push_back(record.top_k);
+  EXPECT_EQ(seen, (std::vector<i64>{2, 2, 2, 4, 3, 2, 2, 2}));
+  const ModelConfig source = load_model("tiny");
+  const auto model_at = [&](i64 step) { return load_model(checkpoint_of(job, step).path.string()); };
+  EXPECT_EQ(model_at(3).top_k, 4);  // a checkpoint has the model that goes on from it
+  EXPECT_EQ(model_at(4).top_k, 3);
+  EXPECT_EQ(model_at(8).top_k, 2);
+  EXPECT_EQ(model_at(8).aux_loss_coef, source.aux_loss_coef);
+  EXPECT_NEAR(model_at(4).aux_loss_coef, source.aux_loss_coef * 2 / 3, 1e-15);
+  EXPECT_EQ(done.model.top_k, 2);
+  const std::vector<std::string>& notes = done.runs[0].outcome.notes;
+  const auto told = [&](const std::string& part) {
+    return std::any_of(notes.begin(), notes.end(),
+                       [&](const std::string& note) { return note.find(part) != std::string::npos; });
+  };
+  EXPECT_TRUE(told("step 5: a token sees 3 experts, 4 before"));
+  EXPECT_TRUE(told("step 6: a token sees 2 experts, 3 before"));
+}
+
+TensorsByName weights_of(const FoundCheckpoint& checkpoint) {
+  TensorsByName out;
+  const SafetensorsReader reader(checkpoint.path / "model.safetensors");
+  for (const std::string& name : reader.names()) out[name] = reader.read(name);
+  return out;
+}
+
+/// The single-device reference on batch `batch` after a checkpoint, with its weights.
+ReferenceResult reference_of(const Job& job, const FoundCheckpoint& from, const ModelConfig& model,
+                             i64 batch) {
+  const Dataset data = load_dataset(job.data, job.train.seq_len);
+  const Sampler sampler(data, {job.train.seq_len, job.train.seed});
+  const i64 first = from.info.sequences + batch * job.train.sequences;
+  const StepInput input = input_of(sampler.batch(first, job.train.sequences, model.vocab));
+  return reference_step(model, weights_of(from), input.tokens, input.targets, job.train.aux_group);
+}
+
+/// The step after a fall is that of the reference with the narrower model on the same weights.
+TEST(GrowingJob, TheNarrowerStepIsThatOfTheReference) {
+  const WorkFolder folder;
+  const Job job = job_in(folder, "run", narrowing());
+  const TrainedJob done = train(job);
+  for (const i64 step : {3, 4, 5}) {
+    const FoundCheckpoint from = checkpoint_of(job, step);
+    const ReferenceResult expected = reference_of(job, from, load_model(from.path.string()), 0);
+    const StepRecord& got = done.runs[0].outcome.records[static_cast<std::size_t>(step)];
+    EXPECT_NEAR(got.loss, expected.loss - expected.aux_loss, 1e-10) << step;
+    EXPECT_NEAR(got.aux_loss, expected.aux_loss, 1e-10) << step;
+  }
+}
+
+/// Squared norms over all matrices of each expert of the mean gradient, and what the other scores make of it.
+TEST(GrowingJob, ScoresByGradientsAreThoseOfTheReference) {
+  const WorkFolder folder;
+  const Job job = job_in(folder, "run");
+  train(job);
+  const ModelConfig model = load_model("tiny");
+  const FoundCheckpoint from = checkpoint_of(job, 5);
+  constexpr i64 kBatches = 3;
+  std::vector<TensorsByName> gradients;
+  for (i64 b = 0; b < kBatches; ++b) gradients.push_back(reference_of(job, from, model, b).grads);
+  const TensorsByName weights = weights_of(from);
+  const SafetensorsReader moments(from.path / "optimizer.safetensors");
+  const auto total = [](const at::Tensor& x) { return x.to(at::kDouble).sum().item<double>(); };
+  std::map<std::pair<i64, ExpertId>, std::array<double, 4>> sums;  // gradient, weight, moment, numbers
+  for (const ParamInfo& p : parameters(model)) {
+    if (p.expert < 0) continue;
+    at::Tensor mean = gradients[0].at(p.name) / kBatches;
+    for (i64 b = 1; b < kBatches; ++b)
+      mean = mean + gradients[static_cast<std::size_t>(b)].at(p.name) / kBatches;
+    std::array<double, 4>& sum = sums[{p.layer, p.expert}];
+    sum[0] += total(mean.square()), sum[1] += total(weights.at(p.name).square());
+    sum[2] += total(moments.read(p.name + ".exp_avg_sq")), sum[3] += real(p.numel());
+  }
+  const GrowthSource source{.model = model, .weights = from.path, .checkpoint = from};
+  const auto scores = [&](GrowthScore score) {
+    return growth_scores({score}, source,
+                         [&] { return GrowthData(job, model, from.info.sequences, kBatches); });
+  };
+  const ExpertScores gradient = scores(GrowthScore::kGradient), saliency = scores(GrowthScore::kSaliency),
+                     fisher = scores(GrowthScore::kFisher);
+  for (const auto& [expert, sum] : sums) {
+    const auto of = [&, at = expert](const ExpertScores& all) {
+      return all[static_cast<std::size_t>(at.first)][static_cast<std::size_t>(at.second)];
+    };
+    EXPECT_NEAR(of(gradient) / sum[0], 1, 1e-9);
+    EXPECT_NEAR(of(saliency) / std::sqrt(sum[0] * sum[1]), 1, 1e-9);
+    EXPECT_NEAR(of(fisher) / (sum[0] * sum[3] / sum[2]), 1, 1e-9);
+  }
+}
+
+TEST(GrowingJob, ARunThatIsCutWhileItNarrowsGoesOnToTheSameBits) {
+  const WorkFolder folder;
+  const Job job = job_in(folder, "run", narrowing());
+  const TrainedJob whole = train(job);
+  const Bits expected = bits_of(job, 8);
+  for (const i64 step : {7, 5, 4, 3, 2}) {
+    for (const FoundCheckpoint& found : find_checkpoints(checkpoint_folder(job.output), kIgnore)) {
+      if (found.info.step > step) fs::remove_all(found.path);
+    }
+    const TrainedJob again = train(job);
+    EXPECT_EQ(again.runs[0].outcome.first_step, step);
+    ASSERT_EQ(again.runs[0].outcome.records.size(), static_cast<std::size_t>(8 - step));
+    EXPECT_EQ(again.runs[0].outcome.records.front().top_k,
+              whole.runs[0].outcome.records[static_cast<std::size_t>(step)].top_k);
+    expect_same_bits(bits_of(job, 8), expected);
+  }
+}
+
+/// A run that is cut between the last step of a part and the rewriting of its checkpoint: it is rewritten.
+TEST(GrowingJob, ACutBeforeTheCheckpointIsRewrittenChangesNothing) {
+  const WorkFolder folder;
+  const Job job = job_in(folder, "run", narrowing());
+  train(job);
+  const Bits expected = bits_of(job, 8);
+  // The checkpoint of step 4 as the wide part left it: that of step 3 trained by one step under its job.
+  const Job wide = job_in(folder, "wide", narrowing({{"grow.narrow_every", "2"}, {"train.steps", "8"}}));
+  train(wide);
+  ASSERT_EQ(load_model(checkpoint_of(wide, 4).path.string()).top_k, 4);
+  for (const FoundCheckpoint& found : find_checkpoints(checkpoint_folder(job.output), kIgnore)) {
+    if (found.info.step >= 4) fs::remove_all(found.path);
+  }
+  fs::copy(checkpoint_of(wide, 4).path, checkpoint_folder(job.output) / "step-00000004",
+           fs::copy_options::recursive);
+  EXPECT_EQ(train(job).runs[0].outcome.first_step, 4);
+  expect_same_bits(bits_of(job, 8), expected);
+}
+
+/// With s and S seconds a step, growth after t of T costs t s + (T - t) S: 2 % at most from the executed sum.
+TEST(GrowingJob, TheFormulaOfCostGivesTheExecutedTotal) {
+  const WorkFolder folder;
+  const ModelConfig model = load_model("tiny");
+  const ModelConfig grown = plan_growth(model, {.mode = GrowthMode::kWideK}).after;
+  const Settings emulated = {{"cluster", "demo"}, {"strategy", "zebra"}, {"train.steps", "30"}};
+  const auto seconds = [](const TrainedJob& done) {
+    double sum = 0;
+    for (const StepRecord& record : done.runs[0].outcome.records) sum += record.step_s;
+    return sum;
+  };
+  const auto with = [&](Settings more) {
+    more.insert(more.begin(), emulated.begin(), emulated.end());
+    return more;
+  };
+  const double few = seconds(train(job_in(folder, "few", with({})))) / 30;
+  const double many =
+      seconds(
+          train(job_in(folder, "many", with({{"model", folder.file("many.json", to_hf(grown).dump())}})))) /
+      30;
+  EXPECT_GT(many, 1.02 * few);
+  const double executed =
+      seconds(train(job_in(folder, "grown", with({{"grow.at", "20"}, {"grow.mode", "wide_k"}}))));
+  EXPECT_NEAR(executed / (20 * few + 10 * many), 1, 0.02);
+  EXPECT_NEAR(1 - executed / (30 * many), growth_saving(few, many, 20, 30), 0.02);
+}
+
 TEST(GrowingJob, WhatCannotBeIsToldBeforeTheFirstStep) {
   const WorkFolder folder;
   const auto expect = [&](Settings more, const std::string& part) {
@@ -123,10 +296,49 @@ TEST(GrowingJob, WhatCannotBeIsToldBeforeTheFirstStep) {
   expect({{"grow.factor", "1"}}, "adds no experts");
   expect({{"grow.mode", "dormant"}}, "e_score_correction_bias");
   expect({{"grow.score", "load"}}, "is missing, expected a routing trace");
+  expect({{"grow.narrow_to", "1"}}, "got 1 with mode fixed-k, expected it with wide-k");
+  expect({{"grow.mode", "wide_k"}, {"grow.narrow_to", "4"}}, "expected 1 to 3, below the top-k 4");
+  expect({{"grow.mode", "wide_k"}, {"grow.narrow_to", "2"}, {"grow.narrow_every", "2"}},
+         "top-k reaches after step 9, expected before the end, 8");
+  expect({{"grow.at", "0"}, {"grow.narrow_to", "2"}}, "got 2 without grow.at");
+  expect({{"model", "tiny-olmoe"}, {"grow.mode", "wide_k"}, {"grow.narrow_to", "1"}}, "expected at least 2");
   expect({{"balancer.name", "lpt"}}, "about the old experts or the new ones");
   train(job_in(folder, "whole"));
   const std::string error = error_of<ConfigError>([&] { train(job_in(folder, "whole", growing())); });
   EXPECT_NE(error.find("is of step 8 and has not grown"), std::string::npos) << error;
+}
+
+/// Devices that have room for the source alone: told with device and bytes before the first step.
+TEST(GrowingJob, AClusterWithoutRoomForTheGrownModelIsRefused) {
+  const WorkFolder folder;
+  const ModelConfig model = load_model("tiny");
+  const ModelConfig grown = plan_growth(model, {.factor = 8}).after;
+  const Job job = job_in(folder, "run", {{"cluster", "demo"}, {"strategy", "ep"}});
+  Cluster cluster = load_cluster("demo");
+  const auto most = [&](const ModelConfig& its) {
+    const std::vector<Bytes> memory = estimate_memory(make_job_plan(job, its, cluster), its);
+    return *std::max_element(memory.begin(), memory.end());
+  };
+  const double between = (most(model) + most(grown)) / 2;
+  for (DeviceType& type : cluster.types) {
+    DeviceType larger = type;
+    larger.memory_gib += 1;
+    const double per_gib = usable_memory(larger) - usable_memory(type);
+    type.memory_gib -= (usable_memory(type) - between) / per_gib;
+  }
+  const std::string small = folder.file("small.yaml", to_json(cluster).dump());
+  const auto with = [&](const std::string& name, Settings more) {
+    for (const auto& [key, value] :
+         Settings{{"strategy", "ep"}, {"grow.factor", "8"}, {"grow.mode", "fixed_k"}})
+      more.emplace_back(key, value);
+    return job_in(folder, name, growing(more));
+  };
+  const std::string error = error_of<ConfigError>([&] { train(with("small", {{"cluster", small}})); });
+  EXPECT_TRUE(error.starts_with("[grow] device ")) << error;
+  EXPECT_NE(error.find(" usable) needs "), std::string::npos) << error;
+  EXPECT_NE(error.find("for 32 experts in place of 4: expected a smaller grow.factor"), std::string::npos);
+  EXPECT_FALSE(fs::exists(folder / "small"));
+  EXPECT_EQ(train(with("moved", {{"cluster", small}, {"grow.cluster", "demo"}})).model.num_experts, 32);
 }
 
 /// Who grows by command what grew in its run does not grow twice at the same step.

@@ -72,6 +72,27 @@ TEST(LoraRun, ExportsMergedWeightsAndAdaptersOfTheirOwn) {
   for (const auto& [name, value] : read) EXPECT_TRUE(at::equal(value, written.at(name))) << name;
 }
 
+/// What PEFT would lose is said at the writing, once.
+TEST(LoraRun, SaysWhatPeftDrops) {
+  const WorkFolder folder;
+  const auto told = [&](const std::string& name, const std::string& targets) {
+    TinyRun run(folder / name, adapted({{"model", "tiny-deepseek-v2"},
+                                        {"train.steps", "1"},
+                                        {"train.lora.targets", targets},
+                                        {"train.save_hf", folder / (name + "-hf")}}));
+    std::vector<std::string> notes = run.run().outcome.notes;
+    std::erase_if(notes, [](const std::string& note) { return !note.starts_with("PEFT drops"); });
+    return notes;
+  };
+  const std::vector<std::string> lost = told("shared", "*.shared_experts.*");
+  ASSERT_EQ(lost.size(), 1U);
+  EXPECT_NE(lost[0].find("of shared experts and dense MLPs, such as model.layers.1.mlp.shared_experts."),
+            std::string::npos)
+      << lost[0];
+  EXPECT_NE(lost[0].find("use the merged folder, "), std::string::npos);
+  EXPECT_TRUE(told("attention", "*.self_attn.*_proj*").empty());
+}
+
 TEST(LoraRun, VerifiesAgainstTheReference) {
   const WorkFolder folder;
   for (const char* strategy : {"single", "ep", "zebra"}) {

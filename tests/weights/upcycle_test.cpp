@@ -19,12 +19,13 @@ const std::vector<std::string> kSources = {
     "mixtral",     "mixtral_other",     "qwen3_moe",   "qwen3_moe_other",   "olmoe",           "olmoe_other",
     "deepseek_v2", "deepseek_v2_other", "deepseek_v3", "deepseek_v3_other", "deepseek_v3_yarn"};
 
-/// A model with its weights in fp64.
+/// A model with its weights, in fp64 unless said otherwise.
 struct Loaded {
   ModelConfig model;
   Tensors weights;
-  explicit Loaded(const fs::path& folder) : model(load_model(folder.string())), weights(read_all(folder)) {
-    for (auto& [name, tensor] : weights) tensor = tensor.to(at::kDouble);
+  explicit Loaded(const fs::path& folder, at::ScalarType type = at::kDouble)
+      : model(load_model(folder.string())), weights(read_all(folder)) {
+    for (auto& [name, tensor] : weights) tensor = tensor.to(type);
   }
 };
 
@@ -75,9 +76,13 @@ TEST(Upcycle, WideKAndDormantKeepEveryLogit) {
     for (const GrowthMode mode : {GrowthMode::kWideK, GrowthMode::kDormant}) {
       for (const i64 factor : {2, 3, 4}) {
         if (refused(family, quiet(mode, factor))) continue;
-        const Loaded grown(Grown(family, quiet(mode, factor)).path());
+        const Grown folder(family, quiet(mode, factor));
+        const Loaded grown(folder.path()), in_fp32(folder.path(), at::kFloat);
         EXPECT_EQ(grown.model.num_experts, factor * source.model.num_experts);
         EXPECT_LE(largest(logits(grown.model, grown, tokens) - expected), 1e-12)
+            << family << " " << name_of(mode) << " " << factor;
+        const at::Tensor in_source = logits(source.model, Loaded(parity_folder(family), at::kFloat), tokens);
+        EXPECT_LE(largest(logits(grown.model, in_fp32, tokens) - in_source), 1e-6 * largest(in_source))
             << family << " " << name_of(mode) << " " << factor;
         ++grown_models;
       }
@@ -189,6 +194,24 @@ TEST(Upcycle, TheBestExpertsGetTheCopies) {
     const auto best = std::max_element(options.scores[idx(l)].begin(), options.scores[idx(l)].end());
     EXPECT_EQ(folder.growth.instances(l, static_cast<ExpertId>(best - options.scores[idx(l)].begin())), 4);
   }
+}
+
+/// A token's work is that of before, but for the router's rows (and their biases).
+TEST(Upcycle, ActiveParametersGrowByRouterRowsAlone) {
+  int grown = 0;
+  for (const std::string& family : kSources) {
+    for (const GrowthMode mode : {GrowthMode::kFixedK, GrowthMode::kDormant}) {
+      if (refused(family, quiet(mode))) continue;
+      const Growth growth = plan_growth(load_model(parity_folder(family).string()), quiet(mode));
+      const ModelConfig& model = growth.before;
+      const i64 row = model.hidden + (model.router_bias ? 1 : 0);
+      EXPECT_EQ(count_parameters(growth.after).active - count_parameters(model).active,
+                model.num_experts * row * model.num_moe_layers())
+          << family;
+      ++grown;
+    }
+  }
+  EXPECT_GE(grown, 12);
 }
 
 TEST(Upcycle, GroupsKeepTheirCopies) {
