@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -7,6 +8,8 @@
 
 namespace hetermoe {
 namespace {
+
+constexpr double kWorthHosts = 0.995;  ///< of a step without hosts, which are simpler
 
 /// Where no plan has room without: the fastest of those that keep more or less on hosts. What takes little
 /// from the devices leaves them little room for activations, so the least is not always the best.
@@ -27,9 +30,34 @@ PlanResult search_with_hosts(PlanRequest request, PlanResult without) {
     without.infeasible += fmt::format(". With all that hosts may keep: {}", lack);
     return without;
   }
-  const std::vector<std::string> lines = explain_hosts(request, best->best().plan, without.infeasible);
+  const std::vector<std::string> lines = explain_hosts(
+      request, best->best().plan, fmt::format("Without that no plan fits: {}.", without.infeasible));
   best->explanation.insert(best->explanation.begin(), lines.begin(), lines.end());
   return std::move(*best);
+}
+
+/// Where plans have room without, masters and moments on hosts may free room for a faster one: larger
+/// microbatches, fewer layers that recompute.
+PlanResult try_hosts_too(PlanRequest request, PlanResult without) {
+  request.limits.shard_optimizer = false;
+  request.limits.host_use = HostUse::kOptimizer;
+  PlanResult with = search_plans(request);
+  const Seconds step = without.best().prediction.step;
+  if (!with.feasible()) return without;
+  const Seconds other = with.best().prediction.step;
+  if (other >= kWorthHosts * step) {
+    without.explanation.push_back(fmt::format(
+        "Host memory does not pay: with masters and moments there the fastest plan takes {:.3g} s a step, "
+        "{:.0f} % more.",
+        other, 100 * std::max(0.0, other / step - 1)));
+    return without;
+  }
+  const std::vector<std::string> lines = explain_hosts(
+      request, with.best().plan,
+      fmt::format("That frees room: without it the fastest plan takes {:.3g} s a step, {:.0f} % more.", step,
+                  100 * (step / other - 1)));
+  with.explanation.insert(with.explanation.begin(), lines.begin(), lines.end());
+  return with;
 }
 
 /// The same plan with all that is gathered on every device, whether or not it has room there.
@@ -74,7 +102,8 @@ PlanResult find_plan(const PlanRequest& request) {
   if (settled.trained.lora != nullptr) return result;  // adapters go with neither of what follows
   if (!result.feasible() && settled.limits.shard_optimizer && settled.cluster.num_devices() > 1)
     result = search_with_gathers(settled, std::move(result));
-  if (result.feasible() || !settled.limits.offload || !has_hosts(settled.cluster)) return result;
+  if (!settled.limits.offload || !has_hosts(settled.cluster)) return result;
+  if (result.feasible()) return try_hosts_too(settled, std::move(result));
   return search_with_hosts(settled, std::move(result));
 }
 

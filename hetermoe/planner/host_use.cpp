@@ -190,16 +190,15 @@ std::string kept_on_hosts(const Plan& plan) {
   return what + (saves ? ", and activations that backward starts from" : "");
 }
 
-std::vector<std::string> explain_hosts(const PlanRequest& request, const Plan& plan,
-                                       const std::string& without) {
+std::vector<std::string> explain_hosts(const PlanRequest& request, const Plan& plan, const std::string& why) {
   const std::vector<Bytes> memory =
       estimate_host_memory(plan, request.model, request.cluster, request.trained.frozen);
   const auto fullest = std::max_element(memory.begin(), memory.end());
   const Node& node = request.cluster.nodes[idx(fullest - memory.begin())];
   Predictor predictor = predictor_of(request);
   const Seconds step = predictor.predict(plan).step, free = predictor.predict(without_hosts(plan)).step;
-  return {fmt::format("In host memory live {}: {:.1f} of {:.0f} GiB on {}. Without that no plan fits: {}.",
-                      kept_on_hosts(plan), *fullest / kGiB, node.host->memory_gib, node.name, without),
+  return {fmt::format("In host memory live {}: {:.1f} of {:.0f} GiB on {}. {}", kept_on_hosts(plan),
+                      *fullest / kGiB, node.host->memory_gib, node.name, why),
           fmt::format(
               "Host memory costs {:.0f} % of the step: the same plan would take {:.3g} s instead of {:.3g} s "
               "if its devices had room for everything.",

@@ -33,9 +33,8 @@ std::string overfilled_host(const Plan& plan, const ModelConfig& model, const Cl
 /// What a plan keeps on hosts, in words; empty = nothing.
 std::string kept_on_hosts(const Plan& plan);
 
-/// What a plan that uses hosts keeps there and what that costs, in words. `without`: why no plan fits
+/// What a plan that uses hosts keeps there and what that costs, in words. `why`: a sentence on what would be
 /// without.
-std::vector<std::string> explain_hosts(const PlanRequest& request, const Plan& plan,
-                                       const std::string& without);
+std::vector<std::string> explain_hosts(const PlanRequest& request, const Plan& plan, const std::string& why);
 
 }  // namespace hetermoe

@@ -153,7 +153,10 @@ Lines stages(const PlanResult& r) {
   end_run();
   Lines lines = {fmt::format("Stages of the pipeline, in order: {}.", fmt::join(runs, ", "))};
   if (const i32 chunks = pipeline_stages(group).chunks(); chunks > 1)
-    lines.push_back(fmt::format("They come round {} times on the same devices (interleaved), which makes the bubble that much smaller.", chunks));
+    lines.push_back(
+        fmt::format("They come round {} times on the same devices (interleaved), which makes the bubble that "
+                    "much smaller.",
+                    chunks));
   return lines;
 }
 Lines pace(const PlanResult& r) {
