@@ -247,7 +247,7 @@ std::vector<PagePart> page_parts(const ReportInput& input) {
        section("memory", "Memory of each device",
                "Predicted: at the worst moment of a simulated step, in the dtypes that the run computes in. "
                "Measured: the most bytes of tensors in the last step that was looked at; runs count them on "
-               "GPUs and, on CPUs, in `train` under the virtual clock.",
+               "GPUs and, where they train on CPUs, under the virtual clock.",
                of_strategies(input, memory_html))},
       {"losses", section("losses", "Loss", "", plots_html(input.losses))},
       {"experts", section("routing", "Load of the experts", "", experts_html(input))},

@@ -214,7 +214,7 @@ StrategyReport RunFolder::report_of(const Strategy& strategy) const {
   out.name = strategy.name;
   out.plan = strategy.plan.value;
   out.simulated = strategy.predicted.value;
-  out.simulated_step = number_in(strategy.row, "step_s");
+  if (!out.simulated) out.simulated_step = number_in(strategy.row, "step_s");
   if (strategy.executed.value && strategy.metrics.last().is_object()) {
     out.executed = strategy.executed.value;
     const double told = number_at(strategy.row, {"executed", "step_s"});

@@ -212,6 +212,7 @@ void RunFiles::add_picture(const StrategyRun& run, const StepPicture& picture) {
   const auto begin = std::chrono::steady_clock::now();
   const std::string suffix = suffix_of(run, runs_);
   write_picture(job_.output, suffix, model_, picture);
+  write_frame(job_, model_, cluster_, runs_);  // the plan may be another than with the first step
   write_plan(job_.output, suffix, run);
   const auto end = std::chrono::steady_clock::now();
   next_picture_ = end + std::max<std::chrono::steady_clock::duration>(kLeast, kPauses * (end - begin));
