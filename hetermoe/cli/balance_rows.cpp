@@ -131,6 +131,7 @@ Json json_of(const std::vector<Row>& rows, const Cluster& cluster) {
                     {"lent_hidden_share", r.lent.hidden_share()},
                     {"plan_s", r.plan},
                     {"step_s", r.step},
+                    {"exchanges_s", r.exchanges},
                     {"over_first", over_first(rows, row)},
                     {"fullest_device", fullest.device},
                     {"memory_bytes", fullest.used},
