@@ -28,13 +28,14 @@ struct Case {
   std::vector<TraceRouting> steps;
 
   /// microbatches of so many tokens in all.
-  Case(ModelConfig of, Cluster on, i64 microbatches, i64 tokens, double spread, double drift)
+  Case(ModelConfig of, Cluster on, i64 microbatches, i64 tokens, double spread, double drift, i64 domains = 0,
+       const std::string& strategy = "ep")
       : model(std::move(of)), cluster(std::move(on)) {
     StrategyRequest request;
     request.seq_len = 128;
     request.microbatches = microbatches;
     request.sequences = microbatches * tokens / request.seq_len;
-    plan = find_strategy("ep").make(model, cluster, request);
+    plan = find_strategy(strategy).make(model, cluster, request);
     for (Dtype& dtype : plan.dtype) dtype = Dtype::kFp16;
     plan.wire_forward = plan.wire_backward = Dtype::kFp16;
     TraceHeader header;
@@ -47,10 +48,12 @@ struct Case {
     options.microbatches = microbatches;
     options.spread = spread;
     options.drift = drift;
+    if (domains > 0) options.domains = domains, options.domain_spread = 1;
     steps.emplace_back(header, SyntheticTrace(header, options).step(0), model, "made");
   }
 
-  TraceBalanceResult run(const std::string& balancer, Weigh weigh = Weigh::kTime, bool guard = false) const {
+  TraceBalanceResult run(const std::string& balancer, Weigh weigh = Weigh::kTime, bool guard = false,
+                         bool padded = false) const {
     const auto owners = static_cast<i64>(
         Placement(plan, model, {}).owners(0, static_cast<i32>(steps[0].header().layers[0])).size());
     return TraceBalance(model, cluster, plan, {}, {})
@@ -60,7 +63,8 @@ struct Case {
               .guest_cost = std::nullopt,
               .weigh = weigh,
               .topology = owners > 2 ? "torus:" + torus_of(owners) : "ring",
-              .guard = guard},
+              .guard = guard,
+              .padded = padded},
              steps);
   }
 
@@ -85,20 +89,27 @@ Cluster equal_nodes(const std::string& type, i32 count) {
   return cluster;
 }
 
+/// So many of its layers, and as much of its vocabulary, so that embedding and head are the same part of a
+/// step as in the whole model.
 ModelConfig layers_of(const std::string& name, i64 num_layers) {
   ModelConfig model = load_model(name);
-  model.num_layers = std::min(model.num_layers, num_layers);
+  num_layers = std::min(model.num_layers, num_layers);
+  model.vocab = model.vocab * num_layers / model.num_layers;
+  model.num_layers = num_layers;
   model.dense_layer.resize(idx(model.num_layers));
   return model;
 }
 
 std::string figure(double x) { return fmt::format("{:.3f}", x); }
 
-void add_equal(Document& document, i32 devices) {
-  const Case c(layers_of("qwen3-30b-a3b", 4), equal_nodes("H100", devices), 16, 2048 * devices, 0.6, 0.6);
-  document.heading(fmt::format("{} H100 in nodes of 8", devices));
+void add_equal(Document& document, i32 devices, const std::string& strategy) {
+  const Case c(layers_of("qwen3-30b-a3b", 4), equal_nodes("H100", devices), 16, 2048 * devices, 0.6, 0.6, 0,
+               strategy);
+  document.heading(fmt::format("{} H100 in nodes of 8, {}", devices, strategy));
   document.paragraph(fmt::format(
-      "Four layers of qwen3-30b-a3b by expert parallelism, 8 microbatches of {} tokens, "
+      "Four layers of qwen3-30b-a3b (and a twelfth of its vocabulary, as four of its 48 layers have) by "
+      "expert "
+      "parallelism, 16 microbatches of {} tokens, "
       "popularity and drift of "
       "experts lognormal with 0.6 each. Count ratio: fullest device over the mean, mean over "
       "exchanges. Steps are "
@@ -243,6 +254,38 @@ void add_activations(Document& document) {
                  rows);
 }
 
+void add_padding(Document& document) {
+  document.heading("Exchanges that are padded");
+  document.paragraph(
+      "What fewer rows between nodes are worth, without and with kernels of fixed sizes, where every device "
+      "sends as "
+      "many rows to other nodes as the one that sends most (ours do not). Four layers of qwen3-30b-a3b, as "
+      "many "
+      "domains as nodes of eight H100 (spread 1), popularity lognormal with 0.6; experts and sequences "
+      "placed by "
+      "locality with a cap of 1.1, over experts in order. Rows: between nodes per token. Exchanges: "
+      "dispatches and "
+      "combines of a step, each alone on its links.");
+  std::vector<Row> rows;
+  for (const i64 nodes : {2, 8}) {
+    const auto devices = static_cast<i32>(8 * nodes);
+    const Case c(layers_of("qwen3-30b-a3b", 4), equal_nodes("H100", devices), 4, 2048 * devices, 0.6, 0,
+                 nodes);
+    for (const bool padded : {false, true}) {
+      const TraceBalanceResult none = c.run("none", Weigh::kTime, false, padded),
+                               local = c.run("locality", Weigh::kTime, false, padded);
+      rows.push_back({std::to_string(nodes), padded ? "padded" : "as they are", figure(none.node_rows),
+                      figure(local.node_rows / none.node_rows),
+                      fmt::format("{:.1f} ms", 1e3 * none.exchanges),
+                      figure(local.exchanges / none.exchanges), fmt::format("{:.1f} ms", 1e3 * none.step),
+                      figure(local.step / none.step)});
+    }
+  }
+  document.table({"nodes", "exchanges", "rows, in order", "by locality, of that", "exchanges, in order",
+                  "of that", "simulated step, in order", "of that"},
+                 rows);
+}
+
 std::string today() {
   const std::time_t now = std::time(nullptr);
   char text[16];
@@ -252,10 +295,13 @@ std::string today() {
 
 int run(const std::string& file) {
   Document document;
-  for (const i32 devices : {16, 32}) add_equal(document, devices);
+  for (const char* strategy : {"ep", "ep-overlap"}) {
+    for (const i32 devices : {16, 32}) add_equal(document, devices, strategy);
+  }
   add_mixed(document);
   add_even(document);
   add_activations(document);
+  add_padding(document);
   std::cout << document.text();
   if (!file.empty())
     write_text(

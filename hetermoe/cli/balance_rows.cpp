@@ -5,6 +5,7 @@
 
 #include "hetermoe/base/words.h"
 #include "hetermoe/cli/routing.h"
+#include "hetermoe/planner/balance/locality.h"
 #include "hetermoe/planner/balance/trace_balance.h"
 #include "hetermoe/planner/planner.h"
 #include "hetermoe/report/balance_page.h"
@@ -130,6 +131,7 @@ Json json_of(const std::vector<Row>& rows, const Cluster& cluster) {
                     {"lent_hidden_share", r.lent.hidden_share()},
                     {"plan_s", r.plan},
                     {"step_s", r.step},
+                    {"exchanges_s", r.exchanges},
                     {"over_first", over_first(rows, row)},
                     {"fullest_device", fullest.device},
                     {"memory_bytes", fullest.used},
@@ -227,6 +229,7 @@ Case case_of(const BalanceRowsOptions& options, const Job& job) {
 
 int run_balance_rows(const BalanceRowsOptions& options, Overrides overrides) {
   for (const std::string& name : options.balancers) balancer_choice(name);
+  check_load_cap("--load-cap", options.load_cap);
   if (!options.plan.empty()) overrides.emplace_back("plan.file", options.plan);
   if (!options.output.empty()) check_output_folder(options.output);
   const Job job = options.job.empty() ? job_from_overrides(overrides) : load_job(options.job, overrides);

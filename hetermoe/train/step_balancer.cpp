@@ -6,6 +6,7 @@
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/cost/price_migration.h"
+#include "hetermoe/planner/balance/locality.h"
 #include "hetermoe/planner/balance/sequence_order.h"
 #include "hetermoe/planner/memory_estimate.h"
 #include "hetermoe/schedule/builder.h"
@@ -93,10 +94,7 @@ void check_locality(const Job& job) {
         "balancer.knows",
         "got history, expected foresight with locality, which goes by the experts of each sequence. "
         "Give routing.replay or balancer.probe");
-  if (job.balancer.load_cap > 0 && job.balancer.load_cap < 1)
-    fail<ConfigError>("balancer.load_cap",
-                      "got {}, expected 0 or at least 1, at which all device groups take equally long",
-                      job.balancer.load_cap);
+  check_load_cap("balancer.load_cap", job.balancer.load_cap);
   if (job.train.router_jitter > 0)
     fail<ConfigError>(
         "train.router_jitter",

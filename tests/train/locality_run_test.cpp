@@ -153,7 +153,8 @@ TEST(LocalityRun, RefusesWhatItCannotOrder) {
             "[balancer.knows] got history, expected foresight with locali");
   EXPECT_EQ(
       error({{"balancer.load_cap", "0.9"}}),
-      "[balancer.load_cap] got 0.9, expected 0 or at least 1, at which all device groups take equally long");
+      "[balancer.load_cap] got 0.9, expected 0 (none) or at least 1, at which all device groups take equally "
+      "long");
   EXPECT_EQ(
       error({{"train.router_jitter", "0.01"}}),
       "[train.router_jitter] got 0.01, expected 0 with locality: the noise is drawn by places, to which "

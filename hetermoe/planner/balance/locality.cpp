@@ -204,6 +204,12 @@ std::vector<std::vector<DeviceId>> device_groups(const std::string& text, const 
   return out;
 }
 
+void check_load_cap(const std::string& where, double cap) {
+  if (cap == 0 || cap >= 1) return;
+  fail<ConfigError>(
+      where, "got {}, expected 0 (none) or at least 1, at which all device groups take equally long", cap);
+}
+
 double copies_outside(const Usage& usage, const std::vector<i32>& group) {
   double all = 0, home = 0;
   for (std::size_t g = 0; g < usage.size(); ++g) {

@@ -13,6 +13,9 @@ namespace hetermoe {
 std::vector<std::vector<DeviceId>> device_groups(const std::string& text, const Cluster& cluster,
                                                  const std::vector<DeviceId>& devices);
 
+/// Throws ConfigError for a cap that nothing can keep; 0 = none.
+void check_load_cap(const std::string& where, double cap);
+
 /// [groups][experts] copies that sequences of each group send.
 using Usage = std::vector<std::vector<double>>;
 
