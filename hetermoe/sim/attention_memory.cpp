@@ -63,14 +63,17 @@ Bytes BufferSizes::attention_workspace(const Op& op, DeviceId device) const {
     return count * (work - 2 * row(device));
   }
   const bool kept = !recomputes_inside(placement_.recompute(op.group, op.layer), placement_.is_moe(op.layer));
-  const Bytes inside = count * ((kept ? dropped : work) + attention_gradient_bytes(model_, element(device)));
+  const i32 state = placement_.states_of(UnitPart::kAttention, op.layer).first;
+  // Beside a result stands the product of an adapter.
+  const Bytes adapted = work_.adapter_params(state) > 0 ? row(device) : 0;
+  const Bytes inside =
+      count * ((kept ? dropped : work) + attention_gradient_bytes(model_, element(device)) + adapted);
   // What it leaves is a buffer, and of this the gradients of the output projection's and the router's results
   // are gone without it when most is held.
   if (placement_.leaves_weights(op.kind, op.layer)) {
     const Bytes stays = row(device) + (placement_.is_moe(op.layer) ? 4.0 * real(model_.num_experts) : 0);
     return inside + count * (stays - attention_left_bytes(model_, op.layer, element(device)));
   }
-  const i32 state = placement_.states_of(UnitPart::kAttention, op.layer).first;
   if (!placement_.trains(state)) return inside + count * row(device);
   // Most is held where the attention kernel hands over its gradients, when those of the residual stream and
   // of the weights that came after it are there, or with few tokens at the end, with those of all weights.
