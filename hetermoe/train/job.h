@@ -179,10 +179,7 @@ struct PlanOptions {
     v("interleave", interleave, "runs of layers on the devices of each stage: that much smaller a bubble",
       between(1, 64));
     v("stage_layers", stage_layers,
-      "per stage: layers, interleaved those of all first runs, then of all second ones; empty = by the "
-      "number of "
-      "its devices",
-      at_least(1));
+      "layers of each stage, interleaved of each run; empty = by their numbers of devices", at_least(1));
     v("stage_attention", stage_attention, "per stage: devices with attention; empty = equally many",
       at_least(1));
     v("stage_experts", stage_experts, "per stage: devices with experts (pp_zebra); empty = equally many",
@@ -202,12 +199,10 @@ struct PlanOptions {
       "less memory, equal results");
     v("shard_weights", shard_weights,
       "likewise weights and gradients of embedding, attention parts and head, which are gathered for each "
-      "use "
-      "(FSDP, ZeRO-3), and plan.shard_optimizer");
+      "use (FSDP, ZeRO-3), and plan.shard_optimizer");
     v("tally", tally,
       "sources tell each other their counts of copies in each exchange, and copies are divided over the "
-      "owners "
-      "of an expert so that the slowest ends earliest (docs/balancing.md)");
+      "owners of an expert so that the slowest ends earliest (docs/balancing.md)");
     v("offload", offload,
       "what lives in the main memory of the devices' nodes: all, weights, optimizer, saved, or PART.weights, "
       "PART.optimizer of embed, attention, experts, head; \"layers 8-15:experts.weights\" or \"devices "

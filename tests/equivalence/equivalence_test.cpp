@@ -4,7 +4,6 @@
 #include <atomic>
 #include <chrono>
 
-#include "hetermoe/plan/pipeline_tasks.h"
 #include "hetermoe/planner/baselines.h"
 #include "tests/support/rig.h"
 #include "tests/support/strategy_plans.h"
@@ -280,40 +279,6 @@ TEST(Equivalence, StagesOfSeveralDevices) {
     }
   }
   EXPECT_GE(coverage.runs, 60);
-  EXPECT_GT(coverage.three_types, 0);
-}
-
-/// Stages that come again on the same devices: two and three runs of layers, groups of windows that are full
-/// and not, gradients of weights with and after.
-TEST(Equivalence, InterleavedStages) {
-  ModelConfig model = tiny_mixtral();
-  model.num_layers = 6;
-  model.dense_layer.assign(6, false);
-  model.dense_layer[0] = true;
-  Coverage coverage;
-  for (const i32 types : {1, 2, 3}) {
-    const Cluster cluster = make_cluster(6, types);
-    for (const char* strategy : {"pp_ep", "pp_zebra"}) {
-      for (int i = 0; i < 8; ++i) {
-        StrategyRequest request = small_request();
-        request.sequences = 6, request.microbatches = i < 4 ? 5 : 4;
-        request.stages = 2 + i % 2, request.interleave = i % 2 == 0 ? 3 - i / 4 : 2;
-        request.window = 1 + i / 2 % 2;
-        const Roles roles = roles_of(find_strategy(strategy).use, cluster, {});
-        if (static_cast<i64>(std::min(roles.attention.size(), roles.experts.size())) < request.stages)
-          continue;
-        Plan plan = find_strategy(strategy).make(model, cluster, request);
-        EXPECT_EQ(pipeline_stages(plan.groups[0]).chunks(), request.interleave);
-        plan.recompute = static_cast<Recompute>(i % 4);
-        plan.weight_gradients = i % 3 == 0 ? WeightGradients::kAfter : WeightGradients::kWith;
-        use_fp64(plan);
-        const Comparison c = run_and_compare(model, cluster, plan, step_options(model), coverage);
-        EXPECT_LE(c.max(), kTolerance) << strategy << " " << i << " on " << types << " types: loss " << c.loss
-                                       << ", gradient " << c.gradient << " of " << c.worst;
-      }
-    }
-  }
-  EXPECT_GE(coverage.runs, 30);
   EXPECT_GT(coverage.three_types, 0);
 }
 

@@ -4,7 +4,7 @@
 
 #include "hetermoe/plan/offload.h"
 #include "hetermoe/planner/round_robin_plan.h"
-#include "tests/support/rig.h"
+#include "tests/equivalence/against_reference.h"
 #include "tests/support/strategy_plans.h"
 
 // Layers whose backward pass is on other devices than their forward pass give the gradients of the reference.
@@ -17,22 +17,6 @@ Cluster one_node(i32 num_devices) {
   Cluster cluster = make_cluster(num_devices, 1, 1);
   cluster.nodes[0].host = NodeHost{.memory_gib = 64};
   return cluster;
-}
-
-Comparison against_reference(const ModelConfig& model, const Cluster& cluster, Plan plan) {
-  use_fp64(plan);
-  EXPECT_EQ(validate(plan, model, cluster), std::vector<std::string>{});
-  RigOptions options;
-  options.step = {model.aux_loss_coef > 0 && model.num_moe_layers() > 0, 1, true};
-  Rig rig(model, cluster, plan, options);
-  EXPECT_EQ(validate(rig.schedule(), plan, model, options.step), std::vector<std::string>{});
-  const TensorsByName values = lively_values(model);
-  rig.load(values);
-  const StepInput input = random_input(plan, model);
-  const StepResult result = rig.executor().run(input);
-  EXPECT_TRUE(rig.differing_replicas().empty());
-  return compare(result, rig.gradients(),
-                 reference_step(model, values, input.tokens, input.targets, options.step.aux_group));
 }
 
 StrategyRequest rounds(i64 sequences, i64 microbatches, i32 window) {

@@ -242,5 +242,30 @@ TEST(HostUse, GroupsOfANodeShareItsHost) {
   EXPECT_EQ(overfilled_host(plan, request.model, request.cluster), "") << result.explanation[0];
 }
 
+/// Where plans fit without hosts, masters and moments there may make room for faster ones; where they do not,
+/// it says so.
+TEST(HostUse, WhatFitsWithoutMayBeFasterWith) {
+  const auto plan_with = [](const char* model, const char* cluster, bool offload) {
+    PlanRequest request;
+    request.model = load_model(model);
+    request.cluster = load_cluster(cluster);
+    request.dtype = Dtype::kBf16;
+    request.seq_len = 2048;
+    request.sequences = 128;
+    request.limits.offload = offload;
+    return find_plan(request);
+  };
+  const PlanResult with = plan_with("olmoe-1b-7b", "rtx3090x4-v100x4", true),
+                   without = plan_with("olmoe-1b-7b", "rtx3090x4-v100x4", false);
+  EXPECT_TRUE(uses_hosts(with.best().plan));
+  EXPECT_LT(with.best().prediction.step, 0.9 * without.best().prediction.step);
+  EXPECT_NE(with.explanation[0].find("That frees room"), std::string::npos) << with.explanation[0];
+
+  const PlanResult idle = plan_with("qwen3-1.7b", "rtx4090x8", true);
+  EXPECT_FALSE(uses_hosts(idle.best().plan));
+  EXPECT_NE(idle.explanation.back().find("Host memory does not pay"), std::string::npos)
+      << idle.explanation.back();
+}
+
 }  // namespace
 }  // namespace hetermoe::testing
