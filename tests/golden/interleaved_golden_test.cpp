@@ -62,6 +62,21 @@ TEST(InterleavedGolden, AnyNumberOfMicrobatches) {
   }
 }
 
+/// As in validation: forward alone, of turns as well.
+TEST(InterleavedGolden, ForwardAlone) {
+  const ModelConfig model = test::make_model({.num_layers = 4});
+  const Cluster cluster = test::make_cluster({2});
+  const StepOptions forward{.backward = false};
+  Plan turns = make_interleaved({.ranks = 2, .chunks = 1, .microbatches = 4}, model, cluster);
+  deal_turns(turns, {.split = {.forward = {2, 1}, .fused = 2, .backward = {1, 2}}, .round = 2});
+  for (const Plan& plan :
+       {make_interleaved({.ranks = 2, .chunks = 2, .microbatches = 4}, model, cluster), turns}) {
+    const Schedule schedule = build_schedule(plan, model, forward);
+    EXPECT_TRUE(test::no_faults(validate(schedule, plan, model, forward))) << name_of(plan.order);
+    EXPECT_GT(schedule.num_ops(), 0);
+  }
+}
+
 TEST(InterleavedGolden, TasksOfTheFirstRank) {
   const ModelConfig model = test::make_model({.num_layers = 4});
   const Cluster cluster = test::make_cluster({2});
