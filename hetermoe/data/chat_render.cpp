@@ -55,7 +55,10 @@ std::string without(const std::string& text, const char* blanks) {
 
 /// As Python's json.dumps(value, ensure_ascii=False) writes it.
 std::string python_json(const Json& value) {
-  if (value.is_number_float()) return fmt::format("{}", value.get<double>());
+  if (value.is_number_float()) {
+    const std::string text = fmt::format("{}", value.get<double>());
+    return text.find_first_of(".eni") == std::string::npos ? text + ".0" : text;  // 20.0 is no whole number
+  }
   if (!value.is_structured()) return value.dump();
   std::string out;
   for (const auto& [key, entry] : value.items()) {

@@ -11,7 +11,7 @@ namespace hetermoe {
 /// devices do what they did, so that they need what they needed, but for activations of more windows. None
 /// where a stage has fewer layers than chunks, or the plan is no pipeline or an interleaved one.
 std::optional<Plan> interleaved(const Plan& plan, const ModelConfig& model, i64 chunks);
-/// Of the best plan so far, if it is a pipeline.
+/// Of the best pipeline so far.
 void evaluate_interleaved(Evaluator& evaluator, const ModelConfig& model);
 
 }  // namespace hetermoe

@@ -6,13 +6,6 @@
 #include "hetermoe/base/index.h"
 
 namespace hetermoe {
-namespace {
-
-/// Ends that differ by less are equal: sums of the same numbers in another order.
-constexpr double kRounding = 1e-12;
-
-}  // namespace
-
 RoundClock::RoundClock(std::vector<std::vector<Seconds>> lengths, Seconds hop, std::vector<Seconds> fetches)
     : lengths_(std::move(lengths)),
       hop_(hop),

@@ -6,6 +6,9 @@
 // Which device takes which turn of a round-robin pipeline, and when a step ends.
 namespace hetermoe {
 
+/// Times that differ by less are equal: sums of the same numbers in another order.
+inline constexpr double kRounding = 1e-12;
+
 enum class Dispatch {
   kInTurn,       ///< the device after that of the turn before
   kEarliestEnd,  ///< the device on which the turn ends first; of equal ones that after the turn before

@@ -300,7 +300,7 @@ Plan make_roundpipe(const ModelConfig& model, const Cluster& cluster, const Stra
                                                     .drains = request.staleness == 0});
   const Rounds* rounds = first_with_room(ranked, asked, model, cluster);
   deal_turns(base, rounds == nullptr ? ranked.front() : *rounds);
-  base.slots = asked.slots;
+  if (rounds != nullptr) base.slots = asked.slots;
   return base;
 }
 

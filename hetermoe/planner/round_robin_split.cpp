@@ -14,9 +14,6 @@
 namespace hetermoe {
 namespace {
 
-/// Sums of the same numbers in another order differ by less.
-constexpr double kRounding = 1e-12;
-
 /// Sums of consecutive entries, ascending, each once.
 std::vector<double> run_sums(const TurnTimes& times) {
   std::vector<double> sums;

@@ -295,6 +295,7 @@ function replaceData(next) {
   cache.clear();
   styles.clear();
   shown = withTimelines();
+  if (shown.length === 0) return;
   const index = shown.find(i => data.strategies[i].name === name);
   show(index === undefined ? shown[0] : index);
   if (whole) showAll(); else setWindow(state.from, state.to);

@@ -13,13 +13,16 @@ function showParts(parts) {
   }
 }
 
+const liveTitle = document.title;
+
 async function refresh() {
   try {
     const answer = await (await fetch('/parts?seen=' + seen)).json();
     if (answer.data && !canvas && answer.data.strategies.some(hasTimeline)) return location.reload();
     seen = answer.version;
     showParts(answer.parts);
-    if (canvas) replaceData(answer.data || data);
+    if (canvas && answer.data) replaceData(answer.data);
+    document.title = liveTitle;
   } catch (error) {
     document.title = 'hetermoe: nobody serves this page any more';
   }

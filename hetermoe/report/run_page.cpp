@@ -80,11 +80,12 @@ bool RunFolder::refresh(Cached<T>& cached, const std::string& name, const Load& 
     return was_there;
   }
   if (written == cached.written) return false;
+  const bool was_there = cached.value.has_value();
   cached = {written, std::nullopt};
   try {
     cached.value = load(path);
   } catch (const Error&) {
-    return false;
+    return was_there;
   }
   return true;
 }

@@ -3,9 +3,9 @@
 
 namespace hetermoe {
 
-/// A load as kernels of fixed sizes would send it: every source sends as many rows to other nodes as the one
-/// that sends most, so that time follows that one and not the mean. To compare with such kernels; ours pad
-/// nothing. What is computed stays. Keeps references.
+/// A load as kernels of fixed sizes would send it: every source that sends any rows to other nodes sends as
+/// many as the one that sends most, so that time follows that one and not the mean. To compare with such
+/// kernels; ours pad nothing. Padding takes memory, what is computed stays. Keeps references.
 class PaddedRouting : public RoutingLoad {
  public:
   PaddedRouting(const RoutingLoad& inner, const Cluster& cluster) : inner_(inner), cluster_(cluster) {}

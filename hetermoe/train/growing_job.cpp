@@ -104,14 +104,15 @@ void check_room(const JobPart& before, const JobPart& after) {
 std::size_t part_to_go_on_with(const std::vector<JobPart>& parts, const Processes& processes) {
   if (parts.size() == 1) return 0;
   const Job& job = parts[0].job;
-  Json told = {{"part", 0}, {"step", 0}};
+  Json told = {{"part", 0}, {"step", 0}, {"known", true}};
   if (processes.rank() == 0 && job.checkpoint.resume) {
     const std::vector<FoundCheckpoint> found =
         find_checkpoints(checkpoint_folder(job.output), [](const std::string&) {});
     if (!found.empty()) {
       const Json config = read_json(found.front().path / "config.json");
+      told["known"] = false;
       for (std::size_t i = 0; i < parts.size(); ++i) {
-        if (config == to_hf(parts[i].model)) told["part"] = i;
+        if (config == to_hf(parts[i].model)) told["part"] = i, told["known"] = true;
       }
       told["step"] = found.front().info.step;
     }
@@ -119,6 +120,13 @@ std::size_t part_to_go_on_with(const std::vector<JobPart>& parts, const Processe
   told = Json::parse(processes.gather(told.dump()).front());
   const auto part = told.at("part").get<std::size_t>();
   const i64 step = told.at("step");
+  if (!told.at("known").get<bool>()) {
+    fail<ConfigError>(
+        "grow",
+        "the newest checkpoint in {} has a model that this job never has: expected the grow.factor, "
+        "grow.mode and grow.narrow_to that its run was begun with, or another output",
+        job.output);
+  }
   if (step <= parts[part].end) return part;
   if (part > 0) {
     fail<ConfigError>("grow.narrow_every",

@@ -29,7 +29,7 @@ u64 hash_of_numbers(const Schedule& schedule) {
 std::vector<Schedule> many_schedules() {
   std::vector<Schedule> all;
   const ModelConfig model = test::make_model({.num_layers = 3, .dense = {0}});
-  for (const std::vector<i32>& nodes : std::vector<std::vector<i32>>{{1}, {2, 2}, {1, 2, 1}}) {
+  for (const std::vector<i32>& nodes : std::vector<std::vector<i32>>{{1}, {2}, {2, 2}, {1, 2, 1}}) {
     const Cluster cluster = test::make_cluster(nodes, 2);
     for (const Strategy& strategy : strategies()) {
       if (cluster.num_devices() == 1 && strategy.name != "single") continue;
