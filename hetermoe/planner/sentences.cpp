@@ -154,8 +154,8 @@ Lines stages(const PlanResult& r) {
   Lines lines = {fmt::format("Stages of the pipeline, in order: {}.", fmt::join(runs, ", "))};
   if (const i32 chunks = pipeline_stages(group).chunks(); chunks > 1)
     lines.push_back(
-        fmt::format("They come round {} times on the same devices (interleaved), which makes the bubble that "
-                    "much smaller.",
+        fmt::format("They come round {} times on the same devices (interleaved), which makes the bubble up "
+                    "to as many times smaller.",
                     chunks));
   return lines;
 }
