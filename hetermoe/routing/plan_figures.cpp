@@ -88,6 +88,7 @@ StepRouting RoutingWatch::of(const std::vector<std::vector<double>>& counts) {
     if (!placement_.is_moe(l)) continue;
     by_gini.add(gini(counts[idx(l)]));
     for (i32 g = 0; g < placement_.num_groups(); ++g) {
+      if (placement_.at_sources(g, l)) continue;  // experts are where their tokens are: nobody waits
       const std::vector<double> copies = owner_copies(placement_, g, l, counts[idx(l)]);
       std::vector<double>& speeds = speeds_[idx(g)][idx(l)];
       const double per_exchange =
