@@ -69,5 +69,23 @@ TEST(DataRuns, ValidationIsThatOfTheSourcesByTheirShares) {
   EXPECT_NEAR(last.loss, std::log(256.0), 0.5);  // nothing is learned after one step
 }
 
+/// Experts where their tokens are have no owners that could wait for each other; validation has turns forward
+/// alone.
+TEST(DataRuns, RoundRobinTurnsLearnWhatOneDeviceLearns) {
+  const WorkFolder folder;
+  const Settings steps = {
+      {"train.steps", "3"}, {"train.validate_every", "2"}, {"train.validation_sequences", "4"}};
+  Settings one = steps, turns = steps;
+  one.insert(one.end(), {{"strategy", "single"}, {"plan.attention", "0"}});
+  turns.insert(turns.end(), {{"strategy", "roundpipe"}, {"cluster", "rtx4090x8"}, {"plan.attention", "0,1"}});
+  const TrainOutcome expected = train(folder / "one", in_fp64(one)),
+                     got = train(folder / "turns", in_fp64(turns));
+  ASSERT_EQ(got.records.size(), 3U);
+  for (std::size_t i = 0; i < 3; ++i) EXPECT_NEAR(got.records[i].loss, expected.records[i].loss, 1e-10);
+  ASSERT_EQ(got.validations().size(), expected.validations().size());
+  ASSERT_FALSE(got.validations().empty());
+  EXPECT_NEAR(got.validations().back().loss, expected.validations().back().loss, 1e-10);
+}
+
 }  // namespace
 }  // namespace hetermoe
