@@ -58,12 +58,17 @@ class Timer {
 /// Who takes which turn of which round.
 class Dealer {
  public:
-  Dealer(const Group& group, const Rounds& rounds)
-      : group_(group), dealt_(rounds.dealt), turns_(rounds.split.num_turns()) {
-    const auto microbatches = static_cast<i64>(group.microbatches.size());
-    round_ = rounds.round > 0 ? rounds.round : microbatches;
+  /// The plan's window is that of the rounds.
+  Dealer(const Plan& plan, const Rounds& rounds)
+      : group_(plan.groups[0]),
+        dealt_(rounds.dealt),
+        turns_(rounds.split.num_turns()),
+        round_(round_of(plan, group_)) {
+    if (!dealt_.empty()) return;
+    const auto microbatches = static_cast<i64>(group_.microbatches.size()),
+               devices = static_cast<i64>(group_.devices.size());
     const i64 all = (microbatches + round_ - 1) / round_ * turns_;
-    for (i64 i = 0; dealt_.empty() && i < all; ++i) in_turn_.push_back(i % count());
+    for (i64 i = 0; i < all; ++i) dealt_.push_back(i % devices);
   }
 
   /// Rows of the microbatches for a turn; a single one when they are equal.
@@ -71,7 +76,7 @@ class Dealer {
     Shares rows;
     for (std::size_t m = 0; m < group_.microbatches.size(); ++m) {
       const i64 round = static_cast<i64>(m) / round_;
-      rows.push_back({{group_.devices[idx(dealt()[idx(round * turns_ + turn)])], group_.microbatches[m]}});
+      rows.push_back({{group_.devices[idx(dealt_[idx(round * turns_ + turn)])], group_.microbatches[m]}});
     }
     if (std::all_of(rows.begin(), rows.end(), [&](const ShareRow& row) { return row == rows[0]; }))
       rows.resize(1);
@@ -80,19 +85,15 @@ class Dealer {
 
   /// In some round the turn is on another device than the one before it. Else both are one turn.
   bool changes_device(i64 turn) const {
-    for (std::size_t i = idx(turn); i < dealt().size(); i += idx(turns_))
-      if (turn > 0 && dealt()[i] != dealt()[i - 1]) return true;
+    for (std::size_t i = idx(turn); i < dealt_.size(); i += idx(turns_))
+      if (turn > 0 && dealt_[i] != dealt_[i - 1]) return true;
     return false;
   }
 
  private:
-  i64 count() const { return static_cast<i64>(group_.devices.size()); }
-  const std::vector<i64>& dealt() const { return dealt_.empty() ? in_turn_ : dealt_; }
-
   const Group& group_;
-  const std::vector<i64>& dealt_;
+  std::vector<i64> dealt_;  // [round * turns + turn] number of the device
   i64 turns_, round_;
-  std::vector<i64> in_turn_;
 };
 
 /// As a plan has them: of each turn, or of each device all turns. Turns that follow each other on one device
@@ -207,11 +208,11 @@ void deal_turns(Plan& plan, const Rounds& rounds) {
   Group& group = plan.groups[0];
   const auto num_forward = static_cast<i64>(split.forward.size()),
              num_layers = static_cast<i64>(group.layers.size());
-  const Dealer dealer(group, rounds);
+  plan.window = static_cast<i32>(rounds.round);
+  const Dealer dealer(plan, rounds);
   const std::vector<i64> forward = turn_of_layers(split.forward, 0);
   const std::vector<i64> backward = turn_of_layers(split.backward, num_forward + 1);
   plan.order = OrderPolicy::kRoundRobin;
-  plan.window = static_cast<i32>(rounds.round);
   plan.turn_lengths = plan_lengths(dealer, rounds);
   group.embed = dealer.rows(0);
   group.head = dealer.rows(num_forward);

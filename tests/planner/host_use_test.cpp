@@ -179,14 +179,28 @@ TEST(HostUse, TheBoundHoldsForRoundRobinTurns) {
   }
 }
 
+struct OnHosts {
+  Cluster cluster;
+  ModelConfig model;
+  Plan plan;
+};
+
+/// A small model on the demo cluster with all its parameters on the hosts.
+OnHosts all_on_hosts() {
+  OnHosts out{load_cluster("demo"), load_model("tiny"), {}};
+  for (Node& node : out.cluster.nodes) node.host = NodeHost{.memory_gib = 64};
+  out.plan = find_strategy("ep").make(out.model, out.cluster, small_step());
+  use_dtype(out.plan, Dtype::kBf16);
+  offload(out.plan, out.model, out.cluster, offload_entries(HostUse::kAll), "test");
+  return out;
+}
+
 /// A copy for each node, whatever the number of its devices.
 TEST(HostUse, MemoryOfHostsCountsEachStateOnce) {
-  Cluster cluster = load_cluster("demo");
-  for (Node& node : cluster.nodes) node.host = NodeHost{.memory_gib = 64};
-  const ModelConfig model = load_model("tiny");
-  Plan plan = find_strategy("ep").make(model, cluster, small_step());
-  use_dtype(plan, Dtype::kBf16);
-  offload(plan, model, cluster, offload_entries(HostUse::kAll), "test");
+  OnHosts rig = all_on_hosts();
+  Cluster& cluster = rig.cluster;
+  const ModelConfig& model = rig.model;
+  const Plan& plan = rig.plan;
   const ParamCounts counts = count_parameters(model);
   double shared = real(counts.embedding + counts.head), experts = 0;
   for (std::size_t l = 0; l < counts.attention_part.size(); ++l) {
@@ -202,12 +216,10 @@ TEST(HostUse, MemoryOfHostsCountsEachStateOnce) {
 
 /// Of what is not trained a host keeps the weights alone, as the simulated step does.
 TEST(HostUse, FrozenUnitsAreWeightsOnTheHost) {
-  Cluster cluster = load_cluster("demo");
-  for (Node& node : cluster.nodes) node.host = NodeHost{.memory_gib = 64};
-  const ModelConfig model = load_model("tiny");
-  Plan plan = find_strategy("ep").make(model, cluster, small_step());
-  use_dtype(plan, Dtype::kBf16);
-  offload(plan, model, cluster, offload_entries(HostUse::kAll), "test");
+  OnHosts rig = all_on_hosts();
+  Cluster& cluster = rig.cluster;
+  const ModelConfig& model = rig.model;
+  const Plan& plan = rig.plan;
   const std::vector<Unit> frozen = {
       {-1, UnitPart::kEmbed, -1}, {0, UnitPart::kAttention, -1}, {1, UnitPart::kExperts, 0}};
   ASSERT_TRUE(std::is_sorted(frozen.begin(), frozen.end()));
