@@ -86,7 +86,8 @@ class HostMemory {
     add({static_cast<i32>(model_.num_layers), UnitPart::kHead, -1}, counts_.head,
         [&](const Group& group, auto& devices) { add_shares(group.head, devices); });
     for (const Group& group : plan_.groups) {
-      for (std::size_t l = 0; l < group.layers.size(); ++l) add_saved(group, l);
+      const InFlight in_flight = traits_of(plan_.order).in_flight(plan_, group);
+      for (std::size_t l = 0; l < group.layers.size(); ++l) add_saved(group, l, in_flight);
     }
     return std::move(memory_);
   }
@@ -113,15 +114,15 @@ class HostMemory {
   }
 
   /// Saved activations of all microbatches in flight, as if none still lay in a slot.
-  void add_saved(const Group& group, std::size_t l) {
+  void add_saved(const Group& group, std::size_t l, const InFlight& in_flight) {
     const LayerPlacement& layer = group.layers[l];
     if (layer.saved != Residence::kHost) return;
     const Recompute recompute = layer.recompute.value_or(plan_.recompute);
     const i64 largest = *std::max_element(group.microbatches.begin(), group.microbatches.end());
     const auto add = [&](DeviceId device, double rows, double copies) {
-      const double in_flight = real(traits_of(plan_.order).in_flight(plan_, group, l, device));
       memory_[idx(cluster_.node_of(device))] +=
-          in_flight * received_rows_bytes(model_, rows, copies, bytes_of(plan_.dtype[idx(device)]));
+          real(in_flight(l, device)) *
+          received_rows_bytes(model_, rows, copies, bytes_of(plan_.dtype[idx(device)]));
     };
     std::map<DeviceId, i64> most;
     for (const ShareRow& row : backward_shares(layer)) {

@@ -62,6 +62,7 @@ class GroupMemory {
         model_(model),
         replicas_(replicas),
         trained_(trained),
+        in_flight_(traits_of(plan.order).in_flight(plan, group)),
         counts_(count_parameters(model)),
         use_(plan.dtype.size()),
         most_(plan.dtype.size(), -1),
@@ -86,7 +87,7 @@ class GroupMemory {
       use.add(counts_.head, replicas_.head, home_of(group_, UnitPart::kHead, -1), each);
       if (!is_gathered(UnitPart::kHead, -1)) use.reduces(real(counts_.head), holders(group_.head), each);
       use.add(use.attention, head_memory(model_, tokens, use.element),
-              in_flight(group_.layers.size(), device), in_wave());
+              real(in_flight_(group_.layers.size(), device)), in_wave());
     });
     for (const DeviceId device : group_.devices) {
       const Use& use = use_[idx(device)];
@@ -159,7 +160,7 @@ class GroupMemory {
                   use.resends = use.resends || recompute(l) == Recompute::kResend;
                   OpMemory op =
                       attention_memory(plan_, recompute(l), model_, layer, tokens, use.element, in_stages());
-                  const double waiting = in_flight(l, device);
+                  const double waiting = real(in_flight_(l, device));
                   wait_on_host(op, l, waiting, tokens * row_bytes(model_, use.element));
                   use.add(use.attention, op, waiting, in_wave());
                 });
@@ -209,7 +210,7 @@ class GroupMemory {
       if (share <= 0) continue;
       // Whoever computes a microbatch then computes all of its experts.
       if (group_.layers[layer].experts_at == ExpertsAt::kSources) share = real(model_.num_experts);
-      const double waiting = in_flight(layer, device);
+      const double waiting = real(in_flight_(layer, device));
       const double copies =
           real(model_.top_k) * share / real(model_.num_experts) * real(largest_microbatch() * plan_.seq_len);
       const StateBytes each = trained_.of(use.state, UnitPart::kExperts, static_cast<i64>(layer));
@@ -287,10 +288,6 @@ class GroupMemory {
   i64 largest_microbatch() const {
     return *std::max_element(group_.microbatches.begin(), group_.microbatches.end());
   }
-  /// Microbatches of a layer that wait for backward on a device at once.
-  double in_flight(std::size_t layer, DeviceId device) const {
-    return real(traits_of(plan_.order).in_flight(plan_, group_, layer, device));
-  }
   /// Microbatches that go through a stage of a pipeline together.
   double in_wave() const {
     return real(std::min(static_cast<i64>(group_.microbatches.size()), std::max(i64{1}, i64{plan_.window})));
@@ -301,6 +298,7 @@ class GroupMemory {
   const ModelConfig& model_;
   const Replicas& replicas_;
   const TrainedShares& trained_;
+  InFlight in_flight_;
   ParamCounts counts_;
   std::vector<Use> use_;       // [device]
   std::vector<i64> most_;      // [device] scratch of for_sources(), -1 = not listed

@@ -18,59 +18,86 @@ namespace {
 
 i64 num_microbatches(const Group& group) { return static_cast<i64>(group.microbatches.size()); }
 
-i64 in_window(const Plan& plan, const Group& group, std::size_t /*layer*/, DeviceId /*device*/) {
-  return plan.window > 0 ? std::min<i64>(num_microbatches(group), plan.window) : num_microbatches(group);
+InFlight in_window(const Plan& plan, const Group& group) {
+  const i64 all = num_microbatches(group), most = plan.window > 0 ? std::min<i64>(all, plan.window) : all;
+  return [most](std::size_t /*layer*/, DeviceId /*device*/) { return most; };
 }
 
 /// In windows: of a pipeline's last stage one, of the stage before it two.
-i64 in_stages(const Plan& plan, const Group& group, std::size_t layer, DeviceId /*device*/) {
-  const PipelineStages stages = pipeline_stages(group);
+InFlight in_stages(const Plan& plan, const Group& group) {
   const i64 count = num_microbatches(group), window = std::max<i64>(1, plan.window);
-  const std::vector<i32>& borders = stages.first_layer;
-  const auto next = std::upper_bound(borders.begin(), borders.end(), static_cast<i32>(layer));
-  const i32 stage = static_cast<i32>(next - borders.begin()) - 1;
   const i64 windows = (count + window - 1) / window;
-  return std::min(count, window * windows_in_flight(stages, stage, static_cast<i32>(windows)));
+  return [=, stages = pipeline_stages(group)](std::size_t layer, DeviceId /*device*/) {
+    const std::vector<i32>& borders = stages.first_layer;
+    const auto next = std::upper_bound(borders.begin(), borders.end(), static_cast<i32>(layer));
+    const i32 stage = static_cast<i32>(next - borders.begin()) - 1;
+    return std::min(count, window * windows_in_flight(stages, stage, static_cast<i32>(windows)));
+  };
 }
 
-/// Of the microbatches whose backward pass of the layer is on the device, the most of rounds that have begun
-/// with it and not ended, by the lengths of turns.
-i64 in_turns(const Plan& plan, const Group& group, std::size_t layer, DeviceId device) {
-  const std::vector<PlanTurn> turns = turns_of(plan, group);
-  const auto times = turn_times(plan, group, turns);
-  const auto turn_with = [&](auto has) {
-    return static_cast<std::size_t>(std::find_if(turns.begin(), turns.end(), has) - turns.begin());
-  };
-  const auto number = static_cast<i32>(layer);
-  const bool head = layer == group.layers.size();
-  const auto in = [&](const std::vector<i32>& layers) {
-    return std::find(layers.begin(), layers.end(), number) != layers.end();
-  };
-  const std::size_t first = turn_with([&](const PlanTurn&t) { return head ? t.head : in(t.forward); }),
-                    last = turn_with([&](const PlanTurn&t) { return head ? t.head : in(t.backward); });
-  const Shares& shares = head ? group.head : backward_shares(group.layers[layer]);
-  std::vector<std::pair<double, i64>> changes;
-  const i64 count = num_microbatches(group), round = round_of(plan, group);
-  for (i64 begin = 0; begin < count; begin += round) {
-    const i64 end = std::min(begin + round, count);
-    i64 here = 0;
-    for (i64 m = begin; m < end; ++m)
-      here += sequences_of(share_row(shares, static_cast<i32>(m)), device) > 0 ? 1 : 0;
-    changes.emplace_back(times[first][idx(begin)].begin, here);
-    changes.emplace_back(times[last][idx(end - 1)].end, -here);
+/// Rounds that are on a device at once, by the lengths of turns.
+class RoundsInFlight {
+ public:
+  RoundsInFlight(const Plan& plan, const Group& group)
+      : group_(group),
+        turns_(turns_of(plan, group)),
+        times_(turn_times(plan, group, turns_)),
+        round_(round_of(plan, group)) {}
+
+  /// Of the microbatches whose backward pass of the layer is on the device, the most of rounds that have
+  /// begun with it and not ended.
+  i64 operator()(std::size_t layer, DeviceId device) const {
+    const bool head = layer == group_.layers.size();
+    const auto number = static_cast<i32>(layer);
+    const std::size_t first = turn_with(&PlanTurn::forward, number),
+                      last = turn_with(&PlanTurn::backward, number);
+    const i64 most =
+        most_between(first, last, head ? group_.head : backward_shares(group_.layers[layer]), device);
+    if (first != last) return most;
+    // Each goes through the turn in which it turns round at once, while at most one waits for its first
+    // layer.
+    const std::vector<i32>& layers = turns_[first].forward;
+    const bool first_of_turn = layers.empty() ? head : number == layers.front();
+    return std::min<i64>(most, first_of_turn ? 2 : 1);
   }
-  // Where one begins as another ends both are counted.
-  std::sort(changes.begin(), changes.end(), [](const auto& a, const auto& b) {
-    return std::pair(a.first, b.second) < std::pair(b.first, a.second);
-  });
-  i64 now = 0, most = 0;
-  for (const auto& [time, change] : changes) most = std::max(most, now += change);
-  if (first != last) return most;
-  // Each goes through the turn in which it turns round at once, while at most one waits for its first layer.
-  const std::vector<i32>& layers = turns[first].forward;
-  const bool first_of_turn = layers.empty() ? head : number == layers.front();
-  return std::min<i64>(most, first_of_turn ? 2 : 1);
-}
+
+ private:
+  std::size_t turn_with(std::vector<i32> PlanTurn::*pass, i32 layer) const {
+    const bool head = layer == static_cast<i32>(group_.layers.size());
+    const auto has = [&](const PlanTurn& turn) {
+      const std::vector<i32>& layers = turn.*pass;
+      return head ? turn.head : std::find(layers.begin(), layers.end(), layer) != layers.end();
+    };
+    return static_cast<std::size_t>(std::find_if(turns_.begin(), turns_.end(), has) - turns_.begin());
+  }
+
+  i64 most_between(std::size_t first, std::size_t last, const Shares& shares, DeviceId device) const {
+    std::vector<std::pair<double, i64>> changes;
+    const i64 count = num_microbatches(group_);
+    for (i64 begin = 0; begin < count; begin += round_) {
+      const i64 end = std::min(begin + round_, count);
+      i64 here = 0;
+      for (i64 m = begin; m < end; ++m)
+        here += sequences_of(share_row(shares, static_cast<i32>(m)), device) > 0 ? 1 : 0;
+      changes.emplace_back(times_[first][idx(begin)].begin, here);
+      changes.emplace_back(times_[last][idx(end - 1)].end, -here);
+    }
+    // Where one begins as another ends both are counted.
+    std::sort(changes.begin(), changes.end(), [](const auto& a, const auto& b) {
+      return std::pair(a.first, b.second) < std::pair(b.first, a.second);
+    });
+    i64 now = 0, most = 0;
+    for (const auto& [time, change] : changes) most = std::max(most, now += change);
+    return most;
+  }
+
+  const Group& group_;
+  std::vector<PlanTurn> turns_;
+  std::vector<std::vector<TurnTime>> times_;
+  i64 round_;
+};
+
+InFlight in_rounds(const Plan& plan, const Group& group) { return RoundsInFlight(plan, group); }
 
 }  // namespace
 
@@ -106,7 +133,7 @@ const std::vector<OrderPolicyTraits>& order_policies() {
        .treats_equals_alike = false,
        .has_window = true,
        .takes_turns = false,
-       .in_flight = in_turns,
+       .in_flight = in_rounds,
        .plan_name = ""},
   };
   return all;

@@ -1,9 +1,13 @@
 #pragma once
+#include <functional>
 #include <vector>
 
 #include "hetermoe/schedule/builder.h"
 
 namespace hetermoe {
+
+/// Most microbatches of a layer that wait for backward on a device at once; layer num_layers is the head.
+using InFlight = std::function<i64(std::size_t layer, DeviceId)>;
 
 /// What everybody else needs to know of an order policy.
 struct OrderPolicyTraits {
@@ -13,8 +17,7 @@ struct OrderPolicyTraits {
   bool treats_equals_alike;  ///< equal devices, and groups arranged alike, do the same at the same time
   bool has_window;           ///< follows Plan::window and Plan::chunks
   bool takes_turns;          ///< windows of Plan::window microbatches go through all layers one after another
-  /// Most microbatches of a layer that wait for backward on a device at once; layer num_layers is the head.
-  i64 (*in_flight)(const Plan&, const Group&, std::size_t layer, DeviceId);
+  InFlight (*in_flight)(const Plan&, const Group&);  ///< the plan must outlive it
   const char* plan_name;  ///< of plans that run so; empty = they are named by their placement
 };
 

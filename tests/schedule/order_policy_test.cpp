@@ -21,7 +21,7 @@ TEST(OrderPolicies, SayHowManyMicrobatchesAreInFlight) {
   group.microbatches = {1, 1, 1, 1, 1};
   for (const DeviceId device : group.devices)
     group.layers.push_back({.attention = {{{device, 1}}}, .experts = {}});
-  const auto in_flight = [&](OrderPolicy policy) { return traits_of(policy).in_flight(plan, group, 0, 0); };
+  const auto in_flight = [&](OrderPolicy policy) { return traits_of(policy).in_flight(plan, group)(0, 0); };
   EXPECT_EQ(in_flight(OrderPolicy::kLayerMajor), 5);
   EXPECT_EQ(in_flight(OrderPolicy::kOneFOneB), 3);
   EXPECT_EQ(in_flight(OrderPolicy::kExplicit), 5);
@@ -29,7 +29,7 @@ TEST(OrderPolicies, SayHowManyMicrobatchesAreInFlight) {
   EXPECT_EQ(in_flight(OrderPolicy::kLayerMajor), 2);
   EXPECT_EQ(in_flight(OrderPolicy::kOneFOneB), 5) << "three windows of two";
   const auto in_stage = [&](std::size_t layer) {
-    return traits_of(OrderPolicy::kOneFOneB).in_flight(plan, group, layer, 0);
+    return traits_of(OrderPolicy::kOneFOneB).in_flight(plan, group)(layer, 0);
   };
   EXPECT_EQ(in_stage(1), 4);
   EXPECT_EQ(in_stage(2), 2);
@@ -57,7 +57,7 @@ TEST(OrderPolicies, RoundsInFlightAreThoseOfADevice) {
   group.layers[0].attention_backward = rows({1, 0, 2, 1});
   group.layers[1].attention_backward = rows({0, 0, 1, 0});
   const auto waiting = [&](std::size_t layer, DeviceId device) {
-    return traits_of(plan.order).in_flight(plan, group, layer, device);
+    return traits_of(plan.order).in_flight(plan, group)(layer, device);
   };
   EXPECT_EQ(turns_of(plan, group).size(), 5);
   EXPECT_EQ(waiting(0, 0), 2);
