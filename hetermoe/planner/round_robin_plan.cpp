@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <set>
+#include <utility>
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/cost/measured.h"
@@ -238,39 +240,72 @@ void deal_turns(Plan& plan, const Rounds& rounds) {
 
 namespace {
 
-/// With so much on hosts, where there are any.
-bool has_room(HostUse use, Plan plan, const ModelConfig& model, const Cluster& cluster) {
-  if (has_hosts(cluster)) keep_on_hosts(use, model, cluster, plan);
-  return overfilled_device(estimate_memory(plan, model), cluster).empty();
-}
-
 /// The turn that computes and one layer more: the next turn's weights come as this one's last microbatch
 /// leaves them. Less room, and time where a layer takes longer to come than to compute.
 void save_slots(Plan& plan) {
   if (plan.slots.attention > 2) plan.slots.attention = plan.slots.experts = plan.slots.attention / 2 + 1;
 }
 
-/// The first whose plan fits, with more and more on hosts; none = nothing does. `plan` is then as it is asked
-/// for.
-const Rounds* first_with_room(const std::vector<Rounds>& ranked, Plan& plan, const ModelConfig& model,
-                              const Cluster& cluster) {
-  for (const bool saves_slots : {false, true}) {
-    for (const HostUse use : {HostUse::kAll, HostUse::kAllSaved}) {
-      // A longer round of the same turns needs more.
-      std::map<std::pair<std::vector<i64>, std::vector<i64>>, i64> too_long;
-      for (const Rounds& rounds : ranked) {
-        const auto turns = std::pair(rounds.split.forward, rounds.split.backward);
-        const auto known = too_long.find(turns);
-        if (known != too_long.end() && rounds.round >= known->second) continue;
-        deal_turns(plan, rounds);
-        if (saves_slots) save_slots(plan);
-        if (has_room(use, plan, model, cluster)) return &rounds;
-        too_long[turns] = rounds.round;
+/// Which of many ways to deal the turns have room.
+class RoomForRounds {
+ public:
+  RoomForRounds(const Plan& plan, const ModelConfig& model, const Cluster& cluster)
+      : plan_(plan), model_(model), cluster_(cluster) {}
+
+  struct Found {
+    const Rounds* rounds;
+    VisitSlots slots;
+  };
+  /// The first that has, with more and more on hosts; none = nothing has.
+  std::optional<Found> first(const std::vector<Rounds>& ranked) {
+    const std::set<Turns> hopeful = hopeful_turns(ranked);
+    for (const bool saves_slots : {false, true}) {
+      for (const HostUse use : {HostUse::kAll, HostUse::kAllSaved}) {
+        std::map<Turns, i64> too_long;  // a longer round of the same turns needs more
+        for (const Rounds& rounds : ranked) {
+          const Turns turns = turns_of_split(rounds);
+          const auto known = too_long.find(turns);
+          if (!hopeful.contains(turns) || (known != too_long.end() && rounds.round >= known->second))
+            continue;
+          if (has_room(rounds, use, saves_slots)) return Found{&rounds, plan_.slots};
+          too_long[turns] = rounds.round;
+        }
       }
     }
+    return {};
   }
-  return nullptr;
-}
+
+ private:
+  using Turns = std::pair<std::vector<i64>, std::vector<i64>>;
+
+  static Turns turns_of_split(const Rounds& rounds) { return {rounds.split.forward, rounds.split.backward}; }
+
+  /// Of which the shortest round has room with as little on devices as can be: of most there is none.
+  std::set<Turns> hopeful_turns(const std::vector<Rounds>& ranked) {
+    std::map<Turns, const Rounds*> shortest;
+    for (const Rounds& rounds : ranked) {
+      const Rounds*& least = shortest[turns_of_split(rounds)];
+      if (least == nullptr || rounds.round < least->round) least = &rounds;
+    }
+    std::set<Turns> hopeful;
+    for (const auto& [turns, rounds] : shortest)
+      if (has_room(*rounds, HostUse::kAllSaved, true)) hopeful.insert(turns);
+    return hopeful;
+  }
+
+  /// `plan_` is then dealt so.
+  bool has_room(const Rounds& rounds, HostUse use, bool saves_slots) {
+    deal_turns(plan_, rounds);
+    if (saves_slots) save_slots(plan_);
+    Plan kept = plan_;
+    if (has_hosts(cluster_)) keep_on_hosts(use, model_, cluster_, kept);
+    return overfilled_device(estimate_memory(kept, model_), cluster_).empty();
+  }
+
+  Plan plan_;
+  const ModelConfig& model_;
+  const Cluster& cluster_;
+};
 
 }  // namespace
 
@@ -299,9 +334,9 @@ Plan make_roundpipe(const ModelConfig& model, const Cluster& cluster, const Stra
                                                     .microbatches = request.microbatches,
                                                     .round = std::max(0, request.window),
                                                     .drains = request.staleness == 0});
-  const Rounds* rounds = first_with_room(ranked, asked, model, cluster);
-  deal_turns(base, rounds == nullptr ? ranked.front() : *rounds);
-  if (rounds != nullptr) base.slots = asked.slots;
+  const auto found = RoomForRounds(asked, model, cluster).first(ranked);
+  deal_turns(base, found ? *found->rounds : ranked.front());
+  if (found) base.slots = found->slots;
   return base;
 }
 
