@@ -85,6 +85,14 @@ i64 Evaluator::evaluate(Plan plan, const Sketch* sketch) {
   return simulate(key, next, [&](i64 layers) { return ShortModel::cut(next.candidate.plan, layers); });
 }
 
+i64 Evaluator::evaluate_settled(Plan plan) {
+  const u64 key = key_of(plan);
+  if (const std::optional<i64> index = known(key, plan)) return *index;
+  EvaluatedPlan next;
+  next.candidate.plan = std::move(plan);
+  return simulate_whole(key, next);  // layers differ
+}
+
 i64 Evaluator::evaluate(const Sketch& sketch, double squeeze) {
   Plan kinds = blank_plan(request_, sketch.recompute);
   kinds.window = sketch.window, kinds.chunks = sketch.chunks;
@@ -160,10 +168,17 @@ Plan Evaluator::plan_of(i64 index) const {
                                             : plan.candidate.plan;
 }
 
+std::string Evaluator::overfill(std::vector<Bytes> memory) const {
+  for (Bytes& bytes : memory) bytes += bytes > 0 ? request_.limits.memory_reserve : 0;
+  return overfilled_device(memory, request_.cluster);
+}
+
+std::string Evaluator::overfill(const Plan& plan) const {
+  return overfill(estimate_memory(plan, request_.model, {}, rates_.trained()));
+}
+
 bool Evaluator::fits(const std::vector<Bytes>& memory) {
-  std::vector<Bytes> with_reserve = memory;
-  for (Bytes& bytes : with_reserve) bytes += bytes > 0 ? request_.limits.memory_reserve : 0;
-  const std::string over = overfilled_device(with_reserve, request_.cluster);
+  const std::string over = overfill(memory);
   if (!over.empty()) last_overfill_ = over;
   return over.empty();
 }

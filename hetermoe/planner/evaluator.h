@@ -34,6 +34,10 @@ class Evaluator {
   /// earlier index when it was seen before. An extrapolated plan that would be the best or the current one is
   /// confirmed first, as far as the budget allows, and what is compared with it corrected by the same ratio.
   i64 evaluate(Plan plan, const Sketch* sketch = nullptr);
+  /// Of a plan that says itself what is divided and what lies on hosts, layer by layer.
+  i64 evaluate_settled(Plan plan);
+  /// Memory alone, of devices.
+  bool has_room(const Plan& plan) const { return overfill(plan).empty(); }
   /// Estimates of memory are a little lower than the check: a second try leaves experts less room.
   i64 evaluate(const Sketch& sketch);
 
@@ -86,6 +90,8 @@ class Evaluator {
   /// dear.
   i64 keep(u64 key, EvaluatedPlan& next, const Plan& simulated, std::optional<Prediction> prediction,
            i64 work);
+  std::string overfill(std::vector<Bytes> memory) const;
+  std::string overfill(const Plan& plan) const;
   bool fits(const std::vector<Bytes>& memory);
   bool fits_hosts(const Plan& plan);
   void set_prediction(Candidate& candidate, const Plan& plan, Prediction prediction) const;

@@ -183,12 +183,16 @@ std::string kept_on_hosts(const Plan& plan) {
   const Home attention = home_of(plan.groups[0], UnitPart::kAttention, 0);
   const auto last = static_cast<i32>(plan.groups[0].layers.size()) - 1;
   const Home experts = home_of(plan.groups[0], UnitPart::kExperts, last);
-  const bool saves = plan.groups[0].layers[0].saved == Residence::kHost;
+  const std::vector<LayerPlacement>& layers = plan.groups[0].layers;
+  const auto saves = static_cast<std::size_t>(std::count_if(
+      layers.begin(), layers.end(), [](const LayerPlacement& l) { return l.saved == Residence::kHost; }));
   const std::string what = attention.weights == Residence::kHost ? "weights, masters and moments of all parts"
                            : experts.weights == Residence::kHost
                                ? "weights of the experts, and masters and moments of all parts"
                                : "masters and moments of all parts";
-  return what + (saves ? ", and activations that backward starts from" : "");
+  if (saves == 0) return what;
+  return what + ", and activations that backward starts from" +
+         (saves < layers.size() ? fmt::format(" in {} of {} layers", saves, layers.size()) : "");
 }
 
 std::vector<std::string> explain_hosts(const PlanRequest& request, const Plan& plan, const std::string& why) {

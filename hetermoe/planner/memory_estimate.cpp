@@ -93,8 +93,8 @@ class GroupMemory {
       const Use& use = use_[idx(device)];
       const OpMemory ops = both(use.attention, use.experts);
       memory[idx(device)] +=
-          use.sum + use.gathered + use.guests + at_once(use.attention_visits, plan_.slots.attention) +
-          at_once(use.experts_visits, plan_.slots.experts) +
+          use.sum + use.gathered + use.guests + use.attention_visits.at_once(plan_.slots.attention) +
+          use.experts_visits.at_once(plan_.slots.experts) +
           (in_stages() ? stage_memory(ops, use.of_window, std::max(use.reduction, use.messages), in_wave(),
                                       use.resends)
                        : ops.saved + ops.largest + use.messages);
@@ -102,19 +102,6 @@ class GroupMemory {
   }
 
  private:
-  /// Of weights of layers that live on the host.
-  struct Visits {
-    i64 layers = 0;
-    Bytes largest = 0;
-
-    void add(Bytes visit) {
-      ++layers;
-      largest = std::max(largest, visit);
-    }
-  };
-  static Bytes at_once(const Visits& visits, i32 slots) {
-    return real(std::min<i64>(slots, visits.layers)) * visits.largest;
-  }
   /// Of one device.
   struct Use {
     Bytes element = 2;  ///< of a number
@@ -134,7 +121,7 @@ class GroupMemory {
     static bool is_gathered(const Home& home, double replicas) {
       return home.weights == Residence::kSharded && replicas > 1;
     }
-    Visits attention_visits, experts_visits;
+    HostVisits attention_visits, experts_visits;
     Bytes gathered = 0;  ///< of all its visits, where they are gathered
     Bytes messages = 0;  ///< of a gathered embedding or head
     Bytes guests = 0;    ///< experts of other owners and their gradients
@@ -161,7 +148,9 @@ class GroupMemory {
                   OpMemory op =
                       attention_memory(plan_, recompute(l), model_, layer, tokens, use.element, in_stages());
                   const double waiting = real(in_flight_(l, device));
-                  wait_on_host(op, l, waiting, tokens * row_bytes(model_, use.element));
+                  if (waits_on_host(l))
+                    op =
+                        wait_on_host(op, tokens * row_bytes(model_, use.element), waiting, plan_.slots.saved);
                   use.add(use.attention, op, waiting, in_wave());
                 });
     add_experts(l);
@@ -223,7 +212,7 @@ class GroupMemory {
       if (plan_.weight_gradients == WeightGradients::kAfter)
         op.largest +=
             waiting * copies * (expert_left_bytes(model_, use.element) + row_bytes(model_, use.element));
-      wait_on_host(op, layer, waiting, op.saved);
+      if (waits_on_host(layer)) op = wait_on_host(op, op.saved, waiting, plan_.slots.saved);
       use.add(use.experts, op, waiting, in_wave());
     }
   }
@@ -242,13 +231,7 @@ class GroupMemory {
     }
   }
 
-  /// Saved activations that wait on the host are here in their slots alone, but for those of one layer that
-  /// came before their op begins.
-  void wait_on_host(OpMemory& op, std::size_t layer, double waiting, Bytes saved) const {
-    if (group_.layers[layer].saved != Residence::kHost || op.saved <= 0) return;
-    op.saved -= saved;
-    op.largest += (plan_.slots.saved + waiting) * saved;
-  }
+  bool waits_on_host(std::size_t layer) const { return group_.layers[layer].saved == Residence::kHost; }
 
   /// Calls add(use, device, tokens of the fullest microbatch) for every device that some of the shares list.
   template <class Add>
@@ -317,6 +300,18 @@ void OpMemory::add_layers(const OpMemory& layer, double layers) {
   largest = std::max(largest, layer.largest);
   again = std::max(again, layer.again);
   exchanged = std::max(exchanged, layer.exchanged);
+}
+
+OpMemory wait_on_host(OpMemory op, Bytes saved, double in_flight, i32 slots) {
+  if (op.saved <= 0) return op;
+  op.saved -= saved;
+  op.largest += (slots + in_flight) * saved;
+  return op;
+}
+
+void HostVisits::add(Bytes visit, i64 times) {
+  layers += times;
+  largest = std::max(largest, visit);
 }
 
 OpMemory both(const OpMemory& attention, const OpMemory& experts) {

@@ -31,6 +31,17 @@ struct OpMemory {
 };
 /// Of both ops of a layer.
 OpMemory both(const OpMemory& attention, const OpMemory& experts);
+/// Of what an op keeps of a microbatch, `saved` wait on the host: on the device they are in their slots
+/// alone, but for those of one layer, of `in_flight` microbatches, that came before their op begins.
+OpMemory wait_on_host(OpMemory op, Bytes saved, double in_flight, i32 slots);
+/// Weights of layers that live on hosts.
+struct HostVisits {
+  i64 layers = 0;
+  Bytes largest = 0;  ///< of a layer, with its gradients
+
+  void add(Bytes visit, i64 times = 1);
+  Bytes at_once(i32 slots) const { return static_cast<double>(slots < layers ? slots : layers) * largest; }
+};
 /// figures: a plan of which order, sequence length, phase W and chunks count. recompute: of the layer.
 /// element: bytes of a number.
 OpMemory attention_memory(const Plan& figures, Recompute recompute, const ModelConfig& model, i64 layer,

@@ -42,8 +42,13 @@ i64 most_groups(const Rates& rates) {
   const double experts = rates.moe_layers() * real(model.num_experts) * real(rates.counts().expert);
   const bool gathers = rates.request().limits.gather_weights;
   const double others = rates.attention_parameters();
-  const StateBytes of_experts = rates.state_of(UnitPart::kExperts),
-                   of_others = rates.state_of(UnitPart::kAttention);
+  StateBytes of_experts = rates.state_of(UnitPart::kExperts),
+             of_others = rates.state_of(UnitPart::kAttention);
+  if (rates.request().limits.host_use != HostUse::kNone) {
+    of_experts.master = of_experts.moments = of_others.master = of_others.moments = 0;
+    if (rates.visits(UnitPart::kExperts)) of_experts = {};
+    if (rates.visits(UnitPart::kAttention)) of_others = {};
+  }
   const Bytes each_experts = experts * (of_experts.weights + of_experts.gradients);
   const Bytes each_others = others * (of_others.weights + of_others.gradients);
   const Bytes of_group = gathers ? each_experts : each_experts + each_others;

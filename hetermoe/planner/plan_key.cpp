@@ -47,6 +47,7 @@ void add_group(Fnv& hash, const Group& group) {
   for (const LayerPlacement& layer : group.layers) {
     add_if_new(layer.attention);
     add_owners(hash, layer.experts);
+    hash.add(layer.saved);
     if (layer.recompute) hash.add(*layer.recompute);
     if (!layer.attention_backward.empty()) add_shares(hash.add(kBackwardMark), layer.attention_backward);
     if (layer.experts_at != ExpertsAt::kOwners) hash.add(layer.experts_at);

@@ -235,24 +235,35 @@ Seconds Rates::update(std::size_t cls, double parameters) const {
   return kept_->compute(w);
 }
 
+Seconds Rates::host_update(std::size_t cls, double parameters) const {
+  ComputeWork w = work(OpKind::kUpdate, cls);
+  w.device = request_.cluster.num_devices() + request_.cluster.node_of(w.device);
+  w.params = parameters;
+  return kept_->compute(w);
+}
+
+bool Rates::visits(UnitPart part) const {
+  const HostUse use = request_.limits.host_use;
+  if (use == HostUse::kAll || use == HostUse::kAllSaved)
+    return part == UnitPart::kExperts || part == UnitPart::kAttention;
+  return use == HostUse::kExperts && part == UnitPart::kExperts;
+}
+
 /// Weights that visit or are gathered take room in slots alone, of which a device has as many as it has;
 /// experts and attention parts of the mean layer.
 Bytes Rates::state_bytes(UnitPart part, double replicas) const {
   const StateBytes each = state_of(part);
-  const HostUse use = request_.limits.host_use;
   const bool is_gathered = request_.limits.gather_weights && part != UnitPart::kExperts && replicas > 1;
-  if (use == HostUse::kNone && !is_gathered) return each.total(replicas);
+  if (request_.limits.host_use == HostUse::kNone && !is_gathered) return each.total(replicas);
   const bool is_expert = part == UnitPart::kExperts;
   const double layers = is_expert ? moe_layers_ : real(request_.model.num_layers);
-  const bool in_layers = is_expert || part == UnitPart::kAttention;
-  const bool all = use == HostUse::kAll || use == HostUse::kAllSaved;
-  const bool visits = in_layers && (all || is_gathered || (use == HostUse::kExperts && is_expert));
   // What is gathered comes as messages first.
   const double messages = is_gathered ? 1 - 1 / replicas : 0;
   const double slots = is_expert ? VisitSlots().experts : VisitSlots().attention + messages;
   const Bytes whole = each.weights + each.gradients;
   const Bytes kept = is_gathered ? each.total() / replicas : 0;
-  if (visits) return kept + whole * std::min(1.0, slots / std::max(1.0, layers));
+  if (visits(part) || (is_gathered && part == UnitPart::kAttention))
+    return kept + whole * std::min(1.0, slots / std::max(1.0, layers));
   return kept + whole + messages * each.gradients / 2;  // of embedding and head one at a time
 }
 

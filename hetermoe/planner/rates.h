@@ -48,6 +48,8 @@ class Rates {
   LayerCost experts(std::size_t cls, double copies, double experts, Recompute recompute) const;
   Seconds head(std::size_t cls, double sequences) const;
   Seconds update(std::size_t cls, double parameters) const;
+  /// Of so many parameters in all, by the host of a node of such devices.
+  Seconds host_update(std::size_t cls, double parameters) const;
   /// Probability that a token has an expert on a device with `owned` of them.
   double hit(double owned) const;
   const PlanRequest& request() const { return request_; }
@@ -66,6 +68,8 @@ class Rates {
   /// Bytes on a device of a parameter of such a part that is on so many devices, the optimizer's state
   /// divided over them or not.
   Bytes state_bytes(UnitPart part, double replicas) const;
+  /// Weights of layers' parts like this live on hosts.
+  bool visits(UnitPart part) const;
   Bytes usable_memory(std::size_t cls) const;
   /// Of the inputs or rows that `layers` layers save of so many microbatches in flight, the share that is on
   /// a device at once: all, or where they wait on hosts those of one layer and what lies in slots.

@@ -12,6 +12,7 @@
 #include "hetermoe/planner/explain.h"
 #include "hetermoe/planner/fixed_plans.h"
 #include "hetermoe/planner/interleave.h"
+#include "hetermoe/planner/layer_residence.h"
 #include "hetermoe/planner/memory_estimate.h"
 #include "hetermoe/planner/pipeline_shapes.h"
 #include "hetermoe/planner/request_check.h"
@@ -131,6 +132,7 @@ class Search {
     if (evaluator_.size() == 0) simulate_pipelines(), improve(kRounds[0]);
     if (evaluator_.size() == 0) simulate_any();
     go_on();
+    evaluate_residences(evaluator_);
   }
 
   /// With more budget where all was needed, as long as that finds something faster. A budget that was asked
@@ -180,7 +182,7 @@ class Search {
     }
     if (!fastest) return false;
     evaluator_.forget_budget();
-    evaluator_.evaluate(std::move(*fastest));
+    evaluator_.evaluate_settled(std::move(*fastest));
     return true;
   }
 

@@ -7,6 +7,7 @@
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/model/op_cost.h"
+#include "hetermoe/plan/recompute.h"
 #include "hetermoe/planner/memory_estimate.h"
 
 namespace hetermoe {
@@ -27,6 +28,7 @@ StageCosts::StageCosts(const Rates& rates, const PipelineOrder& order, std::vect
   plan_ = blank_plan(rates.request(), Recompute::kLocal);
   plan_.dtype.resize(1);
   plan_.order = OrderPolicy::kOneFOneB;
+  shared_ = std::any_of(stages_.begin(), stages_.end(), [](const StageDevices& s) { return s.count > 1; });
   dense_before_.push_back(0);
   for (i64 l = 0; l < model.num_layers; ++l)
     dense_before_.push_back(dense_before_.back() + (model.is_moe(l) ? 0 : 1));
@@ -88,6 +90,12 @@ void StageCosts::add_states(Part& part, const StageDevices& stage, const Held& h
   const double holders = real(order_.groups * stage.count), parameters = held.parameters;
   const double visits = held.visits;
   const StateBytes state = rates_.state_of(held.part);
+  if (rates_.request().limits.host_use != HostUse::kNone) {
+    const Bytes here = parameters * (state.weights + state.gradients);
+    (rates_.visits(held.part) ? part.attention_visit : part.states) = here;
+    part.reduction = reduction_bytes(parameters, holders, state.gradients);
+    return;
+  }
   if (rates_.request().limits.gather_weights && holders > 1) {
     part.states = parameters * state.total() / holders;
     if (visits > 1) {
@@ -107,7 +115,6 @@ StageCosts::Part StageCosts::layer(const StageDevices& stage, bool dense, Recomp
   const ModelConfig& model = rates_.request().model;
   const Bytes element = bytes_of(rates_.request().dtype);
   const StateBytes state = rates_.state_of(UnitPart::kExperts);
-  const auto total = [&](double replicas) { return state.total(order_.shard_optimizer ? replicas : 1); };
   i64 number = 0;
   while (model.is_moe(number) == dense) ++number;
   const double window = real(order_.window), groups = real(order_.groups);
@@ -115,8 +122,10 @@ StageCosts::Part StageCosts::layer(const StageDevices& stage, bool dense, Recomp
       rates_.attention_of(stage.cls, real(ceil_div(order_.largest, stage.count)), recompute, dense);
   Part part;
   const auto parameters = real(rates_.counts().attention_part[idx(number)]);
-  part.attention = attention_memory(plan_, recompute, model, number, tokens(stage), element, stage.count > 1);
+  part.attention = attention_memory(plan_, recompute, model, number, tokens(stage), element, shared_);
   add_states(part, stage, {UnitPart::kAttention, parameters, real(VisitSlots().attention)});
+  const bool waits = saves_on_hosts(rates_.request().limits.host_use) && !keeps_activations(recompute);
+  if (waits) part.inputs_wait = tokens(stage) * row_bytes(model, element);
   if (dense) {
     part.seconds = window * attention.sum();
     return part;
@@ -125,13 +134,17 @@ StageCosts::Part StageCosts::layer(const StageDevices& stage, bool dense, Recomp
   const double copies = mean * owned(stage);
   const LayerCost experts = rates_.experts(stage.cls, copies, owned(stage), recompute);
   const double held = owned(stage) * real(rates_.counts().expert);
-  part.states += held * total(groups);
+  if (rates_.visits(UnitPart::kExperts))
+    part.experts_visit = held * (state.weights + state.gradients);
+  else
+    part.states += held * rates_.state_bytes(UnitPart::kExperts, order_.shard_optimizer ? groups : 1);
   part.reduction = std::max(part.reduction, reduction_bytes(held, groups, state.gradients));
   part.experts = experts_memory(plan_, recompute, model, copies, element);
   if (rates_.trained().adapts() && state.gradients > 0) {
     const StateBytes whole = state_bytes_of(rates_.request());
     part.experts.largest += held * (whole.weights + whole.gradients);  // as estimate_memory() has it
   }
+  if (waits) part.rows_wait = part.experts.saved;
   const Seconds trip = 2 * exchange(stage);
   const auto of_pass = [&](Seconds computes, double trips) {
     const Seconds chain = computes + trips * trip;
@@ -174,15 +187,21 @@ Bytes StageCosts::memory(const LayerRun& run, const RunRecompute& how) const {
   const Figures& f = figures_[idx(run.stage)];
   Bytes states = 0, reduction = 0;
   OpMemory attention, experts;
+  HostVisits attention_visits, experts_visits;
   bool resends = false;
-  const auto add = [&](const Part& part, double times) {
-    states += times * part.states;
+  const auto waiting = [&](const OpMemory& op, Bytes saved) {
+    return saved > 0 ? wait_on_host(op, saved, real(f.in_flight), plan_.slots.saved) : op;
+  };
+  const auto add = [&](const Part& part, i64 times) {
+    states += real(times) * part.states;
     reduction = std::max(reduction, part.reduction);
-    attention.add_layers(part.attention, times);
-    experts.add_layers(part.experts, times);
+    attention.add_layers(waiting(part.attention, part.inputs_wait), real(times));
+    experts.add_layers(waiting(part.experts, part.rows_wait), real(times));
+    if (part.attention_visit > 0) attention_visits.add(part.attention_visit, times);
+    if (part.experts_visit > 0) experts_visits.add(part.experts_visit, times);
   };
   for_parts(run, how, [&](const Part& part, Recompute recompute, i64 layers) {
-    add(part, real(layers));
+    add(part, layers);
     resends = resends || recompute == Recompute::kResend;
   });
   if (run.first == 0) add(f.embed, 1);
@@ -191,6 +210,8 @@ Bytes StageCosts::memory(const LayerRun& run, const RunRecompute& how) const {
   OpMemory ops = both(attention, experts);
   const Bytes of_window = window * ops.saved;
   ops.saved *= real(f.in_flight);
+  states += attention_visits.at_once(plan_.slots.attention) + experts_visits.at_once(plan_.slots.experts);
+  if (!shared_) return states + ops.saved + ops.largest;  // as estimate_memory() has it
   return states + stage_memory(ops, of_window, reduction, window, resends);
 }
 
@@ -258,7 +279,9 @@ Recompute StageCosts::fastest(i64 stage) const {
   for (const Recompute recompute : kRecomputes) {
     const Figures& f = figures_[idx(stage)];
     const auto has_room = [&](const Part& part) {
-      return part.states + real(f.in_flight) * (part.attention.saved + part.experts.saved) <= usable(stage);
+      const Bytes saved = part.attention.saved + part.experts.saved - part.inputs_wait - part.rows_wait;
+      return part.states + part.attention_visit + part.experts_visit + real(f.in_flight) * saved <=
+             usable(stage);
     };
     const auto r = static_cast<std::size_t>(recompute);
     const i64 dense = num_dense(0, layers);
@@ -293,7 +316,12 @@ Seconds StageCosts::end_of_step(const LayerRun& run) const {
   const double updated = sharded ? attention / groups / count + experts / groups : attention + experts;
   const Bytes told = sharded ? 4 + bytes_of(rates_.request().dtype) : 8;
   const Bytes between = told * (groups - 1) / groups * (attention / count + experts);
-  return between * cls.per_node / cls.port + told * attention / cls.local + rates_.update(stage.cls, updated);
+  const Seconds exchanged = between * cls.per_node / cls.port + told * attention / cls.local;
+  if (rates_.request().limits.host_use == HostUse::kNone)
+    return exchanged + rates_.update(stage.cls, updated);
+  const double stages_there = std::max(1.0, cls.per_node / count);
+  const double of_node = cls.per_node * experts + stages_there * attention;
+  return exchanged + rates_.host_update(stage.cls, of_node);
 }
 
 }  // namespace hetermoe

@@ -66,10 +66,12 @@ class StageCosts {
  private:
   /// A layer with experts or a dense one, the embedding, the head.
   struct Part {
-    Seconds seconds = 0;          ///< of a window, forward and backward
-    Bytes states = 0;             ///< of the fullest device
-    Bytes reduction = 0;          ///< as reduction_bytes()
-    OpMemory attention, experts;  ///< of ops
+    Seconds seconds = 0;                           ///< of a window, forward and backward
+    Bytes states = 0;                              ///< of the fullest device
+    Bytes reduction = 0;                           ///< as reduction_bytes()
+    OpMemory attention, experts;                   ///< of ops
+    Bytes attention_visit = 0, experts_visit = 0;  ///< of weights that live on hosts, with gradients
+    Bytes inputs_wait = 0, rows_wait = 0;          ///< on hosts, of what ops keep
   };
   /// In the order in which they are fast. Local is ahead without what hides it.
   static constexpr std::array<Recompute, 4> kRecomputes = {Recompute::kOff, Recompute::kSelect,
@@ -116,6 +118,7 @@ class StageCosts {
   const Rates& rates_;
   PipelineOrder order_;
   std::vector<StageDevices> stages_;
+  bool shared_ = false;            // some stage has several devices
   bool keeps_to_nodes_ = true;     // the stage whose figures are made
   Plan plan_;                      // figures alone, for the memory of ops
   std::vector<Figures> figures_;   // [stage]

@@ -4,6 +4,7 @@
 
 #include <numeric>
 
+#include "hetermoe/base/index.h"
 #include "hetermoe/cost/roofline.h"
 #include "hetermoe/model/op_cost.h"
 #include "hetermoe/plan/offload.h"
@@ -75,7 +76,8 @@ TEST(HostUse, SavedActivationsOnHostsFitSmallerCards) {
   PlanRequest request = request_of(two_cards(8, 256));
   request.model.num_layers = 16;
   request.model.dense_layer.assign(16, false);
-  request.seq_len = 4096;
+  request.model.max_positions = 16384;
+  request.seq_len = 16384;
   request.sequences = 8;
   const auto smallest = [&](HostUse use) {
     request.limits.host_use = use;
@@ -87,9 +89,10 @@ TEST(HostUse, SavedActivationsOnHostsFitSmallerCards) {
       const PlanResult result = search_plans(checked(request));
       (result.feasible() ? with : without) = middle;
       if (!result.feasible()) continue;
-      for (const LayerPlacement& layer : result.best().plan.groups[0].layers) {
-        const bool saves = saves_on_hosts(use) && !keeps_activations(result.best().plan.recompute);
-        EXPECT_EQ(layer.saved, saves ? Residence::kHost : Residence::kDevice);
+      const Plan& plan = result.best().plan;
+      for (i32 l = 0; l < 16; ++l) {
+        const bool may_wait = saves_on_hosts(use) && !keeps_activations(recompute_of(plan, 0, l));
+        EXPECT_TRUE(may_wait || plan.groups[0].layers[idx(l)].saved == Residence::kDevice);
       }
     }
     return with;
@@ -279,6 +282,32 @@ TEST(HostUse, WhatFitsWithoutMayBeFasterWith) {
   EXPECT_FALSE(uses_hosts(idle.best().plan));
   EXPECT_NE(idle.explanation.back().find("Host memory does not pay"), std::string::npos)
       << idle.explanation.back();
+}
+
+/// Stages of a pipeline over nodes hold weights and gradients alone: half of what a group of all devices
+/// needs.
+TEST(HostUse, PipelinesKeepMastersOnHosts) {
+  PlanRequest request;
+  request.model = load_model("qwen3-30b-a3b");
+  request.cluster = load_cluster("rtx4090x8");
+  Cluster& cluster = request.cluster;
+  cluster.nodes.push_back(cluster.nodes[0]);
+  for (i32 d = 0; d < 8; ++d) cluster.devices.push_back({cluster.devices[0].type, 1, 1});
+  request.seq_len = 2048;
+  request.sequences = 64;
+  request.limits.shard_optimizer = false;
+  request.limits.host_use = HostUse::kOptimizer;
+  const PlanResult result = search_plans(checked(request));
+  ASSERT_TRUE(result.feasible()) << result.infeasible;
+  const Plan& plan = result.best().plan;
+  EXPECT_EQ(plan.order, OrderPolicy::kOneFOneB);
+  EXPECT_EQ(overfilled_host(plan, request.model, cluster), "");
+  EXPECT_EQ(overfilled_device(estimate_memory(plan, request.model), cluster), "");
+  const auto other = std::find_if(result.tried.begin(), result.tried.end(), [](const Candidate& c) {
+    return c.infeasible.empty() && c.plan.order != OrderPolicy::kOneFOneB;
+  });
+  ASSERT_NE(other, result.tried.end());
+  EXPECT_LT(result.best().prediction.step, 0.8 * other->prediction.step);
 }
 
 }  // namespace

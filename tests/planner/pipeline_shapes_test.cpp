@@ -1,5 +1,6 @@
 #include "hetermoe/planner/pipeline_shapes.h"
 
+#include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
 #include <map>
@@ -8,6 +9,7 @@
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/plan/recompute.h"
+#include "hetermoe/planner/host_use.h"
 #include "hetermoe/planner/memory_estimate.h"
 #include "hetermoe/sim/memory.h"
 #include "tests/support/nodes_of_eight.h"
@@ -64,14 +66,13 @@ TEST(PipelineShapes, AreValidPlansOfAllLayersAndSequences) {
 }
 
 /// Figures of a stage are those of its fullest device in the plan that is made of it.
-TEST(PipelineShapes, NeedWhatTheirPlansNeed) {
-  const PlanRequest request =
-      request_of("deepseek-v2", testing::nodes_of_eight({{"H100", 64}, {"A100-80", 64}}), 512);
+void expect_needs_of_plans(const PlanRequest& request) {
   const Rates rates(request);
   const PipelineRanking ranking = rank_pipelines(rates, kAnyTime);
   ASSERT_FALSE(ranking.shapes.empty());
   for (const PipelineShape& shape : ranking.shapes) {
-    const Plan plan = make_pipeline(rates, shape);
+    Plan plan = make_pipeline(rates, shape);
+    settle_homes(request, plan);
     const std::vector<Bytes> memory = estimate_memory(plan, request.model);
     const StageCosts costs(rates, shape.order, shape.stages);
     LayerRun run;
@@ -84,6 +85,23 @@ TEST(PipelineShapes, NeedWhatTheirPlansNeed) {
       EXPECT_NEAR(fullest / need, 1, 0.01) << "stage " << s << " of " << shape.stages.size();
       EXPECT_LE(fullest, need * (1 + 1e-9)) << "stage " << s << " of " << shape.stages.size();
     }
+  }
+}
+
+TEST(PipelineShapes, NeedWhatTheirPlansNeed) {
+  expect_needs_of_plans(
+      request_of("deepseek-v2", testing::nodes_of_eight({{"H100", 64}, {"A100-80", 64}}), 512));
+}
+
+TEST(PipelineShapes, NeedWhatTheirPlansNeedWithHosts) {
+  Cluster cluster = testing::nodes_of_eight({{"H100", 16}, {"A100-80", 16}});
+  for (Node& node : cluster.nodes) node.host = NodeHost{.memory_gib = 2000};
+  PlanRequest request = request_of("deepseek-v2", cluster, 128);
+  request.limits.shard_optimizer = false;
+  for (const HostUse use : kHostUses) {
+    SCOPED_TRACE(fmt::format("{}", fmt::join(offload_entries(use), ",")));
+    request.limits.host_use = use;
+    expect_needs_of_plans(request);
   }
 }
 
