@@ -10,9 +10,11 @@ namespace hetermoe {
 namespace {
 
 constexpr double kWorthHosts = 0.995;  ///< of a step without hosts, which are simpler
+constexpr i64 kManyDevices = 300;      ///< with hosts each is simulated, which then takes seconds
 
 /// Where no plan has room without: the fastest of those that keep more or less on hosts. What takes little
-/// from the devices leaves them little room for activations, so the least is not always the best.
+/// from the devices leaves them little room for activations, so the least is not always the best; of many
+/// devices it has to do.
 PlanResult search_with_hosts(PlanRequest request, PlanResult without) {
   request.limits.shard_optimizer = false;  // hosts update whole parts
   std::optional<PlanResult> best;
@@ -25,6 +27,7 @@ PlanResult search_with_hosts(PlanRequest request, PlanResult without) {
     } else if (!best || result.best().prediction.step < best->best().prediction.step) {
       best = std::move(result);
     }
+    if (best && request.cluster.num_devices() > kManyDevices) break;
   }
   if (!best) {
     without.infeasible += fmt::format(". With all that hosts may keep: {}", lack);

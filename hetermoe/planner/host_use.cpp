@@ -202,8 +202,11 @@ std::vector<std::string> explain_hosts(const PlanRequest& request, const Plan& p
   const Node& node = request.cluster.nodes[idx(fullest - memory.begin())];
   Predictor predictor = predictor_of(request);
   const Seconds step = predictor.predict(plan).step, free = predictor.predict(without_hosts(plan)).step;
-  return {fmt::format("In host memory live {}: {:.1f} of {:.0f} GiB on {}. {}", kept_on_hosts(plan),
-                      *fullest / kGiB, node.host->memory_gib, node.name, why),
+  const std::string what =
+      fmt::format("In host memory live {}: {:.1f} of {:.0f} GiB on {}. {}", kept_on_hosts(plan),
+                  *fullest / kGiB, node.host->memory_gib, node.name, why);
+  if (free >= step) return {what, "Host memory costs no time: all copies hide behind something else."};
+  return {what,
           fmt::format(
               "Host memory costs {:.0f} % of the step: the same plan would take {:.3g} s instead of {:.3g} s "
               "if its devices had room for everything.",
