@@ -56,18 +56,20 @@ Home home_of(const Group& group, UnitPart part, i32 layer) {
 }
 
 std::vector<std::string> roles_of(const Plan& plan) {
-  std::vector<bool> attention(plan.dtype.size()), experts = attention;
+  std::vector<bool> attention(plan.dtype.size()), experts = attention, ends = attention;
   const auto set = [](std::vector<bool>& of_device, DeviceId device) {
     const auto d = static_cast<std::size_t>(device);  // a plan may not be valid
     if (d < of_device.size()) of_device[d] = true;
   };
+  const auto set_shares = [&](std::vector<bool>& of_device, const Shares& shares) {
+    for (const ShareRow& row : shares) {
+      for (const Share& share : row) set(of_device, share.device);
+    }
+  };
   for (const Group& group : plan.groups) {
+    set_shares(ends, group.embed), set_shares(ends, group.head);
     for (const LayerPlacement& layer : group.layers) {
-      for (const Shares* shares : {&layer.attention, &layer.attention_backward}) {
-        for (const ShareRow& row : *shares) {
-          for (const Share& share : row) set(attention, share.device);
-        }
-      }
+      set_shares(attention, layer.attention), set_shares(attention, layer.attention_backward);
       for (const ExpertOwners& owners : layer.experts) {
         for (const ExpertOwner& owner : owners) set(experts, owner.device);
       }
@@ -78,6 +80,7 @@ std::vector<std::string> roles_of(const Plan& plan) {
     roles.push_back(attention[d] && experts[d] ? "both"
                     : attention[d]             ? "attention"
                     : experts[d]               ? "expert"
+                    : ends[d]                  ? "attention"
                                                : "idle");
   }
   return roles;

@@ -29,8 +29,11 @@ std::vector<OrderFigures> neighbour_orders(const Plan& plan, const PlanLimits& l
   const bool sharded = plan.shard_optimizer;
   if (limits.shard_optimizer && (plan.groups.size() > 1 || plan.groups[0].devices.size() > 1))
     all.push_back({plan.window, plan.chunks, plan.recompute, !sharded});
+  // Stages of a pipeline have chosen by layer.
+  const bool by_layer = plan.order == OrderPolicy::kOneFOneB;
   for (const Recompute recompute : {Recompute::kOff, Recompute::kSelect, Recompute::kLocal}) {
-    if (recompute != plan.recompute) all.push_back({plan.window, plan.chunks, recompute, sharded});
+    if (recompute != plan.recompute && !by_layer)
+      all.push_back({plan.window, plan.chunks, recompute, sharded});
   }
   for (const i32 chunks : {plan.chunks * 2, plan.chunks / 2}) {
     if (chunks >= 1 && chunks <= kMostChunks) all.push_back({plan.window, chunks, plan.recompute, sharded});

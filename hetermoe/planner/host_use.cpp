@@ -205,7 +205,10 @@ std::vector<std::string> explain_hosts(const PlanRequest& request, const Plan& p
   const std::string what =
       fmt::format("In host memory live {}: {:.1f} of {:.0f} GiB on {}. {}", kept_on_hosts(plan),
                   *fullest / kGiB, node.host->memory_gib, node.name, why);
-  if (free >= step) return {what, "Host memory costs no time: all copies hide behind something else."};
+  if (free >= step)
+    return {what,
+            "Host memory costs no time: the same plan would be no faster if its devices had room for "
+            "everything."};
   return {what,
           fmt::format(
               "Host memory costs {:.0f} % of the step: the same plan would take {:.3g} s instead of {:.3g} s "

@@ -46,8 +46,7 @@ i64 expected_visits(const Placement& placement, const Fold& fold) {
     for (i32 l = 0; l < placement.num_layers(); ++l) devices += num_listed(placement, g, l, listed);
     sum += devices * placement.num_microbatches(g);
   }
-  const i64 with_hosts = uses_hosts(placement.plan()) ? 2 : 1;  // what is fetched and stored
-  return sum * (4 + 4 * placement.plan().chunks) * with_hosts;
+  return sum * (4 + 4 * placement.plan().chunks);
 }
 
 }  // namespace

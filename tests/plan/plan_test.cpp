@@ -139,9 +139,11 @@ TEST_F(PlanTest, AStepHoldsASequence) {
 TEST_F(PlanTest, RolesFollowFromSharesAndOwners) {
   EXPECT_EQ(roles_of(plan_)[0], "both");  // layer 1 moved one expert per expert device here
   EXPECT_EQ(roles_of(plan_)[2], "expert");
-  const Plan zebra = test::make_zebra_plan(model_, cluster_, {2, 1, 2});
+  Plan zebra = test::make_zebra_plan(model_, cluster_, {2, 1, 2});
   EXPECT_EQ(roles_of(zebra)[0], "attention");
   EXPECT_EQ(roles_of(zebra)[3], "idle");
+  zebra.groups[0].head = {{{3, 1}}};
+  EXPECT_EQ(roles_of(zebra)[3], "attention") << "the head is work on rows";
 }
 
 }  // namespace
