@@ -45,6 +45,11 @@ function finishLane(lane) {
   }
 }
 
+// Where steps overlap, the end of the last span comes after the next step has begun.
+function lastOf(side) {
+  return Math.max(side.step, ...side.lanes.flatMap(lanes => [...lanes.values()].map(lane => lane.last)));
+}
+
 function readStrategy(raw) {
   const strategy = {raw, devices: raw.devices, order: raw.order, sides: {}};
   const simulatedOps = raw.simulated && raw.simulated.ops;
@@ -53,7 +58,7 @@ function readStrategy(raw) {
   }
   strategy.names = SIDES.filter(name => strategy.sides[name]);
   strategy.joined = Boolean(raw.simulated && raw.executed && !raw.executed.ops);
-  strategy.end = Math.max(...strategy.names.map(name => strategy.sides[name].step), 1);
+  strategy.end = Math.max(...strategy.names.map(name => lastOf(strategy.sides[name])), 1);
   strategy.typical = typicalDurations(strategy);
   strategy.queues = [...new Set(strategy.names.flatMap(name => strategy.sides[name].lanes.flatMap(l => [...l.keys()])))]
     .sort((a, b) => queueRank(a) - queueRank(b));
