@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <set>
+#include <utility>
 
 #include "hetermoe/base/enum_count.h"
 #include "hetermoe/base/index.h"
@@ -304,6 +305,8 @@ class Validator {
     for (const DeviceId device : users) {
       const Node& node = cluster_.nodes[idx(cluster_.node_of(device))];
       if (node.host) continue;
+      // One fault, whatever is to be there.
+      if (std::exchange(says_no_host_, true)) return false;
       fault(where,
             "is on the host of device {}, but node {} of cluster {} has none. Describe it in the cluster "
             "file, such as host: {{memory_gib: 256}}",
@@ -429,6 +432,7 @@ class Validator {
   const ModelConfig& model_;
   const Cluster& cluster_;
   std::vector<std::string> faults_;
+  bool says_no_host_ = false;
 };
 
 }  // namespace

@@ -259,7 +259,8 @@ Home home_of(const Group& group, UnitPart part, i32 layer);
 /// Something of the plan is on a host.
 inline bool uses_hosts(const Plan& plan) { return !plan.hosts.empty(); }
 
-/// [device] attention, expert, both or idle: what it does in some layer of its group.
+/// [device] attention, expert, both or idle: what it does in some layer of its group; attention where it has
+/// an embedding or a head alone.
 std::vector<std::string> roles_of(const Plan& plan);
 
 /// All faults of a plan against model and cluster, in words; empty = it fits.

@@ -107,6 +107,10 @@ TEST(Offload, SavedActivationsNeedHostsAndRecomputation) {
     for (Node& node : e.cluster.nodes) node.host.reset();
   });
   EXPECT_NE(none.find("saved] is on the host of device 0, but node"), std::string::npos) << none;
+  Example hostless;
+  hostless.offload_by({"all"});
+  for (Node& node : hostless.cluster.nodes) node.host.reset();
+  EXPECT_EQ(validate(hostless.plan, hostless.model, hostless.cluster).size(), 1) << "said once";
   const std::string empty = first_fault([](Example& e) { e.plan.hosts.clear(); });
   EXPECT_NE(empty.find("[hosts] is empty"), std::string::npos) << empty;
   const std::string sharded =
