@@ -24,7 +24,7 @@ std::vector<std::string> all_labels(const ReportInput& input) {
   for (const StrategyReport& strategy : input.strategies) {
     if (strategy.simulated) add_once(labels, "predicted times are simulated");
     if (strategy.executed && contains(strategy.executed->source, "emulated")) {
-      add_once(labels, "measured times are emulated: real computation, paced to the speed of the named GPUs");
+      add_once(labels, "measured times are emulated: real computation, in the time of the named GPUs");
     }
   }
   return labels;
