@@ -1,12 +1,13 @@
 #include <fmt/ranges.h>
 
-#include <charconv>
 #include <iostream>
 #include <memory>
 
 #include "hetermoe/base/index.h"
+#include "hetermoe/base/numbers.h"
 #include "hetermoe/base/words.h"
 #include "hetermoe/cli/command.h"
+#include "hetermoe/cli/upcycle_sparse.h"
 #include "hetermoe/report/table.h"
 #include "hetermoe/train/grow_run.h"
 #include "hetermoe/train/growth_scores.h"
@@ -17,7 +18,7 @@ namespace hetermoe {
 namespace {
 
 struct Options {
-  std::string from, to, factor, mode = "fixed-k", score = "uniform", counts, moments, job;
+  std::string from, to, factor, layers, mode = "fixed-k", score = "uniform", counts, moments, job;
   i64 experts = 0, top_k = 2, cap = 3, seed = 1, batches = 10;
   double noise = 1e-3, cosine = 0.999, shard_gb = static_cast<double>(kMostShardBytes) * 1e-9;
   bool measure = false, verify = false, json = false;
@@ -38,12 +39,11 @@ GrowthData growth_data(const Options& options, const GrowthSource& source) {
 
 /// A number that is not one.
 i64 factor_from(const std::string& text, const Options& options) {
-  i64 factor = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), factor);
-  if (error != std::errc() || end != text.data() + text.size() || factor < 1)
+  const std::optional<i64> factor = whole_number(text);
+  if (!factor || *factor < 1)
     fail<ConfigError>("--factor", "got {}, expected a whole number, or 1/2, 1/3, ... to shrink",
                       options.factor);
-  return factor;
+  return *factor;
 }
 
 /// 1/2 and its like.
@@ -89,19 +89,6 @@ std::string right_after(const Growth& growth) {
   return fmt::format("that of the source with top-k {}: the loss jumps", seen->top_k);
 }
 
-Json to_json(const ModelConfig& model) {
-  const ParamCounts counts = count_parameters(model);
-  return {{"experts", model.num_experts},       {"top_k", model.top_k},
-          {"parameters", counts.total},         {"active", counts.active},
-          {"routed_scale", model.routed_scale}, {"aux_loss_coef", model.aux_loss_coef}};
-}
-
-std::string sizes_text(const ModelConfig& before, const ModelConfig& after) {
-  const ParamCounts old = count_parameters(before), now = count_parameters(after);
-  return fmt::format("parameters {:.5g} M to {:.5g} M, active {:.5g} M to {:.5g} M\n", real(old.total) * 1e-6,
-                     real(now.total) * 1e-6, real(old.active) * 1e-6, real(now.active) * 1e-6);
-}
-
 Json instances_of(const Growth& growth) {
   Json layers = Json::array();
   for (i64 l = 0; l < growth.before.num_layers; ++l) {
@@ -118,8 +105,8 @@ Json growth_json(const Options& options, const Growth& growth) {
           {"to", options.to},
           {"mode", name_of(growth.mode)},
           {"factor", growth.factor},
-          {"before", to_json(growth.before)},
-          {"after", to_json(growth.after)},
+          {"before", sizes_json(growth.before)},
+          {"after", sizes_json(growth.after)},
           {"layers", instances_of(growth)},
           {"right_after", right_after(growth)}};
 }
@@ -225,33 +212,26 @@ int grow_run(const Options& options, const GrowthSource& source) {
   return 0;
 }
 
-int make_sparse(const Options& options, const GrowthSource& source) {
-  const ModelConfig& model = source.model;
-  if (options.experts == 0) {
-    fail<ConfigError>("--experts", "is missing: {} ({}) has no experts to copy, so say how many to make",
-                      model.name, model.model_type);
+/// The options of which dense MLPs that become experts have none.
+int sparsify(const Options& options, const GrowthSource& source) {
+  const bool known = options.experts > 0 || source.model.num_experts > 0;
+  for (const auto& [given, key] : {std::pair{known && !options.factor.empty(), "--factor"},
+                                   {options.measure, "--measure"},
+                                   {options.score != "uniform", "--score"},
+                                   {!options.moments.empty(), "--moments"}}) {
+    if (given)
+      fail<ConfigError>(key, "is given, expected none: experts that are made of an MLP are that MLP's");
   }
-  const ModelConfig sparse = sparse_model(model, options.experts, options.top_k);
-  const HfWeights weights(source.weights, model);
-  const Upcycled done =
-      sparsify_folder(weights, folder_path(options.to), sparse, static_cast<u64>(options.seed),
-                      static_cast<i64>(options.shard_gb * 1e9));
-  if (options.json) {
-    print_json({{"from", options.from},
-                {"to", options.to},
-                {"model_type", sparse.model_type},
-                {"before", to_json(model)},
-                {"after", to_json(sparse)},
-                {"bytes", done.bytes},
-                {"files", done.num_files}});
-    return 0;
-  }
-  std::cout << fmt::format("{} ({}): dense; now {} with {} equal experts, a token sees {}\n", model.name,
-                           model.model_type, sparse.model_type, sparse.num_experts, sparse.top_k)
-            << sizes_text(model, sparse)
-            << "right after growth: the same function, whatever the routers say\nwritten: " << options.to
-            << "\n";
-  return 0;
+  return make_sparse({.from = options.from,
+                      .to = options.to,
+                      .layers = options.layers,
+                      .experts = options.experts,
+                      .top_k = options.top_k,
+                      .seed = static_cast<u64>(options.seed),
+                      .most_bytes = static_cast<i64>(options.shard_gb * 1e9),
+                      .verify = options.verify,
+                      .json = options.json},
+                     source);
 }
 
 /// The options of which a model that shrinks has none.
@@ -301,8 +281,9 @@ int shrink(const Options& options, const GrowthSource& source) {
   if (!options.moments.empty()) how.moments = enum_from<GrownMoments>(options.moments, "--moments");
   const Growth growth = plan_shrink(source.model, how);
   const ModelConfig &model = source.model, &small = growth.before;
-  Json json = {{"from", options.from},     {"to", options.to},         {"mode", name_of(growth.mode)},
-               {"factor", options.factor}, {"before", to_json(model)}, {"after", to_json(small)}};
+  Json json = {{"from", options.from},         {"to", options.to},
+               {"mode", name_of(growth.mode)}, {"factor", options.factor},
+               {"before", sizes_json(model)},  {"after", sizes_json(small)}};
   const std::filesystem::path written = write_shrunk(options, source, growth, json);
   if (options.measure) {
     const GrowthData data = growth_data(options, source);
@@ -346,10 +327,18 @@ GrowthSource find_source(const std::filesystem::path& from) {
 
 int upcycle(const Options& options) {
   const GrowthSource source = find_source(folder_path(options.from));
-  if (shrinks(options)) return shrink(options, source);
+  if (!options.layers.empty() && source.checkpoint) {
+    fail<ConfigError>(
+        "--layers",
+        "is given, but {} is a checkpoint, whose moments fit no new experts: make a Hugging Face "
+        "folder of it (convert)",
+        source.weights.string());
+  }
+  if (shrinks(options) && options.layers.empty()) return shrink(options, source);
   if (source.checkpoint) return grow_run(options, source);
   check_hf_target(folder_path(options.to), source.weights);
-  return source.model.num_experts == 0 ? make_sparse(options, source) : grow_folder(options, source);
+  const bool dense = source.model.num_experts == 0 || !options.layers.empty();
+  return dense ? sparsify(options, source) : grow_folder(options, source);
 }
 
 /// Of scores and losses.
@@ -389,6 +378,8 @@ std::function<int()> make_upcycle(Flags& flags) {
       "so many times as many experts in each layer [2]; 1/2: instances of an expert become one again");
   flags.add_option("--experts", options->experts, "so many experts in each layer; of a dense model: to make")
       ->range(at_least(1));
+  flags.add_option("--layers", options->layers,
+                   "of a model with dense layers: these get experts, as 0-2,5 [of one without experts: all]");
   flags
       .add_option(
           "--mode", options->mode,

@@ -24,7 +24,7 @@ std::vector<std::string> all_labels(const ReportInput& input) {
   for (const StrategyReport& strategy : input.strategies) {
     if (strategy.simulated) add_once(labels, "predicted times are simulated");
     if (strategy.executed && contains(strategy.executed->source, "emulated")) {
-      add_once(labels, "measured times are emulated: real computation, paced to the speed of the named GPUs");
+      add_once(labels, "measured times are emulated: real computation, in the time of the named GPUs");
     }
   }
   return labels;
@@ -98,11 +98,14 @@ std::string strategy_row(const StrategyReport& strategy, std::size_t index, cons
           ? fmt::format("<tr data-row=\"{0}\"><th scope=\"row\"><button>{1}</button></th>", index, name)
           : fmt::format("<tr><th scope=\"row\"><span class=\"plain\">{}</span></th>", name);
   html += time_cell(own.simulated, slowest, "sim") + time_cell(own.executed, slowest, "exe");
-  for (const std::string& cell : {error, factor_cell(own, fastest), use_cell(strategy),
-                                  escape_markup(memory_cell(strategy)), escape_markup(strategy.note)}) {
+  for (const std::string& cell :
+       {error, factor_cell(own, fastest), use_cell(strategy), escape_markup(memory_cell(strategy))}) {
     html += "<td>" + cell + "</td>";
   }
-  return html + "</tr>\n";
+  html += "</tr>\n";
+  if (strategy.note.empty()) return html;
+  return html + "<tr class=\"note\"><td></td><td colspan=\"6\">" + escape_markup(strategy.note) +
+         "</td></tr>\n";
 }
 
 std::string strategies_table(const ReportInput& input) {
@@ -118,7 +121,7 @@ std::string strategies_table(const ReportInput& input) {
       "step</th>"
       "<th>measured step</th><th>measured against predicted</th><th>against the fastest</th><th>devices "
       "computing</th>"
-      "<th>fullest device</th><th>note</th></tr></thead><tbody>\n";
+      "<th>fullest device</th></tr></thead><tbody>\n";
   for (std::size_t s = 0; s < input.strategies.size(); ++s)
     html += strategy_row(input.strategies[s], s, fastest, slowest);
   return html + "</tbody></table></div></section>\n";

@@ -106,7 +106,7 @@ function timeText(ns, count = 3) {
   if (size >= 0.9995e3) return digits(ns / 1e3, count) + ' \u00b5s';
   return digits(ns, count) + ' ns';
 }
-function gib(bytes) { return digits(bytes / 2 ** 30, 3); }
+function memorySize(bytes) { return bytes < 2 ** 28 ? `${digits(bytes / 2 ** 20, 3)} MiB` : `${digits(bytes / 2 ** 30, 3)} GiB`; }
 function percent(share, decimals = 1) { return (100 * share).toFixed(decimals) + ' %'; }
 function element(tag, className, text) {
   const node = document.createElement(tag);

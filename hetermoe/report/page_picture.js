@@ -118,7 +118,7 @@ function drawRowText(row, hatch) {
   const info = strategy.devices[row.device];
   write(info.name, 12, row.y + 11, {bold: true, size: 13, width: 110});
   if (info.used && row.height > 40) {
-    const text = info.capacity ? `${gib(info.used)} / ${gib(info.capacity)} GiB` : `${gib(info.used)} GiB`;
+    const text = info.capacity ? `${memorySize(info.used)} / ${memorySize(info.capacity)}` : memorySize(info.used);
     write(text, 12, row.y + 29, {color: theme.soft, size: 11, width: 110});
   }
   for (const lane of lanes) {

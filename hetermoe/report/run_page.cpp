@@ -66,6 +66,28 @@ void add_figures(ExpertLoad& load, const Json& line) {
   load.columns = {"max/mean", "CV", "dead", "dropped"};
 }
 
+/// A fact of one strategy.
+struct OwnFact {
+  std::string strategy, name, value;
+};
+
+/// What is the same for all strategies stands once, without a name of one.
+std::vector<Fact> in_common(const std::vector<OwnFact>& own, std::size_t num_strategies) {
+  std::vector<Fact> out;
+  for (const OwnFact& fact : own) {
+    const auto alike = [&](const OwnFact& other) {
+      return other.name == fact.name && other.value == fact.value;
+    };
+    const bool common =
+        static_cast<std::size_t>(std::count_if(own.begin(), own.end(), alike)) == num_strategies;
+    if (!common)
+      out.emplace_back(fact.strategy + ": " + fact.name, fact.value);
+    else if (&*std::find_if(own.begin(), own.end(), alike) == &fact)
+      out.emplace_back(fact.name, fact.value);
+  }
+  return out;
+}
+
 }  // namespace
 
 /// True when the file is another than at the last call, which is then read. One that cannot be read is none.
@@ -168,12 +190,13 @@ std::vector<Fact> RunFolder::facts(bool live) const {
     break;  // all have the same text
   }
   const double steps = number_at(job_, {"train", "steps"});
+  std::vector<OwnFact> own;
   for (const Strategy& strategy : strategies_) {
     const Json& last = strategy.metrics.last();
     if (!last.is_object()) continue;
     const double step = number_in(last, "step");
     const auto add_of = [&](const std::string& name, const std::string& value) {
-      out.emplace_back(strategies_.size() > 1 ? strategy.name + ": " + name : name, value);
+      own.push_back({strategy.name, name, value});
     };
     const bool interrupted = text_at(strategy.row, {"executed", "interrupted"}) == "true";
     add_of("step", steps <= 0 ? fmt::format("{:.0f}", step)
@@ -191,6 +214,7 @@ std::vector<Fact> RunFolder::facts(bool live) const {
     add_of("learning rate", fmt::format("{:.3g}", number_in(last, "learning_rate")));
     add_of("tokens/s", format_count(number_in(last, "tokens_per_s")));
   }
+  for (Fact& fact : in_common(own, strategies_.size())) out.push_back(std::move(fact));
   return out;
 }
 

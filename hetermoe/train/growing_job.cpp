@@ -197,6 +197,7 @@ void put_before(TrainOutcome first, TrainOutcome& rest) {
   if (first.expert_copies.empty() || rest.expert_copies.empty() ||
       first.expert_copies[0].size() != rest.expert_copies[0].size())
     return;
+  rest.copies_from = first.copies_from;
   for (std::size_t l = 0; l < first.expert_copies.size(); ++l) {
     for (std::size_t e = 0; e < first.expert_copies[l].size(); ++e)
       rest.expert_copies[l][e] += first.expert_copies[l][e];

@@ -306,7 +306,7 @@ std::filesystem::path write_results(const Job& job, const ModelConfig& model, co
     write_plan(folder, suffix, run);
     if (!out.records.empty()) {
       write_picture(folder, suffix, model,
-                    {out.first_step + 1, out.records.back().step, out.executed, out.expert_copies});
+                    {out.copies_from, out.records.back().step, out.executed, out.expert_copies});
       write_text(folder / fmt::format("trace{}.json", suffix), perfetto_trace(out.executed).dump() + "\n");
     } else if (out.first_step == 0) {  // those of another run
       std::filesystem::remove(folder / fmt::format("timeline{}.json", suffix));

@@ -171,6 +171,7 @@ TrainOutcome Trainer::run(const RunHooks& hooks, i64 timed_steps) {
   if (train.staleness > 0) tell_staleness(out);
   if (writer_) check_save();
   if (writer_) resume(out);
+  out.copies_from = out.first_step + 1;
   if (out.first_step == 0) start_weights(out);
   if (!job_.routing.record.empty())
     recorder_ = std::make_unique<RouteRecorder>(job_, model_, processes_, out.first_step,
@@ -194,7 +195,7 @@ TrainOutcome Trainer::run(const RunHooks& hooks, i64 timed_steps) {
     note(record, times, out);
     if (hooks_.on_step) hooks_.on_step(record);
     if (picture && hooks_.on_picture)
-      hooks_.on_picture({out.first_step + 1, step + 1, *picture, out.expert_copies});
+      hooks_.on_picture({out.copies_from, step + 1, *picture, out.expert_copies});
     if (saves_after(step)) save(step + 1);
   }
   const i64 steps_done = out.first_step + static_cast<i64>(out.records.size());

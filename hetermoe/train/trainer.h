@@ -108,7 +108,8 @@ struct TrainOutcome {
   std::vector<PlanTakeover> changes;
   /// [num_layers][experts] copies of the steps of this run; rows of dense layers are zero.
   std::vector<std::vector<double>> expert_copies;
-  double unigram_entropy = 0;         ///< of the validation text, nats; of several sources by their shares
+  i64 copies_from = 1;         ///< the step that they begin with: experts may have been fewer before it
+  double unigram_entropy = 0;  ///< of the validation text, nats; of several sources by their shares
   std::vector<std::string> warnings;  ///< of all steps, "step 12: ..."
   i64 skipped_steps = 0;
   i32 stopped_by = 0;                 ///< the signal that ended the run before its last step, 0 = none did

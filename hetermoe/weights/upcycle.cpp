@@ -52,17 +52,6 @@ void put_to_sleep(const Growth& growth, i64 layer, const at::Tensor& source, at:
   }
 }
 
-/// Whole or nothing.
-Upcycled write_folder(const fs::path& to, const std::vector<OutTensor>& tensors,
-                      const FolderContents& contents, i64 most_bytes) {
-  Upcycled done{.num_tensors = std::ssize(tensors)};
-  for (const ShardFile& shard : write_hf_folder(to, tensors, contents, most_bytes)) {
-    done.bytes += shard.bytes;
-    ++done.num_files;
-  }
-  return done;
-}
-
 /// config.json of the source but for what is changed; other programs' names of a setting are changed as well.
 Json changed_config(const ModelConfig& from, const ModelConfig& to, const HfFolder& folder) {
   Json config = folder.config();
@@ -76,43 +65,22 @@ Json changed_config(const ModelConfig& from, const ModelConfig& to, const HfFold
   return config;
 }
 
-/// Of a dense family's config what the other family's also has and does not say itself.
-Json sparse_config(const ModelConfig& sparse, const HfFolder& folder) {
-  Json config = to_hf(sparse);
-  for (const char* name :
-       {"bos_token_id", "eos_token_id", "pad_token_id", "torch_dtype", "dtype", "use_cache"}) {
-    if (folder.config().contains(name)) config[name] = folder.config().at(name);
-  }
-  return config;
-}
-
-/// Of which tensor of the dense model a tensor of an expert is a copy.
-std::string dense_name(const ParamInfo& parameter) {
-  static const std::vector<std::pair<std::string, std::string>> kMixtral = {
-      {".w1.weight", "gate_proj.weight"},
-      {".w3.weight", "up_proj.weight"},
-      {".w2.weight", "down_proj.weight"}};
-  const std::string prefix = fmt::format("model.layers.{}.mlp.", parameter.layer);
-  for (const auto& [theirs, ours] : kMixtral) {
-    if (parameter.name.ends_with(theirs)) return prefix + ours;
-  }
-  const std::size_t at = parameter.name.find(fmt::format(".experts.{}.", parameter.expert));
-  HM_CHECK(at != std::string::npos, "{} names no expert", parameter.name);
-  return prefix + parameter.name.substr(parameter.name.find('.', at + 9) + 1);
-}
-
-at::Tensor drawn_router(const ParamInfo& parameter, u64 seed, at::ScalarType dtype) {
-  at::Tensor rows = at::empty(parameter.shape, at::kFloat);
-  init_parameters({{parameter.name, rows, {}, false}}, seed);
-  return rows.to(dtype);
-}
-
 std::string text_of(const std::vector<std::string>& names) {
   const auto shown = std::min<std::ptrdiff_t>(std::ssize(names), 10);
   return fmt::format("{}", fmt::join(names.begin(), names.begin() + shown, ", "));
 }
 
 }  // namespace
+
+Upcycled write_upcycled(const fs::path& to, const std::vector<OutTensor>& tensors,
+                        const FolderContents& contents, i64 most_bytes) {
+  Upcycled done{.num_tensors = std::ssize(tensors)};
+  for (const ShardFile& shard : write_hf_folder(to, tensors, contents, most_bytes)) {
+    done.bytes += shard.bytes;
+    ++done.num_files;
+  }
+  return done;
+}
 
 at::Tensor grown_tensor(const Growth& growth, const ParamInfo& parameter, const at::Tensor& source) {
   const bool bias = parameter.buffer;
@@ -154,7 +122,7 @@ Upcycled upcycle_folder(const HfWeights& from, const fs::path& to, const Growth&
                          return grown_tensor(growth, parameter, from.read(name).to(type)).contiguous();
                        }});
   }
-  return write_folder(
+  return write_upcycled(
       to, tensors,
       {.config = with_dtype(changed_config(growth.before, growth.after, from.folder()), main_dtype(tensors)),
        .source = from.folder().path(),
@@ -165,30 +133,6 @@ Upcycled upcycle_folder(const HfWeights& from, const fs::path& to, const Growth&
                     {"noise", growth.noise},
                     {"seed", growth.seed},
                     {"source_of", growth.source_of}}}}},
-      most_bytes);
-}
-
-Upcycled sparsify_folder(const HfWeights& from, const fs::path& to, const ModelConfig& sparse, u64 seed,
-                         i64 most_bytes) {
-  check_hf_target(to, from.folder().path());
-  std::vector<OutTensor> tensors;
-  for (const ParamInfo& parameter : parameters(sparse)) {
-    if (is_router(sparse, parameter)) {
-      const at::ScalarType type = from.dtype("model.norm.weight");
-      tensors.push_back({{parameter.name, type, parameter.shape},
-                         [parameter, seed, type] { return drawn_router(parameter, seed, type); }});
-      continue;
-    }
-    const std::string name = parameter.expert < 0 ? parameter.name : dense_name(parameter);
-    const at::ScalarType type = from.dtype(name);
-    tensors.push_back({{parameter.name, type, parameter.shape},
-                       [&from, name, type] { return from.read(name).to(type).contiguous(); }});
-  }
-  return write_folder(
-      to, tensors,
-      {.config = with_dtype(sparse_config(sparse, from.folder()), main_dtype(tensors)),
-       .source = from.folder().path(),
-       .origin = {{"made_sparse_from", fs::absolute(from.folder().path()).string()}, {"seed", seed}}},
       most_bytes);
 }
 
@@ -206,7 +150,7 @@ Upcycled merge_folder(const HfWeights& from, const fs::path& to, const Growth& g
                          return merged_tensor(growth, parameter, read).to(type).contiguous();
                        }});
   }
-  return write_folder(
+  return write_upcycled(
       to, tensors,
       {.config = with_dtype(changed_config(growth.after, growth.before, from.folder()), main_dtype(tensors)),
        .source = from.folder().path(),
@@ -216,9 +160,6 @@ Upcycled merge_folder(const HfWeights& from, const fs::path& to, const Growth& g
       most_bytes);
 }
 
-namespace {
-
-/// Compares every parameter of a folder with what it should be in the folder's dtype.
 void verify_tensors(const HfWeights& from, const fs::path& to, const ModelConfig& model, const char* how,
                     const std::function<at::Tensor(const ParamInfo&, at::ScalarType)>& expected) {
   const HfWeights target(to, model);
@@ -231,8 +172,6 @@ void verify_tensors(const HfWeights& from, const fs::path& to, const ModelConfig
   fail<InputError>(to.string(), "{} tensors are not those of {}, {}: {}", different.size(),
                    from.folder().path().string(), how, text_of(different));
 }
-
-}  // namespace
 
 void verify_upcycled(const HfWeights& from, const fs::path& to, const Growth& growth) {
   verify_tensors(from, to, growth.after, "grown", [&](const ParamInfo& parameter, at::ScalarType type) {

@@ -1,5 +1,6 @@
 #pragma once
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -7,8 +8,7 @@
 #include "hetermoe/weights/hf_weights.h"
 #include "hetermoe/weights/hf_writer.h"
 
-// Hugging Face folders whose model grows, from E to m E experts or from a dense model to one with experts, or
-// shrinks (weights/merge.h).
+// Hugging Face folders whose model grows from E to m E experts, or shrinks (weights/merge.h).
 namespace hetermoe {
 
 /// A parameter or buffer of the grown model from that of the source (source_name), in its dtype: experts and
@@ -23,16 +23,19 @@ at::Tensor grown_moment(const Growth& growth, const ParamInfo& parameter, const 
 struct Upcycled {
   i64 num_tensors = 0, bytes = 0, num_files = 0;
 };
+/// Whole or nothing.
+Upcycled write_upcycled(const std::filesystem::path& to, const std::vector<OutTensor>& tensors,
+                        const FolderContents& contents, i64 most_bytes);
+/// Compares every parameter of a folder with what it should be in the folder's dtype, bit by bit. Throws
+/// InputError with the first names that differ. how: as in "those of the source, grown".
+void verify_tensors(const HfWeights& from, const std::filesystem::path& to, const ModelConfig& model,
+                    const char* how,
+                    const std::function<at::Tensor(const ParamInfo&, at::ScalarType)>& expected);
 
 /// Writes the grown model of a Hugging Face folder into another one, tensor by tensor: no more than one of
 /// them is in memory. Throws ConfigError or IoError; then nothing is left of it.
 Upcycled upcycle_folder(const HfWeights& from, const std::filesystem::path& to, const Growth& growth,
                         i64 most_bytes = kMostShardBytes);
-
-/// A dense folder as `sparse` (sparse_model): every expert is the MLP of its layer, router rows are drawn
-/// from (seed, name).
-Upcycled sparsify_folder(const HfWeights& from, const std::filesystem::path& to, const ModelConfig& sparse,
-                         u64 seed, i64 most_bytes = kMostShardBytes);
 
 /// Writes the model that grew by `growth` (plan_shrink) as it was before, each family of instances merged
 /// (merged_tensor). Throws ConfigError where one is not alike (check_alike), or IoError.

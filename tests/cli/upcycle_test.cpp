@@ -102,6 +102,16 @@ TEST(UpcycleCommand, AFolderShrinksToWhatItGrewFrom) {
 }
 
 /// Each score hands out as many copies; the best expert by gradients is that of the reference.
+TEST(UpcycleCommand, ADenseLayerAmongOthersGetsExpertsToo) {
+  const WorkFolder folder;
+  const Json json =
+      json_of("upcycle", {parity_folder("qwen3_moe"), "-o", folder / "out", "--layers", "1", "--verify"});
+  EXPECT_EQ(json.at("layers"), Json::array({1}));
+  EXPECT_EQ(json.at("shards"), 3);
+  EXPECT_GT(json.at("after").at("parameters"), json.at("before").at("parameters"));
+  EXPECT_EQ(run("inspect", {folder / "out"}).code, 0);
+}
+
 TEST(UpcycleCommand, EveryScoreHandsOutAllCopies) {
   const WorkFolder folder;
   const std::string job = job_file(folder);
@@ -180,6 +190,14 @@ TEST(UpcycleCommand, WhatIsWrongIsToldInOneSentence) {
   expect({parity_folder("deepseek_v3"), "-o", out, "--mode", "wide-k"}, "twins count twice");
   expect({parity_folder("deepseek_v2"), "-o", out, "--score", "weight"}, "breaks the groups");
   expect({parity_folder("llama"), "-o", out}, "so say how many to make");
+  expect({parity_folder("llama"), "-o", out, "--experts", "4", "--layers", "0"}, "expected all layers");
+  expect({parity_folder("llama"), "-o", out, "--experts", "4", "--measure"},
+         "experts that are made of an MLP");
+  expect({parity_folder("qwen3"), "-o", out, "--experts", "4", "--layers", "1-"},
+         "ranges of layers such as 0-2,5");
+  expect({mixtral, "-o", out, "--layers", "1"}, "has no dense layers");
+  expect({parity_folder("qwen3_moe"), "-o", out, "--layers", "0-1"}, "one number of experts for all layers");
+  expect({parity_folder("qwen3_moe"), "-o", out, "--layers", "1", "--factor", "2"}, "expected none");
   EXPECT_FALSE(fs::exists(out));
 }
 

@@ -161,7 +161,8 @@ TEST(ChatTemplate, IsRecognisedInAFolderByItsTokens) {
   for (const char* jinja :
        {"<|im_start|>system\\nYou are Qwen.<|im_end|>",
         "reasoning_content last_query_index <|im_start|>assistant\\n<think>\\n <|im_end|>",
-        "<|start_header_id|> <|eot_id|> Cutting Knowledge Date: December 2023 strftime_now('%d')"})
+        "<|start_header_id|> <|eot_id|> Cutting Knowledge Date: December 2023 strftime_now('%d')",
+        "'<｜User｜>' '<｜Assistant｜>' content.split('</think>')"})
     EXPECT_NE(error_of<ConfigError>([&] { found(jinja); }).find("is none of those that this program has"),
               std::string::npos)
         << jinja;

@@ -71,6 +71,19 @@ TEST_F(Live, GrowsWithTheMetrics) {
   EXPECT_TRUE(has(body(), "<dd>3 of 10</dd>"));
 }
 
+TEST_F(Live, WhatAllStrategiesHaveInCommonIsSaidOnce) {
+  for (const char* suffix : {"-ep", "-zebra"}) {
+    const bool ep = std::string(suffix) == "-ep";
+    write(fmt::format("metrics{}.jsonl", suffix),
+          fmt::format("{{\"step\": 2, \"loss\": 1.5, \"validation_loss\": {}}}\n", ep ? 2.5 : 2.25));
+  }
+  const std::string now = body();
+  EXPECT_TRUE(has(now, "<dt>loss</dt><dd>1.5000</dd>")) << now;
+  EXPECT_FALSE(has(now, "<dt>ep: loss</dt>"));
+  EXPECT_TRUE(has(now, "<dt>ep: validation loss</dt><dd>2.5000</dd>"));
+  EXPECT_TRUE(has(now, "<dt>zebra: validation loss</dt><dd>2.2500</dd>"));
+}
+
 TEST_F(Live, ARunThatBeginsAnewReplacesTheOther) {
   for (i64 step = 1; step <= 5; ++step) add(step);
   EXPECT_TRUE(has(body(), "<dd>5</dd>"));

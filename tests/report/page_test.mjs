@@ -7,7 +7,7 @@ import vm from 'node:vm';
 
 const folder = process.env.PAGE_FOLDER;
 const parts = ['page_data.js', 'page_picture.js', 'page_controls.js'];
-const names = ['readSide', 'finishLane', 'readStrategy', 'queueRank', 'digits', 'timeText', 'percent', 'mix', 'colorOf', 'inkOn',
+const names = ['readSide', 'finishLane', 'readStrategy', 'queueRank', 'digits', 'memorySize', 'timeText', 'percent', 'mix', 'colorOf', 'inkOn',
   'opTitle', 'ticks', 'tickText', 'firstVisible', 'hitAt', 'layOut', 'state', 'strategyAt'];
 
 /// What the page holds: one device, two compute spans with a gap between them, one transfer.
@@ -77,6 +77,8 @@ test('times have three digits and the unit that fits', () => {
   assert.equal(page.timeText(123456, 5), '123.46 \u00b5s');
   assert.equal(page.percent(0.1234), '12.3 %');
   assert.equal(page.digits(0.001234, 2), '0.0012');
+  assert.equal(page.memorySize(13 * 2 ** 20), '13.0 MiB');
+  assert.equal(page.memorySize(48 * 2 ** 30), '48.0 GiB');
 });
 
 test('ticks are round, inside the window and about 110 pixels apart', () => {

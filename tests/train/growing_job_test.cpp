@@ -2,9 +2,11 @@
 
 #include "hetermoe/nn/reference.h"
 #include "hetermoe/planner/memory_estimate.h"
+#include "hetermoe/report/run_page.h"
 #include "hetermoe/train/batch.h"
 #include "hetermoe/train/grow_run.h"
 #include "hetermoe/train/growth_scores.h"
+#include "hetermoe/train/results.h"
 #include "hetermoe/train/resume.h"
 #include "tests/support/error_of.h"
 #include "tests/train/tiny_run.h"
@@ -146,6 +148,20 @@ TEST(GrowingJob, TopKFallsByOneExpertAtATime) {
   };
   EXPECT_TRUE(told("step 5: a token sees 3 experts, 4 before"));
   EXPECT_TRUE(told("step 6: a token sees 2 experts, 3 before"));
+}
+
+/// Steps of fewer experts are not counted with those of the grown ones, those of another top-k are.
+TEST(GrowingJob, TheHeatMapSaysFromWhichStepItCounts) {
+  const WorkFolder folder;
+  const Job job = job_in(folder, "run", narrowing());
+  const TrainedJob done = train(job);
+  write_results(job, done.model, load_cluster(done.cluster), done.runs);
+  const ReportInput page = run_page(job.output);
+  ASSERT_EQ(page.expert_loads.size(), 1u);
+  EXPECT_NE(page.expert_loads[0].title.find("steps 4 to 8;"), std::string::npos)
+      << page.expert_loads[0].title;
+  for (const std::vector<double>& copies : page.expert_loads[0].copies)
+    EXPECT_EQ(std::accumulate(copies.begin(), copies.end(), 0.0), 32 * (4 + 3 + 2 + 2 + 2));
 }
 
 TensorsByName weights_of(const FoundCheckpoint& checkpoint) {

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "hetermoe/base/index.h"
+#include "hetermoe/model/sparse.h"
 #include "hetermoe/nn/optimizer.h"
 #include "hetermoe/nn/reference.h"
 #include "hetermoe/nn/router.h"
@@ -238,26 +239,6 @@ TEST(Upcycle, FusedFoldersAndOtherNamesOfASettingGrowAlike) {
   EXPECT_EQ(plain.done.bytes, bytes);
 }
 
-TEST(Upcycle, ADenseModelBecomesOneWithExpertsOfTheSameFunction) {
-  for (const std::string& family : kDenseFamilies) {
-    const WorkFolder out;
-    const Loaded source(parity_folder(family));
-    const at::Tensor tokens = tokens_of(family), expected = logits(source.model, source, tokens);
-    for (const i64 top_k : {1, 2, 4}) {
-      const ModelConfig sparse = sparse_model(source.model, 4, top_k);
-      const HfWeights from(parity_folder(family), source.model);
-      const fs::path to = out / std::to_string(top_k);
-      sparsify_folder(from, to, sparse, 3);
-      const Loaded made(to);
-      EXPECT_EQ(made.model.model_type, family == "qwen3" ? "qwen3_moe" : "mixtral");
-      EXPECT_LE(largest(logits(made.model, made, tokens) - expected), 1e-12) << family << top_k;
-      const std::string router = family == "qwen3" ? "model.layers.1.mlp.gate.weight"
-                                                   : "model.layers.1.block_sparse_moe.gate.weight";
-      EXPECT_NEAR(made.weights.at(router).std().item<double>(), 0.02, 0.01);
-    }
-  }
-}
-
 TEST(Upcycle, VerifyFindsOneChangedBitAndNothingIsLeftOfAFailure) {
   const Grown folder("mixtral", {});
   Tensors tensors = tensors_of(folder.path() / "model.safetensors");
@@ -287,7 +268,8 @@ TEST(Upcycle, EveryStoredModelGrows) {
       EXPECT_EQ(plan_growth(model, {}).after.num_experts, 2 * model.num_experts) << entry.path();
       ++with_experts;
     } else if (model.sliding_layer.empty()) {
-      EXPECT_EQ(sparse_model(model, 4, 2).num_moe_layers(), model.num_layers) << entry.path();
+      EXPECT_EQ(plan_sparse(model, {.experts = 4, .top_k = 2}).after.num_moe_layers(), model.num_layers)
+          << entry.path();
       ++dense;
     }
   }
@@ -315,10 +297,6 @@ TEST(Upcycle, WhatCannotGrowIsRefusedInOneSentence) {
   expect(growth_error("mixtral", {.scores = scores}), "got nan in layer 1");
   const std::vector<double> falling = {8, 7, 6, 5, 4, 3, 2, 1};
   expect(growth_error("deepseek_v2", {.scores = {{}, falling, falling}}), "breaks the groups of layer 1");
-  expect(error_of<ConfigError>([] { sparse_model(load_model(parity_folder("olmoe").string()), 4, 2); }),
-         "has 6 experts already");
-  expect(error_of<ConfigError>([] { sparse_model(load_model(parity_folder("llama").string()), 4, 5); }),
-         "more than there are experts");
 }
 
 // --- worked examples ---
