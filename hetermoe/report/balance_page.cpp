@@ -91,13 +91,13 @@ std::string legend_svg(const DeviceMap& map, int y) {
   bool any = false;
   for (std::size_t d = 0; d < map.devices.size(); ++d) any = any || lent_to(map, d) > 0;
   if (!any) return "";
-  const int right = kLeft + kWide, x = kLeft + kWide + kGap;
+  const int x = kLeft + kWide + kGap;
   return fmt::format(
-      "<g class=\"legend\"><rect x=\"{0:.1f}\" y=\"{1:.1f}\" width=\"10\" height=\"10\" fill=\"{2}\" "
-      "stroke=\"{3}\" stroke-width=\"1.4\"/><text x=\"{4}\" y=\"{5}\" text-anchor=\"end\">a guest: lent "
-      "for single exchanges</text>\n<rect x=\"{6}\" y=\"{7}\" width=\"10\" height=\"10\" fill=\"{3}\"/>"
+      "<g class=\"lent-key\"><rect x=\"{0:.1f}\" y=\"{1:.1f}\" width=\"10\" height=\"10\" fill=\"{2}\" "
+      "stroke=\"{3}\" stroke-width=\"1.4\"/><text x=\"{4}\" y=\"{5}\">a guest: lent for single "
+      "exchanges</text>\n<rect x=\"{6}\" y=\"{7}\" width=\"10\" height=\"10\" fill=\"{3}\"/>"
       "<text x=\"{8}\" y=\"{5}\">of it for guests</text></g>\n",
-      right - 210.0, y - 9.5, heat_colour(0.4), kLentColour, right, y, x, y - 10, x + 15);
+      kLeft + 180.0, y - 9.5, heat_colour(0.4), kLentColour, kLeft + 196, y, x, y - 9, x + 16);
 }
 
 std::string table_html(const BalancePage& page) {
