@@ -65,9 +65,11 @@ if(HETERMOE_WITH_MPI AND MPIEXEC_EXECUTABLE)
                                                   RUN_SERIAL ON)
   endforeach()
   add_test(NAME mpi.kill COMMAND Python3::Interpreter "${CMAKE_SOURCE_DIR}/tests/mpi/kill.py" $<TARGET_FILE:hetermoe>)
+  add_test(NAME mpi.kill_balancing COMMAND Python3::Interpreter "${CMAKE_SOURCE_DIR}/tests/mpi/kill.py"
+                                          $<TARGET_FILE:hetermoe> --balancer relibra --kills 6)
   add_test(NAME mpi.replan
            COMMAND Python3::Interpreter "${CMAKE_SOURCE_DIR}/tests/mpi/replan.py" $<TARGET_FILE:hetermoe>)
-  set_tests_properties(mpi.kill mpi.replan PROPERTIES LABELS "torch;mpi;slow" TIMEOUT 1200 ENVIRONMENT "${_mpi_environment}"
+  set_tests_properties(mpi.kill mpi.kill_balancing mpi.replan PROPERTIES LABELS "torch;mpi;slow" TIMEOUT 1200 ENVIRONMENT "${_mpi_environment}"
                                            RUN_SERIAL ON)
 endif()
 if(Python3_FOUND)

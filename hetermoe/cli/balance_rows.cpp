@@ -152,7 +152,11 @@ LayerMaps maps_of(const std::vector<Row>& rows, std::size_t at, const Cluster& c
     if (row.result.loads.empty()) continue;
     const DeviceLoads& loads = row.result.loads[at];
     out.layer = loads.layer;
-    DeviceMap map{.title = row.balancer, .devices = {}, .copies = loads.copies, .times = device_times(loads)};
+    DeviceMap map{.title = row.balancer,
+                  .devices = {},
+                  .copies = loads.copies,
+                  .times = device_times(loads),
+                  .lent = loads.lent};
     for (const DeviceId device : loads.devices) map.devices.push_back(cluster.device_name(device));
     out.maps.push_back(std::move(map));
   }
@@ -228,7 +232,7 @@ Case case_of(const BalanceRowsOptions& options, const Job& job) {
 }  // namespace
 
 int run_balance_rows(const BalanceRowsOptions& options, Overrides overrides) {
-  for (const std::string& name : options.balancers) balancer_choice(name);
+  for (const std::string& name : options.balancers) balancer_choice(name, options.parts);
   check_load_cap("--load-cap", options.load_cap);
   if (!options.plan.empty()) overrides.emplace_back("plan.file", options.plan);
   if (!options.output.empty()) check_output_folder(options.output);
@@ -241,6 +245,7 @@ int run_balance_rows(const BalanceRowsOptions& options, Overrides overrides) {
     rows.push_back(
         {name,
          balance.run({.balancer = name,
+                      .parts = options.parts,
                       .knows = c.knows,
                       .replicas = options.replicas,
                       .guests = options.guests,
@@ -282,6 +287,11 @@ void add_balance_options(Flags& flags, BalanceRowsOptions& options) {
           "copies that a guest must take off the latest device; -1 = as many as it costs by the cost model")
       ->capture_default_str()
       ->range(between(-1, 1e9));
+  flags
+      .add_option("--parts", options.parts,
+                  "of relibra: reorder (owners), samples (the order of sequences), guests, split (copies "
+                  "divided by the counts of an exchange)")
+      ->capture_default_str();
   flags.add_option(
       "--topology", options.topology,
       "who copies from whom with lplb: cube, hypercube, ring, torus, torus:MxN, or columns as "
@@ -291,8 +301,10 @@ void add_balance_options(Flags& flags, BalanceRowsOptions& options) {
       "what a balancer goes by: history (the steps before) or foresight (the step's own choices) "
       "[default: history where there are several steps]");
   flags
-      .add_option("--groups", options.groups,
-                  "with locality: devices that share fast links: node, device, or lists as [[0,1],[2,3]]")
+      .add_option(
+          "--groups", options.groups,
+          "where sequences are ordered (locality, relibra): devices that share fast links: node, device, or "
+          "lists as [[0,1],[2,3]]")
       ->capture_default_str();
   flags
       .add_option("--load-cap", options.load_cap,

@@ -10,7 +10,7 @@ namespace hetermoe {
 struct BalanceRowsOptions {
   std::string trace, job, plan, steps, output, topology;
   std::string knows;  ///< empty = history where there are several steps
-  std::string groups = "node";
+  std::string groups = "node", parts = "reorder,samples,guests,split";
   std::vector<std::string> balancers;
   i64 replicas = 0, guests = 2, guest_cost = -1;
   double load_cap = 1.1;

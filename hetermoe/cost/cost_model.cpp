@@ -19,7 +19,7 @@ Seconds TransferCost::seconds() const {
 
 Bytes wire_bytes(const Op& op, const Plan& plan, i64 hidden, double rows, double copies) {
   const bool forward = op.phase != Phase::kBackward;
-  const double per_copy = op.kind != OpKind::kDispatch ? 0 : forward ? 8 : 4;
+  const double per_copy = op.kind != OpKind::kDispatch ? 0 : forward ? 12 : 4;
   return rows * real(hidden) * bytes_of(forward ? plan.wire_forward : plan.wire_backward) + copies * per_copy;
 }
 

@@ -69,7 +69,7 @@ class CostModel {
 };
 
 /// Wire bytes of `rows` rows and `copies` copies in one direction of a transfer. A copy of dispatch.F carries
-/// its routing weight and expert (8 bytes), one of dispatch.B the gradient of the weight (4 bytes).
+/// its weight, expert and row (12 bytes), one of dispatch.B the gradient of the weight (4 bytes).
 Bytes wire_bytes(const Op& op, const Plan& plan, i64 hidden, double rows, double copies);
 
 /// Of the rows of an expert owner with the index of each copy and its routing weight: Buffer::kRows.

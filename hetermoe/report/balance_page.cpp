@@ -15,6 +15,7 @@ namespace hetermoe {
 namespace {
 
 constexpr int kLeft = 96, kTop = 46, kWide = 620, kGap = 24, kBar = 220, kRight = 60, kBottom = 26;
+constexpr const char* kLentColour = "#e07a1f";
 
 double most_copies(const LayerMaps& layer) {
   double most = 0;
@@ -34,31 +35,69 @@ double longest_time(const LayerMaps& layer) {
   return longest;
 }
 
+double lent_to(const DeviceMap& map, std::size_t device) {
+  if (map.lent.empty()) return 0;
+  return std::accumulate(map.lent[device].begin(), map.lent[device].end(), 0.0);
+}
+
+/// A cell of a guest has a frame of its own colour, inside its borders so that neighbours keep theirs.
+std::string cell_svg(const DeviceMap& map, std::size_t device, std::size_t expert, double x, int y,
+                     double wide, int height, double most) {
+  const double copies = map.copies[device][expert];
+  const bool is_guest = !map.lent.empty() && map.lent[device][expert] > 0;
+  const double frame = is_guest ? std::min(1.4, wide / 3) : 0;
+  const std::string stroke =
+      is_guest ? fmt::format(" stroke=\"{}\" stroke-width=\"{:.2f}\"", kLentColour, frame) : "";
+  std::string svg = fmt::format(
+      "<rect class=\"{}\" x=\"{:.2f}\" y=\"{:.2f}\" width=\"{:.2f}\" height=\"{:.2f}\" fill=\"{}\"{}",
+      is_guest ? "cell guest" : "cell", x + frame / 2, y + frame / 2, wide - frame, height - 1 - frame,
+      heat_colour(copies / most), stroke);
+  if (map.copies[device].size() * map.copies.size() > kMostTooltips) return svg + "/>\n";
+  return svg + fmt::format("><title>{}, expert {}: {:.0f} copies{}</title></rect>\n",
+                           escape_markup(map.devices[device]), expert, copies,
+                           is_guest ? ", as a guest" : "");
+}
+
 std::string device_row_svg(const DeviceMap& map, std::size_t device, int y, int height, double most,
                            double longest) {
   const std::vector<double>& copies = map.copies[device];
   const double wide = kWide / static_cast<double>(std::max<std::size_t>(1, copies.size()));
   std::string svg = fmt::format("<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{}</text>\n", kLeft - 6,
                                 y + height / 2 + 4, escape_markup(map.devices[device]));
-  const bool tells = copies.size() * map.copies.size() <= kMostTooltips;
   for (std::size_t e = 0; e < copies.size(); ++e) {
-    if (copies[e] == 0) continue;
-    svg += fmt::format(
-        "<rect class=\"cell\" x=\"{:.2f}\" y=\"{}\" width=\"{:.2f}\" height=\"{}\" fill=\"{}\"",
-        kLeft + wide * static_cast<double>(e), y, wide, height - 1, heat_colour(copies[e] / most));
-    svg += tells ? fmt::format("><title>{}, expert {}: {:.0f} copies</title></rect>\n",
-                               escape_markup(map.devices[device]), e, copies[e])
-                 : "/>\n";
+    if (copies[e] > 0)
+      svg += cell_svg(map, device, e, kLeft + wide * static_cast<double>(e), y, wide, height, most);
   }
-  const double time = map.times[device], sum = std::accumulate(copies.begin(), copies.end(), 0.0);
+  const double time = map.times[device], sum = std::accumulate(copies.begin(), copies.end(), 0.0),
+               lent = lent_to(map, device);
   const int x = kLeft + kWide + kGap;
-  return svg +
-         fmt::format(
-             "<rect x=\"{}\" y=\"{}\" width=\"{:.1f}\" height=\"{}\" fill=\"{}\"><title>{}: {:.0f} copies, "
-             "{:.2f} of a perfect division</title></rect><text x=\"{:.1f}\" y=\"{}\">{:.2f}</text>\n",
-             x, y + 2, kBar * time / longest, height - 4, time > 1.05 ? "#d1495b" : "#33658a",
-             escape_markup(map.devices[device]), sum, time, x + kBar * time / longest + 4, y + height / 2 + 4,
-             time);
+  const double end = x + kBar * time / longest;
+  svg += fmt::format(
+      "<rect x=\"{}\" y=\"{}\" width=\"{:.1f}\" height=\"{}\" fill=\"{}\"><title>{}: {:.0f} copies, "
+      "{:.2f} of a perfect division</title></rect><text x=\"{:.1f}\" y=\"{}\">{:.2f}</text>\n",
+      x, y + 2, end - x, height - 4, time > 1.05 ? "#d1495b" : "#33658a", escape_markup(map.devices[device]),
+      sum, time, end + 4, y + height / 2 + 4, time);
+  if (lent == 0) return svg;
+  const double part = (end - x) * lent / sum;
+  return svg + fmt::format(
+                   "<rect class=\"guest\" x=\"{:.1f}\" y=\"{}\" width=\"{:.1f}\" height=\"{}\" "
+                   "fill=\"{}\"><title>{}: {:.0f} copies as a host of guests</title></rect>\n",
+                   end - part, y + 2, part, height - 4, kLentColour, escape_markup(map.devices[device]),
+                   lent);
+}
+
+/// What the colour of guests means, below a map that has some.
+std::string legend_svg(const DeviceMap& map, int y) {
+  bool any = false;
+  for (std::size_t d = 0; d < map.devices.size(); ++d) any = any || lent_to(map, d) > 0;
+  if (!any) return "";
+  const int x = kLeft + kWide + kGap;
+  return fmt::format(
+      "<g class=\"lent-key\"><rect x=\"{0:.1f}\" y=\"{1:.1f}\" width=\"10\" height=\"10\" fill=\"{2}\" "
+      "stroke=\"{3}\" stroke-width=\"1.4\"/><text x=\"{4}\" y=\"{5}\">a guest: lent for single "
+      "exchanges</text>\n<rect x=\"{6}\" y=\"{7}\" width=\"10\" height=\"10\" fill=\"{3}\"/>"
+      "<text x=\"{8}\" y=\"{5}\">of it for guests</text></g>\n",
+      kLeft + 180.0, y - 9.5, heat_colour(0.4), kLentColour, kLeft + 196, y, x, y - 9, x + 16);
 }
 
 std::string table_html(const BalancePage& page) {
@@ -88,7 +127,8 @@ std::string maps_html(const BalancePage& page) {
   std::string html = fmt::format(
       "<section id=\"device-maps\"><h2>Device by expert, before and after: layer {}</h2>\n<p "
       "class=\"how\">Copies of "
-      "the last step that each device computes of each expert, the darker the more, on one scale. Right: the "
+      "the last step that each device computes of each expert, the darker the more, on one scale; an orange "
+      "frame is an expert that the device was lent. Right: the "
       "time "
       "that a device takes for them over a perfect division by speed (the line). The step waits for the "
       "longest "
@@ -140,7 +180,7 @@ std::string device_map_svg(const DeviceMap& map, double most, double longest) {
       "2\"/>\n"
       "<text x=\"{3}\" y=\"{4}\">experts 0 to {5}</text>\n",
       line, kTop, kTop + rows, kLeft, kTop + rows + 16, map.copies.empty() ? 0 : map.copies[0].size() - 1);
-  return svg + "</svg>\n";
+  return svg + legend_svg(map, kTop + rows + 16) + "</svg>\n";
 }
 
 std::string balance_page(const BalancePage& page) {

@@ -13,6 +13,7 @@ struct DeviceMap {
   std::vector<std::string> devices;
   std::vector<std::vector<double>> copies;  ///< [devices][experts]
   std::vector<double> times;                ///< [devices] over a perfect division; 1 = as long as can be even
+  std::vector<std::vector<double>> lent = {};  ///< [devices][experts] of the copies, by guests; empty = none
   std::string bars = "time over a perfect division";  ///< what the bars of `times` show
 };
 
@@ -44,7 +45,8 @@ struct BalancePage {
 std::string balance_page(const BalancePage& page);
 
 /// Standalone SVG of a map: a row for each device, a column for each expert, the darker the more copies (of
-/// `most`), and for each device a bar of its time up to `longest`, with a line where a perfect division is.
+/// `most`), outlined where the expert is a guest, and for each device a bar of its time up to `longest`, with
+/// a line where a perfect division is.
 std::string device_map_svg(const DeviceMap& map, double most, double longest);
 
 }  // namespace hetermoe

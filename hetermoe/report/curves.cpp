@@ -40,6 +40,10 @@ const std::vector<Curve>& run_table() {
       {"Model FLOPs utilisation, by type of device", "share of the peak", {{"mfu", ""}}},
       {"Gradient norm", "norm", {{"grad_norm", "norm"}}},
       {"Learning rate", "rate", {{"learning_rate", "rate"}}},
+      {"Sent between devices in a step, and of it between nodes",
+       "MiB",
+       {{"sent_bytes", "all"}, {"sent_bytes_between_nodes", "between nodes"}},
+       double{1 << 20}},
       {"Memory of the largest process", "GiB", {{"peak_memory_bytes", "resident"}}, double{1 << 30}},
       {"Memory of the fullest GPU", "GiB", {{"gpu_peak_bytes", "peak"}}, double{1 << 30}},
   };

@@ -6,14 +6,18 @@
 namespace hetermoe {
 namespace {
 
+BalancerChoice choice_of(const Job& job) {
+  return job.balancer.on() ? balancer_choice(job.balancer.name, job.balancer.parts) : BalancerChoice();
+}
+
 CopySplit split_of(const Job& job) {
-  const CopySplit split = job.balancer.on() ? balancer_choice(job.balancer.name).split : CopySplit::kShares;
+  const CopySplit split = choice_of(job).split;
   return split == CopySplit::kShares && job.plan.tally ? CopySplit::kExact : split;
 }
 
 /// Throws ConfigError when a plan that else fits lacks the room for what a key adds to it.
-void check_room(const char* key, i64 got, const char* what, const Plan& with, const Plan& without,
-                const ModelConfig& model, const Cluster& cluster) {
+void check_room(const char* key, const std::string& got, const char* what, const Plan& with,
+                const Plan& without, const ModelConfig& model, const Cluster& cluster) {
   const std::string full = overfilled_device(estimate_memory(with, model), cluster);
   if (full.empty() || !overfilled_device(estimate_memory(without, model), cluster).empty()) return;
   fail<ConfigError>(key, "got {}, for which there is no room: {}. Without {} the plan fits", got, full, what);
@@ -32,8 +36,9 @@ Plan divided_in_step(const Job& job, Plan plan, const ModelConfig& model, const 
   const TraceBalance balance(model, cluster, emulated_plan(job, plan), step_options(job, model),
                              load_profiles(cluster));
   const CopySplit split = split_of(job);
-  const bool copies = split == CopySplit::kExact && job.balancer.on() &&
-                      balancer_choice(job.balancer.name).split == CopySplit::kExact;
+  const BalancerChoice choice = choice_of(job);
+  const bool copies =
+      choice.split == CopySplit::kExact && choice.balancer != nullptr && !choice.balancer->has_parts;
   const Plan divided = balance.placed({.balancer = copies ? job.balancer.name : "none+" + name_of(split),
                                        .knows = job.balancer.knows,
                                        .replicas = job.balancer.replicas,
@@ -41,9 +46,11 @@ Plan divided_in_step(const Job& job, Plan plan, const ModelConfig& model, const 
                                        .guest_cost = job.balancer.guest_cost,
                                        .topology = job.balancer.topology},
                                       even_load(static_cast<i64>(layers.size()), model.num_experts));
+  const bool asked = job.balancer.replicas > 0;  // else the balancer makes as many as it needs
   if (copies)
-    check_room("balancer.replicas", job.balancer.replicas, "copies", with_owners(plan, divided), plan, model,
-               cluster);
+    check_room(asked ? "balancer.replicas" : "balancer.name",
+               asked ? std::to_string(job.balancer.replicas) : job.balancer.name, "copies",
+               with_owners(plan, divided), plan, model, cluster);
   plan.tally = divided.tally || job.plan.tally;
   plan.split_speeds = divided.split_speeds;
   plan.guest_slots = divided.guest_slots;
@@ -63,7 +70,7 @@ void check_guests(const Job& job, const Plan& plan, const ModelConfig& model, co
                       "cannot go with guests, which are lent without adapters: leave one of both out");
   Plan without = plan;
   without.guest_slots = 0;
-  check_room("balancer.guests", plan.guest_slots, "guests", plan, without, model, cluster);
+  check_room("balancer.guests", std::to_string(plan.guest_slots), "guests", plan, without, model, cluster);
 }
 
 }  // namespace hetermoe

@@ -326,7 +326,7 @@ struct BalancerOptions {
   std::string name = "none";
   i64 every = 10, history = 10, horizon = 0, replicas = 0, guests = 2, guest_depth = 2;
   std::optional<i64> guest_cost;
-  std::string topology, groups = "node";
+  std::string topology, groups = "node", parts = "reorder,samples,guests,split";
   double load_cap = 1.1;
   Knows knows = Knows::kHistory;
   bool measure = false;
@@ -362,8 +362,12 @@ struct BalancerOptions {
     v("topology", topology,
       "who copies from whom with lplb: cube, hypercube, ring, torus, torus:MxN, or columns as [[1,2,3,0]]; "
       "empty = torus where the number of owners has two divisors above 2, else ring");
+    v("parts", parts,
+      "of relibra: reorder (owners between steps), samples (the order of sequences, with foresight), guests, "
+      "split (copies divided by the counts of an exchange)");
     v("groups", groups,
-      "with locality: devices that share fast links: node, device, or lists as [[0,1],[2,3]]");
+      "where sequences are ordered (locality, relibra): devices that share fast links: node, device, or "
+      "lists as [[0,1],[2,3]]");
     v("load_cap", load_cap, "with locality: most time of a device group over a perfect division, 0 = any",
       at_least(0));
   }

@@ -57,6 +57,8 @@ Json metrics_json(const StepRecord& r) {
                {"wall_s", r.wall_s},
                {"tokens_hash", fmt::format("{:016x}", r.tokens_hash)},
                {"peak_memory_bytes", r.peak_memory},
+               {"sent_bytes", r.sent},
+               {"sent_bytes_between_nodes", r.sent_between_nodes},
                {"expert_max_over_mean", r.expert_max_over_mean},
                {"expert_gini", r.routing.gini},
                {"rank_max_over_mean", r.routing.rank_ratio},

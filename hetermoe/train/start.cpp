@@ -181,6 +181,7 @@ std::unique_ptr<Session> make_session(const SessionParts& parts, const Processes
     check_gpu_memory(parts, options, schedule);
     transport.queues = queues_of_run(schedule, parts.changes);
     std::unique_ptr<Transport> made = kind.make(processes, transport);
+    if (parts.sent != nullptr) made = make_counted_transport(std::move(made), *parts.sent);
     return job.train.checksum_messages ? make_checksummed_transport(std::move(made)) : std::move(made);
   });
 }

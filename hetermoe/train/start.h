@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "hetermoe/comm/processes.h"
+#include "hetermoe/comm/sent_bytes.h"
 #include "hetermoe/cost/measured.h"
 #include "hetermoe/train/changes.h"
 #include "hetermoe/train/job.h"
@@ -30,6 +31,7 @@ struct SessionParts {
   u64 text_checksum;
   std::span<const PlannedChange> changes = {};  ///< plans that will take over
   MemoryMeter* meter = nullptr;                 ///< counts the tensors of steps; null = nobody does
+  SentBytes* sent = nullptr;                    ///< counts what travels; null = nobody does
 };
 
 /// How a session of this process runs the plan of `parts`.

@@ -103,12 +103,15 @@ void check_locality(const Job& job) {
         job.train.router_jitter);
 }
 
+BalancerChoice choice_of(const Job& job) { return balancer_choice(job.balancer.name, job.balancer.parts); }
+
 const Plan& checked(const Job& job, const Plan& plan) {
   const auto refuse = [&](const std::string& why) {
     fail<ConfigError>("balancer.name", "got {}, expected none: {}", job.balancer.name, why);
   };
-  const CopySplit split = balancer_choice(job.balancer.name).split;
-  if (orders_sequences(job.balancer.name)) check_locality(job);
+  const BalancerChoice choice = choice_of(job);
+  const CopySplit split = choice.split;
+  if (choice.balancer != nullptr && choice.balancer->by_use) check_locality(job);
   if (split == CopySplit::kOracle) refuse("the bound is for traces (hetermoe routing balance)");
   if (split == CopySplit::kExact && !plan.tally) refuse("the plan has no tally, by which copies are divided");
   if (split == CopySplit::kGuests && plan.guest_slots == 0 && job.balancer.guests > 0)
@@ -132,12 +135,14 @@ StepBalancer::StepBalancer(const Job& job, const ModelConfig& model, const Clust
       step_(step_options(job, model)),
       layers_(layers_with_experts(model)),
       kinds_(kinds_of(cluster, first_)),
-      orders_(orders_sequences(options_.name) && job.train.aux_group <= 1),
+      choice_(choice_of(job)),
+      orders_(choice_.order != SequenceOrder::kAsTheyCome && foresees() && job.train.aux_group <= 1 &&
+              job.train.router_jitter == 0),
       profiles_(profiles),
       emulated_(emulated_plan(job, first_)) {
   if (layers_.empty())
     fail<ConfigError>("balancer.name", "model {} has no layer with experts: nothing to balance", model.name);
-  if (!orders_sequences(options_.name)) return;
+  if (choice_.order == SequenceOrder::kAsTheyCome) return;
   const Placement placement(first_, model, step_);  // says so at once where groups are none
   for (i32 g = 0; g < placement.num_groups(); ++g)
     places_of_group(options_.groups, cluster, placement, g, static_cast<i32>(layers_[0]));
@@ -194,6 +199,7 @@ void StepBalancer::add(const std::vector<std::vector<double>>& copies) {
 
 TraceBalanceOptions StepBalancer::balance_options() const {
   return {.balancer = options_.name,
+          .parts = options_.parts,
           .knows = options_.knows,
           .replicas = options_.replicas,
           .guests = options_.guests,

@@ -68,7 +68,8 @@ class StepBalancer {
   const StepOptions step_;
   const std::vector<i64> layers_;         // with experts
   const std::vector<std::string> kinds_;  // [num_devices] type and role
-  const bool orders_;  // sequences, by which the load-balancing loss must not be of several
+  const BalancerChoice choice_;
+  const bool orders_;  // sequences, by which neither the load-balancing loss nor noise may go
   const ProfileSet& profiles_;
   const Plan emulated_;  // first_, as the cost model prices it
   Loads history_;

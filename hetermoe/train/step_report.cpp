@@ -11,7 +11,8 @@ Json to_json(const StepReport& report) {
           {"step_s", report.step_s},     {"peak_memory", report.peak_memory},
           {"gpu_peak", report.gpu_peak}, {"busy", report.busy},
           {"slowness", report.slowness}, {"flops", report.flops},
-          {"memory", report.memory},     {"picture", report.picture}};
+          {"memory", report.memory},     {"picture", report.picture},
+          {"sent", report.sent},         {"sent_between_nodes", report.sent_between_nodes}};
 }
 
 StepReport step_report_from(const Json& json) {
@@ -26,6 +27,8 @@ StepReport step_report_from(const Json& json) {
   json.at("flops").get_to(report.flops);
   json.at("memory").get_to(report.memory);
   report.picture = json.at("picture");
+  report.sent = json.at("sent");
+  report.sent_between_nodes = json.at("sent_between_nodes");
   return report;
 }
 
@@ -52,6 +55,8 @@ StepReport merged(const std::vector<StepReport>& reports) {
     all.peak_memory = std::max(all.peak_memory, one.peak_memory);
     all.gpu_peak = std::max(all.gpu_peak, one.gpu_peak);
     all.picture = all.picture || one.picture;
+    all.sent += one.sent;
+    all.sent_between_nodes += one.sent_between_nodes;
     for (std::size_t d = 0; d < all.flops.size(); ++d) all.flops[d] += one.flops.at(d);
     for (std::size_t d = 0; d < all.memory.size(); ++d) all.memory[d] += one.memory.at(d);
     for (std::size_t d = 0; d < all.busy.size(); ++d) {

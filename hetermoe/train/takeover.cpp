@@ -32,7 +32,8 @@ SessionParts Trainer::parts_with(const PricedPlan& priced) const {
           .profiles = profiles_,
           .text_checksum = text_checksum_,
           .changes = changes_,
-          .meter = meter_.get()};
+          .meter = meter_.get(),
+          .sent = sent_.get()};
 }
 
 /// The plan under which a run goes on from a checkpoint: that which was in force, if it is still one of the

@@ -117,6 +117,7 @@ Trainer::Trainer(const Job& job, ModelConfig model, Cluster cluster, Plan plan, 
       profiles_(load_profiles(cluster_)),
       nominal_cluster_(without_slow_devices(cluster_)),
       meter_(counts_tensors(job, checkpoints) ? std::make_unique<MemoryMeter>() : nullptr),
+      sent_(std::make_unique<SentBytes>(cluster_)),
       priced_(
           std::make_unique<PricedPlan>(job, std::move(plan), model_, cluster_, nominal_cluster_, profiles_)),
       first_plan_(priced_->plan),
@@ -258,6 +259,7 @@ void Trainer::begin_one(i64 step) {
   if (route_probe_) input.choices = route_probe_->choices();
   if (recorder_ && recorder_->records(step)) input.routes = recorder_.get();
   begun_.push_back({step, input.learning_rate, hash_of(input), std::chrono::steady_clock::now()});
+  sent_->take(step);  // what a probe or a validation sent under its number
   session_->begin_step(in_order(std::move(input)));
 }
 

@@ -69,11 +69,12 @@ struct StepRecord {
          expert_wait = 0;  ///< share of the step in which a role's compute lanes do nothing
   Seconds step_s = 0;      ///< in the clock's seconds
   Seconds wall_s = 0;
-  Bytes peak_memory = 0;              ///< resident so far, of the largest process
-  Bytes gpu_peak = 0;                 ///< most bytes of tensors so far on the fullest GPU, 0 on CPUs
-  bool overflowed = false;            ///< skipped for fp16 gradients, and the loss scale was lowered
-  bool updated = true;                ///< false: loss or gradients were not finite, the step was skipped
-  std::vector<std::string> warnings;  ///< what the run noticed of its own health in this step
+  Bytes sent = 0, sent_between_nodes = 0;  ///< of tensors, between places of the plan
+  Bytes peak_memory = 0;                   ///< resident so far, of the largest process
+  Bytes gpu_peak = 0;                      ///< most bytes of tensors so far on the fullest GPU, 0 on CPUs
+  bool overflowed = false;                 ///< skipped for fp16 gradients, and the loss scale was lowered
+  bool updated = true;                     ///< false: loss or gradients were not finite, the step was skipped
+  std::vector<std::string> warnings;       ///< what the run noticed of its own health in this step
   std::map<std::string, double> mfu;  ///< model FLOPs utilisation by type of device; empty = nobody knows
   /// By name of device: the most bytes of tensors of the step, on a GPU of the run so far. Only where they
   /// are counted: on GPUs, and on CPUs in `train` under the virtual clock.
@@ -262,6 +263,7 @@ class Trainer {
   ProfileSet profiles_;
   Cluster nominal_cluster_;             ///< no device is slower than its type
   std::unique_ptr<MemoryMeter> meter_;  ///< where the run counts tensors
+  std::unique_ptr<SentBytes> sent_;     ///< counts what travels
   std::unique_ptr<PricedPlan> priced_;
   const Plan first_plan_;
   u64 text_checksum_;

@@ -46,6 +46,9 @@ StepReport Trainer::report_step(const StepRecord& record) {
   mine.step_s = record.step_s;
   mine.peak_memory = record.peak_memory;
   mine.gpu_peak = record.gpu_peak;
+  const SentBytes::OfStep sent = sent_->take(record.step - 1);
+  mine.sent = sent.all;
+  mine.sent_between_nodes = sent.between_nodes;
   add_device_work(mine, session_->executor());
   mine.memory = measured_memory();
   std::vector<DeviceId> here;
@@ -91,6 +94,8 @@ StepRecord Trainer::finish_step(StepRecord record, i32& stop) {
   pictured_ = all.picture;
   slowness_ = all.slowness;
   if (balancer_) balancer_->add_slowness(slowness_);
+  record.sent = all.sent;
+  record.sent_between_nodes = all.sent_between_nodes;
   if (!processes_.alone()) {
     record.updated = all.updated;
     record.step_s = all.step_s;

@@ -164,6 +164,34 @@ TEST_F(GpuTraining, ADeterministicRunRepeatsToTheBit) {
   expect_equal(values_of_bf16_run("true"), values_of_bf16_run("true"));
 }
 
+TEST_F(GpuTraining, RecordsReplaysAndBalances) {
+  const WorkFolder folder;
+  const auto run = [&](const std::string& name, const Settings& more) {
+    Settings settings = {
+        {"run.device", "cuda:0"}, {"strategy", "ep"}, {"cluster", "demo"}, {"train.sequences", "16"}};
+    settings.insert(settings.end(), more.begin(), more.end());
+    return TinyRun(folder / name, in_fp64(settings)).run(Checkpoints::kOff);
+  };
+  const std::string recorded = folder / "first.routes", replayed = folder / "second.routes";
+  const TrainOutcome none = run("none", {{"routing.record", recorded}}).outcome,
+                     replay =
+                         run("replay", {{"routing.replay", recorded}, {"routing.record", replayed}}).outcome,
+                     relibra = run("relibra", {{"routing.replay", recorded},
+                                               {"balancer.name", "relibra"},
+                                               {"balancer.knows", "foresight"},
+                                               {"balancer.every", "1"},
+                                               {"balancer.horizon", "1000000000"},
+                                               {"balancer.guest_cost", "0"}})
+                                   .outcome;
+  EXPECT_EQ(read_text(replayed), read_text(recorded));
+  EXPECT_GE(relibra.changes.size(), 1U);
+  for (std::size_t s = 0; s < none.records.size(); ++s) {
+    EXPECT_NEAR(replay.records[s].loss / none.records[s].loss, 1, 1e-9) << s;
+    EXPECT_NEAR(relibra.records[s].loss / none.records[s].loss, 1, 1e-9) << s;
+    EXPECT_EQ(*relibra.records[s].replayed_choices, 1) << s;
+  }
+}
+
 TEST_F(GpuNccl, AWorldOfOneTrains) {
   const ModelConfig model = load_model("tiny");
   const Cluster cluster = make_cluster(1);

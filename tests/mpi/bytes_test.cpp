@@ -91,6 +91,14 @@ BytesOfPairs formula(const ModelConfig& model, const Plan& plan, const TraceRout
               return rows * model.hidden * static_cast<i64>(bytes_of(wire));
             };
             const DeviceId source = sources[s].device, owner = owners[o];
+            // The price is of what is sent.
+            Op there, back;
+            there.kind = back.kind = OpKind::kDispatch;
+            back.phase = Phase::kBackward;
+            EXPECT_EQ(wire_bytes(there, plan, model.hidden, real(rows), real(copies)),
+                      row_bytes(plan.wire_forward) + copies * 12);
+            EXPECT_EQ(wire_bytes(back, plan, model.hidden, real(rows), real(copies)),
+                      row_bytes(plan.wire_backward) + copies * 4);
             // dispatch.F: a row; of each copy its weight, row and expert. combine.B: the gradient of a row.
             out[{source, owner}] +=
                 row_bytes(plan.wire_forward) + copies * 12 + row_bytes(plan.wire_backward);

@@ -95,8 +95,12 @@ void expect_runs_equal_one_process(const std::string& balancer) {
   const TrainOutcome expected = run_with_probe(of_one / "run", balancer, Processes()),
                      got = run_with_probe(shared / "run", balancer, *job);
   ASSERT_EQ(got.records.size(), expected.records.size());
-  for (std::size_t s = 0; s < expected.records.size(); ++s)
+  for (std::size_t s = 0; s < expected.records.size(); ++s) {
     EXPECT_EQ(got.records[s].loss, expected.records[s].loss) << s;
+    EXPECT_EQ(got.records[s].sent, expected.records[s].sent) << s;
+    EXPECT_EQ(got.records[s].sent_between_nodes, expected.records[s].sent_between_nodes) << s;
+    EXPECT_GT(got.records[s].sent_between_nodes, 0) << s;
+  }
   EXPECT_GE(got.changes.size(), 1U);
   EXPECT_EQ(got.changes.size(), expected.changes.size());
   job->gather("looked");

@@ -3,9 +3,10 @@
 the final weights, and what tokens each step read, with those of an undisturbed run: they must be equal to the bit. Says
 at the end how often it killed, how many runs were completed, and how long the launcher took to end after a kill. With
 --changes the run goes over to another plan before each step but the first, so that many kills hit it while parameters
-move.
+move. With --balancer NAME experts may change owners before each step, by choices that a probe finds, and with relibra are
+lent in each.
 
-  tests/mpi/kill.py build/hetermoe [--kills 10] [--steps 40] [--seed 1] [--changes]
+  tests/mpi/kill.py build/hetermoe [--kills 10] [--steps 40] [--seed 1] [--changes | --balancer NAME]
 """
 import argparse
 import collections
@@ -38,6 +39,12 @@ def plan_files(program, folder):
 
 def changes(files, steps):
     return json.dumps([{"step": step, "plan": str(files[step % 2])} for step in range(2, steps + 1)])
+
+
+def balancing(name):
+    """However little a move or a guest saves."""
+    return ["--balancer.name", name, "--balancer.every", "1", "--balancer.horizon", "1000000000",
+            "--balancer.guest_cost", "0", "--balancer.knows", "foresight", "--balancer.probe", "true"]
 
 
 def migration_share(output):
@@ -127,6 +134,7 @@ def main():
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--changes", action="store_true")
+    parser.add_argument("--balancer", default="")
     args = parser.parse_args()
     randomness = random.Random(args.seed)
     with tempfile.TemporaryDirectory() as name:
@@ -134,13 +142,15 @@ def main():
         extra = []
         if args.changes:
             extra = ["--train.changes", changes(plan_files(args.program, pathlib.Path(name)), args.steps)]
+        if args.balancer:
+            extra = balancing(args.balancer)
         with open(pathlib.Path(name) / "log", "w+") as log:
             begin = time.monotonic()
             if wait(start(args.program, whole, args.steps, log, extra)) != 0:
                 log.seek(0)
                 sys.exit("the undisturbed run failed:\n" + log.read())
             duration = time.monotonic() - begin
-            if args.changes:
+            if args.changes or args.balancer:
                 print(f"parameters move during {100 * migration_share(whole):.0f} % of the steps' time")
             kills = resumes = 0
             victims, at_step, ends = collections.Counter(), collections.Counter(), []

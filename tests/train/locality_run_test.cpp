@@ -42,6 +42,7 @@ struct LocalEnd {
   TrainOutcome outcome;
   TensorsByName values;
   double rows = 0;  ///< between nodes, mean of the steps
+  Bytes sent = 0;   ///< between nodes, of all steps
 };
 
 /// Stops after step `stop_at`; -1 = never.
@@ -54,6 +55,8 @@ LocalEnd run_of(const std::string& folder, const Settings& settings,
   LocalEnd out;
   out.outcome = trainer.run([&](const StepRecord& record) {
     const Placement placement(trainer.plan(), run.model, {});
+    EXPECT_GT(record.sent, record.sent_between_nodes);
+    out.sent += record.sent_between_nodes;
     const RecordedRouting routing = trainer.session().executor().recorded_routing();
     for (i32 l = 0; l < run.model.num_layers; ++l) {
       for (i32 m = 0; run.model.is_moe(l) && m < placement.num_microbatches(0); ++m) {
@@ -97,6 +100,7 @@ TEST(LocalityRun, FewerRowsChangeNodesAndTheLossesStay) {
                   local.outcome.changes.size());
       EXPECT_GE(local.outcome.changes.size(), 3U);
       EXPECT_LT(local.rows, 0.9 * none.rows);
+      EXPECT_LT(local.sent, 0.97 * none.sent);
       ASSERT_EQ(local.outcome.records.size(), none.outcome.records.size());
       for (std::size_t s = 0; s < none.outcome.records.size(); ++s) {
         const StepRecord &got = local.outcome.records[s], &expected = none.outcome.records[s];
@@ -127,6 +131,55 @@ TEST(LocalityRun, OrderOfSequencesAloneSavesRows) {
   EXPECT_TRUE(ordered.outcome.changes.empty());
   EXPECT_LT(ordered.rows, 0.98 * none.rows);
   EXPECT_EQ(pairs.rows, none.rows);
+}
+
+/// relibra with the parts given.
+Settings by_relibra(const std::string& trace, const std::string& parts, Settings more) {
+  more.insert(more.begin(), {{"balancer.name", "relibra"},
+                             {"balancer.parts", parts},
+                             {"balancer.guest_cost", "0"},
+                             {"balancer.groups", "device"}});
+  return by_locality(trace, more);
+}
+
+TEST(RelibraRun, EachPartCanBeLeftOutAndTheLossesStay) {
+  const WorkFolder folder;
+  const std::string trace = folder / "none.routes";
+  const Settings same = {{"train.steps", "50"}, {"train.microbatches", "2"}};
+  Settings recorded = same;
+  recorded.push_back({"routing.record", trace});
+  const LocalEnd none = run_of(folder / "none", in_two_nodes(recorded));
+  const auto run = [&](const std::string& parts) {
+    const LocalEnd end = run_of(folder / "run", by_relibra(trace, parts, same));
+    std::printf("%s: rows between nodes %.0f, %.0f without; %zu changes of owners\n", parts.c_str(), end.rows,
+                none.rows, end.outcome.changes.size());
+    EXPECT_EQ(end.outcome.records.size(), none.outcome.records.size());
+    for (std::size_t s = 0; s < none.outcome.records.size(); ++s) {
+      EXPECT_NEAR(end.outcome.records[s].loss / none.outcome.records[s].loss, 1, 1e-9) << parts << " " << s;
+      EXPECT_EQ(end.outcome.records[s].tokens_hash, none.outcome.records[s].tokens_hash) << parts << " " << s;
+    }
+    return end;
+  };
+  const LocalEnd all = run(kAllParts), data = run("samples"), experts = run("reorder"),
+                 guests = run("guests,split"), exact = run("reorder,samples,split");
+  EXPECT_GE(all.outcome.changes.size(), 3U);
+  EXPECT_GE(experts.outcome.changes.size(), 3U);
+  EXPECT_GE(exact.outcome.changes.size(), 3U);
+  EXPECT_TRUE(data.outcome.changes.empty());
+  EXPECT_TRUE(guests.outcome.changes.empty());
+  EXPECT_LT(data.rows, 0.98 * none.rows);
+  EXPECT_LT(exact.rows, experts.rows);
+  expect_equal(run(kAllParts).values, all.values);
+}
+
+TEST(RelibraRun, AResumedRunWithOrderedSequencesEndsWithTheBitsOfAWholeOne) {
+  const WorkFolder folder;
+  const Settings settings = by_relibra("", kAllParts, {{"checkpoint.every", "1"}});
+  const LocalEnd whole = run_of(folder / "whole", settings, Checkpoints::kOn);
+  run_of(folder / "cut", settings, Checkpoints::kOn, 3);
+  const LocalEnd rest = run_of(folder / "cut", settings, Checkpoints::kOn);
+  EXPECT_EQ(rest.outcome.first_step, 4);
+  expect_equal(rest.values, whole.values);
 }
 
 TEST(LocalityRun, AResumedRunEndsWithTheBitsOfAWholeOne) {

@@ -52,6 +52,27 @@ TEST(RouteRecorder, EveryPlanGivesTheSameTraceByteForByte) {
   EXPECT_EQ(step.num_tokens(), 32);
 }
 
+TEST(RouteRecorder, MoreExpertDevicesChangeNoTraceAndNoGiniButTheFullestOne) {
+  const WorkFolder folder;
+  std::vector<Recorded> got;
+  for (const char* experts : {"4", "4,5", "4,5,6,7", "4,5,6,7,8,9,10,11"})
+    got.push_back(record(folder, std::to_string(got.size()),
+                         in_fp64({{"model", "demo"},
+                                  {"strategy", "zebra"},
+                                  {"plan.attention", "0,1"},
+                                  {"plan.experts", experts},
+                                  {"train.steps", "2"}})));
+  for (std::size_t i = 1; i < got.size(); ++i) {
+    EXPECT_EQ(got[i].bytes, got[0].bytes) << i;
+    for (std::size_t s = 0; s < 2; ++s) {
+      const StepRecord &one = got[i - 1].outcome.records[s], &more = got[i].outcome.records[s];
+      EXPECT_EQ(more.routing.gini, one.routing.gini) << i;
+      EXPECT_EQ(more.expert_max_over_mean, one.expert_max_over_mean) << i;
+      EXPECT_GT(more.routing.rank_ratio, one.routing.rank_ratio) << i;
+    }
+  }
+}
+
 TEST(RouteRecorder, CountsAreThoseOfTheStep) {
   const WorkFolder folder;
   const Recorded choices = record(folder, "choices", in_fp64({}));

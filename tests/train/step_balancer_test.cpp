@@ -206,21 +206,31 @@ TEST(StepBalancer, RefusesWhatCannotBeBalanced) {
 TEST(StepBalancer, CopiesNeedRoom) {
   const WorkFolder folder;
   // Of the first plan, with lplb.
-  const std::string full = error_of<ConfigError>([&] {
-    TinyRun(folder / "run", {{"model", "olmoe-1b-7b"},
-                             {"cluster", "rtx4090x8"},
-                             {"strategy", "ep"},
-                             {"plan.attention_dtype", "fp16"},
-                             {"plan.expert_dtype", "fp16"},
-                             {"train.sequences", "16"},
-                             {"balancer.name", "lplb"},
-                             {"balancer.topology", "ring"},
-                             {"balancer.replicas", "64"}});
-  });
+  const auto error = [&](const std::string& replicas, const std::string& topology) {
+    return error_of<ConfigError>([&] {
+      TinyRun(folder / "run", {{"model", "olmoe-1b-7b"},
+                               {"cluster", "rtx4090x8"},
+                               {"strategy", "ep"},
+                               {"plan.attention_dtype", "fp16"},
+                               {"plan.expert_dtype", "fp16"},
+                               {"train.sequences", "16"},
+                               {"balancer.name", "lplb"},
+                               {"balancer.topology", topology},
+                               {"balancer.replicas", replicas}});
+    });
+  };
+  const std::string full = error("64", "ring");
   EXPECT_TRUE(
       full.starts_with("[balancer.replicas] got 64, for which there is no room: device RTX4090#0 (24 GiB"))
       << full;
   EXPECT_TRUE(full.ends_with(" GiB. Without copies the plan fits")) << full;
+  // Nobody asked for a number: seven columns are seven copies a device.
+  const std::string by_itself = error("0",
+                                      "[[1,2,3,4,5,6,7,0],[2,3,4,5,6,7,0,1],[3,4,5,6,7,0,1,2],"
+                                      "[4,5,6,7,0,1,2,3],[5,6,7,0,1,2,3,4],[6,7,0,1,2,3,4,5],"
+                                      "[7,0,1,2,3,4,5,6]]");
+  EXPECT_TRUE(by_itself.starts_with("[balancer.name] got lplb, for which there is no room: device "))
+      << by_itself;
   // Between steps, with eplb: owners stay, and the run says why.
   TinyRun run(folder / "run", balanced({{"balancer.name", "eplb"}, {"balancer.replicas", "4"}}));
   const std::vector<Bytes> now = migration_memory(run.plan, run.plan, run.model, run.cluster, {});

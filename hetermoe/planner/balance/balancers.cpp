@@ -36,11 +36,13 @@ const std::vector<Balancer>& balancers() {
        "step",
        place_lplb, CopySplit::kExact},
       {"relibra",
-       "reordered by annealing so that every microbatch is even; guests and exact splits in the step",
-       place_relibra, CopySplit::kGuests},
+       "reordered by annealing so that every microbatch is even; sequences ordered to match; guests and "
+       "exact "
+       "splits in the step",
+       place_relibra, CopySplit::kGuests, SequenceOrder::kWithinMicrobatches, false, true},
       {"locality",
        "where the sequences that use them are, under a cap on the load; sequences ordered to match",
-       place_locality},
+       place_locality, CopySplit::kShares, SequenceOrder::kWithinStep, true},
   };
   return all;
 }
@@ -55,7 +57,39 @@ const Balancer& find_balancer(const std::string& name, std::vector<std::string> 
   fail<ConfigError>("balancer", "unknown balancer \"{}\".{}", name, known_names_hint(name, known));
 }
 
-BalancerChoice balancer_choice(const std::string& text) {
+namespace {
+
+std::vector<std::string> listed(const std::string& text) {
+  std::vector<std::string> out;
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t comma = std::min(text.find(',', at), text.size());
+    out.push_back(text.substr(at, comma - at));
+    at = comma + 1;
+  }
+  return out;
+}
+
+/// Takes out of a choice what is not among the parts.
+void keep_parts(BalancerChoice& choice, const std::string& text) {
+  const std::vector<std::string> kept = listed(text), all = listed(kAllParts);
+  for (const std::string& part : kept) {
+    if (std::find(all.begin(), all.end(), part) == all.end())
+      fail<ConfigError>("balancer.parts", "unknown part \"{}\".{}", part, known_names_hint(part, all));
+  }
+  const auto has = [&](const char* part) { return std::find(kept.begin(), kept.end(), part) != kept.end(); };
+  if (has("guests") && !has("split"))
+    fail<ConfigError>("balancer.parts",
+                      "got {}, expected split beside guests, whose copies are divided by it. Add split, or "
+                      "leave guests out",
+                      text);
+  if (!has("reorder")) choice.balancer = nullptr;
+  if (!has("samples")) choice.order = SequenceOrder::kAsTheyCome;
+  if (!has("guests")) choice.split = has("split") ? CopySplit::kExact : CopySplit::kShares;
+}
+
+}  // namespace
+
+BalancerChoice balancer_choice(const std::string& text, const std::string& parts) {
   const std::size_t plus = text.find('+');
   const std::string name = text.substr(0, plus);
   BalancerChoice choice;
@@ -64,6 +98,8 @@ BalancerChoice balancer_choice(const std::string& text) {
   else if (name != "none") {
     choice.balancer = &find_balancer(name, {"none", "oracle"});
     choice.split = choice.balancer->split;
+    choice.order = choice.balancer->order;
+    if (choice.balancer->has_parts) keep_parts(choice, parts);
   }
   if (plus != std::string::npos) choice.split = enum_from<CopySplit>(text.substr(plus + 1), "balancer");
   return choice;

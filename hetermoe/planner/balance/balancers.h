@@ -41,6 +41,10 @@ struct BalanceInput {
   double load_cap = 0;  ///< for locality: of the groups' time ratio, 0 = none
 };
 
+/// Which sequences of a step may change places, so that more of their copies stay in their device group.
+/// Within microbatches: the loads of each exchange stay, only their sources change.
+enum class SequenceOrder { kAsTheyCome, kWithinMicrobatches, kWithinStep };
+
 /// A way to choose owners. `place` gives every expert of every layer at least one owner, also where `room`
 /// is too little for all of them: the memory check of the plan then names the device.
 struct Balancer {
@@ -48,6 +52,9 @@ struct Balancer {
   std::string summary;  ///< one line
   std::vector<LayerOwners> (*place)(const BalanceInput&);
   CopySplit split = CopySplit::kShares;  ///< how copies are divided within a step
+  SequenceOrder order = SequenceOrder::kAsTheyCome;
+  bool by_use = false;     ///< `place` goes by BalanceInput::usage
+  bool has_parts = false;  ///< see kAllParts
 };
 
 /// The table: a new balancer is one file and one row.
@@ -55,15 +62,23 @@ const std::vector<Balancer>& balancers();
 /// Accepts '-' or '_'. Throws ConfigError with the known names, `also` among them.
 const Balancer& find_balancer(const std::string& name, std::vector<std::string> also = {});
 
-/// Who owns, and how copies are divided within a step.
+/// What relibra is made of: owners between steps; the order of sequences; and within a step guests, and a
+/// division of copies by their counts.
+inline constexpr char kAllParts[] = "reorder,samples,guests,split";
+
+/// Who owns, how copies are divided within a step, and which sequences change places.
 struct BalancerChoice {
   const Balancer* balancer = nullptr;  ///< null: the plan's own owners
   CopySplit split = CopySplit::kShares;
+  SequenceOrder order = SequenceOrder::kAsTheyCome;
+  bool as_planned() const {
+    return balancer == nullptr && split == CopySplit::kShares && order == SequenceOrder::kAsTheyCome;
+  }
 };
 /// A row of the table, none (the plan's own owners) or oracle (a bound: all copies divided at will), and
-/// after a "+" another split than the row's: eplb+exact, none+guests, relibra+shares. Throws ConfigError with
-/// what is known.
-BalancerChoice balancer_choice(const std::string& text);
+/// after a "+" another split than the row's: eplb+exact, none+guests, relibra+shares. parts: those that a row
+/// with parts keeps, separated by commas. Throws ConfigError with what is known.
+BalancerChoice balancer_choice(const std::string& text, const std::string& parts = kAllParts);
 
 /// Devices that own. There must be one.
 std::vector<BalanceDevice> owning_devices(const BalanceInput& input);

@@ -20,8 +20,14 @@ void add_microbatch(DeviceLoads& out, const TraceRouting& trace, const SplitRout
       const std::vector<OwnerTable>& divided = splits[idx(c)].of_source;
       const OwnerTable& table = divided.empty() ? owners : divided[s];
       for (std::size_t e = 0; e < table.size(); ++e) {
-        for (const ExpertShare& share : table[e])
-          out.copies[idx(share.destination)][e] += share.share * real(copies[s][e]);
+        for (const ExpertShare& share : table[e]) {
+          const double more = share.share * real(copies[s][e]);
+          out.copies[idx(share.destination)][e] += more;
+          const bool owns = std::any_of(owners[e].begin(), owners[e].end(), [&](const ExpertShare& owner) {
+            return owner.destination == share.destination;
+          });
+          if (!owns) out.lent[idx(share.destination)][e] += more;
+        }
       }
     }
   }
@@ -39,6 +45,7 @@ std::vector<DeviceLoads> device_loads(const TraceRouting& trace, const SplitRout
       loads.group = g;
       loads.devices = placement.owners(g, static_cast<i32>(layer));
       loads.copies.assign(loads.devices.size(), std::vector<double>(idx(trace.header().num_experts), 0));
+      loads.lent = loads.copies;
       for (i32 m = 0; m < placement.num_microbatches(g); ++m)
         add_microbatch(loads, trace, routing, placement, m);
       out.push_back(std::move(loads));

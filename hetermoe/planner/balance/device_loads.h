@@ -12,6 +12,7 @@ struct DeviceLoads {
   std::vector<DeviceId> devices;            ///< owners of the layer, ascending
   std::vector<double> speeds;               ///< [devices] at expert work
   std::vector<std::vector<double>> copies;  ///< [devices][experts] of the step
+  std::vector<std::vector<double>> lent;    ///< [devices][experts] of them, of experts that are guests there
 };
 
 /// Of all layers with experts and all groups, for one step; speeds are filled in by the caller. routing: not

@@ -63,6 +63,7 @@ PlacesOfGroup places_of_group(const std::string& text, const Cluster& cluster, c
   std::vector<bool> has_source(out.groups.size(), false);
   out.mixed.assign(out.groups.size(), false);
   for (i32 m = 0; m < placement.num_microbatches(group); ++m) {
+    out.of_microbatch.push_back(plan.groups[idx(group)].microbatches[idx(m)]);
     for (const Share& share : placement.shares(group, layer, m)) {
       const std::size_t of_source = group_of(share.device);
       has_source[of_source] = has_source[of_source] || share.sequences > 0;
@@ -148,9 +149,34 @@ std::vector<std::vector<double>> values_of(const Activations& rows, const Places
   return out;
 }
 
+/// Sequences `begin` to `end` of the plan group change places among themselves.
+void order_window(const PlacesOfGroup& places, const std::vector<std::vector<double>>& values,
+                  std::size_t begin, std::size_t end, std::vector<i64>& from) {
+  std::vector<i64> room(places.groups.size(), 0);
+  double as_they_come = 0, ordered = 0;
+  for (std::size_t s = begin; s < end; ++s) {
+    ++room[idx(places.of_place[s])];
+    as_they_come += values[s][idx(places.of_place[s])];
+  }
+  const std::vector<std::vector<double>> of_window(values.begin() + static_cast<std::ptrdiff_t>(begin),
+                                                   values.begin() + static_cast<std::ptrdiff_t>(end));
+  const std::vector<i32> kinds = order_sequences(of_window, room);
+  for (std::size_t s = 0; s < kinds.size(); ++s) ordered += of_window[s][idx(kinds[s])];
+  if (ordered <= as_they_come) return;
+  const std::size_t first = idx(places.first);
+  std::vector<std::vector<i64>> waiting(room.size());
+  for (std::size_t s = end; s-- > begin;)
+    waiting[idx(kinds[s - begin])].push_back(static_cast<i64>(first + s));
+  for (std::size_t place = begin; place < end; ++place) {
+    std::vector<i64>& next = waiting[idx(places.of_place[place])];
+    from[first + place] = next.back();
+    next.pop_back();
+  }
+}
+
 }  // namespace
 
-void order_places(const PlacesOfGroup& places, const Placement& placement, i32 group,
+void order_places(const PlacesOfGroup& places, SequenceOrder order, const Placement& placement, i32 group,
                   const TraceHeader& header, const TraceStep& step, const TraceStep* known,
                   std::vector<i64>& from) {
   const std::size_t first = idx(places.first), count = places.of_place.size();
@@ -167,15 +193,12 @@ void order_places(const PlacesOfGroup& places, const Placement& placement, i32 g
       rows.push_back(mean->second);
     }
   }
-  std::vector<i64> room(places.groups.size(), 0);
-  for (const i32 at : places.of_place) ++room[idx(at)];
-  const std::vector<i32> kinds = order_sequences(values_of(rows, places, placement, group, header), room);
-  std::vector<std::vector<i64>> waiting(room.size());
-  for (std::size_t s = count; s-- > 0;) waiting[idx(kinds[s])].push_back(static_cast<i64>(first + s));
-  for (std::size_t place = 0; place < count; ++place) {
-    std::vector<i64>& next = waiting[idx(places.of_place[place])];
-    from[first + place] = next.back();
-    next.pop_back();
+  const std::vector<std::vector<double>> values = values_of(rows, places, placement, group, header);
+  if (order == SequenceOrder::kWithinStep) return order_window(places, values, 0, count, from);
+  std::size_t begin = 0;
+  for (const i64 sequences : places.of_microbatch) {
+    order_window(places, values, begin, begin + idx(sequences), from);
+    begin += idx(sequences);
   }
 }
 

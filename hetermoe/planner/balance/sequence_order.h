@@ -2,6 +2,7 @@
 #include <string>
 #include <vector>
 
+#include "hetermoe/planner/balance/balancers.h"
 #include "hetermoe/routing/trace_routing.h"
 
 // Which sequences of a step go to which device group.
@@ -18,6 +19,7 @@ struct PlacesOfGroup {
   std::vector<std::vector<DeviceId>> groups;  ///< device groups
   std::vector<i32> of_place;                  ///< [sequences of the plan group] device group
   std::vector<bool> mixed;                    ///< [device groups] has sources and owners of the layer
+  std::vector<i64> of_microbatch;             ///< [microbatches] how many places
   i64 num_mixed() const;
 };
 /// text: see device_groups(). By the sources and owners of a layer.
@@ -31,11 +33,12 @@ std::vector<std::vector<std::vector<double>>> usage_by_clusters(const PlacesOfGr
                                                                 const TraceHeader& header,
                                                                 const TraceStep& step);
 
-/// Brings the sequences of a plan group to the places of the plan where most of their experts are. from:
-/// [places of the step] which sequence of it is at each place; those of other plan groups stay. by_domain: by
-/// what the sequences of a domain chose in the mean in `known`, else by what they choose themselves. The
-/// order stays as it is where a sequence has no domain then.
-void order_places(const PlacesOfGroup& places, const Placement& placement, i32 group,
+/// Brings the sequences of a plan group to the places of the plan where most of their experts are. order: not
+/// kAsTheyCome. from: [places of the step] which sequence of it is at each place; those of other plan groups
+/// stay. known: by what the sequences of a domain chose there in the mean, else by what they choose
+/// themselves. The order stays as it is where a sequence has no domain then, and where another keeps no more
+/// copies in their device group.
+void order_places(const PlacesOfGroup& places, SequenceOrder order, const Placement& placement, i32 group,
                   const TraceHeader& header, const TraceStep& step, const TraceStep* known,
                   std::vector<i64>& from);
 

@@ -40,11 +40,6 @@ std::vector<double> speeds_of(const std::vector<DeviceId>& devices, const CostMo
 
 }  // namespace
 
-bool orders_sequences(const std::string& balancer) {
-  const BalancerChoice choice = balancer_choice(balancer);
-  return choice.balancer != nullptr && choice.balancer->name == "locality";
-}
-
 Plan with_owners(Plan plan, const Plan& from) {
   for (std::size_t g = 0; g < plan.groups.size(); ++g) {
     for (std::size_t l = 0; l < plan.groups[g].layers.size(); ++l)
@@ -133,7 +128,7 @@ std::vector<TraceBalance::Loads> TraceBalance::microbatches_of_group(i32 group,
 Plan TraceBalance::placed(const TraceBalanceOptions& options, const Loads& loads,
                           const TraceRouting* step) const {
   Plan plan = plan_;
-  const BalancerChoice choice = balancer_choice(options.balancer);
+  const BalancerChoice choice = balancer_choice(options.balancer, options.parts);
   const bool lends = choice.split == CopySplit::kGuests && options.guests > 0;
   // Who lends what is known without a tally where the step's choices are.
   plan.tally = choice.split == CopySplit::kExact ||
@@ -150,7 +145,7 @@ Plan TraceBalance::placed(const TraceBalanceOptions& options, const Loads& loads
     input.guests = choice.split == CopySplit::kGuests ? options.guests : 0;
     input.topology = options.topology;
     if (step != nullptr) input.microbatches = microbatches_of_group(g, *step);
-    if (step != nullptr && orders_sequences(options.balancer)) {
+    if (step != nullptr && choice.balancer->by_use) {
       const PlacesOfGroup places =
           places_of_group(options.groups, cluster_, placement_, g, static_cast<i32>(layers_[0]));
       input.usage = usage_by_clusters(places, step->header(), step->step());

@@ -21,6 +21,7 @@ enum class Weigh { kTime, kCount };
 
 struct TraceBalanceOptions {
   std::string balancer;  ///< see balancer_choice()
+  std::string parts = kAllParts;
   Knows knows = Knows::kHistory;
   i64 replicas = 0;  ///< copies of experts in a layer beyond one of each, for balancers that make some
   i64 guests = 2;    ///< slots for guests on each device, where the balancer has guests
@@ -31,7 +32,7 @@ struct TraceBalanceOptions {
   /// What a balancer chose is taken for a step only if it shortens the simulated step by more than kLeastGain
   /// of what the plan's own owners take; else these stay.
   bool guard = false;
-  std::string groups = "node";  ///< for locality, see device_groups()
+  std::string groups = "node";  ///< where sequences are ordered, see device_groups()
   double load_cap = 1.1;        ///< for locality: time ratio of device groups, 0 = none
   bool padded = false;          ///< exchanges are simulated as PaddedRouting has them
 };
@@ -58,9 +59,6 @@ struct TraceBalanceResult {
   Lent lent;                               ///< in the last step
   std::vector<DeviceLoads> loads;          ///< [layers with experts] of the last step; none with oracle
 };
-
-/// Of a balancer's name as balancer_choice() takes it: whether it brings sequences to other places.
-bool orders_sequences(const std::string& balancer);
 
 /// `plan` with the owners of `from`.
 Plan with_owners(Plan plan, const Plan& from);

@@ -115,7 +115,8 @@ double TraceBalance::guests_per_exchange(const Plan& plan, const SplitRouting& r
 
 std::vector<i64> TraceBalance::order(const TraceBalanceOptions& options, const Plan& plan,
                                      const TraceRouting& step, const TraceRouting* known) const {
-  if (!orders_sequences(options.balancer)) return {};
+  const SequenceOrder within = balancer_choice(options.balancer, options.parts).order;
+  if (within == SequenceOrder::kAsTheyCome) return {};
   const Placement placement(plan, model_, step_);
   std::vector<i64> from(idx(step.step().num_sequences()));
   std::iota(from.begin(), from.end(), 0);
@@ -123,13 +124,12 @@ std::vector<i64> TraceBalance::order(const TraceBalanceOptions& options, const P
     const PlacesOfGroup places =
         places_of_group(options.groups, cluster_, placement, g, static_cast<i32>(layers_[0]));
     if (places.num_mixed() < 2) continue;
-    order_places(places, placement, g, step.header(), step.step(),
+    order_places(places, within, placement, g, step.header(), step.step(),
                  known == nullptr ? nullptr : &known->step(), from);
   }
   return from;
 }
 
-/// Sequences at the places where their experts are, with `locality`.
 TraceRouting TraceBalance::ordered(const TraceBalanceOptions& options, const Plan& plan,
                                    const TraceRouting& known, const TraceRouting& step) const {
   const std::vector<i64> from =
@@ -150,11 +150,10 @@ Seconds TraceBalance::guarded_step(const TraceBalanceOptions& options, const Pla
 Plan TraceBalance::chosen(const TraceBalanceOptions& options, const Loads& known,
                           const TraceRouting& known_step, bool& kept) const {
   Plan plan = placed(options, known, &known_step);
-  const BalancerChoice choice = balancer_choice(options.balancer);
+  const BalancerChoice choice = balancer_choice(options.balancer, options.parts);
   const CopySplit split = choice.split;
-  const bool as_planned = choice.balancer == nullptr && split == CopySplit::kShares;
   kept = false;
-  if (!options.guard || split == CopySplit::kOracle || as_planned) return plan;
+  if (!options.guard || split == CopySplit::kOracle || choice.as_planned()) return plan;
   Plan own = placed({.balancer = "none", .weigh = options.weigh}, known);
   const TraceRouting as_ordered = ordered(options, plan, known_step, known_step);
   const Seconds with = guarded_step(options, plan, SplitRouting(as_ordered, cluster_, split)),
@@ -182,8 +181,8 @@ TraceBalanceResult TraceBalance::run(const TraceBalanceOptions& options,
     Plan plan = chosen(options, known, known_step, kept);
     out.plan += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     const TraceRouting step = kept ? steps[s] : ordered(options, plan, known_step, steps[s]);
-    const SplitRouting routing(step, cluster_,
-                               kept ? CopySplit::kShares : balancer_choice(options.balancer).split);
+    const SplitRouting routing(
+        step, cluster_, kept ? CopySplit::kShares : balancer_choice(options.balancer, options.parts).split);
     out.kept += kept ? 1 : 0;
     out.steps.push_back(steps[s].step().step);
     add_figures(plan, before, routing, out);

@@ -55,6 +55,39 @@ TEST(Balancers, AreFoundByNameWithEitherDash) {
   EXPECT_TRUE(error_of<ConfigError>([] { find_balancer("evem"); }).find("\"even\"") != std::string::npos);
 }
 
+TEST(Balancers, PartsOfRelibraCanBeLeftOut) {
+  const BalancerChoice all = balancer_choice("relibra");
+  EXPECT_EQ(all.balancer, &find_balancer("relibra"));
+  EXPECT_EQ(all.split, CopySplit::kGuests);
+  EXPECT_EQ(all.order, SequenceOrder::kWithinMicrobatches);
+  const BalancerChoice reorder = balancer_choice("relibra", "reorder");
+  EXPECT_EQ(reorder.balancer, all.balancer);
+  EXPECT_EQ(reorder.split, CopySplit::kShares);
+  EXPECT_EQ(reorder.order, SequenceOrder::kAsTheyCome);
+  const BalancerChoice samples = balancer_choice("relibra", "samples");
+  EXPECT_EQ(samples.balancer, nullptr);
+  EXPECT_EQ(samples.split, CopySplit::kShares);
+  EXPECT_FALSE(samples.as_planned());
+  const BalancerChoice guests = balancer_choice("relibra", "split,guests");
+  EXPECT_EQ(guests.balancer, nullptr);
+  EXPECT_EQ(guests.split, CopySplit::kGuests);
+  EXPECT_EQ(balancer_choice("relibra", "reorder,split").split, CopySplit::kExact);
+  EXPECT_TRUE(balancer_choice("relibra", "").as_planned());
+  EXPECT_EQ(balancer_choice("relibra+shares").split, CopySplit::kShares);
+  EXPECT_EQ(balancer_choice("lplb", "reorder").split, CopySplit::kExact);  // it has no parts
+  const auto error = [](const char* parts) {
+    return error_of<ConfigError>([&] { balancer_choice("relibra", parts); });
+  };
+  EXPECT_NE(error("reorder,guest")
+                .find("[balancer.parts] unknown part \"guest\". Known: reorder, samples, guests, split. Did "
+                      "you mean \"guests\"?"),
+            std::string::npos)
+      << error("reorder,guest");
+  EXPECT_EQ(error("reorder,guests"),
+            "[balancer.parts] got reorder,guests, expected split beside guests, whose copies are divided by "
+            "it. Add split, or leave guests out");
+}
+
 TEST(Balancers, EveryOneGivesEveryExpertAnOwnerAndSharesThatAddUpToOne) {
   BalanceInput input = input_of({1, 2, 1.5}, 3, 7);
   for (auto& load : input.load) load = {0, 1, 3, 1, 0.5, 1, 0.5};

@@ -233,8 +233,10 @@ struct TwoNodes {
     const SyntheticTrace trace(header, options);
     for (i64 s = 0; s < 3; ++s) steps.emplace_back(trace.header(), trace.step(s), model, "made");
   }
-  TraceBalanceResult run(const std::string& balancer, Knows knows) const {
-    return TraceBalance(model, cluster, plan, {}, {}).run({.balancer = balancer, .knows = knows}, steps);
+  TraceBalanceResult run(const std::string& balancer, Knows knows,
+                         const std::string& parts = kAllParts) const {
+    return TraceBalance(model, cluster, plan, {}, {})
+        .run({.balancer = balancer, .parts = parts, .knows = knows}, steps);
   }
 };
 
@@ -250,6 +252,45 @@ TEST(Locality, FewerRowsChangeNodesAndTheLoadStaysEven) {
   EXPECT_NEAR(
       alike.run("locality", Knows::kForesight).node_rows / alike.run("none", Knows::kForesight).node_rows, 1,
       0.1);
+}
+
+TEST(Locality, SamplesOfRelibraKeepCopiesHomeAndLeaveEveryLoadAsItIs) {
+  const TwoNodes c(1.5);
+  for (const Knows knows : {Knows::kForesight, Knows::kHistory}) {
+    const TraceBalanceResult none = c.run("none", knows), samples = c.run("relibra", knows, "samples"),
+                             reorder = c.run("relibra", knows, "reorder"),
+                             both = c.run("relibra", knows, "reorder,samples"),
+                             in_step = c.run("relibra", knows, "reorder,guests,split"),
+                             all = c.run("relibra", knows);
+    // By history sequences go by their domains, which do not prefer owners that ignore domains.
+    const double most = knows == Knows::kForesight ? 0.97 : 1.02;
+    EXPECT_LT(samples.node_rows, most * none.node_rows) << name_of(knows);
+    EXPECT_LT(both.node_rows, most * reorder.node_rows) << name_of(knows);
+    EXPECT_LT(all.node_rows, most * in_step.node_rows) << name_of(knows);
+    // Sequences stay in their microbatches, so that no exchange has other copies.
+    EXPECT_DOUBLE_EQ(samples.rank_ratio.mean, none.rank_ratio.mean);
+    EXPECT_DOUBLE_EQ(both.rank_ratio.mean, reorder.rank_ratio.mean);
+    EXPECT_DOUBLE_EQ(all.rank_ratio.mean, in_step.rank_ratio.mean);
+    EXPECT_DOUBLE_EQ(all.guests, in_step.guests);
+    EXPECT_EQ(samples.moved, 0);
+  }
+}
+
+TEST(Locality, SequencesOfAMicrobatchStayInIt) {
+  const TwoNodes c(1.5);
+  const TraceBalance balance(c.model, c.cluster, c.plan, {}, {});
+  const TraceRouting& step = c.steps[0];
+  const std::vector<i64> from = balance.order({.balancer = "relibra"}, c.plan, step);
+  std::vector<i64> sorted = from;
+  std::sort(sorted.begin(), sorted.end());
+  bool changed = false;
+  ASSERT_EQ(from.size(), 64u);
+  for (i64 place = 0; place < 64; ++place) {
+    EXPECT_EQ(sorted[static_cast<std::size_t>(place)], place);
+    EXPECT_EQ(from[static_cast<std::size_t>(place)] / 32, place / 32) << place;
+    changed = changed || from[static_cast<std::size_t>(place)] != place;
+  }
+  EXPECT_TRUE(changed);
 }
 
 TEST(Locality, APlanWithoutSourcesBesideOwnersIsPlacedByLoad) {

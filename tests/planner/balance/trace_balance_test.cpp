@@ -219,11 +219,17 @@ TEST(TraceBalance, LoadsOfDevicesAddUpAndShowWhatTheTimeRatioSays) {
         balance.run({.balancer = name, .knows = Knows::kForesight, .replicas = 8}, steps);
     ASSERT_EQ(r.loads.size(), 2u);
     for (const DeviceLoads& loads : r.loads) {
-      double all = 0;
-      for (const auto& of_device : loads.copies) {
-        for (const double copies : of_device) all += copies;
+      double all = 0, lent = 0;
+      for (std::size_t d = 0; d < loads.copies.size(); ++d) {
+        for (std::size_t e = 0; e < loads.copies[d].size(); ++e) {
+          all += loads.copies[d][e];
+          lent += loads.lent[d][e];
+          EXPECT_LE(loads.lent[d][e], loads.copies[d][e]);
+        }
       }
       EXPECT_NEAR(all, 8 * 512 * 2, 1e-6) << name;
+      EXPECT_EQ(lent > 0, name == std::string("relibra")) << name;
+      EXPECT_LT(lent, 0.5 * all);
       const std::vector<double> times = device_times(loads);
       EXPECT_LT(*std::max_element(times.begin(), times.end()), r.time_ratio.high + 0.01) << name;
     }

@@ -1,0 +1,40 @@
+#include "hetermoe/report/balance_page.h"
+
+#include <gtest/gtest.h>
+
+namespace hetermoe {
+namespace {
+
+std::size_t count(const std::string& text, const std::string& word) {
+  std::size_t number = 0;
+  for (std::size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + 1)) ++number;
+  return number;
+}
+
+/// Device 1 was lent expert 0, of which it computed 20 copies beside 60 of its own.
+const DeviceMap kMap{.title = "guests",
+                     .devices = {"A#0", "A#1"},
+                     .copies = {{80, 0}, {20, 60}},
+                     .times = {1, 1},
+                     .lent = {{0, 0}, {20, 0}}};
+
+TEST(BalancePage, AGuestHasAFrameAndItsPartOfTheTime) {
+  const std::string svg = device_map_svg(kMap, 80, 1);
+  EXPECT_EQ(count(svg, "class=\"cell\""), 2u);
+  EXPECT_EQ(count(svg, "class=\"cell guest\""), 1u);
+  EXPECT_EQ(count(svg, "A#1, expert 0: 20 copies, as a guest"), 1u);
+  EXPECT_EQ(count(svg, "A#1, expert 1: 60 copies<"), 1u);
+  EXPECT_EQ(count(svg, "<rect class=\"guest\" x=\"905.0\" y=\"68\" width=\"55.0\""), 1u) << svg;  // a quarter
+  EXPECT_EQ(count(svg, "a guest: lent for single exchanges"), 1u);
+}
+
+TEST(BalancePage, WithoutGuestsNothingSpeaksOfThem) {
+  DeviceMap map = kMap;
+  map.lent = {};
+  EXPECT_EQ(count(device_map_svg(map, 80, 1), "guest\""), 0u);
+  map.lent = {{0, 0}, {0, 0}};
+  EXPECT_EQ(count(device_map_svg(map, 80, 1), "lent for"), 0u);
+}
+
+}  // namespace
+}  // namespace hetermoe
