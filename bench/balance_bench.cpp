@@ -184,7 +184,7 @@ void add_mixed(Document& document) {
     const TraceBalanceResult none = c.run("none");
     rows.push_back({cluster, model, "none", "-", figure(none.time_ratio.mean), "-",
                     fmt::format("{:.1f} ms", 1e3 * none.step), fmt::format("{:.1f} ms", 1e3 * none.step)});
-    for (const char* name : {"lpt", "eplb", "lplb", "relibra+shares"}) {
+    for (const char* name : {"lpt", "eplb", "lplb", "relibra+shares", "relibra"}) {
       const TraceBalanceResult count = c.run(name, Weigh::kCount), time = c.run(name);
       rows.push_back({cluster, model, name, figure(count.time_ratio.mean), figure(time.time_ratio.mean),
                       fmt::format("{:.1f} ms", 1e3 * count.step), fmt::format("{:.1f} ms", 1e3 * time.step),
