@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 
+#include "hetermoe/base/numbers.h"
 #include "hetermoe/base/version.h"
 
 namespace hetermoe {
@@ -129,13 +130,41 @@ void write_origin(const fs::path& folder, const Json& origin) {
   write_synced(folder / kOriginFile, json.dump(2) + "\n");
 }
 
+constexpr const char* kExport = "checkpoint-";  ///< and the number of steps
+
+/// The model of an earlier step, whole.
+bool is_export(const fs::path& path) {
+  std::error_code code;
+  const std::string name = path.filename().string();
+  return name.starts_with(kExport) && whole_number(name.substr(std::string(kExport).size())) &&
+         fs::exists(path / kOriginFile, code);
+}
+
+/// What a run that was cut left of one.
+bool is_rest_of_export(const fs::path& path) {
+  const std::string name = path.filename().string();
+  return name.starts_with(fmt::format(".{}", kExport)) &&
+         (name.ends_with(".unfinished") || name.ends_with(".old"));
+}
+
+void move_exports(const fs::path& from, const fs::path& to) {
+  if (!fs::is_directory(from)) return;
+  std::vector<fs::path> found;
+  for (const auto& entry : fs::directory_iterator(from)) {
+    if (is_export(entry.path()) && !fs::exists(to / entry.path().filename())) found.push_back(entry.path());
+  }
+  for (const fs::path& path : found) fs::rename(path, to / path.filename());
+}
+
 void publish(const fs::path& unfinished, const fs::path& target) {
   fs::path parent = fs::absolute(target).parent_path();
   const fs::path old = parent / fmt::format(".{}.old", target.filename().string());
   sync_to_disk(unfinished);
+  move_exports(old, unfinished);  // where the program was ended between the lines below
   fs::remove_all(old);
   if (fs::exists(target)) fs::rename(target, old);
   fs::rename(unfinished, target);
+  move_exports(old, target);
   sync_to_disk(parent);
   fs::remove_all(old);
 }
@@ -186,13 +215,17 @@ void check_hf_target(const fs::path& target, const fs::path& source) {
   check_output_folder(target);
   if (!fs::exists(target, code)) return;
   if (!fs::is_directory(target, code)) fail<ConfigError>(name, "is a file, expected a folder");
-  if (fs::is_empty(target, code)) return;
+  std::vector<std::string> files;
+  for (const auto& entry : fs::directory_iterator(target)) {
+    if (!is_export(entry.path()) && !is_rest_of_export(entry.path()))
+      files.push_back(entry.path().filename().string());
+  }
+  if (files.empty()) return;
   if (!fs::exists(target / kOriginFile, code)) {
     fail<ConfigError>(name, "holds other files, expected a new folder, or one that was written by hetermoe");
   }
   const std::set<std::string> own = own_files(target);
-  for (const auto& entry : fs::directory_iterator(target)) {
-    const std::string file = entry.path().filename().string();
+  for (const std::string& file : files) {
     if (own.count(file) == 0) {
       fail<ConfigError>(name,
                         "holds {}, which hetermoe has not written and would be lost. Move it, or name "
@@ -200,6 +233,10 @@ void check_hf_target(const fs::path& target, const fs::path& source) {
                         file);
     }
   }
+}
+
+fs::path export_folder_of(const fs::path& target, i64 steps_done) {
+  return target / fmt::format("{}{}", kExport, steps_done);
 }
 
 fs::path unfinished_folder(const fs::path& target) {

@@ -42,6 +42,10 @@ struct FolderContents {
 /// A folder as it was given, "out/" like "out".
 std::filesystem::path folder_path(const std::string& name);
 
+/// Where the model after so many steps lies in the folder of the finished one, as Trainer of transformers has
+/// it. These stay when the folder is written.
+std::filesystem::path export_folder_of(const std::filesystem::path& target, i64 steps_done);
+
 /// Throws ConfigError when a folder cannot be written there: something else is there than an earlier folder
 /// of this program, whose files are replaced, or it is `source`. To be called before the work.
 void check_hf_target(const std::filesystem::path& target, const std::filesystem::path& source);
