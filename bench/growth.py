@@ -14,7 +14,7 @@ from pathlib import Path
 
 # Part of the steps before growth, mode, score.
 GROWN = ((3, "fixed-k", "uniform"), (3, "wide-k", "uniform"), (2, "fixed-k", "uniform"), (2, "fixed-k", "gradient"), (2, "fixed-k", "random"),
-         (2, "wide-k", "uniform"))
+         (2, "wide-k", "uniform"), (3, "random", "uniform"), (2, "random", "uniform"))
 
 
 def model(path, experts):

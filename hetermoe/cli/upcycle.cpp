@@ -83,6 +83,8 @@ std::string right_after(const Growth& growth) {
     return "the same function: copies get no token until train.router_bias_rate wakes them";
   if (growth.mode == GrowthMode::kWideK)
     return fmt::format("the same function, {} times the expert work for a token", growth.factor);
+  if (growth.mode == GrowthMode::kRandom)
+    return "another function: new experts are drawn, and routers know nothing of them";
   const std::optional<ModelConfig> seen = model_right_after(growth);
   if (!seen) return "another function: some of a token's experts stand twice among those that it sees";
   if (seen->top_k == growth.before.top_k) return "the same function";
@@ -117,20 +119,23 @@ void print_growth(const Growth& growth) {
                            model.model_type, model.num_experts, model.top_k, name_of(growth.mode),
                            growth.after.num_experts, growth.after.top_k)
             << sizes_text(growth.before, growth.after);
-  for (const Json& layer : instances_of(growth)) {
+  const bool copies = growth.mode != GrowthMode::kRandom;
+  for (const Json& layer : copies ? instances_of(growth) : Json::array()) {
     std::cout << fmt::format("layer {}: instances of each expert {}\n", layer.at("layer").get<i64>(),
                              fmt::join(layer.at("instances").get<std::vector<i64>>(), " "));
   }
   std::cout << "right after growth: " << right_after(growth) << "\n";
-  if (growth.noise == 0) std::cout << "without noise twins that see the same tokens never part\n";
+  if (growth.noise == 0 && copies) std::cout << "without noise twins that see the same tokens never part\n";
 }
 
 /// Of the grown model, told and put into `json`.
 void tell_losses(const GrowthLoss& loss, bool talk, Json& json) {
-  json["loss"] = {{"before", loss.before}, {"predicted", loss.predicted}, {"after", loss.after}};
+  json["loss"] = {{"before", loss.before}, {"after", loss.after}};
+  if (loss.predicted) json["loss"]["predicted"] = *loss.predicted;
   if (!talk) return;
-  std::cout << fmt::format("loss before {:.6f}, right after predicted {:.6f}, measured {:.6f}\n", loss.before,
-                           loss.predicted, loss.after);
+  const std::string predicted = loss.predicted ? fmt::format(" predicted {:.6f},", *loss.predicted) : "";
+  std::cout << fmt::format("loss before {:.6f}, right after{} measured {:.6f}\n", loss.before, predicted,
+                           loss.after);
 }
 
 int grow_folder(const Options& options, const GrowthSource& source) {
@@ -215,9 +220,17 @@ int grow_run(const Options& options, const GrowthSource& source) {
 /// The options of which dense MLPs that become experts have none.
 int sparsify(const Options& options, const GrowthSource& source) {
   const bool known = options.experts > 0 || source.model.num_experts > 0;
+  const Options unset;
   for (const auto& [given, key] : {std::pair{known && !options.factor.empty(), "--factor"},
                                    {options.measure, "--measure"},
-                                   {options.score != "uniform", "--score"},
+                                   {options.mode != unset.mode, "--mode"},
+                                   {options.noise != unset.noise, "--noise"},
+                                   {options.cap != unset.cap, "--cap"},
+                                   {options.cosine != unset.cosine, "--cosine"},
+                                   {options.batches != unset.batches, "--batches"},
+                                   {options.score != unset.score, "--score"},
+                                   {!options.counts.empty(), "--counts"},
+                                   {!options.job.empty(), "--job"},
                                    {!options.moments.empty(), "--moments"}}) {
     if (given)
       fail<ConfigError>(key, "is given, expected none: experts that are made of an MLP are that MLP's");
@@ -384,7 +397,7 @@ std::function<int()> make_upcycle(Flags& flags) {
       .add_option(
           "--mode", options->mode,
           "fixed-k: top-k stays, the loss jumps; wide-k: top-k grows, the same function; dormant: copies "
-          "sleep (routers with a choice bias), the same function")
+          "sleep (routers with a choice bias), the same function; random: new experts are drawn, the control")
       ->capture_default_str();
   add_data_options(flags, *options);
   flags.add_option("--cap", options->cap, "copies of one expert before the next best is looked at")

@@ -39,6 +39,8 @@ double scale_factor(const ModelConfig& model, GrowthMode mode, i64 factor) {
       return sigmoid ? 1 / m : 1;
     case GrowthMode::kDormant:
       return sigmoid ? 1 : m;
+    case GrowthMode::kRandom:
+      return 1;
   }
   HM_CHECK(false, "growth of no mode");
 }
@@ -63,6 +65,14 @@ void check_mode(const ModelConfig& model, const GrowthOptions& options) {
         "--mode",
         "wide-k needs as many copies of every expert, but scores hand them out unevenly: expected "
         "--score uniform, or mode fixed-k or dormant");
+  }
+  if (options.mode == GrowthMode::kRandom && uneven)
+    fail<ConfigError>("--score", "is given with --mode random, expected uniform: nothing is copied");
+  if (options.mode == GrowthMode::kRandom &&
+      (options.moments == GrownMoments::kCopy || options.moments == GrownMoments::kSplit)) {
+    fail<ConfigError>("--moments",
+                      "got {} with --mode random, expected reset or zero: new experts are no copies",
+                      name_of(*options.moments));
   }
   if (options.mode == GrowthMode::kWideK && model.group_score == GroupScore::kTopTwoSum) {
     fail<ConfigError>(
@@ -128,6 +138,8 @@ GrownMoments moments_of(GrowthMode mode) {
       return GrownMoments::kSplit;
     case GrowthMode::kDormant:
       return GrownMoments::kZero;
+    case GrowthMode::kRandom:
+      return GrownMoments::kReset;
   }
   HM_CHECK(false, "growth of no mode");
 }
@@ -183,7 +195,7 @@ Growth plan_growth(const ModelConfig& model, const GrowthOptions& options) {
   Growth out{.mode = options.mode,
              .moments = options.moments.value_or(moments_of(options.mode)),
              .factor = options.factor,
-             .noise = options.noise,
+             .noise = options.mode == GrowthMode::kRandom ? 0 : options.noise,
              .seed = options.seed,
              .before = model,
              .after = grown_model(model, options),
@@ -198,6 +210,7 @@ Growth plan_growth(const ModelConfig& model, const GrowthOptions& options) {
 
 std::optional<ModelConfig> model_right_after(const Growth& growth) {
   ModelConfig out = growth.before;
+  if (growth.mode == GrowthMode::kRandom) return std::nullopt;
   if (growth.mode != GrowthMode::kFixedK) return out;
   if (out.group_score == GroupScore::kTopTwoSum) return std::nullopt;
   if (out.top_k > growth.factor && out.top_k % growth.factor != 0) return std::nullopt;
@@ -250,6 +263,9 @@ Growth plan_shrink(const ModelConfig& model, const GrowthOptions& options) {
   const i64 m = options.factor;
   if (model.num_experts == 0)
     fail<ConfigError>("--factor", "got 1/{}, but {} has no experts to merge", m, model.name);
+  if (options.mode == GrowthMode::kRandom)
+    fail<ConfigError>("--mode",
+                      "got random with --factor 1/{}, expected another: there are no copies to merge", m);
   const bool wide = options.mode == GrowthMode::kWideK;
   const auto divides = [&](i64 number, const char* what) {
     if (number % m == 0 && number / m > 0) return;

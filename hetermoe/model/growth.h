@@ -15,11 +15,13 @@ enum class GrowthMode {
   kFixedK,   ///< it chooses K: the same work for a token; the loss jumps
   kWideK,    ///< it chooses m K: the same function, m times the work
   kDormant,  ///< it chooses K; copies get no token until balancing by the router's bias wakes them
+  kRandom,   ///< it chooses K; new experts and their router rows are drawn and no copies: the control
 };
 template <>
 struct EnumNames<GrowthMode> {
   static const std::vector<std::string>& names() {
-    static const std::vector<std::string> all = names_of_all<GrowthMode>({"fixed-k", "wide-k", "dormant"});
+    static const std::vector<std::string> all =
+        names_of_all<GrowthMode>({"fixed-k", "wide-k", "dormant", "random"});
     return all;
   }
 };

@@ -25,8 +25,7 @@ struct GrowOptions {
     v("factor", factor, "so many times as many experts", at_least(1));
     v("mode", mode,
       "fixed-k: top-k stays, the loss jumps; wide-k: top-k grows, the same function; dormant: copies sleep "
-      "(routers "
-      "with a choice bias), the same function");
+      "(routers with a choice bias), the same function; random: new experts are drawn, the control");
     v("score", score, "which experts get copies");
     v("counts", counts, "a routing trace, for score load");
     v("batches", batches, "of the data that come next, for scores by gradients", at_least(1));

@@ -181,9 +181,8 @@ GrowthLoss measure_growth(const GrowthData& data, const GrowthSource& source, co
   GrowthLoss out;
   out.before = data.loss(source.model, source.weights, source.model);
   const std::optional<ModelConfig> seen = model_right_after(growth);
-  if (!seen)
-    out.predicted = data.loss_of_instances(source, growth);
-  else
+  if (!seen && growth.mode != GrowthMode::kRandom) out.predicted = data.loss_of_instances(source, growth);
+  if (seen)
     out.predicted = *seen == source.model ? out.before : data.loss(*seen, source.weights, source.model);
   out.after = data.loss(growth.after, grown, growth.after);
   return out;

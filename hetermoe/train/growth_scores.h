@@ -54,7 +54,8 @@ ExpertScores growth_scores(const ScoreChoice& choice, const GrowthSource& source
 
 /// Losses around a growth.
 struct GrowthLoss {
-  double before = 0, predicted = 0, after = 0;  ///< predicted: on the weights of the source
+  double before = 0, after = 0;
+  std::optional<double> predicted = {};  ///< on the weights of the source; none in mode random
 };
 /// grown: the folder with the grown weights.
 GrowthLoss measure_growth(const GrowthData& data, const GrowthSource& source, const Growth& growth,

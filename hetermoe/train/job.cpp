@@ -227,6 +227,10 @@ Plan plan_of_strategy(const Job& job, const ModelConfig& model, const Cluster& c
     fail<ConfigError>("train.microbatches", "got {}, expected at most train.sequences ({})",
                       job.train.microbatches, job.train.sequences);
   }
+  if (job.train.save_hf_every > 0 && job.train.save_hf.empty()) {
+    fail<ConfigError>("train.save_hf_every", "got {} without train.save_hf, expected the folder to write to",
+                      job.train.save_hf_every);
+  }
   check_lengths(options, model);
   check_roles(options, strategy);
   check_stages(options, strategy);

@@ -54,6 +54,7 @@ struct TrainOptions {
   std::vector<PlanChange> changes;
   std::string init_from, save_hf;
   std::optional<Dtype> save_dtype;
+  i64 save_hf_every = 0;
   i64 staleness = 0;
   template <class V>
   void fields(V& v) {
@@ -103,6 +104,9 @@ struct TrainOptions {
     v("save_hf", save_hf,
       "a new folder to which the weights are written at the end as Hugging Face has them, with the tokenizer "
       "of train.init_from; empty = none (`train` only)");
+    v("save_hf_every", save_hf_every,
+      "steps between such folders under way, train.save_hf/checkpoint-N after step N; 0 = at the end alone",
+      at_least(0));
     v("save_dtype", save_dtype,
       "dtype of train.save_hf; null = that of each tensor of train.init_from, else that in which devices "
       "compute");

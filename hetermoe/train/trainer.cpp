@@ -198,13 +198,15 @@ TrainOutcome Trainer::run(const RunHooks& hooks, i64 timed_steps) {
     if (picture && hooks_.on_picture)
       hooks_.on_picture({out.copies_from, step + 1, *picture, out.expert_copies});
     if (saves_after(step)) save(step + 1);
+    if (exports_after(step)) save_weights(export_folder(step + 1), step + 1, out);
   }
   const i64 steps_done = out.first_step + static_cast<i64>(out.records.size());
   if (saves() && steps_done > saved_step_) save(steps_done);
   if (writer_) writer_->finish();
   if (recorder_) recorder_->finish();
   recorder_.reset();
-  if (writer_ && end_ == train.steps) save_weights(steps_done, out);
+  if (writer_ && end_ == train.steps && !train.save_hf.empty())
+    save_weights(folder_path(train.save_hf), steps_done, out);
   if (steps_done < end_ + timed_steps) out.stopped_by = stop;
   out.skipped_steps = skipped_;
   times.summarize(out);
@@ -234,8 +236,8 @@ bool Trainer::goes_on_after(i64 step, i64 done) const {
   // The step before leaves a loss scale that adapts, and biases by its load.
   const bool waits =
       loss_scale_.adapts() || job_.train.router_bias_rate > 0 || recorder_ || route_replay_ || route_probe_;
-  return session_->may_overlap() && !validates_after(step) && !saves_after(step) && !sets_clock && !waits &&
-         changes_.empty();
+  return session_->may_overlap() && !validates_after(step) && !saves_after(step) && !exports_after(step) &&
+         !sets_clock && !waits && changes_.empty();
 }
 
 StepRecord Trainer::train_one(i64 step) {

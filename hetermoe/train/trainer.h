@@ -204,11 +204,12 @@ class Trainer {
   void prepare_validation(const Dataset& data);
   void prepare_weights();
   void check_save();
+  std::filesystem::path export_folder(i64 steps_done) const;
   void start_weights(TrainOutcome& out);
   at::ScalarType saved_dtype(const LogicalTensor& tensor) const;
   std::vector<OutTensor> weights_to_save();
   void save_adapters(const std::filesystem::path& folder);
-  void save_weights(i64 steps_done, TrainOutcome& out);
+  void save_weights(const std::filesystem::path& target, i64 steps_done, TrainOutcome& out);
   void name_run(TrainOutcome& out);
   void resume(TrainOutcome& out);
   void tell_changes(const CheckpointInfo& info, TrainOutcome& out);
@@ -236,6 +237,7 @@ class Trainer {
   StepRecord end_one();
   bool validates_after(i64 step) const;
   bool saves_after(i64 step) const;
+  bool exports_after(i64 step) const;
   bool goes_on_after(i64 step, i64 done) const;
   void tell_staleness(TrainOutcome& out);
   i64 go_back_to(const std::optional<FoundCheckpoint>& checkpoint);

@@ -58,7 +58,12 @@ std::vector<OutTensor> Trainer::weights_to_save() {
 
 void Trainer::check_save() {
   if (job_.train.save_hf.empty()) return;
-  if (processes_.rank() == 0) check_hf_target(folder_path(job_.train.save_hf), job_.train.init_from);
+  if (processes_.rank() == 0) {
+    check_hf_target(folder_path(job_.train.save_hf), job_.train.init_from);
+    const i64 every = job_.train.save_hf_every;
+    for (i64 done = every; every > 0 && done < job_.train.steps; done += every)
+      check_hf_target(export_folder(done), job_.train.init_from);
+  }
   weights_to_save();
 }
 
@@ -90,10 +95,20 @@ void Trainer::save_adapters(const std::filesystem::path& folder) {
              adapter_config(model_, *session_->lora(), job_.train.init_from).dump(2) + "\n");
 }
 
+/// What the last step leaves is in train.save_hf itself.
+bool Trainer::exports_after(i64 step) const {
+  const TrainOptions& train = job_.train;
+  return writer_ && train.save_hf_every > 0 && (step + 1) % train.save_hf_every == 0 &&
+         step + 1 < train.steps;
+}
+
+std::filesystem::path Trainer::export_folder(i64 steps_done) const {
+  return export_folder_of(folder_path(job_.train.save_hf), steps_done);
+}
+
 /// Every rank writes what its devices speak for; rank 0 makes a folder of it.
-void Trainer::save_weights(i64 steps_done, TrainOutcome& out) {
-  if (job_.train.save_hf.empty()) return;
-  const std::filesystem::path target = folder_path(job_.train.save_hf), folder = unfinished_folder(target);
+void Trainer::save_weights(const std::filesystem::path& target, i64 steps_done, TrainOutcome& out) {
+  const std::filesystem::path folder = unfinished_folder(target);
   if (processes_.rank() == 0) {
     check_hf_target(target, job_.train.init_from);
     begin_hf_folder(target);
@@ -122,7 +137,7 @@ void Trainer::save_weights(i64 steps_done, TrainOutcome& out) {
     finish_hf_folder(target, shards, contents);
   }
   processes_.gather("");
-  if (job_.train.lora.rank > 0) {
+  if (job_.train.lora.rank > 0 && target == folder_path(job_.train.save_hf)) {
     const std::vector<std::string> dropped = dropped_by_peft(model_, *session_->lora());
     if (!dropped.empty())
       tell(fmt::format(

@@ -24,18 +24,12 @@ std::string dense_name(const ParamInfo& parameter) {
   return prefix + parameter.name.substr(module + 1);
 }
 
-at::Tensor drawn(const ParamInfo& parameter, u64 seed) {
-  at::Tensor out = at::empty(parameter.shape, at::kFloat);
-  init_parameters({{parameter.name, out, {}, parameter.buffer}}, seed);
-  return out;
-}
-
 /// Shards of one copy have the same row, so that they are chosen together.
 at::Tensor router_rows(const Sparse& sparse, const ParamInfo& parameter, u64 seed) {
   std::vector<i64> copies;
   for (i64 e = 0; e < sparse.after.num_experts; ++e)
     copies.push_back(sparse.copy_of(static_cast<ExpertId>(e)));
-  return drawn(parameter, seed).index_select(0, at::tensor(copies, at::kLong));
+  return drawn_parameter(parameter, seed).index_select(0, at::tensor(copies, at::kLong));
 }
 
 /// Some neurons of the MLP. Where it has no more of them, new ones, whose output counts nothing yet.
@@ -48,7 +42,8 @@ at::Tensor part_of_mlp(const Sparse& sparse, const ParamInfo& parameter, const a
   const i64 there = std::clamp<i64>(whole.size(neurons) - first, 0, width);
   at::Tensor out = whole.narrow(neurons, there > 0 ? first : 0, there);
   if (there < width) {
-    at::Tensor rest = drawn(parameter, seed).to(whole.scalar_type()).narrow(neurons, there, width - there);
+    at::Tensor rest =
+        drawn_parameter(parameter, seed).to(whole.scalar_type()).narrow(neurons, there, width - there);
     out = at::cat({out, down ? at::zeros_like(rest) : rest}, neurons);
   }
   const double scale = down && routed ? sparse.scale() : 1;
@@ -71,7 +66,7 @@ at::Tensor sparse_tensor(const HfWeights& from, const Sparse& sparse, const Para
     case Origin::kMlp:
       return part_of_mlp(sparse, parameter, from.read(dense_name(parameter)), seed);
     case Origin::kDraw:
-      return parameter.buffer ? drawn(parameter, seed) : router_rows(sparse, parameter, seed);
+      return parameter.buffer ? drawn_parameter(parameter, seed) : router_rows(sparse, parameter, seed);
   }
   HM_CHECK(false, "{} comes from nowhere", parameter.name);
 }

@@ -44,6 +44,15 @@ void add_noise(const Growth& growth, i64 layer, at::Tensor& gathered) {
   }
 }
 
+/// In the place of copies.
+at::Tensor with_drawn_rows(const Growth& growth, const ParamInfo& parameter, at::Tensor gathered) {
+  const at::Tensor drawn = drawn_parameter(parameter, growth.seed);
+  for (i64 e = 0; e < gathered.size(0); ++e) {
+    if (growth.is_copy[idx(parameter.layer)][idx(e)]) gathered[e].copy_(drawn[e]);
+  }
+  return gathered;
+}
+
 /// Sleeping copies are below every original, whatever its score.
 void put_to_sleep(const Growth& growth, i64 layer, const at::Tensor& source, at::Tensor& bias) {
   const double lowest = source.min().item<double>();
@@ -82,11 +91,22 @@ Upcycled write_upcycled(const fs::path& to, const std::vector<OutTensor>& tensor
   return done;
 }
 
+at::Tensor drawn_parameter(const ParamInfo& parameter, u64 seed) {
+  at::Tensor out = at::empty(parameter.shape, at::kFloat);
+  init_parameters({{parameter.name, out, {}, parameter.buffer}}, seed);
+  return out;
+}
+
 at::Tensor grown_tensor(const Growth& growth, const ParamInfo& parameter, const at::Tensor& source) {
-  const bool bias = parameter.buffer;
-  if (!bias && !is_router(growth.before, parameter)) return source;
+  const bool bias = parameter.buffer, random = growth.mode == GrowthMode::kRandom;
+  if (!bias && !is_router(growth.before, parameter)) {
+    const bool drawn =
+        random && parameter.expert >= 0 && growth.is_copy[idx(parameter.layer)][idx(parameter.expert)];
+    return drawn ? drawn_parameter(parameter, growth.seed).to(source.scalar_type()) : source;
+  }
   at::Tensor out = source.index_select(0, sources(growth, parameter.layer));
   if (bias && growth.mode == GrowthMode::kDormant) put_to_sleep(growth, parameter.layer, source, out);
+  if (random) return with_drawn_rows(growth, parameter, std::move(out));
   if (bias == growth.before.router_bias) add_noise(growth, parameter.layer, out);
   return out;
 }

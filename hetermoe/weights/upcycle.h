@@ -11,6 +11,9 @@
 // Hugging Face folders whose model grows from E to m E experts, or shrinks (weights/merge.h).
 namespace hetermoe {
 
+/// As a new model has it.
+at::Tensor drawn_parameter(const ParamInfo& parameter, u64 seed);
+
 /// A parameter or buffer of the grown model from that of the source (source_name), in its dtype: experts and
 /// all that does not belong to a router are `source` itself.
 at::Tensor grown_tensor(const Growth& growth, const ParamInfo& parameter, const at::Tensor& source);

@@ -101,7 +101,6 @@ TEST(UpcycleCommand, AFolderShrinksToWhatItGrewFrom) {
   EXPECT_NEAR(shrunk.at("loss").at("after"), shrunk.at("loss").at("before"), 1e-3);
 }
 
-/// Each score hands out as many copies; the best expert by gradients is that of the reference.
 TEST(UpcycleCommand, ADenseLayerAmongOthersGetsExpertsToo) {
   const WorkFolder folder;
   const Json json =
@@ -112,6 +111,16 @@ TEST(UpcycleCommand, ADenseLayerAmongOthersGetsExpertsToo) {
   EXPECT_EQ(run("inspect", {folder / "out"}).code, 0);
 }
 
+TEST(UpcycleCommand, OfRandomExpertsTheLossIsMeasuredAlone) {
+  const WorkFolder folder;
+  const Json loss = json_of("upcycle", {parity_folder("mixtral"), "-o", folder / "out", "--mode", "random",
+                                        "--verify", "--measure", "--job", job_file(folder)})
+                        .at("loss");
+  EXPECT_FALSE(loss.contains("predicted"));
+  EXPECT_NE(loss.at("after"), loss.at("before"));
+}
+
+/// Each score hands out as many copies; the best expert by gradients is that of the reference.
 TEST(UpcycleCommand, EveryScoreHandsOutAllCopies) {
   const WorkFolder folder;
   const std::string job = job_file(folder);
@@ -193,6 +202,12 @@ TEST(UpcycleCommand, WhatIsWrongIsToldInOneSentence) {
   expect({parity_folder("llama"), "-o", out, "--experts", "4", "--layers", "0"}, "expected all layers");
   expect({parity_folder("llama"), "-o", out, "--experts", "4", "--measure"},
          "experts that are made of an MLP");
+  for (const auto& [key, value] : std::vector<std::pair<std::string, std::string>>{
+           {"--mode", "wide-k"}, {"--noise", "0"}, {"--cap", "2"}, {"--cosine", "0.9"}})
+    expect({parity_folder("llama"), "-o", out, "--experts", "4", key, value},
+           "[" + key + "] is given, expected none");
+  expect({mixtral, "-o", out, "--mode", "random", "--score", "weight"}, "nothing is copied");
+  expect({mixtral, "-o", out, "--mode", "random", "--factor", "1/2"}, "no copies to merge");
   expect({parity_folder("qwen3"), "-o", out, "--experts", "4", "--layers", "1-"},
          "ranges of layers such as 0-2,5");
   expect({mixtral, "-o", out, "--layers", "1"}, "has no dense layers");

@@ -133,6 +133,44 @@ TEST(InitFrom, AResumedRunGoesOnFromItsCheckpointAndNotFromTheFolder) {
   expect_same_tensors(read_all(out / "two-hf"), read_all(out / "one-hf"));
 }
 
+TEST(InitFrom, FoldersUnderWayAreThoseOfRunsThatEndThere) {
+  const WorkFolder out;
+  const std::string source = parity_folder("qwen3_moe").string();
+  const auto save = [&](const std::string& folder, const char* steps, const char* every) {
+    run({{"train.init_from", source},
+         {"train.steps", steps},
+         {"train.final_share", "1"},
+         {"train.save_hf", out / folder},
+         {"train.save_hf_every", every},
+         {"checkpoint.every", "0"},
+         {"output", out / (folder + "-run")}});
+  };
+  const auto folders = [&] {
+    std::set<std::string> names;
+    for (const auto& entry : fs::directory_iterator(out / "hf")) {
+      if (entry.is_directory()) names.insert(entry.path().filename().string());
+    }
+    return names;
+  };
+  for (const char* steps : {"2", "4"}) save(std::string("of") + steps, steps, "0");
+  save("hf", "4", "1");
+  EXPECT_EQ(folders(), (std::set<std::string>{"checkpoint-1", "checkpoint-2", "checkpoint-3"}));
+  const Tensors two = read_all(out / "of2"), four = read_all(out / "of4");
+  EXPECT_FALSE(at::equal(two.at("lm_head.weight"), four.at("lm_head.weight")));
+  expect_same_tensors(read_all(out / "hf/checkpoint-2"), two);
+  expect_same_tensors(read_all(out / "hf"), four);
+  EXPECT_EQ(read_json(out / "hf/checkpoint-2/config.json"), read_json(out / "of2/config.json"));
+  // A run that was cut leaves a part of a folder: the next one writes it anew, and the others stay.
+  out.file("hf/.checkpoint-2.unfinished/rank-00000", "x");
+  fs::create_directories(out / ".hf.old");
+  fs::rename(out / "hf/checkpoint-1", out / ".hf.old/checkpoint-1");
+  save("hf", "2", "2");
+  EXPECT_EQ(folders(), (std::set<std::string>{"checkpoint-1", "checkpoint-2", "checkpoint-3"}));
+  expect_same_tensors(read_all(out / "hf"), two);
+  out.file("hf/checkpoint-7/mine.txt", "x");
+  EXPECT_TRUE(has_part(error_of<ConfigError>([&] { save("hf", "2", "1"); }), "holds checkpoint-7"));
+}
+
 TEST(InitFrom, AJobMayNameAModelOfTheSameArithmeticAlone) {
   const WorkFolder out;
   const std::string source = parity_folder("mixtral").string();

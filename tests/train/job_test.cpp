@@ -205,6 +205,8 @@ TEST_F(JobPlan, SpeedsThatAreWorldsApartAreNamed) {
 TEST_F(JobPlan, ImpossibleShapesAreNamed) {
   EXPECT_EQ(plan_error({{"train.microbatches", "7"}}),
             "[train.microbatches] got 7, expected at most train.sequences (6)");
+  EXPECT_EQ(plan_error({{"train.save_hf_every", "5"}}),
+            "[train.save_hf_every] got 5 without train.save_hf, expected the folder to write to");
   EXPECT_EQ(plan_error({{"plan.experts_moved", "1"}}),
             fmt::format("[plan.experts_moved] got 1 entries, expected one per layer of model tiny ({})",
                         model.num_layers));

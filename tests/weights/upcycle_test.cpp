@@ -8,6 +8,7 @@
 #include "hetermoe/nn/reference.h"
 #include "hetermoe/nn/router.h"
 #include "hetermoe/weights/convert.h"
+#include "hetermoe/weights/merge.h"
 #include "tests/weights/folders.h"
 
 // What grows computes what it should, by the single-device reference in fp64.
@@ -137,6 +138,37 @@ TEST(Upcycle, WideKDividesGradientsAndKeepsTheLoss) {
       EXPECT_LE(largest(after.grads.at(parameter.name) - expected), 1e-12) << family << " " << parameter.name;
     }
   }
+}
+
+/// The control: what is new is that of a new model, what was there stays.
+TEST(Upcycle, RandomExpertsAreDrawnBesideTheOldOnes) {
+  for (const std::string family : {"mixtral", "deepseek_v3"}) {
+    const Grown grown(family, {.mode = GrowthMode::kRandom, .seed = 3});
+    EXPECT_EQ(grown.growth.after.top_k, grown.model.top_k);
+    EXPECT_EQ(grown.growth.moments, GrownMoments::kReset);
+    EXPECT_FALSE(model_right_after(grown.growth));
+    const Tensors before = read_all(parity_folder(family)), after = read_all(grown.path());
+    i64 drawn = 0;
+    for (const ParamInfo& parameter : parameters(grown.growth.after)) {
+      const at::Tensor &now = after.at(parameter.name),
+                       source = before.at(source_name(grown.growth, parameter));
+      if (is_router(grown.growth.before, parameter)) {
+        for (i64 e = 0; e < now.size(0); ++e) {
+          const bool copy = grown.growth.is_copy[idx(parameter.layer)][idx(e)];
+          const ExpertId from = grown.growth.source_of[idx(parameter.layer)][idx(e)];
+          EXPECT_EQ(at::equal(now[e], source[from]), !copy) << parameter.name << e;
+        }
+      } else if (parameter.expert >= 0 && grown.growth.is_copy[idx(parameter.layer)][idx(parameter.expert)]) {
+        EXPECT_FALSE(at::equal(now, source)) << parameter.name;
+        EXPECT_NEAR(now.to(at::kDouble).std().item<double>(), 0.02, 0.01) << parameter.name;
+        ++drawn;
+      } else if (!parameter.buffer) {
+        EXPECT_TRUE(at::equal(now, source)) << parameter.name;
+      }
+    }
+    EXPECT_GT(drawn, 0);
+  }
+  EXPECT_TRUE(refused("mixtral", {.mode = GrowthMode::kRandom, .moments = GrownMoments::kSplit}));
 }
 
 TEST(Upcycle, NoiseIsOnCopiesAloneAndWithinItsBounds) {
