@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "hetermoe/cli/command.h"
+#include "hetermoe/planner/balance/balancers.h"
 
 namespace hetermoe {
 
@@ -10,7 +11,7 @@ namespace hetermoe {
 struct BalanceRowsOptions {
   std::string trace, job, plan, steps, output, topology;
   std::string knows;  ///< empty = history where there are several steps
-  std::string groups = "node", parts = "reorder,samples,guests,split";
+  std::string groups = "node", parts = kAllParts;
   std::vector<std::string> balancers;
   i64 replicas = 0, guests = 2, guest_cost = -1;
   double load_cap = 1.1;
