@@ -190,7 +190,7 @@ Bytes StageCosts::memory(const LayerRun& run, const RunRecompute& how) const {
   HostVisits attention_visits, experts_visits;
   bool resends = false;
   const auto waiting = [&](const OpMemory& op, Bytes saved) {
-    return saved > 0 ? wait_on_host(op, saved, real(f.in_flight), plan_.slots.saved) : op;
+    return wait_on_host(op, saved, real(f.in_flight), plan_.slots.saved);
   };
   const auto add = [&](const Part& part, i64 times) {
     states += real(times) * part.states;
