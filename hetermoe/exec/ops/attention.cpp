@@ -145,7 +145,8 @@ void backward(OpContext& d, const Op& op) {
   AttentionGradient gradient =
       attention_backward(d.model, op.layer, d.state.attention(op.layer), in, {d.p.plan().seq_len, documents});
   slot.left = std::move(gradient.left);
-  d.aux[idx(op.layer)][idx(op.microbatch)] = gradient.aux_loss;
+  // Only these figures are in the access table: norm does not wait for a dense layer.
+  if (d.p.is_moe(op.layer)) d.aux[idx(op.layer)][idx(op.microbatch)] = gradient.aux_loss;
   if (!d.p.needs_input_gradient(op.layer)) return;
   if (d.p.moves_into(op.group, op.layer, op.microbatch, Phase::kBackward))
     slot.d_move = gradient.dy_TD;
