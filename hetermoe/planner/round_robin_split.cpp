@@ -5,6 +5,7 @@
 #include <numeric>
 #include <optional>
 #include <set>
+#include <span>
 #include <utility>
 
 #include "hetermoe/base/error.h"
@@ -155,20 +156,78 @@ std::vector<std::vector<Seconds>> lengths_on_devices(const TurnTimes& times, con
   return lengths;
 }
 
-/// Of each number of turns the cut with the shortest turns: a longer limit that saves no turn only makes them
-/// less even. And the same with few layers in a turn, whose weights need less room.
-std::vector<TurnSplit> splits_worth_a_look(const TurnTimes& times) {
+/// Where to cut a list into `count` runs of sums as equal as whole entries allow: each border is the one next
+/// to where it would have to be. None = a run would be empty.
+std::optional<std::vector<i64>> even_runs(std::span<const double> list, i64 count) {
+  const double total = std::accumulate(list.begin(), list.end(), 0.0);
+  std::vector<i64> runs;
+  double sum = 0;
+  auto next = list.begin();
+  for (i64 run = 1; run <= count; ++run) {
+    const auto first = next;
+    const double border = total * real(run) / real(count);
+    while (next != list.end() && (run == count || sum + *next / 2 <= border)) sum += *next++;
+    if (next == first) return {};
+    runs.push_back(next - first);
+  }
+  return runs;
+}
+
+/// With so many entries in the fused turn and so many turns before and behind it.
+std::optional<TurnSplit> even_split(const TurnTimes& times, i64 fused, i64 forward, i64 backward) {
+  const std::size_t layers = times.forward.size() - idx(fused);
+  std::vector<double> descending(times.backward.begin(), times.backward.begin() + static_cast<i64>(layers));
+  std::reverse(descending.begin(), descending.end());
+  const auto before = even_runs(std::span(times.forward).first(layers), forward),
+             behind = even_runs(descending, backward);
+  if (!before || !behind) return {};
+  TurnSplit split{.forward = *before, .fused = fused, .backward = *behind};
+  split.lengths = turn_lengths({times.forward, times.backward}, split);
+  split.longest = *std::max_element(split.lengths.begin(), split.lengths.end());
+  return split;
+}
+
+constexpr double kUneven = 1.25;      ///< longest turn over the mean one
+constexpr std::size_t kEvenCuts = 4;  ///< of each number of turns
+
+/// Of each number of turns, up to twice that of devices, those whose longest turn is the least above the mean.
+/// They may be longer than the greedy ones, but no turn is left with a rest, for which others wait.
+std::vector<TurnSplit> even_splits(const TurnTimes& times, i64 devices) {
   std::vector<TurnSplit> splits;
+  const auto entries = static_cast<i64>(times.forward.size());
+  for (i64 turns = 3; turns <= 2 * devices; ++turns) {
+    std::vector<std::pair<double, TurnSplit>> found;
+    for (i64 fused = 1; fused < entries && fused <= entries / 2; ++fused) {
+      for (i64 forward = 1; forward < turns - 1; ++forward) {
+        std::optional<TurnSplit> split = even_split(times, fused, forward, turns - 1 - forward);
+        if (!split) continue;
+        const double mean = std::accumulate(split->lengths.begin(), split->lengths.end(), 0.0) / real(turns);
+        if (split->longest <= kUneven * mean) found.emplace_back(split->longest / mean, std::move(*split));
+      }
+    }
+    std::stable_sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+    for (std::size_t i = 0; i < std::min(found.size(), kEvenCuts); ++i)
+      splits.push_back(std::move(found[i].second));
+  }
+  return splits;
+}
+
+/// Of each number of turns the cut with the shortest turns: a longer limit that saves no turn only makes them
+/// less even. And the same with few layers in a turn, whose weights need less room. And even ones.
+std::vector<TurnSplit> splits_worth_a_look(const TurnTimes& times, i64 devices) {
+  std::vector<TurnSplit> splits;
+  const auto add = [&](TurnSplit split) {
+    const bool known = std::any_of(splits.begin(), splits.end(), [&](const TurnSplit& other) {
+      return other.forward == split.forward && other.backward == split.backward;
+    });
+    if (!known) splits.push_back(std::move(split));
+  };
   for (const i64 most_layers : {Limit{0}.layers, i64{8}, i64{4}, i64{2}, i64{1}}) {
     i64 turns = 0;
-    for (TurnSplit& split : all_splits(times, most_layers)) {
-      if (split.num_turns() == std::exchange(turns, split.num_turns())) continue;
-      const bool known = std::any_of(splits.begin(), splits.end(), [&](const TurnSplit& other) {
-        return other.forward == split.forward && other.backward == split.backward;
-      });
-      if (!known) splits.push_back(std::move(split));
-    }
+    for (TurnSplit& split : all_splits(times, most_layers))
+      if (split.num_turns() != std::exchange(turns, split.num_turns())) add(std::move(split));
   }
+  for (TurnSplit& split : even_splits(times, devices)) add(std::move(split));
   return splits;
 }
 
@@ -210,7 +269,7 @@ TurnSplit split_turns(const TurnTimes& times, i64 devices, i64 microbatches) {
 
 std::vector<Rounds> ranked_rounds(const TurnTimes& times, const RoundsRequest& request) {
   std::vector<Rounds> ranked;
-  for (const TurnSplit& split : splits_worth_a_look(times)) {
+  for (const TurnSplit& split : splits_worth_a_look(times, request.devices)) {
     Rounds rounds{.split = split,
                   .lengths = lengths_on_devices(times, split, request.devices),
                   .fetches = turn_fetches(times, split)};

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <utility>
 
 #include "hetermoe/report/escape.h"
 
@@ -20,6 +21,51 @@ std::vector<std::vector<double>> over_mean(const ExpertLoad& load) {
     for (double& copies : layer) copies = mean > 0 ? copies / mean : 0;
   }
   return out;
+}
+
+/// Experts in the order in which they stand: families one after another.
+std::vector<std::size_t> order_of(const ExpertLoad& load, std::size_t layer) {
+  std::vector<std::size_t> order(load.copies[layer].size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  if (load.families.empty()) return order;
+  const std::vector<i64>& family = load.families[layer];
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::size_t a, std::size_t b) { return family.at(a) < family.at(b); });
+  return order;
+}
+
+/// Where a row of cells is and how large.
+struct Row {
+  int y, height;
+  double wide;  ///< of a cell
+};
+
+/// A layer's cells, `ratio` over its mean, the darkest `most`.
+std::string row_svg(const ExpertLoad& load, std::size_t layer, const std::vector<double>& ratio, double most,
+                    const Row& row) {
+  const bool tells = load.copies.size() * ratio.size() <= kMostTooltips;
+  std::string svg, borders;
+  double x = kLeft;
+  i64 family = -1;
+  for (const std::size_t e : order_of(load, layer)) {
+    svg +=
+        fmt::format("<rect class=\"cell\" x=\"{:.2f}\" y=\"{}\" width=\"{:.2f}\" height=\"{}\" fill=\"{}\"",
+                    x, row.y, row.wide, row.height, heat_colour(ratio[e] / most));
+    std::string of_family;
+    if (!load.families.empty()) {
+      const i64 before = std::exchange(family, load.families[layer][e]);
+      if (before >= 0 && before != family)
+        borders += fmt::format("M{:.2f} {}v{}", x, row.y, row.height);
+      of_family = fmt::format(", made of {}", family);
+    }
+    svg += tells ? fmt::format(
+                       "><title>layer {} expert {}{}: {:.0f} copies, {:.2f} of the mean</title></rect>\n",
+                       load.layers[layer], e, of_family, load.copies[layer][e], ratio[e])
+                 : "/>\n";
+    x += row.wide;
+  }
+  if (!borders.empty()) svg += fmt::format("<path class=\"family\" d=\"{}\" stroke=\"#c33\"/>\n", borders);
+  return svg;
 }
 
 /// The figures of each layer, to the right of the scale.
@@ -78,24 +124,16 @@ std::string heat_map_svg(const ExpertLoad& load) {
       "font-family=\"sans-serif\" font-size=\"11\" role=\"img\">\n<rect width=\"{0}\" height=\"{1}\" "
       "fill=\"white\"/>\n<text x=\"{2}\" y=\"20\" font-size=\"14\">{3}</text>\n",
       width, height, kLeft, escape_markup(load.title));
-  const bool tells = num_layers * num_experts <= kMostTooltips;
   for (std::size_t l = 0; l < num_layers; ++l) {
     const int y = kTop + cell * static_cast<int>(l);
     if (cell > 12 || l % 4 == 0)
       svg += fmt::format("<text x=\"{}\" y=\"{}\" text-anchor=\"end\">layer {}</text>\n", kLeft - 6,
                          y + cell / 2 + 4, load.layers[l]);
-    for (std::size_t e = 0; e < num_experts; ++e) {
-      svg +=
-          fmt::format("<rect class=\"cell\" x=\"{:.2f}\" y=\"{}\" width=\"{:.2f}\" height=\"{}\" fill=\"{}\"",
-                      kLeft + wide * static_cast<double>(e), y, wide, cell, heat_colour(ratio[l][e] / most));
-      svg += tells ? fmt::format(
-                         "><title>layer {} expert {}: {:.0f} copies, {:.2f} of the mean</title></rect>\n",
-                         load.layers[l], e, load.copies[l][e], ratio[l][e])
-                   : "/>\n";
-    }
+    svg += row_svg(load, l, ratio[l], most, {y, cell, wide});
   }
-  svg += fmt::format("<text x=\"{}\" y=\"{}\">experts 0 to {}</text>\n", kLeft, kTop + rows + 18,
-                     num_experts == 0 ? 0 : num_experts - 1);
+  svg += fmt::format("<text x=\"{}\" y=\"{}\">experts 0 to {}{}</text>\n", kLeft, kTop + rows + 18,
+                     num_experts == 0 ? 0 : num_experts - 1,
+                     load.families.empty() ? "" : ", those made of the same one side by side");
   return svg + scale_svg(most, rows) + figures_svg(load, cell) + "</svg>\n";
 }
 

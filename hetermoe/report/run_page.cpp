@@ -250,6 +250,34 @@ StrategyReport RunFolder::report_of(const Strategy& strategy) const {
   return out;
 }
 
+/// Of a run whose experts have grown: copies of those that were there before, and families of those after it.
+void RunFolder::add_growth(std::vector<ExpertLoad>& loads) const {
+  const Json json = json_or_null(folder_ / "growth.json");
+  if (!json.is_object() || loads.size() != 1) return;
+  ExpertLoad before;
+  std::vector<std::vector<i64>> families;
+  try {
+    json.at("layers").get_to(before.layers);
+    json.at("copies").get_to(before.copies);
+    json.at("source_of").get_to(families);
+    before.title = fmt::format("copies of each expert before the growth, steps {} to {}",
+                               json.at("first_step").get<i64>(), json.at("last_step").get<i64>());
+  } catch (const Json::exception&) {
+    return;
+  }
+  ExpertLoad& after = loads[0];
+  const auto fit = [&] {
+    if (families.size() != after.copies.size()) return false;
+    for (std::size_t l = 0; l < families.size(); ++l)
+      if (families[l].size() != after.copies[l].size()) return false;
+    return true;
+  };
+  if (!fit()) return;
+  after.families = std::move(families);
+  if (!before.copies.empty() && before.copies.size() == before.layers.size())
+    loads.insert(loads.begin(), std::move(before));
+}
+
 std::optional<ExpertLoad> RunFolder::load_of(const Strategy& strategy) const {
   const Json json = json_or_null(folder_ / fmt::format("experts{}.json", strategy.suffix));
   if (!json.is_object() || !strategy.metrics.last().is_object()) return {};
@@ -286,6 +314,7 @@ ReportInput RunFolder::page(bool live) {
     for (const StepNote& note : strategy.metrics.warnings())
       input.events.push_back({note.step, of + "warning: " + note.text});
   }
+  add_growth(input.expert_loads);
   std::stable_sort(input.events.begin(), input.events.end(),
                    [](const StepNote& a, const StepNote& b) { return a.step < b.step; });
   input.losses = loss_curves(metrics, text_at(job_, {"data", "tokenizer"}) == "bytes" ? "byte" : "token");

@@ -153,14 +153,38 @@ Growth growth_into(const JobPart& part, const JobPart& before, const FoundCheckp
   return plan_growth(before.model, how);
 }
 
-/// Rank 0 puts the checkpoint that `part` begins with in the place of the last one of the part before;
-/// collective.
-void begin_part(const JobPart& part, const JobPart& before, const Processes& processes) {
+/// For the report: which expert each was made of, and the copies of those that were there before.
+std::filesystem::path growth_file(const Job& job) { return fs::path(job.output) / "growth.json"; }
+
+void write_growth(const Growth& growth, const TrainOutcome& before, const Job& job) {
+  Json layers = Json::array(), copies = Json::array(), sources = Json::array();
+  for (i64 l = 0; l < growth.before.num_layers; ++l) {
+    if (!growth.before.is_moe(l)) continue;
+    layers.push_back(l);
+    sources.push_back(growth.source_of[idx(l)]);
+    if (!before.expert_copies.empty()) copies.push_back(before.expert_copies[idx(l)]);
+  }
+  const i64 last_step = before.records.empty() ? 0 : before.records.back().step;
+  write_text(growth_file(job), Json{{"first_step", before.copies_from},
+                                    {"last_step", last_step},
+                                    {"layers", layers},
+                                    {"copies", copies},
+                                    {"source_of", sources}}
+                                       .dump() +
+                                   "\n");
+}
+
+/// Rank 0 puts the checkpoint that `part` begins with in the place of the last one of the part before, whose
+/// outcome is `trained`; collective.
+void begin_part(const JobPart& part, const JobPart& before, const TrainOutcome& trained,
+                const Processes& processes) {
   if (processes.rank() == 0) {
     const std::filesystem::path folder = checkpoint_folder(part.job.output);
     const std::vector<FoundCheckpoint> found = find_checkpoints(folder, [](const std::string&) {});
     HM_CHECK(!found.empty() && found.front().info.step == before.end, "no checkpoint of step {}", before.end);
-    CheckpointShard shard = grow_checkpoint(found.front(), growth_into(part, before, found.front()));
+    const Growth growth = growth_into(part, before, found.front());
+    CheckpointShard shard = grow_checkpoint(found.front(), growth);
+    if (growth.factor > 1) write_growth(growth, trained, part.job);
     shard.info.job = to_json(part.job);
     write_checkpoint(folder, shard, part.job.checkpoint.keep);
   }
@@ -227,6 +251,7 @@ TrainedJob train_job(const Job& job, const CompareRunOptions& options,
   std::optional<TrainOutcome> done;
   for (std::size_t i = part_to_go_on_with(parts, processes);; ++i) {
     const JobPart& part = parts[i];
+    if (i == 0 && processes.rank() == 0 && !job.output.empty()) fs::remove(growth_file(job));  // another run's
     const bool last = i + 1 == parts.size();
     CompareRunOptions how = options;
     how.model = part.model;
@@ -236,7 +261,7 @@ TrainedJob train_job(const Job& job, const CompareRunOptions& options,
     TrainOutcome& outcome = out.runs[0].outcome;
     if (done) put_before(std::move(*done), outcome);
     if (last || outcome.stopped_by != 0) return out;
-    begin_part(parts[i + 1], part, processes);
+    begin_part(parts[i + 1], part, outcome, processes);
     outcome.notes.push_back(note_of(parts[i + 1], part, out.runs[0]));
     if (options.hooks.on_note) options.hooks.on_note(outcome.notes.back());
     done = std::move(outcome);

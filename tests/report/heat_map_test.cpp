@@ -31,6 +31,19 @@ TEST(HeatMap, WithoutCopiesAllIsBlank) {
   EXPECT_EQ(count(svg, "height=\"22\" fill=\"#ffffff\""), 2u);
 }
 
+/// Experts 0 and 2 were made of expert 0, the others of expert 1.
+TEST(HeatMap, TwinsStandSideBySide) {
+  ExpertLoad load{"grown", {1}, {{5, 1, 3, 3}}};
+  load.families = {{0, 1, 0, 1}};
+  const std::string svg = heat_map_svg(load);
+  const auto at = [&](const std::string& text) { return svg.find("<title>layer 1 " + text); };
+  EXPECT_LT(at("expert 0, made of 0: 5 copies"), at("expert 2, made of 0: 3 copies"));
+  EXPECT_LT(at("expert 2, made of 0: 3 copies"), at("expert 1, made of 1: 1 copies"));
+  EXPECT_LT(at("expert 1, made of 1: 1 copies"), at("expert 3, made of 1: 3 copies"));
+  EXPECT_EQ(count(svg, "class=\"family\" d=\"M427.00 40v22\""), 1u) << svg;  // in the middle
+  EXPECT_EQ(count(heat_map_svg(kLoad), "class=\"family\""), 0u);
+}
+
 TEST(HtmlReport, ShowsLoadsOfExpertsAndTheirCurves) {
   ReportInput input;
   input.title = "routing";

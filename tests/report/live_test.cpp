@@ -133,6 +133,21 @@ TEST_F(Live, ShowsPlanPredictionExpertsAndMemory) {
   }
 }
 
+TEST_F(Live, ShowsExpertsBeforeAndAfterTheyGrow) {
+  write_plan();
+  add(3);
+  write("experts.json", R"({"first_step": 3, "last_step": 3, "layers": [0], "copies": [[3, 1, 2, 2]]})");
+  write("growth.json", R"({"first_step": 1, "last_step": 2, "layers": [0], "copies": [[7, 1]],
+                           "source_of": [[0, 1, 0, 1]]})");
+  const std::string now = body();
+  for (const char* part : {"before the growth, steps 1 to 2", "layer 0 expert 0: 7 copies", "steps 3 to 3",
+                           "layer 0 expert 2, made of 0: 2 copies"})
+    EXPECT_TRUE(has(now, part)) << part;
+  write("growth.json", R"({"first_step": 1, "last_step": 2, "layers": [0], "copies": [[7, 1]],
+                           "source_of": [[0, 1]]})");  // of another run
+  EXPECT_FALSE(has(body(), "before the growth"));
+}
+
 TEST_F(Live, TimelinesComeOnceUntilThereAreOthers) {
   write_plan();
   add(1);

@@ -131,7 +131,22 @@ TEST_F(RunFilesTest, WhatChangesInARunIsMarked) {
   ASSERT_EQ(marks.size(), 1u);
   EXPECT_EQ(marks[0].substr(0, 3), "5: ");
   EXPECT_NE(marks[0].find(" experts, "), std::string::npos) << marks[0];
-  EXPECT_EQ(run_page(folder_ / "run").losses.at(0).runs.at(0).train.size(), 8u);
+  const ReportInput page = run_page(folder_ / "run");
+  EXPECT_EQ(page.losses.at(0).runs.at(0).train.size(), 8u);
+  ASSERT_EQ(page.expert_loads.size(), 2u);  // before the growth and after it
+  const ExpertLoad &before = page.expert_loads[0], &after = page.expert_loads[1];
+  EXPECT_NE(before.title.find("steps 1 to 4"), std::string::npos) << before.title;
+  ASSERT_EQ(after.families.size(), before.copies.size());
+  for (std::size_t e = 0; e < before.copies[0].size(); ++e) {
+    EXPECT_GT(before.copies[0][e], 0);
+    EXPECT_EQ(std::count(after.families[0].begin(), after.families[0].end(), static_cast<i64>(e)), 2);
+  }
+}
+
+TEST_F(RunFilesTest, ARunThatBeginsAnewHasNoGrowthOfAnother) {
+  train(job({{"grow.at", "4"}}));
+  train(job({}));
+  EXPECT_EQ(run_page(folder_ / "run").expert_loads.size(), 1u);
 }
 
 }  // namespace
