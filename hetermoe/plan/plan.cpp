@@ -13,7 +13,8 @@
 namespace hetermoe {
 
 const std::vector<std::string>& EnumNames<QueueBinding>::names() {
-  static const std::vector<std::string> all = names_of_all<QueueBinding>({"direction", "name", "single"});
+  static const std::vector<std::string> all =
+      names_of_all<QueueBinding>({"direction", "name", "single", "phase"});
   return all;
 }
 const std::vector<std::string>& EnumNames<WeightGradients>::names() {

@@ -20,8 +20,9 @@ namespace hetermoe {
 /// `explicit_order`. round_robin: rounds of `window` microbatches go from turn to turn.
 enum class OrderPolicy { kLayerMajor, kOneFOneB, kExplicit, kRoundRobin };
 /// Which queue a transfer uses: its direction, its name (the paper's: dispatch, combine), or one queue for
-/// all.
-enum class QueueBinding { kDirection, kName, kSingle };
+/// all. phase: as direction, and moves of each phase have a queue of their own, so that an order in which
+/// devices send while they receive lets none wait for those of another phase.
+enum class QueueBinding { kDirection, kName, kSingle, kPhase };
 /// off: activations stay. local: backward recomputes from the op's saved input. resend: as local, but tokens
 /// travel through dispatch and combine again, as expert parallelism over checkpointed layers does.
 /// ahead: as local, but in ops of their own, which run while the gradient is on its way. select: results of

@@ -72,11 +72,13 @@ i64 round_of(const Plan& plan, const Group& group) {
 }
 
 std::vector<std::vector<TurnTime>> turn_times(const Plan& plan, const Group& group,
-                                              const std::vector<PlanTurn>& turns) {
-  const std::size_t count = group.microbatches.size(), round = idx(round_of(plan, group));
+                                              const std::vector<PlanTurn>& turns, i64 steps) {
+  const std::size_t count = group.microbatches.size(), round = idx(round_of(plan, group)),
+                    num_rounds = (count + round - 1) / round;
   std::vector<std::vector<TurnTime>> times(turns.size(), std::vector<TurnTime>(count));
   std::map<DeviceId, double> free;  // when a device has ended what it has to do
-  for (std::size_t first = 0, r = 0; first < count; first += round, ++r) {
+  for (std::size_t all = 0; all < idx(steps) * num_rounds; ++all) {
+    const std::size_t r = all % num_rounds, first = r * round;
     for (std::size_t turn = 0; turn < turns.size(); ++turn) {
       double& now = free[turns[turn].devices[r]];
       for (std::size_t m = first; m < std::min(first + round, count); ++m) {

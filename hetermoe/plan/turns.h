@@ -25,9 +25,10 @@ i64 round_of(const Plan& plan, const Group& group);
 struct TurnTime {
   double begin = 0, end = 0;  ///< in the unit of plan.turn_lengths
 };
-/// [turn][microbatch] on devices that take their turns round by round and wait for nothing but microbatches.
+/// [turn][microbatch] on devices that take their turns round by round and wait for nothing but microbatches,
+/// in the last of `steps` steps without a barrier between them.
 std::vector<std::vector<TurnTime>> turn_times(const Plan& plan, const Group& group,
-                                              const std::vector<PlanTurn>& turns);
+                                              const std::vector<PlanTurn>& turns, i64 steps = 1);
 
 /// What a turn computes, as "forward of layers 0 to 15" or "forward of layer 16, head, backward of layer 16".
 std::string turn_work(const PlanTurn& turn);

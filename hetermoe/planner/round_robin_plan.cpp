@@ -215,6 +215,7 @@ void deal_turns(Plan& plan, const Rounds& rounds) {
   const std::vector<i64> forward = turn_of_layers(split.forward, 0);
   const std::vector<i64> backward = turn_of_layers(split.backward, num_forward + 1);
   plan.order = OrderPolicy::kRoundRobin;
+  if (plan.queue_binding == QueueBinding::kDirection) plan.queue_binding = QueueBinding::kPhase;
   plan.turn_lengths = plan_lengths(dealer, rounds);
   group.embed = dealer.rows(0);
   group.head = dealer.rows(num_forward);

@@ -190,8 +190,8 @@ std::optional<TurnSplit> even_split(const TurnTimes& times, i64 fused, i64 forwa
 constexpr double kUneven = 1.25;      ///< longest turn over the mean one
 constexpr std::size_t kEvenCuts = 4;  ///< of each number of turns
 
-/// Of each number of turns, up to twice that of devices, those whose longest turn is the least above the mean.
-/// They may be longer than the greedy ones, but no turn is left with a rest, for which others wait.
+/// Of each number of turns, up to twice that of devices, those whose longest turn is the least above the
+/// mean. They may be longer than the greedy ones, but no turn is left with a rest, for which others wait.
 std::vector<TurnSplit> even_splits(const TurnTimes& times, i64 devices) {
   std::vector<TurnSplit> splits;
   const auto entries = static_cast<i64>(times.forward.size());
@@ -205,7 +205,8 @@ std::vector<TurnSplit> even_splits(const TurnTimes& times, i64 devices) {
         if (split->longest <= kUneven * mean) found.emplace_back(split->longest / mean, std::move(*split));
       }
     }
-    std::stable_sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+    std::stable_sort(found.begin(), found.end(),
+                     [](const auto& a, const auto& b) { return a.first < b.first; });
     for (std::size_t i = 0; i < std::min(found.size(), kEvenCuts); ++i)
       splits.push_back(std::move(found[i].second));
   }

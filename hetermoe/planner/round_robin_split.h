@@ -56,9 +56,9 @@ struct Rounds {
 
 /// Cuts and rounds whose steps take least time, the fastest first: of each number of turns the cut with
 /// the shortest turns, without and with a limit of layers in a turn, and a few with turns as equal as can be,
-/// with rounds of each length that is worth a look. Each turn goes to the next device in turn, or to the device on which it ends earliest (of equal
-/// ones the next in turn), whichever makes the step shorter. A device takes its turns in order; a microbatch
-/// is `hop` later in the next one.
+/// with rounds of each length that is worth a look. Each turn goes to the next device in turn, or to the
+/// device on which it ends earliest (of equal ones the next in turn), whichever makes the step shorter. A
+/// device takes its turns in order; a microbatch is `hop` later in the next one.
 std::vector<Rounds> ranked_rounds(const TurnTimes& times, const RoundsRequest& request);
 
 /// Share of the devices' time that a round-robin step of equal turns leaves idle. With rounds of fewer

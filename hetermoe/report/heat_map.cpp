@@ -54,8 +54,7 @@ std::string row_svg(const ExpertLoad& load, std::size_t layer, const std::vector
     std::string of_family;
     if (!load.families.empty()) {
       const i64 before = std::exchange(family, load.families[layer][e]);
-      if (before >= 0 && before != family)
-        borders += fmt::format("M{:.2f} {}v{}", x, row.y, row.height);
+      if (before >= 0 && before != family) borders += fmt::format("M{:.2f} {}v{}", x, row.y, row.height);
       of_family = fmt::format(", made of {}", family);
     }
     svg += tells ? fmt::format(

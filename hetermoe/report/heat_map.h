@@ -9,9 +9,10 @@ namespace hetermoe {
 /// How many copies each expert of each layer computed.
 struct ExpertLoad {
   std::string title;
-  std::vector<i64> layers;                             ///< their numbers
-  std::vector<std::vector<double>> copies;             ///< [layers][experts], each layer with as many experts
-  /// [layers][experts] the expert that this one is an instance of: twins stand side by side. Empty = no growth.
+  std::vector<i64> layers;                  ///< their numbers
+  std::vector<std::vector<double>> copies;  ///< [layers][experts], each layer with as many experts
+  /// [layers][experts] the expert that this one is an instance of: twins stand side by side. Empty = no
+  /// growth.
   std::vector<std::vector<i64>> families = {};
   std::vector<std::string> columns = {};               ///< names of figures that stand beside the rows
   std::vector<std::vector<std::string>> figures = {};  ///< [layers][columns]

@@ -7,7 +7,8 @@ const canvas = document.getElementById('canvas');
 const byId = id => document.getElementById(id);
 const SIDES = ['simulated', 'executed'];
 const SIDE_NAME = {simulated: 'predicted', executed: 'measured'};
-const QUEUE_ORDER = ['compute', 'to_expert', 'to_attention', 'move', 'reduce', 'to_device', 'to_host', 'guests'];
+const QUEUE_ORDER = ['compute', 'to_expert', 'to_attention', 'move', 'reduce', 'to_device', 'to_host', 'guests', 'move_back',
+  'move_saved'];
 
 // ---- data: lanes of spans, and the spans of each op ----
 

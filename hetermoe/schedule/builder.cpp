@@ -219,9 +219,9 @@ void ScheduleBuilder::state_done(UnitPart part, i32 layer) {
     append_visits();
     if (done.reduced() && !done.gathered())
       transfer(state_op(done.sharded ? OpKind::kReduceScatter : OpKind::kReduce, state));
-    // The last fetch and the last store of the state are appended.
-    for (const OpTraits& row : kOpTraits) {
-      if (row.occurs == Occurs::kPerLaggingState && placement_.lags(state)) compute_on_homes(row.kind, state);
+    if (placement_.lags(state)) {  // its last fetch is appended
+      compute_on_homes(OpKind::kPublish, state);
+      lagging_.push_back(state);
     }
     if (!done.visits()) {
       for (const Op& store : stores_once(placement_, state)) transfer(store);
@@ -234,6 +234,8 @@ Schedule ScheduleBuilder::finish() {
     for (const i32 pending : groups_pending_) {
       HM_CHECK(pending == 0, "an order policy left gradients open");
     }
+    // Behind all that is published: the next step waits for that, and gradients come late.
+    for (const i32 state : lagging_) compute_on_homes(OpKind::kTake, state);
     for (const OpTraits& row : kOpTraits) {
       if (row.occurs == Occurs::kPerStep) transfer({.kind = row.kind});
     }

@@ -99,6 +99,7 @@ class ScheduleBuilder {
   std::vector<std::size_t> clock_of_;    // [entry of schedule_.lanes] where it begins in clocks_
   std::vector<std::size_t> last_clock_;  // [lane] that of its last op
   std::vector<i32> groups_pending_;      // [state] groups that may still add to its gradient
+  std::vector<i32> lagging_;             // states that are complete and updated a step late
   std::vector<i64> routes_pending_;      // [balance set] microbatches whose last router is not appended
   std::vector<std::string> faults_;
   std::vector<Access> accesses_;        // of the op being appended, on one device

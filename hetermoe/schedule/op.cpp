@@ -15,6 +15,9 @@ Queue queue_of_op(const Op& op, QueueBinding binding) {
   switch (binding) {
     case QueueBinding::kDirection:
       return op.phase == Phase::kBackward ? rule.backward : rule.forward;
+    case QueueBinding::kPhase:
+      if (op.phase == Phase::kBackward) return rule.phase_backward;
+      return op.phase == Phase::kRecompute ? rule.phase_recompute : rule.forward;
     case QueueBinding::kName:
       return rule.by_name;
     case QueueBinding::kSingle:

@@ -6,11 +6,18 @@ namespace hetermoe {
 namespace {
 
 constexpr QueueRule always(Queue queue) {
-  return {.forward = queue, .backward = queue, .by_name = queue, .single = queue};
+  return {.forward = queue,
+          .backward = queue,
+          .by_name = queue,
+          .single = queue,
+          .phase_backward = queue,
+          .phase_recompute = queue};
 }
 /// A queue of its own, unless all transfers share one.
 constexpr QueueRule own(Queue queue) {
-  return {.forward = queue, .backward = queue, .by_name = queue, .single = Queue::kToExpert};
+  QueueRule rule = always(queue);
+  rule.single = Queue::kToExpert;
+  return rule;
 }
 
 constexpr auto kCompute = always(Queue::kCompute);
@@ -45,7 +52,9 @@ constexpr std::array<OpTraits, kNumOpKinds> kOpTraits = {{
      .queue = {.forward = Queue::kToExpert,
                .backward = Queue::kToAttention,
                .by_name = Queue::kToExpert,
-               .single = Queue::kToExpert},
+               .single = Queue::kToExpert,
+               .phase_backward = Queue::kToAttention,
+               .phase_recompute = Queue::kToExpert},
      .participants = Participants::kExchange,
      .stage = Stage::kNone,
      .occurs = Occurs::kInMicrobatch,
@@ -70,7 +79,9 @@ constexpr std::array<OpTraits, kNumOpKinds> kOpTraits = {{
      .queue = {.forward = Queue::kToAttention,
                .backward = Queue::kToExpert,
                .by_name = Queue::kToAttention,
-               .single = Queue::kToExpert},
+               .single = Queue::kToExpert,
+               .phase_backward = Queue::kToExpert,
+               .phase_recompute = Queue::kToAttention},
      .participants = Participants::kExchange,
      .stage = Stage::kNone,
      .occurs = Occurs::kInMicrobatch,
@@ -91,7 +102,12 @@ constexpr std::array<OpTraits, kNumOpKinds> kOpTraits = {{
      .name = "move",
      .as = TransferKind::kMove,
      .phases = Phases::kForwardBackwardRecompute,
-     .queue = own(Queue::kMove),
+     .queue = {.forward = Queue::kMove,
+               .backward = Queue::kMove,
+               .by_name = Queue::kMove,
+               .single = Queue::kToExpert,
+               .phase_backward = Queue::kMoveBack,
+               .phase_recompute = Queue::kMoveSaved},
      .participants = Participants::kBothShares,
      .stage = Stage::kNone,
      .occurs = Occurs::kInMicrobatch,
@@ -298,8 +314,9 @@ const std::vector<std::string>& EnumNames<Phase>::names() {
   return all;
 }
 const std::vector<std::string>& EnumNames<Queue>::names() {
-  static const std::vector<std::string> all = names_of_all<Queue>(
-      {"compute", "to_expert", "to_attention", "move", "reduce", "guests", "to_device", "to_host"});
+  static const std::vector<std::string> all =
+      names_of_all<Queue>({"compute", "to_expert", "to_attention", "move", "reduce", "guests", "move_back",
+                           "move_saved", "to_device", "to_host"});
   return all;
 }
 

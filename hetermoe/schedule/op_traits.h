@@ -74,6 +74,8 @@ enum class Queue : std::uint8_t {
   kMove,
   kReduce,
   kGuests,
+  kMoveBack,
+  kMoveSaved,
   kToDevice,
   kToHost
 };
@@ -83,17 +85,18 @@ inline constexpr i32 kNumQueues = kEnumCount<Queue>;
 
 /// Queues in the order of drawing, of texts and of files. Their numbers may change, this order may only grow.
 inline constexpr std::array<Queue, kNumQueues> kQueueOrder = {
-    Queue::kCompute, Queue::kToExpert, Queue::kToAttention, Queue::kMove,
-    Queue::kReduce,  Queue::kToDevice, Queue::kToHost,      Queue::kGuests};
+    Queue::kCompute,  Queue::kToExpert, Queue::kToAttention, Queue::kMove,     Queue::kReduce,
+    Queue::kToDevice, Queue::kToHost,   Queue::kGuests,      Queue::kMoveBack, Queue::kMoveSaved};
 
 /// In which phases a kind occurs. kNone: its ops carry Phase::kForward, and their text names no phase.
 enum class Phases : std::uint8_t { kNone, kForward, kForwardBackward, kForwardBackwardRecompute, kAll };
 
 /// The queue of an op under each QueueBinding.
 struct QueueRule {
-  Queue forward, backward;  ///< kDirection; recompute counts as forward
-  Queue by_name;            ///< kName
-  Queue single;             ///< kSingle
+  Queue forward, backward;                ///< kDirection; recompute counts as forward
+  Queue by_name;                          ///< kName
+  Queue single;                           ///< kSingle
+  Queue phase_backward, phase_recompute;  ///< kPhase; all else as kDirection
 };
 
 /// Which devices take part in an op.

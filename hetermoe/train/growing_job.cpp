@@ -251,7 +251,8 @@ TrainedJob train_job(const Job& job, const CompareRunOptions& options,
   std::optional<TrainOutcome> done;
   for (std::size_t i = part_to_go_on_with(parts, processes);; ++i) {
     const JobPart& part = parts[i];
-    if (i == 0 && processes.rank() == 0 && !job.output.empty()) fs::remove(growth_file(job));  // another run's
+    if (i == 0 && processes.rank() == 0 && !job.output.empty())
+      fs::remove(growth_file(job));  // another run's
     const bool last = i + 1 == parts.size();
     CompareRunOptions how = options;
     how.model = part.model;

@@ -261,7 +261,8 @@ Plan plan_of_strategy(const Job& job, const ModelConfig& model, const Cluster& c
   }
   plan.chunks = options.chunks;
   plan.combine_lag = options.combine_lag;
-  plan.queue_binding = options.queue_binding;
+  // By default the strategy says: roundpipe's moves have queues by phase.
+  if (options.queue_binding != QueueBinding::kDirection) plan.queue_binding = options.queue_binding;
   plan.recompute = options.recompute;
   plan.weight_gradients = options.weight_gradients;
   set_recompute_of_layers(plan, options.recompute_layers, "plan.recompute_layers");

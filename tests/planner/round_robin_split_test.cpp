@@ -114,8 +114,8 @@ TEST(RankedRounds, SlowDevicesDoNoHarm) {
   }
 }
 
-/// A head that weighs as much as six layers: turns up to its length leave a short rest, for which others wait.
-/// Even turns, in rounds side by side, leave 3 % of the devices' time idle.
+/// A head that weighs as much as six layers: turns up to its length leave a short rest, for which others
+/// wait. Even turns, in rounds side by side, leave 3 % of the devices' time idle.
 TEST(RankedRounds, EvenTurnsWaitLittle) {
   TurnTimes times{Times(28, 1), Times(28, 3)};
   times.forward.push_back(0);

@@ -31,7 +31,7 @@ class RandomPlans {
     plan.window = static_cast<i32>(number(0, 3));
     plan.combine_lag = static_cast<i32>(number(0, 2));
     plan.chunks = static_cast<i32>(chance(0.5) ? 1 : number(2, 3));
-    plan.queue_binding = static_cast<QueueBinding>(number(0, 2));
+    plan.queue_binding = static_cast<QueueBinding>(number(0, kEnumCount<QueueBinding> - 1));
     plan.recompute = static_cast<Recompute>(number(0, 2));
     plan.row_dedup = chance(0.5);
     plan.wire_backward = chance(0.5) ? Dtype::kFp32 : Dtype::kFp16;

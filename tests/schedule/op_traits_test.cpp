@@ -26,7 +26,7 @@ TEST(OpTraits, AKindIsEitherAComputeOpOrATransfer) {
 TEST(OpTraits, ComputeOpsHaveTheComputeQueueAndOneDevice) {
   for (const OpTraits& row : kOpTraits) {
     for (const QueueBinding binding :
-         {QueueBinding::kDirection, QueueBinding::kName, QueueBinding::kSingle}) {
+         {QueueBinding::kDirection, QueueBinding::kName, QueueBinding::kSingle, QueueBinding::kPhase}) {
       for (const Phase phase : {Phase::kForward, Phase::kBackward, Phase::kRecompute, Phase::kWeights}) {
         const Queue queue = queue_of_op({.kind = row.kind, .phase = phase}, binding);
         EXPECT_EQ(queue == Queue::kCompute, is_compute(row.kind)) << row.name;

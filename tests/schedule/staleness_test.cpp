@@ -187,6 +187,23 @@ TEST(Staleness, ThereIsNoBarrier) {
   }
 }
 
+/// A host does one thing after another. Gradients come at the end of a step, and the next step must not wait
+/// for them to begin with what is published.
+TEST(Staleness, AllIsPublishedBeforeGradientsAreTaken) {
+  const OffloadedPlan all = offloaded_plans();
+  for (const NamedPlan& named : all.plans) {
+    const Schedule schedule = build_schedule(named.plan, all.model, lagging());
+    OpId last_publish = -1, first_take = schedule.num_ops();
+    for (OpId op = 0; op < schedule.num_ops(); ++op) {
+      if (schedule.ops[idx(op)].kind == OpKind::kPublish) last_publish = op;
+      if (schedule.ops[idx(op)].kind == OpKind::kTake) first_take = std::min(first_take, op);
+    }
+    EXPECT_GE(last_publish, 0) << named.name;
+    EXPECT_LT(last_publish, first_take) << named.name;
+    EXPECT_LT(first_take, schedule.num_ops()) << named.name;
+  }
+}
+
 TEST(Staleness, CarryIsListedOnceAndCounted) {
   const OffloadedPlan all = offloaded_plans();
   const Schedule schedule = build_schedule(plan_of(all, "zebra"), all.model, lagging());

@@ -113,7 +113,7 @@ class SymmetricPlans {
     plan.window = static_cast<i32>(number(0, 3));
     plan.combine_lag = static_cast<i32>(number(0, 1));
     plan.chunks = static_cast<i32>(chance(0.6) ? 1 : 2);
-    plan.queue_binding = static_cast<QueueBinding>(number(0, 2));
+    plan.queue_binding = static_cast<QueueBinding>(number(0, kEnumCount<QueueBinding> - 1));
     plan.recompute = static_cast<Recompute>(number(0, 2));
     plan.row_dedup = chance(0.5);
     make_groups(c);

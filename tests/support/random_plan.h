@@ -231,7 +231,7 @@ inline RandomCase random_case(u64 seed, i32 max_devices = 8) {
     plan.window = static_cast<i32>(choose.of(std::vector<i64>{0, 0, 1, 2, 3}));
   plan.combine_lag = static_cast<i32>(choose.of(std::vector<i64>{0, 0, 1, 2}));
   plan.chunks = static_cast<i32>(choose.of(std::vector<i64>{1, 1, 2, 3}));
-  plan.queue_binding = static_cast<QueueBinding>(choose.below(3));
+  plan.queue_binding = static_cast<QueueBinding>(choose.below(kEnumCount<QueueBinding>));
   plan.row_dedup = choose.chance(0.7);
   plan.recompute = static_cast<Recompute>(choose.below(3));
   plan.dtype.assign(static_cast<std::size_t>(num_devices), Dtype::kFp64);
