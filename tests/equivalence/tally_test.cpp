@@ -1,8 +1,8 @@
-#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
 #include "hetermoe/routing/exchange_split.h"
-#include "tests/support/rig.h"
+#include "tests/equivalence/ran_step.h"
+#include "tests/support/error_of.h"
 #include "tests/support/tally_plan.h"
 
 // Copies divided by their counts in each exchange: the numbers are the reference's, and the counts those that
@@ -11,52 +11,6 @@ namespace hetermoe::testing {
 namespace {
 
 constexpr double kTolerance = 1e-10;
-
-struct Ran {
-  Comparison difference;
-  StepResult result;
-  TensorsByName gradients;
-};
-
-Ran run_step(const ModelConfig& model, const Cluster& cluster, const Plan& plan, const StepOptions& step,
-             RigOptions options = {}) {
-  options.step = step;
-  Rig rig(model, cluster, plan, options);
-  const TensorsByName values = lively_values(model);
-  rig.load(values);
-  const StepInput input = random_input(plan, model);
-  Ran out;
-  out.result = rig.executor().run(input);
-  out.gradients = rig.gradients();
-  EXPECT_TRUE(rig.differing_replicas().empty());
-  out.difference = compare(out.result, out.gradients,
-                           reference_step(model, values, input.tokens, input.targets, step.aux_group));
-  return out;
-}
-
-TEST(Tally, LplbWithCopiesEqualsTheReferenceOnTwoAndThreeDeviceTypes) {
-  ModelConfig model = tiny_mixtral();
-  model.num_experts = 7;
-  for (const i32 num_types : {2, 3}) {
-    const Cluster cluster = make_cluster(5, num_types);
-    for (const char* strategy : {"ep", "zebra"}) {
-      for (const i32 chunks : {1, 3}) {
-        StrategyRequest request = small_step();
-        request.sequences = 6;
-        Plan plan = find_strategy(strategy).make(model, cluster, request);
-        plan.chunks = chunks;
-        use_lplb(plan, model);
-        use_fp64(plan);
-        const Ran with = run_step(model, cluster, plan, {true, 1, true});
-        EXPECT_LE(with.difference.max(), kTolerance) << strategy << " " << num_types << " " << chunks;
-        const Ran again = run_step(model, cluster, plan, {true, 1, true});
-        EXPECT_EQ(with.result.loss, again.result.loss);
-        for (const auto& [name, gradient] : with.gradients)
-          EXPECT_TRUE(at::equal(gradient, again.gradients.at(name))) << name;
-      }
-    }
-  }
-}
 
 TEST(Tally, RandomPlansEqualTheReference) {
   i64 runs = 0, tallied = 0, replicas = 0, groups = 0;
@@ -92,9 +46,7 @@ TEST(Tally, SharesOfThePlanDoNotMatterThen) {
     }
   }
   const Ran other = run_step(model, cluster, plan, {true, 1, true});
-  EXPECT_EQ(one.result.loss, other.result.loss);
-  for (const auto& [name, gradient] : one.gradients)
-    EXPECT_TRUE(at::equal(gradient, other.gradients.at(name))) << name;
+  expect_same_bits(one, other, "other shares");
 }
 
 TEST(Tally, WrongCountsAreRefusedByName) {
@@ -108,12 +60,9 @@ TEST(Tally, WrongCountsAreRefusedByName) {
     if (call.name != "tally.F l1 m0" || call.self != 0) return;
     out[2].tensors[0] = out[2].tensors[0].add(1);
   };
-  std::string error;
-  try {
-    run_step(model, cluster, plan, {true, 1, true}, options);
-  } catch (const Error& e) {
-    error = e.what();
-  }
+  const std::string error = error_of<Error>([&] {
+    run_step(model, cluster, plan, {true, 1, true}, {}, options);
+  });
   EXPECT_NE(error.find("tally.F l1 m0] [message of device 0"), std::string::npos) << error;
   EXPECT_NE(error.find("copies of all experts: got "), std::string::npos) << error;
 }

@@ -6,7 +6,8 @@
 #include "tests/support/guest_plan.h"
 #include "tests/support/rig.h"
 
-// What experts that are lent take on a device: what the executor holds is what the memory model says.
+// What copies of experts take on a device, for a run or for one exchange: what the executor holds is what the
+// memory model says.
 namespace hetermoe::testing {
 namespace {
 
@@ -82,6 +83,76 @@ TEST(GuestMemory, IsTheModels) {
       "[          ] {} guests, the model is off by {:.2f} % at worst, by {:.2f} % more or less than without "
       "them\n",
       guests, 100 * worst, 100 * added);
+}
+
+/// Owners of every layer by `eplb`, two copies more on each owner in the mean, by shares.
+void use_eplb(Plan& plan, const ModelConfig& model) {
+  for (LayerPlacement& layer : plan.groups[0].layers) {
+    if (layer.experts.empty()) continue;
+    std::set<DeviceId> owners;
+    for (const ExpertOwners& of_expert : layer.experts) owners.insert(of_expert[0].device);
+    BalanceInput input;
+    for (const DeviceId owner : owners) input.devices.push_back({.id = owner});
+    input.load = even_load(1, model.num_experts);
+    for (std::size_t e = 0; e < input.load[0].size(); ++e) input.load[0][e] += static_cast<double>(e % 3);
+    input.replicas = 2 * static_cast<i64>(owners.size());
+    layer.experts = find_balancer("eplb").place(input)[0];
+  }
+}
+
+/// Ways to have copies of experts: by shares, by counts, and lent ones beside those that stay.
+struct Copies {
+  const char* name;
+  void (*use)(Plan&, const ModelConfig&);
+};
+const std::vector<Copies> kCopies = {
+    {"eplb", use_eplb},
+    {"lplb", use_lplb},
+    {"lplb and guests",
+     [](Plan& plan, const ModelConfig& model) {
+       use_lplb(plan, model);
+       use_guests(plan, model);
+     }},
+};
+
+TEST(ReplicaMemory, IsTheModels) {
+  at::set_num_threads(1);
+  const ModelConfig model = load_model("demo");
+  Cluster cluster = load_cluster("demo");
+  for (DeviceType& type : cluster.types) type.attention_kernel = AttentionKernel::kFlash;
+  StrategyRequest request;
+  request.seq_len = 256;
+  request.sequences = 8;
+  request.microbatches = 2;
+  double worst = 0, added = 0;
+  i64 guests = 0;
+  for (const char* strategy : {"zebra", "ep", "ep_overlap", "dist_ep"}) {
+    Plan plan = find_strategy(strategy).make(model, cluster, request);
+    use_dtype(plan, Dtype::kFp32);
+    const Held without = held(model, cluster, plan);
+    for (const Copies& copies : kCopies) {
+      Plan copied = plan;
+      copies.use(copied, model);
+      const Held with = held(model, cluster, copied);
+      guests += with.guests;
+      Bytes more = 0, foretold = 0;
+      for (std::size_t d = 0; d < with.measured.size(); ++d) {
+        const double ratio = with.modelled[d] / with.measured[d];
+        EXPECT_NEAR(ratio, 1, 0.02) << strategy << " " << copies.name << " device " << d;
+        worst = std::max(worst, std::abs(ratio - 1));
+        more += with.measured[d] - without.measured[d];
+        foretold += with.modelled[d] - without.modelled[d];
+      }
+      // All devices together, for copies move rows from one to another.
+      EXPECT_GT(more, 1e6) << strategy << " " << copies.name;
+      EXPECT_NEAR(foretold / more, 1, 0.02) << strategy << " " << copies.name;
+      added = std::max(added, std::abs(foretold / more - 1));
+    }
+  }
+  EXPECT_GT(guests, 0);
+  std::cout << fmt::format(
+      "[          ] the model is off by {:.2f} % at worst, in what copies add by {:.2f} %; {} guests\n",
+      100 * worst, 100 * added, guests);
 }
 
 }  // namespace

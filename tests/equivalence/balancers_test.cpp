@@ -1,0 +1,133 @@
+#include "hetermoe/planner/balance/balancers.h"
+
+#include <gtest/gtest.h>
+
+#include "hetermoe/planner/balance/trace_balance.h"
+#include "hetermoe/train/batch.h"
+#include "hetermoe/train/route_probe.h"
+#include "tests/equivalence/ran_step.h"
+#include "tests/support/strategy_plans.h"
+
+// Whoever owns experts, divides copies and orders sequences: loss and all gradients are those of one device.
+namespace hetermoe::testing {
+namespace {
+
+constexpr double kTolerance = 1e-10;
+const StepOptions kStep = {true, 1, true};
+
+/// All that a user may name: the rows of the table, what has none, and every way to divide copies.
+std::vector<std::string> all_balancers() {
+  std::vector<std::string> out = {"none", "oracle"};
+  for (const Balancer& balancer : balancers()) out.push_back(balancer.name);
+  for (const std::string& split : EnumNames<CopySplit>::names()) out.push_back("none+" + split);
+  return out;
+}
+
+struct BalancedCase {
+  ModelConfig model = tiny_mixtral();
+  Cluster cluster = {};
+  Plan plan = {};  ///< with the strategy's own owners
+  std::string balancer = {};
+  Knows knows = Knows::kHistory;
+};
+
+/// What was seen over all cases, so that a loop over nothing is noticed.
+struct Seen {
+  i64 balancers = 0, runs = 0, moved = 0, copies = 0, guests = 0, ordered = 0;
+};
+
+TraceBalanceOptions options_of(const BalancedCase& c) {
+  std::set<DeviceId> owners;
+  for (const ExpertOwners& of_expert : c.plan.groups[0].layers[0].experts) owners.insert(of_expert[0].device);
+  return {.balancer = c.balancer,
+          .knows = c.knows,
+          .replicas = static_cast<i64>(owners.size()),
+          .topology = "ring",
+          .groups = "device"};
+}
+
+void count_owners(const BalancedCase& c, const Plan& plan, Seen& seen) {
+  for (std::size_t l = 0; l < plan.groups[0].layers.size(); ++l) {
+    const LayerOwners &before = c.plan.groups[0].layers[l].experts, &now = plan.groups[0].layers[l].experts;
+    for (std::size_t e = 0; e < now.size(); ++e) {
+      seen.copies += static_cast<i64>(now[e].size()) - 1;
+      seen.moved += now[e][0].device != before[e][0].device ? 1 : 0;
+    }
+  }
+}
+
+/// Owners by the step before, whose choices are others; or by the step itself, which replays them.
+void expect_reference(const BalancedCase& c, Seen& seen) {
+  const bool foresees = c.knows == Knows::kForesight;
+  const std::vector<at::Tensor> known = random_choices(c.plan, c.model, 5);
+  const TraceRouting step = routing_of_choices(known, c.model, "made");
+  std::vector<std::vector<double>> loads;
+  for (const i64 layer : layers_with_experts(c.model))
+    loads.push_back(copies_of_choices(known, c.model.num_experts)[static_cast<std::size_t>(layer)]);
+  const TraceBalance balance(c.model, c.cluster, c.plan, kStep, {});
+  const TraceBalanceOptions options = options_of(c);
+  Plan plan = balance.placed(options, loads, &step);
+  use_fp64(plan);
+  ASSERT_EQ(validate(plan, c.model, c.cluster), std::vector<std::string>{});
+  const std::vector<i64> order = foresees ? balance.order(options, plan, step) : std::vector<i64>();
+  const auto in_order = [&](StepInput& input) {
+    if (!order.empty()) reorder(input, order);
+  };
+  const auto run = [&] {
+    return run_step(c.model, c.cluster, plan, kStep, foresees ? known : std::vector<at::Tensor>(), {},
+                    in_order);
+  };
+  const Ran got = run();
+  EXPECT_LE(got.difference.max(), kTolerance) << got.difference.worst;
+  expect_same_bits(run(), got, "again");
+  count_owners(c, plan, seen);
+  ++seen.runs;
+  seen.guests += got.guests;
+  seen.ordered += !std::is_sorted(order.begin(), order.end()) ? 1 : 0;
+}
+
+/// On so many types of devices, by every strategy, in one part and in three.
+void try_balancer(const std::string& name, Knows knows, Seen& seen) {
+  BalancedCase c;
+  c.balancer = name;
+  c.knows = knows;
+  c.model.num_experts = 7;
+  StrategyRequest request = small_step();
+  request.sequences = 12;
+  for (const i32 num_types : {2, 3}) {
+    c.cluster = make_cluster(5, num_types);
+    for (const char* strategy : {"ep", "zebra", "dist_ep"}) {
+      c.plan = find_strategy(strategy).make(c.model, c.cluster, request);
+      for (const i32 chunks : {1, 3}) {
+        c.plan.chunks = chunks;
+        SCOPED_TRACE(fmt::format("{} by {}, {}, {} types, {} chunks", name, name_of(knows), strategy,
+                                 num_types, chunks));
+        expect_reference(c, seen);
+      }
+    }
+  }
+}
+
+TEST(EveryBalancer, EqualsTheReferenceOnTwoAndThreeDeviceTypes) {
+  Seen seen;
+  for (const std::string& name : all_balancers()) {
+    const BalancerChoice choice = balancer_choice(name);
+    if (choice.split == CopySplit::kOracle) continue;  // a bound for traces, which nothing can run
+    ++seen.balancers;
+    // Who goes by the sequences of a step must know them.
+    if (choice.balancer == nullptr || !choice.balancer->by_use) try_balancer(name, Knows::kHistory, seen);
+    try_balancer(name, Knows::kForesight, seen);
+  }
+  std::printf("%ld balancers, %ld cases: %ld experts moved, %ld copies, %ld guests, %ld orders\n",
+              static_cast<long>(seen.balancers), static_cast<long>(seen.runs), static_cast<long>(seen.moved),
+              static_cast<long>(seen.copies), static_cast<long>(seen.guests),
+              static_cast<long>(seen.ordered));
+  EXPECT_EQ(seen.balancers, static_cast<i64>(balancers().size()) + 4);  // none, and its three divisions
+  EXPECT_GT(seen.moved, 500);
+  EXPECT_GT(seen.copies, 200);
+  EXPECT_GT(seen.guests, 100);
+  EXPECT_GT(seen.ordered, 4);
+}
+
+}  // namespace
+}  // namespace hetermoe::testing
