@@ -19,13 +19,17 @@ Op state_op(OpKind kind, i32 state) { return {.kind = kind, .state = state}; }
 }  // namespace
 
 Scoreboard::Scoreboard(const Placement& placement)
-    : index_(placement), entries_(static_cast<std::size_t>(placement.num_places()) * kNumBuffers) {}
+    : index_(placement), pages_(static_cast<std::size_t>(placement.num_places()) * kNumBuffers) {}
 
 Scoreboard::Entry& Scoreboard::entry(const Access& access, DeviceId device) {
-  std::vector<Entry>& entries =
-      entries_[static_cast<std::size_t>(device) * kNumBuffers + static_cast<std::size_t>(access.buffer)];
-  if (entries.empty()) entries.resize(index_.size(access.buffer));
-  return entries[index_(access)];
+  constexpr std::size_t kOfPage = std::tuple_size_v<Page>;
+  std::vector<Page*>& pages =
+      pages_[static_cast<std::size_t>(device) * kNumBuffers + static_cast<std::size_t>(access.buffer)];
+  if (pages.empty()) pages.resize(index_.size(access.buffer) / kOfPage + 1, nullptr);
+  const std::size_t index = index_(access);
+  Page*& page = pages[index / kOfPage];
+  if (page == nullptr) page = &all_pages_.emplace_back();
+  return (*page)[index % kOfPage];
 }
 
 /// A reader takes the place of an earlier one on its lane, so that a list is never longer than there are
@@ -50,8 +54,9 @@ void Scoreboard::add_reader(Entry& entry, OpId op, LaneId lane) {
 bool Scoreboard::visit(const Access& access, DeviceId device, OpId op, LaneId lane,
                        std::vector<OpId>& before) {
   Entry& entry = this->entry(access, device);
-  if (entry.writer >= 0 && entry.writer != op) before.push_back(entry.writer);
-  const bool is_there = (entry.writer >= 0 && !entry.taken) || outlives_step(access.buffer);
+  const OpId writer = entry.writer();
+  if (writer >= 0 && writer != op) before.push_back(writer);
+  const bool is_there = (writer >= 0 && !entry.taken()) || outlives_step(access.buffer);
   if (access.mode == Mode::kRead) {
     add_reader(entry, op, lane);
     return is_there;
@@ -64,14 +69,14 @@ bool Scoreboard::visit(const Access& access, DeviceId device, OpId op, LaneId la
     r.next = free_;
     free_ = reader;
   }
-  entry.writer = op;
-  entry.taken = access.mode == Mode::kTake;
-  return !entry.taken || is_there;  // gradients and counts begin as zeros: adding needs no earlier writer
+  const bool takes = access.mode == Mode::kTake;
+  entry.write(op, takes);
+  return !takes || is_there;  // gradients and counts begin as zeros: adding needs no earlier writer
 }
 
 void Scoreboard::begin_next_step() {
-  for (std::size_t i = 0; i < entries_.size(); ++i) {
-    if (!spans_steps(static_cast<Buffer>(i % kNumBuffers))) entries_[i].clear();
+  for (std::size_t i = 0; i < pages_.size(); ++i) {
+    if (!spans_steps(static_cast<Buffer>(i % kNumBuffers))) pages_[i].clear();
   }
 }
 

@@ -1,4 +1,6 @@
 #pragma once
+#include <array>
+#include <deque>
 #include <span>
 #include <string>
 #include <vector>
@@ -22,10 +24,17 @@ class Scoreboard {
   void begin_next_step();
 
  private:
-  struct Entry {
-    OpId writer = -1;
-    i32 readers = -1;    // head of a list in pool_
-    bool taken = false;  // by the writer
+  class Entry {
+   public:
+    i32 readers = -1;  // head of a list in pool_
+
+    OpId writer() const { return taken() ? kTaken - code_ : code_; }
+    bool taken() const { return code_ <= kTaken; }  // by the writer
+    void write(OpId op, bool takes) { code_ = takes ? kTaken - op : op; }
+
+   private:
+    static constexpr i32 kTaken = -2;
+    i32 code_ = -1;  // the writer, -1 = none; of one that takes kTaken less it
   };
   struct Reader {
     OpId op;
@@ -35,8 +44,12 @@ class Scoreboard {
   Entry& entry(const Access& access, DeviceId device);
   void add_reader(Entry& entry, OpId op, LaneId lane);
 
+  // A device touches few of the layers and states of a large plan: entries come in pages, on first use.
+  using Page = std::array<Entry, 64>;
+
   BufferIndex index_;
-  std::vector<std::vector<Entry>> entries_;  // [device * kNumBuffers + buffer], allocated on first use
+  std::vector<std::vector<Page*>> pages_;  // [device * kNumBuffers + buffer]
+  std::deque<Page> all_pages_;
   std::vector<Reader> pool_;
   i32 free_ = -1;  // list of unused readers
 };
