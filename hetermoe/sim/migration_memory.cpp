@@ -58,7 +58,7 @@ class Held {
     const bool holds = !of_some || std::find(home.devices.begin(), home.devices.end(), holders_[unit][0]) !=
                                        home.devices.end();
     if (holds && home.weights == Residence::kHost) return 0;
-    if (holds && home.optimizer == Residence::kHost) return each.weights + each.gradients;
+    if (holds && home.optimizer == Residence::kHost) return each.weights_and_gradients();
     if (holds && home.weights == Residence::kSharded) return each.total() / replicas;
     return each.total(plan_.shard_optimizer ? replicas : 1);
   }
