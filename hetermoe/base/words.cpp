@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 namespace hetermoe {
 
 std::string plural_of(std::string_view noun) {
@@ -17,6 +19,16 @@ std::string plural_of(std::string_view noun) {
 
 std::string counted(i64 count, std::string_view noun) {
   return fmt::format("{} {}", count, count == 1 ? std::string(noun) : plural_of(noun));
+}
+
+std::vector<std::string> cut_at_commas(std::string_view text) {
+  std::vector<std::string> parts;
+  for (std::size_t begin = 0; begin < text.size();) {
+    const std::size_t comma = std::min(text.find(',', begin), text.size());
+    parts.emplace_back(text.substr(begin, comma - begin));
+    begin = comma + 1;
+  }
+  return parts;
 }
 
 }  // namespace hetermoe

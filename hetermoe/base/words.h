@@ -2,10 +2,11 @@
 #include <concepts>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "hetermoe/base/types.h"
 
-// Numbers in sentences.
+// Numbers in sentences, and lists that people write.
 namespace hetermoe {
 
 /// "device" -> "devices", "process" -> "processes", "entry" -> "entries".
@@ -23,5 +24,8 @@ template <std::integral T>
 std::string_view agree(T count, std::string_view singular, std::string_view plural) {
   return count == 1 ? singular : plural;
 }
+
+/// "a,b" -> "a", "b". What follows a last comma counts only if there is something.
+std::vector<std::string> cut_at_commas(std::string_view text);
 
 }  // namespace hetermoe

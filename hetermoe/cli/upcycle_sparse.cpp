@@ -1,7 +1,6 @@
 #include "hetermoe/cli/upcycle_sparse.h"
 
 #include <iostream>
-#include <sstream>
 
 #include "hetermoe/base/numbers.h"
 #include "hetermoe/base/words.h"
@@ -16,8 +15,7 @@ constexpr i64 kMostLayers = 1 << 16;  // of a range, so that a slip of the pen m
 
 std::vector<i64> layers_of(const std::string& text) {
   std::vector<i64> out;
-  std::istringstream parts(text);
-  for (std::string part; std::getline(parts, part, ',');) {
+  for (const std::string& part : cut_at_commas(text)) {
     const std::size_t dash = part.find('-');
     const std::optional<i64> first = whole_number(std::string_view(part).substr(0, dash));
     const std::optional<i64> last =

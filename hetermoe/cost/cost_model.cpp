@@ -97,10 +97,8 @@ ComputeWork WorkModel::compute_work(const Op& op, DeviceId device, const Exchang
       work.experts = load->instances[owner];
       return work;
     }
-    const auto& experts = placement_.plan().groups[idx(op.group)].layers[idx(op.layer)].experts;
-    for (const ExpertOwners& owners : experts) {
-      for (const ExpertOwner& o : owners) work.experts += o.device == device ? 1 : 0;
-    }
+    for (const i32 state : placement_.states_on(device, UnitPart::kExperts, op.layer))
+      work.experts += real(placement_.states()[idx(state)].experts.size());
     return work;
   }
   const i32 stage = stage_of(op, placement_.num_layers());

@@ -4,6 +4,8 @@
 #include <array>
 #include <bit>
 #include <map>
+#include <numeric>
+#include <span>
 #include <unordered_map>
 
 #include "hetermoe/base/index.h"
@@ -35,22 +37,17 @@ struct Transfers {
 class PortClasses {
  public:
   /// transfers: in the order of their numbers.
-  PortClasses(const std::vector<Transfers>& transfers, i32 num_ports) : uses_(idx(num_ports)) {
-    for (std::size_t t = 0; t < transfers.size(); ++t) {
-      for (const TransferCost& cost : transfers[t].costs) {
-        for (const PortLoad& load : cost.loads)
-          add_use(uses_[idx(load.port)], static_cast<i32>(t), load.seconds);
-      }
-    }
-    class_of_.resize(uses_.size());
-    loads_.resize(transfers.size());
+  PortClasses(const std::vector<Transfers>& transfers, i32 num_ports)
+      : begin_(idx(num_ports) + 1, 0), class_of_(idx(num_ports)), loads_(transfers.size()) {
+    collect_uses(transfers);
     std::map<std::vector<u64>, i32> known;
-    for (std::size_t port = 0; port < uses_.size(); ++port) {
-      if (uses_[port].empty()) continue;
-      const auto [entry, fresh] = known.try_emplace(signature(uses_[port]), num_classes_);
+    for (std::size_t port = 0; port < end_.size(); ++port) {
+      const std::span<Use> uses(uses_.data() + begin_[port], uses_.data() + end_[port]);
+      if (uses.empty()) continue;
+      const auto [entry, fresh] = known.try_emplace(signature(uses), num_classes_);
       class_of_[port] = entry->second;
       if (!fresh) continue;
-      for (const Use& use : uses_[port])
+      for (const Use& use : uses)
         loads_[idx(use.transfer)].push_back({num_classes_, use.seconds, use.copies});
       ++num_classes_;
     }
@@ -75,16 +72,31 @@ class PortClasses {
     i32 copies;
   };
 
-  static void add_use(std::vector<Use>& uses, i32 transfer, Seconds seconds) {
-    for (auto use = uses.rbegin(); use != uses.rend() && use->transfer == transfer; ++use) {
-      if (rounded(use->seconds) != rounded(seconds)) continue;
-      ++use->copies;
-      return;
-    }
-    uses.push_back({transfer, seconds, 1});
+  void collect_uses(const std::vector<Transfers>& transfers) {
+    const auto for_loads = [&](auto f) {
+      for (std::size_t t = 0; t < transfers.size(); ++t) {
+        for (const TransferCost& cost : transfers[t].costs) {
+          for (const PortLoad& load : cost.loads) f(idx(load.port), static_cast<i32>(t), load.seconds);
+        }
+      }
+    };
+    for_loads([&](std::size_t port, i32, Seconds) { ++begin_[port + 1]; });
+    std::partial_sum(begin_.begin(), begin_.end(), begin_.begin());
+    uses_.resize(begin_.back());
+    end_.assign(begin_.begin(), begin_.end() - 1);
+    for_loads([&](std::size_t port, i32 transfer, Seconds seconds) { add_use(port, transfer, seconds); });
   }
 
-  static std::vector<u64> signature(std::vector<Use>& uses) {
+  void add_use(std::size_t port, i32 transfer, Seconds seconds) {
+    for (std::size_t u = end_[port]; u > begin_[port] && uses_[u - 1].transfer == transfer; --u) {
+      if (rounded(uses_[u - 1].seconds) != rounded(seconds)) continue;
+      ++uses_[u - 1].copies;
+      return;
+    }
+    uses_[end_[port]++] = {transfer, seconds, 1};
+  }
+
+  static std::vector<u64> signature(std::span<Use> uses) {
     std::stable_sort(uses.begin(), uses.end(), [](const Use& a, const Use& b) {
       return a.transfer != b.transfer ? a.transfer < b.transfer : a.seconds < b.seconds;
     });
@@ -105,7 +117,8 @@ class PortClasses {
     return out;
   }
 
-  std::vector<std::vector<Use>> uses_;        // [port]
+  std::vector<std::size_t> begin_, end_;      // [port] into uses_
+  std::vector<Use> uses_;                     // port after port
   std::vector<i32> class_of_;                 // [port]
   std::vector<std::vector<PortLoad>> loads_;  // [transfer]
   i32 num_classes_ = 0;

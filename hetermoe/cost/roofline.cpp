@@ -1,7 +1,7 @@
 #include "hetermoe/cost/roofline.h"
 
 #include <algorithm>
-#include <map>
+#include <utility>
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/model/op_cost.h"
@@ -209,6 +209,27 @@ struct PortNumbers {
   i32 local, host_link, host;  // the first of each kind
 };
 
+/// What one of the participants of a transfer sends through a port.
+struct PortUse {
+  i32 port, number;
+  Bytes bytes;
+};
+
+/// One for each port, ascending; sums in the order of participants.
+void sum_by_port(std::vector<PortUse>& uses) {
+  std::sort(uses.begin(), uses.end(), [](const PortUse& a, const PortUse& b) {
+    return std::pair(a.port, a.number) < std::pair(b.port, b.number);
+  });
+  std::size_t last = 0;
+  for (std::size_t i = 1; i < uses.size(); ++i) {
+    if (uses[i].port == uses[last].port)
+      uses[last].bytes += uses[i].bytes;
+    else
+      uses[++last] = uses[i];
+  }
+  uses.resize(last + 1);
+}
+
 }  // namespace
 
 BytesPerSecond RooflineCost::port_rate(i32 port) const {
@@ -231,10 +252,11 @@ BytesPerSecond RooflineCost::port_rate(i32 port) const {
 
 TransferCost RooflineCost::transfer(const TransferWork& work) const {
   TransferCost cost;
-  std::map<i32, Bytes> ports;  // bytes through each port
+  std::vector<PortUse> uses;
+  uses.reserve(4 * work.participants.size());
   const PortNumbers first(cluster_);
   const auto add = [&](i32 port, Bytes bytes) {
-    if (bytes > 0) ports[port] += bytes;
+    if (bytes > 0) uses.push_back({port, static_cast<i32>(uses.size()), bytes});
   };
   for (std::size_t i = 0; i < work.participants.size(); ++i) {
     const PlaceId place = work.participants[i];
@@ -258,10 +280,12 @@ TransferCost RooflineCost::transfer(const TransferWork& work) const {
       add(first.host + 3 * node + 2, b.host_in + b.host_out);
     }
   }
-  if (ports.empty()) return cost;
+  if (uses.empty()) return cost;
   // A copy between a device and its host is started by the device alone.
   if (!is_host_copy(work.op)) cost.latency += software_.peer_message * real(work.participants.size() - 1);
-  for (const auto& [port, bytes] : ports) cost.loads.push_back({port, bytes / port_rate(port)});
+  sum_by_port(uses);
+  cost.loads.reserve(uses.size());
+  for (const PortUse& use : uses) cost.loads.push_back({use.port, use.bytes / port_rate(use.port)});
   return cost;
 }
 

@@ -373,7 +373,7 @@ i64 ParameterStore::updates() const {
 
 void ParameterStore::set_updates(i64 count) {
   for (auto& [key, shelf] : shelves_) {
-    for (StateTensors& state : shelf.states) state.moments.step = state.state.trainable ? count : 0;
+    for (StateTensors& state : shelf.states) state.moments.step = updates_here(state.state) ? count : 0;
   }
 }
 

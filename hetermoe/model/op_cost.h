@@ -39,7 +39,9 @@ i64 expert_weights(const ModelConfig& model);  ///< one routed expert: gate, up 
 struct StateBytes {
   Bytes weights = 0, gradients = 0, master = 0, moments = 0;
   /// Replicas divide master and moments among them where the optimizer is sharded.
-  Bytes total(double replicas = 1) const { return weights + gradients + (master + moments) / replicas; }
+  Bytes total(double replicas = 1) const { return weights_and_gradients() + (master + moments) / replicas; }
+  /// What forward and backward use.
+  Bytes weights_and_gradients() const { return weights + gradients; }
 };
 /// What the optimizer keeps of parameters. A master is that of 16-bit values; without one the values are
 /// rounded stochastically. Moments are never wider than 4 bytes but those of 8-byte values.

@@ -11,31 +11,25 @@
 namespace hetermoe {
 namespace {
 
-void add(std::set<DeviceId>& devices, const Shares& shares) {
-  for (const ShareRow& row : shares) {
-    for (const Share& share : row) devices.insert(share.device);
-  }
-}
-
 std::vector<DeviceId> holders_of(const Unit& unit, const Plan& plan, const ModelConfig& model) {
   std::set<DeviceId> devices;
   for (const Group& group : plan.groups) {
     switch (unit.part) {
       case UnitPart::kEmbed:
-        add(devices, group.embed);
-        add(devices, backward_embed_shares(group));
-        if (model.tie_embeddings) add(devices, group.head);
+        add_devices(group.embed, devices);
+        add_devices(backward_embed_shares(group), devices);
+        if (model.tie_embeddings) add_devices(group.head, devices);
         break;
       case UnitPart::kAttention:
-        add(devices, group.layers[idx(unit.layer)].attention);
-        add(devices, group.layers[idx(unit.layer)].attention_backward);
+        add_devices(group.layers[idx(unit.layer)].attention, devices);
+        add_devices(group.layers[idx(unit.layer)].attention_backward, devices);
         break;
       case UnitPart::kExperts:
         for (const ExpertOwner& owner : group.layers[idx(unit.layer)].experts[idx(unit.expert)])
           devices.insert(owner.device);
         break;
       case UnitPart::kHead:
-        add(devices, group.head);
+        add_devices(group.head, devices);
         break;
     }
   }

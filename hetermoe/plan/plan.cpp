@@ -1,7 +1,6 @@
 #include "hetermoe/plan/plan.h"
 
 #include <algorithm>
-#include <set>
 #include <utility>
 
 #include "hetermoe/base/enum_count.h"
@@ -64,9 +63,7 @@ std::vector<std::string> roles_of(const Plan& plan) {
     if (d < of_device.size()) of_device[d] = true;
   };
   const auto set_shares = [&](std::vector<bool>& of_device, const Shares& shares) {
-    for (const ShareRow& row : shares) {
-      for (const Share& share : row) set(of_device, share.device);
-    }
+    for_devices(shares, [&](DeviceId device) { set(of_device, device); });
   };
   for (const Group& group : plan.groups) {
     set_shares(ends, group.embed), set_shares(ends, group.head);
@@ -178,7 +175,7 @@ class Validator {
     if (!same_dtype(embed, "the embedding") || !same_dtype(head, "the head")) return;
     for (std::size_t l = 0; l < plan_.groups[0].layers.size(); ++l) {
       std::set<DeviceId> attention;
-      for (const Group& group : plan_.groups) add_devices(group.layers[l], attention);
+      for (const Group& group : plan_.groups) add_sources(group.layers[l], attention);
       if (!same_dtype(attention, fmt::format("the attention part of layer {}", l))) return;
       for (std::size_t e = 0; e < plan_.groups[0].layers[l].experts.size(); ++e) {
         std::set<DeviceId> owners;
@@ -190,14 +187,9 @@ class Validator {
     }
   }
 
-  static void add_devices(const LayerPlacement& layer, std::set<DeviceId>& devices) {
+  static void add_sources(const LayerPlacement& layer, std::set<DeviceId>& devices) {
     add_devices(layer.attention, devices);
     add_devices(layer.attention_backward, devices);
-  }
-  static void add_devices(const Shares& shares, std::set<DeviceId>& devices) {
-    for (const ShareRow& row : shares) {
-      for (const Share& share : row) devices.insert(share.device);
-    }
   }
 
   bool same_dtype(const std::set<DeviceId>& devices, const std::string& what) {
@@ -291,7 +283,7 @@ class Validator {
           "local, resend or ahead");
     }
     std::set<DeviceId> users;
-    add_devices(layer, users);
+    add_sources(layer, users);
     for (const ExpertOwners& owners : layer.experts) {
       for (const ExpertOwner& owner : owners) users.insert(owner.device);
     }
@@ -331,7 +323,7 @@ class Validator {
       if (part == UnitPart::kEmbed) add_devices(backward_embed_shares(group), all[0]);
       if (part == UnitPart::kHead || (part == UnitPart::kEmbed && model_.tie_embeddings))
         add_devices(group.head, all[0]);
-      if (part == UnitPart::kAttention) add_devices(group.layers[layer], all[0]);
+      if (part == UnitPart::kAttention) add_sources(group.layers[layer], all[0]);
       for (std::size_t e = 0; part == UnitPart::kExperts && e < all.size(); ++e) {
         for (const ExpertOwner& owner : group.layers[layer].experts[e]) all[e].insert(owner.device);
       }

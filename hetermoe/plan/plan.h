@@ -1,5 +1,6 @@
 #pragma once
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -234,6 +235,17 @@ struct Plan {
 /// The row of `shares` that holds for microbatch `m`.
 inline const ShareRow& share_row(const Shares& shares, i32 m) {
   return shares[shares.size() == 1 ? 0 : static_cast<std::size_t>(m)];
+}
+/// Calls f(device) for each share.
+template <class F>
+void for_devices(const Shares& shares, F f) {
+  for (const ShareRow& row : shares) {
+    for (const Share& share : row) f(share.device);
+  }
+}
+/// Adds the devices that the shares list.
+inline void add_devices(const Shares& shares, std::set<DeviceId>& devices) {
+  for_devices(shares, [&](DeviceId device) { devices.insert(device); });
 }
 /// Sequences of `device` in a row, 0 when it is absent.
 i64 sequences_of(const ShareRow& row, DeviceId device);

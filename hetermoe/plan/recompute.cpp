@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <charconv>
-#include <sstream>
 
 #include "hetermoe/base/index.h"
+#include "hetermoe/base/words.h"
 
 namespace hetermoe {
 
@@ -80,9 +80,7 @@ void set_recompute_of_layers(Plan& plan, const std::string& ranges, const std::s
       fail<ConfigError>(where, "got \"{}\", but strategy {} chooses for each layer itself: leave it out",
                         ranges, plan.strategy);
   }
-  std::istringstream parts(ranges);
-  std::string range;
-  while (std::getline(parts, range, ',')) set_range(plan, range, where);
+  for (const std::string& range : cut_at_commas(ranges)) set_range(plan, range, where);
   if (!ranges.empty() && ranges.back() == ',')
     fail<ConfigError>(where, "got \"{}\", expected {}", ranges, kExpected);
 }

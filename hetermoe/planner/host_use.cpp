@@ -69,8 +69,8 @@ class HostMemory {
       const auto layer = static_cast<i32>(l);
       add({layer, UnitPart::kAttention, -1}, counts_.attention_part[l],
           [&](const Group& group, auto& devices) {
-            add_shares(group.layers[l].attention, devices);
-            add_shares(backward_shares(group.layers[l]), devices);
+            add_devices(group.layers[l].attention, devices);
+            add_devices(backward_shares(group.layers[l]), devices);
           });
       for (std::size_t e = 0; e < plan_.groups[0].layers[l].experts.size(); ++e) {
         add({layer, UnitPart::kExperts, static_cast<ExpertId>(e)}, counts_.expert,
@@ -80,11 +80,11 @@ class HostMemory {
       }
     }
     add({-1, UnitPart::kEmbed, -1}, counts_.embedding, [&](const Group& group, auto& devices) {
-      add_shares(group.embed, devices);
-      add_shares(backward_embed_shares(group), devices);
+      add_devices(group.embed, devices);
+      add_devices(backward_embed_shares(group), devices);
     });
     add({static_cast<i32>(model_.num_layers), UnitPart::kHead, -1}, counts_.head,
-        [&](const Group& group, auto& devices) { add_shares(group.head, devices); });
+        [&](const Group& group, auto& devices) { add_devices(group.head, devices); });
     for (const Group& group : plan_.groups) {
       const InFlight in_flight = traits_of(plan_.order).in_flight(plan_, group);
       for (std::size_t l = 0; l < group.layers.size(); ++l) add_saved(group, l, in_flight);
@@ -93,12 +93,6 @@ class HostMemory {
   }
 
  private:
-  static void add_shares(const Shares& shares, std::set<DeviceId>& devices) {
-    for (const ShareRow& row : shares) {
-      for (const Share& share : row) devices.insert(share.device);
-    }
-  }
-
   template <class Holders>
   void add(const Unit& unit, i64 parameters, Holders holders) {
     if (home_of(plan_.groups[0], unit.part, unit.layer).optimizer != Residence::kHost) return;

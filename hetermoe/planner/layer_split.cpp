@@ -7,8 +7,8 @@
 
 namespace hetermoe {
 
-std::vector<i64> split_layers(i64 layers, i64 stages, const std::function<double(const LayerRun&)>& cost,
-                              const std::function<bool(const LayerRun&)>& allowed) {
+std::vector<i64> split_layers(i64 layers, i64 stages,
+                              const std::function<std::optional<double>(const LayerRun&)>& cost) {
   constexpr double kNone = std::numeric_limits<double>::infinity();
   if (stages < 1 || layers < stages) return {};
   // [first layer] of the stages from the current one on: the largest cost, and the current stage's layers.
@@ -20,12 +20,12 @@ std::vector<i64> split_layers(i64 layers, i64 stages, const std::function<double
     // Every stage before and after has a layer, too.
     for (i64 first = stage; first <= layers - (stages - stage); ++first) {
       for (i64 count = 1; first + count <= layers - (stages - stage - 1); ++count) {
-        const LayerRun run{stage, first, count};
-        if (!allowed(run)) break;
-        const double alone = cost(run), with_later = std::max(alone, later[idx(first + count)]);
+        const std::optional<double> alone = cost({stage, first, count});
+        if (!alone) break;
+        const double with_later = std::max(*alone, later[idx(first + count)]);
         if (with_later < here[idx(first)])
           here[idx(first)] = with_later, chosen[idx(stage)][idx(first)] = count;
-        if (alone >= here[idx(first)]) break;  // longer runs cost no less
+        if (*alone >= here[idx(first)]) break;  // longer runs cost no less
       }
     }
     std::swap(here, later);

@@ -23,9 +23,7 @@ struct Replicas {
 
 double num_listed(const Shares& shares) {
   std::set<DeviceId> devices;
-  for (const ShareRow& row : shares) {
-    for (const Share& share : row) devices.insert(share.device);
-  }
+  add_devices(shares, devices);
   return real(devices.size());
 }
 
@@ -110,14 +108,13 @@ class GroupMemory {
     /// lasts a step.
     void add(i64 parameters, double replicas, const Home& home, const StateBytes& each) {
       if (is_gathered(home, replicas)) {
-        sum += real(parameters) * (each.total() / replicas + resident(each));
+        sum += real(parameters) * (each.total() / replicas + each.weights_and_gradients());
         messages = std::max(messages, gathered_end_messages(real(parameters), replicas, each));
         return;
       }
       const bool updates = home.optimizer != Residence::kHost;
-      sum += real(parameters) * (updates ? each.total(replicas) : resident(each));
+      sum += real(parameters) * (updates ? each.total(replicas) : each.weights_and_gradients());
     }
-    static Bytes resident(const StateBytes& each) { return each.weights + each.gradients; }
     static bool is_gathered(const Home& home, double replicas) {
       return home.weights == Residence::kSharded && replicas > 1;
     }
@@ -162,7 +159,7 @@ class GroupMemory {
     const double replicas = replicas_.attention[l], count = real(counts_.attention_part[l]);
     const StateBytes each = trained_.of(use.state, UnitPart::kAttention, static_cast<i64>(l));
     if (home.weights == Residence::kHost) {
-      use.attention_visits.add(count * Use::resident(each));
+      use.attention_visits.add(count * each.weights_and_gradients());
     } else if (Use::is_gathered(home, replicas)) {
       use.sum += count * each.total() / replicas;
       use.gathered =
@@ -183,7 +180,7 @@ class GroupMemory {
         Use& use = use_[idx(owner.device)];
         const StateBytes each = trained_.of(use.state, UnitPart::kExperts, static_cast<i64>(layer));
         if (visits)
-          visit[idx(owner.device)] += real(counts_.expert) * Use::resident(each);
+          visit[idx(owner.device)] += real(counts_.expert) * each.weights_and_gradients();
         else
           use.add(counts_.expert, replicas_.experts[layer][e], home, each);
         share_[idx(owner.device)] += owner.share;
@@ -207,7 +204,7 @@ class GroupMemory {
       OpMemory op = experts_memory(plan_, recompute(layer), model_, copies, use.element);
       // Matrices as their adapters change them, and their gradients, are made for each op.
       if (trained_.adapts() && each.gradients > 0)
-        op.largest += owned * real(counts_.expert) * (use.state.weights + use.state.gradients);
+        op.largest += owned * real(counts_.expert) * use.state.weights_and_gradients();
       // Where a device also computes attention, what is left waits for the dispatch of the whole window.
       if (plan_.weight_gradients == WeightGradients::kAfter)
         op.largest +=
@@ -369,7 +366,7 @@ Bytes reduction_bytes(double parameters, double holders, Bytes gradient) {
 }
 
 Bytes gathered_layer_bytes(double parameters, double holders, double visits, const StateBytes& each) {
-  return parameters * (each.weights + each.gradients) * (visits + 1 - 1 / holders);
+  return parameters * each.weights_and_gradients() * (visits + 1 - 1 / holders);
 }
 
 Bytes gathered_end_messages(double parameters, double holders, const StateBytes& each) {

@@ -49,8 +49,8 @@ i64 most_groups(const Rates& rates) {
     if (rates.visits(UnitPart::kExperts)) of_experts = {};
     if (rates.visits(UnitPart::kAttention)) of_others = {};
   }
-  const Bytes each_experts = experts * (of_experts.weights + of_experts.gradients);
-  const Bytes each_others = others * (of_others.weights + of_others.gradients);
+  const Bytes each_experts = experts * of_experts.weights_and_gradients();
+  const Bytes each_others = others * of_others.weights_and_gradients();
   const Bytes of_group = gathers ? each_experts : each_experts + each_others;
   Bytes room =
       -experts * (of_experts.master + of_experts.moments) - others * (of_others.master + of_others.moments);
@@ -195,14 +195,27 @@ class Ranker {
   bool split(PipelineShape& shape) const {
     const StageCosts costs(rates_, shape.order, shape.stages);
     const i64 layers = request_.model.num_layers, stages = static_cast<i64>(shape.stages.size());
-    const auto fits = [&](const LayerRun& run) { return costs.fits(run); };
-    const auto time = [&](const LayerRun& run) { return costs.time(run); };
-    shape.layers = split_layers(layers, stages, time, fits);
+    // Both cuts ask for most runs, and for those from a layer on in the order of their length.
+    std::vector<std::vector<RunChoice>> known(idx(stages * layers));
+    const auto choice_of = [&](const LayerRun& run) {
+      std::vector<RunChoice>& from = known[idx(run.stage * layers + run.first)];
+      for (LayerRun next = run; from.size() < idx(run.count);) {
+        next.count = static_cast<i64>(from.size()) + 1;
+        from.push_back(costs.choice(next));
+      }
+      return from[idx(run.count - 1)];
+    };
+    shape.layers = split_layers(layers, stages, [&](const LayerRun& run) {
+      const RunChoice choice = choice_of(run);
+      return choice.fits ? std::optional(choice.time) : std::nullopt;
+    });
     if (shape.layers.empty()) return false;
     const Seconds slowest = costs.slowest(shape.layers);
-    const auto fill = [&](const LayerRun& run) { return costs.least_memory(run) / costs.usable(run.stage); };
-    shape.layers = split_layers(layers, stages, fill, [&](const LayerRun& run) {
-      return costs.time(run) <= slowest && costs.fits(run);
+    shape.layers = split_layers(layers, stages, [&](const LayerRun& run) {
+      const RunChoice choice = choice_of(run);
+      return choice.fits && choice.time <= slowest
+                 ? std::optional(choice.least_memory / costs.usable(run.stage))
+                 : std::nullopt;
     });
     LayerRun run;
     for (i64 s = 0; s < stages; ++s, run.first += run.count) {
@@ -215,15 +228,17 @@ class Ranker {
 
   std::optional<PipelineMiss> miss_of(const PipelineOrder& order, const Stages& stages) const {
     const StageCosts costs(rates_, order, stages);
-    const auto lacks = [&](const LayerRun& run) { return costs.least_memory(run) - costs.usable(run.stage); };
-    const std::vector<i64> layers = split_layers(request_.model.num_layers, static_cast<i64>(stages.size()),
-                                                 lacks, [](const LayerRun&) { return true; });
+    const auto lacks = [&](const LayerRun& run) {
+      return costs.choice(run).least_memory - costs.usable(run.stage);
+    };
+    const std::vector<i64> layers =
+        split_layers(request_.model.num_layers, static_cast<i64>(stages.size()), lacks);
     std::optional<PipelineMiss> worst;
     LayerRun run;
     for (std::size_t s = 0; s < layers.size(); ++s, run.first += run.count) {
       run.stage = static_cast<i64>(s), run.count = layers[s];
       if (worst && lacks(run) <= worst->need - worst->usable) continue;
-      worst = {static_cast<i64>(stages.size()), order.groups, stages[s].cls, costs.least_memory(run),
+      worst = {static_cast<i64>(stages.size()), order.groups, stages[s].cls, costs.choice(run).least_memory,
                costs.usable(run.stage)};
     }
     return worst;

@@ -260,7 +260,7 @@ Bytes Rates::state_bytes(UnitPart part, double replicas) const {
   // What is gathered comes as messages first.
   const double messages = is_gathered ? 1 - 1 / replicas : 0;
   const double slots = is_expert ? VisitSlots().experts : VisitSlots().attention + messages;
-  const Bytes whole = each.weights + each.gradients;
+  const Bytes whole = each.weights_and_gradients();
   const Bytes kept = is_gathered ? each.total() / replicas : 0;
   if (visits(part) || (is_gathered && part == UnitPart::kAttention))
     return kept + whole * std::min(1.0, slots / std::max(1.0, layers));

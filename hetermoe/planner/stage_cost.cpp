@@ -91,7 +91,7 @@ void StageCosts::add_states(Part& part, const StageDevices& stage, const Held& h
   const double visits = held.visits;
   const StateBytes state = rates_.state_of(held.part);
   if (rates_.request().limits.host_use != HostUse::kNone) {
-    const Bytes here = parameters * (state.weights + state.gradients);
+    const Bytes here = parameters * state.weights_and_gradients();
     (rates_.visits(held.part) ? part.attention_visit : part.states) = here;
     part.reduction = reduction_bytes(parameters, holders, state.gradients);
     return;
@@ -101,7 +101,7 @@ void StageCosts::add_states(Part& part, const StageDevices& stage, const Held& h
     if (visits > 1) {
       part.attention.largest += gathered_layer_bytes(parameters, holders, visits, state);
     } else {
-      part.states += parameters * (state.weights + state.gradients);
+      part.states += parameters * state.weights_and_gradients();
       part.reduction = gathered_end_messages(parameters, holders, state);
     }
     return;
@@ -135,14 +135,14 @@ StageCosts::Part StageCosts::layer(const StageDevices& stage, bool dense, Recomp
   const LayerCost experts = rates_.experts(stage.cls, copies, owned(stage), recompute);
   const double held = owned(stage) * real(rates_.counts().expert);
   if (rates_.visits(UnitPart::kExperts))
-    part.experts_visit = held * (state.weights + state.gradients);
+    part.experts_visit = held * state.weights_and_gradients();
   else
     part.states += held * rates_.state_bytes(UnitPart::kExperts, order_.shard_optimizer ? groups : 1);
   part.reduction = std::max(part.reduction, reduction_bytes(held, groups, state.gradients));
   part.experts = experts_memory(plan_, recompute, model, copies, element);
   if (rates_.trained().adapts() && state.gradients > 0) {
     const StateBytes whole = state_bytes_of(rates_.request());
-    part.experts.largest += held * (whole.weights + whole.gradients);  // as estimate_memory() has it
+    part.experts.largest += held * whole.weights_and_gradients();  // as estimate_memory() has it
   }
   if (waits) part.rows_wait = part.experts.saved;
   const Seconds trip = 2 * exchange(stage);
@@ -215,28 +215,29 @@ Bytes StageCosts::memory(const LayerRun& run, const RunRecompute& how) const {
   return states + stage_memory(ops, of_window, reduction, window, resends);
 }
 
-RunRecompute StageCosts::uniform(const LayerRun& run) const {
-  RunRecompute fastest = RunRecompute::all(kRecomputes.back());
-  Seconds least = std::numeric_limits<Seconds>::infinity();
+RunChoice StageCosts::choice(const LayerRun& run) const {
+  RunChoice best;
+  best.least_memory = std::numeric_limits<Bytes>::infinity();
   for (const Recompute recompute : kRecomputes) {
     const RunRecompute next = RunRecompute::all(recompute);
-    if (!fits(run, next)) continue;
-    if (const Seconds takes = time(run, next); takes < least) least = takes, fastest = next;
+    const Bytes needs = memory(run, next);
+    best.least_memory = std::min(best.least_memory, needs);
+    if (needs > usable(run.stage)) continue;
+    const Seconds takes = time(run, next);
+    if (!best.fits || takes < best.time) best.recompute = next, best.time = takes;
+    best.fits = true;
   }
-  return fastest;
-}
-
-Bytes StageCosts::least_memory(const LayerRun& run) const {
-  Bytes least = std::numeric_limits<Bytes>::infinity();
-  for (const Recompute recompute : kRecomputes)
-    least = std::min(least, memory(run, RunRecompute::all(recompute)));
-  return least;
+  if (best.fits) return best;
+  best.recompute = RunRecompute::all(kRecomputes.back());
+  best.time = time(run, best.recompute);
+  return best;
 }
 
 RunRecompute StageCosts::mixed(const LayerRun& run) const {
-  RunRecompute best = uniform(run);
-  if (!fits(run, best)) return best;
-  Seconds least = time(run, best);
+  const RunChoice uniform = choice(run);
+  RunRecompute best = uniform.recompute;
+  if (!uniform.fits) return best;
+  Seconds least = uniform.time;
   for (std::size_t fast = 0; fast < kRecomputes.size(); ++fast) {
     for (std::size_t lean = fast + 1; lean < kRecomputes.size(); ++lean) {
       RunRecompute next{kRecomputes[fast], kRecomputes[lean], 0};
@@ -255,7 +256,7 @@ Seconds StageCosts::slowest(const std::vector<i64>& layers) const {
   LayerRun run;
   for (std::size_t s = 0; s < layers.size(); ++s, run.first += run.count) {
     run.stage = static_cast<i64>(s), run.count = layers[s];
-    slowest = std::max(slowest, time(run));
+    slowest = std::max(slowest, choice(run).time);
   }
   return slowest;
 }

@@ -34,29 +34,31 @@ struct RunRecompute {
   Recompute of(i64 layer_of_run) const { return layer_of_run < num_first ? first : rest; }
 };
 
+/// One recomputation for all layers of a run.
+struct RunChoice {
+  RunRecompute recompute;  ///< the fastest that has room; where none has, resend
+  Seconds time = 0;        ///< with it
+  bool fits = false;
+  Bytes least_memory = 0;  ///< with the one that needs least
+};
+
 class StageCosts {
  public:
   /// Keeps a reference to the rates.
   StageCosts(const Rates& rates, const PipelineOrder& order, std::vector<StageDevices> stages);
 
-  /// The fastest recomputation of all layers of a run that has room; where none has, resend.
-  RunRecompute uniform(const LayerRun& run) const;
+  RunChoice choice(const LayerRun& run) const;
   /// The fastest that has room, of some layers in one way and of the others in another.
   RunRecompute mixed(const LayerRun& run) const;
   /// Of a window of microbatches, forward and backward, when nothing but the stage's own microbatches hides
   /// its exchanges.
   Seconds time(const LayerRun& run, const RunRecompute& how) const;
-  Seconds time(const LayerRun& run) const { return time(run, uniform(run)); }
   /// Of the fullest device, as estimate_memory() says.
   Bytes memory(const LayerRun& run, const RunRecompute& how) const;
-  /// With the recomputation that needs least.
-  Bytes least_memory(const LayerRun& run) const;
   Bytes usable(i64 stage) const { return rates_.usable_memory(stages_[static_cast<std::size_t>(stage)].cls); }
   bool fits(const LayerRun& run, const RunRecompute& how) const {
     return memory(run, how) <= usable(run.stage);
   }
-  /// With some recomputation.
-  bool fits(const LayerRun& run) const { return least_memory(run) <= usable(run.stage); }
   Seconds slowest(const std::vector<i64>& layers) const;  ///< of stages of so many layers
   /// Of a step, by stages of so many layers that recompute so.
   Seconds step(const std::vector<i64>& layers, const std::vector<RunRecompute>& how) const;

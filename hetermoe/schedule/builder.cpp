@@ -18,60 +18,73 @@ Op state_op(OpKind kind, i32 state) { return {.kind = kind, .state = state}; }
 
 }  // namespace
 
-Scoreboard::Scoreboard(const Placement& placement)
-    : index_(placement), entries_(static_cast<std::size_t>(placement.num_places()) * kNumBuffers) {}
+Scoreboard::Scoreboard(const Placement& placement) : index_(placement), pages_(idx(placement.num_places())) {
+  for (std::size_t b = 0; b < kNumBuffers; ++b)
+    first_page_[b + 1] = first_page_[b] + index_.size(static_cast<Buffer>(b)) / kOfPage + 1;
+}
 
 Scoreboard::Entry& Scoreboard::entry(const Access& access, DeviceId device) {
-  std::vector<Entry>& entries =
-      entries_[static_cast<std::size_t>(device) * kNumBuffers + static_cast<std::size_t>(access.buffer)];
-  if (entries.empty()) entries.resize(index_.size(access.buffer));
-  return entries[index_(access)];
+  std::vector<Entry*>& pages = pages_[idx(device)];
+  if (pages.empty()) pages.resize(first_page_.back(), nullptr);
+  const std::size_t index = index_(access);
+  Entry*& page = pages[first_page_[idx(access.buffer)] + index / kOfPage];
+  if (page == nullptr) {
+    const std::size_t size = std::min(kOfPage, index_.size(access.buffer));
+    page = all_pages_.emplace_back(std::make_unique<Entry[]>(size)).get();
+  }
+  return page[index % kOfPage];
 }
 
 /// A reader takes the place of an earlier one on its lane, so that a list is never longer than there are
 /// queues: parameters are read in every microbatch.
 void Scoreboard::add_reader(Entry& entry, OpId op, LaneId lane) {
-  for (i32 reader = entry.readers; reader >= 0; reader = pool_[idx(reader)].next) {
-    if (pool_[idx(reader)].lane != lane) continue;
-    pool_[idx(reader)].op = op;
+  Reader* reader = &entry.reader;
+  if (reader->op < 0) {
+    *reader = {op, lane, -1};
+    return;
+  }
+  while (reader->lane != lane && reader->next >= 0) reader = &pool_[idx(reader->next)];
+  if (reader->lane == lane) {
+    reader->op = op;
     return;
   }
   if (free_ < 0) {
-    pool_.push_back({op, lane, entry.readers});
-    entry.readers = static_cast<i32>(pool_.size()) - 1;
-    return;
+    free_ = static_cast<i32>(pool_.size());
+    pool_.emplace_back();
   }
-  const i32 reader = free_;
-  free_ = pool_[idx(reader)].next;
-  pool_[idx(reader)] = {op, lane, entry.readers};
-  entry.readers = reader;
+  Reader& added = pool_[idx(free_)];
+  const i32 next_free = added.next;
+  added = {op, lane, entry.reader.next};
+  entry.reader.next = std::exchange(free_, next_free);
 }
 
-bool Scoreboard::visit(const Access& access, DeviceId device, OpId op, LaneId lane,
-                       std::vector<OpId>& before) {
-  Entry& entry = this->entry(access, device);
-  if (entry.writer >= 0 && entry.writer != op) before.push_back(entry.writer);
-  const bool is_there = (entry.writer >= 0 && !entry.taken) || outlives_step(access.buffer);
+bool Scoreboard::visit(Entry& entry, const Access& access, OpId op, LaneId lane, std::vector<OpId>& before) {
+  const OpId writer = entry.writer();
+  if (writer >= 0 && writer != op) before.push_back(writer);
+  const bool is_there = (writer >= 0 && !entry.taken()) || outlives_step(access.buffer);
   if (access.mode == Mode::kRead) {
     add_reader(entry, op, lane);
     return is_there;
   }
-  while (entry.readers >= 0) {
-    const i32 reader = entry.readers;
-    Reader& r = pool_[static_cast<std::size_t>(reader)];
+  if (entry.reader.op >= 0 && entry.reader.op != op) before.push_back(entry.reader.op);
+  for (i32 reader = entry.reader.next; reader >= 0;) {
+    Reader& r = pool_[idx(reader)];
     if (r.op != op) before.push_back(r.op);
-    entry.readers = r.next;
-    r.next = free_;
-    free_ = reader;
+    const i32 next = std::exchange(r.next, free_);
+    free_ = std::exchange(reader, next);
   }
-  entry.writer = op;
-  entry.taken = access.mode == Mode::kTake;
-  return !entry.taken || is_there;  // gradients and counts begin as zeros: adding needs no earlier writer
+  entry.reader = {};
+  const bool takes = access.mode == Mode::kTake;
+  entry.write(op, takes);
+  return !takes || is_there;  // gradients and counts begin as zeros: adding needs no earlier writer
 }
 
 void Scoreboard::begin_next_step() {
-  for (std::size_t i = 0; i < entries_.size(); ++i) {
-    if (!spans_steps(static_cast<Buffer>(i % kNumBuffers))) entries_[i].clear();
+  for (std::vector<Entry*>& pages : pages_) {
+    for (std::size_t b = 0; b < kNumBuffers && !pages.empty(); ++b) {
+      if (!spans_steps(static_cast<Buffer>(b)))
+        std::fill(pages.data() + first_page_[b], pages.data() + first_page_[b + 1], nullptr);
+    }
   }
 }
 
@@ -122,8 +135,12 @@ void ScheduleBuilder::visit_buffers(OpId id, const Op& op, LaneId lane) {
   accesses_.clear();
   before_.clear();
   accesses(op, device, placement_, accesses_);
-  for (const Access& access : accesses_) {
-    if (!scoreboard_.visit(access, device, id, lane, before_) && faults_.size() < kMaxFaults) {
+  // All are looked up before the first is read: memory is waited for once.
+  entries_.clear();
+  for (const Access& access : accesses_) entries_.push_back(&scoreboard_.entry(access, device));
+  for (std::size_t i = 0; i < accesses_.size(); ++i) {
+    const Access& access = accesses_[i];
+    if (!scoreboard_.visit(*entries_[i], access, id, lane, before_) && faults_.size() < kMaxFaults) {
       faults_.push_back(
           fmt::format("{} on device {} reads {} (layer {}, microbatch {}), which no earlier op writes",
                       to_string(op), device, name_of(access.buffer), access.layer, access.microbatch));
@@ -146,6 +163,7 @@ std::size_t ScheduleBuilder::begin_clock(LaneId lane) {
 /// first: only they can imply earlier ones.
 void ScheduleBuilder::add_dependencies(DeviceId device, std::size_t clock) {
   std::sort(before_.begin(), before_.end(), std::greater<>());
+  before_.erase(std::unique(before_.begin(), before_.end()), before_.end());
   for (const OpId other : before_) {
     const std::size_t entry = entry_of(other, device);
     if (other <= clocks_[clock + idx(lane_at(schedule_.lanes[entry]))]) continue;

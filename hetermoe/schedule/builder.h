@@ -1,4 +1,6 @@
 #pragma once
+#include <array>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -11,32 +13,50 @@ namespace hetermoe {
 /// Remembers, per buffer, the last writer and the readers since: what a new access must wait for.
 class Scoreboard {
  public:
+  class Entry;
   explicit Scoreboard(const Placement& placement);
 
+  /// What is known of a buffer. Stays where it is.
+  Entry& entry(const Access& access, DeviceId device);
   /// Appends to `before` the ops that must end before `op`, on that lane, may touch the buffer, but for
   /// those that another one implies because a later op of their lane is there; records the access. False when
-  /// it reads what nobody wrote.
-  bool visit(const Access& access, DeviceId device, OpId op, LaneId lane, std::vector<OpId>& before);
+  /// it reads what nobody wrote. entry: that of the access.
+  bool visit(Entry& entry, const Access& access, OpId op, LaneId lane, std::vector<OpId>& before);
   /// From here on accesses are those of the next step, which has buffers of its own but for those that span
   /// steps.
   void begin_next_step();
 
  private:
-  struct Entry {
-    OpId writer = -1;
-    i32 readers = -1;    // head of a list in pool_
-    bool taken = false;  // by the writer
-  };
   struct Reader {
-    OpId op;
-    LaneId lane;
-    i32 next;
+    OpId op = -1;  // -1 = none
+    LaneId lane = -1;
+    i32 next = -1;  // in pool_
   };
-  Entry& entry(const Access& access, DeviceId device);
+
+ public:
+  class Entry {
+   private:
+    friend class Scoreboard;
+    OpId writer() const { return taken() ? kTaken - code_ : code_; }
+    bool taken() const { return code_ <= kTaken; }  // by the writer
+    void write(OpId op, bool takes) { code_ = takes ? kTaken - op : op; }
+
+    static constexpr i32 kTaken = -2;
+    i32 code_ = -1;  // the writer, -1 = none; of one that takes kTaken less it
+    Reader reader;   // head of a list, most of which have one
+  };
+
+ private:
   void add_reader(Entry& entry, OpId op, LaneId lane);
 
+  // A device touches few of the layers and states of a large plan: entries come in pages of so many, on first
+  // use.
+  static constexpr std::size_t kOfPage = 64;
+
   BufferIndex index_;
-  std::vector<std::vector<Entry>> entries_;  // [device * kNumBuffers + buffer], allocated on first use
+  std::array<std::size_t, kNumBuffers + 1> first_page_ = {};  // of each buffer, and the end
+  std::vector<std::vector<Entry*>> pages_;                    // [device] empty until its first access
+  std::vector<std::unique_ptr<Entry[]>> all_pages_;
   std::vector<Reader> pool_;
   i32 free_ = -1;  // list of unused readers
 };
@@ -102,10 +122,11 @@ class ScheduleBuilder {
   std::vector<i32> lagging_;             // states that are complete and updated a step late
   std::vector<i64> routes_pending_;      // [balance set] microbatches whose last router is not appended
   std::vector<std::string> faults_;
-  std::vector<Access> accesses_;        // of the op being appended, on one device
-  std::vector<OpId> before_;            // what they wait for
-  std::vector<OpId> deps_;              // of the op being appended
-  std::vector<DeviceId> participants_;  // scratch of transfer()
+  std::vector<Access> accesses_;             // of the op being appended, on one device
+  std::vector<Scoreboard::Entry*> entries_;  // of these
+  std::vector<OpId> before_;                 // what they wait for
+  std::vector<OpId> deps_;                   // of the op being appended
+  std::vector<DeviceId> participants_;       // scratch of transfer()
 };
 
 /// The schedule of a step without the ops of devices that are not `listed`, and without their lanes in

@@ -8,7 +8,8 @@
 namespace hetermoe {
 
 Session::Change Session::change_plan(Plan plan, ExecutorOptions executor, const CostModel* launch_by) {
-  if (const std::optional<std::string> why = hindrance(this->plan(), plan))
+  HM_CHECK(options_.step.staleness == 0, "updates are under way between steps");
+  if (const std::optional<std::string> why = hindrance(this->plan(), plan, model_, options_.step.frozen))
     fail<ConfigError>("plan", "the session cannot go over to it: {}", *why);
   Passes next = make_passes(std::move(plan));
   order_launches(*next.train, launch_by);
@@ -23,7 +24,7 @@ Session::Change Session::change_plan(Plan plan, ExecutorOptions executor, const 
   // Their lanes hold views of storages that are about to go.
   passes_.train->executor.reset();
   passes_.forward->executor.reset();
-  add_states(next.train->plan, Schedule());
+  add_states(*next.train, Schedule());
   Change change{.migration = make_migration(std::move(moves.moves), cluster_.num_devices()), .executed = {}};
   change.executed = migrate(change.migration, *next.train);
   adopt(std::move(next));
@@ -46,23 +47,25 @@ Timeline Session::migrate(const Migration& migration, const Pass& next) {
   ExecutorOptions options;
   options.watchdog = options_.executor.watchdog;
   options.before_op = options_.executor.before_op;
-  Executor executor(context, states(), *transport_, std::move(options));
+  std::vector<DeviceState*> devices = states();  // what is on hosts stays there
+  std::erase_if(devices, [&](DeviceState* state) { return state->device() >= cluster_.num_devices(); });
+  Executor executor(context, devices, *transport_, std::move(options));
   StepInput input;
   input.step = -++num_changes_;
   executor.run(input);
   return executor.timeline();
 }
 
-/// The states follow the new schedule; those of devices that it leaves idle go.
+/// The states follow the new schedule; those of places that it leaves idle go.
 void Session::adopt(Passes next) {
-  const std::vector<DeviceId> devices = devices_of(next.train->plan);
+  const std::vector<PlaceId> places = places_of(next.train->plan, next.train->schedule);
   i64 updates = 0;
   for (const std::unique_ptr<DeviceState>& state : states_) {
     state->store().bind(next.train->schedule.states);
     updates = std::max(updates, state->store().updates());
   }
   std::erase_if(states_, [&](const std::unique_ptr<DeviceState>& state) {
-    return !std::binary_search(devices.begin(), devices.end(), state->device());
+    return !std::binary_search(places.begin(), places.end(), state->device());
   });
   for (const std::unique_ptr<DeviceState>& state : states_) state->store().set_updates(updates);
   passes_ = std::move(next);

@@ -5,8 +5,9 @@
 #include <set>
 
 #include "hetermoe/base/index.h"
-#include "hetermoe/plan/offload.h"
+#include "hetermoe/base/words.h"
 #include "hetermoe/planner/memory_estimate.h"
+#include "hetermoe/schedule/placement.h"
 #include "hetermoe/sim/migration_memory.h"
 #include "hetermoe/train/session.h"
 
@@ -44,18 +45,52 @@ bool same_width(const Plan& before, const Plan& next) {
   return !wide || !narrow;
 }
 
+/// States that cannot move between steps: parts on several devices, or what is on hosts.
+std::vector<State> fixed_states(const Plan& plan, const ModelConfig& model, std::span<const Unit> frozen) {
+  std::vector<State> states = make_states(plan, model, frozen);
+  std::erase_if(
+      states, [](const State& state) { return !state.sharded && !state.gathered() && state.homes.empty(); });
+  for (State& state : states) state.team = -1, state.first_slot = 0;  // of visits, which end with a step
+  return states;
+}
+
+std::string name_of(const State& state) {
+  switch (state.part) {
+    case UnitPart::kEmbed:
+      return "the embedding";
+    case UnitPart::kAttention:
+      return fmt::format("the attention part of layer {}", state.layer);
+    case UnitPart::kExperts:
+      return fmt::format("expert {} of layer {}", state.experts[0], state.layer);
+    case UnitPart::kHead:
+      break;
+  }
+  return "the head";
+}
+
+/// Hosts keep activations during a step, and of parameters what stays there.
+std::optional<std::string> moves_what_is_fixed(const Plan& before, const Plan& next, const ModelConfig& model,
+                                               std::span<const Unit> frozen) {
+  if (before.hosts != next.hosts)
+    return "[hosts] one of the plans before and after uses hosts and one does not, or other ones: all plans "
+           "of a run use the same";
+  const std::vector<State> old_states = fixed_states(before, model, frozen),
+                           new_states = fixed_states(next, model, frozen);
+  const auto [left, right] =
+      std::mismatch(old_states.begin(), old_states.end(), new_states.begin(), new_states.end());
+  if (left == old_states.end() && right == new_states.end()) return {};
+  const State& state = left == old_states.end() ? *right : *left;
+  return fmt::format(
+      "[{}] parts of {} are on other devices or hosts than before: what is divided or on hosts cannot move "
+      "between steps yet. End the run and begin it again from its checkpoint with the other plan",
+      state.homes.empty() ? "shard_optimizer" : "hosts", name_of(state));
+}
+
 }  // namespace
 
-std::optional<std::string> hindrance(const Plan& before, const Plan& next) {
-  for (const Plan* plan : {&before, &next}) {
-    if (uses_hosts(*plan))
-      return "[hosts] the plan before or after keeps parameters on hosts, which cannot move between plans "
-             "yet: "
-             "leave out plan.offload";
-    if (plan->shard_optimizer || shards_weights(*plan))
-      return "[shard_optimizer] got true in the plan before or after: parts of an optimizer's state cannot "
-             "move between steps yet. End the run and begin it again from its checkpoint with the other plan";
-  }
+std::optional<std::string> hindrance(const Plan& before, const Plan& next, const ModelConfig& model,
+                                     std::span<const Unit> frozen) {
+  if (std::optional<std::string> why = moves_what_is_fixed(before, next, model, frozen)) return why;
   const std::vector<DeviceId> old_devices = devices_of(before);
   for (const DeviceId device : devices_of(next)) {
     if (!std::binary_search(old_devices.begin(), old_devices.end(), device)) continue;
@@ -120,6 +155,11 @@ PlannedChange load_change(const Job& job, std::size_t i, const ModelConfig& mode
 std::vector<PlannedChange> load_changes(const Job& job, const Plan& first, const ModelConfig& model,
                                         const Cluster& cluster) {
   check_steps(job.train.changes, job.train.steps);
+  if (!job.train.changes.empty() && job.train.staleness > 0)
+    fail<ConfigError>("train.changes",
+                      "got {}, expected none with train.staleness {}: its updates are under "
+                      "way between steps",
+                      counted(job.train.changes.size(), "change"), job.train.staleness);
   std::vector<PlannedChange> out;
   for (std::size_t i = 0; i < job.train.changes.size(); ++i)
     out.push_back(load_change(job, i, model, cluster));
@@ -130,7 +170,7 @@ std::vector<PlannedChange> load_changes(const Job& job, const Plan& first, const
   for (const PlannedChange& change : out) {
     const std::string where = fmt::format("train.changes, step {}", change.step);
     for (const Plan* plan : before) {
-      const std::optional<std::string> why = hindrance(*plan, change.plan);
+      const std::optional<std::string> why = hindrance(*plan, change.plan, model, step.frozen);
       if (why) fail<ConfigError>(where, "{}: {}", change.name, *why);
     }
     const std::string full = overfilled_on_the_way(*before.back(), change.plan, model, cluster, step);

@@ -1,5 +1,6 @@
 #pragma once
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -22,8 +23,9 @@ std::vector<PlannedChange> load_changes(const Job& job, const Plan& first, const
                                         const Cluster& cluster);
 
 /// The first field of `next` that forbids to go on from `before`, in words; none = every parameter and
-/// moment can travel without loss. Not compared: what a job settles for all its plans (model, seq_len,
-/// sequences).
-std::optional<std::string> hindrance(const Plan& before, const Plan& next);
+/// moment that has to can travel without loss. What is divided over devices or on hosts stays where it is.
+/// Not compared: what a job settles for all its plans (model, seq_len, sequences). frozen: ascending.
+std::optional<std::string> hindrance(const Plan& before, const Plan& next, const ModelConfig& model,
+                                     std::span<const Unit> frozen = {});
 
 }  // namespace hetermoe

@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 
+#include "hetermoe/base/words.h"
 #include "hetermoe/plan/offload.h"
 #include "hetermoe/plan/recompute.h"
 #include "hetermoe/train/divided_plan.h"
@@ -48,11 +49,7 @@ Json option_value(const FieldDoc& option, const std::string& text) {
   FieldDoc item = option;
   item.type = option.type.substr(std::string("list of ").size());
   Json list = Json::array();
-  for (std::size_t begin = 0; begin < text.size();) {
-    const std::size_t comma = std::min(text.find(',', begin), text.size());
-    list.push_back(option_value(item, text.substr(begin, comma - begin)));
-    begin = comma + 1;
-  }
+  for (const std::string& part : cut_at_commas(text)) list.push_back(option_value(item, part));
   return list;
 }
 

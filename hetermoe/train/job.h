@@ -180,8 +180,8 @@ struct PlanOptions {
       at_least(-1));
     v("stages", stages, "of a pipeline (pp_ep, pp_zebra); 0 = as many as the lists below have, else two",
       at_least(0));
-    v("interleave", interleave, "runs of layers on the devices of each stage: that much smaller a bubble",
-      between(1, 64));
+    v("interleave", interleave,
+      "runs of layers on the devices of each stage: up to that much smaller a bubble", between(1, 64));
     v("stage_layers", stage_layers,
       "layers of each stage, interleaved of each run; empty = by their numbers of devices", at_least(1));
     v("stage_attention", stage_attention, "per stage: devices with attention; empty = equally many",

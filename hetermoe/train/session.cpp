@@ -16,6 +16,13 @@ std::vector<DeviceId> devices_of(const Plan& plan) {
   return all;
 }
 
+std::vector<PlaceId> places_of(const Plan& plan, const Schedule& schedule) {
+  std::vector<PlaceId> places = devices_of(plan);
+  const std::vector<PlaceId> hosts = hosts_of(schedule);
+  places.insert(places.end(), hosts.begin(), hosts.end());
+  return places;
+}
+
 namespace {
 
 /// The ops in the order in which they would start; what a transfer depends on starts earlier, or at the same
@@ -28,14 +35,6 @@ std::vector<OpId> launch_order(const RunContext& context, const CostModel& cost)
   std::stable_sort(order.begin(), order.end(),
                    [&](OpId a, OpId b) { return times.start[idx(a)] < times.start[idx(b)]; });
   return order;
-}
-
-/// The devices of a plan and the hosts that keep something of it, ascending.
-std::vector<PlaceId> places_of_plan(const Plan& plan, const Schedule& placed) {
-  std::vector<PlaceId> places = devices_of(plan);
-  const std::vector<PlaceId> hosts = hosts_of(placed);
-  places.insert(places.end(), hosts.begin(), hosts.end());
-  return places;
 }
 
 /// An order that is written out lists the ops of a training step; a forward-only step orders its own.
@@ -64,7 +63,7 @@ Session::Session(ModelConfig model, Cluster cluster, Plan plan, Options options,
   check_trainable(model_);
   order_launches(*passes_.train, options_.launch_by);
   order_launches(*passes_.forward, options_.launch_by);
-  add_states(passes_.train->plan, passes_.train->schedule);
+  add_states(*passes_.train, passes_.train->schedule);
   start(*passes_.train);
 }
 
@@ -85,16 +84,16 @@ void Session::order_launches(Pass& pass, const CostModel* by) const {
     pass.launch_order = options_.agree_on_order(pass.schedule, std::move(pass.launch_order));
 }
 
-/// Of the devices of a plan that live here and have none. placed: a schedule with the states that they hold.
-void Session::add_states(const Plan& plan, const Schedule& placed) {
-  for (const PlaceId place : places_of_plan(plan, placed)) {
+/// Of the places of a plan that live here and have none. placed: a schedule with the states that they hold.
+void Session::add_states(const Pass& pass, const Schedule& placed) {
+  for (const PlaceId place : places_of(pass.plan, pass.schedule)) {
     const std::vector<PlaceId>& local = options_.local;
     if (!local.empty() && std::find(local.begin(), local.end(), place) == local.end()) continue;
     const auto has = [&](const auto& state) { return state->device() == place; };
     if (std::any_of(states_.begin(), states_.end(), has)) continue;
-    const bool on_cpu = options_.where.empty() || place >= placed.num_devices;
+    const bool on_cpu = options_.where.empty() || place >= cluster_.num_devices();
     const c10::Device where = on_cpu ? c10::Device(at::kCPU) : options_.where[idx(place)];
-    StorageOptions storage = storage_options(plan, place, where);
+    StorageOptions storage = storage_options(pass.plan, place, where);
     if (!on_cpu && !options_.expert_products.empty())
       storage.expert_products = options_.expert_products[idx(place)];
     storage.lora = options_.step.lora;

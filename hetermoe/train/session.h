@@ -12,6 +12,8 @@ namespace hetermoe {
 
 /// All devices of a plan, ascending.
 std::vector<DeviceId> devices_of(const Plan& plan);
+/// And the hosts that keep something of its step, ascending.
+std::vector<PlaceId> places_of(const Plan& plan, const Schedule& schedule);
 
 /// Everything a run needs, in one place and in the right order of life: schedules, device states,
 /// transport, executors.
@@ -98,7 +100,7 @@ class Session {
   Passes make_passes(Plan plan) const;
   void order_launches(Pass& pass, const CostModel* by) const;
   void start(Pass& pass);
-  void add_states(const Plan& plan, const Schedule& placed);
+  void add_states(const Pass& pass, const Schedule& placed);
   Timeline migrate(const Migration& migration, const Pass& next);
   void adopt(Passes next);
   TensorsByName collect(bool gradients);

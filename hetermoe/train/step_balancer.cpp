@@ -6,6 +6,7 @@
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/cost/price_migration.h"
+#include "hetermoe/plan/offload.h"
 #include "hetermoe/planner/balance/locality.h"
 #include "hetermoe/planner/balance/sequence_order.h"
 #include "hetermoe/planner/memory_estimate.h"
@@ -105,7 +106,7 @@ void check_locality(const Job& job) {
 
 BalancerChoice choice_of(const Job& job) { return balancer_choice(job.balancer.name, job.balancer.parts); }
 
-const Plan& checked(const Job& job, const Plan& plan) {
+const Plan& checked(const Job& job, const Plan& plan, const ModelConfig& model) {
   const auto refuse = [&](const std::string& why) {
     fail<ConfigError>("balancer.name", "got {}, expected none: {}", job.balancer.name, why);
   };
@@ -120,7 +121,11 @@ const Plan& checked(const Job& job, const Plan& plan) {
   if (!job.train.changes.empty()) refuse("train.changes says which plan comes when");
   if (plan.order == OrderPolicy::kExplicit)
     refuse("the plan has an explicit order, which fits one choice of owners");
-  if (const std::optional<std::string> why = hindrance(plan, plan)) refuse(*why);
+  // Other owners would have other parts.
+  if (uses_hosts(plan)) refuse("[hosts] is not empty: what is on hosts cannot move between steps yet");
+  if (plan.shard_optimizer || shards_weights(plan))
+    refuse("[shard_optimizer] is true: parts of an optimizer's state cannot move between steps yet");
+  if (const std::optional<std::string> why = hindrance(plan, plan, model)) refuse(*why);
   return plan;
 }
 
@@ -131,7 +136,7 @@ StepBalancer::StepBalancer(const Job& job, const ModelConfig& model, const Clust
     : options_(job.balancer),
       model_(model),
       cluster_(cluster),
-      first_(checked(job, first)),
+      first_(checked(job, first, model)),
       step_(step_options(job, model)),
       layers_(layers_with_experts(model)),
       kinds_(kinds_of(cluster, first_)),

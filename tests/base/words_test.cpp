@@ -18,5 +18,13 @@ TEST(Words, VerbsAgree) {
   EXPECT_EQ(agree(3, "stays", "stay"), "stay");
 }
 
+TEST(Words, ListsAreCutAtCommas) {
+  using Parts = std::vector<std::string>;
+  EXPECT_EQ(cut_at_commas("split,reorder"), (Parts{"split", "reorder"}));
+  EXPECT_EQ(cut_at_commas("one"), Parts{"one"});
+  EXPECT_EQ(cut_at_commas(""), Parts{});
+  EXPECT_EQ(cut_at_commas("a,,b,"), (Parts{"a", "", "b"}));
+}
+
 }  // namespace
 }  // namespace hetermoe

@@ -4,6 +4,7 @@
 #include <iostream>
 #include <mutex>
 
+#include "hetermoe/plan/offload.h"
 #include "hetermoe/report/table.h"
 #include "hetermoe/train/health.h"
 #include "hetermoe/train/session.h"
@@ -222,6 +223,77 @@ TEST(ChangePlan, FrozenUnitsTravelWithoutMomentsAndStayFrozen) {
     if (name.find("layers.1.block_sparse_moe.experts.3.") == std::string::npos) continue;
     EXPECT_TRUE(at::equal(tensors[0], before.at(name)[0])) << name;
     EXPECT_EQ(tensors[1].numel(), 0) << name;
+  }
+}
+
+/// Parts that stay where they are, in two ways.
+struct Fixed {
+  std::string name;
+  bool shards_optimizer = false, shards_weights = false;
+  std::vector<std::string> on_hosts = {};
+
+  Plan plan(const World& world, Dtype dtype) const {
+    Plan plan = world.plan("ep", dtype);
+    plan.shard_optimizer = shards_optimizer;
+    if (shards_weights) shard_weights(plan);
+    offload(plan, world.model, world.cluster, on_hosts, "test");
+    return plan;
+  }
+};
+
+const Fixed kFixed[] = {
+    {.name = "sharded optimizer", .shards_optimizer = true},
+    {.name = "sharded weights", .shards_weights = true},
+    {.name = "optimizers on hosts", .on_hosts = {"embed.optimizer", "attention.optimizer", "head.optimizer"}},
+    {.name = "weights on hosts", .on_hosts = {"attention.weights", "head.weights"}},
+    {.name = "both", .shards_optimizer = true, .on_hosts = {"attention.weights"}}};
+
+/// Each expert with another owner, activations in fewer bytes, exchanges in two parts.
+Plan rearranged(Plan plan, const World& world) {
+  for (LayerPlacement& layer : plan.groups[0].layers)
+    std::rotate(layer.experts.begin(), layer.experts.begin() + 1, layer.experts.end());
+  plan.chunks = 2;
+  plan.recompute = Recompute::kResend;
+  if (uses_hosts(plan)) offload(plan, world.model, world.cluster, {"saved"}, "test");
+  return plan;
+}
+
+World world_with_hosts() {
+  World world;
+  for (Node& node : world.cluster.nodes) node.host = NodeHost{.memory_gib = 64};
+  return world;
+}
+
+std::unique_ptr<Session> session_of(const World& world, const Plan& plan) {
+  Session::Options options;
+  options.step = world.step;
+  return std::make_unique<Session>(world.model, world.cluster, plan, options);
+}
+
+TEST(ChangePlan, WhatIsDividedOrOnHostsStaysAndAllElseMayMove) {
+  const World world = world_with_hosts();
+  for (const Fixed& fixed : kFixed) {
+    for (const Dtype dtype : {Dtype::kFp64, Dtype::kBf16}) {
+      const std::string what = fixed.name + " " + name_of(dtype);
+      const Plan first = fixed.plan(world, dtype), second = rearranged(first, world);
+      ASSERT_EQ(validate(second, world.model, world.cluster), std::vector<std::string>{}) << what;
+      const std::unique_ptr<Session> session = session_of(world, first), steady = session_of(world, first);
+      session->initialize(1), steady->initialize(1);
+      for (i64 step = 0; step < 2; ++step) train(*session, step), train(*steady, step);
+      const auto before = contents(*session);
+      EXPECT_GT(session->change_plan(second, {}).migration.moves.size(), 0U) << what;
+      session->change_plan(first, {});
+      expect_bit_equal(contents(*session), before, what);
+      session->change_plan(second, {});
+      const double tolerance = dtype == Dtype::kFp64 ? 1e-9 : 1e-2;
+      for (i64 step = 2; step < 5; ++step) {
+        const StepResult got = train(*session, step), expected = train(*steady, step);
+        EXPECT_LE(relative(got.loss, expected.loss), tolerance) << what;
+        EXPECT_LE(relative(got.grad_norm, expected.grad_norm), tolerance) << what;
+      }
+      session->change_plan(first, {});
+      EXPECT_EQ(contents(*session).size(), before.size()) << what;
+    }
   }
 }
 

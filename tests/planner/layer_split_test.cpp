@@ -54,9 +54,9 @@ TEST(LayerSplit, IsAsGoodAsTheBestOfAllCuts) {
   for (i64 trial = 0; trial < 400; ++trial) {
     const i64 layers = 1 + trial % 9, stages = 1 + trial % 5;
     const Instance in = random_instance(random, layers, stages);
-    const std::vector<i64> split = split_layers(
-        layers, stages, [&](const LayerRun& run) { return in.cost_of(run); },
-        [&](const LayerRun& run) { return in.allowed(run); });
+    const std::vector<i64> split = split_layers(layers, stages, [&](const LayerRun& run) {
+      return in.allowed(run) ? std::optional(in.cost_of(run)) : std::nullopt;
+    });
     const double least = least_of_all(in, {});
     if (split.empty()) {
       EXPECT_EQ(least, std::numeric_limits<double>::infinity()) << "trial " << trial;
@@ -85,7 +85,7 @@ TEST(LayerSplit, GivesTheStageOfAHeavyHeadFewerLayers) {
   const auto cost = [](const LayerRun& run) {
     return real(run.count) + (run.first + run.count == 61 ? 2 : 0);
   };
-  const std::vector<i64> split = split_layers(61, 7, cost, [](const LayerRun&) { return true; });
+  const std::vector<i64> split = split_layers(61, 7, cost);
   ASSERT_EQ(split.size(), 7U);
   EXPECT_LE(split.back(), 7);
   for (const i64 layers : split) EXPECT_LE(layers, 9);
@@ -93,8 +93,8 @@ TEST(LayerSplit, GivesTheStageOfAHeavyHeadFewerLayers) {
 
 TEST(LayerSplit, FewerLayersThanStagesCannotBeCut) {
   const auto one = [](const LayerRun&) { return 1.0; };
-  EXPECT_EQ(split_layers(3, 4, one, [](const LayerRun&) { return true; }), std::vector<i64>{});
-  EXPECT_EQ(split_layers(3, 3, one, [](const LayerRun&) { return true; }), (std::vector<i64>{1, 1, 1}));
+  EXPECT_EQ(split_layers(3, 4, one), std::vector<i64>{});
+  EXPECT_EQ(split_layers(3, 3, one), (std::vector<i64>{1, 1, 1}));
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "hetermoe/plan/offload.h"
 #include "hetermoe/planner/memory_estimate.h"
 #include "hetermoe/planner/strategies.h"
 #include "hetermoe/sim/migration_memory.h"
@@ -171,20 +172,53 @@ TEST(PlanChanges, ADeviceKeepsItsDtypesThroughAllPlansOfARun) {
   EXPECT_EQ(error.substr(0, 46), "[train.changes, step 4] half.json: [dtype] of ");
   Plan sums = half;
   sums.grad_dtype = Dtype::kBf16;
-  EXPECT_EQ(hindrance(half, sums).value_or("none"),
+  EXPECT_EQ(hindrance(half, sums, c.model).value_or("none"),
             "[grad_dtype] of device 0 is bf16, but fp32 before: a device keeps its dtypes in a run");
 }
 
 /// Parts of moments would have to move.
-TEST(PlanChanges, AShardedOptimizerStaysAsItIs) {
+TEST(PlanChanges, WhatIsDividedStaysWhereItIs) {
   Case c;
   Plan sharded = c.plan("ep");
   sharded.shard_optimizer = true;
-  EXPECT_EQ(c.error({{3, c.file(sharded)}}).substr(0, 64),
-            "[train.changes, step 3] other.json: [shard_optimizer] got true i");
+  EXPECT_EQ(
+      c.error({{3, c.file(sharded)}}),
+      "[train.changes, step 3] other.json: [shard_optimizer] parts of the embedding are on other devices "
+      "or hosts than before: what is divided or on hosts cannot move between steps yet. End the run and "
+      "begin it again from its checkpoint with the other plan");
   Session session(c.model, c.cluster, sharded, {});
   EXPECT_NE(error_of<ConfigError>([&] { session.change_plan(c.plan("ep"), {}); }).find("[shard_optimizer]"),
             std::string::npos);
+  c.first = sharded;
+  std::swap(sharded.groups[0].layers[1].experts.front(), sharded.groups[0].layers[1].experts.back());
+  EXPECT_EQ(c.error({{3, c.file(sharded)}}), "no error") << "an expert with one owner is not divided";
+}
+
+TEST(PlanChanges, UpdatesThatLagAreUnderWayBetweenSteps) {
+  Case c;
+  c.job.train.staleness = 1;
+  EXPECT_EQ(c.error({{3, c.file(c.first)}}),
+            "[train.changes] got 1 change, expected none with train.staleness 1: its updates are under way "
+            "between steps");
+}
+
+TEST(PlanChanges, AllPlansOfARunUseTheSameHosts) {
+  Case c;
+  c.cluster = load_cluster("demo-hosts");
+  c.job.cluster = "demo-hosts";
+  c.first = c.plan("ep");
+  Plan offloaded = c.first;
+  offload(offloaded, c.model, c.cluster, {"attention.optimizer"}, "plan.offload");
+  const std::string file = c.file(offloaded);
+  EXPECT_EQ(
+      c.error({{3, file}}),
+      "[train.changes, step 3] other.json: [hosts] one of the plans before and after uses hosts and one "
+      "does not, or other ones: all plans of a run use the same");
+  c.first = offloaded;
+  EXPECT_EQ(c.error({{3, file}}), "no error");
+  offload(offloaded, c.model, c.cluster, {"head.optimizer"}, "plan.offload");
+  EXPECT_EQ(c.error({{3, c.file(offloaded)}}).substr(0, 73),
+            "[train.changes, step 3] other.json: [hosts] parts of the head are on othe");
 }
 
 TEST(PlanChanges, DevicesInFp64AndOthersDoNotMix) {
@@ -196,11 +230,11 @@ TEST(PlanChanges, DevicesInFp64AndOthersDoNotMix) {
     if (static_cast<DeviceId>(d) != used) other.dtype[d] = Dtype::kFp64;
   }
   EXPECT_EQ(c.error({{3, c.file(other)}}), "no error") << "devices that no plan uses have no say";
-  EXPECT_FALSE(hindrance(c.first, other));
+  EXPECT_FALSE(hindrance(c.first, other, c.model));
   Plan wide = c.plan("ep");
   wide.dtype = other.dtype;
   EXPECT_EQ(
-      *hindrance(c.first, wide),
+      *hindrance(c.first, wide, c.model),
       "[dtype] some devices of the two plans compute in fp64 and some do not: moments would lose digits");
 }
 

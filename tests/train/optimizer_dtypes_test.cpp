@@ -56,8 +56,8 @@ TEST(OptimizerDtypesRun, MemoryIsWhatThePredictionSays) {
 TEST(OptimizerDtypesRun, APlanKeepsItsDtypes) {
   const WorkFolder folder;
   const TinyRun wide(folder.path(), kBf16), narrow(folder.path(), with(kBf16, kNarrow));
-  EXPECT_FALSE(hindrance(wide.plan, wide.plan));
-  EXPECT_NE(hindrance(wide.plan, narrow.plan).value_or("").find("an optimizer keeps its dtypes"),
+  EXPECT_FALSE(hindrance(wide.plan, wide.plan, wide.model));
+  EXPECT_NE(hindrance(wide.plan, narrow.plan, wide.model).value_or("").find("an optimizer keeps its dtypes"),
             std::string::npos);
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "hetermoe/base/index.h"
+#include "hetermoe/base/words.h"
 
 namespace hetermoe {
 
@@ -59,19 +60,9 @@ const Balancer& find_balancer(const std::string& name, std::vector<std::string> 
 
 namespace {
 
-std::vector<std::string> listed(const std::string& text) {
-  std::vector<std::string> out;
-  for (std::size_t at = 0; at < text.size();) {
-    const std::size_t comma = std::min(text.find(',', at), text.size());
-    out.push_back(text.substr(at, comma - at));
-    at = comma + 1;
-  }
-  return out;
-}
-
 /// Takes out of a choice what is not among the parts.
 void keep_parts(BalancerChoice& choice, const std::string& text) {
-  const std::vector<std::string> kept = listed(text), all = listed(kAllParts);
+  const std::vector<std::string> kept = cut_at_commas(text), all = cut_at_commas(kAllParts);
   for (const std::string& part : kept) {
     if (std::find(all.begin(), all.end(), part) == all.end())
       fail<ConfigError>("balancer.parts", "unknown part \"{}\".{}", part, known_names_hint(part, all));
