@@ -157,10 +157,13 @@ TEST(GrowingJob, TheHeatMapSaysFromWhichStepItCounts) {
   const TrainedJob done = train(job);
   write_results(job, done.model, load_cluster(done.cluster), done.runs);
   const ReportInput page = run_page(job.output);
-  ASSERT_EQ(page.expert_loads.size(), 1u);
-  EXPECT_NE(page.expert_loads[0].title.find("steps 4 to 8;"), std::string::npos)
-      << page.expert_loads[0].title;
-  for (const std::vector<double>& copies : page.expert_loads[0].copies)
+  ASSERT_EQ(page.expert_loads.size(), 2u);
+  const ExpertLoad &before = page.expert_loads[0], &after = page.expert_loads[1];
+  EXPECT_NE(before.title.find("steps 1 to 3"), std::string::npos) << before.title;
+  for (const std::vector<double>& copies : before.copies)
+    EXPECT_EQ(std::accumulate(copies.begin(), copies.end(), 0.0), 32 * 2 * 3);
+  EXPECT_NE(after.title.find("steps 4 to 8;"), std::string::npos) << after.title;
+  for (const std::vector<double>& copies : after.copies)
     EXPECT_EQ(std::accumulate(copies.begin(), copies.end(), 0.0), 32 * (4 + 3 + 2 + 2 + 2));
 }
 
