@@ -145,7 +145,7 @@ TEST_F(RunFilesTest, WhatChangesInARunIsMarked) {
 
 TEST_F(RunFilesTest, ARunThatBeginsAnewHasNoGrowthOfAnother) {
   train(job({{"grow.at", "4"}}));
-  train(job({}));
+  train(job({{"checkpoint.resume", "false"}}));
   EXPECT_EQ(run_page(folder_ / "run").expert_loads.size(), 1u);
 }
 
