@@ -21,6 +21,8 @@ std::vector<PlanTurn> turns_of(const Plan& plan, const Group& group);
 /// Microbatches of a round.
 i64 round_of(const Plan& plan, const Group& group);
 
+inline constexpr i64 kStepsUntilAlike = 4;  ///< steps that overlap: later ones take equally long
+
 /// When a microbatch is in a turn.
 struct TurnTime {
   double begin = 0, end = 0;  ///< in the unit of plan.turn_lengths

@@ -10,6 +10,7 @@
 
 #include "hetermoe/base/error.h"
 #include "hetermoe/base/index.h"
+#include "hetermoe/plan/turns.h"
 #include "hetermoe/planner/round_clock.h"
 
 namespace hetermoe {
@@ -108,8 +109,6 @@ std::vector<TurnSplit> all_splits(const TurnTimes& times, i64 most_layers = Limi
   return splits;
 }
 
-constexpr int kSteps = 4;  ///< after which steps that overlap take equally long
-
 /// Deals the turns one way, to devices on which the longest turn takes no more than `slowest`.
 Rounds deal(Dispatch dispatch, Seconds slowest, Rounds rounds, const RoundsRequest& request, Seconds hop) {
   std::vector<std::vector<Seconds>> lengths = rounds.lengths;
@@ -121,7 +120,7 @@ Rounds deal(Dispatch dispatch, Seconds slowest, Rounds rounds, const RoundsReque
   rounds.dealt = clock.deal(dispatch, rounds.split.num_turns(), request.microbatches, rounds.round);
   Seconds before = 0;
   rounds.step = clock.end();
-  for (int step = 1; step < kSteps && !request.drains; ++step)
+  for (i64 step = 1; step < kStepsUntilAlike && !request.drains; ++step)
     before = std::exchange(rounds.step, clock.run(rounds.dealt, request.microbatches, rounds.round));
   rounds.step -= before;
   return rounds;
@@ -197,7 +196,7 @@ std::vector<TurnSplit> even_splits(const TurnTimes& times, i64 devices) {
   const auto entries = static_cast<i64>(times.forward.size());
   for (i64 turns = 3; turns <= 2 * devices; ++turns) {
     std::vector<std::pair<double, TurnSplit>> found;
-    for (i64 fused = 1; fused < entries && fused <= entries / 2; ++fused) {
+    for (i64 fused = 1; fused <= entries / 2; ++fused) {
       for (i64 forward = 1; forward < turns - 1; ++forward) {
         std::optional<TurnSplit> split = even_split(times, fused, forward, turns - 1 - forward);
         if (!split) continue;

@@ -266,13 +266,9 @@ void RunFolder::add_growth(std::vector<ExpertLoad>& loads) const {
     return;
   }
   ExpertLoad& after = loads[0];
-  const auto fit = [&] {
-    if (families.size() != after.copies.size()) return false;
-    for (std::size_t l = 0; l < families.size(); ++l)
-      if (families[l].size() != after.copies[l].size()) return false;
-    return true;
-  };
-  if (!fit()) return;
+  const bool fit = std::equal(families.begin(), families.end(), after.copies.begin(), after.copies.end(),
+                              [](const auto& a, const auto& b) { return a.size() == b.size(); });
+  if (!fit) return;  // of another run
   after.families = std::move(families);
   if (!before.copies.empty() && before.copies.size() == before.layers.size())
     loads.insert(loads.begin(), std::move(before));

@@ -73,8 +73,6 @@ struct Step {
   i32 layer = -1;     ///< kSendsSaved
 };
 
-constexpr i64 kSteps = 4;  ///< after which steps that overlap are alike
-
 std::vector<i32> forward_layers(const Turn& turn) {
   std::vector<i32> layers;
   for (const Wave& wave : turn.waves) {
@@ -97,8 +95,8 @@ class RoundRobin {
   void add_steps(std::size_t number, std::vector<Step>& steps) const {
     const Group& group = p_.plan().groups[idx(group_)];
     // Where steps overlap, devices begin one when they have ended the other, not all at once.
-    const auto times =
-        turn_times(p_.plan(), group, turns_of(p_.plan(), group), p_.options().staleness > 0 ? kSteps : 1);
+    const auto times = turn_times(p_.plan(), group, turns_of(p_.plan(), group),
+                                  p_.options().staleness > 0 ? kStepsUntilAlike : 1);
     // Forward alone, as in validation, ends with the turn that has the head.
     const bool right = p_.options().backward ? times.size() == turns_.size() : times.size() >= turns_.size();
     HM_CHECK(right, "{} and {} turns", times.size(), turns_.size());

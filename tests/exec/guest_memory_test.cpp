@@ -44,21 +44,30 @@ Held held(const ModelConfig& model, const Cluster& cluster, const Plan& plan) {
   return out;
 }
 
-TEST(GuestMemory, IsTheModels) {
-  at::set_num_threads(1);
-  const ModelConfig model = load_model("demo");
-  Cluster cluster = load_cluster("demo");
-  for (DeviceType& type : cluster.types) type.attention_kernel = AttentionKernel::kFlash;
+StrategyRequest small_request() {
   StrategyRequest request;
   request.seq_len = 256;
   request.sequences = 8;
   request.microbatches = 2;
+  return request;
+}
+
+Cluster flash_demo() {
+  at::set_num_threads(1);
+  Cluster cluster = load_cluster("demo");
+  for (DeviceType& type : cluster.types) type.attention_kernel = AttentionKernel::kFlash;
+  return cluster;
+}
+
+TEST(GuestMemory, IsTheModels) {
+  const ModelConfig model = load_model("demo");
+  const Cluster cluster = flash_demo();
   double worst = 0, added = 0;
   i64 guests = 0;
   Bytes more = 0;
   for (const char* strategy : {"zebra", "ep", "ep_overlap", "dist_ep"}) {
     for (const Recompute recompute : {Recompute::kLocal, Recompute::kOff}) {
-      Plan plan = find_strategy(strategy).make(model, cluster, request);
+      Plan plan = find_strategy(strategy).make(model, cluster, small_request());
       use_dtype(plan, Dtype::kFp32);
       plan.recompute = recompute;
       const Held without = held(model, cluster, plan);
@@ -116,18 +125,12 @@ const std::vector<Copies> kCopies = {
 };
 
 TEST(ReplicaMemory, IsTheModels) {
-  at::set_num_threads(1);
   const ModelConfig model = load_model("demo");
-  Cluster cluster = load_cluster("demo");
-  for (DeviceType& type : cluster.types) type.attention_kernel = AttentionKernel::kFlash;
-  StrategyRequest request;
-  request.seq_len = 256;
-  request.sequences = 8;
-  request.microbatches = 2;
+  const Cluster cluster = flash_demo();
   double worst = 0, added = 0;
   i64 guests = 0;
   for (const char* strategy : {"zebra", "ep", "ep_overlap", "dist_ep"}) {
-    Plan plan = find_strategy(strategy).make(model, cluster, request);
+    Plan plan = find_strategy(strategy).make(model, cluster, small_request());
     use_dtype(plan, Dtype::kFp32);
     const Held without = held(model, cluster, plan);
     for (const Copies& copies : kCopies) {
