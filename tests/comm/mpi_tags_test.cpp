@@ -1,5 +1,6 @@
 #include "hetermoe/comm/mpi_tags.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <map>
@@ -42,8 +43,9 @@ TEST(MpiTags, DoNotGrowWithTheNumberOfProcesses) {
 TEST(MpiTags, TooFewTagsAreNamed) {
   const std::vector<i32> rank_of(100, 3);
   EXPECT_EQ(error_of<TransportError>([&] { MpiTags(rank_of, kLeastOfMpi); }),
-            "[mpi] 100 devices in one process need tags up to 79999, this MPI has tags up to 32767: start "
-            "more processes, so that each has fewer devices");
+            fmt::format("[mpi] 100 devices in one process need tags up to {}, this MPI has tags up to 32767: "
+                        "start more processes, so that each has fewer devices",
+                        100 * 100 * kNumQueues - 1));
 }
 
 }  // namespace
