@@ -57,6 +57,16 @@ class TurnList {
   std::vector<PlanTurn> turns_;
 };
 
+/// The turn that is last to compute with weights of a turn.
+std::size_t last_use(const std::vector<PlanTurn>& turns, std::size_t turn) {
+  std::size_t last = turn;
+  for (std::size_t later = turn + 1; later < turns.size(); ++later) {
+    for (const i32 layer : turns[turn].forward)
+      if (std::ranges::count(turns[later].backward, layer) > 0) last = later;
+  }
+  return last;
+}
+
 std::string layers_text(const char* pass, const std::vector<i32>& layers) {
   if (layers.size() == 1) return fmt::format("{} of layer {}", pass, layers[0]);
   return fmt::format("{} of layers {} to {}", pass, layers.front(), layers.back());
@@ -76,15 +86,23 @@ std::vector<std::vector<TurnTime>> turn_times(const Plan& plan, const Group& gro
   const std::size_t count = group.microbatches.size(), round = idx(round_of(plan, group)),
                     num_rounds = (count + round - 1) / round;
   std::vector<std::vector<TurnTime>> times(turns.size(), std::vector<TurnTime>(count));
-  std::map<DeviceId, double> free;  // when a device has ended what it has to do
+  std::map<DeviceId, double> free;   // when a device has ended what it has to do
+  std::map<DeviceId, double> began;  // when its last turn did: the weights of the next come then
+  std::vector<double> used(turns.size(), 0), published(turns.size(), 0);  // when weights came, are replaced
   for (std::size_t all = 0; all < idx(steps) * num_rounds; ++all) {
     const std::size_t r = all % num_rounds, first = r * round;
+    for (std::size_t turn = 0; r == 0 && turn < turns.size(); ++turn)
+      published[turn] = used[last_use(turns, turn)];
     for (std::size_t turn = 0; turn < turns.size(); ++turn) {
-      double& now = free[turns[turn].devices[r]];
+      const DeviceId device = turns[turn].devices[r];
+      double& now = free[device];
+      now = std::max(now, published[turn]);
+      used[turn] = std::max({used[turn], published[turn], began[device]});
       for (std::size_t m = first; m < std::min(first + round, count); ++m) {
         const double there = turn == 0 ? 0 : times[turn - 1][m].end, begin = std::max(now, there);
         times[turn][m] = {begin, now = begin + turns[turn].lengths[r]};
       }
+      began[device] = times[turn][first].begin;
     }
   }
   return times;

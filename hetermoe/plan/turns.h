@@ -28,7 +28,8 @@ struct TurnTime {
   double begin = 0, end = 0;  ///< in the unit of plan.turn_lengths
 };
 /// [turn][microbatch] on devices that take their turns round by round and wait for nothing but microbatches,
-/// in the last of `steps` steps without a barrier between them.
+/// in the last of `steps` steps without a barrier between them. Weights of a layer are replaced between its
+/// last visit of a step, which begins as the device's turn before does, and its first of the next step.
 std::vector<std::vector<TurnTime>> turn_times(const Plan& plan, const Group& group,
                                               const std::vector<PlanTurn>& turns, i64 steps = 1);
 

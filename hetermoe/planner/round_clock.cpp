@@ -6,18 +6,29 @@
 #include "hetermoe/base/index.h"
 
 namespace hetermoe {
-RoundClock::RoundClock(std::vector<std::vector<Seconds>> lengths, Seconds hop, std::vector<Seconds> fetches)
+RoundClock::RoundClock(std::vector<std::vector<Seconds>> lengths, Seconds hop, TurnFetches fetches)
     : lengths_(std::move(lengths)),
       hop_(hop),
       fetches_(std::move(fetches)),
       free_(lengths_.size(), 0),
       fetched_(free_),
-      began_(free_) {}
+      began_(free_),
+      used_(lengths_.empty() ? 0 : lengths_[0].size(), 0),
+      published_(used_) {}
+
+void RoundClock::begin_step() {
+  for (std::size_t turn = 0; turn < fetches_.last_uses.size(); ++turn)
+    published_[turn] = used_[fetches_.last_uses[turn]];
+  end_ = 0;
+}
+
+Seconds RoundClock::fetched_at(std::size_t device, std::size_t turn) const {
+  return std::max({fetched_[device], began_[device], published_[turn]}) + fetches_.seconds[turn];
+}
 
 /// Of the device's next turn, if its microbatches are there.
 Seconds RoundClock::start_of(std::size_t device, std::size_t turn) const {
-  if (fetches_.empty()) return free_[device];
-  return std::max(free_[device], std::max(fetched_[device], began_[device]) + fetches_[turn]);
+  return fetches_.seconds.empty() ? free_[device] : std::max(free_[device], fetched_at(device, turn));
 }
 
 Seconds RoundClock::end_of(std::size_t device, std::size_t turn) const {
@@ -29,7 +40,10 @@ Seconds RoundClock::end_of(std::size_t device, std::size_t turn) const {
 void RoundClock::take(std::size_t device, std::size_t turn) {
   Seconds& now = free_[device];
   now = start_of(device, turn);
-  if (!fetches_.empty()) fetched_[device] = std::max(fetched_[device], began_[device]) + fetches_[turn];
+  if (!fetches_.seconds.empty()) {
+    fetched_[device] = fetched_at(device, turn);
+    used_[turn] = std::max(used_[turn], fetched_[device]);
+  }
   began_[device] = std::max(now, ready_.front());
   for (Seconds& at : ready_) {
     now = std::max(now, at) + lengths_[device][turn];
@@ -52,7 +66,7 @@ std::size_t RoundClock::earliest(std::size_t turn, std::size_t next) const {
 std::vector<i64> RoundClock::deal(Dispatch dispatch, i64 turns, i64 microbatches, i64 round) {
   std::vector<i64> dealt;
   std::size_t next = 0;
-  end_ = 0;
+  begin_step();
   for (i64 left = microbatches; left > 0; left -= round) {
     ready_.assign(idx(std::min(round, left)), 0);
     for (std::size_t turn = 0; turn < idx(turns); ++turn) {
@@ -68,7 +82,7 @@ std::vector<i64> RoundClock::deal(Dispatch dispatch, i64 turns, i64 microbatches
 Seconds RoundClock::run(const std::vector<i64>& dealt, i64 microbatches, i64 round) {
   const i64 turns = static_cast<i64>(dealt.size()) / ((microbatches + round - 1) / round);
   std::size_t number = 0;
-  end_ = 0;
+  begin_step();
   for (i64 left = microbatches; left > 0; left -= round) {
     ready_.assign(idx(std::min(round, left)), 0);
     for (std::size_t turn = 0; turn < idx(turns); ++turn) take(idx(dealt[number++]), turn);

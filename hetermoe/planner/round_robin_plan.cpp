@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <optional>
 #include <set>
@@ -11,6 +12,7 @@
 #include "hetermoe/base/index.h"
 #include "hetermoe/cost/measured.h"
 #include "hetermoe/plan/backward_shares.h"
+#include "hetermoe/plan/offload.h"
 #include "hetermoe/plan/recompute.h"
 #include "hetermoe/plan/turns.h"
 #include "hetermoe/planner/host_use.h"
@@ -247,33 +249,38 @@ void save_slots(Plan& plan) {
   if (plan.slots.attention > 2) plan.slots.attention = plan.slots.experts = plan.slots.attention / 2 + 1;
 }
 
+/// What plan.offload says.
+using HostEntries = std::vector<std::string>;
+
+/// More on hosts costs time on links that the expected step leaves out: a cut that needs it must be this
+/// much shorter.
+constexpr double kWorthMoreOnHosts = 0.95;
+
 /// Which of many ways to deal the turns have room.
 class RoomForRounds {
  public:
-  RoomForRounds(const Plan& plan, const ModelConfig& model, const Cluster& cluster)
-      : plan_(plan), model_(model), cluster_(cluster) {}
+  /// `uses`: of hosts, the least first.
+  RoomForRounds(const Plan& plan, const ModelConfig& model, const Cluster& cluster,
+                std::vector<HostEntries> uses)
+      : plan_(plan), model_(model), cluster_(cluster), uses_(std::move(uses)) {}
 
   struct Found {
     const Rounds* rounds;
     VisitSlots slots;
   };
-  /// The first that has, with more and more on hosts; none = nothing has.
-  std::optional<Found> first(const std::vector<Rounds>& ranked) {
+  /// The fastest that has, with as little on hosts as that takes; none = nothing has.
+  std::optional<Found> best(const std::vector<Rounds>& ranked) {
     const std::set<Turns> hopeful = hopeful_turns(ranked);
+    std::optional<Found> best;
     for (const bool saves_slots : {false, true}) {
-      for (const HostUse use : {HostUse::kAll, HostUse::kAllSaved}) {
-        std::map<Turns, i64> too_long;  // a longer round of the same turns needs more
-        for (const Rounds& rounds : ranked) {
-          const Turns turns = turns_of_split(rounds);
-          const auto known = too_long.find(turns);
-          if (!hopeful.contains(turns) || (known != too_long.end() && rounds.round >= known->second))
-            continue;
-          if (has_room(rounds, use, saves_slots)) return Found{&rounds, plan_.slots};
-          too_long[turns] = rounds.round;
-        }
+      for (const HostEntries& use : uses_) {
+        const Seconds limit =
+            best ? kWorthMoreOnHosts * best->rounds->step : std::numeric_limits<double>::infinity();
+        if (const Rounds* rounds = first(ranked, hopeful, limit, use, saves_slots))
+          best = Found{rounds, plan_.slots};
       }
     }
-    return {};
+    return best;
   }
 
  private:
@@ -290,23 +297,53 @@ class RoomForRounds {
     }
     std::set<Turns> hopeful;
     for (const auto& [turns, rounds] : shortest)
-      if (has_room(*rounds, HostUse::kAllSaved, true)) hopeful.insert(turns);
+      if (has_room(*rounds, uses_.back(), true)) hopeful.insert(turns);
     return hopeful;
   }
 
+  /// Of steps below `limit`; null = none. `plan_` is then dealt so.
+  const Rounds* first(const std::vector<Rounds>& ranked, const std::set<Turns>& hopeful, Seconds limit,
+                      const HostEntries& use, bool saves_slots) {
+    std::map<Turns, i64> too_long;  // a longer round of the same turns needs more
+    for (const Rounds& rounds : ranked) {
+      if (rounds.step >= limit) return nullptr;
+      const Turns turns = turns_of_split(rounds);
+      const auto known = too_long.find(turns);
+      if (!hopeful.contains(turns) || (known != too_long.end() && rounds.round >= known->second)) continue;
+      if (has_room(rounds, use, saves_slots)) return &rounds;
+      too_long[turns] = rounds.round;
+    }
+    return nullptr;
+  }
+
   /// `plan_` is then dealt so.
-  bool has_room(const Rounds& rounds, HostUse use, bool saves_slots) {
+  bool has_room(const Rounds& rounds, const HostEntries& use, bool saves_slots) {
     deal_turns(plan_, rounds);
     if (saves_slots) save_slots(plan_);
     Plan kept = plan_;
-    if (has_hosts(cluster_)) keep_on_hosts(use, model_, cluster_, kept);
+    offload(kept, model_, cluster_, use, "plan.offload");
     return overfilled_device(estimate_memory(kept, model_), cluster_).empty();
   }
 
   Plan plan_;
   const ModelConfig& model_;
   const Cluster& cluster_;
+  std::vector<HostEntries> uses_;
 };
+
+/// The fastest cut with room for what the plan will keep on hosts; else for what it might keep there.
+std::optional<RoomForRounds::Found> best_with_room(const Plan& plan, const ModelConfig& model,
+                                                   const Cluster& cluster, const StrategyRequest& request,
+                                                   const std::vector<Rounds>& ranked) {
+  const auto best = [&](std::vector<HostEntries> uses) {
+    return RoomForRounds(plan, model, cluster, std::move(uses)).best(ranked);
+  };
+  std::optional<RoomForRounds::Found> found;
+  if (!request.offload.empty() || !has_hosts(cluster)) found = best({request.offload});
+  if (!found && has_hosts(cluster))
+    found = best({offload_entries(HostUse::kAll), offload_entries(HostUse::kAllSaved)});
+  return found;
+}
 
 }  // namespace
 
@@ -335,7 +372,7 @@ Plan make_roundpipe(const ModelConfig& model, const Cluster& cluster, const Stra
                                                     .microbatches = request.microbatches,
                                                     .round = std::max(0, request.window),
                                                     .drains = request.staleness == 0});
-  const auto found = RoomForRounds(asked, model, cluster).first(ranked);
+  const auto found = best_with_room(asked, model, cluster, request, ranked);
   deal_turns(base, found ? *found->rounds : ranked.front());
   if (found) base.slots = found->slots;
   return base;

@@ -109,41 +109,65 @@ std::vector<TurnSplit> all_splits(const TurnTimes& times, i64 most_layers = Limi
   return splits;
 }
 
-/// Deals the turns one way, to devices on which the longest turn takes no more than `slowest`.
-Rounds deal(Dispatch dispatch, Seconds slowest, Rounds rounds, const RoundsRequest& request, Seconds hop) {
+/// How to deal turns.
+struct Dealing {
+  Dispatch dispatch = Dispatch::kInTurn;
+  Seconds slowest = 0;  ///< to devices on which the longest turn takes no more
+  i64 step = 0;         ///< as in this one, where steps overlap
+};
+
+Rounds deal(const Dealing& dealing, Rounds rounds, const RoundsRequest& request, Seconds hop) {
   std::vector<std::vector<Seconds>> lengths = rounds.lengths;
   for (std::vector<Seconds>& device : lengths) {
-    if (*std::max_element(device.begin(), device.end()) > slowest)
+    if (*std::max_element(device.begin(), device.end()) > dealing.slowest)
       device.assign(device.size(), std::numeric_limits<Seconds>::infinity());
   }
-  RoundClock clock(std::move(lengths), hop, rounds.fetches);
-  rounds.dealt = clock.deal(dispatch, rounds.split.num_turns(), request.microbatches, rounds.round);
+  RoundClock dealer(lengths, hop, rounds.fetches), clock = dealer;
+  for (i64 step = 0; step <= dealing.step; ++step)
+    rounds.dealt =
+        dealer.deal(dealing.dispatch, rounds.split.num_turns(), request.microbatches, rounds.round);
   Seconds before = 0;
-  rounds.step = clock.end();
-  for (i64 step = 1; step < kStepsUntilAlike && !request.drains; ++step)
+  rounds.step = 0;
+  for (i64 step = 0; step < (request.drains ? 1 : kStepsUntilAlike); ++step)
     before = std::exchange(rounds.step, clock.run(rounds.dealt, request.microbatches, rounds.round));
   rounds.step -= before;
   return rounds;
 }
 
 /// The best way to deal them. A slow device that takes a turn may make all others wait, so each kind of
-/// device is left out once, with all that are slower.
+/// device is left out once, with all that are slower. Where steps overlap, a step in the middle begins with
+/// devices that come from the one before at different times.
 Rounds deal(const Rounds& rounds, const RoundsRequest& request, Seconds hop) {
   std::set<Seconds> kinds;
   for (const std::vector<Seconds>& device : rounds.lengths)
     kinds.insert(*std::max_element(device.begin(), device.end()));
-  Rounds best = deal(Dispatch::kInTurn, *kinds.rbegin(), rounds, request, hop);
+  Rounds best = deal({Dispatch::kInTurn, *kinds.rbegin()}, rounds, request, hop);
   for (const Seconds slowest : kinds) {
-    Rounds dealt = deal(Dispatch::kEarliestEnd, slowest, rounds, request, hop);
-    if (dealt.step < best.step * (1 - kRounding)) best = std::move(dealt);
+    for (i64 step = 0; step < (request.drains ? 1 : kStepsUntilAlike); ++step) {
+      Rounds dealt = deal({Dispatch::kEarliestEnd, slowest, step}, rounds, request, hop);
+      if (dealt.step < best.step * (1 - kRounding)) best = std::move(dealt);
+    }
   }
   return best;
 }
 
-/// [turn]
-std::vector<Seconds> turn_fetches(const TurnTimes& times, const TurnSplit& split) {
+/// [turn] the last one that has one of its layers: of a forward turn the backward turn with its first layer.
+std::vector<std::size_t> last_uses(const TurnSplit& split) {
+  std::vector<std::size_t> uses(idx(split.num_turns()));
+  std::iota(uses.begin(), uses.end(), 0);
+  i64 first = 0;  // layer of a forward turn
+  for (std::size_t turn = 0; turn < split.forward.size(); first += split.forward[turn++]) {
+    i64 lowest = 0;  // layer of a backward turn
+    std::size_t use = uses.size() - 1;
+    for (auto layers = split.backward.rbegin(); first >= lowest + *layers; ++layers, --use) lowest += *layers;
+    uses[turn] = use;
+  }
+  return uses;
+}
+
+TurnFetches turn_fetches(const TurnTimes& times, const TurnSplit& split) {
   if (times.fetch.empty()) return {};
-  return turn_lengths({times.fetch, times.fetch}, split);
+  return {turn_lengths({times.fetch, times.fetch}, split), last_uses(split)};
 }
 
 /// [device][turn]

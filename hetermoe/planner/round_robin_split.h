@@ -2,6 +2,7 @@
 #include <vector>
 
 #include "hetermoe/base/types.h"
+#include "hetermoe/planner/round_clock.h"
 
 // How round-robin pipelines cut a model into turns: forward turns, one fused turn, backward turns.
 // RoundPipe (arXiv 2604.27085).
@@ -51,7 +52,7 @@ struct Rounds {
   Seconds step = 0;             ///< from one step to the next
   std::vector<i64> dealt = {};  ///< [round * turns + turn] number of its device; empty = one after another
   std::vector<std::vector<Seconds>> lengths = {};  ///< [device][turn]; empty = split.lengths on each
-  std::vector<Seconds> fetches = {};               ///< [turn] of its weights; empty = 0
+  TurnFetches fetches = {};
 };
 
 /// Cuts and rounds whose steps take least time, the fastest first: of each number of turns the cut with

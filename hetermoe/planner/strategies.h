@@ -22,10 +22,11 @@ struct StrategyRequest {
   /// [num_layers][num_experts] copies over the mean, for balancers that look at loads; empty = even. Rows of
   /// dense layers are not looked at.
   std::vector<std::vector<double>> expert_load;
-  i64 expert_replicas = 0;     ///< for eplb: copies of experts in a layer beyond one of each
-  i32 window = -1;             ///< microbatches in flight; -1 = the strategy's own
-  Dtype dtype = Dtype::kFp32;  ///< of devices, for strategies that ask for time or memory
-  i64 staleness = 0;           ///< steps that weights lag: with 1 steps overlap
+  i64 expert_replicas = 0;           ///< for eplb: copies of experts in a layer beyond one of each
+  i32 window = -1;                   ///< microbatches in flight; -1 = the strategy's own
+  Dtype dtype = Dtype::kFp32;        ///< of devices, for strategies that ask for time or memory
+  i64 staleness = 0;                 ///< steps that weights lag: with 1 steps overlap
+  std::vector<std::string> offload;  ///< what plan.offload will be, for strategies that ask for memory
   // Of strategies with stages. Devices are cut in the order of their lists.
   i64 stages = 0;                                   ///< 0 = as many as the lists below have, else two
   i64 interleave = 1;                               ///< runs of layers on each stage's devices

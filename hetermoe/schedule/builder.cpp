@@ -188,6 +188,8 @@ void ScheduleBuilder::compute(const Op& op, DeviceId device) {
   residency_.before(placed, device, visits_);
   append_visits();
   append(placed, {&device, 1});
+  residency_.after(placed, device, visits_);
+  append_visits();
 }
 
 /// What the residency asked for, unless the order lists it.

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "hetermoe/base/index.h"
+#include "hetermoe/schedule/expected_ops.h"
 
 namespace hetermoe {
 UsedPart used_part(const Op& op, bool tied) {
@@ -87,6 +88,18 @@ Residency::Residency(const Placement& placement) : p_(placement), saved_(placeme
     }
   }
   due_.assign(states.size(), std::vector<bool>(idx(placement.num_devices()), false));
+  adds_left_.assign(states.size(), std::vector<i64>(idx(placement.num_devices()), 0));
+  if (std::ranges::any_of(states, &State::visits)) count_adds();
+}
+
+void Residency::count_adds() {
+  for (const auto& [op, device] : expected_ops(p_)) {
+    if (device < 0 || !is_compute(op.kind) || op.state >= 0) continue;
+    const UsedPart graded = graded_part(op, p_);
+    if (!any_visits(device, graded)) continue;
+    for (const i32 state : p_.states_on(device, graded.part, graded.layer))
+      ++adds_left_[idx(state)][idx(device)];
+  }
 }
 
 /// A team has its visits together, a device those from its host.
@@ -113,6 +126,16 @@ void Residency::before(Op& op, DeviceId device, std::vector<Op>& out) {
   if (!any_visits(device, graded)) return;
   for (const i32 state : p_.states_on(device, graded.part, graded.layer)) {
     if (p_.trains(state)) due(state, device) = true;
+  }
+}
+
+void Residency::after(const Op& op, DeviceId device, std::vector<Op>& out) {
+  if (!active_ || !is_compute(op.kind) || op.state >= 0) return;
+  const UsedPart graded = graded_part(op, p_);
+  if (!any_visits(device, graded)) return;
+  for (const i32 state : p_.states_on(device, graded.part, graded.layer)) {
+    const bool last = --adds_left_[idx(state)][idx(device)] == 0;
+    if (last && !p_.states()[idx(state)].gathered()) store_due(state, device, out);
   }
 }
 
@@ -183,6 +206,7 @@ VisitReplay replay_visits(const Placement& placement, const std::vector<std::pai
     op.slot = op.saved = -1;
     residency.before(op, device, replay.visits);
     replay.computed.push_back(op);
+    residency.after(op, device, replay.visits);
   }
   residency.finish_all(replay.visits);
   return replay;

@@ -28,8 +28,9 @@ std::vector<Op> fetches_once(const Placement& placement, i32 state);
 /// reduce_scatters. Every strategy gets offload from here: order policies know nothing of it. Visit j of a
 /// part on a device lies in slot j mod slots of that part; a later use of a layer that still lies in a slot
 /// makes no new visit. What a visit adds to gradients is stored when the visit ends, or when nobody adds to
-/// the state any more. Gathered weights visit all their devices at once, when the first of them needs them,
-/// in the slot that has been of no use for longest.
+/// the state on that device any more: the host sums in the order in which devices are done. Gathered weights
+/// visit all their devices at once, when the first of them needs them, in the slot that has been of no use
+/// for longest.
 class Residency {
  public:
   /// Keeps a reference.
@@ -39,6 +40,8 @@ class Residency {
   bool active() const { return active_ || saved_.active(); }
   /// Of a compute op that is appended next: the copies that come before it. Sets its slots.
   void before(Op& op, DeviceId device, std::vector<Op>& out);
+  /// Of a compute op that was appended: the stores of gradients that it was the last to add to on the device.
+  void after(const Op& op, DeviceId device, std::vector<Op>& out);
   /// Nobody adds to the gradients of a state that visits any more: the stores that are due.
   void finish(i32 state, std::vector<Op>& out);
   /// finish() of all states.
@@ -57,6 +60,7 @@ class Residency {
   static std::size_t next_slot(Visits& visits, const State& state);
   std::int16_t slot_of(i32 state);
   bool any_visits(DeviceId device, const UsedPart& used) const;
+  void count_adds();
   void admit(Op& op, DeviceId device, const UsedPart& used, std::vector<Op>& out);
   void store_due(i32 state, DeviceId device, std::vector<Op>& out);
 
@@ -67,6 +71,8 @@ class Residency {
   std::vector<std::array<Visits, kEnumCount<UnitPart>>> visits_;  // [device, then team][part]
   std::vector<std::vector<bool>>
       due_;  // [state][device, or first of the team] a gradient waits for its store
+  std::vector<std::vector<i64>>
+      adds_left_;  // [state][device] ops that will add to a gradient; of gathered ones not counted
 };
 
 /// The visits that an order of compute ops, each with its device, takes, in their order, and these ops with

@@ -245,6 +245,7 @@ Plan plan_of_strategy(const Job& job, const ModelConfig& model, const Cluster& c
   request.window = options.window;
   request.dtype = emulated_dtype(job, options.attention_dtype.value_or(Dtype::kFp32));
   request.staleness = job.train.staleness;
+  request.offload = options.offload;
   request.stages = options.stages;
   request.interleave = options.interleave;
   request.stage_layers = options.stage_layers;

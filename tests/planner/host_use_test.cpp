@@ -10,6 +10,7 @@
 #include "hetermoe/plan/offload.h"
 #include "hetermoe/plan/recompute.h"
 #include "hetermoe/planner/memory_estimate.h"
+#include "hetermoe/planner/predict.h"
 #include "hetermoe/planner/request_check.h"
 #include "hetermoe/planner/search.h"
 #include "hetermoe/schedule/builder.h"
@@ -180,6 +181,41 @@ TEST(HostUse, TheBoundHoldsForRoundRobinTurns) {
       }
     }
   }
+}
+
+/// Inputs wait long on the slow cards of a server, so that fast cuts have room with saved inputs on the host
+/// alone.
+TEST(HostUse, RoundRobinTurnsKeepMoreOnTheHostWhereThatIsMuchFaster) {
+  const ModelConfig model = load_model("qwen3-1.7b");
+  Cluster cluster = load_cluster("rtx4090x8");
+  cluster.types.push_back(catalogue_device("RTX3090", "test"));
+  for (std::size_t d = 4; d < cluster.devices.size(); ++d) cluster.devices[d].type = 1;
+  StrategyRequest request;
+  request.seq_len = 2048;
+  request.sequences = 512;
+  request.microbatches = 128;
+  request.dtype = Dtype::kFp16;
+  request.attention = {0, 1, 2, 3, 4, 5, 6, 7};
+  const auto plan_of = [&](const std::vector<std::string>& asked, HostUse use) {
+    request.offload = asked;
+    Plan plan = find_strategy("roundpipe").make(model, cluster, request);
+    use_dtype(plan, Dtype::kBf16);
+    keep_on_hosts(use, model, cluster, plan);
+    return plan;
+  };
+  const auto overfilled = [&](const Plan& plan) {
+    return overfilled_device(estimate_memory(plan, model), cluster);
+  };
+  const Plan kept = plan_of({"all"}, HostUse::kAll), faster = plan_of({}, HostUse::kAllSaved);
+  EXPECT_EQ(overfilled(kept), "");
+  EXPECT_EQ(overfilled(faster), "");
+  EXPECT_NE(overfilled(plan_of({}, HostUse::kAll)), "");
+  const auto step = [&](const Plan& plan) { return Predictor(model, cluster).predict(plan).step; };
+  EXPECT_LT(step(faster), 0.95 * step(kept));
+  request.attention = {0};
+  request.sequences = 512;
+  EXPECT_EQ(to_json(plan_of({"embed"}, HostUse::kAll)), to_json(plan_of({}, HostUse::kAll)))
+      << "nothing has room so";
 }
 
 struct OnHosts {

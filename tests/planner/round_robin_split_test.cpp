@@ -247,6 +247,34 @@ TEST(RoundpipeStrategy, WarnsOfShortRounds) {
   EXPECT_EQ(round_warning(find_strategy("ep").make(model, test::make_cluster({4}), request(8, 2))), "");
 }
 
+/// A step's weights replace those of the step before when that has fetched its own for the last time.
+TEST(RoundClock, TheNextStepWaitsForTheLastVisitOfItsWeights) {
+  const std::vector<std::vector<Seconds>> lengths(2, Times{3, 1, 1});
+  const std::vector<i64> dealt = {0, 1, 1};
+  const auto two_steps = [&](std::vector<std::size_t> last_uses) {
+    RoundClock clock(lengths, 0, {.seconds = {0, 0, 2}, .last_uses = std::move(last_uses)});
+    const Seconds first = clock.run(dealt, 1, 1);
+    EXPECT_EQ(first, 6);  // 3 + 1, the weights of the last turn come until 5, 1
+    return clock.run(dealt, 1, 1) - first;
+  };
+  EXPECT_EQ(two_steps({}), 3);
+  EXPECT_EQ(two_steps({2, 1, 2}), 5);
+}
+
+TEST(TurnTimes, TheNextStepWaitsForTheLastVisitOfItsWeights) {
+  const ModelConfig model = test::make_model({.num_layers = 3});
+  Plan plan = find_strategy("ep").make(model, test::make_cluster({3}), request(3, 1));
+  const TurnSplit split{.forward = {2}, .fused = 2, .backward = {2}, .lengths = {1, 1, 5}};
+  deal_turns(plan, {.split = split, .round = 1, .dealt = {0, 1, 2, 0, 1, 2, 0, 1, 2}});
+  const Group& group = plan.groups[0];
+  const auto begins = [&](i64 steps) {
+    return turn_times(plan, group, turns_of(plan, group), steps)[0][0].begin;
+  };
+  EXPECT_EQ(begins(1), 0);
+  // Backward turns begin after 2, 7 and 12; the weights of the last one come when the one before begins.
+  EXPECT_EQ(begins(2), 7);
+}
+
 TEST(RoundpipeStrategy, RefusesSeveralNodesByName) {
   const ModelConfig model = test::make_model({.num_layers = 3});
   EXPECT_EQ(error_of([&] {

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 
 #include "hetermoe/cost/price.h"
@@ -113,6 +114,38 @@ TEST(Residency, NothingTravelsTwice) {
 
 /// Zebra takes a layer once forward and once backward through all microbatches: with two slots the last two
 /// layers still lie there when the backward pass begins.
+/// The host sums in the order of stores, and a lane keeps it: a store that comes late would hold up the next
+/// step's copies.
+TEST(Residency, ADevicesGradientsAreStoredWhenItIsDone) {
+  const ModelConfig model = load_model("tiny");
+  const Cluster cluster = with_hosts("demo");
+  i64 stores = 0;
+  for_each_plan(model, cluster, [&](const std::string& what, const Plan& plan) {
+    const Placement placement(plan, model, {});
+    const Schedule schedule = build_schedule(placement);
+    std::map<std::pair<i32, DeviceId>, OpId> last_add, last_store;
+    std::map<DeviceId, std::vector<OpId>> computed;
+    for (OpId id = 0; id < static_cast<OpId>(schedule.ops.size()); ++id) {
+      const Op& op = schedule.ops[idx(id)];
+      if (op.kind == OpKind::kStore && !is_saved_copy(op)) last_store[{op.state, op.device}] = id;
+      if (!is_compute(op.kind) || op.state >= 0) continue;
+      const DeviceId device = device_of(schedule.lanes_of(id)[0]);
+      computed[device].push_back(id);
+      const UsedPart graded = graded_part(op, placement);
+      if (!graded.any) continue;
+      for (const i32 state : placement.states_on(device, graded.part, graded.layer))
+        last_add[{state, device}] = id;
+    }
+    for (const auto& [at, store] : last_store) {
+      if (!schedule.states[idx(at.first)].visits()) continue;
+      const std::vector<OpId>& ops = computed[at.second];
+      EXPECT_EQ(*std::prev(std::upper_bound(ops.begin(), ops.end(), store)), last_add.at(at)) << what;
+      ++stores;
+    }
+  });
+  EXPECT_GT(stores, 1000);
+}
+
 TEST(Residency, ZebraFetchesALayerOncePerPass) {
   const ModelConfig model = load_model("demo");  // four layers, all with experts
   const Cluster cluster = with_hosts("demo");
