@@ -39,6 +39,8 @@ struct TraceBalanceOptions {
 
 /// What is gained must be more than this part of a step, so that chance decides nothing.
 inline constexpr double kLeastGain = 0.005;
+/// The guard's question, of simulated steps: with what a balancer chose, and without.
+inline bool shortens(Seconds with, Seconds without) { return with < (1 - kLeastGain) * without; }
 
 /// A balancer over the steps of a trace.
 struct TraceBalanceResult {
@@ -82,6 +84,9 @@ class TraceBalance {
   Plan placed(const TraceBalanceOptions& options, const Loads& loads,
               const TraceRouting* step = nullptr) const;
 
+  /// A step with contention under the plan, which may have other owners.
+  Seconds simulated(const Plan& plan, const RoutingLoad& routing) const;
+
   /// [places of the step] which of its sequences is best at each under the plan, by their own choices, or by
   /// those of their domains in `known`. Empty: the balancer orders none.
   std::vector<i64> order(const TraceBalanceOptions& options, const Plan& plan, const TraceRouting& step,
@@ -95,8 +100,6 @@ class TraceBalance {
   std::vector<Loads> microbatches_of_group(i32 group, const TraceRouting& step) const;
   Plan chosen(const TraceBalanceOptions& options, const Loads& known, const TraceRouting& known_step,
               bool& kept) const;
-  Seconds guarded_step(const TraceBalanceOptions& options, const Plan& plan,
-                       const SplitRouting& routing) const;
   void simulate_last(const TraceBalanceOptions& options, const Plan& plan, const SplitRouting& routing,
                      TraceBalanceResult& out) const;
   std::vector<DeviceLoads> loads_with_speeds(const Plan& plan, const TraceRouting& step,
