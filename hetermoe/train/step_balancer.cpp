@@ -124,7 +124,8 @@ const Plan& checked(const Job& job, const Plan& plan, const ModelConfig& model) 
   const CopySplit split = choice.split;
   if (choice.balancer != nullptr && choice.balancer->by_use) check_locality(job);
   if (split == CopySplit::kOracle) refuse("the bound is for traces (hetermoe routing balance)");
-  if (split == CopySplit::kExact && !plan.tally) refuse("the plan has no tally, by which copies are divided");
+  if (split == CopySplit::kExact && !plan.tally && !plan.foreseen)
+    refuse("the plan has no tally, by which copies are divided");
   if (split == CopySplit::kGuests && plan.guest_slots == 0 && job.balancer.guests > 0)
     refuse("the plan has no room for guests (guest_slots)");
   check_foresight(job);

@@ -125,6 +125,46 @@ TEST(StepBalancer, ForesightGoesByTheStepThatComes) {
   EXPECT_LT(mean_ratio(got), mean_ratio(expected));
 }
 
+TEST(StepBalancer, WhereChoicesAreReplayedNoCountsAreTold) {
+  const WorkFolder folder;
+  const std::string trace = folder / "run.routes";
+  TinyRun(folder / "first", balanced({{"routing.record", trace}})).run(Checkpoints::kOff);
+  const auto run_of = [&](const std::string& name, const std::string& tally) {
+    const Settings settings = balanced({{"balancer.topology", "ring"},
+                                        {"balancer.knows", "foresight"},
+                                        {"routing.replay", trace},
+                                        {"plan.tally", tally}});
+    Settings copying = settings, staying = settings;
+    copying.push_back({"balancer.name", "lplb"});
+    staying.push_back({"balancer.name", "none+exact"});
+    TinyRun run(folder / name, staying);
+    run.plan = TinyRun(folder / "copies", copying).plan;  // owners stay, so that only what is told differs
+    return run;
+  };
+  TinyRun known = run_of("known", "false"), told = run_of("told", "true");
+  EXPECT_TRUE(known.plan.foreseen);
+  EXPECT_FALSE(known.plan.tally);
+  EXPECT_FALSE(told.plan.foreseen);
+  EXPECT_TRUE(told.plan.tally);
+  const TinyRun::End got = known.run(Checkpoints::kOff), expected = told.run(Checkpoints::kOff);
+  EXPECT_TRUE(got.outcome.changes.empty());
+  EXPECT_TRUE(expected.outcome.changes.empty());
+  expect_equal(got.values, expected.values);
+  double faster = 0;
+  for (std::size_t s = 0; s < expected.outcome.records.size(); ++s) {
+    EXPECT_EQ(got.outcome.records[s].loss, expected.outcome.records[s].loss);
+    EXPECT_LT(got.outcome.records[s].sent, expected.outcome.records[s].sent);
+    faster += expected.outcome.records[s].step_s - got.outcome.records[s].step_s;
+  }
+  EXPECT_GT(faster, 0);
+  // Nobody else knows them.
+  Job job = known.job;
+  job.routing.replay.clear();
+  EXPECT_EQ(error_of<ConfigError>([&] { make_job_plan(job, known.model, known.cluster); }),
+            "[balancer.knows] got foresight, expected history where no choices are replayed. Give "
+            "routing.replay or balancer.probe");
+}
+
 TEST(StepBalancer, AMoveThatDoesNotPayIsLeft) {
   const WorkFolder folder;
   TinyRun run(folder / "run", in_fp64({{"cluster", "demo"},
