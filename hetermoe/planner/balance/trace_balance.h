@@ -44,11 +44,11 @@ inline bool shortens(Seconds with, Seconds without) { return with < (1 - kLeastG
 
 /// A balancer over the steps of a trace.
 struct TraceBalanceResult {
-  FigureRange time_ratio, rank_ratio;  ///< over steps, layers, groups, microbatches
-  double node_rows = 0;                ///< rows between nodes per token and layer
-  double owners = 0;                   ///< of a layer's experts together, mean
-  double guests = 0;                   ///< lent per exchange, mean
-  Seconds plan = 0;                    ///< of placing on this machine, per step, measured
+  FigureRange time_ratio, rank_ratio, node_ratio;  ///< over steps, layers, groups, microbatches
+  double node_rows = 0;                            ///< rows between nodes per token and layer
+  double owners = 0;                               ///< of a layer's experts together, mean
+  double guests = 0;                               ///< lent per exchange, mean
+  Seconds plan = 0;                                ///< of placing on this machine, per step, measured
   double moved = 0;                ///< per step and layer: owners that an expert had not in the step before
   Seconds step = 0;                ///< of the last step, simulated with contention
   Seconds exchanges = 0;           ///< of its dispatches and combines, each alone on its links

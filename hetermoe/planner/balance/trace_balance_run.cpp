@@ -78,6 +78,7 @@ void TraceBalance::add_figures(const Plan& plan, const Plan& before, const Split
   for (const PlanLayerFigures& layer : figures.layers) {
     add_range(of_step, layer.time_ratio);
     add_range(out.rank_ratio, layer.rank_ratio);
+    add_range(out.node_ratio, layer.node_ratio);
   }
   add_range(out.time_ratio, of_step);
   out.time_ratio_of_step.push_back(of_step.mean);
