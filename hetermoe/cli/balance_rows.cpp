@@ -116,6 +116,7 @@ Json json_of(const std::vector<Row>& rows, const Cluster& cluster) {
                     {"time_ratio", r.time_ratio.mean},
                     {"worst_time_ratio", r.time_ratio.high},
                     {"time_ratio_of_step", r.time_ratio_of_step},
+                    {"bound_of_nodes", r.node_ratio.mean},
                     {"steps", r.steps},
                     {"rank_max_over_mean", r.rank_ratio.mean},
                     {"node_rows_per_token", r.node_rows},

@@ -77,7 +77,7 @@ std::vector<SourceCopies> copies_of(const OpContext& d, i32 layer, i32 microbatc
 
 std::vector<DecidedSplit> foreseen_splits(OpContext& d) {
   std::vector<DecidedSplit> out;
-  if (d.input->choices.empty() || d.p.plan().tally || d.p.plan().guest_slots == 0) return out;
+  if (d.input->choices.empty() || d.p.plan().tally || !divides_copies(d.p.plan())) return out;
   const i32 num_microbatches = d.p.num_microbatches(d.group);
   out.resize(idx(d.p.num_layers() * num_microbatches));
   for (i32 m = 0; m < num_microbatches; ++m) {

@@ -373,8 +373,8 @@ class Validator {
   }
 
   void check_tally(const LayerPlacement& layer, i64 l, const std::string& where) {
-    if ((!plan_.tally && plan_.guest_slots == 0) || !model_.is_moe(l)) return;
-    const char* const what = plan_.guest_slots > 0 ? "guests" : "tally";
+    if (!divides_copies(plan_) || !model_.is_moe(l)) return;
+    const char* const what = plan_.guest_slots > 0 ? "guests" : plan_.tally ? "tally" : "foreseen counts";
     const Recompute recompute = layer.recompute.value_or(plan_.recompute);
     if (resends_rows(recompute)) {
       fault(where + ".recompute", "is {}, which no plan with {} may have. Use local", name_of(recompute),

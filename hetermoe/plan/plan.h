@@ -177,7 +177,10 @@ struct Plan {
   /// Sources tell each other how many copies each expert has in a layer of a microbatch, and these are
   /// divided over the expert's owners so that the slowest ends earliest, in place of the owners' shares.
   bool tally = false;
-  std::vector<i64> split_speeds = {};  ///< [num_devices] at expert work, for that; empty = all alike
+  /// Copies are divided so by the choices that a step replays, which all devices know: nothing is told. A
+  /// step without choices (validation) divides by shares. Beside tally it means nothing.
+  bool foreseen = false;
+  std::vector<i64> split_speeds = {};  ///< [num_devices] at expert work, for both; empty = all alike
   /// Room on each owner for experts of other owners, lent for one layer of one microbatch where that relieves
   /// the slowest. Who lends what follows from the counts of an exchange: with tally from those that are told,
   /// else from replayed choices.
@@ -217,8 +220,9 @@ struct Plan {
     v("shard_optimizer", shard_optimizer,
       "divide master and moments of replicated parameters over their replicas");
     v("tally", tally, "divide copies over owners by their counts in each exchange");
-    v("split_speeds", split_speeds, "speeds of devices at expert work, for tally; empty = all alike",
-      between(1, 1e9));
+    v("foreseen", foreseen, "as tally, by the choices that a step replays; nothing is told");
+    v("split_speeds", split_speeds,
+      "speeds of devices at expert work, for tally and foreseen; empty = all alike", between(1, 1e9));
     v("guest_slots", guest_slots, "experts of other owners that are lent to a device for one exchange",
       between(0, 4096));
     v("guest_depth", guest_depth, "exchanges whose guests may be on a device at once", between(1, 64));
@@ -269,6 +273,8 @@ std::vector<std::string> dtype_faults(const Plan& plan);
 
 /// Where the parameters of a part of a layer live (kEmbed, kHead: any layer) in a group.
 Home home_of(const Group& group, UnitPart part, i32 layer);
+/// Copies of an exchange are divided by their counts, told or foreseen.
+inline bool divides_copies(const Plan& plan) { return plan.tally || plan.foreseen || plan.guest_slots > 0; }
 /// Something of the plan is on a host.
 inline bool uses_hosts(const Plan& plan) { return !plan.hosts.empty(); }
 

@@ -63,7 +63,7 @@ u64 key_of(const Plan& plan) {
   hash.add(plan.queue_binding).add(plan.row_dedup).add(plan.recompute).add(plan.shard_optimizer);
   if (plan.weight_gradients != WeightGradients::kWith) hash.add(plan.weight_gradients);
   for (const double length : plan.turn_lengths) hash.add(std::bit_cast<u64>(length));
-  if (plan.tally) hash.add(plan.tally);
+  if (plan.tally || plan.foreseen) hash.add(plan.tally).add(plan.foreseen);
   if (plan.guest_slots > 0) hash.add(plan.guest_slots).add(plan.guest_depth);
   for (const Group& group : plan.groups) add_group(hash, group);
   return hash.value();

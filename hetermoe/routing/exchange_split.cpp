@@ -23,7 +23,7 @@ std::vector<i64> owner_speeds(const Placement& placement, i32 group, i32 layer) 
 
 CopySplit copy_split_of(const Plan& plan) {
   if (plan.guest_slots > 0) return CopySplit::kGuests;
-  return plan.tally ? CopySplit::kExact : CopySplit::kShares;
+  return divides_copies(plan) ? CopySplit::kExact : CopySplit::kShares;
 }
 
 void add_guests(ExchangeLoad& load, const SplitLayer& layer, const std::vector<Guest>& guests) {

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <numeric>
+#include <optional>
 
 #include "hetermoe/base/index.h"
 
@@ -72,6 +74,23 @@ double mean_of(const std::vector<double>& values) {
   return std::accumulate(values.begin(), values.end(), 0.0) / real(values.size());
 }
 
+/// time_ratio() of the nodes that have owners, each with the copies and as fast as its owners together.
+std::optional<double> ratio_of_nodes(const Cluster& cluster, const std::vector<DeviceId>& owners,
+                                     const std::vector<double>& copies, const std::vector<double>& speeds) {
+  std::map<NodeId, std::size_t> place;
+  std::vector<double> node_copies, node_speeds;
+  for (std::size_t o = 0; o < owners.size(); ++o) {
+    const auto [node, fresh] = place.emplace(cluster.devices[idx(owners[o])].node, node_copies.size());
+    if (fresh) {
+      node_copies.push_back(0);
+      node_speeds.push_back(0);
+    }
+    node_copies[node->second] += copies[o];
+    node_speeds[node->second] += speeds[o];
+  }
+  return time_ratio(node_copies, node_speeds);
+}
+
 }  // namespace
 
 RoutingWatch::RoutingWatch(const CostModel& cost, const Placement& placement, const ModelConfig& model,
@@ -113,7 +132,7 @@ PlanAnalyser::PlanAnalyser(const CostModel& cost, const Placement& placement, co
                            const Cluster& cluster)
     : cost_(cost), placement_(placement), model_(model), cluster_(cluster) {
   for (const i64 layer : layers_with_experts(model)) {
-    figures_.layers.push_back({.layer = layer, .time_ratio = {}, .rank_ratio = {}});
+    figures_.layers.push_back({.layer = layer, .time_ratio = {}, .rank_ratio = {}, .node_ratio = {}});
     speeds_.emplace_back(idx(placement.num_groups()));
   }
 }
@@ -140,6 +159,7 @@ void PlanAnalyser::add_exchange(const RoutingLoad& routing, std::size_t layer, i
   if (speeds.empty()) speeds = expert_speeds(cost_, placement_, model_, cluster_, group, l, mean_of(copies));
   out.time_ratio.add(time_ratio(copies, speeds));
   out.rank_ratio.add(straggler_ratio(copies));
+  out.node_ratio.add(ratio_of_nodes(cluster_, owners, copies, speeds));
 }
 
 void PlanAnalyser::add(const RoutingLoad& routing) {

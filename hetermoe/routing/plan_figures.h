@@ -42,6 +42,9 @@ struct PlanLayerFigures {
   i64 layer = 0;
   FigureRange time_ratio;  ///< of the owners' expert work, see metrics.h
   FigureRange rank_ratio;  ///< largest over mean of the owners' copies
+  /// time_ratio if the copies of a node could be divided at will over its owners: what is left to who moves
+  /// copies inside nodes alone.
+  FigureRange node_ratio;
 };
 
 struct PlanFigures {

@@ -94,7 +94,7 @@ class Placement {
   }
   /// Copies of an exchange are divided by its counts, which are told by tally or foreseen.
   bool divides(i32 group, i32 layer) const {
-    return (plan_.tally || plan_.guest_slots > 0) && is_moe(layer) && !at_sources(group, layer);
+    return divides_copies(plan_) && is_moe(layer) && !at_sources(group, layer);
   }
   /// Owners lend each other experts for single exchanges.
   bool lends(i32 group, i32 layer) const {

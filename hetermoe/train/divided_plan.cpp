@@ -52,6 +52,7 @@ Plan divided_in_step(const Job& job, Plan plan, const ModelConfig& model, const 
                asked ? std::to_string(job.balancer.replicas) : job.balancer.name, "copies",
                with_owners(plan, divided), plan, model, cluster);
   plan.tally = divided.tally || job.plan.tally;
+  plan.foreseen = divided.foreseen && !plan.tally;
   plan.split_speeds = divided.split_speeds;
   plan.guest_slots = divided.guest_slots;
   plan.guest_depth = job.balancer.guest_depth;
@@ -59,12 +60,13 @@ Plan divided_in_step(const Job& job, Plan plan, const ModelConfig& model, const 
   return with_owners(std::move(plan), divided);
 }
 
-void check_guests(const Job& job, const Plan& plan, const ModelConfig& model, const Cluster& cluster) {
-  if (plan.guest_slots == 0) return;
-  if (!plan.tally && job.routing.replay.empty() && !job.balancer.probe && !job.train.forced_balance)
+void check_divided(const Job& job, const Plan& plan, const ModelConfig& model, const Cluster& cluster) {
+  if (divides_copies(plan) && !plan.tally && job.routing.replay.empty() && !job.balancer.probe &&
+      !job.train.forced_balance)
     fail<ConfigError>("balancer.knows",
                       "got foresight, expected history where no choices are replayed. Give routing.replay or "
                       "balancer.probe");
+  if (plan.guest_slots == 0) return;
   if (job.train.lora.rank > 0)
     fail<ConfigError>("train.lora",
                       "cannot go with guests, which are lent without adapters: leave one of both out");

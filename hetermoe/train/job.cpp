@@ -378,7 +378,7 @@ Plan make_job_plan(const Job& job, const ModelConfig& model, const Cluster& clus
   }
   if (faults.empty()) {
     check_lora_plan(job, plan, model);
-    check_guests(job, plan, model, cluster);
+    check_divided(job, plan, model, cluster);
     return plan;
   }
   constexpr std::size_t kShown = 20;

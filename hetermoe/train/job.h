@@ -333,8 +333,7 @@ struct BalancerOptions {
   std::string topology, groups = "node", parts = "reorder,samples,guests,split";
   double load_cap = 1.1;
   Knows knows = Knows::kHistory;
-  bool measure = false;
-  bool probe = false;
+  bool measure = false, probe = false, guard = true;
   bool on() const { return name != "none"; }
   template <class V>
   void fields(V& v) {
@@ -345,7 +344,10 @@ struct BalancerOptions {
       "has its copies already. After a + how copies are divided in a step: none+guests, relibra+shares");
     v("every", every, "steps from one look at the owners to the next", at_least(1));
     v("history", history, "steps over which loads are averaged, newer ones weigh more", at_least(1));
-    v("horizon", horizon, "steps in which a move must pay for itself, 0 = until owners are looked at again",
+    v("guard", guard,
+      "owners change only where that shortens the simulated step by over 0.5 % and pays for the move");
+    v("horizon", horizon,
+      "steps in which a move must pay for itself (with guard), 0 = until owners are looked at again",
       at_least(0));
     v("replicas", replicas, "copies of experts in a layer beyond one of each, for balancers that make some",
       at_least(0));

@@ -89,6 +89,7 @@ Json metrics_json(const StepRecord& r) {
   if (r.overflowed) json["overflowed"] = true;
   if (!r.mfu.empty()) json["mfu"] = r.mfu;
   if (!r.memory.empty()) json["memory_bytes"] = r.memory;
+  if (r.owners_held) json["owners_held"] = true;
   if (!r.marks.empty()) json["marks"] = r.marks;
   if (r.validation) {
     json["validation_loss"] = r.validation->loss;

@@ -104,6 +104,16 @@ void check_locality(const Job& job) {
         job.train.router_jitter);
 }
 
+/// Every expert at its first owner alone.
+Plan without_copies(Plan plan) {
+  for (Group& group : plan.groups) {
+    for (LayerPlacement& layer : group.layers) {
+      for (ExpertOwners& owners : layer.experts) owners = {{.device = owners[0].device, .share = 1}};
+    }
+  }
+  return plan;
+}
+
 BalancerChoice choice_of(const Job& job) { return balancer_choice(job.balancer.name, job.balancer.parts); }
 
 const Plan& checked(const Job& job, const Plan& plan, const ModelConfig& model) {
@@ -114,7 +124,8 @@ const Plan& checked(const Job& job, const Plan& plan, const ModelConfig& model) 
   const CopySplit split = choice.split;
   if (choice.balancer != nullptr && choice.balancer->by_use) check_locality(job);
   if (split == CopySplit::kOracle) refuse("the bound is for traces (hetermoe routing balance)");
-  if (split == CopySplit::kExact && !plan.tally) refuse("the plan has no tally, by which copies are divided");
+  if (split == CopySplit::kExact && !plan.tally && !plan.foreseen)
+    refuse("the plan has no tally, by which copies are divided");
   if (split == CopySplit::kGuests && plan.guest_slots == 0 && job.balancer.guests > 0)
     refuse("the plan has no room for guests (guest_slots)");
   check_foresight(job);
@@ -219,20 +230,14 @@ std::vector<i64> StepBalancer::order(const Plan& in_force) const {
       .order(balance_options(), in_force, *foreseen_step_);
 }
 
-Seconds StepBalancer::simulated_step(const TraceBalance& balance, const Plan& emulated,
-                                     const Cluster& cluster) const {
-  const Placement placement(emulated, model_, step_);
-  const Schedule schedule = build_schedule(placement);
-  const std::unique_ptr<CostModel> cost = make_cost(model_, cluster, emulated, profiles_);
-  const auto step_of = [&](const RoutingLoad& routing) {
-    return simulate(schedule, placement, model_, cluster, *cost, routing).step;
-  };
-  if (foreseen_step_ == nullptr) return step_of(LayerPopularity(model_, layers_, loads()));
+Seconds StepBalancer::simulated_step(const TraceBalance& balance, const Plan& emulated) const {
+  if (foreseen_step_ == nullptr)
+    return balance.simulated(emulated, LayerPopularity(model_, layers_, loads()));
   const TraceRouting& step = *foreseen_step_;
   const CopySplit split = copy_split_of(emulated);
-  if (!orders_) return step_of(SplitRouting(step, cluster, split));
+  if (!orders_) return balance.simulated(emulated, SplitRouting(step, cluster_, split));
   const TraceRouting ordered = balance.ordered(balance_options(), emulated, step, step);
-  return step_of(SplitRouting(ordered, cluster, split));
+  return balance.simulated(emulated, SplitRouting(ordered, cluster_, split));
 }
 
 BalancedOwners StepBalancer::choose(const PricedPlan& in_force) const {
@@ -241,15 +246,16 @@ BalancedOwners StepBalancer::choose(const PricedPlan& in_force) const {
   const TraceBalance balance(model_, measured, emulated_, step_, profiles_);
   const Plan next =
       with_owners(in_force.plan, balance.placed(balance_options(), loads(), foreseen_step_.get()));
-  if (to_json(next) == to_json(in_force.plan)) return out;
+  const bool same = to_json(next) == to_json(in_force.plan);
+  // What the balancer would leave as it is may have copies that do not pay.
+  const bool asks = options_.guard && foreseen_step_ != nullptr && choice_.balancer != nullptr;
+  if (same && !asks) return out;
   const std::vector<std::string> faults = validate(next, model_, cluster_);
   if (!faults.empty()) {
     out.why_not = faults[0];
     return out;
   }
-  MoveOptions options;
-  options.frozen = step_.frozen;
-  options.lora = step_.lora;
+  const MoveOptions options = move_options();
   const std::string full =
       overfilled_device(migration_memory(in_force.plan, next, model_, cluster_, options), cluster_);
   const bool was_full =
@@ -259,17 +265,56 @@ BalancedOwners StepBalancer::choose(const PricedPlan& in_force) const {
     out.why_not = "while experts move, " + full;
     return out;
   }
-  out.before = simulated_step(balance, in_force.emulated, measured);
-  out.after = simulated_step(balance, with_owners(in_force.emulated, next), measured);
-  UnitMoves moves = moves_between(in_force.plan, next, model_, cluster_, options);
-  const Migration migration = make_migration(std::move(moves.moves), cluster_.num_devices());
-  out.move = Simulator().run(migration.schedule, price(migration, cluster_, *in_force.truth)).step;
-  const i64 horizon = options_.horizon > 0 ? options_.horizon : options_.every;
-  if ((out.before - out.after) * real(horizon) > out.move)
-    out.plan = next;
+  if (options_.guard)
+    weigh(balance, in_force, next, out);
   else
-    out.why_not = "what it saves would not pay for the move";
+    out.plan = next;
   return out;
+}
+
+Seconds StepBalancer::move_time(const PricedPlan& in_force, const Plan& next) const {
+  UnitMoves moves = moves_between(in_force.plan, next, model_, cluster_, move_options());
+  if (moves.moves.empty()) return 0;
+  const Migration migration = make_migration(std::move(moves.moves), cluster_.num_devices());
+  return Simulator().run(migration.schedule, price(migration, cluster_, *in_force.truth)).step;
+}
+
+MoveOptions StepBalancer::move_options() const {
+  MoveOptions options;
+  options.frozen = step_.frozen;
+  options.lora = step_.lora;
+  return options;
+}
+
+/// Takes the owners of `next` if they shorten the step, and what that saves pays for the move; else copies
+/// that are there go where the step is shorter without them. By mean loads that is not asked: they do not
+/// show what copies win where loads change from one microbatch to the next.
+void StepBalancer::weigh(const TraceBalance& balance, const PricedPlan& in_force, Plan next,
+                         BalancedOwners& out) const {
+  const auto step_with = [&](const Plan& plan) {
+    return simulated_step(balance, with_owners(in_force.emulated, plan));
+  };
+  const Plan alone = foreseen_step_ ? without_copies(in_force.plan) : in_force.plan;
+  const auto differs = [&](const Plan& plan) { return to_json(plan) != to_json(in_force.plan); };
+  if (!differs(next) && !differs(alone)) return;
+  out.before = simulated_step(balance, in_force.emulated);
+  out.after = differs(next) ? step_with(next) : out.before;
+  const Seconds without = differs(alone) ? step_with(alone) : out.before;
+  const bool shorter = shortens(out.after, std::min(without, out.before));
+  out.move = shorter ? move_time(in_force, next) : 0;
+  const i64 horizon = options_.horizon > 0 ? options_.horizon : options_.every;
+  if (shorter && (out.before - out.after) * real(horizon) > out.move) {
+    out.plan = std::move(next);
+  } else if (shortens(without, out.before)) {
+    out.plan = alone;
+    out.after = without;
+    out.move = 0;
+    out.held = true;
+  } else if (differs(next)) {
+    out.held = !shorter;
+    out.why_not = shorter ? "what it saves would not pay for the move"
+                          : "others would not shorten the step by half a percent (simulated)";
+  }
 }
 
 void StepBalancer::restore(std::vector<std::vector<double>> history, std::vector<double> slowness) {

@@ -3,6 +3,7 @@
 #include <optional>
 #include <vector>
 
+#include "hetermoe/plan/migration.h"
 #include "hetermoe/planner/balance/trace_balance.h"
 #include "hetermoe/train/job.h"
 #include "hetermoe/train/priced_plan.h"
@@ -15,6 +16,7 @@ struct BalancedOwners {
   Seconds before = 0, after = 0;  ///< steps of the routing known, simulated
   Seconds move = 0;               ///< of what changes its device, simulated
   std::string why_not;            ///< why no plan, in words; empty = owners are as good as they can be
+  bool held = false;              ///< the guard did not take what was chosen, or gave up copies
 };
 
 /// Chooses owners of experts between the steps of a run by what the routers chose in the steps before. The
@@ -55,7 +57,10 @@ class StepBalancer {
 
  private:
   using Loads = std::vector<std::vector<double>>;
-  Seconds simulated_step(const TraceBalance& balance, const Plan& emulated, const Cluster& cluster) const;
+  Seconds simulated_step(const TraceBalance& balance, const Plan& emulated) const;
+  void weigh(const TraceBalance& balance, const PricedPlan& in_force, Plan next, BalancedOwners& out) const;
+  Seconds move_time(const PricedPlan& in_force, const Plan& next) const;
+  MoveOptions move_options() const;
   TraceBalanceOptions balance_options() const;
   Cluster measured_cluster() const;
   const Loads& loads() const { return foreseen_.empty() ? history_ : foreseen_; }

@@ -94,6 +94,9 @@ bool Trainer::balance_before(i64 step, TrainOutcome& out) {
   }
   if (!balancer_->is_due(step)) return false;
   const BalancedOwners chosen = balancer_->choose(*priced_);
+  ++looks_;
+  held_ += chosen.held ? 1 : 0;
+  held_before_ = chosen.held;
   const Plan next = plan_of_rank_0(processes_, chosen.plan.value_or(plan()));
   if (to_json(next) == to_json(plan())) {
     if (!chosen.why_not.empty() && chosen.why_not != balancer_kept_for_) {
@@ -102,11 +105,23 @@ bool Trainer::balance_before(i64 step, TrainOutcome& out) {
     }
     return false;
   }
-  tell(fmt::format("step {}: {} chose other owners of experts, for steps of {} instead of {} (simulated)",
-                   step + 1, job_.balancer.name, format_seconds(chosen.after), format_seconds(chosen.before)),
-       out);
+  const std::string promise = chosen.before > 0
+                                  ? fmt::format(", for steps of {} instead of {} (simulated)",
+                                                format_seconds(chosen.after), format_seconds(chosen.before))
+                                  : "";
+  const std::string who =
+      chosen.held ? "the guard gave up copies" : job_.balancer.name + " chose other owners";
+  tell(fmt::format("step {}: {} of experts{}", step + 1, who, promise), out);
   take_over(next, step, "owners by " + job_.balancer.name, out);
   return true;
+}
+
+void Trainer::tell_guard(TrainOutcome& out) {
+  if (held_ > 0)
+    tell(fmt::format("the guard held {} back in {} of {}: its owners would not have shortened the simulated "
+                     "step by half a percent (balancer.guard)",
+                     job_.balancer.name, held_, counted(looks_, "look")),
+         out);
 }
 
 /// The step with its sequences where the balancer wants them. Rank 0 decides.

@@ -205,6 +205,7 @@ TrainOutcome Trainer::run(const RunHooks& hooks, i64 timed_steps) {
   if (writer_) writer_->finish();
   if (recorder_) recorder_->finish();
   recorder_.reset();
+  tell_guard(out);
   if (writer_ && end_ == train.steps && !train.save_hf.empty())
     save_weights(folder_path(train.save_hf), steps_done, out);
   if (steps_done < end_ + timed_steps) out.stopped_by = stop;
@@ -306,6 +307,7 @@ StepRecord Trainer::end_one() {
   record.attention_wait = waiting(timeline, busy, "attention");
   record.expert_wait = waiting(timeline, busy, "expert");
   record.marks = std::exchange(marks_, {});
+  record.owners_held = std::exchange(held_before_, false);
   record.updated = last_.updated;
   // A loss that is not finite says nothing of the scale, neither that it is too high nor that it is good.
   record.overflowed = std::isfinite(last_.loss + last_.aux_loss) && loss_scale_.lower_after(!last_.updated);

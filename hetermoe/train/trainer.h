@@ -79,6 +79,7 @@ struct StepRecord {
   /// By name of device: the most bytes of tensors of the step, on a GPU of the run so far. Only where they
   /// are counted: on GPUs, and on CPUs in `train` under the virtual clock.
   std::map<std::string, Bytes> memory;
+  bool owners_held = false;              ///< what the balancer chose before this step was not taken
   std::vector<std::string> marks;        ///< what changed before this step: another plan, more experts
   std::optional<Validation> validation;  ///< after this step
 };
@@ -219,6 +220,7 @@ class Trainer {
   PlanTakeover go_over_to(const Plan& plan);
   bool change_plan_before(i64 step, TrainOutcome& out);
   bool balance_before(i64 step, TrainOutcome& out);
+  void tell_guard(TrainOutcome& out);
   StepInput in_order(StepInput input);
   void take_over(const Plan& plan, i64 step, const std::string& name, TrainOutcome& out);
   Batch batch_of(TextCondition condition, i64 first) const;
@@ -278,6 +280,8 @@ class Trainer {
   std::unique_ptr<RouteRecorder> recorder_;    ///< of the run that goes on, where it records
   std::unique_ptr<StepBalancer> balancer_;     ///< where owners of experts change between steps
   std::unique_ptr<RouteProbe> route_probe_;    ///< where a forward pass finds what the step chooses
+  i64 looks_ = 0, held_ = 0;                   ///< at owners; and how often the guard left them
+  bool held_before_ = false;                   ///< before the step that comes
   std::string balancer_kept_for_;              ///< why it left owners as they are, as told last
   std::unique_ptr<RouteReplay> route_replay_;  ///< where choices are replayed
   std::optional<RoutingWatch> routing_watch_;  ///< of the plan in force, made at the first step

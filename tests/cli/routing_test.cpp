@@ -262,6 +262,11 @@ TEST(RoutingCommand, CompareShowsBalancersOnATraceAndWritesAPage) {
   for (const char* key :
        {"time_ratio", "rank_max_over_mean", "moved_bytes", "move_s", "step_s", "kept_steps", "lent_bytes"})
     EXPECT_TRUE(rows[1].contains(key)) << key;
+  for (const Json& row : rows) {  // a node cannot be later than its devices
+    EXPECT_GE(row.at("bound_of_nodes").get<double>(), 1 - 1e-9) << row.dump();
+    EXPECT_LE(row.at("bound_of_nodes").get<double>(), row.at("time_ratio").get<double>() + 1e-9)
+        << row.dump();
+  }
   const std::string page = read_text(folder / "page/balance.html");
   for (const char* part :
        {"Device by expert, before and after", "Time ratio of each step", "class=\"cell\"", "V100/1000#"})

@@ -180,7 +180,7 @@ TEST_F(GpuTraining, RecordsReplaysAndBalances) {
                                                {"balancer.name", "relibra"},
                                                {"balancer.knows", "foresight"},
                                                {"balancer.every", "1"},
-                                               {"balancer.horizon", "1000000000"},
+                                               {"balancer.guard", "false"},
                                                {"balancer.guest_cost", "0"}})
                                    .outcome;
   EXPECT_EQ(read_text(replayed), read_text(recorded));

@@ -32,6 +32,74 @@ TEST(Tally, RandomPlansEqualTheReference) {
   EXPECT_GT(groups, 5);
 }
 
+/// Every device knows the choices: nothing is told, and the numbers are to the bit those with a tally.
+TEST(Tally, IsNotNeededWhereChoicesAreReplayed) {
+  i64 runs = 0, replicas = 0;
+  for (u64 seed = 1; runs < 40; ++seed) {
+    RandomCase c = random_case(seed);
+    if (!use_tally(c.plan, c.model)) continue;
+    const std::vector<at::Tensor> choices = random_choices(c.plan, c.model, seed);
+    if (!validate(c.plan, c.model, c.cluster).empty()) continue;
+    use_fp64(c.plan);
+    const Ran told = run_step(c.model, c.cluster, c.plan, c.step, choices);
+    c.plan.tally = false;
+    c.plan.foreseen = true;
+    EXPECT_TRUE(validate(c.plan, c.model, c.cluster).empty());
+    for (const Op& op : build_schedule(c.plan, c.model, c.step).ops) EXPECT_NE(op.kind, OpKind::kTally);
+    const Ran got = run_step(c.model, c.cluster, c.plan, c.step, choices);
+    EXPECT_LE(got.difference.max(), kTolerance) << describe(c) << " " << got.difference.worst;
+    expect_same_bits(got, told, describe(c));
+    ++runs;
+    for (const State& state : build_schedule(c.plan, c.model, c.step).states)
+      replicas += state.part == State::Part::kExperts && state.devices.size() > 1 ? 1 : 0;
+  }
+  EXPECT_GT(replicas, 10);
+}
+
+/// Without choices nobody knows: as in validation, copies are divided by shares.
+TEST(Tally, ForeseenCountsThatNobodyGivesLeaveTheShares) {
+  const ModelConfig model = tiny_mixtral();
+  const Cluster cluster = make_cluster(4);
+  Plan plan = find_strategy("ep").make(model, cluster, small_step());
+  use_lplb(plan, model);
+  use_fp64(plan);
+  plan.tally = false;
+  const Ran shares = run_step(model, cluster, plan, {true, 1, true});
+  plan.foreseen = true;
+  expect_same_bits(run_step(model, cluster, plan, {true, 1, true}), shares, "foreseen");
+}
+
+TEST(Tally, ADispatchOfOtherCountsThanWereForeseenIsRefused) {
+  const ModelConfig model = tiny_mixtral();
+  const Cluster cluster = make_cluster(3);
+  Plan plan = find_strategy("ep").make(model, cluster, small_step());
+  use_lplb(plan, model);
+  use_fp64(plan);
+  plan.tally = false;
+  plan.foreseen = true;
+  RigOptions options;
+  options.on_send = [](const ExchangeCall& call, std::vector<Message>& out) {
+    if (call.name != "dispatch.F l1 m0" || call.self != 0 || call.round != 0) return;
+    at::Tensor& begins = out[2].tensors[0];
+    // A copy of one expert is told as one of the expert before it on the same device.
+    begins = begins.clone();
+    i32* const next = begins.data_ptr<i32>();
+    const i64 first = 3 + 1;  // behind rows of three owners
+    for (i64 i = first + 1; i + 1 < begins.numel(); ++i) {
+      if (next[i] < next[i + 1]) {
+        ++next[i];
+        return;
+      }
+    }
+  };
+  const std::vector<at::Tensor> choices = random_choices(plan, model, 2);
+  const std::string error = error_of<Error>([&] {
+    run_step(model, cluster, plan, {true, 1, true}, choices, options);
+  });
+  EXPECT_NE(error.find("dispatch.F l1 m0"), std::string::npos) << error;
+  EXPECT_NE(error.find("by which they were divided"), std::string::npos) << error;
+}
+
 TEST(Tally, SharesOfThePlanDoNotMatterThen) {
   const ModelConfig model = tiny_mixtral();
   const Cluster cluster = make_cluster(4);

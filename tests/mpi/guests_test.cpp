@@ -80,7 +80,7 @@ TrainOutcome run_with_probe(const fs::path& folder, const std::string& balancer,
                                       {"balancer.knows", "foresight"},
                                       {"balancer.probe", "true"},
                                       {"balancer.every", "1"},
-                                      {"balancer.horizon", "1000000000"},
+                                      {"balancer.guard", "false"},
                                       {"balancer.guest_cost", "0"}});
   const Dataset text = counting_data();
   Trainer trainer(rig.job, rig.model, rig.cluster, rig.plan, text, processes, Checkpoints::kOff);

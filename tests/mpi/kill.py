@@ -43,7 +43,7 @@ def changes(files, steps):
 
 def balancing(name):
     """However little a move or a guest saves."""
-    return ["--balancer.name", name, "--balancer.every", "1", "--balancer.horizon", "1000000000",
+    return ["--balancer.name", name, "--balancer.every", "1", "--balancer.guard", "false",
             "--balancer.guest_cost", "0", "--balancer.knows", "foresight", "--balancer.probe", "true"]
 
 

@@ -36,6 +36,13 @@ TEST(PlanFigures, WeighCopiesBySpeedAndCountRowsBetweenNodes) {
   EXPECT_DOUBLE_EQ(figures.layers[0].rank_ratio.mean, 6.0 / 5);
   EXPECT_DOUBLE_EQ(figures.node_rows, 2.0 / 6);
   EXPECT_DOUBLE_EQ(figures.node_copies, 2.0 / 6);
+  // Each device is a node, whose copies nobody else takes; together in one all could be divided.
+  EXPECT_DOUBLE_EQ(figures.layers[0].node_ratio.mean, figures.layers[0].time_ratio.mean);
+  const Cluster one_node = test::make_cluster({2});
+  PlanAnalyser together(cost, placement, model, one_node);
+  together.add(TraceRouting(golden_header(), golden_step(), model, "trace"));
+  EXPECT_NEAR(together.finish().layers[0].time_ratio.mean, 12 / 7.5, 1e-5);
+  EXPECT_NEAR(together.finish().layers[0].node_ratio.mean, 1, 1e-9);
 }
 
 }  // namespace

@@ -32,6 +32,7 @@ TEST(Tally, IsOncePerLayerWithExpertsAndMicrobatch) {
     EXPECT_EQ(count(with, OpKind::kTally), 2 * 2);
     EXPECT_TRUE(validate(with, c.plan, c.model).empty());
     c.plan.tally = false;
+    c.plan.foreseen = chunks == 3;  // known beforehand: nothing is told
     const Schedule without = build_schedule(c.plan, c.model);
     EXPECT_EQ(with.num_ops() - without.num_ops(), 2 * 2);
   }
@@ -46,6 +47,12 @@ TEST(Tally, IsRefusedWithResendAndWithOtherDevicesForBackward) {
   c.plan.recompute = Recompute::kSelect;
   EXPECT_EQ(validate(c.plan, c.model, c.cluster).at(0),
             "[groups[0].layers[0].recompute] is select, which no plan with tally may have. Use local");
+  c.plan.tally = false;
+  c.plan.foreseen = true;
+  EXPECT_EQ(
+      validate(c.plan, c.model, c.cluster).at(0),
+      "[groups[0].layers[0].recompute] is select, which no plan with foreseen counts may have. Use local");
+  c.plan.tally = true;
   c.plan.recompute = Recompute::kLocal;
   Shares other = c.plan.groups[0].layers[1].attention;
   for (ShareRow& row : other) std::reverse(row.begin(), row.end());
@@ -56,9 +63,12 @@ TEST(Tally, IsRefusedWithResendAndWithOtherDevicesForBackward) {
 }
 
 TEST(Tally, GoesThroughJson) {
-  const Case c;
+  Case c;
+  EXPECT_FALSE(c.plan.foreseen);
+  c.plan.foreseen = true;
   const Plan back = plan_from_json(to_json(c.plan), "plan");
   EXPECT_TRUE(back.tally);
+  EXPECT_TRUE(back.foreseen);
   EXPECT_EQ(back.split_speeds, c.plan.split_speeds);
 }
 

@@ -22,7 +22,7 @@ Settings lending(Settings more) {
                              {"balancer.guest_cost", "0"},
                              {"balancer.every", "3"},
                              {"balancer.history", "2"},
-                             {"balancer.horizon", "1000000000"},
+                             {"balancer.guard", "false"},
                              {"checkpoint.every", "0"}});
   return more;
 }

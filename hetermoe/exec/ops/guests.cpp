@@ -14,7 +14,8 @@ const std::vector<i64>& slots_here(OpContext& d, const Op& op) {
 }
 
 void check_decided(OpContext& d, const Op& op, DeviceId source, const std::vector<i64>& copies) {
-  if (!d.p.lends(op.group, op.layer)) return;
+  // Owners that lend nothing were not told the counts.
+  if (d.p.tallies(op.group, op.layer) && !d.p.lends(op.group, op.layer)) return;
   const DecidedSplit* decided = d.decided(op);
   if (decided == nullptr) return;
   const std::vector<i64>& known = decided->copies[idx(op.chunk)][idx(source_index(d.p.shares(op), source))];

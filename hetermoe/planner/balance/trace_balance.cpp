@@ -130,9 +130,10 @@ Plan TraceBalance::placed(const TraceBalanceOptions& options, const Loads& loads
   Plan plan = plan_;
   const BalancerChoice choice = balancer_choice(options.balancer, options.parts);
   const bool lends = choice.split == CopySplit::kGuests && options.guests > 0;
-  // Who lends what is known without a tally where the step's choices are.
-  plan.tally = choice.split == CopySplit::kExact ||
-               (choice.split == CopySplit::kGuests && !(lends && options.knows == Knows::kForesight));
+  // Where the step's choices are known nobody needs to tell counts.
+  const bool by_counts = choice.split == CopySplit::kExact || choice.split == CopySplit::kGuests;
+  plan.tally = by_counts && options.knows == Knows::kHistory;
+  plan.foreseen = by_counts && !lends && options.knows == Knows::kForesight;
   plan.guest_slots = lends ? options.guests : 0;
   plan.guest_cost = lends ? guest_cost(options) : std::vector<i64>();
   const bool by_time = options.weigh == Weigh::kTime;

@@ -39,14 +39,16 @@ struct TraceBalanceOptions {
 
 /// What is gained must be more than this part of a step, so that chance decides nothing.
 inline constexpr double kLeastGain = 0.005;
+/// The guard's question, of simulated steps: with what a balancer chose, and without.
+inline bool shortens(Seconds with, Seconds without) { return with < (1 - kLeastGain) * without; }
 
 /// A balancer over the steps of a trace.
 struct TraceBalanceResult {
-  FigureRange time_ratio, rank_ratio;  ///< over steps, layers, groups, microbatches
-  double node_rows = 0;                ///< rows between nodes per token and layer
-  double owners = 0;                   ///< of a layer's experts together, mean
-  double guests = 0;                   ///< lent per exchange, mean
-  Seconds plan = 0;                    ///< of placing on this machine, per step, measured
+  FigureRange time_ratio, rank_ratio, node_ratio;  ///< over steps, layers, groups, microbatches
+  double node_rows = 0;                            ///< rows between nodes per token and layer
+  double owners = 0;                               ///< of a layer's experts together, mean
+  double guests = 0;                               ///< lent per exchange, mean
+  Seconds plan = 0;                                ///< of placing on this machine, per step, measured
   double moved = 0;                ///< per step and layer: owners that an expert had not in the step before
   Seconds step = 0;                ///< of the last step, simulated with contention
   Seconds exchanges = 0;           ///< of its dispatches and combines, each alone on its links
@@ -82,6 +84,9 @@ class TraceBalance {
   Plan placed(const TraceBalanceOptions& options, const Loads& loads,
               const TraceRouting* step = nullptr) const;
 
+  /// A step with contention under the plan, which may have other owners.
+  Seconds simulated(const Plan& plan, const RoutingLoad& routing) const;
+
   /// [places of the step] which of its sequences is best at each under the plan, by their own choices, or by
   /// those of their domains in `known`. Empty: the balancer orders none.
   std::vector<i64> order(const TraceBalanceOptions& options, const Plan& plan, const TraceRouting& step,
@@ -95,8 +100,6 @@ class TraceBalance {
   std::vector<Loads> microbatches_of_group(i32 group, const TraceRouting& step) const;
   Plan chosen(const TraceBalanceOptions& options, const Loads& known, const TraceRouting& known_step,
               bool& kept) const;
-  Seconds guarded_step(const TraceBalanceOptions& options, const Plan& plan,
-                       const SplitRouting& routing) const;
   void simulate_last(const TraceBalanceOptions& options, const Plan& plan, const SplitRouting& routing,
                      TraceBalanceResult& out) const;
   std::vector<DeviceLoads> loads_with_speeds(const Plan& plan, const TraceRouting& step,

@@ -8,6 +8,7 @@
 #include "hetermoe/planner/balance/trace_balance.h"
 #include "hetermoe/routing/analysis.h"
 #include "hetermoe/routing/padded_routing.h"
+#include "hetermoe/schedule/builder.h"
 #include "hetermoe/sim/simulator.h"
 
 // A balancer over the steps of a trace.
@@ -77,6 +78,7 @@ void TraceBalance::add_figures(const Plan& plan, const Plan& before, const Split
   for (const PlanLayerFigures& layer : figures.layers) {
     add_range(of_step, layer.time_ratio);
     add_range(out.rank_ratio, layer.rank_ratio);
+    add_range(out.node_ratio, layer.node_ratio);
   }
   add_range(out.time_ratio, of_step);
   out.time_ratio_of_step.push_back(of_step.mean);
@@ -138,12 +140,9 @@ TraceRouting TraceBalance::ordered(const TraceBalanceOptions& options, const Pla
   return TraceRouting(step.header(), permuted(step.step(), step.header(), from), model_, "routes");
 }
 
-Seconds TraceBalance::guarded_step(const TraceBalanceOptions& options, const Plan& plan,
-                                   const SplitRouting& routing) const {
+Seconds TraceBalance::simulated(const Plan& plan, const RoutingLoad& routing) const {
   const Placement placement(plan, model_, step_);
-  const PaddedRouting padded(routing, cluster_);
-  const RoutingLoad& load = options.padded ? static_cast<const RoutingLoad&>(padded) : routing;
-  return simulate(build_schedule(plan, model_, step_), placement, model_, cluster_, *cost_, load).step;
+  return simulate(build_schedule(placement), placement, model_, cluster_, *cost_, routing).step;
 }
 
 /// The plan of a balancer, or with a guard the plan as it is where that is as fast on the step known.
@@ -156,9 +155,11 @@ Plan TraceBalance::chosen(const TraceBalanceOptions& options, const Loads& known
   if (!options.guard || split == CopySplit::kOracle || choice.as_planned()) return plan;
   Plan own = placed({.balancer = "none", .weigh = options.weigh}, known);
   const TraceRouting as_ordered = ordered(options, plan, known_step, known_step);
-  const Seconds with = guarded_step(options, plan, SplitRouting(as_ordered, cluster_, split)),
-                without = guarded_step(options, own, SplitRouting(known_step, cluster_, CopySplit::kShares));
-  kept = with >= (1 - kLeastGain) * without;
+  const auto step_of = [&](const Plan& under, const SplitRouting& routing) {
+    return options.padded ? simulated(under, PaddedRouting(routing, cluster_)) : simulated(under, routing);
+  };
+  kept = !shortens(step_of(plan, SplitRouting(as_ordered, cluster_, split)),
+                   step_of(own, SplitRouting(known_step, cluster_, CopySplit::kShares)));
   return kept ? own : plan;
 }
 
