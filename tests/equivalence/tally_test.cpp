@@ -32,6 +32,14 @@ TEST(Tally, RandomPlansEqualTheReference) {
   EXPECT_GT(groups, 5);
 }
 
+/// ep with copies of experts, divided by a tally, in fp64.
+Plan lplb_plan(const ModelConfig& model, const Cluster& cluster) {
+  Plan plan = find_strategy("ep").make(model, cluster, small_step());
+  use_lplb(plan, model);
+  use_fp64(plan);
+  return plan;
+}
+
 /// Every device knows the choices: nothing is told, and the numbers are to the bit those with a tally.
 TEST(Tally, IsNotNeededWhereChoicesAreReplayed) {
   i64 runs = 0, replicas = 0;
@@ -60,9 +68,7 @@ TEST(Tally, IsNotNeededWhereChoicesAreReplayed) {
 TEST(Tally, ForeseenCountsThatNobodyGivesLeaveTheShares) {
   const ModelConfig model = tiny_mixtral();
   const Cluster cluster = make_cluster(4);
-  Plan plan = find_strategy("ep").make(model, cluster, small_step());
-  use_lplb(plan, model);
-  use_fp64(plan);
+  Plan plan = lplb_plan(model, cluster);
   plan.tally = false;
   const Ran shares = run_step(model, cluster, plan, {true, 1, true});
   plan.foreseen = true;
@@ -72,9 +78,7 @@ TEST(Tally, ForeseenCountsThatNobodyGivesLeaveTheShares) {
 TEST(Tally, ADispatchOfOtherCountsThanWereForeseenIsRefused) {
   const ModelConfig model = tiny_mixtral();
   const Cluster cluster = make_cluster(3);
-  Plan plan = find_strategy("ep").make(model, cluster, small_step());
-  use_lplb(plan, model);
-  use_fp64(plan);
+  Plan plan = lplb_plan(model, cluster);
   plan.tally = false;
   plan.foreseen = true;
   RigOptions options;
@@ -103,10 +107,7 @@ TEST(Tally, ADispatchOfOtherCountsThanWereForeseenIsRefused) {
 TEST(Tally, SharesOfThePlanDoNotMatterThen) {
   const ModelConfig model = tiny_mixtral();
   const Cluster cluster = make_cluster(4);
-  StrategyRequest request = small_step();
-  Plan plan = find_strategy("ep").make(model, cluster, request);
-  use_lplb(plan, model);
-  use_fp64(plan);
+  Plan plan = lplb_plan(model, cluster);
   const Ran one = run_step(model, cluster, plan, {true, 1, true});
   for (LayerPlacement& layer : plan.groups[0].layers) {
     for (ExpertOwners& owners : layer.experts) {
@@ -120,9 +121,7 @@ TEST(Tally, SharesOfThePlanDoNotMatterThen) {
 TEST(Tally, WrongCountsAreRefusedByName) {
   const ModelConfig model = tiny_mixtral();
   const Cluster cluster = make_cluster(3);
-  Plan plan = find_strategy("ep").make(model, cluster, small_step());
-  use_lplb(plan, model);
-  use_fp64(plan);
+  Plan plan = lplb_plan(model, cluster);
   RigOptions options;
   options.on_send = [](const ExchangeCall& call, std::vector<Message>& out) {
     if (call.name != "tally.F l1 m0" || call.self != 0) return;
