@@ -92,13 +92,17 @@ Residency::Residency(const Placement& placement) : p_(placement), saved_(placeme
   if (std::ranges::any_of(states, &State::visits)) count_adds();
 }
 
+std::span<const i32> Residency::stored_after(const Op& op, DeviceId device) const {
+  const UsedPart graded = graded_part(op, p_);
+  if (!any_visits(device, graded)) return {};
+  const std::span<const i32> states = p_.states_on(device, graded.part, graded.layer);
+  return p_.states()[idx(states[0])].gathered() ? std::span<const i32>() : states;
+}
+
 void Residency::count_adds() {
   for (const auto& [op, device] : expected_ops(p_)) {
-    if (device < 0 || !is_compute(op.kind) || op.state >= 0) continue;
-    const UsedPart graded = graded_part(op, p_);
-    if (!any_visits(device, graded)) continue;
-    for (const i32 state : p_.states_on(device, graded.part, graded.layer))
-      ++adds_left_[idx(state)][idx(device)];
+    if (device < 0 || !is_compute(op.kind)) continue;
+    for (const i32 state : stored_after(op, device)) ++adds_left_[idx(state)][idx(device)];
   }
 }
 
@@ -130,12 +134,9 @@ void Residency::before(Op& op, DeviceId device, std::vector<Op>& out) {
 }
 
 void Residency::after(const Op& op, DeviceId device, std::vector<Op>& out) {
-  if (!active_ || !is_compute(op.kind) || op.state >= 0) return;
-  const UsedPart graded = graded_part(op, p_);
-  if (!any_visits(device, graded)) return;
-  for (const i32 state : p_.states_on(device, graded.part, graded.layer)) {
-    const bool last = --adds_left_[idx(state)][idx(device)] == 0;
-    if (last && !p_.states()[idx(state)].gathered()) store_due(state, device, out);
+  if (!active_ || !is_compute(op.kind)) return;
+  for (const i32 state : stored_after(op, device)) {
+    if (--adds_left_[idx(state)][idx(device)] == 0) store_due(state, device, out);
   }
 }
 

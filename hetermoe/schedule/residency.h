@@ -1,5 +1,6 @@
 #pragma once
 #include <array>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -60,6 +61,8 @@ class Residency {
   static std::size_t next_slot(Visits& visits, const State& state);
   std::int16_t slot_of(i32 state);
   bool any_visits(DeviceId device, const UsedPart& used) const;
+  /// States to whose gradients the op adds and that go back to hosts one by one.
+  std::span<const i32> stored_after(const Op& op, DeviceId device) const;
   void count_adds();
   void admit(Op& op, DeviceId device, const UsedPart& used, std::vector<Op>& out);
   void store_due(i32 state, DeviceId device, std::vector<Op>& out);
@@ -72,7 +75,7 @@ class Residency {
   std::vector<std::vector<bool>>
       due_;  // [state][device, or first of the team] a gradient waits for its store
   std::vector<std::vector<i64>>
-      adds_left_;  // [state][device] ops that will add to a gradient; of gathered ones not counted
+      adds_left_;  // [state][device] ops that will add to a gradient that the device stores
 };
 
 /// The visits that an order of compute ops, each with its device, takes, in their order, and these ops with

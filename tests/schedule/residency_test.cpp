@@ -112,8 +112,6 @@ TEST(Residency, NothingTravelsTwice) {
   });
 }
 
-/// Zebra takes a layer once forward and once backward through all microbatches: with two slots the last two
-/// layers still lie there when the backward pass begins.
 /// The host sums in the order of stores, and a lane keeps it: a store that comes late would hold up the next
 /// step's copies.
 TEST(Residency, ADevicesGradientsAreStoredWhenItIsDone) {
@@ -146,6 +144,8 @@ TEST(Residency, ADevicesGradientsAreStoredWhenItIsDone) {
   EXPECT_GT(stores, 1000);
 }
 
+/// Zebra takes a layer once forward and once backward through all microbatches: with two slots the last two
+/// layers still lie there when the backward pass begins.
 TEST(Residency, ZebraFetchesALayerOncePerPass) {
   const ModelConfig model = load_model("demo");  // four layers, all with experts
   const Cluster cluster = with_hosts("demo");
