@@ -16,12 +16,6 @@ bool has_domains(const TraceHeader& header, const TraceStep& step) {
                      [&](const auto& s) { return s.domain < header.domains.size(); });
 }
 
-std::vector<i32> domains_of(const TraceStep& step) {
-  std::vector<i32> out;
-  for (const TraceSequence& sequence : step.sequences) out.push_back(static_cast<i32>(sequence.domain));
-  return out;
-}
-
 ToldDomains tell_domains(const TraceHeader& header, const TraceStep& step, const Clusters& clusters) {
   ToldDomains out;
   if (!has_domains(header, step)) return out;

@@ -3,14 +3,13 @@
 #include <vector>
 
 #include "hetermoe/base/json.h"
+#include "hetermoe/routing/domain_use.h"
 #include "hetermoe/routing/told.h"
 
 // What `routing cluster` says of the domains of a trace's sequences.
 namespace hetermoe {
 
 bool has_domains(const TraceHeader& header, const TraceStep& step);
-/// [sequences]
-std::vector<i32> domains_of(const TraceStep& step);
 
 struct ToldDomains {
   struct Way {

@@ -68,7 +68,27 @@ Source read_source(const DataOptions& options, const Tokenizer& tokenizer, i64 s
   }
 }
 
+/// The name that data.domains gives a path, else its last part.
+std::string domain_of(const DataOptions& options, std::size_t i) {
+  if (!options.domains.empty()) return options.domains[i];
+  const std::filesystem::path path(options.paths[i]);
+  return (path.has_filename() ? path : path.parent_path()).filename().string();
+}
+
+void check_domains(const DataOptions& options) {
+  if (options.domains.empty()) return;
+  if (options.weights.empty())
+    fail<ConfigError>("data.domains",
+                      "got {}, expected none where all paths are one source. Give data.weights, one for each "
+                      "of data.paths",
+                      counted(options.domains.size(), "domain"));
+  if (options.domains.size() != options.paths.size())
+    fail<ConfigError>("data.domains", "got {}, expected one for each of {}",
+                      counted(options.domains.size(), "domain"), counted(options.paths.size(), "path"));
+}
+
 std::vector<Source> read_sources(const DataOptions& options, const Tokenizer& tokenizer, i64 seq_len) {
+  check_domains(options);
   if (options.paths.empty())
     return {read_source(options, tokenizer, seq_len, find_library_files(options.extensions))};
   if (!options.weights.empty() && options.weights.size() != options.paths.size()) {
@@ -83,6 +103,7 @@ std::vector<Source> read_sources(const DataOptions& options, const Tokenizer& to
     if (options.weights.empty()) continue;
     sources.push_back(read_source(options, tokenizer, seq_len, std::exchange(files, {})));
     sources.back().name = options.paths[i];
+    sources.back().domain = domain_of(options, i);
     sources.back().share = options.weights[i];
   }
   if (options.weights.empty()) sources.push_back(read_source(options, tokenizer, seq_len, files));

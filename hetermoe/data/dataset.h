@@ -13,8 +13,9 @@
 namespace hetermoe {
 
 struct Source {
-  std::string name;  ///< as data.paths has it
-  double share = 1;  ///< of the sequences; those of all sources sum to 1
+  std::string name;    ///< as data.paths has it
+  std::string domain;  ///< kind of text, see data.domains
+  double share = 1;    ///< of the sequences; those of all sources sum to 1
   TokenStream all;
   TokenStream train, validation;  ///< parts of it: the validation text is the end
   i64 num_files = 0;

@@ -17,6 +17,7 @@ struct EnumNames<Documents> {
 struct DataOptions {
   std::vector<std::string> paths;       ///< files or folders (searched recursively, in name order)
   std::vector<double> weights;          ///< [paths] or empty
+  std::vector<std::string> domains;     ///< [paths] or empty
   std::vector<std::string> extensions;  ///< of files in folders; empty = all
   i64 max_bytes = 8 << 20;
   double validation_share = 0.05;
@@ -35,6 +36,9 @@ struct DataOptions {
       "how often sequences are drawn from each of data.paths, as [3, 1]; empty = all paths are one source, "
       "read one after the other",
       above(0));
+    v("domains", domains,
+      "kinds of text, one name for each of data.paths with data.weights, as [code, prose, code]: routing "
+      "traces and the balancer locality go by them; empty = the last part of each path");
     v("extensions", extensions, "endings of the files to take from folders, as .py; empty = all");
     v("max_bytes", max_bytes, "take at most so many bytes of text from a source", at_least(1));
     v("validation_share", validation_share, "part at the end of each source that is kept for validation",

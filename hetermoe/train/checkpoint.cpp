@@ -140,8 +140,11 @@ void write_info(const fs::path& folder, const CheckpointShard& shard, const std:
                {"loss_scale", info.loss_scale.value},
                {"good_steps", info.loss_scale.good_steps},
                {"files", Json::object()}};
-  if (!info.expert_loads.empty()) json["expert_loads"] = info.expert_loads;
-  if (!info.device_slowness.empty()) json["device_slowness"] = info.device_slowness;
+  const BalancerHistory& history = info.balancer;
+  if (!history.loads.empty()) json["expert_loads"] = history.loads;
+  if (!history.slowness.empty()) json["device_slowness"] = history.slowness;
+  if (!history.use.empty())
+    json["domain_use"] = {{"copies", history.use.copies}, {"sequences", history.use.sequences}};
   for (const Json& listing : shards) json["files"].update(listing["files"]);
   json["checksum"] = checksum_of(json);
   write_synced(folder / kInfoFile, json.dump(1) + "\n");
@@ -350,8 +353,13 @@ FoundCheckpoint read_checkpoint(const fs::path& path) {
     if (json.contains("forgotten_updates"))
       count("forgotten_updates", info.forgotten, real(info.step - info.skipped));
     if (json.contains("good_steps")) count("good_steps", info.loss_scale.good_steps, kMostCount);
-    if (json.contains("expert_loads")) info.expert_loads = json.at("expert_loads");
-    if (json.contains("device_slowness")) json.at("device_slowness").get_to(info.device_slowness);
+    BalancerHistory& history = info.balancer;
+    if (json.contains("expert_loads")) history.loads = json.at("expert_loads");
+    if (json.contains("device_slowness")) json.at("device_slowness").get_to(history.slowness);
+    if (json.contains("domain_use")) {
+      json.at("domain_use").at("copies").get_to(history.use.copies);
+      json.at("domain_use").at("sequences").get_to(history.use.sequences);
+    }
     if (json.contains("loss_scale"))
       read_value(json.at("loss_scale"), info.loss_scale.value, where + "loss_scale", above(0));
     return FoundCheckpoint{

@@ -9,6 +9,7 @@
 
 #include "hetermoe/base/fields.h"
 #include "hetermoe/exec/device_state.h"
+#include "hetermoe/train/balancer_history.h"
 #include "hetermoe/train/loss_scale.h"
 #include "hetermoe/weights/safetensors.h"
 
@@ -49,8 +50,7 @@ struct CheckpointInfo {
   /// Updates before the optimizer's state was last reset: it has seen step - skipped - forgotten ones.
   i64 forgotten = 0;
   LossScale::State loss_scale{};
-  std::vector<std::vector<double>> expert_loads = {};  ///< of the balancer, see StepBalancer::history()
-  std::vector<double> device_slowness = {};            ///< of the balancer, see StepBalancer::slowness()
+  BalancerHistory balancer{};
 };
 
 /// The part of a checkpoint that one process writes.

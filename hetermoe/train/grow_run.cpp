@@ -44,7 +44,8 @@ CheckpointShard begin_shard(const FoundCheckpoint& from, const ModelConfig& mode
   shard.info = from.info;
   shard.info.version = version();
   shard.info.plan = nullptr;
-  shard.info.expert_loads.clear();
+  shard.info.balancer.loads.clear();
+  shard.info.balancer.use = {};
   if (moments == GrownMoments::kReset) shard.info.forgotten = from.info.step - from.info.skipped;
   shard.config = to_hf(model);
   return shard;

@@ -369,8 +369,8 @@ struct BalancerOptions {
       "who copies from whom with lplb: cube, hypercube, ring, torus, torus:MxN, or columns as [[1,2,3,0]]; "
       "empty = torus where the number of owners has two divisors above 2, else ring");
     v("parts", parts,
-      "of relibra: reorder (owners between steps), samples (the order of sequences, with foresight), guests, "
-      "split (copies divided by the counts of an exchange)");
+      "of relibra: reorder (owners between steps), samples (the order of sequences, with foresight or by "
+      "their domains), guests, split (copies divided by the counts of an exchange)");
     v("groups", groups,
       "where sequences are ordered (locality, relibra): devices that share fast links: node, device, or "
       "lists as [[0,1],[2,3]]");

@@ -1,8 +1,5 @@
 #include "hetermoe/train/route_recorder.h"
 
-#include <algorithm>
-#include <limits>
-
 #include "hetermoe/base/index.h"
 #include "hetermoe/device/host_copy.h"
 #include "hetermoe/routing/trace_routing.h"
@@ -67,10 +64,9 @@ RouteRecorder::RouteRecorder(const Job& job, const ModelConfig& model, const Pro
   const TraceHeader header = header_of(job, model, text_);
   if (header.layers.empty())
     fail<ConfigError>("routing.record", "model {} has no layer with experts: nothing to record", model.name);
-  if (header.num_experts > std::numeric_limits<std::int16_t>::max() || job.train.microbatches > 65535)
-    fail<ConfigError>("routing.record",
-                      "got {} experts and {} microbatches, expected at most 32767 and 65535",
-                      header.num_experts, job.train.microbatches);
+  if (job.train.microbatches > 65535)
+    fail<ConfigError>("routing.record", "got {} microbatches, expected at most 65535",
+                      job.train.microbatches);
   check_folder(options_, processes);
   const std::filesystem::path path = file_of(options_, processes);
   if (first_step > 0)
@@ -79,31 +75,13 @@ RouteRecorder::RouteRecorder(const Job& job, const ModelConfig& model, const Pro
     writer_.emplace(path, header);
 }
 
-void RouteRecorder::take(i32 layer, i64 first, i64 sequences, const at::Tensor& topk_TK,
-                         const at::Tensor& weights_TK) {
-  // A narrow copy, at once: of what is kept until the step has ended there may be much.
-  Taken taken{layer, first, sequences, topk_TK.to(at::kShort), {}};
-  if (options_.weights) taken.weights = weights_TK.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
-  const std::lock_guard lock(mutex_);
-  if (order_.empty()) {
-    taken_.push_back(std::move(taken));
-    return;
-  }
-  for (i64 s = 0; s < sequences; ++s) {
-    const auto of = [&](const at::Tensor& all) {
-      return all.defined() ? all.narrow(0, s * seq_len_, seq_len_) : at::Tensor();
-    };
-    taken_.push_back({layer, order_[idx(first + s)], 1, of(taken.ids), of(taken.weights)});
-  }
-}
-
 /// A run: what was taken of sequences that follow each other.
-void RouteRecorder::write_layer(i64 step, const std::vector<const Taken*>& run) {
+void RouteRecorder::write_layer(i64 step, const std::vector<const TakenRoutes*>& run) {
   const TraceHeader& header = writer_->header();
   TraceStep part;
   part.weights.emplace_back();
   std::vector<std::uint16_t>& ids = part.choices.emplace_back();
-  for (const Taken* taken : run) {
+  for (const TakenRoutes* taken : run) {
     const at::Tensor on_host = to_host(taken->ids, "recorded routing").contiguous();
     const auto* data = reinterpret_cast<const std::uint16_t*>(on_host.const_data_ptr<std::int16_t>());
     ids.insert(ids.end(), data, data + on_host.numel());
@@ -125,11 +103,12 @@ void RouteRecorder::write_layer(i64 step, const std::vector<const Taken*>& run) 
   writer_->counts(step, run.front()->layer, first, count, part.counts[0]);
 }
 
-void RouteRecorder::write(i64 step, i64 first_sequence, const Plan& plan) {
+void RouteRecorder::write(i64 step, i64 first_sequence, const Plan& plan,
+                          const std::vector<TakenRoutes>& all) {
   const i64 number = step + 1;  // as people count
   const std::vector<TraceSequence> sequences = sequences_of_step(plan, first_sequence, text_);
   std::vector<bool> is_here(sequences.size() + 1, false);
-  for (const Taken& taken : taken_) {
+  for (const TakenRoutes& taken : all) {
     for (i64 s = 0; s < taken.count; ++s) is_here[idx(taken.first + s)] = true;
   }
   for (std::size_t s = 0, begin = 0; s < is_here.size(); ++s) {
@@ -139,11 +118,8 @@ void RouteRecorder::write(i64 step, i64 first_sequence, const Plan& plan) {
       begin = s + 1;
     }
   }
-  std::sort(taken_.begin(), taken_.end(), [](const Taken& a, const Taken& b) {
-    return std::pair(a.layer, a.first) < std::pair(b.layer, b.first);
-  });
-  std::vector<const Taken*> run;
-  for (const Taken& taken : taken_) {
+  std::vector<const TakenRoutes*> run;
+  for (const TakenRoutes& taken : all) {
     const bool follows = !run.empty() && run.back()->layer == taken.layer &&
                          run.back()->first + run.back()->count == taken.first;
     if (!run.empty() && !follows) {
@@ -153,7 +129,6 @@ void RouteRecorder::write(i64 step, i64 first_sequence, const Plan& plan) {
     run.push_back(&taken);
   }
   if (!run.empty()) write_layer(number, run);
-  taken_.clear();
 }
 
 }  // namespace hetermoe

@@ -1,12 +1,11 @@
 #pragma once
 #include <functional>
-#include <mutex>
 #include <optional>
 #include <vector>
 
 #include "hetermoe/comm/processes.h"
-#include "hetermoe/exec/step.h"
-#include "hetermoe/train/job.h"
+#include "hetermoe/routing/writer.h"
+#include "hetermoe/train/route_collector.h"
 
 namespace hetermoe {
 
@@ -18,7 +17,7 @@ struct RecordedText {
 };
 /// Writes what the routers of this process's devices choose as a routing trace. Plans and numbers of
 /// processes change nothing of it but how sequences are spread over the files of ranks.
-class RouteRecorder : public RouteSink {
+class RouteRecorder {
  public:
   /// first_step: steps that an earlier run had done, whose trace goes on. Throws IoError and InputError as
   /// RoutingWriter does.
@@ -26,30 +25,20 @@ class RouteRecorder : public RouteSink {
                 RecordedText text);
 
   bool records(i64 step) const { return step % options_.every == 0; }
-  /// Of the step that comes: [places] which of its sequences is at each. The trace has them as they came.
-  void set_order(std::vector<i64> order) { order_ = std::move(order); }
-  void take(i32 layer, i64 first, i64 sequences, const at::Tensor& topk_TK,
-            const at::Tensor& weights_TK) override;
-  /// After a step that was recorded. first_sequence: number of its first sequence in the run.
-  void write(i64 step, i64 first_sequence, const Plan& plan);
+  /// After a step that was recorded. first_sequence: number of its first sequence in the run; taken: as
+  /// RouteCollector::finish() has it.
+  void write(i64 step, i64 first_sequence, const Plan& plan, const std::vector<TakenRoutes>& taken);
   /// What was written so far survives a power cut.
   void sync() { writer_->sync(); }
   void finish() { writer_->finish(); }
 
  private:
-  struct Taken {
-    i64 layer, first, count;
-    at::Tensor ids, weights;
-  };
-  void write_layer(i64 step, const std::vector<const Taken*>& run);
+  void write_layer(i64 step, const std::vector<const TakenRoutes*>& run);
 
   RoutingOptions options_;
   RecordedText text_;
   i64 seq_len_;
   std::optional<RoutingWriter> writer_;
-  std::vector<i64> order_;  // empty = sequences are where they came
-  std::mutex mutex_;
-  std::vector<Taken> taken_;  // of the step that runs
 };
 
 }  // namespace hetermoe

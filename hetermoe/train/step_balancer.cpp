@@ -7,6 +7,7 @@
 #include "hetermoe/base/index.h"
 #include "hetermoe/cost/price_migration.h"
 #include "hetermoe/plan/offload.h"
+#include "hetermoe/planner/balance/expected_steps.h"
 #include "hetermoe/planner/balance/locality.h"
 #include "hetermoe/planner/balance/sequence_order.h"
 #include "hetermoe/planner/memory_estimate.h"
@@ -18,32 +19,6 @@
 
 namespace hetermoe {
 namespace {
-
-/// Every layer has a popularity of its own.
-class LayerPopularity : public RoutingLoad {
- public:
-  LayerPopularity(const ModelConfig& model, const std::vector<i64>& layers,
-                  const std::vector<std::vector<double>>& copies)
-      : of_layer_(idx(model.num_layers), nullptr) {
-    for (std::size_t l = 0; l < layers.size(); ++l) {
-      std::vector<double> popularity = copies[l];
-      // An expert that nobody chose yet may be chosen next.
-      const double sum = std::accumulate(popularity.begin(), popularity.end(), 0.0), least = 1e-6 * sum;
-      for (double& share : popularity) share = (share + least) / (sum + least * real(popularity.size()));
-      loads_.push_back(std::make_unique<ExpectedRouting>(model, popularity));
-      of_layer_[idx(layers[l])] = loads_.back().get();
-    }
-  }
-  ExchangeLoad exchange(const Placement& placement, i32 group, i32 layer, i32 microbatch,
-                        i32 chunk) const override {
-    return of_layer_[idx(layer)]->exchange(placement, group, layer, microbatch, chunk);
-  }
-  bool is_uniform() const override { return false; }
-
- private:
-  std::vector<std::unique_ptr<ExpectedRouting>> loads_;
-  std::vector<const ExpectedRouting*> of_layer_;  // [num_layers]
-};
 
 void check_foresight(const Job& job) {
   if (job.balancer.probe && job.balancer.knows != Knows::kForesight)
@@ -89,12 +64,14 @@ double beyond(double measured, double expected) {
   return measured < 1 ? measured : 1;
 }
 
-void check_locality(const Job& job) {
-  if (job.balancer.knows != Knows::kForesight)
+void check_locality(const Job& job, i64 num_domains) {
+  if (job.balancer.knows == Knows::kHistory && num_domains < 2)
     fail<ConfigError>(
         "balancer.knows",
-        "got history, expected foresight with locality, which goes by the experts of each sequence. "
-        "Give routing.replay or balancer.probe");
+        "got history, expected foresight with locality where all text is of one domain: by history it goes "
+        "by "
+        "what each domain chose. Give data.paths with data.weights (and data.domains), or routing.replay or "
+        "balancer.probe with balancer.knows: foresight");
   check_load_cap("balancer.load_cap", job.balancer.load_cap);
   if (job.train.router_jitter > 0)
     fail<ConfigError>(
@@ -116,13 +93,13 @@ Plan without_copies(Plan plan) {
 
 BalancerChoice choice_of(const Job& job) { return balancer_choice(job.balancer.name, job.balancer.parts); }
 
-const Plan& checked(const Job& job, const Plan& plan, const ModelConfig& model) {
+const Plan& checked(const Job& job, const Plan& plan, const ModelConfig& model, i64 num_domains) {
   const auto refuse = [&](const std::string& why) {
     fail<ConfigError>("balancer.name", "got {}, expected none: {}", job.balancer.name, why);
   };
   const BalancerChoice choice = choice_of(job);
   const CopySplit split = choice.split;
-  if (choice.balancer != nullptr && choice.balancer->by_use) check_locality(job);
+  if (choice.balancer != nullptr && choice.balancer->by_use) check_locality(job, num_domains);
   if (split == CopySplit::kOracle) refuse("the bound is for traces (hetermoe routing balance)");
   if (split == CopySplit::kExact && !plan.tally && !plan.foreseen)
     refuse("the plan has no tally, by which copies are divided");
@@ -143,17 +120,19 @@ const Plan& checked(const Job& job, const Plan& plan, const ModelConfig& model) 
 }  // namespace
 
 StepBalancer::StepBalancer(const Job& job, const ModelConfig& model, const Cluster& cluster,
-                           const Plan& first, const ProfileSet& profiles)
+                           const Plan& first, const ProfileSet& profiles, i64 num_domains)
     : options_(job.balancer),
       model_(model),
       cluster_(cluster),
-      first_(checked(job, first, model)),
+      first_(checked(job, first, model, num_domains)),
       step_(step_options(job, model)),
       layers_(layers_with_experts(model)),
       kinds_(kinds_of(cluster, first_)),
       choice_(choice_of(job)),
-      orders_(choice_.order != SequenceOrder::kAsTheyCome && foresees() && job.train.aux_group <= 1 &&
-              job.train.router_jitter == 0),
+      num_domains_(idx(num_domains)),
+      by_domain_(choice_.order != SequenceOrder::kAsTheyCome && !foresees() && num_domains > 1),
+      orders_(choice_.order != SequenceOrder::kAsTheyCome && (foresees() || by_domain_) &&
+              job.train.aux_group <= 1 && job.train.router_jitter == 0),
       profiles_(profiles),
       emulated_(emulated_plan(job, first_)) {
   if (layers_.empty())
@@ -175,26 +154,35 @@ void StepBalancer::foresee(const Loads& copies, TraceRouting step) {
   foreseen_step_ = std::make_unique<TraceRouting>(std::move(step));
 }
 
+void StepBalancer::add_use(const DomainUse& newest) {
+  move_mean(history_.use, newest, 1 / real(options_.history));
+}
+
+/// Of the sequences that come.
+Activations StepBalancer::rows() const {
+  return by_domain_ ? expected_rows(history_.use, domains_) : chosen_rows(*foreseen_step_);
+}
+
 void StepBalancer::add_slowness(const std::vector<double>& slowness) {
   if (!options_.measure) return;
   // The cluster file's speeds are in the cost model already.
   std::vector<double> known;
   for (const Device& device : cluster_.devices) known.push_back(1 / device.speed);
   const std::vector<double> measured = over_fastest(slowness, kinds_), expected = over_fastest(known, kinds_);
-  const bool first = slowness_.empty();
+  const bool first = history_.slowness.empty();
   const double weight = first ? 1 : 1 / real(options_.history);
-  if (first) slowness_.assign(measured.size(), 1);
+  if (first) history_.slowness.assign(measured.size(), 1);
   for (std::size_t d = 0; d < measured.size(); ++d) {
     if (measured[d] > 0 && expected[d] > 0)
-      slowness_[d] += weight * (beyond(measured[d], expected[d]) - slowness_[d]);
+      history_.slowness[d] += weight * (beyond(measured[d], expected[d]) - history_.slowness[d]);
   }
 }
 
 /// The cluster with the speeds that devices have shown beside their peers.
 Cluster StepBalancer::measured_cluster() const {
   Cluster out = cluster_;
-  for (std::size_t d = 0; d < slowness_.size(); ++d) {
-    if (std::abs(slowness_[d] - 1) > kNoticedSlowness) out.devices[d].speed /= slowness_[d];
+  for (std::size_t d = 0; d < history_.slowness.size(); ++d) {
+    if (std::abs(history_.slowness[d] - 1) > kNoticedSlowness) out.devices[d].speed /= history_.slowness[d];
   }
   return out;
 }
@@ -204,12 +192,13 @@ void StepBalancer::add(const std::vector<std::vector<double>>& copies) {
            "the routers of the step chose other experts than were foreseen");
   foreseen_.clear();
   foreseen_step_.reset();
-  const bool first = history_.empty();
+  const bool first = history_.loads.empty();
   const double weight = first ? 1 : 1 / real(options_.history);
-  if (first) history_.resize(layers_.size(), std::vector<double>(idx(model_.num_experts), 0));
+  if (first) history_.loads.resize(layers_.size(), std::vector<double>(idx(model_.num_experts), 0));
   for (std::size_t l = 0; l < layers_.size(); ++l) {
     const std::vector<double>& newest = copies[idx(layers_[l])];
-    for (std::size_t e = 0; e < newest.size(); ++e) history_[l][e] += weight * (newest[e] - history_[l][e]);
+    for (std::size_t e = 0; e < newest.size(); ++e)
+      history_.loads[l][e] += weight * (newest[e] - history_.loads[l][e]);
   }
 }
 
@@ -227,16 +216,26 @@ TraceBalanceOptions StepBalancer::balance_options() const {
 std::vector<i64> StepBalancer::order(const Plan& in_force) const {
   if (!orders_) return {};
   return TraceBalance(model_, cluster_, emulated_, step_, profiles_)
-      .order(balance_options(), in_force, *foreseen_step_);
+      .order(balance_options(), in_force, rows());
+}
+
+/// By what earlier steps chose; places have the domains that the order of the plan brings there.
+Seconds StepBalancer::expected_step(const TraceBalance& balance, const Plan& emulated) const {
+  const Activations known = by_domain_ ? rows() : Activations();
+  if (known.empty()) return balance.simulated(emulated, LayerPopularity(model_, layers_, loads()));
+  std::vector<i32> of_places = domains_;
+  const std::vector<i64> order =
+      orders_ ? balance.order(balance_options(), emulated, known) : std::vector<i64>();
+  for (std::size_t place = 0; place < order.size(); ++place) of_places[place] = domains_[idx(order[place])];
+  return balance.simulated(emulated, DomainRouting(model_, layers_, history_.use, of_places));
 }
 
 Seconds StepBalancer::simulated_step(const TraceBalance& balance, const Plan& emulated) const {
-  if (foreseen_step_ == nullptr)
-    return balance.simulated(emulated, LayerPopularity(model_, layers_, loads()));
+  if (foreseen_step_ == nullptr) return expected_step(balance, emulated);
   const TraceRouting& step = *foreseen_step_;
   const CopySplit split = copy_split_of(emulated);
   if (!orders_) return balance.simulated(emulated, SplitRouting(step, cluster_, split));
-  const TraceRouting ordered = balance.ordered(balance_options(), emulated, step, step);
+  const TraceRouting ordered = balance.ordered(balance_options(), emulated, rows(), step);
   return balance.simulated(emulated, SplitRouting(ordered, cluster_, split));
 }
 
@@ -244,8 +243,8 @@ BalancedOwners StepBalancer::choose(const PricedPlan& in_force) const {
   BalancedOwners out;
   const Cluster measured = measured_cluster();
   const TraceBalance balance(model_, measured, emulated_, step_, profiles_);
-  const Plan next =
-      with_owners(in_force.plan, balance.placed(balance_options(), loads(), foreseen_step_.get()));
+  const Plan next = with_owners(
+      in_force.plan, balance.placed(balance_options(), loads(), foreseen_step_.get(), history_.use));
   const bool same = to_json(next) == to_json(in_force.plan);
   // What the balancer would leave as it is may have copies that do not pay.
   const bool asks = options_.guard && foreseen_step_ != nullptr && choice_.balancer != nullptr;
@@ -317,11 +316,19 @@ void StepBalancer::weigh(const TraceBalance& balance, const PricedPlan& in_force
   }
 }
 
-void StepBalancer::restore(std::vector<std::vector<double>> history, std::vector<double> slowness) {
+void StepBalancer::restore(BalancerHistory history) {
   const auto fits = [&](const std::vector<double>& layer) { return layer.size() == idx(model_.num_experts); };
-  if (history.size() == layers_.size() && std::all_of(history.begin(), history.end(), fits))
-    history_ = std::move(history);
-  if (options_.measure && slowness.size() == cluster_.devices.size()) slowness_ = std::move(slowness);
+  if (history.loads.size() == layers_.size() && std::all_of(history.loads.begin(), history.loads.end(), fits))
+    history_.loads = std::move(history.loads);
+  if (options_.measure && history.slowness.size() == cluster_.devices.size())
+    history_.slowness = std::move(history.slowness);
+  const auto is_row = [&](const std::vector<double>& row) {
+    return row.size() == layers_.size() * idx(model_.num_experts);
+  };
+  const DomainUse& use = history.use;
+  if (by_domain_ && use.copies.size() == num_domains_ && use.sequences.size() == num_domains_ &&
+      std::all_of(use.copies.begin(), use.copies.end(), is_row))
+    history_.use = std::move(history.use);
 }
 
 bool StepBalancer::may_go_on_with(const Plan& plan) const {

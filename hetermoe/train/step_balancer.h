@@ -5,6 +5,7 @@
 
 #include "hetermoe/plan/migration.h"
 #include "hetermoe/planner/balance/trace_balance.h"
+#include "hetermoe/train/balancer_history.h"
 #include "hetermoe/train/job.h"
 #include "hetermoe/train/priced_plan.h"
 
@@ -23,10 +24,10 @@ struct BalancedOwners {
 /// same steps lead to the same owners.
 class StepBalancer {
  public:
-  /// first: the plan of the first step. Throws ConfigError when the job's plan cannot change in a run. Keeps
-  /// references to all but the plan.
+  /// first: the plan of the first step; num_domains: of the text, 0 = it has none. Throws ConfigError when
+  /// the job's plan cannot change in a run. Keeps references to all but the plan.
   StepBalancer(const Job& job, const ModelConfig& model, const Cluster& cluster, const Plan& first,
-               const ProfileSet& profiles);
+               const ProfileSet& profiles, i64 num_domains = 0);
 
   /// Copies [num_layers][experts] of a step that has ended.
   void add(const std::vector<std::vector<double>>& copies);
@@ -34,36 +35,42 @@ class StepBalancer {
   void add_slowness(const std::vector<double>& slowness);
   /// Owners are looked at before step `step` (0 = the first of the run).
   bool is_due(i64 step) const {
-    return step % options_.every == 0 && (foresees() || (!history_.empty() && step > 0));
+    return step % options_.every == 0 && (foresees() || (!history_.loads.empty() && step > 0));
   }
   bool foresees() const { return options_.knows == Knows::kForesight; }
   /// Copies [num_layers][experts] and choices of the step that comes, by which owners are chosen then. That
   /// step must have them: add() fails for others.
   void foresee(const std::vector<std::vector<double>>& copies, TraceRouting step);
-  /// [places of the step] which sequence of the foreseen step is at each, under the plan in force; empty = as
-  /// they come.
+  /// By history: it goes by the domains of sequences, and must hear of them.
+  bool goes_by_domains() const { return by_domain_; }
+  /// [sequences] domains of those of the step that comes, before its owners and its order are asked for.
+  void expect(std::vector<i32> domains) { domains_ = std::move(domains); }
+  /// What the domains chose in a step that has ended.
+  void add_use(const DomainUse& newest);
+  /// [places of the step] which sequence of the step that comes is at each, under the plan in force; empty =
+  /// as they come.
   std::vector<i64> order(const Plan& in_force) const;
   /// Owners for the steps that come, if what they save until owners are looked at again pays for the move.
   BalancedOwners choose(const PricedPlan& in_force) const;
 
-  /// For checkpoints: [layers with experts][experts] mean copies; empty before the first step.
-  const std::vector<std::vector<double>>& history() const { return history_; }
-  /// For checkpoints: [num_devices] mean over steps of how many times as long as the fastest device of its
-  /// kind a device takes, beyond what the cluster file says; empty before the first.
-  const std::vector<double>& slowness() const { return slowness_; }
-  void restore(std::vector<std::vector<double>> history, std::vector<double> slowness);
+  /// For checkpoints.
+  const BalancerHistory& history() const { return history_; }
+  /// What does not fit is left out: another job wrote it.
+  void restore(BalancerHistory history);
   /// A plan that a run of this job may have come to: as the first but for owners.
   bool may_go_on_with(const Plan& plan) const;
 
  private:
   using Loads = std::vector<std::vector<double>>;
+  Activations rows() const;
+  Seconds expected_step(const TraceBalance& balance, const Plan& emulated) const;
   Seconds simulated_step(const TraceBalance& balance, const Plan& emulated) const;
   void weigh(const TraceBalance& balance, const PricedPlan& in_force, Plan next, BalancedOwners& out) const;
   Seconds move_time(const PricedPlan& in_force, const Plan& next) const;
   MoveOptions move_options() const;
   TraceBalanceOptions balance_options() const;
   Cluster measured_cluster() const;
-  const Loads& loads() const { return foreseen_.empty() ? history_ : foreseen_; }
+  const Loads& loads() const { return foreseen_.empty() ? history_.loads : foreseen_; }
   Loads with_experts(const Loads& of_all_layers) const;
 
   const BalancerOptions& options_;
@@ -74,12 +81,14 @@ class StepBalancer {
   const std::vector<i64> layers_;         // with experts
   const std::vector<std::string> kinds_;  // [num_devices] type and role
   const BalancerChoice choice_;
-  const bool orders_;  // sequences, by which neither the load-balancing loss nor noise may go
+  const std::size_t num_domains_;
+  const bool by_domain_;  // by history it goes by what each domain chose
+  const bool orders_;     // sequences, by which neither the load-balancing loss nor noise may go
   const ProfileSet& profiles_;
   const Plan emulated_;  // first_, as the cost model prices it
-  Loads history_;
-  std::vector<double> slowness_;
-  Loads foreseen_;  // of the step that comes or runs; empty = nobody knows
+  BalancerHistory history_;
+  std::vector<i32> domains_;  // [sequences] of the step that comes
+  Loads foreseen_;            // of the step that comes or runs; empty = nobody knows
   std::unique_ptr<TraceRouting> foreseen_step_;
 };
 

@@ -91,6 +91,8 @@ bool Trainer::balance_before(i64 step, TrainOutcome& out) {
     const std::vector<std::vector<double>> copies =
         route_replay_->copies(next_sequence_, job_.train.sequences);
     balancer_->foresee(copies, route_replay_->routing(model_));
+  } else if (balancer_->goes_by_domains()) {
+    balancer_->expect(domains_from(next_sequence_));
   }
   if (!balancer_->is_due(step)) return false;
   const BalancedOwners chosen = balancer_->choose(*priced_);
@@ -127,13 +129,12 @@ void Trainer::tell_guard(TrainOutcome& out) {
 /// The step with its sequences where the balancer wants them. Rank 0 decides.
 StepInput Trainer::in_order(StepInput input) {
   std::vector<i64> order = balancer_ ? balancer_->order(plan()) : std::vector<i64>();
-  if (order.empty()) return input;
-  if (!processes_.alone()) {
+  if (!order.empty() && !processes_.alone()) {
     const std::string told = processes_.rank() == 0 ? Json(order).dump() : "";
     order = Json::parse(processes_.gather(told).front()).get<std::vector<i64>>();
   }
-  reorder(input, order);
-  if (recorder_) recorder_->set_order(std::move(order));
+  if (!order.empty()) reorder(input, order);
+  if (routes_) routes_->set_order(std::move(order));
   return input;
 }
 

@@ -79,13 +79,22 @@ bool computes_in_fp16(const Plan& plan) {
                      [&](DeviceId d) { return plan.dtype[idx(d)] == Dtype::kFp16; });
 }
 
-/// Where there are several sources, each is a domain of routing traces: the last part of its path.
-std::vector<std::string> domains_of(const Dataset& data) {
+/// Of the text, in the order of the sources; none where there is one source.
+std::vector<std::string> names_of_domains(const Dataset& data) {
   std::vector<std::string> out;
   if (data.sources.size() < 2) return out;
   for (const Source& source : data.sources) {
-    const std::filesystem::path path(source.name);
-    out.push_back((path.has_filename() ? path : path.parent_path()).filename().string());
+    if (std::find(out.begin(), out.end(), source.domain) == out.end()) out.push_back(source.domain);
+  }
+  return out;
+}
+
+/// [sources]
+std::vector<std::uint32_t> domains_of_sources(const Dataset& data, const std::vector<std::string>& domains) {
+  std::vector<std::uint32_t> out;
+  for (const Source& source : data.sources) {
+    const auto at = std::find(domains.begin(), domains.end(), source.domain);
+    out.push_back(at == domains.end() ? kNoDomain : static_cast<std::uint32_t>(at - domains.begin()));
   }
   return out;
 }
@@ -112,7 +121,8 @@ Trainer::Trainer(const Job& job, ModelConfig model, Cluster cluster, Plan plan, 
       model_(std::move(model)),
       cluster_(std::move(cluster)),
       changes_(load_changes(job, plan, model_, cluster_)),
-      domains_(domains_of(data)),
+      domains_(names_of_domains(data)),
+      domain_of_source_(domains_of_sources(data, domains_)),
       train_(data, {job.train.seq_len, job.train.seed}),
       profiles_(load_profiles(cluster_)),
       nominal_cluster_(without_slow_devices(cluster_)),
@@ -131,7 +141,10 @@ Trainer::Trainer(const Job& job, ModelConfig model, Cluster cluster, Plan plan, 
   prepare_validation(data);
   prepare_weights();
   if (job_.balancer.on())
-    balancer_ = std::make_unique<StepBalancer>(job_, model_, cluster_, first_plan_, profiles_);
+    balancer_ = std::make_unique<StepBalancer>(job_, model_, cluster_, first_plan_, profiles_,
+                                               static_cast<i64>(domains_.size()));
+  if (!job_.routing.record.empty() || (balancer_ && balancer_->goes_by_domains()))
+    routes_ = std::make_unique<RouteCollector>(job_, model_);
   if (job_.balancer.on() && job_.balancer.probe) route_probe_ = std::make_unique<RouteProbe>();
   if (!job_.routing.replay.empty()) route_replay_ = std::make_unique<RouteReplay>(job_, model_);
   if (checkpoints != Checkpoints::kOn) return;
@@ -236,7 +249,7 @@ bool Trainer::goes_on_after(i64 step, i64 done) const {
   const bool sets_clock = (paced && done == 0) || step + 1 == std::max<i64>(job_.train.steps, 1);
   // The step before leaves a loss scale that adapts, and biases by its load.
   const bool waits =
-      loss_scale_.adapts() || job_.train.router_bias_rate > 0 || recorder_ || route_replay_ || route_probe_;
+      loss_scale_.adapts() || job_.train.router_bias_rate > 0 || routes_ || route_replay_ || route_probe_;
   return session_->may_overlap() && !validates_after(step) && !saves_after(step) && !exports_after(step) &&
          !sets_clock && !waits && changes_.empty();
 }
@@ -260,7 +273,7 @@ void Trainer::begin_one(i64 step) {
   input.choices = forced_choices(train, model_, first);
   if (route_replay_) input.choices = route_replay_->choices(first, train.sequences);
   if (route_probe_) input.choices = route_probe_->choices();
-  if (recorder_ && recorder_->records(step)) input.routes = recorder_.get();
+  if (collects(step)) input.routes = routes_.get();
   begun_.push_back({step, input.learning_rate, hash_of(input), std::chrono::steady_clock::now()});
   sent_->take(step);  // what a probe or a validation sent under its number
   session_->begin_step(in_order(std::move(input)));
@@ -277,7 +290,7 @@ StepRecord Trainer::end_one() {
   if (route_replay_) route_replay_->check_counts(last_.counts_LE);
   if (train.router_bias_rate > 0 && last_.updated)
     adjust_router_bias(session_->states(), model_, last_.counts_LE, train.router_bias_rate);
-  if (recorder_ && recorder_->records(step)) recorder_->write(step, next_sequence_ - train.sequences, plan());
+  if (collects(step)) use_routes(step);
   const auto now = std::chrono::steady_clock::now();
   const std::chrono::duration<double> wall = now - std::max(begun.at, ended_at_);
   ended_at_ = now;

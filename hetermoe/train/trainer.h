@@ -221,6 +221,9 @@ class Trainer {
   bool change_plan_before(i64 step, TrainOutcome& out);
   bool balance_before(i64 step, TrainOutcome& out);
   void tell_guard(TrainOutcome& out);
+  bool collects(i64 step) const;
+  std::vector<i32> domains_from(i64 first) const;
+  void use_routes(i64 step);
   StepInput in_order(StepInput input);
   void take_over(const Plan& plan, i64 step, const std::string& name, TrainOutcome& out);
   Batch batch_of(TextCondition condition, i64 first) const;
@@ -254,11 +257,13 @@ class Trainer {
   ModelConfig model_;
   Cluster cluster_;
   std::vector<PlannedChange> changes_;
-  std::vector<std::string> domains_;  ///< names of the sources, where there are several
+  std::vector<std::string> domains_;  ///< of the text; none where it has one source
+  std::vector<std::uint32_t> domain_of_source_;
   Sampler train_;
   /// A source whose validation text is looked at.
   struct ValidationSource {
     std::string name;
+    std::uint32_t domain;
     double share;
     Sampler sampler;
   };
@@ -277,6 +282,7 @@ class Trainer {
   std::optional<Presence> presence_;
   std::string attempt_;  ///< names this start among those that write the same folder
   std::string run_;      ///< of checkpoints: that of the start from which all others went on
+  std::unique_ptr<RouteCollector> routes_;     ///< where somebody goes by what routers chose in a step
   std::unique_ptr<RouteRecorder> recorder_;    ///< of the run that goes on, where it records
   std::unique_ptr<StepBalancer> balancer_;     ///< where owners of experts change between steps
   std::unique_ptr<RouteProbe> route_probe_;    ///< where a forward pass finds what the step chooses

@@ -63,7 +63,7 @@ void Trainer::resume(TrainOutcome& out) {
   skipped_ = info.skipped;
   forgotten_ = info.forgotten;
   loss_scale_.restore(info.loss_scale);
-  if (balancer_) balancer_->restore(info.expert_loads, info.device_slowness);
+  if (balancer_) balancer_->restore(info.balancer);
   tell_changes(info, out);
 }
 
@@ -81,10 +81,7 @@ void Trainer::save(i64 steps_done) {
                 .skipped = skipped_,
                 .forgotten = forgotten_,
                 .loss_scale = loss_scale_.state()};
-  if (balancer_) {
-    shard.info.expert_loads = balancer_->history();
-    shard.info.device_slowness = balancer_->slowness();
-  }
+  if (balancer_) shard.info.balancer = balancer_->history();
   shard.config = to_hf(model_);
   shard.rank = processes_.rank();
   shard.num_ranks = processes_.num_ranks();
@@ -105,7 +102,7 @@ i64 Trainer::go_back_to(const std::optional<FoundCheckpoint>& checkpoint) {
   go_over_to(plan_after(checkpoint->info));
   next_sequence_ = checkpoint->info.sequences;
   loss_scale_.restore(checkpoint->info.loss_scale);
-  if (balancer_) balancer_->restore(checkpoint->info.expert_loads, checkpoint->info.device_slowness);
+  if (balancer_) balancer_->restore(checkpoint->info.balancer);
   return checkpoint->info.step;
 }
 
@@ -129,10 +126,10 @@ RecordedText Trainer::recorded_text(TextCondition condition) const {
   RecordedText out{.condition = name_of(condition), .domains = domains_};
   if (domains_.empty()) return out;
   if (condition != TextCondition::kHeldout) {
-    out.domain_of = [this](i64 sequence) { return static_cast<std::uint32_t>(train_.draw(sequence).source); };
+    out.domain_of = [this](i64 sequence) { return domain_of_source_[idx(train_.draw(sequence).source)]; };
   } else {
     out.domain_of = [this](i64 sequence) {
-      return static_cast<std::uint32_t>(idx(sequence / job_.train.sequences) % validation_.size());
+      return validation_[idx(sequence / job_.train.sequences) % validation_.size()].domain;
     };
   }
   return out;
@@ -160,14 +157,15 @@ RecordedRoutes Trainer::record_routes(const std::optional<FoundCheckpoint>& chec
   out.steps_done = go_back_to(checkpoint);
   out.first_sequence = next_sequence_;
   RouteRecorder recorder(job_, model_, processes_, 0, recorded_text(condition));
+  RouteCollector routes(job_, model_);
   double sum = 0, targets = 0;
   for (i64 step = out.steps_done; step < out.steps_done + steps && stop_asked() == 0; ++step) {
     StepInput input = hetermoe::input_of(batch_of(condition, next_sequence_));
     input.step = step;
-    input.routes = &recorder;
+    input.routes = &routes;
     sum += session_->evaluate(input).loss;
     targets += real(input.target_count);
-    recorder.write(step, next_sequence_, plan());
+    recorder.write(step, next_sequence_, plan(), routes.finish());
     next_sequence_ += job_.train.sequences;
     ++out.steps;
   }

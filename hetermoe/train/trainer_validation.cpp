@@ -12,7 +12,7 @@ void Trainer::prepare_validation(const Dataset& data) {
     const Source& source = data.sources[idx(s)];
     if (source.validation.size() == 0) continue;
     const SamplerOptions how = {job_.train.seq_len, job_.train.seed, /*validation=*/true, s};
-    validation_.push_back({source.name, source.share, Sampler(data, how)});
+    validation_.push_back({source.name, domain_of_source_[idx(s)], source.share, Sampler(data, how)});
     unigram_entropy_ += source.share * unigram_entropy(source.validation);
   }
 }

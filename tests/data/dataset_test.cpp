@@ -193,6 +193,19 @@ TEST(LoadDataset, WeightsMakeASourceOfEachPath) {
   options.weights = {3};
   EXPECT_EQ(message_of<ConfigError>(options, 2),
             "[data.weights] got 1 weight, expected one for each of 2 paths");
+  EXPECT_EQ(data.sources[0].domain, "a");
+  options.weights = {3, 1};
+  options.domains = {"code", "code"};
+  EXPECT_EQ(load_dataset(options, 2).sources[1].domain, "code");
+  options.domains = {"code"};
+  EXPECT_EQ(message_of<ConfigError>(options, 2),
+            "[data.domains] got 1 domain, expected one for each of 2 paths");
+  options.weights = {};
+  EXPECT_EQ(
+      message_of<ConfigError>(options, 2),
+      "[data.domains] got 1 domain, expected none where all paths are one source. Give data.weights, one "
+      "for each of data.paths");
+  options.domains = {};
   options.weights = {1, 1};
   options.paths[1] = folder.file("b", "b");
   EXPECT_NE(message_of<ConfigError>(options, 2).find("got 1 token from 1 file of " + options.paths[1]),

@@ -69,7 +69,8 @@ void expect_reference(const BalancedCase& c, Seen& seen) {
   Plan plan = balance.placed(options, loads, &step);
   use_fp64(plan);
   ASSERT_EQ(validate(plan, c.model, c.cluster), std::vector<std::string>{});
-  const std::vector<i64> order = foresees ? balance.order(options, plan, step) : std::vector<i64>();
+  const std::vector<i64> order =
+      foresees ? balance.order(options, plan, chosen_rows(step)) : std::vector<i64>();
   const auto in_order = [&](StepInput& input) {
     if (!order.empty()) reorder(input, order);
   };

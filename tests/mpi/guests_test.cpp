@@ -72,28 +72,23 @@ TEST(Mpi, GuestsOfOtherProcessesEqualThoseInOneProcessBitForBit) {
   EXPECT_GT(guests, 5);
 }
 
-TrainOutcome run_with_probe(const fs::path& folder, const std::string& balancer, const Processes& processes) {
-  const TinyRun rig(folder.string(), {{"strategy", "ep"},
-                                      {"checkpoint.every", "0"},
-                                      {"train.sequences", "16"},
-                                      {"balancer.name", balancer},
-                                      {"balancer.knows", "foresight"},
-                                      {"balancer.probe", "true"},
-                                      {"balancer.every", "1"},
-                                      {"balancer.guard", "false"},
-                                      {"balancer.guest_cost", "0"}});
-  const Dataset text = counting_data();
+TrainOutcome run_with(const fs::path& folder, const Settings& balancer, const Processes& processes) {
+  Settings settings = {{"strategy", "ep"},      {"checkpoint.every", "0"},   {"train.sequences", "16"},
+                       {"balancer.every", "1"}, {"balancer.guard", "false"}, {"balancer.guest_cost", "0"}};
+  settings.insert(settings.end(), balancer.begin(), balancer.end());
+  const TinyRun rig(folder.string(), settings);
+  const Dataset text = two_domains();
   Trainer trainer(rig.job, rig.model, rig.cluster, rig.plan, text, processes, Checkpoints::kOff);
   return trainer.run();
 }
 
-void expect_runs_equal_one_process(const std::string& balancer) {
+void expect_runs_equal_one_process(const Settings& balancer) {
   std::optional<WorkFolder> own;
   if (job->rank() == 0) own.emplace();
   const fs::path shared = job->gather(job->rank() == 0 ? own->path().string() : "").front();
   const WorkFolder of_one;
-  const TrainOutcome expected = run_with_probe(of_one / "run", balancer, Processes()),
-                     got = run_with_probe(shared / "run", balancer, *job);
+  const TrainOutcome expected = run_with(of_one / "run", balancer, Processes()),
+                     got = run_with(shared / "run", balancer, *job);
   ASSERT_EQ(got.records.size(), expected.records.size());
   for (std::size_t s = 0; s < expected.records.size(); ++s) {
     EXPECT_EQ(got.records[s].loss, expected.records[s].loss) << s;
@@ -106,11 +101,20 @@ void expect_runs_equal_one_process(const std::string& balancer) {
   job->gather("looked");
 }
 
+Settings with_probe(const std::string& balancer) {
+  return {{"balancer.name", balancer}, {"balancer.knows", "foresight"}, {"balancer.probe", "true"}};
+}
+
 /// Choices that a forward pass finds are told to all, and all lend alike.
-TEST(Mpi, ProbedRunsEqualThoseOfOneProcessBitForBit) { expect_runs_equal_one_process("relibra"); }
+TEST(Mpi, ProbedRunsEqualThoseOfOneProcessBitForBit) { expect_runs_equal_one_process(with_probe("relibra")); }
 
 TEST(Mpi, SequencesInAnotherOrderEqualThoseOfOneProcessBitForBit) {
-  expect_runs_equal_one_process("locality");
+  expect_runs_equal_one_process(with_probe("locality"));
+}
+
+/// What domains chose is added over processes.
+TEST(Mpi, ByDomainsRunsEqualThoseOfOneProcessBitForBit) {
+  expect_runs_equal_one_process({{"balancer.name", "locality"}});
 }
 
 }  // namespace

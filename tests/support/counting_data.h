@@ -11,4 +11,19 @@ inline Dataset counting_data(i64 limit = 251) {
   return byte_dataset(train, validation);
 }
 
+/// Two sources, drawn alike, of eight bytes each, that share none and are of the domains low and high.
+inline Dataset two_domains() {
+  Dataset out;
+  for (const int first : {0, 120}) {
+    std::vector<std::uint8_t> text;
+    for (i64 i = 0; i < 2000; ++i) text.push_back(static_cast<std::uint8_t>(first + i * 5 % 8));
+    Dataset one = byte_dataset(text, std::vector<std::uint8_t>(100, 1));
+    one.sources[0].name = one.sources[0].domain = first == 0 ? "low" : "high";
+    one.sources[0].share = 0.5;
+    out.tokenizer = std::move(one.tokenizer);
+    out.sources.push_back(std::move(one.sources[0]));
+  }
+  return out;
+}
+
 }  // namespace hetermoe

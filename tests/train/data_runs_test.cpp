@@ -16,7 +16,7 @@ Dataset two_sources() {
   out.masked = true;
   for (const i64 s : {0, 1}) {
     Source source;
-    source.name = s == 0 ? "first" : "second";
+    source.name = source.domain = s == 0 ? "first" : "second";
     source.share = s == 0 ? 0.75 : 0.25;
     TokenBuilder tokens(TokenType::kU8);
     std::vector<i64> starts;

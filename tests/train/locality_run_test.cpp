@@ -47,9 +47,9 @@ struct LocalEnd {
 
 /// Stops after step `stop_at`; -1 = never.
 LocalEnd run_of(const std::string& folder, const Settings& settings,
-                Checkpoints checkpoints = Checkpoints::kOff, i64 stop_at = -1) {
+                Checkpoints checkpoints = Checkpoints::kOff, i64 stop_at = -1,
+                const Dataset& text = two_kinds()) {
   TinyRun run(folder, settings);
-  const Dataset text = two_kinds();
   const Processes processes;
   Trainer trainer(run.job, run.model, run.cluster, run.plan, text, processes, checkpoints);
   LocalEnd out;
@@ -116,6 +116,58 @@ TEST(LocalityRun, FewerRowsChangeNodesAndTheLossesStay) {
       }
       expect_equal(run_of(folder / "again", settings).values, local.values);
     }
+  }
+}
+
+/// By what the two domains chose in the steps before; nobody knows the step that comes.
+Settings by_history(Settings more) {
+  more.insert(more.begin(), {{"balancer.name", "locality"},
+                             {"balancer.every", "1"},
+                             {"balancer.guard", "false"},
+                             {"balancer.load_cap", "0"},
+                             {"train.microbatches", "2"}});
+  return in_two_nodes(more);
+}
+
+TEST(LocalityRun, ByHistoryItGoesByWhatTheDomainsChoseAndTheLossesStay) {
+  const WorkFolder folder;
+  const Dataset text = two_domains();
+  const auto run = [&](const std::string& name, const Settings& settings) {
+    return run_of(folder / name, settings, Checkpoints::kOff, -1, text);
+  };
+  const Settings same = {{"train.steps", "50"}, {"train.microbatches", "2"}},
+                 recorded = {{"train.steps", "50"}, {"routing.record", folder / "local.routes"}};
+  const LocalEnd none = run("none", in_two_nodes(same)), local = run("local", by_history(recorded));
+  std::printf("rows between nodes %.0f, %.0f without; %zu changes of owners\n", local.rows, none.rows,
+              local.outcome.changes.size());
+  EXPECT_GE(local.outcome.changes.size(), 3U);
+  EXPECT_LT(local.rows, 0.93 * none.rows);
+  EXPECT_LT(local.sent, 0.98 * none.sent);
+  ASSERT_EQ(local.outcome.records.size(), none.outcome.records.size());
+  for (std::size_t s = 0; s < none.outcome.records.size(); ++s) {
+    const StepRecord &got = local.outcome.records[s], &expected = none.outcome.records[s];
+    EXPECT_NEAR(got.loss / expected.loss, 1, 1e-9) << s;
+    EXPECT_NEAR(got.grad_norm / expected.grad_norm, 1, 1e-8) << s;
+    EXPECT_EQ(got.tokens_hash, expected.tokens_hash) << s;
+  }
+  expect_equal(run("again", by_history({{"train.steps", "50"}})).values, local.values);
+  const RoutingTrace trace(folder / "local.routes");
+  EXPECT_EQ(trace.header().domains, (std::vector<std::string>{"low", "high"}));
+  for (const TraceSequence& sequence : trace.read(50).sequences) EXPECT_LT(sequence.domain, 2U);
+}
+
+TEST(LocalityRun, AResumedRunByHistoryEndsWithTheBitsOfAWholeOne) {
+  const WorkFolder folder;
+  const Dataset text = two_domains();
+  const Settings settings = by_history({{"checkpoint.every", "1"}, {"balancer.every", "2"}});
+  const LocalEnd whole = run_of(folder / "whole", settings, Checkpoints::kOn, -1, text);
+  EXPECT_GE(whole.outcome.changes.size(), 1U);
+  for (const i64 stop_at : {1, 3}) {
+    const std::string name = folder / std::to_string(stop_at);
+    run_of(name, settings, Checkpoints::kOn, stop_at, text);
+    const LocalEnd rest = run_of(name, settings, Checkpoints::kOn, -1, text);
+    EXPECT_EQ(rest.outcome.first_step, stop_at + 1);
+    expect_equal(rest.values, whole.values);
   }
 }
 
@@ -202,8 +254,11 @@ TEST(LocalityRun, RefusesWhatItCannotOrder) {
   const auto error = [&](const Settings& more) {
     return error_of<ConfigError>([&] { run_of(folder / "run", by_locality("", more)); });
   };
-  EXPECT_EQ(error({{"balancer.knows", "history"}, {"balancer.probe", "false"}}).substr(0, 60),
-            "[balancer.knows] got history, expected foresight with locali");
+  EXPECT_EQ(
+      error({{"balancer.knows", "history"}, {"balancer.probe", "false"}}),
+      "[balancer.knows] got history, expected foresight with locality where all text is of one domain: by "
+      "history it goes by what each domain chose. Give data.paths with data.weights (and data.domains), or "
+      "routing.replay or balancer.probe with balancer.knows: foresight");
   EXPECT_EQ(
       error({{"balancer.load_cap", "0.9"}}),
       "[balancer.load_cap] got 0.9, expected 0 (none) or at least 1, at which all device groups take equally "

@@ -165,15 +165,16 @@ TEST(RouteRecorder, CostsLittleBesideADemoStep) {
   const Plan plan = make_job_plan(job, model, load_cluster(job.cluster));
   const Processes alone;
   RouteRecorder recorder(job, model, alone, 0, {});
+  RouteCollector routes(job, model);
   const at::Tensor ids = at::arange(2).to(at::kLong).expand({256, 2}).contiguous(),
                    weights = at::ones({256, 2});
   constexpr int kSteps = 50;
   const double begin = cpu_seconds();
   for (i64 step = 0; step < kSteps; ++step) {
     for (i32 layer = 0; layer < 4; ++layer) {
-      for (i64 sequence = 0; sequence < 8; ++sequence) recorder.take(layer, sequence, 1, ids, weights);
+      for (i64 sequence = 0; sequence < 8; ++sequence) routes.take(layer, sequence, 1, ids, weights);
     }
-    recorder.write(step, 8 * step, plan);
+    recorder.write(step, 8 * step, plan, routes.finish());
   }
   const double per_step = (cpu_seconds() - begin) / kSteps;
   std::printf("recording a demo step: %.2f ms of processor time\n", 1e3 * per_step);

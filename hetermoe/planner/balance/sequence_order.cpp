@@ -1,12 +1,10 @@
 #include "hetermoe/planner/balance/sequence_order.h"
 
 #include <algorithm>
-#include <map>
 #include <numeric>
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/planner/balance/locality.h"
-#include "hetermoe/routing/clusters.h"
 
 namespace hetermoe {
 
@@ -77,20 +75,16 @@ PlacesOfGroup places_of_group(const std::string& text, const Cluster& cluster, c
   return out;
 }
 
-std::vector<std::vector<std::vector<double>>> usage_by_clusters(const PlacesOfGroup& places,
-                                                                const TraceHeader& header,
-                                                                const TraceStep& step) {
+namespace {
+
+/// [layers][device groups][experts] of the rows of clusters.
+std::vector<Usage> usage_by(const PlacesOfGroup& places, std::size_t num_layers, std::size_t experts,
+                            const Activations& rows, const Clusters& clusters) {
   const i64 num_mixed = places.num_mixed();
-  const Activations all = activations(header, step, -1, 0, "routes");
-  const auto begin = all.begin() + static_cast<std::ptrdiff_t>(places.first);
-  const Activations rows(begin, begin + static_cast<std::ptrdiff_t>(places.of_place.size()));
-  if (num_mixed < 2 || static_cast<i64>(rows.size()) < num_mixed) return {};
-  const Clusters clusters = k_means(rows, num_mixed);
   const std::vector<std::vector<double>> of_mixed =
       usage_of(rows, clusters, groups_of_clusters(rows, clusters, num_mixed), num_mixed);
-  const std::size_t experts = idx(header.num_experts);
-  std::vector<std::vector<std::vector<double>>> out;
-  for (std::size_t l = 0; l < header.layers.size(); ++l) {
+  std::vector<Usage> out;
+  for (std::size_t l = 0; l < num_layers; ++l) {
     out.emplace_back();
     std::size_t next = 0;
     for (const bool mixed : places.mixed) {
@@ -103,35 +97,37 @@ std::vector<std::vector<std::vector<double>>> usage_by_clusters(const PlacesOfGr
   return out;
 }
 
-namespace {
+}  // namespace
 
-/// [domains] mean row; sequences without a domain are of none.
-std::map<std::uint32_t, std::vector<double>> means_of_domains(const TraceHeader& header,
-                                                              const TraceStep& step) {
-  std::map<std::uint32_t, std::vector<double>> out;
-  std::map<std::uint32_t, double> counts;
-  const Activations rows = activations(header, step, -1, 0, "routes");
-  for (std::size_t s = 0; s < rows.size(); ++s) {
-    const std::uint32_t domain = step.sequences[s].domain;
-    if (domain == kNoDomain) continue;
-    std::vector<double>& sum = out[domain];
-    sum.resize(rows[s].size(), 0);
-    for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += rows[s][i];
-    counts[domain] += 1;
-  }
-  for (auto& [domain, sum] : out) {
-    for (double& x : sum) x /= counts[domain];
-  }
-  return out;
+std::vector<Usage> usage_by_clusters(const PlacesOfGroup& places, const TraceHeader& header,
+                                     const TraceStep& step) {
+  const i64 num_mixed = places.num_mixed();
+  const Activations all = activations(header, step, -1, 0, "routes");
+  const auto begin = all.begin() + static_cast<std::ptrdiff_t>(places.first);
+  const Activations rows(begin, begin + static_cast<std::ptrdiff_t>(places.of_place.size()));
+  if (num_mixed < 2 || static_cast<i64>(rows.size()) < num_mixed) return {};
+  return usage_by(places, header.layers.size(), idx(header.num_experts), rows, k_means(rows, num_mixed));
 }
+
+std::vector<Usage> usage_by_domains(const PlacesOfGroup& places, const std::vector<i64>& layers,
+                                    i64 num_experts, const DomainUse& use) {
+  if (places.num_mixed() < 2 || use.empty()) return {};
+  std::vector<i32> labels(use.copies.size());
+  std::iota(labels.begin(), labels.end(), 0);
+  return usage_by(places, layers.size(), idx(num_experts), use.copies,
+                  labelled(use.copies, labels, static_cast<i64>(labels.size())));
+}
+
+namespace {
 
 /// [sequences of the plan group][device groups] copies of a row whose experts are there.
 std::vector<std::vector<double>> values_of(const Activations& rows, const PlacesOfGroup& places,
-                                           const Placement& placement, i32 group, const TraceHeader& header) {
+                                           const Placement& placement, i32 group,
+                                           const std::vector<i64>& layers) {
   std::vector<std::vector<double>> at_home;  // [device groups][layers * experts] share that is computed there
   for (const std::vector<DeviceId>& devices : places.groups) {
     at_home.emplace_back();
-    for (const i64 layer : header.layers) {
+    for (const i64 layer : layers) {
       for (const ExpertOwners& owners : placement.plan().groups[idx(group)].layers[idx(layer)].experts) {
         double share = 0;
         for (const ExpertOwner& owner : owners)
@@ -177,29 +173,21 @@ void order_window(const PlacesOfGroup& places, const std::vector<std::vector<dou
 }  // namespace
 
 void order_places(const PlacesOfGroup& places, SequenceOrder order, const Placement& placement, i32 group,
-                  const TraceHeader& header, const TraceStep& step, const TraceStep* known,
-                  std::vector<i64>& from) {
-  const std::size_t first = idx(places.first), count = places.of_place.size();
-  Activations rows;
-  if (known == nullptr) {
-    const Activations all = activations(header, step, -1, 0, "routes");
-    rows.assign(all.begin() + static_cast<std::ptrdiff_t>(first),
-                all.begin() + static_cast<std::ptrdiff_t>(first + count));
-  } else {
-    const auto means = means_of_domains(header, *known);
-    for (std::size_t s = first; s < first + count; ++s) {
-      const auto mean = means.find(step.sequences[s].domain);
-      if (mean == means.end()) return;
-      rows.push_back(mean->second);
-    }
-  }
-  const std::vector<std::vector<double>> values = values_of(rows, places, placement, group, header);
+                  const std::vector<i64>& layers, const Activations& rows, std::vector<i64>& from) {
+  const std::size_t count = places.of_place.size();
+  const auto first = rows.begin() + static_cast<std::ptrdiff_t>(places.first);
+  const Activations of_group(first, first + static_cast<std::ptrdiff_t>(count));
+  const std::vector<std::vector<double>> values = values_of(of_group, places, placement, group, layers);
   if (order == SequenceOrder::kWithinStep) return order_window(places, values, 0, count, from);
   std::size_t begin = 0;
   for (const i64 sequences : places.of_microbatch) {
     order_window(places, values, begin, begin + idx(sequences), from);
     begin += idx(sequences);
   }
+}
+
+Activations chosen_rows(const TraceRouting& step) {
+  return activations(step.header(), step.step(), -1, 0, "routes");
 }
 
 TraceStep permuted(const TraceStep& step, const TraceHeader& header, const std::vector<i64>& from) {

@@ -3,6 +3,8 @@
 #include <vector>
 
 #include "hetermoe/planner/balance/balancers.h"
+#include "hetermoe/planner/balance/locality.h"
+#include "hetermoe/routing/domain_use.h"
 #include "hetermoe/routing/trace_routing.h"
 
 // Which sequences of a step go to which device group.
@@ -29,18 +31,21 @@ PlacesOfGroup places_of_group(const std::string& text, const Cluster& cluster, c
 /// [layers][device groups][experts] copies that sequences of each device group would send if sequences that
 /// use the same experts were together: clusters of as many kinds as mixed device groups. Empty where fewer
 /// than two device groups are mixed, or there are fewer sequences.
-std::vector<std::vector<std::vector<double>>> usage_by_clusters(const PlacesOfGroup& places,
-                                                                const TraceHeader& header,
-                                                                const TraceStep& step);
+std::vector<Usage> usage_by_clusters(const PlacesOfGroup& places, const TraceHeader& header,
+                                     const TraceStep& step);
+/// The same if sequences of the same domains were together.
+std::vector<Usage> usage_by_domains(const PlacesOfGroup& places, const std::vector<i64>& layers,
+                                    i64 num_experts, const DomainUse& use);
+
+/// [sequences of the step][layers * experts] copies.
+Activations chosen_rows(const TraceRouting& step);
 
 /// Brings the sequences of a plan group to the places of the plan where most of their experts are. order: not
-/// kAsTheyCome. from: [places of the step] which sequence of it is at each place; those of other plan groups
-/// stay. known: by what the sequences of a domain chose there in the mean, else by what they choose
-/// themselves. The order stays as it is where a sequence has no domain then, and where another keeps no more
-/// copies in their device group.
+/// kAsTheyCome. layers: those with experts. rows: [sequences of the step][layers * experts] copies of each,
+/// counted or expected. from: [places of the step] which sequence of it is at each place; those of other plan
+/// groups stay. The order stays as it is where another keeps no more copies in their device group.
 void order_places(const PlacesOfGroup& places, SequenceOrder order, const Placement& placement, i32 group,
-                  const TraceHeader& header, const TraceStep& step, const TraceStep* known,
-                  std::vector<i64>& from);
+                  const std::vector<i64>& layers, const Activations& rows, std::vector<i64>& from);
 
 /// The step with its sequences at other places: [places] which of them is at each.
 TraceStep permuted(const TraceStep& step, const TraceHeader& header, const std::vector<i64>& from);

@@ -125,8 +125,21 @@ std::vector<TraceBalance::Loads> TraceBalance::microbatches_of_group(i32 group,
   return out;
 }
 
-Plan TraceBalance::placed(const TraceBalanceOptions& options, const Loads& loads,
-                          const TraceRouting* step) const {
+/// What a balancer by use goes by: the domains, or else the sequences of the step.
+void TraceBalance::add_usage(const TraceBalanceOptions& options, i32 group, const TraceRouting* step,
+                             const DomainUse& use, BalanceInput& input) const {
+  const PlacesOfGroup places =
+      places_of_group(options.groups, cluster_, placement_, group, static_cast<i32>(layers_[0]));
+  if (!use.empty())
+    input.usage = usage_by_domains(places, layers_, model_.num_experts, use);
+  else if (step != nullptr)
+    input.usage = usage_by_clusters(places, step->header(), step->step());
+  input.device_groups = places.groups;
+  input.load_cap = options.load_cap;
+}
+
+Plan TraceBalance::placed(const TraceBalanceOptions& options, const Loads& loads, const TraceRouting* step,
+                          const DomainUse& use) const {
   Plan plan = plan_;
   const BalancerChoice choice = balancer_choice(options.balancer, options.parts);
   const bool lends = choice.split == CopySplit::kGuests && options.guests > 0;
@@ -146,13 +159,7 @@ Plan TraceBalance::placed(const TraceBalanceOptions& options, const Loads& loads
     input.guests = choice.split == CopySplit::kGuests ? options.guests : 0;
     input.topology = options.topology;
     if (step != nullptr) input.microbatches = microbatches_of_group(g, *step);
-    if (step != nullptr && choice.balancer->by_use) {
-      const PlacesOfGroup places =
-          places_of_group(options.groups, cluster_, placement_, g, static_cast<i32>(layers_[0]));
-      input.usage = usage_by_clusters(places, step->header(), step->step());
-      input.device_groups = places.groups;
-      input.load_cap = options.load_cap;
-    }
+    if (choice.balancer->by_use) add_usage(options, g, step, use, input);
     const std::vector<LayerOwners> owners = choice.balancer->place(input);
     for (std::size_t l = 0; l < layers_.size(); ++l)
       plan.groups[idx(g)].layers[idx(layers_[l])].experts = owners[l];

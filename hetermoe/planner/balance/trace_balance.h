@@ -8,6 +8,7 @@
 #include "hetermoe/planner/balance/device_loads.h"
 #include "hetermoe/planner/balance/knows.h"
 #include "hetermoe/planner/balance/lent.h"
+#include "hetermoe/routing/domain_use.h"
 #include "hetermoe/routing/metrics.h"
 #include "hetermoe/routing/plan_figures.h"
 #include "hetermoe/routing/split_routing.h"
@@ -80,26 +81,30 @@ class TraceBalance {
   /// Loads of all experts: [layers with experts][experts].
   using Loads = std::vector<std::vector<double>>;
   /// The plan with the owners that a balancer chooses by these loads, and by the microbatches of `step`
-  /// where there is one; and with tally, where it divides copies in the step.
-  Plan placed(const TraceBalanceOptions& options, const Loads& loads,
-              const TraceRouting* step = nullptr) const;
+  /// where there is one; and with tally, where it divides copies in the step. use: by what the domains choose
+  /// rather than by the sequences of `step`, with locality.
+  Plan placed(const TraceBalanceOptions& options, const Loads& loads, const TraceRouting* step = nullptr,
+              const DomainUse& use = {}) const;
 
   /// A step with contention under the plan, which may have other owners.
   Seconds simulated(const Plan& plan, const RoutingLoad& routing) const;
 
-  /// [places of the step] which of its sequences is best at each under the plan, by their own choices, or by
-  /// those of their domains in `known`. Empty: the balancer orders none.
-  std::vector<i64> order(const TraceBalanceOptions& options, const Plan& plan, const TraceRouting& step,
-                         const TraceRouting* known = nullptr) const;
+  /// [places of the step] which of its sequences is best at each under the plan. rows: [sequences of the
+  /// step] copies of each, see order_places(). Empty: the balancer orders none, or nothing is known.
+  std::vector<i64> order(const TraceBalanceOptions& options, const Plan& plan, const Activations& rows) const;
   /// The step as order() has it.
-  TraceRouting ordered(const TraceBalanceOptions& options, const Plan& plan, const TraceRouting& known,
+  TraceRouting ordered(const TraceBalanceOptions& options, const Plan& plan, const Activations& rows,
                        const TraceRouting& step) const;
 
  private:
   BalanceInput input_of(i32 group, const Loads& loads) const;
+  void add_usage(const TraceBalanceOptions& options, i32 group, const TraceRouting* step,
+                 const DomainUse& use, BalanceInput& input) const;
   std::vector<Loads> microbatches_of_group(i32 group, const TraceRouting& step) const;
-  Plan chosen(const TraceBalanceOptions& options, const Loads& known, const TraceRouting& known_step,
-              bool& kept) const;
+  struct Known;
+  static Activations rows_of(const TraceBalanceOptions& options, const Known& known,
+                             const TraceRouting& step);
+  Plan chosen(const TraceBalanceOptions& options, const Known& known, bool& kept) const;
   void simulate_last(const TraceBalanceOptions& options, const Plan& plan, const SplitRouting& routing,
                      TraceBalanceResult& out) const;
   std::vector<DeviceLoads> loads_with_speeds(const Plan& plan, const TraceRouting& step,

@@ -116,26 +116,23 @@ double TraceBalance::guests_per_exchange(const Plan& plan, const SplitRouting& r
 }
 
 std::vector<i64> TraceBalance::order(const TraceBalanceOptions& options, const Plan& plan,
-                                     const TraceRouting& step, const TraceRouting* known) const {
+                                     const Activations& rows) const {
   const SequenceOrder within = balancer_choice(options.balancer, options.parts).order;
-  if (within == SequenceOrder::kAsTheyCome) return {};
+  if (within == SequenceOrder::kAsTheyCome || rows.empty()) return {};
   const Placement placement(plan, model_, step_);
-  std::vector<i64> from(idx(step.step().num_sequences()));
+  std::vector<i64> from(rows.size());
   std::iota(from.begin(), from.end(), 0);
   for (i32 g = 0; g < placement.num_groups(); ++g) {
     const PlacesOfGroup places =
         places_of_group(options.groups, cluster_, placement, g, static_cast<i32>(layers_[0]));
-    if (places.num_mixed() < 2) continue;
-    order_places(places, within, placement, g, step.header(), step.step(),
-                 known == nullptr ? nullptr : &known->step(), from);
+    if (places.num_mixed() >= 2) order_places(places, within, placement, g, layers_, rows, from);
   }
   return from;
 }
 
 TraceRouting TraceBalance::ordered(const TraceBalanceOptions& options, const Plan& plan,
-                                   const TraceRouting& known, const TraceRouting& step) const {
-  const std::vector<i64> from =
-      order(options, plan, step, options.knows == Knows::kHistory ? &known : nullptr);
+                                   const Activations& rows, const TraceRouting& step) const {
+  const std::vector<i64> from = order(options, plan, rows);
   if (from.empty()) return step;
   return TraceRouting(step.header(), permuted(step.step(), step.header(), from), model_, "routes");
 }
@@ -145,21 +142,46 @@ Seconds TraceBalance::simulated(const Plan& plan, const RoutingLoad& routing) co
   return simulate(build_schedule(placement), placement, model_, cluster_, *cost_, routing).step;
 }
 
+/// By what owners are chosen for a step.
+struct TraceBalance::Known {
+  Loads loads;
+  const TraceRouting* step = nullptr;  // the newest that is known
+  DomainUse use = {};                  // by history, where the trace has domains
+  i64 num_steps = 0;                   // in `use`
+
+  void add(const TraceRouting& newest, bool by_history) {
+    step = &newest;
+    const Loads of_step = loads_of(newest, newest.header().num_experts);
+    if (!by_history || loads.empty())
+      loads = of_step;
+    else
+      add_to(loads, of_step);
+    if (by_history && !newest.header().domains.empty())
+      move_mean(use, domain_use(newest.header(), newest.step()), 1 / real(++num_steps));
+  }
+};
+
+/// By what the sequences of a step are ordered.
+Activations TraceBalance::rows_of(const TraceBalanceOptions& options, const Known& known,
+                                  const TraceRouting& step) {
+  if (options.knows == Knows::kForesight) return chosen_rows(step);
+  return expected_rows(known.use, domains_of(step.step()));
+}
+
 /// The plan of a balancer, or with a guard the plan as it is where that is as fast on the step known.
-Plan TraceBalance::chosen(const TraceBalanceOptions& options, const Loads& known,
-                          const TraceRouting& known_step, bool& kept) const {
-  Plan plan = placed(options, known, &known_step);
+Plan TraceBalance::chosen(const TraceBalanceOptions& options, const Known& known, bool& kept) const {
+  Plan plan = placed(options, known.loads, known.step, known.use);
   const BalancerChoice choice = balancer_choice(options.balancer, options.parts);
   const CopySplit split = choice.split;
   kept = false;
   if (!options.guard || split == CopySplit::kOracle || choice.as_planned()) return plan;
-  Plan own = placed({.balancer = "none", .weigh = options.weigh}, known);
-  const TraceRouting as_ordered = ordered(options, plan, known_step, known_step);
+  Plan own = placed({.balancer = "none", .weigh = options.weigh}, known.loads);
+  const TraceRouting as_ordered = ordered(options, plan, rows_of(options, known, *known.step), *known.step);
   const auto step_of = [&](const Plan& under, const SplitRouting& routing) {
     return options.padded ? simulated(under, PaddedRouting(routing, cluster_)) : simulated(under, routing);
   };
   kept = !shortens(step_of(plan, SplitRouting(as_ordered, cluster_, split)),
-                   step_of(own, SplitRouting(known_step, cluster_, CopySplit::kShares)));
+                   step_of(own, SplitRouting(*known.step, cluster_, CopySplit::kShares)));
   return kept ? own : plan;
 }
 
@@ -172,16 +194,16 @@ TraceBalanceResult TraceBalance::run(const TraceBalanceOptions& options,
                      "before. Record more steps, or say --knows foresight",
                      steps.size());
   TraceBalanceResult out;
-  Loads known = loads_of(steps[0], model_.num_experts);
+  Known known;
   Plan before = plan_;
   for (std::size_t s = by_history ? 1 : 0; s < steps.size(); ++s) {
-    if (!by_history) known = loads_of(steps[s], model_.num_experts);
-    const TraceRouting& known_step = steps[by_history ? s - 1 : s];
+    known.add(steps[by_history ? s - 1 : s], by_history);
     const auto start = std::chrono::steady_clock::now();
     bool kept = false;
-    Plan plan = chosen(options, known, known_step, kept);
+    Plan plan = chosen(options, known, kept);
     out.plan += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    const TraceRouting step = kept ? steps[s] : ordered(options, plan, known_step, steps[s]);
+    const TraceRouting step =
+        kept ? steps[s] : ordered(options, plan, rows_of(options, known, steps[s]), steps[s]);
     const SplitRouting routing(
         step, cluster_, kept ? CopySplit::kShares : balancer_choice(options.balancer, options.parts).split);
     out.kept += kept ? 1 : 0;
@@ -193,7 +215,6 @@ TraceBalanceResult TraceBalance::run(const TraceBalanceOptions& options,
       simulate_last(options, plan, routing, out);
       if (options.balancer != "oracle") out.loads = loads_with_speeds(plan, step, routing);
     }
-    if (by_history) add_to(known, loads_of(steps[s], model_.num_experts));
     before = std::move(plan);
   }
   const double num_steps = real(out.steps.size());

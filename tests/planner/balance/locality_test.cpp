@@ -280,7 +280,7 @@ TEST(Locality, SequencesOfAMicrobatchStayInIt) {
   const TwoNodes c(1.5);
   const TraceBalance balance(c.model, c.cluster, c.plan, {}, {});
   const TraceRouting& step = c.steps[0];
-  const std::vector<i64> from = balance.order({.balancer = "relibra"}, c.plan, step);
+  const std::vector<i64> from = balance.order({.balancer = "relibra"}, c.plan, chosen_rows(step));
   std::vector<i64> sorted = from;
   std::sort(sorted.begin(), sorted.end());
   bool changed = false;
