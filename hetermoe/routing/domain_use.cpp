@@ -12,7 +12,7 @@ DomainUse domain_use(const TraceHeader& header, const TraceStep& step) {
   const Activations rows = activations(header, step, -1, 0, "routes");
   for (std::size_t s = 0; s < rows.size(); ++s) {
     const std::uint32_t domain = step.sequences[s].domain;
-    if (domain == kNoDomain) continue;
+    if (domain >= domains) continue;
     out.sequences[domain] += 1;
     for (std::size_t i = 0; i < rows[s].size(); ++i) out.copies[domain][i] += rows[s][i];
   }

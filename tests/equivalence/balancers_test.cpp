@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "hetermoe/planner/balance/sequence_order.h"
 #include "hetermoe/planner/balance/trace_balance.h"
 #include "hetermoe/train/batch.h"
 #include "hetermoe/train/route_probe.h"

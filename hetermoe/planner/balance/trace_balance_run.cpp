@@ -146,7 +146,7 @@ Seconds TraceBalance::simulated(const Plan& plan, const RoutingLoad& routing) co
 struct TraceBalance::Known {
   Loads loads;
   const TraceRouting* step = nullptr;  // the newest that is known
-  DomainUse use = {};                  // by history, where the trace has domains
+  DomainUse use = {};                  // by history, where the trace has several domains
   i64 num_steps = 0;                   // in `use`
 
   void add(const TraceRouting& newest, bool by_history) {
@@ -156,7 +156,7 @@ struct TraceBalance::Known {
       loads = of_step;
     else
       add_to(loads, of_step);
-    if (by_history && !newest.header().domains.empty())
+    if (by_history && newest.header().domains.size() > 1)
       move_mean(use, domain_use(newest.header(), newest.step()), 1 / real(++num_steps));
   }
 };
