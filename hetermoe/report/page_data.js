@@ -123,6 +123,8 @@ const HUES = {
   combine: ['#e2a5c8', '#a8477f'], head: ['#9a78c9', '#9a78c9'], embed: ['#a9a84a', '#77762a'], move: ['#3fc0d0', '#13808f'],
   reduce: ['#a98a66', '#a98a66'], update: ['#76828d', '#76828d'], norm: ['#b3bcc4', '#b3bcc4'], merge: ['#c9b8ea', '#8672b4'],
   reduce_scatter: ['#a98a66', '#a98a66'], all_gather: ['#7f6a52', '#7f6a52'], balance: ['#efe04a', '#b9a900'],
+  fetch: ['#b7d84b', '#6f8f12'], store: ['#ff9c8a', '#c9402b'], publish: ['#8fa3ff', '#3a4fd0'], take: ['#5fd35f', '#1f8a1f'],
+  lend: ['#d98cf0', '#8e2fb0'], settle: ['#c98d8d', '#7d3c3c'], tally: ['#f7c9a0', '#a8683a'], migrate: ['#45588f', '#45588f'],
 };
 function hashHue(kind) {
   let hash = 0;

@@ -121,6 +121,16 @@ test('colours: dark backward, the mean for recompute, readable text', () => {
   assert.notEqual(page.colorOf('teleport', 'F'), page.colorOf('teleport', 'B'));
 });
 
+test('every kind of op has a hue of its own; both reductions share one', () => {
+  const page = load();
+  const table = readFileSync(`${folder}/../schedule/op_traits.cpp`, 'utf8');
+  const kinds = [...table.matchAll(/\.name = "(\w+)"/g)].map(found => found[1]).filter(kind => kind !== 'reduce_scatter');
+  assert.ok(kinds.length > 15);
+  const colours = kinds.map(kind => page.colorOf(kind, 'F'));
+  assert.ok(colours.every(colour => colour.startsWith('#')), `${kinds.filter((kind, i) => !colours[i].startsWith('#'))}`);
+  assert.equal(new Set(colours).size, kinds.length);
+});
+
 test('the title of an op leaves out what it does not have', () => {
   const page = load();
   assert.equal(page.opTitle([0, 'B', 3, 1, 0, 2]), 'attention backward \u00b7 layer 3 \u00b7 microbatch 1 \u00b7 group 2');
