@@ -79,6 +79,17 @@ LocalEnd run_of(const std::string& folder, const Settings& settings,
   return out;
 }
 
+/// The same sequences in every step, and the same numbers but for rounding.
+void expect_same_steps(const TrainOutcome& got, const TrainOutcome& expected) {
+  ASSERT_EQ(got.records.size(), expected.records.size());
+  for (std::size_t s = 0; s < expected.records.size(); ++s) {
+    EXPECT_NEAR(got.records[s].loss / expected.records[s].loss, 1, 1e-9) << s;
+    EXPECT_NEAR(got.records[s].aux_loss / expected.records[s].aux_loss, 1, 1e-9) << s;
+    EXPECT_NEAR(got.records[s].grad_norm / expected.records[s].grad_norm, 1, 1e-8) << s;
+    EXPECT_EQ(got.records[s].tokens_hash, expected.records[s].tokens_hash) << s;
+  }
+}
+
 TEST(LocalityRun, FewerRowsChangeNodesAndTheLossesStay) {
   const WorkFolder folder;
   const std::string trace = folder / "none.routes";
@@ -101,14 +112,7 @@ TEST(LocalityRun, FewerRowsChangeNodesAndTheLossesStay) {
       EXPECT_GE(local.outcome.changes.size(), 3U);
       EXPECT_LT(local.rows, 0.9 * none.rows);
       EXPECT_LT(local.sent, 0.97 * none.sent);
-      ASSERT_EQ(local.outcome.records.size(), none.outcome.records.size());
-      for (std::size_t s = 0; s < none.outcome.records.size(); ++s) {
-        const StepRecord &got = local.outcome.records[s], &expected = none.outcome.records[s];
-        EXPECT_NEAR(got.loss / expected.loss, 1, 1e-9) << s;
-        EXPECT_NEAR(got.aux_loss / expected.aux_loss, 1, 1e-9) << s;
-        EXPECT_NEAR(got.grad_norm / expected.grad_norm, 1, 1e-8) << s;
-        EXPECT_EQ(got.tokens_hash, expected.tokens_hash) << s;
-      }
+      expect_same_steps(local.outcome, none.outcome);
       const RoutingTrace got(folder / "local.routes"), expected(trace);
       for (const i64 step : expected.steps()) {
         EXPECT_EQ(got.read(step).choices, expected.read(step).choices) << step;
@@ -143,13 +147,7 @@ TEST(LocalityRun, ByHistoryItGoesByWhatTheDomainsChoseAndTheLossesStay) {
   EXPECT_GE(local.outcome.changes.size(), 3U);
   EXPECT_LT(local.rows, 0.93 * none.rows);
   EXPECT_LT(local.sent, 0.98 * none.sent);
-  ASSERT_EQ(local.outcome.records.size(), none.outcome.records.size());
-  for (std::size_t s = 0; s < none.outcome.records.size(); ++s) {
-    const StepRecord &got = local.outcome.records[s], &expected = none.outcome.records[s];
-    EXPECT_NEAR(got.loss / expected.loss, 1, 1e-9) << s;
-    EXPECT_NEAR(got.grad_norm / expected.grad_norm, 1, 1e-8) << s;
-    EXPECT_EQ(got.tokens_hash, expected.tokens_hash) << s;
-  }
+  expect_same_steps(local.outcome, none.outcome);
   expect_equal(run("again", by_history({{"train.steps", "50"}})).values, local.values);
   const RoutingTrace trace(folder / "local.routes");
   EXPECT_EQ(trace.header().domains, (std::vector<std::string>{"low", "high"}));
@@ -205,11 +203,7 @@ TEST(RelibraRun, EachPartCanBeLeftOutAndTheLossesStay) {
     const LocalEnd end = run_of(folder / "run", by_relibra(trace, parts, same));
     std::printf("%s: rows between nodes %.0f, %.0f without; %zu changes of owners\n", parts.c_str(), end.rows,
                 none.rows, end.outcome.changes.size());
-    EXPECT_EQ(end.outcome.records.size(), none.outcome.records.size());
-    for (std::size_t s = 0; s < none.outcome.records.size(); ++s) {
-      EXPECT_NEAR(end.outcome.records[s].loss / none.outcome.records[s].loss, 1, 1e-9) << parts << " " << s;
-      EXPECT_EQ(end.outcome.records[s].tokens_hash, none.outcome.records[s].tokens_hash) << parts << " " << s;
-    }
+    expect_same_steps(end.outcome, none.outcome);
     return end;
   };
   const LocalEnd all = run(kAllParts), data = run("samples"), experts = run("reorder"),
