@@ -174,7 +174,7 @@ BalancePage page_of(const std::vector<Row>& rows, const Case& c, const std::stri
       {"steps", std::to_string(rows[0].result.steps.size())},
       {"owners chosen by", c.knows == Knows::kHistory ? "the steps before" : "the step's own choices"}};
   page.header = header_of(rows);
-  page.time_ratio = {
+  page.curves = {
       "Time ratio of each step, mean over layers and microbatches", "step", "time ratio", {}, 900, 300};
   for (const Row& row : rows) {
     const TraceBalanceResult& r = row.result;
@@ -182,7 +182,7 @@ BalancePage page_of(const std::vector<Row>& rows, const Case& c, const std::stri
     LossSeries series{row.balancer, {}, {}};
     for (std::size_t s = 0; s < r.steps.size(); ++s)
       series.train.push_back({real(r.steps[s]), r.time_ratio_of_step[s]});
-    page.time_ratio.runs.push_back(std::move(series));
+    page.curves.runs.push_back(std::move(series));
     if (r.lent.seconds > 0)
       page.lent.push_back(
           {row.balancer, r.lent.weights, r.lent.gradients, r.lent.seconds, r.lent.hidden_share()});
@@ -222,6 +222,7 @@ Case case_of(const BalanceRowsOptions& options, const Job& job) {
     c.steps.emplace_back(trace.header(), trace.read(step), c.model, options.trace);
     c.steps.back().check_plan(c.plan);
   }
+  if (!c.steps.empty()) tell_unused(c.steps[0], c.plan);
   if (c.steps.empty())
     fail<InputError>(options.trace, "has no step {}: got steps {} to {}", options.steps,
                      trace.steps().front(), trace.steps().back());
@@ -237,6 +238,11 @@ int run_balance_rows(const BalanceRowsOptions& options, Overrides overrides) {
   check_load_cap("--load-cap", options.load_cap);
   if (!options.plan.empty()) overrides.emplace_back("plan.file", options.plan);
   if (!options.output.empty()) check_output_folder(options.output);
+  if (options.job.empty() && overrides.empty())
+    fail<ConfigError>(
+        "job",
+        "got none, expected the job under whose plan devices own experts, or its keys: --model, "
+        "--cluster, --strategy, --train.sequences and so on");
   const Job job = options.job.empty() ? job_from_overrides(overrides) : load_job(options.job, overrides);
   const Case c = case_of(options, job);
   const TraceBalance balance(c.model, c.cluster, c.plan, step_options(job, c.model),

@@ -115,6 +115,8 @@ int compare_balancers(const Options& options, Overrides overrides) {
   balance.tuned = strategy == "best";
   if (!balance.tuned && !strategy.empty()) overrides.emplace_back("strategy", strategy);
   const auto [trace, steps] = trace_and_steps(options.routing);
+  if (!std::filesystem::exists(trace))
+    refuse("--routing", options.routing, "a routing trace that is there: FILE, FILE:STEP or FILE:A..B");
   balance.trace = trace;
   balance.steps = steps;
   balance.job = options.job;

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "hetermoe/base/numbers.h"
+#include "hetermoe/base/words.h"
 
 namespace hetermoe {
 
@@ -39,6 +40,13 @@ TraceRouting load_trace_routing(const std::string& reference, const ModelConfig&
   if (!range.empty()) steps = parse_steps(range, "--routing " + path);
   check_trace_model(trace.header(), model, path);
   return TraceRouting(trace.header(), read_steps(trace, steps.first, steps.last), model, path);
+}
+
+void tell_unused(const TraceRouting& step, const Plan& plan) {
+  const i64 taken = total_sequences(plan), all = step.step().num_sequences();
+  if (all > taken)
+    std::cerr << fmt::format("note: a step of the trace has {}; of them the plan's step takes the first {}\n",
+                             counted(all, "sequence"), taken);
 }
 
 std::function<int()> make_routing(Flags& flags) {

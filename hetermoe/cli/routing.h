@@ -31,4 +31,7 @@ std::pair<std::string, std::string> trace_and_steps(const std::string& reference
 /// InputError.
 TraceRouting load_trace_routing(const std::string& reference, const ModelConfig& model);
 
+/// Says on stderr where a step of the trace has more sequences than the plan's, which takes the first.
+void tell_unused(const TraceRouting& step, const Plan& plan);
+
 }  // namespace hetermoe

@@ -74,10 +74,13 @@ Analysis analyse_under(const RoutingTrace& trace, const Options& options, const 
   FigureRange history_cost;
   PlanAnalyser under(*cost, placement, model, cluster);
   Analysis out;
+  bool told = false;
   out.windows = analyse(trace, options, [&](TraceStep step) {
     const FigureRange costs = balance.history_cost(step);
     if (costs.count > 0) history_cost.add(costs.mean);
-    under.add(TraceRouting(trace.header(), std::move(step), model, options.trace));
+    const TraceRouting routing(trace.header(), std::move(step), model, options.trace);
+    if (!std::exchange(told, true)) tell_unused(routing, plan);
+    under.add(routing);
   });
   out.plan = UnderPlan{fmt::format("{} on {}", plan.strategy, cluster.name), under.finish(), history_cost};
   return out;

@@ -54,7 +54,8 @@ struct Result {
 };
 
 /// Groups that are alike, by number, or device groups of a job's plan.
-std::vector<double> speeds_of_groups(const Options& options, const Overrides& overrides) {
+std::vector<double> speeds_of_groups(const Options& options, const TraceHeader& header,
+                                     const Overrides& overrides) {
   if (const std::optional<i64> number = whole_number(options.groups)) {
     if (*number < 2)
       fail<ConfigError>("--groups", "got {}, expected at least 2: with one group nothing can change groups",
@@ -68,6 +69,7 @@ std::vector<double> speeds_of_groups(const Options& options, const Overrides& ov
                       options.groups);
   const Job job = options.job.empty() ? job_from_overrides(overrides) : load_job(options.job, overrides);
   const ModelConfig model = load_model(job.model);
+  check_trace_model(header, model, options.trace);
   const Cluster cluster = load_cluster(job.cluster);
   const Plan plan = emulated_plan(job, make_job_plan(job, model, cluster));
   const Plan by_time =
@@ -93,8 +95,10 @@ std::vector<double> speeds_of_groups(const Options& options, const Overrides& ov
                         Json(group).dump());
   }
   if (speeds.size() < 2)
-    fail<ConfigError>("--groups", "got {}, which is one group of cluster {}, expected at least 2",
-                      options.groups, cluster.name);
+    fail<ConfigError>("--groups",
+                      "got {}, which is one group of the {} that own experts in the {} plan on cluster {}, "
+                      "expected at least 2. With --strategy ep all devices own some",
+                      options.groups, counted(owners.size(), "device"), plan.strategy, cluster.name);
   return speeds;
 }
 
@@ -164,6 +168,13 @@ void place(const Options& options, Result& r) {
   if (options.prefix != 0) {
     const Activations prefix = activations(r.header, r.step, options.layer, options.prefix, options.trace);
     const Activations rest = without_prefix(r.rows, prefix);
+    if (std::all_of(rest.begin(), rest.end(), [](const auto& row) {
+          return std::all_of(row.begin(), row.end(), [](double copies) { return copies == 0; });
+        }))
+      fail<ConfigError>("--prefix",
+                        "got {}, which is all of every sequence, expected fewer tokens than a sequence has: "
+                        "nothing is left to guess (in traces of training the prompt is the whole sequence)",
+                        options.prefix);
     guessed.of_sequence = nearest(prefix, r.clusters.centres);
     for (std::size_t s = 0; s < prefix.size(); ++s) {
       r.prefix_right += guessed.of_sequence[s] == r.clusters.of_sequence[s] ? 1 / real(prefix.size()) : 0;
@@ -221,6 +232,8 @@ void print_clusters(const Result& r) {
   std::cout << table.str() << "\n";
 }
 
+std::string over(double a, double b) { return b > 0 ? fmt::format("{:.3f}", a / b) : "-"; }
+
 void print(const Options& options, const Result& r) {
   std::cout << fmt::format("{}: {}, {}, {} of {} experts (top {}), {} groups\n\n", options.trace,
                            counted(r.step.sequences.size(), "sequence"),
@@ -230,9 +243,6 @@ void print(const Options& options, const Result& r) {
   Table table({"experts placed", "copies that change groups", "of linear", "rows", "of linear",
                "padded, of linear", "load ratio", "worst layer"});
   const PlacedWay& linear = r.ways[0];
-  const auto over = [](double a, double b) {
-    return b > 0 ? fmt::format("{:.3f}", a / b) : std::string("-");
-  };
   for (const PlacedWay& way : r.ways)
     table.add_row({way.name, format_count(way.all()), over(way.all(), linear.all()),
                    way.rows > 0 ? format_count(way.rows) : "-", over(way.rows, linear.rows),
@@ -290,18 +300,30 @@ Json json_of(const Options& options, const Result& r) {
 void write_page(const Options& options, const Result& r) {
   BalancePage page;
   page.title = "Sequences that use the same experts";
+  page.label = "";
+  page.table_title = "Placements";
+  page.maps_title = "Cluster by expert";
+  page.maps_text =
+      "Copies of each expert that the sequences of a cluster have, the darker the more, on one scale. Right: "
+      "copies of the cluster over the mean of clusters (the line).";
+  page.curves_title = "Layer by layer";
   page.facts = {
       {"trace", options.trace}, {"clustered by", options.by}, {"groups", std::to_string(r.speeds.size())}};
-  page.header = {"experts placed", "copies that change groups", "of linear", "load ratio"};
-  page.time_ratio = {"Copies that change groups, of linear", "layer", "of linear", {}, 900, 300};
+  if (options.prefix != 0) page.facts.emplace_back("guessed by the prefix", format_percent(r.prefix_right));
+  for (const ToldDomains::Way& way : r.told.ways)
+    page.facts.emplace_back("domain told by " + way.by, format_percent(way.right.vote));
+  page.header = {"experts placed",  "copies that change groups", "of linear",
+                 "rows, of linear", "padded, of linear",         "load ratio",
+                 "worst layer"};
+  page.curves = {"Copies that change groups, of linear", "layer", "of linear", {}, 900, 300};
   for (const PlacedWay& way : r.ways) {
-    page.rows.push_back({way.name, format_count(way.all()),
-                         fmt::format("{:.3f}", way.all() / r.ways[0].all()),
-                         fmt::format("{:.3f}", way.ratio)});
+    page.rows.push_back({way.name, format_count(way.all()), over(way.all(), r.ways[0].all()),
+                         over(way.rows, r.ways[0].rows), over(way.padded, r.ways[0].padded),
+                         fmt::format("{:.3f}", way.ratio), fmt::format("{:.2f}", way.worst)});
     LossSeries series{way.name, {}, {}};
     for (std::size_t l = 0; l < way.copies.size(); ++l)
       series.train.push_back({real(r.header.layers[l]), way.copies[l] / r.ways[0].copies[l]});
-    page.time_ratio.runs.push_back(std::move(series));
+    page.curves.runs.push_back(std::move(series));
   }
   std::vector<std::vector<i32>> own(idx(r.clusters.num_clusters()));
   for (std::size_t c = 0; c < own.size(); ++c) own[c] = {static_cast<i32>(c)};
@@ -336,7 +358,7 @@ int run(const Options& options, Overrides overrides) {
   Result r;
   r.header = trace.header();
   r.step = read_steps(trace, range.first, range.last);
-  r.speeds = speeds_of_groups(options, overrides);
+  r.speeds = speeds_of_groups(options, r.header, overrides);
   if (static_cast<i64>(r.speeds.size()) > r.header.num_experts)
     fail<ConfigError>("--groups", "got {} groups, expected at most {}, as many as a layer has experts",
                       r.speeds.size(), r.header.num_experts);

@@ -20,6 +20,9 @@
 #include "hetermoe/sim/simulated_step.h"
 #include "hetermoe/train/growing_job.h"
 #include "hetermoe/train/job.h"
+#include "hetermoe/train/route_recorder.h"
+#include "hetermoe/train/route_replay.h"
+#include "hetermoe/train/step_balancer.h"
 
 namespace hetermoe {
 namespace {
@@ -66,6 +69,7 @@ Simulated simulate_job(const Job& job, const ModelConfig& model, const Cluster& 
   const std::unique_ptr<RoutingLoad> load = routing_load_of(routing_text, model);
   out.plan = make_job_plan(job, model, cluster);
   const auto* trace = dynamic_cast<const TraceRouting*>(load.get());
+  if (trace != nullptr) tell_unused(*trace, out.plan);
   std::optional<SplitRouting> divided;
   if (trace != nullptr && copy_split_of(out.plan) != CopySplit::kShares)
     divided.emplace(*trace, cluster, copy_split_of(out.plan));
@@ -229,6 +233,11 @@ int dry_run(const Job& job, bool json) {
   const Dataset data = load_dataset(job.data, job.train.seq_len);
   check_vocabulary(data, model);
   const Simulated result = simulate_job(job, model, cluster, "uniform");
+  // What a run refuses before its first step.
+  if (job.balancer.on())
+    StepBalancer(job, model, cluster, result.plan, load_profiles(cluster),
+                 static_cast<i64>(data.domains().size()));
+  if (!job.routing.replay.empty()) RouteReplay(job, model, name_of_text(data, job.train));
   const Seconds whole = whole_run(job, result.timeline.step);
   const i64 sequences = job.train.steps * job.train.sequences;
   const double passes =

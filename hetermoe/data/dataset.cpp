@@ -119,6 +119,15 @@ u64 Dataset::checksum() const {
   return all.value();
 }
 
+std::vector<std::string> Dataset::domains() const {
+  std::vector<std::string> out;
+  if (sources.size() < 2) return out;
+  for (const Source& source : sources) {
+    if (std::find(out.begin(), out.end(), source.domain) == out.end()) out.push_back(source.domain);
+  }
+  return out;
+}
+
 Dataset load_dataset(const DataOptions& options, i64 seq_len) {
   Dataset out;
   out.tokenizer = make_tokenizer(options.tokenizer);

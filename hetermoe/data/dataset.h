@@ -32,6 +32,8 @@ struct Dataset {
   std::shared_ptr<const Tokenizer> tokenizer;  ///< of text; null = none
   /// Of the training tokens of all sources, see TokenStream::checksum().
   u64 checksum() const;
+  /// Names of the kinds of text, in the order of the sources; none where there is one source.
+  std::vector<std::string> domains() const;
 };
 
 /// Reads what data.paths names: one source, or with data.weights one for each path. Throws IoError that names

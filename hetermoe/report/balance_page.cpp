@@ -101,7 +101,8 @@ std::string legend_svg(const DeviceMap& map, int y) {
 }
 
 std::string table_html(const BalancePage& page) {
-  std::string html = "<section><h2>Balancers</h2><div class=\"scroll\"><table><thead><tr>";
+  std::string html = fmt::format("<section><h2>{}</h2><div class=\"scroll\"><table><thead><tr>",
+                                 escape_markup(page.table_title));
   for (const std::string& name : page.header) html += "<th>" + escape_markup(name) + "</th>";
   html += "</tr></thead><tbody>\n";
   for (const std::vector<std::string>& row : page.rows) {
@@ -124,16 +125,9 @@ std::string layer_html(const LayerMaps& layer) {
 
 std::string maps_html(const BalancePage& page) {
   if (page.layers.empty()) return "";
-  std::string html = fmt::format(
-      "<section id=\"device-maps\"><h2>Device by expert, before and after: layer {}</h2>\n<p "
-      "class=\"how\">Copies of "
-      "the last step that each device computes of each expert, the darker the more, on one scale; an orange "
-      "frame is an expert that the device was lent. Right: the "
-      "time "
-      "that a device takes for them over a perfect division by speed (the line). The step waits for the "
-      "longest "
-      "bar of each exchange; here microbatches are added up.</p>\n",
-      page.layers[0].layer);
+  std::string html =
+      fmt::format("<section id=\"device-maps\"><h2>{}: layer {}</h2>\n<p class=\"how\">{}</p>\n",
+                  escape_markup(page.maps_title), page.layers[0].layer, escape_markup(page.maps_text));
   html += layer_html(page.layers[0]);
   for (std::size_t l = 1; l < page.layers.size(); ++l)
     html += fmt::format("<details><summary>layer {}</summary>\n{}</details>\n", page.layers[l].layer,
@@ -188,15 +182,19 @@ std::string balance_page(const BalancePage& page) {
       "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n<meta name=\"viewport\" "
       "content=\"width=device-width, "
       "initial-scale=1\">\n<title>{0}</title>\n<style>\n{1}</style></head>\n<body>\n"
-      "<header><h1>{0}</h1>\n<p class=\"labels\"><span class=\"label\">times are simulated</span></p>\n"
-      "<dl class=\"facts\">\n",
+      "<header><h1>{0}</h1>\n",
       escape_markup(page.title), kPageStyle);
+  if (!page.label.empty())
+    html +=
+        fmt::format("<p class=\"labels\"><span class=\"label\">{}</span></p>\n", escape_markup(page.label));
+  html += "<dl class=\"facts\">\n";
   for (const auto& [name, value] : page.facts)
     html += fmt::format("<div><dt>{}</dt><dd>{}</dd></div>\n", escape_markup(name), escape_markup(value));
   html += "</dl></header>\n" + table_html(page) + maps_html(page);
-  if (!page.time_ratio.runs.empty())
-    html += "<section><h2>Over the steps</h2><div class=\"plots\"><div class=\"plot\">" +
-            loss_svg(page.time_ratio) + "</div></div></section>\n";
+  if (!page.curves.runs.empty())
+    html +=
+        fmt::format("<section><h2>{}</h2><div class=\"plots\"><div class=\"plot\">{}</div></div></section>\n",
+                    escape_markup(page.curves_title), loss_svg(page.curves));
   return html + lent_html(page) + "</body></html>\n";
 }
 

@@ -33,11 +33,22 @@ struct LentRow {
 
 struct BalancePage {
   std::string title;
+  std::string label = "times are simulated";  ///< below the title; empty = none
+  std::string table_title = "Balancers";
+  std::string maps_title = "Device by expert, before and after";
+  std::string maps_text =
+      "Copies of the last step that each device computes of each expert, the darker the more, on one scale; "
+      "an "
+      "orange frame is an expert that the device was lent. Right: the time that a device takes for them over "
+      "a "
+      "perfect division by speed (the line). The step waits for the longest bar of each exchange; here "
+      "microbatches are added up.";
+  std::string curves_title = "Over the steps";
   std::vector<std::pair<std::string, std::string>> facts;
   std::vector<std::string> header;
   std::vector<std::vector<std::string>> rows;
   std::vector<LayerMaps> layers;  ///< the first is shown, the others are folded up
-  LossPlot time_ratio;            ///< over steps
+  LossPlot curves;                ///< over steps, or whatever its axes say
   std::vector<LentRow> lent;
 };
 

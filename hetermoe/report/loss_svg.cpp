@@ -6,6 +6,7 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <optional>
 
 #include "hetermoe/report/escape.h"
 #include "hetermoe/report/table.h"
@@ -163,31 +164,40 @@ struct LegendBox {
   }
 };
 
-/// The corner where the legend covers fewest points; the top right, where falling curves leave room, before
-/// others.
-LegendBox place_legend(const Frame& f, const LossPlot& plot, const std::vector<LegendEntry>& entries) {
+LegendBox legend_size(const std::vector<LegendEntry>& entries) {
   std::size_t longest = 0;
   for (const LegendEntry& entry : entries) longest = std::max(longest, display_width(entry.text));
-  const double width = 44 + 7.0 * static_cast<double>(longest);
-  const double height = kLegendRow * static_cast<double>(entries.size()) + 6;
-  const double right = f.right - width, low = f.bottom - height - 4;
-  LegendBox best{right, f.top, width, height};
-  i64 fewest = -1;
-  for (const LegendBox& box :
-       {best, LegendBox{right, low, width, height}, LegendBox{f.left + 8, f.top, width, height},
-        LegendBox{f.left + 8, low, width, height}}) {
-    i64 covered = 0;
-    for (const LossSeries& run : plot.runs) {
-      for (const std::vector<LossPoint>* points : {&run.train, &run.validation}) {
-        covered += std::count_if(points->begin(), points->end(),
-                                 [&](const LossPoint& p) { return box.covers(f.x(p.step), f.y(p.loss)); });
-      }
+  return {0, 0, 44 + 7.0 * static_cast<double>(longest),
+          kLegendRow * static_cast<double>(entries.size()) + 6};
+}
+
+/// Of a line through the points, looked at in steps of an eighth of each piece.
+bool covers_line(const LegendBox& box, const Frame& f, const std::vector<LossPoint>& points) {
+  constexpr int kPieces = 8;
+  for (std::size_t i = 0; i < points.size(); ++i) {
+    const LossPoint &a = points[i], &b = points[i + 1 < points.size() ? i + 1 : i];
+    for (int piece = 0; piece < kPieces; ++piece) {
+      const double part = piece / double{kPieces};
+      const double step = a.step + part * (b.step - a.step), loss = a.loss + part * (b.loss - a.loss);
+      if (box.covers(f.x(step), f.y(loss))) return true;
     }
-    if (fewest >= 0 && covered >= fewest) continue;
-    fewest = covered;
-    best = box;
   }
-  return best;
+  return false;
+}
+
+/// A corner where the legend covers no line; the top right, where falling curves leave room, before others.
+/// None: every corner has one.
+std::optional<LegendBox> free_corner(const Frame& f, const LossPlot& plot, const LegendBox& size) {
+  for (const double left : {f.right - size.width, f.left + 8}) {
+    for (const double top : {f.top, f.bottom - size.height - 4}) {
+      const LegendBox box{left, top, size.width, size.height};
+      const bool covers = std::any_of(plot.runs.begin(), plot.runs.end(), [&](const LossSeries& run) {
+        return covers_line(box, f, run.train) || covers_line(box, f, run.validation);
+      });
+      if (!covers) return box;
+    }
+  }
+  return std::nullopt;
 }
 
 std::string legend(const std::vector<LegendEntry>& entries, const LegendBox& box) {
@@ -222,7 +232,14 @@ std::vector<double> nice_ticks(double low, double high, int num_wanted) {
 }
 
 std::string loss_svg(const LossPlot& plot) {
-  const Frame frame{bounds_of(plot), kLeft, plot.width - kRight, kTop, plot.height - kBottom};
+  Frame frame{bounds_of(plot), kLeft, plot.width - kRight, kTop, plot.height - kBottom};
+  const std::vector<LegendEntry> entries = legend_entries(plot);
+  const LegendBox size = legend_size(entries);
+  std::optional<LegendBox> box = free_corner(frame, plot, size);
+  if (!box) {  // beside the curves
+    frame.right -= size.width + 8;
+    box = {frame.right + 8, frame.top, size.width, size.height};
+  }
   std::string svg = fmt::format(
       "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" width=\"{0}\" height=\"{1}\" "
       "font-family=\"system-ui, sans-serif\" font-size=\"12\" fill=\"#333\" role=\"img\" "
@@ -233,12 +250,11 @@ std::string loss_svg(const LossPlot& plot) {
   svg += axes(frame, plot) + marks_svg(frame, plot.marks);
   for (std::size_t r = 0; r < plot.runs.size(); ++r)
     svg += run_svg(frame, plot.runs[r], kColors[r % kColors.size()]);
-  const std::vector<LegendEntry> entries = legend_entries(plot);
   if (entries.empty()) {
     svg += text_at((frame.left + frame.right) / 2, (frame.top + frame.bottom) / 2, "middle",
                    "no losses recorded");
   } else {
-    svg += legend(entries, place_legend(frame, plot, entries));
+    svg += legend(entries, *box);
   }
   return svg + "</svg>\n";
 }

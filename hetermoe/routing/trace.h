@@ -33,6 +33,7 @@ struct TraceHeader {
   std::optional<std::string> model;
   std::optional<i64> seq_len;
   std::optional<std::string> condition, source, job;
+  std::optional<std::string> text = {};
   bool operator==(const TraceHeader&) const = default;
   template <class V>
   void fields(V& v) {
@@ -46,6 +47,7 @@ struct TraceHeader {
     v("condition", condition, "which data: text, mock, ...");
     v("source", source, "what wrote the trace");
     v("job", job, "of which job");
+    v("text", text, "checksum of the text, its order and the length of sequences");
   }
 };
 

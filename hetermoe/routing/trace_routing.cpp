@@ -42,8 +42,11 @@ TraceRouting::TraceRouting(TraceHeader header, TraceStep step, const ModelConfig
 void TraceRouting::check_plan(const Plan& plan) const {
   const i64 wanted = total_sequences(plan);
   if (wanted > step_.num_sequences())
-    fail<InputError>(where_, "got {}, expected {} as the plan's step has. FILE:A..B joins the steps A to B",
-                     counted(step_.num_sequences(), "sequence"), wanted);
+    fail<InputError>(
+        where_,
+        "got {}, expected {} as the plan's step has. Give the job that recorded it, or train.sequences; "
+        "simulate also joins steps, as FILE:A..B",
+        counted(step_.num_sequences(), "sequence"), wanted);
   for (i64 s = 0; s < wanted; ++s) {
     if (step_.sequences[idx(s)].tokens != plan.seq_len)
       fail<InputError>(where_, "sequence {}: got {}, expected {} as the plan has (seq_len)", s,

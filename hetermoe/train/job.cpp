@@ -93,6 +93,18 @@ void check_names(const Job& job, const std::string& where) {
   for (const std::string& path : job.data.paths) check("data.paths", path, "files or folders of text");
 }
 
+/// What says how a balancer works means nothing without one.
+void check_balancer(const BalancerOptions& options) {
+  const auto check = [&](const char* key, bool given) {
+    if (given && !options.on())
+      fail<ConfigError>("balancer.name", "got none, expected the balancer that balancer.{} is for, as lpt",
+                        key);
+  };
+  check("knows", options.knows != Knows::kHistory);
+  check("probe", options.probe);
+  check("measure", options.measure);
+}
+
 /// All tokens of a step are in memory at once.
 void check_tokens(const TrainOptions& train) {
   constexpr i64 kMostTokens = 10'000'000'000;
@@ -114,6 +126,7 @@ Job make_job(const Json& file, const std::string& where, const std::vector<Overr
   check_names(job, where);
   adopt_plan_shape(job, file, flags);
   check_tokens(job.train);
+  check_balancer(job.balancer);
   return job;
 }
 

@@ -1,5 +1,8 @@
 #include "hetermoe/train/route_recorder.h"
 
+#include <cmath>
+
+#include "hetermoe/base/hash.h"
 #include "hetermoe/base/index.h"
 #include "hetermoe/device/host_copy.h"
 #include "hetermoe/routing/trace_routing.h"
@@ -33,6 +36,7 @@ TraceHeader header_of(const Job& job, const ModelConfig& model, const RecordedTe
   header.seq_len = job.train.seq_len;
   header.condition = text.condition;
   header.domains = text.domains;
+  if (!text.name.empty()) header.text = text.name;
   header.source = "hetermoe train";
   return header;
 }
@@ -57,6 +61,13 @@ std::vector<TraceSequence> sequences_of_step(const Plan& plan, i64 first_sequenc
 }
 
 }  // namespace
+
+std::string name_of_text(const Dataset& data, const TrainOptions& train) {
+  Fnv all;
+  all.add(data.checksum()).add(train.seed).add(train.seq_len);
+  for (const Source& source : data.sources) all.add(std::llround(1e9 * source.share));
+  return fmt::format("{:016x}", all.value());
+}
 
 RouteRecorder::RouteRecorder(const Job& job, const ModelConfig& model, const Processes& processes,
                              i64 first_step, RecordedText text)

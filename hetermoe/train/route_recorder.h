@@ -4,14 +4,20 @@
 #include <vector>
 
 #include "hetermoe/comm/processes.h"
+#include "hetermoe/data/dataset.h"
 #include "hetermoe/routing/writer.h"
 #include "hetermoe/train/route_collector.h"
 
 namespace hetermoe {
 
+/// Tells texts apart, and the order and length in which a run reads sequences of them: equal names, equal
+/// sequence number i.
+std::string name_of_text(const Dataset& data, const TrainOptions& train);
+
 /// What is read while routing is recorded.
 struct RecordedText {
   std::string condition = "text";
+  std::string name = {};                                  ///< see name_of_text()
   std::vector<std::string> domains = {};                  ///< names; empty = there are none
   std::function<std::uint32_t(i64)> domain_of = nullptr;  ///< of a sequence by its number in the run
 };

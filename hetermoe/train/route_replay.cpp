@@ -9,13 +9,20 @@
 
 namespace hetermoe {
 
-RouteReplay::RouteReplay(const Job& job, const ModelConfig& model)
+RouteReplay::RouteReplay(const Job& job, const ModelConfig& model, const std::string& text)
     : options_(job.routing),
       num_layers_(model.num_layers),
       seq_len_(job.train.seq_len),
       num_experts_(model.num_experts),
       trace_(job.routing.replay) {
   check_trace_model(trace_.header(), model, options_.replay);
+  if (const std::optional<std::string>& recorded = trace_.header().text;
+      recorded && !text.empty() && *recorded != text)
+    fail<InputError>(
+        options_.replay,
+        "was recorded on other text: got checksum {}, expected {}, that of this job's data, train.seed and "
+        "train.seq_len, by which its sequences have numbers. Record a trace with this job",
+        *recorded, text);
   for (const i64 step : trace_.steps()) {
     const TraceStep read = trace_.read_sequences(step);
     for (i64 position = 0; position < read.num_sequences(); ++position) {

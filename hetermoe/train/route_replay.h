@@ -12,9 +12,11 @@ namespace hetermoe {
 /// Routing replay: gives each step the recorded choices of its sequences, found by their index in the data.
 class RouteReplay {
  public:
-  /// Opens routing.replay. Throws IoError, and InputError when the trace is damaged, of another model, or has
-  /// a sequence twice.
-  RouteReplay(const Job& job, const ModelConfig& model);
+  /// Opens routing.replay. text: see name_of_text(), empty = any. Throws IoError, and InputError when the
+  /// trace is damaged, of another model or another text, or has a sequence twice.
+  RouteReplay(const Job& job, const ModelConfig& model, const std::string& text = {});
+  /// What of the trace is not whole, in words.
+  const std::vector<std::string>& notes() const { return trace_.notes(); }
 
   /// For StepInput::choices, of `count` sequences from number `first` of the run. Throws InputError that
   /// names sequence and layer for choices that are not there, unless routing.replay_gaps allows them.

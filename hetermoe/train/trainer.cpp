@@ -79,16 +79,6 @@ bool computes_in_fp16(const Plan& plan) {
                      [&](DeviceId d) { return plan.dtype[idx(d)] == Dtype::kFp16; });
 }
 
-/// Of the text, in the order of the sources; none where there is one source.
-std::vector<std::string> names_of_domains(const Dataset& data) {
-  std::vector<std::string> out;
-  if (data.sources.size() < 2) return out;
-  for (const Source& source : data.sources) {
-    if (std::find(out.begin(), out.end(), source.domain) == out.end()) out.push_back(source.domain);
-  }
-  return out;
-}
-
 /// [sources]
 std::vector<std::uint32_t> domains_of_sources(const Dataset& data, const std::vector<std::string>& domains) {
   std::vector<std::uint32_t> out;
@@ -121,7 +111,7 @@ Trainer::Trainer(const Job& job, ModelConfig model, Cluster cluster, Plan plan, 
       model_(std::move(model)),
       cluster_(std::move(cluster)),
       changes_(load_changes(job, plan, model_, cluster_)),
-      domains_(names_of_domains(data)),
+      domains_(data.domains()),
       domain_of_source_(domains_of_sources(data, domains_)),
       train_(data, {job.train.seq_len, job.train.seed}),
       profiles_(load_profiles(cluster_)),
@@ -132,6 +122,7 @@ Trainer::Trainer(const Job& job, ModelConfig model, Cluster cluster, Plan plan, 
           std::make_unique<PricedPlan>(job, std::move(plan), model_, cluster_, nominal_cluster_, profiles_)),
       first_plan_(priced_->plan),
       text_checksum_(data.checksum()),
+      text_name_(name_of_text(data, job.train)),
       session_(make_session(parts_with(*priced_), processes)),
       loss_scale_(job.train.loss_scale, some_computes_in_fp16(first_plan_, changes_)),
       stragglers_(kinds_of(cluster_, first_plan_), job.train.straggler_share),
@@ -146,7 +137,7 @@ Trainer::Trainer(const Job& job, ModelConfig model, Cluster cluster, Plan plan, 
   if (!job_.routing.record.empty() || (balancer_ && balancer_->goes_by_domains()))
     routes_ = std::make_unique<RouteCollector>(job_, model_);
   if (job_.balancer.on() && job_.balancer.probe) route_probe_ = std::make_unique<RouteProbe>();
-  if (!job_.routing.replay.empty()) route_replay_ = std::make_unique<RouteReplay>(job_, model_);
+  if (!job_.routing.replay.empty()) route_replay_ = std::make_unique<RouteReplay>(job_, model_, text_name_);
   if (checkpoints != Checkpoints::kOn) return;
   writer_.emplace(checkpoint_folder(job.output), job.checkpoint);
   if (processes.alone()) return;
@@ -187,6 +178,7 @@ TrainOutcome Trainer::run(const RunHooks& hooks, i64 timed_steps) {
   if (writer_) resume(out);
   out.copies_from = out.first_step + 1;
   if (out.first_step == 0) start_weights(out);
+  tell_routes(out);
   if (!job_.routing.record.empty())
     recorder_ = std::make_unique<RouteRecorder>(job_, model_, processes_, out.first_step,
                                                 recorded_text(TextCondition::kText));

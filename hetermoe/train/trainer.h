@@ -224,6 +224,7 @@ class Trainer {
   bool collects(i64 step) const;
   std::vector<i32> domains_from(i64 first) const;
   void use_routes(i64 step);
+  void tell_routes(TrainOutcome& out);
   StepInput in_order(StepInput input);
   void take_over(const Plan& plan, i64 step, const std::string& name, TrainOutcome& out);
   Batch batch_of(TextCondition condition, i64 first) const;
@@ -276,6 +277,7 @@ class Trainer {
   std::unique_ptr<PricedPlan> priced_;
   const Plan first_plan_;
   u64 text_checksum_;
+  const std::string text_name_;  ///< see name_of_text()
   std::unique_ptr<Session> session_;
   std::optional<HfWeights> source_;  ///< train.init_from
   std::optional<CheckpointWriter> writer_;

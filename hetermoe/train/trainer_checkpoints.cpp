@@ -123,7 +123,10 @@ StepRecord Trainer::replay_step(const std::optional<FoundCheckpoint>& checkpoint
 }
 
 RecordedText Trainer::recorded_text(TextCondition condition) const {
-  RecordedText out{.condition = name_of(condition), .domains = domains_};
+  const bool is_own = condition == TextCondition::kText;
+  RecordedText out{.condition = name_of(condition),
+                   .name = is_own ? text_name_ : text_name_ + " " + name_of(condition),
+                   .domains = domains_};
   if (domains_.empty()) return out;
   if (condition != TextCondition::kHeldout) {
     out.domain_of = [this](i64 sequence) { return domain_of_source_[idx(train_.draw(sequence).source)]; };

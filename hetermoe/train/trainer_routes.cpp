@@ -41,6 +41,16 @@ void add_over(const Processes& processes, Activations& copies) {
 
 }  // namespace
 
+/// What of the traces that a run reads and writes its user may not expect.
+void Trainer::tell_routes(TrainOutcome& out) {
+  if (route_replay_) {
+    for (const std::string& note : route_replay_->notes()) tell("routing.replay: " + note, out);
+  }
+  const std::string& record = job_.routing.record;
+  if (!record.empty() && out.first_step == 0 && std::filesystem::exists(record))
+    tell(fmt::format("routing.record: {} is there and is written anew", record), out);
+}
+
 bool Trainer::collects(i64 step) const {
   return (recorder_ && recorder_->records(step)) || (balancer_ && balancer_->goes_by_domains());
 }

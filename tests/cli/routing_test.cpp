@@ -128,12 +128,17 @@ TEST(RoutingCommand, TrainRecordsWhatAnalyseReads) {
 TEST(RoutingCommand, WhatIsRecordedAheadIsReplayed) {
   const WorkFolder folder;
   const std::string path = folder / "ahead.routes";
-  const ProgramResult recorded = run_with_job({"routing", "record", "--steps", "2", "-o", path, "--json"},
-                                              {"--output", folder / "none"});
-  ASSERT_EQ(recorded.code, 0) << recorded.err;
-  EXPECT_EQ(parse_json(recorded.out, "output").at("steps"), 2);
-  const ProgramResult trained =
-      run_hetermoe(train_words(folder, {"--routing.replay", path, "--train.steps", "2"}));
+  const auto record = [&](const std::string& max_bytes) {
+    const ProgramResult recorded = run_with_job({"routing", "record", "--steps", "2", "-o", path, "--json"},
+                                                {"--output", folder / "none", "--data.max_bytes", max_bytes});
+    EXPECT_EQ(recorded.code, 0) << recorded.err;
+    EXPECT_EQ(parse_json(recorded.out, "output").at("steps"), 2);
+    return run_hetermoe(train_words(folder, {"--routing.replay", path, "--train.steps", "2"}));
+  };
+  const ProgramResult of_other_text = record("100000");
+  EXPECT_EQ(of_other_text.code, 2);
+  EXPECT_TRUE(contains(of_other_text.err, "was recorded on other text: got checksum ")) << of_other_text.err;
+  const ProgramResult trained = record("200000");
   ASSERT_EQ(trained.code, 0) << trained.err;
   const std::string metrics = read_text(folder / "run/metrics.jsonl");
   EXPECT_EQ(Json::parse(metrics.substr(0, metrics.find('\n'))).at("replayed_choices"), 1.0);
@@ -217,15 +222,60 @@ TEST_F(BadRouting, Arguments) {
                  {"[--knows] unknown value \"all\". Known: history, foresight"});
   expect_refused(with_job({"routing", "balance", made, "--steps", "0"}),
                  {"got 1 whole steps, expected at least 2"});
+  expect_refused(with_job({"routing", "balance", made, "--balancers", "oracle+exact"}),
+                 {"got oracle+exact, expected oracle alone"});
+  expect_refused({"routing", "balance", made}, {"[job] got none, expected the job under whose plan"});
+  expect_refused(with_job({"compare", "--balancers", "none", "--routing", "zipf:1.2"}),
+                 {"[--routing] got zipf:1.2 with --balancers, expected a routing trace that is there"});
+}
+
+TEST_F(BadRouting, Clusters) {
+  const std::string made = made_trace(folder);
+  expect_refused({"routing", "cluster", made, "--model", "demo", "--strategy", "ep", "--groups", "node"},
+                 {"made.routes] ", " as model demo has"});
+  expect_refused({"routing", "cluster", made, "--groups", "2", "--prefix", "16"},
+                 {"[--prefix] got 16, which is all of every sequence"});
+  expect_refused(with_job({"routing", "cluster", made, "--groups", "node"}),
+                 {"[--groups] got node, which is one group of the ", " zebra plan", "--strategy ep"});
+}
+
+TEST_F(BadRouting, WhatARunRefusesADryRunRefuses) {
+  for (const std::vector<std::string>& more : {std::vector<std::string>{}, {"--dry-run"}}) {
+    const auto refused = [&](const std::vector<std::pair<std::string, std::string>>& settings,
+                             const std::vector<std::string>& parts) {
+      std::vector<std::string> words = with_job({"train", "--output", folder / "run"});
+      words.insert(words.end(), more.begin(), more.end());
+      for (const auto& [key, value] : settings) words.insert(words.end(), {"--" + key, value});
+      expect_refused(words, parts);
+    };
+    refused({{"balancer.knows", "foresight"}},
+            {"[balancer.name] got none, expected the balancer that balancer.knows"});
+    refused({{"balancer.name", "locality"}, {"strategy", "ep"}},
+            {"[balancer.knows] got history, expected foresight"});
+    refused({{"routing.replay", folder / "none.routes"}}, {"none.routes", "No such file"});
+  }
+}
+
+TEST(RoutingCommand, AStepWithMoreSequencesThanThePlansIsSaidSo) {
+  const WorkFolder folder;
+  const std::string made = made_trace(folder, {"--zipf", "1"});
+  for (const std::vector<std::string>& words : {std::vector<std::string>{"simulate", "--routing", made},
+                                                {"routing", "balance", made},
+                                                {"routing", "analyse", made}}) {
+    const ProgramResult result = run_with_job(words, {"--train.sequences", "2"});
+    EXPECT_EQ(result.code, 0) << result.err;
+    EXPECT_TRUE(contains(result.err,
+                         "a step of the trace has 4 sequences; of them the plan's step takes the first 2"))
+        << result.err;
+  }
 }
 
 TEST_F(BadRouting, AnotherModelOrStep) {
   const std::string made = made_trace(folder);
   expect_refused({"simulate", "--model", "demo", "--routing", made}, {"made.routes] ", " as model demo has"});
-  expect_refused(
-      {"simulate", "--model", "tiny", "--train.seq_len", "16", "--train.sequences", "8",
-       "--train.microbatches", "2", "--routing", made},
-      {"made.routes] got 4 sequences, expected 8 as the plan's step has. FILE:A..B joins the steps A to B"});
+  expect_refused({"simulate", "--model", "tiny", "--train.seq_len", "16", "--train.sequences", "8",
+                  "--train.microbatches", "2", "--routing", made},
+                 {"made.routes] got 4 sequences, expected 8 as the plan's step has. Give the job that "});
   expect_refused({"simulate", "--model", "tiny", "--train.seq_len", "8", "--train.sequences", "4",
                   "--train.microbatches", "2", "--routing", made},
                  {"made.routes] sequence 0: got 16 tokens, expected 8 as the plan has (seq_len)"});

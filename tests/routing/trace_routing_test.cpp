@@ -82,7 +82,8 @@ TEST(TraceRouting, RefusesATraceOfSomethingElse) {
 TEST(TraceRouting, RefusesAPlanThatIsLongerThanTheTrace) {
   const Case more(3, 4), longer(4, 2);
   EXPECT_EQ(error_of<InputError>([&] { more.load(more.routing()); }),
-            "[trace] got 2 sequences, expected 4 as the plan's step has. FILE:A..B joins the steps A to B");
+            "[trace] got 2 sequences, expected 4 as the plan's step has. Give the job that recorded it, or "
+            "train.sequences; simulate also joins steps, as FILE:A..B");
   EXPECT_EQ(error_of<InputError>([&] { longer.load(longer.routing()); }),
             "[trace] sequence 0: got 3 tokens, expected 4 as the plan has (seq_len)");
 }

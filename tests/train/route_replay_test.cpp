@@ -218,6 +218,22 @@ TEST(RouteReplay, ClosesOnWhatItLacks) {
   has(refusal(folder, {}, {{"model", "demo"}}), "experts");
 }
 
+TEST(RouteReplay, OtherTextIsRefused) {
+  const WorkFolder folder;
+  TinyRun(folder / "run", {{"routing.record", folder / "made.routes"}, {"train.steps", "2"}})
+      .run(Checkpoints::kOff);
+  const auto replayed = [&](const std::string& seed) {
+    return error_of<InputError>([&] {
+      TinyRun(folder / "again",
+              {{"routing.replay", folder / "made.routes"}, {"train.steps", "2"}, {"train.seed", seed}})
+          .run(Checkpoints::kOff);
+    });
+  };
+  EXPECT_EQ(replayed("1"), "no error");
+  EXPECT_NE(replayed("2").find("made.routes] was recorded on other text: got checksum "), std::string::npos)
+      << replayed("2");
+}
+
 TEST(RouteReplay, GapsAreLeftToTheRoutersWhereThatIsAskedFor) {
   const WorkFolder folder;
   write_trace(folder / "made.routes", {.sequences = 3});

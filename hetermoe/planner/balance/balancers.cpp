@@ -84,9 +84,11 @@ BalancerChoice balancer_choice(const std::string& text, const std::string& parts
   const std::size_t plus = text.find('+');
   const std::string name = text.substr(0, plus);
   BalancerChoice choice;
-  if (name == "oracle")
+  if (name == "oracle") {
+    if (plus != std::string::npos)
+      fail<ConfigError>("balancer", "got {}, expected oracle alone, which divides copies at will", text);
     choice.split = CopySplit::kOracle;
-  else if (name != "none") {
+  } else if (name != "none") {
     choice.balancer = &find_balancer(name, {"none", "oracle"});
     choice.split = choice.balancer->split;
     choice.order = choice.balancer->order;
