@@ -171,15 +171,18 @@ LegendBox legend_size(const std::vector<LegendEntry>& entries) {
           kLegendRow * static_cast<double>(entries.size()) + 6};
 }
 
-/// Of a line through the points, looked at in steps of an eighth of each piece.
+/// Of a line through the points, looked at every few pixels.
 bool covers_line(const LegendBox& box, const Frame& f, const std::vector<LossPoint>& points) {
-  constexpr int kPieces = 8;
+  constexpr double kPixels = 4;
+  const auto is_finite = [](const LossPoint& p) { return std::isfinite(p.loss) && std::isfinite(p.step); };
   for (std::size_t i = 0; i < points.size(); ++i) {
     const LossPoint &a = points[i], &b = points[i + 1 < points.size() ? i + 1 : i];
-    for (int piece = 0; piece < kPieces; ++piece) {
-      const double part = piece / double{kPieces};
-      const double step = a.step + part * (b.step - a.step), loss = a.loss + part * (b.loss - a.loss);
-      if (box.covers(f.x(step), f.y(loss))) return true;
+    if (!is_finite(a)) continue;
+    const double x = f.x(a.step), y = f.y(a.loss);
+    const double wide = is_finite(b) ? f.x(b.step) - x : 0, high = is_finite(b) ? f.y(b.loss) - y : 0;
+    const int pieces = 1 + static_cast<int>(std::hypot(wide, high) / kPixels);
+    for (int piece = 0; piece < pieces; ++piece) {
+      if (box.covers(x + wide * piece / pieces, y + high * piece / pieces)) return true;
     }
   }
   return false;

@@ -63,6 +63,16 @@ TEST(LossSvg, TheLegendLeavesTheCurvesInSight) {
   EXPECT_TRUE(has_legend_at("338.0", 0, 1));  // rising: below
 }
 
+/// Where curves run through all corners it stands beside them: the axes end before it begins.
+TEST(LossSvg, TheLegendStandsBesideCurvesThatLeaveNoCornerFree) {
+  const std::string svg = loss_svg(plot_of({{"up", {{0, 0}, {10, 1}}, {}}, {"down", {{0, 1}, {10, 0}}, {}}}));
+  const std::size_t axes = svg.find('H', svg.find("V368")), box = svg.rfind("<rect x=\"");
+  ASSERT_NE(axes, std::string::npos);
+  const double end = std::stod(svg.substr(axes + 1)), left = std::stod(svg.substr(box + 9));
+  EXPECT_LT(end, left);
+  EXPECT_GT(end, 600);
+}
+
 TEST(LossSvg, MarksStandBeforeTheirStepAndSayWhy) {
   LossPlot plot = plot_of({{"a", {{0, 1}, {10, 0}}, {}}});
   plot.marks = {{5.5, "owners <by> lpt"}, {20, "not in sight"}};
