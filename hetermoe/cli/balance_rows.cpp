@@ -222,10 +222,10 @@ Case case_of(const BalanceRowsOptions& options, const Job& job) {
     c.steps.emplace_back(trace.header(), trace.read(step), c.model, options.trace);
     c.steps.back().check_plan(c.plan);
   }
-  if (!c.steps.empty()) tell_unused(c.steps[0], c.plan);
   if (c.steps.empty())
     fail<InputError>(options.trace, "has no step {}: got steps {} to {}", options.steps,
                      trace.steps().front(), trace.steps().back());
+  tell_unused(c.steps[0], c.plan);
   const char* usual = c.steps.size() > 1 ? "history" : "foresight";
   c.knows = enum_from<Knows>(options.knows.empty() ? usual : options.knows, "--knows");
   return c;

@@ -237,7 +237,7 @@ int dry_run(const Job& job, bool json) {
   if (job.balancer.on())
     StepBalancer(job, model, cluster, result.plan, load_profiles(cluster),
                  static_cast<i64>(data.domains().size()));
-  if (!job.routing.replay.empty()) RouteReplay(job, model, name_of_text(data, job.train));
+  if (!job.routing.replay.empty()) RouteReplay(job, model, name_of_text(data.checksum(), data, job.train));
   const Seconds whole = whole_run(job, result.timeline.step);
   const i64 sequences = job.train.steps * job.train.sequences;
   const double passes =

@@ -75,6 +75,13 @@ std::string domain_of(const DataOptions& options, std::size_t i) {
   return (path.has_filename() ? path : path.parent_path()).filename().string();
 }
 
+/// Throws where a list has not one entry for each path.
+void check_per_path(const DataOptions& options, const char* key, std::size_t count, const char* what) {
+  if (count > 0 && count != options.paths.size())
+    fail<ConfigError>(key, "got {}, expected one for each of {}", counted(count, what),
+                      counted(options.paths.size(), "path"));
+}
+
 void check_domains(const DataOptions& options) {
   if (options.domains.empty()) return;
   if (options.weights.empty())
@@ -82,19 +89,14 @@ void check_domains(const DataOptions& options) {
                       "got {}, expected none where all paths are one source. Give data.weights, one for each "
                       "of data.paths",
                       counted(options.domains.size(), "domain"));
-  if (options.domains.size() != options.paths.size())
-    fail<ConfigError>("data.domains", "got {}, expected one for each of {}",
-                      counted(options.domains.size(), "domain"), counted(options.paths.size(), "path"));
+  check_per_path(options, "data.domains", options.domains.size(), "domain");
 }
 
 std::vector<Source> read_sources(const DataOptions& options, const Tokenizer& tokenizer, i64 seq_len) {
   check_domains(options);
   if (options.paths.empty())
     return {read_source(options, tokenizer, seq_len, find_library_files(options.extensions))};
-  if (!options.weights.empty() && options.weights.size() != options.paths.size()) {
-    fail<ConfigError>("data.weights", "got {}, expected one for each of {}",
-                      counted(options.weights.size(), "weight"), counted(options.paths.size(), "path"));
-  }
+  check_per_path(options, "data.weights", options.weights.size(), "weight");
   std::vector<Source> sources;
   std::vector<SourceFile> files;
   for (std::size_t i = 0; i < options.paths.size(); ++i) {

@@ -1,6 +1,7 @@
 #include "hetermoe/routing/domain_use.h"
 
 #include "hetermoe/base/index.h"
+#include "hetermoe/base/rows.h"
 
 namespace hetermoe {
 
@@ -20,15 +21,10 @@ DomainUse domain_use(const TraceHeader& header, const TraceStep& step) {
 }
 
 void move_mean(DomainUse& mean, const DomainUse& newest, double weight) {
-  if (mean.empty()) {
-    mean = newest;
-    return;
-  }
-  for (std::size_t d = 0; d < mean.copies.size(); ++d) {
+  if (mean.empty()) mean.sequences = newest.sequences;
+  for (std::size_t d = 0; d < mean.sequences.size(); ++d)
     mean.sequences[d] += weight * (newest.sequences[d] - mean.sequences[d]);
-    for (std::size_t i = 0; i < mean.copies[d].size(); ++i)
-      mean.copies[d][i] += weight * (newest.copies[d][i] - mean.copies[d][i]);
-  }
+  move_mean(mean.copies, newest.copies, weight);
 }
 
 Activations expected_rows(const DomainUse& use, const std::vector<i32>& domains) {

@@ -16,6 +16,13 @@ std::vector<i64> layers_with_experts(const ModelConfig& model) {
   return layers;
 }
 
+i64 first_sequence(const Plan& plan, i32 group, i32 microbatch) {
+  i64 out = 0;
+  for (i32 g = 0; g < group; ++g) out += total_sequences(plan.groups[idx(g)]);
+  for (i32 m = 0; m < microbatch; ++m) out += plan.groups[idx(group)].microbatches[idx(m)];
+  return out;
+}
+
 void check_trace_model(const TraceHeader& header, const ModelConfig& model, const std::string& where) {
   if (header.num_experts != model.num_experts)
     fail<InputError>(where, "experts of a layer: got {}, expected {} as model {} has", header.num_experts,
@@ -77,9 +84,7 @@ std::vector<TraceRouting::Ids> TraceRouting::ids_of(const Placement& placement, 
                                                     i32 microbatch, i32 chunk) const {
   const Plan& plan = placement.plan();
   check_plan(plan);
-  i64 sequence = 0;
-  for (i32 g = 0; g < group; ++g) sequence += total_sequences(plan.groups[idx(g)]);
-  for (i32 m = 0; m < microbatch; ++m) sequence += plan.groups[idx(group)].microbatches[idx(m)];
+  i64 sequence = first_sequence(plan, group, microbatch);
   const Ids all = step_.choices[position<i64>(header_.layers, i64{layer})];
   std::vector<Ids> out;
   for (const Share& share : placement.shares(group, layer, microbatch)) {

@@ -45,6 +45,9 @@ class TraceRouting : public RoutingLoad {
 /// experts or in top-k.
 void check_trace_model(const TraceHeader& header, const ModelConfig& model, const std::string& where);
 
+/// Number, within the step, of the first sequence of a microbatch.
+i64 first_sequence(const Plan& plan, i32 group, i32 microbatch);
+
 /// Indices of the model's layers with experts.
 std::vector<i64> layers_with_experts(const ModelConfig& model);
 

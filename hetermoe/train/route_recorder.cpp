@@ -62,9 +62,9 @@ std::vector<TraceSequence> sequences_of_step(const Plan& plan, i64 first_sequenc
 
 }  // namespace
 
-std::string name_of_text(const Dataset& data, const TrainOptions& train) {
+std::string name_of_text(u64 checksum, const Dataset& data, const TrainOptions& train) {
   Fnv all;
-  all.add(data.checksum()).add(train.seed).add(train.seq_len);
+  all.add(checksum).add(train.seed).add(train.seq_len);
   for (const Source& source : data.sources) all.add(std::llround(1e9 * source.share));
   return fmt::format("{:016x}", all.value());
 }

@@ -11,8 +11,8 @@
 namespace hetermoe {
 
 /// Tells texts apart, and the order and length in which a run reads sequences of them: equal names, equal
-/// sequence number i.
-std::string name_of_text(const Dataset& data, const TrainOptions& train);
+/// sequence number i. checksum: of the data, which takes a pass over all of it.
+std::string name_of_text(u64 checksum, const Dataset& data, const TrainOptions& train);
 
 /// What is read while routing is recorded.
 struct RecordedText {

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "hetermoe/base/index.h"
+#include "hetermoe/base/rows.h"
 #include "hetermoe/cost/price_migration.h"
 #include "hetermoe/plan/offload.h"
 #include "hetermoe/planner/balance/expected_steps.h"
@@ -192,14 +193,7 @@ void StepBalancer::add(const std::vector<std::vector<double>>& copies) {
            "the routers of the step chose other experts than were foreseen");
   foreseen_.clear();
   foreseen_step_.reset();
-  const bool first = history_.loads.empty();
-  const double weight = first ? 1 : 1 / real(options_.history);
-  if (first) history_.loads.resize(layers_.size(), std::vector<double>(idx(model_.num_experts), 0));
-  for (std::size_t l = 0; l < layers_.size(); ++l) {
-    const std::vector<double>& newest = copies[idx(layers_[l])];
-    for (std::size_t e = 0; e < newest.size(); ++e)
-      history_.loads[l][e] += weight * (newest[e] - history_.loads[l][e]);
-  }
+  move_mean(history_.loads, with_experts(copies), 1 / real(options_.history));
 }
 
 TraceBalanceOptions StepBalancer::balance_options() const {

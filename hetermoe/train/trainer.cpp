@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "hetermoe/base/index.h"
+#include "hetermoe/base/rows.h"
 #include "hetermoe/device/accelerator.h"
 #include "hetermoe/report/table.h"
 #include "hetermoe/train/batch.h"
@@ -60,12 +61,6 @@ double max_over_mean(const LayerCopies& copies) {
   double worst = 0;
   for (const std::vector<double>& layer : copies) worst = std::max(worst, straggler_ratio(layer).value_or(0));
   return worst;
-}
-
-void add_to(LayerCopies& sum, const LayerCopies& copies) {
-  if (sum.empty()) sum.assign(copies.size(), std::vector<double>(copies[0].size(), 0));
-  for (std::size_t l = 0; l < copies.size(); ++l)
-    std::transform(copies[l].begin(), copies[l].end(), sum[l].begin(), sum[l].begin(), std::plus<>());
 }
 
 Cluster without_slow_devices(Cluster cluster) {
@@ -122,7 +117,7 @@ Trainer::Trainer(const Job& job, ModelConfig model, Cluster cluster, Plan plan, 
           std::make_unique<PricedPlan>(job, std::move(plan), model_, cluster_, nominal_cluster_, profiles_)),
       first_plan_(priced_->plan),
       text_checksum_(data.checksum()),
-      text_name_(name_of_text(data, job.train)),
+      text_name_(name_of_text(text_checksum_, data, job.train)),
       session_(make_session(parts_with(*priced_), processes)),
       loss_scale_(job.train.loss_scale, some_computes_in_fp16(first_plan_, changes_)),
       stragglers_(kinds_of(cluster_, first_plan_), job.train.straggler_share),

@@ -160,15 +160,14 @@ RecordedRoutes Trainer::record_routes(const std::optional<FoundCheckpoint>& chec
   out.steps_done = go_back_to(checkpoint);
   out.first_sequence = next_sequence_;
   RouteRecorder recorder(job_, model_, processes_, 0, recorded_text(condition));
-  RouteCollector routes(job_, model_);
   double sum = 0, targets = 0;
   for (i64 step = out.steps_done; step < out.steps_done + steps && stop_asked() == 0; ++step) {
     StepInput input = hetermoe::input_of(batch_of(condition, next_sequence_));
     input.step = step;
-    input.routes = &routes;
+    input.routes = routes_.get();
     sum += session_->evaluate(input).loss;
     targets += real(input.target_count);
-    recorder.write(step, next_sequence_, plan(), routes.finish());
+    recorder.write(step, next_sequence_, plan(), routes_->finish());
     next_sequence_ += job_.train.sequences;
     ++out.steps;
   }

@@ -1,4 +1,5 @@
 #include "hetermoe/base/index.h"
+#include "hetermoe/base/rows.h"
 #include "hetermoe/device/host_copy.h"
 #include "hetermoe/train/trainer.h"
 
@@ -30,13 +31,8 @@ Activations copies_of_domains(const std::vector<TakenRoutes>& taken, const std::
 void add_over(const Processes& processes, Activations& copies) {
   if (processes.alone()) return;
   const std::vector<std::string> of_ranks = processes.gather(Json(copies).dump());
-  for (std::vector<double>& row : copies) row.assign(row.size(), 0);
-  for (const std::string& text : of_ranks) {
-    const Activations more = Json::parse(text);
-    for (std::size_t d = 0; d < copies.size(); ++d) {
-      for (std::size_t i = 0; i < copies[d].size(); ++i) copies[d][i] += more[d][i];
-    }
-  }
+  copies.clear();
+  for (const std::string& text : of_ranks) add_to(copies, Json::parse(text).get<Activations>());
 }
 
 }  // namespace

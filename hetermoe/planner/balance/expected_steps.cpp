@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "hetermoe/base/index.h"
+#include "hetermoe/routing/trace_routing.h"
 
 namespace hetermoe {
 
@@ -42,9 +43,7 @@ DomainRouting::DomainRouting(const ModelConfig& model, const std::vector<i64>& l
 ExchangeLoad DomainRouting::exchange(const Placement& placement, i32 group, i32 layer, i32 microbatch,
                                      i32 chunk) const {
   const Plan& plan = placement.plan();
-  std::size_t place = 0;
-  for (i32 g = 0; g < group; ++g) place += idx(total_sequences(plan.groups[idx(g)]));
-  for (i32 m = 0; m < microbatch; ++m) place += idx(plan.groups[idx(group)].microbatches[idx(m)]);
+  std::size_t place = idx(first_sequence(plan, group, microbatch));
   std::vector<ExchangeLoad> of_domain(of_domain_.size());
   for (std::size_t d = 0; d < of_domain.size(); ++d) {
     if (of_domain_[d]) of_domain[d] = of_domain_[d]->exchange(placement, group, layer, microbatch, chunk);

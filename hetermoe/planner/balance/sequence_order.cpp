@@ -48,7 +48,7 @@ PlacesOfGroup places_of_group(const std::string& text, const Cluster& cluster, c
                               i32 group, i32 layer) {
   PlacesOfGroup out;
   const Plan& plan = placement.plan();
-  for (i32 g = 0; g < group; ++g) out.first += total_sequences(plan.groups[idx(g)]);
+  out.first = first_sequence(plan, group, 0);
   std::vector<DeviceId> devices = plan.groups[idx(group)].devices;
   std::sort(devices.begin(), devices.end());
   out.groups = device_groups(text, cluster, devices);

@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "hetermoe/base/index.h"
+#include "hetermoe/base/rows.h"
 #include "hetermoe/cost/price_migration.h"
 #include "hetermoe/planner/balance/sequence_order.h"
 #include "hetermoe/planner/balance/trace_balance.h"
@@ -41,12 +42,6 @@ std::vector<std::vector<double>> loads_of(const TraceRouting& routing, i64 num_e
   for (std::size_t l = 0; l < step.counts.size(); ++l)
     out.push_back(copies_of(step, l, num_experts, 0, step.num_sequences()));
   return out;
-}
-
-void add_to(std::vector<std::vector<double>>& sum, const std::vector<std::vector<double>>& more) {
-  for (std::size_t l = 0; l < sum.size(); ++l) {
-    for (std::size_t e = 0; e < sum[l].size(); ++e) sum[l][e] += more[l][e];
-  }
 }
 
 }  // namespace
@@ -151,11 +146,8 @@ struct TraceBalance::Known {
 
   void add(const TraceRouting& newest, bool by_history) {
     step = &newest;
-    const Loads of_step = loads_of(newest, newest.header().num_experts);
-    if (!by_history || loads.empty())
-      loads = of_step;
-    else
-      add_to(loads, of_step);
+    if (!by_history) loads.clear();
+    add_to(loads, loads_of(newest, newest.header().num_experts));
     if (by_history && newest.header().domains.size() > 1)
       move_mean(use, domain_use(newest.header(), newest.step()), 1 / real(++num_steps));
   }
