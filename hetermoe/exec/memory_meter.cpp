@@ -20,7 +20,13 @@ struct MemoryMeter::Ledger {
   };
   mutable std::mutex mutex;
   std::unordered_map<void*, Block> blocks;
-  std::map<std::pair<OpId, DeviceId>, OpBytes> records;
+  /// Of an op on a device. How far the threads of other devices are with it is chance, so that what they free
+  /// lowers `left` and never the peak: a device holds what it sends until the op ends.
+  struct Record {
+    OpBytes bytes;
+    Bytes held = 0;  ///< what its own threads have made and not freed
+  };
+  std::map<std::pair<OpId, DeviceId>, Record> records;
   struct Limit {
     Bytes most;
     Bytes now = 0;
@@ -41,16 +47,20 @@ struct MemoryMeter::Ledger {
     if (size > 0) {
       const auto bytes = static_cast<Bytes>(size);
       blocks[block] = {bytes, device};
-      OpBytes& record = records[{op, device}];
-      record.left += bytes;
-      record.peak = std::max(record.peak, record.left);
+      Record& record = records[{op, device}];
+      record.bytes.left += bytes;
+      record.held += bytes;
+      record.bytes.peak = std::max(record.bytes.peak, record.held);
       change(device, op, bytes);
       return;
     }
     const auto found = blocks.find(block);
     if (found == blocks.end()) return;
-    records[{op, found->second.device}].left -= found->second.bytes;
-    change(found->second.device, op, -found->second.bytes);
+    const auto [bytes, holder] = found->second;
+    Record& record = records[{op, holder}];
+    record.bytes.left -= bytes;
+    if (holder == device) record.held -= bytes;
+    change(holder, op, -bytes);
     blocks.erase(found);
   }
 };
@@ -108,7 +118,7 @@ MemoryMeter::Excess MemoryMeter::excess(DeviceId device) const {
 MemoryMeter::OpBytes MemoryMeter::of(OpId op, DeviceId device) const {
   const std::lock_guard lock(ledger_->mutex);
   const auto found = ledger_->records.find({op, device});
-  return found == ledger_->records.end() ? OpBytes{} : found->second;
+  return found == ledger_->records.end() ? OpBytes{} : found->second.bytes;
 }
 
 Bytes MemoryMeter::alive() const {

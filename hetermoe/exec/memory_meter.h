@@ -18,7 +18,7 @@ class MemoryMeter {
  public:
   /// What one op did on one device: bytes over those at its start.
   struct OpBytes {
-    Bytes peak = 0;  ///< the most while it ran
+    Bytes peak = 0;  ///< the most while it ran, with what other devices freed of it before its end
     Bytes left = 0;  ///< at its end; negative = it freed more than it made
   };
 

@@ -58,6 +58,22 @@ TEST(MemoryMeter, ABlockThatAnotherDeviceFreesIsGivenBackToItsOwner) {
   EXPECT_EQ(meter.of(2, 1).left, 0);
 }
 
+/// How far another device is with an op is chance: what it frees of a device's blocks lowers no peak.
+TEST(MemoryMeter, WhatAnotherDeviceFreesCountsWhenTheOpEnds) {
+  MemoryMeter meter;
+  MemoryMeter::Watch watch(meter, 0);
+  watch.begin(1);
+  at::Tensor sent = make_kib(4);
+  std::thread([&] {
+    MemoryMeter::Watch receiver(meter, 1);
+    receiver.begin(1);
+    sent.reset();
+  }).join();
+  const at::Tensor kept = make_kib(2);
+  EXPECT_EQ(meter.of(1, 0).peak, 6 * kKib);
+  EXPECT_EQ(meter.of(1, 0).left, 2 * kKib);
+}
+
 TEST(MemoryMeter, PeaksAddUpWhatRunsAtTheSameTime) {
   MemoryMeter meter;
   at::Tensor kept;
