@@ -194,6 +194,9 @@ function describeHow() {
   } else {
     parts.push('Times are ', bold(SIDE_NAME[strategy.names[0]]), ` (${strategy.sides[strategy.names[0]].source}).`);
   }
+  const drawn = strategy.sides.executed, usual = stepOf(strategy.raw, 'executed');
+  if (drawn && usual && Math.abs(drawn.step / usual - 1) > 0.005)
+    parts.push(` The step that is drawn took ${timeText(drawn.step)}; the median of all that were measured, ${timeText(usual)}, is what is said above.`);
   how.replaceChildren(...parts);
 }
 

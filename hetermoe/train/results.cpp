@@ -226,14 +226,16 @@ std::string strategy_table(const std::vector<StrategyRun>& runs) {
                "attention busy", "expert busy", "train loss", "validation loss"});
   for (const StrategyRun& run : runs) {
     const TrainOutcome& out = run.outcome;
-    const bool executed = !out.records.empty();
+    const bool predicted = run.predicted.step > 0, executed = !out.records.empty();
     const std::vector<Validation> validations = out.validations();
-    table.add_row({run.strategy, format_seconds(run.predicted.step),
+    const auto busy = [&](const char* role) {
+      return predicted ? format_percent(busy_of_role(run.predicted.timeline, role)) : "-";
+    };
+    table.add_row({run.strategy, predicted ? format_seconds(run.predicted.step) : "-",
                    out.replayed_step > 0 ? format_seconds(out.replayed_step) : "-",
                    executed ? format_seconds(out.executed_step) : "-",
                    out.replayed_step > 0 ? fmt::format("{:.3f}", out.executed_over_replayed) : "-",
-                   format_percent(busy_of_role(run.predicted.timeline, "attention")),
-                   format_percent(busy_of_role(run.predicted.timeline, "expert")),
+                   busy("attention"), busy("expert"),
                    executed ? fmt::format("{:.6f}", out.records.back().loss) : "-",
                    validations.empty() ? "-" : fmt::format("{:.4f}", validations.back().loss)});
   }
@@ -254,10 +256,12 @@ Json to_json(const StrategyRun& run, const Job& job) {
   json["cluster"] = job.cluster;
   json["seq_len"] = run.plan.seq_len;
   json["strategy"] = run.strategy;
-  json["tokens_per_s"] = static_cast<double>(job.train.sequences * job.train.seq_len) / run.predicted.step;
-  json["step_s"] = run.predicted.step;
-  json["utilization"] = {{"attention", busy_of_role(run.predicted.timeline, "attention")},
-                         {"expert", busy_of_role(run.predicted.timeline, "expert")}};
+  if (run.predicted.step > 0) {  // else the run was stopped before its step was simulated
+    json["tokens_per_s"] = static_cast<double>(job.train.sequences * job.train.seq_len) / run.predicted.step;
+    json["step_s"] = run.predicted.step;
+    json["utilization"] = {{"attention", busy_of_role(run.predicted.timeline, "attention")},
+                           {"expert", busy_of_role(run.predicted.timeline, "expert")}};
+  }
   json["experts_moved"] = job.plan.experts_moved;
   for (std::size_t i = 0; i < run.predicted.memory.size(); ++i) {
     Json memory = to_json(run.predicted.memory[i].use);
