@@ -279,6 +279,12 @@ int run(const Options& options, Overrides overrides) {
       fail<InputError>("--against", "layers of {}: got {}, expected {} as {} has", options.against,
                        Json(against.header().layers).dump(), Json(trace.header().layers).dump(),
                        options.trace);
+    const auto shape = [](const TraceHeader& header) {
+      return fmt::format("{} experts, {} of them for a token", header.num_experts, header.top_k);
+    };
+    if (shape(against.header()) != shape(trace.header()))
+      fail<InputError>("--against", "{} has {}, expected {} as {} has", options.against,
+                       shape(against.header()), shape(trace.header()), options.trace);
     other = analyse(against, options);
   }
   std::vector<std::filesystem::path> files;

@@ -148,8 +148,10 @@ void add_sequences(const Source& source, TraceHeader& header, TraceStep& step, s
   for (i64 s = 0; s < shape.first; ++s) {
     TraceSequence sequence;
     sequence.tokens = sequence.prompt = static_cast<std::uint32_t>(shape.second);
-    if (prompt.defined())
-      sequence.prompt = static_cast<std::uint32_t>(std::clamp<i64>(value(prompt, s), 0, shape.second));
+    if (prompt.defined() && (value(prompt, s) < 0 || value(prompt, s) > shape.second))
+      fail<InputError>("prompt", "sequence {}: got {}, expected 0 to {} tokens", s, value(prompt, s),
+                       shape.second);
+    if (prompt.defined()) sequence.prompt = static_cast<std::uint32_t>(value(prompt, s));
     if (domain.defined() && (value(domain, s) < 0 || value(domain, s) > 65534))
       fail<InputError>("domain", "sequence {}: got {}, expected 0 to 65534", s, value(domain, s));
     if (domain.defined()) {

@@ -29,6 +29,7 @@ int run(const Options& options, const Overrides& overrides) {
   Job job = options.job.empty() ? job_from_overrides(overrides) : load_job(options.job, overrides);
   job.routing.record = options.output;
   job.routing.replay.clear();
+  job.balancer = {};  // nothing is balanced while the routers choose
   const ModelConfig model = load_model(job.model);
   const Cluster cluster = load_cluster(job.cluster);
   Plan plan = make_job_plan(job, model, cluster);

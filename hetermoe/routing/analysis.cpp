@@ -96,10 +96,12 @@ std::vector<std::pair<i64, i64>> microbatches_of(const TraceStep& step) {
   return out;
 }
 
-void TraceAnalyser::close(std::size_t layer, CopyCounts counts, double tokens) {
+void TraceAnalyser::close(std::size_t layer, CopyCounts counts) {
   LayerFigures& out = figures_.layers[layer];
   const std::optional<double> g = gini(counts);
   if (!g) return;
+  // Padding is no token here: a token that chooses no expert adds no noise.
+  const double tokens = std::accumulate(counts.begin(), counts.end(), 0.0) / real(header_.top_k);
   const double floor = noise_floor(header_.num_experts, header_.top_k, tokens);
   out.gini.add(g);
   out.noise.add(floor);
@@ -114,7 +116,7 @@ void TraceAnalyser::add_window(const TraceStep& step, i64 begin, i64 end) {
   if (tokens == 0) return;
   ++figures_.windows;
   for (std::size_t l = 0; l < figures_.layers.size(); ++l)
-    close(l, copies_of(step, l, header_.num_experts, begin, end), real(tokens));
+    close(l, copies_of(step, l, header_.num_experts, begin, end));
 }
 
 void TraceAnalyser::add_drift(const TraceStep& step) {
@@ -152,8 +154,7 @@ void TraceAnalyser::add(const TraceStep& step) {
 TraceFigures TraceAnalyser::finish(const std::string& where) {
   if (figures_.window.kind == TraceWindow::kAll && figures_.tokens > 0) {
     figures_.windows = 1;
-    for (std::size_t l = 0; l < figures_.layers.size(); ++l)
-      close(l, figures_.layers[l].copies, real(figures_.tokens));
+    for (std::size_t l = 0; l < figures_.layers.size(); ++l) close(l, figures_.layers[l].copies);
   }
   if (figures_.windows == 0)
     fail<InputError>(where, "no window of \"{}\" has a token: got {} sequences in {} steps",

@@ -51,7 +51,7 @@ class TraceAnalyser {
 
  private:
   void add_window(const TraceStep& step, i64 begin, i64 end);
-  void close(std::size_t layer, CopyCounts counts, double tokens);
+  void close(std::size_t layer, CopyCounts counts);
   void add_drift(const TraceStep& step);
 
   TraceHeader header_;

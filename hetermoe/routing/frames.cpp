@@ -50,7 +50,7 @@ u64 choices_bytes(const TraceHeader& header, u64 tokens) {
 
 std::string header_text(const TraceHeader& header) {
   Json json = write_fields(header);
-  for (const char* key : {"model", "seq_len", "condition", "source", "job", "text"}) {
+  for (const char* key : {"model", "seq_len", "condition", "source", "job", "text", "sequences"}) {
     if (json.at(key).is_null()) json.erase(key);
   }
   std::string text = json.dump();

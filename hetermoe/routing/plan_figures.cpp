@@ -32,7 +32,7 @@ Seconds expert_seconds(const CostModel& cost, const Placement& placement, const 
 
 }  // namespace
 
-std::vector<double> expert_speeds(const CostModel& cost, const Placement& placement, const ModelConfig& model,
+std::vector<Seconds> copy_seconds(const CostModel& cost, const Placement& placement, const ModelConfig& model,
                                   const Cluster& cluster, i32 group, i32 layer, double copies) {
   if (placement.at_sources(group, layer)) {
     fail<ConfigError>(
@@ -48,11 +48,17 @@ std::vector<double> expert_speeds(const CostModel& cost, const Placement& placem
   op.layer = layer;
   op.microbatch = 0;
   copies = std::max(copies, 1.0);
-  std::vector<double> per_copy;
+  std::vector<Seconds> per_copy;
   for (const DeviceId device : placement.owners(group, layer)) {
     const auto seconds = [&](double n) { return expert_seconds(cost, placement, work, op, device, n); };
     per_copy.push_back(std::max((seconds(2 * copies) - seconds(copies)) / copies, 1e-15));
   }
+  return per_copy;
+}
+
+std::vector<double> expert_speeds(const CostModel& cost, const Placement& placement, const ModelConfig& model,
+                                  const Cluster& cluster, i32 group, i32 layer, double copies) {
+  std::vector<double> per_copy = copy_seconds(cost, placement, model, cluster, group, layer, copies);
   const double least = *std::min_element(per_copy.begin(), per_copy.end());
   for (double& c : per_copy) c = std::max(1.0, std::round(1e6 * least / c));
   return per_copy;

@@ -8,6 +8,12 @@
 // What the routing of a trace costs under a plan.
 namespace hetermoe {
 
+/// Seconds of expert work for a copy, all phases, near `copies` copies on a device: of the owners of a layer,
+/// in the order of placement.owners(). Throws ConfigError where experts are computed at their tokens'
+/// devices.
+std::vector<Seconds> copy_seconds(const CostModel& cost, const Placement& placement, const ModelConfig& model,
+                                  const Cluster& cluster, i32 group, i32 layer, double copies);
+
 /// Speeds at expert work of the owners of a layer, in the order of placement.owners(): whole numbers, the
 /// slowest device that costs most per copy has the least; inverse to the seconds per copy, forward and
 /// backward, near `copies` copies on a device.

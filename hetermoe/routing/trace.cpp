@@ -1,7 +1,9 @@
 #include "hetermoe/routing/trace.h"
 
 #include <algorithm>
+#include <map>
 #include <numeric>
+#include <set>
 
 #include "hetermoe/base/error.h"
 #include "hetermoe/base/index.h"
@@ -153,10 +155,12 @@ std::string gap(std::vector<std::pair<i64, i64>> runs, i64 total) {
 /// Why a step is not whole; empty = it is.
 std::string RoutingTrace::Content::missing(i64 step) const {
   std::map<i64, std::vector<std::pair<i64, i64>>> by_layer;
+  std::map<i64, std::set<frames::Kind>> kinds;
   std::vector<std::pair<i64, i64>> told;
-  i64 total = 0;
+  i64 total = header.sequences.value_or(0);  // else the last one that a frame tells of
   for (const TraceFrame& frame : frames.at(step)) {
     if (frame.count == 0) continue;
+    if (frame.kind != frames::kSequences) kinds[frame.layer].insert(frame.kind);
     total = std::max(total, frame.first + frame.count);
     (frame.kind == frames::kSequences ? told : by_layer[frame.layer]).emplace_back(frame.first, frame.count);
   }
@@ -171,6 +175,8 @@ std::string RoutingTrace::Content::missing(i64 step) const {
   for (const i64 layer : header.layers) {
     const std::string what = gap(by_layer[layer], total);
     if (!what.empty()) return fmt::format("layer {} {}", layer, what);
+    if (kinds[layer].size() > 1)
+      return fmt::format("layer {} has choices of some sequences and counts of others", layer);
   }
   return "";
 }

@@ -34,6 +34,7 @@ struct TraceHeader {
   std::optional<i64> seq_len;
   std::optional<std::string> condition, source, job;
   std::optional<std::string> text = {};
+  std::optional<i64> sequences = {};
   bool operator==(const TraceHeader&) const = default;
   template <class V>
   void fields(V& v) {
@@ -48,6 +49,7 @@ struct TraceHeader {
     v("source", source, "what wrote the trace");
     v("job", job, "of which job");
     v("text", text, "checksum of the text, its order and the length of sequences");
+    v("sequences", sequences, "sequences of a step where all have as many", at_least(1));
   }
 };
 

@@ -205,6 +205,28 @@ TraceStep RoutingTrace::read(i64 step) const {
   return out;
 }
 
+namespace {
+
+/// What is kept of a step is kept of all: positions of tokens are those of choices and weights.
+void check_kept_alike(const RoutingTrace& trace, const TraceStep& a, const TraceStep& b) {
+  const auto check = [&](const char* what, const auto& of_a, const auto& of_b) {
+    for (std::size_t l = 0; l < a.counts.size(); ++l) {
+      if (of_a[l].empty() == of_b[l].empty()) continue;
+      const bool has = !of_a[l].empty();
+      fail<InputError>(trace.path().string(),
+                       "steps {} and {} cannot be joined: step {} has {} of layer {}, step {} has none. Name "
+                       "steps of one kind, as FILE:{}..{}",
+                       a.step, b.step, has ? a.step : b.step, what, trace.header().layers[l],
+                       has ? b.step : a.step, a.step, b.step - 1);
+    }
+  };
+  if (a.num_tokens() == 0 || b.num_tokens() == 0) return;
+  check("choices", a.choices, b.choices);
+  check("weights", a.weights, b.weights);
+}
+
+}  // namespace
+
 TraceStep read_steps(const RoutingTrace& trace, i64 first, i64 last) {
   TraceStep out;
   bool found = false;
@@ -214,6 +236,7 @@ TraceStep read_steps(const RoutingTrace& trace, i64 first, i64 last) {
     if (!found) {
       out = std::move(next);
     } else {
+      check_kept_alike(trace, out, next);
       out.sequences.insert(out.sequences.end(), next.sequences.begin(), next.sequences.end());
       for (std::size_t l = 0; l < out.counts.size(); ++l) {
         const auto append = [l](auto& to, const auto& from) {

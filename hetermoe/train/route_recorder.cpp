@@ -34,6 +34,7 @@ TraceHeader header_of(const Job& job, const ModelConfig& model, const RecordedTe
   header.weights = job.routing.weights ? TraceWeights::kF32 : TraceWeights::kNone;
   header.model = model.name;
   header.seq_len = job.train.seq_len;
+  header.sequences = job.train.sequences;
   header.condition = text.condition;
   header.domains = text.domains;
   if (!text.name.empty()) header.text = text.name;

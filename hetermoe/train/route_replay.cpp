@@ -106,13 +106,17 @@ std::vector<at::Tensor> RouteReplay::choices(i64 first, i64 count) {
   return taken_;
 }
 
-std::vector<std::vector<double>> RouteReplay::copies(i64 first, i64 count) {
-  const std::vector<at::Tensor> all = choices(first, count);
+void RouteReplay::check_all() const {
   if (coverage_ < 1)
     fail<InputError>(options_.replay,
                      "got choices for {:.1f} % of the tokens of the step, expected all of them, as foresight "
                      "needs. Say balancer.knows: history",
                      100 * coverage_);
+}
+
+std::vector<std::vector<double>> RouteReplay::copies(i64 first, i64 count) {
+  const std::vector<at::Tensor> all = choices(first, count);
+  check_all();
   return copies_of_choices(all, num_experts_);
 }
 

@@ -24,6 +24,8 @@ class RouteReplay {
   /// [num_layers][experts] copies that these choices make; layers without experts are empty. Throws
   /// InputError where some token has none.
   std::vector<std::vector<double>> copies(i64 first, i64 count);
+  /// Throws InputError where the last choices() or copies() lack some.
+  void check_all() const;
   /// Those of the last choices() or copies() as a step of a trace.
   TraceRouting routing(const ModelConfig& model) const;
   /// Share of the choices of the last call that came from the trace.

@@ -92,16 +92,6 @@ void add_hosts(std::vector<i32>& rank_of, const SessionParts& parts) {
   }
 }
 
-/// A communicator is made once: later plans, and moves between plans, may need any of the queues.
-std::vector<i32> queues_of_run(const Schedule& schedule, std::span<const PlannedChange> changes) {
-  if (changes.empty()) return transfer_queues(schedule);
-  std::vector<i32> all;
-  for (i32 queue = 0; queue < kNumQueues; ++queue) {
-    if (static_cast<Queue>(queue) != Queue::kCompute) all.push_back(queue);
-  }
-  return all;
-}
-
 /// Rank 0 decides in which order the transfers are launched, where the transport needs one order.
 void agree_on_launches(Session::Options& options, const SessionParts& parts, const Processes& processes) {
   options.launch_by = &parts.nominal;
@@ -125,6 +115,15 @@ std::vector<ExpertProducts> expert_products_of(const SessionParts& parts) {
 
 i32 num_cores() { return std::max(1, static_cast<i32>(std::thread::hardware_concurrency())); }
 
+std::vector<i32> queues_of_run(const Schedule& schedule, const Job& job) {
+  if (job.train.changes.empty() && !job.balancer.on()) return transfer_queues(schedule);
+  std::vector<i32> all;
+  for (i32 queue = 0; queue < kNumQueues; ++queue) {
+    if (static_cast<Queue>(queue) != Queue::kCompute) all.push_back(queue);
+  }
+  return all;
+}
+
 ExecutorOptions executor_options(const SessionParts& parts, const Processes& processes) {
   const Job& job = parts.job;
   ExecutorOptions options;
@@ -133,7 +132,13 @@ ExecutorOptions executor_options(const SessionParts& parts, const Processes& pro
   options.truth = &parts.truth;
   // Threads of one process share its cores: who of them is slower says nothing of a device.
   const bool tells_stragglers = !processes.alone() || job.clock.kind != ClockKind::kReal;
-  if (job.train.straggler_share > 0 && tells_stragglers) options.nominal = &parts.nominal;
+  if (job.balancer.measure && !tells_stragglers)
+    fail<ConfigError>("balancer.measure",
+                      "got true, expected false with one process under the real clock, whose threads share "
+                      "the cores: nobody can tell which device is slow. Start a process for each device, or "
+                      "say clock.kind: virtual");
+  if ((job.train.straggler_share > 0 || job.balancer.measure) && tells_stragglers)
+    options.nominal = &parts.nominal;
   options.threads_per_lane = lane_threads(job, parts.plan);
   options.watchdog = job.clock.watchdog_s;
   options.memory = parts.meter;
@@ -179,7 +184,7 @@ std::unique_ptr<Session> make_session(const SessionParts& parts, const Processes
   return std::make_unique<Session>(parts.model, cluster, parts.plan, options, [&](const Schedule& schedule) {
     check_same_run(processes, {{"schedule", fmt::format("{:016x}", hash(schedule))}});
     check_gpu_memory(parts, options, schedule);
-    transport.queues = queues_of_run(schedule, parts.changes);
+    transport.queues = queues_of_run(schedule, job);
     std::unique_ptr<Transport> made = kind.make(processes, transport);
     if (parts.sent != nullptr) made = make_counted_transport(std::move(made), *parts.sent);
     return job.train.checksum_messages ? make_checksummed_transport(std::move(made)) : std::move(made);

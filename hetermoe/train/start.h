@@ -34,6 +34,10 @@ struct SessionParts {
   SentBytes* sent = nullptr;                    ///< counts what travels; null = nobody does
 };
 
+/// Queues on which a run has transfers, ascending, for transports that make a communicator for each, once:
+/// all where the plan may change, for later plans and moves between plans may need any of them.
+std::vector<i32> queues_of_run(const Schedule& schedule, const Job& job);
+
 /// How a session of this process runs the plan of `parts`.
 ExecutorOptions executor_options(const SessionParts& parts, const Processes& processes);
 

@@ -138,10 +138,19 @@ StepBalancer::StepBalancer(const Job& job, const ModelConfig& model, const Clust
       emulated_(emulated_plan(job, first_)) {
   if (layers_.empty())
     fail<ConfigError>("balancer.name", "model {} has no layer with experts: nothing to balance", model.name);
+  check_first_look();
   if (choice_.order == SequenceOrder::kAsTheyCome) return;
   const Placement placement(first_, model, step_);  // says so at once where groups are none
   for (i32 g = 0; g < placement.num_groups(); ++g)
     places_of_group(options_.groups, cluster, placement, g, static_cast<i32>(layers_[0]));
+}
+
+/// A plan whose experts no balancer can place, and copies that cannot be made or have no room, are known
+/// before hours are spent. What goes by loads says nothing yet.
+void StepBalancer::check_first_look() const {
+  const TraceBalance balance(model_, cluster_, emulated_, step_, profiles_);
+  if (choice_.balancer == nullptr || choice_.balancer->has_parts || choice_.balancer->by_use) return;
+  balance.placed(balance_options(), even_load(static_cast<i64>(layers_.size()), model_.num_experts));
 }
 
 StepBalancer::Loads StepBalancer::with_experts(const Loads& of_all_layers) const {
@@ -246,6 +255,11 @@ BalancedOwners StepBalancer::choose(const PricedPlan& in_force) const {
   const std::vector<std::string> faults = validate(next, model_, cluster_);
   if (!faults.empty()) {
     out.why_not = faults[0];
+    return out;
+  }
+  const std::string over = overfilled_device(estimate_memory(next, model_), cluster_);
+  if (!over.empty() && overfilled_device(estimate_memory(in_force.plan, model_), cluster_).empty()) {
+    out.why_not = "with the experts it would own, " + over;
     return out;
   }
   const MoveOptions options = move_options();

@@ -62,6 +62,7 @@ class StepBalancer {
 
  private:
   using Loads = std::vector<std::vector<double>>;
+  void check_first_look() const;
   Activations rows() const;
   Seconds expected_step(const TraceBalance& balance, const Plan& emulated) const;
   Seconds simulated_step(const TraceBalance& balance, const Plan& emulated) const;

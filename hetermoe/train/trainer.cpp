@@ -258,7 +258,10 @@ void Trainer::begin_one(i64 step) {
   const i64 first = next_sequence_ - train.sequences;
   input.router = router_training(train, step, first);
   input.choices = forced_choices(train, model_, first);
-  if (route_replay_) input.choices = route_replay_->choices(first, train.sequences);
+  if (route_replay_) {
+    input.choices = route_replay_->choices(first, train.sequences);
+    if (divides_copies(plan()) && !plan().tally) route_replay_->check_all();
+  }
   if (route_probe_) input.choices = route_probe_->choices();
   if (collects(step)) input.routes = routes_.get();
   begun_.push_back({step, input.learning_rate, hash_of(input), std::chrono::steady_clock::now()});

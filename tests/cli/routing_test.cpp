@@ -146,6 +146,13 @@ TEST(RoutingCommand, WhatIsRecordedAheadIsReplayed) {
       run_hetermoe(train_words(folder, {"--routing.replay", path, "--train.steps", "3"}));
   EXPECT_EQ(longer.code, 2);
   EXPECT_TRUE(contains(longer.err, "sequence 8 of the data is not in the trace")) << longer.err;
+  // A job that replays and balances is recorded as it is: nothing is replayed, so nothing is foreseen.
+  const ProgramResult again =
+      run_with_job({"routing", "record", "--steps", "2", "-o", folder / "again.routes"},
+                   {"--output", folder / "none", "--data.max_bytes", "200000", "--routing.replay", path,
+                    "--balancer.name", "lpt", "--balancer.knows", "foresight"});
+  EXPECT_EQ(again.code, 0) << again.err;
+  EXPECT_EQ(read_text(folder / "again.routes"), read_text(path));
 }
 
 class BadRouting : public ::testing::Test {
@@ -211,6 +218,15 @@ TEST_F(BadRouting, Arguments) {
   expect_refused({"routing", "analyse", made, "--ep", "99"}, {"[--ep] got 99, expected 1 to "});
   expect_refused({"routing", "analyse", made, "--steps", "2..1"}, {"[--steps] got \"2..1\""});
   expect_refused({"routing", "analyse", made, "--steps", "7"}, {"no window of \"step\" has a token"});
+  const std::string other = folder / "other.routes";
+  ASSERT_EQ(run_hetermoe(
+                {"routing", "make", "--model", "tiny-qwen3", "--seq", "16", "--sequences", "4", "-o", other})
+                .code,
+            0);
+  expect_refused({"routing", "analyse", made, "--against", other}, {"[--against] "});
+  expect_refused(
+      with_job({"routing", "balance", made, "--balancers", "none+guests", "--plan.recompute", "resend"}),
+      {"[balancer none+guests] makes a plan that cannot run: ", "resend"});
   expect_refused(with_job({"routing", "balance", made, "--balancers", "lbt"}),
                  {"unknown balancer \"lbt\".", "Did you mean \"lpt\"?"});
   expect_refused(with_job({"routing", "balance", made, "--balancers", "lplb", "--topology", "cuba"}),
@@ -383,6 +399,13 @@ TEST(RoutingCommand, ClusterTellsDomainsBesideShuffledOnes) {
   const Json told = parse_json(result.out, "output").at("domains").at("told");
   ASSERT_EQ(told.size(), 2u);
   for (const Json& way : told) EXPECT_GT(way.at("vote").get<double>(), 0.9) << way;
+  // Too few sequences of a domain to tell by: nobody was asked, and no page says that nobody was right.
+  ASSERT_EQ(run_hetermoe({"routing", "make", "--model", "tiny", "--seq", "16", "--sequences", "4",
+                          "--domains", "2", "-o", path})
+                .code,
+            0);
+  ASSERT_EQ(run_hetermoe({"routing", "cluster", path, "--groups", "2", "--output", folder / "page"}).code, 0);
+  EXPECT_FALSE(contains(read_text(folder / "page/clusters.html"), "domain told by"));
 }
 
 TEST(RoutingCommand, ClusterRefusesWhatItCannotDo) {

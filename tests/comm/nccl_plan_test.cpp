@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <numeric>
 #include <thread>
 
 #include "hetermoe/base/index.h"
@@ -10,6 +11,7 @@
 #include "hetermoe/cost/measured.h"
 #include "hetermoe/exec/ops/op_functions.h"
 #include "hetermoe/train/session.h"
+#include "hetermoe/train/start.h"
 #include "tests/support/fake_nccl.h"
 #include "tests/support/faults.h"
 #include "tests/support/strategy_plans.h"
@@ -140,6 +142,59 @@ TEST(Nccl, EveryStrategyLaunchesInOneOrderAndEqualsOneProcessBitForBit) {
     ++compared;
   }
   EXPECT_GE(compared, 8);
+}
+
+/// Two steps, and two more after each layer's experts have gone to the next owner.
+Outcome run_with_other_owners(Session& session) {
+  run(session);
+  Plan next = session.plan();
+  for (LayerPlacement& layer : next.groups[0].layers)
+    std::rotate(layer.experts.begin(), layer.experts.begin() + 1, layer.experts.end());
+  session.change_plan(next, {});
+  StepInput input = random_input(session.plan(), session.model());
+  input.learning_rate = 1e-3;
+  input.step = 2;
+  Outcome out;
+  const StepResult result = session.train_step(input);
+  out.loss = result.loss, out.grad_norm = result.grad_norm;
+  out.gradients = session.gradients();
+  return out;
+}
+
+/// A plan without moves between devices has no queue for them, which a change of owners needs.
+TEST(Nccl, OwnersThatABalancerChangesMoveOnQueuesOfTheRun) {
+  const Deadline deadline(std::chrono::seconds(120));
+  const ModelConfig model = load_model("tiny");
+  const Cluster cluster = load_cluster("demo");
+  const Plan plan = find_strategy("ep").make(model, cluster, small_step());
+  Job job;
+  job.balancer.name = "lpt";
+  Session alone(model, cluster, plan, {{true, 1, true}, {}, {}});
+  const Outcome expected = run_with_other_owners(alone);
+  NcclWorld world(cluster.num_devices());
+  std::vector<Outcome> got(world.launches.size());
+  std::vector<i32> rank_of(world.launches.size());
+  std::iota(rank_of.begin(), rank_of.end(), 0);
+  std::vector<std::thread> threads;
+  for (i32 rank = 0; rank < cluster.num_devices(); ++rank) {
+    threads.emplace_back([&, rank] {
+      const RankThread processes(world, rank);
+      Session session(model, cluster, plan, {{true, 1, true}, {}, {rank}}, [&](const Schedule& schedule) {
+        EXPECT_LT(transfer_queues(schedule).size(), queues_of_run(schedule, job).size());
+        return make_nccl_transport(
+            processes, std::make_unique<FakeNccl>(world, rank),
+            {.rank_of = rank_of, .queues = queues_of_run(schedule, job), .device = c10::DeviceType::CPU});
+      });
+      got[idx(rank)] = run_with_other_owners(session);
+      processes.gather("done");
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  expect_one_order(world, "lpt");
+  for (const Outcome& outcome : got) {
+    EXPECT_EQ(outcome.loss, expected.loss);
+    EXPECT_EQ(outcome.grad_norm, expected.grad_norm);
+  }
 }
 
 /// As the planner makes them, a strategy with one device, and a plan for the devices that are left.

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <numeric>
+
 #include "hetermoe/planner/balance/sequence_order.h"
 #include "hetermoe/planner/balance/trace_balance.h"
 #include "hetermoe/train/batch.h"
@@ -38,21 +40,24 @@ struct Seen {
 };
 
 TraceBalanceOptions options_of(const BalancedCase& c) {
-  std::set<DeviceId> owners;
-  for (const ExpertOwners& of_expert : c.plan.groups[0].layers[0].experts) owners.insert(of_expert[0].device);
-  return {.balancer = c.balancer,
-          .knows = c.knows,
-          .replicas = static_cast<i64>(owners.size()),
-          .topology = "ring",
-          .groups = "device"};
+  i64 replicas = 1;  // a row on the owners of every group
+  for (const Group& group : c.plan.groups) {
+    std::set<DeviceId> owners;
+    for (const ExpertOwners& of_expert : group.layers[0].experts) owners.insert(of_expert[0].device);
+    replicas = std::lcm(replicas, static_cast<i64>(owners.size()));
+  }
+  return {
+      .balancer = c.balancer, .knows = c.knows, .replicas = replicas, .topology = "ring", .groups = "device"};
 }
 
 void count_owners(const BalancedCase& c, const Plan& plan, Seen& seen) {
-  for (std::size_t l = 0; l < plan.groups[0].layers.size(); ++l) {
-    const LayerOwners &before = c.plan.groups[0].layers[l].experts, &now = plan.groups[0].layers[l].experts;
-    for (std::size_t e = 0; e < now.size(); ++e) {
-      seen.copies += static_cast<i64>(now[e].size()) - 1;
-      seen.moved += now[e][0].device != before[e][0].device ? 1 : 0;
+  for (std::size_t g = 0; g < plan.groups.size(); ++g) {
+    for (std::size_t l = 0; l < plan.groups[g].layers.size(); ++l) {
+      const LayerOwners &before = c.plan.groups[g].layers[l].experts, &now = plan.groups[g].layers[l].experts;
+      for (std::size_t e = 0; e < now.size(); ++e) {
+        seen.copies += static_cast<i64>(now[e].size()) - 1;
+        seen.moved += now[e][0].device != before[e][0].device ? 1 : 0;
+      }
     }
   }
 }
@@ -88,6 +93,19 @@ void expect_reference(const BalancedCase& c, Seen& seen) {
   seen.ordered += !std::is_sorted(order.begin(), order.end()) ? 1 : 0;
 }
 
+/// Two devices, and three others with twice as many sequences.
+Plan make_two_ep_groups(const ModelConfig& model, const Cluster& cluster, StrategyRequest request) {
+  const Strategy& ep = find_strategy("ep");
+  request.attention = {0, 1};
+  Plan plan = ep.make(model, cluster, request);
+  request.attention = {2, 3, 4};
+  request.sequences = 2 * request.sequences;
+  plan.groups.push_back(ep.make(model, cluster, request).groups[0]);
+  plan.strategy = "two groups";
+  plan.window = 0;
+  return plan;
+}
+
 /// On so many types of devices, by every strategy, in one part and in three.
 void try_balancer(const std::string& name, Knows knows, Seen& seen) {
   BalancedCase c;
@@ -98,8 +116,9 @@ void try_balancer(const std::string& name, Knows knows, Seen& seen) {
   request.sequences = 12;
   for (const i32 num_types : {2, 3}) {
     c.cluster = make_cluster(5, num_types);
-    for (const char* strategy : {"ep", "zebra", "dist_ep"}) {
-      c.plan = find_strategy(strategy).make(c.model, c.cluster, request);
+    for (const std::string strategy : {"ep", "zebra", "dist_ep", "two groups"}) {
+      c.plan = strategy == "two groups" ? make_two_ep_groups(c.model, c.cluster, request)
+                                        : find_strategy(strategy).make(c.model, c.cluster, request);
       for (const i32 chunks : {1, 3}) {
         c.plan.chunks = chunks;
         SCOPED_TRACE(fmt::format("{} by {}, {}, {} types, {} chunks", name, name_of(knows), strategy,

@@ -3,8 +3,10 @@
 
 #include <iostream>
 #include <mutex>
+#include <set>
 
 #include "hetermoe/plan/offload.h"
+#include "hetermoe/planner/balance/trace_balance.h"
 #include "hetermoe/report/table.h"
 #include "hetermoe/train/health.h"
 #include "hetermoe/train/session.h"
@@ -117,6 +119,43 @@ TEST(ChangePlan, ThereAndBackLeavesEveryTensorAndMomentBitEqual) {
         expect_bit_equal(contents(*session), before,
                          fmt::format("{} {} {}", name_of(dtype), from.name, to.name));
       }
+    }
+  }
+}
+
+/// Experts with several owners, and owners by every rule that a run may have.
+TEST(ChangePlan, ThereAndBackOfABalancersOwnersLeavesEveryTensorAndMomentBitEqual) {
+  const World world;
+  for (const std::string strategy : {"zebra", "ep"}) {
+    const Plan first = world.plan(strategy);
+    std::set<DeviceId> owners;
+    for (const ExpertOwners& of_expert : first.groups[0].layers[0].experts)
+      owners.insert(of_expert[0].device);
+    const TraceBalance balance(world.model, world.cluster, first, world.step, {});
+    std::vector<std::vector<double>> loads(layers_with_experts(world.model).size());
+    for (std::size_t l = 0; l < loads.size(); ++l) {
+      for (i64 e = 0; e < world.model.num_experts; ++e)
+        loads[l].push_back(static_cast<double>((3 * e + static_cast<i64>(l)) % 7 + 1));
+    }
+    const std::unique_ptr<Session> session = world.session(first);
+    session->initialize(1);
+    for (i64 step = 0; step < 2; ++step) train(*session, step);
+    const auto before = contents(*session);
+    Plan last = first;
+    for (const std::string name : {"lpt", "eplb", "lplb", "relibra", "locality"}) {
+      const Plan second = with_owners(
+          first,
+          balance.placed({.balancer = name, .replicas = static_cast<i64>(owners.size()), .topology = "ring"},
+                         loads));
+      EXPECT_NE(to_json(second), to_json(first)) << name;
+      session->change_plan(second, {});
+      session->values();  // replicas are compared
+      // From one balancer's owners to the next one's, and home.
+      session->change_plan(with_owners(first, last), {});
+      session->change_plan(second, {});
+      session->change_plan(first, {});
+      expect_bit_equal(contents(*session), before, strategy + " " + name);
+      last = second;
     }
   }
 }

@@ -112,6 +112,12 @@ TEST(Mpi, SequencesInAnotherOrderEqualThoseOfOneProcessBitForBit) {
   expect_runs_equal_one_process(with_probe("locality"));
 }
 
+/// Copies of experts by shares, and by the counts that a tally tells.
+TEST(Mpi, RunsWithCopiesEqualThoseOfOneProcessBitForBit) {
+  expect_runs_equal_one_process({{"balancer.name", "eplb"}, {"balancer.replicas", "4"}});
+  expect_runs_equal_one_process({{"balancer.name", "lplb"}, {"balancer.topology", "ring"}});
+}
+
 /// What domains chose is added over processes.
 TEST(Mpi, ByDomainsRunsEqualThoseOfOneProcessBitForBit) {
   expect_runs_equal_one_process({{"balancer.name", "locality"}});

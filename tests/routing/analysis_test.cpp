@@ -71,6 +71,19 @@ TEST(TraceAnalysis, AnEvenRouterIsCalledNoise) {
   EXPECT_TRUE(analyser.finish("trace").layers[0].is_noise());
 }
 
+/// A token that is padding chooses nothing, and is no draw.
+TEST(TraceAnalysis, PaddingAddsNoNoise) {
+  const TraceStep step = golden_step();
+  TraceStep padded = step;
+  padded.sequences[1].tokens = 7;
+  padded.choices[0].insert(padded.choices[0].end(), 8, kNoExpert);
+  index_tokens(padded);
+  count_choices(padded, golden_header());
+  EXPECT_DOUBLE_EQ(figures_of("all", {padded}).layers[0].noise.mean,
+                   figures_of("all", {step}).layers[0].noise.mean);
+  EXPECT_DOUBLE_EQ(figures_of("all", {step}).layers[0].noise.mean, noise_floor(4, 2, 5));
+}
+
 TEST(TraceAnalysis, CsvHasALineForEveryExpert) {
   EXPECT_EQ(copies_csv(figures_of("all", {golden_step()})),
             "layer,expert,copies,share\n1,0,4,0.400000\n1,1,2,0.200000\n1,2,2,0.200000\n1,3,2,0.200000\n");

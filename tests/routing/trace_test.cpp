@@ -217,10 +217,11 @@ TEST(RoutingTrace, WideIdsGoThroughAFileUnchanged) {
 }
 
 /// Two ranks, each with one of the sequences.
-void write_ranks(const WorkFolder& folder, const std::vector<std::string>& names) {
+void write_ranks(const WorkFolder& folder, const std::vector<std::string>& names,
+                 const TraceHeader& header = golden_header()) {
   const TraceStep whole = golden_step();
-  for (std::size_t r = 0; r < 2; ++r) {
-    RoutingWriter writer(folder / ("trace/" + names[r]), golden_header());
+  for (std::size_t r = 0; r < names.size(); ++r) {
+    RoutingWriter writer(folder / ("trace/" + names[r]), header);
     const auto first = static_cast<i64>(r);
     writer.sequences(2, first, std::span(whole.sequences).subspan(r, 1));
     writer.choices(2, 1, first, 1, std::span(whole.choices[0]).subspan(6 * r, 6));
@@ -241,6 +242,51 @@ TEST(RoutingTrace, NamesARankThatIsMissing) {
   write_ranks(folder, {"rank-00000.routes", "rank-00002.routes"});
   EXPECT_TRUE(contains(error_of<InputError>([&] { RoutingTrace trace(folder / "trace"); }),
                        "a rank is missing: got rank-00002.routes, expected rank-00001.routes"));
+}
+
+/// Nothing comes after it, but the header says how many sequences a step has.
+TEST(RoutingTrace, NamesWhatIsMissingOfTheLastRank) {
+  const WorkFolder folder;
+  TraceHeader header = golden_header();
+  header.sequences = 2;
+  write_ranks(folder, {"rank-00000.routes"}, header);
+  const RoutingTrace trace(folder / "trace");
+  EXPECT_TRUE(trace.steps().empty());
+  ASSERT_EQ(trace.notes().size(), 1u);
+  EXPECT_EQ(trace.notes()[0], "step 2 is not whole and is left out: has no sequence 1 of 2");
+}
+
+TEST(RoutingTrace, ALayerHasChoicesOrCounts) {
+  const WorkFolder folder;
+  const TraceStep step = golden_step();
+  RoutingWriter writer(folder / "both.routes", golden_header());
+  writer.sequences(2, 0, step.sequences);
+  writer.choices(2, 1, 0, 1, std::span(step.choices[0]).subspan(0, 6));
+  writer.counts(2, 1, 1, 1, std::span(step.counts[0]).subspan(4, 4));
+  writer.finish();
+  const RoutingTrace trace(folder / "both.routes");
+  ASSERT_EQ(trace.notes().size(), 1u);
+  EXPECT_EQ(
+      trace.notes()[0],
+      "step 2 is not whole and is left out: layer 1 has choices of some sequences and counts of others");
+}
+
+/// A run that went on with `detail: counts`.
+TEST(RoutingTrace, StepsWithChoicesAreNotJoinedWithStepsOfCounts) {
+  const WorkFolder folder;
+  TraceStep second = golden_step();
+  second.step = 4;
+  RoutingWriter writer(folder / "two.routes", golden_header());
+  writer.step(golden_step());
+  writer.sequences(4, 0, second.sequences);
+  writer.counts(4, 1, 0, 2, second.counts[0]);
+  writer.finish();
+  const RoutingTrace trace(folder / "two.routes");
+  ASSERT_EQ(trace.steps().size(), 2U);
+  EXPECT_TRUE(contains(error_of<InputError>([&] { read_steps(trace, 0, 9); }),
+                       "steps 2 and 4 cannot be joined: step 2 has choices of layer 1, step 4 has none. Name "
+                       "steps of one kind, as FILE:2..3"));
+  EXPECT_FALSE(read_steps(trace, 4, 4).has_choices());
 }
 
 TEST(RoutingTrace, StepsThatAreNotWholeAreNamedAndLeftOut) {

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <functional>
 
+#include "hetermoe/train/step_balancer.h"
 #include "hetermoe/train/trainer.h"
 #include "tests/support/counting_data.h"
 #include "tests/support/work_folder.h"
@@ -66,6 +67,11 @@ struct TinyRun {
     });
     result.values = trainer.session().values();
     return result;
+  }
+  /// As a run does it before its first step.
+  void make_balancer() const {
+    const ProfileSet profiles = load_profiles(cluster);
+    StepBalancer(job, model, cluster, plan, profiles);
   }
   fs::path checkpoints() const { return fs::path(job.output) / "checkpoints"; }
   std::vector<i64> steps() const {

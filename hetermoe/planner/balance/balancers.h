@@ -24,13 +24,22 @@ struct BalanceDevice {
   double speed() const { return 1 / unit_s; }
 };
 
+/// The network port of a node that has sources or owners.
+struct NodePort {
+  NodeId node = 0;
+  /// For a copy that crosses it, all phases, in the unit of BalanceDevice::unit_s.
+  Seconds copy_s = 0;
+  double tokens = 0;  ///< share of the tokens that start on the node
+};
+
 struct BalanceInput {
   std::vector<BalanceDevice> devices;
   std::vector<std::vector<double>> load;  ///< [layers with experts][experts] copies over the mean; even = 1
   std::vector<i64> moved;  ///< [layers with experts] for asym_ea: experts that each owner gives up
   /// [layers with experts][microbatches][experts] for relibra: copies; empty = `load` is all that is known
   std::vector<std::vector<std::vector<double>>> microbatches = {};
-  i64 replicas = 0;           ///< for eplb, lplb: copies of experts in a layer beyond one of each
+  std::vector<NodePort> ports = {};  ///< for relibra; empty = rows between nodes cost nothing
+  i64 replicas = 0;                  ///< for eplb, lplb: copies of experts in a layer beyond one of each
   i64 guests = 0;             ///< slots for guests on each device, which even out what is inside a node
   std::string topology = {};  ///< for lplb: who copies from whom, see topology_columns()
   i64 groups = 1;             ///< of consecutive experts among which the router chooses first

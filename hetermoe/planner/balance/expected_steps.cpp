@@ -48,7 +48,8 @@ ExchangeLoad DomainRouting::exchange(const Placement& placement, i32 group, i32 
   for (std::size_t d = 0; d < of_domain.size(); ++d) {
     if (of_domain_[d]) of_domain[d] = of_domain_[d]->exchange(placement, group, layer, microbatch, chunk);
   }
-  ExchangeLoad out = of_domain[idx(domains_[place])];
+  // An empty microbatch at the end of the step has no place, and nothing to tell.
+  ExchangeLoad out = of_domain[idx(domains_[std::min(place, domains_.size() - 1)])];
   const std::size_t owners = out.num_owners();
   out.rows.assign(out.num_sources() * owners, 0);
   out.copies = out.rows;

@@ -6,6 +6,7 @@
 #include "hetermoe/base/index.h"
 #include "hetermoe/base/json.h"
 #include "hetermoe/planner/balance/eplb.h"
+#include "hetermoe/planner/balance/swap_gain.h"
 #include "hetermoe/routing/metrics.h"
 
 namespace hetermoe {
@@ -129,7 +130,7 @@ class Swaps {
       for (std::size_t a = 0; a < load_.size(); ++a) {
         for (std::size_t b = a + 1; b < load_.size(); ++b) {
           const std::size_t x = idx(group_[a]), y = idx(group_[b]);
-          if (x == y || gain(a, b) <= kTiny) continue;
+          if (x == y || !swap_gains(usage_[x][a], usage_[y][a], usage_[x][b], usage_[y][b])) continue;
           const double moved = load_[a] - load_[b];
           if (time(x, -moved) > std::max(most_, time(x, 0)) || time(y, moved) > std::max(most_, time(y, 0)))
             continue;

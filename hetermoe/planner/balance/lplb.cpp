@@ -61,8 +61,12 @@ TopologyColumns named(const std::string& name, i32 num_devices) {
   }
   i32 m = 0, n = 0, used = 0;
   if (std::sscanf(name.c_str(), "torus:%dx%d%n", &m, &n, &used) == 2 && idx(used) == name.size() && m > 1 &&
-      n > 1)
+      n > 1) {
+    if (num_devices % (i64{m} * n) != 0)
+      fail<ConfigError>("topology", "got {} devices in {}, expected a divisor of the {} that own experts",
+                        i64{m} * n, name, num_devices);
     return torus(m, n);
+  }
   const std::vector<std::string> known = {"cube", "hypercube", "ring", "torus"};
   fail<ConfigError>("topology",
                     "got \"{}\", expected cube, hypercube, ring, torus, torus:MxN or columns as "
@@ -76,7 +80,8 @@ TopologyColumns own_table(const std::string& text) {
   bool good = json.is_array() && !json.empty();
   for (const Json& column : good ? json : Json::array()) {
     good = good && column.is_array() && !column.empty() && column.size() == json[0].size() &&
-           std::all_of(column.begin(), column.end(), [](const Json& d) { return d.is_number_integer(); });
+           std::all_of(column.begin(), column.end(),
+                       [](const Json& d) { return d.is_number_unsigned() && d.get<u64>() < (u64{1} << 31); });
     if (good) columns.push_back(column.get<std::vector<i32>>());
   }
   if (!good)

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <set>
 
 #include "hetermoe/base/hash.h"
 #include "hetermoe/base/index.h"
@@ -41,11 +42,17 @@ class Annealer {
     std::vector<NodeId> nodes = input.nodes;
     std::sort(nodes.begin(), nodes.end());
     nodes.erase(std::unique(nodes.begin(), nodes.end()), nodes.end());
-    num_nodes_ = input.node_weight > 0 ? nodes.size() : 0;
+    num_nodes_ = input.node_weight > 0 || !input.ports.empty() ? nodes.size() : 0;
     node_speed_.assign(nodes.size(), 0);
     for (std::size_t d = 0; d < num_devices_; ++d) {
       rank_of_node_[d] = position<NodeId>(nodes, input.nodes[d]);
       node_speed_[rank_of_node_[d]] += input.speeds[d];
+    }
+    for (const NodePort& port : input.ports) {
+      const auto at = std::lower_bound(nodes.begin(), nodes.end(), port.node);
+      rank_of_port_.push_back(at != nodes.end() && *at == port.node
+                                  ? static_cast<std::size_t>(at - nodes.begin())
+                                  : nodes.size());
     }
     held_.resize(num_devices_);
     place_.resize(owner_.size());
@@ -56,7 +63,8 @@ class Annealer {
     const double speed = std::accumulate(input.speeds.begin(), input.speeds.end(), 0.0);
     copies_.reserve(num_microbatches_ * owner_.size());
     for (const std::vector<double>& copies : input.copies) {
-      balanced_.push_back(std::accumulate(copies.begin(), copies.end(), 0.0) / speed);
+      all_copies_.push_back(std::accumulate(copies.begin(), copies.end(), 0.0));
+      balanced_.push_back(all_copies_.back() / speed);
       copies_.insert(copies_.end(), copies.begin(), copies.end());
     }
     device_time_.assign(num_microbatches_ * num_devices_, 0);
@@ -64,6 +72,13 @@ class Annealer {
     for (std::size_t m = 0; m < num_microbatches_; ++m) {
       for (std::size_t e = 0; e < owner_.size(); ++e) add(m, idx(owner_[e]), copies_[m * owner_.size() + e]);
     }
+  }
+
+  /// Of the owners as they are now.
+  double plain_cost() const {
+    double sum = 0;
+    for (std::size_t m = 0; m < num_microbatches_; ++m) sum += cost_of(m, 0);
+    return sum;
   }
 
   std::vector<i32> run() {
@@ -128,14 +143,24 @@ class Annealer {
     return top + tau * std::log(std::max(sum, 1.0));
   }
   double cost_of(std::size_t m, double tau) const {
-    const double devices = smooth_largest(&device_time_[m * num_devices_], num_devices_, tau);
-    if (num_nodes_ == 0) return devices;
-    return devices + in_.node_weight * smooth_largest(&node_time_[m * num_nodes_], num_nodes_, tau);
+    double cost = smooth_largest(&device_time_[m * num_devices_], num_devices_, tau) + busiest_port(m);
+    if (in_.node_weight > 0)
+      cost += in_.node_weight * smooth_largest(&node_time_[m * num_nodes_], num_nodes_, tau);
+    return cost;
   }
-  double plain_cost() const {
-    double sum = 0;
-    for (std::size_t m = 0; m < num_microbatches_; ++m) sum += cost_of(m, 0);
-    return sum;
+  /// Rows come in and go out at the same time: a port takes what its node's experts get from other nodes or
+  /// what its tokens send to others, whichever is more.
+  double busiest_port(std::size_t m) const {
+    double busiest = 0;
+    for (std::size_t p = 0; p < in_.ports.size(); ++p) {
+      const NodePort& port = in_.ports[p];
+      const std::size_t node = rank_of_port_[p];
+      const double own =
+          node < num_nodes_ ? node_time_[m * num_nodes_ + node] * node_speed_[node] : 0;  // copies
+      const double in = (1 - port.tokens) * own, out = port.tokens * (all_copies_[m] - own);
+      busiest = std::max(busiest, port.copy_s * std::max(in, out));
+    }
+    return busiest;
   }
   void set_tau(double part) {
     tau_ = part;
@@ -169,7 +194,8 @@ class Annealer {
   std::vector<std::vector<std::size_t>> held_;   // [devices] experts
   std::vector<std::size_t> place_;               // [experts] in held_
   std::vector<double> copies_;                   // [microbatches * experts]
-  std::vector<double> balanced_;                 // [microbatches]
+  std::vector<std::size_t> rank_of_port_;        // [ports] of its node; num_nodes_ = it owns nothing
+  std::vector<double> all_copies_, balanced_;    // [microbatches] copies, seconds
   std::vector<double> device_time_, node_time_;  // [microbatches * devices], [microbatches * nodes]
   std::vector<double> cost_, new_cost_;          // [microbatches] smooth
   double tau_ = 0;
@@ -178,25 +204,7 @@ class Annealer {
 }  // namespace
 
 double reorder_cost(const ReorderInput& input, const std::vector<i32>& owner) {
-  std::vector<NodeId> nodes = input.nodes;
-  double sum = 0;
-  for (const std::vector<double>& copies : input.copies) {
-    std::vector<double> load(input.speeds.size(), 0);
-    for (std::size_t e = 0; e < owner.size(); ++e) load[idx(owner[e])] += copies[e];
-    double latest = 0, latest_node = 0;
-    for (std::size_t d = 0; d < load.size(); ++d) {
-      latest = std::max(latest, load[d] / input.speeds[d]);
-      double of_node = 0, speed = 0;
-      for (std::size_t other = 0; other < load.size(); ++other) {
-        if (nodes[other] != nodes[d]) continue;
-        of_node += load[other];
-        speed += input.speeds[other];
-      }
-      latest_node = std::max(latest_node, of_node / speed);
-    }
-    sum += latest + input.node_weight * latest_node;
-  }
-  return sum;
+  return Annealer(input, owner).plain_cost();
 }
 
 std::vector<i32> reorder(const ReorderInput& input, const std::vector<i32>& start) {
@@ -244,11 +252,11 @@ std::vector<LayerOwners> place_relibra(const BalanceInput& input) {
     of_layer.nodes.push_back(device.node);
   }
   if (input.load.empty()) return {};
+  of_layer.ports = input.ports;
   std::vector<LayerOwners> out = find_balancer("lpt").place(with_slots_by_speed(input, of_layer.speeds));
-  const bool one_node = std::all_of(owning.begin(), owning.end(), [&](const BalanceDevice& device) {
-    return device.node == owning[0].node;
-  });
-  of_layer.node_weight = one_node || input.guests == 0 ? 0 : kNodeWeightWithGuests;
+  const std::set<NodeId> nodes(of_layer.nodes.begin(), of_layer.nodes.end());
+  const bool lends_inside = nodes.size() > 1 && nodes.size() < owning.size();
+  of_layer.node_weight = lends_inside && input.guests > 0 ? kNodeWeightWithGuests : 0;
   for (std::size_t l = 0; l < out.size(); ++l) {
     of_layer.copies =
         input.microbatches.empty() ? std::vector<std::vector<double>>{input.load[l]} : input.microbatches[l];

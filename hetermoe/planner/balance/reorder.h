@@ -2,6 +2,7 @@
 #include <vector>
 
 #include "hetermoe/base/types.h"
+#include "hetermoe/planner/balance/balancers.h"
 
 namespace hetermoe {
 
@@ -12,11 +13,15 @@ struct ReorderInput {
   std::vector<NodeId> nodes;                ///< [devices]
   /// Weight of the latest node beside that of the latest device: guests even out what is inside a node.
   double node_weight = 0;
+  /// Of nodes with sources or owners: in each microbatch the busiest counts beside the latest device. What a
+  /// node's own tokens choose is taken to be like what all choose.
+  std::vector<NodePort> ports = {};
   i64 proposals = 20000;
   u64 seed = 1;
 };
 
-/// Sum over microbatches of what the latest device takes, plus node_weight times the latest node's time.
+/// Sum over microbatches of what the latest device takes, plus node_weight times the latest node's time, plus
+/// what the busiest port takes.
 double reorder_cost(const ReorderInput& input, const std::vector<i32>& owner);
 
 /// Annealing by swaps of two experts of different devices, so that numbers of experts stay as `start` has

@@ -5,6 +5,7 @@
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/planner/balance/locality.h"
+#include "hetermoe/planner/balance/swap_gain.h"
 
 namespace hetermoe {
 
@@ -33,7 +34,7 @@ std::vector<i32> order_sequences(const std::vector<std::vector<double>>& values,
     for (std::size_t a = 0; a < out.size(); ++a) {
       for (std::size_t b = a + 1; b < out.size(); ++b) {
         const std::size_t x = idx(out[a]), y = idx(out[b]);
-        if (values[a][y] + values[b][x] - values[a][x] - values[b][y] <= 1e-9) continue;
+        if (!swap_gains(values[a][x], values[a][y], values[b][x], values[b][y])) continue;
         std::swap(out[a], out[b]);
         better = true;
       }

@@ -8,7 +8,9 @@
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/planner/balance/guest_cost.h"
+#include "hetermoe/planner/balance/node_ports.h"
 #include "hetermoe/planner/balance/sequence_order.h"
+#include "hetermoe/planner/memory_estimate.h"
 #include "hetermoe/routing/analysis.h"
 #include "hetermoe/sim/simulator.h"
 
@@ -21,14 +23,17 @@ const std::vector<std::string>& EnumNames<Knows>::names() {
 
 namespace {
 
+/// What an expert device has in a microbatch of the plan.
+double usual_copies(const Plan& plan, const ModelConfig& model, i32 group, std::size_t num_devices) {
+  return real(plan.groups[idx(group)].microbatches[0] * plan.seq_len * model.top_k) / real(num_devices);
+}
+
 /// Speeds at a load that an expert device has in a microbatch of the plan.
 std::vector<double> speeds_of(const std::vector<DeviceId>& devices, const CostModel& cost,
                               const Placement& placement, const ModelConfig& model, const Cluster& cluster,
                               i32 group, const std::vector<i64>& layers) {
   std::vector<double> out(devices.size(), 0);
-  const Plan& plan = placement.plan();
-  const double copies =
-      real(plan.groups[idx(group)].microbatches[0] * plan.seq_len * model.top_k) / real(devices.size());
+  const double copies = usual_copies(placement.plan(), model, group, devices.size());
   for (const i64 layer : layers) {
     const auto l = static_cast<i32>(layer);
     const std::vector<DeviceId>& owners = placement.owners(group, l);
@@ -66,19 +71,86 @@ TraceBalance::TraceBalance(const ModelConfig& model, const Cluster& cluster, con
     devices_.emplace_back(owners.begin(), owners.end());
     speeds_.push_back(speeds_of(devices_.back(), *cost_, placement_, model, cluster, g, layers_));
   }
+  find_room();
+}
+
+/// What an expert more takes is the difference that one makes. Nobody knows what a device has room for while
+/// the plan itself does not fit.
+void TraceBalance::find_room() {
+  Plan more = plan_;
+  std::vector<std::vector<i64>> owned;
+  for (std::size_t g = 0; g < devices_.size(); ++g) {
+    owned.emplace_back(devices_[g].size(), 0);
+    room_.emplace_back(devices_[g].size(), kUnlimitedRoom);
+    for (std::size_t d = 0; d < devices_[g].size(); ++d) {
+      bool added = false;
+      for (const i64 layer : layers_) {
+        for (ExpertOwners& owners : more.groups[g].layers[idx(layer)].experts) {
+          const bool owns = std::any_of(owners.begin(), owners.end(), [&](const ExpertOwner& owner) {
+            return owner.device == devices_[g][d];
+          });
+          owned[g][d] += owns ? 1 : 0;
+          if (!owns && !added) owners.push_back({.device = devices_[g][d], .share = 0});
+          added = added || !owns;
+        }
+      }
+    }
+  }
+  const std::vector<Bytes> now = estimate_memory(plan_, model_), with = estimate_memory(more, model_);
+  if (!overfilled_device(now, cluster_).empty()) return;
+  for (std::size_t g = 0; g < devices_.size(); ++g) {
+    for (std::size_t d = 0; d < devices_[g].size(); ++d) {
+      const std::size_t device = idx(devices_[g][d]);
+      const Bytes expert = with[device] - now[device];
+      const Bytes left = usable_memory(cluster_.type_of(devices_[g][d])) - now[device];
+      if (expert > 0) room_[g][d] = owned[g][d] + static_cast<i64>(left / expert);
+    }
+  }
 }
 
 BalanceInput TraceBalance::input_of(i32 group, const Loads& loads) const {
   BalanceInput input;
   for (std::size_t d = 0; d < devices_[idx(group)].size(); ++d) {
     const DeviceId device = devices_[idx(group)][d];
-    input.devices.push_back(
-        {.id = device, .node = cluster_.devices[idx(device)].node, .unit_s = 1 / speeds_[idx(group)][d]});
+    input.devices.push_back({.id = device,
+                             .node = cluster_.devices[idx(device)].node,
+                             .unit_s = 1 / speeds_[idx(group)][d],
+                             .room = room_[idx(group)][d]});
   }
   input.load = loads;
   input.groups = std::max<i64>(1, model_.num_expert_groups);
   input.moved.assign(loads.size(), 0);
   return input;
+}
+
+/// All experts of a layer and their copies need room.
+void TraceBalance::check_copies(const BalanceInput& input) const {
+  if (input.replicas == 0) return;
+  const auto layers = static_cast<i64>(layers_.size());
+  const BalanceDevice* fullest = &input.devices[0];
+  i64 slots = 0;
+  for (const BalanceDevice& device : input.devices) {
+    if (device.room == kUnlimitedRoom) return;
+    slots += device.room / layers;
+    if (device.room < fullest->room) fullest = &device;
+  }
+  if (slots >= model_.num_experts + input.replicas) return;
+  const DeviceType& type = cluster_.type_of(fullest->id);
+  fail<ConfigError>(
+      "replicas",
+      "got {} copies for the {} experts of a layer, for which there is no room: the devices that "
+      "own hold {}; {} ({:.3g} GiB, {:.1f} usable) holds {}",
+      input.replicas, model_.num_experts, slots, cluster_.device_name(fullest->id), type.memory_gib,
+      usable_memory(type) / kGiB, fullest->room / layers);
+}
+
+std::vector<NodePort> TraceBalance::ports_of_group(i32 group) const {
+  const auto layer = static_cast<i32>(layers_[0]);
+  const DeviceId owner = placement_.owners(group, layer)[0];
+  const std::size_t at = position(devices_[idx(group)], owner);
+  const double copies = usual_copies(plan_, model_, group, devices_[idx(group)].size());
+  const Seconds copy = copy_seconds(*cost_, placement_, model_, cluster_, group, layer, copies)[0];
+  return node_ports(*cost_, placement_, model_, cluster_, group, layer, copy * speeds_[idx(group)][at]);
 }
 
 std::vector<i64> TraceBalance::split_speeds() const {
@@ -94,8 +166,7 @@ std::vector<i64> TraceBalance::guest_cost(const TraceBalanceOptions& options) co
   std::vector<i64> out(idx(placement_.num_devices()), options.guest_cost.value_or(0));
   if (options.guest_cost) return out;
   for (i32 g = 0; g < placement_.num_groups(); ++g) {
-    const double copies = real(plan_.groups[idx(g)].microbatches[0] * plan_.seq_len * model_.top_k) /
-                          real(devices_[idx(g)].size());
+    const double copies = usual_copies(plan_, model_, g, devices_[idx(g)].size());
     for (const i64 layer : layers_) {
       const auto l = static_cast<i32>(layer);
       const std::vector<i64> costs =
@@ -154,8 +225,13 @@ Plan TraceBalance::placed(const TraceBalanceOptions& options, const Loads& loads
   if (choice.balancer == nullptr) return plan;
   for (i32 g = 0; g < placement_.num_groups(); ++g) {
     BalanceInput input = input_of(g, loads);
-    for (BalanceDevice& device : input.devices) device.unit_s = by_time ? device.unit_s : 1;
+    for (BalanceDevice& device : input.devices) {
+      device.unit_s = by_time ? device.unit_s : 1;
+      device.room = options.by_room ? device.room : kUnlimitedRoom;
+    }
+    if (by_time) input.ports = ports_of_group(g);
     input.replicas = options.replicas;
+    check_copies(input);
     input.guests = choice.split == CopySplit::kGuests ? options.guests : 0;
     input.topology = options.topology;
     if (step != nullptr) input.microbatches = microbatches_of_group(g, *step);

@@ -35,7 +35,9 @@ struct TraceBalanceOptions {
   bool guard = false;
   std::string groups = "node";  ///< where sequences are ordered, see device_groups()
   double load_cap = 1.1;        ///< for locality: time ratio of device groups, 0 = none
-  bool padded = false;          ///< exchanges are simulated as PaddedRouting has them
+  /// Owners are as many as memory leaves room for; false: as if there were always enough, to see what is not.
+  bool by_room = true;
+  bool padded = false;  ///< exchanges are simulated as PaddedRouting has them
 };
 
 /// What is gained must be more than this part of a step, so that chance decides nothing.
@@ -112,6 +114,9 @@ class TraceBalance {
   void add_move(const Plan& before, const Plan& plan, TraceBalanceResult& out) const;
   void add_figures(const Plan& plan, const Plan& before, const SplitRouting& routing,
                    TraceBalanceResult& out) const;
+  void find_room();
+  void check_copies(const BalanceInput& input) const;
+  std::vector<NodePort> ports_of_group(i32 group) const;
   std::vector<i64> split_speeds() const;
   std::vector<i64> guest_cost(const TraceBalanceOptions& options) const;
   double guests_per_exchange(const Plan& plan, const SplitRouting& routing) const;
@@ -125,6 +130,7 @@ class TraceBalance {
   std::vector<i64> layers_;                     // with experts
   std::vector<std::vector<DeviceId>> devices_;  // [group] that own experts in some layer, ascending
   std::vector<std::vector<double>> speeds_;     // [group][of devices_]
+  std::vector<std::vector<i64>> room_;  // [group][of devices_] experts of all layers that memory holds
 };
 
 }  // namespace hetermoe

@@ -36,6 +36,14 @@ void add_range(FigureRange& all, const FigureRange& part) {
   all.count += part.count;
 }
 
+/// What a run would refuse has no figures.
+void check_plan(const std::string& balancer, const Plan& plan, const ModelConfig& model,
+                const Cluster& cluster) {
+  const std::vector<std::string> faults = validate(plan, model, cluster);
+  if (!faults.empty())
+    fail<ConfigError>("balancer " + balancer, "makes a plan that cannot run: {}", faults[0]);
+}
+
 std::vector<std::vector<double>> loads_of(const TraceRouting& routing, i64 num_experts) {
   std::vector<std::vector<double>> out;
   const TraceStep& step = routing.step();
@@ -188,11 +196,13 @@ TraceBalanceResult TraceBalance::run(const TraceBalanceOptions& options,
   TraceBalanceResult out;
   Known known;
   Plan before = plan_;
-  for (std::size_t s = by_history ? 1 : 0; s < steps.size(); ++s) {
+  const std::size_t first = by_history ? 1 : 0;
+  for (std::size_t s = first; s < steps.size(); ++s) {
     known.add(steps[by_history ? s - 1 : s], by_history);
     const auto start = std::chrono::steady_clock::now();
     bool kept = false;
     Plan plan = chosen(options, known, kept);
+    if (s == first) check_plan(options.balancer, plan, model_, cluster_);
     out.plan += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     const TraceRouting step =
         kept ? steps[s] : ordered(options, plan, rows_of(options, known, steps[s]), steps[s]);

@@ -29,6 +29,12 @@ TEST(Topology, RefusesWhatCopiesNothing) {
   const auto error = [](const std::string& name, i64 devices) {
     return error_of<ConfigError>([&] { topology_columns(name, devices); });
   };
+  EXPECT_EQ(error("torus:100000x100000", 8),
+            "[topology] got 10000000000 devices in torus:100000x100000, expected a divisor of the 8 that own "
+            "experts");
+  EXPECT_EQ(
+      error("[[1,4294967296]]", 2),
+      "[topology] got [[1,4294967296]], expected columns of equally many device numbers, as [[1,2,3,0]]");
   EXPECT_EQ(error("[[1,1]]", 2), "[topology] column 0: got [1,1], expected each device from 0 to 1 once");
   EXPECT_EQ(error("[[1,0],[0,1]]", 2), "[topology] column 1: device 0 would copy an expert of its own");
   EXPECT_EQ(

@@ -43,6 +43,42 @@ TEST(Reorder, ReachesTheBestOfAllOwners) {
   }
 }
 
+/// Three microbatches of 128, 137 and 126 copies on two nodes of two devices.
+TEST(Reorder, CountsTheBusiestPortOfEachMicrobatch) {
+  ReorderInput input = three({1, 1, 1, 1});
+  input.nodes = {0, 0, 1, 1};
+  // Node 0 owns 50, 63 and 42 copies, so it sends half of the others: 39, 37 and 42, at two seconds each.
+  input.ports = {{.node = 0, .copy_s = 2, .tokens = 0.5}, {.node = 1, .copy_s = 0.5, .tokens = 0.5}};
+  EXPECT_EQ(reorder_cost(input, kLinear), 130 + 2 * (39 + 37 + 42));
+  // All tokens start on a node that owns nothing: its port sends every copy, and the others get theirs.
+  input.ports = {{.node = 0, .copy_s = 1}, {.node = 1, .copy_s = 1}, {.node = 5, .copy_s = 0.5, .tokens = 1}};
+  EXPECT_EQ(reorder_cost(input, kLinear), 130 + 78 + 74 + 84);
+  input.ports[2].copy_s = 1;
+  EXPECT_EQ(reorder_cost(input, kLinear), 130 + 128 + 137 + 126);
+}
+
+TEST(Reorder, ReachesTheBestOfAllOwnersWithPorts) {
+  ReorderInput input = three({1, 1, 1, 1});
+  input.nodes = {0, 0, 1, 1};
+  input.ports = {{.node = 0, .copy_s = 1}, {.node = 1, .copy_s = 0.25, .tokens = 1}};
+  const double best = best_of_all(input);
+  for (u64 seed = 1; seed <= 20; ++seed) {
+    input.seed = seed;
+    EXPECT_EQ(reorder_cost(input, reorder(input, kLinear)), best) << seed;
+  }
+  // The slow port has its node own less than half, which the devices alone would not.
+  ReorderInput devices = input;
+  devices.ports.clear();
+  const auto owned = [&](const std::vector<i32>& owner) {
+    double sum = 0;
+    for (const std::vector<double>& copies : kThree) {
+      for (std::size_t e = 0; e < owner.size(); ++e) sum += owner[e] < 2 ? copies[e] : 0;
+    }
+    return sum;
+  };
+  EXPECT_LT(owned(reorder(input, kLinear)), owned(reorder(devices, kLinear)));
+}
+
 TEST(Reorder, KeepsNumbersOfExpertsAndRepeats) {
   ReorderInput input = three({3, 2, 1, 1});
   const std::vector<i32> start = {0, 0, 0, 1, 1, 2, 2, 3};

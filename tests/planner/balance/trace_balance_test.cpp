@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "hetermoe/planner/memory_estimate.h"
 #include "hetermoe/routing/synthetic.h"
 #include "tests/schedule/plans.h"
 #include "tests/support/error_of.h"
@@ -77,6 +78,48 @@ TEST(TraceBalance, CopiesAreOwnersAndNeedMemory) {
     return sum;
   };
   EXPECT_GT(state(many), 1.1 * state(few));
+}
+
+/// By speed alone the fast devices would have most of the experts.
+TEST(TraceBalance, OwnersGoByTheRoomThatMemoryLeaves) {
+  Case c;
+  for (const DeviceId old : {2, 3}) c.cluster.devices[static_cast<std::size_t>(old)].speed = 0.05;
+  const std::vector<Bytes> need = estimate_memory(c.plan, c.model);
+  const Bytes expert = 16.0 * 3 * static_cast<Bytes>(c.model.hidden * c.model.expert_hidden);
+  // No device has room for more than one expert beside what the even plan gives it.
+  for (DeviceType& type : c.cluster.types)
+    type.memory_gib =
+        (kReservedMemory + (*std::max_element(need.begin(), need.end()) + expert) / kUsableMemory) / kGiB;
+  ASSERT_EQ(overfilled_device(need, c.cluster), "");
+  const std::vector<std::vector<double>> even(2, std::vector<double>(16, 1));
+  const TraceBalance balance = c.balance();
+  for (const char* name : {"lpt", "eplb", "relibra"}) {
+    TraceBalanceOptions options = {.balancer = name, .guests = 0};
+    EXPECT_EQ(overfilled_device(estimate_memory(balance.placed(options, even), c.model), c.cluster), "")
+        << name;
+    options.by_room = false;
+    EXPECT_NE(overfilled_device(estimate_memory(balance.placed(options, even), c.model), c.cluster), "")
+        << name;
+  }
+  const std::string error =
+      error_of<ConfigError>([&] { balance.placed({.balancer = "eplb", .replicas = 16}, even); });
+  EXPECT_TRUE(
+      error.starts_with("[replicas] got 16 copies for the 16 experts of a layer, for which there is no room: "
+                        "the devices that own hold "))
+      << error;
+}
+
+TEST(TraceBalance, FiguresAreOfPlansThatCanRun) {
+  Case c;
+  c.plan.recompute = Recompute::kResend;
+  const std::vector<TraceRouting> steps = c.steps(2, {});
+  for (const char* name : {"none+guests", "none+exact", "lplb"}) {
+    const std::string error =
+        error_of<ConfigError>([&] { c.balance().run({.balancer = name, .topology = "ring"}, steps); });
+    EXPECT_TRUE(error.starts_with(fmt::format("[balancer {}] makes a plan that cannot run: ", name)))
+        << error;
+    EXPECT_NE(error.find("resend"), std::string::npos) << error;
+  }
 }
 
 TEST(TraceBalance, HistoryNeedsAStepBefore) {
