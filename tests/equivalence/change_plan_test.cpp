@@ -143,10 +143,11 @@ TEST(ChangePlan, ThereAndBackOfABalancersOwnersLeavesEveryTensorAndMomentBitEqua
     const auto before = contents(*session);
     Plan last = first;
     for (const std::string name : {"lpt", "eplb", "lplb", "relibra", "locality"}) {
-      const Plan second = with_owners(
-          first,
-          balance.placed({.balancer = name, .replicas = static_cast<i64>(owners.size()), .topology = "ring"},
-                         loads));
+      const Plan second = with_owners(first, balance.placed({.balancer = name,
+                                                             .replicas = static_cast<i64>(owners.size()),
+                                                             .weigh = Weigh::kCount,
+                                                             .topology = "ring"},
+                                                            loads));
       EXPECT_NE(to_json(second), to_json(first)) << name;
       session->change_plan(second, {});
       session->values();  // replicas are compared

@@ -74,26 +74,27 @@ TraceBalance::TraceBalance(const ModelConfig& model, const Cluster& cluster, con
   find_room();
 }
 
-/// What an expert more takes is the difference that one makes. Nobody knows what a device has room for while
-/// the plan itself does not fit.
+/// What an expert more takes is the difference that one of the first layer makes. Nobody knows what a device
+/// has room for while the plan itself does not fit.
 void TraceBalance::find_room() {
   Plan more = plan_;
   std::vector<std::vector<i64>> owned;
   for (std::size_t g = 0; g < devices_.size(); ++g) {
     owned.emplace_back(devices_[g].size(), 0);
     room_.emplace_back(devices_[g].size(), kUnlimitedRoom);
-    for (std::size_t d = 0; d < devices_[g].size(); ++d) {
-      bool added = false;
-      for (const i64 layer : layers_) {
-        for (ExpertOwners& owners : more.groups[g].layers[idx(layer)].experts) {
-          const bool owns = std::any_of(owners.begin(), owners.end(), [&](const ExpertOwner& owner) {
-            return owner.device == devices_[g][d];
-          });
-          owned[g][d] += owns ? 1 : 0;
-          if (!owns && !added) owners.push_back({.device = devices_[g][d], .share = 0});
-          added = added || !owns;
-        }
+    for (const i64 layer : layers_) {
+      for (const ExpertOwners& owners : plan_.groups[g].layers[idx(layer)].experts) {
+        for (const ExpertOwner& owner : owners) ++owned[g][position(devices_[g], owner.device)];
       }
+    }
+    LayerOwners& first = more.groups[g].layers[idx(layers_[0])].experts;
+    for (std::size_t d = 0; d < devices_[g].size(); ++d) {
+      const auto is_not_its = [&](const ExpertOwners& owners) {
+        return std::none_of(owners.begin(), owners.end(),
+                            [&](const ExpertOwner& owner) { return owner.device == devices_[g][d]; });
+      };
+      const auto other = std::find_if(first.begin(), first.end(), is_not_its);
+      if (other != first.end()) other->push_back({.device = devices_[g][d], .share = 0});
     }
   }
   const std::vector<Bytes> now = estimate_memory(plan_, model_), with = estimate_memory(more, model_);

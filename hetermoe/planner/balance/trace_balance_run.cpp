@@ -171,6 +171,7 @@ Activations TraceBalance::rows_of(const TraceBalanceOptions& options, const Know
 /// The plan of a balancer, or with a guard the plan as it is where that is as fast on the step known.
 Plan TraceBalance::chosen(const TraceBalanceOptions& options, const Known& known, bool& kept) const {
   Plan plan = placed(options, known.loads, known.step, known.use);
+  check_plan(options.balancer, plan, model_, cluster_);
   const BalancerChoice choice = balancer_choice(options.balancer, options.parts);
   const CopySplit split = choice.split;
   kept = false;
@@ -196,13 +197,11 @@ TraceBalanceResult TraceBalance::run(const TraceBalanceOptions& options,
   TraceBalanceResult out;
   Known known;
   Plan before = plan_;
-  const std::size_t first = by_history ? 1 : 0;
-  for (std::size_t s = first; s < steps.size(); ++s) {
+  for (std::size_t s = by_history ? 1 : 0; s < steps.size(); ++s) {
     known.add(steps[by_history ? s - 1 : s], by_history);
     const auto start = std::chrono::steady_clock::now();
     bool kept = false;
     Plan plan = chosen(options, known, kept);
-    if (s == first) check_plan(options.balancer, plan, model_, cluster_);
     out.plan += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     const TraceRouting step =
         kept ? steps[s] : ordered(options, plan, rows_of(options, known, steps[s]), steps[s]);
