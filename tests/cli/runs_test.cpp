@@ -264,7 +264,8 @@ TEST(Threads, APredictionNeedsNoneAndARunThatGetsTooFewSaysSo) {
                   "  - {name: old, count: 4, devices: [V100 x33]}\n");
   const auto compare = [&](const std::string& how) {
     const std::string words = fmt::format(
-        "ulimit -v 4194304; exec {} compare --model tiny --cluster {} --strategies zebra --train.sequences "
+        "ulimit -s 8192; ulimit -v 4194304; exec {} compare --model tiny --cluster {} --strategies zebra "
+        "--train.sequences "
         "264 "
         "--train.microbatches 1 --train.seq_len 8 --train.steps 1 --data.max_bytes 200000 --output {} {}",
         HM_BINARY_DIR "/hetermoe", cluster, folder / "out", how);

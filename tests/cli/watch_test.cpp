@@ -78,9 +78,9 @@ std::string browser() {
 /// The page as it stands after its script has run for a while.
 std::string shown(const std::string& address) {
   const WorkFolder profile;
-  return Child(browser(),
-               {"--headless", "--no-sandbox", "--disable-gpu", "--user-data-dir=" + profile.path().string(),
-                "--virtual-time-budget=5000", "--dump-dom", address})
+  return Child("/usr/bin/timeout", {"300", browser(), "--headless", "--no-sandbox", "--disable-gpu",
+                                    "--user-data-dir=" + profile.path().string(),
+                                    "--virtual-time-budget=5000", "--dump-dom", address})
       .wait()
       .out;
 }

@@ -8,6 +8,7 @@
 #include "hetermoe/base/error.h"
 #include "hetermoe/comm/transport.h"
 #include "tests/support/error_of.h"
+#include "tests/support/faults.h"
 
 namespace hetermoe {
 namespace {
@@ -120,12 +121,13 @@ TEST(InProcess, AbortWakesEveryBlockedPeerWithTheFirstReason) {
 }
 
 TEST(InProcess, SendingTwiceIsABug) {
+  const testing::Deadline deadline(std::chrono::seconds(60));
   const std::unique_ptr<Transport> transport = make_in_process_transport(2);
   const std::vector<DeviceId> both = {0, 1};
   std::future<void> first = std::async(std::launch::async, [&] {
     EXPECT_THROW(transport->exchange({0, 1, "op", 0, both}, std::vector<Message>(2)), TransportError);
   });
-  std::this_thread::sleep_for(milliseconds(20));
+  while (transport->awaited().empty()) std::this_thread::yield();  // who waits for an answer has sent
   EXPECT_THROW(transport->exchange({0, 1, "op", 0, both}, std::vector<Message>(2)), InternalError);
   transport->abort("test");
   first.get();

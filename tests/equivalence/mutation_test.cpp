@@ -1,6 +1,7 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
@@ -230,13 +231,16 @@ void drop_dependency(Schedule& schedule, const Dependency& dropped) {
     --schedule.dep_begin[op];
 }
 
-/// Holds an op back until the op that no longer waits for it has begun (or failed), so that the two meet in
-/// the wrong order whatever the machine does; gives up after a while, as the order may follow from messages
-/// of other devices.
+/// Holds an op back until the op that no longer waits for it has begun (or failed), and by `pause` longer, so
+/// that the two meet in the wrong order; gives up after `limit`, as the order may follow from messages of
+/// other devices.
 class Overtake {
  public:
-  Overtake(const Schedule& schedule, const Dependency& dependency)
-      : early_(schedule.ops[static_cast<std::size_t>(dependency.op)]),
+  Overtake(const Schedule& schedule, const Dependency& dependency, std::chrono::milliseconds limit,
+           std::chrono::milliseconds pause)
+      : limit_(limit),
+        pause_(pause),
+        early_(schedule.ops[static_cast<std::size_t>(dependency.op)]),
         late_(schedule.ops[static_cast<std::size_t>(dependency.needs)]) {
     for (const LaneId lane : schedule.lanes_of(dependency.op)) early_devices_.insert(device_of(lane));
     for (const LaneId lane : schedule.lanes_of(dependency.needs)) late_devices_.insert(device_of(lane));
@@ -245,9 +249,9 @@ class Overtake {
     if (op == early_ && early_devices_.contains(device) && late_devices_.contains(device)) begin();
     if (!(op == late_ && late_devices_.contains(device))) return;
     std::unique_lock lock(mutex_);
-    begun_.wait_for(lock, std::chrono::milliseconds(150), [&] { return has_begun_; });
+    begun_.wait_for(lock, limit_, [&] { return has_begun_; });
     lock.unlock();
-    std::this_thread::sleep_for(std::chrono::milliseconds(3));
+    std::this_thread::sleep_for(pause_);
   }
   void begin() {
     const std::lock_guard lock(mutex_);
@@ -256,6 +260,7 @@ class Overtake {
   }
 
  private:
+  std::chrono::milliseconds limit_, pause_;
   Op early_, late_;
   std::set<DeviceId> early_devices_, late_devices_;
   std::mutex mutex_;
@@ -281,10 +286,12 @@ void drop_every_dependency(const Scene& s, const std::vector<std::string>& impli
       Schedule altered = sound;
       drop_dependency(altered, dependency);
       EXPECT_FALSE(validate(altered, s.plan, s.model, s.step).empty()) << name;
-      // On a busy machine the two may meet in the right order after all.
+      // On a busy machine the two may meet in the right order after all: then the next try is more patient.
+      const bool is_implied = std::find(implied.begin(), implied.end(), name) != implied.end();
       bool caught = false;
-      for (int attempt = 0; attempt < 3 && !caught; ++attempt) {
-        Overtake overtake(sound, dependency);
+      for (int patience = 1; patience <= (is_implied ? 1 : 16) && !caught; patience *= 4) {
+        Overtake overtake(sound, dependency, patience * std::chrono::milliseconds(150),
+                          patience * std::chrono::milliseconds(3));
         RigOptions options;
         options.alter = [&](Schedule& schedule) { drop_dependency(schedule, dependency); };
         options.executor.before_op = [&](const Op& o, DeviceId device) { overtake.before_op(o, device); };

@@ -33,9 +33,9 @@ std::vector<Copy> copies_of(const Scene& s) {
   return copies;
 }
 
-/// The error of a step in which `fault` runs before the copy on one side.
-std::string error_with(const Scene& s, const Copy& copy, Seconds watchdog,
-                       const std::function<void()>& fault) {
+/// The error of a step in which `fault` runs before the copy on one side, and `on_abort` when the step fails.
+std::string error_with(const Scene& s, const Copy& copy, Seconds watchdog, const std::function<void()>& fault,
+                       const std::function<void()>& on_abort = {}) {
   const Deadline deadline(std::chrono::seconds(60));
   const Schedule schedule = build_schedule(s.plan, s.model, s.step);
   const Op& at = schedule.ops[static_cast<std::size_t>(copy.op)];
@@ -43,6 +43,7 @@ std::string error_with(const Scene& s, const Copy& copy, Seconds watchdog,
   for (OpId op = 0; op < copy.op; ++op) earlier += schedule.ops[static_cast<std::size_t>(op)] == at ? 1 : 0;
   RigOptions options;
   options.executor.watchdog = watchdog;
+  options.on_abort = on_abort;
   options.executor.before_op = [&](const Op& op, DeviceId device) {
     if (op == at && device == copy.side && earlier-- == 0) fault();
   };
@@ -72,8 +73,9 @@ void expect_stalls_named(const Scene& s) {
   at::set_num_threads(1);
   const std::vector<Copy> copies = copies_of(s);
   for (const std::size_t at : {std::size_t{0}, copies.size() / 2, copies.size() - 1}) {
-    const std::string error =
-        error_with(s, copies[at], 0.25, [] { std::this_thread::sleep_for(std::chrono::seconds(1)); });
+    Gate gate;
+    const std::string error = error_with(
+        s, copies[at], 1, [&] { gate.wait(); }, [&] { gate.open(); });
     EXPECT_NE(error.find("[watchdog]"), std::string::npos) << error;
     EXPECT_NE(error.find(name_of_copy(s, copies[at])), std::string::npos) << error;
   }

@@ -67,23 +67,38 @@ class Experiment {
   }
 
  private:
-  Outcome outcome_of(const FaultPoint& point) {
+  StepEnd step_with(const FaultPoint& point, Seconds watchdog, bool& altered) {
     const Deadline deadline(std::chrono::seconds(60));
     FaultPlanter planter(point);
     RigOptions options;
     options.checksum_messages = checksums_;
-    options.executor.watchdog = point.fault == Fault::kGone ? 0.25 : 60;
+    options.executor.watchdog = watchdog;
     options.on_send = [&](const ExchangeCall& call, std::vector<Message>& out) {
       planter.on_send(call, out);
     };
     options.on_abort = [&] { planter.on_abort(); };
     const StepEnd end = run_step(*make_rig(scene_, options));
+    altered = planter.altered();
+    return end;
+  }
+
+  Outcome outcome_of(const FaultPoint& point) {
+    StepEnd end;
+    bool altered = false;
+    for (const Seconds watchdog : watchdogs_for(point.fault)) {
+      end = step_with(point, watchdog, altered);
+      if (!woke_early(point.fault, name_of_op(point), end.error)) break;
+    }
     if (!end.error.empty()) {
       expect_named(point, end.error);
       return Outcome::kNamed;
     }
-    if (alters(point.fault) && !planter.altered()) return Outcome::kNothingToAlter;
+    if (alters(point.fault) && !altered) return Outcome::kNothingToAlter;
     return bit_equal(end, whole_) ? Outcome::kSame : Outcome::kOther;
+  }
+
+  std::string name_of_op(const FaultPoint& point) const {
+    return to_string(schedule_.ops[static_cast<std::size_t>(point.op)]);
   }
 
   /// Op, device, peer, cause.
@@ -91,7 +106,7 @@ class Experiment {
     const auto device = [&](DeviceId d) {
       return fmt::format("device {} ({})", d, scene_.cluster.device_name(d));
     };
-    const std::string op = to_string(schedule_.ops[static_cast<std::size_t>(point.op)]);
+    const std::string op = name_of_op(point);
     switch (point.fault) {
       case Fault::kFail:
         EXPECT_TRUE(has(error, fmt::format("[{} {}] [to device {}] the wire broke", device(point.device), op,

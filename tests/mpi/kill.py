@@ -82,6 +82,18 @@ def ranks_of(launcher):
     return sorted(found)
 
 
+def kill_one(ranks, randomness):
+    """Kills one of these processes and says which, None = there is none, or it had ended already."""
+    if not ranks:
+        return None
+    rank = randomness.randrange(len(ranks))
+    try:
+        os.kill(ranks[rank], signal.SIGKILL)
+    except ProcessLookupError:
+        return None
+    return rank
+
+
 def finished(output, steps):
     return (output / "checkpoints" / f"step-{steps:08}" / "checkpoint.json").exists()
 
@@ -157,16 +169,15 @@ def main():
             while kills < args.kills:
                 process = start(args.program, killed, args.steps, log, extra)
                 time.sleep(randomness.uniform(0.1, 0.95) * duration)
-                ranks = ranks_of(process.pid)
-                if ranks:
-                    victim = randomness.choice(ranks)
-                    victims[ranks.index(victim)] += 1
-                    at_step[newest_step(killed)] += 1
-                    kill_time = time.monotonic()
-                    os.kill(victim, signal.SIGKILL)
+                step = newest_step(killed)
+                rank = kill_one(ranks_of(process.pid), randomness)
+                kill_time = time.monotonic()
+                if rank is not None:
                     kills += 1
+                    victims[rank] += 1
+                    at_step[step] += 1
                 wait(process)
-                if ranks:
+                if rank is not None:
                     ends.append(time.monotonic() - kill_time)
                 if finished(killed, args.steps):
                     check_equal(killed, whole, args.steps, kills)

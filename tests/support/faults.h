@@ -141,6 +141,18 @@ class FaultPlanter {
   std::atomic<bool> altered_ = false;
 };
 
+/// Watchdogs to run a step with, one after another as long as it woke_early(). Where a device is gone only
+/// the watchdog ends the step, which is to be soon.
+inline std::vector<Seconds> watchdogs_for(Fault fault) {
+  return fault == Fault::kGone ? std::vector<Seconds>{0.25, 1, 4} : std::vector<Seconds>{60};
+}
+/// Whether the watchdog ended the step `error` although nobody waited for the device that is gone in this op
+/// yet: the machine stood still.
+inline bool woke_early(Fault fault, const std::string& op, const std::string& error) {
+  return fault == Fault::kGone && error.find("[watchdog]") != std::string::npos &&
+         error.find(op + " exchanges with its peers, has nothing from") == std::string::npos;
+}
+
 /// Every exchange call of one step, by every device, with the fault planted there; message faults once for
 /// each peer.
 inline std::vector<FaultPoint> fault_points(const Schedule& schedule, Fault fault) {

@@ -71,7 +71,9 @@ TEST(OutputLock, AnotherMachinesLockThatGrowsIsRespected) {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
     }
   });
-  const std::string error = error_of<ConfigError>([&] { OutputLock lock(folder.path(), kQuick); });
+  OutputLockOptions patient = kQuick;
+  patient.watch = 30;  // it ends with the first growth
+  const std::string error = error_of<ConfigError>([&] { OutputLock lock(folder.path(), patient); });
   EXPECT_NE(error.find("is in use by process 7 on \"far\""), std::string::npos) << error;
 }
 

@@ -128,13 +128,13 @@ CheckpointShard shard_of(i32 rank) {
 
 TEST(ShardWait, ARankThatWritesForLongerThanTheLimitWhileAliveDoesNotEndTheRun) {
   const WorkFolder folder;
-  ShardWait slow = {.silence = 1, .beat = 0.05, .before_writing = [] {
-                      std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+  ShardWait slow = {.silence = 3, .beat = 0.05, .before_writing = [] {
+                      std::this_thread::sleep_for(std::chrono::seconds(7));
                     }};
   std::thread other([&] { write_checkpoint(folder.path(), shard_of(1), 2, slow); });
   EXPECT_EQ(error_of([&] {
               write_checkpoint(folder.path(), shard_of(0), 2,
-                               {.silence = 1, .beat = 0.05, .before_writing = {}});
+                               {.silence = 3, .beat = 0.05, .before_writing = {}});
             }),
             "no error");
   other.join();

@@ -1,12 +1,12 @@
 #include "hetermoe/train/route_recorder.h"
 
 #include <gtest/gtest.h>
-#include <time.h>
 
 #include <cstdio>
 
 #include "hetermoe/routing/trace_routing.h"
 #include "tests/support/error_of.h"
+#include "tests/support/processor_time.h"
 #include "tests/train/tiny_run.h"
 
 namespace hetermoe {
@@ -149,13 +149,6 @@ TEST(RouteRecorder, ATraceUnderTheRunsPlanIsWhatTheExecutorReported) {
   EXPECT_GE(compared, 36);
 }
 
-/// Processor time of this thread.
-double cpu_seconds() {
-  timespec now{};
-  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
-}
-
 /// A step of the demo takes 280 ms of processor time on the slowest machine that was looked at while it had
 /// others to serve, and not less than 100 ms on any: bench/recording_cost.py measures whole runs.
 TEST(RouteRecorder, CostsLittleBesideADemoStep) {
@@ -169,14 +162,14 @@ TEST(RouteRecorder, CostsLittleBesideADemoStep) {
   const at::Tensor ids = at::arange(2).to(at::kLong).expand({256, 2}).contiguous(),
                    weights = at::ones({256, 2});
   constexpr int kSteps = 50;
-  const double begin = cpu_seconds();
+  const double begin = testing::processor_time();
   for (i64 step = 0; step < kSteps; ++step) {
     for (i32 layer = 0; layer < 4; ++layer) {
       for (i64 sequence = 0; sequence < 8; ++sequence) routes.take(layer, sequence, 1, ids, weights);
     }
     recorder.write(step, 8 * step, plan, routes.finish());
   }
-  const double per_step = (cpu_seconds() - begin) / kSteps;
+  const double per_step = (testing::processor_time() - begin) / kSteps;
   std::printf("recording a demo step: %.2f ms of processor time\n", 1e3 * per_step);
   EXPECT_LT(per_step, 0.02 * 0.1);
 }
