@@ -385,43 +385,29 @@ TEST(StepBalancer, RefusesWhatCannotBeBalanced) {
 
 TEST(StepBalancer, CopiesNeedRoom) {
   const WorkFolder folder;
-  // Of the first plan, with lplb.
-  const auto error = [&](const std::string& replicas, const std::string& topology) {
-    return error_of<ConfigError>([&] {
-      TinyRun(folder / "run", {{"model", "olmoe-1b-7b"},
-                               {"cluster", "rtx4090x8"},
-                               {"strategy", "ep"},
-                               {"plan.attention_dtype", "fp16"},
-                               {"plan.expert_dtype", "fp16"},
-                               {"train.sequences", "16"},
-                               {"balancer.name", "lplb"},
-                               {"balancer.topology", topology},
-                               {"balancer.replicas", replicas}});
-    });
+  const auto error = [&](const Settings& balancer) {
+    Settings settings = {
+        {"model", "olmoe-1b-7b"},         {"cluster", "rtx4090x8"},      {"strategy", "ep"},
+        {"plan.attention_dtype", "fp16"}, {"plan.expert_dtype", "fp16"}, {"train.sequences", "16"}};
+    settings.insert(settings.end(), balancer.begin(), balancer.end());
+    return error_of<ConfigError>([&] { TinyRun(folder / "run", settings).make_balancer(); });
   };
-  const std::string full = error("64", "ring");
-  EXPECT_EQ(full,
-            "[replicas] got 64 copies for the 64 experts of a layer, for which there is no room: the devices "
-            "that own hold 64; RTX4090#0 (24 GiB, 22.3 usable) holds 8");
+  // Of the first plan with lplb, between steps with eplb.
+  const std::string full =
+      "[replicas] got 64 copies for the 64 experts of a layer, for which there is no room: the devices that "
+      "own "
+      "hold 64; RTX4090#0 (24 GiB, 22.3 usable) holds 8";
+  EXPECT_EQ(error({{"balancer.name", "lplb"}, {"balancer.topology", "ring"}, {"balancer.replicas", "64"}}),
+            full);
+  EXPECT_EQ(error({{"balancer.name", "eplb"}, {"balancer.replicas", "64"}}), full);
   // Nobody asked for a number: seven columns are seven copies a device.
-  const std::string by_itself = error("0",
-                                      "[[1,2,3,4,5,6,7,0],[2,3,4,5,6,7,0,1],[3,4,5,6,7,0,1,2],"
-                                      "[4,5,6,7,0,1,2,3],[5,6,7,0,1,2,3,4],[6,7,0,1,2,3,4,5],"
-                                      "[7,0,1,2,3,4,5,6]]");
+  const std::string by_itself = error({{"balancer.name", "lplb"},
+                                       {"balancer.topology",
+                                        "[[1,2,3,4,5,6,7,0],[2,3,4,5,6,7,0,1],[3,4,5,6,7,0,1,2],"
+                                        "[4,5,6,7,0,1,2,3],[5,6,7,0,1,2,3,4],[6,7,0,1,2,3,4,5],"
+                                        "[7,0,1,2,3,4,5,6]]"}});
   EXPECT_TRUE(by_itself.starts_with("[balancer.name] got lplb, for which there is no room: device "))
       << by_itself;
-  const std::string between_steps = error_of<ConfigError>([&] {
-    TinyRun(folder / "run", {{"model", "olmoe-1b-7b"},
-                             {"cluster", "rtx4090x8"},
-                             {"strategy", "ep"},
-                             {"plan.attention_dtype", "fp16"},
-                             {"plan.expert_dtype", "fp16"},
-                             {"train.sequences", "16"},
-                             {"balancer.name", "eplb"},
-                             {"balancer.replicas", "64"}})
-        .make_balancer();
-  });
-  EXPECT_EQ(between_steps, full);
   // Between steps, with eplb: owners stay, and the run says why.
   TinyRun run(folder / "run", balanced({{"balancer.name", "eplb"}, {"balancer.replicas", "4"}}));
   const std::vector<Bytes> now = migration_memory(run.plan, run.plan, run.model, run.cluster, {});
