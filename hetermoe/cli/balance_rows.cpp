@@ -213,7 +213,7 @@ Plan tuned_plan(const Job& job, const ModelConfig& model, const Cluster& cluster
 Case case_of(const BalanceRowsOptions& options, const Job& job) {
   Case c{.model = load_model(job.model), .cluster = load_cluster(job.cluster), .plan = {}, .steps = {}};
   const RoutingTrace trace = open_trace(options.trace);
-  check_trace_model(trace.header(), c.model, options.trace);
+  check_model(trace.header(), c.model, options.trace);
   c.plan = emulated_plan(
       job, options.tuned ? tuned_plan(job, c.model, c.cluster) : make_job_plan(job, c.model, c.cluster));
   const StepRange range = parse_steps(options.steps, "--steps");

@@ -33,12 +33,18 @@ std::pair<std::string, std::string> trace_and_steps(const std::string& reference
   return {has_steps ? reference.substr(0, colon) : reference, has_steps ? reference.substr(colon + 1) : ""};
 }
 
+void check_model(const TraceHeader& header, const ModelConfig& model, const std::string& where) {
+  check_trace_model(header, model, where);
+  const std::string note = note_of_model(header, model);
+  if (!note.empty()) std::cerr << "note: " << note << std::endl;
+}
+
 TraceRouting load_trace_routing(const std::string& reference, const ModelConfig& model) {
   const auto [path, range] = trace_and_steps(reference);
   const RoutingTrace trace = open_trace(path);
   StepRange steps{trace.steps().back(), trace.steps().back()};
   if (!range.empty()) steps = parse_steps(range, "--routing " + path);
-  check_trace_model(trace.header(), model, path);
+  check_model(trace.header(), model, path);
   return TraceRouting(trace.header(), read_steps(trace, steps.first, steps.last), model, path);
 }
 

@@ -24,6 +24,9 @@ StepRange parse_steps(const std::string& text, const std::string& where);
 /// Opens a trace and says on stderr what of it is not whole. Throws InputError when no step is.
 RoutingTrace open_trace(const std::string& path);
 
+/// Throws InputError when the trace does not fit the model; says on stderr where it has another's name.
+void check_model(const TraceHeader& header, const ModelConfig& model, const std::string& where);
+
 /// "FILE", "FILE:STEP" or "FILE:A..B" as a file and steps; a file whose name has a colon is taken as it is.
 std::pair<std::string, std::string> trace_and_steps(const std::string& reference);
 

@@ -66,7 +66,7 @@ std::vector<TraceFigures> analyse(const RoutingTrace& trace, const Options& opti
 Analysis analyse_under(const RoutingTrace& trace, const Options& options, const Job& job) {
   const ModelConfig model = load_model(job.model);
   const Cluster cluster = load_cluster(job.cluster);
-  check_trace_model(trace.header(), model, options.trace);
+  check_model(trace.header(), model, options.trace);
   const Plan plan = emulated_plan(job, make_job_plan(job, model, cluster));
   const Placement placement(plan, model, step_options(job, model));
   const std::unique_ptr<CostModel> cost = make_cost(model, cluster, plan, load_profiles(cluster));

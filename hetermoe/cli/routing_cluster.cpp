@@ -69,7 +69,7 @@ std::vector<double> speeds_of_groups(const Options& options, const TraceHeader& 
                       options.groups);
   const Job job = options.job.empty() ? job_from_overrides(overrides) : load_job(options.job, overrides);
   const ModelConfig model = load_model(job.model);
-  check_trace_model(header, model, options.trace);
+  check_model(header, model, options.trace);
   const Cluster cluster = load_cluster(job.cluster);
   const Plan plan = emulated_plan(job, make_job_plan(job, model, cluster));
   const Plan by_time =

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "hetermoe/base/index.h"
+#include "hetermoe/base/printable.h"
 #include "hetermoe/base/words.h"
 
 namespace hetermoe {
@@ -34,6 +35,12 @@ void check_trace_model(const TraceHeader& header, const ModelConfig& model, cons
   if (header.layers != expected)
     fail<InputError>(where, "layers with experts: got {}, expected {} as model {} has",
                      Json(header.layers).dump(), Json(expected).dump(), model.name);
+}
+
+std::string note_of_model(const TraceHeader& header, const ModelConfig& model) {
+  if (!header.model || *header.model == model.name) return "";
+  return fmt::format("the trace is of model {}, whose layers and experts are as many as those of {}",
+                     printable(*header.model), printable(model.name));
 }
 
 TraceRouting::TraceRouting(TraceHeader header, TraceStep step, const ModelConfig& model, std::string where)

@@ -106,6 +106,13 @@ std::vector<at::Tensor> RouteReplay::choices(i64 first, i64 count) {
   return taken_;
 }
 
+std::vector<std::string> RouteReplay::notes(const ModelConfig& model) const {
+  std::vector<std::string> out = trace_.notes();
+  const std::string other = note_of_model(trace_.header(), model);
+  if (!other.empty()) out.push_back(other);
+  return out;
+}
+
 void RouteReplay::check_all() const {
   if (coverage_ < 1)
     fail<InputError>(options_.replay,

@@ -15,8 +15,8 @@ class RouteReplay {
   /// Opens routing.replay. text: see name_of_text(), empty = any. Throws IoError, and InputError when the
   /// trace is damaged, of another model or another text, or has a sequence twice.
   RouteReplay(const Job& job, const ModelConfig& model, const std::string& text = {});
-  /// What of the trace is not whole, in words.
-  const std::vector<std::string>& notes() const { return trace_.notes(); }
+  /// What of the trace is not whole, in words, and that it has another model's name.
+  std::vector<std::string> notes(const ModelConfig& model) const;
 
   /// For StepInput::choices, of `count` sequences from number `first` of the run. Throws InputError that
   /// names sequence and layer for choices that are not there, unless routing.replay_gaps allows them.

@@ -40,7 +40,7 @@ void add_over(const Processes& processes, Activations& copies) {
 /// What of the traces that a run reads and writes its user may not expect.
 void Trainer::tell_routes(TrainOutcome& out) {
   if (route_replay_) {
-    for (const std::string& note : route_replay_->notes()) tell("routing.replay: " + note, out);
+    for (const std::string& note : route_replay_->notes(model_)) tell("routing.replay: " + note, out);
   }
   const std::string& record = job_.routing.record;
   if (!record.empty() && out.first_step == 0 && std::filesystem::exists(record))

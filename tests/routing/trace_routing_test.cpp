@@ -32,6 +32,19 @@ struct Case {
 
 using Numbers = std::vector<double>;
 
+TEST(TraceRouting, AnotherModelsNameIsSaid) {
+  Case c;
+  c.model.name = "mine";
+  TraceHeader header = golden_header();
+  header.model.reset();
+  EXPECT_EQ(note_of_model(header, c.model), "");
+  header.model = "mine";
+  EXPECT_EQ(note_of_model(header, c.model), "");
+  header.model = "another";
+  EXPECT_EQ(note_of_model(header, c.model),
+            "the trace is of model another, whose layers and experts are as many as those of mine");
+}
+
 TEST(TraceRouting, RowsAndCopiesOfTheGoldenTrace) {
   Case c;
   EXPECT_EQ(c.load(c.routing()).rows, (Numbers{3, 1, 1, 2}));
