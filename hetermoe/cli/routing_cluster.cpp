@@ -310,7 +310,7 @@ void write_page(const Options& options, const Result& r) {
   page.facts = {
       {"trace", options.trace}, {"clustered by", options.by}, {"groups", std::to_string(r.speeds.size())}};
   if (options.prefix != 0) page.facts.emplace_back("guessed by the prefix", format_percent(r.prefix_right));
-  for (const ToldDomains::Way& way : r.told.tested > 0 ? r.told.ways : std::vector<ToldDomains::Way>())
+  for (const ToldDomains::Way& way : r.told.ways)
     page.facts.emplace_back("domain told by " + way.by, format_percent(way.right.vote));
   page.header = {"experts placed",  "copies that change groups", "of linear",
                  "rows, of linear", "padded, of linear",         "load ratio",

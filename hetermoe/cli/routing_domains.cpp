@@ -29,6 +29,7 @@ ToldDomains tell_domains(const TraceHeader& header, const TraceStep& step, const
                                    {"logistic regression", told_by_regression}})
     out.ways.push_back({by, tell(domains, teller), tell(shuffled(domains, 1), teller)});
   out.tested = out.ways[0].right.tested;
+  if (out.tested == 0) out.ways.clear();  // too few sequences: nobody was asked
   std::vector<std::vector<double>> members(idx(clusters.num_clusters()), std::vector<double>(idx(num), 0));
   for (std::size_t s = 0; s < domains.size(); ++s)
     members[idx(clusters.of_sequence[s])][idx(domains[s])] += 1;

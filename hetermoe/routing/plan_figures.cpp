@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "hetermoe/base/index.h"
+#include "hetermoe/routing/expert_phases.h"
 
 namespace hetermoe {
 namespace {
@@ -19,10 +20,8 @@ Seconds expert_seconds(const CostModel& cost, const Placement& placement, const 
   load.tokens = {copies};
   load.rows_per_token.assign(num_owners, 1);
   load.copies_per_token.assign(num_owners, 1);
-  std::vector<Phase> phases = {Phase::kForward, Phase::kBackward};
-  if (placement.plan().recompute == Recompute::kResend) phases.push_back(Phase::kRecompute);
   Seconds sum = 0;
-  for (const Phase phase : phases) {
+  for (const Phase phase : expert_phases(placement.plan())) {
     Op op = layer;
     op.phase = phase;
     sum += cost.compute(work.compute_work(op, device, &load));

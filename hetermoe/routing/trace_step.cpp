@@ -188,19 +188,17 @@ TraceStep RoutingTrace::read(i64 step) const {
   out.weights.resize(layers.size());
   out.counts.resize(layers.size());
   for (std::size_t l = 0; l < layers.size(); ++l) {
-    bool counted_only = false;
+    bool counted = false;  // a layer of a whole step has choices or counts
     for (const TraceFrame& frame : all) {
       if (frame.kind == frames::kSequences || frame.layer != layers[l] || frame.count == 0) continue;
-      if (frame.kind == frames::kChoices) reader.choices(frame, *content.files[frame.file], l);
-      counted_only = counted_only || frame.kind == frames::kCounts;
+      const frames::InputFile& file = *content.files[frame.file];
+      counted = frame.kind == frames::kCounts;
+      if (counted)
+        reader.counts(frame, file, l);
+      else
+        reader.choices(frame, file, l);
     }
-    if (!counted_only || !out.choices[l].empty())
-      count_layer(out, content.header, out.choices[l], out.counts[l]);
-    for (const TraceFrame& frame : all) {
-      if (frame.kind == frames::kCounts && frame.layer == layers[l])
-        reader.counts(frame, *content.files[frame.file], l);
-    }
-    if (counted_only) out.choices[l].clear();
+    if (!counted) count_layer(out, content.header, out.choices[l], out.counts[l]);
   }
   return out;
 }

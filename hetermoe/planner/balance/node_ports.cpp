@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "hetermoe/base/index.h"
+#include "hetermoe/routing/expert_phases.h"
 
 namespace hetermoe {
 namespace {
@@ -18,8 +19,7 @@ double sum_of(const std::vector<double>& values) {
 Seconds copy_seconds_at_port(const CostModel& cost, const Placement& placement, const ModelConfig& model,
                              Op op, DeviceId device, double rows) {
   const Plan& plan = placement.plan();
-  std::vector<Phase> phases = {Phase::kForward, Phase::kBackward};
-  if (plan.recompute == Recompute::kResend) phases.push_back(Phase::kRecompute);
+  const std::vector<Phase> phases = expert_phases(plan);
   Seconds sum = 0;
   for (const OpKind kind : {OpKind::kDispatch, OpKind::kCombine}) {
     for (const Phase phase : phases) {

@@ -226,10 +226,7 @@ Plan TraceBalance::placed(const TraceBalanceOptions& options, const Loads& loads
   if (choice.balancer == nullptr) return plan;
   for (i32 g = 0; g < placement_.num_groups(); ++g) {
     BalanceInput input = input_of(g, loads);
-    for (BalanceDevice& device : input.devices) {
-      device.unit_s = by_time ? device.unit_s : 1;
-      device.room = options.by_room ? device.room : kUnlimitedRoom;
-    }
+    for (BalanceDevice& device : input.devices) device.unit_s = by_time ? device.unit_s : 1;
     if (by_time) input.ports = ports_of_group(g);
     input.replicas = options.replicas;
     check_copies(input);

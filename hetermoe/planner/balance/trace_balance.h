@@ -35,9 +35,7 @@ struct TraceBalanceOptions {
   bool guard = false;
   std::string groups = "node";  ///< where sequences are ordered, see device_groups()
   double load_cap = 1.1;        ///< for locality: time ratio of device groups, 0 = none
-  /// Owners are as many as memory leaves room for; false: as if there were always enough, to see what is not.
-  bool by_room = true;
-  bool padded = false;  ///< exchanges are simulated as PaddedRouting has them
+  bool padded = false;          ///< exchanges are simulated as PaddedRouting has them
 };
 
 /// What is gained must be more than this part of a step, so that chance decides nothing.
