@@ -38,6 +38,7 @@ function(hm_tests label)
       endif()
       target_link_libraries(${_test} PRIVATE ${_library} GTest::gtest_main)
       hm_use_torch_pch(${_test})
+      hm_use_unity(${_test})
       # Loading libtorch takes a second, so these run whole and not case by case.
       add_test(NAME ${_folder}.all COMMAND ${_test})
       set_tests_properties(${_folder}.all PROPERTIES LABELS "${label}" TIMEOUT 5400)
@@ -63,7 +64,9 @@ if(HETERMOE_WITH_MPI AND MPIEXEC_EXECUTABLE)
   add_executable(test_mpi tests/mpi/mpi_test.cpp tests/mpi/bytes_test.cpp tests/mpi/conversations_test.cpp tests/mpi/growing_test.cpp tests/mpi/guests_test.cpp tests/mpi/routes_test.cpp tests/mpi/sharded_test.cpp)
   target_include_directories(test_mpi PRIVATE "${CMAKE_SOURCE_DIR}")
   target_link_libraries(test_mpi PRIVATE hm_cli GTest::gtest)
+  target_compile_options(test_mpi PRIVATE -O1)
   hm_use_torch_pch(test_mpi)
+  hm_use_unity(test_mpi)
   # More processes than cores, also as root (containers); OpenMPI refuses both unless told.
   set(_mpi_environment OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
                        OMPI_MCA_btl_vader_single_copy_mechanism=none)

@@ -49,7 +49,7 @@ Fullest fullest_of(const TraceBalanceResult& result, const Cluster& cluster) {
   return fullest;
 }
 
-std::vector<std::string> header_of(const std::vector<Row>& rows) {
+std::vector<std::string> header_of_rows(const std::vector<Row>& rows) {
   return {"balancer",
           "time ratio",
           "worst",
@@ -85,8 +85,8 @@ std::vector<std::string> cells_of(const std::vector<Row>& rows, const Row& row, 
           fullest.used > fullest.capacity ? "does not fit" : ""};
 }
 
-void print(const std::vector<Row>& rows, const Cluster& cluster) {
-  Table table(header_of(rows));
+void print_rows(const std::vector<Row>& rows, const Cluster& cluster) {
+  Table table(header_of_rows(rows));
   for (const Row& row : rows) table.add_row(cells_of(rows, row, cluster));
   std::cout << table.str();
   std::cout
@@ -106,7 +106,7 @@ void print(const std::vector<Row>& rows, const Cluster& cluster) {
   }
 }
 
-Json json_of(const std::vector<Row>& rows, const Cluster& cluster) {
+Json json_of_rows(const std::vector<Row>& rows, const Cluster& cluster) {
   Json json = Json::array();
   for (const Row& row : rows) {
     const TraceBalanceResult& r = row.result;
@@ -173,7 +173,7 @@ BalancePage page_of(const std::vector<Row>& rows, const Case& c, const std::stri
       {"plan", c.plan.strategy},
       {"steps", std::to_string(rows[0].result.steps.size())},
       {"owners chosen by", c.knows == Knows::kHistory ? "the steps before" : "the step's own choices"}};
-  page.header = header_of(rows);
+  page.header = header_of_rows(rows);
   page.curves = {
       "Time ratio of each step, mean over layers and microbatches", "step", "time ratio", {}, 900, 300};
   for (const Row& row : rows) {
@@ -266,13 +266,13 @@ int run_balance_rows(const BalanceRowsOptions& options, Overrides overrides) {
   const std::filesystem::path file = std::filesystem::path(options.output) / "balance.html";
   if (!options.output.empty()) write_text(file, balance_page(page_of(rows, c, options.trace)));
   if (options.json) {
-    print_json(json_of(rows, c.cluster));
+    print_json(json_of_rows(rows, c.cluster));
     return 0;
   }
   std::cout << fmt::format("{} under {} on {}, {}, owners chosen by {}\n\n", options.trace, c.plan.strategy,
                            c.cluster.name, counted(rows[0].result.steps.size(), "step"),
                            c.knows == Knows::kHistory ? "the steps before" : "the step's own choices");
-  print(rows, c.cluster);
+  print_rows(rows, c.cluster);
   if (!options.output.empty()) std::cout << "wrote " << file.string() << "\n";
   return 0;
 }

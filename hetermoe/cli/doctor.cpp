@@ -232,7 +232,7 @@ void print_gpus(const Json& gpu, const std::function<void(const char*, const std
   if (gpu["available"].get<bool>()) line("nccl", gpu["nccl"].get<std::string>());
 }
 
-void print(const Json& found) {
+void print_found(const Json& found) {
   const auto line = [](const char* key, const std::string& value) {
     std::cout << fmt::format("{:<10}{}\n", key, value);
   };
@@ -262,7 +262,7 @@ void print(const Json& found) {
                                     counted(configs["device_types"].get<i64>(), "device type")));
 }
 
-struct Options {
+struct DoctorOptions {
   std::string cluster;
   std::string device = "cpu";
   double limit = PreflightOptions().limit;
@@ -304,7 +304,7 @@ MeasuredPairs measure_threads(const Processes& processes, const Cluster& cluster
 }
 
 /// Every pair of processes, or of devices where there is one process.
-int preflight(const Options& options, const Processes& processes) {
+int preflight(const DoctorOptions& options, const Processes& processes) {
   const Cluster cluster = cluster_of(options.cluster);
   check_alike(processes, fmt::format("{} {}", version(), to_json(cluster).dump()),
               "All ranks need the same program and cluster.");
@@ -331,7 +331,7 @@ int preflight(const Options& options, const Processes& processes) {
 }
 
 /// With several processes an error of one ends all, as in `train`.
-int preflight(const Options& options) {
+int preflight(const DoctorOptions& options) {
   const std::unique_ptr<Processes> processes =
       join_processes(options.device == "cpu" ? RunsOn::kCpu : RunsOn::kGpu);
   int code = 1;
@@ -348,7 +348,7 @@ int preflight(const Options& options) {
 }  // namespace
 
 std::function<int()> make_doctor(Flags& flags) {
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<DoctorOptions>();
   flags.add_option(
       "--cluster", options->cluster,
       "a cluster, or a job that names one: exchange messages between every pair of its devices, or of "
@@ -367,7 +367,7 @@ std::function<int()> make_doctor(Flags& flags) {
     if (options->json)
       print_json(found);
     else
-      print(found);
+      print_found(found);
     return found["configs"]["folder"].is_null() ? 1 : 0;
   };
 }

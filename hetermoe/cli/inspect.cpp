@@ -16,7 +16,7 @@
 namespace hetermoe {
 namespace {
 
-struct Options {
+struct InspectOptions {
   std::string model, cluster;
   i64 seq_len = 0;
   bool activations = false, json = false;
@@ -385,7 +385,7 @@ void print_cluster(const Cluster& cluster) {
   if (any) std::cout << "\n" << hosts.str();
 }
 
-int inspect(const Options& options) {
+int inspect(const InspectOptions& options) {
   if (options.model.empty() && options.cluster.empty()) {
     fail<ConfigError>("inspect", "nothing to inspect: expected a model or --cluster NAME_OR_PATH.{}",
                       known_names_hint("", known_models()));
@@ -422,7 +422,7 @@ int inspect(const Options& options) {
 }  // namespace
 
 std::function<int()> make_inspect(Flags& flags) {
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<InspectOptions>();
   flags.add_option("model", options->model,
                    "a name of configs/models, a config.json or its folder; of a folder with weights also "
                    "what they are, with "

@@ -8,12 +8,12 @@
 namespace hetermoe {
 namespace {
 
-struct Options {
+struct OptionsOptions {
   std::string job;
   bool markdown = false, json = false;
 };
 
-std::string cell(const std::string& text) {
+std::string table_cell(const std::string& text) {
   std::string escaped;
   for (const char c : text) {
     if (c == '|') escaped += '\\';
@@ -25,7 +25,7 @@ std::string cell(const std::string& text) {
 /// The text of docs/options.md.
 std::string markdown() {
   std::string text =
-      "# Options of a job\n\n"
+      "# OptionsOptions of a job\n\n"
       "Made by `hetermoe options --markdown`; a test compares this page with the program.\n\n"
       "A job is a YAML file. A key a.b is `b` below `a` in the file and `--a.b VALUE` on the command line, "
       "which "
@@ -36,7 +36,7 @@ std::string markdown() {
       "| key | type | default | meaning |\n|---|---|---|---|\n";
   for (const FieldDoc& option : job_fields()) {
     text += fmt::format("| `{}` | {} | `{}` | {} |\n", option.name, option.type, option.default_value,
-                        cell(option.help));
+                        table_cell(option.help));
   }
   return text;
 }
@@ -61,7 +61,7 @@ Json documentation_json() {
   return rows;
 }
 
-int options_command(const Options& options, const Overrides& overrides) {
+int options_command(const OptionsOptions& options, const Overrides& overrides) {
   if (!options.job.empty() || !overrides.empty()) {
     const Job job = options.job.empty() ? job_from_overrides(overrides) : load_job(options.job, overrides);
     print_json(to_json(job));
@@ -78,7 +78,7 @@ int options_command(const Options& options, const Overrides& overrides) {
 }  // namespace
 
 std::function<int()> make_options(Flags& flags) {
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<OptionsOptions>();
   flags.add_option("job", options->job, "job file (YAML): print its resolved configuration, as JSON");
   flags.add_flag("--markdown", options->markdown, "print the keys as docs/options.md");
   flags.add_flag("--json", options->json, "print the keys as JSON");

@@ -13,7 +13,7 @@
 namespace hetermoe {
 namespace {
 
-struct Options {
+struct PlanOptions {
   std::string model = "mixtral-8x7b", cluster = "o1", output, dtype = "fp16", master = "fp32",
               moments = "fp32";
   i64 seq_len = 4096, sequences = 0, tokens = 0, max_microbatches = PlanLimits().max_microbatches;
@@ -22,7 +22,7 @@ struct Options {
   bool shard_optimizer = true, offload = true, json = false;
 };
 
-PlanRequest make_request(const Options& options) {
+PlanRequest make_request(const PlanOptions& options) {
   PlanRequest request;
   request.model = load_model(options.model);
   request.cluster = load_cluster(options.cluster);
@@ -85,7 +85,7 @@ std::string trained_text(const Trained& trained) {
   return trained.frozen.empty() ? "" : fmt::format(", {} frozen", counted(trained.frozen.size(), "unit"));
 }
 
-void print_result(const PlanRequest& request, const PlanResult& result) {
+void print_plan(const PlanRequest& request, const PlanResult& result) {
   std::cout << fmt::format("{} on {}, {} per sequence, {}{} (all figures simulated)\n\n", request.model.name,
                            request.cluster.name, counted(request.seq_len, "token"), name_of(request.dtype),
                            trained_text(request.trained));
@@ -95,7 +95,7 @@ void print_result(const PlanRequest& request, const PlanResult& result) {
   print_tried(result);
 }
 
-int plan(const Options& options) {
+int plan(const PlanOptions& options) {
   const PlanRequest request = make_request(options);
   const PlanResult result = find_plan(request);
   if (options.json) {
@@ -108,7 +108,7 @@ int plan(const Options& options) {
     fail<InputError>("plan", "no plan of {} on {} fits: {}. {}", request.model.name, request.cluster.name,
                      result.infeasible, result.advice);
   }
-  if (!options.json) print_result(request, result);
+  if (!options.json) print_plan(request, result);
   if (options.output.empty()) return 0;
   write_text(options.output, to_json(result.best().plan).dump(1) + "\n");
   if (!options.json) {
@@ -121,7 +121,7 @@ int plan(const Options& options) {
 }  // namespace
 
 std::function<int()> make_plan(Flags& flags) {
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<PlanOptions>();
   flags.add_option("--model", options->model, "a name of configs/models, a config.json or its folder")
       ->capture_default_str();
   flags.add_option("--cluster", options->cluster, "a name of configs/clusters, a YAML file or a hostfile")

@@ -17,7 +17,7 @@
 namespace hetermoe {
 namespace {
 
-struct Options {
+struct RoutingAnalyseOptions {
   std::string trace, job, plan, against, steps, output;
   std::vector<std::string> windows = {"step"};
   std::vector<i64> degrees;
@@ -44,7 +44,7 @@ std::vector<i64> usual_degrees(i64 num_experts) {
 }
 
 /// The steps of a trace through all windows, one step in memory at a time.
-std::vector<TraceFigures> analyse(const RoutingTrace& trace, const Options& options,
+std::vector<TraceFigures> analyse(const RoutingTrace& trace, const RoutingAnalyseOptions& options,
                                   const std::function<void(TraceStep)>& on_step = {}) {
   const StepRange range = parse_steps(options.steps, "--steps");
   std::vector<TraceAnalyser> analysers;
@@ -63,7 +63,7 @@ std::vector<TraceFigures> analyse(const RoutingTrace& trace, const Options& opti
   return out;
 }
 
-Analysis analyse_under(const RoutingTrace& trace, const Options& options, const Job& job) {
+Analysis analyse_under(const RoutingTrace& trace, const RoutingAnalyseOptions& options, const Job& job) {
   const ModelConfig model = load_model(job.model);
   const Cluster cluster = load_cluster(job.cluster);
   check_model(trace.header(), model, options.trace);
@@ -86,14 +86,15 @@ Analysis analyse_under(const RoutingTrace& trace, const Options& options, const 
   return out;
 }
 
-std::string cell(const FigureRange& range, int digits = 3) {
+std::string range_cell(const FigureRange& range, int digits = 3) {
   return range.count == 0 ? "-" : fmt::format("{:.{}f}", range.mean, digits);
 }
 
 std::vector<std::string> figure_cells(const FigureRange& g, const FigureRange& floor,
                                       const FigureRange& excess, const FigureRange& straggler) {
   const bool noise = g.mean < kNoiseFactor * floor.mean;
-  return {cell(g, 4), cell(floor, 4), noise ? "noise" : cell(excess, 4), cell(straggler, 2)};
+  return {range_cell(g, 4), range_cell(floor, 4), noise ? "noise" : range_cell(excess, 4),
+          range_cell(straggler, 2)};
 }
 
 void print_layers(const TraceFigures& figures, const std::optional<UnderPlan>& plan) {
@@ -106,9 +107,9 @@ void print_layers(const TraceFigures& figures, const std::optional<UnderPlan>& p
                        const std::function<FigureRange(std::size_t)>& ratio, const FigureRange& drift,
                        const FigureRange& ranks, const FigureRange& time) {
     cells.insert(cells.begin(), name);
-    for (std::size_t d = 0; d < figures.degrees.size(); ++d) cells.push_back(cell(ratio(d), 2));
-    cells.push_back(cell(drift, 2));
-    if (plan) cells.insert(cells.end(), {cell(ranks, 2), cell(time, 2)});
+    for (std::size_t d = 0; d < figures.degrees.size(); ++d) cells.push_back(range_cell(ratio(d), 2));
+    cells.push_back(range_cell(drift, 2));
+    if (plan) cells.insert(cells.end(), {range_cell(ranks, 2), range_cell(time, 2)});
     table.add_row(cells);
   };
   for (std::size_t l = 0; l < figures.layers.size(); ++l) {
@@ -131,7 +132,7 @@ void print_layers(const TraceFigures& figures, const std::optional<UnderPlan>& p
   std::cout << table.str();
 }
 
-void print_summary(const TraceFigures& figures, const std::optional<UnderPlan>& plan) {
+void print_figures(const TraceFigures& figures, const std::optional<UnderPlan>& plan) {
   const FigureRange g = figures.over_layers(&LayerFigures::gini);
   std::cout << fmt::format(
       "\nband by the Gini coefficient: {} ({} of layers resilient, {} between, {} concentrated)\n",
@@ -143,13 +144,13 @@ void print_summary(const TraceFigures& figures, const std::optional<UnderPlan>& 
          "max/mean over ranks, experts dealt out in order, grows with it; placing experts changes it.\n";
   if (!plan) return;
   std::cout << fmt::format("{}, by simulated rates: slowest owner over a perfect division {}\n", plan->title,
-                           cell(plan->figures.over_layers(&PlanLayerFigures::time_ratio)));
+                           range_cell(plan->figures.over_layers(&PlanLayerFigures::time_ratio)));
   std::cout << fmt::format("rows between nodes per token and layer: {:.3f}, one for each copy {:.3f}\n",
                            plan->figures.node_rows, plan->figures.node_copies);
   std::cout << fmt::format(
       "history costs: placed by the microbatch before, owners take {} times as long as by its own "
       "copies (lpt)\n",
-      cell(plan->history_cost));
+      range_cell(plan->history_cost));
 }
 
 void print_windows(const std::vector<TraceFigures>& all) {
@@ -164,19 +165,19 @@ void print_windows(const std::vector<TraceFigures>& all) {
   std::cout << table.str();
 }
 
-void print_against(const Options& options, const TraceFigures& one, const TraceFigures& other) {
+void print_against(const RoutingAnalyseOptions& options, const TraceFigures& one, const TraceFigures& other) {
   std::cout << fmt::format("\nagainst {}: window {}\n", options.against, to_string(other.window));
   Table table({"layer", "Gini", "against", "ratio", "max/mean", "against"});
   for (std::size_t l = 0; l < one.layers.size(); ++l) {
     const LayerFigures &a = one.layers[l], &b = other.layers[l];
-    table.add_row({std::to_string(a.layer), cell(a.gini, 4), cell(b.gini, 4),
-                   fmt::format("{:.2f}", b.gini.mean / a.gini.mean), cell(a.straggler, 2),
-                   cell(b.straggler, 2)});
+    table.add_row({std::to_string(a.layer), range_cell(a.gini, 4), range_cell(b.gini, 4),
+                   fmt::format("{:.2f}", b.gini.mean / a.gini.mean), range_cell(a.straggler, 2),
+                   range_cell(b.straggler, 2)});
   }
   const FigureRange a = one.over_layers(&LayerFigures::gini), b = other.over_layers(&LayerFigures::gini);
-  table.add_row({"mean", cell(a, 4), cell(b, 4), fmt::format("{:.2f}", b.mean / a.mean),
-                 cell(one.over_layers(&LayerFigures::straggler), 2),
-                 cell(other.over_layers(&LayerFigures::straggler), 2)});
+  table.add_row({"mean", range_cell(a, 4), range_cell(b, 4), fmt::format("{:.2f}", b.mean / a.mean),
+                 range_cell(one.over_layers(&LayerFigures::straggler), 2),
+                 range_cell(other.over_layers(&LayerFigures::straggler), 2)});
   std::cout << table.str();
 }
 
@@ -201,18 +202,19 @@ Json plan_json(const UnderPlan& plan) {
 }
 
 /// routing.html and routing.csv.
-std::vector<std::filesystem::path> write_files(const Options& options, const RoutingTrace& trace,
-                                               const TraceFigures& figures) {
+std::vector<std::filesystem::path> write_analysis(const RoutingAnalyseOptions& options,
+                                                  const RoutingTrace& trace, const TraceFigures& figures) {
   ReportInput page;
   const TraceHeader& header = trace.header();
   page.title = fmt::format("Routing of {}", header.model.value_or(options.trace));
-  page.facts = {{"trace", options.trace},
-                {"condition", header.condition.value_or("-")},
-                {"steps", std::to_string(figures.steps.size())},
-                {"tokens", std::to_string(figures.tokens)},
-                {"experts of a layer, of a token", fmt::format("{}, {}", header.num_experts, header.top_k)},
-                {"Gini coefficient, mean over layers", cell(figures.over_layers(&LayerFigures::gini), 4)},
-                {"of a router that is even in truth", cell(figures.over_layers(&LayerFigures::noise), 4)}};
+  page.facts = {
+      {"trace", options.trace},
+      {"condition", header.condition.value_or("-")},
+      {"steps", std::to_string(figures.steps.size())},
+      {"tokens", std::to_string(figures.tokens)},
+      {"experts of a layer, of a token", fmt::format("{}, {}", header.num_experts, header.top_k)},
+      {"Gini coefficient, mean over layers", range_cell(figures.over_layers(&LayerFigures::gini), 4)},
+      {"of a router that is even in truth", range_cell(figures.over_layers(&LayerFigures::noise), 4)}};
   ExpertLoad load{"Copies of each expert, whole trace", {}, {}};
   LossPlot steps{"Gini coefficient of each step", "step", "Gini", {}, 900, 300};
   LossPlot ranks{"Largest over mean of ranks, mean over layers",
@@ -243,7 +245,8 @@ std::vector<std::filesystem::path> write_files(const Options& options, const Rou
   return {folder / "routing.html", folder / "routing.csv"};
 }
 
-void print(const Options& options, const RoutingTrace& trace, const Analysis& analysis) {
+void print_analysis(const RoutingAnalyseOptions& options, const RoutingTrace& trace,
+                    const Analysis& analysis) {
   const TraceFigures& figures = analysis.windows[0];
   const TraceHeader& header = trace.header();
   std::cout << fmt::format("{}: {}{}, {}, {}, {} with {} (top {})\nwindow: {} ({} of them)\n\n",
@@ -257,10 +260,10 @@ void print(const Options& options, const RoutingTrace& trace, const Analysis& an
     std::cout << "\n";
     print_windows(analysis.windows);
   }
-  print_summary(figures, analysis.plan);
+  print_figures(figures, analysis.plan);
 }
 
-int run(const Options& options, Overrides overrides) {
+int run_analyse(const RoutingAnalyseOptions& options, Overrides overrides) {
   if (!options.output.empty()) check_output_folder(options.output);
   const RoutingTrace trace = open_trace(options.trace);
   if (!options.plan.empty()) overrides.emplace_back("plan.file", options.plan);
@@ -288,7 +291,7 @@ int run(const Options& options, Overrides overrides) {
     other = analyse(against, options);
   }
   std::vector<std::filesystem::path> files;
-  if (!options.output.empty()) files = write_files(options, trace, analysis.windows[0]);
+  if (!options.output.empty()) files = write_analysis(options, trace, analysis.windows[0]);
   if (options.json) {
     Json json = to_json(analysis.windows[0]);
     for (std::size_t w = 1; w < analysis.windows.size(); ++w)
@@ -299,7 +302,7 @@ int run(const Options& options, Overrides overrides) {
     print_json(json);
     return 0;
   }
-  print(options, trace, analysis);
+  print_analysis(options, trace, analysis);
   if (other) print_against(options, analysis.windows[0], (*other)[0]);
   for (const std::filesystem::path& file : files) std::cout << "wrote " << file.string() << "\n";
   return 0;
@@ -308,7 +311,7 @@ int run(const Options& options, Overrides overrides) {
 }  // namespace
 
 std::function<int()> make_routing_analyse(Flags& flags) {
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<RoutingAnalyseOptions>();
   flags.add_option("trace", options->trace, "a routing trace: a file, or a folder with one for each rank")
       ->required();
   flags.add_option("job", options->job,
@@ -331,7 +334,7 @@ std::function<int()> make_routing_analyse(Flags& flags) {
   flags.add_option("--output", options->output, "folder for routing.html and routing.csv");
   flags.add_flag("--json", options->json, "print all figures as JSON");
   allow_overrides(flags);
-  return [options, flags] { return run(*options, overrides_of(flags)); };
+  return [options, flags] { return run_analyse(*options, overrides_of(flags)); };
 }
 
 }  // namespace hetermoe

@@ -20,7 +20,7 @@
 namespace hetermoe {
 namespace {
 
-struct Options {
+struct RoutingClusterOptions {
   std::string trace, job, plan, steps, groups = "8", by = "routes", output, file;
   i64 clusters = 0, layer = -1, prefix = 0;
   double load_cap = 1.1;
@@ -54,7 +54,7 @@ struct Result {
 };
 
 /// Groups that are alike, by number, or device groups of a job's plan.
-std::vector<double> speeds_of_groups(const Options& options, const TraceHeader& header,
+std::vector<double> speeds_of_groups(const RoutingClusterOptions& options, const TraceHeader& header,
                                      const Overrides& overrides) {
   if (const std::optional<i64> number = whole_number(options.groups)) {
     if (*number < 2)
@@ -102,7 +102,7 @@ std::vector<double> speeds_of_groups(const Options& options, const TraceHeader& 
   return speeds;
 }
 
-void make_clusters(const Options& options, Result& r) {
+void make_clusters(const RoutingClusterOptions& options, Result& r) {
   const auto num_groups = static_cast<i64>(r.speeds.size());
   const auto num_sequences = static_cast<i64>(r.rows.size());
   if (options.by == "domain") {
@@ -138,8 +138,8 @@ std::vector<i32> in_order(const std::vector<i64>& room) {
   return out;
 }
 
-void add_layer(const Options& options, Result& r, std::size_t layer, PlacedWay& way, const Usage& usage,
-               const std::vector<i32>& placed) {
+void add_layer(const RoutingClusterOptions& options, Result& r, std::size_t layer, PlacedWay& way,
+               const Usage& usage, const std::vector<i32>& placed) {
   std::vector<double> load(usage[0].size(), 0);
   for (const std::vector<double>& of_group : usage) {
     for (std::size_t e = 0; e < load.size(); ++e) load[e] += of_group[e];
@@ -157,7 +157,7 @@ void add_layer(const Options& options, Result& r, std::size_t layer, PlacedWay& 
 }
 
 /// All ways of placing, and what a guess by the prefix costs with the capped one.
-void place(const Options& options, Result& r) {
+void place(const RoutingClusterOptions& options, Result& r) {
   const auto num_groups = static_cast<i64>(r.speeds.size());
   const std::vector<i64> room = group_room(r.header.num_experts, r.speeds);
   for (const char* name : {"linear", "eplb", "greedy", "exact", "capped"}) {
@@ -234,7 +234,7 @@ void print_clusters(const Result& r) {
 
 std::string over(double a, double b) { return b > 0 ? fmt::format("{:.3f}", a / b) : "-"; }
 
-void print(const Options& options, const Result& r) {
+void print_clusters(const RoutingClusterOptions& options, const Result& r) {
   std::cout << fmt::format("{}: {}, {}, {} of {} experts (top {}), {} groups\n\n", options.trace,
                            counted(r.step.sequences.size(), "sequence"),
                            counted(r.step.num_tokens(), "token"), counted(r.header.layers.size(), "layer"),
@@ -269,7 +269,7 @@ void print(const Options& options, const Result& r) {
   print(r.told);
 }
 
-Json json_of(const Options& options, const Result& r) {
+Json json_of_clusters(const RoutingClusterOptions& options, const Result& r) {
   Json ways = Json::array(), clusters = Json::array();
   for (const PlacedWay& way : r.ways)
     ways.push_back({{"placement", way.name},
@@ -297,7 +297,7 @@ Json json_of(const Options& options, const Result& r) {
 }
 
 /// clusters.html: cluster x expert, and what changes groups layer by layer.
-void write_page(const Options& options, const Result& r) {
+void write_page(const RoutingClusterOptions& options, const Result& r) {
   BalancePage page;
   page.title = "Sequences that use the same experts";
   page.label = "";
@@ -347,7 +347,7 @@ void write_page(const Options& options, const Result& r) {
   write_text(std::filesystem::path(options.output) / "clusters.html", balance_page(page));
 }
 
-int run(const Options& options, Overrides overrides) {
+int run_cluster(const RoutingClusterOptions& options, Overrides overrides) {
   if (options.load_cap < 1)
     fail<ConfigError>("--load-cap", "got {}, expected at least 1, at which all groups take equally long",
                       options.load_cap);
@@ -366,27 +366,27 @@ int run(const Options& options, Overrides overrides) {
   if (options.layer >= 0 && layer == r.header.layers.end())
     fail<ConfigError>("--layer", "got {}, expected one that the trace has: {}", options.layer,
                       Json(r.header.layers).dump());
-  Options by = options;
+  RoutingClusterOptions by = options;
   by.layer = options.layer < 0 ? -1 : layer - r.header.layers.begin();
   r.rows = activations(r.header, r.step, by.layer, 0, options.trace);
   make_clusters(by, r);
   place(by, r);
   r.told = tell_domains(r.header, r.step, r.clusters);
   if (!options.output.empty()) write_page(options, r);
-  const Json json = json_of(options, r);
+  const Json json = json_of_clusters(options, r);
   if (!options.file.empty()) write_text(options.file, json.dump(1) + "\n");
   if (options.json) {
     print_json(json);
     return 0;
   }
-  print(options, r);
+  print_clusters(options, r);
   return 0;
 }
 
 }  // namespace
 
 std::function<int()> make_routing_cluster(Flags& flags) {
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<RoutingClusterOptions>();
   flags.add_option("trace", options->trace, "a routing trace: a file, or a folder with one for each rank")
       ->required();
   flags.add_option("job", options->job,
@@ -417,7 +417,7 @@ std::function<int()> make_routing_cluster(Flags& flags) {
   flags.add_option("-o,--file", options->file, "file for clusters and placements as JSON")->is_output();
   flags.add_flag("--json", options->json, "print the same as JSON");
   allow_overrides(flags);
-  return [options, flags] { return run(*options, overrides_of(flags)); };
+  return [options, flags] { return run_cluster(*options, overrides_of(flags)); };
 }
 
 }  // namespace hetermoe

@@ -16,7 +16,7 @@
 namespace hetermoe {
 namespace {
 
-struct Options {
+struct RoutingImportOptions {
   std::string input, model = "demo", output, condition;
   i64 seq_len = 0;
   bool json = false;
@@ -29,7 +29,7 @@ std::string shape_text(const at::Tensor& tensor) {
 /// Reads tensors of the file and refuses what does not fit.
 class Source {
  public:
-  Source(const Options& options, const ModelConfig& model)
+  Source(const RoutingImportOptions& options, const ModelConfig& model)
       : options_(options), model_(model), file_(options.input) {
     if (file_.has("topk")) {
       all_ = checked("topk", 3);
@@ -111,7 +111,7 @@ class Source {
     return ids;
   }
 
-  const Options& options_;
+  const RoutingImportOptions& options_;
   const ModelConfig& model_;
   SafetensorsReader file_;
   at::Tensor all_;  // [tokens, layers, K]
@@ -130,7 +130,7 @@ std::vector<std::uint16_t> as_choices(const at::Tensor& ids, const at::Tensor& m
 }
 
 /// How many sequences there are, of how many tokens.
-std::pair<i64, i64> shape_of(const Options& options, const at::Tensor& mask, i64 tokens) {
+std::pair<i64, i64> shape_of(const RoutingImportOptions& options, const at::Tensor& mask, i64 tokens) {
   const i64 seq_len = mask.defined() ? mask.size(1) : options.seq_len > 0 ? options.seq_len : tokens;
   const std::string what = mask.defined() ? "attention_mask" : "--seq";
   const i64 expected = mask.defined() ? mask.numel() : seq_len > 0 ? tokens / seq_len * seq_len : 0;
@@ -164,7 +164,7 @@ void add_sequences(const Source& source, TraceHeader& header, TraceStep& step, s
   index_tokens(step);
 }
 
-int run(const Options& options) {
+int run_import(const RoutingImportOptions& options) {
   const ModelConfig model = load_model(options.model);
   TraceHeader header;
   header.layers = layers_with_experts(model);
@@ -209,7 +209,7 @@ int run(const Options& options) {
 }  // namespace
 
 std::function<int()> make_routing_import(Flags& flags) {
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<RoutingImportOptions>();
   flags
       .add_option("input", options->input,
                   "a safetensors file with layers.N.router_logits, layers.N.topk or topk")
@@ -224,7 +224,7 @@ std::function<int()> make_routing_import(Flags& flags) {
   flags.add_option("--condition", options->condition, "which data they are, for the header: text, mock, ...");
   flags.add_option("-o,--output", options->output, "file of the trace")->required()->is_output();
   flags.add_flag("--json", options->json, "print what was written as JSON");
-  return [options] { return run(*options); };
+  return [options] { return run_import(*options); };
 }
 
 }  // namespace hetermoe

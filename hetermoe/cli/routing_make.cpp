@@ -10,7 +10,7 @@
 namespace hetermoe {
 namespace {
 
-struct Options {
+struct RoutingMakeOptions {
   std::string model = "demo", output;
   SyntheticOptions trace{.seq_len = 256, .sequences = 8, .microbatches = 1, .steps = 1};
   double gini = 0, mock_ratio = 0;
@@ -18,7 +18,7 @@ struct Options {
   bool json = false;
 };
 
-TraceHeader header_of(const ModelConfig& model) {
+TraceHeader header_of_model(const ModelConfig& model) {
   TraceHeader header;
   header.layers = layers_with_experts(model);
   header.num_experts = model.num_experts;
@@ -35,10 +35,11 @@ struct Made {
 };
 
 /// A trace with this Gini coefficient, 0 = with what the options say.
-Made make_trace(const Options& options, const ModelConfig& model, const std::string& path, double gini) {
+Made make_trace(const RoutingMakeOptions& options, const ModelConfig& model, const std::string& path,
+                double gini) {
   SyntheticOptions trace = options.trace;
   trace.seed = static_cast<u64>(options.seed);
-  const TraceHeader header = header_of(model);
+  const TraceHeader header = header_of_model(model);
   if (gini > 0) trace.spread = SyntheticTrace(header, trace).spread_for(gini);
   const SyntheticTrace made(header, trace);
   RoutingWriter writer(path, made.header());
@@ -53,7 +54,7 @@ std::string mock_path(const std::string& path) {
   return (given.parent_path() / (given.stem().string() + "-mock" + given.extension().string())).string();
 }
 
-void check(const Options& options) {
+void check(const RoutingMakeOptions& options) {
   const SyntheticOptions& trace = options.trace;
   if (trace.microbatches > trace.sequences)
     fail<ConfigError>("--microbatches", "got {}, expected at most --sequences ({})", trace.microbatches,
@@ -69,7 +70,7 @@ void check(const Options& options) {
     fail<ConfigError>("--domain-spread", "got {} without --domains, expected both", trace.domain_spread);
 }
 
-int run(const Options& options) {
+int run_make(const RoutingMakeOptions& options) {
   check(options);
   const ModelConfig model = load_model(options.model);
   std::vector<Made> all = {make_trace(options, model, options.output, options.gini)};
@@ -91,7 +92,7 @@ int run(const Options& options) {
 }  // namespace
 
 std::function<int()> make_routing_make(Flags& flags) {
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<RoutingMakeOptions>();
   SyntheticOptions& trace = options->trace;
   flags.add_option("--model", options->model, "a name of configs/models, a config.json or its folder")
       ->capture_default_str();
@@ -130,7 +131,7 @@ std::function<int()> make_routing_make(Flags& flags) {
       ->range(at_least(0));
   flags.add_option("-o,--output", options->output, "file of the trace")->required()->is_output();
   flags.add_flag("--json", options->json, "print what was made as JSON");
-  return [options] { return run(*options); };
+  return [options] { return run_make(*options); };
 }
 
 }  // namespace hetermoe

@@ -9,7 +9,7 @@
 namespace hetermoe {
 namespace {
 
-struct Options {
+struct RoutingRecordOptions {
   std::string job, output, condition = "text";
   i64 steps = 1;
   bool from_start = false;
@@ -24,7 +24,7 @@ std::optional<FoundCheckpoint> newest_checkpoint(const Job& job) {
   return found.empty() ? std::nullopt : std::optional(found.front());
 }
 
-int run(const Options& options, const Overrides& overrides) {
+int run_record(const RoutingRecordOptions& options, const Overrides& overrides) {
   const auto condition = enum_from<TextCondition>(options.condition, "--condition");
   Job job = options.job.empty() ? job_from_overrides(overrides) : load_job(options.job, overrides);
   job.routing.record = options.output;
@@ -65,7 +65,7 @@ int run(const Options& options, const Overrides& overrides) {
 }  // namespace
 
 std::function<int()> make_routing_record(Flags& flags) {
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<RoutingRecordOptions>();
   flags.add_option("job", options->job, "job file (YAML); every key of it is also a flag");
   flags.add_option("-o,--trace", options->output, "file of the trace")->required()->is_output();
   flags.add_option("--steps", options->steps, "batches of the training data, from the one that comes next")
@@ -82,7 +82,7 @@ std::function<int()> make_routing_record(Flags& flags) {
                  "folder, if there is one");
   flags.add_flag("--json", options->json, "print what was recorded as JSON");
   allow_overrides(flags);
-  return [options, flags] { return run(*options, overrides_of(flags)); };
+  return [options, flags] { return run_record(*options, overrides_of(flags)); };
 }
 
 }  // namespace hetermoe

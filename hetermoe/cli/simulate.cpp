@@ -27,7 +27,7 @@
 namespace hetermoe {
 namespace {
 
-struct Options {
+struct SimulateOptions {
   std::string job, plan, routing = "uniform";
   bool json = false;
 };
@@ -89,8 +89,8 @@ Simulated simulate_job(const Job& job, const ModelConfig& model, const Cluster& 
   return out;
 }
 
-std::vector<std::filesystem::path> write_files(const std::filesystem::path& folder, const Simulated& result,
-                                               const Job& job) {
+std::vector<std::filesystem::path> write_simulated(const std::filesystem::path& folder,
+                                                   const Simulated& result, const Job& job) {
   const std::vector<std::pair<const char*, std::string>> files = {
       {"job.json", to_json(job).dump(2) + "\n"},
       {"plan.json", to_json(result.plan).dump(1) + "\n"},
@@ -169,7 +169,7 @@ void print_turns(const Plan& plan) {
   std::cout << table.str() << "\n";
 }
 
-void print_result(const Simulated& result, const Cluster& cluster) {
+void print_simulated(const Simulated& result, const Cluster& cluster) {
   std::cout << fmt::format(
       "{}: {} of {} in {}, {}\n", result.timeline.title, counted(total_sequences(result.plan), "sequence"),
       counted(result.plan.seq_len, "token"), counted(result.plan.groups[0].microbatches.size(), "microbatch"),
@@ -190,7 +190,7 @@ void print_result(const Simulated& result, const Cluster& cluster) {
   std::cout << "\n" << waits_text(result.timeline);
 }
 
-int simulate(const Options& options, Overrides overrides) {
+int simulate(const SimulateOptions& options, Overrides overrides) {
   const bool writes =
       std::any_of(overrides.begin(), overrides.end(), [](const auto& o) { return o.first == "output"; });
   if (!options.plan.empty()) overrides.emplace_back("plan.file", options.plan);
@@ -200,11 +200,11 @@ int simulate(const Options& options, Overrides overrides) {
   const Cluster cluster = load_cluster(job.cluster);
   const Simulated result = simulate_job(job, model, cluster, options.routing);
   std::vector<std::filesystem::path> files;
-  if (writes) files = write_files(job.output, result, job);
+  if (writes) files = write_simulated(job.output, result, job);
   if (options.json) {
     print_json(result_json(result, cluster));
   } else {
-    print_result(result, cluster);
+    print_simulated(result, cluster);
     for (const std::filesystem::path& file : files) std::cout << "wrote " << file.string() << "\n";
   }
   return 0;
@@ -251,7 +251,7 @@ int dry_run(const Job& job, bool json) {
                 {"passes", passes}});
     return 0;
   }
-  print_result(result, cluster);
+  print_simulated(result, cluster);
   std::cout << fmt::format(
       "\nthe whole run, {}: {} simulated, {} tokens, {:.3g} times the training text. Nothing was done; "
       "`hetermoe "
@@ -262,7 +262,7 @@ int dry_run(const Job& job, bool json) {
 }
 
 std::function<int()> make_simulate(Flags& flags) {
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<SimulateOptions>();
   flags.add_option("job", options->job, "job file (YAML); every key of it is also a flag: --strategy ep");
   flags.add_option("--plan", options->plan,
                    "a plan.json to simulate, instead of what the job's strategy makes");

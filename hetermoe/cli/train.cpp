@@ -22,12 +22,12 @@
 namespace hetermoe {
 namespace {
 
-struct Options {
+struct TrainOptions {
   std::string job;
   bool json = false, dry_run = false;
 };
 
-void print_summary(const Job& job, const StrategyRun& run, const std::filesystem::path& report) {
+void print_run(const Job& job, const StrategyRun& run, const std::filesystem::path& report) {
   const TrainOutcome& out = run.outcome;
   std::cout << strategy_table({run});
   if (const std::vector<Validation> validations = out.validations(); !validations.empty()) {
@@ -74,7 +74,7 @@ class BrokenRun : public Error {
 };
 
 /// Runs the job; only rank 0 talks. `begun` is set when a step has ended.
-int train(const Options& options, Job job, const Processes& processes, bool& begun) {
+int train(const TrainOptions& options, Job job, const Processes& processes, bool& begun) {
   const bool talks = processes.rank() == 0;
   const auto tell = [&](const std::string& text) {
     if (talks) (options.json ? std::cerr : std::cout) << text << std::endl;
@@ -118,12 +118,12 @@ int train(const Options& options, Job job, const Processes& processes, bool& beg
     if (options.json)
       print_json(to_json(runs[0], job));
     else
-      print_summary(job, runs[0], report);
+      print_run(job, runs[0], report);
   }
   return code_of_end(runs, job.train.steps, processes);
 }
 
-int train(const Options& options, const Job& job, const Processes& processes) {
+int train(const TrainOptions& options, const Job& job, const Processes& processes) {
   bool begun = false;
   try {
     return train(options, job, processes, begun);
@@ -133,12 +133,12 @@ int train(const Options& options, const Job& job, const Processes& processes) {
   }
 }
 
-Job read_job(const Options& options, const Overrides& overrides) {
+Job read_job(const TrainOptions& options, const Overrides& overrides) {
   return options.job.empty() ? job_from_overrides(overrides) : load_job(options.job, overrides);
 }
 
 /// How a job that cannot be read would have its processes meet does not matter: reading it again tells why.
-RunOptions asked_run(const Options& options, const Overrides& overrides) {
+RunOptions asked_run(const TrainOptions& options, const Overrides& overrides) {
   try {
     return read_job(options, overrides).run;
   } catch (const Error&) {
@@ -155,7 +155,7 @@ std::unique_ptr<Processes> join(const RunOptions& run) {
 }
 
 /// With several processes an error of one ends all: the others would wait for its messages.
-int train(const Options& options, const Overrides& overrides) {
+int train(const TrainOptions& options, const Overrides& overrides) {
   const std::unique_ptr<Processes> processes = join(asked_run(options, overrides));
   try {
     return train(options, read_job(options, overrides), *processes);
@@ -173,7 +173,7 @@ int train(const Options& options, const Overrides& overrides) {
 }  // namespace
 
 std::function<int()> make_train(Flags& flags) {
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<TrainOptions>();
   flags.add_option("job", options->job, "job file (YAML); every key of it is also a flag: --train.steps 20");
   flags.add_flag("--json", options->json, "print the summary as JSON");
   flags.add_flag("--dry-run", options->dry_run,

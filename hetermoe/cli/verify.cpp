@@ -10,7 +10,7 @@
 namespace hetermoe {
 namespace {
 
-struct Options {
+struct VerifyOptions {
   std::string job;
   double tolerance = 1e-10;
   i64 show = 5, step = 0;
@@ -29,7 +29,7 @@ Json to_json(const VerifyResult& result) {
           {"gradients", gradients}};
 }
 
-void print(const Job& job, const VerifyResult& result, i64 show) {
+void print_verified(const Job& job, const VerifyResult& result, i64 show) {
   std::cout << fmt::format("loss      {:.15g}\nreference {:.15g}\n", result.loss, result.reference_loss);
   std::cout << "largest gradient errors:\n";
   for (std::size_t i = 0; i < result.gradients.size() && i < static_cast<std::size_t>(show); ++i) {
@@ -54,7 +54,7 @@ Json to_json(const ReplayResult& result) {
 }
 
 /// Computes a step of an earlier run again: a machine and program that repeat themselves give the same bits.
-int verify_step(const Options& options, const Job& job) {
+int verify_step(const VerifyOptions& options, const Job& job) {
   const ModelConfig model = load_model(job.model);
   const Cluster cluster = load_cluster(job.cluster);
   const ReplayResult result = replay_step(job, model, cluster, make_job_plan(job, model, cluster),
@@ -73,7 +73,7 @@ int verify_step(const Options& options, const Job& job) {
   return result.passed() ? 0 : 1;
 }
 
-int verify(const Options& options, const Overrides& overrides) {
+int verify(const VerifyOptions& options, const Overrides& overrides) {
   const Job job = options.job.empty() ? job_from_overrides(overrides) : load_job(options.job, overrides);
   if (options.step > 0) return verify_step(options, job);
   const ModelConfig model = load_model(job.model);
@@ -89,14 +89,14 @@ int verify(const Options& options, const Overrides& overrides) {
   if (options.json)
     print_json(to_json(result));
   else
-    print(job, result, options.show);
+    print_verified(job, result, options.show);
   return result.passed() ? 0 : 1;
 }
 
 }  // namespace
 
 std::function<int()> make_verify(Flags& flags) {
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<VerifyOptions>();
   flags.add_option("job", options->job, "job file (YAML); every key of it is also a flag: --strategy ep");
   flags.add_option("--tolerance", options->tolerance, "largest relative difference that passes")
       ->capture_default_str()

@@ -1,4 +1,5 @@
 #pragma once
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
@@ -8,6 +9,10 @@
 #include "hetermoe/comm/store_job.h"
 
 namespace hetermoe {
+
+inline std::chrono::milliseconds to_milliseconds(Seconds seconds) {
+  return std::chrono::milliseconds(static_cast<i64>(1000 * seconds));
+}
 
 /// A connection to a store of keys and values at which processes meet. All throw TransportError when the
 /// store is gone, and wait without end for one that stands still. One thread at a time.

@@ -10,10 +10,6 @@
 namespace hetermoe {
 namespace {
 
-std::chrono::milliseconds ms(Seconds seconds) {
-  return std::chrono::milliseconds(static_cast<i64>(1000 * seconds));
-}
-
 std::string text_of(const std::vector<std::uint8_t>& bytes) { return {bytes.begin(), bytes.end()}; }
 std::vector<std::uint8_t> bytes_of(const std::string& text) { return {text.begin(), text.end()}; }
 
@@ -25,7 +21,7 @@ class TcpStore : public KeyStore {
     options.port = static_cast<std::uint16_t>(address.port);
     options.isServer = serve == Serve::kYes;
     options.waitWorkers = false;  // who is missing is ours to say
-    options.timeout = ms(limit);
+    options.timeout = to_milliseconds(limit);
     const std::string where = fmt::format("MASTER_ADDR {} MASTER_PORT {}", address.host, address.port);
     try {
       store_ = open(address.host, options);
@@ -66,7 +62,7 @@ class TcpStore : public KeyStore {
   }
   std::optional<std::string> await(const std::string& key, Seconds limit) override {
     const std::chrono::milliseconds usual = store_->getTimeout();
-    store_->setTimeout(ms(limit));
+    store_->setTimeout(to_milliseconds(limit));
     std::optional<std::string> value;
     try {
       value = text_of(store_->get(full(key)));

@@ -12,10 +12,6 @@
 namespace hetermoe {
 namespace {
 
-std::chrono::milliseconds ms(Seconds seconds) {
-  return std::chrono::milliseconds(static_cast<i64>(1000 * seconds));
-}
-
 /// What a rank shows instead of a heartbeat when it leaves in peace, and when it ends because the run does.
 constexpr const char* kLeft = "left";
 constexpr const char* kEnded = "ended";
@@ -60,7 +56,7 @@ void Watch::leave() {
 
 void Watch::await_others(Seconds limit) {
   std::unique_lock lock(mutex_);
-  changed_.wait_for(lock, ms(limit), [&] { return all_ended(); });
+  changed_.wait_for(lock, to_milliseconds(limit), [&] { return all_ended(); });
 }
 
 std::vector<bool> Watch::left() {
@@ -99,7 +95,7 @@ void Watch::talk() {
       lock.lock();
       note(signs, end);
       changed_.notify_all();
-      changed_.wait_for(lock, ms(beat_), [&] { return stop_ || leaving_ != told_leave_; });
+      changed_.wait_for(lock, to_milliseconds(beat_), [&] { return stop_ || leaving_ != told_leave_; });
     }
   } catch (const TransportError& error) {
     const std::lock_guard lock(mutex_);
@@ -138,7 +134,7 @@ void Watch::note(const std::vector<std::string>& signs, const std::string& end) 
 
 void Watch::judge() {
   std::unique_lock lock(mutex_);
-  while (!changed_.wait_for(lock, ms(beat_), [&] { return stop_; })) {
+  while (!changed_.wait_for(lock, to_milliseconds(beat_), [&] { return stop_; })) {
     const std::optional<Verdict> verdict = next_verdict();
     if (!verdict) continue;
     lock.unlock();
@@ -193,7 +189,7 @@ void Watch::die(const std::string& text, int code) {
     leaving_ = true;
     changed_.notify_all();
     const auto told = [&] { return told_leave_ && (!holds_store() || all_ended()); };
-    if (lost_.empty()) changed_.wait_for(lock, ms(0.2 * options_.silence), told);
+    if (lost_.empty()) changed_.wait_for(lock, to_milliseconds(0.2 * options_.silence), told);
   }
   std::_Exit(code);
 }

@@ -16,7 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-using Result = int;  // 0 = success
+using NvrtcResult = int;  // 0 = success
 using Program = void*;
 constexpr const char* kFlags[] = {"--std=c++17"};
 
@@ -84,20 +84,20 @@ class Library {
   std::string missing;
   int major = 0, minor = 0;
   std::vector<int> architectures;
-  Result (*create)(Program* program, const char* text, const char* name, int num_headers,
-                   const char* const* headers, const char* const* names) = nullptr;
-  Result (*compile)(Program program, int num_options, const char* const* options) = nullptr;
-  Result (*destroy)(Program* program) = nullptr;
-  Result (*get_version)(int* major, int* minor) = nullptr;
-  Result (*log_size)(Program program, std::size_t* size) = nullptr;
-  Result (*get_log)(Program program, char* text) = nullptr;
-  Result (*cubin_size)(Program program, std::size_t* size) = nullptr;
-  Result (*get_cubin)(Program program, char* code) = nullptr;
-  Result (*ptx_size)(Program program, std::size_t* size) = nullptr;
-  Result (*get_ptx)(Program program, char* code) = nullptr;
-  const char* (*error_text)(Result result) = nullptr;
-  Result (*num_architectures)(int* count) = nullptr;
-  Result (*get_architectures)(int* architectures) = nullptr;
+  NvrtcResult (*create)(Program* program, const char* text, const char* name, int num_headers,
+                        const char* const* headers, const char* const* names) = nullptr;
+  NvrtcResult (*compile)(Program program, int num_options, const char* const* options) = nullptr;
+  NvrtcResult (*destroy)(Program* program) = nullptr;
+  NvrtcResult (*get_version)(int* major, int* minor) = nullptr;
+  NvrtcResult (*log_size)(Program program, std::size_t* size) = nullptr;
+  NvrtcResult (*get_log)(Program program, char* text) = nullptr;
+  NvrtcResult (*cubin_size)(Program program, std::size_t* size) = nullptr;
+  NvrtcResult (*get_cubin)(Program program, char* code) = nullptr;
+  NvrtcResult (*ptx_size)(Program program, std::size_t* size) = nullptr;
+  NvrtcResult (*get_ptx)(Program program, char* code) = nullptr;
+  const char* (*error_text)(NvrtcResult result) = nullptr;
+  NvrtcResult (*num_architectures)(int* count) = nullptr;
+  NvrtcResult (*get_architectures)(int* architectures) = nullptr;
 
  private:
   template <class Function>
@@ -129,8 +129,8 @@ struct OwnedProgram {
   }
 };
 
-std::string text_of(Program program, Result (*size_of)(Program, std::size_t*),
-                    Result (*get)(Program, char*)) {
+std::string text_of(Program program, NvrtcResult (*size_of)(Program, std::size_t*),
+                    NvrtcResult (*get)(Program, char*)) {
   std::size_t size = 0;
   if (size_of(program, &size) != 0) return "";
   std::string out(size, '\0');
@@ -181,8 +181,8 @@ Compiled compile_cuda(const std::string& program, const CodeTarget& target,
   options.push_back(architecture.c_str());
   for (const std::string& option : more_options) options.push_back(option.c_str());
   OwnedProgram owned;
-  Result result = nvrtc.create(&owned.program, program.c_str(), "kernel.cu", static_cast<int>(names.size()),
-                               texts.data(), names.data());
+  NvrtcResult result = nvrtc.create(&owned.program, program.c_str(), "kernel.cu",
+                                    static_cast<int>(names.size()), texts.data(), names.data());
   HM_CHECK(result == 0, "nvrtcCreateProgram: {}", nvrtc.error_text(result));
   result = nvrtc.compile(owned.program, static_cast<int>(options.size()), options.data());
   Compiled out;

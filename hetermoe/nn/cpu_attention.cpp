@@ -405,7 +405,7 @@ Kernels choose_kernels() {
 Kernels choose_kernels() { return {forward_plain, backward_plain}; }
 #endif
 
-const Kernels& kernels() {
+const Kernels& attention_kernels() {
   static const Kernels chosen = choose_kernels();
   return chosen;
 }
@@ -422,7 +422,7 @@ void cpu_attention_forward(const AttentionShape& shape, const HeadRows& q, const
   at::parallel_for(0, shape.num_sequences * shape.num_heads, 1, [&](i64 begin, i64 end) {
     ForwardScratch scratch(shape);
     for (i64 i = begin; i < end; ++i)
-      kernels().forward(args, i / shape.num_heads, i % shape.num_heads, scratch);
+      attention_kernels().forward(args, i / shape.num_heads, i % shape.num_heads, scratch);
   });
 }
 
@@ -430,7 +430,7 @@ void cpu_attention_backward(const AttentionShape& shape, const AttentionGradient
   at::parallel_for(0, shape.num_sequences * shape.num_kv_heads, 1, [&](i64 begin, i64 end) {
     BackwardScratch scratch(shape);
     for (i64 i = begin; i < end; ++i)
-      kernels().backward(shape, g, i / shape.num_kv_heads, i % shape.num_kv_heads, scratch);
+      attention_kernels().backward(shape, g, i / shape.num_kv_heads, i % shape.num_kv_heads, scratch);
   });
 }
 

@@ -9,7 +9,7 @@
 namespace hetermoe {
 namespace {
 
-HM_CLONES float square_sum(const float* x, i64 width) {
+HM_CLONES float row_square_sum(const float* x, i64 width) {
   constexpr i64 kLanes = 16;
   float sums[kLanes] = {};
   i64 i = 0;
@@ -46,7 +46,7 @@ HM_CLONES void norm_grad_row(const float* x, const float* weight, float rstd, co
 }
 
 template <class T>
-void forward_rows(const at::Tensor& x, const at::Tensor& weight_D, double eps, NormForward& out) {
+void norm_rows(const at::Tensor& x, const at::Tensor& weight_D, double eps, NormForward& out) {
   const i64 width = x.size(-1), rows = out.rstd.numel();
   const at::Tensor weight = weight_D.to(at::kFloat);
   const T* xp = x.const_data_ptr<T>();
@@ -57,7 +57,7 @@ void forward_rows(const at::Tensor& x, const at::Tensor& weight_D, double eps, N
     FloatRow<T> x_row(width), out_row(width);
     for (i64 r = begin; r < end; ++r) {
       const float* in = x_row.read(xp + r * width);
-      const float mean = square_sum(in, width) / static_cast<float>(width);
+      const float mean = row_square_sum(in, width) / static_cast<float>(width);
       rp[r] = 1.0f / std::sqrt(mean + static_cast<float>(eps));
       scale_row(in, wp, rp[r], out_row.place(op + r * width), width);
       out_row.write(op + r * width);
@@ -67,8 +67,8 @@ void forward_rows(const at::Tensor& x, const at::Tensor& weight_D, double eps, N
 
 /// Returns the gradient of the weight, fp32.
 template <class T>
-at::Tensor backward_rows(const at::Tensor& x, const at::Tensor& weight_D, const at::Tensor& rstd,
-                         const at::Tensor& dout, const at::Tensor& dx) {
+at::Tensor norm_rows_backward(const at::Tensor& x, const at::Tensor& weight_D, const at::Tensor& rstd,
+                              const at::Tensor& dout, const at::Tensor& dx) {
   const i64 width = x.size(-1), rows = rstd.numel();
   const at::Tensor weight = weight_D.to(at::kFloat);
   const T* xp = x.const_data_ptr<T>();
@@ -99,7 +99,7 @@ at::Tensor backward_rows(const at::Tensor& x, const at::Tensor& weight_D, const 
 NormForward cpu_rms_norm_forward(const at::Tensor& x, const at::Tensor& weight_D, double eps) {
   const i64 width = x.size(-1), rows = width == 0 ? 0 : x.numel() / width;
   NormForward out{at::empty_like(x), at::empty({rows}, x.options().dtype(at::kFloat))};
-  with_row_type(x, [&](auto of) { forward_rows<decltype(of)>(x, weight_D, eps, out); });
+  with_row_type(x, [&](auto of) { norm_rows<decltype(of)>(x, weight_D, eps, out); });
   return out;
 }
 
@@ -107,7 +107,8 @@ NormGradient cpu_rms_norm_backward(const at::Tensor& x, const at::Tensor& weight
                                    const at::Tensor& dout) {
   NormGradient out{at::empty_like(x), at::Tensor()};
   with_row_type(x, [&](auto of) {
-    out.dweight_D = backward_rows<decltype(of)>(x, weight_D, rstd, dout, out.dx).to(weight_D.scalar_type());
+    out.dweight_D =
+        norm_rows_backward<decltype(of)>(x, weight_D, rstd, dout, out.dx).to(weight_D.scalar_type());
   });
   return out;
 }

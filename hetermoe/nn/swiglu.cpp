@@ -16,7 +16,7 @@ namespace {
 /// bound. Rows depend on nothing but themselves. On a CPU several threads may be
 /// here at once, and small blocks stay in its cache.
 template <class F>
-void for_each_block(const at::Tensor& gate_up_C2F, F f) {
+void for_each_swiglu_block(const at::Tensor& gate_up_C2F, F f) {
   const i64 copies = gate_up_C2F.size(0), width = std::max<i64>(1, gate_up_C2F.size(1) / 2);
   // libtorch's fp64 exponentials differ in their last bit at the end of a tensor: blocks would show.
   if (gate_up_C2F.scalar_type() == at::kDouble) return f(0, copies);
@@ -31,7 +31,7 @@ at::Tensor generic_forward(const at::Tensor& gate_up_C2F, const at::Tensor& weig
   const at::Tensor gate = gate_up_C2F.narrow(1, 0, width), up = gate_up_C2F.narrow(1, width, width);
   const at::Tensor act = at::silu(gate).mul_(up);
   if (!weights_C.defined()) return act;
-  for_each_block(gate_up_C2F, [&](i64 first, i64 count) {
+  for_each_swiglu_block(gate_up_C2F, [&](i64 first, i64 count) {
     at::Tensor part = act.narrow(0, first, count);
     part.copy_(part * weights_C.narrow(0, first, count).unsqueeze(1));
   });
@@ -81,7 +81,7 @@ void swiglu_backward_out(SwigluGradient& out, const at::Tensor& gate_up_C2F, con
     cpu_swiglu_backward(out, gate_up_C2F, weights_C, dact_CF.contiguous());
     return;
   }
-  for_each_block(gate_up_C2F, [&](i64 first, i64 count) {
+  for_each_swiglu_block(gate_up_C2F, [&](i64 first, i64 count) {
     const auto part = [&](const at::Tensor& x) {
       return x.defined() ? x.narrow(0, first, count) : at::Tensor();
     };

@@ -81,7 +81,7 @@ std::vector<std::string> roles_of_all(const Job& job, const std::vector<std::str
   return roles_of(make_job_plan(one, model, cluster));
 }
 
-std::string describe(const RoleDtypes& dtypes, const std::vector<std::string>& roles, bool tf32) {
+std::string describe_dtypes(const RoleDtypes& dtypes, const std::vector<std::string>& roles, bool tf32) {
   const bool apart = has_role(roles, "expert");
   std::string out = apart ? fmt::format("on GPUs: attention in {}, experts in {}", name_of(dtypes.attention),
                                         name_of(dtypes.experts))
@@ -145,7 +145,7 @@ std::string set_gpu_defaults(Job& job, const std::vector<std::string>& strategie
   job.plan.attention_dtype = chosen.attention;
   job.plan.expert_dtype = chosen.experts;
   job.plan.wire_dtype = chosen.wire;
-  return describe(chosen, roles, job.run.tf32);
+  return describe_dtypes(chosen, roles, job.run.tf32);
 }
 
 std::string gpu_memory_fault(const std::vector<MemoryPeak>& peaks, const std::vector<DeviceId>& local,

@@ -76,7 +76,7 @@ std::vector<i64> document_lengths(const OpContext& d, const Op& op) {
   return lengths;
 }
 
-void forward(OpContext& d, const Op& op) {
+void run_forward(OpContext& d, const Op& op) {
   const at::Tensor y = d.take_input(op, op.layer);
   LayerSlot& slot = d.slots.layer(op.layer, op.microbatch);
   const std::vector<i64> documents = document_lengths(d, op);
@@ -112,7 +112,7 @@ void recompute(OpContext& d, const Op& op) {
   if (d.p.recompute(op.group, op.layer) == Recompute::kResend) slot.send = out.x_TD;
 }
 
-void backward(OpContext& d, const Op& op) {
+void run_backward(OpContext& d, const Op& op) {
   LayerSlot& slot = d.slots.layer(op.layer, op.microbatch);
   AttentionBackwardInput in;
   in.y_TD = slot.hidden;
@@ -165,9 +165,9 @@ template <>
 void compute_op<ComputeKind::kAttention>(OpContext& d, const Op& op) {
   switch (op.phase) {
     case Phase::kForward:
-      return forward(d, op);
+      return run_forward(d, op);
     case Phase::kBackward:
-      return backward(d, op);
+      return run_backward(d, op);
     case Phase::kRecompute:
       return recompute(d, op);
     case Phase::kWeights:

@@ -21,12 +21,12 @@ at::Tensor balance_counts(OpContext& d, const Op& op) {
   return at::cat(counts).view({sequences / size, size, d.model.num_experts}).sum(1);
 }
 
-void pack(OpContext& d, const Op& op, Devices, std::vector<Message>& out) {
+void pack_routing(OpContext& d, const Op& op, Devices, std::vector<Message>& out) {
   const at::Tensor counts = balance_counts(d, op);
   for (Message& message : out) message.tensors.push_back(counts);
 }
 
-void unpack(OpContext& d, const Op& op, Devices, std::vector<Message>& in) {
+void unpack_routing(OpContext& d, const Op& op, Devices, std::vector<Message>& in) {
   at::Tensor counts = d.received(in[0].tensors[0]).clone();
   for (std::size_t i = 1; i < in.size(); ++i) counts.add_(d.received(in[i].tensors[0]));
   const i64 step_tokens = total_sequences(d.p.plan()) * d.p.plan().seq_len;
@@ -47,7 +47,7 @@ void unpack(OpContext& d, const Op& op, Devices, std::vector<Message>& in) {
 }
 
 /// Everybody sends the same.
-MessageShape expected(OpContext&, const Op&, DeviceId, const Message& own) {
+MessageShape expected_routing(OpContext&, const Op&, DeviceId, const Message& own) {
   MessageShape shape;
   for (const at::Tensor& tensor : own.tensors)
     shape.tensors.push_back({tensor.scalar_type(), tensor.sizes().vec()});
@@ -58,7 +58,7 @@ MessageShape expected(OpContext&, const Op&, DeviceId, const Message& own) {
 
 template <>
 TransferOp transfer_op<TransferKind::kBalance>() {
-  return {.pack = pack, .expected = expected, .unpack = unpack};
+  return {.pack = pack_routing, .expected = expected_routing, .unpack = unpack_routing};
 }
 
 }  // namespace hetermoe

@@ -6,7 +6,7 @@ namespace hetermoe {
 namespace {
 
 /// combine.F: each source gets its part of the weighted rows back.
-void pack_forward(OpContext& d, const Op& op, Devices participants, std::vector<Message>& out) {
+void pack_sums_forward(OpContext& d, const Op& op, Devices participants, std::vector<Message>& out) {
   if (!d.is_owner(op)) return;
   ChunkSlot& slot = d.slots.chunk(op.layer, op.microbatch, op.chunk);
   const at::Tensor rows = slot.out.to(scalar_type(d.p.plan().wire_forward));
@@ -31,7 +31,7 @@ void unpack_forward(OpContext& d, const Op& op, Devices participants, std::vecto
 }
 
 /// combine.B: the gradient of the layer's output goes to the owners, a row for each row they had.
-void pack_backward(OpContext& d, const Op& op, Devices participants, std::vector<Message>& out) {
+void pack_sums_backward(OpContext& d, const Op& op, Devices participants, std::vector<Message>& out) {
   if (!d.is_source(op)) return;
   const LayerSlot& slot = d.slots.layer(op.layer, op.microbatch);
   const std::vector<DeviceId>& owners = d.p.owners(op);
@@ -51,17 +51,17 @@ void unpack_backward(OpContext& d, const Op& op, Devices participants, std::vect
   d.slots.chunk(op.layer, op.microbatch, op.chunk).d_out = rows.size() == 1 ? rows[0] : at::cat(rows);
 }
 
-void pack(OpContext& d, const Op& op, Devices participants, std::vector<Message>& out) {
-  op.phase == Phase::kBackward ? pack_backward(d, op, participants, out)
-                               : pack_forward(d, op, participants, out);
+void pack_sums(OpContext& d, const Op& op, Devices participants, std::vector<Message>& out) {
+  op.phase == Phase::kBackward ? pack_sums_backward(d, op, participants, out)
+                               : pack_sums_forward(d, op, participants, out);
 }
 
-void unpack(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in) {
+void unpack_sums(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in) {
   op.phase == Phase::kBackward ? unpack_backward(d, op, participants, in)
                                : unpack_forward(d, op, participants, in);
 }
 
-MessageShape expected(OpContext& d, const Op& op, DeviceId peer, const Message&) {
+MessageShape expected_row_sums(OpContext& d, const Op& op, DeviceId peer, const Message&) {
   return expected_rows_back(d, op, peer);
 }
 
@@ -69,7 +69,7 @@ MessageShape expected(OpContext& d, const Op& op, DeviceId peer, const Message&)
 
 template <>
 TransferOp transfer_op<TransferKind::kCombine>() {
-  return {.pack = pack, .expected = expected, .unpack = unpack};
+  return {.pack = pack_sums, .expected = expected_row_sums, .unpack = unpack_sums};
 }
 
 }  // namespace hetermoe

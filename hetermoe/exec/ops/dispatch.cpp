@@ -140,7 +140,7 @@ void unpack_sizes(OpContext& d, const Op& op, Devices participants, std::vector<
 }
 
 /// dispatch.F: rows, routing weights and indices to the owners. dispatch.R sends the same again.
-void pack_forward(OpContext& d, const Op& op, Devices participants, std::vector<Message>& out) {
+void pack_rows_forward(OpContext& d, const Op& op, Devices participants, std::vector<Message>& out) {
   if (!d.is_source(op)) return;
   const LayerSlot& slot = d.slots.layer(op.layer, op.microbatch);
   const std::vector<SendIndex>& send = slot.chunks[idx(op.chunk)].routed.send;
@@ -214,7 +214,7 @@ void check_indices(OpContext& d, const Op& op, DeviceId peer, const Message& mes
 }
 
 /// dispatch.B: gradients of the rows and of the routing weights go back to the sources.
-void pack_backward(OpContext& d, const Op& op, Devices participants, std::vector<Message>& out) {
+void pack_rows_backward(OpContext& d, const Op& op, Devices participants, std::vector<Message>& out) {
   if (!d.is_owner(op)) return;
   ChunkSlot& slot = d.slots.chunk(op.layer, op.microbatch, op.chunk);
   const at::Tensor rows = slot.d_rows.to(scalar_type(d.p.plan().wire_backward));
@@ -244,17 +244,17 @@ void unpack_backward(OpContext& d, const Op& op, Devices participants, std::vect
   }
 }
 
-void pack(OpContext& d, const Op& op, Devices participants, std::vector<Message>& out) {
-  op.phase == Phase::kBackward ? pack_backward(d, op, participants, out)
-                               : pack_forward(d, op, participants, out);
+void pack_rows(OpContext& d, const Op& op, Devices participants, std::vector<Message>& out) {
+  op.phase == Phase::kBackward ? pack_rows_backward(d, op, participants, out)
+                               : pack_rows_forward(d, op, participants, out);
 }
 
-void unpack(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in) {
+void unpack_rows(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in) {
   op.phase == Phase::kBackward ? unpack_backward(d, op, participants, in)
                                : unpack_forward(d, op, participants, in);
 }
 
-MessageShape expected(OpContext& d, const Op& op, DeviceId peer, const Message&) {
+MessageShape expected_rows(OpContext& d, const Op& op, DeviceId peer, const Message&) {
   return op.phase == Phase::kBackward ? expected_rows_back(d, op, peer) : expected_forward(d, op, peer);
 }
 
@@ -263,7 +263,7 @@ MessageShape expected(OpContext& d, const Op& op, DeviceId peer, const Message&)
 template <>
 TransferOp transfer_op<TransferKind::kDispatch>() {
   static const TransferOp rows = {
-      .pack = pack, .expected = expected, .check_content = check_indices, .unpack = unpack};
+      .pack = pack_rows, .expected = expected_rows, .check_content = check_indices, .unpack = unpack_rows};
   static const TransferOp sizes = {
       .pack = pack_sizes, .expected = expected_sizes, .unpack = unpack_sizes, .next = &rows};
   TransferOp all = rows;

@@ -64,11 +64,11 @@ void pack_weights(OpContext& d, const Op& op, Devices participants, std::vector<
   }
 }
 
-MessageShape expected_weights(OpContext& d, const Op& op, DeviceId peer, const Message&) {
+MessageShape expected_guests(OpContext& d, const Op& op, DeviceId peer, const Message&) {
   return shape_of(d, static_cast<i64>(lent(d, op, peer, d.device()).size()), d.state.dtype());
 }
 
-void keep_weights(OpContext& d, const Op& op, Devices, std::vector<Message>& in) {
+void keep_guests(OpContext& d, const Op& op, Devices, std::vector<Message>& in) {
   const ExpertSlab& own = d.state.slab(op.layer);
   ExpertSlab& guests = d.slots.layer(op.layer, op.microbatch).guests;
   guests = {};
@@ -123,7 +123,7 @@ void add_gradients(OpContext& d, const Op& op, Devices participants, std::vector
 
 template <>
 TransferOp transfer_op<TransferKind::kLend>() {
-  return {.pack = pack_weights, .expected = expected_weights, .unpack = keep_weights};
+  return {.pack = pack_weights, .expected = expected_guests, .unpack = keep_guests};
 }
 
 template <>

@@ -43,7 +43,7 @@ void append(Message& message, const UnitTensors& unit) {
   }
 }
 
-void pack(OpContext& d, const Op& op, Devices participants, std::vector<Message>& out) {
+void pack_moved(OpContext& d, const Op& op, Devices participants, std::vector<Message>& out) {
   prepare_layer(run_of(d), d.p.states(), op.layer, d.state);
   for (std::size_t i = 0; i < participants.size(); ++i) {
     for (const UnitMove& move : moves_between_devices(d, op, d.device(), participants[i]))
@@ -51,7 +51,7 @@ void pack(OpContext& d, const Op& op, Devices participants, std::vector<Message>
   }
 }
 
-MessageShape expected(OpContext& d, const Op& op, DeviceId peer, const Message&) {
+MessageShape expected_moved(OpContext& d, const Op& op, DeviceId peer, const Message&) {
   MessageShape shape;
   for (const UnitMove& move : moves_between_devices(d, op, peer, d.device())) {
     shape.numbers += kNumbersPerUnit;
@@ -105,7 +105,7 @@ std::size_t fill(const UnitTensors& unit, OpContext& d, std::span<const at::Tens
   return next;
 }
 
-void unpack(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in) {
+void unpack_moved(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in) {
   ParameterStore& store = d.state.store();
   i64 updates = run_of(d).updates;  // the store counts again when its states are bound
   for (std::size_t i = 0; i < participants.size(); ++i) {
@@ -125,7 +125,8 @@ void unpack(OpContext& d, const Op& op, Devices participants, std::vector<Messag
 
 template <>
 TransferOp transfer_op<TransferKind::kMigrate>() {
-  return {.pack = pack, .expected = expected, .check_content = check_content, .unpack = unpack};
+  return {
+      .pack = pack_moved, .expected = expected_moved, .check_content = check_content, .unpack = unpack_moved};
 }
 
 }  // namespace hetermoe

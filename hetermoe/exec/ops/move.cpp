@@ -20,7 +20,7 @@ std::vector<at::Tensor> moved(OpContext& d, const Op& op) {
 }
 
 /// Rows of the sequences that both sides name.
-void pack(OpContext& d, const Op& op, Devices participants, std::vector<Message>& out) {
+void pack_activations(OpContext& d, const Op& op, Devices participants, std::vector<Message>& out) {
   const auto [senders, receivers] = d.p.move_rows(op);
   if (!is_in(senders, d.device())) return;
   const std::vector<at::Tensor> tensors = moved(d, op);
@@ -45,7 +45,7 @@ at::Tensor joined(OpContext& d, std::vector<at::Tensor> rows) {
 }
 
 /// Whole shares of one sender each.
-void unpack_saved(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in) {
+void unpack_saved_activations(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in) {
   const auto [senders, receivers] = d.p.move_rows(op);
   const Share& sender = senders[idx(source_index(receivers, d.device()))];
   std::vector<at::Tensor> tensors;
@@ -59,10 +59,10 @@ void unpack_saved(OpContext& d, const Op& op, Devices participants, std::vector<
   set_backward_start(d, op, tensors);
 }
 
-void unpack(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in) {
+void unpack_activations(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in) {
   const auto [senders, receivers] = d.p.move_rows(op);
   if (!is_in(receivers, d.device())) return;
-  if (op.phase == Phase::kRecompute) return unpack_saved(d, op, participants, in);
+  if (op.phase == Phase::kRecompute) return unpack_saved_activations(d, op, participants, in);
   std::vector<at::Tensor> rows;
   for (const Share& share : senders) {
     for (at::Tensor& part : in[position(participants, share.device)].tensors)
@@ -75,7 +75,7 @@ void unpack(OpContext& d, const Op& op, Devices participants, std::vector<Messag
 }
 
 /// The rows of the sequences that the peer had and this device gets.
-MessageShape expected(OpContext& d, const Op& op, DeviceId peer, const Message&) {
+MessageShape expected_activations(OpContext& d, const Op& op, DeviceId peer, const Message&) {
   const auto [senders, receivers] = d.p.move_rows(op);
   const OpContext::Range own = d.range(receivers);
   i64 begin = 0, shared = 0;
@@ -128,7 +128,10 @@ void set_backward_start(OpContext& d, const Op& op, const std::vector<at::Tensor
 
 template <>
 TransferOp transfer_op<TransferKind::kMove>() {
-  return {.pack = pack, .expected = expected, .check_content = check_choices, .unpack = unpack};
+  return {.pack = pack_activations,
+          .expected = expected_activations,
+          .check_content = check_choices,
+          .unpack = unpack_activations};
 }
 
 }  // namespace hetermoe

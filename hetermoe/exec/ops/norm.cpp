@@ -83,7 +83,7 @@ at::Tensor counts_on_host(at::IntArrayRef sizes, const std::vector<double>& coun
 
 /// norm: squared gradients of this device's parts of its trained states, losses and expert counts. With
 /// these in every message each device ends with the same numbers of the whole step.
-void pack(OpContext& d, const Op&, Devices, std::vector<Message>& out) {
+void pack_squares(OpContext& d, const Op&, Devices, std::vector<Message>& out) {
   Message mine;
   std::vector<at::Tensor> squares, losses, aux;
   for (const ToldPart& told : parts_told_by(d, d.device())) {
@@ -103,7 +103,7 @@ void pack(OpContext& d, const Op&, Devices, std::vector<Message>& out) {
   for (Message& message : out) message = mine;
 }
 
-void unpack(OpContext& d, const Op&, Devices, std::vector<Message>& in) {
+void unpack_squares(OpContext& d, const Op&, Devices, std::vector<Message>& in) {
   std::vector<double> squares(d.schedule.states.size(), 0);
   d.result.counts_LE = at::zeros(d.counts_LE.sizes(), at::kLong);
   d.result.dropped_L = at::zeros({d.p.num_layers()}, at::kLong);
@@ -123,7 +123,7 @@ void unpack(OpContext& d, const Op&, Devices, std::vector<Message>& in) {
   d.grad_factor = clip_factor(sum, d.input->max_grad_norm) / d.input->loss_scale;
 }
 
-MessageShape expected(OpContext& d, const Op&, DeviceId peer, const Message&) {
+MessageShape expected_squares(OpContext& d, const Op&, DeviceId peer, const Message&) {
   MessageShape shape;
   shape.numbers = parts_told_by(d, peer).size();
   shape.values = shape.numbers + 2;
@@ -145,7 +145,10 @@ void check_states(OpContext& d, const Op&, DeviceId peer, const Message& message
 
 template <>
 TransferOp transfer_op<TransferKind::kNorm>() {
-  return {.pack = pack, .expected = expected, .check_content = check_states, .unpack = unpack};
+  return {.pack = pack_squares,
+          .expected = expected_squares,
+          .check_content = check_states,
+          .unpack = unpack_squares};
 }
 
 }  // namespace hetermoe

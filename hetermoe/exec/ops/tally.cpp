@@ -12,7 +12,7 @@ i64 tokens_of(const OpContext& d, const Share& source, i32 chunk) {
   return end - begin;
 }
 
-void pack(OpContext& d, const Op& op, Devices, std::vector<Message>& out) {
+void pack_counts(OpContext& d, const Op& op, Devices, std::vector<Message>& out) {
   if (!d.is_source(op)) return;
   const at::Tensor topk =
       to_host(taken_choices(d, d.slots.layer(op.layer, op.microbatch)), "choices").to(at::kLong);
@@ -31,7 +31,7 @@ void pack(OpContext& d, const Op& op, Devices, std::vector<Message>& out) {
   for (Message& message : out) message.tensors.push_back(sent);
 }
 
-MessageShape expected(OpContext& d, const Op& op, DeviceId peer, const Message&) {
+MessageShape expected_counts(OpContext& d, const Op& op, DeviceId peer, const Message&) {
   if (source_index(d.p.shares(op), peer) < 0) return {};
   return {.numbers = 0, .values = 0, .tensors = {{at::kInt, {d.p.plan().chunks, d.model.num_experts}}}};
 }
@@ -56,7 +56,7 @@ void check_counts(OpContext& d, const Op& op, DeviceId peer, const Message& mess
   }
 }
 
-void unpack(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in) {
+void unpack_counts(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in) {
   if (!d.is_source(op) && !d.p.lends(op.group, op.layer)) return;
   const ShareRow& sources = d.p.shares(op);
   std::vector<SourceCopies> chunks(idx(d.p.plan().chunks));
@@ -77,7 +77,10 @@ void unpack(OpContext& d, const Op& op, Devices participants, std::vector<Messag
 
 template <>
 TransferOp transfer_op<TransferKind::kTally>() {
-  return {.pack = pack, .expected = expected, .check_content = check_counts, .unpack = unpack};
+  return {.pack = pack_counts,
+          .expected = expected_counts,
+          .check_content = check_counts,
+          .unpack = unpack_counts};
 }
 
 }  // namespace hetermoe
