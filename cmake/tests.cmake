@@ -1,5 +1,5 @@
 # One test program per folder of tests/; files are named <what>_test.cpp. Labels: fast (no torch), torch, cuda (needs
-# a GPU, else skipped), slow.
+# a GPU, else skipped), slow (not in ./dev test), rare (in ./dev check-all alone).
 include(GoogleTest)
 find_package(GTest REQUIRED)
 set(HM_CORE_TESTS base model cluster plan schedule cost routing timeline sim planner report data property golden)
@@ -75,13 +75,17 @@ if(HETERMOE_WITH_MPI AND MPIEXEC_EXECUTABLE)
     set_tests_properties(mpi.${_ranks} PROPERTIES LABELS "torch;mpi" TIMEOUT 1800 ENVIRONMENT "${_mpi_environment}"
                                                   RUN_SERIAL ON)
   endforeach()
-  add_test(NAME mpi.kill COMMAND Python3::Interpreter "${CMAKE_SOURCE_DIR}/tests/mpi/kill.py" $<TARGET_FILE:hetermoe>)
-  add_test(NAME mpi.kill_balancing COMMAND Python3::Interpreter "${CMAKE_SOURCE_DIR}/tests/mpi/kill.py"
-                                          $<TARGET_FILE:hetermoe> --balancer relibra --kills 6)
+  set_property(TEST mpi.3 APPEND PROPERTY LABELS rare)
+  set(_kill Python3::Interpreter "${CMAKE_SOURCE_DIR}/tests/mpi/kill.py" $<TARGET_FILE:hetermoe>)
+  add_test(NAME mpi.kill COMMAND ${_kill} --kills 4)
+  add_test(NAME mpi.kill_more COMMAND ${_kill} --kills 10 --seed 2)
+  add_test(NAME mpi.kill_balancing COMMAND ${_kill} --balancer relibra --kills 6)
   add_test(NAME mpi.replan
            COMMAND Python3::Interpreter "${CMAKE_SOURCE_DIR}/tests/mpi/replan.py" $<TARGET_FILE:hetermoe>)
-  set_tests_properties(mpi.kill mpi.kill_balancing mpi.replan PROPERTIES LABELS "torch;mpi;slow" TIMEOUT 2400 ENVIRONMENT "${_mpi_environment}"
-                                           RUN_SERIAL ON)
+  set_tests_properties(mpi.kill mpi.replan PROPERTIES LABELS "torch;mpi;slow")
+  set_tests_properties(mpi.kill_more mpi.kill_balancing PROPERTIES LABELS "torch;mpi;rare")
+  set_tests_properties(mpi.kill mpi.kill_more mpi.kill_balancing mpi.replan PROPERTIES
+                       TIMEOUT 2400 ENVIRONMENT "${_mpi_environment}" RUN_SERIAL ON)
 endif()
 if(Python3_FOUND)
   file(GLOB _scripts CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/tests/*_test.py")

@@ -12,12 +12,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-Json json_of(const std::vector<std::string>& arguments) {
-  const ProgramResult result = run_hetermoe(arguments);
-  EXPECT_EQ(result.code, 0) << result.err;
-  return result.code == 0 ? Json::parse(result.out) : Json();
-}
-
 at::Tensor logits_of(const fs::path& folder) {
   const ModelConfig model = model_of(HfFolder(folder));
   const HfWeights weights(folder, model);

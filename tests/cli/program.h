@@ -14,6 +14,13 @@ inline bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
+/// What a command that has to succeed prints with --json.
+inline Json json_of(const std::vector<std::string>& arguments) {
+  const ProgramResult result = run_hetermoe(arguments);
+  EXPECT_EQ(result.code, 0) << result.err;
+  return parse_json(result.out, "stdout");
+}
+
 /// Six steps of the tiny model, with checkpoints after 2, 4 and 6; what `more` says again counts.
 inline std::vector<std::string> train_words(const WorkFolder& folder,
                                             const std::vector<std::string>& more = {}) {

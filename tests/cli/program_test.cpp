@@ -9,12 +9,6 @@
 namespace hetermoe {
 namespace {
 
-Json json_of(const std::vector<std::string>& arguments) {
-  const ProgramResult result = run_hetermoe(arguments);
-  EXPECT_EQ(result.code, 0) << result.err;
-  return parse_json(result.out, "stdout");
-}
-
 TEST(Program, WithoutACommandListsThemAll) {
   const ProgramResult result = run_hetermoe({});
   EXPECT_EQ(result.code, 2);

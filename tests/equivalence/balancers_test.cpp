@@ -15,7 +15,6 @@
 namespace hetermoe::testing {
 namespace {
 
-constexpr double kTolerance = 1e-10;
 const StepOptions kStep = {true, 1, true};
 
 /// All that a user may name: the rows of the table, what has none, and every way to divide copies.

@@ -11,6 +11,7 @@
 #include "hetermoe/train/health.h"
 #include "hetermoe/train/session.h"
 #include "tests/support/faults.h"
+#include "tests/support/one_thread.h"
 #include "tests/support/strategy_plans.h"
 
 // A session that goes over to another plan between two steps: nothing of the model may change by it.
@@ -360,11 +361,6 @@ TEST(ChangePlan, AHundredChangesLeaveNoMemoryBehind) {
                            format_bytes(grown));
   EXPECT_LT(grown, 4.0 * 1024 * 1024);
 }
-
-const auto* const kOneThread = [] {
-  at::set_num_threads(1);  // tiny tensors: a second intra-op thread only waits
-  return "";
-}();
 
 }  // namespace
 }  // namespace hetermoe::testing

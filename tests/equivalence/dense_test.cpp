@@ -8,7 +8,7 @@
 namespace hetermoe::testing {
 namespace {
 
-StrategyRequest small_request() {
+StrategyRequest dense_request() {
   StrategyRequest request;
   request.seq_len = 6;
   request.sequences = 5;
@@ -18,7 +18,7 @@ StrategyRequest small_request() {
 
 /// One device after another has the whole model, with a microbatch of its own.
 Plan make_copies(const ModelConfig& model, const Cluster& cluster) {
-  StrategyRequest request = small_request();
+  StrategyRequest request = dense_request();
   Plan plan;
   for (DeviceId d = 0; d < cluster.num_devices(); ++d) {
     request.attention = {d};
@@ -34,12 +34,12 @@ std::vector<NamedPlan> dense_plans(const ModelConfig& model, const Cluster& clus
   std::vector<NamedPlan> all;
   for (const Strategy& strategy : strategies()) {
     if (strategy.use == DeviceUse::kApart) continue;
-    StrategyRequest request = small_request();
+    StrategyRequest request = dense_request();
     if (strategy.has_stages)
       request.stages = std::min<i64>(cluster.num_devices(), model.num_layers);  // as many as there can be
     all.push_back({strategy.name, strategy.make(model, cluster, request)});
   }
-  all.push_back({"pipeline", make_pipeline(model, cluster, small_request())});
+  all.push_back({"pipeline", make_pipeline(model, cluster, dense_request())});
   all.push_back({"copies", make_copies(model, cluster)});
   all.push_back({"sharded", make_copies(model, cluster)});
   all.back().plan.shard_optimizer = true;
@@ -52,7 +52,7 @@ bool is_exchange_with_experts(const Op& op) {
          op.kind == OpKind::kBalance;
 }
 
-Comparison run(const ModelConfig& model, const Cluster& cluster, const Plan& plan) {
+Comparison run_dense(const ModelConfig& model, const Cluster& cluster, const Plan& plan) {
   RigOptions options;
   options.step = {false, 1, true};
   Rig rig(model, cluster, plan, options);
@@ -75,7 +75,7 @@ TEST(DenseModels, EqualTheReferenceByEveryStrategyThatTakesThem) {
           named.plan.recompute = recompute;
           const std::vector<std::string> faults = validate(named.plan, model, cluster);
           ASSERT_TRUE(faults.empty()) << named.name << ": " << faults[0];
-          const Comparison c = run(model, cluster, named.plan);
+          const Comparison c = run_dense(model, cluster, named.plan);
           EXPECT_LE(c.max(), 1e-10) << model.name << " " << named.name << " on " << num_devices << ": "
                                     << c.gradient << " of " << c.worst;
         }
@@ -88,7 +88,7 @@ TEST(DenseModels, StrategiesWithDevicesForExpertsAloneRefuseThem) {
   const Cluster cluster = make_cluster(4);
   for (const Strategy& strategy : strategies()) {
     if (strategy.use != DeviceUse::kApart) continue;
-    EXPECT_EQ(error_of<ConfigError>([&] { strategy.make(tiny_llama(), cluster, small_request()); }),
+    EXPECT_EQ(error_of<ConfigError>([&] { strategy.make(tiny_llama(), cluster, dense_request()); }),
               "[strategy " + strategy.name +
                   "] model llama has no experts, so the devices for experts alone would have nothing to do: "
                   "expected single, ep, ep-overlap or pp-ep");

@@ -3,16 +3,18 @@
 
 #include <atomic>
 #include <chrono>
+#include <numeric>
+#include <set>
 
 #include "hetermoe/planner/baselines.h"
+#include "tests/support/case_count.h"
+#include "tests/support/one_thread.h"
 #include "tests/support/rig.h"
 #include "tests/support/strategy_plans.h"
 
 // Any plan gives the loss and every gradient of the single-device reference.
 namespace hetermoe::testing {
 namespace {
-
-constexpr double kTolerance = 1e-10;  // fp64, relative to the largest entry of each gradient
 
 /// How often the special cases occurred; a test asserts that they did.
 struct Coverage {
@@ -148,26 +150,20 @@ INSTANTIATE_TEST_SUITE_P(Equivalence, EveryModel,
                            return name;
                          });
 
-/// Tiny tensors: a second intra-op thread only waits.
-class OneThread : public ::testing::Environment {
-  void SetUp() override { at::set_num_threads(1); }
-};
-const auto* const kOneThread = ::testing::AddGlobalTestEnvironment(new OneThread);
-
 /// Seeds of one shard.
 class RandomPlans : public ::testing::TestWithParam<int> {};
 
 TEST_P(RandomPlans, EqualTheReference) {
-  constexpr u64 kSeeds = 60;
+  const u64 seeds = case_count<u64>(20, 60);
   Coverage coverage;
-  for (u64 i = 0; i < kSeeds; ++i) {
-    const RandomCase c = random_case(static_cast<u64>(GetParam()) * kSeeds + i);
+  for (u64 i = 0; i < seeds; ++i) {
+    const RandomCase c = random_case(static_cast<u64>(GetParam()) * 60 + i);
     const Comparison compared = run_and_compare(c.model, c.cluster, c.plan, c.step, coverage);
     EXPECT_LE(compared.max(), kTolerance)
         << describe(c) << ": loss " << compared.loss << ", aux " << compared.aux_loss << ", gradient "
         << compared.gradient << " of " << compared.worst;
   }
-  EXPECT_EQ(coverage.runs, static_cast<i64>(kSeeds));
+  EXPECT_EQ(coverage.runs, static_cast<i64>(seeds));
   EXPECT_GT(coverage.zero_token_experts, 0);
   EXPECT_GT(coverage.empty_messages, 0);
   EXPECT_GT(coverage.full_messages, 0);
@@ -182,39 +178,53 @@ TEST_P(RandomPlans, EqualTheReference) {
 
 INSTANTIATE_TEST_SUITE_P(Equivalence, RandomPlans, ::testing::Range(0, 4));
 
-/// The choices of a plan that change what is sent, kept or ordered, all with all.
+/// The choices of a plan that change what is sent, kept or ordered, all with all; per merge every pair of two.
 TEST(Equivalence, EveryCombinationOfPlanOptions) {
   const ModelConfig model = tiny_mixtral();
   const Cluster cluster = make_cluster(3, 3);
   StrategyRequest request = small_request();
   request.sequences = 4;
   request.experts_moved = {1, 0};
+  constexpr std::array<int, 6> kChoices = {kEnumCount<Recompute>, kEnumCount<WeightGradients>,   3, 2,
+                                           kEnumCount<QueueBinding>, 3};
+  constexpr int kCombinations = std::accumulate(kChoices.begin(), kChoices.end(), 1, std::multiplies<>());
+  // Prime to the number of combinations, so that every choice changes from one to the next.
+  const int stride = case_count(13, 1);
+  std::set<std::array<int, 4>> pairs;  // choice and its value, another and its value
   Coverage coverage;
   for (const char* shape : {"zebra", "pipeline"}) {
     Plan plan = shape == std::string("zebra") ? find_strategy("zebra").make(model, cluster, request)
                                               : make_pipeline(model, cluster, request);
     use_fp64(plan);
-    for (int i = 0; i < 4 * 2 * 3 * 2 * 3 * 3; ++i) {
+    for (int i = 0; i < kCombinations; i += stride) {
+      std::array<int, 6> values = {};
       int rest = i;
-      const auto digit = [&rest](int base) {
-        const int value = rest % base;
-        rest /= base;
-        return value;
-      };
-      plan.recompute = static_cast<Recompute>(digit(4));
-      plan.weight_gradients = static_cast<WeightGradients>(digit(2));
-      plan.chunks = 1 + digit(3);
-      plan.row_dedup = digit(2) == 0;
-      plan.queue_binding = static_cast<QueueBinding>(digit(3));
-      const i64 aux_group = digit(3);
+      for (std::size_t choice = 0; choice < kChoices.size(); ++choice) {
+        values[choice] = rest % kChoices[choice];
+        rest /= kChoices[choice];
+      }
+      plan.recompute = static_cast<Recompute>(values[0]);
+      plan.weight_gradients = static_cast<WeightGradients>(values[1]);
+      plan.chunks = 1 + values[2];
+      plan.row_dedup = values[3] == 0;
+      plan.queue_binding = static_cast<QueueBinding>(values[4]);
+      const i64 aux_group = values[5];
       // Over the whole step the loss needs every forward before the first backward, which 1F1B does not give.
       if (aux_group == 0 && plan.order == OrderPolicy::kOneFOneB) continue;
       const Comparison c = run_and_compare(model, cluster, plan, step_options(model, aux_group), coverage);
       EXPECT_LE(c.max(), kTolerance) << shape << " " << i << ": loss " << c.loss << ", aux " << c.aux_loss
                                      << ", gradient " << c.gradient << " of " << c.worst;
+      for (int a = 0; a < 6; ++a) {
+        for (int b = 0; b < a; ++b) pairs.insert({a, values[static_cast<std::size_t>(a)], b, values[static_cast<std::size_t>(b)]});
+      }
     }
   }
-  EXPECT_EQ(coverage.runs, 432 + 288);
+  std::size_t all_pairs = 0;
+  for (std::size_t a = 0; a < kChoices.size(); ++a) {
+    for (std::size_t b = 0; b < a; ++b) all_pairs += static_cast<std::size_t>(kChoices[a] * kChoices[b]);
+  }
+  EXPECT_EQ(pairs.size(), all_pairs);
+  EXPECT_GE(coverage.runs, case_count<i64>(kCombinations / 13, kCombinations * 5 / 3));
 }
 
 /// What `hetermoe compare` tunes is no picture: every system's plan runs, the pipelines of mixed types with

@@ -10,9 +10,7 @@
 namespace hetermoe::testing {
 namespace {
 
-constexpr double kTolerance = 1e-10;
-
-StrategyRequest small_request() {
+StrategyRequest lever_request() {
   StrategyRequest request;
   request.seq_len = 4;
   request.sequences = 6;
@@ -50,7 +48,7 @@ void mix(Plan& plan) {
   }
 }
 
-Comparison run_and_compare(const ModelConfig& model, const Cluster& cluster, const Plan& plan) {
+Comparison run_lever(const ModelConfig& model, const Cluster& cluster, const Plan& plan) {
   RigOptions options;
   options.step = {model.aux_loss_coef > 0, 1, true};
   Rig rig(model, cluster, plan, options);
@@ -65,33 +63,33 @@ Comparison run_and_compare(const ModelConfig& model, const Cluster& cluster, con
 TEST(Levers, EveryStrategyWithEachEqualsTheReference) {
   const Cluster cluster = make_cluster(4);
   for (const ModelConfig& model : {tiny_qwen3(), tiny_olmoe(), tiny_deepseek_v3()}) {
-    for (const NamedPlan& named : strategy_plans(model, cluster, small_request())) {
+    for (const NamedPlan& named : strategy_plans(model, cluster, lever_request())) {
       for (const Lever& lever : all_levers()) {
         Plan plan = named.plan;
         use(plan, lever);
-        const Comparison c = run_and_compare(model, cluster, plan);
+        const Comparison c = run_lever(model, cluster, plan);
         EXPECT_LE(c.max(), kTolerance) << model.name << " " << named.name << " " << lever.name() << ": "
                                        << c.gradient << " of " << c.worst;
       }
       Plan plan = named.plan;
       mix(plan);
-      EXPECT_LE(run_and_compare(model, cluster, plan).max(), kTolerance) << named.name << " mixed";
+      EXPECT_LE(run_lever(model, cluster, plan).max(), kTolerance) << named.name << " mixed";
     }
   }
 }
 
 /// What three steps of training leave.
-struct Trained {
+struct TrainedByLever {
   std::vector<double> losses;
   TensorsByName gradients, values;
 };
 
-Trained train(const ModelConfig& model, const Cluster& cluster, const Plan& plan) {
+TrainedByLever train_with_lever(const ModelConfig& model, const Cluster& cluster, const Plan& plan) {
   RigOptions options;
   options.step = {model.aux_loss_coef > 0, 1, true};
   Rig rig(model, cluster, plan, options);
   rig.load(lively_values(model));
-  Trained out;
+  TrainedByLever out;
   for (i64 step = 0; step < 3; ++step) {
     StepInput input = random_input(plan, model, static_cast<u64>(step));
     input.step = step;
@@ -116,14 +114,14 @@ void expect_equal_bits(const ModelConfig& model, const Cluster& cluster, const N
   Plan plan = named.plan;
   use_dtype(plan, dtype);
   use(plan, {Recompute::kLocal, WeightGradients::kWith});
-  const Trained of_local = train(model, cluster, plan);
+  const TrainedByLever of_local = train_with_lever(model, cluster, plan);
   use(plan, {Recompute::kOff, WeightGradients::kWith});
-  const Trained of_off = train(model, cluster, plan);
+  const TrainedByLever of_off = train_with_lever(model, cluster, plan);
   for (const Lever& lever : all_levers()) {
     if (lever.recompute == Recompute::kResend) continue;
-    const Trained& expected = keeps_activations(lever.recompute) ? of_off : of_local;
+    const TrainedByLever& expected = keeps_activations(lever.recompute) ? of_off : of_local;
     use(plan, lever);
-    const Trained got = train(model, cluster, plan);
+    const TrainedByLever got = train_with_lever(model, cluster, plan);
     const std::string what = fmt::format("{} {} {} {}", model.name, named.name, name_of(dtype), lever.name());
     EXPECT_EQ(got.losses, expected.losses) << what;
     EXPECT_EQ(first_difference(got.gradients, expected.gradients), "") << what;
@@ -134,7 +132,7 @@ void expect_equal_bits(const ModelConfig& model, const Cluster& cluster, const N
 TEST(Levers, ChangeNoBit) {
   const Cluster cluster = make_cluster(4);
   for (const ModelConfig& model : {tiny_qwen3(), tiny_olmoe(), tiny_deepseek_v3()}) {
-    for (const NamedPlan& named : strategy_plans(model, cluster, small_request())) {
+    for (const NamedPlan& named : strategy_plans(model, cluster, lever_request())) {
       for (const Dtype dtype : {Dtype::kFp64, Dtype::kFp32, Dtype::kBf16})
         expect_equal_bits(model, cluster, named, dtype);
     }
@@ -145,7 +143,7 @@ TEST(Levers, ChangeNoBitWithKernelsOfOurOwn) {
   const kernels::HostKernels on;
   const ModelConfig model = tiny_deepseek_v3();
   const Cluster cluster = make_cluster(2);
-  for (const NamedPlan& named : strategy_plans(model, cluster, small_request())) {
+  for (const NamedPlan& named : strategy_plans(model, cluster, lever_request())) {
     if (named.name == "zebra" || named.name == "ep") expect_equal_bits(model, cluster, named, Dtype::kFp32);
   }
 }
@@ -174,7 +172,7 @@ Schedule reduced_too_early(const Placement& placement, const Schedule& sound, i3
 TEST(Levers, AStateThatIsReducedBeforeTheGradientsOfItsWeightsIsFound) {
   const ModelConfig model = tiny_mixtral();
   const Cluster cluster = make_cluster(4);
-  Plan plan = find_strategy("zebra").make(model, cluster, small_request());
+  Plan plan = find_strategy("zebra").make(model, cluster, lever_request());
   use_fp64(plan);
   plan.weight_gradients = WeightGradients::kAfter;
   const StepOptions step = {true, 1, true};

@@ -8,8 +8,6 @@
 namespace hetermoe::testing {
 namespace {
 
-constexpr double kTolerance = 1e-10;
-
 /// Counted are: nothing of the first half of the sequences but one token, much of some, little of others. So
 /// there are microbatches, devices and groups with nothing to learn.
 StepInput answers_only(const Plan& plan, const ModelConfig& model) {

@@ -8,13 +8,13 @@
 #include <thread>
 
 #include "tests/support/guest_plan.h"
+#include "tests/support/one_thread.h"
 #include "tests/support/rig.h"
 
 // Faults planted in messages and schedules: each must make the comparison with the reference fail.
 namespace hetermoe::testing {
 namespace {
 
-constexpr double kTolerance = 1e-10;
 constexpr double kCaught = 1e-6;  // a planted fault is no rounding
 
 struct Scene {
@@ -352,12 +352,6 @@ TEST(Mutation, WrongGuestsAndLostGradientsOfGuests) {
   EXPECT_GT(run_with(s, replace("settle.B", 0, zeros)).error, kCaught);
   EXPECT_GT(run_with(s, replace("settle.B", 1, zeros)).error, kCaught);
 }
-
-/// Tiny tensors: a second intra-op thread only waits.
-class OneThread : public ::testing::Environment {
-  void SetUp() override { at::set_num_threads(1); }
-};
-const auto* const kOneThread = ::testing::AddGlobalTestEnvironment(new OneThread);
 
 }  // namespace
 }  // namespace hetermoe::testing

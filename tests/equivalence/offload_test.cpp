@@ -12,16 +12,16 @@
 namespace hetermoe::testing {
 namespace {
 
-struct Trained {
+struct TrainedOffloaded {
   std::vector<StepResult> steps;
   double validation = 0;
   TensorsByName gradients, values;
 };
 
-Trained run_of(const ModelConfig& model, const Cluster& cluster, const Plan& plan) {
+TrainedOffloaded run_of(const ModelConfig& model, const Cluster& cluster, const Plan& plan) {
   Session session(model, cluster, plan, {{true, 1, true}, {}, {}});
   session.initialize(3);
-  Trained run;
+  TrainedOffloaded run;
   StepInput input = random_input(plan, model);
   input.learning_rate = 1e-2;
   input.max_grad_norm = 0.1;  // every step is clipped, by the norm
@@ -46,7 +46,7 @@ void expect_same(const TensorsByName& got, const TensorsByName& expected, double
   }
 }
 
-void expect_no_difference(const Trained& expected, const Trained& got, double tolerance,
+void expect_no_difference(const TrainedOffloaded& expected, const TrainedOffloaded& got, double tolerance,
                           const std::string& what) {
   const auto near = [&](double a, double b) { return std::abs(a - b) <= tolerance * std::abs(b); };
   for (std::size_t step = 0; step < expected.steps.size(); ++step) {
@@ -73,7 +73,7 @@ TEST_P(Offloaded, OptimizerOnTheHostChangesNoBit) {
   for (const Dtype dtype : {Dtype::kFp64, Dtype::kFp32, Dtype::kBf16}) {
     for (NamedPlan& named : strategy_plans(model, cluster, small_step())) {
       use_dtype(named.plan, dtype);
-      const Trained expected = run_of(model, cluster, named.plan);
+      const TrainedOffloaded expected = run_of(model, cluster, named.plan);
       for (const char* entry : {"optimizer", "experts.optimizer"}) {
         Plan plan = named.plan;
         offload(plan, model, cluster, {entry}, "test");
@@ -89,7 +89,7 @@ TEST_P(Offloaded, WeightsOnTheHostChangeRoundingAlone) {
   const ModelConfig model = load_model(GetParam());
   const Cluster cluster = demo_with_hosts();
   for (NamedPlan& named : strategy_plans(model, cluster, small_step())) {
-    const Trained expected = run_of(model, cluster, named.plan);
+    const TrainedOffloaded expected = run_of(model, cluster, named.plan);
     i32 slots = 0;
     for (const std::vector<std::string>& entries : {std::vector<std::string>{"all"},
                                                     {"experts.weights"},
@@ -125,7 +125,7 @@ TEST_P(Offloaded, SavedActivationsOnTheHostChangeNoBit) {
       base.recompute = recompute;
       base.weight_gradients = turn % 2 == 0 ? WeightGradients::kWith : WeightGradients::kAfter;
       if (turn % 4 == 1) base.chunks = 2;
-      const Trained expected = run_of(model, cluster, base);
+      const TrainedOffloaded expected = run_of(model, cluster, base);
       for (const i32 slots : {1, 2, 3}) {
         Plan plan = base;
         const std::vector<std::string> entries =
@@ -157,7 +157,7 @@ TEST(OffloadedBits, ExpertsThatComeOnceBackwardKeepTheirBits) {
   for (const Dtype dtype : {Dtype::kFp64, Dtype::kFp32, Dtype::kBf16}) {
     Plan plan = find_strategy("zebra").make(model, cluster, small_step());
     use_dtype(plan, dtype);
-    const Trained expected = run_of(model, cluster, plan);
+    const TrainedOffloaded expected = run_of(model, cluster, plan);
     offload(plan, model, cluster, {"optimizer", "experts.weights"}, "test");
     expect_no_difference(expected, run_of(model, cluster, plan), 0, name_of(dtype));
   }

@@ -11,8 +11,6 @@
 namespace hetermoe::testing {
 namespace {
 
-constexpr double kTolerance = 1e-10;  // fp64, relative to the largest entry of each gradient
-
 Cluster one_node(i32 num_devices) {
   Cluster cluster = make_cluster(num_devices, 1, 1);
   cluster.nodes[0].host = NodeHost{.memory_gib = 64};

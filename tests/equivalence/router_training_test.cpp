@@ -8,8 +8,6 @@
 namespace hetermoe::testing {
 namespace {
 
-constexpr double kTolerance = 1e-10;
-
 struct Setting {
   std::string name;
   RouterTraining router;
@@ -29,7 +27,8 @@ struct Ran {
   ReferenceResult expected;
 };
 
-Ran run(const ModelConfig& model, const Cluster& cluster, const Plan& plan, const RouterTraining& router) {
+Ran run_with_router(const ModelConfig& model, const Cluster& cluster, const Plan& plan,
+                    const RouterTraining& router) {
   RigOptions options;
   options.step = {model.aux_loss_coef > 0, 1, true};
   Rig rig(model, cluster, plan, options);
@@ -46,9 +45,9 @@ Ran run(const ModelConfig& model, const Cluster& cluster, const Plan& plan, cons
 }
 
 /// Returns the loss.
-double expect_reference(const ModelConfig& model, const Cluster& cluster, const NamedPlan& named,
-                        const Setting& setting) {
-  const Ran ran = run(model, cluster, named.plan, setting.router);
+double expect_router_reference(const ModelConfig& model, const Cluster& cluster, const NamedPlan& named,
+                               const Setting& setting) {
+  const Ran ran = run_with_router(model, cluster, named.plan, setting.router);
   const std::string what = model.name + " " + named.name + " " + setting.name;
   EXPECT_LE(ran.comparison.max(), kTolerance) << what << ": " << ran.comparison.worst;
   const i64 dropped = ran.result.dropped_L.sum().item<i64>();
@@ -67,9 +66,10 @@ TEST(RouterTraining, EachSettingEqualsTheReferenceAndChangesTheLoss) {
   const Cluster cluster = make_cluster(4, 3);
   const ModelConfig model = load_model("tiny-qwen3");
   const NamedPlan zebra{"zebra", plan_of("zebra", model, cluster)};
-  const double plain = expect_reference(model, cluster, zebra, {"none", {}});
+  const double plain = expect_router_reference(model, cluster, zebra, {"none", {}});
   for (const Setting& setting : settings())
-    EXPECT_GT(std::abs(expect_reference(model, cluster, zebra, setting) - plain), 1e-6) << setting.name;
+    EXPECT_GT(std::abs(expect_router_reference(model, cluster, zebra, setting) - plain), 1e-6)
+        << setting.name;
 }
 
 TEST(RouterTraining, EqualsTheReferenceUnderEveryStrategy) {
@@ -77,7 +77,7 @@ TEST(RouterTraining, EqualsTheReferenceUnderEveryStrategy) {
   for (const ModelConfig& model :
        {load_model("tiny"), load_model("tiny-qwen3"), load_model("tiny-deepseek-v3")}) {
     for (const NamedPlan& named : strategy_plans(model, cluster, small_step()))
-      expect_reference(model, cluster, named, all_together());
+      expect_router_reference(model, cluster, named, all_together());
   }
 }
 
@@ -89,11 +89,11 @@ TEST(RouterTraining, EqualsTheReferenceWithEveryLever) {
     plan.recompute = static_cast<Recompute>(r);
     plan.chunks = 1 + r;
     plan.weight_gradients = r % 2 == 0 ? WeightGradients::kWith : WeightGradients::kAfter;
-    expect_reference(model, cluster, {name_of(plan.recompute), plan}, all_together());
+    expect_router_reference(model, cluster, {name_of(plan.recompute), plan}, all_together());
   }
   Plan tallied = plan_of("ep", model, cluster);
   use_lplb(tallied, model);
-  expect_reference(model, cluster, {"tally", tallied}, all_together());
+  expect_router_reference(model, cluster, {"tally", tallied}, all_together());
 }
 
 TEST(RouterTraining, EqualsTheReferenceWithKernelsOfOurOwn) {
@@ -102,7 +102,7 @@ TEST(RouterTraining, EqualsTheReferenceWithKernelsOfOurOwn) {
   const ModelConfig model = load_model("tiny-qwen3");
   for (const NamedPlan& named : strategy_plans(model, cluster, small_step())) {
     if (named.name == "zebra" || named.name == "replicas")
-      expect_reference(model, cluster, named, all_together());
+      expect_router_reference(model, cluster, named, all_together());
   }
 }
 
@@ -114,7 +114,7 @@ TEST(RouterTraining, DropsTheSameCopiesWhateverThePlan) {
   at::Tensor dropped;
   for (const NamedPlan& named : strategy_plans(model, cluster, small_step())) {
     if (named.name == "groups") continue;  // it has more sequences
-    const Ran ran = run(model, cluster, named.plan, router);
+    const Ran ran = run_with_router(model, cluster, named.plan, router);
     if (!dropped.defined()) dropped = ran.result.dropped_L;
     EXPECT_TRUE(at::equal(ran.result.dropped_L, dropped)) << named.name;
   }

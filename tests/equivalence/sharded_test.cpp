@@ -13,17 +13,17 @@
 namespace hetermoe::testing {
 namespace {
 
-struct Trained {
+struct TrainedSharded {
   std::vector<StepResult> steps;
   double validation = 0;
   TensorsByName gradients, values;
   i64 bytes = 0;  ///< of all that outlives a step, on all devices
 };
 
-Trained run_of(const ModelConfig& model, const Cluster& cluster, const Plan& plan) {
+TrainedSharded run_sharded(const ModelConfig& model, const Cluster& cluster, const Plan& plan) {
   Session session(model, cluster, plan, {{true, 1, true}, {}, {}});
   session.initialize(3);
-  Trained run;
+  TrainedSharded run;
   StepInput input = random_input(plan, model);
   input.learning_rate = 1e-2;
   input.max_grad_norm = 0.1;  // every step is clipped, by the norm
@@ -43,10 +43,10 @@ void expect_equal(const TensorsByName& got, const TensorsByName& expected, const
 /// Returns whether some state of the plan is divided.
 bool expect_no_difference(const ModelConfig& model, const Cluster& cluster, Plan plan,
                           const std::string& what) {
-  const Trained whole = run_of(model, cluster, plan);
+  const TrainedSharded whole = run_sharded(model, cluster, plan);
   plan.shard_optimizer = true;
   EXPECT_EQ(validate(plan, model, cluster), std::vector<std::string>{}) << what;
-  const Trained sharded = run_of(model, cluster, plan);
+  const TrainedSharded sharded = run_sharded(model, cluster, plan);
   for (std::size_t step = 0; step < whole.steps.size(); ++step) {
     EXPECT_EQ(sharded.steps[step].loss, whole.steps[step].loss) << what << " step " << step;
     EXPECT_EQ(sharded.steps[step].grad_norm, whole.steps[step].grad_norm) << what << " step " << step;
@@ -97,7 +97,8 @@ void expect_near(const TensorsByName& got, const TensorsByName& expected, const 
   }
 }
 
-void expect_as_whole(const Trained& whole, const Trained& gathered, bool bits, const std::string& what) {
+void expect_as_whole(const TrainedSharded& whole, const TrainedSharded& gathered, bool bits,
+                     const std::string& what) {
   const auto near = [&](double a, double b) { return std::abs(a - b) <= (bits ? 0 : 1e-12) * std::abs(b); };
   for (std::size_t step = 0; step < whole.steps.size(); ++step) {
     EXPECT_TRUE(near(gathered.steps[step].loss, whole.steps[step].loss)) << what << " step " << step;
@@ -138,7 +139,8 @@ TEST_P(ShardedWeights, ChangeNoBitWhereThereIsOneBackwardVisit) {
       use_dtype(whole, dtype), use_dtype(plan, dtype);
       const std::string what = fmt::format("{} {} microbatches {}", named.name, microbatches, name_of(dtype));
       EXPECT_EQ(validate(plan, model, cluster), std::vector<std::string>{}) << what;
-      const Trained expected = run_of(model, cluster, whole), got = run_of(model, cluster, plan);
+      const TrainedSharded expected = run_sharded(model, cluster, whole),
+                           got = run_sharded(model, cluster, plan);
       expect_as_whole(expected, got, bits, what);
       divided += got.bytes < expected.bytes ? 1 : 0;
       same_bits += bits ? 1 : 0;

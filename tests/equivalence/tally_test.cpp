@@ -2,6 +2,7 @@
 
 #include "hetermoe/routing/exchange_split.h"
 #include "tests/equivalence/ran_step.h"
+#include "tests/support/case_count.h"
 #include "tests/support/error_of.h"
 #include "tests/support/tally_plan.h"
 
@@ -10,11 +11,9 @@
 namespace hetermoe::testing {
 namespace {
 
-constexpr double kTolerance = 1e-10;
-
 TEST(Tally, RandomPlansEqualTheReference) {
   i64 runs = 0, tallied = 0, replicas = 0, groups = 0;
-  for (u64 seed = 1; runs < 60; ++seed) {
+  for (u64 seed = 1; runs < case_count(25, 60); ++seed) {
     RandomCase c = random_case(seed);
     if (!use_tally(c.plan, c.model) || !validate(c.plan, c.model, c.cluster).empty()) continue;
     use_fp64(c.plan);
@@ -27,9 +26,9 @@ TEST(Tally, RandomPlansEqualTheReference) {
       replicas += state.part == State::Part::kExperts && state.devices.size() > 1 ? 1 : 0;
     groups += c.plan.groups.size() > 1 ? 1 : 0;
   }
-  EXPECT_GT(tallied, 100);
-  EXPECT_GT(replicas, 20);
-  EXPECT_GT(groups, 5);
+  EXPECT_GT(tallied, case_count(40, 100));
+  EXPECT_GT(replicas, case_count(8, 20));
+  EXPECT_GT(groups, case_count(1, 5));
 }
 
 /// ep with copies of experts, divided by a tally, in fp64.
@@ -43,7 +42,7 @@ Plan lplb_plan(const ModelConfig& model, const Cluster& cluster) {
 /// Every device knows the choices: nothing is told, and the numbers are to the bit those with a tally.
 TEST(Tally, IsNotNeededWhereChoicesAreReplayed) {
   i64 runs = 0, replicas = 0;
-  for (u64 seed = 1; runs < 40; ++seed) {
+  for (u64 seed = 1; runs < case_count(15, 40); ++seed) {
     RandomCase c = random_case(seed);
     if (!use_tally(c.plan, c.model)) continue;
     const std::vector<at::Tensor> choices = random_choices(c.plan, c.model, seed);
@@ -61,7 +60,7 @@ TEST(Tally, IsNotNeededWhereChoicesAreReplayed) {
     for (const State& state : build_schedule(c.plan, c.model, c.step).states)
       replicas += state.part == State::Part::kExperts && state.devices.size() > 1 ? 1 : 0;
   }
-  EXPECT_GT(replicas, 10);
+  EXPECT_GT(replicas, case_count(3, 10));
 }
 
 /// Without choices nobody knows: as in validation, copies are divided by shares.

@@ -3,6 +3,7 @@
 
 #include "hetermoe/cost/roofline.h"
 #include "hetermoe/sim/simulator.h"
+#include "tests/support/case_count.h"
 #include "tests/support/guest_plan.h"
 #include "tests/support/rig.h"
 
@@ -91,7 +92,7 @@ Seconds check(const ModelConfig& model, const Cluster& cluster, const Plan& plan
   return result.step;
 }
 
-StrategyRequest small_request() {
+StrategyRequest clock_request() {
   StrategyRequest request;
   request.seq_len = 4;
   request.sequences = 6;
@@ -104,7 +105,7 @@ TEST(VirtualClock, EqualsTheSimulationForEveryStrategy) {
   for (const ModelConfig& model : {tiny_mixtral(), tiny_deepseek_v3()}) {
     for (const i32 num_devices : {1, 2, 3, 4, 8}) {
       const Cluster cluster = make_cluster(num_devices, std::min(3, num_devices));
-      for (const NamedPlan& named : strategy_plans(model, cluster, small_request())) {
+      for (const NamedPlan& named : strategy_plans(model, cluster, clock_request())) {
         const std::string name = fmt::format("{} on {}", named.name, num_devices);
         check(model, cluster, named.plan, {true, 1, true}, name, {}, &num_expected);
         ++runs;
@@ -116,7 +117,7 @@ TEST(VirtualClock, EqualsTheSimulationForEveryStrategy) {
 }
 
 TEST(VirtualClock, EqualsTheSimulationForRandomPlans) {
-  for (u64 seed = 3000; seed < 3060; ++seed) {
+  for (u64 seed = 3000; seed < 3000 + case_count<u64>(25, 60); ++seed) {
     const RandomCase c = random_case(seed);
     check(c.model, c.cluster, c.plan, c.step, describe(c));
   }
@@ -125,7 +126,7 @@ TEST(VirtualClock, EqualsTheSimulationForRandomPlans) {
 /// What is lent, and where it runs, has a price in both.
 TEST(VirtualClock, WithGuestsToo) {
   i64 runs = 0;
-  for (u64 seed = 3000; runs < 40; ++seed) {
+  for (u64 seed = 3000; runs < case_count(15, 40); ++seed) {
     RandomCase c = random_case(seed);
     if (!use_guests(c.plan, c.model) || !validate(c.plan, c.model, c.cluster).empty()) continue;
     check(c.model, c.cluster, c.plan, c.step, describe(c));
@@ -136,7 +137,7 @@ TEST(VirtualClock, WithGuestsToo) {
 TEST(VirtualClock, ForwardOnlyToo) {
   const ModelConfig model = tiny_qwen3();
   const Cluster cluster = make_cluster(4);
-  for (const NamedPlan& named : strategy_plans(model, cluster, small_request()))
+  for (const NamedPlan& named : strategy_plans(model, cluster, clock_request()))
     check(model, cluster, named.plan, {false, 0, false}, named.name);
 }
 
@@ -148,7 +149,7 @@ TEST(VirtualClock, DoesNotDependOnTheMachine) {
     Chooser choose(++count);
     if (choose.chance(0.3)) std::this_thread::sleep_for(std::chrono::microseconds(choose.between(1, 500)));
   };
-  for (const NamedPlan& named : strategy_plans(model, cluster, small_request())) {
+  for (const NamedPlan& named : strategy_plans(model, cluster, clock_request())) {
     const StepOptions step = {true, 1, true};
     EXPECT_EQ(check(model, cluster, named.plan, step, named.name),
               check(model, cluster, named.plan, step, named.name, delays));
@@ -160,7 +161,7 @@ TEST(VirtualClock, EqualsTheSimulationWithRooflineCosts) {
   const ModelConfig model = load_model("tiny");
   Cluster cluster = make_cluster(4, 3);
   for (Node& node : cluster.nodes) node.network = node.local = 1e30;
-  for (const NamedPlan& named : strategy_plans(model, cluster, small_request())) {
+  for (const NamedPlan& named : strategy_plans(model, cluster, clock_request())) {
     SoftwareConstants constants;
     constants.interference = 0;
     const RooflineCost cost(model, cluster, named.plan, constants);

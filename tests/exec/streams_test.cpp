@@ -10,27 +10,27 @@
 namespace hetermoe::testing {
 namespace {
 
-struct Outcome {
+struct StreamsOutcome {
   std::vector<double> losses;
   TensorsByName values;
   Timeline timeline;
 };
 
-Outcome three_steps(const Scene& s, const MakeStream& streams, std::size_t ops_ahead = 4) {
+StreamsOutcome three_steps(const Scene& s, const MakeStream& streams, std::size_t ops_ahead = 4) {
   RigOptions options;
   if (streams) options.executor.make_stream = streams;
   options.executor.ops_ahead = ops_ahead;
   const std::unique_ptr<Rig> rig = make_rig(s, options);
   StepInput input = random_input(rig->plan(), rig->model());
   input.learning_rate = 1e-2;
-  Outcome out;
+  StreamsOutcome out;
   for (input.step = 0; input.step < 3; ++input.step) out.losses.push_back(rig->executor().run(input).loss);
   out.values = rig->values();
   out.timeline = rig->executor().timeline();
   return out;
 }
 
-void expect_equal_bits(const Outcome& a, const Outcome& b, const std::string& what) {
+void expect_equal_bits(const StreamsOutcome& a, const StreamsOutcome& b, const std::string& what) {
   EXPECT_EQ(a.losses, b.losses) << what;
   for (const auto& [name, value] : a.values) EXPECT_TRUE(at::equal(value, b.values.at(name))) << what << name;
 }
@@ -42,7 +42,7 @@ TEST(Streams, DelaysBetweenLaunchAndEndChangeNoBit) {
       Scene s = scene_of(strategy);
       s.plan.recompute = recompute;
       if (recompute == Recompute::kAhead) s.plan.weight_gradients = WeightGradients::kAfter;
-      const Outcome expected = three_steps(s, {});
+      const StreamsOutcome expected = three_steps(s, {});
       for (u64 seed = 0; seed < 3; ++seed) {
         const Deadline deadline(std::chrono::seconds(60));
         expect_equal_bits(expected, three_steps(s, fake_streams({.seed = seed, .most_delay_us = 300})),
@@ -54,14 +54,14 @@ TEST(Streams, DelaysBetweenLaunchAndEndChangeNoBit) {
 
 TEST(Streams, AnyNumberOfOpsAheadGivesTheSameBits) {
   const Scene s = scene_of("zebra");
-  const Outcome expected = three_steps(s, {});
+  const StreamsOutcome expected = three_steps(s, {});
   for (const std::size_t ahead : {0, 1, 1000})
     expect_equal_bits(expected, three_steps(s, fake_streams({.most_delay_us = 100}), ahead), "");
 }
 
 TEST(Streams, SpansAreThoseOfTheEventsAndKeepTheOrderOfTheSchedule) {
   const Scene s = scene_of("zebra");
-  const Outcome out = three_steps(s, fake_streams({.most_delay_us = 200}));
+  const StreamsOutcome out = three_steps(s, fake_streams({.most_delay_us = 200}));
   const Schedule schedule = build_schedule(s.plan, s.model, s.step);
   std::map<std::pair<OpId, DeviceId>, Span> by_op;
   for (const Span& span : out.timeline.spans) by_op[{span.op, span.device}] = span;
@@ -82,9 +82,9 @@ TEST(Streams, SpansAreThoseOfTheEventsAndKeepTheOrderOfTheSchedule) {
 [[noreturn]] void run_with_fault(FakeStreamOptions planted) {
   const Deadline deadline(std::chrono::seconds(60));
   const Scene s = scene_of("zebra");
-  const Outcome expected = three_steps(s, {});
+  const StreamsOutcome expected = three_steps(s, {});
   for (planted.seed = 0; planted.seed < 4; ++planted.seed) {
-    Outcome got;
+    StreamsOutcome got;
     const std::string error = error_of([&] { got = three_steps(s, fake_streams(planted)); });
     if (error != "no error" || got.losses != expected.losses) std::_Exit(1);
   }

@@ -9,6 +9,7 @@
 #include "tests/fault/scene.h"
 #include "tests/support/error_of.h"
 #include "tests/support/faults.h"
+#include "tests/support/one_thread.h"
 
 // Whatever fails, wherever: run() throws once, says where, and nothing hangs or stays behind.
 namespace hetermoe::testing {
@@ -251,12 +252,6 @@ TEST(ExecutorFaults, ReadingWhatNobodyHasWrittenNamesBothOps) {
   EXPECT_TRUE(has(text, "dispatch.F l0 m0]"));
   EXPECT_TRUE(has(text, "of attention.F l0 m0, which has not ended: a dependency is missing"));
 }
-
-/// Tiny tensors: a second intra-op thread only waits.
-class OneThread : public ::testing::Environment {
-  void SetUp() override { at::set_num_threads(1); }
-};
-const auto* const kOneThread = ::testing::AddGlobalTestEnvironment(new OneThread);
 
 }  // namespace
 }  // namespace hetermoe::testing

@@ -7,6 +7,7 @@
 #include "hetermoe/train/session.h"
 #include "tests/fault/scene.h"
 #include "tests/support/faults.h"
+#include "tests/support/one_thread.h"
 
 // Each exchange call of a change of plan, on each device, with each kind of fault.
 namespace hetermoe::testing {
@@ -127,11 +128,6 @@ TEST(MigrateFault, AMessageOfAnotherLayerPartExpertOrCountIsRefused) {
   }
   EXPECT_TRUE(has(run_with_number(change, 3, -1), "optimizer updates of "));
 }
-
-const auto* const kOneThread = [] {
-  at::set_num_threads(1);  // tiny tensors: a second intra-op thread only waits
-  return "";
-}();
 
 }  // namespace
 }  // namespace hetermoe::testing

@@ -7,6 +7,7 @@
 #include "tests/fault/scene.h"
 #include "tests/support/faults.h"
 #include "tests/support/guest_plan.h"
+#include "tests/support/one_thread.h"
 
 // Each exchange call of one step, on each device, with each kind of fault: how does the step end?
 namespace hetermoe::testing {
@@ -236,12 +237,6 @@ TEST(NonfiniteGradient, OfOneDeviceKeepsEveryDeviceFromUpdating) {
   EXPECT_TRUE(std::isnan(result.grad_norm));
   for (const auto& [name, value] : rig->values()) EXPECT_TRUE(at::equal(value, before.at(name))) << name;
 }
-
-/// Tiny tensors: a second intra-op thread only waits.
-class OneThread : public ::testing::Environment {
-  void SetUp() override { at::set_num_threads(1); }
-};
-const auto* const kOneThread = ::testing::AddGlobalTestEnvironment(new OneThread);
 
 }  // namespace
 }  // namespace hetermoe::testing

@@ -9,12 +9,12 @@ namespace {
 
 constexpr double kEps = 1e-5;
 
-struct Exact {
+struct ExactNorm {
   at::Tensor out, dx, dweight;
 };
 
 /// In fp64, from the formula.
-Exact exact(const at::Tensor& x16, const at::Tensor& weight16, const at::Tensor& dout16) {
+ExactNorm exact(const at::Tensor& x16, const at::Tensor& weight16, const at::Tensor& dout16) {
   const at::Tensor x = x16.to(at::kDouble), weight = weight16.to(at::kDouble), dout = dout16.to(at::kDouble);
   const at::Tensor rstd = (x.square().mean(-1, true) + kEps).rsqrt(), normed = x * rstd,
                    weighted = dout * weight;
@@ -29,7 +29,7 @@ TEST(NormKernels, EqualTheFormulaForAllDtypesAndWidths) {
         SCOPED_TRACE(std::to_string(rows) + " x " + std::to_string(width) + " " + c10::toString(dtype));
         const at::Tensor x = values({rows, width}, dtype, 1), weight = values({width}, dtype, 2),
                          dout = values({rows, width}, dtype, 3);
-        const Exact expected = exact(x, weight, dout);
+        const ExactNorm expected = exact(x, weight, dout);
         const NormForward forward = rms_norm_forward(x, weight, kEps);
         EXPECT_LE(deviation(forward.out, expected.out), 2 * one_rounding(dtype));  // it rounds twice
         const NormGradient backward = rms_norm_backward(x, weight, forward.rstd, dout);

@@ -8,7 +8,7 @@
 namespace hetermoe::testing {
 namespace {
 
-struct Outcome {
+struct RouterOutcome {
   at::Tensor topk, weights, scores, dlogits;
 };
 
@@ -17,10 +17,10 @@ at::Tensor bias_of(const ModelConfig& model, at::ScalarType dtype) {
 }
 
 /// By libtorch and autograd.
-Outcome generic(const ModelConfig& model, const at::Tensor& given, const at::Tensor& dscores,
-                const at::Tensor& dweights) {
+RouterOutcome generic(const ModelConfig& model, const at::Tensor& given, const at::Tensor& dscores,
+                      const at::Tensor& dweights) {
   const at::Tensor logits = given.detach().clone().requires_grad_();
-  Outcome out;
+  RouterOutcome out;
   out.scores = router_scores(model, logits);
   out.topk = choose_experts(model, out.scores, bias_of(model, given.scalar_type()));
   out.weights = routing_weights(model, out.scores, out.topk);
@@ -56,7 +56,7 @@ TEST(RouterKernels, EqualLibtorchsRouterInAllFamilies) {
         const at::Tensor given = values({tokens, model.num_experts}, dtype, 1);
         const at::Tensor dscores = values(given.sizes(), dtype, 2),
                          dweights = values({tokens, model.top_k}, dtype, 3);
-        const Outcome expected = generic(model, given, dscores, dweights);
+        const RouterOutcome expected = generic(model, given, dscores, dweights);
         const at::Tensor logits = given.clone().requires_grad_();
         const Routed got = gpu_route(model, logits, bias_of(model, dtype), seq_len, {});
         const double tolerance = dtype == at::kDouble ? 1e-13 : 2e-6;

@@ -5,18 +5,10 @@
 #include "hetermoe/nn/attention_part.h"
 #include "tests/nn/compare.h"
 #include "tests/nn/tiny_models.h"
+#include "tests/nn/wave.h"
 
 namespace hetermoe::testing {
 namespace {
-
-at::Tensor wave(at::IntArrayRef shape, double step, at::ScalarType dtype = at::kDouble) {
-  return at::arange(c10::multiply_integers(shape), at::kDouble)
-      .mul(step)
-      .add(0.4)
-      .sin()
-      .view(shape)
-      .to(dtype);
-}
 
 StateGroup lively_state(const ModelConfig& model, i64 layer, at::ScalarType dtype) {
   StateGroup state = make_attention_state(model, layer, dtype);

@@ -5,13 +5,10 @@
 
 #include "tests/nn/compare.h"
 #include "tests/nn/tiny_models.h"
+#include "tests/nn/wave.h"
 
 namespace hetermoe::testing {
 namespace {
-
-at::Tensor wave(at::IntArrayRef shape, double step) {
-  return at::arange(c10::multiply_integers(shape), at::kDouble).mul(step).add(0.4).sin().view(shape);
-}
 
 StateGroup lively_head(at::ScalarType dtype) {
   StateGroup state = make_head_state(tiny_mixtral(), dtype);

@@ -60,7 +60,7 @@ TensorsByName sum_over(const ModelConfig& model, Parameters parameters, const st
 
 /// Distance to the exact gradient of all tensors together, as a share of its length. The exact one is that of
 /// `exact` times `scale`.
-double distance(const TensorsByName& got, const TensorsByName& exact, double scale = 1) {
+double distance_of_all(const TensorsByName& got, const TensorsByName& exact, double scale = 1) {
   double off = 0, length = 0;
   for (const auto& [name, tensor] : exact) {
     const at::Tensor wide = tensor.to(at::kDouble) * scale;
@@ -114,15 +114,16 @@ TEST(GradientSumsInFp32, OfSixtyFourMicrobatchesAreAsGoodAsOneBatch) {
   const Sums sums = make_sums(without_choice(tiny_mixtral()));
   TensorsByName rounded;
   for (const auto& [name, sum] : sums.of_batches) rounded[name] = sum.to(at::kBFloat16);
-  const double once = distance(rounded, sums.of_batches), bf16 = distance(sums.in_bf16, sums.of_batches),
-               fp32 = distance(sums.in_fp32, sums.of_batches);
+  const double once = distance_of_all(rounded, sums.of_batches),
+               bf16 = distance_of_all(sums.in_bf16, sums.of_batches),
+               fp32 = distance_of_all(sums.in_fp32, sums.of_batches);
   std::cout << "[          ] adding alone: rounded once " << once << ", sum of 64 in bf16 " << bf16
             << ", in fp32 " << fp32 << "\n";
   EXPECT_GE(bf16, 5 * once);
   EXPECT_LE(fp32, 1.5 * once);
-  const double one_batch = distance(sums.one_batch, sums.exact, 1.0 / kMicrobatches),
-               whole_bf16 = distance(sums.in_bf16, sums.exact),
-               whole_fp32 = distance(sums.in_fp32, sums.exact);
+  const double one_batch = distance_of_all(sums.one_batch, sums.exact, 1.0 / kMicrobatches),
+               whole_bf16 = distance_of_all(sums.in_bf16, sums.exact),
+               whole_fp32 = distance_of_all(sums.in_fp32, sums.exact);
   std::cout << "[          ] against fp64: one batch " << one_batch << ", sum of 64 in bf16 " << whole_bf16
             << ", in fp32 " << whole_fp32 << "\n";
   EXPECT_LE(whole_fp32, 1.5 * one_batch);

@@ -7,13 +7,10 @@
 #include "hetermoe/model/op_cost.h"
 #include "tests/nn/compare.h"
 #include "tests/nn/peak_of.h"
+#include "tests/nn/wave.h"
 
 namespace hetermoe::testing {
 namespace {
-
-at::Tensor wave(at::IntArrayRef shape, double step) {
-  return at::arange(c10::multiply_integers(shape), at::kDouble).mul(step).add(0.4).sin().view(shape);
-}
 
 /// AdamW as in the paper (Loshchilov and Hutter, arXiv 1711.05101), in fp64.
 struct PlainAdamw {

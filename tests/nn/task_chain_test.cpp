@@ -5,6 +5,7 @@
 
 #include "tests/nn/compare.h"
 #include "tests/nn/tiny_models.h"
+#include "tests/support/one_thread.h"
 
 namespace hetermoe::testing {
 namespace {
@@ -255,11 +256,6 @@ ChainResult run_chain(const ModelConfig& model, Parameters& parameters, const at
 namespace {
 
 /// Tiny tensors: a second thread only waits.
-class OneThread : public ::testing::Environment {
-  void SetUp() override { at::set_num_threads(1); }
-};
-const auto* const kOneThread = ::testing::AddGlobalTestEnvironment(new OneThread);
-
 struct Data {
   at::Tensor tokens, targets;
 };

@@ -15,6 +15,9 @@
 // reference.
 namespace hetermoe::testing {
 
+/// Of tests in fp64 against the reference, relative to the largest entry of each gradient.
+constexpr double kTolerance = 1e-10;
+
 /// Passes messages on and lets a test see or alter them. Hooks are called on lane threads, at the same time.
 class HookedTransport : public Transport {
  public:

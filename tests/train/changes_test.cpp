@@ -15,7 +15,7 @@ namespace hetermoe {
 namespace {
 
 /// A job of 6 steps with zebra on the four devices of `demo`, and a folder for the plans it changes to.
-struct Case {
+struct ChangesCase {
   WorkFolder folder;
   ModelConfig model = load_model("tiny");
   Cluster cluster = load_cluster("demo");
@@ -83,7 +83,7 @@ TEST(PlanChanges, UnknownKeysAndStepsBelowTwoAreRefusedWithTheirPlace) {
 }
 
 TEST(PlanChanges, ComeInTheOrderOfTheirSteps) {
-  Case c;
+  ChangesCase c;
   const std::string ep = c.file(c.plan("ep"), "ep.json"), zebra = c.file(c.first, "zebra.json");
   const std::vector<PlannedChange> changes = c.load({{5, zebra}, {3, ep}});
   ASSERT_EQ(changes.size(), 2U);
@@ -94,14 +94,14 @@ TEST(PlanChanges, ComeInTheOrderOfTheirSteps) {
 }
 
 TEST(PlanChanges, AStepTwiceIsRefused) {
-  Case c;
+  ChangesCase c;
   const std::string ep = c.file(c.plan("ep"));
   EXPECT_EQ(c.error({{3, ep}, {4, ep}, {3, ep}}),
             "[train.changes[2].step] step 3 is there twice: one plan can take over at a step");
 }
 
 TEST(PlanChanges, AStepOutsideOfTheRunIsRefused) {
-  Case c;
+  ChangesCase c;
   const std::string ep = c.file(c.plan("ep"));
   EXPECT_EQ(c.load({{2, ep}, {6, ep}}).size(), 2U);
   const std::string hint =
@@ -112,12 +112,12 @@ TEST(PlanChanges, AStepOutsideOfTheRunIsRefused) {
 }
 
 TEST(PlanChanges, AChangeWithoutAPlanIsRefused) {
-  Case c;
+  ChangesCase c;
   EXPECT_EQ(c.error({{3, ""}}), "[train.changes[0].plan] is missing, expected a plan.json");
 }
 
 TEST(PlanChanges, APlanThatDoesNotFitIsRefusedInOneSentence) {
-  Case c;
+  ChangesCase c;
   Plan plan = c.plan("ep");
   plan.groups[0].layers.pop_back();
   plan.chunks = 1;
@@ -127,7 +127,7 @@ TEST(PlanChanges, APlanThatDoesNotFitIsRefusedInOneSentence) {
 }
 
 TEST(PlanChanges, APlanWhoseOrderCannotBeScheduledIsRefused) {
-  Case c;
+  ChangesCase c;
   Plan plan = c.plan("ep");
   plan.order = OrderPolicy::kExplicit;
   plan.explicit_order = "device 0 compute: 0 embed.F m0";
@@ -136,7 +136,7 @@ TEST(PlanChanges, APlanWhoseOrderCannotBeScheduledIsRefused) {
 }
 
 TEST(PlanChanges, DevicesThatTheClusterLacksAreRefused) {
-  Case c;
+  ChangesCase c;
   Plan plan = c.plan("ep");
   plan.groups[0].devices.push_back(4);
   EXPECT_EQ(c.error({{3, c.file(plan)}}),
@@ -145,7 +145,7 @@ TEST(PlanChanges, DevicesThatTheClusterLacksAreRefused) {
 }
 
 TEST(PlanChanges, TheShapeOfAStepMustStay) {
-  Case c;
+  ChangesCase c;
   Plan plan = c.plan("ep");
   plan.seq_len = 16;
   EXPECT_EQ(c.error({{3, c.file(plan)}}),
@@ -159,7 +159,7 @@ TEST(PlanChanges, TheShapeOfAStepMustStay) {
 }
 
 TEST(PlanChanges, ADeviceKeepsItsDtypesThroughAllPlansOfARun) {
-  Case c;
+  ChangesCase c;
   Plan half = c.plan("ep");
   half.dtype.assign(half.dtype.size(), Dtype::kBf16);
   EXPECT_EQ(
@@ -178,7 +178,7 @@ TEST(PlanChanges, ADeviceKeepsItsDtypesThroughAllPlansOfARun) {
 
 /// Parts of moments would have to move.
 TEST(PlanChanges, WhatIsDividedStaysWhereItIs) {
-  Case c;
+  ChangesCase c;
   Plan sharded = c.plan("ep");
   sharded.shard_optimizer = true;
   EXPECT_EQ(
@@ -195,7 +195,7 @@ TEST(PlanChanges, WhatIsDividedStaysWhereItIs) {
 }
 
 TEST(PlanChanges, UpdatesThatLagAreUnderWayBetweenSteps) {
-  Case c;
+  ChangesCase c;
   c.job.train.staleness = 1;
   EXPECT_EQ(c.error({{3, c.file(c.first)}}),
             "[train.changes] got 1 change, expected none with train.staleness 1: its updates are under way "
@@ -203,7 +203,7 @@ TEST(PlanChanges, UpdatesThatLagAreUnderWayBetweenSteps) {
 }
 
 TEST(PlanChanges, AllPlansOfARunUseTheSameHosts) {
-  Case c;
+  ChangesCase c;
   c.cluster = load_cluster("demo-hosts");
   c.job.cluster = "demo-hosts";
   c.first = c.plan("ep");
@@ -222,7 +222,7 @@ TEST(PlanChanges, AllPlansOfARunUseTheSameHosts) {
 }
 
 TEST(PlanChanges, DevicesInFp64AndOthersDoNotMix) {
-  Case c;
+  ChangesCase c;
   c.first = c.plan("single");
   Plan other = c.plan("single");
   const DeviceId used = devices_of(other)[0];
@@ -239,7 +239,7 @@ TEST(PlanChanges, DevicesInFp64AndOthersDoNotMix) {
 }
 
 TEST(PlanChanges, ThatNeedMoreMemoryOnTheWayThanADeviceHasAreRefusedByItsName) {
-  Case c;
+  ChangesCase c;
   // Room for each plan and not for both storages of a layer beside each other.
   const std::vector<Bytes> way = migration_memory(c.first, c.plan("ep"), c.model, c.cluster);
   const std::string ep = c.file(c.plan("ep"));
@@ -254,7 +254,7 @@ TEST(PlanChanges, ThatNeedMoreMemoryOnTheWayThanADeviceHasAreRefusedByItsName) {
 }
 
 TEST(RanksOfDevices, AreTheSameUnderAllPlansOfARun) {
-  const Case c;
+  const ChangesCase c;
   const Plan single = c.plan("single"), ep = c.plan("ep");
   const std::vector<const Plan*> both = {&single, &ep}, one = {&ep};
   EXPECT_EQ(ranks_of_devices(both, c.cluster, 1), (std::vector<i32>{0, 0, 0, 0}));
@@ -262,7 +262,7 @@ TEST(RanksOfDevices, AreTheSameUnderAllPlansOfARun) {
 }
 
 TEST(RanksOfDevices, MoreProcessesThanDevicesOfSomePlanAreRefused) {
-  const Case c;
+  const ChangesCase c;
   const Plan single = c.plan("single"), ep = c.plan("ep");
   const std::vector<const Plan*> one = {&ep}, both = {&ep, &single};
   EXPECT_EQ(error_of<ConfigError>([&] { ranks_of_devices(one, c.cluster, 5); }),

@@ -8,22 +8,21 @@
 
 #include "tests/support/error_of.h"
 #include "tests/support/work_folder.h"
+#include "tests/train/tiny_run.h"
 
 namespace hetermoe {
 namespace {
 
-using Overrides = std::vector<std::pair<std::string, std::string>>;
-
 /// The plans of a comparison on the demo cluster: devices 0, 1 newer, 2, 3 older.
-std::vector<Plan> plans_of(const std::vector<std::string>& strategies, Overrides overrides) {
+std::vector<Plan> plans_of(const std::vector<std::string>& strategies, Settings overrides) {
   const WorkFolder folder;
-  const Overrides small = {{"model", "tiny"},
-                           {"cluster", "demo"},
-                           {"output", (folder.path() / "out").string()},
-                           {"data.paths", folder.file("text", std::string(4000, 'a'))},
-                           {"train.seq_len", "8"},
-                           {"train.sequences", "4"},
-                           {"train.microbatches", "2"}};
+  const Settings small = {{"model", "tiny"},
+                          {"cluster", "demo"},
+                          {"output", (folder.path() / "out").string()},
+                          {"data.paths", folder.file("text", std::string(4000, 'a'))},
+                          {"train.seq_len", "8"},
+                          {"train.sequences", "4"},
+                          {"train.microbatches", "2"}};
   overrides.insert(overrides.begin(), small.begin(), small.end());
   std::vector<Plan> plans;
   for (StrategyRun& run : compare_job(job_from_overrides(overrides), {strategies, /*execute=*/false}))
@@ -31,7 +30,7 @@ std::vector<Plan> plans_of(const std::vector<std::string>& strategies, Overrides
   return plans;
 }
 
-std::string refusal_of(const std::vector<std::string>& strategies, const Overrides& overrides) {
+std::string compare_refusal(const std::vector<std::string>& strategies, const Settings& overrides) {
   return error_of<ConfigError>([&] { plans_of(strategies, overrides); });
 }
 
@@ -78,11 +77,11 @@ TEST(CompareJob, MovedExpertsAndWeightsOfRolesAreLeftToThoseWhoHaveThem) {
 }
 
 TEST(CompareJob, WhatNoneOfTheStrategiesHasAUseForIsRefused) {
-  EXPECT_TRUE(refusal_of({"ep", "single"}, {{"plan.attention", "0,1"}, {"plan.experts", "2,3"}})
+  EXPECT_TRUE(compare_refusal({"ep", "single"}, {{"plan.attention", "0,1"}, {"plan.experts", "2,3"}})
                   .starts_with("[plan.experts] got devices 2, 3, but strategy "));
   EXPECT_TRUE(
-      refusal_of({"single"}, {{"plan.attention", "0,1"}}).starts_with("[plan.attention] got devices"));
-  EXPECT_TRUE(refusal_of({"ep", "zebra"}, {{"plan.experts", "2,77"}})
+      compare_refusal({"single"}, {{"plan.attention", "0,1"}}).starts_with("[plan.attention] got devices"));
+  EXPECT_TRUE(compare_refusal({"ep", "zebra"}, {{"plan.experts", "2,77"}})
                   .starts_with("[plan.experts] device 77 does not exist"));
 }
 

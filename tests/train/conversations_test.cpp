@@ -35,7 +35,7 @@ TEST(Conversations, LossAndGradientsAreTheReferencesUnderEveryPlan) {
   }
 }
 
-TrainOutcome train(const std::string& folder, Settings settings) {
+TrainOutcome train_conversations(const std::string& folder, Settings settings) {
   settings.insert(settings.begin(), {kLength, {"train.validation_sequences", "4"}});
   const TinyRun rig(folder, settings);
   const Processes alone;
@@ -45,12 +45,13 @@ TrainOutcome train(const std::string& folder, Settings settings) {
 
 TEST(Conversations, AResumedRunUnderAnotherPlanReadsTheSameOnes) {
   const WorkFolder folder;
-  const TrainOutcome whole = train(folder / "whole", {{"train.steps", "6"}});
+  const TrainOutcome whole = train_conversations(folder / "whole", {{"train.steps", "6"}});
   std::vector<u64> expected, got;
   for (const StepRecord& record : whole.records) expected.push_back(record.tokens_hash);
   EXPECT_EQ(std::set<u64>(expected.begin(), expected.end()).size(), 6U);
-  const TrainOutcome first = train(folder / "parts", {{"train.steps", "4"}});
-  const TrainOutcome rest = train(folder / "parts", {{"train.steps", "6"}, {"strategy", "dist_ep"}});
+  const TrainOutcome first = train_conversations(folder / "parts", {{"train.steps", "4"}});
+  const TrainOutcome rest =
+      train_conversations(folder / "parts", {{"train.steps", "6"}, {"strategy", "dist_ep"}});
   EXPECT_EQ(rest.first_step, 4);
   for (const TrainOutcome* part : {&first, &rest}) {
     for (const StepRecord& record : part->records) got.push_back(record.tokens_hash);

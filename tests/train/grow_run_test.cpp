@@ -24,7 +24,7 @@ Settings exact(Settings more) {
   return all;
 }
 
-FoundCheckpoint checkpoint_of(const TinyRun& run, i64 step) {
+FoundCheckpoint checkpoint_of_run(const TinyRun& run, i64 step) {
   for (const FoundCheckpoint& found : find_checkpoints(run.checkpoints(), kIgnore)) {
     if (found.info.step == step) return found;
   }
@@ -42,7 +42,7 @@ TinyRun run_of(const GrownRun& left, const fs::path& output, const Settings& mor
 }
 TinyRun grown_run(const TinyRun& source, const Growth& growth, const fs::path& output,
                   const Settings& more = {}) {
-  return run_of(write_grown_run(checkpoint_of(source, kGrowAt), growth, output), output, more);
+  return run_of(write_grown_run(checkpoint_of_run(source, kGrowAt), growth, output), output, more);
 }
 
 std::vector<double> losses_from(const TrainOutcome& outcome, i64 step) {
@@ -170,7 +170,7 @@ TEST(GrowRun, ResetMomentsCountUpdatesAnewAndSurviveACut) {
   TinyRun whole = grown_run(source, growth, folder / "whole", {{"checkpoint.every", "2"}});
   const TinyRun::End end = whole.run(Checkpoints::kOn, count);
   EXPECT_EQ(updates, (std::map<i64, i64>{{6, 1}, {7, 2}, {8, 3}, {9, 4}}));
-  EXPECT_EQ(checkpoint_of(whole, 8).info.forgotten, 5);
+  EXPECT_EQ(checkpoint_of_run(whole, 8).info.forgotten, 5);
   fs::remove_all(whole.checkpoints() / "step-00000009");
   fs::remove_all(whole.checkpoints() / "step-00000008");
   updates.clear();
@@ -189,7 +189,7 @@ TEST(GrowRun, MastersGrowAndValuesAreTheirRoundings) {
                                      {"train.steps", "5"}});
   source.run();
   const Growth growth = plan_growth(source.model, {.moments = GrownMoments::kSplit});
-  const CheckpointShard shard = grow_checkpoint(checkpoint_of(source, 5), growth);
+  const CheckpointShard shard = grow_checkpoint(checkpoint_of_run(source, 5), growth);
   TensorsByName all;
   for (const auto* list : {&shard.model, &shard.optimizer}) {
     for (const NamedTensor& tensor : *list) EXPECT_TRUE(all.emplace(tensor.name, tensor.tensor).second);
@@ -204,7 +204,7 @@ TEST(GrowRun, MastersGrowAndValuesAreTheirRoundings) {
 }
 
 using Bits = std::map<std::string, at::Tensor>;
-Bits bits_of(const fs::path& checkpoint) {
+Bits bits_of_folder(const fs::path& checkpoint) {
   Bits out;
   for (const char* file : {"model.safetensors", "optimizer.safetensors"}) {
     const SafetensorsReader reader(checkpoint / file);
@@ -219,11 +219,12 @@ TEST(GrowRun, ShrinkingUndoesTheGrowthOfACheckpointToTheBit) {
   TinyRun source(folder / "source", exact({{"train.steps", "9"}}));
   const TinyRun::End before = source.run();
   const Growth growth = plan_growth(source.model, wide(GrownMoments::kSplit));
-  const GrownRun grown = write_grown_run(checkpoint_of(source, kGrowAt), growth, folder / "grown");
+  const GrownRun grown = write_grown_run(checkpoint_of_run(source, kGrowAt), growth, folder / "grown");
   const FoundCheckpoint wide_one = read_checkpoint(grown.checkpoint);
   const Growth undone = plan_shrink(load_model(grown.checkpoint.string()), wide(GrownMoments::kSplit));
   const GrownRun shrunk = write_changed_run(shrink_checkpoint(wide_one, undone, 0.999), folder / "shrunk");
-  const Bits expected = bits_of(checkpoint_of(source, kGrowAt).path), got = bits_of(shrunk.checkpoint);
+  const Bits expected = bits_of_folder(checkpoint_of_run(source, kGrowAt).path),
+             got = bits_of_folder(shrunk.checkpoint);
   ASSERT_EQ(got.size(), expected.size());
   for (const auto& [name, tensor] : expected) EXPECT_TRUE(at::equal(got.at(name), tensor)) << name;
   TinyRun run = run_of(shrunk, folder / "shrunk");

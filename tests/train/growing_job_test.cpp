@@ -15,7 +15,7 @@
 namespace hetermoe {
 namespace {
 
-using Bits = std::map<std::string, at::Tensor>;
+using JobBits = std::map<std::string, at::Tensor>;
 
 /// Eight steps; the model may grow after the fifth.
 Job job_in(const WorkFolder& folder, const std::string& name, Settings more = {}) {
@@ -52,15 +52,15 @@ FoundCheckpoint checkpoint_of(const Job& job, i64 step) {
 }
 
 /// Weights and moments after a step.
-Bits bits_of(const Job& job, i64 step) {
-  Bits out;
+JobBits bits_of(const Job& job, i64 step) {
+  JobBits out;
   for (const char* file : {"model.safetensors", "optimizer.safetensors"}) {
     const SafetensorsReader reader(checkpoint_of(job, step).path / file);
     for (const std::string& name : reader.names()) out[name] = reader.read(name);
   }
   return out;
 }
-void expect_same_bits(const Bits& a, const Bits& b) {
+void expect_same_bits(const JobBits& a, const JobBits& b) {
   ASSERT_EQ(a.size(), b.size());
   for (const auto& [name, tensor] : a) EXPECT_TRUE(at::equal(tensor, b.at(name))) << name;
 }
@@ -88,7 +88,7 @@ TEST(GrowingJob, ARunThatWasCutGoesOnToTheSameBits) {
       job_in(folder, "whole",
              growing({{"checkpoint.every", "2"}, {"grow.score", "gradient"}, {"grow.batches", "2"}}));
   train(whole);
-  const Bits expected = bits_of(whole, 8);
+  const JobBits expected = bits_of(whole, 8);
   const auto goes_on_from = [&](i64 step) {
     for (const FoundCheckpoint& found : find_checkpoints(checkpoint_folder(whole.output), kIgnore)) {
       if (found.info.step > step) fs::remove_all(found.path);
@@ -242,7 +242,7 @@ TEST(GrowingJob, ARunThatIsCutWhileItNarrowsGoesOnToTheSameBits) {
   const WorkFolder folder;
   const Job job = job_in(folder, "run", narrowing());
   const TrainedJob whole = train(job);
-  const Bits expected = bits_of(job, 8);
+  const JobBits expected = bits_of(job, 8);
   for (const i64 step : {7, 5, 4, 3, 2}) {
     for (const FoundCheckpoint& found : find_checkpoints(checkpoint_folder(job.output), kIgnore)) {
       if (found.info.step > step) fs::remove_all(found.path);
@@ -261,7 +261,7 @@ TEST(GrowingJob, ACutBeforeTheCheckpointIsRewrittenChangesNothing) {
   const WorkFolder folder;
   const Job job = job_in(folder, "run", narrowing());
   train(job);
-  const Bits expected = bits_of(job, 8);
+  const JobBits expected = bits_of(job, 8);
   // The checkpoint of step 4 as the wide part left it: that of step 3 trained by one step under its job.
   const Job wide = job_in(folder, "wide", narrowing({{"grow.narrow_every", "2"}, {"train.steps", "8"}}));
   train(wide);

@@ -117,27 +117,27 @@ TEST(LoraRun, GoesOnWithTheSameTargetsAlone) {
   }
 }
 
-std::string refusal(const Settings& settings) {
+std::string lora_refusal(const Settings& settings) {
   const WorkFolder folder;
   return error_of<ConfigError>([&] { TinyRun(folder / "run", adapted(settings)); });
 }
 
 TEST(LoraRun, WhatCannotBeIsRefusedByName) {
-  EXPECT_EQ(refusal({{"train.lora.targets", "*.self_attn.*_proj*,*.nothing.*"}}),
+  EXPECT_EQ(lora_refusal({{"train.lora.targets", "*.self_attn.*_proj*,*.nothing.*"}}),
             "[train.lora.targets] \"*.nothing.*\" matches no matrix of model tiny that can have an adapter: "
             "expected names such as model.layers.0.self_attn.o_proj.weight, in which * stands for any text; "
             "embeddings, the head, norms and routers have none");
-  EXPECT_NE(refusal({{"train.lora.targets", "model.embed_tokens*"}}).find("matches no matrix"),
+  EXPECT_NE(lora_refusal({{"train.lora.targets", "model.embed_tokens*"}}).find("matches no matrix"),
             std::string::npos);
-  const std::string some = refusal({{"train.lora.targets", "*.experts.1.*"}});
+  const std::string some = lora_refusal({{"train.lora.targets", "*.experts.1.*"}});
   EXPECT_TRUE(some.starts_with("[train.lora.targets] match 1 of 4 experts of layer")) << some;
-  EXPECT_EQ(refusal({{"train.lora.targets", "[]"}}),
+  EXPECT_EQ(lora_refusal({{"train.lora.targets", "[]"}}),
             "[train.lora.targets] is empty: expected patterns, or train.lora.rank: 0");
-  EXPECT_EQ(refusal({{"train.freeze", "model.embed_tokens*"}}),
+  EXPECT_EQ(lora_refusal({{"train.freeze", "model.embed_tokens*"}}),
             "[train.freeze] cannot go with train.lora, which freezes all but adapters: leave it out");
   for (const Settings& setting : {Settings{{"plan.shard_weights", "true"}, {"strategy", "ep"}},
                                   Settings{{"plan.offload", "optimizer"}, {"cluster", "demo-hosts"}}}) {
-    const std::string error = refusal(setting);
+    const std::string error = lora_refusal(setting);
     EXPECT_TRUE(error.starts_with("[train.lora] cannot go with a plan whose")) << error;
   }
 }

@@ -79,11 +79,10 @@ TEST(LossScale, APowerOfTwoChangesNoBitOfAnything) {
   expect_equal(scaled.values, plain.values);
 }
 
-using Changes = std::vector<std::pair<std::string, std::string>>;
-const Changes kFp16 = {{"plan.attention_dtype", "fp16"},
-                       {"plan.expert_dtype", "fp16"},
-                       {"plan.wire_dtype", "fp16"},
-                       {"train.steps", "12"}};
+const Settings kFp16 = {{"plan.attention_dtype", "fp16"},
+                        {"plan.expert_dtype", "fp16"},
+                        {"plan.wire_dtype", "fp16"},
+                        {"train.steps", "12"}};
 
 TEST(LossScale, TrainingInFp16FollowsFp32) {
   const WorkFolder folder;

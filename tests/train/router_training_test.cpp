@@ -116,23 +116,23 @@ TEST(RouterTrainingRun, TwoPlansTrainAlike) {
   }
 }
 
-std::string refusal(const Settings& settings) {
+std::string router_refusal(const Settings& settings) {
   const WorkFolder folder;
   return error_of<ConfigError>([&] { TinyRun(folder / "run", settings); });
 }
 
 TEST(RouterTrainingRun, ContradictionsAreRefusedByName) {
   EXPECT_EQ(
-      refusal({{"train.router_jitter", "0.1"}, {"routing.replay", "x.routes"}}),
+      router_refusal({{"train.router_jitter", "0.1"}, {"routing.replay", "x.routes"}}),
       "[train.router_jitter] cannot go with routing.replay, whose choices no noise changes: leave one of "
       "both out");
   EXPECT_EQ(
-      refusal({{"train.forced_balance", "true"}, {"routing.replay", "x.routes"}}),
+      router_refusal({{"train.forced_balance", "true"}, {"routing.replay", "x.routes"}}),
       "[train.forced_balance] cannot go with routing.replay, which gives other choices: leave one of both "
       "out");
-  EXPECT_EQ(refusal({{"train.forced_balance", "true"},
-                     {"train.router_bias_rate", "0.001"},
-                     {"model", "tiny-deepseek-v3"}}),
+  EXPECT_EQ(router_refusal({{"train.forced_balance", "true"},
+                            {"train.router_bias_rate", "0.001"},
+                            {"model", "tiny-deepseek-v3"}}),
             "[train.forced_balance] cannot go with train.router_bias_rate, whose biases no choice hangs on: "
             "leave one of both out");
 }

@@ -8,8 +8,6 @@
 namespace hetermoe {
 namespace {
 
-using Overrides = std::vector<std::pair<std::string, std::string>>;
-
 /// The plan of a strategy for the job of TinyRun, in a file.
 std::string plan_file(const WorkFolder& folder, const std::string& strategy) {
   const TinyRun run(folder / "unused", {{"strategy", strategy}});
@@ -17,13 +15,13 @@ std::string plan_file(const WorkFolder& folder, const std::string& strategy) {
 }
 
 /// zebra, from step 3 on ep, from step 5 on zebra again.
-Overrides there_and_back(const WorkFolder& folder) {
+Settings there_and_back(const WorkFolder& folder) {
   const Json changes = {{{"step", 3}, {"plan", plan_file(folder, "ep")}},
                         {{"step", 5}, {"plan", plan_file(folder, "zebra")}}};
   return {{"train.changes", changes.dump()}};
 }
 
-TinyRun run_with(const std::string& output, Overrides overrides, const Overrides& more = {}) {
+TinyRun run_with(const std::string& output, Settings overrides, const Settings& more = {}) {
   overrides.insert(overrides.end(), more.begin(), more.end());
   return TinyRun(output, overrides);
 }
@@ -64,7 +62,7 @@ TEST(Takeover, ChangesTheRoundingOfLossesAtMost) {
 
 TEST(Takeover, AResumedRunBeginsWithThePlanOfItsCheckpointAndHasTheBitsOfTheUnbrokenOne) {
   const WorkFolder folder;
-  const Overrides changes = there_and_back(folder);
+  const Settings changes = there_and_back(folder);
   TinyRun whole = run_with(folder / "whole", changes);
   const TinyRun::End expected = whole.run();
   for (const i64 last : {2, 4}) {
@@ -92,7 +90,7 @@ TEST(Takeover, AResumedRunBeginsWithThePlanOfItsCheckpointAndHasTheBitsOfTheUnbr
 
 TEST(Takeover, AResumedRunBetweenChangesStaysWithThePlanInForce) {
   const WorkFolder folder;
-  const Overrides changes = {
+  const Settings changes = {
       {"train.changes", Json({{{"step", 2}, {"plan", plan_file(folder, "ep")}}}).dump()}};
   TinyRun whole = run_with(folder / "whole", changes);
   const TinyRun::End expected = whole.run();
@@ -113,7 +111,7 @@ TEST(Takeover, AResumedRunBetweenChangesStaysWithThePlanInForce) {
 
 TEST(Takeover, AJobWithAnotherPlanGoesOnFromTheCheckpointWithItsOwn) {
   const WorkFolder folder;
-  const Overrides changes = {
+  const Settings changes = {
       {"train.changes", Json({{{"step", 2}, {"plan", plan_file(folder, "ep")}}}).dump()}};
   TinyRun cut = run_with(folder / "out", changes, {{"train.steps", "4"}});
   cut.run();

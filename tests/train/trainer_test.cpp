@@ -67,22 +67,22 @@ std::vector<i64> questions(TinyRun& rig, double factor) {
   return counts;
 }
 
-const std::vector<std::pair<std::string, std::string>> kFp16 = {{"plan.attention_dtype", "fp16"},
-                                                                {"plan.expert_dtype", "fp16"},
-                                                                {"plan.wire_dtype", "fp16"},
-                                                                {"train.on_nonfinite", "skip"}};
+const std::vector<std::pair<std::string, std::string>> kAllFp16 = {{"plan.attention_dtype", "fp16"},
+                                                                   {"plan.expert_dtype", "fp16"},
+                                                                   {"plan.wire_dtype", "fp16"},
+                                                                   {"train.on_nonfinite", "skip"}};
 
 TEST(Trainer, OnlyAFaultAsksWhichParameterWasTheFirst) {
   const WorkFolder folder;
-  TinyRun overflow(folder.path(), kFp16);
+  TinyRun overflow(folder.path(), kAllFp16);
   EXPECT_EQ(questions(overflow, 200), std::vector<i64>(6, 0));
-  TinyRun fault(folder.path(), kFp16);
+  TinyRun fault(folder.path(), kAllFp16);
   EXPECT_EQ(questions(fault, std::numeric_limits<double>::quiet_NaN()), (std::vector<i64>{0, 0, 1, 1, 1, 1}));
 }
 
 TEST(LossScale, AStepWhoseLossIsNotFiniteIsNoGoodStep) {
   const WorkFolder folder;
-  TinyRun rig(folder.path(), kFp16);
+  TinyRun rig(folder.path(), kAllFp16);
   at::Tensor good;
   rig.run(Checkpoints::kOn, [&](Session& session, const StepRecord& record) {
     for (DeviceState* state : session.states()) {

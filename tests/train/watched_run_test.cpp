@@ -9,8 +9,6 @@
 namespace hetermoe {
 namespace {
 
-using Changes = std::vector<std::pair<std::string, std::string>>;
-
 /// Values, moments and masters of all devices.
 std::vector<at::Tensor> everything(Session& session) {
   std::vector<at::Tensor> all;
@@ -110,7 +108,7 @@ TEST(Nonfinite, TooManySkippedStepsInARowStopTheRun) {
   EXPECT_NE(error.find("This is step 3 in a row: train.max_skipped allows 2."), std::string::npos) << error;
 }
 
-const Changes kLong = {{"train.steps", "24"}, {"clock.kind", "virtual"}, {"checkpoint.every", "0"}};
+const Settings kLong = {{"train.steps", "24"}, {"clock.kind", "virtual"}, {"checkpoint.every", "0"}};
 
 TEST(Watch, ASlowDeviceIsNamedOnce) {
   const WorkFolder folder;
@@ -125,7 +123,7 @@ TEST(Watch, ASlowDeviceIsNamedOnce) {
 TEST(Watch, DevicesThatAreAlikeAreNotNamedHoweverUnevenTheirLoad) {
   const WorkFolder folder;
   // One attention device gets three times the sequences of the other.
-  Changes uneven = kLong;
+  Settings uneven = kLong;
   uneven.insert(uneven.end(), {{"plan.attention", "0,1"},
                                {"plan.experts", "2,3"},
                                {"plan.attention_weights", "3,1"},

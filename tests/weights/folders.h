@@ -28,6 +28,8 @@ inline std::vector<std::string> all_families() {
   return all;
 }
 
+inline double largest(const at::Tensor& difference) { return difference.abs().max().item<double>(); }
+
 using Tensors = std::map<std::string, at::Tensor>;
 
 /// All tensors of a safetensors file.

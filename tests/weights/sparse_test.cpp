@@ -20,8 +20,6 @@ at::Tensor logits_of(const fs::path& folder) {
   for (i64 i = 0; i < 24; ++i) tokens.push_back(i * i % model.vocab);
   return reference_logits(model, weights, at::tensor(tokens, at::kLong).view({2, 12}));
 }
-double largest(const at::Tensor& difference) { return difference.abs().max().item<double>(); }
-
 /// A family's model of the tests with other settings and new weights.
 class Varied {
  public:

@@ -37,8 +37,6 @@ at::Tensor tokens_of(const std::string& family) {
 at::Tensor logits(const ModelConfig& model, const Loaded& loaded, const at::Tensor& tokens) {
   return reference_logits(model, loaded.weights, tokens);
 }
-double largest(const at::Tensor& difference) { return difference.abs().max().item<double>(); }
-
 ReferenceResult step_of(const Loaded& loaded, const at::Tensor& tokens) {
   return reference_step(loaded.model, loaded.weights, tokens, tokens.roll(-1, 1));
 }

@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""How long is the way from a clone to the demo's report? Runs `./dev demo` in a fresh clone without a compiler cache and prints
-the times of its three parts: what is installed, what is compiled, the run itself.
+"""How long do demo, tests and check take on a new machine? Runs them in fresh clones with a compiler cache that is empty at first,
+and prints the times of each part.
 
-    python3 bench/demo_cold.py                 # torch is installed anew
-    python3 bench/demo_cold.py --venv .venv    # an installed torch is used: its installation is not in the times
+    python3 bench/check_cold.py                        # `./dev demo`: what is installed, what is compiled, the run itself
+    python3 bench/check_cold.py demo test              # then `./dev test` in the same clone
+    python3 bench/check_cold.py check warm             # `./dev check`, then once more in another clone with the cache of the first
+    python3 bench/check_cold.py --venv .venv ...       # an installed torch is used: its installation is not in the times
 
 CPU is user + system time of all children, which other work on the machine changes little; CPU / cores is what the part would
 take alone on so many cores, if it kept them all busy.
@@ -19,7 +21,12 @@ import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PARTS = [("setup", ["./dev", "setup", "program"]), ("build", ["./dev", "build", "release", "hetermoe"]), ("run", ["./dev", "demo"])]
+PARTS = {
+    "demo": [("setup", ["./dev", "setup", "program"]), ("build", ["./dev", "build", "release", "hetermoe"]), ("run", ["./dev", "demo"])],
+    "test": [("test", ["./dev", "test"])],
+    "check": [("check", ["./dev", "check"])],
+    "warm": [("check", ["./dev", "check"])],
+}
 
 
 def cpu_seconds():
@@ -36,10 +43,10 @@ def pip_cache():
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def measure(clone, log):
-    environment = dict(os.environ, CCACHE_DISABLE="1")
+def measure(parts, clone, cache, log):
+    environment = dict(os.environ, CCACHE_DIR=str(cache))
     rows = []
-    for name, command in PARTS:
+    for name, command in parts:
         begin, cpu = time.monotonic(), cpu_seconds()
         done = subprocess.run(command, cwd=clone, env=environment, stdout=log, stderr=subprocess.STDOUT)
         rows.append((name, time.monotonic() - begin, cpu_seconds() - cpu))
@@ -49,26 +56,39 @@ def measure(clone, log):
     return rows
 
 
+def new_clone(folder, venv):
+    clone = folder / "hetermoe"
+    if clone.exists():
+        shutil.rmtree(clone)
+    subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True)
+    if venv:
+        (clone / ".venv").symlink_to(pathlib.Path(venv).resolve())
+    return clone
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="*", default=["demo"], metavar="demo|test|check|warm", help="in this order; default: demo")
     parser.add_argument("--venv", help="use this virtual environment with torch instead of installing one")
     parser.add_argument("--keep", action="store_true", help="keep the clone")
     options = parser.parse_args()
+    for what in options.what:
+        if what not in PARTS:
+            parser.error(f"got {what}, expected one of {', '.join(PARTS)}")
     folder = pathlib.Path(tempfile.mkdtemp(prefix="hetermoe_cold_"))
-    clone = folder / "hetermoe"
-    subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True)
-    if options.venv:
-        (clone / ".venv").symlink_to(pathlib.Path(options.venv).resolve())
+    clone = new_clone(folder, options.venv)
     cores = len(os.sched_getaffinity(0))
     commit = subprocess.run(["git", "describe", "--always"], cwd=clone, capture_output=True, text=True).stdout.strip()
     torch = "torch was there" if options.venv else f"torch installed, {pip_cache() / 2**20:.0f} MiB in pip's cache before"
     print(f"commit {commit}, {cores} cores, load {os.getloadavg()[0]:.1f} at the start; packages of the system as they are; {torch}")
-    with open(folder / "log", "w") as log:
-        rows = measure(clone, log)
-    wall, cpu = sum(row[1] for row in rows), sum(row[2] for row in rows)
-    print(f"all    {wall:7.0f} s wall {cpu:7.0f} s CPU, which is {cpu / cores / 60:.1f} minutes of {cores} cores")
-    report = clone / "out/demo/compare/report.html"
-    print(f"report: {report.stat().st_size} bytes" if report.exists() else "there is no report")
+    for what in options.what:
+        if what == "warm":
+            clone = new_clone(folder, options.venv)
+        print(f"{what}:")
+        with open(folder / f"{what}.log", "w") as log:
+            rows = measure(PARTS[what], clone, folder / "cache", log)
+        wall, cpu = sum(row[1] for row in rows), sum(row[2] for row in rows)
+        print(f"all    {wall:7.0f} s wall {cpu:7.0f} s CPU, which is {cpu / cores / 60:.1f} minutes of {cores} cores")
     if options.keep:
         print(f"kept in {folder}")
     else:
