@@ -24,7 +24,7 @@ std::vector<std::string> usual_strategies(const ModelConfig& model) {
   return {"zebra", "ep", "ep-overlap", "dist-ep", "single"};
 }
 
-struct CompareOptions {
+struct CompareArguments {
   std::string job;
   std::vector<std::string> strategies;
   i64 timed_steps = 3;
@@ -81,7 +81,7 @@ void print_rows(const std::vector<CompareRow>& rows) {
                "number: in each)\n";
 }
 
-int compare_predicted(const CompareOptions& options, const Job& job) {
+int compare_predicted(const CompareArguments& options, const Job& job) {
   CompareOptions fixed;
   if (!options.strategies.empty()) fixed.strategies = options.strategies;
   fixed.asym_ea = !options.no_asym_ea;
@@ -100,7 +100,7 @@ int compare_predicted(const CompareOptions& options, const Job& job) {
 
 // ---- balancers on a routing trace ----
 
-int compare_balancers(const CompareOptions& options, Overrides overrides) {
+int compare_balancers(const CompareArguments& options, Overrides overrides) {
   BalanceRowsOptions balance = options.balance;
   const auto refuse = [](const std::string& key, const std::string& got, const std::string& expected) {
     fail<ConfigError>(key, "got {} with --balancers, expected {}", got, expected);
@@ -129,7 +129,7 @@ int compare_balancers(const CompareOptions& options, Overrides overrides) {
 
 // ---- a job, predicted and executed ----
 
-int compare(const CompareOptions& options, const Overrides& overrides) {
+int compare(const CompareArguments& options, const Overrides& overrides) {
   if (!options.balance.balancers.empty() || !options.routing.empty())
     return compare_balancers(options, overrides);
   Job job = options.job.empty() ? job_from_overrides(overrides) : load_job(options.job, overrides);
@@ -167,7 +167,7 @@ int compare(const CompareOptions& options, const Overrides& overrides) {
 }  // namespace
 
 std::function<int()> make_compare(Flags& flags) {
-  const auto options = std::make_shared<CompareOptions>();
+  const auto options = std::make_shared<CompareArguments>();
   flags.add_option("job", options->job, "job file (YAML); every key of it is also a flag: --train.steps 5");
   flags
       .add_option("--strategies,--strategy", options->strategies,

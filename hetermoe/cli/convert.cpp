@@ -10,13 +10,13 @@
 namespace hetermoe {
 namespace {
 
-struct ConvertOptions {
+struct ConvertArguments {
   std::string from, to, dtype, layout = "per-expert";
   double shard_gb = static_cast<double>(kMostShardBytes) * 1e-9;
   bool verify = false, json = false;
 };
 
-ConvertOptions convert_options(const ConvertOptions& options) {
+ConvertOptions convert_options(const ConvertArguments& options) {
   ConvertOptions out;
   if (!options.dtype.empty()) out.dtype = scalar_type(parse_dtype(options.dtype));
   out.layout = enum_from<ExpertLayout>(options.layout, "--layout");
@@ -26,7 +26,7 @@ ConvertOptions convert_options(const ConvertOptions& options) {
   return out;
 }
 
-void print_converted(const ConvertOptions& options, const Converted& done) {
+void print_converted(const ConvertArguments& options, const Converted& done) {
   std::cout << fmt::format("{} ({}): {}, {} in {}, experts {} to {}\n", done.model.name,
                            done.model.model_type, counted(done.num_tensors, "tensor"),
                            format_bytes(static_cast<double>(done.bytes)), counted(done.num_files, "file"),
@@ -38,7 +38,7 @@ void print_converted(const ConvertOptions& options, const Converted& done) {
   std::cout << "written: " << options.to << "\n";
 }
 
-int convert(const ConvertOptions& options) {
+int convert(const ConvertArguments& options) {
   const ConvertOptions how = convert_options(options);
   const std::filesystem::path from = folder_path(options.from), to = folder_path(options.to);
   const Converted done = convert_folder(from, to, how);
@@ -63,7 +63,7 @@ int convert(const ConvertOptions& options) {
 }  // namespace
 
 std::function<int()> make_convert(Flags& flags) {
-  const auto options = std::make_shared<ConvertOptions>();
+  const auto options = std::make_shared<ConvertArguments>();
   flags.add_option("from", options->from, "a Hugging Face folder with weights").required();
   flags.add_option("to", options->to, "the folder to write").required();
   flags.add_option("--dtype", options->dtype, "fp32, bf16 or fp16 [default: as it is, FP8 as bf16]");

@@ -16,7 +16,7 @@
 namespace hetermoe {
 namespace {
 
-struct DataOptions {
+struct DataArguments {
   std::string job, write;
   i64 sequence = 0, characters = 400;
   bool json = false;
@@ -125,7 +125,7 @@ void print_conversations(const Source& source) {
                            format_percent(real(documents.padding) / real(source.all.size())));
 }
 
-void print_data(const Dataset& data, const Job& job, const Sample& sample, const DataOptions& options) {
+void print_data(const Dataset& data, const Job& job, const Sample& sample, const DataArguments& options) {
   Table table({"source", "share", "files", "documents", "tokens", "for training", "windows", "passes",
                "document: shortest", "median", "mean", "longest"});
   for (const Source& source : data.sources) {
@@ -175,7 +175,7 @@ std::vector<TokenSpan> counted_spans(const TokenStream& tokens, const TokenSpan&
 }
 
 /// All documents of all sources, validation included.
-Json write_tokens(const Dataset& data, const DataOptions& options) {
+Json write_tokens(const Dataset& data, const DataArguments& options) {
   i64 vocab = data.tokenizer->vocab_size();
   std::vector<i64> part;
   for (const Source& source : data.sources) {
@@ -198,7 +198,7 @@ Json write_tokens(const Dataset& data, const DataOptions& options) {
           {"num_tokens", writer.num_tokens()}};
 }
 
-int show(const DataOptions& options, const Overrides& overrides) {
+int show(const DataArguments& options, const Overrides& overrides) {
   const Job job = options.job.empty() ? job_from_overrides(overrides) : load_job(options.job, overrides);
   const Dataset data = load_dataset(job.data, job.train.seq_len);
   const Sample sample = sample_of(data, job, options.sequence);
@@ -233,7 +233,7 @@ std::string valid_utf8(const std::string& text) {
 }
 
 std::function<int()> make_data(Flags& flags) {
-  const auto options = std::make_shared<DataOptions>();
+  const auto options = std::make_shared<DataArguments>();
   flags.add_option("job", options->job,
                    "job file (YAML); every key of it is also a flag: --data.paths my_texts/");
   flags

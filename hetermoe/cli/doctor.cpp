@@ -262,7 +262,7 @@ void print_found(const Json& found) {
                                     counted(configs["device_types"].get<i64>(), "device type")));
 }
 
-struct DoctorOptions {
+struct DoctorArguments {
   std::string cluster;
   std::string device = "cpu";
   double limit = PreflightOptions().limit;
@@ -304,7 +304,7 @@ MeasuredPairs measure_threads(const Processes& processes, const Cluster& cluster
 }
 
 /// Every pair of processes, or of devices where there is one process.
-int preflight(const DoctorOptions& options, const Processes& processes) {
+int preflight(const DoctorArguments& options, const Processes& processes) {
   const Cluster cluster = cluster_of(options.cluster);
   check_alike(processes, fmt::format("{} {}", version(), to_json(cluster).dump()),
               "All ranks need the same program and cluster.");
@@ -331,7 +331,7 @@ int preflight(const DoctorOptions& options, const Processes& processes) {
 }
 
 /// With several processes an error of one ends all, as in `train`.
-int preflight(const DoctorOptions& options) {
+int preflight(const DoctorArguments& options) {
   const std::unique_ptr<Processes> processes =
       join_processes(options.device == "cpu" ? RunsOn::kCpu : RunsOn::kGpu);
   int code = 1;
@@ -348,7 +348,7 @@ int preflight(const DoctorOptions& options) {
 }  // namespace
 
 std::function<int()> make_doctor(Flags& flags) {
-  const auto options = std::make_shared<DoctorOptions>();
+  const auto options = std::make_shared<DoctorArguments>();
   flags.add_option(
       "--cluster", options->cluster,
       "a cluster, or a job that names one: exchange messages between every pair of its devices, or of "

@@ -21,7 +21,7 @@ namespace hetermoe {
 namespace {
 namespace fs = std::filesystem;
 
-struct GenerateOptions {
+struct GenerateArguments {
   std::string folder, prompt, tokenizer, chat_template, system, logits, dtype = "fp32";
   std::vector<i64> prompt_tokens;
   i64 tokens = 100, seed = 1;
@@ -63,7 +63,7 @@ FoundModel find_model(const fs::path& folder) {
 }
 
 /// How a question is put to the model; none unless the prompt is one.
-std::optional<ChatEncoder> find_chat(const GenerateOptions& options, const FoundModel& found,
+std::optional<ChatEncoder> find_chat(const GenerateArguments& options, const FoundModel& found,
                                      const Tokenizer* tokenizer) {
   if (!options.chat && options.chat_template.empty()) return std::nullopt;
   const std::string& name = options.chat_template.empty() ? found.chat_template : options.chat_template;
@@ -77,7 +77,7 @@ std::optional<ChatEncoder> find_chat(const GenerateOptions& options, const Found
   return ChatEncoder(find_chat_template(name), *tokenizer, tokens, tokenizer->end_token());
 }
 
-std::shared_ptr<const Tokenizer> find_tokenizer(const GenerateOptions& options, const FoundModel& found) {
+std::shared_ptr<const Tokenizer> find_tokenizer(const GenerateArguments& options, const FoundModel& found) {
   const std::string& name = options.tokenizer.empty() ? found.tokenizer : options.tokenizer;
   if (!name.empty()) return make_tokenizer(name);
   if (!options.prompt_tokens.empty()) return nullptr;
@@ -121,7 +121,7 @@ void write_logits(const std::string& path, const std::vector<i64>& prompt, const
   write_safetensors(path, {{"tokens", at::tensor(prompt, at::kLong)}, {"logits", logits.contiguous()}});
 }
 
-std::vector<i64> prompt_of(const GenerateOptions& options, const Tokenizer* tokenizer,
+std::vector<i64> prompt_of(const GenerateArguments& options, const Tokenizer* tokenizer,
                            const ChatEncoder* chat, const ModelConfig& model) {
   std::vector<i64> prompt = options.prompt_tokens;
   if (chat != nullptr && !options.prompt.empty()) {
@@ -152,7 +152,7 @@ bool ends_with(const std::vector<i64>& tokens, const std::vector<i64>& end) {
 }
 
 /// end: the tokens by which the model says that it has ended; empty = it never does.
-Generated generate(Decoder& decoder, const std::vector<i64>& prompt, const GenerateOptions& options,
+Generated generate(Decoder& decoder, const std::vector<i64>& prompt, const GenerateArguments& options,
                    const std::vector<i64>& end) {
   const SamplingOptions sampling{options.temperature, options.top_p, static_cast<u64>(options.seed)};
   Generated out;
@@ -178,7 +178,7 @@ std::vector<i64> end_of(const Tokenizer* tokenizer, const ChatEncoder* chat) {
   return {*tokenizer->end_token()};
 }
 
-int run_generate(const GenerateOptions& options) {
+int run_generate(const GenerateArguments& options) {
   const FoundModel found = find_model(options.folder);
   const std::shared_ptr<const Tokenizer> tokenizer = find_tokenizer(options, found);
   const HfFolder folder(found.weights);
@@ -216,7 +216,7 @@ int run_generate(const GenerateOptions& options) {
 }  // namespace
 
 std::function<int()> make_generate(Flags& flags) {
-  const auto options = std::make_shared<GenerateOptions>();
+  const auto options = std::make_shared<GenerateArguments>();
   flags
       .add_option("folder", options->folder,
                   "a Hugging Face folder, a checkpoint, or the output folder of a run: its newest checkpoint")

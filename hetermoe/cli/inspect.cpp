@@ -16,7 +16,7 @@
 namespace hetermoe {
 namespace {
 
-struct InspectOptions {
+struct InspectArguments {
   std::string model, cluster;
   i64 seq_len = 0;
   bool activations = false, json = false;
@@ -385,7 +385,7 @@ void print_cluster(const Cluster& cluster) {
   if (any) std::cout << "\n" << hosts.str();
 }
 
-int inspect(const InspectOptions& options) {
+int inspect(const InspectArguments& options) {
   if (options.model.empty() && options.cluster.empty()) {
     fail<ConfigError>("inspect", "nothing to inspect: expected a model or --cluster NAME_OR_PATH.{}",
                       known_names_hint("", known_models()));
@@ -422,7 +422,7 @@ int inspect(const InspectOptions& options) {
 }  // namespace
 
 std::function<int()> make_inspect(Flags& flags) {
-  const auto options = std::make_shared<InspectOptions>();
+  const auto options = std::make_shared<InspectArguments>();
   flags.add_option("model", options->model,
                    "a name of configs/models, a config.json or its folder; of a folder with weights also "
                    "what they are, with "

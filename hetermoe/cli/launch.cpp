@@ -26,7 +26,7 @@
 namespace hetermoe {
 namespace {
 
-struct LaunchOptions {
+struct LaunchArguments {
   i64 restarts = 3;
   double pause = 1;
   bool replan = false, json = false;
@@ -232,12 +232,12 @@ std::vector<std::string> replanned(std::vector<std::string> words, std::optional
   return words;
 }
 
-int finish(const LaunchOptions& options, int code, i64 restarts) {
+int finish(const LaunchArguments& options, int code, i64 restarts) {
   if (options.json) print_json({{"exit_code", code}, {"restarts", restarts}});
   return code;
 }
 
-int launch(const LaunchOptions& options, std::vector<std::string> words) {
+int launch(const LaunchArguments& options, std::vector<std::string> words) {
   if (words.empty())
     fail<ConfigError>("launch", "no command: hetermoe launch -- mpirun -np 4 hetermoe train job.yaml");
   std::optional<HostRanks> hosts;
@@ -276,7 +276,7 @@ int launch(const LaunchOptions& options, std::vector<std::string> words) {
 }  // namespace
 
 std::function<int()> make_launch(Flags& flags) {
-  const auto options = std::make_shared<LaunchOptions>();
+  const auto options = std::make_shared<LaunchArguments>();
   flags.add_option("--restarts", options->restarts, "how often a run that failed is started again")
       ->capture_default_str()
       ->range(at_least(0));

@@ -8,7 +8,7 @@
 namespace hetermoe {
 namespace {
 
-struct OptionsOptions {
+struct OptionsArguments {
   std::string job;
   bool markdown = false, json = false;
 };
@@ -25,7 +25,7 @@ std::string table_cell(const std::string& text) {
 /// The text of docs/options.md.
 std::string markdown() {
   std::string text =
-      "# OptionsOptions of a job\n\n"
+      "# OptionsArguments of a job\n\n"
       "Made by `hetermoe options --markdown`; a test compares this page with the program.\n\n"
       "A job is a YAML file. A key a.b is `b` below `a` in the file and `--a.b VALUE` on the command line, "
       "which "
@@ -61,7 +61,7 @@ Json documentation_json() {
   return rows;
 }
 
-int options_command(const OptionsOptions& options, const Overrides& overrides) {
+int options_command(const OptionsArguments& options, const Overrides& overrides) {
   if (!options.job.empty() || !overrides.empty()) {
     const Job job = options.job.empty() ? job_from_overrides(overrides) : load_job(options.job, overrides);
     print_json(to_json(job));
@@ -78,7 +78,7 @@ int options_command(const OptionsOptions& options, const Overrides& overrides) {
 }  // namespace
 
 std::function<int()> make_options(Flags& flags) {
-  const auto options = std::make_shared<OptionsOptions>();
+  const auto options = std::make_shared<OptionsArguments>();
   flags.add_option("job", options->job, "job file (YAML): print its resolved configuration, as JSON");
   flags.add_flag("--markdown", options->markdown, "print the keys as docs/options.md");
   flags.add_flag("--json", options->json, "print the keys as JSON");

@@ -13,7 +13,7 @@
 namespace hetermoe {
 namespace {
 
-struct PlanOptions {
+struct PlanArguments {
   std::string model = "mixtral-8x7b", cluster = "o1", output, dtype = "fp16", master = "fp32",
               moments = "fp32";
   i64 seq_len = 4096, sequences = 0, tokens = 0, max_microbatches = PlanLimits().max_microbatches;
@@ -22,7 +22,7 @@ struct PlanOptions {
   bool shard_optimizer = true, offload = true, json = false;
 };
 
-PlanRequest make_request(const PlanOptions& options) {
+PlanRequest make_request(const PlanArguments& options) {
   PlanRequest request;
   request.model = load_model(options.model);
   request.cluster = load_cluster(options.cluster);
@@ -95,7 +95,7 @@ void print_plan(const PlanRequest& request, const PlanResult& result) {
   print_tried(result);
 }
 
-int plan(const PlanOptions& options) {
+int plan(const PlanArguments& options) {
   const PlanRequest request = make_request(options);
   const PlanResult result = find_plan(request);
   if (options.json) {
@@ -121,7 +121,7 @@ int plan(const PlanOptions& options) {
 }  // namespace
 
 std::function<int()> make_plan(Flags& flags) {
-  const auto options = std::make_shared<PlanOptions>();
+  const auto options = std::make_shared<PlanArguments>();
   flags.add_option("--model", options->model, "a name of configs/models, a config.json or its folder")
       ->capture_default_str();
   flags.add_option("--cluster", options->cluster, "a name of configs/clusters, a YAML file or a hostfile")

@@ -14,7 +14,7 @@
 namespace hetermoe {
 namespace {
 
-struct ProfileOptions {
+struct ProfileArguments {
   std::string model = "demo", dtype, output;
   ProfileOptions profile;
   bool json = false;
@@ -60,7 +60,7 @@ Dtype own_dtype(const std::string& name) {
   return device.is_cpu() ? Dtype::kFp32 : dtype_of_gpu(compute_capability(device));
 }
 
-int profile(const ProfileOptions& options) {
+int profile(const ProfileArguments& options) {
   ProfileOptions what = options.profile;
   what.dtype = options.dtype.empty() ? own_dtype(what.device) : parse_dtype(options.dtype);
   const ModelConfig model = load_model(options.model);
@@ -86,7 +86,7 @@ int profile(const ProfileOptions& options) {
 }  // namespace
 
 std::function<int()> make_profile(Flags& flags) {
-  const auto options = std::make_shared<ProfileOptions>();
+  const auto options = std::make_shared<ProfileArguments>();
   ProfileOptions& what = options->profile;
   flags.add_option("--model", options->model, "a name of configs/models, a config.json or its folder")
       ->capture_default_str();

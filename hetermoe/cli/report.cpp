@@ -13,7 +13,7 @@ namespace hetermoe {
 namespace {
 namespace fs = std::filesystem;
 
-struct ReportOptions {
+struct ReportArguments {
   std::vector<std::string> timelines, with;
   std::string output, trace;
   bool json = false;
@@ -88,7 +88,7 @@ const Timeline* traced_of(const ReportInput& input) {
   return nullptr;
 }
 
-int report(const ReportOptions& options) {
+int report(const ReportArguments& options) {
   std::vector<std::string> paths = options.timelines;
   paths.insert(paths.end(), options.with.begin(), options.with.end());
   const bool is_folder = paths.size() == 1 && fs::is_directory(paths[0]);
@@ -125,7 +125,7 @@ int report(const ReportOptions& options) {
 }  // namespace
 
 std::function<int()> make_report(Flags& flags) {
-  const auto options = std::make_shared<ReportOptions>();
+  const auto options = std::make_shared<ReportArguments>();
   flags.add_option("timeline", options->timelines, "timeline files, or the output folder of a run")
       ->required();
   flags.add_option(

@@ -17,7 +17,7 @@
 namespace hetermoe {
 namespace {
 
-struct RoutingAnalyseOptions {
+struct RoutingAnalyseArguments {
   std::string trace, job, plan, against, steps, output;
   std::vector<std::string> windows = {"step"};
   std::vector<i64> degrees;
@@ -44,7 +44,7 @@ std::vector<i64> usual_degrees(i64 num_experts) {
 }
 
 /// The steps of a trace through all windows, one step in memory at a time.
-std::vector<TraceFigures> analyse(const RoutingTrace& trace, const RoutingAnalyseOptions& options,
+std::vector<TraceFigures> analyse(const RoutingTrace& trace, const RoutingAnalyseArguments& options,
                                   const std::function<void(TraceStep)>& on_step = {}) {
   const StepRange range = parse_steps(options.steps, "--steps");
   std::vector<TraceAnalyser> analysers;
@@ -63,7 +63,7 @@ std::vector<TraceFigures> analyse(const RoutingTrace& trace, const RoutingAnalys
   return out;
 }
 
-Analysis analyse_under(const RoutingTrace& trace, const RoutingAnalyseOptions& options, const Job& job) {
+Analysis analyse_under(const RoutingTrace& trace, const RoutingAnalyseArguments& options, const Job& job) {
   const ModelConfig model = load_model(job.model);
   const Cluster cluster = load_cluster(job.cluster);
   check_model(trace.header(), model, options.trace);
@@ -165,7 +165,8 @@ void print_windows(const std::vector<TraceFigures>& all) {
   std::cout << table.str();
 }
 
-void print_against(const RoutingAnalyseOptions& options, const TraceFigures& one, const TraceFigures& other) {
+void print_against(const RoutingAnalyseArguments& options, const TraceFigures& one,
+                   const TraceFigures& other) {
   std::cout << fmt::format("\nagainst {}: window {}\n", options.against, to_string(other.window));
   Table table({"layer", "Gini", "against", "ratio", "max/mean", "against"});
   for (std::size_t l = 0; l < one.layers.size(); ++l) {
@@ -202,7 +203,7 @@ Json plan_json(const UnderPlan& plan) {
 }
 
 /// routing.html and routing.csv.
-std::vector<std::filesystem::path> write_analysis(const RoutingAnalyseOptions& options,
+std::vector<std::filesystem::path> write_analysis(const RoutingAnalyseArguments& options,
                                                   const RoutingTrace& trace, const TraceFigures& figures) {
   ReportInput page;
   const TraceHeader& header = trace.header();
@@ -245,7 +246,7 @@ std::vector<std::filesystem::path> write_analysis(const RoutingAnalyseOptions& o
   return {folder / "routing.html", folder / "routing.csv"};
 }
 
-void print_analysis(const RoutingAnalyseOptions& options, const RoutingTrace& trace,
+void print_analysis(const RoutingAnalyseArguments& options, const RoutingTrace& trace,
                     const Analysis& analysis) {
   const TraceFigures& figures = analysis.windows[0];
   const TraceHeader& header = trace.header();
@@ -263,7 +264,7 @@ void print_analysis(const RoutingAnalyseOptions& options, const RoutingTrace& tr
   print_figures(figures, analysis.plan);
 }
 
-int run_analyse(const RoutingAnalyseOptions& options, Overrides overrides) {
+int run_analyse(const RoutingAnalyseArguments& options, Overrides overrides) {
   if (!options.output.empty()) check_output_folder(options.output);
   const RoutingTrace trace = open_trace(options.trace);
   if (!options.plan.empty()) overrides.emplace_back("plan.file", options.plan);
@@ -311,7 +312,7 @@ int run_analyse(const RoutingAnalyseOptions& options, Overrides overrides) {
 }  // namespace
 
 std::function<int()> make_routing_analyse(Flags& flags) {
-  const auto options = std::make_shared<RoutingAnalyseOptions>();
+  const auto options = std::make_shared<RoutingAnalyseArguments>();
   flags.add_option("trace", options->trace, "a routing trace: a file, or a folder with one for each rank")
       ->required();
   flags.add_option("job", options->job,

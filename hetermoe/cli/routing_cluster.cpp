@@ -20,7 +20,7 @@
 namespace hetermoe {
 namespace {
 
-struct RoutingClusterOptions {
+struct RoutingClusterArguments {
   std::string trace, job, plan, steps, groups = "8", by = "routes", output, file;
   i64 clusters = 0, layer = -1, prefix = 0;
   double load_cap = 1.1;
@@ -54,7 +54,7 @@ struct Result {
 };
 
 /// Groups that are alike, by number, or device groups of a job's plan.
-std::vector<double> speeds_of_groups(const RoutingClusterOptions& options, const TraceHeader& header,
+std::vector<double> speeds_of_groups(const RoutingClusterArguments& options, const TraceHeader& header,
                                      const Overrides& overrides) {
   if (const std::optional<i64> number = whole_number(options.groups)) {
     if (*number < 2)
@@ -102,7 +102,7 @@ std::vector<double> speeds_of_groups(const RoutingClusterOptions& options, const
   return speeds;
 }
 
-void make_clusters(const RoutingClusterOptions& options, Result& r) {
+void make_clusters(const RoutingClusterArguments& options, Result& r) {
   const auto num_groups = static_cast<i64>(r.speeds.size());
   const auto num_sequences = static_cast<i64>(r.rows.size());
   if (options.by == "domain") {
@@ -138,7 +138,7 @@ std::vector<i32> in_order(const std::vector<i64>& room) {
   return out;
 }
 
-void add_layer(const RoutingClusterOptions& options, Result& r, std::size_t layer, PlacedWay& way,
+void add_layer(const RoutingClusterArguments& options, Result& r, std::size_t layer, PlacedWay& way,
                const Usage& usage, const std::vector<i32>& placed) {
   std::vector<double> load(usage[0].size(), 0);
   for (const std::vector<double>& of_group : usage) {
@@ -157,7 +157,7 @@ void add_layer(const RoutingClusterOptions& options, Result& r, std::size_t laye
 }
 
 /// All ways of placing, and what a guess by the prefix costs with the capped one.
-void place(const RoutingClusterOptions& options, Result& r) {
+void place(const RoutingClusterArguments& options, Result& r) {
   const auto num_groups = static_cast<i64>(r.speeds.size());
   const std::vector<i64> room = group_room(r.header.num_experts, r.speeds);
   for (const char* name : {"linear", "eplb", "greedy", "exact", "capped"}) {
@@ -234,7 +234,7 @@ void print_clusters(const Result& r) {
 
 std::string over(double a, double b) { return b > 0 ? fmt::format("{:.3f}", a / b) : "-"; }
 
-void print_clusters(const RoutingClusterOptions& options, const Result& r) {
+void print_clusters(const RoutingClusterArguments& options, const Result& r) {
   std::cout << fmt::format("{}: {}, {}, {} of {} experts (top {}), {} groups\n\n", options.trace,
                            counted(r.step.sequences.size(), "sequence"),
                            counted(r.step.num_tokens(), "token"), counted(r.header.layers.size(), "layer"),
@@ -269,7 +269,7 @@ void print_clusters(const RoutingClusterOptions& options, const Result& r) {
   print(r.told);
 }
 
-Json json_of_clusters(const RoutingClusterOptions& options, const Result& r) {
+Json json_of_clusters(const RoutingClusterArguments& options, const Result& r) {
   Json ways = Json::array(), clusters = Json::array();
   for (const PlacedWay& way : r.ways)
     ways.push_back({{"placement", way.name},
@@ -297,7 +297,7 @@ Json json_of_clusters(const RoutingClusterOptions& options, const Result& r) {
 }
 
 /// clusters.html: cluster x expert, and what changes groups layer by layer.
-void write_page(const RoutingClusterOptions& options, const Result& r) {
+void write_page(const RoutingClusterArguments& options, const Result& r) {
   BalancePage page;
   page.title = "Sequences that use the same experts";
   page.label = "";
@@ -347,7 +347,7 @@ void write_page(const RoutingClusterOptions& options, const Result& r) {
   write_text(std::filesystem::path(options.output) / "clusters.html", balance_page(page));
 }
 
-int run_cluster(const RoutingClusterOptions& options, Overrides overrides) {
+int run_cluster(const RoutingClusterArguments& options, Overrides overrides) {
   if (options.load_cap < 1)
     fail<ConfigError>("--load-cap", "got {}, expected at least 1, at which all groups take equally long",
                       options.load_cap);
@@ -366,7 +366,7 @@ int run_cluster(const RoutingClusterOptions& options, Overrides overrides) {
   if (options.layer >= 0 && layer == r.header.layers.end())
     fail<ConfigError>("--layer", "got {}, expected one that the trace has: {}", options.layer,
                       Json(r.header.layers).dump());
-  RoutingClusterOptions by = options;
+  RoutingClusterArguments by = options;
   by.layer = options.layer < 0 ? -1 : layer - r.header.layers.begin();
   r.rows = activations(r.header, r.step, by.layer, 0, options.trace);
   make_clusters(by, r);
@@ -386,7 +386,7 @@ int run_cluster(const RoutingClusterOptions& options, Overrides overrides) {
 }  // namespace
 
 std::function<int()> make_routing_cluster(Flags& flags) {
-  const auto options = std::make_shared<RoutingClusterOptions>();
+  const auto options = std::make_shared<RoutingClusterArguments>();
   flags.add_option("trace", options->trace, "a routing trace: a file, or a folder with one for each rank")
       ->required();
   flags.add_option("job", options->job,

@@ -16,7 +16,7 @@
 namespace hetermoe {
 namespace {
 
-struct RoutingImportOptions {
+struct RoutingImportArguments {
   std::string input, model = "demo", output, condition;
   i64 seq_len = 0;
   bool json = false;
@@ -27,9 +27,9 @@ std::string shape_text(const at::Tensor& tensor) {
 }
 
 /// Reads tensors of the file and refuses what does not fit.
-class Source {
+class ImportedFile {
  public:
-  Source(const RoutingImportOptions& options, const ModelConfig& model)
+  ImportedFile(const RoutingImportArguments& options, const ModelConfig& model)
       : options_(options), model_(model), file_(options.input) {
     if (file_.has("topk")) {
       all_ = checked("topk", 3);
@@ -111,7 +111,7 @@ class Source {
     return ids;
   }
 
-  const RoutingImportOptions& options_;
+  const RoutingImportArguments& options_;
   const ModelConfig& model_;
   SafetensorsReader file_;
   at::Tensor all_;  // [tokens, layers, K]
@@ -130,7 +130,7 @@ std::vector<std::uint16_t> as_choices(const at::Tensor& ids, const at::Tensor& m
 }
 
 /// How many sequences there are, of how many tokens.
-std::pair<i64, i64> shape_of(const RoutingImportOptions& options, const at::Tensor& mask, i64 tokens) {
+std::pair<i64, i64> shape_of(const RoutingImportArguments& options, const at::Tensor& mask, i64 tokens) {
   const i64 seq_len = mask.defined() ? mask.size(1) : options.seq_len > 0 ? options.seq_len : tokens;
   const std::string what = mask.defined() ? "attention_mask" : "--seq";
   const i64 expected = mask.defined() ? mask.numel() : seq_len > 0 ? tokens / seq_len * seq_len : 0;
@@ -141,7 +141,7 @@ std::pair<i64, i64> shape_of(const RoutingImportOptions& options, const at::Tens
 }
 
 /// Sequences of the step, with domain and prompt where the file has them.
-void add_sequences(const Source& source, TraceHeader& header, TraceStep& step, std::pair<i64, i64> shape) {
+void add_sequences(const ImportedFile& source, TraceHeader& header, TraceStep& step, std::pair<i64, i64> shape) {
   const at::Tensor domain = source.of_sequences("domain", shape.first),
                    prompt = source.of_sequences("prompt", shape.first);
   const auto value = [](const at::Tensor& of, i64 s) { return of[s].item<i64>(); };
@@ -164,7 +164,7 @@ void add_sequences(const Source& source, TraceHeader& header, TraceStep& step, s
   index_tokens(step);
 }
 
-int run_import(const RoutingImportOptions& options) {
+int run_import(const RoutingImportArguments& options) {
   const ModelConfig model = load_model(options.model);
   TraceHeader header;
   header.layers = layers_with_experts(model);
@@ -174,7 +174,7 @@ int run_import(const RoutingImportOptions& options) {
   header.source = "hetermoe routing import";
   if (!options.condition.empty()) header.condition = options.condition;
   if (header.layers.empty()) fail<ConfigError>("--model", "model {} has no layer with experts", model.name);
-  const Source source(options, model);
+  const ImportedFile source(options, model);
   const at::Tensor mask = source.mask();
   TraceStep step;
   for (std::size_t l = 0; l < header.layers.size(); ++l) {
@@ -209,7 +209,7 @@ int run_import(const RoutingImportOptions& options) {
 }  // namespace
 
 std::function<int()> make_routing_import(Flags& flags) {
-  const auto options = std::make_shared<RoutingImportOptions>();
+  const auto options = std::make_shared<RoutingImportArguments>();
   flags
       .add_option("input", options->input,
                   "a safetensors file with layers.N.router_logits, layers.N.topk or topk")

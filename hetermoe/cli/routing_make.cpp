@@ -10,7 +10,7 @@
 namespace hetermoe {
 namespace {
 
-struct RoutingMakeOptions {
+struct RoutingMakeArguments {
   std::string model = "demo", output;
   SyntheticOptions trace{.seq_len = 256, .sequences = 8, .microbatches = 1, .steps = 1};
   double gini = 0, mock_ratio = 0;
@@ -35,7 +35,7 @@ struct Made {
 };
 
 /// A trace with this Gini coefficient, 0 = with what the options say.
-Made make_trace(const RoutingMakeOptions& options, const ModelConfig& model, const std::string& path,
+Made make_trace(const RoutingMakeArguments& options, const ModelConfig& model, const std::string& path,
                 double gini) {
   SyntheticOptions trace = options.trace;
   trace.seed = static_cast<u64>(options.seed);
@@ -54,7 +54,7 @@ std::string mock_path(const std::string& path) {
   return (given.parent_path() / (given.stem().string() + "-mock" + given.extension().string())).string();
 }
 
-void check(const RoutingMakeOptions& options) {
+void check(const RoutingMakeArguments& options) {
   const SyntheticOptions& trace = options.trace;
   if (trace.microbatches > trace.sequences)
     fail<ConfigError>("--microbatches", "got {}, expected at most --sequences ({})", trace.microbatches,
@@ -70,7 +70,7 @@ void check(const RoutingMakeOptions& options) {
     fail<ConfigError>("--domain-spread", "got {} without --domains, expected both", trace.domain_spread);
 }
 
-int run_make(const RoutingMakeOptions& options) {
+int run_make(const RoutingMakeArguments& options) {
   check(options);
   const ModelConfig model = load_model(options.model);
   std::vector<Made> all = {make_trace(options, model, options.output, options.gini)};
@@ -92,7 +92,7 @@ int run_make(const RoutingMakeOptions& options) {
 }  // namespace
 
 std::function<int()> make_routing_make(Flags& flags) {
-  const auto options = std::make_shared<RoutingMakeOptions>();
+  const auto options = std::make_shared<RoutingMakeArguments>();
   SyntheticOptions& trace = options->trace;
   flags.add_option("--model", options->model, "a name of configs/models, a config.json or its folder")
       ->capture_default_str();

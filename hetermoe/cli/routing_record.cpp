@@ -9,7 +9,7 @@
 namespace hetermoe {
 namespace {
 
-struct RoutingRecordOptions {
+struct RoutingRecordArguments {
   std::string job, output, condition = "text";
   i64 steps = 1;
   bool from_start = false;
@@ -24,7 +24,7 @@ std::optional<FoundCheckpoint> newest_checkpoint(const Job& job) {
   return found.empty() ? std::nullopt : std::optional(found.front());
 }
 
-int run_record(const RoutingRecordOptions& options, const Overrides& overrides) {
+int run_record(const RoutingRecordArguments& options, const Overrides& overrides) {
   const auto condition = enum_from<TextCondition>(options.condition, "--condition");
   Job job = options.job.empty() ? job_from_overrides(overrides) : load_job(options.job, overrides);
   job.routing.record = options.output;
@@ -65,7 +65,7 @@ int run_record(const RoutingRecordOptions& options, const Overrides& overrides) 
 }  // namespace
 
 std::function<int()> make_routing_record(Flags& flags) {
-  const auto options = std::make_shared<RoutingRecordOptions>();
+  const auto options = std::make_shared<RoutingRecordArguments>();
   flags.add_option("job", options->job, "job file (YAML); every key of it is also a flag");
   flags.add_option("-o,--trace", options->output, "file of the trace")->required()->is_output();
   flags.add_option("--steps", options->steps, "batches of the training data, from the one that comes next")

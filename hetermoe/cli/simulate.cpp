@@ -27,7 +27,7 @@
 namespace hetermoe {
 namespace {
 
-struct SimulateOptions {
+struct SimulateArguments {
   std::string job, plan, routing = "uniform";
   bool json = false;
 };
@@ -190,7 +190,7 @@ void print_simulated(const Simulated& result, const Cluster& cluster) {
   std::cout << "\n" << waits_text(result.timeline);
 }
 
-int simulate(const SimulateOptions& options, Overrides overrides) {
+int simulate(const SimulateArguments& options, Overrides overrides) {
   const bool writes =
       std::any_of(overrides.begin(), overrides.end(), [](const auto& o) { return o.first == "output"; });
   if (!options.plan.empty()) overrides.emplace_back("plan.file", options.plan);
@@ -262,7 +262,7 @@ int dry_run(const Job& job, bool json) {
 }
 
 std::function<int()> make_simulate(Flags& flags) {
-  const auto options = std::make_shared<SimulateOptions>();
+  const auto options = std::make_shared<SimulateArguments>();
   flags.add_option("job", options->job, "job file (YAML); every key of it is also a flag: --strategy ep");
   flags.add_option("--plan", options->plan,
                    "a plan.json to simulate, instead of what the job's strategy makes");

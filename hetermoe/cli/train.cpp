@@ -22,7 +22,7 @@
 namespace hetermoe {
 namespace {
 
-struct TrainOptions {
+struct TrainArguments {
   std::string job;
   bool json = false, dry_run = false;
 };
@@ -74,7 +74,7 @@ class BrokenRun : public Error {
 };
 
 /// Runs the job; only rank 0 talks. `begun` is set when a step has ended.
-int train(const TrainOptions& options, Job job, const Processes& processes, bool& begun) {
+int train(const TrainArguments& options, Job job, const Processes& processes, bool& begun) {
   const bool talks = processes.rank() == 0;
   const auto tell = [&](const std::string& text) {
     if (talks) (options.json ? std::cerr : std::cout) << text << std::endl;
@@ -123,7 +123,7 @@ int train(const TrainOptions& options, Job job, const Processes& processes, bool
   return code_of_end(runs, job.train.steps, processes);
 }
 
-int train(const TrainOptions& options, const Job& job, const Processes& processes) {
+int train(const TrainArguments& options, const Job& job, const Processes& processes) {
   bool begun = false;
   try {
     return train(options, job, processes, begun);
@@ -133,12 +133,12 @@ int train(const TrainOptions& options, const Job& job, const Processes& processe
   }
 }
 
-Job read_job(const TrainOptions& options, const Overrides& overrides) {
+Job read_job(const TrainArguments& options, const Overrides& overrides) {
   return options.job.empty() ? job_from_overrides(overrides) : load_job(options.job, overrides);
 }
 
 /// How a job that cannot be read would have its processes meet does not matter: reading it again tells why.
-RunOptions asked_run(const TrainOptions& options, const Overrides& overrides) {
+RunOptions asked_run(const TrainArguments& options, const Overrides& overrides) {
   try {
     return read_job(options, overrides).run;
   } catch (const Error&) {
@@ -155,7 +155,7 @@ std::unique_ptr<Processes> join(const RunOptions& run) {
 }
 
 /// With several processes an error of one ends all: the others would wait for its messages.
-int train(const TrainOptions& options, const Overrides& overrides) {
+int train(const TrainArguments& options, const Overrides& overrides) {
   const std::unique_ptr<Processes> processes = join(asked_run(options, overrides));
   try {
     return train(options, read_job(options, overrides), *processes);
@@ -173,7 +173,7 @@ int train(const TrainOptions& options, const Overrides& overrides) {
 }  // namespace
 
 std::function<int()> make_train(Flags& flags) {
-  const auto options = std::make_shared<TrainOptions>();
+  const auto options = std::make_shared<TrainArguments>();
   flags.add_option("job", options->job, "job file (YAML); every key of it is also a flag: --train.steps 20");
   flags.add_flag("--json", options->json, "print the summary as JSON");
   flags.add_flag("--dry-run", options->dry_run,

@@ -17,7 +17,7 @@
 namespace hetermoe {
 namespace {
 
-struct UpcycleOptions {
+struct UpcycleArguments {
   std::string from, to, factor, layers, mode = "fixed-k", score = "uniform", counts, moments, job;
   i64 experts = 0, top_k = 2, cap = 3, seed = 1, batches = 10;
   double noise = 1e-3, cosine = 0.999, shard_gb = static_cast<double>(kMostShardBytes) * 1e-9;
@@ -25,7 +25,7 @@ struct UpcycleOptions {
 };
 
 /// Of the job of --job, or that of the checkpoint: the batches that come next.
-GrowthData growth_data(const UpcycleOptions& options, const GrowthSource& source) {
+GrowthData growth_data(const UpcycleArguments& options, const GrowthSource& source) {
   const std::optional<FoundCheckpoint>& from = source.checkpoint;
   if (options.job.empty() && !from) {
     fail<ConfigError>(
@@ -38,7 +38,7 @@ GrowthData growth_data(const UpcycleOptions& options, const GrowthSource& source
 }
 
 /// A number that is not one.
-i64 factor_from(const std::string& text, const UpcycleOptions& options) {
+i64 factor_from(const std::string& text, const UpcycleArguments& options) {
   const std::optional<i64> factor = whole_number(text);
   if (!factor || *factor < 1)
     fail<ConfigError>("--factor", "got {}, expected a whole number, or 1/2, 1/3, ... to shrink",
@@ -47,9 +47,9 @@ i64 factor_from(const std::string& text, const UpcycleOptions& options) {
 }
 
 /// 1/2 and its like.
-bool shrinks(const UpcycleOptions& options) { return options.factor.starts_with("1/"); }
+bool shrinks(const UpcycleArguments& options) { return options.factor.starts_with("1/"); }
 
-i64 factor_of(const UpcycleOptions& options, const ModelConfig& model) {
+i64 factor_of(const UpcycleArguments& options, const ModelConfig& model) {
   if (options.experts == 0) return options.factor.empty() ? 2 : factor_from(options.factor, options);
   if (!options.factor.empty())
     fail<ConfigError>("--experts", "is given beside --factor, expected one of them");
@@ -60,7 +60,7 @@ i64 factor_of(const UpcycleOptions& options, const ModelConfig& model) {
   return options.experts / model.num_experts;
 }
 
-Growth growth_of(const UpcycleOptions& options, const GrowthSource& source) {
+Growth growth_of(const UpcycleArguments& options, const GrowthSource& source) {
   const ModelConfig& model = source.model;
   const ScoreChoice choice{.score = enum_from<GrowthScore>(options.score, "--score"),
                            .counts = options.counts,
@@ -102,7 +102,7 @@ Json instances_of(const Growth& growth) {
   return layers;
 }
 
-Json growth_json(const UpcycleOptions& options, const Growth& growth) {
+Json growth_json(const UpcycleArguments& options, const Growth& growth) {
   return {{"from", options.from},
           {"to", options.to},
           {"mode", name_of(growth.mode)},
@@ -138,7 +138,7 @@ void tell_losses(const GrowthLoss& loss, bool talk, Json& json) {
                            loss.after);
 }
 
-int grow_folder(const UpcycleOptions& options, const GrowthSource& source) {
+int grow_folder(const UpcycleArguments& options, const GrowthSource& source) {
   if (!options.moments.empty()) {
     fail<ConfigError>("--moments", "got {}, but {} has no moments: expected a checkpoint of a run",
                       options.moments, options.from);
@@ -177,7 +177,7 @@ std::vector<std::string> notes_of_sleep(const Growth& growth, const Json& job) {
   return notes;
 }
 
-int grow_run(const UpcycleOptions& options, const GrowthSource& source) {
+int grow_run(const UpcycleArguments& options, const GrowthSource& source) {
   const FoundCheckpoint& from = *source.checkpoint;
   if (options.verify) {
     fail<ConfigError>(
@@ -218,9 +218,9 @@ int grow_run(const UpcycleOptions& options, const GrowthSource& source) {
 }
 
 /// The options of which dense MLPs that become experts have none.
-int sparsify(const UpcycleOptions& options, const GrowthSource& source) {
+int sparsify(const UpcycleArguments& options, const GrowthSource& source) {
   const bool known = options.experts > 0 || source.model.num_experts > 0;
-  const UpcycleOptions unset;
+  const UpcycleArguments unset;
   for (const auto& [given, key] : {std::pair{known && !options.factor.empty(), "--factor"},
                                    {options.measure, "--measure"},
                                    {options.mode != unset.mode, "--mode"},
@@ -248,7 +248,7 @@ int sparsify(const UpcycleOptions& options, const GrowthSource& source) {
 }
 
 /// The options of which a model that shrinks has none.
-void check_shrinking(const UpcycleOptions& options, const GrowthSource& source) {
+void check_shrinking(const UpcycleArguments& options, const GrowthSource& source) {
   if (options.experts != 0) fail<ConfigError>("--experts", "is given beside --factor, expected one of them");
   if (options.score != "uniform")
     fail<ConfigError>("--score",
@@ -263,7 +263,7 @@ void check_shrinking(const UpcycleOptions& options, const GrowthSource& source) 
 }
 
 /// Writes the model with merged experts. Returns its weights, and what it tells of them.
-std::filesystem::path write_shrunk(const UpcycleOptions& options, const GrowthSource& source,
+std::filesystem::path write_shrunk(const UpcycleArguments& options, const GrowthSource& source,
                                    const Growth& growth, Json& json) {
   const std::filesystem::path to = folder_path(options.to);
   if (source.checkpoint) {
@@ -285,7 +285,7 @@ std::filesystem::path write_shrunk(const UpcycleOptions& options, const GrowthSo
   return to;
 }
 
-int shrink(const UpcycleOptions& options, const GrowthSource& source) {
+int shrink(const UpcycleArguments& options, const GrowthSource& source) {
   check_shrinking(options, source);
   if (source.checkpoint) check_grown_output(options.to);
   GrowthOptions how{.factor = factor_from(options.factor.substr(2), options),
@@ -338,7 +338,7 @@ GrowthSource find_source(const std::filesystem::path& from) {
   return out;
 }
 
-int upcycle(const UpcycleOptions& options) {
+int upcycle(const UpcycleArguments& options) {
   const GrowthSource source = find_source(folder_path(options.from));
   if (!options.layers.empty() && source.checkpoint) {
     fail<ConfigError>(
@@ -355,7 +355,7 @@ int upcycle(const UpcycleOptions& options) {
 }
 
 /// Of scores and losses.
-void add_data_options(Flags& flags, UpcycleOptions& options) {
+void add_data_options(Flags& flags, UpcycleArguments& options) {
   flags
       .add_option("--score", options.score,
                   "which experts get copies: uniform; gradient, saliency, fisher (of --batches of the data); "
@@ -376,7 +376,7 @@ void add_data_options(Flags& flags, UpcycleOptions& options) {
 }  // namespace
 
 std::function<int()> make_upcycle(Flags& flags) {
-  const auto options = std::make_shared<UpcycleOptions>();
+  const auto options = std::make_shared<UpcycleArguments>();
   flags
       .add_option(
           "from", options->from,

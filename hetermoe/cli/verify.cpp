@@ -10,7 +10,7 @@
 namespace hetermoe {
 namespace {
 
-struct VerifyOptions {
+struct VerifyArguments {
   std::string job;
   double tolerance = 1e-10;
   i64 show = 5, step = 0;
@@ -54,7 +54,7 @@ Json to_json(const ReplayResult& result) {
 }
 
 /// Computes a step of an earlier run again: a machine and program that repeat themselves give the same bits.
-int verify_step(const VerifyOptions& options, const Job& job) {
+int verify_step(const VerifyArguments& options, const Job& job) {
   const ModelConfig model = load_model(job.model);
   const Cluster cluster = load_cluster(job.cluster);
   const ReplayResult result = replay_step(job, model, cluster, make_job_plan(job, model, cluster),
@@ -73,7 +73,7 @@ int verify_step(const VerifyOptions& options, const Job& job) {
   return result.passed() ? 0 : 1;
 }
 
-int verify(const VerifyOptions& options, const Overrides& overrides) {
+int verify(const VerifyArguments& options, const Overrides& overrides) {
   const Job job = options.job.empty() ? job_from_overrides(overrides) : load_job(options.job, overrides);
   if (options.step > 0) return verify_step(options, job);
   const ModelConfig model = load_model(job.model);
@@ -96,7 +96,7 @@ int verify(const VerifyOptions& options, const Overrides& overrides) {
 }  // namespace
 
 std::function<int()> make_verify(Flags& flags) {
-  const auto options = std::make_shared<VerifyOptions>();
+  const auto options = std::make_shared<VerifyArguments>();
   flags.add_option("job", options->job, "job file (YAML); every key of it is also a flag: --strategy ep");
   flags.add_option("--tolerance", options->tolerance, "largest relative difference that passes")
       ->capture_default_str()

@@ -10,13 +10,13 @@
 namespace hetermoe {
 namespace {
 
-struct WatchOptions {
+struct WatchArguments {
   std::string output;
   i64 port = 8765;
   bool json = false;
 };
 
-int watch(const WatchOptions& options) {
+int watch(const WatchArguments& options) {
   if (!std::filesystem::is_directory(options.output))
     fail<ConfigError>(
         options.output,
@@ -37,7 +37,7 @@ int watch(const WatchOptions& options) {
 }  // namespace
 
 std::function<int()> make_watch(Flags& flags) {
-  const auto options = std::make_shared<WatchOptions>();
+  const auto options = std::make_shared<WatchArguments>();
   flags.add_option("output", options->output, "the output folder of a run")->required();
   flags.add_option("--port", options->port, "of 127.0.0.1 to serve on, 0 = any that is free")
       ->capture_default_str()
