@@ -247,7 +247,7 @@ class Model:
         folder = self.folder / f"ours-{number}"
         args = self.machine.args
         self.machine.run("ours", [
-            self.machine.program, "train", *self.words(), "--run.device", args.device, "--train.steps", args.steps,
+            self.machine.program, "train", *self.words(), "--run.device", args.device, "--clock.kind", "real", "--train.steps", args.steps,
             "--train.validation_sequences", 0, "--train.learning_rate", 3e-4, "--train.warmup_steps", 0, "--output", folder,
             "--no-checkpoint.resume", "--json"], f"{self.name}-ours-{number}")
         records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

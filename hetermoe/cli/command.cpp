@@ -253,8 +253,10 @@ void allow_overrides(Flags& flags) {
   CLI::App& app = flags.app();
   for (const FieldDoc& option : job_fields()) {
     if (app.get_option_no_throw("--" + option.name) != nullptr) continue;
-    CLI::Option* added = option.type == type_text<bool>() ? app.add_flag(spellings(option))
-                                                          : app.add_option(spellings(option));
+    // The name that commands about plans have for theirs.
+    const bool is_plan = option.name == "plan.file" && app.get_option_no_throw("--plan") == nullptr;
+    const std::string names = spellings(option) + (is_plan ? ",--plan" : "");
+    CLI::Option* added = option.type == type_text<bool>() ? app.add_flag(names) : app.add_option(names);
     added->group(kHiddenGroup)->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   }
   flags.add_to_footer(

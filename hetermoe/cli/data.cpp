@@ -1,3 +1,5 @@
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <iostream>
@@ -11,7 +13,7 @@
 #include "hetermoe/data/sampler.h"
 #include "hetermoe/data/token_files.h"
 #include "hetermoe/report/table.h"
-#include "hetermoe/train/job.h"
+#include "hetermoe/train/job_data.h"
 
 namespace hetermoe {
 namespace {
@@ -92,10 +94,16 @@ struct Sample {
   std::string text;
 };
 
+/// Tokens without a tokenizer are shown as their numbers.
+std::string text_of(const Dataset& data, std::span<const i64> tokens) {
+  if (data.tokenizer) return data.tokenizer->decode(tokens);
+  return fmt::format("<{}>", fmt::join(tokens, "><"));
+}
+
 Sample sample_of(const Dataset& data, const Job& job, i64 sequence) {
   const Sampler sampler(data, {job.train.seq_len, job.train.seed});
   Sample out{sampler.draw(sequence), sampler.batch(sequence, 1, std::int64_t{1} << 62), {}};
-  out.text = data.tokenizer->decode(out.batch.tokens);
+  out.text = text_of(data, out.batch.tokens);
   return out;
 }
 
@@ -108,7 +116,7 @@ std::string marked_text(const Dataset& data, const Batch& batch) {
   while (at < batch.tokens.size()) {
     std::size_t end = at + 1;
     while (end < batch.tokens.size() && counted_at(end) == counted_at(at)) ++end;
-    const std::string text = data.tokenizer->decode({batch.tokens.data() + at, end - at});
+    const std::string text = text_of(data, {batch.tokens.data() + at, end - at});
     out += counted_at(at) ? "«" + text + "»" : text;
     at = end;
   }
@@ -149,8 +157,12 @@ void print_data(const Dataset& data, const Job& job, const Sample& sample, const
     if (source.num_conversations > 0) print_conversations(source);
   }
   for (const std::string& note : conversation_notes(data)) std::cout << printable(note) << '\n';
-  std::cout << fmt::format("documents are {}; tokenizer {}, {} tokens\n", data.masked ? "masked" : "packed",
-                           printable(job.data.tokenizer), data.tokenizer->vocab_size());
+  std::cout << printable(data_line(data, job.data)) << '\n';
+  std::cout << fmt::format("documents are {}{}\n", data.masked ? "masked" : "packed",
+                           data.tokenizer
+                               ? fmt::format("; tokenizer {}, {} tokens", printable(job.data.tokenizer),
+                                             data.tokenizer->vocab_size())
+                               : "");
   const bool all = data.sources[idx(sample.drawn.source)].all.counts_all();
   const std::string shown = all ? sample.text : marked_text(data, sample.batch);
   const std::string text = valid_utf8(shown.substr(0, idx(options.characters)));
@@ -176,7 +188,7 @@ std::vector<TokenSpan> counted_spans(const TokenStream& tokens, const TokenSpan&
 
 /// All documents of all sources, validation included.
 Json write_tokens(const Dataset& data, const DataArguments& options) {
-  i64 vocab = data.tokenizer->vocab_size();
+  i64 vocab = data.tokenizer ? data.tokenizer->vocab_size() : 1;
   std::vector<i64> part;
   for (const Source& source : data.sources) {
     for (i64 first = 0; first < source.all.size(); first += 1 << 16) {
@@ -200,7 +212,7 @@ Json write_tokens(const Dataset& data, const DataArguments& options) {
 
 int show(const DataArguments& options, const Overrides& overrides) {
   const Job job = options.job.empty() ? job_from_overrides(overrides) : load_job(options.job, overrides);
-  const Dataset data = load_dataset(job.data, job.train.seq_len);
+  const Dataset data = load_job_data(job);
   const Sample sample = sample_of(data, job, options.sequence);
   Json json;
   if (!options.write.empty()) json["written"] = write_tokens(data, options);
@@ -216,7 +228,11 @@ int show(const DataArguments& options, const Overrides& overrides) {
   }
   for (const Source& source : data.sources) json["sources"].push_back(to_json(source, job));
   json["documents"] = data.masked ? "masked" : "packed";
-  json["tokenizer"] = {{"name", job.data.tokenizer}, {"tokens", data.tokenizer->vocab_size()}};
+  json["tokenizer"] = {{"name", job.data.tokenizer},
+                       {"tokens", data.tokenizer ? Json(data.tokenizer->vocab_size()) : Json(nullptr)}};
+  i64 read = 0, there = 0;
+  for (const Source& source : data.sources) read += source.bytes_read, there += source.bytes_there;
+  json["text_bytes"] = {{"read", read}, {"there", there}};
   json["sequence"] = {
       {"index", options.sequence},       {"source", name_of_source(data.sources[idx(sample.drawn.source)])},
       {"window", sample.drawn.window},   {"pass", sample.drawn.pass},

@@ -47,7 +47,7 @@ FoundModel find_model(const fs::path& folder) {
     fail<ConfigError>(folder.string(),
                       "has neither weights (config.json and model.safetensors) nor checkpoints of a run");
   }
-  if (fs::exists(out.weights / "tokenizer.model")) out.tokenizer = (out.weights / "tokenizer.model").string();
+  out.tokenizer = find_tokenizer(out.weights);
   if (checkpoint) {
     const Json& job = checkpoint->info.job;
     const auto text_at = [&](const char* key, std::string& text) {
@@ -77,10 +77,14 @@ std::optional<ChatEncoder> find_chat(const GenerateArguments& options, const Fou
   return ChatEncoder(find_chat_template(name), *tokenizer, tokens, tokenizer->end_token());
 }
 
-std::shared_ptr<const Tokenizer> find_tokenizer(const GenerateArguments& options, const FoundModel& found) {
-  const std::string& name = options.tokenizer.empty() ? found.tokenizer : options.tokenizer;
+/// Null where the prompt is of tokens and nothing that the program has says what they stand for.
+std::shared_ptr<const Tokenizer> tokenizer_for(const GenerateArguments& options, const FoundModel& found) {
+  const bool is_given = !options.tokenizer.empty();
+  const std::string& name = is_given ? options.tokenizer : found.tokenizer;
+  const bool of_tokens = !options.prompt_tokens.empty();
+  if (of_tokens && !is_given && (name.empty() || is_hf_tokenizer(name) || fs::is_directory(name)))
+    return nullptr;
   if (!name.empty()) return make_tokenizer(name);
-  if (!options.prompt_tokens.empty()) return nullptr;
   fail<ConfigError>(
       "--tokenizer",
       "nothing in {} says how text becomes tokens: give --tokenizer bytes or FILE.model, or the prompt "
@@ -180,7 +184,7 @@ std::vector<i64> end_of(const Tokenizer* tokenizer, const ChatEncoder* chat) {
 
 int run_generate(const GenerateArguments& options) {
   const FoundModel found = find_model(options.folder);
-  const std::shared_ptr<const Tokenizer> tokenizer = find_tokenizer(options, found);
+  const std::shared_ptr<const Tokenizer> tokenizer = tokenizer_for(options, found);
   const HfFolder folder(found.weights);
   const ModelConfig model = model_of(folder);
   const std::optional<ChatEncoder> chat = find_chat(options, found, tokenizer.get());
@@ -237,9 +241,8 @@ std::function<int()> make_generate(Flags& flags) {
       ->capture_default_str()
       ->range({0, 1, true});
   flags.add_option("--seed", options->seed, "of the draw")->capture_default_str()->range(at_least(0));
-  flags.add_option(
-      "--tokenizer", options->tokenizer,
-      "bytes, or a SentencePiece model; by default that of the run, or tokenizer.model of the folder");
+  flags.add_option("--tokenizer", options->tokenizer,
+                   "bytes, or a SentencePiece model; by default that of the run or the folder");
   flags.add_flag("--chat", options->chat,
                  "the prompt is a question: it is put as the model knows it, and the answer ends as its do");
   flags.add_option("--template", options->chat_template,

@@ -112,8 +112,10 @@ int plan(const PlanArguments& options) {
   if (options.output.empty()) return 0;
   write_text(options.output, to_json(result.best().plan).dump(1) + "\n");
   if (!options.json) {
-    std::cout << fmt::format("\nplan: {}\nnext: hetermoe simulate --model {} --cluster {} --plan {}\n",
-                             options.output, options.model, options.cluster, options.output);
+    const std::string words =
+        fmt::format("--model {} --cluster {} --plan {}", options.model, options.cluster, options.output);
+    std::cout << fmt::format("\nplan: {}\nnext: hetermoe simulate {}\nthen: hetermoe train {}\n",
+                             options.output, words, words);
   }
   return 0;
 }

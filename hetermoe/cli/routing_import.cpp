@@ -141,7 +141,8 @@ std::pair<i64, i64> shape_of(const RoutingImportArguments& options, const at::Te
 }
 
 /// Sequences of the step, with domain and prompt where the file has them.
-void add_sequences(const ImportedFile& source, TraceHeader& header, TraceStep& step, std::pair<i64, i64> shape) {
+void add_sequences(const ImportedFile& source, TraceHeader& header, TraceStep& step,
+                   std::pair<i64, i64> shape) {
   const at::Tensor domain = source.of_sequences("domain", shape.first),
                    prompt = source.of_sequences("prompt", shape.first);
   const auto value = [](const at::Tensor& of, i64 s) { return of[s].item<i64>(); };

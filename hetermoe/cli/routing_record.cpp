@@ -3,6 +3,7 @@
 #include "hetermoe/base/words.h"
 #include "hetermoe/cli/routing.h"
 #include "hetermoe/train/host_memory.h"
+#include "hetermoe/train/job_data.h"
 #include "hetermoe/train/resume.h"
 #include "hetermoe/train/trainer.h"
 
@@ -34,8 +35,7 @@ int run_record(const RoutingRecordArguments& options, const Overrides& overrides
   const Cluster cluster = load_cluster(job.cluster);
   Plan plan = make_job_plan(job, model, cluster);
   check_host_memory(job, model);
-  const Dataset data = load_dataset(job.data, job.train.seq_len);
-  check_vocabulary(data, model);
+  const Dataset data = load_job_data(job, model);
   const Processes alone;
   stop_on_interrupt();
   Trainer trainer(job, model, cluster, std::move(plan), data, alone);

@@ -20,6 +20,7 @@
 #include "hetermoe/sim/simulated_step.h"
 #include "hetermoe/train/growing_job.h"
 #include "hetermoe/train/job.h"
+#include "hetermoe/train/job_data.h"
 #include "hetermoe/train/route_recorder.h"
 #include "hetermoe/train/route_replay.h"
 #include "hetermoe/train/step_balancer.h"
@@ -230,8 +231,7 @@ Seconds whole_run(const Job& job, Seconds first) {
 int dry_run(const Job& job, bool json) {
   const ModelConfig model = load_model(job.model);
   const Cluster cluster = load_cluster(job.cluster);
-  const Dataset data = load_dataset(job.data, job.train.seq_len);
-  check_vocabulary(data, model);
+  const Dataset data = load_job_data(job, model);
   const Simulated result = simulate_job(job, model, cluster, "uniform");
   // What a run refuses before its first step.
   if (job.balancer.on())
@@ -251,6 +251,7 @@ int dry_run(const Job& job, bool json) {
                 {"passes", passes}});
     return 0;
   }
+  std::cout << training_line(job, model, data) << "\n";
   print_simulated(result, cluster);
   std::cout << fmt::format(
       "\nthe whole run, {}: {} simulated, {} tokens, {:.3g} times the training text. Nothing was done; "

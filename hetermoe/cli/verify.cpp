@@ -6,6 +6,7 @@
 #include "hetermoe/base/words.h"
 #include "hetermoe/cli/command.h"
 #include "hetermoe/train/host_memory.h"
+#include "hetermoe/train/job_data.h"
 
 namespace hetermoe {
 namespace {
@@ -58,7 +59,7 @@ int verify_step(const VerifyArguments& options, const Job& job) {
   const ModelConfig model = load_model(job.model);
   const Cluster cluster = load_cluster(job.cluster);
   const ReplayResult result = replay_step(job, model, cluster, make_job_plan(job, model, cluster),
-                                          load_dataset(job.data, job.train.seq_len), options.step);
+                                          load_job_data(job, model), options.step);
   if (options.json) {
     print_json(to_json(result));
     return result.passed() ? 0 : 1;
@@ -80,8 +81,7 @@ int verify(const VerifyArguments& options, const Overrides& overrides) {
   const Cluster cluster = load_cluster(job.cluster);
   Plan plan = make_job_plan(job, model, cluster);
   check_host_memory(job, model);
-  const Dataset data = load_dataset(job.data, job.train.seq_len);
-  check_vocabulary(data, model);
+  const Dataset data = load_job_data(job, model);
   const Sampler sampler(data, {job.train.seq_len, job.train.seed});
   VerifyResult result =
       verify_plan(job, model, cluster, std::move(plan), sampler.batch(0, job.train.sequences, model.vocab));

@@ -1,8 +1,11 @@
 #include "hetermoe/data/dataset.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <new>
 #include <numeric>
 #include <string_view>
@@ -14,6 +17,7 @@
 #include "hetermoe/base/index.h"
 #include "hetermoe/base/words.h"
 #include "hetermoe/data/source_reader.h"
+#include "hetermoe/report/table.h"
 
 namespace hetermoe {
 
@@ -57,14 +61,18 @@ void divide(Source& source, double validation_share, i64 seq_len) {
   source.validation = source.all.part(size - validation, validation);
 }
 
-Source read_source(const DataOptions& options, const Tokenizer& tokenizer, i64 seq_len,
+/// Of the library as much as a small model learns from in a while; of what a user names all.
+constexpr i64 kMostOfLibrary = 8 << 20;
+
+Source read_source(const DataOptions& options, const Tokenizer* tokenizer, i64 seq_len,
                    const std::vector<SourceFile>& files) {
-  SourceReader reader(options, tokenizer, seq_len);
+  const i64 all = options.paths.empty() ? kMostOfLibrary : std::numeric_limits<i64>::max();
+  SourceReader reader(options, tokenizer, seq_len, options.max_bytes.value_or(all));
   try {
     for (const SourceFile& file : files) reader.read(file);
     return reader.finish();
   } catch (const std::bad_alloc&) {
-    fail<IoError>("data.max_bytes", "there is no memory for so much text: lower it");
+    fail<IoError>("data.max_bytes", "there is no memory for so much text: say how much of it to read");
   }
 }
 
@@ -92,23 +100,67 @@ void check_domains(const DataOptions& options) {
   check_per_path(options, "data.domains", options.domains.size(), "domain");
 }
 
-std::vector<Source> read_sources(const DataOptions& options, const Tokenizer& tokenizer, i64 seq_len) {
+/// Files of each source; without data.weights of all paths together.
+std::vector<std::vector<SourceFile>> find_sources(const DataOptions& options) {
   check_domains(options);
-  if (options.paths.empty())
-    return {read_source(options, tokenizer, seq_len, find_library_files(options.extensions))};
+  if (options.paths.empty()) return {find_library_files(options.extensions)};
   check_per_path(options, "data.weights", options.weights.size(), "weight");
+  std::vector<std::vector<SourceFile>> out;
+  for (const std::string& path : options.paths) {
+    const std::vector<SourceFile> found = find_files(path, options.extensions);
+    if (out.empty() || !options.weights.empty()) out.emplace_back();
+    out.back().insert(out.back().end(), found.begin(), found.end());
+  }
+  return out;
+}
+
+/// Prose that is meant for conversations would be learned as prose.
+void check_conversation_file(const DataOptions& options, const SourceFile& file) {
+  if (options.chat_template.empty() || file.kind != FileKind::kText) return;
+  const std::string path = file.path.string();
+  if (options.paths.empty())
+    fail<ConfigError>("data.paths", "is empty, expected files of conversations for data.template {}",
+                      options.chat_template);
+  const std::string extension = file.path.extension().string();
+  fail<ConfigError>(
+      "data.template", "{} is no file of JSON lines (.jsonl), from which alone conversations are read. {}",
+      path,
+      extension == ".json"
+          ? fmt::format("Make one of an array: `jq -c '.[]' {} > {}l`, and name that", path, path)
+      : file.found ? "Say which files of the folder are meant: data.extensions .jsonl"
+                   : "Write each conversation as a line, or leave out data.template for a text");
+}
+
+/// Null where all files are tokens and the job's tokenizer is none that the program has.
+std::shared_ptr<const Tokenizer> tokenizer_of(const DataOptions& options,
+                                              const std::vector<std::vector<SourceFile>>& sources) {
+  std::vector<std::string> texts;
+  for (const std::vector<SourceFile>& files : sources) {
+    for (const SourceFile& file : files) {
+      check_conversation_file(options, file);
+      if (is_text(file.kind)) texts.push_back(file.path.string());
+    }
+  }
+  std::error_code ignored;
+  const std::string& name = options.tokenizer;
+  const std::string found = std::filesystem::is_directory(name, ignored) ? find_tokenizer(name) : name;
+  if (texts.empty() && (found.empty() || is_hf_tokenizer(found))) return nullptr;
+  if (is_hf_tokenizer(found))
+    refuse_hf_tokenizer(found, texts.size() > 3 ? std::vector<std::string>{"FILES"} : texts,
+                        !options.chat_template.empty());
+  return make_tokenizer(name);
+}
+
+std::vector<Source> read_sources(const DataOptions& options, const Tokenizer* tokenizer, i64 seq_len,
+                                 const std::vector<std::vector<SourceFile>>& files) {
   std::vector<Source> sources;
-  std::vector<SourceFile> files;
-  for (std::size_t i = 0; i < options.paths.size(); ++i) {
-    const std::vector<SourceFile> found = find_files(options.paths[i], options.extensions);
-    files.insert(files.end(), found.begin(), found.end());
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    sources.push_back(read_source(options, tokenizer, seq_len, files[i]));
     if (options.weights.empty()) continue;
-    sources.push_back(read_source(options, tokenizer, seq_len, std::exchange(files, {})));
     sources.back().name = options.paths[i];
     sources.back().domain = domain_of(options, i);
     sources.back().share = options.weights[i];
   }
-  if (options.weights.empty()) sources.push_back(read_source(options, tokenizer, seq_len, files));
   return sources;
 }
 
@@ -132,8 +184,9 @@ std::vector<std::string> Dataset::domains() const {
 
 Dataset load_dataset(const DataOptions& options, i64 seq_len) {
   Dataset out;
-  out.tokenizer = make_tokenizer(options.tokenizer);
-  out.sources = read_sources(options, *out.tokenizer, seq_len);
+  const std::vector<std::vector<SourceFile>> files = find_sources(options);
+  out.tokenizer = tokenizer_of(options, files);
+  out.sources = read_sources(options, out.tokenizer.get(), seq_len, files);
   const bool talks = std::any_of(out.sources.begin(), out.sources.end(),
                                  [](const Source& source) { return source.num_conversations > 0; });
   out.masked =
@@ -163,6 +216,29 @@ Dataset byte_dataset(std::vector<std::uint8_t> train, std::vector<std::uint8_t> 
   out.sources.push_back(std::move(source));
   out.tokenizer = make_tokenizer("bytes");
   return out;
+}
+
+std::string data_line(const Dataset& data, const DataOptions& options) {
+  constexpr std::size_t kNamed = 3;
+  i64 files = 0, tokens = 0, read = 0, there = 0;
+  for (const Source& source : data.sources) {
+    files += source.num_files, tokens += source.all.size();
+    read += source.bytes_read, there += source.bytes_there;
+  }
+  std::vector<std::string> paths = options.paths;
+  if (paths.size() > kNamed) {
+    paths.resize(kNamed);
+    paths.push_back(counted(options.paths.size() - kNamed, "more path"));
+  }
+  const std::string where =
+      paths.empty() ? fmt::format("this machine's Python standard library, {}", python_library().string())
+                    : fmt::format("{}", fmt::join(paths, ", "));
+  const std::string of_all = read < there ? fmt::format("from {} of {} of text: data.max_bytes",
+                                                        format_bytes(real(read)), format_bytes(real(there)))
+                                          : "all there are";
+  return fmt::format("{} ({}): {} tokens, {}; tokenizer {}", where, counted(files, "file"),
+                     format_count(real(tokens)), of_all,
+                     there == 0 ? "that of the files" : options.tokenizer);
 }
 
 std::vector<std::string> conversation_notes(const Dataset& data) {

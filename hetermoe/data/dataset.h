@@ -19,8 +19,9 @@ struct Source {
   TokenStream all;
   TokenStream train, validation;  ///< parts of it: the validation text is the end
   i64 num_files = 0;
-  i64 num_skipped = 0;  ///< files of folders that hold NUL bytes and so are no text
-  i64 num_empty = 0;    ///< documents without tokens
+  i64 num_skipped = 0;                  ///< files of folders that hold NUL bytes and so are no text
+  i64 num_empty = 0;                    ///< documents without tokens
+  i64 bytes_read = 0, bytes_there = 0;  ///< of its files of text: data.max_bytes may leave out some
   /// Conversations in windows of train.seq_len: how many, longer ones, and of these those left out because no
   /// answer was in their beginning.
   i64 num_conversations = 0, num_cut = 0, num_unanswered = 0;
@@ -29,7 +30,7 @@ struct Source {
 struct Dataset {
   std::vector<Source> sources;
   bool masked = false;                         ///< tokens see their own document alone
-  std::shared_ptr<const Tokenizer> tokenizer;  ///< of text; null = none
+  std::shared_ptr<const Tokenizer> tokenizer;  ///< of text; null = none, nor text
   /// Of the training tokens of all sources, see TokenStream::checksum().
   u64 checksum() const;
   /// Names of the kinds of text, in the order of the sources; none where there is one source.
@@ -38,11 +39,15 @@ struct Dataset {
 
 /// Reads what data.paths names: one source, or with data.weights one for each path. Throws IoError that names
 /// what cannot be read, InputError for a file that is damaged, ConfigError when there are fewer tokens than a
-/// sequence needs or a file named itself (not found in a folder) is no text.
+/// sequence needs, a file named itself (not found in a folder) is no text, data.template is given for text
+/// that is no JSON lines, or there is text and nothing that makes tokens of it.
 Dataset load_dataset(const DataOptions& options, i64 seq_len);
 
 /// One source of tokens in memory, each a byte.
 Dataset byte_dataset(std::vector<std::uint8_t> train, std::vector<std::uint8_t> validation);
+
+/// Where the data come from, what makes their tokens, and how much of them was read: one line.
+std::string data_line(const Dataset& data, const DataOptions& options);
 
 /// What a user should know of the conversations before a run: those that were cut.
 std::vector<std::string> conversation_notes(const Dataset& data);

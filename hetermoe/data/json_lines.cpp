@@ -13,10 +13,12 @@ std::string keys_of(const Json& object) {
   return keys.empty() ? "no keys" : fmt::format("the keys {}", fmt::join(keys, ", "));
 }
 
-void for_each_json_line(std::string_view bytes, const std::string& where,
-                        const std::function<bool(const Json& line, const std::string& place)>& take) {
+i64 for_each_json_line(std::string_view bytes, const std::string& where,
+                       const std::function<bool(const Json& line, const std::string& place)>& take) {
   i64 number = 0;
+  const std::size_t all = bytes.size();
   while (!bytes.empty()) {
+    const std::size_t before = all - bytes.size();
     const std::size_t end = std::min(bytes.find('\n'), bytes.size());
     const std::string_view text = bytes.substr(0, end);
     bytes.remove_prefix(std::min(end + 1, bytes.size()));
@@ -26,13 +28,14 @@ void for_each_json_line(std::string_view bytes, const std::string& where,
     const std::string place = fmt::format("{} line {}", where, number);
     if (line.is_discarded()) fail<InputError>(place, "is no JSON in UTF-8, expected an object on each line");
     if (!line.is_object()) fail<InputError>(place, "got {}, expected an object", describe(line));
-    if (!take(line, place)) return;
+    if (!take(line, place)) return static_cast<i64>(before);
   }
+  return static_cast<i64>(all);
 }
 
-void for_each_json_text(std::string_view bytes, const std::string& field, const std::string& where,
-                        const std::function<bool(const std::string&)>& take) {
-  for_each_json_line(bytes, where, [&](const Json& line, const std::string& place) {
+i64 for_each_json_text(std::string_view bytes, const std::string& field, const std::string& where,
+                       const std::function<bool(const std::string&)>& take) {
+  return for_each_json_line(bytes, where, [&](const Json& line, const std::string& place) {
     const auto found = line.find(field);
     if (found == line.end()) {
       fail<InputError>(place, "has no \"{}\" but {}. Name the key of the text by data.json_field{}", field,

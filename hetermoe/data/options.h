@@ -19,7 +19,7 @@ struct DataOptions {
   std::vector<double> weights;          ///< [paths] or empty
   std::vector<std::string> domains;     ///< [paths] or empty
   std::vector<std::string> extensions;  ///< of files in folders; empty = all
-  i64 max_bytes = 8 << 20;
+  std::optional<i64> max_bytes;
   double validation_share = 0.05;
   std::string tokenizer = "bytes";
   std::string json_field = "text";
@@ -40,11 +40,16 @@ struct DataOptions {
       "kinds of text, one name for each of data.paths with data.weights, as [code, prose, code]: routing "
       "traces and the balancer locality go by them; empty = the last part of each path");
     v("extensions", extensions, "endings of the files to take from folders, as .py; empty = all");
-    v("max_bytes", max_bytes, "take at most so many bytes of text from a source", at_least(1));
+    v("max_bytes", max_bytes,
+      "take at most so many bytes of text from a source; null = all there is, of the Python standard library "
+      "8 MiB",
+      at_least(1));
     v("validation_share", validation_share, "part at the end of each source that is kept for validation",
       between(0, 0.5));
     v("tokenizer", tokenizer,
-      "what makes tokens of text: bytes, or a SentencePiece model (FILE.model). Files of tokens have theirs");
+      "what makes tokens of text: bytes, a SentencePiece model (FILE.model), or a Hugging Face folder, which "
+      "has one. Where the job gives none, it is that of the folder of train.init_from, model or "
+      "data.template, if one of them is a folder. Files of tokens have theirs");
     v("json_field", json_field, "key of the text in each line of JSON lines");
     v("template", chat_template,
       "lines of JSON are conversations, rendered by this template: qwen3, chatml, llama3.1, llama3, mistral, "

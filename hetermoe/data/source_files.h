@@ -9,6 +9,9 @@ namespace hetermoe {
 
 enum class FileKind { kText, kJsonLines, kMegatron, kLlmc };
 
+/// Not yet tokens.
+inline bool is_text(FileKind kind) { return kind == FileKind::kText || kind == FileKind::kJsonLines; }
+
 /// A file to read. Text that was found in a folder is skipped when it is none.
 struct SourceFile {
   std::filesystem::path path;  ///< of Megatron's files the .idx

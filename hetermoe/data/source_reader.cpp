@@ -13,25 +13,28 @@ namespace hetermoe {
 namespace fs = std::filesystem;
 namespace {
 
-/// Appends at most `limit` bytes of a file. Returns false and appends nothing when the bytes hold a zero
-/// byte.
-bool append_file(const fs::path& path, i64 limit, std::string& out) {
+/// Hands on at most `limit` bytes of a file, in parts. Returns false where the bytes hold a zero byte.
+bool for_each_part(const fs::path& path, i64 limit,
+                   const std::function<void(const char*, std::size_t)>& take) {
   std::ifstream in(path, std::ios::binary);
   if (!in) fail<IoError>("data.paths", "cannot read {}: {}", path.string(), std::strerror(errno));
-  const std::size_t before = out.size();
   std::array<char, 1 << 16> chunk;
   while (limit > 0 && in) {
     in.read(chunk.data(), std::min<std::streamsize>(limit, chunk.size()));
     const std::streamsize got = in.gcount();
-    if (std::memchr(chunk.data(), 0, idx(got)) != nullptr) {
-      out.resize(before);
-      return false;
-    }
-    out.append(chunk.data(), idx(got));
+    if (std::memchr(chunk.data(), 0, idx(got)) != nullptr) return false;
+    take(chunk.data(), idx(got));
     limit -= got;
   }
   if (in.bad()) fail<IoError>("data.paths", "reading {} stopped: {}", path.string(), std::strerror(errno));
   return true;
+}
+
+/// 0 = it is no file with a size.
+i64 size_of(const fs::path& path) {
+  std::error_code code;
+  const std::uintmax_t size = fs::file_size(path, code);
+  return code ? 0 : static_cast<i64>(size);
 }
 
 /// The limit may have cut a character of several bytes.
@@ -42,19 +45,21 @@ void drop_cut_character(std::string& text) {
 
 }  // namespace
 
-SourceReader::SourceReader(const DataOptions& options, const Tokenizer& tokenizer, i64 seq_len)
+SourceReader::SourceReader(const DataOptions& options, const Tokenizer* tokenizer, i64 seq_len, i64 max_bytes)
     : options_(options),
       tokenizer_(tokenizer),
       seq_len_(seq_len),
-      end_(options.end_token ? options.end_token : tokenizer.end_token()),
+      max_bytes_(max_bytes),
+      end_(options.end_token || tokenizer == nullptr ? options.end_token : tokenizer->end_token()),
       as_bytes_(options.tokenizer == "bytes"),
-      type_(type_for(std::max(tokenizer.vocab_size(), end_.value_or(0) + 1))),
+      type_(type_for(std::max(tokenizer == nullptr ? 1 : tokenizer->vocab_size(), end_.value_or(0) + 1))),
       text_(type_) {
-  if (!options.chat_template.empty())
-    encoder_.emplace(find_chat_template(options.chat_template), tokenizer, options.tokenizer, end_);
+  if (!options.chat_template.empty() && tokenizer != nullptr)
+    encoder_.emplace(find_chat_template(options.chat_template), *tokenizer, options.tokenizer, end_);
 }
 
 void SourceReader::read(const SourceFile& file) {
+  if (is_text(file.kind)) out_.bytes_there += size_of(file.path);
   switch (file.kind) {
     case FileKind::kText:
       return read_text_file(file);
@@ -70,6 +75,7 @@ void SourceReader::read(const SourceFile& file) {
 Source SourceReader::finish() {
   flush_conversations();
   flush();
+  out_.bytes_there = std::max(out_.bytes_there, out_.bytes_read);  // a pipe has no size
   // For the last target of the last window.
   if (out_.num_conversations > 0 && out_.all.size() % seq_len_ == 0) pad(1);
   return std::move(out_);
@@ -77,34 +83,63 @@ Source SourceReader::finish() {
 
 void SourceReader::read_text_file(const SourceFile& file) {
   if (left() <= 0) return;
-  std::string text;
-  if (append_file(file.path, left(), text)) {
+  const i64 before = bytes_;
+  if (as_bytes_ && type_ == TokenType::kU8 ? add_file_of_bytes(file.path) : add_file_of_text(file.path)) {
     ++out_.num_files;
-    if (!as_bytes_ && left() == static_cast<i64>(text.size())) drop_cut_character(text);
-    add_document(text);
-  } else if (file.found) {
-    ++out_.num_skipped;
-  } else {
-    fail<IoError>("data.paths", "{} is no text: it has a NUL byte, expected text", file.path.string());
+    out_.bytes_read += bytes_ - before;
+    return;
   }
+  if (!file.found)
+    fail<IoError>("data.paths", "{} is no text: it has a NUL byte, expected text", file.path.string());
+  ++out_.num_skipped;
+  out_.bytes_there -= size_of(file.path);
+}
+
+/// One document, of which nothing but the tokens is in memory. Returns false where the file is no text.
+bool SourceReader::add_file_of_bytes(const fs::path& path) {
+  flush_conversations();
+  const i64 begin = text_.size();
+  const bool is_text =
+      for_each_part(path, left(), [&](const char* data, std::size_t size) { text_.add_bytes(data, size); });
+  if (!is_text) {
+    text_.drop_to(begin);
+    return false;
+  }
+  const i64 size = text_.size() - begin;
+  bytes_ += size;
+  if (size > 0)
+    end_document(begin);
+  else
+    ++out_.num_empty;
+  return true;
+}
+
+bool SourceReader::add_file_of_text(const fs::path& path) {
+  std::string text;
+  if (!for_each_part(path, left(), [&](const char* data, std::size_t size) { text.append(data, size); }))
+    return false;
+  if (!as_bytes_ && left() == static_cast<i64>(text.size())) drop_cut_character(text);
+  add_document(text);
+  return true;
 }
 
 void SourceReader::read_json_lines(const SourceFile& file) {
   if (left() <= 0) return;
   const MappedFile mapped(file.path);
   ++out_.num_files;
-  for_each_json_text(mapped.bytes(), options_.json_field, file.path.string(), [&](const std::string& text) {
-    if (static_cast<i64>(text.size()) > left()) return false;
-    add_document(text);
-    return true;
-  });
+  out_.bytes_read += for_each_json_text(mapped.bytes(), options_.json_field, file.path.string(),
+                                        [&](const std::string& text) {
+                                          if (static_cast<i64>(text.size()) > left()) return false;
+                                          add_document(text);
+                                          return true;
+                                        });
 }
 
 void SourceReader::read_conversations(const SourceFile& file) {
   if (left() <= 0) return;
   const MappedFile mapped(file.path);
   ++out_.num_files;
-  for_each_json_line(mapped.bytes(), file.path.string(), [&](const Json& line, const std::string& place) {
+  const auto take = [&](const Json& line, const std::string& place) {
     const std::vector<ChatMessage> conversation = conversation_of(line, place);
     i64 size = 0;
     for (const ChatMessage& message : conversation) size += static_cast<i64>(message.text.size());
@@ -113,7 +148,8 @@ void SourceReader::read_conversations(const SourceFile& file) {
     ++out_.num_conversations;
     packer(type_).add(encoder_->encode(conversation, place));
     return true;
-  });
+  };
+  out_.bytes_read += for_each_json_line(mapped.bytes(), file.path.string(), take);
 }
 
 /// Conversations that were made tokens before.
@@ -135,20 +171,25 @@ void SourceReader::add_conversations(const DocumentTokens& read) {
 void SourceReader::add_document(const std::string& text) {
   flush_conversations();
   bytes_ += static_cast<i64>(text.size());
-  if (text.empty()) {
-    ++out_.num_empty;
-    return;
-  }
-  starts_.push_back(text_.size());
+  const i64 begin = text_.size();
   if (as_bytes_ && type_ == TokenType::kU8) {
     text_.add_bytes(text.data(), text.size());
   } else {
-    for (const i64 token : tokenizer_.encode(text)) text_.add(token);
+    for (const i64 token : tokenizer_->encode(text)) text_.add(token);
   }
+  if (text.empty())
+    ++out_.num_empty;
+  else
+    end_document(begin);
+}
+
+/// A text of blanks alone may be no token.
+void SourceReader::end_document(i64 begin) {
   if (end_) text_.add(*end_);
-  if (text_.size() > starts_.back()) return;
-  starts_.pop_back();  // a text of blanks alone may be no token
-  ++out_.num_empty;
+  if (text_.size() > begin)
+    starts_.push_back(begin);
+  else
+    ++out_.num_empty;
 }
 
 void SourceReader::add(const DocumentTokens& read) {

@@ -11,17 +11,21 @@ namespace hetermoe {
 /// windows of seq_len that begin at a multiple of it.
 class SourceReader {
  public:
-  SourceReader(const DataOptions& options, const Tokenizer& tokenizer, i64 seq_len);
+  /// tokenizer: null where no file is text. max_bytes: of text that is taken.
+  SourceReader(const DataOptions& options, const Tokenizer* tokenizer, i64 seq_len, i64 max_bytes);
   void read(const SourceFile& file);
   Source finish();
 
  private:
-  i64 left() const { return options_.max_bytes - bytes_; }
+  i64 left() const { return max_bytes_ - bytes_; }
   void read_text_file(const SourceFile& file);
+  bool add_file_of_bytes(const std::filesystem::path& path);
+  bool add_file_of_text(const std::filesystem::path& path);
   void read_json_lines(const SourceFile& file);
   void read_conversations(const SourceFile& file);
   void add_conversations(const DocumentTokens& read);
   void add_document(const std::string& text);
+  void end_document(i64 begin);
   void add(const DocumentTokens& read);
   void flush();
   void flush_conversations();
@@ -29,8 +33,8 @@ class SourceReader {
   ConversationPacker& packer(TokenType type);
 
   const DataOptions& options_;
-  const Tokenizer& tokenizer_;
-  i64 seq_len_;
+  const Tokenizer* tokenizer_;
+  i64 seq_len_, max_bytes_;
   std::optional<i64> end_;
   bool as_bytes_;
   TokenType type_;

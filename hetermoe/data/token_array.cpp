@@ -68,6 +68,8 @@ void TokenBuilder::add_bytes(const char* data, std::size_t size) {
   bytes_->insert(bytes_->end(), data, data + size);
 }
 
+void TokenBuilder::drop_to(i64 size) { bytes_->resize(idx(size * bytes_of(type_))); }
+
 TokenArray TokenBuilder::finish() {
   const i64 count = size();
   const void* data = bytes_->data();

@@ -43,6 +43,7 @@ class TokenBuilder {
   i64 size() const { return static_cast<i64>(bytes_->size()) / bytes_of(type_); }
   void add(i64 token);
   void add_bytes(const char* data, std::size_t size);  ///< of type kU8: as many tokens
+  void drop_to(i64 size);                              ///< those added after the first so many
   /// Takes what was added.
   TokenArray finish();
 

@@ -1,10 +1,14 @@
 #include "hetermoe/data/tokenizer.h"
 
-#include <filesystem>
+#include <fmt/ranges.h>
+
+#include <fstream>
 
 #include "hetermoe/base/error.h"
+#include "hetermoe/base/json.h"
 
 namespace hetermoe {
+namespace fs = std::filesystem;
 namespace {
 
 class ByteTokenizer : public Tokenizer {
@@ -30,16 +34,64 @@ class ByteTokenizer : public Tokenizer {
   std::optional<i64> end_token() const override { return std::nullopt; }
 };
 
+/// A JSON file as far as there is one.
+Json json_of_folder(const fs::path& path) {
+  std::error_code ignored;
+  if (!fs::is_regular_file(path, ignored)) return nullptr;
+  std::ifstream in(path);
+  return Json::parse(in, nullptr, /*allow_exceptions=*/false);
+}
+
+/// By which tokenizer a run learned that left a folder or a checkpoint; empty = it does not say.
+std::string tokenizer_of_run(const fs::path& folder) {
+  for (const char* name : {"hetermoe.json", "checkpoint.json"}) {
+    const Json json = json_of_folder(folder / name);
+    const Json::json_pointer key("/job/data/tokenizer");
+    if (!json.is_object() || !json.contains(key) || !json[key].is_string()) continue;
+    const std::string found = json[key].get<std::string>();
+    std::error_code ignored;
+    if (!fs::is_directory(found, ignored)) return found;  // else a folder that did not tell either
+  }
+  return "";
+}
+
 }  // namespace
+
+std::string find_tokenizer(const fs::path& folder) {
+  std::error_code ignored;
+  for (const char* name : {"tokenizer.model", "tokenizer.json"}) {
+    if (fs::is_regular_file(folder / name, ignored)) return (folder / name).string();
+  }
+  if (const std::string of_run = tokenizer_of_run(folder); !of_run.empty()) return of_run;
+  const Json config = json_of_folder(folder / "config.json");
+  const bool is_of_bytes = config.is_object() && config.contains("vocab_size") && config["vocab_size"] == 256;
+  return is_of_bytes ? "bytes" : "";
+}
+
+bool is_hf_tokenizer(const std::string& name) { return fs::path(name).extension() == ".json"; }
+
+void refuse_hf_tokenizer(const std::string& name, const std::vector<std::string>& files, bool conversations) {
+  fail<ConfigError>(
+      "data.tokenizer",
+      "{} is a tokenizer of Hugging Face, which this program does not read. Make tokens once, by "
+      "`python3 tools/tokenize_text.py {}--tokenizer {} --output out/tokens {}`, and give "
+      "--data.paths out/tokens.idx{}",
+      name, conversations ? "--chat " : "", name, fmt::join(files, " "),
+      conversations ? " without data.template" : "");
+}
 
 std::shared_ptr<const Tokenizer> make_tokenizer(const std::string& name) {
   if (name == "bytes") return std::make_shared<ByteTokenizer>();
-  const std::filesystem::path path(name);
-  if (path.extension() == ".model") return read_sentencepiece(name);
-  if (path.extension() == ".json") {
+  if (fs::path(name).extension() == ".model") return read_sentencepiece(name);
+  if (is_hf_tokenizer(name)) refuse_hf_tokenizer(name, {"FILES"}, false);
+  std::error_code ignored;
+  if (fs::is_directory(name, ignored)) {
+    const std::string found = find_tokenizer(name);
+    if (!found.empty()) return make_tokenizer(found);
     fail<ConfigError>("data.tokenizer",
-                      "{} is a tokenizer of Hugging Face, which this program does not read: make tokens with "
-                      "tools/tokenize_text.py and name the .idx in data.paths",
+                      "{} has no tokenizer, and its vocabulary is not that of bytes: expected "
+                      "--data.tokenizer FILE.model, bytes if these are its tokens, or files of tokens in "
+                      "data.paths",
                       name);
   }
   fail<ConfigError>("data.tokenizer", "got {}, expected bytes or a SentencePiece model (FILE.model)", name);

@@ -1,4 +1,5 @@
 #pragma once
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <span>
@@ -24,9 +25,20 @@ class Tokenizer {
   virtual std::optional<i64> end_token() const = 0;  ///< what ends a text, where there is such a token
 };
 
-/// `name`: bytes, or the path of a SentencePiece model. Throws ConfigError for what it does not know, IoError
-/// for a file that cannot be read.
+/// `name`: bytes, the path of a SentencePiece model, or a folder that find_tokenizer() knows. Throws
+/// ConfigError for what it does not know, IoError for a file that cannot be read.
 std::shared_ptr<const Tokenizer> make_tokenizer(const std::string& name);
+
+/// What makes tokens for the model of a Hugging Face folder or a checkpoint, as data.tokenizer names it: its
+/// tokenizer.model, else its tokenizer.json (which make_tokenizer() refuses), else that of the job that left
+/// it, else bytes where its vocabulary has 256 tokens. Empty = the folder does not tell.
+std::string find_tokenizer(const std::filesystem::path& folder);
+
+/// A tokenizer.json, by its name.
+bool is_hf_tokenizer(const std::string& name);
+/// Throws ConfigError that says how tools/tokenize_text.py makes tokens of these files, or conversations.
+[[noreturn]] void refuse_hf_tokenizer(const std::string& name, const std::vector<std::string>& files,
+                                      bool conversations);
 
 /// A SentencePiece model (FILE.model). Throws IoError, and ConfigError in a build without libsentencepiece.
 std::shared_ptr<const Tokenizer> read_sentencepiece(const std::string& path);

@@ -19,11 +19,8 @@ at::ScalarType scalar_type(Dtype dtype) {
 }
 
 StorageOptions storage_options(const Plan& plan, DeviceId device, c10::Device where) {
-  if (device >= static_cast<DeviceId>(plan.dtype.size())) {
-    const auto user =
-        std::find(plan.hosts.begin(), plan.hosts.end(), device - static_cast<DeviceId>(plan.dtype.size()));
-    device = static_cast<DeviceId>(user - plan.hosts.begin());
-  }
+  const auto num_devices = static_cast<DeviceId>(plan.dtype.size());
+  if (device >= num_devices) device = user_of_host(plan, device - num_devices);
   const Dtype dtype = plan.dtype[static_cast<std::size_t>(device)];
   StorageOptions options = at::TensorOptions().dtype(scalar_type(dtype)).device(where);
   options.grad = scalar_type(grad_dtype_of(plan, device));

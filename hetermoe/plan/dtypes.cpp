@@ -26,6 +26,17 @@ StateBytes state_bytes_of(const Plan& plan, DeviceId device) {
                                    optimizer_widths_of(plan));
 }
 
+DeviceId user_of_host(const Plan& plan, NodeId node) {
+  const std::vector<std::string> roles = roles_of(plan);
+  DeviceId idle = -1;
+  for (DeviceId device = 0; device < static_cast<DeviceId>(plan.hosts.size()); ++device) {
+    if (plan.hosts[idx(device)] != node) continue;
+    if (roles[idx(device)] != "idle") return device;
+    if (idle < 0) idle = device;
+  }
+  return idle;
+}
+
 void take_dtypes(Plan& plan, const Plan& from) {
   plan.dtype = from.dtype;
   plan.wire_forward = from.wire_forward, plan.wire_backward = from.wire_backward;
@@ -34,9 +45,19 @@ void take_dtypes(Plan& plan, const Plan& from) {
 
 namespace {
 
+/// Idle ones have no parameters.
+std::vector<std::size_t> devices_at_work(const Plan& plan) {
+  const std::vector<std::string> roles = roles_of(plan);
+  std::vector<std::size_t> out;
+  for (std::size_t d = 0; d < roles.size(); ++d) {
+    if (roles[d] != "idle") out.push_back(d);
+  }
+  return out;
+}
+
 std::optional<std::string> grad_dtype_fault(const Plan& plan) {
   if (!plan.grad_dtype) return {};
-  for (std::size_t d = 0; d < plan.dtype.size(); ++d) {
+  for (const std::size_t d : devices_at_work(plan)) {
     const bool fits = bytes_of(*plan.grad_dtype) == bytes_of(plan.dtype[d]) ||
                       (*plan.grad_dtype == Dtype::kFp32 && bytes_of(plan.dtype[d]) == 2);
     if (fits) continue;
@@ -49,7 +70,7 @@ std::optional<std::string> grad_dtype_fault(const Plan& plan) {
 
 std::optional<std::string> master_fault(const Plan& plan) {
   if (plan.master == Master::kFp32) return {};
-  for (std::size_t d = 0; d < plan.dtype.size(); ++d) {
+  for (const std::size_t d : devices_at_work(plan)) {
     if (plan.dtype[d] == Dtype::kBf16) continue;
     return fmt::format(
         "[master] got none, but device {} has parameters in {}: expected bf16 on all devices, which can be "
@@ -63,7 +84,7 @@ std::optional<std::string> moments_fault(const Plan& plan) {
   if (!plan.moments_dtype) return {};
   if (*plan.moments_dtype != Dtype::kBf16 && *plan.moments_dtype != Dtype::kFp32)
     return fmt::format("[moments_dtype] got {}, expected fp32 or bf16", name_of(*plan.moments_dtype));
-  for (std::size_t d = 0; d < plan.dtype.size(); ++d) {
+  for (const std::size_t d : devices_at_work(plan)) {
     if (plan.dtype[d] == Dtype::kFp64)
       return fmt::format(
           "[moments_dtype] got {}, but device {} has parameters in fp64, which keep moments in fp64",

@@ -331,10 +331,12 @@ class Validator {
     return all;
   }
 
-  /// A host rounds what it keeps for all its devices alike.
+  /// A host rounds what it keeps for all its devices alike. Idle ones keep nothing there.
   void check_host_dtypes() {
     std::vector<DeviceId> first(cluster_.nodes.size(), -1);
+    const std::vector<std::string> roles = plan_.hosts.empty() ? std::vector<std::string>() : roles_of(plan_);
     for (DeviceId device = 0; device < static_cast<i32>(plan_.hosts.size()); ++device) {
+      if (roles[idx(device)] == "idle") continue;
       DeviceId& of_host = first[idx(plan_.hosts[idx(device)])];
       if (of_host < 0) of_host = device;
       if (plan_.dtype[idx(of_host)] == plan_.dtype[idx(device)]) continue;

@@ -281,6 +281,9 @@ inline bool uses_hosts(const Plan& plan) { return !plan.hosts.empty(); }
 /// [device] attention, expert, both or idle: what it does in some layer of its group; attention where it has
 /// an embedding or a head alone.
 std::vector<std::string> roles_of(const Plan& plan);
+/// The first device at work that uses the host of a node: all of these have one dtype. Without any, the first
+/// that is there.
+DeviceId user_of_host(const Plan& plan, NodeId node);
 
 /// All faults of a plan against model and cluster, in words; empty = it fits.
 std::vector<std::string> validate(const Plan& plan, const ModelConfig& model, const Cluster& cluster);

@@ -14,6 +14,7 @@
 //
 //   strategies: [{
 //     name, note,
+//     elsewhere                                true: executed times are those of a processor in the place of GPUs
 //     steps:   {simulated, executed}           seconds, null when absent
 //     devices: [{name, type, role, used, capacity}]   used, capacity: bytes, null when unknown
 //     order:   [device, ...]                   top to bottom
@@ -139,6 +140,7 @@ Json strategy_data(const StrategyReport& strategy, Names& names) {
   }
   return {{"name", strategy.name},
           {"note", strategy.note},
+          {"elsewhere", is_elsewhere(strategy)},
           {"steps",
            {{"simulated", positive_or_null(step_of(strategy.simulated_step, strategy.simulated))},
             {"executed", positive_or_null(step_of(strategy.executed_step, strategy.executed))}}},
@@ -178,6 +180,10 @@ Json report_data(const ReportInput& input) {
 }
 
 bool has_timeline(const StrategyReport& strategy) { return strategy.simulated || strategy.executed; }
+
+bool is_elsewhere(const StrategyReport& strategy) {
+  return strategy.executed && strategy.executed->source.find(kOnThisCpu) != std::string::npos;
+}
 
 Seconds step_of(Seconds given, const std::optional<Timeline>& timeline) {
   return given > 0 ? given : timeline ? timeline->step : 0;

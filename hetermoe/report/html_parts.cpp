@@ -26,6 +26,11 @@ std::vector<std::string> all_labels(const ReportInput& input) {
     if (strategy.executed && contains(strategy.executed->source, "emulated")) {
       add_once(labels, "measured times are emulated: real computation, in the time of the named GPUs");
     }
+    if (is_elsewhere(strategy)) {
+      const std::string& source = strategy.executed->source;
+      add_once(labels, "executed times are " + source.substr(source.find(kOnThisCpu),
+                                                             source.rfind(')') - source.find(kOnThisCpu)));
+    }
   }
   return labels;
 }
@@ -60,18 +65,19 @@ std::string use_cell(const StrategyReport& strategy) {
 /// Steps of a strategy, and what they are compared with; 0 = none.
 struct Steps {
   Seconds simulated = 0, executed = 0;
+  bool comparable = true;
 };
 
 Steps steps_of(const StrategyReport& strategy) {
   return {step_of(strategy.simulated_step, strategy.simulated),
-          step_of(strategy.executed_step, strategy.executed)};
+          step_of(strategy.executed_step, strategy.executed), !is_elsewhere(strategy)};
 }
 
 Seconds smaller(Seconds a, Seconds b) { return a <= 0 ? b : b <= 0 ? a : std::min(a, b); }
 
 /// Compares a measured time with measured ones only, and a predicted time with predicted ones.
 std::string factor_cell(const Steps& own, const Steps& fastest) {
-  const bool is_measured = own.executed > 0;
+  const bool is_measured = own.executed > 0 && own.comparable;
   const Seconds time = is_measured ? own.executed : own.simulated;
   const Seconds best = is_measured ? fastest.executed : fastest.simulated;
   if (time <= 0) return "&ndash;";
@@ -89,7 +95,7 @@ std::string time_cell(Seconds time, Seconds slowest, const char* kind) {
 std::string strategy_row(const StrategyReport& strategy, std::size_t index, const Steps& fastest,
                          Seconds slowest) {
   const Steps own = steps_of(strategy);
-  const bool is_pair = own.simulated > 0 && own.executed > 0;
+  const bool is_pair = own.simulated > 0 && own.executed > 0 && own.comparable;
   const std::string error =
       is_pair ? fmt::format("{:+.1f} %", 100 * (own.executed / own.simulated - 1)) : "&ndash;";
   const std::string name = escape_markup(strategy.name);
@@ -114,7 +120,8 @@ std::string strategies_table(const ReportInput& input) {
   for (const StrategyReport& strategy : input.strategies) {
     const Steps own = steps_of(strategy);
     slowest = std::max({slowest, own.simulated, own.executed});
-    fastest = {smaller(fastest.simulated, own.simulated), smaller(fastest.executed, own.executed)};
+    fastest.simulated = smaller(fastest.simulated, own.simulated);
+    if (own.comparable) fastest.executed = smaller(fastest.executed, own.executed);
   }
   std::string html =
       "<section><h2>Strategies</h2><div class=\"scroll\"><table><thead><tr><th>strategy</th><th>predicted "

@@ -45,7 +45,7 @@ function gapTip(hit) {
   const side = strategy.sides[hit.row.side], [start, end] = hit.gap;
   return [
     tipTitle(`idle for ${timeText(end - start)}`, theme.hatch),
-    element('p', '', `${percent((end - start) / side.step, 2)} of the ${SIDE_NAME[hit.row.side]} step, ${strategy.devices[hit.row.device].name}`),
+    element('p', '', `${percent((end - start) / side.step, 2)} of the ${sideName(hit.row.side)} step, ${strategy.devices[hit.row.device].name}`),
     element('p', '', `from ${timeText(start, 5)} to ${timeText(end, 5)}`),
     element('p', '', `then: ${opTitle(side.ops[hit.op])}`),
   ];
@@ -64,10 +64,10 @@ function spanTip(hit) {
     if (!span) continue;
     found[name] = span;
     const line = element('tr');
-    for (const text of [SIDE_NAME[name], timeText(span[0], 4), timeText(span[1], 4), timeText(span[1] - span[0], 4)]) line.append(element('td', '', text));
+    for (const text of [sideName(name), timeText(span[0], 4), timeText(span[1], 4), timeText(span[1] - span[0], 4)]) line.append(element('td', '', text));
     table.append(line);
   }
-  if (found.simulated && found.executed) table.append(differenceRow(found.simulated, found.executed));
+  if (found.simulated && found.executed && !strategy.raw.elsewhere) table.append(differenceRow(found.simulated, found.executed));
   return [...parts, table];
 }
 
@@ -188,11 +188,11 @@ function describeHow() {
   const how = byId('how'), bold = text => element('b', '', text);
   const parts = ['Time runs from left to right. Each device has a thick lane for its computing and thin lanes for its transfers; numbers in the spans are microbatches (\u201cL3\u00a0\u00b7\u00a00\u201d: layer 3, microbatch 0). '];
   if (strategy.names.length === 2) {
-    parts.push('The upper lane of each pair is ', bold('predicted'), ` (${strategy.sides.simulated.source}), the lower one `, bold('measured'), ` (${strategy.sides.executed.source}). `);
+    parts.push('The upper lane of each pair is ', bold('predicted'), ` (${strategy.sides.simulated.source}), the lower one `, bold(sideName('executed')), ` (${strategy.sides.executed.source}). `);
     parts.push(strategy.joined ? 'Ribbons between them join the same op: upright means on time, slanted means earlier or later than predicted.'
       : 'They come from different schedules, so their ops are not joined.');
   } else {
-    parts.push('Times are ', bold(SIDE_NAME[strategy.names[0]]), ` (${strategy.sides[strategy.names[0]].source}).`);
+    parts.push('Times are ', bold(sideName(strategy.names[0])), ` (${strategy.sides[strategy.names[0]].source}).`);
   }
   const drawn = strategy.sides.executed, usual = stepOf(strategy.raw, 'executed');
   if (drawn && usual && Math.abs(drawn.step / usual - 1) > 0.005)
@@ -206,13 +206,14 @@ function headline() {
   const raw = strategy.raw, predicted = stepOf(raw, 'simulated'), measured = stepOf(raw, 'executed');
   const bold = text => element('b', '', text), parts = [bold(raw.name), ': '];
   if (predicted) parts.push(`one step predicted to take `, bold(timeText(predicted)));
-  if (measured) parts.push(predicted ? ', measured ' : 'one step takes ', bold(timeText(measured)));
-  if (predicted && measured) parts.push(` (${percent(Math.abs(measured / predicted - 1))} ${measured < predicted ? 'faster' : 'slower'} than predicted)`);
-  const side = measured ? 'executed' : 'simulated', own = measured || predicted;
+  if (measured) parts.push(predicted ? `, ${sideName('executed')} ` : 'one step takes ', bold(timeText(measured)));
+  if (measured && raw.elsewhere) parts.push(` (${raw.executed.source})`);
+  if (predicted && measured && !raw.elsewhere) parts.push(` (${percent(Math.abs(measured / predicted - 1))} ${measured < predicted ? 'faster' : 'slower'} than predicted)`);
+  const side = measured && !raw.elsewhere ? 'executed' : 'simulated', own = side === 'executed' ? measured : predicted;
   const rivals = data.strategies.filter(s => s !== raw && s.steps[side] !== null).sort((a, b) => a.steps[side] - b.steps[side]);
   if (own && rivals.length) {
     const best = rivals[0], factor = stepOf(best, side) / own;
-    parts.push('. ', bold(`${(factor >= 1 ? factor : 1 / factor).toFixed(2)}\u00d7 ${factor >= 1 ? 'faster' : 'slower'}`), ` than ${best.name}, the ${factor >= 1 ? 'next best' : 'best'} strategy (${SIDE_NAME[side]})`);
+    parts.push('. ', bold(`${(factor >= 1 ? factor : 1 / factor).toFixed(2)}\u00d7 ${factor >= 1 ? 'faster' : 'slower'}`), ` than ${best.name}, the ${factor >= 1 ? 'next best' : 'best'} strategy (${sideName(side)})`);
   }
   byId('headline').replaceChildren(...parts, '.');
 }
@@ -254,7 +255,7 @@ function drawWaits() {
       const mine = strategy.sides[name].uses.find(other => other.label === use.label);
       if (!mine) return;
       const first = i === 0 ? ' first' : '';
-      box.append(element('div', 'group' + first, i === 0 ? `${use.label} (${use.devices})` : ''), element('div', 'which' + first, SIDE_NAME[name]));
+      box.append(element('div', 'group' + first, i === 0 ? `${use.label} (${use.devices})` : ''), element('div', 'which' + first, sideName(name)));
       const bar = stack(mine);
       if (first) bar.classList.add('first');
       box.append(bar);
@@ -267,7 +268,7 @@ function drawWaits() {
 
 function relayOut() {
   layOut();
-  const views = strategy.names.length < 2 ? [] : [['both', 'predicted above measured'], ['simulated', 'predicted'], ['executed', 'measured']];
+  const views = strategy.names.length < 2 ? [] : [['both', `predicted above ${sideName('executed')}`], ['simulated', 'predicted'], ['executed', sideName('executed')]];
   fillChoice(byId('views'), views, state.view, value => { state.view = value; relayOut(); });
   byId('comm').checked = state.comm;
   state.hover = null;

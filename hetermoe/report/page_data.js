@@ -7,6 +7,8 @@ const canvas = document.getElementById('canvas');
 const byId = id => document.getElementById(id);
 const SIDES = ['simulated', 'executed'];
 const SIDE_NAME = {simulated: 'predicted', executed: 'measured'};
+// A processor in the place of GPUs measures nothing of them: its times are compared with no prediction.
+const sideName = side => side === 'executed' && strategy.raw.elsewhere ? 'on this CPU' : SIDE_NAME[side];
 const QUEUE_ORDER = ['compute', 'to_expert', 'to_attention', 'move', 'reduce', 'to_device', 'to_host', 'guests', 'move_back',
   'move_saved'];
 

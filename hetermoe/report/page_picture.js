@@ -123,7 +123,7 @@ function drawRowText(row, hatch) {
   }
   for (const lane of lanes) {
     if (lane.device !== row.device || !lane.thick) continue;
-    write(SIDE_NAME[lane.side], LABEL - 8, lane.y + lane.height / 2, {align: 'right', size: 11.5, color: theme.soft, bold: lane.side === 'executed'});
+    write(sideName(lane.side), LABEL - 8, lane.y + lane.height / 2, {align: 'right', size: 11.5, color: theme.soft, bold: lane.side === 'executed'});
     drawBusy(lane, hatch);
   }
   for (const tag of row.tags) write(tag.text, LABEL - 8, tag.y, {align: 'right', size: 10.5, color: theme.soft});
@@ -286,8 +286,8 @@ function drawStepEnds(isLine) {
 }
 
 function flagText(end) {
-  const predicted = strategy.sides.simulated, text = `${SIDE_NAME[end.name]} ${timeText(end.t)}`;
-  if (end.name === 'simulated' || !predicted) return text;
+  const predicted = strategy.sides.simulated, text = `${sideName(end.name)} ${timeText(end.t)}`;
+  if (end.name === 'simulated' || !predicted || strategy.raw.elsewhere) return text;
   const error = end.t / predicted.step - 1;
   return `${text} (${error < 0 ? '\u2212' : '+'}${percent(Math.abs(error))})`;
 }

@@ -47,6 +47,7 @@ Placement::Placement(const Plan& plan, const ModelConfig& model, const StepOptio
       may_move_(static_cast<std::size_t>(model.num_layers) + 1, false),
       states_(make_states(plan, model, options.frozen)) {
   for (i64 l = 0; l < model.num_layers; ++l) moe_.push_back(model.is_moe(l));
+  for (NodeId node = 0; node < num_hosts_; ++node) user_of_host_.push_back(user_of_host(plan, node));
   for (DeviceId d = 0; d < static_cast<DeviceId>(plan.hosts.size()); ++d) {
     const bool first = d == 0 || plan.hosts[idx(d)] != plan.hosts[idx(d - 1)];
     number_on_host_.push_back(first ? 0 : number_on_host_.back() + 1);
@@ -170,10 +171,10 @@ void Placement::index_states() {
   }
 }
 
-DeviceId Placement::first_device(PlaceId place) const {
-  if (place < num_devices()) return place;
-  const auto found = std::find(plan_.hosts.begin(), plan_.hosts.end(), place - num_devices());
-  return static_cast<DeviceId>(found - plan_.hosts.begin());
+std::pair<DeviceId, i32> Placement::of_saved_piece(PlaceId host, i32 piece) const {
+  const auto first = std::find(plan_.hosts.begin(), plan_.hosts.end(), host - num_devices());
+  return {static_cast<DeviceId>(first - plan_.hosts.begin()) + piece / (plan_.chunks + 1),
+          piece % (plan_.chunks + 1)};
 }
 
 bool Placement::tells_squares(i32 state, PlaceId place) const {

@@ -32,8 +32,10 @@ class Placement {
   i32 num_microbatches(i32 group) const {
     return static_cast<i32>(plan_.groups[static_cast<std::size_t>(group)].microbatches.size());
   }
-  /// The device itself; of a host the first that uses it: all of them have one dtype.
-  DeviceId first_device(PlaceId place) const;
+  /// The device itself; of a host the first at work that uses it: all of these have one dtype.
+  DeviceId first_device(PlaceId place) const {
+    return place < num_devices() ? place : user_of_host_[idx(place - num_devices())];
+  }
   bool is_moe(i32 layer) const { return moe_[static_cast<std::size_t>(layer)]; }
   Recompute recompute(i32 group, i32 layer) const { return recompute_of(plan_, group, layer); }
   /// What backward of a layer starts from waits on the hosts: its inputs, and the rows of its experts where
@@ -52,9 +54,7 @@ class Placement {
   /// The device whose forward pass made what an op stores or fetches.
   DeviceId maker_of(const Op& op) const;
   /// The device of a piece, and its chunk there.
-  std::pair<DeviceId, i32> of_saved_piece(PlaceId host, i32 piece) const {
-    return {first_device(host) + piece / (plan_.chunks + 1), piece % (plan_.chunks + 1)};
-  }
+  std::pair<DeviceId, i32> of_saved_piece(PlaceId host, i32 piece) const;
   i32 last_moe_layer() const;  ///< -1 = the model has no experts
   /// Shares of stage `layer`: -1 the embedding, num_layers the head. All phases but forward follow the
   /// backward shares.
@@ -214,8 +214,9 @@ class Placement {
   i32 num_layers_;
   std::size_t num_devices_;
   i32 num_hosts_;
-  i32 devices_of_host_ = 0;          // of the host with most
-  std::vector<i32> number_on_host_;  // [device] among those of its host, which follow one another
+  i32 devices_of_host_ = 0;             // of the host with most
+  std::vector<DeviceId> user_of_host_;  // [host]
+  std::vector<i32> number_on_host_;     // [device] among those of its host, which follow one another
   std::vector<bool> moe_;
   std::vector<Stages> stages_;                              // [group]
   std::vector<Stages> backward_stages_;                     // [group] empty = as forward

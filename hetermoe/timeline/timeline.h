@@ -30,9 +30,12 @@ struct TimelineDevice {
   std::string role;  ///< attention, expert, both, idle
 };
 
+/// Begins what Timeline::source says of times that a processor took in the place of GPUs: these follow.
+inline constexpr const char* kOnThisCpu = "measured on this CPU, not on ";
+
 struct Timeline {
   std::string source;  ///< "simulated", "executed (virtual clock, emulated)", "executed (paced clock,
-                       ///< emulated)", "executed"
+                       ///< emulated)", "executed", "executed (measured on this CPU, not on A40)"
   std::string title;   ///< strategy, model and cluster, for people
   Seconds step = 0;    ///< end of the last span; where steps overlap what each adds to a run, which is less
   std::vector<TimelineDevice> devices;

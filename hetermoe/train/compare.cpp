@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "hetermoe/train/clock_choice.h"
 #include "hetermoe/train/host_memory.h"
+#include "hetermoe/train/job_data.h"
 
 namespace hetermoe {
 namespace {
@@ -51,9 +53,10 @@ std::vector<StrategyRun> compare_job(
     runs.push_back(std::move(run));
   }
   if (processes.alone() && job.run.device == "cpu") check_host_memory(job, model);
-  const Dataset data = load_dataset(job.data, job.train.seq_len);
-  check_vocabulary(data, model);
+  const Dataset data = load_job_data(job, model);
   if (options.hooks.on_note) {
+    options.hooks.on_note(training_line(job, model, data));
+    if (const std::string note = clock_note(job, cluster); !note.empty()) options.hooks.on_note(note);
     for (const std::string& note : conversation_notes(data)) options.hooks.on_note(note);
   }
   RunFiles files(job, model, cluster, runs);

@@ -6,6 +6,7 @@
 #include "hetermoe/nn/decoder.h"
 #include "hetermoe/routing/trace.h"
 #include "hetermoe/train/checkpoint_archive.h"
+#include "hetermoe/train/job_data.h"
 #include "hetermoe/weights/upcycle.h"
 
 namespace hetermoe {
@@ -75,12 +76,7 @@ ExpertScores fisher_scores(const GrowthSource& source,
 }  // namespace
 
 GrowthData::GrowthData(Job job, const ModelConfig& model, i64 first, i64 batches)
-    : job_(std::move(job)),
-      data_(load_dataset(job_.data, job_.train.seq_len)),
-      first_(first),
-      batches_(batches) {
-  check_vocabulary(data_, model);
-}
+    : job_(std::move(job)), data_(load_job_data(job_, model)), first_(first), batches_(batches) {}
 
 std::unique_ptr<ModelTrial> GrowthData::trial(const ModelConfig& model, const fs::path& weights,
                                               const ModelConfig& stored) const {

@@ -9,8 +9,10 @@
 #include "hetermoe/base/words.h"
 #include "hetermoe/plan/offload.h"
 #include "hetermoe/plan/recompute.h"
+#include "hetermoe/train/clock_choice.h"
 #include "hetermoe/train/divided_plan.h"
 #include "hetermoe/train/freeze.h"
+#include "hetermoe/train/job_data.h"
 #include "hetermoe/train/lora.h"
 #include "hetermoe/train/router_bias.h"
 #include "hetermoe/train/router_training.h"
@@ -123,6 +125,9 @@ Job make_job(const Json& file, const std::string& where, const std::vector<Overr
   read_fields(flags, job, "--");
   if (!job.train.init_from.empty() && !file.contains("model") && !flags.contains("model"))
     job.model = job.train.init_from;
+  const Json::json_pointer tokenizer("/data/tokenizer");
+  if (!file.contains(tokenizer) && !flags.contains(tokenizer)) job.data.tokenizer = usual_tokenizer(job);
+  if (!job.clock.kind) job.clock.kind = usual_clock(job);
   check_names(job, where);
   adopt_plan_shape(job, file, flags);
   check_tokens(job.train);

@@ -225,7 +225,7 @@ struct PlanOptions {
 };
 
 struct ClockOptions {
-  ClockKind kind = ClockKind::kReal;
+  std::optional<ClockKind> kind;
   double pace_scale = 0;
   double max_cpu_share = 0.25;
   std::optional<Dtype> emulated_dtype;
@@ -234,7 +234,8 @@ struct ClockOptions {
   template <class V>
   void fields(V& v) {
     v("kind", kind,
-      "real: as fast as it goes; virtual: emulated times, nothing waits; paced: emulated cluster");
+      "real: as fast as it goes; virtual: emulated times, nothing waits; paced: emulated cluster. null = "
+      "virtual where run.device is cpu and the cluster has GPUs, else real");
     v("pace_scale", pace_scale, "paced: real seconds per emulated second, 0 = chosen from the first steps",
       at_least(0));
     v("max_cpu_share", max_cpu_share, "paced: processor time may be this share of the emulated step",
@@ -277,8 +278,7 @@ struct RunOptions {
       "10.x");
     v("memory_limit_gib", memory_limit_gib,
       "a device may hold so much, GiB, counted tensor by tensor; an op that needs more ends the run. 0 = as "
-      "much "
-      "as there is",
+      "much as there is",
       at_least(0));
     v("silence_s", silence_s,
       "processes that meet at a store (torchrun): one that shows no sign of life for so long is dead, which "

@@ -128,7 +128,7 @@ ExecutorOptions executor_options(const SessionParts& parts, const Processes& pro
   const Job& job = parts.job;
   ExecutorOptions options;
   options.emulated = &parts.emulated;
-  options.clock = job.clock.kind == ClockKind::kPaced ? ClockKind::kVirtual : job.clock.kind;
+  options.clock = job.clock.kind == ClockKind::kReal ? ClockKind::kReal : ClockKind::kVirtual;
   options.truth = &parts.truth;
   // Threads of one process share its cores: who of them is slower says nothing of a device.
   const bool tells_stragglers = !processes.alone() || job.clock.kind != ClockKind::kReal;

@@ -5,6 +5,7 @@
 #include "hetermoe/cost/model_flops.h"
 #include "hetermoe/device/accelerator.h"
 #include "hetermoe/report/table.h"
+#include "hetermoe/train/clock_choice.h"
 #include "hetermoe/train/trainer.h"
 
 // What a run tells of a step that has ended: its figures from all ranks, and what is noteworthy of it.
@@ -200,6 +201,9 @@ void Trainer::check_finite(StepRecord& record) {
 /// The last step on all devices.
 Timeline Trainer::whole_timeline() const {
   Timeline all = session_->executor().timeline();
+  const std::string foreign = foreign_times(job_, cluster_);
+  if (!foreign.empty() && session_->executor().clock() == ClockKind::kReal)
+    all.source = fmt::format("executed ({})", foreign);
   if (processes_.alone()) return all;
   const std::vector<std::string> texts = processes_.gather(to_json(all).dump());
   all.spans.clear();

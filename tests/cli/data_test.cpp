@@ -119,6 +119,14 @@ TEST(Data, WrongInputIsRefusedInOneSentence) {
   refused(data_of(folder, kTwoChats, {"--data.template", "alpaca"}),
           "got alpaca, expected qwen3, chatml, llama3");
   refused(data_of(folder, kTwoLines, {"--data.tokenizer", "tokenizer.json"}), "tools/tokenize_text.py");
+  folder.file("m/tokenizer.json", "{}");
+  const std::string text = folder.file("x.txt", "some text");
+  for (const std::string& key : {"--train.init_from", "--model"})
+    refused(run_hetermoe({"data", key, folder / "m", "--data.paths", text}),
+            "`python3 tools/tokenize_text.py --tokenizer " + (folder / "m/tokenizer.json") +
+                " --output out/tokens " + text + "`");
+  refused(run_hetermoe({"data", "--train.init_from", folder / "m"}),
+          "[data.paths] is empty, but the model comes");
   folder.file("cut.bin", "xx");
   const std::string cut = folder.file("cut.idx", std::string("MMIDIDX\0\0\1\0\0\0\0\0\0\0\x8\x9", 19));
   refused(run_hetermoe({"data", "--data.paths", cut}), "cut.idx] is no index");
@@ -126,6 +134,37 @@ TEST(Data, WrongInputIsRefusedInOneSentence) {
   refused(run_hetermoe(train_words(folder, {"--data.paths", folder.file("t.txt", std::string(900, 'x')),
                                             "--data.tokenizer", model, "--data.validation_share", "0"})),
           "but the data have tokens up to");
+}
+
+TEST(Train, TheFirstLineNamesDataTokenizerAndWhatIsTrained) {
+  const WorkFolder folder;
+  const ProgramResult library = run_hetermoe(train_words(folder, {"--train.steps", "1"}));
+  ASSERT_EQ(library.code, 0) << library.err;
+  EXPECT_TRUE(library.out.starts_with("learns from this machine's Python standard library, /usr/lib"))
+      << library.out;
+  const std::string first = library.out.substr(0, library.out.find('\n'));
+  EXPECT_TRUE(contains(first, " of text: data.max_bytes; tokenizer bytes; trains all ")) << first;
+  EXPECT_TRUE(contains(library.out, "\ntimes are emulated, those of A40, V100 by the cost model"))
+      << library.out;
+  const ProgramResult dry = run_hetermoe(train_words(folder, {"--dry-run"}));
+  EXPECT_TRUE(contains(dry.out, first)) << dry.out;
+  const ProgramResult data = run_hetermoe({"data", "--data.max_bytes", "200000"});
+  EXPECT_TRUE(contains(data.out, "this machine's Python standard library")) << data.out;
+  EXPECT_TRUE(contains(data.out, "from 195 KiB of ")) << data.out;
+}
+
+TEST(Train, TimesOfThisCpuAreNeverThoseOfAGpu) {
+  const WorkFolder folder;
+  const ProgramResult run = run_hetermoe(train_words(folder, {"--train.steps", "1", "--clock.kind", "real"}));
+  ASSERT_EQ(run.code, 0) << run.err;
+  const std::string words = "measured on this CPU, not on A40, V100";
+  EXPECT_TRUE(contains(run.out, "\ntimes are " + words + " (clock.kind real)\n")) << run.out;
+  EXPECT_TRUE(contains(run.out, "steps are executed (" + words + ")\n")) << run.out;
+  const Json row = Json::parse(read_text(folder / "run/summary.json")).at("rows").at(0);
+  EXPECT_EQ(row["executed"]["clock"], "executed (" + words + ")");
+  const std::string page = read_text(folder / "run/report.html");
+  EXPECT_TRUE(contains(page, "<span class=\"label\">executed times are " + words + "</span>"));
+  EXPECT_TRUE(contains(page, "\"elsewhere\":true"));
 }
 
 TEST(DryRun, SaysWhatWouldBeDoneAndDoesNothing) {

@@ -52,6 +52,8 @@ std::vector<std::string> words(const WorkFolder& folder, const std::string& fami
                                   "0",
                                   "--data.paths",
                                   text_file(folder),
+                                  "--data.tokenizer",
+                                  "bytes",
                                   "--clock.threads",
                                   "1"};
   all.insert(all.end(), more.begin(), more.end());

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include "hetermoe/cli/command.h"
 #include "tests/cli/program.h"
 
 namespace hetermoe {
@@ -15,6 +16,14 @@ TEST(PlanCommand, WritesAPlanThatSimulateTakes) {
   const ProgramResult simulated =
       run_hetermoe({"simulate", "--model", "demo", "--cluster", "demo", "--plan", plan, "--json"});
   EXPECT_EQ(simulated.code, 0) << simulated.err;
+  EXPECT_FALSE(parse_json(simulated.out, "output").empty());
+  // What train takes by the same name, `launch --replan` reads as well.
+  const ProgramResult trained =
+      run_hetermoe({"train", "--model", "demo", "--cluster", "demo", "--plan", plan, "--dry-run", "--json"});
+  ASSERT_EQ(trained.code, 0) << trained.err;
+  EXPECT_EQ(parse_json(trained.out, "output")["job"]["plan"]["file"], plan);
+  EXPECT_EQ(parse_train({"--plan", plan}).overrides, (Overrides{{"plan.file", plan}}));
+  EXPECT_NE(run_hetermoe({"train", "--plam", plan}).err.find("Did you mean \"--plan\"?"), std::string::npos);
 }
 
 TEST(PlanCommand, SaysWhatDoesNotFitAndWhy) {

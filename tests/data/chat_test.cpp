@@ -355,11 +355,15 @@ TEST(Conversations, AreDividedForValidationWhereAWindowEnds) {
   EXPECT_EQ(source.train.num_counted(192, 1), 0);  // the token that both have
 }
 
-TEST(Conversations, AfterTextBeginAtAWindow) {
+TEST(Conversations, AfterTokensOfTextBeginAtAWindow) {
   const WorkFolder folder;
   DataOptions options = options_of("");
-  options.paths = {folder.file("a.txt", "text"), folder.file("b.jsonl", line_of("x", "y")),
-                   folder.file("c.txt", "more")};
+  for (const std::string text : {"text", "more"}) {
+    MegatronWriter writer(folder / text, 256);
+    writer.add(std::vector<i64>(text.begin(), text.end()));
+    writer.finish();
+  }
+  options.paths = {folder / "text", folder.file("b.jsonl", line_of("x", "y")), folder / "more"};
   const Source source = load_dataset(options, 24).sources.at(0);
   EXPECT_EQ(marked(source.all), "[text]" + std::string(20, '_') + "User:\nx\n\nAssistant:\n[y\n\n]_[more]");
 }
@@ -384,6 +388,26 @@ TEST(Conversations, KeepTheirAnswersInFilesOfTokens) {
   std::vector<i64> counted(16);
   source.all.mark_counted(0, 16, counted.data());
   EXPECT_EQ(counted, (std::vector<i64>{0, 0, 1, 1, 0, 1, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0}));
+}
+
+TEST(Conversations, AreReadFromJsonLinesAlone) {
+  const WorkFolder folder;
+  const auto refused = [&](const std::string& path) {
+    return error_of<ConfigError>([&] { load_dataset(options_of(path), 24); });
+  };
+  const std::string array = folder.file("in/alpaca.json", R"([{"instruction": "a", "output": "b"}])");
+  const std::string begin = "[data.template] " + array +
+                            " is no file of JSON lines (.jsonl), from which alone conversations are read. ";
+  EXPECT_EQ(refused(array),
+            begin + "Make one of an array: `jq -c '.[]' " + array + " > " + array + "l`, and name that");
+  EXPECT_EQ(refused(folder / "in"), refused(array));
+  const std::string prose = folder.file("a.txt", "prose");
+  EXPECT_NE(refused(prose).find("a.txt is no file of JSON lines (.jsonl)"), std::string::npos);
+  EXPECT_NE(refused(folder.path().string()).find("data.extensions .jsonl"), std::string::npos);
+  DataOptions nothing = options_of("");
+  nothing.paths = {};
+  EXPECT_NE(error_of<ConfigError>([&] { load_dataset(nothing, 24); }).find("[data.paths] is empty"),
+            std::string::npos);
 }
 
 TEST(Conversations, NeedTheTokensOfTheirTemplate) {

@@ -85,6 +85,34 @@ TEST(LoadDataset, NamedFilesKeepTheirOrderAndTheLimitCutsTheLast) {
   EXPECT_EQ(source.validation.size(), 0);
 }
 
+TEST(LoadDataset, WhatIsThereIsReadUnlessALimitSaysOtherwise) {
+  const WorkFolder folder;
+  const std::string text(9 << 20, 'x'), path = folder.file("a.txt", text);
+  DataOptions options = training_only({path});
+  const Dataset all = load_dataset(options, 4);
+  EXPECT_EQ(all.sources.at(0).all.size(), 9 << 20);
+  EXPECT_EQ(data_line(all, options), path + " (1 file): 9.4 M tokens, all there are; tokenizer bytes");
+  options.max_bytes = 2 << 20;
+  options.paths.push_back(folder.file("b.txt", text));
+  const Source part = load_dataset(options, 4).sources.at(0);
+  EXPECT_EQ(part.bytes_read, 2 << 20);
+  EXPECT_EQ(part.bytes_there, 18 << 20);
+  EXPECT_NE(data_line(load_dataset(options, 4), options)
+                .find("2.1 M tokens, from 2.00 MiB of 18.0 MiB of text: data.max_bytes; tokenizer bytes"),
+            std::string::npos)
+      << data_line(load_dataset(options, 4), options);
+}
+
+TEST(LoadDataset, OfJsonLinesItIsTheLinesThatCount) {
+  const WorkFolder folder;
+  const std::string line = "{\"text\": \"abc\"}\n";
+  DataOptions options = training_only({folder.file("x.jsonl", line + line + line)});
+  options.max_bytes = 7;
+  const Source source = load_dataset(options, 2).sources.at(0);
+  EXPECT_EQ(source.bytes_read, static_cast<i64>(2 * line.size()));
+  EXPECT_EQ(source.bytes_there, static_cast<i64>(3 * line.size()));
+}
+
 TEST(LoadDataset, BinaryFilesOfAFolderAreSkippedButNamedOnesAreErrors) {
   const WorkFolder folder;
   folder.file("text", "some text");
@@ -94,6 +122,7 @@ TEST(LoadDataset, BinaryFilesOfAFolderAreSkippedButNamedOnesAreErrors) {
   EXPECT_EQ(string_of(source.train), "some text");
   EXPECT_EQ(source.num_files, 1);
   EXPECT_EQ(source.num_skipped, 1);
+  EXPECT_EQ(source.bytes_there, 9);
   options.paths = {binary};
   EXPECT_EQ(message_of<IoError>(options, 4),
             "[data.paths] " + binary + " is no text: it has a NUL byte, expected text");
@@ -126,6 +155,7 @@ TEST(LoadDataset, AFolderWithoutTextIsAnError) {
 TEST(LoadDataset, DefaultIsThePythonLibraryOfThisMachine) {
   if (python_library().empty()) GTEST_SKIP() << "no Python standard library here";
   DataOptions options;
+  EXPECT_NE(data_line(load_dataset(options, 128), options).find("from 8.00 MiB of "), std::string::npos);
   options.max_bytes = 200000;
   const Source source = load_dataset(options, 128).sources.at(0);
   EXPECT_EQ(source.train.size() + source.validation.size(), 200000);

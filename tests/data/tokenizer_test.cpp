@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "hetermoe/data/dataset.h"
+#include "hetermoe/data/token_files.h"
 #include "tests/support/error_of.h"
 #include "tests/support/work_folder.h"
 
@@ -32,6 +33,56 @@ TEST(Tokenizers, WhatIsNoneIsRefused) {
   EXPECT_NE(
       error_of<ConfigError>([] { make_tokenizer("some/tokenizer.json"); }).find("tools/tokenize_text.py"),
       std::string::npos);
+}
+
+TEST(FindTokenizer, TheFilesOfAFolderTellElseTheRunThatLeftItElseItsVocabulary) {
+  const WorkFolder folder;
+  const std::filesystem::path path = folder.path();
+  EXPECT_EQ(find_tokenizer(path), "");
+  folder.file("config.json", R"({"vocab_size": 40})");
+  EXPECT_EQ(find_tokenizer(path), "");
+  EXPECT_EQ(error_of<ConfigError>([&] { make_tokenizer(path.string()); }),
+            "[data.tokenizer] " + path.string() +
+                " has no tokenizer, and its vocabulary is not that of bytes: expected --data.tokenizer "
+                "FILE.model, bytes if these are its tokens, or files of tokens in data.paths");
+  folder.file("config.json", R"({"vocab_size": 256})");
+  EXPECT_EQ(find_tokenizer(path), "bytes");
+  EXPECT_EQ(make_tokenizer(path.string())->vocab_size(), 256);
+  folder.file("hetermoe.json", R"({"job": {"data": {"tokenizer": "a.model"}}})");
+  EXPECT_EQ(find_tokenizer(path), "a.model");
+  folder.file("hetermoe.json", R"({"job": {"data": {"tokenizer": ")" + path.string() + R"("}}})");
+  EXPECT_EQ(find_tokenizer(path), "bytes");  // as much as that run knew
+  folder.file("tokenizer.json", "{}");
+  EXPECT_EQ(find_tokenizer(path), folder / "tokenizer.json");
+  folder.file("tokenizer.model", "");
+  EXPECT_EQ(find_tokenizer(path), folder / "tokenizer.model");
+}
+
+TEST(FindTokenizer, OneOfHuggingFaceIsRefusedForTextWithTheCommandThatMakesTokens) {
+  const WorkFolder folder;
+  folder.file("model/tokenizer.json", "{}");
+  DataOptions options;
+  options.paths = {folder.file("a.txt", "some text")};
+  options.validation_share = 0;
+  const std::string json = folder / "model/tokenizer.json", text = options.paths[0];
+  for (const std::string& tokenizer : {json, folder / "model"}) {
+    options.tokenizer = tokenizer;
+    EXPECT_EQ(error_of<ConfigError>([&] { load_dataset(options, 2); }),
+              "[data.tokenizer] " + json +
+                  " is a tokenizer of Hugging Face, which this program does not read. Make tokens once, by "
+                  "`python3 tools/tokenize_text.py --tokenizer " +
+                  json + " --output out/tokens " + text + "`, and give --data.paths out/tokens.idx");
+  }
+  // Tokens need none.
+  MegatronWriter writer(folder / "m", 70000);
+  writer.add(std::vector<i64>{69999, 1, 2});
+  writer.finish();
+  options.paths = {folder / "m"};
+  const Dataset data = load_dataset(options, 2);
+  EXPECT_EQ(data.tokenizer, nullptr);
+  EXPECT_EQ(data.sources.at(0).all.tokens(0, 3), (std::vector<i64>{69999, 1, 2}));
+  EXPECT_EQ(data_line(data, options),
+            (folder / "m") + " (1 file): 3 tokens, all there are; tokenizer that of the files");
 }
 
 // The ids are those of spm_encode of SentencePiece 0.1.97.

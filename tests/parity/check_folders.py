@@ -65,7 +65,7 @@ def train(program, source, work, *more):
     (work / "toy.txt").write_text(TEXT)
     dense = source.name in DENSE
     out = run(program, "train", "--train.init_from", source, "--cluster", "demo3", "--strategy", "ep" if dense else "zebra",
-              "--data.paths", work / "toy.txt", "--data.validation_share", 0, "--train.seq_len", 16, "--train.sequences", 8,
+              "--data.paths", work / "toy.txt", "--data.tokenizer", "bytes", "--data.validation_share", 0, "--train.seq_len", 16, "--train.sequences", 8,
               "--train.microbatches", 2, "--train.steps", 50, "--train.learning_rate", 0.01, "--clock.kind", "virtual",
               "--checkpoint.every", 0, "--train.validation_sequences", 0, "--train.save_hf", work / "out", "--output",
               work / "run", "--json", *more)

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "hetermoe/base/index.h"
+#include "hetermoe/schedule/placement.h"
 #include "tests/support/error_of.h"
 #include "tests/support/strategy_plans.h"
 
@@ -118,6 +120,29 @@ TEST(Offload, SavedActivationsNeedHostsAndRecomputation) {
   EXPECT_NE(sharded.find("saved] got sharded, expected device or host"), std::string::npos) << sharded;
   EXPECT_EQ(first_fault([](Example& e) { e.plan.groups[0].layers[0].recompute = Recompute::kAhead; }),
             "none");
+}
+
+/// Of a server of eight cards two work, and not the first: single, ep and round robin.
+TEST(Offload, IdleDevicesDoNotDecideTheDtypeOfTheirHost) {
+  const ModelConfig model = load_model("qwen3-1.7b");
+  const Cluster cluster = load_cluster("rtx4090x8");
+  for (const char* strategy : {"single", "ep", "roundpipe"}) {
+    StrategyRequest request;
+    request.seq_len = 1024, request.sequences = 8, request.microbatches = 8;
+    request.dtype = Dtype::kBf16;
+    request.offload = {"all"};
+    request.attention =
+        strategy == std::string("single") ? std::vector<DeviceId>{3} : std::vector<DeviceId>{3, 4};
+    Plan plan = find_strategy(strategy).make(model, cluster, request);
+    offload(plan, model, cluster, {"all"}, "plan.offload");
+    plan.dtype.assign(8, Dtype::kFp32);
+    for (const DeviceId device : request.attention) plan.dtype[idx(device)] = Dtype::kBf16;
+    plan.master = Master::kNone;
+    EXPECT_EQ(validate(plan, model, cluster), std::vector<std::string>{}) << strategy;
+    EXPECT_EQ(Placement(plan, model, {}).first_device(8), 3) << strategy;
+    plan.dtype[3] = Dtype::kFp32;
+    EXPECT_NE(validate(plan, model, cluster), std::vector<std::string>{}) << strategy;
+  }
 }
 
 TEST(Offload, WrongEntriesAreRefused) {

@@ -164,6 +164,22 @@ TEST(HtmlReport, SaysWhatIsSimulatedAndWhatIsEmulated) {
   EXPECT_NE(html_report(input).find("<span class=\"label\">emulated cluster</span>"), std::string::npos);
 }
 
+TEST(HtmlReport, TimesOfACpuInThePlaceOfGpusAreLabelledAndComparedWithNoPrediction) {
+  ReportInput input = typical({});
+  input.strategies.resize(1);
+  EXPECT_FALSE(embedded(html_report(input))["strategies"][0]["elsewhere"]);
+  input.strategies[0].executed_step = 0.5;
+  EXPECT_NE(html_report(input).find(" %</td><td>fastest</td>"), std::string::npos);
+  input.strategies[0].executed->source = "executed (measured on this CPU, not on A40, V100)";
+  const std::string html = html_report(input);
+  EXPECT_NE(
+      html.find("<span class=\"label\">executed times are measured on this CPU, not on A40, V100</span>"),
+      std::string::npos);
+  EXPECT_NE(html.find("<b>500 ms</b>"), std::string::npos);
+  EXPECT_NE(html.find("<td>&ndash;</td><td>fastest</td>"), std::string::npos);
+  EXPECT_TRUE(embedded(html)["strategies"][0]["elsewhere"]);
+}
+
 TEST(HtmlReport, TableShowsStepsErrorAndNotes) {
   ReportInput input;
   input.strategies.resize(2);

@@ -8,7 +8,7 @@ import vm from 'node:vm';
 const folder = process.env.PAGE_FOLDER;
 const parts = ['page_data.js', 'page_picture.js', 'page_controls.js'];
 const names = ['readSide', 'finishLane', 'readStrategy', 'queueRank', 'digits', 'memorySize', 'timeText', 'percent', 'mix', 'colorOf', 'inkOn',
-  'opTitle', 'ticks', 'tickText', 'firstVisible', 'hitAt', 'layOut', 'state', 'strategyAt'];
+  'opTitle', 'ticks', 'tickText', 'firstVisible', 'hitAt', 'layOut', 'state', 'strategyAt', 'flagText', 'sideName'];
 
 /// What the page holds: one device, two compute spans with a gap between them, one transfer.
 function pageData() {
@@ -149,4 +149,14 @@ test('pointing finds the span, or the gap between two', () => {
   assert.deepEqual(plain(page.hitAt(212 + 350, y).gap), [20, 50, 1]);
   assert.equal(page.hitAt(212 + 950, y), null);
   assert.equal(page.hitAt(100, y), null);
+});
+
+test('times of a CPU in the place of GPUs are compared with no prediction', () => {
+  const page = load(), end = {name: 'executed', t: 150};
+  const chosen = elsewhere => page.choose({raw: {elsewhere}, sides: {simulated: {step: 100}}});
+  chosen(false);
+  assert.equal(page.flagText(end), 'measured 150 ns (+50.0 %)');
+  chosen(true);
+  assert.equal(page.flagText(end), 'on this CPU 150 ns');
+  assert.equal(page.sideName('simulated'), 'predicted');
 });

@@ -2,7 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include "hetermoe/model/unit.h"
 #include "hetermoe/plan/recompute.h"
+#include "hetermoe/report/table.h"
+#include "hetermoe/train/clock_choice.h"
+#include "hetermoe/train/job_data.h"
 #include "tests/support/error_of.h"
 #include "tests/support/work_folder.h"
 
@@ -83,6 +87,82 @@ TEST(LoadJob, TheResolvedConfigurationReadsBackTheSame) {
   const WorkFolder folder;
   const std::string path = folder.file("c.yaml", write_fields(job).dump(2));  // JSON is YAML
   EXPECT_EQ(write_fields(load_job(path, {})).dump(), write_fields(job).dump());
+}
+
+TEST(LoadJob, WhereACpuStandsForGpusTheClockIsVirtual) {
+  const WorkFolder folder;
+  const auto clock = [](const Overrides& overrides) { return *job_with(overrides).clock.kind; };
+  EXPECT_EQ(clock({}), ClockKind::kVirtual);
+  EXPECT_EQ(clock({{"cluster", "demo3"}}), ClockKind::kVirtual);
+  EXPECT_EQ(clock({{"clock.kind", "real"}}), ClockKind::kReal);
+  EXPECT_EQ(clock({{"run.device", "cuda:0"}}), ClockKind::kReal);
+  const std::string cpus = folder.file("c.yaml", "name: c\nnodes:\n  - {name: n, devices: [CPU x2]}\n");
+  EXPECT_EQ(clock({{"cluster", cpus}}), ClockKind::kReal);
+  EXPECT_EQ(clock({{"cluster", folder / "none.yaml"}}), ClockKind::kReal);  // told where it is needed
+  const Job real = job_with({{"clock.kind", "real"}, {"cluster", "demo3"}});
+  EXPECT_EQ(foreign_times(real, load_cluster("demo3")), "measured on this CPU, not on A40, V100, T4");
+  EXPECT_EQ(clock_note(real, load_cluster("demo3")),
+            "times are measured on this CPU, not on A40, V100, T4 (clock.kind real)");
+  EXPECT_EQ(
+      clock_note(job_with({}), load_cluster("demo")),
+      "times are emulated, those of A40, V100 by the cost model: this CPU computes (clock.kind virtual)");
+  EXPECT_EQ(clock_note(job_with({{"cluster", cpus}}), load_cluster(cpus)), "");
+  EXPECT_EQ(foreign_times(job_with({}), load_cluster("demo")), "");
+}
+
+TEST(LoadJob, TheTokenizerOfAFolderIsTheDefaultOfItsModel) {
+  const WorkFolder folder;
+  const auto tokenizer = [](const Overrides& overrides) { return job_with(overrides).data.tokenizer; };
+  EXPECT_EQ(tokenizer({}), "bytes");
+  folder.file("m/config.json", R"({"vocab_size": 40})");
+  folder.file("t/tokenizer.model", "");
+  folder.file("t/tokenizer_config.json", "{}");
+  const std::string model = folder / "m", other = folder / "t/tokenizer.model";
+  EXPECT_EQ(tokenizer({{"train.init_from", model}}), model);  // which make_tokenizer() refuses
+  EXPECT_EQ(tokenizer({{"train.init_from", model}, {"data.tokenizer", "bytes"}}), "bytes");
+  for (const std::string& name : {folder / "t", folder / "t/tokenizer_config.json"}) {
+    EXPECT_EQ(tokenizer({{"train.init_from", model}, {"data.template", name}}), other);
+    EXPECT_EQ(tokenizer({{"data.template", name}}), other);
+  }
+  folder.file("m/tokenizer.json", "{}");
+  for (const std::string& key : {"train.init_from", "model"})
+    EXPECT_EQ(tokenizer({{key, model}}), folder / "m/tokenizer.json");
+  EXPECT_EQ(tokenizer({{"model", folder / "m/config.json"}}), folder / "m/tokenizer.json");
+}
+
+TEST(JobData, AModelOfTheUsersNeedsTextOfTheUsers) {
+  const WorkFolder folder;
+  folder.file("m/config.json", R"({"vocab_size": 256})");
+  EXPECT_EQ(error_of<ConfigError>([&] {
+              load_job_data(job_with({{"train.init_from", folder / "m"}}));
+            }),
+            "[data.paths] is empty, but the model comes from " + (folder / "m") +
+                ": name what it shall learn from, as --data.paths my_texts/");
+}
+
+TEST(JobData, OneLineSaysWhatIsLearnedAndHowMuchOfTheModel) {
+  const WorkFolder folder;
+  const std::string text = folder.file("a.txt", std::string(2000, 'x'));
+  const ModelConfig model = load_model("tiny");
+  const auto line = [&](Overrides more) {
+    more.insert(more.begin(), {{"model", "tiny"}, {"data.paths", text}});
+    const Job job = job_with(more);
+    return training_line(job, model, load_job_data(job, model));
+  };
+  const std::string all = format_count(real(count_parameters(model).total));
+  EXPECT_EQ(line({}), "learns from " + text +
+                          " (1 file): 2.0 K tokens, all there are; tokenizer bytes; trains all " + all +
+                          " parameters");
+  const i64 embed = num_parameters(model, Unit{});
+  EXPECT_NE(line({{"train.freeze", "model.embed_tokens.weight"}})
+                .find(fmt::format("; trains {} of {} parameters, the others are frozen",
+                                  format_count(real(count_parameters(model).total - embed)), all)),
+            std::string::npos);
+  EXPECT_NE(line({{"train.lora.rank", "2"}}).find("; trains adapters of rank 2 ("), std::string::npos);
+  EXPECT_NE(line({{"train.lora.rank", "2"}}).find(fmt::format("beside the {} of the model, which stay", all)),
+            std::string::npos);
+  EXPECT_NE(line({{"data.max_bytes", "1024"}}).find("from 1.00 KiB of 1.95 KiB of text: data.max_bytes"),
+            std::string::npos);
 }
 
 TEST(LoadJob, FlagValuesFollowTheTypeOfTheOption) {
