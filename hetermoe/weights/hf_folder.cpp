@@ -45,6 +45,15 @@ std::map<std::string, std::string> read_index(const fs::path& path) {
   return files;
 }
 
+/// As a process without parameters leaves one in a checkpoint.
+bool holds_no_tensor(const fs::path& file) {
+  try {
+    return SafetensorsReader(file).heads().empty();
+  } catch (const Error&) {
+    return false;
+  }
+}
+
 }  // namespace
 
 bool has_weights(const fs::path& folder) {
@@ -78,6 +87,7 @@ HfFolder::HfFolder(const fs::path& folder) : folder_(folder) {
   }
   std::set<std::string> unused = weight_files(folder_);
   for (const auto& reader : readers_) unused.erase(reader->path().filename().string());
+  std::erase_if(unused, [&](const std::string& name) { return holds_no_tensor(folder_ / name); });
   if (!unused.empty())
     fail<ConfigError>(folder_.string(), "{} {} not part of the model: {} names {}", fmt::join(unused, ", "),
                       unused.size() == 1 ? "is" : "are", single ? kSingle : kIndex,

@@ -8,6 +8,7 @@
 #include <fstream>
 
 #include "hetermoe/base/checksum.h"
+#include "hetermoe/weights/hf_folder.h"
 #include "tests/support/error_of.h"
 #include "tests/train/tiny_run.h"
 
@@ -397,6 +398,24 @@ TEST(Checkpoint, SeveralRanksWriteOneFolder) {
   EXPECT_EQ(index["weight_map"]["w1"], "model-00002-of-00002.safetensors");
   EXPECT_EQ(
       SafetensorsReader(found[0].path / "model-00002-of-00002.safetensors").read("w1")[0].item<double>(), 2);
+}
+
+/// As the second attention device of zebra over four processes.
+TEST(Checkpoint, OfARankWithoutParametersIsReadAsAModelFolder) {
+  const WorkFolder folder;
+  for (const i32 rank : {1, 0}) {  // rank 0 waits for the others
+    CheckpointShard shard;
+    shard.info.step = 3;
+    shard.rank = rank, shard.num_ranks = 2;
+    if (rank == 0) shard.model = {{"w", at::ones({4})}};
+    write_checkpoint(folder.path(), shard, 2);
+  }
+  const fs::path path = find_checkpoints(folder.path(), kIgnore).at(0).path;
+  EXPECT_EQ(error_of([&] { EXPECT_EQ(HfFolder(path).heads().size(), 1U); }), "no error");
+  write_safetensors(path / "model-00002-of-00002.safetensors", {{"v", at::ones({4})}});
+  EXPECT_NE(
+      error_of([&] { HfFolder{path}; }).find("model-00002-of-00002.safetensors is not part of the model"),
+      std::string::npos);
 }
 
 /// What has happened to a file of a folder, in order, as inotify tells it.
