@@ -31,7 +31,6 @@ struct Options {
   double pause = 1;
   bool replan = false, json = false;
   std::string hostfile;
-  std::vector<std::string> command;
 };
 
 /// Exit code of wrong use or wrong input: the next try would end the same way.
@@ -290,8 +289,8 @@ std::function<int()> make_launch(Flags& flags) {
       ->capture_default_str()
       ->range(between(0, 86400));
   flags.add_flag("--json", options->json, "print exit code and restarts as JSON at the end");
-  flags.add_option("command", options->command, "after --: the command and its words")->any_number();
-  return [options] { return launch(*options, options->command); };
+  flags.add_to_footer("\n\nBehind --: the command and its words, which it gets as they are.");
+  return [options, command = flags.behind_dashes()] { return launch(*options, command); };
 }
 
 }  // namespace hetermoe
