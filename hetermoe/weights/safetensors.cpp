@@ -104,11 +104,13 @@ class SafetensorsWriter::File {
   explicit File(const std::filesystem::path& path)
       : path_(path), file_(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644)) {
     if (file_ < 0) fail_io(path_, "create file");
+    struct stat info {};
+    is_own_ = ::lstat(path_.c_str(), &info) == 0 && S_ISREG(info.st_mode);
   }
   ~File() {
     if (file_ < 0) return;
     ::close(file_);
-    ::unlink(path_.c_str());
+    remove();
   }
   File(const File&) = delete;
   File& operator=(const File&) = delete;
@@ -124,14 +126,24 @@ class SafetensorsWriter::File {
     }
   }
   void finish() {
-    if (::fsync(file_) != 0) fail_io<WriteError>(path_, "write");
+    const bool synced =
+        ::fsync(file_) == 0 || errno == EINVAL || errno == EROFS;  // as pipes and devices answer
+    if (!synced) fail_io<WriteError>(path_, "write");
     if (::close(std::exchange(file_, -1)) != 0) {
-      ::unlink(path_.c_str());
+      const int error = errno;
+      remove();
+      errno = error;
       fail_io<WriteError>(path_, "write");
     }
   }
 
  private:
+  /// Devices, pipes and links were there before and stay.
+  void remove() const {
+    if (is_own_) ::unlink(path_.c_str());
+  }
+
+  bool is_own_ = false;
   std::filesystem::path path_;
   int file_;
 };

@@ -24,7 +24,7 @@ struct TensorHead {
 const char* dtype_text(at::ScalarType dtype);
 
 /// Writes a file tensor by tensor, so that no more than one of them need be in memory. What was written is
-/// removed again unless the file was finished.
+/// removed again unless the file was finished; a device, a pipe or a link to one stays.
 class SafetensorsWriter {
  public:
   /// metadata: texts by name, which other readers ignore. Throws IoError.
