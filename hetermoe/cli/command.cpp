@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <csignal>
+#include <cstring>
 #include <iostream>
 
 #include "hetermoe/base/error.h"
@@ -343,7 +344,7 @@ int code_of_end(const std::vector<StrategyRun>& runs, i64 steps, const Processes
     if (processes.rank() == 0) {
       std::cout << std::flush;
       std::cerr << fmt::format("interrupted by {} after step {} of {}{}: exit code {}\n",
-                               signal == SIGINT ? "SIGINT" : "SIGTERM",
+                               std::string("SIG") + ::sigabbrev_np(signal),
                                out.first_step + static_cast<i64>(out.records.size()), steps,
                                runs.size() > 1 ? " of " + run.strategy : "", 128 + signal);
     }

@@ -39,7 +39,7 @@ constexpr int kWrongUse = 2;
 volatile sig_atomic_t running_child = 0;
 volatile sig_atomic_t stop_signal = 0;
 
-/// Ctrl-C and SIGTERM are for the run: it writes its checkpoint and ends. What comes from the terminal the
+/// kStopSignals are for the run: it writes its checkpoint and ends. What comes from the terminal the
 /// run has got itself, and a second Ctrl-C would end it at once.
 void pass_on(int signal_number, siginfo_t* info, void* /*context*/) {
   stop_signal = signal_number;
@@ -51,8 +51,12 @@ void pass_signals_on() {
   struct sigaction action {};
   action.sa_sigaction = pass_on;
   action.sa_flags = SA_SIGINFO | SA_RESTART;
-  ::sigaction(SIGINT, &action, nullptr);
-  ::sigaction(SIGTERM, &action, nullptr);
+  for (const int signal : kStopSignals) {
+    struct sigaction before {};
+    ::sigaction(signal, &action, &before);
+    const bool ignored = before.sa_handler == SIG_IGN;
+    if (ignored && signal == SIGHUP) ::sigaction(signal, &before, nullptr);  // as nohup wants it
+  }
 }
 
 /// Exit code of the command; 128 + signal when one ended it.
@@ -110,7 +114,9 @@ void wait_unless_stopped(double seconds) {
 }
 
 /// A run that somebody ended does not want to be started again.
-bool is_interruption(int code) { return code == 128 + SIGINT || code == 128 + SIGTERM; }
+bool is_interruption(int code) {
+  return std::find(kStopSignals.begin(), kStopSignals.end(), code - 128) != kStopSignals.end();
+}
 
 /// Position of the word `train` of `hetermoe train` in a command; its size = there is none.
 std::size_t train_word(const std::vector<std::string>& words) {

@@ -33,18 +33,18 @@ std::vector<Validation> TrainOutcome::validations() const {
   return all;
 }
 
+static void ask_to_stop(int signal) {
+  stop_signal = signal;
+  stop_requested = true;
+  Presence::tell_stopped();
+  if (signal == SIGINT) std::signal(SIGINT, SIG_DFL);
+}
+
 void stop_on_interrupt() {
-  std::signal(SIGINT, [](int) {
-    stop_signal = SIGINT;
-    stop_requested = true;
-    Presence::tell_stopped();
-    std::signal(SIGINT, SIG_DFL);
-  });
-  std::signal(SIGTERM, [](int) {
-    stop_signal = SIGTERM;
-    stop_requested = true;
-    Presence::tell_stopped();
-  });
+  for (const int signal : kStopSignals) {
+    const bool ignored = std::signal(signal, ask_to_stop) == SIG_IGN;
+    if (ignored && signal == SIGHUP) std::signal(SIGHUP, SIG_IGN);  // as nohup wants it
+  }
 }
 
 namespace {
