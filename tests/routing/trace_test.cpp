@@ -357,10 +357,12 @@ TEST(RoutingWriter, AResumedTraceIsThatOfAnUnbrokenRun) {
   const std::string whole = read_text(written(folder, golden_header(), {golden_step(), second, third}));
   const std::string path = folder / "resumed.routes";
   for (const bool ended : {false, true}) {
-    RoutingWriter writer(path, golden_header());
-    writer.step(golden_step());
-    writer.step(second);
-    if (ended) writer.finish();
+    {
+      RoutingWriter writer(path, golden_header());
+      writer.step(golden_step());
+      writer.step(second);
+      if (ended) writer.finish();
+    }
     RoutingWriter again = RoutingWriter::resume(path, golden_header(), 4);
     again.step(second);
     again.step(third);
