@@ -55,6 +55,17 @@ TEST(Safetensors, EveryFlippedBitOfDataIsFound) {
   EXPECT_EQ(error_of([&] { SafetensorsReader(path).read("a"); }), "no error");
 }
 
+TEST(Safetensors, AMappedTensorIsComparedWithItsChecksum) {
+  const WorkFolder folder;
+  const fs::path path = folder / "x.safetensors";
+  const at::Tensor a = at::randn({8});
+  write_safetensors(path, {{"a", a}});
+  EXPECT_TRUE(at::equal(SafetensorsReader(path).map("a"), a));
+  flip_byte(path, static_cast<i64>(fs::file_size(path)) - 5);
+  EXPECT_NE(error_of<IoError>([&] { SafetensorsReader(path).map("a"); }).find("a is damaged: got checksum"),
+            std::string::npos);
+}
+
 TEST(Safetensors, EveryCutIsFound) {
   const WorkFolder folder;
   const fs::path path = folder / "x.safetensors";
