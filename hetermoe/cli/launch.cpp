@@ -242,6 +242,14 @@ int finish(const Options& options, int code, i64 restarts) {
   return code;
 }
 
+/// What a run that was planned anew could not go on with is refused before the first start.
+void check_replan(const Job& job) {
+  if (!job.routing.record.empty())
+    fail<ConfigError>("--replan",
+                      "routing.record writes a file for each process, which fewer processes cannot go on "
+                      "with: leave one of the two out");
+}
+
 int launch(const Options& options, std::vector<std::string> words) {
   if (words.empty())
     fail<ConfigError>("launch", "no command: hetermoe launch -- mpirun -np 4 hetermoe train job.yaml");
@@ -253,6 +261,7 @@ int launch(const Options& options, std::vector<std::string> words) {
                         words[count], counted(hosts->num_ranks(), "slot"));
     }
   }
+  if (options.replan) check_replan(job_of(words));
   pass_signals_on();
   for (i64 restart = 0;; ++restart) {
     if (options.replan) forget_ranks(job_of(words).output);

@@ -137,7 +137,9 @@ Trainer::Trainer(const Job& job, ModelConfig model, Cluster cluster, Plan plan, 
   writer_.emplace(checkpoint_folder(job.output), job.checkpoint);
   if (processes.alone()) return;
   if (saves()) check_shared_folder(processes, job.output);
-  presence_.emplace(job.output, processes.rank(), session_->local());
+  std::vector<DeviceId> devices = session_->local();  // and hosts, which go with their devices
+  std::erase_if(devices, [&](DeviceId device) { return device >= cluster_.num_devices(); });
+  presence_.emplace(job.output, processes.rank(), devices);
 }
 
 PredictedStep Trainer::predict() const {

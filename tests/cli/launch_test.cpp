@@ -63,6 +63,15 @@ TEST(Launch, ReadsEveryKeyOfAJobThatItMayReplan) {
   EXPECT_EQ(result.code, 0) << result.err;
 }
 
+TEST(Launch, ATraceCannotGoOnWithFewerProcesses) {
+  const WorkFolder folder;
+  const ProgramResult result = run_hetermoe(
+      {"launch", "--replan", "--", "true", "hetermoe", "train", "--routing.record", folder / "t"});
+  EXPECT_EQ(result.code, 2);
+  EXPECT_NE(result.err.find("[--replan] routing.record writes a file for each process"), std::string::npos)
+      << result.err;
+}
+
 TEST(Launch, NeedsACommand) {
   const ProgramResult result = run_hetermoe({"launch"});
   EXPECT_EQ(result.code, 2);
