@@ -6,6 +6,7 @@ usage: bench_gpu_check.py SOURCE_DIR BUILD_DIR TORCH_DIR
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -39,6 +40,19 @@ def check_result(result):
     check(entry["predicted"]["ops_s"]["attention.B"] > 0, "predicted ops")
 
 
+def check_libraries(bundle, torch, env):
+    """Every library is the bundle's, torch's, or one of the system's that all machines have."""
+    folders = [torch / "lib", torch.parent / "torch.libs", *torch.parent.glob("nvidia/*/lib")]
+    env = env | {"LD_LIBRARY_PATH": ":".join(map(str, folders))}
+    own = re.compile(r"ld-linux.*|lib(c|m|dl|rt|pthread|gcc_s|stdc\+\+|cuda)\.so.*")
+    for program in (bundle / "bin").iterdir():
+        for line in run(["ldd", program], env=env).splitlines():
+            name, _, place = line.strip().partition(" => ")
+            path = place.split(" (")[0]
+            fine = not place or own.fullmatch(name) or any(pathlib.Path(path).is_relative_to(f) for f in [bundle / "lib", *folders])
+            check(fine and "not found" not in place, f"{program.name} takes {name} from {path}")
+
+
 def main():
     source, build, torch = (pathlib.Path(word).resolve() for word in sys.argv[1:])
     if not (build / "hetermoe_portable").exists():
@@ -49,6 +63,7 @@ def main():
         moved.parent.mkdir()
         shutil.move(str(made), str(moved))
         clean = {key: value for key, value in os.environ.items() if key != "LD_LIBRARY_PATH"}
+        check_libraries(moved, torch, clean)
         program = [moved / "hetermoe", "--torch-dir", torch]
         doctor = json.loads(run([*program, "doctor", "--json"], env=clean, cwd=folder))
         check(doctor["configs"]["folder"] == str(moved / "configs"), f"configurations of {doctor['configs']['folder']}")

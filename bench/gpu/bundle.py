@@ -12,7 +12,8 @@ import subprocess
 import sys
 
 PROGRAMS = {"hetermoe_portable": "hetermoe", "test_cuda_portable": "test_cuda"}
-LIBRARIES = ("libfmt", "libyaml-cpp", "libgtest", "libsentencepiece")  # what a machine with Python and torch does not have by itself
+# What every machine with Python and torch has by itself, and must be its own. All else goes along.
+SYSTEM = re.compile(r"(ld-linux.*|lib(c|m|dl|rt|pthread|gcc_s|stdc\+\+|cuda))\.so.*")
 MOST_BYTES = 60 * 2**20
 
 # Finds torch's libraries, by the interpreter that has them or by its folder, and becomes the program.
@@ -46,10 +47,11 @@ exec python3 "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/bench/gpu/bench_gp
 
 
 def libraries_of(program):
-    """{name: path} of those that go along."""
+    """{name: path} of those that go along, with what these need themselves. Torch's are not found here: a portable program
+    does not know where they are."""
     out = subprocess.run(["ldd", str(program)], capture_output=True, text=True, check=True).stdout
     found = dict(re.findall(r"^\s*(\S+) => (/\S+)", out, re.M))
-    return {name: path for name, path in found.items() if name.startswith(LIBRARIES)}
+    return {name: path for name, path in found.items() if not SYSTEM.fullmatch(name)}
 
 
 def torch_version(build):

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <fstream>
 #include <initializer_list>
+#include <optional>
 #include <set>
 #include <sstream>
 #include <string_view>
@@ -17,6 +18,7 @@
 
 #include "hetermoe/base/checksum.h"
 #include "hetermoe/base/error.h"
+#include "hetermoe/base/json_depth.h"
 #include "hetermoe/base/sorted_json.h"
 #include "hetermoe/base/types.h"
 
@@ -25,12 +27,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Limits that no honest file reaches. They are needed because parsers and printers call themselves for each
-/// level.
-constexpr i64 kMaxDepth = 200;
+/// No honest file has more.
 constexpr i64 kMaxYamlValues = 1'000'000;
 
-std::string at_line(const std::string& where, const std::string& text, std::size_t position) {
+std::string at_line(const std::string& where, std::string_view text, std::size_t position) {
   const auto end = text.begin() + static_cast<std::ptrdiff_t>(std::min(position, text.size()));
   return fmt::format("{}:{}", where, 1 + std::count(text.begin(), end, '\n'));
 }
@@ -109,7 +109,7 @@ class YamlReader {
   explicit YamlReader(const std::string& where) : where_(where) {}
 
   Json read(const YAML::Node& node, i64 depth = 0) {
-    if (depth > kMaxDepth || ++num_values_ > kMaxYamlValues) {
+    if (depth > kMaxJsonDepth || ++num_values_ > kMaxYamlValues) {
       stop(node, "too deeply nested or too long: is there an alias that holds itself?");
     }
     switch (node.Type()) {
@@ -181,9 +181,9 @@ void check_one_document(const std::string& text, const std::string& where) {
   if (count > 1) fail<ConfigError>(where, "holds {} YAML documents (parts after ---), expected one", count);
 }
 
-/// Refuses deep nesting before the text is parsed, because the functions that read and free the value later
-/// call themselves for each level.
-void check_json_depth(const std::string& text, const std::string& where) {
+}  // namespace
+
+std::optional<std::size_t> json_too_deep(std::string_view text) {
   i64 depth = 0;
   bool in_string = false;
   for (std::size_t i = 0; i < text.size(); ++i) {
@@ -194,16 +194,13 @@ void check_json_depth(const std::string& text, const std::string& where) {
     } else if (c == '"') {
       in_string = true;
     } else if (c == '[' || c == '{') {
-      if (++depth > kMaxDepth) {
-        fail<ConfigError>(at_line(where, text, i), "nested more than {} levels deep", kMaxDepth);
-      }
+      if (++depth > kMaxJsonDepth) return i;
     } else if (c == ']' || c == '}') {
       --depth;
     }
   }
+  return {};
 }
-
-}  // namespace
 
 std::string read_text(const fs::path& path, i64 limit) {
   std::error_code code;
@@ -232,7 +229,8 @@ namespace {
 template <class J>
 J parse_as(const std::string& text, const std::string& where, const typename J::parser_callback_t& callback) {
   check_is_text(text, where);
-  check_json_depth(text, where);
+  if (const std::optional<std::size_t> deep = json_too_deep(text))
+    fail<ConfigError>(at_line(where, text, *deep), "nested more than {} levels deep", kMaxJsonDepth);
   try {
     return J::parse(text, callback);
   } catch (const typename J::parse_error& error) {

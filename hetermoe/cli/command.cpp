@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <csignal>
+#include <cstring>
 #include <iostream>
 
 #include "hetermoe/base/error.h"
@@ -96,12 +97,10 @@ std::vector<std::string> command_names(const CLI::App& app) {
 /// A value after a true-or-false option belongs to it: "--x false" is "--x=false".
 std::vector<std::string> join_truth_values(const std::vector<std::string>& words) {
   std::vector<std::string> joined;
-  bool ours = true;  // what follows "--" is the command line of another program
   for (const std::string& word : words) {
-    ours = ours && word != "--";
     const bool follows_option =
         !joined.empty() && joined.back().starts_with("--") && joined.back().find('=') == std::string::npos;
-    if (ours && follows_option && (word == "true" || word == "false"))
+    if (follows_option && (word == "true" || word == "false"))
       joined.back() += "=" + word;
     else
       joined.push_back(word);
@@ -109,9 +108,20 @@ std::vector<std::string> join_truth_values(const std::vector<std::string>& words
   return joined;
 }
 
+/// Takes the words behind "--" away where they are the command line of another program.
+std::vector<std::string> take_behind_dashes(std::vector<std::string>& words) {
+  const auto dashes = std::find(words.begin(), words.end(), "--");
+  const auto is_named = [&](const Command& command) { return !words.empty() && command.name == words[0]; };
+  const auto command = std::find_if(commands().begin(), commands().end(), is_named);
+  if (dashes == words.end() || command == commands().end() || !command->starts_another) return {};
+  std::vector<std::string> taken(dashes + 1, words.end());
+  words.erase(dashes, words.end());
+  return taken;
+}
+
 /// An empty word where a file is meant would be taken for none.
 void check_not_empty(const std::vector<std::string>& words) {
-  for (std::size_t i = 1; i < words.size() && words[i] != "--"; ++i) {
+  for (std::size_t i = 1; i < words.size(); ++i) {
     if (words[i].empty() && !words[i - 1].starts_with('-'))
       fail<ConfigError>(words[0], "word {} is empty, expected the name of a file", i);
   }
@@ -192,10 +202,6 @@ FlagOption& FlagOption::delimiter(char separator) {
   option_->delimiter(separator);
   return *this;
 }
-FlagOption& FlagOption::any_number() {
-  option_->expected(-1);
-  return *this;
-}
 
 FlagOption& FlagOption::range(const Range& range) {
   checks_->push_back([option = option_, name = name_, values = values_, range] {
@@ -212,7 +218,8 @@ FlagOption& FlagOption::is_output() {
   return *this;
 }
 
-Flags::Flags(CLI::App& app) : app_(&app), checks_(std::make_shared<FlagChecks>()) {
+Flags::Flags(CLI::App& app, std::vector<std::string> behind_dashes)
+    : app_(&app), behind_dashes_(std::move(behind_dashes)), checks_(std::make_shared<FlagChecks>()) {
   app.parse_complete_callback([checks = checks_] {
     for (const std::function<void()>& check : *checks) check();
   });
@@ -276,7 +283,7 @@ Overrides overrides_of(const Flags& flags) {
 GivenJob parse_train(const std::vector<std::string>& words) {
   CLI::App app("train a model", "train");
   Flags flags(app);
-  make_train(flags);
+  const std::function<int()> owner = make_train(flags);  // of the variables that parsing fills
   parse(app, words);
   const std::vector<std::string> file = app.get_option("job")->results();
   return {file.empty() ? "" : file[0], overrides_of(flags)};
@@ -287,11 +294,12 @@ int run_program(std::vector<std::string> words) {
                "hetermoe");
   app.set_version_flag("--version", std::string("hetermoe ") + version());
   app.require_subcommand(1);
+  const std::vector<std::string> behind_dashes = take_behind_dashes(words);
   std::vector<std::pair<CLI::App*, std::function<int()>>> runners;
   for (const Command& command : commands()) {
     CLI::App* sub = app.add_subcommand(command.name, command.summary);
     sub->footer(std::string("Example:\n  ") + command.example);
-    Flags flags(*sub);
+    Flags flags(*sub, behind_dashes);
     runners.emplace_back(sub, command.make(flags));
   }
   if (words.empty() || words[0] == "help") {
@@ -338,7 +346,7 @@ int code_of_end(const std::vector<StrategyRun>& runs, i64 steps, const Processes
     if (processes.rank() == 0) {
       std::cout << std::flush;
       std::cerr << fmt::format("interrupted by {} after step {} of {}{}: exit code {}\n",
-                               signal == SIGINT ? "SIGINT" : "SIGTERM",
+                               std::string("SIG") + ::sigabbrev_np(signal),
                                out.first_step + static_cast<i64>(out.records.size()), steps,
                                runs.size() > 1 ? " of " + run.strategy : "", 128 + signal);
     }

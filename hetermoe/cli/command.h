@@ -23,6 +23,7 @@ struct Command {
   std::function<int()> (*make)(Flags& flags);
   /// Several processes that a launcher started would each do the whole work, and write to the same place.
   bool alone = false;
+  bool starts_another = false;  ///< words behind -- are the command line of another program
 };
 const std::vector<Command>& commands();
 

@@ -13,7 +13,7 @@ const std::vector<Command>& commands() {
        "hetermoe launch --restarts 3 -- mpirun -np 4 hetermoe train job.yaml --checkpoint.every 100\n"
        "  hetermoe launch --restarts 3 --replan -- mpirun -np 4 hetermoe train job.yaml\n"
        "  hetermoe launch --hostfile hosts -- hetermoe train job.yaml --cluster hosts",
-       make_launch},
+       make_launch, false, true},
       {"compare", "several strategies on one model and cluster: predicted and executed",
        "hetermoe compare configs/jobs/demo.yaml --strategies zebra,ep,dist-ep,single --timed-steps 3\n"
        "  hetermoe compare --model d1 --cluster o1 --seq 4096,8192 --strategy zebra,ep,pp,best\n"

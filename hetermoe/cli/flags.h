@@ -31,7 +31,6 @@ class FlagOption {
   FlagOption& required();
   FlagOption& capture_default_str();      ///< --help shows the value that the variable has now
   FlagOption& delimiter(char separator);  ///< of the items of a list
-  FlagOption& any_number();               ///< takes all words that are left
   /// Every given value must be in the range, NaN never is. Parsing throws ConfigError then.
   FlagOption& range(const Range& range);
   /// Names a file that the command will write. Parsing throws IoError when that cannot be, before any work is
@@ -49,7 +48,7 @@ class FlagOption {
 /// than a whole command. Variables are filled when the command line is parsed and must outlive the flags.
 class Flags {
  public:
-  explicit Flags(CLI::App& app);
+  explicit Flags(CLI::App& app, std::vector<std::string> behind_dashes = {});
 
   FlagOption add_option(const std::string& names, std::string& value, const std::string& help);
   FlagOption add_option(const std::string& names, double& value, const std::string& help);
@@ -61,12 +60,15 @@ class Flags {
   void add_to_footer(const std::string& text);
   /// A command of its own below this one, of which one must be named: `hetermoe routing make`.
   Flags add_command(const std::string& name, const std::string& summary, const std::string& example);
+  /// Words behind --, as they are: the command line of another program (Command::starts_another).
+  const std::vector<std::string>& behind_dashes() const { return behind_dashes_; }
   bool is_named() const;  ///< the command was named in the words that were parsed
 
   CLI::App& app() const { return *app_; }
 
  private:
   CLI::App* app_;
+  std::vector<std::string> behind_dashes_;
   std::shared_ptr<FlagChecks> checks_;
 };
 

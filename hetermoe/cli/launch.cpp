@@ -31,7 +31,6 @@ struct LaunchArguments {
   double pause = 1;
   bool replan = false, json = false;
   std::string hostfile;
-  std::vector<std::string> command;
 };
 
 /// Exit code of wrong use or wrong input: the next try would end the same way.
@@ -40,7 +39,7 @@ constexpr int kWrongUse = 2;
 volatile sig_atomic_t running_child = 0;
 volatile sig_atomic_t stop_signal = 0;
 
-/// Ctrl-C and SIGTERM are for the run: it writes its checkpoint and ends. What comes from the terminal the
+/// kStopSignals are for the run: it writes its checkpoint and ends. What comes from the terminal the
 /// run has got itself, and a second Ctrl-C would end it at once.
 void pass_on(int signal_number, siginfo_t* info, void* /*context*/) {
   stop_signal = signal_number;
@@ -52,8 +51,12 @@ void pass_signals_on() {
   struct sigaction action {};
   action.sa_sigaction = pass_on;
   action.sa_flags = SA_SIGINFO | SA_RESTART;
-  ::sigaction(SIGINT, &action, nullptr);
-  ::sigaction(SIGTERM, &action, nullptr);
+  for (const int signal : kStopSignals) {
+    struct sigaction before {};
+    ::sigaction(signal, &action, &before);
+    const bool ignored = before.sa_handler == SIG_IGN;
+    if (ignored && signal == SIGHUP) ::sigaction(signal, &before, nullptr);  // as nohup wants it
+  }
 }
 
 /// Exit code of the command; 128 + signal when one ended it.
@@ -111,7 +114,9 @@ void wait_unless_stopped(double seconds) {
 }
 
 /// A run that somebody ended does not want to be started again.
-bool is_interruption(int code) { return code == 128 + SIGINT || code == 128 + SIGTERM; }
+bool is_interruption(int code) {
+  return std::find(kStopSignals.begin(), kStopSignals.end(), code - 128) != kStopSignals.end();
+}
 
 /// Position of the word `train` of `hetermoe train` in a command; its size = there is none.
 std::size_t train_word(const std::vector<std::string>& words) {
@@ -237,6 +242,14 @@ int finish(const LaunchArguments& options, int code, i64 restarts) {
   return code;
 }
 
+/// What a run that was planned anew could not go on with is refused before the first start.
+void check_replan(const Job& job) {
+  if (!job.routing.record.empty())
+    fail<ConfigError>("--replan",
+                      "routing.record writes a file for each process, which fewer processes cannot go on "
+                      "with: leave one of the two out");
+}
+
 int launch(const LaunchArguments& options, std::vector<std::string> words) {
   if (words.empty())
     fail<ConfigError>("launch", "no command: hetermoe launch -- mpirun -np 4 hetermoe train job.yaml");
@@ -248,6 +261,7 @@ int launch(const LaunchArguments& options, std::vector<std::string> words) {
                         words[count], counted(hosts->num_ranks(), "slot"));
     }
   }
+  if (options.replan) check_replan(job_of(words));
   pass_signals_on();
   for (i64 restart = 0;; ++restart) {
     if (options.replan) forget_ranks(job_of(words).output);
@@ -290,8 +304,8 @@ std::function<int()> make_launch(Flags& flags) {
       ->capture_default_str()
       ->range(between(0, 86400));
   flags.add_flag("--json", options->json, "print exit code and restarts as JSON at the end");
-  flags.add_option("command", options->command, "after --: the command and its words")->any_number();
-  return [options] { return launch(*options, options->command); };
+  flags.add_to_footer("\n\nBehind --: the command and its words, which it gets as they are.");
+  return [options, command = flags.behind_dashes()] { return launch(*options, command); };
 }
 
 }  // namespace hetermoe

@@ -1,10 +1,13 @@
+#include <csignal>
 #include <filesystem>
 #include <iostream>
 #include <new>
 
 #include "hetermoe/base/error.h"
+#include "hetermoe/base/lost_pages.h"
 #include "hetermoe/cli/command.h"
 #include "hetermoe/device/cpu_memory.h"
+#include "hetermoe/train/presence.h"
 
 // The only place that catches everything. Exit codes: 0 success, 1 a run that failed, 2 wrong use or wrong
 // input.
@@ -20,6 +23,8 @@ int fail_with(int code, const std::string& text) {
 
 int main(int argc, char** argv) {
   hetermoe::keep_freed_memory();
+  hetermoe::name_files_that_shrink(hetermoe::Presence::tell_failed);
+  std::signal(SIGXFSZ, SIG_IGN);  // who writes is told "File too large"
   try {
     const int code = hetermoe::run_program({argv + 1, argv + argc});
     std::cout << std::flush;

@@ -18,6 +18,7 @@
 #include "hetermoe/train/growing_job.h"
 #include "hetermoe/train/output_lock.h"
 #include "hetermoe/train/replan.h"
+#include "hetermoe/weights/hf_writer.h"
 
 namespace hetermoe {
 namespace {
@@ -79,9 +80,14 @@ int train(const TrainArguments& options, Job job, const Processes& processes, bo
   const auto tell = [&](const std::string& text) {
     if (talks) (options.json ? std::cerr : std::cout) << text << std::endl;
   };
-  std::optional<OutputLock> lock;
+  std::optional<OutputLock> lock, weights_lock;
   if (talks) lock.emplace(job.output);
-  if (lock && !lock->note().empty()) tell(lock->note());
+  if (talks && !job.train.save_hf.empty())
+    weights_lock.emplace(folder_path(job.train.save_hf),
+                         OutputLockOptions{.host = "", .key = "train.save_hf", .beside = true});
+  for (const auto* taken : {&lock, &weights_lock}) {
+    if (*taken && !(*taken)->note().empty()) tell((*taken)->note());
+  }
   if (!processes.alone() && job.train.preflight) {
     PreflightOptions how;
     how.device = find_device_in_turn(job.run.device, processes.local_rank(), "run.device");

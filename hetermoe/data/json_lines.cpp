@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include "hetermoe/base/error.h"
+#include "hetermoe/base/json_depth.h"
 #include "hetermoe/data/chat_lines.h"
 
 namespace hetermoe {
@@ -24,8 +25,9 @@ i64 for_each_json_line(std::string_view bytes, const std::string& where,
     bytes.remove_prefix(std::min(end + 1, bytes.size()));
     ++number;
     if (text.find_first_not_of(" \t\r") == std::string_view::npos) continue;
-    const Json line = Json::parse(text, nullptr, /*allow_exceptions=*/false);
     const std::string place = fmt::format("{} line {}", where, number);
+    if (json_too_deep(text)) fail<InputError>(place, "is nested more than {} levels deep", kMaxJsonDepth);
+    const Json line = Json::parse(text, nullptr, /*allow_exceptions=*/false);
     if (line.is_discarded()) fail<InputError>(place, "is no JSON in UTF-8, expected an object on each line");
     if (!line.is_object()) fail<InputError>(place, "got {}, expected an object", describe(line));
     if (!take(line, place)) return static_cast<i64>(before);

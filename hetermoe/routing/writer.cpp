@@ -1,9 +1,12 @@
 #include "hetermoe/routing/writer.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <fstream>
 #include <utility>
 
 #include "hetermoe/base/checksum.h"
@@ -20,18 +23,57 @@ const std::vector<std::string>& EnumNames<TraceDetail>::names() {
 
 namespace {
 
-int open_to_write(const std::filesystem::path& path, int flags) {
+/// An open file, closed unless it is given away.
+class OpenFile {
+ public:
+  explicit OpenFile(int file) : file_(file) {}
+  ~OpenFile() {
+    if (file_ >= 0) ::close(file_);
+  }
+  OpenFile(const OpenFile&) = delete;
+  OpenFile& operator=(const OpenFile&) = delete;
+  int get() const { return file_; }
+  int give() { return std::exchange(file_, -1); }
+
+ private:
+  int file_;
+};
+
+/// A text, say, that somebody named by mistake would be lost.
+void check_is_trace(const std::filesystem::path& path) {
+  std::string head(8, '\0');
+  std::ifstream in(path, std::ios::binary);
+  in.read(head.data(), 8);
+  head.resize(static_cast<std::size_t>(in.gcount()));
+  if (!std::string_view(frames::kMagic).starts_with(head))
+    fail<ConfigError>(path.string(),
+                      "is no routing trace, and writing one would destroy it. Name another file");
+}
+
+/// A file that no other process writes a trace to, new or one of a trace; a pipe or a device as it is.
+int open_to_write(const std::filesystem::path& path, bool anew) {
   std::error_code ignored;
   if (path.has_parent_path()) std::filesystem::create_directories(path.parent_path(), ignored);
-  const int file = ::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | flags, 0666);
-  if (file < 0) fail<IoError>(path.string(), "cannot be written: {}", std::string(std::strerror(errno)));
-  return file;
+  OpenFile file(::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666));
+  const auto cannot = [&] {
+    fail<IoError>(path.string(), "cannot be written: {}", std::string(std::strerror(errno)));
+  };
+  struct stat info {};
+  if (file.get() < 0 || ::fstat(file.get(), &info) != 0) cannot();
+  if (!S_ISREG(info.st_mode)) return file.give();
+  // The lock ends with the file. Where the file system has none, it protects nothing.
+  if (::flock(file.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+    fail<ConfigError>(path.string(),
+                      "is being written by another process. Wait for it to end, or name another file");
+  check_is_trace(path);
+  if (anew && ::ftruncate(file.get(), 0) != 0) cannot();
+  return file.give();
 }
 
 }  // namespace
 
 RoutingWriter::RoutingWriter(const std::filesystem::path& path, const TraceHeader& header)
-    : header_(header), name_(path.string()), file_(open_to_write(path, O_TRUNC)) {
+    : header_(header), name_(path.string()), file_(open_to_write(path, /*anew=*/true)) {
   const std::string text = frames::header_text(header);
   frames::FileHead head{};
   std::memcpy(head.magic, frames::kMagic, 8);
@@ -44,6 +86,7 @@ RoutingWriter::RoutingWriter(const std::filesystem::path& path, const TraceHeade
 
 RoutingWriter RoutingWriter::resume(const std::filesystem::path& path, const TraceHeader& header, i64 step) {
   if (step == 0 || !std::filesystem::exists(path)) return RoutingWriter(path, header);
+  OpenFile file(open_to_write(path, /*anew=*/false));
   const frames::InputFile old(path);
   const frames::FileStart start = frames::read_start(old);
   if (start.header != header)
@@ -57,9 +100,8 @@ RoutingWriter RoutingWriter::resume(const std::filesystem::path& path, const Tra
     ++num_frames;
     end = walk.offset();
   }
-  const int file = open_to_write(path, 0);
-  RoutingWriter writer(header, path.string(), file, num_frames);
-  if (::ftruncate(file, static_cast<::off_t>(end)) != 0 || ::lseek(file, 0, SEEK_END) < 0)
+  RoutingWriter writer(header, path.string(), file.give(), num_frames);
+  if (::ftruncate(writer.file_, static_cast<::off_t>(end)) != 0 || ::lseek(writer.file_, 0, SEEK_END) < 0)
     fail<IoError>(path.string(), "cannot be cut: {}", std::string(std::strerror(errno)));
   return writer;
 }

@@ -18,7 +18,9 @@ struct EnumNames<TraceDetail> {
 /// IoError, WriteError when the disk is full.
 class RoutingWriter {
  public:
-  /// Begins a new file, in whose place there may be an older one. Missing folders are made.
+  /// Begins a new file, in whose place there may be an older trace. Missing folders are made. While it lives,
+  /// no other writer takes the file. Throws ConfigError when it is no trace, or when another process writes
+  /// it.
   RoutingWriter(const std::filesystem::path& path, const TraceHeader& header);
   /// Goes on with the file of a run that is resumed: what it has of step `step` and later ones is dropped.
   /// Where there is no such file, it is begun. Throws InputError when it is a trace of something else.

@@ -37,16 +37,17 @@ std::string text_of(const Json& owner) {
   return fmt::format("process {} on {}", owner["process"].dump(), owner["host"].dump());
 }
 
-[[noreturn]] void refuse(const fs::path& folder, const std::string& owner) {
-  fail<ConfigError>("output", "{} is in use by {}. Wait for it to end, or give another --output",
-                    folder.string(), owner);
+fs::path lock_file(const fs::path& folder, bool beside) {
+  if (!beside) return folder / ".lock";
+  return fs::absolute(folder).parent_path() / fmt::format(".{}.lock", folder.filename().string());
 }
 
 }  // namespace
 
-OutputLock::OutputLock(const fs::path& folder, OutputLockOptions options)
-    : path_(folder / ".lock"), options_(std::move(options)) {
+OutputLock::OutputLock(const fs::path& locked, OutputLockOptions options)
+    : folder_(locked), path_(lock_file(locked, options.beside)), options_(std::move(options)) {
   if (options_.host.empty()) options_.host = host_name();
+  const fs::path folder = path_.parent_path();
   check_output_folder(folder);
   std::error_code code;
   for (fs::path missing = folder; !missing.empty() && !fs::exists(missing, code);
@@ -59,7 +60,7 @@ OutputLock::OutputLock(const fs::path& folder, OutputLockOptions options)
   const Json owner = owner_in(path_);
   if (!owner.is_null()) {
     if (owner["host"] != options_.host) wait_for_silence(text_of(owner));
-    note_ = fmt::format("{} was left locked by {}, which is gone", folder.string(), text_of(owner));
+    note_ = fmt::format("{} was left locked by {}, which is gone", folder_.string(), text_of(owner));
   }
   const std::string line = Json{{"host", options_.host}, {"process", ::getpid()}}.dump() + "\n";
   if (::ftruncate(file_, 0) != 0 ||
@@ -91,6 +92,11 @@ OutputLock::~OutputLock() {
   for (const fs::path& folder : made_) fs::remove(folder, code);  // unless something was written there
 }
 
+void OutputLock::refuse(const std::string& owner) const {
+  fail<ConfigError>(options_.key, "{} is in use by {}. Wait for it to end, or give another --{}",
+                    folder_.string(), owner, options_.key);
+}
+
 void OutputLock::open_file() {
   file_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
   if (file_ < 0) fail<IoError>(path_.string(), "cannot write: {}", std::strerror(errno));
@@ -103,10 +109,10 @@ bool OutputLock::take() {
     if (errno == EWOULDBLOCK) {
       const Json owner = owner_in(path_);
       ::close(file_);
-      refuse(path_.parent_path(), text_of(owner));
+      refuse(text_of(owner));
     }
     note_ = fmt::format("the file system of {} has no locks ({}): see that no other run writes there",
-                        path_.parent_path().string(), std::strerror(errno));
+                        folder_.string(), std::strerror(errno));
   }
   struct stat locked {
   }, there{};
@@ -126,7 +132,7 @@ void OutputLock::wait_for_silence(const std::string& owner) const {
   const bool grows = wait_until([&] { return size() != before; }, options_.watch);
   if (!grows) return;
   ::close(file_);
-  refuse(path_.parent_path(), owner);
+  refuse(owner);
 }
 
 }  // namespace hetermoe

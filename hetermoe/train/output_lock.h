@@ -9,12 +9,14 @@
 namespace hetermoe {
 
 struct OutputLockOptions {
-  Seconds beat = 2;    ///< a living owner says so often that it lives
-  Seconds watch = 10;  ///< an owner on another machine that does not say so for so long is gone
-  std::string host;    ///< name of this machine; empty = the system's
+  Seconds beat = 2;            ///< a living owner says so often that it lives
+  Seconds watch = 10;          ///< an owner on another machine that does not say so for so long is gone
+  std::string host;            ///< name of this machine; empty = the system's
+  std::string key = "output";  ///< which key of the job names the folder
+  bool beside = false;         ///< the lock lies beside the folder, which is replaced as a whole
 };
 
-/// Keeps other runs out of an output folder while it lives: the file OUTPUT/.lock is
+/// Keeps other runs out of a folder while it lives: the file FOLDER/.lock, or .FOLDER.lock beside it, is
 /// locked (flock) and says which process of which host owns it. What a run left that was killed is
 /// recognised: on this machine by the system, which takes the lock from the dead; from another, where its
 /// file system does not tell, by a file that grows no more. One process of a run holds it, rank 0.
@@ -34,10 +36,11 @@ class OutputLock {
  private:
   void open_file();
   bool take();
+  [[noreturn]] void refuse(const std::string& owner) const;
   void wait_for_silence(const std::string& owner) const;
 
   std::vector<std::filesystem::path> made_;  ///< folders, the deepest first
-  std::filesystem::path path_;
+  std::filesystem::path folder_, path_;
   OutputLockOptions options_;
   int file_ = -1;
   std::string note_;

@@ -8,9 +8,11 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <optional>
 
 #include "hetermoe/base/error.h"
 #include "hetermoe/base/json.h"
+#include "hetermoe/base/numbers.h"
 
 namespace hetermoe {
 namespace {
@@ -18,6 +20,20 @@ namespace {
 namespace fs = std::filesystem;
 
 fs::path ranks_folder(const fs::path& output) { return output / "ranks"; }
+
+std::string rank_file(i32 rank) { return fmt::format("rank-{:05}", rank); }
+
+/// The files of ranks; whatever else lies there is not ours.
+std::vector<fs::path> rank_files(const fs::path& output) {
+  std::vector<fs::path> files;
+  std::error_code code;
+  for (const auto& entry : fs::directory_iterator(ranks_folder(output), code)) {
+    const std::string name = entry.path().filename().string();
+    const std::optional<i64> rank = whole_number(name.substr(std::min(name.size(), std::size_t{5})));
+    if (rank && name == rank_file(static_cast<i32>(*rank))) files.push_back(entry.path());
+  }
+  return files;
+}
 
 std::atomic<int> own_file = -1;  // of the living Presence
 
@@ -32,7 +48,7 @@ void tell(const char* end, std::size_t size) {
 }  // namespace
 
 Presence::Presence(const fs::path& output, i32 rank, const std::vector<DeviceId>& devices) {
-  const fs::path path = ranks_folder(output) / fmt::format("rank-{:05}", rank);
+  const fs::path path = ranks_folder(output) / rank_file(rank);
   std::error_code code;
   fs::create_directories(path.parent_path(), code);
   const std::string line = Json{{"rank", rank}, {"devices", devices}}.dump() + "\n";
@@ -49,9 +65,8 @@ void Presence::tell_failed() { tell("failed\n", 7); }
 
 std::vector<RankEnd> read_rank_ends(const fs::path& output) {
   std::vector<RankEnd> ends;
-  std::error_code code;
-  for (const auto& entry : fs::directory_iterator(ranks_folder(output), code)) {
-    std::ifstream in(entry.path());
+  for (const fs::path& path : rank_files(output)) {
+    std::ifstream in(path);
     std::string line, end;
     std::getline(in, line);
     std::getline(in, end);
@@ -65,7 +80,7 @@ std::vector<RankEnd> read_rank_ends(const fs::path& output) {
 
 void forget_ranks(const fs::path& output) {
   std::error_code code;
-  fs::remove_all(ranks_folder(output), code);
+  for (const fs::path& path : rank_files(output)) fs::remove(path, code);
 }
 
 }  // namespace hetermoe

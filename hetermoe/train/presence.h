@@ -1,4 +1,6 @@
 #pragma once
+#include <array>
+#include <csignal>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -9,6 +11,10 @@
 // has and, as its last line, how it ended: done, failed, or told to stop (as a launcher tells the ranks that
 // are left). A rank that is killed or whose machine is gone writes no such line.
 namespace hetermoe {
+
+/// By these a run is asked to end after its current step: Ctrl-C, a launcher or the system, a terminal that
+/// is closed, a queue whose time is up.
+inline constexpr std::array<int, 4> kStopSignals = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
 
 /// The file of this process. At most one lives at a time: the signal handler of stop_on_interrupt() writes to
 /// it.

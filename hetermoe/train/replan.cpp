@@ -99,8 +99,18 @@ struct PlannerPlan {
   std::string what;  ///< the plan in words, or why there is none
 };
 
+/// What the job's plans have and the planner's would not; empty = nothing.
+std::string beyond_planner(const Job& job, const Plan& plan) {
+  if (uses_hosts(plan) || job.train.staleness > 0) return "parameters on hosts";
+  if (plan.guest_slots > 0) return "guests";
+  if (plan.tally || plan.foreseen) return "the division of copies in each exchange";
+  return "";
+}
+
 PlannerPlan ask_planner(const Job& job, const Plan& before, const ModelConfig& model, const Cluster& cluster,
                         const std::vector<DeviceId>& survivors) {
+  if (const std::string what = beyond_planner(job, before); !what.empty())
+    return {{}, "the planner does not take over " + what};
   PlanRequest request;
   request.model = model;
   request.cluster = cluster;

@@ -26,6 +26,18 @@ void check_folder(const RoutingOptions& options, const Processes& processes) {
                   more.string(), processes.num_ranks());
 }
 
+/// Before anything of it is overwritten. The trace of several ranks is a folder.
+void check_is_not_replayed(const std::filesystem::path& file, const RoutingOptions& options) {
+  const auto is_replayed = [&](const std::filesystem::path& path) {
+    std::error_code code;
+    return std::filesystem::equivalent(path, options.replay, code);
+  };
+  if (!options.replay.empty() && (is_replayed(file) || is_replayed(file.parent_path())))
+    fail<ConfigError>("routing.record",
+                      "{} belongs to the trace that routing.replay reads, expected another file",
+                      file.string());
+}
+
 TraceHeader header_of(const Job& job, const ModelConfig& model, const RecordedText& text) {
   TraceHeader header;
   header.layers = layers_with_experts(model);
@@ -81,6 +93,7 @@ RouteRecorder::RouteRecorder(const Job& job, const ModelConfig& model, const Pro
                       job.train.microbatches);
   check_folder(options_, processes);
   const std::filesystem::path path = file_of(options_, processes);
+  check_is_not_replayed(path, options_);
   if (first_step > 0)
     writer_.emplace(RoutingWriter::resume(path, header, first_step + 1));
   else

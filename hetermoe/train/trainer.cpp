@@ -33,18 +33,18 @@ std::vector<Validation> TrainOutcome::validations() const {
   return all;
 }
 
+static void ask_to_stop(int signal) {
+  stop_signal = signal;
+  stop_requested = true;
+  Presence::tell_stopped();
+  if (signal == SIGINT) std::signal(SIGINT, SIG_DFL);
+}
+
 void stop_on_interrupt() {
-  std::signal(SIGINT, [](int) {
-    stop_signal = SIGINT;
-    stop_requested = true;
-    Presence::tell_stopped();
-    std::signal(SIGINT, SIG_DFL);
-  });
-  std::signal(SIGTERM, [](int) {
-    stop_signal = SIGTERM;
-    stop_requested = true;
-    Presence::tell_stopped();
-  });
+  for (const int signal : kStopSignals) {
+    const bool ignored = std::signal(signal, ask_to_stop) == SIG_IGN;
+    if (ignored && signal == SIGHUP) std::signal(SIGHUP, SIG_IGN);  // as nohup wants it
+  }
 }
 
 namespace {
@@ -137,7 +137,9 @@ Trainer::Trainer(const Job& job, ModelConfig model, Cluster cluster, Plan plan, 
   writer_.emplace(checkpoint_folder(job.output), job.checkpoint);
   if (processes.alone()) return;
   if (saves()) check_shared_folder(processes, job.output);
-  presence_.emplace(job.output, processes.rank(), session_->local());
+  std::vector<DeviceId> devices = session_->local();  // and hosts, which go with their devices
+  std::erase_if(devices, [&](DeviceId device) { return device >= cluster_.num_devices(); });
+  presence_.emplace(job.output, processes.rank(), devices);
 }
 
 PredictedStep Trainer::predict() const {

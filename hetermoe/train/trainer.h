@@ -38,7 +38,7 @@ LayerCopies copies_of(const at::Tensor& counts_LE);
 
 /// Set by Ctrl-C (and by tests); runs end after the current step, with their results written.
 extern std::atomic<bool> stop_requested;
-/// Makes SIGINT and SIGTERM set stop_requested; a second SIGINT ends the process at once.
+/// Makes kStopSignals set stop_requested; a second SIGINT ends the process at once.
 void stop_on_interrupt();
 /// The signal that set stop_requested, 1 when none did; 0 = nobody asked to stop.
 i32 stop_asked();

@@ -45,6 +45,26 @@ std::map<std::string, std::string> read_index(const fs::path& path) {
   return files;
 }
 
+/// A checkpoint has its configuration twice, once with a checksum.
+void check_config(const fs::path& folder, const Json& config) {
+  std::error_code code;
+  if (!fs::exists(folder / "checkpoint.json", code)) return;
+  const Json info = read_json(folder / "checkpoint.json");
+  if (info.is_object() && info.contains("config") && info.at("config") != config)
+    fail<IoError>((folder / "config.json").string(),
+                  "is not what checkpoint.json has of it: is it damaged? A changed configuration needs a "
+                  "folder of its own (convert)");
+}
+
+/// As a process without parameters leaves one in a checkpoint.
+bool holds_no_tensor(const fs::path& file) {
+  try {
+    return SafetensorsReader(file).heads().empty();
+  } catch (const Error&) {
+    return false;
+  }
+}
+
 }  // namespace
 
 bool has_weights(const fs::path& folder) {
@@ -59,6 +79,7 @@ HfFolder::HfFolder(const fs::path& folder) : folder_(folder) {
   if (!fs::exists(folder_ / "config.json", code))
     fail<ConfigError>(folder_.string(), "holds no config.json, expected a Hugging Face model folder");
   config_ = read_json(folder_ / "config.json");
+  check_config(folder_, config_);
   const bool single = fs::exists(folder_ / kSingle, code), index = fs::exists(folder_ / kIndex, code);
   if (single && index) {
     fail<ConfigError>(folder_.string(), "holds {} and {}: which are the weights? Remove one", kSingle,
@@ -78,6 +99,7 @@ HfFolder::HfFolder(const fs::path& folder) : folder_(folder) {
   }
   std::set<std::string> unused = weight_files(folder_);
   for (const auto& reader : readers_) unused.erase(reader->path().filename().string());
+  std::erase_if(unused, [&](const std::string& name) { return holds_no_tensor(folder_ / name); });
   if (!unused.empty())
     fail<ConfigError>(folder_.string(), "{} {} not part of the model: {} names {}", fmt::join(unused, ", "),
                       unused.size() == 1 ? "is" : "are", single ? kSingle : kIndex,

@@ -156,9 +156,56 @@ void move_exports(const fs::path& from, const fs::path& to) {
   for (const fs::path& path : found) fs::rename(path, to / path.filename());
 }
 
+/// Beside the folder, hidden.
+fs::path beside(const fs::path& target, const char* what) {
+  return fs::absolute(target).parent_path() / fmt::format(".{}.{}", target.filename().string(), what);
+}
+
+/// At the end the folder gives way to the new one, which a mount point cannot: known before the work.
+void try_to_move(const fs::path& target) {
+  const fs::path moved = beside(target, "moved");
+  std::error_code code;
+  if (!fs::exists(target, code))
+    fs::rename(moved, target, code);  // the program was ended between the lines below
+  if (!fs::exists(target, code)) return;
+  fs::rename(target, moved, code);
+  if (!code) fs::rename(moved, target, code);
+  if (code) {
+    fail<ConfigError>(
+        target.string(),
+        "cannot give way to a finished folder: {}. If it is a mount point, name a folder in it, such as {}",
+        code.message(), (target / "model").string());
+  }
+}
+
+/// Nothing is lost when the folder is replaced.
+void check_only_own_files(const fs::path& target) {
+  std::error_code code;
+  if (!fs::exists(target, code)) return;
+  const std::string name = target.string();
+  if (!fs::is_directory(target, code)) fail<ConfigError>(name, "is a file, expected a folder");
+  std::vector<std::string> files;
+  for (const auto& entry : fs::directory_iterator(target)) {
+    if (!is_export(entry.path()) && !is_rest_of_export(entry.path()))
+      files.push_back(entry.path().filename().string());
+  }
+  if (files.empty()) return;
+  if (!fs::exists(target / kOriginFile, code)) {
+    fail<ConfigError>(name, "holds other files, expected a new folder, or one that was written by hetermoe");
+  }
+  const std::set<std::string> own = own_files(target);
+  for (const std::string& file : files) {
+    if (own.count(file) == 0) {
+      fail<ConfigError>(name,
+                        "holds {}, which hetermoe has not written and would be lost. Move it, or name "
+                        "another folder",
+                        file);
+    }
+  }
+}
+
 void publish(const fs::path& unfinished, const fs::path& target) {
-  fs::path parent = fs::absolute(target).parent_path();
-  const fs::path old = parent / fmt::format(".{}.old", target.filename().string());
+  const fs::path parent = fs::absolute(target).parent_path(), old = beside(target, "old");
   sync_to_disk(unfinished);
   move_exports(old, unfinished);  // where the program was ended between the lines below
   fs::remove_all(old);
@@ -201,8 +248,10 @@ std::vector<ShardFile> write_shards(const fs::path& folder, const std::string& p
 }
 
 fs::path folder_path(const std::string& name) {
-  const fs::path path(name);
-  return path.has_filename() ? path : path.parent_path();
+  const fs::path given(name), path = given.has_filename() ? given : given.parent_path();
+  std::error_code code;
+  return fs::is_symlink(fs::symlink_status(path, code)) && fs::exists(path, code) ? fs::canonical(path)
+                                                                                  : path;
 }
 
 void check_hf_target(const fs::path& target, const fs::path& source) {
@@ -213,35 +262,18 @@ void check_hf_target(const fs::path& target, const fs::path& source) {
   if (!source.empty() && fs::weakly_canonical(target, code) == fs::weakly_canonical(source, code))
     fail<ConfigError>(name, "is the folder that the weights are read from, expected another one");
   check_output_folder(target);
-  if (!fs::exists(target, code)) return;
-  if (!fs::is_directory(target, code)) fail<ConfigError>(name, "is a file, expected a folder");
-  std::vector<std::string> files;
-  for (const auto& entry : fs::directory_iterator(target)) {
-    if (!is_export(entry.path()) && !is_rest_of_export(entry.path()))
-      files.push_back(entry.path().filename().string());
-  }
-  if (files.empty()) return;
-  if (!fs::exists(target / kOriginFile, code)) {
-    fail<ConfigError>(name, "holds other files, expected a new folder, or one that was written by hetermoe");
-  }
-  const std::set<std::string> own = own_files(target);
-  for (const std::string& file : files) {
-    if (own.count(file) == 0) {
-      fail<ConfigError>(name,
-                        "holds {}, which hetermoe has not written and would be lost. Move it, or name "
-                        "another folder",
-                        file);
-    }
-  }
+  if (fs::is_symlink(fs::symlink_status(target, code)))
+    fail<ConfigError>(name, "is a link to {}, expected a folder that is there, or a new one",
+                      fs::read_symlink(target, code).string());
+  check_only_own_files(target);
+  try_to_move(target);
 }
 
 fs::path export_folder_of(const fs::path& target, i64 steps_done) {
   return target / fmt::format("{}{}", kExport, steps_done);
 }
 
-fs::path unfinished_folder(const fs::path& target) {
-  return fs::absolute(target).parent_path() / fmt::format(".{}.unfinished", target.filename().string());
-}
+fs::path unfinished_folder(const fs::path& target) { return beside(target, "unfinished"); }
 
 void begin_hf_folder(const fs::path& target) {
   const fs::path folder = unfinished_folder(target);

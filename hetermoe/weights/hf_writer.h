@@ -39,7 +39,7 @@ struct FolderContents {
   std::vector<std::string> names = {};  ///< of the tensors that must be there, each once
 };
 
-/// A folder as it was given, "out/" like "out".
+/// A folder as it was given, "out/" like "out"; of a link the folder to which it leads.
 std::filesystem::path folder_path(const std::string& name);
 
 /// Where the model after so many steps lies in the folder of the finished one, as Trainer of transformers has
@@ -47,7 +47,8 @@ std::filesystem::path folder_path(const std::string& name);
 std::filesystem::path export_folder_of(const std::filesystem::path& target, i64 steps_done);
 
 /// Throws ConfigError when a folder cannot be written there: something else is there than an earlier folder
-/// of this program, whose files are replaced, or it is `source`. To be called before the work.
+/// of this program, whose files are replaced, it cannot be renamed (a mount point), or it is `source`. To be
+/// called before the work.
 void check_hf_target(const std::filesystem::path& target, const std::filesystem::path& source);
 
 /// Where its files are written first: beside the folder.

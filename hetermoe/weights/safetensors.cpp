@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <bit>
 #include <cerrno>
 #include <cstring>
@@ -104,11 +105,13 @@ class SafetensorsWriter::File {
   explicit File(const std::filesystem::path& path)
       : path_(path), file_(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644)) {
     if (file_ < 0) fail_io(path_, "create file");
+    struct stat info {};
+    is_own_ = ::lstat(path_.c_str(), &info) == 0 && S_ISREG(info.st_mode);
   }
   ~File() {
     if (file_ < 0) return;
     ::close(file_);
-    ::unlink(path_.c_str());
+    remove();
   }
   File(const File&) = delete;
   File& operator=(const File&) = delete;
@@ -124,14 +127,24 @@ class SafetensorsWriter::File {
     }
   }
   void finish() {
-    if (::fsync(file_) != 0) fail_io<WriteError>(path_, "write");
+    const bool synced =
+        ::fsync(file_) == 0 || errno == EINVAL || errno == EROFS;  // as pipes and devices answer
+    if (!synced) fail_io<WriteError>(path_, "write");
     if (::close(std::exchange(file_, -1)) != 0) {
-      ::unlink(path_.c_str());
+      const int error = errno;
+      remove();
+      errno = error;
       fail_io<WriteError>(path_, "write");
     }
   }
 
  private:
+  /// Devices, pipes and links were there before and stay.
+  void remove() const {
+    if (is_own_) ::unlink(path_.c_str());
+  }
+
+  bool is_own_ = false;
   std::filesystem::path path_;
   int file_;
 };
@@ -325,11 +338,17 @@ at::Tensor SafetensorsReader::read(const std::string& name) const {
   const Entry& found = entry(name);
   at::Tensor tensor = at::empty(found.head.shape, found.head.dtype);
   read_bytes(tensor.mutable_data_ptr(), data_begin_ + found.begin, found.end - found.begin);
-  const std::string sum = fmt::format("{:016x}", checksum(tensor.const_data_ptr(), tensor.nbytes()));
-  if (!found.checksum.empty() && sum != found.checksum) {
-    fail<IoError>(path_.string(), "{} is damaged: got checksum {}, expected {}", name, sum, found.checksum);
-  }
+  check_bytes(found, tensor.const_data_ptr());
   return tensor;
+}
+
+void SafetensorsReader::check_bytes(const Entry& entry, const void* data) const {
+  if (entry.checksum.empty()) return;
+  const std::string sum =
+      fmt::format("{:016x}", checksum(data, static_cast<std::size_t>(entry.end - entry.begin)));
+  if (sum != entry.checksum)
+    fail<IoError>(path_.string(), "{} is damaged: got checksum {}, expected {}", entry.head.name, sum,
+                  entry.checksum);
 }
 
 at::Tensor SafetensorsReader::map(const std::string& name) const {
@@ -344,6 +363,9 @@ at::Tensor SafetensorsReader::map(const std::string& name) const {
   if (now.st_size < size_)
     fail<IoError>(path_.string(), "the file is cut: got {} bytes, it had {}", now.st_size, size_);
   const auto mapping = std::make_shared<Mapping>(path_, file_, begin, bytes);
+  const std::atomic_ref<char> compared(found.compared);  // of many slices of a tensor the first
+  if (compared == 0) check_bytes(found, mapping->data());
+  compared = 1;
   return at::from_blob(
       mapping->data(), found.head.shape, [mapping](void*) {}, found.head.dtype);
 }

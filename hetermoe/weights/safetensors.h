@@ -24,7 +24,7 @@ struct TensorHead {
 const char* dtype_text(at::ScalarType dtype);
 
 /// Writes a file tensor by tensor, so that no more than one of them need be in memory. What was written is
-/// removed again unless the file was finished.
+/// removed again unless the file was finished; a device, a pipe or a link to one stays.
 class SafetensorsWriter {
  public:
   /// metadata: texts by name, which other readers ignore. Throws IoError.
@@ -70,21 +70,23 @@ class SafetensorsReader {
   bool has(const std::string& name) const { return entries_.count(name) > 0; }
   /// A copy. Throws IoError when the name is not there or the bytes are not those that were written.
   at::Tensor read(const std::string& name) const;
-  /// The tensor as it lies in the file, mapped into memory: only what is looked at is read, nothing is
-  /// compared with a checksum. Writing to it changes no file. It may outlive the reader. Throws IoError.
+  /// The tensor as it lies in the file, mapped into memory: only what is looked at is read, all of it once
+  /// where it has a checksum. Writing to it changes no file. It may outlive the reader. Throws IoError.
   at::Tensor map(const std::string& name) const;
 
  private:
   struct Entry {
     TensorHead head;
     i64 begin, end;
-    std::string checksum;  // empty: a file by another writer
+    std::string checksum;           // empty: a file by another writer
+    mutable char compared = false;  // with the checksum, by map()
   };
   const Entry& entry(const std::string& name) const;
   void read_header(Checksums checksums);
   void add_entry(const std::string& name, const SortedJson& json, const SortedJson& metadata);
   void check_places() const;
   void check_checksums(const SortedJson& metadata, Checksums checksums) const;
+  void check_bytes(const Entry& entry, const void* data) const;
   void read_bytes(void* out, i64 begin, i64 size) const;
 
   std::filesystem::path path_;

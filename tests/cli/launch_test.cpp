@@ -42,6 +42,36 @@ TEST(Launch, PassesTheCommandOnAsItIs) {
   EXPECT_EQ(result.code, 0) << result.err;
 }
 
+/// Lists in brackets, as job keys take them, are single words, and so is nothing.
+TEST(Launch, TakesNoWordApart) {
+  const std::vector<std::string> words = {
+      "[0,1]", "[[0,1],[2,3]]", R"([{"step": 3, "plan": "p.json"}])", "[x]", "", "--", "--flag", "true"};
+  std::vector<std::string> all = {"launch", "--", "printf", "<%s>\n"};
+  all.insert(all.end(), words.begin(), words.end());
+  const ProgramResult result = run_hetermoe(all);
+  EXPECT_EQ(result.code, 0) << result.err;
+  std::string expected;
+  for (const std::string& word : words) expected += "<" + word + ">\n";
+  EXPECT_EQ(result.out, expected);
+}
+
+TEST(Launch, ReadsEveryKeyOfAJobThatItMayReplan) {
+  const WorkFolder folder;
+  const ProgramResult result = run_hetermoe(
+      {"launch", "--restarts", "0", "--replan", "--", "true", "hetermoe", "train", "--model", "tiny",
+       "--output", folder / "out", "--train.changes", R"([{"step": 3, "plan": "p.json"}])"});
+  EXPECT_EQ(result.code, 0) << result.err;
+}
+
+TEST(Launch, ATraceCannotGoOnWithFewerProcesses) {
+  const WorkFolder folder;
+  const ProgramResult result = run_hetermoe(
+      {"launch", "--replan", "--", "true", "hetermoe", "train", "--routing.record", folder / "t"});
+  EXPECT_EQ(result.code, 2);
+  EXPECT_NE(result.err.find("[--replan] routing.record writes a file for each process"), std::string::npos)
+      << result.err;
+}
+
 TEST(Launch, NeedsACommand) {
   const ProgramResult result = run_hetermoe({"launch"});
   EXPECT_EQ(result.code, 2);

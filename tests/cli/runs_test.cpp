@@ -95,9 +95,10 @@ TEST(OutputFolder, OfALivingRunIsRefusedWithItsOwner) {
 }
 
 TEST(Interrupted, ARunEndsWithTheCodeOfItsSignalAndLaunchPassesItOn) {
-  for (const auto& [signal, name] :
-       std::vector<std::pair<int, std::string>>{{SIGINT, "SIGINT"}, {SIGTERM, "SIGTERM"}}) {
+  for (const auto& [signal, name] : std::vector<std::pair<int, std::string>>{
+           {SIGINT, "SIGINT"}, {SIGTERM, "SIGTERM"}, {SIGHUP, "SIGHUP"}, {SIGUSR1, "SIGUSR1"}}) {
     for (const bool launched : {false, true}) {
+      if (launched && signal == SIGUSR1) continue;  // one of the new ones is enough
       const WorkFolder folder;
       std::vector<std::string> words =
           short_train(folder, {"--train.steps", "100000", "--train.log_every", "1"});
@@ -114,6 +115,40 @@ TEST(Interrupted, ARunEndsWithTheCodeOfItsSignalAndLaunchPassesItOn) {
       EXPECT_TRUE(std::filesystem::exists(folder / "run/report.html"));
     }
   }
+}
+
+TEST(Interrupted, NohupKeepsARunFromEndingWithItsTerminal) {
+  const WorkFolder folder;
+  std::vector<std::string> words = short_train(folder, {"--train.steps", "300", "--train.log_every", "1"});
+  words.insert(words.begin(), {"nohup", HM_BINARY_DIR "/hetermoe"});
+  Child run("/usr/bin/env", words);
+  wait_for([&] { return run.out(); }, "step 2/");
+  run.signal(SIGHUP);
+  wait_for([&] { return run.out(); }, "step 20/");
+}
+
+TEST(Files, ALimitOfTheirSizeIsToldInASentence) {
+  const WorkFolder folder;
+  const ProgramResult result =
+      Child("/bin/sh", {"-c", "ulimit -f 1; exec \"$@\"", "sh", HM_BINARY_DIR "/hetermoe", "routing", "make",
+                        "-o", folder / "made.routes", "--model", "tiny"})
+          .wait();
+  EXPECT_EQ(result.code, 1) << result.err;
+  EXPECT_TRUE(contains(result.err, "made.routes] cannot be written: File too large")) << result.err;
+}
+
+TEST(Files, TokensThatShrinkUnderARunAreNamed) {
+  const WorkFolder folder;
+  const std::string text = folder.file("text.txt", std::string(20000, 'x')), tokens = folder / "tokens";
+  ASSERT_EQ(run_hetermoe({"data", "--data.paths", text, "--write", tokens}).code, 0);
+  Child run(HM_BINARY_DIR "/hetermoe",
+            short_train(folder, {"--train.steps", "100000", "--train.log_every", "1", "--data.paths",
+                                 tokens + ".idx", "--data.max_bytes", "0"}));
+  wait_for([&] { return run.out(); }, "step 2/");
+  std::filesystem::resize_file(tokens + ".bin", 0);
+  const ProgramResult result = run.wait();
+  EXPECT_EQ(result.code, 1) << result.err;
+  EXPECT_TRUE(contains(result.err, "tokens.bin] became shorter while it was read")) << result.err;
 }
 
 TEST(Interrupted, CtrlCAtATerminalReachesALaunchedRunOnce) {

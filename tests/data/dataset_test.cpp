@@ -193,6 +193,7 @@ TEST(LoadDataset, ALineOfJsonWithoutItsFieldIsRefusedWithItsNumber) {
   EXPECT_EQ(refused(first + "[1]\n").substr(0, at.size() + 4), at + "got ");
   EXPECT_EQ(refused(first + "{\"text\": \"b\"\n"),
             at + "is no JSON in UTF-8, expected an object on each line");
+  EXPECT_EQ(refused(first + std::string(1'000'000, '[')), at + "is nested more than 200 levels deep");
 }
 
 TEST(LoadDataset, FilesOfSeveralKindsBecomeOneSource) {

@@ -174,6 +174,22 @@ TEST(Staleness, DelaysChangeNothing) {
   }
 }
 
+/// Turns of one node: the device that comes next takes the next layers, so lanes of a device run ahead.
+TEST(Staleness, RoundRobinTurnsKeepTheBits) {
+  const ModelConfig model = load_model("tiny");
+  Cluster cluster = make_cluster(3, 1, 1);
+  cluster.nodes[0].host = NodeHost{.memory_gib = 64};
+  StrategyRequest request = small_step();
+  request.sequences = 8;
+  request.microbatches = 8;
+  Plan plan = find_strategy("roundpipe").make(model, cluster, request);
+  use_fp64(plan);
+  offload(plan, model, cluster, {"all"}, "test");
+  const Trained expected = sequential(model, cluster, plan);
+  for (int trial = 0; trial < 3; ++trial)
+    expect_equal(lagging(model, cluster, plan, true), expected, fmt::format("trial {}", trial));
+}
+
 /// A slow optimizer is what the lag hides: here its first update does not end before the next step has
 /// reached the head, for which a step without a lag would wait in vain.
 TEST(Staleness, TheNextStepComputesWhileTheOptimizerWorks) {

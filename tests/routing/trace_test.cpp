@@ -33,6 +33,38 @@ std::string error_of_bytes(const WorkFolder& folder, const std::string& bytes) {
   });
 }
 
+TEST(RoutingWriter, ReplacesTracesAlone) {
+  const WorkFolder folder;
+  const TraceHeader header = golden_header();
+  const std::string text = folder.file("thesis.txt", "To be, or not to be");
+  for (const i64 step : {0, 3}) {
+    const std::string error = error_of<ConfigError>([&] { RoutingWriter::resume(text, header, step); });
+    EXPECT_EQ(error,
+              "[" + text + "] is no routing trace, and writing one would destroy it. Name another file");
+  }
+  EXPECT_EQ(read_text(text), "To be, or not to be");
+  const std::string trace = written(folder, header, {});
+  EXPECT_EQ(error_of([&] { RoutingWriter(trace, header).finish(); }), "no error");
+  EXPECT_EQ(error_of([&] { RoutingWriter("/dev/null", header).finish(); }), "no error");
+}
+
+TEST(RoutingWriter, HasItsFileForItselfAlone) {
+  const WorkFolder folder;
+  const std::string path = folder / "one.routes";
+  {
+    RoutingWriter first(path, golden_header());
+    first.sync();
+    const std::string bytes = read_text(path);
+    for (const i64 step : {0, 3}) {
+      EXPECT_EQ(
+          error_of<ConfigError>([&] { RoutingWriter::resume(path, golden_header(), step); }),
+          "[" + path + "] is being written by another process. Wait for it to end, or name another file");
+    }
+    EXPECT_EQ(read_text(path), bytes);
+  }
+  RoutingWriter::resume(path, golden_header(), 3).finish();
+}
+
 /// Without a sync, which file systems also make when a file is truncated: there are thousands.
 void write_quickly(const std::string& path, const std::string& bytes) {
   std::filesystem::remove(path);
@@ -325,10 +357,12 @@ TEST(RoutingWriter, AResumedTraceIsThatOfAnUnbrokenRun) {
   const std::string whole = read_text(written(folder, golden_header(), {golden_step(), second, third}));
   const std::string path = folder / "resumed.routes";
   for (const bool ended : {false, true}) {
-    RoutingWriter writer(path, golden_header());
-    writer.step(golden_step());
-    writer.step(second);
-    if (ended) writer.finish();
+    {
+      RoutingWriter writer(path, golden_header());
+      writer.step(golden_step());
+      writer.step(second);
+      if (ended) writer.finish();
+    }
     RoutingWriter again = RoutingWriter::resume(path, golden_header(), 4);
     again.step(second);
     again.step(third);

@@ -56,6 +56,20 @@ TEST(InitFrom, ThereAndBackWithoutAStepIsTheSameToTheBit) {
   }
 }
 
+TEST(InitFrom, ACheckpointWhoseConfigurationWasChangedIsRefused) {
+  const WorkFolder out;
+  TinyRun first(out / "run");
+  first.run();
+  const fs::path checkpoint = first.checkpoints() / "step-00000006";
+  EXPECT_EQ(error_of([&] { HfFolder{checkpoint}; }), "no error");
+  Json config = read_json(checkpoint / "config.json");
+  config["rope_theta"] = 4321.0;
+  write_text(checkpoint / "config.json", config.dump());
+  EXPECT_NE(
+      error_of<IoError>([&] { HfFolder{checkpoint}; }).find("config.json] is not what checkpoint.json has"),
+      std::string::npos);
+}
+
 TEST(InitFrom, MastersHaveThePrecisionOfTheFile) {
   // bf16 devices round the value; the master, and what is saved, is the fp32 number of the file.
   for (const char* sharded : {"", "plan.shard_optimizer", "plan.shard_weights"}) {

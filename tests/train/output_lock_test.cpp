@@ -34,6 +34,21 @@ TEST(OutputLock, TheOwnerIsNamedAndTheFolderFreeAfterwards) {
   EXPECT_EQ(again.note(), "");
 }
 
+TEST(OutputLock, LiesBesideAFolderThatIsReplacedAsAWhole) {
+  const WorkFolder folder;
+  const OutputLockOptions options{.host = "", .key = "train.save_hf", .beside = true};
+  {
+    const OutputLock lock(folder / "hf", options);
+    EXPECT_EQ(folder.contents(), std::vector<std::string>{".hf.lock"});
+    EXPECT_EQ(error_of<ConfigError>([&] { OutputLock second(folder / "hf", options); }),
+              fmt::format("[train.save_hf] {} is in use by process {} on \"{}\". Wait for it to end, or give "
+                          "another --train.save_hf",
+                          folder / "hf", ::getpid(), host_name()));
+    const OutputLock other(folder / "other", options), output(folder / "hf");
+  }
+  EXPECT_TRUE(folder.contents().empty());
+}
+
 TEST(OutputLock, WhatAKilledProcessLeftIsTakenOverWithAWord) {
   const WorkFolder folder;
   const pid_t child = ::fork();

@@ -53,5 +53,18 @@ TEST(Presence, OnlyARankThatEndsWithoutAWordHasVanished) {
   EXPECT_TRUE(read_rank_ends(folder.path()).empty());
 }
 
+TEST(Presence, OfOtherFilesNothingIsReadOrRemoved) {
+  const WorkFolder folder;
+  std::filesystem::create_directories(folder.path() / "ranks/rank-00007");
+  for (const char* name : {"thesis.txt", "rank-x", "rank-1", "rank-00007/notes"})
+    folder.file(std::string("ranks/") + name, "{\"thesis\": 1}\n");
+  in_a_child(folder, 0, [] {});
+  EXPECT_EQ(read_rank_ends(folder.path()).size(), 1U);
+  forget_ranks(folder.path());
+  EXPECT_TRUE(read_rank_ends(folder.path()).empty());
+  for (const char* name : {"thesis.txt", "rank-x", "rank-1", "rank-00007/notes"})
+    EXPECT_TRUE(std::filesystem::exists(folder.path() / "ranks" / name)) << name;
+}
+
 }  // namespace
 }  // namespace hetermoe

@@ -158,6 +158,24 @@ TEST(Replan, TheChangesMakeAJobOverTheSurvivorsAlone) {
   }
 }
 
+TEST(Replan, WhatThePlannersPlansDoNotHaveStays) {
+  const WorkFolder folder;
+  const auto how_of = [&](JobChanges more, const std::function<bool(const Plan&)>& keeps) {
+    more.insert(more.begin(), {{"strategy", "ep"}, {"output", folder / "out"}});
+    const After after = lose(more, {0, 1, 3});
+    EXPECT_TRUE(keeps(after.plan)) << after.replanned.how;
+    EXPECT_EQ(after.replanned.devices, (std::vector<DeviceId>{0, 1, 3}));
+    return after.replanned.how.substr(after.replanned.how.find("; ") + 2);
+  };
+  EXPECT_EQ(
+      how_of({{"cluster", "demo-hosts"}, {"plan.offload", "all"}, {"train.staleness", "1"}}, uses_hosts),
+      "the planner does not take over parameters on hosts");
+  EXPECT_EQ(how_of({{"balancer.name", "relibra"}}, [](const Plan& plan) { return plan.guest_slots > 0; }),
+            "the planner does not take over guests");
+  EXPECT_EQ(how_of({{"balancer.name", "lplb"}}, [](const Plan& plan) { return plan.tally; }),
+            "the planner does not take over the division of copies in each exchange");
+}
+
 TEST(Replan, ASecondLossIsPlannedFromTheFirstPlan) {
   const WorkFolder folder;
   const JobChanges before = {{"strategy", "zebra"}, {"output", folder / "out"}};

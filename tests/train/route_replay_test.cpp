@@ -137,6 +137,22 @@ TEST(RouteReplay, ARecordOfAReplayIsTheTraceAndTheRunRepeats) {
   EXPECT_FALSE(first.outcome.records[0].replayed_choices.has_value());
 }
 
+TEST(RouteReplay, ATraceIsNotReplayedAndRecordedAtOnce) {
+  const WorkFolder folder;
+  const std::string trace = folder / "traces/made.routes";
+  fs::create_directories(folder / "traces");
+  write_trace(trace);
+  const std::string bytes = read_text(trace);
+  for (const auto& [record, replay] :
+       Settings{{trace, trace}, {folder / "traces/new.routes", folder / "traces"}}) {
+    TinyRun run(folder / "run", in_fp64({{"routing.record", record}, {"routing.replay", replay}}));
+    EXPECT_EQ(error_of<ConfigError>([&] { run.run(Checkpoints::kOff); }),
+              "[routing.record] " + record +
+                  " belongs to the trace that routing.replay reads, expected another file");
+  }
+  EXPECT_EQ(read_text(trace), bytes);
+}
+
 TEST(RouteReplay, OtherWeightsTakeTheRecordedChoices) {
   const WorkFolder folder;
   TinyRun first(folder / "first", in_fp64({{"routing.record", folder / "first.routes"}}));

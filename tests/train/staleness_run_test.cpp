@@ -31,6 +31,20 @@ TEST(StalenessRun, AResumedRunRepeatsTheSameBits) {
   }
 }
 
+TEST(StalenessRun, RoundRobinTurnsEndWithTheSameBitsWhereStepsDoNotOverlap) {
+  const WorkFolder one, other;
+  auto seldom = lagging("roundpipe");
+  for (const auto& [key, value] : Settings{{"cluster", "rtx4090x8"},
+                                           {"train.sequences", "8"},
+                                           {"train.microbatches", "8"},
+                                           {"checkpoint.every", "100"}})
+    seldom.emplace_back(key, value);
+  auto each = seldom;
+  each.emplace_back("checkpoint.every", "1");
+  expect_equal(TinyRun(one.path().string(), seldom).run().values,
+               TinyRun(other.path().string(), each).run().values);
+}
+
 TEST(StalenessRun, CheckpointsAndValidationsChangeNoBit) {
   const WorkFolder one, other;
   auto each = lagging("ep");

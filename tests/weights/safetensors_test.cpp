@@ -1,0 +1,51 @@
+#include "hetermoe/weights/safetensors.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "tests/support/error_of.h"
+#include "tests/support/work_folder.h"
+
+namespace hetermoe {
+namespace {
+
+namespace fs = std::filesystem;
+
+TEST(Safetensors, ShapesThatNoTensorHasAreErrors) {
+  const WorkFolder folder;
+  const auto error_with = [&](const std::string& shape, const std::string& offsets) {
+    const std::string header =
+        fmt::format(R"({{"w":{{"dtype":"F32","shape":{},"data_offsets":{}}}}})", shape, offsets);
+    std::string length(8, '\0');
+    length[0] = static_cast<char>(header.size());
+    const std::string path = folder.file("x", length + header + std::string(8, '\1'));
+    return error_of<IoError>([&] { SafetensorsReader(path).read("w"); });
+  };
+  EXPECT_EQ(error_with("[2]", "[0,8]"), "no error");
+  for (const char* shape :
+       {"[4294967296,4294967296]", "[0,9223372036854775807,2]", "[-1]", "[1.5]", "2", "[\"a\"]"})
+    EXPECT_NE(error_with(shape, "[0,8]"), "no error") << shape;
+  for (const char* offsets :
+       {"[0,9223372036854775807]", "[-8,0]", "[9223372036854775800,9223372036854775807]", "[0]"})
+    EXPECT_NE(error_with("[2]", offsets), "no error") << offsets;
+}
+
+TEST(Safetensors, DevicesPipesAndLinksStay) {
+  const WorkFolder folder;
+  const std::vector<NamedTensor> tensors = {{"a", at::ones({3})}};
+  fs::create_symlink("/dev/null", folder / "null");
+  fs::create_symlink("/dev/full", folder / "full");
+  ASSERT_EQ(::mkfifo((folder / "pipe").c_str(), 0600), 0);
+  const int reader = ::open((folder / "pipe").c_str(), O_RDONLY | O_NONBLOCK);
+  for (const char* name : {"null", "pipe"})
+    EXPECT_EQ(error_of([&] { write_safetensors(folder / name, tensors); }), "no error") << name;
+  EXPECT_EQ(error_of<WriteError>([&] { write_safetensors(folder / "full", tensors); }),
+            "[" + folder / "full" + "] cannot write: No space left on device");
+  EXPECT_EQ(folder.contents(), (std::vector<std::string>{"full", "null", "pipe"}));
+  ::close(reader);
+}
+
+}  // namespace
+}  // namespace hetermoe
