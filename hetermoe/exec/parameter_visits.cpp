@@ -12,7 +12,7 @@ bool is_here(const at::Tensor& tensor) { return !tensor.is_meta(); }
 void drop(at::Tensor& tensor) { tensor = tensor.to(at::kMeta); }
 
 /// Leaves shapes alone in a list, and returns what was there.
-std::vector<at::Tensor> take_all(std::vector<at::Tensor>& tensors) {
+std::vector<at::Tensor> take_tensors(std::vector<at::Tensor>& tensors) {
   std::vector<at::Tensor> held = tensors;
   for (at::Tensor& tensor : tensors) drop(tensor);
   return held;
@@ -66,7 +66,7 @@ void ParameterStore::admit(i32 index, const std::vector<at::Tensor>& values) {
 std::vector<at::Tensor> ParameterStore::dismiss(i32 index) {
   StateTensors& state = of_state(index);
   Shelf& shelf = shelves_.at(key_of(state.state));
-  std::vector<at::Tensor> held = take_all(state.values);
+  std::vector<at::Tensor> held = take_tensors(state.values);
   if (shelf.group) shelf.group->values = state.values;
   const bool last = std::none_of(shelf.states.begin(), shelf.states.end(),
                                  [](const StateTensors& s) { return is_here(s.values[0]); });
@@ -102,7 +102,7 @@ void ParameterStore::open_grads(UnitPart part, i32 layer) {
 std::vector<at::Tensor> ParameterStore::take_grads(i32 index) {
   StateTensors& state = of_state(index);
   Shelf& shelf = shelves_.at(key_of(state.state));
-  std::vector<at::Tensor> held = take_all(state.grads);
+  std::vector<at::Tensor> held = take_tensors(state.grads);
   if (shelf.group) shelf.group->grads = state.grads;
   const bool last = std::none_of(shelf.states.begin(), shelf.states.end(), [](const StateTensors& s) {
     return s.state.trainable && is_here(s.grads[0]);

@@ -92,13 +92,15 @@ Plan without_copies(Plan plan) {
   return plan;
 }
 
-BalancerChoice choice_of(const Job& job) { return balancer_choice(job.balancer.name, job.balancer.parts); }
+BalancerChoice balancer_choice_of(const Job& job) {
+  return balancer_choice(job.balancer.name, job.balancer.parts);
+}
 
 const Plan& checked(const Job& job, const Plan& plan, const ModelConfig& model, i64 num_domains) {
   const auto refuse = [&](const std::string& why) {
     fail<ConfigError>("balancer.name", "got {}, expected none: {}", job.balancer.name, why);
   };
-  const BalancerChoice choice = choice_of(job);
+  const BalancerChoice choice = balancer_choice_of(job);
   const CopySplit split = choice.split;
   if (choice.balancer != nullptr && choice.balancer->by_use) check_locality(job, num_domains);
   if (split == CopySplit::kOracle) refuse("the bound is for traces (hetermoe routing balance)");
@@ -129,7 +131,7 @@ StepBalancer::StepBalancer(const Job& job, const ModelConfig& model, const Clust
       step_(step_options(job, model)),
       layers_(layers_with_experts(model)),
       kinds_(kinds_of(cluster, first_)),
-      choice_(choice_of(job)),
+      choice_(balancer_choice_of(job)),
       num_domains_(idx(num_domains)),
       by_domain_(choice_.order != SequenceOrder::kAsTheyCome && !foresees() && num_domains > 1),
       orders_(choice_.order != SequenceOrder::kAsTheyCome && (foresees() || by_domain_) &&

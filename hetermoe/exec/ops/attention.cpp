@@ -96,7 +96,7 @@ void run_forward(OpContext& d, const Op& op) {
     d.input->routes->take(op.layer, d.first_sequence(op, op.layer), sequences, slot.topk, slot.weights);
 }
 
-void recompute(OpContext& d, const Op& op) {
+void recompute_attention(OpContext& d, const Op& op) {
   LayerSlot& slot = d.slots.layer(op.layer, op.microbatch);
   if (d.keeps_activations(op)) {
     slot.send = slot.graph == nullptr ? at::empty_like(slot.hidden)
@@ -169,7 +169,7 @@ void compute_op<ComputeKind::kAttention>(OpContext& d, const Op& op) {
     case Phase::kBackward:
       return run_backward(d, op);
     case Phase::kRecompute:
-      return recompute(d, op);
+      return recompute_attention(d, op);
     case Phase::kWeights:
       return weight_gradients(d, op);
   }

@@ -20,7 +20,7 @@ void pack_sums_forward(OpContext& d, const Op& op, Devices participants, std::ve
   }
 }
 
-void unpack_forward(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in) {
+void unpack_sums_forward(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in) {
   if (!d.is_source(op)) return;
   ChunkSlot& slot = d.slots.chunk(op.layer, op.microbatch, op.chunk);
   slot.returned.clear();
@@ -42,7 +42,7 @@ void pack_sums_backward(OpContext& d, const Op& op, Devices participants, std::v
   }
 }
 
-void unpack_backward(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in) {
+void unpack_sums_backward(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in) {
   if (!d.is_owner(op)) return;
   std::vector<at::Tensor> rows;
   for (const Share& source : d.p.shares(op)) {
@@ -57,8 +57,8 @@ void pack_sums(OpContext& d, const Op& op, Devices participants, std::vector<Mes
 }
 
 void unpack_sums(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in) {
-  op.phase == Phase::kBackward ? unpack_backward(d, op, participants, in)
-                               : unpack_forward(d, op, participants, in);
+  op.phase == Phase::kBackward ? unpack_sums_backward(d, op, participants, in)
+                               : unpack_sums_forward(d, op, participants, in);
 }
 
 MessageShape expected_row_sums(OpContext& d, const Op& op, DeviceId peer, const Message&) {

@@ -156,7 +156,7 @@ void pack_rows_forward(OpContext& d, const Op& op, Devices participants, std::ve
   }
 }
 
-void unpack_forward(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in) {
+void unpack_rows_forward(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in) {
   if (!d.is_owner(op)) return;
   ChunkSlot& slot = d.slots.chunk(op.layer, op.microbatch, op.chunk);
   const bool on_device = d.routing[idx(op.layer)].on_device.has_value();
@@ -232,7 +232,7 @@ void pack_rows_backward(OpContext& d, const Op& op, Devices participants, std::v
   }
 }
 
-void unpack_backward(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in) {
+void unpack_rows_backward(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in) {
   if (!d.is_source(op)) return;
   ChunkSlot& slot = d.slots.chunk(op.layer, op.microbatch, op.chunk);
   slot.d_send.clear();
@@ -250,8 +250,8 @@ void pack_rows(OpContext& d, const Op& op, Devices participants, std::vector<Mes
 }
 
 void unpack_rows(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in) {
-  op.phase == Phase::kBackward ? unpack_backward(d, op, participants, in)
-                               : unpack_forward(d, op, participants, in);
+  op.phase == Phase::kBackward ? unpack_rows_backward(d, op, participants, in)
+                               : unpack_rows_forward(d, op, participants, in);
 }
 
 MessageShape expected_rows(OpContext& d, const Op& op, DeviceId peer, const Message&) {

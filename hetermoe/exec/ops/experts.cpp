@@ -58,7 +58,7 @@ void forward(OpContext& d, const Op& op) {
 }
 
 /// Ahead of the gradient: nothing travels, so backward needs no more than what forward would have saved.
-void recompute(OpContext& d, const Op& op) {
+void recompute_rows(OpContext& d, const Op& op) {
   ChunkSlot& slot = d.slots.chunk(op.layer, op.microbatch, op.chunk);
   const auto made = [&](const Part& part) {
     return std::make_unique<ExpertsSaved>(experts_recompute(part.slab, slot.rows, part.groups));
@@ -96,7 +96,7 @@ void backward(OpContext& d, const Op& op) {
   slot.d_weights = to_arrival(slot.groups, gradient.dweights_C);
 }
 
-void weight_gradients(OpContext& d, const Op& op) {
+void expert_weight_gradients(OpContext& d, const Op& op) {
   const ChunkSlot& slot = d.slots.chunk(op.layer, op.microbatch, op.chunk);
   if (!has_guests(d, op))
     return experts_weight_gradients(d.state.slab(op.layer), slot.rows, slot.groups, *slot.left, slot.d_out);
@@ -117,9 +117,9 @@ void compute_op<ComputeKind::kExperts>(OpContext& d, const Op& op) {
     case Phase::kBackward:
       return backward(d, op);
     case Phase::kRecompute:
-      return d.p.recompute(op.group, op.layer) == Recompute::kAhead ? recompute(d, op) : forward(d, op);
+      return d.p.recompute(op.group, op.layer) == Recompute::kAhead ? recompute_rows(d, op) : forward(d, op);
     case Phase::kWeights:
-      return weight_gradients(d, op);
+      return expert_weight_gradients(d, op);
   }
 }
 

@@ -50,7 +50,7 @@ MessageShape shape_of(const OpContext& d, i64 count, at::ScalarType dtype) {
           .tensors = {{dtype, {count, 2 * width, hidden}}, {dtype, {count, hidden, width}}}};
 }
 
-void pack_weights(OpContext& d, const Op& op, Devices participants, std::vector<Message>& out) {
+void pack_guests(OpContext& d, const Op& op, Devices participants, std::vector<Message>& out) {
   const ExpertSlab& slab = d.state.slab(op.layer);
   for (std::size_t i = 0; i < participants.size(); ++i) {
     std::vector<i64> slots;
@@ -123,7 +123,7 @@ void add_gradients(OpContext& d, const Op& op, Devices participants, std::vector
 
 template <>
 TransferOp transfer_op<TransferKind::kLend>() {
-  return {.pack = pack_weights, .expected = expected_guests, .unpack = keep_guests};
+  return {.pack = pack_guests, .expected = expected_guests, .unpack = keep_guests};
 }
 
 template <>

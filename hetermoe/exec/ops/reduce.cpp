@@ -49,7 +49,7 @@ void keep_others_parts(OpContext& d, const std::vector<at::Tensor>& tensors, Dev
   }
 }
 
-void pack_sums(OpContext& d, const Op& op, Devices participants, std::vector<Message>& out) {
+void tell_sums(OpContext& d, const Op& op, Devices participants, std::vector<Message>& out) {
   pack_own_part(d, grads_of(d, op), participants, out);
 }
 
@@ -143,7 +143,7 @@ TransferOp transfer_op<TransferKind::kReduceScatter>() {
 
 template <>
 TransferOp transfer_op<TransferKind::kReduce>() {
-  static const TransferOp sums = {.pack = pack_sums, .expected = expected_sums, .unpack = keep_sums};
+  static const TransferOp sums = {.pack = tell_sums, .expected = expected_sums, .unpack = keep_sums};
   TransferOp reduce = transfer_op<TransferKind::kReduceScatter>();
   reduce.next = &sums;
   return reduce;
