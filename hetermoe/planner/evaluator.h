@@ -60,6 +60,7 @@ class Evaluator {
   std::size_t size() const { return plans_.size(); }
   const EvaluatedPlan& at(i64 index) const { return plans_[static_cast<std::size_t>(index)]; }
   Plan plan_of(i64 index) const;
+  bool is_pipeline(i64 index) const { return at(index).candidate.plan.order == OrderPolicy::kOneFOneB; }
   Seconds step_of(i64 index) const { return at(index).candidate.prediction.step; }
   /// A confirmed candidate with its plan and the memory of all devices.
   Candidate take(i64 index);

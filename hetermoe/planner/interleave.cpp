@@ -74,8 +74,7 @@ std::optional<Plan> interleaved(const Plan& plan, const ModelConfig& model, i64 
 void evaluate_interleaved(Evaluator& evaluator, const ModelConfig& model) {
   i64 best = -1;
   for (i64 i = 0; i < static_cast<i64>(evaluator.size()); ++i) {
-    const bool pipeline = evaluator.plan_of(i).order == OrderPolicy::kOneFOneB;
-    if (pipeline && (best < 0 || evaluator.step_of(i) < evaluator.step_of(best))) best = i;
+    if (evaluator.is_pipeline(i) && (best < 0 || evaluator.step_of(i) < evaluator.step_of(best))) best = i;
   }
   if (best < 0) return;
   const Plan plan = evaluator.plan_of(best);
