@@ -2,10 +2,9 @@
 #include <optional>
 #include <utility>
 
-#include "hetermoe/base/index.h"
+#include "hetermoe/planner/cluster_part.h"
 #include "hetermoe/planner/host_use.h"
 #include "hetermoe/planner/request_check.h"
-#include "hetermoe/planner/same_group.h"
 #include "hetermoe/planner/search.h"
 
 namespace hetermoe {
@@ -109,44 +108,17 @@ PlanResult plan_all_devices(const PlanRequest& settled) {
   return search_with_hosts(settled, std::move(result));
 }
 
-/// [device of the whole cluster] what `values` has for it, of others `fill`.
-template <class T>
-std::vector<T> spread(const std::vector<T>& values, const std::vector<DeviceId>& devices, i32 num_devices,
-                      const T& fill) {
-  if (values.empty()) return values;
-  std::vector<T> out(idx(num_devices), fill);
-  for (std::size_t d = 0; d < devices.size(); ++d) out[idx(devices[d])] = values[d];
-  return out;
-}
-
-/// A candidate on a part of a cluster as one on all of it. devices: [device of the part] its number there.
-void number_back(Candidate& candidate, const std::vector<DeviceId>& devices, const PlanRequest& whole) {
-  const i32 num_devices = whole.cluster.num_devices();
-  Plan& plan = candidate.plan;
-  for (Group& group : plan.groups) group = with_devices(group, devices);
-  plan.dtype = spread(plan.dtype, devices, num_devices, whole.dtype);
-  if (uses_hosts(plan)) {
-    plan.hosts.clear();
-    for (DeviceId d = 0; d < num_devices; ++d) plan.hosts.push_back(whole.cluster.node_of(d));
-  }
-  candidate.memory = spread(candidate.memory, devices, num_devices, Bytes{0});
-  candidate.unsharded = spread(candidate.unsharded, devices, num_devices, Bytes{0});
-  candidate.prediction.busy = spread(candidate.prediction.busy, devices, num_devices, 0.0);
-}
-
 }  // namespace
 
 PlanResult find_plan(const PlanRequest& request) {
   PlanRequest settled = checked(request);
   const std::vector<DeviceId> idle = std::exchange(settled.limits.idle, {});
   if (idle.empty()) return plan_all_devices(settled);
-  PlanRequest part = settled;
-  part.cluster = without(settled.cluster, idle);
-  std::vector<DeviceId> devices;
-  for (DeviceId d = 0; d < settled.cluster.num_devices(); ++d)
-    if (std::find(idle.begin(), idle.end(), d) == idle.end()) devices.push_back(d);
-  PlanResult result = plan_all_devices(part);
-  for (Candidate& candidate : result.tried) number_back(candidate, devices, settled);
+  const ClusterPart part = part_without(settled.cluster, idle);
+  PlanRequest of_part = settled;
+  of_part.cluster = part.cluster;
+  PlanResult result = plan_all_devices(of_part);
+  for (Candidate& candidate : result.tried) number_back(candidate, part, settled);
   return result;
 }
 

@@ -13,7 +13,8 @@ namespace hetermoe {
 namespace {
 
 constexpr double kWorthSaying = 1.02;  ///< tokens/s over those of the plan
-constexpr i64 kNear = 8;               ///< numbers that differ by more than such a part are another request
+constexpr i64 kDividesWell = 8, kRoundingPart = 50;
+constexpr i64 kNear = 8;  ///< numbers that differ by more than such a part are another request
 
 i64 sum_of(const ShareRow& row) {
   i64 sum = 0;
@@ -92,6 +93,36 @@ std::optional<Plan> evened(const Plan& plan, const Cluster& cluster, bool upward
     out.groups[g] = with_devices(like, counterpart);
   }
   if (total_sequences(out) == total_sequences(plan)) return {};
+  return out;
+}
+
+i64 rounded_up(i64 sequences) {
+  i64 best = sequences;
+  if (sequences % kDividesWell == 0) return best;
+  for (i64 unit = 2; unit <= sequences; unit *= 2) {
+    const i64 up = (sequences + unit - 1) / unit * unit;
+    if (kRoundingPart * (up - sequences) <= sequences) best = up;
+  }
+  return best;
+}
+
+std::optional<Plan> with_fewer(const Plan& plan, i64 sequences) {
+  Plan out = plan;
+  for (i64 i = 0; i < sequences; ++i) {
+    Group& group = out.groups[out.groups.size() - 1 - idx(i) % out.groups.size()];
+    const std::size_t count = group.microbatches.size();
+    if (--group.microbatches.back() == 0 && count == 1) return {};
+    const bool drops = group.microbatches.back() == 0;
+    for_shares(group, [&](Shares& shares) {
+      if (shares.size() == 1) shares = Shares(count, ShareRow(shares[0]));
+      ShareRow& row = shares.back();
+      --std::max_element(row.begin(), row.end(), [](const Share& a, const Share& b) {
+          return a.sequences <= b.sequences;
+        })->sequences;
+      if (drops) shares.pop_back();
+    });
+    if (drops) group.microbatches.pop_back();
+  }
   return out;
 }
 

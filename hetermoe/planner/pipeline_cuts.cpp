@@ -133,8 +133,11 @@ class StageCutter {
     return out;
   }
 
-  /// Stages of equally many devices, or of equally fast ones; what is left over idle, or one more in each of
-  /// the first stages of a class, which have most microbatches in flight.
+  /// What devices do that are too few for one stage more of their class: stay idle; join the first stages,
+  /// which have most microbatches in flight; or make smaller stages, each half as large as the one before.
+  enum class Left { kIdle, kJoin, kSmaller };
+
+  /// Stages of equally many devices, or of equally fast ones.
   void add_of_size(i64 size) {
     std::vector<i64> equal(order_.size(), size), fast;
     for (std::size_t i = 0; i < order_.size(); ++i) {
@@ -142,12 +145,13 @@ class StageCutter {
       fast.push_back(std::clamp<i64>(alike, 1, std::max<i64>(1, devices_[order_[i]])));
     }
     for (const std::vector<i64>& sizes : std::set<std::vector<i64>>{equal, fast}) {
-      add_of_sizes(sizes, false);
-      if (order_.size() > 1) add_of_sizes(sizes, true);
+      add_of_sizes(sizes, Left::kIdle);
+      add_of_sizes(sizes, Left::kSmaller);
+      if (order_.size() > 1) add_of_sizes(sizes, Left::kJoin);
     }
   }
 
-  void add_of_sizes(const std::vector<i64>& sizes, bool all) {
+  void add_of_sizes(const std::vector<i64>& sizes, Left left) {
     Stages stages;
     i64 idle = 0;
     bool differs = false;
@@ -156,13 +160,16 @@ class StageCutter {
       if (count == 0) return;
       idle = devices - count * sizes[i];
       differs = differs || idle > 0;
-      const Stages more = spread(order_[i], all ? devices : count * sizes[i], count);
+      const Stages more = spread(order_[i], left == Left::kJoin ? devices : count * sizes[i], count);
       stages.insert(stages.end(), more.begin(), more.end());
+      i64 over = left == Left::kSmaller ? idle : 0;
+      for (i64 size = sizes[i] / 2; size >= 1; size /= 2)
+        if (over >= size) stages.push_back({order_[i], size}), over -= size;
     }
-    if (all && !differs) return;
+    if (left != Left::kIdle && !differs) return;
     if (order_.size() == 1) stages.resize(std::min(stages.size(), idx(layers_)));
     add(stages);
-    if (all || stages.size() < 2) return;
+    if (left != Left::kIdle || stages.size() < 2) return;
     // A last stage twice as large, for the head.
     const i64 size = sizes.back();
     if (idle < size && (stages.size() < 3 || stages[stages.size() - 2].cls != order_.back())) return;

@@ -8,6 +8,7 @@
 #include "hetermoe/base/index.h"
 #include "hetermoe/planner/advice.h"
 #include "hetermoe/planner/climb.h"
+#include "hetermoe/planner/cluster_part.h"
 #include "hetermoe/planner/explain.h"
 #include "hetermoe/planner/fixed_plans.h"
 #include "hetermoe/planner/good_sequences.h"
@@ -113,6 +114,12 @@ class Search {
 
  private:
   void search() {
+    search_all();
+    search_nearby();
+    evaluate_residences(evaluator_);
+  }
+
+  void search_all() {
     ranking_ = rank_sketches(evaluator_.rates());
     simulate_named();
     simulate_pipelines();
@@ -123,7 +130,45 @@ class Search {
     }
     if (evaluator_.size() == 0) simulate_any();
     go_on();
-    evaluate_residences(evaluator_);
+  }
+
+  /// What is true of a part of the cluster is true of the cluster, and a plan of a few sequences more has
+  /// room for these: whole nodes alone, and a number of sequences that divides well, leave the search less to
+  /// tell apart.
+  void search_nearby() {
+    if (request_.cluster.num_devices() > kMostGoingOn) return;
+    const ClusterPart part = part_without(request_.cluster, outside_full_nodes());
+    if (part.devices.size() < request_.cluster.devices.size()) {
+      PlanRequest fewer = request_;
+      fewer.cluster = part.cluster;
+      if (std::optional<Plan> plan = best_plan(fewer)) {
+        number_back(*plan, part, request_);
+        evaluator_.evaluate_at_any_cost(std::move(*plan));
+      }
+    }
+    PlanRequest more = request_;
+    more.sequences = rounded_up(request_.sequences);
+    const i64 over = more.sequences - request_.sequences;
+    if (over == 0) return;
+    more.limits.max_microbatches += over;
+    const std::optional<Plan> plan = best_plan(more);
+    std::optional<Plan> less = plan ? with_fewer(*plan, over) : std::nullopt;
+    if (less) evaluator_.evaluate_at_any_cost(std::move(*less));
+  }
+
+  static std::optional<Plan> best_plan(const PlanRequest& request) {
+    Search other(request);
+    other.search_all();
+    if (!other.has_best()) return {};
+    return other.evaluator_.plan_of(other.evaluator_.best());
+  }
+
+  /// Devices of nodes that have fewer of a class than others; nothing where no node would be left.
+  std::vector<DeviceId> outside_full_nodes() const {
+    std::vector<DeviceId> outside;
+    for (const DeviceClass& cls : evaluator_.rates().classes())
+      outside.insert(outside.end(), cls.devices.begin() + cls.on_full_nodes, cls.devices.end());
+    return outside;
   }
 
   /// With more budget where all was needed, as long as that finds something faster. A budget that was asked
