@@ -315,7 +315,20 @@ Bytes Cluster::memory_bytes(PlaceId place) const {
 
 std::string Cluster::device_name(PlaceId place) const {
   if (place >= num_devices()) return "host of " + nodes[idx(node_of(place))].name;
-  return fmt::format("{}#{}", type_of(place).name, place);
+  const DeviceId number = devices[idx(place)].number;
+  return fmt::format("{}#{}", type_of(place).name, number >= 0 ? number : place);
+}
+
+Cluster without(const Cluster& cluster, const std::vector<DeviceId>& idle) {
+  Cluster part = cluster;
+  const std::set<DeviceId> out(idle.begin(), idle.end());
+  part.devices.clear();
+  for (DeviceId d = 0; d < cluster.num_devices(); ++d) {
+    if (out.contains(d)) continue;
+    part.devices.push_back(cluster.devices[idx(d)]);
+    if (part.devices.back().number < 0) part.devices.back().number = d;
+  }
+  return part;
 }
 
 }  // namespace hetermoe

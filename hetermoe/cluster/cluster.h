@@ -75,6 +75,7 @@ struct Device {
   i32 type = 0;  ///< index into Cluster::types
   NodeId node = 0;
   double speed = 1;  ///< factor on its type's speed; a slow card has less than 1
+  DeviceId number = -1;  ///< in the cluster that this one is a part of; -1: it is whole
 };
 
 /// Main memory and processor of a machine, which may keep and update what devices have no room for.
@@ -132,6 +133,9 @@ struct Cluster {
   std::vector<DeviceId> devices_of_type(i32 type) const;
   std::string device_name(PlaceId place) const;  ///< "V100#3": type and DeviceId; "host of node0"
 };
+
+/// Nodes and types stay, and devices keep their names.
+Cluster without(const Cluster& cluster, const std::vector<DeviceId>& idle);
 
 /// A name of configs/clusters (o1, demo, ...), a YAML file or a hostfile (hostfile.h). Throws ConfigError.
 Cluster load_cluster(const std::string& name_or_path);

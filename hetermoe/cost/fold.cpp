@@ -4,6 +4,7 @@
 #include <bit>
 #include <map>
 #include <numeric>
+#include <tuple>
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/plan/backward_shares.h"
@@ -214,9 +215,12 @@ class Finder {
     return held;
   }
 
-  /// Every reduce joins whole classes, or devices of a single class in which each takes part in such a
-  /// reduce at the same point of its order.
+  /// Every reduce joins whole classes, or the same numbers of devices of some classes as each other one in
+  /// which devices of these take part at the same points of their orders. The first devices of the classes
+  /// are in one of them together.
   bool states_agree() const {
+    const std::vector<DeviceId> first = first_of_classes();
+    std::map<std::pair<i32, std::size_t>, Parts> known;  // by class and place
     for (std::size_t s = 0; s < p_.states().size(); ++s) {
       const State& state = p_.states()[s];
       if (!state.reduced()) continue;
@@ -224,16 +228,51 @@ class Finder {
       const bool whole = std::all_of(held.begin(), held.end(), [&](const auto& entry) {
         return entry.second == size_[idx(entry.first)];
       });
-      if (!whole && (held.size() > 1 || !at_one_place(static_cast<i32>(s)))) return false;
+      if (whole) continue;
+      const std::optional<Parts> parts = parts_of(static_cast<i32>(s), held);
+      if (!parts) return false;
+      for (const auto& [cls, count, place] : *parts) {
+        if (known.try_emplace({cls, place}, *parts).first->second != *parts) return false;
+      }
+      if (held.size() > 1 && !has_all_or_none(state, held, first)) return false;
     }
     return true;
   }
 
-  bool at_one_place(i32 state) const {
-    const std::vector<DeviceId>& devices = p_.states()[idx(state)].devices;
-    const std::size_t place = place_of(p_, state, devices[0]);
-    return std::all_of(devices.begin(), devices.end(),
-                       [&](DeviceId d) { return place_of(p_, state, d) == place; });
+  /// Of a state in each class: the class, devices of it, where the state stands on all of them.
+  using Parts = std::vector<std::tuple<i32, i32, std::size_t>>;
+
+  /// Nothing where it stands at several places of a class.
+  std::optional<Parts> parts_of(i32 state, const std::map<i32, i32>& held) const {
+    std::map<i32, std::size_t> places;
+    for (const DeviceId d : p_.states()[idx(state)].devices) {
+      const std::size_t place = place_of(p_, state, d);
+      if (places.try_emplace(class_of_[idx(d)], place).first->second != place) return {};
+    }
+    Parts parts;
+    for (const auto& [cls, count] : held) parts.emplace_back(cls, count, places.at(cls));
+    return parts;
+  }
+
+  bool has_all_or_none(const State& state, const std::map<i32, i32>& held,
+                       const std::vector<DeviceId>& first) const {
+    const auto has = std::count_if(held.begin(), held.end(), [&](const auto& entry) {
+      return std::find(state.devices.begin(), state.devices.end(), first[idx(entry.first)]) !=
+             state.devices.end();
+    });
+    return has == 0 || has == static_cast<std::ptrdiff_t>(held.size());
+  }
+
+  /// [class] the first of its devices, group by group.
+  std::vector<DeviceId> first_of_classes() const {
+    std::vector<DeviceId> first(size_.size(), -1);
+    for (const Group& group : plan_.groups) {  // of groups that are alike, the first one comes first
+      for (const DeviceId device : group.devices) {
+        DeviceId& of_class = first[idx(class_of_[idx(device)])];
+        if (of_class < 0) of_class = device;
+      }
+    }
+    return first;
   }
 
   /// Splits classes until every reduce joins whole ones. A class that is split once stays inside or outside
@@ -257,13 +296,10 @@ class Finder {
   }
 
   void choose_representatives() {
-    std::vector<DeviceId> first(size_.size(), -1);
-    for (const Group& group : plan_.groups) {  // of groups that are alike, the first one comes first
-      for (const DeviceId device : group.devices) {
-        DeviceId& representative = first[idx(class_of_[idx(device)])];
-        if (representative < 0) representative = device;
-        fold_.device[idx(device)] = representative;
-      }
+    const std::vector<DeviceId> first = first_of_classes();
+    for (const Group& group : plan_.groups) {
+      for (const DeviceId device : group.devices)
+        fold_.device[idx(device)] = first[idx(class_of_[idx(device)])];
     }
   }
 
@@ -312,9 +348,10 @@ std::vector<i32> folded_states(const Placement& placement, const Fold& fold, i32
   const std::vector<DeviceId>& devices = placement.states()[idx(state)].devices;
   const DeviceId first = fold.device[idx(devices[0])];
   std::vector<i32> all = {state};
-  const bool one_class =
-      std::all_of(devices.begin(), devices.end(), [&](DeviceId d) { return fold.device[idx(d)] == first; });
-  if (!one_class) return all;
+  const auto of_class = [&](DeviceId d) { return fold.device[idx(d)] == first; };
+  const auto held = std::count_if(devices.begin(), devices.end(), of_class);
+  const bool one_class = held == static_cast<std::ptrdiff_t>(devices.size());
+  if (!one_class && held == std::count(fold.device.begin(), fold.device.end(), first)) return all;
   const std::size_t place = place_of(placement, state, devices[0]);
   for (DeviceId d = 0; d < placement.num_devices(); ++d) {
     if (fold.device[idx(d)] == first) all.push_back(placement.states_on(d)[place]);

@@ -33,7 +33,7 @@ std::optional<Fold> find_fold(const Placement& placement, const Cluster& cluster
                               FoldScope scope);
 
 /// States whose reduces run at the same time as that of `state`, which is among them: those of the other
-/// devices of its class. Only `state` itself when its devices are of several classes, or all of their class.
+/// devices of a class of its own. Only `state` itself when its devices are all of their classes.
 std::vector<i32> folded_states(const Placement& placement, const Fold& fold, i32 state);
 
 }  // namespace hetermoe

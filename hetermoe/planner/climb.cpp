@@ -131,7 +131,7 @@ bool Climb::improve_groups(
   if (plan.groups.size() > kFewGroups) return false;
   const std::vector<double>& busy = evaluator_.at(before).candidate.prediction.busy;
   const std::vector<i32> alike = alike_groups(plan, request_.cluster);
-  const std::vector<DeviceId> free = free_devices(plan, request_.limits.idle);
+  const std::vector<DeviceId> free = free_devices(plan);
   const MoveContext context{.plan = plan, .alike = alike};
   for (std::size_t g = 0; g < alike.size(); ++g) {
     if (idx(alike[g]) != g || plan.groups[g].devices.size() > kMediumGroup) continue;

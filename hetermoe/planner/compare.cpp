@@ -175,28 +175,14 @@ i64 default_sequences(const ModelConfig& model, const Cluster& cluster, i64 seq_
   return unit;
 }
 
-namespace {
-
-/// The cluster without devices that must stay out.
-Cluster without(const Cluster& cluster, const std::vector<DeviceId>& idle) {
-  Cluster out = cluster;
-  out.devices.clear();
-  for (DeviceId d = 0; d < cluster.num_devices(); ++d) {
-    if (std::find(idle.begin(), idle.end(), d) == idle.end()) out.devices.push_back(cluster.devices[idx(d)]);
-  }
-  if (out.devices.empty())
-    fail<ConfigError>("--idle", "got all devices of {}, expected at least one to remain", cluster.name);
-  return out;
-}
-
-}  // namespace
-
 std::vector<CompareRow> compare_strategies(const ModelConfig& model, const Cluster& whole,
                                            const std::vector<i64>& seq_lens, const CompareOptions& options) {
   std::vector<std::string> names;
   for (const std::string& name : options.strategies) names.push_back(printed_name(name));
   std::vector<CompareRow> rows;
   const Cluster cluster = without(whole, options.limits.idle);
+  if (cluster.devices.empty())
+    fail<ConfigError>("--idle", "got all devices of {}, expected at least one to remain", cluster.name);
   for (const i64 seq_len : seq_lens) {
     if (seq_len < 1) fail<ConfigError>("seq_len", "got {}, expected at least 1", seq_len);
     if (model.max_positions > 0 && seq_len > model.max_positions) {

@@ -85,6 +85,14 @@ i64 Evaluator::evaluate(Plan plan, const Sketch* sketch) {
   return simulate(key, next, [&](i64 layers) { return ShortModel::cut(next.candidate.plan, layers); });
 }
 
+i64 Evaluator::evaluate_at_any_cost(Plan plan) {
+  const bool before = unlimited_;
+  forget_budget();
+  const i64 index = evaluate(std::move(plan));
+  unlimited_ = before;
+  return index;
+}
+
 i64 Evaluator::evaluate_settled(Plan plan) {
   const u64 key = key_of(plan);
   if (const std::optional<i64> index = known(key, plan)) return *index;

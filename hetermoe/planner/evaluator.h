@@ -34,6 +34,8 @@ class Evaluator {
   /// earlier index when it was seen before. An extrapolated plan that would be the best or the current one is
   /// confirmed first, as far as the budget allows, and what is compared with it corrected by the same ratio.
   i64 evaluate(Plan plan, const Sketch* sketch = nullptr);
+  /// However long that takes.
+  i64 evaluate_at_any_cost(Plan plan);
   /// Of a plan that says itself what is divided and what lies on hosts, layer by layer.
   i64 evaluate_settled(Plan plan);
   /// Memory alone, of devices.
@@ -60,6 +62,7 @@ class Evaluator {
   std::size_t size() const { return plans_.size(); }
   const EvaluatedPlan& at(i64 index) const { return plans_[static_cast<std::size_t>(index)]; }
   Plan plan_of(i64 index) const;
+  bool is_pipeline(i64 index) const { return at(index).candidate.plan.order == OrderPolicy::kOneFOneB; }
   Seconds step_of(i64 index) const { return at(index).candidate.prediction.step; }
   /// A confirmed candidate with its plan and the memory of all devices.
   Candidate take(i64 index);

@@ -2,6 +2,7 @@
 #include <optional>
 #include <utility>
 
+#include "hetermoe/planner/cluster_part.h"
 #include "hetermoe/planner/host_use.h"
 #include "hetermoe/planner/request_check.h"
 #include "hetermoe/planner/search.h"
@@ -97,10 +98,7 @@ PlanResult search_with_gathers(PlanRequest request, PlanResult without) {
   return result;
 }
 
-}  // namespace
-
-PlanResult find_plan(const PlanRequest& request) {
-  const PlanRequest settled = checked(request);
+PlanResult plan_all_devices(const PlanRequest& settled) {
   PlanResult result = search_plans(settled);
   if (settled.trained.lora != nullptr) return result;  // adapters go with neither of what follows
   if (!result.feasible() && settled.limits.shard_optimizer && settled.cluster.num_devices() > 1)
@@ -108,6 +106,20 @@ PlanResult find_plan(const PlanRequest& request) {
   if (!settled.limits.offload || !has_hosts(settled.cluster)) return result;
   if (result.feasible()) return try_hosts_too(settled, std::move(result));
   return search_with_hosts(settled, std::move(result));
+}
+
+}  // namespace
+
+PlanResult find_plan(const PlanRequest& request) {
+  PlanRequest settled = checked(request);
+  const std::vector<DeviceId> idle = std::exchange(settled.limits.idle, {});
+  if (idle.empty()) return plan_all_devices(settled);
+  const ClusterPart part = part_without(settled.cluster, idle);
+  PlanRequest of_part = settled;
+  of_part.cluster = part.cluster;
+  PlanResult result = plan_all_devices(of_part);
+  for (Candidate& candidate : result.tried) number_back(candidate, part, settled);
+  return result;
 }
 
 }  // namespace hetermoe

@@ -32,7 +32,6 @@ std::vector<i64> microbatch_counts(const PlanRequest& request) {
 std::vector<std::pair<Seconds, Plan>> fixed_plans(const Rates& rates, const Strategy& strategy) {
   const PlanRequest& request = rates.request();
   std::vector<std::pair<Seconds, Plan>> out;
-  if (!request.limits.idle.empty()) return out;
   if (request.cluster.num_devices() < 2 && strategy.name != "single") return out;
   StrategyRequest ask;
   ask.seq_len = request.seq_len;

@@ -7,8 +7,7 @@
 
 namespace hetermoe {
 
-/// Plans of a strategy as anyone would ask for it, on all devices, each with a lower bound of its step. None
-/// where devices must stay out.
+/// Plans of a strategy as anyone would ask for it, on all devices, each with a lower bound of its step.
 std::vector<std::pair<Seconds, Plan>> fixed_plans(const Rates& rates, const Strategy& strategy);
 
 }  // namespace hetermoe

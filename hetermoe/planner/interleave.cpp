@@ -1,6 +1,7 @@
 #include "hetermoe/planner/interleave.h"
 
 #include <algorithm>
+#include <set>
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/plan/pipeline_tasks.h"
@@ -60,6 +61,8 @@ bool interleave(Group& group, const ModelConfig& model, i64 chunks) {
 }
 
 constexpr i64 kChunks[] = {2, 3, 4};
+constexpr std::size_t kKinds = 3;       ///< of groups and stages, the fastest pipeline of each
+constexpr double kMaxStepRatio = 1.06;  ///< of their steps to that of the fastest pipeline
 
 }  // namespace
 
@@ -71,14 +74,9 @@ std::optional<Plan> interleaved(const Plan& plan, const ModelConfig& model, i64 
   return out;
 }
 
-void evaluate_interleaved(Evaluator& evaluator, const ModelConfig& model) {
-  i64 best = -1;
-  for (i64 i = 0; i < static_cast<i64>(evaluator.size()); ++i) {
-    const bool pipeline = evaluator.plan_of(i).order == OrderPolicy::kOneFOneB;
-    if (pipeline && (best < 0 || evaluator.step_of(i) < evaluator.step_of(best))) best = i;
-  }
-  if (best < 0) return;
-  const Plan plan = evaluator.plan_of(best);
+namespace {
+
+void evaluate_interleaved(Evaluator& evaluator, const ModelConfig& model, const Plan& plan) {
   for (const i64 chunks : kChunks) {
     const std::optional<Plan> next = interleaved(plan, model, chunks);
     if (!next || evaluator.evaluate(*next) >= 0) continue;
@@ -89,6 +87,21 @@ void evaluate_interleaved(Evaluator& evaluator, const ModelConfig& model) {
         for (LayerPlacement& layer : group.layers) layer.recompute = recompute;
       if (evaluator.evaluate(std::move(smaller)) >= 0) break;
     }
+  }
+}
+
+}  // namespace
+
+void evaluate_interleaved(Evaluator& evaluator, const ModelConfig& model) {
+  std::set<std::pair<std::size_t, std::size_t>> kinds;
+  Seconds most = 0;
+  for (const i64 index : evaluator.by_step()) {
+    if (kinds.size() == kKinds || (most > 0 && evaluator.step_of(index) > most)) return;
+    if (!evaluator.is_pipeline(index)) continue;
+    if (most == 0) most = kMaxStepRatio * evaluator.step_of(index);
+    const Plan plan = evaluator.plan_of(index);
+    if (kinds.insert({plan.groups.size(), stage_layers(plan.groups[0]).size()}).second)
+      evaluate_interleaved(evaluator, model, plan);
   }
 }
 

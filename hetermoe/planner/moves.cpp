@@ -120,9 +120,8 @@ std::optional<Plan> give_sequence(const MoveContext& context, const Move& move) 
   });
 }
 
-std::vector<DeviceId> free_devices(const Plan& plan, const std::vector<DeviceId>& idle) {
+std::vector<DeviceId> free_devices(const Plan& plan) {
   std::vector<bool> used(plan.dtype.size(), false);
-  for (const DeviceId device : idle) used[idx(device)] = true;
   for (const Group& group : plan.groups) {
     for (const DeviceId device : group.devices) used[idx(device)] = true;
   }

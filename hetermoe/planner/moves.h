@@ -32,8 +32,8 @@ std::optional<Plan> swap_layers(const MoveContext& context, const Move& move, i6
 /// One sequence of every microbatch; `from` must have one in each. Not in a pipeline.
 std::optional<Plan> give_sequence(const MoveContext& context, const Move& move);
 
-/// Devices of no group, without `idle`, ascending.
-std::vector<DeviceId> free_devices(const Plan& plan, const std::vector<DeviceId>& idle);
+/// Devices of no group, ascending.
+std::vector<DeviceId> free_devices(const Plan& plan);
 
 /// Who could give work to whom in a group: in a small one everyone to everyone, else the busiest to the least
 /// busy. `free` devices take. busy: [device] share of the step.

@@ -14,6 +14,9 @@ struct PipelineShape {
   std::vector<i64> layers;              ///< [stage]
   std::vector<RunRecompute> recompute;  ///< [stage]
   Seconds estimate = 0;                 ///< of the step
+  i64 groups = 1;                       ///< of this shape
+  i64 sequences = 0;                    ///< of all of them together
+  std::vector<PipelineShape> rest;      ///< a group more, on devices that they leave; none or one
 };
 
 /// The pipeline that lacks least memory, where none has room.
@@ -29,9 +32,8 @@ struct PipelineRanking {
   i64 num_weighed = 0;
 };
 
-/// Every number of stages that devices and layers allow, on each type of device and on all of them in either
-/// order, in so many groups as have room, with layers split so that the slowest stage is as fast as memory
-/// allows. Only those that may be nearly as fast as the fastest are split; none slower than `most` by bound.
+/// The pipelines of pipeline_cuts.h, with layers split so that the slowest stage is as fast as memory allows.
+/// Only those that may be nearly as fast as the fastest are split; none slower than `most` by bound.
 PipelineRanking rank_pipelines(const Rates& rates, Seconds most);
 /// Of nothing when no pipeline can be made at all.
 std::optional<PipelineMiss> nearest_pipeline(const Rates& rates);

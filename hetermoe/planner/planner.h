@@ -23,7 +23,7 @@ struct PlanLimits {
   bool gather_weights = false;        ///< every plan does (shard_weights()); chosen by find_plan()
   bool offload = true;                ///< hosts may be used where no plan fits without
   HostUse host_use = HostUse::kNone;  ///< what every plan keeps on hosts; chosen by find_plan()
-  std::vector<DeviceId> idle;         ///< devices that must stay out
+  std::vector<DeviceId> idle;         ///< devices that must stay out, as if the cluster had none of them
   Bytes memory_reserve = 0;           ///< per device, kept free of what usable_memory() allows
   /// Work of all simulations together, in op-device visits (about 4 million per second on one core). Counted,
   /// not timed, so that equal requests give equal plans on every machine. 0 = chosen by the size of the
@@ -91,6 +91,12 @@ struct Candidate {
   bool newer_only = false, homogeneous = false;  ///< uses the newest type alone; one type alone
 };
 
+/// A number of sequences of a step near the one that was asked for, of which each takes less.
+struct GoodSequences {
+  i64 sequences = 0;
+  double tokens_per_s = 0;
+};
+
 /// tried[0] is the plan to run. Always among `tried`, even when they lose or do not fit: the best plan on the
 /// newer devices alone, the best on one type alone, plain expert parallelism on all devices, a single device.
 struct PlanResult {
@@ -100,8 +106,9 @@ struct PlanResult {
   std::string others_lack;          ///< why no plan with any but the newest type has room; empty = some have
   std::vector<std::string> bounds;  ///< of the search that kept it from looking further, in words
   std::vector<std::string> explanation;
-  i64 num_sketches = 0;   ///< weighed by estimate
-  i64 num_simulated = 0;  ///< judged by the simulator
+  std::optional<GoodSequences> good_sequences;  ///< at least 2 % better; none = none is known
+  i64 num_sketches = 0;                         ///< weighed by estimate
+  i64 num_simulated = 0;                        ///< judged by the simulator
 
   bool feasible() const { return infeasible.empty(); }
   const Candidate& best() const { return tried.front(); }

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <map>
 #include <set>
-#include <tuple>
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/model/op_cost.h"
@@ -15,40 +14,63 @@
 namespace hetermoe {
 namespace {
 
-constexpr std::size_t kFewClasses = 8;   ///< up to so many are left as they are
 constexpr std::size_t kMostClasses = 8;  ///< classes are merged until there are no more, types permitting
 constexpr double kSpeedTolerance = 0.02, kLargestTolerance = 0.9;
+constexpr double kLinkTolerance = 0.1;  ///< of links that count as equal in any case
 
-/// Speeds of the devices of each type, the fastest first.
-using Speeds = std::map<i32, std::set<double, std::greater<>>>;
+/// What costs tell devices apart by.
+struct Traits {
+  i32 type = 0;
+  double speed = 1;
+  BytesPerSecond network = 0, local = 0;
+  NodeId node = 0;  ///< where it matters
 
-/// The speed that stands for each: the fastest one not more than `tolerance` above it.
-std::map<std::pair<i32, double>, double> merged_speeds(const Speeds& speeds, double tolerance,
-                                                       std::size_t& num_classes) {
-  std::map<std::pair<i32, double>, double> merged;
-  num_classes = 0;
-  for (const auto& [type, of_type] : speeds) {
-    double fastest = 0;
-    for (const double speed : of_type) {
-      if (fastest == 0 || speed < (1 - tolerance) * fastest) fastest = speed, ++num_classes;
-      merged[{type, speed}] = fastest;
-    }
+  auto operator<=>(const Traits&) const = default;
+};
+
+/// What stands for each: the largest one not more than `tolerance` above it.
+std::map<double, double> merged(const std::set<double, std::greater<>>& values, double tolerance) {
+  std::map<double, double> out;
+  double largest = 0;
+  for (const double value : values) {
+    if (out.empty() || value < (1 - tolerance) * largest) largest = value;
+    out[value] = largest;
   }
-  return merged;
+  return out;
 }
 
-/// Which speed stands for that of a device type. Many measured speeds make too many classes to search.
-std::map<std::pair<i32, double>, double> class_speeds(const Cluster& cluster) {
-  Speeds speeds;
-  for (const Device& device : cluster.devices) speeds[device.type].insert(device.speed);
-  std::size_t num_classes = 0;
-  std::map<std::pair<i32, double>, double> merged = merged_speeds(speeds, 0, num_classes);
-  if (num_classes <= kFewClasses) return merged;
-  double tolerance = kSpeedTolerance;
-  merged = merged_speeds(speeds, tolerance, num_classes);
-  while (num_classes > kMostClasses && tolerance < kLargestTolerance)
-    merged = merged_speeds(speeds, tolerance *= 1.25, num_classes);
-  return merged;
+std::vector<Traits> merged_traits(const Cluster& cluster, double of_speeds, double of_links) {
+  std::map<i32, std::set<double, std::greater<>>> speeds;
+  std::set<double, std::greater<>> networks, locals;
+  for (const Device& device : cluster.devices) {
+    speeds[device.type].insert(device.speed);
+    networks.insert(cluster.nodes[idx(device.node)].network);
+    locals.insert(cluster.nodes[idx(device.node)].local);
+  }
+  std::map<i32, std::map<double, double>> speed;
+  for (const auto& [type, of_type] : speeds) speed[type] = merged(of_type, of_speeds);
+  const std::map<double, double> network = merged(networks, of_links), local = merged(locals, of_links);
+  // In a small cluster it matters which node a device is on; in a large one it would make too many classes.
+  const bool small = cluster.num_devices() <= kSmallCluster;
+  std::vector<Traits> traits;
+  for (const Device& device : cluster.devices) {
+    const Node& node = cluster.nodes[idx(device.node)];
+    traits.push_back({device.type, speed[device.type][device.speed], network.at(node.network),
+                      local.at(node.local), small ? device.node : 0});
+  }
+  return traits;
+}
+
+/// [device] traits of its class. Many measured figures would make too many classes to search.
+std::vector<Traits> class_traits(const Cluster& cluster) {
+  double of_speeds = 0, of_links = kLinkTolerance;
+  for (;;) {
+    std::vector<Traits> traits = merged_traits(cluster, of_speeds, of_links);
+    const std::set<Traits> different(traits.begin(), traits.end());
+    if (different.size() <= kMostClasses || of_speeds > kLargestTolerance) return traits;
+    of_speeds = std::max(kSpeedTolerance, 1.25 * of_speeds);
+    of_links = std::min(kLargestTolerance, 1.25 * of_links);
+  }
 }
 
 }  // namespace
@@ -92,20 +114,14 @@ Rates::Rates(const PlanRequest& request)
 
 void Rates::make_classes() {
   const Cluster& cluster = request_.cluster;
-  const std::vector<DeviceId>& idle = request_.limits.idle;
-  // In a small cluster it matters which node a device is on; in a large one it would make too many classes.
-  const bool small = cluster.num_devices() <= kSmallCluster;
-  const std::map<std::pair<i32, double>, double> speeds = class_speeds(cluster);
-  std::map<std::tuple<i32, double, NodeId>, std::size_t> index;
+  const std::vector<Traits> traits = class_traits(cluster);
+  std::map<Traits, std::size_t> index;
   std::vector<std::map<NodeId, i64>> on_node;
   for (DeviceId d = 0; d < cluster.num_devices(); ++d) {
-    if (std::find(idle.begin(), idle.end(), d) != idle.end()) continue;
     const Device& device = cluster.devices[idx(d)];
-    const double speed = speeds.at({device.type, device.speed});
-    const auto [at, is_new] =
-        index.try_emplace({device.type, speed, small ? device.node : 0}, classes_.size());
+    const auto [at, is_new] = index.try_emplace(traits[idx(d)], classes_.size());
     if (is_new) {
-      classes_.push_back({.type = device.type, .speed = speed, .devices = {}});
+      classes_.push_back({.type = device.type, .speed = traits[idx(d)].speed, .devices = {}});
       on_node.emplace_back();
     }
     DeviceClass& cls = classes_[at->second];

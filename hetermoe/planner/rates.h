@@ -11,8 +11,9 @@ namespace hetermoe {
 
 inline constexpr i64 kSmallCluster = 6;  ///< devices of a cluster that is searched device by device
 
-/// Devices that no cost of their own can tell apart; in a small cluster also on one node. Where there are
-/// many speeds, also devices of nearly the same speed: the fastest comes first and stands for all.
+/// Devices that no cost can tell apart: of one type and speed, on nodes with links within 10 % of each other;
+/// in a small cluster also on one node. Where there are many speeds and links, also devices of nearly the
+/// same: the fastest comes first and stands for all.
 struct DeviceClass {
   i32 type = 0;
   double speed = 1;  ///< of the fastest

@@ -137,6 +137,16 @@ std::vector<Candidate> reported_candidates(const PlanRequest& request, Evaluator
   return out;
 }
 
+namespace {
+
+Json good_sequences_json(const PlanResult& result) {
+  if (!result.good_sequences) return nullptr;
+  return {{"sequences", result.good_sequences->sequences},
+          {"tokens_per_s", result.good_sequences->tokens_per_s}};
+}
+
+}  // namespace
+
 Json to_json(const PlanResult& result) {
   Json rows = Json::array();
   for (const Candidate& c : result.tried) {
@@ -163,6 +173,7 @@ Json to_json(const PlanResult& result) {
           {"advice", result.advice},
           {"bounds", result.bounds},
           {"explanation", result.explanation},
+          {"good_sequences", good_sequences_json(result)},
           {"num_sketches", result.num_sketches},
           {"num_simulated", result.num_simulated},
           {"candidates", std::move(rows)}};

@@ -20,6 +20,7 @@ Group with_devices(const Group& group, const std::vector<DeviceId>& counterpart)
   translate_all(out.head);
   for (LayerPlacement& layer : out.layers) {
     translate_all(layer.attention);
+    translate_all(layer.attention_backward);
     for (ExpertOwners& owners : layer.experts) {
       for (ExpertOwner& owner : owners) translate(owner.device);
     }

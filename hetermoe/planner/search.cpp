@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <cmath>
-#include <future>
 #include <limits>
 #include <map>
 #include <optional>
@@ -9,11 +8,14 @@
 #include "hetermoe/base/index.h"
 #include "hetermoe/planner/advice.h"
 #include "hetermoe/planner/climb.h"
+#include "hetermoe/planner/cluster_part.h"
 #include "hetermoe/planner/explain.h"
 #include "hetermoe/planner/fixed_plans.h"
+#include "hetermoe/planner/good_sequences.h"
 #include "hetermoe/planner/interleave.h"
 #include "hetermoe/planner/layer_residence.h"
 #include "hetermoe/planner/memory_estimate.h"
+#include "hetermoe/planner/mixed_stages.h"
 #include "hetermoe/planner/pipeline_shapes.h"
 #include "hetermoe/planner/request_check.h"
 #include "hetermoe/planner/result.h"
@@ -29,13 +31,13 @@ namespace {
 constexpr i64 kNoLimit = 1 << 30;
 constexpr double kBinds = 0.995;        ///< a bound binds when estimates without it are lower by more
 constexpr double kWorthMore = 0.995;    ///< the search goes on when the step is lower by more
-constexpr i64 kMostInParts = 300;       ///< devices of a cluster that is searched in parts, too, and longer
 constexpr i64 kPipelines = 16;          ///< that are simulated
-constexpr i64 kLeastInStages = 16;      ///< devices of a cluster where pipelines are weighed beside others
+constexpr i64 kMixedStages = 8;         ///< pipelines with several types in a stage, likewise
 constexpr i64 kPipelinesAlike = 3;      ///< of as many stages in as many groups
 constexpr double kPipelineRatio = 1.1;  ///< estimate over the best step, of those that are
+constexpr i64 kGoodSequences = 8;       ///< such a part of the budget for each number of sequences near it
 constexpr Seconds kNever = std::numeric_limits<Seconds>::infinity();
-constexpr i64 kLeastGoingOn = 24;  ///< devices of a cluster where searching longer finds something
+constexpr i64 kLeastGoingOn = 24, kMostGoingOn = 300;  ///< devices of a cluster that is searched longer
 
 /// How wide the search is. Rounds go on while the budget lasts: on small instances, where simulations are
 /// cheap, to the sketches that the estimate misjudges.
@@ -107,39 +109,73 @@ class Search {
 
   PlanResult run() {
     search();
-    search_parts();
     return result();
   }
 
  private:
-  using Idle = std::vector<DeviceId>;  ///< in order
-
-  struct Found {
-    std::optional<Plan> plan;
-    Seconds step = 0;
-    i64 num_simulated = 0;
-  };
-
   void search() {
+    search_all();
+    search_nearby();
+    evaluate_residences(evaluator_);
+  }
+
+  void search_all() {
     ranking_ = rank_sketches(evaluator_.rates());
     simulate_named();
-    if (weighs_pipelines()) simulate_pipelines();
+    simulate_pipelines();
     for (const Round& round : kRounds) {
       simulate_promising(round);
       if (&round == kRounds) simulate_fixed();
       improve(round);
     }
-    if (evaluator_.size() == 0) simulate_pipelines(), improve(kRounds[0]);
     if (evaluator_.size() == 0) simulate_any();
     go_on();
-    evaluate_residences(evaluator_);
+  }
+
+  /// What is true of a part of the cluster is true of the cluster, and a plan of a few sequences more has
+  /// room for these: whole nodes alone, and a number of sequences that divides well, leave the search less to
+  /// tell apart.
+  void search_nearby() {
+    if (request_.cluster.num_devices() > kMostGoingOn) return;
+    const ClusterPart part = part_without(request_.cluster, outside_full_nodes());
+    if (part.devices.size() < request_.cluster.devices.size()) {
+      PlanRequest fewer = request_;
+      fewer.cluster = part.cluster;
+      if (std::optional<Plan> plan = best_plan(fewer)) {
+        number_back(*plan, part, request_);
+        evaluator_.evaluate_at_any_cost(std::move(*plan));
+      }
+    }
+    PlanRequest more = request_;
+    more.sequences = rounded_up(request_.sequences);
+    const i64 over = more.sequences - request_.sequences;
+    if (over == 0) return;
+    more.limits.max_microbatches += over;
+    const std::optional<Plan> plan = best_plan(more);
+    std::optional<Plan> less = plan ? with_fewer(*plan, over) : std::nullopt;
+    if (less) evaluator_.evaluate_at_any_cost(std::move(*less));
+  }
+
+  static std::optional<Plan> best_plan(const PlanRequest& request) {
+    Search other(request);
+    other.search_all();
+    if (!other.has_best()) return {};
+    return other.evaluator_.plan_of(other.evaluator_.best());
+  }
+
+  /// Devices of nodes that have fewer of a class than others; nothing where no node would be left.
+  std::vector<DeviceId> outside_full_nodes() const {
+    std::vector<DeviceId> outside;
+    for (const DeviceClass& cls : evaluator_.rates().classes())
+      outside.insert(outside.end(), cls.devices.begin() + cls.on_full_nodes, cls.devices.end());
+    return outside;
   }
 
   /// With more budget where all was needed, as long as that finds something faster. A budget that was asked
   /// for is kept.
   void go_on() {
     const i64 devices = request_.cluster.num_devices();
-    const bool pays = devices >= kLeastGoingOn && devices <= kMostInParts;
+    const bool pays = devices >= kLeastGoingOn && devices <= kMostGoingOn;
     if (!pays || request_.limits.simulation_budget > 0) return;
     while (has_best() && evaluator_.budget() < evaluator_.whole_budget() / 4) {
       const Seconds before = best_step();
@@ -150,65 +186,10 @@ class Search {
     }
   }
 
-  /// Searches the cluster without each type, and the devices of the best plan alone: what a plan leaves out
-  /// takes simulations from what it uses. Goes on from what is faster.
-  void search_parts() {
-    if (!has_best() || request_.cluster.num_devices() > kMostInParts) return;
-    Idle best = with(request_.limits.idle, {});
-    std::set<Idle> searched = {best};
-    for (bool faster = true; faster;) {
-      std::vector<Idle> parts = {with(best, free_devices(evaluator_.plan_of(evaluator_.best()), best))};
-      for (std::size_t t = 0; t < request_.cluster.types.size(); ++t)
-        parts.push_back(with(best, request_.cluster.devices_of_type(static_cast<i32>(t))));
-      std::erase_if(parts, [&](const Idle& part) {
-        return part.size() == request_.cluster.devices.size() || !searched.insert(part).second;
-      });
-      faster = search_each(parts, best);
-    }
-  }
-
-  /// All at once, each in a thread of its own where threads are to be had. Whether one has a faster plan: the
-  /// fastest is then the best plan, and its part `best`.
-  bool search_each(const std::vector<Idle>& parts, Idle& best) {
-    std::vector<std::future<Found>> found;
-    for (const Idle& part : parts) found.push_back(std::async([&] { return best_without(part); }));
-    std::optional<Plan> fastest;
-    Seconds least = best_step();
-    for (std::size_t i = 0; i < parts.size(); ++i) {
-      Found part = found[i].get();
-      num_in_parts_ += part.num_simulated;
-      if (!part.plan || part.step >= least) continue;
-      fastest = std::move(part.plan), least = part.step, best = parts[i];
-    }
-    if (!fastest) return false;
-    evaluator_.forget_budget();
-    evaluator_.evaluate_settled(std::move(*fastest));
-    return true;
-  }
-
-  static Idle with(const Idle& idle, const Idle& more) {
-    std::set<DeviceId> all(idle.begin(), idle.end());
-    all.insert(more.begin(), more.end());
-    return {all.begin(), all.end()};
-  }
-
-  /// Of the cluster without `idle`.
-  Found best_without(const Idle& idle) const {
-    PlanRequest request = request_;
-    request.limits.idle = idle;
-    Search part(request);
-    part.search();
-    Found found;
-    found.num_simulated = part.evaluator_.num_simulated();
-    if (part.has_best())
-      found.plan = part.evaluator_.plan_of(part.evaluator_.best()), found.step = part.best_step();
-    return found;
-  }
-
   PlanResult result() {
     PlanResult result;
     result.num_sketches = static_cast<i64>(ranking_.sketches.size()) + num_pipelines_;
-    result.num_simulated = evaluator_.num_simulated() + num_in_parts_;
+    result.num_simulated = evaluator_.num_simulated();
     if (evaluator_.size() == 0) {
       result.infeasible =
           ranking_.shortage ? to_string(evaluator_.rates(), *ranking_.shortage) : evaluator_.last_overfill();
@@ -218,6 +199,9 @@ class Search {
     }
     result.bounds = bounds();
     result.tried = reported_candidates(request_, evaluator_, named_);
+    if (result.feasible())
+      result.good_sequences =
+          good_sequences(request_, result.best(), evaluator_.whole_budget() / kGoodSequences);
     explain(result);
     return result;
   }
@@ -352,7 +336,10 @@ class Search {
 
   void simulate_fixed() {
     for (const Strategy& strategy : strategies()) {
-      if (strategy.has_stages || !misfit(strategy, request_.model, request_.cluster).empty()) continue;
+      // Runs of layers that go round a node have never won, and take longer to make than all the rest.
+      if (strategy.has_stages || strategy.one_node ||
+          !misfit(strategy, request_.model, request_.cluster).empty())
+        continue;
       const bool reported = strategy.name == "ep" || strategy.name == "single";
       std::vector<std::pair<Seconds, Plan>> plans = fixed_plans(evaluator_.rates(), strategy);
       std::stable_sort(plans.begin(), plans.end(), [](auto& a, auto& b) { return a.first < b.first; });
@@ -367,13 +354,6 @@ class Search {
       }
       if (reported && !any && !plans.empty()) named_.unfit[strategy.name] = evaluator_.last_overfill();
     }
-  }
-
-  /// In small clusters, and in parts of larger ones, only where no group can hold the model: experts use
-  /// devices of different speed better. A model without experts has no other way to.
-  bool weighs_pipelines() const {
-    if (request_.model.num_moe_layers() == 0) return true;
-    return request_.limits.idle.empty() && request_.cluster.num_devices() >= kLeastInStages;
   }
 
   /// Each device has some layers alone. What they take of the budget others get back, up to a part of it.
@@ -395,8 +375,20 @@ class Search {
       for (std::size_t i = 0; i < ranking.shapes.size() && !has_best(); ++i)
         evaluator_.evaluate(make_pipeline(evaluator_.rates(), ranking.shapes[i]));
     }
+    simulate_mixed_stages();
     evaluate_interleaved(evaluator_, request_.model);
     evaluator_.add_budget(std::min(budget - evaluator_.budget(), evaluator_.whole_budget() / 4));
+  }
+
+  /// Where a pipeline is best, or nothing has room without one, types may also meet inside of stages.
+  void simulate_mixed_stages() {
+    const bool wanted = !has_best() || evaluator_.is_pipeline(evaluator_.best());
+    if (!wanted) return;
+    i64 left = kMixedStages;
+    for (auto& [bound, plan] : mixed_pipelines(evaluator_.rates(), has_best() ? best_step() : kNever)) {
+      if (left == 0 || evaluator_.budget() <= 0 || (has_best() && bound >= best_step())) break;
+      if (evaluator_.evaluate(std::move(plan)) >= 0) --left;
+    }
   }
 
   /// The optimizer is sharded where the plan has no room otherwise.
@@ -436,7 +428,6 @@ class Search {
   SketchRanking ranking_;
   NamedPlans named_;
   i64 num_pipelines_ = 0;   ///< weighed by estimate
-  i64 num_in_parts_ = 0;    ///< simulations of search_parts()
   i64 promising_left_ = 0;  ///< sketches with an estimate below the best step that had to be left
 };
 

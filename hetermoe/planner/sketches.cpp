@@ -21,7 +21,7 @@ constexpr int kRefinements = 12;         ///< of one sketch, one after another
 constexpr std::size_t kOptions = 2;      ///< numbers of groups that a block of a partition may have
 constexpr std::size_t kMostSketches = 4000;  ///< that are handed on; more than are ever simulated
 constexpr double kHopeless = 1.5;  ///< bound over the best estimate, of sets of classes that are left out
-constexpr i64 kMostOwners = 5'000'000;  ///< entries of a plan: more do not fit into memory with their copies
+constexpr i64 kMostOwners = 10'000'000;  ///< entries of a plan: more do not fit into memory with their copies
 
 /// All with a sharded optimizer, where that may be proposed: what fits without one fits with it too. The best
 /// are tried without it at last.

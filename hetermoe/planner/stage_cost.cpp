@@ -51,7 +51,7 @@ StageCosts::StageCosts(const Rates& rates, const PipelineOrder& order, std::vect
 bool StageCosts::keeps_to_nodes(const StageDevices& stage, i64 first) const {
   const DeviceClass& cls = rates_.classes()[stage.cls];
   const auto per_node = static_cast<i64>(cls.per_node);
-  const i64 of_group = order_.groups > 1 ? cls.size() / order_.groups : 0;
+  const i64 of_group = order_.span.empty() ? 0 : order_.span[stage.cls];
   const i64 unit = std::min(stage.count, per_node);
   return std::max(stage.count, per_node) % unit == 0 && first % unit == 0 && of_group % unit == 0;
 }

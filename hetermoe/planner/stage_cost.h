@@ -23,6 +23,7 @@ struct PipelineOrder {
   i64 microbatches = 1, largest = 1;  ///< of a pipeline, and sequences of the largest one
   i32 window = 1;                     ///< microbatches that go through a stage together
   bool shard_optimizer = true;
+  std::vector<i64> span = {};  ///< [class] devices from one group to the next; empty = no other is alike
 };
 
 /// How the layers of a run recompute: the first num_first of them by `first`, the others by `rest`.
