@@ -72,13 +72,11 @@ std::optional<Plan> interleaved(const Plan& plan, const ModelConfig& model, i64 
 }
 
 void evaluate_interleaved(Evaluator& evaluator, const ModelConfig& model) {
-  i64 best = -1;
-  for (i64 i = 0; i < static_cast<i64>(evaluator.size()); ++i) {
-    const bool pipeline = evaluator.plan_of(i).order == OrderPolicy::kOneFOneB;
-    if (pipeline && (best < 0 || evaluator.step_of(i) < evaluator.step_of(best))) best = i;
-  }
-  if (best < 0) return;
-  const Plan plan = evaluator.plan_of(best);
+  const std::vector<i64> order = evaluator.by_step();
+  const auto best = std::find_if(order.begin(), order.end(),
+                                 [&](i64 i) { return evaluator.plan_of(i).order == OrderPolicy::kOneFOneB; });
+  if (best == order.end()) return;
+  const Plan plan = evaluator.plan_of(*best);
   for (const i64 chunks : kChunks) {
     const std::optional<Plan> next = interleaved(plan, model, chunks);
     if (!next || evaluator.evaluate(*next) >= 0) continue;
