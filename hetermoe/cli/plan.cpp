@@ -4,6 +4,8 @@
 #include "hetermoe/base/error.h"
 #include "hetermoe/base/words.h"
 #include "hetermoe/cli/command.h"
+#include "hetermoe/cli/routing.h"
+#include "hetermoe/planner/memory_estimate.h"
 #include "hetermoe/planner/planner.h"
 #include "hetermoe/planner/rates.h"
 #include "hetermoe/report/table.h"
@@ -15,7 +17,8 @@ namespace {
 
 struct PlanArguments {
   std::string model = "mixtral-8x7b", cluster = "o1", output, dtype = "fp16", master = "fp32",
-              moments = "fp32";
+              moments = "fp32", routing = "uniform";
+  double memory_reserve_gib = 0, routing_margin = 0;
   i64 seq_len = 4096, sequences = 0, tokens = 0, max_microbatches = PlanLimits().max_microbatches;
   std::vector<DeviceId> idle;
   TrainOptions train;  // what is trained of the model
@@ -42,6 +45,10 @@ PlanRequest make_request(const PlanArguments& options) {
   request.limits.max_microbatches = options.max_microbatches;
   request.limits.shard_optimizer = options.shard_optimizer;
   request.limits.offload = options.offload;
+  request.limits.memory_reserve = options.memory_reserve_gib * kGiB;
+  const bool even = options.routing == "uniform" || options.routing == "even";
+  if (!even) request.routing = {.load = routing_load_of(options.routing, request.model)};
+  if (options.routing_margin > 0) request.routing.margin = options.routing_margin;
   request.limits.idle = options.idle;
   for (const DeviceId device : options.idle) {
     if (device < 0 || device >= request.cluster.num_devices()) {
@@ -53,7 +60,7 @@ PlanRequest make_request(const PlanArguments& options) {
 }
 
 void print_types(const Candidate& best) {
-  Table table({"type", "devices", "used", "role", "busy", "bound of the fullest", "limit", "of"});
+  Table table({"type", "devices", "used", "role", "busy", "memory of the fullest", "limit", "of"});
   for (const TypeUse& use : best.types) {
     table.add_row({use.type, std::to_string(use.devices), std::to_string(use.used), use.role,
                    format_percent(use.busy), format_bytes(use.memory),
@@ -85,11 +92,26 @@ std::string trained_text(const Trained& trained) {
   return trained.frozen.empty() ? "" : fmt::format(", {} frozen", counted(trained.frozen.size(), "unit"));
 }
 
+/// What the figures of memory are.
+std::string memory_text(const PlanRequest& request, const PlanResult& result) {
+  const std::string what = result.best().extrapolated
+                               ? "by an estimate: the plan is too large to simulate whole"
+                               : "the peak of the simulated step";
+  const double margin = request.routing.margin;
+  return fmt::format(
+      "Memory is {}, {}.", what,
+      margin > 1
+          ? fmt::format("with room for {:.3g} times the tokens that routing gives to a device's experts",
+                        margin)
+          : "with exactly the routing that was asked for");
+}
+
 void print_plan(const PlanRequest& request, const PlanResult& result) {
   std::cout << fmt::format("{} on {}, {} per sequence, {}{} (all figures simulated)\n\n", request.model.name,
                            request.cluster.name, counted(request.seq_len, "token"), name_of(request.dtype),
                            trained_text(request.trained));
   for (const std::string& line : result.explanation) std::cout << line << "\n";
+  std::cout << memory_text(request, result) << "\n";
   std::cout << longest_wait_text(group_use(result.best().timeline)) << "\n\n";
   print_types(result.best());
   print_tried(result);
@@ -144,6 +166,17 @@ std::function<int()> make_plan(Flags& flags) {
       ->capture_default_str();
   flags.add_option("--moments-dtype", options->moments, "of the optimizer's moments: fp32 or bf16")
       ->capture_default_str();
+  flags
+      .add_option("--memory-reserve", options->memory_reserve_gib,
+                  "GiB of each device that stay free, besides the driver's and the allocator's part")
+      ->capture_default_str()
+      ->range(at_least(0));
+  flags.add_option("--routing", options->routing, kRoutingHelp)->capture_default_str();
+  flags
+      .add_option("--routing-margin", options->routing_margin,
+                  "a device has room for so many times the tokens that --routing gives its experts: routers "
+                  "that have not been trained are uneven [default: 1.5, with --routing 1]")
+      ->range(at_least(1));
   flags.add_option("--idle", options->idle, "devices that must stay out, separated by commas")
       ->delimiter(',')
       ->range(at_least(0));

@@ -1,5 +1,7 @@
 #include "hetermoe/cli/routing.h"
 
+#include <charconv>
+
 #include <iostream>
 #include <limits>
 
@@ -46,6 +48,27 @@ TraceRouting load_trace_routing(const std::string& reference, const ModelConfig&
   if (!range.empty()) steps = parse_steps(range, "--routing " + path);
   check_model(trace.header(), model, path);
   return TraceRouting(trace.header(), read_steps(trace, steps.first, steps.last), model, path);
+}
+
+std::shared_ptr<const RoutingLoad> routing_load_of(const std::string& text, const ModelConfig& model) {
+  if (text == "uniform" || text == "even") return std::make_shared<ExpectedRouting>(model);
+  if (!text.starts_with("zipf:")) {
+    const bool is_trace =
+        std::filesystem::exists(text.substr(0, text.rfind(':'))) || std::filesystem::exists(text);
+    if (is_trace) return std::make_shared<TraceRouting>(load_trace_routing(text, model));
+  }
+  const std::string_view number = std::string_view(text).substr(std::min<std::size_t>(5, text.size()));
+  double exponent = -1;
+  const auto [rest, code] = std::from_chars(number.data(), number.data() + number.size(), exponent);
+  const bool whole = code == std::errc() && rest == number.data() + number.size();
+  if (!text.starts_with("zipf:") || !whole || !(exponent >= 0 && exponent <= 100)) {
+    fail<ConfigError>(
+        "--routing",
+        "got \"{}\", expected uniform or zipf:EXPONENT with an exponent of 0 to 100, as zipf:1.2, or a "
+        "routing trace that is there, as FILE, FILE:STEP or FILE:A..B",
+        text);
+  }
+  return std::make_shared<ExpectedRouting>(model, zipf_popularity(model.num_experts, exponent));
 }
 
 void tell_unused(const TraceRouting& step, const Plan& plan) {

@@ -1,4 +1,5 @@
 #pragma once
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -33,6 +34,12 @@ std::pair<std::string, std::string> trace_and_steps(const std::string& reference
 /// "FILE", "FILE:STEP" or "FILE:A..B" as a load; without a step the last one. Throws ConfigError, IoError and
 /// InputError.
 TraceRouting load_trace_routing(const std::string& reference, const ModelConfig& model);
+
+inline constexpr const char* kRoutingHelp =
+    "how tokens choose experts: uniform, zipf:EXPONENT, or as a routing trace says: FILE (its last step), "
+    "FILE:STEP, FILE:A..B";
+/// The load that such a text names. Throws as load_trace_routing().
+std::shared_ptr<const RoutingLoad> routing_load_of(const std::string& text, const ModelConfig& model);
 
 /// Says on stderr where a step of the trace has more sequences than the plan's, which takes the first.
 void tell_unused(const TraceRouting& step, const Plan& plan);

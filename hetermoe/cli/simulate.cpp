@@ -1,7 +1,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <charconv>
 #include <iostream>
 #include <memory>
 
@@ -13,6 +12,7 @@
 #include "hetermoe/cost/measured.h"
 #include "hetermoe/data/sampler.h"
 #include "hetermoe/plan/turns.h"
+#include "hetermoe/planner/memory_estimate.h"
 #include "hetermoe/planner/round_robin_plan.h"
 #include "hetermoe/report/table.h"
 #include "hetermoe/report/waits_text.h"
@@ -33,6 +33,11 @@ struct SimulateArguments {
   bool json = false;
 };
 
+/// Of a device what tensors may use, of a host all that the cluster gives it.
+Bytes usable_of(const Cluster& cluster, PlaceId place) {
+  return place < cluster.num_devices() ? usable_memory(cluster.type_of(place)) : cluster.memory_bytes(place);
+}
+
 /// A finished prediction of one step.
 struct Simulated {
   Plan plan;
@@ -43,31 +48,10 @@ struct Simulated {
   Seconds alone = 0;  ///< from the first op of a step to its last: more than the step where steps overlap
 };
 
-std::unique_ptr<RoutingLoad> routing_load_of(const std::string& text, const ModelConfig& model) {
-  if (text == "uniform") return std::make_unique<ExpectedRouting>(model);
-  if (!text.starts_with("zipf:")) {
-    const bool is_trace =
-        std::filesystem::exists(text.substr(0, text.rfind(':'))) || std::filesystem::exists(text);
-    if (is_trace) return std::make_unique<TraceRouting>(load_trace_routing(text, model));
-  }
-  const std::string_view number = std::string_view(text).substr(std::min<std::size_t>(5, text.size()));
-  double exponent = -1;
-  const auto [rest, code] = std::from_chars(number.data(), number.data() + number.size(), exponent);
-  const bool whole = code == std::errc() && rest == number.data() + number.size();
-  if (!text.starts_with("zipf:") || !whole || !(exponent >= 0 && exponent <= 100)) {
-    fail<ConfigError>(
-        "--routing",
-        "got \"{}\", expected uniform or zipf:EXPONENT with an exponent of 0 to 100, as zipf:1.2, or a "
-        "routing trace that is there, as FILE, FILE:STEP or FILE:A..B",
-        text);
-  }
-  return std::make_unique<ExpectedRouting>(model, zipf_popularity(model.num_experts, exponent));
-}
-
 Simulated simulate_job(const Job& job, const ModelConfig& model, const Cluster& cluster,
                        const std::string& routing_text) {
   Simulated out;
-  const std::unique_ptr<RoutingLoad> load = routing_load_of(routing_text, model);
+  const std::shared_ptr<const RoutingLoad> load = routing_load_of(routing_text, model);
   out.plan = make_job_plan(job, model, cluster);
   const auto* trace = dynamic_cast<const TraceRouting*>(load.get());
   if (trace != nullptr) tell_unused(*trace, out.plan);
@@ -107,6 +91,13 @@ std::vector<std::filesystem::path> write_simulated(const std::filesystem::path& 
   return paths;
 }
 
+/// The device whose memory is overfilled most, in words; empty = all devices have room.
+std::string overfilled(const Simulated& result, const Cluster& cluster) {
+  std::vector<Bytes> memory;
+  for (DeviceId d = 0; d < cluster.num_devices(); ++d) memory.push_back(result.memory[idx(d)].use.total());
+  return overfilled_device(memory, cluster);
+}
+
 Json result_json(const Simulated& result, const Cluster& cluster) {
   const std::vector<double> busy = busy_share(result.timeline);
   Json devices = Json::array();
@@ -117,7 +108,8 @@ Json result_json(const Simulated& result, const Cluster& cluster) {
                        {"role", device.role},
                        {"busy", busy[i]},
                        {"memory_bytes", to_json(result.memory[i].use)},
-                       {"capacity_bytes", cluster.memory_bytes(static_cast<PlaceId>(i))}});
+                       {"capacity_bytes", cluster.memory_bytes(static_cast<PlaceId>(i))},
+                       {"usable_bytes", usable_of(cluster, static_cast<PlaceId>(i))}});
   }
   return {{"source", result.timeline.source},
           {"strategy", result.plan.strategy},
@@ -128,6 +120,7 @@ Json result_json(const Simulated& result, const Cluster& cluster) {
           {"step_s", result.timeline.step},
           {"step_alone_s", result.alone},
           {"tokens_per_s", result.tokens_per_s},
+          {"overfilled", overfilled(result, cluster)},
           {"num_ops", result.schedule.num_ops()},
           {"schedule_hash", fmt::format("{:016x}", hash(result.schedule))},
           {"devices", devices},
@@ -137,10 +130,10 @@ Json result_json(const Simulated& result, const Cluster& cluster) {
 
 void print_devices(const Simulated& result, const Cluster& cluster) {
   const std::vector<double> busy = busy_share(result.timeline);
-  Table table({"device", "role", "busy", "memory", "state", "saved", "in flight", "work", "of", ""});
+  Table table({"device", "role", "busy", "memory", "state", "saved", "in flight", "work", "usable", ""});
   for (std::size_t i = 0; i < result.timeline.devices.size(); ++i) {
     const MemoryUse& use = result.memory[i].use;
-    const Bytes capacity = cluster.memory_bytes(static_cast<PlaceId>(i));
+    const Bytes capacity = usable_of(cluster, static_cast<PlaceId>(i));
     table.add_row({result.timeline.devices[i].name, result.timeline.devices[i].role, format_percent(busy[i]),
                    format_bytes(use.total()), format_bytes(use.state()), format_bytes(use.saved),
                    format_bytes(use.in_flight), format_bytes(use.workspace), format_bytes(capacity),
@@ -188,6 +181,8 @@ void print_simulated(const Simulated& result, const Cluster& cluster) {
     std::cout << "warning: " << warning << "\n\n";
   print_turns(result.plan);
   print_devices(result, cluster);
+  if (const std::string over = overfilled(result, cluster); !over.empty())
+    std::cout << "\nthe plan does not fit: " << over << "\n";
   std::cout << "\n" << waits_text(result.timeline);
 }
 
@@ -267,12 +262,7 @@ std::function<int()> make_simulate(Flags& flags) {
   flags.add_option("job", options->job, "job file (YAML); every key of it is also a flag: --strategy ep");
   flags.add_option("--plan", options->plan,
                    "a plan.json to simulate, instead of what the job's strategy makes");
-  flags
-      .add_option("--routing", options->routing,
-                  "how tokens choose experts: uniform, zipf:EXPONENT, or as a routing trace says: FILE (its "
-                  "last step), "
-                  "FILE:STEP, FILE:A..B")
-      ->capture_default_str();
+  flags.add_option("--routing", options->routing, kRoutingHelp)->capture_default_str();
   flags.add_flag("--json", options->json, "print the result as JSON");
   allow_overrides(flags);
   flags.add_to_footer("\nWith --output DIR: plan, schedule, timeline and Perfetto trace are written there.");

@@ -157,6 +157,8 @@ Bytes routing_bytes(const ModelConfig& model, i64 layer) {
   return model.is_moe(layer) ? real(model.top_k) * (kExpertIdBytes + kRouteWeightBytes) : 0;
 }
 
+Bytes send_index_bytes(double rows, double copies) { return (rows + 3 * copies) * kExpertIdBytes; }
+
 namespace {
 
 using Of = Activation::Of;
@@ -312,8 +314,9 @@ Bytes expert_saved_bytes(const ModelConfig& model, const ActivationOptions& opti
   return sum;
 }
 
-Bytes head_work_bytes(const ModelConfig& model, Bytes element) {
-  return real(model.vocab) * (element + 4) + row_bytes(model, element);
+Bytes head_work_bytes(const ModelConfig& model, double tokens, Bytes element) {
+  return std::min(tokens, real(kHeadChunkTokens)) *
+         (real(model.vocab) * (element + 4) + row_bytes(model, element));
 }
 
 }  // namespace hetermoe

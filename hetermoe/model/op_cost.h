@@ -121,6 +121,8 @@ Bytes row_bytes(const ModelConfig& model, Bytes element);
 /// Per token of a MoE layer, kept until backward whatever is recomputed (top-k is never run twice): k expert
 /// ids of 8 bytes and k weights of 4. 0 in a dense layer.
 Bytes routing_bytes(const ModelConfig& model, i64 layer);
+/// Tables of rows and copies that are sent: one index of a row; of a copy its row, its expert and its place.
+Bytes send_index_bytes(double rows, double copies);
 
 /// What forward keeps for backward. kSelected: without what is cheap to make again, which is what norms and
 /// activations make, and without the rows of experts, which are sent again.
@@ -200,8 +202,10 @@ Bytes expert_kept_bytes(const ModelConfig& model, Bytes element);
 /// for several experts of a device is counted once per expert here: an upper bound with row_dedup.
 Bytes expert_saved_bytes(const ModelConfig& model, const ActivationOptions& options);
 
-/// Logits and their gradient, per token of the one microbatch whose head runs: V*element + V*4 (fp32
+/// Tokens whose logits exist at once: the head works in runs of so many.
+inline constexpr i64 kHeadChunkTokens = 1024;
+/// Of one run of the microbatch whose head runs, per token: logits and their gradient, V*element + V*4 (fp32
 /// softmax), plus the normed row.
-Bytes head_work_bytes(const ModelConfig& model, Bytes element);
+Bytes head_work_bytes(const ModelConfig& model, double tokens, Bytes element);
 
 }  // namespace hetermoe

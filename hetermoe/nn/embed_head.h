@@ -13,8 +13,8 @@ at::Tensor embed_forward(const StateGroup& state, const at::Tensor& tokens_T);
 void embed_backward(StateGroup& state, const at::Tensor& tokens_T, const at::Tensor& dy_TD);
 
 struct HeadOptions {
-  i64 chunk_tokens = 1024;  ///< logits exist for this many tokens at a time
-  double loss_scale = 1;    ///< factor on the gradients, not on the loss
+  i64 chunk_tokens = kHeadChunkTokens;  ///< logits exist for this many tokens at a time
+  double loss_scale = 1;                ///< factor on the gradients, not on the loss
 };
 
 struct HeadResult {

@@ -51,6 +51,13 @@ Shortfall shortfall(const Rates& rates) {
   out.experts = real(model.num_moe_layers() * model.num_experts * rates.counts().expert) *
                 rates.state_of(UnitPart::kExperts).total();
   out.states = out.experts + rates.attention_parameters() * others.total();
+  const PlanRequest& request = rates.request();
+  if (request.dtype == Dtype::kBf16 && request.trained.all()) {
+    const StateBytes narrow = state_bytes_per_parameter(2, {.master = false, .moment = 2});
+    out.narrow = out.states / others.total() * narrow.total();
+  } else {
+    out.narrow = out.states;
+  }
   out.pipeline = nearest_pipeline(rates);
   if (out.pipeline)
     out.type = rates.request().cluster.types[idx(rates.classes()[out.pipeline->cls].type)].name;
@@ -69,8 +76,12 @@ std::string advice_on_pipelines(const Shortfall& s) {
   const std::string all = fmt::format("All states take {:.1f} GiB, and all devices have {:.1f} GiB usable",
                                       gib(s.states), gib(s.total));
   if (s.states > s.total) {
-    return fmt::format("{}: {:.1f} GiB are missing, more or larger devices or a smaller model help", all,
-                       gib(s.states - s.total));
+    const std::string narrow =
+        s.narrow < s.total && s.narrow < s.states
+            ? fmt::format("; with --master none --moments-dtype bf16 states take {:.1f} GiB", gib(s.narrow))
+            : "";
+    return fmt::format("{}: {:.1f} GiB are missing, more or larger devices or a smaller model help{}", all,
+                       gib(s.states - s.total), narrow);
   }
   const PipelineMiss& miss = *s.pipeline;
   return fmt::format(

@@ -15,6 +15,7 @@ struct Shortfall {
   Bytes largest = 0;   ///< usable on the largest device
   Bytes total = 0;     ///< usable on all devices
   Bytes states = 0;    ///< of all parameters, each on one device
+  Bytes narrow = 0;    ///< the same without masters and with moments of two bytes, where that can be
   /// The pipeline that lacks least; empty = none can be made. Then not all of a model needs to be on a device
   /// with attention.
   std::optional<PipelineMiss> pipeline = {};

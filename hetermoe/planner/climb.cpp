@@ -31,7 +31,8 @@ std::vector<OrderFigures> neighbour_orders(const Plan& plan, const PlanLimits& l
     all.push_back({plan.window, plan.chunks, plan.recompute, !sharded});
   // Stages of a pipeline have chosen by layer.
   const bool by_layer = plan.order == OrderPolicy::kOneFOneB;
-  for (const Recompute recompute : {Recompute::kOff, Recompute::kSelect, Recompute::kLocal}) {
+  for (const Recompute recompute :
+       {Recompute::kOff, Recompute::kSelect, Recompute::kLocal, Recompute::kResend}) {
     if (recompute != plan.recompute && !by_layer)
       all.push_back({plan.window, plan.chunks, recompute, sharded});
   }

@@ -6,6 +6,7 @@
 #include "hetermoe/base/index.h"
 #include "hetermoe/base/words.h"
 #include "hetermoe/model/op_cost.h"
+#include "hetermoe/plan/recompute.h"
 #include "hetermoe/planner/memory_estimate.h"
 
 namespace hetermoe {
@@ -39,7 +40,13 @@ class PartMaker {
     const double of_sequence =
         real(rates.request().seq_len * model_.top_k) / std::max(1.0, real(model_.num_experts));
     copies_ = microbatch_ * of_sequence;
-    most_copies_ = std::ceil(microbatch_ - 1e-9) * of_sequence;
+    const i64 owners = sum_of(group.count) - (group.mixed ? 0 : sum_of(group.attention));
+    const double margin = std::min(rates.request().routing.margin, real(std::max<i64>(1, owners)));
+    most_copies_ = std::ceil(microbatch_ - 1e-9) * of_sequence * margin;
+    const double owned = real(model_.num_experts) / real(std::max<i64>(1, owners));
+    rows_ =
+        std::min(1.0, rates.hit(owned) / std::max(1e-9, owned * of_sequence / real(rates.request().seq_len)));
+    all_rows_ = std::min(real(model_.top_k), real(owners) * rates.hit(owned));
   }
 
   Part make(std::size_t cls, i64 count, double quota) const {
@@ -53,9 +60,9 @@ class PartMaker {
     part.most = std::ceil(quota / times - 1e-9);
     if (part.attention) add_attention(part);
     part.unit_s = times * rates_.experts(cls, copies_, 1, sketch_.recompute).sum();
-    part.unit = real(rates_.counts().expert) * state_bytes(UnitPart::kExperts, groups_) +
-                saved_share(rates_.moe_layers()) * in_flight(sketch_, group_) * most_copies_ *
-                    expert_saved_bytes(model_, options_);
+    part.unit =
+        real(rates_.counts().expert) * state_bytes(UnitPart::kExperts, groups_) +
+        saved_share(rates_.moe_layers()) * in_flight(sketch_, group_) * most_copies_ * saved_of_copy();
     // The op on the experts of one layer, which may be one more than the mean.
     const Bytes op = most_copies_ * working_set();
     part.unit += op / std::max(1.0, rates_.moe_layers());
@@ -85,9 +92,9 @@ class PartMaker {
         in_flight(sketch_, group_) * tokens *
         (layers * (attention_saved_bytes(model_, moe, options_) - away * row_bytes(model_, element_)) +
          row_bytes(model_, element_));
-    const Bytes attention = attention_work_bytes(model_, moe, options_) +
-                            (2 + 2 * real(model_.top_k)) * row_bytes(model_, element_);
-    part.fixed += tokens * std::max(attention, head_work_bytes(model_, element_));
+    const Bytes attention =
+        attention_work_bytes(model_, moe, options_) + (2 + 2 * all_rows_) * row_bytes(model_, element_);
+    part.fixed += std::max(tokens * attention, head_work_bytes(model_, tokens, element_));
   }
   /// Of a parameter on so many devices.
   Bytes state_bytes(UnitPart part, double replicas) const {
@@ -96,8 +103,15 @@ class PartMaker {
   double saved_share(double layers) const {
     return rates_.saved_share(sketch_.recompute, layers, in_flight(sketch_, group_));
   }
+  /// Of a copy: several of a token are sent as one row.
+  Bytes saved_of_copy() const {
+    const bool has_rows = !resends_rows(sketch_.recompute);
+    return expert_saved_bytes(model_, options_) - (has_rows ? 1 - rows_ : 1) * row_bytes(model_, element_) *
+                                                      (sketch_.recompute == Recompute::kSelect ? 0 : 1);
+  }
   Bytes working_set() const {
-    return expert_work_bytes(model_, element_) * 1.5 / sketch_.chunks + 3 * row_bytes(model_, element_);
+    const Bytes row = row_bytes(model_, element_);
+    return (expert_work_bytes(model_, element_) + 3 * row) / sketch_.chunks + 3 * rows_ * row;
   }
   i64 first_moe() const {
     i64 layer = 0;
@@ -113,7 +127,8 @@ class PartMaker {
   ActivationOptions options_;
   double microbatch_ = 0;  ///< sequences, mean
   double copies_ = 0,
-         most_copies_ = 0;  ///< of tokens for an expert: in the mean and in the fullest microbatch
+         most_copies_ = 0;          ///< of tokens for an expert: in the mean and in the fullest microbatch
+  double rows_ = 1, all_rows_ = 0;  ///< that are sent: of a copy, of a token
 };
 
 std::vector<Part> make_parts(const Rates& rates, const Sketch& sketch, const SketchGroup& group,

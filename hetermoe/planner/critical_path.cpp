@@ -36,7 +36,7 @@ Path simulate_path(const PlanRequest& request, const ModelConfig& model, const P
   const FoldedStep folded = make_folded_step(
       plan, model, request.cluster,
       *make_cost(model, request.cluster, plan, load_profiles(request.cluster), request.software),
-      ExpectedRouting(model), step_options(request.trained, request.model, model));
+      *load_of(request.routing, model), step_options(request.trained, request.model, model));
   Simulator simulator;
   Path path;
   path.timeline = listed_timeline(folded, simulator.run(folded.schedule, folded.costs), request.cluster);

@@ -42,7 +42,10 @@ class GroupEstimate {
     transfers(forward);
     backward = forward;
     // Rows come again beside the gradients.
-    if (sketch_.recompute == Recompute::kSelect) backward.port *= 1.5, backward.transfer *= 1.5;
+    const double trips = sketch_.recompute == Recompute::kSelect   ? 1.5
+                         : sketch_.recompute == Recompute::kResend ? 2
+                                                                   : 1;
+    backward.port *= trips, backward.transfer *= trips;
     Seconds head = 0;
     for (const Part& part : parts_) {
       add(part, forward, backward);

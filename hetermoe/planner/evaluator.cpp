@@ -23,6 +23,8 @@ constexpr i64 kMediumBudget = 6'000'000;  ///< up to this,
 constexpr i64 kLargeBudget = 3'500;       ///< per device where that is more,
 constexpr i64 kMostBudget = 12'000'000;   ///< up to this
 constexpr i64 kDearest = 8;               ///< no simulation takes more than this part of the budget
+constexpr double kNarrowly = 1.08;        ///< estimate over limit, of plans whose peak is asked for
+constexpr double kToSpare = 0.97;         ///< of plans whose peak takes too long to find
 constexpr i64 kEntriesPerVisit = 2;       ///< entries of a plan that take as long as an op-device visit
 
 void scale(Prediction& prediction, double ratio) {
@@ -44,7 +46,7 @@ Evaluator::Evaluator(const PlanRequest& request)
     : request_(request),
       rates_(request),
       predictor_(predictor_of(request)),
-      short_(request.model, request.cluster, request.software, request.trained) {
+      short_(request.model, request.cluster, request.software, request.trained, request.routing) {
   whole_budget_ = request.limits.simulation_budget;
   if (whole_budget_ == 0) {
     const auto devices = static_cast<i64>(request.cluster.num_devices());
@@ -56,7 +58,7 @@ Evaluator::Evaluator(const PlanRequest& request)
 
 void Evaluator::add_budget(i64 more) {
   budget_ += more;
-  budget_to_confirm_ += more / 2;
+  budget_to_judge_ += more / 2;
 }
 
 std::optional<i64> Evaluator::known(u64 key, const Plan& plan, const std::vector<i64>& times,
@@ -64,11 +66,13 @@ std::optional<i64> Evaluator::known(u64 key, const Plan& plan, const std::vector
   const auto seen = seen_.find(key);
   if (seen != seen_.end()) return seen->second;
   // Where layers differ in what is trained of them, rates are means and bound nothing.
-  const bool bounds = current_ >= 0 && rates_.trained().even();
+  const bool bounds = current_ >= 0 && rates_.trained().even() && request_.routing.load == nullptr;
   if (bounds && lane_bound(rates_, plan) >= step_of(current_)) return -1;
   seen_[key] = -1;
   budget_ -= num_entries(plan) / kEntriesPerVisit;
-  if (!fits(estimate_memory(plan, request_.model, times, rates_.trained()))) return -1;
+  const std::vector<Bytes> memory = estimate(plan, times);
+  narrow_ = !overfill(memory).empty();
+  if (narrow_ && !fits(memory, uses_hosts(plan) ? 1 : 1 / kNarrowly)) return -1;
   if (uses_hosts(plan) && !fits_hosts(whole ? whole() : plan)) return -1;
   return {};
 }
@@ -176,17 +180,13 @@ Plan Evaluator::plan_of(i64 index) const {
                                             : plan.candidate.plan;
 }
 
-std::string Evaluator::overfill(std::vector<Bytes> memory) const {
-  for (Bytes& bytes : memory) bytes += bytes > 0 ? request_.limits.memory_reserve : 0;
+std::string Evaluator::overfill(std::vector<Bytes> memory, double scale) const {
+  for (Bytes& bytes : memory) bytes = scale * bytes + (bytes > 0 ? request_.limits.memory_reserve : 0);
   return overfilled_device(memory, request_.cluster);
 }
 
-std::string Evaluator::overfill(const Plan& plan) const {
-  return overfill(estimate_memory(plan, request_.model, {}, rates_.trained()));
-}
-
-bool Evaluator::fits(const std::vector<Bytes>& memory) {
-  const std::string over = overfill(memory);
+bool Evaluator::fits(const std::vector<Bytes>& memory, double scale) {
+  const std::string over = overfill(memory, scale);
   if (!over.empty()) last_overfill_ = over;
   return over.empty();
 }
@@ -197,37 +197,69 @@ bool Evaluator::fits_hosts(const Plan& plan) {
   return over.empty();
 }
 
+bool Evaluator::leads(i64 index) const {
+  const auto faster_than = [&](i64 other) { return other < 0 || step_of(index) < step_of(other); };
+  return faster_than(best_) || (current_ >= 0 && faster_than(current_));
+}
+
 i64 Evaluator::add(EvaluatedPlan plan) {
   plans_.push_back(std::move(plan));
   const i64 index = static_cast<i64>(plans_.size()) - 1;
-  const auto faster_than = [&](i64 other) { return other < 0 || step_of(index) < step_of(other); };
-  const i64 work = work_to_confirm(index);
-  const bool leads = faster_than(best_) || (current_ >= 0 && faster_than(current_));
-  if (leads && work > 0 && work <= std::min(budget_to_confirm_, whole_budget_ / kDearest)) {
-    confirm(index);
-    budget_to_confirm_ -= work;
+  const i64 work = work_to_judge(index);
+  if (leads(index) && (unlimited_ || work <= std::min(budget_to_judge_, whole_budget_ / kDearest))) {
+    judge(index);
+    budget_to_judge_ -= work;
   }
-  if (faster_than(best_)) best_ = index;
-  if (current_ >= 0 && faster_than(current_)) current_ = index;
+  if (at(index).overfull || (narrow_ && !at(index).judged)) {
+    plans_.pop_back();
+    overfills_.erase(index);
+    return -1;
+  }
+  if (best_ < 0 || step_of(index) < step_of(best_)) best_ = index;
+  if (current_ >= 0 && step_of(index) < step_of(current_)) current_ = index;
   return index;
 }
 
-i64 Evaluator::work_to_confirm(i64 index) const {
+i64 Evaluator::work_to_judge(i64 index) const {
   const EvaluatedPlan& plan = at(index);
-  if (plan.exact) return 0;
+  if (plan.judged) return 0;
+  if (plan.exact) return plan.work;
   const std::size_t groups = plan.sketch ? plan.sketch->groups.size() : plan.candidate.plan.groups.size();
   const i64 entries = static_cast<i64>(groups) * request_.model.num_moe_layers() * request_.model.num_experts;
   return plan.work * request_.model.num_layers / short_.layers_simulated() + entries / kEntriesPerVisit;
 }
 
-void Evaluator::confirm(i64 index) {
+void Evaluator::judge(i64 index) {
   EvaluatedPlan& plan = plans_[idx(index)];
-  if (plan.exact) return;
-  plan.exact = true;
+  if (plan.judged) return;
   const Plan whole = plan_of(index);
   const Seconds before = step_of(index);
-  set_prediction(plan.candidate, whole, predictor_.predict(whole));
+  set_prediction(plan.candidate, whole, *predictor_.judge_within(std::numeric_limits<i64>::max(), whole));
   plan.ratio *= step_of(index) / before;
+  plan.exact = plan.judged = true;
+  plan.overfull = !fits(plan.candidate.prediction.memory, 1);
+  if (plan.overfull) reject(index);
+}
+
+void Evaluator::reject(i64 index) {
+  plans_[idx(index)].overfull = true;
+  overfills_[index] = last_overfill_;
+  if (index != best_) return;
+  const std::vector<i64> others = by_step();
+  best_ = others.empty() ? -1 : others[0];
+}
+
+void Evaluator::settle_best(i64 most) {
+  while (best_ >= 0 && !at(best_).judged) {
+    if (work_to_judge(best_) <= most)
+      judge(best_);
+    else if (!fits(estimate(plan_of(best_)), 1 / kToSpare))
+      reject(best_);
+    else
+      return;
+    const std::vector<i64> order = by_step();
+    best_ = order.empty() ? -1 : order[0];
+  }
 }
 
 Candidate Evaluator::take(i64 index) {
@@ -236,9 +268,14 @@ Candidate Evaluator::take(i64 index) {
   if (candidate.plan.groups.empty()) candidate.plan = plan_of(index);
   candidate.plan.predicted_step_s = candidate.prediction.step;
   const bool sharded = std::exchange(candidate.plan.shard_optimizer, false);
-  candidate.unsharded = estimate_memory(candidate.plan, request_.model, {}, rates_.trained());
+  candidate.unsharded = estimate(candidate.plan);
   candidate.plan.shard_optimizer = sharded;
-  candidate.memory = estimate_memory(candidate.plan, request_.model, {}, rates_.trained());
+  candidate.memory = estimate(candidate.plan);
+  for (std::size_t d = 0; at(index).judged && d < candidate.memory.size(); ++d) {
+    if (candidate.memory[d] <= 0) continue;
+    const Bytes peak = candidate.prediction.memory[d];
+    candidate.unsharded[d] += peak - std::exchange(candidate.memory[d], peak);
+  }
   describe(request_, candidate.plan, candidate);
   return candidate;
 }
@@ -251,6 +288,7 @@ void Evaluator::set_prediction(Candidate& candidate, const Plan& plan, Predictio
 std::vector<i64> Evaluator::by_step() const {
   std::vector<i64> order(plans_.size());
   std::iota(order.begin(), order.end(), i64{0});
+  std::erase_if(order, [&](i64 i) { return at(i).overfull; });
   std::stable_sort(order.begin(), order.end(), [&](i64 a, i64 b) { return step_of(a) < step_of(b); });
   return order;
 }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "hetermoe/planner/estimate.h"
+#include "hetermoe/planner/memory_estimate.h"
 #include "hetermoe/planner/short_model.h"
 
 namespace hetermoe {
@@ -17,6 +18,8 @@ struct EvaluatedPlan {
   std::optional<Sketch> sketch;  ///< that it was rounded from
   double squeeze = 1;            ///< of the rounding
   bool exact = false;            ///< the prediction is of all layers
+  bool judged = false;           ///< and has peaks of memory
+  bool overfull = false;         ///< which are too high
   double ratio = 1;              ///< of the step to that extrapolated from the first layers
   i64 work = 0;                  ///< op-device visits of the prediction
 };
@@ -30,9 +33,10 @@ class Evaluator {
  public:
   explicit Evaluator(const PlanRequest& request);
 
-  /// Memory and validity are checked before anything is simulated. Returns -1 when the plan is rejected, the
-  /// earlier index when it was seen before. An extrapolated plan that would be the best or the current one is
-  /// confirmed first, as far as the budget allows, and what is compared with it corrected by the same ratio.
+  /// What estimate_memory() finds far too large is not simulated. Returns -1 when the plan is rejected, the
+  /// earlier index when it was seen before. A plan that would be the best or the current one is judged first,
+  /// as far as the budget allows, and what is compared with it corrected by the same ratio; one that the
+  /// estimate finds a little too large is rejected unless it is judged.
   i64 evaluate(Plan plan, const Sketch* sketch = nullptr);
   /// However long that takes.
   i64 evaluate_at_any_cost(Plan plan);
@@ -43,10 +47,13 @@ class Evaluator {
   /// Estimates of memory are a little lower than the check: a second try leaves experts less room.
   i64 evaluate(const Sketch& sketch);
 
-  /// Op-device visits of a prediction of all layers; 0 when there is one.
-  i64 work_to_confirm(i64 index) const;
-  /// Replaces an extrapolated prediction by that of all layers.
-  void confirm(i64 index);
+  /// Op-device visits of a prediction of all layers with peaks of memory; 0 when there is one.
+  i64 work_to_judge(i64 index) const;
+  /// Replaces a prediction by that of all layers with peaks of memory, which decide whether the plan fits.
+  void judge(i64 index);
+  /// Judges the best plan, until one fits. One whose judgement takes longer than `most` visits has to fit by
+  /// the estimate with room to spare.
+  void settle_best(i64 most);
 
   /// From here on plans that cannot be faster than that of `index` are rejected at once; current() becomes
   /// every faster one. -1 ends it.
@@ -59,7 +66,8 @@ class Evaluator {
     seen_.clear();
   }
 
-  std::size_t size() const { return plans_.size(); }
+  bool empty() const { return best_ < 0; }
+  std::size_t size() const { return plans_.size(); }  ///< those that turned out to be overfull among them
   const EvaluatedPlan& at(i64 index) const { return plans_[static_cast<std::size_t>(index)]; }
   Plan plan_of(i64 index) const;
   bool is_pipeline(i64 index) const { return at(index).candidate.plan.order == OrderPolicy::kOneFOneB; }
@@ -73,9 +81,12 @@ class Evaluator {
   bool shortens() const { return short_.shortens(); }
   i64 whole_budget() const { return whole_budget_; }  ///< op-device visits of all simulations
   i64 budget() const { return budget_; }              ///< what is left of them
-  void add_budget(i64 more);                          ///< and half as much to confirm plans
+  void add_budget(i64 more);                          ///< and half as much to judge plans
   i64 num_simulated() const { return num_simulated_; }
   const std::string& last_overfill() const { return last_overfill_; }  ///< of the last plan without room
+  const std::string& overfill_of(i64 index) const {
+    return overfills_.at(index);
+  }  ///< of one that is overfull
 
  private:
   i64 evaluate(const Sketch& sketch, double squeeze);
@@ -93,9 +104,15 @@ class Evaluator {
   /// dear.
   i64 keep(u64 key, EvaluatedPlan& next, const Plan& simulated, std::optional<Prediction> prediction,
            i64 work);
-  std::string overfill(std::vector<Bytes> memory) const;
-  std::string overfill(const Plan& plan) const;
-  bool fits(const std::vector<Bytes>& memory);
+  std::vector<Bytes> estimate(const Plan& plan, const std::vector<i64>& times = {}) const {
+    return estimate_memory(plan, request_.model, times, rates_.trained(), request_.routing.margin);
+  }
+  /// scale: of the memory.
+  std::string overfill(std::vector<Bytes> memory, double scale = 1) const;
+  std::string overfill(const Plan& plan) const { return overfill(estimate(plan)); }
+  bool fits(const std::vector<Bytes>& memory, double scale);
+  bool leads(i64 index) const;
+  void reject(i64 index);
   bool fits_hosts(const Plan& plan);
   void set_prediction(Candidate& candidate, const Plan& plan, Prediction prediction) const;
   i64 add(EvaluatedPlan plan);
@@ -104,11 +121,13 @@ class Evaluator {
   Rates rates_;
   Predictor predictor_;
   ShortModel short_;
-  i64 whole_budget_ = 0, budget_ = 0, budget_to_confirm_ = 0;
+  i64 whole_budget_ = 0, budget_ = 0, budget_to_judge_ = 0;
   i64 num_simulated_ = 0;
   std::deque<EvaluatedPlan> plans_;  // references to them stay valid
   std::map<u64, i64> seen_;          // key of a plan -> its index, -1 = rejected
+  std::map<i64, std::string> overfills_;
   bool unlimited_ = false, too_dear_ = false;
+  bool narrow_ = false;  ///< the estimate of the plan at hand is a little too large
   i64 current_ = -1, best_ = -1;
   std::string last_overfill_;
 };

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "hetermoe/base/index.h"
+#include "hetermoe/cost/cost_model.h"
 #include "hetermoe/model/op_cost.h"
 #include "hetermoe/plan/backward_shares.h"
 #include "hetermoe/plan/recompute.h"
@@ -14,9 +15,9 @@
 namespace hetermoe {
 namespace {
 
-/// On how many devices of all groups each part of the model is, where the optimizer is sharded over them.
+/// On how many devices of all groups each part of the model is.
 struct Replicas {
-  double embed = 1, head = 1;
+  double embed = 0, head = 0;
   std::vector<double> attention;             // [layer]
   std::vector<std::vector<double>> experts;  // [layer][expert]
 };
@@ -30,12 +31,9 @@ double num_listed(const Shares& shares) {
 Replicas replicas_of(const Plan& plan, const std::vector<i64>& times) {
   Replicas all;
   const std::size_t layers = plan.groups[0].layers.size();
-  all.attention.assign(layers, plan.shard_optimizer ? 0 : 1);
+  all.attention.assign(layers, 0);
   all.experts.resize(layers);
-  for (std::size_t l = 0; l < layers; ++l)
-    all.experts[l].assign(plan.groups[0].layers[l].experts.size(), plan.shard_optimizer ? 0 : 1);
-  if (!plan.shard_optimizer) return all;
-  all.embed = all.head = 0;
+  for (std::size_t l = 0; l < layers; ++l) all.experts[l].assign(plan.groups[0].layers[l].experts.size(), 0);
   for (std::size_t g = 0; g < plan.groups.size(); ++g) {
     const Group& group = plan.groups[g];
     const double groups = times.empty() ? 1 : real(times[g]);
@@ -54,12 +52,13 @@ Replicas replicas_of(const Plan& plan, const std::vector<i64>& times) {
 class GroupMemory {
  public:
   GroupMemory(const Plan& plan, const Group& group, const ModelConfig& model, const Replicas& replicas,
-              const TrainedShares& trained)
+              const TrainedShares& trained, double margin)
       : plan_(plan),
         group_(group),
         model_(model),
         replicas_(replicas),
         trained_(trained),
+        margin_(margin),
         in_flight_(traits_of(plan.order).in_flight(plan, group)),
         counts_(count_parameters(model)),
         use_(plan.dtype.size()),
@@ -74,28 +73,21 @@ class GroupMemory {
 
   void add_to(std::vector<Bytes>& memory) {
     for_sources({&group_.embed, &backward_embed_shares(group_)}, [&](Use& use, DeviceId, double) {
-      const StateBytes each = trained_.of(use.state, UnitPart::kEmbed, -1);
-      use.add(counts_.embedding, replicas_.embed, home_of(group_, UnitPart::kEmbed, -1), each);
-      if (!is_gathered(UnitPart::kEmbed, -1))
-        use.reduces(real(counts_.embedding), holders(group_.embed), each);
+      add_end(use, counts_.embedding, replicas_.embed, UnitPart::kEmbed);
     });
     for (std::size_t l = 0; l < group_.layers.size(); ++l) add_layer(l);
     for_sources({&group_.head}, [&](Use& use, DeviceId device, double tokens) {
-      const StateBytes each = trained_.of(use.state, UnitPart::kHead, -1);
-      use.add(counts_.head, replicas_.head, home_of(group_, UnitPart::kHead, -1), each);
-      if (!is_gathered(UnitPart::kHead, -1)) use.reduces(real(counts_.head), holders(group_.head), each);
+      add_end(use, counts_.head, replicas_.head, UnitPart::kHead);
       use.add(use.attention, head_memory(model_, tokens, use.element),
               real(in_flight_(group_.layers.size(), device)), in_wave());
     });
     for (const DeviceId device : group_.devices) {
       const Use& use = use_[idx(device)];
-      const OpMemory ops = both(use.attention, use.experts);
-      memory[idx(device)] +=
-          use.sum + use.gathered + use.guests + use.attention_visits.at_once(plan_.slots.attention) +
-          use.experts_visits.at_once(plan_.slots.experts) +
-          (in_stages() ? stage_memory(ops, use.of_window, std::max(use.reduction, use.messages), in_wave(),
-                                      use.resends)
-                       : ops.saved + ops.largest + use.messages);
+      memory[idx(device)] += use.sum + use.gathered + use.guests +
+                             use.attention_visits.at_once(plan_.slots.attention) +
+                             use.experts_visits.at_once(plan_.slots.experts) +
+                             stage_memory(both(use.attention, use.experts), use.of_window,
+                                          std::max(use.reduction, use.messages), in_wave(), use.resends);
     }
   }
 
@@ -104,16 +96,10 @@ class GroupMemory {
   struct Use {
     Bytes element = 2;  ///< of a number
     StateBytes state;   ///< of a parameter that is trained
-    /// Weights of an embedding or a head that are on the host or gathered are here all the same: a visit
-    /// lasts a step.
-    void add(i64 parameters, double replicas, const Home& home, const StateBytes& each) {
-      if (is_gathered(home, replicas)) {
-        sum += real(parameters) * (each.total() / replicas + each.weights_and_gradients());
-        messages = std::max(messages, gathered_end_messages(real(parameters), replicas, each));
-        return;
-      }
+    /// parts: into so many the optimizer's state is divided.
+    void add(double parameters, double parts, const Home& home, const StateBytes& each) {
       const bool updates = home.optimizer != Residence::kHost;
-      sum += real(parameters) * (updates ? each.total(replicas) : each.weights_and_gradients());
+      sum += parameters * (updates ? each.total(parts) : each.weights_and_gradients());
     }
     static bool is_gathered(const Home& home, double replicas) {
       return home.weights == Residence::kSharded && replicas > 1;
@@ -132,24 +118,41 @@ class GroupMemory {
     }
     Bytes sum = 0;                       ///< states
     OpMemory attention, experts;         ///< `saved` of all microbatches in flight; the head with attention
+    double summed = 0, holders = 1;      ///< experts of a layer that others have, too, and how many have them
     Bytes of_window = 0, reduction = 0;  ///< as in stage_memory(), as the next
     bool resends = false;
   };
 
+  double parts(double replicas) const { return plan_.shard_optimizer ? replicas : 1; }
+
+  /// An embedding or a head. Weights that are on the host or gathered are here all the same: a visit lasts a
+  /// step.
+  void add_end(Use& use, i64 parameters, double replicas, UnitPart part) const {
+    const StateBytes each = trained_.of(use.state, part, -1);
+    const Home home = home_of(group_, part, -1);
+    if (Use::is_gathered(home, parts(replicas))) {
+      use.sum += real(parameters) * (each.total() / replicas + each.weights_and_gradients());
+      use.messages = std::max(use.messages, gathered_end_messages(real(parameters), replicas, each));
+      return;
+    }
+    use.add(real(parameters), parts(replicas), home, each);
+    if (home.weights == Residence::kDevice) use.reduces(real(parameters), replicas, each);
+  }
+
   void add_layer(std::size_t l) {
     const auto layer = static_cast<i64>(l);
-    for_sources({&group_.layers[l].attention, &backward_shares(group_.layers[l])},
-                [&](Use& use, DeviceId device, double tokens) {
-                  add_attention(l, use);
-                  use.resends = use.resends || recompute(l) == Recompute::kResend;
-                  OpMemory op =
-                      attention_memory(plan_, recompute(l), model_, layer, tokens, use.element, in_stages());
-                  const double waiting = real(in_flight_(l, device));
-                  if (waits_on_host(l))
-                    op =
-                        wait_on_host(op, tokens * row_bytes(model_, use.element), waiting, plan_.slots.saved);
-                  use.add(use.attention, op, waiting, in_wave());
-                });
+    const double rows = rows_sent(plan_, model_, owned_in(l));
+    for_sources(
+        {&group_.layers[l].attention, &backward_shares(group_.layers[l])},
+        [&](Use& use, DeviceId device, double tokens) {
+          add_attention(l, use);
+          use.resends = use.resends || recompute(l) == Recompute::kResend;
+          OpMemory op = attention_memory(plan_, recompute(l), model_, layer, tokens, rows, use.element);
+          const double waiting = real(in_flight_(l, device));
+          if (waits_on_host(l))
+            op = wait_on_host(op, tokens * row_bytes(model_, use.element), waiting, plan_.slots.saved);
+          use.add(use.attention, op, waiting, in_wave());
+        });
     add_experts(l);
   }
 
@@ -160,58 +163,72 @@ class GroupMemory {
     const StateBytes each = trained_.of(use.state, UnitPart::kAttention, static_cast<i64>(l));
     if (home.weights == Residence::kHost) {
       use.attention_visits.add(count * each.weights_and_gradients());
-    } else if (Use::is_gathered(home, replicas)) {
+    } else if (Use::is_gathered(home, parts(replicas))) {
       use.sum += count * each.total() / replicas;
       use.gathered =
           std::max(use.gathered, gathered_layer_bytes(count, replicas, plan_.slots.attention, each));
     } else {
-      use.add(counts_.attention_part[l], replicas, home, each);
+      use.add(count, parts(replicas), home, each);
+      use.reduces(count, replicas, each);
     }
-    if (home.weights != Residence::kSharded) use.reduces(count, holders(group_.layers[l].attention), each);
+  }
+
+  /// Experts of each owner of a layer.
+  std::vector<double> owned_in(std::size_t layer) {
+    std::vector<double> all;
+    for (const ExpertOwners& owners : group_.layers[layer].experts) {
+      for (const ExpertOwner& owner : owners) owned_[idx(owner.device)] += owner.share;
+    }
+    for (const DeviceId device : group_.devices) {
+      if (const double owned = std::exchange(owned_[idx(device)], 0); owned > 0) all.push_back(owned);
+    }
+    return all;
   }
 
   void add_experts(std::size_t layer) {
     const LayerOwners& experts = group_.layers[layer].experts;
     const Home home = home_of(group_, UnitPart::kExperts, static_cast<i32>(layer));
     const bool visits = home.weights == Residence::kHost;
-    std::vector<Bytes> visit(visits ? use_.size() : 0, 0);
     for (std::size_t e = 0; e < experts.size(); ++e) {
+      const double replicas = replicas_.experts[layer][e];
       for (const ExpertOwner& owner : experts[e]) {
         Use& use = use_[idx(owner.device)];
         const StateBytes each = trained_.of(use.state, UnitPart::kExperts, static_cast<i64>(layer));
-        if (visits)
-          visit[idx(owner.device)] += real(counts_.expert) * each.weights_and_gradients();
-        else
-          use.add(counts_.expert, replicas_.experts[layer][e], home, each);
+        if (!visits) use.add(real(counts_.expert), parts(replicas), home, each);
+        if (replicas > 1) use.summed += 1, use.holders = replicas;
         share_[idx(owner.device)] += owner.share;
         owned_[idx(owner.device)] += 1;
       }
     }
     add_guests(layer);
-    for (const DeviceId device : group_.devices) {
-      Use& use = use_[idx(device)];
-      double share = std::exchange(share_[idx(device)], 0);
-      const double owned = std::exchange(owned_[idx(device)], 0);
-      if (visits && visit[idx(device)] > 0) use.experts_visits.add(visit[idx(device)]);
-      if (share <= 0) continue;
-      // Whoever computes a microbatch then computes all of its experts.
-      if (group_.layers[layer].experts_at == ExpertsAt::kSources) share = real(model_.num_experts);
-      const double waiting = real(in_flight_(layer, device));
-      const double copies =
-          real(model_.top_k) * share / real(model_.num_experts) * real(largest_microbatch() * plan_.seq_len);
-      const StateBytes each = trained_.of(use.state, UnitPart::kExperts, static_cast<i64>(layer));
-      use.reduces(share * real(counts_.expert), real(plan_.groups.size()), each);
-      OpMemory op = experts_memory(plan_, recompute(layer), model_, copies, use.element);
-      // Matrices as their adapters change them, and their gradients, are made for each op.
-      if (trained_.adapts() && each.gradients > 0)
-        op.largest += owned * real(counts_.expert) * use.state.weights_and_gradients();
-      // Where a device also computes attention, what is left waits for the dispatch of the whole window.
-      if (plan_.weight_gradients == WeightGradients::kAfter)
-        op.largest +=
-            waiting * copies * (expert_left_bytes(model_, use.element) + row_bytes(model_, use.element));
-      if (waits_on_host(layer)) op = wait_on_host(op, op.saved, waiting, plan_.slots.saved);
-      use.add(use.experts, op, waiting, in_wave());
-    }
+    for (const DeviceId device : group_.devices) add_experts_of(layer, device, visits);
+  }
+
+  void add_experts_of(std::size_t layer, DeviceId device, bool visits) {
+    Use& use = use_[idx(device)];
+    double share = std::exchange(share_[idx(device)], 0);
+    const double owned = std::exchange(owned_[idx(device)], 0), summed = std::exchange(use.summed, 0);
+    const StateBytes each = trained_.of(use.state, UnitPart::kExperts, static_cast<i64>(layer));
+    if (visits && owned > 0)
+      use.experts_visits.add(owned * real(counts_.expert) * each.weights_and_gradients());
+    if (!visits && summed > 0) use.reduces(summed * real(counts_.expert), use.holders, each);
+    if (share <= 0) return;
+    // Whoever computes a microbatch then computes all of its experts.
+    if (group_.layers[layer].experts_at == ExpertsAt::kSources) share = real(model_.num_experts);
+    const double waiting = real(in_flight_(layer, device)),
+                 tokens = real(largest_microbatch() * plan_.seq_len);
+    const double even = tokens * real(model_.top_k) * share / real(model_.num_experts);
+    const ExpertWork work = expert_work(plan_, model_, tokens, share, even, margin_);
+    OpMemory op = experts_memory(plan_, recompute(layer), model_, work, use.element);
+    // Matrices as their adapters change them, and their gradients, are made for each op.
+    if (trained_.adapts() && each.gradients > 0)
+      op.largest += owned * real(counts_.expert) * use.state.weights_and_gradients();
+    // Where a device also computes attention, what is left waits for the dispatch of the whole window.
+    if (plan_.weight_gradients == WeightGradients::kAfter)
+      op.largest +=
+          waiting * work.copies * (expert_left_bytes(model_, use.element) + row_bytes(model_, use.element));
+    if (waits_on_host(layer)) op = wait_on_host(op, op.saved, waiting, plan_.slots.saved);
+    use.add(use.experts, op, waiting, in_wave());
   }
 
   /// Guests of as many exchanges as may be there, and gradients of those of two: one set is on its way home.
@@ -248,27 +265,13 @@ class GroupMemory {
     }
   }
 
-  bool is_gathered(UnitPart part, i32 layer) const {
-    return home_of(group_, part, layer).weights == Residence::kSharded;
-  }
   Recompute recompute(std::size_t layer) const {
     return group_.layers[layer].recompute.value_or(plan_.recompute);
-  }
-  /// A pipeline whose stages are several devices. Of one with a device for each stage the bound is that of
-  /// other orders, which does not know what sums of gradients take.
-  bool in_stages() const {
-    return plan_.order == OrderPolicy::kOneFOneB &&
-           std::any_of(group_.layers.begin(), group_.layers.end(),
-                       [](const LayerPlacement& layer) { return share_row(layer.attention, 0).size() > 1; });
-  }
-  /// Of what these shares say in all groups of equal pipelines; elsewhere it is not asked.
-  double holders(const Shares& shares) const {
-    return plan_.order == OrderPolicy::kOneFOneB ? real(plan_.groups.size()) * num_listed(shares) : 1;
   }
   i64 largest_microbatch() const {
     return *std::max_element(group_.microbatches.begin(), group_.microbatches.end());
   }
-  /// Microbatches that go through a stage of a pipeline together.
+  /// Microbatches that go through a layer together.
   double in_wave() const {
     return real(std::min(static_cast<i64>(group_.microbatches.size()), std::max(i64{1}, i64{plan_.window})));
   }
@@ -278,6 +281,7 @@ class GroupMemory {
   const ModelConfig& model_;
   const Replicas& replicas_;
   const TrainedShares& trained_;
+  double margin_;
   InFlight in_flight_;
   ParamCounts counts_;
   std::vector<Use> use_;       // [device]
@@ -316,47 +320,75 @@ OpMemory both(const OpMemory& attention, const OpMemory& experts) {
           attention.again + experts.again, attention.exchanged + experts.exchanged};
 }
 
+double hit_chance(const ModelConfig& model, double owned) {
+  double miss = 1;
+  for (i64 k = 0; k < model.top_k; ++k) {
+    const double left = real(model.num_experts - k);
+    miss *= std::max(0.0, left - owned) / left;
+  }
+  return 1 - miss;
+}
+
+double rows_sent(const Plan& figures, const ModelConfig& model, const std::vector<double>& owned) {
+  if (owned.empty()) return 0;
+  if (!figures.row_dedup) return real(model.top_k);
+  double rows = 0, last = -1, hit = 0;
+  for (const double experts : owned) {
+    if (experts != std::exchange(last, experts)) hit = hit_chance(model, experts);
+    rows += hit;
+  }
+  return std::min(rows, real(model.top_k));
+}
+
+ExpertWork expert_work(const Plan& figures, const ModelConfig& model, double tokens, double owned,
+                       double copies, double margin) {
+  const double most = std::max(copies, std::min(margin * copies, tokens * real(model.top_k)));
+  if (!figures.row_dedup) return {most, most};
+  return {std::min({most, tokens, margin * tokens * hit_chance(model, owned)}), most};
+}
+
 OpMemory attention_memory(const Plan& figures, Recompute recompute, const ModelConfig& model, i64 layer,
-                          double tokens, Bytes element, bool shared) {
+                          double tokens, double rows, Bytes element) {
   const ActivationOptions options = options_of(figures, recompute, element);
-  const double copies = model.is_moe(layer) ? real(model.top_k) : 0;
   const bool again = recomputes_apart(recompute, model.is_moe(layer));
   const bool leaves = figures.weight_gradients == WeightGradients::kAfter;
   const Bytes left = leaves ? attention_left_bytes(model, layer, element) : 0;
   const Bytes work = tokens * (attention_work_bytes(model, layer, options) + left);
   OpMemory out;
-  out.saved = tokens * attention_saved_bytes(model, layer, options);
+  out.saved = tokens * (attention_saved_bytes(model, layer, options) +
+                        (model.is_moe(layer) ? send_index_bytes(rows, real(model.top_k)) : 0));
   // Rows sent and returned, and the gradients of both.
-  out.exchanged = tokens * (2 + 2 * copies) * row_bytes(model, element);
+  out.exchanged = tokens * (2 + 2 * rows) * row_bytes(model, element);
   // Gradients inside attention are there when what its exchanges carry has come or has not gone yet.
   const Bytes gradients = tokens * attention_gradient_bytes(model, element) +
                           real(layer_weights(model, layer).attention_part()) * element;
-  const bool counts = shared && figures.order == OrderPolicy::kOneFOneB;
-  out.largest = work + (counts ? std::max(out.exchanged, gradients) : out.exchanged);
+  out.largest = work + std::max(out.exchanged, gradients);
   out.again = again ? work : 0;
   return out;
 }
 
-OpMemory experts_memory(const Plan& figures, Recompute recompute, const ModelConfig& model, double copies,
-                        Bytes element) {
+OpMemory experts_memory(const Plan& figures, Recompute recompute, const ModelConfig& model,
+                        const ExpertWork& work, Bytes element) {
+  const Bytes rows = received_rows_bytes(model, work.rows, work.copies, element);
+  const Bytes kept = work.copies * expert_kept_bytes(model, element);
   OpMemory out;
-  out.saved = copies * expert_saved_bytes(model, options_of(figures, recompute, element));
-  out.exchanged = copies * 3 * row_bytes(model, element);
-  out.largest = copies / figures.chunks * (expert_work_bytes(model, element) * 1.5) + out.exchanged;
-  const ActivationOptions inputs{.element = element};
+  if (!resends_rows(recompute)) out.saved += rows;
+  if (keeps_activations(recompute)) out.saved += kept;
   // Rows are dropped after forward; those of one layer come again.
-  if (recompute == Recompute::kSelect) out.again = copies * expert_saved_bytes(model, inputs);
-  if (recompute == Recompute::kAhead) out.again = copies * expert_kept_bytes(model, element);
-  if (recompute != Recompute::kResend || figures.order != OrderPolicy::kOneFOneB) return out;
-  out.again = out.saved + copies * expert_kept_bytes(model, element);
-  out.saved = 0;
+  if (resends_rows(recompute)) out.again += rows;
+  if (recomputes_apart(recompute, true)) out.again += kept;
+  // Results, and the gradients of them and of rows.
+  out.exchanged = work.rows * 3 * row_bytes(model, element);
+  const Bytes inside = work.copies * (expert_work_bytes(model, element) + 3 * row_bytes(model, element)) +
+                       activation_work_bytes(model, work.copies, element);
+  out.largest = inside / figures.chunks + out.exchanged;
   return out;
 }
 
 OpMemory head_memory(const ModelConfig& model, double tokens, Bytes element) {
   OpMemory out;
   out.saved = tokens * row_bytes(model, element);
-  out.largest = tokens * head_work_bytes(model, element);
+  out.largest = head_work_bytes(model, tokens, element);
   return out;
 }
 
@@ -380,10 +412,11 @@ Bytes stage_memory(const OpMemory& ops, Bytes of_window, Bytes reduction, double
 }
 
 std::vector<Bytes> estimate_memory(const Plan& plan, const ModelConfig& model, const std::vector<i64>& times,
-                                   const TrainedShares& trained) {
+                                   const TrainedShares& trained, double margin) {
   std::vector<Bytes> memory(plan.dtype.size(), 0);
   const Replicas replicas = replicas_of(plan, times);
-  for (const Group& group : plan.groups) GroupMemory(plan, group, model, replicas, trained).add_to(memory);
+  for (const Group& group : plan.groups)
+    GroupMemory(plan, group, model, replicas, trained, margin).add_to(memory);
   return memory;
 }
 

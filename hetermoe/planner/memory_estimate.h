@@ -13,16 +13,17 @@ namespace hetermoe {
 inline constexpr Bytes kGiB = 1024.0 * 1024 * 1024;
 
 /// Bytes that each device needs for a plan, in closed form: states of the parameters it holds, what it keeps
-/// of the microbatches in flight, the working set of its largest op, transfer buffers. An upper bound that
-/// costs microseconds, for rejecting plans before they are built.
+/// of the microbatches in flight, the working set of its largest op, transfer buffers. An estimate that costs
+/// microseconds, for leaving out plans before they are built; whether a plan fits, its simulated peak says.
 /// times: [group] how many groups are like it, each with devices of its own that the plan does not list;
-/// empty = the plan lists all.
+/// empty = the plan lists all. margin: as AssumedRouting's.
 std::vector<Bytes> estimate_memory(const Plan& plan, const ModelConfig& model,
-                                   const std::vector<i64>& times = {}, const TrainedShares& trained = {});
+                                   const std::vector<i64>& times = {}, const TrainedShares& trained = {},
+                                   double margin = 1);
 
-/// What an op needs, by the same bound: of each microbatch in flight what backward starts from; while it
-/// runs; and in a pipeline, where few microbatches leave no slack, of each microbatch that goes through the
-/// layer together with others what is sent and computed again and what its exchanges carry.
+/// What an op needs, by the same estimate: of each microbatch in flight what backward starts from; while it
+/// runs; of each microbatch that goes through the layer together with others what is sent and computed again
+/// and what its exchanges carry.
 struct OpMemory {
   Bytes saved = 0, largest = 0, again = 0, exchanged = 0;
 
@@ -44,11 +45,23 @@ struct HostVisits {
 };
 /// figures: a plan of which order, sequence length, phase W and chunks count. recompute: of the layer.
 /// element: bytes of a number.
+/// rows: of a token that are sent.
 OpMemory attention_memory(const Plan& figures, Recompute recompute, const ModelConfig& model, i64 layer,
-                          double tokens, Bytes element, bool shared);
-/// copies: (row, expert) pairs of a microbatch that a device computes.
-OpMemory experts_memory(const Plan& figures, Recompute recompute, const ModelConfig& model, double copies,
-                        Bytes element);
+                          double tokens, double rows, Bytes element);
+/// What a device computes of a microbatch.
+struct ExpertWork {
+  double rows = 0, copies = 0;  ///< a copy is a (row, expert) pair
+};
+/// Of experts that so many tokens choose from. owned: experts of the device. copies: of even routing. margin:
+/// of both, at most all there are.
+ExpertWork expert_work(const Plan& figures, const ModelConfig& model, double tokens, double owned,
+                       double copies, double margin);
+/// Of a token, to owners that have so many experts each.
+double rows_sent(const Plan& figures, const ModelConfig& model, const std::vector<double>& owned);
+/// Probability that a token has an expert on a device with `owned` of them.
+double hit_chance(const ModelConfig& model, double owned);
+OpMemory experts_memory(const Plan& figures, Recompute recompute, const ModelConfig& model,
+                        const ExpertWork& work, Bytes element);
 OpMemory head_memory(const ModelConfig& model, double tokens, Bytes element);
 /// What the sum of gradients of one state over its holders takes besides them.
 Bytes reduction_bytes(double parameters, double holders, Bytes gradient);
@@ -57,7 +70,7 @@ Bytes reduction_bytes(double parameters, double holders, Bytes gradient);
 Bytes gathered_layer_bytes(double parameters, double holders, double visits, const StateBytes& each);
 /// Of an embedding or a head the messages alone: its one visit has weights before it has gradients.
 Bytes gathered_end_messages(double parameters, double holders, const StateBytes& each);
-/// Of all ops of a stage: `saved` that of all its microbatches in flight, `of_window` of one window of them.
+/// Of all ops of a device: `saved` that of all its microbatches in flight, `of_window` of one window of them.
 /// Gradients are summed when the last window is all that is left.
 Bytes stage_memory(const OpMemory& ops, Bytes of_window, Bytes reduction, double window, bool resends);
 

@@ -43,11 +43,12 @@ struct PlanRequest {
   SoftwareConstants software;
   PlanLimits limits;
   Trained trained = {};
+  AssumedRouting routing = {.margin = kRoutingMargin};
 };
 /// Predicts steps as the request has them.
 inline Predictor predictor_of(const PlanRequest& request) {
   return Predictor(request.model, request.cluster, request.software,
-                   step_options(request.trained, request.model, request.model));
+                   step_options(request.trained, request.model, request.model), request.routing);
 }
 /// Of a parameter, by the request's dtypes.
 inline StateBytes state_bytes_of(const PlanRequest& request) {

@@ -1,6 +1,7 @@
 #include "hetermoe/planner/predict.h"
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <numeric>
 
@@ -8,6 +9,7 @@
 #include "hetermoe/plan/backward_shares.h"
 #include "hetermoe/plan/pipeline_tasks.h"
 #include "hetermoe/schedule/order_policy.h"
+#include "hetermoe/sim/memory.h"
 
 namespace hetermoe {
 namespace {
@@ -17,6 +19,7 @@ namespace {
 /// there are stages.
 constexpr i64 kShortRun = 3;
 constexpr std::size_t kLongestPeriod = 16;
+constexpr double kSamePeak = 1 + 1e-6;  ///< equal but for rounding
 
 template <class T>
 bool repeats_after(const std::vector<T>& values, std::size_t period) {
@@ -98,9 +101,9 @@ Plan without_repeats(const Plan& plan, const std::vector<Repeat>& repeats, i64 m
   return out;
 }
 
-std::optional<Predictor::Run> Predictor::simulate(i64 max_visits, const Plan& plan) {
-  const std::optional<FoldedStep> folded = make_folded_step_within(
-      max_visits, plan, model_, cluster_, *cost(plan), ExpectedRouting(model_), step_);
+std::optional<Predictor::Run> Predictor::simulate(i64 max_visits, const Plan& plan, bool with_memory) {
+  const std::optional<FoldedStep> folded =
+      make_folded_step_within(max_visits, plan, model_, cluster_, *cost(plan), *routing_.load, step_);
   if (!folded) return {};
   const OpTimes& times = simulator_.run(folded->schedule, folded->costs);
   work_ += static_cast<i64>(folded->schedule.lanes.size());
@@ -116,7 +119,17 @@ std::optional<Predictor::Run> Predictor::simulate(i64 max_visits, const Plan& pl
   }
   for (std::size_t g = 0; g < plan.groups.size(); ++g)
     run.group_end[g] = run.group_end[idx(folded->fold.group[g])];
+  if (with_memory) run.memory = peaks(*folded, times);
   return run;
+}
+
+/// Folded devices as their representatives.
+std::vector<Bytes> Predictor::peaks(const FoldedStep& step, const OpTimes& times) const {
+  const std::vector<MemoryPeak> all =
+      peak_memory(step.schedule, times, *step.placement, model_, cluster_, *routing_.load, routing_.margin);
+  std::vector<Bytes> peaks;
+  for (const DeviceId device : step.fold.device) peaks.push_back(all[idx(device)].use.total());
+  return peaks;
 }
 
 /// What was left out of each group takes, window by window, what the last one that was simulated added.
@@ -132,21 +145,26 @@ void Predictor::extend(Run& run, const Run& shorter, const Plan& plan, const std
   run.step += *std::max_element(run.group_end.begin(), run.group_end.end()) - before;
 }
 
-std::optional<Prediction> Predictor::predict_within(i64 max_visits, const Plan& plan) {
-  const std::vector<Repeat> repeated = repeated_windows(plan);
-  std::optional<Run> run;
-  if (repeated.empty()) {
-    run = simulate(max_visits, plan);
-    if (!run) return {};
-  } else {
-    run = simulate(max_visits, without_repeats(plan, repeated, 0));
-    if (!run) return {};
-    extend(*run, *simulate(max_visits, without_repeats(plan, repeated, 1)), plan, repeated);
+std::optional<Prediction> Predictor::predict(i64 max_visits, const Plan& plan, bool with_memory) {
+  const std::vector<Repeat> repeated =
+      routing_.load->is_uniform() ? repeated_windows(plan) : std::vector<Repeat>();
+  std::optional<Run> run = repeated.empty()
+                               ? simulate(max_visits, plan, with_memory)
+                               : simulate(max_visits, without_repeats(plan, repeated, 0), with_memory);
+  if (!run) return {};
+  if (!repeated.empty()) {
+    const Run shorter = *simulate(max_visits, without_repeats(plan, repeated, 1), with_memory);
+    const auto grows = [](Bytes more, Bytes less) { return more > kSamePeak * less; };
+    if (std::equal(run->memory.begin(), run->memory.end(), shorter.memory.begin(), std::not_fn(grows)))
+      extend(*run, shorter, plan, repeated);
+    else if (!(run = simulate(max_visits, plan, with_memory)))
+      return {};
   }
   Prediction out;
   out.step = run->step;
   out.busy = std::move(run->busy);
   out.group_end = std::move(run->group_end);
+  out.memory = std::move(run->memory);
   for (double& busy : out.busy) busy /= out.step;
   out.tokens_per_s = tokens_of(plan) / out.step;
   return out;

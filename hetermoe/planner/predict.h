@@ -1,4 +1,5 @@
 #pragma once
+#include <memory>
 #include <vector>
 
 #include "hetermoe/cost/measured.h"
@@ -12,7 +13,19 @@ struct Prediction {
   double tokens_per_s = 0;
   std::vector<double> busy;        ///< [device] share of the step spent in compute ops
   std::vector<Seconds> group_end;  ///< [group] end of its last op that belongs to a microbatch
+  std::vector<Bytes> memory;       ///< [device] peak; empty = not asked for
 };
+
+/// What is assumed of routing.
+struct AssumedRouting {
+  std::shared_ptr<const RoutingLoad> load = nullptr;  ///< null = every expert gets as many tokens
+  double margin = 1;  ///< devices have room for so many times the copies of the load
+};
+inline std::shared_ptr<const RoutingLoad> load_of(const AssumedRouting& routing, const ModelConfig& model) {
+  return routing.load != nullptr ? routing.load : std::make_shared<ExpectedRouting>(model);
+}
+/// Of plans that are to be run: routers that have not been trained are far from even.
+inline constexpr double kRoutingMargin = 1.5;
 
 /// Runs of layers with the same shares: the stages of a pipeline. [stage] layers.
 std::vector<i64> stage_layers(const Group& group);
@@ -27,21 +40,31 @@ std::vector<Repeat> repeated_windows(const Plan& plan);
 /// Without them and, where there are any, `more` units.
 Plan without_repeats(const Plan& plan, const std::vector<Repeat>& repeats, i64 more);
 
-/// Prices and simulates plans of one model on one cluster, with evenly routed tokens.
+/// Prices and simulates plans of one model on one cluster.
 class Predictor {
  public:
   /// Keeps references to model and cluster. Reads the profiles that the cluster names.
   Predictor(const ModelConfig& model, const Cluster& cluster, SoftwareConstants software = {},
-            StepOptions step = {})
+            StepOptions step = {}, AssumedRouting routing = {})
       : model_(model),
         cluster_(cluster),
         software_(software),
         step_(std::move(step)),
-        profiles_(load_profiles(cluster)) {}
+        routing_(std::move(routing)),
+        profiles_(load_profiles(cluster)) {
+    routing_.load = load_of(routing_, model);
+  }
 
   Prediction predict(const Plan& plan);
   /// Empty when one simulation would take more than `max_visits` op-device visits, roughly.
-  std::optional<Prediction> predict_within(i64 max_visits, const Plan& plan);
+  std::optional<Prediction> predict_within(i64 max_visits, const Plan& plan) {
+    return predict(max_visits, plan, false);
+  }
+  /// The same with the peaks of memory. Where windows are left out, one more of them adds nothing to any
+  /// peak; else all are simulated.
+  std::optional<Prediction> judge_within(i64 max_visits, const Plan& plan) {
+    return predict(max_visits, plan, true);
+  }
   /// Op-device visits of all simulations so far: the work that they were.
   i64 work() const { return work_; }
   const ModelConfig& model() const { return model_; }
@@ -56,14 +79,18 @@ class Predictor {
     Seconds step = 0;
     std::vector<Seconds> busy;       ///< [device]
     std::vector<Seconds> group_end;  ///< as Prediction's
+    std::vector<Bytes> memory;       ///< likewise
   };
-  std::optional<Run> simulate(i64 max_visits, const Plan& plan);
+  std::optional<Prediction> predict(i64 max_visits, const Plan& plan, bool with_memory);
+  std::optional<Run> simulate(i64 max_visits, const Plan& plan, bool with_memory);
+  std::vector<Bytes> peaks(const FoldedStep& step, const OpTimes& times) const;
   static void extend(Run& run, const Run& shorter, const Plan& plan, const std::vector<Repeat>& repeated);
 
   const ModelConfig& model_;
   const Cluster& cluster_;
   SoftwareConstants software_;
   StepOptions step_;
+  AssumedRouting routing_;
   ProfileSet profiles_;
   Simulator simulator_;
   i64 work_ = 0;

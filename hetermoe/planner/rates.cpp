@@ -288,14 +288,7 @@ void settle_homes(const PlanRequest& request, Plan& plan) {
   keep_on_hosts(request.limits.host_use, request.model, request.cluster, plan);
 }
 
-double Rates::hit(double owned) const {
-  double miss = 1;
-  for (i64 k = 0; k < request_.model.top_k; ++k) {
-    const double left = real(request_.model.num_experts - k);
-    miss *= std::max(0.0, left - owned) / left;
-  }
-  return 1 - miss;
-}
+double Rates::hit(double owned) const { return hit_chance(request_.model, owned); }
 
 double Rates::saved_share(Recompute recompute, double layers, double in_flight) const {
   if (!saves_on_hosts(request_.limits.host_use) || keeps_activations(recompute)) return 1;

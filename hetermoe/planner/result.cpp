@@ -38,7 +38,7 @@ std::vector<i64> choose_reported(const Evaluator& evaluator, const NamedPlans& n
         chosen.size() < kConfirmed && evaluator.step_of(i) < kMaxStepRatio * evaluator.step_of(order[0]);
     const bool other = chosen.size() < kReported && !names.contains(candidate.name);
     if (!named && !near && !other) continue;
-    const i64 work = evaluator.work_to_confirm(i);
+    const i64 work = evaluator.work_to_judge(i);
     if (!named && !chosen.empty() && work > budget) continue;
     if (!named) budget -= work;
     names.insert(candidate.name);
@@ -55,10 +55,10 @@ std::vector<i64> choose_reported(const Evaluator& evaluator, const NamedPlans& n
 void confirm(Evaluator& evaluator, const std::vector<i64>& chosen) {
   i64 budget = std::max(kAlwaysConfirmed, evaluator.whole_budget() / 2);
   for (const i64 i : chosen) {
-    const i64 work = evaluator.work_to_confirm(i);
+    const i64 work = evaluator.work_to_judge(i);
     if (work > budget) continue;
     budget -= work;
-    evaluator.confirm(i);
+    evaluator.judge(i);
   }
 }
 
@@ -115,6 +115,7 @@ std::vector<Candidate> reported_candidates(const PlanRequest& request, Evaluator
                                            const NamedPlans& named_plans) {
   std::vector<i64> chosen = choose_reported(evaluator, named_plans);
   confirm(evaluator, chosen);
+  std::erase_if(chosen, [&](i64 i) { return evaluator.at(i).overfull; });
   std::stable_sort(chosen.begin(), chosen.end(),
                    [&](i64 a, i64 b) { return evaluator.step_of(a) < evaluator.step_of(b); });
   std::vector<Candidate> out;
@@ -128,7 +129,11 @@ std::vector<Candidate> reported_candidates(const PlanRequest& request, Evaluator
     out.push_back(std::move(candidate));
   }
   tell_apart(out);
-  for (const auto& [name, why] : named_plans.unfit) {
+  std::map<std::string, std::string> unfit = named_plans.unfit;
+  for (const auto& [name, index] : {std::pair("ep", named_plans.ep), {"single", named_plans.single}}) {
+    if (index >= 0 && evaluator.at(index).overfull) unfit[name] = evaluator.overfill_of(index);
+  }
+  for (const auto& [name, why] : unfit) {
     Candidate candidate;
     candidate.name = name == "single" ? "single device" : name + " on all devices";
     candidate.infeasible = why;

@@ -80,6 +80,7 @@ constexpr Round kRounds[] = {
      .budget_share = 1},
 };
 
+constexpr i64 kMostToJudge = 40'000'000;   ///< op-device visits of a simulation that only asks for memory
 constexpr std::size_t kRoundsGoingOn = 2;  ///< what the last round finds is not worth a second time
 
 /// Equal for sketches that differ in microbatches and order only.
@@ -128,7 +129,7 @@ class Search {
       if (&round == kRounds) simulate_fixed();
       improve(round);
     }
-    if (evaluator_.size() == 0) simulate_any();
+    if (evaluator_.empty()) simulate_any();
     go_on();
   }
 
@@ -187,10 +188,11 @@ class Search {
   }
 
   PlanResult result() {
+    evaluator_.settle_best(kMostToJudge);
     PlanResult result;
     result.num_sketches = static_cast<i64>(ranking_.sketches.size()) + num_pipelines_;
     result.num_simulated = evaluator_.num_simulated();
-    if (evaluator_.size() == 0) {
+    if (evaluator_.empty()) {
       result.infeasible =
           ranking_.shortage ? to_string(evaluator_.rates(), *ranking_.shortage) : evaluator_.last_overfill();
       result.advice = advice(shortfall(evaluator_.rates()));
@@ -370,7 +372,7 @@ class Search {
       if (count >= kPipelinesAlike) continue;
       if (evaluator_.evaluate(make_pipeline(evaluator_.rates(), shape)) >= 0) --left, ++count;
     }
-    if (evaluator_.size() == 0 && !ranking.shapes.empty()) {
+    if (evaluator_.empty() && !ranking.shapes.empty()) {
       evaluator_.forget_budget();  // one is better than none
       for (std::size_t i = 0; i < ranking.shapes.size() && !has_best(); ++i)
         evaluator_.evaluate(make_pipeline(evaluator_.rates(), ranking.shapes[i]));

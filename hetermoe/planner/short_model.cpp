@@ -11,8 +11,9 @@ constexpr i64 kWorthwhile = 12;           ///< shallower models are simulated wh
 }  // namespace
 
 ShortModel::ShortModel(const ModelConfig& model, const Cluster& cluster, const SoftwareConstants& software,
-                       const Trained& trained)
-    : full_(model, cluster, software, step_options(trained, model, model)) {
+                       const Trained& trained, const AssumedRouting& routing)
+    : full_(model, cluster, software, step_options(trained, model, model), routing) {
+  if (routing.load != nullptr && !routing.load->is_uniform()) return;  // layers differ
   const auto first_moe = std::find(model.dense_layer.begin(), model.dense_layer.end(), false);
   const bool dense_first = std::find(first_moe, model.dense_layer.end(), true) == model.dense_layer.end();
   // Where no layer has experts, all are alike, and none leads.
@@ -22,8 +23,8 @@ ShortModel::ShortModel(const ModelConfig& model, const Cluster& cluster, const S
   longer_model_ = first_layers(model, dense + kLonger);
   extra_ = static_cast<double>(model.num_layers - longer_model_.num_layers) /
            static_cast<double>(kLonger - kShorter);
-  shorter_.emplace(shorter_model_, cluster, software, step_options(trained, model, shorter_model_));
-  longer_.emplace(longer_model_, cluster, software, step_options(trained, model, longer_model_));
+  shorter_.emplace(shorter_model_, cluster, software, step_options(trained, model, shorter_model_), routing);
+  longer_.emplace(longer_model_, cluster, software, step_options(trained, model, longer_model_), routing);
 }
 
 i64 ShortModel::layers_simulated() const {

@@ -14,7 +14,7 @@ class ShortModel {
   /// Keeps references to model and cluster. Models that are shallow, or whose dense layers are not the first
   /// ones, are not shortened.
   ShortModel(const ModelConfig& model, const Cluster& cluster, const SoftwareConstants& software,
-             const Trained& trained = {});
+             const Trained& trained = {}, const AssumedRouting& routing = {});
 
   bool shortens() const { return longer_.has_value(); }
   /// Layers that one prediction simulates.

@@ -16,6 +16,7 @@ constexpr std::size_t kMicrobatchCounts = 9;  ///< of a single group, in a first
 constexpr std::size_t kBiased = 60;           ///< sketches, from the best on, whose bias is chosen
 constexpr std::size_t kAllSets = 5;           ///< up to so many classes every set of them is tried
 constexpr std::size_t kUnsharded = 400;  ///< sketches, from the best on, that are tried with whole optimizers
+constexpr std::size_t kResending = 200;  ///< sketches, from the best on, that are tried with rows sent twice
 constexpr std::size_t kRefined = 8;      ///< sketches, from the best on, whose blocks are varied
 constexpr int kRefinements = 12;         ///< of one sketch, one after another
 constexpr std::size_t kOptions = 2;      ///< numbers of groups that a block of a partition may have
@@ -52,6 +53,7 @@ class Ranker {
     sort();
     for (std::size_t i = 0; i < std::min(ranked_.size(), kBiased); ++i) choose_bias(ranked_[i]);
     add_without_sharding();
+    add_with_resending();
     sort();
     SketchRanking out;
     if (ranked_.size() > kMostSketches) ranked_.resize(kMostSketches);
@@ -97,6 +99,34 @@ class Ranker {
     }
   }
 
+  /// Rows of experts that are sent twice leave room for fewer and larger microbatches. Where nothing has room
+  /// otherwise, this may.
+  void add_with_resending() {
+    if (request_.model.num_moe_layers() == 0) return;
+    if (ranked_.empty()) {
+      resends_ = true;
+      for (const ClassSet& used : class_sets(rates_.num_classes())) add_single_group(used);
+      resends_ = false;
+      return;
+    }
+    const std::size_t most = std::min(ranked_.size(), kResending);
+    for (std::size_t i = 0; i < most; ++i) {
+      if (ranked_[i].sketch.recompute != Recompute::kLocal) continue;
+      for (const i64 divisor : {1, 2, 4}) {
+        Sketch next = ranked_[i].sketch;
+        next.recompute = Recompute::kResend;
+        bool divides = true;
+        for (SketchGroup& group : next.groups) {
+          divides = divides && group.microbatches % divisor == 0;
+          group.microbatches = std::max<i64>(1, group.microbatches / divisor);
+        }
+        if (!divides) continue;
+        Estimate e = estimate(rates_, next);
+        if (e.feasible()) ranked_.push_back({std::move(next), ranked_[i].classes, std::move(e)});
+      }
+    }
+  }
+
   /// Groups that a plan can list.
   i64 most_groups() const {
     return std::max<i64>(
@@ -117,10 +147,10 @@ class Ranker {
       }
       for (const i64 window : windows) {
         for (const GroupOrder& order : group_orders(request_.limits)) {
-          if (order.window != window) continue;
+          if (order.window != window || (resends_ && order.recompute != Recompute::kLocal)) continue;
           Sketch base;
           base.window = order.window;
-          base.recompute = order.recompute;
+          base.recompute = resends_ ? Recompute::kResend : order.recompute;
           base.shard_optimizer = order.shard_optimizer;
           for (SketchGroup& group : patterns(shape, microbatches)) {
             base.groups = {std::move(group)};
@@ -352,6 +382,7 @@ class Ranker {
   std::map<std::pair<GroupOrder, ClassSet>, Blocks> options_;
   std::set<std::pair<GroupOrder, Blocks>> seen_;
   bool groups_bind_ = false;
+  bool resends_ = false;  ///< orders that are asked for do
 };
 
 }  // namespace

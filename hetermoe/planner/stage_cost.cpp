@@ -28,7 +28,6 @@ StageCosts::StageCosts(const Rates& rates, const PipelineOrder& order, std::vect
   plan_ = blank_plan(rates.request(), Recompute::kLocal);
   plan_.dtype.resize(1);
   plan_.order = OrderPolicy::kOneFOneB;
-  shared_ = std::any_of(stages_.begin(), stages_.end(), [](const StageDevices& s) { return s.count > 1; });
   dense_before_.push_back(0);
   for (i64 l = 0; l < model.num_layers; ++l)
     dense_before_.push_back(dense_before_.back() + (model.is_moe(l) ? 0 : 1));
@@ -122,7 +121,9 @@ StageCosts::Part StageCosts::layer(const StageDevices& stage, bool dense, Recomp
       rates_.attention_of(stage.cls, real(ceil_div(order_.largest, stage.count)), recompute, dense);
   Part part;
   const auto parameters = real(rates_.counts().attention_part[idx(number)]);
-  part.attention = attention_memory(plan_, recompute, model, number, tokens(stage), element, shared_);
+  const double rows = dense ? 0 : real(stage.count) * rates_.hit(owned(stage));
+  part.attention = attention_memory(plan_, recompute, model, number, tokens(stage),
+                                    std::min(rows, real(model.top_k)), element);
   add_states(part, stage, {UnitPart::kAttention, parameters, real(VisitSlots().attention)});
   const bool waits = saves_on_hosts(rates_.request().limits.host_use) && !keeps_activations(recompute);
   if (waits) part.inputs_wait = tokens(stage) * row_bytes(model, element);
@@ -139,7 +140,10 @@ StageCosts::Part StageCosts::layer(const StageDevices& stage, bool dense, Recomp
   else
     part.states += held * rates_.state_bytes(UnitPart::kExperts, order_.shard_optimizer ? groups : 1);
   part.reduction = std::max(part.reduction, reduction_bytes(held, groups, state.gradients));
-  part.experts = experts_memory(plan_, recompute, model, copies, element);
+  const double all_tokens = real(order_.largest * rates_.request().seq_len);
+  part.experts = experts_memory(
+      plan_, recompute, model,
+      expert_work(plan_, model, all_tokens, owned(stage), copies, rates_.request().routing.margin), element);
   if (rates_.trained().adapts() && state.gradients > 0) {
     const StateBytes whole = state_bytes_of(rates_.request());
     part.experts.largest += held * whole.weights_and_gradients();  // as estimate_memory() has it
@@ -211,7 +215,6 @@ Bytes StageCosts::memory(const LayerRun& run, const RunRecompute& how) const {
   const Bytes of_window = window * ops.saved;
   ops.saved *= real(f.in_flight);
   states += attention_visits.at_once(plan_.slots.attention) + experts_visits.at_once(plan_.slots.experts);
-  if (!shared_) return states + ops.saved + ops.largest;  // as estimate_memory() has it
   return states + stage_memory(ops, of_window, reduction, window, resends);
 }
 

@@ -121,7 +121,6 @@ class StageCosts {
   const Rates& rates_;
   PipelineOrder order_;
   std::vector<StageDevices> stages_;
-  bool shared_ = false;            // some stage has several devices
   bool keeps_to_nodes_ = true;     // the stage whose figures are made
   Plan plan_;                      // figures alone, for the memory of ops
   std::vector<Figures> figures_;   // [stage]

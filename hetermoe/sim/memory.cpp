@@ -1,6 +1,7 @@
 #include "hetermoe/sim/memory.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/model/op_cost.h"
@@ -9,7 +10,6 @@ namespace hetermoe {
 namespace {
 
 constexpr Bytes kIdBytes = 8, kWeightBytes = 4;  // of an index and of a routing weight or its gradient
-constexpr double kSendIndices = 3;  // of a copy that a source sends: row, expert, position; and one for a row
 
 /// Backward starts from it.
 bool is_saved(Buffer buffer) {
@@ -61,10 +61,11 @@ Bytes load_bytes(const ExchangeLoad& load) {
 }  // namespace
 
 BufferSizes::BufferSizes(const Placement& placement, const ModelConfig& model, const Cluster& cluster,
-                         const RoutingLoad& routing)
+                         const RoutingLoad& routing, double margin)
     : placement_(placement),
       model_(model),
       cluster_(cluster),
+      margin_(margin),
       loads_(placement, routing),
       work_(placement, model, cluster),
       group_of_(idx(placement.num_devices()), -1) {
@@ -87,6 +88,15 @@ double BufferSizes::tokens(i32 stage, i32 microbatch, DeviceId device) const {
   return static_cast<double>(sequences * placement_.plan().seq_len);
 }
 
+/// A token may choose all of its experts on one device.
+void BufferSizes::add_margin(Traffic& traffic, const ExchangeLoad& load) const {
+  const double tokens = std::accumulate(load.tokens.begin(), load.tokens.end(), 0.0);
+  const double rows = tokens * (placement_.plan().row_dedup ? 1 : real(model_.top_k));
+  traffic.rows_as_owner = std::max(traffic.rows_as_owner, std::min(margin_ * traffic.rows_as_owner, rows));
+  traffic.copies_as_owner = std::max(
+      traffic.copies_as_owner, std::min(margin_ * traffic.copies_as_owner, tokens * real(model_.top_k)));
+}
+
 BufferSizes::Traffic BufferSizes::traffic(i32 layer, i32 microbatch, i32 chunk, DeviceId device) {
   const i32 group = group_of_[idx(device)];
   const ExchangeLoad& load = loads_.of(group, layer, microbatch, chunk);
@@ -99,6 +109,7 @@ BufferSizes::Traffic BufferSizes::traffic(i32 layer, i32 microbatch, i32 chunk, 
   if (owner != owners.end() && *owner == device) {
     traffic.rows_as_owner = load.rows_at(static_cast<std::size_t>(owner - owners.begin()));
     traffic.copies_as_owner = load.copies_at(static_cast<std::size_t>(owner - owners.begin()));
+    if (margin_ > 1) add_margin(traffic, load);
   }
   traffic.num_sources = static_cast<double>(sources.size());
   for (std::size_t s = 0; s < sources.size(); ++s) {
@@ -117,7 +128,7 @@ Bytes BufferSizes::send_indices(const Epoch& e) {
   Bytes indices = 0;
   for (i32 chunk = 0; placement_.is_moe(e.layer) && chunk < placement_.plan().chunks; ++chunk) {
     const Traffic t = traffic(e.layer, e.microbatch, chunk, e.device);
-    indices += (t.rows_as_source + kSendIndices * t.copies_as_source) * kIdBytes;
+    indices += send_index_bytes(t.rows_as_source, t.copies_as_source);
   }
   return indices;
 }
@@ -220,10 +231,8 @@ Bytes BufferSizes::compute_workspace(const Op& op, DeviceId device) {
       return attention_workspace(op, device);
     case ComputeKind::kExperts:
       return experts_workspace(op, device);
-    case ComputeKind::kHead: {
-      const double all = tokens(placement_.num_layers(), op.microbatch, device);
-      return std::min(all, static_cast<double>(kHeadChunkTokens)) * head_work_bytes(model_, element(device));
-    }
+    case ComputeKind::kHead:
+      return head_work_bytes(model_, tokens(placement_.num_layers(), op.microbatch, device), element(device));
     case ComputeKind::kUpdate:
       return update_work_bytes(work_.trained_params(op.state), gradient(device),
                                optimizer_widths_of(placement_.plan()));
@@ -392,8 +401,8 @@ std::vector<MemoryPeak> peak_memory(const Schedule& schedule, const OpTimes& tim
 
 std::vector<MemoryPeak> peak_memory(const Schedule& schedule, const OpTimes& times,
                                     const Placement& placement, const ModelConfig& model,
-                                    const Cluster& cluster, const RoutingLoad& routing) {
-  BufferSizes sizes(placement, model, cluster, routing);
+                                    const Cluster& cluster, const RoutingLoad& routing, double margin) {
+  BufferSizes sizes(placement, model, cluster, routing, margin);
   return peak_memory(schedule, times, sizes, make_lifetimes(schedule, placement));
 }
 

@@ -8,9 +8,6 @@
 // Memory per device, from the same schedule, access table and routing load as the times.
 namespace hetermoe {
 
-/// Tokens whose logits exist at once: the head works in runs of so many.
-inline constexpr i64 kHeadChunkTokens = 1024;
-
 /// What a device holds at one moment.
 struct MemoryUse {
   Bytes weights = 0, gradients = 0;
@@ -31,9 +28,10 @@ struct MemoryPeak {
 /// Bytes of buffers and of the workspace of ops on a device whose compute dtype the plan gives.
 class BufferSizes {
  public:
-  /// Keeps references to all.
+  /// Keeps references to all. margin: an owner has room for so many times the rows and copies of the routing
+  /// load, at most for all there are.
   BufferSizes(const Placement& placement, const ModelConfig& model, const Cluster& cluster,
-              const RoutingLoad& routing);
+              const RoutingLoad& routing, double margin = 1);
 
   /// kParams has no epochs; kNorm counts 0, and so does kGrad unless weights visit: parameters and gradients
   /// belong to the state.
@@ -52,6 +50,7 @@ class BufferSizes {
     double rows_kept = 0;  ///< of both, those that it sends itself
     double num_sources = 0;
   };
+  void add_margin(Traffic& traffic, const ExchangeLoad& load) const;
   Traffic traffic(i32 layer, i32 microbatch, i32 chunk, DeviceId device);
   double tokens(i32 stage, i32 microbatch, DeviceId device) const;
   Bytes attention_kept(i32 layer, DeviceId device) const;
@@ -82,6 +81,7 @@ class BufferSizes {
   const Placement& placement_;
   const ModelConfig& model_;
   const Cluster& cluster_;
+  double margin_;
   LoadTable loads_;
   WorkModel work_;
   std::vector<i32> group_of_;  // [device]
@@ -95,6 +95,6 @@ std::vector<MemoryPeak> peak_memory(const Schedule& schedule, const OpTimes& tim
 /// The same from the parts that a prediction has at hand.
 std::vector<MemoryPeak> peak_memory(const Schedule& schedule, const OpTimes& times,
                                     const Placement& placement, const ModelConfig& model,
-                                    const Cluster& cluster, const RoutingLoad& routing);
+                                    const Cluster& cluster, const RoutingLoad& routing, double margin = 1);
 
 }  // namespace hetermoe

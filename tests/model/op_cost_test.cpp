@@ -199,7 +199,8 @@ TEST(OpCost, TrafficOfATinyLayerTermByTerm) {
   EXPECT_EQ(expert_traffic(tiny), (64 + 2 * 128) + 3 * 128 + (128 + 64) + 2 * 64);
   EXPECT_EQ(head_traffic(tiny), 3 * 64 + 3 * 256);
   EXPECT_EQ(embedding_traffic(tiny), 128);
-  EXPECT_EQ(head_work_bytes(tiny, 2), 256 * 6 + 128);
+  EXPECT_EQ(head_work_bytes(tiny, 10, 2), 10 * (256 * 6 + 128));
+  EXPECT_EQ(head_work_bytes(tiny, 5000, 2), 1024 * (256 * 6 + 128));  // in runs
 }
 
 }  // namespace
