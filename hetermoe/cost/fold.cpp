@@ -89,7 +89,7 @@ class Finder {
         loads_.is_uniform() && traits_of(plan_.order).treats_equals_alike && !has_roaming_layers(plan_);
     const bool groups = scope == FoldScope::kGroups;
     if (uses_hosts(plan_)) return groups ? std::optional<Fold>() : fold_;
-    if (groups && (!foldable || p_.balance_on() || !fold_groups())) return {};
+    if (groups && (!foldable || p_.balance_on() || gathers_across() || !fold_groups())) return {};
     if (!foldable) return fold_;
     make_classes();
     if (groups) split_by_nodes();
@@ -100,6 +100,12 @@ class Finder {
   }
 
  private:
+  /// Groups that gather weights together wait for each other, one after another.
+  bool gathers_across() const {
+    return p_.num_groups() > 1 && std::any_of(p_.states().begin(), p_.states().end(),
+                                              [](const State& state) { return state.gathered(); });
+  }
+
   /// False when no two groups are alike.
   bool fold_groups() {
     const std::vector<i32> before = fold_.group;

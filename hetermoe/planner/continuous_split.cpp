@@ -105,13 +105,14 @@ class PartMaker {
   }
   /// Of a copy: several of a token are sent as one row.
   Bytes saved_of_copy() const {
-    const bool has_rows = !resends_rows(sketch_.recompute);
-    return expert_saved_bytes(model_, options_) - (has_rows ? 1 - rows_ : 1) * row_bytes(model_, element_) *
-                                                      (sketch_.recompute == Recompute::kSelect ? 0 : 1);
+    const Bytes row = row_bytes(model_, element_);
+    const Bytes shared = sketch_.recompute == Recompute::kResend ? row : (1 - rows_) * row;
+    return expert_saved_bytes(model_, options_) - (sketch_.recompute == Recompute::kSelect ? 0 : shared);
   }
   Bytes working_set() const {
     const Bytes row = row_bytes(model_, element_);
-    return (expert_work_bytes(model_, element_) + 3 * row) / sketch_.chunks + 3 * rows_ * row;
+    const Bytes again = resends_rows(sketch_.recompute) ? in_flight(sketch_, group_) * rows_ * row : 0;
+    return (expert_work_bytes(model_, element_) + 3 * row) / sketch_.chunks + 3 * rows_ * row + again;
   }
   i64 first_moe() const {
     i64 layer = 0;

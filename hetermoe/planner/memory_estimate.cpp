@@ -273,7 +273,9 @@ class GroupMemory {
   }
   /// Microbatches that go through a layer together.
   double in_wave() const {
-    return real(std::min(static_cast<i64>(group_.microbatches.size()), std::max(i64{1}, i64{plan_.window})));
+    const auto count = static_cast<i64>(group_.microbatches.size());
+    const bool all = plan_.window == 0 && traits_of(plan_.order).takes_turns;
+    return real(all ? count : std::min(count, std::max(i64{1}, i64{plan_.window})));
   }
 
   const Plan& plan_;
