@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "hetermoe/base/index.h"
-#include "hetermoe/cost/fold.h"
 #include "hetermoe/planner/neighbours.h"
 #include "hetermoe/schedule/order_policy.h"
 
@@ -12,8 +11,7 @@ namespace {
 
 constexpr double kMaxEstimateRatio = 1.1;  ///< of a neighbour worth rounding, to that of the current sketch
 constexpr i32 kMostChunks = 8;
-constexpr std::size_t kFewGroups = 4;     ///< plans of more are changed as sketches alone
-constexpr std::size_t kMediumGroup = 24;  ///< in larger groups a single device does not matter
+constexpr std::size_t kFewGroups = 4;  ///< plans of more are changed as sketches alone
 
 /// Figures of a plan that leave the work where it is.
 struct OrderFigures {
@@ -49,19 +47,11 @@ std::vector<OrderFigures> neighbour_orders(const Plan& plan, const PlanLimits& l
 
 }  // namespace
 
-void Climb::run(i64 start, ClimbBy by) {
+void Climb::run(i64 start) {
   evaluator_.start_from(start);
-  while (may_go_on() && (improve_sketch() || improve_order() || improve_blocks() ||
-                         (by != ClimbBy::kSketches && improve_plan(by == ClimbBy::kSwaps)))) {
+  while (may_go_on() && (improve_sketch() || improve_order() || improve_blocks())) {
   }
   evaluator_.start_from(-1);
-}
-
-bool Climb::improve_plan(bool swaps) {
-  // Experts of single layers do not show in the first layers.
-  const bool whole = !evaluator_.shortens();
-  return improve_devices() || improve_columns() ||
-         (whole && (improve_experts() || (swaps && improve_layers()))) || improve_sequences();
 }
 
 bool Climb::try_sketches(const Sketch& current, std::vector<Sketch> sketches) {
@@ -123,77 +113,6 @@ bool Climb::improve_order() {
       evaluator_.evaluate(std::move(next), sketch ? &next_sketch : nullptr);
   }
   return evaluator_.current() != before;
-}
-
-bool Climb::improve_groups(
-    const std::function<void(const MoveContext&, const std::vector<Move>&)>& try_moves) {
-  const i64 before = evaluator_.current();
-  const Plan plan = evaluator_.plan_of(before);
-  if (plan.groups.size() > kFewGroups) return false;
-  const std::vector<double>& busy = evaluator_.at(before).candidate.prediction.busy;
-  const std::vector<i32> alike = alike_groups(plan, request_.cluster);
-  const std::vector<DeviceId> free = free_devices(plan);
-  const MoveContext context{.plan = plan, .alike = alike};
-  for (std::size_t g = 0; g < alike.size(); ++g) {
-    if (idx(alike[g]) != g || plan.groups[g].devices.size() > kMediumGroup) continue;
-    try_moves(context, exchanges(plan, g, busy, free));
-  }
-  return evaluator_.current() != before;
-}
-
-void Climb::consider(std::optional<Plan> plan) {
-  if (plan) evaluator_.evaluate(std::move(*plan));
-}
-
-bool Climb::improve_devices() {
-  return improve_groups([&](const MoveContext& context, const std::vector<Move>& moves) {
-    for (const Move& move : moves) {
-      if (may_go_on()) consider(retire_device(context, move));
-    }
-  });
-}
-
-bool Climb::improve_columns() {
-  return improve_groups([&](const MoveContext& context, const std::vector<Move>& moves) {
-    for (const Move& move : moves) {
-      if (may_go_on()) consider(give_column(context, move));
-    }
-  });
-}
-
-bool Climb::improve_experts() {
-  const i64 before = evaluator_.current();
-  return improve_groups([&](const MoveContext& context, const std::vector<Move>& moves) {
-    for (i64 l = 0; l < request_.model.num_layers; ++l) {
-      for (const Move& move : moves) {
-        if (may_go_on()) consider(give_expert(context, move, l));
-      }
-      if (evaluator_.current() != before) return;
-    }
-  });
-}
-
-bool Climb::improve_layers() {
-  const i64 before = evaluator_.current();
-  return improve_groups([&](const MoveContext& context, const std::vector<Move>& moves) {
-    for (i64 l = 0; l < request_.model.num_layers; ++l) {
-      for (i64 other = 0; other < request_.model.num_layers; ++other) {
-        if (l == other) continue;
-        for (const Move& move : moves) {
-          if (may_go_on()) consider(swap_layers(context, move, l, other));
-        }
-        if (evaluator_.current() != before) return;
-      }
-    }
-  });
-}
-
-bool Climb::improve_sequences() {
-  return improve_groups([&](const MoveContext& context, const std::vector<Move>& moves) {
-    for (const Move& move : moves) {
-      if (may_go_on()) consider(give_sequence(context, move));
-    }
-  });
 }
 
 }  // namespace hetermoe

@@ -30,14 +30,13 @@ namespace {
 
 constexpr i64 kNoLimit = 1 << 30;
 constexpr double kBinds = 0.995;        ///< a bound binds when estimates without it are lower by more
-constexpr double kWorthMore = 0.995;    ///< the search goes on when the step is lower by more
 constexpr i64 kPipelines = 16;          ///< that are simulated
 constexpr i64 kMixedStages = 8;         ///< pipelines with several types in a stage, likewise
 constexpr i64 kPipelinesAlike = 3;      ///< of as many stages in as many groups
 constexpr double kPipelineRatio = 1.1;  ///< estimate over the best step, of those that are
 constexpr i64 kGoodSequences = 8;       ///< such a part of the budget for each number of sequences near it
 constexpr Seconds kNever = std::numeric_limits<Seconds>::infinity();
-constexpr i64 kLeastGoingOn = 24, kMostGoingOn = 300;  ///< devices of a cluster that is searched longer
+constexpr i64 kMostNearby = 300;  ///< devices of a cluster whose parts are searched, too
 
 /// How wide the search is. Rounds go on while the budget lasts: on small instances, where simulations are
 /// cheap, to the sketches that the estimate misjudges.
@@ -46,10 +45,8 @@ struct Round {
   i64 per_grouping;           ///< sketches simulated of the same classes in as many groups
   double max_estimate_ratio;  ///< estimate over the best simulated step, of sketches that are simulated
   i64 sketch_climbs;          ///< from the best plans of so many kinds, by sketches alone
-  i64 climbs;                 ///< then by `by`
-  ClimbBy by;
-  double max_step_ratio;  ///< step over the best one, of plans that are improved
-  double budget_share;    ///< of the budget that is left, for climbs
+  double max_step_ratio;      ///< step over the best one, of plans that are improved
+  double budget_share;        ///< of the budget that is left, for climbs
 };
 
 /// Most estimates are 20 % below to 5 % above the simulator.
@@ -58,30 +55,17 @@ constexpr Round kRounds[] = {
      .per_grouping = 6,
      .max_estimate_ratio = 1.1,
      .sketch_climbs = 6,
-     .climbs = 1,
-     .by = ClimbBy::kPlans,
      .max_step_ratio = 1.2,
      .budget_share = 0.4},
     {.per_structure = 8,
      .per_grouping = kNoLimit,
      .max_estimate_ratio = 1.6,
      .sketch_climbs = 8,
-     .climbs = 2,
-     .by = ClimbBy::kPlans,
      .max_step_ratio = 1.2,
      .budget_share = 0.4},
-    {.per_structure = kNoLimit,
-     .per_grouping = kNoLimit,
-     .max_estimate_ratio = 1e30,
-     .sketch_climbs = kNoLimit,
-     .climbs = kNoLimit,
-     .by = ClimbBy::kSwaps,
-     .max_step_ratio = 1.6,
-     .budget_share = 1},
 };
 
-constexpr i64 kMostToJudge = 40'000'000;   ///< op-device visits of a simulation that only asks for memory
-constexpr std::size_t kRoundsGoingOn = 2;  ///< what the last round finds is not worth a second time
+constexpr i64 kMostToJudge = 40'000'000;  ///< op-device visits of a simulation that only asks for memory
 
 /// Equal for sketches that differ in microbatches and order only.
 std::string structure_of(const RankedSketch& ranked) {
@@ -130,14 +114,13 @@ class Search {
       improve(round);
     }
     if (evaluator_.empty()) simulate_any();
-    go_on();
   }
 
   /// What is true of a part of the cluster is true of the cluster, and a plan of a few sequences more has
   /// room for these: whole nodes alone, and a number of sequences that divides well, leave the search less to
   /// tell apart.
   void search_nearby() {
-    if (request_.cluster.num_devices() > kMostGoingOn) return;
+    if (request_.cluster.num_devices() > kMostNearby) return;
     const ClusterPart part = part_without(request_.cluster, outside_full_nodes());
     if (part.devices.size() < request_.cluster.devices.size()) {
       PlanRequest fewer = request_;
@@ -170,21 +153,6 @@ class Search {
     for (const DeviceClass& cls : evaluator_.rates().classes())
       outside.insert(outside.end(), cls.devices.begin() + cls.on_full_nodes, cls.devices.end());
     return outside;
-  }
-
-  /// With more budget where all was needed, as long as that finds something faster. A budget that was asked
-  /// for is kept.
-  void go_on() {
-    const i64 devices = request_.cluster.num_devices();
-    const bool pays = devices >= kLeastGoingOn && devices <= kMostGoingOn;
-    if (!pays || request_.limits.simulation_budget > 0) return;
-    while (has_best() && evaluator_.budget() < evaluator_.whole_budget() / 4) {
-      const Seconds before = best_step();
-      evaluator_.add_budget(evaluator_.whole_budget() / 2);
-      promising_left_ = 0;
-      for (std::size_t r = 0; r < kRoundsGoingOn; ++r) simulate_promising(kRounds[r]), improve(kRounds[r]);
-      if (best_step() > kWorthMore * before) return;
-    }
   }
 
   PlanResult result() {
@@ -336,26 +304,23 @@ class Search {
     }
   }
 
+  /// Reported even when they lose.
   void simulate_fixed() {
-    for (const Strategy& strategy : strategies()) {
-      // Runs of layers that go round a node have never won, and take longer to make than all the rest.
-      if (strategy.has_stages || strategy.one_node ||
-          !misfit(strategy, request_.model, request_.cluster).empty())
-        continue;
-      const bool reported = strategy.name == "ep" || strategy.name == "single";
-      std::vector<std::pair<Seconds, Plan>> plans = fixed_plans(evaluator_.rates(), strategy);
-      std::stable_sort(plans.begin(), plans.end(), [](auto& a, auto& b) { return a.first < b.first; });
-      bool any = false;
-      for (auto& [bound, plan] : plans) {
-        const bool may_win = !has_best() || bound < best_step();
-        if (!may_win && (any || !reported)) continue;
-        const i64 index = evaluate_fixed(std::move(plan));
-        if (index < 0) continue;
-        any = true;
-        if (reported) keep_best(strategy.name == "ep" ? named_.ep : named_.single, index);
-      }
-      if (reported && !any && !plans.empty()) named_.unfit[strategy.name] = evaluator_.last_overfill();
+    simulate_fixed("ep", named_.ep);
+    simulate_fixed("single", named_.single);
+  }
+
+  void simulate_fixed(const std::string& name, i64& kept) {
+    const Strategy& strategy = find_strategy(name);
+    if (!misfit(strategy, request_.model, request_.cluster).empty()) return;
+    std::vector<std::pair<Seconds, Plan>> plans = fixed_plans(evaluator_.rates(), strategy);
+    std::stable_sort(plans.begin(), plans.end(), [](auto& a, auto& b) { return a.first < b.first; });
+    for (auto& [bound, plan] : plans) {
+      if (kept >= 0 && bound >= best_step()) continue;
+      const i64 index = evaluate_fixed(std::move(plan));
+      if (index >= 0 && (kept < 0 || evaluator_.step_of(index) < evaluator_.step_of(kept))) kept = index;
     }
+    if (kept < 0 && !plans.empty()) named_.unfit[name] = evaluator_.last_overfill();
   }
 
   /// Each device has some layers alone. What they take of the budget others get back, up to a part of it.
@@ -401,26 +366,21 @@ class Search {
     return evaluator_.evaluate(std::move(plan));
   }
 
-  void keep_best(i64& kept, i64 index) const {
-    if (kept < 0 || evaluator_.step_of(index) < evaluator_.step_of(kept)) kept = index;
-  }
-
   /// Climbs from the best plan and from the best plans of other kinds.
   void improve(const Round& round) {
     const i64 budget = evaluator_.budget();
     Climb climb(request_, evaluator_, choice_, budget - static_cast<i64>(round.budget_share * real(budget)));
-    climb_from_best(climb, ClimbBy::kSketches, round.sketch_climbs, round.max_step_ratio);
-    climb_from_best(climb, round.by, round.climbs, round.max_step_ratio);
+    climb_from_best(climb, round);
   }
 
-  void climb_from_best(Climb& climb, ClimbBy by, i64 most, double max_step_ratio) {
+  void climb_from_best(Climb& climb, const Round& round) {
     const std::vector<i64> order = evaluator_.by_step();
     std::set<std::string> kinds;
     for (const i64 start : order) {
-      if (!climb.may_go_on() || static_cast<i64>(kinds.size()) >= most ||
-          evaluator_.step_of(start) > max_step_ratio * best_step())
+      if (!climb.may_go_on() || static_cast<i64>(kinds.size()) >= round.sketch_climbs ||
+          evaluator_.step_of(start) > round.max_step_ratio * best_step())
         return;
-      if (kinds.insert(evaluator_.at(start).candidate.name).second) climb.run(start, by);
+      if (kinds.insert(evaluator_.at(start).candidate.name).second) climb.run(start);
     }
   }
 

@@ -314,6 +314,21 @@ TEST(FoldedStep, GroupsWithOtherSharesAreNotFolded) {
   EXPECT_EQ(compare(c).num_groups_folded, 0);
 }
 
+/// Gradients of an expert are summed by one device of each group: of two kinds, and as many of each kind.
+TEST(FoldedStep, GroupsOfTwoKindsFold) {
+  RandomCase c = hand_made({2, 2, 2, 2, 2}, {{0, 1}, {2, 3}, {4, 5}, {6, 7}, {8, 9}}, {{0}, {1}, {0}, {1}});
+  for (const std::size_t g : {3U, 4U}) {
+    Group& group = c.plan.groups[g];
+    for (Share& share : group.embed[0]) share.sequences = 2;
+    group.head = group.embed;
+    for (LayerPlacement& layer : group.layers) layer.attention = group.embed;
+    group.microbatches = {4};
+  }
+  const Compared compared = compare(c);
+  EXPECT_EQ(compared.num_groups_folded, 3);
+  EXPECT_EQ(compared.num_listed, 2);
+}
+
 /// Transfers that load no port tell nothing about who may be folded.
 struct LatencyCost : CostModel {
   Seconds compute(const ComputeWork&) const override { return 1; }
