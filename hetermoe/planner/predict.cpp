@@ -145,6 +145,7 @@ std::optional<Prediction> Predictor::predict_within(i64 max_visits, const Plan& 
   }
   Prediction out;
   out.step = run->step;
+  out.from_first_windows = !repeated.empty();
   out.busy = std::move(run->busy);
   out.group_end = std::move(run->group_end);
   for (double& busy : out.busy) busy /= out.step;

@@ -12,6 +12,8 @@ struct Prediction {
   double tokens_per_s = 0;
   std::vector<double> busy;        ///< [device] share of the step spent in compute ops
   std::vector<Seconds> group_end;  ///< [group] end of its last op that belongs to a microbatch
+  bool from_first_windows =
+      false;  ///< of many microbatches the first were simulated, the others extrapolated
 };
 
 /// Runs of layers with the same shares: the stages of a pipeline. [stage] layers.
