@@ -58,6 +58,7 @@ void add_other_pairs(Document& document) {
        {std::pair{"w1", "o1"}, {"d1", "o1"}, {"w2", "o2"}, {"d2", "o3"}, {"d1", "c1"}, {"d3", "c2"}}) {
     for (const i64 seq_len : {8192, 16384, 32768}) {
       CompareOptions options;
+      options.published = true;
       options.strategies = {"zebra", "ep", "dist-ep", "ep-ideal", "pp"};
       Row row = {fmt::format("{} on {}", model, cluster), fmt::format("{}K", seq_len / 1024)};
       for (const CompareRow& result :
@@ -101,6 +102,7 @@ void add_homogeneous(Document& document) {
   model.num_experts = 8;
   const auto predict = [&](const Cluster& cluster, const char* strategy, i64 seq_len) {
     CompareOptions options;
+    options.published = true;
     options.strategies = {strategy};
     return compare_strategies(model, cluster, {seq_len}, options)[0].tokens_per_s;
   };

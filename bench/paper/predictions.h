@@ -127,6 +127,7 @@ inline ModelPrediction predict_model(const ModelResults& paper, const SoftwareCo
   const ModelConfig model = load_model(paper.model);
   const Cluster o1 = load_cluster("o1");
   CompareOptions options;
+  options.published = true;
   options.software = software;
   ModelPrediction out;
   const std::string name = model.name + " ";

@@ -10,6 +10,7 @@
 #include "hetermoe/cli/balance_rows.h"
 #include "hetermoe/cli/command.h"
 #include "hetermoe/cli/routing.h"
+#include "hetermoe/cluster/assumed_links.h"
 #include "hetermoe/planner/compare.h"
 #include "hetermoe/report/progress.h"
 #include "hetermoe/report/table.h"
@@ -32,9 +33,9 @@ struct CompareArguments {
   // Predictions for GPUs, without a job:
   std::vector<i64> seq_lens;
   i64 sequences = 0, tokens = 0;
-  std::string dtype = "fp16";
+  std::string dtype = "fp16", grad_dtype;
   PlanLimits limits;
-  bool no_asym_ea = false;
+  bool no_asym_ea = false, published = false;
   // Balancers on a routing trace:
   BalanceRowsOptions balance;
   std::string routing;
@@ -53,32 +54,53 @@ std::string moved_by_layer(const std::vector<i64>& moved) {
                                        : fmt::format("{} to {}", *least, *most);
 }
 
+std::string note_of(const CompareRow& row) {
+  std::vector<std::string> notes;
+  if (!row.plan.empty()) notes.push_back(row.plan);
+  if (!row.on_hosts.empty()) notes.push_back("on hosts: " + row.on_hosts);
+  if (row.from_first_microbatches) notes.emplace_back("extrapolated from its first microbatches");
+  return fmt::format("{}", fmt::join(notes, "; "));
+}
+
 void print_rows(const std::vector<CompareRow>& rows) {
-  Table table({"seq", "strategy", "tokens/s", "first over it", "step", "newer busy", "older busy", "moved",
-               "microbatches", "chunks", "fullest device", "note"});
+  Table table({"seq", "sequences", "strategy", "tokens/s", rows[0].strategy + " = 1", "step", "newer busy",
+               "older busy", "moved", "microbatches", "chunks", "fullest device", "note"});
   for (const CompareRow& row : rows) {
-    if (!row.infeasible.empty()) {
-      table.add_row({std::to_string(row.seq_len), row.strategy, "-", "-", "-", "-", "-", "-", "-", "-", "-",
-                     row.infeasible});
-      continue;
-    }
-    if (!row.over_memory.empty()) {
-      table.add_row({std::to_string(row.seq_len), row.strategy, "-", "-", "-", "-", "-", "-", "-", "-", "-",
-                     "does not fit: " + row.over_memory});
+    const std::string& why = row.infeasible.empty() ? row.over_memory : row.infeasible;
+    std::vector<std::string> cells = {std::to_string(row.seq_len), std::to_string(row.sequences),
+                                      row.strategy};
+    if (!why.empty()) {
+      cells.resize(12, "-");
+      cells.push_back("does not run: " + why);
+      table.add_row(cells);
       continue;
     }
     table.add_row(
-        {std::to_string(row.seq_len), row.strategy, format_digits(row.tokens_per_s, 4),
-         row.ratio > 0 ? format_factor(row.ratio) : "-", format_seconds(row.step_s),
+        {cells[0], cells[1], cells[2], format_digits(row.tokens_per_s, 4),
+         row.ratio > 0 ? format_factor(1 / row.ratio) : "-", format_seconds(row.step_s),
          format_percent(row.utilization_attention), format_percent(row.utilization_expert),
          moved_by_layer(row.experts_moved), std::to_string(row.microbatches), std::to_string(row.chunks),
-         format_bytes(*std::max_element(row.memory_bytes.begin(), row.memory_bytes.end())),
-         row.on_hosts.empty() ? row.plan
-                              : row.plan + (row.plan.empty() ? "" : "; ") + "on hosts: " + row.on_hosts});
+         format_bytes(*std::max_element(row.memory_bytes.begin(), row.memory_bytes.end())), note_of(row)});
   }
-  std::cout << table.str()
-            << "all figures simulated; moved: experts that each older device gives up, per layer (one "
-               "number: in each)\n";
+  std::cout
+      << table.str()
+      << fmt::format(
+             "all figures simulated; sequences: of a step; {} = 1: speed beside the first row of the same "
+             "length; moved: experts that each older device gives up, per layer (one number: in each)\n",
+             rows[0].strategy);
+}
+
+/// What holds for all rows.
+std::string rules_text(const CompareOptions& options) {
+  const std::string gradients = name_of(options.grad_dtype.value_or(Dtype::kFp32));
+  if (!options.published)
+    return fmt::format("Same rules for every row: {}, gradients in {}, a token travels once per device.",
+                       name_of(options.dtype), gradients);
+  return fmt::format(
+      "As published: {}, gradients in {}, a row travels per expert copy, EP sends again for recomputation. "
+      "The "
+      "row best has these gradients, but its rows travel once per device.",
+      name_of(options.dtype), bytes_of(options.dtype) == 2 ? name_of(options.dtype) : gradients);
 }
 
 int compare_predicted(const CompareArguments& options, const Job& job) {
@@ -88,13 +110,22 @@ int compare_predicted(const CompareArguments& options, const Job& job) {
   fixed.sequences = options.sequences;
   fixed.tokens = options.tokens;
   fixed.dtype = parse_dtype(options.dtype);
+  if (!options.grad_dtype.empty()) fixed.grad_dtype = parse_dtype(options.grad_dtype);
+  fixed.published = options.published;
   fixed.limits = options.limits;
   const std::vector<CompareRow> rows =
       compare_strategies(load_model(job.model), load_cluster(job.cluster), options.seq_lens, fixed);
-  if (options.json)
-    print_json(to_json(rows));
-  else
-    print_rows(rows);
+  const std::string assumed = assumed_links(job.cluster);
+  if (options.json) {
+    Json json = to_json(rows);
+    json["published"] = options.published;
+    if (!assumed.empty()) json["assumed_links"] = assumed;
+    print_json(json);
+    return 0;
+  }
+  if (!assumed.empty()) std::cout << assumed << ".\n";
+  std::cout << rules_text(fixed) << "\n\n";
+  print_rows(rows);
   return 0;
 }
 
@@ -198,6 +229,12 @@ std::function<int()> make_compare(Flags& flags) {
       ->range(at_least(0));
   flags.add_option("--max-microbatches", options->limits.max_microbatches, "with --seq: bound of best")
       ->range(at_least(1));
+  flags.add_option("--grad-dtype", options->grad_dtype,
+                   "with --seq: of gradients, kept and reduced: fp32, or that of --dtype [default: fp32]");
+  flags.add_flag(
+      "--published", options->published,
+      "with --seq: the strategies as their authors measured them: 16-bit gradients, a row per expert "
+      "copy, EP sends again for recomputation");
   flags.add_flag("--no-asym-ea", options->no_asym_ea, "with --seq: zebra moves no experts");
   flags
       .add_option(

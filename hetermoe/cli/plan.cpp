@@ -1,3 +1,5 @@
+#include <fmt/ranges.h>
+
 #include <iostream>
 #include <memory>
 
@@ -5,9 +7,11 @@
 #include "hetermoe/base/words.h"
 #include "hetermoe/cli/command.h"
 #include "hetermoe/cli/routing.h"
+#include "hetermoe/cluster/assumed_links.h"
 #include "hetermoe/planner/memory_estimate.h"
 #include "hetermoe/planner/planner.h"
 #include "hetermoe/planner/rates.h"
+#include "hetermoe/planner/ways_out.h"
 #include "hetermoe/report/table.h"
 #include "hetermoe/report/waits_text.h"
 #include "hetermoe/train/job.h"
@@ -17,7 +21,7 @@ namespace {
 
 struct PlanArguments {
   std::string model = "mixtral-8x7b", cluster = "o1", output, dtype = "fp16", master = "fp32",
-              moments = "fp32", routing = "uniform";
+              moments = "fp32", routing = "uniform", gradients;
   double memory_reserve_gib = 0, routing_margin = 0;
   i64 seq_len = 4096, sequences = 0, tokens = 0, max_microbatches = PlanLimits().max_microbatches;
   std::vector<DeviceId> idle;
@@ -36,6 +40,7 @@ PlanRequest make_request(const PlanArguments& options) {
   request.master = enum_from<Master>(options.master, "--master");
   if (const Dtype moments = parse_dtype(options.moments); moments != Dtype::kFp32)
     request.moments_dtype = moments;
+  if (!options.gradients.empty()) request.grad_dtype = parse_dtype(options.gradients);
   Job job;
   job.train = options.train;
   const StepOptions step = step_options(job, request.model);
@@ -106,10 +111,23 @@ std::string memory_text(const PlanRequest& request, const PlanResult& result) {
           : "with exactly the routing that was asked for");
 }
 
-void print_plan(const PlanRequest& request, const PlanResult& result) {
-  std::cout << fmt::format("{} on {}, {} per sequence, {}{} (all figures simulated)\n\n", request.model.name,
-                           request.cluster.name, counted(request.seq_len, "token"), name_of(request.dtype),
-                           trained_text(request.trained));
+/// Flags of a job that trains as little of the model.
+std::string flags_of(const TrainOptions& train) {
+  std::string flags;
+  if (!train.freeze.empty()) flags += fmt::format(" --train.freeze '{}'", fmt::join(train.freeze, ","));
+  if (train.lora.rank > 0) flags += fmt::format(" --train.lora.rank {}", train.lora.rank);
+  if (train.lora.rank > 0 && !train.lora.targets.empty())
+    flags += fmt::format(" --train.lora.targets '{}'", fmt::join(train.lora.targets, ","));
+  return flags;
+}
+
+void print_plan(const PlanRequest& request, const PlanResult& result, const std::string& assumed) {
+  const i64 sequences = total_sequences(result.best().plan);
+  std::cout << fmt::format("{} on {}, {} of {} ({} tokens) a step, {}{} (all figures simulated)\n",
+                           request.model.name, request.cluster.name, counted(sequences, "sequence"),
+                           counted(request.seq_len, "token"), sequences * request.seq_len,
+                           name_of(request.dtype), trained_text(request.trained));
+  std::cout << (assumed.empty() ? "" : assumed + ".\n") << "\n";
   for (const std::string& line : result.explanation) std::cout << line << "\n";
   std::cout << memory_text(request, result) << "\n";
   std::cout << longest_wait_text(group_use(result.best().timeline)) << "\n\n";
@@ -117,28 +135,40 @@ void print_plan(const PlanRequest& request, const PlanResult& result) {
   print_tried(result);
 }
 
+/// What to do with a plan: look at it, train with it.
+void print_next(const PlanArguments& options, const PlanRequest& request, const Plan& plan) {
+  const bool written = !options.output.empty();
+  const std::string common = fmt::format("--model {} --cluster {} --plan {}", options.model, options.cluster,
+                                         written ? options.output : "plan.json");
+  if (written)
+    std::cout << fmt::format("\nplan: {}\n", options.output);
+  else
+    std::cout << "\nwith -o plan.json the plan is written; then\n";
+  std::cout << fmt::format("simulate: hetermoe simulate {}\n", common)
+            << fmt::format("train: hetermoe train {} --train.seq_len {} --train.sequences {}{}\n", common,
+                           request.seq_len, total_sequences(plan), flags_of(options.train));
+}
+
 int plan(const PlanArguments& options) {
   const PlanRequest request = make_request(options);
+  const std::string assumed = assumed_links(options.cluster);
   const PlanResult result = find_plan(request);
+  const std::string ways = result.feasible() ? "" : ways_out_text(request);
   if (options.json) {
     Json json = to_json(result);
+    if (!ways.empty()) json["ways_out"] = ways;
+    if (!assumed.empty()) json["assumed_links"] = assumed;
     if (result.feasible()) json["roles"] = roles_json(result.best().timeline);
     print_json(json);
   }
   if (!result.feasible()) {
     if (options.json) return 2;  // as below, the reason is in the output
-    fail<InputError>("plan", "no plan of {} on {} fits: {}. {}", request.model.name, request.cluster.name,
-                     result.infeasible, result.advice);
+    fail<InputError>("plan", "no plan of {} on {} fits: {}. {}{}", request.model.name, request.cluster.name,
+                     result.infeasible, result.advice, ways.empty() ? "" : ". " + ways);
   }
-  if (!options.json) print_plan(request, result);
-  if (options.output.empty()) return 0;
-  write_text(options.output, to_json(result.best().plan).dump(1) + "\n");
-  if (!options.json) {
-    const std::string words =
-        fmt::format("--model {} --cluster {} --plan {}", options.model, options.cluster, options.output);
-    std::cout << fmt::format("\nplan: {}\nnext: hetermoe simulate {}\nthen: hetermoe train {}\n",
-                             options.output, words, words);
-  }
+  if (!options.json) print_plan(request, result, assumed);
+  if (!options.output.empty()) write_text(options.output, to_json(result.best().plan).dump(1) + "\n");
+  if (!options.json) print_next(options, request, result.best().plan);
   return 0;
 }
 
@@ -177,6 +207,8 @@ std::function<int()> make_plan(Flags& flags) {
                   "a device has room for so many times the tokens that --routing gives its experts: routers "
                   "that have not been trained are uneven [default: 1.5, with --routing 1]")
       ->range(at_least(1));
+  flags.add_option("--grad-dtype", options->gradients,
+                   "of gradients, kept and reduced: fp32, or that of --dtype [default: fp32]");
   flags.add_option("--idle", options->idle, "devices that must stay out, separated by commas")
       ->delimiter(',')
       ->range(at_least(0));

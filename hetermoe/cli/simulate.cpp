@@ -9,6 +9,7 @@
 #include "hetermoe/cli/command.h"
 #include "hetermoe/cli/dry_run.h"
 #include "hetermoe/cli/routing.h"
+#include "hetermoe/cluster/assumed_links.h"
 #include "hetermoe/cost/measured.h"
 #include "hetermoe/data/sampler.h"
 #include "hetermoe/plan/turns.h"
@@ -163,13 +164,13 @@ void print_turns(const Plan& plan) {
   std::cout << table.str() << "\n";
 }
 
-void print_simulated(const Simulated& result, const Cluster& cluster) {
+void print_simulated(const Simulated& result, const Cluster& cluster, const std::string& assumed) {
   std::cout << fmt::format(
       "{}: {} of {} in {}, {}\n", result.timeline.title, counted(total_sequences(result.plan), "sequence"),
       counted(result.plan.seq_len, "token"), counted(result.plan.groups[0].microbatches.size(), "microbatch"),
       counted(result.schedule.num_ops(), "op"));
-  std::cout << fmt::format("simulated step {}, {} tokens/s\n\n", format_seconds(result.timeline.step),
-                           format_count(result.tokens_per_s));
+  std::cout << fmt::format("simulated step {}, {} tokens/s\n{}\n", format_seconds(result.timeline.step),
+                           format_count(result.tokens_per_s), assumed.empty() ? "" : assumed + ".\n");
   if (result.schedule.overlaps()) {
     std::cout << fmt::format(
         "steps overlap: each computes while the optimizer of the one before still works, with weights that "
@@ -198,9 +199,12 @@ int simulate(const SimulateArguments& options, Overrides overrides) {
   std::vector<std::filesystem::path> files;
   if (writes) files = write_simulated(job.output, result, job);
   if (options.json) {
-    print_json(result_json(result, cluster));
+    Json json = result_json(result, cluster);
+    if (const std::string assumed = assumed_links(job.cluster); !assumed.empty())
+      json["assumed_links"] = assumed;
+    print_json(json);
   } else {
-    print_simulated(result, cluster);
+    print_simulated(result, cluster, assumed_links(job.cluster));
     for (const std::filesystem::path& file : files) std::cout << "wrote " << file.string() << "\n";
   }
   return 0;
@@ -247,7 +251,7 @@ int dry_run(const Job& job, bool json) {
     return 0;
   }
   std::cout << training_line(job, model, data) << "\n";
-  print_simulated(result, cluster);
+  print_simulated(result, cluster, assumed_links(job.cluster));
   std::cout << fmt::format(
       "\nthe whole run, {}: {} simulated, {} tokens, {:.3g} times the training text. Nothing was done; "
       "`hetermoe "

@@ -40,7 +40,7 @@ DeviceId user_of_host(const Plan& plan, NodeId node) {
 void take_dtypes(Plan& plan, const Plan& from) {
   plan.dtype = from.dtype;
   plan.wire_forward = from.wire_forward, plan.wire_backward = from.wire_backward;
-  plan.master = from.master, plan.moments_dtype = from.moments_dtype;
+  plan.master = from.master, plan.moments_dtype = from.moments_dtype, plan.grad_dtype = from.grad_dtype;
 }
 
 namespace {

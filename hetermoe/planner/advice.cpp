@@ -40,6 +40,24 @@ Bytes attention_need(const Rates& rates) {
   return least;
 }
 
+/// The least that a device needs in any plan: one layer of one sequence, or the head, and what that holds.
+Bytes layer_need(const Rates& rates) {
+  const PlanRequest& request = rates.request();
+  const Bytes element = bytes_of(request.dtype);
+  const double tokens = real(request.seq_len);
+  const StateBytes each = rates.state_of(UnitPart::kAttention);
+  Plan figures = blank_plan(request, Recompute::kResend);
+  figures.dtype.resize(1);
+  const OpMemory attention =
+      attention_memory(figures, Recompute::kResend, request.model, 0, tokens, element, false);
+  const OpMemory head = head_memory(request.model, tokens, element);
+  const double parameters = real(rates.counts().attention_part[0]), output = real(rates.counts().head);
+  const bool at_home = request.limits.host_use == HostUse::kNone && !request.limits.gather_weights;
+  const Bytes held = at_home ? each.weights_and_gradients() : 0;
+  return std::max(attention.saved + attention.largest + held * parameters,
+                  head.saved + head.largest + held * output);
+}
+
 }  // namespace
 
 Shortfall shortfall(const Rates& rates) {
@@ -48,6 +66,7 @@ Shortfall shortfall(const Rates& rates) {
   const StateBytes others = rates.state_of(UnitPart::kAttention);
   out.replicated = rates.attention_parameters() * others.total(real(most_replicas(rates.request())));
   out.sequence = attention_need(rates);
+  out.layer = layer_need(rates);
   out.experts = real(model.num_moe_layers() * model.num_experts * rates.counts().expert) *
                 rates.state_of(UnitPart::kExperts).total();
   out.states = out.experts + rates.attention_parameters() * others.total();
@@ -59,6 +78,7 @@ Shortfall shortfall(const Rates& rates) {
     out.narrow = out.states;
   }
   out.pipeline = nearest_pipeline(rates);
+  out.more_stages = !out.pipeline && model.num_layers > 1;
   if (out.pipeline)
     out.type = rates.request().cluster.types[idx(rates.classes()[out.pipeline->cls].type)].name;
   for (std::size_t c = 0; c < rates.num_classes(); ++c) {
@@ -94,6 +114,22 @@ std::string advice_on_pipelines(const Shortfall& s) {
 }  // namespace
 
 std::string advice(const Shortfall& s) {
+  if (s.layer > s.largest) {
+    return fmt::format(
+        "One sequence takes {:.1f} GiB on a device for a single layer or the head, and the largest device "
+        "has "
+        "{:.1f} GiB usable. A sequence is never divided: the program has no tensor or context parallelism. "
+        "So "
+        "more devices do not help, shorter sequences or larger devices do",
+        gib(s.layer), gib(s.largest));
+  }
+  if (s.more_stages) {
+    return fmt::format(
+        "All states take {:.1f} GiB, and there are {:.1f} GiB usable: more devices, as stages of a pipeline, "
+        "or "
+        "larger ones help",
+        gib(s.states), gib(s.total));
+  }
   if (s.pipeline) return advice_on_pipelines(s);
   if (s.replicated > s.largest) {
     return fmt::format(

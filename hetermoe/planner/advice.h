@@ -11,6 +11,7 @@ struct Shortfall {
   /// devices.
   Bytes replicated = 0;
   Bytes sequence = 0;  ///< the same and all that one sequence needs there
+  Bytes layer = 0;     ///< that one sequence needs in a single layer, or in the head, with what that holds
   Bytes experts = 0;   ///< states of all experts, on all devices together
   Bytes largest = 0;   ///< usable on the largest device
   Bytes total = 0;     ///< usable on all devices
@@ -19,7 +20,8 @@ struct Shortfall {
   /// The pipeline that lacks least; empty = none can be made. Then not all of a model needs to be on a device
   /// with attention.
   std::optional<PipelineMiss> pipeline = {};
-  std::string type = {};  ///< of the devices that lack it
+  std::string type = {};     ///< of the devices that lack it
+  bool more_stages = false;  ///< with more devices there could be one
 };
 Shortfall shortfall(const Rates& rates);
 

@@ -9,6 +9,7 @@
 #include "hetermoe/planner/host_use.h"
 #include "hetermoe/planner/memory_estimate.h"
 #include "hetermoe/planner/strategies.h"
+#include "hetermoe/schedule/schedule_error.h"
 
 namespace hetermoe {
 namespace {
@@ -26,7 +27,13 @@ class Best {
       if (best_.plan.groups.empty()) best_.infeasible = over;
       return false;
     }
-    Prediction prediction = predictor_.predict(*fitting);
+    Prediction prediction;
+    try {
+      prediction = predictor_.predict(*fitting);
+    } catch (const ScheduleError& refused) {
+      if (best_.plan.groups.empty()) best_.infeasible = refused.what();
+      return false;
+    }
     if (!best_.plan.groups.empty() && prediction.step >= best_.prediction.step) return false;
     fitting->predicted_step_s = prediction.step;
     best_ = {std::move(*fitting), std::move(prediction), moved, ""};
@@ -62,13 +69,24 @@ void apply(const Setting& setting, Plan& plan) {
   plan.dtype.assign(plan.dtype.size(), setting.dtype);
   plan.wire_forward = plan.wire_backward = setting.dtype;
   plan.row_dedup = !setting.published;
-  if (setting.published && bytes_of(setting.dtype) == 2) plan.grad_dtype = setting.dtype;
+  plan.grad_dtype = grad_dtype_of(setting);
+}
+
+std::optional<Dtype> grad_dtype_of(const Setting& setting) {
+  return setting.published && bytes_of(setting.dtype) == 2 ? setting.dtype : setting.grad_dtype;
 }
 
 namespace {
 
-std::string overfill(const Predictor& predictor, const Plan& plan) {
-  std::string over = overfilled_device(estimate_memory(plan, predictor.model()), predictor.cluster());
+/// [device] with what must stay free; 0 where the plan has nothing.
+std::vector<Bytes> needed(const Predictor& predictor, const Setting& setting, const Plan& plan) {
+  std::vector<Bytes> memory = estimate_memory(plan, predictor.model());
+  for (Bytes& bytes : memory) bytes += bytes > 0 ? setting.memory_reserve : 0;
+  return memory;
+}
+
+std::string overfill(const Predictor& predictor, const Setting& setting, const Plan& plan) {
+  std::string over = overfilled_device(needed(predictor, setting, plan), predictor.cluster());
   return over.empty() ? overfilled_host(plan, predictor.model(), predictor.cluster()) : over;
 }
 
@@ -77,10 +95,10 @@ std::string overfill(const Predictor& predictor, const Plan& plan) {
 /// The optimizer is sharded where that takes, but not in published settings, which say whether they do.
 std::optional<Plan> with_room(const Predictor& predictor, const Setting& setting, Plan plan,
                               std::string& over) {
-  over = setting.check_memory ? overfill(predictor, plan) : "";
+  over = setting.check_memory ? overfill(predictor, setting, plan) : "";
   if (!over.empty() && !setting.published) {
     plan.shard_optimizer = true;
-    over = overfill(predictor, plan);
+    over = overfill(predictor, setting, plan);
   }
   if (over.empty()) return plan;
   if (!has_hosts(predictor.cluster())) return {};
@@ -88,7 +106,7 @@ std::optional<Plan> with_room(const Predictor& predictor, const Setting& setting
   for (const HostUse use : kHostUses) {
     Plan on_hosts = plan;
     keep_on_hosts(use, predictor.model(), predictor.cluster(), on_hosts);
-    over = overfill(predictor, on_hosts);
+    over = overfill(predictor, setting, on_hosts);
     if (over.empty()) return on_hosts;
   }
   return {};
@@ -182,7 +200,7 @@ i64 nanoseconds(Seconds seconds) { return static_cast<i64>(std::llround(seconds 
 AsymEaInput asym_ea_input(Predictor& predictor, const Plan& zebra, const Roles& roles) {
   const LayerTimes times = layer_times(predictor, zebra);
   AsymEaInput input;
-  input.num_layers = predictor.model().num_layers;
+  input.num_layers = predictor.model().num_moe_layers();
   input.num_experts = predictor.model().num_experts;
   input.num_attention = static_cast<i64>(roles.attention.size());
   input.num_expert_devices = static_cast<i64>(roles.experts.size());
@@ -191,6 +209,97 @@ AsymEaInput asym_ea_input(Predictor& predictor, const Plan& zebra, const Roles& 
   input.expert_ns = nanoseconds(times.expert);
   return input;
 }
+
+/// The least number from 0 to `most` for which `holds`, which goes on holding from there; most + 1 = none.
+template <class Holds>
+i64 least_that(i64 most, Holds holds) {
+  i64 low = 0, high = most + 1;
+  while (low < high) {
+    const i64 middle = (low + high) / 2;
+    if (holds(middle))
+      high = middle;
+    else
+      low = middle + 1;
+  }
+  return low;
+}
+
+/// Zebra's plans with so many microbatches, so many of them in flight.
+class ZebraPlans {
+ public:
+  ZebraPlans(Predictor& predictor, const Setting& setting, i64 microbatches, i32 window)
+      : predictor_(predictor),
+        setting_(setting),
+        microbatches_(microbatches),
+        window_(window),
+        roles_(default_roles(predictor.cluster())) {}
+
+  /// chunks: [layer with experts] given up by each expert device.
+  Plan make(const std::vector<i64>& moved) const {
+    StrategyRequest request = request_of(setting_, microbatches_);
+    request.experts_moved = by_layer(moved);
+    request.window = window_;
+    Plan plan = find_strategy("zebra").make(predictor_.model(), predictor_.cluster(), request);
+    apply(setting_, plan);
+    if (setting_.published) plan.queue_binding = QueueBinding::kName;
+    return plan;
+  }
+  std::vector<i64> none_moved() const {
+    return std::vector<i64>(idx(predictor_.model().num_moe_layers()), 0);
+  }
+
+  /// [layer] of those of the layers with experts: dense ones give nothing.
+  std::vector<i64> by_layer(const std::vector<i64>& moved) const {
+    std::vector<i64> all;
+    for (i64 l = 0, moe = 0; l < predictor_.model().num_layers; ++l)
+      all.push_back(predictor_.model().is_moe(l) ? moved[idx(moe++)] : 0);
+    return all;
+  }
+
+  AsymEaInput times() const { return asym_ea_input(predictor_, make(none_moved()), roles_); }
+
+  /// Times of a layer, and what memory allows: how many experts the devices of either role can hold.
+  AsymEaInput input() const {
+    AsymEaInput input = times();
+    const AsymEaResult rule = gather_and_squeeze(input, 0);
+    if (!setting_.check_memory || !rule.infeasible.empty() || has_hosts(predictor_.cluster())) return input;
+    const i64 each = input.num_experts / input.num_expert_devices;
+    const i64 most = input.num_layers * (each / rule.chunk_given);
+    const auto fit = [&](i64 chunks, const std::vector<DeviceId>& devices) {
+      return fits(make(gather_and_squeeze(input, chunks).moved), devices);
+    };
+    const i64 least = least_that(most, [&](i64 chunks) { return fit(chunks, roles_.experts); });
+    const i64 too_many = least_that(most, [&](i64 chunks) { return !fit(chunks, roles_.attention); });
+    input.expert_capacity = input.num_layers * each - least * rule.chunk_given;
+    input.attention_capacity = std::max<i64>(0, too_many - 1) * rule.chunk_received;
+    return input;
+  }
+
+  bool fits(const Plan& plan, const std::vector<DeviceId>& devices) const {
+    const std::vector<Bytes> memory = needed(predictor_, setting_, plan);
+    std::vector<Bytes> of_devices(memory.size(), 0);
+    for (const DeviceId d : devices) of_devices[idx(d)] = memory[idx(d)];
+    return overfilled_device(of_devices, predictor_.cluster()).empty();
+  }
+  bool fits(const Plan& plan) const {
+    return overfilled_device(needed(predictor_, setting_, plan), predictor_.cluster()).empty();
+  }
+  /// Without experts moved, or with those that the rule moves: by times alone or, where `forced`, by memory,
+  /// too.
+  bool fits(bool asym_ea, bool forced) const {
+    if (fits(make(none_moved()))) return true;
+    if (!asym_ea) return false;
+    const AsymEaResult rule = gather_and_squeeze(forced ? input() : times());
+    return rule.infeasible.empty() && fits(make(rule.moved));
+  }
+
+ private:
+  Predictor& predictor_;
+  const Setting& setting_;
+  i64 microbatches_;
+  i32 window_;
+  Roles roles_;
+};
 
 /// Tries what the rule says, then one chunk more or less as long as that is faster: the rule knows neither
 /// head, transfers nor backward pass.
@@ -211,51 +320,39 @@ void search_chunks(const AsymEaInput& input, Consider consider) {
   for (i64 more = by_rule + 1; faster(more);) ++more;
 }
 
-}  // namespace
-
-namespace {
-
-Plan zebra_plan(Predictor& predictor, const Setting& setting, i64 microbatches,
-                const std::vector<i64>& moved) {
-  StrategyRequest request = request_of(setting, microbatches);
-  request.experts_moved = moved;
-  Plan plan = find_strategy("zebra").make(predictor.model(), predictor.cluster(), request);
-  apply(setting, plan);
-  if (setting.published) plan.queue_binding = QueueBinding::kName;
-  return plan;
-}
-
-std::vector<i64> none_moved(const Predictor& predictor) {
-  return std::vector<i64>(idx(predictor.model().num_layers), 0);
+/// How many microbatches are in flight: 0 = all, then fewer, as the published system does not.
+std::vector<i32> zebra_windows(const Setting& setting, i64 microbatches) {
+  std::vector<i32> windows = {0};
+  for (i64 window = microbatches / 2; window > 1 && !setting.published; window /= 2)
+    windows.push_back(static_cast<i32>(window));
+  return windows;
 }
 
 }  // namespace
 
-bool zebra_fits(Predictor& predictor, const Setting& setting, bool asym_ea) {
-  const Roles roles = default_roles(predictor.cluster());
-  const auto fits = [&](const Plan& plan) {
-    return overfilled_device(estimate_memory(plan, predictor.model()), predictor.cluster()).empty();
-  };
-  for (const i64 count : microbatch_counts(setting.sequences, static_cast<i64>(roles.attention.size()))) {
-    const Plan plan = zebra_plan(predictor, setting, count, none_moved(predictor));
-    if (fits(plan)) return true;
-    if (!asym_ea) continue;
-    const AsymEaResult rule = gather_and_squeeze(asym_ea_input(predictor, plan, roles));
-    if (rule.infeasible.empty() && fits(zebra_plan(predictor, setting, count, rule.moved))) return true;
+bool zebra_fits(Predictor& predictor, const Setting& setting, bool asym_ea, bool forced) {
+  const auto attention = static_cast<i64>(default_roles(predictor.cluster()).attention.size());
+  for (const i64 count : microbatch_counts(setting.sequences, attention)) {
+    for (const i32 window : zebra_windows(setting, count)) {
+      if (ZebraPlans(predictor, setting, count, window).fits(asym_ea, forced)) return true;
+    }
   }
   return false;
 }
 
 Tuned tune_zebra(Predictor& predictor, const Setting& setting, bool asym_ea) {
   Best best(predictor, setting);
-  const Roles roles = default_roles(predictor.cluster());
-  for (const i64 count : microbatch_counts(setting.sequences, static_cast<i64>(roles.attention.size()))) {
-    const Plan plain = zebra_plan(predictor, setting, count, none_moved(predictor));
-    best.consider(plain, none_moved(predictor));
-    if (!asym_ea) continue;
-    search_chunks(asym_ea_input(predictor, plain, roles), [&](const std::vector<i64>& moved) {
-      return best.consider(zebra_plan(predictor, setting, count, moved), moved);
-    });
+  const auto attention = static_cast<i64>(default_roles(predictor.cluster()).attention.size());
+  for (const i64 count : microbatch_counts(setting.sequences, attention)) {
+    for (const i32 window : zebra_windows(setting, count)) {
+      const ZebraPlans plans(predictor, setting, count, window);
+      const auto consider = [&](const std::vector<i64>& moved) {
+        return best.consider(plans.make(moved), plans.by_layer(moved));
+      };
+      consider(plans.none_moved());
+      if (asym_ea) search_chunks(plans.input(), consider);
+      if (plans.fits(asym_ea, false)) break;  // fewer in flight wait longer
+    }
   }
   return best.take();
 }

@@ -13,12 +13,13 @@ struct Setting {
   i64 seq_len = 0;
   i64 sequences = 0;  ///< of a step
   Dtype dtype = Dtype::kFp16;
+  std::optional<Dtype> grad_dtype = {};  ///< in which gradients are kept and reduced; none = fp32
+  Bytes memory_reserve = 0;              ///< of each device, kept free of what usable_memory() allows
   /// As the published systems do it: a row travels per expert copy, EP sends tokens again for recomputation,
   /// zebra's queues are bound by name, and gradients are kept and reduced in the 16 bits of the weights, as
   /// DeepSpeed does in fp16; pipelines and EP divide the optimizer's state over replicas. false: a token
-  /// travels once per device and never again, queues are bound by direction, and gradients are summed in
-  /// fp32.
-  bool published = true;
+  /// travels once per device and never again, queues are bound by direction, and gradients are in grad_dtype.
+  bool published = false;
   bool check_memory = true;
   bool one_sequence = false;  ///< EP: only microbatches of one sequence per device
 };
@@ -31,6 +32,8 @@ struct Tuned {
   std::string infeasible;          ///< why nothing fits; empty = plan and prediction hold
 };
 
+/// Of gradients, as the setting says; none = fp32.
+std::optional<Dtype> grad_dtype_of(const Setting& setting);
 /// Sets dtypes and what travels as the setting says.
 void apply(const Setting& setting, Plan& plan);
 
@@ -54,12 +57,16 @@ std::vector<i64> microbatch_counts(i64 sequences, i64 devices);
 Tuned tune_ep(Predictor& predictor, const Setting& setting, const std::vector<DeviceId>& devices = {});
 /// Zebra's placement with one microbatch in flight; microbatch count and partition degree searched.
 Tuned tune_dist_ep(Predictor& predictor, const Setting& setting);
-/// Zebra, microbatch count searched; with `asym_ea` experts move by gather and squeeze where that helps.
+/// Zebra, microbatch count searched; with `asym_ea` experts move by gather and squeeze where that helps, and
+/// as many as memory forces out. Where not all microbatches in flight have room, fewer are, but not as
+/// published.
 Tuned tune_zebra(Predictor& predictor, const Setting& setting, bool asym_ea);
-/// Whether some plan that tune_zebra() would begin with fits.
-bool zebra_fits(Predictor& predictor, const Setting& setting, bool asym_ea);
-/// Heterogeneous pipelines, one device per stage, both types mixed in each, 1F1B, data parallel over
-/// pipelines: order of the types, layers per stage and microbatch count searched.
+/// Whether some plan that tune_zebra() would begin with fits: with the experts that times move alone or,
+/// where `forced`, also those that memory does.
+bool zebra_fits(Predictor& predictor, const Setting& setting, bool asym_ea, bool forced);
+/// Heterogeneous pipelines, one device per stage, all types mixed in each, 1F1B, data parallel over
+/// pipelines: their number, order of the types, layers per stage and microbatch count searched. As published
+/// all devices take part, in as many pipelines as have room.
 Tuned tune_pp(Predictor& predictor, const Setting& setting);
 /// Round-robin turns over all devices, which are on one node: microbatch count searched.
 Tuned tune_roundpipe(Predictor& predictor, const Setting& setting);

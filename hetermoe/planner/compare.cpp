@@ -34,6 +34,8 @@ class Comparison {
       : predictor_(model, cluster, options.software), roles_(default_roles(cluster)), options_(options) {
     setting_.seq_len = seq_len;
     setting_.dtype = options.dtype;
+    setting_.grad_dtype = options.grad_dtype;
+    setting_.memory_reserve = options.limits.memory_reserve;
     setting_.published = options.published;
     setting_.check_memory = options.check_memory;
     setting_.sequences = options.sequences > 0 ? options.sequences
@@ -50,16 +52,20 @@ class Comparison {
     row.sequences = setting_.sequences;
     if (strategy == "zebra" || strategy == "dist-ep" || strategy == "roundpipe")
       row.infeasible = misfit(find_strategy(strategy), predictor_.model(), predictor_.cluster());
+    const bool apart = strategy == "zebra" || strategy == "dist-ep" || strategy == "ep-ideal";
+    if (apart && roles_.experts.empty()) row.infeasible = "a single device has no other beside it";
     if (!row.infeasible.empty()) return row;
     if (strategy == "ep-ideal") {
       fill_ideal(row);
-    } else if (strategy == "ep") {
-      fill(row, ep(row, setting_));
-    } else if (strategy == "best") {
-      fill(row, planned(row.plan));
-    } else {
-      fill(row, tune(strategy));
+      return row;
     }
+    const Tuned tuned = strategy == "ep"     ? ep(row, setting_)
+                        : strategy == "best" ? planned(row.plan)
+                                             : tune(strategy);
+    fill(row, tuned);
+    const bool runs = row.infeasible.empty() && row.over_memory.empty() && within_bounds(tuned.plan);
+    if (runs && (fastest_.plan.groups.empty() || tuned.prediction.step < fastest_.prediction.step))
+      fastest_ = tuned, fastest_name_ = strategy;
     return row;
   }
 
@@ -78,10 +84,16 @@ class Comparison {
     request.seq_len = setting_.seq_len;
     request.sequences = setting_.sequences;
     request.dtype = setting_.dtype;
+    request.grad_dtype = grad_dtype_of(setting_);
     request.software = predictor_.software();
     request.limits = options_.limits;
     request.limits.idle.clear();  // they are not in this cluster
     const PlanResult result = find_plan(request);
+    const bool other = !fastest_.plan.groups.empty();
+    if (other && (!result.feasible() || fastest_.prediction.step < result.best().prediction.step)) {
+      name = "that of " + fastest_name_;
+      return fastest_;
+    }
     Tuned tuned;
     tuned.infeasible = result.infeasible;
     if (!result.feasible()) return tuned;
@@ -91,11 +103,20 @@ class Comparison {
     return tuned;
   }
 
+  /// Those that `best` has.
+  bool within_bounds(const Plan& plan) const {
+    const i64 most = options_.limits.max_microbatches;
+    return std::all_of(plan.groups.begin(), plan.groups.end(), [&](const Group& group) {
+      return most == 0 || static_cast<i64>(group.microbatches.size()) <= most;
+    });
+  }
+
   void fill(CompareRow& row, const Tuned& tuned) const {
     row.infeasible = tuned.infeasible;
     if (!row.infeasible.empty()) return;
     row.tokens_per_s = tuned.prediction.tokens_per_s;
     row.step_s = tuned.prediction.step;
+    row.from_first_microbatches = tuned.prediction.from_first_windows;
     row.utilization_attention = mean_busy(tuned.prediction, roles_.attention);
     row.utilization_expert = mean_busy(tuned.prediction, roles_.experts);
     row.experts_moved = tuned.experts_moved;
@@ -146,6 +167,8 @@ class Comparison {
   Roles roles_;
   const CompareOptions& options_;
   Setting setting_;
+  Tuned fastest_;  ///< of those that run
+  std::string fastest_name_;
 };
 
 /// Has no prime factor above 5, so that many microbatch counts divide it.
@@ -161,16 +184,23 @@ bool is_smooth(i64 number) {
 i64 default_sequences(const ModelConfig& model, const Cluster& cluster, i64 seq_len,
                       const CompareOptions& options) {
   // Only zebra keeps every microbatch of a step in flight: the others repeat small microbatches, so what
-  // zebra can hold is what all can. Without experts there is no zebra.
-  const bool dense = model.num_moe_layers() == 0;
+  // zebra can hold is what all can. Without experts, or a second device, there is no zebra.
+  const Roles roles = default_roles(cluster);
+  const bool no_zebra = model.num_moe_layers() == 0 || roles.experts.empty();
   Predictor predictor(model, cluster, options.software);
-  const auto attention = static_cast<i64>(default_roles(cluster).attention.size());
-  const i64 unit = std::lcm(attention, static_cast<i64>(cluster.num_devices()));
+  const auto attention = static_cast<i64>(roles.attention.size());
+  const auto devices = static_cast<i64>(cluster.num_devices());
+  const i64 unit = std::lcm(attention, devices);
   Setting setting{.seq_len = seq_len, .dtype = options.dtype, .published = options.published};
-  for (i64 units = std::max<i64>(1, kMaxStepTokens / (seq_len * unit)); units > 1; --units) {
-    setting.sequences = units * unit;
-    if (is_smooth(units) && (dense || zebra_fits(predictor, setting, options.asym_ea)))
-      return setting.sequences;
+  const i64 by_tokens = kMaxStepTokens / (seq_len * unit),
+            to_fill = options.published ? 1 : kSequencesToFill * devices / unit;
+  // A batch that forces experts to where they are slow is better than none.
+  for (const bool forced : {false, true}) {
+    for (i64 units = std::max({i64{1}, by_tokens, to_fill}); units > 1; --units) {
+      setting.sequences = units * unit;
+      if (is_smooth(units) && (no_zebra || zebra_fits(predictor, setting, options.asym_ea, forced)))
+        return setting.sequences;
+    }
   }
   return unit;
 }
@@ -194,38 +224,48 @@ std::vector<CompareRow> compare_strategies(const ModelConfig& model, const Clust
                         seq_len);
     Comparison comparison(model, cluster, seq_len, options);
     const std::size_t first = rows.size();
-    for (const std::string& name : names) {
-      rows.push_back(comparison.row(name));
-      if (rows.back().tokens_per_s > 0)
-        rows.back().ratio = rows[first].tokens_per_s / rows.back().tokens_per_s;
+    rows.resize(first + names.size());
+    // best comes last: it is at least as fast as the others.
+    for (const bool best : {false, true}) {
+      for (std::size_t n = 0; n < names.size(); ++n) {
+        if ((names[n] == "best") == best) rows[first + n] = comparison.row(names[n]);
+      }
+    }
+    for (std::size_t r = first; r < rows.size(); ++r) {
+      if (rows[r].tokens_per_s > 0) rows[r].ratio = rows[first].tokens_per_s / rows[r].tokens_per_s;
     }
   }
   return rows;
 }
 
+namespace {
+
+Json figures_of(const CompareRow& row) {
+  return {{"tokens_per_s", row.tokens_per_s},
+          {"ratio", row.ratio},
+          {"step_s", row.step_s},
+          {"utilization", {{"attention", row.utilization_attention}, {"expert", row.utilization_expert}}},
+          {"experts_moved", row.experts_moved},
+          {"memory_bytes", row.memory_bytes},
+          {"microbatches", row.microbatches},
+          {"chunks", row.chunks},
+          {"from_first_microbatches", row.from_first_microbatches}};
+}
+
+}  // namespace
+
 Json to_json(const std::vector<CompareRow>& rows) {
   Json out = Json::array();
   for (const CompareRow& row : rows) {
-    Json json = {
-        {"model", row.model}, {"cluster", row.cluster}, {"seq_len", row.seq_len}, {"strategy", row.strategy}};
-    if (!row.infeasible.empty()) {
-      json["infeasible"] = row.infeasible;
-    } else {
-      json["source"] = "simulated";
-      Json& figures = row.over_memory.empty() ? json : json["as_if_it_fitted"];
-      figures["tokens_per_s"] = row.tokens_per_s;
-      figures["ratio"] = row.ratio;
-      figures["step_s"] = row.step_s;
-      figures["utilization"] = {{"attention", row.utilization_attention}, {"expert", row.utilization_expert}};
-      json["experts_moved"] = row.experts_moved;
-      json["memory_bytes"] = row.memory_bytes;
-      json["sequences"] = row.sequences;
-      json["microbatches"] = row.microbatches;
-      json["chunks"] = row.chunks;
-      if (!row.plan.empty()) json["plan"] = row.plan;
-      if (!row.on_hosts.empty()) json["on_hosts"] = row.on_hosts;
-      if (!row.over_memory.empty()) json["over_memory"] = row.over_memory;
-    }
+    Json json = {{"model", row.model},         {"cluster", row.cluster},   {"seq_len", row.seq_len},
+                 {"sequences", row.sequences}, {"strategy", row.strategy}, {"source", "simulated"}};
+    const Json figures = figures_of(row);
+    const bool runs = row.infeasible.empty() && row.over_memory.empty();
+    for (const auto& [key, value] : figures.items()) json[key] = runs ? value : Json();
+    if (!row.infeasible.empty()) json["infeasible"] = row.infeasible;
+    if (!row.over_memory.empty()) json["over_memory"] = row.over_memory, json["as_if_it_fitted"] = figures;
+    if (!row.plan.empty()) json["plan"] = row.plan;
+    if (!row.on_hosts.empty()) json["on_hosts"] = row.on_hosts;
     out.push_back(std::move(json));
   }
   return {{"rows", std::move(out)}};

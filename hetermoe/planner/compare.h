@@ -29,12 +29,13 @@ struct CompareRow {
   std::vector<i64> experts_moved;
   std::vector<Bytes> memory_bytes;  ///< [device]
   i64 microbatches = 0;
-  i64 chunks = 0;  ///< partition degree
+  i64 chunks = 0;                        ///< partition degree
+  bool from_first_microbatches = false;  ///< see Prediction
 };
 
 struct CompareOptions {
   /// Any of zebra, ep, ep-ideal, dist-ep, pp, roundpipe, best ('_' for '-' is accepted). best: what
-  /// find_plan() finds.
+  /// find_plan() finds or, where that is slower, the fastest plan of the other strategies.
   std::vector<std::string> strategies = {"zebra", "ep", "ep-ideal", "dist-ep", "pp", "best"};
   bool asym_ea = true;
   i64 sequences = 0;  ///< of a step; 0 = from `tokens`, else default_sequences()
@@ -42,17 +43,20 @@ struct CompareOptions {
   PlanLimits
       limits;  ///< of `best`, as of `hetermoe plan`; devices that must stay out do so for all strategies
   Dtype dtype = Dtype::kFp16;
-  bool published = true;     ///< see Setting
-  bool check_memory = true;  ///< a plan that overfills a device is no candidate
+  std::optional<Dtype> grad_dtype = {};  ///< see Setting
+  bool published = false;                ///< see Setting; of `best` the dtype of gradients alone
+  bool check_memory = true;              ///< a plan that overfills a device is no candidate
   SoftwareConstants software;
 };
 
-/// Tokens of a step beyond which no strategy gains from a larger one; limits the batch where memory does not.
+/// Tokens of a step beyond which no strategy gains from a larger one, where each device has so many
+/// sequences: fewer do not fill pipelines. The larger of both limits the batch where memory does not.
 inline constexpr i64 kMaxStepTokens = i64{1} << 20;
+inline constexpr i64 kSequencesToFill = 8;
 
-/// Sequences of a step when nobody says: the most that zebra, and so every strategy, can hold, at most
-/// kMaxStepTokens tokens, in whole sequences per device of every strategy; the sequences per device have
-/// factors of 2, 3 and 5 alone. Where not even one per device fits, that one: each strategy says for itself.
+/// Sequences of a step when nobody says: the most that zebra, and so every strategy, can hold, within the
+/// limits above, in whole sequences per device of every strategy; the sequences per device have factors of 2,
+/// 3 and 5 alone. Where not even one per device fits, that one: each strategy says for itself.
 i64 default_sequences(const ModelConfig& model, const Cluster& cluster, i64 seq_len,
                       const CompareOptions& options);
 
@@ -61,7 +65,7 @@ i64 default_sequences(const ModelConfig& model, const Cluster& cluster, i64 seq_
 std::vector<CompareRow> compare_strategies(const ModelConfig& model, const Cluster& cluster,
                                            const std::vector<i64>& seq_lens, const CompareOptions& options);
 
-/// {"rows": [...]} as `hetermoe compare --json` prints it.
+/// {"rows": [...]} as `hetermoe compare --json` prints it. Figures of what cannot run are null.
 Json to_json(const std::vector<CompareRow>& rows);
 
 }  // namespace hetermoe

@@ -13,6 +13,7 @@
 #include "hetermoe/planner/memory_estimate.h"
 #include "hetermoe/planner/plan_key.h"
 #include "hetermoe/schedule/order_policy.h"
+#include "hetermoe/schedule/schedule_error.h"
 
 namespace hetermoe {
 namespace {
@@ -30,6 +31,18 @@ constexpr i64 kEntriesPerVisit = 2;       ///< entries of a plan that take as lo
 void scale(Prediction& prediction, double ratio) {
   prediction.step *= ratio;
   prediction.tokens_per_s /= ratio;
+}
+
+/// Nothing where the plan's order cannot be, for the reason in `why` if nothing else is there: other plans
+/// can.
+template <class Predict>
+std::optional<Prediction> unless_refused(std::string& why, Predict predict) {
+  try {
+    return predict();
+  } catch (const ScheduleError& refused) {
+    if (why.empty()) why = refused.what();
+    return {};
+  }
 }
 
 }  // namespace
@@ -143,8 +156,9 @@ i64 Evaluator::simulate(u64 key, EvaluatedPlan& next, const std::function<Plan(i
   next.exact = !short_.shortens();
   const i64 before = short_.work(), most = most_visits();
   Plan last;  // as much of the plan as was simulated
-  std::optional<Prediction> prediction =
-      short_.predict_within(most, [&](i64 layers) { return last = make(layers); });
+  std::optional<Prediction> prediction = unless_refused(last_overfill_, [&] {
+    return short_.predict_within(most, [&](i64 layers) { return last = make(layers); });
+  });
   if (prediction && current_ >= 0 && !next.exact) next.ratio = at(current_).ratio;
   return keep(key, next, last, std::move(prediction), short_.work() - before);
 }
@@ -154,7 +168,8 @@ i64 Evaluator::simulate_whole(u64 key, EvaluatedPlan& next) {
   next.exact = true;
   const i64 before = predictor_.work();
   const Plan& plan = next.candidate.plan;
-  std::optional<Prediction> prediction = predictor_.predict_within(most_visits(), plan);
+  std::optional<Prediction> prediction =
+      unless_refused(last_overfill_, [&] { return predictor_.predict_within(most_visits(), plan); });
   return keep(key, next, plan, std::move(prediction), predictor_.work() - before);
 }
 

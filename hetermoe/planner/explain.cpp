@@ -83,6 +83,19 @@ std::string name_of_plan(const std::vector<TypeUse>& types, const Plan& plan,
   return name;
 }
 
+/// FLOPs of training, as inspect counts them, over what the used devices could compute in the step.
+double peak_share(const PlanRequest& request, const Candidate& candidate,
+                  const std::vector<std::string>& roles) {
+  FlopsPerSecond peak = 0;
+  for (DeviceId d = 0; d < request.cluster.num_devices(); ++d) {
+    const Device& device = request.cluster.devices[static_cast<std::size_t>(d)];
+    if (roles[static_cast<std::size_t>(d)] != "idle")
+      peak += device.speed * request.cluster.type_of(d).peak(request.dtype);
+  }
+  const Flops per_token = training_flops_per_token(request.model, request.seq_len);
+  return peak > 0 ? candidate.prediction.tokens_per_s * per_token / peak : 0;
+}
+
 std::string percent(double share) { return fmt::format("{:.0f} %", 100 * share); }
 
 /// Why `loser` is slower than `best`.
@@ -123,6 +136,10 @@ void describe(const PlanRequest& request, const Plan& plan, Candidate& candidate
     ++types;
     newest = newest || use.type == request.cluster.types[static_cast<std::size_t>(newest_type)].name;
   }
+  candidate.num_attention = std::count_if(roles.begin(), roles.end(), [](const std::string& role) {
+    return role == "attention" || role == "both";
+  });
+  candidate.peak_share = peak_share(request, candidate, roles);
   candidate.homogeneous = types == 1;
   candidate.newer_only = types == 1 && newest;
 }

@@ -1,4 +1,5 @@
 #pragma once
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -40,6 +41,7 @@ struct PlanRequest {
   Dtype dtype = Dtype::kFp16;
   Master master = Master::kFp32;
   std::optional<Dtype> moments_dtype = {};  ///< see Plan
+  std::optional<Dtype> grad_dtype = {};     ///< see Plan
   SoftwareConstants software;
   PlanLimits limits;
   Trained trained = {};
@@ -52,7 +54,9 @@ inline Predictor predictor_of(const PlanRequest& request) {
 }
 /// Of a parameter, by the request's dtypes.
 inline StateBytes state_bytes_of(const PlanRequest& request) {
-  return state_bytes_per_parameter(bytes_of(request.dtype),
+  const Bytes element = bytes_of(request.dtype);
+  const Bytes gradient = request.grad_dtype ? bytes_of(*request.grad_dtype) : std::max(element, 4.0);
+  return state_bytes_per_parameter(element, gradient,
                                    optimizer_widths(request.master, request.moments_dtype));
 }
 
@@ -90,6 +94,8 @@ struct Candidate {
   std::string verdict;        ///< why it is the best, or why it loses
   std::string infeasible;     ///< the limit that rules it out; empty = the figures hold
   bool newer_only = false, homogeneous = false;  ///< uses the newest type alone; one type alone
+  double peak_share = 0;                         ///< of the peak of the devices that it uses
+  i64 num_attention = 0;                         ///< devices that compute attention
 };
 
 /// A number of sequences of a step near the one that was asked for, of which each takes less.

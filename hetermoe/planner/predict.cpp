@@ -162,6 +162,7 @@ std::optional<Prediction> Predictor::predict(i64 max_visits, const Plan& plan, b
   }
   Prediction out;
   out.step = run->step;
+  out.from_first_windows = !repeated.empty();
   out.busy = std::move(run->busy);
   out.group_end = std::move(run->group_end);
   out.memory = std::move(run->memory);

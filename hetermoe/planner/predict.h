@@ -14,6 +14,8 @@ struct Prediction {
   std::vector<double> busy;        ///< [device] share of the step spent in compute ops
   std::vector<Seconds> group_end;  ///< [group] end of its last op that belongs to a microbatch
   std::vector<Bytes> memory;       ///< [device] peak; empty = not asked for
+  bool from_first_windows =
+      false;  ///< of many microbatches the first were simulated, the others extrapolated
 };
 
 /// What is assumed of routing.

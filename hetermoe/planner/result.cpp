@@ -167,6 +167,8 @@ Json to_json(const PlanResult& result) {
       row["newer_only"] = c.newer_only;
       row["homogeneous"] = c.homogeneous;
       row["extrapolated"] = c.extrapolated;
+      row["from_first_microbatches"] = c.prediction.from_first_windows;
+      row["peak_share"] = c.peak_share;
       Json path = Json::array();
       for (const Cause& cause : c.path) path.push_back({{"cause", cause.what}, {"share", cause.share}});
       if (!c.path.empty()) row["critical_path"] = std::move(path);

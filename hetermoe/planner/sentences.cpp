@@ -11,7 +11,8 @@
 namespace hetermoe {
 namespace {
 
-constexpr double kAlike = 0.03;  ///< shares of the step that differ by less are taken for equal
+constexpr i64 kFewAttention = 4;  ///< times as many devices as compute attention: that is too few
+constexpr double kAlike = 0.03;   ///< shares of the step that differ by less are taken for equal
 
 using Lines = std::vector<std::string>;
 
@@ -91,6 +92,7 @@ bool optimizer_sharded(const PlanResult& r) {
   return r.feasible() && uses_type(r.best(), [](const TypeUse& use) { return use.freed > 0; });
 }
 bool has_stages(const PlanResult& r) { return r.feasible() && r.best().plan.order == OrderPolicy::kOneFOneB; }
+bool far_from_peak(const PlanResult& r) { return r.feasible() && r.best().peak_share < kFarFromPeak; }
 bool is_bounded(const PlanResult& r) { return !r.bounds.empty(); }
 bool has_good_sequences(const PlanResult& r) { return r.feasible() && r.good_sequences.has_value(); }
 
@@ -102,6 +104,15 @@ Lines no_plan(const PlanResult& r) {
   return lines;
 }
 
+/// What of the step was simulated where the figures are not those of all of it.
+std::string extrapolated_text(const Candidate& candidate) {
+  const bool windows = candidate.prediction.from_first_windows;
+  if (!candidate.extrapolated && !windows) return "";
+  return fmt::format(" (extrapolated from the first {})", !windows                 ? "layers"
+                                                          : candidate.extrapolated ? "layers and microbatches"
+                                                                                   : "microbatches");
+}
+
 Lines summary(const PlanResult& r) {
   const Candidate& best = r.best();
   const Group& group = best.plan.groups[0];
@@ -109,7 +120,7 @@ Lines summary(const PlanResult& r) {
       "{}: {:.0f} tokens/s, {:.3g} s per step, {} of up to {}{}.", best.name, best.prediction.tokens_per_s,
       best.prediction.step, counted(group.microbatches.size(), "microbatch"),
       counted(*std::max_element(group.microbatches.begin(), group.microbatches.end()), "sequence"),
-      best.extrapolated ? " (extrapolated from the first layers)" : "")};
+      extrapolated_text(best))};
 }
 
 std::string type_line(const TypeUse& use) {
@@ -172,6 +183,28 @@ Lines nobody(const PlanResult& r) {
                       most->type, percent(most->busy))};
 }
 Lines path(const PlanResult& r) { return {"What limits it, " + r.best().limited_by + "."}; }
+/// The largest thing that is wrong with it.
+Lines what_is_wrong(const PlanResult& r) {
+  const Candidate& best = r.best();
+  i64 used = 0;
+  for (const TypeUse& use : best.types) used += use.used;
+  const i64 sequences = total_sequences(best.plan);
+  std::string why = best.path.empty() ? "devices wait for each other"
+                                      : fmt::format("{} {} {} of the critical path", best.path[0].what,
+                                                    best.path[0].what.ends_with('s') ? "are" : "is",
+                                                    percent(best.path[0].share));
+  if (sequences < used) {
+    why = fmt::format("the step has {} for {}, and a sequence is never divided: more sequences help",
+                      counted(sequences, "sequence"), counted(used, "device"));
+  } else if (kFewAttention * best.num_attention <= used) {
+    why = fmt::format(
+        "{} of {} {} all attention, and a sequence is never divided, as the program has no tensor "
+        "or context parallelism: shorter sequences or devices with more memory help",
+        best.num_attention, counted(used, "device"), agree(best.num_attention, "computes", "compute"));
+  }
+  return {fmt::format("The plan reaches {:.1f} % of the peak of its devices, which is little: {}.",
+                      100 * best.peak_share, why)};
+}
 Lines network(const PlanResult& r) {
   return {fmt::format("The network limits it: transfers of rows are {} of the critical path.",
                       percent(share_of(r.best(), "transfers")))};
@@ -273,6 +306,7 @@ const std::vector<Sentence>& sentences() {
       {"alike", waits_alike, alike},
       {"nobody busy", nobody_busy, nobody},
       {"path", feasible, path},
+      {"far from peak", far_from_peak, what_is_wrong},
       {"network", network_limits, network},
       {"reduction", reduction_limits, reduction},
       {"memory", memory_full, memory},

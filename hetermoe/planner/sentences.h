@@ -20,6 +20,8 @@ const std::vector<Sentence>& sentences();
 inline constexpr double kBusy = 0.8;
 /// Something limits a plan when it fills this share of the critical path.
 inline constexpr double kLimits = 0.2;
+/// A plan below this share of its devices' peak is far from what they can do.
+inline constexpr double kFarFromPeak = 0.05;
 /// Memory is full when the fullest device of a type has less than this share of its limit left.
 inline constexpr double kFull = 0.05;
 

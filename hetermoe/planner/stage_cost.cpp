@@ -318,7 +318,8 @@ Seconds StageCosts::end_of_step(const LayerRun& run) const {
       rates_.trained_of(UnitPart::kExperts, layers * owned(stage) * real(rates_.counts().expert));
   const bool sharded = order_.shard_optimizer;
   const double updated = sharded ? attention / groups / count + experts / groups : attention + experts;
-  const Bytes told = sharded ? 4 + bytes_of(rates_.request().dtype) : 8;
+  const StateBytes each = state_bytes_of(rates_.request());
+  const Bytes told = each.gradients + (sharded ? each.weights : each.gradients);
   const Bytes between = told * (groups - 1) / groups * (attention / count + experts);
   const Seconds exchanged = between * cls.per_node / cls.port + told * attention / cls.local;
   if (rates_.request().limits.host_use == HostUse::kNone)

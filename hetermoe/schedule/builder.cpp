@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "hetermoe/base/index.h"
+#include "hetermoe/schedule/schedule_error.h"
 
 namespace hetermoe {
 namespace {
@@ -320,10 +321,13 @@ void ScheduleBuilder::fetch_updated() {
 
 Schedule ScheduleBuilder::take() {
   if (!faults_.empty()) {
-    fail<ConfigError>("schedule",
-                      "the order of plan \"{}\" breaks dependencies:\n  {}\nA load-balancing group must not "
-                      "span microbatches that run one after another: lower aux_group or raise window.",
-                      placement_.plan().strategy, fmt::join(faults_, "\n  "));
+    const std::string text = fmt::format("{}", fmt::join(faults_, "\n  "));
+    const bool balances = text.find("reads " + std::string(name_of(Buffer::kBalance))) != text.npos;
+    fail<ScheduleError>("schedule", "the order of plan \"{}\" breaks dependencies:\n  {}\n{}",
+                        placement_.plan().strategy, text.c_str(),
+                        balances ? "A load-balancing group must not span microbatches that run one after "
+                                   "another: lower aux_group or raise window."
+                                 : "Other numbers of microbatches or devices may have one that works.");
   }
   return std::move(schedule_);
 }

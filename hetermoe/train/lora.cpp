@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 
+#include "hetermoe/model/lora_targets.h"
 #include "hetermoe/schedule/placement.h"
 #include "hetermoe/train/freeze.h"
 
@@ -37,12 +38,14 @@ std::shared_ptr<const Lora> lora_of(const TrainOptions& train, const ModelConfig
     fail<ConfigError>("train.freeze",
                       "cannot go with train.lora, which freezes all but adapters: leave it out");
   std::vector<std::string> targets;
-  std::vector<bool> used(train.lora.targets.size(), false);
+  const std::vector<std::string> patterns =
+      train.lora.targets.empty() ? usual_lora_targets(model) : train.lora.targets;
+  std::vector<bool> used(patterns.size(), false);
   for (const ParamInfo& parameter : parameters(model)) {
     if (!can_have_adapter(parameter)) continue;
     bool matched = false;
     for (std::size_t i = 0; i < used.size(); ++i) {
-      if (matches_pattern(train.lora.targets[i], parameter.name)) matched = used[i] = true;
+      if (matches_pattern(patterns[i], parameter.name)) matched = used[i] = true;
     }
     if (matched) targets.push_back(parameter.name);
   }
@@ -53,9 +56,8 @@ std::shared_ptr<const Lora> lora_of(const TrainOptions& train, const ModelConfig
         "\"{}\" matches no matrix of model {} that can have an adapter: expected names such as "
         "model.layers.0.self_attn.o_proj.weight, in which * stands for any text; embeddings, the "
         "head, norms and routers have none",
-        train.lora.targets[i], model.name);
+        patterns[i], model.name);
   }
-  if (targets.empty()) fail<ConfigError>(kTargets, "is empty: expected patterns, or train.lora.rank: 0");
   std::sort(targets.begin(), targets.end());
   check_experts(model, targets);
   return std::make_shared<const Lora>(

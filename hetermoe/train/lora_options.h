@@ -10,7 +10,7 @@ namespace hetermoe {
 struct LoraOptions {
   i64 rank = 0;
   double alpha = 16;
-  std::vector<std::string> targets = {"*.self_attn.*_proj*", "*.experts.*"};
+  std::vector<std::string> targets = {};
   template <class V>
   void fields(V& v) {
     v("rank", rank,
@@ -20,7 +20,8 @@ struct LoraOptions {
     v("alpha", alpha, "adapters act by alpha / rank times their product", above(0));
     v("targets", targets,
       "patterns of names of matrices that have adapters, with * for any text: projections of attention, of "
-      "dense and shared MLPs, and of experts");
+      "dense and shared MLPs, and of experts. Empty = of attention and of experts, as far as the model has "
+      "them");
   }
 };
 

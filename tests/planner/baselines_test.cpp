@@ -16,8 +16,18 @@ class BaselinesTest : public testing::Test {
   ModelConfig model_ = load_model("d1");
   Cluster cluster_ = load_cluster("o1");
   Predictor predictor_{model_, cluster_};
-  Setting setting_{8192, 48};
+  Setting setting_{.seq_len = 8192, .sequences = 48, .published = true};
 };
+
+Cluster cluster_of(const std::string& nodes) {
+  return parse_cluster(
+      Json::parse(fmt::format(R"({{"name": "own", "network_gbit_s": 50, "nodes": {}}})", nodes)), "own ");
+}
+/// A node for each A40 and V100.
+Cluster two_and_two() {
+  return cluster_of(
+      R"([{"name": "a", "count": 2, "devices": ["A40"]}, {"name": "v", "count": 2, "devices": ["V100"]}])");
+}
 
 TEST(MicrobatchCounts, GiveEveryDeviceTheSameWholeNumberOfSequences) {
   EXPECT_EQ(microbatch_counts(48, 12), (std::vector<i64>{4, 2, 1}));
@@ -104,6 +114,66 @@ TEST_F(BaselinesTest, ZebraWithAsymEaIsNeverSlowerThanWithout) {
     EXPECT_LE(tune_zebra(predictor_, setting_, true).prediction.step,
               tune_zebra(predictor_, setting_, false).prediction.step);
   }
+}
+
+/// A V100 has room for neither its half of the experts nor their rows: the published rule forces some out.
+TEST(AsymEaMemory, ForcesExpertsOutOfDevicesThatAreTooSmall) {
+  const ModelConfig model = load_model("w1");
+  const Cluster cluster = two_and_two();
+  Predictor predictor(model, cluster);
+  const Setting setting{.seq_len = 16384, .sequences = 32, .published = true};
+  EXPECT_NE(tune_zebra(predictor, setting, false).infeasible.find("V100"), std::string::npos);
+  const Tuned zebra = tune_zebra(predictor, setting, true);
+  ASSERT_EQ(zebra.infeasible, "");
+  for (const i64 moved : zebra.experts_moved) EXPECT_GE(moved, 2) << "of 6 on each V100";
+  EXPECT_EQ(overfilled_device(estimate_memory(zebra.plan, model), cluster), "");
+  EXPECT_LT(zebra.prediction.step, 10.5);
+}
+
+TEST_F(BaselinesTest, DenseLayersGiveNoExperts) {
+  setting_.seq_len = 4096;
+  const std::vector<i64> all = tune_zebra(predictor_, setting_, true).experts_moved;
+  model_.dense_layer[0] = true;
+  model_.dense_hidden = 3584;
+  const Tuned zebra = tune_zebra(predictor_, setting_, true);
+  EXPECT_EQ(zebra.experts_moved.size(), all.size());
+  EXPECT_EQ(zebra.experts_moved[0], 0);
+  EXPECT_GT(std::accumulate(zebra.experts_moved.begin(), zebra.experts_moved.end(), i64{0}), 0);
+  EXPECT_EQ(validate(zebra.plan, model_, cluster_), std::vector<std::string>{});
+}
+
+/// 96 sequences of 32K tokens are 17 GB of rows on each V100.
+TEST_F(BaselinesTest, ZebraHasFewerMicrobatchesInFlightWhereAllHaveNoRoom) {
+  setting_.seq_len = 32768, setting_.sequences = 96;
+  EXPECT_NE(tune_zebra(predictor_, setting_, false).infeasible, "");
+  setting_.published = false;
+  const Tuned zebra = tune_zebra(predictor_, setting_, false);
+  ASSERT_EQ(zebra.infeasible, "");
+  EXPECT_GT(zebra.plan.window, 1);
+  EXPECT_LT(zebra.plan.window, static_cast<i64>(zebra.plan.groups[0].microbatches.size()));
+}
+
+/// 8 stages have 37 million cuts and orders: none is walked.
+TEST(Pipelines, OfOddNumbersOfDevicesAreCutExactly) {
+  const Cluster cluster =
+      cluster_of(R"([{"name": "h", "devices": ["H100 x5"]}, {"name": "a", "devices": ["A100-40 x3"]}])");
+  const ModelConfig model = load_model("deepseek-v2-lite");
+  Predictor predictor(model, cluster);
+  const Tuned pp = tune_pp(predictor, {.seq_len = 4096, .sequences = 312, .dtype = Dtype::kBf16});
+  ASSERT_EQ(pp.infeasible, "");
+  EXPECT_EQ(validate(pp.plan, model, cluster), std::vector<std::string>{});
+  EXPECT_EQ(overfilled_device(estimate_memory(pp.plan, model), cluster), "");
+}
+
+/// Half of equal devices do not count as older ones: four copies of the model have no room, one has.
+TEST(Pipelines, AreAsManyAsHaveRoom) {
+  const Cluster cluster = cluster_of(R"([{"name": "h", "devices": ["H100 x8"]}])");
+  const ModelConfig model = load_model("qwen3-30b-a3b");
+  Predictor predictor(model, cluster);
+  const Tuned pp = tune_pp(predictor, {.seq_len = 2048, .sequences = 64, .dtype = Dtype::kBf16});
+  ASSERT_EQ(pp.infeasible, "");
+  EXPECT_EQ(pp.plan.groups.size(), 1u);
+  EXPECT_EQ(stage_layers(pp.plan.groups[0]).size(), 8u);
 }
 
 TEST_F(BaselinesTest, WhatDoesNotFitIsReportedWithTheDevice) {

@@ -8,6 +8,7 @@
 #include "hetermoe/planner/planner.h"
 #include "hetermoe/planner/request_check.h"
 #include "hetermoe/planner/search.h"
+#include "hetermoe/planner/ways_out.h"
 #include "hetermoe/schedule/builder.h"
 #include "hetermoe/sim/memory.h"
 #include "tests/support/nodes_of_eight.h"
@@ -141,6 +142,62 @@ TEST(Search, GathersWeightsWhereNothingFitsOtherwise) {
     EXPECT_LE(peaks[d].use.total(), result.best().memory[d]) << d;
   request.limits.shard_optimizer = false;
   EXPECT_FALSE(find_plan(request).feasible());
+}
+
+Cluster own_cluster(const std::string& nodes) {
+  return parse_cluster(Json::parse(fmt::format(R"({{"name": "own", "nodes": {}}})", nodes)), "own ");
+}
+
+/// Turns over two devices with a host have no order for so few sequences; other plans have.
+TEST(Search, SkipsPlansWhoseOrderCannotBe) {
+  PlanRequest request =
+      request_of(own_cluster(R"([{"devices": ["RTX4090", "RTX3090"], "host": {"memory_gib": 128}}])"), 1);
+  request.model = load_model("olmoe-1b-7b");
+  request.seq_len = 2048;
+  request.limits.simulation_budget = 10'000;
+  for (request.sequences = 1; request.sequences <= 3; ++request.sequences)
+    EXPECT_TRUE(find_plan(request).feasible()) << request.sequences;
+}
+
+TEST(Search, GradientsAreKeptAsAskedFor) {
+  PlanRequest request = request_of(load_cluster("o1"), 48);
+  request.model = load_model("d1");
+  request.limits.simulation_budget = 10'000;
+  const PlanResult wide = find_plan(request);
+  request.grad_dtype = Dtype::kFp16;
+  const PlanResult narrow = find_plan(request);
+  EXPECT_FALSE(wide.best().plan.grad_dtype.has_value());
+  EXPECT_EQ(narrow.best().plan.grad_dtype, Dtype::kFp16);
+  EXPECT_EQ(state_bytes_of(request).gradients, 2);
+  EXPECT_LT(narrow.best().prediction.step, wide.best().prediction.step);
+}
+
+/// 4.3 billion parameters of 18 bytes are 72 GiB, of 8 bytes 32 GiB; two cards have 44.6 GiB usable.
+TEST(Advice, NamesWhatMakesRoomAndOnlyThat) {
+  PlanRequest request =
+      request_of(own_cluster(R"([{"count": 2, "devices": ["RTX3090"], "network_gbit_s": 50}])"), 16);
+  request.model = load_model("w2");
+  request.seq_len = 2048;
+  request.dtype = Dtype::kBf16;
+  ASSERT_FALSE(find_plan(request).feasible());
+  const std::string ways = ways_out_text(request);
+  EXPECT_TRUE(ways.starts_with("Each of these alone makes room: ")) << ways;
+  for (const char* way : {"--dtype bf16 --master none --moments-dtype bf16", "main memory a node",
+                          "--lora-rank 16", "times as many devices"})
+    EXPECT_NE(ways.find(way), std::string::npos) << way << " in " << ways;
+  EXPECT_EQ(ways.find("sequences of"), std::string::npos) << ways;
+  EXPECT_EQ(ways.find("--grad-dtype"), std::string::npos) << ways;
+}
+
+/// A sequence is the smallest part of a batch.
+TEST(Advice, SaysThatASequenceIsNotDivided) {
+  PlanRequest request = request_of(testing::nodes_of_eight({{"T4", 8}}), 8);
+  request.model = load_model("llama-3.1-8b");
+  request.seq_len = 131072;
+  const PlanResult result = find_plan(request);
+  ASSERT_FALSE(result.feasible());
+  EXPECT_NE(result.advice.find("no tensor or context parallelism"), std::string::npos) << result.advice;
+  EXPECT_NE(result.advice.find("more devices do not help"), std::string::npos) << result.advice;
 }
 
 TEST(Advice, SaysWhichPartDoesNotFit) {

@@ -4,6 +4,8 @@
 
 #include <set>
 
+#include "hetermoe/planner/explain.h"
+#include "hetermoe/planner/strategies.h"
 #include "tests/support/random_request.h"
 #include "tests/support/sanitized.h"
 
@@ -97,12 +99,43 @@ void expect_true_sentences(const PlanResult& r, u64 seed) {
             !best.newer_only && tried(r, [](const Candidate& c) { return c.newer_only; }));
   EXPECT_EQ(says(r, "Bound of the search"), !r.bounds.empty());
   EXPECT_FALSE(says(r, "No plan fits"));
+  EXPECT_EQ(says(r, "of the peak of its devices, which is little"), best.peak_share < 0.05);
+  EXPECT_EQ(says(r, "microbatches)"), best.prediction.from_first_windows);
 }
 
 void expect_different_names(const PlanResult& r) {
   std::set<std::string> names;
   for (const Candidate& candidate : r.tried)
     EXPECT_TRUE(names.insert(candidate.name).second) << candidate.name;
+}
+
+/// One device computes all attention, the others wait: what it says is what is wrong.
+TEST(Sentences, SayWhatIsWrongWithAPlanFarFromThePeak) {
+  PlanRequest request;
+  request.model = load_model("d1");
+  request.cluster = load_cluster("o1");
+  request.seq_len = 32768, request.sequences = 24;
+  PlanResult result;
+  const auto told = [&](const StrategyRequest& ask) {
+    Candidate candidate;
+    candidate.plan = find_strategy("dist_ep").make(request.model, request.cluster, ask);
+    Predictor predictor(request.model, request.cluster);
+    candidate.prediction = predictor.predict(candidate.plan);
+    describe(request, candidate.plan, candidate);
+    result.tried = {std::move(candidate)};
+    result.explanation.clear();
+    explain(result);
+  };
+  StrategyRequest ask;
+  ask.seq_len = 32768, ask.sequences = ask.microbatches = 24;
+  ask.attention = {0}, ask.experts = {1, 2, 3, 6, 7, 8, 9, 10, 11};
+  told(ask);
+  EXPECT_LT(result.best().peak_share, 0.05);
+  EXPECT_TRUE(says(result, "1 of 10 devices computes all attention")) << result.best().peak_share;
+  EXPECT_TRUE(says(result, "no tensor or context parallelism"));
+  ask.sequences = ask.microbatches = 2;
+  told(ask);
+  EXPECT_TRUE(says(result, "the step has 2 sequences for 10 devices"));
 }
 
 constexpr i64 kBudget = 10'000;  ///< what is said of a plan must be true after a short search, too

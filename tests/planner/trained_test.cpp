@@ -4,6 +4,7 @@
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/cost/roofline.h"
+#include "hetermoe/model/lora_targets.h"
 #include "hetermoe/planner/memory_estimate.h"
 #include "hetermoe/planner/planner.h"
 #include "hetermoe/schedule/builder.h"
@@ -22,6 +23,12 @@ Trained adapters_of(const ModelConfig& model, i64 rank, bool experts = true) {
   }
   const auto lora = std::make_shared<const Lora>(make_lora(model, rank, 16, std::move(targets)));
   return {units_without(model, *lora), lora};
+}
+
+TEST(UsualLoraTargets, AreOfAttentionAndOfExpertsWhereThereAreSome) {
+  EXPECT_EQ(usual_lora_targets(load_model("llama-3.1-8b")), std::vector<std::string>{"*.self_attn.*_proj*"});
+  EXPECT_EQ(usual_lora_targets(load_model("mixtral-8x7b")),
+            (std::vector<std::string>{"*.self_attn.*_proj*", "*.experts.*"}));
 }
 
 /// All but the attention parts.
