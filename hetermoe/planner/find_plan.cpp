@@ -136,10 +136,7 @@ PlanResult try_gathers_too(PlanRequest request, PlanResult without) {
   return with;
 }
 
-}  // namespace
-
-PlanResult find_plan(const PlanRequest& request) {
-  const PlanRequest settled = checked(request);
+PlanResult find_with_margin(const PlanRequest& settled) {
   PlanResult result = search_plans(settled);
   if (settled.trained.lora != nullptr) return result;  // adapters go with neither of what follows
   if (!result.feasible() && settled.limits.shard_optimizer && settled.cluster.num_devices() > 1)
@@ -150,6 +147,24 @@ PlanResult find_plan(const PlanRequest& request) {
   if (!settled.limits.offload || !has_hosts(settled.cluster)) return result;
   if (result.feasible()) return try_hosts_too(settled, std::move(result));
   return search_with_hosts(settled, std::move(result));
+}
+
+}  // namespace
+
+PlanResult find_plan(const PlanRequest& request) {
+  PlanRequest settled = checked(request);
+  PlanResult result = find_with_margin(settled);
+  result.routing_margin = settled.routing.margin;
+  if (result.feasible() || settled.routing.margin <= 1 || settled.model.num_moe_layers() == 0) return result;
+  const double asked = std::exchange(settled.routing.margin, 1);
+  PlanResult even = find_with_margin(settled);
+  if (!even.feasible()) return result;
+  even.explanation.insert(
+      even.explanation.begin(),
+      fmt::format("No plan has room for {:.3g} times the tokens of even routing. This one has room for even "
+                  "routing alone: a run with an uneven router may run out of memory.",
+                  asked));
+  return even;
 }
 
 }  // namespace hetermoe

@@ -168,6 +168,7 @@ Json to_json(const PlanResult& result) {
           {"advice", result.advice},
           {"bounds", result.bounds},
           {"explanation", result.explanation},
+          {"routing_margin", result.routing_margin},
           {"num_sketches", result.num_sketches},
           {"num_simulated", result.num_simulated},
           {"candidates", std::move(rows)}};
