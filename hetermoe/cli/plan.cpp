@@ -98,17 +98,17 @@ std::string trained_text(const Trained& trained) {
 }
 
 /// What the figures of memory are.
-std::string memory_text(const PlanRequest& request, const PlanResult& result) {
+std::string memory_text(const PlanResult& result) {
   const std::string what = result.best().extrapolated
                                ? "by an estimate: the plan is too large to simulate whole"
                                : "the peak of the simulated step";
-  const double margin = request.routing.margin;
+  const double margin = result.routing_margin;
   return fmt::format(
       "Memory is {}, {}.", what,
       margin > 1
           ? fmt::format("with room for {:.3g} times the tokens that routing gives to a device's experts",
                         margin)
-          : "with exactly the routing that was asked for");
+          : "with the assumed routing and no margin");
 }
 
 /// Flags of a job that trains as little of the model.
@@ -129,7 +129,7 @@ void print_plan(const PlanRequest& request, const PlanResult& result, const std:
                            name_of(request.dtype), trained_text(request.trained));
   std::cout << (assumed.empty() ? "" : assumed + ".\n") << "\n";
   for (const std::string& line : result.explanation) std::cout << line << "\n";
-  std::cout << memory_text(request, result) << "\n";
+  std::cout << memory_text(result) << "\n";
   std::cout << longest_wait_text(group_use(result.best().timeline)) << "\n\n";
   print_types(result.best());
   print_tried(result);

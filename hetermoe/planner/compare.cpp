@@ -79,6 +79,7 @@ class Comparison {
 
   Tuned planned(std::string& name) const {
     PlanRequest request;
+    request.routing.margin = 1;  // as all rows
     request.model = predictor_.model();
     request.cluster = predictor_.cluster();
     request.seq_len = setting_.seq_len;

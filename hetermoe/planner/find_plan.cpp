@@ -150,16 +150,32 @@ PlanResult plan_all_devices(const PlanRequest& settled) {
   return search_with_hosts(settled, std::move(result));
 }
 
+/// Where no plan has room for the margin of routing, one that has room for even routing, and says so.
+PlanResult plan_with_margin(PlanRequest settled) {
+  PlanResult result = plan_all_devices(settled);
+  result.routing_margin = settled.routing.margin;
+  if (result.feasible() || settled.routing.margin <= 1 || settled.model.num_moe_layers() == 0) return result;
+  const double asked = std::exchange(settled.routing.margin, 1);
+  PlanResult even = plan_all_devices(settled);
+  if (!even.feasible()) return result;
+  even.explanation.insert(
+      even.explanation.begin(),
+      fmt::format("No plan has room for {:.3g} times the tokens of even routing. This one has room for even "
+                  "routing alone: a run with an uneven router may run out of memory.",
+                  asked));
+  return even;
+}
+
 }  // namespace
 
 PlanResult find_plan(const PlanRequest& request) {
   PlanRequest settled = checked(request);
   const std::vector<DeviceId> idle = std::exchange(settled.limits.idle, {});
-  if (idle.empty()) return plan_all_devices(settled);
+  if (idle.empty()) return plan_with_margin(settled);
   const ClusterPart part = part_without(settled.cluster, idle);
   PlanRequest of_part = settled;
   of_part.cluster = part.cluster;
-  PlanResult result = plan_all_devices(of_part);
+  PlanResult result = plan_with_margin(of_part);
   for (Candidate& candidate : result.tried) number_back(candidate, part, settled);
   return result;
 }

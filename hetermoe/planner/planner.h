@@ -66,7 +66,7 @@ struct TypeUse {
   i64 devices = 0, used = 0;
   std::string role;       ///< attention, expert, both, mixed or idle
   double busy = 0;        ///< mean share of the step that used devices compute
-  Bytes memory = 0;       ///< of the fullest device, by the bound of estimate_memory()
+  Bytes memory = 0;       ///< of the fullest device
   Bytes unsharded = 0;    ///< the same if every replica kept all of the optimizer's state
   Bytes freed = 0;        ///< by sharding it, of the device that gains most
   double memory_gib = 0;  ///< that a device of the type has
@@ -84,7 +84,7 @@ struct Candidate {
   std::string name;  ///< "zebra on all 12 devices", ...
   Plan plan;         ///< without groups when infeasible, without layers when it loses and is very large
   Prediction prediction;
-  std::vector<Bytes> memory;     ///< [device]
+  std::vector<Bytes> memory;     ///< [device] peak; where extrapolated, by estimate_memory()
   std::vector<Bytes> unsharded;  ///< [device] the same if every replica kept all of the optimizer's state
   std::vector<TypeUse> types;
   std::vector<Cause> path;  ///< of the best alone: what fills it, the largest first
@@ -116,6 +116,8 @@ struct PlanResult {
   std::optional<GoodSequences> good_sequences;  ///< at least 2 % better; none = none is known
   i64 num_sketches = 0;                         ///< weighed by estimate
   i64 num_simulated = 0;                        ///< judged by the simulator
+  double routing_margin =
+      1;  ///< that its plans have room for; less than was asked for where that has no room
 
   bool feasible() const { return infeasible.empty(); }
   const Candidate& best() const { return tried.front(); }

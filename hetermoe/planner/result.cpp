@@ -181,6 +181,7 @@ Json to_json(const PlanResult& result) {
           {"bounds", result.bounds},
           {"explanation", result.explanation},
           {"good_sequences", good_sequences_json(result)},
+          {"routing_margin", result.routing_margin},
           {"num_sketches", result.num_sketches},
           {"num_simulated", result.num_simulated},
           {"candidates", std::move(rows)}};

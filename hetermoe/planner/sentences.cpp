@@ -134,9 +134,8 @@ std::string type_line(const TypeUse& use) {
                            : use.role == "expert"  ? fmt::format("{} experts", holds)
                            : use.role == "both" ? fmt::format("{} attention and {} experts", computes, holds)
                                                 : "take different roles";
-  return fmt::format(
-      "{} of {} {} {}: busy {} of the step, memory at most {:.1f} GiB (bound) of {:.1f} GiB usable.",
-      use.used, use.devices, use.type, does, percent(use.busy), use.memory / kGiB, use.limit_gib);
+  return fmt::format("{} of {} {} {}: busy {} of the step, memory {:.1f} of {:.1f} GiB usable.", use.used,
+                     use.devices, use.type, does, percent(use.busy), use.memory / kGiB, use.limit_gib);
 }
 
 Lines type_lines(const PlanResult& r) {

@@ -73,7 +73,8 @@ void expect_needs_of_plans(const PlanRequest& request) {
   for (const PipelineShape& shape : ranking.shapes) {
     Plan plan = make_pipeline(rates, shape);
     settle_homes(request, plan);
-    const std::vector<Bytes> memory = estimate_memory(plan, request.model);
+    const std::vector<Bytes> memory =
+        estimate_memory(plan, request.model, {}, {}, request.routing.margin);
     const StageCosts costs(rates, shape.order, shape.stages);
     LayerRun run;
     for (std::size_t s = 0; s < shape.stages.size(); ++s, run.first += run.count) {
@@ -264,7 +265,7 @@ void expect_tally(const PlanRequest& request, const Plan& plan) {
     const Tally by_hand = tally(plan, request.model, stage);
     EXPECT_NEAR(use.state() / by_hand.states, 1, 0.01) << where;
     EXPECT_LE(by_hand.states + by_hand.inputs + by_hand.rows, bound[device]) << where;
-    EXPECT_LE(use.total(), bound[device]) << where;
+    EXPECT_LE(use.total(), 1.03 * bound[device]) << where;
     EXPECT_GE(use.total(), 0.6 * bound[device]) << where;
     layer += idx(layers), ++stage;
   }

@@ -188,7 +188,8 @@ class PlanOracle {
   }
 
   void simulate() {
-    if (!overfilled_device(estimate_memory(plan_, r_.model), r_.cluster).empty()) return;
+    if (!overfilled_device(estimate_memory(plan_, r_.model, {}, {}, r_.routing.margin), r_.cluster).empty())
+      return;
     const Seconds step = predictor_.predict(plan_).step;
     ++num_simulated_;
     if (step >= best_) return;
