@@ -10,7 +10,7 @@
 namespace hetermoe {
 namespace {
 
-constexpr i32 kMostDevices = 300;        ///< of a cluster whose stages may be mixed
+constexpr i32 kMostDevices = 64;         ///< of a cluster whose stages may be mixed
 constexpr std::size_t kMostClasses = 4;  ///< of a stage
 constexpr i64 kMostStages = 16, kMostGroups = 8;
 

@@ -16,8 +16,10 @@ namespace hetermoe {
 namespace {
 
 constexpr std::size_t kWanted = 32;       ///< shapes that are split at least, if there are so many
+constexpr std::size_t kMostSplit = 300;   ///< and at most
 constexpr double kWorthSplitting = 1.05;  ///< bound over the best estimate, of others
 constexpr i64 kMostSequences = 8;         ///< of a microbatch on each device
+constexpr double kShared = 1.15;          ///< what estimates are too low by where stages share nodes
 constexpr std::size_t kRests = 6;         ///< shapes of the last group that are split
 
 class Ranker {
@@ -40,7 +42,8 @@ class Ranker {
                      [](const Bounded& a, const Bounded& b) { return a.bound < b.bound; });
     Seconds best = most;
     for (const Bounded& next : bounded) {
-      if (out.shapes.size() >= kWanted && next.bound > kWorthSplitting * best) break;
+      const std::size_t split = out.shapes.size();
+      if (split >= kMostSplit || (split >= kWanted && next.bound > kWorthSplitting * best)) break;
       std::optional<PipelineShape> shape = shape_of(next);
       if (!shape) continue;
       best = std::min(best, shape->estimate);
@@ -198,7 +201,7 @@ class Ranker {
       run.stage = s, run.count = shape.layers[idx(s)];
       shape.recompute.push_back(costs.mixed(run));
     }
-    shape.estimate = costs.step(shape.layers, shape.recompute);
+    shape.estimate = costs.step(shape.layers, shape.recompute) * (costs.all_keep_to_nodes() ? 1 : kShared);
     return true;
   }
 

@@ -39,6 +39,7 @@ StageCosts::StageCosts(const Rates& rates, const PipelineOrder& order, std::vect
     const bool again = s > 0 && stages_[s] == stages_[s - 1] && keeps_to_nodes_ == before;
     figures_.push_back(again ? figures_.back() : figures_of(stages_[s]));
     before = keeps_to_nodes_;
+    all_keep_to_nodes_ = all_keep_to_nodes_ && keeps_to_nodes_;
     next[stages_[s].cls] += stages_[s].count;
     const auto windows = static_cast<i64>(stages_.size() - s);
     figures_.back().in_flight = std::min(order.microbatches, windows * order.window);

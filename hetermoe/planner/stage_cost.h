@@ -63,6 +63,8 @@ class StageCosts {
   Seconds slowest(const std::vector<i64>& layers) const;  ///< of stages of so many layers
   /// Of a step, by stages of so many layers that recompute so.
   Seconds step(const std::vector<i64>& layers, const std::vector<RunRecompute>& how) const;
+  /// Nodes hold whole stages, or stages take whole nodes: the closed form is near then, else too low.
+  bool all_keep_to_nodes() const { return all_keep_to_nodes_; }
   /// No split of the layers takes less.
   Seconds bound() const;
 
@@ -121,7 +123,9 @@ class StageCosts {
   const Rates& rates_;
   PipelineOrder order_;
   std::vector<StageDevices> stages_;
-  bool keeps_to_nodes_ = true;     // the stage whose figures are made
+  bool shared_ = false;         // some stage has several devices
+  bool keeps_to_nodes_ = true;  // the stage whose figures are made
+  bool all_keep_to_nodes_ = true;
   Plan plan_;                      // figures alone, for the memory of ops
   std::vector<Figures> figures_;   // [stage]
   std::vector<i64> dense_before_;  // [layer] dense layers before it; [num_layers] all
