@@ -11,4 +11,7 @@ function(hm_portable name original)
   set_target_properties(${name} PROPERTIES HM_PORTABLE ON BUILD_WITH_INSTALL_RPATH ON INSTALL_RPATH "$ORIGIN/../lib")
 endfunction()
 
+# The twin stands in for this file, so it is an object of its own.
+set_source_files_properties("${CMAKE_SOURCE_DIR}/hetermoe/comm/mpi.cpp" PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+
 hm_portable(hetermoe_portable hetermoe hm_cli)
