@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 
@@ -12,12 +13,12 @@ int main(int argc, char** argv) {
   int cases = 0, slower = 0, much = 0;
   double worst = 1;
   for (u64 seed = first; cases < wanted; ++seed) {
-    const PlanRequest request = testing::uneven_request(seed);
-    const double before = testing::rate_of(request);
+    const PlanRequest request = hetermoe::testing::uneven_request(seed);
+    const double before = hetermoe::testing::rate_of(request);
     if (before == 0) continue;
-    for (const testing::More& more : testing::more_requests(request)) {
+    for (const hetermoe::testing::More& more : hetermoe::testing::more_requests(request)) {
       if (++cases > wanted) break;
-      const double share = testing::rate_of(more.request) / before;
+      const double share = hetermoe::testing::rate_of(more.request) / before;
       worst = std::min(worst, share);
       slower += share < 0.99, much += share < 0.97;
       if (share >= 0.99) continue;
