@@ -2,12 +2,9 @@
 #include "hetermoe/nn/experts.h"
 #include "tests/nn/compare.h"
 #include "tests/nn/tiny_models.h"
+#include "tests/nn/wave.h"
 
 namespace hetermoe::testing {
-
-inline at::Tensor wave(at::IntArrayRef shape, double step) {
-  return at::arange(c10::multiply_integers(shape), at::kDouble).mul(step).add(0.4).sin().view(shape);
-}
 
 struct ExpertCase {
   ExpertSlab slab;
