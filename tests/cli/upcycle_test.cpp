@@ -30,7 +30,7 @@ std::string job_file(const WorkFolder& folder) {
   const Json job = {
       {"cluster", "demo3"},
       {"output", folder / "run"},
-      {"data", {{"paths", {folder.file("text.txt", text)}}}},
+      {"data", {{"paths", {folder.file("text.txt", text)}}, {"tokenizer", "bytes"}}},
       {"plan", {{"attention_dtype", "fp64"}, {"expert_dtype", "fp64"}, {"wire_dtype", "fp64"}}},
       {"train",
        {{"seq_len", 8}, {"sequences", 4}, {"microbatches", 2}, {"steps", 4}, {"validation_sequences", 0}}},
