@@ -25,7 +25,10 @@ struct Rival {
 };
 
 double rate_of(const PlanRequest& request, const Plan& plan) {
-  if (!overfilled_device(estimate_memory(plan, request.model, {}, {}, request.routing.margin), request.cluster).empty()) return 0;
+  if (!overfilled_device(estimate_memory(plan, request.model, {}, {}, request.routing.margin),
+                         request.cluster)
+           .empty())
+    return 0;
   if (!validate(plan, request.model, request.cluster).empty()) return 0;
   return Predictor(request.model, request.cluster, request.software).predict(plan).tokens_per_s;
 }

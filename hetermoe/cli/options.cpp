@@ -25,7 +25,7 @@ std::string table_cell(const std::string& text) {
 /// The text of docs/options.md.
 std::string markdown() {
   std::string text =
-      "# OptionsArguments of a job\n\n"
+      "# Options of a job\n\n"
       "Made by `hetermoe options --markdown`; a test compares this page with the program.\n\n"
       "A job is a YAML file. A key a.b is `b` below `a` in the file and `--a.b VALUE` on the command line, "
       "which "

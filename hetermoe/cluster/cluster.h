@@ -74,7 +74,7 @@ struct DeviceType {
 struct Device {
   i32 type = 0;  ///< index into Cluster::types
   NodeId node = 0;
-  double speed = 1;  ///< factor on its type's speed; a slow card has less than 1
+  double speed = 1;      ///< factor on its type's speed; a slow card has less than 1
   DeviceId number = -1;  ///< in the cluster that this one is a part of; -1: it is whole
 };
 

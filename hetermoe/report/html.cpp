@@ -14,10 +14,9 @@
 //
 //   strategies: [{
 //     name, note,
-//     elsewhere                                true: executed times are those of a processor in the place of GPUs
-//     steps:   {simulated, executed}           seconds, null when absent
-//     devices: [{name, type, role, used, capacity}]   used, capacity: bytes, null when unknown
-//     order:   [device, ...]                   top to bottom
+//     elsewhere                                true: executed times are those of a processor in the place of
+//     GPUs steps:   {simulated, executed}           seconds, null when absent devices: [{name, type, role,
+//     used, capacity}]   used, capacity: bytes, null when unknown order:   [device, ...] top to bottom
 //     simulated, executed: null or {
 //       source, step,                          step in seconds
 //       ops:   [[kind, phase, layer, microbatch, queue, group], ...]   kind and queue are indices of the

@@ -178,15 +178,16 @@ TEST_P(RandomPlans, EqualTheReference) {
 
 INSTANTIATE_TEST_SUITE_P(Equivalence, RandomPlans, ::testing::Range(0, 4));
 
-/// The choices of a plan that change what is sent, kept or ordered, all with all; per merge every pair of two.
+/// The choices of a plan that change what is sent, kept or ordered, all with all; per merge every pair of
+/// two.
 TEST(Equivalence, EveryCombinationOfPlanOptions) {
   const ModelConfig model = tiny_mixtral();
   const Cluster cluster = make_cluster(3, 3);
   StrategyRequest request = small_request();
   request.sequences = 4;
   request.experts_moved = {1, 0};
-  constexpr std::array<int, 6> kChoices = {kEnumCount<Recompute>, kEnumCount<WeightGradients>,   3, 2,
-                                           kEnumCount<QueueBinding>, 3};
+  constexpr std::array<int, 6> kChoices = {
+      kEnumCount<Recompute>, kEnumCount<WeightGradients>, 3, 2, kEnumCount<QueueBinding>, 3};
   constexpr int kCombinations = std::accumulate(kChoices.begin(), kChoices.end(), 1, std::multiplies<>());
   // Prime to the number of combinations, so that every choice changes from one to the next.
   const int stride = case_count(13, 1);
@@ -215,7 +216,8 @@ TEST(Equivalence, EveryCombinationOfPlanOptions) {
       EXPECT_LE(c.max(), kTolerance) << shape << " " << i << ": loss " << c.loss << ", aux " << c.aux_loss
                                      << ", gradient " << c.gradient << " of " << c.worst;
       for (int a = 0; a < 6; ++a) {
-        for (int b = 0; b < a; ++b) pairs.insert({a, values[static_cast<std::size_t>(a)], b, values[static_cast<std::size_t>(b)]});
+        for (int b = 0; b < a; ++b)
+          pairs.insert({a, values[static_cast<std::size_t>(a)], b, values[static_cast<std::size_t>(b)]});
       }
     }
   }

@@ -73,8 +73,7 @@ void expect_needs_of_plans(const PlanRequest& request) {
   for (const PipelineShape& shape : ranking.shapes) {
     Plan plan = make_pipeline(rates, shape);
     settle_homes(request, plan);
-    const std::vector<Bytes> memory =
-        estimate_memory(plan, request.model, {}, {}, request.routing.margin);
+    const std::vector<Bytes> memory = estimate_memory(plan, request.model, {}, {}, request.routing.margin);
     const StageCosts costs(rates, shape.order, shape.stages);
     LayerRun run;
     for (std::size_t s = 0; s < shape.stages.size(); ++s, run.first += run.count) {

@@ -10,7 +10,8 @@ inline bool every_case() {
   return value != nullptr && std::string_view(value) == "1";
 }
 
-/// How many cases of a pool a test takes: `few` in `./dev test` and `./dev check`, `all` in `./dev check-all`.
+/// How many cases of a pool a test takes: `few` in `./dev test` and `./dev check`, `all` in `./dev
+/// check-all`.
 template <typename Count>
 Count case_count(Count few, Count all) {
   return every_case() ? all : few;
