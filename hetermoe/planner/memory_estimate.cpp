@@ -22,13 +22,13 @@ struct Replicas {
   std::vector<std::vector<double>> experts;  // [layer][expert]
 };
 
-double num_listed(const Shares& shares) {
+double num_listed(std::initializer_list<const Shares*> all) {
   std::set<DeviceId> devices;
-  add_devices(shares, devices);
+  for (const Shares* shares : all) add_devices(*shares, devices);
   return real(devices.size());
 }
 
-Replicas replicas_of(const Plan& plan, const std::vector<i64>& times) {
+Replicas replicas_of(const Plan& plan, const ModelConfig& model, const std::vector<i64>& times) {
   Replicas all;
   const std::size_t layers = plan.groups[0].layers.size();
   all.attention.assign(layers, 0);
@@ -37,10 +37,12 @@ Replicas replicas_of(const Plan& plan, const std::vector<i64>& times) {
   for (std::size_t g = 0; g < plan.groups.size(); ++g) {
     const Group& group = plan.groups[g];
     const double groups = times.empty() ? 1 : real(times[g]);
-    all.embed += groups * num_listed(group.embed);
-    all.head += groups * num_listed(group.head);
+    // With tied embeddings the head's tensors belong to the embedding.
+    const Shares& tied = model.tie_embeddings ? group.head : group.embed;
+    all.embed += groups * num_listed({&group.embed, &tied});
+    all.head += groups * num_listed({&group.head});
     for (std::size_t l = 0; l < layers; ++l) {
-      all.attention[l] += groups * num_listed(group.layers[l].attention);
+      all.attention[l] += groups * num_listed({&group.layers[l].attention});
       for (std::size_t e = 0; e < all.experts[l].size(); ++e)
         all.experts[l][e] += groups * real(group.layers[l].experts[e].size());
     }
@@ -72,7 +74,8 @@ class GroupMemory {
   }
 
   void add_to(std::vector<Bytes>& memory) {
-    for_sources({&group_.embed, &backward_embed_shares(group_)}, [&](Use& use, DeviceId, double) {
+    const Shares& tied = model_.tie_embeddings ? group_.head : group_.embed;
+    for_sources({&group_.embed, &backward_embed_shares(group_), &tied}, [&](Use& use, DeviceId, double) {
       add_end(use, counts_.embedding, replicas_.embed, UnitPart::kEmbed);
     });
     for (std::size_t l = 0; l < group_.layers.size(); ++l) add_layer(l);
@@ -416,7 +419,7 @@ Bytes stage_memory(const OpMemory& ops, Bytes of_window, Bytes reduction, double
 std::vector<Bytes> estimate_memory(const Plan& plan, const ModelConfig& model, const std::vector<i64>& times,
                                    const TrainedShares& trained, double margin) {
   std::vector<Bytes> memory(plan.dtype.size(), 0);
-  const Replicas replicas = replicas_of(plan, times);
+  const Replicas replicas = replicas_of(plan, model, times);
   for (const Group& group : plan.groups)
     GroupMemory(plan, group, model, replicas, trained, margin).add_to(memory);
   return memory;

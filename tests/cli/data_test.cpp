@@ -121,7 +121,7 @@ TEST(Data, WrongInputIsRefusedInOneSentence) {
   refused(data_of(folder, kTwoLines, {"--data.tokenizer", "tokenizer.json"}), "tools/tokenize_text.py");
   folder.file("m/tokenizer.json", "{}");
   const std::string text = folder.file("x.txt", "some text");
-  for (const std::string& key : {"--train.init_from", "--model"})
+  for (const std::string key : {"--train.init_from", "--model"})
     refused(run_hetermoe({"data", key, folder / "m", "--data.paths", text}),
             "`python3 tools/tokenize_text.py --tokenizer " + (folder / "m/tokenizer.json") +
                 " --output out/tokens " + text + "`");

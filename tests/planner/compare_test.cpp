@@ -79,6 +79,7 @@ TEST_F(CompareTest, BestIsWhatThePlannerFinds) {
   request.seq_len = row.seq_len;
   request.sequences = row.sequences;
   request.limits = options_.limits;
+  request.routing.margin = 1;  // as all rows
   const PlanResult result = find_plan(request);
   EXPECT_EQ(row.plan, result.best().name);
   EXPECT_EQ(row.tokens_per_s, result.best().prediction.tokens_per_s);
@@ -126,7 +127,7 @@ TEST_F(CompareTest, RatioIsTheFirstStrategyOverTheRow) {
 
 TEST_F(CompareTest, EpThatOverfillsWithItsSmallestMicrobatchIsMarked) {
   options_.strategies = {"ep"};
-  const CompareRow row = compare_strategies(load_model("w2"), load_cluster("o2"), {65536}, options_)[0];
+  const CompareRow row = compare_strategies(load_model("w2"), load_cluster("o2"), {131072}, options_)[0];
   EXPECT_EQ(row.infeasible, "");
   EXPECT_GT(row.tokens_per_s, 0);
   EXPECT_NE(row.over_memory.find("V100"), std::string::npos);
@@ -256,7 +257,7 @@ TEST_F(CompareTest, SequenceThatFitsNowhereIsInfeasibleWithTheReason) {
 /// Readers find every key; what it would be if it fitted stands apart.
 TEST_F(CompareTest, JsonOfARowThatOverfillsHasNullFigures) {
   options_.strategies = {"ep"};
-  const CompareRow row = compare_strategies(load_model("w2"), load_cluster("o2"), {65536}, options_)[0];
+  const CompareRow row = compare_strategies(load_model("w2"), load_cluster("o2"), {131072}, options_)[0];
   const Json json = to_json(std::vector<CompareRow>{row})["rows"][0];
   EXPECT_TRUE(json.at("tokens_per_s").is_null());
   EXPECT_GT(json.at("as_if_it_fitted").at("tokens_per_s").get<double>(), 0);

@@ -193,7 +193,7 @@ TEST(HostUse, RoundRobinTurnsKeepMoreOnTheHostWhereThatIsMuchFaster) {
   StrategyRequest request;
   request.seq_len = 2048;
   request.sequences = 512;
-  request.microbatches = 128;
+  request.microbatches = 64;
   request.dtype = Dtype::kFp16;
   request.attention = {0, 1, 2, 3, 4, 5, 6, 7};
   const auto plan_of = [&](const std::vector<std::string>& asked, HostUse use) {

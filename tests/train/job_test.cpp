@@ -125,7 +125,7 @@ TEST(LoadJob, TheTokenizerOfAFolderIsTheDefaultOfItsModel) {
     EXPECT_EQ(tokenizer({{"data.template", name}}), other);
   }
   folder.file("m/tokenizer.json", "{}");
-  for (const std::string& key : {"train.init_from", "model"})
+  for (const std::string key : {"train.init_from", "model"})
     EXPECT_EQ(tokenizer({{key, model}}), folder / "m/tokenizer.json");
   EXPECT_EQ(tokenizer({{"model", folder / "m/config.json"}}), folder / "m/tokenizer.json");
 }
