@@ -342,7 +342,7 @@ int code_of_end(const std::vector<StrategyRun>& runs, i64 steps, const Processes
     const TrainOutcome& out = run.outcome;
     if (out.stopped_by == 0) continue;
     processes.gather("");
-    const int signal = out.stopped_by > 1 ? out.stopped_by : SIGINT;
+    const int signal = out.stopped_by;
     if (processes.rank() == 0) {
       std::cout << std::flush;
       std::cerr << fmt::format("interrupted by {} after step {} of {}{}: exit code {}\n",

@@ -21,7 +21,7 @@ namespace hetermoe {
 
 std::atomic<bool> stop_requested = false;
 
-static std::atomic<i32> stop_signal = 1;
+static std::atomic<i32> stop_signal = SIGINT;  // of a stop that no signal asked for, too
 
 i32 stop_asked() { return stop_requested ? stop_signal.load() : 0; }
 

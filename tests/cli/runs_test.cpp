@@ -141,9 +141,8 @@ TEST(Files, TokensThatShrinkUnderARunAreNamed) {
   const WorkFolder folder;
   const std::string text = folder.file("text.txt", std::string(20000, 'x')), tokens = folder / "tokens";
   ASSERT_EQ(run_hetermoe({"data", "--data.paths", text, "--write", tokens}).code, 0);
-  Child run(HM_BINARY_DIR "/hetermoe",
-            short_train(folder, {"--train.steps", "100000", "--train.log_every", "1", "--data.paths",
-                                 tokens + ".idx", "--data.max_bytes", "0"}));
+  Child run(HM_BINARY_DIR "/hetermoe", short_train(folder, {"--train.steps", "100000", "--train.log_every",
+                                                            "1", "--data.paths", tokens + ".idx"}));
   wait_for([&] { return run.out(); }, "step 2/");
   std::filesystem::resize_file(tokens + ".bin", 0);
   const ProgramResult result = run.wait();

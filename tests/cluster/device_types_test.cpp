@@ -43,13 +43,13 @@ TEST(Catalogue, EveryEntryIsCompletePlausibleAndSourced) {
 
 TEST(Catalogue, FiguresOfThePaperDevices) {
   EXPECT_EQ(type("A40").fp16_tflops, 149.7);
-  EXPECT_EQ(type("A40").memory_gib, 48);
+  EXPECT_EQ(type("A40").memory_gib, 45);  // with ECC
   EXPECT_EQ(type("A40").memory_gb_s, 696);
   EXPECT_EQ(type("V100").fp16_tflops, 112);
   EXPECT_EQ(type("V100").memory_gb_s, 900);
   EXPECT_EQ(type("L40S").fp16_tflops, 362.05);
   EXPECT_EQ(type("T4").fp16_tflops, 65);
-  EXPECT_EQ(type("T4").memory_bytes(), 16.0 * 1024 * 1024 * 1024);
+  EXPECT_EQ(type("T4").memory_bytes(), 15.0 * 1024 * 1024 * 1024);
 }
 
 TEST(Catalogue, NamesIgnoreCase) { EXPECT_EQ(&type("rtx2080ti"), &type("RTX2080Ti")); }

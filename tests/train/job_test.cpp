@@ -103,9 +103,9 @@ TEST(LoadJob, WhereACpuStandsForGpusTheClockIsVirtual) {
   EXPECT_EQ(foreign_times(real, load_cluster("demo3")), "measured on this CPU, not on A40, V100, T4");
   EXPECT_EQ(clock_note(real, load_cluster("demo3")),
             "times are measured on this CPU, not on A40, V100, T4 (clock.kind real)");
-  EXPECT_EQ(
-      clock_note(job_with({}), load_cluster("demo")),
-      "times are emulated, those of A40, V100 by the cost model: this CPU computes (clock.kind virtual)");
+  EXPECT_EQ(clock_note(job_with({}), load_cluster("demo")),
+            "times are emulated, those of A40/1000, V100/1000 by the cost model: this CPU computes "
+            "(clock.kind virtual)");
   EXPECT_EQ(clock_note(job_with({{"cluster", cpus}}), load_cluster(cpus)), "");
   EXPECT_EQ(foreign_times(job_with({}), load_cluster("demo")), "");
 }
@@ -145,7 +145,7 @@ TEST(JobData, OneLineSaysWhatIsLearnedAndHowMuchOfTheModel) {
   const std::string text = folder.file("a.txt", std::string(2000, 'x'));
   const ModelConfig model = load_model("tiny");
   const auto line = [&](Overrides more) {
-    more.insert(more.begin(), {{"model", "tiny"}, {"data.paths", text}});
+    more.insert(more.begin(), {{"model", "tiny"}, {"data.paths", text}, {"data.validation_share", "0"}});
     const Job job = job_with(more);
     return training_line(job, model, load_job_data(job, model));
   };

@@ -43,7 +43,9 @@ TEST(Safetensors, DevicesPipesAndLinksStay) {
     EXPECT_EQ(error_of([&] { write_safetensors(folder / name, tensors); }), "no error") << name;
   EXPECT_EQ(error_of<WriteError>([&] { write_safetensors(folder / "full", tensors); }),
             "[" + folder / "full" + "] cannot write: No space left on device");
-  EXPECT_EQ(folder.contents(), (std::vector<std::string>{"full", "null", "pipe"}));
+  for (const char* name : {"null", "full"}) EXPECT_TRUE(fs::is_symlink(folder / name)) << name;
+  EXPECT_TRUE(fs::is_character_file("/dev/null"));
+  EXPECT_TRUE(fs::is_fifo(folder / "pipe"));
   ::close(reader);
 }
 
