@@ -172,6 +172,21 @@ int plan(const PlanArguments& options) {
   return 0;
 }
 
+/// What a device has to have room for.
+void add_memory_options(Flags& flags, PlanArguments& options) {
+  flags
+      .add_option("--memory-reserve", options.memory_reserve_gib,
+                  "GiB of each device that stay free, besides the driver's and the allocator's part")
+      ->capture_default_str()
+      ->range(at_least(0));
+  flags.add_option("--routing", options.routing, kRoutingHelp)->capture_default_str();
+  flags
+      .add_option("--routing-margin", options.routing_margin,
+                  "a device has room for so many times the tokens that --routing gives its experts: routers "
+                  "that have not been trained are uneven [default: 1.5, with --routing 1]")
+      ->range(at_least(1));
+}
+
 }  // namespace
 
 std::function<int()> make_plan(Flags& flags) {
@@ -196,17 +211,7 @@ std::function<int()> make_plan(Flags& flags) {
       ->capture_default_str();
   flags.add_option("--moments-dtype", options->moments, "of the optimizer's moments: fp32 or bf16")
       ->capture_default_str();
-  flags
-      .add_option("--memory-reserve", options->memory_reserve_gib,
-                  "GiB of each device that stay free, besides the driver's and the allocator's part")
-      ->capture_default_str()
-      ->range(at_least(0));
-  flags.add_option("--routing", options->routing, kRoutingHelp)->capture_default_str();
-  flags
-      .add_option("--routing-margin", options->routing_margin,
-                  "a device has room for so many times the tokens that --routing gives its experts: routers "
-                  "that have not been trained are uneven [default: 1.5, with --routing 1]")
-      ->range(at_least(1));
+  add_memory_options(flags, *options);
   flags.add_option("--grad-dtype", options->gradients,
                    "of gradients, kept and reduced: fp32, or that of --dtype [default: fp32]");
   flags.add_option("--idle", options->idle, "devices that must stay out, separated by commas")
