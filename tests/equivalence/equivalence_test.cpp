@@ -184,8 +184,7 @@ TEST(Equivalence, EveryCombinationOfPlanOptions) {
   const ModelConfig model = tiny_mixtral();
   const Cluster cluster = make_cluster(3, 3);
   StrategyRequest request = small_request();
-  request.sequences = 4;
-  request.experts_moved = {1, 0};
+  request.sequences = 4, request.experts_moved = {1, 0};
   constexpr std::array<int, 6> kChoices = {
       kEnumCount<Recompute>, kEnumCount<WeightGradients>, 3, 2, kEnumCount<QueueBinding>, 3};
   constexpr int kCombinations = std::accumulate(kChoices.begin(), kChoices.end(), 1, std::multiplies<>());
@@ -209,7 +208,7 @@ TEST(Equivalence, EveryCombinationOfPlanOptions) {
       plan.row_dedup = values[3] == 0;
       plan.queue_binding = static_cast<QueueBinding>(values[4]);
       const i64 aux_group = values[5];
-      // Over the whole step the loss needs every forward before the first backward, which 1F1B does not give.
+      // 1F1B does not give every forward before the first backward, which a loss over the step needs.
       if (aux_group == 0 && plan.order == OrderPolicy::kOneFOneB) continue;
       const Comparison c = run_and_compare(model, cluster, plan, step_options(model, aux_group), coverage);
       EXPECT_LE(c.max(), kTolerance) << shape << " " << i << ": loss " << c.loss << ", aux " << c.aux_loss
@@ -218,7 +217,7 @@ TEST(Equivalence, EveryCombinationOfPlanOptions) {
         for (int b = 0; b < a; ++b) pairs.insert({a, values[idx(a)], b, values[idx(b)]});
     }
   }
-  EXPECT_EQ(pairs.size(), 147U);  // of 5, 2, 3, 2, 4 and 3 choices
+  EXPECT_EQ(pairs.size(), 147U);
   EXPECT_GE(coverage.runs, case_count<i64>(kCombinations / 13, kCombinations * 5 / 3));
 }
 

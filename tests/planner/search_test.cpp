@@ -191,7 +191,7 @@ TEST(Advice, NamesWhatMakesRoomAndOnlyThat) {
 
 /// A sequence is the smallest part of a batch.
 TEST(Advice, SaysThatASequenceIsNotDivided) {
-  PlanRequest request = request_of(testing::nodes_of_eight({{"T4", 8}}), 8);
+  PlanRequest request = request_of(testing::nodes_of_eight({{"T4", 16}}), 8);
   request.model = load_model("llama-3.1-8b");
   request.seq_len = 131072;
   const PlanResult result = find_plan(request);
