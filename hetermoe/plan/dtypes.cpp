@@ -1,4 +1,5 @@
 #include <fmt/format.h>
+#include <numeric>
 
 #include "hetermoe/base/enum_count.h"
 #include "hetermoe/base/index.h"
@@ -45,12 +46,16 @@ void take_dtypes(Plan& plan, const Plan& from) {
 
 namespace {
 
-/// Idle ones have no parameters.
+/// Idle ones have no parameters. Of a plan that has dtypes alone so far, all.
 std::vector<std::size_t> devices_at_work(const Plan& plan) {
   const std::vector<std::string> roles = roles_of(plan);
   std::vector<std::size_t> out;
   for (std::size_t d = 0; d < roles.size(); ++d) {
     if (roles[d] != "idle") out.push_back(d);
+  }
+  if (out.empty()) {
+    out.resize(plan.dtype.size());
+    std::iota(out.begin(), out.end(), std::size_t{0});
   }
   return out;
 }
