@@ -92,11 +92,11 @@ TEST(KnownRequests, ASlowNodeIsLeftOutWhicheverItsNumber) {
     return rate_of({"qwen3-30b-a3b", nodes, 4096, 128});
   };
   const double without = rate({fast});
-  EXPECT_GE(rate({slow, fast}), 0.98 * without);
+  EXPECT_GE(rate({slow, fast}), 0.99 * without);
   if (!testing::every_case()) return;
-  EXPECT_GE(rate({fast, slow}), 0.98 * without);
-  EXPECT_GE(rate({slow_inside, fast}), 0.98 * without);
-  EXPECT_GE(rate({fast, slow_inside}), 0.98 * without);
+  EXPECT_GE(rate({fast, slow}), 0.99 * without);
+  EXPECT_GE(rate({slow_inside, fast}), 0.99 * without);
+  EXPECT_GE(rate({fast, slow_inside}), 0.99 * without);
 }
 
 TEST(KnownRequests, OneDeviceOrOneSequenceLessIsLittleLess) {

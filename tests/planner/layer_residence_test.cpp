@@ -76,7 +76,7 @@ TEST(LayerResidence, GivesTheRoomThatIsLeftToTheLastLayers) {
   }
 }
 
-/// Chosen by layer, a step is no slower than the best one whose layers do all the same.
+/// Chosen by layer, a step is no slower than the best one whose layers do all the same, and here faster.
 TEST(LayerResidence, IsNoSlowerThanTheSameInAllLayers) {
   PlanRequest request = request_of("olmoe-1b-7b", 128, HostUse::kNone);
   request.routing.margin = 1;
@@ -96,7 +96,7 @@ TEST(LayerResidence, IsNoSlowerThanTheSameInAllLayers) {
     if (!overfilled_device(estimate_memory(uniform, request.model), request.cluster).empty()) continue;
     least = std::min(least, predictor.predict(uniform).step);
   }
-  EXPECT_LE(result.best().prediction.step, 1.001 * least);
+  EXPECT_LT(result.best().prediction.step, 0.97 * least);
 }
 
 /// Stages of a pipeline have room of their own.
