@@ -51,6 +51,7 @@ TEST(Data, ShowsConversationsWithTheirAnswersMarked) {
                        "all paths: 2 conversations in windows, of whose tokens 12.4 % are counted "
                        "(answers) and 43.3 % are padding\n"))
       << text.out;
+  EXPECT_TRUE(contains(text.out, "\ndocuments are masked")) << text.out;
   EXPECT_TRUE(contains(text.out, "Assistant:\n«answer\n\n»") || contains(text.out, "Assistant:\n«bc\n\n»"))
       << text.out;
   const Json json = Json::parse(chats_of(folder, kTwoChats, {"--json"}).out), source = json["sources"][0];
