@@ -48,8 +48,9 @@ Bytes layer_need(const Rates& rates) {
   const StateBytes each = rates.state_of(UnitPart::kAttention);
   Plan figures = blank_plan(request, Recompute::kResend);
   figures.dtype.resize(1);
+  const double rows = request.model.is_moe(0) ? 1 : 0;  // all experts of a token on one device
   const OpMemory attention =
-      attention_memory(figures, Recompute::kResend, request.model, 0, tokens, element, false);
+      attention_memory(figures, Recompute::kResend, request.model, 0, tokens, rows, element);
   const OpMemory head = head_memory(request.model, tokens, element);
   const double parameters = real(rates.counts().attention_part[0]), output = real(rates.counts().head);
   const bool at_home = request.limits.host_use == HostUse::kNone && !request.limits.gather_weights;

@@ -190,13 +190,14 @@ class StageCutter {
   std::vector<Stages> out_;
 };
 
-/// What so many groups of a span leave of some classes; nothing where it is too little for a group.
+/// What so many groups of a span leave of some classes; nothing where it is too little for a group, or just
+/// what one more of these groups has.
 std::vector<i64> rest_of(const Rates& rates, const ClassSet& used, const std::vector<i64>& span, i64 groups,
                          i64& idle) {
   std::vector<i64> rest(rates.num_classes(), 0);
   idle = 0;
   for (const std::size_t c : used) idle += rest[c] = rates.classes()[c].size() - groups * span[c];
-  if (kWorthRest * idle < sum_of(span) || idle == 0) rest.clear();
+  if (kWorthRest * idle < sum_of(span) || idle == 0 || rest == span) rest.clear();
   return rest;
 }
 

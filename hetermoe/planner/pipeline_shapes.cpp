@@ -196,6 +196,7 @@ class Ranker {
                  ? std::optional(choice.least_memory / costs.usable(run.stage))
                  : std::nullopt;
     });
+    shape.recompute.clear();  // of another split
     LayerRun run;
     for (i64 s = 0; s < stages; ++s, run.first += run.count) {
       run.stage = s, run.count = shape.layers[idx(s)];

