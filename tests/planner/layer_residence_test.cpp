@@ -78,7 +78,8 @@ TEST(LayerResidence, GivesTheRoomThatIsLeftToTheLastLayers) {
 
 /// Chosen by layer, a step is no slower than the best one whose layers do all the same, and here faster.
 TEST(LayerResidence, IsNoSlowerThanTheSameInAllLayers) {
-  PlanRequest request = request_of("olmoe-1b-7b", 128, HostUse::kNone);
+  PlanRequest request = request_of("olmoe-1b-7b", 64, HostUse::kNone);
+  request.seq_len = 4096;
   request.routing.margin = 1;
   const PlanResult result = search_plans(request);
   ASSERT_TRUE(result.feasible());
@@ -96,7 +97,7 @@ TEST(LayerResidence, IsNoSlowerThanTheSameInAllLayers) {
     if (!overfilled_device(estimate_memory(uniform, request.model), request.cluster).empty()) continue;
     least = std::min(least, predictor.predict(uniform).step);
   }
-  EXPECT_LT(result.best().prediction.step, 0.97 * least);
+  EXPECT_LT(result.best().prediction.step, 0.9 * least);
 }
 
 /// Stages of a pipeline have room of their own.
