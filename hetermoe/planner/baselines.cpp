@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "hetermoe/base/index.h"
@@ -13,6 +14,9 @@
 
 namespace hetermoe {
 namespace {
+
+/// Estimate over limit, of plans whose simulated peak is asked for all the same.
+constexpr double kNotFar = 1.3;
 
 /// Keeps the fastest plan that fits.
 class Best {
@@ -78,23 +82,40 @@ std::optional<Dtype> grad_dtype_of(const Setting& setting) {
 
 namespace {
 
-/// [device] with what must stay free; 0 where the plan has nothing.
-std::vector<Bytes> needed(const Predictor& predictor, const Setting& setting, const Plan& plan) {
-  std::vector<Bytes> memory = estimate_memory(plan, predictor.model());
+/// With what must stay free; 0 where a plan has nothing.
+std::vector<Bytes> needed(const Setting& setting, std::vector<Bytes> memory) {
   for (Bytes& bytes : memory) bytes += bytes > 0 ? setting.memory_reserve : 0;
   return memory;
 }
 
-std::string overfill(const Predictor& predictor, const Setting& setting, const Plan& plan) {
-  std::string over = overfilled_device(needed(predictor, setting, plan), predictor.cluster());
+}  // namespace
+
+std::vector<Bytes> memory_of(Predictor& predictor, const Setting& setting, const Plan& plan) {
+  const Cluster& cluster = predictor.cluster();
+  std::vector<Bytes> estimate = estimate_memory(plan, predictor.model());
+  std::vector<Bytes> scaled = needed(setting, estimate);
+  const bool fits = overfilled_device(scaled, cluster).empty();
+  for (Bytes& bytes : scaled) bytes /= kNotFar;
+  if (fits || !overfilled_device(scaled, cluster).empty()) return estimate;
+  try {
+    return predictor.judge_within(std::numeric_limits<i64>::max(), plan)->memory;
+  } catch (const ScheduleError&) {
+    return estimate;  // of an order that cannot be
+  }
+}
+
+namespace {
+
+std::string overfill(Predictor& predictor, const Setting& setting, const Plan& plan) {
+  std::string over =
+      overfilled_device(needed(setting, memory_of(predictor, setting, plan)), predictor.cluster());
   return over.empty() ? overfilled_host(plan, predictor.model(), predictor.cluster()) : over;
 }
 
 }  // namespace
 
 /// The optimizer is sharded where that takes, but not in published settings, which say whether they do.
-std::optional<Plan> with_room(const Predictor& predictor, const Setting& setting, Plan plan,
-                              std::string& over) {
+std::optional<Plan> with_room(Predictor& predictor, const Setting& setting, Plan plan, std::string& over) {
   over = setting.check_memory ? overfill(predictor, setting, plan) : "";
   if (!over.empty() && !setting.published) {
     plan.shard_optimizer = true;
@@ -276,13 +297,14 @@ class ZebraPlans {
   }
 
   bool fits(const Plan& plan, const std::vector<DeviceId>& devices) const {
-    const std::vector<Bytes> memory = needed(predictor_, setting_, plan);
+    const std::vector<Bytes> memory = needed(setting_, memory_of(predictor_, setting_, plan));
     std::vector<Bytes> of_devices(memory.size(), 0);
     for (const DeviceId d : devices) of_devices[idx(d)] = memory[idx(d)];
     return overfilled_device(of_devices, predictor_.cluster()).empty();
   }
   bool fits(const Plan& plan) const {
-    return overfilled_device(needed(predictor_, setting_, plan), predictor_.cluster()).empty();
+    return overfilled_device(needed(setting_, memory_of(predictor_, setting_, plan)), predictor_.cluster())
+        .empty();
   }
   /// Without experts moved, or with those that the rule moves: by times alone or, where `forced`, by memory,
   /// too.

@@ -37,10 +37,12 @@ std::optional<Dtype> grad_dtype_of(const Setting& setting);
 /// Sets dtypes and what travels as the setting says.
 void apply(const Setting& setting, Plan& plan);
 
+/// [device] what a plan needs: by the estimate or, where that overfills a device but not by far, the peaks of
+/// the simulated step.
+std::vector<Bytes> memory_of(Predictor& predictor, const Setting& setting, const Plan& plan);
 /// The plan, with as much on hosts as it takes to fit where all nodes have one; nothing = it does not fit,
 /// for the reason in `over`.
-std::optional<Plan> with_room(const Predictor& predictor, const Setting& setting, Plan plan,
-                              std::string& over);
+std::optional<Plan> with_room(Predictor& predictor, const Setting& setting, Plan plan, std::string& over);
 
 /// Partition degrees that are tried.
 inline const std::vector<i32> kPartitionDegrees = {1, 2, 4, 8, 16};

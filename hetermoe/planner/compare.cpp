@@ -112,7 +112,7 @@ class Comparison {
     });
   }
 
-  void fill(CompareRow& row, const Tuned& tuned) const {
+  void fill(CompareRow& row, const Tuned& tuned) {
     row.infeasible = tuned.infeasible;
     if (!row.infeasible.empty()) return;
     row.tokens_per_s = tuned.prediction.tokens_per_s;
@@ -124,7 +124,7 @@ class Comparison {
     if (row.strategy != "best" && row.experts_moved.empty()) {
       row.experts_moved.assign(static_cast<std::size_t>(predictor_.model().num_layers), 0);
     }
-    row.memory_bytes = estimate_memory(tuned.plan, predictor_.model());
+    row.memory_bytes = memory_of(predictor_, setting_, tuned.plan);
     row.on_hosts = kept_on_hosts(tuned.plan);
     row.microbatches = static_cast<i64>(tuned.plan.groups[0].microbatches.size());
     row.chunks = tuned.plan.chunks;
@@ -159,8 +159,7 @@ class Comparison {
     setting.check_memory = false;
     setting.one_sequence = true;
     tuned = tune_ep(predictor_, setting, devices);
-    row.over_memory =
-        overfilled_device(estimate_memory(tuned.plan, predictor_.model()), predictor_.cluster());
+    row.over_memory = overfilled_device(memory_of(predictor_, setting, tuned.plan), predictor_.cluster());
     return tuned;
   }
 
