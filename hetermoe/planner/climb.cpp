@@ -11,6 +11,7 @@ namespace {
 
 constexpr double kMaxEstimateRatio = 1.1;  ///< of a neighbour worth rounding, to that of the current sketch
 constexpr i32 kMostChunks = 8;
+constexpr DeviceId kFewDevices = 8;    ///< of a cluster whose experts are moved one by one
 constexpr std::size_t kFewGroups = 4;  ///< plans of more are changed as sketches alone
 
 /// Figures of a plan that leave the work where it is.
@@ -45,11 +46,24 @@ std::vector<OrderFigures> neighbour_orders(const Plan& plan, const PlanLimits& l
   return all;
 }
 
+/// False when `from` has none of its own in the layer.
+bool move_expert(Group& group, std::size_t layer, DeviceId from, DeviceId to) {
+  LayerOwners& experts = group.layers[layer].experts;
+  const auto last = std::find_if(experts.rbegin(), experts.rend(), [&](const ExpertOwners& owners) {
+    return owners.size() == 1 && owners[0].device == from;
+  });
+  if (last == experts.rend()) return false;
+  (*last)[0].device = to;
+  const auto place = std::lower_bound(group.devices.begin(), group.devices.end(), to);
+  if (place == group.devices.end() || *place != to) group.devices.insert(place, to);
+  return true;
+}
+
 }  // namespace
 
 void Climb::run(i64 start) {
   evaluator_.start_from(start);
-  while (may_go_on() && (improve_sketch() || improve_order() || improve_blocks())) {
+  while (may_go_on() && (improve_sketch() || improve_order() || improve_blocks() || improve_layers())) {
   }
   evaluator_.start_from(-1);
 }
@@ -111,6 +125,23 @@ bool Climb::improve_order() {
       evaluator_.evaluate(next_sketch);
     else
       evaluator_.evaluate(std::move(next), sketch ? &next_sketch : nullptr);
+  }
+  return evaluator_.current() != before;
+}
+
+/// An expert of one layer on another device of a small cluster: sketches give all layers as many.
+bool Climb::improve_layers() {
+  const i64 before = evaluator_.current();
+  const Plan plan = evaluator_.plan_of(before);
+  if (plan.groups.size() > 1 || request_.cluster.num_devices() > kFewDevices) return false;
+  for (std::size_t l = 0; l < plan.groups[0].layers.size(); ++l) {
+    for (const DeviceId from : plan.groups[0].devices) {
+      for (DeviceId to = 0; to < request_.cluster.num_devices(); ++to) {
+        if (from == to || !may_go_on()) continue;
+        Plan next = plan;
+        if (move_expert(next.groups[0], l, from, to)) evaluator_.evaluate(std::move(next));
+      }
+    }
   }
   return evaluator_.current() != before;
 }

@@ -21,6 +21,7 @@ class Climb {
   /// Evaluates sketches, the promising ones first. True when one is better than the current plan.
   bool try_sketches(const Sketch& current, std::vector<Sketch> sketches);
   bool improve_order();
+  bool improve_layers();
 
   const PlanRequest& request_;
   Evaluator& evaluator_;

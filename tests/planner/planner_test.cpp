@@ -355,12 +355,12 @@ void expect_near_optimum(u64 first, int instances, const testing::SmallSizes& si
     ASSERT_TRUE(result.feasible()) << "seed " << seed << ": " << result.infeasible;
     const std::optional<double> gap = testing::gap_to_optimum(request, result, 0.01, kMostSimulated);
     if (!gap) continue;
-    EXPECT_LE(*gap, 0.06) << "seed " << seed << ", " << result.best().name;
+    EXPECT_LE(*gap, 0.03) << "seed " << seed << ", " << result.best().name;
     near += *gap <= 0.02;
     ++solved;
   }
   EXPECT_GE(solved, instances * 9 / 10);
-  EXPECT_GE(near, solved * 95 / 100);
+  EXPECT_GE(near, solved * 9 / 10);
 }
 
 TEST(PlannerOracle, IsNearTheOptimumOfSmallInstances) {
