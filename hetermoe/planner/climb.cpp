@@ -63,7 +63,14 @@ bool move_expert(Group& group, std::size_t layer, DeviceId from, DeviceId to) {
 
 void Climb::run(i64 start) {
   evaluator_.start_from(start);
-  while (may_go_on() && (improve_sketch() || improve_order() || improve_blocks() || improve_layers())) {
+  while (may_go_on() && (improve_sketch() || improve_order() || improve_blocks())) {
+  }
+  evaluator_.start_from(-1);
+}
+
+void Climb::run_by_layer(i64 start) {
+  evaluator_.start_from(start);
+  while (may_go_on() && improve_layers()) {
   }
   evaluator_.start_from(-1);
 }
@@ -129,16 +136,18 @@ bool Climb::improve_order() {
   return evaluator_.current() != before;
 }
 
-/// An expert of one layer on another device of a small cluster: sketches give all layers as many.
+/// Experts of single layers from busier to less busy devices of a small cluster: sketches give all layers as
+/// many.
 bool Climb::improve_layers() {
   const i64 before = evaluator_.current();
-  const Plan plan = evaluator_.plan_of(before);
-  if (plan.groups.size() > 1 || request_.cluster.num_devices() > kFewDevices) return false;
-  for (std::size_t l = 0; l < plan.groups[0].layers.size(); ++l) {
-    for (const DeviceId from : plan.groups[0].devices) {
+  if (request_.cluster.num_devices() > kFewDevices) return false;
+  const std::size_t layers = evaluator_.plan_of(before).groups[0].layers.size();
+  for (std::size_t l = 0; l < layers; ++l) {
+    for (DeviceId from = 0; from < request_.cluster.num_devices(); ++from) {
       for (DeviceId to = 0; to < request_.cluster.num_devices(); ++to) {
         if (from == to || !may_go_on()) continue;
-        Plan next = plan;
+        Plan next = evaluator_.plan_of(evaluator_.current());
+        if (next.groups.size() > 1) return evaluator_.current() != before;
         if (move_expert(next.groups[0], l, from, to)) evaluator_.evaluate(std::move(next));
       }
     }

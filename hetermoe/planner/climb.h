@@ -14,6 +14,8 @@ class Climb {
 
   bool may_go_on() const { return evaluator_.budget() > kept_; }
   void run(i64 start);
+  /// By experts of single layers alone.
+  void run_by_layer(i64 start);
 
  private:
   bool improve_sketch();

@@ -227,7 +227,7 @@ std::vector<PipelineCut> pipeline_cuts(const Rates& rates, Seconds most) {
         if (!seen.insert({span, groups}).second) continue;
         i64 idle = 0;
         const std::vector<i64> rest = rest_of(rates, used, span, groups, idle);
-        const bool fills = kLeftOver * idle <= sum_of(all);
+        const bool fills = idle <= 1 || kLeftOver * idle <= sum_of(all);
         for (const Stages& stages : stage_cuts(rates, span)) {
           if (fills) cuts.push_back({groups, span, stages, {}});
           if (!rest.empty() && used.size() < kManyClasses) cuts.push_back({groups, span, stages, rest});

@@ -36,7 +36,8 @@ constexpr i64 kPipelinesAlike = 3;      ///< of as many stages in as many groups
 constexpr double kPipelineRatio = 1.1;  ///< estimate over the best step, of those that are
 constexpr i64 kGoodSequences = 8;       ///< such a part of the budget for each number of sequences near it
 constexpr Seconds kNever = std::numeric_limits<Seconds>::infinity();
-constexpr i64 kMostNearby = 300;  ///< devices of a cluster whose parts are searched, too
+constexpr double kSlowLink = 0.5;  ///< of the fastest one of a type: a plan without it is looked for
+constexpr i64 kMostNearby = 300;   ///< devices of a cluster whose parts are searched, too
 
 /// How wide the search is. Rounds go on while the budget lasts: on small instances, where simulations are
 /// cheap, to the sketches that the estimate misjudges.
@@ -113,6 +114,7 @@ class Search {
       if (&round == kRounds) simulate_fixed();
       improve(round);
     }
+    if (has_best()) Climb(request_, evaluator_, choice_, 0).run_by_layer(evaluator_.best());
     if (evaluator_.empty()) simulate_any();
   }
 
@@ -121,14 +123,15 @@ class Search {
   /// tell apart.
   void search_nearby() {
     if (request_.cluster.num_devices() > kMostNearby) return;
-    const ClusterPart part = part_without(request_.cluster, outside_full_nodes());
-    if (part.devices.size() < request_.cluster.devices.size()) {
+    for (const std::vector<DeviceId>& outside : {outside_full_nodes(), on_slow_nodes()}) {
+      if (outside.empty() || outside.size() == request_.cluster.devices.size()) continue;
+      const ClusterPart part = part_without(request_.cluster, outside);
       PlanRequest fewer = request_;
       fewer.cluster = part.cluster;
-      if (std::optional<Plan> plan = best_plan(fewer)) {
-        number_back(*plan, part, request_);
-        evaluator_.evaluate_at_any_cost(std::move(*plan));
-      }
+      std::optional<Plan> plan = best_plan(fewer);
+      if (!plan) continue;
+      number_back(*plan, part, request_);
+      evaluator_.evaluate_at_any_cost(std::move(*plan));
     }
     PlanRequest more = request_;
     more.sequences = rounded_up(request_.sequences);
@@ -143,16 +146,41 @@ class Search {
   static std::optional<Plan> best_plan(const PlanRequest& request) {
     Search other(request);
     other.search_all();
+    other.evaluator_.settle_best(kMostToJudge);
     if (!other.has_best()) return {};
     return other.evaluator_.plan_of(other.evaluator_.best());
   }
 
-  /// Devices of nodes that have fewer of a class than others; nothing where no node would be left.
+  /// Devices of nodes that have fewer of a type than others.
   std::vector<DeviceId> outside_full_nodes() const {
-    std::vector<DeviceId> outside;
-    for (const DeviceClass& cls : evaluator_.rates().classes())
-      outside.insert(outside.end(), cls.devices.begin() + cls.on_full_nodes, cls.devices.end());
-    return outside;
+    std::map<std::pair<i32, NodeId>, i64> count;
+    for (const Device& device : request_.cluster.devices) ++count[{device.type, device.node}];
+    return below_most([&](const Device& device) { return real(count.at({device.type, device.node})); }, 1);
+  }
+
+  /// Devices whose links are much slower than those of others of their type.
+  std::vector<DeviceId> on_slow_nodes() const {
+    const std::vector<Node>& nodes = request_.cluster.nodes;
+    std::vector<DeviceId> slow =
+        below_most([&](const Device& device) { return nodes[idx(device.node)].network; }, kSlowLink);
+    const std::vector<DeviceId> inside =
+        below_most([&](const Device& device) { return nodes[idx(device.node)].local; }, kSlowLink);
+    slow.insert(slow.end(), inside.begin(), inside.end());
+    std::sort(slow.begin(), slow.end());
+    slow.erase(std::unique(slow.begin(), slow.end()), slow.end());
+    return slow;
+  }
+
+  /// Devices whose figure is below such a part of the highest one of their type.
+  template <class Figure>
+  std::vector<DeviceId> below_most(Figure figure, double part) const {
+    const std::vector<Device>& devices = request_.cluster.devices;
+    std::map<i32, double> most;
+    for (const Device& device : devices) most[device.type] = std::max(most[device.type], figure(device));
+    std::vector<DeviceId> below;
+    for (std::size_t d = 0; d < devices.size(); ++d)
+      if (figure(devices[d]) < part * most[devices[d].type]) below.push_back(static_cast<DeviceId>(d));
+    return below;
   }
 
   PlanResult result() {
