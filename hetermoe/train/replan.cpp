@@ -80,6 +80,7 @@ void keep_dtypes(Plan& plan, const Plan& before) {
   plan.wire_forward = before.wire_forward;
   plan.wire_backward = before.wire_backward;
   plan.master = before.master, plan.moments_dtype = before.moments_dtype;
+  plan.grad_dtype = before.grad_dtype;
 }
 
 /// Why a plan cannot run this job; empty = it can.
@@ -118,6 +119,7 @@ PlannerPlan ask_planner(const Job& job, const Plan& before, const ModelConfig& m
   request.sequences = job.train.sequences;
   request.dtype = emulated_plan(job, before).dtype[static_cast<std::size_t>(survivors[0])];
   request.master = before.master, request.moments_dtype = before.moments_dtype;
+  request.grad_dtype = before.grad_dtype;
   const StepOptions step = step_options(job, model);
   request.trained = {step.frozen, step.lora};
   for (DeviceId d = 0; d < cluster.num_devices(); ++d) {

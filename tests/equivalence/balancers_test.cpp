@@ -9,6 +9,7 @@
 #include "hetermoe/train/batch.h"
 #include "hetermoe/train/route_probe.h"
 #include "tests/equivalence/ran_step.h"
+#include "tests/support/case_count.h"
 #include "tests/support/strategy_plans.h"
 
 // Whoever owns experts, divides copies and orders sequences: loss and all gradients are those of one device.
@@ -115,10 +116,13 @@ void try_balancer(const std::string& name, Knows knows, Seen& seen) {
   request.sequences = 12;
   for (const i32 num_types : {2, 3}) {
     c.cluster = make_cluster(5, num_types);
+    i32 turn = 0;
     for (const std::string strategy : {"ep", "zebra", "dist_ep", "two groups"}) {
+      ++turn;
       c.plan = strategy == "two groups" ? make_two_ep_groups(c.model, c.cluster, request)
                                         : find_strategy(strategy).make(c.model, c.cluster, request);
       for (const i32 chunks : {1, 3}) {
+        if (!every_case() && (turn + num_types + chunks / 3) % 2 == 0) continue;
         c.plan.chunks = chunks;
         SCOPED_TRACE(fmt::format("{} by {}, {}, {} types, {} chunks", name, name_of(knows), strategy,
                                  num_types, chunks));
@@ -143,10 +147,10 @@ TEST(EveryBalancer, EqualsTheReferenceOnTwoAndThreeDeviceTypes) {
               static_cast<long>(seen.copies), static_cast<long>(seen.guests),
               static_cast<long>(seen.ordered));
   EXPECT_EQ(seen.balancers, static_cast<i64>(balancers().size()) + 4);  // none, and its three divisions
-  EXPECT_GT(seen.moved, 500);
-  EXPECT_GT(seen.copies, 200);
-  EXPECT_GT(seen.guests, 100);
-  EXPECT_GT(seen.ordered, 4);
+  EXPECT_GT(seen.moved, case_count(250, 500));
+  EXPECT_GT(seen.copies, case_count(100, 200));
+  EXPECT_GT(seen.guests, case_count(50, 100));
+  EXPECT_GT(seen.ordered, case_count(2, 4));
 }
 
 }  // namespace

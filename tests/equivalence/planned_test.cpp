@@ -7,6 +7,7 @@
 #include "hetermoe/planner/planner.h"
 #include "hetermoe/planner/strategies.h"
 #include "hetermoe/train/session.h"
+#include "tests/support/case_count.h"
 #include "tests/support/rig.h"
 #include "tests/support/strategy_plans.h"
 
@@ -128,12 +129,12 @@ Seconds executed_step(const PlanRequest& request, const Plan& plan, const Tensor
 /// decides between plans that are a few per cent apart.
 TEST(PlannedRuns, TheChoiceIsNearTheBestWhenExecuted) {
   at::set_num_threads(1);
-  constexpr u64 kClusters = 24;
+  const u64 clusters = case_count(8, 24);
   int first = 0, near = 0;
   double worst = 1;
   std::set<std::string> chosen;
   TensorsByName weights;
-  for (u64 seed = 1; seed <= kClusters; ++seed) {
+  for (u64 seed = 1; seed <= clusters; ++seed) {
     PlanRequest request;
     request.model = load_model("tiny");
     request.model.aux_loss_coef = 0.1;
@@ -163,9 +164,9 @@ TEST(PlannedRuns, TheChoiceIsNearTheBestWhenExecuted) {
     EXPECT_GT(*std::max_element(steps.begin(), steps.end()), 1.2 * steps[0]) << "nothing to choose from";
   }
   EXPECT_GT(chosen.size(), 1U);  // the clusters really differ
-  EXPECT_GE(near, 22);
+  EXPECT_GE(near, static_cast<int>(clusters) - 2);
   std::cout << fmt::format("[          ] of {} clusters: fastest in {}, within 3 % in {}, worst {:.3f}\n",
-                           kClusters, first, near, worst);
+                           clusters, first, near, worst);
 }
 
 }  // namespace

@@ -84,7 +84,8 @@ void expect_needs_of_plans(const PlanRequest& request) {
       const Bytes need = costs.memory(run, shape.recompute[s]);
       EXPECT_NEAR(fullest / need, 1, 0.01) << "stage " << s << " of " << shape.stages.size();
       // Of a last group that differs, the others do not know how many devices share what they reduce.
-      EXPECT_LE(fullest, need * (1 + (shape.rest.empty() ? 1e-9 : 2e-3))) << "stage " << s << " of " << shape.stages.size();
+      EXPECT_LE(fullest, need * (1 + (shape.rest.empty() ? 1e-9 : 2e-3)))
+          << "stage " << s << " of " << shape.stages.size();
     }
   }
 }

@@ -17,4 +17,15 @@ Count case_count(Count few, Count all) {
   return every_case() ? all : few;
 }
 
+/// Takes every n-th case of loops in loops; all of them in `./dev check-all`. An n that does not divide the
+/// length of the inner loops meets each of their values.
+class Turns {
+ public:
+  explicit Turns(int n) : n_(n) {}
+  bool takes() { return at_++ % n_ == 0 || every_case(); }
+
+ private:
+  int n_, at_ = 0;
+};
+
 }  // namespace hetermoe::testing

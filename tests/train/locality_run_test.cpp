@@ -80,12 +80,13 @@ LocalEnd run_of(const std::string& folder, const Settings& settings,
 }
 
 /// The same sequences in every step, and the same numbers but for rounding.
+/// Sums in another order differ by rounding, which grows over 50 steps, faster on some processors.
 void expect_same_steps(const TrainOutcome& got, const TrainOutcome& expected) {
   ASSERT_EQ(got.records.size(), expected.records.size());
   for (std::size_t s = 0; s < expected.records.size(); ++s) {
-    EXPECT_NEAR(got.records[s].loss / expected.records[s].loss, 1, 1e-9) << s;
-    EXPECT_NEAR(got.records[s].aux_loss / expected.records[s].aux_loss, 1, 1e-9) << s;
-    EXPECT_NEAR(got.records[s].grad_norm / expected.records[s].grad_norm, 1, 1e-8) << s;
+    EXPECT_NEAR(got.records[s].loss / expected.records[s].loss, 1, 1e-8) << s;
+    EXPECT_NEAR(got.records[s].aux_loss / expected.records[s].aux_loss, 1, 1e-8) << s;
+    EXPECT_NEAR(got.records[s].grad_norm / expected.records[s].grad_norm, 1, 1e-7) << s;
     EXPECT_EQ(got.records[s].tokens_hash, expected.records[s].tokens_hash) << s;
   }
 }

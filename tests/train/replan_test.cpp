@@ -143,6 +143,18 @@ TEST(Replan, WhatDecidesTheNumbersOfTheTrainingStays) {
   EXPECT_EQ(write_fields(after.job), write_fields(expected));
 }
 
+TEST(Replan, GradientsKeepTheirDtypeInThePlannersPlan) {
+  const WorkFolder folder;
+  const After after = lose({{"output", folder / "out"},
+                            {"plan.attention_dtype", "bf16"},
+                            {"plan.expert_dtype", "bf16"},
+                            {"plan.wire_dtype", "bf16"},
+                            {"plan.grad_dtype", "bf16"}},
+                           {0, 1, 3});
+  EXPECT_TRUE(after.replanned.how.starts_with("planner: ")) << after.replanned.how;
+  EXPECT_EQ(after.plan.grad_dtype, Dtype::kBf16);
+}
+
 TEST(Replan, TheChangesMakeAJobOverTheSurvivorsAlone) {
   const WorkFolder folder;
   for (const char* strategy : {"zebra", "dist_ep", "ep", "ep_overlap", "single"}) {
