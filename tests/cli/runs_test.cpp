@@ -1,8 +1,10 @@
 #include <gtest/gtest.h>
+
 #include <pty.h>
 #include <sys/stat.h>
 
 #include <chrono>
+#include <csignal>
 #include <thread>
 
 #include "tests/cli/program.h"
@@ -95,6 +97,7 @@ TEST(OutputFolder, OfALivingRunIsRefusedWithItsOwner) {
 }
 
 TEST(Interrupted, ARunEndsWithTheCodeOfItsSignalAndLaunchPassesItOn) {
+  std::signal(SIGHUP, SIG_DFL);  // these tests may run under nohup
   for (const auto& [signal, name] : std::vector<std::pair<int, std::string>>{
            {SIGINT, "SIGINT"}, {SIGTERM, "SIGTERM"}, {SIGHUP, "SIGHUP"}, {SIGUSR1, "SIGUSR1"}}) {
     for (const bool launched : {false, true}) {

@@ -43,6 +43,17 @@ std::vector<double> speeds_of(const std::vector<DeviceId>& devices, const CostMo
   return out;
 }
 
+/// How many copies of experts `left` holds, spread over layers: each takes `states`, and the layer that has
+/// most of them `once` for each.
+i64 copies_in(Bytes left, Bytes states, Bytes once, i64 layers) {
+  auto copies = static_cast<i64>(left / (states + once / real(layers)));
+  const auto needs = [&](i64 count) {
+    return real(count) * states + real((count + layers - 1) / layers) * once;
+  };
+  while (copies > 0 && needs(copies) > left) --copies;
+  return copies;
+}
+
 }  // namespace
 
 Plan with_owners(Plan plan, const Plan& from) {
@@ -74,37 +85,48 @@ TraceBalance::TraceBalance(const ModelConfig& model, const Cluster& cluster, con
   find_room();
 }
 
-/// What an expert more takes is the difference that one of the first layer makes. Nobody knows what a device
-/// has room for while the plan itself does not fit.
-void TraceBalance::find_room() {
+/// The plan with an expert more on every device that owns some, in so many of its layers.
+Plan TraceBalance::with_experts_more(std::size_t num_layers) const {
   Plan more = plan_;
-  std::vector<std::vector<i64>> owned;
   for (std::size_t g = 0; g < devices_.size(); ++g) {
-    owned.emplace_back(devices_[g].size(), 0);
-    room_.emplace_back(devices_[g].size(), kUnlimitedRoom);
-    for (const i64 layer : layers_) {
-      for (const ExpertOwners& owners : plan_.groups[g].layers[idx(layer)].experts) {
-        for (const ExpertOwner& owner : owners) ++owned[g][position(devices_[g], owner.device)];
+    for (std::size_t l = 0; l < num_layers; ++l) {
+      LayerOwners& experts = more.groups[g].layers[idx(layers_[l])].experts;
+      for (const DeviceId device : devices_[g]) {
+        const auto is_not_its = [&](const ExpertOwners& owners) {
+          return std::none_of(owners.begin(), owners.end(),
+                              [&](const ExpertOwner& owner) { return owner.device == device; });
+        };
+        const auto other = std::find_if(experts.begin(), experts.end(), is_not_its);
+        if (other != experts.end()) other->push_back({.device = device, .share = 0});
       }
     }
-    LayerOwners& first = more.groups[g].layers[idx(layers_[0])].experts;
-    for (std::size_t d = 0; d < devices_[g].size(); ++d) {
-      const auto is_not_its = [&](const ExpertOwners& owners) {
-        return std::none_of(owners.begin(), owners.end(),
-                            [&](const ExpertOwner& owner) { return owner.device == devices_[g][d]; });
-      };
-      const auto other = std::find_if(first.begin(), first.end(), is_not_its);
-      if (other != first.end()) other->push_back({.device = devices_[g][d], .share = 0});
-    }
   }
-  const std::vector<Bytes> now = estimate_memory(plan_, model_), with = estimate_memory(more, model_);
-  if (!overfilled_device(now, cluster_).empty()) return;
+  return more;
+}
+
+/// A copy takes its states in its layer. What the sum of gradients takes is there for one layer at a time, so
+/// copies of a second layer do not add to it. Nobody knows what a device has room for while the plan itself
+/// does not fit.
+void TraceBalance::find_room() {
+  const auto layers = static_cast<i64>(layers_.size());
+  const std::vector<Bytes> now = estimate_memory(plan_, model_);
+  const std::vector<Bytes> in_one = estimate_memory(with_experts_more(1), model_);
+  const std::vector<Bytes> in_two = layers > 1 ? estimate_memory(with_experts_more(2), model_) : in_one;
+  const bool fits = overfilled_device(now, cluster_).empty();
   for (std::size_t g = 0; g < devices_.size(); ++g) {
-    for (std::size_t d = 0; d < devices_[g].size(); ++d) {
+    std::vector<i64> owned(devices_[g].size(), 0);
+    for (const i64 layer : layers_) {
+      for (const ExpertOwners& owners : plan_.groups[g].layers[idx(layer)].experts) {
+        for (const ExpertOwner& owner : owners) ++owned[position(devices_[g], owner.device)];
+      }
+    }
+    room_.emplace_back(devices_[g].size(), kUnlimitedRoom);
+    for (std::size_t d = 0; fits && d < devices_[g].size(); ++d) {
       const std::size_t device = idx(devices_[g][d]);
-      const Bytes expert = with[device] - now[device];
+      const Bytes one = in_one[device] - now[device];
+      const Bytes states = layers > 1 ? in_two[device] - in_one[device] : one;
       const Bytes left = usable_memory(cluster_.type_of(devices_[g][d])) - now[device];
-      if (expert > 0) room_[g][d] = owned[g][d] + static_cast<i64>(left / expert);
+      if (states > 0) room_[g][d] = owned[d] + copies_in(left, states, one - states, layers);
     }
   }
 }

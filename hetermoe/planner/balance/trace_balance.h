@@ -112,6 +112,7 @@ class TraceBalance {
   void add_move(const Plan& before, const Plan& plan, TraceBalanceResult& out) const;
   void add_figures(const Plan& plan, const Plan& before, const SplitRouting& routing,
                    TraceBalanceResult& out) const;
+  Plan with_experts_more(std::size_t num_layers) const;
   void find_room();
   void check_copies(const BalanceInput& input) const;
   std::vector<NodePort> ports_of_group(i32 group) const;
