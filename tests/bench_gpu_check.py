@@ -44,11 +44,11 @@ def check_libraries(bundle, torch, env):
     """Every library is the bundle's, torch's, or one of the system's that all machines have."""
     folders = [torch / "lib", torch.parent / "torch.libs", *torch.parent.glob("nvidia/*/lib")]
     env = env | {"LD_LIBRARY_PATH": ":".join(map(str, folders))}
-    own = re.compile(r"ld-linux.*|lib(c|m|dl|rt|pthread|gcc_s|stdc\+\+|cuda)\.so.*")
+    own = re.compile(r"ld-linux.*|lib(c|m|dl|rt|util|pthread|gcc_s|stdc\+\+|cuda)\.so.*")
     for program in (bundle / "bin").iterdir():
         for line in run(["ldd", program], env=env).splitlines():
             name, _, place = line.strip().partition(" => ")
-            path = place.split(" (")[0]
+            path = os.path.normpath(place.split(" (")[0])
             fine = not place or own.fullmatch(name) or any(pathlib.Path(path).is_relative_to(f) for f in [bundle / "lib", *folders])
             check(fine and "not found" not in place, f"{program.name} takes {name} from {path}")
 

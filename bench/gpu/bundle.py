@@ -13,7 +13,7 @@ import sys
 
 PROGRAMS = {"hetermoe_portable": "hetermoe", "test_cuda_portable": "test_cuda"}
 # What every machine with Python and torch has by itself, and must be its own. All else goes along.
-SYSTEM = re.compile(r"(ld-linux.*|lib(c|m|dl|rt|pthread|gcc_s|stdc\+\+|cuda))\.so.*")
+SYSTEM = re.compile(r"(ld-linux.*|lib(c|m|dl|rt|util|pthread|gcc_s|stdc\+\+|cuda))\.so.*")
 MOST_BYTES = 60 * 2**20
 
 # Finds torch's libraries, by the interpreter that has them or by its folder, and becomes the program.
