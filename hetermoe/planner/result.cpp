@@ -5,6 +5,7 @@
 #include <set>
 
 #include "hetermoe/base/index.h"
+#include "hetermoe/base/words.h"
 #include "hetermoe/plan/offload.h"
 #include "hetermoe/plan/recompute.h"
 #include "hetermoe/planner/critical_path.h"
@@ -71,10 +72,10 @@ std::vector<std::string> details(const Plan& plan) {
     if (!microbatches.ends_with(count)) microbatches += (microbatches.empty() ? "" : "+") + count;
     if (!devices.ends_with(size)) devices += (devices.empty() ? "" : "+") + size;
   }
-  return {microbatches + " microbatches",
+  return {microbatches + (microbatches == "1" ? " microbatch" : " microbatches"),
           plan.window == 0 ? "all in flight" : fmt::format("{} in flight", plan.window),
           fmt::format("recompute {}", recompute_text(plan)),
-          fmt::format("{} chunks", plan.chunks),
+          counted(plan.chunks, "chunk"),
           shards_weights(plan)   ? "weights sharded"
           : plan.shard_optimizer ? "optimizer sharded"
                                  : "optimizer whole",
