@@ -83,9 +83,18 @@ std::optional<Dtype> grad_dtype_of(const Setting& setting) {
 namespace {
 
 /// With what must stay free; 0 where a plan has nothing.
-std::vector<Bytes> needed(const Setting& setting, std::vector<Bytes> memory) {
+std::vector<Bytes> with_reserve(const Setting& setting, std::vector<Bytes> memory) {
   for (Bytes& bytes : memory) bytes += bytes > 0 ? setting.memory_reserve : 0;
   return memory;
+}
+
+std::vector<Bytes> needed(Predictor& predictor, const Setting& setting, const Plan& plan) {
+  return with_reserve(setting, memory_of(predictor, setting, plan));
+}
+
+std::string overfill(Predictor& predictor, const Setting& setting, const Plan& plan) {
+  std::string over = overfilled_device(needed(predictor, setting, plan), predictor.cluster());
+  return over.empty() ? overfilled_host(plan, predictor.model(), predictor.cluster()) : over;
 }
 
 }  // namespace
@@ -93,7 +102,7 @@ std::vector<Bytes> needed(const Setting& setting, std::vector<Bytes> memory) {
 std::vector<Bytes> memory_of(Predictor& predictor, const Setting& setting, const Plan& plan) {
   const Cluster& cluster = predictor.cluster();
   std::vector<Bytes> estimate = estimate_memory(plan, predictor.model());
-  std::vector<Bytes> scaled = needed(setting, estimate);
+  std::vector<Bytes> scaled = with_reserve(setting, estimate);
   const bool fits = overfilled_device(scaled, cluster).empty();
   for (Bytes& bytes : scaled) bytes /= kNotFar;
   if (fits || !overfilled_device(scaled, cluster).empty()) return estimate;
@@ -103,16 +112,6 @@ std::vector<Bytes> memory_of(Predictor& predictor, const Setting& setting, const
     return estimate;  // of an order that cannot be
   }
 }
-
-namespace {
-
-std::string overfill(Predictor& predictor, const Setting& setting, const Plan& plan) {
-  std::string over =
-      overfilled_device(needed(setting, memory_of(predictor, setting, plan)), predictor.cluster());
-  return over.empty() ? overfilled_host(plan, predictor.model(), predictor.cluster()) : over;
-}
-
-}  // namespace
 
 /// The optimizer is sharded where that takes, but not in published settings, which say whether they do.
 std::optional<Plan> with_room(Predictor& predictor, const Setting& setting, Plan plan, std::string& over) {
@@ -297,14 +296,13 @@ class ZebraPlans {
   }
 
   bool fits(const Plan& plan, const std::vector<DeviceId>& devices) const {
-    const std::vector<Bytes> memory = needed(setting_, memory_of(predictor_, setting_, plan));
+    const std::vector<Bytes> memory = needed(predictor_, setting_, plan);
     std::vector<Bytes> of_devices(memory.size(), 0);
     for (const DeviceId d : devices) of_devices[idx(d)] = memory[idx(d)];
     return overfilled_device(of_devices, predictor_.cluster()).empty();
   }
   bool fits(const Plan& plan) const {
-    return overfilled_device(needed(setting_, memory_of(predictor_, setting_, plan)), predictor_.cluster())
-        .empty();
+    return overfilled_device(needed(predictor_, setting_, plan), predictor_.cluster()).empty();
   }
   /// Without experts moved, or with those that the rule moves: by times alone or, where `forced`, by memory,
   /// too.

@@ -136,18 +136,16 @@ bool Climb::improve_order() {
   return evaluator_.current() != before;
 }
 
-/// Experts of single layers from busier to less busy devices of a small cluster: sketches give all layers as
-/// many.
+/// An expert of one layer on another device of a small cluster: sketches give all layers as many.
 bool Climb::improve_layers() {
   const i64 before = evaluator_.current();
-  if (request_.cluster.num_devices() > kFewDevices) return false;
-  const std::size_t layers = evaluator_.plan_of(before).groups[0].layers.size();
-  for (std::size_t l = 0; l < layers; ++l) {
-    for (DeviceId from = 0; from < request_.cluster.num_devices(); ++from) {
-      for (DeviceId to = 0; to < request_.cluster.num_devices(); ++to) {
+  const DeviceId devices = request_.cluster.num_devices();
+  if (devices > kFewDevices || evaluator_.plan_of(before).groups.size() > 1) return false;
+  for (std::size_t l = 0; l < idx(request_.model.num_layers); ++l) {
+    for (DeviceId from = 0; from < devices; ++from) {
+      for (DeviceId to = 0; to < devices; ++to) {
         if (from == to || !may_go_on()) continue;
         Plan next = evaluator_.plan_of(evaluator_.current());
-        if (next.groups.size() > 1) return evaluator_.current() != before;
         if (move_expert(next.groups[0], l, from, to)) evaluator_.evaluate(std::move(next));
       }
     }

@@ -79,8 +79,8 @@ LocalEnd run_of(const std::string& folder, const Settings& settings,
   return out;
 }
 
-/// The same sequences in every step, and the same numbers but for rounding.
-/// Sums in another order differ by rounding, which grows over 50 steps, faster on some processors.
+/// The same sequences in every step, and the same numbers but for rounding of sums in another order, which
+/// grows over 50 steps, faster on some processors.
 void expect_same_steps(const TrainOutcome& got, const TrainOutcome& expected) {
   ASSERT_EQ(got.records.size(), expected.records.size());
   for (std::size_t s = 0; s < expected.records.size(); ++s) {

@@ -108,11 +108,12 @@ Plan TraceBalance::with_experts_more(std::size_t num_layers) const {
 /// copies of a second layer do not add to it. Nobody knows what a device has room for while the plan itself
 /// does not fit.
 void TraceBalance::find_room() {
-  const auto layers = static_cast<i64>(layers_.size());
+  for (const std::vector<DeviceId>& of_group : devices_) room_.emplace_back(of_group.size(), kUnlimitedRoom);
   const std::vector<Bytes> now = estimate_memory(plan_, model_);
+  if (!overfilled_device(now, cluster_).empty()) return;
+  const auto layers = static_cast<i64>(layers_.size());
   const std::vector<Bytes> in_one = estimate_memory(with_experts_more(1), model_);
   const std::vector<Bytes> in_two = layers > 1 ? estimate_memory(with_experts_more(2), model_) : in_one;
-  const bool fits = overfilled_device(now, cluster_).empty();
   for (std::size_t g = 0; g < devices_.size(); ++g) {
     std::vector<i64> owned(devices_[g].size(), 0);
     for (const i64 layer : layers_) {
@@ -120,8 +121,7 @@ void TraceBalance::find_room() {
         for (const ExpertOwner& owner : owners) ++owned[position(devices_[g], owner.device)];
       }
     }
-    room_.emplace_back(devices_[g].size(), kUnlimitedRoom);
-    for (std::size_t d = 0; fits && d < devices_[g].size(); ++d) {
+    for (std::size_t d = 0; d < devices_[g].size(); ++d) {
       const std::size_t device = idx(devices_[g][d]);
       const Bytes one = in_one[device] - now[device];
       const Bytes states = layers > 1 ? in_two[device] - in_one[device] : one;
