@@ -20,6 +20,34 @@
 namespace hetermoe::fuzz {
 namespace {
 
+/// What a device sends in an exchange, to whom.
+struct Sent {
+  std::vector<DeviceId> peers;
+  std::vector<Message> messages;
+};
+using Runtimes = std::function<DeviceRuntime&(DeviceId)>;
+
+std::map<DeviceId, Sent> sent_by(const TransferOp& transfer, const Op& op,
+                                 const std::vector<DeviceId>& participants, const Runtimes& runtime_of) {
+  std::map<DeviceId, Sent> all;
+  for (const DeviceId device : participants) {
+    Sent& sent = all[device];
+    sent.peers = peers_of(transfer, demo_cluster(), participants, device);
+    sent.messages = runtime_of(device).pack(transfer, op, sent.peers);
+  }
+  return all;
+}
+
+/// From each of its peers.
+std::vector<Message> received_by(DeviceId device, const std::map<DeviceId, Sent>& sent) {
+  std::vector<Message> in;
+  for (const DeviceId peer : sent.at(device).peers) {
+    const Sent& theirs = sent.at(peer);
+    in.push_back(theirs.messages[position(std::span<const DeviceId>(theirs.peers), device)]);
+  }
+  return in;
+}
+
 /// All devices of a plan, in one thread.
 class Step {
  public:
@@ -68,13 +96,13 @@ class Step {
   void exchange_until(OpId id, const TransferOp* end) {
     const Op& op = schedule_.ops[idx(id)];
     const std::vector<DeviceId> devices = participants(schedule_, id);
-    for (const TransferOp* each = &transfer_op_of(op, placement_); each != end; each = each->next) {
-      std::vector<std::vector<Message>> sent;
-      for (const DeviceId device : devices) sent.push_back(runtime(device).pack(*each, op, devices));
-      for (std::size_t d = 0; d < devices.size(); ++d) {
-        std::vector<Message> in;
-        for (const std::vector<Message>& out : sent) in.push_back(out[d]);
-        runtime(devices[d]).unpack(*each, op, devices, in);
+    for (const TransferOp* each = &transfer_op_of(op, placement_, demo_cluster()); each != end;
+         each = each->next) {
+      const std::map<DeviceId, Sent> sent =
+          sent_by(*each, op, devices, [this](DeviceId d) -> DeviceRuntime& { return runtime(d); });
+      for (const DeviceId device : devices) {
+        std::vector<Message> in = received_by(device, sent);
+        runtime(device).unpack(*each, op, sent.at(device).peers, in);
       }
     }
   }
@@ -124,8 +152,8 @@ struct Scene {
   Op op;
   const TransferOp* transfer = nullptr;  ///< which of the op's exchanges
   DeviceId self = 0;
-  std::size_t peer = 0;  ///< among the participants
-  std::vector<DeviceId> participants;
+  std::size_t peer = 0;                ///< among these
+  std::vector<DeviceId> participants;  ///< of the exchange, with `self`
   std::vector<Message> in;
 };
 
@@ -134,18 +162,18 @@ bool is_empty(const Message& message) {
 }
 
 /// The first pair of a sender and a receiver with something to say; false = there is none.
-bool choose_pair(Scene& scene, const std::function<DeviceRuntime&(DeviceId)>& runtime_of) {
-  std::vector<std::vector<Message>> sent;
-  for (const DeviceId device : scene.participants)
-    sent.push_back(runtime_of(device).pack(*scene.transfer, scene.op, scene.participants));
-  for (std::size_t to = 0; to < sent.size(); ++to) {
-    for (std::size_t from = 0; from < sent.size(); ++from) {
-      if (from == to || is_empty(sent[from][to])) continue;
+bool choose_pair(Scene& scene, const Runtimes& runtime_of) {
+  const std::map<DeviceId, Sent> sent = sent_by(*scene.transfer, scene.op, scene.participants, runtime_of);
+  for (const auto& [device, own] : sent) {
+    const std::vector<Message> in = received_by(device, sent);
+    for (std::size_t from = 0; from < in.size(); ++from) {
+      if (own.peers[from] == device || is_empty(in[from])) continue;
       // Of rows some, where there are any: indices of none prove little.
-      if (!sent[from][to].tensors.empty() && sent[from][to].tensors[0].numel() == 0) continue;
-      scene.self = scene.participants[to];
+      if (!in[from].tensors.empty() && in[from].tensors[0].numel() == 0) continue;
+      scene.self = device;
       scene.peer = from;
-      for (const std::vector<Message>& out : sent) scene.in.push_back(out[to]);
+      scene.participants = own.peers;
+      scene.in = in;
       return true;
     }
   }
@@ -238,7 +266,7 @@ class MigrateScene {
       runtimes_[state->device()] = std::make_unique<DeviceRuntime>(context_, *state);
     }
     scene_.op = migration_.schedule.ops[0];
-    scene_.transfer = &transfer_op_of(scene_.op, after_.placement());
+    scene_.transfer = &transfer_op_of(scene_.op, after_.placement(), demo_cluster());
     scene_.participants = Step::participants(migration_.schedule, 0);
     choose_pair(scene_, [this](DeviceId d) -> DeviceRuntime& { return *runtimes_.at(d); });
   }
@@ -272,7 +300,8 @@ std::vector<StepScene> make_step_scenes() {
     for (OpId id = 0; id < schedule.num_ops(); ++id) {
       const Op& op = schedule.ops[idx(id)];
       if (is_compute(op.kind) || seen.count({op.kind, op.phase}) > 0) continue;
-      for (const TransferOp* each = &transfer_op_of(op, step.placement()); each; each = each->next) {
+      for (const TransferOp* each = &transfer_op_of(op, step.placement(), demo_cluster()); each;
+           each = each->next) {
         StepScene scene(plan, id, *each);
         if (!scene.found()) continue;
         seen.insert({op.kind, op.phase});

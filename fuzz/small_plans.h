@@ -3,16 +3,17 @@
 #include <vector>
 
 #include "hetermoe/planner/strategies.h"
+#include "tests/support/fast_nodes.h"
 
 namespace hetermoe::fuzz {
 
-/// The model `tiny` and the cluster `demo`, under which plans and orders are read.
+/// The model `tiny` and the cluster `demo`, under which plans and orders are read. Sums go in two levels.
 inline const ModelConfig& tiny_model() {
   static const ModelConfig model = load_model("tiny");
   return model;
 }
 inline const Cluster& demo_cluster() {
-  static const Cluster cluster = load_cluster("demo");
+  static const Cluster cluster = testing::with_fast_nodes("demo");
   return cluster;
 }
 

@@ -343,8 +343,10 @@ Json cluster_json(const Cluster& cluster) {
     nodes.push_back({{"name", node.name},
                      {"network_bytes_s", node.network},
                      {"latency_s", node.latency},
+                     {"peer_s", node.peer},
                      {"local_bytes_s", node.local},
                      {"local_latency_s", node.local_latency},
+                     {"local_peer_s", node.local_peer},
                      {"host", write_value(node.host)}});
   }
   return {{"name", cluster.name}, {"devices", devices}, {"nodes", nodes}};

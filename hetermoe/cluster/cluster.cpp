@@ -168,6 +168,9 @@ class ClusterBuilder {
     node.local = value(links.local_gb_s, common.local_gb_s, kDefaultLocalGbS) * kBytesPerGb;
     node.local_latency =
         value(links.local_latency_us, common.local_latency_us, kDefaultLocalLatencyUs) / kUsPerSecond;
+    if (links.peer_us || common.peer_us) node.peer = value(links.peer_us, common.peer_us, 0) / kUsPerSecond;
+    if (links.local_peer_us || common.local_peer_us)
+      node.local_peer = value(links.local_peer_us, common.local_peer_us, 0) / kUsPerSecond;
     node.host = entry.host ? entry.host : file_.host;
     for (Device& device : devices) device.node = static_cast<NodeId>(cluster_.nodes.size());
     cluster_.devices.insert(cluster_.devices.end(), devices.begin(), devices.end());
@@ -291,6 +294,8 @@ Json to_json(const Cluster& cluster) {
     entry["latency_us"] = scaled_down(node.latency, kUsPerSecond);
     entry["local_gb_s"] = scaled_up(node.local, kBytesPerGb);
     entry["local_latency_us"] = scaled_down(node.local_latency, kUsPerSecond);
+    entry["peer_us"] = scaled_down(node.peer, kUsPerSecond);
+    entry["local_peer_us"] = scaled_down(node.local_peer, kUsPerSecond);
     if (node.host) entry["host"] = write_fields(*node.host);
     out["nodes"].push_back(std::move(entry));
   }

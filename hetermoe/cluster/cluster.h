@@ -108,6 +108,9 @@ struct Node {
   Seconds latency = 0;         ///< of a message to another node
   BytesPerSecond local = 0;    ///< between devices of the node, per device and direction
   Seconds local_latency = 0;
+  /// What a transfer takes longer for each peer: on another node (calibrated on O1), on the same (assumed).
+  /// See docs/cost-model.md.
+  Seconds peer = 17e-6, local_peer = 3e-6;
   std::optional<NodeHost> host = {};  ///< none: its main memory is not used
 };
 

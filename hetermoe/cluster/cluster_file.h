@@ -47,7 +47,7 @@ inline constexpr double kMaxLatencyUs = 1e9;
 
 /// Port and local links; absent values come from the cluster, then from the defaults below.
 struct LinkEntry {
-  std::optional<double> network_gbit_s, latency_us, local_gb_s, local_latency_us;
+  std::optional<double> network_gbit_s, latency_us, local_gb_s, local_latency_us, peer_us, local_peer_us;
   template <class V>
   void fields(V& v) {
     v("network_gbit_s", network_gbit_s, "network port of a node, Gbit/s per direction, shared by its devices",
@@ -56,6 +56,10 @@ struct LinkEntry {
     v("local_gb_s", local_gb_s, "link between devices of a node, GB/s per device and direction",
       between(kMinRate, kMaxRate));
     v("local_latency_us", local_latency_us, "latency of a message inside a node, us",
+      between(0, kMaxLatencyUs));
+    v("peer_us", peer_us, "what a transfer takes longer for each peer on another node, us",
+      between(0, kMaxLatencyUs));
+    v("local_peer_us", local_peer_us, "what a transfer takes longer for each peer on the same node, us",
       between(0, kMaxLatencyUs));
   }
 };

@@ -4,6 +4,7 @@
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/model/op_cost.h"
+#include "hetermoe/schedule/two_level.h"
 
 namespace hetermoe {
 
@@ -161,14 +162,12 @@ std::vector<PortBytes> WorkModel::port_bytes(const Op& op, std::span<const Devic
       return exchange_bytes(op, participants, *load);
     case TransferKind::kMove:
       return move_bytes(op, participants);
-    // Reduce-scatter and all-gather: each of P devices sends and receives (P-1)/P of the state, 1/P to each
-    // peer, in both.
     case TransferKind::kReduce:
-      return all_to_all_bytes(participants, 2 * gradient_part(op.state));
+      return state_bytes(participants, gradient_part(op.state), true, true);
     case TransferKind::kReduceScatter:
-      return all_to_all_bytes(participants, gradient_part(op.state));
+      return state_bytes(participants, gradient_part(op.state), true, false);
     case TransferKind::kAllGather:
-      return all_to_all_bytes(participants, gathered_part(op.state));
+      return state_bytes(participants, gathered_part(op.state), false, true);
     case TransferKind::kBalance:
       return all_to_all_bytes(participants, 8 * real(model_.num_experts));
     case TransferKind::kNorm:
@@ -190,6 +189,15 @@ std::vector<PortBytes> WorkModel::port_bytes(const Op& op, std::span<const Devic
 }
 
 namespace {
+
+/// The same exchange from those who receive to those who send.
+std::vector<PortBytes> reversed(std::vector<PortBytes> bytes) {
+  for (PortBytes& b : bytes) {
+    std::swap(b.net_out, b.net_in);
+    std::swap(b.local_out, b.local_in);
+  }
+  return bytes;
+}
 
 /// A token's chosen experts with their weights, for a device that computes in so many bytes.
 Bytes choice_bytes(const ModelConfig& model, Bytes element) {
@@ -245,12 +253,7 @@ std::vector<PortBytes> WorkModel::exchange_bytes(const Op& op, std::span<const D
   const bool to_owners = (op.kind == OpKind::kDispatch) == (op.phase != Phase::kBackward);
   if (!load.is_product()) return pairwise_bytes(op, participants, load, to_owners);
   std::vector<PortBytes> bytes = product_bytes(op, participants, load);
-  if (to_owners) return bytes;
-  for (PortBytes& b : bytes) {
-    std::swap(b.net_out, b.net_in);
-    std::swap(b.local_out, b.local_in);
-  }
-  return bytes;
+  return to_owners ? bytes : reversed(std::move(bytes));
 }
 
 std::vector<PortBytes> WorkModel::pairwise_bytes(const Op& op, std::span<const DeviceId> participants,
@@ -377,6 +380,34 @@ std::vector<PortBytes> WorkModel::all_to_all_bytes(std::span<const DeviceId> par
     const double mates = on_node[node_of(participants[i])];
     bytes[i] = {each * (all - mates), each * (all - mates), each * (mates - 1), each * (mates - 1)};
   }
+  return bytes;
+}
+
+/// Of a state whose parts are so large. All at once: each of P devices sends a part to each of the others to
+/// sum, and to tell. In two levels, with D parts for which a device stands: in its node it gets these from
+/// each of the others and sends all others; between the nodes it sends all of them but its own. Telling is
+/// the reverse.
+std::vector<PortBytes> WorkModel::state_bytes(std::span<const PlaceId> participants, Bytes part, bool sums,
+                                              bool tells) const {
+  if (!pays_two_levels(cluster_, participants))
+    return all_to_all_bytes(participants, (sums && tells ? 2 : 1) * part);
+  const TwoLevel levels(cluster_, participants);
+  const std::vector<i64> num_parts = levels.num_parts();
+  const double all = real(participants.size()), others = real(levels.num_nodes()) - 1;
+  std::vector<PortBytes> inside(participants.size()), between = inside;
+  for (std::size_t i = 0; i < participants.size(); ++i) {
+    const double mates = real(levels.mates(i).size()) - 1, stands_for = real(num_parts[i]);
+    inside[i].local_out = mates > 0 ? (all - stands_for) * part : 0;
+    inside[i].local_in = mates * stands_for * part;
+    between[i].net_out = (stands_for - 1) * part;
+    between[i].net_in = others * part;
+  }
+  std::vector<PortBytes> bytes;
+  const auto append = [&bytes](const std::vector<PortBytes>& exchange) {
+    bytes.insert(bytes.end(), exchange.begin(), exchange.end());
+  };
+  if (sums) append(inside), append(between);
+  if (tells) append(reversed(between)), append(reversed(inside));
   return bytes;
 }
 

@@ -34,10 +34,15 @@ struct PortBytes {
   Bytes host_out = 0, host_in = 0;    ///< of a device to and from its host; of the host the reverse
 };
 
+/// A transfer is one exchange, or several one after another, which TwoLevel makes of it.
 struct TransferWork {
   Op op;
   std::span<const DeviceId> participants;
-  std::span<const PortBytes> bytes;  ///< [participants]
+  std::span<const PortBytes> bytes;  ///< [exchange][participants]
+  std::size_t num_exchanges() const { return bytes.size() / participants.size(); }
+  std::span<const PortBytes> of_exchange(std::size_t i) const {
+    return bytes.subspan(i * participants.size(), participants.size());
+  }
 };
 
 /// A transfer keeps port `port` busy for `seconds` when it has the port to itself.
@@ -53,7 +58,7 @@ struct PortLoad {
 i32 num_ports(const Cluster& cluster);
 
 struct TransferCost {
-  Seconds latency = 0;
+  Seconds latency = 0;  ///< with what several exchanges cost beyond the busiest port of all together
   std::vector<PortLoad> loads;
   Seconds seconds() const;  ///< latency + the busiest port
 };
@@ -80,7 +85,7 @@ class WorkModel {
  public:
   WorkModel(const Placement& placement, const ModelConfig& model, const Cluster& cluster);
   ComputeWork compute_work(const Op& op, DeviceId device, const ExchangeLoad* load) const;
-  /// `load` is needed where an op has a load_chunk(). Returns bytes per participant.
+  /// `load` is needed where an op has a load_chunk(). Returns bytes as TransferWork has them.
   std::vector<PortBytes> port_bytes(const Op& op, std::span<const DeviceId> participants,
                                     const ExchangeLoad* load) const;
   /// Over how many devices the optimizer's state of a state is divided.
@@ -121,6 +126,8 @@ class WorkModel {
                                      const ExchangeLoad& load) const;
   std::vector<PortBytes> tally_bytes(const Op& op, std::span<const DeviceId> participants) const;
   std::vector<PortBytes> all_to_all_bytes(std::span<const DeviceId> participants, Bytes each) const;
+  std::vector<PortBytes> state_bytes(std::span<const PlaceId> participants, Bytes part, bool sums,
+                                     bool tells) const;
   void add(std::vector<PortBytes>& bytes, std::span<const DeviceId> participants, DeviceId from, DeviceId to,
            Bytes amount) const;
 

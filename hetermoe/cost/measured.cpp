@@ -247,7 +247,10 @@ TransferCost MeasuredCost::between_devices(const TransferWork& work) const {
   for (std::size_t i = 0; i < work.participants.size(); ++i) {
     const Tables* tables = tables_of(work.participants[i]);
     if (tables == nullptr || (*tables)[idx(ProfiledOp::kTransfer)][0].empty()) return cost;
-    if (work.bytes[i].net_out > 0 || work.bytes[i].net_in > 0) return cost;
+  }
+  if (work.num_exchanges() > 1) return cost;
+  for (const PortBytes& bytes : work.bytes) {
+    if (bytes.net_out > 0 || bytes.net_in > 0) return cost;
   }
   if (is_host_copy(work.op)) return cost;
   const i32 local_ports = 2 * static_cast<i32>(cluster_.nodes.size());

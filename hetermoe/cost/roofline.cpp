@@ -250,25 +250,55 @@ BytesPerSecond RooflineCost::port_rate(i32 port) const {
          1e9;
 }
 
-TransferCost RooflineCost::transfer(const TransferWork& work) const {
-  TransferCost cost;
+Seconds RooflineCost::latency(const TransferWork& work, std::size_t exchange) const {
+  Seconds longest = 0;
+  const std::span<const PortBytes> bytes = work.of_exchange(exchange);
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    const Node& node = cluster_.nodes[idx(cluster_.node_of(work.participants[i]))];
+    const PortBytes& b = bytes[i];
+    if (b.net_out > 0 || b.net_in > 0) longest = std::max(longest, node.latency);
+    if (b.local_out > 0 || b.local_in > 0) longest = std::max(longest, node.local_latency);
+    if (b.host_out > 0 || b.host_in > 0) longest = std::max(longest, node.host->link_latency_us * 1e-6);
+  }
+  return longest;
+}
+
+/// Of the participant for whom its peers cost most. Of two levels one has peers on its node, the other one on
+/// each other node. A copy between a device and its host is started by the device alone.
+Seconds RooflineCost::peers(const TransferWork& work, std::size_t exchange) const {
+  if (is_host_copy(work.op)) return 0;
+  std::vector<i32> on_node(cluster_.nodes.size(), 0);
+  for (const PlaceId place : work.participants) ++on_node[idx(cluster_.node_of(place))];
+  const bool levels = work.num_exchanges() > 1;
+  const std::span<const PortBytes> bytes = work.of_exchange(exchange);
+  const bool between =
+      std::any_of(bytes.begin(), bytes.end(), [](const PortBytes& b) { return b.net_out > 0; });
+  const auto num_nodes = on_node.size() - idx(std::count(on_node.begin(), on_node.end(), 0));
+  Seconds most = 0;
+  for (std::size_t n = 0; n < on_node.size(); ++n) {
+    if (on_node[n] == 0) continue;
+    const Node& node = cluster_.nodes[n];
+    const Seconds inside = node.local_peer * real(on_node[n] - 1);
+    const double others = levels ? real(num_nodes - 1) : real(work.participants.size()) - real(on_node[n]);
+    const Seconds outside = node.peer * others;
+    most = std::max(most, !levels ? inside + outside : between ? outside : inside);
+  }
+  return most;
+}
+
+std::vector<PortLoad> RooflineCost::loads(const TransferWork& work, std::span<const PortBytes> bytes) const {
   std::vector<PortUse> uses;
-  uses.reserve(4 * work.participants.size());
+  uses.reserve(4 * bytes.size());
   const PortNumbers first(cluster_);
-  const auto add = [&](i32 port, Bytes bytes) {
-    if (bytes > 0) uses.push_back({port, static_cast<i32>(uses.size()), bytes});
+  const auto add = [&](i32 port, Bytes amount) {
+    if (amount > 0) uses.push_back({port, static_cast<i32>(uses.size()), amount});
   };
-  for (std::size_t i = 0; i < work.participants.size(); ++i) {
-    const PlaceId place = work.participants[i];
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    const PlaceId place = work.participants[i % work.participants.size()];
     const NodeId node = cluster_.node_of(place);
-    const PortBytes& b = work.bytes[i];
+    const PortBytes& b = bytes[i];
     add(2 * node, b.net_out);
     add(2 * node + 1, b.net_in);
-    const Node& at = cluster_.nodes[idx(node)];
-    if (b.net_out > 0 || b.net_in > 0) cost.latency = std::max(cost.latency, at.latency);
-    if (b.local_out > 0 || b.local_in > 0) cost.latency = std::max(cost.latency, at.local_latency);
-    if (b.host_out > 0 || b.host_in > 0)
-      cost.latency = std::max(cost.latency, at.host->link_latency_us * 1e-6);
     if (place < cluster_.num_devices()) {
       add(first.local + 2 * place, b.local_out);
       add(first.local + 2 * place + 1, b.local_in);
@@ -280,12 +310,24 @@ TransferCost RooflineCost::transfer(const TransferWork& work) const {
       add(first.host + 3 * node + 2, b.host_in + b.host_out);
     }
   }
-  if (uses.empty()) return cost;
-  // A copy between a device and its host is started by the device alone.
-  if (!is_host_copy(work.op)) cost.latency += software_.peer_message * real(work.participants.size() - 1);
+  std::vector<PortLoad> loads;
+  if (uses.empty()) return loads;
   sum_by_port(uses);
-  cost.loads.reserve(uses.size());
-  for (const PortUse& use : uses) cost.loads.push_back({use.port, use.bytes / port_rate(use.port)});
+  loads.reserve(uses.size());
+  for (const PortUse& use : uses) loads.push_back({use.port, use.bytes / port_rate(use.port)});
+  return loads;
+}
+
+TransferCost RooflineCost::transfer(const TransferWork& work) const {
+  TransferCost cost;
+  cost.loads = loads(work, work.bytes);
+  if (cost.loads.empty()) return cost;
+  Seconds apart = 0;
+  for (std::size_t i = 0; i < work.num_exchanges(); ++i) {
+    cost.latency += latency(work, i) + peers(work, i);
+    if (work.num_exchanges() > 1) apart += TransferCost{0, loads(work, work.of_exchange(i))}.seconds();
+  }
+  if (work.num_exchanges() > 1) cost.latency += apart - TransferCost{0, cost.loads}.seconds();
   return cost;
 }
 

@@ -23,7 +23,6 @@ struct SoftwareConstants {
   Seconds kernel_launch = 1e-6;    ///< per kernel: the device's gap between two, the host running ahead
   double network_efficiency = 0.73;  ///< of a node's port, all-to-all
   double local_efficiency = 0.7;     ///< of a link between devices of a node
-  Seconds peer_message = 17e-6;      ///< per peer of a transfer
   double link_efficiency = 0.8;      ///< of a link between a device and its host, and of the host's memory
   double interference = 0.1;         ///< share of compute speed lost while a transfer is active
   template <class V>
@@ -42,7 +41,6 @@ struct SoftwareConstants {
     v("kernel_launch", kernel_launch, "seconds per kernel", at_least(0));
     v("network_efficiency", network_efficiency, "all-to-all rate over port bandwidth", between(0, 1));
     v("local_efficiency", local_efficiency, "transfer rate inside a node over link bandwidth", between(0, 1));
-    v("peer_message", peer_message, "seconds per peer of a transfer", at_least(0));
     v("link_efficiency", link_efficiency, "rate of copies between device and host over link bandwidth",
       between(0, 1));
     v("interference", interference, "share of compute speed lost during a transfer", between(0, 1));
@@ -95,6 +93,10 @@ class RooflineCost : public CostModel {
   Seconds merge_bytes(const ComputeWork& work) const;
   Seconds host_compute(const ComputeWork& work) const;
   BytesPerSecond port_rate(i32 port) const;
+  Seconds latency(const TransferWork& work, std::size_t exchange) const;
+  Seconds peers(const TransferWork& work, std::size_t exchange) const;
+  /// Ascending ports, each with all that the bytes put on it: those of one exchange, or of several.
+  std::vector<PortLoad> loads(const TransferWork& work, std::span<const PortBytes> bytes) const;
   const Rates& rates(DeviceId device) const { return rates_[static_cast<std::size_t>(device)]; }
 
   const ModelConfig& model_;

@@ -355,11 +355,13 @@ Seconds Executor::run_transfer(Lane& lane, const LaneOp& item, const Op& op, Sec
   for (const LaneId id : context_.schedule.lanes_of(item.op)) participants.push_back(device_of(id));
   span.start = clock_.start(ready);
   i32 round = 0;
-  for (const TransferOp* each = &transfer_op_of(op, context_.placement); each != nullptr;
+  for (const TransferOp* each = &transfer_op_of(op, context_.placement, context_.cluster); each != nullptr;
        each = each->next, ++round) {
-    const Seconds last = exchange(lane, item, *each, round, ready, participants);
+    // Each tells its peers the latest of whom it knows.
+    ready = exchange(lane, item, *each, round, ready,
+                     peers_of(*each, context_.cluster, participants, runtime.device()));
     // A transfer starts when its last participant is ready.
-    if (clock_.needs_durations()) span.start = std::max(span.start, last);
+    if (clock_.needs_durations()) span.start = std::max(span.start, ready);
   }
   Seconds duration = 0;
   if (clock_.needs_durations()) {
@@ -370,7 +372,7 @@ Seconds Executor::run_transfer(Lane& lane, const LaneOp& item, const Op& op, Sec
   return span.end;
 }
 
-/// Returns when the last participant was ready.
+/// With the participants that are peers here. Returns when the last of them was ready.
 Seconds Executor::exchange(Lane& lane, const LaneOp& item, const TransferOp& transfer, i32 round,
                            Seconds ready, std::span<const DeviceId> participants) {
   DeviceRuntime& runtime = here(lane).runtime;

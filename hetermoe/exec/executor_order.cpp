@@ -46,7 +46,7 @@ std::vector<OpId> Executor::order_of_exchanges() const {
     settled[idx(id)] = 1;
     const Op& op = schedule.ops[idx(id)];
     if (!is_compute(op.kind) && !is_host_copy(op))
-      order.insert(order.end(), idx(num_exchanges(op, context_.placement) - 1), id);
+      order.insert(order.end(), idx(num_exchanges(op, context_.placement, context_.cluster) - 1), id);
   };
   const auto settle_before = [&](OpId of) {
     std::vector<OpId> open = before[idx(of)];

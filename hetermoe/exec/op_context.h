@@ -89,6 +89,8 @@ class OpContext {
   at::Tensor counts_LE;                      ///< int64 [layers, experts] of this device's own tokens
   /// int64 [layers] those that found no room; undefined without a capacity.
   at::Tensor dropped_L;
+  /// In a sum of two levels, those of this device's node: [part that it stands for][tensor of the state].
+  std::vector<std::vector<at::Tensor>> node_sums;
   double grad_factor = 1;
   StepResult result;
 

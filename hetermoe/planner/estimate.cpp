@@ -135,18 +135,20 @@ class GroupEstimate {
       busiest = std::max(busiest, groups * (sent + received) * row / rate);
       latency = std::max(latency, wait);
     };
+    Seconds peers = 0;
     for (const Part& part : parts_) {
       const DeviceClass& cls = rates_.classes()[part.cls];
       const double mine = rates_.hit(part.owned), own = whole(part.sequences);
-      OnNode node{.tokens = tokens, .rows = rows};
+      OnNode node{.devices = devices, .tokens = tokens, .rows = rows};
       if (!one_node_) {
         node = on_node(part.cls);
         add(node.tokens * (rows - node.rows), (tokens - node.tokens) * node.rows, cls.port, node.groups,
             cls.latency);
       }
       add(own * (node.rows - mine), (node.tokens - own) * mine, cls.local, 1, cls.latency);
+      peers = std::max(peers, peer_seconds(cls, devices, node.devices));
     }
-    const Seconds each = latency + rates_.request().software.peer_message * (devices - 1);
+    const Seconds each = latency + peers;
     out.transfer = exchange + each;
     out.port = busiest + each;
   }
@@ -232,6 +234,7 @@ class EndOfStep {
   Seconds exchange(const Kind& kind, Bytes bytes) const {
     std::vector<double> devices(rates_.num_classes(), 0);
     std::vector<Bytes> of_node = devices;
+    std::vector<Seconds> inside = devices;
     for (const Part& part : kind.parts) devices[part.cls] += part.count;
     Seconds slowest = 0;
     for (const Part& part : kind.parts) {
@@ -239,35 +242,38 @@ class EndOfStep {
       const double here = one_node_ ? real(used_[part.cls]) : std::min(cls.per_node, real(used_[part.cls]));
       const double mean = here * part.count / devices[part.cls], on_node = std::ceil(mean - 1e-9);
       const double replicas = std::max(1.0, std::floor(here / devices[part.cls]));
-      const double attention = part.attention ? rates_.attention_parameters() : 0, experts = experts_of(part);
-      const auto sent = [&](double sources, double groups) {
-        return bytes * (attention * std::max(0.0, sources) / std::max(1.0, sources_) +
-                        experts * std::max(0.0, groups) / groups_);
-      };
-      if (!one_node_) of_node[part.cls] += on_node * sent(sources_ - std::max(1.0, mean), groups_ - replicas);
-      slowest =
-          std::max(slowest, sent(on_node - 1, replicas - 1) / cls.local + messages(kind, part, cls.latency));
+      const double attention = part.attention ? rates_.attention_parameters() : 0;
+      const double sources_here = one_node_ ? sources_ : std::max(1.0, mean);
+      const StateExchange shared = state_exchange(cls, bytes * attention, sources_, sources_here);
+      const StateExchange own = state_exchange(cls, bytes * experts_of(part), groups_, replicas);
+      of_node[part.cls] += shared.port + on_node / replicas * own.port;
+      inside[part.cls] = std::max(inside[part.cls], shared.inside + own.inside);
+      slowest = std::max(slowest, messages(kind, part, sources_here, replicas));
     }
     for (std::size_t c = 0; c < of_node.size(); ++c) {
       const DeviceClass& cls = rates_.classes()[c];
       const double load = devices[c] > 0 && shares_nodes(devices[c], cls.per_node, groups_) ? kSharedPort : 1;
-      slowest = std::max(slowest, load * of_node[c] / cls.port);
+      slowest = std::max(slowest, inside[c] + (one_node_ ? 0 : load * of_node[c] / cls.port));
     }
     return slowest;
   }
 
   /// Every state is reduced on its own. Groups that place experts differently cut them into more states.
-  Seconds messages(const Kind& kind, const Part& part, Seconds latency) const {
-    const Seconds peer = rates_.request().software.peer_message;
+  Seconds messages(const Kind& kind, const Part& part, double sources_here, double replicas) const {
+    const DeviceClass& cls = rates_.classes()[part.cls];
+    // In two levels a device has one peer for each other node.
+    const auto each = [&](double holders, double here) {
+      return cls.latency + peer_seconds(cls, here + holders / here - 1, here);
+    };
     Seconds sum = 0;
     if (part.attention && sources_ > 1)
-      sum += real(rates_.request().model.num_layers) * (latency + peer * (sources_ - 1));
+      sum += real(rates_.request().model.num_layers) * each(sources_, sources_here);
     if (part.owned <= 0 || groups_ <= 1) return sum;
     double own = 0;
     for (const Part& of_group : kind.parts) own += of_group.owned > 0 ? of_group.count : 0;
     const double experts = real(rates_.request().model.num_experts);
     const double states = std::min(part.owned, 1 + (owners_ - own) * part.owned / experts);
-    return sum + moe_layers_ * std::max(1.0, states) * (latency + peer * (groups_ - 1));
+    return sum + moe_layers_ * std::max(1.0, states) * each(groups_, std::min(replicas, groups_));
   }
 
   const Rates& rates_;

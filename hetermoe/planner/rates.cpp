@@ -75,6 +75,23 @@ std::vector<Traits> class_traits(const Cluster& cluster) {
 
 }  // namespace
 
+StateExchange state_exchange(const DeviceClass& cls, Bytes bytes, double holders, double on_node) {
+  if (holders <= 1) return {};
+  on_node = std::clamp(on_node, 1.0, holders);
+  const Bytes once = bytes * (holders - on_node) / holders;
+  const StateExchange at_once = {on_node * once, bytes * (on_node - 1) / holders / cls.local};
+  if (on_node == 1 || on_node == holders) return at_once;
+  const StateExchange levels = {once, bytes * (on_node - 1) / on_node / cls.local};
+  const bool pays =
+      levels.inside + levels.port / cls.port < std::max(at_once.inside, at_once.port / cls.port);
+  return pays ? levels : at_once;
+}
+
+Seconds peer_seconds(const DeviceClass& cls, double devices, double on_node) {
+  on_node = std::clamp(on_node, 1.0, std::max(1.0, devices));
+  return cls.local_peer * (on_node - 1) + cls.peer * (devices - on_node);
+}
+
 Plan blank_plan(const PlanRequest& request, Recompute recompute) {
   Plan plan;
   plan.model = request.model.name;
@@ -132,6 +149,8 @@ void Rates::make_classes() {
     cls.port = cls.devices.empty() ? port : std::min(cls.port, port);
     cls.local = cls.devices.empty() ? local : std::min(cls.local, local);
     cls.latency = std::max(cls.latency, node.latency);
+    cls.peer = std::max(cls.peer, node.peer);
+    cls.local_peer = std::max(cls.local_peer, node.local_peer);
     cls.devices.push_back(d);
     ++on_node[at->second][device.node];
   }

@@ -24,9 +24,20 @@ struct DeviceClass {
       0;  ///< effective, per direction, shared by the node's devices; the slowest node counts
   BytesPerSecond local = 0;
   Seconds latency = 0;
+  Seconds peer = 0, local_peer = 0;  ///< what a transfer takes longer for each peer
 
   i64 size() const { return static_cast<i64>(devices.size()); }
 };
+
+/// What holders of a state tell each other, or sum, with so many of them on each node.
+struct StateExchange {
+  Bytes port = 0;      ///< through the port of a node, in each direction
+  Seconds inside = 0;  ///< between the devices of the node
+};
+/// `bytes`: of the whole state. In two levels where that is faster, as pays_two_levels() says.
+StateExchange state_exchange(const DeviceClass& cls, Bytes bytes, double holders, double on_node);
+/// Seconds for the peers of a transfer among so many devices.
+Seconds peer_seconds(const DeviceClass& cls, double devices, double on_node);
 
 struct LayerCost {
   Seconds forward = 0, backward = 0;

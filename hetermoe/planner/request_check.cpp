@@ -1,5 +1,6 @@
 #include "hetermoe/planner/request_check.h"
 
+#include <algorithm>
 #include <set>
 
 #include "hetermoe/base/index.h"
@@ -11,7 +12,9 @@ void check_cluster(const Cluster& cluster) {
   if (cluster.devices.empty())
     fail<ConfigError>("plan", "cluster {} has no devices, expected at least one", cluster.name);
   for (const Node& node : cluster.nodes) {
-    if (node.network < 0 || node.local < 0 || node.latency < 0 || node.local_latency < 0) {
+    const auto figures = {node.network, node.latency,       node.peer,
+                          node.local,   node.local_latency, node.local_peer};
+    if (std::min(figures) < 0) {
       fail<ConfigError>("plan", "node {}: got a negative bandwidth or latency, expected >= 0", node.name);
     }
     if (cluster.nodes.size() > 1 && node.network == 0) {

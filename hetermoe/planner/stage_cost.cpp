@@ -179,8 +179,7 @@ Seconds StageCosts::exchange(const StageDevices& stage) const {
   const Seconds inside = rows * (here - 1) * row / cls.local;
   const Seconds outside =
       rows * (count - here) * row * per_node / cls.port * (keeps_to_nodes_ ? 1 : kSharedPort);
-  const Seconds messages = cls.latency + rates_.request().software.peer_message * (count - 1);
-  return std::max(inside, outside) + messages;
+  return std::max(inside, outside) + cls.latency + peer_seconds(cls, count, here);
 }
 
 Seconds StageCosts::time(const LayerRun& run, const RunRecompute& how) const {
@@ -324,11 +323,14 @@ Seconds StageCosts::end_of_step(const LayerRun& run) const {
   const double updated = sharded ? attention / groups / count + experts / groups : attention + experts;
   const StateBytes each = state_bytes_of(rates_.request());
   const Bytes told = each.gradients + (sharded ? each.weights : each.gradients);
-  const Bytes between = told * (groups - 1) / groups * (attention / count + experts);
-  const Seconds exchanged = between * cls.per_node / cls.port + told * attention / cls.local;
+  const double stages_there = std::max(1.0, cls.per_node / count);
+  const StateExchange shared =
+      state_exchange(cls, told * attention, count * groups, std::min(count, cls.per_node));
+  const StateExchange own = state_exchange(cls, told * experts, groups, 1);
+  const Seconds exchanged =
+      (stages_there * shared.port + cls.per_node * own.port) / cls.port + shared.inside + own.inside;
   if (rates_.request().limits.host_use == HostUse::kNone)
     return exchanged + rates_.update(stage.cls, updated);
-  const double stages_there = std::max(1.0, cls.per_node / count);
   const double of_node = cls.per_node * experts + stages_there * attention;
   return exchanged + rates_.host_update(stage.cls, of_node);
 }

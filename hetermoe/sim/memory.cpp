@@ -5,6 +5,7 @@
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/model/op_cost.h"
+#include "hetermoe/schedule/two_level.h"
 
 namespace hetermoe {
 namespace {
@@ -271,13 +272,17 @@ Bytes BufferSizes::transfer_workspace(const Op& op, DeviceId device) {
     case TransferKind::kReduce:
     case TransferKind::kReduceScatter: {
       // A copy of the own gradients, where the sum is written over them, and from each peer the part that is
-      // added here.
+      // added here. In two levels what comes from the node, and the sums of it, or what goes there.
       const State& state = placement_.states()[idx(op.state)];
+      if (pays_two_levels(cluster_, state.reducers()))
+        return work_.trained_params(op.state) * gradient(device);
       const auto parts = static_cast<double>(state.reducers().size());
       return ((state.gathered() ? 1 : 2) - 1 / parts) * work_.trained_params(op.state) * gradient(device);
     }
     case TransferKind::kAllGather: {  // the others' parts, and a copy of the own where it is written over
       const State& state = placement_.states()[idx(op.state)];
+      if (pays_two_levels(cluster_, state.devices))
+        return real(state.devices.size()) * work_.gathered_part(op.state);
       return static_cast<double>(state.devices.size() - (state.gathered() ? 1 : 0)) *
              work_.gathered_part(op.state);
     }

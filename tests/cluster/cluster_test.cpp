@@ -95,7 +95,7 @@ TEST(Cluster, RoundTripIsExact) {
       "{name: odd, device_types: [{name: X, like: T4, year: 1999}], nodes: [{name: a, devices: [X, {type: "
       "A40, count: "
       "2, speed: 0.3}, A40, X x3], network_gbit_s: 0.7, latency_us: 0.1, local_gb_s: 3.3333333333333335, "
-      "local_latency_us: 7.7}]}")};
+      "local_latency_us: 7.7, peer_us: 3.3, local_peer_us: 0.7}]}")};
   for (const std::string& name : known_clusters()) clusters.push_back(load_cluster(name));
   for (const Cluster& cluster : clusters) {
     const Json json = to_json(cluster);
@@ -108,6 +108,8 @@ TEST(Cluster, RoundTripIsExact) {
       EXPECT_EQ(again.nodes[i].latency, cluster.nodes[i].latency);
       EXPECT_EQ(again.nodes[i].local, cluster.nodes[i].local);
       EXPECT_EQ(again.nodes[i].local_latency, cluster.nodes[i].local_latency);
+      EXPECT_EQ(again.nodes[i].peer, cluster.nodes[i].peer);
+      EXPECT_EQ(again.nodes[i].local_peer, cluster.nodes[i].local_peer);
     }
     ASSERT_EQ(again.devices.size(), cluster.devices.size());
     for (std::size_t i = 0; i < cluster.devices.size(); ++i) {
@@ -157,7 +159,7 @@ TEST(Cluster, WrittenFormIsReadable) {
   EXPECT_EQ(
       json["nodes"].dump(),
       R"([{"name":"a","devices":["T4 x2","A40"],"network_gbit_s":100.0,"latency_us":10.0,"local_gb_s":20.0,)"
-      R"("local_latency_us":5.0}])");
+      R"("local_latency_us":5.0,"peer_us":17.0,"local_peer_us":3.0}])");
   EXPECT_EQ(json["device_types"][0]["name"], "T4");
 }
 

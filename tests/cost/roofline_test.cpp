@@ -126,7 +126,30 @@ TEST_F(RooflineTest, TransferTakesTheBusiestPort) {
   EXPECT_EQ(transfer.loads[0].port, 0);  // uplink of node 0 carries both
   EXPECT_DOUBLE_EQ(transfer.loads[0].seconds, 4e6 / rate);
   EXPECT_EQ(transfer.loads[1].port, 3);  // downlink of node 1
-  EXPECT_DOUBLE_EQ(transfer.latency, 10e-6 + 2 * constants_.peer_message);
+  EXPECT_DOUBLE_EQ(transfer.latency, 10e-6 + 2 * cluster_.nodes[1].peer)
+      << "device 2 has both peers on another node";
+}
+
+TEST_F(RooflineTest, ExchangesOneAfterAnotherTakeWhatEachTakes) {
+  cluster_ = parse_cluster(
+      parse_yaml("{name: pair, nodes: [{count: 2, devices: [A40 x2], peer_us: 8, local_peer_us: 2}]}",
+                 "test"),
+      "test ");
+  plan_.dtype.resize(4);
+  const std::vector<DeviceId> devices = {0, 1, 2, 3};
+  const RooflineCost cost(model_, cluster_, plan_, constants_);
+  const PortBytes local = {0, 0, 4e6, 4e6}, network = {1e6, 1e6, 0, 0};
+  const std::vector<PortBytes> inside(4, local), between(4, network);
+  std::vector<PortBytes> both = inside;
+  both.insert(both.end(), between.begin(), between.end());
+  const Op op{OpKind::kReduceScatter};
+  const TransferCost one = cost.transfer({op, devices, inside}),
+                     other = cost.transfer({op, devices, between}), all = cost.transfer({op, devices, both});
+  // At once a device has three peers, in two levels first one and then one.
+  EXPECT_DOUBLE_EQ(one.latency, 5e-6 + 2 * 8e-6 + 2e-6);
+  EXPECT_DOUBLE_EQ(other.latency, 10e-6 + 2 * 8e-6 + 2e-6);
+  EXPECT_DOUBLE_EQ(all.seconds(), one.seconds() + other.seconds() - 3 * 8e-6 - 2e-6);
+  ASSERT_EQ(all.loads.size(), one.loads.size() + other.loads.size());
 }
 
 TEST_F(RooflineTest, EmptyTransferIsFree) {

@@ -6,6 +6,7 @@
 #include "hetermoe/plan/offload.h"
 #include "hetermoe/train/session.h"
 #include "tests/support/case_count.h"
+#include "tests/support/fast_nodes.h"
 #include "tests/support/rig.h"
 #include "tests/support/strategy_plans.h"
 
@@ -60,11 +61,16 @@ bool expect_no_difference(const ModelConfig& model, const Cluster& cluster, Plan
   return sharded.bytes < whole.bytes;
 }
 
+/// Of one model sums go at once, of the others in two levels.
+Cluster cluster_for(const ModelConfig& model) {
+  return model.name == "tiny" ? load_cluster("demo") : with_fast_nodes("demo");
+}
+
 class ShardedOptimizer : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(ShardedOptimizer, ChangesNoBit) {
   const ModelConfig model = load_model(GetParam());
-  const Cluster cluster = load_cluster("demo");
+  const Cluster cluster = cluster_for(model);
   i64 divided = 0;
   Turns turns(2);
   for (const auto& [dtype, master] :
@@ -121,7 +127,7 @@ class ShardedWeights : public ::testing::TestWithParam<const char*> {};
 /// themselves, but the order of visits, and which op leaves a gradient.
 TEST_P(ShardedWeights, ChangeNoBitWhereThereIsOneBackwardVisit) {
   const ModelConfig model = load_model(GetParam());
-  const Cluster cluster = load_cluster("demo");
+  const Cluster cluster = cluster_for(model);
   i64 turn = 0, divided = 0, same_bits = 0;
   for (const i64 microbatches : {1, 2}) {
     StrategyRequest request = small_step();

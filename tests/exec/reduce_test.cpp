@@ -7,19 +7,28 @@
 #include "hetermoe/cluster/cluster.h"
 #include "hetermoe/cost/cost_model.h"
 #include "hetermoe/plan/offload.h"
+#include "tests/support/fast_nodes.h"
 #include "tests/support/rig.h"
 #include "tests/support/strategy_plans.h"
 
 namespace hetermoe::testing {
 namespace {
 
-/// Expert parallelism over four devices, which all hold the attention parts.
-Rig ep_rig(RigOptions options, bool gathers = false) {
+/// A state on all devices: expert parallelism.
+Rig ep_rig(RigOptions options, const Cluster& cluster, bool gathers = false) {
   const ModelConfig model = load_model("tiny");
-  const Cluster cluster = load_cluster("demo");
   Plan plan = find_strategy("ep").make(model, cluster, small_step());
   if (gathers) shard_weights(plan);
   return Rig(model, cluster, plan, std::move(options));
+}
+
+/// Nodes of one, three and two devices.
+Cluster uneven_nodes() {
+  return parse_cluster(
+      parse_yaml("{name: uneven, local_gb_s: 1000, nodes: [{devices: [A40]}, {devices: [V100 "
+                 "x3]}, {devices: [A40 x2]}]}",
+                 "test"),
+      "test ");
 }
 
 void run_step(Rig& rig) {
@@ -27,25 +36,31 @@ void run_step(Rig& rig) {
   rig.executor().run(random_input(rig.plan(), rig.model()));
 }
 
-/// Bytes that each device sends to others in collectives of states in one step, and what their price counts.
+/// Bytes that leave a device in collectives of states in one step.
+struct SentBytes {
+  double network = 0, local = 0;
+};
 struct Sent {
-  std::map<DeviceId, double> counted, priced;
+  std::map<DeviceId, SentBytes> counted, priced;
+  std::size_t most_exchanges = 0;  ///< of a transfer
 };
 
-Sent run_reduces(bool gathers) {
+Sent run_reduces(const Cluster& cluster, bool gathers) {
   Sent sent;
   std::mutex mutex;
   RigOptions options;
   options.on_send = [&](const ExchangeCall& call, std::vector<Message>& out) {
     if (!call.name.starts_with("reduce") && !call.name.starts_with("all_gather")) return;
     const std::lock_guard lock(mutex);
+    SentBytes& own = sent.counted[call.self];
     for (std::size_t i = 0; i < out.size(); ++i) {
       if (call.participants[i] == call.self) continue;
+      const bool local = cluster.node_of(call.participants[i]) == cluster.node_of(call.self);
       for (const at::Tensor& tensor : out[i].tensors)
-        sent.counted[call.self] += static_cast<double>(tensor.nbytes());
+        (local ? own.local : own.network) += static_cast<double>(tensor.nbytes());
     }
   };
-  Rig rig = ep_rig(std::move(options), gathers);
+  Rig rig = ep_rig(std::move(options), cluster, gathers);
   run_step(rig);
   const WorkModel work(rig.placement(), rig.model(), rig.cluster());
   for (OpId id = 0; id < rig.schedule().num_ops(); ++id) {
@@ -54,8 +69,11 @@ Sent run_reduces(bool gathers) {
     std::vector<DeviceId> participants;
     for (const LaneId lane : rig.schedule().lanes_of(id)) participants.push_back(device_of(lane));
     const std::vector<PortBytes> bytes = work.port_bytes(op, participants, nullptr);
-    for (std::size_t i = 0; i < participants.size(); ++i)
-      sent.priced[participants[i]] += bytes[i].net_out + bytes[i].local_out;
+    sent.most_exchanges = std::max(sent.most_exchanges, bytes.size() / participants.size());
+    for (std::size_t i = 0; i < bytes.size(); ++i) {
+      SentBytes& own = sent.priced[participants[i % participants.size()]];
+      own.network += bytes[i].net_out, own.local += bytes[i].local_out;
+    }
   }
   return sent;
 }
@@ -63,7 +81,7 @@ Sent run_reduces(bool gathers) {
 using Exchange = std::pair<OpId, i32>;  ///< op and round
 
 /// [device] its exchanges of a step, in the order of their turns.
-std::map<DeviceId, std::vector<Exchange>> exchanges_by_turn() {
+std::map<DeviceId, std::vector<Exchange>> exchanges_by_turn(const Cluster& cluster) {
   std::map<DeviceId, std::map<i64, Exchange>> by_turn;
   std::mutex mutex;
   RigOptions options;
@@ -71,7 +89,7 @@ std::map<DeviceId, std::vector<Exchange>> exchanges_by_turn() {
     const std::lock_guard lock(mutex);
     EXPECT_TRUE(by_turn[call.self].emplace(call.turn, Exchange{call.op, call.round}).second) << call.name;
   };
-  Rig rig = ep_rig(std::move(options));
+  Rig rig = ep_rig(std::move(options), cluster);
   run_step(rig);
   std::map<DeviceId, std::vector<Exchange>> all;
   for (const auto& [device, exchanges] : by_turn) {
@@ -82,8 +100,8 @@ std::map<DeviceId, std::vector<Exchange>> exchanges_by_turn() {
 }
 
 /// Where transports take turns, two devices that meet in another order wait for each other for ever.
-TEST(Reduce, AllDevicesTakeTheTurnsOfItsExchangesInOneOrder) {
-  const auto all = exchanges_by_turn();
+void expect_one_order(const Cluster& cluster) {
+  const auto all = exchanges_by_turn(cluster);
   ASSERT_EQ(all.size(), 4U);
   i64 between = 0;
   for (const auto& [device, exchanges] : all) {
@@ -106,15 +124,49 @@ TEST(Reduce, AllDevicesTakeTheTurnsOfItsExchangesInOneOrder) {
   EXPECT_GT(between, 0) << "transfers between the exchanges of a reduce do not wait for its peers";
 }
 
+TEST(Reduce, AllDevicesTakeTheTurnsOfItsExchangesInOneOrder) {
+  expect_one_order(load_cluster("demo"));
+  expect_one_order(with_fast_nodes("demo"));
+}
+
 /// Parts are whole numbers of elements, which the price does not round.
-TEST(Reduce, SendsWhatItIsPricedAt) {
+void expect_priced(const Cluster& cluster, std::size_t num_exchanges) {
   for (const bool gathers : {false, true}) {
-    const Sent sent = run_reduces(gathers);
-    EXPECT_EQ(sent.counted.size(), 4U);
+    const Sent sent = run_reduces(cluster, gathers);
+    EXPECT_EQ(sent.most_exchanges, gathers && num_exchanges > 1 ? num_exchanges / 2 : num_exchanges);
+    EXPECT_EQ(sent.counted.size(), static_cast<std::size_t>(cluster.num_devices()));
     ASSERT_EQ(sent.priced.size(), sent.counted.size());
-    for (const auto& [device, bytes] : sent.counted)
-      EXPECT_NEAR(bytes / sent.priced.at(device), 1, 0.01) << "device " << device;
+    for (const auto& [device, bytes] : sent.counted) {
+      const SentBytes& priced = sent.priced.at(device);
+      EXPECT_NEAR(bytes.network / priced.network, 1, 0.02) << "device " << device;
+      if (priced.local > 0) {
+        EXPECT_NEAR(bytes.local / priced.local, 1, 0.02) << "device " << device;
+      } else {
+        EXPECT_EQ(bytes.local, 0) << "device " << device;
+      }
+    }
   }
+}
+
+TEST(Reduce, SendsWhatItIsPricedAt) { expect_priced(load_cluster("demo"), 1); }
+
+TEST(Reduce, InTwoLevelsSendsWhatItIsPricedAt) {
+  expect_priced(with_fast_nodes("demo"), 4);
+  expect_priced(uneven_nodes(), 4);
+}
+
+/// A node's port carries what its devices do not own once in each direction, not once for each of them.
+TEST(Reduce, InTwoLevelsANodeSendsAStateOnce) {
+  const auto of_nodes = [](const Cluster& cluster) {
+    std::map<NodeId, double> sent;
+    for (const auto& [device, bytes] : run_reduces(cluster, false).counted)
+      sent[cluster.node_of(device)] += bytes.network;
+    return sent;
+  };
+  const std::map<NodeId, double> at_once = of_nodes(load_cluster("demo")),
+                                 levels = of_nodes(with_fast_nodes("demo"));
+  for (const auto& [node, bytes] : at_once)
+    EXPECT_NEAR(levels.at(node) / bytes, 0.5, 0.01) << "node " << node;
 }
 
 }  // namespace

@@ -18,7 +18,7 @@ struct Case {
   Plan plan = test::make_zebra_plan(model, cluster, {.attention = 2, .experts = 2});
   SoftwareConstants constants;
   RooflineCost cost{model, cluster, plan, constants};
-  Seconds latency = cluster.nodes[0].latency + constants.peer_message;  // of two participants
+  Seconds latency = cluster.nodes[0].latency + cluster.nodes[0].peer;  // of two participants
 
   Seconds network(Bytes bytes) const { return bytes / (1e9 * constants.network_efficiency); }
 

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "hetermoe/schedule/two_level.h"
+
 namespace hetermoe {
 namespace {
 
@@ -30,18 +32,28 @@ void run_compute(OpContext& d, const Op& op) {
   all[idx(compute_kind(op.kind))](d, op);
 }
 
-const TransferOp& transfer_op_of(const Op& op, const Placement& placement) {
+const TransferOp& transfer_op_of(const Op& op, const Placement& placement, const Cluster& cluster) {
   static const std::vector<TransferOp> all =
       transfer_ops(std::make_integer_sequence<int, kEnumCount<TransferKind>>());
   const TransferOp& of_kind = all[idx(transfer_kind(op.kind))];
   if (is_saved_copy(op)) return *of_kind.of_saved;
+  if (of_kind.in_two_levels != nullptr &&
+      pays_two_levels(cluster, placement.states()[idx(op.state)].reducers()))
+    return *of_kind.in_two_levels;
   return placement.tells_sizes(op) ? *of_kind.sizes : of_kind;
 }
 
-i64 num_exchanges(const Op& op, const Placement& placement) {
+i64 num_exchanges(const Op& op, const Placement& placement, const Cluster& cluster) {
   i64 count = 0;
-  for (const TransferOp* each = &transfer_op_of(op, placement); each != nullptr; each = each->next) ++count;
+  for (const TransferOp* each = &transfer_op_of(op, placement, cluster); each != nullptr; each = each->next)
+    ++count;
   return count;
+}
+
+std::vector<DeviceId> peers_of(const TransferOp& transfer, const Cluster& cluster, Devices participants,
+                               DeviceId self) {
+  if (transfer.peers != nullptr) return transfer.peers(cluster, participants, self);
+  return {participants.begin(), participants.end()};
 }
 
 void check_count(const std::string& where, const char* what, std::size_t got, std::size_t expected) {

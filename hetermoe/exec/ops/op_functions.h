@@ -24,6 +24,11 @@ struct TransferOp {
   const TransferOp* sizes = nullptr;
   /// What they exchange in its place when it is of activations (is_saved_copy).
   const TransferOp* of_saved = nullptr;
+  /// What they exchange in its place where two levels pay (TwoLevel). Null = this in any case.
+  const TransferOp* in_two_levels = nullptr;
+  /// Those among the participants with whom a device exchanges, itself included, ascending. They get a
+  /// message each in pack and unpack. Null = all participants.
+  std::vector<DeviceId> (*peers)(const Cluster& cluster, Devices participants, DeviceId self) = nullptr;
 };
 
 template <ComputeKind kKind>
@@ -34,9 +39,12 @@ TransferOp transfer_op();
 /// By the table of op kinds.
 void run_compute(OpContext& d, const Op& op);
 /// The first exchange of a transfer.
-const TransferOp& transfer_op_of(const Op& op, const Placement& placement);
+const TransferOp& transfer_op_of(const Op& op, const Placement& placement, const Cluster& cluster);
 /// How many exchanges a transfer is.
-i64 num_exchanges(const Op& op, const Placement& placement);
+i64 num_exchanges(const Op& op, const Placement& placement, const Cluster& cluster);
+/// With whom a device exchanges, of all participants of the transfer.
+std::vector<DeviceId> peers_of(const TransferOp& transfer, const Cluster& cluster, Devices participants,
+                               DeviceId self);
 
 /// Tables of which of an op's tokens go to which owner, per chunk; or of one chunk.
 void route(OpContext& d, const Op& op, LayerSlot& slot);
