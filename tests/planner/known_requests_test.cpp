@@ -76,7 +76,7 @@ std::vector<AdviceRow> advice_rows() {
       {"H100x8", {qwen, {{"H100"}}, 2048, 64}, 88'949, true},
       {"H100x8MoreSequences", {qwen, {{"H100"}}, 2048, 512}, 91'956, true},
       {"A100x8", {qwen, {kA100}, 2048, 64}, 39'395, true},
-      {"ThreeTypes", {qwen, kThreeFiveSeven, 2048, 64, fp16}, 37'491, true},
+      {"ThreeTypes", {qwen, kThreeFiveSeven, 2048, 64, fp16}, 34'440, true},
       {"H100x4A100x8", {qwen, kFourEight, 4096, 256}, 65'172, true},
       {"H100x4A100x8Smaller", {"deepseek-v2-lite", kFourEight, 4096, 256}, 135'471, true},
       {"A40x6V100x6", {"d1", {}, 8192, 48, fp16}, 260'259, true},
