@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <iostream>
 #include <memory>
+#include <numeric>
 
 #include "hetermoe/cli/balance_rows.h"
 #include "hetermoe/cli/command.h"
@@ -90,6 +91,12 @@ void print_rows(const std::vector<CompareRow>& rows) {
              rows[0].strategy);
 }
 
+Expected expected_of_all(const Cluster& cluster, bool links_assumed) {
+  std::vector<DeviceId> all(static_cast<std::size_t>(cluster.num_devices()));
+  std::iota(all.begin(), all.end(), 0);
+  return expected_of(cluster, all, links_assumed);
+}
+
 /// What holds for all rows.
 std::string rules_text(const CompareOptions& options) {
   const std::string gradients = name_of(options.grad_dtype.value_or(Dtype::kFp32));
@@ -113,18 +120,24 @@ int compare_predicted(const CompareArguments& options, const Job& job) {
   if (!options.grad_dtype.empty()) fixed.grad_dtype = parse_dtype(options.grad_dtype);
   fixed.published = options.published;
   fixed.limits = options.limits;
+  const Cluster cluster = load_cluster(job.cluster);
   const std::vector<CompareRow> rows =
-      compare_strategies(load_model(job.model), load_cluster(job.cluster), options.seq_lens, fixed);
+      compare_strategies(load_model(job.model), cluster, options.seq_lens, fixed);
   const std::string assumed = assumed_links(job.cluster);
+  const Expected expected = expected_of_all(cluster, !assumed.empty());
   if (options.json) {
     Json json = to_json(rows);
     json["published"] = options.published;
+    json["rate_factors"] = {expected.low, expected.high};
+    json["constants"] = constants_json(expected);
     if (!assumed.empty()) json["assumed_links"] = assumed;
     print_json(json);
     return 0;
   }
   if (!assumed.empty()) std::cout << assumed << ".\n";
-  std::cout << rules_text(fixed) << "\n\n";
+  std::cout << rules_text(fixed)
+            << fmt::format(" Expect {:.2f} to {:.2f} times these tokens/s: {}.\n\n", expected.low,
+                           expected.high, constants_text(expected));
   print_rows(rows);
   return 0;
 }

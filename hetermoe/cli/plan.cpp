@@ -150,8 +150,9 @@ void print_next(const PlanArguments& options, const PlanRequest& request, const 
 }
 
 int plan(const PlanArguments& options) {
-  const PlanRequest request = make_request(options);
+  PlanRequest request = make_request(options);
   const std::string assumed = assumed_links(options.cluster);
+  request.links_assumed = !assumed.empty();
   const PlanResult result = find_plan(request);
   const std::string ways = result.feasible() ? "" : ways_out_text(request);
   if (options.json) {

@@ -66,6 +66,14 @@ std::string optional_text(const Json& json, const char* key, const std::string& 
   return text;
 }
 
+/// A file that gives other rates has to say who measured them.
+void drop_source(const Json& figures, DeviceType& type) {
+  if (figures.contains("efficiency_source")) return;
+  for (const char* rate : {"memory_gb_s", "fp32_tflops", "bf16_tflops", "fp16_tflops", "attention_kernel",
+                           "gemm_efficiency", "attention_efficiency"})
+    if (figures.contains(rate)) type.efficiency_source.clear();
+}
+
 /// The types that a file defines itself: from scratch, like another type, or a catalogue type with other
 /// figures.
 class FileTypes {
@@ -106,6 +114,7 @@ class FileTypes {
     figures.erase("like");
     check_complete(figures, type, name, entry.where);
     read_fields(figures, type, entry.where);
+    drop_source(figures, type);
     types_.push_back(std::move(type));
   }
 

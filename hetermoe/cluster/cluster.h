@@ -40,6 +40,7 @@ struct DeviceType {
   AttentionKernel attention_kernel = AttentionKernel::kPlain;
   double gemm_efficiency = 0;  ///< share of the peak that large GEMMs reach; 0 = the cost model's default
   double attention_efficiency = 0;  ///< share of the peak that the fused attention kernel reaches, likewise
+  std::string efficiency_source;    ///< what both agree with that was measured or published; empty = nothing
   std::string profile;              ///< optional file of measured times that override the roofline
 
   FlopsPerSecond peak(Dtype dtype) const;  ///< fp16 stands in where bf16 is missing and the reverse; never 0
@@ -67,6 +68,8 @@ struct DeviceType {
     v("attention_efficiency", attention_efficiency,
       "share of the peak that the fused attention kernel reaches forward, causal half counted, 0 = default",
       between(0, 1));
+    v("efficiency_source", efficiency_source,
+      "what the efficiencies agree with that was measured or published", text_of_lines());
     v("profile", profile, "file of measured times that override the roofline");
   }
 };

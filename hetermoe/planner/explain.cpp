@@ -144,6 +144,14 @@ void describe(const PlanRequest& request, const Plan& plan, Candidate& candidate
   candidate.newer_only = types == 1 && newest;
 }
 
+Expected expected_of(const PlanRequest& request, const Plan& plan) {
+  const std::vector<std::string> roles = roles_of(plan);
+  std::vector<DeviceId> used;
+  for (DeviceId d = 0; d < request.cluster.num_devices(); ++d)
+    if (roles[static_cast<std::size_t>(d)] != "idle") used.push_back(d);
+  return expected_of(request.cluster, used, request.links_assumed);
+}
+
 std::string busiest_type(const Candidate& candidate) {
   const auto most = std::max_element(candidate.types.begin(), candidate.types.end(),
                                      [](const TypeUse& a, const TypeUse& b) { return a.busy < b.busy; });

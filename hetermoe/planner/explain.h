@@ -14,6 +14,9 @@ void describe(const PlanRequest& request, const Plan& plan, Candidate& candidate
 /// "V100 busy 94 %", or that no type is: then transfers and order limit the plan.
 std::string busiest_type(const Candidate& candidate);
 
+/// What a plan can be expected to reach, by the devices that it uses.
+Expected expected_of(const PlanRequest& request, const Plan& plan);
+
 /// Verdicts of all candidates and the explanation, best first.
 void explain(PlanResult& result);
 

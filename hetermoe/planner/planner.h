@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "hetermoe/planner/expected.h"
 #include "hetermoe/planner/predict.h"
 #include "hetermoe/planner/trained.h"
 
@@ -46,6 +47,7 @@ struct PlanRequest {
   PlanLimits limits;
   Trained trained = {};
   AssumedRouting routing = {.margin = kRoutingMargin};
+  bool links_assumed = false;  ///< nobody states the cluster's links: see assumed_links()
 };
 /// Predicts steps as the request has them.
 inline Predictor predictor_of(const PlanRequest& request) {
@@ -114,6 +116,7 @@ struct PlanResult {
   std::vector<std::string> bounds;  ///< of the search that kept it from looking further, in words
   std::vector<std::string> explanation;
   std::optional<GoodSequences> good_sequences;  ///< at least 2 % better; none = none is known
+  Expected expected;                            ///< of the best plan
   i64 num_sketches = 0;                         ///< weighed by estimate
   i64 num_simulated = 0;                        ///< judged by the simulator
   double routing_margin =

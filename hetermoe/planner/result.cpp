@@ -177,15 +177,20 @@ Json to_json(const PlanResult& result) {
     }
     rows.push_back(std::move(row));
   }
-  return {{"infeasible", result.infeasible},
-          {"advice", result.advice},
-          {"bounds", result.bounds},
-          {"explanation", result.explanation},
-          {"good_sequences", good_sequences_json(result)},
-          {"routing_margin", result.routing_margin},
-          {"num_sketches", result.num_sketches},
-          {"num_simulated", result.num_simulated},
-          {"candidates", std::move(rows)}};
+  Json json = {{"infeasible", result.infeasible},
+               {"advice", result.advice},
+               {"bounds", result.bounds},
+               {"explanation", result.explanation},
+               {"good_sequences", good_sequences_json(result)},
+               {"routing_margin", result.routing_margin},
+               {"num_sketches", result.num_sketches},
+               {"num_simulated", result.num_simulated},
+               {"candidates", std::move(rows)}};
+  const double rate = result.feasible() ? result.best().prediction.tokens_per_s : 0;
+  json["tokens_per_s_range"] =
+      result.feasible() ? Json{rate * result.expected.low, rate * result.expected.high} : Json();
+  json["constants"] = result.feasible() ? constants_json(result.expected) : Json();
+  return json;
 }
 
 }  // namespace hetermoe

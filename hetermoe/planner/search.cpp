@@ -197,9 +197,11 @@ class Search {
     }
     result.bounds = bounds();
     result.tried = reported_candidates(request_, evaluator_, named_);
-    if (result.feasible())
+    if (result.feasible()) {
+      result.expected = expected_of(request_, result.best().plan);
       result.good_sequences =
           good_sequences(request_, result.best(), evaluator_.whole_budget() / kGoodSequences);
+    }
     explain(result);
     return result;
   }

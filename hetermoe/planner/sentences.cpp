@@ -123,6 +123,11 @@ Lines summary(const PlanResult& r) {
       extrapolated_text(best))};
 }
 
+Lines expectation(const PlanResult& r) {
+  return {fmt::format("Expect {} tokens/s: {}.", range_text(r.best().prediction.tokens_per_s, r.expected),
+                      constants_text(r.expected))};
+}
+
 std::string type_line(const TypeUse& use) {
   if (use.used == 0) {
     return use.devices == 1 ? fmt::format("The {} stays idle.", use.type)
@@ -299,6 +304,7 @@ const std::vector<Sentence>& sentences() {
   static const std::vector<Sentence> all = {
       {"no plan", infeasible, no_plan},
       {"summary", feasible, summary},
+      {"expectation", feasible, expectation},
       {"stages", has_stages, stages},
       {"types", feasible, type_lines},
       {"pace", sets_pace, pace},

@@ -12,7 +12,9 @@ TEST(PlanCommand, WritesAPlanThatSimulateTakes) {
   const ProgramResult made = run_hetermoe({"plan", "--model", "demo", "--cluster", "demo", "--seq", "512",
                                            "--sequences", "8", "--json", "-o", plan});
   ASSERT_EQ(made.code, 0) << made.err;
-  EXPECT_FALSE(parse_json(made.out, "output").empty());
+  const Json made_json = parse_json(made.out, "output");
+  EXPECT_EQ(made_json.at("tokens_per_s_range").size(), 2U);
+  EXPECT_EQ(made_json.at("constants").at("A40/1000"), "assumed");
   const ProgramResult simulated =
       run_hetermoe({"simulate", "--model", "demo", "--cluster", "demo", "--plan", plan, "--json"});
   EXPECT_EQ(simulated.code, 0) << simulated.err;
@@ -55,7 +57,9 @@ TEST(CompareCommand, PredictsTunedStrategiesInTheShapeOfTheContract) {
       run_hetermoe({"compare", "--model", "d1", "--cluster", "o1", "--seq", "4096,8192", "--strategy",
                     "zebra,ep,ep-ideal,dist-ep,best", "--json"});
   ASSERT_EQ(result.code, 0) << result.err;
-  const Json rows = parse_json(result.out, "output")["rows"];
+  const Json json = parse_json(result.out, "output"), rows = json["rows"];
+  EXPECT_EQ(json["rate_factors"].size(), 2U);
+  EXPECT_EQ(json["constants"].dump(), R"({"A40":"calibrated","V100":"calibrated","links":"calibrated"})");
   ASSERT_EQ(rows.size(), 10U);
   for (const Json& row : rows) {
     for (const char* key : {"model", "cluster", "seq_len", "strategy", "tokens_per_s", "step_s",

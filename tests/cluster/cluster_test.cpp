@@ -90,6 +90,18 @@ TEST(Cluster, FileTypesOverrideTheCatalogueOrStartFromAnotherType) {
   EXPECT_EQ(catalogue_device("V100", "t").memory_gib, 16) << "the catalogue itself stays";
 }
 
+TEST(Cluster, OtherRatesNeedASourceOfTheirOwn) {
+  const Cluster cluster = parse(
+      "device_types:\n"
+      "  - {name: Larger, like: H100, memory_gib: 141}\n"
+      "  - {name: Faster, like: H100, gemm_efficiency: 0.9}\n"
+      "  - {name: Mine, like: H100, gemm_efficiency: 0.9, efficiency_source: my benchmark}\n"
+      "nodes: [{devices: [Larger, Faster, Mine]}]");
+  EXPECT_EQ(cluster.type_of(0).efficiency_source, catalogue_device("H100", "t").efficiency_source);
+  EXPECT_EQ(cluster.type_of(1).efficiency_source, "");
+  EXPECT_EQ(cluster.type_of(2).efficiency_source, "my benchmark");
+}
+
 TEST(Cluster, RoundTripIsExact) {
   std::vector<Cluster> clusters = {parse(
       "{name: odd, device_types: [{name: X, like: T4, year: 1999}], nodes: [{name: a, devices: [X, {type: "

@@ -41,6 +41,14 @@ TEST(Catalogue, EveryEntryIsCompletePlausibleAndSourced) {
   }
 }
 
+TEST(Catalogue, WhoHasEfficienciesSaysWhereFrom) {
+  for (const std::string& name : known_device_types()) {
+    const DeviceType& t = type(name);
+    EXPECT_EQ(t.gemm_efficiency > 0, !t.efficiency_source.empty()) << name;
+    EXPECT_EQ(t.attention_efficiency > 0, !t.efficiency_source.empty()) << name;
+  }
+}
+
 TEST(Catalogue, FiguresOfThePaperDevices) {
   EXPECT_EQ(type("A40").fp16_tflops, 149.7);
   EXPECT_EQ(type("A40").memory_gib, 45);  // with ECC
