@@ -4,6 +4,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <utility>
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/planner/advice.h"
@@ -37,7 +38,10 @@ constexpr double kPipelineRatio = 1.1;  ///< estimate over the best step, of tho
 constexpr i64 kGoodSequences = 8;       ///< such a part of the budget for each number of sequences near it
 constexpr Seconds kNever = std::numeric_limits<Seconds>::infinity();
 constexpr double kSlowLink = 0.5;  ///< of the fastest one of a type: a plan without it is looked for
+constexpr i64 kFewDevices = 64;    ///< of clusters where single layers of pipelines are moved
 constexpr i64 kMostNearby = 300;   ///< devices of a cluster whose parts are searched, too
+constexpr std::size_t kFewToLeaveOut =
+    16;  ///< of one that is searched without types that its plan leaves out
 
 /// How wide the search is. Rounds go on while the budget lasts: on small instances, where simulations are
 /// cheap, to the sketches that the estimate misjudges.
@@ -123,7 +127,9 @@ class Search {
   /// tell apart.
   void search_nearby() {
     if (request_.cluster.num_devices() > kMostNearby) return;
-    for (const std::vector<DeviceId>& outside : {outside_full_nodes(), on_slow_nodes()}) {
+    std::vector<std::vector<DeviceId>> parts = of_idle_types();
+    parts.push_back(outside_full_nodes()), parts.push_back(on_slow_nodes());
+    for (const std::vector<DeviceId>& outside : parts) {
       if (outside.empty() || outside.size() == request_.cluster.devices.size()) continue;
       const ClusterPart part = part_without(request_.cluster, outside);
       PlanRequest fewer = request_;
@@ -149,6 +155,20 @@ class Search {
     other.evaluator_.settle_best(kMostToJudge);
     if (!other.has_best()) return {};
     return other.evaluator_.plan_of(other.evaluator_.best());
+  }
+
+  /// [type] devices of one that the best plan on a small cluster leaves out. Of two types both alone are
+  /// searched anyway.
+  std::vector<std::vector<DeviceId>> of_idle_types() const {
+    std::map<i32, std::vector<DeviceId>> of_type;
+    const std::vector<Device>& devices = request_.cluster.devices;
+    for (DeviceId d = 0; d < request_.cluster.num_devices(); ++d) of_type[devices[idx(d)].type].push_back(d);
+    std::vector<std::vector<DeviceId>> all;
+    if (of_type.size() < 3 || devices.size() > kFewToLeaveOut || !has_best()) return all;
+    for (const Group& group : evaluator_.plan_of(evaluator_.best()).groups)
+      for (const DeviceId d : group.devices) of_type.erase(devices[idx(d)].type);
+    for (auto& [type, idle] : of_type) all.push_back(std::move(idle));
+    return all;
   }
 
   /// Devices of nodes that have fewer of a type than others.
@@ -357,14 +377,19 @@ class Search {
     const PipelineRanking ranking = rank_pipelines(evaluator_.rates(), has_best() ? best_step() : kNever);
     num_pipelines_ = ranking.num_weighed;
     i64 left = kPipelines;
+    const PipelineShape* best = nullptr;
     std::map<std::pair<i64, std::size_t>, i64> alike;
     for (const PipelineShape& shape : ranking.shapes) {
       const bool may_win = !has_best() || shape.estimate < kPipelineRatio * best_step();
       if (left == 0 || evaluator_.budget() <= 0 || !may_win) break;
       i64& count = alike[{shape.order.groups, shape.stages.size()}];
       if (count >= kPipelinesAlike) continue;
-      if (evaluator_.evaluate(make_pipeline(evaluator_.rates(), shape)) >= 0) --left, ++count;
+      const i64 index = evaluator_.evaluate(make_pipeline(evaluator_.rates(), shape));
+      if (index < 0) continue;
+      --left, ++count;
+      if (index == evaluator_.best()) best = &shape;
     }
+    if (best != nullptr && request_.cluster.num_devices() <= kFewDevices) vary(*best, ranking.shapes);
     if (evaluator_.empty() && !ranking.shapes.empty()) {
       evaluator_.forget_budget();  // one is better than none
       for (std::size_t i = 0; i < ranking.shapes.size() && !has_best(); ++i)
@@ -373,6 +398,32 @@ class Search {
     simulate_mixed_stages();
     evaluate_interleaved(evaluator_, request_.model);
     evaluator_.add_budget(std::min(budget - evaluator_.budget(), evaluator_.whole_budget() / 4));
+  }
+
+  /// Single layers of the best pipeline go over to the stage before or after, and its microbatches become
+  /// those of others of `all`, as long as that is faster: splits do not know where the step waits for its
+  /// first and its last microbatches.
+  void vary(PipelineShape shape, const std::vector<PipelineShape>& all) {
+    bool faster = true;
+    const auto try_with = [&](const PipelineShape& like, const std::vector<i64>& layers) {
+      if (evaluator_.budget() <= 0) return;
+      std::optional<PipelineShape> next = with_layers(evaluator_.rates(), like, layers);
+      if (!next) return;
+      const Seconds before = best_step();
+      evaluator_.evaluate(make_pipeline(evaluator_.rates(), *next));
+      if (best_step() < before) shape = std::move(*next), faster = true;
+    };
+    while (std::exchange(faster, false)) {
+      for (const PipelineShape& other : all)
+        if (other.stages == shape.stages && other.groups == shape.groups) try_with(other, shape.layers);
+      for (std::size_t s = 1; s < shape.stages.size(); ++s) {
+        for (const i64 more : {1, -1}) {
+          std::vector<i64> layers = shape.layers;
+          layers[s - 1] -= more, layers[s] += more;
+          try_with(shape, layers);
+        }
+      }
+    }
   }
 
   /// Where a pipeline is best, or nothing has room without one, types may also meet inside of stages.
