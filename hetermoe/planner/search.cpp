@@ -15,6 +15,7 @@
 #include "hetermoe/planner/good_sequences.h"
 #include "hetermoe/planner/interleave.h"
 #include "hetermoe/planner/layer_residence.h"
+#include "hetermoe/planner/leave_out.h"
 #include "hetermoe/planner/memory_estimate.h"
 #include "hetermoe/planner/mixed_stages.h"
 #include "hetermoe/planner/pipeline_shapes.h"
@@ -37,11 +38,8 @@ constexpr i64 kPipelinesAlike = 3;      ///< of as many stages in as many groups
 constexpr double kPipelineRatio = 1.1;  ///< estimate over the best step, of those that are
 constexpr i64 kGoodSequences = 8;       ///< such a part of the budget for each number of sequences near it
 constexpr Seconds kNever = std::numeric_limits<Seconds>::infinity();
-constexpr double kSlowLink = 0.5;  ///< of the fastest one of a type: a plan without it is looked for
-constexpr i64 kFewDevices = 64;    ///< of clusters where single layers of pipelines are moved
-constexpr i64 kMostNearby = 300;   ///< devices of a cluster whose parts are searched, too
-constexpr std::size_t kFewToLeaveOut =
-    16;  ///< of one that is searched without types that its plan leaves out
+constexpr i64 kFewDevices = 64;   ///< of clusters where single layers of pipelines are moved
+constexpr i64 kMostNearby = 300;  ///< devices of a cluster whose parts are searched, too
 
 /// How wide the search is. Rounds go on while the budget lasts: on small instances, where simulations are
 /// cheap, to the sketches that the estimate misjudges.
@@ -127,10 +125,8 @@ class Search {
   /// tell apart.
   void search_nearby() {
     if (request_.cluster.num_devices() > kMostNearby) return;
-    std::vector<std::vector<DeviceId>> parts = of_idle_types();
-    parts.push_back(outside_full_nodes()), parts.push_back(on_slow_nodes());
-    for (const std::vector<DeviceId>& outside : parts) {
-      if (outside.empty() || outside.size() == request_.cluster.devices.size()) continue;
+    const Plan best = has_best() ? evaluator_.plan_of(evaluator_.best()) : Plan();
+    for (const std::vector<DeviceId>& outside : devices_to_leave_out(request_.cluster, best)) {
       const ClusterPart part = part_without(request_.cluster, outside);
       PlanRequest fewer = request_;
       fewer.cluster = part.cluster;
@@ -155,52 +151,6 @@ class Search {
     other.evaluator_.settle_best(kMostToJudge);
     if (!other.has_best()) return {};
     return other.evaluator_.plan_of(other.evaluator_.best());
-  }
-
-  /// [type] devices of one that the best plan on a small cluster leaves out. Of two types both alone are
-  /// searched anyway.
-  std::vector<std::vector<DeviceId>> of_idle_types() const {
-    std::map<i32, std::vector<DeviceId>> of_type;
-    const std::vector<Device>& devices = request_.cluster.devices;
-    for (DeviceId d = 0; d < request_.cluster.num_devices(); ++d) of_type[devices[idx(d)].type].push_back(d);
-    std::vector<std::vector<DeviceId>> all;
-    if (of_type.size() < 3 || devices.size() > kFewToLeaveOut || !has_best()) return all;
-    for (const Group& group : evaluator_.plan_of(evaluator_.best()).groups)
-      for (const DeviceId d : group.devices) of_type.erase(devices[idx(d)].type);
-    for (auto& [type, idle] : of_type) all.push_back(std::move(idle));
-    return all;
-  }
-
-  /// Devices of nodes that have fewer of a type than others.
-  std::vector<DeviceId> outside_full_nodes() const {
-    std::map<std::pair<i32, NodeId>, i64> count;
-    for (const Device& device : request_.cluster.devices) ++count[{device.type, device.node}];
-    return below_most([&](const Device& device) { return real(count.at({device.type, device.node})); }, 1);
-  }
-
-  /// Devices whose links are much slower than those of others of their type.
-  std::vector<DeviceId> on_slow_nodes() const {
-    const std::vector<Node>& nodes = request_.cluster.nodes;
-    std::vector<DeviceId> slow =
-        below_most([&](const Device& device) { return nodes[idx(device.node)].network; }, kSlowLink);
-    const std::vector<DeviceId> inside =
-        below_most([&](const Device& device) { return nodes[idx(device.node)].local; }, kSlowLink);
-    slow.insert(slow.end(), inside.begin(), inside.end());
-    std::sort(slow.begin(), slow.end());
-    slow.erase(std::unique(slow.begin(), slow.end()), slow.end());
-    return slow;
-  }
-
-  /// Devices whose figure is below such a part of the highest one of their type.
-  template <class Figure>
-  std::vector<DeviceId> below_most(Figure figure, double part) const {
-    const std::vector<Device>& devices = request_.cluster.devices;
-    std::map<i32, double> most;
-    for (const Device& device : devices) most[device.type] = std::max(most[device.type], figure(device));
-    std::vector<DeviceId> below;
-    for (std::size_t d = 0; d < devices.size(); ++d)
-      if (figure(devices[d]) < part * most[devices[d].type]) below.push_back(static_cast<DeviceId>(d));
-    return below;
   }
 
   PlanResult result() {
