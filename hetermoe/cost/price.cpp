@@ -8,6 +8,7 @@
 #include <span>
 #include <unordered_map>
 
+#include "hetermoe/base/hash.h"
 #include "hetermoe/base/index.h"
 
 namespace hetermoe {
@@ -59,9 +60,9 @@ class PortClasses {
 
   /// All transfers that go for one have the same latency and load the same classes of ports in the same way.
   bool agree(const Transfers& transfers) const {
-    const std::vector<std::array<u64, 2>> first = loads_by_class(transfers.costs.front());
+    const u64 first = hash_of_loads(transfers.costs.front());
     return std::all_of(transfers.costs.begin() + 1, transfers.costs.end(), [&](const TransferCost& cost) {
-      return cost.latency == transfers.latency && loads_by_class(cost) == first;
+      return cost.latency == transfers.latency && hash_of_loads(cost) == first;
     });
   }
 
@@ -109,12 +110,12 @@ class PortClasses {
     return out;
   }
 
-  std::vector<std::array<u64, 2>> loads_by_class(const TransferCost& cost) const {
-    std::vector<std::array<u64, 2>> out;
+  /// Whatever their order is.
+  u64 hash_of_loads(const TransferCost& cost) const {
+    u64 sum = 0;
     for (const PortLoad& load : cost.loads)
-      out.push_back({static_cast<u64>(class_of_[idx(load.port)]), rounded(load.seconds)});
-    std::sort(out.begin(), out.end());
-    return out;
+      sum += splitmix64(rounded(load.seconds) + splitmix64(static_cast<u64>(class_of_[idx(load.port)])));
+    return sum;
   }
 
   std::vector<std::size_t> begin_, end_;      // [port] into uses_

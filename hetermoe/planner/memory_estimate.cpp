@@ -67,9 +67,9 @@ class GroupMemory {
         most_(plan.dtype.size(), -1),
         share_(plan.dtype.size(), 0),
         owned_(plan.dtype.size(), 0) {
-    for (std::size_t d = 0; d < use_.size(); ++d) {
-      use_[d].element = bytes_of(plan.dtype[d]);
-      use_[d].state = state_bytes_of(plan, static_cast<DeviceId>(d));
+    for (const DeviceId d : group.devices) {
+      use_[idx(d)].element = bytes_of(plan.dtype[idx(d)]);
+      use_[idx(d)].state = state_bytes_of(plan, d);
     }
   }
 

@@ -77,11 +77,12 @@ std::vector<std::size_t> kinds_of(const Sketch& sketch) {
   return kinds;
 }
 
-/// Keeps the number of attention devices, or has attention on all devices of the class if it was.
-void resize(SketchGroup& group, std::size_t cls, i64 count) {
-  const bool all = group.attention[cls] == group.count[cls];
-  group.count[cls] = count;
-  group.attention[cls] = all ? count : std::min(group.attention[cls], count);
+/// Devices with attention where a class has `count`: as many as before, or all if all had; a first device may
+/// have experts alone.
+std::set<i64> resized(const SketchGroup& group, std::size_t cls, i64 count) {
+  if (group.count[cls] == 0) return {0, count};
+  const i64 now = group.attention[cls];
+  return {now == group.count[cls] ? count : std::min(now, count)};
 }
 
 }  // namespace
@@ -97,9 +98,12 @@ std::vector<Sketch> other_devices(const Rates& rates, const Sketch& sketch) {
       const bool has_more = sketch.groups.size() == 1 && now < cls.size();
       for (const i64 count : std::set<i64>{now - 1, now / per_node * per_node, has_more ? now + 1 : now}) {
         if (count < 0 || count == now) continue;
-        Sketch next = with_kind(sketch, kind, [&](SketchGroup& g) { resize(g, c, count); });
-        if (can_attend(next.groups[kind], sum_of(next.groups[kind].attention)))
-          all.push_back(std::move(next));
+        for (const i64 attention : resized(group, c, count)) {
+          Sketch next = with_kind(sketch, kind,
+                                  [&](SketchGroup& g) { g.count[c] = count, g.attention[c] = attention; });
+          if (can_attend(next.groups[kind], sum_of(next.groups[kind].attention)))
+            all.push_back(std::move(next));
+        }
       }
     }
   }

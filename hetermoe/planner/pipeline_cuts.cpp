@@ -79,7 +79,7 @@ std::set<i64> group_counts(const Rates& rates, const ClassSet& used) {
 }
 
 /// Devices of each class that a group may take of those that are there for it: all, whole nodes, a power of
-/// two of a single class.
+/// two of a single class; a single group also all but one of a small class.
 std::set<std::vector<i64>> spans_of(const Rates& rates, const ClassSet& used, i64 groups) {
   std::vector<i64> all(rates.num_classes(), 0), nodes = all, power = all;
   for (const std::size_t c : used) {
@@ -90,7 +90,14 @@ std::set<std::vector<i64>> spans_of(const Rates& rates, const ClassSet& used, i6
     if (used.size() == 1)
       for (power[c] = 1; 2 * power[c] <= all[c];) power[c] *= 2;
   }
-  return {all, nodes, power};
+  std::set<std::vector<i64>> spans = {all, nodes, power};
+  for (const std::size_t c : used) {
+    if (groups > 1 || all[c] < 2 || all[c] > kMostUneven) continue;
+    std::vector<i64> fewer = all;
+    --fewer[c];
+    spans.insert(std::move(fewer));
+  }
+  return spans;
 }
 
 /// Stages of some classes one after another.
@@ -201,6 +208,18 @@ std::vector<i64> rest_of(const Rates& rates, const ClassSet& used, const std::ve
   return rest;
 }
 
+/// Equal for cuts that make equal plans: of a single group it matters only which devices its stages have.
+std::vector<i64> key_of(i64 groups, const std::vector<i64>& span, const Stages& stages,
+                        const std::vector<i64>& rest) {
+  std::vector<i64> key = {groups};
+  for (const StageDevices& stage : stages) key.insert(key.end(), {static_cast<i64>(stage.cls), stage.count});
+  if (groups == 1 && rest.empty()) return key;
+  key.push_back(-1);
+  key.insert(key.end(), span.begin(), span.end());
+  key.insert(key.end(), rest.begin(), rest.end());
+  return key;
+}
+
 }  // namespace
 
 std::vector<Stages> stage_cuts(const Rates& rates, const std::vector<i64>& devices) {
@@ -217,11 +236,12 @@ std::vector<Stages> stage_cuts(const Rates& rates, const std::vector<i64>& devic
 std::vector<PipelineCut> pipeline_cuts(const Rates& rates, Seconds most) {
   std::vector<PipelineCut> cuts;
   const auto sequences = real(rates.request().sequences);
-  for (const ClassSet& used : class_sets(rates.num_classes())) {
+  for (const ClassSet& used : class_sets(rates)) {
     Shape all(rates.num_classes(), 0);
     for (const std::size_t c : used) all[c] = rates.classes()[c].size();
     if (sequences / ideal_rate(rates, all) > most) continue;
     std::set<std::pair<std::vector<i64>, i64>> seen;
+    std::set<std::vector<i64>> known;
     for (const i64 groups : group_counts(rates, used)) {
       for (const std::vector<i64>& span : spans_of(rates, used, groups)) {
         if (!seen.insert({span, groups}).second) continue;
@@ -229,8 +249,12 @@ std::vector<PipelineCut> pipeline_cuts(const Rates& rates, Seconds most) {
         const std::vector<i64> rest = rest_of(rates, used, span, groups, idle);
         const bool fills = idle <= 1 || kLeftOver * idle <= sum_of(all);
         for (const Stages& stages : stage_cuts(rates, span)) {
-          if (fills) cuts.push_back({groups, span, stages, {}});
-          if (!rest.empty() && used.size() < kManyClasses) cuts.push_back({groups, span, stages, rest});
+          const auto add = [&](const std::vector<i64>& left) {
+            if (known.insert(key_of(groups, span, stages, left)).second)
+              cuts.push_back({groups, span, stages, left});
+          };
+          if (fills) add({});
+          if (!rest.empty() && used.size() < kManyClasses) add(rest);
         }
       }
     }

@@ -4,6 +4,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <utility>
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/planner/advice.h"
@@ -14,6 +15,7 @@
 #include "hetermoe/planner/good_sequences.h"
 #include "hetermoe/planner/interleave.h"
 #include "hetermoe/planner/layer_residence.h"
+#include "hetermoe/planner/leave_out.h"
 #include "hetermoe/planner/memory_estimate.h"
 #include "hetermoe/planner/mixed_stages.h"
 #include "hetermoe/planner/pipeline_shapes.h"
@@ -36,8 +38,8 @@ constexpr i64 kPipelinesAlike = 3;      ///< of as many stages in as many groups
 constexpr double kPipelineRatio = 1.1;  ///< estimate over the best step, of those that are
 constexpr i64 kGoodSequences = 8;       ///< such a part of the budget for each number of sequences near it
 constexpr Seconds kNever = std::numeric_limits<Seconds>::infinity();
-constexpr double kSlowLink = 0.5;  ///< of the fastest one of a type: a plan without it is looked for
-constexpr i64 kMostNearby = 300;   ///< devices of a cluster whose parts are searched, too
+constexpr i64 kFewDevices = 64;   ///< of clusters where single layers of pipelines are moved
+constexpr i64 kMostNearby = 300;  ///< devices of a cluster whose parts are searched, too
 
 /// How wide the search is. Rounds go on while the budget lasts: on small instances, where simulations are
 /// cheap, to the sketches that the estimate misjudges.
@@ -123,8 +125,8 @@ class Search {
   /// tell apart.
   void search_nearby() {
     if (request_.cluster.num_devices() > kMostNearby) return;
-    for (const std::vector<DeviceId>& outside : {outside_full_nodes(), on_slow_nodes()}) {
-      if (outside.empty() || outside.size() == request_.cluster.devices.size()) continue;
+    const Plan best = has_best() ? evaluator_.plan_of(evaluator_.best()) : Plan();
+    for (const std::vector<DeviceId>& outside : devices_to_leave_out(request_.cluster, best)) {
       const ClusterPart part = part_without(request_.cluster, outside);
       PlanRequest fewer = request_;
       fewer.cluster = part.cluster;
@@ -149,38 +151,6 @@ class Search {
     other.evaluator_.settle_best(kMostToJudge);
     if (!other.has_best()) return {};
     return other.evaluator_.plan_of(other.evaluator_.best());
-  }
-
-  /// Devices of nodes that have fewer of a type than others.
-  std::vector<DeviceId> outside_full_nodes() const {
-    std::map<std::pair<i32, NodeId>, i64> count;
-    for (const Device& device : request_.cluster.devices) ++count[{device.type, device.node}];
-    return below_most([&](const Device& device) { return real(count.at({device.type, device.node})); }, 1);
-  }
-
-  /// Devices whose links are much slower than those of others of their type.
-  std::vector<DeviceId> on_slow_nodes() const {
-    const std::vector<Node>& nodes = request_.cluster.nodes;
-    std::vector<DeviceId> slow =
-        below_most([&](const Device& device) { return nodes[idx(device.node)].network; }, kSlowLink);
-    const std::vector<DeviceId> inside =
-        below_most([&](const Device& device) { return nodes[idx(device.node)].local; }, kSlowLink);
-    slow.insert(slow.end(), inside.begin(), inside.end());
-    std::sort(slow.begin(), slow.end());
-    slow.erase(std::unique(slow.begin(), slow.end()), slow.end());
-    return slow;
-  }
-
-  /// Devices whose figure is below such a part of the highest one of their type.
-  template <class Figure>
-  std::vector<DeviceId> below_most(Figure figure, double part) const {
-    const std::vector<Device>& devices = request_.cluster.devices;
-    std::map<i32, double> most;
-    for (const Device& device : devices) most[device.type] = std::max(most[device.type], figure(device));
-    std::vector<DeviceId> below;
-    for (std::size_t d = 0; d < devices.size(); ++d)
-      if (figure(devices[d]) < part * most[devices[d].type]) below.push_back(static_cast<DeviceId>(d));
-    return below;
   }
 
   PlanResult result() {
@@ -359,14 +329,19 @@ class Search {
     const PipelineRanking ranking = rank_pipelines(evaluator_.rates(), has_best() ? best_step() : kNever);
     num_pipelines_ = ranking.num_weighed;
     i64 left = kPipelines;
+    const PipelineShape* best = nullptr;
     std::map<std::pair<i64, std::size_t>, i64> alike;
     for (const PipelineShape& shape : ranking.shapes) {
       const bool may_win = !has_best() || shape.estimate < kPipelineRatio * best_step();
       if (left == 0 || evaluator_.budget() <= 0 || !may_win) break;
       i64& count = alike[{shape.order.groups, shape.stages.size()}];
       if (count >= kPipelinesAlike) continue;
-      if (evaluator_.evaluate(make_pipeline(evaluator_.rates(), shape)) >= 0) --left, ++count;
+      const i64 index = evaluator_.evaluate(make_pipeline(evaluator_.rates(), shape));
+      if (index < 0) continue;
+      --left, ++count;
+      if (index == evaluator_.best()) best = &shape;
     }
+    if (best != nullptr && request_.cluster.num_devices() <= kFewDevices) vary(*best, ranking.shapes);
     if (evaluator_.empty() && !ranking.shapes.empty()) {
       evaluator_.forget_budget();  // one is better than none
       for (std::size_t i = 0; i < ranking.shapes.size() && !has_best(); ++i)
@@ -375,6 +350,32 @@ class Search {
     simulate_mixed_stages();
     evaluate_interleaved(evaluator_, request_.model);
     evaluator_.add_budget(std::min(budget - evaluator_.budget(), evaluator_.whole_budget() / 4));
+  }
+
+  /// Single layers of the best pipeline go over to the stage before or after, and its microbatches become
+  /// those of others of `all`, as long as that is faster: splits do not know where the step waits for its
+  /// first and its last microbatches.
+  void vary(PipelineShape shape, const std::vector<PipelineShape>& all) {
+    bool faster = true;
+    const auto try_with = [&](const PipelineShape& like, const std::vector<i64>& layers) {
+      if (evaluator_.budget() <= 0) return;
+      std::optional<PipelineShape> next = with_layers(evaluator_.rates(), like, layers);
+      if (!next) return;
+      const Seconds before = best_step();
+      evaluator_.evaluate(make_pipeline(evaluator_.rates(), *next));
+      if (best_step() < before) shape = std::move(*next), faster = true;
+    };
+    while (std::exchange(faster, false)) {
+      for (const PipelineShape& other : all)
+        if (other.stages == shape.stages && other.groups == shape.groups) try_with(other, shape.layers);
+      for (std::size_t s = 1; s < shape.stages.size(); ++s) {
+        for (const i64 more : {1, -1}) {
+          std::vector<i64> layers = shape.layers;
+          layers[s - 1] -= more, layers[s] += more;
+          try_with(shape, layers);
+        }
+      }
+    }
   }
 
   /// Where a pipeline is best, or nothing has room without one, types may also meet inside of stages.

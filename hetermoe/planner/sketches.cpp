@@ -40,7 +40,7 @@ class Ranker {
   explicit Ranker(const Rates& rates) : rates_(rates), request_(rates.request()), choice_(rates) {}
 
   SketchRanking run() {
-    const std::vector<ClassSet> sets = class_sets(rates_.num_classes());
+    const std::vector<ClassSet> sets = class_sets(rates_);
     for (const ClassSet& used : sets) add_single_group(used);
     for (const GroupOrder& order : group_orders(request_.limits)) {
       for (const ClassSet& used : sets) add_parts(order, used), add_equal_groups(order, used);
@@ -105,7 +105,7 @@ class Ranker {
     if (request_.model.num_moe_layers() == 0) return;
     if (ranked_.empty()) {
       resends_ = true;
-      for (const ClassSet& used : class_sets(rates_.num_classes())) add_single_group(used);
+      for (const ClassSet& used : class_sets(rates_)) add_single_group(used);
       resends_ = false;
       return;
     }
@@ -387,31 +387,56 @@ class Ranker {
 
 }  // namespace
 
-std::vector<ClassSet> class_sets(std::size_t num_classes) {
-  std::vector<ClassSet> sets;
+namespace {
+
+/// Every union of a few sets; of many, one of them, the first few, or all but one.
+std::vector<ClassSet> unions_of(const std::vector<ClassSet>& sets) {
+  std::vector<ClassSet> unions;
   const auto add = [&](auto has) {
-    ClassSet set;
-    for (std::size_t c = 0; c < num_classes; ++c) {
-      if (has(c)) set.push_back(c);
+    ClassSet all;
+    for (std::size_t i = 0; i < sets.size(); ++i) {
+      if (has(i)) all.insert(all.end(), sets[i].begin(), sets[i].end());
     }
-    sets.push_back(std::move(set));
+    std::sort(all.begin(), all.end());
+    unions.push_back(std::move(all));
   };
-  if (num_classes <= kAllSets) {
-    for (unsigned bits = 1; bits < 1u << num_classes; ++bits)
-      add([&](std::size_t c) { return (bits >> c & 1u) != 0; });
-    return sets;
+  if (sets.size() <= kAllSets) {
+    for (unsigned bits = 1; bits < 1u << sets.size(); ++bits)
+      add([&](std::size_t i) { return (bits >> i & 1u) != 0; });
+    return unions;
   }
-  for (std::size_t i = 0; i < num_classes; ++i) {
-    add([&](std::size_t c) { return c == i; });
-    add([&](std::size_t c) { return c <= i; });
-    add([&](std::size_t c) { return c != i; });
+  for (std::size_t last = 0; last < sets.size(); ++last) {
+    add([&](std::size_t i) { return i == last; });
+    add([&](std::size_t i) { return i <= last; });
+    add([&](std::size_t i) { return i != last; });
   }
+  return unions;
+}
+
+}  // namespace
+
+std::vector<ClassSet> class_sets(const std::vector<i32>& types) {
+  std::vector<ClassSet> single, of_types;
+  std::map<i32, ClassSet> by_type;
+  for (std::size_t c = 0; c < types.size(); ++c) {
+    single.push_back({c});
+    by_type[types[c]].push_back(c);
+  }
+  for (auto& [type, classes] : by_type) of_types.push_back(std::move(classes));
+  std::vector<ClassSet> sets = unions_of(single);
+  for (ClassSet& set : unions_of(of_types)) sets.push_back(std::move(set));
   // In the order of the numbers whose bits they are.
   std::sort(sets.begin(), sets.end(), [](const ClassSet& a, const ClassSet& b) {
     return std::lexicographical_compare(a.rbegin(), a.rend(), b.rbegin(), b.rend());
   });
   sets.erase(std::unique(sets.begin(), sets.end()), sets.end());
   return sets;
+}
+
+std::vector<ClassSet> class_sets(const Rates& rates) {
+  std::vector<i32> types;
+  for (const DeviceClass& cls : rates.classes()) types.push_back(cls.type);
+  return class_sets(types);
 }
 
 SketchRanking rank_sketches(const Rates& rates) { return Ranker(rates).run(); }

@@ -11,8 +11,10 @@ struct RankedSketch {
   Estimate estimate;
 };
 
-/// Which classes may take part: every set of a few; of many, one of them, the first few, or all but one.
-std::vector<ClassSet> class_sets(std::size_t num_classes);
+/// Which classes may take part: every set of a few; of many, one of them, the first few, or all but one, and
+/// likewise all classes of some types.
+std::vector<ClassSet> class_sets(const Rates& rates);
+std::vector<ClassSet> class_sets(const std::vector<i32>& types);  ///< [class]
 
 struct SketchRanking {
   std::vector<RankedSketch> sketches;  ///< fastest estimate first; those without enough memory left out

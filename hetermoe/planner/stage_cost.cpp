@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <utility>
 
 #include "hetermoe/base/index.h"
@@ -44,6 +45,52 @@ StageCosts::StageCosts(const Rates& rates, const PipelineOrder& order, std::vect
     const auto windows = static_cast<i64>(stages_.size() - s);
     figures_.back().in_flight = std::min(order.microbatches, windows * order.window);
   }
+  add_moves();
+}
+
+/// Of what stages of a group send to the ones after and before them.
+void StageCosts::add_moves() {
+  const std::vector<std::array<NodeId, 2>> nodes = nodes_of_stages();
+  const auto inside = [&](std::size_t s) {  // from stage s to the next one
+    return s + 1 < nodes.size() && nodes[s][1] == nodes[s + 1][0];
+  };
+  std::map<NodeId, Seconds> of_port;
+  for (std::size_t s = 0; s + 1 < stages_.size(); ++s) {
+    Seconds each = move(stages_[s], true);
+    if (!inside(s)) {
+      const Seconds leave = move(stages_[s], false), enter = move(stages_[s + 1], false);
+      of_port[nodes[s][1]] += leave, of_port[nodes[s + 1][0]] += enter;
+      // Another stage of the node sends at the same time.
+      const bool before = s > 0 && inside(s - 1), after = inside(s + 1);
+      each = std::max(leave * (before ? 2 : 1), enter * (after ? 2 : 1));
+    }
+    figures_[s].moves += each, figures_[s + 1].moves += each;
+  }
+  for (const auto& [node, moves] : of_port) busiest_port_ = std::max(busiest_port_, moves);
+}
+
+/// [stage] of the first group, of its first and of its last device.
+std::vector<std::array<NodeId, 2>> StageCosts::nodes_of_stages() const {
+  std::vector<i64> next(rates_.num_classes(), 0);
+  std::vector<std::array<NodeId, 2>> nodes;
+  for (const StageDevices& stage : stages_) {
+    const std::vector<DeviceId>& devices = rates_.classes()[stage.cls].devices;
+    const i64 first = next[stage.cls];
+    next[stage.cls] += stage.count;
+    const Cluster& cluster = rates_.request().cluster;
+    nodes.push_back(
+        {cluster.node_of(devices[idx(first)]), cluster.node_of(devices[idx(next[stage.cls] - 1)])});
+  }
+  return nodes;
+}
+
+/// Rows of a microbatch from one stage to the next. Of a node, the devices of one stage send to the next node
+/// at once.
+Seconds StageCosts::move(const StageDevices& stage, bool inside) const {
+  const DeviceClass& cls = rates_.classes()[stage.cls];
+  const Bytes rows = tokens(stage) * row_bytes(rates_.request().model, bytes_of(rates_.request().dtype));
+  const double together = std::min(real(stage.count), cls.per_node);
+  return (inside ? rows / cls.local : rows * together / cls.port) + cls.latency;
 }
 
 /// Stages of every group take whole nodes, or nodes hold whole stages. first: devices of the class in the
@@ -77,10 +124,6 @@ StageCosts::Figures StageCosts::figures_of(const StageDevices& stage) const {
   add_states(f.embed, stage, {UnitPart::kEmbed, real(rates_.counts().embedding), 1});
   add_states(f.head, stage, {UnitPart::kHead, real(rates_.counts().head), 1});
   f.head.seconds = order_.window * rates_.head(stage.cls, real(ceil_div(order_.largest, stage.count)));
-  const DeviceClass& cls = rates_.classes()[stage.cls];
-  // Of a node, the devices of one stage send to the next node at once.
-  const double together = std::min(real(stage.count), cls.per_node);
-  f.move = tokens(stage) * row_bytes(request.model, element) * together / cls.port + cls.latency;
   return f;
 }
 
@@ -184,7 +227,7 @@ Seconds StageCosts::exchange(const StageDevices& stage) const {
 
 Seconds StageCosts::time(const LayerRun& run, const RunRecompute& how) const {
   const Figures& f = figures_[idx(run.stage)];
-  Seconds sum = 2 * f.move;
+  Seconds sum = order_.window * f.moves;
   for_parts(run, how, [&](const Part& part, Recompute, i64 layers) { sum += real(layers) * part.seconds; });
   if (run.first + run.count == rates_.request().model.num_layers) sum += f.head.seconds;
   return sum;
@@ -267,9 +310,10 @@ Seconds StageCosts::slowest(const std::vector<i64>& layers) const {
   return slowest;
 }
 
-/// All stages one after another for the first window, the slowest one for each of the others.
+/// All stages one after another for the first window, the slowest one or the port of the busiest node for
+/// each of the others.
 Seconds StageCosts::step(const std::vector<i64>& layers, const std::vector<RunRecompute>& how) const {
-  Seconds chain = 0, slowest = 0, end = 0;
+  Seconds chain = 0, slowest = order_.window * busiest_port_, end = 0;
   LayerRun run;
   for (std::size_t s = 0; s < layers.size(); ++s, run.first += run.count) {
     run.stage = static_cast<i64>(s), run.count = layers[s];
@@ -304,11 +348,12 @@ Seconds StageCosts::bound() const {
   Seconds least = 1e300;
   for (std::size_t s = 0; s < stages_.size(); ++s) {
     const auto stage = static_cast<i64>(s);
-    const Seconds whole = time({stage, 0, layers}, RunRecompute::all(fastest(stage))) - 2 * figures_[s].move;
+    const Seconds whole =
+        time({stage, 0, layers}, RunRecompute::all(fastest(stage))) - order_.window * figures_[s].moves;
     rate += 1 / whole;
     least = std::min(least, whole);
   }
-  return least + real(windows() - 1) / rate;
+  return least + real(windows() - 1) * std::max(1 / rate, order_.window * busiest_port_);
 }
 
 /// Gradients of what replicas hold, the update and, where it is sharded, what they tell each other of it.

@@ -84,10 +84,13 @@ class StageCosts {
   struct Figures {
     std::array<Part, kEnumCount<Recompute>> moe, dense;  ///< by Recompute
     Part embed, head;
-    Seconds move = 0;   ///< rows of a microbatch to the next stage, or gradients back
+    Seconds moves = 0;  ///< rows of a microbatch to the next stage and gradients to the one before
     i64 in_flight = 1;  ///< microbatches
   };
   Figures figures_of(const StageDevices& stage) const;
+  void add_moves();
+  std::vector<std::array<NodeId, 2>> nodes_of_stages() const;
+  Seconds move(const StageDevices& stage, bool inside) const;
   Part layer(const StageDevices& stage, bool dense, Recompute recompute) const;
   Recompute fastest(i64 stage) const;
   i64 num_dense(i64 first, i64 count) const {
@@ -126,6 +129,7 @@ class StageCosts {
   bool shared_ = false;         // some stage has several devices
   bool keeps_to_nodes_ = true;  // the stage whose figures are made
   bool all_keep_to_nodes_ = true;
+  Seconds busiest_port_ = 0;       // a microbatch's rows in one direction, of all stages of a node
   Plan plan_;                      // figures alone, for the memory of ops
   std::vector<Figures> figures_;   // [stage]
   std::vector<i64> dense_before_;  // [layer] dense layers before it; [num_layers] all

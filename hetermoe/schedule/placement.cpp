@@ -69,13 +69,15 @@ void Placement::add_owners(const Group& group) {
   owner_bits_.emplace_back();
   for (const LayerPlacement& layer : group.layers) {
     std::vector<bool> bits(num_devices_, false);
-    for (const ExpertOwners& of_expert : layer.experts) {
-      for (const ExpertOwner& owner : of_expert) bits[static_cast<std::size_t>(owner.device)] = true;
-    }
     std::vector<DeviceId> owners;
-    for (std::size_t d = 0; d < bits.size(); ++d) {
-      if (bits[d]) owners.push_back(static_cast<DeviceId>(d));
+    for (const ExpertOwners& of_expert : layer.experts) {
+      for (const ExpertOwner& owner : of_expert) {
+        if (bits[static_cast<std::size_t>(owner.device)]) continue;
+        bits[static_cast<std::size_t>(owner.device)] = true;
+        owners.push_back(owner.device);
+      }
     }
+    std::sort(owners.begin(), owners.end());
     owners_.back().push_back(std::move(owners));
     owner_bits_.back().push_back(std::move(bits));
   }

@@ -1,28 +1,21 @@
 #include <gtest/gtest.h>
 
-#include "tests/support/random_request.h"
+#include "tests/support/more_requests.h"
 #include "tests/support/sanitized.h"
 
 // More devices, memory or bandwidth hardly ever make the plan slower, over random small clusters.
 namespace hetermoe {
 namespace {
 
+using testing::rate_of;
+
 constexpr double kTolerance = 0.005;  ///< of what counts as slower
 /// Of the throughput before; a sanitizer sees a short search, which is less even.
 constexpr double kLeast = testing::kSanitized ? 0.9 : 0.99;
 
-double rate_of(const PlanRequest& request) {
-  const PlanResult result = find_plan(request);
-  return result.feasible() ? result.best().prediction.tokens_per_s : 0;
-}
-
 /// One more device of a type, on a node of its own that is like that of the first one.
 PlanRequest with_device(PlanRequest request, i32 type) {
-  Cluster& cluster = request.cluster;
-  Device device = cluster.devices[static_cast<std::size_t>(cluster.devices_of_type(type).front())];
-  cluster.nodes.push_back(cluster.nodes[static_cast<std::size_t>(device.node)]);
-  device.node = static_cast<NodeId>(cluster.nodes.size()) - 1;
-  cluster.devices.push_back(device);
+  testing::add_device(request.cluster, type);
   return request;
 }
 
@@ -59,6 +52,23 @@ TEST(Monotone, MoreIsSeldomSlowerAndNeverByMuch) {
   EXPECT_GT(cases, testing::cases(100));
   EXPECT_LE(slower, 1) << "of " << cases;
   RecordProperty("slower", static_cast<int>(slower));
+}
+
+/// Once lost by more devices: a set of types, a device less of a node, an expert on a device of another type.
+TEST(Monotone, PlansOfPartsAreFoundInTheWhole) {
+  const std::vector<std::pair<u64, std::string>> cases = {{1, "a device more of H100"},
+                                                          {5, "a device more on the first node"},
+                                                          {16, "another type"},
+                                                          {23, "another type"},
+                                                          {1000, "a device more of A40"}};
+  for (const auto& [seed, what] : cases) {
+    PlanRequest request = testing::uneven_request(seed);
+    request.limits.simulation_budget = testing::kSearchBudget;
+    for (const testing::More& more : testing::more_requests(request)) {
+      if (more.what != what) continue;
+      EXPECT_GE(rate_of(more.request) / rate_of(request), kLeast) << seed << " with " << what;
+    }
+  }
 }
 
 }  // namespace

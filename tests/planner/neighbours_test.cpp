@@ -78,6 +78,19 @@ TEST(OtherDevices, OfASingleGroupAreOneFewerWholeNodesOrOneMore) {
   EXPECT_EQ(counts(), (std::vector<i64>{4})) << "two are left with attention alone, or none at all";
 }
 
+TEST(OtherDevices, AFirstDeviceOfAClassHasExpertsAloneOrAttentionToo) {
+  PlanRequest request;
+  request.model = load_model("demo");
+  request.cluster = load_cluster("o1");
+  request.seq_len = 1024, request.sequences = 12;
+  Sketch sketch = sketch_of(true);
+  sketch.groups[0].count = sketch.groups[0].attention = {2, 0};
+  std::set<i64> attention;
+  for (const Sketch& next : other_devices(Rates(request), sketch))
+    if (next.groups[0].count[1] == 1) attention.insert(next.groups[0].attention[1]);
+  EXPECT_EQ(attention, (std::set<i64>{0, 1}));
+}
+
 TEST(Neighbours, GroupsThatAreAlikeChangeAlike) {
   Sketch sketch = sketch_of(false);
   sketch.groups.push_back(sketch.groups[0]);

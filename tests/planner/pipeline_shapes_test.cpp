@@ -12,6 +12,7 @@
 #include "hetermoe/planner/host_use.h"
 #include "hetermoe/planner/memory_estimate.h"
 #include "hetermoe/sim/memory.h"
+#include "tests/support/more_requests.h"
 #include "tests/support/nodes_of_eight.h"
 
 // Pipelines of any depth: what is weighed, what it takes and what it needs.
@@ -153,6 +154,22 @@ TEST(PipelineShapes, TakeAboutWhatTheSimulatorSays) {
           << model << ", " << shape.stages.size() << " stages in " << shape.order.groups << " groups";
     }
     EXPECT_GE(looked_at, 1) << model;
+  }
+}
+
+/// Links that differ from node to node, and inside of nodes: 0.2 to 70 GB/s.
+TEST(PipelineShapes, KnowWhichLinksStagesSendOver) {
+  for (const u64 seed : {1, 5, 53}) {
+    PlanRequest request = testing::uneven_request(seed);
+    request.limits.max_microbatches = request.sequences;
+    const Rates rates(request);
+    Predictor predictor = predictor_of(request);
+    const std::vector<PipelineShape> shapes = rank_pipelines(rates, kAnyTime).shapes;
+    for (std::size_t i = 0; i < std::min<std::size_t>(10, shapes.size()); ++i) {
+      const Seconds step = predictor.predict(make_pipeline(rates, shapes[i])).step;
+      EXPECT_GT(step, 0.7 * shapes[i].estimate) << "seed " << seed << ", shape " << i;
+      EXPECT_LT(step, 1.3 * shapes[i].estimate) << "seed " << seed << ", shape " << i;
+    }
   }
 }
 

@@ -37,20 +37,27 @@ i64 num_devices(const Sketch& sketch) {
 }
 
 TEST(ClassSets, AreAllSetsOfFewClassesInTheOrderOfTheirBits) {
-  EXPECT_EQ(class_sets(1), (std::vector<ClassSet>{{0}}));
-  EXPECT_EQ(class_sets(3), (std::vector<ClassSet>{{0}, {1}, {0, 1}, {2}, {0, 2}, {1, 2}, {0, 1, 2}}));
-  EXPECT_EQ(class_sets(5).size(), 31u);
+  EXPECT_EQ(class_sets({0}), (std::vector<ClassSet>{{0}}));
+  EXPECT_EQ(class_sets({0, 0, 1}), (std::vector<ClassSet>{{0}, {1}, {0, 1}, {2}, {0, 2}, {1, 2}, {0, 1, 2}}));
+  EXPECT_EQ(class_sets({0, 1, 2, 3, 4}).size(), 31u);
 }
 
 TEST(ClassSets, OfManyClassesAreSinglesTheFirstFewAndAllButOne) {
   for (const std::size_t classes : {6u, 31u, 32u, 33u, 40u, 100u}) {
-    const std::vector<ClassSet> sets = class_sets(classes);
+    const std::vector<ClassSet> sets = class_sets(std::vector<i32>(classes, 0));
     // The first alone, and all but the last, are counted twice.
     EXPECT_EQ(sets.size(), 3 * classes - 2) << classes;
     for (std::size_t c = 0; c < classes; ++c)
       EXPECT_NE(std::find(sets.begin(), sets.end(), ClassSet{c}), sets.end());
     EXPECT_EQ(sets.back().size(), classes);
   }
+}
+
+TEST(ClassSets, OfManyClassesAreAlsoThoseOfEverySetOfTypes) {
+  const std::vector<ClassSet> sets = class_sets({0, 1, 1, 2, 3, 3, 2, 4});
+  for (const ClassSet& of_types : {ClassSet{1, 2, 3, 6}, ClassSet{0, 3, 6, 7}, ClassSet{1, 2, 4, 5}})
+    EXPECT_NE(std::find(sets.begin(), sets.end(), of_types), sets.end());
+  EXPECT_LT(sets.size(), 60u);
 }
 
 TEST(Sketches, FortyMeasuredSpeedsGiveSketchesWithAllDevicesQuickly) {

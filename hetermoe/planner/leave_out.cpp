@@ -1,0 +1,77 @@
+#include "hetermoe/planner/leave_out.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "hetermoe/base/index.h"
+
+namespace hetermoe {
+namespace {
+
+constexpr double kSlowLink = 0.5;          ///< of the fastest one of a type
+constexpr std::size_t kSmallCluster = 16;  ///< that may be searched without a type
+
+/// Devices whose figure is below such a part of the highest one of their type.
+template <class Figure>
+std::vector<DeviceId> below_most(const Cluster& cluster, Figure figure, double part) {
+  std::map<i32, double> most;
+  for (const Device& device : cluster.devices)
+    most[device.type] = std::max(most[device.type], figure(device));
+  std::vector<DeviceId> below;
+  for (DeviceId d = 0; d < cluster.num_devices(); ++d) {
+    const Device& device = cluster.devices[idx(d)];
+    if (figure(device) < part * most[device.type]) below.push_back(d);
+  }
+  return below;
+}
+
+/// Devices of nodes that have fewer of a type than others.
+std::vector<DeviceId> outside_full_nodes(const Cluster& cluster) {
+  std::map<std::pair<i32, NodeId>, i64> count;
+  for (const Device& device : cluster.devices) ++count[{device.type, device.node}];
+  return below_most(
+      cluster,
+      [&](const Device& device) {
+        return real(count.at({device.type, device.node}));
+      },
+      1);
+}
+
+/// Devices whose links are much slower than those of others of their type.
+std::vector<DeviceId> on_slow_nodes(const Cluster& cluster) {
+  const auto network = [&](const Device& device) { return cluster.nodes[idx(device.node)].network; };
+  const auto local = [&](const Device& device) { return cluster.nodes[idx(device.node)].local; };
+  std::vector<DeviceId> slow = below_most(cluster, network, kSlowLink);
+  const std::vector<DeviceId> inside = below_most(cluster, local, kSlowLink);
+  slow.insert(slow.end(), inside.begin(), inside.end());
+  std::sort(slow.begin(), slow.end());
+  slow.erase(std::unique(slow.begin(), slow.end()), slow.end());
+  return slow;
+}
+
+/// [type] Of two types both alone are searched anyway.
+std::vector<std::vector<DeviceId>> of_idle_types(const Cluster& cluster, const Plan& best) {
+  std::map<i32, std::vector<DeviceId>> of_type;
+  for (DeviceId d = 0; d < cluster.num_devices(); ++d) of_type[cluster.devices[idx(d)].type].push_back(d);
+  std::vector<std::vector<DeviceId>> all;
+  if (of_type.size() < 3 || cluster.devices.size() > kSmallCluster || best.groups.empty()) return all;
+  for (const Group& group : best.groups)
+    for (const DeviceId d : group.devices) of_type.erase(cluster.devices[idx(d)].type);
+  for (auto& [type, idle] : of_type) all.push_back(std::move(idle));
+  return all;
+}
+
+}  // namespace
+
+std::vector<std::vector<DeviceId>> devices_to_leave_out(const Cluster& cluster, const Plan& best) {
+  std::vector<std::vector<DeviceId>> all = of_idle_types(cluster, best);
+  all.push_back(outside_full_nodes(cluster));
+  all.push_back(on_slow_nodes(cluster));
+  std::erase_if(all, [&](const std::vector<DeviceId>& devices) {
+    return devices.empty() || devices.size() == cluster.devices.size();
+  });
+  return all;
+}
+
+}  // namespace hetermoe

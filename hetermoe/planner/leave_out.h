@@ -1,0 +1,14 @@
+#pragma once
+#include <vector>
+
+#include "hetermoe/cluster/cluster.h"
+#include "hetermoe/plan/plan.h"
+
+namespace hetermoe {
+
+/// Devices without which a cluster may be searched better: those outside full nodes; those with slow links;
+/// and, in a small cluster of three types or more, each type that the best plan so far leaves out. best: may
+/// be empty.
+std::vector<std::vector<DeviceId>> devices_to_leave_out(const Cluster& cluster, const Plan& best);
+
+}  // namespace hetermoe
