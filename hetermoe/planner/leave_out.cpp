@@ -10,7 +10,7 @@ namespace hetermoe {
 namespace {
 
 constexpr double kSlowLink = 0.5;          ///< of the fastest one of a type
-constexpr std::size_t kSmallCluster = 16;  ///< that may be searched without a type
+constexpr std::size_t kFewDevices = 16;  ///< that may be searched without a type
 
 /// Devices whose figure is below such a part of the highest one of their type.
 template <class Figure>
@@ -55,7 +55,7 @@ std::vector<std::vector<DeviceId>> of_idle_types(const Cluster& cluster, const P
   std::map<i32, std::vector<DeviceId>> of_type;
   for (DeviceId d = 0; d < cluster.num_devices(); ++d) of_type[cluster.devices[idx(d)].type].push_back(d);
   std::vector<std::vector<DeviceId>> all;
-  if (of_type.size() < 3 || cluster.devices.size() > kSmallCluster || best.groups.empty()) return all;
+  if (of_type.size() < 3 || cluster.devices.size() > kFewDevices || best.groups.empty()) return all;
   for (const Group& group : best.groups)
     for (const DeviceId d : group.devices) of_type.erase(cluster.devices[idx(d)].type);
   for (auto& [type, idle] : of_type) all.push_back(std::move(idle));

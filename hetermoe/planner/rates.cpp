@@ -1,6 +1,7 @@
 #include "hetermoe/planner/rates.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <set>
 
@@ -78,10 +79,13 @@ std::vector<Traits> class_traits(const Cluster& cluster) {
 StateExchange state_exchange(const DeviceClass& cls, Bytes bytes, double holders, double on_node) {
   if (holders <= 1) return {};
   on_node = std::clamp(on_node, 1.0, holders);
-  const Bytes once = bytes * (holders - on_node) / holders;
-  const StateExchange at_once = {on_node * once, bytes * (on_node - 1) / holders / cls.local};
+  const StateExchange at_once = {on_node * bytes * (holders - on_node) / holders,
+                                 bytes * (on_node - 1) / holders / cls.local};
   if (on_node == 1 || on_node == holders) return at_once;
-  const StateExchange levels = {once, bytes * (on_node - 1) / on_node / cls.local};
+  // The node with fewest holders has to get most.
+  const double rest = std::fmod(holders, on_node), fewest = rest > 0 ? std::max(1.0, rest) : on_node;
+  const StateExchange levels = {bytes * (holders - fewest) / holders,
+                                bytes * (on_node - 1) / on_node / cls.local};
   const bool pays =
       levels.inside + levels.port / cls.port < std::max(at_once.inside, at_once.port / cls.port);
   return pays ? levels : at_once;
