@@ -2,7 +2,7 @@
 # a GPU, else skipped), slow (not in ./dev test), rare (in ./dev check-all alone).
 include(GoogleTest)
 find_package(GTest REQUIRED)
-set(HM_CORE_TESTS base model cluster plan schedule cost routing timeline sim planner report data property golden)
+set(HM_CORE_TESTS base model cluster plan ops schedule cost routing timeline sim planner report data property golden)
 set(HM_TORCH_TESTS device kernels nn comm exec weights train profile equivalence fault cli)
 # Limits are there for what hangs: several times what the longest test takes on a slow machine that does other work, too.
 set(HM_FAST_TIMEOUT 600)

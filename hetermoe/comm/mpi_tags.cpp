@@ -6,7 +6,7 @@
 #include "hetermoe/base/error.h"
 #include "hetermoe/base/index.h"
 #include "hetermoe/comm/transport.h"
-#include "hetermoe/schedule/op.h"
+#include "hetermoe/ops/op_row.h"
 
 namespace hetermoe {
 

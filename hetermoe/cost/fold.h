@@ -2,7 +2,7 @@
 #include <optional>
 #include <vector>
 
-#include "hetermoe/cost/load_table.h"
+#include "hetermoe/ops/load_table.h"
 
 // Devices that do the same at the same time need to be simulated once. All is exact: a fold holds when the
 // cost model tells devices apart by type, speed, dtype and work alone, as all of ours do.

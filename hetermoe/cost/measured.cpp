@@ -134,32 +134,31 @@ std::optional<MeasuredCost::Answer> MeasuredCost::phased(const Tables& tables, P
 std::optional<MeasuredCost::Answer> MeasuredCost::main_part(const Tables& tables,
                                                             const ComputeWork& work) const {
   const bool backward = work.op.phase == Phase::kBackward;
-  switch (compute_kind(work.op.kind)) {
-    case ComputeKind::kEmbed:
+  switch (*row_of(work.op.kind).pricing) {
+    case Pricing::kEmbedding:
       if (work.tokens <= 0) return Answer{};
       return look_up(tables, ProfiledOp::kEmbed,
                      backward ? ProfiledPhase::kBackward : ProfiledPhase::kForward, {1, work.tokens});
-    case ComputeKind::kAttention:
+    case Pricing::kAttention:
       if (work.tokens <= 0) return Answer{};
       return phased(tables,
                     model_.is_moe(work.op.layer) ? ProfiledOp::kAttention : ProfiledOp::kDenseAttention, work,
                     {real(work.seq_len), work.sequences});
-    case ComputeKind::kExperts:
+    case Pricing::kExperts:
       if (work.copies <= 0) return Answer{};
       return phased(tables, ProfiledOp::kExperts, work,
                     {std::max(1.0, work.experts), work.copies / std::max(1.0, work.experts)});
-    case ComputeKind::kHead:
+    case Pricing::kHead:
       if (work.tokens <= 0) return Answer{};
       return look_up(tables, ProfiledOp::kHead,
                      work.trains ? ProfiledPhase::kForwardBackward : ProfiledPhase::kForward,
                      {1, work.tokens});
-    case ComputeKind::kUpdate:
+    case Pricing::kUpdate:
       if (work.params <= 0) return Answer{};
       return look_up(tables, ProfiledOp::kUpdate, ProfiledPhase::kForward, {1, work.params});
-    case ComputeKind::kPublish:  // on hosts, which have no tables
-    case ComputeKind::kTake:
+    case Pricing::kHostCopy:  // hosts have no tables
       break;
-    case ComputeKind::kMerge:
+    case Pricing::kMerge:
       return Answer{};  // all of it is merged rows
   }
   HM_CHECK(false, "{} has no cost", to_string(work.op));

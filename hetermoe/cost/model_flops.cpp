@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "hetermoe/cost/load_table.h"
+#include "hetermoe/ops/load_table.h"
 #include "hetermoe/model/op_cost.h"
 
 namespace hetermoe {
@@ -31,10 +31,11 @@ double score_passes_of(Phase phase) {
 }  // namespace
 
 Flops model_flops(const ComputeWork& work, const ModelConfig& model, WeightGradients gradients) {
-  if (work.op.kind == OpKind::kExperts) return work.copies * expert_flops(model) * passes_of(work, gradients);
-  if (work.op.kind == OpKind::kHead)
+  const Pricing pricing = *row_of(work.op.kind).pricing;
+  if (pricing == Pricing::kExperts) return work.copies * expert_flops(model) * passes_of(work, gradients);
+  if (pricing == Pricing::kHead)
     return work.tokens * head_flops(model) * (work.trains ? 1 + kGemmBackward - work.frozen : 1);
-  if (work.op.kind != OpKind::kAttention || work.tokens <= 0) return 0;
+  if (pricing != Pricing::kAttention || work.tokens <= 0) return 0;
   const Flops scores = score_flops(model, work.op.layer, work.seq_len) / real(work.seq_len);
   const Flops products = attention_part_flops(model, work.op.layer, work.seq_len) - scores;
   return work.tokens * (products * passes_of(work, gradients) + scores * score_passes_of(work.op.phase));
@@ -49,9 +50,7 @@ std::vector<Flops> model_flops(const Schedule& schedule, const Placement& placem
   const WeightGradients gradients = placement.plan().weight_gradients;
   for (OpId id = 0; id < schedule.num_ops(); ++id) {
     const Op& op = schedule.ops[idx(id)];
-    const bool counts =
-        op.kind == OpKind::kAttention || op.kind == OpKind::kExperts || op.kind == OpKind::kHead;
-    if (!counts || op.phase == Phase::kRecompute) continue;
+    if (!is_compute(op.kind) || op.phase == Phase::kRecompute) continue;
     const DeviceId device = device_of(schedule.lanes_of(id)[0]);
     if (std::find(devices.begin(), devices.end(), device) == devices.end()) continue;
     out[idx(device)] += model_flops(work.compute_work(op, device, loads.of(op)), model, gradients);

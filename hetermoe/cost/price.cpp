@@ -176,11 +176,9 @@ class Pricer {
   CostKey key_of(const Op& op, DeviceId device) const {
     const bool in_layer = op.layer >= 0 && op.layer < placement_.num_layers();
     // What a move carries, and what an attention part merges first, depends on the layer before.
-    const bool looks_back = op.kind == OpKind::kMove || op.kind == OpKind::kMerge ||
-                            (op.kind == OpKind::kAttention && op.phase == Phase::kForward);
     const i32 layer = in_layer ? loads_.layer_class(op.group, op.layer) : op.layer;
-    const i32 before = !looks_back ? 0 : op.layer == 0 ? -1 : loads_.layer_class(op.group, op.layer - 1);
-    const bool alone = op.microbatch < 0 || op.kind == OpKind::kBalance;
+    const i32 before = !looks_back(op) ? 0 : op.layer == 0 ? -1 : loads_.layer_class(op.group, op.layer - 1);
+    const bool alone = op.microbatch < 0 || row_of(op.kind).occurs == Occurs::kPerBalanceSet;
     const i32 microbatch = alone ? op.microbatch : loads_.microbatch_class(op.group, op.microbatch);
     const i32 kind = static_cast<i32>(op.kind) * 4 + static_cast<i32>(op.phase);
     return {kind, op.chunk, op.group, layer, before, op.state >= 0 ? op.state : microbatch, device};
@@ -209,7 +207,7 @@ class Pricer {
   std::vector<Op> folded_into(const Op& op) const {
     std::vector<Op> all = {op};
     if (fold_ == nullptr) return all;
-    switch (traits(op.kind).participants) {
+    switch (row_of(op.kind).participants) {
       case Participants::kStateDevices:
         for (const i32 state : folded_states(placement_, *fold_, op.state)) {
           if (state != op.state) all.push_back(op), all.back().state = state;
@@ -234,9 +232,9 @@ class Pricer {
   }
 
   TransferCost transfer_cost(const Op& op) {
-    const std::vector<DeviceId> participants = placement_.participants(op);
-    const std::vector<PortBytes> bytes = work_.port_bytes(op, participants, loads_.of(op));
-    return cost_.transfer({op, participants, bytes});
+    const std::vector<DeviceId> among = participants(op, placement_);
+    const std::vector<PortBytes> bytes = work_.port_bytes(op, among, loads_.of(op));
+    return cost_.transfer({op, among, bytes});
   }
 
   const Schedule& schedule_;

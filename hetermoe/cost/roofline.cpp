@@ -121,7 +121,7 @@ bool RooflineCost::selects(const Op& op) const {
 
 Seconds RooflineCost::made_again(const ComputeWork& work) const {
   constexpr double kKernels = 3;
-  const bool again = work.op.kind == OpKind::kAttention && work.op.phase == Phase::kBackward;
+  const bool again = row_of(work.op.kind).pricing == Pricing::kAttention && work.op.phase == Phase::kBackward;
   if (!again || work.tokens <= 0 || !selects(work.op)) return 0;
   const Rates& r = rates(work.device);
   return work.tokens * selected_traffic(model_, work.op.layer) * r.element / r.memory +
@@ -171,27 +171,26 @@ Seconds RooflineCost::compute(const ComputeWork& work) const {
   if (work.device >= cluster_.num_devices()) return host_compute(work);
   const Rates& r = rates(work.device);
   const Seconds merge = merge_bytes(work) * r.element / r.memory;
-  switch (compute_kind(work.op.kind)) {
-    case ComputeKind::kEmbed: {
+  switch (*row_of(work.op.kind).pricing) {
+    case Pricing::kEmbedding: {
       const double passes = work.op.phase == Phase::kBackward ? 2 : 1;
       return work.tokens > 0 ? passes * (work.tokens * embedding_traffic(model_) * r.element / r.memory +
                                          software_.kernel_launch)
                              : 0;
     }
-    case ComputeKind::kAttention:
+    case Pricing::kAttention:
       if (work.tokens <= 0) return 0;
       if (work.op.phase == Phase::kRecompute && selects(work.op)) return normed_again(work);
       return merge + with_phase(attention_parts(work), work) + made_again(work);
-    case ComputeKind::kExperts:
+    case Pricing::kExperts:
       return work.copies > 0 ? with_phase(expert_parts(work), work) : 0;
-    case ComputeKind::kHead:
+    case Pricing::kHead:
       return work.tokens > 0 ? merge + head(work) : 0;
-    case ComputeKind::kMerge:
+    case Pricing::kMerge:
       return merge;
-    case ComputeKind::kUpdate:
+    case Pricing::kUpdate:
       return work.params * r.update / r.memory + software_.kernel_launch;
-    case ComputeKind::kPublish:  // on hosts alone
-    case ComputeKind::kTake:
+    case Pricing::kHostCopy:  // on hosts alone
       break;
   }
   HM_CHECK(false, "{} has no cost", to_string(work.op));

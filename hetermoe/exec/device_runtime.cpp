@@ -7,22 +7,22 @@
 namespace hetermoe {
 
 void DeviceRuntime::compute(const Op& op) {
-  if (const UsedPart graded = graded_part(op, context_.p); graded.any)
+  if (const std::optional<UsedPart> graded = graded_part(op, context_.p))
     context_.state.store().open_grads(
-        graded.part, graded.part == UnitPart::kHead ? context_.p.num_layers() : graded.layer);
+        graded->part, graded->part == UnitPart::kHead ? context_.p.num_layers() : graded->layer);
   run_compute(context_, op);
 }
 
-Released DeviceRuntime::take(Buffer buffer, i32 layer, i32 microbatch, i32 chunk) {
+Released DeviceRuntime::take(const BufferKey& key) {
   const auto hold = [](std::vector<at::Tensor> tensors) {
     return std::make_shared<std::vector<at::Tensor>>(std::move(tensors));
   };
   ParameterStore& store = context_.state.store();
-  if (buffer == Buffer::kWeights) return hold(store.dismiss(layer));
+  if (key.buffer() == Buffer::kWeights) return hold(store.dismiss(key.state()));
   const bool is_device = device() < context_.p.num_devices();
-  if (buffer == Buffer::kGrad && is_device && context_.schedule.states[idx(layer)].transient())
-    return hold(store.take_grads(layer));
-  return slots().take(buffer, layer, microbatch, chunk);
+  if (key.buffer() == Buffer::kGrad && is_device && context_.schedule.states[idx(key.state())].transient())
+    return hold(store.take_grads(key.state()));
+  return slots().take(key);
 }
 
 std::vector<Message> DeviceRuntime::pack(const TransferOp& transfer, const Op& op,
@@ -59,14 +59,14 @@ void DeviceRuntime::unpack(const TransferOp& transfer, const Op& op, std::span<c
 }
 
 const ExchangeLoad* DeviceRuntime::load_of(const Op& op) {
-  if (is_of_guests(op.kind)) {
+  if (row_of(op.kind).of_guests) {
     static const ExchangeLoad none;
     const DecidedSplit* decided = context_.decided(op);
     return decided == nullptr ? &none : &decided->load;
   }
   if (load_chunk(op) < 0) return nullptr;
   if (device() >= context_.p.num_devices())
-    return &slots().saved(op.layer, op.microbatch, context_.p.saved_piece(op)).load;
+    return &slots().saved(op.layer, op.microbatch, saved_piece(op, context_.p)).load;
   return &slots().chunk(op.layer, op.microbatch, load_chunk(op)).load;
 }
 

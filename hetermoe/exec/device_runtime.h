@@ -38,7 +38,7 @@ class DeviceRuntime {
   const ExchangeLoad* load_of(const Op& op);
   Slots& slots() { return context_.slots; }
   /// Takes one buffer of the access table out of its place. What is returned holds its memory.
-  Released take(Buffer buffer, i32 layer, i32 microbatch, i32 chunk);
+  Released take(const BufferKey& key);
   bool has_visitors() const { return context_.state.store().has_visitors(); }
   /// Of parameters, gradients and moments.
   i64 state_bytes() const { return context_.state.store().bytes(); }

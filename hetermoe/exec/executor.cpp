@@ -328,7 +328,7 @@ Seconds Executor::wait_until_ready(Lane& lane, const LaneOp& item) {
     const Epoch& e = lifetimes_.epochs[idx(epoch)];
     // It may have ended for the next step already: each step has its own buffers.
     HM_CHECK(e.first == item.op || device.done[idx(e.first)] >= lane.step,
-             "needs {} of {}, which has not ended: a dependency is missing", name_of(e.buffer),
+             "needs {} of {}, which has not ended: a dependency is missing", to_string(e.key),
              to_string(context_.schedule.ops[idx(e.first)]));
   }
   return ready;
@@ -416,7 +416,7 @@ void Executor::finish_op(Lane& lane, const LaneOp& item, Seconds end) {
     if (--step.uses_left[idx(epoch)] > 0) continue;
     const Epoch& e = lifetimes_.epochs[idx(epoch)];
     const auto take = [runtime = &step.runtime, e] {
-      return runtime->take(e.buffer, e.layer, e.microbatch, e.chunk);
+      return runtime->take(e.key);
     };
     if (lane.stream != nullptr) {
       lane.stream->release(std::exchange(step.users[idx(epoch)], {}), take);

@@ -30,34 +30,13 @@ Released take_routing(LayerSlot& slot) {
   return take_all(slot.topk, slot.weights, of_chunks);
 }
 
-Released take_of_chunk(Buffer buffer, ChunkSlot& k) {
-  switch (buffer) {
-    case Buffer::kSavedExperts:
-      return take_all(k.saved, k.guests_saved);
-    case Buffer::kLeftExperts:
-      return take_all(k.left, k.guests_left);
-    case Buffer::kRows:
-      return take_all(k.rows, k.weights, k.groups);
-    case Buffer::kOut:
-      return take_all(k.out);
-    case Buffer::kReturned:
-      return take_all(k.returned);
-    case Buffer::kDOut:
-      return take_all(k.d_out);
-    case Buffer::kDRows:
-      return take_all(k.d_rows, k.d_weights);
-    case Buffer::kDSend:
-      return take_all(k.d_send, k.d_send_weights);
-    default:
-      return nullptr;
-  }
-}
-
 }  // namespace
 
-Released Slots::take(Buffer buffer, i32 layer_index, i32 m, i32 c) {
-  const auto l = [&]() -> LayerSlot& { return layer(layer_index, m); };
-  switch (buffer) {
+Released Slots::take(const BufferKey& key) {
+  const i32 m = key.microbatch();
+  const auto l = [&]() -> LayerSlot& { return layer(key.layer(), m); };
+  const auto k = [&]() -> ChunkSlot& { return chunk(key.layer(), m, key.chunk()); };
+  switch (key.buffer()) {
     case Buffer::kHidden:
       return take_all(l().hidden);
     case Buffer::kResidual:
@@ -77,20 +56,27 @@ Released Slots::take(Buffer buffer, i32 layer_index, i32 m, i32 c) {
     case Buffer::kRouting:
       return take_routing(l());
     case Buffer::kSavedExperts:
+      return take_all(k().saved, k().guests_saved);
     case Buffer::kLeftExperts:
+      return take_all(k().left, k().guests_left);
     case Buffer::kRows:
+      return take_all(k().rows, k().weights, k().groups);
     case Buffer::kOut:
+      return take_all(k().out);
     case Buffer::kReturned:
+      return take_all(k().returned);
     case Buffer::kDOut:
+      return take_all(k().d_out);
     case Buffer::kDRows:
+      return take_all(k().d_rows, k().d_weights);
     case Buffer::kDSend:
-      return take_of_chunk(buffer, chunk(layer_index, m, c));
+      return take_all(k().d_send, k().d_send_weights);
     case Buffer::kCounts:
       return take_all(microbatch(m).counts);
     case Buffer::kBalance:
       return take_all(microbatch(m).balance);
     case Buffer::kHostHidden:
-      return take_all(saved(layer_index, m, c).tensors);
+      return take_all(saved(key.layer(), m, key.piece()).tensors);
     case Buffer::kTally:
       return take_all(l().tally);
     case Buffer::kGuest:

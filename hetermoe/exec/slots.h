@@ -4,13 +4,13 @@
 #include <memory>
 #include <vector>
 
-#include "hetermoe/cost/routing_load.h"
+#include "hetermoe/placement/routing_load.h"
 #include "hetermoe/device/stream.h"
 #include "hetermoe/exec/decided_split.h"
 #include "hetermoe/nn/attention_part.h"
 #include "hetermoe/nn/experts.h"
 #include "hetermoe/nn/routing.h"
-#include "hetermoe/schedule/accesses.h"
+#include "hetermoe/ops/buffers.h"
 
 namespace hetermoe {
 
@@ -82,7 +82,7 @@ class Slots {
   MicrobatchSlot& microbatch(i32 m) { return microbatches_[static_cast<std::size_t>(m)]; }
 
   /// Takes one buffer of the access table out of its place. What is returned holds its memory.
-  Released take(Buffer buffer, i32 layer, i32 microbatch, i32 chunk);
+  Released take(const BufferKey& key);
   /// Names of the buffers that still hold tensors; empty after a clean step.
   std::vector<std::string> held() const;
   /// Drops everything (after an error).

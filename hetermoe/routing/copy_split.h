@@ -2,7 +2,7 @@
 #include <span>
 #include <vector>
 
-#include "hetermoe/schedule/placement.h"
+#include "hetermoe/placement/placement.h"
 
 // Which of an expert's owners computes which copy. Executor and simulator ask this one rule.
 namespace hetermoe {

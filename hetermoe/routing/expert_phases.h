@@ -2,7 +2,7 @@
 #include <vector>
 
 #include "hetermoe/plan/plan.h"
-#include "hetermoe/schedule/op.h"
+#include "hetermoe/ops/op_row.h"
 
 namespace hetermoe {
 

@@ -1,7 +1,7 @@
 #pragma once
 #include <vector>
 
-#include "hetermoe/cost/routing_load.h"
+#include "hetermoe/placement/routing_load.h"
 #include "hetermoe/routing/exact_split.h"
 
 namespace hetermoe {

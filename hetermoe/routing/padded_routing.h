@@ -1,5 +1,5 @@
 #pragma once
-#include "hetermoe/cost/routing_load.h"
+#include "hetermoe/placement/routing_load.h"
 
 namespace hetermoe {
 

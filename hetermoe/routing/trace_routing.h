@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "hetermoe/cost/routing_load.h"
+#include "hetermoe/placement/routing_load.h"
 #include "hetermoe/routing/exchange_split.h"
 #include "hetermoe/routing/trace.h"
 

@@ -15,6 +15,12 @@ namespace {
 constexpr std::size_t kMaxFaults = 10;
 constexpr std::size_t kNoClock = SIZE_MAX;
 
+template <class F>
+void for_kinds(Occurs occurs, const F& f) {
+  for (i32 kind = 0; kind < kNumOpKinds; ++kind)
+    if (row_of(static_cast<OpKind>(kind)).occurs == occurs) f(static_cast<OpKind>(kind));
+}
+
 Op state_op(OpKind kind, i32 state) { return {.kind = kind, .state = state}; }
 
 }  // namespace
@@ -27,10 +33,10 @@ Scoreboard::Scoreboard(const Placement& placement) : index_(placement), pages_(i
 Scoreboard::Entry& Scoreboard::entry(const Access& access, DeviceId device) {
   std::vector<Entry*>& pages = pages_[idx(device)];
   if (pages.empty()) pages.resize(first_page_.back(), nullptr);
-  const std::size_t index = index_(access);
-  Entry*& page = pages[first_page_[idx(access.buffer)] + index / kOfPage];
+  const std::size_t index = index_(access.key);
+  Entry*& page = pages[first_page_[idx(access.buffer())] + index / kOfPage];
   if (page == nullptr) {
-    const std::size_t size = std::min(kOfPage, index_.size(access.buffer));
+    const std::size_t size = std::min(kOfPage, index_.size(access.buffer()));
     page = all_pages_.emplace_back(std::make_unique<Entry[]>(size)).get();
   }
   return page[index % kOfPage];
@@ -62,7 +68,7 @@ void Scoreboard::add_reader(Entry& entry, OpId op, LaneId lane) {
 bool Scoreboard::visit(Entry& entry, const Access& access, OpId op, LaneId lane, std::vector<OpId>& before) {
   const OpId writer = entry.writer();
   if (writer >= 0 && writer != op) before.push_back(writer);
-  const bool is_there = (writer >= 0 && !entry.taken()) || outlives_step(access.buffer);
+  const bool is_there = (writer >= 0 && !entry.taken()) || outlives_step(access.buffer());
   if (access.mode == Mode::kRead) {
     add_reader(entry, op, lane);
     return is_there;
@@ -143,8 +149,8 @@ void ScheduleBuilder::visit_buffers(OpId id, const Op& op, LaneId lane) {
     const Access& access = accesses_[i];
     if (!scoreboard_.visit(*entries_[i], access, id, lane, before_) && faults_.size() < kMaxFaults) {
       faults_.push_back(
-          fmt::format("{} on device {} reads {} (layer {}, microbatch {}), which no earlier op writes",
-                      to_string(op), device, name_of(access.buffer), access.layer, access.microbatch));
+          fmt::format("{} on device {} reads {}, which no earlier op writes", to_string(op), device,
+                      to_string(access.key)));
     }
   }
 }
@@ -183,7 +189,7 @@ std::size_t ScheduleBuilder::entry_of(OpId op, DeviceId device) const {
 }
 
 void ScheduleBuilder::compute(const Op& op, DeviceId device) {
-  if (!lists(device) || !placement_.in_step(op)) return;
+  if (!lists(device) || !in_step(op, placement_)) return;
   if (!residency_.active()) return append(op, {&device, 1});
   Op placed = op;
   residency_.before(placed, device, visits_);
@@ -207,17 +213,17 @@ void ScheduleBuilder::compute_on_shares(const Op& op, i32 layer) {
 }
 
 void ScheduleBuilder::transfer(const Op& op) {
-  if (!placement_.in_step(op)) return;
+  if (!in_step(op, placement_)) return;
   participants_.clear();
   const auto add_listed = [&](const std::vector<DeviceId>& devices) {
     for (const DeviceId d : devices) {
       if (lists(d)) participants_.push_back(d);
     }
   };
-  if (traits(op.kind).participants == Participants::kExchange) {
+  if (row_of(op.kind).participants == Participants::kExchange) {
     add_listed(placement_.in_exchange(op));  // most transfers: no copy
   } else {
-    add_listed(placement_.participants(op));
+    add_listed(participants(op, placement_));
   }
   if (!participants_.empty()) append(op, participants_);
 }
@@ -257,15 +263,9 @@ Schedule ScheduleBuilder::finish() {
     }
     // Behind all that is published: the next step waits for that, and gradients come late.
     for (const i32 state : lagging_) compute_on_homes(OpKind::kTake, state);
-    for (const OpTraits& row : kOpTraits) {
-      if (row.occurs == Occurs::kPerStep) transfer({.kind = row.kind});
-    }
-    for (const OpTraits& row : kOpTraits) {
-      if (row.occurs == Occurs::kPerState) compute_on_states(row.kind);
-    }
-    for (const OpTraits& row : kOpTraits) {
-      if (row.occurs == Occurs::kAfterUpdate) transfer_sharded_states(row.kind);
-    }
+    for_kinds(Occurs::kPerStep, [&](OpKind kind) { transfer({.kind = kind}); });
+    for_kinds(Occurs::kPerState, [&](OpKind kind) { compute_on_states(kind); });
+    for_kinds(Occurs::kAfterUpdate, [&](OpKind kind) { transfer_sharded_states(kind); });
     fetch_updated();
   }
   return take();

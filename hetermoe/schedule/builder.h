@@ -5,8 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "hetermoe/schedule/buffer_index.h"
+#include "hetermoe/ops/buffer_index.h"
 #include "hetermoe/schedule/residency.h"
+#include "hetermoe/schedule/schedule.h"
 
 namespace hetermoe {
 

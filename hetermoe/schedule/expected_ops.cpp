@@ -9,97 +9,85 @@ namespace {
 
 class Collector {
  public:
-  explicit Collector(const Placement& placement) : p_(placement), states_(placement.states()) {}
+  explicit Collector(const Placement& placement) : p_(placement) {}
 
   std::vector<ExpectedOp> run() {
-    for (group_ = 0; group_ < p_.num_groups(); ++group_) {
-      for (microbatch_ = 0; microbatch_ < p_.num_microbatches(group_); ++microbatch_) add_microbatch();
+    for (i32 kind = 0; kind < kNumOpKinds; ++kind) {
+      kind_ = static_cast<OpKind>(kind);
+      const Occurs occurs = row().occurs;
+      if (occurs == Occurs::kInMicrobatch) add_in_microbatches();
+      if (occurs == Occurs::kPerBalanceSet) add_balance_sets();
+      if (p_.options().backward) add_step_end(occurs);
     }
-    if (p_.options().backward) add_step_end();
     std::sort(out_.begin(), out_.end());
     return std::move(out_);
   }
 
  private:
-  bool backward() const { return p_.options().backward; }
+  const OpRow& row() const { return row_of(kind_); }
 
-  void add_microbatch() {
-    add_on_shares(OpKind::kEmbed, Phase::kForward, -1);
-    if (backward()) add_on_shares(OpKind::kEmbed, Phase::kBackward, -1);
-    for (i32 l = 0; l < p_.num_layers(); ++l) add_layer(l);
-    add_moves(p_.num_layers());
-    add_on_shares(OpKind::kHead, Phase::kForward, -1);
-    const i32 set = p_.balance_set_of(group_, microbatch_);
-    if (set >= 0 && p_.balance_set(set).back() == MicrobatchRef{group_, microbatch_}) {
-      add(OpKind::kBalance, Phase::kForward, -1);
+  void add_in_microbatches() {
+    const i32 first = row().has_layer ? 0 : -1;
+    const i32 last = !row().has_layer ? -1 : p_.num_layers() - (row().of_inputs ? 0 : 1);
+    for (i32 g = 0; g < p_.num_groups(); ++g) {
+      for (i32 m = 0; m < p_.num_microbatches(g); ++m) {
+        for (i32 layer = first; layer <= last; ++layer) add_phases(g, layer, m);
+      }
     }
   }
 
-  void add_layer(i32 l) {
-    add_moves(l);
-    add_round(Phase::kForward, l);
-    if (!backward()) return;
-    add_round(Phase::kBackward, l);
-    if (p_.recompute(group_, l) == Recompute::kAhead) add_computes(Phase::kRecompute, l);
-    if (p_.is_moe(l) && p_.recompute(group_, l) == Recompute::kResend) add_round(Phase::kRecompute, l);
-    if (p_.is_moe(l) && p_.recompute(group_, l) == Recompute::kSelect) add_rows_again(l);
-    if (p_.plan().weight_gradients == WeightGradients::kAfter) add_computes(Phase::kWeights, l);
-  }
-
-  /// Attention part, experts and the transfers between them.
-  void add_round(Phase phase, i32 l) {
-    add_computes(phase, l);
-    if (phase == Phase::kForward && p_.tallies(group_, l)) add(OpKind::kTally, phase, l);
-    if (p_.lends(group_, l)) add(OpKind::kLend, phase, l);
-    if (p_.lends(group_, l) && phase == Phase::kBackward) add(OpKind::kSettle, phase, l);
-    for (i32 c = 0; p_.is_moe(l) && c < p_.plan().chunks; ++c) {
-      add(OpKind::kDispatch, phase, l, -1, c);
-      add(OpKind::kCombine, phase, l, -1, c);
-    }
-  }
-  /// Nothing but the rows travels, and experts compute nothing.
-  void add_rows_again(i32 l) {
-    add_on_shares(OpKind::kAttention, Phase::kRecompute, l);
-    for (i32 c = 0; c < p_.plan().chunks; ++c) add(OpKind::kDispatch, Phase::kRecompute, l, -1, c);
-  }
-  void add_computes(Phase phase, i32 l) {
-    add_on_shares(OpKind::kAttention, phase, l);
-    for (i32 c = 0; p_.is_moe(l) && c < p_.plan().chunks; ++c) {
-      for (const DeviceId device : p_.owners(group_, l, microbatch_, phase))
-        add(OpKind::kExperts, phase, l, device, c);
+  void add_phases(i32 group, i32 layer, i32 microbatch) {
+    for (i32 phase = 0; phase < kEnumCount<Phase>; ++phase) {
+      Op op = {.kind = kind_,
+               .phase = static_cast<Phase>(phase),
+               .group = static_cast<std::int16_t>(group),
+               .layer = layer,
+               .microbatch = microbatch};
+      if (op.phase != Phase::kForward && !p_.options().backward) break;
+      if (!row().occurs_in(op, p_) || !in_step(op, p_)) continue;
+      for (op.chunk = 0; op.chunk < (row().has_chunk ? p_.plan().chunks : 1); ++op.chunk) add_op(op);
     }
   }
 
-  void add_moves(i32 stage) {
-    if (backward() && p_.moves_into(group_, stage, microbatch_, Phase::kBackward))
-      add(OpKind::kMove, Phase::kBackward, stage);
-    if (p_.moves_saved(group_, stage, microbatch_)) add(OpKind::kMove, Phase::kRecompute, stage);
-    if (!p_.moves_into(group_, stage, microbatch_)) return;
-    if (stage > 0) add_on_shares(OpKind::kMerge, Phase::kForward, stage);
-    add(OpKind::kMove, Phase::kForward, stage);
-  }
-
-  void add_step_end() {
-    group_ = 0;
-    microbatch_ = -1;
-    for (const OpTraits& row : kOpTraits) {
-      if (row.occurs == Occurs::kPerStep) add(row.kind, Phase::kForward, -1);
-      for (std::size_t s = 0; s < states_.size(); ++s) add_of_state(row, static_cast<i32>(s));
+  void add_op(const Op& op) {
+    if (!is_compute(kind_)) {
+      out_.push_back({op, -1});
+    } else if (row().stage == Stage::kNone) {
+      for (const DeviceId device : p_.owners(op)) out_.push_back({op, device});
+    } else {
+      const i32 stage = stage_of(op, p_.num_layers());
+      for (const Share& share : p_.shares(op.group, stage, op.microbatch, op.phase))
+        out_.push_back({op, share.device});
     }
   }
 
-  void add_of_state(const OpTraits& row, i32 state) {
-    const State& s = states_[idx(state)];
-    if (!s.trainable) return;
-    const Op op = {.kind = row.kind, .state = state};
-    const bool once = (row.occurs == Occurs::kPerSharedState && s.reduced() && !s.sharded) ||
-                      (row.occurs == Occurs::kPerShardedState && s.gathered_after_update()) ||
-                      (row.occurs == Occurs::kAfterUpdate && s.gathered_after_update());
+  void add_balance_sets() {
+    for (i32 set = 0; set < p_.num_balance_sets(); ++set) {
+      const MicrobatchRef last = p_.balance_set(set).back();
+      const Op op = {
+          .kind = kind_, .group = static_cast<std::int16_t>(last.group), .microbatch = last.microbatch};
+      out_.push_back({op, -1});
+    }
+  }
+
+  void add_step_end(Occurs occurs) {
+    if (occurs == Occurs::kPerStep) out_.push_back({{.kind = kind_}, -1});
+    for (std::size_t s = 0; s < p_.states().size(); ++s) {
+      if (p_.trains(static_cast<i32>(s))) add_of_state(occurs, static_cast<i32>(s));
+    }
+  }
+
+  void add_of_state(Occurs occurs, i32 state) {
+    const State& s = p_.states()[idx(state)];
+    const Op op = {.kind = kind_, .state = state};
+    const bool once = (occurs == Occurs::kPerSharedState && s.reduced() && !s.sharded) ||
+                      (occurs == Occurs::kPerShardedState && s.gathered_after_update()) ||
+                      (occurs == Occurs::kAfterUpdate && s.gathered_after_update());
     if (once) out_.push_back({op, -1});
-    if (row.kind == OpKind::kStore) add_all(stores_once(p_, state));
-    if (row.kind == OpKind::kFetch) add_all(fetches_once(p_, state));
-    const bool lagging = row.occurs == Occurs::kPerLaggingState && p_.lags(state);
-    if (row.occurs != Occurs::kPerState && !lagging) return;
+    if (occurs == Occurs::kOfResidence)
+      add_all(row().from_host ? fetches_once(p_, state) : stores_once(p_, state));
+    const bool lagging = occurs == Occurs::kPerLaggingState && p_.lags(state);
+    if (occurs != Occurs::kPerState && !lagging) return;
     for (const PlaceId place : s.updaters()) out_.push_back({op, place});
   }
 
@@ -107,24 +95,8 @@ class Collector {
     for (const Op& op : ops) out_.push_back({op, -1});
   }
 
-  void add_on_shares(OpKind kind, Phase phase, i32 layer) {
-    const i32 stage = stage_of({.kind = kind, .layer = layer}, p_.num_layers());
-    for (const Share& share : p_.shares(group_, stage, microbatch_, phase))
-      add(kind, phase, layer, share.device);
-  }
-  void add(OpKind kind, Phase phase, i32 layer, DeviceId device = -1, i32 chunk = 0) {
-    const Op op = {.kind = kind,
-                   .phase = phase,
-                   .chunk = static_cast<std::int16_t>(chunk),
-                   .group = static_cast<std::int16_t>(group_),
-                   .layer = layer,
-                   .microbatch = microbatch_};
-    if (p_.in_step(op)) out_.push_back({op, device});
-  }
-
   const Placement& p_;
-  const std::vector<State>& states_;
-  i32 group_ = 0, microbatch_ = 0;
+  OpKind kind_ = OpKind::kEmbed;
   std::vector<ExpectedOp> out_;
 };
 

@@ -3,12 +3,12 @@
 #include <compare>
 #include <vector>
 
-#include "hetermoe/schedule/accesses.h"
+#include "hetermoe/ops/buffers.h"
 
 namespace hetermoe {
 
 /// An op that a step must contain. Compute ops name their device; transfers have -1 and take their lanes from
-/// Placement::participants.
+/// participants().
 struct ExpectedOp {
   Op op;
   DeviceId device = -1;

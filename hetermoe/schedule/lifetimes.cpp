@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "hetermoe/schedule/buffer_index.h"
+#include "hetermoe/ops/buffer_index.h"
 
 namespace hetermoe {
 namespace {
@@ -28,7 +28,7 @@ class Recorder {
     touched_.clear();
     accesses(schedule_.ops[static_cast<std::size_t>(op)], device, placement_, touched_);
     for (const Access& access : touched_) {
-      if (outlives_step(access.buffer)) continue;
+      if (outlives_step(access.buffer())) continue;
       i32& epoch = epoch_of(access, op, device);
       out_.uses.push_back(epoch);
       if (access.mode == Mode::kTake) epoch = -1;
@@ -43,13 +43,13 @@ class Recorder {
 
   i32& epoch_of(const Access& access, OpId op, DeviceId device) {
     std::vector<i32>& of_device =
-        current_[static_cast<std::size_t>(device) * kNumBuffers + static_cast<std::size_t>(access.buffer)];
-    if (of_device.empty()) of_device.assign(index_.size(access.buffer), -1);
-    i32& epoch = of_device[index_(access)];
+        current_[static_cast<std::size_t>(device) * kNumBuffers + static_cast<std::size_t>(access.buffer())];
+    if (of_device.empty()) of_device.assign(index_.size(access.buffer()), -1);
+    i32& epoch = of_device[index_(access.key)];
     // A write begins a new life; the first add does too.
     if (epoch < 0 || access.mode == Mode::kWrite) {
       epoch = static_cast<i32>(out_.epochs.size());
-      out_.epochs.push_back({access.buffer, device, access.layer, access.microbatch, access.chunk, op, 0});
+      out_.epochs.push_back({access.key, device, op, 0});
     }
     return epoch;
   }

@@ -2,15 +2,15 @@
 #include <span>
 #include <vector>
 
-#include "hetermoe/schedule/accesses.h"
+#include "hetermoe/ops/buffers.h"
+#include "hetermoe/schedule/schedule.h"
 
 namespace hetermoe {
 
 /// One life of a buffer: from its first writer to the last of its readers.
 struct Epoch {
-  Buffer buffer;
+  BufferKey key;
   DeviceId device;
-  i32 layer, microbatch, chunk;
   OpId first;   ///< in append order
   i32 num_ops;  ///< ops that touch it; when so many have ended, it is free
 };

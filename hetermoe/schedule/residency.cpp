@@ -6,52 +6,6 @@
 #include "hetermoe/schedule/expected_ops.h"
 
 namespace hetermoe {
-UsedPart used_part(const Op& op, bool tied) {
-  switch (op.kind) {
-    case OpKind::kEmbed:
-      return {UnitPart::kEmbed, -1, op.phase == Phase::kForward};  // its gradient needs no weights
-    case OpKind::kAttention:  // gradients of weights are products of what backward left
-      return {UnitPart::kAttention, op.layer, op.phase != Phase::kWeights};
-    case OpKind::kExperts:
-      return {UnitPart::kExperts, op.layer, op.phase != Phase::kWeights};
-    case OpKind::kHead:
-      return {tied ? UnitPart::kEmbed : UnitPart::kHead, -1, true};
-    case OpKind::kDispatch:
-    case OpKind::kCombine:
-    case OpKind::kMerge:
-    case OpKind::kMove:
-    case OpKind::kBalance:
-    case OpKind::kReduce:
-    case OpKind::kReduceScatter:
-    case OpKind::kNorm:
-    case OpKind::kUpdate:
-    case OpKind::kPublish:
-    case OpKind::kTake:
-    case OpKind::kAllGather:
-    case OpKind::kFetch:
-    case OpKind::kStore:
-    case OpKind::kMigrate:
-    case OpKind::kTally:
-    case OpKind::kLend:
-    case OpKind::kSettle:
-      break;
-  }
-  return {};
-}
-
-UsedPart graded_part(const Op& op, const Placement& placement) {
-  UsedPart graded = used_part(op, placement.tied());
-  if (op.kind == OpKind::kHead) {
-    graded.any = placement.options().backward;
-  } else if (op.kind == OpKind::kEmbed) {
-    graded.any = op.phase == Phase::kBackward;
-  } else if (graded.layer >= 0) {  // attention parts and experts
-    const bool after = placement.leaves_weights(op.kind, op.layer);
-    graded.any = op.phase == (after ? Phase::kWeights : Phase::kBackward);
-  }
-  return graded;
-}
-
 std::vector<Op> stores_once(const Placement& placement, i32 state) {
   const State& s = placement.states()[idx(state)];
   std::vector<Op> ops;
@@ -93,9 +47,9 @@ Residency::Residency(const Placement& placement) : p_(placement), saved_(placeme
 }
 
 std::span<const i32> Residency::stored_after(const Op& op, DeviceId device) const {
-  const UsedPart graded = graded_part(op, p_);
+  const std::optional<UsedPart> graded = graded_part(op, p_);
   if (!any_visits(device, graded)) return {};
-  const std::span<const i32> states = p_.states_on(device, graded.part, graded.layer);
+  const std::span<const i32> states = p_.states_on(device, graded->part, graded->layer);
   return p_.states()[idx(states[0])].gathered() ? std::span<const i32>() : states;
 }
 
@@ -116,19 +70,20 @@ std::vector<bool>::reference Residency::due(i32 state, DeviceId device) {
 }
 
 /// The states of a part of a layer on a device all visit, or none does: they have one home.
-bool Residency::any_visits(DeviceId device, const UsedPart& used) const {
-  const std::span<const i32> states = p_.states_on(device, used.part, used.layer);
-  return used.any && !states.empty() && p_.states()[idx(states[0])].transient();
+bool Residency::any_visits(DeviceId device, const std::optional<UsedPart>& used) const {
+  if (!used) return false;
+  const std::span<const i32> states = p_.states_on(device, used->part, used->layer);
+  return !states.empty() && p_.states()[idx(states[0])].transient();
 }
 
 void Residency::before(Op& op, DeviceId device, std::vector<Op>& out) {
-  if (!is_compute(op.kind) || op.kind == OpKind::kUpdate) return;
+  if (row_of(op.kind).occurs != Occurs::kInMicrobatch) return;
   saved_.before(op, device, out);
   if (!active_) return;
-  const UsedPart used = used_part(op, p_.tied()), graded = graded_part(op, p_);
-  if (any_visits(device, used)) admit(op, device, used, out);
+  const std::optional<UsedPart> used = used_part(op, p_), graded = graded_part(op, p_);
+  if (any_visits(device, used)) admit(op, device, *used, out);
   if (!any_visits(device, graded)) return;
-  for (const i32 state : p_.states_on(device, graded.part, graded.layer)) {
+  for (const i32 state : p_.states_on(device, graded->part, graded->layer)) {
     if (p_.trains(state)) due(state, device) = true;
   }
 }
@@ -218,8 +173,9 @@ bool is_visit(const Op& op, const Placement& placement) {
   const auto num_states = static_cast<i32>(placement.states().size());
   if (op.state < 0 || op.state >= num_states) return false;
   const State& state = placement.states()[idx(op.state)];
-  if (state.gathered()) return op.kind == OpKind::kAllGather || op.kind == OpKind::kReduceScatter;
-  return traits(op.kind).occurs == Occurs::kOfResidence && state.visits();
+  const Occurs occurs = row_of(op.kind).occurs;
+  if (state.gathered()) return occurs == Occurs::kAfterUpdate || occurs == Occurs::kPerShardedState;
+  return occurs == Occurs::kOfResidence && state.visits();
 }
 
 }  // namespace hetermoe

@@ -1,5 +1,6 @@
 #pragma once
 #include <array>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -7,17 +8,6 @@
 #include "hetermoe/schedule/saved_visits.h"
 
 namespace hetermoe {
-
-/// The part whose parameters a compute op uses, and the layer of its states; none = it uses none.
-struct UsedPart {
-  UnitPart part = UnitPart::kEmbed;
-  i32 layer = -1;
-  bool any = false;
-};
-UsedPart used_part(const Op& op, bool tied);
-/// The part to whose gradient a compute op adds. A head with tied embeddings adds to that of the embedding,
-/// which is the part that it uses.
-UsedPart graded_part(const Op& op, const Placement& placement);
 
 /// Where the optimizer of a state is on the host and its weights are not: the summed gradient goes to each
 /// host once, by the first of its devices; the updated weights come back to every device. Else none.
@@ -60,7 +50,7 @@ class Residency {
   std::vector<bool>::reference due(i32 state, DeviceId device);
   static std::size_t next_slot(Visits& visits, const State& state);
   std::int16_t slot_of(i32 state);
-  bool any_visits(DeviceId device, const UsedPart& used) const;
+  bool any_visits(DeviceId device, const std::optional<UsedPart>& used) const;
   /// States to whose gradients the op adds and that go back to hosts one by one.
   std::span<const i32> stored_after(const Op& op, DeviceId device) const;
   void count_adds();

@@ -17,16 +17,17 @@ SavedVisits::SavedVisits(const Placement& placement) : p_(placement) {
 }
 
 std::optional<SavedVisits::Piece> SavedVisits::piece_of(const Op& op) const {
-  const Piece piece{op.group, op.layer, op.microbatch, 0};
-  if (op.kind == OpKind::kAttention && op.phase != Phase::kWeights && p_.saves_inputs(op.group, op.layer))
-    return piece;
-  if (op.kind == OpKind::kExperts && p_.saves_rows(op.group, op.layer))
-    return Piece{piece.group, piece.layer, piece.microbatch, op.chunk + 1};
+  const std::optional<SavedPart> part = row_of(op.kind).saved;
+  if (part == SavedPart::kInputs && op.phase != Phase::kWeights && p_.saves_inputs(op.group, op.layer))
+    return Piece{op.group, op.layer, op.microbatch, 0};
+  if (part == SavedPart::kRows && p_.saves_rows(op.group, op.layer))
+    return Piece{op.group, op.layer, op.microbatch, op.chunk + 1};
   return {};
 }
 
 bool SavedVisits::uses_last(const Op& op) const {
-  const bool weights_last = op.kind == OpKind::kExperts && p_.leaves_weights(op.kind, op.layer);
+  const bool weights_last =
+      row_of(op.kind).saved == SavedPart::kRows && p_.leaves_weights(UnitPart::kExperts, op.layer);
   return op.phase == (weights_last ? Phase::kWeights : Phase::kBackward);
 }
 
@@ -44,7 +45,7 @@ void SavedVisits::before(Op& op, DeviceId device, std::vector<Op>& out) {
     slot = slots.begin() + (&make_room(of, device, *piece, out) - slots.data());
     if (op.phase != Phase::kForward) {
       const Op fetch = copy(OpKind::kFetch, *piece, device, static_cast<std::size_t>(slot - slots.begin()));
-      if (roams) send_off(p_.maker_of(fetch), out);
+      if (roams) send_off(maker_of(fetch, p_), out);
       out.push_back(fetch);
     }
   }

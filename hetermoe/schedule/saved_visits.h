@@ -4,7 +4,7 @@
 #include <set>
 #include <vector>
 
-#include "hetermoe/schedule/accesses.h"
+#include "hetermoe/ops/buffers.h"
 
 namespace hetermoe {
 

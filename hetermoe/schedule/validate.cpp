@@ -64,21 +64,29 @@ class Checker {
   /// Hazards keep any order of these; one alone is a lag of one step.
   void check_lag() {
     std::set<std::pair<i32, PlaceId>> published, taken, updated;  // (state, host)
+    std::vector<Access> touched;
     for (OpId op = 0; op < s_.num_ops(); ++op) {
       const Op& o = s_.ops[idx(op)];
       if (o.state < 0 || !placement_.lags(o.state)) continue;
       for (const LaneId lane : s_.lanes_of(op)) {
+        if (device_of(lane) < placement_.num_devices()) continue;
         const std::pair<i32, PlaceId> key{o.state, device_of(lane)};
-        if (o.kind == OpKind::kFetch && published.count(key) > 0)
+        touched.clear();
+        accesses(o, device_of(lane), placement_, touched);
+        const auto has = [&](Buffer buffer, Mode mode) {
+          return std::ranges::any_of(
+              touched, [&](const Access& a) { return a.buffer() == buffer && a.mode == mode; });
+        };
+        const bool publishes = has(Buffer::kPublished, Mode::kWrite), takes = has(Buffer::kGrad, Mode::kTake);
+        if (has(Buffer::kPublished, Mode::kRead) && published.count(key) > 0)
           fault("{} comes after its state is published: it would bring the weights of the next step",
                 name(op));
-        if ((o.kind == OpKind::kStore || o.kind == OpKind::kReduce) && taken.count(key) > 0)
+        if (has(Buffer::kGrad, Mode::kAdd) && taken.count(key) > 0)
           fault("{} comes after the gradients of its state are taken", name(op));
-        if (o.kind == OpKind::kPublish && updated.count(key) > 0)
-          fault("{} comes after the update of its step", name(op));
-        if (o.kind == OpKind::kPublish) published.insert(key);
-        if (o.kind == OpKind::kTake) taken.insert(key);
-        if (o.kind == OpKind::kUpdate) updated.insert(key);
+        if (publishes && updated.count(key) > 0) fault("{} comes after the update of its step", name(op));
+        if (publishes) published.insert(key);
+        if (takes) taken.insert(key);
+        if (has(Buffer::kParams, Mode::kAdd)) updated.insert(key);
       }
     }
   }
@@ -185,7 +193,7 @@ class Checker {
     if (is_compute(op.kind)) {
       expected.push_back(lane_of(device_of(lanes[0]), queue));
     } else {
-      for (const PlaceId place : placement_.participants(op)) expected.push_back(lane_of(op, place, queue));
+      for (const PlaceId place : participants(op, placement_)) expected.push_back(lane_of(op, place, queue));
     }
     if (!std::equal(lanes.begin(), lanes.end(), expected.begin(), expected.end())) {
       fault("{} has lanes {}, expected {}", name(id), lane_list(lanes), lane_list(expected));
@@ -245,13 +253,13 @@ class Checker {
       bool taken = false;  // by the writer
       std::vector<OpId> readers;
     };
-    std::map<std::tuple<Buffer, i32, i32, i32>, Uses> uses;
+    std::map<BufferKey, Uses> uses;
     std::vector<Access> touched;
     bool in_first = true;
     for (const auto& [op, stands] : ops) {
       lane_here_[idx(op)] = idx(lane_at(stands));
       if (next_step_ > 0 && op >= next_step_ && std::exchange(in_first, false))
-        std::erase_if(uses, [](const auto& use) { return !spans_steps(std::get<0>(use.first)); });
+        std::erase_if(uses, [](const auto& use) { return !spans_steps(use.first.buffer()); });
       Clock& lane = lane_clock[lane_here(op)];
       clock_[idx(op)] = lane;
       for (const OpId dep : s_.deps_of(op)) {
@@ -261,10 +269,10 @@ class Checker {
       touched.clear();
       accesses(s_.ops[idx(op)], device, placement_, touched);
       for (const Access& access : touched) {
-        Uses& use = uses[{access.buffer, access.layer, access.microbatch, access.chunk}];
+        Uses& use = uses[access.key];
         const bool reads = access.mode == Mode::kRead || access.mode == Mode::kTake;
-        if (reads && (use.writer < 0 || use.taken) && !outlives_step(access.buffer)) {
-          fault("{} on device {} reads {}, which no earlier op writes", name(op), device, describe(access));
+        if (reads && (use.writer < 0 || use.taken) && !outlives_step(access.buffer())) {
+          fault("{} on device {} reads {}, which no earlier op writes", name(op), device, to_string(access.key));
         }
         check_order(use.writer, op, device, access);
         if (access.mode == Mode::kRead) {
@@ -294,12 +302,7 @@ class Checker {
     if (dep != deps.end() && *dep == first) necessary_[idx(&*dep - s_.deps.data())] = true;
     if (ended_before(first, second)) return;
     fault("{} may start on device {} before {} has ended, though both use {}", name(second), device,
-          name(first), describe(access));
-  }
-
-  static std::string describe(const Access& access) {
-    return fmt::format("{} (layer {}, microbatch {}, chunk {})", name_of(access.buffer), access.layer,
-                       access.microbatch, access.chunk);
+          name(first), to_string(access.key));
   }
 
   void check_no_extra_dependency() {

@@ -167,7 +167,7 @@ void WaveRunner::pop_return() {
   const OpKind kind = r.phase == Phase::kBackward ? OpKind::kDispatch : OpKind::kCombine;
   b_.transfer(at(kind, r.phase, r.layer, r.microbatch, r.chunk));
   if (r.phase != Phase::kBackward) return;
-  if (p_.leaves_weights(OpKind::kExperts, r.layer)) {
+  if (p_.leaves_weights(UnitPart::kExperts, r.layer)) {
     for (const DeviceId device : p_.owners(group_, r.layer, r.microbatch, Phase::kWeights))
       b_.compute(at(OpKind::kExperts, Phase::kWeights, r.layer, r.microbatch, r.chunk), device);
   }

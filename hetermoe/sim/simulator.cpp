@@ -318,7 +318,7 @@ Timeline timeline_frame(const Schedule& schedule, const Plan& plan, const Cluste
     timeline.devices.push_back({cluster.device_name(host), "host", "host"});
   for (OpId op = 0; op < schedule.num_ops(); ++op) {
     const Op& o = schedule.ops[idx(op)];
-    const bool has_phase = traits(o.kind).phases != Phases::kNone;
+    const bool has_phase = row_of(o.kind).phases != Phases::kNone;
     timeline.ops.push_back({name_of(o.kind),
                             has_phase ? name_of(o.phase) : "",
                             o.layer,

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "hetermoe/base/fields.h"
-#include "hetermoe/schedule/op.h"
+#include "hetermoe/ops/op_row.h"
 
 namespace hetermoe {
 namespace {

@@ -7,7 +7,7 @@
 #include "hetermoe/base/index.h"
 #include "hetermoe/base/words.h"
 #include "hetermoe/planner/memory_estimate.h"
-#include "hetermoe/schedule/placement.h"
+#include "hetermoe/placement/placement.h"
 #include "hetermoe/sim/migration_memory.h"
 #include "hetermoe/train/session.h"
 

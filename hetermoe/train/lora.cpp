@@ -4,7 +4,7 @@
 #include <map>
 
 #include "hetermoe/model/lora_targets.h"
-#include "hetermoe/schedule/placement.h"
+#include "hetermoe/placement/placement.h"
 #include "hetermoe/train/freeze.h"
 
 namespace hetermoe {

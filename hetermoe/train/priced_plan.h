@@ -2,7 +2,7 @@
 #include <memory>
 
 #include "hetermoe/cost/measured.h"
-#include "hetermoe/schedule/placement.h"
+#include "hetermoe/placement/placement.h"
 #include "hetermoe/train/job.h"
 
 namespace hetermoe {

@@ -8,7 +8,7 @@
 
 #include "hetermoe/base/error.h"
 #include "hetermoe/comm/transport.h"
-#include "hetermoe/schedule/op.h"
+#include "hetermoe/ops/op_row.h"
 #include "tests/support/error_of.h"
 
 namespace hetermoe {

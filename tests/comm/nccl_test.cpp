@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "hetermoe/base/index.h"
-#include "hetermoe/schedule/op.h"
+#include "hetermoe/ops/op_row.h"
 #include "tests/support/error_of.h"
 #include "tests/support/fake_nccl.h"
 #include "tests/support/faults.h"

@@ -1,4 +1,4 @@
-#include "hetermoe/cost/routing_load.h"
+#include "hetermoe/placement/routing_load.h"
 
 #include <gtest/gtest.h>
 

@@ -8,7 +8,7 @@
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/exec/device_state.h"
-#include "hetermoe/schedule/placement.h"
+#include "hetermoe/placement/placement.h"
 #include "tests/support/strategy_plans.h"
 
 namespace hetermoe::testing {

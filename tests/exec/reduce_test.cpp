@@ -65,7 +65,7 @@ Sent run_reduces(const Cluster& cluster, bool gathers) {
   const WorkModel work(rig.placement(), rig.model(), rig.cluster());
   for (OpId id = 0; id < rig.schedule().num_ops(); ++id) {
     const Op& op = rig.schedule().ops[static_cast<std::size_t>(id)];
-    if (traits(op.kind).participants != Participants::kStateDevices) continue;
+    if (row_of(op.kind).participants != Participants::kStateDevices) continue;
     std::vector<DeviceId> participants;
     for (const LaneId lane : rig.schedule().lanes_of(id)) participants.push_back(device_of(lane));
     const std::vector<PortBytes> bytes = work.port_bytes(op, participants, nullptr);

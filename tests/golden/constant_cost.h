@@ -21,20 +21,19 @@ struct ConstantCost : CostModel {
 
   Seconds compute(const ComputeWork& work) const override {
     const double factor = work.op.phase == Phase::kBackward ? backward : 1;
-    switch (compute_kind(work.op.kind)) {
-      case ComputeKind::kAttention:
+    switch (*row_of(work.op.kind).pricing) {
+      case Pricing::kAttention:
         return factor * attention;
-      case ComputeKind::kExperts: {
+      case Pricing::kExperts: {
         const double part = work.experts / static_cast<double>(num_experts);
         return factor * part * (work.device >= first_expert_device ? experts : experts_elsewhere);
       }
-      case ComputeKind::kHead:  // forward and backward in one
+      case Pricing::kHead:  // forward and backward in one
         return (1 + backward) * tail;
-      case ComputeKind::kEmbed:
-      case ComputeKind::kMerge:
-      case ComputeKind::kUpdate:
-      case ComputeKind::kPublish:
-      case ComputeKind::kTake:
+      case Pricing::kEmbedding:
+      case Pricing::kMerge:
+      case Pricing::kUpdate:
+      case Pricing::kHostCopy:
         break;
     }
     return 0;

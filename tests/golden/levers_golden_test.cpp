@@ -17,9 +17,9 @@ struct PartsCost : CostModel {
   Seconds recompute = 2, inputs = 4, weights = 3, head = 1, transfer_time = 1;
 
   Seconds compute(const ComputeWork& work) const override {
-    const ComputeKind kind = compute_kind(work.op.kind);
-    if (kind == ComputeKind::kHead) return head;
-    if (kind != ComputeKind::kAttention && kind != ComputeKind::kExperts) return 0;
+    const Pricing kind = *row_of(work.op.kind).pricing;
+    if (kind == Pricing::kHead) return head;
+    if (kind != Pricing::kAttention && kind != Pricing::kExperts) return 0;
     switch (work.op.phase) {
       case Phase::kForward:
       case Phase::kRecompute:

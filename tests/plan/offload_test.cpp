@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "hetermoe/base/index.h"
-#include "hetermoe/schedule/placement.h"
+#include "hetermoe/placement/placement.h"
 #include "tests/support/error_of.h"
 #include "tests/support/strategy_plans.h"
 

@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "hetermoe/base/index.h"
-#include "hetermoe/schedule/accesses.h"
+#include "hetermoe/ops/buffers.h"
 #include "hetermoe/schedule/builder.h"
 #include "hetermoe/schedule/lifetimes.h"
 #include "tests/support/guest_plan.h"
@@ -102,7 +102,7 @@ std::vector<std::string> touched(const Placement& p, OpKind kind, Phase phase, D
   std::vector<Access> all;
   accesses(op, device, p, all);
   std::vector<std::string> out;
-  for (const Access& access : all) out.push_back(modes[idx(access.mode)] + " " + name_of(access.buffer));
+  for (const Access& access : all) out.push_back(modes[idx(access.mode)] + " " + name_of(access.buffer()));
   return out;
 }
 
@@ -170,12 +170,12 @@ i64 most_at_once(const Plan& plan, const ModelConfig& model) {
   }
   i64 most = 0;
   for (std::size_t a = 0; a < lifetimes.epochs.size(); ++a) {
-    if (lifetimes.epochs[a].buffer != Buffer::kGuest) continue;
+    if (lifetimes.epochs[a].key.buffer() != Buffer::kGuest) continue;
     i64 count = 0;
     const double now = start[idx(lifetimes.epochs[a].first)];
     for (std::size_t b = 0; b < lifetimes.epochs.size(); ++b) {
       const Epoch& other = lifetimes.epochs[b];
-      count += other.buffer == Buffer::kGuest && other.device == lifetimes.epochs[a].device &&
+      count += other.key.buffer() == Buffer::kGuest && other.device == lifetimes.epochs[a].device &&
                start[idx(other.first)] <= now && now < gone[b];
     }
     most = std::max(most, count);

@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "hetermoe/base/hash.h"
-#include "hetermoe/schedule/accesses.h"
+#include "hetermoe/ops/buffers.h"
 #include "hetermoe/schedule/expected_ops.h"
 #include "tests/schedule/plans.h"
 #include "tests/support/error_of.h"
@@ -26,7 +26,8 @@ class Levers : public testing::Test {
     std::string text;
     for (const Access& access : found) {
       const char* mode = access.mode == Mode::kRead ? "read" : access.mode == Mode::kWrite ? "write" : "add";
-      text += fmt::format("{}{} {} {}", text.empty() ? "" : ", ", mode, name_of(access.buffer), access.layer);
+      const i32 at = access.key.has_layer() || access.key.shape() == KeyShape::kOfState ? access.key.layer() : -1;
+      text += fmt::format("{}{} {} {}", text.empty() ? "" : ", ", mode, name_of(access.buffer()), at);
     }
     return text;
   }

@@ -31,8 +31,8 @@ struct Case {
     std::vector<std::vector<std::string>> out;
     for (std::size_t e = 0; e < lifetimes.epochs.size(); ++e) {
       const Epoch& epoch = lifetimes.epochs[e];
-      if (epoch.buffer != buffer || epoch.device != device || epoch.layer != layer || epoch.microbatch > 0)
-        continue;
+      if (epoch.key.buffer() != buffer || epoch.device != device || epoch.key.microbatch() > 0) continue;
+      if (epoch.key.has_layer() && epoch.key.layer() != layer) continue;
       out.emplace_back();
       for (OpId op = 0; op < schedule.num_ops(); ++op) {
         for (std::size_t i = 0; i < schedule.lanes_of(op).size(); ++i) {
@@ -89,14 +89,14 @@ TEST(Lifetimes, EveryBufferOfEveryOpBelongsToALife) {
       touched.clear();
       accesses(c.schedule.ops[static_cast<std::size_t>(op)], device_of(c.schedule.lanes_of(op)[i]), placement,
                touched);
-      std::set<std::tuple<Buffer, i32, i32, i32>> expected, found;
+      std::set<BufferKey> expected, found;
       for (const Access& a : touched) {
-        if (!outlives_step(a.buffer)) expected.insert({a.buffer, a.layer, a.microbatch, a.chunk});
+        if (!outlives_step(a.buffer())) expected.insert(a.key);
       }
       for (const i32 use : c.lifetimes.uses_of(c.schedule, op, i)) {
         const Epoch& e = c.lifetimes.epochs[static_cast<std::size_t>(use)];
         EXPECT_EQ(e.device, device_of(c.schedule.lanes_of(op)[i]));
-        found.insert({e.buffer, e.layer, e.microbatch, e.chunk});
+        found.insert(e.key);
       }
       EXPECT_EQ(found, expected);
     }

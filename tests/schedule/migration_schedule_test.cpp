@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "hetermoe/schedule/placement.h"
+#include "hetermoe/placement/placement.h"
 #include "tests/schedule/plans.h"
 #include "tests/support/strategy_plans.h"
 

@@ -40,8 +40,8 @@ TEST(Params, AreReadByOpsThatUseThemAndChangedByTheirUpdate) {
           accesses(op, device_of(lane), placement, all);
           std::vector<i32> touched;
           for (const Access& access : all) {
-            if (access.buffer != Buffer::kParams) continue;
-            touched.push_back(access.layer);
+            if (access.buffer() != Buffer::kParams) continue;
+            touched.push_back(access.key.state());
             EXPECT_EQ(access.mode, op.kind == OpKind::kUpdate ? Mode::kAdd : Mode::kRead);
           }
           EXPECT_EQ(touched, states_used(op, placement, device_of(lane)))
@@ -62,7 +62,7 @@ TEST(Params, OutliveTheStep) {
   for (const NamedPlan& named : strategy_plans(model, cluster, small_step())) {
     const Schedule schedule = build_schedule(named.plan, model);
     const Lifetimes lifetimes = make_lifetimes(schedule, Placement(named.plan, model, {}));
-    for (const Epoch& epoch : lifetimes.epochs) EXPECT_NE(epoch.buffer, Buffer::kParams);
+    for (const Epoch& epoch : lifetimes.epochs) EXPECT_NE(epoch.key.buffer(), Buffer::kParams);
   }
 }
 

@@ -129,9 +129,9 @@ TEST(Residency, ADevicesGradientsAreStoredWhenItIsDone) {
       if (!is_compute(op.kind) || op.state >= 0) continue;
       const DeviceId device = device_of(schedule.lanes_of(id)[0]);
       computed[device].push_back(id);
-      const UsedPart graded = graded_part(op, placement);
-      if (!graded.any) continue;
-      for (const i32 state : placement.states_on(device, graded.part, graded.layer))
+      const std::optional<UsedPart> graded = graded_part(op, placement);
+      if (!graded) continue;
+      for (const i32 state : placement.states_on(device, graded->part, graded->layer))
         last_add[{state, device}] = id;
     }
     for (const auto& [at, store] : last_store) {

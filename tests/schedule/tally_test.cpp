@@ -2,7 +2,7 @@
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/routing/split_routing.h"
-#include "hetermoe/schedule/accesses.h"
+#include "hetermoe/ops/buffers.h"
 #include "tests/support/tally_plan.h"
 
 // The op `tally`: where it is, what it touches, and what refuses it.
@@ -79,7 +79,7 @@ std::vector<std::string> touched(const Placement& p, OpKind kind, DeviceId devic
   std::vector<Access> all;
   accesses(op, device, p, all);
   std::vector<std::string> out;
-  for (const Access& access : all) out.push_back(modes[idx(access.mode)] + " " + name_of(access.buffer));
+  for (const Access& access : all) out.push_back(modes[idx(access.mode)] + " " + name_of(access.buffer()));
   return out;
 }
 

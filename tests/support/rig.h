@@ -9,7 +9,7 @@
 
 #include "hetermoe/exec/executor.h"
 #include "hetermoe/nn/reference.h"
-#include "hetermoe/schedule/accesses.h"
+#include "hetermoe/ops/buffers.h"
 
 // Runs plans for tests: with hooks for what a test wants to change or count, and the comparison with the
 // reference.

@@ -7,7 +7,7 @@
 #include <set>
 
 #include "hetermoe/base/error.h"
-#include "hetermoe/schedule/op.h"
+#include "hetermoe/ops/op_row.h"
 #include "tests/support/error_of.h"
 
 namespace hetermoe {

@@ -41,7 +41,7 @@ void count(OpContext& d, const Op& op, const at::Tensor& counts_BE) {
 
 KeepGraph graph_for_backward(const OpContext& d, const Op& op) {
   if (d.p.recompute(op.group, op.layer) == Recompute::kSelect) return KeepGraph::kSelected;
-  return d.p.leaves_weights(op.kind, op.layer) ? KeepGraph::kLeavesWeights : KeepGraph::kYes;
+  return d.p.leaves_weights(UnitPart::kAttention, op.layer) ? KeepGraph::kLeavesWeights : KeepGraph::kYes;
 }
 
 at::Tensor jitter(const OpContext& d, const Op& op) {
@@ -118,7 +118,7 @@ void run_backward(OpContext& d, const Op& op) {
   in.y_TD = slot.hidden;
   in.du_TD = slot.d_hidden;
   in.graph = std::move(slot.graph);
-  in.leaves_weights = d.p.leaves_weights(op.kind, op.layer);
+  in.leaves_weights = d.p.leaves_weights(UnitPart::kAttention, op.layer);
   if (d.p.is_moe(op.layer)) {
     in.topk_TK = slot.topk;
     in.dx_TD = at::zeros_like(slot.hidden);
@@ -161,8 +161,9 @@ void weight_gradients(OpContext& d, const Op& op) {
 
 }  // namespace
 
-template <>
-void compute_op<ComputeKind::kAttention>(OpContext& d, const Op& op) {
+namespace {
+
+void run_attention(OpContext& d, const Op& op) {
   switch (op.phase) {
     case Phase::kForward:
       return run_forward(d, op);
@@ -175,9 +176,18 @@ void compute_op<ComputeKind::kAttention>(OpContext& d, const Op& op) {
   }
 }
 
-template <>
-void compute_op<ComputeKind::kMerge>(OpContext& d, const Op& op) {
+}  // namespace
+
+ExecOp exec_ops::attention() { return run_attention; }
+
+namespace {
+
+void run_merge(OpContext& d, const Op& op) {
   d.slots.layer(op.layer, op.microbatch).move_out = d.merged(op, op.layer);
 }
+
+}  // namespace
+
+ExecOp exec_ops::merge() { return run_merge; }
 
 }  // namespace hetermoe

@@ -56,8 +56,7 @@ MessageShape expected_routing(OpContext&, const Op&, DeviceId, const Message& ow
 
 }  // namespace
 
-template <>
-TransferOp transfer_op<TransferKind::kBalance>() {
+ExecOp exec_ops::balance() {
   return {.pack = pack_routing, .expected = expected_routing, .unpack = unpack_routing};
 }
 

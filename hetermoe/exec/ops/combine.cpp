@@ -67,8 +67,7 @@ MessageShape expected_row_sums(OpContext& d, const Op& op, DeviceId peer, const 
 
 }  // namespace
 
-template <>
-TransferOp transfer_op<TransferKind::kCombine>() {
+ExecOp exec_ops::combine() {
   return {.pack = pack_sums, .expected = expected_row_sums, .unpack = unpack_sums};
 }
 

@@ -260,8 +260,7 @@ MessageShape expected_rows(OpContext& d, const Op& op, DeviceId peer, const Mess
 
 }  // namespace
 
-template <>
-TransferOp transfer_op<TransferKind::kDispatch>() {
+ExecOp exec_ops::dispatch() {
   static const TransferOp rows = {
       .pack = pack_rows, .expected = expected_rows, .check_content = check_indices, .unpack = unpack_rows};
   static const TransferOp sizes = {

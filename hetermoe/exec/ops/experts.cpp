@@ -74,7 +74,7 @@ void recompute_rows(OpContext& d, const Op& op) {
 
 void backward_with_guests(OpContext& d, const Op& op) {
   ChunkSlot& slot = d.slots.chunk(op.layer, op.microbatch, op.chunk);
-  if (d.p.leaves_weights(op.kind, op.layer)) slot.guests_left = std::make_unique<ExpertsLeft>();
+  if (d.p.leaves_weights(UnitPart::kExperts, op.layer)) slot.guests_left = std::make_unique<ExpertsLeft>();
   const auto run = [&](Part part, ExpertsSaved* saved, ExpertsLeft* left) {
     return experts_backward(part.slab, slot.rows, part.groups, part.weights_C, saved, slot.d_out,
                             ExpertProducts::kAuto, left);
@@ -87,7 +87,7 @@ void backward_with_guests(OpContext& d, const Op& op) {
 
 void backward(OpContext& d, const Op& op) {
   ChunkSlot& slot = d.slots.chunk(op.layer, op.microbatch, op.chunk);
-  if (d.p.leaves_weights(op.kind, op.layer)) slot.left = std::make_unique<ExpertsLeft>();
+  if (d.p.leaves_weights(UnitPart::kExperts, op.layer)) slot.left = std::make_unique<ExpertsLeft>();
   if (has_guests(d, op)) return backward_with_guests(d, op);
   ExpertsGradient gradient =
       experts_backward(d.state.slab(op.layer), slot.rows, slot.groups, slot.weights, slot.saved.get(),
@@ -109,8 +109,9 @@ void expert_weight_gradients(OpContext& d, const Op& op) {
 
 }  // namespace
 
-template <>
-void compute_op<ComputeKind::kExperts>(OpContext& d, const Op& op) {
+namespace {
+
+void run_experts(OpContext& d, const Op& op) {
   switch (op.phase) {
     case Phase::kForward:
       return forward(d, op);
@@ -122,5 +123,9 @@ void compute_op<ComputeKind::kExperts>(OpContext& d, const Op& op) {
       return expert_weight_gradients(d, op);
   }
 }
+
+}  // namespace
+
+ExecOp exec_ops::experts() { return run_experts; }
 
 }  // namespace hetermoe

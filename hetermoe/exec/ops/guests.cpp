@@ -121,13 +121,11 @@ void add_gradients(OpContext& d, const Op& op, Devices participants, std::vector
 
 }  // namespace
 
-template <>
-TransferOp transfer_op<TransferKind::kLend>() {
+ExecOp exec_ops::lend() {
   return {.pack = pack_guests, .expected = expected_guests, .unpack = keep_guests};
 }
 
-template <>
-TransferOp transfer_op<TransferKind::kSettle>() {
+ExecOp exec_ops::settle() {
   return {.pack = pack_gradients, .expected = expected_gradients, .unpack = add_gradients};
 }
 

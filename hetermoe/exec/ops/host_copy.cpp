@@ -72,7 +72,7 @@ ChunkSlot& rows_of(OpContext& d, const Op& op) {
   return d.slots.chunk(op.layer, op.microbatch, op.chunk - 1);
 }
 SavedSlot& on_host(OpContext& d, const Op& op) {
-  return d.slots.saved(op.layer, op.microbatch, d.p.saved_piece(op));
+  return d.slots.saved(op.layer, op.microbatch, saved_piece(op, d.p));
 }
 
 /// It comes to another device.
@@ -117,10 +117,10 @@ void come_back(OpContext& d, const Op& op, const std::vector<at::Tensor>& tensor
 
 void pack_saved(OpContext& d, const Op& op, Devices participants, std::vector<Message>& out) {
   if (d.device() != op.device) {
-    if (op.kind == OpKind::kFetch) send(d, participants, out, on_host(d, op).tensors);
+    if (row_of(op.kind).from_host) send(d, participants, out, on_host(d, op).tensors);
     return;
   }
-  if (op.kind == OpKind::kFetch) return;
+  if (row_of(op.kind).from_host) return;
   send(d, participants, out, leave(d, op));
   if (op.chunk == 0) return;
   const ExchangeLoad& load = rows_of(d, op).load;  // for the host's clock
@@ -132,10 +132,10 @@ void pack_saved(OpContext& d, const Op& op, Devices participants, std::vector<Me
 void unpack_saved(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in) {
   const Message& message = received(d, participants, in);
   if (d.device() == op.device) {
-    if (op.kind == OpKind::kFetch) come_back(d, op, copies_of(message.tensors, d.where()));
+    if (row_of(op.kind).from_host) come_back(d, op, copies_of(message.tensors, d.where()));
     return;
   }
-  if (op.kind == OpKind::kFetch) return;
+  if (row_of(op.kind).from_host) return;
   SavedSlot& slot = on_host(d, op);
   slot.tensors = copies_of(message.tensors, d.where());
   if (op.chunk == 0) return;
@@ -192,8 +192,7 @@ void unpack_store(OpContext& d, const Op& op, Devices participants, std::vector<
 
 }  // namespace
 
-template <>
-TransferOp transfer_op<TransferKind::kFetch>() {
+ExecOp exec_ops::fetch() {
   return {.pack = pack_fetch,
           .expected = expected_fetch,
           .unpack = unpack_fetch,
@@ -201,8 +200,7 @@ TransferOp transfer_op<TransferKind::kFetch>() {
           .of_saved = &saved_copy()};
 }
 
-template <>
-TransferOp transfer_op<TransferKind::kStore>() {
+ExecOp exec_ops::store() {
   return {.pack = pack_store,
           .expected = expected_store,
           .unpack = unpack_store,

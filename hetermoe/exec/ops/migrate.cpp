@@ -123,8 +123,7 @@ void unpack_moved(OpContext& d, const Op& op, Devices participants, std::vector<
 
 }  // namespace
 
-template <>
-TransferOp transfer_op<TransferKind::kMigrate>() {
+ExecOp exec_ops::migrate() {
   return {
       .pack = pack_moved, .expected = expected_moved, .check_content = check_content, .unpack = unpack_moved};
 }

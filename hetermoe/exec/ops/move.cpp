@@ -126,8 +126,7 @@ void set_backward_start(OpContext& d, const Op& op, const std::vector<at::Tensor
   route(d, op, slot);
 }
 
-template <>
-TransferOp transfer_op<TransferKind::kMove>() {
+ExecOp exec_ops::move() {
   return {.pack = pack_activations,
           .expected = expected_activations,
           .check_content = check_choices,

@@ -143,8 +143,7 @@ void check_states(OpContext& d, const Op&, DeviceId peer, const Message& message
 
 }  // namespace
 
-template <>
-TransferOp transfer_op<TransferKind::kNorm>() {
+ExecOp exec_ops::norm() {
   return {.pack = pack_squares,
           .expected = expected_squares,
           .check_content = check_states,

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "hetermoe/schedule/two_level.h"
+#include "hetermoe/ops/two_level.h"
 
 namespace hetermoe {
 namespace {
@@ -13,34 +13,28 @@ std::string text_of(at::ScalarType dtype, at::IntArrayRef sizes) {
   return fmt::format("{} [{}]", at::toString(dtype), fmt::join(sizes, ", "));
 }
 
-using ComputeOp = void (*)(OpContext&, const Op&);
-
-template <int... kKinds>
-std::vector<ComputeOp> compute_ops(std::integer_sequence<int, kKinds...>) {
-  return {&compute_op<static_cast<ComputeKind>(kKinds)>...};
-}
-template <int... kKinds>
-std::vector<TransferOp> transfer_ops(std::integer_sequence<int, kKinds...>) {
-  return {transfer_op<static_cast<TransferKind>(kKinds)>()...};
+const ExecOp& exec_op_of(OpKind kind) {
+#define HM_CALL(kind, name) exec_ops::name(),
+  static const std::vector<ExecOp> all = {HM_OP_KINDS(HM_CALL)};
+#undef HM_CALL
+  return all[idx(kind)];
 }
 
 }  // namespace
 
 void run_compute(OpContext& d, const Op& op) {
-  static const std::vector<ComputeOp> all =
-      compute_ops(std::make_integer_sequence<int, kEnumCount<ComputeKind>>());
-  all[idx(compute_kind(op.kind))](d, op);
+  HM_CHECK(is_compute(op.kind), "{} is not a compute op", to_string(op));
+  exec_op_of(op.kind).compute(d, op);
 }
 
 const TransferOp& transfer_op_of(const Op& op, const Placement& placement, const Cluster& cluster) {
-  static const std::vector<TransferOp> all =
-      transfer_ops(std::make_integer_sequence<int, kEnumCount<TransferKind>>());
-  const TransferOp& of_kind = all[idx(transfer_kind(op.kind))];
+  HM_CHECK(!is_compute(op.kind), "{} is not a transfer", to_string(op));
+  const TransferOp& of_kind = exec_op_of(op.kind).transfer;
   if (is_saved_copy(op)) return *of_kind.of_saved;
   if (of_kind.in_two_levels != nullptr &&
       pays_two_levels(cluster, placement.states()[idx(op.state)].reducers()))
     return *of_kind.in_two_levels;
-  return placement.tells_sizes(op) ? *of_kind.sizes : of_kind;
+  return tells_sizes(op, placement) ? *of_kind.sizes : of_kind;
 }
 
 i64 num_exchanges(const Op& op, const Placement& placement, const Cluster& cluster) {
@@ -98,17 +92,17 @@ i64 owner_index(const std::vector<DeviceId>& owners, DeviceId device) {
 MessageShape expected_rows_back(OpContext& d, const Op& op, DeviceId peer) {
   const ShareRow& sources = d.p.shares(op);
   const std::vector<DeviceId>& owners = d.p.owners(op);
-  const bool to_owners = op.kind == OpKind::kCombine && op.phase == Phase::kBackward;
+  const bool to_owners = goes_to_owners(op);
   const i64 source = source_index(sources, to_owners ? peer : d.device());
   const i64 owner = owner_index(owners, to_owners ? d.device() : peer);
   if (source < 0 || owner < 0) return {};
   const ExchangeLoad& load = d.slots.chunk(op.layer, op.microbatch, op.chunk).load;
   const auto rows = static_cast<i64>(load.rows_between(idx(source), idx(owner)));
-  const bool forward = op.kind == OpKind::kCombine && !to_owners;
+  const bool forward = op.phase != Phase::kBackward;
   MessageShape shape;
   shape.tensors = {
       {scalar_type(forward ? d.p.plan().wire_forward : d.p.plan().wire_backward), {rows, d.model.hidden}}};
-  if (op.kind == OpKind::kDispatch) {
+  if (row_of(op.kind).carries_weights) {
     const auto copies = static_cast<i64>(load.copies_between(idx(source), idx(owner)));
     shape.tensors.push_back({accumulate_type(scalar_type(d.p.plan().dtype[idx(peer)])), {copies}});
   }

@@ -1,8 +1,7 @@
 #pragma once
 #include "hetermoe/exec/op_context.h"
 
-// What each op kind does on a device. Each kind has a file in this folder that specialises compute_op or
-// transfer_op; a kind without one does not link.
+// What each op kind does on a device: exec_ops::NAME. A kind without one does not link.
 namespace hetermoe {
 
 using Devices = std::span<const DeviceId>;  ///< participants of a transfer, ascending
@@ -31,10 +30,21 @@ struct TransferOp {
   std::vector<DeviceId> (*peers)(const Cluster& cluster, Devices participants, DeviceId self) = nullptr;
 };
 
-template <ComputeKind kKind>
-void compute_op(OpContext& d, const Op& op);
-template <TransferKind kKind>
-TransferOp transfer_op();
+using ComputeOp = void (*)(OpContext& d, const Op& op);
+
+/// How a kind is executed: a compute op by one function, a transfer by its exchanges.
+struct ExecOp {
+  ExecOp(ComputeOp op) : compute(op) {}
+  ExecOp(const TransferOp& op) : transfer(op) {}
+  ComputeOp compute = nullptr;
+  TransferOp transfer = {};
+};
+
+namespace exec_ops {
+#define HM_EXEC(kind, name) ExecOp name();
+HM_OP_KINDS(HM_EXEC)
+#undef HM_EXEC
+}  // namespace exec_ops
 
 /// By the table of op kinds.
 void run_compute(OpContext& d, const Op& op);

@@ -2,7 +2,7 @@
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/exec/ops/op_functions.h"
-#include "hetermoe/schedule/two_level.h"
+#include "hetermoe/ops/two_level.h"
 
 // Gradients of a state among the devices that hold it. reduce_scatter: each device adds up its part of every
 // gradient. reduce: then it tells the others the sums. all_gather: it tells them its part of the updated
@@ -111,7 +111,7 @@ void pack_node_sums(OpContext& d, const Op& op, Devices partners, std::vector<Me
 /// What all have in the end: sums of gradients, or weights.
 const std::vector<at::Tensor>& told(OpContext& d, const Op& op) {
   const StateTensors& state = d.state.tensors(op.state);
-  return op.kind == OpKind::kAllGather ? state.values : state.grads;
+  return row_of(op.kind).carries_gradients ? state.grads : state.values;
 }
 
 /// In memory that is not written before all have read it.
@@ -183,8 +183,8 @@ void add_shapes(OpContext& d, const Op& op, std::size_t part, at::ScalarType dty
 /// Gradients as their sender keeps them, or its weights.
 at::ScalarType dtype_of(const OpContext& d, const Op& op, PlaceId sender) {
   const Plan& plan = d.p.plan();
-  return scalar_type(op.kind == OpKind::kAllGather ? plan.dtype[idx(sender)]
-                                                   : grad_dtype_of(plan, d.p.first_device(sender)));
+  return scalar_type(row_of(op.kind).carries_gradients ? grad_dtype_of(plan, d.p.first_device(sender))
+                                                       : plan.dtype[idx(sender)]);
 }
 
 MessageShape expected_own(OpContext& d, const Op& op, DeviceId peer, const Message&) {
@@ -283,21 +283,18 @@ TransferOp tell_at_once() {
 
 }  // namespace
 
-template <>
-TransferOp transfer_op<TransferKind::kReduceScatter>() {
+ExecOp exec_ops::reduce_scatter() {
   static const TransferOp between = sum_between_nodes(nullptr), inside = sum_in_nodes(between);
   return sum_at_once(nullptr, inside);
 }
 
-template <>
-TransferOp transfer_op<TransferKind::kReduce>() {
+ExecOp exec_ops::reduce() {
   static const TransferOp tell = tell_at_once();
   static const TransferOp between = sum_between_nodes(&tell_nodes()), inside = sum_in_nodes(between);
   return sum_at_once(&tell, inside);
 }
 
-template <>
-TransferOp transfer_op<TransferKind::kAllGather>() {
+ExecOp exec_ops::all_gather() {
   return tell_at_once();
 }
 

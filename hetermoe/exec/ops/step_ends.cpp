@@ -5,8 +5,9 @@
 // devices get of it and what it gets of their gradients.
 namespace hetermoe {
 
-template <>
-void compute_op<ComputeKind::kEmbed>(OpContext& d, const Op& op) {
+namespace {
+
+void run_embed(OpContext& d, const Op& op) {
   const at::Tensor tokens = d.rows_of(d.tokens, op, -1);
   if (op.phase == Phase::kBackward) {
     embed_backward(d.state.embed(), tokens, d.slots.layer(-1, op.microbatch).d_hidden);
@@ -17,8 +18,13 @@ void compute_op<ComputeKind::kEmbed>(OpContext& d, const Op& op) {
       embed_forward(d.state.embed(), tokens);
 }
 
-template <>
-void compute_op<ComputeKind::kHead>(OpContext& d, const Op& op) {
+}  // namespace
+
+ExecOp exec_ops::embed() { return run_embed; }
+
+namespace {
+
+void run_head(OpContext& d, const Op& op) {
   const i32 layers = d.p.num_layers();
   const at::Tensor y = d.take_input(op, layers);
   const at::Tensor targets = d.rows_of(d.targets, op, layers);
@@ -37,8 +43,13 @@ void compute_op<ComputeKind::kHead>(OpContext& d, const Op& op) {
     d.slots.layer(layers - 1, op.microbatch).d_hidden = result.dy_TD;
 }
 
-template <>
-void compute_op<ComputeKind::kUpdate>(OpContext& d, const Op& op) {
+}  // namespace
+
+ExecOp exec_ops::head() { return run_head; }
+
+namespace {
+
+void run_update(OpContext& d, const Op& op) {
   if (!d.result.updated) return;  // all devices know the same numbers, so all skip or none
   StateTensors& tensors = d.state.tensors(op.state);
   std::vector<at::Tensor> values = tensors.own_values();
@@ -46,14 +57,28 @@ void compute_op<ComputeKind::kUpdate>(OpContext& d, const Op& op) {
                d.grad_factor);
 }
 
-template <>
-void compute_op<ComputeKind::kPublish>(OpContext& d, const Op& op) {
+}  // namespace
+
+ExecOp exec_ops::update() { return run_update; }
+
+namespace {
+
+void run_publish(OpContext& d, const Op& op) {
   d.state.tensors(op.state).publish();
 }
 
-template <>
-void compute_op<ComputeKind::kTake>(OpContext& d, const Op& op) {
+}  // namespace
+
+ExecOp exec_ops::publish() { return run_publish; }
+
+namespace {
+
+void run_take(OpContext& d, const Op& op) {
   d.state.tensors(op.state).take_grads();
 }
+
+}  // namespace
+
+ExecOp exec_ops::take() { return run_take; }
 
 }  // namespace hetermoe

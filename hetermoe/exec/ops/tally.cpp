@@ -75,8 +75,7 @@ void unpack_counts(OpContext& d, const Op& op, Devices participants, std::vector
 
 }  // namespace
 
-template <>
-TransferOp transfer_op<TransferKind::kTally>() {
+ExecOp exec_ops::tally() {
   return {.pack = pack_counts,
           .expected = expected_counts,
           .check_content = check_counts,

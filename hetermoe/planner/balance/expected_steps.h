@@ -2,7 +2,7 @@
 #include <memory>
 #include <vector>
 
-#include "hetermoe/cost/routing_load.h"
+#include "hetermoe/placement/routing_load.h"
 #include "hetermoe/routing/domain_use.h"
 
 // The step that comes, as far as the steps before tell.

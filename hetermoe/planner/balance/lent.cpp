@@ -20,13 +20,13 @@ std::vector<Seconds> waited_for(const Schedule& schedule, const OpTimes& times) 
       if (found != last.end()) before.push_back(found->second);
       last[lane] = op;
     }
-    if (is_of_guests(schedule.ops[idx(op)].kind)) continue;
+    if (row_of(schedule.ops[idx(op)].kind).of_guests) continue;
     Seconds other = 0;
     for (const OpId b : before) {
-      if (!is_of_guests(schedule.ops[idx(b)].kind)) other = std::max(other, times.end[idx(b)]);
+      if (!row_of(schedule.ops[idx(b)].kind).of_guests) other = std::max(other, times.end[idx(b)]);
     }
     for (const OpId b : before) {
-      if (!is_of_guests(schedule.ops[idx(b)].kind)) continue;
+      if (!row_of(schedule.ops[idx(b)].kind).of_guests) continue;
       const Seconds longest = times.end[idx(b)] - times.start[idx(b)];
       out[idx(b)] = std::max(out[idx(b)], std::clamp(times.end[idx(b)] - other, 0.0, longest));
     }
@@ -43,12 +43,11 @@ Lent lent_in(const Schedule& schedule, const OpTimes& times, const Placement& pl
   const std::vector<Seconds> waited = waited_for(schedule, times);
   for (OpId i = 0; i < schedule.num_ops(); ++i) {
     const Op& op = schedule.ops[idx(i)];
-    if (!is_of_guests(op.kind)) continue;
+    if (!row_of(op.kind).of_guests) continue;
     const ExchangeLoad load = routing.exchange(placement, op.group, op.layer, op.microbatch, 0);
     if (load.guests.empty()) continue;
-    const std::vector<DeviceId> participants = placement.participants(op);
-    for (const PortBytes& bytes : work.port_bytes(op, participants, &load))
-      (op.kind == OpKind::kLend ? out.weights : out.gradients) += bytes.net_out + bytes.local_out;
+    for (const PortBytes& bytes : work.port_bytes(op, participants(op, placement), &load))
+      (row_of(op.kind).carries_gradients ? out.gradients : out.weights) += bytes.net_out + bytes.local_out;
     const Seconds seconds = times.end[idx(i)] - times.start[idx(i)];
     out.seconds += seconds;
     out.hidden += seconds - waited[idx(i)];

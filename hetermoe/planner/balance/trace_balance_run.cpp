@@ -67,7 +67,7 @@ void TraceBalance::simulate_last(const TraceBalanceOptions& options, const Plan&
   const OpCosts costs = price(schedule, placement, model_, cluster_, *cost_, load);
   for (std::size_t op = 0; op < schedule.ops.size(); ++op) {
     const OpKind kind = schedule.ops[op].kind;
-    if (kind == OpKind::kDispatch || kind == OpKind::kCombine) out.exchanges += costs.seconds[op];
+    if (needs_load(kind) && !is_compute(kind)) out.exchanges += costs.seconds[op];
   }
 }
 

@@ -1,0 +1,99 @@
+#include "hetermoe/ops/access_list.h"
+
+#include "hetermoe/base/index.h"
+
+namespace hetermoe {
+
+void accesses(const Op& op, DeviceId device, const Placement& placement, std::vector<Access>& out) {
+  const OpRow& row = row_of(op.kind);
+  if (row.accesses == nullptr) return;
+  AccessList list(op, device, placement, out);
+  row.accesses(list);
+}
+
+void AccessList::add(Buffer buffer, Mode mode, i32 layer) {
+  switch (row_of(buffer).key) {
+    case KeyShape::kOfStep:
+      return add(BufferKey::of_step(buffer), mode);
+    case KeyShape::kOfMicrobatch:
+      return add(BufferKey::of_microbatch(buffer, op.microbatch), mode);
+    case KeyShape::kOfLayer:
+      return add(BufferKey::of_layer(buffer, layer, op.microbatch), mode);
+    case KeyShape::kOfChunk:
+      return add(BufferKey::of_chunk(buffer, layer, op.microbatch, op.chunk), mode);
+    case KeyShape::kOfState:
+      return add_of_state(buffer, mode, op.state);
+    case KeyShape::kOfPiece:
+    case KeyShape::kOfSlot:
+    case KeyShape::kOfTurn:
+      break;
+  }
+  HM_CHECK(false, "{} follows from no op alone", row_of(buffer).name);
+}
+
+void AccessList::add_all_chunks(Buffer buffer, Mode mode, i32 layer) {
+  for (i32 c = 0; c < p.plan().chunks; ++c) add(BufferKey::of_chunk(buffer, layer, op.microbatch, c), mode);
+}
+
+void AccessList::read_params(UnitPart part, i32 layer) {
+  for (const i32 state : p.states_on(device, part, layer)) {
+    const bool visits = p.states()[idx(state)].transient();
+    add_of_state(visits ? Buffer::kWeights : Buffer::kParams, Mode::kRead, state);
+  }
+  if (op.slot >= 0) add_slot(slot_part(part), Mode::kRead);
+}
+
+void AccessList::read_params() {
+  const std::optional<UsedPart> used = used_part(op, p);
+  if (used) read_params(used->part, used->layer);
+}
+
+void AccessList::add_grad(UnitPart part, i32 layer) {
+  for (const i32 state : p.states_on(device, part, layer)) {
+    if (p.trains(state)) add_of_state(Buffer::kGrad, Mode::kAdd, state);
+  }
+}
+
+void AccessList::add_saved() {
+  if (op.saved < 0) return;
+  const SlotPart part = slot_part(*row_of(op.kind).saved);
+  add(BufferKey::of_slot(Buffer::kSlot, part, op.saved),
+      op.phase == Phase::kForward ? Mode::kWrite : Mode::kRead);
+}
+
+void AccessList::read_merged_input(i32 layer) {
+  add(Buffer::kResidual, Mode::kRead, layer - 1);
+  if (!p.is_moe(layer - 1)) return;
+  add(Buffer::kRouting, Mode::kRead, layer - 1);
+  add_all_chunks(Buffer::kReturned, Mode::kRead, layer - 1);
+}
+
+void AccessList::read_input(i32 layer) {
+  if (layer == 0 || moves_into(layer, Phase::kForward)) {
+    add(Buffer::kHidden, Mode::kRead, layer);
+  } else {
+    read_merged_input(layer);
+    add(Buffer::kHidden, Mode::kWrite, layer);
+  }
+}
+
+void AccessList::write_input_gradient(i32 layer) {
+  if (!p.needs_input_gradient(layer)) return;
+  if (moves_into(layer, Phase::kBackward)) {
+    add(Buffer::kDMove, Mode::kWrite, layer);
+  } else {
+    add(Buffer::kDHidden, Mode::kWrite, layer - 1);
+  }
+}
+
+void AccessList::read_tally() {
+  if (p.tallies(op.group, op.layer)) read(Buffer::kTally);
+}
+
+void AccessList::read_guests() {
+  if (!lends()) return;
+  read(Buffer::kGuest);
+  add_guest_turn(Mode::kRead);
+}
+
+}  // namespace hetermoe

@@ -1,0 +1,167 @@
+#include <algorithm>
+
+#include "hetermoe/base/index.h"
+#include "hetermoe/model/op_cost.h"
+#include "hetermoe/ops/buffer_sizes.h"
+#include "hetermoe/ops/layer_op.h"
+
+// The attention part of a layer with its router and what is dense, and the merge of what experts returned.
+namespace hetermoe {
+namespace {
+
+void forward_accesses(AccessList& list) {
+  list.read_params();
+  list.read_input(list.op.layer);
+  list.write(Buffer::kResidual);
+  if (list.saves_activations()) list.write(Buffer::kSavedAttention);
+  if (!list.is_moe()) return;
+  list.write(Buffer::kSend);
+  list.write(Buffer::kRouting);
+  if (list.p.balance_on()) list.add(Buffer::kCounts, Mode::kAdd);
+}
+
+void recompute_accesses(AccessList& list) {
+  list.read_params();
+  list.read(Buffer::kHidden);
+  if (list.is_moe()) list.read(Buffer::kRouting);
+  list.add(Buffer::kSavedAttention, list.saves_activations() ? Mode::kRead : Mode::kWrite);
+  if (resends_rows(list.recompute())) list.write(Buffer::kSend);
+}
+
+void backward_accesses(AccessList& list) {
+  const i32 layer = list.op.layer;
+  list.read_params();
+  list.read(Buffer::kHidden);
+  list.read(Buffer::kDHidden);
+  if (list.finds_activations()) list.read(Buffer::kSavedAttention);
+  if (list.is_moe()) {
+    list.read(Buffer::kRouting);
+    list.add_all_chunks(Buffer::kDSend, Mode::kRead, layer);
+    if (list.p.balance_on()) list.read(Buffer::kBalance);
+  }
+  list.write_input_gradient(layer);
+  if (list.p.leaves_weights(UnitPart::kAttention, layer))
+    list.write(Buffer::kLeftAttention);
+  else
+    list.add_grad(UnitPart::kAttention, layer);
+  if (list.is_moe()) list.add_figures();  // the load-balancing loss
+}
+
+void accesses(AccessList& list) {
+  list.add_saved();
+  switch (list.op.phase) {
+    case Phase::kForward:
+      return forward_accesses(list);
+    case Phase::kRecompute:
+      return recompute_accesses(list);
+    case Phase::kBackward:
+      return backward_accesses(list);
+    case Phase::kWeights:
+      list.read(Buffer::kLeftAttention);
+      return list.add_grad(UnitPart::kAttention, list.op.layer);
+  }
+}
+
+bool occurs_in(const Op& op, const Placement& placement) {
+  const Recompute recompute = placement.recompute(op.group, op.layer);
+  if (op.phase == Phase::kRecompute)
+    return recompute == Recompute::kAhead || (placement.is_moe(op.layer) && resends_rows(recompute));
+  return op.phase != Phase::kWeights || placement.plan().weight_gradients == WeightGradients::kAfter;
+}
+
+void attention_work(const WorkModel& model, const ExchangeLoad*, ComputeWork& work) {
+  const Op& op = work.op;
+  work.frozen = model.frozen_part(work.device, {UnitPart::kAttention, op.layer});
+  const bool merges = looks_back(op) && !model.placement().moves_into(op.group, op.layer, op.microbatch);
+  model.add_tokens(work, merges ? std::optional(op.layer) : std::nullopt);
+}
+
+/// Forward makes the residual stream and the rows to send, which are buffers, and what it keeps is one, too.
+/// Backward may have to make all again, and autograd hands the gradients of the weights over whole.
+Bytes attention_workspace(BufferSizes& s, const Op& op, DeviceId device) {
+  const Placement& p = s.placement();
+  const ModelConfig& model = s.model();
+  const double count = s.tokens(op.layer, op.microbatch, device);
+  const Bytes work = s.attention_work(op.layer, device), dropped = work - s.attention_kept(op.layer, device);
+  if (op.phase == Phase::kWeights)
+    return count > 0 ? attention_largest_product(model, op.layer) * s.element(device) : 0;
+  if (op.phase != Phase::kBackward) {
+    const bool is_buffer = s.keeps(op.layer, device) || op.phase == Phase::kRecompute;
+    if (is_buffer) return op.phase == Phase::kForward ? count * std::max(0.0, dropped - s.row(device)) : 0;
+    return count * (work - 2 * s.row(device));
+  }
+  const bool kept = !recomputes_inside(p.recompute(op.group, op.layer), p.is_moe(op.layer));
+  const i32 state = p.states_of(UnitPart::kAttention, op.layer).first;
+  // Beside a result stands the product of an adapter.
+  const Bytes adapted = s.work().adapter_params(state) > 0 ? s.row(device) : 0;
+  const Bytes inside =
+      count * ((kept ? dropped : work) + attention_gradient_bytes(model, s.element(device)) + adapted);
+  // What it leaves is a buffer, and of this the gradients of the output projection's and the router's results
+  // are gone without it when most is held.
+  if (p.leaves_weights(UnitPart::kAttention, op.layer)) {
+    const Bytes stays = s.row(device) + (p.is_moe(op.layer) ? 4.0 * real(model.num_experts) : 0);
+    return inside + count * (stays - attention_left_bytes(model, op.layer, s.element(device)));
+  }
+  if (!p.trains(state)) return inside + count * s.row(device);
+  // Most is held where the attention kernel hands over its gradients, when those of the residual stream and
+  // of the weights that came after it are there, or with few tokens at the end, with those of all weights.
+  const i64 after =
+      (model.output_width() + (p.is_moe(op.layer) ? model.num_experts : 0)) * model.hidden;
+  const Bytes all = s.work().trained_params(state) * s.element(device);
+  return inside + std::max(all, std::min(all, real(after) * s.element(device)) + count * s.row(device));
+}
+
+void merge_accesses(AccessList& list) {
+  list.read_merged_input(list.op.layer);
+  list.write(Buffer::kMoveOut);
+}
+
+bool merges_in(const Op& op, const Placement& placement) {
+  return op.phase == Phase::kForward && op.layer > 0 &&
+         placement.moves_into(op.group, op.layer, op.microbatch);
+}
+
+void merge_work(const WorkModel& model, const ExchangeLoad*, ComputeWork& work) {
+  model.add_tokens(work, work.op.layer);
+}
+
+}  // namespace
+
+const OpRow op_rows::attention = {
+    .phases = Phases::kAll,
+    .queue = QueueRule::always(Queue::kCompute),
+    .participants = Participants::kOneDevice,
+    .stage = Stage::kLayer,
+    .occurs = Occurs::kInMicrobatch,
+    .has_layer = true,
+    .has_microbatch = true,
+    .pricing = Pricing::kAttention,
+    .saved = SavedPart::kInputs,
+    .looks_back = true,
+    .looks_back_in = Phase::kForward,
+    .accesses = accesses,
+    .occurs_in = occurs_in,
+    .has_work = has_work_in_layer<UnitPart::kAttention>,
+    .uses = uses_in_layer<UnitPart::kAttention>,
+    .grades = grades_in_layer<UnitPart::kAttention>,
+    .work = attention_work,
+    .workspace = attention_workspace,
+};
+
+const OpRow op_rows::merge = {
+    .phases = Phases::kForward,
+    .queue = QueueRule::always(Queue::kCompute),
+    .participants = Participants::kOneDevice,
+    .stage = Stage::kLayerBefore,
+    .occurs = Occurs::kInMicrobatch,
+    .has_layer = true,
+    .has_microbatch = true,
+    .of_inputs = true,
+    .pricing = Pricing::kMerge,
+    .looks_back = true,
+    .accesses = merge_accesses,
+    .occurs_in = merges_in,
+    .work = merge_work,
+};
+
+}  // namespace hetermoe

@@ -1,0 +1,36 @@
+#include "hetermoe/base/index.h"
+#include "hetermoe/ops/access_list.h"
+#include "hetermoe/ops/work.h"
+
+// Devices tell each other how many tokens chose each expert, for the load-balancing loss.
+namespace hetermoe {
+namespace {
+
+void accesses(AccessList& list) {
+  const Placement& p = list.p;
+  for (const MicrobatchRef& member : p.balance_set(p.balance_set_of(list.op.group, list.op.microbatch))) {
+    if (p.routes(member, list.device, Phase::kForward))
+      list.add(BufferKey::of_microbatch(Buffer::kCounts, member.microbatch), Mode::kRead);
+    if (p.routes(member, list.device, Phase::kBackward))
+      list.add(BufferKey::of_microbatch(Buffer::kBalance, member.microbatch), Mode::kWrite);
+  }
+}
+
+std::vector<PortBytes> bytes_of_op(const WorkModel& model, const Op&, std::span<const PlaceId> participants,
+                                   const ExchangeLoad*) {
+  return model.all_to_all_bytes(participants, 8 * real(model.model().num_experts));
+}
+
+}  // namespace
+
+const OpRow op_rows::balance = {
+    .phases = Phases::kNone,
+    .queue = QueueRule::own(Queue::kReduce),
+    .participants = Participants::kBalanceSet,
+    .occurs = Occurs::kPerBalanceSet,
+    .has_microbatch = true,
+    .accesses = accesses,
+    .bytes = bytes_of_op,
+};
+
+}  // namespace hetermoe

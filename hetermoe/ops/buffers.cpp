@@ -1,0 +1,254 @@
+#include "hetermoe/ops/buffers.h"
+
+#include "hetermoe/base/index.h"
+#include "hetermoe/model/op_cost.h"
+#include "hetermoe/ops/buffer_index.h"
+#include "hetermoe/ops/buffer_sizes.h"
+
+namespace hetermoe {
+namespace {
+
+constexpr Bytes kIdBytes = 8, kWeightBytes = 4;  // of an index and of a routing weight or its gradient
+
+using Key = BufferKey;
+
+double tokens_of(const BufferSizes& s, const Key& k, PlaceId place) {
+  return s.tokens(k.layer(), k.microbatch(), place);
+}
+
+Bytes rows_of_tokens(BufferSizes& s, const Key& k, PlaceId place) {
+  return tokens_of(s, k, place) * s.row(place);
+}
+Bytes residual(BufferSizes& s, const Key& k, PlaceId place) {
+  return s.saves_residual(k.layer(), place) ? 0 : rows_of_tokens(s, k, place);
+}
+Bytes send(BufferSizes& s, const Key& k, PlaceId place) {
+  return s.saves_send(k.layer(), place) ? 0 : rows_of_tokens(s, k, place);
+}
+/// Of the layer before: that of a move has the shares of both.
+Bytes move_out(BufferSizes& s, const Key& k, PlaceId place) {
+  return s.tokens(k.layer() - 1, k.microbatch(), place) * s.row(place);
+}
+/// With the tables of what a source sends.
+Bytes routing(BufferSizes& s, const Key& k, PlaceId place) {
+  Bytes indices = 0;
+  for (i32 chunk = 0; s.placement().is_moe(k.layer()) && chunk < s.placement().plan().chunks; ++chunk) {
+    const BufferSizes::Traffic t = s.traffic(k.layer(), k.microbatch(), chunk, place);
+    indices += send_index_bytes(t.rows_as_source, t.copies_as_source);
+  }
+  return tokens_of(s, k, place) * routing_bytes(s.model(), k.layer()) + indices;
+}
+Bytes saved_attention(BufferSizes& s, const Key& k, PlaceId place) {
+  return tokens_of(s, k, place) * s.attention_saved(k.layer(), place);
+}
+Bytes left_attention(BufferSizes& s, const Key& k, PlaceId place) {
+  return tokens_of(s, k, place) * attention_left_bytes(s.model(), k.layer(), s.element(place));
+}
+/// Rows and copies between each two devices.
+Bytes load(BufferSizes& s, const Key& k, PlaceId place) {
+  const ExchangeLoad& load = s.loads().of(s.group_of(place), k.layer(), k.microbatch(), k.chunk());
+  return static_cast<double>(load.num_sources() * load.num_owners()) * 2 * kIdBytes;
+}
+Bytes received(BufferSizes& s, const Key& k, PlaceId place) {
+  const BufferSizes::Traffic t = s.traffic(k, place);
+  return received_rows_bytes(s.model(), t.rows_as_owner, t.copies_as_owner, s.element(place));
+}
+Bytes saved_experts(BufferSizes& s, const Key& k, PlaceId place) {
+  return s.traffic(k, place).copies_as_owner * expert_kept_bytes(s.model(), s.element(place));
+}
+Bytes left_experts(BufferSizes& s, const Key& k, PlaceId place) {
+  return s.traffic(k, place).copies_as_owner * expert_left_bytes(s.model(), s.element(place));
+}
+Bytes owner_rows(BufferSizes& s, const Key& k, PlaceId place) {
+  return s.traffic(k, place).rows_as_owner * s.row(place);
+}
+Bytes owner_gradients(BufferSizes& s, const Key& k, PlaceId place) {
+  return owner_rows(s, k, place) + s.traffic(k, place).copies_as_owner * kWeightBytes;
+}
+Bytes source_rows(BufferSizes& s, const Key& k, PlaceId place) {
+  return s.traffic(k, place).rows_as_source * s.row(place);
+}
+Bytes source_gradients(BufferSizes& s, const Key& k, PlaceId place) {
+  return source_rows(s, k, place) + s.traffic(k, place).copies_as_source * kWeightBytes;
+}
+/// One for each sequence and expert.
+double counts_of_sequences(const BufferSizes& s, const Key& k, PlaceId place) {
+  const Group& group = s.placement().plan().groups[idx(s.group_of(place))];
+  return real(group.microbatches[idx(k.microbatch())]) * real(s.model().num_experts);
+}
+Bytes counts(BufferSizes& s, const Key& k, PlaceId place) {
+  return counts_of_sequences(s, k, place) * kIdBytes;
+}
+Bytes balance(BufferSizes& s, const Key& k, PlaceId place) {
+  return counts_of_sequences(s, k, place) * kWeightBytes;
+}
+/// Weights that visit a device, or are gathered there, and the gradient that they leave.
+double visiting_params(const BufferSizes& s, const Key& k, PlaceId place) {
+  const bool visits =
+      s.placement().states()[idx(k.state())].transient() && place < s.placement().num_devices();
+  return visits ? s.work().state_params(k.state()) : 0;
+}
+Bytes visiting_weights(BufferSizes& s, const Key& k, PlaceId place) {
+  return visiting_params(s, k, place) * s.element(place);
+}
+Bytes visiting_gradients(BufferSizes& s, const Key& k, PlaceId place) {
+  return visiting_params(s, k, place) * s.gradient(place);
+}
+/// What the device that it came from sent.
+Bytes on_host(BufferSizes& s, const Key& k, PlaceId place) {
+  const auto [device, chunk] = s.placement().of_saved_piece(place, k.piece());
+  const Op copy{.kind = OpKind::kStore,
+                .chunk = static_cast<std::int16_t>(chunk),
+                .group = static_cast<std::int16_t>(s.group_of(device)),
+                .layer = k.layer(),
+                .microbatch = k.microbatch(),
+                .device = device};
+  return s.work().host_copy_bytes(copy, s.loads().of(copy));
+}
+Bytes guest(BufferSizes& s, const Key& k, PlaceId place) {
+  return s.guests(k.layer(), k.microbatch(), place, s.element(place));
+}
+Bytes guest_gradients(BufferSizes& s, const Key& k, PlaceId place) {
+  return s.guests(k.layer(), k.microbatch(), place, s.gradient(place));
+}
+
+}  // namespace
+
+constexpr auto kSaved = CountsAs::kSaved;
+constexpr auto kFlies = CountsAs::kInFlight;
+constexpr auto kStep = Lifetime::kStep;
+
+constexpr std::array<BufferRow, kNumBuffers> kBufferRows = {{
+    {Buffer::kHidden, "hidden", KeyShape::kOfLayer, kStep, kSaved, rows_of_tokens},
+    {Buffer::kResidual, "residual", KeyShape::kOfLayer, kStep, kFlies, residual},
+    {Buffer::kSend, "send", KeyShape::kOfLayer, kStep, kFlies, send},
+    {Buffer::kRouting, "routing", KeyShape::kOfLayer, kStep, kSaved, routing},
+    {Buffer::kSavedAttention, "saved_attention", KeyShape::kOfLayer, kStep, kSaved, saved_attention},
+    {Buffer::kLeftAttention, "left_attention", KeyShape::kOfLayer, kStep, kSaved, left_attention},
+    {Buffer::kLoad, "load", KeyShape::kOfChunk, kStep, kFlies, load},
+    {Buffer::kRows, "rows", KeyShape::kOfChunk, kStep, kSaved, received},
+    {Buffer::kSavedExperts, "saved_experts", KeyShape::kOfChunk, kStep, kSaved, saved_experts},
+    {Buffer::kLeftExperts, "left_experts", KeyShape::kOfChunk, kStep, kSaved, left_experts},
+    {Buffer::kOut, "out", KeyShape::kOfChunk, kStep, kFlies, owner_rows},
+    {Buffer::kReturned, "returned", KeyShape::kOfChunk, kStep, kFlies, source_rows},
+    {Buffer::kMoveOut, "move_out", KeyShape::kOfLayer, kStep, kFlies, move_out},
+    {Buffer::kDHidden, "d_hidden", KeyShape::kOfLayer, kStep, kFlies, rows_of_tokens},
+    {Buffer::kDOut, "d_out", KeyShape::kOfChunk, kStep, kFlies, owner_rows},
+    {Buffer::kDRows, "d_rows", KeyShape::kOfChunk, kStep, kFlies, owner_gradients},
+    {Buffer::kDSend, "d_send", KeyShape::kOfChunk, kStep, kFlies, source_gradients},
+    {Buffer::kDMove, "d_move", KeyShape::kOfLayer, kStep, kFlies, rows_of_tokens},
+    {Buffer::kCounts, "counts", KeyShape::kOfMicrobatch, kStep, kFlies, counts},
+    {Buffer::kBalance, "balance", KeyShape::kOfMicrobatch, kStep, kFlies, balance},
+    {Buffer::kGrad, "grad", KeyShape::kOfState, Lifetime::kSteps, CountsAs::kGradients, visiting_gradients},
+    {Buffer::kNorm, "norm", KeyShape::kOfStep},
+    {Buffer::kFigures, "figures", KeyShape::kOfStep},
+    {Buffer::kParams, "params", KeyShape::kOfState, Lifetime::kAlways},
+    {Buffer::kPublished, "published", KeyShape::kOfState, Lifetime::kAlways},
+    {Buffer::kTaken, "taken", KeyShape::kOfState, Lifetime::kSteps},
+    {Buffer::kWeights, "weights", KeyShape::kOfState, Lifetime::kSteps, CountsAs::kWeights, visiting_weights},
+    {Buffer::kSlot, "slot", KeyShape::kOfSlot, Lifetime::kSteps},
+    {Buffer::kHostHidden, "host_hidden", KeyShape::kOfPiece, kStep, kSaved, on_host},
+    {Buffer::kTally, "tally", KeyShape::kOfLayer},
+    {Buffer::kGuest, "guest", KeyShape::kOfLayer, kStep, CountsAs::kWeights, guest},
+    {Buffer::kGuestTurn, "guest_turn", KeyShape::kOfTurn},
+    {Buffer::kGuestGrad, "guest_grad", KeyShape::kOfLayer, kStep, CountsAs::kGradients, guest_gradients},
+}};
+
+namespace {
+
+/// A row that is missing leaves one without a name at the end.
+constexpr bool in_order() {
+  for (std::size_t i = 0; i < kBufferRows.size(); ++i) {
+    if (idx(kBufferRows[i].buffer) != i || kBufferRows[i].name == nullptr) return false;
+  }
+  return true;
+}
+static_assert(in_order(), "kBufferRows has a row for each Buffer, in their order");
+
+}  // namespace
+
+const std::vector<std::string>& EnumNames<Buffer>::names() {
+  static const std::vector<std::string> all = [] {
+    std::vector<std::string> names;
+    for (const BufferRow& row : kBufferRows) names.emplace_back(row.name);
+    return names;
+  }();
+  return all;
+}
+
+std::string to_string(const BufferKey& key) {
+  const char* name = row_of(key.buffer()).name;
+  switch (key.shape()) {
+    case KeyShape::kOfStep:
+      return name;
+    case KeyShape::kOfMicrobatch:
+      return fmt::format("{} (microbatch {})", name, key.microbatch());
+    case KeyShape::kOfLayer:
+      return fmt::format("{} (layer {}, microbatch {})", name, key.layer(), key.microbatch());
+    case KeyShape::kOfChunk:
+      return fmt::format("{} (layer {}, microbatch {}, chunk {})", name, key.layer(), key.microbatch(),
+                         key.chunk());
+    case KeyShape::kOfPiece:
+      return fmt::format("{} (layer {}, microbatch {}, piece {})", name, key.layer(), key.microbatch(),
+                         key.piece());
+    case KeyShape::kOfState:
+      return fmt::format("{} (state {})", name, key.state());
+    case KeyShape::kOfSlot:
+      return fmt::format("{} {} of {}", name, key.slot(), name_of(key.part()));
+    case KeyShape::kOfTurn:
+      return fmt::format("{} {}", name, key.turn());
+  }
+  return name;
+}
+
+const std::vector<std::string>& EnumNames<SlotPart>::names() {
+  static const std::vector<std::string> all =
+      names_of_all<SlotPart>({"embed", "attention", "experts", "head", "saved inputs", "saved rows"});
+  return all;
+}
+
+BufferIndex::BufferIndex(const Placement& placement) {
+  const Plan& plan = placement.plan();
+  const i64 layers = placement.num_layers() + 2, chunks = plan.chunks;
+  i64 slots = std::max({1, plan.slots.attention, plan.slots.experts, plan.slots.saved}), microbatches = 1;
+  for (const State& state : placement.states())
+    slots = std::max(slots, i64{state.first_slot + num_slots(plan, state.part)});
+  for (i32 g = 0; g < placement.num_groups(); ++g)
+    microbatches = std::max(microbatches, i64{placement.num_microbatches(g)});
+  const auto by_layer = [&](i64 parts) {
+    return Numbers{.first = microbatches * parts,  // there is a layer -1
+                   .layer = microbatches * parts,
+                   .microbatch = parts,
+                   .size = layers * microbatches * parts};
+  };
+  for (const BufferRow& row : kBufferRows) {
+    Numbers& numbers = of_[idx(row.buffer)];
+    switch (row.key) {
+      case KeyShape::kOfStep:
+        break;
+      case KeyShape::kOfMicrobatch:
+        numbers = {.microbatch = 1, .size = microbatches};
+        break;
+      case KeyShape::kOfLayer:
+        numbers = by_layer(1);
+        break;
+      case KeyShape::kOfChunk:
+        numbers = by_layer(chunks);
+        break;
+      case KeyShape::kOfPiece:
+        numbers = by_layer(std::max(1, placement.num_saved_pieces()));
+        break;
+      case KeyShape::kOfState:
+        numbers = {.layer = 1, .size = static_cast<i64>(placement.states().size())};
+        break;
+      case KeyShape::kOfSlot:
+        numbers = {.layer = slots, .size = slots * kNumSlotParts};
+        break;
+      case KeyShape::kOfTurn:
+        numbers = {.size = plan.guest_depth};
+        break;
+    }
+  }
+}
+
+}  // namespace hetermoe

@@ -1,0 +1,43 @@
+#include "hetermoe/ops/access_list.h"
+#include "hetermoe/ops/exchange.h"
+
+// Results of experts go back to the sources of their rows; in backward gradients of results to the owners.
+namespace hetermoe {
+namespace {
+
+void accesses(AccessList& list) {
+  list.read(Buffer::kLoad);
+  if (list.op.phase == Phase::kBackward) {
+    if (list.is_source()) {
+      list.read(Buffer::kDHidden);
+      list.read(Buffer::kRouting);
+    }
+    if (list.is_owner()) list.write(Buffer::kDOut);
+    return;
+  }
+  if (list.is_owner()) list.read(Buffer::kOut);
+  if (list.is_source()) list.write(Buffer::kReturned);
+}
+
+}  // namespace
+
+const OpRow op_rows::combine = {
+    .phases = Phases::kForwardBackwardRecompute,
+    .queue = {.forward = Queue::kToAttention,
+              .backward = Queue::kToExpert,
+              .by_name = Queue::kToAttention,
+              .single = Queue::kToExpert,
+              .phase_backward = Queue::kToExpert,
+              .phase_recompute = Queue::kToAttention},
+    .participants = Participants::kExchange,
+    .occurs = Occurs::kInMicrobatch,
+    .has_layer = true,
+    .has_microbatch = true,
+    .has_chunk = true,
+    .accesses = accesses,
+    .occurs_in = is_in_exchange_rounds,
+    .bytes = exchange_bytes,
+    .workspace = exchange_workspace,
+};
+
+}  // namespace hetermoe

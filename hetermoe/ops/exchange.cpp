@@ -1,0 +1,100 @@
+#include "hetermoe/ops/exchange.h"
+
+#include "hetermoe/base/index.h"
+#include "hetermoe/model/op_cost.h"
+
+namespace hetermoe {
+namespace {
+
+std::vector<PortBytes> pairwise_bytes(const WorkModel& m, const Op& op, std::span<const DeviceId> participants,
+                                      const ExchangeLoad& load) {
+  const bool to_owners = goes_to_owners(op);
+  std::vector<PortBytes> bytes(participants.size());
+  const ShareRow& sources = m.placement().shares(op);
+  const std::vector<DeviceId>& owners = m.placement().owners(op);
+  for (std::size_t s = 0; s < sources.size(); ++s) {
+    for (std::size_t o = 0; o < owners.size(); ++o) {
+      const Bytes amount = wire_bytes(op, m.placement().plan(), m.model().hidden, load.rows_between(s, o),
+                                      load.copies_between(s, o));
+      const DeviceId source = sources[s].device;
+      if (to_owners)
+        m.add(bytes, participants, source, owners[o], amount);
+      else
+        m.add(bytes, participants, owners[o], source, amount);
+    }
+  }
+  return bytes;
+}
+
+/// From sources to owners. Sums per node replace the matrix, so that a thousand devices cost a thousand
+/// steps, not a million.
+std::vector<PortBytes> product_bytes(const WorkModel& m, const Op& op, std::span<const DeviceId> participants,
+                                     const ExchangeLoad& load) {
+  std::vector<PortBytes> bytes(participants.size());
+  const ShareRow& sources = m.placement().shares(op);
+  const std::vector<DeviceId>& owners = m.placement().owners(op);
+  std::vector<double> node_tokens(m.cluster().nodes.size(), 0);
+  std::vector<Bytes> node_bytes(m.cluster().nodes.size(), 0), owner_bytes(owners.size());
+  std::vector<double> own_tokens(owners.size(), 0);  // of an owner that is a source, too
+  double all_tokens = 0;
+  Bytes all_bytes = 0;
+  for (std::size_t o = 0; o < owners.size(); ++o) {
+    owner_bytes[o] =
+        wire_bytes(op, m.placement().plan(), m.model().hidden, load.rows_per_token[o], load.copies_per_token[o]);
+    node_bytes[m.node_of(owners[o])] += owner_bytes[o];
+    all_bytes += owner_bytes[o];
+  }
+  for (std::size_t s = 0; s < sources.size(); ++s) {
+    const std::size_t node = m.node_of(sources[s].device);
+    node_tokens[node] += load.tokens[s];
+    all_tokens += load.tokens[s];
+  }
+  for (std::size_t s = 0; s < sources.size(); ++s) {
+    const DeviceId device = sources[s].device;
+    const std::size_t at = position(owners, device), node = m.node_of(device);
+    const bool owns = at < owners.size() && owners[at] == device;
+    if (owns) own_tokens[at] = load.tokens[s];
+    PortBytes& mine = bytes[position(participants, device)];
+    mine.local_out += load.tokens[s] * (node_bytes[node] - (owns ? owner_bytes[at] : 0));
+    mine.net_out += load.tokens[s] * (all_bytes - node_bytes[node]);
+  }
+  for (std::size_t o = 0; o < owners.size(); ++o) {
+    const std::size_t node = m.node_of(owners[o]);
+    PortBytes& mine = bytes[position(participants, owners[o])];
+    mine.local_in += owner_bytes[o] * (node_tokens[node] - own_tokens[o]);
+    mine.net_in += owner_bytes[o] * (all_tokens - node_tokens[node]);
+  }
+  return bytes;
+}
+
+}  // namespace
+
+std::vector<PortBytes> exchange_bytes(const WorkModel& model, const Op& op,
+                                      std::span<const PlaceId> participants, const ExchangeLoad* load) {
+  if (!load->is_product()) return pairwise_bytes(model, op, participants, *load);
+  std::vector<PortBytes> bytes = product_bytes(model, op, participants, *load);
+  return goes_to_owners(op) ? bytes : reversed(std::move(bytes));
+}
+
+Bytes wire_row(const BufferSizes& sizes, const Op& op) {
+  const Plan& plan = sizes.placement().plan();
+  return sizes.row_bytes_of(
+      bytes_of(op.phase == Phase::kBackward ? plan.wire_backward : plan.wire_forward));
+}
+
+Bytes exchange_workspace(BufferSizes& sizes, const Op& op, DeviceId device) {
+  const Bytes wire = wire_row(sizes, op);
+  const bool converts = wire != sizes.row(device);
+  const BufferSizes::Traffic t = sizes.traffic(op.layer, op.microbatch, op.chunk, device);
+  const double received = t.rows_as_owner - t.rows_kept;
+  if (goes_to_owners(op)) return (t.rows_as_source + (t.num_sources > 1 || converts ? received : 0)) * wire;
+  return converts ? (t.rows_as_owner + t.rows_as_source - t.rows_kept) * wire : 0;
+}
+
+bool is_in_exchange_rounds(const Op& op, const Placement& placement) {
+  if (!placement.is_moe(op.layer)) return false;
+  if (op.phase != Phase::kRecompute) return true;
+  return placement.recompute(op.group, op.layer) == Recompute::kResend;
+}
+
+}  // namespace hetermoe

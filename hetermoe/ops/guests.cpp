@@ -1,0 +1,122 @@
+#include <set>
+
+#include "hetermoe/base/index.h"
+#include "hetermoe/ops/access_list.h"
+#include "hetermoe/ops/buffer_sizes.h"
+
+// Owners lend each other experts for an exchange, and take the gradients of these back.
+namespace hetermoe {
+namespace {
+
+void lend_accesses(AccessList& list) {
+  list.read_tally();
+  list.read_params(UnitPart::kExperts, list.op.layer);
+  list.write(Buffer::kGuest);
+  list.add_guest_turn(Mode::kWrite);
+}
+
+void settle_accesses(AccessList& list) {
+  list.read_tally();
+  list.add(Buffer::kGuestGrad, Mode::kTake);
+  list.add_grad(UnitPart::kExperts, list.op.layer);
+}
+
+bool lends_in(const Op& op, const Placement& placement) {
+  if (!placement.lends(op.group, op.layer) || op.phase == Phase::kWeights) return false;
+  return op.phase != Phase::kRecompute || placement.recompute(op.group, op.layer) == Recompute::kResend;
+}
+
+bool settles_in(const Op& op, const Placement& placement) {
+  return placement.lends(op.group, op.layer) && op.phase == Phase::kBackward;
+}
+
+bool has_gradients(const Op& op, const Placement& placement) {
+  return placement.trains_some(UnitPart::kExperts, op.layer);
+}
+
+/// Weights come in the dtype of the device to which they are lent.
+std::vector<PortBytes> lend_bytes(const WorkModel& model, const Op& op, std::span<const PlaceId> participants,
+                                  const ExchangeLoad* load) {
+  std::vector<PortBytes> bytes(participants.size());
+  const std::vector<DeviceId>& owners = model.placement().owners(op.group, op.layer);
+  for (const Guest& guest : load->guests) {
+    const DeviceId home = owners[idx(guest.from)], host = owners[idx(guest.to)];
+    model.add(bytes, participants, home, host,
+              model.expert_params() * bytes_of(model.placement().plan().dtype[idx(host)]));
+  }
+  return bytes;
+}
+
+/// Gradients go in the dtype in which the device sums them.
+std::vector<PortBytes> settle_bytes(const WorkModel& model, const Op& op,
+                                    std::span<const PlaceId> participants, const ExchangeLoad* load) {
+  std::vector<PortBytes> bytes(participants.size());
+  const std::vector<DeviceId>& owners = model.placement().owners(op.group, op.layer);
+  for (const Guest& guest : load->guests) {
+    const DeviceId home = owners[idx(guest.from)], host = owners[idx(guest.to)];
+    if (!model.settles(op, guest)) continue;
+    model.add(bytes, participants, host, home,
+              model.expert_params() * bytes_of(grad_dtype_of(model.placement().plan(), host)));
+  }
+  return bytes;
+}
+
+/// Copies that are sent; those that came, where they come from several owners and are joined.
+Bytes lend_workspace(BufferSizes& sizes, const Op& op, DeviceId device) {
+  const std::vector<DeviceId>& owners = sizes.placement().owners(op.group, op.layer);
+  Bytes sent = 0, received = 0;
+  std::set<i32> homes;
+  for (const Guest& guest : sizes.loads().of(op)->guests) {
+    const DeviceId home = owners[idx(guest.from)], host = owners[idx(guest.to)];
+    if (home == device) sent += sizes.work().expert_params() * sizes.element(host);
+    if (host != device) continue;
+    received += sizes.work().expert_params() * sizes.element(host);
+    homes.insert(guest.from);
+  }
+  return sent + (homes.size() > 1 ? received : 0);
+}
+
+/// Gradients that came.
+Bytes settle_workspace(BufferSizes& sizes, const Op& op, DeviceId device) {
+  const std::vector<DeviceId>& owners = sizes.placement().owners(op.group, op.layer);
+  Bytes settled = 0;
+  for (const Guest& guest : sizes.loads().of(op)->guests) {
+    const bool comes = owners[idx(guest.from)] == device && sizes.work().settles(op, guest);
+    settled += comes ? sizes.work().expert_params() * sizes.gradient(owners[idx(guest.to)]) : 0;
+  }
+  return settled;
+}
+
+}  // namespace
+
+const OpRow op_rows::lend = {
+    .phases = Phases::kForwardBackward,
+    .queue = QueueRule::own(Queue::kGuests),
+    .participants = Participants::kOwners,
+    .occurs = Occurs::kInMicrobatch,
+    .has_layer = true,
+    .has_microbatch = true,
+    .of_guests = true,
+    .carries_gradients = false,
+    .accesses = lend_accesses,
+    .occurs_in = lends_in,
+    .bytes = lend_bytes,
+    .workspace = lend_workspace,
+};
+
+const OpRow op_rows::settle = {
+    .phases = Phases::kForwardBackward,  // backward alone
+    .queue = QueueRule::own(Queue::kGuests),
+    .participants = Participants::kOwners,
+    .occurs = Occurs::kInMicrobatch,
+    .has_layer = true,
+    .has_microbatch = true,
+    .of_guests = true,
+    .accesses = settle_accesses,
+    .occurs_in = settles_in,
+    .has_work = has_gradients,
+    .bytes = settle_bytes,
+    .workspace = settle_workspace,
+};
+
+}  // namespace hetermoe

@@ -1,0 +1,41 @@
+#include "hetermoe/base/index.h"
+#include "hetermoe/ops/access_list.h"
+#include "hetermoe/ops/work.h"
+
+// Sources tell each other, and owners that lend experts, how many copies of each expert they have.
+namespace hetermoe {
+namespace {
+
+void accesses(AccessList& list) {
+  if (list.is_source()) list.read(Buffer::kRouting);
+  if (list.is_source() || list.lends()) list.write(Buffer::kTally);
+}
+
+bool occurs_in(const Op& op, const Placement& placement) { return placement.tallies(op.group, op.layer); }
+
+/// Four bytes for each expert and chunk, from each source to all others.
+std::vector<PortBytes> bytes_of_op(const WorkModel& model, const Op& op, std::span<const PlaceId> participants,
+                             const ExchangeLoad*) {
+  std::vector<PortBytes> bytes(participants.size());
+  const Bytes each = 4 * real(model.model().num_experts * model.placement().plan().chunks);
+  for (const Share& source : model.placement().shares(op)) {
+    for (const DeviceId to : participants) model.add(bytes, participants, source.device, to, each);
+  }
+  return bytes;
+}
+
+}  // namespace
+
+const OpRow op_rows::tally = {
+    .phases = Phases::kForward,
+    .queue = QueueRule::always(Queue::kToExpert),
+    .participants = Participants::kExchange,
+    .occurs = Occurs::kInMicrobatch,
+    .has_layer = true,
+    .has_microbatch = true,
+    .accesses = accesses,
+    .occurs_in = occurs_in,
+    .bytes = bytes_of_op,
+};
+
+}  // namespace hetermoe

@@ -1,0 +1,235 @@
+#pragma once
+#include <span>
+#include <vector>
+
+#include "hetermoe/base/index.h"
+#include "hetermoe/plan/recompute.h"
+#include "hetermoe/placement/op.h"
+#include "hetermoe/placement/state.h"
+
+namespace hetermoe {
+
+struct MicrobatchRef {
+  i32 group = 0, microbatch = 0;
+  bool operator==(const MicrobatchRef&) const = default;
+};
+
+/// The plan as the schedule needs it: who takes part in which layer of which microbatch, and which states
+/// there are. Made once per plan, which must outlive it.
+class Placement {
+ public:
+  Placement(const Plan& plan, const ModelConfig& model, const StepOptions& options);
+
+  const Plan& plan() const { return plan_; }
+  const StepOptions& options() const { return options_; }
+  i32 num_devices() const { return static_cast<i32>(num_devices_); }
+  i32 num_hosts() const { return num_hosts_; }  ///< 0 when the plan uses none
+  i32 num_places() const { return num_devices() + num_hosts_; }
+  /// The place of the host that a device uses; the plan uses hosts.
+  PlaceId host_of(DeviceId device) const {
+    return num_devices() + plan_.hosts[static_cast<std::size_t>(device)];
+  }
+  i32 num_layers() const { return num_layers_; }
+  i32 num_groups() const { return static_cast<i32>(plan_.groups.size()); }
+  i32 num_microbatches(i32 group) const {
+    return static_cast<i32>(plan_.groups[static_cast<std::size_t>(group)].microbatches.size());
+  }
+  /// The device itself; of a host the first at work that uses it: all of these have one dtype.
+  DeviceId first_device(PlaceId place) const {
+    return place < num_devices() ? place : user_of_host_[idx(place - num_devices())];
+  }
+  bool is_moe(i32 layer) const { return moe_[static_cast<std::size_t>(layer)]; }
+  Recompute recompute(i32 group, i32 layer) const { return recompute_of(plan_, group, layer); }
+  /// What backward of a layer starts from waits on the hosts: its inputs, and the rows of its experts where
+  /// those are not sent again.
+  bool saves_inputs(i32 group, i32 layer) const {
+    return options_.backward && plan_.groups[idx(group)].layers[idx(layer)].saved == Residence::kHost;
+  }
+  bool saves_rows(i32 group, i32 layer) const {
+    return saves_inputs(group, layer) && is_moe(layer) && !resends_rows(recompute(group, layer));
+  }
+  /// Pieces (is_saved_copy) of a layer and microbatch from all devices of a host; and that of a device with a
+  /// chunk of its own numbers.
+  i32 num_saved_pieces() const { return devices_of_host_ * (plan_.chunks + 1); }
+  i32 saved_piece(DeviceId device, i32 chunk) const {
+    return number_on_host_[idx(device)] * (plan_.chunks + 1) + chunk;
+  }
+  /// The device whose forward pass made what `device` starts backward from.
+  DeviceId maker_of(i32 group, i32 layer, i32 microbatch, DeviceId device) const;
+  /// The device of a piece, and its chunk there.
+  std::pair<DeviceId, i32> of_saved_piece(PlaceId host, i32 piece) const;
+  i32 last_moe_layer() const;  ///< -1 = the model has no experts
+  /// Shares of stage `layer`: -1 the embedding, num_layers the head. All phases but forward follow the
+  /// backward shares.
+  const ShareRow& shares(i32 group, i32 layer, i32 microbatch, Phase phase = Phase::kForward) const;
+  /// Those of the layer of an op, in its phase.
+  const ShareRow& shares(const Op& op) const { return shares(op.group, op.layer, op.microbatch, op.phase); }
+  /// Those of a stage of which a device has a part, in forward or backward: it has no more than one.
+  const ShareRow& shares_with(i32 group, i32 layer, i32 microbatch, DeviceId device) const;
+  /// A move goes from shares to shares.
+  struct MoveRows {
+    const ShareRow &from, &to;
+  };
+  MoveRows move_rows(const Op& move) const;
+  /// Devices that own experts of the layer, ascending.
+  const std::vector<DeviceId>& owners(i32 group, i32 layer) const {
+    return owners_[static_cast<std::size_t>(group)][static_cast<std::size_t>(layer)];
+  }
+  /// Those that compute the experts of a microbatch, ascending: with experts at their sources the source.
+  const std::vector<DeviceId>& owners(i32 group, i32 layer, i32 microbatch, Phase phase) const {
+    const Stage& of = stage(group, layer, microbatch, phase);
+    return at_sources(group, layer) ? of.in_exchange : owners(group, layer);
+  }
+  const std::vector<DeviceId>& owners(const Op& op) const {
+    return owners(op.group, op.layer, op.microbatch, op.phase);
+  }
+  bool is_owner(const Op& op, DeviceId device) const {
+    if (at_sources(op.group, op.layer)) return is_source(op.group, op.layer, op.microbatch, device, op.phase);
+    return is_owner(op.group, op.layer, device);
+  }
+  bool at_sources(i32 group, i32 layer) const {
+    return plan_.groups[static_cast<std::size_t>(group)].layers[static_cast<std::size_t>(layer)].experts_at ==
+           ExpertsAt::kSources;
+  }
+  /// Sources tell each other their counts before they dispatch, and copies are divided by them.
+  bool tallies(i32 group, i32 layer) const {
+    return plan_.tally && is_moe(layer) && !at_sources(group, layer);
+  }
+  /// Copies of an exchange are divided by its counts, which are told by tally or foreseen.
+  bool divides(i32 group, i32 layer) const {
+    return divides_copies(plan_) && is_moe(layer) && !at_sources(group, layer);
+  }
+  /// Owners lend each other experts for single exchanges.
+  bool lends(i32 group, i32 layer) const {
+    return plan_.guest_slots > 0 && is_moe(layer) && !at_sources(group, layer) &&
+           owners(group, layer).size() > 1;
+  }
+  /// Which of the turns of guests an exchange has: a turn is taken anew when its guests have gone.
+  i32 guest_turn(const Op& op) const {
+    return static_cast<i32>((op.layer + op.microbatch) % plan_.guest_depth);
+  }
+  /// How many compute experts of a microbatch.
+  std::size_t num_owners(i32 group, i32 layer) const {
+    return at_sources(group, layer) ? 1 : owners(group, layer).size();
+  }
+  /// The device is listed in the shares of stage `layer`, perhaps with no sequence.
+  bool is_source(i32 group, i32 layer, i32 microbatch, DeviceId device, Phase phase = Phase::kForward) const {
+    return stage(group, layer, microbatch, phase).listed[static_cast<std::size_t>(device)];
+  }
+  /// Some device both computes the attention part of the layer and owns experts of it.
+  bool has_local_experts(i32 group, i32 layer, i32 microbatch) const {
+    return stage(group, layer, microbatch).local_experts;
+  }
+  /// The input of `layer` (0..num_layers) arrives by move.F, because the shares differ from those before; in
+  /// backward its gradient leaves by move.B.
+  bool moves_into(i32 group, i32 layer, i32 microbatch, Phase phase = Phase::kForward) const {
+    return stage(group, layer, microbatch, phase).moves;
+  }
+  /// Backward of the layer is on other devices than forward.
+  bool roams(i32 group, i32 layer, i32 microbatch) const {
+    return options_.backward && layer < num_layers_ &&
+           shares(group, layer, microbatch) != shares(group, layer, microbatch, Phase::kBackward);
+  }
+  /// What it starts from goes there by move.R: input and routing. By way of the host where that saves it.
+  bool moves_saved(i32 group, i32 layer, i32 microbatch) const {
+    return roams(group, layer, microbatch) && !saves_inputs(group, layer);
+  }
+  /// moves_into() for some microbatch of some group, in forward or backward.
+  bool may_move_into(i32 layer) const { return may_move_[static_cast<std::size_t>(layer)]; }
+  /// Sources and owners of a layer with experts, ascending: those with a lane in its dispatch and combine.
+  const std::vector<DeviceId>& in_exchange(const Op& op) const {
+    return stage(op.group, op.layer, op.microbatch, op.phase).in_exchange;
+  }
+  /// Backward of this part (attention, experts) leaves gradients of weights to ops of their own.
+  bool leaves_weights(UnitPart part, i32 layer) const;
+  bool balance_on() const { return options_.balance; }
+  /// The device computes the attention part of some layer with experts of the microbatch.
+  bool routes(const MicrobatchRef& member, DeviceId device, Phase phase) const;
+  /// The load-balancing loss couples microbatches, perhaps of several groups: the smallest runs of
+  /// microbatches that hold whole load-balancing groups. None with the loss off.
+  std::span<const MicrobatchRef> balance_set(i32 set) const;
+  i32 num_balance_sets() const { return static_cast<i32>(balance_begin_.size()) - 1; }
+  /// The set of a microbatch; -1 with the loss off, or when no load-balancing group ends with the step.
+  i32 balance_set_of(i32 group, i32 microbatch) const {
+    return balance_set_of_[static_cast<std::size_t>(group)][static_cast<std::size_t>(microbatch)];
+  }
+
+  /// In the order of make_states().
+  const std::vector<State>& states() const { return states_; }
+  /// States of `part` in `layer` (kEmbed, kHead: -1), as indices [first, second).
+  std::pair<i32, i32> states_of(UnitPart part, i32 layer) const;
+  bool trains(i32 state) const { return states_[static_cast<std::size_t>(state)].trainable; }
+  bool trains(i32 layer, ExpertId expert) const;
+  bool trains_some(UnitPart part, i32 layer) const;
+  /// Its update runs while the next step computes (StepOptions::staleness).
+  bool lags(i32 state) const { return options_.staleness > 0 && options_.backward && trains(state); }
+  /// The summed gradients of a state are Buffer::kTaken: kGrad is on a device for backward visits alone.
+  bool sums_apart(i32 state) const { return lags(state) || states_[idx(state)].gathered(); }
+  /// The head's tensors are the embedding's.
+  bool tied() const { return states_.back().part != UnitPart::kHead; }
+  /// Some op wants the gradient of the input of `layer`.
+  bool needs_input_gradient(i32 layer) const { return layer > 0 || states_.front().trainable; }
+  /// Indices of the states of which a device has the part, or that a host updates, ascending.
+  std::span<const i32> states_on(PlaceId place) const;
+  /// Those of `part` in `layer`.
+  std::span<const i32> states_on(PlaceId place, UnitPart part, i32 layer) const;
+  /// The summed gradients of a state are on this place when norm runs, and it tells their squares.
+  bool tells_squares(i32 state, PlaceId place) const;
+
+ private:
+  struct Stage {
+    std::vector<bool> listed;           // [num_devices]
+    std::vector<DeviceId> in_exchange;  // sources and owners of the layer, ascending
+    bool moves = false, local_experts = false;
+  };
+  using Stages = std::vector<std::vector<Stage>>;  // [layer + 1][row]
+  const Stage& stage(i32 group, i32 layer, i32 microbatch, Phase phase = Phase::kForward) const {
+    const Stages& backward = backward_stages_[static_cast<std::size_t>(group)];
+    const bool forward = phase == Phase::kForward || backward.empty();
+    const std::vector<Stage>& rows =
+        (forward ? stages_[static_cast<std::size_t>(group)] : backward)[static_cast<std::size_t>(layer + 1)];
+    return rows[rows.size() == 1 ? 0 : static_cast<std::size_t>(microbatch)];
+  }
+  bool is_owner(i32 group, i32 layer, DeviceId device) const {
+    return owner_bits_[static_cast<std::size_t>(group)][static_cast<std::size_t>(layer)]
+                      [static_cast<std::size_t>(device)];
+  }
+  void add_owners(const Group& group);
+  Stages make_stages(const Group& group, Phase phase);
+  void add_balance_sets(i64 aux_group);
+  Stage make_stage(i32 group, const Shares* before, const Shares& shares, i32 layer, i32 microbatch) const;
+  void index_states();
+  i32 num_ranks() const { return 2 * num_layers_ + 2; }
+
+  const Plan& plan_;
+  StepOptions options_;
+  i32 num_layers_;
+  std::size_t num_devices_;
+  i32 num_hosts_;
+  i32 devices_of_host_ = 0;             // of the host with most
+  std::vector<DeviceId> user_of_host_;  // [host]
+  std::vector<i32> number_on_host_;     // [device] among those of its host, which follow one another
+  std::vector<bool> moe_;
+  std::vector<Stages> stages_;                              // [group]
+  std::vector<Stages> backward_stages_;                     // [group] empty = as forward
+  std::vector<std::vector<std::vector<DeviceId>>> owners_;  // [group][layer]
+  std::vector<std::vector<std::vector<bool>>> owner_bits_;  // [group][layer][device]
+  std::vector<MicrobatchRef> balance_members_;              // of all sets, one after another
+  std::vector<i64> balance_begin_ = {0};                    // [set + 1] into balance_members_
+  std::vector<std::vector<i32>> balance_set_of_;            // [group][microbatch]
+  std::vector<bool> may_move_;                              // [layer + 1]
+  std::vector<State> states_;
+  std::vector<i32> device_state_begin_;  // [device, part of a layer] into device_states_, and the end
+  std::vector<i32> device_states_;
+};
+
+/// Visits of a part that fit on a device at once. An embedding and a head are one layer each: more would
+/// never be used.
+i32 num_slots(const Plan& plan, UnitPart part);
+
+/// Every state of the plan, in the order embed, layers (attention, experts), head. Experts with the same
+/// owners in all groups form one state, or two when some of them are frozen. With tied embeddings the head's
+/// tensors belong to the state of the embedding. frozen: ascending.
+std::vector<State> make_states(const Plan& plan, const ModelConfig& model, std::span<const Unit> frozen = {});
+
+}  // namespace hetermoe

@@ -1,0 +1,55 @@
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "hetermoe/model/lora.h"
+#include "hetermoe/model/unit.h"
+#include "hetermoe/plan/plan.h"
+
+namespace hetermoe {
+
+/// Units that live together: replicated on `devices`, reduced and updated as one, or frozen as one.
+struct State {
+  using Part = UnitPart;
+  UnitPart part = UnitPart::kEmbed;
+  i32 layer = -1;                      ///< -1 also for the head
+  std::vector<ExpertId> experts = {};  ///< of part kExperts
+  std::vector<DeviceId> devices = {};  ///< ascending
+  bool trainable = true;               ///< false: no gradient, no reduce, no update
+  /// On the host weights visit the devices, which keep nothing of the state; a host has one copy for all its
+  /// devices. Sharded weights are here in parts, and the devices gather them for visits of all at once.
+  Residence weights = Residence::kDevice, optimizer = Residence::kDevice;
+  std::vector<PlaceId> homes = {};  ///< hosts that update the state, ascending; empty = the devices do
+  /// Each device keeps master and moments of its part of every tensor (part_range), sums and updates that.
+  bool sharded = false;
+  /// Of gathered weights: states of a part with the same devices have one team, which has slots of its own,
+  /// from this one on.
+  i32 team = -1, first_slot = 0;
+
+  bool visits() const { return weights == Residence::kHost; }
+  bool gathered() const { return weights == Residence::kSharded; }
+  /// The whole weights are on a device for visits alone.
+  bool transient() const { return visits() || gathered(); }
+  /// The parts of the updated weights are told at the end of the step.
+  bool gathered_after_update() const { return sharded && !gathered(); }
+  /// Who sums the gradients of its copies.
+  const std::vector<PlaceId>& reducers() const { return visits() ? homes : devices; }
+  const std::vector<PlaceId>& updaters() const { return homes.empty() ? devices : homes; }
+  bool reduced() const { return trainable && reducers().size() > 1; }
+  bool operator==(const State&) const = default;
+};
+
+/// What a step is, beyond the plan: fields of the job that add or drop ops.
+struct StepOptions {
+  bool balance = false;           ///< the load-balancing loss is on
+  i64 aux_group = 0;              ///< sequences over which it is computed, 0 = the whole step
+  bool backward = true;           ///< false: forward only (validation); the head computes the loss alone
+  std::vector<Unit> frozen = {};  ///< units that are not trained, ascending
+  /// 1: a step computes with weights that lack the update of the step before, which runs meanwhile. All
+  /// trained states must live on hosts.
+  i64 staleness = 0;
+  /// Of the units that are trained, the adapters alone are. Null = there are none.
+  std::shared_ptr<const Lora> lora = nullptr;
+};
+
+}  // namespace hetermoe
