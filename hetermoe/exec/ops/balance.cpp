@@ -57,7 +57,7 @@ MessageShape expected_routing(OpContext&, const Op&, DeviceId, const Message& ow
 }  // namespace
 
 ExecOp exec_ops::balance() {
-  return {.pack = pack_routing, .expected = expected_routing, .unpack = unpack_routing};
+  return TransferOp{.pack = pack_routing, .expected = expected_routing, .unpack = unpack_routing};
 }
 
 }  // namespace hetermoe

@@ -68,7 +68,7 @@ MessageShape expected_row_sums(OpContext& d, const Op& op, DeviceId peer, const 
 }  // namespace
 
 ExecOp exec_ops::combine() {
-  return {.pack = pack_sums, .expected = expected_row_sums, .unpack = unpack_sums};
+  return TransferOp{.pack = pack_sums, .expected = expected_row_sums, .unpack = unpack_sums};
 }
 
 }  // namespace hetermoe

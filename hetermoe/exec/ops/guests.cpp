@@ -122,11 +122,11 @@ void add_gradients(OpContext& d, const Op& op, Devices participants, std::vector
 }  // namespace
 
 ExecOp exec_ops::lend() {
-  return {.pack = pack_guests, .expected = expected_guests, .unpack = keep_guests};
+  return TransferOp{.pack = pack_guests, .expected = expected_guests, .unpack = keep_guests};
 }
 
 ExecOp exec_ops::settle() {
-  return {.pack = pack_gradients, .expected = expected_gradients, .unpack = add_gradients};
+  return TransferOp{.pack = pack_gradients, .expected = expected_gradients, .unpack = add_gradients};
 }
 
 }  // namespace hetermoe

@@ -193,7 +193,7 @@ void unpack_store(OpContext& d, const Op& op, Devices participants, std::vector<
 }  // namespace
 
 ExecOp exec_ops::fetch() {
-  return {.pack = pack_fetch,
+  return TransferOp{.pack = pack_fetch,
           .expected = expected_fetch,
           .unpack = unpack_fetch,
           .next = &copied(),
@@ -201,7 +201,7 @@ ExecOp exec_ops::fetch() {
 }
 
 ExecOp exec_ops::store() {
-  return {.pack = pack_store,
+  return TransferOp{.pack = pack_store,
           .expected = expected_store,
           .unpack = unpack_store,
           .next = &copied(),

@@ -124,7 +124,7 @@ void unpack_moved(OpContext& d, const Op& op, Devices participants, std::vector<
 }  // namespace
 
 ExecOp exec_ops::migrate() {
-  return {
+  return TransferOp{
       .pack = pack_moved, .expected = expected_moved, .check_content = check_content, .unpack = unpack_moved};
 }
 

@@ -127,7 +127,7 @@ void set_backward_start(OpContext& d, const Op& op, const std::vector<at::Tensor
 }
 
 ExecOp exec_ops::move() {
-  return {.pack = pack_activations,
+  return TransferOp{.pack = pack_activations,
           .expected = expected_activations,
           .check_content = check_choices,
           .unpack = unpack_activations};

@@ -144,7 +144,7 @@ void check_states(OpContext& d, const Op&, DeviceId peer, const Message& message
 }  // namespace
 
 ExecOp exec_ops::norm() {
-  return {.pack = pack_squares,
+  return TransferOp{.pack = pack_squares,
           .expected = expected_squares,
           .check_content = check_states,
           .unpack = unpack_squares};

@@ -253,14 +253,14 @@ const TransferOp& tell_nodes() {
 }
 
 TransferOp sum_between_nodes(const TransferOp* next) {
-  return {.pack = pack_node_sums,
+  return TransferOp{.pack = pack_node_sums,
           .expected = expected_node_sum,
           .unpack = keep_own_sum,
           .next = next,
           .peers = partners};
 }
 TransferOp sum_in_nodes(const TransferOp& next) {
-  return {.pack = pack_for_node,
+  return TransferOp{.pack = pack_for_node,
           .expected = expected_from_node,
           .unpack = sum_of_node,
           .next = &next,
@@ -268,14 +268,14 @@ TransferOp sum_in_nodes(const TransferOp& next) {
 }
 
 TransferOp sum_at_once(const TransferOp* next, const TransferOp& in_two_levels) {
-  return {.pack = pack_parts,
+  return TransferOp{.pack = pack_parts,
           .expected = expected_own,
           .unpack = keep_own_sum,
           .next = next,
           .in_two_levels = &in_two_levels};
 }
 TransferOp tell_at_once() {
-  return {.pack = pack_own_parts,
+  return TransferOp{.pack = pack_own_parts,
           .expected = expected_theirs,
           .unpack = keep_parts,
           .in_two_levels = &tell_nodes()};

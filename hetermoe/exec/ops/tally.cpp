@@ -76,7 +76,7 @@ void unpack_counts(OpContext& d, const Op& op, Devices participants, std::vector
 }  // namespace
 
 ExecOp exec_ops::tally() {
-  return {.pack = pack_counts,
+  return TransferOp{.pack = pack_counts,
           .expected = expected_counts,
           .check_content = check_counts,
           .unpack = unpack_counts};
