@@ -95,6 +95,11 @@ if(Python3_FOUND)
     set_tests_properties(${_name} PROPERTIES LABELS fast TIMEOUT 120 SKIP_RETURN_CODE 77)
   endforeach()
 endif()
+if(Python3_FOUND AND TARGET hetermoe)
+  add_test(NAME planted_kinds COMMAND Python3::Interpreter "${CMAKE_SOURCE_DIR}/tests/planted_kinds.py" "${CMAKE_SOURCE_DIR}"
+                                      $<TARGET_FILE:hetermoe>)
+  set_tests_properties(planted_kinds PROPERTIES LABELS "torch;rare" TIMEOUT 5400 RUN_SERIAL ON)
+endif()
 if(Python3_FOUND AND TARGET hetermoe_portable)
   hm_portable(test_cuda_portable test_cuda hm_cli GTest::gtest_main)
   add_test(NAME bench_gpu_check COMMAND Python3::Interpreter "${CMAKE_SOURCE_DIR}/tests/bench_gpu_check.py"

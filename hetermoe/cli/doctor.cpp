@@ -22,6 +22,7 @@
 #include "hetermoe/comm/mpi.h"
 #include "hetermoe/comm/nccl_api.h"
 #include "hetermoe/comm/preflight.h"
+#include "hetermoe/comm/transports.h"
 #include "hetermoe/data/source_files.h"
 #include "hetermoe/device/accelerator.h"
 #include "hetermoe/device/speed.h"
@@ -187,6 +188,18 @@ std::string describe_gpus(const std::string& driver, const std::vector<GpuFacts>
                      gpus.empty() ? no_gpu_hint() : gpus_without_code(gpus));
 }
 
+Json transports_json() {
+  Json all = Json::array();
+  for (const TransportKind& kind : transport_kinds())
+    all.push_back({{"name", kind.name},
+                   {"between", kind.between},
+                   {"library", kind.library()},
+                   {"one_launch_order", kind.attributes.one_launch_order},
+                   {"hosts", kind.attributes.hosts},
+                   {"several_devices", kind.attributes.several_devices}});
+  return all;
+}
+
 Json examine() {
   const Bytes limit = memory_limit(), memory = proc_memory("MemTotal");
   const std::string driver = gpu_driver();
@@ -212,6 +225,7 @@ Json examine() {
             {"architectures", library_architectures()},
             {"devices", gpus_json(gpus)},
             {"nccl", nccl_description()}}},
+          {"transports", transports_json()},
           {"text", text_json()},
           {"configs", configs_json()}};
 }
@@ -229,12 +243,11 @@ void print_gpus(const Json& gpu, const std::function<void(const char*, const std
     if (one.contains("speed")) line("", speed_text(one["speed"]));
     if (one.contains("kernels")) line("", "kernels " + one["kernels"].get<std::string>());
   }
-  if (gpu["available"].get<bool>()) line("nccl", gpu["nccl"].get<std::string>());
 }
 
 void print_found(const Json& found) {
   const auto line = [](const char* key, const std::string& value) {
-    std::cout << fmt::format("{:<10}{}\n", key, value);
+    std::cout << fmt::format("{:<12}{}\n", key, value);
   };
   line("hetermoe", fmt::format("{} ({} build, compiler {})", found["hetermoe"].get<std::string>(),
                                found["build_type"].get<std::string>(), found["compiler"].get<std::string>()));
@@ -249,7 +262,10 @@ void print_found(const Json& found) {
   line("", speed_text(found["cpu_speed"]));
   line("memory", fmt::format("{}, {} of it available", format_bytes(found["memory_bytes"].get<double>()),
                              format_bytes(found["memory_available_bytes"].get<double>())));
-  line("mpi", found["mpi"]["description"].get<std::string>());
+  for (const Json& kind : found["transports"])
+    line(kind == found["transports"][0] ? "transports" : "",
+         fmt::format("{}: {} ({})", kind["name"].get<std::string>(), kind["between"].get<std::string>(),
+                     kind["library"].get<std::string>()));
   print_gpus(found["gpu"], line);
   const Json& text = found["text"];
   line("text", text[text["found"].get<bool>() ? "path" : "why"].get<std::string>());

@@ -18,6 +18,7 @@
 #include "hetermoe/report/table.h"
 #include "hetermoe/report/waits_text.h"
 #include "hetermoe/routing/split_routing.h"
+#include "hetermoe/schedule/order_policy.h"
 #include "hetermoe/sim/simulated_step.h"
 #include "hetermoe/train/growing_job.h"
 #include "hetermoe/train/job.h"
@@ -151,7 +152,7 @@ std::string turn_seconds(const PlanTurn& turn) {
 
 /// Which device takes which turn of which round.
 void print_turns(const Plan& plan) {
-  if (plan.order != OrderPolicy::kRoundRobin) return;
+  if (!traits_of(plan.order).has_rounds) return;
   Table table({"turn", "computes", "a microbatch", "on devices, by round"});
   for (const Group& group : plan.groups) {
     for (const PlanTurn& turn : turns_of(plan, group)) {

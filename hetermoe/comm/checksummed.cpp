@@ -28,13 +28,11 @@ i64 sum_of(const ExchangeCall& call, DeviceId from, DeviceId to, const Message& 
   return static_cast<i64>(state);
 }
 
-class Checksummed : public Transport {
+class Checksummed : public TransportDecorator {
  public:
-  explicit Checksummed(std::unique_ptr<Transport> inner) : inner_(std::move(inner)) {}
+  using TransportDecorator::TransportDecorator;
 
-  std::string name() const override { return inner_->name() + " with checksums"; }
-  void begin_step() override { inner_->begin_step(); }
-  bool takes_turns() const override { return inner_->takes_turns(); }
+  std::string name() const override { return TransportDecorator::name() + " with checksums"; }
 
   /// The sum travels as the last of the numbers.
   std::vector<Message> exchange(const ExchangeCall& call, std::vector<Message> out) override {
@@ -46,16 +44,12 @@ class Checksummed : public Transport {
     for (MessageShape& shape : expected) ++shape.numbers;
     ExchangeCall inner_call = call;
     inner_call.expected = expected;
-    std::vector<Message> in = inner_->exchange(inner_call, std::move(out));
+    std::vector<Message> in = inner().exchange(inner_call, std::move(out));
     for (std::size_t i = 0; i < in.size(); ++i) {
       if (call.participants[i] != call.self) check_sum(call, call.participants[i], in[i]);
     }
     return in;
   }
-
-  void check_health() override { inner_->check_health(); }
-  void abort(const std::string& reason) override { inner_->abort(reason); }
-  std::vector<AwaitedMessage> awaited() const override { return inner_->awaited(); }
 
  private:
   static void check_sum(const ExchangeCall& call, DeviceId from, Message& message) {
@@ -69,8 +63,6 @@ class Checksummed : public Transport {
     fail<TransportError>(where, "a message is corrupted: got checksum {:016x}, expected {:016x}",
                          static_cast<u64>(got), static_cast<u64>(expected));
   }
-
-  std::unique_ptr<Transport> inner_;
 };
 
 }  // namespace

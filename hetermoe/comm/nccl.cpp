@@ -53,7 +53,7 @@ class Nccl : public Transport {
     const std::lock_guard lock(mutex_);
     next_turn_ = 0;
   }
-  bool takes_turns() const override { return true; }
+  TransportAttributes attributes() const override { return kNcclAttributes; }
 
   /// Returns when all is launched on the calling thread's stream, unless a message is for the host.
   std::vector<Message> exchange(const ExchangeCall& call, std::vector<Message> out) override {

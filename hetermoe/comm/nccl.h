@@ -10,6 +10,9 @@
 
 namespace hetermoe {
 
+inline constexpr TransportAttributes kNcclAttributes = {
+    .one_launch_order = true, .hosts = false, .several_devices = false};
+
 struct NcclOptions {
   /// [num_devices] the process of each device, kNoRank = idle; at most one device per process.
   std::vector<i32> rank_of;

@@ -3,13 +3,10 @@
 namespace hetermoe {
 namespace {
 
-class Counted : public Transport {
+class Counted : public TransportDecorator {
  public:
-  Counted(std::unique_ptr<Transport> inner, SentBytes& sent) : inner_(std::move(inner)), sent_(sent) {}
-
-  std::string name() const override { return inner_->name(); }
-  void begin_step() override { inner_->begin_step(); }
-  bool takes_turns() const override { return inner_->takes_turns(); }
+  Counted(std::unique_ptr<Transport> inner, SentBytes& sent)
+      : TransportDecorator(std::move(inner)), sent_(sent) {}
 
   std::vector<Message> exchange(const ExchangeCall& call, std::vector<Message> out) override {
     for (std::size_t i = 0; i < out.size(); ++i) {
@@ -19,15 +16,10 @@ class Counted : public Transport {
       for (const at::Tensor& tensor : out[i].tensors) bytes += static_cast<Bytes>(tensor.nbytes());
       if (bytes > 0) sent_.add(call.step, call.self, peer, bytes);
     }
-    return inner_->exchange(call, std::move(out));
+    return inner().exchange(call, std::move(out));
   }
 
-  void check_health() override { inner_->check_health(); }
-  void abort(const std::string& reason) override { inner_->abort(reason); }
-  std::vector<AwaitedMessage> awaited() const override { return inner_->awaited(); }
-
  private:
-  std::unique_ptr<Transport> inner_;
   SentBytes& sent_;
 };
 

@@ -54,6 +54,16 @@ struct AwaitedMessage {
   DeviceId from = 0;
 };
 
+/// What a transport can, and what it asks for.
+struct TransportAttributes {
+  /// The exchanges of a process take turns, by ExchangeCall::turn, in an order that all processes agree on: one
+  /// that never ends holds up all after it.
+  bool one_launch_order = false;
+  bool hosts = true;            ///< hosts exchange, too
+  bool several_devices = true;  ///< a process may have more than one device
+  bool operator==(const TransportAttributes&) const = default;
+};
+
 /// Moves messages between devices. Every participant of a transfer calls exchange() for it, on its own lane
 /// thread, whether it has something to say or not; lanes call in schedule order.
 ///
@@ -70,8 +80,8 @@ class Transport {
   /// Before the first exchange of a step.
   virtual void begin_step() {}
 
-  /// Whether the exchanges of a process take turns: one that never ends holds up all after it.
-  virtual bool takes_turns() const { return false; }
+  /// Those of its kind (TransportKind).
+  virtual TransportAttributes attributes() const { return {}; }
 
   /// Sends out[i] to participants[i] and returns what each of them sent here, in the same order. Blocks until
   /// all have arrived. The own message comes back unchanged. Tensors are handed over: the sender must not
@@ -92,6 +102,28 @@ class Transport {
 
   /// Who waits for whom at this moment, for reports of hangs.
   virtual std::vector<AwaitedMessage> awaited() const { return {}; }
+};
+
+/// Passes everything on. A transport that adds something to another derives from it.
+class TransportDecorator : public Transport {
+ public:
+  explicit TransportDecorator(std::unique_ptr<Transport> inner) : inner_(std::move(inner)) {}
+
+  std::string name() const override { return inner_->name(); }
+  void begin_step() override { inner_->begin_step(); }
+  TransportAttributes attributes() const override { return inner_->attributes(); }
+  std::vector<Message> exchange(const ExchangeCall& call, std::vector<Message> out) override {
+    return inner_->exchange(call, std::move(out));
+  }
+  void check_health() override { inner_->check_health(); }
+  void abort(const std::string& reason) override { inner_->abort(reason); }
+  std::vector<AwaitedMessage> awaited() const override { return inner_->awaited(); }
+
+ protected:
+  Transport& inner() { return *inner_; }
+
+ private:
+  std::unique_ptr<Transport> inner_;
 };
 
 /// Threads of one process, each a device.

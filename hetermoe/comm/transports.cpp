@@ -1,5 +1,7 @@
 #include "hetermoe/comm/transports.h"
 
+#include <algorithm>
+
 #include "hetermoe/base/error.h"
 #include "hetermoe/base/index.h"
 #include "hetermoe/comm/mpi.h"
@@ -10,22 +12,30 @@ namespace {
 
 constexpr TransportKind kKinds[] = {
     {.name = "in-process",
-     .needs_launch_order = false,
+     .between = "devices of one process",
+     .attributes = {},
      .serves = [](const Processes& processes, c10::Device) { return processes.alone(); },
+     .library = [] { return std::string("no library"); },
      .make =
          [](const Processes&, TransportOptions options) {
            return make_in_process_transport(static_cast<i32>(options.rank_of.size()));
          }},
     {.name = "mpi",
-     .needs_launch_order = false,
-     .serves = [](const Processes&, c10::Device device) { return device.is_cpu(); },
+     .between = "processes of mpirun on CPUs",
+     .attributes = {},
+     .serves = [](const Processes& processes,
+                  c10::Device device) { return !processes.alone() && device.is_cpu(); },
+     .library = mpi_description,
      .make =
          [](const Processes& processes, TransportOptions options) {
            return make_mpi_transport(processes, std::move(options.rank_of));
          }},
     {.name = "nccl",
-     .needs_launch_order = true,
-     .serves = [](const Processes&, c10::Device device) { return !device.is_cpu(); },
+     .between = "processes with a GPU each",
+     .attributes = kNcclAttributes,
+     .serves = [](const Processes& processes,
+                  c10::Device device) { return !processes.alone() && !device.is_cpu(); },
+     .library = nccl_description,
      .make =
          [](const Processes& processes, TransportOptions options) {
            return make_nccl_transport(processes, open_nccl(),
@@ -39,11 +49,27 @@ constexpr TransportKind kKinds[] = {
 
 std::span<const TransportKind> transport_kinds() { return kKinds; }
 
-const TransportKind& find_transport(const Processes& processes, c10::Device device) {
-  for (const TransportKind& kind : kKinds) {
-    if (kind.serves(processes, device)) return kind;
-  }
-  HM_CHECK(false, "no transport serves {} processes on {}", processes.num_ranks(), device.str());
+std::vector<std::string> transport_names() {
+  std::vector<std::string> names = {"auto"};
+  for (const TransportKind& kind : kKinds) names.emplace_back(kind.name);
+  return names;
+}
+
+const TransportKind& find_transport(const Processes& processes, c10::Device device, const std::string& name) {
+  const auto serves = [&](const TransportKind& kind) { return kind.serves(processes, device); };
+  const auto first = std::ranges::find_if(kKinds, serves);
+  HM_CHECK(first != std::end(kKinds), "no transport serves {} on {}",
+           counted(processes.num_ranks(), "process"), device.str());
+  if (name == "auto") return *first;
+  const auto named = std::ranges::find(kKinds, name, &TransportKind::name);
+  if (named == std::end(kKinds))
+    fail<ConfigError>("run.transport", "unknown value \"{}\".{}", name,
+                      known_names_hint(name, transport_names()));
+  if (!serves(*named))
+    fail<ConfigError>("run.transport", "got {}, which serves {}: {} on {} need{} {}, or auto", name,
+                      named->between, counted(processes.num_ranks(), "process"), device.str(),
+                      processes.alone() ? "s" : "", first->name);
+  return *named;
 }
 
 std::vector<i32> spread_working_devices(std::span<const DeviceId> working, i32 num_devices, i32 num_ranks) {

@@ -20,20 +20,24 @@ struct TransportOptions {
 /// A way for messages to travel.
 struct TransportKind {
   const char* name;
-  /// Whether ExchangeCall::turn must be given in an order that all processes agree on
-  /// (ExecutorOptions::launch_order).
-  bool needs_launch_order;
+  const char* between;  ///< whom it serves, in words
+  TransportAttributes attributes;
   bool (*serves)(const Processes& processes, c10::Device device);
+  /// The library that it needs: its version, or why it cannot be used.
+  std::string (*library)();
   /// Collective over the processes. Throws TransportError when they do not come together, ConfigError when
   /// the devices are spread over the processes in a way that this kind cannot serve.
   std::unique_ptr<Transport> (*make)(const Processes& processes, TransportOptions options);
 };
 
-/// All kinds. The first that serves is taken.
 std::span<const TransportKind> transport_kinds();
+std::vector<std::string> transport_names();
 
-/// The kind for messages on such a device between these processes. Some kind serves every case.
-const TransportKind& find_transport(const Processes& processes, c10::Device device);
+/// The kind for messages on such a device between these processes: the one of that name, or with "auto" the
+/// first that serves them; some kind serves every case. Throws ConfigError for a name that is none, and for
+/// a kind that does not serve them.
+const TransportKind& find_transport(const Processes& processes, c10::Device device,
+                                    const std::string& name = "auto");
 
 /// The process of each device, [num_devices]: `working` (ascending) in contiguous runs, as equal as possible,
 /// all other devices kNoRank. Throws ConfigError when a process would have no device.

@@ -81,7 +81,7 @@ Executor::DeviceLanes::DeviceLanes(const RunContext& context, DeviceState& state
 
 /// Streams, meters and turns know one step.
 bool Executor::can_overlap() const {
-  if (!context_.schedule.overlaps() || options_.memory != nullptr || transport_.takes_turns()) return false;
+  if (!context_.schedule.overlaps() || options_.memory != nullptr || transport_.attributes().one_launch_order) return false;
   return std::all_of(devices_.begin(), devices_.end(), [&](const std::unique_ptr<DeviceLanes>& device) {
     const c10::Device where = device->runtime().where();
     return where.is_cpu() && options_.make_stream(where, false) == nullptr;

@@ -187,7 +187,7 @@ std::vector<DeviceWork> Executor::device_work() const {
 RecordedRouting Executor::recorded_routing() const {
   RecordedRouting routing;
   for (const Op& op : context_.schedule.ops) {
-    if (!row_of(op.kind).carries_weights || op.phase != Phase::kForward) continue;
+    if (!row_of(op.kind).carries_routing_weights || op.phase != Phase::kForward) continue;
     for (const std::unique_ptr<DeviceLanes>& device : devices_) {
       const DeviceId d = device->runtime().device();
       if (d >= context_.schedule.num_devices) continue;

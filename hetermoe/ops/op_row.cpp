@@ -110,7 +110,7 @@ bool in_step(const Op& op, const Placement& placement) {
 }
 
 bool tells_sizes(const Op& op, const Placement& placement) {
-  if (!row_of(op.kind).carries_weights || op.phase == Phase::kBackward) return false;
+  if (!row_of(op.kind).carries_routing_weights || op.phase == Phase::kBackward) return false;
   return op.phase == Phase::kForward || placement.roams(op.group, op.layer, op.microbatch);
 }
 

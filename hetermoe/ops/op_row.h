@@ -100,15 +100,16 @@ struct OpRow {
   bool of_inputs = false;  ///< its layer is the one whose input it brings: num_layers is the head
   std::optional<Pricing> pricing = {};  ///< of a compute op; transfers have none
 
-  bool of_guests = false;         ///< carries experts that owners lend each other, or their gradients
-  bool to_owners = false;         ///< of exchanges: rows go to owners, but in backward back to sources
-  bool carries_weights = false;   ///< of exchanges: a copy has its routing weight, or the gradient of it
-  bool carries_gradients = true;  ///< of what carries either: not weights
-  bool from_host = false;         ///< of copies between a device and its host
-  std::optional<SavedPart> saved = {};  ///< of a compute op: activations that it makes or uses
-  /// What the op works on depends on the layer before, in this phase.
-  bool looks_back = false;
-  std::optional<Phase> looks_back_in = {};  ///< empty = in all phases
+  // Of transfers.
+  bool of_guests = false;  ///< carries experts that owners lend each other, or their gradients
+  bool to_owners = false;  ///< of exchanges: rows go to owners, in backward back to sources
+  bool carries_routing_weights = false;  ///< of exchanges: with each copy, in backward its gradient
+  bool carries_gradients = true;         ///< of what carries gradients or weights: not weights
+  bool from_host = false;                ///< of copies between a device and its host
+
+  std::optional<SavedPart> saved = {};  ///< of a compute op: the saved activations that it makes or uses
+  bool looks_back = false;  ///< what it works on depends on the layer before: in looks_back_in, empty = always
+  std::optional<Phase> looks_back_in = {};
 
   /// The buffers that the op touches on one of its devices.
   void (*accesses)(AccessList& list) = nullptr;

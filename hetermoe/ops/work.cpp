@@ -10,7 +10,7 @@ namespace hetermoe {
 
 Bytes wire_bytes(const Op& op, const Plan& plan, i64 hidden, double rows, double copies) {
   const bool forward = op.phase != Phase::kBackward;
-  const double per_copy = !row_of(op.kind).carries_weights ? 0 : forward ? 12 : 4;
+  const double per_copy = !row_of(op.kind).carries_routing_weights ? 0 : forward ? 12 : 4;
   return rows * real(hidden) * bytes_of(forward ? plan.wire_forward : plan.wire_backward) + copies * per_copy;
 }
 

@@ -29,7 +29,7 @@ std::vector<OrderFigures> neighbour_orders(const Plan& plan, const PlanLimits& l
   if (limits.shard_optimizer && (plan.groups.size() > 1 || plan.groups[0].devices.size() > 1))
     all.push_back({plan.window, plan.chunks, plan.recompute, !sharded});
   // Stages of a pipeline have chosen by layer.
-  const bool by_layer = plan.order == OrderPolicy::kOneFOneB;
+  const bool by_layer = traits_of(plan.order).has_stages;
   for (const Recompute recompute :
        {Recompute::kOff, Recompute::kSelect, Recompute::kLocal, Recompute::kResend}) {
     if (recompute != plan.recompute && !by_layer)
@@ -40,7 +40,7 @@ std::vector<OrderFigures> neighbour_orders(const Plan& plan, const PlanLimits& l
   }
   const auto microbatches = static_cast<i32>(plan.groups[0].microbatches.size());
   for (const i32 window : {0, 1, 2, 3, plan.window * 2}) {
-    const bool same = window == plan.window || (window == 0 && !traits_of(plan.order).takes_turns);
+    const bool same = window == plan.window || (window == 0 && !traits_of(plan.order).windows_in_sequence);
     if (!same && window < microbatches) all.push_back({window, plan.chunks, plan.recompute, sharded});
   }
   return all;

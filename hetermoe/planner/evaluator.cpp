@@ -98,7 +98,7 @@ i64 Evaluator::evaluate(Plan plan, const Sketch* sketch) {
   next.candidate.plan = std::move(plan);
   if (sketch != nullptr) next.sketch = *sketch;
   // Only where windows go through all layers does each layer add the same time.
-  if (!traits_of(next.candidate.plan.order).takes_turns) return simulate_whole(key, next);
+  if (!traits_of(next.candidate.plan.order).windows_in_sequence) return simulate_whole(key, next);
   return simulate(key, next, [&](i64 layers) { return ShortModel::cut(next.candidate.plan, layers); });
 }
 

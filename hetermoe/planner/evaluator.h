@@ -9,6 +9,7 @@
 #include "hetermoe/planner/estimate.h"
 #include "hetermoe/planner/memory_estimate.h"
 #include "hetermoe/planner/short_model.h"
+#include "hetermoe/schedule/order_policy.h"
 
 namespace hetermoe {
 
@@ -70,7 +71,7 @@ class Evaluator {
   std::size_t size() const { return plans_.size(); }  ///< those that turned out to be overfull among them
   const EvaluatedPlan& at(i64 index) const { return plans_[static_cast<std::size_t>(index)]; }
   Plan plan_of(i64 index) const;
-  bool is_pipeline(i64 index) const { return at(index).candidate.plan.order == OrderPolicy::kOneFOneB; }
+  bool is_pipeline(i64 index) const { return traits_of(at(index).candidate.plan.order).has_stages; }
   Seconds step_of(i64 index) const { return at(index).candidate.prediction.step; }
   /// A confirmed candidate with its plan and the memory of all devices.
   Candidate take(i64 index);

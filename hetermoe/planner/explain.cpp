@@ -49,7 +49,7 @@ std::vector<TypeUse> use_of_types(const PlanRequest& request, const Candidate& c
 /// "2 stages", interleaved "2 stages in 4 runs each".
 std::string stages_text(const Plan& plan) {
   const PipelineStages stages = pipeline_stages(plan.groups[0]);
-  if (plan.order != OrderPolicy::kOneFOneB || stages.chunks() == 1)
+  if (!traits_of(plan.order).has_stages || stages.chunks() == 1)
     return fmt::format("{} stages", stages.size());
   return fmt::format("{} stages in {} runs each", stages.ranks, stages.chunks());
 }

@@ -128,7 +128,7 @@ std::optional<Plan> with_fewer(const Plan& plan, i64 sequences) {
 
 std::optional<GoodSequences> good_sequences(const PlanRequest& request, const Candidate& best,
                                             i64 max_visits) {
-  if (best.plan.order == OrderPolicy::kRoundRobin || uses_hosts(best.plan)) return {};
+  if (traits_of(best.plan.order).has_rounds || uses_hosts(best.plan)) return {};
   std::optional<GoodSequences> good;
   double most = kWorthSaying * best.prediction.tokens_per_s;
   for (const bool upwards : {true, false}) {

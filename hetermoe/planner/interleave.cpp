@@ -6,6 +6,7 @@
 #include "hetermoe/base/index.h"
 #include "hetermoe/plan/pipeline_tasks.h"
 #include "hetermoe/planner/integer_split.h"
+#include "hetermoe/schedule/order_policy.h"
 
 namespace hetermoe {
 namespace {
@@ -67,7 +68,7 @@ constexpr double kMaxStepRatio = 1.06;  ///< of their steps to that of the faste
 }  // namespace
 
 std::optional<Plan> interleaved(const Plan& plan, const ModelConfig& model, i64 chunks) {
-  if (plan.order != OrderPolicy::kOneFOneB || chunks < 2) return {};
+  if (!traits_of(plan.order).has_stages || chunks < 2) return {};
   Plan out = plan;
   for (Group& group : out.groups)
     if (!interleave(group, model, chunks)) return {};

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "hetermoe/plan/pipeline_tasks.h"
+#include "hetermoe/schedule/order_policy.h"
 
 namespace hetermoe {
 namespace {
@@ -49,7 +50,7 @@ std::optional<Plan> with_last_of(const Evaluator& evaluator, const Plan& plan, s
 /// First layers of runs that have room of their own: stages of a pipeline, else all. Ends with num_layers.
 std::vector<std::size_t> borders(const Plan& plan) {
   std::vector<std::size_t> all = {0};
-  if (plan.order == OrderPolicy::kOneFOneB) {
+  if (traits_of(plan.order).has_stages) {
     const PipelineStages stages = pipeline_stages(plan.groups[0]);
     all.assign(stages.first_layer.begin(), stages.first_layer.end());
   }
@@ -59,8 +60,8 @@ std::vector<std::size_t> borders(const Plan& plan) {
 
 /// Of orders that may have any layer so. Pipelines without hosts have chosen by stage (planner/stage_cost).
 bool may_change(const Plan& plan, HostUse use) {
-  return plan.order == OrderPolicy::kLayerMajor ||
-         (plan.order == OrderPolicy::kOneFOneB && saves_on_hosts(use));
+  const OrderPolicyTraits& order = traits_of(plan.order);
+  return order.windows_in_sequence || (order.has_stages && saves_on_hosts(use));
 }
 
 /// One after another, the first of which most layers can have.

@@ -67,8 +67,8 @@ std::vector<i64> stage_layers(const Group& group) {
 std::vector<Repeat> repeated_windows(const Plan& plan) {
   std::vector<Repeat> repeats;
   if (has_roaming_layers(plan)) return repeats;
-  const bool pipeline = plan.order == OrderPolicy::kOneFOneB;
-  if (!pipeline && (!traits_of(plan.order).takes_turns || plan.window < 1)) return repeats;
+  const bool pipeline = traits_of(plan.order).has_stages;
+  if (!pipeline && (!traits_of(plan.order).windows_in_sequence || plan.window < 1)) return repeats;
   bool any = false;
   for (const Group& group : plan.groups) {
     const auto period = static_cast<i64>(period_of(group));

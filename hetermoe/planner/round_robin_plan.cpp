@@ -17,6 +17,7 @@
 #include "hetermoe/plan/turns.h"
 #include "hetermoe/planner/host_use.h"
 #include "hetermoe/planner/memory_estimate.h"
+#include "hetermoe/schedule/order_policy.h"
 
 namespace hetermoe {
 namespace {
@@ -379,7 +380,7 @@ Plan make_roundpipe(const ModelConfig& model, const Cluster& cluster, const Stra
 }
 
 std::string round_warning(const Plan& plan) {
-  if (plan.order != OrderPolicy::kRoundRobin || plan.groups.empty()) return "";
+  if (!traits_of(plan.order).has_rounds || plan.groups.empty()) return "";
   const Group& group = plan.groups[0];
   const auto devices = static_cast<i64>(group.devices.size()),
              microbatches = static_cast<i64>(group.microbatches.size());

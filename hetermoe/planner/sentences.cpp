@@ -7,6 +7,7 @@
 #include "hetermoe/base/words.h"
 #include "hetermoe/plan/pipeline_tasks.h"
 #include "hetermoe/planner/memory_estimate.h"
+#include "hetermoe/schedule/order_policy.h"
 
 namespace hetermoe {
 namespace {
@@ -91,7 +92,7 @@ bool against_newer_only(const PlanResult& r) {
 bool optimizer_sharded(const PlanResult& r) {
   return r.feasible() && uses_type(r.best(), [](const TypeUse& use) { return use.freed > 0; });
 }
-bool has_stages(const PlanResult& r) { return r.feasible() && r.best().plan.order == OrderPolicy::kOneFOneB; }
+bool has_stages(const PlanResult& r) { return r.feasible() && traits_of(r.best().plan.order).has_stages; }
 bool far_from_peak(const PlanResult& r) { return r.feasible() && r.best().peak_share < kFarFromPeak; }
 bool is_bounded(const PlanResult& r) { return !r.bounds.empty(); }
 bool has_good_sequences(const PlanResult& r) { return r.feasible() && r.good_sequences.has_value(); }

@@ -16,7 +16,10 @@ struct OrderPolicyTraits {
   bool appends_end_of_step;  ///< reduces, norm and updates as well; else ScheduleBuilder::finish() does
   bool treats_equals_alike;  ///< equal devices, and groups arranged alike, do the same at the same time
   bool has_window;           ///< follows Plan::window and Plan::chunks
-  bool takes_turns;          ///< windows of Plan::window microbatches go through all layers one after another
+  /// Windows of Plan::window microbatches go through all layers one after another.
+  bool windows_in_sequence;
+  bool has_stages;  ///< runs of layers with equal shares work at the same time, on other microbatches
+  bool has_rounds;  ///< likewise, and devices take the next run of layers in turn: Plan::turn_lengths
   InFlight (*in_flight)(const Plan&, const Group&);  ///< the plan must outlive it
   const char* plan_name;  ///< of plans that run so; empty = they are named by their placement
 };

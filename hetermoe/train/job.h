@@ -251,6 +251,7 @@ struct ClockOptions {
 
 struct RunOptions {
   std::string device = "cpu";
+  std::string transport = "auto";
   bool tf32 = true;
   std::optional<bool> deterministic;
   bool expandable_segments = true;
@@ -262,6 +263,9 @@ struct RunOptions {
     v("device", device,
       "where the work is done: cpu; cuda: the GPUs in turn (several processes: one each, over NCCL); cuda:N: "
       "one GPU");
+    v("transport", transport,
+      "how messages travel between devices: in-process, mpi, nccl; auto = the first that serves the processes "
+      "and their devices. doctor lists what serves");
     v("tf32", tf32,
       "on GPUs: products of fp32 matrices are computed in TF32, which rounds each factor to 10 bits of "
       "mantissa");

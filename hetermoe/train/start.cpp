@@ -162,7 +162,7 @@ std::unique_ptr<Session> make_session(const SessionParts& parts, const Processes
                       counted(processes.num_ranks(), "process"));
   }
   const c10::Device own = options.where.empty() ? c10::Device(c10::DeviceType::CPU) : options.where[0];
-  const TransportKind& kind = find_transport(processes, own);
+  const TransportKind& kind = find_transport(processes, own, job.run.transport);
   TransportOptions transport{
       .rank_of = std::vector<i32>(idx(cluster.num_devices()), 0), .queues = {}, .device = own};
   if (!processes.alone()) {
@@ -174,13 +174,13 @@ std::unique_ptr<Session> make_session(const SessionParts& parts, const Processes
       if (transport.rank_of[idx(place)] == processes.rank()) options.local.push_back(place);
     }
   }
-  if (kind.needs_launch_order && uses_hosts(parts.plan)) {
+  if (!kind.attributes.hosts && uses_hosts(parts.plan)) {
     fail<ConfigError>("plan.offload",
                       "keeps parameters on hosts, which transport {} does not reach: expected one "
                       "process, or processes of mpirun",
                       kind.name);
   }
-  if (kind.needs_launch_order) agree_on_launches(options, parts, processes);
+  if (kind.attributes.one_launch_order) agree_on_launches(options, parts, processes);
   return std::make_unique<Session>(parts.model, cluster, parts.plan, options, [&](const Schedule& schedule) {
     check_same_run(processes, {{"schedule", fmt::format("{:016x}", hash(schedule))}});
     check_gpu_memory(parts, options, schedule);

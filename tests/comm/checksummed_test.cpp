@@ -16,19 +16,17 @@ namespace hetermoe {
 namespace {
 
 /// Passes messages on after a change.
-class Altering : public Transport {
+class Altering : public TransportDecorator {
  public:
   explicit Altering(std::function<void(const ExchangeCall&, std::vector<Message>&)> alter)
-      : inner_(make_in_process_transport(2)), alter_(std::move(alter)) {}
+      : TransportDecorator(make_in_process_transport(2)), alter_(std::move(alter)) {}
   std::string name() const override { return "altering"; }
   std::vector<Message> exchange(const ExchangeCall& call, std::vector<Message> out) override {
     alter_(call, out);
-    return inner_->exchange(call, std::move(out));
+    return inner().exchange(call, std::move(out));
   }
-  void abort(const std::string& reason) override { inner_->abort(reason); }
 
  private:
-  std::unique_ptr<Transport> inner_;
   std::function<void(const ExchangeCall&, std::vector<Message>&)> alter_;
 };
 

@@ -16,11 +16,11 @@ namespace hetermoe {
 namespace {
 
 /// Delays or drops what one pair tells each other.
-class BadPair : public Transport {
+class BadPair : public TransportDecorator {
  public:
   enum class Kind { kNone, kSlow, kDead, kBroken };
   BadPair(i32 num_devices, DeviceId a, DeviceId b, Kind kind)
-      : inner_(make_in_process_transport(num_devices)), a_(a), b_(b), kind_(kind) {}
+      : TransportDecorator(make_in_process_transport(num_devices)), a_(a), b_(b), kind_(kind) {}
   std::string name() const override { return "bad pair"; }
   std::vector<Message> exchange(const ExchangeCall& call, std::vector<Message> out) override {
     if (call.participants[0] == a_ && call.participants[1] == b_) {
@@ -28,10 +28,10 @@ class BadPair : public Transport {
       if (kind_ == Kind::kDead) wait_for_abort();
       if (kind_ == Kind::kBroken) throw TransportError("the cable is out");
     }
-    return inner_->exchange(call, std::move(out));
+    return inner().exchange(call, std::move(out));
   }
   void abort(const std::string& reason) override {
-    inner_->abort(reason);
+    inner().abort(reason);
     const std::lock_guard lock(mutex_);
     aborted_ = true;
     changed_.notify_all();
@@ -43,7 +43,6 @@ class BadPair : public Transport {
     changed_.wait(lock, [&] { return aborted_; });
     throw TransportError("aborted");
   }
-  std::unique_ptr<Transport> inner_;
   DeviceId a_, b_;
   Kind kind_;
   std::mutex mutex_;

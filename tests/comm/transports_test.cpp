@@ -28,9 +28,22 @@ TEST(Transports, TheNumberOfProcessesAndTheirDeviceChoose) {
   EXPECT_EQ(chosen(2, c10::DeviceType::CUDA), "nccl");
 }
 
-TEST(Transports, OnlyTransportsThatTakeTurnsNeedALaunchOrder) {
-  for (const TransportKind& kind : transport_kinds())
-    EXPECT_EQ(kind.needs_launch_order, std::string(kind.name) == "nccl") << kind.name;
+std::string named(i32 num_ranks, c10::Device device, const std::string& name) {
+  return find_transport(NumRanks(num_ranks), device, name).name;
+}
+
+TEST(Transports, AreChosenByNameWhereTheyServe) {
+  EXPECT_EQ(named(1, c10::DeviceType::CPU, "in-process"), "in-process");
+  EXPECT_EQ(named(2, c10::DeviceType::CPU, "mpi"), "mpi");
+  EXPECT_EQ(error_of<ConfigError>([] { named(2, c10::DeviceType::CPU, "nccl"); }),
+            "[run.transport] got nccl, which serves processes with a GPU each: 2 processes on cpu need mpi, or "
+            "auto");
+  EXPECT_EQ(error_of<ConfigError>([] { named(1, c10::DeviceType::CPU, "mpi"); }),
+            "[run.transport] got mpi, which serves processes of mpirun on CPUs: 1 process on cpu needs "
+            "in-process, or auto");
+  const std::string unknown = error_of<ConfigError>([] { named(1, c10::DeviceType::CPU, "ncll"); });
+  EXPECT_NE(unknown.find("unknown value \"ncll\""), std::string::npos) << unknown;
+  EXPECT_NE(unknown.find("nccl"), std::string::npos) << unknown;
 }
 
 TEST(Transports, AKindMakesTheTransportOfItsName) {
@@ -38,6 +51,8 @@ TEST(Transports, AKindMakesTheTransportOfItsName) {
   const std::unique_ptr<Transport> transport =
       find_transport(alone, c10::DeviceType::CPU).make(alone, {.rank_of = {0, kNoRank, 0}, .queues = {1}});
   EXPECT_EQ(transport->name(), "in-process");
+  EXPECT_EQ(transport->attributes(), find_transport(alone, c10::DeviceType::CPU).attributes);
+  EXPECT_EQ(make_checksummed_transport(make_in_process_transport(2))->attributes(), transport->attributes());
 }
 
 TEST(Transports, IdleDevicesHaveNoProcess) {

@@ -19,34 +19,29 @@ namespace hetermoe::testing {
 constexpr double kTolerance = 1e-10;
 
 /// Passes messages on and lets a test see or alter them. Hooks are called on lane threads, at the same time.
-class HookedTransport : public Transport {
+class HookedTransport : public TransportDecorator {
  public:
   using Hook = std::function<void(const ExchangeCall&, std::vector<Message>&)>;
   HookedTransport(std::unique_ptr<Transport> inner, Hook on_send, Hook on_receive,
                   std::function<void()> on_abort)
-      : inner_(std::move(inner)),
+      : TransportDecorator(std::move(inner)),
         on_send_(std::move(on_send)),
         on_receive_(std::move(on_receive)),
         on_abort_(std::move(on_abort)) {}
 
-  std::string name() const override { return "hooked " + inner_->name(); }
-  void begin_step() override { inner_->begin_step(); }
-  bool takes_turns() const override { return inner_->takes_turns(); }
+  std::string name() const override { return "hooked " + TransportDecorator::name(); }
   std::vector<Message> exchange(const ExchangeCall& call, std::vector<Message> out) override {
     if (on_send_) on_send_(call, out);
-    std::vector<Message> in = inner_->exchange(call, std::move(out));
+    std::vector<Message> in = inner().exchange(call, std::move(out));
     if (on_receive_) on_receive_(call, in);
     return in;
   }
-  void check_health() override { inner_->check_health(); }
   void abort(const std::string& reason) override {
-    inner_->abort(reason);
+    inner().abort(reason);
     if (on_abort_) on_abort_();
   }
-  std::vector<AwaitedMessage> awaited() const override { return inner_->awaited(); }
 
  private:
-  std::unique_ptr<Transport> inner_;
   Hook on_send_, on_receive_;
   std::function<void()> on_abort_;
 };

@@ -102,7 +102,7 @@ MessageShape expected_rows_back(OpContext& d, const Op& op, DeviceId peer) {
   MessageShape shape;
   shape.tensors = {
       {scalar_type(forward ? d.p.plan().wire_forward : d.p.plan().wire_backward), {rows, d.model.hidden}}};
-  if (row_of(op.kind).carries_weights) {
+  if (row_of(op.kind).carries_routing_weights) {
     const auto copies = static_cast<i64>(load.copies_between(idx(source), idx(owner)));
     shape.tensors.push_back({accumulate_type(scalar_type(d.p.plan().dtype[idx(peer)])), {copies}});
   }
