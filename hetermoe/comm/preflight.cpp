@@ -233,7 +233,8 @@ std::vector<PairTimes> measure_pairs(const Processes& processes, Transport& tran
     }
     // Nobody begins the next round early, or at all when one of them could not.
     const std::vector<std::string> ends = gather_within(processes, dead ? "dead" : "", 2 * options.limit);
-    if (transport.attributes().one_launch_order && std::find(ends.begin(), ends.end(), "dead") != ends.end()) break;
+    if (transport.attributes().one_launch_order && std::find(ends.begin(), ends.end(), "dead") != ends.end())
+      break;
   }
   const std::map<Pair, Heard> all = gather_heard(processes, mine, options);
   transport.abort("the preflight is over");

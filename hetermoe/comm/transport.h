@@ -56,8 +56,8 @@ struct AwaitedMessage {
 
 /// What a transport can, and what it asks for.
 struct TransportAttributes {
-  /// The exchanges of a process take turns, by ExchangeCall::turn, in an order that all processes agree on: one
-  /// that never ends holds up all after it.
+  /// The exchanges of a process take turns, by ExchangeCall::turn, in an order that all processes agree on:
+  /// one that never ends holds up all after it.
   bool one_launch_order = false;
   bool hosts = true;            ///< hosts exchange, too
   bool several_devices = true;  ///< a process may have more than one device

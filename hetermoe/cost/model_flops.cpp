@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "hetermoe/ops/load_table.h"
 #include "hetermoe/model/op_cost.h"
+#include "hetermoe/ops/load_table.h"
 
 namespace hetermoe {
 namespace {

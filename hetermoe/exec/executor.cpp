@@ -81,7 +81,8 @@ Executor::DeviceLanes::DeviceLanes(const RunContext& context, DeviceState& state
 
 /// Streams, meters and turns know one step.
 bool Executor::can_overlap() const {
-  if (!context_.schedule.overlaps() || options_.memory != nullptr || transport_.attributes().one_launch_order) return false;
+  if (!context_.schedule.overlaps() || options_.memory != nullptr || transport_.attributes().one_launch_order)
+    return false;
   return std::all_of(devices_.begin(), devices_.end(), [&](const std::unique_ptr<DeviceLanes>& device) {
     const c10::Device where = device->runtime().where();
     return where.is_cpu() && options_.make_stream(where, false) == nullptr;
@@ -415,9 +416,7 @@ void Executor::finish_op(Lane& lane, const LaneOp& item, Seconds end) {
     if (lane.stream != nullptr) step.users[idx(epoch)].push_back(device.ended[idx(item.op)]);
     if (--step.uses_left[idx(epoch)] > 0) continue;
     const Epoch& e = lifetimes_.epochs[idx(epoch)];
-    const auto take = [runtime = &step.runtime, e] {
-      return runtime->take(e.key);
-    };
+    const auto take = [runtime = &step.runtime, e] { return runtime->take(e.key); };
     if (lane.stream != nullptr) {
       lane.stream->release(std::exchange(step.users[idx(epoch)], {}), take);
     } else {

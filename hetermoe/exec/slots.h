@@ -4,13 +4,13 @@
 #include <memory>
 #include <vector>
 
-#include "hetermoe/placement/routing_load.h"
 #include "hetermoe/device/stream.h"
 #include "hetermoe/exec/decided_split.h"
 #include "hetermoe/nn/attention_part.h"
 #include "hetermoe/nn/experts.h"
 #include "hetermoe/nn/routing.h"
 #include "hetermoe/ops/buffers.h"
+#include "hetermoe/placement/routing_load.h"
 
 namespace hetermoe {
 

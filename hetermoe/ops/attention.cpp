@@ -105,8 +105,7 @@ Bytes attention_workspace(BufferSizes& s, const Op& op, DeviceId device) {
   if (!p.trains(state)) return inside + count * s.row(device);
   // Most is held where the attention kernel hands over its gradients, when those of the residual stream and
   // of the weights that came after it are there, or with few tokens at the end, with those of all weights.
-  const i64 after =
-      (model.output_width() + (p.is_moe(op.layer) ? model.num_experts : 0)) * model.hidden;
+  const i64 after = (model.output_width() + (p.is_moe(op.layer) ? model.num_experts : 0)) * model.hidden;
   const Bytes all = s.work().trained_params(state) * s.element(device);
   return inside + std::max(all, std::min(all, real(after) * s.element(device)) + count * s.row(device));
 }

@@ -6,8 +6,8 @@
 namespace hetermoe {
 namespace {
 
-std::vector<PortBytes> pairwise_bytes(const WorkModel& m, const Op& op, std::span<const DeviceId> participants,
-                                      const ExchangeLoad& load) {
+std::vector<PortBytes> pairwise_bytes(const WorkModel& m, const Op& op,
+                                      std::span<const DeviceId> participants, const ExchangeLoad& load) {
   const bool to_owners = goes_to_owners(op);
   std::vector<PortBytes> bytes(participants.size());
   const ShareRow& sources = m.placement().shares(op);
@@ -39,8 +39,8 @@ std::vector<PortBytes> product_bytes(const WorkModel& m, const Op& op, std::span
   double all_tokens = 0;
   Bytes all_bytes = 0;
   for (std::size_t o = 0; o < owners.size(); ++o) {
-    owner_bytes[o] =
-        wire_bytes(op, m.placement().plan(), m.model().hidden, load.rows_per_token[o], load.copies_per_token[o]);
+    owner_bytes[o] = wire_bytes(op, m.placement().plan(), m.model().hidden, load.rows_per_token[o],
+                                load.copies_per_token[o]);
     node_bytes[m.node_of(owners[o])] += owner_bytes[o];
     all_bytes += owner_bytes[o];
   }
@@ -78,8 +78,7 @@ std::vector<PortBytes> exchange_bytes(const WorkModel& model, const Op& op,
 
 Bytes wire_row(const BufferSizes& sizes, const Op& op) {
   const Plan& plan = sizes.placement().plan();
-  return sizes.row_bytes_of(
-      bytes_of(op.phase == Phase::kBackward ? plan.wire_backward : plan.wire_forward));
+  return sizes.row_bytes_of(bytes_of(op.phase == Phase::kBackward ? plan.wire_backward : plan.wire_forward));
 }
 
 Bytes exchange_workspace(BufferSizes& sizes, const Op& op, DeviceId device) {

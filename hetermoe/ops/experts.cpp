@@ -81,8 +81,9 @@ void work_of_op(const WorkModel& model, const ExchangeLoad* load, ComputeWork& w
 Bytes changed_by_adapters(const BufferSizes& s, const Op& op, DeviceId device) {
   const Placement& p = s.placement();
   if (p.options().lora == nullptr) return 0;
-  const bool makes_gradients = op.phase == Phase::kWeights || (op.phase == Phase::kBackward &&
-                                                               !p.leaves_weights(UnitPart::kExperts, op.layer));
+  const bool makes_gradients =
+      op.phase == Phase::kWeights ||
+      (op.phase == Phase::kBackward && !p.leaves_weights(UnitPart::kExperts, op.layer));
   Bytes bytes = 0;
   for (const i32 state : p.states_on(device, UnitPart::kExperts, op.layer)) {
     if (s.work().adapter_params(state) == 0) continue;
@@ -98,8 +99,8 @@ Bytes workspace_of(BufferSizes& s, const Op& op, DeviceId device, double copies)
   const bool backward = op.phase == Phase::kBackward;
   const bool kept = backward ? !recomputes_inside(p.recompute(op.group, op.layer), true)
                              : s.keeps(op.layer, device) || op.phase == Phase::kRecompute;
-  const Bytes inside =
-      expert_work_bytes(s.model(), s.element(device)) - (kept ? expert_kept_bytes(s.model(), s.element(device)) : 0);
+  const Bytes inside = expert_work_bytes(s.model(), s.element(device)) -
+                       (kept ? expert_kept_bytes(s.model(), s.element(device)) : 0);
   const Bytes changed = changed_by_adapters(s, op, device);
   if (op.phase == Phase::kWeights) return copies * 2 * s.row(device) + changed;
   if (op.phase == Phase::kRecompute && p.recompute(op.group, op.layer) == Recompute::kAhead)
@@ -109,8 +110,8 @@ Bytes workspace_of(BufferSizes& s, const Op& op, DeviceId device, double copies)
                          : 0;  // a buffer
   const int rows =
       backward && !(kept && left > 0) ? 3 : 2;  // of kept gate and up no input has to be gathered
-  return copies * (inside + rows * s.row(device)) + activation_work_bytes(s.model(), copies, s.element(device)) -
-         left + changed;
+  return copies * (inside + rows * s.row(device)) +
+         activation_work_bytes(s.model(), copies, s.element(device)) - left + changed;
 }
 
 /// Guests run after the own experts: their result is there beside that of these, and their gradients are not
@@ -122,10 +123,11 @@ Bytes workspace(BufferSizes& s, const Op& op, DeviceId device) {
   if (load.guest_copies.empty()) return workspace_of(s, op, device, t.copies_as_owner);
   const double copies = load.guest_copies[position(p.owners(op), device)];
   const Bytes result = op.phase == Phase::kWeights ? 0 : t.rows_as_owner * s.row(device);
-  const bool makes_gradients = op.phase == Phase::kWeights || (op.phase == Phase::kBackward &&
-                                                               !p.leaves_weights(UnitPart::kExperts, op.layer));
-  const Bytes later = makes_gradients && op.chunk == 0 ? s.guests(op.layer, op.microbatch, device, s.gradient(device))
-                                                       : 0;
+  const bool makes_gradients =
+      op.phase == Phase::kWeights ||
+      (op.phase == Phase::kBackward && !p.leaves_weights(UnitPart::kExperts, op.layer));
+  const Bytes later =
+      makes_gradients && op.chunk == 0 ? s.guests(op.layer, op.microbatch, device, s.gradient(device)) : 0;
   return std::max(workspace_of(s, op, device, t.copies_as_owner - copies) - later,
                   workspace_of(s, op, device, copies) + (copies > 0 ? result : 0));
 }

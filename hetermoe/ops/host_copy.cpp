@@ -10,7 +10,8 @@ namespace {
 void saved_accesses(AccessList& list, Mode on_device, Mode on_host) {
   const Op& op = list.op;
   if (list.device != op.device) {
-    list.add(BufferKey::of_piece(Buffer::kHostHidden, op.layer, op.microbatch, saved_piece(op, list.p)), on_host);
+    list.add(BufferKey::of_piece(Buffer::kHostHidden, op.layer, op.microbatch, saved_piece(op, list.p)),
+             on_host);
     return;
   }
   const bool rows = op.chunk > 0;
@@ -49,8 +50,8 @@ void store_accesses(AccessList& list) {
   }
 }
 
-std::vector<PortBytes> bytes_of_op(const WorkModel& model, const Op& op, std::span<const PlaceId> participants,
-                                   const ExchangeLoad* load) {
+std::vector<PortBytes> bytes_of_op(const WorkModel& model, const Op& op,
+                                   std::span<const PlaceId> participants, const ExchangeLoad* load) {
   std::vector<PortBytes> bytes(participants.size());
   const bool fetches = row_of(op.kind).from_host;
   for (std::size_t i = 0; i < participants.size(); ++i) {

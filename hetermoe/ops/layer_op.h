@@ -14,7 +14,7 @@ template <UnitPart kPart>
 std::optional<UsedPart> grades_in_layer(const Op& op, const Placement& placement) {
   const bool after = placement.leaves_weights(kPart, op.layer);
   return op.phase == (after ? Phase::kWeights : Phase::kBackward) ? std::optional(UsedPart{kPart, op.layer})
-                                                                   : std::nullopt;
+                                                                  : std::nullopt;
 }
 
 template <UnitPart kPart>

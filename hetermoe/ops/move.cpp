@@ -55,8 +55,8 @@ Bytes token_bytes(const WorkModel& model, const Op& op) {
   return hidden * element + (p.is_moe(op.layer) ? choice_bytes(model.model(), element) : 0);
 }
 
-std::vector<PortBytes> bytes_of_op(const WorkModel& model, const Op& op, std::span<const PlaceId> participants,
-                                   const ExchangeLoad*) {
+std::vector<PortBytes> bytes_of_op(const WorkModel& model, const Op& op,
+                                   std::span<const PlaceId> participants, const ExchangeLoad*) {
   std::vector<PortBytes> bytes(participants.size());
   const auto [senders, receivers] = model.placement().move_rows(op);
   const Bytes per_sequence = real(model.placement().plan().seq_len) * token_bytes(model, op);

@@ -81,7 +81,8 @@ std::vector<DeviceId> participants(const Op& op, const Placement& placement) {
       add(placement.move_rows(op).to);
       break;
     case Participants::kBalanceSet:
-      for (const MicrobatchRef& member : placement.balance_set(placement.balance_set_of(op.group, op.microbatch))) {
+      for (const MicrobatchRef& member :
+           placement.balance_set(placement.balance_set_of(op.group, op.microbatch))) {
         for (i32 l = 0; l < placement.num_layers(); ++l) {
           if (!placement.is_moe(l)) continue;
           add(placement.shares(member.group, l, member.microbatch));

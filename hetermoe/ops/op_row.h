@@ -8,8 +8,8 @@
 #include "hetermoe/model/unit.h"
 #include "hetermoe/placement/op.h"
 
-// All that is true of every op of a kind stands in its row, in a file of this folder. Other code asks rows, and
-// compares no kinds but where it makes ops (CONTRIBUTING.md lists these places).
+// All that is true of every op of a kind stands in its row, in a file of this folder. Other code asks rows,
+// and compares no kinds but where it makes ops (CONTRIBUTING.md lists these places).
 namespace hetermoe {
 
 class AccessList;
@@ -101,14 +101,15 @@ struct OpRow {
   std::optional<Pricing> pricing = {};  ///< of a compute op; transfers have none
 
   // Of transfers.
-  bool of_guests = false;  ///< carries experts that owners lend each other, or their gradients
-  bool to_owners = false;  ///< of exchanges: rows go to owners, in backward back to sources
+  bool of_guests = false;                ///< carries experts that owners lend each other, or their gradients
+  bool to_owners = false;                ///< of exchanges: rows go to owners, in backward back to sources
   bool carries_routing_weights = false;  ///< of exchanges: with each copy, in backward its gradient
   bool carries_gradients = true;         ///< of what carries gradients or weights: not weights
   bool from_host = false;                ///< of copies between a device and its host
 
   std::optional<SavedPart> saved = {};  ///< of a compute op: the saved activations that it makes or uses
-  bool looks_back = false;  ///< what it works on depends on the layer before: in looks_back_in, empty = always
+  bool looks_back =
+      false;  ///< what it works on depends on the layer before: in looks_back_in, empty = always
   std::optional<Phase> looks_back_in = {};
 
   /// The buffers that the op touches on one of its devices.

@@ -14,8 +14,8 @@ void accesses(AccessList& list) {
 bool occurs_in(const Op& op, const Placement& placement) { return placement.tallies(op.group, op.layer); }
 
 /// Four bytes for each expert and chunk, from each source to all others.
-std::vector<PortBytes> bytes_of_op(const WorkModel& model, const Op& op, std::span<const PlaceId> participants,
-                             const ExchangeLoad*) {
+std::vector<PortBytes> bytes_of_op(const WorkModel& model, const Op& op,
+                                   std::span<const PlaceId> participants, const ExchangeLoad*) {
   std::vector<PortBytes> bytes(participants.size());
   const Bytes each = 4 * real(model.model().num_experts * model.placement().plan().chunks);
   for (const Share& source : model.placement().shares(op)) {

@@ -95,7 +95,8 @@ ComputeWork WorkModel::compute_work(const Op& op, DeviceId device, const Exchang
 void WorkModel::add_tokens(ComputeWork& work, std::optional<i32> merges_into) const {
   const Op& op = work.op;
   const i32 stage = stage_of(op, placement_.num_layers());
-  work.sequences = real(sequences_of(placement_.shares(op.group, stage, op.microbatch, op.phase), work.device));
+  work.sequences =
+      real(sequences_of(placement_.shares(op.group, stage, op.microbatch, op.phase), work.device));
   work.tokens = work.sequences * real(work.seq_len);
   work.trains = placement_.options().backward;
   work.merged_rows = merges_into ? work.tokens * merged_rows_per_token(op, *merges_into) : 0;

@@ -8,9 +8,9 @@
 
 namespace hetermoe {
 
-/// Every kind of op, with its name. Texts, files and hashes have the names: the order may change. A kind needs
-/// its row (op_rows::NAME, ops/op_row.h) and what executes it (exec_ops::NAME, exec/ops): without one of
-/// these, nothing links.
+/// Every kind of op, with its name. Texts, files and hashes have the names: the order may change. A kind
+/// needs its row (op_rows::NAME, ops/op_row.h) and what executes it (exec_ops::NAME, exec/ops): without one
+/// of these, nothing links.
 #define HM_OP_KINDS(X)              \
   X(kEmbed, embed)                  \
   X(kAttention, attention)          \

@@ -3,9 +3,9 @@
 #include <vector>
 
 #include "hetermoe/base/index.h"
-#include "hetermoe/plan/recompute.h"
 #include "hetermoe/placement/op.h"
 #include "hetermoe/placement/state.h"
+#include "hetermoe/plan/recompute.h"
 
 namespace hetermoe {
 

@@ -9,7 +9,7 @@
 namespace hetermoe {
 namespace {
 
-constexpr double kSlowLink = 0.5;          ///< of the fastest one of a type
+constexpr double kSlowLink = 0.5;        ///< of the fastest one of a type
 constexpr std::size_t kFewDevices = 16;  ///< that may be searched without a type
 
 /// Devices whose figure is below such a part of the highest one of their type.

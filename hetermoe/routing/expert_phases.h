@@ -1,8 +1,8 @@
 #pragma once
 #include <vector>
 
-#include "hetermoe/plan/plan.h"
 #include "hetermoe/ops/op_row.h"
+#include "hetermoe/plan/plan.h"
 
 namespace hetermoe {
 

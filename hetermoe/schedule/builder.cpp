@@ -148,9 +148,8 @@ void ScheduleBuilder::visit_buffers(OpId id, const Op& op, LaneId lane) {
   for (std::size_t i = 0; i < accesses_.size(); ++i) {
     const Access& access = accesses_[i];
     if (!scoreboard_.visit(*entries_[i], access, id, lane, before_) && faults_.size() < kMaxFaults) {
-      faults_.push_back(
-          fmt::format("{} on device {} reads {}, which no earlier op writes", to_string(op), device,
-                      to_string(access.key)));
+      faults_.push_back(fmt::format("{} on device {} reads {}, which no earlier op writes", to_string(op),
+                                    device, to_string(access.key)));
     }
   }
 }

@@ -74,8 +74,8 @@ class Checker {
         touched.clear();
         accesses(o, device_of(lane), placement_, touched);
         const auto has = [&](Buffer buffer, Mode mode) {
-          return std::ranges::any_of(
-              touched, [&](const Access& a) { return a.buffer() == buffer && a.mode == mode; });
+          return std::ranges::any_of(touched,
+                                     [&](const Access& a) { return a.buffer() == buffer && a.mode == mode; });
         };
         const bool publishes = has(Buffer::kPublished, Mode::kWrite), takes = has(Buffer::kGrad, Mode::kTake);
         if (has(Buffer::kPublished, Mode::kRead) && published.count(key) > 0)
@@ -272,7 +272,8 @@ class Checker {
         Uses& use = uses[access.key];
         const bool reads = access.mode == Mode::kRead || access.mode == Mode::kTake;
         if (reads && (use.writer < 0 || use.taken) && !outlives_step(access.buffer())) {
-          fault("{} on device {} reads {}, which no earlier op writes", name(op), device, to_string(access.key));
+          fault("{} on device {} reads {}, which no earlier op writes", name(op), device,
+                to_string(access.key));
         }
         check_order(use.writer, op, device, access);
         if (access.mode == Mode::kRead) {

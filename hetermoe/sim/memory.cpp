@@ -70,8 +70,8 @@ std::vector<MemoryPeak> peak_memory(const Schedule& schedule, const OpTimes& tim
   }
   for (std::size_t e = 0; e < lifetimes.epochs.size(); ++e) {
     const Epoch& epoch = lifetimes.epochs[e];
-    add_life(changes[idx(epoch.device)], times.start[idx(epoch.first)], end[e], sizes.of(epoch.key, epoch.device),
-             part_of(row_of(epoch.key.buffer()).counts_as));
+    add_life(changes[idx(epoch.device)], times.start[idx(epoch.first)], end[e],
+             sizes.of(epoch.key, epoch.device), part_of(row_of(epoch.key.buffer()).counts_as));
   }
   std::vector<MemoryPeak> peaks;
   for (PlaceId place = 0; place < schedule.num_places(); ++place) {

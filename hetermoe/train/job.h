@@ -264,7 +264,8 @@ struct RunOptions {
       "where the work is done: cpu; cuda: the GPUs in turn (several processes: one each, over NCCL); cuda:N: "
       "one GPU");
     v("transport", transport,
-      "how messages travel between devices: in-process, mpi, nccl; auto = the first that serves the processes "
+      "how messages travel between devices: in-process, mpi, nccl; auto = the first that serves the "
+      "processes "
       "and their devices. doctor lists what serves");
     v("tf32", tf32,
       "on GPUs: products of fp32 matrices are computed in TF32, which rounds each factor to 10 bits of "

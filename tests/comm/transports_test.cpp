@@ -35,9 +35,10 @@ std::string named(i32 num_ranks, c10::Device device, const std::string& name) {
 TEST(Transports, AreChosenByNameWhereTheyServe) {
   EXPECT_EQ(named(1, c10::DeviceType::CPU, "in-process"), "in-process");
   EXPECT_EQ(named(2, c10::DeviceType::CPU, "mpi"), "mpi");
-  EXPECT_EQ(error_of<ConfigError>([] { named(2, c10::DeviceType::CPU, "nccl"); }),
-            "[run.transport] got nccl, which serves processes with a GPU each: 2 processes on cpu need mpi, or "
-            "auto");
+  EXPECT_EQ(
+      error_of<ConfigError>([] { named(2, c10::DeviceType::CPU, "nccl"); }),
+      "[run.transport] got nccl, which serves processes with a GPU each: 2 processes on cpu need mpi, or "
+      "auto");
   EXPECT_EQ(error_of<ConfigError>([] { named(1, c10::DeviceType::CPU, "mpi"); }),
             "[run.transport] got mpi, which serves processes of mpirun on CPUs: 1 process on cpu needs "
             "in-process, or auto");

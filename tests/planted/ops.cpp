@@ -1,8 +1,8 @@
 #include "hetermoe/ops/access_list.h"
 #include "hetermoe/ops/work.h"
 
-// Rows of two kinds that tests/planted_kinds.py adds to a copy of the program: a transfer once in a step, and a
-// compute op once for each state.
+// Rows of two kinds that tests/planted_kinds.py adds to a copy of the program: a transfer once in a step, and
+// a compute op once for each state.
 namespace hetermoe {
 namespace {
 

@@ -26,7 +26,8 @@ class Levers : public testing::Test {
     std::string text;
     for (const Access& access : found) {
       const char* mode = access.mode == Mode::kRead ? "read" : access.mode == Mode::kWrite ? "write" : "add";
-      const i32 at = access.key.has_layer() || access.key.shape() == KeyShape::kOfState ? access.key.layer() : -1;
+      const i32 at =
+          access.key.has_layer() || access.key.shape() == KeyShape::kOfState ? access.key.layer() : -1;
       text += fmt::format("{}{} {} {}", text.empty() ? "" : ", ", mode, name_of(access.buffer()), at);
     }
     return text;

@@ -1,8 +1,8 @@
 #include <gtest/gtest.h>
 
 #include "hetermoe/base/index.h"
-#include "hetermoe/routing/split_routing.h"
 #include "hetermoe/ops/buffers.h"
+#include "hetermoe/routing/split_routing.h"
 #include "tests/support/tally_plan.h"
 
 // The op `tally`: where it is, what it touches, and what refuses it.

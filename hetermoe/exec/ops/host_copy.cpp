@@ -194,18 +194,18 @@ void unpack_store(OpContext& d, const Op& op, Devices participants, std::vector<
 
 ExecOp exec_ops::fetch() {
   return TransferOp{.pack = pack_fetch,
-          .expected = expected_fetch,
-          .unpack = unpack_fetch,
-          .next = &copied(),
-          .of_saved = &saved_copy()};
+                    .expected = expected_fetch,
+                    .unpack = unpack_fetch,
+                    .next = &copied(),
+                    .of_saved = &saved_copy()};
 }
 
 ExecOp exec_ops::store() {
   return TransferOp{.pack = pack_store,
-          .expected = expected_store,
-          .unpack = unpack_store,
-          .next = &copied(),
-          .of_saved = &saved_copy()};
+                    .expected = expected_store,
+                    .unpack = unpack_store,
+                    .next = &copied(),
+                    .of_saved = &saved_copy()};
 }
 
 }  // namespace hetermoe

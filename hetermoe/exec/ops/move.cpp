@@ -128,9 +128,9 @@ void set_backward_start(OpContext& d, const Op& op, const std::vector<at::Tensor
 
 ExecOp exec_ops::move() {
   return TransferOp{.pack = pack_activations,
-          .expected = expected_activations,
-          .check_content = check_choices,
-          .unpack = unpack_activations};
+                    .expected = expected_activations,
+                    .check_content = check_choices,
+                    .unpack = unpack_activations};
 }
 
 }  // namespace hetermoe

@@ -145,9 +145,9 @@ void check_states(OpContext& d, const Op&, DeviceId peer, const Message& message
 
 ExecOp exec_ops::norm() {
   return TransferOp{.pack = pack_squares,
-          .expected = expected_squares,
-          .check_content = check_states,
-          .unpack = unpack_squares};
+                    .expected = expected_squares,
+                    .check_content = check_states,
+                    .unpack = unpack_squares};
 }
 
 }  // namespace hetermoe

@@ -254,31 +254,31 @@ const TransferOp& tell_nodes() {
 
 TransferOp sum_between_nodes(const TransferOp* next) {
   return TransferOp{.pack = pack_node_sums,
-          .expected = expected_node_sum,
-          .unpack = keep_own_sum,
-          .next = next,
-          .peers = partners};
+                    .expected = expected_node_sum,
+                    .unpack = keep_own_sum,
+                    .next = next,
+                    .peers = partners};
 }
 TransferOp sum_in_nodes(const TransferOp& next) {
   return TransferOp{.pack = pack_for_node,
-          .expected = expected_from_node,
-          .unpack = sum_of_node,
-          .next = &next,
-          .peers = mates};
+                    .expected = expected_from_node,
+                    .unpack = sum_of_node,
+                    .next = &next,
+                    .peers = mates};
 }
 
 TransferOp sum_at_once(const TransferOp* next, const TransferOp& in_two_levels) {
   return TransferOp{.pack = pack_parts,
-          .expected = expected_own,
-          .unpack = keep_own_sum,
-          .next = next,
-          .in_two_levels = &in_two_levels};
+                    .expected = expected_own,
+                    .unpack = keep_own_sum,
+                    .next = next,
+                    .in_two_levels = &in_two_levels};
 }
 TransferOp tell_at_once() {
   return TransferOp{.pack = pack_own_parts,
-          .expected = expected_theirs,
-          .unpack = keep_parts,
-          .in_two_levels = &tell_nodes()};
+                    .expected = expected_theirs,
+                    .unpack = keep_parts,
+                    .in_two_levels = &tell_nodes()};
 }
 
 }  // namespace
@@ -294,8 +294,6 @@ ExecOp exec_ops::reduce() {
   return sum_at_once(&tell, inside);
 }
 
-ExecOp exec_ops::all_gather() {
-  return tell_at_once();
-}
+ExecOp exec_ops::all_gather() { return tell_at_once(); }
 
 }  // namespace hetermoe

@@ -63,9 +63,7 @@ ExecOp exec_ops::update() { return run_update; }
 
 namespace {
 
-void run_publish(OpContext& d, const Op& op) {
-  d.state.tensors(op.state).publish();
-}
+void run_publish(OpContext& d, const Op& op) { d.state.tensors(op.state).publish(); }
 
 }  // namespace
 
@@ -73,9 +71,7 @@ ExecOp exec_ops::publish() { return run_publish; }
 
 namespace {
 
-void run_take(OpContext& d, const Op& op) {
-  d.state.tensors(op.state).take_grads();
-}
+void run_take(OpContext& d, const Op& op) { d.state.tensors(op.state).take_grads(); }
 
 }  // namespace
 

@@ -77,9 +77,9 @@ void unpack_counts(OpContext& d, const Op& op, Devices participants, std::vector
 
 ExecOp exec_ops::tally() {
   return TransferOp{.pack = pack_counts,
-          .expected = expected_counts,
-          .check_content = check_counts,
-          .unpack = unpack_counts};
+                    .expected = expected_counts,
+                    .check_content = check_counts,
+                    .unpack = unpack_counts};
 }
 
 }  // namespace hetermoe
