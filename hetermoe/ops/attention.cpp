@@ -116,8 +116,7 @@ void merge_accesses(AccessList& list) {
 }
 
 bool merges_in(const Op& op, const Placement& placement) {
-  return op.phase == Phase::kForward && op.layer > 0 &&
-         placement.moves_into(op.group, op.layer, op.microbatch);
+  return op.layer > 0 && placement.moves_into(op.group, op.layer, op.microbatch);
 }
 
 void merge_work(const WorkModel& model, const ExchangeLoad*, ComputeWork& work) {

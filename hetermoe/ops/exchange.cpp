@@ -91,7 +91,7 @@ Bytes exchange_workspace(BufferSizes& sizes, const Op& op, DeviceId device) {
 }
 
 bool is_in_exchange_rounds(const Op& op, const Placement& placement) {
-  if (!placement.is_moe(op.layer) || op.phase == Phase::kWeights) return false;
+  if (!placement.is_moe(op.layer)) return false;
   if (op.phase != Phase::kRecompute) return true;
   return placement.recompute(op.group, op.layer) == Recompute::kResend;
 }

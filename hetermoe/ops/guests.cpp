@@ -22,7 +22,7 @@ void settle_accesses(AccessList& list) {
 }
 
 bool lends_in(const Op& op, const Placement& placement) {
-  if (!placement.lends(op.group, op.layer) || op.phase == Phase::kWeights) return false;
+  if (!placement.lends(op.group, op.layer)) return false;
   return op.phase != Phase::kRecompute || placement.recompute(op.group, op.layer) == Recompute::kResend;
 }
 
@@ -90,7 +90,7 @@ Bytes settle_workspace(BufferSizes& sizes, const Op& op, DeviceId device) {
 }  // namespace
 
 const OpRow op_rows::lend = {
-    .phases = Phases::kForwardBackward,
+    .phases = Phases::kForwardBackwardRecompute,
     .queue = QueueRule::own(Queue::kGuests),
     .participants = Participants::kOwners,
     .occurs = Occurs::kInMicrobatch,

@@ -35,7 +35,7 @@ void accesses(AccessList& list) {
 
 bool occurs_in(const Op& op, const Placement& placement) {
   if (op.phase == Phase::kRecompute) return placement.moves_saved(op.group, op.layer, op.microbatch);
-  return op.phase != Phase::kWeights && placement.moves_into(op.group, op.layer, op.microbatch, op.phase);
+  return placement.moves_into(op.group, op.layer, op.microbatch, op.phase);
 }
 
 /// With a frozen embedding nobody wants the gradient of its rows.

@@ -15,6 +15,21 @@ const OpRow& row_of(OpKind kind) {
   return *all[idx(kind)];
 }
 
+bool has_phase(OpKind kind, Phase phase) {
+  switch (row_of(kind).phases) {
+    case Phases::kNone:
+    case Phases::kForward:
+      return phase == Phase::kForward;
+    case Phases::kForwardBackward:
+      return phase == Phase::kForward || phase == Phase::kBackward;
+    case Phases::kForwardBackwardRecompute:
+      return phase != Phase::kWeights;
+    case Phases::kAll:
+      return true;
+  }
+  return false;
+}
+
 Queue queue_of_op(const Op& op, QueueBinding binding) {
   const QueueRule& rule = row_of(op.kind).queue;
   // Weights that visit must not wait for gradients of the layers before them.

@@ -58,7 +58,7 @@ enum class Stage : std::uint8_t { kNone, kEmbed, kLayer, kLayerBefore, kHead };
 
 /// How often a kind occurs.
 enum class Occurs : std::uint8_t {
-  kInMicrobatch,     ///< as OpRow::occurs_in says
+  kInMicrobatch,     ///< in the phases of its row, as OpRow::occurs_in says
   kPerBalanceSet,    ///< after the last router of a set
   kPerSharedState,   ///< once for a state with several devices, when its gradients are complete
   kPerShardedState,  ///< in the place of these once for a state whose optimizer is divided
@@ -114,7 +114,8 @@ struct OpRow {
 
   /// The buffers that the op touches on one of its devices.
   void (*accesses)(AccessList& list) = nullptr;
-  /// Of kInMicrobatch: the op, with its group, layer, microbatch and phase, is part of a step.
+  /// Of kInMicrobatch: the op, with its group, layer, microbatch and phase, is part of a step. Asked for the
+  /// phases of the row; null = always.
   bool (*occurs_in)(const Op& op, const Placement& placement) = nullptr;
   /// Frozen units leave it work. Null = it follows from has_state.
   bool (*has_work)(const Op& op, const Placement& placement) = nullptr;
@@ -138,6 +139,8 @@ HM_OP_KINDS(HM_ROW)
 
 const OpRow& row_of(OpKind kind);
 
+/// Ops of the kind may have this phase.
+bool has_phase(OpKind kind, Phase phase);
 /// Compute ops occupy one compute lane; all others are transfers with a lane on every participant.
 inline bool is_compute(OpKind kind) { return row_of(kind).pricing.has_value(); }
 /// Belongs to an exchange of rows and needs its counts (Buffer::kLoad): these are the kinds that chunks cut.

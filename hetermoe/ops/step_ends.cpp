@@ -18,10 +18,6 @@ void embed_accesses(AccessList& list) {
   list.add(list.moves_into(0, Phase::kForward) ? Buffer::kMoveOut : Buffer::kHidden, Mode::kWrite, 0);
 }
 
-bool embeds_in(const Op& op, const Placement&) {
-  return op.phase == Phase::kForward || op.phase == Phase::kBackward;
-}
-
 bool embed_has_work(const Op& op, const Placement& placement) {
   return op.phase != Phase::kBackward || placement.needs_input_gradient(0);
 }
@@ -46,8 +42,6 @@ void head_accesses(AccessList& list) {
   list.add_grad(UnitPart::kEmbed, -1);  // tied embeddings; only there has a head device that state
   list.add_figures();                   // the loss
 }
-
-bool heads_in(const Op& op, const Placement&) { return op.phase == Phase::kForward; }
 
 std::optional<UsedPart> head_uses(const Op&, const Placement& placement) {
   return UsedPart{placement.tied() ? UnitPart::kEmbed : UnitPart::kHead, -1};
@@ -119,7 +113,6 @@ const OpRow op_rows::embed = {
     .has_microbatch = true,
     .pricing = Pricing::kEmbedding,
     .accesses = embed_accesses,
-    .occurs_in = embeds_in,
     .has_work = embed_has_work,
     .uses = embed_uses,
     .grades = embed_grades,
@@ -135,7 +128,6 @@ const OpRow op_rows::head = {
     .has_microbatch = true,
     .pricing = Pricing::kHead,
     .accesses = head_accesses,
-    .occurs_in = heads_in,
     .uses = head_uses,
     .grades = head_grades,
     .work = head_work,

@@ -44,7 +44,8 @@ class Collector {
                .layer = layer,
                .microbatch = microbatch};
       if (op.phase != Phase::kForward && !p_.options().backward) break;
-      if (!row().occurs_in(op, p_) || !in_step(op, p_)) continue;
+      if (!has_phase(kind_, op.phase) || (row().occurs_in != nullptr && !row().occurs_in(op, p_))) continue;
+      if (!in_step(op, p_)) continue;
       for (op.chunk = 0; op.chunk < (row().has_chunk ? p_.plan().chunks : 1); ++op.chunk) add_op(op);
     }
   }

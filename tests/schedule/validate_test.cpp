@@ -107,7 +107,7 @@ TEST(Validate, NamesBothOpsAndTheBufferOfAMissingDependency) {
   ASSERT_FALSE(faults.empty());
   EXPECT_EQ(faults[0],
             fmt::format("op {} dispatch.F l0 m0 may start on device 0 before op {} attention.F l0 m0 has "
-                        "ended, though both use send (layer 0, microbatch 0, chunk 0)",
+                        "ended, though both use send (layer 0, microbatch 0)",
                         dispatch, attention));
 }
 
@@ -118,7 +118,7 @@ TEST(Validate, SwappedLaneOrderIsNoticed) {
   const OpId embed = find_op(c.schedule, "embed.F m0");
   ASSERT_EQ(find_op(c.schedule, "attention.F l0 m0"), embed + 1);
   const std::vector<std::string> faults = faults_of(c, with_swapped_ops(c.schedule, embed));
-  EXPECT_TRUE(has_fault(faults, "reads hidden (layer 0, microbatch 0, chunk 0), which no earlier op writes"));
+  EXPECT_TRUE(has_fault(faults, "reads hidden (layer 0, microbatch 0), which no earlier op writes"));
 }
 
 /// Every pair of neighbours: a swap within a lane is noticed exactly when the two share a buffer.
