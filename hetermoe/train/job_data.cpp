@@ -2,6 +2,7 @@
 
 #include <filesystem>
 
+#include "hetermoe/base/index.h"
 #include "hetermoe/base/words.h"
 #include "hetermoe/model/unit.h"
 #include "hetermoe/report/table.h"
