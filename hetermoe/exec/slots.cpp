@@ -30,12 +30,24 @@ Released take_routing(LayerSlot& slot) {
   return take_all(slot.topk, slot.weights, of_chunks);
 }
 
+/// Those that take() hands over.
+Released take_of_chunk(Buffer buffer, ChunkSlot& k) {
+  if (buffer == Buffer::kSavedExperts) return take_all(k.saved, k.guests_saved);
+  if (buffer == Buffer::kLeftExperts) return take_all(k.left, k.guests_left);
+  if (buffer == Buffer::kRows) return take_all(k.rows, k.weights, k.groups);
+  if (buffer == Buffer::kOut) return take_all(k.out);
+  if (buffer == Buffer::kReturned) return take_all(k.returned);
+  if (buffer == Buffer::kDOut) return take_all(k.d_out);
+  if (buffer == Buffer::kDRows) return take_all(k.d_rows, k.d_weights);
+  HM_CHECK(buffer == Buffer::kDSend, "{} is not of a chunk", name_of(buffer));
+  return take_all(k.d_send, k.d_send_weights);
+}
+
 }  // namespace
 
 Released Slots::take(const BufferKey& key) {
   const i32 m = key.microbatch();
   const auto l = [&]() -> LayerSlot& { return layer(key.layer(), m); };
-  const auto k = [&]() -> ChunkSlot& { return chunk(key.layer(), m, key.chunk()); };
   switch (key.buffer()) {
     case Buffer::kHidden:
       return take_all(l().hidden);
@@ -56,21 +68,14 @@ Released Slots::take(const BufferKey& key) {
     case Buffer::kRouting:
       return take_routing(l());
     case Buffer::kSavedExperts:
-      return take_all(k().saved, k().guests_saved);
     case Buffer::kLeftExperts:
-      return take_all(k().left, k().guests_left);
     case Buffer::kRows:
-      return take_all(k().rows, k().weights, k().groups);
     case Buffer::kOut:
-      return take_all(k().out);
     case Buffer::kReturned:
-      return take_all(k().returned);
     case Buffer::kDOut:
-      return take_all(k().d_out);
     case Buffer::kDRows:
-      return take_all(k().d_rows, k().d_weights);
     case Buffer::kDSend:
-      return take_all(k().d_send, k().d_send_weights);
+      return take_of_chunk(key.buffer(), chunk(key.layer(), m, key.chunk()));
     case Buffer::kCounts:
       return take_all(microbatch(m).counts);
     case Buffer::kBalance:

@@ -264,26 +264,20 @@ struct RunOptions {
       "where the work is done: cpu; cuda: the GPUs in turn (several processes: one each, over NCCL); cuda:N: "
       "one GPU");
     v("transport", transport,
-      "how messages travel between devices: in-process, mpi, nccl; auto = the first that serves the "
-      "processes "
-      "and their devices. doctor lists what serves");
+      "how messages travel between devices: in-process, mpi, nccl; auto = what serves them (doctor lists)");
     v("tf32", tf32,
-      "on GPUs: products of fp32 matrices are computed in TF32, which rounds each factor to 10 bits of "
-      "mantissa");
+      "on GPUs: products of fp32 matrices are computed in TF32: factors have 10 bits of mantissa");
     v("deterministic", deterministic,
-      "on GPUs: only kernels that give the same bits every time, which are slower; an operator that has none "
-      "ends the "
-      "run. null = for verify, not else");
+      "on GPUs: only kernels that give the same bits every time, which are slower; an operator without one "
+      "ends the run. null = for verify only");
     v("expandable_segments", expandable_segments,
-      "on GPUs: libtorch's allocator grows its blocks, so that sizes that change from step to step leave no "
-      "gaps");
+      "on GPUs: libtorch's allocator grows its blocks: sizes that change leave no gaps");
     v("expert_products", expert_products,
       "on GPUs: products of a layer's experts in bf16: each by itself, or grouped in one kernel. auto = what "
       "the profile of the device's type found faster, else grouped on GPUs of compute capability 9.x and "
       "10.x");
     v("memory_limit_gib", memory_limit_gib,
-      "a device may hold so much, GiB, counted tensor by tensor; an op that needs more ends the run. 0 = as "
-      "much as there is",
+      "GiB that a device may hold, counted tensor by tensor; an op that needs more ends the run. 0 = no limit",
       at_least(0));
     v("silence_s", silence_s,
       "processes that meet at a store (torchrun): one that shows no sign of life for so long is dead, which "

@@ -123,8 +123,8 @@ test('colours: dark backward, the mean for recompute, readable text', () => {
 
 test('every kind of op has a hue of its own; both reductions share one', () => {
   const page = load();
-  const table = readFileSync(`${folder}/../schedule/op_traits.cpp`, 'utf8');
-  const kinds = [...table.matchAll(/\.name = "(\w+)"/g)].map(found => found[1]).filter(kind => kind !== 'reduce_scatter');
+  const table = readFileSync(`${folder}/../placement/op.h`, 'utf8');
+  const kinds = [...table.matchAll(/  X\(k\w+, (\w+)\)/g)].map(found => found[1]).filter(kind => kind !== 'reduce_scatter');
   assert.ok(kinds.length > 15);
   const colours = kinds.map(kind => page.colorOf(kind, 'F'));
   assert.ok(colours.every(colour => colour.startsWith('#')), `${kinds.filter((kind, i) => !colours[i].startsWith('#'))}`);
