@@ -277,7 +277,8 @@ struct RunOptions {
       "the profile of the device's type found faster, else grouped on GPUs of compute capability 9.x and "
       "10.x");
     v("memory_limit_gib", memory_limit_gib,
-      "GiB that a device may hold, counted tensor by tensor; an op that needs more ends the run. 0 = no limit",
+      "GiB that a device may hold, counted tensor by tensor; an op that needs more ends the run. 0 = no "
+      "limit",
       at_least(0));
     v("silence_s", silence_s,
       "processes that meet at a store (torchrun): one that shows no sign of life for so long is dead, which "
