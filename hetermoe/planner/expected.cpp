@@ -24,7 +24,7 @@ const std::vector<Deviation>& deviations() {
       {"measured", 0.98, 1.00, "olmoe4 on one H100 in three shapes, by its own profile"},
       {"calibrated", 0.77, 1.14, "three models on one H100; modules of HeterMoE's Figure 2"},
       {"assumed", 0.46, 1.41, "public products of T4 and RTX 5090 over the default of 0.8 of the peak"},
-      {"several devices", 0.74, 1.21, "Mixtral, Qwen3 and DeepSeek-V3 on 8 to 1,024 H100; HeterMoE on O1"},
+      {"several devices", 0.72, 1.19, "Mixtral, Qwen3 and DeepSeek-V3 on 8 to 1,024 H100; HeterMoE on O1"},
   };
   return all;
 }
