@@ -52,7 +52,7 @@ def main():
     source = options.source.resolve()
     folder = options.folder or pathlib.Path(tempfile.mkdtemp())
     copy = folder / "copy"
-    shutil.copytree(source, copy, ignore=shutil.ignore_patterns(".git", "build*", "out", ".venv"))
+    shutil.copytree(source, copy, ignore=shutil.ignore_patterns(".git", "build", "build-*", "out", ".venv"))
     if (source / ".venv").exists():
         (copy / ".venv").symlink_to(source / ".venv")
 
