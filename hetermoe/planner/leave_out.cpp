@@ -38,6 +38,21 @@ std::vector<DeviceId> outside_full_nodes(const Cluster& cluster) {
       1);
 }
 
+/// Devices that nodes have beyond the fewest of their type on a node.
+std::vector<DeviceId> beyond_even_nodes(const Cluster& cluster) {
+  std::map<i32, std::map<NodeId, i64>> counts;  // [type][node]
+  for (const Device& device : cluster.devices) ++counts[device.type][device.node];
+  std::vector<DeviceId> beyond;
+  for (DeviceId d = cluster.num_devices() - 1; d >= 0; --d) {
+    std::map<NodeId, i64>& of_type = counts[cluster.devices[idx(d)].type];
+    i64& here = of_type[cluster.devices[idx(d)].node];
+    const auto fewest = std::ranges::min_element(of_type, {}, [](const auto& node) { return node.second; });
+    if (here > fewest->second) --here, beyond.push_back(d);
+  }
+  std::ranges::sort(beyond);
+  return beyond;
+}
+
 /// Devices whose links are much slower than those of others of their type.
 std::vector<DeviceId> on_slow_nodes(const Cluster& cluster) {
   const auto network = [&](const Device& device) { return cluster.nodes[idx(device.node)].network; };
@@ -65,12 +80,15 @@ std::vector<std::vector<DeviceId>> of_idle_types(const Cluster& cluster, const P
 }  // namespace
 
 std::vector<std::vector<DeviceId>> devices_to_leave_out(const Cluster& cluster, const Plan& best) {
-  std::vector<std::vector<DeviceId>> all = of_idle_types(cluster, best);
-  all.push_back(outside_full_nodes(cluster));
-  all.push_back(on_slow_nodes(cluster));
-  std::erase_if(all, [&](const std::vector<DeviceId>& devices) {
-    return devices.empty() || devices.size() == cluster.devices.size();
-  });
+  std::vector<std::vector<DeviceId>> all;
+  const auto add = [&](const std::vector<DeviceId>& devices) {
+    if (devices.empty() || devices.size() == cluster.devices.size()) return;
+    if (std::ranges::find(all, devices) == all.end()) all.push_back(devices);
+  };
+  for (const std::vector<DeviceId>& idle : of_idle_types(cluster, best)) add(idle);
+  add(outside_full_nodes(cluster));
+  if (cluster.devices.size() <= kFewDevices) add(beyond_even_nodes(cluster));
+  add(on_slow_nodes(cluster));
   return all;
 }
 

@@ -6,9 +6,9 @@
 
 namespace hetermoe {
 
-/// Devices without which a cluster may be searched better: those outside full nodes; those with slow links;
-/// and, in a small cluster of three types or more, each type that the best plan so far leaves out. best: may
-/// be empty.
+/// Devices without which a cluster may be searched better: those outside full nodes, and those with slow
+/// links. In a small cluster also those that a node has beyond the others of its type, and of three types or
+/// more each type that the best plan so far leaves out. best: may be empty.
 std::vector<std::vector<DeviceId>> devices_to_leave_out(const Cluster& cluster, const Plan& best);
 
 }  // namespace hetermoe
