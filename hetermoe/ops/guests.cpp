@@ -34,16 +34,21 @@ bool has_gradients(const Op& op, const Placement& placement) {
   return placement.trains_some(UnitPart::kExperts, op.layer);
 }
 
+/// Calls f(guest, home, host) for each expert that is lent in the op's exchange.
+template <class F>
+void for_guests(const Placement& placement, const Op& op, const ExchangeLoad& load, const F& f) {
+  const std::vector<DeviceId>& owners = placement.owners(op.group, op.layer);
+  for (const Guest& guest : load.guests) f(guest, owners[idx(guest.from)], owners[idx(guest.to)]);
+}
+
 /// Weights come in the dtype of the device to which they are lent.
 std::vector<PortBytes> lend_bytes(const WorkModel& model, const Op& op, std::span<const PlaceId> participants,
                                   const ExchangeLoad* load) {
   std::vector<PortBytes> bytes(participants.size());
-  const std::vector<DeviceId>& owners = model.placement().owners(op.group, op.layer);
-  for (const Guest& guest : load->guests) {
-    const DeviceId home = owners[idx(guest.from)], host = owners[idx(guest.to)];
-    model.add(bytes, participants, home, host,
-              model.expert_params() * bytes_of(model.placement().plan().dtype[idx(host)]));
-  }
+  const Plan& plan = model.placement().plan();
+  for_guests(model.placement(), op, *load, [&](const Guest&, DeviceId home, DeviceId host) {
+    model.add(bytes, participants, home, host, model.expert_params() * bytes_of(plan.dtype[idx(host)]));
+  });
   return bytes;
 }
 
@@ -51,39 +56,37 @@ std::vector<PortBytes> lend_bytes(const WorkModel& model, const Op& op, std::spa
 std::vector<PortBytes> settle_bytes(const WorkModel& model, const Op& op,
                                     std::span<const PlaceId> participants, const ExchangeLoad* load) {
   std::vector<PortBytes> bytes(participants.size());
-  const std::vector<DeviceId>& owners = model.placement().owners(op.group, op.layer);
-  for (const Guest& guest : load->guests) {
-    const DeviceId home = owners[idx(guest.from)], host = owners[idx(guest.to)];
-    if (!model.settles(op, guest)) continue;
-    model.add(bytes, participants, host, home,
-              model.expert_params() * bytes_of(grad_dtype_of(model.placement().plan(), host)));
-  }
+  const Plan& plan = model.placement().plan();
+  for_guests(model.placement(), op, *load, [&](const Guest& guest, DeviceId home, DeviceId host) {
+    if (!model.settles(op, guest)) return;
+    model.add(bytes, participants, host, home, model.expert_params() * bytes_of(grad_dtype_of(plan, host)));
+  });
   return bytes;
 }
 
 /// Copies that are sent; those that came, where they come from several owners and are joined.
 Bytes lend_workspace(BufferSizes& sizes, const Op& op, DeviceId device) {
-  const std::vector<DeviceId>& owners = sizes.placement().owners(op.group, op.layer);
   Bytes sent = 0, received = 0;
   std::set<i32> homes;
-  for (const Guest& guest : sizes.loads().of(op)->guests) {
-    const DeviceId home = owners[idx(guest.from)], host = owners[idx(guest.to)];
-    if (home == device) sent += sizes.work().expert_params() * sizes.element(host);
-    if (host != device) continue;
-    received += sizes.work().expert_params() * sizes.element(host);
-    homes.insert(guest.from);
-  }
+  for_guests(sizes.placement(), op, *sizes.loads().of(op),
+             [&](const Guest& guest, DeviceId home, DeviceId host) {
+               const Bytes bytes = sizes.work().expert_params() * sizes.element(host);
+               if (home == device) sent += bytes;
+               if (host != device) return;
+               received += bytes;
+               homes.insert(guest.from);
+             });
   return sent + (homes.size() > 1 ? received : 0);
 }
 
 /// Gradients that came.
 Bytes settle_workspace(BufferSizes& sizes, const Op& op, DeviceId device) {
-  const std::vector<DeviceId>& owners = sizes.placement().owners(op.group, op.layer);
   Bytes settled = 0;
-  for (const Guest& guest : sizes.loads().of(op)->guests) {
-    const bool comes = owners[idx(guest.from)] == device && sizes.work().settles(op, guest);
-    settled += comes ? sizes.work().expert_params() * sizes.gradient(owners[idx(guest.to)]) : 0;
-  }
+  for_guests(sizes.placement(), op, *sizes.loads().of(op),
+             [&](const Guest& guest, DeviceId home, DeviceId host) {
+               if (home != device || !sizes.work().settles(op, guest)) return;
+               settled += sizes.work().expert_params() * sizes.gradient(host);
+             });
   return settled;
 }
 
