@@ -11,6 +11,7 @@ namespace {
 
 constexpr double kSlowLink = 0.5;        ///< of the fastest one of a type
 constexpr std::size_t kFewDevices = 16;  ///< that may be searched without a type
+constexpr std::size_t kVeryFew = 8;      ///< that may be searched without one device of a type
 
 /// Devices whose figure is below such a part of the highest one of their type.
 template <class Figure>
@@ -77,6 +78,16 @@ std::vector<std::vector<DeviceId>> of_idle_types(const Cluster& cluster, const P
   return all;
 }
 
+/// [type] The last device of each type that has several.
+std::vector<std::vector<DeviceId>> last_of_types(const Cluster& cluster) {
+  std::map<i32, std::vector<DeviceId>> of_type;
+  for (DeviceId d = 0; d < cluster.num_devices(); ++d) of_type[cluster.devices[idx(d)].type].push_back(d);
+  std::vector<std::vector<DeviceId>> all;
+  for (const auto& [type, devices] : of_type)
+    if (devices.size() > 1) all.push_back({devices.back()});
+  return all;
+}
+
 }  // namespace
 
 std::vector<std::vector<DeviceId>> devices_to_leave_out(const Cluster& cluster, const Plan& best) {
@@ -89,6 +100,8 @@ std::vector<std::vector<DeviceId>> devices_to_leave_out(const Cluster& cluster, 
   add(outside_full_nodes(cluster));
   if (cluster.devices.size() <= kFewDevices) add(beyond_even_nodes(cluster));
   add(on_slow_nodes(cluster));
+  if (cluster.devices.size() <= kVeryFew)
+    for (const std::vector<DeviceId>& last : last_of_types(cluster)) add(last);
   return all;
 }
 

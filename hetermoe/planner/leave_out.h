@@ -6,9 +6,10 @@
 
 namespace hetermoe {
 
-/// Devices without which a cluster may be searched better: those outside full nodes, and those with slow
-/// links. In a small cluster also those that a node has beyond the others of its type, and of three types or
-/// more each type that the best plan so far leaves out. best: may be empty.
+/// Sets of devices without which a cluster may be searched better: those outside full nodes, and those with
+/// slow links. In a cluster of up to 16 devices also those that a node has beyond the others of its type, and
+/// of three types or more each type that the best plan so far leaves out. In one of up to 8 devices also the
+/// last device of each type. best: may be empty.
 std::vector<std::vector<DeviceId>> devices_to_leave_out(const Cluster& cluster, const Plan& best);
 
 }  // namespace hetermoe

@@ -18,7 +18,7 @@ Cluster three_types() {
   return cluster;
 }
 
-/// Each set once: the slow device is the one outside of full nodes.
+/// Each set once: the slow device is the one outside of full nodes, and the last of its type.
 TEST(DevicesToLeaveOut, AreThoseOutsideFullNodesBeyondEvenOnesAndOnSlowOnes) {
   EXPECT_EQ(devices_to_leave_out(three_types(), {}), (std::vector<Devices>{{2}, {1}}));
 }
@@ -35,6 +35,15 @@ TEST(DevicesToLeaveOut, AreNoTypesOfTwo) {
   Plan best;
   best.groups.emplace_back().devices = {0};
   EXPECT_EQ(devices_to_leave_out(cluster, best), (std::vector<Devices>{{2}, {1}}));
+}
+
+TEST(DevicesToLeaveOut, AreTheLastOfEachTypeInAVerySmallCluster) {
+  Cluster cluster = three_types();
+  cluster.nodes[1].network = cluster.nodes[0].network;
+  for (const NodeId node : {2, 3, 3}) cluster.devices.push_back({node - 1, node, 1});
+  EXPECT_EQ(devices_to_leave_out(cluster, {}), (std::vector<Devices>{{2}, {1}, {5}, {7}}));
+  cluster.devices.push_back(cluster.devices[0]);
+  EXPECT_EQ(devices_to_leave_out(cluster, {}).size(), 2u);
 }
 
 }  // namespace
