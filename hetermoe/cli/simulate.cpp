@@ -72,7 +72,7 @@ Simulated simulate_job(const Job& job, const ModelConfig& model, const Cluster& 
   out.timeline.title = fmt::format("{}, {} on {}", job.plan.file.empty() ? job.strategy : out.plan.strategy,
                                    model.name, cluster.name);
   out.memory = std::move(simulated.memory);
-  out.tokens_per_s = static_cast<double>(total_sequences(out.plan) * out.plan.seq_len) / simulated.times.step;
+  out.tokens_per_s = real(total_tokens(out.plan)) / simulated.times.step;
   return out;
 }
 

@@ -179,8 +179,8 @@ class Finder {
   }
 
   void add_shares(i32 g, i32 stage, i32 m) {
-    for (const Share& share : p_.shares(g, stage, m))
-      add(share.device, kShareTrait, stage, m, share.sequences);
+    for (const TokenRange range : p_.ranges(g, stage, m))
+      add(range.device, kShareTrait, stage, m, range.tokens());
   }
 
   void add_experts(i32 g, i32 l) {

@@ -48,8 +48,8 @@ std::vector<std::vector<double>> tokens_of_chunks(const Plan& plan) {
   std::vector<std::vector<double>> tokens;
   for (const Group& group : plan.groups) {
     tokens.emplace_back();
-    for (const i64 sequences : group.microbatches)
-      tokens.back().push_back(real(sequences * plan.seq_len) / real(plan.chunks));
+    for (std::size_t m = 0; m < group.microbatches.size(); ++m)
+      tokens.back().push_back(real(microbatch_tokens(group, m, plan)) / real(plan.chunks));
   }
   return tokens;
 }
@@ -143,7 +143,7 @@ std::optional<MeasuredCost::Answer> MeasuredCost::main_part(const Tables& tables
       if (work.tokens <= 0) return Answer{};
       return phased(tables,
                     model_.is_moe(work.op.layer) ? ProfiledOp::kAttention : ProfiledOp::kDenseAttention, work,
-                    {real(work.seq_len), work.sequences});
+                    {real(work.seq_len), work.sequences()});
     case Pricing::kExperts:
       if (work.copies <= 0) return Answer{};
       return phased(tables, ProfiledOp::kExperts, work,

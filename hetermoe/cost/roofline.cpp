@@ -74,7 +74,7 @@ RooflineCost::Parts RooflineCost::attention_parts(const ComputeWork& work) const
   if (r.plain_scores) {
     // No causal skipping, and scores and probabilities are written and read.
     parts.scores = 2 * scores * work.tokens / r.scores;
-    parts.memory += 4 * score_elements(model_, work.seq_len) * work.sequences * r.element / r.memory;
+    parts.memory += 4 * score_elements(model_, work.seq_len) * work.sequences() * r.element / r.memory;
   } else {
     // A window is a mask over blocks of queries and keys, half of which it hides.
     const double hidden = is_windowed(model_, layer, work.seq_len) ? 2 : 1;

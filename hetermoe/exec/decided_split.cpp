@@ -25,7 +25,6 @@ DecidedSplit decide_split(OpContext& d, i32 layer, i32 microbatch, std::vector<S
   std::vector<ExchangeSplit> chunks = split_exchange(of_layer, copies);
   DecidedSplit out;
   add_guests(out.load, of_layer, chunks[0].guests);
-  const ShareRow& sources = d.p.shares(d.group, layer, microbatch);
   if (!out.load.guests.empty()) {
     out.routing.emplace(chunks[0].of_source[0], static_cast<i64>(of_layer.speeds.size()), d.where());
     for (const DeviceId home : d.p.owners(d.group, layer)) {
@@ -39,26 +38,22 @@ DecidedSplit decide_split(OpContext& d, i32 layer, i32 microbatch, std::vector<S
         out.slot_of[idx(out.lent[g])] = own.num_slots() + static_cast<i64>(g);
     }
   }
-  const auto me = std::find_if(sources.begin(), sources.end(),
-                               [&](const Share& source) { return source.device == d.device(); });
-  if (me != sources.end()) {
-    for (ExchangeSplit& chunk : chunks)
-      out.own.push_back(std::move(chunk.of_source[idx(me - sources.begin())]));
-  }
+  const i64 me = d.p.ranges(d.group, layer, microbatch).index_of(d.device());
+  for (ExchangeSplit& chunk : chunks)
+    if (me >= 0) out.own.push_back(std::move(chunk.of_source[idx(me)]));
   out.copies = std::move(copies);
   return out;
 }
 
 namespace {
 
-/// [chunks] of the sequences from number `first` of the step.
+/// [chunks] of a microbatch, whose sequences begin with number `first` of the step.
 std::vector<SourceCopies> copies_of(const OpContext& d, i32 layer, i32 microbatch, i64 first) {
   const Plan& plan = d.p.plan();
-  const ShareRow& sources = d.p.shares(d.group, layer, microbatch);
+  const at::Tensor all_TK = d.input->choices[idx(layer)].reshape({-1, d.model.top_k});
   std::vector<SourceCopies> out(idx(plan.chunks));
-  for (const Share& source : sources) {
-    at::Tensor ids_TK =
-        d.input->choices[idx(layer)].narrow(0, first, source.sequences).reshape({-1, d.model.top_k});
+  for (const TokenRange source : d.p.ranges(d.group, layer, microbatch)) {
+    at::Tensor ids_TK = all_TK.narrow(0, first * plan.seq_len + source.begin, source.tokens());
     if (const i64 capacity = d.expert_capacity(); capacity > 0)
       ids_TK = within_capacity(ids_TK.to(at::kLong), plan.seq_len, capacity).to(at::kInt);
     ids_TK = ids_TK.to(at::kInt).contiguous();
@@ -68,7 +63,6 @@ std::vector<SourceCopies> copies_of(const OpContext& d, i32 layer, i32 microbatc
                                      idx((end - begin) * d.model.top_k));
       out[idx(c)].push_back(count_copies(ids, d.model.num_experts));
     }
-    first += source.sequences;
   }
   return out;
 }

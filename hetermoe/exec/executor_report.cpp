@@ -191,10 +191,8 @@ RecordedRouting Executor::recorded_routing() const {
     for (const std::unique_ptr<DeviceLanes>& device : devices_) {
       const DeviceId d = device->runtime().device();
       if (d >= context_.schedule.num_devices) continue;
-      if (!context_.placement.is_source(op.group, op.layer, op.microbatch, d) &&
-          !context_.placement.is_owner(op, d)) {
-        continue;
-      }
+      const Exchange exchange(op, context_.placement);
+      if (!exchange.is_source(d) && !exchange.is_owner(d)) continue;
       routing.set(op.group, op.layer, op.microbatch, op.chunk, *device->runtime(over_).load_of(op));
       break;
     }

@@ -78,21 +78,13 @@ LayerRouting& OpContext::routing_of(const Op& op) {
   return routing[idx(op.layer)];
 }
 
-OpContext::Range OpContext::range(const ShareRow& row) const {
-  Range range;
-  for (const Share& share : row) {
-    if (share.device == device()) {
-      range.sequences = share.sequences;
-      return range;
-    }
-    range.begin += share.sequences;
-  }
-  return {};
+OpContext::Sequences OpContext::sequences(const Op& op, i32 stage) const {
+  const TokenRange own = p.ranges(op.group, stage, op.microbatch, op.phase).of(device());
+  return {own.begin / p.plan().seq_len, own.tokens() / p.plan().seq_len};
 }
 
 at::Tensor OpContext::rows_of(const at::Tensor& all, const Op& op, i32 stage) const {
-  const i64 sequences = range(op, stage).sequences;
-  return all.narrow(0, first_sequence(op, stage), sequences).reshape({-1});
+  return all.narrow(0, first_sequence(op, stage), sequences(op, stage).count).reshape({-1});
 }
 
 bool OpContext::keeps_activations(const Op& op) const {

@@ -9,6 +9,7 @@
 #include "hetermoe/exec/migration_run.h"
 #include "hetermoe/exec/slots.h"
 #include "hetermoe/exec/step.h"
+#include "hetermoe/ops/exchange.h"
 
 namespace hetermoe {
 
@@ -32,17 +33,15 @@ class OpContext {
   DeviceId device() const { return state.device(); }
   c10::Device where() const { return state.where(); }
 
-  struct Range {
-    i64 begin = 0, sequences = 0;  ///< of the microbatch
+  /// Sequences [begin, begin + count) of a microbatch that this device computes at a stage (-1 the embedding,
+  /// num_layers the head).
+  struct Sequences {
+    i64 begin = 0, count = 0;
   };
-  /// This device's share of a microbatch at a stage (-1 the embedding, num_layers the head).
-  Range range(const Op& op, i32 stage) const {
-    return range(p.shares(op.group, stage, op.microbatch, op.phase));
-  }
-  Range range(const ShareRow& row) const;
-  /// The first sequence of the step in this device's share; in a microbatch of its group.
+  Sequences sequences(const Op& op, i32 stage) const;
+  /// The first of them, of the step; and the first of a microbatch of this device's group.
   i64 first_sequence(const Op& op, i32 stage) const {
-    return first_sequence(op.microbatch) + range(op, stage).begin;
+    return first_sequence(op.microbatch) + sequences(op, stage).begin;
   }
   i64 first_sequence(i32 microbatch) const {
     return group_begin_[idx(group)] + microbatch_begin_[idx(group)][idx(microbatch)];
@@ -51,10 +50,9 @@ class OpContext {
   at::Tensor rows_of(const at::Tensor& all, const Op& op, i32 stage) const;
   /// A tensor of a message, on this device: between two GPUs of one process it is still its sender's memory.
   at::Tensor received(const at::Tensor& tensor) const { return tensor.to(where()); }
-  bool is_source(const Op& op) const {
-    return p.is_source(op.group, op.layer, op.microbatch, device(), op.phase);
-  }
-  bool is_owner(const Op& op) const { return p.is_owner(op, device()); }
+  /// Of an exchange: this device sends rows, or receives them.
+  bool sends(const Op& op) const { return Exchange(op, p).sends(device()); }
+  bool receives(const Op& op) const { return Exchange(op, p).receives(device()); }
   /// Who computes what in the exchanges of the op's layer and microbatch; null: as shares say.
   DecidedSplit* decided(const Op& op);
   /// Owners of the op's layer, with guests where there are some.

@@ -2,6 +2,7 @@
 #include <vector>
 
 #include "hetermoe/ops/buffers.h"
+#include "hetermoe/ops/exchange.h"
 
 namespace hetermoe {
 
@@ -25,9 +26,11 @@ class AccessList {
   void add_all_chunks(Buffer buffer, Mode mode, i32 layer);
 
   bool is_moe() const { return p.is_moe(op.layer); }
-  bool is_source(i32 layer) const { return p.is_source(op.group, layer, op.microbatch, device, op.phase); }
-  bool is_source() const { return is_source(op.layer); }
-  bool is_owner() const { return p.is_owner(op, device); }
+  /// The device has tokens of a layer.
+  bool has_range(i32 layer) const { return p.has_range(op.group, layer, op.microbatch, device, op.phase); }
+  /// Of an exchange.
+  bool sends() const { return Exchange(op, p).sends(device); }
+  bool receives() const { return Exchange(op, p).receives(device); }
   bool moves_into(i32 layer, Phase phase) const {
     return p.moves_into(op.group, layer, op.microbatch, phase);
   }

@@ -31,9 +31,7 @@ Bytes BufferSizes::gradient(PlaceId place) const {
 Bytes BufferSizes::row_bytes_of(Bytes element) const { return row_bytes(model_, element); }
 
 double BufferSizes::tokens(i32 stage, i32 microbatch, DeviceId device) const {
-  const i64 sequences =
-      sequences_of(placement_.shares_with(group_of_[idx(device)], stage, microbatch, device), device);
-  return static_cast<double>(sequences * placement_.plan().seq_len);
+  return real(placement_.ranges_with(group_of_[idx(device)], stage, microbatch, device).of(device).tokens());
 }
 
 /// A token may choose all of its experts on one device.
@@ -48,8 +46,8 @@ void BufferSizes::add_margin(Traffic& traffic, const ExchangeLoad& load) const {
 BufferSizes::Traffic BufferSizes::traffic(i32 layer, i32 microbatch, i32 chunk, DeviceId device) {
   const i32 group = group_of_[idx(device)];
   const ExchangeLoad& load = loads_.of(group, layer, microbatch, chunk);
-  const ShareRow& sources = placement_.shares_with(group, layer, microbatch, device);
-  const bool forward = placement_.is_source(group, layer, microbatch, device);
+  const TokenRanges sources = placement_.ranges_with(group, layer, microbatch, device);
+  const bool forward = placement_.has_range(group, layer, microbatch, device);
   const std::vector<DeviceId>& owners =
       placement_.owners(group, layer, microbatch, forward ? Phase::kForward : Phase::kBackward);
   Traffic traffic;
@@ -61,7 +59,7 @@ BufferSizes::Traffic BufferSizes::traffic(i32 layer, i32 microbatch, i32 chunk, 
   }
   traffic.num_sources = static_cast<double>(sources.size());
   for (std::size_t s = 0; s < sources.size(); ++s) {
-    if (sources[s].device != device) continue;
+    if (sources.device(s) != device) continue;
     for (std::size_t o = 0; o < owners.size(); ++o) {
       traffic.rows_as_source += load.rows_between(s, o);
       traffic.copies_as_source += load.copies_between(s, o);

@@ -1,5 +1,4 @@
 #include "hetermoe/ops/access_list.h"
-#include "hetermoe/ops/exchange.h"
 
 // Results of experts go back to the sources of their rows; in backward gradients of results to the owners.
 namespace hetermoe {
@@ -8,15 +7,15 @@ namespace {
 void accesses(AccessList& list) {
   list.read(Buffer::kLoad);
   if (list.op.phase == Phase::kBackward) {
-    if (list.is_source()) {
+    if (list.sends()) {
       list.read(Buffer::kDHidden);
       list.read(Buffer::kRouting);
     }
-    if (list.is_owner()) list.write(Buffer::kDOut);
+    if (list.receives()) list.write(Buffer::kDOut);
     return;
   }
-  if (list.is_owner()) list.read(Buffer::kOut);
-  if (list.is_source()) list.write(Buffer::kReturned);
+  if (list.sends()) list.read(Buffer::kOut);
+  if (list.receives()) list.write(Buffer::kReturned);
 }
 
 }  // namespace

@@ -1,5 +1,4 @@
 #include "hetermoe/ops/access_list.h"
-#include "hetermoe/ops/exchange.h"
 
 // Rows go to the owners of the experts that their tokens chose, and their gradients back.
 namespace hetermoe {
@@ -9,16 +8,16 @@ void accesses(AccessList& list) {
   const bool backward = list.op.phase == Phase::kBackward;
   list.add(Buffer::kLoad, backward ? Mode::kRead : Mode::kWrite);
   if (backward) {
-    if (list.is_owner()) list.read(Buffer::kDRows);
-    if (list.is_source()) list.write(Buffer::kDSend);
+    if (list.sends()) list.read(Buffer::kDRows);
+    if (list.receives()) list.write(Buffer::kDSend);
     return;
   }
-  if (list.is_source() || list.lends()) list.read_tally();
-  if (list.is_source()) {
+  if (list.sends() || list.lends()) list.read_tally();
+  if (list.sends()) {
     list.read(Buffer::kSend);
     list.read(Buffer::kRouting);
   }
-  if (list.is_owner()) list.write(Buffer::kRows);
+  if (list.receives()) list.write(Buffer::kRows);
 }
 
 /// Where select keeps the rest, nothing but the rows travels again.

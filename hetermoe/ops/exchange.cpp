@@ -2,25 +2,28 @@
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/model/op_cost.h"
+#include "hetermoe/ops/buffer_sizes.h"
 
 namespace hetermoe {
+
+std::optional<Exchange::Segment> Exchange::segment_between(DeviceId from, DeviceId to) const {
+  const DeviceId source = to_owners_ ? from : to, owner = to_owners_ ? to : from;
+  if (!is_source(source) || !is_owner(owner)) return {};
+  return segment(idx(sources().index_of(source)), owner_index(owner));
+}
+
 namespace {
 
 std::vector<PortBytes> pairwise_bytes(const WorkModel& m, const Op& op,
                                       std::span<const DeviceId> participants, const ExchangeLoad& load) {
-  const bool to_owners = goes_to_owners(op);
   std::vector<PortBytes> bytes(participants.size());
-  const ShareRow& sources = m.placement().shares(op);
-  const std::vector<DeviceId>& owners = m.placement().owners(op);
-  for (std::size_t s = 0; s < sources.size(); ++s) {
-    for (std::size_t o = 0; o < owners.size(); ++o) {
-      const Bytes amount = wire_bytes(op, m.placement().plan(), m.model().hidden, load.rows_between(s, o),
-                                      load.copies_between(s, o));
-      const DeviceId source = sources[s].device;
-      if (to_owners)
-        m.add(bytes, participants, source, owners[o], amount);
-      else
-        m.add(bytes, participants, owners[o], source, amount);
+  const Exchange exchange(op, m.placement());
+  for (std::size_t s = 0; s < exchange.sources().size(); ++s) {
+    for (std::size_t o = 0; o < exchange.owners().size(); ++o) {
+      const Exchange::Segment segment = exchange.segment(s, o);
+      m.add(bytes, participants, segment.from, segment.to,
+            wire_bytes(op, m.placement().plan(), m.model().hidden, load.rows_between(s, o),
+                       load.copies_between(s, o)));
     }
   }
   return bytes;
@@ -31,8 +34,9 @@ std::vector<PortBytes> pairwise_bytes(const WorkModel& m, const Op& op,
 std::vector<PortBytes> product_bytes(const WorkModel& m, const Op& op, std::span<const DeviceId> participants,
                                      const ExchangeLoad& load) {
   std::vector<PortBytes> bytes(participants.size());
-  const ShareRow& sources = m.placement().shares(op);
-  const std::vector<DeviceId>& owners = m.placement().owners(op);
+  const Exchange exchange(op, m.placement());
+  const TokenRanges sources = exchange.sources();
+  const std::vector<DeviceId>& owners = exchange.owners();
   std::vector<double> node_tokens(m.cluster().nodes.size(), 0);
   std::vector<Bytes> node_bytes(m.cluster().nodes.size(), 0), owner_bytes(owners.size());
   std::vector<double> own_tokens(owners.size(), 0);  // of an owner that is a source, too
@@ -45,12 +49,12 @@ std::vector<PortBytes> product_bytes(const WorkModel& m, const Op& op, std::span
     all_bytes += owner_bytes[o];
   }
   for (std::size_t s = 0; s < sources.size(); ++s) {
-    const std::size_t node = m.node_of(sources[s].device);
+    const std::size_t node = m.node_of(sources.device(s));
     node_tokens[node] += load.tokens[s];
     all_tokens += load.tokens[s];
   }
   for (std::size_t s = 0; s < sources.size(); ++s) {
-    const DeviceId device = sources[s].device;
+    const DeviceId device = sources.device(s);
     const std::size_t at = position(owners, device), node = m.node_of(device);
     const bool owns = at < owners.size() && owners[at] == device;
     if (owns) own_tokens[at] = load.tokens[s];

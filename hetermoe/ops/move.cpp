@@ -1,6 +1,6 @@
 #include "hetermoe/base/index.h"
 #include "hetermoe/ops/access_list.h"
-#include "hetermoe/ops/exchange.h"
+#include "hetermoe/ops/buffer_sizes.h"
 
 // The residual stream goes from the shares of a layer to those of the next, its gradient back; and what
 // backward starts from goes to where backward is.
@@ -10,7 +10,7 @@ namespace {
 /// From the devices of forward to those of backward.
 void accesses_of_saved(AccessList& list) {
   const Op& op = list.op;
-  const bool gives = list.p.is_source(op.group, op.layer, op.microbatch, list.device);
+  const bool gives = list.p.has_range(op.group, op.layer, op.microbatch, list.device);
   list.add(Buffer::kHidden, gives ? Mode::kRead : Mode::kWrite);
   if (list.is_moe()) list.add(Buffer::kRouting, gives ? Mode::kRead : Mode::kWrite);
 }
@@ -19,12 +19,12 @@ void accesses(AccessList& list) {
   const i32 layer = list.op.layer;
   switch (list.op.phase) {
     case Phase::kForward:
-      if (list.is_source(layer - 1)) list.read(Buffer::kMoveOut);
-      if (list.is_source()) list.write(Buffer::kHidden);
+      if (list.has_range(layer - 1)) list.read(Buffer::kMoveOut);
+      if (list.has_range(layer)) list.write(Buffer::kHidden);
       break;
     case Phase::kBackward:
-      if (list.is_source()) list.read(Buffer::kDMove);
-      if (list.is_source(layer - 1)) list.add(Buffer::kDHidden, Mode::kWrite, layer - 1);
+      if (list.has_range(layer)) list.read(Buffer::kDMove);
+      if (list.has_range(layer - 1)) list.add(Buffer::kDHidden, Mode::kWrite, layer - 1);
       break;
     case Phase::kRecompute:
       return accesses_of_saved(list);
@@ -51,24 +51,20 @@ Bytes token_bytes(const WorkModel& model, const Op& op) {
   const auto hidden = real(model.model().hidden);
   if (op.phase == Phase::kForward) return hidden * bytes_of(plan.wire_forward);
   if (op.phase == Phase::kBackward) return hidden * bytes_of(plan.wire_backward);
-  const double element = bytes_of(plan.dtype[idx(p.move_rows(op).from[0].device)]);
+  const double element = bytes_of(plan.dtype[idx(p.move_of(op).from.device(0))]);
   return hidden * element + (p.is_moe(op.layer) ? choice_bytes(model.model(), element) : 0);
 }
 
 std::vector<PortBytes> bytes_of_op(const WorkModel& model, const Op& op,
                                    std::span<const PlaceId> participants, const ExchangeLoad*) {
   std::vector<PortBytes> bytes(participants.size());
-  const auto [senders, receivers] = model.placement().move_rows(op);
-  const Bytes per_sequence = real(model.placement().plan().seq_len) * token_bytes(model, op);
-  i64 begin = 0;
-  for (const Share& from : senders) {
-    i64 other = 0;
-    for (const Share& to : receivers) {
-      const i64 overlap = std::min(begin + from.sequences, other + to.sequences) - std::max(begin, other);
-      other += to.sequences;
-      if (overlap > 0) model.add(bytes, participants, from.device, to.device, real(overlap) * per_sequence);
+  const auto [senders, receivers] = model.placement().move_of(op);
+  const Bytes per_token = token_bytes(model, op);
+  for (const TokenRange from : senders) {
+    for (const TokenRange to : receivers) {
+      const i64 tokens = shared_tokens(from, to);
+      if (tokens > 0) model.add(bytes, participants, from.device, to.device, real(tokens) * per_token);
     }
-    begin += from.sequences;
   }
   return bytes;
 }
@@ -76,9 +72,8 @@ std::vector<PortBytes> bytes_of_op(const WorkModel& model, const Op& op,
 /// What backward starts from is sent as it is.
 Bytes workspace(BufferSizes& sizes, const Op& op, DeviceId device) {
   if (op.phase == Phase::kRecompute) return 0;
-  const auto [from, to] = sizes.placement().move_rows(op);
-  return real((sequences_of(from, device) + sequences_of(to, device)) * sizes.placement().plan().seq_len) *
-         wire_row(sizes, op);
+  const auto [from, to] = sizes.placement().move_of(op);
+  return real(from.of(device).tokens() + to.of(device).tokens()) * wire_row(sizes, op);
 }
 
 }  // namespace

@@ -75,8 +75,8 @@ i32 stage_of(const Op& op, i32 num_layers) {
 
 std::vector<DeviceId> participants(const Op& op, const Placement& placement) {
   std::set<DeviceId> all;
-  const auto add = [&](const ShareRow& row) {
-    for (const Share& share : row) all.insert(share.device);
+  const auto add = [&](const TokenRanges& ranges) {
+    for (const TokenRange range : ranges) all.insert(range.device);
   };
   switch (row_of(op.kind).participants) {
     case Participants::kOneDevice:
@@ -92,17 +92,17 @@ std::vector<DeviceId> participants(const Op& op, const Placement& placement) {
     case Participants::kWithHost:
       return {op.device, placement.host_of(op.device)};
     case Participants::kBothShares:
-      add(placement.move_rows(op).from);
-      add(placement.move_rows(op).to);
+      add(placement.move_of(op).from);
+      add(placement.move_of(op).to);
       break;
     case Participants::kBalanceSet:
       for (const MicrobatchRef& member :
            placement.balance_set(placement.balance_set_of(op.group, op.microbatch))) {
         for (i32 l = 0; l < placement.num_layers(); ++l) {
           if (!placement.is_moe(l)) continue;
-          add(placement.shares(member.group, l, member.microbatch));
+          add(placement.ranges(member.group, l, member.microbatch));
           if (placement.options().backward)
-            add(placement.shares(member.group, l, member.microbatch, Phase::kBackward));
+            add(placement.ranges(member.group, l, member.microbatch, Phase::kBackward));
         }
       }
       break;

@@ -52,7 +52,7 @@ enum class Participants : std::uint8_t {
   kMovers         ///< givers and takers of a migration, which a placement does not know
 };
 
-/// Whose shares a compute op follows: Placement::shares() of this stage. kNone: it runs on the owners of its
+/// Whose tokens a compute op follows: Placement::ranges() of this stage. kNone: it runs on the owners of its
 /// layer, or on the places of its state.
 enum class Stage : std::uint8_t { kNone, kEmbed, kLayer, kLayerBefore, kHead };
 

@@ -7,8 +7,8 @@ namespace hetermoe {
 namespace {
 
 void accesses(AccessList& list) {
-  if (list.is_source()) list.read(Buffer::kRouting);
-  if (list.is_source() || list.lends()) list.write(Buffer::kTally);
+  if (list.p.is_source(list.op, list.device)) list.read(Buffer::kRouting);
+  if (list.p.is_source(list.op, list.device) || list.lends()) list.write(Buffer::kTally);
 }
 
 bool occurs_in(const Op& op, const Placement& placement) { return placement.tallies(op.group, op.layer); }
@@ -18,7 +18,7 @@ std::vector<PortBytes> bytes_of_op(const WorkModel& model, const Op& op,
                                    std::span<const PlaceId> participants, const ExchangeLoad*) {
   std::vector<PortBytes> bytes(participants.size());
   const Bytes each = 4 * real(model.model().num_experts * model.placement().plan().chunks);
-  for (const Share& source : model.placement().shares(op)) {
+  for (const TokenRange source : model.placement().ranges(op)) {
     for (const DeviceId to : participants) model.add(bytes, participants, source.device, to, each);
   }
   return bytes;

@@ -95,9 +95,8 @@ ComputeWork WorkModel::compute_work(const Op& op, DeviceId device, const Exchang
 void WorkModel::add_tokens(ComputeWork& work, std::optional<i32> merges_into) const {
   const Op& op = work.op;
   const i32 stage = stage_of(op, placement_.num_layers());
-  work.sequences =
-      real(sequences_of(placement_.shares(op.group, stage, op.microbatch, op.phase), work.device));
-  work.tokens = work.sequences * real(work.seq_len);
+  const TokenRanges ranges = placement_.ranges(op.group, stage, op.microbatch, op.phase);
+  work.tokens = real(ranges.of(work.device).tokens());
   work.trains = placement_.options().backward;
   work.merged_rows = merges_into ? work.tokens * merged_rows_per_token(op, *merges_into) : 0;
 }
@@ -154,10 +153,9 @@ Bytes WorkModel::host_copy_bytes(const Op& op, const ExchangeLoad* load) const {
   if (is_saved_copy(op)) {
     const Bytes element = bytes_of(plan.dtype[idx(op.device)]);
     if (op.chunk == 0) {
-      const i64 sequences =
-          sequences_of(placement_.shares(op.group, op.layer, op.microbatch), maker_of(op, placement_));
+      const TokenRange made = placement_.ranges(op.group, op.layer, op.microbatch).of(maker_of(op, placement_));
       const bool routes = model_.is_moe(op.layer) && placement_.roams(op.group, op.layer, op.microbatch);
-      return real(sequences * plan.seq_len) *
+      return real(made.tokens()) *
              (row_bytes(model_, element) + (routes ? choice_bytes(model_, element) : 0));
     }
     HM_CHECK(load != nullptr, "{} needs a routing load", to_string(op));

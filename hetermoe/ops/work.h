@@ -16,8 +16,7 @@ struct ComputeWork {
   Op op;
   DeviceId device = 0;
   i64 seq_len = 0;
-  double sequences = 0;    ///< of this device's share
-  double tokens = 0;       ///< sequences * seq_len
+  double tokens = 0;       ///< of this device's range
   double rows = 0;         ///< experts: distinct rows
   double copies = 0;       ///< experts: (row, expert) pairs
   double experts = 0;      ///< experts: how many the device owns in this layer
@@ -26,6 +25,7 @@ struct ComputeWork {
   double frozen = 0;       ///< backward, head: part of the parameters for which no gradient is computed
   double merged_rows = 0;  ///< attention.F, head, merge: rows added to the residual stream first
   bool trains = false;     ///< head: the loss's gradient and backward belong to the op
+  double sequences() const { return seq_len > 0 ? tokens / real(seq_len) : 0; }
 };
 
 /// Bytes of one transfer through the ports of one participant; rows that stay on the device do not count.

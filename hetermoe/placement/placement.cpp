@@ -211,34 +211,31 @@ i32 Placement::last_moe_layer() const {
 
 DeviceId Placement::maker_of(i32 group, i32 layer, i32 microbatch, DeviceId device) const {
   if (!roams(group, layer, microbatch)) return device;
-  const ShareRow& backward = shares(group, layer, microbatch, Phase::kBackward);
-  const auto own = std::find_if(backward.begin(), backward.end(),
-                                [&](const Share& share) { return share.device == device; });
-  return shares(group, layer, microbatch)[idx(own - backward.begin())].device;
+  const i64 own = ranges(group, layer, microbatch, Phase::kBackward).index_of(device);
+  return ranges(group, layer, microbatch).device(idx(own));
 }
 
-const ShareRow& Placement::shares(i32 group, i32 layer, i32 microbatch, Phase phase) const {
-  return share_row(shares_of_stage(plan_.groups[static_cast<std::size_t>(group)], layer, phase), microbatch);
+TokenRanges Placement::ranges(i32 group, i32 layer, i32 microbatch, Phase phase) const {
+  return {share_row(shares_of_stage(plan_.groups[static_cast<std::size_t>(group)], layer, phase), microbatch),
+          plan_.seq_len};
 }
 
-const ShareRow& Placement::shares_with(i32 group, i32 layer, i32 microbatch, DeviceId device) const {
-  const bool forward = is_source(group, layer, microbatch, device);
-  return shares(group, layer, microbatch, forward ? Phase::kForward : Phase::kBackward);
+TokenRanges Placement::ranges_with(i32 group, i32 layer, i32 microbatch, DeviceId device) const {
+  const bool forward = has_range(group, layer, microbatch, device);
+  return ranges(group, layer, microbatch, forward ? Phase::kForward : Phase::kBackward);
 }
 
-Placement::MoveRows Placement::move_rows(const Op& move) const {
-  const auto row = [&](i32 layer, Phase phase) -> const ShareRow& {
-    return shares(move.group, layer, move.microbatch, phase);
-  };
+Placement::Move Placement::move_of(const Op& move) const {
+  const auto at = [&](i32 layer, Phase phase) { return ranges(move.group, layer, move.microbatch, phase); };
   if (move.phase == Phase::kRecompute)
-    return {row(move.layer, Phase::kForward), row(move.layer, Phase::kBackward)};
-  const ShareRow &before = row(move.layer - 1, move.phase), &after = row(move.layer, move.phase);
-  return move.phase == Phase::kForward ? MoveRows{before, after} : MoveRows{after, before};
+    return {at(move.layer, Phase::kForward), at(move.layer, Phase::kBackward)};
+  const TokenRanges before = at(move.layer - 1, move.phase), after = at(move.layer, move.phase);
+  return move.phase == Phase::kForward ? Move{before, after} : Move{after, before};
 }
 
 bool Placement::routes(const MicrobatchRef& member, DeviceId device, Phase phase) const {
   for (i32 l = 0; l < num_layers_; ++l) {
-    if (is_moe(l) && is_source(member.group, l, member.microbatch, device, phase)) return true;
+    if (is_moe(l) && has_range(member.group, l, member.microbatch, device, phase)) return true;
   }
   return false;
 }

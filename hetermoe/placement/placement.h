@@ -5,6 +5,7 @@
 #include "hetermoe/base/index.h"
 #include "hetermoe/placement/op.h"
 #include "hetermoe/placement/state.h"
+#include "hetermoe/placement/token_ranges.h"
 #include "hetermoe/plan/recompute.h"
 
 namespace hetermoe {
@@ -59,18 +60,18 @@ class Placement {
   /// The device of a piece, and its chunk there.
   std::pair<DeviceId, i32> of_saved_piece(PlaceId host, i32 piece) const;
   i32 last_moe_layer() const;  ///< -1 = the model has no experts
-  /// Shares of stage `layer`: -1 the embedding, num_layers the head. All phases but forward follow the
-  /// backward shares.
-  const ShareRow& shares(i32 group, i32 layer, i32 microbatch, Phase phase = Phase::kForward) const;
+  /// Who computes which tokens of stage `layer`: -1 the embedding, num_layers the head. All phases but forward
+  /// follow the backward shares.
+  TokenRanges ranges(i32 group, i32 layer, i32 microbatch, Phase phase = Phase::kForward) const;
   /// Those of the layer of an op, in its phase.
-  const ShareRow& shares(const Op& op) const { return shares(op.group, op.layer, op.microbatch, op.phase); }
+  TokenRanges ranges(const Op& op) const { return ranges(op.group, op.layer, op.microbatch, op.phase); }
   /// Those of a stage of which a device has a part, in forward or backward: it has no more than one.
-  const ShareRow& shares_with(i32 group, i32 layer, i32 microbatch, DeviceId device) const;
-  /// A move goes from shares to shares.
-  struct MoveRows {
-    const ShareRow &from, &to;
+  TokenRanges ranges_with(i32 group, i32 layer, i32 microbatch, DeviceId device) const;
+  /// The tokens of a move, as they are before it and after it.
+  struct Move {
+    TokenRanges from, to;
   };
-  MoveRows move_rows(const Op& move) const;
+  Move move_of(const Op& move) const;
   /// Devices that own experts of the layer, ascending.
   const std::vector<DeviceId>& owners(i32 group, i32 layer) const {
     return owners_[static_cast<std::size_t>(group)][static_cast<std::size_t>(layer)];
@@ -83,9 +84,14 @@ class Placement {
   const std::vector<DeviceId>& owners(const Op& op) const {
     return owners(op.group, op.layer, op.microbatch, op.phase);
   }
+  /// The device computes experts of the op's exchange.
   bool is_owner(const Op& op, DeviceId device) const {
-    if (at_sources(op.group, op.layer)) return is_source(op.group, op.layer, op.microbatch, device, op.phase);
+    if (at_sources(op.group, op.layer)) return is_source(op, device);
     return is_owner(op.group, op.layer, device);
+  }
+  /// The device has tokens of the op's exchange, perhaps none.
+  bool is_source(const Op& op, DeviceId device) const {
+    return has_range(op.group, op.layer, op.microbatch, device, op.phase);
   }
   bool at_sources(i32 group, i32 layer) const {
     return plan_.groups[static_cast<std::size_t>(group)].layers[static_cast<std::size_t>(layer)].experts_at ==
@@ -112,8 +118,8 @@ class Placement {
   std::size_t num_owners(i32 group, i32 layer) const {
     return at_sources(group, layer) ? 1 : owners(group, layer).size();
   }
-  /// The device is listed in the shares of stage `layer`, perhaps with no sequence.
-  bool is_source(i32 group, i32 layer, i32 microbatch, DeviceId device, Phase phase = Phase::kForward) const {
+  /// The device has a range of tokens of stage `layer`, perhaps an empty one.
+  bool has_range(i32 group, i32 layer, i32 microbatch, DeviceId device, Phase phase = Phase::kForward) const {
     return stage(group, layer, microbatch, phase).listed[static_cast<std::size_t>(device)];
   }
   /// Some device both computes the attention part of the layer and owns experts of it.
@@ -128,18 +134,18 @@ class Placement {
   /// Backward of the layer is on other devices than forward.
   bool roams(i32 group, i32 layer, i32 microbatch) const {
     return options_.backward && layer < num_layers_ &&
-           shares(group, layer, microbatch) != shares(group, layer, microbatch, Phase::kBackward);
+           ranges(group, layer, microbatch) != ranges(group, layer, microbatch, Phase::kBackward);
   }
   /// What it starts from goes there by move.R: input and routing. By way of the host where that saves it.
   bool moves_saved(i32 group, i32 layer, i32 microbatch) const {
     return roams(group, layer, microbatch) && !saves_inputs(group, layer);
   }
-  /// moves_into() for some microbatch of some group, in forward or backward.
-  bool may_move_into(i32 layer) const { return may_move_[static_cast<std::size_t>(layer)]; }
-  /// Sources and owners of a layer with experts, ascending: those with a lane in its dispatch and combine.
+  /// Sources and owners of a layer with experts, ascending: those with a lane in its exchanges.
   const std::vector<DeviceId>& in_exchange(const Op& op) const {
     return stage(op.group, op.layer, op.microbatch, op.phase).in_exchange;
   }
+  /// moves_into() for some microbatch of some group, in forward or backward.
+  bool may_move_into(i32 layer) const { return may_move_[static_cast<std::size_t>(layer)]; }
   /// Backward of this part (attention, experts) leaves gradients of weights to ops of their own.
   bool leaves_weights(UnitPart part, i32 layer) const;
   bool balance_on() const { return options_.balance; }

@@ -127,8 +127,8 @@ ExchangeLoad ExpectedRouting::exchange(const Placement& placement, i32 group, i3
                                        i32 chunk) const {
   const Plan& plan = placement.plan();
   ExchangeLoad load;
-  for (const Share& share : placement.shares(group, layer, microbatch)) {
-    const auto [begin, end] = chunk_range(share.sequences * plan.seq_len, chunk, plan.chunks);
+  for (const TokenRange range : placement.ranges(group, layer, microbatch)) {
+    const auto [begin, end] = chunk_range(range.tokens(), chunk, plan.chunks);
     load.tokens.push_back(static_cast<double>(end - begin));
   }
   const std::vector<DeviceId>& owners = placement.owners(group, layer, microbatch, Phase::kForward);

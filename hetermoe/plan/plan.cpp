@@ -40,6 +40,14 @@ i64 total_sequences(const Plan& plan) {
   return total;
 }
 
+i64 total_tokens(const Group& group, const Plan& plan) { return total_sequences(group) * plan.seq_len; }
+
+i64 total_tokens(const Plan& plan) { return total_sequences(plan) * plan.seq_len; }
+
+i64 microbatch_tokens(const Group& group, std::size_t microbatch, const Plan& plan) {
+  return group.microbatches[microbatch] * plan.seq_len;
+}
+
 Home home_of(const Group& group, UnitPart part, i32 layer) {
   const auto of_layer = [&]() -> const LayerPlacement& { return group.layers[idx(layer)]; };
   switch (part) {

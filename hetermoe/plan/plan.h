@@ -256,6 +256,9 @@ i64 sequences_of(const ShareRow& row, DeviceId device);
 
 i64 total_sequences(const Group& group);
 i64 total_sequences(const Plan& plan);  ///< of a step, all groups
+i64 total_tokens(const Group& group, const Plan& plan);
+i64 total_tokens(const Plan& plan);
+i64 microbatch_tokens(const Group& group, std::size_t microbatch, const Plan& plan);
 
 /// In which dtype a device sums, keeps and reduces gradients of parameters: plan.grad_dtype, else fp32, and
 /// fp64 for fp64 parameters. A sum of many microbatches in 16 bits loses what each of them adds.

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "hetermoe/base/index.h"
+#include "hetermoe/placement/token_ranges.h"
 #include "hetermoe/planner/balance/asym_ea.h"
 #include "hetermoe/planner/host_use.h"
 #include "hetermoe/planner/memory_estimate.h"
@@ -188,22 +189,22 @@ LayerTimes layer_times(Predictor& predictor, const Plan& zebra) {
   const Group& group = zebra.groups.at(0);
   i32 layer = 0;
   while (!predictor.model().is_moe(layer)) ++layer;
-  const ShareRow& shares = share_row(group.layers[static_cast<std::size_t>(layer)].attention, 0);
-  const DeviceId attention = shares.at(0).device;
+  const TokenRanges ranges(share_row(group.layers[static_cast<std::size_t>(layer)].attention, 0),
+                           zebra.seq_len);
+  const DeviceId attention = ranges.device(0);
   const auto& experts = group.layers[static_cast<std::size_t>(layer)].experts;
   ComputeWork work;
   work.op = {OpKind::kAttention, Phase::kForward, 0, 0, layer, 0, -1};
   work.device = attention;
   work.seq_len = zebra.seq_len;
-  work.sequences = static_cast<double>(shares.at(0).sequences);
-  work.tokens = work.sequences * static_cast<double>(zebra.seq_len);
+  work.tokens = real(ranges.tokens(0));
   work.merged_rows = work.tokens * static_cast<double>(predictor.model().top_k);
   LayerTimes times;
   times.attention = cost->compute(work);
   const DeviceId owner = experts.at(0).front().device;
   for (const auto& owners : experts) work.experts += owners[0].device == owner ? 1 : 0;
   work.op.kind = OpKind::kExperts;
-  work.copies = static_cast<double>(group.microbatches[0] * zebra.seq_len * predictor.model().top_k) *
+  work.copies = real(microbatch_tokens(group, 0, zebra) * predictor.model().top_k) *
                 work.experts / static_cast<double>(predictor.model().num_experts);
   work.rows = work.copies;
   work.device = owner;

@@ -10,6 +10,7 @@
 #include "hetermoe/plan/backward_shares.h"
 #include "hetermoe/plan/offload.h"
 #include "hetermoe/plan/recompute.h"
+#include "hetermoe/placement/token_ranges.h"
 #include "hetermoe/planner/memory_estimate.h"
 #include "hetermoe/planner/predict.h"
 #include "hetermoe/schedule/order_policy.h"
@@ -112,7 +113,8 @@ class HostMemory {
     const LayerPlacement& layer = group.layers[l];
     if (layer.saved != Residence::kHost) return;
     const Recompute recompute = layer.recompute.value_or(plan_.recompute);
-    const i64 largest = *std::max_element(group.microbatches.begin(), group.microbatches.end());
+    const auto largest = std::max_element(group.microbatches.begin(), group.microbatches.end());
+    const i64 tokens = microbatch_tokens(group, idx(largest - group.microbatches.begin()), plan_);
     const auto add = [&](DeviceId device, double rows, double copies) {
       memory_[idx(cluster_.node_of(device))] +=
           real(in_flight(l, device)) *
@@ -120,11 +122,12 @@ class HostMemory {
     };
     std::map<DeviceId, i64> most;
     for (const ShareRow& row : backward_shares(layer)) {
-      for (const Share& share : row) most[share.device] = std::max(most[share.device], share.sequences);
+      for (const TokenRange range : TokenRanges(row, plan_.seq_len))
+        most[range.device] = std::max(most[range.device], range.tokens());
     }
-    for (const auto& [device, sequences] : most) add(device, real(sequences * plan_.seq_len), 0);
+    for (const auto& [device, of_device] : most) add(device, real(of_device), 0);
     if (resends_rows(recompute)) return;
-    const double of_expert = real(model_.top_k) / real(model_.num_experts) * real(largest * plan_.seq_len);
+    const double of_expert = real(model_.top_k) / real(model_.num_experts) * real(tokens);
     for (const ExpertOwners& owners : layer.experts) {
       for (const ExpertOwner& owner : owners)
         add(owner.device, of_expert * owner.share, of_expert * owner.share);

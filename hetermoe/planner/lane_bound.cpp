@@ -60,7 +60,7 @@ class DeviceLoads {
   void add_experts(const Group& group) {
     const ModelConfig& model = rates_.request().model;
     const double times = real(group.microbatches.size());
-    const double tokens = real(total_sequences(group) * rates_.request().seq_len) / times;
+    const double tokens = real(total_tokens(group, plan_)) / times;
     const double copies = tokens * real(model.top_k) / real(model.num_experts);
     std::map<std::tuple<std::size_t, double, i64, Recompute>, Seconds> known;
     std::vector<Owned> owned(load_.size());

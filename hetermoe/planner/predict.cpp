@@ -51,7 +51,6 @@ void keep_first(Shares& shares, std::size_t rows) {
   if (shares.size() > 1) shares.resize(rows);
 }
 
-double tokens_of(const Plan& plan) { return static_cast<double>(total_sequences(plan) * plan.seq_len); }
 
 }  // namespace
 
@@ -167,7 +166,7 @@ std::optional<Prediction> Predictor::predict(i64 max_visits, const Plan& plan, b
   out.group_end = std::move(run->group_end);
   out.memory = std::move(run->memory);
   for (double& busy : out.busy) busy /= out.step;
-  out.tokens_per_s = tokens_of(plan) / out.step;
+  out.tokens_per_s = real(total_tokens(plan)) / out.step;
   return out;
 }
 

@@ -228,7 +228,6 @@ LayerCost Rates::attention_of(std::size_t cls, double sequences, Recompute recom
   ComputeWork w = work(OpKind::kAttention, cls);
   w.op.layer = dense ? dense_layer_ : moe_layer_;
   if (w.op.layer < 0) return {};
-  w.sequences = sequences;
   w.tokens = sequences * real(request_.seq_len);
   w.frozen = trained_.mean(UnitPart::kAttention).frozen;
   LayerCost cost;
@@ -256,7 +255,6 @@ LayerCost Rates::experts(std::size_t cls, double copies, double experts, Recompu
 
 Seconds Rates::head(std::size_t cls, double sequences) const {
   ComputeWork w = work(OpKind::kHead, cls);
-  w.sequences = sequences;
   w.tokens = sequences * real(request_.seq_len);
   w.trains = true;
   w.frozen = trained_.mean(UnitPart::kHead).frozen;

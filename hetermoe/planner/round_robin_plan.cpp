@@ -29,7 +29,6 @@ class Timer {
       : plan_(plan), model_(model), cost_(cost) {
     work_.device = device;
     work_.seq_len = plan.seq_len;
-    work_.sequences = sequences;
     work_.tokens = work_.rows = sequences * real(plan.seq_len);
     work_.copies = work_.rows * real(model.top_k);
     work_.experts = real(model.num_experts);

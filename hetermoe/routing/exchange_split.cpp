@@ -65,7 +65,7 @@ SplitLayer split_layer(const Placement& placement, const Cluster& cluster, i32 g
     for (const DeviceId owner : owners)
       out.room.cost.push_back(plan.guest_cost.empty() ? 0 : plan.guest_cost[idx(owner)]);
   }
-  for (const Share& source : placement.shares(group, layer, microbatch)) {
+  for (const TokenRange source : placement.ranges(group, layer, microbatch)) {
     const std::size_t at = position(owners, source.device);
     const bool owns = at < owners.size() && owners[at] == source.device;
     out.source_owner.push_back(owns ? static_cast<i32>(at) : -1);

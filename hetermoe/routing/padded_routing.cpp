@@ -10,10 +10,10 @@ ExchangeLoad PaddedRouting::exchange(const Placement& placement, i32 group, i32 
                                      i32 chunk) const {
   ExchangeLoad load = inner_.exchange(placement, group, layer, microbatch, chunk);
   if (load.is_product()) return load;  // all send alike already
-  const ShareRow& sources = placement.shares(group, layer, microbatch);
+  const TokenRanges sources = placement.ranges(group, layer, microbatch);
   const std::vector<DeviceId>& owners = placement.owners(group, layer);
   const auto travels = [&](std::size_t s, std::size_t o) {
-    return cluster_.node_of(sources[s].device) != cluster_.node_of(owners[o]);
+    return cluster_.node_of(sources.device(s)) != cluster_.node_of(owners[o]);
   };
   std::vector<double> sent(sources.size(), 0);
   for (std::size_t s = 0; s < sources.size(); ++s) {

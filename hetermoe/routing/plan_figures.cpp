@@ -146,14 +146,14 @@ void PlanAnalyser::add_exchange(const RoutingLoad& routing, std::size_t layer, i
   PlanLayerFigures& out = figures_.layers[layer];
   const auto l = static_cast<i32>(out.layer);
   const std::vector<DeviceId>& owners = placement_.owners(group, l);
-  const ShareRow& sources = placement_.shares(group, l, microbatch);
+  const TokenRanges sources = placement_.ranges(group, l, microbatch);
   std::vector<double> copies(owners.size(), 0);
   for (i32 chunk = 0; chunk < placement_.plan().chunks; ++chunk) {
     const ExchangeLoad load = routing.exchange(placement_, group, l, microbatch, chunk);
     for (std::size_t o = 0; o < owners.size(); ++o) {
       copies[o] += load.copies_at(o);
       for (std::size_t s = 0; s < sources.size(); ++s) {
-        if (cluster_.devices[idx(sources[s].device)].node == cluster_.devices[idx(owners[o])].node) continue;
+        if (cluster_.devices[idx(sources.device(s))].node == cluster_.devices[idx(owners[o])].node) continue;
         figures_.node_rows += load.rows_between(s, o);
         figures_.node_copies += load.copies_between(s, o);
       }

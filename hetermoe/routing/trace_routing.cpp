@@ -91,14 +91,13 @@ std::vector<TraceRouting::Ids> TraceRouting::ids_of(const Placement& placement, 
                                                     i32 microbatch, i32 chunk) const {
   const Plan& plan = placement.plan();
   check_plan(plan);
-  i64 sequence = first_sequence(plan, group, microbatch);
+  const i64 first = first_sequence(plan, group, microbatch) * plan.seq_len;
   const Ids all = step_.choices[position<i64>(header_.layers, i64{layer})];
   std::vector<Ids> out;
-  for (const Share& share : placement.shares(group, layer, microbatch)) {
-    const auto [begin, end] = chunk_range(share.sequences * plan.seq_len, chunk, plan.chunks);
-    out.push_back(all.subspan(idx((sequence * plan.seq_len + begin) * header_.top_k),
-                              idx((end - begin) * header_.top_k)));
-    sequence += share.sequences;
+  for (const TokenRange range : placement.ranges(group, layer, microbatch)) {
+    const auto [begin, end] = chunk_range(range.tokens(), chunk, plan.chunks);
+    out.push_back(
+        all.subspan(idx((first + range.begin + begin) * header_.top_k), idx((end - begin) * header_.top_k)));
   }
   return out;
 }

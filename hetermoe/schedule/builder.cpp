@@ -207,8 +207,8 @@ void ScheduleBuilder::append_visits() {
 }
 
 void ScheduleBuilder::compute_on_shares(const Op& op, i32 layer) {
-  for (const Share& share : placement_.shares(op.group, layer, op.microbatch, op.phase))
-    compute(op, share.device);
+  for (const TokenRange range : placement_.ranges(op.group, layer, op.microbatch, op.phase))
+    compute(op, range.device);
 }
 
 void ScheduleBuilder::transfer(const Op& op) {

@@ -57,8 +57,8 @@ class Collector {
       for (const DeviceId device : p_.owners(op)) out_.push_back({op, device});
     } else {
       const i32 stage = stage_of(op, p_.num_layers());
-      for (const Share& share : p_.shares(op.group, stage, op.microbatch, op.phase))
-        out_.push_back({op, share.device});
+      for (const TokenRange range : p_.ranges(op.group, stage, op.microbatch, op.phase))
+        out_.push_back({op, range.device});
     }
   }
 

@@ -155,9 +155,9 @@ i32 WaveRunner::computed_stage(const Wave& wave) const {
 /// The device runs the wave's compute op, or merges its input.
 bool WaveRunner::computes(const Wave& wave, i32 stage, i32 m, DeviceId device) const {
   if (stage == kNoStage) return false;
-  if (p_.is_source(group_, stage, m, device, wave.compute.phase)) return true;
+  if (p_.has_range(group_, stage, m, device, wave.compute.phase)) return true;
   return wave.compute.phase == Phase::kForward && wave.sends_input && p_.moves_into(group_, stage, m) &&
-         p_.is_source(group_, stage - 1, m, device);
+         p_.has_range(group_, stage - 1, m, device);
 }
 
 void WaveRunner::pop_return() {

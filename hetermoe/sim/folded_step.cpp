@@ -25,7 +25,7 @@ namespace {
 /// Listed devices that have a part of a layer of a group.
 i64 num_listed(const Placement& placement, i32 group, i32 layer, const std::vector<bool>& listed) {
   std::vector<DeviceId> devices;
-  for (const Share& share : placement.shares(group, layer, 0)) devices.push_back(share.device);
+  for (const TokenRange range : placement.ranges(group, layer, 0)) devices.push_back(range.device);
   if (placement.is_moe(layer)) {
     const std::vector<DeviceId>& owners = placement.owners(group, layer);
     devices.insert(devices.end(), owners.begin(), owners.end());

@@ -81,7 +81,7 @@ BytesOfPairs formula(const ModelConfig& model, const Plan& plan, const TraceRout
     for (i32 m = 0; model.is_moe(l) && m < placement.num_microbatches(0); ++m) {
       for (i32 c = 0; c < plan.chunks; ++c) {
         const ExchangeLoad load = routes.exchange(placement, 0, l, m, c);
-        const ShareRow& sources = placement.shares(0, l, m);
+        const TokenRanges sources = placement.ranges(0, l, m);
         const std::vector<DeviceId>& owners = placement.owners(0, l);
         for (std::size_t s = 0; s < sources.size(); ++s) {
           for (std::size_t o = 0; o < owners.size(); ++o) {
@@ -90,7 +90,7 @@ BytesOfPairs formula(const ModelConfig& model, const Plan& plan, const TraceRout
             const auto row_bytes = [&](Dtype wire) {
               return rows * model.hidden * static_cast<i64>(bytes_of(wire));
             };
-            const DeviceId source = sources[s].device, owner = owners[o];
+            const DeviceId source = sources.device(s), owner = owners[o];
             // The price is of what is sent.
             Op there, back;
             there.kind = back.kind = OpKind::kDispatch;

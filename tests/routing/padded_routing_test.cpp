@@ -16,7 +16,7 @@ TEST(PaddedRouting, EverySourceSendsToOtherNodesAsMuchAsTheOneThatSendsMost) {
   request.microbatches = 1;
   const Plan plan = find_strategy("ep").make(model, cluster, request);
   const Placement placement(plan, model, {});
-  ASSERT_EQ(placement.shares(0, 0, 0).size(), 4u);
+  ASSERT_EQ(placement.ranges(0, 0, 0).size(), 4u);
   ASSERT_EQ(placement.owners(0, 0).size(), 4u);
   RecordedRouting recorded;
   ExchangeLoad load;

@@ -61,11 +61,11 @@ LocalEnd run_of(const std::string& folder, const Settings& settings,
     for (i32 l = 0; l < run.model.num_layers; ++l) {
       for (i32 m = 0; run.model.is_moe(l) && m < placement.num_microbatches(0); ++m) {
         const ExchangeLoad load = routing.exchange(placement, 0, l, m, 0);
-        const ShareRow& sources = placement.shares(0, l, m);
+        const TokenRanges sources = placement.ranges(0, l, m);
         const std::vector<DeviceId>& owners = placement.owners(0, l);
         for (std::size_t s = 0; s < sources.size(); ++s) {
           for (std::size_t o = 0; o < owners.size(); ++o) {
-            if (run.cluster.node_of(sources[s].device) != run.cluster.node_of(owners[o]))
+            if (run.cluster.node_of(sources.device(s)) != run.cluster.node_of(owners[o]))
               out.rows += load.rows_between(s, o);
           }
         }

@@ -35,8 +35,8 @@ void count(OpContext& d, const Op& op, const at::Tensor& counts_BE) {
   at::Tensor& all = d.slots.microbatch(op.microbatch).counts;
   const i64 sequences = d.p.plan().groups[idx(op.group)].microbatches[idx(op.microbatch)];
   if (!all.defined()) all = at::zeros({sequences, d.model.num_experts}, counts_BE.options());
-  const OpContext::Range r = d.range(op, op.layer);
-  all.narrow(0, r.begin, r.sequences).add_(counts_BE);
+  const OpContext::Sequences own = d.sequences(op, op.layer);
+  all.narrow(0, own.begin, own.count).add_(counts_BE);
 }
 
 KeepGraph graph_for_backward(const OpContext& d, const Op& op) {
@@ -47,7 +47,7 @@ KeepGraph graph_for_backward(const OpContext& d, const Op& op) {
 at::Tensor jitter(const OpContext& d, const Op& op) {
   if (d.input->router.jitter == 0 || !d.p.is_moe(op.layer)) return {};
   return jitter_factors(d.input->router, d.model, op.layer, d.first_sequence(op, op.layer),
-                        d.range(op, op.layer).sequences, d.p.plan().seq_len,
+                        d.sequences(op, op.layer).count, d.p.plan().seq_len,
                         d.state.options().dtype(accumulate_type(d.state.dtype())));
 }
 
@@ -91,7 +91,7 @@ void run_forward(OpContext& d, const Op& op) {
   slot.weights = out.weights_TK;
   if (!d.p.tallies(op.group, op.layer)) route(d, op, slot);
   count(d, op, out.counts_BE);
-  const i64 sequences = d.range(op, op.layer).sequences;
+  const i64 sequences = d.sequences(op, op.layer).count;
   if (d.input->routes != nullptr && sequences > 0)
     d.input->routes->take(op.layer, d.first_sequence(op, op.layer), sequences, slot.topk, slot.weights);
 }
@@ -126,7 +126,7 @@ void run_backward(OpContext& d, const Op& op) {
     in.dweights_TK = d.expert_capacity() > 0 ? at::zeros_like(slot.weights) : at::empty_like(slot.weights);
     if (in.graph == nullptr) in.jitter_TD = jitter(d, op);
     in.z_factor =
-        d.input->router.z_loss * d.input->loss_scale / real(total_sequences(d.p.plan()) * d.p.plan().seq_len);
+        d.input->router.z_loss * d.input->loss_scale / real(total_tokens(d.p.plan()));
     std::vector<MergePart> parts;
     for (ChunkSlot& chunk : slot.chunks) {
       for (std::size_t o = 0; o < chunk.d_send.size(); ++o) {
@@ -136,9 +136,9 @@ void run_backward(OpContext& d, const Op& op) {
       }
     }
     add_parts_(in.dx_TD, parts);
-    const OpContext::Range r = d.range(op, op.layer);
-    if (d.p.balance_on() && r.sequences > 0) {
-      in.balance_AE = d.slots.microbatch(op.microbatch).balance.narrow(0, r.begin, r.sequences);
+    const OpContext::Sequences own = d.sequences(op, op.layer);
+    if (d.p.balance_on() && own.count > 0) {
+      in.balance_AE = d.slots.microbatch(op.microbatch).balance.narrow(0, own.begin, own.count);
     }
   }
   const std::vector<i64> documents = document_lengths(d, op);

@@ -7,21 +7,22 @@ namespace {
 
 /// combine.F: each source gets its part of the weighted rows back.
 void pack_sums_forward(OpContext& d, const Op& op, Devices participants, std::vector<Message>& out) {
-  if (!d.is_owner(op)) return;
+  if (!d.sends(op)) return;
   ChunkSlot& slot = d.slots.chunk(op.layer, op.microbatch, op.chunk);
   const at::Tensor rows = slot.out.to(scalar_type(d.p.plan().wire_forward));
-  const std::size_t me = position(d.p.owners(op), d.device());
+  const Exchange exchange(op, d.p);
+  const TokenRanges sources = exchange.sources();
+  const std::size_t me = exchange.owner_index(d.device());
   i64 begin = 0;
-  const ShareRow& sources = d.p.shares(op);
   for (std::size_t s = 0; s < sources.size(); ++s) {
     const auto count = static_cast<i64>(slot.load.rows_between(s, me));
-    out[position(participants, sources[s].device)].tensors.push_back(rows.narrow(0, begin, count));
+    out[position(participants, sources.device(s))].tensors.push_back(rows.narrow(0, begin, count));
     begin += count;
   }
 }
 
 void unpack_sums_forward(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in) {
-  if (!d.is_source(op)) return;
+  if (!d.receives(op)) return;
   ChunkSlot& slot = d.slots.chunk(op.layer, op.microbatch, op.chunk);
   slot.returned.clear();
   for (const DeviceId owner : d.p.owners(op)) {
@@ -32,7 +33,7 @@ void unpack_sums_forward(OpContext& d, const Op& op, Devices participants, std::
 
 /// combine.B: the gradient of the layer's output goes to the owners, a row for each row they had.
 void pack_sums_backward(OpContext& d, const Op& op, Devices participants, std::vector<Message>& out) {
-  if (!d.is_source(op)) return;
+  if (!d.sends(op)) return;
   const LayerSlot& slot = d.slots.layer(op.layer, op.microbatch);
   const std::vector<DeviceId>& owners = d.p.owners(op);
   for (std::size_t o = 0; o < owners.size(); ++o) {
@@ -43,9 +44,9 @@ void pack_sums_backward(OpContext& d, const Op& op, Devices participants, std::v
 }
 
 void unpack_sums_backward(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in) {
-  if (!d.is_owner(op)) return;
+  if (!d.receives(op)) return;
   std::vector<at::Tensor> rows;
-  for (const Share& source : d.p.shares(op)) {
+  for (const TokenRange source : d.p.ranges(op)) {
     rows.push_back(d.received(in[position(participants, source.device)].tensors[0]).to(d.state.dtype()));
   }
   d.slots.chunk(op.layer, op.microbatch, op.chunk).d_out = rows.size() == 1 ? rows[0] : at::cat(rows);

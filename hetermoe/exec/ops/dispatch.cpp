@@ -13,7 +13,7 @@ namespace {
 /// Sizes: where the rows for each owner and the copies of each of its experts begin goes from the sources to
 /// all participants, who then know the whole exchange.
 void pack_sizes(OpContext& d, const Op& op, Devices, std::vector<Message>& out) {
-  if (!d.is_source(op)) return;
+  if (!d.sends(op)) return;
   // With tally only now is it known which copies go where.
   if (d.p.tallies(op.group, op.layer)) route_chunk(d, op, d.slots.layer(op.layer, op.microbatch), op.chunk);
   const at::Tensor& begins = d.slots.chunk(op.layer, op.microbatch, op.chunk).routed.begins;
@@ -21,7 +21,7 @@ void pack_sizes(OpContext& d, const Op& op, Devices, std::vector<Message>& out) 
 }
 
 MessageShape expected_sizes(OpContext& d, const Op& op, DeviceId peer, const Message&) {
-  if (!d.p.is_source(op.group, op.layer, op.microbatch, peer, op.phase)) return {};
+  if (!Exchange(op, d.p).sends(peer)) return {};
   const LayerRouting& routing = d.routing_of(op);
   const i64 numbers = routing.num_owners + 1 + static_cast<i64>(routing.bins.experts.size()) + 1;
   return {.numbers = 0, .values = 0, .tensors = {{at::kInt, {numbers}}}};
@@ -107,9 +107,9 @@ std::vector<double> copies_of_guests(const ExchangeLoad& load, const std::vector
 void unpack_sizes(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in) {
   ChunkSlot& slot = d.slots.chunk(op.layer, op.microbatch, op.chunk);
   const LayerRouting& routing = d.routing_of(op);
-  const ShareRow& sources = d.p.shares(op);
+  const Exchange exchange(op, d.p);
   std::vector<at::Tensor> told;
-  for (const Share& source : sources)
+  for (const TokenRange source : exchange.sources())
     told.push_back(d.received(in[position(participants, source.device)].tensors[0]));
   const at::Tensor on_host =
       to_host(told.size() == 1 ? told[0].unsqueeze(0) : at::stack(told), "sizes of dispatch");
@@ -120,8 +120,8 @@ void unpack_sizes(OpContext& d, const Op& op, Devices participants, std::vector<
   if (d.p.lends(op.group, op.layer) && d.decided(op) != nullptr) slot.load = d.decided(op)->load;
   slot.load.rows_per_token.assign(num_owners, 0);
   slot.load.copies_per_token.assign(num_owners, 0);
-  for (const Share& source : sources) {
-    const auto [begin, end] = chunk_range(source.sequences * d.p.plan().seq_len, op.chunk, d.p.plan().chunks);
+  for (const TokenRange source : exchange.sources()) {
+    const auto [begin, end] = chunk_range(source.tokens(), op.chunk, d.p.plan().chunks);
     all.push_back({{next, next + on_host.size(1)}, routing});
     next += on_host.size(1);
     check_sizes(d, op, source.device, end - begin, all.back());
@@ -133,15 +133,13 @@ void unpack_sizes(OpContext& d, const Op& op, Devices participants, std::vector<
     if (source.device == d.device()) cut_by_owner(slot.routed, routing, all.back().begins);
   }
   slot.load.guest_copies = copies_of_guests(slot.load, all);
-  if (d.is_owner(op)) {
-    const std::size_t me = position(d.p.owners(op), d.device());
-    slot.offsets = offsets_of_slots(slots_here(d, op), me, all);
-  }
+  if (exchange.receives(d.device()))
+    slot.offsets = offsets_of_slots(slots_here(d, op), exchange.owner_index(d.device()), all);
 }
 
 /// dispatch.F: rows, routing weights and indices to the owners. dispatch.R sends the same again.
 void pack_rows_forward(OpContext& d, const Op& op, Devices participants, std::vector<Message>& out) {
-  if (!d.is_source(op)) return;
+  if (!d.sends(op)) return;
   const LayerSlot& slot = d.slots.layer(op.layer, op.microbatch);
   const std::vector<SendIndex>& send = slot.chunks[idx(op.chunk)].routed.send;
   const std::vector<DeviceId>& owners = d.p.owners(op);
@@ -157,7 +155,7 @@ void pack_rows_forward(OpContext& d, const Op& op, Devices participants, std::ve
 }
 
 void unpack_rows_forward(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in) {
-  if (!d.is_owner(op)) return;
+  if (!d.receives(op)) return;
   ChunkSlot& slot = d.slots.chunk(op.layer, op.microbatch, op.chunk);
   const bool on_device = d.routing[idx(op.layer)].on_device.has_value();
   const auto index_here = [&](const at::Tensor& index) {
@@ -165,7 +163,7 @@ void unpack_rows_forward(OpContext& d, const Op& op, Devices participants, std::
   };
   std::vector<at::Tensor> rows, weights;
   std::vector<ReceivedIndex> indices;
-  for (const Share& source : d.p.shares(op)) {
+  for (const TokenRange source : d.p.ranges(op)) {
     Message& message = in[position(participants, source.device)];
     rows.push_back(d.received(message.tensors[0]).to(d.state.dtype()));
     weights.push_back(d.received(message.tensors[1]).to(accumulate_type(d.state.dtype())));
@@ -178,12 +176,11 @@ void unpack_rows_forward(OpContext& d, const Op& op, Devices participants, std::
 
 /// Rows, weights and indices from a source to an owner, by the sizes that were told.
 MessageShape expected_forward(OpContext& d, const Op& op, DeviceId peer) {
-  const i64 source = source_index(d.p.shares(op), peer);
-  const i64 owner = owner_index(d.p.owners(op), d.device());
-  if (source < 0 || owner < 0) return {};
+  const std::optional<Exchange::Segment> told = Exchange(op, d.p).segment_between(peer, d.device());
+  if (!told) return {};
   const ExchangeLoad& load = d.slots.chunk(op.layer, op.microbatch, op.chunk).load;
-  const auto rows = static_cast<i64>(load.rows_between(idx(source), idx(owner)));
-  const auto copies = static_cast<i64>(load.copies_between(idx(source), idx(owner)));
+  const auto rows = static_cast<i64>(load.rows_between(told->source, told->owner));
+  const auto copies = static_cast<i64>(load.copies_between(told->source, told->owner));
   const at::ScalarType theirs = scalar_type(d.p.plan().dtype[idx(peer)]);
   return {.numbers = 0,
           .values = 0,
@@ -215,14 +212,15 @@ void check_indices(OpContext& d, const Op& op, DeviceId peer, const Message& mes
 
 /// dispatch.B: gradients of the rows and of the routing weights go back to the sources.
 void pack_rows_backward(OpContext& d, const Op& op, Devices participants, std::vector<Message>& out) {
-  if (!d.is_owner(op)) return;
+  if (!d.sends(op)) return;
   ChunkSlot& slot = d.slots.chunk(op.layer, op.microbatch, op.chunk);
   const at::Tensor rows = slot.d_rows.to(scalar_type(d.p.plan().wire_backward));
-  const std::size_t me = position(d.p.owners(op), d.device());
+  const Exchange exchange(op, d.p);
+  const TokenRanges sources = exchange.sources();
+  const std::size_t me = exchange.owner_index(d.device());
   i64 row = 0, copy = 0;
-  const ShareRow& sources = d.p.shares(op);
   for (std::size_t s = 0; s < sources.size(); ++s) {
-    Message& message = out[position(participants, sources[s].device)];
+    Message& message = out[position(participants, sources.device(s))];
     const auto num_rows = static_cast<i64>(slot.load.rows_between(s, me));
     const auto num_copies = static_cast<i64>(slot.load.copies_between(s, me));
     message.tensors.push_back(rows.narrow(0, row, num_rows));
@@ -233,7 +231,7 @@ void pack_rows_backward(OpContext& d, const Op& op, Devices participants, std::v
 }
 
 void unpack_rows_backward(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in) {
-  if (!d.is_source(op)) return;
+  if (!d.receives(op)) return;
   ChunkSlot& slot = d.slots.chunk(op.layer, op.microbatch, op.chunk);
   slot.d_send.clear();
   slot.d_send_weights.clear();

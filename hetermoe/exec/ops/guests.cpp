@@ -18,7 +18,7 @@ void check_decided(OpContext& d, const Op& op, DeviceId source, const std::vecto
   if (d.p.tallies(op.group, op.layer) && !d.p.lends(op.group, op.layer)) return;
   const DecidedSplit* decided = d.decided(op);
   if (decided == nullptr) return;
-  const std::vector<i64>& known = decided->copies[idx(op.chunk)][idx(source_index(d.p.shares(op), source))];
+  const std::vector<i64>& known = decided->copies[idx(op.chunk)][idx(d.p.ranges(op).index_of(source))];
   for (std::size_t e = 0; e < known.size(); ++e) {
     if (copies[e] == known[e]) continue;
     fail<TransportError>(d.name_of_peer(source),

@@ -8,8 +8,6 @@
 namespace hetermoe {
 namespace {
 
-bool is_in(const ShareRow& row, DeviceId device) { return source_index(row, device) >= 0; }
-
 /// What is moved, a row or more per token, in the types in which it travels.
 std::vector<at::Tensor> moved(OpContext& d, const Op& op) {
   const LayerSlot& slot = d.slots.layer(op.layer, op.microbatch);
@@ -19,22 +17,18 @@ std::vector<at::Tensor> moved(OpContext& d, const Op& op) {
   return backward_start(d, op);
 }
 
-/// Rows of the sequences that both sides name.
+/// Rows of the tokens that both sides name.
 void pack_activations(OpContext& d, const Op& op, Devices participants, std::vector<Message>& out) {
-  const auto [senders, receivers] = d.p.move_rows(op);
-  if (!is_in(senders, d.device())) return;
+  const auto [senders, receivers] = d.p.move_of(op);
+  if (!senders.has(d.device())) return;
   const std::vector<at::Tensor> tensors = moved(d, op);
-  const OpContext::Range own = d.range(senders);
-  const i64 seq_len = d.p.plan().seq_len;
-  i64 begin = 0;
-  for (const Share& share : receivers) {
-    const i64 from = std::max(begin, own.begin),
-              to = std::min(begin + share.sequences, own.begin + own.sequences);
-    begin += share.sequences;
-    if (from >= to) continue;
+  const TokenRange own = senders.of(d.device());
+  for (const TokenRange range : receivers) {
+    const i64 tokens = shared_tokens(own, range);
+    if (tokens == 0) continue;
     for (const at::Tensor& tensor : tensors) {
-      out[position(participants, share.device)].tensors.push_back(
-          tensor.narrow(0, (from - own.begin) * seq_len, (to - from) * seq_len));
+      out[position(participants, range.device)].tensors.push_back(
+          tensor.narrow(0, std::max(range.begin, own.begin) - own.begin, tokens));
     }
   }
 }
@@ -44,12 +38,12 @@ at::Tensor joined(OpContext& d, std::vector<at::Tensor> rows) {
   return rows.size() == 1 ? rows[0] : at::cat(rows);
 }
 
-/// Whole shares of one sender each.
+/// Whole ranges of one sender each.
 void unpack_saved_activations(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in) {
-  const auto [senders, receivers] = d.p.move_rows(op);
-  const Share& sender = senders[idx(source_index(receivers, d.device()))];
+  const auto [senders, receivers] = d.p.move_of(op);
+  const DeviceId sender = senders.device(idx(receivers.index_of(d.device())));
   std::vector<at::Tensor> tensors;
-  for (const at::Tensor& tensor : in[position(participants, sender.device)].tensors)
+  for (const at::Tensor& tensor : in[position(participants, sender)].tensors)
     tensors.push_back(d.received(tensor));
   if (tensors.empty()) {  // no sequences
     const at::TensorOptions options = d.state.options();
@@ -60,12 +54,12 @@ void unpack_saved_activations(OpContext& d, const Op& op, Devices participants, 
 }
 
 void unpack_activations(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in) {
-  const auto [senders, receivers] = d.p.move_rows(op);
-  if (!is_in(receivers, d.device())) return;
+  const auto [senders, receivers] = d.p.move_of(op);
+  if (!receivers.has(d.device())) return;
   if (op.phase == Phase::kRecompute) return unpack_saved_activations(d, op, participants, in);
   std::vector<at::Tensor> rows;
-  for (const Share& share : senders) {
-    for (at::Tensor& part : in[position(participants, share.device)].tensors)
+  for (const TokenRange range : senders) {
+    for (at::Tensor& part : in[position(participants, range.device)].tensors)
       rows.push_back(d.received(part).to(d.state.dtype()));
   }
   if (op.phase == Phase::kForward)
@@ -74,21 +68,13 @@ void unpack_activations(OpContext& d, const Op& op, Devices participants, std::v
     d.slots.layer(op.layer - 1, op.microbatch).d_hidden = joined(d, std::move(rows));
 }
 
-/// The rows of the sequences that the peer had and this device gets.
+/// The rows of the tokens that the peer had and this device gets.
 MessageShape expected_activations(OpContext& d, const Op& op, DeviceId peer, const Message&) {
-  const auto [senders, receivers] = d.p.move_rows(op);
-  const OpContext::Range own = d.range(receivers);
-  i64 begin = 0, shared = 0;
-  for (const Share& share : senders) {
-    const i64 from = std::max(begin, own.begin),
-              to = std::min(begin + share.sequences, own.begin + own.sequences);
-    begin += share.sequences;
-    if (share.device == peer) shared = std::max<i64>(0, to - from);
-  }
+  const auto [senders, receivers] = d.p.move_of(op);
+  const i64 tokens = shared_tokens(senders.of(peer), receivers.of(d.device()));
   MessageShape shape;
-  if (shared == 0) return shape;
+  if (tokens == 0) return shape;
   const Plan& plan = d.p.plan();
-  const i64 tokens = shared * plan.seq_len;
   const at::ScalarType theirs = scalar_type(plan.dtype[idx(peer)]);
   const at::ScalarType type = op.phase == Phase::kForward    ? scalar_type(plan.wire_forward)
                               : op.phase == Phase::kBackward ? scalar_type(plan.wire_backward)

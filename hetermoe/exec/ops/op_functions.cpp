@@ -75,35 +75,17 @@ void check_copies(OpContext& d, DeviceId source, const char* what, i64 got, i64 
                        what, got, drops ? "at most " : "", chosen, tokens, d.model.top_k);
 }
 
-i64 source_index(const ShareRow& sources, DeviceId device) {
-  for (std::size_t s = 0; s < sources.size(); ++s) {
-    if (sources[s].device == device) return static_cast<i64>(s);
-  }
-  return -1;
-}
-
-i64 owner_index(const std::vector<DeviceId>& owners, DeviceId device) {
-  const auto found = std::lower_bound(owners.begin(), owners.end(), device);
-  return found != owners.end() && *found == device ? found - owners.begin() : -1;
-}
-
-/// combine and dispatch.B: rows by the counts that dispatch.F told. Owners answer sources; in combine.B it is
-/// the reverse.
 MessageShape expected_rows_back(OpContext& d, const Op& op, DeviceId peer) {
-  const ShareRow& sources = d.p.shares(op);
-  const std::vector<DeviceId>& owners = d.p.owners(op);
-  const bool to_owners = goes_to_owners(op);
-  const i64 source = source_index(sources, to_owners ? peer : d.device());
-  const i64 owner = owner_index(owners, to_owners ? d.device() : peer);
-  if (source < 0 || owner < 0) return {};
+  const std::optional<Exchange::Segment> told = Exchange(op, d.p).segment_between(peer, d.device());
+  if (!told) return {};
   const ExchangeLoad& load = d.slots.chunk(op.layer, op.microbatch, op.chunk).load;
-  const auto rows = static_cast<i64>(load.rows_between(idx(source), idx(owner)));
+  const auto rows = static_cast<i64>(load.rows_between(told->source, told->owner));
   const bool forward = op.phase != Phase::kBackward;
   MessageShape shape;
   shape.tensors = {
       {scalar_type(forward ? d.p.plan().wire_forward : d.p.plan().wire_backward), {rows, d.model.hidden}}};
   if (row_of(op.kind).carries_routing_weights) {
-    const auto copies = static_cast<i64>(load.copies_between(idx(source), idx(owner)));
+    const auto copies = static_cast<i64>(load.copies_between(told->source, told->owner));
     shape.tensors.push_back({accumulate_type(scalar_type(d.p.plan().dtype[idx(peer)])), {copies}});
   }
   return shape;

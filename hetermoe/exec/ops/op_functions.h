@@ -81,10 +81,6 @@ void check_count(const std::string& where, const char* what, std::size_t got, st
 /// have a capacity.
 void check_copies(OpContext& d, DeviceId source, const char* what, i64 got, i64 tokens);
 
-/// Position of a device among the shares of a row, or among owners; -1 = none.
-i64 source_index(const ShareRow& sources, DeviceId device);
-i64 owner_index(const std::vector<DeviceId>& owners, DeviceId device);
-
 /// combine and dispatch.B: rows by the counts that dispatch.F told.
 MessageShape expected_rows_back(OpContext& d, const Op& op, DeviceId peer);
 

@@ -7,13 +7,8 @@
 namespace hetermoe {
 namespace {
 
-i64 tokens_of(const OpContext& d, const Share& source, i32 chunk) {
-  const auto [begin, end] = chunk_range(source.sequences * d.p.plan().seq_len, chunk, d.p.plan().chunks);
-  return end - begin;
-}
-
 void pack_counts(OpContext& d, const Op& op, Devices, std::vector<Message>& out) {
-  if (!d.is_source(op)) return;
+  if (!d.p.is_source(op, d.device())) return;
   const at::Tensor topk =
       to_host(taken_choices(d, d.slots.layer(op.layer, op.microbatch)), "choices").to(at::kLong);
   const at::Tensor flat = topk.reshape({-1}).contiguous();
@@ -32,15 +27,14 @@ void pack_counts(OpContext& d, const Op& op, Devices, std::vector<Message>& out)
 }
 
 MessageShape expected_counts(OpContext& d, const Op& op, DeviceId peer, const Message&) {
-  if (source_index(d.p.shares(op), peer) < 0) return {};
+  if (!d.p.is_source(op, peer)) return {};
   return {.numbers = 0, .values = 0, .tensors = {{at::kInt, {d.p.plan().chunks, d.model.num_experts}}}};
 }
 
 /// Devices that divide by other counts would wait for each other's rows.
 void check_counts(OpContext& d, const Op& op, DeviceId peer, const Message& message) {
   if (message.tensors.empty()) return;
-  const ShareRow& sources = d.p.shares(op);
-  const Share& source = sources[idx(source_index(sources, peer))];
+  const i64 all_tokens = d.p.ranges(op).of(peer).tokens();
   const at::Tensor counts = to_host(message.tensors[0], "counts").contiguous();
   const i32* next = counts.const_data_ptr<i32>();
   for (i32 c = 0; c < d.p.plan().chunks; ++c) {
@@ -51,16 +45,15 @@ void check_counts(OpContext& d, const Op& op, DeviceId peer, const Message& mess
                              *next);
       sum += *next;
     }
-    const i64 tokens = tokens_of(d, source, c);
-    check_copies(d, peer, "copies of all experts", sum, tokens);
+    const auto [begin, end] = chunk_range(all_tokens, c, d.p.plan().chunks);
+    check_copies(d, peer, "copies of all experts", sum, end - begin);
   }
 }
 
 void unpack_counts(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in) {
-  if (!d.is_source(op) && !d.p.lends(op.group, op.layer)) return;
-  const ShareRow& sources = d.p.shares(op);
+  if (!d.p.is_source(op, d.device()) && !d.p.lends(op.group, op.layer)) return;
   std::vector<SourceCopies> chunks(idx(d.p.plan().chunks));
-  for (const Share& source : sources) {
+  for (const TokenRange source : d.p.ranges(op)) {
     const at::Tensor counts =
         to_host(d.received(in[position(participants, source.device)].tensors[0]), "counts").contiguous();
     const i32* next = counts.const_data_ptr<i32>();

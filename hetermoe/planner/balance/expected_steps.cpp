@@ -53,10 +53,11 @@ ExchangeLoad DomainRouting::exchange(const Placement& placement, i32 group, i32 
   const std::size_t owners = out.num_owners();
   out.rows.assign(out.num_sources() * owners, 0);
   out.copies = out.rows;
-  const ShareRow& shares = placement.shares(group, layer, microbatch);
-  for (std::size_t s = 0; s < shares.size(); ++s) {
-    const auto [begin, end] = chunk_range(shares[s].sequences * plan.seq_len, chunk, plan.chunks);
-    for (i64 sequence = 0; sequence < shares[s].sequences; ++sequence) {
+  const TokenRanges sources = placement.ranges(group, layer, microbatch);
+  for (std::size_t s = 0; s < sources.size(); ++s) {
+    const i64 sequences = sources.tokens(s) / plan.seq_len;
+    const auto [begin, end] = chunk_range(sources.tokens(s), chunk, plan.chunks);
+    for (i64 sequence = 0; sequence < sequences; ++sequence) {
       const i64 first = std::max(begin, sequence * plan.seq_len),
                 last = std::min(end, (sequence + 1) * plan.seq_len);
       if (last <= first) continue;
@@ -66,7 +67,7 @@ ExchangeLoad DomainRouting::exchange(const Placement& placement, i32 group, i32 
         out.copies[s * owners + o] += real(last - first) * load.copies_per_token[o];
       }
     }
-    place += idx(shares[s].sequences);
+    place += idx(sequences);
   }
   return out;
 }

@@ -42,7 +42,7 @@ std::vector<NodePort> node_ports(const CostModel& cost, const Placement& placeme
   op.group = static_cast<std::int16_t>(group);
   op.layer = layer;
   op.microbatch = 0;
-  const ShareRow& sources = placement.shares(op);
+  const TokenRanges sources = placement.ranges(op);
   const ExchangeLoad even = ExpectedRouting(model).exchange(placement, group, layer, 0, 0);
   const double rows = sum_of(even.rows_per_token) / sum_of(even.copies_per_token);
   const double tokens = sum_of(even.tokens);
@@ -57,7 +57,7 @@ std::vector<NodePort> node_ports(const CostModel& cost, const Placement& placeme
   };
   for (const DeviceId device : placement.owners(group, layer)) port_of(device);
   for (std::size_t s = 0; s < sources.size(); ++s)
-    port_of(sources[s].device).tokens += even.tokens[s] / std::max(tokens, 1.0);
+    port_of(sources.device(s)).tokens += even.tokens[s] / std::max(tokens, 1.0);
   if (ports.size() < 2 || tokens <= 0) return {};
   std::vector<NodePort> out;
   for (const auto& [node, port] : ports) out.push_back(port);

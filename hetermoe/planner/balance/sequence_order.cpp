@@ -63,10 +63,11 @@ PlacesOfGroup places_of_group(const std::string& text, const Cluster& cluster, c
   out.mixed.assign(out.groups.size(), false);
   for (i32 m = 0; m < placement.num_microbatches(group); ++m) {
     out.of_microbatch.push_back(plan.groups[idx(group)].microbatches[idx(m)]);
-    for (const Share& share : placement.shares(group, layer, m)) {
-      const std::size_t of_source = group_of(share.device);
-      has_source[of_source] = has_source[of_source] || share.sequences > 0;
-      out.of_place.insert(out.of_place.end(), idx(share.sequences), static_cast<i32>(of_source));
+    for (const TokenRange range : placement.ranges(group, layer, m)) {
+      const std::size_t of_source = group_of(range.device);
+      const i64 sequences = range.tokens() / plan.seq_len;
+      has_source[of_source] = has_source[of_source] || sequences > 0;
+      out.of_place.insert(out.of_place.end(), idx(sequences), static_cast<i32>(of_source));
     }
   }
   for (const DeviceId owner : placement.owners(group, layer)) {

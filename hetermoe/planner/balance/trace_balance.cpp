@@ -25,7 +25,7 @@ namespace {
 
 /// What an expert device has in a microbatch of the plan.
 double usual_copies(const Plan& plan, const ModelConfig& model, i32 group, std::size_t num_devices) {
-  return real(plan.groups[idx(group)].microbatches[0] * plan.seq_len * model.top_k) / real(num_devices);
+  return real(microbatch_tokens(plan.groups[idx(group)], 0, plan) * model.top_k) / real(num_devices);
 }
 
 /// Speeds at a load that an expert device has in a microbatch of the plan.
