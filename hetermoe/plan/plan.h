@@ -145,7 +145,60 @@ struct Group {
   }
 };
 
-struct Plan {
+/// Keys that a plan and a job's `plan` have alike, described once.
+struct PlanChoices {
+  i32 combine_lag = 0;
+  i32 chunks = 1;
+  QueueBinding queue_binding = QueueBinding::kDirection;
+  bool row_dedup = true;  ///< a token whose experts share a device is sent once
+  Recompute recompute = Recompute::kLocal;
+  WeightGradients weight_gradients = WeightGradients::kWith;
+  std::optional<Dtype> grad_dtype;  ///< of parameter gradients; none = see grad_dtype_of()
+  Master master = Master::kFp32;
+  std::optional<Dtype> moments_dtype;  ///< of the optimizer: bf16; none = fp32, of fp64 parameters fp64
+  /// Master and moments of a replicated parameter are divided over its replicas, each of which updates its
+  /// part.
+  bool shard_optimizer = false;
+  /// Sources tell each other how many copies each expert has in a layer of a microbatch, and these are
+  /// divided over the expert's owners so that the slowest ends earliest, in place of the owners' shares.
+  bool tally = false;
+  VisitSlots slots = {};
+
+  bool operator==(const PlanChoices&) const = default;
+  /// In three parts: files keep the order of their keys.
+  template <class V>
+  void step_fields(V& v) {
+    v("combine_lag", combine_lag, "dispatches between a dispatch and its combine on a shared queue",
+      at_least(0));
+    v("chunks", chunks, "partition degree: parts in which a layer is dispatched", between(1, 64));
+    v("queue_binding", queue_binding, "queue of a transfer");
+    v("row_dedup", row_dedup, "send a token once per device");
+    v("recompute", recompute, "activation checkpointing");
+    v("weight_gradients", weight_gradients,
+      "with those of inputs, or after them, while those of inputs travel (more memory)");
+  }
+  template <class V>
+  void state_fields(V& v) {
+    v("grad_dtype", grad_dtype,
+      "dtype in which gradients of parameters are summed and reduced; null = fp32, and fp64 where devices "
+      "compute in it");
+    v("master", master, "fp32: a copy of 16-bit parameters; none (bf16 alone): docs/precision.md");
+    v("moments_dtype", moments_dtype, "of the optimizer: fp32 or bf16; null = fp32");
+    v("shard_optimizer", shard_optimizer,
+      "devices that hold the same parameters divide their master copies and moments among them (ZeRO-1): "
+      "less memory, equal results");
+    v("tally", tally,
+      "sources tell each other their counts of copies in each exchange, and copies are divided over the "
+      "owners of an expert so that the slowest ends earliest (docs/balancing.md)");
+  }
+  template <class V>
+  void slot_fields(V& v) {
+    v("slots", slots,
+      "how many layers of weights, and inputs of layers, from the host fit on a device at once");
+  }
+};
+
+struct Plan : PlanChoices {
   std::string strategy;  ///< who made it: single, ep, dist_ep, zebra, ...
   std::string model;     ///< name of the model it was made for
   i64 seq_len = 0;       ///< tokens per sequence
@@ -158,25 +211,9 @@ struct Plan {
   /// differ [device of the group][turn], one device after another. Transfers of a device are in one order,
   /// and this is what that order is made by.
   std::vector<double> turn_lengths = {};
-  i32 combine_lag =
-      0;           ///< a return transfer is ordered this many dispatches later (matters on shared queues)
-  i32 chunks = 1;  ///< partition degree: dispatch, experts and combine of a layer in so many parts
-  QueueBinding queue_binding = QueueBinding::kDirection;
-  bool row_dedup = true;  ///< a token whose experts share a device is sent once
-  Recompute recompute = Recompute::kLocal;
-  WeightGradients weight_gradients = WeightGradients::kWith;
   std::vector<Dtype> dtype;  ///< [num_devices of the cluster] compute dtype
   Dtype wire_forward = Dtype::kFp32,
         wire_backward = Dtype::kFp32;  ///< dtype of rows and of their gradients in transfers
-  std::optional<Dtype> grad_dtype;     ///< of parameter gradients; none = see grad_dtype_of()
-  Master master = Master::kFp32;
-  std::optional<Dtype> moments_dtype;  ///< of the optimizer: bf16; none = fp32, of fp64 parameters fp64
-  /// Master and moments of a replicated parameter are divided over its replicas, each of which updates its
-  /// part.
-  bool shard_optimizer = false;
-  /// Sources tell each other how many copies each expert has in a layer of a microbatch, and these are
-  /// divided over the expert's owners so that the slowest ends earliest, in place of the owners' shares.
-  bool tally = false;
   /// Copies are divided so by the choices that a step replays, which all devices know: nothing is told. A
   /// step without choices (validation) divides by shares. Beside tally it means nothing.
   bool foreseen = false;
@@ -190,7 +227,6 @@ struct Plan {
   std::vector<i64> guest_cost = {};
   /// [num_devices] the node whose host a device uses, which is its own; empty = nothing is on a host.
   std::vector<NodeId> hosts = {};
-  VisitSlots slots = {};
   std::string explicit_order;              ///< schedule text, for order = explicit
   std::optional<double> predicted_step_s;  ///< of the planner that chose it
   template <class V>
@@ -204,22 +240,11 @@ struct Plan {
       "of a microbatch in each turn of a round, in any unit, of unequal devices one after another; empty = "
       "equal",
       above(0));
-    v("combine_lag", combine_lag, "dispatches between a dispatch and its combine on a shared queue",
-      at_least(0));
-    v("chunks", chunks, "partition degree", between(1, 64));
-    v("queue_binding", queue_binding, "queue of a transfer");
-    v("row_dedup", row_dedup, "send a token once per device");
-    v("recompute", recompute, "activation checkpointing");
-    v("weight_gradients", weight_gradients, "computed with those of inputs, or after them");
+    step_fields(v);
     v("wire_forward", wire_forward, "dtype of rows in transfers");
     v("wire_backward", wire_backward, "dtype of gradient rows in transfers");
     v("dtype", dtype, "compute dtype per device", required());
-    v("grad_dtype", grad_dtype, "dtype in which gradients of parameters are summed and reduced");
-    v("master", master, "fp32 copies of 16-bit parameters");
-    v("moments_dtype", moments_dtype, "dtype of the optimizer's moments");
-    v("shard_optimizer", shard_optimizer,
-      "divide master and moments of replicated parameters over their replicas");
-    v("tally", tally, "divide copies over owners by their counts in each exchange");
+    state_fields(v);
     v("foreseen", foreseen, "as tally, by the choices that a step replays; nothing is told");
     v("split_speeds", split_speeds,
       "speeds of devices at expert work, for tally and foreseen; empty = all alike", between(1, 1e9));
@@ -229,7 +254,7 @@ struct Plan {
     v("guest_cost", guest_cost, "copies that a device computes in the time that a guest costs; empty = 0",
       between(0, 1e9));
     v("hosts", hosts, "node whose host each device uses; empty = nothing is on a host", at_least(0));
-    v("slots", slots, "visits from the host that fit on a device at once");
+    slot_fields(v);
     v("predicted_step_s", predicted_step_s, "predicted seconds per step");
     v("explicit_order", explicit_order, "schedule text for order: explicit", text_of_lines());
     v("groups", groups, "data-parallel copies of the model", required());

@@ -7,6 +7,34 @@
 namespace hetermoe {
 namespace {
 
+/// Adds every field of a struct: bools, integers, enums, optional ones of these, and structs of them.
+struct FieldHash {
+  Fnv& hash;
+
+  template <class T>
+  void operator()(const char*, T& value, const char*, const Range& = {}) {
+    add(value);
+  }
+  template <class T>
+  void add(T& value) {
+    if constexpr (std::integral<T> || std::is_enum_v<T>) {
+      hash.add(value);
+    } else if constexpr (requires { value.has_value(); }) {
+      hash.add(value.has_value());
+      if (value) add(*value);
+    } else {
+      value.fields(*this);
+    }
+  }
+};
+
+void add_choices(Fnv& hash, PlanChoices choices) {
+  FieldHash fields{hash};
+  choices.step_fields(fields);
+  choices.state_fields(fields);
+  choices.slot_fields(fields);
+}
+
 /// Before what most plans have not, so that no two plans add the same.
 constexpr u64 kBackwardMark = 0xb4c4;
 
@@ -59,11 +87,10 @@ void add_group(Fnv& hash, const Group& group) {
 
 u64 key_of(const Plan& plan) {
   Fnv hash;
-  hash.add(plan.order).add(plan.window).add(plan.combine_lag).add(plan.chunks);
-  hash.add(plan.queue_binding).add(plan.row_dedup).add(plan.recompute).add(plan.shard_optimizer);
-  if (plan.weight_gradients != WeightGradients::kWith) hash.add(plan.weight_gradients);
+  hash.add(plan.order).add(plan.window);
+  add_choices(hash, plan);
   for (const double length : plan.turn_lengths) hash.add(std::bit_cast<u64>(length));
-  if (plan.tally || plan.foreseen) hash.add(plan.tally).add(plan.foreseen);
+  if (plan.foreseen) hash.add(plan.foreseen);
   if (plan.guest_slots > 0) hash.add(plan.guest_slots).add(plan.guest_depth);
   for (const Group& group : plan.groups) add_group(hash, group);
   return hash.value();

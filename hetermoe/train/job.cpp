@@ -230,9 +230,15 @@ void set_dtypes(Plan& plan, const PlanOptions& options) {
       plan.dtype[d] = *options.attention_dtype;
   }
   if (options.wire_dtype) plan.wire_forward = plan.wire_backward = *options.wire_dtype;
-  plan.grad_dtype = options.grad_dtype;
-  plan.master = options.master;
-  plan.moments_dtype = options.moments_dtype;
+}
+
+/// By default the strategy says which queues there are (moves of roundpipe have some by phase), and how many
+/// slots.
+void take_choices(Plan& plan, const PlanOptions& options) {
+  const PlanChoices of_strategy = plan;
+  static_cast<PlanChoices&>(plan) = options;
+  if (options.queue_binding == QueueBinding::kDirection) plan.queue_binding = of_strategy.queue_binding;
+  if (options.slots == VisitSlots{}) plan.slots = of_strategy.slots;
 }
 
 Plan plan_of_strategy(const Job& job, const ModelConfig& model, const Cluster& cluster) {
@@ -275,17 +281,9 @@ Plan plan_of_strategy(const Job& job, const ModelConfig& model, const Cluster& c
     request.experts_moved = options.experts_moved;
     plan = strategy.make(model, cluster, request);
   }
-  plan.chunks = options.chunks;
-  plan.combine_lag = options.combine_lag;
-  // By default the strategy says: roundpipe's moves have queues by phase.
-  if (options.queue_binding != QueueBinding::kDirection) plan.queue_binding = options.queue_binding;
-  plan.recompute = options.recompute;
-  plan.weight_gradients = options.weight_gradients;
+  take_choices(plan, options);
   set_recompute_of_layers(plan, options.recompute_layers, "plan.recompute_layers");
-  plan.row_dedup = options.row_dedup;
-  plan.shard_optimizer = options.shard_optimizer;
   if (options.shard_weights) shard_weights(plan);
-  if (options.slots != VisitSlots{}) plan.slots = options.slots;
   offload(plan, model, cluster, options.offload, "plan.offload");
   set_dtypes(plan, options);
   return plan;

@@ -143,7 +143,7 @@ struct TrainOptions {
 };
 
 /// How a strategy makes the plan; `file` takes a finished plan instead.
-struct PlanOptions {
+struct PlanOptions : PlanChoices {
   std::string file;
   std::vector<DeviceId> attention, experts;
   std::vector<double> attention_weights, expert_weights;
@@ -151,18 +151,10 @@ struct PlanOptions {
   i32 window = -1;
   i64 stages = 0, interleave = 1;
   std::vector<i64> stage_layers, stage_attention, stage_experts;
-  i32 chunks = 1;
-  i32 combine_lag = 0;
-  QueueBinding queue_binding = QueueBinding::kDirection;
-  Recompute recompute = Recompute::kLocal;
   std::string recompute_layers;
-  WeightGradients weight_gradients = WeightGradients::kWith;
-  bool row_dedup = true;
-  bool shard_optimizer = false, shard_weights = false, tally = false;
+  bool shard_weights = false;
   std::vector<std::string> offload;
-  VisitSlots slots;
-  std::optional<Dtype> attention_dtype, expert_dtype, wire_dtype, grad_dtype, moments_dtype;
-  Master master = Master::kFp32;
+  std::optional<Dtype> attention_dtype, expert_dtype, wire_dtype;
   template <class V>
   void fields(V& v) {
     v("file", file, "a plan.json to run instead of asking the strategy");
@@ -188,39 +180,21 @@ struct PlanOptions {
       at_least(1));
     v("stage_experts", stage_experts, "per stage: devices with experts (pp_zebra); empty = equally many",
       at_least(1));
-    v("chunks", chunks, "partition degree: parts in which a layer is dispatched", between(1, 64));
-    v("combine_lag", combine_lag, "dispatches between a dispatch and its combine on a shared queue",
-      at_least(0));
-    v("queue_binding", queue_binding, "queue of a transfer");
-    v("recompute", recompute, "activation checkpointing");
+    step_fields(v);
     v("recompute_layers", recompute_layers,
       "layers that differ from plan.recompute, as ranges: \"0-3:off,4-7:local\"");
-    v("weight_gradients", weight_gradients,
-      "with those of inputs, or after them, while those of inputs travel (more memory)");
-    v("row_dedup", row_dedup, "send a token once per device");
-    v("shard_optimizer", shard_optimizer,
-      "devices that hold the same parameters divide their master copies and moments among them (ZeRO-1): "
-      "less memory, equal results");
+    state_fields(v);
     v("shard_weights", shard_weights,
-      "likewise weights and gradients of embedding, attention parts and head, which are gathered for each "
-      "use (FSDP, ZeRO-3), and plan.shard_optimizer");
-    v("tally", tally,
-      "sources tell each other their counts of copies in each exchange, and copies are divided over the "
-      "owners of an expert so that the slowest ends earliest (docs/balancing.md)");
+      "as shard_optimizer, and weights and gradients of embedding, attention parts and head, which are "
+      "gathered for each use (FSDP, ZeRO-3)");
     v("offload", offload,
       "what lives in the main memory of the devices' nodes: all, weights, optimizer, saved, or PART.weights, "
       "PART.optimizer of embed, attention, experts, head; \"layers 8-15:experts.weights\" or \"devices "
       "4-7:optimizer\" for some alone");
-    v("slots", slots,
-      "how many layers of weights, and inputs of layers, from the host fit on a device at once");
+    slot_fields(v);
     v("attention_dtype", attention_dtype, "compute dtype of devices with attention");
     v("expert_dtype", expert_dtype, "compute dtype of devices with experts only");
     v("wire_dtype", wire_dtype, "dtype of rows in transfers");
-    v("grad_dtype", grad_dtype,
-      "dtype in which gradients of parameters are summed and reduced; null = fp32, and fp64 where devices "
-      "compute in it");
-    v("master", master, "fp32: a copy of 16-bit parameters; none (bf16 alone): docs/precision.md");
-    v("moments_dtype", moments_dtype, "of the optimizer: fp32 or bf16; null = fp32");
   }
 };
 

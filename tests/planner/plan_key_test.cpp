@@ -70,5 +70,12 @@ TEST(PlanKey, TellsQueuesAndRowsApart) {
   EXPECT_TRUE(tells_apart([](Plan& plan) { plan.combine_lag = 1; }));
 }
 
+TEST(PlanKey, TellsDtypesAndSlotsApart) {
+  EXPECT_TRUE(tells_apart([](Plan& plan) { plan.master = Master::kNone; }));
+  EXPECT_TRUE(tells_apart([](Plan& plan) { plan.grad_dtype = Dtype::kBf16; }));
+  EXPECT_TRUE(tells_apart([](Plan& plan) { plan.moments_dtype = Dtype::kBf16; }));
+  EXPECT_TRUE(tells_apart([](Plan& plan) { plan.slots.experts += 1; }));
+}
+
 }  // namespace
 }  // namespace hetermoe
