@@ -1,5 +1,6 @@
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <iostream>
 #include <memory>
 
@@ -11,6 +12,7 @@
 #include "hetermoe/planner/memory_estimate.h"
 #include "hetermoe/planner/planner.h"
 #include "hetermoe/planner/rates.h"
+#include "hetermoe/planner/run_cost.h"
 #include "hetermoe/planner/ways_out.h"
 #include "hetermoe/report/table.h"
 #include "hetermoe/report/waits_text.h"
@@ -22,7 +24,7 @@ namespace {
 struct PlanArguments {
   std::string model = "mixtral-8x7b", cluster = "o1", output, dtype = "fp16", master = "fp32",
               moments = "fp32", routing = "uniform", gradients;
-  double memory_reserve_gib = 0, routing_margin = 0;
+  double memory_reserve_gib = 0, routing_margin = 0, run_tokens = 0;
   i64 seq_len = 4096, sequences = 0, tokens = 0, max_microbatches = PlanLimits().max_microbatches;
   std::vector<DeviceId> idle;
   TrainOptions train;  // what is trained of the model
@@ -89,6 +91,34 @@ void print_tried(const PlanResult& result) {
   std::cout << table.str();
 }
 
+std::string or_dash(std::optional<double> figure) { return figure ? format_count(*figure) : "-"; }
+
+/// Days, money and energy of a run: of the plans between which time and money decide, else of the best.
+void print_run_cost(const PlanRequest& request, const PlanResult& result, double run_tokens) {
+  std::vector<std::size_t> rows = time_and_money(request.cluster, result);
+  const bool priced = !rows.empty();
+  if (!priced && run_tokens <= 0) return;
+  if (std::find(rows.begin(), rows.end(), 0) == rows.end()) rows.insert(rows.begin(), 0);
+  Table table({"time and money", "tokens/s", "per hour", "tokens per unit", "days", "cost", "kWh"});
+  const RunCost best = run_cost_of(request.cluster, result.best());
+  for (const std::size_t i : rows) {
+    const RunCost cost = run_cost_of(request.cluster, result.tried[i]);
+    const bool whole = run_tokens > 0;
+    table.add_row({result.tried[i].name, format_count(cost.tokens_per_s), or_dash(cost.per_hour),
+                   or_dash(cost.tokens_per_unit()),
+                   whole ? format_digits(cost.seconds(run_tokens) / 86400, 3) : "-",
+                   or_dash(whole ? cost.money(run_tokens) : std::nullopt),
+                   or_dash(whole ? cost.kilowatt_hours(run_tokens) : std::nullopt)});
+  }
+  std::cout << "\n" << table.str();
+  if (run_tokens > 0) std::cout << fmt::format("of a run of {} tokens. ", format_count(run_tokens));
+  std::cout << "Money is in the unit of price_per_hour. Only devices that a plan uses are counted"
+            << (best.kilowatts ? "; kWh by tdp_w, an upper figure.\n" : ".\n");
+  if (!best.unpriced.empty())
+    std::cout << fmt::format("The cost is not known: no price_per_hour for {} in the cluster file.\n",
+                             fmt::join(best.unpriced, ", "));
+}
+
 /// What is trained where it is not the whole model; empty = all.
 std::string trained_text(const Trained& trained) {
   if (trained.lora != nullptr)
@@ -135,6 +165,19 @@ void print_plan(const PlanRequest& request, const PlanResult& result, const std:
   print_tried(result);
 }
 
+Json money_json(const PlanRequest& request, const PlanResult& result, double run_tokens) {
+  Json json = {{"run_tokens", run_tokens > 0 ? Json(run_tokens) : Json()}, {"plans", Json::array()}};
+  const std::vector<std::size_t> chosen = time_and_money(request.cluster, result);
+  for (std::size_t i = 0; i < result.tried.size(); ++i) {
+    if (!result.tried[i].infeasible.empty()) continue;
+    Json row = to_json(run_cost_of(request.cluster, result.tried[i]), run_tokens);
+    row["name"] = result.tried[i].name;
+    row["on_frontier"] = std::find(chosen.begin(), chosen.end(), i) != chosen.end();
+    json["plans"].push_back(std::move(row));
+  }
+  return json;
+}
+
 /// What to do with a plan: look at it, train with it.
 void print_next(const PlanArguments& options, const PlanRequest& request, const Plan& plan) {
   const bool written = !options.output.empty();
@@ -160,6 +203,7 @@ int plan(const PlanArguments& options) {
     if (!ways.empty()) json["ways_out"] = ways;
     if (!assumed.empty()) json["assumed_links"] = assumed;
     if (result.feasible()) json["roles"] = roles_json(result.best().timeline);
+    if (result.feasible()) json["time_and_money"] = money_json(request, result, options.run_tokens);
     print_json(json);
   }
   if (!result.feasible()) {
@@ -168,6 +212,7 @@ int plan(const PlanArguments& options) {
                      result.infeasible, result.advice, ways.empty() ? "" : ". " + ways);
   }
   if (!options.json) print_plan(request, result, assumed);
+  if (!options.json) print_run_cost(request, result, options.run_tokens);
   if (!options.output.empty()) write_text(options.output, to_json(result.best().plan).dump(1) + "\n");
   if (!options.json) print_next(options, request, result.best().plan);
   return 0;
@@ -203,6 +248,11 @@ std::function<int()> make_plan(Flags& flags) {
   flags
       .add_option("--tokens", options->tokens, "tokens of a step, instead of --sequences [default: 1048576]")
       ->range(at_least(1));
+  flags
+      .add_option("--run-tokens", options->run_tokens,
+                  "tokens of the whole run, 1e12 for example: adds days, cost (price_per_hour of the device "
+                  "types) and energy (tdp_w)")
+      ->range(above(0));
   flags.add_option("--dtype", options->dtype, "compute and transfers: fp16, bf16 or fp32")
       ->capture_default_str();
   flags

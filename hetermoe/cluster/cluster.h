@@ -42,6 +42,8 @@ struct DeviceType {
   double attention_efficiency = 0;  ///< share of the peak that the fused attention kernel reaches, likewise
   std::string efficiency_source;    ///< what both agree with that was measured or published; empty = nothing
   std::string profile;              ///< optional file of measured times that override the roofline
+  double tdp_w = 0;                 ///< power limit, W; 0 = not known
+  double price_per_hour = 0;        ///< of one device, in any unit of money; 0 = not known
 
   FlopsPerSecond peak(Dtype dtype) const;  ///< fp16 stands in where bf16 is missing and the reverse; never 0
   Bytes memory_bytes() const { return memory_gib * 1024 * 1024 * 1024; }
@@ -71,6 +73,9 @@ struct DeviceType {
     v("efficiency_source", efficiency_source,
       "what the efficiencies agree with that was measured or published", text_of_lines());
     v("profile", profile, "file of measured times that override the roofline");
+    v("tdp_w", tdp_w, "power limit of the card, W; 0 = not known", at_least(0));
+    v("price_per_hour", price_per_hour,
+      "what one device costs for an hour, in any unit of money; 0 = not known", at_least(0));
   }
 };
 

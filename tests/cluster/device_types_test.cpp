@@ -13,7 +13,8 @@ TEST(Catalogue, HoldsTheUsualDevices) {
   const std::vector<std::string> names = known_device_types();
   const std::set<std::string> known(names.begin(), names.end());
   for (const char* name : {"P100", "V100", "T4", "RTX2080Ti", "RTX3090", "RTX4090", "RTX5090", "A10", "A40",
-                           "A100-40", "A100-80", "L4", "L40S", "H100", "H200", "B200", "CPU"}) {
+                           "A100-40", "A100-80", "L4", "L40S", "H100", "H200", "B200", "CPU", "A6000", "A5000",
+                           "RTX6000Ada", "A30", "H20", "A800", "V100-32", "RTX3080"}) {
     EXPECT_TRUE(known.contains(name)) << name;
   }
 }
@@ -28,14 +29,17 @@ TEST(Catalogue, EveryEntryIsCompletePlausibleAndSourced) {
     EXPECT_GT(t.fp64_tflops, 0) << name;
     EXPECT_LE(t.fp64_tflops, t.fp32_tflops) << name;
     if (t.compute_capability == 0) continue;
+    EXPECT_GE(t.tdp_w, 70) << name;
+    EXPECT_LE(t.tdp_w, 1000) << name;
+    EXPECT_EQ(t.price_per_hour, 0) << name;
     // Below sm80: no bf16 units and no flash kernel.
     EXPECT_EQ(t.bf16_tflops > 0, t.compute_capability >= 8) << name;
     EXPECT_EQ(t.attention_kernel,
               t.compute_capability >= 8 ? AttentionKernel::kFlash : AttentionKernel::kMemEfficient)
         << name;
     EXPECT_GT(t.fp16_tflops, t.fp32_tflops) << name;
-    // A slip of a digit or unit falls out of this range: the listed chips lie between 9.7 (B200) and 106
-    // (L40S). cards.
+    // A slip of a digit or unit falls out of this range: the listed cards lie between 9.6 (A100-80)
+    // and 106 (L40S).
     EXPECT_GT(t.fp32_tflops * 1e3 / t.memory_gb_s, 8) << name;
     EXPECT_LT(t.fp32_tflops * 1e3 / t.memory_gb_s, 120) << name;
   }

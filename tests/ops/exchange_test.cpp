@@ -40,8 +40,8 @@ template <class Use>
 void for_exchanges(Use use) {
   for (u64 seed = 1; seed <= 60; ++seed) {
     const testing::RandomCase random = testing::random_case(seed);
-    const Placement placement(random.plan, random.model, random.options);
-    const Schedule schedule = build_schedule(random.plan, random.model, random.cluster, random.options);
+    const Placement placement(random.plan, random.model, random.step);
+    const Schedule schedule = build_schedule(random.plan, random.model, random.step);
     for (const Op& op : schedule.ops) {
       if (op.kind == OpKind::kDispatch || op.kind == OpKind::kCombine)
         use(Exchange(op, placement), op, participants(op, placement));

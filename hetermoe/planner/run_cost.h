@@ -1,0 +1,35 @@
+#pragma once
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "hetermoe/planner/planner.h"
+
+// What a run by a plan takes: days, money, energy.
+namespace hetermoe {
+
+/// Of the devices that a plan uses; what stays idle is not counted. Money is in the unit of
+/// DeviceType::price_per_hour. Power is DeviceType::tdp_w of each, as if it drew that all the time: an upper
+/// figure, without hosts and cooling.
+struct RunCost {
+  double tokens_per_s = 0;                     ///< simulated
+  std::optional<double> per_hour, kilowatts;   ///< none: some type that is used has no figure
+  std::vector<std::string> unpriced, unrated;  ///< types that are used without a price, without a tdp_w
+
+  Seconds seconds(double tokens) const { return tokens / tokens_per_s; }
+  std::optional<double> money(double tokens) const;
+  std::optional<double> kilowatt_hours(double tokens) const;
+  std::optional<double> tokens_per_unit() const;  ///< of money
+};
+RunCost run_cost_of(const Cluster& cluster, const Candidate& candidate);
+
+/// Indices of PlanResult::tried: plans that no other beats in both tokens/s and money, the fastest first. At
+/// most `most` of them, with the fastest and the cheapest. Empty where no plan has a price.
+std::vector<std::size_t> time_and_money(const Cluster& cluster, const PlanResult& result,
+                                        std::size_t most = 3);
+
+/// {"per_hour", "tokens_per_unit", "kilowatts"}, null where not known; with run_tokens > 0 also "seconds",
+/// "money", "kilowatt_hours".
+Json to_json(const RunCost& cost, double run_tokens);
+
+}  // namespace hetermoe
