@@ -33,7 +33,7 @@ void print_run(const Job& job, const StrategyRun& run, const std::filesystem::pa
   std::cout << strategy_table({run});
   if (const std::vector<Validation> validations = out.validations(); !validations.empty()) {
     const Validation& last = validations.back();
-    const char* unit = token_word(job);
+    const char* unit = token_word(job.data);
     std::cout << fmt::format(
         "validation loss {:.4f} nats per {}, perplexity {:.4g}; entropy of single {}s {:.4f}\n", last.loss,
         unit, std::exp(last.loss), unit, out.unigram_entropy);

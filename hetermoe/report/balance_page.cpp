@@ -8,6 +8,7 @@
 
 #include "hetermoe/report/escape.h"
 #include "hetermoe/report/heat_map.h"
+#include "hetermoe/report/html.h"
 #include "hetermoe/report/page.h"
 #include "hetermoe/report/table.h"
 
@@ -112,7 +113,10 @@ std::string table_html(const BalancePage& page) {
               (c == 0 ? "</th>" : "</td>");
     html += "</tr>\n";
   }
-  return html + "</tbody></table></div></section>\n";
+  html += "</tbody></table></div>\n";
+  if (!page.notes.empty()) html += "<ul class=\"how notes\">\n";
+  for (const std::string& note : page.notes) html += "<li>" + escape_markup(note) + "</li>\n";
+  return html + (page.notes.empty() ? "" : "</ul>\n") + "</section>\n";
 }
 
 std::string layer_html(const LayerMaps& layer) {
@@ -195,7 +199,7 @@ std::string balance_page(const BalancePage& page) {
     html +=
         fmt::format("<section><h2>{}</h2><div class=\"plots\"><div class=\"plot\">{}</div></div></section>\n",
                     escape_markup(page.curves_title), loss_svg(page.curves));
-  return html + lent_html(page) + "</body></html>\n";
+  return html + lent_html(page) + plot_script() + "</body></html>\n";
 }
 
 }  // namespace hetermoe

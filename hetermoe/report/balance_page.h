@@ -47,6 +47,7 @@ struct BalancePage {
   std::vector<std::pair<std::string, std::string>> facts;
   std::vector<std::string> header;
   std::vector<std::vector<std::string>> rows;
+  std::vector<std::string> notes = {};  ///< what the columns mean, "name: meaning", below the table
   std::vector<LayerMaps> layers;  ///< the first is shown, the others are folded up
   LossPlot curves;                ///< over steps, or whatever its axes say
   std::vector<LentRow> lent;

@@ -29,6 +29,8 @@ struct StrategyReport {
   std::optional<Timeline> executed;   ///< the measurement, of the same schedule if the two are to be joined
   Seconds simulated_step = 0;         ///< 0 = that of the timeline
   Seconds executed_step = 0;          ///< 0 = that of the timeline; else say a median over steps
+  Seconds replayed_step = 0;          ///< simulation of what the executed steps routed; 0 = there is none
+  bool kept_pace = true;              ///< false: executed times are longer than the clock meant them to be
   std::vector<DeviceMemory> memory;   ///< in any order, may be empty
   std::string note;                   ///< "chosen by the planner", "does not fit: device 2 ..."
 };
@@ -69,6 +71,9 @@ enum class PageKind {
 /// hatched, with zoom, pan and tooltips; below, who waits for whom; around it the parts. Appending #zebra to
 /// its address selects a strategy.
 std::string html_report(const ReportInput& input, PageKind kind = PageKind::kFile);
+
+/// The script element that lets plots be pointed at and zoomed, for the end of any page that has some.
+std::string plot_script();
 
 /// The data of the page, as embedded in its element <script id="report-data">; docs of the members stand in
 /// html.cpp.

@@ -1,4 +1,5 @@
 #pragma once
+#include <optional>
 #include <vector>
 
 #include "hetermoe/timeline/timeline.h"
@@ -37,6 +38,7 @@ class CriticalPath {
  private:
   static constexpr std::size_t kNone = static_cast<std::size_t>(-1);
   std::size_t predecessor(OpId op, Seconds time) const;
+  std::size_t find_predecessor(OpId op, Seconds time) const;
   std::size_t span_on(OpId op, DeviceId device) const;
   std::size_t last_ended(DeviceId device, Seconds time, OpId except) const;
   bool is_later(std::size_t a, std::size_t b) const;
@@ -46,6 +48,9 @@ class CriticalPath {
   Seconds slack_;
   bool knows_after_;
   std::vector<Seconds> started_;                  // [op]
+  /// [op] what began last before it, once it was asked for: transfers among many devices are costly to look at. So
+  /// an object serves one thread.
+  mutable std::vector<std::optional<std::size_t>> predecessors_;
   std::vector<std::size_t> op_begin_, op_spans_;  // [op + 1] into spans of the op by device
   std::vector<std::size_t> lane_previous_;        // [span]
   std::vector<std::vector<std::size_t>> by_end_;  // [device] spans, where `after` is not known

@@ -35,8 +35,6 @@ std::string source_note(const StrategyRun& run) {
 
 }  // namespace
 
-const char* token_word(const Job& job) { return job.data.tokenizer == "bytes" ? "byte" : "token"; }
-
 std::string log_line(const StepRecord& r, i64 total_steps) {
   return fmt::format(
       "step {}/{}  loss {:.4f}  aux {:.4f}  grad {:.2f}  lr {:.2e}  {} tokens/s  expert max/mean {:.2f}  "
@@ -256,6 +254,7 @@ Json to_json(const StrategyRun& run, const Job& job) {
   json["cluster"] = job.cluster;
   json["seq_len"] = run.plan.seq_len;
   json["strategy"] = run.strategy;
+  json["loss_per"] = token_word(job.data);
   if (run.predicted.step > 0) {  // else the run was stopped before its step was simulated
     json["tokens_per_s"] = static_cast<double>(job.train.sequences * job.train.seq_len) / run.predicted.step;
     json["step_s"] = run.predicted.step;

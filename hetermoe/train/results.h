@@ -21,9 +21,6 @@ struct StrategyRun {
   TrainOutcome outcome;
 };
 
-/// What a token of the job's data is: byte or token.
-const char* token_word(const Job& job);
-
 /// One line of text for a step: step, loss, auxiliary loss, gradient norm, learning rate, tokens/s, expert
 /// max/mean, waiting share per role.
 std::string log_line(const StepRecord& record, i64 total_steps);
