@@ -189,13 +189,12 @@ BalancePage page_of(const std::vector<Row>& rows, const Case& c, const std::stri
       {"plan", c.plan.strategy},
       {"steps", std::to_string(rows[0].result.steps.size())},
       {"owners chosen by", c.knows == Knows::kHistory ? "the steps before" : "the step's own choices"}};
-  page.header = header_of_rows(rows);
-  page.notes = keys_of_rows(rows);
+  PageTable table{"Balancers", header_of_rows(rows), {}, keys_of_rows(rows)};
   page.curves = {
-      "Time ratio of each step, mean over layers and microbatches", "step", "time ratio", {}, 900, 300};
+      "Time ratio of each step, mean over layers and microbatches", "step", "time ratio", {}, 1100, 300};
   for (const Row& row : rows) {
     const TraceBalanceResult& r = row.result;
-    page.rows.push_back(cells_of(rows, row, c.cluster));
+    table.rows.push_back(cells_of(rows, row, c.cluster));
     LossSeries series{row.balancer, {}, {}};
     for (std::size_t s = 0; s < r.steps.size(); ++s)
       series.train.push_back({real(r.steps[s]), r.time_ratio_of_step[s]});
@@ -204,6 +203,7 @@ BalancePage page_of(const std::vector<Row>& rows, const Case& c, const std::stri
       page.lent.push_back(
           {row.balancer, r.lent.weights, r.lent.gradients, r.lent.seconds, r.lent.hidden_share()});
   }
+  page.tables = {std::move(table)};
   std::vector<std::size_t> order;
   for (std::size_t i = 0; i < rows[0].result.loads.size(); ++i) order.push_back(i);
   std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) {

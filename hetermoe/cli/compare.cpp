@@ -66,6 +66,7 @@ std::string note_of(const CompareRow& row) {
 void print_rows(const std::vector<CompareRow>& rows) {
   Table table({"seq", "sequences", "strategy", "tokens/s", rows[0].strategy + " = 1", "step", "newer busy",
                "older busy", "moved", "microbatches", "chunks", "fullest device", "note"});
+  table.keys(3);
   for (const CompareRow& row : rows) {
     const std::string& why = row.infeasible.empty() ? row.over_memory : row.infeasible;
     std::vector<std::string> cells = {std::to_string(row.seq_len), std::to_string(row.sequences),
@@ -86,8 +87,10 @@ void print_rows(const std::vector<CompareRow>& rows) {
   std::cout
       << table.str()
       << fmt::format(
-             "all figures simulated; sequences: of a step; {} = 1: speed beside the first row of the same "
-             "length; moved: experts that each older device gives up, per layer (one number: in each)\n",
+             "all figures simulated; sequences: of a step; {} = 1: speed over that of the first row of the same "
+             "length, above 1 is faster; newer busy, older busy: share of the step in which newer and older devices "
+             "compute; moved: experts that each older device gives up, per layer (one number: in each); chunks: "
+             "parts in which a layer's rows travel; fullest device: its peak memory\n",
              rows[0].strategy);
 }
 

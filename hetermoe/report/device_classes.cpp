@@ -117,9 +117,11 @@ std::vector<DeviceClass> device_classes(const std::vector<const Timeline*>& time
 std::vector<DeviceClass> drawn_classes(const std::vector<const Timeline*>& timelines, std::vector<DeviceClass> classes,
                                        std::size_t most) {
   const AllSpans spans(timelines);
+  constexpr std::size_t kMostDrawn = 48;
   std::size_t all = 0;
   for (const DeviceClass& of : classes) all += spans.count(of.shown);
-  if (all <= most) return classes;
+  if (all <= most && classes.size() <= kMostDrawn) return classes;
+  const double part = std::min({1.0, real(most) / real(all), real(kMostDrawn) / real(classes.size())});
   const std::vector<double> busy = busy_share(*timelines[0]);
   std::map<std::pair<std::string, std::string>, std::vector<DeviceClass>> groups;
   for (DeviceClass& of : classes) {
@@ -131,8 +133,8 @@ std::vector<DeviceClass> drawn_classes(const std::vector<const Timeline*>& timel
     std::stable_sort(group.begin(), group.end(), [&](const DeviceClass& a, const DeviceClass& b) {
       return busy[idx(a.shown)] > busy[idx(b.shown)];
     });
-    const auto part = static_cast<std::size_t>(real(most) / real(all) * real(group.size()));
-    for (const std::size_t at : spread(group.size(), std::min(group.size(), std::max<std::size_t>(2, part))))
+    const auto wanted = static_cast<std::size_t>(part * real(group.size()));
+    for (const std::size_t at : spread(group.size(), std::min(group.size(), std::max<std::size_t>(2, wanted))))
       out.push_back(group[at]);
   }
   std::sort(out.begin(), out.end(), [](const DeviceClass& a, const DeviceClass& b) { return a.shown < b.shown; });

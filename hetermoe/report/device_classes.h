@@ -24,7 +24,7 @@ inline constexpr std::size_t kMostSpans = 80000;
 /// the group) in the same lanes, and start and end within 1 % of the step of one another. In the order of `shown`.
 std::vector<DeviceClass> device_classes(const std::vector<const Timeline*>& timelines);
 
-/// Those classes that are drawn so that at most about `most` spans are: of each type and role the busiest and the
+/// Those classes that are drawn so that at most about `most` spans and 48 rows are: of each type and role the busiest and the
 /// least busy, and others evenly between these. All of them where they are few.
 std::vector<DeviceClass> drawn_classes(const std::vector<const Timeline*>& timelines, std::vector<DeviceClass> classes,
                                        std::size_t most = kMostSpans);

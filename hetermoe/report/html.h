@@ -7,6 +7,7 @@
 #include "hetermoe/report/heat_map.h"
 #include "hetermoe/report/loss_svg.h"
 #include "hetermoe/report/metrics_file.h"
+#include "hetermoe/report/page_table.h"
 #include "hetermoe/report/plan_layout.h"
 #include "hetermoe/sim/memory.h"
 #include "hetermoe/timeline/timeline.h"
@@ -49,6 +50,7 @@ struct ReportInput {
   std::vector<ExpertLoad> expert_loads;    ///< drawn as heat maps, one below the other
   std::vector<LossPlot> routing;           ///< curves of the routing, below them
   std::vector<LossPlot> run;               ///< curves of the run: speed, waiting, memory
+  std::vector<PageTable> tables;           ///< below the head
   std::vector<StepNote> events;            ///< what changed in the run, and what it warned of
 };
 
@@ -58,7 +60,7 @@ struct PagePart {
   std::string html;  ///< empty where the input has nothing for it
 };
 
-/// The parts of the page that are not drawn by its script: head, plan, strategies (their table), memory,
+/// The parts of the page that are not drawn by its script: head, tables, plan, strategies (their table), memory,
 /// losses, experts, run, events.
 std::vector<PagePart> page_parts(const ReportInput& input);
 

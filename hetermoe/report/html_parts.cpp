@@ -324,6 +324,12 @@ std::string experts_html(const ReportInput& input) {
   return html + plots_html(input.routing);
 }
 
+std::string tables_html(const ReportInput& input) {
+  std::string html;
+  for (const PageTable& table : input.tables) html += page_table_html(table);
+  return html;
+}
+
 std::string events_html(const ReportInput& input) {
   if (input.events.empty()) return "";
   std::string html =
@@ -339,6 +345,7 @@ std::string events_html(const ReportInput& input) {
 std::vector<PagePart> page_parts(const ReportInput& input) {
   return {
       {"head", head_html(input)},
+      {"tables", tables_html(input)},
       {"plan",
        section("plan", "The plan", "How the model lies on the devices. Point at a cell for its numbers.",
                of_strategies(input, plan_html))},

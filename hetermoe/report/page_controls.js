@@ -208,7 +208,7 @@ function describeDevices() {
   if (alike.length > 0) {
     const most = Math.max(...alike.map(device => device.alike));
     parts.push(` Devices that do the same at the same time${most > 0 ? ` (within ${percent(most, 2)} of the step)` : ''} are one row: `);
-    parts.push(alike.slice(0, 6).map(device => `${device.names}`).join('; ') + (alike.length > 6 ? '; \u2026' : '') + '.');
+    parts.push(alike.slice(0, 2).map(device => `${device.names}`).join('; ') + (alike.length > 2 ? '; \u2026' : '') + '.');
   }
   const shownDevices = strategy.devices.reduce((sum, device) => sum + device.count, 0);
   if (shownDevices < raw.all_devices) {

@@ -244,8 +244,10 @@ StrategyReport RunFolder::report_of(const Strategy& strategy) const {
   out.name = strategy.name;
   out.plan = strategy.plan.value;
   out.simulated = strategy.predicted.value;
+  const bool alone = strategy.executed.value && strategy.executed.value->source.starts_with("simulated");
+  if (alone && !out.simulated) out.simulated = strategy.executed.value;  // of `simulate`, which executes nothing
   if (!out.simulated) out.simulated_step = number_in(strategy.row, "step_s");
-  if (strategy.executed.value && strategy.metrics.last().is_object()) {
+  if (strategy.executed.value && !alone && strategy.metrics.last().is_object()) {
     out.executed = strategy.executed.value;
     const double told = number_at(strategy.row, {"executed", "step_s"});
     out.executed_step = told > 0 ? told : strategy.metrics.recent("step_s");
