@@ -91,7 +91,8 @@ std::vector<std::string> cells_of(const std::vector<Row>& rows, const Row& row, 
 /// What the columns mean, on the page and in the terminal.
 std::vector<std::string> keys_of_rows(const std::vector<Row>& rows) {
   return {
-      "time ratio: the slowest owner of an exchange over a perfect division of its copies by speed, mean over "
+      "time ratio: the slowest owner of an exchange over a perfect division of its copies by speed, mean "
+      "over "
       "layers and microbatches; worst: the largest. 1 is perfect.",
       "count ratio: copies of the fullest owner over the mean.",
       "node rows: rows that travel between nodes, per token and layer.",

@@ -135,34 +135,40 @@ PageTable layers_table(const TraceFigures& figures, const std::optional<UnderPla
 /// What the columns mean, in the terminal and on the page.
 std::vector<std::string> keys_of_layers(const std::optional<UnderPlan>& plan) {
   std::vector<std::string> keys = {
-      "Gini: of the experts' copies in a window, mean over windows; 0 is even, 1 is all to one expert. noise floor: "
+      "Gini: of the experts' copies in a window, mean over windows; 0 is even, 1 is all to one expert. noise "
+      "floor: "
       "what a router that is even in truth has by chance; beyond noise: what is left.",
-      "max/mean: the busiest expert over the mean. Both are the router's alone: they do not depend on the number of "
+      "max/mean: the busiest expert over the mean. Both are the router's alone: they do not depend on the "
+      "number of "
       "ranks.",
-      "N ranks: max/mean over so many ranks, experts dealt out in order. It grows with their number; placing experts "
+      "N ranks: max/mean over so many ranks, experts dealt out in order. It grows with their number; placing "
+      "experts "
       "changes it.",
-      "drift: how far a window's shares of experts are from those of the window before; - where there is one window."};
+      "drift: how far a window's shares of experts are from those of the window before; - where there is one "
+      "window."};
   if (plan)
-    keys.insert(keys.end(), {"plan's ranks: max/mean over the devices that own experts under the plan.",
-                             "time ratio: the slowest of them over a perfect division by speed, simulated rates."});
+    keys.insert(keys.end(),
+                {"plan's ranks: max/mean over the devices that own experts under the plan.",
+                 "time ratio: the slowest of them over a perfect division by speed, simulated rates."});
   return keys;
 }
 
 std::vector<std::string> conclusions(const TraceFigures& figures, const std::optional<UnderPlan>& plan) {
   const FigureRange g = figures.over_layers(&LayerFigures::gini);
-  std::vector<std::string> out = {fmt::format(
-      "band by the Gini coefficient: {} ({} of layers resilient, {} between, {} concentrated)",
-      name_of(band_of(g.mean)), format_percent(figures.share_in(RoutingBand::kResilient)),
-      format_percent(figures.share_in(RoutingBand::kBetween)),
-      format_percent(figures.share_in(RoutingBand::kConcentrated)))};
+  std::vector<std::string> out = {
+      fmt::format("band by the Gini coefficient: {} ({} of layers resilient, {} between, {} concentrated)",
+                  name_of(band_of(g.mean)), format_percent(figures.share_in(RoutingBand::kResilient)),
+                  format_percent(figures.share_in(RoutingBand::kBetween)),
+                  format_percent(figures.share_in(RoutingBand::kConcentrated)))};
   if (!plan) return out;
   out.push_back(fmt::format("{}, by simulated rates: slowest owner over a perfect division {}", plan->title,
                             range_cell(plan->figures.over_layers(&PlanLayerFigures::time_ratio))));
   out.push_back(fmt::format("rows between nodes per token and layer: {:.3f}, one for each copy {:.3f}",
                             plan->figures.node_rows, plan->figures.node_copies));
-  out.push_back(fmt::format(
-      "history costs: placed by the microbatch before, owners take {} times as long as by its own copies (lpt)",
-      range_cell(plan->history_cost)));
+  out.push_back(
+      fmt::format("history costs: placed by the microbatch before, owners take {} times as long as by its "
+                  "own copies (lpt)",
+                  range_cell(plan->history_cost)));
   return out;
 }
 

@@ -248,13 +248,17 @@ PageTable placements_table(const RoutingClusterArguments& options, const Result&
                           over(way.padded, linear.padded), fmt::format("{:.3f}", way.ratio),
                           fmt::format("{:.2f}", way.worst)});
   table.notes = {
-      "linear: experts dealt out in order. eplb: by load alone, without copies. greedy, exact: by use. capped: by "
-      "use, with a load ratio of at most " + fmt::format("{}", options.load_cap) + ".",
-      "copies that change groups: of tokens to experts in another group of devices than their sequence's, which is "
+      "linear: experts dealt out in order. eplb: by load alone, without copies. greedy, exact: by use. "
+      "capped: by "
+      "use, with a load ratio of at most " +
+          fmt::format("{}", options.load_cap) + ".",
+      "copies that change groups: of tokens to experts in another group of devices than their sequence's, "
+      "which is "
       "that of its cluster; of linear: over those of linear, below 1 is less.",
       "rows: what travels for these, a row for each token and group that needs it.",
       "padded rows: where every group sends as many as the one that sends most.",
-      "load ratio: time of the slowest group over a perfect division, mean over layers; worst layer: the largest."};
+      "load ratio: time of the slowest group over a perfect division, mean over layers; worst layer: the "
+      "largest."};
   return table;
 }
 
@@ -324,7 +328,8 @@ void write_page(const RoutingClusterArguments& options, const Result& r) {
       "Copies of each expert that the sequences of a cluster have, the darker the more, on one scale. Right: "
       "copies of the cluster over the mean of clusters (the line).";
   if (r.header.layers.size() > kMostLayers)
-    page.maps_text += fmt::format(" Drawn are the first {} of {} layers.", kMostLayers, r.header.layers.size());
+    page.maps_text +=
+        fmt::format(" Drawn are the first {} of {} layers.", kMostLayers, r.header.layers.size());
   page.curves_title = "Layer by layer";
   page.facts = {
       {"trace", options.trace}, {"clustered by", options.by}, {"groups", std::to_string(r.speeds.size())}};

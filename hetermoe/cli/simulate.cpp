@@ -92,8 +92,9 @@ Json summary_json(const Simulated& result, const Job& job) {
   return {{"rows", {row}}};
 }
 
-std::vector<std::filesystem::path> write_simulated(const std::filesystem::path& folder, const Simulated& result,
-                                                   const Job& job, const ModelConfig& model, const Cluster& cluster) {
+std::vector<std::filesystem::path> write_simulated(const std::filesystem::path& folder,
+                                                   const Simulated& result, const Job& job,
+                                                   const ModelConfig& model, const Cluster& cluster) {
   const std::vector<std::pair<const char*, std::string>> files = {
       {"job.json", to_json(job).dump(2) + "\n"},
       {"plan.json", to_json(result.plan).dump(1) + "\n"},

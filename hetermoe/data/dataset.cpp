@@ -34,12 +34,12 @@ constexpr i64 kLookedAt = 1 << 24;  // tokens of a stream that are read before t
 void check_length(const Source& source, const TokenStream& part, i64 seq_len, const char* use) {
   if (part.size() > seq_len) return;
   if (source.num_conversations > 0 && source.num_unanswered == source.num_conversations) {
-    fail<ConfigError>("train.seq_len",
-                      "no conversation of {}{} has a counted answer in its first {}: got {}, {} of them longer. "
-                      "Raise train.seq_len",
-                      counted(source.num_files, "file"), source.name.empty() ? "" : " of " + source.name,
-                      counted(seq_len, "token"), counted(source.num_conversations, "conversation"),
-                      source.num_cut);
+    fail<ConfigError>(
+        "train.seq_len",
+        "no conversation of {}{} has a counted answer in its first {}: got {}, {} of them longer. "
+        "Raise train.seq_len",
+        counted(source.num_files, "file"), source.name.empty() ? "" : " of " + source.name,
+        counted(seq_len, "token"), counted(source.num_conversations, "conversation"), source.num_cut);
   }
   fail<ConfigError>("data.paths",
                     "too little text for {}: got {} from {}{}, expected at least {} (train.seq_len + 1). "

@@ -131,7 +131,8 @@ bool is_zero(const LossPlot& plot) {
   });
 }
 
-/// The largest difference of two lines over the size of their values; infinite where they are not of the same steps.
+/// The largest difference of two lines over the size of their values; infinite where they are not of the same
+/// steps.
 double relative_difference(const std::vector<LossPoint>& a, const std::vector<LossPoint>& b) {
   double most = a.size() == b.size() ? 0 : std::numeric_limits<double>::infinity();
   for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
@@ -168,8 +169,9 @@ void join_equal(LossPlot& plot) {
   plot.runs = std::move(out);
   for (std::size_t i = 0; i < plot.runs.size(); ++i) {
     if (joined[i] == 1) continue;
-    plot.note += fmt::format("{}The losses of {} are equal at every step that is drawn{}.", plot.note.empty() ? "" : " ",
-                             plot.runs[i].name, most == 0 ? "" : fmt::format(" (largest difference {:.1g} of the loss)", most));
+    plot.note += fmt::format("{}The losses of {} are equal at every step that is drawn{}.",
+                             plot.note.empty() ? "" : " ", plot.runs[i].name,
+                             most == 0 ? "" : fmt::format(" (largest difference {:.1g} of the loss)", most));
     plot.runs[i].name = fmt::format("{} strategies, equal", joined[i]);
   }
 }

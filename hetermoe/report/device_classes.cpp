@@ -36,7 +36,8 @@ bool same_work(const TimelineOp& a, const TimelineOp& b) {
 }
 
 /// The largest difference of two devices' spans; none = they are not alike.
-std::optional<Seconds> difference_of(const Timeline& timeline, std::span<const Span> a, std::span<const Span> b) {
+std::optional<Seconds> difference_of(const Timeline& timeline, std::span<const Span> a,
+                                     std::span<const Span> b) {
   if (a.size() != b.size()) return std::nullopt;
   Seconds most = 0;
   for (std::size_t i = 0; i < a.size(); ++i) {
@@ -114,8 +115,8 @@ std::vector<DeviceClass> device_classes(const std::vector<const Timeline*>& time
   return classes;
 }
 
-std::vector<DeviceClass> drawn_classes(const std::vector<const Timeline*>& timelines, std::vector<DeviceClass> classes,
-                                       std::size_t most) {
+std::vector<DeviceClass> drawn_classes(const std::vector<const Timeline*>& timelines,
+                                       std::vector<DeviceClass> classes, std::size_t most) {
   const AllSpans spans(timelines);
   constexpr std::size_t kMostDrawn = 48;
   std::size_t all = 0;
@@ -134,10 +135,12 @@ std::vector<DeviceClass> drawn_classes(const std::vector<const Timeline*>& timel
       return busy[idx(a.shown)] > busy[idx(b.shown)];
     });
     const auto wanted = static_cast<std::size_t>(part * real(group.size()));
-    for (const std::size_t at : spread(group.size(), std::min(group.size(), std::max<std::size_t>(2, wanted))))
+    for (const std::size_t at :
+         spread(group.size(), std::min(group.size(), std::max<std::size_t>(2, wanted))))
       out.push_back(group[at]);
   }
-  std::sort(out.begin(), out.end(), [](const DeviceClass& a, const DeviceClass& b) { return a.shown < b.shown; });
+  std::sort(out.begin(), out.end(),
+            [](const DeviceClass& a, const DeviceClass& b) { return a.shown < b.shown; });
   return out;
 }
 

@@ -96,7 +96,8 @@ Scale scale_of(const std::vector<std::vector<double>>& ratio) {
   Scale scale;
   scale.largest = std::max(1.0, all.back());
   constexpr std::size_t kFew = 100;  // of fewer cells the largest is seen anyway
-  scale.darkest = all.size() < kFew ? scale.largest : std::clamp(1.5 * all[all.size() * 95 / 100], 1.0, scale.largest);
+  scale.darkest =
+      all.size() < kFew ? scale.largest : std::clamp(1.5 * all[all.size() * 95 / 100], 1.0, scale.largest);
   return scale;
 }
 

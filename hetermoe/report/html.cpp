@@ -22,18 +22,20 @@
 //     kept_pace     false: executed times are longer than the clock meant them to be
 //     steps         {simulated, replayed, executed} seconds, null when absent
 //     all_devices   how many there are; those below are drawn
-//     devices       [{name, type, role, used, capacity, count, names, alike, of_group}]: used and capacity are bytes,
-//                   null when unknown; count devices do the same within alike (a share of the step), their names;
-//                   of_group devices have its role and type
+//     devices       [{name, type, role, used, capacity, count, names, alike, of_group}]: used and capacity
+//     are bytes,
+//                   null when unknown; count devices do the same within alike (a share of the step), their
+//                   names; of_group devices have its role and type
 //     order         [device, ...] top to bottom
 //     simulated, executed: null or {
 //       source, step    step in seconds
-//       ops             [[kind, phase, layer, microbatch, queue, group], ...] where kind and queue are indices of the
-//                       lists below; 0 where no device that is drawn has a part in it. The executed side has null
-//                       here when its ops are those of the simulated side.
+//       ops             [[kind, phase, layer, microbatch, queue, group], ...] where kind and queue are
+//       indices of the
+//                       lists below; 0 where no device that is drawn has a part in it. The executed side has
+//                       null here when its ops are those of the simulated side.
 //       spans           [op, device, start, duration, ...] flat, nanoseconds
-//       uses:  [{label, devices, computing, transferring, waiting: [[label, share]], overhead, finished, unused}],
-//       longest_wait, critical_path            sentences
+//       uses:  [{label, devices, computing, transferring, waiting: [[label, share]], overhead, finished,
+//       unused}], longest_wait, critical_path            sentences
 //     }
 //   }], kinds: [...], queues: [...],
 //   basis: executed, replayed or simulated    by which steps strategies are compared
@@ -66,7 +68,8 @@ struct Drawn {
 
 void add_devices(Drawn& drawn, const Timeline& timeline) {
   for (const TimelineDevice& device : timeline.devices) {
-    if (drawn.known.emplace(device.name, drawn.all.devices.size()).second) drawn.all.devices.push_back(device);
+    if (drawn.known.emplace(device.name, drawn.all.devices.size()).second)
+      drawn.all.devices.push_back(device);
   }
 }
 
@@ -87,7 +90,8 @@ Drawn drawn_of(const StrategyReport& strategy, std::size_t most_spans) {
   if (count > kFewDevices && one_order)
     out.classes = drawn_classes(timelines, device_classes(timelines), most_spans);
   else
-    for (std::size_t d = 0; d < count; ++d) out.classes.push_back({static_cast<DeviceId>(d), {static_cast<DeviceId>(d)}});
+    for (std::size_t d = 0; d < count; ++d)
+      out.classes.push_back({static_cast<DeviceId>(d), {static_cast<DeviceId>(d)}});
   out.place.assign(count, kNotDrawn);
   for (std::size_t c = 0; c < out.classes.size(); ++c) out.place[idx(out.classes[c].shown)] = c;
   return out;
@@ -153,18 +157,21 @@ bool same_ops(const Timeline& a, const Timeline& b) {
 /// not written again.
 Json timeline_data(const Timeline& timeline, const Timeline* like, const Drawn& drawn, Names& names) {
   std::vector<std::size_t> place;
-  for (const TimelineDevice& device : timeline.devices) place.push_back(drawn.place[drawn.known.at(device.name)]);
+  for (const TimelineDevice& device : timeline.devices)
+    place.push_back(drawn.place[drawn.known.at(device.name)]);
   const std::vector<GroupUse> uses = group_use(timeline);
   return {{"source", timeline.source},
           {"step", timeline.step},
-          {"ops", like != nullptr && same_ops(*like, timeline) ? Json(nullptr) : ops_json(timeline, place, names)},
+          {"ops",
+           like != nullptr && same_ops(*like, timeline) ? Json(nullptr) : ops_json(timeline, place, names)},
           {"spans", spans_json(timeline, place)},
           {"uses", uses_json(uses)},
           {"longest_wait", longest_wait_text(uses)},
           {"critical_path", critical_path_text(critical_path(timeline))}};
 }
 
-Json device_data(const Drawn& drawn, const DeviceClass& of, std::size_t of_group, const StrategyReport& strategy) {
+Json device_data(const Drawn& drawn, const DeviceClass& of, std::size_t of_group,
+                 const StrategyReport& strategy) {
   const TimelineDevice& device = drawn.all.devices[idx(of.shown)];
   const std::vector<DeviceMemory>& memories = strategy.memory;
   const auto memory = std::find_if(memories.begin(), memories.end(),
@@ -260,7 +267,10 @@ Basis basis_of(const std::vector<StrategyReport>& strategies) {
     trusted = trusted && strategy.kept_pace && !is_elsewhere(strategy);
     replayed = replayed && strategy.replayed_step > 0;
   }
-  return !executed ? Basis::kSimulated : trusted ? Basis::kExecuted : replayed ? Basis::kReplayed : Basis::kSimulated;
+  return !executed  ? Basis::kSimulated
+         : trusted  ? Basis::kExecuted
+         : replayed ? Basis::kReplayed
+                    : Basis::kSimulated;
 }
 
 bool has_timeline(const StrategyReport& strategy) { return strategy.simulated || strategy.executed; }
@@ -289,8 +299,8 @@ std::string html_report(const ReportInput& input, PageKind kind) {
   }
   html += fmt::format("<script type=\"application/json\" id=\"report-data\">{}</script>\n",
                       script_json(report_data(input)));
-  html += fmt::format("<script>\n'use strict';\n(() => {{\n{}{}}})();\n</script>\n{}</body></html>\n", kPageScript,
-                      kind == PageKind::kLive ? kLiveScript : "", plot_script());
+  html += fmt::format("<script>\n'use strict';\n(() => {{\n{}{}}})();\n</script>\n{}</body></html>\n",
+                      kPageScript, kind == PageKind::kLive ? kLiveScript : "", plot_script());
   return html;
 }
 

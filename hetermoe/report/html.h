@@ -60,8 +60,8 @@ struct PagePart {
   std::string html;  ///< empty where the input has nothing for it
 };
 
-/// The parts of the page that are not drawn by its script: head, tables, plan, strategies (their table), memory,
-/// losses, experts, run, events.
+/// The parts of the page that are not drawn by its script: head, tables, plan, strategies (their table),
+/// memory, losses, experts, run, events.
 std::vector<PagePart> page_parts(const ReportInput& input);
 
 enum class PageKind {

@@ -101,7 +101,8 @@ Rivals rivals_of(const std::vector<StrategyReport>& strategies) {
   return out;
 }
 
-/// Times of one kind are compared with each other: of a strategy that has none of the basis, the predicted ones.
+/// Times of one kind are compared with each other: of a strategy that has none of the basis, the predicted
+/// ones.
 std::string factor_cell(const Steps& own, const Rivals& rivals) {
   const Basis basis = own.by(rivals.basis) > 0 ? rivals.basis : Basis::kSimulated;
   const Seconds time = own.by(basis), best = rivals.fastest.by(basis);
@@ -121,8 +122,8 @@ std::string time_cell(Seconds time, Seconds slowest, const char* kind) {
 /// The executed step against another one; a dash where there are not both, or they are of different machines.
 std::string against_cell(const StrategyReport& strategy, Seconds executed, Seconds other, bool as_factor) {
   if (executed <= 0 || other <= 0 || is_elsewhere(strategy)) return "&ndash;";
-  const std::string text =
-      as_factor ? fmt::format("{:.3f}", executed / other) : fmt::format("{:+.1f} %", 100 * (executed / other - 1));
+  const std::string text = as_factor ? fmt::format("{:.3f}", executed / other)
+                                     : fmt::format("{:+.1f} %", 100 * (executed / other - 1));
   return strategy.kept_pace ? text : text + " (lost its pace)";
 }
 
@@ -149,11 +150,14 @@ std::string strategy_row(const StrategyReport& strategy, std::size_t index, cons
 
 std::string basis_text(Basis basis) {
   switch (basis) {
-    case Basis::kExecuted: return "Strategies are compared by measured steps.";
+    case Basis::kExecuted:
+      return "Strategies are compared by measured steps.";
     case Basis::kReplayed:
-      return "Strategies are compared by replayed steps: measured times of at least one run are not those of the "
+      return "Strategies are compared by replayed steps: measured times of at least one run are not those of "
+             "the "
              "named devices at their pace.";
-    case Basis::kSimulated: return "Strategies are compared by predicted steps.";
+    case Basis::kSimulated:
+      return "Strategies are compared by predicted steps.";
   }
   return "";
 }
@@ -163,7 +167,8 @@ std::string strategies_table(const ReportInput& input) {
   std::string html = "<section><h2>Strategies</h2><p class=\"how\">" + basis_text(rivals.basis);
   if (rivals.has_replays)
     html +=
-        " Replayed: a simulation of the experts that the run chose, so that replayed against predicted is the "
+        " Replayed: a simulation of the experts that the run chose, so that replayed against predicted is "
+        "the "
         "unevenness of routing, and exec/replay is the pace: 1.000 where the run kept it.";
   html +=
       "</p><div class=\"scroll\"><table><thead><tr><th>strategy</th><th>predicted step</th>" +
@@ -230,8 +235,8 @@ bool same_prediction(const DeviceMemory& a, const DeviceMemory& b) {
          x.in_flight == y.in_flight && (a.measured > 0) == (b.measured > 0);
 }
 
-/// In the order of devices; of many devices those with the same prediction together, and the fullest first where
-/// these still are many.
+/// In the order of devices; of many devices those with the same prediction together, and the fullest first
+/// where these still are many.
 std::vector<MemoryRow> memory_rows(const std::vector<DeviceMemory>& memories) {
   const bool few = memories.size() <= kFewDevices;
   std::vector<MemoryRow> rows;
@@ -300,9 +305,10 @@ std::string memory_html(const StrategyReport& strategy) {
   for (std::size_t i = 0; i < std::min(rows.size(), kMostRows); ++i) html += memory_row(rows[i], most);
   html += "</tbody></table></div>\n";
   if (rows.size() > kMostRows)
-    html += fmt::format("<p class=\"hint\">{} more devices or groups of them, which are less full, are in "
-                        "summary.json.</p>\n",
-                        rows.size() - kMostRows);
+    html += fmt::format(
+        "<p class=\"hint\">{} more devices or groups of them, which are less full, are in "
+        "summary.json.</p>\n",
+        rows.size() - kMostRows);
   return html;
 }
 
@@ -310,11 +316,15 @@ std::string plots_html(const std::vector<LossPlot>& plots) {
   if (plots.empty()) return "";
   std::string html = "<div class=\"plots\">\n";
   for (const LossPlot& plot : plots) {
-    const std::string note = plot.note.empty() ? "" : "<p class=\"hint\">" + escape_markup(plot.note) + "</p>";
+    const std::string note =
+        plot.note.empty() ? "" : "<p class=\"hint\">" + escape_markup(plot.note) + "</p>";
     html += "<div class=\"plot\">" + loss_svg(plot) + note + "</div>\n";
   }
-  return html + "</div>\n<p class=\"hint\">Point at a curve for its values. Drag over a part of it to see that part, "
-                "double click to see all. A solid line over a pale one is its mean over a fiftieth of its points.</p>\n";
+  return html +
+         "</div>\n<p class=\"hint\">Point at a curve for its values. Drag over a part of it to see that "
+         "part, "
+         "double click to see all. A solid line over a pale one is its mean over a fiftieth of its "
+         "points.</p>\n";
 }
 
 std::string experts_html(const ReportInput& input) {
@@ -354,7 +364,8 @@ std::vector<PagePart> page_parts(const ReportInput& input) {
        section("memory", "Memory of each device",
                "Predicted: at the worst moment of a simulated step, in the dtypes that the run computes in. "
                "Measured: the most bytes of tensors in the last step that was looked at; runs count them on "
-               "GPUs and, where they train on CPUs, under the virtual clock. Bars reach to the capacity of the device. "
+               "GPUs and, where they train on CPUs, under the virtual clock. Bars reach to the capacity of "
+               "the device. "
                "Devices with the same prediction are one row, which shows the fullest.",
                of_strategies(input, memory_html))},
       {"losses", section("losses", "Loss", "", plots_html(input.losses))},

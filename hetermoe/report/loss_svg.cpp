@@ -117,9 +117,10 @@ std::string path_data(const std::vector<LossPoint>& points) {
   return d;
 }
 
-/// A line in data's coordinates, as wide on the screen at any zoom. name: of the line that is pointed at; none = it
-/// stands for another.
-std::string line_svg(const std::string& d, const char* color, const std::string& style, const std::string& name) {
+/// A line in data's coordinates, as wide on the screen at any zoom. name: of the line that is pointed at;
+/// none = it stands for another.
+std::string line_svg(const std::string& d, const char* color, const std::string& style,
+                     const std::string& name) {
   if (d.empty()) return "";
   const std::string named = name.empty() ? "" : fmt::format(" data-name=\"{}\"", escape_markup(name));
   return fmt::format(
@@ -171,13 +172,15 @@ RunColors colors_of(std::size_t run) {
 std::string run_svg(const LossSeries& run, const RunColors& colors, bool has_both) {
   const std::vector<LossPoint> smooth = smoothed(run.train);
   const char* wide = " stroke-width=\"1.8\"";
-  std::string svg = line_svg(path_data(run.train), colors.train,
-                             smooth.empty() ? wide : " class=\"raw\" stroke-width=\"1.2\" stroke-opacity=\"0.35\"",
-                             run.name + (has_both ? " train" : ""));
+  std::string svg =
+      line_svg(path_data(run.train), colors.train,
+               smooth.empty() ? wide : " class=\"raw\" stroke-width=\"1.2\" stroke-opacity=\"0.35\"",
+               run.name + (has_both ? " train" : ""));
   svg += line_svg(path_data(smooth), colors.train, " class=\"smooth\" stroke-width=\"2\"", "");
   if (run.train.size() == 1) svg += dots(run.train, colors.train);
   if (run.validation.empty()) return svg;
-  svg += line_svg(path_data(run.validation), colors.validation, wide + std::string(kDashes), run.name + " validation");
+  svg += line_svg(path_data(run.validation), colors.validation, wide + std::string(kDashes),
+                  run.name + " validation");
   return svg + dots(run.validation, colors.validation);
 }
 
@@ -197,8 +200,10 @@ std::vector<LegendEntry> legend_entries(const LossPlot& plot) {
   const bool has_both = has_validation(plot);
   for (std::size_t r = 0; r < plot.runs.size(); ++r) {
     const LossSeries& run = plot.runs[r];
-    if (!run.train.empty()) entries.push_back({run.name + (has_both ? " train" : ""), colors_of(r).train, ""});
-    if (!run.validation.empty()) entries.push_back({run.name + " validation", colors_of(r).validation, kDashes});
+    if (!run.train.empty())
+      entries.push_back({run.name + (has_both ? " train" : ""), colors_of(r).train, ""});
+    if (!run.validation.empty())
+      entries.push_back({run.name + " validation", colors_of(r).validation, kDashes});
   }
   return entries;
 }
@@ -210,10 +215,13 @@ std::string marks_svg(const Box& box, const std::vector<PlotMark>& marks) {
     const double step = mark.step - 0.5;
     if (step < box.x_low || step > box.x_high) continue;
     // As high as any zoom shows.
-    const double low = box.y_low - 100 * (box.y_high - box.y_low), high = box.y_high + 100 * (box.y_high - box.y_low);
+    const double low = box.y_low - 100 * (box.y_high - box.y_low),
+                 high = box.y_high + 100 * (box.y_high - box.y_low);
     svg += fmt::format(
-        "<line class=\"mark\" x1=\"{0:.10g}\" y1=\"{1:.6g}\" x2=\"{0:.10g}\" y2=\"{2:.6g}\" stroke=\"#a83244\" "
-        "vector-effect=\"non-scaling-stroke\" stroke-width=\"1.4\" stroke-dasharray=\"2 3\"><title>step {3:g}: "
+        "<line class=\"mark\" x1=\"{0:.10g}\" y1=\"{1:.6g}\" x2=\"{0:.10g}\" y2=\"{2:.6g}\" "
+        "stroke=\"#a83244\" "
+        "vector-effect=\"non-scaling-stroke\" stroke-width=\"1.4\" stroke-dasharray=\"2 3\"><title>step "
+        "{3:g}: "
         "{4}</title></line>\n",
         step, low, high, mark.step, escape_markup(mark.text));
   }
@@ -229,7 +237,8 @@ std::string data_svg(const Frame& f, const LossPlot& plot) {
       "transform=\"matrix({:.10g} 0 0 {:.10g} {:.10g} {:.10g})\">\n",
       f.left, f.top, f.right - f.left, f.bottom - f.top, sx, -sy, -f.box.x_low * sx, f.box.y_high * sy);
   svg += marks_svg(f.box, plot.marks);
-  for (std::size_t r = 0; r < plot.runs.size(); ++r) svg += run_svg(plot.runs[r], colors_of(r), has_validation(plot));
+  for (std::size_t r = 0; r < plot.runs.size(); ++r)
+    svg += run_svg(plot.runs[r], colors_of(r), has_validation(plot));
   return svg + "</g></svg>\n";
 }
 
@@ -325,8 +334,9 @@ std::string loss_svg(const LossPlot& plot) {
       "aria-label=\"{2}\" data-x=\"{3}\" data-frame=\"{4:.1f} {5:.1f} {6:.1f} {7:.1f}\" "
       "data-box=\"{8:.10g} {9:.10g} {10:.10g} {11:.10g}\">\n"
       "<rect width=\"{0}\" height=\"{1}\" fill=\"#fff\"/>\n",
-      plot.width, plot.height, escape_markup(plot.title), escape_markup(plot.x_label), frame.left, frame.right,
-      frame.top, frame.bottom, frame.box.x_low, frame.box.x_high, frame.box.y_low, frame.box.y_high);
+      plot.width, plot.height, escape_markup(plot.title), escape_markup(plot.x_label), frame.left,
+      frame.right, frame.top, frame.bottom, frame.box.x_low, frame.box.x_high, frame.box.y_low,
+      frame.box.y_high);
   svg += text_at(frame.left, 24, "start", plot.title, " font-size=\"15\" font-weight=\"600\"");
   svg += axes(frame, plot) + data_svg(frame, plot);
   if (entries.empty()) {

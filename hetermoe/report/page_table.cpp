@@ -8,8 +8,8 @@ namespace hetermoe {
 
 std::string page_table_html(const PageTable& table) {
   if (table.rows.empty()) return "";
-  std::string html = fmt::format("<section><h2>{}</h2><div class=\"scroll\"><table><thead><tr>",
-                                 escape_markup(table.title));
+  std::string html =
+      fmt::format("<section><h2>{}</h2><div class=\"scroll\"><table><thead><tr>", escape_markup(table.title));
   for (const std::string& name : table.header) html += "<th>" + escape_markup(name) + "</th>";
   html += "</tr></thead><tbody>\n";
   for (const std::vector<std::string>& row : table.rows) {

@@ -181,7 +181,8 @@ std::vector<Fact> RunFolder::facts(bool live) const {
   add("cluster", cluster_.value ? cluster_.value->name : text_at(job_, {"cluster"}));
   std::string clock = text_at(job_, {"clock", "kind"});
   const bool paced = std::any_of(strategies_.begin(), strategies_.end(), [](const Strategy& strategy) {
-    return strategy.executed.value && strategy.executed.value->source.find("paced clock") != std::string::npos;
+    return strategy.executed.value &&
+           strategy.executed.value->source.find("paced clock") != std::string::npos;
   });
   if (paced && clock != "paced") clock += "; of the steps that are timed: paced";
   add("clock", clock);
@@ -245,7 +246,8 @@ StrategyReport RunFolder::report_of(const Strategy& strategy) const {
   out.plan = strategy.plan.value;
   out.simulated = strategy.predicted.value;
   const bool alone = strategy.executed.value && strategy.executed.value->source.starts_with("simulated");
-  if (alone && !out.simulated) out.simulated = strategy.executed.value;  // of `simulate`, which executes nothing
+  if (alone && !out.simulated)
+    out.simulated = strategy.executed.value;  // of `simulate`, which executes nothing
   if (!out.simulated) out.simulated_step = number_in(strategy.row, "step_s");
   if (strategy.executed.value && !alone && strategy.metrics.last().is_object()) {
     out.executed = strategy.executed.value;

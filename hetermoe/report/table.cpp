@@ -129,9 +129,10 @@ void Table::add_row(std::vector<std::string> cells) {
 }
 
 bool Table::is_text(std::size_t column) const {
-  return !is_right(column) && std::any_of(rows_.begin(), rows_.end(), [&](const std::vector<std::string>& row) {
-    return row[column].find(' ') != std::string::npos;
-  });
+  return !is_right(column) &&
+         std::any_of(rows_.begin(), rows_.end(), [&](const std::vector<std::string>& row) {
+           return row[column].find(' ') != std::string::npos;
+         });
 }
 
 bool Table::is_right(std::size_t column) const {
@@ -210,7 +211,8 @@ std::vector<std::vector<std::size_t>> Table::blocks(Layout& layout, std::size_t 
 std::string Table::str(int indent) const {
   Layout layout = this->layout();
   std::string text;
-  for (const std::vector<std::size_t>& columns : blocks(layout, kMostColumns - static_cast<std::size_t>(indent))) {
+  for (const std::vector<std::size_t>& columns :
+       blocks(layout, kMostColumns - static_cast<std::size_t>(indent))) {
     std::vector<std::string> rule;
     for (const std::size_t width : layout.widths) rule.emplace_back(width, '-');
     if (!text.empty()) text += "\n";

@@ -33,8 +33,9 @@ std::string longest_wait_text(const std::vector<GroupUse>& uses) {
     const std::string idle = fmt::format("Longest wait: {} devices are idle ", use.group.label());
     if (!use.waiting.empty()) {
       const Wait& wait = use.waiting[0];
-      consider(wait.share, fmt::format("{}{} of the step until {} on {} are done.", idle,
-                                       format_percent(wait.share), wait.kind, uses[wait.group].group.label()));
+      consider(wait.share,
+               fmt::format("{}{} of the step until {} on {} are done.", idle, format_percent(wait.share),
+                           wait.kind, uses[wait.group].group.label()));
     }
     consider(use.transferring, fmt::format("{}{} of the step while transfers are on their way.", idle,
                                            format_percent(use.transferring)));

@@ -37,9 +37,12 @@ std::string source_note(const StrategyRun& run) {
 
 std::string log_line_key(bool emulated) {
   return fmt::format(
-      "step lines: aux: load-balancing loss; grad: norm of all gradients; lr: learning rate{}; expert max/mean: "
-      "copies of the busiest expert over the mean (1 = even); Gini: unevenness of the experts (0 = even); time "
-      "ratio: slowest owner of experts over a perfect division (1 = perfect); waiting: idle share of the compute "
+      "step lines: aux: load-balancing loss; grad: norm of all gradients; lr: learning rate{}; expert "
+      "max/mean: "
+      "copies of the busiest expert over the mean (1 = even); Gini: unevenness of the experts (0 = even); "
+      "time "
+      "ratio: slowest owner of experts over a perfect division (1 = perfect); waiting: idle share of the "
+      "compute "
       "lanes",
       emulated ? "; emulated: in the time of the named GPUs, not of this machine" : "");
 }
@@ -49,8 +52,8 @@ std::string log_line(const StepRecord& r, i64 total_steps, bool emulated) {
       "step {}/{}  loss {:.4f}  aux {:.4f}  grad {:.2f}  lr {:.2e}  {} tokens/s{}  expert max/mean {:.2f}  "
       "Gini {:.3f}  time ratio {:.2f}  waiting: attention {:.0f} %, expert {:.0f} %",
       r.step, total_steps, r.loss, r.aux_loss, r.grad_norm, r.learning_rate, format_count(r.tokens_per_s),
-      emulated ? " emulated" : "", r.expert_max_over_mean, r.routing.gini, r.routing.time_ratio, 100 * r.attention_wait,
-      100 * r.expert_wait);
+      emulated ? " emulated" : "", r.expert_max_over_mean, r.routing.gini, r.routing.time_ratio,
+      100 * r.attention_wait, 100 * r.expert_wait);
 }
 
 Json metrics_json(const StepRecord& r) {

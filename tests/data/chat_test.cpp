@@ -344,12 +344,10 @@ TEST(Conversations, ThatAreTooLongAreCutOrLeftOutWithANote) {
 /// The window is too short for all of them: a longer one helps, more text does not.
 TEST(Conversations, ThatAreAllLeftOutAskForLongerSequences) {
   const WorkFolder folder;
-  std::string lines;
-  for (int i = 0; i < 5; ++i) lines += line_of(std::string(40, 'c'), "d");
-  const std::string path = folder.file("x.jsonl", lines);
+  const std::string path = folder.file("x.jsonl", line_of(std::string(40, 'c'), "d"));
   EXPECT_EQ(error_of<ConfigError>([&] { load_dataset(options_of(path), 32); }),
-            "[train.seq_len] no conversation of 1 file has a counted answer in its first 32 tokens: got 5 "
-            "conversations, 5 of them longer. Raise train.seq_len");
+            "[train.seq_len] no conversation of 1 file has a counted answer in its first 32 tokens: got 1 "
+            "conversation, 1 of them longer. Raise train.seq_len");
   EXPECT_NO_THROW(load_dataset(options_of(path), 128));
 }
 

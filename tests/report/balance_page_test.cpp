@@ -39,8 +39,9 @@ TEST(BalancePage, WithoutGuestsNothingSpeaksOfThem) {
 TEST(BalancePage, TablesSayWhatTheirColumnsMean) {
   BalancePage page;
   page.title = "Balancers";
-  page.tables = {{"First <table>", {"balancer", "step"}, {{"none", "2 ms"}, {"lpt", "1 ms"}}, {"step: of <this> run"}},
-                 {"Without rows", {"balancer"}, {}}};
+  page.tables = {
+      {"First <table>", {"balancer", "step"}, {{"none", "2 ms"}, {"lpt", "1 ms"}}, {"step: of <this> run"}},
+      {"Without rows", {"balancer"}, {}}};
   const std::string html = balance_page(page);
   for (const char* text : {"<h2>First &lt;table&gt;</h2>", "<th>step</th>", "<th scope=\"row\">lpt</th>",
                            "<td class=\"num\">1 ms</td>", "<li>step: of &lt;this&gt; run</li>"})

@@ -182,7 +182,8 @@ TEST(HtmlReport, TimesOfACpuInThePlaceOfGpusAreLabelledAndComparedWithNoPredicti
   EXPECT_TRUE(embedded(html)["strategies"][0]["elsewhere"]);
 }
 
-/// Strategies are compared by one kind of times, and measured ones only if all runs kept their pace on the named devices.
+/// Strategies are compared by one kind of times, and measured ones only if all runs kept their pace on the
+/// named devices.
 TEST(HtmlReport, HeadlineAndTableCompareTimesThatCanBeTrusted) {
   for (unsigned seed = 0; seed < 200; ++seed) {
     std::mt19937 random(seed);
@@ -204,13 +205,17 @@ TEST(HtmlReport, HeadlineAndTableCompareTimesThatCanBeTrusted) {
       input.strategies.push_back(strategy);
     }
     const std::string html = html_report(input), basis = embedded(html)["basis"];
-    EXPECT_EQ(basis, !executes || (lost && !replays) ? "simulated" : lost ? "replayed" : "executed") << "seed " << seed;
-    const std::size_t word = basis == "executed" ? html.find("compared by measured steps")
+    EXPECT_EQ(basis, !executes || (lost && !replays) ? "simulated"
+                     : lost                          ? "replayed"
+                                                     : "executed")
+        << "seed " << seed;
+    const std::size_t word = basis == "executed"   ? html.find("compared by measured steps")
                              : basis == "replayed" ? html.find("compared by replayed steps")
                                                    : html.find("compared by predicted steps");
     EXPECT_NE(word, std::string::npos) << "seed " << seed;
     EXPECT_EQ(html.find("exec/replay") != std::string::npos,
-              std::any_of(input.strategies.begin(), input.strategies.end(), [](const auto& s) { return s.replayed_step > 0; }));
+              std::any_of(input.strategies.begin(), input.strategies.end(),
+                          [](const auto& s) { return s.replayed_step > 0; }));
   }
 }
 
@@ -232,7 +237,8 @@ TEST(HtmlReport, MemoryBarsReachToTheCapacityAndEqualDevicesAreARow) {
   ReportInput input;
   input.strategies.resize(1);
   for (int d = 0; d < 20; ++d)
-    input.strategies[0].memory.push_back({"A40#" + std::to_string(d), {.in_flight = d < 8 ? 4e9 : 8e9}, 0, 16e9});
+    input.strategies[0].memory.push_back(
+        {"A40#" + std::to_string(d), {.in_flight = d < 8 ? 4e9 : 8e9}, 0, 16e9});
   const std::string html = html_report(input);
   EXPECT_NE(html.find("A40#0 to A40#7</th>"), std::string::npos);
   EXPECT_NE(html.find("A40#8 to A40#19</th>"), std::string::npos);
@@ -258,7 +264,8 @@ TEST(HtmlReport, OfManyEqualDevicesOneIsDrawn) {
 /// 1,024 devices of which no two do the same.
 TEST(HtmlReport, APageOfManyUnequalDevicesStaysBelow5Megabytes) {
   synthetic::Shape shape;
-  shape.num_attention = 512, shape.num_expert = 512, shape.num_layers = 8, shape.num_microbatches = 8, shape.jitter = 0.3;
+  shape.num_attention = 512, shape.num_expert = 512, shape.num_layers = 8, shape.num_microbatches = 8,
+  shape.jitter = 0.3;
   ReportInput input;
   input.strategies.resize(1);
   input.strategies[0].simulated = synthetic::zebra(shape);
@@ -268,6 +275,25 @@ TEST(HtmlReport, APageOfManyUnequalDevicesStaysBelow5Megabytes) {
   const Json data = embedded(html)["strategies"][0];
   EXPECT_GT(data["devices"].size(), 30u);
   EXPECT_LE(data["devices"].size(), 48u);
+}
+
+/// The most points that MetricsFile keeps, in as many curves as a run with six layers has.
+TEST(HtmlReport, APageOfLongCurvesStaysBelow5Megabytes) {
+  ReportInput input = typical({});
+  input.strategies.resize(1);
+  for (int p = 0; p < 16; ++p) {
+    LossPlot plot{"Curve " + std::to_string(p), "step", "value", {}, 640, 290};
+    for (int c = 0; c < (p < 4 ? 6 : 1); ++c) {
+      LossSeries series{"layer " + std::to_string(c), {}, {}};
+      for (int step = 0; step < 4000; ++step) series.train.push_back({250.0 * step, 2 + std::sin(0.9 * step + c) / 7});
+      plot.runs.push_back(std::move(series));
+    }
+    input.run.push_back(std::move(plot));
+  }
+  const std::string html = html_report(input);
+  write_text(std::filesystem::path(HM_BINARY_DIR) / "report_long.html", html);
+  EXPECT_LT(html.size(), 5u << 20);
+  EXPECT_GT(count(html, "class=\"smooth\""), 30u);
 }
 
 TEST(HtmlReport, TableShowsStepsErrorAndNotes) {

@@ -115,7 +115,8 @@ TEST_F(Live, LossesAreInWhatTheRunSays) {
   EXPECT_TRUE(has(titled(R"({"rows": [{"strategy": "a", "suffix": "", "loss_per": "byte"}]})", "bytes"),
                   "Loss (nats per byte)"));
   EXPECT_TRUE(has(titled(R"({"rows": [{"strategy": "a", "suffix": ""}]})", "bytes"), "Loss (nats per byte)"));
-  EXPECT_TRUE(has(titled(R"({"rows": [{"strategy": "a", "suffix": ""}]})", "x.model"), "Loss (nats per token)"));
+  EXPECT_TRUE(
+      has(titled(R"({"rows": [{"strategy": "a", "suffix": ""}]})", "x.model"), "Loss (nats per token)"));
 }
 
 TEST_F(Live, EqualLossesOfStrategiesAreSaidToBeEqual) {
@@ -128,7 +129,8 @@ TEST_F(Live, EqualLossesOfStrategiesAreSaidToBeEqual) {
   };
   add_losses("a", 0), add_losses("b", 1e-7), add_losses("c", 0.01);
   const std::string now = body();
-  EXPECT_TRUE(has(now, "The losses of a, b are equal at every step that is drawn (largest difference ")) << now;
+  EXPECT_TRUE(has(now, "The losses of a, b are equal at every step that is drawn (largest difference "))
+      << now;
   EXPECT_TRUE(has(now, "data-name=\"2 strategies, equal\""));
   EXPECT_TRUE(has(now, "data-name=\"c\""));
   EXPECT_FALSE(has(now, "data-name=\"b\""));

@@ -41,7 +41,8 @@ TEST(LossSvg, PointsLandWhereTheAxesSay) {
   // Loss 0..1 with 5 % margin in a frame of y 44..368; steps 0..10 over x 88..880.
   const std::string svg = loss_svg(plot_of({{"a", {{0, 1}, {10, 0}}, {}}}));
   EXPECT_NE(svg.find("d=\"M0 1L10 0\""), std::string::npos) << svg;
-  EXPECT_NE(svg.find("<svg x=\"88.0\" y=\"44.0\" width=\"792.0\" height=\"324.0\">"), std::string::npos) << svg;
+  EXPECT_NE(svg.find("<svg x=\"88.0\" y=\"44.0\" width=\"792.0\" height=\"324.0\">"), std::string::npos)
+      << svg;
   EXPECT_NE(svg.find("transform=\"matrix(79.2 0 0 -294.5454545 -0 309.2727273)\""), std::string::npos) << svg;
 }
 

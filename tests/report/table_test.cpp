@@ -98,8 +98,8 @@ TEST(Table, ShortRowsAreFilledAndLongOnesRefused) {
   EXPECT_THROW(table.add_row({"1", "2", "3"}), InternalError);
 }
 
-/// Whatever the cells: no line is wider than 120 characters, no word is lost, and every part begins with the first
-/// columns.
+/// Whatever the cells: no line is wider than 120 characters, no word is lost, and every part begins with the
+/// first columns.
 TEST(Table, NoLineIsWiderThan120Characters) {
   for (unsigned seed = 0; seed < 300; ++seed) {
     std::mt19937 random(seed);
@@ -118,15 +118,18 @@ TEST(Table, NoLineIsWiderThan120Characters) {
     table.keys(keys);
     for (std::size_t r = 0; r < 1 + random() % 5; ++r) {
       std::vector<std::string> row;
-      for (std::size_t c = 0; c < columns; ++c) row.push_back(cell(1 + random() % (c < keys ? 2 : random() % 5 == 0 ? 60 : 4)));
+      for (std::size_t c = 0; c < columns; ++c)
+        row.push_back(cell(1 + random() % (c < keys ? 2 : random() % 5 == 0 ? 60 : 4)));
       table.add_row(row);
     }
     const std::string text = table.str();
     std::istringstream lines(text), all(text);
-    for (std::string line; std::getline(lines, line);) EXPECT_LE(display_width(line), 120u) << "seed " << seed << "\n" << text;
+    for (std::string line; std::getline(lines, line);)
+      EXPECT_LE(display_width(line), 120u) << "seed " << seed << "\n" << text;
     std::set<std::string> found;
     for (std::string word; all >> word;) found.insert(word);
-    for (const std::string& word : words) EXPECT_TRUE(found.contains(word)) << word << " seed " << seed << "\n" << text;
+    for (const std::string& word : words)
+      EXPECT_TRUE(found.contains(word)) << word << " seed " << seed << "\n" << text;
   }
 }
 

@@ -229,7 +229,8 @@ TEST(GroupUse, AnEmptyTimelineHasNoGroups) { EXPECT_TRUE(group_use(Timeline{}).e
 TEST(WaitsText, TheLongestWaitIsTheLongest) {
   for (unsigned seed = 0; seed < 100; ++seed) {
     synthetic::Shape shape;
-    shape.num_attention = 1 + i32(seed % 3), shape.num_expert = 1 + i32(seed % 4), shape.jitter = 0.6, shape.seed = seed;
+    shape.num_attention = 1 + i32(seed % 3), shape.num_expert = 1 + i32(seed % 4), shape.jitter = 0.6,
+    shape.seed = seed;
     shape.expert_factor = seed % 2 != 0 ? 0.1 : 1;
     const Timeline t = seed % 5 != 0 ? synthetic::zebra(shape) : synthetic::expert_parallel(shape);
     const std::vector<GroupUse> uses = group_use(t);
@@ -239,7 +240,8 @@ TEST(WaitsText, TheLongestWaitIsTheLongest) {
       for (const Wait& wait : use.waiting) longest = std::max(longest, wait.share);
     }
     const std::string text = longest_wait_text(uses);
-    EXPECT_NE(text.find(" idle " + format_percent(longest) + " of the step"), std::string::npos) << text << longest;
+    EXPECT_NE(text.find(" idle " + format_percent(longest) + " of the step"), std::string::npos)
+        << text << longest;
   }
 }
 
@@ -248,7 +250,8 @@ TEST(WaitsText, TransfersAreAWait) {
   use.group = {"both", "A40", {0}};
   use.computing = 0.4, use.transferring = 0.5;
   use.waiting = {{0, "experts", 0.1}};
-  EXPECT_EQ(longest_wait_text({use}), "Longest wait: A40 devices are idle 50.0 % of the step while transfers are on their way.");
+  EXPECT_EQ(longest_wait_text({use}),
+            "Longest wait: A40 devices are idle 50.0 % of the step while transfers are on their way.");
 }
 
 TEST(WaitsText, DevicesWithoutWorkAreNamed) {
