@@ -255,7 +255,7 @@ std::string strategy_table(const std::vector<StrategyRun>& runs) {
       "simulated step: predicted for even routing; replayed: simulated with the experts that the run chose; "
       "exec/replay: 1 where the run kept the clock's pace; busy: share of the step in which compute lanes of "
       "attention and of expert devices work, simulated{}\n",
-      clock.empty() ? "" : "; executed steps are " + clock);
+      clock.empty() ? "" : "; steps are " + clock);
   for (const StrategyRun& run : runs) {
     const std::string note = source_note(run);
     if (!note.empty()) text += note + "\n";
