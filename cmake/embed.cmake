@@ -1,5 +1,5 @@
 # Text files as constants of a C++ file, made anew whenever one of them changes. Two uses: included, it defines
-# hm_embed_page and hm_embed_kernels; run by `cmake -DOUTPUT=... -DSTYLE=... -DSCRIPT="a.js;b.js" -DLIVE=c.js -P embed.cmake` or
+# hm_embed_page and hm_embed_kernels; run by `cmake -DOUTPUT=... -DSTYLE=... -DSCRIPT="a.js;b.js" -DPLOTS=d.js -DLIVE=c.js -P embed.cmake` or
 # `cmake -DOUTPUT=... -DROOT=... -DKERNELS="hetermoe/kernels/a.cu;..." -P embed.cmake`, it writes the file.
 if(CMAKE_SCRIPT_MODE_FILE)
   function(append_constant name files)
@@ -31,6 +31,7 @@ if(CMAKE_SCRIPT_MODE_FILE)
   file(WRITE "${OUTPUT}" "#include \"hetermoe/report/page.h\"\n\nnamespace hetermoe {\n\n")
   append_constant(kPageStyle "${STYLE}")
   append_constant(kPageScript "${SCRIPT}")
+  append_constant(kPlotScript "${PLOTS}")
   append_constant(kLiveScript "${LIVE}")
   file(APPEND "${OUTPUT}" "\n}  // namespace hetermoe\n")
   return()
@@ -41,12 +42,13 @@ function(hm_embed_page library)
   set(_output "${CMAKE_BINARY_DIR}/embedded_page.cpp")
   set(_style "${_folder}/page.css")
   set(_script "${_folder}/page_data.js" "${_folder}/page_picture.js" "${_folder}/page_controls.js")
+  set(_plots "${_folder}/page_plots.js")
   set(_live "${_folder}/page_live.js")
   set(_this "${CMAKE_SOURCE_DIR}/cmake/embed.cmake")
   add_custom_command(
     OUTPUT "${_output}"
-    COMMAND "${CMAKE_COMMAND}" "-DOUTPUT=${_output}" "-DSTYLE=${_style}" "-DSCRIPT=${_script}" "-DLIVE=${_live}" -P "${_this}"
-    DEPENDS ${_style} ${_script} ${_live} "${_this}"
+    COMMAND "${CMAKE_COMMAND}" "-DOUTPUT=${_output}" "-DSTYLE=${_style}" "-DSCRIPT=${_script}" "-DPLOTS=${_plots}" "-DLIVE=${_live}" -P "${_this}"
+    DEPENDS ${_style} ${_script} ${_plots} ${_live} "${_this}"
     COMMENT "Embedding style and script of the report"
     VERBATIM)
   target_sources(${library} PRIVATE "${_output}")

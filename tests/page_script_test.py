@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-PARTS = ["page_data.js", "page_picture.js", "page_controls.js", "page_live.js"]
+PARTS = ["page_data.js", "page_picture.js", "page_controls.js", "page_live.js", "page_plots.js"]
 MIN_NODE = 18  # the first with a test runner
 
 

@@ -29,9 +29,12 @@ struct Case {
   std::vector<TraceRouting> steps;
 };
 
-/// Simulated over the first row, which is `none` unless asked otherwise.
+/// A step and what is moved before it: the weights of the moved experts are not there sooner.
+Seconds step_with_moves(const Row& row) { return row.result.step + row.result.move; }
+
+/// Simulated, moves included, over the first row, which is `none` unless asked otherwise.
 double over_first(const std::vector<Row>& rows, const Row& row) {
-  return row.result.step / rows[0].result.step;
+  return step_with_moves(row) / step_with_moves(rows[0]);
 }
 
 /// The device that has least room left.
@@ -59,7 +62,7 @@ std::vector<std::string> header_of_rows(const std::vector<Row>& rows) {
           "guests",
           "moved a step",
           "moving takes",
-          "simulated step",
+          "step and moves",
           "over " + rows[0].balancer,
           "kept",
           "fullest device",
@@ -78,23 +81,36 @@ std::vector<std::string> cells_of(const std::vector<Row>& rows, const Row& row, 
           format_digits(r.guests, 3),
           r.moved_bytes > 0 ? format_bytes(r.moved_bytes) : "-",
           r.move > 0 ? format_seconds(r.move) : "-",
-          format_seconds(r.step),
+          format_seconds(step_with_moves(row)),
           fmt::format("{:.3f}", over_first(rows, row)),
           r.kept > 0 ? fmt::format("{} of {}", r.kept, r.steps.size()) : "-",
           format_bytes(fullest.used) + " of " + format_bytes(fullest.capacity),
           fullest.used > fullest.capacity ? "does not fit" : ""};
 }
 
+/// What the columns mean, on the page and in the terminal.
+std::vector<std::string> keys_of_rows(const std::vector<Row>& rows) {
+  return {
+      "time ratio: the slowest owner of an exchange over a perfect division of its copies by speed, mean "
+      "over "
+      "layers and microbatches; worst: the largest. 1 is perfect.",
+      "count ratio: copies of the fullest owner over the mean.",
+      "node rows: rows that travel between nodes, per token and layer.",
+      "owners: devices that own experts of a layer, each expert counted with its copies. guests: experts "
+      "lent in one exchange, mean.",
+      "moved a step: weights and moments that change their device between two steps, mean; moving takes: the "
+      "time of that.",
+      "step and moves: the last step, simulated, and the moves before a step. over " + rows[0].balancer +
+          ": that over the same of " + rows[0].balancer + "; below 1 is faster.",
+      "kept: steps for which the plan's own owners are as fast without moves, so that they stay.",
+      "fullest device: predicted memory of the device that has least room left."};
+}
+
 void print_rows(const std::vector<Row>& rows, const Cluster& cluster) {
   Table table(header_of_rows(rows));
   for (const Row& row : rows) table.add_row(cells_of(rows, row, cluster));
-  std::cout << table.str();
-  std::cout
-      << "time ratio: slowest owner of an exchange over a perfect division of its copies; count ratio: "
-         "fullest "
-         "over mean.\nowners: of a layer's experts. guests: lent in an exchange. moved: what changes its "
-         "device between two steps, which the simulated step does not include.\nkept: steps for which the "
-         "plan's own owners are as fast by the simulator, so that they stay. Times are simulated.\n";
+  std::cout << table.str() << "Times are simulated.\n";
+  for (const std::string& key : keys_of_rows(rows)) std::cout << key << "\n";
   for (const Row& row : rows) {
     const Lent& lent = row.result.lent;
     if (lent.seconds == 0) continue;
@@ -132,6 +148,7 @@ Json json_of_rows(const std::vector<Row>& rows, const Cluster& cluster) {
                     {"lent_hidden_share", r.lent.hidden_share()},
                     {"plan_s", r.plan},
                     {"step_s", r.step},
+                    {"step_and_moves_s", step_with_moves(row)},
                     {"exchanges_s", r.exchanges},
                     {"over_first", over_first(rows, row)},
                     {"fullest_device", fullest.device},
@@ -173,12 +190,12 @@ BalancePage page_of(const std::vector<Row>& rows, const Case& c, const std::stri
       {"plan", c.plan.strategy},
       {"steps", std::to_string(rows[0].result.steps.size())},
       {"owners chosen by", c.knows == Knows::kHistory ? "the steps before" : "the step's own choices"}};
-  page.header = header_of_rows(rows);
+  PageTable table{"Balancers", header_of_rows(rows), {}, keys_of_rows(rows)};
   page.curves = {
-      "Time ratio of each step, mean over layers and microbatches", "step", "time ratio", {}, 900, 300};
+      "Time ratio of each step, mean over layers and microbatches", "step", "time ratio", {}, 1100, 300};
   for (const Row& row : rows) {
     const TraceBalanceResult& r = row.result;
-    page.rows.push_back(cells_of(rows, row, c.cluster));
+    table.rows.push_back(cells_of(rows, row, c.cluster));
     LossSeries series{row.balancer, {}, {}};
     for (std::size_t s = 0; s < r.steps.size(); ++s)
       series.train.push_back({real(r.steps[s]), r.time_ratio_of_step[s]});
@@ -187,6 +204,7 @@ BalancePage page_of(const std::vector<Row>& rows, const Case& c, const std::stri
       page.lent.push_back(
           {row.balancer, r.lent.weights, r.lent.gradients, r.lent.seconds, r.lent.hidden_share()});
   }
+  page.tables = {std::move(table)};
   std::vector<std::size_t> order;
   for (std::size_t i = 0; i < rows[0].result.loads.size(); ++i) order.push_back(i);
   std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) {
@@ -194,6 +212,9 @@ BalancePage page_of(const std::vector<Row>& rows, const Case& c, const std::stri
   });
   for (std::size_t i = 0; i < std::min(order.size(), kMostLayers); ++i)
     page.layers.push_back(maps_of(rows, order[i], c.cluster));
+  if (order.size() > kMostLayers)
+    page.maps_text += fmt::format(" Drawn are the {} of {} layers whose slowest device is latest under {}.",
+                                  kMostLayers, order.size(), rows[0].balancer);
   return page;
 }
 

@@ -66,6 +66,7 @@ std::string note_of(const CompareRow& row) {
 void print_rows(const std::vector<CompareRow>& rows) {
   Table table({"seq", "sequences", "strategy", "tokens/s", rows[0].strategy + " = 1", "step", "newer busy",
                "older busy", "moved", "microbatches", "chunks", "fullest device", "note"});
+  table.keys(3);
   for (const CompareRow& row : rows) {
     const std::string& why = row.infeasible.empty() ? row.over_memory : row.infeasible;
     std::vector<std::string> cells = {std::to_string(row.seq_len), std::to_string(row.sequences),
@@ -83,12 +84,16 @@ void print_rows(const std::vector<CompareRow>& rows) {
          moved_by_layer(row.experts_moved), std::to_string(row.microbatches), std::to_string(row.chunks),
          format_bytes(*std::max_element(row.memory_bytes.begin(), row.memory_bytes.end())), note_of(row)});
   }
-  std::cout
-      << table.str()
-      << fmt::format(
-             "all figures simulated; sequences: of a step; {} = 1: speed beside the first row of the same "
-             "length; moved: experts that each older device gives up, per layer (one number: in each)\n",
-             rows[0].strategy);
+  std::cout << table.str()
+            << fmt::format(
+                   "all figures simulated; sequences: of a step; {} = 1: speed over that of the first row of "
+                   "the same "
+                   "length, above 1 is faster; newer busy, older busy: share of the step in which newer and "
+                   "older devices "
+                   "compute; moved: experts that each older device gives up, per layer (one number: in "
+                   "each); chunks: "
+                   "parts in which a layer's rows travel; fullest device: its peak memory\n",
+                   rows[0].strategy);
 }
 
 Expected expected_of_all(const Cluster& cluster, bool links_assumed) {

@@ -73,7 +73,9 @@ ReportInput page_of_timelines(const std::vector<std::string>& paths) {
 ReportInput page_of_folder(const std::string& folder) {
   ReportInput input = run_page(folder);
   if (input.strategies.empty())
-    fail<ConfigError>(folder, "has no run: expected summary.json or metrics.jsonl, as `train` leaves them");
+    fail<ConfigError>(
+        folder,
+        "has no run: expected summary.json or metrics.jsonl, as `train` and `simulate --output` leave them");
   return input;
 }
 

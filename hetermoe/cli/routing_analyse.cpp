@@ -97,12 +97,12 @@ std::vector<std::string> figure_cells(const FigureRange& g, const FigureRange& f
           range_cell(straggler, 2)};
 }
 
-void print_layers(const TraceFigures& figures, const std::optional<UnderPlan>& plan) {
-  std::vector<std::string> header = {"layer", "Gini", "noise floor", "beyond noise", "max/mean"};
-  for (const i64 degree : figures.degrees) header.push_back(fmt::format("{} ranks", degree));
-  header.push_back("drift");
-  if (plan) header.insert(header.end(), {"plan's ranks", "time ratio"});
-  Table table(header);
+/// The figures of each layer, and their means; under a plan also those of its owners.
+PageTable layers_table(const TraceFigures& figures, const std::optional<UnderPlan>& plan) {
+  PageTable table{"Layer by layer", {"layer", "Gini", "noise floor", "beyond noise", "max/mean"}, {}};
+  for (const i64 degree : figures.degrees) table.header.push_back(fmt::format("{} ranks", degree));
+  table.header.push_back("drift");
+  if (plan) table.header.insert(table.header.end(), {"plan's ranks", "time ratio"});
   const auto add = [&](const std::string& name, std::vector<std::string> cells,
                        const std::function<FigureRange(std::size_t)>& ratio, const FigureRange& drift,
                        const FigureRange& ranks, const FigureRange& time) {
@@ -110,7 +110,7 @@ void print_layers(const TraceFigures& figures, const std::optional<UnderPlan>& p
     for (std::size_t d = 0; d < figures.degrees.size(); ++d) cells.push_back(range_cell(ratio(d), 2));
     cells.push_back(range_cell(drift, 2));
     if (plan) cells.insert(cells.end(), {range_cell(ranks, 2), range_cell(time, 2)});
-    table.add_row(cells);
+    table.rows.push_back(cells);
   };
   for (std::size_t l = 0; l < figures.layers.size(); ++l) {
     const LayerFigures& f = figures.layers[l];
@@ -129,28 +129,60 @@ void print_layers(const TraceFigures& figures, const std::optional<UnderPlan>& p
                    over(&LayerFigures::straggler)),
       [&](std::size_t d) { return figures.rank_ratio(d); }, over(&LayerFigures::drift),
       under(&PlanLayerFigures::rank_ratio), under(&PlanLayerFigures::time_ratio));
+  return table;
+}
+
+/// What the columns mean, in the terminal and on the page.
+std::vector<std::string> keys_of_layers(const std::optional<UnderPlan>& plan) {
+  std::vector<std::string> keys = {
+      "Gini: of the experts' copies in a window, mean over windows; 0 is even, 1 is all to one expert. noise "
+      "floor: "
+      "what a router that is even in truth has by chance; beyond noise: what is left.",
+      "max/mean: the busiest expert over the mean. Both are the router's alone: they do not depend on the "
+      "number of "
+      "ranks.",
+      "N ranks: max/mean over so many ranks, experts dealt out in order. It grows with their number; placing "
+      "experts "
+      "changes it.",
+      "drift: how far a window's shares of experts are from those of the window before; - where there is one "
+      "window."};
+  if (plan)
+    keys.insert(keys.end(),
+                {"plan's ranks: max/mean over the devices that own experts under the plan.",
+                 "time ratio: the slowest of them over a perfect division by speed, simulated rates."});
+  return keys;
+}
+
+std::vector<std::string> conclusions(const TraceFigures& figures, const std::optional<UnderPlan>& plan) {
+  const FigureRange g = figures.over_layers(&LayerFigures::gini);
+  std::vector<std::string> out = {
+      fmt::format("band by the Gini coefficient: {} ({} of layers resilient, {} between, {} concentrated)",
+                  name_of(band_of(g.mean)), format_percent(figures.share_in(RoutingBand::kResilient)),
+                  format_percent(figures.share_in(RoutingBand::kBetween)),
+                  format_percent(figures.share_in(RoutingBand::kConcentrated)))};
+  if (!plan) return out;
+  out.push_back(fmt::format("{}, by simulated rates: slowest owner over a perfect division {}", plan->title,
+                            range_cell(plan->figures.over_layers(&PlanLayerFigures::time_ratio))));
+  out.push_back(fmt::format("rows between nodes per token and layer: {:.3f}, one for each copy {:.3f}",
+                            plan->figures.node_rows, plan->figures.node_copies));
+  out.push_back(
+      fmt::format("history costs: placed by the microbatch before, owners take {} times as long as by its "
+                  "own copies (lpt)",
+                  range_cell(plan->history_cost)));
+  return out;
+}
+
+void print_layers(const TraceFigures& figures, const std::optional<UnderPlan>& plan) {
+  const PageTable page = layers_table(figures, plan);
+  Table table(page.header);
+  for (const std::vector<std::string>& row : page.rows) table.add_row(row);
   std::cout << table.str();
 }
 
 void print_figures(const TraceFigures& figures, const std::optional<UnderPlan>& plan) {
-  const FigureRange g = figures.over_layers(&LayerFigures::gini);
-  std::cout << fmt::format(
-      "\nband by the Gini coefficient: {} ({} of layers resilient, {} between, {} concentrated)\n",
-      name_of(band_of(g.mean)), format_percent(figures.share_in(RoutingBand::kResilient)),
-      format_percent(figures.share_in(RoutingBand::kBetween)),
-      format_percent(figures.share_in(RoutingBand::kConcentrated)));
-  std::cout
-      << "Gini and max/mean of experts are the router's alone: they do not depend on the number of ranks.\n"
-         "max/mean over ranks, experts dealt out in order, grows with it; placing experts changes it.\n";
-  if (!plan) return;
-  std::cout << fmt::format("{}, by simulated rates: slowest owner over a perfect division {}\n", plan->title,
-                           range_cell(plan->figures.over_layers(&PlanLayerFigures::time_ratio)));
-  std::cout << fmt::format("rows between nodes per token and layer: {:.3f}, one for each copy {:.3f}\n",
-                           plan->figures.node_rows, plan->figures.node_copies);
-  std::cout << fmt::format(
-      "history costs: placed by the microbatch before, owners take {} times as long as by its own "
-      "copies (lpt)\n",
-      range_cell(plan->history_cost));
+  std::cout << "\n";
+  for (const std::string& line : conclusions(figures, plan)) std::cout << line << "\n";
+  for (const std::string& line : keys_of_layers(plan)) std::cout << line << "\n";
 }
 
 void print_windows(const std::vector<TraceFigures>& all) {
@@ -204,7 +236,8 @@ Json plan_json(const UnderPlan& plan) {
 
 /// routing.html and routing.csv.
 std::vector<std::filesystem::path> write_analysis(const RoutingAnalyseArguments& options,
-                                                  const RoutingTrace& trace, const TraceFigures& figures) {
+                                                  const RoutingTrace& trace, const Analysis& analysis) {
+  const TraceFigures& figures = analysis.windows[0];
   ReportInput page;
   const TraceHeader& header = trace.header();
   page.title = fmt::format("Routing of {}", header.model.value_or(options.trace));
@@ -217,13 +250,13 @@ std::vector<std::filesystem::path> write_analysis(const RoutingAnalyseArguments&
       {"Gini coefficient, mean over layers", range_cell(figures.over_layers(&LayerFigures::gini), 4)},
       {"of a router that is even in truth", range_cell(figures.over_layers(&LayerFigures::noise), 4)}};
   ExpertLoad load{"Copies of each expert, whole trace", {}, {}};
-  LossPlot steps{"Gini coefficient of each step", "step", "Gini", {}, 900, 300};
+  LossPlot steps{"Gini coefficient of each step", "step", "Gini", {}, 640, 290};
   LossPlot ranks{"Largest over mean of ranks, mean over layers",
                  "ranks",
                  "max/mean",
                  {{"experts in order", {}, {}}},
-                 900,
-                 300};
+                 640,
+                 290};
   LossSeries mean{"mean over layers", {}, {}};
   for (const LayerFigures& layer : figures.layers) {
     load.layers.push_back(layer.layer);
@@ -238,6 +271,10 @@ std::vector<std::filesystem::path> write_analysis(const RoutingAnalyseArguments&
   steps.runs = {mean};
   for (std::size_t d = 0; d < figures.degrees.size(); ++d)
     ranks.runs[0].train.push_back({static_cast<double>(figures.degrees[d]), figures.rank_ratio(d).mean});
+  page.tables = {layers_table(figures, analysis.plan)};
+  page.tables[0].notes = conclusions(figures, analysis.plan);
+  const std::vector<std::string> keys = keys_of_layers(analysis.plan);
+  page.tables[0].notes.insert(page.tables[0].notes.end(), keys.begin(), keys.end());
   page.expert_loads = {load};
   page.routing = {steps, ranks};
   const std::filesystem::path folder = options.output;
@@ -292,7 +329,7 @@ int run_analyse(const RoutingAnalyseArguments& options, Overrides overrides) {
     other = analyse(against, options);
   }
   std::vector<std::filesystem::path> files;
-  if (!options.output.empty()) files = write_analysis(options, trace, analysis.windows[0]);
+  if (!options.output.empty()) files = write_analysis(options, trace, analysis);
   if (options.json) {
     Json json = to_json(analysis.windows[0]);
     for (std::size_t w = 1; w < analysis.windows.size(); ++w)

@@ -215,8 +215,8 @@ std::string domains_in(const Result& r, i32 cluster) {
   return out;
 }
 
-void print_clusters(const Result& r) {
-  Table table({"cluster", "sequences", "tokens", "groups", "domains in it"});
+PageTable clusters_table(const Result& r) {
+  PageTable table{"Clusters", {"cluster", "sequences", "tokens", "groups", "domains in it"}, {}};
   for (i32 c = 0; c < static_cast<i32>(r.clusters.num_clusters()); ++c) {
     i64 sequences = 0, tokens = 0;
     for (std::size_t s = 0; s < r.step.sequences.size(); ++s) {
@@ -226,36 +226,57 @@ void print_clusters(const Result& r) {
     }
     std::string groups;
     for (const i32 group : r.groups[idx(c)]) groups += fmt::format("{}{}", groups.empty() ? "" : " ", group);
-    table.add_row({r.cluster_names[idx(c)], std::to_string(sequences), std::to_string(tokens), groups,
-                   domains_in(r, c)});
+    table.rows.push_back({r.cluster_names[idx(c)], std::to_string(sequences), std::to_string(tokens), groups,
+                          domains_in(r, c)});
   }
-  std::cout << table.str() << "\n";
+  table.notes = {"groups: of devices, to which the sequences of the cluster go.",
+                 "domains in it: the kinds of text of its sequences, as the trace names them."};
+  return table;
 }
 
 std::string over(double a, double b) { return b > 0 ? fmt::format("{:.3f}", a / b) : "-"; }
+
+PageTable placements_table(const RoutingClusterArguments& options, const Result& r) {
+  PageTable table{"Placements of the experts",
+                  {"experts placed", "copies that change groups", "of linear", "rows", "rows of linear",
+                   "padded rows of linear", "load ratio", "worst layer"},
+                  {}};
+  const PlacedWay& linear = r.ways[0];
+  for (const PlacedWay& way : r.ways)
+    table.rows.push_back({way.name, format_count(way.all()), over(way.all(), linear.all()),
+                          way.rows > 0 ? format_count(way.rows) : "-", over(way.rows, linear.rows),
+                          over(way.padded, linear.padded), fmt::format("{:.3f}", way.ratio),
+                          fmt::format("{:.2f}", way.worst)});
+  table.notes = {
+      "linear: experts dealt out in order. eplb: by load alone, without copies. greedy, exact: by use. "
+      "capped: by "
+      "use, with a load ratio of at most " +
+          fmt::format("{}", options.load_cap) + ".",
+      "copies that change groups: of tokens to experts in another group of devices than their sequence's, "
+      "which is "
+      "that of its cluster; of linear: over those of linear, below 1 is less.",
+      "rows: what travels for these, a row for each token and group that needs it.",
+      "padded rows: where every group sends as many as the one that sends most.",
+      "load ratio: time of the slowest group over a perfect division, mean over layers; worst layer: the "
+      "largest."};
+  return table;
+}
+
+void print_table(const PageTable& page) {
+  Table table(page.header);
+  for (const std::vector<std::string>& row : page.rows) table.add_row(row);
+  std::cout << table.str();
+  for (const std::string& note : page.notes) std::cout << note << "\n";
+}
 
 void print_clusters(const RoutingClusterArguments& options, const Result& r) {
   std::cout << fmt::format("{}: {}, {}, {} of {} experts (top {}), {} groups\n\n", options.trace,
                            counted(r.step.sequences.size(), "sequence"),
                            counted(r.step.num_tokens(), "token"), counted(r.header.layers.size(), "layer"),
                            r.header.num_experts, r.header.top_k, r.speeds.size());
-  print_clusters(r);
-  Table table({"experts placed", "copies that change groups", "of linear", "rows", "of linear",
-               "padded, of linear", "load ratio", "worst layer"});
-  const PlacedWay& linear = r.ways[0];
-  for (const PlacedWay& way : r.ways)
-    table.add_row({way.name, format_count(way.all()), over(way.all(), linear.all()),
-                   way.rows > 0 ? format_count(way.rows) : "-", over(way.rows, linear.rows),
-                   over(way.padded, linear.padded), fmt::format("{:.3f}", way.ratio),
-                   fmt::format("{:.2f}", way.worst)});
-  std::cout << table.str()
-            << "linear: in order. eplb: by load alone, without copies. greedy, exact: by use. capped: by "
-               "use, with a load "
-               "ratio of groups of at most "
-            << options.load_cap
-            << ".\nSequences are taken to reach the group of their cluster. padded: where every group sends "
-               "as much as the "
-               "one that sends most.\n";
+  print_table(clusters_table(r));
+  std::cout << "\n";
+  print_table(placements_table(options, r));
   if (r.ways[4].over_cap > 0)
     std::cout << fmt::format("in {} not even experts dealt out by load alone keep the cap of {}\n",
                              counted(r.ways[4].over_cap, "layer"), options.load_cap);
@@ -301,25 +322,23 @@ void write_page(const RoutingClusterArguments& options, const Result& r) {
   BalancePage page;
   page.title = "Sequences that use the same experts";
   page.label = "";
-  page.table_title = "Placements";
   page.maps_title = "Cluster by expert";
+  constexpr std::size_t kMostLayers = 8;
   page.maps_text =
       "Copies of each expert that the sequences of a cluster have, the darker the more, on one scale. Right: "
       "copies of the cluster over the mean of clusters (the line).";
+  if (r.header.layers.size() > kMostLayers)
+    page.maps_text +=
+        fmt::format(" Drawn are the first {} of {} layers.", kMostLayers, r.header.layers.size());
   page.curves_title = "Layer by layer";
   page.facts = {
       {"trace", options.trace}, {"clustered by", options.by}, {"groups", std::to_string(r.speeds.size())}};
   if (options.prefix != 0) page.facts.emplace_back("guessed by the prefix", format_percent(r.prefix_right));
   for (const ToldDomains::Way& way : r.told.ways)
     page.facts.emplace_back("domain told by " + way.by, format_percent(way.right.vote));
-  page.header = {"experts placed",  "copies that change groups", "of linear",
-                 "rows, of linear", "padded, of linear",         "load ratio",
-                 "worst layer"};
-  page.curves = {"Copies that change groups, of linear", "layer", "of linear", {}, 900, 300};
+  page.tables = {clusters_table(r), placements_table(options, r)};
+  page.curves = {"Copies that change groups, over those of linear", "layer", "of linear", {}, 1100, 300};
   for (const PlacedWay& way : r.ways) {
-    page.rows.push_back({way.name, format_count(way.all()), over(way.all(), r.ways[0].all()),
-                         over(way.rows, r.ways[0].rows), over(way.padded, r.ways[0].padded),
-                         fmt::format("{:.3f}", way.ratio), fmt::format("{:.2f}", way.worst)});
     LossSeries series{way.name, {}, {}};
     for (std::size_t l = 0; l < way.copies.size(); ++l)
       series.train.push_back({real(r.header.layers[l]), way.copies[l] / r.ways[0].copies[l]});
@@ -327,7 +346,7 @@ void write_page(const RoutingClusterArguments& options, const Result& r) {
   }
   std::vector<std::vector<i32>> own(idx(r.clusters.num_clusters()));
   for (std::size_t c = 0; c < own.size(); ++c) own[c] = {static_cast<i32>(c)};
-  for (std::size_t l = 0; l < std::min<std::size_t>(8, r.header.layers.size()); ++l) {
+  for (std::size_t l = 0; l < std::min(kMostLayers, r.header.layers.size()); ++l) {
     const Activations rows = activations(r.header, r.step, static_cast<i64>(l), 0, options.trace);
     DeviceMap map{.title = "copies of each cluster's sequences by expert",
                   .devices = {},

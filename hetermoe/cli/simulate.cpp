@@ -76,11 +76,31 @@ Simulated simulate_job(const Job& job, const ModelConfig& model, const Cluster& 
   return out;
 }
 
+/// summary.json, as runs write it: what a page needs beyond plan and timeline.
+Json summary_json(const Simulated& result, const Job& job) {
+  Json row = {{"strategy", job.plan.file.empty() ? job.strategy : result.plan.strategy},
+              {"model", result.plan.model},
+              {"suffix", ""},
+              {"step_s", result.timeline.step},
+              {"note", "simulated only: nothing was trained"},
+              {"memory_bytes", Json::array()}};
+  for (std::size_t i = 0; i < result.memory.size(); ++i) {
+    Json memory = to_json(result.memory[i].use);
+    memory["device"] = result.timeline.devices[i].name;
+    row["memory_bytes"].push_back(std::move(memory));
+  }
+  return {{"rows", {row}}};
+}
+
 std::vector<std::filesystem::path> write_simulated(const std::filesystem::path& folder,
-                                                   const Simulated& result, const Job& job) {
+                                                   const Simulated& result, const Job& job,
+                                                   const ModelConfig& model, const Cluster& cluster) {
   const std::vector<std::pair<const char*, std::string>> files = {
       {"job.json", to_json(job).dump(2) + "\n"},
       {"plan.json", to_json(result.plan).dump(1) + "\n"},
+      {"model.json", to_hf(model).dump(2) + "\n"},
+      {"cluster.json", to_json(cluster).dump(2) + "\n"},
+      {"summary.json", summary_json(result, job).dump(2) + "\n"},
       {"schedule.txt", to_text(result.schedule)},
       {"trace.json", perfetto_trace(result.timeline).dump() + "\n"}};
   std::vector<std::filesystem::path> paths;

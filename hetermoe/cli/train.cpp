@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <thread>
+#include <utility>
 
 #include "hetermoe/base/words.h"
 #include "hetermoe/cli/command.h"
@@ -33,7 +34,7 @@ void print_run(const Job& job, const StrategyRun& run, const std::filesystem::pa
   std::cout << strategy_table({run});
   if (const std::vector<Validation> validations = out.validations(); !validations.empty()) {
     const Validation& last = validations.back();
-    const char* unit = token_word(job);
+    const char* unit = token_word(job.data);
     std::cout << fmt::format(
         "validation loss {:.4f} nats per {}, perplexity {:.4g}; entropy of single {}s {:.4f}\n", last.loss,
         unit, std::exp(last.loss), unit, out.unigram_entropy);
@@ -101,6 +102,9 @@ int train(const TrainArguments& options, Job job, const Processes& processes, bo
   stop_on_interrupt();
   ProgressOptions style;
   if (options.json || !talks) style.style = ProgressStyle::kNone;
+  const bool emulated = job.clock.kind != ClockKind::kReal;
+  if (emulated) style.whose_time = " of this machine's time";
+  bool key_told = false;
   Progress progress("training", job.train.steps, style);
   const auto on_step = [&](const std::string&, const StepRecord& record) {
     begun = true;
@@ -109,7 +113,8 @@ int train(const TrainArguments& options, Job job, const Processes& processes, bo
       if (talks && !options.json) std::cout << fmt::format("step {}: {}", record.step, warning) << std::endl;
     }
     if (talks && !options.json && (record.step % job.train.log_every == 0 || record.step == 1)) {
-      std::cout << log_line(record, job.train.steps) << std::endl;
+      if (!std::exchange(key_told, true)) std::cout << log_line_key(emulated) << std::endl;
+      std::cout << log_line(record, job.train.steps, emulated) << std::endl;
     }
   };
   const RunHooks hooks{.on_note = tell, .on_begin = [&](i64 first_step) {

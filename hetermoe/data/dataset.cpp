@@ -33,6 +33,14 @@ constexpr i64 kLookedAt = 1 << 24;  // tokens of a stream that are read before t
 /// Checks that there are tokens for one sequence. It needs one more than it has, for the last target.
 void check_length(const Source& source, const TokenStream& part, i64 seq_len, const char* use) {
   if (part.size() > seq_len) return;
+  if (source.num_conversations > 0 && source.num_unanswered == source.num_conversations) {
+    fail<ConfigError>(
+        "train.seq_len",
+        "no conversation of {}{} has a counted answer in its first {}: got {}, {} of them longer. "
+        "Raise train.seq_len",
+        counted(source.num_files, "file"), source.name.empty() ? "" : " of " + source.name,
+        counted(seq_len, "token"), counted(source.num_conversations, "conversation"), source.num_cut);
+  }
   fail<ConfigError>("data.paths",
                     "too little text for {}: got {} from {}{}, expected at least {} (train.seq_len + 1). "
                     "Name more text, or lower train.seq_len{}",
@@ -131,7 +139,7 @@ void check_conversation_file(const DataOptions& options, const SourceFile& file)
                    : "Write each conversation as a line, or leave out data.template for a text");
 }
 
-/// Null where all files are tokens and the job's tokenizer is none that the program has.
+/// Null where all files are tokens and the job names no file of a tokenizer that the program reads.
 std::shared_ptr<const Tokenizer> tokenizer_of(const DataOptions& options,
                                               const std::vector<std::vector<SourceFile>>& sources) {
   std::vector<std::string> texts;
@@ -144,7 +152,8 @@ std::shared_ptr<const Tokenizer> tokenizer_of(const DataOptions& options,
   std::error_code ignored;
   const std::string& name = options.tokenizer;
   const std::string found = std::filesystem::is_directory(name, ignored) ? find_tokenizer(name) : name;
-  if (texts.empty() && (found.empty() || is_hf_tokenizer(found))) return nullptr;
+  // Tokens of a file are none of bytes, whatever makes tokens where nothing is said.
+  if (texts.empty() && (found.empty() || found == "bytes" || is_hf_tokenizer(found))) return nullptr;
   if (is_hf_tokenizer(found))
     refuse_hf_tokenizer(found, texts.size() > 3 ? std::vector<std::string>{"FILES"} : texts,
                         !options.chat_template.empty());
@@ -216,6 +225,19 @@ Dataset byte_dataset(std::vector<std::uint8_t> train, std::vector<std::uint8_t> 
   out.sources.push_back(std::move(source));
   out.tokenizer = make_tokenizer("bytes");
   return out;
+}
+
+const char* token_word(const DataOptions& options) {
+  if (options.tokenizer != "bytes") return "token";
+  try {
+    for (const std::vector<SourceFile>& files : find_sources(options)) {
+      const auto is_tokens = [](const SourceFile& file) { return !is_text(file.kind); };
+      if (std::any_of(files.begin(), files.end(), is_tokens)) return "token";
+    }
+  } catch (const Error&) {
+    return "token";  // files that are gone say nothing
+  }
+  return "byte";
 }
 
 std::string data_line(const Dataset& data, const DataOptions& options) {

@@ -46,6 +46,9 @@ Dataset load_dataset(const DataOptions& options, i64 seq_len);
 /// One source of tokens in memory, each a byte.
 Dataset byte_dataset(std::vector<std::uint8_t> train, std::vector<std::uint8_t> validation);
 
+/// In what losses are counted: "byte", or "token" where a file of tokens or another tokenizer makes them.
+const char* token_word(const DataOptions& options);
+
 /// Where the data come from, what makes their tokens, and how much of them was read: one line.
 std::string data_line(const Dataset& data, const DataOptions& options);
 

@@ -8,6 +8,7 @@
 
 #include "hetermoe/report/escape.h"
 #include "hetermoe/report/heat_map.h"
+#include "hetermoe/report/html.h"
 #include "hetermoe/report/page.h"
 #include "hetermoe/report/table.h"
 
@@ -100,21 +101,6 @@ std::string legend_svg(const DeviceMap& map, int y) {
       kLeft + 180.0, y - 9.5, heat_colour(0.4), kLentColour, kLeft + 196, y, x, y - 9, x + 16);
 }
 
-std::string table_html(const BalancePage& page) {
-  std::string html = fmt::format("<section><h2>{}</h2><div class=\"scroll\"><table><thead><tr>",
-                                 escape_markup(page.table_title));
-  for (const std::string& name : page.header) html += "<th>" + escape_markup(name) + "</th>";
-  html += "</tr></thead><tbody>\n";
-  for (const std::vector<std::string>& row : page.rows) {
-    html += "<tr>";
-    for (std::size_t c = 0; c < row.size(); ++c)
-      html += (c == 0 ? "<th scope=\"row\">" : "<td class=\"num\">") + escape_markup(row[c]) +
-              (c == 0 ? "</th>" : "</td>");
-    html += "</tr>\n";
-  }
-  return html + "</tbody></table></div></section>\n";
-}
-
 std::string layer_html(const LayerMaps& layer) {
   const double most = most_copies(layer), longest = longest_time(layer);
   std::string html;
@@ -190,12 +176,14 @@ std::string balance_page(const BalancePage& page) {
   html += "<dl class=\"facts\">\n";
   for (const auto& [name, value] : page.facts)
     html += fmt::format("<div><dt>{}</dt><dd>{}</dd></div>\n", escape_markup(name), escape_markup(value));
-  html += "</dl></header>\n" + table_html(page) + maps_html(page);
+  html += "</dl></header>\n";
+  for (const PageTable& table : page.tables) html += page_table_html(table);
+  html += maps_html(page);
   if (!page.curves.runs.empty())
     html +=
         fmt::format("<section><h2>{}</h2><div class=\"plots\"><div class=\"plot\">{}</div></div></section>\n",
                     escape_markup(page.curves_title), loss_svg(page.curves));
-  return html + lent_html(page) + "</body></html>\n";
+  return html + lent_html(page) + plot_script() + "</body></html>\n";
 }
 
 }  // namespace hetermoe

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "hetermoe/report/loss_svg.h"
+#include "hetermoe/report/page_table.h"
 
 namespace hetermoe {
 
@@ -34,7 +35,6 @@ struct LentRow {
 struct BalancePage {
   std::string title;
   std::string label = "times are simulated";  ///< below the title; empty = none
-  std::string table_title = "Balancers";
   std::string maps_title = "Device by expert, before and after";
   std::string maps_text =
       "Copies of the last step that each device computes of each expert, the darker the more, on one scale; "
@@ -45,14 +45,13 @@ struct BalancePage {
       "microbatches are added up.";
   std::string curves_title = "Over the steps";
   std::vector<std::pair<std::string, std::string>> facts;
-  std::vector<std::string> header;
-  std::vector<std::vector<std::string>> rows;
+  std::vector<PageTable> tables;  ///< one below the other, above the maps
   std::vector<LayerMaps> layers;  ///< the first is shown, the others are folded up
   LossPlot curves;                ///< over steps, or whatever its axes say
   std::vector<LentRow> lent;
 };
 
-/// One self-contained page: the table, device x expert before and after, curves over steps, what was lent.
+/// One self-contained page: the tables, device x expert before and after, curves over steps, what was lent.
 std::string balance_page(const BalancePage& page);
 
 /// Standalone SVG of a map: a row for each device, a column for each expert, the darker the more copies (of

@@ -1,6 +1,7 @@
 #include "hetermoe/report/curves.h"
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <limits>
 #include <map>
@@ -10,7 +11,7 @@
 namespace hetermoe {
 namespace {
 
-constexpr int kWidth = 600, kHeight = 290;  ///< two fit side by side
+constexpr int kWidth = 640, kHeight = 290;  ///< two fit side by side
 constexpr std::size_t kMostCurves = 6;      ///< of layers; more hide each other
 
 /// A curve over the steps: keys of metrics.jsonl, each a line of its own. What a key holds by name, as types
@@ -130,6 +131,51 @@ bool is_zero(const LossPlot& plot) {
   });
 }
 
+/// The largest difference of two lines over the size of their values; infinite where they are not of the same
+/// steps.
+double relative_difference(const std::vector<LossPoint>& a, const std::vector<LossPoint>& b) {
+  double most = a.size() == b.size() ? 0 : std::numeric_limits<double>::infinity();
+  for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
+    const bool gaps = std::isnan(a[i].loss) && std::isnan(b[i].loss);
+    if (a[i].step != b[i].step || std::isnan(a[i].loss) != std::isnan(b[i].loss))
+      most = std::numeric_limits<double>::infinity();
+    else if (!gaps)
+      most = std::max(most, std::abs(a[i].loss - b[i].loss) / std::max(1e-30, std::abs(a[i].loss)));
+  }
+  return most;
+}
+
+/// Losses that nobody can tell apart are one line, which says whose it is.
+void join_equal(LossPlot& plot) {
+  constexpr double kEqual = 1e-4;
+  std::vector<LossSeries> out;
+  std::vector<i64> joined;
+  double most = 0;
+  for (LossSeries& run : plot.runs) {
+    bool found = false;
+    for (std::size_t i = 0; !found && i < out.size(); ++i) {
+      const double difference = std::max(relative_difference(out[i].train, run.train),
+                                         relative_difference(out[i].validation, run.validation));
+      if (difference > kEqual) continue;
+      found = true;
+      most = std::max(most, difference);
+      out[i].name += ", " + run.name;
+      ++joined[i];
+    }
+    if (found) continue;
+    out.push_back(std::move(run));
+    joined.push_back(1);
+  }
+  plot.runs = std::move(out);
+  for (std::size_t i = 0; i < plot.runs.size(); ++i) {
+    if (joined[i] == 1) continue;
+    plot.note += fmt::format("{}The losses of {} are equal at every step that is drawn{}.",
+                             plot.note.empty() ? "" : " ", plot.runs[i].name,
+                             most == 0 ? "" : fmt::format(" (largest difference {:.1g} of the loss)", most));
+    plot.runs[i].name = fmt::format("{} strategies, equal", joined[i]);
+  }
+}
+
 /// Without those that say nothing.
 std::vector<LossPlot> telling(std::vector<LossPlot> plots) {
   std::erase_if(plots, is_zero);
@@ -140,7 +186,7 @@ std::vector<LossPlot> telling(std::vector<LossPlot> plots) {
 
 std::vector<LossPlot> loss_curves(const std::vector<StrategyMetrics>& runs, const std::string& token_word) {
   LossPlot plot = plot_like(runs, fmt::format("Loss (nats per {})", token_word), "loss");
-  plot.width = 900, plot.height = 420;
+  plot.width = 1100, plot.height = 400;
   for (const StrategyMetrics& run : runs) {
     LossSeries series{run.strategy, {}, {}};
     std::map<std::string, LossSeries> sources;
@@ -165,6 +211,7 @@ std::vector<LossPlot> loss_curves(const std::vector<StrategyMetrics>& runs, cons
     }
   }
   if (plot.runs.empty()) return {};
+  join_equal(plot);
   return {std::move(plot)};
 }
 

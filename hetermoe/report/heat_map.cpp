@@ -83,7 +83,25 @@ std::string figures_svg(const ExpertLoad& load, int cell) {
   return svg;
 }
 
-std::string scale_svg(double most, int height) {
+/// Up to which ratio cells get darker: a single busy expert must not make all others pale.
+struct Scale {
+  double darkest = 1, largest = 1;
+};
+
+Scale scale_of(const std::vector<std::vector<double>>& ratio) {
+  std::vector<double> all;
+  for (const std::vector<double>& layer : ratio) all.insert(all.end(), layer.begin(), layer.end());
+  if (all.empty()) return {};
+  std::sort(all.begin(), all.end());
+  Scale scale;
+  scale.largest = std::max(1.0, all.back());
+  constexpr std::size_t kFew = 100;  // of fewer cells the largest is seen anyway
+  scale.darkest =
+      all.size() < kFew ? scale.largest : std::clamp(1.5 * all[all.size() * 95 / 100], 1.0, scale.largest);
+  return scale;
+}
+
+std::string scale_svg(const Scale& scale, int height) {
   std::string svg;
   constexpr int kSteps = 20;
   const int x = kWidth - kRight + 24, rows = std::max(height, 60);
@@ -93,9 +111,11 @@ std::string scale_svg(double most, int height) {
                        heat_colour(1 - (i + 0.5) / kSteps));
   }
   return svg + fmt::format(
-                   "<text x=\"{0}\" y=\"{1}\">{2:.2f}</text><text x=\"{0}\" y=\"{3}\">0</text>"
-                   "<text x=\"{4}\" y=\"{5}\">over the mean</text>\n",
-                   x + 20, kTop + 10, most, kTop + rows, x - 20, kTop + rows + 18);
+                   "<text x=\"{0}\" y=\"{1}\">{2:.2f}{6}</text><text x=\"{0}\" y=\"{3}\">0</text>"
+                   "<text x=\"{4}\" y=\"{5}\">over the mean{7}</text>\n",
+                   x + 20, kTop + 10, scale.darkest, kTop + rows, x - 50, kTop + rows + 18,
+                   scale.largest > scale.darkest ? " up" : "",
+                   scale.largest > scale.darkest ? fmt::format(", largest {:.2f}", scale.largest) : "");
 }
 
 }  // namespace
@@ -109,10 +129,7 @@ std::string heat_colour(double part) {
 std::string heat_map_svg(const ExpertLoad& load) {
   const std::vector<std::vector<double>> ratio = over_mean(load);
   const std::size_t num_layers = ratio.size(), num_experts = ratio.empty() ? 0 : ratio[0].size();
-  double most = 1;
-  for (const std::vector<double>& layer : ratio) {
-    for (const double r : layer) most = std::max(most, r);
-  }
+  const Scale scale = scale_of(ratio);
   const int cell = num_layers > 24 ? 10 : 22, rows = cell * static_cast<int>(num_layers);
   const double wide =
       double{kWidth - kLeft - kRight} / static_cast<double>(std::max<std::size_t>(num_experts, 1));
@@ -128,12 +145,12 @@ std::string heat_map_svg(const ExpertLoad& load) {
     if (cell > 12 || l % 4 == 0)
       svg += fmt::format("<text x=\"{}\" y=\"{}\" text-anchor=\"end\">layer {}</text>\n", kLeft - 6,
                          y + cell / 2 + 4, load.layers[l]);
-    svg += row_svg(load, l, ratio[l], most, {y, cell, wide});
+    svg += row_svg(load, l, ratio[l], scale.darkest, {y, cell, wide});
   }
   svg += fmt::format("<text x=\"{}\" y=\"{}\">experts 0 to {}{}</text>\n", kLeft, kTop + rows + 18,
                      num_experts == 0 ? 0 : num_experts - 1,
                      load.families.empty() ? "" : ", those made of the same one side by side");
-  return svg + scale_svg(most, rows) + figures_svg(load, cell) + "</svg>\n";
+  return svg + scale_svg(scale, rows) + figures_svg(load, cell) + "</svg>\n";
 }
 
 }  // namespace hetermoe

@@ -7,6 +7,7 @@
 #include "hetermoe/report/heat_map.h"
 #include "hetermoe/report/loss_svg.h"
 #include "hetermoe/report/metrics_file.h"
+#include "hetermoe/report/page_table.h"
 #include "hetermoe/report/plan_layout.h"
 #include "hetermoe/sim/memory.h"
 #include "hetermoe/timeline/timeline.h"
@@ -29,6 +30,8 @@ struct StrategyReport {
   std::optional<Timeline> executed;   ///< the measurement, of the same schedule if the two are to be joined
   Seconds simulated_step = 0;         ///< 0 = that of the timeline
   Seconds executed_step = 0;          ///< 0 = that of the timeline; else say a median over steps
+  Seconds replayed_step = 0;          ///< simulation of what the executed steps routed; 0 = there is none
+  bool kept_pace = true;              ///< false: executed times are longer than the clock meant them to be
   std::vector<DeviceMemory> memory;   ///< in any order, may be empty
   std::string note;                   ///< "chosen by the planner", "does not fit: device 2 ..."
 };
@@ -47,6 +50,7 @@ struct ReportInput {
   std::vector<ExpertLoad> expert_loads;    ///< drawn as heat maps, one below the other
   std::vector<LossPlot> routing;           ///< curves of the routing, below them
   std::vector<LossPlot> run;               ///< curves of the run: speed, waiting, memory
+  std::vector<PageTable> tables;           ///< below the head
   std::vector<StepNote> events;            ///< what changed in the run, and what it warned of
 };
 
@@ -56,8 +60,8 @@ struct PagePart {
   std::string html;  ///< empty where the input has nothing for it
 };
 
-/// The parts of the page that are not drawn by its script: head, plan, strategies (their table), memory,
-/// losses, experts, run, events.
+/// The parts of the page that are not drawn by its script: head, tables, plan, strategies (their table),
+/// memory, losses, experts, run, events.
 std::vector<PagePart> page_parts(const ReportInput& input);
 
 enum class PageKind {
@@ -69,6 +73,9 @@ enum class PageKind {
 /// hatched, with zoom, pan and tooltips; below, who waits for whom; around it the parts. Appending #zebra to
 /// its address selects a strategy.
 std::string html_report(const ReportInput& input, PageKind kind = PageKind::kFile);
+
+/// The script element that lets plots be pointed at and zoomed, for the end of any page that has some.
+std::string plot_script();
 
 /// The data of the page, as embedded in its element <script id="report-data">; docs of the members stand in
 /// html.cpp.

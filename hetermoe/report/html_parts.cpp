@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 
+#include "hetermoe/report/device_classes.h"
 #include "hetermoe/report/escape.h"
 #include "hetermoe/report/html_steps.h"
 #include "hetermoe/report/table.h"
@@ -35,11 +36,13 @@ std::vector<std::string> all_labels(const ReportInput& input) {
   return labels;
 }
 
+/// Relative to its capacity, else in bytes.
+double fill_of(const DeviceMemory& m) { return m.capacity > 0 ? m.used() / m.capacity : m.used(); }
+
 std::string memory_cell(const StrategyReport& strategy) {
-  const DeviceMemory* fullest = nullptr;  // relative to its capacity, else in bytes
-  const auto fill = [](const DeviceMemory& m) { return m.capacity > 0 ? m.used() / m.capacity : m.used(); };
+  const DeviceMemory* fullest = nullptr;
   for (const DeviceMemory& memory : strategy.memory) {
-    if (fullest == nullptr || fill(memory) > fill(*fullest)) fullest = &memory;
+    if (fullest == nullptr || fill_of(memory) > fill_of(*fullest)) fullest = &memory;
   }
   if (fullest == nullptr) return "";
   std::string text = format_bytes(fullest->used());
@@ -62,27 +65,51 @@ std::string use_cell(const StrategyReport& strategy) {
   return html;
 }
 
-/// Steps of a strategy, and what they are compared with; 0 = none.
+/// Steps of a strategy; 0 = none.
 struct Steps {
-  Seconds simulated = 0, executed = 0;
-  bool comparable = true;
+  Seconds simulated = 0, replayed = 0, executed = 0;
+  Seconds by(Basis basis) const {
+    return basis == Basis::kExecuted ? executed : basis == Basis::kReplayed ? replayed : simulated;
+  }
 };
 
 Steps steps_of(const StrategyReport& strategy) {
-  return {step_of(strategy.simulated_step, strategy.simulated),
-          step_of(strategy.executed_step, strategy.executed), !is_elsewhere(strategy)};
+  return {step_of(strategy.simulated_step, strategy.simulated), strategy.replayed_step,
+          step_of(strategy.executed_step, strategy.executed)};
 }
+
+/// What the rows of strategies are compared with.
+struct Rivals {
+  Basis basis = Basis::kSimulated;
+  Steps fastest;
+  Seconds slowest = 0;
+  bool has_replays = false;
+};
 
 Seconds smaller(Seconds a, Seconds b) { return a <= 0 ? b : b <= 0 ? a : std::min(a, b); }
 
-/// Compares a measured time with measured ones only, and a predicted time with predicted ones.
-std::string factor_cell(const Steps& own, const Steps& fastest) {
-  const bool is_measured = own.executed > 0 && own.comparable;
-  const Seconds time = is_measured ? own.executed : own.simulated;
-  const Seconds best = is_measured ? fastest.executed : fastest.simulated;
+Rivals rivals_of(const std::vector<StrategyReport>& strategies) {
+  Rivals out{.basis = basis_of(strategies), .fastest = {}};
+  for (const StrategyReport& strategy : strategies) {
+    const Steps own = steps_of(strategy);
+    out.slowest = std::max({out.slowest, own.simulated, own.replayed, own.executed});
+    out.fastest.simulated = smaller(out.fastest.simulated, own.simulated);
+    out.fastest.replayed = smaller(out.fastest.replayed, own.replayed);
+    out.fastest.executed = smaller(out.fastest.executed, own.executed);
+    out.has_replays = out.has_replays || own.replayed > 0;
+  }
+  return out;
+}
+
+/// Times of one kind are compared with each other: of a strategy that has none of the basis, the predicted
+/// ones.
+std::string factor_cell(const Steps& own, const Rivals& rivals) {
+  const Basis basis = own.by(rivals.basis) > 0 ? rivals.basis : Basis::kSimulated;
+  const Seconds time = own.by(basis), best = rivals.fastest.by(basis);
   if (time <= 0) return "&ndash;";
   const std::string text = time <= best ? "fastest" : format_factor(time / best) + " slower";
-  return text + (is_measured || fastest.executed <= 0 ? "" : " (predicted)");
+  if (basis == Basis::kReplayed) return text + " (replayed)";
+  return text + (basis == Basis::kExecuted || rivals.fastest.executed <= 0 ? "" : " (predicted)");
 }
 
 std::string time_cell(Seconds time, Seconds slowest, const char* kind) {
@@ -92,45 +119,65 @@ std::string time_cell(Seconds time, Seconds slowest, const char* kind) {
       format_seconds(time), kind, 100 * time / slowest);
 }
 
-std::string strategy_row(const StrategyReport& strategy, std::size_t index, const Steps& fastest,
-                         Seconds slowest) {
+/// The executed step against another one; a dash where there are not both, or they are of different machines.
+std::string against_cell(const StrategyReport& strategy, Seconds executed, Seconds other, bool as_factor) {
+  if (executed <= 0 || other <= 0 || is_elsewhere(strategy)) return "&ndash;";
+  const std::string text = as_factor ? fmt::format("{:.3f}", executed / other)
+                                     : fmt::format("{:+.1f} %", 100 * (executed / other - 1));
+  return strategy.kept_pace ? text : text + " (lost its pace)";
+}
+
+std::string strategy_row(const StrategyReport& strategy, std::size_t index, const Rivals& rivals) {
   const Steps own = steps_of(strategy);
-  const bool is_pair = own.simulated > 0 && own.executed > 0 && own.comparable;
-  const std::string error =
-      is_pair ? fmt::format("{:+.1f} %", 100 * (own.executed / own.simulated - 1)) : "&ndash;";
   const std::string name = escape_markup(strategy.name);
   std::string html =
       has_timeline(strategy)
           ? fmt::format("<tr data-row=\"{0}\"><th scope=\"row\"><button>{1}</button></th>", index, name)
           : fmt::format("<tr><th scope=\"row\"><span class=\"plain\">{}</span></th>", name);
-  html += time_cell(own.simulated, slowest, "sim") + time_cell(own.executed, slowest, "exe");
-  for (const std::string& cell :
-       {error, factor_cell(own, fastest), use_cell(strategy), escape_markup(memory_cell(strategy))}) {
-    html += "<td>" + cell + "</td>";
-  }
+  html += time_cell(own.simulated, rivals.slowest, "sim");
+  if (rivals.has_replays) html += time_cell(own.replayed, rivals.slowest, "sim");
+  html += time_cell(own.executed, rivals.slowest, "exe");
+  std::vector<std::string> cells = {against_cell(strategy, own.executed, own.simulated, false)};
+  if (rivals.has_replays) cells.push_back(against_cell(strategy, own.executed, own.replayed, true));
+  cells.insert(cells.end(),
+               {factor_cell(own, rivals), use_cell(strategy), escape_markup(memory_cell(strategy))});
+  for (const std::string& cell : cells) html += "<td>" + cell + "</td>";
   html += "</tr>\n";
   if (strategy.note.empty()) return html;
-  return html + "<tr class=\"note\"><td></td><td colspan=\"6\">" + escape_markup(strategy.note) +
-         "</td></tr>\n";
+  return html + fmt::format("<tr class=\"note\"><td></td><td colspan=\"{}\">{}</td></tr>\n",
+                            rivals.has_replays ? 8 : 6, escape_markup(strategy.note));
+}
+
+std::string basis_text(Basis basis) {
+  switch (basis) {
+    case Basis::kExecuted:
+      return "Strategies are compared by measured steps.";
+    case Basis::kReplayed:
+      return "Strategies are compared by replayed steps: measured times of at least one run are not those of "
+             "the "
+             "named devices at their pace.";
+    case Basis::kSimulated:
+      return "Strategies are compared by predicted steps.";
+  }
+  return "";
 }
 
 std::string strategies_table(const ReportInput& input) {
-  Steps fastest;
-  Seconds slowest = 0;
-  for (const StrategyReport& strategy : input.strategies) {
-    const Steps own = steps_of(strategy);
-    slowest = std::max({slowest, own.simulated, own.executed});
-    fastest.simulated = smaller(fastest.simulated, own.simulated);
-    if (own.comparable) fastest.executed = smaller(fastest.executed, own.executed);
-  }
-  std::string html =
-      "<section><h2>Strategies</h2><div class=\"scroll\"><table><thead><tr><th>strategy</th><th>predicted "
-      "step</th>"
-      "<th>measured step</th><th>measured against predicted</th><th>against the fastest</th><th>devices "
-      "computing</th>"
-      "<th>fullest device</th></tr></thead><tbody>\n";
+  const Rivals rivals = rivals_of(input.strategies);
+  std::string html = "<section><h2>Strategies</h2><p class=\"how\">" + basis_text(rivals.basis);
+  if (rivals.has_replays)
+    html +=
+        " Replayed: a simulation of the experts that the run chose, so that replayed against predicted is "
+        "the "
+        "unevenness of routing, and exec/replay is the pace: 1.000 where the run kept it.";
+  html +=
+      "</p><div class=\"scroll\"><table><thead><tr><th>strategy</th><th>predicted step</th>" +
+      std::string(rivals.has_replays ? "<th>replayed step</th>" : "") +
+      "<th>measured step</th><th>measured against predicted</th>" +
+      std::string(rivals.has_replays ? "<th>exec/replay</th>" : "") +
+      "<th>against the fastest</th><th>devices computing</th><th>fullest device</th></tr></thead><tbody>\n";
   for (std::size_t s = 0; s < input.strategies.size(); ++s)
-    html += strategy_row(input.strategies[s], s, fastest, slowest);
+    html += strategy_row(input.strategies[s], s, rivals);
   return html + "</tbody></table></div></section>\n";
 }
 
@@ -176,6 +223,41 @@ std::string section(const char* id, const char* title, const std::string& how, c
                      how.empty() ? "" : "<p class=\"how\">" + how + "</p>\n", html);
 }
 
+/// Devices with the same prediction, and the fullest of them.
+struct MemoryRow {
+  std::vector<std::string> devices;
+  DeviceMemory fullest;
+};
+
+bool same_prediction(const DeviceMemory& a, const DeviceMemory& b) {
+  const MemoryUse &x = a.predicted, &y = b.predicted;
+  return a.capacity == b.capacity && x.total() == y.total() && x.state() == y.state() && x.saved == y.saved &&
+         x.in_flight == y.in_flight && (a.measured > 0) == (b.measured > 0);
+}
+
+/// In the order of devices; of many devices those with the same prediction together, and the fullest first
+/// where these still are many.
+std::vector<MemoryRow> memory_rows(const std::vector<DeviceMemory>& memories) {
+  const bool few = memories.size() <= kFewDevices;
+  std::vector<MemoryRow> rows;
+  for (const DeviceMemory& memory : memories) {
+    const auto like = few ? rows.end() : std::find_if(rows.begin(), rows.end(), [&](const MemoryRow& row) {
+      return same_prediction(row.fullest, memory);
+    });
+    if (like == rows.end()) {
+      rows.push_back({{memory.device}, memory});
+      continue;
+    }
+    like->devices.push_back(memory.device);
+    if (fill_of(memory) > fill_of(like->fullest)) like->fullest = memory;
+  }
+  if (rows.size() > 2 * kFewDevices)
+    std::stable_sort(rows.begin(), rows.end(), [](const MemoryRow& a, const MemoryRow& b) {
+      return fill_of(a.fullest) > fill_of(b.fullest);
+    });
+  return rows;
+}
+
 std::string plan_html(const StrategyReport& strategy) {
   if (!strategy.plan) return "";
   std::string html = "<ul class=\"how\">\n";
@@ -184,18 +266,20 @@ std::string plan_html(const StrategyReport& strategy) {
   return html + "</ul>\n<div class=\"plot\">" + plan_svg(*strategy.plan) + "</div>\n";
 }
 
-std::string bytes_cell(Bytes bytes, Bytes most, const char* kind) {
+/// A bar up to `full`: the capacity of the device where it is known.
+std::string bytes_cell(Bytes bytes, Bytes full, const char* kind) {
   if (bytes <= 0) return "<td class=\"none\">&ndash;</td>";
   return fmt::format(
-      "<td class=\"time\"><b>{}</b><span class=\"bar {}\"><i style=\"width:{:.1f}%\"></i></span></td>",
-      format_bytes(bytes), kind, 100 * bytes / most);
+      "<td class=\"time\"><b>{}</b><span class=\"bar {}{}\"><i style=\"width:{:.1f}%\"></i></span></td>",
+      format_bytes(bytes), kind, bytes > full ? " over" : "", std::min(100.0, 100 * bytes / full));
 }
 
-std::string memory_row(const DeviceMemory& memory, Bytes most) {
+std::string memory_row(const MemoryRow& row, Bytes most) {
+  const DeviceMemory& memory = row.fullest;
   const MemoryUse& use = memory.predicted;
-  const Bytes predicted = use.total();
-  std::string html = "<tr><th scope=\"row\">" + escape_markup(memory.device) + "</th>" +
-                     bytes_cell(predicted, most, "sim") + bytes_cell(memory.measured, most, "exe");
+  const Bytes predicted = use.total(), full = memory.capacity > 0 ? memory.capacity : most;
+  std::string html = "<tr><th scope=\"row\">" + escape_markup(name_ranges(row.devices)) + "</th>" +
+                     bytes_cell(predicted, full, "sim") + bytes_cell(memory.measured, full, "exe");
   const std::string error = predicted > 0 && memory.measured > 0
                                 ? fmt::format("{:+.1f} %", 100 * (memory.measured / predicted - 1))
                                 : "&ndash;";
@@ -209,22 +293,38 @@ std::string memory_row(const DeviceMemory& memory, Bytes most) {
 
 std::string memory_html(const StrategyReport& strategy) {
   if (strategy.memory.empty()) return "";
+  constexpr std::size_t kMostRows = 64;
   Bytes most = 1;
   for (const DeviceMemory& memory : strategy.memory)
     most = std::max({most, memory.predicted.total(), memory.measured});
+  const std::vector<MemoryRow> rows = memory_rows(strategy.memory);
   std::string html =
       "<div class=\"scroll\"><table><thead><tr><th>device</th><th>predicted peak</th><th>measured "
       "peak</th><th>measured against predicted</th><th>predicted: state</th><th>saved</th><th>in "
       "flight</th><th>workspace</th><th>capacity</th></tr></thead><tbody>\n";
-  for (const DeviceMemory& memory : strategy.memory) html += memory_row(memory, most);
-  return html + "</tbody></table></div>\n";
+  for (std::size_t i = 0; i < std::min(rows.size(), kMostRows); ++i) html += memory_row(rows[i], most);
+  html += "</tbody></table></div>\n";
+  if (rows.size() > kMostRows)
+    html += fmt::format(
+        "<p class=\"hint\">{} more devices or groups of them, which are less full, are in "
+        "summary.json.</p>\n",
+        rows.size() - kMostRows);
+  return html;
 }
 
 std::string plots_html(const std::vector<LossPlot>& plots) {
   if (plots.empty()) return "";
   std::string html = "<div class=\"plots\">\n";
-  for (const LossPlot& plot : plots) html += "<div class=\"plot\">" + loss_svg(plot) + "</div>\n";
-  return html + "</div>\n";
+  for (const LossPlot& plot : plots) {
+    const std::string note =
+        plot.note.empty() ? "" : "<p class=\"hint\">" + escape_markup(plot.note) + "</p>";
+    html += "<div class=\"plot\">" + loss_svg(plot) + note + "</div>\n";
+  }
+  return html +
+         "</div>\n<p class=\"hint\">Point at a curve for its values. Drag over a part of it to see that "
+         "part, "
+         "double click to see all. A solid line over a pale one is its mean over a fiftieth of its "
+         "points.</p>\n";
 }
 
 std::string experts_html(const ReportInput& input) {
@@ -232,6 +332,12 @@ std::string experts_html(const ReportInput& input) {
   for (const ExpertLoad& load : input.expert_loads)
     html += "<div class=\"plot\">" + heat_map_svg(load) + "</div>\n";
   return html + plots_html(input.routing);
+}
+
+std::string tables_html(const ReportInput& input) {
+  std::string html;
+  for (const PageTable& table : input.tables) html += page_table_html(table);
+  return html;
 }
 
 std::string events_html(const ReportInput& input) {
@@ -249,6 +355,7 @@ std::string events_html(const ReportInput& input) {
 std::vector<PagePart> page_parts(const ReportInput& input) {
   return {
       {"head", head_html(input)},
+      {"tables", tables_html(input)},
       {"plan",
        section("plan", "The plan", "How the model lies on the devices. Point at a cell for its numbers.",
                of_strategies(input, plan_html))},
@@ -257,7 +364,9 @@ std::vector<PagePart> page_parts(const ReportInput& input) {
        section("memory", "Memory of each device",
                "Predicted: at the worst moment of a simulated step, in the dtypes that the run computes in. "
                "Measured: the most bytes of tensors in the last step that was looked at; runs count them on "
-               "GPUs and, where they train on CPUs, under the virtual clock.",
+               "GPUs and, where they train on CPUs, under the virtual clock. Bars reach to the capacity of "
+               "the device. "
+               "Devices with the same prediction are one row, which shows the fullest.",
                of_strategies(input, memory_html))},
       {"losses", section("losses", "Loss", "", plots_html(input.losses))},
       {"experts", section("routing", "Load of the experts", "", experts_html(input))},

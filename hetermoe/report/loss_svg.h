@@ -11,8 +11,8 @@ struct LossPoint {
   double loss = 0;  ///< not finite = a gap in the line
 };
 
-/// One run: its train loss is a solid line, its validation loss a dashed one with dots in the same colour.
-/// The legend tells the two apart in plots that have both.
+/// One run: its train loss is a solid line, its validation loss a dashed one with dots in another colour. Of
+/// many points the line is pale, with their means over a fiftieth of them as a solid line above.
 struct LossSeries {
   std::string name;
   std::vector<LossPoint> train, validation;
@@ -30,9 +30,11 @@ struct LossPlot {
   std::vector<LossSeries> runs;
   int width = 900, height = 420;  ///< pixels
   std::vector<PlotMark> marks = {};
+  std::string note = {};  ///< what is to be said below it; loss_svg() leaves it out
 };
 
-/// Standalone SVG with axes, ticks and a legend, white background.
+/// Standalone SVG with axes, ticks and a legend, white background. x counts something: its ticks are whole.
+/// In a page with page_plots.js lines can be pointed at and zoomed.
 std::string loss_svg(const LossPlot& plot);
 
 /// About `num_wanted` round numbers (1, 2 or 5 times a power of ten) from low to high, both inside. Needs low

@@ -19,7 +19,7 @@ function hitAt(x, y) {
   }
   if (best !== null) return {row, op: lane.op[best]};
   const gap = row.thick && lane.gaps.find(g => g[0] <= t && t <= g[1]);
-  return gap ? {row, gap, op: lane.op[gap[2]]} : null;
+  return gap ? {row, gap, op: lane.op[gap[2]]} : null;  // undefined: nothing comes after it
 }
 
 function showTip(event, hit) {
@@ -47,14 +47,14 @@ function gapTip(hit) {
     tipTitle(`idle for ${timeText(end - start)}`, theme.hatch),
     element('p', '', `${percent((end - start) / side.step, 2)} of the ${sideName(hit.row.side)} step, ${strategy.devices[hit.row.device].name}`),
     element('p', '', `from ${timeText(start, 5)} to ${timeText(end, 5)}`),
-    element('p', '', `then: ${opTitle(side.ops[hit.op])}`),
+    element('p', '', hit.op === undefined ? 'then: the end of the step' : `then: ${opTitle(side.ops[hit.op])}`),
   ];
 }
 
 function spanTip(hit) {
   const op = strategy.sides[hit.row.side].ops[hit.op];
   const parts = [tipTitle(opTitle(op), styleOf(op).fill),
-    element('p', '', `${strategy.devices[hit.row.device].name}, ${data.queues[op[4]].replaceAll('_', ' ')} lane, op ${hit.op}`)];
+    element('p', '', `${strategy.devices[hit.row.device].names || strategy.devices[hit.row.device].name}, ${data.queues[op[4]].replaceAll('_', ' ')} lane, op ${hit.op}`)];
   const table = element('table'), head = element('tr');
   for (const text of ['', 'start', 'end', 'duration']) head.append(element('th', '', text));
   table.append(head);
@@ -164,6 +164,7 @@ function fillChoice(box, entries, current, choose) {
 function drawLegend() {
   const used = new Map();
   for (const name of strategy.names) for (const op of strategy.sides[name].ops) {
+    if (!op) continue;  // no device that is drawn has a part in it
     const kind = data.kinds[op[0]];
     if (!used.has(kind)) used.set(kind, new Set());
     used.get(kind).add(op[1]);
@@ -180,7 +181,7 @@ function drawLegend() {
   }));
   const idle = element('span'), box = element('i');
   box.style.background = `url(${theme.tile.toDataURL()})`; box.style.border = '1px solid ' + theme.hatch;
-  idle.append(box, 'idle (a bubble), with its share of the step');
+  idle.append(box, 'idle (a bubble), with its share of the step; where spans are narrower than two pixels, heights are shares of the time');
   legend.append(idle);
 }
 
@@ -194,13 +195,40 @@ function describeHow() {
   } else {
     parts.push('Times are ', bold(sideName(strategy.names[0])), ` (${strategy.sides[strategy.names[0]].source}).`);
   }
+  parts.push(...describeDevices());
   const drawn = strategy.sides.executed, usual = stepOf(strategy.raw, 'executed');
   if (drawn && usual && Math.abs(drawn.step / usual - 1) > 0.005)
     parts.push(` The step that is drawn took ${timeText(drawn.step)}; the median of all that were measured, ${timeText(usual)}, is what is said above.`);
   how.replaceChildren(...parts);
 }
 
+// Which devices are drawn, where not each is.
+function describeDevices() {
+  const {raw} = strategy, alike = strategy.devices.filter(device => device.count > 1), parts = [];
+  if (alike.length > 0) {
+    const most = Math.max(...alike.map(device => device.alike));
+    parts.push(` Devices that do the same at the same time${most > 0 ? ` (within ${percent(most, 2)} of the step)` : ''} are one row: `);
+    parts.push(alike.slice(0, 2).map(device => `${device.names}`).join('; ') + (alike.length > 2 ? '; \u2026' : '') + '.');
+  }
+  const shownDevices = strategy.devices.reduce((sum, device) => sum + device.count, 0);
+  if (shownDevices < raw.all_devices) {
+    parts.push(element('b', '', ` Drawn are ${shownDevices} of ${raw.all_devices} devices`),
+      ': of each type and role the busiest, the least busy, and others evenly between them. The files of the timelines have all.');
+  }
+  return parts;
+}
+
 function stepOf(raw, side) { return raw.steps[side] === null ? null : raw.steps[side] * 1e9; }
+
+// Against the best of the others, by the times that the table compares; empty where there is none.
+function rivalText(raw) {
+  const side = raw.steps[data.basis] === null ? 'simulated' : data.basis, own = raw.steps[side];
+  const rivals = data.strategies.filter(s => s.name !== raw.name && s.steps[side] !== null).sort((a, b) => a.steps[side] - b.steps[side]);
+  if (own === null || rivals.length === 0) return '';
+  const best = rivals[0], factor = best.steps[side] / own, which = factor >= 1 ? 'next best' : 'best';
+  const speed = Math.abs(factor - 1) < 0.005 ? 'as fast as' : `${(factor >= 1 ? factor : 1 / factor).toFixed(2)}\u00d7 ${factor >= 1 ? 'faster' : 'slower'} than`;
+  return `${speed} ${best.name}, the ${which} strategy (${SIDE_NAME[side]})`;
+}
 
 function headline() {
   const raw = strategy.raw, predicted = stepOf(raw, 'simulated'), measured = stepOf(raw, 'executed');
@@ -208,13 +236,10 @@ function headline() {
   if (predicted) parts.push(`one step predicted to take `, bold(timeText(predicted)));
   if (measured) parts.push(predicted ? `, ${sideName('executed')} ` : 'one step takes ', bold(timeText(measured)));
   if (measured && raw.elsewhere) parts.push(` (${raw.executed.source})`);
-  if (predicted && measured && !raw.elsewhere) parts.push(` (${percent(Math.abs(measured / predicted - 1))} ${measured < predicted ? 'faster' : 'slower'} than predicted)`);
-  const side = measured && !raw.elsewhere ? 'executed' : 'simulated', own = side === 'executed' ? measured : predicted;
-  const rivals = data.strategies.filter(s => s !== raw && s.steps[side] !== null).sort((a, b) => a.steps[side] - b.steps[side]);
-  if (own && rivals.length) {
-    const best = rivals[0], factor = stepOf(best, side) / own;
-    parts.push('. ', bold(`${(factor >= 1 ? factor : 1 / factor).toFixed(2)}\u00d7 ${factor >= 1 ? 'faster' : 'slower'}`), ` than ${best.name}, the ${factor >= 1 ? 'next best' : 'best'} strategy (${sideName(side)})`);
-  }
+  if (predicted && measured && !raw.elsewhere) parts.push(!raw.kept_pace ? ' (the run did not keep its pace)'
+    : ` (${percent(Math.abs(measured / predicted - 1))} ${measured < predicted ? 'faster' : 'slower'} than predicted)`);
+  const rival = rivalText(raw);
+  if (rival) parts.push('. It is ', bold(rival));
   byId('headline').replaceChildren(...parts, '.');
 }
 
@@ -233,11 +258,12 @@ function stack(use) {
   for (const [label, share] of use.waiting) add('waiting', `waiting for ${label}`, share);
   add('overhead', 'other', use.overhead);
   add('finished', 'finished', use.finished);
+  add('unused', 'idle: no work in this step', use.unused);
   return bar;
 }
 
 const STACK_PARTS = [['computing', 'computing'], ['transferring', 'waiting for transfers'], ['waiting', 'waiting for other devices to finish'],
-  ['overhead', 'other gaps'], ['finished', 'done with the step']];
+  ['overhead', 'other gaps'], ['finished', 'done with the step'], ['unused', 'without work in this step']];
 function stackLegend() {
   const legend = element('div', 'legend');
   for (const [kind, text] of STACK_PARTS) {
@@ -276,7 +302,7 @@ function relayOut() {
 }
 
 function select(index) {
-  state.comm = data.strategies[index].devices.length <= 24;
+  state.comm = data.strategies[index].devices.length <= 12;
   state.scroll = 0;
   show(index);
   showAll();

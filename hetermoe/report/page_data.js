@@ -6,7 +6,7 @@ let data = JSON.parse(document.getElementById('report-data').textContent);
 const canvas = document.getElementById('canvas');
 const byId = id => document.getElementById(id);
 const SIDES = ['simulated', 'executed'];
-const SIDE_NAME = {simulated: 'predicted', executed: 'measured'};
+const SIDE_NAME = {simulated: 'predicted', executed: 'measured', replayed: 'by replayed steps'};
 // A processor in the place of GPUs measures nothing of them: its times are compared with no prediction.
 const sideName = side => side === 'executed' && strategy.raw.elsewhere ? 'on this CPU' : SIDE_NAME[side];
 const QUEUE_ORDER = ['compute', 'to_expert', 'to_attention', 'move', 'reduce', 'to_device', 'to_host', 'guests', 'move_back',
@@ -33,24 +33,29 @@ function readSide(raw, ops, devices) {
     lane.start.push(start); lane.end.push(start + length); lane.op.push(op);
     side.at.set(op * devices.length + device, [start, start + length]);
   }
-  for (const lanes of side.lanes) for (const lane of lanes.values()) finishLane(lane);
+  // A device that computes nothing has a lane all the same: it is idle.
+  for (const lanes of side.lanes) if (!lanes.has('compute')) lanes.set('compute', {start: [], end: [], op: []});
+  for (const lanes of side.lanes) for (const lane of lanes.values()) finishLane(lane, side.step);
   return side;
 }
 
-function finishLane(lane) {
-  lane.first = lane.start[0];
+// All that is no busy time from 0 to the end of the step is a gap: before the first span and after the last one, too.
+function finishLane(lane, step) {
   lane.last = 0; lane.busy = 0;
-  lane.gaps = [];  // [start, end, index of the span that ends it]
+  lane.gaps = [];  // [start, end, index of the span that ends it; as many as there are spans = none does]
   for (let i = 0; i < lane.start.length; ++i) {
-    if (i > 0 && lane.start[i] > lane.last) lane.gaps.push([lane.last, lane.start[i], i]);
+    if (lane.start[i] > lane.last) lane.gaps.push([lane.last, lane.start[i], i]);
     lane.busy += Math.max(0, lane.end[i] - Math.max(lane.start[i], lane.last));
     lane.last = Math.max(lane.last, lane.end[i]);
   }
+  if (step > lane.last) lane.gaps.push([lane.last, step, lane.start.length]);
 }
 
 // Where steps overlap, the end of the last span comes after the next step has begun.
 function lastOf(side) {
-  return Math.max(side.step, ...side.lanes.flatMap(lanes => [...lanes.values()].map(lane => lane.last)));
+  let last = side.step;
+  for (const lanes of side.lanes) for (const lane of lanes.values()) last = Math.max(last, lane.last);
+  return last;
 }
 
 function readStrategy(raw) {

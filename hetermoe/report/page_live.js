@@ -11,6 +11,7 @@ function showParts(parts) {
     shownParts.set(id, html);
     byId('part-' + id).innerHTML = html;
   }
+  if (window.zoomAgain) window.zoomAgain();
 }
 
 const liveTitle = document.title;

@@ -23,8 +23,7 @@ function layOut() {
     const info = strategy.devices[device];
     const key = info.role + ' ' + info.type;
     if (key !== group) {
-      const members = strategy.devices.filter(d => d.role === info.role && d.type === info.type).length;
-      rows.push({y, height: 24, heading: (ROLE_NAME[info.role] || info.role).toUpperCase(), detail: `${members} \u00d7 ${info.type}`});
+      rows.push({y, height: 24, heading: (ROLE_NAME[info.role] || info.role).toUpperCase(), detail: `${info.of_group} \u00d7 ${info.type}`});
       y += 26; group = key;
     }
     y = layOutDevice(device, y, sides, size) + (many ? 8 : 14);
@@ -116,7 +115,7 @@ function drawRowText(row, hatch) {
     return;
   }
   const info = strategy.devices[row.device];
-  write(info.name, 12, row.y + 11, {bold: true, size: 13, width: 110});
+  write(info.count > 1 ? `${info.count} \u00d7 as ${info.name}` : info.name, 12, row.y + 11, {bold: true, size: 13, width: 110});
   if (info.used && row.height > 40) {
     const text = info.capacity ? `${memorySize(info.used)} / ${memorySize(info.capacity)}` : memorySize(info.used);
     write(text, 12, row.y + 29, {color: theme.soft, size: 11, width: 110});
@@ -157,6 +156,40 @@ function firstVisible(lane) {  // first span that ends after the left edge; lane
   return low;
 }
 
+const NARROW = 2;  // pixels below which a span is no rectangle of its own
+
+// Of spans that are too narrow to be seen: the share of each pixel's time that each colour has. Map(fill -> [share])
+function pixelShares(lane, ops) {
+  const pixels = Math.ceil(plotRight() - plotLeft()), shares = new Map();
+  for (let i = firstVisible(lane); i < lane.start.length && lane.start[i] <= state.to; ++i) {
+    const x0 = xOf(lane.start[i]) - plotLeft(), x1 = xOf(lane.end[i]) - plotLeft();
+    if (x1 - x0 >= NARROW) continue;
+    const fill = styleOf(ops[lane.op[i]]).fill;
+    if (!shares.has(fill)) shares.set(fill, new Float64Array(pixels));
+    const of = shares.get(fill);
+    for (let pixel = Math.max(0, Math.floor(x0)); pixel < pixels && pixel < x1; ++pixel) {
+      of[pixel] += Math.min(x1, pixel + 1) - Math.max(x0, pixel);
+    }
+  }
+  return shares;
+}
+
+// From below: the height of a colour in a pixel is its share of the time there; what is left is idle.
+function drawPixels({y, height}, shares) {
+  const fills = [...shares.keys()].sort(), pixels = fills.length ? shares.get(fills[0]).length : 0;
+  const base = new Float64Array(pixels);
+  for (const fill of fills) {
+    const of = shares.get(fill);
+    pen.fillStyle = fill;
+    for (let pixel = 0; pixel < pixels; ++pixel) {
+      if (of[pixel] <= 0) continue;
+      const high = Math.min(of[pixel], 1 - base[pixel]) * height;
+      pen.fillRect(plotLeft() + pixel, y + height * (1 - base[pixel]) - high, 1, high);
+      base[pixel] += of[pixel];
+    }
+  }
+}
+
 function drawLane(row, hatch) {
   const {y, height, lane} = row;
   pen.fillStyle = theme.lane;
@@ -166,15 +199,13 @@ function drawLane(row, hatch) {
   if (!lane) return;
   if (row.thick) drawGaps(row, hatch);
   const ops = strategy.sides[row.side].ops;
-  let drawn = -1;
+  drawPixels(row, pixelShares(lane, ops));
   for (let i = firstVisible(lane); i < lane.start.length && lane.start[i] <= state.to; ++i) {
     const x0 = xOf(lane.start[i]), x1 = xOf(lane.end[i]);
-    if (x1 - x0 < 0.8 && x1 < drawn + 0.5) continue;  // many spans in one pixel: the first stands for them
+    if (x1 - x0 < NARROW) continue;  // drawPixels has it
     const style = styleOf(ops[lane.op[i]]);
     pen.fillStyle = style.fill;
-    const width = Math.max(0.8, x1 - x0 > 3 ? x1 - x0 - 0.8 : x1 - x0);
-    pen.fillRect(x0, y, width, height);
-    drawn = x0 + width;
+    pen.fillRect(x0, y, x1 - x0 > 3 ? x1 - x0 - 0.8 : x1 - x0, height);
     if (row.thick && x1 - x0 > 9) drawSpanText(ops[lane.op[i]], row.device, style.ink, x0, x1, y + height / 2);
   }
 }
@@ -288,6 +319,7 @@ function drawStepEnds(isLine) {
 function flagText(end) {
   const predicted = strategy.sides.simulated, text = `${sideName(end.name)} ${timeText(end.t)}`;
   if (end.name === 'simulated' || !predicted || strategy.raw.elsewhere) return text;
+  if (!strategy.raw.kept_pace) return text + ' (lost its pace)';
   const error = end.t / predicted.step - 1;
   return `${text} (${error < 0 ? '\u2212' : '+'}${percent(Math.abs(error))})`;
 }

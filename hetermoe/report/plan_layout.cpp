@@ -9,6 +9,7 @@
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/base/words.h"
+#include "hetermoe/report/device_classes.h"
 #include "hetermoe/report/escape.h"
 #include "hetermoe/report/table.h"
 
@@ -130,7 +131,7 @@ void add_device(PlanLayout& layout, const Group& group, DeviceId device, const s
   layout.experts.push_back(std::move(experts));
 }
 
-constexpr int kLeft = 110, kTop = 62, kWide = 880, kRight = 20, kBottom = 14;
+constexpr int kLeft = 150, kTop = 62, kWide = 880, kRight = 20, kBottom = 14;
 
 /// One half of a cell.
 std::string half_svg(double x, int y, double wide, int high, double part, const char* colour,
@@ -145,8 +146,30 @@ constexpr const char* kAttentionColour = "#0b6aa8";
 constexpr const char* kExpertColour = "#c44e00";
 constexpr const char* kEndColour = "#77762a";
 
-std::string device_svg(const PlanLayout& layout, std::size_t d, int y, int high, double column) {
-  const std::string& name = layout.devices[d];
+/// Devices with the same shares, one after another.
+using PlanRow = std::vector<std::size_t>;
+
+/// Of many devices those that are alike are a row.
+std::vector<PlanRow> plan_rows(const PlanLayout& layout) {
+  std::vector<PlanRow> rows;
+  const auto alike = [&](std::size_t a, std::size_t b) {
+    return layout.attention[a] == layout.attention[b] && layout.experts[a] == layout.experts[b] &&
+           layout.embed[a] == layout.embed[b] && layout.head[a] == layout.head[b];
+  };
+  for (std::size_t d = 0; d < layout.devices.size(); ++d) {
+    if (layout.devices.size() > kFewDevices && !rows.empty() && alike(rows.back()[0], d))
+      rows.back().push_back(d);
+    else
+      rows.push_back({d});
+  }
+  return rows;
+}
+
+/// high: pixels of the row.
+std::string row_svg(const PlanLayout& layout, const PlanRow& row, int y, int high, double column) {
+  const std::size_t d = row[0];
+  const std::string name =
+      row.size() == 1 ? layout.devices[d] : fmt::format("{} x as {}", row.size(), layout.devices[d]);
   const double gap = column > 8 ? 1 : 0;
   std::string svg = fmt::format("<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{}</text>\n", kLeft - 8,
                                 y + high / 2 + 4, escape_markup(name));
@@ -208,8 +231,8 @@ PlanLayout plan_layout(const Plan& plan, const ModelConfig& model, const Cluster
 }
 
 std::string plan_svg(const PlanLayout& layout) {
-  const int high = layout.devices.size() > 24 ? 14 : 26,
-            rows = high * static_cast<int>(layout.devices.size());
+  const std::vector<PlanRow> devices = plan_rows(layout);
+  const int high = devices.size() > 24 ? 14 : 26, rows = high * static_cast<int>(devices.size());
   const int width = kLeft + kWide + kRight, tall = kTop + rows + kBottom;
   const double column = kWide / real(layout.num_layers + 2);
   std::string svg = fmt::format(
@@ -234,8 +257,8 @@ std::string plan_svg(const PlanLayout& layout) {
                        kLeft + column * (real(l) + 1.5), kTop - 8, name);
   }
   svg += fmt::format("<text x=\"{}\" y=\"{}\" text-anchor=\"end\">layer</text>\n", kLeft - 8, kTop - 8);
-  for (std::size_t d = 0; d < layout.devices.size(); ++d)
-    svg += device_svg(layout, d, kTop + high * static_cast<int>(d), high, column);
+  for (std::size_t r = 0; r < devices.size(); ++r)
+    svg += row_svg(layout, devices[r], kTop + high * static_cast<int>(r), high, column);
   return svg + "</svg>\n";
 }
 

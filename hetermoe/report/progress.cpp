@@ -37,8 +37,10 @@ std::string Progress::text(bool is_bar) const {
   const Seconds elapsed = now() - started_;
   const bool is_open = done_ > 0 && done_ < total_;
   if (is_open)
-    line += fmt::format("  {} left", format_seconds(elapsed / static_cast<double>(done_) *
-                                                    static_cast<double>(total_ - done_)));
+    line += fmt::format(
+        "  {}{} left",
+        format_seconds(elapsed / static_cast<double>(done_) * static_cast<double>(total_ - done_)),
+        options_.whose_time);
   if (finished_) line += fmt::format("  in {}", format_seconds(elapsed));
   return line;
 }

@@ -21,6 +21,7 @@ struct ProgressOptions {
   Seconds bar_interval = 0.1;      ///< least time between two redraws of a bar
   Seconds line_interval = 5;       ///< least time between two lines; the last step always has one
   int bar_width = 28;              ///< characters between the brackets
+  std::string whose_time = {};     ///< after the time that is left, where a loop tells times of others, too
   std::function<Seconds()> clock;  ///< seconds since any fixed moment; empty = the steady clock
 };
 

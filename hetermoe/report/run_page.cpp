@@ -179,7 +179,13 @@ std::vector<Fact> RunFolder::facts(bool live) const {
   else
     add("model", text_at(job_, {"model"}));
   add("cluster", cluster_.value ? cluster_.value->name : text_at(job_, {"cluster"}));
-  add("clock", text_at(job_, {"clock", "kind"}));
+  std::string clock = text_at(job_, {"clock", "kind"});
+  const bool paced = std::any_of(strategies_.begin(), strategies_.end(), [](const Strategy& strategy) {
+    return strategy.executed.value &&
+           strategy.executed.value->source.find("paced clock") != std::string::npos;
+  });
+  if (paced && clock != "paced") clock += "; of the steps that are timed: paced";
+  add("clock", clock);
   const double tokens = number_at(job_, {"train", "sequences"}) * number_at(job_, {"train", "seq_len"});
   if (tokens > 0) add("tokens per step", fmt::format("{:.0f}", tokens));
   add("microbatches", text_at(job_, {"train", "microbatches"}));
@@ -239,13 +245,18 @@ StrategyReport RunFolder::report_of(const Strategy& strategy) const {
   out.name = strategy.name;
   out.plan = strategy.plan.value;
   out.simulated = strategy.predicted.value;
+  const bool alone = strategy.executed.value && strategy.executed.value->source.starts_with("simulated");
+  if (alone && !out.simulated)
+    out.simulated = strategy.executed.value;  // of `simulate`, which executes nothing
   if (!out.simulated) out.simulated_step = number_in(strategy.row, "step_s");
-  if (strategy.executed.value && strategy.metrics.last().is_object()) {
+  if (strategy.executed.value && !alone && strategy.metrics.last().is_object()) {
     out.executed = strategy.executed.value;
     const double told = number_at(strategy.row, {"executed", "step_s"});
     out.executed_step = told > 0 ? told : strategy.metrics.recent("step_s");
   }
   out.memory = memory_of(strategy);
+  out.replayed_step = number_at(strategy.row, {"executed", "replayed_step_s"});
+  out.kept_pace = text_at(strategy.row, {"executed", "pace", "kept_up"}) != "false";
   out.note = text_at(strategy.row, {"note"});
   return out;
 }
@@ -292,6 +303,13 @@ std::optional<ExpertLoad> RunFolder::load_of(const Strategy& strategy) const {
   return load;
 }
 
+/// In what the loss is counted. Runs of earlier versions do not say it.
+std::string RunFolder::loss_word() const {
+  const std::string told = strategies_.empty() ? "" : text_at(strategies_[0].row, {"loss_per"});
+  if (!told.empty()) return told;
+  return text_at(job_, {"data", "tokenizer"}) == "bytes" ? "byte" : "token";
+}
+
 ReportInput RunFolder::page(bool live) {
   update();
   ReportInput input;
@@ -313,7 +331,7 @@ ReportInput RunFolder::page(bool live) {
   add_growth(input.expert_loads);
   std::stable_sort(input.events.begin(), input.events.end(),
                    [](const StepNote& a, const StepNote& b) { return a.step < b.step; });
-  input.losses = loss_curves(metrics, text_at(job_, {"data", "tokenizer"}) == "bytes" ? "byte" : "token");
+  input.losses = loss_curves(metrics, loss_word());
   input.routing = expert_curves(metrics);
   input.run = run_curves(metrics);
   return input;

@@ -41,6 +41,7 @@ class RunFolder {
   StrategyReport report_of(const Strategy& strategy) const;
   std::vector<DeviceMemory> memory_of(const Strategy& strategy) const;
   std::optional<ExpertLoad> load_of(const Strategy& strategy) const;
+  std::string loss_word() const;
   void add_growth(std::vector<ExpertLoad>& loads) const;
 
   std::filesystem::path folder_;

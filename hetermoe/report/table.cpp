@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <numeric>
 #include <regex>
+#include <sstream>
 
 #include "hetermoe/base/error.h"
 
@@ -98,8 +100,24 @@ bool looks_numeric(std::string_view text) {
   return std::regex_match(text.begin(), text.end(), number);
 }
 
+std::vector<std::string> wrap_words(const std::string& text, std::size_t width) {
+  if (display_width(text) <= width) return {text};
+  std::vector<std::string> out;
+  std::string word;
+  std::istringstream in(text);
+  while (in >> word) {
+    if (!out.empty() && display_width(out.back()) + 1 + display_width(word) <= width)
+      out.back() += " " + word;
+    else
+      out.push_back(word);
+  }
+  return out;
+}
+
 Table::Table(std::vector<std::string> header)
     : header_(std::move(header)), align_(header_.size(), Align::kAuto) {}
+
+void Table::keys(std::size_t columns) { num_keys_ = columns; }
 
 void Table::align(std::size_t column, Align align) { align_.at(column) = align; }
 
@@ -108,6 +126,13 @@ void Table::add_row(std::vector<std::string> cells) {
            header_.size());
   cells.resize(header_.size());
   rows_.push_back(std::move(cells));
+}
+
+bool Table::is_text(std::size_t column) const {
+  return !is_right(column) &&
+         std::any_of(rows_.begin(), rows_.end(), [&](const std::vector<std::string>& row) {
+           return row[column].find(' ') != std::string::npos;
+         });
 }
 
 bool Table::is_right(std::size_t column) const {
@@ -122,29 +147,78 @@ bool Table::is_right(std::size_t column) const {
   return any;
 }
 
-std::string Table::line(const std::vector<std::string>& cells, const std::vector<std::size_t>& widths,
-                        const std::vector<bool>& right, int indent) const {
+std::string Table::line(const std::vector<std::string>& cells, const Layout& layout,
+                        const std::vector<std::size_t>& columns, int indent) {
   std::string text(static_cast<std::size_t>(indent), ' ');
-  for (std::size_t c = 0; c < cells.size(); ++c) {
-    const std::string blanks(widths[c] - display_width(cells[c]), ' ');
-    text += (c == 0 ? "" : "  ") + (right[c] ? blanks + cells[c] : cells[c] + blanks);
+  for (std::size_t i = 0; i < columns.size(); ++i) {
+    const std::size_t c = columns[i];
+    const std::size_t width = display_width(cells[c]);
+    const std::string blanks(layout.widths[c] > width ? layout.widths[c] - width : 0, ' ');
+    text += (i == 0 ? "" : "  ") + (layout.right[c] ? blanks + cells[c] : cells[c] + blanks);
   }
   return text.erase(text.find_last_not_of(' ') + 1) + "\n";
 }
 
-std::string Table::str(int indent) const {
-  std::vector<std::size_t> widths;
-  std::vector<bool> right;
-  std::vector<std::string> rule;
+std::string Table::lines(const std::vector<std::string>& cells, const Layout& layout,
+                         const std::vector<std::size_t>& columns, int indent) {
+  std::vector<std::vector<std::string>> wrapped(cells.size());
+  std::size_t height = 1;
+  for (const std::size_t c : columns) {
+    wrapped[c] = wrap_words(cells[c], layout.widths[c]);
+    height = std::max(height, wrapped[c].size());
+  }
+  std::string text;
+  for (std::size_t i = 0; i < height; ++i) {
+    std::vector<std::string> part(cells.size());
+    for (const std::size_t c : columns) part[c] = i < wrapped[c].size() ? wrapped[c][i] : "";
+    text += line(part, layout, columns, indent);
+  }
+  return text;
+}
+
+Table::Layout Table::layout() const {
+  Layout out;
   for (std::size_t c = 0; c < header_.size(); ++c) {
     std::size_t width = display_width(header_[c]);
     for (const std::vector<std::string>& row : rows_) width = std::max(width, display_width(row[c]));
-    widths.push_back(width);
-    right.push_back(is_right(c));
-    rule.emplace_back(width, '-');
+    out.widths.push_back(width);
+    out.right.push_back(is_right(c));
   }
-  std::string text = line(header_, widths, right, indent) + line(rule, widths, right, indent);
-  for (const std::vector<std::string>& row : rows_) text += line(row, widths, right, indent);
+  return out;
+}
+
+std::vector<std::vector<std::size_t>> Table::blocks(Layout& layout, std::size_t room) const {
+  constexpr std::size_t kBetween = 2, kNarrowest = 24;
+  std::vector<std::size_t> keys(std::min(num_keys_, header_.size()));
+  std::iota(keys.begin(), keys.end(), std::size_t{0});
+  std::size_t of_keys = 0;
+  for (const std::size_t c : keys) of_keys += layout.widths[c] + kBetween;
+  std::vector<std::vector<std::size_t>> out = {keys};
+  std::size_t used = of_keys;
+  const auto begin = [&] {
+    if (out.back().size() > keys.size()) out.push_back(keys), used = of_keys;
+  };
+  for (std::size_t c = keys.size(); c < header_.size(); ++c) {
+    if (used + layout.widths[c] > room && !(is_text(c) && used + kNarrowest <= room)) begin();
+    const std::size_t left = std::max(room > used ? room - used : 0, kNarrowest);
+    if (is_text(c)) layout.widths[c] = std::min(layout.widths[c], left);
+    out.back().push_back(c);
+    used += layout.widths[c] + kBetween;
+  }
+  return out;
+}
+
+std::string Table::str(int indent) const {
+  Layout layout = this->layout();
+  std::string text;
+  for (const std::vector<std::size_t>& columns :
+       blocks(layout, kMostColumns - static_cast<std::size_t>(indent))) {
+    std::vector<std::string> rule;
+    for (const std::size_t width : layout.widths) rule.emplace_back(width, '-');
+    if (!text.empty()) text += "\n";
+    text += lines(header_, layout, columns, indent) + line(rule, layout, columns, indent);
+    for (const std::vector<std::string>& row : rows_) text += lines(row, layout, columns, indent);
+  }
   return text;
 }
 

@@ -45,6 +45,10 @@ class GapReader {
   /// After its last compute op a device may still take part in transfers; then it has finished.
   void read_end(Seconds time, std::size_t transfer, DeviceId device, GroupUse& use) const {
     if (timeline_.step <= time) return;
+    if (time == 0 && transfer == kNone) {
+      use.unused += timeline_.step;
+      return;
+    }
     if (transfer == kNone || timeline_.spans[transfer].end <= time) {
       use.finished += timeline_.step - time;
       return;
@@ -91,6 +95,7 @@ void divide(GroupUse& use, double by) {
   use.transferring /= by;
   use.overhead /= by;
   use.finished /= by;
+  use.unused /= by;
   for (Wait& wait : use.waiting) wait.share /= by;
   std::sort(use.waiting.begin(), use.waiting.end(),
             [](const Wait& a, const Wait& b) { return a.share > b.share; });

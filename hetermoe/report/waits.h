@@ -36,6 +36,7 @@ struct GroupUse {
   double overhead =
       0;  ///< idle although nothing is missing that the timeline shows (gaps between ops, local waits)
   double finished = 0;  ///< all compute ops of the step are done
+  double unused = 0;    ///< of devices that the step gives nothing to compute or to send
 };
 
 /// An idle interval of a compute lane is divided by following the critical path back from the op that ended

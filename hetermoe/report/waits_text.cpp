@@ -23,18 +23,26 @@ std::string waiting_for(const std::vector<GroupUse>& uses, const GroupUse& use) 
 }  // namespace
 
 std::string longest_wait_text(const std::vector<GroupUse>& uses) {
-  const GroupUse* who = nullptr;
+  double longest = 0;
+  std::string text;
+  const auto consider = [&](double share, const std::string& what) {
+    if (share > longest) longest = share, text = what;
+  };
   for (const GroupUse& use : uses) {
-    if (!use.waiting.empty() && !use.group.is_host() &&
-        (who == nullptr || use.waiting[0].share > who->waiting[0].share))
-      who = &use;
+    if (use.group.is_host()) continue;
+    const std::string idle = fmt::format("Longest wait: {} devices are idle ", use.group.label());
+    if (!use.waiting.empty()) {
+      const Wait& wait = use.waiting[0];
+      consider(wait.share,
+               fmt::format("{}{} of the step until {} on {} are done.", idle, format_percent(wait.share),
+                           wait.kind, uses[wait.group].group.label()));
+    }
+    consider(use.transferring, fmt::format("{}{} of the step while transfers are on their way.", idle,
+                                           format_percent(use.transferring)));
   }
-  if (who == nullptr || who->waiting[0].share < kNotable)
-    return "No group of devices waits for another for more than 0.5 % of the step.";
-  const Wait& wait = who->waiting[0];
-  return fmt::format("Longest wait: {} devices are idle {} of the step until {} on {} are done.",
-                     who->group.label(), format_percent(wait.share), wait.kind,
-                     uses[wait.group].group.label());
+  return longest < kNotable
+             ? "No group of devices waits for another or for transfers for more than 0.5 % of the step."
+             : text;
 }
 
 std::string critical_path_text(const std::vector<PathShare>& path) {
@@ -55,13 +63,14 @@ std::string critical_path_text(const std::vector<PathShare>& path) {
 
 std::string waits_text(const Timeline& timeline) {
   const std::vector<GroupUse> uses = group_use(timeline);
-  Table table({"devices", "computing", "transfers", "other gaps", "finished", "waiting for"});
+  Table table({"devices", "computing", "transfers", "other gaps", "finished", "without work", "waiting for"});
   for (const GroupUse& use : uses) {
     table.add_row({fmt::format("{} ({})", use.group.label(), use.group.devices.size()),
                    format_percent(use.computing), format_percent(use.transferring),
-                   format_percent(use.overhead), format_percent(use.finished), waiting_for(uses, use)});
+                   format_percent(use.overhead), format_percent(use.finished), format_percent(use.unused),
+                   waiting_for(uses, use)});
   }
-  table.align(5, Align::kLeft);
+  table.align(6, Align::kLeft);
   return fmt::format("{}\n{}\n{}\n", table.str(), longest_wait_text(uses),
                      critical_path_text(critical_path(timeline)));
 }
@@ -79,7 +88,8 @@ Json roles_json(const Timeline& timeline) {
                      {"transferring", use.transferring},
                      {"waiting_for", waiting},
                      {"overhead", use.overhead},
-                     {"finished", use.finished}});
+                     {"finished", use.finished},
+                     {"unused", use.unused}});
   }
   return roles;
 }

@@ -12,6 +12,7 @@ CriticalPath::CriticalPath(const Timeline& timeline)
       knows_after_(std::any_of(timeline.ops.begin(), timeline.ops.end(),
                                [](const TimelineOp& op) { return !op.after.empty(); })),
       started_(timeline.ops.size(), 0),
+      predecessors_(timeline.ops.size()),
       op_begin_(timeline.ops.size() + 1, 0),
       op_spans_(timeline.spans.size()),
       lane_previous_(timeline.spans.size(), kNone),
@@ -74,6 +75,13 @@ std::size_t CriticalPath::last_ended(DeviceId device, Seconds time, OpId except)
 
 /// The last to end of what the op waited for.
 std::size_t CriticalPath::predecessor(OpId op, Seconds time) const {
+  if (time != started_[idx(op)]) return find_predecessor(op, time);
+  std::optional<std::size_t>& known = predecessors_[idx(op)];
+  if (!known) known = find_predecessor(op, time);
+  return *known;
+}
+
+std::size_t CriticalPath::find_predecessor(OpId op, Seconds time) const {
   std::size_t last = kNone;
   const auto look_at = [&](std::size_t span) {
     if (span != kNone && is_later(span, last)) last = span;

@@ -1,4 +1,5 @@
 #pragma once
+#include <optional>
 #include <vector>
 
 #include "hetermoe/timeline/timeline.h"
@@ -18,7 +19,8 @@ struct PathPiece {
 /// was, and so on. What an op had to wait for are the op before it on each of its lanes and
 /// TimelineOp::after; in a timeline without those, whatever ended last on one of its devices. Of equals, ops
 /// of compute lanes come first. A transfer starts when its last device has entered it. Times that differ by
-/// less than a millionth of the step count as equal, because the clocks of devices do.
+/// less than a millionth of the step count as equal, because the clocks of devices do. An object serves one
+/// thread.
 class CriticalPath {
  public:
   /// Keeps a reference to the timeline.
@@ -37,6 +39,7 @@ class CriticalPath {
  private:
   static constexpr std::size_t kNone = static_cast<std::size_t>(-1);
   std::size_t predecessor(OpId op, Seconds time) const;
+  std::size_t find_predecessor(OpId op, Seconds time) const;
   std::size_t span_on(OpId op, DeviceId device) const;
   std::size_t last_ended(DeviceId device, Seconds time, OpId except) const;
   bool is_later(std::size_t a, std::size_t b) const;
@@ -45,7 +48,10 @@ class CriticalPath {
   const Timeline& timeline_;
   Seconds slack_;
   bool knows_after_;
-  std::vector<Seconds> started_;                  // [op]
+  std::vector<Seconds> started_;  // [op]
+  // [op] what ended last before it, once it was asked for: transfers among many devices are costly to look
+  // at.
+  mutable std::vector<std::optional<std::size_t>> predecessors_;
   std::vector<std::size_t> op_begin_, op_spans_;  // [op + 1] into spans of the op by device
   std::vector<std::size_t> lane_previous_;        // [span]
   std::vector<std::vector<std::size_t>> by_end_;  // [device] spans, where `after` is not known

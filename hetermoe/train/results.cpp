@@ -35,15 +35,25 @@ std::string source_note(const StrategyRun& run) {
 
 }  // namespace
 
-const char* token_word(const Job& job) { return job.data.tokenizer == "bytes" ? "byte" : "token"; }
-
-std::string log_line(const StepRecord& r, i64 total_steps) {
+std::string log_line_key(bool emulated) {
   return fmt::format(
-      "step {}/{}  loss {:.4f}  aux {:.4f}  grad {:.2f}  lr {:.2e}  {} tokens/s  expert max/mean {:.2f}  "
+      "step lines: aux: load-balancing loss; grad: norm of all gradients; lr: learning rate{}; expert "
+      "max/mean: "
+      "copies of the busiest expert over the mean (1 = even); Gini: unevenness of the experts (0 = even); "
+      "time "
+      "ratio: slowest owner of experts over a perfect division (1 = perfect); waiting: idle share of the "
+      "compute "
+      "lanes",
+      emulated ? "; emulated: in the time of the named GPUs, not of this machine" : "");
+}
+
+std::string log_line(const StepRecord& r, i64 total_steps, bool emulated) {
+  return fmt::format(
+      "step {}/{}  loss {:.4f}  aux {:.4f}  grad {:.2f}  lr {:.2e}  {} tokens/s{}  expert max/mean {:.2f}  "
       "Gini {:.3f}  time ratio {:.2f}  waiting: attention {:.0f} %, expert {:.0f} %",
       r.step, total_steps, r.loss, r.aux_loss, r.grad_norm, r.learning_rate, format_count(r.tokens_per_s),
-      r.expert_max_over_mean, r.routing.gini, r.routing.time_ratio, 100 * r.attention_wait,
-      100 * r.expert_wait);
+      emulated ? " emulated" : "", r.expert_max_over_mean, r.routing.gini, r.routing.time_ratio,
+      100 * r.attention_wait, 100 * r.expert_wait);
 }
 
 Json metrics_json(const StepRecord& r) {
@@ -241,7 +251,11 @@ std::string strategy_table(const std::vector<StrategyRun>& runs) {
   }
   std::string text = table.str();
   const std::string clock = runs.empty() ? "" : runs[0].outcome.executed.source;
-  text += fmt::format("busy shares are simulated{}\n", clock.empty() ? "" : "; steps are " + clock);
+  text += fmt::format(
+      "simulated step: predicted for even routing; replayed: simulated with the experts that the run chose; "
+      "exec/replay: 1 where the run kept the clock's pace; busy: share of the step in which compute lanes of "
+      "attention and of expert devices work, simulated{}\n",
+      clock.empty() ? "" : "; steps are " + clock);
   for (const StrategyRun& run : runs) {
     const std::string note = source_note(run);
     if (!note.empty()) text += note + "\n";
@@ -256,6 +270,7 @@ Json to_json(const StrategyRun& run, const Job& job) {
   json["cluster"] = job.cluster;
   json["seq_len"] = run.plan.seq_len;
   json["strategy"] = run.strategy;
+  json["loss_per"] = token_word(job.data);
   if (run.predicted.step > 0) {  // else the run was stopped before its step was simulated
     json["tokens_per_s"] = static_cast<double>(job.train.sequences * job.train.seq_len) / run.predicted.step;
     json["step_s"] = run.predicted.step;

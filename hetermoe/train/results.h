@@ -21,12 +21,11 @@ struct StrategyRun {
   TrainOutcome outcome;
 };
 
-/// What a token of the job's data is: byte or token.
-const char* token_word(const Job& job);
-
 /// One line of text for a step: step, loss, auxiliary loss, gradient norm, learning rate, tokens/s, expert
-/// max/mean, waiting share per role.
-std::string log_line(const StepRecord& record, i64 total_steps);
+/// max/mean, waiting share per role. emulated: times are those of an emulated clock, and labelled so.
+std::string log_line(const StepRecord& record, i64 total_steps, bool emulated);
+/// What the words of log_line() mean, in one line.
+std::string log_line_key(bool emulated);
 /// One JSON line of metrics.
 Json metrics_json(const StepRecord& record);
 

@@ -132,7 +132,11 @@ void Trainer::watch_health(StepRecord& record) {
         fmt::format("the loss jumped to {:.4f}, {:.1f} standard deviations above its running median {:.4f}",
                     spike->loss, spike->sigmas, spike->median));
   }
-  for (const Collapse& found : collapses_.add(copies_of(last_.counts_LE))) {
+  // While the learning rate rises, routers follow how often tokens occur, which a model learns first; most
+  // recover.
+  const bool judges = record.step > job_.train.warmup_steps;
+  for (const Collapse& found :
+       judges ? collapses_.add(copies_of(last_.counts_LE)) : std::vector<Collapse>{}) {
     record.warnings.push_back(fmt::format(
         "routing collapses: for {} steps layer {} has sent its tokens to about {:.1f} of its {} experts. "
         "Raise the model's router_aux_loss_coef or train.router_bias_rate, or lower train.learning_rate",

@@ -122,7 +122,8 @@ TEST(Simulate, WritesFilesOfWhichEachCanBeFedBack) {
   const Json made =
       json_of(with({"simulate", "--json", "--strategy", "zebra", "--output", folder / "a"}, kSmallStep));
   EXPECT_GT(made.at("step_s").get<double>(), 0);
-  EXPECT_EQ(folder.contents(), (std::vector<std::string>{"a", "a/job.json", "a/plan.json", "a/schedule.txt",
+  EXPECT_EQ(folder.contents(), (std::vector<std::string>{"a", "a/cluster.json", "a/job.json", "a/model.json",
+                                                         "a/plan.json", "a/schedule.txt", "a/summary.json",
                                                          "a/timeline.json", "a/trace.json"}));
   const Json again = json_of({"simulate", folder / "a/job.json", "--json"});
   EXPECT_EQ(again, made);

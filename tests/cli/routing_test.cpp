@@ -297,7 +297,14 @@ TEST(RoutingCommand, CompareShowsBalancersOnATraceAndWritesAPage) {
   const Json rows = parse_json(result.out, "output").at("rows");
   ASSERT_EQ(rows.size(), 6u);
   EXPECT_EQ(rows[0].at("over_first"), 1.0);
-  for (const Json& row : rows) EXPECT_LE(row.at("over_first").get<double>(), 1.005) << row.dump();
+  const double first = rows[0].at("step_s").get<double>(), first_moves = rows[0].at("move_s").get<double>();
+  for (const Json& row : rows) {
+    const double step = row.at("step_s").get<double>(), moves = row.at("move_s").get<double>();
+    EXPECT_LE(step, 1.005 * first) << row.dump();
+    EXPECT_DOUBLE_EQ(row.at("step_and_moves_s").get<double>(), step + moves);
+    EXPECT_DOUBLE_EQ(row.at("over_first").get<double>(), (step + moves) / (first + first_moves))
+        << row.dump();
+  }
   for (const char* key :
        {"time_ratio", "rank_max_over_mean", "moved_bytes", "move_s", "step_s", "kept_steps", "lent_bytes"})
     EXPECT_TRUE(rows[1].contains(key)) << key;
@@ -307,8 +314,8 @@ TEST(RoutingCommand, CompareShowsBalancersOnATraceAndWritesAPage) {
         << row.dump();
   }
   const std::string page = read_text(folder / "page/balance.html");
-  for (const char* part :
-       {"Device by expert, before and after", "Time ratio of each step", "class=\"cell\"", "V100/1000#"})
+  for (const char* part : {"Device by expert, before and after", "Time ratio of each step", "class=\"cell\"",
+                           "V100/1000#", "<li>step and moves: the last step", "<li>node rows: "})
     EXPECT_TRUE(contains(page, part)) << part;
   const ProgramResult table = run_with_job(words);
   ASSERT_EQ(table.code, 0) << table.err;

@@ -341,6 +341,16 @@ TEST(Conversations, ThatAreTooLongAreCutOrLeftOutWithANote) {
                                 "end; 1 of them is left out, having no answer before the cut"}));
 }
 
+/// The window is too short for all of them: a longer one helps, more text does not.
+TEST(Conversations, ThatAreAllLeftOutAskForLongerSequences) {
+  const WorkFolder folder;
+  const std::string path = folder.file("x.jsonl", line_of(std::string(40, 'c'), "d"));
+  EXPECT_EQ(error_of<ConfigError>([&] { load_dataset(options_of(path), 32); }),
+            "[train.seq_len] no conversation of 1 file has a counted answer in its first 32 tokens: got 1 "
+            "conversation, 1 of them longer. Raise train.seq_len");
+  EXPECT_NO_THROW(load_dataset(options_of(path), 128));
+}
+
 TEST(Conversations, AreDividedForValidationWhereAWindowEnds) {
   const WorkFolder folder;
   std::string lines;

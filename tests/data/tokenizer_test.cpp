@@ -85,6 +85,33 @@ TEST(FindTokenizer, OneOfHuggingFaceIsRefusedForTextWithTheCommandThatMakesToken
             (folder / "m") + " (1 file): 3 tokens, all there are; tokenizer that of the files");
 }
 
+/// Files of tokens are counted in tokens, text in bytes where bytes are its tokens.
+TEST(TokenWord, IsThatOfTheData) {
+  const WorkFolder folder;
+  MegatronWriter writer(folder / "m", 70000);
+  writer.add(std::vector<i64>{69999, 1, 2, 65});
+  writer.finish();
+  const std::string text = folder.file("a.txt", "some text");
+  DataOptions options;
+  options.validation_share = 0;
+  const auto word = [&](std::vector<std::string> paths, const std::string& tokenizer = "bytes") {
+    options.paths = std::move(paths);
+    options.tokenizer = tokenizer;
+    return std::string(token_word(options));
+  };
+  EXPECT_EQ(word({text}), "byte");
+  EXPECT_EQ(word({folder / "m"}), "token");
+  EXPECT_EQ(word({folder / "m.idx"}), "token");
+  EXPECT_EQ(word({text, folder / "m"}), "token");
+  EXPECT_EQ(word({text}, "x.model"), "token");
+  EXPECT_EQ(word({folder / "gone"}), "token");
+  options.paths = {folder / "m"};
+  options.tokenizer = "bytes";
+  EXPECT_EQ(load_dataset(options, 2).tokenizer, nullptr) << "ids of a file are no bytes";
+  options.paths = {text};
+  EXPECT_NE(load_dataset(options, 2).tokenizer, nullptr);
+}
+
 // The ids are those of spm_encode of SentencePiece 0.1.97.
 TEST(SentencePiece, EncodesAsItsOwnProgramDoes) {
   if (!has_sentencepiece()) GTEST_SKIP() << "built without libsentencepiece";

@@ -36,5 +36,18 @@ TEST(BalancePage, WithoutGuestsNothingSpeaksOfThem) {
   EXPECT_EQ(count(device_map_svg(map, 80, 1), "lent for"), 0u);
 }
 
+TEST(BalancePage, TablesSayWhatTheirColumnsMean) {
+  BalancePage page;
+  page.title = "Balancers";
+  page.tables = {
+      {"First <table>", {"balancer", "step"}, {{"none", "2 ms"}, {"lpt", "1 ms"}}, {"step: of <this> run"}},
+      {"Without rows", {"balancer"}, {}}};
+  const std::string html = balance_page(page);
+  for (const char* text : {"<h2>First &lt;table&gt;</h2>", "<th>step</th>", "<th scope=\"row\">lpt</th>",
+                           "<td class=\"num\">1 ms</td>", "<li>step: of &lt;this&gt; run</li>"})
+    EXPECT_EQ(count(html, text), 1u) << text;
+  EXPECT_EQ(count(html, "Without rows"), 0u);
+}
+
 }  // namespace
 }  // namespace hetermoe

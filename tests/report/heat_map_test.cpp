@@ -25,6 +25,23 @@ TEST(HeatMap, HasACellForEveryExpertOfEveryLayer) {
   EXPECT_EQ(count(svg, "fill=\"#08306b\""), 1u);  // the darkest cell, that of expert 0 in layer 1
 }
 
+/// One busy expert among many does not make the others pale.
+TEST(HeatMap, OneBusyExpertLeavesTheOthersTheirShades) {
+  ExpertLoad load{"Copies", {}, {}};
+  for (int l = 0; l < 4; ++l) {
+    load.layers.push_back(l);
+    load.copies.emplace_back();
+    for (int e = 0; e < 64; ++e) load.copies.back().push_back(e % 2 == 0 ? 120 : 80);
+  }
+  const std::string even = heat_map_svg(load);
+  load.copies[0][0] = 4000;
+  const std::string busy = heat_map_svg(load);
+  EXPECT_EQ(count(busy, "largest "), 1u);
+  const std::string shade = even.substr(even.find("class=\"cell\""), 300);
+  const std::size_t fill = shade.find("fill=") + 6;
+  EXPECT_GT(count(busy, shade.substr(fill, 7)), 60u);
+}
+
 TEST(HeatMap, WithoutCopiesAllIsBlank) {
   const std::string svg = heat_map_svg({"none", {0}, {{0, 0}}});
   EXPECT_EQ(count(svg, "class=\"cell\""), 2u);

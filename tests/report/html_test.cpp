@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <random>
+
 #include "hetermoe/base/json.h"
 #include "hetermoe/report/escape.h"
 #include "tests/report/synthetic.h"
@@ -137,7 +139,7 @@ TEST(HtmlReport, ForeignTextIsEscapedEverywhere) {
   const std::string html = html_report(input);
   EXPECT_EQ(html.find("<script>alert"), std::string::npos);
   EXPECT_EQ(html.find("<!--"), std::string::npos);
-  EXPECT_EQ(count(html, "</script"), 2u);
+  EXPECT_EQ(count(html, "</script"), 3u);
   EXPECT_EQ(html.find('\xFF'), std::string::npos);
   EXPECT_EQ(embedded(html)["strategies"][0]["name"],
             "</script><script>alert(1)</script><!-- \"'& \xEF\xBF\xBD");
@@ -176,8 +178,122 @@ TEST(HtmlReport, TimesOfACpuInThePlaceOfGpusAreLabelledAndComparedWithNoPredicti
       html.find("<span class=\"label\">executed times are measured on this CPU, not on A40, V100</span>"),
       std::string::npos);
   EXPECT_NE(html.find("<b>500 ms</b>"), std::string::npos);
-  EXPECT_NE(html.find("<td>&ndash;</td><td>fastest</td>"), std::string::npos);
+  EXPECT_NE(html.find("<td>&ndash;</td><td>fastest (predicted)</td>"), std::string::npos);
   EXPECT_TRUE(embedded(html)["strategies"][0]["elsewhere"]);
+}
+
+/// Strategies are compared by one kind of times, and measured ones only if all runs kept their pace on the
+/// named devices.
+TEST(HtmlReport, HeadlineAndTableCompareTimesThatCanBeTrusted) {
+  for (unsigned seed = 0; seed < 200; ++seed) {
+    std::mt19937 random(seed);
+    std::uniform_real_distribution<double> time(0.1, 0.2);
+    ReportInput input;
+    bool lost = false, replays = true, executes = false;
+    for (const char* name : {"a", "b", "c"}) {
+      StrategyReport strategy;
+      strategy.name = name;
+      strategy.simulated_step = time(random);
+      if (random() % 4 != 0) {
+        strategy.executed_step = 3 * time(random);
+        strategy.kept_pace = random() % 2 != 0;
+        if (random() % 4 != 0) strategy.replayed_step = 2 * time(random);
+        lost = lost || !strategy.kept_pace;
+        replays = replays && strategy.replayed_step > 0;
+        executes = true;
+      }
+      input.strategies.push_back(strategy);
+    }
+    const std::string html = html_report(input), basis = embedded(html)["basis"];
+    EXPECT_EQ(basis, !executes || (lost && !replays) ? "simulated"
+                     : lost                          ? "replayed"
+                                                     : "executed")
+        << "seed " << seed;
+    const std::size_t word = basis == "executed"   ? html.find("compared by measured steps")
+                             : basis == "replayed" ? html.find("compared by replayed steps")
+                                                   : html.find("compared by predicted steps");
+    EXPECT_NE(word, std::string::npos) << "seed " << seed;
+    EXPECT_EQ(html.find("exec/replay") != std::string::npos,
+              std::any_of(input.strategies.begin(), input.strategies.end(),
+                          [](const auto& s) { return s.replayed_step > 0; }));
+  }
+}
+
+TEST(HtmlReport, ARunThatLostItsPaceIsMarkedWhereItsTimesAre) {
+  ReportInput input;
+  input.strategies.resize(2);
+  for (StrategyReport& strategy : input.strategies) {
+    strategy.simulated_step = 0.1, strategy.replayed_step = 0.11, strategy.executed_step = 0.22;
+  }
+  EXPECT_EQ(html_report(input).find("(lost its pace)</td>"), std::string::npos);
+  input.strategies[1].kept_pace = false;
+  const std::string html = html_report(input);
+  EXPECT_NE(html.find("<td>2.000 (lost its pace)</td>"), std::string::npos) << html;
+  EXPECT_NE(html.find("<td>2.000</td>"), std::string::npos);
+  EXPECT_FALSE(embedded(html)["strategies"][1]["kept_pace"]);
+}
+
+TEST(HtmlReport, MemoryBarsReachToTheCapacityAndEqualDevicesAreARow) {
+  ReportInput input;
+  input.strategies.resize(1);
+  for (int d = 0; d < 20; ++d)
+    input.strategies[0].memory.push_back(
+        {"A40#" + std::to_string(d), {.in_flight = d < 8 ? 4e9 : 8e9}, 0, 16e9});
+  const std::string html = html_report(input);
+  EXPECT_NE(html.find("A40#0 to A40#7</th>"), std::string::npos);
+  EXPECT_NE(html.find("A40#8 to A40#19</th>"), std::string::npos);
+  EXPECT_NE(html.find("style=\"width:25.0%\""), std::string::npos);
+  EXPECT_NE(html.find("style=\"width:50.0%\""), std::string::npos);
+}
+
+TEST(HtmlReport, OfManyEqualDevicesOneIsDrawn) {
+  synthetic::Shape shape;
+  shape.num_attention = 512, shape.num_expert = 512, shape.num_layers = 2, shape.num_microbatches = 2;
+  ReportInput input;
+  input.strategies.resize(1);
+  input.strategies[0].simulated = synthetic::zebra(shape);
+  const std::string html = html_report(input);
+  const Json data = embedded(html)["strategies"][0];
+  ASSERT_EQ(data["devices"].size(), 2u);
+  EXPECT_EQ(data["devices"][0]["names"], "A40#0 to A40#511");
+  EXPECT_EQ(data["devices"][1]["count"], 512);
+  EXPECT_EQ(data["all_devices"], 1024);
+  EXPECT_LT(html.size(), 300000u);
+}
+
+/// 1,024 devices of which no two do the same.
+TEST(HtmlReport, APageOfManyUnequalDevicesStaysBelow5Megabytes) {
+  synthetic::Shape shape;
+  shape.num_attention = 512, shape.num_expert = 512, shape.num_layers = 8, shape.num_microbatches = 8,
+  shape.jitter = 0.3;
+  ReportInput input;
+  input.strategies.resize(1);
+  input.strategies[0].simulated = synthetic::zebra(shape);
+  const std::string html = html_report(input);
+  write_text(std::filesystem::path(HM_BINARY_DIR) / "report_1024.html", html);
+  EXPECT_LT(html.size(), 5u << 20);
+  const Json data = embedded(html)["strategies"][0];
+  EXPECT_GT(data["devices"].size(), 30u);
+  EXPECT_LE(data["devices"].size(), 48u);
+}
+
+/// The most points that MetricsFile keeps, in as many curves as a run with six layers has.
+TEST(HtmlReport, APageOfLongCurvesStaysBelow5Megabytes) {
+  ReportInput input = typical({});
+  input.strategies.resize(1);
+  for (int p = 0; p < 16; ++p) {
+    LossPlot plot{"Curve " + std::to_string(p), "step", "value", {}, 640, 290};
+    for (int c = 0; c < (p < 4 ? 6 : 1); ++c) {
+      LossSeries series{"layer " + std::to_string(c), {}, {}};
+      for (int step = 0; step < 4000; ++step) series.train.push_back({250.0 * step, 2 + std::sin(0.9 * step + c) / 7});
+      plot.runs.push_back(std::move(series));
+    }
+    input.run.push_back(std::move(plot));
+  }
+  const std::string html = html_report(input);
+  write_text(std::filesystem::path(HM_BINARY_DIR) / "report_long.html", html);
+  EXPECT_LT(html.size(), 5u << 20);
+  EXPECT_GT(count(html, "class=\"smooth\""), 30u);
 }
 
 TEST(HtmlReport, TableShowsStepsErrorAndNotes) {

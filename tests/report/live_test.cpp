@@ -5,6 +5,7 @@
 #include <fstream>
 
 #include "hetermoe/planner/strategies.h"
+#include "hetermoe/report/run_page.h"
 #include "tests/report/synthetic.h"
 #include "tests/support/work_folder.h"
 
@@ -100,6 +101,64 @@ TEST_F(Live, LongRunsAreThinned) {
   const std::string now = body();
   EXPECT_TRUE(has(now, "<dd>20000</dd>"));
   EXPECT_LT(now.size(), 600'000u);
+}
+
+TEST_F(Live, LossesAreInWhatTheRunSays) {
+  const auto titled = [&](const std::string& summary, const std::string& tokenizer) {
+    write("summary.json", summary);
+    write("job.json", R"({"data": {"tokenizer": ")" + tokenizer + R"("}})");
+    return body();
+  };
+  add(1);
+  EXPECT_TRUE(has(titled(R"({"rows": [{"strategy": "a", "suffix": "", "loss_per": "token"}]})", "bytes"),
+                  "Loss (nats per token)"));
+  EXPECT_TRUE(has(titled(R"({"rows": [{"strategy": "a", "suffix": "", "loss_per": "byte"}]})", "bytes"),
+                  "Loss (nats per byte)"));
+  EXPECT_TRUE(has(titled(R"({"rows": [{"strategy": "a", "suffix": ""}]})", "bytes"), "Loss (nats per byte)"));
+  EXPECT_TRUE(
+      has(titled(R"({"rows": [{"strategy": "a", "suffix": ""}]})", "x.model"), "Loss (nats per token)"));
+}
+
+TEST_F(Live, EqualLossesOfStrategiesAreSaidToBeEqual) {
+  write("summary.json", R"({"rows": [{"strategy": "a", "suffix": "-a"}, {"strategy": "b", "suffix": "-b"},
+                                     {"strategy": "c", "suffix": "-c"}]})");
+  const auto add_losses = [&](const char* name, double shift) {
+    for (int step = 1; step <= 5; ++step)
+      write(std::string("metrics-") + name + ".jsonl",
+            fmt::format("{{\"step\": {}, \"loss\": {}}}\n", step, 5.0 - step + shift), std::ios::app);
+  };
+  add_losses("a", 0), add_losses("b", 1e-7), add_losses("c", 0.01);
+  const std::string now = body();
+  EXPECT_TRUE(has(now, "The losses of a, b are equal at every step that is drawn (largest difference "))
+      << now;
+  EXPECT_TRUE(has(now, "data-name=\"2 strategies, equal\""));
+  EXPECT_TRUE(has(now, "data-name=\"c\""));
+  EXPECT_FALSE(has(now, "data-name=\"b\""));
+}
+
+TEST_F(Live, AFolderOfASimulationHasItsPredictionAndNoRun) {
+  write_plan();
+  std::filesystem::remove(folder_ / "predicted.json");
+  save_timeline(folder_ / "timeline.json", synthetic::zebra({}));
+  const ReportInput page = run_page(folder_.path());
+  ASSERT_EQ(page.strategies.size(), 1u);
+  EXPECT_TRUE(page.strategies[0].simulated.has_value());
+  EXPECT_FALSE(page.strategies[0].executed.has_value());
+  EXPECT_TRUE(page.strategies[0].plan.has_value());
+  EXPECT_EQ(page.strategies[0].memory.size(), 1u);
+}
+
+TEST_F(Live, ARunThatLostItsPaceIsNotTrusted) {
+  write("summary.json", R"({"rows": [{"strategy": "a", "suffix": "", "step_s": 0.5, "executed":
+      {"step_s": 0.9, "replayed_step_s": 0.6, "pace": {"kept_up": false}}}]})");
+  add(1);
+  save_timeline(folder_ / "timeline.json", synthetic::zebra({}, "executed (paced clock, emulated)"));
+  write("job.json", R"({"clock": {"kind": "virtual"}})");
+  const ReportInput page = run_page(folder_.path());
+  ASSERT_EQ(page.strategies.size(), 1u);
+  EXPECT_FALSE(page.strategies[0].kept_pace);
+  EXPECT_EQ(page.strategies[0].replayed_step, 0.6);
+  EXPECT_TRUE(has(body(), "virtual; of the steps that are timed: paced"));
 }
 
 TEST_F(Live, AReportOfAnEarlierRunIsNotShown) {

@@ -8,7 +8,7 @@ import vm from 'node:vm';
 const folder = process.env.PAGE_FOLDER;
 const parts = ['page_data.js', 'page_picture.js', 'page_controls.js'];
 const names = ['readSide', 'finishLane', 'readStrategy', 'queueRank', 'digits', 'memorySize', 'timeText', 'percent', 'mix', 'colorOf', 'inkOn',
-  'opTitle', 'ticks', 'tickText', 'firstVisible', 'hitAt', 'layOut', 'state', 'strategyAt', 'flagText', 'sideName'];
+  'opTitle', 'ticks', 'tickText', 'firstVisible', 'hitAt', 'layOut', 'state', 'strategyAt', 'flagText', 'sideName', 'pixelShares', 'rivalText'];
 
 /// What the page holds: one device, two compute spans with a gap between them, one transfer.
 function pageData() {
@@ -16,9 +16,10 @@ function pageData() {
     .map(([, ...rest], i) => [i < 2 ? 0 : 1, ...rest]);
   const side = {source: 'simulated', step: 100e-9, ops, uses: [], longest_wait: 'Longest wait: ...', critical_path: 'Critical path: ...',
     spans: [0, 0, 0, 20, 1, 0, 50, 30, 2, 0, 20, 25]};
-  const strategy = {name: 'zebra', note: '', steps: {simulated: 100e-9, executed: null}, order: [0],
-    devices: [{name: 'A40#0', type: 'A40', role: 'attention', used: null, capacity: null}], simulated: side, executed: null};
-  return {strategies: [strategy], kinds: ['attention', 'dispatch'], queues: ['compute', 'to_expert']};
+  const strategy = {name: 'zebra', note: '', elsewhere: false, kept_pace: true, steps: {simulated: 100e-9, replayed: null, executed: null}, order: [0],
+    all_devices: 1, devices: [{name: 'A40#0', type: 'A40', role: 'attention', used: null, capacity: null, count: 1, names: '', alike: 0, of_group: 1}],
+    simulated: side, executed: null};
+  return {strategies: [strategy], kinds: ['attention', 'dispatch'], queues: ['compute', 'to_expert'], basis: 'simulated'};
 }
 
 /// The script's functions by name, over `data`.
@@ -45,11 +46,61 @@ test('a side has a lane per device and queue, sorted by time', () => {
 
 test('a finished lane knows its busy time and its gaps', () => {
   const lane = {start: [5, 10, 40], end: [20, 15, 50], op: [0, 1, 2]};
-  load().finishLane(lane);
-  assert.equal(lane.first, 5);
+  load().finishLane(lane, 60);
   assert.equal(lane.last, 50);
   assert.equal(lane.busy, 25);  // the second span lies inside the first one and counts once
-  assert.deepEqual(plain(lane.gaps), [[20, 40, 2]]);
+  assert.deepEqual(plain(lane.gaps), [[0, 5, 0], [20, 40, 2], [50, 60, 3]]);
+});
+
+/// A generator of numbers from 0 to 1 that gives the same ones in every run.
+function numbersFrom(seed) {
+  let state = seed;
+  return () => { state = (state * 1664525 + 1013904223) % 2 ** 32; return state / 2 ** 32; };
+}
+
+test('a lane is busy or idle at every time of its step', () => {
+  const page = load();
+  for (let seed = 0; seed < 200; ++seed) {
+    const random = numbersFrom(seed), lane = {start: [], end: [], op: []}, count = Math.floor(8 * random());
+    lane.start = Array.from({length: count}, () => 90 * random()).sort((a, b) => a - b);
+    lane.end = lane.start.map(start => start + 10 * random());
+    page.finishLane(lane, 100);
+    const idle = lane.gaps.reduce((sum, gap) => sum + gap[1] - gap[0], 0);
+    assert.ok(Math.abs(lane.busy + idle - 100) < 1e-9, `seed ${seed}: ${lane.busy} and ${idle}`);
+  }
+});
+
+test('a device without work is idle all the step', () => {
+  const raw = pageData().strategies[0];
+  raw.devices.push({...raw.devices[0], name: 'A40#1', role: 'idle'});
+  const side = load().readSide(raw.simulated, raw.simulated.ops, raw.devices);
+  assert.deepEqual(plain(side.lanes[1].get('compute').gaps), [[0, 100, 0]]);
+});
+
+test('a pixel with many spans has the share of the time of each colour', () => {
+  const data = pageData(), side = data.strategies[0].simulated, spans = [];
+  side.ops = [[0, 'F', 0, 0, 0, 0], [0, 'B', 0, 0, 0, 0]];
+  for (let t = 0; t < 100; ++t) spans.push(0, 0, 10 * t, 3, 1, 0, 10 * t + 3, 6);  // 30 %, 60 %, and 10 % idle
+  side.spans = spans;
+  side.step = 1000e-9;
+  const page = load(data);
+  page.choose(page.strategyAt(0));
+  page.state.width = 212 + 152 + 50;  // twenty nanoseconds to a pixel
+  page.state.from = 0; page.state.to = 1000;
+  const shares = page.pixelShares(page.strategyAt(0).sides.simulated.lanes[0].get('compute'), side.ops);
+  assert.deepEqual([...shares.keys()], [page.colorOf('attention', 'F'), page.colorOf('attention', 'B')]);
+  for (const [fill, expected] of [['F', 0.3], ['B', 0.6]]) {
+    for (const share of shares.get(page.colorOf('attention', fill))) assert.ok(Math.abs(share - expected) < 1e-9, `${fill} ${share}`);
+  }
+});
+
+test('rivals are compared by the times that the table compares', () => {
+  const data = pageData();
+  data.basis = 'replayed';
+  data.strategies[0].steps = {simulated: 1, replayed: 2, executed: 9};
+  data.strategies.push({...data.strategies[0], name: 'ep', steps: {simulated: 5, replayed: 3, executed: 1}});
+  const page = load(data);
+  assert.equal(page.rivalText(data.strategies[0], data), '1.50\u00d7 faster than ep, the next best strategy (by replayed steps)');
 });
 
 test('a strategy with one timeline is shown over its step', () => {
@@ -147,16 +198,53 @@ test('pointing finds the span, or the gap between two', () => {
   assert.equal(page.hitAt(212 + 100, y).op, 0);
   assert.equal(page.hitAt(212 + 600, y).op, 1);
   assert.deepEqual(plain(page.hitAt(212 + 350, y).gap), [20, 50, 1]);
-  assert.equal(page.hitAt(212 + 950, y), null);
+  assert.deepEqual(plain(page.hitAt(212 + 950, y)).gap, [80, 100, 2]);
+  assert.equal(page.hitAt(212 + 950, y).op, undefined);
   assert.equal(page.hitAt(100, y), null);
 });
 
 test('times of a CPU in the place of GPUs are compared with no prediction', () => {
   const page = load(), end = {name: 'executed', t: 150};
-  const chosen = elsewhere => page.choose({raw: {elsewhere}, sides: {simulated: {step: 100}}});
+  const chosen = elsewhere => page.choose({raw: {elsewhere, kept_pace: true}, sides: {simulated: {step: 100}}});
   chosen(false);
   assert.equal(page.flagText(end), 'measured 150 ns (+50.0 %)');
   chosen(true);
   assert.equal(page.flagText(end), 'on this CPU 150 ns');
   assert.equal(page.sideName('simulated'), 'predicted');
+  page.choose({raw: {elsewhere: false, kept_pace: false}, sides: {simulated: {step: 100}}});
+  assert.equal(page.flagText(end), 'measured 150 ns (lost its pace)');
+});
+
+/// The functions of the script of plots, by name.
+function loadPlots() {
+  const source = readFileSync(`${folder}/page_plots.js`, 'utf8');
+  return vm.runInNewContext(`(() => {\n${source}\nreturn {pointsOf, nearestPoint, roundTicks, valueRange};\n})()`, {document: {}, WeakMap, Map});
+}
+
+test('the points of a curve are read as they were written', () => {
+  assert.deepEqual(plain(loadPlots().pointsOf('M0 1.5L10 -2e-05M30 4h0')), [[0, 1.5], [10, -2e-5], [30, 4]]);
+});
+
+test('the nearest point is nearest', () => {
+  const plots = loadPlots();
+  for (let seed = 0; seed < 200; ++seed) {
+    const random = numbersFrom(seed), points = Array.from({length: 1 + Math.floor(20 * random())}, () => [100 * random(), 0]);
+    points.sort((a, b) => a[0] - b[0]);
+    const step = 120 * random() - 10, found = plots.nearestPoint(points, step);
+    for (const point of points) assert.ok(Math.abs(found[0] - step) <= Math.abs(point[0] - step), `seed ${seed}`);
+  }
+  assert.equal(plots.nearestPoint([], 3), null);
+});
+
+test('ticks of a plot are round, inside, and whole where steps are', () => {
+  const plots = loadPlots();
+  assert.deepEqual(plain(plots.roundTicks(0, 1e6, 8, true)).at(-1), 1e6);
+  assert.deepEqual(plain(plots.roundTicks(0, 2, 8, true)), [0, 1, 2]);
+  assert.deepEqual(plain(plots.roundTicks(0, 1, 5, false)), [0, 0.2, 0.4, 0.6, 0.8, 1]);
+});
+
+test('a zoom shows all values between its ends', () => {
+  const plots = loadPlots(), line = [[0, 9], [1, 2], [2, 4], [3, -7]];
+  assert.deepEqual(plain(plots.valueRange([line], 1, 2)), [1.9, 4.1]);
+  assert.equal(plots.valueRange([line], 5, 6), null);
 });

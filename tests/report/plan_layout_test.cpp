@@ -59,5 +59,19 @@ TEST(PlanLayout, ThePictureHasTwoHalvesForEachLayerOfADevice) {
   EXPECT_EQ(count(svg, "<title>A40/1000#0: head of 50.0 % of the sequences</title>"), 1u);
 }
 
+TEST(PlanSvg, ManyDevicesThatAreAlikeAreARow) {
+  PlanLayout layout{.sentences = {}, .num_layers = 1, .num_experts = 40};
+  for (int d = 0; d < 40; ++d) {
+    layout.devices.push_back("H100#" + std::to_string(d));
+    layout.attention.push_back({1.0 / 40});
+    layout.experts.push_back({d < 30 ? 1.0 : 2.0});
+    layout.embed.push_back(0), layout.head.push_back(0);
+  }
+  const std::string svg = plan_svg(layout);
+  EXPECT_EQ(count(svg, ">30 x as H100#0</text>"), 1u) << svg;
+  EXPECT_EQ(count(svg, ">10 x as H100#30</text>"), 1u);
+  EXPECT_EQ(count(svg, "<title>"), 2u * 4);
+}
+
 }  // namespace
 }  // namespace hetermoe

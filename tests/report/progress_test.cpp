@@ -41,6 +41,16 @@ TEST(Progress, AFileGetsPlainLinesNowAndThenAndTheLast) {
             "training 4/4  loss 4  in 8.00 s\n");
 }
 
+TEST(Progress, SaysWhoseTimeIsLeft) {
+  Output out;
+  ProgressOptions options = out.options(ProgressStyle::kLines);
+  options.whose_time = " of this machine's time";
+  Progress progress("training", 4, options);
+  out.time = 1;
+  progress.update(1);
+  EXPECT_EQ(out.text(), "training 1/4  3.00 s of this machine's time left\n");
+}
+
 TEST(Progress, ABarIsRedrawnInPlace) {
   Output out;
   Progress progress("plan", 4, out.options(ProgressStyle::kBar));

@@ -3,6 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <random>
+#include <set>
+#include <sstream>
 
 #include "hetermoe/base/error.h"
 
@@ -93,6 +96,51 @@ TEST(Table, ShortRowsAreFilledAndLongOnesRefused) {
   table.add_row({"1"});
   EXPECT_EQ(table.str(), "a  b\n-  -\n1\n");
   EXPECT_THROW(table.add_row({"1", "2", "3"}), InternalError);
+}
+
+/// Whatever the cells: no line is wider than 120 characters, no word is lost, and every part begins with the
+/// first columns.
+TEST(Table, NoLineIsWiderThan120Characters) {
+  for (unsigned seed = 0; seed < 300; ++seed) {
+    std::mt19937 random(seed);
+    const std::size_t columns = 1 + random() % 16, keys = 1 + random() % std::min<std::size_t>(3, columns);
+    std::vector<std::string> words, header;
+    const auto cell = [&](std::size_t most) {
+      std::string text;
+      for (std::size_t w = 0; w < most; ++w) {
+        words.push_back("w" + std::to_string(words.size()));
+        text += (w == 0 ? "" : " ") + words.back();
+      }
+      return text;
+    };
+    for (std::size_t c = 0; c < columns; ++c) header.push_back(cell(1 + random() % 3));
+    Table table(header);
+    table.keys(keys);
+    for (std::size_t r = 0; r < 1 + random() % 5; ++r) {
+      std::vector<std::string> row;
+      for (std::size_t c = 0; c < columns; ++c)
+        row.push_back(cell(1 + random() % (c < keys ? 2 : random() % 5 == 0 ? 60 : 4)));
+      table.add_row(row);
+    }
+    const std::string text = table.str();
+    std::istringstream lines(text), all(text);
+    for (std::string line; std::getline(lines, line);)
+      EXPECT_LE(display_width(line), 120u) << "seed " << seed << "\n" << text;
+    std::set<std::string> found;
+    for (std::string word; all >> word;) found.insert(word);
+    for (const std::string& word : words)
+      EXPECT_TRUE(found.contains(word)) << word << " seed " << seed << "\n" << text;
+  }
+}
+
+TEST(Table, WideTablesGoOnBelow) {
+  std::vector<std::string> header = {"strategy"}, row = {"zebra"};
+  for (int c = 0; c < 12; ++c) header.push_back("column number " + std::to_string(c)), row.push_back("1");
+  Table table(header);
+  table.add_row(row);
+  const std::string text = table.str();
+  EXPECT_EQ(text.substr(0, 27), "strategy  column number 0  ");
+  EXPECT_NE(text.find("\n\nstrategy  column number"), std::string::npos) << text;
 }
 
 TEST(Table, NumericCellsAreRecognised) {

@@ -4,6 +4,7 @@
 
 #include "hetermoe/cost/measured.h"
 #include "hetermoe/planner/strategies.h"
+#include "hetermoe/report/table.h"
 #include "hetermoe/report/waits_text.h"
 #include "hetermoe/sim/simulator.h"
 #include "tests/report/synthetic.h"
@@ -27,7 +28,7 @@ Timeline three(std::vector<Span> spans) {
 
 /// The parts sum to the whole step.
 double total(const GroupUse& use) {
-  double sum = use.computing + use.transferring + use.overhead + use.finished;
+  double sum = use.computing + use.transferring + use.overhead + use.finished + use.unused;
   for (const Wait& wait : use.waiting) sum += wait.share;
   return sum;
 }
@@ -103,7 +104,8 @@ TEST(GroupUse, AGapWithoutATransferIsOverhead) {
   const GroupUse expert = group_use(t)[1];
   EXPECT_DOUBLE_EQ(expert.overhead, 0.1);
   EXPECT_DOUBLE_EQ(expert.computing, 0.9);
-  EXPECT_DOUBLE_EQ(group_use(t)[0].finished, 1) << "a device without ops has nothing to do";
+  EXPECT_DOUBLE_EQ(group_use(t)[0].finished, 0) << "a device without ops has not finished anything";
+  EXPECT_DOUBLE_EQ(group_use(t)[0].unused, 1);
 }
 
 double waits_for(const GroupUse& use, const std::string& kind) {
@@ -222,6 +224,44 @@ TEST(GroupUse, FastDevicesOfExpertParallelismWaitForSlowOnes) {
 }
 
 TEST(GroupUse, AnEmptyTimelineHasNoGroups) { EXPECT_TRUE(group_use(Timeline{}).empty()); }
+
+/// No share of the step that a group waits, for devices or for transfers, is above the one that is named.
+TEST(WaitsText, TheLongestWaitIsTheLongest) {
+  for (unsigned seed = 0; seed < 100; ++seed) {
+    synthetic::Shape shape;
+    shape.num_attention = 1 + i32(seed % 3), shape.num_expert = 1 + i32(seed % 4), shape.jitter = 0.6,
+    shape.seed = seed;
+    shape.expert_factor = seed % 2 != 0 ? 0.1 : 1;
+    const Timeline t = seed % 5 != 0 ? synthetic::zebra(shape) : synthetic::expert_parallel(shape);
+    const std::vector<GroupUse> uses = group_use(t);
+    double longest = 0;
+    for (const GroupUse& use : uses) {
+      longest = std::max(longest, use.transferring);
+      for (const Wait& wait : use.waiting) longest = std::max(longest, wait.share);
+    }
+    const std::string text = longest_wait_text(uses);
+    EXPECT_NE(text.find(" idle " + format_percent(longest) + " of the step"), std::string::npos)
+        << text << longest;
+  }
+}
+
+TEST(WaitsText, TransfersAreAWait) {
+  GroupUse use;
+  use.group = {"both", "A40", {0}};
+  use.computing = 0.4, use.transferring = 0.5;
+  use.waiting = {{0, "experts", 0.1}};
+  EXPECT_EQ(longest_wait_text({use}),
+            "Longest wait: A40 devices are idle 50.0 % of the step while transfers are on their way.");
+}
+
+TEST(WaitsText, DevicesWithoutWorkAreNamed) {
+  Timeline t = three({{2, 0, 0, 10}, {0, 1, 0, 10}, {0, 2, 0, 10}});
+  t.devices.push_back({"X#3", "X", "idle"});
+  const GroupUse& idle = group_use(t).back();
+  EXPECT_EQ(idle.group.label(), "idle X");
+  EXPECT_EQ(std::pair(idle.unused, idle.finished), std::pair(1.0, 0.0));
+  EXPECT_NE(waits_text(t).find("without work"), std::string::npos);
+}
 
 }  // namespace
 }  // namespace hetermoe

@@ -49,6 +49,12 @@ TEST(RouterTrainingRun, ACollapsedLayerIsToldWithinTwentySteps) {
     EXPECT_NE(warning.find("layer 1 has sent its tokens to about 2.0 of its"), std::string::npos) << warning;
   }
   EXPECT_EQ(told, 1);
+  TinyRun rising(
+      folder / "rising",
+      {{"routing.replay", folder / "collapsed.routes"}, {"train.steps", "20"}, {"train.warmup_steps", "11"}});
+  for (const std::string& warning : rising.run(Checkpoints::kOff).outcome.warnings)
+    EXPECT_EQ(warning.find("routing collapses"), std::string::npos)
+        << "while the learning rate rises: " << warning;
   for (const LayerLoad& load : out.records.back().loads) {
     EXPECT_EQ(load.dead, load.layer == 1 ? model.num_experts - model.top_k : 0);
     EXPECT_NEAR(load.max_over_mean, load.layer == 1 ? real(model.num_experts) / real(model.top_k) : 1, 1e-12);
