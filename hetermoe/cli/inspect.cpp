@@ -42,7 +42,7 @@ std::vector<Part> parts_of(const ModelConfig& model, i64 seq_len) {
       part.num_layers += parameters > 0 || forward > 0;
       part.forward += forward;
     };
-    add(projections, weights.projections, projection_flops(model));
+    add(projections, weights.projections + weights.biases, projection_flops(model));
     add(scores, 0, score_flops(model, l, seq_len) / static_cast<double>(seq_len));
     add(norms, weights.norms, 0);
     add(router, weights.router, router_flops(model, l));
@@ -80,9 +80,12 @@ std::string attention_text(const ModelConfig& model) {
         "multi-head latent, {} heads, queries of {} ({} with position), values of {}, latent {}",
         model.num_heads, model.head_dim, model.qk_rope_dim, model.v_dim, model.kv_lora_rank);
   }
-  const std::string norm = model.qk_norm == QkNorm::kNone ? "" : ", normed queries and keys";
-  return fmt::format("{} heads, {} key/value heads of {}{}", model.num_heads, model.num_kv_heads,
-                     model.head_dim, norm);
+  std::string text =
+      fmt::format("{} heads, {} key/value heads of {}", model.num_heads, model.num_kv_heads, model.head_dim);
+  if (model.rotary_dim > 0) text += fmt::format(" ({} with position)", model.rotary_dim);
+  if (model.qkv_bias) text += ", biases";
+  if (model.qk_norm != QkNorm::kNone) text += ", normed queries and keys";
+  return text;
 }
 
 i64 default_seq_len(const ModelConfig& model) {
@@ -132,6 +135,7 @@ Json model_json(const ModelConfig& model, i64 seq_len) {
           {"training_flops_per_token", training_flops_per_token(model, seq_len)},
           {"training_bytes", bytes_json(state, static_cast<double>(counts.total))},
           {"parts", parts},
+          {"assumed", model.assumed},
           {"unsupported", model.unsupported}};
 }
 
@@ -182,6 +186,7 @@ void print_model(const ModelConfig& model, i64 seq_len) {
        fmt::format("{} per token forward, {} in training, at {} per sequence",
                    format_count(model_flops_per_token(model, seq_len)),
                    format_count(training_flops_per_token(model, seq_len)), counted(seq_len, "token")));
+  if (!model.assumed.empty()) line("assumed", model.assumed);
   for (const std::string& setting : model.unsupported) line("unsupported", setting + " (cannot be trained)");
   std::cout << "\n";
   print_parts(model, seq_len);
@@ -407,7 +412,7 @@ int inspect(const InspectArguments& options) {
   const ModelConfig model = load_model(options.model);
   const i64 seq_len = options.seq_len > 0 ? options.seq_len : default_seq_len(model);
   std::optional<Weights> weights;
-  if (has_weights(options.model)) weights.emplace(options.model, model);
+  if (model.assumed.empty() && has_weights(options.model)) weights.emplace(options.model, model);
   if (options.json) {
     Json json = model_json(model, seq_len);
     if (options.activations) json["activations"] = activations_json(model);

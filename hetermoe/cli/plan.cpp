@@ -157,6 +157,7 @@ void print_plan(const PlanRequest& request, const PlanResult& result, const std:
                            request.model.name, request.cluster.name, counted(sequences, "sequence"),
                            counted(request.seq_len, "token"), sequences * request.seq_len,
                            name_of(request.dtype), trained_text(request.trained));
+  if (!request.model.assumed.empty()) std::cout << request.model.assumed << ".\n";
   std::cout << (assumed.empty() ? "" : assumed + ".\n") << "\n";
   for (const std::string& line : result.explanation) std::cout << line << "\n";
   std::cout << memory_text(result) << "\n";
@@ -187,8 +188,9 @@ void print_next(const PlanArguments& options, const PlanRequest& request, const 
     std::cout << fmt::format("\nplan: {}\n", options.output);
   else
     std::cout << "\nwith -o plan.json the plan is written; then\n";
-  std::cout << fmt::format("simulate: hetermoe simulate {}\n", common)
-            << fmt::format("train: hetermoe train {} --train.seq_len {} --train.sequences {}{}\n", common,
+  std::cout << fmt::format("simulate: hetermoe simulate {}\n", common);
+  if (!request.model.unsupported.empty()) return;
+  std::cout << fmt::format("train: hetermoe train {} --train.seq_len {} --train.sequences {}{}\n", common,
                            request.seq_len, total_sequences(plan), flags_of(options.train));
 }
 
@@ -202,6 +204,7 @@ int plan(const PlanArguments& options) {
     Json json = to_json(result);
     if (!ways.empty()) json["ways_out"] = ways;
     if (!assumed.empty()) json["assumed_links"] = assumed;
+    if (!request.model.assumed.empty()) json["assumed_model"] = request.model.assumed;
     if (result.feasible()) json["roles"] = roles_json(result.best().timeline);
     if (result.feasible()) json["time_and_money"] = money_json(request, result, options.run_tokens);
     print_json(json);

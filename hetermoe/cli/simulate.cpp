@@ -223,8 +223,10 @@ int simulate(const SimulateArguments& options, Overrides overrides) {
     Json json = result_json(result, cluster);
     if (const std::string assumed = assumed_links(job.cluster); !assumed.empty())
       json["assumed_links"] = assumed;
+    if (!model.assumed.empty()) json["assumed_model"] = model.assumed;
     print_json(json);
   } else {
+    if (!model.assumed.empty()) std::cout << model.assumed << ".\n";
     print_simulated(result, cluster, assumed_links(job.cluster));
     for (const std::filesystem::path& file : files) std::cout << "wrote " << file.string() << "\n";
   }
@@ -250,6 +252,7 @@ Seconds whole_run(const Job& job, Seconds first) {
 
 int dry_run(const Job& job, bool json) {
   const ModelConfig model = load_model(job.model);
+  check_trainable(model);
   const Cluster cluster = load_cluster(job.cluster);
   const Dataset data = load_job_data(job, model);
   const Simulated result = simulate_job(job, model, cluster, "uniform");

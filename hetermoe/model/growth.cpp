@@ -8,6 +8,7 @@
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/base/words.h"
+#include "hetermoe/model/family.h"
 
 namespace hetermoe {
 namespace {
@@ -18,7 +19,7 @@ double rounded(double score) { return std::stod(fmt::format("{:.12g}", score)); 
 bool has_groups(const ModelConfig& model) { return model.group_score != GroupScore::kNone; }
 
 /// Families whose config.json has a factor on routing weights.
-bool has_routed_scale(const ModelConfig& model) { return model.model_type.starts_with("deepseek_"); }
+bool has_routed_scale(const ModelConfig& model) { return !family_of(model).routed_scale_key.empty(); }
 
 /// By which routing weights are multiplied where a token sees top_k of the instances.
 double scale_of_instances(const ModelConfig& model, i64 factor, i64 top_k) {
@@ -59,6 +60,13 @@ void check_scores(const ModelConfig& model, const ExpertScores& scores) {
 }
 
 void check_mode(const ModelConfig& model, const GrowthOptions& options) {
+  if (model.router_bias && model.router_score == RouterScore::kSoftmax) {
+    fail<ConfigError>(
+        "--factor",
+        "would make {} ({}) another function: its router adds a correction bias to softmax scores, "
+        "and copies make the scores smaller but not the bias; expected a family with sigmoid scores",
+        model.name, model.model_type);
+  }
   const bool uneven = !options.scores.empty();
   if (options.mode == GrowthMode::kWideK && uneven) {
     fail<ConfigError>(
@@ -341,7 +349,13 @@ ModelConfig sparse_model(const ModelConfig& dense, i64 num_experts, i64 top_k) {
     fail<ConfigError>(dense.name,
                       "has sliding windows in some of its layers, which qwen3_moe has in all or none");
   ModelConfig out = dense;
-  out.model_type = dense.model_type == "qwen3" ? "qwen3_moe" : "mixtral";
+  out.model_type = family_of(dense).sparse_type;
+  if (out.model_type.empty())
+    fail<ConfigError>(
+        dense.name,
+        "is of family {}, to which no family with experts belongs whose attention is the same and "
+        "which has no shared expert: expected one of llama, mistral, qwen3",
+        dense.model_type);
   out.name = fmt::format("{}-{}e", dense.name, num_experts);
   out.num_experts = num_experts;
   out.top_k = top_k;

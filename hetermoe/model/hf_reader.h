@@ -1,7 +1,7 @@
 #pragma once
-#include <initializer_list>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "hetermoe/base/fields.h"
 #include "hetermoe/base/json.h"
@@ -13,7 +13,8 @@ namespace hetermoe {
 inline constexpr i64 kMaxWidth = i64{1} << 24;
 inline constexpr i64 kMaxPositions = i64{1} << 40;
 
-using Names = std::initializer_list<const char*>;
+/// Several names of one setting.
+using Names = std::vector<const char*>;
 
 /// Typed access to the keys of one config.json. A key that holds null counts as missing, as in transformers.
 class HfReader {
@@ -31,7 +32,7 @@ class HfReader {
 
   /// The value of any of several names of one setting; names that disagree are an error.
   template <class T>
-  std::optional<T> read(Names names, const Range& range = {}) const {
+  std::optional<T> read(const Names& names, const Range& range = {}) const {
     std::optional<T> value;
     std::string first;
     for (const char* name : names) {
@@ -49,20 +50,20 @@ class HfReader {
     return value;
   }
   template <class T>
-  T read_or(Names names, T missing, const Range& range = {}) const {
+  T read_or(const Names& names, T missing, const Range& range = {}) const {
     return read<T>(names, range).value_or(missing);
   }
-  i64 size(Names names, i64 max = kMaxWidth) const {
+  i64 size(const Names& names, i64 max = kMaxWidth) const {
     const std::optional<i64> value = read<i64>(names, between(1, static_cast<double>(max)));
     if (!value) {
       std::string aliases;
       for (const char* name : names)
-        aliases += name == *names.begin() ? "" : fmt::format(" (or \"{}\")", name);
-      fail<ConfigError>(where(*names.begin()), "missing{}: expected an integer from 1 to {}", aliases, max);
+        aliases += name == names.front() ? "" : fmt::format(" (or \"{}\")", name);
+      fail<ConfigError>(where(names.front()), "missing{}: expected an integer from 1 to {}", aliases, max);
     }
     return *value;
   }
-  i64 size_or(Names names, i64 missing, i64 max = kMaxWidth) const {
+  i64 size_or(const Names& names, i64 missing, i64 max = kMaxWidth) const {
     return read<i64>(names, between(1, static_cast<double>(max))).value_or(missing);
   }
 

@@ -49,8 +49,9 @@ RopeScaling read_scaling(const HfReader& top, const HfReader& in, const std::str
   return out;
 }
 
-void check_dictionary(const char* key, const HfReader& in, const Json& dictionary, ModelConfig& out) {
-  if (in.read_or<double>({"partial_rotary_factor"}, 1.0) != 1.0)
+void check_dictionary(const char* key, const HfReader& in, const Json& dictionary, const ModelFamily& family,
+                      ModelConfig& out) {
+  if (!family.rotary_share && in.read_or<double>({"partial_rotary_factor"}, 1.0) != 1.0)
     out.unsupported.push_back(fmt::format("{}.partial_rotary_factor: expected 1", key));
   for (const auto& [name, value] : dictionary.items()) {
     if (value.is_object())
@@ -78,7 +79,7 @@ Json scaling_json(const RopeScaling& scaling) {
 
 }  // namespace
 
-void read_rope(const HfReader& in, double missing_theta, ModelConfig& out) {
+void read_rope(const HfReader& in, const ModelFamily& family, ModelConfig& out) {
   std::optional<double> theta = in.read<double>({"rope_theta"}, above(0));
   const std::vector<std::string>& known = EnumNames<RopeKind>::names();
   for (const char* key : {"rope_parameters", "rope_scaling"}) {
@@ -97,7 +98,7 @@ void read_rope(const HfReader& in, double missing_theta, ModelConfig& out) {
         fail<ConfigError>(file, "says another scaling than rope_parameters, expected one of the two");
       if (here != RopeScaling()) out.rope_scaling = here;
     }
-    check_dictionary(key, inner, *dictionary, out);
+    check_dictionary(key, inner, *dictionary, family, out);
     const std::optional<double> here = inner.read<double>({"rope_theta"}, above(0));
     if (here && theta && *here != *theta) {
       fail<ConfigError>(inner.where("rope_theta"),
@@ -105,7 +106,27 @@ void read_rope(const HfReader& in, double missing_theta, ModelConfig& out) {
     }
     if (here) theta = here;
   }
-  out.rope_theta = theta.value_or(missing_theta);
+  out.rope_theta = theta.value_or(family.rope_theta);
+}
+
+i64 rotary_dim(const HfReader& in, const ModelFamily& family, i64 head_dim) {
+  if (!family.rotary_share) return 0;
+  const char* key = "partial_rotary_factor";
+  std::optional<double> share;
+  for (const char* dictionary : {"rope_parameters", "rope_scaling"}) {
+    const Json* found = in.find(dictionary);
+    if (found == nullptr || share) continue;
+    const std::string file = in.where(dictionary);
+    share = HfReader(*found, file).read<double>({key}, above(0));
+  }
+  if (!share) share = in.read<double>({key}, above(0));
+  i64 width = static_cast<i64>(static_cast<double>(head_dim) * share.value_or(*family.rotary_share));
+  if (!share && !family.rotary_dim_key.empty())
+    width = in.read_or<i64>({family.rotary_dim_key.c_str()}, width, above(0));
+  if (width < 2 || width % 2 != 0 || width > head_dim)
+    fail<ConfigError>(in.where(key), "turns {} elements of a head, expected an even number from 2 to {}",
+                      width, head_dim);
+  return width == head_dim ? 0 : width;
 }
 
 void check_rope(const HfReader& in, const ModelConfig& out) {
@@ -121,6 +142,12 @@ void check_rope(const HfReader& in, const ModelConfig& out) {
 void write_rope(const ModelConfig& model, Json& out) {
   out["rope_theta"] = model.rope_theta;
   if (model.rope_scaling.kind != RopeKind::kDefault) out["rope_scaling"] = scaling_json(model.rope_scaling);
+  const ModelFamily& family = family_of(model);
+  if (!family.rotary_dim_key.empty())
+    out[family.rotary_dim_key] = model.rope_dim();
+  else if (family.rotary_share)
+    out["partial_rotary_factor"] =
+        static_cast<double>(model.rope_dim()) / static_cast<double>(model.head_dim);
 }
 
 }  // namespace hetermoe

@@ -34,8 +34,8 @@ std::string matrix_of(const std::string& name) {
 }
 
 bool can_have_adapter(const ParamInfo& parameter) {
-  const bool is_router = parameter.name.ends_with(".gate.weight");
-  return parameter.layer >= 0 && parameter.shape.size() == 2 && !is_router;
+  const bool is_gate = parameter.name.ends_with("gate.weight");  // of the router, or of a shared expert
+  return parameter.layer >= 0 && parameter.shape.size() == 2 && !is_gate && !parameter.buffer;
 }
 
 Lora make_lora(const ModelConfig& model, i64 rank, double alpha, std::vector<std::string> targets) {

@@ -28,7 +28,8 @@ bool is_adapter(const std::string& name);
 std::string matrix_of(const std::string& name);
 bool is_lora_a(const std::string& name);
 
-/// A projection of attention, of a dense or shared MLP, or of an expert.
+/// A projection of attention, of a dense or shared MLP, or of an expert: not a bias, a router or the gate of
+/// a shared expert.
 bool can_have_adapter(const ParamInfo& parameter);
 
 /// Adapters of these matrices.

@@ -79,7 +79,7 @@ fs::path find_model(const std::string& name_or_path) {
 
 ModelConfig load_model(const std::string& name_or_path) {
   const fs::path file = find_model(name_or_path);
-  ModelConfig model = model_from_hf(read_json(file), file.string());
+  ModelConfig model = any_model_from_hf(read_json(file), file.string());
   const fs::path folder = fs::weakly_canonical(file).parent_path();
   model.name =
       printable(file.filename() == "config.json" ? folder.filename().string() : file.stem().string());

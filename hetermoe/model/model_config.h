@@ -38,7 +38,7 @@ struct EnumNames<GroupScore> {
 /// names. Sizes are in elements.
 struct ModelConfig {
   std::string name;        ///< short name, the file's stem, or the folder that holds config.json
-  std::string model_type;  ///< Hugging Face family, one of known_model_types()
+  std::string model_type;  ///< Hugging Face family: one of known_model_types() unless something is `assumed`
 
   i64 vocab = 0, hidden = 0, num_layers = 0;
   i64 max_positions = 0;
@@ -46,6 +46,7 @@ struct ModelConfig {
   double rope_theta = 10000;
   RopeScaling rope_scaling;
   bool rope_interleaved = false;  ///< DeepSeek rotates interleaved pairs; the others rotate halves
+  i64 rotary_dim = 0;             ///< GQA: elements at the front of a head that turn; 0 = all
   bool tie_embeddings = false;
   double init_std = 0.02;  ///< standard deviation of freshly made matrices (initializer_range)
 
@@ -54,6 +55,7 @@ struct ModelConfig {
   i64 num_kv_heads = 0;  ///< MLA: = num_heads
   i64 head_dim = 0;      ///< of a query and a key head; MLA: qk_nope_dim + qk_rope_dim
   QkNorm qk_norm = QkNorm::kNone;
+  bool qkv_bias = false;   ///< GQA: the projections of queries, keys and values have biases
   double clip_qkv = 0;     ///< OLMoE clamps q, k, v to +-clip_qkv; 0 = off
   i64 sliding_window = 0;  ///< a token attends to itself and the sliding_window - 1 before it; 0 = to all
   std::vector<bool> sliding_layer;  ///< [num_layers] where the window holds; empty = in every layer
@@ -62,13 +64,16 @@ struct ModelConfig {
   i64 kv_lora_rank = 0, qk_nope_dim = 0, qk_rope_dim = 0, v_dim = 0;
 
   i64 num_experts = 0, top_k = 0, expert_hidden = 0;  ///< 0 = all layers are dense
-  i64 num_shared_experts = 0;     ///< one MLP of width expert_hidden * num_shared_experts on every token
+  i64 num_shared_experts = 0;                         ///< one MLP of width shared_hidden() on every token
+  i64 shared_width = 0;                               ///< of one shared expert; 0 = expert_hidden
+  bool shared_gate = false;       ///< what it adds is multiplied by a sigmoid of its own, one for each token
   i64 dense_hidden = 0;           ///< width of the MLP of dense layers
   std::vector<bool> dense_layer;  ///< [num_layers] true = a dense MLP, no router, no experts
   RouterScore router_score = RouterScore::kSoftmax;
-  bool normalize_top_k = true;                 ///< divide the chosen weights by their sum
-  double routed_scale = 1;                     ///< factor on the routing weights
-  bool router_bias = false;                    ///< e_score_correction_bias, used for the choice only
+  bool normalize_top_k = true;  ///< divide the chosen weights by their sum
+  double least_weight_sum = 0;  ///< the sum by which chosen weights are divided is at least this
+  double routed_scale = 1;      ///< factor on the routing weights
+  bool router_bias = false;     ///< e_score_correction_bias, used for the choice only
   GroupScore group_score = GroupScore::kNone;  ///< kNone also when every group is kept
   i64 num_expert_groups = 1, top_k_groups = 1;
   /// Load-balancing loss as Hugging Face computes it (no division by top_k). DeepSeek's own aux_loss_alpha
@@ -80,6 +85,10 @@ struct ModelConfig {
   /// Y". Shapes, plans and inspection do not depend on them; training refuses them, see check_trainable().
   std::vector<std::string> unsupported;
 
+  /// Of a model whose family is not implemented: which keys its sizes are from, and what is assumed. Else
+  /// empty.
+  std::string assumed;
+
   i64 num_moe_layers() const;
   bool is_moe(i64 layer) const { return !dense_layer[static_cast<std::size_t>(layer)]; }
   /// Tokens that a token of the layer attends to; 0 = all before it.
@@ -87,7 +96,10 @@ struct ModelConfig {
     return sliding_layer.empty() || sliding_layer[static_cast<std::size_t>(layer)] ? sliding_window : 0;
   }
   /// Elements of a query or a key that are turned by its position.
-  i64 rope_dim() const { return attention == AttentionKind::kMla ? qk_rope_dim : head_dim; }
+  i64 rope_dim() const {
+    if (attention == AttentionKind::kMla) return qk_rope_dim;
+    return rotary_dim > 0 ? rotary_dim : head_dim;
+  }
   i64 query_width() const { return num_heads * head_dim; }  ///< elements of all query heads of a token
   i64 key_width() const { return num_kv_heads * head_dim; }
   i64 value_dim() const {
@@ -95,7 +107,7 @@ struct ModelConfig {
   }  ///< of one value head
   i64 value_width() const { return num_kv_heads * value_dim(); }
   i64 output_width() const { return num_heads * value_dim(); }  ///< input of o_proj
-  i64 shared_hidden() const { return num_shared_experts * expert_hidden; }
+  i64 shared_hidden() const { return num_shared_experts * (shared_width > 0 ? shared_width : expert_hidden); }
 
   bool operator==(const ModelConfig&) const = default;
 };
@@ -132,6 +144,11 @@ ParamCounts count_parameters(const ModelConfig& model);
 /// `unsupported`. Throws ConfigError for a missing size or an impossible shape. `where` names the file in
 /// errors.
 ModelConfig model_from_hf(const Json& config, const std::string& where);
+
+/// The same for a config.json of any model_type. Of a family that is not implemented the sizes are read from
+/// usual keys, and `assumed` says which; such a model can be planned, simulated and inspected. Throws
+/// ConfigError for a missing size, and where the language model is one of several models (text_config).
+ModelConfig any_model_from_hf(const Json& config, const std::string& where);
 
 /// The same model with its first layers alone.
 ModelConfig first_layers(const ModelConfig& model, i64 layers);

@@ -20,6 +20,8 @@ i64 local_mlp_width(const ModelConfig& model, i64 layer) {
   return model.is_moe(layer) ? model.shared_hidden() : model.dense_hidden;
 }
 
+bool has_shared_gate(const ModelConfig& model, i64 layer) { return model.shared_gate && model.is_moe(layer); }
+
 i64 norm_weights(const ModelConfig& model) {
   i64 sum = 2 * model.hidden;
   if (is_mla(model)) return sum + model.q_lora_rank + model.kv_lora_rank;
@@ -51,13 +53,14 @@ i64 expert_weights(const ModelConfig& model) { return mlp_weights(model, model.e
 LayerWeights layer_weights(const ModelConfig& model, i64 layer) {
   LayerWeights out;
   out.projections = attention_projection_weights(model);
+  out.biases = model.qkv_bias ? qkv_width(model) : 0;
   out.norms = norm_weights(model);
   if (!model.is_moe(layer)) {
     out.dense = mlp_weights(model, model.dense_hidden);
     return out;
   }
   out.router = model.num_experts * (model.hidden + (model.router_bias ? 1 : 0));
-  out.shared = mlp_weights(model, model.shared_hidden());
+  out.shared = mlp_weights(model, model.shared_hidden()) + (model.shared_gate ? model.hidden : 0);
   out.experts = model.num_experts * expert_weights(model);
   return out;
 }
@@ -137,6 +140,7 @@ double attention_traffic(const ModelConfig& m, i64 layer) {
   // Low-rank stages: written by one GEMM, read and written by the norm, read by the next GEMM.
   if (is_mla(m)) sum += 4 * (m.q_lora_rank + m.kv_lora_rank);
   if (m.qk_norm != QkNorm::kNone) sum += 2 * (query + key);
+  if (m.qkv_bias) sum += 2 * qkv_width(m);
   sum += 2 * (query + key);                              // rotary embedding
   sum += qkv_width(m) + m.output_width();                // attention kernel
   sum += m.output_width() + m.hidden + 3 * m.hidden;     // o GEMM, residual
@@ -144,6 +148,7 @@ double attention_traffic(const ModelConfig& m, i64 layer) {
   if (m.is_moe(layer)) sum += m.hidden + m.num_experts;  // router
   const i64 width = local_mlp_width(m, layer);
   if (width > 0) sum += (m.hidden + 2 * width) + 3 * width + (width + m.hidden) + 3 * m.hidden;
+  if (has_shared_gate(m, layer)) sum += m.hidden + 2 * m.hidden;  // the gate, and what it multiplies
   return real(sum);
 }
 
@@ -194,6 +199,7 @@ void for_attention_lines(const ModelConfig& m, i64 layer, const ActivationOption
   if (width == 0) return;
   work("gate, up of the MLP", 2 * width);
   cheap("their product", width);
+  if (has_shared_gate(m, layer)) work("shared expert before its gate, gate", m.hidden + 1);
 }
 
 /// Of the routed experts. Their output is not among them: the gradient of the routing weight is the product
@@ -267,6 +273,7 @@ Bytes attention_left_bytes(const ModelConfig& m, i64 layer, Bytes element) {
     elements += qkv_width(m);
   }
   if (width > 0) elements += 3 * width + m.hidden;
+  if (has_shared_gate(m, layer)) elements += 1;
   return real(elements) * element + (m.is_moe(layer) ? real(m.num_experts) * kStatBytes : 0);
 }
 

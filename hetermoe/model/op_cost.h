@@ -18,13 +18,14 @@ namespace hetermoe {
 /// Weights of one layer by part. Parts that the layer does not have are 0.
 struct LayerWeights {
   i64 projections = 0;  ///< GQA: H*(h*d + kv*d + kv*dv) + h*dv*H. MLA: see attention_projection_weights
+  i64 biases = 0;       ///< of q, k and v: h*d + kv*d + kv*dv
   i64 norms = 0;        ///< two layer norms of H; q and k norms; MLA: the norms inside the low-rank pairs
   i64 router = 0;       ///< E*H, plus E with a correction bias (a buffer)
-  i64 shared = 0;       ///< 3*H*S*I
-  i64 dense = 0;        ///< 3*H*D
-  i64 experts = 0;      ///< all routed experts: E*3*H*I
+  i64 shared = 0;   ///< 3*H*W with W the width of the shared expert, S*I unless it has its own; H of its gate
+  i64 dense = 0;    ///< 3*H*D
+  i64 experts = 0;  ///< all routed experts: E*3*H*I
   /// What every device with a share of the attention part holds: all but the routed experts.
-  i64 attention_part() const { return projections + norms + router + shared + dense; }
+  i64 attention_part() const { return projections + biases + norms + router + shared + dense; }
 };
 LayerWeights layer_weights(const ModelConfig& model, i64 layer);
 
@@ -77,11 +78,12 @@ bool is_windowed(const ModelConfig& model, i64 layer, i64 seq_len);
 /// Elements of the score matrix of one sequence and layer, h*s*s, of a kernel that writes it to memory.
 double score_elements(const ModelConfig& model, i64 seq_len);
 Flops router_flops(const ModelConfig& model, i64 layer);  ///< per token: 2*H*E, 0 in a dense layer
-Flops shared_flops(const ModelConfig& model, i64 layer);  ///< per token: 6*H*S*I, 0 in a dense layer
-Flops dense_flops(const ModelConfig& model, i64 layer);   ///< per token: 6*H*D, 0 in a layer with experts
-Flops expert_flops(const ModelConfig& model);             ///< per row of one routed expert: 6*H*I
-Flops head_flops(const ModelConfig& model);               ///< per token: 2*H*V
-inline constexpr Flops kEmbeddingFlops = 0;               ///< a gather
+Flops shared_flops(const ModelConfig& model,
+                   i64 layer);  ///< per token: 6*H*W, 2*H of a gate, 0 in a dense layer
+Flops dense_flops(const ModelConfig& model, i64 layer);  ///< per token: 6*H*D, 0 in a layer with experts
+Flops expert_flops(const ModelConfig& model);            ///< per row of one routed expert: 6*H*I
+Flops head_flops(const ModelConfig& model);              ///< per token: 2*H*V
+inline constexpr Flops kEmbeddingFlops = 0;              ///< a gather
 
 /// Per token, of everything that op `attention` of a layer does: projections, scores at this length
 /// (score_flops / s), router, shared experts or dense MLP.
@@ -102,10 +104,10 @@ inline constexpr double kScoreBackwardFused = 2.5;
 // --- memory traffic, in elements read plus written by the forward pass, without weights ---
 
 /// Per token of op `attention`: norm 2H; q, k, v GEMM H in, q + k + v out (MLA: also each low-rank stage in,
-/// out and normed); q/k norm and rotary embedding 2(q + k) each; attention q + k + v in, h*dv out (a fused
-/// kernel; add 4 * score_elements / s for one that writes and reads scores and probabilities); o GEMM;
-/// residual 3H; norm 2H; router H + E; shared or dense MLP of width W: gate and up GEMM H + 2W, product 3W,
-/// down GEMM W + H, add 3H.
+/// out and normed); q/k norm and rotary embedding 2(q + k) each; biases 2(q + k + v); attention q + k + v in,
+/// h*dv out (a fused kernel; add 4 * score_elements / s for one that writes and reads scores and
+/// probabilities); o GEMM; residual 3H; norm 2H; router H + E; shared or dense MLP of width W: gate and up
+/// GEMM H + 2W, product 3W, down GEMM W + H, add 3H, gate of a shared expert 3H.
 double attention_traffic(const ModelConfig& model, i64 layer);
 /// Per row of an expert: gate and up GEMM H + 2I, product 3I, down GEMM I + H, routing weight 2H.
 double expert_traffic(const ModelConfig& model);

@@ -2,6 +2,7 @@
 // check each other in the tests.
 #include "hetermoe/model/model_config.h"
 #include "hetermoe/model/op_cost.h"
+#include "hetermoe/model/tensor_names.h"
 
 namespace hetermoe {
 namespace {
@@ -10,7 +11,7 @@ namespace {
 class LayerTable {
  public:
   LayerTable(const ModelConfig& model, i64 layer, std::vector<ParamInfo>& out)
-      : m_(model), layer_(layer), prefix_(fmt::format("model.layers.{}.", layer)), out_(out) {}
+      : m_(model), layer_(layer), prefix_(layer_prefix(layer)), out_(out) {}
 
   void add_all() {
     add("input_layernorm.weight", {m_.hidden});
@@ -23,13 +24,14 @@ class LayerTable {
     if (m_.is_moe(layer_)) {
       add_moe();
     } else {
-      add_mlp("mlp.", m_.dense_hidden);
+      add_mlp(prefix_ + "mlp.", m_.dense_hidden);
     }
   }
 
  private:
-  void add(const std::string& name, std::vector<i64> shape, ExpertId expert = -1, bool buffer = false) {
-    out_.push_back({prefix_ + name, std::move(shape), static_cast<i32>(layer_), expert, buffer});
+  void add(const std::string& name, std::vector<i64> shape) { add_named(prefix_ + name, std::move(shape)); }
+  void add_named(const std::string& name, std::vector<i64> shape, ExpertId expert = -1, bool buffer = false) {
+    out_.push_back({name, std::move(shape), static_cast<i32>(layer_), expert, buffer});
   }
 
   void add_gqa() {
@@ -37,6 +39,11 @@ class LayerTable {
     add("self_attn.k_proj.weight", {m_.key_width(), m_.hidden});
     add("self_attn.v_proj.weight", {m_.value_width(), m_.hidden});
     add("self_attn.o_proj.weight", {m_.hidden, m_.output_width()});
+    if (m_.qkv_bias) {
+      add("self_attn.q_proj.bias", {m_.query_width()});
+      add("self_attn.k_proj.bias", {m_.key_width()});
+      add("self_attn.v_proj.bias", {m_.value_width()});
+    }
     if (m_.qk_norm == QkNorm::kNone) return;
     const bool per_head = m_.qk_norm == QkNorm::kPerHead;
     add("self_attn.q_norm.weight", {per_head ? m_.head_dim : m_.query_width()});
@@ -57,28 +64,23 @@ class LayerTable {
     add("self_attn.o_proj.weight", {m_.hidden, m_.output_width()});
   }
 
-  void add_mlp(const std::string& name, i64 width, ExpertId expert = -1) {
-    add(name + "gate_proj.weight", {width, m_.hidden}, expert);
-    add(name + "up_proj.weight", {width, m_.hidden}, expert);
-    add(name + "down_proj.weight", {m_.hidden, width}, expert);
+  void add_mlp(const std::string& name, i64 width) {
+    add_named(name + "gate_proj.weight", {width, m_.hidden});
+    add_named(name + "up_proj.weight", {width, m_.hidden});
+    add_named(name + "down_proj.weight", {m_.hidden, width});
   }
 
   void add_moe() {
-    const bool mixtral = m_.model_type == "mixtral";
-    const std::string block = mixtral ? "block_sparse_moe." : "mlp.";
-    add(block + "gate.weight", {m_.num_experts, m_.hidden});
-    if (m_.router_bias) add(block + "gate.e_score_correction_bias", {m_.num_experts}, -1, true);
-    if (m_.num_shared_experts > 0) add_mlp(block + "shared_experts.", m_.shared_hidden());
-    for (i64 e = 0; e < m_.num_experts; ++e) {
-      const auto id = static_cast<ExpertId>(e);
-      const std::string expert = fmt::format("{}experts.{}.", block, e);
-      if (!mixtral) {
-        add_mlp(expert, m_.expert_hidden, id);
-        continue;
-      }
-      add(expert + "w1.weight", {m_.expert_hidden, m_.hidden}, id);  // gate
-      add(expert + "w3.weight", {m_.expert_hidden, m_.hidden}, id);  // up
-      add(expert + "w2.weight", {m_.hidden, m_.expert_hidden}, id);  // down
+    add_named(block_prefix(m_, layer_) + "gate.weight", {m_.num_experts, m_.hidden});
+    if (m_.router_bias)
+      add_named(correction_bias_name(m_, layer_), correction_bias_shape(m_), -1, /*buffer=*/true);
+    if (m_.num_shared_experts > 0) add_mlp(shared_prefix(m_, layer_), m_.shared_hidden());
+    if (m_.shared_gate) add_named(shared_gate_name(m_, layer_), {1, m_.hidden});
+    for (ExpertId e = 0; e < m_.num_experts; ++e) {
+      const auto [gate, up, down] = expert_matrices(m_, layer_, e);
+      add_named(gate, {m_.expert_hidden, m_.hidden}, e);
+      add_named(up, {m_.expert_hidden, m_.hidden}, e);
+      add_named(down, {m_.hidden, m_.expert_hidden}, e);
     }
   }
 

@@ -4,7 +4,9 @@
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/base/words.h"
+#include "hetermoe/model/family.h"
 #include "hetermoe/model/growth.h"
+#include "hetermoe/model/layer_interval.h"
 
 namespace hetermoe {
 namespace {
@@ -42,15 +44,22 @@ std::vector<bool> wanted_layers(const ModelConfig& model, const std::vector<i64>
 }
 
 void check_config_says(const ModelConfig& model) {
-  if (model.model_type == "mixtral" && model.num_moe_layers() < model.num_layers) {
+  const DenseLayers keys = family_of(model).dense_layers;
+  if (keys == DenseLayers::kNone && model.num_moe_layers() < model.num_layers) {
     fail<ConfigError>(
         kKey,
         "leaves {} dense, but llama and mistral become mixtral, whose config.json has no dense layers: "
         "expected all layers",
         counted(model.num_layers - model.num_moe_layers(), "layer"));
   }
+  if (keys == DenseLayers::kInterval && !moe_interval(model)) {
+    fail<ConfigError>(kKey,
+                      "leaves layers with experts that are no regular interval, and {} has experts in every "
+                      "moe_layer_interval-th layer of one range: expected such layers",
+                      model.model_type);
+  }
   for (i64 l = 1; l < model.num_layers; ++l) {
-    if (!model.model_type.starts_with("deepseek_") || model.is_moe(l) || !model.is_moe(l - 1)) continue;
+    if (keys != DenseLayers::kFirst || model.is_moe(l) || !model.is_moe(l - 1)) continue;
     fail<ConfigError>(kKey,
                       "leaves layer {} dense behind layer {}, but {} has dense layers at the beginning alone "
                       "(first_k_dense_replace): expected it as well",
@@ -112,6 +121,12 @@ Sparse plan_sparse(const ModelConfig& model, const SparseOptions& options) {
         "of a token do not add up to the MLP; expected a family that normalises them (qwen3_moe, "
         "deepseek_v3 with norm_topk_prob)",
         model.name);
+  }
+  if (out.after.shared_gate) {
+    fail<ConfigError>(kKey,
+                      "would make {} another function: a gate multiplies what its shared expert adds, so the "
+                      "experts of a token do not add up to the MLP; expected a family without such a gate",
+                      model.name);
   }
   out.shards = shards_of(out.after);
   if (out.after.num_moe_layers() == out.after.num_layers) out.after.dense_hidden = 0;

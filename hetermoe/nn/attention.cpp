@@ -26,6 +26,12 @@ struct Heads {
   at::Tensor q, k, v;
 };
 
+/// Queries, keys and values of all heads, [T, q + k + v].
+at::Tensor project(const ModelConfig& model, const Leaves& leaves, const at::Tensor& normed) {
+  const at::Tensor qkv = leaves.product(normed, Weight::kQkv);
+  return model.qkv_bias ? qkv + leaves[Weight::kQkvBias] : qkv;
+}
+
 /// With the norms and the clipping that some families put before the rotation.
 Heads gqa_heads(const ModelConfig& model, const Leaves& leaves, const at::Tensor& qkv, const HeadShape& shape,
                 const RopeTable& table) {
@@ -54,10 +60,11 @@ at::Tensor gqa(const ModelConfig& model, i64 layer, const Leaves& leaves, const 
   const i64 seq_len = sequences.seq_len;
   const HeadShape shape = head_shape(model, layer, sequences);
   const RopeTable table = rope_table(seq_len, rope_angles(model, seq_len), normed.options());
-  const auto project = [&] { return leaves.product(normed, Weight::kQkv); };
   const bool plain = model.qk_norm == QkNorm::kNone && model.clip_qkv == 0;
-  if (plain) return leaves.product(rotary_attention(project(), shape, table, rope_layout(model)), Weight::kO);
-  const Heads heads = gqa_heads(model, leaves, project(), shape, table);
+  if (plain)
+    return leaves.product(rotary_attention(project(model, leaves, normed), shape, table, rope_layout(model)),
+                          Weight::kO);
+  const Heads heads = gqa_heads(model, leaves, project(model, leaves, normed), shape, table);
   const at::Tensor out = causal_attention(heads.q, heads.k, heads.v, shape.how());
   return leaves.product(out.reshape({normed.size(0), -1}), Weight::kO);
 }
@@ -178,9 +185,8 @@ at::Tensor decode_attention(const ModelConfig& model, i64 layer, const Leaves& l
   const RopeTable table{cache.rope.cos.narrow(0, first, count), cache.rope.sin.narrow(0, first, count)};
   const bool latent = model.attention == AttentionKind::kMla;
   const HeadShape shape = head_shape(model, layer, count);
-  const Heads heads = latent
-                          ? mla_heads(model, leaves, normed_TH, count, table)
-                          : gqa_heads(model, leaves, leaves.product(normed_TH, Weight::kQkv), shape, table);
+  const Heads heads = latent ? mla_heads(model, leaves, normed_TH, count, table)
+                             : gqa_heads(model, leaves, project(model, leaves, normed_TH), shape, table);
   cache.keys.narrow(1, first, count).copy_(heads.k);
   cache.values.narrow(1, first, count).copy_(heads.v);
   cache.size += count;

@@ -36,10 +36,12 @@ struct AttentionLeft {
 
 namespace {
 
-at::Tensor mlp(AttentionGraph& graph, const at::Tensor& x, bool selects) {
+/// The dense MLP or the shared expert, which may have a gate.
+at::Tensor mlp(AttentionGraph& graph, const at::Tensor& x, bool has_gate, bool selects) {
   const at::Tensor gate_up = graph.leaves.product(x, Weight::kMlpGateUp);
   if (selects) graph.gate_up = gate_up.detach();
-  return graph.leaves.product(swiglu(gate_up), Weight::kMlpDown);
+  const at::Tensor out = graph.leaves.product(swiglu(gate_up), Weight::kMlpDown);
+  return has_gate ? graph.leaves.product(x, Weight::kSharedGate).sigmoid() * out : out;
 }
 
 at::Tensor with_jitter(const at::Tensor& x, const at::Tensor& jitter_TD, at::ScalarType wide) {
@@ -80,13 +82,13 @@ AttentionGraph run(const ModelConfig& model, i64 layer, const StateGroup& state,
   const auto [h, x] = residual_norm(y, attended, leaves[Weight::kPostNorm], model.norm_eps);
   if (selects) out.h = h.detach(), out.jitter = task.jitter_TD;
   const bool moe = model.is_moe(layer);
-  out.u = !moe || model.num_shared_experts > 0 ? h + mlp(out, x, selects) : h;
+  out.u = !moe || model.num_shared_experts > 0 ? h + mlp(out, x, moe && model.shared_gate, selects) : h;
   if (!moe) return out;
   out.x = x;
   const at::ScalarType wide = accumulate_type(y.scalar_type());
   const at::Tensor logits = leaves.wide_product(with_jitter(x, task.jitter_TD, wide), Weight::kRouter, wide);
   if (task.z_loss) out.log_sum = logits.logsumexp(1);
-  if (runs_on_kernels(logits)) {
+  if (runs_on_kernels(logits) && model.least_weight_sum == 0) {
     Routed routed = gpu_route(model, logits, state.buffer, sequences.seq_len, out.topk);
     if (task.has_gaps)
       routed = gpu_route(model, logits, state.buffer, sequences.seq_len,
@@ -181,6 +183,7 @@ MadeBy input_made_by(Weight weight) {
       return MadeBy::kInputNorm;
     case Weight::kRouter:
     case Weight::kMlpGateUp:
+    case Weight::kSharedGate:
       return MadeBy::kPostNorm;
     case Weight::kMlpDown:
       return MadeBy::kActivation;

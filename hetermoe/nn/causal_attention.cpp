@@ -75,6 +75,12 @@ struct CausalAttentionFunction : torch::autograd::Function<CausalAttentionFuncti
   }
 };
 
+void turn_in_place(const at::Tensor& x_BShd, const RopeTable& table, RopeLayout layout,
+                   RopeDirection direction) {
+  const at::Tensor front = turned_part(x_BShd, table.cos);
+  cpu_rotate(front, front, table, layout, direction);
+}
+
 /// Rotates q and k inside the projection's own memory: its backward needs its input alone, so that nobody
 /// misses what was there.
 struct RotaryAttentionFunction : torch::autograd::Function<RotaryAttentionFunction> {
@@ -82,7 +88,7 @@ struct RotaryAttentionFunction : torch::autograd::Function<RotaryAttentionFuncti
                             const at::Tensor& sin, const HeadShape& shape, i64 layout) {
     const std::vector<at::Tensor> parts = head_views(qkv, shape);
     for (std::size_t i = 0; i < 2; ++i)
-      cpu_rotate(parts[i], parts[i], {cos, sin}, static_cast<RopeLayout>(layout), RopeDirection::kForward);
+      turn_in_place(parts[i], {cos, sin}, static_cast<RopeLayout>(layout), RopeDirection::kForward);
     const AttentionForward out = cpu_attention(parts[0], parts[1], parts[2], shape.scale());
     context->save_for_backward({qkv, out.out_BShd, out.log_sums_BhS, cos, sin});
     context->saved_data["shape"] =
@@ -98,8 +104,8 @@ struct RotaryAttentionFunction : torch::autograd::Function<RotaryAttentionFuncti
     cpu_attention_gradients(head_views(saved[0], shape), {saved[1], saved[2]},
                             grads[0].reshape(saved[1].sizes()), dparts, shape.scale());
     for (std::size_t i = 0; i < 2; ++i) {
-      cpu_rotate(dparts[i], dparts[i], {saved[3], saved[4]}, static_cast<RopeLayout>(numbers[4]),
-                 RopeDirection::kBackward);
+      turn_in_place(dparts[i], {saved[3], saved[4]}, static_cast<RopeLayout>(numbers[4]),
+                    RopeDirection::kBackward);
     }
     return {dqkv, at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
   }

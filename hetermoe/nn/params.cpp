@@ -8,6 +8,7 @@
 
 #include "hetermoe/base/error.h"
 #include "hetermoe/base/hash.h"
+#include "hetermoe/model/tensor_names.h"
 
 namespace hetermoe {
 namespace {
@@ -27,13 +28,6 @@ void add_whole(StateGroup& group, Weight weight, const std::vector<i64>& shape, 
   add_storage(group, weight, shape, {{name, 0, shape[0]}}, options);
 }
 
-std::string layer_prefix(i64 layer) { return fmt::format("model.layers.{}.", layer); }
-
-/// Mixtral calls the MoE block of a layer differently.
-std::string moe_prefix(const ModelConfig& model, i64 layer) {
-  return layer_prefix(layer) + (model.model_type == "mixtral" ? "block_sparse_moe." : "mlp.");
-}
-
 void add_gqa(StateGroup& group, const ModelConfig& model, const std::string& prefix,
              const StorageOptions& options) {
   const i64 q_rows = model.num_heads * model.head_dim, kv_rows = model.num_kv_heads * model.head_dim;
@@ -43,6 +37,12 @@ void add_gqa(StateGroup& group, const ModelConfig& model, const std::string& pre
                {prefix + "v_proj.weight", q_rows + kv_rows, kv_rows}},
               options);
   add_whole(group, Weight::kO, {model.hidden, q_rows}, prefix + "o_proj.weight", options);
+  if (model.qkv_bias)
+    add_storage(group, Weight::kQkvBias, {q_rows + 2 * kv_rows},
+                {{prefix + "q_proj.bias", 0, q_rows},
+                 {prefix + "k_proj.bias", q_rows, kv_rows},
+                 {prefix + "v_proj.bias", q_rows + kv_rows, kv_rows}},
+                options);
   if (model.qk_norm == QkNorm::kNone) return;
   const bool whole = model.qk_norm == QkNorm::kWhole;
   add_whole(group, Weight::kQNorm, {whole ? q_rows : model.head_dim}, prefix + "q_norm.weight", options);
@@ -169,18 +169,9 @@ void add_adapters(StateGroup& group, const StorageOptions& options) {
   }
 }
 
-/// Names of gate, up and down.
-std::vector<std::string> expert_matrices(const ModelConfig& model, i64 layer, ExpertId expert) {
-  const bool mixtral = model.model_type == "mixtral";
-  const std::string prefix = fmt::format("{}experts.{}.", moe_prefix(model, layer), expert);
-  return {prefix + (mixtral ? "w1.weight" : "gate_proj.weight"),
-          prefix + (mixtral ? "w3.weight" : "up_proj.weight"),
-          prefix + (mixtral ? "w2.weight" : "down_proj.weight")};
-}
-
 void add_adapters(ExpertSlab& slab, const ModelConfig& model, const StorageOptions& options) {
   if (options.lora == nullptr || slab.experts.empty()) return;
-  const std::vector<std::string> matrices = expert_matrices(model, slab.layer, slab.experts[0]);
+  const std::array<std::string, 3> matrices = expert_matrices(model, slab.layer, slab.experts[0]);
   const i64 width = model.expert_hidden;
   for (std::size_t i = 0; i < matrices.size(); ++i) {
     if (!options.lora->adapts(matrices[i])) continue;
@@ -225,17 +216,17 @@ StateGroup make_attention_state(const ModelConfig& model, i64 layer, const Stora
     add_adapters(group, options);
     return group;
   }
-  const std::string moe = moe_prefix(model, layer);
-  add_whole(group, Weight::kRouter, {model.num_experts, model.hidden}, moe + "gate.weight", options);
+  add_whole(group, Weight::kRouter, {model.num_experts, model.hidden},
+            block_prefix(model, layer) + "gate.weight", options);
   if (model.router_bias) {
-    group.buffer_name = moe + "gate.e_score_correction_bias";
-    group.buffer = at::zeros({model.num_experts},
+    group.buffer_name = correction_bias_name(model, layer);
+    group.buffer = at::zeros(correction_bias_shape(model),
                              options.values.dtype(accumulate_type(options.values.dtype().toScalarType())));
   }
-  if (model.num_shared_experts > 0) {
-    add_mlp(group, model.hidden, model.expert_hidden * model.num_shared_experts, moe + "shared_experts.",
-            options);
-  }
+  if (model.num_shared_experts > 0)
+    add_mlp(group, model.hidden, model.shared_hidden(), shared_prefix(model, layer), options);
+  if (model.shared_gate)
+    add_whole(group, Weight::kSharedGate, {1, model.hidden}, shared_gate_name(model, layer), options);
   add_adapters(group, options);
   return group;
 }
@@ -246,7 +237,7 @@ std::vector<NamedTensor> named_experts(const ModelConfig& model, i64 layer, std:
   std::vector<NamedTensor> out;
   for (std::size_t i = 0; i < experts.size(); ++i) {
     const auto slot = static_cast<i64>(i);
-    const std::vector<std::string> names = expert_matrices(model, layer, experts[i]);
+    const std::array<std::string, 3> names = expert_matrices(model, layer, experts[i]);
     out.push_back({names[0], gate_up[slot].narrow(0, 0, width)});
     out.push_back({names[1], gate_up[slot].narrow(0, width, width)});
     out.push_back({names[2], down[slot]});
@@ -267,7 +258,7 @@ std::vector<NamedTensor> named_adapters(const StateGroup& group, const std::vect
 
 std::vector<NamedTensor> named_adapters(const ModelConfig& model, const ExpertSlab& slab, ExpertId expert,
                                         const std::vector<at::Tensor>& storages, i64 slot) {
-  const std::vector<std::string> matrices = expert_matrices(model, slab.layer, expert);
+  const std::array<std::string, 3> matrices = expert_matrices(model, slab.layer, expert);
   std::vector<NamedTensor> out;
   for (std::size_t i = 0; i < slab.adapters.size(); ++i) {
     const Adapter& adapter = slab.adapters[i];
@@ -317,7 +308,7 @@ void init_parameters(const std::vector<NamedView>& views, u64 seed) {
   constexpr double kDeviation = 0.02;  // initializer_range of all five families
   for (const NamedView& view : views) {
     const bool adapter = is_adapter(view.name);
-    if (view.buffer || (adapter && !is_lora_a(view.name))) {
+    if (view.buffer || view.name.ends_with(".bias") || (adapter && !is_lora_a(view.name))) {
       view.value.zero_();
     } else if (view.value.dim() == 1) {
       view.value.fill_(1);

@@ -40,6 +40,7 @@ enum class Weight {
   kInputNorm,   ///< [H]
   kPostNorm,    ///< [H]
   kQkv,         ///< [(heads + 2 kv_heads) * head_dim, H]: q rows, then k, then v
+  kQkvBias,     ///< [(heads + 2 kv_heads) * head_dim], of the rows of kQkv
   kQNorm,       ///< [head_dim] or [heads * head_dim]
   kKNorm,       ///< [head_dim] or [kv_heads * head_dim]
   kQ,           ///< MLA without q_lora: [heads * (nope + rope), H]
@@ -53,7 +54,8 @@ enum class Weight {
   kRouter,      ///< [E, H]
   kMlpGateUp,   ///< shared experts or dense MLP: [2S, H], gate rows first
   kMlpDown,     ///< [H, S]
-  kRouterBias,  ///< buffer [E], never below fp32
+  kSharedGate,  ///< [1, H]
+  kRouterBias,  ///< buffer [E] or [1, E], never below fp32
 };
 
 /// dtype and place of storages.
@@ -136,9 +138,9 @@ std::vector<NamedTensor> named_adapters(const StateGroup& group, const std::vect
 std::vector<NamedTensor> named_adapters(const ModelConfig& model, const ExpertSlab& slab, ExpertId expert,
                                         const std::vector<at::Tensor>& storages, i64 slot);
 
-/// Fills each tensor from a generator seeded by (seed, its name): matrices normal(0, 0.02), norms 1, buffers
-/// 0; of adapters A normal(0, 1 / sqrt(in)) and B 0. So any distribution over devices, any fusing and any
-/// dtype starts from the same values (drawn in fp32, then cast).
+/// Fills each tensor from a generator seeded by (seed, its name): matrices normal(0, 0.02), norms 1, biases
+/// and buffers 0; of adapters A normal(0, 1 / sqrt(in)) and B 0. So any distribution over devices, any fusing
+/// and any dtype starts from the same values (drawn in fp32, then cast).
 void init_parameters(const std::vector<NamedView>& views, u64 seed);
 
 /// fp64 stays fp64, everything else is fp32: the precision of routers, norms' statistics and losses.

@@ -10,6 +10,7 @@
 
 #include "hetermoe/base/error.h"
 #include "hetermoe/base/hash.h"
+#include "hetermoe/model/tensor_names.h"
 
 namespace hetermoe {
 namespace {
@@ -40,14 +41,11 @@ class Reference {
     at::Tensor x = weight("model.embed_tokens").index_select(0, tokens.reshape({-1}));
     for (i64 layer = 0; layer < model_.num_layers; ++layer) {
       prefix_ = fmt::format("model.layers.{}.", layer);
-      const bool slides =
-          model_.sliding_layer.empty() || model_.sliding_layer[static_cast<std::size_t>(layer)];
-      window_ = slides ? model_.sliding_window : 0;
+      window_ = model_.window_of(layer);
       const at::Tensor normed = norm(x, prefix_ + "input_layernorm", model_.norm_eps);
       x = x + (model_.attention == AttentionKind::kMla ? latent_attention(normed) : attention(normed));
       const at::Tensor y = norm(x, prefix_ + "post_attention_layernorm", model_.norm_eps);
-      x = x + (model_.is_moe(layer) ? moe(y, layer)
-                                    : mlp(y, prefix_ + "mlp.", "gate_proj", "up_proj", "down_proj"));
+      x = x + (model_.is_moe(layer) ? moe(y, layer) : mlp(y, prefix_ + "mlp."));
     }
     x = norm(x, "model.norm", model_.norm_eps);
     return at::linear(x, weight(model_.tie_embeddings ? "model.embed_tokens" : "lm_head"));
@@ -69,10 +67,13 @@ class Reference {
     return weight(name) * (xw / at::sqrt(at::mean(xw * xw, {-1}, true) + eps)).to(x.scalar_type());
   }
 
-  at::Tensor mlp(const at::Tensor& x, const std::string& prefix, const char* gate, const char* up,
-                 const char* down) const {
-    const at::Tensor g = at::linear(x, weight(prefix + gate)), u = at::linear(x, weight(prefix + up));
-    return at::linear(g * at::sigmoid(g) * u, weight(prefix + down));
+  static at::Tensor gated(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& up,
+                          const at::Tensor& down) {
+    const at::Tensor g = at::linear(x, gate), u = at::linear(x, up);
+    return at::linear(g * at::sigmoid(g) * u, down);
+  }
+  at::Tensor mlp(const at::Tensor& x, const std::string& prefix) const {
+    return gated(x, weight(prefix + "gate_proj"), weight(prefix + "up_proj"), weight(prefix + "down_proj"));
   }
 
   /// Radians per position of pair i: theta^(-2i/d), changed as the model scales it.
@@ -128,9 +129,9 @@ class Reference {
   /// Rotary embedding of [B, h, S, d], element by element as in the papers: for each pair (a, b) and angle
   /// position * frequency, a' = a cos - b sin and b' = b cos + a sin.
   at::Tensor turn(const at::Tensor& x) const {
-    const i64 dim = x.size(-1);
+    const i64 dim = model_.rotary_dim > 0 ? model_.rotary_dim : x.size(-1);  // the rest stays
     const double length = turned_length();
-    std::vector<at::Tensor> columns(static_cast<std::size_t>(dim));
+    std::vector<at::Tensor> columns = at::unbind(x, -1);
     const at::Tensor position = at::arange(seq_len_, x.options().dtype(at::kDouble));
     for (i64 i = 0; i < dim / 2; ++i) {
       const double angle = frequency(static_cast<double>(i), static_cast<double>(dim));
@@ -170,18 +171,17 @@ class Reference {
 
   at::Tensor attention(const at::Tensor& x) const {
     const std::string p = prefix_ + "self_attn.";
-    at::Tensor q = at::linear(x, weight(p + "q_proj"));
-    at::Tensor k = at::linear(x, weight(p + "k_proj"));
-    at::Tensor v = at::linear(x, weight(p + "v_proj"));
+    const auto project = [&](const char* name) {
+      const at::Tensor out = at::linear(x, weight(p + name));
+      return model_.qkv_bias ? out + tensor(p + name + ".bias") : out;
+    };
+    at::Tensor q = project("q_proj"), k = project("k_proj"), v = project("v_proj");
     if (model_.qk_norm == QkNorm::kWhole) {
       q = norm(q, p + "q_norm", model_.norm_eps);
       k = norm(k, p + "k_norm", model_.norm_eps);
     }
-    if (model_.clip_qkv > 0) {
-      q = at::clamp(q, -model_.clip_qkv, model_.clip_qkv);
-      k = at::clamp(k, -model_.clip_qkv, model_.clip_qkv);
-      v = at::clamp(v, -model_.clip_qkv, model_.clip_qkv);
-    }
+    for (at::Tensor* part : {&q, &k, &v})
+      if (model_.clip_qkv > 0) *part = at::clamp(*part, -model_.clip_qkv, model_.clip_qkv);
     q = to_heads(q, model_.num_heads);
     k = to_heads(k, model_.num_kv_heads);
     v = to_heads(v, model_.num_kv_heads);
@@ -306,14 +306,13 @@ class Reference {
   }
 
   at::Tensor moe(const at::Tensor& x, i64 layer) {
-    const bool mixtral = model_.model_type == "mixtral";
-    const std::string p = prefix_ + (mixtral ? "block_sparse_moe." : "mlp.");
+    const std::string p = block_prefix(model_, layer);
     const at::ScalarType wide = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
     const at::Tensor z = at::linear(jittered(x.to(wide), layer), weight(p + "gate").to(wide));
     const bool sigmoid = model_.router_score == RouterScore::kSigmoid;
     const at::Tensor scores = sigmoid ? at::sigmoid(z) : at::softmax(z, -1);
     const std::vector<double> bias =
-        model_.router_bias ? to_vector(tensor(p + "gate.e_score_correction_bias")) : std::vector<double>();
+        model_.router_bias ? to_vector(tensor(correction_bias_name(model_, layer))) : std::vector<double>();
     RouterRecord record;
     record.probabilities = sigmoid ? scores / scores.sum(-1, true) : scores;
     at::Tensor factor = at::zeros_like(scores);  // 1 where an expert is chosen
@@ -325,30 +324,34 @@ class Reference {
       for (const i64 e : record.chosen.back()) factor[t][e] = 1;
     }
     at::Tensor weights = scores * factor;
-    if (model_.normalize_top_k) weights = weights / (weights.sum(-1, true) + (sigmoid ? 1e-20 : 0.0));
+    if (model_.normalize_top_k) {
+      const at::Tensor sum = weights.sum(-1, true) + (sigmoid ? 1e-20 : 0.0);
+      weights = weights / at::clamp_min(sum, model_.least_weight_sum);
+    }
     weights = weights * model_.routed_scale;
     record.logits = z;
     const std::vector<std::vector<i64>> taken = with_room(record.chosen);
     at::Tensor out = at::zeros_like(x);
-    for (i64 e = 0; e < model_.num_experts; ++e) out = out + expert(x, p, e, weights, taken);
-    if (model_.num_shared_experts > 0)
-      out = out + mlp(x, p + "shared_experts.", "gate_proj", "up_proj", "down_proj");
+    for (i64 e = 0; e < model_.num_experts; ++e) out = out + expert(x, layer, e, weights, taken);
+    if (model_.num_shared_experts > 0) {
+      at::Tensor shared = mlp(x, shared_prefix(model_, layer));
+      if (model_.shared_gate)
+        shared = at::sigmoid(at::linear(x, tensor(shared_gate_name(model_, layer)))) * shared;
+      out = out + shared;
+    }
     routers_.push_back(std::move(record));
     return out;
   }
 
-  at::Tensor expert(const at::Tensor& x, const std::string& prefix, i64 e, const at::Tensor& weights,
+  at::Tensor expert(const at::Tensor& x, i64 layer, i64 e, const at::Tensor& weights,
                     const std::vector<std::vector<i64>>& chosen) const {
     std::vector<i64> tokens;
     for (std::size_t t = 0; t < chosen.size(); ++t) {
       if (std::count(chosen[t].begin(), chosen[t].end(), e) > 0) tokens.push_back(static_cast<i64>(t));
     }
     const at::Tensor index = at::tensor(tokens, at::kLong).to(x.device());
-    const std::string name = fmt::format("{}experts.{}.", prefix, e);
-    const bool mixtral = model_.model_type == "mixtral";
-    const at::Tensor in = x.index_select(0, index);
-    const at::Tensor out =
-        mixtral ? mlp(in, name, "w1", "w3", "w2") : mlp(in, name, "gate_proj", "up_proj", "down_proj");
+    const auto [gate, up, down] = expert_matrices(model_, layer, static_cast<ExpertId>(e));
+    const at::Tensor out = gated(x.index_select(0, index), tensor(gate), tensor(up), tensor(down));
     const at::Tensor weighted = out * weights.select(1, e).index_select(0, index).unsqueeze(1);
     return at::zeros_like(x).index_add(0, index, weighted.to(x.scalar_type()));
   }

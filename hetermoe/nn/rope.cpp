@@ -94,8 +94,17 @@ struct RopeFunction : torch::autograd::Function<RopeFunction> {
 
 }  // namespace
 
+at::Tensor turned_part(const at::Tensor& x_BShd, const at::Tensor& cos) {
+  return x_BShd.narrow(-1, 0, 2 * cos.size(-1));
+}
+
 at::Tensor rope(const at::Tensor& x_BShd, const RopeTable& table, RopeLayout layout) {
-  return RopeFunction::apply(x_BShd, table.cos, table.sin, static_cast<i64>(layout));
+  const auto turn = [&](const at::Tensor& x) {
+    return RopeFunction::apply(x, table.cos, table.sin, static_cast<i64>(layout));
+  };
+  const i64 turned = 2 * table.cos.size(-1), dim = x_BShd.size(-1);
+  if (turned == dim) return turn(x_BShd);
+  return at::cat({turn(turned_part(x_BShd, table.cos)), x_BShd.narrow(-1, turned, dim - turned)}, -1);
 }
 
 }  // namespace hetermoe

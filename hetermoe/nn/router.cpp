@@ -36,9 +36,10 @@ at::Tensor choose_experts(const ModelConfig& model, const at::Tensor& scores_TE,
 at::Tensor routing_weights(const ModelConfig& model, const at::Tensor& scores_TE, const at::Tensor& topk_TK) {
   at::Tensor weights = scores_TE.gather(1, topk_TK);
   if (model.normalize_top_k) {
-    // The constant is part of DeepSeek-V3's class: sigmoids may all underflow, a softmax cannot.
+    // The constant is part of DeepSeek-V3's class: sigmoids may all underflow, a softmax cannot. ERNIE's
+    // chosen experts may be those of its bias, and have next to nothing of the softmax.
     const double floor = model.router_score == RouterScore::kSigmoid ? 1e-20 : 0;
-    weights = weights / (weights.sum(-1, true) + floor);
+    weights = weights / (weights.sum(-1, true) + floor).clamp_min(model.least_weight_sum);
   }
   return model.routed_scale == 1 ? weights : weights * model.routed_scale;
 }

@@ -66,7 +66,7 @@ std::vector<OutTensor> out_tensors(const HfWeights& weights, const ModelConfig& 
     end_layer();
     const at::ScalarType type = converted_dtype(weights, parameter, options.dtype);
     const std::string name = parameter.name;
-    out.push_back({{fused ? name_beside_fused(name) : name, type, parameter.shape},
+    out.push_back({{fused ? name_beside_fused(model, name) : name, type, parameter.shape},
                    [&weights, name, type] { return cast(weights.read(name), type, weights, name); }});
   }
   end_layer();

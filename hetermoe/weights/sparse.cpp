@@ -1,6 +1,7 @@
 #include "hetermoe/weights/sparse.h"
 
 #include "hetermoe/base/index.h"
+#include "hetermoe/model/tensor_names.h"
 #include "hetermoe/weights/convert.h"
 #include "hetermoe/weights/hf_export.h"
 #include "hetermoe/weights/merge.h"
@@ -11,14 +12,15 @@ namespace {
 namespace fs = std::filesystem;
 
 /// The tensor of the dense MLP that a tensor of an expert, shared or not, is a part of.
-std::string dense_name(const ParamInfo& parameter) {
-  static const std::vector<std::pair<std::string, std::string>> kMixtral = {
-      {".w1.weight", "gate_proj.weight"},
-      {".w3.weight", "up_proj.weight"},
-      {".w2.weight", "down_proj.weight"}};
+std::string dense_name(const ModelConfig& model, const ParamInfo& parameter) {
   const std::string prefix = fmt::format("model.layers.{}.mlp.", parameter.layer);
-  for (const auto& [theirs, ours] : kMixtral) {
-    if (parameter.name.ends_with(theirs)) return prefix + ours;
+  if (parameter.expert >= 0) {
+    const auto [gate, up, down] = expert_matrices(model, parameter.layer, parameter.expert);
+    return prefix +
+           (parameter.name == gate ? "gate_proj"
+            : parameter.name == up ? "up_proj"
+                                   : "down_proj") +
+           ".weight";
   }
   const std::size_t module = parameter.name.rfind('.', parameter.name.rfind('.') - 1);
   return prefix + parameter.name.substr(module + 1);
@@ -34,7 +36,7 @@ at::Tensor router_rows(const Sparse& sparse, const ParamInfo& parameter, u64 see
 
 /// Some neurons of the MLP. Where it has no more of them, new ones, whose output counts nothing yet.
 at::Tensor part_of_mlp(const Sparse& sparse, const ParamInfo& parameter, const at::Tensor& whole, u64 seed) {
-  const bool down = dense_name(parameter).ends_with("down_proj.weight");
+  const bool down = dense_name(sparse.after, parameter).ends_with("down_proj.weight");
   const i64 neurons = down ? 1 : 0, width = parameter.shape[idx(neurons)];
   const bool routed = parameter.expert >= 0;
   const i64 shared = sparse.after.shared_hidden();
@@ -55,7 +57,7 @@ enum class Origin { kItself, kMlp, kDraw };
 Origin origin_of(const Sparse& sparse, const ParamInfo& parameter) {
   if (parameter.layer < 0 || !sparse.is_made(parameter.layer)) return Origin::kItself;
   if (parameter.buffer || is_router(sparse.after, parameter)) return Origin::kDraw;
-  const bool shared = parameter.name.find(".shared_experts.") != std::string::npos;
+  const bool shared = parameter.name.starts_with(shared_prefix(sparse.after, parameter.layer));
   return parameter.expert >= 0 || shared ? Origin::kMlp : Origin::kItself;
 }
 
@@ -64,7 +66,7 @@ at::Tensor sparse_tensor(const HfWeights& from, const Sparse& sparse, const Para
     case Origin::kItself:
       return from.read(parameter.name);
     case Origin::kMlp:
-      return part_of_mlp(sparse, parameter, from.read(dense_name(parameter)), seed);
+      return part_of_mlp(sparse, parameter, from.read(dense_name(sparse.after, parameter)), seed);
     case Origin::kDraw:
       return parameter.buffer ? drawn_parameter(parameter, seed) : router_rows(sparse, parameter, seed);
   }
@@ -74,7 +76,7 @@ at::Tensor sparse_tensor(const HfWeights& from, const Sparse& sparse, const Para
 at::ScalarType sparse_dtype(const HfWeights& from, const Sparse& sparse, const ParamInfo& parameter) {
   ParamInfo source = parameter;
   const Origin origin = origin_of(sparse, parameter);
-  if (origin == Origin::kMlp) source.name = dense_name(parameter);
+  if (origin == Origin::kMlp) source.name = dense_name(sparse.after, parameter);
   if (origin == Origin::kDraw) source.name = "model.norm.weight";
   return converted_dtype(from, source, {});
 }
@@ -85,7 +87,8 @@ Json sparse_config(const Sparse& sparse, const HfFolder& folder) {
   Json config = to_hf(sparse.after);
   if (sparse.before.num_experts > 0) {
     Json own = folder.config();
-    for (const char* name : {"first_k_dense_replace", "decoder_sparse_step", "mlp_only_layers"}) {
+    for (const char* name : {"first_k_dense_replace", "decoder_sparse_step", "mlp_only_layers",
+                             "moe_layer_start_index", "moe_layer_end_index", "moe_layer_interval"}) {
       if (config.contains(name)) own[name] = config[name];
     }
     return own;

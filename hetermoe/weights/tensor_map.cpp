@@ -5,21 +5,15 @@
 #include <algorithm>
 #include <set>
 
+#include "hetermoe/model/family.h"
+
 namespace hetermoe {
 namespace {
 
-constexpr const char* kMixtralBlock = ".block_sparse_moe.";
 constexpr std::size_t kNamesShown = 10;
 
 bool is_weight_dtype(at::ScalarType dtype) {
   return dtype == at::kDouble || dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf;
-}
-
-bool is_down(const std::string& name) {
-  return name.ends_with(".down_proj.weight") || name.ends_with(".w2.weight");
-}
-bool is_up(const std::string& name) {
-  return name.ends_with(".up_proj.weight") || name.ends_with(".w3.weight");
 }
 
 class Mapper {
@@ -52,7 +46,7 @@ class Mapper {
   /// False when no tensor has a name of this parameter.
   bool add_plain(const ParamInfo& parameter) {
     const TensorHead* head = find(parameter.name);
-    if (head == nullptr) head = find(name_beside_fused(parameter.name));
+    if (head == nullptr) head = find(name_beside_fused(model_, parameter.name));
     if (head == nullptr) return false;
     used_.insert(head->name);
     TensorSource source{.tensor = head->name};
@@ -110,11 +104,12 @@ class Mapper {
     }
     if (out_.layout == ExpertLayout::kNone) out_.layout = layout;
     const FusedNames names = fused_names(parameter.layer);
-    const bool down = is_down(parameter.name);
+    const auto [gate, up, matrix_down] = expert_matrices(model_, parameter.layer, parameter.expert);
+    const bool down = parameter.name == matrix_down;
     out_.sources[parameter.name] = {.tensor = down ? names.down : names.gate_up,
                                     .expert = parameter.expert,
                                     .transposed = layout == ExpertLayout::kFusedTransposed,
-                                    .first_row = is_up(parameter.name) ? model_.expert_hidden : 0};
+                                    .first_row = parameter.name == up ? model_.expert_hidden : 0};
   }
 
   /// Of a layer, decided once. The two shapes together always tell: only one of them can be square.
@@ -144,6 +139,8 @@ class Mapper {
 
   bool is_ignored(const std::string& name) const {
     if (name.ends_with(".rotary_emb.inv_freq")) return true;  // computed from the config
+    const std::string& others = family_of(model_).ignored_tensors;
+    if (!others.empty() && name.find(others) != std::string::npos) return true;
     if (model_.tie_embeddings && name == "lm_head.weight") return true;
     for (i64 layer = 0; layer < facts_.num_extra_layers; ++layer) {
       if (name.starts_with(fmt::format("model.layers.{}.", model_.num_layers + layer))) return true;
@@ -205,10 +202,15 @@ FusedNames fused_names(i64 layer) {
   return {prefix + "gate_up_proj", prefix + "down_proj"};
 }
 
-std::string name_beside_fused(const std::string& parameter) {
+std::string name_beside_fused(const ModelConfig& model, const std::string& parameter) {
   std::string name = parameter;
-  const std::size_t at = name.find(kMixtralBlock);
-  if (at != std::string::npos) name.replace(at, std::string(kMixtralBlock).size(), ".mlp.");
+  const TensorNames& names = family_of(model).names;
+  const std::string block = "." + names.block;
+  const std::size_t at = name.find(block);
+  if (at == std::string::npos) return name;
+  name.replace(at, block.size(), ".mlp.");
+  if (!names.fused_correction_bias.empty() && name.ends_with(names.correction_bias))
+    name.replace(name.size() - names.correction_bias.size(), std::string::npos, names.fused_correction_bias);
   return name;
 }
 

@@ -64,7 +64,7 @@ struct FusedNames {
   std::string gate_up, down;
 };
 FusedNames fused_names(i64 layer);
-/// The name of a parameter where experts are fused: Mixtral's differ.
-std::string name_beside_fused(const std::string& parameter);
+/// The name of a parameter where experts are fused, which in some families differs.
+std::string name_beside_fused(const ModelConfig& model, const std::string& parameter);
 
 }  // namespace hetermoe

@@ -7,6 +7,7 @@
 
 #include "hetermoe/base/hash.h"
 #include "hetermoe/base/index.h"
+#include "hetermoe/model/family.h"
 #include "hetermoe/weights/convert.h"
 #include "hetermoe/weights/hf_export.h"
 #include "hetermoe/weights/merge.h"
@@ -68,7 +69,7 @@ Json changed_config(const ModelConfig& from, const ModelConfig& to, const HfFold
   for (const auto& [key, value] : after.items()) {
     if (before.value(key, Json()) != value) config[key] = value;
   }
-  for (const char* name : {"num_experts", "num_local_experts", "n_routed_experts"}) {
+  for (const char* name : family_of(from).experts_keys) {
     if (config.contains(name)) config[name] = to.num_experts;
   }
   return config;

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include "tests/nn/newer_models.h"
 #include "tests/support/error_of.h"
 #include "tests/support/rig.h"
 #include "tests/support/strategy_plans.h"
@@ -66,7 +67,9 @@ Comparison run_dense(const ModelConfig& model, const Cluster& cluster, const Pla
 }
 
 TEST(DenseModels, EqualTheReferenceByEveryStrategyThatTakesThem) {
-  for (const ModelConfig& model : tiny_dense_models()) {
+  std::vector<ModelConfig> models = tiny_dense_models();
+  models.push_back(tiny_qwen2());
+  for (const ModelConfig& model : models) {
     for (const i32 num_devices : {1, 2, 3, 4}) {
       const Cluster cluster = make_cluster(num_devices, std::min(num_devices, 3), /*num_nodes=*/1);
       for (NamedPlan& named : dense_plans(model, cluster)) {

@@ -126,9 +126,8 @@ TEST_P(EveryModel, EveryStrategyOnTwoToEightDevices) {
     const Cluster cluster = make_cluster(num_devices, std::min(num_devices, 3));
     for (const NamedPlan& named : strategy_plans(model, cluster, small_request())) {
       const Comparison c = run_and_compare(model, cluster, named.plan, step_options(model), coverage);
-      EXPECT_LE(c.max(), kTolerance) << named.name << " on " << num_devices << " devices: loss " << c.loss
-                                     << ", aux " << c.aux_loss << ", gradient " << c.gradient << " of "
-                                     << c.worst;
+      EXPECT_LE(c.max(), kTolerance) << named.name << " on " << num_devices << ": loss " << c.loss << ", aux "
+                                     << c.aux_loss << ", gradient " << c.gradient << " of " << c.worst;
     }
   }
   EXPECT_EQ(coverage.runs, 1 + 4 * 11);
@@ -143,7 +142,8 @@ TEST_P(EveryModel, EveryStrategyOnTwoToEightDevices) {
 
 INSTANTIATE_TEST_SUITE_P(Equivalence, EveryModel,
                          ::testing::Values("tiny", "tiny-qwen3", "tiny-olmoe", "tiny-deepseek-v2",
-                                           "tiny-deepseek-v3"),
+                                           "tiny-deepseek-v3", "tiny-qwen2-moe", "tiny-glm4-moe",
+                                           "tiny-minimax-m2", "tiny-ernie"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::replace(name.begin(), name.end(), '-', '_');

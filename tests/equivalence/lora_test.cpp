@@ -235,7 +235,9 @@ TEST(AdapterMemory, OfAStepIsAsPredictedWithinFivePercent) {
                            100 * worst);
 }
 
-INSTANTIATE_TEST_SUITE_P(Equivalence, Adapters, ::testing::Values("tiny", "tiny-qwen3", "tiny-deepseek-v3"),
+INSTANTIATE_TEST_SUITE_P(Equivalence, Adapters,
+                         ::testing::Values("tiny", "tiny-qwen3", "tiny-deepseek-v3", "tiny-qwen2-moe",
+                                           "tiny-ernie"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::replace(name.begin(), name.end(), '-', '_');

@@ -168,9 +168,13 @@ std::string name_of_model(const ::testing::TestParamInfo<const char*>& info) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Equivalence, ShardedOptimizer,
-                         ::testing::Values("tiny", "tiny-qwen3", "tiny-deepseek-v3"), name_of_model);
+                         ::testing::Values("tiny", "tiny-qwen3", "tiny-deepseek-v3", "tiny-qwen2-moe",
+                                           "tiny-ernie"),
+                         name_of_model);
 INSTANTIATE_TEST_SUITE_P(Equivalence, ShardedWeights,
-                         ::testing::Values("tiny", "tiny-qwen3", "tiny-deepseek-v3"), name_of_model);
+                         ::testing::Values("tiny", "tiny-qwen3", "tiny-deepseek-v3", "tiny-qwen2-moe",
+                                           "tiny-ernie"),
+                         name_of_model);
 
 }  // namespace
 }  // namespace hetermoe::testing

@@ -4,7 +4,7 @@
 
 #include "hetermoe/nn/attention_part.h"
 #include "tests/nn/compare.h"
-#include "tests/nn/tiny_models.h"
+#include "tests/nn/newer_models.h"
 #include "tests/nn/wave.h"
 
 namespace hetermoe::testing {
@@ -20,7 +20,7 @@ StateGroup lively_state(const ModelConfig& model, i64 layer, at::ScalarType dtyp
 }
 
 TEST(AttentionPart, NoTokens) {
-  for (const ModelConfig& model : tiny_models()) {
+  for (const ModelConfig& model : models_of_all_families()) {
     for (i64 layer = 0; layer < 2; ++layer) {
       StateGroup state = lively_state(model, layer, at::kFloat);
       const at::Tensor y = at::empty({0, 16});
@@ -68,7 +68,7 @@ std::pair<AttentionGradient, std::vector<at::Tensor>> backward_of(const ModelCon
 }
 
 TEST(AttentionPart, GradientsOfWeightsThatAreLeftHaveTheSameBits) {
-  for (const ModelConfig& model : tiny_models()) {
+  for (const ModelConfig& model : models_of_all_families()) {
     for (i64 layer = 0; layer < model.num_layers; ++layer) {
       for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
         for (const KeepGraph kind : {KeepGraph::kNo, KeepGraph::kYes, KeepGraph::kSelected}) {
@@ -134,7 +134,7 @@ std::pair<at::Tensor, at::Tensor> there_and_back(const ModelConfig& model, i64 l
 /// A masked document is computed as if it were alone, at positions from 0 on: rotary embedding knows
 /// differences of positions only.
 TEST(MaskedDocuments, AreEachAsASequenceOfItsOwn) {
-  std::vector<ModelConfig> models = tiny_models();
+  std::vector<ModelConfig> models = models_of_all_families();
   ModelConfig window = tiny_mistral();
   window.sliding_window = 3;
   models.push_back(window);

@@ -5,15 +5,16 @@
 #include <map>
 
 #include "hetermoe/nn/reference.h"
+#include "tests/nn/newer_models.h"
 #include "tests/nn/task_chain.h"
-#include "tests/nn/tiny_models.h"
 
 namespace hetermoe::testing {
 namespace {
 
 std::vector<ModelConfig> all_models() {
-  std::vector<ModelConfig> models = tiny_models();
+  std::vector<ModelConfig> models = models_of_all_families();
   models.push_back(tiny_llama());
+  models.push_back(tiny_qwen2());
   models.push_back(tiny_mistral());
   models.back().sliding_window = 3;
   models.push_back(tiny_mixtral());

@@ -5,8 +5,8 @@
 
 #include "tests/nn/compare.h"
 #include "tests/nn/expert_case.h"
+#include "tests/nn/newer_models.h"
 #include "tests/nn/task_chain.h"
-#include "tests/nn/tiny_models.h"
 
 // Gradients of 16-bit parameters that are summed in fp32.
 namespace hetermoe::testing {
@@ -131,7 +131,7 @@ TEST(GradientSumsInFp32, OfSixtyFourMicrobatchesAreAsGoodAsOneBatch) {
 }
 
 TEST(GradientSumsInFp32, EveryTaskOfEveryFamilyAddsToThem) {
-  for (ModelConfig model : tiny_models()) {
+  for (ModelConfig model : models_of_all_families()) {
     model = without_choice(model);
     const std::vector<Batch> batches = make_batches(model, 2);
     Parameters narrow = make_bf16_valued(model, at::kBFloat16), wide = make_bf16_valued(model, at::kBFloat16);

@@ -5,14 +5,14 @@
 #include <map>
 
 #include "hetermoe/base/error.h"
+#include "tests/nn/newer_models.h"
 #include "tests/nn/task_chain.h"
-#include "tests/nn/tiny_models.h"
 
 namespace hetermoe::testing {
 namespace {
 
 TEST(Params, ViewsAreTheTensorsOfTheModel) {
-  for (const ModelConfig& model : tiny_models()) {
+  for (const ModelConfig& model : models_of_all_families()) {
     ChainOptions options;
     options.num_destinations = 3;
     const Parameters storage = make_parameters(model, options, at::kFloat);

@@ -3,8 +3,8 @@
 #include <gtest/gtest.h>
 
 #include "hetermoe/base/error.h"
+#include "tests/nn/newer_models.h"
 #include "tests/nn/task_chain.h"
-#include "tests/nn/tiny_models.h"
 
 namespace hetermoe::testing {
 namespace {
@@ -26,8 +26,9 @@ Sample make_sample(const ModelConfig& model) {
 
 TEST(Reference, GradientsEqualFiniteDifferences) {
   // One entry of every tensor; a step so small that no top-k choice changes.
-  std::vector<ModelConfig> models = tiny_models();
+  std::vector<ModelConfig> models = models_of_all_families();
   for (ModelConfig& model : tiny_dense_models()) models.push_back(std::move(model));
+  models.push_back(tiny_qwen2());
   for (const ModelConfig& model : models) {
     Sample s = make_sample(model);
     const ReferenceResult base = reference_step(model, s.params, s.tokens, s.targets, 1);

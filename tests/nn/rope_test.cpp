@@ -41,6 +41,24 @@ TEST(Rope, ByHand) {
             1e-14);
 }
 
+TEST(Rope, ElementsBeyondTheTableStay) {
+  for (const RopeLayout layout : {RopeLayout::kHalves, RopeLayout::kPairs}) {
+    for (const at::ScalarType dtype : {at::kDouble, at::kFloat}) {
+      const at::Tensor x = wave({2, 5, 3, 8}, 1, 0.77, dtype), d = wave({2, 5, 3, 8}, 1, 0.41, dtype);
+      const RopeTable table = rope_table(5, 6, 1e4, dtype);
+      const at::Tensor leaf = x.clone().requires_grad_();
+      const at::Tensor got = rope(leaf, table, layout);
+      EXPECT_TRUE(at::equal(got.narrow(-1, 6, 2), x.narrow(-1, 6, 2)));
+      EXPECT_TRUE(at::equal(got.narrow(-1, 0, 6),
+                            rotate(x.narrow(-1, 0, 6), table, layout, RopeDirection::kForward)));
+      const at::Tensor gradient = grad_of(got, leaf, d);
+      EXPECT_TRUE(at::equal(gradient.narrow(-1, 6, 2), d.narrow(-1, 6, 2)));
+      EXPECT_TRUE(at::equal(gradient.narrow(-1, 0, 6),
+                            rotate(d.narrow(-1, 0, 6), table, layout, RopeDirection::kBackward)));
+    }
+  }
+}
+
 TEST(Rope, FastEqualsFp64AndItsGradientTurnsBack) {
   for (const RopeLayout layout : {RopeLayout::kHalves, RopeLayout::kPairs}) {
     for (const i64 dim : {2, 6, 32, 64}) {

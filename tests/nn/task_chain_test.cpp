@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/nn/compare.h"
-#include "tests/nn/tiny_models.h"
+#include "tests/nn/newer_models.h"
 #include "tests/support/one_thread.h"
 
 namespace hetermoe::testing {
@@ -392,7 +392,7 @@ TEST(TaskChain, EveryKindOfAttentionEqualsTheReference) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Tasks, EveryFamily, ::testing::ValuesIn(tiny_models()),
+INSTANTIATE_TEST_SUITE_P(Tasks, EveryFamily, ::testing::ValuesIn(models_of_all_families()),
                          [](const auto& info) { return info.param.name; });
 
 TEST(TaskChain, RunsAreBitIdentical) {

@@ -54,7 +54,26 @@ MODELS = {
         num_key_value_heads=2, head_dim=6, intermediate_size=20, tie_word_embeddings=True)),
     "mistral": ("mistral", "Mistral", dict(
         num_key_value_heads=2, head_dim=6, intermediate_size=20, sliding_window=None)),
+    "qwen2": ("qwen2", "Qwen2", dict(
+        num_key_value_heads=2, num_hidden_layers=3, intermediate_size=20, tie_word_embeddings=True)),
+    "qwen2_moe": ("qwen2_moe", "Qwen2Moe", dict(
+        num_key_value_heads=2, num_hidden_layers=3, intermediate_size=20, moe_intermediate_size=10,
+        shared_expert_intermediate_size=14, num_experts=6, num_experts_per_tok=3, norm_topk_prob=False,
+        decoder_sparse_step=1, mlp_only_layers=[1], router_aux_loss_coef=0.01, output_router_logits=True)),
+    "glm4_moe": ("glm4_moe", "Glm4Moe", dict(
+        num_key_value_heads=2, head_dim=8, num_hidden_layers=3, intermediate_size=20, moe_intermediate_size=6,
+        n_routed_experts=8, num_experts_per_tok=3, n_shared_experts=1, first_k_dense_replace=1, attention_bias=True,
+        use_qk_norm=True, routed_scaling_factor=2.5, norm_topk_prob=True, partial_rotary_factor=0.5)),
+    "minimax_m2": ("minimax_m2", "MiniMaxM2", dict(
+        num_key_value_heads=2, head_dim=6, intermediate_size=10, num_local_experts=6, num_experts_per_tok=3,
+        rotary_dim=4)),
+    "ernie4_5_moe": ("ernie4_5_moe", "Ernie4_5_Moe", dict(
+        num_key_value_heads=2, num_hidden_layers=4, intermediate_size=20, moe_intermediate_size=10, moe_num_experts=6,
+        moe_k=3, moe_num_shared_experts=2, moe_layer_start_index=1, moe_layer_interval=2,
+        tie_word_embeddings=False)),
 }
+# Of families that transformers reads by the classes of another one: what their config.json says.
+MODEL_TYPES = {"kimi_k2": "kimi_k2", "kimi_k2_other": "kimi_k2"}
 
 
 def variant(name, base, rope=None, **settings):
@@ -65,6 +84,9 @@ def variant(name, base, rope=None, **settings):
     MODELS[name] = (family, prefix, {**own, **settings})
 
 
+variant("kimi_k2", "deepseek_v3", dict(
+    rope_type="yarn", factor=32.0, original_max_position_embeddings=4096, beta_fast=1.0, beta_slow=1.0, mscale=1.0,
+    mscale_all_dim=1.0), n_group=1, topk_group=1, routed_scaling_factor=2.827)
 # What each family has switched on, off, and the other way round.
 variant("mixtral_other", "mixtral", tie_word_embeddings=True, num_key_value_heads=4)
 variant("qwen3_moe_other", "qwen3_moe", norm_topk_prob=False, tie_word_embeddings=False, decoder_sparse_step=2,
@@ -74,6 +96,18 @@ variant("deepseek_v2_other", "deepseek_v2", q_lora_rank=12, topk_method="greedy"
         tie_word_embeddings=True)
 variant("deepseek_v3_other", "deepseek_v3", q_lora_rank=None, n_group=1, topk_group=1, norm_topk_prob=False,
         rope_interleave=False)
+variant("kimi_k2_other", "deepseek_v3", q_lora_rank=None, n_shared_experts=2, n_group=2, topk_group=1,
+        first_k_dense_replace=2, tie_word_embeddings=True)
+variant("qwen2_moe_other", "qwen2_moe", norm_topk_prob=True, qkv_bias=False, tie_word_embeddings=True,
+        decoder_sparse_step=2, mlp_only_layers=[])
+variant("glm4_moe_other", "glm4_moe", attention_bias=False, use_qk_norm=False, partial_rotary_factor=0.75, n_group=4,
+        topk_group=2, norm_topk_prob=False, tie_word_embeddings=True)
+variant("minimax_m2_other", "minimax_m2", rotary_dim=6, tie_word_embeddings=True, num_key_value_heads=4)
+variant("ernie4_5_moe_other", "ernie4_5_moe", moe_num_shared_experts=0, moe_layer_start_index=0, moe_layer_end_index=1,
+        moe_layer_interval=1, num_hidden_layers=3, tie_word_embeddings=True)
+variant("glm4_moe_yarn", "glm4_moe", dict(
+    rope_type="yarn", factor=4.0, original_max_position_embeddings=4096), head_dim=16)
+variant("qwen2_window", "qwen2", use_sliding_window=True, sliding_window=4, max_window_layers=1)
 variant("llama_linear", "llama", dict(rope_type="linear", factor=3.0))
 variant("llama_dynamic", "llama", dict(rope_type="dynamic", factor=2.5), max_position_embeddings=8)
 variant("llama_llama3", "llama", dict(rope_type="llama3", factor=5.0, low_freq_factor=1.0, high_freq_factor=4.0,
@@ -95,6 +129,7 @@ variant("qwen3_window", "qwen3", num_hidden_layers=3, use_sliding_window=True, s
 
 
 ROPE_UTILS = "transformers.modeling_rope_utils"
+MIXTRAL_NAMES = ("mixtral", "minimax_m2")
 
 
 def widened(module_name):
@@ -121,9 +156,13 @@ def randomize(model):
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith("moe_statics.e_score_correction_bias"):
+                tensor.copy_(0.1 * torch.randn(tensor.shape, generator=generator))  # scores are those of a softmax
+            elif name.endswith("e_score_correction_bias"):
                 # Negative scores, which tell whether experts of groups that are not kept count as 0 or as nothing.
                 tensor.copy_(0.5 * torch.randn(tensor.shape, generator=generator) - 0.6)
+            elif name.endswith(".bias"):
+                tensor.copy_(0.3 * torch.randn(tensor.shape, generator=generator))
             elif "inv_freq" not in name and tensor.dim() == 1:
                 tensor.copy_(1 + 0.3 * torch.randn(tensor.shape, generator=generator))
             elif "inv_freq" not in name:
@@ -142,18 +181,18 @@ def step(model, tokens):
     assert abs(result.loss - (loss + aux)) < 1e-5
     (loss + aux).backward()
     return dict(logits=result.logits.detach(), loss=loss.detach().reshape(1),
-                aux_loss=aux.detach().reshape(1)), {n: p.grad for n, p in model.named_parameters()}
+                aux_loss=aux.detach().reshape(1)), {n: p.grad for n, p in model.named_parameters() if p.requires_grad}
 
 
 def by_file_names(family, tensors):
     """Gradients of fused experts, as the files name them."""
-    names = dict(gate="w1", up="w3", down="w2") if family == "mixtral" else \
+    names = dict(gate="w1", up="w3", down="w2") if family in MIXTRAL_NAMES else \
         dict(gate="gate_proj", up="up_proj", down="down_proj")
     out = {}
     for name, tensor in tensors.items():
         if tensor is None:
             raise SystemExit(f"{family}: {name} has no gradient")
-        place = name.replace(".mlp.", ".block_sparse_moe.") if family == "mixtral" else name
+        place = name.replace(".mlp.", ".block_sparse_moe.") if family in MIXTRAL_NAMES else name
         if name.endswith("experts.gate_up_proj"):
             for e, both in enumerate(tensor):
                 gate, up = both.chunk(2, dim=0)
@@ -177,6 +216,10 @@ def make(name):
     folder = OUT / name
     folder.mkdir(parents=True, exist_ok=True)
     plain.save_pretrained(folder)
+    if name in MODEL_TYPES:
+        described = json.loads((folder / "config.json").read_text())
+        described["model_type"] = MODEL_TYPES[name]
+        (folder / "config.json").write_text(json.dumps(described, indent=2) + "\n")
     # Both the classes and the base class, which fills the buffers of new models, take the functions from this table.
     table = importlib.import_module(ROPE_UTILS).ROPE_INIT_FUNCTIONS
     rounded_functions = dict(table)

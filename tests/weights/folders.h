@@ -18,10 +18,13 @@ namespace hetermoe {
 inline std::filesystem::path parity_folder(const std::string& family) {
   return std::filesystem::path(HM_SOURCE_DIR) / "tests/data/parity" / family;
 }
-inline const std::vector<std::string> kParityFamilies = {"mixtral", "qwen3_moe", "olmoe", "deepseek_v2",
-                                                         "deepseek_v3"};
+inline const std::vector<std::string> kParityFamilies = {
+    "mixtral", "qwen3_moe", "olmoe",    "deepseek_v2", "deepseek_v3",
+    "kimi_k2", "qwen2_moe", "glm4_moe", "minimax_m2",  "ernie4_5_moe"};
 /// Without experts.
-inline const std::vector<std::string> kDenseFamilies = {"llama", "qwen3", "mistral"};
+inline const std::vector<std::string> kDenseFamilies = {"llama", "qwen3", "mistral", "qwen2"};
+/// Of these, those whose MLPs can become experts.
+inline const std::vector<std::string> kSparseFamilies = {"llama", "qwen3", "mistral"};
 inline std::vector<std::string> all_families() {
   std::vector<std::string> all = kParityFamilies;
   all.insert(all.end(), kDenseFamilies.begin(), kDenseFamilies.end());

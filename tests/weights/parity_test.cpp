@@ -64,6 +64,12 @@ TEST_P(Parity, Olmoe) { check("olmoe"); }
 TEST_P(Parity, DeepSeekV2) { check("deepseek_v2"); }
 TEST_P(Parity, DeepSeekV3) { check("deepseek_v3"); }
 
+TEST_P(Parity, KimiK2) { check("kimi_k2"); }
+TEST_P(Parity, Qwen2Moe) { check("qwen2_moe"); }
+TEST_P(Parity, Glm4Moe) { check("glm4_moe"); }
+TEST_P(Parity, MiniMaxM2) { check("minimax_m2"); }
+TEST_P(Parity, Ernie45Moe) { check("ernie4_5_moe"); }
+
 TEST_P(Parity, DenseFamilies) {
   for (const std::string& family : kDenseFamilies) check(family);
 }
@@ -72,11 +78,12 @@ TEST_P(Parity, SwitchesTheOtherWayRound) {
 }
 TEST_P(Parity, ScaledRotaryEmbeddings) {
   for (const char* name : {"llama_linear", "llama_dynamic", "llama_llama3", "llama_yarn", "qwen3_moe_yarn",
-                           "deepseek_v2_yarn", "deepseek_v3_yarn"})
+                           "deepseek_v2_yarn", "deepseek_v3_yarn", "glm4_moe_yarn"})
     check(name);
 }
 TEST_P(Parity, SlidingWindows) {
-  for (const char* name : {"mistral_window", "mixtral_window", "qwen3_moe_window", "qwen3_window"})
+  for (const char* name :
+       {"mistral_window", "mixtral_window", "qwen3_moe_window", "qwen3_window", "qwen2_window"})
     check(name);
 }
 
@@ -92,7 +99,8 @@ TEST(Parity, VariantsDifferFromTheirFamily) {
                                                        {"deepseek_v3", {"deepseek_v3_yarn"}},
                                                        {"mistral", {"mistral_window"}},
                                                        {"mixtral", {"mixtral_window"}},
-                                                       {"qwen3_moe", {"qwen3_moe_window"}}}) {
+                                                       {"qwen3_moe", {"qwen3_moe_window"}},
+                                                       {"qwen2", {"qwen2_window"}}}) {
     for (const std::string& variant : variants) {
       const Expected of_family(family), of_variant(variant);
       EXPECT_GT(relative_error(of_variant.all.at("logits"), of_family.all.at("logits"), 0), 1e-3) << variant;
@@ -101,7 +109,7 @@ TEST(Parity, VariantsDifferFromTheirFamily) {
 }
 
 TEST(Parity, AuxiliaryLossIsComputedWhereTheFamilyHasOne) {
-  for (const char* family : {"mixtral", "qwen3_moe", "olmoe"})
+  for (const char* family : {"mixtral", "qwen3_moe", "olmoe", "qwen2_moe"})
     EXPECT_GT(Expected(family).number("aux_loss"), 1e-3) << family;
 }
 

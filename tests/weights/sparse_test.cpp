@@ -55,7 +55,7 @@ Sparse expect_same_function(const fs::path& source, const SparseOptions& options
 }
 
 TEST(Sparse, ADenseModelBecomesOneWithExpertsOfTheSameFunction) {
-  for (const std::string& family : kDenseFamilies) {
+  for (const std::string& family : kSparseFamilies) {
     for (const i64 top_k : {1, 2, 4}) {
       const WorkFolder out;
       const fs::path to = out / "made";
