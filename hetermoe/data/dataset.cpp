@@ -134,21 +134,14 @@ void check_conversation_file(const DataOptions& options, const SourceFile& file)
 /// Null where all files are tokens and the job's tokenizer is none that the program has.
 std::shared_ptr<const Tokenizer> tokenizer_of(const DataOptions& options,
                                               const std::vector<std::vector<SourceFile>>& sources) {
-  std::vector<std::string> texts;
+  bool has_text = false;
   for (const std::vector<SourceFile>& files : sources) {
     for (const SourceFile& file : files) {
       check_conversation_file(options, file);
-      if (is_text(file.kind)) texts.push_back(file.path.string());
+      has_text = has_text || is_text(file.kind);
     }
   }
-  std::error_code ignored;
-  const std::string& name = options.tokenizer;
-  const std::string found = std::filesystem::is_directory(name, ignored) ? find_tokenizer(name) : name;
-  if (texts.empty() && (found.empty() || is_hf_tokenizer(found))) return nullptr;
-  if (is_hf_tokenizer(found))
-    refuse_hf_tokenizer(found, texts.size() > 3 ? std::vector<std::string>{"FILES"} : texts,
-                        !options.chat_template.empty());
-  return make_tokenizer(name);
+  return has_text ? make_tokenizer(options.tokenizer) : try_tokenizer(options.tokenizer);
 }
 
 std::vector<Source> read_sources(const DataOptions& options, const Tokenizer* tokenizer, i64 seq_len,
