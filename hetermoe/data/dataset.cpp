@@ -17,6 +17,7 @@
 #include "hetermoe/base/index.h"
 #include "hetermoe/base/words.h"
 #include "hetermoe/data/source_reader.h"
+#include "hetermoe/data/token_cache.h"
 #include "hetermoe/report/table.h"
 
 namespace hetermoe {
@@ -64,7 +65,7 @@ void divide(Source& source, double validation_share, i64 seq_len) {
 /// Of the library as much as a small model learns from in a while; of what a user names all.
 constexpr i64 kMostOfLibrary = 8 << 20;
 
-Source read_source(const DataOptions& options, const Tokenizer* tokenizer, i64 seq_len,
+Source make_source(const DataOptions& options, const Tokenizer* tokenizer, i64 seq_len,
                    const std::vector<SourceFile>& files) {
   const i64 all = options.paths.empty() ? kMostOfLibrary : std::numeric_limits<i64>::max();
   SourceReader reader(options, tokenizer, seq_len, options.max_bytes.value_or(all));
@@ -74,6 +75,13 @@ Source read_source(const DataOptions& options, const Tokenizer* tokenizer, i64 s
   } catch (const std::bad_alloc&) {
     fail<IoError>("data.max_bytes", "there is no memory for so much text: say how much of it to read");
   }
+}
+
+Source read_source(const DataOptions& options, const Tokenizer* tokenizer, i64 seq_len,
+                   const std::vector<SourceFile>& files) {
+  const auto make = [&] { return make_source(options, tokenizer, seq_len, files); };
+  const Json identity = options.paths.empty() ? Json() : cache_identity(options, tokenizer, files);
+  return identity.is_null() ? make() : cached_source(token_cache_folder(options), identity, make);
 }
 
 /// The name that data.domains gives a path, else its last part.

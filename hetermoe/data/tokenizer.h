@@ -26,6 +26,8 @@ class Tokenizer {
   /// such token.
   virtual std::vector<i64> encode_special(std::string_view name) const = 0;
   virtual i64 vocab_size() const = 0;
+  /// Tells tokenizers apart: a checksum of the file. 0 = it is of no file.
+  virtual u64 fingerprint() const { return 0; }
   virtual std::optional<i64> end_token() const = 0;  ///< what ends a text, where there is such a token
 };
 

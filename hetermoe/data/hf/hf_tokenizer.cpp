@@ -2,7 +2,9 @@
 
 #include "hetermoe/base/error.h"
 #include "hetermoe/base/index.h"
+#include "hetermoe/data/hf/split.h"
 #include "hetermoe/data/hf/utf8.h"
+#include "hetermoe/data/parallel_encode.h"
 #include "hetermoe/report/escape.h"
 
 namespace hetermoe::hf {
@@ -13,6 +15,22 @@ std::string with_all(const Normalizers& normalizers, std::string text) {
     if (!text.empty()) text = normalizer->normalized(std::move(text));
   }
   return text;
+}
+
+constexpr std::size_t kStretch = 1 << 20;  // bytes of a long text that a core encodes by itself
+
+/// Places of a text where its pattern probably ends a match, about kStretch apart: lines that begin with a
+/// letter. With begin and end.
+std::vector<std::size_t> probable_cuts(std::string_view text) {
+  std::vector<std::size_t> out = {0};
+  for (std::size_t at = kStretch; at < text.size(); ++at) {
+    const bool is_letter = (text[at] >= 'a' && text[at] <= 'z') || (text[at] >= 'A' && text[at] <= 'Z');
+    if (text[at - 1] != '\n' || !is_letter) continue;
+    out.push_back(at);
+    at += kStretch;
+  }
+  out.push_back(text.size());
+  return out;
 }
 
 }  // namespace
@@ -34,6 +52,8 @@ class HfTokenizer::Encoding : public PieceSink {
     return {out_.begin(), out_.end()};
   }
 
+  std::vector<i32> take_tokens() { return std::move(out_); }
+
   void take(std::string_view piece, bool) override {
     cache_.encode(piece, out_, [&](std::string_view missing, std::vector<i32>& out) {
       tokenizer_.model_->encode(missing, out);
@@ -46,6 +66,8 @@ class HfTokenizer::Encoding : public PieceSink {
     tokenizer_.normalized_finder_.split(
         text,
         [&](std::string_view part, std::size_t at) {
+          if (part.size() >= 2 * kStretch && tokenizer_.pre_tokenizers_.divided() != nullptr)
+            return tokenizer_.encode_divided(part, at_start && at == 0, out_);
           tokenizer_.pre_tokenizers_.split(part, at_start && at == 0, *this);
         },
         [&](i64 token) { add_token(token); });
@@ -56,7 +78,9 @@ class HfTokenizer::Encoding : public PieceSink {
   std::vector<i32> out_;
 };
 
-HfTokenizer::HfTokenizer(const SortedJson& json, const std::string& where, std::optional<std::string> end_token) {
+HfTokenizer::HfTokenizer(const SortedJson& json, const std::string& where, std::optional<std::string> end_token,
+                         u64 fingerprint)
+    : fingerprint_(fingerprint) {
   const Part file(json, where);
   file.only({"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer",
              "post_processor", "decoder", "model"});
@@ -106,6 +130,35 @@ std::vector<i64> HfTokenizer::encode_all(std::string_view text, bool at_start) c
   std::vector<i64> out = Encoding(*this, *cache).encode(text, at_start);
   give_back(std::move(cache));
   return out;
+}
+
+/// Each core takes a stretch as if a match had ended before it. Where none has, the stretch is encoded again
+/// from where the one before really ended. So tokens are those of the whole text.
+void HfTokenizer::encode_divided(std::string_view text, bool at_start, std::vector<i32>& out) const {
+  struct Stretch {
+    std::size_t end = 0;
+    std::vector<i32> tokens;
+  };
+  const std::vector<std::size_t> cuts = probable_cuts(text);
+  const auto encoded = [&](std::size_t from, std::size_t to) {
+    std::unique_ptr<PieceCache> cache = take_cache();
+    Encoding encoding(*this, *cache);
+    Stretch stretch;
+    stretch.end = pre_tokenizers_.split_range(text, at_start, from, to, encoding);
+    stretch.tokens = encoding.take_tokens();
+    give_back(std::move(cache));
+    return stretch;
+  };
+  std::vector<Stretch> stretches(cuts.size() - 1);
+  on_all_cores(stretches.size(), [&](std::size_t i) { stretches[i] = encoded(cuts[i], cuts[i + 1]); });
+  std::size_t done = 0;
+  for (std::size_t i = 0; i < stretches.size(); ++i) {
+    if (done >= cuts[i + 1]) continue;
+    if (done != cuts[i]) stretches[i] = encoded(done, cuts[i + 1]);
+    out.insert(out.end(), stretches[i].tokens.begin(), stretches[i].tokens.end());
+    stretches[i].tokens = {};
+    done = stretches[i].end;
+  }
 }
 
 std::unique_ptr<PieceCache> HfTokenizer::take_cache() const {

@@ -3,6 +3,8 @@
 #include <utf8proc.h>
 
 #include <cstdlib>
+#include <map>
+#include <mutex>
 
 #include "hetermoe/base/error.h"
 #include "hetermoe/base/index.h"
@@ -47,10 +49,19 @@ std::vector<bool> stable_characters(unsigned options) {
   return out;
 }
 
+const std::vector<bool>& told_stable(unsigned options) {
+  static std::mutex mutex;
+  static std::map<unsigned, std::vector<bool>> known;
+  const std::lock_guard lock(mutex);
+  std::vector<bool>& out = known[options];
+  if (out.empty()) out = stable_characters(options);
+  return out;
+}
+
 /// A form of Unicode. Stretches of stable characters stay as they are, but for the last before another.
 class Form : public Normalizer {
  public:
-  explicit Form(unsigned options) : options_(options | UTF8PROC_STABLE), stable_(stable_characters(options_)) {}
+  explicit Form(unsigned options) : options_(options | UTF8PROC_STABLE), stable_(told_stable(options_)) {}
   std::string normalized(std::string text) const override {
     std::string out;
     std::size_t done = 0, at = 0, last = 0;  // last: where the last stable character begins
@@ -82,7 +93,7 @@ class Form : public Normalizer {
   }
 
   unsigned options_;
-  std::vector<bool> stable_;
+  const std::vector<bool>& stable_;
 };
 
 /// Each character by itself: no rule looks at its neighbours.

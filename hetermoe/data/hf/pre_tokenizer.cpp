@@ -139,6 +139,17 @@ void PreTokenizers::split(std::string_view text, bool at_start, PieceSink& out) 
   if (!text.empty()) Chain(steps, 0, out).take(text, at_start);
 }
 
+const SplitStep* PreTokenizers::divided() const {
+  const auto* first = steps.empty() ? nullptr : dynamic_cast<const SplitStep*>(steps[0].get());
+  return first != nullptr && first->divides() ? first : nullptr;
+}
+
+std::size_t PreTokenizers::split_range(std::string_view text, bool at_start, std::size_t from, std::size_t to,
+                                       PieceSink& out) const {
+  Chain rest(steps, 1, out);
+  return divided()->split_range(text, at_start, from, to, rest);
+}
+
 PreTokenizers read_pre_tokenizer(const Part& part) {
   PreTokenizers out;
   add_step(part, out);

@@ -8,6 +8,8 @@
 // Cuts a text into pieces, of which each becomes tokens by itself.
 namespace hetermoe::hf {
 
+class SplitStep;
+
 class PieceSink {
  public:
   virtual ~PieceSink() = default;
@@ -29,6 +31,11 @@ struct PreTokenizers {
   bool byte_level = false;
 
   void split(std::string_view text, bool at_start, PieceSink& out) const;
+  /// The first step where SplitStep::split_range() serves for it; else null.
+  const SplitStep* divided() const;
+  /// The same of a stretch, by split_range() of divided(), which is not null.
+  std::size_t split_range(std::string_view text, bool at_start, std::size_t from, std::size_t to,
+                          PieceSink& out) const;
 };
 
 /// The "pre_tokenizer" of a file. Throws ConfigError for what is not known.

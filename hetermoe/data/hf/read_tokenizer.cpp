@@ -1,3 +1,4 @@
+#include "hetermoe/base/checksum.h"
 #include "hetermoe/base/error.h"
 #include "hetermoe/data/hf/hf_tokenizer.h"
 
@@ -29,9 +30,10 @@ std::optional<std::string> end_token_beside(const fs::path& file) {
 }  // namespace
 
 std::shared_ptr<const Tokenizer> read_hf_tokenizer(const std::string& path) {
-  const SortedJson json = parse_sorted_json(read_text(path), path);
+  const std::string text = read_text(path);
+  const SortedJson json = parse_sorted_json(text, path);
   try {
-    return std::make_shared<hf::HfTokenizer>(json, path, end_token_beside(path));
+    return std::make_shared<hf::HfTokenizer>(json, path, end_token_beside(path), checksum(text.data(), text.size()));
   } catch (const ConfigError& error) {
     fail<ConfigError>("data.tokenizer",
                       "{}. tools/tokenize_text.py makes tokens of text by any tokenizer.json: docs/data.md",

@@ -25,22 +25,26 @@ SplitBehavior read_behavior(const Part& part, const char* key) {
 }
 
 void SplitStep::split(std::string_view text, bool at_start, PieceSink& out) const {
-  if (behavior_ == SplitBehavior::kIsolated || behavior_ == SplitBehavior::kRemoved)
-    split_at_once(text, at_start, out);
+  if (divides())
+    split_range(text, at_start, 0, text.size(), out);
   else
     split_merged(text, at_start, out);
 }
 
-void SplitStep::split_at_once(std::string_view text, bool at_start, PieceSink& out) const {
+std::size_t SplitStep::split_range(std::string_view text, bool at_start, std::size_t from, std::size_t to,
+                                   PieceSink& out) const {
   const bool removes = behavior_ == SplitBehavior::kRemoved;
   const bool takes_matches = !removes || invert_, takes_rest = !removes || !invert_;
-  std::size_t done = 0;
+  std::size_t done = from;
   Pattern::Match match;
-  for (Matches matches(pattern_, text); matches.next(match); done = match.end) {
+  for (Matches matches(pattern_, text, from); matches.next(match);) {
     if (takes_rest) hand_on(text, done, match.begin, at_start, out);
     if (takes_matches) hand_on(text, match.begin, match.end, at_start, out);
+    done = match.end;
+    if (done >= to) return done;
   }
   if (takes_rest) hand_on(text, done, text.size(), at_start, out);
+  return text.size();
 }
 
 std::vector<SplitStep::Stretch> SplitStep::stretches(std::string_view text) const {

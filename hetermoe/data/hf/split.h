@@ -21,13 +21,21 @@ class SplitStep : public PreTokenizer {
       : pattern_(std::move(pattern)), behavior_(behavior), invert_(invert) {}
   void split(std::string_view text, bool at_start, PieceSink& out) const override;
 
+  /// Whether split_range() may be used: what becomes of a match does not depend on those before it.
+  bool divides() const {
+    return behavior_ == SplitBehavior::kIsolated || behavior_ == SplitBehavior::kRemoved;
+  }
+  /// As split(), for the matches from `from` on until one ends at `to` or later. Returns where that was, else
+  /// the size of the text. `from` stands for the end of a match, or the begin of the text.
+  std::size_t split_range(std::string_view text, bool at_start, std::size_t from, std::size_t to,
+                          PieceSink& out) const;
+
  private:
   struct Stretch {
     std::size_t begin, end;
     bool matched;
   };
   std::vector<Stretch> stretches(std::string_view text) const;
-  void split_at_once(std::string_view text, bool at_start, PieceSink& out) const;
   void split_merged(std::string_view text, bool at_start, PieceSink& out) const;
 
   Pattern pattern_;

@@ -59,6 +59,37 @@ TEST_P(HfShapes, TextsEncodedTogetherByThreadsHaveTheSameIds) {
   EXPECT_EQ(wrong, 0);
 }
 
+/// Tokens of parts that end where a document of text may, each encoded by itself.
+std::vector<i64> by_documents(const hf::HfTokenizer& tokenizer, const std::vector<std::string>& documents) {
+  std::vector<i64> out;
+  for (const std::string& text : documents) {
+    const std::vector<i64> ids = tokenizer.encode(text);
+    out.insert(out.end(), ids.begin(), ids.end());
+  }
+  return out;
+}
+
+// A long text is divided among cores. Special tokens cut it into texts that are too short for that.
+TEST(HfTokenizers, ALongTextHasTheTokensOfItsParts) {
+  for (const std::string name : {"qwen3", "llama3", "olmoe", "deepseek_v3", "deepseek_v2", "gpt_oss"}) {
+    const hf::HfTokenizer tokenizer = tokenizer_of(shape(name));
+    const Json cases = read_json(kFolder + name + ".cases.json");
+    std::string text;
+    std::vector<std::string> parts;
+    // A letter after a line break ends every match of these patterns, so the parts are texts of their own.
+    for (std::size_t i = 0; text.size() < 6 << 20; ++i) {
+      std::string part = "a" + cases[i * 7919 % cases.size()][0].get<std::string>() + (i % 5 == 0 ? "b\n" : "b ");
+      if (part.find_first_of("<|") != std::string::npos) continue;
+      text += part;
+      if (parts.empty() || parts.back().ends_with("b\n"))
+        parts.push_back(part);
+      else
+        parts.back() += part;
+    }
+    EXPECT_EQ(tokenizer.encode(text), by_documents(tokenizer, parts)) << name;
+  }
+}
+
 TEST(HfTokenizers, BytesThatAreNoUtf8AreReadAsReplacementCharacters) {
   for (const std::string& name : kShapes) {
     const hf::HfTokenizer tokenizer = tokenizer_of(shape(name));
