@@ -11,7 +11,7 @@ function(hm_fuzz_program name)
   endif()
 endfunction()
 
-set(_core model cluster hostfile plan schedule_text timeline profile routing_trace token_files json_lines chat_lines
+set(_core model cluster hostfile plan schedule_text timeline profile routing_trace token_files json_lines chat_lines hf_tokenizer
           scratch)
 list(TRANSFORM _core PREPEND fuzz/)
 list(TRANSFORM _core APPEND .cpp)

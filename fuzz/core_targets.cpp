@@ -3,12 +3,12 @@
 namespace hetermoe::fuzz {
 
 extern const Target kModel, kCluster, kHostfile, kPlan, kScheduleText, kTimeline, kProfile, kRoutingTrace,
-    kTokenFiles, kJsonLines, kChatLines;
+    kTokenFiles, kJsonLines, kChatLines, kHfTokenizer;
 
 const std::vector<Target>& targets() {
   static const std::vector<Target> all = {kModel,        kCluster,   kHostfile, kPlan,
                                           kScheduleText, kTimeline,  kProfile,  kRoutingTrace,
-                                          kTokenFiles,   kJsonLines, kChatLines};
+                                          kTokenFiles,   kJsonLines, kChatLines, kHfTokenizer};
   return all;
 }
 

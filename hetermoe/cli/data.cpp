@@ -9,9 +9,9 @@
 #include "hetermoe/base/printable.h"
 #include "hetermoe/base/words.h"
 #include "hetermoe/cli/command.h"
-#include "hetermoe/cli/readable.h"
 #include "hetermoe/data/sampler.h"
 #include "hetermoe/data/token_files.h"
+#include "hetermoe/report/escape.h"
 #include "hetermoe/report/table.h"
 #include "hetermoe/train/job_data.h"
 
@@ -243,10 +243,6 @@ int show(const DataArguments& options, const Overrides& overrides) {
 }
 
 }  // namespace
-
-std::string valid_utf8(const std::string& text) {
-  return Json::parse(Json(text).dump(-1, ' ', false, Json::error_handler_t::replace)).get<std::string>();
-}
 
 std::function<int()> make_data(Flags& flags) {
   const auto options = std::make_shared<DataArguments>();

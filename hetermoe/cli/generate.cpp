@@ -8,10 +8,10 @@
 #include "hetermoe/base/index.h"
 #include "hetermoe/base/printable.h"
 #include "hetermoe/cli/command.h"
-#include "hetermoe/cli/readable.h"
 #include "hetermoe/data/chat_template.h"
 #include "hetermoe/model/lora.h"
 #include "hetermoe/nn/decoder.h"
+#include "hetermoe/report/escape.h"
 #include "hetermoe/train/checkpoint_archive.h"
 #include "hetermoe/train/lora_options.h"
 #include "hetermoe/train/resume.h"
@@ -82,12 +82,12 @@ std::shared_ptr<const Tokenizer> tokenizer_for(const GenerateArguments& options,
   const bool is_given = !options.tokenizer.empty();
   const std::string& name = is_given ? options.tokenizer : found.tokenizer;
   const bool of_tokens = !options.prompt_tokens.empty();
-  if (of_tokens && !is_given && (name.empty() || is_hf_tokenizer(name) || fs::is_directory(name)))
-    return nullptr;
+  if (of_tokens && !is_given) return name.empty() ? nullptr : try_tokenizer(name);
   if (!name.empty()) return make_tokenizer(name);
   fail<ConfigError>(
       "--tokenizer",
-      "nothing in {} says how text becomes tokens: give --tokenizer bytes or FILE.model, or the prompt "
+      "nothing in {} says how text becomes tokens: give --tokenizer bytes, FILE.model or "
+      "tokenizer.json, or the prompt "
       "as --prompt-tokens",
       found.weights.string());
 }
@@ -133,7 +133,9 @@ std::vector<i64> prompt_of(const GenerateArguments& options, const Tokenizer* to
     if (!options.system.empty()) said.insert(said.begin(), {ChatRole::kSystem, options.system});
     prompt = chat->encode(said, "--prompt", /*ask=*/true).tokens;
   } else if (prompt.empty() && tokenizer != nullptr) {
-    prompt = tokenizer->encode(options.prompt);
+    prompt = tokenizer->begin_tokens();
+    const std::vector<i64> said = tokenizer->encode(options.prompt);
+    prompt.insert(prompt.end(), said.begin(), said.end());
   }
   if (prompt.empty()) fail<ConfigError>("--prompt", "is no token, expected a text from which to go on");
   for (const i64 token : prompt) {

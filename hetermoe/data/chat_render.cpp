@@ -226,8 +226,9 @@ void ChatEncoder::add(const ChatPart& part, ChatTokens& out) const {
   if (part.special && part.text.empty()) {  // the tokenizer's own end token
     if (end_token_) out.tokens.push_back(*end_token_);
   } else {
-    const std::vector<i64> tokens =
-        part.special ? tokenizer_.encode_special(part.text) : tokenizer_.encode(part.text);
+    const std::vector<i64> tokens = part.special         ? tokenizer_.encode_special(part.text)
+                                    : out.tokens.empty() ? tokenizer_.encode(part.text)
+                                                         : tokenizer_.encode_inside(part.text);
     out.tokens.insert(out.tokens.end(), tokens.begin(), tokens.end());
   }
   const i64 end = static_cast<i64>(out.tokens.size());

@@ -17,6 +17,7 @@
 #include "hetermoe/base/index.h"
 #include "hetermoe/base/words.h"
 #include "hetermoe/data/source_reader.h"
+#include "hetermoe/data/token_cache.h"
 #include "hetermoe/report/table.h"
 
 namespace hetermoe {
@@ -72,7 +73,7 @@ void divide(Source& source, double validation_share, i64 seq_len) {
 /// Of the library as much as a small model learns from in a while; of what a user names all.
 constexpr i64 kMostOfLibrary = 8 << 20;
 
-Source read_source(const DataOptions& options, const Tokenizer* tokenizer, i64 seq_len,
+Source make_source(const DataOptions& options, const Tokenizer* tokenizer, i64 seq_len,
                    const std::vector<SourceFile>& files) {
   const i64 all = options.paths.empty() ? kMostOfLibrary : std::numeric_limits<i64>::max();
   SourceReader reader(options, tokenizer, seq_len, options.max_bytes.value_or(all));
@@ -82,6 +83,13 @@ Source read_source(const DataOptions& options, const Tokenizer* tokenizer, i64 s
   } catch (const std::bad_alloc&) {
     fail<IoError>("data.max_bytes", "there is no memory for so much text: say how much of it to read");
   }
+}
+
+Source read_source(const DataOptions& options, const Tokenizer* tokenizer, i64 seq_len,
+                   const std::vector<SourceFile>& files) {
+  const auto make = [&] { return make_source(options, tokenizer, seq_len, files); };
+  const Json identity = options.paths.empty() ? Json() : cache_identity(options, tokenizer, files);
+  return identity.is_null() ? make() : cached_source(token_cache_folder(options), identity, make);
 }
 
 /// The name that data.domains gives a path, else its last part.
@@ -142,22 +150,19 @@ void check_conversation_file(const DataOptions& options, const SourceFile& file)
 /// Null where all files are tokens and the job names no file of a tokenizer that the program reads.
 std::shared_ptr<const Tokenizer> tokenizer_of(const DataOptions& options,
                                               const std::vector<std::vector<SourceFile>>& sources) {
-  std::vector<std::string> texts;
+  bool has_text = false;
   for (const std::vector<SourceFile>& files : sources) {
     for (const SourceFile& file : files) {
       check_conversation_file(options, file);
-      if (is_text(file.kind)) texts.push_back(file.path.string());
+      has_text = has_text || is_text(file.kind);
     }
   }
+  if (has_text) return make_tokenizer(options.tokenizer);
   std::error_code ignored;
   const std::string& name = options.tokenizer;
   const std::string found = std::filesystem::is_directory(name, ignored) ? find_tokenizer(name) : name;
   // Tokens of a file are none of bytes, whatever makes tokens where nothing is said.
-  if (texts.empty() && (found.empty() || found == "bytes" || is_hf_tokenizer(found))) return nullptr;
-  if (is_hf_tokenizer(found))
-    refuse_hf_tokenizer(found, texts.size() > 3 ? std::vector<std::string>{"FILES"} : texts,
-                        !options.chat_template.empty());
-  return make_tokenizer(name);
+  return found == "bytes" ? nullptr : try_tokenizer(name);
 }
 
 std::vector<Source> read_sources(const DataOptions& options, const Tokenizer* tokenizer, i64 seq_len,

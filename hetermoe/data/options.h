@@ -27,6 +27,7 @@ struct DataOptions {
   bool answers_only = true;
   std::optional<i64> end_token;
   std::optional<Documents> documents;
+  std::string cache;
   template <class V>
   void fields(V& v) {
     v("paths", paths,
@@ -47,8 +48,8 @@ struct DataOptions {
     v("validation_share", validation_share, "part at the end of each source that is kept for validation",
       between(0, 0.5));
     v("tokenizer", tokenizer,
-      "what makes tokens of text: bytes, a SentencePiece model (FILE.model), or a Hugging Face folder, which "
-      "has one. Where the job gives none, it is that of the folder of train.init_from, model or "
+      "what makes tokens of text: bytes, a SentencePiece model (FILE.model), a tokenizer.json, or a "
+      "Hugging Face folder, which has one. Where the job gives none, it is that of the folder of train.init_from, model or "
       "data.template, if one of them is a folder. Files of tokens have theirs");
     v("json_field", json_field, "key of the text in each line of JSON lines");
     v("template", chat_template,
@@ -62,6 +63,9 @@ struct DataOptions {
       "token after each document of text; null = the end token of the tokenizer (bytes have none). In files "
       "of llm.c the token with which a document begins",
       at_least(0));
+    v("cache", cache,
+      "folder that keeps the tokens of much text, so that the next start maps them; none = nowhere; empty = "
+      "hetermoe/tokens in XDG_CACHE_HOME or ~/.cache");
     v("documents", documents,
       "packed: a token sees all tokens before it in its sequence; masked: only those of its own document, "
       "and the last token of a document has no target; null = masked where there are conversations");

@@ -1,5 +1,6 @@
 #include <sentencepiece_processor.h>
 
+#include "hetermoe/base/checksum.h"
 #include "hetermoe/base/error.h"
 #include "hetermoe/base/index.h"
 #include "hetermoe/base/json.h"
@@ -15,7 +16,9 @@ constexpr std::size_t kMostAtOnce = 1 << 16;
 class SentencePieceModel : public Tokenizer {
  public:
   explicit SentencePieceModel(const std::string& path) {
-    const sentencepiece::util::Status status = processor_.LoadFromSerializedProto(read_text(path));
+    const std::string bytes = read_text(path);
+    fingerprint_ = checksum(bytes.data(), bytes.size());
+    const sentencepiece::util::Status status = processor_.LoadFromSerializedProto(bytes);
     if (!status.ok()) fail<IoError>(path, "is no SentencePiece model: {}", status.ToString());
   }
 
@@ -65,6 +68,7 @@ class SentencePieceModel : public Tokenizer {
   }
 
   i64 vocab_size() const override { return processor_.GetPieceSize(); }
+  u64 fingerprint() const override { return fingerprint_; }
   std::optional<i64> end_token() const override {
     const int id = processor_.eos_id();
     return id < 0 ? std::nullopt : std::optional<i64>(id);
@@ -72,6 +76,7 @@ class SentencePieceModel : public Tokenizer {
 
  private:
   sentencepiece::SentencePieceProcessor processor_;
+  u64 fingerprint_ = 0;
 };
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "hetermoe/base/index.h"
 #include "hetermoe/data/json_lines.h"
 #include "hetermoe/data/mapped_file.h"
+#include "hetermoe/data/parallel_encode.h"
 
 namespace hetermoe {
 namespace fs = std::filesystem;
@@ -36,6 +37,8 @@ i64 size_of(const fs::path& path) {
   const std::uintmax_t size = fs::file_size(path, code);
   return code ? 0 : static_cast<i64>(size);
 }
+
+constexpr i64 kMostPending = 16 << 20;  // bytes of text that become tokens together, on all cores
 
 /// The limit may have cut a character of several bytes.
 void drop_cut_character(std::string& text) {
@@ -75,6 +78,7 @@ void SourceReader::read(const SourceFile& file) {
 Source SourceReader::finish() {
   flush_conversations();
   flush();
+  if (progress_) progress_->finish();
   out_.bytes_there = std::max(out_.bytes_there, out_.bytes_read);  // a pipe has no size
   // For the last target of the last window.
   if (out_.num_conversations > 0 && out_.all.size() % seq_len_ == 0) pad(1);
@@ -119,7 +123,7 @@ bool SourceReader::add_file_of_text(const fs::path& path) {
   if (!for_each_part(path, left(), [&](const char* data, std::size_t size) { text.append(data, size); }))
     return false;
   if (!as_bytes_ && left() == static_cast<i64>(text.size())) drop_cut_character(text);
-  add_document(text);
+  add_document(std::move(text));
   return true;
 }
 
@@ -168,19 +172,32 @@ void SourceReader::add_conversations(const DocumentTokens& read) {
   }
 }
 
-void SourceReader::add_document(const std::string& text) {
+void SourceReader::add_document(std::string text) {
   flush_conversations();
   bytes_ += static_cast<i64>(text.size());
-  const i64 begin = text_.size();
-  if (as_bytes_ && type_ == TokenType::kU8) {
-    text_.add_bytes(text.data(), text.size());
-  } else {
-    for (const i64 token : tokenizer_->encode(text)) text_.add(token);
-  }
-  if (text.empty())
+  if (text.empty()) {
     ++out_.num_empty;
-  else
+  } else if (as_bytes_ && type_ == TokenType::kU8) {
+    const i64 begin = text_.size();
+    text_.add_bytes(text.data(), text.size());
     end_document(begin);
+  } else {
+    pending_bytes_ += static_cast<i64>(text.size());
+    pending_.push_back(std::move(text));
+    if (pending_bytes_ >= kMostPending) encode_pending();
+  }
+}
+
+void SourceReader::encode_pending() {
+  for (const std::vector<i64>& tokens : encode_each(*tokenizer_, std::exchange(pending_, {}))) {
+    const i64 begin = text_.size();
+    for (const i64 token : tokens) text_.add(token);
+    end_document(begin);
+  }
+  encoded_bytes_ += std::exchange(pending_bytes_, 0);
+  if (encoded_bytes_ < kMostPending) return;  // little text needs no line
+  if (!progress_) progress_.emplace("MiB of text become tokens", 0);
+  progress_->update(encoded_bytes_ >> 20);
 }
 
 /// A text of blanks alone may be no token.
@@ -202,6 +219,7 @@ void SourceReader::add(const DocumentTokens& read) {
 }
 
 void SourceReader::flush() {
+  if (!pending_.empty()) encode_pending();
   out_.all.append(text_.finish(), starts_);
   starts_.clear();
 }

@@ -4,6 +4,7 @@
 #include "hetermoe/data/dataset.h"
 #include "hetermoe/data/packing.h"
 #include "hetermoe/data/source_files.h"
+#include "hetermoe/report/progress.h"
 
 namespace hetermoe {
 
@@ -24,7 +25,8 @@ class SourceReader {
   void read_json_lines(const SourceFile& file);
   void read_conversations(const SourceFile& file);
   void add_conversations(const DocumentTokens& read);
-  void add_document(const std::string& text);
+  void add_document(std::string text);
+  void encode_pending();
   void end_document(i64 begin);
   void add(const DocumentTokens& read);
   void flush();
@@ -41,6 +43,9 @@ class SourceReader {
   std::optional<ChatEncoder> encoder_;
   std::optional<ConversationPacker> packer_;
   TokenType packed_type_ = TokenType::kU8;
+  std::vector<std::string> pending_;  // documents whose tokens are not in text_ yet
+  i64 pending_bytes_ = 0, encoded_bytes_ = 0;
+  std::optional<Progress> progress_;
   TokenBuilder text_;
   std::vector<i64> starts_;  // in text_
   i64 bytes_ = 0;            // of text so far

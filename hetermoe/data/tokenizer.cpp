@@ -1,7 +1,5 @@
 #include "hetermoe/data/tokenizer.h"
 
-#include <fmt/ranges.h>
-
 #include <fstream>
 
 #include "hetermoe/base/error.h"
@@ -68,33 +66,29 @@ std::string find_tokenizer(const fs::path& folder) {
   return is_of_bytes ? "bytes" : "";
 }
 
-bool is_hf_tokenizer(const std::string& name) { return fs::path(name).extension() == ".json"; }
-
-void refuse_hf_tokenizer(const std::string& name, const std::vector<std::string>& files, bool conversations) {
-  fail<ConfigError>(
-      "data.tokenizer",
-      "{} is a tokenizer of Hugging Face, which this program does not read. Make tokens once, by "
-      "`python3 tools/tokenize_text.py {}--tokenizer {} --output out/tokens {}`, and give "
-      "--data.paths out/tokens.idx{}",
-      name, conversations ? "--chat " : "", name, fmt::join(files, " "),
-      conversations ? " without data.template" : "");
-}
-
 std::shared_ptr<const Tokenizer> make_tokenizer(const std::string& name) {
   if (name == "bytes") return std::make_shared<ByteTokenizer>();
   if (fs::path(name).extension() == ".model") return read_sentencepiece(name);
-  if (is_hf_tokenizer(name)) refuse_hf_tokenizer(name, {"FILES"}, false);
+  if (fs::path(name).extension() == ".json") return read_hf_tokenizer(name);
   std::error_code ignored;
   if (fs::is_directory(name, ignored)) {
     const std::string found = find_tokenizer(name);
     if (!found.empty()) return make_tokenizer(found);
     fail<ConfigError>("data.tokenizer",
                       "{} has no tokenizer, and its vocabulary is not that of bytes: expected "
-                      "--data.tokenizer FILE.model, bytes if these are its tokens, or files of tokens in "
+                      "--data.tokenizer FILE.model or tokenizer.json, bytes if these are its tokens, or files of tokens in "
                       "data.paths",
                       name);
   }
-  fail<ConfigError>("data.tokenizer", "got {}, expected bytes or a SentencePiece model (FILE.model)", name);
+  fail<ConfigError>("data.tokenizer", "got {}, expected bytes, a SentencePiece model (FILE.model) or a tokenizer.json", name);
+}
+
+std::shared_ptr<const Tokenizer> try_tokenizer(const std::string& name) {
+  try {
+    return make_tokenizer(name);
+  } catch (const ConfigError&) {
+    return nullptr;
+  }
 }
 
 }  // namespace hetermoe

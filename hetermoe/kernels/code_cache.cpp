@@ -8,6 +8,7 @@
 #include <optional>
 #include <sstream>
 
+#include "hetermoe/base/cache_folder.h"
 #include "hetermoe/base/checksum.h"
 #include "hetermoe/base/hash.h"
 
@@ -68,10 +69,7 @@ std::string write(const fs::path& path, const std::string& text) {
 
 fs::path code_cache_folder() {
   if (const std::string own = environment("HETERMOE_CACHE_DIR"); !own.empty()) return own;
-  if (const std::string all = environment("XDG_CACHE_HOME"); !all.empty())
-    return fs::path(all) / "hetermoe/kernels";
-  const std::string home = environment("HOME");
-  return home.empty() ? fs::path() : fs::path(home) / ".cache/hetermoe/kernels";
+  return cache_folder("kernels");
 }
 
 CachedCode cached_code(const fs::path& folder, const std::string& identity,

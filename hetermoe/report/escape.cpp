@@ -1,14 +1,11 @@
 #include "hetermoe/report/escape.h"
 
 namespace hetermoe {
-namespace {
 
-/// nlohmann's writer knows UTF-8: a round trip through it replaces what is not.
+// nlohmann's writer knows UTF-8: a round trip through it replaces what is not.
 std::string valid_utf8(std::string_view text) {
   return Json::parse(Json(text).dump(-1, ' ', false, Json::error_handler_t::replace)).get<std::string>();
 }
-
-}  // namespace
 
 std::string escape_markup(std::string_view text) {
   std::string out;

@@ -29,10 +29,7 @@ TEST(Tokenizers, BytesAreTokens) {
 
 TEST(Tokenizers, WhatIsNoneIsRefused) {
   EXPECT_EQ(error_of<ConfigError>([] { make_tokenizer("words"); }),
-            "[data.tokenizer] got words, expected bytes or a SentencePiece model (FILE.model)");
-  EXPECT_NE(
-      error_of<ConfigError>([] { make_tokenizer("some/tokenizer.json"); }).find("tools/tokenize_text.py"),
-      std::string::npos);
+            "[data.tokenizer] got words, expected bytes, a SentencePiece model (FILE.model) or a tokenizer.json");
 }
 
 TEST(FindTokenizer, TheFilesOfAFolderTellElseTheRunThatLeftItElseItsVocabulary) {
@@ -44,7 +41,7 @@ TEST(FindTokenizer, TheFilesOfAFolderTellElseTheRunThatLeftItElseItsVocabulary) 
   EXPECT_EQ(error_of<ConfigError>([&] { make_tokenizer(path.string()); }),
             "[data.tokenizer] " + path.string() +
                 " has no tokenizer, and its vocabulary is not that of bytes: expected --data.tokenizer "
-                "FILE.model, bytes if these are its tokens, or files of tokens in data.paths");
+                "FILE.model or tokenizer.json, bytes if these are its tokens, or files of tokens in data.paths");
   folder.file("config.json", R"({"vocab_size": 256})");
   EXPECT_EQ(find_tokenizer(path), "bytes");
   EXPECT_EQ(make_tokenizer(path.string())->vocab_size(), 256);
@@ -58,21 +55,21 @@ TEST(FindTokenizer, TheFilesOfAFolderTellElseTheRunThatLeftItElseItsVocabulary) 
   EXPECT_EQ(find_tokenizer(path), folder / "tokenizer.model");
 }
 
-TEST(FindTokenizer, OneOfHuggingFaceIsRefusedForTextWithTheCommandThatMakesTokens) {
+TEST(FindTokenizer, OneOfHuggingFaceIsReadForTextAndATokenizerOfAnotherKindRefused) {
   const WorkFolder folder;
-  folder.file("model/tokenizer.json", "{}");
+  folder.file("model/tokenizer.json", read_text(HM_SOURCE_DIR "/tests/data/hf/qwen3.json"));
   DataOptions options;
   options.paths = {folder.file("a.txt", "some text")};
   options.validation_share = 0;
-  const std::string json = folder / "model/tokenizer.json", text = options.paths[0];
+  const std::string json = folder / "model/tokenizer.json";
   for (const std::string& tokenizer : {json, folder / "model"}) {
     options.tokenizer = tokenizer;
-    EXPECT_EQ(error_of<ConfigError>([&] { load_dataset(options, 2); }),
-              "[data.tokenizer] " + json +
-                  " is a tokenizer of Hugging Face, which this program does not read. Make tokens once, by "
-                  "`python3 tools/tokenize_text.py --tokenizer " +
-                  json + " --output out/tokens " + text + "`, and give --data.paths out/tokens.idx");
+    const TokenStream all = load_dataset(options, 2).sources.at(0).all;
+    EXPECT_EQ(all.tokens(0, all.size()), make_tokenizer(json)->encode("some text"));
   }
+  folder.file("model/tokenizer.json", R"({"model": {"type": "Unigram"}})");
+  EXPECT_NE(error_of<ConfigError>([&] { load_dataset(options, 2); }).find("tools/tokenize_text.py"),
+            std::string::npos);
   // Tokens need none.
   MegatronWriter writer(folder / "m", 70000);
   writer.add(std::vector<i64>{69999, 1, 2});

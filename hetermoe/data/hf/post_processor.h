@@ -1,0 +1,16 @@
+#pragma once
+#include <vector>
+
+#include "hetermoe/data/hf/part.h"
+
+namespace hetermoe::hf {
+
+/// Tokens around a text.
+struct Frame {
+  std::vector<i64> before, after;
+};
+
+/// What the "post_processor" of a file puts around a single text. Throws ConfigError for what is not known.
+Frame read_post_processor(const Part& part);
+
+}  // namespace hetermoe::hf
