@@ -71,13 +71,13 @@ std::vector<i64> by_documents(const hf::HfTokenizer& tokenizer, const std::vecto
 
 // A long text is divided among cores. Special tokens cut it into texts that are too short for that.
 TEST(HfTokenizers, ALongTextHasTheTokensOfItsParts) {
-  for (const std::string name : {"qwen3", "llama3", "olmoe", "deepseek_v3", "deepseek_v2", "gpt_oss"}) {
+  for (const std::string name : {"qwen3", "deepseek_v3", "deepseek_v2"}) {
     const hf::HfTokenizer tokenizer = tokenizer_of(shape(name));
     const Json cases = read_json(kFolder + name + ".cases.json");
     std::string text;
     std::vector<std::string> parts;
     // A letter after a line break ends every match of these patterns, so the parts are texts of their own.
-    for (std::size_t i = 0; text.size() < 6 << 20; ++i) {
+    for (std::size_t i = 0; text.size() < 3 << 20; ++i) {
       std::string part = "a" + cases[i * 7919 % cases.size()][0].get<std::string>() + (i % 5 == 0 ? "b\n" : "b ");
       if (part.find_first_of("<|") != std::string::npos) continue;
       text += part;
@@ -88,6 +88,21 @@ TEST(HfTokenizers, ALongTextHasTheTokensOfItsParts) {
     }
     EXPECT_EQ(tokenizer.encode(text), by_documents(tokenizer, parts)) << name;
   }
+}
+
+// Matches go over line breaks here, so no core begins where one ends.
+TEST(HfTokenizers, ALongTextWithoutGoodCutsHasTheTokensOfItsParts) {
+  SortedJson json = shape("qwen3");
+  json["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "[^z]+|z";
+  const hf::HfTokenizer tokenizer = tokenizer_of(json);
+  std::string text;
+  std::vector<std::string> parts;
+  for (std::size_t i = 0; text.size() < 3 << 20; ++i) {
+    parts.emplace_back();
+    for (std::size_t line = 0; line < 5000 + i * 37; ++line) parts.back() += "the layer\n";
+    text += parts.back() += "z";
+  }
+  EXPECT_EQ(tokenizer.encode(text), by_documents(tokenizer, parts));
 }
 
 TEST(HfTokenizers, BytesThatAreNoUtf8AreReadAsReplacementCharacters) {
