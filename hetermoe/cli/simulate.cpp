@@ -218,7 +218,7 @@ int simulate(const SimulateArguments& options, Overrides overrides) {
   const Cluster cluster = load_cluster(job.cluster);
   const Simulated result = simulate_job(job, model, cluster, options.routing);
   std::vector<std::filesystem::path> files;
-  if (writes) files = write_simulated(job.output, result, job);
+  if (writes) files = write_simulated(job.output, result, job, model, cluster);
   if (options.json) {
     Json json = result_json(result, cluster);
     if (const std::string assumed = assumed_links(job.cluster); !assumed.empty())

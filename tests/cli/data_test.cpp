@@ -65,7 +65,8 @@ TEST(Data, ShowsConversationsWithTheirAnswersMarked) {
   ASSERT_EQ(again.code, 0) << again.err;
   EXPECT_EQ(Json::parse(again.out)["sources"], json["sources"]);
   Json sequence = Json::parse(again.out)["sequence"];
-  EXPECT_EQ(sequence["text"].get<std::string>().substr(0, 1), "<") << "ids: a file does not say what they stand for";
+  EXPECT_EQ(sequence["text"].get<std::string>().substr(0, 1), "<")
+      << "ids: a file does not say what they stand for";
   sequence["text"] = json["sequence"]["text"];
   EXPECT_EQ(sequence, json["sequence"]);
 }
@@ -173,8 +174,8 @@ TEST(Train, EmulatedAndRealFiguresAreToldApart) {
 TEST(Data, IdsOfAFileOfTokensAreNoBytes) {
   const WorkFolder folder;
   ASSERT_EQ(data_of(folder, kTwoLines, {"--write", folder / "out/tokens"}).code, 0);
-  const ProgramResult data = run_hetermoe(
-      {"data", "--data.paths", folder / "out/tokens.idx", "--train.seq_len", "4", "--data.validation_share", "0"});
+  const ProgramResult data = run_hetermoe({"data", "--data.paths", folder / "out/tokens.idx",
+                                           "--train.seq_len", "4", "--data.validation_share", "0"});
   ASSERT_EQ(data.code, 0) << data.err;
   EXPECT_TRUE(contains(data.out, "tokenizer that of the files")) << data.out;
   EXPECT_FALSE(contains(data.out, "tokenizer bytes")) << data.out;
@@ -185,8 +186,8 @@ TEST(Train, LossOfTokensIsNotPerByte) {
   const WorkFolder folder;
   ASSERT_EQ(data_of(folder, kTwoLines, {"--write", folder / "out/tokens"}).code, 0);
   const ProgramResult run = run_hetermoe(
-      train_words(folder, {"--train.steps", "1", "--data.paths", folder / "out/tokens.idx", "--train.seq_len", "4",
-                           "--data.validation_share", "0.5", "--train.validation_sequences", "1"}));
+      train_words(folder, {"--train.steps", "1", "--data.paths", folder / "out/tokens.idx", "--train.seq_len",
+                           "4", "--data.validation_share", "0.5", "--train.validation_sequences", "1"}));
   ASSERT_EQ(run.code, 0) << run.err;
   EXPECT_TRUE(contains(run.out, " nats per token, ")) << run.out;
   EXPECT_TRUE(contains(read_text(folder / "run/report.html"), "Loss (nats per token)"));
@@ -194,7 +195,9 @@ TEST(Train, LossOfTokensIsNotPerByte) {
 
 TEST(Simulate, ItsFolderHasAPageWithPlanAndMemory) {
   const WorkFolder folder;
-  ASSERT_EQ(run_hetermoe({"simulate", "--model", "tiny", "--train.seq_len", "16", "--output", folder / "a"}).code, 0);
+  ASSERT_EQ(
+      run_hetermoe({"simulate", "--model", "tiny", "--train.seq_len", "16", "--output", folder / "a"}).code,
+      0);
   const ProgramResult result = run_hetermoe({"report", folder / "a", "-o", folder / "page.html"});
   ASSERT_EQ(result.code, 0) << result.err;
   const std::string page = read_text(folder / "page.html");

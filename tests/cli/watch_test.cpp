@@ -117,9 +117,9 @@ TEST(Report, AFolderWithoutARunIsRefused) {
   const WorkFolder folder;
   const ProgramResult result = run_hetermoe({"report", folder.path(), "-o", folder / "page.html"});
   EXPECT_EQ(result.code, 2);
-  EXPECT_TRUE(
-      contains(result.err, "] has no run: expected summary.json or metrics.jsonl, as `train` and `simulate "
-                            "--output` leave them"))
+  EXPECT_TRUE(contains(result.err,
+                       "] has no run: expected summary.json or metrics.jsonl, as `train` and `simulate "
+                       "--output` leave them"))
       << result.err;
   EXPECT_FALSE(std::filesystem::exists(folder / "page.html"));
 }

@@ -285,7 +285,8 @@ TEST(HtmlReport, APageOfLongCurvesStaysBelow5Megabytes) {
     LossPlot plot{"Curve " + std::to_string(p), "step", "value", {}, 640, 290};
     for (int c = 0; c < (p < 4 ? 6 : 1); ++c) {
       LossSeries series{"layer " + std::to_string(c), {}, {}};
-      for (int step = 0; step < 4000; ++step) series.train.push_back({250.0 * step, 2 + std::sin(0.9 * step + c) / 7});
+      for (int step = 0; step < 4000; ++step)
+        series.train.push_back({250.0 * step, 2 + std::sin(0.9 * step + c) / 7});
       plot.runs.push_back(std::move(series));
     }
     input.run.push_back(std::move(plot));

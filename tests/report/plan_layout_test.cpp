@@ -60,7 +60,8 @@ TEST(PlanLayout, ThePictureHasTwoHalvesForEachLayerOfADevice) {
 }
 
 TEST(PlanSvg, ManyDevicesThatAreAlikeAreARow) {
-  PlanLayout layout{.sentences = {}, .num_layers = 1, .num_experts = 40};
+  PlanLayout layout;
+  layout.num_layers = 1, layout.num_experts = 40;
   for (int d = 0; d < 40; ++d) {
     layout.devices.push_back("H100#" + std::to_string(d));
     layout.attention.push_back({1.0 / 40});
