@@ -85,7 +85,6 @@ inline Seconds module_seconds(const std::string& device, bool attention, i64 tok
   const RooflineCost cost(model, cluster, plan, software);
   ComputeWork work;
   work.seq_len = tokens;
-  work.sequences = 1;
   work.tokens = work.rows = work.copies = static_cast<double>(tokens);
   work.experts = 1;
   Seconds sum = 0;

@@ -187,17 +187,20 @@ TEST(ClusterErrors, NoDevices) {
             "[c.yaml nodes[1].devices] the node has no devices: expected [A40 x2]");
 }
 
-TEST(ClusterErrors, UnknownTypeNamesTheNearest) {
+TEST(ClusterErrors, UnknownTypeNamesTheNearestAndSaysHowToDescribeIt) {
+  const auto expect_starts = [](const char* yaml, const std::string& expected) {
+    const std::string text = without_known(yaml_error(yaml));
+    EXPECT_TRUE(text.starts_with(expected)) << text;
+  };
   const std::string text = yaml_error("{nodes: [{devices: [T4, L40X]}]}");
-  EXPECT_EQ(without_known(text),
-            "[c.yaml nodes[0].devices[1]] unknown device type \"L40X\". Did you mean \"L40S\"?");
   EXPECT_NE(text.find("RTX2080Ti"), std::string::npos) << text;
-  EXPECT_EQ(
-      without_known(yaml_error("{device_types: [{name: Mine, like: T4}], nodes: [{devices: [Mime x2]}]}")),
-      "[c.yaml nodes[0].devices[0]] unknown device type \"Mime\". Did you mean \"Mine\"?");
-  EXPECT_EQ(
-      without_known(yaml_error("{device_types: [{name: Mine, like: T44}], nodes: [{devices: [Mine]}]}")),
-      "[c.yaml device_types[0].like] unknown device type \"T44\". Did you mean \"T4\"?");
+  EXPECT_NE(text.find("device_types: [{name: L40X, like: "), std::string::npos) << text;
+  expect_starts("{nodes: [{devices: [T4, L40X]}]}",
+                "[c.yaml nodes[0].devices[1]] unknown device type \"L40X\". Did you mean \"L40S\"?");
+  expect_starts("{device_types: [{name: Mine, like: T4}], nodes: [{devices: [Mime x2]}]}",
+                "[c.yaml nodes[0].devices[0]] unknown device type \"Mime\". Did you mean \"Mine\"?");
+  expect_starts("{device_types: [{name: Mine, like: T44}], nodes: [{devices: [Mine]}]}",
+                "[c.yaml device_types[0].like] unknown device type \"T44\". Did you mean \"T4\"?");
 }
 
 TEST(ClusterErrors, UnknownKeys) {

@@ -141,7 +141,6 @@ class MeasuredCostTest : public testing::Test {
     work.op = {OpKind::kAttention, phase, 0, 0, 0, 0, -1};
     work.device = device;
     work.seq_len = seq_len;
-    work.sequences = sequences;
     work.tokens = sequences * static_cast<double>(seq_len);
     return work;
   }

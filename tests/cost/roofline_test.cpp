@@ -25,7 +25,6 @@ class RooflineTest : public testing::Test {
     work.op = {OpKind::kAttention, phase, 0, 0, 1, 0, -1};
     work.device = device;
     work.seq_len = seq_len;
-    work.sequences = sequences;
     work.tokens = sequences * static_cast<double>(seq_len);
     return RooflineCost(model_, cluster_, plan_, constants_).compute(work);
   }

@@ -162,7 +162,6 @@ TEST_F(ProfilerTest, FeedsTheMeasuredCostModelThroughItsFile) {
     work.op.kind = OpKind::kAttention;
     work.op.layer = 0;
     work.seq_len = 64;
-    work.sequences = static_cast<double>(entry.sequences);
     work.tokens = static_cast<double>(entry.tokens);
     EXPECT_EQ(cost.compute(work), entry.seconds);
   }
