@@ -34,7 +34,7 @@ class Bpe {
   void read_vocabulary(const Part& model);
   void read_merges(const Part& model);
   void read_unknown(const Part& model);
-  void add_merge(const std::string& left, const std::string& right, i32 rank, const std::string& where);
+  std::string add_merge(std::string_view left, std::string_view right, i32 rank);
   void note_crossing(std::string_view left, std::string_view right);
 
   i32 rank_of(i32 left, i32 right) const;
