@@ -106,7 +106,9 @@ TEST(Train, LearnsTextAndAnswersByATokenizerJson) {
   const WorkFolder folder;
   const std::string model = qwen_folder(folder);
   std::string lines;
-  for (int i = 0; i < 200; ++i) lines += R"({"text": "The router sends each token to two of eight experts."})" "\n";
+  for (int i = 0; i < 200; ++i)
+    lines += R"({"text": "The router sends each token to two of eight experts."})"
+             "\n";
   const std::string path = folder.file("x.jsonl", lines);
   const ProgramResult run = run_hetermoe(train_words(
       folder, {"--model", model, "--data.paths", path, "--data.extensions", "[]", "--train.seq_len", "32"}));

@@ -19,7 +19,9 @@ std::size_t crossing_of(i32 left, i32 right) {
 
 /// "left right" or ["left", "right"]; nothing where it is neither.
 std::optional<std::pair<std::string_view, std::string_view>> read_pair(const SortedJson& entry) {
-  const auto text = [](const SortedJson& value) { return std::string_view(value.get_ref<const std::string&>()); };
+  const auto text = [](const SortedJson& value) {
+    return std::string_view(value.get_ref<const std::string&>());
+  };
   if (entry.is_array() && entry.size() == 2 && entry[0].is_string() && entry[1].is_string())
     return std::pair(text(entry[0]), text(entry[1]));
   if (!entry.is_string()) return std::nullopt;
@@ -71,7 +73,8 @@ void Bpe::read_unknown(const Part& model) {
   }
   of_byte_.fill(-1);
   for (std::size_t byte = 0; byte < 256; ++byte) {
-    const std::string text = byte_level_ ? std::string(1, static_cast<char>(byte)) : fmt::format("<0x{:02X}>", byte);
+    const std::string text =
+        byte_level_ ? std::string(1, static_cast<char>(byte)) : fmt::format("<0x{:02X}>", byte);
     const IdsByText& ids = byte_level_ ? by_text_ : written_;
     if (const auto found = ids.find(text); found != ids.end()) of_byte_[byte] = found->second;
   }
@@ -182,12 +185,12 @@ std::vector<i32> Bpe::first_tokens(std::string_view part) const {
   return out;
 }
 
-/// A character that the vocabulary lacks: its bytes, else the token for unknown ones, else nothing. Bytes do not
-/// end a row of unknown ones, as in `tokenizers`.
+/// A character that the vocabulary lacks: its bytes, else the token for unknown ones, else nothing. Bytes do
+/// not end a row of unknown ones, as in `tokenizers`.
 void Bpe::add_unknown(std::string_view character, std::vector<i32>& out, std::optional<i32>& unknown) const {
-  const bool has_bytes = !byte_level_ && byte_fallback_ && std::all_of(character.begin(), character.end(), [&](char c) {
-    return of_byte_[static_cast<unsigned char>(c)] >= 0;
-  });
+  const bool has_bytes = !byte_level_ && byte_fallback_ &&
+                         std::all_of(character.begin(), character.end(),
+                                     [&](char c) { return of_byte_[static_cast<unsigned char>(c)] >= 0; });
   if (has_bytes) {
     for (const char c : character) out.push_back(of_byte_[static_cast<unsigned char>(c)]);
     return;
