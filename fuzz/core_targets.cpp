@@ -6,8 +6,8 @@ extern const Target kModel, kCluster, kHostfile, kPlan, kScheduleText, kTimeline
     kTokenFiles, kJsonLines, kChatLines, kHfTokenizer;
 
 const std::vector<Target>& targets() {
-  static const std::vector<Target> all = {kModel,        kCluster,   kHostfile, kPlan,
-                                          kScheduleText, kTimeline,  kProfile,  kRoutingTrace,
+  static const std::vector<Target> all = {kModel,        kCluster,   kHostfile,  kPlan,
+                                          kScheduleText, kTimeline,  kProfile,   kRoutingTrace,
                                           kTokenFiles,   kJsonLines, kChatLines, kHfTokenizer};
   return all;
 }

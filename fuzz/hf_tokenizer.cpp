@@ -8,10 +8,12 @@ namespace {
 
 void run(const std::string& input) {
   const hf::HfTokenizer tokenizer(parse_sorted_json(input, "input"), "input", std::nullopt);
-  for (const std::string text : {std::string("The layer's 123 <s>\r\n e\u0301 \u4e2d\xff  x"), std::string(300, 'a')}) {
+  for (const std::string text :
+       {std::string("The layer's 123 <s>\r\n e\u0301 \u4e2d\xff  x"), std::string(300, 'a')}) {
     const std::vector<i64> tokens = tokenizer.encode(text);
     for (const i64 token : tokens) {
-      if (token < 0 || token >= tokenizer.vocab_size()) throw std::logic_error("a token beyond the vocabulary");
+      if (token < 0 || token >= tokenizer.vocab_size())
+        throw std::logic_error("a token beyond the vocabulary");
     }
     tokenizer.decode(tokens);
   }
@@ -20,9 +22,11 @@ void run(const std::string& input) {
 std::vector<std::string> seeds() {
   return {
       R"json({"added_tokens": [{"id": 4, "content": "<s>", "lstrip": true, "special": true}], "normalizer": null,
- "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "Split", "pattern": {"Regex": " ?\\p{L}+|\\s+(?!\\S)"},
+ "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "Split",
+ "pattern": {"Regex": " ?\\p{L}+|\\s+(?!\\S)"},
  "behavior": "Isolated", "invert": false}, {"type": "ByteLevel", "add_prefix_space": false, "use_regex": false}]},
- "post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>"}}, {"Sequence": {"id": "A"}}],
+ "post_processor": {"type": "TemplateProcessing",
+ "single": [{"SpecialToken": {"id": "<s>"}}, {"Sequence": {"id": "A"}}],
  "special_tokens": {"<s>": {"id": "<s>", "ids": [4], "tokens": ["<s>"]}}}, "decoder": {"type": "ByteLevel"},
  "model": {"type": "BPE", "vocab": {"a": 0, "e": 1, "y": 2, "ye": 3}, "merges": ["y e"], "ignore_merges": true}})json",
       R"json({"normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "_"}, {"type": "NFC"},

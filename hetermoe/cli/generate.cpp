@@ -84,12 +84,11 @@ std::shared_ptr<const Tokenizer> tokenizer_for(const GenerateArguments& options,
   const bool of_tokens = !options.prompt_tokens.empty();
   if (of_tokens && !is_given) return name.empty() ? nullptr : try_tokenizer(name);
   if (!name.empty()) return make_tokenizer(name);
-  fail<ConfigError>(
-      "--tokenizer",
-      "nothing in {} says how text becomes tokens: give --tokenizer bytes, FILE.model or "
-      "tokenizer.json, or the prompt "
-      "as --prompt-tokens",
-      found.weights.string());
+  fail<ConfigError>("--tokenizer",
+                    "nothing in {} says how text becomes tokens: give --tokenizer bytes, FILE.model or "
+                    "tokenizer.json, or the prompt "
+                    "as --prompt-tokens",
+                    found.weights.string());
 }
 
 ModelState read_weights(const HfWeights& weights, const ModelConfig& model, Dtype dtype) {

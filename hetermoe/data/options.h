@@ -49,7 +49,8 @@ struct DataOptions {
       between(0, 0.5));
     v("tokenizer", tokenizer,
       "what makes tokens of text: bytes, a SentencePiece model (FILE.model), a tokenizer.json, or a "
-      "Hugging Face folder, which has one. Where the job gives none, it is that of the folder of train.init_from, model or "
+      "Hugging Face folder, which has one. Where the job gives none, it is that of the folder of "
+      "train.init_from, model or "
       "data.template, if one of them is a folder. Files of tokens have theirs");
     v("json_field", json_field, "key of the text in each line of JSON lines");
     v("template", chat_template,

@@ -196,7 +196,7 @@ void SourceReader::encode_pending() {
   }
   encoded_bytes_ += std::exchange(pending_bytes_, 0);
   if (encoded_bytes_ < kMostPending) return;  // little text needs no line
-  if (!progress_) progress_.emplace("MiB of text become tokens", 0);
+  if (!progress_) progress_.emplace("text made tokens, MiB", 0);
   progress_->update(encoded_bytes_ >> 20);
 }
 

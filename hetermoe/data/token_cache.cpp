@@ -145,7 +145,8 @@ Source cached_source(const fs::path& folder, const Json& identity, const std::fu
     if (std::optional<Source> found = kept(prefix, identity)) return std::move(*found);
     made = make();
     keep(prefix, identity, *made, identity.at("vocab").get<i64>());
-    std::cerr << fmt::format("[data] tokens are kept in {} for the next start (data.cache)\n", folder.string());
+    std::cerr << fmt::format("[data] tokens are kept in {} for the next start (data.cache)\n",
+                             folder.string());
   } catch (const IoError& error) {
     if (!made) made = make();
     std::cerr << fmt::format("[data] tokens are not kept: {}\n", error.what());

@@ -14,8 +14,8 @@ Json cache_identity(const DataOptions& options, const Tokenizer* tokenizer,
                     const std::vector<SourceFile>& files);
 
 /// The source that an earlier start has kept under an identity, else that of make(), which is then kept.
-/// One process of a node makes it and others wait for it, by a lock (flock) on a file of the folder. Where the
-/// folder cannot be written, a note on stderr says so. Throws what make() throws.
+/// One process of a node makes it and others wait for it, by a lock (flock) on a file of the folder. Where
+/// the folder cannot be written, a note on stderr says so. Throws what make() throws.
 Source cached_source(const std::filesystem::path& folder, const Json& identity,
                      const std::function<Source()>& make);
 

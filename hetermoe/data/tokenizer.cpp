@@ -74,13 +74,15 @@ std::shared_ptr<const Tokenizer> make_tokenizer(const std::string& name) {
   if (fs::is_directory(name, ignored)) {
     const std::string found = find_tokenizer(name);
     if (!found.empty()) return make_tokenizer(found);
-    fail<ConfigError>("data.tokenizer",
-                      "{} has no tokenizer, and its vocabulary is not that of bytes: expected "
-                      "--data.tokenizer FILE.model or tokenizer.json, bytes if these are its tokens, or files of tokens in "
-                      "data.paths",
-                      name);
+    fail<ConfigError>(
+        "data.tokenizer",
+        "{} has no tokenizer, and its vocabulary is not that of bytes: expected "
+        "--data.tokenizer FILE.model or tokenizer.json, bytes if these are its tokens, or files of tokens in "
+        "data.paths",
+        name);
   }
-  fail<ConfigError>("data.tokenizer", "got {}, expected bytes, a SentencePiece model (FILE.model) or a tokenizer.json", name);
+  fail<ConfigError>("data.tokenizer",
+                    "got {}, expected bytes, a SentencePiece model (FILE.model) or a tokenizer.json", name);
 }
 
 std::shared_ptr<const Tokenizer> try_tokenizer(const std::string& name) {

@@ -45,8 +45,8 @@ std::string find_tokenizer(const std::filesystem::path& folder);
 /// A SentencePiece model (FILE.model). Throws IoError, and ConfigError in a build without libsentencepiece.
 std::shared_ptr<const Tokenizer> read_sentencepiece(const std::string& path);
 
-/// A tokenizer.json of Hugging Face whose model is byte-pair encoding (see hf/hf_tokenizer.h). Its end token is
-/// the eos_token of the tokenizer_config.json or special_tokens_map.json beside it. Throws IoError, and
+/// A tokenizer.json of Hugging Face whose model is byte-pair encoding (see hf/hf_tokenizer.h). Its end token
+/// is the eos_token of the tokenizer_config.json or special_tokens_map.json beside it. Throws IoError, and
 /// ConfigError that names the part of the file that is damaged, or not known.
 std::shared_ptr<const Tokenizer> read_hf_tokenizer(const std::string& path);
 

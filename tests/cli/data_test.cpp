@@ -96,6 +96,42 @@ TEST(Generate, AnswersAQuestionAsARunLearned) {
   EXPECT_TRUE(contains(none.err, "give --template, one of qwen3, chatml, llama3")) << none.err;
 }
 
+/// A folder with the config of a small Qwen3-MoE and a tokenizer.json of the shape of Qwen3.
+std::string qwen_folder(const WorkFolder& folder) {
+  Json config = read_json(HM_SOURCE_DIR "/configs/models/tiny-qwen3.json");
+  config["vocab_size"] = 768;
+  folder.file("m/config.json", config.dump());
+  folder.file("m/tokenizer.json", read_text(HM_SOURCE_DIR "/tests/data/hf/qwen3.json"));
+  folder.file("m/tokenizer_config.json", R"({"eos_token": "<|endoftext|>"})");
+  return folder / "m";
+}
+
+TEST(Train, LearnsTextAndAnswersByATokenizerJson) {
+  const WorkFolder folder;
+  const std::string model = qwen_folder(folder);
+  std::string lines;
+  for (int i = 0; i < 200; ++i)
+    lines += R"({"text": "The router sends each token to two of eight experts."})"
+             "\n";
+  const std::string path = folder.file("x.jsonl", lines);
+  const ProgramResult run = run_hetermoe(train_words(
+      folder, {"--model", model, "--data.paths", path, "--data.extensions", "[]", "--train.seq_len", "32"}));
+  ASSERT_EQ(run.code, 0) << run.err;
+  const auto generated = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), {"generate", folder / "run", "--tokens", "2", "--json", "--tokenizer", model});
+    const ProgramResult result = run_hetermoe(more);
+    EXPECT_EQ(result.code, 0) << result.err;
+    return Json::parse(result.out);
+  };
+  const Json prompted = generated({"--prompt", "The router"});
+  EXPECT_EQ(prompted["tokens"].size(), 2U) << prompted;
+  const Json asked = generated({"--chat", "--template", "chatml", "--prompt", "The router"});
+  // As text the special tokens of the template are the same tokens.
+  const Json spelled =
+      generated({"--prompt", "<|im_start|>user\nThe router<|im_end|>\n<|im_start|>assistant\n"});
+  EXPECT_EQ(asked["tokens"], spelled["tokens"]);
+}
+
 TEST(Data, WritesTokensThatReadBackAsTheSameDocuments) {
   const WorkFolder folder;
   ASSERT_EQ(data_of(folder, kTwoLines, {"--write", folder / "out/tokens"}).code, 0);

@@ -15,7 +15,9 @@ namespace fs = std::filesystem;
 std::string lines(int count) {
   std::string out;
   for (int i = 0; i < count; ++i)
-    out += Json{{"text", i % 100 == 7 ? "" : fmt::format("document {} of layers and experts, é 中文", i)}}.dump() + "\n";
+    out += Json{{"text", i % 100 == 7 ? "" : fmt::format("document {} of layers and experts, é 中文", i)}}
+               .dump() +
+           "\n";
   return out;
 }
 
@@ -23,7 +25,8 @@ struct Corpus {
   WorkFolder folder;
   DataOptions options;
   Corpus() {
-    options.paths = {folder.file("a.jsonl", lines(20000)), folder.file("b.txt", std::string(2 << 20, 'x') + "\nend\n")};
+    options.paths = {folder.file("a.jsonl", lines(20000)),
+                     folder.file("b.txt", std::string(2 << 20, 'x') + "\nend\n")};
     options.tokenizer = HM_SOURCE_DIR "/tests/data/hf/qwen3.json";
     options.cache = folder / "cache";
     options.validation_share = 0.1;
@@ -33,7 +36,8 @@ struct Corpus {
   i64 num_kept() const {
     std::error_code none;
     i64 out = 0;
-    for (const auto& entry : fs::directory_iterator(folder / "cache", none)) out += entry.path().extension() == ".json";
+    for (const auto& entry : fs::directory_iterator(folder / "cache", none))
+      out += entry.path().extension() == ".json";
     return out;
   }
 };

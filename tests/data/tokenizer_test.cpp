@@ -28,8 +28,9 @@ TEST(Tokenizers, BytesAreTokens) {
 }
 
 TEST(Tokenizers, WhatIsNoneIsRefused) {
-  EXPECT_EQ(error_of<ConfigError>([] { make_tokenizer("words"); }),
-            "[data.tokenizer] got words, expected bytes, a SentencePiece model (FILE.model) or a tokenizer.json");
+  EXPECT_EQ(
+      error_of<ConfigError>([] { make_tokenizer("words"); }),
+      "[data.tokenizer] got words, expected bytes, a SentencePiece model (FILE.model) or a tokenizer.json");
 }
 
 TEST(FindTokenizer, TheFilesOfAFolderTellElseTheRunThatLeftItElseItsVocabulary) {
@@ -38,10 +39,11 @@ TEST(FindTokenizer, TheFilesOfAFolderTellElseTheRunThatLeftItElseItsVocabulary) 
   EXPECT_EQ(find_tokenizer(path), "");
   folder.file("config.json", R"({"vocab_size": 40})");
   EXPECT_EQ(find_tokenizer(path), "");
-  EXPECT_EQ(error_of<ConfigError>([&] { make_tokenizer(path.string()); }),
-            "[data.tokenizer] " + path.string() +
-                " has no tokenizer, and its vocabulary is not that of bytes: expected --data.tokenizer "
-                "FILE.model or tokenizer.json, bytes if these are its tokens, or files of tokens in data.paths");
+  EXPECT_EQ(
+      error_of<ConfigError>([&] { make_tokenizer(path.string()); }),
+      "[data.tokenizer] " + path.string() +
+          " has no tokenizer, and its vocabulary is not that of bytes: expected --data.tokenizer "
+          "FILE.model or tokenizer.json, bytes if these are its tokens, or files of tokens in data.paths");
   folder.file("config.json", R"({"vocab_size": 256})");
   EXPECT_EQ(find_tokenizer(path), "bytes");
   EXPECT_EQ(make_tokenizer(path.string())->vocab_size(), 256);

@@ -15,9 +15,9 @@ struct AddedToken {
   i64 id = 0;
   std::string content;
   bool special = false;
-  bool single_word = false;      ///< only where no word goes on beside it
+  bool single_word = false;             ///< only where no word goes on beside it
   bool lstrip = false, rstrip = false;  ///< with the white space beside it
-  bool normalized = true;        ///< looked for in the normalised text
+  bool normalized = true;               ///< looked for in the normalised text
 };
 
 /// The "added_tokens" of a file, those without content left out.
@@ -36,7 +36,7 @@ class TokenFinder {
 
  private:
   const AddedToken* longest_at(std::string_view rest) const;
-  std::vector<AddedToken> tokens_;  // longest first
+  std::vector<AddedToken> tokens_;                           // longest first
   std::array<std::vector<std::size_t>, 256> by_first_byte_;  // in tokens_
 };
 

@@ -17,17 +17,18 @@ std::size_t crossing_of(i32 left, i32 right) {
   return splitmix64(static_cast<u64>(left) << 32 | static_cast<u64>(right)) & (kCrossings - 1);
 }
 
-/// "left right" or ["left", "right"].
-std::pair<std::string, std::string> read_pair(const SortedJson& entry, const std::string& where) {
+/// "left right" or ["left", "right"]; nothing where it is neither.
+std::optional<std::pair<std::string_view, std::string_view>> read_pair(const SortedJson& entry) {
+  const auto text = [](const SortedJson& value) {
+    return std::string_view(value.get_ref<const std::string&>());
+  };
   if (entry.is_array() && entry.size() == 2 && entry[0].is_string() && entry[1].is_string())
-    return {entry[0].get<std::string>(), entry[1].get<std::string>()};
-  if (entry.is_string()) {
-    const std::string text = entry.get<std::string>();
-    const std::size_t blank = text.find(' ');
-    if (blank != std::string::npos && text.find(' ', blank + 1) == std::string::npos)
-      return {text.substr(0, blank), text.substr(blank + 1)};
-  }
-  fail<ConfigError>(where, "is {}, expected two tokens", shown(entry));
+    return std::pair(text(entry[0]), text(entry[1]));
+  if (!entry.is_string()) return std::nullopt;
+  const std::size_t blank = text(entry).find(' ');
+  if (blank == std::string_view::npos || text(entry).find(' ', blank + 1) != std::string_view::npos)
+    return std::nullopt;
+  return std::pair(text(entry).substr(0, blank), text(entry).substr(blank + 1));
 }
 
 }  // namespace
@@ -72,7 +73,8 @@ void Bpe::read_unknown(const Part& model) {
   }
   of_byte_.fill(-1);
   for (std::size_t byte = 0; byte < 256; ++byte) {
-    const std::string text = byte_level_ ? std::string(1, static_cast<char>(byte)) : fmt::format("<0x{:02X}>", byte);
+    const std::string text =
+        byte_level_ ? std::string(1, static_cast<char>(byte)) : fmt::format("<0x{:02X}>", byte);
     const IdsByText& ids = byte_level_ ? by_text_ : written_;
     if (const auto found = ids.find(text); found != ids.end()) of_byte_[byte] = found->second;
   }
@@ -90,20 +92,29 @@ void Bpe::read_merges(const Part& model) {
   merged_.resize(list.size());
   crossing_.resize(cuts_ ? kCrossings : 0);
   for (std::size_t i = 0; i < list.size(); ++i) {
-    const std::string where = fmt::format("{} merges[{}]", model.where(), i);
-    const auto [left, right] = read_pair(list[i], where);
-    add_merge(left, right, static_cast<i32>(i), where);
+    const auto where = [&] { return fmt::format("{} merges[{}]", model.where(), i); };
+    const auto pair = read_pair(list[i]);
+    if (!pair) fail<ConfigError>(where(), "is {}, expected two tokens", shown(list[i]));
+    const std::string lacking = add_merge(pair->first, pair->second, static_cast<i32>(i));
+    if (!lacking.empty())
+      fail<ConfigError>(where(), "needs the token {}, expected it in the vocabulary", lacking);
   }
 }
 
-void Bpe::add_merge(const std::string& left, const std::string& right, i32 rank, const std::string& where) {
-  for (const std::string& text : {left, right, left + right}) {
-    if (text.empty() || !token(text))
-      fail<ConfigError>(where, "needs the token {}, expected it in the vocabulary", text);
+/// Returns the token that the vocabulary lacks, if there is one.
+std::string Bpe::add_merge(std::string_view left, std::string_view right, i32 rank) {
+  const std::string both = std::string(left).append(right);
+  std::array<i32, 3> ids{};
+  const std::array<std::string_view, 3> texts = {left, right, both};
+  for (std::size_t i = 0; i < texts.size(); ++i) {
+    const auto found = written_.find(texts[i]);
+    if (found == written_.end()) return texts[i].empty() ? "\"\"" : std::string(texts[i]);
+    ids[i] = found->second;
   }
-  merged_[idx(rank)] = *token(left + right);
-  merges_.set(*token(left), *token(right), {rank, merged_[idx(rank)]});
-  if (cuts_) note_crossing(left, right);
+  merged_[idx(rank)] = ids[2];
+  merges_.set(ids[0], ids[1], {rank, ids[2]});
+  if (cuts_ && !left.empty() && !right.empty()) note_crossing(left, right);
+  return "";
 }
 
 void Bpe::note_crossing(std::string_view left, std::string_view right) {
@@ -174,12 +185,12 @@ std::vector<i32> Bpe::first_tokens(std::string_view part) const {
   return out;
 }
 
-/// A character that the vocabulary lacks: its bytes, else the token for unknown ones, else nothing. Bytes do not
-/// end a row of unknown ones, as in `tokenizers`.
+/// A character that the vocabulary lacks: its bytes, else the token for unknown ones, else nothing. Bytes do
+/// not end a row of unknown ones, as in `tokenizers`.
 void Bpe::add_unknown(std::string_view character, std::vector<i32>& out, std::optional<i32>& unknown) const {
-  const bool has_bytes = !byte_level_ && byte_fallback_ && std::all_of(character.begin(), character.end(), [&](char c) {
-    return of_byte_[static_cast<unsigned char>(c)] >= 0;
-  });
+  const bool has_bytes = !byte_level_ && byte_fallback_ &&
+                         std::all_of(character.begin(), character.end(),
+                                     [&](char c) { return of_byte_[static_cast<unsigned char>(c)] >= 0; });
   if (has_bytes) {
     for (const char c : character) out.push_back(of_byte_[static_cast<unsigned char>(c)]);
     return;

@@ -34,7 +34,7 @@ class Bpe {
   void read_vocabulary(const Part& model);
   void read_merges(const Part& model);
   void read_unknown(const Part& model);
-  void add_merge(const std::string& left, const std::string& right, i32 rank, const std::string& where);
+  std::string add_merge(std::string_view left, std::string_view right, i32 rank);
   void note_crossing(std::string_view left, std::string_view right);
 
   i32 rank_of(i32 left, i32 right) const;
@@ -46,14 +46,14 @@ class Bpe {
   bool may_cross(std::string_view text, std::size_t at) const;
 
   bool byte_level_, ignore_merges_ = false, fuse_unknown_ = false, byte_fallback_ = false;
-  bool cuts_ = false;  // pieces may be cut where no merge crosses
-  IdsByText written_;  // by the text in the file
-  IdsByText by_text_;  // by the text that it stands for: of bytes, or the same
-  std::array<i32, 256> of_byte_;      // with byte_level the token of each byte, else that of <0xNN>; -1 = none
+  bool cuts_ = false;             // pieces may be cut where no merge crosses
+  IdsByText written_;             // by the text in the file
+  IdsByText by_text_;             // by the text that it stands for: of bytes, or the same
+  std::array<i32, 256> of_byte_;  // with byte_level the token of each byte, else that of <0xNN>; -1 = none
   std::optional<i32> unknown_;
-  std::vector<i32> merged_;           // [rank] token
+  std::vector<i32> merged_;  // [rank] token
   MergeTable merges_{0};
-  std::vector<bool> crossing_;        // by a hash of the characters on both sides
+  std::vector<bool> crossing_;  // by a hash of the characters on both sides
 };
 
 }  // namespace hetermoe::hf

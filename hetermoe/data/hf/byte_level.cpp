@@ -18,7 +18,8 @@ std::array<i32, kCharacters> byte_of_each_character() {
   std::array<i32, kCharacters> out;
   out.fill(-1);
   std::size_t other = 0x100;
-  for (i32 byte = 0; byte < 256; ++byte) out[is_shown(byte) ? static_cast<std::size_t>(byte) : other++] = byte;
+  for (i32 byte = 0; byte < 256; ++byte)
+    out[is_shown(byte) ? static_cast<std::size_t>(byte) : other++] = byte;
   return out;
 }
 

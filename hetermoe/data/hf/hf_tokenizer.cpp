@@ -78,8 +78,8 @@ class HfTokenizer::Encoding : public PieceSink {
   std::vector<i32> out_;
 };
 
-HfTokenizer::HfTokenizer(const SortedJson& json, const std::string& where, std::optional<std::string> end_token,
-                         u64 fingerprint)
+HfTokenizer::HfTokenizer(const SortedJson& json, const std::string& where,
+                         std::optional<std::string> end_token, u64 fingerprint)
     : fingerprint_(fingerprint) {
   const Part file(json, where);
   file.only({"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer",
@@ -93,7 +93,8 @@ HfTokenizer::HfTokenizer(const SortedJson& json, const std::string& where, std::
   read_tokens(file);
   if (!end_token) return;
   const std::vector<i64> end = encode_special(*end_token);
-  if (end.empty()) fail<ConfigError>(where, "has no token {}, which a file beside it names as eos_token", *end_token);
+  if (end.empty())
+    fail<ConfigError>(where, "has no token {}, which a file beside it names as eos_token", *end_token);
   end_token_ = end[0];
 }
 
@@ -103,7 +104,8 @@ void HfTokenizer::read_tokens(const Part& file) {
   for (AddedToken& token : read_added_tokens(file)) {
     const std::optional<i32> known = model_->token(token.content);
     if (known && *known != token.id) {
-      fail<ConfigError>(file.where(), "the added token {} is {}, but {} in the vocabulary, expected one number",
+      fail<ConfigError>(file.where(),
+                        "the added token {} is {}, but {} in the vocabulary, expected one number",
                         token.content, token.id, *known);
     }
     added_[token.content] = token.id;
@@ -117,7 +119,8 @@ void HfTokenizer::read_tokens(const Part& file) {
 
 void HfTokenizer::add_text(i64 id, const std::string& text) {
   constexpr i64 kMost = i64{1} << 24;  // far more than any model has; numbers become places of a list
-  if (id >= kMost) fail<ConfigError>("data.tokenizer", "the token {} is {}, expected less than {}", text, id, kMost);
+  if (id >= kMost)
+    fail<ConfigError>("data.tokenizer", "the token {} is {}, expected less than {}", text, id, kMost);
   if (idx(id) >= texts_.size()) texts_.resize(idx(id) + 1);
   texts_[idx(id)] = text;
 }

@@ -19,8 +19,8 @@ namespace hetermoe::hf {
 /// Bytes that are no UTF-8 are read as U+FFFD.
 class HfTokenizer : public Tokenizer {
  public:
-  /// json: a whole file. where: what errors begin with, and the file beside which the end token is looked for.
-  /// Throws ConfigError for what is damaged, or not known.
+  /// json: a whole file. where: what errors begin with, and the file beside which the end token is looked
+  /// for. Throws ConfigError for what is damaged, or not known.
   HfTokenizer(const SortedJson& json, const std::string& where, std::optional<std::string> end_token,
               u64 fingerprint = 0);
 
@@ -51,8 +51,8 @@ class HfTokenizer : public Tokenizer {
   bool has_decoder_ = false;
   Decoders decoders_;
   TokenFinder raw_finder_, normalized_finder_;
-  std::unordered_map<std::string, i64> added_;        // by content
-  std::vector<std::optional<std::string>> texts_;     // by id
+  std::unordered_map<std::string, i64> added_;     // by content
+  std::vector<std::optional<std::string>> texts_;  // by id
   std::optional<i64> end_token_;
   u64 fingerprint_;
   mutable std::mutex mutex_;

@@ -21,7 +21,9 @@ class MergeTable {
     slots_.resize(size);
   }
   /// Replaces what the pair had. At most as many pairs as were announced.
-  void set(i32 left, i32 right, Merge merge) { slots_[slot_of(key_of(left, right))] = {key_of(left, right), merge}; }
+  void set(i32 left, i32 right, Merge merge) {
+    slots_[slot_of(key_of(left, right))] = {key_of(left, right), merge};
+  }
   /// Null where the pair does not merge.
   const Merge* find(i32 left, i32 right) const {
     const Slot& slot = slots_[slot_of(key_of(left, right))];

@@ -20,15 +20,14 @@ std::string utf8proc_mapped(std::string_view text, unsigned options) {
   const utf8proc_ssize_t size = utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
                                              static_cast<utf8proc_ssize_t>(text.size()), &mapped,
                                              static_cast<utf8proc_option_t>(options));
-  if (size < 0)
-    fail<InputError>("data.tokenizer", "cannot normalise a text: {}", utf8proc_errmsg(size));
+  if (size < 0) fail<InputError>("data.tokenizer", "cannot normalise a text: {}", utf8proc_errmsg(size));
   std::string out(reinterpret_cast<const char*>(mapped), static_cast<std::size_t>(size));
   std::free(mapped);
   return out;
 }
 
-/// Characters that a form leaves, around which it may be applied apart: they do not move, and compose with none
-/// before them. [code point below kTold]; later ones are taken to be others.
+/// Characters that a form leaves, around which it may be applied apart: they do not move, and compose with
+/// none before them. [code point below kTold]; later ones are taken to be others.
 constexpr i32 kTold = 0x20000;
 std::vector<bool> stable_characters(unsigned options) {
   std::vector<bool> out(kTold, false);
@@ -37,7 +36,8 @@ std::vector<bool> stable_characters(unsigned options) {
     if (code >= 0xD800 && code <= 0xDFFF) continue;
     std::string text;
     append_character(code, text);
-    out[idx(code)] = utf8proc_get_property(code)->combining_class == 0 && utf8proc_mapped(text, options) == text;
+    out[idx(code)] =
+        utf8proc_get_property(code)->combining_class == 0 && utf8proc_mapped(text, options) == text;
     utf8proc_int32_t parts[32];
     int boundary = 0;
     const utf8proc_ssize_t count = utf8proc_decompose_char(code, parts, 32, UTF8PROC_DECOMPOSE, &boundary);

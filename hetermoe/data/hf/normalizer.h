@@ -16,7 +16,8 @@ class Normalizer {
 };
 using Normalizers = std::vector<std::unique_ptr<const Normalizer>>;
 
-/// The "normalizer" of a file, those of a Sequence one after another. Throws ConfigError for what is not known.
+/// The "normalizer" of a file, those of a Sequence one after another. Throws ConfigError for what is not
+/// known.
 Normalizers read_normalizer(const Part& part);
 
 }  // namespace hetermoe::hf

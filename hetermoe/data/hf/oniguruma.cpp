@@ -6,7 +6,8 @@ namespace hetermoe::hf {
 namespace {
 
 // Members of classes. PCRE2 counts U+180E as white space, and has fewer characters in \w.
-constexpr const char* kSpace = R"(\t-\r \x{85}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000})";
+constexpr const char* kSpace =
+    R"(\t-\r \x{85}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000})";
 constexpr const char* kNoSpace =
     R"(\x{0}-\x{8}\x{E}-\x{1F}!-\x{84}\x{86}-\x{9F}\x{A1}-\x{167F}\x{1681}-\x{1FFF}\x{200B}-\x{2027}\x{202A}-)"
     R"(\x{202E}\x{2030}-\x{205E}\x{2060}-\x{2FFF}\x{3001}-\x{10FFFF})";
@@ -64,7 +65,8 @@ class Translator {
   void group() {
     if (!follows("(?")) return copy(1);
     std::size_t end = at_ + 2;
-    while (end < in_.size() && (std::isalpha(static_cast<unsigned char>(in_[end])) != 0 || in_[end] == '-')) ++end;
+    while (end < in_.size() && (std::isalpha(static_cast<unsigned char>(in_[end])) != 0 || in_[end] == '-'))
+      ++end;
     const bool is_options = end < in_.size() && (in_[end] == ')' || in_[end] == ':');
     if (is_options && in_.find_first_not_of("i-", at_ + 2) < end) refuse("an option other than (?i)");
     copy(end - at_);
@@ -139,7 +141,8 @@ class Translator {
     const std::string name = in_.substr(at_ + 3, end - at_ - 3);
     const bool negated = name.starts_with("^");
     const std::string bare = name.substr(negated ? 1 : 0);
-    out_ += fmt::format("{}{{{}{}{}}}", in_.substr(at_, 2), negated ? "^" : "", bare.size() > 2 ? "sc:" : "", bare);
+    out_ += fmt::format("{}{{{}{}{}}}", in_.substr(at_, 2), negated ? "^" : "", bare.size() > 2 ? "sc:" : "",
+                        bare);
     at_ = end + 1;
   }
 

@@ -24,8 +24,7 @@ Part::Part(const SortedJson& value, std::string where) : json_(value), where_(st
 void Part::only(std::initializer_list<const char*> known) const {
   for (const auto& [key, value] : json_.items()) {
     const bool is_known = key == "type" || std::find(known.begin(), known.end(), key) != known.end();
-    if (!is_known)
-      fail<ConfigError>(where_, "got the key {}, expected {}", key, fmt::join(known, ", "));
+    if (!is_known) fail<ConfigError>(where_, "got the key {}, expected {}", key, fmt::join(known, ", "));
   }
 }
 

@@ -41,13 +41,13 @@ std::shared_ptr<const void> Pattern::compile(const std::string& pattern, unsigne
   const std::unique_ptr<pcre2_compile_context, void (*)(pcre2_compile_context*)> context(
       pcre2_compile_context_create(nullptr), pcre2_compile_context_free);
   pcre2_set_newline(context.get(), PCRE2_NEWLINE_LF);
-  pcre2_code* compiled =
-      pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(),
-                    options | PCRE2_UTF, &code, &at, context.get());
+  pcre2_code* compiled = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(),
+                                       options | PCRE2_UTF, &code, &at, context.get());
   if (compiled == nullptr)
     fail<ConfigError>(where, "cannot read the pattern {} at byte {}: {}", pattern, at, message_of(code));
   pcre2_jit_compile(compiled, PCRE2_JIT_COMPLETE);  // without it pcre2_match() interprets
-  return {compiled, [](const void* held) { pcre2_code_free(static_cast<pcre2_code*>(const_cast<void*>(held))); }};
+  return {compiled,
+          [](const void* held) { pcre2_code_free(static_cast<pcre2_code*>(const_cast<void*>(held))); }};
 }
 
 Pattern Pattern::of_file(const std::string& oniguruma, const std::string& where) {
@@ -59,13 +59,15 @@ Pattern Pattern::of_literal(const std::string& text, const std::string& where) {
   return Pattern(compile(text, PCRE2_LITERAL, where));
 }
 
-Pattern Pattern::of_pcre2(const std::string& pattern) { return Pattern(compile(pattern, PCRE2_UCP, pattern)); }
+Pattern Pattern::of_pcre2(const std::string& pattern) {
+  return Pattern(compile(pattern, PCRE2_UCP, pattern));
+}
 
 bool Pattern::find(std::string_view text, std::size_t from, Match& match) const {
   thread_local const SearchMemory memory;
-  const int found = pcre2_match(static_cast<const pcre2_code*>(code_.get()),
-                                reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), from,
-                                PCRE2_NO_UTF_CHECK, memory.match, memory.context);
+  const int found =
+      pcre2_match(static_cast<const pcre2_code*>(code_.get()), reinterpret_cast<PCRE2_SPTR>(text.data()),
+                  text.size(), from, PCRE2_NO_UTF_CHECK, memory.match, memory.context);
   if (found == PCRE2_ERROR_NOMATCH) return false;
   if (found < 0)
     fail<InputError>("data.tokenizer", "a pattern of the tokenizer stops in a text: {}", message_of(found));

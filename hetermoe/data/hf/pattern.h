@@ -9,8 +9,8 @@ namespace hetermoe::hf {
 /// A regular expression over valid UTF-8. Thread-safe.
 class Pattern {
  public:
-  /// In the syntax and with the classes of Oniguruma, by which the package `tokenizers` runs patterns of files.
-  /// Throws ConfigError that begins with `where` for what PCRE2 reads otherwise or not at all.
+  /// In the syntax and with the classes of Oniguruma, by which the package `tokenizers` runs patterns of
+  /// files. Throws ConfigError that begins with `where` for what PCRE2 reads otherwise or not at all.
   static Pattern of_file(const std::string& oniguruma, const std::string& where);
   /// The text itself.
   static Pattern of_literal(const std::string& text, const std::string& where);

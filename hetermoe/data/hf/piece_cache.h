@@ -10,7 +10,8 @@
 
 namespace hetermoe::hf {
 
-/// Tokens of pieces that occurred before. Each piece has one place in the table, where it replaces what was there.
+/// Tokens of pieces that occurred before. Each piece has one place in the table, where it replaces what was
+/// there.
 class PieceCache {
  public:
   static constexpr std::size_t kLongest = 30, kMostTokens = 8;

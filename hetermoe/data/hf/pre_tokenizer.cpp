@@ -17,7 +17,8 @@ constexpr const char* kRustWords =
     R"([\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\x{200C}\x{200D}]+|[^\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\x{200C}\x{200D})"
     R"(\p{White_Space}]+)";
 
-/// Puts a text before each piece that begins otherwise; only_start: before the one that begins the whole text.
+/// Puts a text before each piece that begins otherwise; only_start: before the one that begins the whole
+/// text.
 class PrefixStep : public PreTokenizer {
  public:
   PrefixStep(std::string prefix, bool only_start) : prefix_(std::move(prefix)), only_start_(only_start) {}
@@ -78,13 +79,14 @@ void add_metaspace(const Part& part, Steps& out) {
   if (scheme != "never" && part.flag("add_prefix_space", true))
     out.push_back(std::make_unique<PrefixStep>(sign, scheme == "first"));
   if (part.flag("split", true))
-    out.push_back(std::make_unique<SplitStep>(Pattern::of_literal(sign, part.where()),
-                                              SplitBehavior::kMergedWithNext));
+    out.push_back(
+        std::make_unique<SplitStep>(Pattern::of_literal(sign, part.where()), SplitBehavior::kMergedWithNext));
 }
 
 void add_punctuation(const Part& part, Steps& out) {
   part.only({"behavior"});
-  const SplitBehavior behavior = part.has("behavior") ? read_behavior(part, "behavior") : SplitBehavior::kIsolated;
+  const SplitBehavior behavior =
+      part.has("behavior") ? read_behavior(part, "behavior") : SplitBehavior::kIsolated;
   add_pattern(R"([!-/:-@\[-`{-~\p{P}])", behavior, out);
 }
 

@@ -33,7 +33,8 @@ std::shared_ptr<const Tokenizer> read_hf_tokenizer(const std::string& path) {
   const std::string text = read_text(path);
   const SortedJson json = parse_sorted_json(text, path);
   try {
-    return std::make_shared<hf::HfTokenizer>(json, path, end_token_beside(path), checksum(text.data(), text.size()));
+    return std::make_shared<hf::HfTokenizer>(json, path, end_token_beside(path),
+                                             checksum(text.data(), text.size()));
   } catch (const ConfigError& error) {
     fail<ConfigError>("data.tokenizer",
                       "{}. tools/tokenize_text.py makes tokens of text by any tokenizer.json: docs/data.md",

@@ -65,7 +65,8 @@ void SplitStep::split_merged(std::string_view text, bool at_start, PieceSink& ou
   if (backwards) std::reverse(all.begin(), all.end());
   bool before = false;
   for (const Stretch& each : all) {
-    const bool joins = behavior_ == SplitBehavior::kContiguous ? each.matched == before : each.matched && !before;
+    const bool joins =
+        behavior_ == SplitBehavior::kContiguous ? each.matched == before : each.matched && !before;
     before = each.matched;
     if (!joins || merged.empty())
       merged.push_back(each);

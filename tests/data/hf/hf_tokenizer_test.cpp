@@ -14,8 +14,9 @@ namespace hetermoe {
 namespace {
 
 const std::string kFolder = HM_SOURCE_DIR "/tests/data/hf/";
-const std::vector<std::string> kShapes = {"qwen3",  "llama3",  "olmoe", "deepseek_v3", "deepseek_v2", "gpt_oss",
-                                          "llama2", "mixtral", "words", "spaces",      "prefix"};
+const std::vector<std::string> kShapes = {"qwen3",       "llama3",  "olmoe",  "deepseek_v3",
+                                          "deepseek_v2", "gpt_oss", "llama2", "mixtral",
+                                          "words",       "spaces",  "prefix"};
 
 SortedJson shape(const std::string& name) { return read_json(kFolder + name + ".json"); }
 hf::HfTokenizer tokenizer_of(const SortedJson& json) { return {json, "t.json", std::nullopt}; }
@@ -78,7 +79,8 @@ TEST(HfTokenizers, ALongTextHasTheTokensOfItsParts) {
     std::vector<std::string> parts;
     // A letter after a line break ends every match of these patterns, so the parts are texts of their own.
     for (std::size_t i = 0; text.size() < 3 << 20; ++i) {
-      std::string part = "a" + cases[i * 7919 % cases.size()][0].get<std::string>() + (i % 5 == 0 ? "b\n" : "b ");
+      std::string part =
+          "a" + cases[i * 7919 % cases.size()][0].get<std::string>() + (i % 5 == 0 ? "b\n" : "b ");
       if (part.find_first_of("<|") != std::string::npos) continue;
       text += part;
       if (parts.empty() || parts.back().ends_with("b\n"))
@@ -122,7 +124,8 @@ TEST(HfTokenizers, ATextThatGoesOnHasNoBlankOfTheBegin) {
 TEST(HfTokenizers, SpecialTokensAreFoundByName) {
   const hf::HfTokenizer tokenizer = tokenizer_of(shape("llama3"));
   const SortedJson json = shape("llama3");
-  EXPECT_EQ(tokenizer.encode_special("<|eot_id|>"), std::vector<i64>{json["model"]["vocab"]["<|eot_id|>"].get<i64>()});
+  EXPECT_EQ(tokenizer.encode_special("<|eot_id|>"),
+            std::vector<i64>{json["model"]["vocab"]["<|eot_id|>"].get<i64>()});
   EXPECT_EQ(tokenizer.encode_special("<|none|>"), std::vector<i64>{});
   EXPECT_EQ(tokenizer.begin_tokens(), tokenizer.encode_special("<|begin_of_text|>"));
   EXPECT_EQ(tokenizer.vocab_size(), static_cast<i64>(json["model"]["vocab"].size()));
@@ -139,7 +142,8 @@ TEST(HfTokenizers, TheFilesBesideTheTokenizerNameItsEndToken) {
   EXPECT_EQ(make_tokenizer(folder.path().string())->end_token(),
             make_tokenizer(path)->encode_special("<|endoftext|>").at(0));
   folder.file("tokenizer_config.json", R"({"eos_token": "<|none|>"})");
-  EXPECT_NE(error_of<ConfigError>([&] { make_tokenizer(path); }).find("has no token <|none|>"), std::string::npos);
+  EXPECT_NE(error_of<ConfigError>([&] { make_tokenizer(path); }).find("has no token <|none|>"),
+            std::string::npos);
 }
 
 // Damage of a file: what is said of it.
@@ -161,7 +165,8 @@ TEST(HfTokenizers, WhatIsDamagedOrNotKnownIsNamed) {
   refused({{"model", {{"unk_token", "none"}}}}, "\"unk_token\" is string \"none\", expected a token");
   refused({{"model", {{"end_of_word_suffix", "</w>"}}}}, "expected nothing");
   refused({{"model", {{"new_key", 1}}}}, "got the key new_key, expected dropout");
-  refused({{"normalizer", {{"type", "Nmt"}}}}, "[t.json normalizer] \"type\" is string \"Nmt\", expected NFC");
+  refused({{"normalizer", {{"type", "Nmt"}}}},
+          "[t.json normalizer] \"type\" is string \"Nmt\", expected NFC");
   refused({{"pre_tokenizer", {{"type", "UnicodeScripts"}}}}, "expected Split, ByteLevel");
   refused({{"decoder", {{"type", "WordPiece"}}}}, "expected ByteLevel, ByteFallback");
   refused({{"post_processor", {{"type", "BertProcessing"}}}}, "expected TemplateProcessing");
@@ -176,8 +181,9 @@ TEST(HfTokenizers, WhatIsNoTokenizerNamesTheScript) {
   const WorkFolder folder;
   const std::string path = folder.file("tokenizer.json", "{}");
   EXPECT_EQ(error_of<ConfigError>([&] { make_tokenizer(path); }),
-            "[data.tokenizer] [" + path + "] has no \"model\". tools/tokenize_text.py makes tokens of text by any "
-            "tokenizer.json: docs/data.md");
+            "[data.tokenizer] [" + path +
+                "] has no \"model\". tools/tokenize_text.py makes tokens of text by any "
+                "tokenizer.json: docs/data.md");
   EXPECT_EQ(try_tokenizer(path), nullptr);
 }
 
