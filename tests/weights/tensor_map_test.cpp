@@ -8,7 +8,7 @@ namespace {
 /// The experts of all layers fused into gate_up_proj and down_proj; transposed: [E, in, out].
 void fuse(FolderCopy& folder, bool transposed) {
   const ModelConfig model = folder.model();
-  const bool mixtral = model.model_type == "mixtral";
+  const bool mixtral = folder.tensors.count("model.layers.0.block_sparse_moe.gate.weight") > 0;  // its names
   const std::string block = mixtral ? "block_sparse_moe" : "mlp";
   const auto take = [&](i64 layer, i64 e, const char* plain, const char* mixtrals) {
     const std::string name =
@@ -57,6 +57,24 @@ TEST(Layouts, AreDetectedAndReadToTheSameBits) {
       expect_same_tensors(fused.read_all(), plain.tensors);
     }
   }
+}
+
+TEST(Layouts, TensorsThatPredictFurtherTokensAreNotRead) {
+  for (const auto& [family, name] :
+       std::map<std::string, std::string>{{"ernie4_5_moe", "model.mtp_block.0.input_layernorm.weight"},
+                                          {"minimax_m2", "model.layers.2.mtp.norm.weight"},
+                                          {"glm4_moe", "model.layers.3.eh_proj.weight"}}) {
+    FolderCopy folder(family);
+    folder.tensors[name] = at::ones({16});
+    folder.write();
+    const TensorMap map = map_of(folder);
+    EXPECT_EQ(map.ignored, std::vector<std::string>{name}) << family;
+    EXPECT_TRUE(map.complete()) << faults_of(map);
+  }
+  FolderCopy other("qwen2_moe");
+  other.tensors["model.mtp_block.0.input_layernorm.weight"] = at::ones({16});
+  other.write();
+  EXPECT_FALSE(map_of(other).complete());
 }
 
 TEST(Layouts, SquareExpertsAreToldByTheOtherTensor) {
