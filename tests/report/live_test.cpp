@@ -125,7 +125,7 @@ TEST_F(Live, EqualLossesOfStrategiesAreSaidToBeEqual) {
   const auto add_losses = [&](const char* name, double shift) {
     for (int step = 1; step <= 5; ++step)
       write(std::string("metrics-") + name + ".jsonl",
-            fmt::format("{{\"step\": {}, \"loss\": {}}}\n", step, 5.0 - step + shift), std::ios::app);
+            fmt::format("{{\"step\": {}, \"loss\": {}}}\n", step, 6.0 - step + shift), std::ios::app);
   };
   add_losses("a", 0), add_losses("b", 1e-7), add_losses("c", 0.01);
   const std::string now = body();
