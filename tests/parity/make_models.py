@@ -151,8 +151,8 @@ def tokens_of(config):
     return torch.randint(0, config.vocab_size, (4, 12), generator=generator)
 
 
-def randomize(model):
-    """Norms that are not 1, and a correction bias that changes choices."""
+def randomize(model, spread):
+    """Norms that are not 1, and a correction bias that changes choices but does not make them alone."""
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
@@ -160,7 +160,7 @@ def randomize(model):
                 tensor.copy_(0.1 * torch.randn(tensor.shape, generator=generator))  # scores are those of a softmax
             elif name.endswith("e_score_correction_bias"):
                 # Negative scores, which tell whether experts of groups that are not kept count as 0 or as nothing.
-                tensor.copy_(0.5 * torch.randn(tensor.shape, generator=generator) - 0.6)
+                tensor.copy_(spread * torch.randn(tensor.shape, generator=generator) - 0.6)
             elif name.endswith(".bias"):
                 tensor.copy_(0.3 * torch.randn(tensor.shape, generator=generator))
             elif "inv_freq" not in name and tensor.dim() == 1:
@@ -212,7 +212,7 @@ def make(name):
     options = dict(attn_implementation="eager", experts_implementation="eager")
     torch.manual_seed(1)
     plain = getattr(transformers, prefix + "ForCausalLM")._from_config(config, **options)
-    randomize(plain)
+    randomize(plain, 0.15 if name.startswith(("kimi", "glm")) else 0.5)  # these choose among all experts
     folder = OUT / name
     folder.mkdir(parents=True, exist_ok=True)
     plain.save_pretrained(folder)
