@@ -96,7 +96,7 @@ variant("deepseek_v2_other", "deepseek_v2", q_lora_rank=12, topk_method="greedy"
         tie_word_embeddings=True)
 variant("deepseek_v3_other", "deepseek_v3", q_lora_rank=None, n_group=1, topk_group=1, norm_topk_prob=False,
         rope_interleave=False)
-variant("kimi_k2_other", "deepseek_v3", q_lora_rank=None, n_shared_experts=2, n_group=2, topk_group=1,
+variant("kimi_k2_other", "deepseek_v3", q_lora_rank=None, n_shared_experts=2, n_group=4, topk_group=2,
         first_k_dense_replace=2, tie_word_embeddings=True)
 variant("qwen2_moe_other", "qwen2_moe", norm_topk_prob=True, qkv_bias=False, tie_word_embeddings=True,
         decoder_sparse_step=2, mlp_only_layers=[])
