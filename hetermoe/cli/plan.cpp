@@ -111,9 +111,11 @@ void print_run_cost(const PlanRequest& request, const PlanResult& result, double
                    or_dash(whole ? cost.kilowatt_hours(run_tokens) : std::nullopt)});
   }
   std::cout << "\n" << table.str();
-  if (run_tokens > 0) std::cout << fmt::format("of a run of {} tokens. ", format_count(run_tokens));
-  std::cout << "Money is in the unit of price_per_hour. Only devices that a plan uses are counted"
-            << (best.kilowatts ? "; kWh by tdp_w, an upper figure.\n" : ".\n");
+  if (run_tokens > 0)
+    std::cout << fmt::format("Days, cost and kWh are those of a run of {} tokens.\n",
+                             format_count(run_tokens));
+  std::cout << "Money is in the unit of price_per_hour, of the devices that a plan uses.\n";
+  if (best.kilowatts) std::cout << "kWh take each of them at its tdp_w, an upper figure.\n";
   if (!best.unpriced.empty())
     std::cout << fmt::format("The cost is not known: no price_per_hour for {} in the cluster file.\n",
                              fmt::join(best.unpriced, ", "));

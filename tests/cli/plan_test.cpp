@@ -42,7 +42,32 @@ TEST(PlanCommand, SaysWhatDoesNotFitAndWhy) {
   EXPECT_NE(parse_json(as_json.out, "output").at("infeasible"), "");
 }
 
+TEST(PlanCommand, TellsTimeAndMoneyOfARun) {
+  const WorkFolder folder;
+  const std::string cluster = folder / "priced.yaml";
+  write_text(cluster,
+             "device_types:\n"
+             "  - {name: A40, like: A40, price_per_hour: 0.4}\n"
+             "  - {name: V100, like: V100, price_per_hour: 0.1}\n"
+             "nodes: [{devices: [A40 x2, V100 x2]}]\n");
+  const std::vector<std::string> ask = {"plan", "--model", "d1", "--cluster", cluster, "--run-tokens", "1e9"};
+  std::vector<std::string> as_json = ask;
+  as_json.emplace_back("--json");
+  const Json money = parse_json(run_hetermoe(as_json).out, "output").at("time_and_money");
+  EXPECT_EQ(money.at("run_tokens"), 1e9);
+  const Json& best = money.at("plans").at(0);
+  EXPECT_EQ(best.at("on_frontier"), true);
+  EXPECT_NEAR(best.at("money").get<double>(),
+              best.at("per_hour").get<double>() * best.at("seconds").get<double>() / 3600, 1e-9);
+  const ProgramResult text = run_hetermoe(ask);
+  EXPECT_TRUE(contains(text.out, "Days, cost and kWh are those of a run of 1.0 B tokens.")) << text.out;
+  const ProgramResult unpriced =
+      run_hetermoe({"plan", "--model", "d1", "--cluster", "o1", "--run-tokens", "1e9"});
+  EXPECT_TRUE(contains(unpriced.out, "The cost is not known: no price_per_hour for A40")) << unpriced.out;
+}
+
 TEST(PlanCommand, BadInputIsNamed) {
+  EXPECT_TRUE(contains(run_hetermoe({"plan", "--run-tokens", "0"}).err, "[--run-tokens] out of range"));
   EXPECT_NE(run_hetermoe({"plan", "--dtype", "fp12"}).err.find("[--dtype] got \"fp12\""), std::string::npos);
   EXPECT_NE(run_hetermoe({"plan", "--dtype", "fp16", "--master", "none"})
                 .err.find("[master] got none, but device 0"),
