@@ -7,8 +7,8 @@
 // What dispatch and combine have in common.
 namespace hetermoe {
 
-/// Who sends rows to whom in an op of an exchange. Ops ask it, not the shares of a layer. Keeps a reference to
-/// the placement.
+/// Who sends rows to whom in an op of an exchange. Ops ask it, not the shares of a layer. Keeps a reference
+/// to the placement.
 class Exchange {
  public:
   Exchange(const Op& op, const Placement& placement)

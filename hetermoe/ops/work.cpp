@@ -153,7 +153,8 @@ Bytes WorkModel::host_copy_bytes(const Op& op, const ExchangeLoad* load) const {
   if (is_saved_copy(op)) {
     const Bytes element = bytes_of(plan.dtype[idx(op.device)]);
     if (op.chunk == 0) {
-      const TokenRange made = placement_.ranges(op.group, op.layer, op.microbatch).of(maker_of(op, placement_));
+      const TokenRange made =
+          placement_.ranges(op.group, op.layer, op.microbatch).of(maker_of(op, placement_));
       const bool routes = model_.is_moe(op.layer) && placement_.roams(op.group, op.layer, op.microbatch);
       return real(made.tokens()) *
              (row_bytes(model_, element) + (routes ? choice_bytes(model_, element) : 0));

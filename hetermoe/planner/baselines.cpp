@@ -204,8 +204,8 @@ LayerTimes layer_times(Predictor& predictor, const Plan& zebra) {
   const DeviceId owner = experts.at(0).front().device;
   for (const auto& owners : experts) work.experts += owners[0].device == owner ? 1 : 0;
   work.op.kind = OpKind::kExperts;
-  work.copies = real(microbatch_tokens(group, 0, zebra) * predictor.model().top_k) *
-                work.experts / static_cast<double>(predictor.model().num_experts);
+  work.copies = real(microbatch_tokens(group, 0, zebra) * predictor.model().top_k) * work.experts /
+                static_cast<double>(predictor.model().num_experts);
   work.rows = work.copies;
   work.device = owner;
   times.expert = cost->compute(work);

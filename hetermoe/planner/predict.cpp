@@ -51,7 +51,6 @@ void keep_first(Shares& shares, std::size_t rows) {
   if (shares.size() > 1) shares.resize(rows);
 }
 
-
 }  // namespace
 
 std::vector<i64> stage_layers(const Group& group) {

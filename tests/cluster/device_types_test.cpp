@@ -12,9 +12,10 @@ const DeviceType& type(const std::string& name) { return catalogue_device(name, 
 TEST(Catalogue, HoldsTheUsualDevices) {
   const std::vector<std::string> names = known_device_types();
   const std::set<std::string> known(names.begin(), names.end());
-  for (const char* name : {"P100", "V100", "T4", "RTX2080Ti", "RTX3090", "RTX4090", "RTX5090", "A10", "A40",
-                           "A100-40", "A100-80", "L4", "L40S", "H100", "H200", "B200", "CPU", "A6000", "A5000",
-                           "RTX6000Ada", "A30", "H20", "A800", "V100-32", "RTX3080"}) {
+  for (const char* name :
+       {"P100",    "V100",       "T4",  "RTX2080Ti", "RTX3090", "RTX4090", "RTX5090", "A10", "A40",
+        "A100-40", "A100-80",    "L4",  "L40S",      "H100",    "H200",    "B200",    "CPU", "A6000",
+        "A5000",   "RTX6000Ada", "A30", "H20",       "A800",    "V100-32", "RTX3080"}) {
     EXPECT_TRUE(known.contains(name)) << name;
   }
 }

@@ -125,8 +125,7 @@ void run_backward(OpContext& d, const Op& op) {
     // Each copy has one owner, who sends its gradient. Copies that were dropped have none.
     in.dweights_TK = d.expert_capacity() > 0 ? at::zeros_like(slot.weights) : at::empty_like(slot.weights);
     if (in.graph == nullptr) in.jitter_TD = jitter(d, op);
-    in.z_factor =
-        d.input->router.z_loss * d.input->loss_scale / real(total_tokens(d.p.plan()));
+    in.z_factor = d.input->router.z_loss * d.input->loss_scale / real(total_tokens(d.p.plan()));
     std::vector<MergePart> parts;
     for (ChunkSlot& chunk : slot.chunks) {
       for (std::size_t o = 0; o < chunk.d_send.size(); ++o) {
