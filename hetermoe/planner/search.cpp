@@ -40,7 +40,6 @@ constexpr i64 kGoodSequences = 8;       ///< such a part of the budget for each 
 constexpr Seconds kNever = std::numeric_limits<Seconds>::infinity();
 constexpr i64 kFewDevices = 64;   ///< of clusters where single layers of pipelines are moved
 constexpr i64 kMostNearby = 300;  ///< devices of a cluster whose parts are searched, too
-constexpr i64 kMostForBoth = 8;   ///< likewise with more sequences
 
 /// How wide the search is. Rounds go on while the budget lasts: on small instances, where simulations are
 /// cheap, to the sketches that the estimate misjudges.
@@ -127,27 +126,23 @@ class Search {
   void search_nearby() {
     if (request_.cluster.num_devices() > kMostNearby) return;
     const Plan best = has_best() ? evaluator_.plan_of(evaluator_.best()) : Plan();
-    const std::vector<std::vector<DeviceId>> parts = devices_to_leave_out(request_.cluster, best);
-    for (const std::vector<DeviceId>& outside : parts) try_nearby(outside, 0);
-    const i64 over = rounded_up(request_.sequences) - request_.sequences;
+    for (const std::vector<DeviceId>& outside : devices_to_leave_out(request_.cluster, best)) {
+      const ClusterPart part = part_without(request_.cluster, outside);
+      PlanRequest fewer = request_;
+      fewer.cluster = part.cluster;
+      std::optional<Plan> plan = best_plan(fewer);
+      if (!plan) continue;
+      number_back(*plan, part, request_);
+      evaluator_.evaluate_at_any_cost(std::move(*plan));
+    }
+    PlanRequest more = request_;
+    more.sequences = rounded_up(request_.sequences);
+    const i64 over = more.sequences - request_.sequences;
     if (over == 0) return;
-    try_nearby({}, over);
-    if (request_.cluster.num_devices() > kMostForBoth) return;
-    for (const std::vector<DeviceId>& outside : parts) try_nearby(outside, over);
-  }
-
-  /// The best plan without these devices, for so many sequences more, which it then loses.
-  void try_nearby(const std::vector<DeviceId>& outside, i64 over) {
-    const ClusterPart part = part_without(request_.cluster, outside);
-    PlanRequest nearby = request_;
-    nearby.cluster = part.cluster;
-    nearby.sequences += over;
-    nearby.limits.max_microbatches += over;
-    std::optional<Plan> plan = best_plan(nearby);
-    if (plan && over > 0) plan = with_fewer(*plan, over);
-    if (!plan) return;
-    number_back(*plan, part, request_);
-    evaluator_.evaluate_at_any_cost(std::move(*plan));
+    more.limits.max_microbatches += over;
+    const std::optional<Plan> plan = best_plan(more);
+    std::optional<Plan> less = plan ? with_fewer(*plan, over) : std::nullopt;
+    if (less) evaluator_.evaluate_at_any_cost(std::move(*less));
   }
 
   static std::optional<Plan> best_plan(const PlanRequest& request) {
