@@ -132,7 +132,9 @@ PlanRequest tight_request(u64 seed) {
   sizes.nodes = 2;
   sizes.models = {"d1", "w1", "d2", "olmoe-1b-7b", "qwen3-30b-a3b", "mixtral-8x7b", "llama-3.1-8b"};
   sizes.seq_lens = {1024, 4096, 8192};
-  return testing::random_request(seed, sizes);
+  PlanRequest request = testing::random_request(seed, sizes);
+  request.seq_len = std::min(request.seq_len, request.model.max_positions);
+  return request;
 }
 
 /// Largest part of what a device may use, of a step in all its layers and microbatches, with nothing folded.
