@@ -36,7 +36,6 @@ void run(const std::string& input) {
   work.op.layer = 0;
   work.op.microbatch = 0;
   work.seq_len = 8;
-  work.sequences = 3;
   work.tokens = 24;
   cost.compute(work);
 }
