@@ -8,7 +8,7 @@ namespace {
 
 void run(const std::string& input) {
   const hf::HfTokenizer tokenizer(parse_sorted_json(input, "input"), "input", std::nullopt);
-  for (const std::string text :
+  for (const std::string& text :
        {std::string("The layer's 123 <s>\r\n e\u0301 \u4e2d\xff  x"), std::string(300, 'a')}) {
     const std::vector<i64> tokens = tokenizer.encode(text);
     for (const i64 token : tokens) {
