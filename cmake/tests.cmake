@@ -94,6 +94,8 @@ if(Python3_FOUND)
     add_test(NAME ${_name} COMMAND Python3::Interpreter "${_script}" "${CMAKE_SOURCE_DIR}" "${CMAKE_BINARY_DIR}")
     set_tests_properties(${_name} PROPERTIES LABELS fast TIMEOUT 120 SKIP_RETURN_CODE 77)
   endforeach()
+  # Its pages are written by test_report, which may run at the same time in a check.
+  set_tests_properties(page_browser_test PROPERTIES LABELS rare RUN_SERIAL ON TIMEOUT 600)
 endif()
 if(Python3_FOUND AND TARGET hetermoe)
   add_test(NAME planted_kinds COMMAND Python3::Interpreter "${CMAKE_SOURCE_DIR}/tests/planted_kinds.py" "${CMAKE_SOURCE_DIR}"

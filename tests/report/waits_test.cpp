@@ -257,7 +257,7 @@ TEST(WaitsText, TransfersAreAWait) {
 TEST(WaitsText, DevicesWithoutWorkAreNamed) {
   Timeline t = three({{2, 0, 0, 10}, {0, 1, 0, 10}, {0, 2, 0, 10}});
   t.devices.push_back({"X#3", "X", "idle"});
-  const GroupUse& idle = group_use(t).back();
+  const GroupUse idle = group_use(t).back();
   EXPECT_EQ(idle.group.label(), "idle X");
   EXPECT_EQ(std::pair(idle.unused, idle.finished), std::pair(1.0, 0.0));
   EXPECT_NE(waits_text(t).find("without work"), std::string::npos);
