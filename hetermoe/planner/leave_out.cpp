@@ -78,13 +78,13 @@ std::vector<std::vector<DeviceId>> of_idle_types(const Cluster& cluster, const P
   return all;
 }
 
-/// [type] The last device of each type that has several.
+/// The last device of each type that has several.
 std::vector<std::vector<DeviceId>> last_of_types(const Cluster& cluster) {
-  std::map<i32, std::vector<DeviceId>> of_type;
-  for (DeviceId d = 0; d < cluster.num_devices(); ++d) of_type[cluster.devices[idx(d)].type].push_back(d);
   std::vector<std::vector<DeviceId>> all;
-  for (const auto& [type, devices] : of_type)
+  for (std::size_t type = 0; type < cluster.types.size(); ++type) {
+    const std::vector<DeviceId> devices = cluster.devices_of_type(static_cast<i32>(type));
     if (devices.size() > 1) all.push_back({devices.back()});
+  }
   return all;
 }
 
