@@ -8,13 +8,13 @@
 #include <tuple>
 
 #include "bench/document.h"
+#include "hetermoe/balance/locality.h"
+#include "hetermoe/balance/lplb.h"
+#include "hetermoe/balance/trace_balance.h"
 #include "hetermoe/base/error.h"
 #include "hetermoe/base/index.h"
 #include "hetermoe/base/json.h"
-#include "hetermoe/planner/balance/locality.h"
-#include "hetermoe/planner/balance/lplb.h"
-#include "hetermoe/planner/balance/trace_balance.h"
-#include "hetermoe/planner/strategies.h"
+#include "hetermoe/planner/strategies/strategies.h"
 #include "hetermoe/routing/clusters.h"
 #include "hetermoe/routing/synthetic.h"
 

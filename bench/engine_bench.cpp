@@ -10,7 +10,7 @@
 
 #include "hetermoe/cost/roofline.h"
 #include "hetermoe/device/cpu_memory.h"
-#include "hetermoe/planner/strategies.h"
+#include "hetermoe/planner/strategies/strategies.h"
 #include "hetermoe/train/session.h"
 
 namespace hetermoe {

@@ -6,10 +6,10 @@
 #include <string>
 
 #include "hetermoe/base/index.h"
-#include "hetermoe/planner/lane_bound.h"
-#include "hetermoe/planner/memory_estimate.h"
-#include "hetermoe/planner/plan_key.h"
-#include "hetermoe/planner/strategies.h"
+#include "hetermoe/cost/memory_estimate.h"
+#include "hetermoe/planner/estimate/lane_bound.h"
+#include "hetermoe/planner/search/plan_key.h"
+#include "hetermoe/planner/strategies/strategies.h"
 #include "hetermoe/schedule/schedule_error.h"
 #include "hetermoe/sim/simulated_step.h"
 #include "tests/support/more_requests.h"

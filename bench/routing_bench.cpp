@@ -3,8 +3,8 @@
 #include <cstdlib>
 #include <filesystem>
 
-#include "hetermoe/planner/balance/balancers.h"
-#include "hetermoe/planner/balance/reorder.h"
+#include "hetermoe/balance/balancers.h"
+#include "hetermoe/balance/reorder.h"
 #include "hetermoe/routing/analysis.h"
 #include "hetermoe/routing/guests.h"
 #include "hetermoe/routing/synthetic.h"

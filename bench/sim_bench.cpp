@@ -5,7 +5,7 @@
 #include <map>
 
 #include "hetermoe/cost/roofline.h"
-#include "hetermoe/planner/strategies.h"
+#include "hetermoe/planner/strategies/strategies.h"
 #include "hetermoe/sim/folded_step.h"
 
 // How fast schedules are built, priced and simulated, on one core.

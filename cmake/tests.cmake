@@ -2,7 +2,7 @@
 # a GPU, else skipped), slow (not in ./dev test), rare (in ./dev check-all alone).
 include(GoogleTest)
 find_package(GTest REQUIRED)
-set(HM_CORE_TESTS base model cluster plan ops schedule cost routing timeline sim planner report data property golden)
+set(HM_CORE_TESTS base model cluster plan ops schedule cost routing timeline sim balance planner report data property golden)
 set(HM_TORCH_TESTS device kernels nn comm exec weights train profile equivalence fault cli)
 # Limits are there for what hangs: several times what the longest test takes on a slow machine that does other work, too.
 set(HM_FAST_TIMEOUT 600)
@@ -26,6 +26,7 @@ function(hm_tests label)
     if(label STREQUAL "fast")
       target_link_libraries(${_test} PRIVATE hm_data GTest::gtest_main)
       hm_use_core_pch(${_test})
+      hm_use_unity(${_test})
       gtest_discover_tests(${_test} TEST_PREFIX "${_folder}." NO_PRETTY_VALUES DISCOVERY_TIMEOUT 120
                            PROPERTIES LABELS "${label}" TIMEOUT ${HM_FAST_TIMEOUT})
     else()

@@ -2,7 +2,7 @@
 #include <string>
 #include <vector>
 
-#include "hetermoe/planner/strategies.h"
+#include "hetermoe/planner/strategies/strategies.h"
 #include "tests/support/fast_nodes.h"
 
 namespace hetermoe::fuzz {

@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "bench/paper/figures.h"
-#include "hetermoe/planner/compare.h"
-#include "hetermoe/planner/strategies.h"
+#include "hetermoe/planner/strategies/compare.h"
+#include "hetermoe/planner/strategies/strategies.h"
 #include "tests/golden/constant_cost.h"
 
 // The published figures of HeterMoE beside what the simulator says of the same experiments.

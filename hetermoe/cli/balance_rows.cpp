@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <iostream>
 
+#include "hetermoe/balance/locality.h"
+#include "hetermoe/balance/trace_balance.h"
 #include "hetermoe/base/words.h"
 #include "hetermoe/cli/routing.h"
-#include "hetermoe/planner/balance/locality.h"
-#include "hetermoe/planner/balance/trace_balance.h"
 #include "hetermoe/planner/planner.h"
 #include "hetermoe/report/balance_page.h"
 #include "hetermoe/report/table.h"

@@ -2,8 +2,8 @@
 #include <string>
 #include <vector>
 
+#include "hetermoe/balance/balancers.h"
 #include "hetermoe/cli/command.h"
-#include "hetermoe/planner/balance/balancers.h"
 
 namespace hetermoe {
 

@@ -12,7 +12,8 @@
 #include "hetermoe/cli/command.h"
 #include "hetermoe/cli/routing.h"
 #include "hetermoe/cluster/assumed_links.h"
-#include "hetermoe/planner/compare.h"
+#include "hetermoe/planner/strategies/compare.h"
+#include "hetermoe/planner/strategies/strategies.h"
 #include "hetermoe/report/progress.h"
 #include "hetermoe/report/table.h"
 #include "hetermoe/train/output_lock.h"
@@ -219,8 +220,12 @@ std::function<int()> make_compare(Flags& flags) {
   const auto options = std::make_shared<CompareArguments>();
   flags.add_option("job", options->job, "job file (YAML); every key of it is also a flag: --train.steps 5");
   flags
-      .add_option("--strategies,--strategy", options->strategies,
-                  "strategies, separated by commas [default: zebra,ep,ep-overlap,dist-ep,single]")
+      .add_option(
+          "--strategies,--strategy", options->strategies,
+          fmt::format(
+              "strategies, separated by commas: {} [default: zebra,ep,ep-overlap,dist-ep,single; with --seq "
+              "zebra,ep,ep-ideal,dist-ep,pp-ep,best]",
+              fmt::join(strategy_names(), ", ")))
       ->delimiter(',');
   flags.add_option("--timed-steps", options->timed_steps, "steps under the paced clock after training")
       ->capture_default_str()
@@ -229,7 +234,9 @@ std::function<int()> make_compare(Flags& flags) {
       .add_option(
           "--seq", options->seq_lens,
           "predict GPU training of --model on --cluster at these sequence lengths, each strategy tuned; "
-          "strategies: zebra, ep, ep-ideal, dist-ep, pp, roundpipe, best")
+          "beside the strategies of --strategies: ep-ideal (throughput of newer and older devices apart, "
+          "added) and "
+          "best (the plan of `hetermoe plan`)")
       ->delimiter(',')
       ->range(at_least(1));
   flags

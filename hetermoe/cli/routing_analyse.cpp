@@ -4,10 +4,10 @@
 #include <iostream>
 #include <memory>
 
+#include "hetermoe/balance/trace_balance.h"
 #include "hetermoe/base/words.h"
 #include "hetermoe/cli/routing.h"
 #include "hetermoe/cost/measured.h"
-#include "hetermoe/planner/balance/trace_balance.h"
 #include "hetermoe/report/html.h"
 #include "hetermoe/report/table.h"
 #include "hetermoe/routing/analysis.h"

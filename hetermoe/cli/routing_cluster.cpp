@@ -4,13 +4,13 @@
 #include <memory>
 #include <numeric>
 
+#include "hetermoe/balance/locality.h"
+#include "hetermoe/balance/trace_balance.h"
 #include "hetermoe/base/index.h"
 #include "hetermoe/base/numbers.h"
 #include "hetermoe/base/words.h"
 #include "hetermoe/cli/routing.h"
 #include "hetermoe/cli/routing_domains.h"
-#include "hetermoe/planner/balance/locality.h"
-#include "hetermoe/planner/balance/trace_balance.h"
 #include "hetermoe/report/balance_page.h"
 #include "hetermoe/report/table.h"
 #include "hetermoe/routing/clusters.h"

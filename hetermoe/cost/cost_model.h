@@ -22,16 +22,11 @@ struct TransferWork {
 };
 
 /// A transfer keeps port `port` busy for `seconds` when it has the port to itself.
-/// Ports of a cluster with N nodes: 2n = uplink and 2n+1 = downlink of node n; 2N + 2d, +1 = local out, in of
-/// device d. After these, with D devices: 2N + 2D + 2d, +1 = link of device d to and from its host; then of
-/// node n 3n, +1, +2 = links of all its devices to and from the host, memory of the host.
 struct PortLoad {
-  i32 port;
+  i32 port;  ///< number of the Network
   Seconds seconds;
   i32 copies = 1;  ///< folded schedules: so many transfers that do the same at the same time use the port
 };
-
-i32 num_ports(const Cluster& cluster);
 
 struct TransferCost {
   Seconds latency = 0;  ///< with what several exchanges cost beyond the busiest port of all together

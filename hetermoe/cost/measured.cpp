@@ -252,12 +252,12 @@ TransferCost MeasuredCost::between_devices(const TransferWork& work) const {
     if (bytes.net_out > 0 || bytes.net_in > 0) return cost;
   }
   if (is_host_copy(work.op)) return cost;
-  const i32 local_ports = 2 * static_cast<i32>(cluster_.nodes.size());
+  const Network network(cluster_);
   for (PortLoad& load : cost.loads) {
-    const DeviceId device = (load.port - local_ports) / 2;
-    const auto participant = std::find(work.participants.begin(), work.participants.end(), device);
-    const PortBytes& bytes = work.bytes[idx(participant - work.participants.begin())];
-    const Bytes size = (load.port - local_ports) % 2 == 0 ? bytes.local_out : bytes.local_in;
+    const Port port = network.port(load.port);  // of a device: no bytes leave the node
+    const DeviceId device = port.owner;
+    const PortBytes& bytes = work.bytes[position(work.participants, device)];
+    const Bytes size = port.in ? bytes.local_in : bytes.local_out;
     const Tables& tables = *tables_of(device);
     load.seconds =
         look_up(tables, ProfiledOp::kTransfer, ProfiledPhase::kForward, {1, size})->seconds / speed(device);

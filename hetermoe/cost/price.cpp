@@ -140,7 +140,7 @@ class Pricer {
 
   std::optional<OpCosts> run() {
     price_ops();
-    const PortClasses ports(transfers_, num_ports(cluster_));
+    const PortClasses ports(transfers_, Network(cluster_).num_ports());
     for (const Transfers& transfers : transfers_) {
       if (transfers.costs.size() > 1 && !ports.agree(transfers)) return {};
     }

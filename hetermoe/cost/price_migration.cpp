@@ -11,18 +11,12 @@ std::vector<DeviceId> devices_of(std::span<const LaneId> lanes) {
   return devices;
 }
 
-void add(PortBytes& giver, PortBytes& taker, Bytes bytes, bool inside_node) {
-  (inside_node ? giver.local_out : giver.net_out) += bytes;
-  (inside_node ? taker.local_in : taker.net_in) += bytes;
-}
-
 TransferCost cost_of(const Migration& migration, const Op& op, std::span<const DeviceId> participants,
                      const Cluster& cluster, const CostModel& cost) {
   std::vector<PortBytes> bytes(participants.size());
   for (const UnitMove& move : migration.moves_of(op)) {
-    const bool inside_node = cluster.devices[idx(move.from)].node == cluster.devices[idx(move.to)].node;
-    add(bytes[position(participants, move.from)], bytes[position(participants, move.to)], move.bytes,
-        inside_node);
+    add_sent(bytes[position(participants, move.from)], bytes[position(participants, move.to)], move.bytes,
+             cluster.node_of(move.from) == cluster.node_of(move.to));
   }
   return cost.transfer({op, participants, bytes});
 }
@@ -32,7 +26,7 @@ TransferCost cost_of(const Migration& migration, const Op& op, std::span<const D
 OpCosts price(const Migration& migration, const Cluster& cluster, const CostModel& cost) {
   OpCosts out;
   out.load_begin = {0};
-  out.num_ports = num_ports(cluster);
+  out.num_ports = Network(cluster).num_ports();
   for (DeviceId d = 0; d < cluster.num_devices(); ++d) out.interference.push_back(cost.interference(d));
   for (OpId op = 0; op < migration.schedule.num_ops(); ++op) {
     const std::vector<DeviceId> participants = devices_of(migration.schedule.lanes_of(op));

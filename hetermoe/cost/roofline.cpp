@@ -28,6 +28,7 @@ RooflineCost::RooflineCost(const ModelConfig& model, const Cluster& cluster, con
                            SoftwareConstants constants)
     : model_(model),
       cluster_(cluster),
+      network_(cluster),
       software_(constants),
       recompute_(plan),
       weight_gradients_(plan.weight_gradients) {
@@ -199,15 +200,6 @@ Seconds RooflineCost::compute(const ComputeWork& work) const {
 
 namespace {
 
-/// Numbers of ports as at PortLoad.
-struct PortNumbers {
-  explicit PortNumbers(const Cluster& cluster)
-      : local(2 * static_cast<i32>(cluster.nodes.size())),
-        host_link(local + 2 * cluster.num_devices()),
-        host(host_link + 2 * cluster.num_devices()) {}
-  i32 local, host_link, host;  // the first of each kind
-};
-
 /// What one of the participants of a transfer sends through a port.
 struct PortUse {
   i32 port, number;
@@ -231,34 +223,20 @@ void sum_by_port(std::vector<PortUse>& uses) {
 
 }  // namespace
 
-BytesPerSecond RooflineCost::port_rate(i32 port) const {
-  const PortNumbers first(cluster_);
-  if (port < first.local) return cluster_.nodes[idx(port / 2)].network * software_.network_efficiency;
-  if (port < first.host_link) {
-    const NodeId node = cluster_.node_of((port - first.local) / 2);
-    return cluster_.nodes[idx(node)].local * software_.local_efficiency;
-  }
-  if (port < first.host) {
-    const NodeId node = cluster_.node_of((port - first.host_link) / 2);
-    return cluster_.nodes[idx(node)].host->link_gb_s * 1e9 * software_.link_efficiency;
-  }
-  const NodeHost& host = *cluster_.nodes[idx((port - first.host) / 3)].host;
-  const bool is_memory = (port - first.host) % 3 == 2;
-  return (is_memory ? host.memory_gb_s * software_.memory_efficiency
-                    : host.shared_link_gb_s * software_.link_efficiency) *
-         1e9;
+BytesPerSecond RooflineCost::port_rate(i32 number) const {
+  const Port port = network_.port(number);
+  double efficiency = software_.link_efficiency;
+  if (port.kind == PortKind::kNode) efficiency = software_.network_efficiency;
+  if (port.kind == PortKind::kLocal) efficiency = software_.local_efficiency;
+  if (port.kind == PortKind::kHostMemory) efficiency = software_.memory_efficiency;
+  return network_.bandwidth(port) * efficiency;
 }
 
 Seconds RooflineCost::latency(const TransferWork& work, std::size_t exchange) const {
   Seconds longest = 0;
   const std::span<const PortBytes> bytes = work.of_exchange(exchange);
-  for (std::size_t i = 0; i < bytes.size(); ++i) {
-    const Node& node = cluster_.nodes[idx(cluster_.node_of(work.participants[i]))];
-    const PortBytes& b = bytes[i];
-    if (b.net_out > 0 || b.net_in > 0) longest = std::max(longest, node.latency);
-    if (b.local_out > 0 || b.local_in > 0) longest = std::max(longest, node.local_latency);
-    if (b.host_out > 0 || b.host_in > 0) longest = std::max(longest, node.host->link_latency_us * 1e-6);
-  }
+  for (std::size_t i = 0; i < bytes.size(); ++i)
+    longest = std::max(longest, network_.latency(work.participants[i], bytes[i]));
   return longest;
 }
 
@@ -288,26 +266,11 @@ Seconds RooflineCost::peers(const TransferWork& work, std::size_t exchange) cons
 std::vector<PortLoad> RooflineCost::loads(const TransferWork& work, std::span<const PortBytes> bytes) const {
   std::vector<PortUse> uses;
   uses.reserve(4 * bytes.size());
-  const PortNumbers first(cluster_);
-  const auto add = [&](i32 port, Bytes amount) {
-    if (amount > 0) uses.push_back({port, static_cast<i32>(uses.size()), amount});
-  };
   for (std::size_t i = 0; i < bytes.size(); ++i) {
-    const PlaceId place = work.participants[i % work.participants.size()];
-    const NodeId node = cluster_.node_of(place);
-    const PortBytes& b = bytes[i];
-    add(2 * node, b.net_out);
-    add(2 * node + 1, b.net_in);
-    if (place < cluster_.num_devices()) {
-      add(first.local + 2 * place, b.local_out);
-      add(first.local + 2 * place + 1, b.local_in);
-      add(first.host_link + 2 * place, b.host_out);
-      add(first.host_link + 2 * place + 1, b.host_in);
-    } else {
-      add(first.host + 3 * node, b.host_in);
-      add(first.host + 3 * node + 1, b.host_out);
-      add(first.host + 3 * node + 2, b.host_in + b.host_out);
-    }
+    network_.for_each_port(work.participants[i % work.participants.size()], bytes[i],
+                           [&](i32 port, Bytes amount) {
+                             uses.push_back({port, static_cast<i32>(uses.size()), amount});
+                           });
   }
   std::vector<PortLoad> loads;
   if (uses.empty()) return loads;

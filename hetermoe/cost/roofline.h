@@ -1,7 +1,7 @@
 #pragma once
 #include <vector>
 
-#include "hetermoe/cluster/cluster.h"
+#include "hetermoe/cluster/network.h"
 #include "hetermoe/cost/cost_model.h"
 #include "hetermoe/model/model_config.h"
 #include "hetermoe/plan/recompute.h"
@@ -92,7 +92,8 @@ class RooflineCost : public CostModel {
   Seconds head(const ComputeWork& work) const;
   Seconds merge_bytes(const ComputeWork& work) const;
   Seconds host_compute(const ComputeWork& work) const;
-  BytesPerSecond port_rate(i32 port) const;
+  /// What transfers get of its bandwidth.
+  BytesPerSecond port_rate(i32 number) const;
   Seconds latency(const TransferWork& work, std::size_t exchange) const;
   Seconds peers(const TransferWork& work, std::size_t exchange) const;
   /// Ascending ports, each with all that the bytes put on it: those of one exchange, or of several.
@@ -101,6 +102,7 @@ class RooflineCost : public CostModel {
 
   const ModelConfig& model_;
   const Cluster& cluster_;
+  Network network_;
   SoftwareConstants software_;
   RecomputeTable recompute_;
   WeightGradients weight_gradients_;

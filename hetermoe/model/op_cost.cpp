@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "hetermoe/base/index.h"
+
 namespace hetermoe {
 namespace {
 
@@ -9,7 +11,6 @@ constexpr Bytes kStatBytes = 4;      ///< norm statistics, log-sum-exps and rout
 constexpr Bytes kExpertIdBytes = 8;  ///< as top-k returns them
 constexpr Bytes kRouteWeightBytes = 4;
 
-double real(i64 value) { return static_cast<double>(value); }
 bool is_mla(const ModelConfig& model) { return model.attention == AttentionKind::kMla; }
 
 /// A gated MLP has three matrices: gate and up [width, H], down [H, width].

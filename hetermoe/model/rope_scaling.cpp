@@ -4,6 +4,8 @@
 #include <cmath>
 #include <numbers>
 
+#include "hetermoe/base/index.h"
+
 namespace hetermoe {
 
 const std::vector<std::string>& EnumNames<RopeKind>::names() {
@@ -12,8 +14,6 @@ const std::vector<std::string>& EnumNames<RopeKind>::names() {
 }
 
 namespace {
-
-double real(i64 value) { return static_cast<double>(value); }
 
 /// The element pair that turns so often over the context of pre-training; between two of them in general.
 double pair_of_turns(double turns, const RopeScaling& scaling, i64 dim, double theta) {

@@ -25,7 +25,7 @@ std::vector<PortBytes> bytes_of_op(const WorkModel& model, const Op&, std::span<
 
 const OpRow op_rows::balance = {
     .phases = Phases::kNone,
-    .queue = QueueRule::own(Queue::kReduce),
+    .queue = QueueRule::always(Queue::kReduce),
     .participants = Participants::kBalanceSet,
     .occurs = Occurs::kPerBalanceSet,
     .has_microbatch = true,

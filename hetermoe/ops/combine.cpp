@@ -25,7 +25,6 @@ const OpRow op_rows::combine = {
     .queue = {.forward = Queue::kToAttention,
               .backward = Queue::kToExpert,
               .by_name = Queue::kToAttention,
-              .single = Queue::kToExpert,
               .phase_backward = Queue::kToExpert,
               .phase_recompute = Queue::kToAttention},
     .participants = Participants::kExchange,

@@ -34,7 +34,6 @@ const OpRow op_rows::dispatch = {
     .queue = {.forward = Queue::kToExpert,
               .backward = Queue::kToAttention,
               .by_name = Queue::kToExpert,
-              .single = Queue::kToExpert,
               .phase_backward = Queue::kToAttention,
               .phase_recompute = Queue::kToExpert},
     .participants = Participants::kExchange,

@@ -94,7 +94,7 @@ Bytes settle_workspace(BufferSizes& sizes, const Op& op, DeviceId device) {
 
 const OpRow op_rows::lend = {
     .phases = Phases::kForwardBackwardRecompute,
-    .queue = QueueRule::own(Queue::kGuests),
+    .queue = QueueRule::always(Queue::kGuests),
     .participants = Participants::kOwners,
     .occurs = Occurs::kInMicrobatch,
     .has_layer = true,
@@ -109,7 +109,7 @@ const OpRow op_rows::lend = {
 
 const OpRow op_rows::settle = {
     .phases = Phases::kForwardBackward,  // backward alone
-    .queue = QueueRule::own(Queue::kGuests),
+    .queue = QueueRule::always(Queue::kGuests),
     .participants = Participants::kOwners,
     .occurs = Occurs::kInMicrobatch,
     .has_layer = true,

@@ -83,7 +83,6 @@ const OpRow op_rows::move = {
     .queue = {.forward = Queue::kMove,
               .backward = Queue::kMove,
               .by_name = Queue::kMove,
-              .single = Queue::kToExpert,
               .phase_backward = Queue::kMoveBack,
               .phase_recompute = Queue::kMoveSaved},
     .participants = Participants::kBothShares,

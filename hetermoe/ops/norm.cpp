@@ -32,7 +32,7 @@ Bytes workspace(BufferSizes& sizes, const Op&, DeviceId device) {
 
 const OpRow op_rows::norm = {
     .phases = Phases::kNone,
-    .queue = QueueRule::own(Queue::kReduce),
+    .queue = QueueRule::always(Queue::kReduce),
     .participants = Participants::kStateHolders,
     .occurs = Occurs::kPerStep,
     .accesses = accesses,

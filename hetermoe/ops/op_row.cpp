@@ -34,7 +34,7 @@ Queue queue_of_op(const Op& op, QueueBinding binding) {
   const QueueRule& rule = row_of(op.kind).queue;
   // Weights that visit must not wait for gradients of the layers before them.
   const bool gathers_visit = op.slot >= 0 && !row_of(op.kind).carries_gradients && !is_host_copy(op);
-  if (gathers_visit && binding != QueueBinding::kSingle) return Queue::kToDevice;
+  if (gathers_visit) return Queue::kToDevice;
   switch (binding) {
     case QueueBinding::kDirection:
       return op.phase == Phase::kBackward ? rule.backward : rule.forward;
@@ -43,8 +43,6 @@ Queue queue_of_op(const Op& op, QueueBinding binding) {
       return op.phase == Phase::kRecompute ? rule.phase_recompute : rule.forward;
     case QueueBinding::kName:
       return rule.by_name;
-    case QueueBinding::kSingle:
-      return rule.single;
   }
   HM_CHECK(false, "queue binding {}", static_cast<i32>(binding));
   return Queue::kCompute;

@@ -27,16 +27,9 @@ enum class Phases : std::uint8_t { kNone, kForward, kForwardBackward, kForwardBa
 struct QueueRule {
   Queue forward, backward;                ///< kDirection; recompute counts as forward
   Queue by_name;                          ///< kName
-  Queue single;                           ///< kSingle
   Queue phase_backward, phase_recompute;  ///< kPhase; all else as kDirection
 
-  static constexpr QueueRule always(Queue queue) { return {queue, queue, queue, queue, queue, queue}; }
-  /// A queue of its own, unless all transfers share one.
-  static constexpr QueueRule own(Queue queue) {
-    QueueRule rule = always(queue);
-    rule.single = Queue::kToExpert;
-    return rule;
-  }
+  static constexpr QueueRule always(Queue queue) { return {queue, queue, queue, queue, queue}; }
 };
 
 /// Which devices take part in an op.

@@ -87,7 +87,7 @@ Bytes gather_workspace(BufferSizes& sizes, const Op& op, DeviceId) {
 
 const OpRow op_rows::reduce = {
     .phases = Phases::kNone,
-    .queue = QueueRule::own(Queue::kReduce),
+    .queue = QueueRule::always(Queue::kReduce),
     .participants = Participants::kStateDevices,
     .occurs = Occurs::kPerSharedState,
     .has_state = true,
@@ -98,7 +98,7 @@ const OpRow op_rows::reduce = {
 
 const OpRow op_rows::reduce_scatter = {
     .phases = Phases::kNone,
-    .queue = QueueRule::own(Queue::kReduce),
+    .queue = QueueRule::always(Queue::kReduce),
     .participants = Participants::kStateDevices,
     .occurs = Occurs::kPerShardedState,
     .has_state = true,
@@ -109,7 +109,7 @@ const OpRow op_rows::reduce_scatter = {
 
 const OpRow op_rows::all_gather = {
     .phases = Phases::kNone,
-    .queue = QueueRule::own(Queue::kReduce),
+    .queue = QueueRule::always(Queue::kReduce),
     .participants = Participants::kStateDevices,
     .occurs = Occurs::kAfterUpdate,
     .has_state = true,

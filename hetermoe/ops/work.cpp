@@ -23,14 +23,6 @@ Bytes choice_bytes(const ModelConfig& model, Bytes element) {
   return real(model.top_k) * (8 + std::max(4.0, element));
 }
 
-std::vector<PortBytes> reversed(std::vector<PortBytes> bytes) {
-  for (PortBytes& b : bytes) {
-    std::swap(b.net_out, b.net_in);
-    std::swap(b.local_out, b.local_in);
-  }
-  return bytes;
-}
-
 WorkModel::WorkModel(const Placement& placement, const ModelConfig& model, const Cluster& cluster)
     : placement_(placement), model_(model), cluster_(cluster) {
   const ParamCounts counts = count_parameters(model);
@@ -143,9 +135,7 @@ void WorkModel::add(std::vector<PortBytes>& bytes, std::span<const DeviceId> par
   if (from == to) return;
   PortBytes& out = bytes[position(participants, from)];
   PortBytes& in = bytes[position(participants, to)];
-  const bool local = node_of(from) == node_of(to);
-  (local ? out.local_out : out.net_out) += amount;
-  (local ? in.local_in : in.net_in) += amount;
+  add_sent(out, in, amount, node_of(from) == node_of(to));
 }
 
 Bytes WorkModel::host_copy_bytes(const Op& op, const ExchangeLoad* load) const {

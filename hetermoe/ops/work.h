@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "hetermoe/base/index.h"
-#include "hetermoe/cluster/cluster.h"
+#include "hetermoe/cluster/network.h"
 #include "hetermoe/ops/op_row.h"
 #include "hetermoe/placement/routing_load.h"
 
@@ -28,13 +28,6 @@ struct ComputeWork {
   double sequences() const { return seq_len > 0 ? tokens / real(seq_len) : 0; }
 };
 
-/// Bytes of one transfer through the ports of one participant; rows that stay on the device do not count.
-struct PortBytes {
-  Bytes net_out = 0, net_in = 0;      ///< to and from other nodes
-  Bytes local_out = 0, local_in = 0;  ///< to and from devices of the same node
-  Bytes host_out = 0, host_in = 0;    ///< of a device to and from its host; of the host the reverse
-};
-
 /// Wire bytes of `rows` rows and `copies` copies in one direction of a transfer. A copy of dispatch.F carries
 /// its weight, expert and row (12 bytes), one of dispatch.B the gradient of the weight (4 bytes).
 Bytes wire_bytes(const Op& op, const Plan& plan, i64 hidden, double rows, double copies);
@@ -44,9 +37,6 @@ Bytes received_rows_bytes(const ModelConfig& model, double rows, double copies, 
 
 /// A token's chosen experts with their weights, for a device that computes in so many bytes.
 Bytes choice_bytes(const ModelConfig& model, Bytes element);
-
-/// The same exchange from those who receive to those who send.
-std::vector<PortBytes> reversed(std::vector<PortBytes> bytes);
 
 /// Computes the work of ops from plan, model and routing load, by their rows.
 class WorkModel {

@@ -11,7 +11,7 @@
 namespace hetermoe {
 namespace {
 
-constexpr const char* kExpected =
+constexpr const char* kExpectedEntries =
     "all, none, weights, optimizer, saved, or a part (embed, attention, experts, head), alone or followed by "
     ".weights "
     "or .optimizer, after \"layers 0-7:\" or \"devices 2-5:\" if it holds for these alone";
@@ -109,7 +109,7 @@ class Parser {
     return static_cast<UnitPart>(found - names.begin());
   }
 
-  [[noreturn]] void wrong() const { fail<ConfigError>(where_, "got \"{}\", expected {}", text_, kExpected); }
+  [[noreturn]] void wrong() const { fail<ConfigError>(where_, "got \"{}\", expected {}", text_, kExpectedEntries); }
 
   const ModelConfig& model_;
   const Cluster& cluster_;

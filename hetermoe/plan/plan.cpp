@@ -12,8 +12,7 @@
 namespace hetermoe {
 
 const std::vector<std::string>& EnumNames<QueueBinding>::names() {
-  static const std::vector<std::string> all =
-      names_of_all<QueueBinding>({"direction", "name", "single", "phase"});
+  static const std::vector<std::string> all = names_of_all<QueueBinding>({"direction", "name", "phase"});
   return all;
 }
 const std::vector<std::string>& EnumNames<WeightGradients>::names() {

@@ -23,7 +23,7 @@ enum class OrderPolicy { kLayerMajor, kOneFOneB, kExplicit, kRoundRobin };
 /// Which queue a transfer uses: its direction, its name (the paper's: dispatch, combine), or one queue for
 /// all. phase: as direction, and moves of each phase have a queue of their own, so that an order in which
 /// devices send while they receive lets none wait for those of another phase.
-enum class QueueBinding { kDirection, kName, kSingle, kPhase };
+enum class QueueBinding { kDirection, kName, kPhase };
 /// off: activations stay. local: backward recomputes from the op's saved input. resend: as local, but tokens
 /// travel through dispatch and combine again, as expert parallelism over checkpointed layers does.
 /// ahead: as local, but in ops of their own, which run while the gradient is on its way. select: results of
@@ -147,7 +147,6 @@ struct Group {
 
 /// Keys that a plan and a job's `plan` have alike, described once.
 struct PlanChoices {
-  i32 combine_lag = 0;
   i32 chunks = 1;
   QueueBinding queue_binding = QueueBinding::kDirection;
   bool row_dedup = true;  ///< a token whose experts share a device is sent once
@@ -168,8 +167,6 @@ struct PlanChoices {
   /// In three parts: files keep the order of their keys.
   template <class V>
   void step_fields(V& v) {
-    v("combine_lag", combine_lag, "dispatches between a dispatch and its combine on a shared queue",
-      at_least(0));
     v("chunks", chunks, "partition degree: parts in which a layer is dispatched", between(1, 64));
     v("queue_binding", queue_binding, "queue of a transfer");
     v("row_dedup", row_dedup, "send a token once per device");
@@ -318,5 +315,10 @@ std::vector<std::string> validate(const Plan& plan, const ModelConfig& model, co
 
 Json to_json(const Plan& plan);
 Plan plan_from_json(const Json& json, const std::string& where);
+
+/// Takes keys that plans had once out of `plan`, which is no object or has the keys of a plan or of a job's
+/// plan. Throws ConfigError where such a key holds another value than its default: `place` and the key name
+/// it.
+void drop_retired_keys(Json& plan, const std::string& place);
 
 }  // namespace hetermoe

@@ -62,9 +62,20 @@ void check_sizes(const Plan& plan, const std::string& where) {
 
 }  // namespace
 
+void drop_retired_keys(Json& plan, const std::string& place) {
+  const auto lag = plan.is_object() ? plan.find("combine_lag") : plan.end();
+  if (lag == plan.end()) return;
+  if (*lag != 0)
+    fail<ConfigError>(place + "combine_lag",
+                      "got {}: a queue that all transfers share is gone. Remove the key", lag->dump());
+  plan.erase(lag);
+}
+
 Plan plan_from_json(const Json& json, const std::string& where) {
   Plan plan;
-  read_fields(json, plan, where + " ");
+  Json kept = json;
+  drop_retired_keys(kept, where + " ");
+  read_fields(kept, plan, where + " ");
   check_sizes(plan, where);
   return plan;
 }

@@ -16,7 +16,7 @@ const std::vector<std::string>& EnumNames<Recompute>::names() {
 
 namespace {
 
-constexpr const char* kExpected = "ranges of layers such as \"0-3:off,4-7:local\"";
+constexpr const char* kExpectedRanges = "ranges of layers such as \"0-3:off,4-7:local\"";
 
 /// The number that is all of `text`.
 i64 layer_number(const std::string& text, const std::string& range, const std::string& where) {
@@ -24,14 +24,14 @@ i64 layer_number(const std::string& text, const std::string& range, const std::s
   const char* end = text.data() + text.size();
   const auto [rest, code] = std::from_chars(text.data(), end, value);
   if (code != std::errc() || rest != end || value < 0)
-    fail<ConfigError>(where, "got \"{}\", expected {}", range, kExpected);
+    fail<ConfigError>(where, "got \"{}\", expected {}", range, kExpectedRanges);
   return value;
 }
 
 /// One of the ranges: "0-3:off" or "2:local".
 void set_range(Plan& plan, const std::string& range, const std::string& where) {
   const std::size_t colon = range.find(':');
-  if (colon == std::string::npos) fail<ConfigError>(where, "got \"{}\", expected {}", range, kExpected);
+  if (colon == std::string::npos) fail<ConfigError>(where, "got \"{}\", expected {}", range, kExpectedRanges);
   const std::string layers = range.substr(0, colon);
   const Recompute recompute = enum_from<Recompute>(range.substr(colon + 1), where);
   const std::size_t dash = layers.find('-');
@@ -82,7 +82,7 @@ void set_recompute_of_layers(Plan& plan, const std::string& ranges, const std::s
   }
   for (const std::string& range : cut_at_commas(ranges)) set_range(plan, range, where);
   if (!ranges.empty() && ranges.back() == ',')
-    fail<ConfigError>(where, "got \"{}\", expected {}", ranges, kExpected);
+    fail<ConfigError>(where, "got \"{}\", expected {}", ranges, kExpectedRanges);
 }
 
 std::string recompute_text(const Plan& plan) {

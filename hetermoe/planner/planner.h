@@ -3,9 +3,9 @@
 #include <string>
 #include <vector>
 
+#include "hetermoe/cost/trained.h"
 #include "hetermoe/planner/expected.h"
 #include "hetermoe/planner/predict.h"
-#include "hetermoe/planner/trained.h"
 
 // Who should do what, will it fit, what is gained over the newer devices alone: a search over plans, judged
 // by the simulator alone. It needs no device.

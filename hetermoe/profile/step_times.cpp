@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "hetermoe/base/index.h"
-#include "hetermoe/planner/strategies.h"
+#include "hetermoe/planner/strategies/strategies.h"
 #include "hetermoe/train/session.h"
 
 namespace hetermoe {

@@ -15,7 +15,7 @@
 namespace hetermoe {
 namespace {
 
-constexpr int kLeft = 96, kTop = 46, kWide = 620, kGap = 24, kBar = 220, kRight = 60, kBottom = 26;
+constexpr int kRowsLeft = 96, kRowsTop = 46, kRowsWide = 620, kRowsGap = 24, kRowsBar = 220, kRowsRight = 60, kRowsBottom = 26;
 constexpr const char* kLentColour = "#e07a1f";
 
 double most_copies(const LayerMaps& layer) {
@@ -62,17 +62,17 @@ std::string cell_svg(const DeviceMap& map, std::size_t device, std::size_t exper
 std::string device_row_svg(const DeviceMap& map, std::size_t device, int y, int height, double most,
                            double longest) {
   const std::vector<double>& copies = map.copies[device];
-  const double wide = kWide / static_cast<double>(std::max<std::size_t>(1, copies.size()));
-  std::string svg = fmt::format("<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{}</text>\n", kLeft - 6,
+  const double wide = kRowsWide / static_cast<double>(std::max<std::size_t>(1, copies.size()));
+  std::string svg = fmt::format("<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{}</text>\n", kRowsLeft - 6,
                                 y + height / 2 + 4, escape_markup(map.devices[device]));
   for (std::size_t e = 0; e < copies.size(); ++e) {
     if (copies[e] > 0)
-      svg += cell_svg(map, device, e, kLeft + wide * static_cast<double>(e), y, wide, height, most);
+      svg += cell_svg(map, device, e, kRowsLeft + wide * static_cast<double>(e), y, wide, height, most);
   }
   const double time = map.times[device], sum = std::accumulate(copies.begin(), copies.end(), 0.0),
                lent = lent_to(map, device);
-  const int x = kLeft + kWide + kGap;
-  const double end = x + kBar * time / longest;
+  const int x = kRowsLeft + kRowsWide + kRowsGap;
+  const double end = x + kRowsBar * time / longest;
   svg += fmt::format(
       "<rect x=\"{}\" y=\"{}\" width=\"{:.1f}\" height=\"{}\" fill=\"{}\"><title>{}: {:.0f} copies, "
       "{:.2f} of a perfect division</title></rect><text x=\"{:.1f}\" y=\"{}\">{:.2f}</text>\n",
@@ -92,13 +92,13 @@ std::string legend_svg(const DeviceMap& map, int y) {
   bool any = false;
   for (std::size_t d = 0; d < map.devices.size(); ++d) any = any || lent_to(map, d) > 0;
   if (!any) return "";
-  const int x = kLeft + kWide + kGap;
+  const int x = kRowsLeft + kRowsWide + kRowsGap;
   return fmt::format(
       "<g class=\"lent-key\"><rect x=\"{0:.1f}\" y=\"{1:.1f}\" width=\"10\" height=\"10\" fill=\"{2}\" "
       "stroke=\"{3}\" stroke-width=\"1.4\"/><text x=\"{4}\" y=\"{5}\">a guest: lent for single "
       "exchanges</text>\n<rect x=\"{6}\" y=\"{7}\" width=\"10\" height=\"10\" fill=\"{3}\"/>"
       "<text x=\"{8}\" y=\"{5}\">of it for guests</text></g>\n",
-      kLeft + 180.0, y - 9.5, heat_colour(0.4), kLentColour, kLeft + 196, y, x, y - 9, x + 16);
+      kRowsLeft + 180.0, y - 9.5, heat_colour(0.4), kLentColour, kRowsLeft + 196, y, x, y - 9, x + 16);
 }
 
 std::string layer_html(const LayerMaps& layer) {
@@ -145,22 +145,22 @@ std::string lent_html(const BalancePage& page) {
 
 std::string device_map_svg(const DeviceMap& map, double most, double longest) {
   const int height = map.devices.size() > 24 ? 12 : 20, rows = height * static_cast<int>(map.devices.size());
-  const int width = kLeft + kWide + kGap + kBar + kRight, tall = kTop + rows + kBottom;
+  const int width = kRowsLeft + kRowsWide + kRowsGap + kRowsBar + kRowsRight, tall = kRowsTop + rows + kRowsBottom;
   std::string svg = fmt::format(
       "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" width=\"{0}\" height=\"{1}\" "
       "font-family=\"sans-serif\" font-size=\"11\" role=\"img\">\n<rect width=\"{0}\" height=\"{1}\" "
       "fill=\"white\"/>\n<text x=\"{2}\" y=\"20\" font-size=\"14\">{3}</text>\n"
       "<text x=\"{4}\" y=\"38\">{5}</text>\n",
-      width, tall, kLeft, escape_markup(map.title), kLeft + kWide + kGap, escape_markup(map.bars));
+      width, tall, kRowsLeft, escape_markup(map.title), kRowsLeft + kRowsWide + kRowsGap, escape_markup(map.bars));
   for (std::size_t d = 0; d < map.devices.size(); ++d)
-    svg += device_row_svg(map, d, kTop + height * static_cast<int>(d), height, std::max(most, 1.0), longest);
-  const double line = kLeft + kWide + kGap + kBar / longest;
+    svg += device_row_svg(map, d, kRowsTop + height * static_cast<int>(d), height, std::max(most, 1.0), longest);
+  const double line = kRowsLeft + kRowsWide + kRowsGap + kRowsBar / longest;
   svg += fmt::format(
       "<line x1=\"{0:.1f}\" y1=\"{1}\" x2=\"{0:.1f}\" y2=\"{2}\" stroke=\"#1d2329\" stroke-dasharray=\"3 "
       "2\"/>\n"
       "<text x=\"{3}\" y=\"{4}\">experts 0 to {5}</text>\n",
-      line, kTop, kTop + rows, kLeft, kTop + rows + 16, map.copies.empty() ? 0 : map.copies[0].size() - 1);
-  return svg + legend_svg(map, kTop + rows + 16) + "</svg>\n";
+      line, kRowsTop, kRowsTop + rows, kRowsLeft, kRowsTop + rows + 16, map.copies.empty() ? 0 : map.copies[0].size() - 1);
+  return svg + legend_svg(map, kRowsTop + rows + 16) + "</svg>\n";
 }
 
 std::string balance_page(const BalancePage& page) {

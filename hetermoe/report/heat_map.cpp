@@ -12,7 +12,7 @@
 namespace hetermoe {
 namespace {
 
-constexpr int kLeft = 64, kTop = 40, kRight = 110, kBottom = 40, kWidth = 900, kColumn = 62;
+constexpr int kMapLeft = 64, kMapTop = 40, kMapRight = 110, kMapBottom = 40, kMapWidth = 900, kMapColumn = 62;
 /// [layers][experts] copies over the layer's mean.
 std::vector<std::vector<double>> over_mean(const ExpertLoad& load) {
   std::vector<std::vector<double>> out = load.copies;
@@ -45,7 +45,7 @@ std::string row_svg(const ExpertLoad& load, std::size_t layer, const std::vector
                     const Row& row) {
   const bool tells = load.copies.size() * ratio.size() <= kMostTooltips;
   std::string svg, borders;
-  double x = kLeft;
+  double x = kMapLeft;
   i64 family = -1;
   for (const std::size_t e : order_of(load, layer)) {
     svg +=
@@ -72,13 +72,13 @@ std::string figures_svg(const ExpertLoad& load, int cell) {
   std::string svg;
   const auto write = [&](std::size_t column, int y, const std::string& text) {
     svg += fmt::format("<text x=\"{}\" y=\"{}\" text-anchor=\"end\"{}>{}</text>\n",
-                       kWidth + kColumn * static_cast<int>(column + 1) - 8, y,
+                       kMapWidth + kMapColumn * static_cast<int>(column + 1) - 8, y,
                        cell > 12 ? "" : " font-size=\"9\"", escape_markup(text));
   };
   for (std::size_t c = 0; c < load.columns.size(); ++c) {
-    write(c, kTop - 6, load.columns[c]);
+    write(c, kMapTop - 6, load.columns[c]);
     for (std::size_t l = 0; l < load.figures.size(); ++l)
-      write(c, kTop + cell * static_cast<int>(l) + cell / 2 + 4, load.figures[l].at(c));
+      write(c, kMapTop + cell * static_cast<int>(l) + cell / 2 + 4, load.figures[l].at(c));
   }
   return svg;
 }
@@ -104,16 +104,16 @@ Scale scale_of(const std::vector<std::vector<double>>& ratio) {
 std::string scale_svg(const Scale& scale, int height) {
   std::string svg;
   constexpr int kSteps = 20;
-  const int x = kWidth - kRight + 24, rows = std::max(height, 60);
+  const int x = kMapWidth - kMapRight + 24, rows = std::max(height, 60);
   for (int i = 0; i < kSteps; ++i) {
     svg += fmt::format("<rect x=\"{}\" y=\"{:.1f}\" width=\"14\" height=\"{:.1f}\" fill=\"{}\"/>", x,
-                       kTop + rows * i / double{kSteps}, rows / double{kSteps} + 0.5,
+                       kMapTop + rows * i / double{kSteps}, rows / double{kSteps} + 0.5,
                        heat_colour(1 - (i + 0.5) / kSteps));
   }
   return svg + fmt::format(
                    "<text x=\"{0}\" y=\"{1}\">{2:.2f}{6}</text><text x=\"{0}\" y=\"{3}\">0</text>"
                    "<text x=\"{4}\" y=\"{5}\">over the mean{7}</text>\n",
-                   x + 20, kTop + 10, scale.darkest, kTop + rows, x - 50, kTop + rows + 18,
+                   x + 20, kMapTop + 10, scale.darkest, kMapTop + rows, x - 50, kMapTop + rows + 18,
                    scale.largest > scale.darkest ? " up" : "",
                    scale.largest > scale.darkest ? fmt::format(", largest {:.2f}", scale.largest) : "");
 }
@@ -132,22 +132,22 @@ std::string heat_map_svg(const ExpertLoad& load) {
   const Scale scale = scale_of(ratio);
   const int cell = num_layers > 24 ? 10 : 22, rows = cell * static_cast<int>(num_layers);
   const double wide =
-      double{kWidth - kLeft - kRight} / static_cast<double>(std::max<std::size_t>(num_experts, 1));
-  const int height = kTop + std::max(rows, 60) + kBottom;
-  const int width = kWidth + kColumn * static_cast<int>(load.columns.size());
+      double{kMapWidth - kMapLeft - kMapRight} / static_cast<double>(std::max<std::size_t>(num_experts, 1));
+  const int height = kMapTop + std::max(rows, 60) + kMapBottom;
+  const int width = kMapWidth + kMapColumn * static_cast<int>(load.columns.size());
   std::string svg = fmt::format(
       "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" width=\"{0}\" height=\"{1}\" "
       "font-family=\"sans-serif\" font-size=\"11\" role=\"img\">\n<rect width=\"{0}\" height=\"{1}\" "
       "fill=\"white\"/>\n<text x=\"{2}\" y=\"20\" font-size=\"14\">{3}</text>\n",
-      width, height, kLeft, escape_markup(load.title));
+      width, height, kMapLeft, escape_markup(load.title));
   for (std::size_t l = 0; l < num_layers; ++l) {
-    const int y = kTop + cell * static_cast<int>(l);
+    const int y = kMapTop + cell * static_cast<int>(l);
     if (cell > 12 || l % 4 == 0)
-      svg += fmt::format("<text x=\"{}\" y=\"{}\" text-anchor=\"end\">layer {}</text>\n", kLeft - 6,
+      svg += fmt::format("<text x=\"{}\" y=\"{}\" text-anchor=\"end\">layer {}</text>\n", kMapLeft - 6,
                          y + cell / 2 + 4, load.layers[l]);
     svg += row_svg(load, l, ratio[l], scale.darkest, {y, cell, wide});
   }
-  svg += fmt::format("<text x=\"{}\" y=\"{}\">experts 0 to {}{}</text>\n", kLeft, kTop + rows + 18,
+  svg += fmt::format("<text x=\"{}\" y=\"{}\">experts 0 to {}{}</text>\n", kMapLeft, kMapTop + rows + 18,
                      num_experts == 0 ? 0 : num_experts - 1,
                      load.families.empty() ? "" : ", those made of the same one side by side");
   return svg + scale_svg(scale, rows) + figures_svg(load, cell) + "</svg>\n";

@@ -131,7 +131,7 @@ void add_device(PlanLayout& layout, const Group& group, DeviceId device, const s
   layout.experts.push_back(std::move(experts));
 }
 
-constexpr int kLeft = 150, kTop = 62, kWide = 880, kRight = 20, kBottom = 14;
+constexpr int kLayoutLeft = 150, kLayoutTop = 62, kLayoutWide = 880, kLayoutRight = 20, kLayoutBottom = 14;
 
 /// One half of a cell.
 std::string half_svg(double x, int y, double wide, int high, double part, const char* colour,
@@ -171,15 +171,15 @@ std::string row_svg(const PlanLayout& layout, const PlanRow& row, int y, int hig
   const std::string name =
       row.size() == 1 ? layout.devices[d] : fmt::format("{} x as {}", row.size(), layout.devices[d]);
   const double gap = column > 8 ? 1 : 0;
-  std::string svg = fmt::format("<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{}</text>\n", kLeft - 8,
+  std::string svg = fmt::format("<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{}</text>\n", kLayoutLeft - 8,
                                 y + high / 2 + 4, escape_markup(name));
   const auto end = [&](double x, double share, const char* what) {
     svg += half_svg(x, y, column - gap, high - 2, share, kEndColour,
                     fmt::format("{}: {} of {} of the sequences", name, what, format_percent(share)));
   };
-  end(kLeft, layout.embed[d], "embedding");
+  end(kLayoutLeft, layout.embed[d], "embedding");
   for (std::size_t l = 0; l < idx(layout.num_layers); ++l) {
-    const double x = kLeft + column * real(l + 1);
+    const double x = kLayoutLeft + column * real(l + 1);
     const double attention = layout.attention[d][l], experts = layout.experts[d][l];
     svg += half_svg(x, y, column - gap, high / 2 - 1, attention, kAttentionColour,
                     fmt::format("{}, layer {}: attention part of {} of the sequences", name, l,
@@ -188,7 +188,7 @@ std::string row_svg(const PlanLayout& layout, const PlanRow& row, int y, int hig
                     layout.num_experts > 0 ? experts / real(layout.num_experts) : 0, kExpertColour,
                     fmt::format("{}, layer {}: {:.3g} of {} experts", name, l, experts, layout.num_experts));
   }
-  end(kLeft + column * real(layout.num_layers + 1), layout.head[d], "head");
+  end(kLayoutLeft + column * real(layout.num_layers + 1), layout.head[d], "head");
   return svg;
 }
 
@@ -233,14 +233,14 @@ PlanLayout plan_layout(const Plan& plan, const ModelConfig& model, const Cluster
 std::string plan_svg(const PlanLayout& layout) {
   const std::vector<PlanRow> devices = plan_rows(layout);
   const int high = devices.size() > 24 ? 14 : 26, rows = high * static_cast<int>(devices.size());
-  const int width = kLeft + kWide + kRight, tall = kTop + rows + kBottom;
-  const double column = kWide / real(layout.num_layers + 2);
+  const int width = kLayoutLeft + kLayoutWide + kLayoutRight, tall = kLayoutTop + rows + kLayoutBottom;
+  const double column = kLayoutWide / real(layout.num_layers + 2);
   std::string svg = fmt::format(
       "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" width=\"{0}\" height=\"{1}\" "
       "font-family=\"sans-serif\" font-size=\"11\" role=\"img\">\n<rect width=\"{0}\" height=\"{1}\" "
       "fill=\"white\"/>\n",
       width, tall);
-  int x = kLeft;
+  int x = kLayoutLeft;
   for (const auto& [colour, text] : {std::pair(kAttentionColour, "attention part (share of the sequences)"),
                                      std::pair(kExpertColour, "experts (share of the layer's)"),
                                      std::pair(kEndColour, "embedding, head (share of the sequences)")}) {
@@ -254,11 +254,11 @@ std::string plan_svg(const PlanLayout& layout) {
     const std::string name = l < 0 ? "emb" : l == layout.num_layers ? "head" : std::to_string(l);
     if (l >= 0 && l < layout.num_layers && l % every != 0) continue;
     svg += fmt::format("<text x=\"{:.1f}\" y=\"{}\" text-anchor=\"middle\">{}</text>\n",
-                       kLeft + column * (real(l) + 1.5), kTop - 8, name);
+                       kLayoutLeft + column * (real(l) + 1.5), kLayoutTop - 8, name);
   }
-  svg += fmt::format("<text x=\"{}\" y=\"{}\" text-anchor=\"end\">layer</text>\n", kLeft - 8, kTop - 8);
+  svg += fmt::format("<text x=\"{}\" y=\"{}\" text-anchor=\"end\">layer</text>\n", kLayoutLeft - 8, kLayoutTop - 8);
   for (std::size_t r = 0; r < devices.size(); ++r)
-    svg += row_svg(layout, devices[r], kTop + high * static_cast<int>(r), high, column);
+    svg += row_svg(layout, devices[r], kLayoutTop + high * static_cast<int>(r), high, column);
   return svg + "</svg>\n";
 }
 

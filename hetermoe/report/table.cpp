@@ -16,7 +16,7 @@ namespace {
 
 std::string not_finite(double value) { return std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf"; }
 
-struct Unit {
+struct NamedUnit {
   double size;
   const char* name;
 };
@@ -24,8 +24,8 @@ struct Unit {
 /// value in the largest unit that keeps it at 1 or above, after rounding to three digits: 999.9 us is "1.00
 /// ms".
 template <std::size_t N>
-std::string in_units(double value, const std::array<Unit, N>& large_to_small) {
-  for (const Unit& unit : large_to_small) {
+std::string in_units(double value, const std::array<NamedUnit, N>& large_to_small) {
+  for (const NamedUnit& unit : large_to_small) {
     const double scaled = value / unit.size;
     if (std::abs(scaled) >= 0.9995 || &unit == &large_to_small.back())
       return format_digits(scaled, 3) + " " + unit.name;
@@ -55,7 +55,7 @@ std::string format_seconds(Seconds value) {
     const i64 minutes = std::llround(value / 60);
     return fmt::format("{} h {} min", minutes / 60, minutes % 60);
   }
-  static constexpr std::array<Unit, 4> kUnits = {{{1, "s"}, {1e-3, "ms"}, {1e-6, "us"}, {1e-9, "ns"}}};
+  static constexpr std::array<NamedUnit, 4> kUnits = {{{1, "s"}, {1e-3, "ms"}, {1e-6, "us"}, {1e-9, "ns"}}};
   return in_units(value, kUnits);
 }
 
@@ -63,7 +63,7 @@ std::string format_bytes(Bytes value) {
   if (!std::isfinite(value)) return not_finite(value);
   if (std::abs(value) < 1023.5) return fmt::format("{:.0f} B", std::round(value) + 0.0);
   static constexpr double kKib = 1024;
-  static constexpr std::array<Unit, 4> kUnits = {
+  static constexpr std::array<NamedUnit, 4> kUnits = {
       {{kKib * kKib * kKib * kKib, "TiB"}, {kKib * kKib * kKib, "GiB"}, {kKib * kKib, "MiB"}, {kKib, "KiB"}}};
   return in_units(value, kUnits);
 }
@@ -73,8 +73,8 @@ std::string format_count(double value) {
   if (std::abs(value) < 999.5) {
     return value == std::floor(value) ? fmt::format("{:.0f}", value + 0.0) : format_digits(value, 3);
   }
-  static constexpr std::array<Unit, 4> kUnits = {{{1e12, "T"}, {1e9, "B"}, {1e6, "M"}, {1e3, "K"}}};
-  for (const Unit& unit : kUnits) {
+  static constexpr std::array<NamedUnit, 4> kUnits = {{{1e12, "T"}, {1e9, "B"}, {1e6, "M"}, {1e3, "K"}}};
+  for (const NamedUnit& unit : kUnits) {
     // 0.99995 is where one decimal rounds up to the next unit: 999950 is "1.0 M", never "1000.0 K".
     if (std::abs(value) >= 0.99995 * unit.size) return fmt::format("{:.1f} {}", value / unit.size, unit.name);
   }

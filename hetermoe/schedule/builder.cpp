@@ -12,7 +12,7 @@
 namespace hetermoe {
 namespace {
 
-constexpr std::size_t kMaxFaults = 10;
+constexpr std::size_t kMaxOverwrites = 10;
 constexpr std::size_t kNoClock = SIZE_MAX;
 
 template <class F>
@@ -147,7 +147,7 @@ void ScheduleBuilder::visit_buffers(OpId id, const Op& op, LaneId lane) {
   for (const Access& access : accesses_) entries_.push_back(&scoreboard_.entry(access, device));
   for (std::size_t i = 0; i < accesses_.size(); ++i) {
     const Access& access = accesses_[i];
-    if (!scoreboard_.visit(*entries_[i], access, id, lane, before_) && faults_.size() < kMaxFaults) {
+    if (!scoreboard_.visit(*entries_[i], access, id, lane, before_) && faults_.size() < kMaxOverwrites) {
       faults_.push_back(fmt::format("{} on device {} reads {}, which no earlier op writes", to_string(op),
                                     device, to_string(access.key)));
     }

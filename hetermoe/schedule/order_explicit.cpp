@@ -14,7 +14,7 @@
 namespace hetermoe {
 namespace {
 
-constexpr std::size_t kMaxFaults = 10;
+constexpr std::size_t kMaxTextFaults = 10;
 
 struct Listed {
   Op op;
@@ -139,7 +139,7 @@ void check_same(std::vector<ExpectedOp> found, std::vector<ExpectedOp> expected)
   for (const ExpectedOp& op : extra) faults.push_back(name(op) + " is not part of the step, or there twice");
   if (faults.empty()) return;
   const std::size_t total = faults.size();
-  faults.resize(std::min(total, kMaxFaults));
+  faults.resize(std::min(total, kMaxTextFaults));
   fail<ConfigError>("explicit_order", "does not hold the ops of this plan ({} faults):\n  {}", total,
                     fmt::join(faults, "\n  "));
 }

@@ -50,12 +50,11 @@ std::vector<Wave> make_waves(const Placement& placement, i32 group) {
 }
 
 void WaveRunner::run(const Wave& wave, i32 first, i32 last) {
-  const auto lag = static_cast<std::size_t>(p_.plan().combine_lag * p_.plan().chunks);
   for (i32 m = first; m < last; ++m) {
     finish_returns_of(m);
     if (wave.has_compute) run_compute(wave, m);
     if (wave.has_exchange) send_to_experts(wave, m);
-    while (pending_.size() > lag && !pending_.front().waits) pop_return();
+    while (!pending_.empty() && !pending_.front().waits) pop_return();
     if (wave.has_compute && wave.compute.layer != 0) run_weights(wave, m);
   }
   if (!wave.has_exchange || brings_rows_alone(wave)) return;

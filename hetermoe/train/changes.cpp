@@ -6,8 +6,8 @@
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/base/words.h"
+#include "hetermoe/cost/memory_estimate.h"
 #include "hetermoe/placement/placement.h"
-#include "hetermoe/planner/memory_estimate.h"
 #include "hetermoe/sim/migration_memory.h"
 #include "hetermoe/train/session.h"
 

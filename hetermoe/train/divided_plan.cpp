@@ -1,7 +1,7 @@
 #include "hetermoe/train/divided_plan.h"
 
-#include "hetermoe/planner/balance/trace_balance.h"
-#include "hetermoe/planner/memory_estimate.h"
+#include "hetermoe/balance/trace_balance.h"
+#include "hetermoe/cost/memory_estimate.h"
 
 namespace hetermoe {
 namespace {

@@ -1,6 +1,6 @@
 #include "hetermoe/train/growing_job.h"
 
-#include "hetermoe/planner/memory_estimate.h"
+#include "hetermoe/cost/memory_estimate.h"
 #include "hetermoe/report/table.h"
 #include "hetermoe/train/grow_run.h"
 #include "hetermoe/train/growth_scores.h"

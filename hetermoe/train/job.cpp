@@ -118,8 +118,9 @@ void check_tokens(const TrainOptions& train) {
       train.sequences, train.seq_len, train.sequences * train.seq_len, kMostTokens);
 }
 
-Job make_job(const Json& file, const std::string& where, const std::vector<Override>& overrides) {
+Job make_job(Json file, const std::string& where, const std::vector<Override>& overrides) {
   Job job;
+  if (file.contains("plan")) drop_retired_keys(file["plan"], where + "plan.");
   const Json flags = overrides_json(overrides);
   read_fields(file, job, where);
   read_fields(flags, job, "--");

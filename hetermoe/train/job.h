@@ -3,11 +3,11 @@
 #include <string>
 #include <vector>
 
+#include "hetermoe/balance/knows.h"
 #include "hetermoe/data/options.h"
 #include "hetermoe/exec/clock.h"
 #include "hetermoe/nn/optimizer.h"
-#include "hetermoe/planner/balance/knows.h"
-#include "hetermoe/planner/strategies.h"
+#include "hetermoe/planner/strategies/strategies.h"
 #include "hetermoe/routing/writer.h"
 #include "hetermoe/schedule/schedule.h"
 #include "hetermoe/train/checkpoint.h"

@@ -4,14 +4,14 @@
 #include <cmath>
 #include <numeric>
 
+#include "hetermoe/balance/expected_steps.h"
+#include "hetermoe/balance/locality.h"
+#include "hetermoe/balance/sequence_order.h"
 #include "hetermoe/base/index.h"
 #include "hetermoe/base/rows.h"
+#include "hetermoe/cost/memory_estimate.h"
 #include "hetermoe/cost/price_migration.h"
 #include "hetermoe/plan/offload.h"
-#include "hetermoe/planner/balance/expected_steps.h"
-#include "hetermoe/planner/balance/locality.h"
-#include "hetermoe/planner/balance/sequence_order.h"
-#include "hetermoe/planner/memory_estimate.h"
 #include "hetermoe/schedule/builder.h"
 #include "hetermoe/sim/migration_memory.h"
 #include "hetermoe/sim/simulator.h"

@@ -3,8 +3,8 @@
 #include <optional>
 #include <vector>
 
+#include "hetermoe/balance/trace_balance.h"
 #include "hetermoe/plan/migration.h"
-#include "hetermoe/planner/balance/trace_balance.h"
 #include "hetermoe/train/balancer_history.h"
 #include "hetermoe/train/job.h"
 #include "hetermoe/train/priced_plan.h"

@@ -196,15 +196,6 @@ TEST(Fields, FlagsAreNamedAsTyped) {
   }
 }
 
-TEST(Json, TruncatedTextSaysSo) {
-  try {
-    parse_json("{\"a\": [1, 2", "plan.json");
-    FAIL();
-  } catch (const ConfigError& error) {
-    EXPECT_NE(std::string(error.what()).find("truncated"), std::string::npos) << error.what();
-  }
-}
-
 TEST(Json, YamlDuplicateKeyIsAnError) { EXPECT_THROW(parse_yaml("a: 1\na: 2", "x"), ConfigError); }
 
 }  // namespace

@@ -32,7 +32,7 @@ OnFullDisk run_on(const WorkFolder& folder, int kilobytes, const std::vector<std
   return out;
 }
 
-class FullDisk : public testing::Test {
+class FullDisk : public ::testing::Test {
  protected:
   void SetUp() override {
     const WorkFolder folder;

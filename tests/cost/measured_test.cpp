@@ -6,7 +6,7 @@
 #include <filesystem>
 
 #include "hetermoe/base/paths.h"
-#include "hetermoe/planner/strategies.h"
+#include "hetermoe/planner/strategies/strategies.h"
 #include "tests/support/error_of.h"
 #include "tests/support/work_folder.h"
 
@@ -98,7 +98,7 @@ ProfileEntry entry(ProfiledOp op, ProfiledPhase phase, Seconds seconds) {
 }
 
 /// tiny on a cluster of one CPU and one A40 (device 1) in one node each.
-class MeasuredCostTest : public testing::Test {
+class MeasuredCostTest : public ::testing::Test {
  protected:
   MeasuredCostTest() {
     StrategyRequest request;

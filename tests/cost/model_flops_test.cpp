@@ -7,7 +7,7 @@
 namespace hetermoe {
 namespace {
 
-class ModelFlops : public testing::Test {
+class ModelFlops : public ::testing::Test {
  protected:
   Flops of(OpKind kind, Phase phase, WeightGradients gradients = WeightGradients::kWith,
            double frozen = 0) const {

@@ -3,13 +3,13 @@
 #include <gtest/gtest.h>
 
 #include "hetermoe/model/op_cost.h"
-#include "hetermoe/planner/strategies.h"
+#include "hetermoe/planner/strategies/strategies.h"
 
 namespace hetermoe {
 namespace {
 
 /// D1 under zebra on O1: devices 0..5 are A40, 6..11 V100.
-class RooflineTest : public testing::Test {
+class RooflineTest : public ::testing::Test {
  protected:
   RooflineTest() { set_recompute(Recompute::kLocal); }
   void set_recompute(Recompute recompute) {

@@ -26,7 +26,7 @@ struct Corpus {
   DataOptions options;
   Corpus() {
     options.paths = {folder.file("a.jsonl", lines(20000)),
-                     folder.file("b.txt", std::string(2 << 20, 'x') + "\nend\n")};
+                     folder.file("b.txt", std::string(1 << 16, 'x') + "\nend\n")};
     options.tokenizer = HM_SOURCE_DIR "/tests/data/hf/qwen3.json";
     options.cache = folder / "cache";
     options.validation_share = 0.1;
@@ -77,13 +77,13 @@ TEST(TokenCache, AnotherFileTokenizerOrOptionIsMadeAnew) {
     without.cache = "none";
     expect_same(data, load_dataset(without, 64));
   };
-  corpus.folder.file("b.txt", std::string(2 << 20, 'y') + "\nend\n");  // as long as before
+  corpus.folder.file("b.txt", std::string(1 << 16, 'y') + "\nend\n");  // as long as before
   made_anew("file");
   corpus.options.tokenizer = HM_SOURCE_DIR "/tests/data/hf/llama3.json";
   made_anew("tokenizer");
   corpus.options.end_token = 3;
   made_anew("end token");
-  corpus.options.max_bytes = 2 << 20;
+  corpus.options.max_bytes = 1'100'000;
   made_anew("max_bytes");
 }
 

@@ -1,11 +1,11 @@
-#include "hetermoe/planner/balance/balancers.h"
+#include "hetermoe/balance/balancers.h"
 
 #include <gtest/gtest.h>
 
 #include <numeric>
 
-#include "hetermoe/planner/balance/sequence_order.h"
-#include "hetermoe/planner/balance/trace_balance.h"
+#include "hetermoe/balance/sequence_order.h"
+#include "hetermoe/balance/trace_balance.h"
 #include "hetermoe/train/batch.h"
 #include "hetermoe/train/route_probe.h"
 #include "tests/equivalence/ran_step.h"
@@ -122,7 +122,7 @@ void try_balancer(const std::string& name, Knows knows, Seen& seen) {
       c.plan = strategy == "two groups" ? make_two_ep_groups(c.model, c.cluster, request)
                                         : find_strategy(strategy).make(c.model, c.cluster, request);
       for (const i32 chunks : {1, 3}) {
-        if (!every_case() && (turn + num_types + chunks / 3) % 2 == 0) continue;
+        if (!every_case() && (turn + 2 * num_types + chunks / 3) % 4 != 0) continue;
         c.plan.chunks = chunks;
         SCOPED_TRACE(fmt::format("{} by {}, {}, {} types, {} chunks", name, name_of(knows), strategy,
                                  num_types, chunks));
@@ -147,10 +147,10 @@ TEST(EveryBalancer, EqualsTheReferenceOnTwoAndThreeDeviceTypes) {
               static_cast<long>(seen.copies), static_cast<long>(seen.guests),
               static_cast<long>(seen.ordered));
   EXPECT_EQ(seen.balancers, static_cast<i64>(balancers().size()) + 4);  // none, and its three divisions
-  EXPECT_GT(seen.moved, case_count(250, 500));
-  EXPECT_GT(seen.copies, case_count(100, 200));
-  EXPECT_GT(seen.guests, case_count(50, 100));
-  EXPECT_GT(seen.ordered, case_count(2, 4));
+  EXPECT_GT(seen.moved, case_count(100, 500));
+  EXPECT_GT(seen.copies, case_count(40, 200));
+  EXPECT_GT(seen.guests, case_count(20, 100));
+  EXPECT_GT(seen.ordered, case_count(0, 4));
 }
 
 }  // namespace

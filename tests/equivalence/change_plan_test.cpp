@@ -5,8 +5,8 @@
 #include <mutex>
 #include <set>
 
+#include "hetermoe/balance/trace_balance.h"
 #include "hetermoe/plan/offload.h"
-#include "hetermoe/planner/balance/trace_balance.h"
 #include "hetermoe/report/table.h"
 #include "hetermoe/train/health.h"
 #include "hetermoe/train/session.h"

@@ -56,7 +56,7 @@ class FrozenUnits : public ::testing::TestWithParam<const char*> {
 };
 
 TEST_P(FrozenUnits, GradientsOfTheOthersAreTheReferences) {
-  Turns turns(3);
+  Turns turns(5);
   for (const Choice& choice : choices(model)) {
     for (const NamedPlan& named : strategy_plans(model, cluster, small_step())) {
       for (const Recompute recompute :

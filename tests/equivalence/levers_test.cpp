@@ -138,7 +138,7 @@ TEST(Levers, ChangeNoBit) {
   const Cluster cluster = make_cluster(4);
   const std::array dtypes = {Dtype::kFp64, Dtype::kFp32, Dtype::kBf16};
   std::size_t turn = 0;
-  Turns turns(2);
+  Turns turns(4);
   for (const ModelConfig& model : {tiny_qwen3(), tiny_olmoe(), tiny_deepseek_v3()}) {
     for (const NamedPlan& named : strategy_plans(model, cluster, lever_request())) {
       ++turn;

@@ -71,7 +71,7 @@ class Offloaded : public ::testing::TestWithParam<const char*> {};
 TEST_P(Offloaded, OptimizerOnTheHostChangesNoBit) {
   const ModelConfig model = load_model(GetParam());
   const Cluster cluster = demo_with_hosts();
-  Turns turns(4);
+  Turns turns(8);
   for (const Dtype dtype : {Dtype::kFp64, Dtype::kFp32, Dtype::kBf16}) {
     for (NamedPlan& named : strategy_plans(model, cluster, small_step())) {
       if (!turns.takes()) continue;
@@ -91,7 +91,7 @@ TEST_P(Offloaded, OptimizerOnTheHostChangesNoBit) {
 TEST_P(Offloaded, WeightsOnTheHostChangeRoundingAlone) {
   const ModelConfig model = load_model(GetParam());
   const Cluster cluster = demo_with_hosts();
-  Turns turns(3);
+  Turns turns(5);
   for (NamedPlan& named : strategy_plans(model, cluster, small_step())) {
     const TrainedOffloaded expected = run_of(model, cluster, named.plan);
     i32 slots = 0;
@@ -121,7 +121,7 @@ TEST_P(Offloaded, WeightsOnTheHostChangeRoundingAlone) {
 TEST_P(Offloaded, SavedActivationsOnTheHostChangeNoBit) {
   const ModelConfig model = load_model(GetParam());
   const Cluster cluster = demo_with_hosts();
-  Turns turns(2);
+  Turns turns(4);
   i32 turn = 0;
   for (NamedPlan& named : strategy_plans(model, cluster, small_step())) {
     for (const Recompute recompute : {Recompute::kLocal, Recompute::kAhead, Recompute::kResend}) {

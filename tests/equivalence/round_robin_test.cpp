@@ -3,7 +3,7 @@
 #include <random>
 
 #include "hetermoe/plan/offload.h"
-#include "hetermoe/planner/round_robin_plan.h"
+#include "hetermoe/planner/strategies/round_robin_plan.h"
 #include "tests/equivalence/against_reference.h"
 #include "tests/support/strategy_plans.h"
 

@@ -10,6 +10,7 @@
 #include "hetermoe/kernels/host_kernels.h"
 #include "hetermoe/plan/offload.h"
 #include "hetermoe/sim/memory.h"
+#include "tests/support/case_count.h"
 #include "tests/support/error_of.h"
 #include "tests/support/rig.h"
 #include "tests/support/strategy_plans.h"
@@ -296,7 +297,7 @@ TEST(MeasuredMemory, IsTheModelsWithLatentAttentionAndSharedExperts) {
 // As on a GPU: kernels of our own, which run on the host here, and rows of all experts at once.
 TEST(MeasuredMemory, IsTheModelsWithKernels) {
   const kernels::HostKernels on;
-  check_strategies("demo", "demo", 256);
+  if (testing::every_case()) check_strategies("demo", "demo", 256);
   check_strategies("tiny-qwen3", "demo", 128);
   check_strategies("tiny-deepseek-v2", "demo", 128);
 }

@@ -153,7 +153,7 @@ TEST(NthCall, EveryFaultOfEveryCallOfAStepEndsWithOneErrorOrTheSameResult) {
       Experiment experiment(scene, checksums);
       for (const Fault fault : all_faults()) {
         if (checksums && !alters(fault)) continue;  // the same as without
-        const Row row = experiment.run(fault, {}, 3);
+        const Row row = experiment.run(fault, {}, 7);
         add_row(table, strategy, checksums, fault, row);
         const bool harmless = fault == Fault::kDelay;
         EXPECT_EQ(row.of(Outcome::kNamed) > 0, !harmless) << name_of(fault);
@@ -164,7 +164,7 @@ TEST(NthCall, EveryFaultOfEveryCallOfAStepEndsWithOneErrorOrTheSameResult) {
         }
         EXPECT_EQ(row.of(Outcome::kOther), 0) << name_of(fault);
         if (harmless)
-          EXPECT_GT(row.of(Outcome::kSame), case_count(20, 60));
+          EXPECT_GT(row.of(Outcome::kSame), case_count(8, 60));
         else
           EXPECT_EQ(row.of(Outcome::kSame), 0) << name_of(fault);
       }
@@ -192,7 +192,7 @@ TEST(NthCall, EveryFaultOfEveryLendAndSettleEndsWithOneErrorOrTheSameResult) {
     Experiment experiment(scene, checksums);
     for (const Fault fault : all_faults()) {
       for (const OpKind kind : {OpKind::kLend, OpKind::kSettle}) {
-        const Row row = experiment.run(fault, kind, 2);
+        const Row row = experiment.run(fault, kind, 4);
         EXPECT_GT(row.counts[0] + row.counts[1] + row.counts[2], 0) << name_of(fault) << " " << name_of(kind);
         // A flipped bit of a number is a number: only a checksum can tell.
         if (fault == Fault::kFlip && !checksums) continue;

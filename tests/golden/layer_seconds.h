@@ -1,5 +1,5 @@
 #pragma once
-#include "hetermoe/planner/round_robin_plan.h"
+#include "hetermoe/planner/strategies/round_robin_plan.h"
 #include "tests/golden/constant_cost.h"
 #include "tests/schedule/plans.h"
 

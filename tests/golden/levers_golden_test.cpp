@@ -37,7 +37,7 @@ struct PartsCost : CostModel {
   }
 };
 
-class OneLayer : public testing::Test {
+class OneLayer : public ::testing::Test {
  protected:
   Seconds step(Recompute recompute, WeightGradients weights) {
     plan.recompute = recompute;

@@ -2,7 +2,7 @@
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/plan/offload.h"
-#include "hetermoe/planner/strategies.h"
+#include "hetermoe/planner/strategies/strategies.h"
 #include "hetermoe/schedule/builder.h"
 #include "tests/golden/constant_cost.h"
 

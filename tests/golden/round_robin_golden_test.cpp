@@ -4,8 +4,8 @@
 #include <random>
 
 #include "hetermoe/plan/offload.h"
-#include "hetermoe/planner/round_clock.h"
-#include "hetermoe/planner/round_robin_plan.h"
+#include "hetermoe/planner/strategies/round_clock.h"
+#include "hetermoe/planner/strategies/round_robin_plan.h"
 #include "tests/golden/layer_seconds.h"
 #include "tests/schedule/plans.h"
 

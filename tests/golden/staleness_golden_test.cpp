@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "hetermoe/plan/offload.h"
-#include "hetermoe/planner/strategies.h"
+#include "hetermoe/planner/strategies/strategies.h"
 #include "hetermoe/schedule/builder.h"
 #include "hetermoe/sim/simulator.h"
 

@@ -53,7 +53,7 @@ struct Iteration {
   Seconds by_direction, by_name;  // expected steps
 };
 
-class FullIteration : public testing::TestWithParam<Iteration> {
+class FullIteration : public ::testing::TestWithParam<Iteration> {
  protected:
   Seconds step(QueueBinding binding) const {
     const Iteration& i = GetParam();
@@ -78,27 +78,9 @@ TEST_P(FullIteration, StepByName) { EXPECT_NEAR(step(QueueBinding::kName), GetPa
 
 INSTANTIATE_TEST_SUITE_P(
     Zebra, FullIteration,
-    testing::Values(Iteration{2, 2, 3, 4, 1, 1, 61, 62}, Iteration{3, 3, 3, 4, 1, 1, 119, 121},
+    ::testing::Values(Iteration{2, 2, 3, 4, 1, 1, 61, 62}, Iteration{3, 3, 3, 4, 1, 1, 119, 121},
                     Iteration{4, 4, 3, 4, 1, 1, 203, 205}, Iteration{3, 4, 4, 4, 1, 1, 158, 160},
                     Iteration{3, 4, 5, 4, 1, 1, 194, 196}, Iteration{8, 6, 3, 4, 1, 1, 587, 589}));
-
-/// One queue for all transfers: a return right behind its own dispatch keeps the next microbatch waiting.
-TEST(SingleQueue, LagRestoresTheOverlap) {
-  const ModelConfig model = make_model({.num_layers = 3});
-  const Cluster cluster = make_cluster({1, 1});
-  Plan plan = make_zebra_plan(model, cluster, {.microbatches = 3});
-  ConstantCost cost;
-  cost.attention = cost.experts = 0.020;
-  cost.transfer_time = 0.004;
-  cost.num_experts = model.num_experts;
-  StepOptions forward;
-  forward.backward = false;
-  EXPECT_NEAR(test::simulate(plan, model, cluster, cost, forward).times.step, 0.208, 1e-12);
-  plan.queue_binding = QueueBinding::kSingle;
-  EXPECT_NEAR(test::simulate(plan, model, cluster, cost, forward).times.step, 0.272, 1e-12);
-  plan.combine_lag = 1;
-  EXPECT_NEAR(test::simulate(plan, model, cluster, cost, forward).times.step, 0.208, 1e-12);
-}
 
 }  // namespace
 }  // namespace hetermoe

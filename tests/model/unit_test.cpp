@@ -8,7 +8,7 @@
 namespace hetermoe {
 namespace {
 
-class Units : public testing::TestWithParam<const char*> {
+class Units : public ::testing::TestWithParam<const char*> {
  protected:
   ModelConfig model_ = load_model(GetParam());
 };
@@ -31,7 +31,7 @@ TEST_P(Units, AscendAndHaveNamesOfTheirOwn) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, Units,
-                         testing::Values("tiny", "tiny-qwen3", "tiny-olmoe", "tiny-deepseek-v2",
+                         ::testing::Values("tiny", "tiny-qwen3", "tiny-olmoe", "tiny-deepseek-v2",
                                          "tiny-deepseek-v3"));
 
 TEST(TiedEmbeddings, LeaveNoHeadUnit) {

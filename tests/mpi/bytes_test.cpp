@@ -3,7 +3,7 @@
 #include <map>
 #include <mutex>
 
-#include "hetermoe/planner/balance/trace_balance.h"
+#include "hetermoe/balance/trace_balance.h"
 #include "hetermoe/routing/analysis.h"
 #include "hetermoe/train/route_probe.h"
 #include "tests/mpi/job.h"

@@ -37,8 +37,7 @@ TEST(OpRows, AKindIsEitherAComputeOpOrATransfer) {
 
 TEST(OpRows, ComputeOpsHaveTheComputeQueueAndOneDevice) {
   for_kinds([](OpKind kind, const OpRow& row) {
-    for (const QueueBinding binding :
-         {QueueBinding::kDirection, QueueBinding::kName, QueueBinding::kSingle, QueueBinding::kPhase}) {
+    for (const QueueBinding binding : {QueueBinding::kDirection, QueueBinding::kName, QueueBinding::kPhase}) {
       for (const Phase phase : {Phase::kForward, Phase::kBackward, Phase::kRecompute, Phase::kWeights}) {
         const Queue queue = queue_of_op({.kind = kind, .phase = phase}, binding);
         EXPECT_EQ(queue == Queue::kCompute, is_compute(kind)) << name_of(kind);

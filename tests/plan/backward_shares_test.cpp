@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "hetermoe/planner/strategies.h"
+#include "hetermoe/planner/strategies/strategies.h"
 #include "tests/schedule/plans.h"
 #include "tests/support/error_of.h"
 

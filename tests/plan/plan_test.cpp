@@ -12,7 +12,7 @@ namespace {
 
 using test::has_fault, test::has_text, test::no_faults;
 
-class PlanTest : public testing::Test {
+class PlanTest : public ::testing::Test {
  protected:
   ModelConfig model_ = test::make_model({});
   Cluster cluster_ = test::make_cluster({2, 2});

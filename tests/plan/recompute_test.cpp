@@ -8,7 +8,7 @@
 namespace hetermoe {
 namespace {
 
-class RecomputeOfLayers : public testing::Test {
+class RecomputeOfLayers : public ::testing::Test {
  protected:
   ModelConfig model_ = test::make_model({.num_layers = 4});
   Plan plan_ = test::make_zebra_plan(model_, test::make_cluster({2, 2}), {.attention = 2, .experts = 2});

@@ -1,17 +1,17 @@
-#include "hetermoe/planner/baselines.h"
+#include "hetermoe/planner/strategies/baselines.h"
 
 #include <gtest/gtest.h>
 
 #include <numeric>
 
-#include "hetermoe/planner/memory_estimate.h"
-#include "hetermoe/planner/strategies.h"
+#include "hetermoe/cost/memory_estimate.h"
+#include "hetermoe/planner/strategies/strategies.h"
 #include "hetermoe/sim/memory.h"
 
 namespace hetermoe {
 namespace {
 
-class BaselinesTest : public testing::Test {
+class BaselinesTest : public ::testing::Test {
  protected:
   ModelConfig model_ = load_model("d1");
   Cluster cluster_ = load_cluster("o1");

@@ -1,4 +1,4 @@
-#include "hetermoe/planner/cluster_part.h"
+#include "hetermoe/planner/search/cluster_part.h"
 
 #include <gtest/gtest.h>
 

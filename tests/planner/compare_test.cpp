@@ -1,4 +1,4 @@
-#include "hetermoe/planner/compare.h"
+#include "hetermoe/planner/strategies/compare.h"
 #include "tests/support/sanitized.h"
 
 #include <gtest/gtest.h>
@@ -28,7 +28,7 @@ TEST_F(CompareTest, OneRowPerLengthAndStrategyInTheOrderAsked) {
 }
 
 TEST_F(CompareTest, WithoutExpertsWhatNeedsThemSaysSo) {
-  options_.strategies = {"zebra", "ep", "pp", "best"};
+  options_.strategies = {"zebra", "ep", "pp-ep", "best"};
   options_.limits.max_microbatches = 8;
   const std::vector<CompareRow> rows =
       compare_strategies(load_model("qwen3-1.7b"), load_cluster("o1"), {4096}, options_);
@@ -40,7 +40,7 @@ TEST_F(CompareTest, WithoutExpertsWhatNeedsThemSaysSo) {
 }
 
 TEST_F(CompareTest, RoundRobinTurnsWithParametersOnTheHost) {
-  options_.strategies = {"roundpipe", "pp", "ep"};
+  options_.strategies = {"roundpipe", "pp-ep", "ep"};
   options_.sequences = 32;
   const ModelConfig model = load_model("llama-3.1-8b");
   const std::vector<CompareRow> rows = compare_strategies(model, load_cluster("rtx4090x8"), {2048}, options_);
@@ -54,7 +54,7 @@ TEST_F(CompareTest, RoundRobinTurnsWithParametersOnTheHost) {
 TEST_F(CompareTest, ASingleDeviceHasNoOther) {
   Cluster one = load_cluster("o1");
   one.devices.resize(1);
-  options_.strategies = {"zebra", "dist-ep", "ep-ideal", "ep", "pp", "best"};
+  options_.strategies = {"zebra", "dist-ep", "ep-ideal", "ep", "pp-ep", "best"};
   ModelConfig model = load_model("d1");
   model.num_layers = 2, model.dense_layer.resize(2);
   const std::vector<CompareRow> rows = compare_strategies(model, one, {2048}, options_);
@@ -88,7 +88,7 @@ TEST_F(CompareTest, BestIsWhatThePlannerFinds) {
 /// By construction, under the rules of the rows, wherever it stands.
 TEST_F(CompareTest, BestIsAtLeastTheBestOfTheRows) {
   options_.limits.simulation_budget = 10'000;
-  options_.strategies = {"best", "zebra", "ep", "dist-ep", "pp"};
+  options_.strategies = {"best", "zebra", "ep", "dist-ep", "pp-ep"};
   for (const bool published : {false, true}) {
     options_.published = published;
     for (const i64 seq_len : {4096, 24576}) {
@@ -197,7 +197,7 @@ class ThroughputOverLength : public ::testing::TestWithParam<std::pair<const cha
 TEST_P(ThroughputOverLength, ChangesLittleFromOneLengthToTheNext) {
   CompareOptions options;
   options.published = true;
-  options.strategies = {"zebra", "dist-ep", "ep-ideal", "ep", "pp"};
+  options.strategies = {"zebra", "dist-ep", "ep-ideal", "ep", "pp-ep"};
   const i64 longest = testing::kSanitized ? 8192 : 32768;
   std::vector<i64> lengths;
   for (i64 length = 4096; length <= longest; length += 2048) lengths.push_back(length);
@@ -208,7 +208,7 @@ TEST_P(ThroughputOverLength, ChangesLittleFromOneLengthToTheNext) {
     ASSERT_EQ(rows[i].infeasible, "") << rows[i].strategy << " at " << rows[i].seq_len;
     // EP and pipelines compute attention on the older devices too: from 4K to 6K their throughput falls by
     // 13 % because attention grows.
-    const bool on_all = rows[i].strategy == "ep" || rows[i].strategy == "pp";
+    const bool on_all = rows[i].strategy == "ep" || rows[i].strategy == "pp-ep";
     EXPECT_NEAR(rows[i].tokens_per_s / rows[i - each].tokens_per_s, 1, on_all ? 0.14 : 0.12)
         << rows[i].strategy << " at " << rows[i].seq_len;
   }

@@ -1,10 +1,10 @@
-#include "hetermoe/planner/continuous_split.h"
+#include "hetermoe/planner/estimate/continuous_split.h"
 
 #include <gtest/gtest.h>
 
 #include "hetermoe/base/index.h"
-#include "hetermoe/planner/request_check.h"
-#include "hetermoe/planner/sketches.h"
+#include "hetermoe/planner/search/request_check.h"
+#include "hetermoe/planner/search/sketches.h"
 #include "tests/support/random_request.h"
 #include "tests/support/sanitized.h"
 

@@ -1,11 +1,11 @@
-#include "hetermoe/planner/evaluator.h"
+#include "hetermoe/planner/search/evaluator.h"
 
 #include <gtest/gtest.h>
 
 #include "hetermoe/base/index.h"
-#include "hetermoe/planner/memory_estimate.h"
-#include "hetermoe/planner/request_check.h"
-#include "hetermoe/planner/sketches.h"
+#include "hetermoe/cost/memory_estimate.h"
+#include "hetermoe/planner/search/request_check.h"
+#include "hetermoe/planner/search/sketches.h"
 #include "tests/support/nodes_of_eight.h"
 
 namespace hetermoe {

@@ -1,8 +1,8 @@
-#include "hetermoe/planner/good_sequences.h"
+#include "hetermoe/planner/search/good_sequences.h"
 
 #include <gtest/gtest.h>
 
-#include "hetermoe/planner/strategies.h"
+#include "hetermoe/planner/strategies/strategies.h"
 #include "tests/support/nodes_of_eight.h"
 
 namespace hetermoe {

@@ -1,18 +1,18 @@
-#include "hetermoe/planner/host_use.h"
+#include "hetermoe/planner/estimate/host_use.h"
 
 #include <gtest/gtest.h>
 
 #include <numeric>
 
 #include "hetermoe/base/index.h"
+#include "hetermoe/cost/memory_estimate.h"
 #include "hetermoe/cost/roofline.h"
 #include "hetermoe/model/op_cost.h"
 #include "hetermoe/plan/offload.h"
 #include "hetermoe/plan/recompute.h"
-#include "hetermoe/planner/memory_estimate.h"
 #include "hetermoe/planner/predict.h"
-#include "hetermoe/planner/request_check.h"
-#include "hetermoe/planner/search.h"
+#include "hetermoe/planner/search/request_check.h"
+#include "hetermoe/planner/search/search.h"
 #include "hetermoe/schedule/builder.h"
 #include "hetermoe/sim/memory.h"
 #include "tests/support/strategy_plans.h"

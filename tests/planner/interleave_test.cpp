@@ -1,4 +1,4 @@
-#include "hetermoe/planner/interleave.h"
+#include "hetermoe/planner/search/interleave.h"
 
 #include <gtest/gtest.h>
 
@@ -6,7 +6,7 @@
 #include "hetermoe/cost/price.h"
 #include "hetermoe/plan/pipeline_tasks.h"
 #include "hetermoe/planner/predict.h"
-#include "hetermoe/planner/strategies.h"
+#include "hetermoe/planner/strategies/strategies.h"
 #include "hetermoe/sim/simulator.h"
 #include "tests/schedule/plans.h"
 

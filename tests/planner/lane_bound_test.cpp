@@ -1,8 +1,8 @@
-#include "hetermoe/planner/lane_bound.h"
+#include "hetermoe/planner/estimate/lane_bound.h"
 
 #include <gtest/gtest.h>
 
-#include "hetermoe/planner/strategies.h"
+#include "hetermoe/planner/strategies/strategies.h"
 
 namespace hetermoe {
 namespace {

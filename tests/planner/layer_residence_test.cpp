@@ -1,15 +1,15 @@
-#include "hetermoe/planner/layer_residence.h"
+#include "hetermoe/planner/search/layer_residence.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 
 #include "hetermoe/base/index.h"
+#include "hetermoe/cost/memory_estimate.h"
 #include "hetermoe/plan/recompute.h"
-#include "hetermoe/planner/host_use.h"
-#include "hetermoe/planner/memory_estimate.h"
-#include "hetermoe/planner/request_check.h"
-#include "hetermoe/planner/search.h"
+#include "hetermoe/planner/estimate/host_use.h"
+#include "hetermoe/planner/search/request_check.h"
+#include "hetermoe/planner/search/search.h"
 #include "tests/support/strategy_plans.h"
 
 // Layers of a plan that recompute, keep or reload what backward needs.

@@ -1,4 +1,4 @@
-#include "hetermoe/planner/layer_split.h"
+#include "hetermoe/planner/estimate/layer_split.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "hetermoe/planner/leave_out.h"
+#include "hetermoe/planner/search/leave_out.h"
 
 #include <gtest/gtest.h>
 

@@ -5,9 +5,9 @@
 
 #include "hetermoe/cost/price.h"
 #include "hetermoe/plan/offload.h"
-#include "hetermoe/planner/evaluator.h"
 #include "hetermoe/planner/planner.h"
-#include "hetermoe/planner/strategies.h"
+#include "hetermoe/planner/search/evaluator.h"
+#include "hetermoe/planner/strategies/strategies.h"
 #include "hetermoe/schedule/builder.h"
 #include "hetermoe/sim/simulated_step.h"
 #include "tests/support/nodes_of_eight.h"

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include "tests/support/case_count.h"
 #include "tests/support/more_requests.h"
 #include "tests/support/sanitized.h"
 
@@ -33,7 +34,7 @@ PlanRequest with_memory(PlanRequest request) {
 /// how often and how far.
 TEST(Monotone, MoreIsSeldomSlowerAndNeverByMuch) {
   i64 cases = 0, slower = 0;
-  for (u64 seed = 1; seed <= static_cast<u64>(testing::cases(40)); ++seed) {
+  for (u64 seed = 1; seed <= static_cast<u64>(testing::cases(testing::case_count(20, 40))); ++seed) {
     PlanRequest request = testing::random_request(seed, {.types = 2, .nodes = 2});
     request.limits.simulation_budget = testing::kSearchBudget;
     const double before = rate_of(request);
@@ -49,7 +50,7 @@ TEST(Monotone, MoreIsSeldomSlowerAndNeverByMuch) {
     compare(with_network(request), "network");
     compare(with_memory(request), "memory");
   }
-  EXPECT_GT(cases, testing::cases(100));
+  EXPECT_GT(cases, testing::cases(testing::case_count(50, 100)));
   EXPECT_LE(slower, 1) << "of " << cases;
   RecordProperty("slower", static_cast<int>(slower));
 }

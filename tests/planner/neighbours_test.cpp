@@ -1,4 +1,4 @@
-#include "hetermoe/planner/neighbours.h"
+#include "hetermoe/planner/search/neighbours.h"
 
 #include <gtest/gtest.h>
 

@@ -7,7 +7,7 @@
 namespace hetermoe::paper {
 namespace {
 
-class PublishedFigures : public testing::Test {
+class PublishedFigures : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
     w1_ = new ModelPrediction(predict_model(kO1[0]));

@@ -1,4 +1,4 @@
-#include "hetermoe/planner/pipeline_cuts.h"
+#include "hetermoe/planner/search/pipeline_cuts.h"
 
 #include <gtest/gtest.h>
 
@@ -6,7 +6,7 @@
 #include <set>
 
 #include "hetermoe/base/index.h"
-#include "hetermoe/planner/sketch.h"
+#include "hetermoe/planner/estimate/sketch.h"
 #include "tests/support/nodes_of_eight.h"
 
 namespace hetermoe {

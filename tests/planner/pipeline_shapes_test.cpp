@@ -1,4 +1,4 @@
-#include "hetermoe/planner/pipeline_shapes.h"
+#include "hetermoe/planner/search/pipeline_shapes.h"
 
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
@@ -8,9 +8,9 @@
 #include <set>
 
 #include "hetermoe/base/index.h"
+#include "hetermoe/cost/memory_estimate.h"
 #include "hetermoe/plan/recompute.h"
-#include "hetermoe/planner/host_use.h"
-#include "hetermoe/planner/memory_estimate.h"
+#include "hetermoe/planner/estimate/host_use.h"
 #include "hetermoe/sim/memory.h"
 #include "tests/support/more_requests.h"
 #include "tests/support/nodes_of_eight.h"
@@ -35,15 +35,15 @@ std::set<std::size_t> depths(const PipelineRanking& ranking) {
   return all;
 }
 
-constexpr Seconds kAnyTime = 1e30;
+constexpr Seconds kAnyShapeTime = 1e30;
 
 TEST(PipelineShapes, HaveAsManyStagesAsDevicesAndLayersAllow) {
   const PlanRequest request = request_of("qwen3-30b-a3b", testing::nodes_of_eight({{"H100", 16}}), 64);
-  const std::set<std::size_t> few = depths(rank_pipelines(Rates(request), kAnyTime));
+  const std::set<std::size_t> few = depths(rank_pipelines(Rates(request), kAnyShapeTime));
   for (const std::size_t stages : {2, 3, 4}) EXPECT_TRUE(few.contains(stages)) << stages;
   // 60 layers that only deep pipelines have room for.
   const PlanRequest large = request_of("deepseek-v2", testing::nodes_of_eight({{"H100", 64}}), 1024);
-  const std::set<std::size_t> deep = depths(rank_pipelines(Rates(large), kAnyTime));
+  const std::set<std::size_t> deep = depths(rank_pipelines(Rates(large), kAnyShapeTime));
   EXPECT_FALSE(deep.contains(2));
   EXPECT_TRUE(
       std::any_of(deep.begin(), deep.end(), [](std::size_t n) { return n >= 16 && (n & (n - 1)) != 0; }));
@@ -54,7 +54,7 @@ TEST(PipelineShapes, AreValidPlansOfAllLayersAndSequences) {
            {{{"H100", 24}}, 96}, {{{"H100", 16}, {"A100-80", 24}}, 90}, {{{"H100", 13}}, 50}}) {
     const PlanRequest request = request_of("qwen3-30b-a3b", testing::nodes_of_eight(types), sequences);
     const Rates rates(request);
-    const PipelineRanking ranking = rank_pipelines(rates, kAnyTime);
+    const PipelineRanking ranking = rank_pipelines(rates, kAnyShapeTime);
     ASSERT_GE(ranking.shapes.size(), 20U);
     for (std::size_t i = 0; i < ranking.shapes.size(); i += 1 + ranking.shapes.size() / 40) {
       const Plan plan = make_pipeline(rates, ranking.shapes[i]);
@@ -69,7 +69,7 @@ TEST(PipelineShapes, AreValidPlansOfAllLayersAndSequences) {
 /// Figures of a stage are those of its fullest device in the plan that is made of it.
 void expect_needs_of_plans(const PlanRequest& request) {
   const Rates rates(request);
-  const PipelineRanking ranking = rank_pipelines(rates, kAnyTime);
+  const PipelineRanking ranking = rank_pipelines(rates, kAnyShapeTime);
   ASSERT_FALSE(ranking.shapes.empty());
   for (const PipelineShape& shape : ranking.shapes) {
     Plan plan = make_pipeline(rates, shape);
@@ -112,7 +112,7 @@ TEST(PipelineShapes, NeedWhatTheirPlansNeedWithHosts) {
 TEST(PipelineShapes, RecomputeAsMuchAsEachStageHasToAlone) {
   const PlanRequest request = request_of("deepseek-v2", testing::nodes_of_eight({{"H100", 128}}), 512);
   const Rates rates(request);
-  const PipelineRanking ranking = rank_pipelines(rates, kAnyTime);
+  const PipelineRanking ranking = rank_pipelines(rates, kAnyShapeTime);
   i64 differ = 0;
   for (const PipelineShape& shape : ranking.shapes) {
     const StageCosts costs(rates, shape.order, shape.stages);
@@ -143,7 +143,7 @@ TEST(PipelineShapes, TakeAboutWhatTheSimulatorSays) {
     const Rates rates(request);
     Predictor predictor(request.model, request.cluster);
     i64 looked_at = 0;
-    for (const PipelineShape& shape : rank_pipelines(rates, kAnyTime).shapes) {
+    for (const PipelineShape& shape : rank_pipelines(rates, kAnyShapeTime).shapes) {
       // Stages that share nodes unevenly meet on ports in ways that no closed form follows.
       if (8 % shape.stages[0].count != 0 || shape.stages.front() != shape.stages.back()) continue;
       // Nor does one say what groups that differ take to reduce their gradients.
@@ -164,7 +164,7 @@ TEST(PipelineShapes, KnowWhichLinksStagesSendOver) {
     request.limits.max_microbatches = request.sequences;
     const Rates rates(request);
     Predictor predictor = predictor_of(request);
-    const std::vector<PipelineShape> shapes = rank_pipelines(rates, kAnyTime).shapes;
+    const std::vector<PipelineShape> shapes = rank_pipelines(rates, kAnyShapeTime).shapes;
     for (std::size_t i = 0; i < std::min<std::size_t>(10, shapes.size()); ++i) {
       const Seconds step = predictor.predict(make_pipeline(rates, shapes[i])).step;
       EXPECT_GT(step, 0.7 * shapes[i].estimate) << "seed " << seed << ", shape " << i;
@@ -177,7 +177,7 @@ TEST(PipelineShapes, GiveNewerDevicesMoreLayers) {
   const PlanRequest request =
       request_of("mixtral-8x7b", testing::nodes_of_eight({{"H100", 64}, {"A100-80", 64}}), 512);
   const Rates rates(request);
-  for (const PipelineShape& shape : rank_pipelines(rates, kAnyTime).shapes) {
+  for (const PipelineShape& shape : rank_pipelines(rates, kAnyShapeTime).shapes) {
     if (shape.stages.front().cls == shape.stages.back().cls) continue;
     std::map<std::string, double> layers, stages;
     for (std::size_t s = 0; s < shape.stages.size(); ++s) {
@@ -193,13 +193,13 @@ TEST(PipelineShapes, GiveNewerDevicesMoreLayers) {
 TEST(PipelineShapes, NearestMissLacksLessThanEveryOther) {
   PlanRequest request = request_of("deepseek-v2", testing::nodes_of_eight({{"H100", 48}}), 256);
   const Rates rates(request);
-  EXPECT_TRUE(rank_pipelines(rates, kAnyTime).shapes.empty());
+  EXPECT_TRUE(rank_pipelines(rates, kAnyShapeTime).shapes.empty());
   const std::optional<PipelineMiss> miss = nearest_pipeline(rates);
   ASSERT_TRUE(miss.has_value());
   EXPECT_GT(miss->need, miss->usable);
   // With as much memory as is missing, and a little, there is a plan.
   request.cluster.types[0].memory_gib += 1.01 * (miss->need - miss->usable) / kGiB / kUsableMemory;
-  EXPECT_FALSE(rank_pipelines(Rates(request), kAnyTime).shapes.empty());
+  EXPECT_FALSE(rank_pipelines(Rates(request), kAnyShapeTime).shapes.empty());
 }
 
 // --- by hand ---
@@ -298,7 +298,7 @@ TEST(PipelineMemory, IsWhatATallyByHandSays) {
         request_of(model, testing::nodes_of_eight({{"H100", large ? 128 : 16}}), large ? 512 : 64);
     const Rates rates(request);
     std::set<std::tuple<Recompute, Recompute, i32, std::size_t>> seen;
-    for (const PipelineShape& shape : rank_pipelines(rates, kAnyTime).shapes) {
+    for (const PipelineShape& shape : rank_pipelines(rates, kAnyShapeTime).shapes) {
       if (request.model.num_experts % shape.stages[0].count != 0 ||
           shape.stages.front() != shape.stages.back())
         continue;

@@ -1,8 +1,8 @@
-#include "hetermoe/planner/plan_key.h"
+#include "hetermoe/planner/search/plan_key.h"
 
 #include <gtest/gtest.h>
 
-#include "hetermoe/planner/strategies.h"
+#include "hetermoe/planner/strategies/strategies.h"
 #include "tests/schedule/plans.h"
 
 namespace hetermoe {
@@ -67,7 +67,6 @@ TEST(PlanKey, TellsDevicesOfAGroupApart) {
 TEST(PlanKey, TellsQueuesAndRowsApart) {
   EXPECT_TRUE(tells_apart([](Plan& plan) { plan.queue_binding = QueueBinding::kName; }));
   EXPECT_TRUE(tells_apart([](Plan& plan) { plan.row_dedup = false; }));
-  EXPECT_TRUE(tells_apart([](Plan& plan) { plan.combine_lag = 1; }));
 }
 
 TEST(PlanKey, TellsDtypesAndSlotsApart) {

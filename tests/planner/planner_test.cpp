@@ -5,10 +5,10 @@
 #include <limits>
 #include <numeric>
 
-#include "hetermoe/planner/baselines.h"
-#include "hetermoe/planner/memory_estimate.h"
-#include "hetermoe/planner/sketches.h"
-#include "hetermoe/planner/strategies.h"
+#include "hetermoe/cost/memory_estimate.h"
+#include "hetermoe/planner/search/sketches.h"
+#include "hetermoe/planner/strategies/baselines.h"
+#include "hetermoe/planner/strategies/strategies.h"
 #include "tests/support/plan_oracle.h"
 #include "tests/support/sanitized.h"
 

@@ -1,4 +1,4 @@
-#include "hetermoe/planner/round_robin_split.h"
+#include "hetermoe/planner/strategies/round_robin_split.h"
 
 #include <gtest/gtest.h>
 
@@ -7,8 +7,8 @@
 #include <random>
 
 #include "hetermoe/plan/turns.h"
-#include "hetermoe/planner/round_clock.h"
-#include "hetermoe/planner/round_robin_plan.h"
+#include "hetermoe/planner/strategies/round_clock.h"
+#include "hetermoe/planner/strategies/round_robin_plan.h"
 #include "tests/schedule/plans.h"
 #include "tests/support/error_of.h"
 #include "tests/support/processor_time.h"

@@ -1,9 +1,9 @@
-#include "hetermoe/planner/short_model.h"
+#include "hetermoe/planner/estimate/short_model.h"
 
 #include <gtest/gtest.h>
 
 #include "hetermoe/planner/planner.h"
-#include "hetermoe/planner/sketches.h"
+#include "hetermoe/planner/search/sketches.h"
 
 namespace hetermoe {
 namespace {

@@ -1,12 +1,12 @@
-#include "hetermoe/planner/sketches.h"
+#include "hetermoe/planner/search/sketches.h"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <numeric>
 
-#include "hetermoe/planner/evaluator.h"
-#include "hetermoe/planner/request_check.h"
+#include "hetermoe/planner/search/evaluator.h"
+#include "hetermoe/planner/search/request_check.h"
 #include "tests/support/processor_time.h"
 #include "tests/support/random_request.h"
 #include "tests/support/sanitized.h"

@@ -1,4 +1,4 @@
-#include "hetermoe/planner/strategies.h"
+#include "hetermoe/planner/strategies/strategies.h"
 
 #include <gtest/gtest.h>
 

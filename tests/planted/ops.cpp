@@ -29,7 +29,7 @@ void pass_work(const WorkModel& model, const ExchangeLoad*, ComputeWork& work) {
 
 const OpRow op_rows::planted_sum = {
     .phases = Phases::kNone,
-    .queue = QueueRule::own(Queue::kReduce),
+    .queue = QueueRule::always(Queue::kReduce),
     .participants = Participants::kStateHolders,
     .occurs = Occurs::kPerStep,
     .accesses = sum_accesses,

@@ -12,7 +12,7 @@
 #include "hetermoe/cost/measured.h"
 #include "hetermoe/device/accelerator.h"
 #include "hetermoe/model/op_cost.h"
-#include "hetermoe/planner/strategies.h"
+#include "hetermoe/planner/strategies/strategies.h"
 #include "hetermoe/profile/machine.h"
 #include "hetermoe/profile/tasks.h"
 #include "tests/support/error_of.h"
@@ -86,7 +86,7 @@ TEST(Tasks, ExpertsKeepTheirResultAndRecomputeKeepsTheActivationsToo) {
   EXPECT_GE(measured[ProfiledPhase::kForwardBackward].peak_bytes, rows * (row + gate_up));
 }
 
-class ProfilerTest : public testing::Test {
+class ProfilerTest : public ::testing::Test {
  protected:
   static ProfileOptions small() {
     ProfileOptions options;

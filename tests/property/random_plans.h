@@ -29,7 +29,6 @@ class RandomPlans {
     plan.dtype.assign(static_cast<std::size_t>(c.cluster.num_devices()), Dtype::kFp32);
     plan.order = chance(0.3) ? OrderPolicy::kOneFOneB : OrderPolicy::kLayerMajor;
     plan.window = static_cast<i32>(number(0, 3));
-    plan.combine_lag = static_cast<i32>(number(0, 2));
     plan.chunks = static_cast<i32>(chance(0.5) ? 1 : number(2, 3));
     plan.queue_binding = static_cast<QueueBinding>(number(0, kEnumCount<QueueBinding> - 1));
     plan.recompute = static_cast<Recompute>(number(0, 2));
@@ -158,17 +157,14 @@ struct PortCost : CostModel {
   TransferCost transfer(const TransferWork& work) const override {
     TransferCost cost;
     cost.latency = 1e-6 * static_cast<double>(work.participants.size());
-    const auto num_nodes = static_cast<i32>(cluster.nodes.size());
-    std::vector<Seconds> ports(2 * cluster.nodes.size() + 2 * cluster.devices.size(), 0);
+    const Network network(cluster);
+    std::vector<Seconds> ports(idx(network.num_ports()), 0);
     for (std::size_t i = 0; i < work.participants.size(); ++i) {
-      const DeviceId device = work.participants[i];
-      const NodeId node = cluster.devices[static_cast<std::size_t>(device)].node;
-      const Node& links = cluster.nodes[static_cast<std::size_t>(node)];
-      const auto port = [&](i32 index) -> Seconds& { return ports[static_cast<std::size_t>(index)]; };
-      port(2 * node) += work.bytes[i].net_out / (links.network * 1e-2);
-      port(2 * node + 1) += work.bytes[i].net_in / (links.network * 1e-2);
-      port(2 * num_nodes + 2 * device) += work.bytes[i].local_out / (links.local * 1e-3);
-      port(2 * num_nodes + 2 * device + 1) += work.bytes[i].local_in / (links.local * 1e-3);
+      network.for_each_port(work.participants[i], work.bytes[i], [&](i32 number, Bytes bytes) {
+        const Port port = network.port(number);
+        ports[idx(number)] +=
+            bytes / (network.bandwidth(port) * (port.kind == PortKind::kNode ? 1e-2 : 1e-3));
+      });
     }
     for (std::size_t p = 0; p < ports.size(); ++p) {
       if (ports[p] > 0) cost.loads.push_back({static_cast<i32>(p), ports[p]});

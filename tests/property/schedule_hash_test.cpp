@@ -40,7 +40,7 @@ std::vector<Schedule> many_schedules() {
       request.sequences = 8;
       Plan plan = strategy.make(model, cluster, request);
       for (const QueueBinding binding :
-           {QueueBinding::kDirection, QueueBinding::kName, QueueBinding::kSingle, QueueBinding::kPhase}) {
+           {QueueBinding::kDirection, QueueBinding::kName, QueueBinding::kPhase}) {
         for (const Recompute recompute : {Recompute::kOff, Recompute::kLocal, Recompute::kResend}) {
           plan.queue_binding = binding;
           plan.recompute = recompute;

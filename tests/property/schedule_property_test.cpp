@@ -13,7 +13,7 @@ constexpr unsigned kNumSeeds = 400;
 /// Calls `check` with many random cases; failures name the seed.
 template <class Check>
 void for_random_cases(Check check) {
-  for (unsigned seed = 1; seed <= kNumSeeds && !testing::Test::HasFatalFailure(); ++seed) {
+  for (unsigned seed = 1; seed <= kNumSeeds && !::testing::Test::HasFatalFailure(); ++seed) {
     SCOPED_TRACE(fmt::format("seed {}", seed));
     RandomPlans random(seed);
     const RandomCase c = random.make();

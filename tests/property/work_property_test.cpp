@@ -38,7 +38,7 @@ PortBytes sum(const std::vector<PortBytes>& bytes) {
 
 template <class Check>
 void for_transfers(Check check) {
-  for (unsigned seed = 1; seed <= 200 && !testing::Test::HasFatalFailure(); ++seed) {
+  for (unsigned seed = 1; seed <= 200 && !::testing::Test::HasFatalFailure(); ++seed) {
     SCOPED_TRACE(fmt::format("seed {}", seed));
     RandomPlans random(seed);
     const RandomCase c = random.make();

@@ -2,14 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/report/count.h"
+
 namespace hetermoe {
 namespace {
-
-std::size_t count(const std::string& text, const std::string& word) {
-  std::size_t number = 0;
-  for (std::size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + 1)) ++number;
-  return number;
-}
 
 /// Device 1 was lent expert 0, of which it computed 20 copies beside 60 of its own.
 const DeviceMap kMap{.title = "guests",

@@ -3,15 +3,10 @@
 #include <gtest/gtest.h>
 
 #include "hetermoe/report/html.h"
+#include "tests/report/count.h"
 
 namespace hetermoe {
 namespace {
-
-std::size_t count(const std::string& text, const std::string& word) {
-  std::size_t number = 0;
-  for (std::size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + 1)) ++number;
-  return number;
-}
 
 const ExpertLoad kLoad{"Copies <of> experts", {1, 3}, {{6, 2, 0, 0}, {1, 1, 1, 1}}};
 

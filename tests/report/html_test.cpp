@@ -6,6 +6,7 @@
 
 #include "hetermoe/base/json.h"
 #include "hetermoe/report/escape.h"
+#include "tests/report/count.h"
 #include "tests/report/synthetic.h"
 
 namespace hetermoe {
@@ -65,12 +66,6 @@ Json embedded(const std::string& html) {
   const std::string begin = "<script type=\"application/json\" id=\"report-data\">";
   const std::size_t from = html.find(begin) + begin.size();
   return Json::parse(html.substr(from, html.find("</script", from) - from));
-}
-
-std::size_t count(const std::string& text, const std::string& word) {
-  std::size_t number = 0;
-  for (std::size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + 1)) ++number;
-  return number;
 }
 
 TEST(HtmlReport, EmbedsEverySpanOfEveryTimeline) {

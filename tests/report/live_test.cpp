@@ -4,7 +4,7 @@
 
 #include <fstream>
 
-#include "hetermoe/planner/strategies.h"
+#include "hetermoe/planner/strategies/strategies.h"
 #include "hetermoe/report/run_page.h"
 #include "tests/report/synthetic.h"
 #include "tests/support/work_folder.h"

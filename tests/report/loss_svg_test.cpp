@@ -8,14 +8,10 @@
 #include <set>
 #include <sstream>
 
+#include "tests/report/count.h"
+
 namespace hetermoe {
 namespace {
-
-std::size_t count(const std::string& text, const std::string& word) {
-  std::size_t number = 0;
-  for (std::size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + 1)) ++number;
-  return number;
-}
 
 LossPlot plot_of(std::vector<LossSeries> runs) {
   LossPlot plot;

@@ -2,16 +2,11 @@
 
 #include <gtest/gtest.h>
 
-#include "hetermoe/planner/strategies.h"
+#include "hetermoe/planner/strategies/strategies.h"
+#include "tests/report/count.h"
 
 namespace hetermoe {
 namespace {
-
-std::size_t count(const std::string& text, const std::string& word) {
-  std::size_t number = 0;
-  for (std::size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + 1)) ++number;
-  return number;
-}
 
 /// Devices 0 and 1 of the demo are newer, 2 and 3 older; four layers of eight experts.
 PlanLayout layout_of(const char* strategy) {

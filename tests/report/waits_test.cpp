@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "hetermoe/cost/measured.h"
-#include "hetermoe/planner/strategies.h"
+#include "hetermoe/planner/strategies/strategies.h"
 #include "hetermoe/report/table.h"
 #include "hetermoe/report/waits_text.h"
 #include "hetermoe/sim/simulator.h"

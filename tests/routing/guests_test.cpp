@@ -57,14 +57,14 @@ TEST(Guests, NoneWhereTheyCostMoreThanTheySave) {
   EXPECT_EQ(time_of(out.split), 16);
 }
 
-struct Instance {
+struct GuestInstance {
   Loads copies, speeds;
   Hosts hosts;
   GuestRoom room;
 };
-Instance random_instance(std::mt19937_64& random) {
+GuestInstance random_instance(std::mt19937_64& random) {
   const std::size_t num_devices = 2 + random() % 7;
-  Instance out;
+  GuestInstance out;
   for (std::size_t d = 0; d < num_devices; ++d) {
     out.speeds.push_back(static_cast<i64>(1 + random() % 3));
     out.room.nodes.push_back(static_cast<NodeId>(d * 2 / num_devices));
@@ -82,7 +82,7 @@ TEST(Guests, KeepSlotsNodesAndCopiesAndAreNeverLater) {
   std::mt19937_64 random(3);
   int with_guests = 0;
   for (int round = 0; round < 2000; ++round) {
-    const Instance i = random_instance(random);
+    const GuestInstance i = random_instance(random);
     const GuestSplit out = split_with_guests(i.copies, i.hosts, i.speeds, i.room);
     Loads used(i.speeds.size(), 0);
     for (const Guest& guest : out.guests) {
@@ -106,7 +106,7 @@ TEST(Guests, KeepSlotsNodesAndCopiesAndAreNeverLater) {
 }
 
 /// The least time over all sets of guests, copies divided exactly.
-double best_of_all_sets(const Instance& i) {
+double best_of_all_sets(const GuestInstance& i) {
   std::vector<Guest> places;
   for (std::size_t e = 0; e < i.hosts.size(); ++e) {
     for (std::size_t d = 0; d < i.speeds.size(); ++d) {
@@ -134,7 +134,7 @@ TEST(Guests, AreNearTheBestSetOnTinyInstances) {
   std::mt19937_64 random(11);
   double sum = 0, worst = 0;
   for (int round = 0; round < 60; ++round) {
-    Instance i = random_instance(random);
+    GuestInstance i = random_instance(random);
     while (i.speeds.size() != 3) i = random_instance(random);
     i.room = {.slots = 1, .nodes = {0, 0, 0}};
     const double best = best_of_all_sets(i);

@@ -3,7 +3,7 @@
 #include <sstream>
 
 #include "hetermoe/base/json.h"
-#include "hetermoe/planner/round_robin_plan.h"
+#include "hetermoe/planner/strategies/round_robin_plan.h"
 #include "tests/schedule/plans.h"
 
 namespace hetermoe {

@@ -32,7 +32,7 @@ TEST(Guests, AreLentTwiceAndSettledOncePerLayerAndMicrobatch) {
   for (const char* strategy : {"ep", "zebra", "dist_ep"}) {
     for (const i32 chunks : {1, 3}) {
       for (const QueueBinding binding :
-           {QueueBinding::kDirection, QueueBinding::kName, QueueBinding::kSingle, QueueBinding::kPhase}) {
+           {QueueBinding::kDirection, QueueBinding::kName, QueueBinding::kPhase}) {
         Case c(strategy);
         c.plan.chunks = chunks;
         c.plan.queue_binding = binding;

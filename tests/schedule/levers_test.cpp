@@ -13,7 +13,7 @@ namespace {
 using test::find_op, test::has_fault, test::has_text, test::no_faults;
 
 /// One device of attention (0) and one of experts (1); layer 0 is dense.
-class Levers : public testing::Test {
+class Levers : public ::testing::Test {
  protected:
   Levers() { plan.weight_gradients = WeightGradients::kAfter, plan.recompute = Recompute::kAhead; }
 

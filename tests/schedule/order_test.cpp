@@ -63,25 +63,6 @@ TEST(OrderLayerMajor, WindowOfOneFinishesAMicrobatchFirst) {
                        "attention.F l0 m1, head.F m1, attention.B l0 m1, embed.B m1, update s0"));
 }
 
-TEST(OrderLayerMajor, LagPutsTheReturnOneDispatchLater) {
-  const ModelConfig model = make_model({});
-  Plan plan = make_zebra_plan(model, make_cluster({1, 1}), {.microbatches = 3});
-  plan.queue_binding = QueueBinding::kSingle;
-  StepOptions forward;
-  forward.backward = false;
-  EXPECT_EQ(lane_text(build_schedule(plan, model, forward), 0, Queue::kToExpert),
-            "dispatch.F l0 m0, combine.F l0 m0, dispatch.F l0 m1, combine.F l0 m1, dispatch.F l0 m2, "
-            "combine.F l0 m2, "
-            "dispatch.F l1 m0, combine.F l1 m0, dispatch.F l1 m1, combine.F l1 m1, dispatch.F l1 m2, "
-            "combine.F l1 m2");
-  plan.combine_lag = 1;
-  EXPECT_EQ(lane_text(build_schedule(plan, model, forward), 0, Queue::kToExpert),
-            "dispatch.F l0 m0, dispatch.F l0 m1, combine.F l0 m0, dispatch.F l0 m2, combine.F l0 m1, "
-            "dispatch.F l1 m0, combine.F l0 m2, dispatch.F l1 m1, combine.F l1 m0, dispatch.F l1 m2, "
-            "combine.F l1 m1, "
-            "combine.F l1 m2");
-}
-
 TEST(OrderLayerMajor, DenseLayersHaveNoExchange) {
   const ModelConfig model = make_model({.num_layers = 2, .dense = {0}});
   const Schedule s = build_schedule(make_zebra_plan(model, make_cluster({1, 1}), {}), model);
@@ -108,7 +89,6 @@ Plan two_groups(const ModelConfig& model, i64 microbatches_of_second) {
 TEST(Groups, ReduceOfALayerComesBeforeTheBackwardOfTheNext) {
   const ModelConfig model = make_model({});
   Plan plan = two_groups(model, 3);
-  plan.queue_binding = QueueBinding::kSingle;  // reduces share a lane with the transfers of both groups
   const Schedule s = build_schedule(plan, model);
   EXPECT_TRUE(no_faults(validate(s, plan, model)));
   const OpId reduce = find_op(s, "reduce s3");  // attention of layer 1
@@ -276,7 +256,7 @@ TEST(OrderExplicit, TextOfAScheduleGivesTheSameSchedule) {
   EXPECT_EQ(to_text(parsed), plan.explicit_order);
 }
 
-class ExplicitErrors : public testing::Test {
+class ExplicitErrors : public ::testing::Test {
  protected:
   ModelConfig model_ = make_model({.num_layers = 1});
   Plan plan_ = make_zebra_plan(model_, make_cluster({1, 1}), {.microbatches = 1});

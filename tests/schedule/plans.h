@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "hetermoe/planner/strategies.h"
+#include "hetermoe/planner/strategies/strategies.h"
 #include "hetermoe/schedule/schedule.h"
 
 // Small models, clusters and plans for tests of schedules and simulations.
@@ -84,15 +84,15 @@ inline OpId find_op(const Schedule& schedule, const std::string& text, DeviceId 
   return -1;
 }
 
-inline testing::AssertionResult no_faults(const std::vector<std::string>& faults) {
-  if (faults.empty()) return testing::AssertionSuccess();
-  return testing::AssertionFailure() << fmt::format("{}", fmt::join(faults, "\n"));
+inline ::testing::AssertionResult no_faults(const std::vector<std::string>& faults) {
+  if (faults.empty()) return ::testing::AssertionSuccess();
+  return ::testing::AssertionFailure() << fmt::format("{}", fmt::join(faults, "\n"));
 }
-inline testing::AssertionResult has_text(const std::string& text, const std::string& part) {
-  if (text.find(part) != std::string::npos) return testing::AssertionSuccess();
-  return testing::AssertionFailure() << "no \"" << part << "\" in\n" << text;
+inline ::testing::AssertionResult has_text(const std::string& text, const std::string& part) {
+  if (text.find(part) != std::string::npos) return ::testing::AssertionSuccess();
+  return ::testing::AssertionFailure() << "no \"" << part << "\" in\n" << text;
 }
-inline testing::AssertionResult has_fault(const std::vector<std::string>& faults, const std::string& part) {
+inline ::testing::AssertionResult has_fault(const std::vector<std::string>& faults, const std::string& part) {
   return has_text(fmt::format("{}", fmt::join(faults, "\n")), part);
 }
 

@@ -24,8 +24,6 @@ TEST(TransferQueues, AreThoseThatTheScheduleUses) {
   forward.backward = false;
   EXPECT_EQ(transfer_queues(build_schedule(plan, model, forward)),
             numbers({Queue::kToExpert, Queue::kToAttention}));
-  plan.queue_binding = QueueBinding::kSingle;
-  EXPECT_EQ(transfer_queues(build_schedule(plan, model)), numbers({Queue::kToExpert}));
 }
 
 }  // namespace

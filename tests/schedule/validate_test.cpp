@@ -40,8 +40,7 @@ std::vector<Case> cases() {
   all.push_back(make_case({}, {}, [](Plan& plan, StepOptions&) {
     plan.chunks = 2;
     plan.recompute = Recompute::kOff;
-    plan.queue_binding = QueueBinding::kSingle;
-    plan.combine_lag = 1;
+    plan.queue_binding = QueueBinding::kName;
   }));
   all.push_back(
       make_case({}, {2, 1, 2}, [](Plan& plan, StepOptions&) {  // a pipeline whose stages share experts
@@ -128,7 +127,7 @@ TEST(Validate, SwapOfIndependentOpsStaysSound) {
   EXPECT_TRUE(no_faults(faults_of(c, with_swapped_ops(c.schedule, second - 1))));
 }
 
-class Tampered : public testing::Test {
+class Tampered : public ::testing::Test {
  protected:
   Case c_ = make_case({}, {2, 2, 2});
   Schedule s_ = c_.schedule;

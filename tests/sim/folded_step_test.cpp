@@ -111,7 +111,6 @@ class SymmetricPlans {
     plan.dtype.assign(c.cluster.devices.size(), Dtype::kFp16);
     plan.order = chance(0.2) ? OrderPolicy::kOneFOneB : OrderPolicy::kLayerMajor;
     plan.window = static_cast<i32>(number(0, 3));
-    plan.combine_lag = static_cast<i32>(number(0, 1));
     plan.chunks = static_cast<i32>(chance(0.6) ? 1 : 2);
     plan.queue_binding = static_cast<QueueBinding>(number(0, kEnumCount<QueueBinding> - 1));
     plan.recompute = static_cast<Recompute>(number(0, 2));

@@ -9,7 +9,7 @@ namespace hetermoe {
 namespace {
 
 /// Two layers with four experts each on two devices; embedding, attention and head on device 0.
-struct Case {
+struct MemoryCase {
   ModelConfig model = test::make_model({.num_layers = 2, .num_experts = 4});
   Cluster cluster = test::make_cluster({2});
   double expert = real_of({.layer = 0, .part = UnitPart::kExperts, .expert = 0});
@@ -33,13 +33,13 @@ struct Case {
 };
 
 TEST(MigrationMemory, WithoutAChangeIsWhatThePlanHolds) {
-  const Case c;
+  const MemoryCase c;
   const Plan plan = c.plan({{1, 1, 1, 1}, {1, 1, 1, 1}});
   EXPECT_EQ(c.memory(plan, plan), (std::vector<Bytes>{c.rest, 8 * c.expert}));
 }
 
 TEST(MigrationMemory, HoldsTheNewStoragesOfOneLayerBesideTheOldOnes) {
-  const Case c;
+  const MemoryCase c;
   // One expert of each layer goes from 1 to 0: 12 of its 16 bytes a parameter arrive.
   const Plan before = c.plan({{1, 1, 1, 1}, {1, 1, 1, 1}}), after = c.plan({{0, 1, 1, 1}, {0, 1, 1, 1}});
   const std::vector<Bytes> got = c.memory(before, after);
@@ -48,7 +48,7 @@ TEST(MigrationMemory, HoldsTheNewStoragesOfOneLayerBesideTheOldOnes) {
 }
 
 TEST(MigrationMemory, ALayerThatStaysOnADeviceCostsNothing) {
-  const Case c;
+  const MemoryCase c;
   const Plan before = c.plan({{1, 1, 1, 1}, {0, 1, 1, 1}}), after = c.plan({{1, 1, 1, 1}, {1, 1, 1, 1}});
   const std::vector<Bytes> got = c.memory(before, after);
   EXPECT_DOUBLE_EQ(got[1], 7 * c.expert + 4 * c.expert + 0.75 * c.expert);

@@ -12,7 +12,7 @@ namespace {
 constexpr Bytes kMega = 1e6;
 
 /// Two nodes with two devices each, 1 GB/s between the nodes, 10 GB/s inside.
-struct Case {
+struct TimeCase {
   Cluster cluster = test::make_cluster({2, 2});
   ModelConfig model = test::make_model({});
   Plan plan = test::make_zebra_plan(model, cluster, {.attention = 2, .experts = 2});
@@ -36,34 +36,34 @@ UnitMove move(i32 layer, DeviceId from, DeviceId to, Bytes bytes = kMega) {
 }
 
 TEST(MigrationTime, OfOneMoveIsThatOfItsBytesOnTheNetwork) {
-  const Case c;
+  const TimeCase c;
   EXPECT_DOUBLE_EQ(c.run(make_migration({move(0, 0, 2)}, 4)).step, c.latency + c.network(kMega));
 }
 
 TEST(MigrationTime, LayersOfTheSameDevicesFollowEachOther) {
-  const Case c;
+  const TimeCase c;
   const OpTimes times = c.run(make_migration({move(0, 0, 2), move(1, 0, 2)}, 4));
   EXPECT_DOUBLE_EQ(times.start[1], times.end[0]);
   EXPECT_DOUBLE_EQ(times.step, 2 * (c.latency + c.network(kMega)));
 }
 
 TEST(MigrationTime, LayersOfOtherDevicesRunAtTheSameTimeAndShareThePortOfTheirNode) {
-  const Case c;
+  const TimeCase c;
   const OpTimes times = c.run(make_migration({move(0, 0, 2), move(1, 1, 3)}, 4));
   EXPECT_EQ(times.start[1], 0);
   EXPECT_NEAR(times.step, c.latency + 2 * c.network(kMega), 1e-12);
 }
 
 TEST(MigrationTime, MovesOfALayerInOppositeDirectionsDoNotWaitForEachOther) {
-  const Case c;
+  const TimeCase c;
   const OpTimes times = c.run(make_migration({move(0, 0, 2), move(0, 2, 0)}, 4));
   EXPECT_DOUBLE_EQ(times.step, c.latency + c.network(kMega));
 }
 
-TEST(MigrationTime, OfNoMovesIsNothing) { EXPECT_EQ(Case().run(make_migration({}, 4)).step, 0); }
+TEST(MigrationTime, OfNoMovesIsNothing) { EXPECT_EQ(TimeCase().run(make_migration({}, 4)).step, 0); }
 
 TEST(MigrationTime, IsDrawnAsATimelineOfMigrateOpsOnQueueMove) {
-  const Case c;
+  const TimeCase c;
   const Migration migration = make_migration({move(0, 0, 2), move(1, 1, 3)}, 4);
   const Timeline timeline =
       make_timeline(migration.schedule, c.run(migration), c.plan, c.cluster, "simulated");

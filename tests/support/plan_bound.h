@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "hetermoe/planner/planner.h"
-#include "hetermoe/planner/strategies.h"
+#include "hetermoe/planner/strategies/strategies.h"
 #include "hetermoe/schedule/builder.h"
 #include "hetermoe/sim/folded_step.h"
 

@@ -4,9 +4,9 @@
 #include <optional>
 #include <vector>
 
-#include "hetermoe/planner/memory_estimate.h"
+#include "hetermoe/cost/memory_estimate.h"
 #include "hetermoe/planner/planner.h"
-#include "hetermoe/planner/strategies.h"
+#include "hetermoe/planner/strategies/strategies.h"
 #include "tests/support/plan_bound.h"
 #include "tests/support/random_plan.h"
 

@@ -229,7 +229,6 @@ inline RandomCase random_case(u64 seed, i32 max_devices = 8) {
   plan.order = choose.chance(0.3) ? OrderPolicy::kOneFOneB : OrderPolicy::kLayerMajor;
   if (plan.order == OrderPolicy::kLayerMajor)
     plan.window = static_cast<i32>(choose.of(std::vector<i64>{0, 0, 1, 2, 3}));
-  plan.combine_lag = static_cast<i32>(choose.of(std::vector<i64>{0, 0, 1, 2}));
   plan.chunks = static_cast<i32>(choose.of(std::vector<i64>{1, 1, 2, 3}));
   plan.queue_binding = static_cast<QueueBinding>(choose.below(kEnumCount<QueueBinding>));
   plan.row_dedup = choose.chance(0.7);

@@ -2,7 +2,7 @@
 #include <string>
 #include <vector>
 
-#include "hetermoe/planner/strategies.h"
+#include "hetermoe/planner/strategies/strategies.h"
 #include "tests/support/random_plan.h"
 
 // One plan of every way to fill a Plan, for a model and a number of devices. No torch.

@@ -1,8 +1,8 @@
 #pragma once
 #include <set>
 
+#include "hetermoe/balance/balancers.h"
 #include "hetermoe/plan/recompute.h"
-#include "hetermoe/planner/balance/balancers.h"
 #include "tests/support/strategy_plans.h"
 
 namespace hetermoe::testing {

@@ -2,9 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include "hetermoe/cost/memory_estimate.h"
 #include "hetermoe/plan/offload.h"
-#include "hetermoe/planner/memory_estimate.h"
-#include "hetermoe/planner/strategies.h"
+#include "hetermoe/planner/strategies/strategies.h"
 #include "hetermoe/sim/migration_memory.h"
 #include "hetermoe/train/ranks.h"
 #include "hetermoe/train/session.h"

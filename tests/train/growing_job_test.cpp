@@ -1,7 +1,7 @@
 #include "hetermoe/train/growing_job.h"
 
+#include "hetermoe/cost/memory_estimate.h"
 #include "hetermoe/nn/reference.h"
-#include "hetermoe/planner/memory_estimate.h"
 #include "hetermoe/report/run_page.h"
 #include "hetermoe/train/batch.h"
 #include "hetermoe/train/grow_run.h"

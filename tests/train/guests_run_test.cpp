@@ -49,13 +49,14 @@ Counted counted_run(TinyRun& run, Checkpoints checkpoints = Checkpoints::kOff, i
   return out;
 }
 
-TEST(GuestsRun, LossesAreThoseWithoutOverFiftyStepsWithChangesOfOwners) {
+TEST(GuestsRun, LossesAreThoseWithoutWhileOwnersChange) {
   const WorkFolder folder;
   const std::string trace = folder / "run.routes";
+  const std::string steps = testing::case_count("25", "50");
   for (const std::string strategy : {"ep", "zebra"}) {
     if (!testing::every_case() && strategy == "zebra") continue;
     TinyRun none(folder / "none",
-                 lending({{"strategy", strategy}, {"train.steps", "50"}, {"routing.record", trace}}));
+                 lending({{"strategy", strategy}, {"train.steps", steps}, {"routing.record", trace}}));
     const TrainOutcome expected = none.run(Checkpoints::kOff).outcome;
     for (const Settings& balancer :
          {Settings{{"balancer.name", "relibra"}, {"balancer.history", "1"}, {"balancer.every", "1"}},
@@ -68,7 +69,7 @@ TEST(GuestsRun, LossesAreThoseWithoutOverFiftyStepsWithChangesOfOwners) {
                    {"balancer.knows", "foresight"},
                    {"balancer.probe", "true"}},
           Settings{{"balancer.name", "none+guests"}, {"plan.chunks", "3"}}}) {
-      Settings settings = lending({{"strategy", strategy}, {"train.steps", "50"}});
+      Settings settings = lending({{"strategy", strategy}, {"train.steps", steps}});
       settings.insert(settings.end(), balancer.begin(), balancer.end());
       TinyRun run(folder / "run", settings);
       EXPECT_EQ(run.plan.tally, run.job.balancer.knows == Knows::kHistory);
@@ -76,7 +77,7 @@ TEST(GuestsRun, LossesAreThoseWithoutOverFiftyStepsWithChangesOfOwners) {
       const std::string name = fmt::format("{} {} {}", strategy, balancer[0].second, balancer.back().second);
       std::printf("%s: %ld guests, %ld changes of owners\n", name.c_str(), static_cast<long>(got.guests),
                   static_cast<long>(got.end.outcome.changes.size()));
-      EXPECT_GT(got.guests, 50) << name;
+      EXPECT_GT(got.guests, testing::case_count(25, 50)) << name;
       EXPECT_GE(got.end.outcome.changes.size(), balancer[0].second == "relibra" ? 3U : 0U) << name;
       for (std::size_t s = 0; s < expected.records.size(); ++s)
         EXPECT_NEAR(got.end.outcome.records[s].loss / expected.records[s].loss, 1, 1e-9) << name << " " << s;
@@ -92,6 +93,7 @@ TEST(GuestsRun, AResumedRunIsEqualToTheBit) {
   const WorkFolder folder;
   const std::string trace = folder / "run.routes";
   TinyRun(folder / "first", lending({{"routing.record", trace}})).run(Checkpoints::kOff);
+  testing::Turns turns(4);
   for (const Settings& knows : {Settings{{"balancer.knows", "history"}},
                                 Settings{{"balancer.knows", "foresight"}, {"routing.replay", trace}},
                                 Settings{{"balancer.probe", "true"}, {"balancer.knows", "foresight"}}}) {
@@ -103,6 +105,7 @@ TEST(GuestsRun, AResumedRunIsEqualToTheBit) {
     ASSERT_GE(expected.end.outcome.changes.size(), 1U);
     EXPECT_GT(expected.guests, 20);
     for (const i64 stop_at : {4, 8, 13}) {
+      if (!turns.takes()) continue;
       const std::string name = at + std::to_string(stop_at);
       TinyRun cut(name, settings);
       counted_run(cut, Checkpoints::kOn, stop_at);

@@ -240,8 +240,7 @@ TEST_F(JobPlan, OptionsReachThePlan) {
   const Plan plan = plan_with({{"strategy", "zebra"},
                                {"plan.window", "2"},
                                {"plan.chunks", "3"},
-                               {"plan.combine_lag", "1"},
-                               {"plan.queue_binding", "single"},
+                               {"plan.queue_binding", "name"},
                                {"plan.recompute", "off"},
                                {"plan.row_dedup", "false"},
                                {"plan.attention", "0"},
@@ -254,8 +253,7 @@ TEST_F(JobPlan, OptionsReachThePlan) {
   EXPECT_EQ(plan.groups.at(0).microbatches, (std::vector<i64>{2, 2, 2}));
   EXPECT_EQ(plan.window, 2);
   EXPECT_EQ(plan.chunks, 3);
-  EXPECT_EQ(plan.combine_lag, 1);
-  EXPECT_EQ(plan.queue_binding, QueueBinding::kSingle);
+  EXPECT_EQ(plan.queue_binding, QueueBinding::kName);
   EXPECT_EQ(plan.recompute, Recompute::kOff);
   EXPECT_FALSE(plan.row_dedup);
   EXPECT_EQ(plan.dtype.at(0), Dtype::kFp64);

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "hetermoe/routing/trace.h"
+#include "tests/support/case_count.h"
 #include "tests/support/error_of.h"
 #include "tests/train/tiny_run.h"
 
@@ -96,7 +97,7 @@ TEST(LocalityRun, FewerRowsChangeNodesAndTheLossesStay) {
   const std::string trace = folder / "none.routes";
   for (const char* aux_group : {"1", "0"}) {  // 0: of the whole step, which then is one microbatch
     const bool alone = aux_group == std::string("1");
-    const Settings same = {{"train.steps", alone ? "50" : "10"},
+    const Settings same = {{"train.steps", alone ? testing::case_count("25", "50") : "10"},
                            {"train.microbatches", alone ? "2" : "1"},
                            {"train.aux_group", aux_group}};
     Settings recorded = same;
@@ -196,7 +197,7 @@ Settings by_relibra(const std::string& trace, const std::string& parts, Settings
 TEST(RelibraRun, EachPartCanBeLeftOutAndTheLossesStay) {
   const WorkFolder folder;
   const std::string trace = folder / "none.routes";
-  const Settings same = {{"train.steps", "50"}, {"train.microbatches", "2"}};
+  const Settings same = {{"train.steps", testing::case_count("25", "50")}, {"train.microbatches", "2"}};
   Settings recorded = same;
   recorded.push_back({"routing.record", trace});
   const LocalEnd none = run_of(folder / "none", in_two_nodes(recorded));

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "hetermoe/planner/memory_estimate.h"
+#include "hetermoe/cost/memory_estimate.h"
 #include "hetermoe/sim/migration_memory.h"
 #include "hetermoe/train/results.h"
 #include "hetermoe/train/step_report.h"

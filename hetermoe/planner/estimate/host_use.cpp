@@ -1,0 +1,216 @@
+#include "hetermoe/planner/estimate/host_use.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "hetermoe/base/index.h"
+#include "hetermoe/cost/cost_model.h"
+#include "hetermoe/cost/memory_estimate.h"
+#include "hetermoe/model/op_cost.h"
+#include "hetermoe/placement/token_ranges.h"
+#include "hetermoe/plan/backward_shares.h"
+#include "hetermoe/plan/offload.h"
+#include "hetermoe/plan/recompute.h"
+#include "hetermoe/planner/predict.h"
+#include "hetermoe/schedule/order_policy.h"
+
+namespace hetermoe {
+
+std::vector<std::string> offload_entries(HostUse use) {
+  switch (use) {
+    case HostUse::kNone:
+      break;
+    case HostUse::kOptimizer:
+      return {"optimizer"};
+    case HostUse::kOptimizerSaved:
+      return {"optimizer", "saved"};
+    case HostUse::kExperts:
+      return {"optimizer", "experts.weights"};
+    case HostUse::kAll:
+      return {"all"};
+    case HostUse::kAllSaved:
+      return {"all", "saved"};
+  }
+  return {};
+}
+
+void keep_on_hosts(HostUse use, const ModelConfig& model, const Cluster& cluster, Plan& plan) {
+  offload(plan, model, cluster, offload_entries(use), "plan");
+  for (std::size_t g = 0; g < plan.groups.size(); ++g) {
+    for (std::size_t l = 0; l < plan.groups[g].layers.size(); ++l) {
+      LayerPlacement& layer = plan.groups[g].layers[l];
+      if (keeps_activations(recompute_of(plan, static_cast<i32>(g), static_cast<i32>(l))))
+        layer.saved = Residence::kDevice;
+    }
+  }
+}
+
+bool has_hosts(const Cluster& cluster) {
+  return std::all_of(cluster.nodes.begin(), cluster.nodes.end(),
+                     [](const Node& node) { return node.host.has_value(); });
+}
+
+namespace {
+
+/// Adds up what the hosts of a plan keep.
+class HostMemory {
+ public:
+  HostMemory(const Plan& plan, const ModelConfig& model, const Cluster& cluster,
+             const std::vector<Unit>& frozen)
+      : plan_(plan),
+        model_(model),
+        cluster_(cluster),
+        frozen_(frozen),
+        counts_(count_parameters(model)),
+        memory_(cluster.nodes.size(), 0) {}
+
+  std::vector<Bytes> run() {
+    for (std::size_t l = 0; l < plan_.groups[0].layers.size(); ++l) {
+      const auto layer = static_cast<i32>(l);
+      add({layer, UnitPart::kAttention, -1}, counts_.attention_part[l],
+          [&](const Group& group, auto& devices) {
+            add_devices(group.layers[l].attention, devices);
+            add_devices(backward_shares(group.layers[l]), devices);
+          });
+      for (std::size_t e = 0; e < plan_.groups[0].layers[l].experts.size(); ++e) {
+        add({layer, UnitPart::kExperts, static_cast<ExpertId>(e)}, counts_.expert,
+            [&](const Group& group, auto& devices) {
+              for (const ExpertOwner& owner : group.layers[l].experts[e]) devices.insert(owner.device);
+            });
+      }
+    }
+    add({-1, UnitPart::kEmbed, -1}, counts_.embedding, [&](const Group& group, auto& devices) {
+      add_devices(group.embed, devices);
+      add_devices(backward_embed_shares(group), devices);
+    });
+    add({static_cast<i32>(model_.num_layers), UnitPart::kHead, -1}, counts_.head,
+        [&](const Group& group, auto& devices) { add_devices(group.head, devices); });
+    for (const Group& group : plan_.groups) {
+      const InFlight in_flight = traits_of(plan_.order).in_flight(plan_, group);
+      for (std::size_t l = 0; l < group.layers.size(); ++l) add_saved(group, l, in_flight);
+    }
+    return std::move(memory_);
+  }
+
+ private:
+  template <class Holders>
+  void add(const Unit& unit, i64 parameters, Holders holders) {
+    if (home_of(plan_.groups[0], unit.part, unit.layer).optimizer != Residence::kHost) return;
+    const bool trained = !std::binary_search(frozen_.begin(), frozen_.end(), unit);
+    std::set<DeviceId> devices;
+    for (const Group& group : plan_.groups) holders(group, devices);
+    std::set<NodeId> nodes;
+    for (const DeviceId device : devices) {
+      if (!nodes.insert(cluster_.node_of(device)).second) continue;
+      const StateBytes each = state_bytes_of(plan_, device);
+      memory_[idx(cluster_.node_of(device))] += real(parameters) * (trained ? each.total() : each.weights);
+    }
+  }
+
+  /// Saved activations of all microbatches in flight, as if none still lay in a slot.
+  void add_saved(const Group& group, std::size_t l, const InFlight& in_flight) {
+    const LayerPlacement& layer = group.layers[l];
+    if (layer.saved != Residence::kHost) return;
+    const Recompute recompute = layer.recompute.value_or(plan_.recompute);
+    const auto largest = std::max_element(group.microbatches.begin(), group.microbatches.end());
+    const i64 tokens = microbatch_tokens(group, idx(largest - group.microbatches.begin()), plan_);
+    const auto add = [&](DeviceId device, double rows, double copies) {
+      memory_[idx(cluster_.node_of(device))] +=
+          real(in_flight(l, device)) *
+          received_rows_bytes(model_, rows, copies, bytes_of(plan_.dtype[idx(device)]));
+    };
+    std::map<DeviceId, i64> most;
+    for (const ShareRow& row : backward_shares(layer)) {
+      for (const TokenRange range : TokenRanges(row, plan_.seq_len))
+        most[range.device] = std::max(most[range.device], range.tokens());
+    }
+    for (const auto& [device, of_device] : most) add(device, real(of_device), 0);
+    if (resends_rows(recompute)) return;
+    const double of_expert = real(model_.top_k) / real(model_.num_experts) * real(tokens);
+    for (const ExpertOwners& owners : layer.experts) {
+      for (const ExpertOwner& owner : owners)
+        add(owner.device, of_expert * owner.share, of_expert * owner.share);
+    }
+  }
+
+  const Plan& plan_;
+  const ModelConfig& model_;
+  const Cluster& cluster_;
+  const std::vector<Unit>& frozen_;
+  ParamCounts counts_;
+  std::vector<Bytes> memory_;
+};
+
+/// The same plan with all on the devices, whether or not it has room there.
+Plan without_hosts(Plan plan) {
+  plan.hosts.clear();
+  for (Group& group : plan.groups) {
+    group.embed_home.reset(), group.head_home.reset();
+    for (LayerPlacement& layer : group.layers) {
+      layer.attention_home.reset(), layer.experts_home.reset();
+      layer.saved = Residence::kDevice;
+    }
+  }
+  return plan;
+}
+
+}  // namespace
+
+std::vector<Bytes> estimate_host_memory(const Plan& plan, const ModelConfig& model, const Cluster& cluster,
+                                        const std::vector<Unit>& frozen) {
+  return HostMemory(plan, model, cluster, frozen).run();
+}
+
+std::string overfilled_host(const Plan& plan, const ModelConfig& model, const Cluster& cluster,
+                            const std::vector<Unit>& frozen) {
+  if (!uses_hosts(plan)) return "";
+  const std::vector<Bytes> memory = estimate_host_memory(plan, model, cluster, frozen);
+  for (std::size_t n = 0; n < memory.size(); ++n) {
+    const Node& node = cluster.nodes[n];
+    if (memory[n] <= 0 || memory[n] <= node.host->memory_bytes()) continue;
+    return fmt::format("host of {} ({:.0f} GiB) needs {:.1f} GiB", node.name, node.host->memory_gib,
+                       memory[n] / kGiB);
+  }
+  return "";
+}
+
+std::string kept_on_hosts(const Plan& plan) {
+  if (!uses_hosts(plan)) return "";
+  const Home attention = home_of(plan.groups[0], UnitPart::kAttention, 0);
+  const auto last = static_cast<i32>(plan.groups[0].layers.size()) - 1;
+  const Home experts = home_of(plan.groups[0], UnitPart::kExperts, last);
+  const std::vector<LayerPlacement>& layers = plan.groups[0].layers;
+  const auto saves = static_cast<std::size_t>(std::count_if(
+      layers.begin(), layers.end(), [](const LayerPlacement& l) { return l.saved == Residence::kHost; }));
+  const std::string what = attention.weights == Residence::kHost ? "weights, masters and moments of all parts"
+                           : experts.weights == Residence::kHost
+                               ? "weights of the experts, and masters and moments of all parts"
+                               : "masters and moments of all parts";
+  if (saves == 0) return what;
+  return what + ", and activations that backward starts from" +
+         (saves < layers.size() ? fmt::format(" in {} of {} layers", saves, layers.size()) : "");
+}
+
+std::vector<std::string> explain_hosts(const PlanRequest& request, const Plan& plan, const std::string& why) {
+  const std::vector<Bytes> memory =
+      estimate_host_memory(plan, request.model, request.cluster, request.trained.frozen);
+  const auto fullest = std::max_element(memory.begin(), memory.end());
+  const Node& node = request.cluster.nodes[idx(fullest - memory.begin())];
+  Predictor predictor = predictor_of(request);
+  const Seconds step = predictor.predict(plan).step, free = predictor.predict(without_hosts(plan)).step;
+  const std::string what =
+      fmt::format("In host memory live {}: {:.1f} of {:.0f} GiB on {}. {}", kept_on_hosts(plan),
+                  *fullest / kGiB, node.host->memory_gib, node.name, why);
+  if (free >= step)
+    return {what,
+            "Host memory costs no time: the same plan would be no faster if its devices had room for "
+            "everything."};
+  return {what,
+          fmt::format(
+              "Host memory costs {:.0f} % of the step: the same plan would take {:.3g} s instead of {:.3g} s "
+              "if its devices had room for everything.",
+              100 * (1 - free / step), free, step)};
+}
+
+}  // namespace hetermoe

@@ -1,0 +1,156 @@
+#include "hetermoe/planner/search/climb.h"
+
+#include <algorithm>
+
+#include "hetermoe/base/index.h"
+#include "hetermoe/planner/search/neighbours.h"
+#include "hetermoe/schedule/order_policy.h"
+
+namespace hetermoe {
+namespace {
+
+constexpr double kMaxEstimateRatio = 1.1;  ///< of a neighbour worth rounding, to that of the current sketch
+constexpr i32 kMostChunks = 8;
+constexpr DeviceId kFewDevicesToMoveExperts = 8;    ///< of a cluster whose experts are moved one by one
+constexpr std::size_t kFewGroups = 4;  ///< plans of more are changed as sketches alone
+
+/// Figures of a plan that leave the work where it is.
+struct OrderFigures {
+  i32 window, chunks;
+  Recompute recompute;
+  bool shard_optimizer;
+};
+
+/// Parts of an exchange, microbatches in flight, recomputation, sharding of the optimizer: one of them
+/// changed.
+std::vector<OrderFigures> neighbour_orders(const Plan& plan, const PlanLimits& limits) {
+  std::vector<OrderFigures> all;
+  const bool sharded = plan.shard_optimizer;
+  if (limits.shard_optimizer && (plan.groups.size() > 1 || plan.groups[0].devices.size() > 1))
+    all.push_back({plan.window, plan.chunks, plan.recompute, !sharded});
+  // Stages of a pipeline have chosen by layer.
+  const bool by_layer = traits_of(plan.order).has_stages;
+  for (const Recompute recompute :
+       {Recompute::kOff, Recompute::kSelect, Recompute::kLocal, Recompute::kResend}) {
+    if (recompute != plan.recompute && !by_layer)
+      all.push_back({plan.window, plan.chunks, recompute, sharded});
+  }
+  for (const i32 chunks : {plan.chunks * 2, plan.chunks / 2}) {
+    if (chunks >= 1 && chunks <= kMostChunks) all.push_back({plan.window, chunks, plan.recompute, sharded});
+  }
+  const auto microbatches = static_cast<i32>(plan.groups[0].microbatches.size());
+  for (const i32 window : {0, 1, 2, 3, plan.window * 2}) {
+    const bool same = window == plan.window || (window == 0 && !traits_of(plan.order).windows_in_sequence);
+    if (!same && window < microbatches) all.push_back({window, plan.chunks, plan.recompute, sharded});
+  }
+  return all;
+}
+
+/// False when `from` has none of its own in the layer.
+bool move_expert(Group& group, std::size_t layer, DeviceId from, DeviceId to) {
+  LayerOwners& experts = group.layers[layer].experts;
+  const auto last = std::find_if(experts.rbegin(), experts.rend(), [&](const ExpertOwners& owners) {
+    return owners.size() == 1 && owners[0].device == from;
+  });
+  if (last == experts.rend()) return false;
+  (*last)[0].device = to;
+  const auto place = std::lower_bound(group.devices.begin(), group.devices.end(), to);
+  if (place == group.devices.end() || *place != to) group.devices.insert(place, to);
+  return true;
+}
+
+}  // namespace
+
+void Climb::run(i64 start) {
+  evaluator_.start_from(start);
+  while (may_go_on() && (improve_sketch() || improve_order() || improve_blocks())) {
+  }
+  evaluator_.start_from(-1);
+}
+
+void Climb::run_by_layer(i64 start) {
+  evaluator_.start_from(start);
+  while (may_go_on() && improve_layers()) {
+  }
+  evaluator_.start_from(-1);
+}
+
+bool Climb::try_sketches(const Sketch& current, std::vector<Sketch> sketches) {
+  const i64 before = evaluator_.current();
+  const Rates& rates = evaluator_.rates();
+  const Seconds most = kMaxEstimateRatio * estimate(rates, current).step;
+  std::vector<std::pair<Seconds, Sketch>> all;
+  for (Sketch& next : sketches) {
+    const Estimate e = estimate(rates, next);
+    if (e.feasible() && e.step < most) all.emplace_back(e.step, std::move(next));
+  }
+  std::stable_sort(all.begin(), all.end(), [](auto& a, auto& b) { return a.first < b.first; });
+  for (const auto& [step, next] : all) {
+    if (!may_go_on()) break;
+    evaluator_.evaluate(next);
+  }
+  return evaluator_.current() != before;
+}
+
+/// Neighbours of the current plan's sketch.
+bool Climb::improve_sketch() {
+  if (!evaluator_.at(evaluator_.current()).sketch) return false;
+  const Sketch sketch = *evaluator_.at(evaluator_.current()).sketch;
+  return try_sketches(sketch, neighbours(sketch, request_.limits.max_microbatches)) ||
+         try_sketches(sketch, other_devices(evaluator_.rates(), sketch));
+}
+
+/// Other groups: some or some of their devices left out, taken in, split or joined.
+bool Climb::improve_blocks() {
+  if (!evaluator_.at(evaluator_.current()).sketch) return false;
+  const Sketch sketch = *evaluator_.at(evaluator_.current()).sketch;
+  const Rates& rates = evaluator_.rates();
+  std::vector<Sketch> sketches;
+  for (const Blocks& blocks : neighbours(rates, blocks_of(sketch))) {
+    std::optional<Sketch> next = make_sketch(rates, choice_, order_of(sketch), blocks);
+    if (!next) continue;
+    next->bias = sketch.bias, next->rounding = sketch.rounding, next->chunks = sketch.chunks;
+    sketches.push_back(std::move(*next));
+  }
+  return try_sketches(sketch, std::move(sketches));
+}
+
+bool Climb::improve_order() {
+  const i64 before = evaluator_.current();
+  const Plan plan = evaluator_.plan_of(before);
+  const std::optional<Sketch> sketch = evaluator_.at(before).sketch;
+  if (!traits_of(plan.order).has_window) return false;
+  for (const OrderFigures& figures : neighbour_orders(plan, request_.limits)) {
+    if (!may_go_on()) break;
+    Plan next = plan;
+    Sketch next_sketch = sketch.value_or(Sketch{});
+    next.window = next_sketch.window = figures.window;
+    next.chunks = next_sketch.chunks = figures.chunks;
+    next.recompute = next_sketch.recompute = figures.recompute;
+    next.shard_optimizer = next_sketch.shard_optimizer = figures.shard_optimizer;
+    if (sketch && next.groups.size() > kFewGroups)
+      evaluator_.evaluate(next_sketch);
+    else
+      evaluator_.evaluate(std::move(next), sketch ? &next_sketch : nullptr);
+  }
+  return evaluator_.current() != before;
+}
+
+/// An expert of one layer on another device of a small cluster: sketches give all layers as many.
+bool Climb::improve_layers() {
+  const i64 before = evaluator_.current();
+  const DeviceId devices = request_.cluster.num_devices();
+  if (devices > kFewDevicesToMoveExperts || evaluator_.plan_of(before).groups.size() > 1) return false;
+  for (std::size_t l = 0; l < idx(request_.model.num_layers); ++l) {
+    for (DeviceId from = 0; from < devices; ++from) {
+      for (DeviceId to = 0; to < devices; ++to) {
+        if (from == to || !may_go_on()) continue;
+        Plan next = evaluator_.plan_of(evaluator_.current());
+        if (move_expert(next.groups[0], l, from, to)) evaluator_.evaluate(std::move(next));
+      }
+    }
+  }
+  return evaluator_.current() != before;
+}
+
+}  // namespace hetermoe

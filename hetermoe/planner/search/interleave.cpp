@@ -1,0 +1,109 @@
+#include "hetermoe/planner/search/interleave.h"
+
+#include <algorithm>
+#include <set>
+
+#include "hetermoe/base/index.h"
+#include "hetermoe/base/integer_split.h"
+#include "hetermoe/plan/pipeline_tasks.h"
+#include "hetermoe/schedule/order_policy.h"
+
+namespace hetermoe {
+namespace {
+
+/// [stage] its layers, as they were placed.
+std::vector<std::vector<LayerPlacement>> layers_of_stages(const Group& group, const PipelineStages& stages) {
+  std::vector<std::vector<LayerPlacement>> layers(idx(stages.size()));
+  for (std::size_t s = 0; s < layers.size(); ++s) {
+    const std::size_t first = idx(stages.first_layer[s]),
+                      last = s + 1 < layers.size() ? idx(stages.first_layer[s + 1]) : group.layers.size();
+    layers[s].assign(group.layers.begin() + static_cast<std::ptrdiff_t>(first),
+                     group.layers.begin() + static_cast<std::ptrdiff_t>(last));
+  }
+  return layers;
+}
+
+/// Layers without experts are the first of a model, and may come to stand on other stages. False where no
+/// layer of the stage says who owns experts.
+bool take_owners(LayerPlacement& layer, const std::vector<LayerPlacement>& of_stage, bool is_moe) {
+  if (!is_moe) layer.experts.clear();
+  if (!is_moe || !layer.experts.empty()) return true;
+  const auto other = std::find_if(of_stage.begin(), of_stage.end(),
+                                  [](const LayerPlacement& l) { return !l.experts.empty(); });
+  if (other == of_stage.end()) return false;
+  layer.experts = other->experts;
+  layer.experts_home = other->experts_home;
+  return true;
+}
+
+bool interleave(Group& group, const ModelConfig& model, i64 chunks) {
+  const PipelineStages stages = pipeline_stages(group);
+  if (stages.chunks() > 1 || stages.size() < 2) return false;
+  const std::vector<std::vector<LayerPlacement>> of_stage = layers_of_stages(group, stages);
+  std::vector<std::vector<i64>> runs;  // [stage][chunk] layers
+  for (const std::vector<LayerPlacement>& layers : of_stage) {
+    const auto count = static_cast<i64>(layers.size());
+    if (count < chunks) return false;
+    runs.push_back(proportional_split(count, std::vector<double>(idx(chunks), 1)));
+  }
+  std::vector<LayerPlacement> all;
+  std::vector<std::size_t> next(of_stage.size(), 0);
+  for (std::size_t chunk = 0; chunk < idx(chunks); ++chunk) {
+    for (std::size_t s = 0; s < of_stage.size(); ++s) {
+      for (i64 i = 0; i < runs[s][chunk]; ++i) {
+        LayerPlacement layer = of_stage[s][next[s]++];
+        if (!take_owners(layer, of_stage[s], model.is_moe(static_cast<i64>(all.size())))) return false;
+        all.push_back(std::move(layer));
+      }
+    }
+  }
+  group.layers = std::move(all);
+  return true;
+}
+
+constexpr i64 kChunks[] = {2, 3, 4};
+constexpr std::size_t kPipelineKinds = 3;       ///< of groups and stages, the fastest pipeline of each
+constexpr double kMaxPipelineStepRatio = 1.06;  ///< of their steps to that of the fastest pipeline
+
+}  // namespace
+
+std::optional<Plan> interleaved(const Plan& plan, const ModelConfig& model, i64 chunks) {
+  if (!traits_of(plan.order).has_stages || chunks < 2) return {};
+  Plan out = plan;
+  for (Group& group : out.groups)
+    if (!interleave(group, model, chunks)) return {};
+  return out;
+}
+
+namespace {
+
+void evaluate_interleaved(Evaluator& evaluator, const ModelConfig& model, const Plan& plan) {
+  for (const i64 chunks : kChunks) {
+    const std::optional<Plan> next = interleaved(plan, model, chunks);
+    if (!next || evaluator.evaluate(*next) >= 0) continue;
+    // More windows are in flight than there is room for: layers recompute more.
+    for (const Recompute recompute : {Recompute::kSelect, Recompute::kAhead, Recompute::kResend}) {
+      Plan smaller = *next;
+      for (Group& group : smaller.groups)
+        for (LayerPlacement& layer : group.layers) layer.recompute = recompute;
+      if (evaluator.evaluate(std::move(smaller)) >= 0) break;
+    }
+  }
+}
+
+}  // namespace
+
+void evaluate_interleaved(Evaluator& evaluator, const ModelConfig& model) {
+  std::set<std::pair<std::size_t, std::size_t>> kinds;
+  Seconds most = 0;
+  for (const i64 index : evaluator.by_step()) {
+    if (kinds.size() == kPipelineKinds || (most > 0 && evaluator.step_of(index) > most)) return;
+    if (!evaluator.is_pipeline(index)) continue;
+    if (most == 0) most = kMaxPipelineStepRatio * evaluator.step_of(index);
+    const Plan plan = evaluator.plan_of(index);
+    if (kinds.insert({plan.groups.size(), stage_layers(plan.groups[0]).size()}).second)
+      evaluate_interleaved(evaluator, model, plan);
+  }
+}
+
+}  // namespace hetermoe

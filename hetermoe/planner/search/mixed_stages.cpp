@@ -1,0 +1,112 @@
+#include "hetermoe/planner/search/mixed_stages.h"
+
+#include <algorithm>
+
+#include "hetermoe/base/index.h"
+#include "hetermoe/planner/estimate/lane_bound.h"
+#include "hetermoe/planner/search/blocks.h"
+#include "hetermoe/planner/strategies/strategies.h"
+
+namespace hetermoe {
+namespace {
+
+constexpr i32 kMostDevices = 64;         ///< of a cluster whose stages may be mixed
+constexpr std::size_t kMostClasses = 4;  ///< of a stage
+constexpr i64 kMostStages = 16, kMostGroups = 8;
+
+/// Devices in the order of stages, each of which has as many of a class as the others.
+struct MixedStages {
+  std::vector<DeviceId> devices;
+  std::vector<double> attention, experts;  ///< speed of each
+};
+
+class Maker {
+ public:
+  Maker(const Rates& rates, Seconds most) : rates_(rates), request_(rates.request()), most_(most) {}
+
+  std::vector<std::pair<Seconds, Plan>> all() {
+    const auto classes = rates_.num_classes();
+    if (classes < 2 || classes > kMostClasses || request_.cluster.num_devices() > kMostDevices) return {};
+    i64 least = rates_.classes()[0].size();
+    for (const DeviceClass& cls : rates_.classes()) least = std::min(least, cls.size());
+    for (const i64 groups : kRoundNumbers) {
+      if (groups > std::min({kMostGroups, request_.sequences, least / 2})) break;
+      for (const i64 stages : kRoundNumbers) {
+        if (stages < 2) continue;
+        if (stages > std::min({kMostStages, request_.model.num_layers, least / groups})) break;
+        // Attention on the first classes in the order of advantage; on all of them.
+        for (std::size_t first = 1; first <= classes; ++first) {
+          if (first < classes && request_.model.num_moe_layers() == 0) continue;
+          for (const i64 each : {1, 2, 4}) add(groups, stages, first, each);
+        }
+      }
+    }
+    std::stable_sort(out_.begin(), out_.end(), [](auto& a, auto& b) { return a.first < b.first; });
+    return std::move(out_);
+  }
+
+ private:
+  MixedStages stages_of(i64 group, i64 groups, i64 stages, std::size_t first, std::size_t end) const {
+    MixedStages out;
+    const auto copies = real(request_.seq_len * request_.model.top_k);
+    for (i64 s = 0; s < stages; ++s) {
+      for (std::size_t c = first; c < end; ++c) {
+        const DeviceClass& cls = rates_.classes()[c];
+        const i64 each = cls.size() / groups / stages;
+        for (i64 d = 0; d < each; ++d) {
+          out.devices.push_back(cls.devices[idx(group * (cls.size() / groups) + s * each + d)]);
+          out.attention.push_back(1 / rates_.attention(c, 1, Recompute::kLocal).sum());
+          out.experts.push_back(1 / std::max(1e-12, rates_.experts(c, copies, 1, Recompute::kLocal).sum()));
+        }
+      }
+    }
+    return out;
+  }
+
+  /// With microbatches of `each` sequences on each device with attention.
+  void add(i64 groups, i64 stages, std::size_t first, i64 each) {
+    const std::size_t classes = rates_.num_classes();
+    const bool apart = first < classes;
+    const std::vector<i64> sequences =
+        proportional_split(request_.sequences, std::vector<double>(idx(groups), 1));
+    Plan plan;
+    for (i64 g = 0; g < groups; ++g) {
+      const MixedStages attention = stages_of(g, groups, stages, 0, first),
+                        experts = apart ? stages_of(g, groups, stages, first, classes) : attention;
+      StrategyRequest ask;
+      ask.seq_len = request_.seq_len;
+      ask.sequences = sequences[idx(g)];
+      const i64 at_once = each * static_cast<i64>(attention.devices.size()) / stages;
+      ask.microbatches = std::clamp<i64>(sequences.back() / at_once, 1, request_.limits.max_microbatches);
+      ask.window = ask.microbatches > 1 ? 2 : 1;
+      ask.stages = stages;
+      ask.attention = attention.devices, ask.attention_weights = attention.attention;
+      ask.experts = experts.devices, ask.expert_weights = experts.experts;
+      Plan made = find_strategy(apart ? "pp_zebra" : "pp_ep").make(request_.model, request_.cluster, ask);
+      if (g == 0)
+        plan = std::move(made);
+      else
+        plan.groups.push_back(std::move(made.groups[0]));
+    }
+    take_dtypes(plan, blank_plan(request_, Recompute::kLocal));
+    plan.shard_optimizer = request_.limits.shard_optimizer;
+    for (const Recompute recompute : {Recompute::kOff, Recompute::kAhead}) {
+      plan.recompute = recompute;
+      const Seconds bound = lane_bound(rates_, plan);
+      if (bound < most_) out_.emplace_back(bound, plan);
+    }
+  }
+
+  const Rates& rates_;
+  const PlanRequest& request_;
+  Seconds most_;
+  std::vector<std::pair<Seconds, Plan>> out_;
+};
+
+}  // namespace
+
+std::vector<std::pair<Seconds, Plan>> mixed_pipelines(const Rates& rates, Seconds most) {
+  return Maker(rates, most).all();
+}
+
+}  // namespace hetermoe

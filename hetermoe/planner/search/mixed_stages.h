@@ -1,0 +1,14 @@
+#pragma once
+#include <utility>
+#include <vector>
+
+#include "hetermoe/planner/estimate/rates.h"
+
+namespace hetermoe {
+
+/// Pipelines whose stages have devices of all classes: attention and experts on all of them by speed, or
+/// attention on some classes and experts on the others. Each with a lower bound of its step, the lowest
+/// first; none at or above `most`. Empty where there is one class, or in large clusters.
+std::vector<std::pair<Seconds, Plan>> mixed_pipelines(const Rates& rates, Seconds most);
+
+}  // namespace hetermoe

@@ -1,0 +1,196 @@
+#include "hetermoe/planner/search/result.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "hetermoe/base/index.h"
+#include "hetermoe/base/words.h"
+#include "hetermoe/plan/offload.h"
+#include "hetermoe/plan/recompute.h"
+#include "hetermoe/planner/estimate/critical_path.h"
+#include "hetermoe/planner/words/explain.h"
+#include "hetermoe/planner/words/sentences.h"
+
+namespace hetermoe {
+namespace {
+
+constexpr std::size_t kReported = 8;       ///< candidates in a result, named ones apart
+constexpr std::size_t kConfirmed = 3;      ///< of them by speed alone, if they are near the best
+constexpr i64 kAlwaysConfirmed = 400'000;  ///< op-device visits, a tenth of a second
+constexpr i64 kMostOwners = 200'000;       ///< entries of a plan that loses and is kept all the same
+constexpr double kMaxConfirmedStepRatio = 1.02;     ///< to the best, of those that are near it
+
+/// The first few, the best of every name, and the named ones; those that are neither the best nor named
+/// only as far as there is time to confirm them.
+std::vector<i64> choose_reported(const Evaluator& evaluator, const NamedPlans& named_plans) {
+  const std::vector<i64> order = evaluator.by_step();
+  std::vector<i64> chosen;
+  std::set<std::string> names;
+  bool newer = false, homogeneous = false, others = false, all = false;
+  i64 budget = evaluator.whole_budget() / 8;
+  for (const i64 i : order) {
+    const Candidate& candidate = evaluator.at(i).candidate;
+    const bool whole = !leaves_devices_out(candidate);
+    const bool named = i == named_plans.ep || i == named_plans.single || (candidate.newer_only && !newer) ||
+                       (candidate.homogeneous && !homogeneous) || (!candidate.newer_only && !others) ||
+                       (whole && !all);
+    const bool near =
+        chosen.size() < kConfirmed && evaluator.step_of(i) < kMaxConfirmedStepRatio * evaluator.step_of(order[0]);
+    const bool other = chosen.size() < kReported && !names.contains(candidate.name);
+    if (!named && !near && !other) continue;
+    const i64 work = evaluator.work_to_judge(i);
+    if (!named && !chosen.empty() && work > budget) continue;
+    if (!named) budget -= work;
+    names.insert(candidate.name);
+    newer = newer || candidate.newer_only;
+    others = others || !candidate.newer_only;
+    all = all || whole;
+    homogeneous = homogeneous || candidate.homogeneous;
+    chosen.push_back(i);
+  }
+  return chosen;
+}
+
+/// As far as there is time, the fastest first: the figures of the others stay extrapolated.
+void confirm(Evaluator& evaluator, const std::vector<i64>& chosen) {
+  i64 budget = std::max(kAlwaysConfirmed, evaluator.whole_budget() / 2);
+  for (const i64 i : chosen) {
+    const i64 work = evaluator.work_to_judge(i);
+    if (work > budget) continue;
+    budget -= work;
+    evaluator.judge(i);
+  }
+}
+
+/// What plans of one name may differ in, one after another.
+std::vector<std::string> details(const Plan& plan) {
+  std::string microbatches, devices;
+  for (const Group& group : plan.groups) {
+    const std::string count = fmt::format("{}", group.microbatches.size());
+    const std::string size = fmt::format("{}", group.devices.size());
+    if (!microbatches.ends_with(count)) microbatches += (microbatches.empty() ? "" : "+") + count;
+    if (!devices.ends_with(size)) devices += (devices.empty() ? "" : "+") + size;
+  }
+  return {microbatches + (microbatches == "1" ? " microbatch" : " microbatches"),
+          plan.window == 0 ? "all in flight" : fmt::format("{} in flight", plan.window),
+          fmt::format("recompute {}", recompute_text(plan)),
+          counted(plan.chunks, "chunk"),
+          shards_weights(plan)   ? "weights sharded"
+          : plan.shard_optimizer ? "optimizer sharded"
+                                 : "optimizer whole",
+          devices + " devices a group"};
+}
+
+/// Plans that differ have different names.
+void tell_apart(std::vector<Candidate>& candidates) {
+  for (std::size_t detail = 0;; ++detail) {
+    std::map<std::string, std::vector<std::size_t>> of_name;
+    for (std::size_t i = 0; i < candidates.size(); ++i) of_name[candidates[i].name].push_back(i);
+    if (of_name.size() == candidates.size()) return;
+    for (const auto& [name, alike] : of_name) {
+      std::set<std::string> words;
+      for (std::size_t n = 0; n < alike.size(); ++n) {
+        const std::vector<std::string> all = details(candidates[alike[n]].plan);
+        words.insert(detail < all.size() ? all[detail] : std::to_string(n));
+      }
+      if (words.size() < 2) continue;
+      for (std::size_t n = 0; n < alike.size(); ++n) {
+        const std::vector<std::string> all = details(candidates[alike[n]].plan);
+        if (detail < all.size())
+          candidates[alike[n]].name += ", " + all[detail];
+        else if (n > 0)
+          candidates[alike[n]].name += fmt::format(", variant {}", n + 1);
+      }
+    }
+  }
+}
+
+void drop_layers(Plan& plan) {
+  for (Group& group : plan.groups) group.layers.clear(), group.layers.shrink_to_fit();
+}
+
+}  // namespace
+
+std::vector<Candidate> reported_candidates(const PlanRequest& request, Evaluator& evaluator,
+                                           const NamedPlans& named_plans) {
+  std::vector<i64> chosen = choose_reported(evaluator, named_plans);
+  confirm(evaluator, chosen);
+  std::erase_if(chosen, [&](i64 i) { return evaluator.at(i).overfull; });
+  std::stable_sort(chosen.begin(), chosen.end(),
+                   [&](i64 a, i64 b) { return evaluator.step_of(a) < evaluator.step_of(b); });
+  std::vector<Candidate> out;
+  for (const i64 i : chosen) {
+    Candidate candidate = evaluator.take(i);
+    if (out.empty()) candidate.path = critical_path(request, candidate.plan, candidate.timeline);
+    candidate.limited_by = out.empty() ? in_words(candidate.path) : busiest_type(candidate);
+    if (i == named_plans.ep) candidate.name += ", equal shares";
+    // Large plans that lose are not kept whole: each of them takes as much memory as the search.
+    if (!out.empty() && num_entries(candidate.plan) > kMostOwners) drop_layers(candidate.plan);
+    out.push_back(std::move(candidate));
+  }
+  tell_apart(out);
+  std::map<std::string, std::string> unfit = named_plans.unfit;
+  for (const auto& [name, index] : {std::pair("ep", named_plans.ep), {"single", named_plans.single}}) {
+    if (index >= 0 && evaluator.at(index).overfull) unfit[name] = evaluator.overfill_of(index);
+  }
+  for (const auto& [name, why] : unfit) {
+    Candidate candidate;
+    candidate.name = name == "single" ? "single device" : name + " on all devices";
+    candidate.infeasible = why;
+    out.push_back(std::move(candidate));
+  }
+  return out;
+}
+
+namespace {
+
+Json good_sequences_json(const PlanResult& result) {
+  if (!result.good_sequences) return nullptr;
+  return {{"sequences", result.good_sequences->sequences},
+          {"tokens_per_s", result.good_sequences->tokens_per_s}};
+}
+
+}  // namespace
+
+Json to_json(const PlanResult& result) {
+  Json rows = Json::array();
+  for (const Candidate& c : result.tried) {
+    Json row = {{"name", c.name}, {"verdict", c.verdict}};
+    if (!c.infeasible.empty()) {
+      row["infeasible"] = c.infeasible;
+    } else {
+      row["step_s"] = c.prediction.step;
+      row["tokens_per_s"] = c.prediction.tokens_per_s;
+      row["memory_bytes"] = c.memory;
+      row["busy"] = c.prediction.busy;
+      row["limited_by"] = c.limited_by;
+      row["newer_only"] = c.newer_only;
+      row["homogeneous"] = c.homogeneous;
+      row["extrapolated"] = c.extrapolated;
+      row["from_first_microbatches"] = c.prediction.from_first_windows;
+      row["peak_share"] = c.peak_share;
+      Json path = Json::array();
+      for (const Cause& cause : c.path) path.push_back({{"cause", cause.what}, {"share", cause.share}});
+      if (!c.path.empty()) row["critical_path"] = std::move(path);
+      if (!c.plan.groups.empty() && !c.plan.groups[0].layers.empty()) row["plan"] = to_json(c.plan);
+    }
+    rows.push_back(std::move(row));
+  }
+  Json json = {{"infeasible", result.infeasible},
+               {"advice", result.advice},
+               {"bounds", result.bounds},
+               {"explanation", result.explanation},
+               {"good_sequences", good_sequences_json(result)},
+               {"routing_margin", result.routing_margin},
+               {"num_sketches", result.num_sketches},
+               {"num_simulated", result.num_simulated},
+               {"candidates", std::move(rows)}};
+  const double rate = result.feasible() ? result.best().prediction.tokens_per_s : 0;
+  json["tokens_per_s_range"] =
+      result.feasible() ? Json{rate * result.expected.low, rate * result.expected.high} : Json();
+  json["constants"] = result.feasible() ? constants_json(result.expected) : Json();
+  return json;
+}
+
+}  // namespace hetermoe

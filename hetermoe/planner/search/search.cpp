@@ -1,0 +1,431 @@
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "hetermoe/base/index.h"
+#include "hetermoe/cost/memory_estimate.h"
+#include "hetermoe/planner/search/advice.h"
+#include "hetermoe/planner/search/climb.h"
+#include "hetermoe/planner/search/cluster_part.h"
+#include "hetermoe/planner/search/fixed_plans.h"
+#include "hetermoe/planner/search/good_sequences.h"
+#include "hetermoe/planner/search/interleave.h"
+#include "hetermoe/planner/search/layer_residence.h"
+#include "hetermoe/planner/search/leave_out.h"
+#include "hetermoe/planner/search/mixed_stages.h"
+#include "hetermoe/planner/search/pipeline_shapes.h"
+#include "hetermoe/planner/search/request_check.h"
+#include "hetermoe/planner/search/result.h"
+#include "hetermoe/planner/search/search.h"
+#include "hetermoe/planner/search/sketches.h"
+#include "hetermoe/planner/strategies/strategies.h"
+#include "hetermoe/planner/words/explain.h"
+
+// Rank sketches, simulate the promising ones and every fixed strategy that could win, then improve the
+// winner.
+namespace hetermoe {
+namespace {
+
+constexpr i64 kNoLimit = 1 << 30;
+constexpr double kBinds = 0.995;        ///< a bound binds when estimates without it are lower by more
+constexpr i64 kPipelines = 16;          ///< that are simulated
+constexpr i64 kMixedStages = 8;         ///< pipelines with several types in a stage, likewise
+constexpr i64 kPipelinesAlike = 3;      ///< of as many stages in as many groups
+constexpr double kPipelineRatio = 1.1;  ///< estimate over the best step, of those that are
+constexpr i64 kGoodSequences = 8;       ///< such a part of the budget for each number of sequences near it
+constexpr Seconds kNever = std::numeric_limits<Seconds>::infinity();
+constexpr i64 kFewDevicesToVary = 64;   ///< of clusters where single layers of pipelines are moved
+constexpr i64 kMostNearby = 300;  ///< devices of a cluster whose parts are searched, too
+
+/// How wide the search is. Rounds go on while the budget lasts: on small instances, where simulations are
+/// cheap, to the sketches that the estimate misjudges.
+struct Round {
+  i64 per_structure;          ///< sketches simulated that differ in microbatches and order only
+  i64 per_grouping;           ///< sketches simulated of the same classes in as many groups
+  double max_estimate_ratio;  ///< estimate over the best simulated step, of sketches that are simulated
+  i64 sketch_climbs;          ///< from the best plans of so many kinds, by sketches alone
+  double max_step_ratio;      ///< step over the best one, of plans that are improved
+  double budget_share;        ///< of the budget that is left, for climbs
+};
+
+/// Most estimates are 20 % below to 5 % above the simulator.
+constexpr Round kRounds[] = {
+    {.per_structure = 2,
+     .per_grouping = 6,
+     .max_estimate_ratio = 1.1,
+     .sketch_climbs = 6,
+     .max_step_ratio = 1.2,
+     .budget_share = 0.4},
+    {.per_structure = 8,
+     .per_grouping = kNoLimit,
+     .max_estimate_ratio = 1.6,
+     .sketch_climbs = 8,
+     .max_step_ratio = 1.2,
+     .budget_share = 0.4},
+};
+
+constexpr i64 kMostToJudge = 40'000'000;  ///< op-device visits of a simulation that only asks for memory
+
+/// Equal for sketches that differ in microbatches and order only.
+std::string structure_of(const RankedSketch& ranked) {
+  std::string structure;
+  const SketchGroup* before = nullptr;
+  i64 run = 0;
+  for (const SketchGroup& group : ranked.sketch.groups) {
+    ++run;
+    const bool same =
+        before != nullptr && before->count == group.count && before->attention == group.attention;
+    if (!same) {
+      structure +=
+          fmt::format("{}|{}/{}{}{}", run, fmt::join(group.count, ","), fmt::join(group.attention, ","),
+                      group.mixed ? "m" : "", group.by_speed ? "s" : "");
+      run = 0;
+    }
+    before = &group;
+  }
+  return structure + fmt::format("{}", run);
+}
+
+class Search {
+ public:
+  explicit Search(const PlanRequest& request)
+      : request_(request), evaluator_(request), choice_(evaluator_.rates()) {}
+
+  PlanResult run() {
+    search();
+    return result();
+  }
+
+ private:
+  void search() {
+    search_all();
+    search_nearby();
+    evaluate_residences(evaluator_);
+  }
+
+  void search_all() {
+    ranking_ = rank_sketches(evaluator_.rates());
+    simulate_named();
+    simulate_pipelines();
+    for (const Round& round : kRounds) {
+      simulate_promising(round);
+      if (&round == kRounds) simulate_fixed();
+      improve(round);
+    }
+    if (has_best()) Climb(request_, evaluator_, choice_, 0).run_by_layer(evaluator_.best());
+    if (evaluator_.empty()) simulate_any();
+  }
+
+  /// What is true of a part of the cluster is true of the cluster, and a plan of a few sequences more has
+  /// room for these: whole nodes alone, and a number of sequences that divides well, leave the search less to
+  /// tell apart.
+  void search_nearby() {
+    if (request_.cluster.num_devices() > kMostNearby) return;
+    const Plan best = has_best() ? evaluator_.plan_of(evaluator_.best()) : Plan();
+    for (const std::vector<DeviceId>& outside : devices_to_leave_out(request_.cluster, best)) {
+      const ClusterPart part = part_without(request_.cluster, outside);
+      PlanRequest fewer = request_;
+      fewer.cluster = part.cluster;
+      std::optional<Plan> plan = best_plan(fewer);
+      if (!plan) continue;
+      number_back(*plan, part, request_);
+      evaluator_.evaluate_at_any_cost(std::move(*plan));
+    }
+    PlanRequest more = request_;
+    more.sequences = rounded_up(request_.sequences);
+    const i64 over = more.sequences - request_.sequences;
+    if (over == 0) return;
+    more.limits.max_microbatches += over;
+    const std::optional<Plan> plan = best_plan(more);
+    std::optional<Plan> less = plan ? with_fewer(*plan, over) : std::nullopt;
+    if (less) evaluator_.evaluate_at_any_cost(std::move(*less));
+  }
+
+  static std::optional<Plan> best_plan(const PlanRequest& request) {
+    Search other(request);
+    other.search_all();
+    other.evaluator_.settle_best(kMostToJudge);
+    if (!other.has_best()) return {};
+    return other.evaluator_.plan_of(other.evaluator_.best());
+  }
+
+  PlanResult result() {
+    evaluator_.settle_best(kMostToJudge);
+    PlanResult result;
+    result.num_sketches = static_cast<i64>(ranking_.sketches.size()) + num_pipelines_;
+    result.num_simulated = evaluator_.num_simulated();
+    if (evaluator_.empty()) {
+      result.infeasible =
+          ranking_.shortage ? to_string(evaluator_.rates(), *ranking_.shortage) : evaluator_.last_overfill();
+      result.advice = advice(shortfall(evaluator_.rates()));
+    } else {
+      result.others_lack = others_lack();
+    }
+    result.bounds = bounds();
+    result.tried = reported_candidates(request_, evaluator_, named_);
+    if (result.feasible()) {
+      result.expected = expected_of(request_, result.best().plan);
+      result.good_sequences =
+          good_sequences(request_, result.best(), evaluator_.whole_budget() / kGoodSequences);
+    }
+    explain(result);
+    return result;
+  }
+
+  bool has_best() const { return evaluator_.best() >= 0; }
+  Seconds best_step() const { return evaluator_.step_of(evaluator_.best()); }
+
+  /// One type alone, the newest among them, several types, all devices: reported whatever else wins. And
+  /// groups that do not share nodes, which estimates rank too low where links inside a node are much faster.
+  void simulate_named() {
+    struct Tries {
+      int left = 4, wanted = 2;
+
+      bool over() const { return left == 0 || wanted == 0; }
+      void count(bool simulated) { --left, wanted -= simulated ? 1 : 0; }
+    };
+    std::vector<Tries> of_class(evaluator_.rates().num_classes());
+    Tries mixed, all, whole_nodes;
+    all.wanted = 1;
+    whole_nodes.left = 40, whole_nodes.wanted = 4;  // the first ones by estimate often have no room
+    for (const RankedSketch& ranked : ranking_.sketches) {
+      Tries& tries = ranked.classes.size() == 1 ? of_class[ranked.classes[0]] : mixed;
+      const bool whole = uses_all(ranked.sketch);
+      const bool apart = !whole_nodes.over() && keeps_to_nodes(ranked.sketch);
+      if (tries.over() && (!whole || all.over()) && !apart) continue;
+      const bool simulated = evaluator_.evaluate(ranked.sketch) >= 0;
+      if (!tries.over()) tries.count(simulated);
+      if (whole && !all.over()) all.count(simulated);
+      if (apart) whole_nodes.count(simulated);
+    }
+  }
+
+  /// Groups take whole nodes of a type, or so many devices that nodes hold whole groups.
+  bool keeps_to_nodes(const Sketch& sketch) const {
+    const std::vector<DeviceClass>& classes = evaluator_.rates().classes();
+    for (const SketchGroup& group : sketch.groups) {
+      for (std::size_t c = 0; c < classes.size(); ++c) {
+        const auto per_node = static_cast<i64>(std::llround(classes[c].per_node));
+        if (group.count[c] > 0 && group.count[c] % per_node != 0 && per_node % group.count[c] != 0)
+          return false;
+      }
+    }
+    return sketch.groups.size() > 1;
+  }
+
+  bool uses_all(const Sketch& sketch) const {
+    std::size_t used = 0, all = 0;
+    for (const SketchGroup& group : sketch.groups) {
+      for (const i64 count : group.count) used += idx(count);
+    }
+    for (const DeviceClass& cls : evaluator_.rates().classes()) all += cls.devices.size();
+    return used == all;
+  }
+
+  /// What keeps all plans with any but the newest type from having room; empty = some have.
+  std::string others_lack() const {
+    const Rates& rates = evaluator_.rates();
+    const i32 newest = request_.cluster.devices[idx(default_roles(request_.cluster).attention.at(0))].type;
+    for (const RankedSketch& ranked : ranking_.sketches) {
+      for (const std::size_t c : ranked.classes) {
+        if (rates.classes()[c].type != newest) return "";
+      }
+    }
+    for (std::size_t c = 0; c < rates.num_classes(); ++c) {
+      const std::optional<Shortage>& shortage = ranking_.shortage_besides[c];
+      if (rates.classes()[c].type != newest || !shortage) continue;
+      return fmt::format("the nearest miss by {:.1f} GiB: {}",
+                         (shortage->need - rates.usable_memory(shortage->cls)) / kGiB,
+                         to_string(rates, *shortage));
+    }
+    return "";
+  }
+
+  /// Bounds of the search that kept it from something better, or from looking.
+  std::vector<std::string> bounds() const {
+    std::vector<std::string> out;
+    if (ranking_.most_groups > 0) {
+      out.push_back(fmt::format("Bound of the search: plans of more than {} groups were not looked at.",
+                                ranking_.most_groups));
+    }
+    if (promising_left_ > 0) {
+      out.push_back(
+          fmt::format("Bound of the search: its budget ran out with {} promising sketches not simulated.",
+                      promising_left_));
+    }
+    if (request_.limits.max_microbatches < request_.sequences) add_microbatch_bound(out);
+    return out;
+  }
+
+  /// Whether the request's bound rules out something faster, by estimate.
+  void add_microbatch_bound(std::vector<std::string>& out) const {
+    PlanRequest wider = request_;
+    wider.limits.max_microbatches = wider.sequences;
+    const Rates rates(wider);
+    const std::vector<RankedSketch> sketches = rank_sketches(rates).sketches;
+    if (sketches.empty()) return;
+    const bool none = ranking_.sketches.empty();
+    if (!none && sketches.front().estimate.step > kBinds * ranking_.sketches.front().estimate.step) return;
+    out.push_back(fmt::format(
+        "Bound of the search: with more than {} microbatches {}.", request_.limits.max_microbatches,
+        none ? "plans fit"
+             : fmt::format("plans are {:.2f} times as fast by estimate",
+                           ranking_.sketches.front().estimate.step / sketches.front().estimate.step)));
+  }
+
+  void simulate_promising(const Round& round) {
+    std::map<std::string, i64> structures, groupings;
+    const i64 reserve = evaluator_.budget() / 3;  // for improving the winner
+    const bool first = &round == kRounds;
+    for (const RankedSketch& ranked : ranking_.sketches) {
+      if (has_best() && ranked.estimate.step > round.max_estimate_ratio * best_step()) break;
+      i64& count = structures[structure_of(ranked)];
+      i64& alike =
+          groupings[fmt::format("{}/{}", fmt::join(ranked.classes, " "), ranked.sketch.groups.size())];
+      if (count >= round.per_structure || alike >= round.per_grouping) continue;
+      if (evaluator_.budget() <= reserve) {
+        if (!first || !has_best()) break;
+        if (ranked.estimate.step < best_step()) ++promising_left_;
+        continue;
+      }
+      if (evaluator_.evaluate(ranked.sketch) >= 0) ++count, ++alike;
+    }
+  }
+
+  /// Where every plan is dear, the first one that has room is better than none.
+  void simulate_any() {
+    evaluator_.forget_budget();
+    for (const RankedSketch& ranked : ranking_.sketches) {
+      if (evaluator_.evaluate(ranked.sketch) >= 0) return;
+    }
+  }
+
+  /// Reported even when they lose.
+  void simulate_fixed() {
+    simulate_fixed("ep", named_.ep);
+    simulate_fixed("single", named_.single);
+  }
+
+  void simulate_fixed(const std::string& name, i64& kept) {
+    const Strategy& strategy = find_strategy(name);
+    if (!misfit(strategy, request_.model, request_.cluster).empty()) return;
+    std::vector<std::pair<Seconds, Plan>> plans = fixed_plans(evaluator_.rates(), strategy);
+    std::stable_sort(plans.begin(), plans.end(), [](auto& a, auto& b) { return a.first < b.first; });
+    for (auto& [bound, plan] : plans) {
+      if (kept >= 0 && bound >= best_step()) continue;
+      const i64 index = evaluate_fixed(std::move(plan));
+      if (index >= 0 && (kept < 0 || evaluator_.step_of(index) < evaluator_.step_of(kept))) kept = index;
+    }
+    if (kept < 0 && !plans.empty()) named_.unfit[name] = evaluator_.last_overfill();
+  }
+
+  /// Each device has some layers alone. What they take of the budget others get back, up to a part of it.
+  void simulate_pipelines() {
+    const i64 budget = evaluator_.budget();
+    const PipelineRanking ranking = rank_pipelines(evaluator_.rates(), has_best() ? best_step() : kNever);
+    num_pipelines_ = ranking.num_weighed;
+    i64 left = kPipelines;
+    const PipelineShape* best = nullptr;
+    std::map<std::pair<i64, std::size_t>, i64> alike;
+    for (const PipelineShape& shape : ranking.shapes) {
+      const bool may_win = !has_best() || shape.estimate < kPipelineRatio * best_step();
+      if (left == 0 || evaluator_.budget() <= 0 || !may_win) break;
+      i64& count = alike[{shape.order.groups, shape.stages.size()}];
+      if (count >= kPipelinesAlike) continue;
+      const i64 index = evaluator_.evaluate(make_pipeline(evaluator_.rates(), shape));
+      if (index < 0) continue;
+      --left, ++count;
+      if (index == evaluator_.best()) best = &shape;
+    }
+    if (best != nullptr && request_.cluster.num_devices() <= kFewDevicesToVary) vary(*best, ranking.shapes);
+    if (evaluator_.empty() && !ranking.shapes.empty()) {
+      evaluator_.forget_budget();  // one is better than none
+      for (std::size_t i = 0; i < ranking.shapes.size() && !has_best(); ++i)
+        evaluator_.evaluate(make_pipeline(evaluator_.rates(), ranking.shapes[i]));
+    }
+    simulate_mixed_stages();
+    evaluate_interleaved(evaluator_, request_.model);
+    evaluator_.add_budget(std::min(budget - evaluator_.budget(), evaluator_.whole_budget() / 4));
+  }
+
+  /// Single layers of the best pipeline go over to the stage before or after, and its microbatches become
+  /// those of others of `all`, as long as that is faster: splits do not know where the step waits for its
+  /// first and its last microbatches.
+  void vary(PipelineShape shape, const std::vector<PipelineShape>& all) {
+    bool faster = true;
+    const auto try_with = [&](const PipelineShape& like, const std::vector<i64>& layers) {
+      if (evaluator_.budget() <= 0) return;
+      std::optional<PipelineShape> next = with_layers(evaluator_.rates(), like, layers);
+      if (!next) return;
+      const Seconds before = best_step();
+      evaluator_.evaluate(make_pipeline(evaluator_.rates(), *next));
+      if (best_step() < before) shape = std::move(*next), faster = true;
+    };
+    while (std::exchange(faster, false)) {
+      for (const PipelineShape& other : all)
+        if (other.stages == shape.stages && other.groups == shape.groups) try_with(other, shape.layers);
+      for (std::size_t s = 1; s < shape.stages.size(); ++s) {
+        for (const i64 more : {1, -1}) {
+          std::vector<i64> layers = shape.layers;
+          layers[s - 1] -= more, layers[s] += more;
+          try_with(shape, layers);
+        }
+      }
+    }
+  }
+
+  /// Where a pipeline is best, or nothing has room without one, types may also meet inside of stages.
+  void simulate_mixed_stages() {
+    const bool wanted = !has_best() || evaluator_.is_pipeline(evaluator_.best());
+    if (!wanted) return;
+    i64 left = kMixedStages;
+    for (auto& [bound, plan] : mixed_pipelines(evaluator_.rates(), has_best() ? best_step() : kNever)) {
+      if (left == 0 || evaluator_.budget() <= 0 || (has_best() && bound >= best_step())) break;
+      if (evaluator_.evaluate(std::move(plan)) >= 0) --left;
+    }
+  }
+
+  /// The optimizer is sharded where the plan has no room otherwise.
+  i64 evaluate_fixed(Plan plan) {
+    const i64 index = evaluator_.evaluate(plan);
+    if (index >= 0 || plan.shard_optimizer || !request_.limits.shard_optimizer) return index;
+    plan.shard_optimizer = true;
+    return evaluator_.evaluate(std::move(plan));
+  }
+
+  /// Climbs from the best plan and from the best plans of other kinds.
+  void improve(const Round& round) {
+    const i64 budget = evaluator_.budget();
+    Climb climb(request_, evaluator_, choice_, budget - static_cast<i64>(round.budget_share * real(budget)));
+    climb_from_best(climb, round);
+  }
+
+  void climb_from_best(Climb& climb, const Round& round) {
+    const std::vector<i64> order = evaluator_.by_step();
+    std::set<std::string> kinds;
+    for (const i64 start : order) {
+      if (!climb.may_go_on() || static_cast<i64>(kinds.size()) >= round.sketch_climbs ||
+          evaluator_.step_of(start) > round.max_step_ratio * best_step())
+        return;
+      if (kinds.insert(evaluator_.at(start).candidate.name).second) climb.run(start);
+    }
+  }
+
+  const PlanRequest& request_;
+  Evaluator evaluator_;
+  GroupChoice choice_;
+  SketchRanking ranking_;
+  NamedPlans named_;
+  i64 num_pipelines_ = 0;   ///< weighed by estimate
+  i64 promising_left_ = 0;  ///< sketches with an estimate below the best step that had to be left
+};
+
+}  // namespace
+
+PlanResult search_plans(const PlanRequest& request) { return Search(request).run(); }
+
+}  // namespace hetermoe

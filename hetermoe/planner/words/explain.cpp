@@ -1,0 +1,174 @@
+#include "hetermoe/planner/words/explain.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "hetermoe/cost/memory_estimate.h"
+#include "hetermoe/plan/pipeline_tasks.h"
+#include "hetermoe/planner/strategies/strategies.h"
+#include "hetermoe/planner/words/sentences.h"
+#include "hetermoe/schedule/order_policy.h"
+
+namespace hetermoe {
+namespace {
+
+std::string join(const std::vector<std::string>& parts, const std::string& separator = ", ") {
+  std::string out;
+  for (const std::string& part : parts) out += (out.empty() ? "" : separator) + part;
+  return out;
+}
+
+std::vector<TypeUse> use_of_types(const PlanRequest& request, const Candidate& candidate,
+                                  const std::vector<std::string>& roles) {
+  std::vector<TypeUse> uses;
+  for (std::size_t t = 0; t < request.cluster.types.size(); ++t) {
+    TypeUse use;
+    use.type = request.cluster.types[t].name;
+    use.memory_gib = request.cluster.types[t].memory_gib;
+    use.limit_gib = (usable_memory(request.cluster.types[t]) - request.limits.memory_reserve) / kGiB;
+    use.role = "idle";
+    for (const DeviceId device : request.cluster.devices_of_type(static_cast<i32>(t))) {
+      const auto d = static_cast<std::size_t>(device);
+      ++use.devices;
+      if (roles[d] == "idle") continue;
+      ++use.used;
+      use.role = use.role == "idle" || use.role == roles[d] ? roles[d] : "mixed";
+      use.busy += candidate.prediction.busy[d];
+      if (candidate.memory.empty()) continue;
+      use.memory = std::max(use.memory, candidate.memory[d]);
+      use.unsharded = std::max(use.unsharded, candidate.unsharded[d]);
+      use.freed = std::max(use.freed, candidate.unsharded[d] - candidate.memory[d]);
+    }
+    if (use.used > 0) use.busy /= static_cast<double>(use.used);
+    if (use.devices > 0) uses.push_back(std::move(use));
+  }
+  return uses;
+}
+
+/// "2 stages", interleaved "2 stages in 4 runs each".
+std::string stages_text(const Plan& plan) {
+  const PipelineStages stages = pipeline_stages(plan.groups[0]);
+  if (!traits_of(plan.order).has_stages || stages.chunks() == 1)
+    return fmt::format("{} stages", stages.size());
+  return fmt::format("{} stages in {} runs each", stages.ranks, stages.chunks());
+}
+
+/// "zebra", "ep", ...: what the placement amounts to.
+std::string family(const Plan& plan, const std::vector<std::string>& roles) {
+  std::set<std::string> present(roles.begin(), roles.end());
+  present.erase("idle");
+  const std::string by_order = traits_of(plan.order).plan_name;
+  if (!by_order.empty()) return fmt::format("{} of {}", by_order, stages_text(plan));
+  const auto used =
+      std::count_if(roles.begin(), roles.end(), [](const std::string& r) { return r != "idle"; });
+  const bool overlapped = plan.window != 1 && plan.groups[0].microbatches.size() > 1;
+  if (used == 1) return "single";
+  if (used == static_cast<std::ptrdiff_t>(plan.groups.size())) return "data parallel";
+  if (present.contains("expert")) {
+    const std::string split = overlapped ? "zebra" : "dist-ep";
+    return present.contains("both") ? split + " with experts moved" : split;
+  }
+  return overlapped ? "ep with overlap" : "ep";
+}
+
+std::string name_of_plan(const std::vector<TypeUse>& types, const Plan& plan,
+                         const std::vector<std::string>& roles) {
+  std::vector<std::string> used;
+  for (const TypeUse& use : types) {
+    if (use.used > 0) used.push_back(fmt::format("{} {}", use.used, use.type));
+  }
+  std::string name = family(plan, roles) + " on " + join(used, " + ");
+  if (plan.groups.size() > 1) name += fmt::format(", {} groups", plan.groups.size());
+  return name;
+}
+
+/// FLOPs of training, as inspect counts them, over what the used devices could compute in the step.
+double peak_share(const PlanRequest& request, const Candidate& candidate,
+                  const std::vector<std::string>& roles) {
+  FlopsPerSecond peak = 0;
+  for (DeviceId d = 0; d < request.cluster.num_devices(); ++d) {
+    const Device& device = request.cluster.devices[static_cast<std::size_t>(d)];
+    if (roles[static_cast<std::size_t>(d)] != "idle")
+      peak += device.speed * request.cluster.type_of(d).peak(request.dtype);
+  }
+  const Flops per_token = training_flops_per_token(request.model, request.seq_len);
+  return peak > 0 ? candidate.prediction.tokens_per_s * per_token / peak : 0;
+}
+
+/// Why `loser` is slower than `best`.
+std::string reason(const Candidate& best, const Candidate& loser) {
+  std::vector<std::string> idle;
+  for (std::size_t t = 0; t < loser.types.size(); ++t) {
+    if (loser.types[t].used < best.types[t].used) {
+      idle.push_back(fmt::format("leaves {} {} idle", loser.types[t].devices - loser.types[t].used,
+                                 loser.types[t].type));
+    }
+  }
+  std::string text = fmt::format("{:.0f} % slower", 100 * (loser.prediction.step / best.prediction.step - 1));
+  if (loser.prediction.step < 1.005 * best.prediction.step) text = "as fast within half a percent";
+  if (!idle.empty()) text += ": " + join(idle, ", ");
+  const TypeUse* waits = nullptr;
+  for (const TypeUse& use : loser.types) {
+    if (use.used > 0 && (waits == nullptr || use.busy < waits->busy)) waits = &use;
+  }
+  if (waits != nullptr && waits->busy < 0.9) {
+    text += fmt::format("{} its {} wait {} of the step", idle.empty() ? ":" : ";", waits->type,
+                        percent(1 - waits->busy));
+  }
+  return text + fmt::format(" ({})", loser.limited_by);
+}
+
+}  // namespace
+
+void describe(const PlanRequest& request, const Plan& plan, Candidate& candidate) {
+  const std::vector<std::string> roles = roles_of(plan);
+  candidate.types = use_of_types(request, candidate, roles);
+  candidate.name = name_of_plan(candidate.types, plan, roles);
+  const i32 newest_type =
+      request.cluster.devices[static_cast<std::size_t>(default_roles(request.cluster).attention.at(0))].type;
+  i64 types = 0;
+  bool newest = false;
+  for (const TypeUse& use : candidate.types) {
+    if (use.used == 0) continue;
+    ++types;
+    newest = newest || use.type == request.cluster.types[static_cast<std::size_t>(newest_type)].name;
+  }
+  candidate.num_attention = std::count_if(roles.begin(), roles.end(), [](const std::string& role) {
+    return role == "attention" || role == "both";
+  });
+  candidate.peak_share = peak_share(request, candidate, roles);
+  candidate.homogeneous = types == 1;
+  candidate.newer_only = types == 1 && newest;
+}
+
+Expected expected_of(const PlanRequest& request, const Plan& plan) {
+  const std::vector<std::string> roles = roles_of(plan);
+  std::vector<DeviceId> used;
+  for (DeviceId d = 0; d < request.cluster.num_devices(); ++d)
+    if (roles[static_cast<std::size_t>(d)] != "idle") used.push_back(d);
+  return expected_of(request.cluster, used, request.links_assumed);
+}
+
+std::string busiest_type(const Candidate& candidate) {
+  const auto most = std::max_element(candidate.types.begin(), candidate.types.end(),
+                                     [](const TypeUse& a, const TypeUse& b) { return a.busy < b.busy; });
+  const std::string busy = fmt::format("{} busy {}", most->type, percent(most->busy));
+  return most->busy >= 0.8 ? busy : "waiting for transfers and other devices: at most " + busy;
+}
+
+void explain(PlanResult& result) {
+  for (const Sentence& sentence : sentences()) {
+    if (!sentence.holds(result)) continue;
+    for (std::string& line : sentence.lines(result)) result.explanation.push_back(std::move(line));
+  }
+  if (!result.feasible()) return;
+  Candidate& best = result.tried.front();
+  best.verdict = leaves_devices_out(best) ? "fastest; leaves devices out" : "fastest";
+  for (std::size_t i = 1; i < result.tried.size(); ++i) {
+    Candidate& loser = result.tried[i];
+    loser.verdict = loser.infeasible.empty() ? reason(best, loser) : "does not fit: " + loser.infeasible;
+  }
+}
+
+}  // namespace hetermoe
