@@ -1,5 +1,5 @@
-#include "hetermoe/train/compare.h"
-#include "hetermoe/train/gpu_run.h"
+#include "hetermoe/train/run/compare.h"
+#include "hetermoe/train/job/gpu_run.h"
 
 #include <fmt/ranges.h>
 
@@ -15,7 +15,7 @@
 #include "hetermoe/planner/compare.h"
 #include "hetermoe/report/progress.h"
 #include "hetermoe/report/table.h"
-#include "hetermoe/train/output_lock.h"
+#include "hetermoe/train/checkpoint/output_lock.h"
 
 namespace hetermoe {
 namespace {

@@ -15,10 +15,10 @@
 #include "hetermoe/device/accelerator.h"
 #include "hetermoe/report/progress.h"
 #include "hetermoe/report/table.h"
-#include "hetermoe/train/gpu_run.h"
-#include "hetermoe/train/growing_job.h"
-#include "hetermoe/train/output_lock.h"
-#include "hetermoe/train/replan.h"
+#include "hetermoe/train/checkpoint/output_lock.h"
+#include "hetermoe/train/growth/growing_job.h"
+#include "hetermoe/train/job/gpu_run.h"
+#include "hetermoe/train/session/replan.h"
 #include "hetermoe/weights/hf_writer.h"
 
 namespace hetermoe {

@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "hetermoe/train/growing_job.h"
+#include "hetermoe/train/growth/growing_job.h"
 #include "tests/mpi/job.h"
 #include "tests/support/work_folder.h"
 #include "tests/train/tiny_run.h"

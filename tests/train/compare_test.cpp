@@ -1,4 +1,4 @@
-#include "hetermoe/train/compare.h"
+#include "hetermoe/train/run/compare.h"
 
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>

@@ -4,7 +4,7 @@
 
 #include "hetermoe/model/op_cost.h"
 #include "hetermoe/report/run_page.h"
-#include "hetermoe/train/growing_job.h"
+#include "hetermoe/train/growth/growing_job.h"
 #include "tests/train/tiny_run.h"
 
 // What a run leaves while it goes on, and what its page makes of that.

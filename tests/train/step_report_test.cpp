@@ -1,4 +1,4 @@
-#include "hetermoe/train/step_report.h"
+#include "hetermoe/train/run/step_report.h"
 
 #include <gtest/gtest.h>
 
