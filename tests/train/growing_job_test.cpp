@@ -41,7 +41,8 @@ Settings growing(Settings more = {}) {
 }
 
 TrainedJob train(const Job& job) {
-  return train_job(job, {{job.strategy}, true, 0, Checkpoints::kOn, {}}, {}, Processes());
+  const JobRunOptions how{.checkpoints = Checkpoints::kOn};
+  return grows(job) ? train_growing_job(job, how, {}, Processes()) : train_job(job, how, {}, Processes());
 }
 
 FoundCheckpoint checkpoint_of(const Job& job, i64 step) {

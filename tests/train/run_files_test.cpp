@@ -36,7 +36,7 @@ class RunFilesTest : public ::testing::Test {
   }
   StrategyRun train(const Job& job, const std::function<void(const StepRecord&)>& on_step = {}) const {
     return train_job(
-               job, {{job.strategy}, true, 0, Checkpoints::kOn, {}},
+               job, {.checkpoints = Checkpoints::kOn},
                [&](const std::string&, const StepRecord& record) {
                  if (on_step) on_step(record);
                },

@@ -9,8 +9,6 @@
 namespace hetermoe {
 namespace {
 
-namespace fs = std::filesystem;
-
 GrowthOptions growth_options(const Job& job) {
   const GrowOptions& grow = job.grow;
   return {.factor = grow.factor,
@@ -154,8 +152,6 @@ Growth growth_into(const JobPart& part, const JobPart& before, const FoundCheckp
 }
 
 /// For the report: which expert each was made of, and the copies of those that were there before.
-std::filesystem::path growth_file(const Job& job) { return fs::path(job.output) / "growth.json"; }
-
 void write_growth(const Growth& growth, const TrainOutcome& before, const Job& job) {
   Json layers = Json::array(), copies = Json::array(), sources = Json::array();
   for (i64 l = 0; l < growth.before.num_layers; ++l) {
@@ -244,21 +240,22 @@ std::vector<JobPart> parts_of(const Job& job) {
   return out;
 }
 
-TrainedJob train_job(const Job& job, const CompareRunOptions& options,
-                     const std::function<void(const std::string&, const StepRecord&)>& on_step,
-                     const Processes& processes) {
+bool grows(const Job& job) { return job.grow.at > 0 || job.grow.narrow_to > 0; }
+
+TrainedJob train_growing_job(const Job& job, const JobRunOptions& options, const OnStep& on_step,
+                             const Processes& processes) {
   const std::vector<JobPart> parts = parts_of(job);
   std::optional<TrainOutcome> done;
   for (std::size_t i = part_to_go_on_with(parts, processes);; ++i) {
     const JobPart& part = parts[i];
-    if (i == 0 && processes.rank() == 0 && !job.output.empty())
-      fs::remove(growth_file(job));  // another run's
+    if (i == 0 && processes.rank() == 0) forget_growth(job);
     const bool last = i + 1 == parts.size();
-    CompareRunOptions how = options;
+    JobRunOptions how = options;
     how.model = part.model;
     how.end_after = last ? 0 : part.end;
     if (done) how.mark = mark_of(part, parts[i - 1]);
-    TrainedJob out{compare_job(part.job, how, on_step, processes), part.model, part.job.cluster};
+    TrainedJob out{run_job(part.job, {part.job.strategy}, how, on_step, processes), part.model,
+                   part.job.cluster};
     TrainOutcome& outcome = out.runs[0].outcome;
     if (done) put_before(std::move(*done), outcome);
     if (last || outcome.stopped_by != 0) return out;

@@ -1,6 +1,6 @@
 #pragma once
 #include "hetermoe/model/growth.h"
-#include "hetermoe/train/run/compare.h"
+#include "hetermoe/train/run/train_job.h"
 
 // A job whose model grows in mid-run (grow): a run with the model of the job up to that step, its last
 // checkpoint grown in its place, and a run with the grown model from there. Where top-k then falls
@@ -18,17 +18,13 @@ struct JobPart {
 /// devices that had room before have none after it.
 std::vector<JobPart> parts_of(const Job& job);
 
-/// What `hetermoe train` ran, and the model that it ended with.
-struct TrainedJob {
-  std::vector<StrategyRun> runs;
-  ModelConfig model;
-  std::string cluster;
-};
+/// The model of the job changes in mid-run.
+bool grows(const Job& job);
 
-/// Trains the job by its strategy; collective. A run that was cut goes on before or after its growth, as its
-/// newest checkpoint says. Throws ConfigError before the first step when the model cannot grow so.
-TrainedJob train_job(const Job& job, const CompareRunOptions& options,
-                     const std::function<void(const std::string&, const StepRecord&)>& on_step,
-                     const Processes& processes);
+/// Trains a job that grows by its strategy; collective. A run that was cut goes on before or after its
+/// growth, as its newest checkpoint says. Throws ConfigError before the first step when the model cannot grow
+/// so.
+TrainedJob train_growing_job(const Job& job, const JobRunOptions& options, const OnStep& on_step,
+                             const Processes& processes);
 
 }  // namespace hetermoe

@@ -217,6 +217,14 @@ void RunFiles::add(const StrategyRun& run, const StepRecord& record) {
   add_event(*files.events, line);
 }
 
+std::filesystem::path growth_file(const Job& job) {
+  return std::filesystem::path(job.output) / "growth.json";
+}
+
+void forget_growth(const Job& job) {
+  if (!job.output.empty()) std::filesystem::remove(growth_file(job));
+}
+
 bool RunFiles::wants_picture() const { return std::chrono::steady_clock::now() >= next_picture_; }
 
 void RunFiles::add_picture(const StrategyRun& run, const StepPicture& picture) {

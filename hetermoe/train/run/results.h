@@ -7,8 +7,10 @@
 #include <string>
 #include <vector>
 
+#include "hetermoe/model/model_config.h"
 #include "hetermoe/report/event_file.h"
-#include "hetermoe/train/run/trainer.h"
+#include "hetermoe/train/job/job.h"
+#include "hetermoe/train/run/outcome.h"
 
 // What a run leaves behind: resolved configuration, plan, schedule, metrics, timelines, loss curve, report.
 namespace hetermoe {
@@ -59,6 +61,11 @@ class RunFiles {
   std::map<const StrategyRun*, Files> files_;
   std::chrono::steady_clock::time_point next_picture_{};
 };
+
+/// What experts grew from, in the output folder.
+std::filesystem::path growth_file(const Job& job);
+/// Removes what another run of the output folder has left of it.
+void forget_growth(const Job& job);
 
 /// Columns: strategy, predicted, replayed and executed step, busy share per role, final losses.
 std::string strategy_table(const std::vector<StrategyRun>& runs);

@@ -14,6 +14,16 @@ struct TakenRoutes {
   at::Tensor weights;  ///< fp32, the same shape; undefined where nobody asked for them
 };
 
+/// Who reads the choices of steps that have ended.
+class RouteReader {
+ public:
+  virtual ~RouteReader() = default;
+  /// Whether step `step` (0 = the first) is read.
+  virtual bool reads(i64 step) const = 0;
+  /// Choices of a step of this process's devices; first: number of its first sequence in the run. Collective.
+  virtual void read(i64 step, i64 first, const std::vector<TakenRoutes>& taken) = 0;
+};
+
 /// Keeps what the routers of this process's devices choose in a step until it has ended.
 class RouteCollector : public RouteSink {
  public:

@@ -12,7 +12,9 @@
 
 #include "hetermoe/train/job/gpu_run.h"
 #include "hetermoe/train/job/router_training.h"
+#include "hetermoe/train/run/route_replay.h"
 #include "hetermoe/train/run/trainer.h"
+#include "hetermoe/weights/hf_export.h"
 
 namespace hetermoe {
 namespace {
