@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "hetermoe/base/index.h"
+#include "hetermoe/report/metrics.h"
 #include "hetermoe/report/run_page.h"
 #include "hetermoe/report/table.h"
 #include "hetermoe/report/waits.h"
@@ -54,63 +55,6 @@ std::string log_line(const StepRecord& r, i64 total_steps, bool emulated) {
       r.step, total_steps, r.loss, r.aux_loss, r.grad_norm, r.learning_rate, format_count(r.tokens_per_s),
       emulated ? " emulated" : "", r.expert_max_over_mean, r.routing.gini, r.routing.time_ratio,
       100 * r.attention_wait, 100 * r.expert_wait);
-}
-
-Json metrics_json(const StepRecord& r) {
-  Json json = {{"step", r.step},
-               {"loss", r.loss},
-               {"aux_loss", r.aux_loss},
-               {"grad_norm", r.grad_norm},
-               {"learning_rate", r.learning_rate},
-               {"tokens_per_s", r.tokens_per_s},
-               {"step_s", r.step_s},
-               {"wall_s", r.wall_s},
-               {"tokens_hash", fmt::format("{:016x}", r.tokens_hash)},
-               {"peak_memory_bytes", r.peak_memory},
-               {"sent_bytes", r.sent},
-               {"sent_bytes_between_nodes", r.sent_between_nodes},
-               {"expert_max_over_mean", r.expert_max_over_mean},
-               {"expert_gini", r.routing.gini},
-               {"rank_max_over_mean", r.routing.rank_ratio},
-               {"time_ratio", r.routing.time_ratio},
-               {"attention_wait", r.attention_wait},
-               {"expert_wait", r.expert_wait}};
-  Json loads = Json::array();
-  i64 dead = 0;
-  double cv = 0, dropped = 0;
-  for (const LayerLoad& load : r.loads) {
-    loads.push_back({{"layer", load.layer},
-                     {"max_over_mean", load.max_over_mean},
-                     {"cv", load.cv},
-                     {"dead_experts", load.dead},
-                     {"dropped_share", load.dropped}});
-    dead += load.dead, cv += load.cv / real(r.loads.size()), dropped += load.dropped / real(r.loads.size());
-  }
-  if (!r.loads.empty()) {
-    json["top_k"] = r.top_k;
-    json["expert_cv"] = cv;
-    json["dead_experts"] = dead;
-    json["dropped_share"] = dropped;
-    json["layers"] = loads;
-  }
-  if (r.replayed_choices) json["replayed_choices"] = *r.replayed_choices;
-  if (r.gpu_peak > 0) json["gpu_peak_bytes"] = r.gpu_peak;
-  if (!r.updated) json["updated"] = false;
-  if (r.overflowed) json["overflowed"] = true;
-  if (!r.mfu.empty()) json["mfu"] = r.mfu;
-  if (!r.memory.empty()) json["memory_bytes"] = r.memory;
-  if (r.owners_held) json["owners_held"] = true;
-  if (!r.marks.empty()) json["marks"] = r.marks;
-  if (r.validation) {
-    json["validation_loss"] = r.validation->loss;
-    for (const Validation::OfSource& source : r.validation->sources) {
-      Json& losses = json["validation_losses"];
-      const std::string file = std::filesystem::path(source.name).filename().string();
-      losses[file.empty() || losses.contains(file) ? source.name : file] = source.loss;
-    }
-  }
-  if (!r.warnings.empty()) json["warnings"] = r.warnings;
-  return json;
 }
 
 namespace {

@@ -28,8 +28,6 @@ struct StrategyRun {
 std::string log_line(const StepRecord& record, i64 total_steps, bool emulated);
 /// What the words of log_line() mean, in one line.
 std::string log_line_key(bool emulated);
-/// One JSON line of metrics.
-Json metrics_json(const StepRecord& record);
 
 /// What runs leave in a job's output folder while they go on. With its first step a run writes job.json,
 /// model.json, cluster.json, summary.json, plan.json and predicted.json; with each step metrics.jsonl and its

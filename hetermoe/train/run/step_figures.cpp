@@ -6,6 +6,7 @@
 #include "hetermoe/base/rows.h"
 #include "hetermoe/cost/model_flops.h"
 #include "hetermoe/device/accelerator.h"
+#include "hetermoe/report/metrics.h"
 #include "hetermoe/train/job/clock_choice.h"
 #include "hetermoe/train/run/health.h"
 #include "hetermoe/train/run/stop.h"
@@ -67,13 +68,16 @@ void add_waits(const Timeline& timeline, const std::vector<double>& busy, StepRe
 
 }  // namespace
 
-void add_figures(const RunState& run, StepRecord& record) {
+void add_figures(RunState& run, StepRecord& record) {
   const StepResult& last = run.last;
   const TrainOptions& train = run.job.train;
   record.loss = last.loss;
   record.aux_loss = last.aux_loss;
   record.grad_norm = last.grad_norm;
   record.step_s = last.step;
+  const SentBytes::OfStep sent = run.sent.take(record.step - 1);
+  record.sent = sent.all;
+  record.sent_between_nodes = sent.between_nodes;
   record.peak_memory = resident_watermark();
   for (DeviceState* state : run.session->states())
     record.gpu_peak = std::max(record.gpu_peak, gpu_peak(state->where()));
@@ -87,16 +91,11 @@ void add_figures(const RunState& run, StepRecord& record) {
   record.updated = last.updated;
 }
 
-StepReport report_of(RunState& run, const StepRecord& record) {
+StepReport report_of(const RunState& run, const StepRecord& record) {
   StepReport mine;
   mine.stop = stop_asked();
   mine.updated = record.updated;
-  mine.step_s = record.step_s;
-  mine.peak_memory = record.peak_memory;
-  mine.gpu_peak = record.gpu_peak;
-  const SentBytes::OfStep sent = run.sent.take(record.step - 1);
-  mine.sent = sent.all;
-  mine.sent_between_nodes = sent.between_nodes;
+  mine.values = values_to_merge(record);
   add_device_work(mine, run.session->executor());
   mine.memory = measured_memory(run);
   std::vector<DeviceId> here;
@@ -112,14 +111,10 @@ StepReport report_of(RunState& run, const StepRecord& record) {
 }
 
 void add_figures_of_all(const RunState& run, const StepReport& all, StepRecord& record) {
-  record.sent = all.sent;
-  record.sent_between_nodes = all.sent_between_nodes;
+  set_merged(record, all.values);
   if (!run.processes.alone()) {
     const TrainOptions& train = run.job.train;
     record.updated = all.updated;
-    record.step_s = all.step_s;
-    record.peak_memory = all.peak_memory;
-    record.gpu_peak = all.gpu_peak;
     std::vector<double> busy = all.busy;
     for (double& seconds : busy) seconds /= record.step_s;
     add_waits(run.session->executor().timeline(), busy, record);
@@ -128,10 +123,10 @@ void add_figures_of_all(const RunState& run, const StepReport& all, StepRecord& 
   for (std::size_t d = 0; d < all.memory.size(); ++d) {
     if (all.memory[d] > 0) record.memory[run.cluster.device_name(static_cast<DeviceId>(d))] = all.memory[d];
   }
-  if (all.step_s > 0 && !all.flops.empty())
+  if (record.step_s > 0 && !all.flops.empty())
     record.mfu =
         mfu_by_type(run.cluster, run.job.clock.kind == ClockKind::kReal ? run.plan() : run.priced->emulated,
-                    all.flops, all.step_s);
+                    all.flops, record.step_s);
 }
 
 Timeline whole_timeline(const RunState& run) {

@@ -6,10 +6,10 @@ namespace hetermoe {
 
 /// Completes the record by what this rank knows: RunState::last, the timeline, memory. The caller has set
 /// step, learning_rate, tokens_hash and wall_s.
-void add_figures(const RunState& run, StepRecord& record);
+void add_figures(RunState& run, StepRecord& record);
 
 /// What this rank tells the others of the step.
-StepReport report_of(RunState& run, const StepRecord& record);
+StepReport report_of(const RunState& run, const StepRecord& record);
 
 /// Completes the record by what all ranks together know.
 void add_figures_of_all(const RunState& run, const StepReport& all, StepRecord& record);

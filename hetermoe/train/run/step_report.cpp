@@ -3,32 +3,26 @@
 #include <algorithm>
 
 #include "hetermoe/base/index.h"
+#include "hetermoe/report/metrics.h"
 
 namespace hetermoe {
 
 Json to_json(const StepReport& report) {
-  return {{"stop", report.stop},         {"updated", report.updated},
-          {"step_s", report.step_s},     {"peak_memory", report.peak_memory},
-          {"gpu_peak", report.gpu_peak}, {"busy", report.busy},
-          {"slowness", report.slowness}, {"flops", report.flops},
-          {"memory", report.memory},     {"picture", report.picture},
-          {"sent", report.sent},         {"sent_between_nodes", report.sent_between_nodes}};
+  return {{"stop", report.stop},     {"updated", report.updated},   {"values", report.values},
+          {"busy", report.busy},     {"slowness", report.slowness}, {"flops", report.flops},
+          {"memory", report.memory}, {"picture", report.picture}};
 }
 
 StepReport step_report_from(const Json& json) {
   StepReport report;
   report.stop = json.at("stop");
   report.updated = json.at("updated");
-  report.step_s = json.at("step_s");
-  report.peak_memory = json.at("peak_memory");
-  report.gpu_peak = json.at("gpu_peak");
+  json.at("values").get_to(report.values);
   json.at("busy").get_to(report.busy);
   json.at("slowness").get_to(report.slowness);
   json.at("flops").get_to(report.flops);
   json.at("memory").get_to(report.memory);
   report.picture = json.at("picture");
-  report.sent = json.at("sent");
-  report.sent_between_nodes = json.at("sent_between_nodes");
   return report;
 }
 
@@ -51,12 +45,8 @@ StepReport merged(const std::vector<StepReport>& reports) {
     const StepReport& one = reports[r];
     all.stop = std::max(all.stop, one.stop);
     all.updated = all.updated && one.updated;
-    all.step_s = std::max(all.step_s, one.step_s);
-    all.peak_memory = std::max(all.peak_memory, one.peak_memory);
-    all.gpu_peak = std::max(all.gpu_peak, one.gpu_peak);
     all.picture = all.picture || one.picture;
-    all.sent += one.sent;
-    all.sent_between_nodes += one.sent_between_nodes;
+    merge_values(all.values, one.values);
     for (std::size_t d = 0; d < all.flops.size(); ++d) all.flops[d] += one.flops.at(d);
     for (std::size_t d = 0; d < all.memory.size(); ++d) all.memory[d] += one.memory.at(d);
     for (std::size_t d = 0; d < all.busy.size(); ++d) {

@@ -11,10 +11,7 @@ namespace hetermoe {
 struct StepReport {
   i32 stop = 0;         ///< this rank was asked to end the run: 0 = no, else by this signal, 1 = without one
   bool updated = true;  ///< false: loss or gradients were not finite, the step was skipped
-  Seconds step_s = 0;   ///< in the clock's seconds
-  Bytes peak_memory = 0;                   ///< resident so far
-  Bytes sent = 0, sent_between_nodes = 0;  ///< by devices of this rank, see StepRecord
-  Bytes gpu_peak = 0;            ///< most bytes of tensors so far on any GPU of this rank, 0 on CPUs
+  std::vector<double> values;    ///< of the metrics that are merged (report/metrics.h)
   std::vector<Seconds> busy;     ///< [num_devices] time in which the compute lane works, 0 = elsewhere
   std::vector<double> slowness;  ///< [num_devices] see health.h, 0 = elsewhere
   std::vector<Flops> flops;      ///< [num_devices] of the model, 0 = elsewhere

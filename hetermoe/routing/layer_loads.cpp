@@ -1,4 +1,4 @@
-#include "hetermoe/train/run/layer_loads.h"
+#include "hetermoe/routing/layer_loads.h"
 
 #include <algorithm>
 #include <cmath>
