@@ -64,7 +64,8 @@ TEST(Metrics, WhatAStepLacksIsNoKey) {
   record.step = 7;
   const Json bare = metrics_json(record);
   EXPECT_EQ(bare.begin().key(), "step");
-  for (const char* key : {"top_k", "layers", "gpu_peak_bytes", "updated", "mfu", "validation_loss", "warnings"})
+  for (const char* key :
+       {"top_k", "layers", "gpu_peak_bytes", "updated", "mfu", "validation_loss", "warnings"})
     EXPECT_FALSE(bare.contains(key)) << key;
   record.updated = false;
   record.loads = {{.layer = 1, .cv = 0.5, .dead = 2}, {.layer = 3, .cv = 1, .dead = 1}};

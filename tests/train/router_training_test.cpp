@@ -2,9 +2,9 @@
 
 #include <fstream>
 
+#include "hetermoe/report/metrics.h"
 #include "hetermoe/routing/trace_routing.h"
 #include "hetermoe/routing/writer.h"
-#include "hetermoe/report/metrics.h"
 #include "hetermoe/train/run/results.h"
 #include "tests/support/error_of.h"
 #include "tests/train/resumed_run.h"

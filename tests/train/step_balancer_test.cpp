@@ -6,8 +6,8 @@
 #include <cmath>
 
 #include "hetermoe/planner/memory_estimate.h"
-#include "hetermoe/sim/migration_memory.h"
 #include "hetermoe/report/metrics.h"
+#include "hetermoe/sim/migration_memory.h"
 #include "hetermoe/train/run/results.h"
 #include "hetermoe/train/run/step_report.h"
 #include "tests/support/error_of.h"
