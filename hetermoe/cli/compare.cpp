@@ -1,6 +1,6 @@
 #include "hetermoe/train/run/compare.h"
-#include "hetermoe/train/run/stop.h"
 #include "hetermoe/train/job/gpu_run.h"
+#include "hetermoe/train/run/stop.h"
 
 #include <fmt/ranges.h>
 
