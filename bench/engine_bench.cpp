@@ -11,7 +11,7 @@
 #include "hetermoe/cost/roofline.h"
 #include "hetermoe/device/cpu_memory.h"
 #include "hetermoe/planner/strategies/strategies.h"
-#include "hetermoe/train/session.h"
+#include "hetermoe/train/session/session.h"
 
 namespace hetermoe {
 namespace {

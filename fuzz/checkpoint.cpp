@@ -1,4 +1,4 @@
-#include "hetermoe/train/checkpoint.h"
+#include "hetermoe/train/checkpoint/checkpoint.h"
 
 #include <fstream>
 #include <map>

@@ -1,4 +1,4 @@
-#include "hetermoe/train/job.h"
+#include "hetermoe/train/job/job.h"
 
 #include "fuzz/small_plans.h"
 #include "fuzz/target.h"

@@ -4,7 +4,8 @@
 usage: layering_test.py SOURCE_DIR [BUILD_DIR]
 
 The order is read from the hm_folders() calls of CMakeLists.txt. Also checked: folders without torch include no header
-of torch, MPI or CUDA; every quoted include exists; headers begin with #pragma once.
+of torch, MPI or CUDA; every quoted include exists; headers begin with #pragma once. Sub-folders of ORDERED have an
+order of their own.
 """
 import re
 import sys
@@ -13,6 +14,8 @@ from pathlib import Path
 
 HEAVY = re.compile(r"(torch|ATen|c10|caffe2|cuda|cub|thrust|mpi|nccl|cublas|cudnn|nvtx3?|nvml)(/|\w*\.h)")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
+# Folders whose files all lie in sub-folders, in the order in which these depend on each other.
+ORDERED = {"train": ["job", "session", "checkpoint", "run", "growth"]}
 SUFFIXES = {".h", ".cpp", ".cu", ".cuh"}
 
 
@@ -26,6 +29,13 @@ def folder_order(source):
     return order, set(found.group(1).split())
 
 
+def check_order_within(order, file, included):
+    """What is wrong with an include between sub-folders of one folder, or None. Both are split paths."""
+    if order.index(included[2]) > order.index(file[2]):
+        return f"includes {'/'.join(included)}, but {included[2]} comes after {file[2]}"
+    return None
+
+
 def check_include(file, bracket, included, rank, torch_folders, source):
     """What is wrong with one include of a file in folder file.parts[1], or None."""
     folder = file.parts[1]
@@ -35,6 +45,8 @@ def check_include(file, bracket, included, rank, torch_folders, source):
             return f"includes {included}, which does not exist"
         if target[1] not in rank or rank[target[1]] > rank[folder]:
             return f"includes {included}, but {target[1]} comes after {folder}"
+        if target[1] == folder and folder in ORDERED:
+            return check_order_within(ORDERED[folder], file.parts, target)
     elif bracket == '"':
         return f'includes "{included}": write the path from the root, "hetermoe/..."'
     elif folder not in torch_folders and HEAVY.match(included):
@@ -53,6 +65,9 @@ def violations(source):
         file = path.relative_to(source)
         if len(file.parts) < 3 or file.parts[1] not in rank:
             out.append(f"{file}: is in no folder that CMakeLists.txt names")
+            continue
+        if file.parts[2] not in ORDERED.get(file.parts[1], [file.parts[2]]):
+            out.append(f"{file}: is in no sub-folder of {file.parts[1]} that layering_test.py names")
             continue
         lines = path.read_text().splitlines()
         if path.suffix in {".h", ".cuh"} and "#pragma once" not in lines:
@@ -76,12 +91,16 @@ def self_check():
         "hetermoe/low/missing.cpp": '#include "hetermoe/low/missing.h"',
         "hetermoe/low/once.h": "int x;",
         "hetermoe/other/a.cpp": "",
+        "hetermoe/train/loose.cpp": "",
+        "hetermoe/train/job/later.cpp": '#include "hetermoe/train/run/a.h"',
     }
     sound = {
-        "CMakeLists.txt": "hm_folders(low)\n hm_folders(high)",
+        "CMakeLists.txt": "hm_folders(low)\n hm_folders(high train)",
         "cmake/folders.cmake": "set(HM_TORCH_FOLDERS high)",
         "hetermoe/high/a.h": '#pragma once\n#include <ATen/ATen.h>\n#include "hetermoe/low/b.h"',
         "hetermoe/low/b.h": "#pragma once\n#include <vector>\n#include <cuchar>",
+        "hetermoe/train/run/a.h": '#pragma once\n#include "hetermoe/train/job/b.h"',
+        "hetermoe/train/job/b.h": "#pragma once",
     }
     with tempfile.TemporaryDirectory() as folder:
         for name, text in {**planted, **sound}.items():

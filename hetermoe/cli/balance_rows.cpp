@@ -10,7 +10,7 @@
 #include "hetermoe/planner/planner.h"
 #include "hetermoe/report/balance_page.h"
 #include "hetermoe/report/table.h"
-#include "hetermoe/train/job.h"
+#include "hetermoe/train/job/job.h"
 
 namespace hetermoe {
 namespace {

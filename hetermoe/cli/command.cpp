@@ -10,7 +10,7 @@
 #include "hetermoe/base/suggest.h"
 #include "hetermoe/base/version.h"
 #include "hetermoe/comm/processes.h"
-#include "hetermoe/train/results.h"
+#include "hetermoe/train/run/results.h"
 
 namespace hetermoe {
 namespace {

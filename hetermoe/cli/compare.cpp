@@ -1,5 +1,6 @@
-#include "hetermoe/train/compare.h"
-#include "hetermoe/train/gpu_run.h"
+#include "hetermoe/train/run/compare.h"
+#include "hetermoe/train/job/gpu_run.h"
+#include "hetermoe/train/run/stop.h"
 
 #include <fmt/ranges.h>
 
@@ -16,7 +17,7 @@
 #include "hetermoe/planner/strategies/strategies.h"
 #include "hetermoe/report/progress.h"
 #include "hetermoe/report/table.h"
-#include "hetermoe/train/output_lock.h"
+#include "hetermoe/train/checkpoint/output_lock.h"
 
 namespace hetermoe {
 namespace {
@@ -199,8 +200,8 @@ int compare(const CompareArguments& options, const Overrides& overrides) {
   const auto on_step = [&](const std::string& strategy, const StepRecord& record) {
     progress.update(++done, fmt::format("{} step {} loss {:.4f}", strategy, record.step, record.loss));
   };
-  const std::vector<StrategyRun> runs =
-      compare_job(job, {strategies, !options.simulate_only, options.timed_steps}, on_step);
+  const std::vector<StrategyRun> runs = compare_job(
+      job, strategies, {.execute = !options.simulate_only, .timed_steps = options.timed_steps}, on_step);
   progress.finish();
   const std::filesystem::path report =
       write_results(job, load_model(job.model), load_cluster(job.cluster), runs);

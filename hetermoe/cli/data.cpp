@@ -13,7 +13,7 @@
 #include "hetermoe/data/token_files.h"
 #include "hetermoe/report/escape.h"
 #include "hetermoe/report/table.h"
-#include "hetermoe/train/job_data.h"
+#include "hetermoe/train/job/job_data.h"
 
 namespace hetermoe {
 namespace {

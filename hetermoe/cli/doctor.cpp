@@ -30,7 +30,7 @@
 #include "hetermoe/kernels/nvrtc.h"
 #include "hetermoe/model/model_config.h"
 #include "hetermoe/report/table.h"
-#include "hetermoe/train/job.h"
+#include "hetermoe/train/job/job.h"
 
 namespace hetermoe {
 namespace {

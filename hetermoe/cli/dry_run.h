@@ -1,5 +1,5 @@
 #pragma once
-#include "hetermoe/train/job.h"
+#include "hetermoe/train/job/job.h"
 
 namespace hetermoe {
 

@@ -12,9 +12,9 @@
 #include "hetermoe/model/lora.h"
 #include "hetermoe/nn/decoder.h"
 #include "hetermoe/report/escape.h"
-#include "hetermoe/train/checkpoint_archive.h"
-#include "hetermoe/train/lora_options.h"
-#include "hetermoe/train/resume.h"
+#include "hetermoe/train/checkpoint/checkpoint_archive.h"
+#include "hetermoe/train/checkpoint/resume.h"
+#include "hetermoe/train/job/lora_options.h"
 #include "hetermoe/weights/hf_weights.h"
 
 namespace hetermoe {

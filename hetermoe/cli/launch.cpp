@@ -20,8 +20,8 @@
 #include "hetermoe/base/words.h"
 #include "hetermoe/cli/command.h"
 #include "hetermoe/cluster/hostfile.h"
-#include "hetermoe/train/presence.h"
-#include "hetermoe/train/replan.h"
+#include "hetermoe/train/session/presence.h"
+#include "hetermoe/train/session/replan.h"
 
 namespace hetermoe {
 namespace {

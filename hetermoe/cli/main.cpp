@@ -7,7 +7,7 @@
 #include "hetermoe/base/lost_pages.h"
 #include "hetermoe/cli/command.h"
 #include "hetermoe/device/cpu_memory.h"
-#include "hetermoe/train/presence.h"
+#include "hetermoe/train/session/presence.h"
 
 // The only place that catches everything. Exit codes: 0 success, 1 a run that failed, 2 wrong use or wrong
 // input.

@@ -3,7 +3,7 @@
 
 #include "hetermoe/cli/command.h"
 #include "hetermoe/report/table.h"
-#include "hetermoe/train/job.h"
+#include "hetermoe/train/job/job.h"
 
 namespace hetermoe {
 namespace {

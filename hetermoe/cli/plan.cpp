@@ -16,7 +16,7 @@
 #include "hetermoe/planner/words/ways_out.h"
 #include "hetermoe/report/table.h"
 #include "hetermoe/report/waits_text.h"
-#include "hetermoe/train/job.h"
+#include "hetermoe/train/job/job.h"
 
 namespace hetermoe {
 namespace {

@@ -9,7 +9,7 @@
 #include "hetermoe/cli/command.h"
 #include "hetermoe/device/accelerator.h"
 #include "hetermoe/report/table.h"
-#include "hetermoe/train/gpu_run.h"
+#include "hetermoe/train/job/gpu_run.h"
 
 namespace hetermoe {
 namespace {

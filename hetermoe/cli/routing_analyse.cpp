@@ -12,7 +12,7 @@
 #include "hetermoe/report/table.h"
 #include "hetermoe/routing/analysis.h"
 #include "hetermoe/routing/plan_figures.h"
-#include "hetermoe/train/job.h"
+#include "hetermoe/train/job/job.h"
 
 namespace hetermoe {
 namespace {

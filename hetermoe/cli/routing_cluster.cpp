@@ -15,7 +15,7 @@
 #include "hetermoe/report/table.h"
 #include "hetermoe/routing/clusters.h"
 #include "hetermoe/routing/crossing.h"
-#include "hetermoe/train/job.h"
+#include "hetermoe/train/job/job.h"
 
 namespace hetermoe {
 namespace {

@@ -2,10 +2,10 @@
 
 #include "hetermoe/base/words.h"
 #include "hetermoe/cli/routing.h"
-#include "hetermoe/train/host_memory.h"
-#include "hetermoe/train/job_data.h"
-#include "hetermoe/train/resume.h"
-#include "hetermoe/train/trainer.h"
+#include "hetermoe/train/checkpoint/resume.h"
+#include "hetermoe/train/job/host_memory.h"
+#include "hetermoe/train/job/job_data.h"
+#include "hetermoe/train/run/trainer.h"
 
 namespace hetermoe {
 namespace {

@@ -20,12 +20,12 @@
 #include "hetermoe/routing/split_routing.h"
 #include "hetermoe/schedule/order_policy.h"
 #include "hetermoe/sim/simulated_step.h"
-#include "hetermoe/train/growing_job.h"
-#include "hetermoe/train/job.h"
-#include "hetermoe/train/job_data.h"
-#include "hetermoe/train/route_recorder.h"
-#include "hetermoe/train/route_replay.h"
-#include "hetermoe/train/step_balancer.h"
+#include "hetermoe/train/growth/growing_job.h"
+#include "hetermoe/train/job/job.h"
+#include "hetermoe/train/job/job_data.h"
+#include "hetermoe/train/run/route_recorder.h"
+#include "hetermoe/train/run/route_replay.h"
+#include "hetermoe/train/run/step_balancer.h"
 
 namespace hetermoe {
 namespace {

@@ -12,13 +12,16 @@
 #include "hetermoe/cli/command.h"
 #include "hetermoe/cli/dry_run.h"
 #include "hetermoe/comm/preflight.h"
+#include "hetermoe/data/dataset.h"
 #include "hetermoe/device/accelerator.h"
 #include "hetermoe/report/progress.h"
 #include "hetermoe/report/table.h"
-#include "hetermoe/train/gpu_run.h"
-#include "hetermoe/train/growing_job.h"
-#include "hetermoe/train/output_lock.h"
-#include "hetermoe/train/replan.h"
+#include "hetermoe/train/checkpoint/output_lock.h"
+#include "hetermoe/train/growth/growing_job.h"
+#include "hetermoe/train/job/gpu_run.h"
+#include "hetermoe/train/run/stop.h"
+#include "hetermoe/train/session/presence.h"
+#include "hetermoe/train/session/replan.h"
 #include "hetermoe/weights/hf_writer.h"
 
 namespace hetermoe {
@@ -120,8 +123,9 @@ int train(const TrainArguments& options, Job job, const Processes& processes, bo
   const RunHooks hooks{.on_note = tell, .on_begin = [&](i64 first_step) {
                          if (talks) tell_of_other_results(job, first_step);
                        }};
+  const JobRunOptions how{.checkpoints = Checkpoints::kOn, .hooks = hooks};
   const TrainedJob done =
-      train_job(job, {{job.strategy}, true, 0, Checkpoints::kOn, hooks}, on_step, processes);
+      grows(job) ? train_growing_job(job, how, on_step, processes) : train_job(job, how, on_step, processes);
   const std::vector<StrategyRun>& runs = done.runs;
   progress.finish();
   if (talks) {

@@ -9,9 +9,9 @@
 #include "hetermoe/cli/command.h"
 #include "hetermoe/cli/upcycle_sparse.h"
 #include "hetermoe/report/table.h"
-#include "hetermoe/train/grow_run.h"
-#include "hetermoe/train/growth_scores.h"
-#include "hetermoe/train/resume.h"
+#include "hetermoe/train/checkpoint/resume.h"
+#include "hetermoe/train/growth/grow_run.h"
+#include "hetermoe/train/growth/growth_scores.h"
 #include "hetermoe/weights/upcycle.h"
 
 namespace hetermoe {

@@ -2,7 +2,7 @@
 #include <string>
 
 #include "hetermoe/base/json.h"
-#include "hetermoe/train/growth_scores.h"
+#include "hetermoe/train/growth/growth_scores.h"
 
 // The part of `hetermoe upcycle` that makes experts of dense MLPs.
 namespace hetermoe {

@@ -1,12 +1,12 @@
-#include "hetermoe/train/verify.h"
+#include "hetermoe/train/run/verify.h"
 
 #include <iostream>
 #include <memory>
 
 #include "hetermoe/base/words.h"
 #include "hetermoe/cli/command.h"
-#include "hetermoe/train/host_memory.h"
-#include "hetermoe/train/job_data.h"
+#include "hetermoe/train/job/host_memory.h"
+#include "hetermoe/train/job/job_data.h"
 
 namespace hetermoe {
 namespace {

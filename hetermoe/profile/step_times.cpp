@@ -6,7 +6,7 @@
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/planner/strategies/strategies.h"
-#include "hetermoe/train/session.h"
+#include "hetermoe/train/session/session.h"
 
 namespace hetermoe {
 namespace {

@@ -5,51 +5,16 @@
 #include <functional>
 #include <limits>
 #include <map>
+#include <string_view>
 
 #include "hetermoe/base/error.h"
+#include "hetermoe/report/metrics.h"
 
 namespace hetermoe {
 namespace {
 
 constexpr int kWidth = 640, kHeight = 290;  ///< two fit side by side
 constexpr std::size_t kMostCurves = 6;      ///< of layers; more hide each other
-
-/// A curve over the steps: keys of metrics.jsonl, each a line of its own. What a key holds by name, as types
-/// of devices, is a line each.
-struct Curve {
-  const char* title;
-  const char* label;
-  std::vector<std::pair<const char*, const char*>> keys;  ///< key, name
-  double unit = 1;
-};
-
-const std::vector<Curve>& expert_table() {
-  static const std::vector<Curve> all = {
-      {"Slowest owner over a perfect division, mean of layers", "time ratio", {{"time_ratio", "time ratio"}}},
-      {"Gini coefficient of the experts' copies, mean over layers", "Gini", {{"expert_gini", "Gini"}}},
-      {"Load-balancing loss and z-loss together, coefficients included", "nats", {{"aux_loss", "loss"}}},
-  };
-  return all;
-}
-
-const std::vector<Curve>& run_table() {
-  static const std::vector<Curve> all = {
-      {"Tokens per second, in the clock's seconds", "tokens/s", {{"tokens_per_s", "tokens/s"}}},
-      {"Share of the step in which compute lanes wait, by role",
-       "share",
-       {{"attention_wait", "attention"}, {"expert_wait", "expert"}}},
-      {"Model FLOPs utilisation, by type of device", "share of the peak", {{"mfu", ""}}},
-      {"Gradient norm", "norm", {{"grad_norm", "norm"}}},
-      {"Learning rate", "rate", {{"learning_rate", "rate"}}},
-      {"Sent between devices in a step, and of it between nodes",
-       "MiB",
-       {{"sent_bytes", "all"}, {"sent_bytes_between_nodes", "between nodes"}},
-       double{1 << 20}},
-      {"Memory of the largest process", "GiB", {{"peak_memory_bytes", "resident"}}, double{1 << 30}},
-      {"Memory of the fullest GPU", "GiB", {{"gpu_peak_bytes", "peak"}}, double{1 << 30}},
-  };
-  return all;
-}
 
 /// Of several strategies each has its name before the curve's.
 std::string curve_name(const std::vector<StrategyMetrics>& runs, const StrategyMetrics& run,
@@ -78,16 +43,18 @@ void add_points(std::map<std::string, LossSeries>& lines, const std::string& nam
     add_points(lines, name.empty() ? key : name + " " + key, step, unit, inside);
 }
 
-LossPlot curve_plot(const std::vector<StrategyMetrics>& runs, const Curve& curve) {
-  LossPlot plot = plot_like(runs, curve.title, curve.label);
+LossPlot metric_plot(const std::vector<StrategyMetrics>& runs, const MetricPlot& of) {
+  LossPlot plot = plot_like(runs, of.title, of.label);
   for (const StrategyMetrics& run : runs) {
-    for (const auto& [key, name] : curve.keys) {
+    for (const Metric& metric : metrics()) {
+      if (std::string_view(metric.plot) != of.name) continue;
       std::map<std::string, LossSeries> lines;
       for (const Json& line : run.file->lines()) {
-        if (line.contains(key)) add_points(lines, name, number_in(line, "step"), curve.unit, line.at(key));
+        if (line.contains(metric.key))
+          add_points(lines, metric.line, number_in(line, "step"), of.unit, line.at(metric.key));
       }
-      for (auto& [of, series] : lines) {
-        series.name = curve_name(runs, run, of);
+      for (auto& [name, series] : lines) {
+        series.name = curve_name(runs, run, name);
         plot.runs.push_back(std::move(series));
       }
     }
@@ -176,6 +143,13 @@ void join_equal(LossPlot& plot) {
   }
 }
 
+void add_metric_plots(const std::vector<StrategyMetrics>& runs, MetricPlot::Section section,
+                      std::vector<LossPlot>& plots) {
+  for (const MetricPlot& plot : metric_plots()) {
+    if (plot.section == section) plots.push_back(metric_plot(runs, plot));
+  }
+}
+
 /// Without those that say nothing.
 std::vector<LossPlot> telling(std::vector<LossPlot> plots) {
   std::erase_if(plots, is_zero);
@@ -221,13 +195,13 @@ std::vector<LossPlot> expert_curves(const std::vector<StrategyMetrics>& runs) {
       layer_plot(runs, "Spread of the experts' copies in each layer (CV)", "CV", "cv"),
       layer_plot(runs, "Dead experts of each layer", "experts", "dead_experts"),
       layer_plot(runs, "Copies dropped in each layer", "share", "dropped_share")};
-  for (const Curve& curve : expert_table()) plots.push_back(curve_plot(runs, curve));
+  add_metric_plots(runs, MetricPlot::Section::kExperts, plots);
   return telling(std::move(plots));
 }
 
 std::vector<LossPlot> run_curves(const std::vector<StrategyMetrics>& runs) {
   std::vector<LossPlot> plots;
-  for (const Curve& curve : run_table()) plots.push_back(curve_plot(runs, curve));
+  add_metric_plots(runs, MetricPlot::Section::kRun, plots);
   return telling(std::move(plots));
 }
 

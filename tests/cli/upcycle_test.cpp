@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "hetermoe/train/resume.h"
+#include "hetermoe/train/checkpoint/resume.h"
 #include "tests/cli/program.h"
 #include "tests/weights/folders.h"
 

@@ -3,7 +3,7 @@
 #include "hetermoe/comm/nccl.h"
 #include "hetermoe/device/accelerator.h"
 #include "hetermoe/profile/profiler.h"
-#include "hetermoe/train/verify.h"
+#include "hetermoe/train/run/verify.h"
 #include "tests/nn/expert_case.h"
 #include "tests/support/counting_data.h"
 #include "tests/support/rig.h"

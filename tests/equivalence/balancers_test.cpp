@@ -6,8 +6,8 @@
 
 #include "hetermoe/balance/sequence_order.h"
 #include "hetermoe/balance/trace_balance.h"
-#include "hetermoe/train/batch.h"
-#include "hetermoe/train/route_probe.h"
+#include "hetermoe/train/run/route_probe.h"
+#include "hetermoe/train/session/batch.h"
 #include "tests/equivalence/ran_step.h"
 #include "tests/support/case_count.h"
 #include "tests/support/strategy_plans.h"

@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "hetermoe/sim/memory.h"
-#include "hetermoe/train/session.h"
+#include "hetermoe/train/session/session.h"
 #include "tests/support/case_count.h"
 #include "tests/support/rig.h"
 #include "tests/support/strategy_plans.h"

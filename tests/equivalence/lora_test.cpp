@@ -6,9 +6,9 @@
 #include "hetermoe/exec/memory_meter.h"
 #include "hetermoe/sim/memory.h"
 #include "hetermoe/sim/simulator.h"
-#include "hetermoe/train/freeze.h"
-#include "hetermoe/train/session.h"
-#include "hetermoe/train/verify.h"
+#include "hetermoe/train/job/freeze.h"
+#include "hetermoe/train/run/verify.h"
+#include "hetermoe/train/session/session.h"
 #include "tests/support/rig.h"
 #include "tests/support/strategy_plans.h"
 

@@ -4,7 +4,7 @@
 
 #include <array>
 
-#include "hetermoe/train/session.h"
+#include "hetermoe/train/session/session.h"
 #include "tests/support/case_count.h"
 #include "tests/support/rig.h"
 #include "tests/support/strategy_plans.h"

@@ -6,7 +6,7 @@
 #include "hetermoe/cost/roofline.h"
 #include "hetermoe/planner/planner.h"
 #include "hetermoe/planner/strategies/strategies.h"
-#include "hetermoe/train/session.h"
+#include "hetermoe/train/session/session.h"
 #include "tests/support/case_count.h"
 #include "tests/support/rig.h"
 #include "tests/support/strategy_plans.h"

@@ -1,4 +1,4 @@
-#include "hetermoe/train/session.h"
+#include "hetermoe/train/session/session.h"
 
 #include <gtest/gtest.h>
 

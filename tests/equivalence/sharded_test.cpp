@@ -4,7 +4,7 @@
 #include <map>
 
 #include "hetermoe/plan/offload.h"
-#include "hetermoe/train/session.h"
+#include "hetermoe/train/session/session.h"
 #include "tests/support/case_count.h"
 #include "tests/support/fast_nodes.h"
 #include "tests/support/rig.h"

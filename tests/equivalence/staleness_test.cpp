@@ -8,8 +8,8 @@
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/plan/offload.h"
-#include "hetermoe/train/session.h"
-#include "hetermoe/train/shared_folder.h"
+#include "hetermoe/train/checkpoint/shared_folder.h"
+#include "hetermoe/train/session/session.h"
 #include "tests/support/rig.h"
 #include "tests/support/strategy_plans.h"
 

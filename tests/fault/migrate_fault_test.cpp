@@ -4,7 +4,7 @@
 #include <iostream>
 
 #include "hetermoe/report/table.h"
-#include "hetermoe/train/session.h"
+#include "hetermoe/train/session/session.h"
 #include "tests/fault/scene.h"
 #include "tests/support/faults.h"
 #include "tests/support/one_thread.h"

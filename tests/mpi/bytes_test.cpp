@@ -5,7 +5,7 @@
 
 #include "hetermoe/balance/trace_balance.h"
 #include "hetermoe/routing/analysis.h"
-#include "hetermoe/train/route_probe.h"
+#include "hetermoe/train/run/route_probe.h"
 #include "tests/mpi/job.h"
 #include "tests/support/rig.h"
 #include "tests/support/strategy_plans.h"

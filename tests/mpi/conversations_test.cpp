@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "hetermoe/train/trainer.h"
+#include "hetermoe/train/run/trainer.h"
 #include "tests/mpi/job.h"
 #include "tests/support/conversations.h"
 #include "tests/train/tiny_run.h"

@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "hetermoe/train/growing_job.h"
+#include "hetermoe/train/growth/growing_job.h"
 #include "tests/mpi/job.h"
 #include "tests/support/work_folder.h"
 #include "tests/train/tiny_run.h"
@@ -33,8 +33,8 @@ TEST(Mpi, RanksGrowLikeOneProcess) {
     all.insert(all.end(), grow.begin(), grow.end());
     const Job run = job_from_overrides(all);
     std::vector<double> losses;
-    const TrainedJob done = train_job(
-        run, {{run.strategy}, true, 0, Checkpoints::kOn, {}},
+    const TrainedJob done = train_growing_job(
+        run, {.checkpoints = Checkpoints::kOn},
         [&](const std::string&, const StepRecord& record) { losses.push_back(record.loss); }, processes);
     EXPECT_EQ(done.model.num_experts, 2 * load_model("tiny").num_experts);
     EXPECT_EQ(losses.size(), 6u);

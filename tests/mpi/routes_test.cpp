@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "hetermoe/routing/trace.h"
-#include "hetermoe/train/trainer.h"
+#include "hetermoe/train/run/trainer.h"
 #include "tests/mpi/job.h"
 #include "tests/support/counting_data.h"
 #include "tests/support/work_folder.h"

@@ -2,7 +2,7 @@
 
 #include <optional>
 
-#include "hetermoe/train/trainer.h"
+#include "hetermoe/train/run/trainer.h"
 #include "tests/mpi/job.h"
 #include "tests/support/counting_data.h"
 #include "tests/support/fast_nodes.h"

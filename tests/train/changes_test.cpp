@@ -1,4 +1,4 @@
-#include "hetermoe/train/changes.h"
+#include "hetermoe/train/session/changes.h"
 
 #include <gtest/gtest.h>
 
@@ -6,8 +6,8 @@
 #include "hetermoe/plan/offload.h"
 #include "hetermoe/planner/strategies/strategies.h"
 #include "hetermoe/sim/migration_memory.h"
-#include "hetermoe/train/ranks.h"
-#include "hetermoe/train/session.h"
+#include "hetermoe/train/session/ranks.h"
+#include "hetermoe/train/session/session.h"
 #include "tests/support/error_of.h"
 #include "tests/support/work_folder.h"
 

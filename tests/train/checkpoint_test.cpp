@@ -1,4 +1,4 @@
-#include "hetermoe/train/checkpoint.h"
+#include "hetermoe/train/checkpoint/checkpoint.h"
 
 #include <gtest/gtest.h>
 #include <signal.h>

@@ -1,4 +1,4 @@
-#include "hetermoe/train/compare.h"
+#include "hetermoe/train/run/compare.h"
 
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
@@ -25,7 +25,7 @@ std::vector<Plan> plans_of(const std::vector<std::string>& strategies, Settings 
                           {"train.microbatches", "2"}};
   overrides.insert(overrides.begin(), small.begin(), small.end());
   std::vector<Plan> plans;
-  for (StrategyRun& run : compare_job(job_from_overrides(overrides), {strategies, /*execute=*/false}))
+  for (StrategyRun& run : compare_job(job_from_overrides(overrides), strategies, {.execute = false}))
     plans.push_back(std::move(run.plan));
   return plans;
 }

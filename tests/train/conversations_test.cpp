@@ -3,8 +3,8 @@
 #include <cmath>
 #include <set>
 
-#include "hetermoe/train/batch.h"
-#include "hetermoe/train/verify.h"
+#include "hetermoe/train/run/verify.h"
+#include "hetermoe/train/session/batch.h"
 #include "tests/support/conversations.h"
 #include "tests/train/tiny_run.h"
 

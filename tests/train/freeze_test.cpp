@@ -1,4 +1,4 @@
-#include "hetermoe/train/freeze.h"
+#include "hetermoe/train/job/freeze.h"
 
 #include <gtest/gtest.h>
 

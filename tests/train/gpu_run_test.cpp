@@ -1,4 +1,4 @@
-#include "hetermoe/train/gpu_run.h"
+#include "hetermoe/train/job/gpu_run.h"
 
 #include <gtest/gtest.h>
 

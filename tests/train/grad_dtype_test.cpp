@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "hetermoe/train/session.h"
+#include "hetermoe/train/session/session.h"
 #include "tests/support/rig.h"
 #include "tests/support/strategy_plans.h"
 

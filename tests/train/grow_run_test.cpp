@@ -1,8 +1,8 @@
-#include "hetermoe/train/grow_run.h"
+#include "hetermoe/train/growth/grow_run.h"
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/routing/trace.h"
-#include "hetermoe/train/resume.h"
+#include "hetermoe/train/checkpoint/resume.h"
 #include "tests/support/error_of.h"
 #include "tests/support/strategy_plans.h"
 #include "tests/train/tiny_run.h"

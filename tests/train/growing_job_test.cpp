@@ -1,13 +1,13 @@
-#include "hetermoe/train/growing_job.h"
+#include "hetermoe/train/growth/growing_job.h"
 
 #include "hetermoe/cost/memory_estimate.h"
 #include "hetermoe/nn/reference.h"
 #include "hetermoe/report/run_page.h"
-#include "hetermoe/train/batch.h"
-#include "hetermoe/train/grow_run.h"
-#include "hetermoe/train/growth_scores.h"
-#include "hetermoe/train/results.h"
-#include "hetermoe/train/resume.h"
+#include "hetermoe/train/checkpoint/resume.h"
+#include "hetermoe/train/growth/grow_run.h"
+#include "hetermoe/train/growth/growth_scores.h"
+#include "hetermoe/train/run/results.h"
+#include "hetermoe/train/session/batch.h"
 #include "tests/support/error_of.h"
 #include "tests/train/tiny_run.h"
 
@@ -41,7 +41,8 @@ Settings growing(Settings more = {}) {
 }
 
 TrainedJob train(const Job& job) {
-  return train_job(job, {{job.strategy}, true, 0, Checkpoints::kOn, {}}, {}, Processes());
+  const JobRunOptions how{.checkpoints = Checkpoints::kOn};
+  return grows(job) ? train_growing_job(job, how, {}, Processes()) : train_job(job, how, {}, Processes());
 }
 
 FoundCheckpoint checkpoint_of(const Job& job, i64 step) {

@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "hetermoe/train/verify.h"
+#include "hetermoe/train/run/verify.h"
 #include "tests/support/case_count.h"
 #include "tests/support/error_of.h"
 #include "tests/train/tiny_run.h"

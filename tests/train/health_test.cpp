@@ -1,4 +1,4 @@
-#include "hetermoe/train/health.h"
+#include "hetermoe/train/run/health.h"
 
 #include <gtest/gtest.h>
 

@@ -1,12 +1,12 @@
-#include "hetermoe/train/job.h"
+#include "hetermoe/train/job/job.h"
 
 #include <gtest/gtest.h>
 
 #include "hetermoe/model/unit.h"
 #include "hetermoe/plan/recompute.h"
 #include "hetermoe/report/table.h"
-#include "hetermoe/train/clock_choice.h"
-#include "hetermoe/train/job_data.h"
+#include "hetermoe/train/job/clock_choice.h"
+#include "hetermoe/train/job/job_data.h"
 #include "tests/support/error_of.h"
 #include "tests/support/work_folder.h"
 

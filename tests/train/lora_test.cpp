@@ -1,6 +1,6 @@
-#include "hetermoe/train/lora.h"
+#include "hetermoe/train/job/lora.h"
 
-#include "hetermoe/train/verify.h"
+#include "hetermoe/train/run/verify.h"
 #include "hetermoe/weights/safetensors.h"
 #include "tests/support/error_of.h"
 #include "tests/train/resumed_run.h"

@@ -1,4 +1,4 @@
-#include "hetermoe/train/loss_scale.h"
+#include "hetermoe/train/checkpoint/loss_scale.h"
 
 #include "tests/support/rig.h"
 #include "tests/train/tiny_run.h"

@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "hetermoe/train/verify.h"
+#include "hetermoe/train/run/verify.h"
 #include "tests/train/tiny_run.h"
 
 // Documents that are masked, through every kind of plan.

@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "hetermoe/plan/offload.h"
-#include "hetermoe/train/changes.h"
+#include "hetermoe/train/session/changes.h"
 #include "tests/support/strategy_plans.h"
 #include "tests/train/tiny_run.h"
 

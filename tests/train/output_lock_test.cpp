@@ -1,4 +1,4 @@
-#include "hetermoe/train/output_lock.h"
+#include "hetermoe/train/checkpoint/output_lock.h"
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>

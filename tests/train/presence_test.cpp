@@ -1,4 +1,4 @@
-#include "hetermoe/train/presence.h"
+#include "hetermoe/train/session/presence.h"
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -6,7 +6,7 @@
 
 #include <csignal>
 
-#include "hetermoe/train/trainer.h"
+#include "hetermoe/train/run/trainer.h"
 #include "tests/support/work_folder.h"
 
 namespace hetermoe {

@@ -1,4 +1,4 @@
-#include "hetermoe/train/ranks.h"
+#include "hetermoe/train/session/ranks.h"
 
 #include <gtest/gtest.h>
 

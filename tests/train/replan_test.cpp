@@ -1,4 +1,4 @@
-#include "hetermoe/train/replan.h"
+#include "hetermoe/train/session/replan.h"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 #include <map>
 
 #include "hetermoe/planner/predict.h"
-#include "hetermoe/train/session.h"
+#include "hetermoe/train/session/session.h"
 #include "tests/support/work_folder.h"
 
 namespace hetermoe {

@@ -1,10 +1,10 @@
-#include "hetermoe/train/resume.h"
+#include "hetermoe/train/checkpoint/resume.h"
 
 #include <gtest/gtest.h>
 
 #include <fstream>
 
-#include "hetermoe/train/shared_folder.h"
+#include "hetermoe/train/checkpoint/shared_folder.h"
 #include "tests/support/on_ranks.h"
 #include "tests/train/tiny_run.h"
 

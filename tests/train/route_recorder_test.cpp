@@ -1,4 +1,4 @@
-#include "hetermoe/train/route_recorder.h"
+#include "hetermoe/train/run/route_recorder.h"
 
 #include <gtest/gtest.h>
 

@@ -1,11 +1,11 @@
-#include "hetermoe/train/route_replay.h"
+#include "hetermoe/train/run/route_replay.h"
 
 #include <gtest/gtest.h>
 
 #include <random>
 
 #include "hetermoe/routing/trace_routing.h"
-#include "hetermoe/train/verify.h"
+#include "hetermoe/train/run/verify.h"
 #include "tests/support/case_count.h"
 #include "tests/support/counting_data.h"
 #include "tests/support/error_of.h"

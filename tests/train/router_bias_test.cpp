@@ -1,4 +1,4 @@
-#include "hetermoe/train/router_bias.h"
+#include "hetermoe/train/job/router_bias.h"
 
 #include "tests/support/error_of.h"
 #include "tests/train/resumed_run.h"

@@ -1,10 +1,11 @@
-#include "hetermoe/train/router_training.h"
+#include "hetermoe/train/job/router_training.h"
 
 #include <fstream>
 
+#include "hetermoe/report/metrics.h"
 #include "hetermoe/routing/trace_routing.h"
 #include "hetermoe/routing/writer.h"
-#include "hetermoe/train/results.h"
+#include "hetermoe/train/run/results.h"
 #include "tests/support/error_of.h"
 #include "tests/train/resumed_run.h"
 

@@ -4,7 +4,7 @@
 
 #include "hetermoe/model/op_cost.h"
 #include "hetermoe/report/run_page.h"
-#include "hetermoe/train/growing_job.h"
+#include "hetermoe/train/growth/growing_job.h"
 #include "tests/train/tiny_run.h"
 
 // What a run leaves while it goes on, and what its page makes of that.
@@ -36,7 +36,7 @@ class RunFilesTest : public ::testing::Test {
   }
   StrategyRun train(const Job& job, const std::function<void(const StepRecord&)>& on_step = {}) const {
     return train_job(
-               job, {{job.strategy}, true, 0, Checkpoints::kOn, {}},
+               job, {.checkpoints = Checkpoints::kOn},
                [&](const std::string&, const StepRecord& record) {
                  if (on_step) on_step(record);
                },

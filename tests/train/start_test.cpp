@@ -1,4 +1,4 @@
-#include "hetermoe/train/start.h"
+#include "hetermoe/train/session/start.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "hetermoe/train/step_balancer.h"
+#include "hetermoe/train/run/step_balancer.h"
 
 #include <gtest/gtest.h>
 
@@ -6,9 +6,10 @@
 #include <cmath>
 
 #include "hetermoe/cost/memory_estimate.h"
+#include "hetermoe/report/metrics.h"
 #include "hetermoe/sim/migration_memory.h"
-#include "hetermoe/train/results.h"
-#include "hetermoe/train/step_report.h"
+#include "hetermoe/train/run/results.h"
+#include "hetermoe/train/run/step_report.h"
 #include "tests/support/error_of.h"
 #include "tests/train/tiny_run.h"
 

@@ -4,8 +4,8 @@
 #include <filesystem>
 #include <functional>
 
-#include "hetermoe/train/step_balancer.h"
-#include "hetermoe/train/trainer.h"
+#include "hetermoe/train/run/step_balancer.h"
+#include "hetermoe/train/run/trainer.h"
 #include "tests/support/counting_data.h"
 #include "tests/support/work_folder.h"
 

@@ -1,11 +1,11 @@
-#include "hetermoe/train/trainer.h"
+#include "hetermoe/train/run/trainer.h"
 
 #include <gtest/gtest.h>
 
 #include <fstream>
 #include <limits>
 
-#include "hetermoe/train/results.h"
+#include "hetermoe/train/run/results.h"
 #include "tests/support/counting_data.h"
 #include "tests/train/tiny_run.h"
 

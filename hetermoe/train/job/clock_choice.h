@@ -1,0 +1,21 @@
+#pragma once
+#include <string>
+
+#include "hetermoe/cluster/cluster.h"
+#include "hetermoe/train/job/job.h"
+
+// Whose times a run tells.
+namespace hetermoe {
+
+/// The clock of a job that names none: virtual where a processor stands for GPUs, whose times it does not
+/// have; else real.
+ClockKind usual_clock(const Job& job);
+
+/// What times under the real clock are where a processor stands for GPUs: "measured on this CPU, not on A40,
+/// V100". Empty = they are the devices' own, or emulated.
+std::string foreign_times(const Job& job, const Cluster& cluster);
+
+/// One line for the start of a run; empty where its times are those of its own devices.
+std::string clock_note(const Job& job, const Cluster& cluster);
+
+}  // namespace hetermoe

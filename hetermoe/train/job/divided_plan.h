@@ -1,0 +1,17 @@
+#pragma once
+#include "hetermoe/train/job/job.h"
+
+// Plans of jobs whose copies are divided within a step.
+namespace hetermoe {
+
+/// The job, and not a plan file, says that copies are divided by the counts of each exchange.
+bool divides_in_step(const Job& job);
+/// The plan with tally (or without, where choices are foreseen), guests and speeds. A balancer that makes
+/// copies has them from the first step on, for even loads. Throws ConfigError where there is no room for
+/// these.
+Plan divided_in_step(const Job& job, Plan plan, const ModelConfig& model, const Cluster& cluster);
+/// Without tally somebody must know the counts by which copies are divided; guests need room. Throws
+/// ConfigError.
+void check_divided(const Job& job, const Plan& plan, const ModelConfig& model, const Cluster& cluster);
+
+}  // namespace hetermoe

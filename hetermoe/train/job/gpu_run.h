@@ -1,0 +1,55 @@
+#pragma once
+#include <c10/core/Device.h>
+
+#include <string>
+#include <vector>
+
+#include "hetermoe/comm/processes.h"
+#include "hetermoe/device/gpu_support.h"
+#include "hetermoe/sim/memory.h"
+#include "hetermoe/train/job/job.h"
+
+// What a run on GPUs decides before its first step: which GPUs, which dtypes, whether the plan fits.
+namespace hetermoe {
+
+/// Where the tensors of each device of the cluster are: empty = on the CPU. Tells libtorch what the job asks
+/// of GPUs, so call
+/// it before a tensor is made there; `uses_fp64`: some device computes in fp64. Throws
+/// ConfigError for a GPU that is not there or that libtorch has no code for, a driver that is too old, and
+/// GPUs of two kinds in one process.
+std::vector<c10::Device> places_of(const Job& job, const Cluster& cluster, const Processes& processes,
+                                   bool uses_fp64);
+
+/// What is wrong with these GPUs, each of which some device of a process uses; empty = nothing.
+std::string gpu_fault(const std::vector<GpuFacts>& gpus, const std::vector<int>& architectures);
+
+/// What a GPU of this compute capability (80 for 8.0) computes in unless it is asked otherwise: bf16, fp16
+/// below 8.0, fp32 where it is not known (0).
+Dtype dtype_of_gpu(int capability);
+
+/// Dtypes of a plan's roles and of its rows in transfers.
+struct RoleDtypes {
+  Dtype attention = Dtype::kFp32, experts = Dtype::kFp32, wire = Dtype::kFp32;
+  bool operator==(const RoleDtypes&) const = default;
+};
+
+/// The dtypes of a run on GPUs: what was asked for, else bf16, and fp16 where a device of the role has a
+/// compute capability below 8.0; fp32 where it is not known. Rows travel in the wider of the two, between
+/// bf16 and fp16 in bf16, which has the range. roles, capabilities: [num_devices], roles as roles_of() names
+/// them, 80 for 8.0, 0 = not known.
+RoleDtypes gpu_dtypes(const PlanOptions& asked, const std::vector<std::string>& roles,
+                      const std::vector<int>& capabilities);
+
+/// Sets what a job that runs on GPUs leaves open: dtypes, as gpu_dtypes() says, so that the job that is
+/// written down repeats the run. `strategies`: those that will run; several of them share dtypes. Returns
+/// what was chosen in words for the log; empty where nothing is to be said, on CPUs. A plan of a file keeps
+/// its own dtypes. Collective.
+std::string set_gpu_defaults(Job& job, const std::vector<std::string>& strategies,
+                             const Processes& processes);
+
+/// What a plan's devices need on a GPU that they share, in words, where it is more than the GPU has: empty =
+/// all fit. peaks: [num_devices]; where: as places_of(); room: of each GPU by its index, 0 = not known.
+std::string gpu_memory_fault(const std::vector<MemoryPeak>& peaks, const std::vector<DeviceId>& local,
+                             const std::vector<c10::Device>& where, const std::vector<Bytes>& room);
+
+}  // namespace hetermoe

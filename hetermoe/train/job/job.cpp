@@ -1,0 +1,430 @@
+#include "hetermoe/train/job/job.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "hetermoe/base/words.h"
+#include "hetermoe/plan/offload.h"
+#include "hetermoe/plan/recompute.h"
+#include "hetermoe/train/job/clock_choice.h"
+#include "hetermoe/train/job/divided_plan.h"
+#include "hetermoe/train/job/freeze.h"
+#include "hetermoe/train/job/job_data.h"
+#include "hetermoe/train/job/lora.h"
+#include "hetermoe/train/job/router_bias.h"
+#include "hetermoe/train/job/router_training.h"
+
+namespace hetermoe {
+
+const std::vector<std::string>& EnumNames<OnNonfinite>::names() {
+  static const std::vector<std::string> all = {"stop", "skip"};
+  return all;
+}
+
+namespace {
+
+using Override = std::pair<std::string, std::string>;
+
+const FieldDoc& find_option(const std::string& flag) {
+  std::string name = flag;
+  std::replace(name.begin(), name.end(), '-', '_');
+  std::vector<std::string> names;
+  for (const FieldDoc& option : job_fields()) {
+    if (option.name == name) return option;
+    names.push_back(option.name);
+  }
+  const std::string near = nearest_name(name, names);
+  fail<ConfigError>("--" + flag, "unknown option.{} `hetermoe options` lists all.",
+                    near.empty() ? "" : fmt::format(" Did you mean \"--{}\"?", near));
+}
+
+/// A value as typed: text needs no quotes, a list is [a, b] or a,b.
+Json option_value(const FieldDoc& option, const std::string& text) {
+  const std::string where = "--" + option.name;
+  if (option.type == "text") return text;
+  if (option.type == "name") return text == "null" ? Json(nullptr) : Json(text);
+  if (!option.type.starts_with("list of ")) return parse_yaml(text, where);
+  if (text.starts_with('[')) return parse_yaml(text, where);
+  FieldDoc item = option;
+  item.type = option.type.substr(std::string("list of ").size());
+  Json list = Json::array();
+  for (const std::string& part : cut_at_commas(text)) list.push_back(option_value(item, part));
+  return list;
+}
+
+Json overrides_json(const std::vector<Override>& overrides) {
+  Json json = Json::object();
+  for (const auto& [flag, text] : overrides) {
+    const FieldDoc& option = find_option(flag);
+    std::string pointer = "/" + option.name;
+    std::replace(pointer.begin(), pointer.end(), '.', '/');
+    json[Json::json_pointer(pointer)] = option_value(option, text);
+  }
+  return json;
+}
+
+/// A plan file settles the shape of a step: what nobody gave is taken from it, and where the plan is given as
+/// a flag, what only the job's file gives, too, which was meant for another plan.
+void adopt_plan_shape(Job& job, const Json& file, const Json& flags) {
+  if (job.plan.file.empty()) return;
+  const Plan plan = plan_from_json(read_json(job.plan.file), job.plan.file);
+  const bool is_flag = flags.contains(Json::json_pointer("/plan/file"));
+  const auto is_given = [&](const char* key) {
+    const Json::json_pointer pointer(std::string("/train/") + key);
+    return flags.contains(pointer) || (file.contains(pointer) && !is_flag);
+  };
+  if (!is_given("seq_len")) job.train.seq_len = plan.seq_len;
+  if (!is_given("sequences")) job.train.sequences = total_sequences(plan);
+  if (!is_given("microbatches") && !plan.groups.empty()) {
+    job.train.microbatches = static_cast<i64>(plan.groups[0].microbatches.size());
+  }
+}
+
+/// Names that mean nothing, and would be taken for the folder that one is in.
+void check_names(const Job& job, const std::string& where) {
+  const auto check = [&](const char* key, const std::string& name, const char* expected) {
+    if (name.empty()) fail<ConfigError>(where + key, "is empty, expected {}", expected);
+  };
+  check("model", job.model, "a name of configs/models, a config.json or its folder");
+  check("cluster", job.cluster, "a name of configs/clusters, a YAML file or a hostfile");
+  check("strategy", job.strategy, "the name of a strategy, such as zebra");
+  check("output", job.output, "the folder of results");
+  for (const std::string& path : job.data.paths) check("data.paths", path, "files or folders of text");
+}
+
+/// What says how a balancer works means nothing without one.
+void check_balancer(const BalancerOptions& options) {
+  const auto check = [&](const char* key, bool given) {
+    if (given && !options.on())
+      fail<ConfigError>("balancer.name", "got none, expected the balancer that balancer.{} is for, as lpt",
+                        key);
+  };
+  check("knows", options.knows != Knows::kHistory);
+  check("probe", options.probe);
+  check("measure", options.measure);
+}
+
+/// All tokens of a step are in memory at once.
+void check_tokens(const TrainOptions& train) {
+  constexpr i64 kMostTokens = 10'000'000'000;
+  if (train.sequences * train.seq_len <= kMostTokens) return;
+  fail<ConfigError>(
+      "train.sequences",
+      "got {} sequences of {} tokens (train.seq_len), which are {} tokens in a step: expected at "
+      "most {}",
+      train.sequences, train.seq_len, train.sequences * train.seq_len, kMostTokens);
+}
+
+Job make_job(Json file, const std::string& where, const std::vector<Override>& overrides) {
+  Job job;
+  if (file.contains("plan")) drop_retired_keys(file["plan"], where + "plan.");
+  const Json flags = overrides_json(overrides);
+  read_fields(file, job, where);
+  read_fields(flags, job, "--");
+  if (!job.train.init_from.empty() && !file.contains("model") && !flags.contains("model"))
+    job.model = job.train.init_from;
+  const Json::json_pointer tokenizer("/data/tokenizer");
+  if (!file.contains(tokenizer) && !flags.contains(tokenizer)) job.data.tokenizer = usual_tokenizer(job);
+  if (!job.clock.kind) job.clock.kind = usual_clock(job);
+  check_names(job, where);
+  adopt_plan_shape(job, file, flags);
+  check_tokens(job.train);
+  check_balancer(job.balancer);
+  return job;
+}
+
+void check_lengths(const PlanOptions& options, const ModelConfig& model) {
+  const i64 moved = static_cast<i64>(options.experts_moved.size());
+  if (moved != 0 && moved != model.num_layers) {
+    fail<ConfigError>("plan.experts_moved", "got {} entries, expected one per layer of model {} ({})", moved,
+                      model.name, model.num_layers);
+  }
+}
+
+void check_devices(const std::vector<DeviceId>& devices, const char* key, const Cluster& cluster) {
+  for (const DeviceId device : devices) {
+    if (device >= cluster.num_devices()) {
+      fail<ConfigError>(key, "device {} does not exist: cluster {} has devices 0 to {}", device, cluster.name,
+                        cluster.num_devices() - 1);
+    }
+  }
+}
+
+void check_devices(const PlanOptions& options, const Cluster& cluster) {
+  check_devices(options.attention, "plan.attention", cluster);
+  check_devices(options.experts, "plan.experts", cluster);
+}
+
+/// Sums over speeds that are further apart lose the slow ones, which then get nothing.
+void check_weights(const std::vector<double>& weights, const char* key) {
+  constexpr double kMostApart = 1e6;
+  if (weights.empty()) return;
+  const auto [slowest, fastest] = std::minmax_element(weights.begin(), weights.end());
+  if (*fastest / *slowest <= kMostApart) return;
+  fail<ConfigError>(key, "got {} beside {}, expected speeds of devices, of which none is {} times another",
+                    *slowest, *fastest, kMostApart);
+}
+
+/// What a strategy would leave aside is told, not ignored.
+void check_roles(const PlanOptions& options, const Strategy& strategy) {
+  if (strategy.use == DeviceUse::kApart) return;
+  if (strategy.use == DeviceUse::kOne && options.attention.size() > 1) {
+    fail<ConfigError>("plan.attention", "got devices {}, expected one: strategy single runs on one device",
+                      fmt::join(options.attention, ", "));
+  }
+  if (!options.experts.empty() && options.experts != options.attention) {
+    fail<ConfigError>(
+        "plan.experts",
+        "got devices {}, but strategy {} has its experts on the devices of plan.attention: leave "
+        "it out, or use zebra or dist-ep",
+        fmt::join(options.experts, ", "), strategy.name);
+  }
+  const std::vector<i64>& moved = options.experts_moved;
+  if (std::any_of(moved.begin(), moved.end(), [](i64 count) { return count > 0; })) {
+    fail<ConfigError>("plan.experts_moved",
+                      "strategy {} has no devices with experts alone that could give some up, expected zebra "
+                      "or dist-ep",
+                      strategy.name);
+  }
+}
+
+void check_stages(const PlanOptions& options, const Strategy& strategy) {
+  if (strategy.has_stages) return;
+  if (options.stages == 0 && options.interleave == 1 && options.stage_layers.empty() &&
+      options.stage_attention.empty() && options.stage_experts.empty())
+    return;
+  fail<ConfigError>("plan.stages", "strategy {} has no stages, expected pp_ep or pp_zebra", strategy.name);
+}
+
+/// `unmoved`: the plan before any expert moves.
+void check_moves(const std::vector<i64>& moved, const ModelConfig& model, const Plan& unmoved) {
+  for (std::size_t l = 0; l < moved.size(); ++l) {
+    if (moved[l] == 0) continue;
+    const std::string where = fmt::format("plan.experts_moved[{}]", l);
+    if (!model.is_moe(static_cast<i64>(l)))
+      fail<ConfigError>(where, "got {}, expected 0: layer {} of {} has no experts", moved[l], l, model.name);
+    std::map<DeviceId, i64> owned;
+    for (const auto& owners : unmoved.groups[0].layers[l].experts) ++owned[owners[0].device];
+    for (const auto& [device, count] : owned) {
+      if (moved[l] > count) {
+        fail<ConfigError>(where, "got {}, expected at most {}: device {} has no more experts of this layer",
+                          moved[l], count, device);
+      }
+    }
+  }
+}
+
+/// In which time and memory of a run in `dtype` are asked for.
+Dtype emulated_dtype(const Job& job, Dtype dtype) {
+  return job.clock.emulated_dtype.value_or(bytes_of(dtype) == 2 ? dtype : Dtype::kFp16);
+}
+
+void set_dtypes(Plan& plan, const PlanOptions& options) {
+  const std::vector<std::string> roles = roles_of(plan);
+  for (std::size_t d = 0; d < plan.dtype.size(); ++d) {
+    const std::string& role = roles[d];
+    if (role == "expert" && options.expert_dtype) plan.dtype[d] = *options.expert_dtype;
+    if ((role == "attention" || role == "both") && options.attention_dtype)
+      plan.dtype[d] = *options.attention_dtype;
+  }
+  if (options.wire_dtype) plan.wire_forward = plan.wire_backward = *options.wire_dtype;
+}
+
+/// By default the strategy says which queues there are (moves of roundpipe have some by phase), and how many
+/// slots.
+void take_choices(Plan& plan, const PlanOptions& options) {
+  const PlanChoices of_strategy = plan;
+  static_cast<PlanChoices&>(plan) = options;
+  if (options.queue_binding == QueueBinding::kDirection) plan.queue_binding = of_strategy.queue_binding;
+  if (options.slots == VisitSlots{}) plan.slots = of_strategy.slots;
+}
+
+Plan plan_of_strategy(const Job& job, const ModelConfig& model, const Cluster& cluster) {
+  const PlanOptions& options = job.plan;
+  const Strategy& strategy = find_strategy(job.strategy);
+  if (job.train.microbatches > job.train.sequences) {
+    fail<ConfigError>("train.microbatches", "got {}, expected at most train.sequences ({})",
+                      job.train.microbatches, job.train.sequences);
+  }
+  if (job.train.save_hf_every > 0 && job.train.save_hf.empty()) {
+    fail<ConfigError>("train.save_hf_every", "got {} without train.save_hf, expected the folder to write to",
+                      job.train.save_hf_every);
+  }
+  check_lengths(options, model);
+  check_roles(options, strategy);
+  check_stages(options, strategy);
+  check_devices(options, cluster);
+  check_weights(options.attention_weights, "plan.attention_weights");
+  check_weights(options.expert_weights, "plan.expert_weights");
+  StrategyRequest request;
+  request.seq_len = job.train.seq_len;
+  request.sequences = job.train.sequences;
+  request.microbatches = job.train.microbatches;
+  request.attention = options.attention;
+  request.experts = options.experts;
+  request.attention_weights = options.attention_weights;
+  request.expert_weights = options.expert_weights;
+  request.window = options.window;
+  request.dtype = emulated_dtype(job, options.attention_dtype.value_or(Dtype::kFp32));
+  request.staleness = job.train.staleness;
+  request.offload = options.offload;
+  request.stages = options.stages;
+  request.interleave = options.interleave;
+  request.stage_layers = options.stage_layers;
+  request.stage_attention = options.stage_attention;
+  request.stage_experts = options.stage_experts;
+  Plan plan = strategy.make(model, cluster, request);
+  if (!options.experts_moved.empty()) {
+    check_moves(options.experts_moved, model, plan);
+    request.experts_moved = options.experts_moved;
+    plan = strategy.make(model, cluster, request);
+  }
+  take_choices(plan, options);
+  set_recompute_of_layers(plan, options.recompute_layers, "plan.recompute_layers");
+  if (options.shard_weights) shard_weights(plan);
+  offload(plan, model, cluster, options.offload, "plan.offload");
+  set_dtypes(plan, options);
+  return plan;
+}
+
+Plan plan_of_file(const Job& job) {
+  PlanOptions only_file;
+  only_file.file = job.plan.file;
+  const Json expected = write_fields(only_file), got = write_fields(job.plan);
+  for (const auto& [key, value] : got.items()) {
+    if (value != expected[key]) {
+      fail<ConfigError>("plan." + key,
+                        "got {}, but the plan comes from {}: change it there, or leave out plan.file",
+                        describe(value), job.plan.file);
+    }
+  }
+  return plan_from_json(read_json(job.plan.file), job.plan.file);
+}
+
+/// The sampler and the loss count by the job, the executor by the plan.
+void check_step_shape(const Job& job, const Plan& plan, std::vector<std::string>& faults) {
+  if (plan.seq_len != job.train.seq_len) {
+    faults.push_back(
+        fmt::format("[seq_len] got {}, but train.seq_len is {}", plan.seq_len, job.train.seq_len));
+  }
+  if (total_sequences(plan) != job.train.sequences) {
+    faults.push_back(fmt::format("[groups] microbatches add up to {} sequences, but train.sequences is {}",
+                                 total_sequences(plan), job.train.sequences));
+  }
+}
+
+}  // namespace
+
+const std::vector<FieldDoc>& job_fields() {
+  static const std::vector<FieldDoc> all = document_fields<Job>();
+  return all;
+}
+
+Json to_json(const Job& job) { return write_fields(job); }
+
+Job load_job(const std::string& path, const std::vector<Override>& overrides) {
+  if (path.empty()) fail<ConfigError>("job", "the name of the file is empty, expected a job file (YAML)");
+  return parse_job(read_text(path, kMostYaml), path, overrides);
+}
+
+Job parse_job(const std::string& yaml, const std::string& path, const std::vector<Override>& overrides) {
+  const Json file = parse_yaml(yaml, path);
+  if (file.is_null() || (file.is_object() && file.empty())) {
+    fail<ConfigError>(
+        path,
+        "holds no key of a job, expected at least one such as \"model: demo\"; `hetermoe options` "
+        "lists all");
+  }
+  return make_job(file, path + " ", overrides);
+}
+
+Job job_from_overrides(const std::vector<Override>& overrides) {
+  return make_job(Json::object(), "", overrides);
+}
+
+Job job_of_strategy(const Job& job, const std::string& strategy, const std::vector<std::string>& compared,
+                    const Cluster& cluster) {
+  Job own = job;
+  own.strategy = strategy;
+  const DeviceUse use = find_strategy(strategy).use;
+  DeviceUse widest = use;
+  for (const std::string& other : compared) widest = std::max(widest, find_strategy(other).use);
+  PlanOptions& plan = own.plan;
+  if (!find_strategy(strategy).has_stages) {
+    plan.stages = 0, plan.interleave = 1;
+    plan.stage_layers.clear(), plan.stage_attention.clear(), plan.stage_experts.clear();
+  }
+  if (use == widest || !plan.file.empty()) return own;
+  check_devices(plan, cluster);
+  const Roles roles = roles_of(widest, cluster, {plan.attention, plan.experts});
+  std::vector<DeviceId> devices = {roles.attention.at(0)};
+  if (use == DeviceUse::kAlike) {
+    std::set<DeviceId> all(roles.attention.begin(), roles.attention.end());
+    all.insert(roles.experts.begin(), roles.experts.end());
+    devices.assign(all.begin(), all.end());
+  }
+  // A weight belongs to a device of the list.
+  if (devices != roles.attention) plan.attention_weights.clear();
+  if (devices != roles.experts) plan.expert_weights.clear();
+  plan.attention = devices;
+  plan.experts.clear();
+  plan.experts_moved.clear();
+  return own;
+}
+
+std::vector<std::string> plan_faults(const Job& job, const Plan& plan, const ModelConfig& model,
+                                     const Cluster& cluster) {
+  std::vector<std::string> faults = validate(plan, model, cluster);
+  check_step_shape(job, plan, faults);
+  return faults;
+}
+
+Plan make_job_plan(const Job& job, const ModelConfig& model, const Cluster& cluster) {
+  check_router_bias(job.train, model);
+  check_router_training(job, model);
+  lora_of(job.train, model);
+  const bool from_file = !job.plan.file.empty();
+  Plan plan = from_file ? plan_of_file(job) : plan_of_strategy(job, model, cluster);
+  std::vector<std::string> faults = plan_faults(job, plan, model, cluster);
+  if (faults.empty() && divides_in_step(job)) {
+    plan = divided_in_step(job, std::move(plan), model, cluster);
+    faults = plan_faults(job, plan, model, cluster);
+  }
+  if (faults.empty()) {
+    check_lora_plan(job, plan, model);
+    check_divided(job, plan, model, cluster);
+    return plan;
+  }
+  constexpr std::size_t kShown = 20;
+  const std::size_t hidden = faults.size() - std::min(faults.size(), kShown);
+  faults.resize(faults.size() - hidden);
+  fail<ConfigError>(from_file ? job.plan.file : "strategy " + job.strategy,
+                    "the plan does not fit model {} on cluster {}:\n  {}{}", model.name, cluster.name,
+                    fmt::join(faults, "\n  "), hidden > 0 ? fmt::format("\n  and {} more", hidden) : "");
+}
+
+StepOptions step_options(const Job& job, const ModelConfig& model) {
+  std::shared_ptr<const Lora> lora = lora_of(job.train, model);
+  return {.balance = model.aux_loss_coef > 0,
+          .aux_group = job.train.aux_group,
+          .backward = true,
+          .frozen = lora ? units_without(model, *lora) : frozen_units(job.train.freeze, model),
+          .staleness = job.train.staleness,
+          .lora = std::move(lora)};
+}
+
+Plan emulated_plan(const Job& job, const Plan& plan) {
+  const auto emulated = [&](Dtype dtype) { return emulated_dtype(job, dtype); };
+  Plan out = plan;
+  for (Dtype& dtype : out.dtype) dtype = emulated(dtype);
+  if (out.grad_dtype == Dtype::kFp64) out.grad_dtype.reset();
+  if (job.plan.wire_dtype) return out;
+  out.wire_forward = emulated(out.wire_forward);
+  out.wire_backward = emulated(out.wire_backward);
+  return out;
+}
+
+}  // namespace hetermoe

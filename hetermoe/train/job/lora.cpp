@@ -1,0 +1,88 @@
+#include "hetermoe/train/job/lora.h"
+
+#include <algorithm>
+#include <map>
+
+#include "hetermoe/model/lora_targets.h"
+#include "hetermoe/placement/placement.h"
+#include "hetermoe/train/job/freeze.h"
+
+namespace hetermoe {
+namespace {
+
+constexpr const char* kTargets = "train.lora.targets";
+
+/// The experts of a layer lie in one storage, so they have the same adapters.
+void check_experts(const ModelConfig& model, const std::vector<std::string>& targets) {
+  std::map<std::pair<i32, std::string>, i64> experts;  // layer and ending of the name: with adapters
+  for (const ParamInfo& parameter : parameters(model)) {
+    if (parameter.expert < 0) continue;
+    const std::size_t dot =
+        parameter.name.rfind('.', parameter.name.size() - std::string(".weight").size() - 1);
+    experts[{parameter.layer, parameter.name.substr(dot + 1)}] +=
+        std::binary_search(targets.begin(), targets.end(), parameter.name) ? 1 : 0;
+  }
+  for (const auto& [key, count] : experts) {
+    if (count == 0 || count == model.num_experts) continue;
+    fail<ConfigError>(
+        kTargets, "match {} of {} experts of layer {}, expected all or none: name an expert's number by *",
+        count, model.num_experts, key.first);
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<const Lora> lora_of(const TrainOptions& train, const ModelConfig& model) {
+  if (train.lora.rank == 0) return nullptr;
+  if (!train.freeze.empty())
+    fail<ConfigError>("train.freeze",
+                      "cannot go with train.lora, which freezes all but adapters: leave it out");
+  std::vector<std::string> targets;
+  const std::vector<std::string> patterns =
+      train.lora.targets.empty() ? usual_lora_targets(model) : train.lora.targets;
+  std::vector<bool> used(patterns.size(), false);
+  for (const ParamInfo& parameter : parameters(model)) {
+    if (!can_have_adapter(parameter)) continue;
+    bool matched = false;
+    for (std::size_t i = 0; i < used.size(); ++i) {
+      if (matches_pattern(patterns[i], parameter.name)) matched = used[i] = true;
+    }
+    if (matched) targets.push_back(parameter.name);
+  }
+  for (std::size_t i = 0; i < used.size(); ++i) {
+    if (used[i]) continue;
+    fail<ConfigError>(
+        kTargets,
+        "\"{}\" matches no matrix of model {} that can have an adapter: expected names such as "
+        "model.layers.0.self_attn.o_proj.weight, in which * stands for any text; embeddings, the "
+        "head, norms and routers have none",
+        patterns[i], model.name);
+  }
+  std::sort(targets.begin(), targets.end());
+  check_experts(model, targets);
+  return std::make_shared<const Lora>(
+      make_lora(model, train.lora.rank, train.lora.alpha, std::move(targets)));
+}
+
+void check_adapter_is_there(const std::string& name, bool is_there) {
+  if (is_there || !is_adapter(name)) return;
+  fail<ConfigError>(
+      "train.lora",
+      "gives an adapter to {}, which had none in the run that wrote the checkpoint. Give the same "
+      "targets, or begin anew with --checkpoint.resume false and another output folder",
+      matrix_of(name));
+}
+
+void check_lora_plan(const Job& job, const Plan& plan, const ModelConfig& model) {
+  if (job.train.lora.rank == 0) return;
+  for (const State& state : make_states(plan, model)) {
+    if (state.homes.empty() && !state.transient()) continue;
+    fail<ConfigError>(
+        "train.lora",
+        "cannot go with a plan whose weights or optimizer states live on hosts (plan.offload) or "
+        "whose weights are divided (plan.shard_weights): leave one of both out. Adapters are "
+        "small: their optimizer states fit on the devices");
+  }
+}
+
+}  // namespace hetermoe

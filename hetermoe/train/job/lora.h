@@ -1,0 +1,20 @@
+#pragma once
+#include <memory>
+
+#include "hetermoe/model/lora.h"
+#include "hetermoe/train/job/job.h"
+
+namespace hetermoe {
+
+/// What train.lora asks for; null = nothing. Throws ConfigError when a pattern matches no matrix that can
+/// have an adapter, or some experts of a layer and not the others, and when train.freeze is given as well.
+std::shared_ptr<const Lora> lora_of(const TrainOptions& train, const ModelConfig& model);
+
+/// Throws ConfigError where the plan keeps weights or optimizer state of adapted units on hosts, or weights
+/// divided.
+void check_lora_plan(const Job& job, const Plan& plan, const ModelConfig& model);
+
+/// Throws ConfigError for a tensor that is an adapter and not in a checkpoint.
+void check_adapter_is_there(const std::string& name, bool is_there);
+
+}  // namespace hetermoe

@@ -1,0 +1,55 @@
+#include "hetermoe/train/job/router_training.h"
+
+#include "hetermoe/base/index.h"
+
+namespace hetermoe {
+namespace {
+
+void refuse_both(const char* key, const char* other, const char* why) {
+  fail<ConfigError>(std::string("train.") + key, "cannot go with {}, {}: leave one of both out", other, why);
+}
+
+}  // namespace
+
+void check_router_training(const Job& job, const ModelConfig& model) {
+  const TrainOptions& train = job.train;
+  const auto refuse_dense = [&](const char* key, bool on) {
+    if (on && model.num_moe_layers() == 0)
+      fail<ConfigError>(std::string("train.") + key, "model {} has no routers: leave it out", model.name);
+  };
+  refuse_dense("router_z_loss", train.router_z_loss > 0);
+  refuse_dense("router_jitter", train.router_jitter > 0);
+  refuse_dense("capacity_factor", train.capacity_factor > 0);
+  refuse_dense("forced_balance", train.forced_balance);
+  const bool replays = !job.routing.replay.empty();
+  if (train.router_jitter > 0 && replays)
+    refuse_both("router_jitter", "routing.replay", "whose choices no noise changes");
+  if (!train.forced_balance) return;
+  if (replays) refuse_both("forced_balance", "routing.replay", "which gives other choices");
+  if (train.router_bias_rate > 0)
+    refuse_both("forced_balance", "train.router_bias_rate", "whose biases no choice hangs on");
+}
+
+RouterTraining router_training(const TrainOptions& train, i64 step, i64 first_sequence) {
+  return {.z_loss = train.router_z_loss,
+          .jitter = train.router_jitter,
+          .capacity_factor = train.capacity_factor,
+          .seed = train.seed,
+          .step = step,
+          .first_sequence = first_sequence};
+}
+
+std::vector<at::Tensor> forced_choices(const TrainOptions& train, const ModelConfig& model,
+                                       i64 first_sequence) {
+  std::vector<at::Tensor> out;
+  if (!train.forced_balance) return out;
+  const i64 copies_before = first_sequence * train.seq_len * model.top_k;
+  const at::Tensor ids =
+      (at::arange(train.sequences * train.seq_len * model.top_k, at::kLong) + copies_before)
+          .remainder(model.num_experts)
+          .view({train.sequences, train.seq_len, model.top_k});
+  for (i64 l = 0; l < model.num_layers; ++l) out.push_back(model.is_moe(l) ? ids : at::Tensor());
+  return out;
+}
+
+}  // namespace hetermoe

@@ -1,0 +1,16 @@
+#pragma once
+#include <atomic>
+
+#include "hetermoe/base/types.h"
+
+// How a run is asked to end early.
+namespace hetermoe {
+
+/// Set by Ctrl-C (and by tests); runs end after the current step, with their results written.
+extern std::atomic<bool> stop_requested;
+/// Makes kStopSignals set stop_requested; a second SIGINT ends the process at once.
+void stop_on_interrupt();
+/// The signal that set stop_requested, 1 when none did; 0 = nobody asked to stop.
+i32 stop_asked();
+
+}  // namespace hetermoe

@@ -1,0 +1,128 @@
+#include "hetermoe/train/run/train_job.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "hetermoe/train/job/clock_choice.h"
+#include "hetermoe/train/job/host_memory.h"
+#include "hetermoe/train/job/job_data.h"
+#include "hetermoe/train/run/trainer.h"
+
+namespace hetermoe {
+namespace {
+
+/// The strategy that made the plan which runs: a plan of a file may be another's than that of the job's
+/// strategy. Files are named so, too.
+std::string name_of_run(const Job& job, const Plan& plan, std::size_t num_runs) {
+  const bool of_file = !job.plan.file.empty() || !job.train.changes.empty();
+  std::string name =
+      of_file && num_runs == 1 && !plan.strategy.empty() ? plan.strategy : find_strategy(job.strategy).name;
+  std::replace(name.begin(), name.end(), '_', '-');
+  return name;
+}
+
+/// The runs of a job, one for each strategy, and the files that they write while they go on.
+class JobRuns {
+ public:
+  JobRuns(const Job& job, const std::vector<std::string>& strategies, const JobRunOptions& options,
+          const OnStep& on_step, const Processes& processes)
+      : job_(job),
+        options_(options),
+        on_step_(on_step),
+        processes_(processes),
+        model_(options.model ? *options.model : load_model(job.model)),
+        cluster_(load_cluster(job.cluster)),
+        files_(job, model_, cluster_, runs_) {
+    // All plans first: a strategy that cannot run is known before hours are spent on another.
+    for (const std::string& strategy : strategies) {
+      jobs_.push_back(job_of_strategy(job, strategy, strategies, cluster_));
+      StrategyRun run;
+      run.plan = make_job_plan(jobs_.back(), model_, cluster_);
+      run.strategy = name_of_run(jobs_.back(), run.plan, strategies.size());
+      runs_.push_back(std::move(run));
+    }
+  }
+
+  std::vector<StrategyRun> run() {
+    if (processes_.alone() && job_.run.device == "cpu") check_host_memory(job_, model_);
+    const Dataset data = load_job_data(job_, model_);
+    if (options_.hooks.on_note) tell_of(data);
+    for (std::size_t i = 0; i < runs_.size(); ++i) {
+      if (!stop_requested)
+        run_one(i, data);
+      else if (options_.execute)
+        runs_[i].outcome.stopped_by = stop_asked();
+    }
+    return std::move(runs_);
+  }
+
+ private:
+  void tell_of(const Dataset& data) const {
+    const auto& tell = options_.hooks.on_note;
+    tell(training_line(job_, model_, data));
+    if (const std::string note = clock_note(job_, cluster_); !note.empty()) tell(note);
+    for (const std::string& note : conversation_notes(data)) tell(note);
+  }
+
+  void run_one(std::size_t i, const Dataset& data) {
+    StrategyRun& run = runs_[i];
+    Trainer trainer(jobs_[i], model_, cluster_, run.plan, data, processes_, options_.checkpoints);
+    run.predicted = trainer.predict();
+    if (!options_.execute) return;
+    if (options_.end_after > 0) trainer.end_after(options_.end_after);
+    if (!options_.mark.empty()) trainer.mark_first(options_.mark);
+    run.outcome = trainer.run(hooks_of(i, trainer), options_.timed_steps);
+    keep_up(i, trainer);
+  }
+
+  RunHooks hooks_of(std::size_t i, const Trainer& trainer) {
+    RunHooks hooks = options_.hooks;
+    hooks.on_step = [this, i](const StepRecord& record) {
+      if (processes_.rank() == 0) files_.add(runs_[i], record);
+      if (on_step_) on_step_(runs_[i].strategy, record);
+    };
+    hooks.wants_picture = [this] { return files_.wants_picture(); };
+    hooks.on_picture = [this, i, &trainer](const StepPicture& picture) {
+      if (processes_.rank() != 0) return;
+      keep_up(i, trainer);
+      files_.add_picture(runs_[i], picture);
+    };
+    return hooks;
+  }
+
+  /// What was executed last is drawn beside the prediction for the same plan, and has its name.
+  void keep_up(std::size_t i, const Trainer& trainer) {
+    StrategyRun& run = runs_[i];
+    if (to_json(trainer.plan()) == to_json(run.plan)) return;
+    run.plan = trainer.plan();
+    run.strategy = name_of_run(jobs_[i], run.plan, runs_.size());
+    run.predicted = trainer.predict();
+  }
+
+  const Job& job_;
+  const JobRunOptions& options_;
+  const OnStep& on_step_;
+  const Processes& processes_;
+  const ModelConfig model_;
+  const Cluster cluster_;
+  std::vector<Job> jobs_;
+  std::vector<StrategyRun> runs_;
+  RunFiles files_;
+};
+
+}  // namespace
+
+std::vector<StrategyRun> run_job(const Job& job, const std::vector<std::string>& strategies,
+                                 const JobRunOptions& options, const OnStep& on_step,
+                                 const Processes& processes) {
+  return JobRuns(job, strategies, options, on_step, processes).run();
+}
+
+TrainedJob train_job(const Job& job, const JobRunOptions& options, const OnStep& on_step,
+                     const Processes& processes) {
+  if (processes.rank() == 0) forget_growth(job);
+  return {run_job(job, {job.strategy}, options, on_step, processes),
+          options.model ? *options.model : load_model(job.model), job.cluster};
+}
+
+}  // namespace hetermoe
