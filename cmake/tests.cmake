@@ -24,7 +24,7 @@ function(hm_tests label)
     target_compile_options(${_test} PRIVATE -O1 "$<$<CXX_COMPILER_ID:GNU>:-Wno-array-bounds;-Wno-stringop-overflow>")  # gcc 12 sees bounds that are not there
     target_compile_definitions(${_test} PRIVATE HM_SOURCE_DIR="${CMAKE_SOURCE_DIR}" HM_BINARY_DIR="${CMAKE_BINARY_DIR}")
     if(label STREQUAL "fast")
-      target_link_libraries(${_test} PRIVATE hm_data GTest::gtest_main)
+      target_link_libraries(${_test} PRIVATE hm_data ZLIB::ZLIB GTest::gtest_main)
       hm_use_core_pch(${_test})
       gtest_discover_tests(${_test} TEST_PREFIX "${_folder}." NO_PRETTY_VALUES DISCOVERY_TIMEOUT 120
                            PROPERTIES LABELS "${label}" TIMEOUT ${HM_FAST_TIMEOUT})
