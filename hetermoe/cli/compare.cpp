@@ -1,4 +1,5 @@
 #include "hetermoe/train/compare.h"
+#include "hetermoe/train/epochs.h"
 #include "hetermoe/train/gpu_run.h"
 
 #include <fmt/ranges.h>
@@ -192,14 +193,20 @@ int compare(const CompareArguments& options, const Overrides& overrides) {
   stop_on_interrupt();
   ProgressOptions style;
   if (options.json) style.style = ProgressStyle::kNone;
+  JobOfSteps of_steps = with_steps(std::move(job));
+  job = std::move(of_steps.job);
   const i64 steps = job.train.steps + options.timed_steps;
   Progress progress("comparing", static_cast<i64>(strategies.size()) * steps, style);
   i64 done = 0;
   const auto on_step = [&](const std::string& strategy, const StepRecord& record) {
     progress.update(++done, fmt::format("{} step {} loss {:.4f}", strategy, record.step, record.loss));
   };
-  const std::vector<StrategyRun> runs =
-      compare_job(job, {strategies, !options.simulate_only, options.timed_steps}, on_step);
+  const std::vector<StrategyRun> runs = compare_job(job,
+                                                    {.strategies = strategies,
+                                                     .execute = !options.simulate_only,
+                                                     .timed_steps = options.timed_steps,
+                                                     .data = of_steps.data},
+                                                    on_step);
   progress.finish();
   const std::filesystem::path report =
       write_results(job, load_model(job.model), load_cluster(job.cluster), runs);

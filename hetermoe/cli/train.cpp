@@ -15,6 +15,7 @@
 #include "hetermoe/device/accelerator.h"
 #include "hetermoe/report/progress.h"
 #include "hetermoe/report/table.h"
+#include "hetermoe/train/epochs.h"
 #include "hetermoe/train/gpu_run.h"
 #include "hetermoe/train/growing_job.h"
 #include "hetermoe/train/output_lock.h"
@@ -75,6 +76,16 @@ class BrokenRun : public Error {
   using Error::Error;
 };
 
+/// Every pair of processes exchanges messages; rank 0 tells which are slow.
+void preflight(const Job& job, const Processes& processes) {
+  PreflightOptions how;
+  how.device = find_device_in_turn(job.run.device, processes.local_rank(), "run.device");
+  for (const std::string& complaint :
+       check_processes(processes, pair_transport(processes, how.device), how)) {
+    if (processes.rank() == 0) std::cerr << "[preflight] " << complaint << std::endl;
+  }
+}
+
 /// Runs the job; only rank 0 talks. `begun` is set when a step has ended.
 int train(const TrainArguments& options, Job job, const Processes& processes, bool& begun) {
   const bool talks = processes.rank() == 0;
@@ -89,16 +100,11 @@ int train(const TrainArguments& options, Job job, const Processes& processes, bo
   for (const auto* taken : {&lock, &weights_lock}) {
     if (*taken && !(*taken)->note().empty()) tell((*taken)->note());
   }
-  if (!processes.alone() && job.train.preflight) {
-    PreflightOptions how;
-    how.device = find_device_in_turn(job.run.device, processes.local_rank(), "run.device");
-    for (const std::string& complaint :
-         check_processes(processes, pair_transport(processes, how.device), how)) {
-      if (talks) std::cerr << "[preflight] " << complaint << std::endl;
-    }
-  }
+  if (!processes.alone() && job.train.preflight) preflight(job, processes);
   if (const std::string chosen = set_gpu_defaults(job, {job.strategy}, processes); !chosen.empty())
     tell(chosen);
+  JobOfSteps of_steps = with_steps(std::move(job));
+  job = std::move(of_steps.job);
   stop_on_interrupt();
   ProgressOptions style;
   if (options.json || !talks) style.style = ProgressStyle::kNone;
@@ -120,8 +126,10 @@ int train(const TrainArguments& options, Job job, const Processes& processes, bo
   const RunHooks hooks{.on_note = tell, .on_begin = [&](i64 first_step) {
                          if (talks) tell_of_other_results(job, first_step);
                        }};
-  const TrainedJob done =
-      train_job(job, {{job.strategy}, true, 0, Checkpoints::kOn, hooks}, on_step, processes);
+  const TrainedJob done = train_job(
+      job,
+      {.strategies = {job.strategy}, .checkpoints = Checkpoints::kOn, .hooks = hooks, .data = of_steps.data},
+      on_step, processes);
   const std::vector<StrategyRun>& runs = done.runs;
   progress.finish();
   if (talks) {

@@ -53,7 +53,10 @@ std::vector<StrategyRun> compare_job(
     runs.push_back(std::move(run));
   }
   if (processes.alone() && job.run.device == "cpu") check_host_memory(job, model);
-  const Dataset data = load_job_data(job, model);
+  HM_CHECK(!job.train.epochs, "with_steps() was not asked");
+  learning_rate_of(job.train);  // what does not fit is refused before hours are spent
+  const Dataset data = options.data ? *options.data : load_job_data(job);
+  check_vocabulary(data, model);
   if (options.hooks.on_note) {
     options.hooks.on_note(training_line(job, model, data));
     if (const std::string note = clock_note(job, cluster); !note.empty()) options.hooks.on_note(note);

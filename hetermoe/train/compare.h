@@ -1,5 +1,6 @@
 #pragma once
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,7 @@ struct CompareRunOptions {
   std::optional<ModelConfig> model = {};  ///< in place of job.model
   i64 end_after = 0;      ///< steps after which each run ends, of a job that has more; 0 = all
   std::string mark = {};  ///< what changed before the first step of each run; empty = nothing
+  std::shared_ptr<const Dataset> data = {};  ///< of the job, where it was read before
 };
 
 /// Trains (or only predicts) the job once per strategy (job_of_strategy): same model, cluster, data, seed.

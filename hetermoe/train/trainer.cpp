@@ -252,8 +252,7 @@ void Trainer::begin_one(i64 step) {
   const TrainOptions& train = job_.train;
   StepInput input = input_of(train_, step, next_sequence_);
   next_sequence_ += train.sequences;
-  input.learning_rate =
-      learning_rate_at({train.learning_rate, train.final_share, train.warmup_steps, train.steps}, step);
+  input.learning_rate = learning_rate_at(learning_rate_of(train), step);
   input.max_grad_norm = train.max_grad_norm;
   input.loss_scale = loss_scale_.value();
   input.adamw = {train.beta1, train.beta2, train.adam_eps, train.weight_decay};

@@ -183,9 +183,10 @@ TEST(Train, TheFirstLineNamesDataTokenizerAndWhatIsTrained) {
       << library.out;
   const std::string first = library.out.substr(0, library.out.find('\n'));
   EXPECT_TRUE(contains(first, " of text: data.max_bytes; tokenizer bytes; trains all ")) << first;
+  EXPECT_TRUE(contains(first, " parameters in 1 step (")) << first;
   EXPECT_TRUE(contains(library.out, "\ntimes are emulated, those of A40/1000, V100/1000 by the cost model"))
       << library.out;
-  const ProgramResult dry = run_hetermoe(train_words(folder, {"--dry-run"}));
+  const ProgramResult dry = run_hetermoe(train_words(folder, {"--train.steps", "1", "--dry-run"}));
   EXPECT_TRUE(contains(dry.out, first)) << dry.out;
   const ProgramResult data = run_hetermoe({"data", "--data.max_bytes", "200000"});
   EXPECT_TRUE(contains(data.out, "this machine's Python standard library")) << data.out;
@@ -258,7 +259,7 @@ TEST(Train, TimesOfThisCpuAreNeverThoseOfAGpu) {
 
 TEST(DryRun, SaysWhatWouldBeDoneAndDoesNothing) {
   const WorkFolder folder;
-  const ProgramResult text = run_hetermoe(train_words(folder, {"--dry-run"}));
+  const ProgramResult text = run_hetermoe(train_words(folder, {"--train.steps", "1", "--dry-run"}));
   EXPECT_EQ(text.code, 0) << text.err;
   EXPECT_TRUE(contains(text.out, "the whole run, 6 steps: ")) << text.out;
   const Json json = Json::parse(run_hetermoe(train_words(folder, {"--dry-run", "--json"})).out);
