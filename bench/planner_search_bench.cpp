@@ -4,8 +4,8 @@
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/cost/memory_estimate.h"
+#include "hetermoe/planner/request_check.h"
 #include "hetermoe/planner/search/blocks.h"
-#include "hetermoe/planner/search/request_check.h"
 #include "tests/support/random_request.h"
 
 // Looks for plans that beat the planner's: random clusters of 2 to 4 types and 8 to 512 devices, four models.

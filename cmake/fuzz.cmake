@@ -11,8 +11,8 @@ function(hm_fuzz_program name)
   endif()
 endfunction()
 
-set(_core model cluster hostfile plan schedule_text timeline profile routing_trace token_files json_lines chat_lines hf_tokenizer
-          scratch)
+set(_core model cluster hostfile plan schedule_text timeline profile routing_trace token_files json_lines chat_lines chat_template
+          hf_tokenizer scratch)
 list(TRANSFORM _core PREPEND fuzz/)
 list(TRANSFORM _core APPEND .cpp)
 hm_fuzz_program(fuzz_core fuzz/core_targets.cpp ${_core})

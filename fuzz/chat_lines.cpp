@@ -34,7 +34,7 @@ void run(const std::string& input) {
   const auto tokenizer = make_tokenizer("bytes");
   for (const std::string& name : chat_template_names()) {
     try {
-      pack(ChatEncoder(find_chat_template(name), *tokenizer, "bytes", {}), conversations);
+      pack(ChatEncoder(name, *tokenizer, "bytes", {}), conversations);
     } catch (const InputError&) {
       // It has no form for tools; the next one may have.
     }

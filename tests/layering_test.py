@@ -14,8 +14,8 @@ from pathlib import Path
 
 HEAVY = re.compile(r"(torch|ATen|c10|caffe2|cuda|cub|thrust|mpi|nccl|cublas|cudnn|nvtx3?|nvml)(/|\w*\.h)")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
-# Folders whose files all lie in sub-folders, in the order in which these depend on each other.
-ORDERED = {"train": ["job", "session", "checkpoint", "run", "growth"]}
+# Sub-folders in the order in which they depend on each other. "" = files beside them.
+ORDERED = {"planner": ["", "estimate", "strategies", "words", "search"], "train": ["job", "session", "checkpoint", "run", "growth"]}
 SUFFIXES = {".h", ".cpp", ".cu", ".cuh"}
 
 
@@ -31,9 +31,14 @@ def folder_order(source):
 
 def check_order_within(order, file, included):
     """What is wrong with an include between sub-folders of one folder, or None. Both are split paths."""
-    if order.index(included[2]) > order.index(file[2]):
-        return f"includes {'/'.join(included)}, but {included[2]} comes after {file[2]}"
+    of_included, of_file = sub_folder(included), sub_folder(file)
+    if order.index(of_included) > order.index(of_file):
+        return f"includes {'/'.join(included)}, but {of_included} comes after {of_file or 'all files beside it'}"
     return None
+
+
+def sub_folder(parts):
+    return parts[2] if len(parts) > 3 else ""
 
 
 def check_include(file, bracket, included, rank, torch_folders, source):
@@ -66,7 +71,7 @@ def violations(source):
         if len(file.parts) < 3 or file.parts[1] not in rank:
             out.append(f"{file}: is in no folder that CMakeLists.txt names")
             continue
-        if file.parts[2] not in ORDERED.get(file.parts[1], [file.parts[2]]):
+        if sub_folder(file.parts) not in ORDERED.get(file.parts[1], [sub_folder(file.parts)]):
             out.append(f"{file}: is in no sub-folder of {file.parts[1]} that layering_test.py names")
             continue
         lines = path.read_text().splitlines()

@@ -1,6 +1,4 @@
 #include "hetermoe/train/run/compare.h"
-#include "hetermoe/train/job/gpu_run.h"
-#include "hetermoe/train/run/stop.h"
 
 #include <fmt/ranges.h>
 
@@ -18,6 +16,9 @@
 #include "hetermoe/report/progress.h"
 #include "hetermoe/report/table.h"
 #include "hetermoe/train/checkpoint/output_lock.h"
+#include "hetermoe/train/job/epochs.h"
+#include "hetermoe/train/job/gpu_run.h"
+#include "hetermoe/train/run/stop.h"
 
 namespace hetermoe {
 namespace {
@@ -194,6 +195,8 @@ int compare(const CompareArguments& options, const Overrides& overrides) {
   stop_on_interrupt();
   ProgressOptions style;
   if (options.json) style.style = ProgressStyle::kNone;
+  JobOfSteps of_steps = with_steps(std::move(job));
+  job = std::move(of_steps.job);
   const i64 steps = job.train.steps + options.timed_steps;
   Progress progress("comparing", static_cast<i64>(strategies.size()) * steps, style);
   i64 done = 0;
@@ -201,7 +204,9 @@ int compare(const CompareArguments& options, const Overrides& overrides) {
     progress.update(++done, fmt::format("{} step {} loss {:.4f}", strategy, record.step, record.loss));
   };
   const std::vector<StrategyRun> runs = compare_job(
-      job, strategies, {.execute = !options.simulate_only, .timed_steps = options.timed_steps}, on_step);
+      job, strategies,
+      {.execute = !options.simulate_only, .timed_steps = options.timed_steps, .data = of_steps.data},
+      on_step);
   progress.finish();
   const std::filesystem::path report =
       write_results(job, load_model(job.model), load_cluster(job.cluster), runs);
@@ -215,19 +220,19 @@ int compare(const CompareArguments& options, const Overrides& overrides) {
   return code_of_end(runs, steps, Processes());
 }
 
+std::string strategies_help() {
+  return fmt::format(
+      "strategies, separated by commas: {} [default: zebra,ep,ep-overlap,dist-ep,single; with --seq "
+      "zebra,ep,ep-ideal,dist-ep,pp-ep,best]",
+      fmt::join(strategy_names(), ", "));
+}
+
 }  // namespace
 
 std::function<int()> make_compare(Flags& flags) {
   const auto options = std::make_shared<CompareArguments>();
   flags.add_option("job", options->job, "job file (YAML); every key of it is also a flag: --train.steps 5");
-  flags
-      .add_option(
-          "--strategies,--strategy", options->strategies,
-          fmt::format(
-              "strategies, separated by commas: {} [default: zebra,ep,ep-overlap,dist-ep,single; with --seq "
-              "zebra,ep,ep-ideal,dist-ep,pp-ep,best]",
-              fmt::join(strategy_names(), ", ")))
-      ->delimiter(',');
+  flags.add_option("--strategies,--strategy", options->strategies, strategies_help())->delimiter(',');
   flags.add_option("--timed-steps", options->timed_steps, "steps under the paced clock after training")
       ->capture_default_str()
       ->range(at_least(0));
@@ -235,9 +240,8 @@ std::function<int()> make_compare(Flags& flags) {
       .add_option(
           "--seq", options->seq_lens,
           "predict GPU training of --model on --cluster at these sequence lengths, each strategy tuned; "
-          "beside the strategies of --strategies: ep-ideal (throughput of newer and older devices apart, "
-          "added) and "
-          "best (the plan of `hetermoe plan`)")
+          "--strategies also takes ep-ideal (throughput of newer and older devices apart, added) and best "
+          "(the plan of `hetermoe plan`)")
       ->delimiter(',')
       ->range(at_least(1));
   flags

@@ -13,6 +13,7 @@
 #include "hetermoe/data/token_files.h"
 #include "hetermoe/report/escape.h"
 #include "hetermoe/report/table.h"
+#include "hetermoe/train/job/epochs.h"
 #include "hetermoe/train/job/job_data.h"
 
 namespace hetermoe {
@@ -211,8 +212,9 @@ Json write_tokens(const Dataset& data, const DataArguments& options) {
 }
 
 int show(const DataArguments& options, const Overrides& overrides) {
-  const Job job = options.job.empty() ? job_from_overrides(overrides) : load_job(options.job, overrides);
-  const Dataset data = load_job_data(job);
+  const auto [job, known] =
+      with_steps(options.job.empty() ? job_from_overrides(overrides) : load_job(options.job, overrides));
+  const Dataset data = known ? *known : load_job_data(job);
   const Sample sample = sample_of(data, job, options.sequence);
   Json json;
   if (!options.write.empty()) json["written"] = write_tokens(data, options);

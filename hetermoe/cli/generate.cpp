@@ -8,7 +8,7 @@
 #include "hetermoe/base/index.h"
 #include "hetermoe/base/printable.h"
 #include "hetermoe/cli/command.h"
-#include "hetermoe/data/chat_template.h"
+#include "hetermoe/data/model_template.h"
 #include "hetermoe/model/lora.h"
 #include "hetermoe/nn/decoder.h"
 #include "hetermoe/report/escape.h"
@@ -57,8 +57,9 @@ FoundModel find_model(const fs::path& folder) {
     text_at("/data/tokenizer", out.tokenizer);
     text_at("/data/template", out.chat_template);
   }
-  if (out.chat_template.empty() && has_chat_template(out.weights.string()))
-    out.chat_template = out.weights.string();
+  const bool is_known =
+      try_chat_template(out.chat_template) != nullptr || has_chat_template(out.chat_template);
+  if (!is_known && has_chat_template(out.weights.string())) out.chat_template = out.weights.string();
   return out;
 }
 
@@ -66,15 +67,16 @@ FoundModel find_model(const fs::path& folder) {
 std::optional<ChatEncoder> find_chat(const GenerateArguments& options, const FoundModel& found,
                                      const Tokenizer* tokenizer) {
   if (!options.chat && options.chat_template.empty()) return std::nullopt;
-  const std::string& name = options.chat_template.empty() ? found.chat_template : options.chat_template;
+  const bool is_default = options.chat_template.empty() || options.chat_template == "model";
+  const std::string& name = is_default ? found.chat_template : options.chat_template;
   if (name.empty()) {
     fail<ConfigError>("--chat",
                       "nothing in {} says which template its model knows: give --template, one of {}",
-                      found.weights.string(), fmt::join(chat_template_names(), ", "));
+                      found.weights.string(), chat_template_list());
   }
   if (tokenizer == nullptr) fail<ConfigError>("--chat", "got tokens as prompt, expected a text as --prompt");
   const std::string& tokens = options.tokenizer.empty() ? found.tokenizer : options.tokenizer;
-  return ChatEncoder(find_chat_template(name), *tokenizer, tokens, tokenizer->end_token());
+  return ChatEncoder(name, *tokenizer, tokens, tokenizer->end_token());
 }
 
 /// Null where the prompt is of tokens and nothing that the program has says what they stand for.
@@ -146,6 +148,15 @@ std::vector<i64> prompt_of(const GenerateArguments& options, const Tokenizer* to
   return prompt;
 }
 
+/// Logits [vocabulary] after the prompt. Those after each of its tokens are made only to be written.
+at::Tensor read_prompt(Decoder& decoder, const std::vector<i64>& prompt, const GenerateArguments& options) {
+  const at::Tensor tokens = at::tensor(prompt, at::kLong);
+  if (options.logits.empty()) return decoder.read_prompt(tokens);
+  const at::Tensor logits = decoder.read(tokens);
+  write_logits(options.logits, prompt, logits);
+  return logits[logits.size(0) - 1];
+}
+
 struct Generated {
   std::vector<i64> tokens;
   double loss = 0;  ///< mean of -ln(probability) of the tokens, at temperature 1
@@ -161,16 +172,14 @@ Generated generate(Decoder& decoder, const std::vector<i64>& prompt, const Gener
                    const std::vector<i64>& end) {
   const SamplingOptions sampling{options.temperature, options.top_p, static_cast<u64>(options.seed)};
   Generated out;
-  at::Tensor logits = decoder.read(at::tensor(prompt, at::kLong));
-  write_logits(options.logits, prompt, logits);
+  at::Tensor last = read_prompt(decoder, prompt, options);
   while (static_cast<i64>(out.tokens.size()) < options.tokens && !out.ended) {
-    const at::Tensor last = logits[logits.size(0) - 1];
     const i64 token = choose_token(last, sampling, decoder.size());
     out.loss -= at::log_softmax(last.to(at::kDouble), 0)[token].item<double>();
     out.tokens.push_back(token);
     out.ended = ends_with(out.tokens, end);
     if (static_cast<i64>(out.tokens.size()) < options.tokens && !out.ended)
-      logits = decoder.read(at::tensor(std::vector<i64>{token}, at::kLong));
+      last = decoder.read(at::tensor(std::vector<i64>{token}, at::kLong))[0];
   }
   if (!out.tokens.empty()) out.loss /= real(out.tokens.size());
   return out;

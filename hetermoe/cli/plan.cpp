@@ -119,6 +119,9 @@ void print_run_cost(const PlanRequest& request, const PlanResult& result, double
   if (!best.unpriced.empty())
     std::cout << fmt::format("The cost is not known: no price_per_hour for {} in the cluster file.\n",
                              fmt::join(best.unpriced, ", "));
+  if (!best.unrated.empty())
+    std::cout << fmt::format("The energy is not known: no tdp_w for {} in the cluster file.\n",
+                             fmt::join(best.unrated, ", "));
 }
 
 /// What is trained where it is not the whole model; empty = all.

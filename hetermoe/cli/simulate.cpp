@@ -12,7 +12,6 @@
 #include "hetermoe/cluster/assumed_links.h"
 #include "hetermoe/cost/measured.h"
 #include "hetermoe/cost/memory_estimate.h"
-#include "hetermoe/data/sampler.h"
 #include "hetermoe/plan/turns.h"
 #include "hetermoe/planner/strategies/round_robin_plan.h"
 #include "hetermoe/report/table.h"
@@ -21,6 +20,7 @@
 #include "hetermoe/schedule/order_policy.h"
 #include "hetermoe/sim/simulated_step.h"
 #include "hetermoe/train/growth/growing_job.h"
+#include "hetermoe/train/job/epochs.h"
 #include "hetermoe/train/job/job.h"
 #include "hetermoe/train/job/job_data.h"
 #include "hetermoe/train/run/route_recorder.h"
@@ -250,11 +250,14 @@ Seconds whole_run(const Job& job, Seconds first) {
 
 }  // namespace
 
-int dry_run(const Job& job, bool json) {
+int dry_run(const Job& asked, bool json) {
+  const auto [job, read] = with_steps(asked);
+  learning_rate_of(job.train);
   const ModelConfig model = load_model(job.model);
   check_trainable(model);
   const Cluster cluster = load_cluster(job.cluster);
-  const Dataset data = load_job_data(job, model);
+  const Dataset data = read ? *read : load_job_data(job);
+  check_vocabulary(data, model);
   const Simulated result = simulate_job(job, model, cluster, "uniform");
   // What a run refuses before its first step.
   if (job.balancer.on())
@@ -263,8 +266,7 @@ int dry_run(const Job& job, bool json) {
   if (!job.routing.replay.empty()) RouteReplay(job, model, name_of_text(data.checksum(), data, job.train));
   const Seconds whole = whole_run(job, result.timeline.step);
   const i64 sequences = job.train.steps * job.train.sequences;
-  const double passes =
-      real(sequences) / real(Sampler(data, {job.train.seq_len, job.train.seed}).num_windows());
+  const double passes = epochs_of(job.train, data);
   if (json) {
     print_json({{"job", to_json(job)},
                 {"step", result_json(result, cluster)},

@@ -18,6 +18,7 @@
 #include "hetermoe/report/table.h"
 #include "hetermoe/train/checkpoint/output_lock.h"
 #include "hetermoe/train/growth/growing_job.h"
+#include "hetermoe/train/job/epochs.h"
 #include "hetermoe/train/job/gpu_run.h"
 #include "hetermoe/train/run/stop.h"
 #include "hetermoe/train/session/presence.h"
@@ -78,6 +79,16 @@ class BrokenRun : public Error {
   using Error::Error;
 };
 
+/// Every pair of processes exchanges messages; rank 0 tells which are slow.
+void preflight(const Job& job, const Processes& processes) {
+  PreflightOptions how;
+  how.device = find_device_in_turn(job.run.device, processes.local_rank(), "run.device");
+  for (const std::string& complaint :
+       check_processes(processes, pair_transport(processes, how.device), how)) {
+    if (processes.rank() == 0) std::cerr << "[preflight] " << complaint << std::endl;
+  }
+}
+
 /// Runs the job; only rank 0 talks. `begun` is set when a step has ended.
 int train(const TrainArguments& options, Job job, const Processes& processes, bool& begun) {
   const bool talks = processes.rank() == 0;
@@ -92,16 +103,11 @@ int train(const TrainArguments& options, Job job, const Processes& processes, bo
   for (const auto* taken : {&lock, &weights_lock}) {
     if (*taken && !(*taken)->note().empty()) tell((*taken)->note());
   }
-  if (!processes.alone() && job.train.preflight) {
-    PreflightOptions how;
-    how.device = find_device_in_turn(job.run.device, processes.local_rank(), "run.device");
-    for (const std::string& complaint :
-         check_processes(processes, pair_transport(processes, how.device), how)) {
-      if (talks) std::cerr << "[preflight] " << complaint << std::endl;
-    }
-  }
+  if (!processes.alone() && job.train.preflight) preflight(job, processes);
   if (const std::string chosen = set_gpu_defaults(job, {job.strategy}, processes); !chosen.empty())
     tell(chosen);
+  JobOfSteps of_steps = with_steps(std::move(job));
+  job = std::move(of_steps.job);
   stop_on_interrupt();
   ProgressOptions style;
   if (options.json || !talks) style.style = ProgressStyle::kNone;
@@ -123,7 +129,7 @@ int train(const TrainArguments& options, Job job, const Processes& processes, bo
   const RunHooks hooks{.on_note = tell, .on_begin = [&](i64 first_step) {
                          if (talks) tell_of_other_results(job, first_step);
                        }};
-  const JobRunOptions how{.checkpoints = Checkpoints::kOn, .hooks = hooks};
+  const JobRunOptions how{.checkpoints = Checkpoints::kOn, .hooks = hooks, .data = of_steps.data};
   const TrainedJob done =
       grows(job) ? train_growing_job(job, how, on_step, processes) : train_job(job, how, on_step, processes);
   const std::vector<StrategyRun>& runs = done.runs;

@@ -49,11 +49,16 @@ bool is_given(const Json& object, const char* key) {
   return object.contains(key) && !object[key].is_null() && !object[key].empty();
 }
 
+/// The text under a key that need not be there.
+std::string text_if_any(const Json& object, const char* key) {
+  return object.contains(key) && object[key].is_string() ? object[key].get<std::string>() : "";
+}
+
 ToolCall call_of(const Json& entry, const std::string& place) {
   if (!entry.is_object()) fail<InputError>(place, "is {}, expected an object", describe(entry));
   const Json& call = is_given(entry, "function") ? entry["function"] : entry;
   if (!call.is_object()) fail<InputError>(place, "\"function\" is {}, expected an object", describe(call));
-  ToolCall out{text_of(call, "name", place), call.value("arguments", Json())};
+  ToolCall out{text_of(call, "name", place), call.value("arguments", Json()), text_if_any(entry, "id")};
   if (!out.arguments.is_object() && !out.arguments.is_string())
     fail<InputError>(place, "\"arguments\" is {}, expected an object or a text", describe(out.arguments));
   return out;
@@ -82,6 +87,7 @@ void add_messages(const Json& list, const char* key, const std::string& place,
     const bool share = message.contains("from");
     const char* role = share ? "from" : "role";
     ChatMessage read{.role = role_of(text_of(message, role, where), role, where), .text = ""};
+    read.name = text_if_any(message, "name"), read.call_id = text_if_any(message, "tool_call_id");
     if (read.role == ChatRole::kAssistant) read_answer(message, where, read);
     const char* text = share ? "value" : "content";
     if (read.calls.empty() || is_given(message, text)) read.text = text_of(message, text, where);

@@ -15,6 +15,7 @@ enum class ChatRole { kSystem, kUser, kAssistant, kTool };
 struct ToolCall {
   std::string name;
   Json arguments;  ///< an object, or a text
+  std::string id = {};
 };
 
 struct ChatMessage {
@@ -22,6 +23,7 @@ struct ChatMessage {
   std::string text;
   std::optional<std::string> reasoning = {};  ///< of an answer, where it stands apart from it
   std::vector<ToolCall> calls = {};           ///< after an answer, or in its place
+  std::string name = {}, call_id = {};  ///< of who speaks, and of the call that a tool answers; empty = none
 };
 
 /// The conversation of a line: messages of {role, content}; conversations of {from, value} (ShareGPT);

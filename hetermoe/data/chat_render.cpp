@@ -177,6 +177,16 @@ void check_renders(const ChatTemplate& how, std::span<const ChatMessage> convers
   }
 }
 
+bool counts_answer(const ChatTemplate& how, std::span<const ChatMessage> conversation) {
+  return !how.thinks || last_question(conversation) + 1 < conversation.size();
+}
+
+std::vector<ChatPart> answer_end_of(const ChatTemplate& how) {
+  std::vector<ChatPart> out;
+  add_literal(how, how.answer_end, true, out);
+  return out;
+}
+
 std::vector<ChatPart> render(const ChatTemplate& how, std::span<const ChatMessage> conversation, bool ask) {
   std::vector<ChatPart> out;
   add_literal(how, how.begin, false, out);
@@ -206,57 +216,6 @@ std::vector<ChatPart> render(const ChatTemplate& how, std::span<const ChatMessag
   }
   if (ask) add_literal(how, how.assistant.before, false, out);
   return out;
-}
-
-ChatEncoder::ChatEncoder(const ChatTemplate& how, const Tokenizer& tokenizer,
-                         const std::string& tokenizer_name, std::optional<i64> end_token)
-    : how_(how), tokenizer_(tokenizer), end_token_(end_token) {
-  for (const char* token : how.special) {
-    if (!tokenizer.encode_special(token).empty()) continue;
-    fail<ConfigError>(
-        "data.template",
-        "{} needs the token {}, which the tokenizer {} lacks: expected the tokenizer of a model "
-        "with this template, or data.template plain",
-        how.name, token, tokenizer_name);
-  }
-}
-
-void ChatEncoder::add(const ChatPart& part, ChatTokens& out) const {
-  const i64 begin = static_cast<i64>(out.tokens.size());
-  if (part.special && part.text.empty()) {  // the tokenizer's own end token
-    if (end_token_) out.tokens.push_back(*end_token_);
-  } else {
-    const std::vector<i64> tokens = part.special         ? tokenizer_.encode_special(part.text)
-                                    : out.tokens.empty() ? tokenizer_.encode(part.text)
-                                                         : tokenizer_.encode_inside(part.text);
-    out.tokens.insert(out.tokens.end(), tokens.begin(), tokens.end());
-  }
-  const i64 end = static_cast<i64>(out.tokens.size());
-  if (!part.counted || begin == end) return;
-  if (!out.counted.empty() && out.counted.back().end == begin)
-    out.counted.back().end = end;
-  else
-    out.counted.push_back({begin, end});
-}
-
-ChatTokens ChatEncoder::encode(std::span<const ChatMessage> conversation, const std::string& place,
-                               bool ask) const {
-  check_renders(how_, conversation, place);
-  if (!ask && how_.thinks && last_question(conversation) + 1 == conversation.size())
-    fail<InputError>(place, "has no answer after its last question, expected one: {} counts no other",
-                     how_.name);
-  ChatTokens out;
-  for (const ChatPart& part : render(how_, conversation, ask)) add(part, out);
-  return out;
-}
-
-std::vector<i64> ChatEncoder::answer_end() const {
-  if (how_.end_token && end_token_) return {*end_token_};
-  std::vector<ChatPart> parts;
-  add_literal(how_, how_.answer_end, true, parts);
-  ChatTokens out;
-  for (const ChatPart& part : parts) add(part, out);
-  return out.tokens;
 }
 
 }  // namespace hetermoe

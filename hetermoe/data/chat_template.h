@@ -1,4 +1,5 @@
 #pragma once
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -34,16 +35,14 @@ struct ChatTemplate {
   /// Answers after the last question begin with what the model thought; those before it are told without, as
   /// the model does not write them, and are not counted.
   bool thinks = false;
-  /// What its Jinja text in a Hugging Face folder has, and what none has.
-  std::vector<const char*> marks = {}, no_marks = {};
 };
 
-/// The row `name`, or that of the chat_template of a Hugging Face folder, a tokenizer_config.json or a
-/// chat_template.jinja, recognised by its marks. Throws ConfigError with all names for what it does not know.
+/// The row `name`. Throws ConfigError with all names for what it does not know; null in its place.
 const ChatTemplate& find_chat_template(const std::string& name);
+const ChatTemplate* try_chat_template(const std::string& name);
 std::vector<std::string> chat_template_names();
-/// Whether a folder says which template its model has.
-bool has_chat_template(const std::string& folder);
+/// The same in one text.
+std::string chat_template_list();
 
 /// A part of a rendered conversation.
 struct ChatPart {
@@ -60,25 +59,37 @@ void check_renders(const ChatTemplate& how, std::span<const ChatMessage> convers
 std::vector<ChatPart> render(const ChatTemplate& how, std::span<const ChatMessage> conversation,
                              bool ask = false);
 
+/// Whether the template counts an answer of it: one after the last question, where it thinks.
+bool counts_answer(const ChatTemplate& how, std::span<const ChatMessage> conversation);
+/// By which an answer ends.
+std::vector<ChatPart> answer_end_of(const ChatTemplate& how);
+
 /// A conversation as tokens; those of each part are made apart, so that none is half counted.
 struct ChatTokens {
   std::vector<i64> tokens;
   std::vector<TokenSpan> counted;
+  i64 told_otherwise = 0;  ///< answers that are not counted, see ModelTemplate
 };
+class ModelTemplate;
 class ChatEncoder {
  public:
-  /// Throws ConfigError for a special token that the tokenizer lacks. With bytes they are spelled.
-  ChatEncoder(const ChatTemplate& how, const Tokenizer& tokenizer, const std::string& tokenizer_name,
+  /// how: a name, or the path of a model's template. Throws ConfigError for a template that is not known, and
+  /// for a special token that the tokenizer lacks. With bytes they are spelled.
+  ChatEncoder(const std::string& how, const Tokenizer& tokenizer, const std::string& tokenizer_name,
               std::optional<i64> end_token);
-  /// Throws InputError by check_renders().
+  /// Throws InputError by check_renders() and ModelTemplate::render().
   ChatTokens encode(std::span<const ChatMessage> conversation, const std::string& place,
                     bool ask = false) const;
   /// By which an answer ends.
   std::vector<i64> answer_end() const;
 
  private:
+  void check_special(const std::string& token, const std::string& how, const std::string& tokenizer) const;
   void add(const ChatPart& part, ChatTokens& out) const;
-  const ChatTemplate& how_;
+  std::vector<i64> tokens_of(const std::string& text, bool begins) const;
+  const ChatTemplate* row_;  ///< null = model_
+  std::shared_ptr<const ModelTemplate> model_;
+  std::vector<std::string> special_;  ///< names that the tokenizer does not find in a text by itself
   const Tokenizer& tokenizer_;
   std::optional<i64> end_token_;
 };

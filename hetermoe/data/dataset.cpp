@@ -271,6 +271,15 @@ std::string data_line(const Dataset& data, const DataOptions& options) {
 std::vector<std::string> conversation_notes(const Dataset& data) {
   std::vector<std::string> out;
   for (const Source& source : data.sources) {
+    if (source.num_told_otherwise > 0) {
+      out.push_back(fmt::format(
+          "[data] {}{} {} not counted: the chat template tells {} otherwise than the model writes {} when "
+          "more "
+          "follows. Give a line for each answer to learn all",
+          counted(source.num_told_otherwise, "answer"), source.name.empty() ? "" : " of " + source.name,
+          agree(source.num_told_otherwise, "is", "are"), source.num_told_otherwise == 1 ? "it" : "them",
+          source.num_told_otherwise == 1 ? "it" : "them"));
+    }
     if (source.num_cut == 0) continue;
     out.push_back(
         fmt::format("[data] {} of {}{} {} longer than train.seq_len and cut at the end; {} of them {} left "

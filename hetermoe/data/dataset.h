@@ -25,6 +25,7 @@ struct Source {
   /// Conversations in windows of train.seq_len: how many, longer ones, and of these those left out because no
   /// answer was in their beginning.
   i64 num_conversations = 0, num_cut = 0, num_unanswered = 0;
+  i64 num_told_otherwise = 0;  ///< answers that are not counted, see ModelTemplate
 };
 
 struct Dataset {

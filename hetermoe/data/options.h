@@ -31,7 +31,8 @@ struct DataOptions {
   template <class V>
   void fields(V& v) {
     v("paths", paths,
-      "files or folders: text, JSON lines (.jsonl), tokens of Megatron (.idx with .bin) or llm.c (.bin): "
+      "files or folders: text, JSON lines (.jsonl, .jsonl.gz), tokens of Megatron (.idx with .bin) or llm.c "
+      "(.bin): "
       "docs/data.md; empty = the Python standard library of this machine");
     v("weights", weights,
       "how often sequences are drawn from each of data.paths, as [3, 1]; empty = all paths are one source, "
@@ -54,10 +55,10 @@ struct DataOptions {
       "data.template, if one of them is a folder. Files of tokens have theirs");
     v("json_field", json_field, "key of the text in each line of JSON lines");
     v("template", chat_template,
-      "lines of JSON are conversations, rendered by this template: qwen3, chatml, llama3.1, llama3, mistral, "
-      "deepseek-v2, deepseek-v3, plain, or a folder whose tokenizer_config.json has that of its model; empty "
-      "= they are "
-      "texts: docs/data.md");
+      "lines of JSON are conversations, rendered by this template: model (that of the folder of "
+      "train.init_from, model or data.tokenizer), a folder whose tokenizer_config.json or "
+      "chat_template.jinja has one, qwen3, chatml, llama3.1, llama3, mistral, deepseek-v2, deepseek-v3, or "
+      "plain; empty = they are texts: docs/data.md");
     v("answers_only", answers_only,
       "of conversations the loss is that of the answers; false = of all that is said");
     v("end_token", end_token,

@@ -4,6 +4,7 @@
 #include <array>
 #include <charconv>
 
+#include "hetermoe/data/lines_file.h"
 #include "hetermoe/data/token_files.h"
 
 namespace hetermoe {
@@ -36,8 +37,9 @@ bool begins_as_llmc(const fs::path& path) {
 }
 
 FileKind kind_of(const fs::path& path) {
-  const std::string end = path.extension().string();
+  const std::string end = (is_gzip(path) ? path.stem() : path).extension().string();
   if (end == ".jsonl" || end == ".ndjson") return FileKind::kJsonLines;
+  if (is_gzip(path)) return FileKind::kText;  // which it is not: it has NUL bytes
   if (end == ".idx") return FileKind::kMegatron;
   if (end == ".bin" && is_file(path) && begins_as_llmc(path)) return FileKind::kLlmc;
   return FileKind::kText;

@@ -7,7 +7,6 @@
 #include "hetermoe/base/error.h"
 #include "hetermoe/base/index.h"
 #include "hetermoe/data/json_lines.h"
-#include "hetermoe/data/mapped_file.h"
 #include "hetermoe/data/parallel_encode.h"
 
 namespace hetermoe {
@@ -58,7 +57,7 @@ SourceReader::SourceReader(const DataOptions& options, const Tokenizer* tokenize
       type_(type_for(std::max(tokenizer == nullptr ? 1 : tokenizer->vocab_size(), end_.value_or(0) + 1))),
       text_(type_) {
   if (!options.chat_template.empty() && tokenizer != nullptr)
-    encoder_.emplace(find_chat_template(options.chat_template), *tokenizer, options.tokenizer, end_);
+    encoder_.emplace(options.chat_template, *tokenizer, options.tokenizer, end_);
 }
 
 void SourceReader::read(const SourceFile& file) {
@@ -127,11 +126,17 @@ bool SourceReader::add_file_of_text(const fs::path& path) {
   return true;
 }
 
+/// A file of lines that is read; of a packed one not its size counts but that of its text.
+void SourceReader::count(const SourceFile& file, const LinesFile& lines) {
+  ++out_.num_files;
+  if (is_gzip(file.path)) out_.bytes_there += static_cast<i64>(lines.bytes().size()) - size_of(file.path);
+}
+
 void SourceReader::read_json_lines(const SourceFile& file) {
   if (left() <= 0) return;
-  const MappedFile mapped(file.path);
-  ++out_.num_files;
-  out_.bytes_read += for_each_json_text(mapped.bytes(), options_.json_field, file.path.string(),
+  const LinesFile lines(file.path);
+  count(file, lines);
+  out_.bytes_read += for_each_json_text(lines.bytes(), options_.json_field, file.path.string(),
                                         [&](const std::string& text) {
                                           if (static_cast<i64>(text.size()) > left()) return false;
                                           add_document(text);
@@ -141,8 +146,8 @@ void SourceReader::read_json_lines(const SourceFile& file) {
 
 void SourceReader::read_conversations(const SourceFile& file) {
   if (left() <= 0) return;
-  const MappedFile mapped(file.path);
-  ++out_.num_files;
+  const LinesFile lines(file.path);
+  count(file, lines);
   const auto take = [&](const Json& line, const std::string& place) {
     const std::vector<ChatMessage> conversation = conversation_of(line, place);
     i64 size = 0;
@@ -150,10 +155,12 @@ void SourceReader::read_conversations(const SourceFile& file) {
     if (size > left()) return false;
     bytes_ += size;
     ++out_.num_conversations;
-    packer(type_).add(encoder_->encode(conversation, place));
+    const ChatTokens tokens = encoder_->encode(conversation, place);
+    out_.num_told_otherwise += tokens.told_otherwise;
+    packer(type_).add(tokens);
     return true;
   };
-  out_.bytes_read += for_each_json_line(mapped.bytes(), file.path.string(), take);
+  out_.bytes_read += for_each_json_line(lines.bytes(), file.path.string(), take);
 }
 
 /// Conversations that were made tokens before.

@@ -2,6 +2,7 @@
 #include <optional>
 
 #include "hetermoe/data/dataset.h"
+#include "hetermoe/data/lines_file.h"
 #include "hetermoe/data/packing.h"
 #include "hetermoe/data/source_files.h"
 #include "hetermoe/report/progress.h"
@@ -22,6 +23,7 @@ class SourceReader {
   void read_text_file(const SourceFile& file);
   bool add_file_of_bytes(const std::filesystem::path& path);
   bool add_file_of_text(const std::filesystem::path& path);
+  void count(const SourceFile& file, const LinesFile& lines);
   void read_json_lines(const SourceFile& file);
   void read_conversations(const SourceFile& file);
   void add_conversations(const DocumentTokens& read);

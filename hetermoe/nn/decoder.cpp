@@ -69,12 +69,33 @@ at::Tensor Decoder::add_experts(i64 layer, const AttentionOutput& out) const {
 
 at::Tensor Decoder::read(const at::Tensor& tokens_T) {
   const c10::NoGradGuard no_grad;
+  return logits_of(hidden_states(tokens_T));
+}
+
+at::Tensor Decoder::read_prompt(const at::Tensor& tokens_T, i64 part) {
+  const c10::NoGradGuard no_grad;
+  // Attention masks a part against all tokens before it: that many numbers, 32 MiB in fp32.
+  constexpr i64 kMostMasked = i64{1} << 23;
+  if (part == 0) part = std::clamp<i64>(kMostMasked / caches_[0].capacity(), 16, 1024);
+  at::Tensor last;
+  for (i64 first = 0; first < tokens_T.size(0); first += part) {
+    const at::Tensor y = hidden_states(tokens_T.narrow(0, first, std::min(part, tokens_T.size(0) - first)));
+    last = y.narrow(0, y.size(0) - 1, 1).clone();
+  }
+  return logits_of(last)[0];
+}
+
+at::Tensor Decoder::hidden_states(const at::Tensor& tokens_T) {
   at::Tensor y = embed_forward(state_.embed, tokens_T);
   for (i64 layer = 0; layer < model_.num_layers; ++layer) {
     const AttentionOutput out =
         attention_decode(model_, layer, state_.attention[idx(layer)], y, caches_[idx(layer)]);
     y = model_.is_moe(layer) ? add_experts(layer, out) : out.u_TD;
   }
+  return y;
+}
+
+at::Tensor Decoder::logits_of(const at::Tensor& y) const {
   const StateGroup& head = model_.tie_embeddings ? state_.embed : state_.head;
   const at::Tensor normed = rms_norm(y, head.value(Weight::kFinalNorm), model_.norm_eps);
   const at::Tensor& weight = head.value(model_.tie_embeddings ? Weight::kEmbedding : Weight::kLmHead);

@@ -22,8 +22,14 @@ class Decoder {
   i64 size() const { return caches_[0].size; }  ///< tokens read
   /// Logits [tokens, vocabulary] after each of the next tokens, fp32 (fp64 in an fp64 model).
   at::Tensor read(const at::Tensor& tokens_T);
+  /// Logits [vocabulary] after the last of the next tokens. Reads them in parts, so that beside keys and
+  /// values the memory does not grow with their number. Parts are of `part` tokens; 0 = chosen by the
+  /// capacity.
+  at::Tensor read_prompt(const at::Tensor& tokens_T, i64 part = 0);
 
  private:
+  at::Tensor hidden_states(const at::Tensor& tokens_T);
+  at::Tensor logits_of(const at::Tensor& y_TD) const;
   at::Tensor add_experts(i64 layer, const AttentionOutput& out) const;
   const ModelConfig& model_;
   const ModelState& state_;

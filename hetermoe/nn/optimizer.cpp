@@ -233,16 +233,4 @@ double clip_factor(double squared_norm, double max_norm) {
   return max_norm > 0 && norm > max_norm ? max_norm / norm : 1;
 }
 
-double learning_rate_at(const LearningRate& schedule, i64 step) {
-  if (step < schedule.warmup_steps) {
-    return schedule.peak * static_cast<double>(step + 1) / static_cast<double>(schedule.warmup_steps);
-  }
-  if (schedule.total_steps <= schedule.warmup_steps) return schedule.peak;
-  const double progress =
-      std::min(1.0, static_cast<double>(step - schedule.warmup_steps) /
-                        static_cast<double>(schedule.total_steps - schedule.warmup_steps));
-  const double cosine = (1 + std::cos(std::numbers::pi * progress)) / 2;
-  return schedule.peak * (schedule.final_share + (1 - schedule.final_share) * cosine);
-}
-
 }  // namespace hetermoe

@@ -44,13 +44,4 @@ at::Tensor squared_norm(const std::vector<at::Tensor>& grads, Path path = Path::
 /// min(1, max_norm / norm); 1 when max_norm is 0 (off).
 double clip_factor(double squared_norm, double max_norm);
 
-struct LearningRate {
-  double peak = 3e-4;
-  double final_share = 0.1;  ///< of the peak, reached at total_steps
-  i64 warmup_steps = 0;      ///< linear from peak/warmup_steps
-  i64 total_steps = 0;       ///< 0 = constant after the warm-up
-};
-/// Rate of step `step` (the first is 0): linear warm-up, then a cosine to final_share * peak, then constant.
-double learning_rate_at(const LearningRate& schedule, i64 step);
-
 }  // namespace hetermoe

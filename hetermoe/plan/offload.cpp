@@ -109,7 +109,9 @@ class Parser {
     return static_cast<UnitPart>(found - names.begin());
   }
 
-  [[noreturn]] void wrong() const { fail<ConfigError>(where_, "got \"{}\", expected {}", text_, kExpectedEntries); }
+  [[noreturn]] void wrong() const {
+    fail<ConfigError>(where_, "got \"{}\", expected {}", text_, kExpectedEntries);
+  }
 
   const ModelConfig& model_;
   const Cluster& cluster_;

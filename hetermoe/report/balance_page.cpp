@@ -15,7 +15,8 @@
 namespace hetermoe {
 namespace {
 
-constexpr int kRowsLeft = 96, kRowsTop = 46, kRowsWide = 620, kRowsGap = 24, kRowsBar = 220, kRowsRight = 60, kRowsBottom = 26;
+constexpr int kRowsLeft = 96, kRowsTop = 46, kRowsWide = 620, kRowsGap = 24, kRowsBar = 220, kRowsRight = 60,
+              kRowsBottom = 26;
 constexpr const char* kLentColour = "#e07a1f";
 
 double most_copies(const LayerMaps& layer) {
@@ -145,21 +146,25 @@ std::string lent_html(const BalancePage& page) {
 
 std::string device_map_svg(const DeviceMap& map, double most, double longest) {
   const int height = map.devices.size() > 24 ? 12 : 20, rows = height * static_cast<int>(map.devices.size());
-  const int width = kRowsLeft + kRowsWide + kRowsGap + kRowsBar + kRowsRight, tall = kRowsTop + rows + kRowsBottom;
+  const int width = kRowsLeft + kRowsWide + kRowsGap + kRowsBar + kRowsRight,
+            tall = kRowsTop + rows + kRowsBottom;
   std::string svg = fmt::format(
       "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" width=\"{0}\" height=\"{1}\" "
       "font-family=\"sans-serif\" font-size=\"11\" role=\"img\">\n<rect width=\"{0}\" height=\"{1}\" "
       "fill=\"white\"/>\n<text x=\"{2}\" y=\"20\" font-size=\"14\">{3}</text>\n"
       "<text x=\"{4}\" y=\"38\">{5}</text>\n",
-      width, tall, kRowsLeft, escape_markup(map.title), kRowsLeft + kRowsWide + kRowsGap, escape_markup(map.bars));
+      width, tall, kRowsLeft, escape_markup(map.title), kRowsLeft + kRowsWide + kRowsGap,
+      escape_markup(map.bars));
   for (std::size_t d = 0; d < map.devices.size(); ++d)
-    svg += device_row_svg(map, d, kRowsTop + height * static_cast<int>(d), height, std::max(most, 1.0), longest);
+    svg +=
+        device_row_svg(map, d, kRowsTop + height * static_cast<int>(d), height, std::max(most, 1.0), longest);
   const double line = kRowsLeft + kRowsWide + kRowsGap + kRowsBar / longest;
   svg += fmt::format(
       "<line x1=\"{0:.1f}\" y1=\"{1}\" x2=\"{0:.1f}\" y2=\"{2}\" stroke=\"#1d2329\" stroke-dasharray=\"3 "
       "2\"/>\n"
       "<text x=\"{3}\" y=\"{4}\">experts 0 to {5}</text>\n",
-      line, kRowsTop, kRowsTop + rows, kRowsLeft, kRowsTop + rows + 16, map.copies.empty() ? 0 : map.copies[0].size() - 1);
+      line, kRowsTop, kRowsTop + rows, kRowsLeft, kRowsTop + rows + 16,
+      map.copies.empty() ? 0 : map.copies[0].size() - 1);
   return svg + legend_svg(map, kRowsTop + rows + 16) + "</svg>\n";
 }
 

@@ -256,7 +256,8 @@ std::string plan_svg(const PlanLayout& layout) {
     svg += fmt::format("<text x=\"{:.1f}\" y=\"{}\" text-anchor=\"middle\">{}</text>\n",
                        kLayoutLeft + column * (real(l) + 1.5), kLayoutTop - 8, name);
   }
-  svg += fmt::format("<text x=\"{}\" y=\"{}\" text-anchor=\"end\">layer</text>\n", kLayoutLeft - 8, kLayoutTop - 8);
+  svg += fmt::format("<text x=\"{}\" y=\"{}\" text-anchor=\"end\">layer</text>\n", kLayoutLeft - 8,
+                     kLayoutTop - 8);
   for (std::size_t r = 0; r < devices.size(); ++r)
     svg += row_svg(layout, devices[r], kLayoutTop + high * static_cast<int>(r), high, column);
   return svg + "</svg>\n";

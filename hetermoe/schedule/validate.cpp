@@ -96,7 +96,8 @@ class Checker {
 
   template <class... Args>
   void fault(fmt::format_string<Args...> format, Args&&... args) {
-    if (faults_.size() < kMaxScheduleFaults) faults_.push_back(fmt::format(format, std::forward<Args>(args)...));
+    if (faults_.size() < kMaxScheduleFaults)
+      faults_.push_back(fmt::format(format, std::forward<Args>(args)...));
   }
   std::string name(OpId op) const {
     const bool next = next_step_ > 0 && op >= next_step_;

@@ -75,7 +75,7 @@ TEST(Network, AMessageStartsAsItsFarthestBytesDo) {
   const Network network(cluster);
   EXPECT_EQ(network.latency(2, {.net_out = 1, .local_out = 1}), 7e-6);
   EXPECT_EQ(network.latency(0, {.local_in = 1}), 1e-6);
-  EXPECT_EQ(network.latency(0, {.host_in = 1}), 10e-6);
+  EXPECT_DOUBLE_EQ(network.latency(0, {.host_in = 1}), 10e-6);
   EXPECT_EQ(network.latency(0, {}), 0);
 }
 

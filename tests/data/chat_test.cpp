@@ -132,7 +132,7 @@ TEST(ChatTemplate, WhatATemplateHasNoFormForIsRefusedByName) {
   talk[1].calls[0].arguments = "{}";
   EXPECT_NE(refused("llama3.1", talk).find("an object of arguments"), std::string::npos);
   const auto tokenizer = make_tokenizer("bytes");
-  const ChatEncoder qwen3(find_chat_template("qwen3"), *tokenizer, "bytes", {});
+  const ChatEncoder qwen3("qwen3", *tokenizer, "bytes", {});
   const std::vector<ChatMessage> open = {kTalk[1], kTalk[2], kTalk[3]};
   EXPECT_EQ(error_of<InputError>([&] { qwen3.encode(open, "x.jsonl line 7"); }),
             "[x.jsonl line 7] has no answer after its last question, expected one: qwen3 counts no other");
@@ -147,45 +147,10 @@ TEST(ChatTemplate, AQuestionEndsWhereTheAnswerBegins) {
   }
 }
 
-TEST(ChatTemplate, IsRecognisedInAFolderByItsTokens) {
-  const WorkFolder folder;
-  const auto found = [&](const std::string& jinja) -> std::string {
-    folder.file("tokenizer_config.json", Json{{"chat_template", jinja}}.dump());
-    return find_chat_template(folder.path().string()).name;
-  };
-  EXPECT_EQ(found("{% for m in messages %}{{'<|im_start|>' + m.role}}<|im_end|>{% endfor %}"), "chatml");
-  EXPECT_EQ(found("<|start_header_id|>{{ role }}<|end_header_id|> <|eot_id|>"), "llama3");
-  EXPECT_EQ(found("<|im_start|><|im_end|> reasoning_content ns.last_query_index <think>"), "qwen3");
-  EXPECT_EQ(found("<|start_header_id|> <|eot_id|> Cutting Knowledge Date: December 2023 {{ date_string }}"),
-            "llama3.1");
-  for (const char* jinja :
-       {"<|im_start|>system\\nYou are Qwen.<|im_end|>",
-        "reasoning_content last_query_index <|im_start|>assistant\\n<think>\\n <|im_end|>",
-        "<|start_header_id|> <|eot_id|> Cutting Knowledge Date: December 2023 strftime_now('%d')",
-        "'<｜User｜>' '<｜Assistant｜>' content.split('</think>')"})
-    EXPECT_NE(error_of<ConfigError>([&] { found(jinja); }).find("is none of those that this program has"),
-              std::string::npos)
-        << jinja;
-  EXPECT_EQ(found("{{bos_token}} [INST] {{ x }} [/INST]"), "mistral");
-  EXPECT_EQ(found("'<｜User｜>' '<｜Assistant｜>'"), "deepseek-v3");
-  EXPECT_EQ(found("'User: ' + x 'Assistant: ' + eos_token"), "deepseek-v2");
-  folder.file(
-      "tokenizer_config.json",
-      R"({"chat_template": [{"name": "rag", "template": "?"}, {"name": "default", "template": "[INST][/INST]"}]})");
-  EXPECT_EQ(std::string(find_chat_template(folder.path().string()).name), "mistral");
-  EXPECT_EQ(error_of<ConfigError>([&] { found("[AVAILABLE_TOOLS] [INST] {{ x }} [/INST]"); }),
-            "[data.template] the chat_template of " + folder.path().string() +
-                " is none of those that this program has: name the nearest of qwen3, chatml, llama3.1, "
-                "llama3, mistral, deepseek-v2, deepseek-v3, plain, or make tokens with "
-                "tools/tokenize_text.py --chat");
-  folder.file("tokenizer_config.json", "{}");
-  EXPECT_NE(
-      error_of<ConfigError>([&] { find_chat_template(folder.path().string()); }).find("no chat_template"),
-      std::string::npos);
-  folder.file("chat_template.jinja", "<|im_start|> <|im_end|>");
-  EXPECT_EQ(std::string(find_chat_template(folder.path().string()).name), "chatml");
-  EXPECT_NE(error_of<ConfigError>([] {
-              find_chat_template("vicuna");
+TEST(ChatTemplate, ANameThatIsNotKnownIsRefusedWithThoseThatAre) {
+  const auto tokenizer = make_tokenizer("bytes");
+  EXPECT_NE(error_of<ConfigError>([&] {
+              ChatEncoder("vicuna", *tokenizer, "bytes", {});
             }).find("got vicuna, expected qwen3, chatml, llama3.1, llama3, mistral"),
             std::string::npos);
 }

@@ -79,8 +79,8 @@ TEST_P(FullIteration, StepByName) { EXPECT_NEAR(step(QueueBinding::kName), GetPa
 INSTANTIATE_TEST_SUITE_P(
     Zebra, FullIteration,
     ::testing::Values(Iteration{2, 2, 3, 4, 1, 1, 61, 62}, Iteration{3, 3, 3, 4, 1, 1, 119, 121},
-                    Iteration{4, 4, 3, 4, 1, 1, 203, 205}, Iteration{3, 4, 4, 4, 1, 1, 158, 160},
-                    Iteration{3, 4, 5, 4, 1, 1, 194, 196}, Iteration{8, 6, 3, 4, 1, 1, 587, 589}));
+                      Iteration{4, 4, 3, 4, 1, 1, 203, 205}, Iteration{3, 4, 4, 4, 1, 1, 158, 160},
+                      Iteration{3, 4, 5, 4, 1, 1, 194, 196}, Iteration{8, 6, 3, 4, 1, 1, 587, 589}));
 
 }  // namespace
 }  // namespace hetermoe

@@ -32,7 +32,7 @@ TEST_P(Units, AscendAndHaveNamesOfTheirOwn) {
 
 INSTANTIATE_TEST_SUITE_P(Families, Units,
                          ::testing::Values("tiny", "tiny-qwen3", "tiny-olmoe", "tiny-deepseek-v2",
-                                         "tiny-deepseek-v3"));
+                                           "tiny-deepseek-v3"));
 
 TEST(TiedEmbeddings, LeaveNoHeadUnit) {
   ModelConfig model = load_model("tiny");

@@ -11,6 +11,7 @@
 #include "hetermoe/comm/wire.h"
 #include "hetermoe/report/table.h"
 #include "hetermoe/train/run/trainer.h"
+#include "hetermoe/train/session/presence.h"
 #include "hetermoe/train/session/session.h"
 #include "tests/mpi/job.h"
 #include "tests/support/case_count.h"
@@ -21,9 +22,6 @@
 #include "tests/train/tiny_run.h"
 
 namespace hetermoe::testing {
-
-const MpiJob* job = nullptr;
-
 namespace {
 
 struct Outcome {
@@ -438,15 +436,3 @@ TEST(Mpi, APairThatHearsNothingIsNamedAsDeadOnAllRanks) {
 
 }  // namespace
 }  // namespace hetermoe::testing
-
-int main(int argc, char** argv) {
-  ::testing::InitGoogleTest(&argc, argv);
-  const hetermoe::MpiJob job;
-  hetermoe::testing::job = &job;
-  const int code = RUN_ALL_TESTS();
-  // Another rank may have failed where this one has not.
-  for (const std::string& other : job.gather(std::to_string(code))) {
-    if (other != "0") return 1;
-  }
-  return 0;
-}

@@ -62,6 +62,19 @@ TEST(Decoder, TokenByTokenGivesTheLogitsOfOneForwardPass) {
   }
 }
 
+TEST(Decoder, APromptReadInPartsGivesTheLastLogitsOfOneForwardPass) {
+  for (const ModelConfig& model : all_models()) {
+    const ModelState state = lively_model(model, at::kDouble);
+    const at::Tensor tokens = some_tokens(9);
+    for (const i64 part : {0, 1, 4, 9}) {
+      Decoder whole(model, state, 9), by_parts(model, state, 9);
+      EXPECT_LT(distance(by_parts.read_prompt(tokens, part), whole.read(tokens)[8]), 1e-12)
+          << model.name << " in parts of " << part;
+      EXPECT_EQ(by_parts.size(), 9);
+    }
+  }
+}
+
 TEST(ChooseToken, GreedyTakesTheLikeliest) { EXPECT_EQ(choose_token(at::tensor({0.1, 3.0, 2.9}), {}, 5), 1); }
 
 TEST(ChooseToken, DrawsByProbabilityAndRepeatsItself) {

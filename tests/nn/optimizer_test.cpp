@@ -133,18 +133,5 @@ TEST(Optimizer, NormAndClip) {
   EXPECT_EQ(clip_factor(16, 0), 1);
 }
 
-TEST(Optimizer, LearningRateWarmsUpAndFollowsACosine) {
-  LearningRate schedule;
-  schedule.peak = 2, schedule.final_share = 0.1, schedule.warmup_steps = 4, schedule.total_steps = 14;
-  EXPECT_DOUBLE_EQ(learning_rate_at(schedule, 0), 0.5);
-  EXPECT_DOUBLE_EQ(learning_rate_at(schedule, 3), 2);
-  EXPECT_DOUBLE_EQ(learning_rate_at(schedule, 4), 2);
-  EXPECT_DOUBLE_EQ(learning_rate_at(schedule, 9), 1.1);
-  EXPECT_NEAR(learning_rate_at(schedule, 14), 0.2, 1e-12);
-  EXPECT_NEAR(learning_rate_at(schedule, 1000), 0.2, 1e-12);
-  schedule.total_steps = 0;
-  EXPECT_EQ(learning_rate_at(schedule, 1000), 2);
-}
-
 }  // namespace
 }  // namespace hetermoe::testing

@@ -50,10 +50,13 @@ def ours(program, folder, work):
 
 
 def load(folder):
-    kimi = json.loads((folder / "config.json").read_text())["model_type"] == "kimi_k2"  # transformers has no such class
-    loader = transformers.DeepseekV3ForCausalLM if kimi else transformers.AutoModelForCausalLM
-    return loader.from_pretrained(
-        folder, attn_implementation="eager", experts_implementation="eager", dtype=torch.float32).eval()
+    how = dict(attn_implementation="eager", experts_implementation="eager", dtype=torch.float32)
+    config = json.loads((folder / "config.json").read_text())
+    if config["model_type"] != "kimi_k2":
+        return transformers.AutoModelForCausalLM.from_pretrained(folder, **how).eval()
+    # transformers has no such class. With this model type in the config it would pass over the weights of the experts.
+    config = transformers.DeepseekV3Config.from_dict({**config, "model_type": "deepseek_v3"})
+    return transformers.DeepseekV3ForCausalLM.from_pretrained(folder, config=config, **how).eval()
 
 
 def theirs(model):

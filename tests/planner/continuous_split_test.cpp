@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "hetermoe/base/index.h"
-#include "hetermoe/planner/search/request_check.h"
+#include "hetermoe/planner/request_check.h"
 #include "hetermoe/planner/search/sketches.h"
 #include "tests/support/random_request.h"
 #include "tests/support/sanitized.h"

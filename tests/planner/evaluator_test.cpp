@@ -4,7 +4,7 @@
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/cost/memory_estimate.h"
-#include "hetermoe/planner/search/request_check.h"
+#include "hetermoe/planner/request_check.h"
 #include "hetermoe/planner/search/sketches.h"
 #include "tests/support/nodes_of_eight.h"
 

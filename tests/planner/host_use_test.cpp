@@ -11,7 +11,7 @@
 #include "hetermoe/plan/offload.h"
 #include "hetermoe/plan/recompute.h"
 #include "hetermoe/planner/predict.h"
-#include "hetermoe/planner/search/request_check.h"
+#include "hetermoe/planner/request_check.h"
 #include "hetermoe/planner/search/search.h"
 #include "hetermoe/schedule/builder.h"
 #include "hetermoe/sim/memory.h"

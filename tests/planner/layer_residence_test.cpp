@@ -8,7 +8,7 @@
 #include "hetermoe/cost/memory_estimate.h"
 #include "hetermoe/plan/recompute.h"
 #include "hetermoe/planner/estimate/host_use.h"
-#include "hetermoe/planner/search/request_check.h"
+#include "hetermoe/planner/request_check.h"
 #include "hetermoe/planner/search/search.h"
 #include "tests/support/strategy_plans.h"
 

@@ -43,6 +43,17 @@ TEST(RunCost, IsUnknownWhereAUsedTypeHasNoPrice) {
   EXPECT_TRUE(to_json(cost, 1)["money"].is_null());
 }
 
+TEST(RunCost, TypesWithoutAFigureAreNamed) {
+  Cluster cluster = two_types(0);
+  for (DeviceType& type : cluster.types) type.tdp_w = type.name == "V100" ? 0 : type.tdp_w;
+  const RunCost cost = run_cost_of(cluster, candidate(1000, 2, 1));
+  EXPECT_FALSE(cost.kilowatts);
+  const Json json = to_json(cost, 1);
+  EXPECT_EQ(json["types_without_price"], Json::parse(R"(["V100"])"));
+  EXPECT_EQ(json["types_without_tdp"], Json::parse(R"(["V100"])"));
+  EXPECT_TRUE(to_json(run_cost_of(cluster, candidate(1000, 2, 0)), 1)["types_without_tdp"].empty());
+}
+
 TEST(TimeAndMoney, KeepsPlansThatNoOtherBeatsInBoth) {
   PlanResult result;
   result.tried = {candidate(1000, 4, 8), candidate(990, 4, 8), candidate(900, 4, 0), candidate(100, 1, 0),

@@ -5,8 +5,8 @@
 #include <cmath>
 #include <numeric>
 
+#include "hetermoe/planner/request_check.h"
 #include "hetermoe/planner/search/evaluator.h"
-#include "hetermoe/planner/search/request_check.h"
 #include "tests/support/processor_time.h"
 #include "tests/support/random_request.h"
 #include "tests/support/sanitized.h"

@@ -130,6 +130,22 @@ TEST(LoadJob, TheTokenizerOfAFolderIsTheDefaultOfItsModel) {
   EXPECT_EQ(tokenizer({{"model", folder / "m/config.json"}}), folder / "m/tokenizer.json");
 }
 
+TEST(JobData, TheTemplateModelIsThatOfTheModelsFolder) {
+  const WorkFolder folder;
+  folder.file("m/config.json", R"({"vocab_size": 256})");
+  const auto found = [&](const std::string& key) {
+    return job_with({{key, folder / "m"}, {"data.template", "model"}, {"data.tokenizer", "bytes"}})
+        .data.chat_template;
+  };
+  EXPECT_EQ(
+      error_of<ConfigError>([&] {
+        found("train.init_from");
+      }).find("[data.template] got model, but no folder of train.init_from, model or data.tokenizer has"),
+      0U);
+  folder.file("m/chat_template.jinja", "{{ messages }}");
+  for (const std::string key : {"train.init_from", "model"}) EXPECT_EQ(found(key), folder / "m");
+}
+
 TEST(JobData, AModelOfTheUsersNeedsTextOfTheUsers) {
   const WorkFolder folder;
   folder.file("m/config.json", R"({"vocab_size": 256})");
@@ -152,7 +168,7 @@ TEST(JobData, OneLineSaysWhatIsLearnedAndHowMuchOfTheModel) {
   const std::string all = format_count(real(count_parameters(model).total));
   EXPECT_EQ(line({}), "learns from " + text +
                           " (1 file): 2.0 K tokens, all there are; tokenizer bytes; trains all " + all +
-                          " parameters");
+                          " parameters in 100 steps (107 epochs)");
   const i64 embed = num_parameters(model, Unit{});
   EXPECT_NE(line({{"train.freeze", "model.embed_tokens.weight"}})
                 .find(fmt::format("; trains {} of {} parameters, the others are frozen",

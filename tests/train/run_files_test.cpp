@@ -35,13 +35,13 @@ class RunFilesTest : public ::testing::Test {
     return job_from_overrides(all);
   }
   StrategyRun train(const Job& job, const std::function<void(const StepRecord&)>& on_step = {}) const {
-    return train_job(
-               job, {.checkpoints = Checkpoints::kOn},
-               [&](const std::string&, const StepRecord& record) {
-                 if (on_step) on_step(record);
-               },
-               Processes())
-        .runs.at(0);
+    const auto hear = [&](const std::string&, const StepRecord& record) {
+      if (on_step) on_step(record);
+    };
+    const JobRunOptions how{.checkpoints = Checkpoints::kOn};
+    const TrainedJob done =
+        grows(job) ? train_growing_job(job, how, hear, Processes()) : train_job(job, how, hear, Processes());
+    return done.runs.at(0);
   }
   std::vector<Json> metrics() const {
     std::vector<Json> lines;

@@ -11,8 +11,8 @@ namespace {
 
 constexpr double kMaxEstimateRatio = 1.1;  ///< of a neighbour worth rounding, to that of the current sketch
 constexpr i32 kMostChunks = 8;
-constexpr DeviceId kFewDevicesToMoveExperts = 8;    ///< of a cluster whose experts are moved one by one
-constexpr std::size_t kFewGroups = 4;  ///< plans of more are changed as sketches alone
+constexpr DeviceId kFewDevicesToMoveExperts = 8;  ///< of a cluster whose experts are moved one by one
+constexpr std::size_t kFewGroups = 4;             ///< plans of more are changed as sketches alone
 
 /// Figures of a plan that leave the work where it is.
 struct OrderFigures {

@@ -5,19 +5,19 @@
 #include "hetermoe/cost/memory_estimate.h"
 #include "hetermoe/planner/estimate/host_use.h"
 #include "hetermoe/planner/estimate/rates.h"
+#include "hetermoe/planner/request_check.h"
 #include "hetermoe/planner/search/cluster_part.h"
-#include "hetermoe/planner/search/request_check.h"
 #include "hetermoe/planner/search/search.h"
 
 namespace hetermoe {
 namespace {
 
-constexpr double kWorthHosts = 0.995;     ///< of a step without hosts, which are simpler
-constexpr double kWorthGathering = 0.99;  ///< of a step without gathered weights
-constexpr double kMemoryBinds = 0.9;      ///< of what a device may use
-constexpr double kMuch = 0.05;            ///< likewise
-constexpr i64 kFewDevicesToSearchAgain = 64;           ///< of clusters that are searched once more
-constexpr i64 kManyDevices = 300;         ///< with hosts each is simulated, which then takes seconds
+constexpr double kWorthHosts = 0.995;         ///< of a step without hosts, which are simpler
+constexpr double kWorthGathering = 0.99;      ///< of a step without gathered weights
+constexpr double kMemoryBinds = 0.9;          ///< of what a device may use
+constexpr double kMuch = 0.05;                ///< likewise
+constexpr i64 kFewDevicesToSearchAgain = 64;  ///< of clusters that are searched once more
+constexpr i64 kManyDevices = 300;             ///< with hosts each is simulated, which then takes seconds
 
 /// Where no plan has room without: the fastest of those that keep more or less on hosts. What takes little
 /// from the devices leaves them little room for activations, so the least is not always the best; of many
@@ -143,7 +143,8 @@ PlanResult plan_all_devices(const PlanRequest& settled) {
   if (!result.feasible() && settled.limits.shard_optimizer && settled.cluster.num_devices() > 1)
     result = search_with_gathers(settled, std::move(result));
   else if (result.feasible() && settled.limits.shard_optimizer &&
-           settled.cluster.num_devices() <= kFewDevicesToSearchAgain && memory_binds(result) && gathers_much(settled))
+           settled.cluster.num_devices() <= kFewDevicesToSearchAgain && memory_binds(result) &&
+           gathers_much(settled))
     result = try_gathers_too(settled, std::move(result));
   if (!settled.limits.offload || !has_hosts(settled.cluster)) return result;
   if (result.feasible()) return try_hosts_too(settled, std::move(result));

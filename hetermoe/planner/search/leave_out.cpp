@@ -9,9 +9,9 @@
 namespace hetermoe {
 namespace {
 
-constexpr double kSlowLink = 0.5;        ///< of the fastest one of a type
+constexpr double kSlowLink = 0.5;               ///< of the fastest one of a type
 constexpr std::size_t kFewDevicesOfParts = 16;  ///< that may be searched without a type
-constexpr std::size_t kVeryFew = 8;      ///< that may be searched without one device of a type
+constexpr std::size_t kVeryFew = 8;             ///< that may be searched without one device of a type
 
 /// Devices whose figure is below such a part of the highest one of their type.
 template <class Figure>

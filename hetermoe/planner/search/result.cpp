@@ -15,11 +15,11 @@
 namespace hetermoe {
 namespace {
 
-constexpr std::size_t kReported = 8;       ///< candidates in a result, named ones apart
-constexpr std::size_t kConfirmed = 3;      ///< of them by speed alone, if they are near the best
-constexpr i64 kAlwaysConfirmed = 400'000;  ///< op-device visits, a tenth of a second
-constexpr i64 kMostOwners = 200'000;       ///< entries of a plan that loses and is kept all the same
-constexpr double kMaxConfirmedStepRatio = 1.02;     ///< to the best, of those that are near it
+constexpr std::size_t kReported = 8;             ///< candidates in a result, named ones apart
+constexpr std::size_t kConfirmed = 3;            ///< of them by speed alone, if they are near the best
+constexpr i64 kAlwaysConfirmed = 400'000;        ///< op-device visits, a tenth of a second
+constexpr i64 kMostOwners = 200'000;             ///< entries of a plan that loses and is kept all the same
+constexpr double kMaxConfirmedStepRatio = 1.02;  ///< to the best, of those that are near it
 
 /// The first few, the best of every name, and the named ones; those that are neither the best nor named
 /// only as far as there is time to confirm them.
@@ -35,8 +35,8 @@ std::vector<i64> choose_reported(const Evaluator& evaluator, const NamedPlans& n
     const bool named = i == named_plans.ep || i == named_plans.single || (candidate.newer_only && !newer) ||
                        (candidate.homogeneous && !homogeneous) || (!candidate.newer_only && !others) ||
                        (whole && !all);
-    const bool near =
-        chosen.size() < kConfirmed && evaluator.step_of(i) < kMaxConfirmedStepRatio * evaluator.step_of(order[0]);
+    const bool near = chosen.size() < kConfirmed &&
+                      evaluator.step_of(i) < kMaxConfirmedStepRatio * evaluator.step_of(order[0]);
     const bool other = chosen.size() < kReported && !names.contains(candidate.name);
     if (!named && !near && !other) continue;
     const i64 work = evaluator.work_to_judge(i);

@@ -8,6 +8,7 @@
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/cost/memory_estimate.h"
+#include "hetermoe/planner/request_check.h"
 #include "hetermoe/planner/search/advice.h"
 #include "hetermoe/planner/search/climb.h"
 #include "hetermoe/planner/search/cluster_part.h"
@@ -18,7 +19,6 @@
 #include "hetermoe/planner/search/leave_out.h"
 #include "hetermoe/planner/search/mixed_stages.h"
 #include "hetermoe/planner/search/pipeline_shapes.h"
-#include "hetermoe/planner/search/request_check.h"
 #include "hetermoe/planner/search/result.h"
 #include "hetermoe/planner/search/search.h"
 #include "hetermoe/planner/search/sketches.h"
@@ -38,8 +38,8 @@ constexpr i64 kPipelinesAlike = 3;      ///< of as many stages in as many groups
 constexpr double kPipelineRatio = 1.1;  ///< estimate over the best step, of those that are
 constexpr i64 kGoodSequences = 8;       ///< such a part of the budget for each number of sequences near it
 constexpr Seconds kNever = std::numeric_limits<Seconds>::infinity();
-constexpr i64 kFewDevicesToVary = 64;   ///< of clusters where single layers of pipelines are moved
-constexpr i64 kMostNearby = 300;  ///< devices of a cluster whose parts are searched, too
+constexpr i64 kFewDevicesToVary = 64;  ///< of clusters where single layers of pipelines are moved
+constexpr i64 kMostNearby = 300;       ///< devices of a cluster whose parts are searched, too
 
 /// How wide the search is. Rounds go on while the budget lasts: on small instances, where simulations are
 /// cheap, to the sketches that the estimate misjudges.

@@ -208,7 +208,7 @@ i64 asked_stages(const ModelConfig& model, const StrategyRequest& request, const
 }
 
 std::vector<StageOfRequest> cut_stages(const std::string& where, const ModelConfig& model,
-                              const StrategyRequest& request, const Roles& roles, bool apart) {
+                                       const StrategyRequest& request, const Roles& roles, bool apart) {
   if (request.stages > model.num_layers) refuse(where, model.num_layers, "layers", request.stages);
   const std::vector<double> equal(idx(request.stages), 1);
   const std::vector<i64> attention = cut(where, "devices with attention", request.stage_attention,
@@ -226,9 +226,9 @@ std::vector<StageOfRequest> cut_stages(const std::string& where, const ModelConf
   i64 first_attention = 0, first_expert = 0;
   for (std::size_t s = 0; s < equal.size(); ++s) {
     StageOfRequest stage{.roles = {slice(roles.attention, first_attention, attention[s]),
-                          slice(roles.experts, first_expert, experts[s])},
-                .request = request,
-                .layers = layers[s]};
+                                   slice(roles.experts, first_expert, experts[s])},
+                         .request = request,
+                         .layers = layers[s]};
     stage.request.attention_weights = slice(request.attention_weights, first_attention, attention[s]);
     stage.request.expert_weights = slice(request.expert_weights, first_expert, experts[s]);
     first_attention += attention[s], first_expert += experts[s];
@@ -241,7 +241,8 @@ std::vector<StageOfRequest> cut_stages(const std::string& where, const ModelConf
   return stages;
 }
 
-void append_layers(const ModelConfig& model, const Cluster& cluster, const StageOfRequest& stage, Group& group) {
+void append_layers(const ModelConfig& model, const Cluster& cluster, const StageOfRequest& stage,
+                   Group& group) {
   const Shares shares =
       make_share_rows(stage.roles.attention, group.microbatches, stage.request.attention_weights);
   if (group.layers.empty()) group.embed = shares;

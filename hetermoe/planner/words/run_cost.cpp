@@ -73,7 +73,9 @@ std::vector<std::size_t> time_and_money(const Cluster& cluster, const PlanResult
 Json to_json(const RunCost& cost, double run_tokens) {
   Json json = {{"per_hour", or_null(cost.per_hour)},
                {"tokens_per_unit", or_null(cost.tokens_per_unit())},
-               {"kilowatts", or_null(cost.kilowatts)}};
+               {"kilowatts", or_null(cost.kilowatts)},
+               {"types_without_price", cost.unpriced},
+               {"types_without_tdp", cost.unrated}};
   if (run_tokens > 0) {
     json["seconds"] = cost.seconds(run_tokens);
     json["money"] = or_null(cost.money(run_tokens));

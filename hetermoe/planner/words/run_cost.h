@@ -28,7 +28,8 @@ RunCost run_cost_of(const Cluster& cluster, const Candidate& candidate);
 std::vector<std::size_t> time_and_money(const Cluster& cluster, const PlanResult& result,
                                         std::size_t most = 3);
 
-/// {"per_hour", "tokens_per_unit", "kilowatts"}, null where not known; with run_tokens > 0 also "seconds",
+/// {"per_hour", "tokens_per_unit", "kilowatts"}, null where not known, {"types_without_price",
+/// "types_without_tdp"}, lists of names; with run_tokens > 0 also "seconds",
 /// "money", "kilowatt_hours".
 Json to_json(const RunCost& cost, double run_tokens);
 

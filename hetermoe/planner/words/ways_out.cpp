@@ -7,7 +7,7 @@
 #include "hetermoe/base/index.h"
 #include "hetermoe/cost/memory_estimate.h"
 #include "hetermoe/planner/estimate/host_use.h"
-#include "hetermoe/planner/search/request_check.h"
+#include "hetermoe/planner/request_check.h"
 
 namespace hetermoe {
 namespace {

@@ -128,9 +128,11 @@ Job make_job(Json file, const std::string& where, const std::vector<Override>& o
     job.model = job.train.init_from;
   const Json::json_pointer tokenizer("/data/tokenizer");
   if (!file.contains(tokenizer) && !flags.contains(tokenizer)) job.data.tokenizer = usual_tokenizer(job);
+  if (job.data.chat_template == "model") job.data.chat_template = model_chat_template(job);
   if (!job.clock.kind) job.clock.kind = usual_clock(job);
   check_names(job, where);
   adopt_plan_shape(job, file, flags);
+  settle_length(file, flags, job.train);
   check_tokens(job.train);
   check_balancer(job.balancer);
   return job;

@@ -15,6 +15,7 @@
 #include "hetermoe/train/job/grow_options.h"
 #include "hetermoe/train/job/lora_options.h"
 #include "hetermoe/train/job/plan_change.h"
+#include "hetermoe/train/job/rate_options.h"
 
 // A job: one complete YAML file. Every key has a same-named flag that overrides it (--train.steps 20).
 namespace hetermoe {
@@ -26,8 +27,7 @@ struct EnumNames<OnNonfinite> {
   static const std::vector<std::string>& names();
 };
 
-struct TrainOptions {
-  i64 steps = 100;
+struct TrainOptions : RateOptions {
   i64 sequences = 16;
   i64 seq_len = 128;
   i64 microbatches = 4;
@@ -35,8 +35,6 @@ struct TrainOptions {
   double router_bias_rate = 0;
   double router_z_loss = 0, router_jitter = 0, capacity_factor = 0;
   bool forced_balance = false;
-  double learning_rate = 1e-3, final_share = 0.1;
-  i64 warmup_steps = 10;
   double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, adam_eps = 1e-8;
   double max_grad_norm = 1;
   double loss_scale = 0;
@@ -59,14 +57,12 @@ struct TrainOptions {
   i64 staleness = 0;
   template <class V>
   void fields(V& v) {
-    v("steps", steps, "optimizer steps", at_least(0));
+    length_fields(v);
     v("sequences", sequences, "sequences of one step (global batch)", between(1, 1e6));
     v("seq_len", seq_len, "tokens per sequence", between(1, 1e8));
     v("microbatches", microbatches, "microbatches of one step", between(1, 1e6));
     router_fields(v);
-    v("learning_rate", learning_rate, "peak learning rate", at_least(0));
-    v("final_share", final_share, "learning rate at the end, as a share of the peak", between(0, 1));
-    v("warmup_steps", warmup_steps, "steps of linear warm-up", at_least(0));
+    rate_fields(v);
     v("weight_decay", weight_decay, "decoupled weight decay (not on norms)", at_least(0));
     v("beta1", beta1, "AdamW beta1", below(0, 1));
     v("beta2", beta2, "AdamW beta2", below(0, 1));

@@ -4,8 +4,10 @@
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/base/words.h"
+#include "hetermoe/data/model_template.h"
 #include "hetermoe/model/unit.h"
 #include "hetermoe/report/table.h"
+#include "hetermoe/train/job/epochs.h"
 
 namespace hetermoe {
 namespace {
@@ -53,6 +55,20 @@ std::string usual_tokenizer(const Job& job) {
   return silent.empty() ? "bytes" : silent.string();
 }
 
+std::string model_chat_template(const Job& job) {
+  for (const std::string& name : {job.train.init_from, job.model, job.data.tokenizer}) {
+    const fs::path named = folder_named(name);
+    const fs::path folder =
+        named.empty() && fs::path(name).extension() == ".json" ? fs::path(name).parent_path() : named;
+    if (!folder.empty() && has_chat_template(folder.string())) return folder.string();
+  }
+  fail<ConfigError>(
+      "data.template",
+      "got model, but no folder of train.init_from, model or data.tokenizer has a "
+      "chat_template.jinja, or a tokenizer_config.json with chat_template: expected one there, or {}",
+      chat_template_list());
+}
+
 Dataset load_job_data(const Job& job) {
   if (job.data.paths.empty() && !job.train.init_from.empty()) {
     fail<ConfigError>("data.paths",
@@ -70,7 +86,8 @@ Dataset load_job_data(const Job& job, const ModelConfig& model) {
 }
 
 std::string training_line(const Job& job, const ModelConfig& model, const Dataset& data) {
-  return fmt::format("learns from {}; trains {}", data_line(data, job.data), what_is_trained(job, model));
+  return fmt::format("learns from {}; trains {} {}", data_line(data, job.data), what_is_trained(job, model),
+                     length_text(job.train, data));
 }
 
 }  // namespace hetermoe

@@ -2,6 +2,15 @@
 #include "hetermoe/train/run/parts.h"
 
 namespace hetermoe {
+
+std::vector<Validation> TrainOutcome::validations() const {
+  std::vector<Validation> all;
+  for (const StepRecord& record : records) {
+    if (record.validation) all.push_back(*record.validation);
+  }
+  return all;
+}
+
 namespace {
 
 class OutcomePart : public RunPart {

@@ -17,7 +17,11 @@ class PacePart : public RunPart {
  public:
   explicit PacePart(RunState& run) : run_(run), paced_(run.job.clock.kind == ClockKind::kPaced) {}
 
-  void begin_run() override { running_ = true; }
+  void begin_run() override {
+    running_ = true;
+    times_ = {};
+    changes_ = 0;
+  }
 
   void before_step(i64 step) override {
     // The first step runs unpaced and tells how much processor time a step takes.

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "hetermoe/base/index.h"
+#include "hetermoe/data/dataset.h"
 #include "hetermoe/report/metrics.h"
 #include "hetermoe/report/run_page.h"
 #include "hetermoe/report/table.h"
@@ -184,8 +185,12 @@ void RunFiles::add_picture(const StrategyRun& run, const StepPicture& picture) {
 }
 
 std::string strategy_table(const std::vector<StrategyRun>& runs) {
-  Table table({"strategy", "simulated step", "replayed step", "executed step", "exec/replay",
-               "attention busy", "expert busy", "train loss", "validation loss"});
+  const bool validates = std::any_of(
+      runs.begin(), runs.end(), [](const StrategyRun& run) { return !run.outcome.validations().empty(); });
+  std::vector<std::string> header = {"strategy",    "simulated step", "replayed step", "executed step",
+                                     "exec/replay", "attention busy", "expert busy",   "train loss"};
+  if (validates) header.push_back("validation loss");
+  Table table(header);
   for (const StrategyRun& run : runs) {
     const TrainOutcome& out = run.outcome;
     const bool predicted = run.predicted.step > 0, executed = !out.records.empty();
@@ -193,13 +198,18 @@ std::string strategy_table(const std::vector<StrategyRun>& runs) {
     const auto busy = [&](const char* role) {
       return predicted ? format_percent(busy_of_role(run.predicted.timeline, role)) : "-";
     };
-    table.add_row({run.strategy, predicted ? format_seconds(run.predicted.step) : "-",
-                   out.replayed_step > 0 ? format_seconds(out.replayed_step) : "-",
-                   executed ? format_seconds(out.executed_step) : "-",
-                   out.replayed_step > 0 ? fmt::format("{:.3f}", out.executed_over_replayed) : "-",
-                   busy("attention"), busy("expert"),
-                   executed ? fmt::format("{:.6f}", out.records.back().loss) : "-",
-                   validations.empty() ? "-" : fmt::format("{:.4f}", validations.back().loss)});
+    std::vector<std::string> cells = {
+        run.strategy,
+        predicted ? format_seconds(run.predicted.step) : "-",
+        out.replayed_step > 0 ? format_seconds(out.replayed_step) : "-",
+        executed ? format_seconds(out.executed_step) : "-",
+        out.replayed_step > 0 ? fmt::format("{:.3f}", out.executed_over_replayed) : "-",
+        busy("attention"),
+        busy("expert"),
+        executed ? fmt::format("{:.6f}", out.records.back().loss) : "-"};
+    if (validates)
+      cells.push_back(validations.empty() ? "-" : fmt::format("{:.4f}", validations.back().loss));
+    table.add_row(std::move(cells));
   }
   std::string text = table.str();
   const std::string clock = runs.empty() ? "" : runs[0].outcome.executed.source;

@@ -5,7 +5,6 @@
 
 #include "hetermoe/balance/trace_balance.h"
 #include "hetermoe/plan/migration.h"
-#include "hetermoe/balance/trace_balance.h"
 #include "hetermoe/train/checkpoint/balancer_history.h"
 #include "hetermoe/train/job/job.h"
 #include "hetermoe/train/session/priced_plan.h"

@@ -45,7 +45,10 @@ class JobRuns {
 
   std::vector<StrategyRun> run() {
     if (processes_.alone() && job_.run.device == "cpu") check_host_memory(job_, model_);
-    const Dataset data = load_job_data(job_, model_);
+    HM_CHECK(!job_.train.epochs, "with_steps() was not asked");
+    learning_rate_of(job_.train);  // what does not fit is refused before hours are spent
+    const Dataset data = options_.data ? *options_.data : load_job_data(job_);
+    check_vocabulary(data, model_);
     if (options_.hooks.on_note) tell_of(data);
     for (std::size_t i = 0; i < runs_.size(); ++i) {
       if (!stop_requested)

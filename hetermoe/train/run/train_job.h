@@ -1,9 +1,11 @@
 #pragma once
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "hetermoe/comm/processes.h"
+#include "hetermoe/data/dataset.h"
 #include "hetermoe/train/run/results.h"
 
 namespace hetermoe {
@@ -17,6 +19,7 @@ struct JobRunOptions {
   std::optional<ModelConfig> model = {};  ///< in place of job.model
   i64 end_after = 0;      ///< steps after which each run ends, of a job that has more; 0 = all
   std::string mark = {};  ///< what changed before the first step of each run; empty = nothing
+  std::shared_ptr<const Dataset> data = {};  ///< of the job, where it was read before
 };
 
 /// Hears of every step, with the printed name of its strategy.

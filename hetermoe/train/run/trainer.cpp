@@ -88,8 +88,7 @@ void Trainer::begin_step(i64 step) {
   const i64 first = run_.next_sequence;
   StepInput input = run_.input_of(run_.text.train(), step, first);
   run_.next_sequence += train.sequences;
-  input.learning_rate =
-      learning_rate_at({train.learning_rate, train.final_share, train.warmup_steps, train.steps}, step);
+  input.learning_rate = learning_rate_at(learning_rate_of(train), step);
   input.max_grad_norm = train.max_grad_norm;
   input.adamw = {train.beta1, train.beta2, train.adam_eps, train.weight_decay};
   input.router = router_training(train, step, first);

@@ -1,4 +1,4 @@
-#include "hetermoe/planner/search/request_check.h"
+#include "hetermoe/planner/request_check.h"
 
 #include <algorithm>
 #include <set>
