@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "hetermoe/base/error.h"
+#include "hetermoe/data/hf/token_files.h"
 
 namespace hetermoe {
 namespace fs = std::filesystem;
@@ -44,29 +45,15 @@ Found jinja_of(const fs::path& path) {
   return {path.extension() == ".json" ? template_of_config(path) : read_text(path, 1 << 22), path};
 }
 
-/// A special token of a tokenizer's files: a text, or an object with it.
-std::string token_text(const Json& token) {
-  if (token.is_string()) return token.get<std::string>();
-  if (token.is_object() && token.contains("content") && token["content"].is_string())
-    return token["content"].get<std::string>();
-  return "";
-}
-
-Json object_in(const fs::path& path) {
-  std::error_code ignored;
-  if (!fs::is_regular_file(path, ignored)) return Json::object();
-  Json json = read_json(path);
-  return json.is_object() ? json : Json::object();
-}
-
 /// bos_token, eos_token, ... by name, as transformers gives them to a template.
 Json named_tokens(const fs::path& folder) {
   Json out = Json::object();
   for (const char* file : {"special_tokens_map.json", "tokenizer_config.json"}) {
-    const Json json = object_in(folder / file);
+    const Json json = hf::object_in(folder / file);
     for (const char* key :
          {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}) {
-      if (json.contains(key) && !token_text(json[key]).empty()) out[key] = token_text(json[key]);
+      const std::string token = json.contains(key) ? hf::token_text(json[key]).value_or("") : "";
+      if (!token.empty()) out[key] = token;
     }
   }
   return out;
@@ -76,13 +63,14 @@ Json named_tokens(const fs::path& folder) {
 std::vector<std::string> special_tokens(const fs::path& folder, const Json& named) {
   std::vector<std::string> out;
   for (const auto& [key, token] : named.items()) out.push_back(token.get<std::string>());
-  const Json config = object_in(folder / "tokenizer_config.json");
+  const Json config = hf::object_in(folder / "tokenizer_config.json");
   if (config.contains("added_tokens_decoder") && config["added_tokens_decoder"].is_object()) {
-    for (const auto& [id, token] : config["added_tokens_decoder"].items()) out.push_back(token_text(token));
+    for (const auto& [id, token] : config["added_tokens_decoder"].items())
+      out.push_back(hf::token_text(token).value_or(""));
   }
-  const Json tokenizer = object_in(folder / "tokenizer.json");
+  const Json tokenizer = hf::object_in(folder / "tokenizer.json");
   if (tokenizer.contains("added_tokens") && tokenizer["added_tokens"].is_array()) {
-    for (const Json& token : tokenizer["added_tokens"]) out.push_back(token_text(token));
+    for (const Json& token : tokenizer["added_tokens"]) out.push_back(hf::token_text(token).value_or(""));
   }
   std::erase(out, "");
   std::sort(out.begin(), out.end(), [](const std::string& a, const std::string& b) {

@@ -1,28 +1,33 @@
 #include "hetermoe/base/checksum.h"
 #include "hetermoe/base/error.h"
 #include "hetermoe/data/hf/hf_tokenizer.h"
+#include "hetermoe/data/hf/token_files.h"
 
 namespace hetermoe {
-namespace {
 namespace fs = std::filesystem;
 
-/// An object of a file that may not be there.
-Json object_in(const fs::path& path) {
+Json hf::object_in(const fs::path& path) {
   std::error_code ignored;
   if (!fs::is_regular_file(path, ignored)) return Json::object();
   Json json = read_json(path);
   return json.is_object() ? json : Json::object();
 }
 
+std::optional<std::string> hf::token_text(const Json& token) {
+  if (token.is_string()) return token.get<std::string>();
+  if (token.is_object() && token.contains("content") && token["content"].is_string())
+    return token["content"].get<std::string>();
+  return std::nullopt;
+}
+
+namespace {
+
 /// The eos_token that the files beside a tokenizer.json name.
 std::optional<std::string> end_token_beside(const fs::path& file) {
   for (const char* name : {"tokenizer_config.json", "special_tokens_map.json"}) {
-    const Json json = object_in(file.parent_path() / name);
+    const Json json = hf::object_in(file.parent_path() / name);
     if (!json.contains("eos_token")) continue;
-    const Json& token = json["eos_token"];
-    if (token.is_string()) return token.get<std::string>();
-    if (token.is_object() && token.contains("content") && token["content"].is_string())
-      return token["content"].get<std::string>();
+    if (std::optional<std::string> token = hf::token_text(json["eos_token"])) return token;
   }
   return std::nullopt;
 }

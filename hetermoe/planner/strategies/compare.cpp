@@ -69,16 +69,16 @@ class Comparison {
   }
 
  private:
-  /// What keeps a strategy from the cluster, in words; empty = nothing. EP takes any devices, if with idle
-  /// ones.
-  std::string unfit(const std::string& strategy) const {
-    const bool ideal = strategy == kIdeal;
-    if (strategy == "ep" || strategy == "pp-ep" || strategy == kBest) return "";
-    if (!ideal) {
-      std::string misfits = misfit(find_strategy(strategy), predictor_.model(), predictor_.cluster());
+  /// What keeps a strategy from the cluster, in words; empty = nothing.
+  std::string unfit(const std::string& name) const {
+    if (name == kBest) return "";
+    bool apart = true;
+    if (name != kIdeal) {
+      const Strategy& strategy = find_strategy(name);
+      std::string misfits = misfit(strategy, predictor_.model(), predictor_.cluster());
       if (!misfits.empty()) return misfits;
+      apart = strategy.use == DeviceUse::kApart;
     }
-    const bool apart = ideal || find_strategy(strategy).use == DeviceUse::kApart;
     return apart && roles_.experts.empty() ? "a single device has no other beside it" : "";
   }
 
