@@ -277,7 +277,7 @@ class GroupMemory {
   /// Microbatches that go through a layer together.
   double in_wave() const {
     const auto count = static_cast<i64>(group_.microbatches.size());
-    const bool all = plan_.window == 0 && traits_of(plan_.order).windows_in_sequence;
+    const bool all = plan_.window == 0 && traits_of(plan_.order).zero_window_is_all;
     return real(all ? count : std::min(count, std::max(i64{1}, i64{plan_.window})));
   }
 

@@ -120,6 +120,7 @@ class Validator {
     if (faults_.empty()) check_hosts();
     if (faults_.empty()) check_homes();
     if (faults_.empty()) check_turn_lengths();
+    if (faults_.empty()) check_expected();
     return faults_;
   }
 
@@ -145,6 +146,20 @@ class Validator {
             "has {} entries, but rounds of groups[{}] have {} turns on {} devices, expected "
             "{}, or {} where devices differ",
             entries, g, turns, devices, turns, turns * devices);
+    }
+  }
+
+  void check_expected() {
+    if (!plan_.expected) return;
+    if (plan_.order != OrderPolicy::kTimed) {
+      fault("expected", "is given, but order {} looks at no times, expected order timed or no such key",
+            name_of(plan_.order));
+    }
+    for (const auto& [key, times] : {std::pair("attention", &plan_.expected->attention),
+                                     std::pair("experts", &plan_.expected->experts)}) {
+      if (times->size() == 1 || static_cast<i64>(times->size()) == model_.num_layers) continue;
+      fault(fmt::format("expected.{}", key), "has {} entries, expected 1, or one per layer ({})",
+            times->size(), model_.num_layers);
     }
   }
 

@@ -18,8 +18,9 @@ namespace hetermoe {
 
 /// layer_major: layer by layer over a window of microbatches (window 1 = one microbatch after another, all =
 /// zebra). one_f_one_b: pipeline stages alternate forward and backward. explicit: the lanes of
-/// `explicit_order`. round_robin: rounds of `window` microbatches go from turn to turn.
-enum class OrderPolicy { kLayerMajor, kOneFOneB, kExplicit, kRoundRobin };
+/// `explicit_order`. round_robin: rounds of `window` microbatches go from turn to turn. timed: each set of
+/// devices takes what is ready first by `expected` times, forward and backward in turn.
+enum class OrderPolicy { kLayerMajor, kOneFOneB, kExplicit, kRoundRobin, kTimed };
 /// Which queue a transfer uses: its direction, its name (the paper's: dispatch, combine), or one queue for
 /// all. phase: as direction, and moves of each phase have a queue of their own, so that an order in which
 /// devices send while they receive lets none wait for those of another phase.
@@ -44,7 +45,7 @@ template <>
 struct EnumNames<OrderPolicy> {
   static const std::vector<std::string>& names() {
     static const std::vector<std::string> all =
-        names_of_all<OrderPolicy>({"layer_major", "one_f_one_b", "explicit", "round_robin"});
+        names_of_all<OrderPolicy>({"layer_major", "one_f_one_b", "explicit", "round_robin", "timed"});
     return all;
   }
 };
@@ -145,6 +146,25 @@ struct Group {
   }
 };
 
+/// order timed: how long the parts of a microbatch are expected to take, in any unit. The order follows from
+/// these alone, so that all processes find the same one.
+struct ExpectedTimes {
+  std::vector<double> attention = {1}, experts = {1};  ///< forward, of each layer; one entry = of all
+  double transfer = 0.25;                              ///< from a part to the next
+  double head = 1;                                     ///< forward and backward, which are one op
+  double backward = 2;                                 ///< time over that of forward
+  bool operator==(const ExpectedTimes&) const = default;
+  template <class V>
+  void fields(V& v) {
+    v("attention", attention, "attention part of each layer, forward; one number = of all layers",
+      between(0, 1e9));
+    v("experts", experts, "experts of each layer, forward; one number = of all layers", between(0, 1e9));
+    v("transfer", transfer, "from a part to the next", between(0, 1e9));
+    v("head", head, "head, forward and backward", between(0, 1e9));
+    v("backward", backward, "backward over forward", between(0, 1e3));
+  }
+};
+
 /// Keys that a plan and a job's `plan` have alike, described once.
 struct PlanChoices {
   i32 chunks = 1;
@@ -202,13 +222,15 @@ struct Plan : PlanChoices {
   std::vector<Group> groups;
   OrderPolicy order = OrderPolicy::kLayerMajor;
   /// layer_major: microbatches in flight, 0 = all. one_f_one_b: microbatches that go through a stage
-  /// together, 0 = one. round_robin: microbatches of a round, 0 = all.
+  /// together, 0 = one. round_robin: microbatches of a round, 0 = all. timed: microbatches in flight, 0 =
+  /// all.
   i32 window = 0;
   /// round_robin: [turn] how long a microbatch takes in it, in any unit; empty = equally long. Where devices
   /// differ [device of the group][turn], one device after another. Transfers of a device are in one order,
   /// and this is what that order is made by.
   std::vector<double> turn_lengths = {};
-  std::vector<Dtype> dtype;  ///< [num_devices of the cluster] compute dtype
+  std::optional<ExpectedTimes> expected = {};  ///< timed: none = the defaults
+  std::vector<Dtype> dtype;                    ///< [num_devices of the cluster] compute dtype
   Dtype wire_forward = Dtype::kFp32,
         wire_backward = Dtype::kFp32;  ///< dtype of rows and of their gradients in transfers
   /// Copies are divided so by the choices that a step replays, which all devices know: nothing is told. A
@@ -237,6 +259,7 @@ struct Plan : PlanChoices {
       "of a microbatch in each turn of a round, in any unit, of unequal devices one after another; empty = "
       "equal",
       above(0));
+    v("expected", expected, "order timed: how long parts of a microbatch take, in any unit");
     step_fields(v);
     v("wire_forward", wire_forward, "dtype of rows in transfers");
     v("wire_backward", wire_backward, "dtype of gradient rows in transfers");

@@ -11,6 +11,7 @@ Json to_json(const Plan& plan) {
   if (plan.master == Master::kFp32) json.erase("master");
   if (!plan.shard_optimizer) json.erase("shard_optimizer");
   if (plan.weight_gradients == WeightGradients::kWith) json.erase("weight_gradients");
+  if (!plan.expected) json.erase("expected");
   if (plan.hosts.empty()) json.erase("hosts");
   if (plan.guest_slots == 0) {
     for (const char* key : {"guest_slots", "guest_depth", "guest_cost"}) json.erase(key);

@@ -13,6 +13,7 @@ void order_layer_major(ScheduleBuilder& builder);
 void order_one_f_one_b(ScheduleBuilder& builder);
 void order_explicit(ScheduleBuilder& builder);
 void order_round_robin(ScheduleBuilder& builder);
+void order_timed(ScheduleBuilder& builder);
 
 namespace {
 
@@ -108,6 +109,7 @@ const std::vector<OrderPolicyTraits>& order_policies() {
        .appends_end_of_step = false,
        .treats_equals_alike = true,
        .has_window = true,
+       .zero_window_is_all = true,
        .windows_in_sequence = true,
        .has_stages = false,
        .has_rounds = false,
@@ -118,6 +120,7 @@ const std::vector<OrderPolicyTraits>& order_policies() {
        .appends_end_of_step = false,
        .treats_equals_alike = true,
        .has_window = true,
+       .zero_window_is_all = false,
        .windows_in_sequence = false,
        .has_stages = true,
        .has_rounds = false,
@@ -128,6 +131,7 @@ const std::vector<OrderPolicyTraits>& order_policies() {
        .appends_end_of_step = true,
        .treats_equals_alike = false,
        .has_window = false,
+       .zero_window_is_all = false,
        .windows_in_sequence = false,
        .has_stages = false,
        .has_rounds = false,
@@ -138,11 +142,23 @@ const std::vector<OrderPolicyTraits>& order_policies() {
        .appends_end_of_step = false,
        .treats_equals_alike = false,
        .has_window = true,
+       .zero_window_is_all = false,
        .windows_in_sequence = false,
        .has_stages = false,
        .has_rounds = true,
        .in_flight = in_rounds,
        .plan_name = ""},
+      {.policy = OrderPolicy::kTimed,
+       .append = order_timed,
+       .appends_end_of_step = false,
+       .treats_equals_alike = true,
+       .has_window = true,
+       .zero_window_is_all = true,
+       .windows_in_sequence = false,
+       .has_stages = false,
+       .has_rounds = false,
+       .in_flight = in_window,
+       .plan_name = "af-pipe"},
   };
   return all;
 }

@@ -16,6 +16,7 @@ struct OrderPolicyTraits {
   bool appends_end_of_step;  ///< reduces, norm and updates as well; else ScheduleBuilder::finish() does
   bool treats_equals_alike;  ///< equal devices, and groups arranged alike, do the same at the same time
   bool has_window;           ///< follows Plan::window and Plan::chunks
+  bool zero_window_is_all;   ///< with window 0 all microbatches of a group may be in one layer
   /// Windows of Plan::window microbatches go through all layers one after another.
   bool windows_in_sequence;
   bool has_stages;  ///< runs of layers with equal shares work at the same time, on other microbatches

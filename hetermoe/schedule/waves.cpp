@@ -49,22 +49,29 @@ std::vector<Wave> make_waves(const Placement& placement, i32 group) {
   return waves;
 }
 
+bool brings_rows_alone(const Placement& placement, i32 group, const Wave& wave) {
+  return wave.phase == Phase::kRecompute && placement.recompute(group, wave.layer) == Recompute::kSelect;
+}
+
 void WaveRunner::run(const Wave& wave, i32 first, i32 last) {
   for (i32 m = first; m < last; ++m) {
     finish_returns_of(m);
-    if (wave.has_compute) run_compute(wave, m);
-    if (wave.has_exchange) send_to_experts(wave, m);
+    if (wave.has_compute) compute(wave, m);
+    if (wave.has_exchange) {
+      send_to_experts(wave, m);
+      expect_back(wave, m);
+    }
     while (!pending_.empty() && !pending_.front().waits) pop_return();
-    if (wave.has_compute && wave.compute.layer != 0) run_weights(wave, m);
+    weights(wave, m);
   }
-  if (!wave.has_exchange || brings_rows_alone(wave)) return;
+  if (!wave.has_exchange || brings_rows_alone(p_, group_, wave)) return;
   // Experts on devices that also compute in this wave run after its compute ops of all microbatches
   // (Asym-EA).
   for (i32 m = first; m < last; ++m) run_experts(wave, m, true);
   for (Return& r : pending_) r.waits = false;
 }
 
-void WaveRunner::run_compute(const Wave& wave, i32 m) {
+void WaveRunner::compute(const Wave& wave, i32 m) {
   Op op = wave.compute;
   op.group = static_cast<std::int16_t>(group_);
   op.microbatch = m;
@@ -81,7 +88,8 @@ void WaveRunner::run_compute(const Wave& wave, i32 m) {
   if (!makes_gradient) return;
   if (wave.sends_gradient) send_gradient(stage, m);
   if (stage == 0) {
-    run_weights(wave, m);  // no transfer waits for embed.B
+    // No transfer waits for embed.B.
+    b_.compute_on_shares(at(OpKind::kAttention, Phase::kWeights, op.layer, m), op.layer);
     b_.compute_on_shares(at(OpKind::kEmbed, Phase::kBackward, -1, m), -1);
   }
 }
@@ -92,9 +100,10 @@ bool WaveRunner::backward_of_ahead(const Op& op) const {
 }
 
 /// The transfer that waits for the wave's gradients of inputs is appended.
-void WaveRunner::run_weights(const Wave& wave, i32 m) {
+void WaveRunner::weights(const Wave& wave, i32 m) {
   const Op& op = wave.compute;
-  if (op.kind != OpKind::kAttention || op.phase != Phase::kBackward) return;
+  const bool later = wave.has_compute && op.layer != 0;
+  if (!later || op.kind != OpKind::kAttention || op.phase != Phase::kBackward) return;
   b_.compute_on_shares(at(OpKind::kAttention, Phase::kWeights, op.layer, m), op.layer);
 }
 
@@ -114,33 +123,37 @@ void WaveRunner::send_saved(i32 layer, i32 m) {
 }
 
 void WaveRunner::send_to_experts(const Wave& wave, i32 m) {
-  const std::vector<DeviceId>& owners = p_.owners(group_, wave.layer, m, wave.phase);
-  const i32 stage = computed_stage(wave);
-  const bool waits =
-      std::any_of(owners.begin(), owners.end(), [&](DeviceId d) { return computes(wave, stage, m, d); });
   const OpKind out = wave.phase == Phase::kBackward ? OpKind::kCombine : OpKind::kDispatch;
   if (wave.phase == Phase::kForward && p_.tallies(group_, wave.layer))
     b_.transfer(at(OpKind::kTally, Phase::kForward, wave.layer, m));
   if (p_.lends(group_, wave.layer)) b_.transfer(at(OpKind::kLend, wave.phase, wave.layer, m));
-  for (i32 c = 0; c < p_.plan().chunks; ++c) {
-    b_.transfer(at(out, wave.phase, wave.layer, m, c));
-    if (!brings_rows_alone(wave)) pending_.push_back({wave.phase, wave.layer, m, c, waits});
-  }
-  if (!brings_rows_alone(wave)) run_experts(wave, m, false);
+  for (i32 c = 0; c < p_.plan().chunks; ++c) b_.transfer(at(out, wave.phase, wave.layer, m, c));
 }
 
-/// Experts have kept the rest, and give nothing back before backward.
-bool WaveRunner::brings_rows_alone(const Wave& wave) const {
-  return wave.phase == Phase::kRecompute && p_.recompute(group_, wave.layer) == Recompute::kSelect;
+/// Runs experts on devices that do not compute in this wave, and remembers the way back.
+void WaveRunner::expect_back(const Wave& wave, i32 m) {
+  if (brings_rows_alone(p_, group_, wave)) return;
+  const std::vector<DeviceId>& owners = p_.owners(group_, wave.layer, m, wave.phase);
+  const i32 stage = computed_stage(wave);
+  const bool waits =
+      std::any_of(owners.begin(), owners.end(), [&](DeviceId d) { return computes(wave, stage, m, d); });
+  for (i32 c = 0; c < p_.plan().chunks; ++c) pending_.push_back({wave.phase, wave.layer, m, c, waits});
+  run_experts(wave, m, false);
 }
 
-/// Experts of the wave's layer: those on devices that also compute in this wave, or those on the others.
-void WaveRunner::run_experts(const Wave& wave, i32 m, bool computing) {
+void WaveRunner::experts(const Wave& wave, i32 m) { run_experts(wave, m, {}); }
+
+void WaveRunner::send_back(const Wave& wave, i32 m) {
+  for (i32 c = 0; c < p_.plan().chunks; ++c) send_back({wave.phase, wave.layer, m, c, false});
+}
+
+/// Experts of the wave's layer: those on devices that also compute in this wave, those on the others, or all.
+void WaveRunner::run_experts(const Wave& wave, i32 m, std::optional<bool> computing) {
   const i32 stage = computed_stage(wave);
   const bool ahead = wave.phase == Phase::kBackward && p_.recompute(group_, wave.layer) == Recompute::kAhead;
   for (i32 c = 0; c < p_.plan().chunks; ++c) {
     for (const DeviceId device : p_.owners(group_, wave.layer, m, wave.phase)) {
-      if (!b_.lists(device) || computes(wave, stage, m, device) != computing) continue;
+      if (!b_.lists(device) || (computing && computes(wave, stage, m, device) != *computing)) continue;
       if (ahead) b_.compute(at(OpKind::kExperts, Phase::kRecompute, wave.layer, m, c), device);
       b_.compute(at(OpKind::kExperts, wave.phase, wave.layer, m, c), device);
     }
@@ -160,17 +173,22 @@ bool WaveRunner::computes(const Wave& wave, i32 stage, i32 m, DeviceId device) c
 }
 
 void WaveRunner::pop_return() {
-  const Return r = pending_.front();
-  HM_CHECK(!r.waits, "a return of layer {} is due before its experts", r.layer);
+  const Return due = pending_.front();
+  HM_CHECK(!due.waits, "a return of layer {} is due before its experts", due.layer);
   pending_.pop_front();
-  const OpKind kind = r.phase == Phase::kBackward ? OpKind::kDispatch : OpKind::kCombine;
-  b_.transfer(at(kind, r.phase, r.layer, r.microbatch, r.chunk));
-  if (r.phase != Phase::kBackward) return;
-  if (p_.leaves_weights(UnitPart::kExperts, r.layer)) {
-    for (const DeviceId device : p_.owners(group_, r.layer, r.microbatch, Phase::kWeights))
-      b_.compute(at(OpKind::kExperts, Phase::kWeights, r.layer, r.microbatch, r.chunk), device);
+  send_back(due);
+}
+
+void WaveRunner::send_back(const Return& due) {
+  const OpKind kind = due.phase == Phase::kBackward ? OpKind::kDispatch : OpKind::kCombine;
+  b_.transfer(at(kind, due.phase, due.layer, due.microbatch, due.chunk));
+  if (due.phase != Phase::kBackward) return;
+  if (p_.leaves_weights(UnitPart::kExperts, due.layer)) {
+    for (const DeviceId device : p_.owners(group_, due.layer, due.microbatch, Phase::kWeights))
+      b_.compute(at(OpKind::kExperts, Phase::kWeights, due.layer, due.microbatch, due.chunk), device);
   }
-  if (r.chunk + 1 == p_.plan().chunks && p_.lends(group_, r.layer)) settle_after(r.layer, r.microbatch);
+  if (due.chunk + 1 == p_.plan().chunks && p_.lends(group_, due.layer))
+    settle_after(due.layer, due.microbatch);
 }
 
 /// Gradients of guests are added to those that experts of the next microbatch add to: appended at once, they

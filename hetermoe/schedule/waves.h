@@ -1,5 +1,6 @@
 #pragma once
 #include <deque>
+#include <optional>
 #include <vector>
 
 #include "hetermoe/schedule/builder.h"
@@ -24,6 +25,10 @@ struct Wave {
 /// equally many: layers may recompute differently.
 std::vector<Wave> make_waves(const Placement& placement, i32 group);
 
+/// The exchange of the wave ends at the experts, which have kept the rest and give nothing back before
+/// backward.
+bool brings_rows_alone(const Placement& placement, i32 group, const Wave& wave);
+
 /// Appends the ops of waves for one group. All orders are made of waves; they differ in which wave of which
 /// microbatches comes next.
 class WaveRunner {
@@ -32,6 +37,18 @@ class WaveRunner {
 
   /// Appends `wave` for microbatches first..last-1.
   void run(const Wave& wave, i32 first, i32 last);
+
+  // The parts of a wave, for orders that append them one by one.
+  /// The compute op, and what moves with it. Weight gradients are weights().
+  void compute(const Wave& wave, i32 m);
+  /// Phase W of the compute op, where it has one that is not appended with it.
+  void weights(const Wave& wave, i32 m);
+  /// The way to the experts.
+  void send_to_experts(const Wave& wave, i32 m);
+  void experts(const Wave& wave, i32 m);
+  /// The way back from the experts.
+  void send_back(const Wave& wave, i32 m);
+
   /// Merges the output of the layer before `stage` and moves it there, if it moves.
   void send_input(i32 stage, i32 m);
   /// Moves the gradient of the input of `stage` to the devices before it, if it moves.
@@ -49,16 +66,14 @@ class WaveRunner {
     i32 layer, microbatch, chunk;
     bool waits;  ///< some of its experts are not appended yet
   };
-  void run_compute(const Wave& wave, i32 m);
-  void run_weights(const Wave& wave, i32 m);
   bool backward_of_ahead(const Op& op) const;
-  void send_to_experts(const Wave& wave, i32 m);
-  void run_experts(const Wave& wave, i32 m, bool computing);
+  void expect_back(const Wave& wave, i32 m);
+  void run_experts(const Wave& wave, i32 m, std::optional<bool> computing);
   static constexpr i32 kNoStage = -2;
   /// Whose shares the wave's compute op follows; kNoStage where it has none.
   i32 computed_stage(const Wave& wave) const;
-  bool brings_rows_alone(const Wave& wave) const;
   bool computes(const Wave& wave, i32 stage, i32 m, DeviceId device) const;
+  void send_back(const Return& due);
   void pop_return();
   void finish_returns_of(i32 m);
   void settle_after(i32 layer, i32 m);

@@ -36,7 +36,7 @@ std::vector<NamedPlan> dense_plans(const ModelConfig& model, const Cluster& clus
   for (const Strategy& strategy : strategies()) {
     if (strategy.use == DeviceUse::kApart) continue;
     StrategyRequest request = dense_request();
-    if (strategy.has_stages)
+    if (strategy.cut == Cut::kStages)
       request.stages = std::min<i64>(cluster.num_devices(), model.num_layers);  // as many as there can be
     all.push_back({strategy.name, strategy.make(model, cluster, request)});
   }

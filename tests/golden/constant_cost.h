@@ -14,6 +14,7 @@ struct ConstantCost : CostModel {
   Seconds experts = 0;            ///< T_E, all experts of a layer on an expert device
   Seconds experts_elsewhere = 0;  ///< T_X, the same experts on an attention device
   Seconds transfer_time = 0;      ///< T_C
+  Seconds move_time = 0;          ///< of rows between devices with attention
   Seconds tail = 0;               ///< head, forward
   double backward = 2;            ///< backward over forward
   i64 num_experts = 1;            ///< per layer
@@ -40,7 +41,7 @@ struct ConstantCost : CostModel {
   }
   TransferCost transfer(const TransferWork& work) const override {
     const bool exchange = work.op.kind == OpKind::kDispatch || work.op.kind == OpKind::kCombine;
-    return {exchange ? transfer_time : 0, {}};
+    return {exchange ? transfer_time : work.op.kind == OpKind::kMove ? move_time : 0, {}};
   }
 };
 

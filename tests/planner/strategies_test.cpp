@@ -1,4 +1,5 @@
 #include "hetermoe/planner/strategies/strategies.h"
+#include "hetermoe/planner/strategies/depth_groups.h"
 
 #include <gtest/gtest.h>
 
@@ -192,6 +193,77 @@ TEST(Stages, ThatCannotBeAreRefused) {
             }),
             "[strategy pp_zebra] got 2, 0 for the devices with experts, expected 2 numbers from 1 on that "
             "add up to 2");
+}
+
+/// [layer] devices with experts.
+std::vector<std::set<DeviceId>> owners_of(const Plan& plan) {
+  std::vector<std::set<DeviceId>> all;
+  for (const LayerPlacement& layer : plan.groups[0].layers) {
+    all.emplace_back();
+    for (const ExpertOwners& owners : layer.experts)
+      for (const ExpertOwner& owner : owners) all.back().insert(owner.device);
+  }
+  return all;
+}
+
+TEST(DepthGroups, TakeLayersInTurn) {
+  const Cluster cluster = make_cluster({6}, 2);  // odd devices compute attention
+  const ModelConfig model = make_model({.num_layers = 5, .num_experts = 4});
+  StrategyRequest r = request(8, 4);
+  r.depth_groups = {2, 1};
+  const Plan plan = find_strategy("af-pipe").make(model, cluster, r);
+  EXPECT_TRUE(no_faults(validate(plan, model, cluster)));
+  EXPECT_EQ(plan.order, OrderPolicy::kTimed);
+  EXPECT_EQ(plan.window, 8);
+  using Devices = std::vector<std::vector<DeviceId>>;
+  EXPECT_EQ(attention_of(plan), (Devices{{1, 3}, {5}, {1, 3}, {5}, {1, 3}}));
+  EXPECT_EQ(owners_of(plan), (std::vector<std::set<DeviceId>>(5, {0, 2, 4})));
+  EXPECT_EQ(plan.groups[0].head[0].size(), 3) << "with the experts of the last layer";
+  ASSERT_TRUE(plan.expected.has_value());
+  EXPECT_EQ(plan.expected->attention.size(), 5) << "two devices are faster than one";
+  EXPECT_GT(plan.expected->attention[1], plan.expected->attention[0]);
+  r.head_on = HeadOn::kAttention;
+  const Plan other = find_strategy("af-pipe").make(model, cluster, r);
+  EXPECT_EQ(other.groups[0].head, other.groups[0].layers[1].attention)
+      << "those that a sixth layer would have";
+  r = request(8, 4);
+  r.stage_attention = {1, 2}, r.stage_experts = {2, 1};
+  EXPECT_EQ(attention_of(find_strategy("af-pipe").make(model, cluster, r)),
+            (Devices{{1}, {3, 5}, {1}, {3, 5}, {1}}));
+}
+
+TEST(DepthGroups, AreDealtBySpeed) {
+  using Parts = std::vector<std::vector<std::size_t>>;
+  EXPECT_EQ(deal_devices({1, 1, 1, 1, 1}, 2), (Parts{{0, 1, 2}, {3, 4}})) << "equal ones stay together";
+  EXPECT_EQ(deal_devices({1, 2, 1, 2, 1, 1}, 2), (Parts{{0, 1, 2}, {3, 4, 5}}));
+  EXPECT_EQ(deal_devices({4, 1, 1, 1}, 2), (Parts{{0}, {1, 2, 3}}));
+  EXPECT_EQ(deal_devices({1, 3}, 2), (Parts{{1}, {0}})) << "the fastest first";
+}
+
+TEST(DepthGroups, ThatCannotBeAreRefused) {
+  const Cluster cluster = make_cluster({6}, 2);
+  const ModelConfig model = make_model({.num_layers = 2});
+  const auto error = [&](auto change) {
+    StrategyRequest r = request(8, 4);
+    change(r);
+    return error_of<ConfigError>([&] { find_strategy("af_pipe").make(model, cluster, r); });
+  };
+  EXPECT_EQ(error([](StrategyRequest& r) { r.depth_groups = {3}; }),
+            "[plan.depth_groups] got 3 groups, expected at most as many as layers of model (2)");
+  EXPECT_EQ(
+      error([](StrategyRequest& r) {
+        r.depth_groups = {2};
+        r.attention = {0}, r.experts = {1, 2};
+      }),
+      "[plan.depth_groups] got 2 groups of devices with attention, expected at most as many as devices (1)");
+  EXPECT_EQ(error([](StrategyRequest& r) {
+              r.depth_groups = {1, 1, 1};
+            }),
+            "[plan.depth_groups] got 3 numbers, expected one or two");
+  EXPECT_EQ(error([](StrategyRequest& r) {
+              r.stage_experts = {1, 1};
+            }),
+            "[plan.stage_experts] got 2 numbers that add up to 2, expected 2 for 3 devices");
 }
 
 }  // namespace

@@ -27,7 +27,10 @@ class RandomPlans {
     plan.model = c.model.name;
     plan.seq_len = number(1, 5);
     plan.dtype.assign(static_cast<std::size_t>(c.cluster.num_devices()), Dtype::kFp32);
-    plan.order = chance(0.3) ? OrderPolicy::kOneFOneB : OrderPolicy::kLayerMajor;
+    plan.order = chance(0.3)   ? OrderPolicy::kOneFOneB
+                 : chance(0.3) ? OrderPolicy::kTimed
+                               : OrderPolicy::kLayerMajor;
+    if (plan.order == OrderPolicy::kTimed && chance(0.8)) expect_times(c);
     plan.window = static_cast<i32>(number(0, 3));
     plan.chunks = static_cast<i32>(chance(0.5) ? 1 : number(2, 3));
     plan.queue_binding = static_cast<QueueBinding>(number(0, kEnumCount<QueueBinding> - 1));
@@ -49,6 +52,18 @@ class RandomPlans {
   bool chance(double p) { return std::bernoulli_distribution(p)(random_); }
 
  private:
+  /// Any times, 0 among them.
+  void expect_times(RandomCase& c) {
+    const auto time = [&] { return 0.5 * static_cast<double>(number(0, 6)); };
+    ExpectedTimes expected;
+    expected.transfer = time(), expected.head = time(), expected.backward = time();
+    for (std::vector<double>* of : {&expected.attention, &expected.experts}) {
+      of->assign(chance(0.5) ? 1 : static_cast<std::size_t>(c.model.num_layers), 0);
+      for (double& each : *of) each = time();
+    }
+    c.plan.expected = std::move(expected);
+  }
+
   void differ_in_recompute(Plan& plan) {
     for (Group& group : plan.groups) {
       for (LayerPlacement& layer : group.layers) {

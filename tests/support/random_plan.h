@@ -201,6 +201,22 @@ inline StepOptions step(Chooser& choose, const ModelConfig& model, const Plan& p
   return options;
 }
 
+/// Some plans get order `timed`, by any expected times.
+inline void take_in_time(u64 seed, Plan& plan, i64 num_layers) {
+  Chooser choose(~seed);
+  if (!choose.chance(0.25)) return;
+  plan.order = OrderPolicy::kTimed;
+  if (choose.chance(0.3)) return;
+  const auto time = [&] { return 0.5 * static_cast<double>(choose.between(0, 6)); };
+  ExpectedTimes expected;
+  expected.transfer = time(), expected.head = time(), expected.backward = time();
+  for (std::vector<double>* of : {&expected.attention, &expected.experts}) {
+    of->assign(choose.chance(0.5) ? 1 : static_cast<std::size_t>(num_layers), 0);
+    for (double& each : *of) each = time();
+  }
+  plan.expected = std::move(expected);
+}
+
 inline void differ_in_recompute(Chooser& choose, Plan& plan) {
   for (Group& group : plan.groups) {
     for (LayerPlacement& layer : group.layers) {
@@ -229,6 +245,7 @@ inline RandomCase random_case(u64 seed, i32 max_devices = 8) {
   plan.order = choose.chance(0.3) ? OrderPolicy::kOneFOneB : OrderPolicy::kLayerMajor;
   if (plan.order == OrderPolicy::kLayerMajor)
     plan.window = static_cast<i32>(choose.of(std::vector<i64>{0, 0, 1, 2, 3}));
+  if (plan.order == OrderPolicy::kLayerMajor) random_plan::take_in_time(seed, plan, out.model.num_layers);
   plan.chunks = static_cast<i32>(choose.of(std::vector<i64>{1, 1, 2, 3}));
   plan.queue_binding = static_cast<QueueBinding>(choose.below(kEnumCount<QueueBinding>));
   plan.row_dedup = choose.chance(0.7);

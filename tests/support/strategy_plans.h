@@ -136,6 +136,7 @@ inline std::vector<NamedPlan> strategy_plans(const ModelConfig& model, const Clu
   StrategyRequest moved = request;
   moved.experts_moved.assign(static_cast<std::size_t>(model.num_layers), 1);
   add("zebra_moved", make("zebra", moved));
+  add("af_pipe", make("af_pipe", request));
   add("pipeline", make_pipeline(model, cluster, request));
   add("alternating", make_alternating(model, cluster, request));
   add("groups", make_two_groups(model, cluster, request));

@@ -40,7 +40,7 @@ std::vector<OrderFigures> neighbour_orders(const Plan& plan, const PlanLimits& l
   }
   const auto microbatches = static_cast<i32>(plan.groups[0].microbatches.size());
   for (const i32 window : {0, 1, 2, 3, plan.window * 2}) {
-    const bool same = window == plan.window || (window == 0 && !traits_of(plan.order).windows_in_sequence);
+    const bool same = window == plan.window || (window == 0 && !traits_of(plan.order).zero_window_is_all);
     if (!same && window < microbatches) all.push_back({window, plan.chunks, plan.recompute, sharded});
   }
   return all;

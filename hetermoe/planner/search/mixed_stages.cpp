@@ -3,8 +3,10 @@
 #include <algorithm>
 
 #include "hetermoe/base/index.h"
+#include "hetermoe/cost/measured.h"
 #include "hetermoe/planner/estimate/lane_bound.h"
 #include "hetermoe/planner/search/blocks.h"
+#include "hetermoe/planner/strategies/depth_groups.h"
 #include "hetermoe/planner/strategies/strategies.h"
 
 namespace hetermoe {
@@ -20,9 +22,13 @@ struct MixedStages {
   std::vector<double> attention, experts;  ///< speed of each
 };
 
+/// How layers meet devices: a run of them on each stage, or every so-maniest on each depth group.
+enum class Layers { kRuns, kInTurn };
+
 class Maker {
  public:
-  Maker(const Rates& rates, Seconds most) : rates_(rates), request_(rates.request()), most_(most) {}
+  Maker(const Rates& rates, Layers layers, Seconds most)
+      : rates_(rates), request_(rates.request()), layers_(layers), most_(most) {}
 
   std::vector<std::pair<Seconds, Plan>> all() {
     const auto classes = rates_.num_classes();
@@ -36,7 +42,8 @@ class Maker {
         if (stages > std::min({kMostStages, request_.model.num_layers, least / groups})) break;
         // Attention on the first classes in the order of advantage; on all of them.
         for (std::size_t first = 1; first <= classes; ++first) {
-          if (first < classes && request_.model.num_moe_layers() == 0) continue;
+          const bool apart = first < classes;
+          if (apart ? request_.model.num_moe_layers() == 0 : layers_ == Layers::kInTurn) continue;
           for (const i64 each : {1, 2, 4}) add(groups, stages, first, each);
         }
       }
@@ -69,25 +76,44 @@ class Maker {
     const bool apart = first < classes;
     const std::vector<i64> sequences =
         proportional_split(request_.sequences, std::vector<double>(idx(groups), 1));
-    Plan plan;
-    for (i64 g = 0; g < groups; ++g) {
-      const MixedStages attention = stages_of(g, groups, stages, 0, first),
-                        experts = apart ? stages_of(g, groups, stages, first, classes) : attention;
-      StrategyRequest ask;
-      ask.seq_len = request_.seq_len;
-      ask.sequences = sequences[idx(g)];
-      const i64 at_once = each * static_cast<i64>(attention.devices.size()) / stages;
-      ask.microbatches = std::clamp<i64>(sequences.back() / at_once, 1, request_.limits.max_microbatches);
-      ask.window = ask.microbatches > 1 ? 2 : 1;
-      ask.stages = stages;
-      ask.attention = attention.devices, ask.attention_weights = attention.attention;
-      ask.experts = experts.devices, ask.expert_weights = experts.experts;
-      Plan made = find_strategy(apart ? "pp_zebra" : "pp_ep").make(request_.model, request_.cluster, ask);
-      if (g == 0)
-        plan = std::move(made);
-      else
-        plan.groups.push_back(std::move(made.groups[0]));
+    for (const HeadOn head_on : {HeadOn::kExperts, HeadOn::kAttention}) {
+      if (layers_ == Layers::kRuns && head_on != HeadOn::kExperts) continue;  // stages do not ask
+      Plan plan;
+      for (i64 g = 0; g < groups; ++g) {
+        const MixedStages attention = stages_of(g, groups, stages, 0, first),
+                          experts = apart ? stages_of(g, groups, stages, first, classes) : attention;
+        StrategyRequest ask;
+        ask.seq_len = request_.seq_len;
+        ask.sequences = sequences[idx(g)];
+        const i64 at_once = each * static_cast<i64>(attention.devices.size()) / stages;
+        ask.microbatches = std::clamp<i64>(sequences.back() / at_once, 1, request_.limits.max_microbatches);
+        ask.attention = attention.devices, ask.attention_weights = attention.attention;
+        ask.experts = experts.devices, ask.expert_weights = experts.experts;
+        Plan made = make(ask, stages, apart, head_on);
+        if (g == 0)
+          plan = std::move(made);
+        else
+          plan.groups.push_back(std::move(made.groups[0]));
+      }
+      keep(std::move(plan));
     }
+  }
+
+  Plan make(StrategyRequest& ask, i64 stages, bool apart, HeadOn head_on) const {
+    if (layers_ == Layers::kInTurn) {
+      ask.depth_groups = {stages};
+      ask.stage_attention.assign(idx(stages), static_cast<i64>(ask.attention.size()) / stages);
+      ask.stage_experts.assign(idx(stages), static_cast<i64>(ask.experts.size()) / stages);
+      ask.head_on = head_on;
+      ask.expects_times = false;
+      return find_strategy("af_pipe").make(request_.model, request_.cluster, ask);
+    }
+    ask.window = ask.microbatches > 1 ? 2 : 1;
+    ask.stages = stages;
+    return find_strategy(apart ? "pp_zebra" : "pp_ep").make(request_.model, request_.cluster, ask);
+  }
+
+  void keep(Plan plan) {
     take_dtypes(plan, blank_plan(request_, Recompute::kLocal));
     plan.shard_optimizer = request_.limits.shard_optimizer;
     for (const Recompute recompute : {Recompute::kOff, Recompute::kAhead}) {
@@ -99,6 +125,7 @@ class Maker {
 
   const Rates& rates_;
   const PlanRequest& request_;
+  Layers layers_;
   Seconds most_;
   std::vector<std::pair<Seconds, Plan>> out_;
 };
@@ -106,7 +133,19 @@ class Maker {
 }  // namespace
 
 std::vector<std::pair<Seconds, Plan>> mixed_pipelines(const Rates& rates, Seconds most) {
-  return Maker(rates, most).all();
+  return Maker(rates, Layers::kRuns, most).all();
+}
+
+std::vector<std::pair<Seconds, Plan>> depth_plans(const Rates& rates, Seconds most) {
+  return Maker(rates, Layers::kInTurn, most).all();
+}
+
+Plan with_expected_times(Plan plan, const PlanRequest& request) {
+  if (plan.order != OrderPolicy::kTimed) return plan;
+  plan.expected = expected_times(
+      plan, request.model, request.cluster,
+      *make_cost(request.model, request.cluster, plan, load_profiles(request.cluster), request.software));
+  return plan;
 }
 
 }  // namespace hetermoe

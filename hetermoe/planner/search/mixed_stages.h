@@ -11,4 +11,10 @@ namespace hetermoe {
 /// first; none at or above `most`. Empty where there is one class, or in large clusters.
 std::vector<std::pair<Seconds, Plan>> mixed_pipelines(const Rates& rates, Seconds most);
 
+/// Likewise, of depth groups (strategy af_pipe) with attention on some classes and experts on the others.
+/// Without expected times.
+std::vector<std::pair<Seconds, Plan>> depth_plans(const Rates& rates, Seconds most);
+/// Plans of order `timed` get the times of their parts, others stay as they are.
+Plan with_expected_times(Plan plan, const PlanRequest& request);
+
 }  // namespace hetermoe

@@ -7,7 +7,8 @@
 namespace hetermoe {
 namespace {
 
-/// Adds every field of a struct: bools, integers, enums, optional ones of these, and structs of them.
+/// Adds every field of a struct: numbers, bools, enums, optional ones and lists of these, and structs of
+/// them.
 struct FieldHash {
   Fnv& hash;
 
@@ -19,9 +20,14 @@ struct FieldHash {
   void add(T& value) {
     if constexpr (std::integral<T> || std::is_enum_v<T>) {
       hash.add(value);
+    } else if constexpr (std::floating_point<T>) {
+      hash.add(std::bit_cast<u64>(value));
     } else if constexpr (requires { value.has_value(); }) {
       hash.add(value.has_value());
       if (value) add(*value);
+    } else if constexpr (requires { value.size(); }) {
+      hash.add(value.size());
+      for (auto& item : value) add(item);
     } else {
       value.fields(*this);
     }
@@ -90,6 +96,7 @@ u64 key_of(const Plan& plan) {
   hash.add(plan.order).add(plan.window);
   add_choices(hash, plan);
   for (const double length : plan.turn_lengths) hash.add(std::bit_cast<u64>(length));
+  if (std::optional<ExpectedTimes> expected = plan.expected) FieldHash{hash}.add(*expected);
   if (plan.foreseen) hash.add(plan.foreseen);
   if (plan.guest_slots > 0) hash.add(plan.guest_slots).add(plan.guest_depth);
   for (const Group& group : plan.groups) add_group(hash, group);

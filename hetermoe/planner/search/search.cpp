@@ -33,7 +33,7 @@ namespace {
 constexpr i64 kNoLimit = 1 << 30;
 constexpr double kBinds = 0.995;        ///< a bound binds when estimates without it are lower by more
 constexpr i64 kPipelines = 16;          ///< that are simulated
-constexpr i64 kMixedStages = 8;         ///< pipelines with several types in a stage, likewise
+constexpr i64 kBoundedPlans = 8;        ///< with several types in a stage, or depth groups, likewise
 constexpr i64 kPipelinesAlike = 3;      ///< of as many stages in as many groups
 constexpr double kPipelineRatio = 1.1;  ///< estimate over the best step, of those that are
 constexpr i64 kGoodSequences = 8;       ///< such a part of the budget for each number of sequences near it
@@ -348,6 +348,7 @@ class Search {
         evaluator_.evaluate(make_pipeline(evaluator_.rates(), ranking.shapes[i]));
     }
     simulate_mixed_stages();
+    simulate_depth();
     evaluate_interleaved(evaluator_, request_.model);
     evaluator_.add_budget(std::min(budget - evaluator_.budget(), evaluator_.whole_budget() / 4));
   }
@@ -380,12 +381,21 @@ class Search {
 
   /// Where a pipeline is best, or nothing has room without one, types may also meet inside of stages.
   void simulate_mixed_stages() {
-    const bool wanted = !has_best() || evaluator_.is_pipeline(evaluator_.best());
-    if (!wanted) return;
-    i64 left = kMixedStages;
-    for (auto& [bound, plan] : mixed_pipelines(evaluator_.rates(), has_best() ? best_step() : kNever)) {
+    if (has_best() && !evaluator_.is_pipeline(evaluator_.best())) return;
+    simulate_bounded(mixed_pipelines(evaluator_.rates(), has_best() ? best_step() : kNever));
+  }
+
+  /// Devices that have every so-maniest layer alone hold less, and exchange with fewer others.
+  void simulate_depth() {
+    simulate_bounded(depth_plans(evaluator_.rates(), has_best() ? best_step() : kNever));
+  }
+
+  /// Some of those whose bounds may win, the lowest first.
+  void simulate_bounded(std::vector<std::pair<Seconds, Plan>> plans) {
+    i64 left = kBoundedPlans;
+    for (auto& [bound, plan] : plans) {
       if (left == 0 || evaluator_.budget() <= 0 || (has_best() && bound >= best_step())) break;
-      if (evaluator_.evaluate(std::move(plan)) >= 0) --left;
+      if (evaluator_.evaluate(with_expected_times(std::move(plan), request_)) >= 0) --left;
     }
   }
 

@@ -1,6 +1,7 @@
 #include "hetermoe/planner/strategies/baselines.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -16,6 +17,8 @@
 namespace hetermoe {
 namespace {
 
+constexpr std::array<i64, 7> kDepths = {1, 2, 3, 4, 6, 8, 16};  ///< depth groups of a role that are tried
+
 /// Estimate over limit, of plans whose simulated peak is asked for all the same.
 constexpr double kNotFar = 1.3;
 
@@ -28,6 +31,7 @@ class Best {
   bool consider(Plan plan, const std::vector<i64>& moved = {}) {
     std::string over;
     std::optional<Plan> fitting = with_room(predictor_, setting_, std::move(plan), over);
+    had_room_ = fitting.has_value();
     if (!fitting) {
       if (best_.plan.groups.empty()) best_.infeasible = over;
       return false;
@@ -44,12 +48,14 @@ class Best {
     best_ = {std::move(*fitting), std::move(prediction), moved, ""};
     return true;
   }
+  bool had_room() const { return had_room_; }  ///< of the last plan
   Tuned take() { return std::move(best_); }
 
  private:
   Predictor& predictor_;
   const Setting& setting_;
   Tuned best_;
+  bool had_room_ = false;
 };
 
 StrategyRequest request_of(const Setting& setting, i64 microbatches) {
@@ -169,6 +175,42 @@ Tuned tune_dist_ep(Predictor& predictor, const Setting& setting) {
         find_strategy("dist_ep").make(predictor.model(), predictor.cluster(), request_of(setting, count));
     apply(setting, plan);
     consider_degrees(best, std::move(plan));
+  }
+  return best.take();
+}
+
+Tuned tune_depth_groups(Predictor& predictor, const Setting& setting) {
+  const Roles roles = default_roles(predictor.cluster());
+  const auto attention = static_cast<i64>(roles.attention.size()),
+             experts = static_cast<i64>(roles.experts.size());
+  Best best(predictor, setting);
+  StrategyRequest fastest;
+  const auto consider = [&](const StrategyRequest& request) {
+    Plan plan = find_strategy("af_pipe").make(predictor.model(), predictor.cluster(), request);
+    apply(setting, plan);
+    if (best.consider(std::move(plan))) fastest = request;
+  };
+  for (const i64 groups : kDepths) {
+    if (groups > std::min({attention, experts, predictor.model().num_layers})) break;
+    for (const i64 count : microbatch_counts(setting.sequences, (attention + groups - 1) / groups)) {
+      StrategyRequest request = request_of(setting, count);
+      request.depth_groups = {groups};
+      // Fewer are in flight where more have no room.
+      for (const i64 each : {4, 2, 1}) {
+        request.window = static_cast<i32>(each * groups);
+        consider(request);
+        if (best.had_room() || request.window >= count) break;
+      }
+    }
+  }
+  if (fastest.depth_groups.empty()) return best.take();
+  for (const HeadOn head : {HeadOn::kExperts, HeadOn::kAttention}) {
+    for (const i64 each : {2, 4, 6, 0}) {
+      StrategyRequest request = fastest;
+      request.head_on = head;
+      request.window = static_cast<i32>(each * fastest.depth_groups[0]);
+      consider(request);
+    }
   }
   return best.take();
 }

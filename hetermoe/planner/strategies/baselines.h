@@ -70,6 +70,9 @@ bool zebra_fits(Predictor& predictor, const Setting& setting, bool asym_ea, bool
 /// pipelines: their number, order of the types, layers per stage and microbatch count searched. As published
 /// all devices take part, in as many pipelines as have room.
 Tuned tune_pp(Predictor& predictor, const Setting& setting);
+/// AF-Pipe with as many depth groups of both roles: their number, that of the microbatches and of those in
+/// flight, and the head's devices searched.
+Tuned tune_depth_groups(Predictor& predictor, const Setting& setting);
 /// Any strategy, as it is by default; its microbatch count searched. Throws ConfigError for an unknown name.
 Tuned tune_microbatches(Predictor& predictor, const Setting& setting, const std::string& strategy);
 

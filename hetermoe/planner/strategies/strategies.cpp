@@ -8,6 +8,7 @@
 
 #include "hetermoe/balance/balancers.h"
 #include "hetermoe/base/index.h"
+#include "hetermoe/planner/strategies/depth_groups.h"
 #include "hetermoe/planner/strategies/round_robin_plan.h"
 
 namespace hetermoe {
@@ -270,7 +271,7 @@ Plan make_plan(const Strategy& strategy, const ModelConfig& model, const Cluster
   group.devices = devices_of(roles);
   group.microbatches =
       proportional_split(request.sequences, std::vector<double>(idx(request.microbatches), 1));
-  if (strategy.has_stages) {
+  if (strategy.cut == Cut::kStages) {
     plan.order = OrderPolicy::kOneFOneB;
     if (plan.window == 0) plan.window = static_cast<i32>(request.microbatches);
     StrategyRequest staged = request;
@@ -320,6 +321,13 @@ Plan make_pp_zebra(const ModelConfig& model, const Cluster& cluster, const Strat
   return make_in("pp_zebra", model, cluster, request, 2);
 }
 
+Plan make_af_pipe(const ModelConfig& model, const Cluster& cluster, const StrategyRequest& request) {
+  const Roles roles = roles_of(DeviceUse::kApart, cluster, {request.attention, request.experts});
+  return make_depth_groups(model, cluster, request, roles, [&](const StrategyRequest& part) {
+    return make_in("af_pipe", model, cluster, part, 0);
+  });
+}
+
 Plan make_round_robin(const ModelConfig& model, const Cluster& cluster, const StrategyRequest& request) {
   return make_roundpipe(model, cluster, request, make_in("roundpipe", model, cluster, request, 0));
 }
@@ -328,22 +336,25 @@ Plan make_round_robin(const ModelConfig& model, const Cluster& cluster, const St
 
 const std::vector<Strategy>& strategies() {
   static const std::vector<Strategy> all = {
-      {"single", "everything on one device", DeviceUse::kOne, false, false, make_single},
+      {"single", "everything on one device", DeviceUse::kOne, Cut::kNone, false, make_single},
       {"ep", "expert parallelism: equal attention and experts on all devices, one microbatch after another",
-       DeviceUse::kAlike, false, false, make_ep},
-      {"ep_overlap", "expert parallelism with microbatches interleaved", DeviceUse::kAlike, false, false,
+       DeviceUse::kAlike, Cut::kNone, false, make_ep},
+      {"ep_overlap", "expert parallelism with microbatches interleaved", DeviceUse::kAlike, Cut::kNone, false,
        make_ep_overlap},
       {"dist_ep", "attention on newer devices, experts on older ones, one microbatch after another",
-       DeviceUse::kApart, false, false, make_dist_ep},
+       DeviceUse::kApart, Cut::kNone, false, make_dist_ep},
       {"zebra", "attention on newer devices, experts on older ones, microbatches zig-zag between them",
-       DeviceUse::kApart, false, false, make_zebra},
+       DeviceUse::kApart, Cut::kNone, false, make_zebra},
       {"pp_ep", "a pipeline (1F1B) whose stages are runs of layers with expert parallelism inside",
-       DeviceUse::kAlike, true, false, make_pp_ep},
+       DeviceUse::kAlike, Cut::kStages, false, make_pp_ep},
       {"pp_zebra", "a pipeline (1F1B) whose stages have attention on newer and experts on older devices",
-       DeviceUse::kApart, true, false, make_pp_zebra},
+       DeviceUse::kApart, Cut::kStages, false, make_pp_zebra},
+      {"af_pipe",
+       "as zebra, and each device has every second (third, ...) layer alone: depth groups, AF-Pipe",
+       DeviceUse::kApart, Cut::kDepth, false, make_af_pipe},
       {"roundpipe",
        "runs of layers, forward and backward, go round the devices of a node, each taking the next",
-       DeviceUse::kAlike, false, true, make_round_robin},
+       DeviceUse::kAlike, Cut::kNone, true, make_round_robin},
   };
   return all;
 }
@@ -355,6 +366,16 @@ std::vector<std::string> strategy_names() {
     std::replace(names.back().begin(), names.back().end(), '_', '-');
   }
   return names;
+}
+
+void drop_unused(Cut cut, CutOptions& options) {
+  const CutOptions none;
+  if (cut != Cut::kStages)
+    options.stages = none.stages, options.interleave = none.interleave,
+    options.stage_layers = none.stage_layers;
+  if (cut != Cut::kDepth) options.depth_groups = none.depth_groups, options.head_on = none.head_on;
+  if (cut == Cut::kNone)
+    options.stage_attention = none.stage_attention, options.stage_experts = none.stage_experts;
 }
 
 std::string misfit(const Strategy& strategy, const ModelConfig& model, const Cluster& cluster) {

@@ -7,8 +7,51 @@
 
 namespace hetermoe {
 
+/// Who computes the head of a plan with depth groups: the devices with experts of the last layer, or those
+/// with attention that a layer after it would have.
+enum class HeadOn { kExperts, kAttention };
+template <>
+struct EnumNames<HeadOn> {
+  static const std::vector<std::string>& names() {
+    static const std::vector<std::string> all = names_of_all<HeadOn>({"experts", "attention"});
+    return all;
+  }
+};
+
+/// How layers are cut into stages or depth groups, and devices with them in the order of their lists. Keys
+/// that a request and a job's `plan` have alike, described once.
+struct CutOptions {
+  i64 stages = 0;                                   ///< 0 = as many as the lists below have, else two
+  i64 interleave = 1;                               ///< runs of layers on each stage's devices
+  std::vector<i64> stage_layers;                    ///< [stage] empty = by the number of the stage's devices
+  std::vector<i64> stage_attention, stage_experts;  ///< [stage] devices of each list; empty = equally many
+  std::vector<i64> depth_groups;                    ///< with attention, with experts; one number = both
+  HeadOn head_on = HeadOn::kExperts;
+  bool operator==(const CutOptions&) const = default;
+  template <class V>
+  void fields(V& v) {
+    v("stages", stages, "of a pipeline (pp-ep, pp-zebra); 0 = as many as the lists below have, else two",
+      at_least(0));
+    v("interleave", interleave,
+      "runs of layers on the devices of each stage: up to that much smaller a bubble", between(1, 64));
+    v("stage_layers", stage_layers,
+      "layers of each stage, interleaved of each run; empty = by their numbers of devices", at_least(1));
+    v("stage_attention", stage_attention,
+      "per stage or depth group: devices with attention; empty = equally many, depth groups by their speeds",
+      at_least(1));
+    v("stage_experts", stage_experts,
+      "per stage or depth group: devices with experts (pp-zebra, af-pipe); empty = as above", at_least(1));
+    v("depth_groups", depth_groups,
+      "af-pipe: groups of devices with attention and with experts, each with every so-maniest layer; one "
+      "number = of both, empty = 2 where there are devices for 2",
+      at_least(1));
+    v("head_on", head_on,
+      "af-pipe: who computes the head: devices with experts of the last layer, or with attention");
+  }
+};
+
 /// What a strategy is asked for. Everything left at its default is chosen by the strategy.
-struct StrategyRequest {
+struct StrategyRequest : CutOptions {
   i64 seq_len = 0;                  ///< tokens per sequence
   i64 sequences = 0;                ///< of one step, all microbatches
   i64 microbatches = 1;             ///< sizes are made as equal as possible
@@ -25,13 +68,9 @@ struct StrategyRequest {
   i64 expert_replicas = 0;           ///< for eplb: copies of experts in a layer beyond one of each
   i32 window = -1;                   ///< microbatches in flight; -1 = the strategy's own
   Dtype dtype = Dtype::kFp32;        ///< of devices, for strategies that ask for time or memory
+  bool expects_times = true;         ///< af_pipe: sets Plan::expected; else that is left to the caller
   i64 staleness = 0;                 ///< steps that weights lag: with 1 steps overlap
   std::vector<std::string> offload;  ///< what plan.offload will be, for strategies that ask for memory
-  // Of strategies with stages. Devices are cut in the order of their lists.
-  i64 stages = 0;                                   ///< 0 = as many as the lists below have, else two
-  i64 interleave = 1;                               ///< runs of layers on each stage's devices
-  std::vector<i64> stage_layers;                    ///< [stage] empty = by the number of the stage's devices
-  std::vector<i64> stage_attention, stage_experts;  ///< [stage] devices of each list; empty = equally many
 };
 
 /// How a strategy uses devices, the narrowest first.
@@ -41,12 +80,16 @@ enum class DeviceUse {
   kApart,  ///< some devices compute attention, others have experts alone
 };
 
+/// How a strategy cuts the layers of a model. stages: into runs, each on devices of its own. depth: group i
+/// of p has layers i, i + p, i + 2p ...
+enum class Cut { kNone, kStages, kDepth };
+
 struct Strategy {
   std::string name;     ///< with underscores
   std::string summary;  ///< one line for --help
   DeviceUse use;
-  bool has_stages;  ///< layers are cut into stages, each on devices of its own
-  bool one_node;    ///< its devices are on one node
+  Cut cut;
+  bool one_node;  ///< its devices are on one node
   Plan (*make)(const ModelConfig&, const Cluster&, const StrategyRequest&);
 };
 
@@ -54,6 +97,8 @@ struct Strategy {
 const std::vector<Strategy>& strategies();
 /// Their names as people write them: with '-'.
 std::vector<std::string> strategy_names();
+/// Back to their defaults what strategies that cut so do not look at.
+void drop_unused(Cut cut, CutOptions& options);
 /// What keeps a strategy from all devices of a cluster, in words; empty = nothing.
 std::string misfit(const Strategy& strategy, const ModelConfig& model, const Cluster& cluster);
 /// Accepts '-' or '_'. Throws ConfigError with the known names.

@@ -6,6 +6,7 @@
 
 #include "hetermoe/cost/memory_estimate.h"
 #include "hetermoe/plan/pipeline_tasks.h"
+#include "hetermoe/planner/strategies/depth_groups.h"
 #include "hetermoe/planner/strategies/strategies.h"
 #include "hetermoe/planner/words/sentences.h"
 #include "hetermoe/schedule/order_policy.h"
@@ -58,8 +59,11 @@ std::string stages_text(const Plan& plan) {
 std::string family(const Plan& plan, const std::vector<std::string>& roles) {
   std::set<std::string> present(roles.begin(), roles.end());
   present.erase("idle");
-  const std::string by_order = traits_of(plan.order).plan_name;
-  if (!by_order.empty()) return fmt::format("{} of {}", by_order, stages_text(plan));
+  const OrderPolicyTraits& order = traits_of(plan.order);
+  if (order.has_stages) return fmt::format("{} of {}", order.plan_name, stages_text(plan));
+  const DepthGroups depth = depth_groups_of(plan.groups[0]);
+  if (std::max(depth.attention, depth.experts) > 1 && *order.plan_name != 0)
+    return fmt::format("{} of {} + {} depth groups", order.plan_name, depth.attention, depth.experts);
   const auto used =
       std::count_if(roles.begin(), roles.end(), [](const std::string& r) { return r != "idle"; });
   const bool overlapped = plan.window != 1 && plan.groups[0].microbatches.size() > 1;

@@ -193,12 +193,26 @@ void check_roles(const PlanOptions& options, const Strategy& strategy) {
   }
 }
 
-void check_stages(const PlanOptions& options, const Strategy& strategy) {
-  if (strategy.has_stages) return;
-  if (options.stages == 0 && options.interleave == 1 && options.stage_layers.empty() &&
-      options.stage_attention.empty() && options.stage_experts.empty())
-    return;
-  fail<ConfigError>("plan.stages", "strategy {} has no stages, expected pp_ep or pp_zebra", strategy.name);
+/// What a strategy does not look at stays as it is by default.
+void check_cut(const PlanOptions& options, const Strategy& strategy) {
+  const auto unused = [&](Cut cut) {
+    CutOptions used = options;
+    drop_unused(cut, used);
+    const Json got = write_fields<CutOptions>(options), kept = write_fields(used);
+    std::vector<std::string> keys;
+    for (const auto& [key, value] : got.items())
+      if (value != kept[key]) keys.push_back(key);
+    return keys;
+  };
+  const std::vector<std::string> keys = unused(strategy.cut);
+  if (keys.empty()) return;
+  std::vector<std::string> users;
+  for (const Strategy& other : strategies()) {
+    const std::vector<std::string> of_other = unused(other.cut);
+    if (std::find(of_other.begin(), of_other.end(), keys[0]) == of_other.end()) users.push_back(other.name);
+  }
+  fail<ConfigError>("plan." + keys[0], "strategy {} does not look at it, expected {}", strategy.name,
+                    fmt::join(users, " or "));
 }
 
 /// `unmoved`: the plan before any expert moves.
@@ -257,7 +271,7 @@ Plan plan_of_strategy(const Job& job, const ModelConfig& model, const Cluster& c
   }
   check_lengths(options, model);
   check_roles(options, strategy);
-  check_stages(options, strategy);
+  check_cut(options, strategy);
   check_devices(options, cluster);
   check_weights(options.attention_weights, "plan.attention_weights");
   check_weights(options.expert_weights, "plan.expert_weights");
@@ -273,11 +287,7 @@ Plan plan_of_strategy(const Job& job, const ModelConfig& model, const Cluster& c
   request.dtype = emulated_dtype(job, options.attention_dtype.value_or(Dtype::kFp32));
   request.staleness = job.train.staleness;
   request.offload = options.offload;
-  request.stages = options.stages;
-  request.interleave = options.interleave;
-  request.stage_layers = options.stage_layers;
-  request.stage_attention = options.stage_attention;
-  request.stage_experts = options.stage_experts;
+  static_cast<CutOptions&>(request) = options;
   Plan plan = strategy.make(model, cluster, request);
   if (!options.experts_moved.empty()) {
     check_moves(options.experts_moved, model, plan);
@@ -355,10 +365,7 @@ Job job_of_strategy(const Job& job, const std::string& strategy, const std::vect
   DeviceUse widest = use;
   for (const std::string& other : compared) widest = std::max(widest, find_strategy(other).use);
   PlanOptions& plan = own.plan;
-  if (!find_strategy(strategy).has_stages) {
-    plan.stages = 0, plan.interleave = 1;
-    plan.stage_layers.clear(), plan.stage_attention.clear(), plan.stage_experts.clear();
-  }
+  drop_unused(find_strategy(strategy).cut, plan);
   if (use == widest || !plan.file.empty()) return own;
   check_devices(plan, cluster);
   const Roles roles = roles_of(widest, cluster, {plan.attention, plan.experts});

@@ -140,14 +140,12 @@ struct TrainOptions : RateOptions {
 };
 
 /// How a strategy makes the plan; `file` takes a finished plan instead.
-struct PlanOptions : PlanChoices {
+struct PlanOptions : PlanChoices, CutOptions {
   std::string file;
   std::vector<DeviceId> attention, experts;
   std::vector<double> attention_weights, expert_weights;
   std::vector<i64> experts_moved;
   i32 window = -1;
-  i64 stages = 0, interleave = 1;
-  std::vector<i64> stage_layers, stage_attention, stage_experts;
   std::string recompute_layers;
   bool shard_weights = false;
   std::vector<std::string> offload;
@@ -167,16 +165,7 @@ struct PlanOptions : PlanChoices {
       "microbatches in flight, in a pipeline those that go through a stage together; 0 = all, -1 = the "
       "strategy's own",
       at_least(-1));
-    v("stages", stages, "of a pipeline (pp_ep, pp_zebra); 0 = as many as the lists below have, else two",
-      at_least(0));
-    v("interleave", interleave,
-      "runs of layers on the devices of each stage: up to that much smaller a bubble", between(1, 64));
-    v("stage_layers", stage_layers,
-      "layers of each stage, interleaved of each run; empty = by their numbers of devices", at_least(1));
-    v("stage_attention", stage_attention, "per stage: devices with attention; empty = equally many",
-      at_least(1));
-    v("stage_experts", stage_experts, "per stage: devices with experts (pp_zebra); empty = equally many",
-      at_least(1));
+    CutOptions::fields(v);
     step_fields(v);
     v("recompute_layers", recompute_layers,
       "layers that differ from plan.recompute, as ranges: \"0-3:off,4-7:local\"");

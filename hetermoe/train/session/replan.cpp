@@ -65,6 +65,7 @@ Job with_own_strategy(const Job& job, const Plan& before, const Cluster& cluster
   changed.plan.stage_layers.clear();
   changed.plan.stage_attention.clear();
   changed.plan.stage_experts.clear();
+  changed.plan.depth_groups.clear();
   return changed;
 }
 
