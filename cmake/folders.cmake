@@ -5,6 +5,9 @@ include(cmake/pch.cmake)
 set(HM_PREVIOUS "" CACHE INTERNAL "")
 set(HM_FOLDERS "" CACHE INTERNAL "")
 set(HM_TORCH_FOLDERS device kernels nn comm exec weights train profile cli)
+# Folders in which no time is spent when a program runs: compiled in 60 % of the time (one batch of train, 2026-11-28:
+# 29.3 s of CPU with -O3, 17.6 s with -O1).
+set(HM_GLUE_FOLDERS report weights train profile cli)
 
 function(hm_folders)
   foreach(_folder IN LISTS ARGV)
@@ -21,6 +24,10 @@ function(hm_folders)
       set(_scope INTERFACE)
     endif()
     target_include_directories(${_lib} ${_scope} "${CMAKE_SOURCE_DIR}")
+    if(_sources AND _folder IN_LIST HM_GLUE_FOLDERS)
+      # gcc 12 follows no value through calls at -O1, and warns of what is always set.
+      target_compile_options(${_lib} PRIVATE -O1 $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
+    endif()
     if(_folder STREQUAL "base")
       target_compile_definitions(${_lib} PRIVATE HM_CONFIGS_DIR="${CMAKE_SOURCE_DIR}/configs"
                                  HM_VERSION="${PROJECT_VERSION}")

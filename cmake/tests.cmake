@@ -99,6 +99,8 @@ if(Python3_FOUND)
   set_tests_properties(page_browser_test PROPERTIES LABELS rare RUN_SERIAL ON TIMEOUT 600)
 endif()
 if(Python3_FOUND AND TARGET hetermoe)
+  add_test(NAME pairs COMMAND Python3::Interpreter "${CMAKE_SOURCE_DIR}/tests/train/pairs.py" $<TARGET_FILE:hetermoe>)
+  set_tests_properties(pairs PROPERTIES LABELS "torch;rare" TIMEOUT 5400 RUN_SERIAL ON)
   add_test(NAME planted_kinds COMMAND Python3::Interpreter "${CMAKE_SOURCE_DIR}/tests/planted_kinds.py" "${CMAKE_SOURCE_DIR}"
                                       $<TARGET_FILE:hetermoe>)
   set_tests_properties(planted_kinds PROPERTIES LABELS "torch;rare" TIMEOUT 5400 RUN_SERIAL ON)

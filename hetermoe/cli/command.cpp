@@ -42,6 +42,7 @@ std::vector<std::string> long_names(const CLI::App& app) {
 
 /// The option that was probably meant; a key's last part alone ("steps") stands for the whole.
 std::string nearest_option(const std::string& got, const std::vector<std::string>& names) {
+  if (got.size() < 2) return "";  // everything is near
   const std::string near = nearest_name(got, names);
   if (!near.empty()) return near;
   std::vector<std::string> last_parts;
@@ -337,7 +338,8 @@ Dtype parse_dtype(const std::string& text) {
   fail<ConfigError>("--dtype", "got \"{}\", expected fp32, bf16 or fp16", text);
 }
 
-int code_of_end(const std::vector<StrategyRun>& runs, i64 steps, const Processes& processes) {
+int code_of_end(const std::vector<StrategyRun>& runs, i64 steps, const std::string& what_is_left,
+                const Processes& processes) {
   for (const StrategyRun& run : runs) {
     const TrainOutcome& out = run.outcome;
     if (out.stopped_by == 0) continue;
@@ -345,10 +347,10 @@ int code_of_end(const std::vector<StrategyRun>& runs, i64 steps, const Processes
     const int signal = out.stopped_by;
     if (processes.rank() == 0) {
       std::cout << std::flush;
-      std::cerr << fmt::format("interrupted by {} after step {} of {}{}: exit code {}\n",
+      std::cerr << fmt::format("interrupted by {} after step {} of {}{}{}: exit code {}\n",
                                std::string("SIG") + ::sigabbrev_np(signal),
                                out.first_step + static_cast<i64>(out.records.size()), steps,
-                               runs.size() > 1 ? " of " + run.strategy : "", 128 + signal);
+                               runs.size() > 1 ? " of " + run.strategy : "", what_is_left, 128 + signal);
     }
     return 128 + signal;
   }

@@ -54,8 +54,9 @@ int exit_code_of(const std::exception& error);
 
 /// Exit code of what was executed: 128 + the signal that ended it before its last step, which is said on
 /// stderr. Collective: no process of a run ends before rank 0 has come here, because launchers end the others
-/// when one ends so.
-int code_of_end(const std::vector<StrategyRun>& runs, i64 steps, const Processes& processes);
+/// when one ends so. what_is_left: words on how to go on.
+int code_of_end(const std::vector<StrategyRun>& runs, i64 steps, const std::string& what_is_left,
+                const Processes& processes);
 
 /// Result for machines on stdout.
 void print_json(const Json& json);

@@ -16,14 +16,14 @@ const std::vector<Command>& commands() {
        make_launch, false, true},
       {"compare", "several strategies on one model and cluster: predicted and executed",
        "hetermoe compare configs/jobs/demo.yaml --strategies zebra,ep,dist-ep,single --timed-steps 3\n"
-       "  hetermoe compare --model d1 --cluster o1 --seq 4096,8192 --strategy zebra,ep,pp,best\n"
+       "  hetermoe compare --model d1 --cluster o1 --seq 4096,8192 --strategy zebra,af-pipe,ep,pp-ep,best\n"
        "  hetermoe compare configs/jobs/demo.yaml --balancers none,lpt,eplb --routing out/demo.routes",
        make_compare, true},
       {"data", "what a job trains on: sources, documents, lengths, a decoded sequence; tokens to files",
        "hetermoe data configs/jobs/demo.yaml\n  hetermoe data --data.paths docs/ --write out/docs", make_data,
        true},
       {"generate", "what a model says: text that goes on from a prompt",
-       "hetermoe generate out/demo --prompt 'def main(' --tokens 200 --temperature 0.8 --top-p 0.95",
+       "hetermoe generate out/tour --prompt 'def main(' --tokens 200 --temperature 0.8 --top-p 0.95",
        make_generate, true},
       {"verify", "check loss and every gradient of a plan against the single-device reference, in fp64",
        "hetermoe verify configs/jobs/demo.yaml --strategy zebra --train.seq_len 32\n"

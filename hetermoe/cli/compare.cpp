@@ -67,25 +67,38 @@ std::string note_of(const CompareRow& row) {
 }
 
 void print_rows(const std::vector<CompareRow>& rows) {
-  Table table({"seq", "sequences", "strategy", "tokens/s", rows[0].strategy + " = 1", "step", "newer busy",
-               "older busy", "moved", "microbatches", "chunks", "fullest device", "note"});
+  const bool priced = std::any_of(rows.begin(), rows.end(), [](const CompareRow& row) {
+    return row.cost.tokens_per_unit().has_value();
+  });
+  std::vector<std::string> header = {"seq", "sequences", "strategy", "tokens/s", rows[0].strategy + " = 1",
+                                     "step", "newer busy", "older busy", "moved", "microbatches", "chunks",
+                                     "fullest device"};
+  if (priced) header.push_back("tokens/money");
+  const std::size_t figures = header.size();
+  header.push_back("note");
+  Table table(header);
   table.keys(3);
   for (const CompareRow& row : rows) {
     const std::string& why = row.infeasible.empty() ? row.over_memory : row.infeasible;
     std::vector<std::string> cells = {std::to_string(row.seq_len), std::to_string(row.sequences),
                                       row.strategy};
     if (!why.empty()) {
-      cells.resize(12, "-");
+      cells.resize(figures, "-");
       cells.push_back("does not run: " + why);
       table.add_row(cells);
       continue;
     }
-    table.add_row(
-        {cells[0], cells[1], cells[2], format_digits(row.tokens_per_s, 4),
-         row.ratio > 0 ? format_factor(1 / row.ratio) : "-", format_seconds(row.step_s),
-         format_percent(row.utilization_attention), format_percent(row.utilization_expert),
-         moved_by_layer(row.experts_moved), std::to_string(row.microbatches), std::to_string(row.chunks),
-         format_bytes(*std::max_element(row.memory_bytes.begin(), row.memory_bytes.end())), note_of(row)});
+    cells.insert(
+        cells.end(),
+        {format_digits(row.tokens_per_s, 4), row.ratio > 0 ? format_factor(1 / row.ratio) : "-",
+         format_seconds(row.step_s), format_percent(row.utilization_attention),
+         format_percent(row.utilization_expert), moved_by_layer(row.experts_moved),
+         std::to_string(row.microbatches), std::to_string(row.chunks),
+         format_bytes(*std::max_element(row.memory_bytes.begin(), row.memory_bytes.end()))});
+    const std::optional<double> tokens = row.cost.tokens_per_unit();
+    if (priced) cells.push_back(tokens ? format_count(*tokens) : "-");
+    cells.push_back(note_of(row));
+    table.add_row(cells);
   }
   std::cout << table.str()
             << fmt::format(
@@ -95,8 +108,10 @@ void print_rows(const std::vector<CompareRow>& rows) {
                    "older devices "
                    "compute; moved: experts that each older device gives up, per layer (one number: in "
                    "each); chunks: "
-                   "parts in which a layer's rows travel; fullest device: its peak memory\n",
-                   rows[0].strategy);
+                   "parts in which a layer's rows travel; fullest device: its peak memory{}\n",
+                   rows[0].strategy,
+                   priced ? "; tokens/money: for one unit of price_per_hour, by the devices that are used"
+                          : "");
 }
 
 Expected expected_of_all(const Cluster& cluster, bool links_assumed) {
@@ -217,7 +232,7 @@ int compare(const CompareArguments& options, const Overrides& overrides) {
   } else {
     std::cout << strategy_table(runs) << "report: " << report.string() << "\n";
   }
-  return code_of_end(runs, steps, Processes());
+  return code_of_end(runs, steps, "", Processes());
 }
 
 std::string strategies_help() {
@@ -241,7 +256,7 @@ std::function<int()> make_compare(Flags& flags) {
           "--seq", options->seq_lens,
           "predict GPU training of --model on --cluster at these sequence lengths, each strategy tuned; "
           "--strategies also takes ep-ideal (throughput of newer and older devices apart, added) and best "
-          "(the plan of `hetermoe plan`)")
+          "(the plan of `hetermoe plan --routing-margin 1`)")
       ->delimiter(',')
       ->range(at_least(1));
   flags

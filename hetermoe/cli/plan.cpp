@@ -12,7 +12,7 @@
 #include "hetermoe/cost/memory_estimate.h"
 #include "hetermoe/planner/estimate/rates.h"
 #include "hetermoe/planner/planner.h"
-#include "hetermoe/planner/words/run_cost.h"
+#include "hetermoe/planner/run_cost.h"
 #include "hetermoe/planner/words/ways_out.h"
 #include "hetermoe/report/table.h"
 #include "hetermoe/report/waits_text.h"

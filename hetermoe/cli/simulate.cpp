@@ -203,9 +203,14 @@ void print_simulated(const Simulated& result, const Cluster& cluster, const std:
     std::cout << "warning: " << warning << "\n\n";
   print_turns(result.plan);
   print_devices(result, cluster);
-  if (const std::string over = overfilled(result, cluster); !over.empty())
-    std::cout << "\nthe plan does not fit: " << over << "\n";
   std::cout << "\n" << waits_text(result.timeline);
+}
+
+/// The last line where a plan does not fit, and the exit code: 1 then, else 0.
+int say_whether_it_fits(const Simulated& result, const Cluster& cluster, bool json) {
+  const std::string over = overfilled(result, cluster);
+  if (!over.empty() && !json) std::cout << "\nthe plan does not fit: " << over << "\n";
+  return over.empty() ? 0 : 1;
 }
 
 int simulate(const SimulateArguments& options, Overrides overrides) {
@@ -230,7 +235,7 @@ int simulate(const SimulateArguments& options, Overrides overrides) {
     print_simulated(result, cluster, assumed_links(job.cluster));
     for (const std::filesystem::path& file : files) std::cout << "wrote " << file.string() << "\n";
   }
-  return 0;
+  return say_whether_it_fits(result, cluster, options.json);
 }
 
 /// Of all steps, which take others after experts have grown. first: a step at the begin.
@@ -274,7 +279,7 @@ int dry_run(const Job& asked, bool json) {
                 {"run_s", whole},
                 {"tokens", sequences * job.train.seq_len},
                 {"passes", passes}});
-    return 0;
+    return say_whether_it_fits(result, cluster, json);
   }
   std::cout << training_line(job, model, data) << "\n";
   print_simulated(result, cluster, assumed_links(job.cluster));
@@ -284,7 +289,7 @@ int dry_run(const Job& asked, bool json) {
       "options` prints the resolved job, `hetermoe data` what it learns from\n",
       counted(job.train.steps, "step"), format_seconds(whole),
       format_count(real(sequences * job.train.seq_len)), passes);
-  return 0;
+  return say_whether_it_fits(result, cluster, json);
 }
 
 std::function<int()> make_simulate(Flags& flags) {
@@ -295,7 +300,8 @@ std::function<int()> make_simulate(Flags& flags) {
   flags.add_option("--routing", options->routing, kRoutingHelp)->capture_default_str();
   flags.add_flag("--json", options->json, "print the result as JSON");
   allow_overrides(flags);
-  flags.add_to_footer("\nWith --output DIR: plan, schedule, timeline and Perfetto trace are written there.");
+  flags.add_to_footer("\nWith --output DIR: plan, schedule, timeline and Perfetto trace are written there. Exit code 1: the plan does "
+      "not fit.");
   return [options, flags] { return simulate(*options, overrides_of(flags)); };
 }
 

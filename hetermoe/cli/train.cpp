@@ -141,7 +141,9 @@ int train(const TrainArguments& options, Job job, const Processes& processes, bo
     else
       print_run(job, runs[0], report);
   }
-  return code_of_end(runs, job.train.steps, processes);
+  const char* left = job.checkpoint.every > 0 ? "; the same command goes on from there"
+                                              : "; without checkpoint.every nothing of it is left";
+  return code_of_end(runs, job.train.steps, left, processes);
 }
 
 int train(const TrainArguments& options, const Job& job, const Processes& processes) {

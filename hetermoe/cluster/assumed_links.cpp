@@ -1,5 +1,7 @@
 #include "hetermoe/cluster/assumed_links.h"
 
+#include <fmt/ranges.h>
+
 #include <filesystem>
 
 #include "hetermoe/base/index.h"
@@ -35,15 +37,18 @@ std::string assumed_links(const std::string& name_or_path) {
   std::vector<i64> devices(cluster.nodes.size(), 0);
   bool several = false;  // devices on one node
   for (const Device& device : cluster.devices) several = ++devices[idx(device.node)] > 1 || several;
-  std::string text;
-  if (!stated.network && cluster.nodes.size() > 1)
-    text += fmt::format("{:g} Gbit/s of network a node", kDefaultNetworkGbitS);
-  if (!stated.local && several)
-    text += fmt::format("{}{:g} GB/s between devices of a node", text.empty() ? "" : ", ", kDefaultLocalGbS);
-  if (text.empty()) return text;
-  return fmt::format(
-      "Links assumed, as {} does not state them: {} (network_gbit_s, local_gb_s of a cluster file)",
-      cluster.name, text);
+  std::vector<std::string> assumed, keys;
+  if (!stated.network && cluster.nodes.size() > 1) {
+    assumed.push_back(fmt::format("{:g} Gbit/s of network a node", kDefaultNetworkGbitS));
+    keys.push_back("network_gbit_s");
+  }
+  if (!stated.local && several) {
+    assumed.push_back(fmt::format("{:g} GB/s between devices of a node", kDefaultLocalGbS));
+    keys.push_back("local_gb_s");
+  }
+  if (keys.empty()) return "";
+  return fmt::format("Links assumed, as {} does not state them: {} ({} of a cluster file)", cluster.name,
+                     fmt::join(assumed, ", "), fmt::join(keys, ", "));
 }
 
 }  // namespace hetermoe

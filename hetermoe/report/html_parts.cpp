@@ -25,7 +25,7 @@ std::vector<std::string> all_labels(const ReportInput& input) {
   for (const StrategyReport& strategy : input.strategies) {
     if (strategy.simulated) add_once(labels, "predicted times are simulated");
     if (strategy.executed && contains(strategy.executed->source, "emulated")) {
-      add_once(labels, "measured times are emulated: real computation, in the time of the named GPUs");
+      add_once(labels, "executed times are emulated: real computation, in the time of the named GPUs");
     }
     if (is_elsewhere(strategy)) {
       const std::string& source = strategy.executed->source;
@@ -151,9 +151,9 @@ std::string strategy_row(const StrategyReport& strategy, std::size_t index, cons
 std::string basis_text(Basis basis) {
   switch (basis) {
     case Basis::kExecuted:
-      return "Strategies are compared by measured steps.";
+      return "Strategies are compared by executed steps.";
     case Basis::kReplayed:
-      return "Strategies are compared by replayed steps: measured times of at least one run are not those of "
+      return "Strategies are compared by replayed steps: executed times of at least one run are not those of "
              "the "
              "named devices at their pace.";
     case Basis::kSimulated:
@@ -173,7 +173,7 @@ std::string strategies_table(const ReportInput& input) {
   html +=
       "</p><div class=\"scroll\"><table><thead><tr><th>strategy</th><th>predicted step</th>" +
       std::string(rivals.has_replays ? "<th>replayed step</th>" : "") +
-      "<th>measured step</th><th>measured against predicted</th>" +
+      "<th>executed step</th><th>executed against predicted</th>" +
       std::string(rivals.has_replays ? "<th>exec/replay</th>" : "") +
       "<th>against the fastest</th><th>devices computing</th><th>fullest device</th></tr></thead><tbody>\n";
   for (std::size_t s = 0; s < input.strategies.size(); ++s)

@@ -1,12 +1,12 @@
 // The report's script, first of three parts: data, numbers as text, colours. Plain JavaScript without libraries. The build
 // joins page_data.js, page_picture.js and page_controls.js to one strict script. Times are nanoseconds inside the script.
-// A "side" is "simulated" (predicted) or "executed" (measured).
+// A "side" is "simulated" (predicted) or "executed" (measured; emulated where the clock is).
 
 let data = JSON.parse(document.getElementById('report-data').textContent);
 const canvas = document.getElementById('canvas');
 const byId = id => document.getElementById(id);
 const SIDES = ['simulated', 'executed'];
-const SIDE_NAME = {simulated: 'predicted', executed: 'measured', replayed: 'by replayed steps'};
+const SIDE_NAME = {simulated: 'predicted', executed: 'executed', replayed: 'by replayed steps'};
 // A processor in the place of GPUs measures nothing of them: its times are compared with no prediction.
 const sideName = side => side === 'executed' && strategy.raw.elsewhere ? 'on this CPU' : SIDE_NAME[side];
 const QUEUE_ORDER = ['compute', 'to_expert', 'to_attention', 'move', 'reduce', 'to_device', 'to_host', 'guests', 'move_back',

@@ -219,6 +219,20 @@ INSTANTIATE_TEST_SUITE_P(Published, ThroughputOverLength,
                                            std::pair{"w2", "o2"}, std::pair{"d2", "o3"},
                                            std::pair{"d1", "c1"}, std::pair{"d3", "c2"}));
 
+/// By the devices that a plan uses; the sum of two halves is nothing that runs.
+TEST_F(CompareTest, RowsSayWhatAUnitOfMoneyGives) {
+  Cluster priced = load_cluster("o1");
+  priced.types[0].price_per_hour = 2, priced.types[1].price_per_hour = 0.5;
+  options_.strategies = {"single", "ep", "ep-ideal"};
+  const std::vector<CompareRow> rows = compare_strategies(load_model("d1"), priced, {4096}, options_);
+  EXPECT_EQ(rows[0].cost.per_hour, std::optional(2.0)) << "one newer device";
+  EXPECT_EQ(rows[1].cost.per_hour, std::optional(6 * 2 + 6 * 0.5));
+  EXPECT_DOUBLE_EQ(rows[1].cost.tokens_per_unit().value(), rows[1].tokens_per_s * 3600 / 15);
+  EXPECT_FALSE(rows[2].cost.per_hour.has_value());
+  EXPECT_EQ(to_json(rows).at("rows").at(1).at("cost").at("per_hour"), 15);
+  EXPECT_FALSE(compare({4096})[1].cost.per_hour.has_value()) << "no prices";
+}
+
 TEST_F(CompareTest, JsonHasTheDocumentedKeys) {
   options_.strategies = {"zebra"};
   const Json row = to_json(compare({8192})).at("rows").at(0);

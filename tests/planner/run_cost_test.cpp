@@ -1,4 +1,4 @@
-#include "hetermoe/planner/words/run_cost.h"
+#include "hetermoe/planner/run_cost.h"
 
 #include <gtest/gtest.h>
 

@@ -150,7 +150,7 @@ TEST(HtmlReport, NeedsNoNetwork) {
 
 TEST(HtmlReport, SaysWhatIsSimulatedAndWhatIsEmulated) {
   ReportInput input = typical({});
-  EXPECT_NE(html_report(input).find("<span class=\"label\">measured times are emulated"), std::string::npos);
+  EXPECT_NE(html_report(input).find("<span class=\"label\">executed times are emulated"), std::string::npos);
   EXPECT_NE(html_report(input).find("<span class=\"label\">predicted times are simulated"),
             std::string::npos);
   for (StrategyReport& strategy : input.strategies) {
@@ -204,7 +204,7 @@ TEST(HtmlReport, HeadlineAndTableCompareTimesThatCanBeTrusted) {
                      : lost                          ? "replayed"
                                                      : "executed")
         << "seed " << seed;
-    const std::size_t word = basis == "executed"   ? html.find("compared by measured steps")
+    const std::size_t word = basis == "executed"   ? html.find("compared by executed steps")
                              : basis == "replayed" ? html.find("compared by replayed steps")
                                                    : html.find("compared by predicted steps");
     EXPECT_NE(word, std::string::npos) << "seed " << seed;

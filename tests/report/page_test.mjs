@@ -207,12 +207,12 @@ test('times of a CPU in the place of GPUs are compared with no prediction', () =
   const page = load(), end = {name: 'executed', t: 150};
   const chosen = elsewhere => page.choose({raw: {elsewhere, kept_pace: true}, sides: {simulated: {step: 100}}});
   chosen(false);
-  assert.equal(page.flagText(end), 'measured 150 ns (+50.0 %)');
+  assert.equal(page.flagText(end), 'executed 150 ns (+50.0 %)');
   chosen(true);
   assert.equal(page.flagText(end), 'on this CPU 150 ns');
   assert.equal(page.sideName('simulated'), 'predicted');
   page.choose({raw: {elsewhere: false, kept_pace: false}, sides: {simulated: {step: 100}}});
-  assert.equal(page.flagText(end), 'measured 150 ns (lost its pace)');
+  assert.equal(page.flagText(end), 'executed 150 ns (lost its pace)');
 });
 
 /// The functions of the script of plots, by name.

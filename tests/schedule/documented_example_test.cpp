@@ -68,5 +68,20 @@ TEST(DocumentedExample, RoundRobinOnTwoDevices) {
   EXPECT_EQ(code_lines("of device ", "roundpipe.md"), compute_lane(schedule, 0) + compute_lane(schedule, 1));
 }
 
+TEST(DocumentedExample, DepthGroupsOnFourDevices) {
+  const ModelConfig model = test::make_model({.num_layers = 2});
+  StrategyRequest request;
+  request.seq_len = 16;
+  request.sequences = request.microbatches = 2;
+  request.attention = {0, 1}, request.experts = {2, 3};
+  request.depth_groups = {2};
+  Plan plan = find_strategy("af_pipe").make(model, test::make_cluster({4}), request);
+  plan.expected.reset();
+  const Schedule schedule = build_schedule(plan, model);
+  std::string lanes;
+  for (DeviceId device = 0; device < 4; ++device) lanes += compute_lane(schedule, device);
+  EXPECT_EQ(code_lines("of device ", "af-pipe.md"), lanes);
+}
+
 }  // namespace
 }  // namespace hetermoe

@@ -386,8 +386,11 @@ class Search {
   }
 
   /// Devices that have every so-maniest layer alone hold less, and exchange with fewer others.
+  /// They are few, and take nothing of the budget.
   void simulate_depth() {
+    const i64 budget = evaluator_.budget();
     simulate_bounded(depth_plans(evaluator_.rates(), has_best() ? best_step() : kNever));
+    evaluator_.add_budget(budget - evaluator_.budget());
   }
 
   /// Some of those whose bounds may win, the lowest first.

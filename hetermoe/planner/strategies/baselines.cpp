@@ -190,27 +190,29 @@ Tuned tune_depth_groups(Predictor& predictor, const Setting& setting) {
     apply(setting, plan);
     if (best.consider(std::move(plan))) fastest = request;
   };
+  const i64 most = std::min({attention, experts, predictor.model().num_layers});
   for (const i64 groups : kDepths) {
-    if (groups > std::min({attention, experts, predictor.model().num_layers})) break;
+    if (groups > most) break;
     for (const i64 count : microbatch_counts(setting.sequences, (attention + groups - 1) / groups)) {
-      StrategyRequest request = request_of(setting, count);
-      request.depth_groups = {groups};
-      // Fewer are in flight where more have no room.
-      for (const i64 each : {4, 2, 1}) {
-        request.window = static_cast<i32>(each * groups);
-        consider(request);
-        if (best.had_room() || request.window >= count) break;
+      for (const HeadOn head_on : {HeadOn::kExperts, HeadOn::kAttention}) {
+        StrategyRequest request = request_of(setting, count);
+        request.depth_groups = {groups};
+        request.head_on = head_on;
+        // Fewer are in flight where more have no room.
+        for (const i64 each : {4, 2, 1}) {
+          request.window = static_cast<i32>(each * groups);
+          consider(request);
+          if (best.had_room() || request.window >= count) break;
+        }
       }
     }
   }
   if (fastest.depth_groups.empty()) return best.take();
-  for (const HeadOn head : {HeadOn::kExperts, HeadOn::kAttention}) {
-    for (const i64 each : {2, 4, 6, 0}) {
-      StrategyRequest request = fastest;
-      request.head_on = head;
-      request.window = static_cast<i32>(each * fastest.depth_groups[0]);
-      consider(request);
-    }
+  const StrategyRequest start = fastest;
+  for (const i64 each : {2, 6, 0}) {
+    StrategyRequest request = start;
+    request.window = static_cast<i32>(each * start.depth_groups[0]);
+    consider(request);
   }
   return best.take();
 }

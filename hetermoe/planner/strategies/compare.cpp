@@ -138,6 +138,7 @@ class Comparison {
       row.experts_moved.assign(static_cast<std::size_t>(predictor_.model().num_layers), 0);
     }
     row.memory_bytes = memory_of(predictor_, setting_, tuned.plan);
+    row.cost = run_cost_of(predictor_.cluster(), tuned.plan, row.tokens_per_s);
     row.on_hosts = kept_on_hosts(tuned.plan);
     row.microbatches = static_cast<i64>(tuned.plan.groups[0].microbatches.size());
     row.chunks = tuned.plan.chunks;
@@ -150,6 +151,7 @@ class Comparison {
     const CompareRow older = ideal_half(row, roles_.experts);
     row = newer;
     row.tokens_per_s += older.tokens_per_s;
+    row.cost = {};  // a bound, which nobody pays
     row.step_s = static_cast<double>(setting_.sequences * setting_.seq_len) / row.tokens_per_s;
     row.utilization_expert = older.utilization_expert;
     if (row.over_memory.empty()) row.over_memory = older.over_memory;
@@ -266,6 +268,7 @@ Json figures_of(const CompareRow& row) {
           {"utilization", {{"attention", row.utilization_attention}, {"expert", row.utilization_expert}}},
           {"experts_moved", row.experts_moved},
           {"memory_bytes", row.memory_bytes},
+          {"cost", to_json(row.cost, 0)},
           {"microbatches", row.microbatches},
           {"chunks", row.chunks},
           {"from_first_microbatches", row.from_first_microbatches}};

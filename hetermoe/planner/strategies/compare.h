@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "hetermoe/planner/planner.h"
+#include "hetermoe/planner/run_cost.h"
 #include "hetermoe/planner/strategies/baselines.h"
 
 namespace hetermoe {
@@ -28,6 +29,7 @@ struct CompareRow {
   /// [layer] given up by each expert device; empty where the planner's plan has no such devices
   std::vector<i64> experts_moved;
   std::vector<Bytes> memory_bytes;  ///< [device]
+  RunCost cost;                     ///< money and energy, of the devices that the plan uses
   i64 microbatches = 0;
   i64 chunks = 0;                        ///< partition degree
   bool from_first_microbatches = false;  ///< see Prediction

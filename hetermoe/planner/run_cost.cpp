@@ -1,4 +1,4 @@
-#include "hetermoe/planner/words/run_cost.h"
+#include "hetermoe/planner/run_cost.h"
 
 #include <algorithm>
 
@@ -15,18 +15,28 @@ std::optional<double> times(std::optional<double> per_hour, Seconds seconds) {
 }
 
 /// The sum of a figure over used devices; none where some have no figure, whose types are listed.
+/// used: [type of the cluster]
 template <class Figure>
-std::optional<double> sum_of(const Cluster& cluster, const Candidate& candidate, Figure figure,
+std::optional<double> sum_of_used(const Cluster& cluster, const std::vector<i64>& used, Figure figure,
                              std::vector<std::string>& missing) {
   double sum = 0;
-  for (const TypeUse& use : candidate.types) {
-    if (use.used == 0) continue;
-    const auto type = std::ranges::find(cluster.types, use.type, &DeviceType::name);
-    const double of_one = type == cluster.types.end() ? 0 : figure(*type);
-    if (of_one <= 0) missing.push_back(use.type);
-    sum += of_one * real(use.used);
+  for (std::size_t t = 0; t < used.size(); ++t) {
+    if (used[t] == 0) continue;
+    const double of_one = figure(cluster.types[t]);
+    if (of_one <= 0) missing.push_back(cluster.types[t].name);
+    sum += of_one * real(used[t]);
   }
   return missing.empty() && sum > 0 ? std::optional(sum) : std::nullopt;
+}
+
+RunCost cost_of_types(const Cluster& cluster, const std::vector<i64>& used, double tokens_per_s) {
+  RunCost cost;
+  cost.tokens_per_s = tokens_per_s;
+  cost.per_hour = sum_of_used(
+      cluster, used, [](const DeviceType& type) { return type.price_per_hour; }, cost.unpriced);
+  cost.kilowatts = sum_of_used(
+      cluster, used, [](const DeviceType& type) { return type.tdp_w / 1e3; }, cost.unrated);
+  return cost;
 }
 
 Json or_null(std::optional<double> figure) { return figure ? Json(*figure) : Json(); }
@@ -45,13 +55,19 @@ std::optional<double> RunCost::tokens_per_unit() const {
 }
 
 RunCost run_cost_of(const Cluster& cluster, const Candidate& candidate) {
-  RunCost cost;
-  cost.tokens_per_s = candidate.prediction.tokens_per_s;
-  cost.per_hour = sum_of(
-      cluster, candidate, [](const DeviceType& type) { return type.price_per_hour; }, cost.unpriced);
-  cost.kilowatts = sum_of(
-      cluster, candidate, [](const DeviceType& type) { return type.tdp_w / 1e3; }, cost.unrated);
-  return cost;
+  std::vector<i64> used(cluster.types.size(), 0);
+  for (const TypeUse& use : candidate.types) {
+    const auto type = std::ranges::find(cluster.types, use.type, &DeviceType::name);
+    if (type != cluster.types.end()) used[idx(type - cluster.types.begin())] += use.used;
+  }
+  return cost_of_types(cluster, used, candidate.prediction.tokens_per_s);
+}
+
+RunCost run_cost_of(const Cluster& cluster, const Plan& plan, double tokens_per_s) {
+  std::vector<i64> used(cluster.types.size(), 0);
+  for (const Group& group : plan.groups)
+    for (const DeviceId device : group.devices) ++used[idx(cluster.devices[idx(device)].type)];
+  return cost_of_types(cluster, used, tokens_per_s);
 }
 
 std::vector<std::size_t> time_and_money(const Cluster& cluster, const PlanResult& result, std::size_t most) {

@@ -22,6 +22,7 @@ struct RunCost {
   std::optional<double> tokens_per_unit() const;  ///< of money
 };
 RunCost run_cost_of(const Cluster& cluster, const Candidate& candidate);
+RunCost run_cost_of(const Cluster& cluster, const Plan& plan, double tokens_per_s);
 
 /// Indices of PlanResult::tried: plans that no other beats in both tokens/s and money, the fastest first. At
 /// most `most` of them, with the fastest and the cheapest. Empty where no plan has a price.
