@@ -114,7 +114,7 @@ std::vector<std::string> seeds() {
   shard.info.version = "1";
   shard.info.job = {{"model", "micro"}};
   shard.config = to_hf(device().model);
-  copy_tensors({device().state.get()}, shard);
+  collect_tensors({device().state.get()}, shard);
   const fs::path folder = scratch() / "written";
   write_checkpoint(folder, shard, 1);
   Files files;

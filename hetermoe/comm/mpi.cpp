@@ -8,6 +8,7 @@
 #include <limits>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 #include "hetermoe/base/error.h"
 #include "hetermoe/base/index.h"
@@ -117,7 +118,7 @@ class Mpi : public Transport {
         here_index.push_back(i);
         here_out.push_back(std::move(out[i]));
       } else {
-        sends.bytes[i] = to_bytes(stamp_of(call), out[i]);
+        sends.bytes[i] = to_bytes(stamp_of(call), std::exchange(out[i], {}));
         send(call, peer, sends.bytes[i], sends.requests);
       }
     }

@@ -6,8 +6,10 @@
 #include <map>
 #include <set>
 
+#include "hetermoe/base/file_system.h"
 #include "hetermoe/base/numbers.h"
 #include "hetermoe/base/version.h"
+#include "hetermoe/weights/disk_room.h"
 
 namespace hetermoe {
 namespace {
@@ -204,16 +206,32 @@ void check_only_own_files(const fs::path& target) {
   }
 }
 
-void publish(const fs::path& unfinished, const fs::path& target) {
-  const fs::path parent = fs::absolute(target).parent_path(), old = beside(target, "old");
-  sync_to_disk(unfinished);
-  move_exports(old, unfinished);  // where the program was ended between the lines below
+/// A program that was ended in publish() left the folder without its name, or its exports beside it.
+void recover_folder(const fs::path& target) {
+  const fs::path old = beside(target, "old");
+  if (!fs::exists(target) && fs::exists(old)) fs::rename(old, target);
+  if (!fs::exists(target)) return;
+  for (const fs::path& left : {old, beside(target, "unfinished")}) move_exports(left, target);
+  fs::remove_all(old);
+}
+
+/// The folder that had the name lies at the returned place then. Where the file system can, no moment is
+/// without a folder of that name.
+fs::path replace_folder(const fs::path& unfinished, const fs::path& target) {
+  if (swap_paths(unfinished, target)) return unfinished;
+  const fs::path old = beside(target, "old");
   fs::remove_all(old);
   if (fs::exists(target)) fs::rename(target, old);
   fs::rename(unfinished, target);
-  move_exports(old, target);
-  sync_to_disk(parent);
-  fs::remove_all(old);
+  return old;
+}
+
+void publish(const fs::path& unfinished, const fs::path& target) {
+  sync_to_disk(unfinished);
+  const fs::path before = replace_folder(unfinished, target);
+  move_exports(before, target);
+  sync_to_disk(fs::absolute(target).parent_path());
+  fs::remove_all(before);
 }
 
 }  // namespace
@@ -265,6 +283,7 @@ void check_hf_target(const fs::path& target, const fs::path& source) {
   if (fs::is_symlink(fs::symlink_status(target, code)))
     fail<ConfigError>(name, "is a link to {}, expected a folder that is there, or a new one",
                       fs::read_symlink(target, code).string());
+  with_write_errors(target, [&] { recover_folder(target); });
   check_only_own_files(target);
   try_to_move(target);
 }
@@ -277,6 +296,7 @@ fs::path unfinished_folder(const fs::path& target) { return beside(target, "unfi
 
 void begin_hf_folder(const fs::path& target) {
   const fs::path folder = unfinished_folder(target);
+  with_write_errors(target, [&] { recover_folder(target); });
   std::error_code code;
   fs::remove_all(folder, code);
   fs::create_directories(folder, code);
@@ -300,7 +320,14 @@ void finish_hf_folder(const fs::path& target, const std::vector<ShardFile>& shar
 std::vector<ShardFile> write_hf_folder(const fs::path& target, const std::vector<OutTensor>& tensors,
                                        FolderContents contents, i64 most_bytes) {
   contents.names.clear();
-  for (const OutTensor& tensor : tensors) contents.names.push_back(tensor.head.name);
+  Bytes bytes = 0;
+  for (const OutTensor& tensor : tensors) {
+    contents.names.push_back(tensor.head.name);
+    bytes += static_cast<Bytes>(tensor.head.bytes());
+  }
+  if (const std::string lacks = lack_of_room(target, bytes); !lacks.empty())
+    fail<ConfigError>(target.string(), "{} of tensors: free that much, or name a folder on another disk",
+                      lacks);
   begin_hf_folder(target);
   try {
     std::vector<ShardFile> shards = write_shards(unfinished_folder(target), "part", tensors, most_bytes);

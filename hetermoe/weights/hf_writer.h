@@ -9,12 +9,6 @@
 // Writing a Hugging Face folder: it has its name when it is whole, and never before.
 namespace hetermoe {
 
-/// A tensor that is made when its turn comes, so that no more than one is in memory.
-struct OutTensor {
-  TensorHead head;
-  std::function<at::Tensor()> make;  ///< on the CPU, with dtype and shape of the head
-};
-
 /// A file with some of the tensors.
 struct ShardFile {
   std::string name;

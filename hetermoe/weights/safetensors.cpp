@@ -126,6 +126,15 @@ class SafetensorsWriter::File {
       size -= static_cast<std::size_t>(done);
     }
   }
+  void rewrite(std::size_t begin, const std::string& text) {
+    for (std::size_t done = 0; done < text.size();) {
+      const ssize_t count =
+          ::pwrite(file_, text.data() + done, text.size() - done, static_cast<off_t>(begin + done));
+      if (count < 0 && errno == EINTR) continue;
+      if (count <= 0) fail_io<WriteError>(path_, "write");
+      done += static_cast<std::size_t>(count);
+    }
+  }
   void finish() {
     const bool synced =
         ::fsync(file_) == 0 || errno == EINVAL || errno == EROFS;  // as pipes and devices answer
@@ -149,9 +158,7 @@ class SafetensorsWriter::File {
   int file_;
 };
 
-SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, std::vector<TensorHead> heads,
-                                     const SortedJson& metadata)
-    : heads_(std::move(heads)) {
+std::string SafetensorsWriter::header_of(const SortedJson& metadata) const {
   SortedJson header = {{kMetadata, {{"format", "pt"}}}};
   header[kMetadata].update(metadata);
   i64 end = 0;
@@ -162,9 +169,16 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, std::vec
   }
   std::string text = header.dump();
   text.resize((text.size() + 7) / 8 * 8, ' ');  // the tensors begin at a multiple of 8
-  const u64 length = text.size();
+  return text;
+}
+
+SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, std::vector<TensorHead> heads,
+                                     const SortedJson& metadata)
+    : heads_(std::move(heads)) {
+  const std::string text = header_of(metadata);
+  header_bytes_ = text.size();
   file_ = std::make_unique<File>(path);
-  file_->write(&length, sizeof length);
+  file_->write(&header_bytes_, sizeof header_bytes_);
   file_->write(text.data(), text.size());
 }
 
@@ -184,6 +198,41 @@ void SafetensorsWriter::finish() {
   file_->finish();
 }
 
+void SafetensorsWriter::finish(const SortedJson& metadata) {
+  const std::string text = header_of(metadata);
+  HM_CHECK(text.size() == header_bytes_, "a header of {} bytes, expected {}", text.size(), header_bytes_);
+  file_->rewrite(sizeof header_bytes_, text);
+  finish();
+}
+
+namespace {
+
+std::string checksum_text(const at::Tensor& tensor) {
+  return fmt::format("{:016x}", checksum(tensor.const_data_ptr(), tensor.nbytes()));
+}
+
+}  // namespace
+
+OutTensor kept_tensor(const std::string& name, const at::Tensor& tensor) {
+  return {{name, tensor.scalar_type(), tensor.sizes().vec()}, [tensor] { return tensor; }};
+}
+
+void write_in_turn(const std::filesystem::path& path, const std::vector<OutTensor>& tensors) {
+  SortedJson checksums = SortedJson::object();
+  std::vector<TensorHead> heads;
+  for (const OutTensor& tensor : tensors) {
+    heads.push_back(tensor.head);
+    checksums[kChecksum + tensor.head.name] = std::string(16, '0');  // until it is made
+  }
+  SafetensorsWriter writer(path, std::move(heads), checksums);
+  for (const OutTensor& tensor : tensors) {
+    const at::Tensor made = tensor.make().contiguous();
+    checksums[kChecksum + tensor.head.name] = checksum_text(made);
+    writer.add(made);
+  }
+  writer.finish(checksums);
+}
+
 void write_safetensors(const std::filesystem::path& path, const std::vector<NamedTensor>& tensors) {
   SortedJson checksums = SortedJson::object();
   std::vector<TensorHead> heads;
@@ -191,8 +240,7 @@ void write_safetensors(const std::filesystem::path& path, const std::vector<Name
   for (const NamedTensor& named : tensors) {
     const at::Tensor& tensor = whole.emplace_back(named.tensor.contiguous());
     heads.push_back({named.name, tensor.scalar_type(), tensor.sizes().vec()});
-    checksums[kChecksum + named.name] =
-        fmt::format("{:016x}", checksum(tensor.const_data_ptr(), tensor.nbytes()));
+    checksums[kChecksum + named.name] = checksum_text(tensor);
   }
   SafetensorsWriter writer(path, std::move(heads), checksums);
   for (const at::Tensor& tensor : whole) writer.add(tensor);

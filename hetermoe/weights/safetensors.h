@@ -1,5 +1,6 @@
 #pragma once
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -20,6 +21,14 @@ struct TensorHead {
   bool operator==(const TensorHead&) const = default;
 };
 
+/// A tensor that is made when its turn comes, so that no more than one is in memory.
+struct OutTensor {
+  TensorHead head;
+  std::function<at::Tensor()> make;  ///< on the CPU, with dtype and shape of the head
+};
+/// One that is there already.
+OutTensor kept_tensor(const std::string& name, const at::Tensor& tensor);
+
 /// "F32", "BF16", ... as the format calls it.
 const char* dtype_text(at::ScalarType dtype);
 
@@ -35,17 +44,24 @@ class SafetensorsWriter {
   void add(const at::Tensor& tensor);
   /// Syncs the file to the disk. All tensors must have been added.
   void finish();
+  /// Before, writes other metadata in the place of the first: of the same length as text, and into a file
+  /// alone.
+  void finish(const SortedJson& metadata);
 
  private:
   class File;
+  std::string header_of(const SortedJson& metadata) const;
   std::vector<TensorHead> heads_;
   std::size_t next_ = 0;
+  u64 header_bytes_ = 0;
   std::unique_ptr<File> file_;
 };
 
 /// Writes a new file and syncs it to the disk. Checksums of the tensors go into the header's metadata, which
 /// other readers ignore. Throws IoError; what was written of the file is then removed.
 void write_safetensors(const std::filesystem::path& path, const std::vector<NamedTensor>& tensors);
+/// The same of tensors that are made in their turn, into a file and no pipe: checksums are known at the end.
+void write_in_turn(const std::filesystem::path& path, const std::vector<OutTensor>& tensors);
 
 /// Makes what was written of a file, or the names in a folder, survive a power cut. Throws IoError.
 void sync_to_disk(const std::filesystem::path& path);
@@ -68,6 +84,8 @@ class SafetensorsReader {
   std::vector<std::string> names() const;
   std::vector<TensorHead> heads() const;
   bool has(const std::string& name) const { return entries_.count(name) > 0; }
+  /// Throws IoError when the name is not there.
+  at::ScalarType dtype(const std::string& name) const { return entry(name).head.dtype; }
   /// A copy. Throws IoError when the name is not there or the bytes are not those that were written.
   at::Tensor read(const std::string& name) const;
   /// The tensor as it lies in the file, mapped into memory: only what is looked at is read, all of it once

@@ -40,10 +40,10 @@ class FullDisk : public ::testing::Test {
     if (there.result.code != 0) GTEST_SKIP() << "no file system can be mounted here: " << there.result.err;
   }
   /// One sentence, a code that is not 0, and nothing there.
-  static void expect_nothing_left(const OnFullDisk& there, const std::string& what) {
+  static void expect_nothing_left(const OnFullDisk& there, const std::string& what,
+                                  const std::string& part = "has room for 16.0 KiB, expected ") {
     EXPECT_NE(there.result.code, 0) << what;
-    EXPECT_NE(there.result.err.find("No space left on device"), std::string::npos)
-        << what << there.result.err;
+    EXPECT_NE(there.result.err.find(part), std::string::npos) << what << there.result.err;
     EXPECT_EQ(std::count(there.result.err.begin(), there.result.err.end(), '\n'), 1) << there.result.err;
     EXPECT_EQ(there.left, "") << what;
   }
@@ -65,17 +65,18 @@ TEST_F(FullDisk, LeavesNoPartOfAFolderOfWeights) {
 TEST_F(FullDisk, LeavesNoPartOfFilesOfTokens) {
   const WorkFolder folder;
   const std::string text = folder.file("text.txt", std::string(300000, 'x'));
-  expect_nothing_left(run_on(folder, 64, {"data", "--data.paths", text, "--write", "OUT/a"}), "data");
+  expect_nothing_left(run_on(folder, 64, {"data", "--data.paths", text, "--write", "OUT/a"}), "data",
+                      "No space left on device");
 }
 
-TEST_F(FullDisk, LeavesNoPartOfACheckpoint) {
+TEST_F(FullDisk, RefusesARunWhoseCheckpointsDoNotFit) {
   const WorkFolder folder;
   const OnFullDisk there =
       run_on(folder, 512, train_words(folder, {"--output", "OUT/run", "--checkpoint.async", "false"}));
   EXPECT_NE(there.result.code, 0);
-  EXPECT_NE(there.result.err.find("No space left on device"), std::string::npos) << there.result.err;
-  EXPECT_EQ(there.left.find("safetensors"), std::string::npos) << there.left;
-  EXPECT_EQ(there.left.find("checkpoint.json"), std::string::npos) << there.left;
+  EXPECT_NE(there.result.err.find("[checkpoint.every] "), std::string::npos) << there.result.err;
+  EXPECT_NE(there.result.err.find("/checkpoints has room for "), std::string::npos) << there.result.err;
+  EXPECT_EQ(there.left, "");
 }
 
 }  // namespace

@@ -39,6 +39,14 @@ TEST(Wire, TheShapeOfAMessageTellsItsBytes) {
   EXPECT_EQ(wire_bytes({}), static_cast<i64>(to_bytes(kStamp, Message()).size()));
 }
 
+/// A message of gigabytes is copied once, and never into storage that grows.
+TEST(Wire, BytesOfAMessageHaveNoMoreRoomThanTheyNeed) {
+  Message message = sample_with_empty_tensor();
+  message.tensors.push_back(at::ones({1000}));
+  const std::vector<char> bytes = to_bytes(kStamp, message);
+  EXPECT_EQ(bytes.capacity(), bytes.size());
+}
+
 TEST(Wire, EveryFlippedBitOfEveryByteIsFound) {
   const std::vector<char> whole = to_bytes(kStamp, sample_with_empty_tensor());
   for (std::size_t at = 0; at < whole.size(); ++at) {

@@ -223,10 +223,11 @@ TEST(Checkpoint, AMissingPartOfAShardedOptimizerIsNamed) {
   TinyRun made(folder.path(), {{"strategy", "ep"}, {"plan.shard_optimizer", "true"}});
   CheckpointShard shard;
   Session session(made.model, made.cluster, made.plan, {});
-  copy_tensors(session.states(), shard);
+  collect_tensors(session.states(), shard);
   shard.config = to_hf(made.model);
-  std::erase_if(shard.optimizer, [](const NamedTensor& tensor) {
-    return tensor.name.starts_with("model.embed_tokens.weight.exp_avg@") && !tensor.name.ends_with("@0");
+  std::erase_if(shard.optimizer, [](const OutTensor& tensor) {
+    const std::string& name = tensor.head.name;
+    return name.starts_with("model.embed_tokens.weight.exp_avg@") && !name.ends_with("@0");
   });
   write_checkpoint(folder / "c", shard, 1);
   const std::vector<FoundCheckpoint> found = find_checkpoints(folder / "c", kIgnore);
@@ -379,7 +380,7 @@ TEST(Checkpoint, SeveralRanksWriteOneFolder) {
     shard.info.step = 3;
     shard.rank = r;
     shard.num_ranks = 2;
-    shard.model = {{fmt::format("w{}", r), at::full({4}, r + 1.0)}};
+    shard.model = {kept_tensor(fmt::format("w{}", r), at::full({4}, r + 1.0))};
   }
   std::thread first([&] { write_checkpoint(folder.path(), shards[0], 2); });
   write_checkpoint(folder.path(), shards[1], 2);
@@ -399,7 +400,7 @@ TEST(Checkpoint, OfARankWithoutParametersIsReadAsAModelFolder) {
     CheckpointShard shard;
     shard.info.step = 3;
     shard.rank = rank, shard.num_ranks = 2;
-    if (rank == 0) shard.model = {{"w", at::ones({4})}};
+    if (rank == 0) shard.model = {kept_tensor("w", at::ones({4}))};
     write_checkpoint(folder.path(), shard, 2);
   }
   const fs::path path = find_checkpoints(folder.path(), kIgnore).at(0).path;
@@ -429,7 +430,7 @@ TEST(Checkpoint, AListingIsNotTouchedAfterItIsSeen) {
   const WorkFolder folder;
   CheckpointShard shard;
   shard.rank = 1, shard.num_ranks = 2, shard.attempt = "a";
-  shard.model = {{"w", at::ones({4})}};
+  shard.model = {kept_tensor("w", at::ones({4}))};
   const std::string unfinished = folder / ".step-00000000.a.unfinished";
   fs::create_directories(unfinished);
   const int watch = ::inotify_init1(IN_NONBLOCK);

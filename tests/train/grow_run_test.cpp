@@ -1,5 +1,7 @@
 #include "hetermoe/train/growth/grow_run.h"
 
+#include <fstream>
+
 #include "hetermoe/base/index.h"
 #include "hetermoe/routing/trace.h"
 #include "hetermoe/train/checkpoint/resume.h"
@@ -192,7 +194,12 @@ TEST(GrowRun, MastersGrowAndValuesAreTheirRoundings) {
   const CheckpointShard shard = grow_checkpoint(checkpoint_of_run(source, 5), growth);
   TensorsByName all;
   for (const auto* list : {&shard.model, &shard.optimizer}) {
-    for (const NamedTensor& tensor : *list) EXPECT_TRUE(all.emplace(tensor.name, tensor.tensor).second);
+    for (const OutTensor& tensor : *list) {
+      const at::Tensor made = tensor.make();
+      EXPECT_TRUE(all.emplace(tensor.head.name, made).second);
+      EXPECT_EQ(made.scalar_type(), tensor.head.dtype);
+      EXPECT_EQ(made.sizes(), at::IntArrayRef(tensor.head.shape)) << tensor.head.name;
+    }
   }
   EXPECT_EQ(all.size(), 4 * parameters(growth.after).size());
   for (const ParamInfo& parameter : parameters(growth.after)) {
@@ -201,6 +208,22 @@ TEST(GrowRun, MastersGrowAndValuesAreTheirRoundings) {
     EXPECT_TRUE(at::equal(value, all.at(parameter.name + ".master").to(at::kBFloat16)));
     EXPECT_EQ(all.at(parameter.name + ".exp_avg").sizes(), at::IntArrayRef(parameter.shape));
   }
+}
+
+/// No part of a grown checkpoint is in memory before its turn.
+TEST(GrowRun, ATensorIsReadWhenItIsWritten) {
+  const WorkFolder folder;
+  TinyRun source(folder / "source", {{"checkpoint.every", "5"}, {"train.steps", "5"}});
+  source.run();
+  const FoundCheckpoint from = checkpoint_of_run(source, 5);
+  const CheckpointShard shard = grow_checkpoint(from, plan_growth(source.model, {}));
+  std::fstream(from.path / "model.safetensors", std::ios::in | std::ios::out)
+      .seekp(-5, std::ios::end)
+      .put('x');
+  EXPECT_NE(error_of<IoError>([&] {
+              for (const OutTensor& tensor : shard.model) tensor.make();
+            }).find("is damaged: got checksum"),
+            std::string::npos);
 }
 
 using Bits = std::map<std::string, at::Tensor>;

@@ -361,6 +361,24 @@ TEST(GrowingJob, AClusterWithoutRoomForTheGrownModelIsRefused) {
   EXPECT_EQ(train(with("moved", {{"cluster", small}, {"grow.cluster", "demo"}})).model.num_experts, 32);
 }
 
+/// Hours before it would grow. Emulated devices that are too small for the source may be so for it, too.
+TEST(GrowingJob, AModelThatGrowsBeyondTheMemoryOfThisMachineIsRefused) {
+  const WorkFolder folder;
+  Json large = to_hf(load_model("tiny"));
+  large["hidden_size"] = 4096, large["intermediate_size"] = 16384, large["num_hidden_layers"] = 4;
+  const Job job = job_in(folder, "run",
+                         growing({{"model", folder.file("large.json", large.dump())},
+                                  {"cluster", "demo"},
+                                  {"strategy", "single"},
+                                  {"grow.factor", "16384"}}));
+  const std::string error = error_of<ConfigError>([&] { train(job); });
+  EXPECT_TRUE(
+      error.starts_with("[grow.factor] large-x16384 has 52.8 T parameters, for which training keeps "))
+      << error;
+  EXPECT_NE(error.find(" of memory: expected a smaller model"), std::string::npos) << error;
+  EXPECT_FALSE(fs::exists(folder / "run"));
+}
+
 /// Who grows by command what grew in its run does not grow twice at the same step.
 TEST(GrowingJob, GrowthByCommandLeavesTheJobsOwnOut) {
   const WorkFolder folder;

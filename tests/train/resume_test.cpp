@@ -122,7 +122,7 @@ CheckpointShard shard_of(i32 rank) {
   shard.info.step = 3;
   shard.rank = rank;
   shard.num_ranks = 2;
-  shard.model = {{fmt::format("w{}", rank), at::full({4}, rank + 1.0)}};
+  shard.model = {kept_tensor(fmt::format("w{}", rank), at::full({4}, rank + 1.0))};
   return shard;
 }
 

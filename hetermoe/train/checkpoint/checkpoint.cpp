@@ -6,12 +6,11 @@
 #include <chrono>
 #include <condition_variable>
 #include <fstream>
-#include <map>
 #include <mutex>
 
 #include "hetermoe/base/index.h"
-#include "hetermoe/base/words.h"
 #include "hetermoe/train/checkpoint/checkpoint_archive.h"
+#include "hetermoe/train/checkpoint/checkpoint_folder.h"
 #include "hetermoe/train/checkpoint/shared_folder.h"
 #include "hetermoe/train/job/lora.h"
 #include "hetermoe/weights/hf_weights.h"
@@ -23,8 +22,6 @@ namespace fs = std::filesystem;
 
 constexpr i64 kFormat = 1;
 constexpr const char* kInfoFile = "checkpoint.json";
-
-std::string folder_name(i64 step) { return fmt::format("step-{:08}", step); }
 
 std::string part_name(const char* what, i32 rank, i32 num_ranks) {
   return num_ranks == 1 ? fmt::format("{}.safetensors", what)
@@ -45,7 +42,7 @@ Json shard_listing(const fs::path& folder, const CheckpointShard& shard) {
     const std::string name = part_name(what, shard.rank, shard.num_ranks);
     json["files"][name] = fs::file_size(folder / name);
   }
-  for (const NamedTensor& tensor : shard.model) json["weights"].push_back(tensor.name);
+  for (const OutTensor& tensor : shard.model) json["weights"].push_back(tensor.head.name);
   return json;
 }
 
@@ -150,40 +147,6 @@ void write_info(const fs::path& folder, const CheckpointShard& shard, const std:
   write_synced(folder / kInfoFile, json.dump(1) + "\n");
 }
 
-/// Moves checkpoints into a folder beside the others, where no run looks for them.
-fs::path set_aside(const fs::path& folder, const std::vector<fs::path>& checkpoints, const std::string& run) {
-  const fs::path aside = folder / ("before-" + run);
-  fs::create_directories(aside);
-  for (const fs::path& path : checkpoints) fs::rename(path, aside / path.filename());
-  return aside;
-}
-
-std::string run_of(const fs::path& checkpoint) {
-  try {
-    return read_checkpoint(checkpoint).info.run;
-  } catch (const Error&) {
-    return "";
-  }
-}
-
-void publish(const fs::path& unfinished, const fs::path& folder, const CheckpointInfo& info) {
-  const std::string name = folder_name(info.step);
-  const fs::path target = folder / name, old = folder / (".old-" + name);
-  sync_to_disk(unfinished);
-  fs::remove_all(old);
-  // A folder of this name is that of another run, or was damaged and the run went on from an older one.
-  if (fs::exists(target)) {
-    const std::string run = run_of(target);
-    if (run.empty() || run == info.run)
-      fs::rename(target, old);
-    else
-      set_aside(folder, {target}, info.run);
-  }
-  fs::rename(unfinished, target);
-  sync_to_disk(folder);
-  fs::remove_all(old);
-}
-
 /// A checkpoint that cannot be understood is a file that cannot be read: the run looks at the one before.
 template <class F>
 auto with_io_errors(const fs::path& path, F&& read) {
@@ -221,14 +184,6 @@ Json read_info(const fs::path& folder) {
   return json;
 }
 
-/// Of this run alone: what another has left in the folder is not ours to remove.
-void remove_older(const fs::path& folder, i64 keep, const std::string& run) {
-  i64 kept = 0;
-  for (const FoundCheckpoint& found : find_checkpoints(folder, [](const std::string&) {})) {
-    if (found.info.run == run && kept++ >= keep) fs::remove_all(found.path);
-  }
-}
-
 void load_tensor(const Archive& archive, const LogicalTensor& tensor) {
   // A low-precision value is a rounding of its master, which is the parameter.
   const std::string master = tensor.name + ".master";
@@ -258,51 +213,9 @@ void load_tensor(const Archive& archive, const LogicalTensor& tensor) {
 
 }  // namespace
 
-namespace {
-
-/// Values that are divided over devices, each in one where all parts are here.
-void copy_pieces(const std::vector<LogicalTensor>& pieces, CheckpointShard& shard) {
-  const std::string& name = pieces[0].name;
-  if (const at::Tensor whole = joined(pieces, &LogicalTensor::value); whole.defined()) {
-    shard.model.push_back({name, whole});
-    return;
-  }
-  for (const LogicalTensor& piece : pieces) {
-    if (piece.value.numel() > 0)
-      shard.model.push_back({piece_name(name, piece.first), host_copy(piece.value)});
-  }
-}
-
-}  // namespace
-
-void copy_tensors(const std::vector<DeviceState*>& states, CheckpointShard& shard) {
-  std::map<std::string, std::vector<LogicalTensor>> gathered;
-  for (DeviceState* state : states) {
-    for (const LogicalTensor& tensor : state->store().tensors()) {
-      if (tensor.gathered)
-        gathered[tensor.name].push_back(tensor);
-      else if (tensor.first_owner)
-        (is_adapter(tensor.name) ? shard.optimizer : shard.model)
-            .push_back({tensor.name, host_copy(tensor.value)});
-      if (!tensor.first_owner && !tensor.sharded) continue;
-      const auto keep = [&](const char* suffix, const at::Tensor& moment) {
-        if (!moment.defined() || (tensor.sharded && moment.numel() == 0)) return;
-        const std::string name = tensor.name + suffix;
-        shard.optimizer.push_back(
-            {tensor.sharded ? piece_name(name, tensor.first) : name, host_copy(moment)});
-      };
-      keep(".exp_avg", tensor.exp_avg);
-      keep(".exp_avg_sq", tensor.exp_avg_sq);
-      keep(".master", tensor.master);
-      keep(".published", tensor.published);
-    }
-  }
-  for (const auto& [name, pieces] : gathered) copy_pieces(pieces, shard);
-}
-
 void write_checkpoint(const fs::path& folder, const CheckpointShard& shard, i64 keep, const ShardWait& wait) {
   const fs::path unfinished =
-      folder / fmt::format(".{}.{}.unfinished", folder_name(shard.info.step), shard.attempt);
+      folder / fmt::format(".{}.{}.unfinished", checkpoint_name(shard.info.step), shard.attempt);
   std::error_code code;
   fs::create_directories(unfinished, code);
   if (code) fail<IoError>(unfinished.string(), "cannot create folder: {}", code.message());
@@ -310,8 +223,8 @@ void write_checkpoint(const fs::path& folder, const CheckpointShard& shard, i64 
     {
       const Beat beat(unfinished / beat_name(shard.rank), wait.beat);
       if (wait.before_writing) wait.before_writing();
-      write_safetensors(unfinished / part_name("model", shard.rank, shard.num_ranks), shard.model);
-      write_safetensors(unfinished / part_name("optimizer", shard.rank, shard.num_ranks), shard.optimizer);
+      write_in_turn(unfinished / part_name("model", shard.rank, shard.num_ranks), shard.model);
+      write_in_turn(unfinished / part_name("optimizer", shard.rank, shard.num_ranks), shard.optimizer);
     }
     // Rank 0 removes the listing as soon as it sees it, so its writer must not touch it again, not even to
     // sync it. What the listing names is on the disk already.
@@ -322,7 +235,7 @@ void write_checkpoint(const fs::path& folder, const CheckpointShard& shard, i64 
     if (shard.num_ranks > 1) write_index(unfinished, shards, shard.num_ranks);
     write_synced(unfinished / "config.json", shard.config.dump(2) + "\n");
     write_info(unfinished, shard, shards);
-    publish(unfinished, folder, shard.info);
+    publish_checkpoint(unfinished, folder, shard.info);
     remove_older(folder, keep, shard.info.run);
   } catch (const fs::filesystem_error& error) {
     fs::remove_all(unfinished, code);
@@ -384,23 +297,6 @@ std::vector<FoundCheckpoint> find_checkpoints(const fs::path& folder,
   return found;
 }
 
-std::string set_others_aside(const fs::path& folder, const std::string& run) {
-  std::vector<fs::path> others;
-  std::error_code code;
-  for (const auto& entry : fs::directory_iterator(folder, code)) {
-    if (entry.path().filename().string().starts_with("step-")) others.push_back(entry.path());
-  }
-  if (others.empty()) return "";
-  // The newest goes last: who is interrupted here leaves a folder from which the other run can go on.
-  std::sort(others.begin(), others.end());
-  try {
-    return fmt::format("{} of other runs {} now in {}", counted(others.size(), "checkpoint"),
-                       agree(others.size(), "is", "are"), set_aside(folder, others, run).string());
-  } catch (const fs::filesystem_error& error) {
-    fail<IoError>(folder.string(), "cannot move the checkpoints of another run: {}", error.code().message());
-  }
-}
-
 void load_checkpoint(const FoundCheckpoint& checkpoint, const ModelConfig& model,
                      const std::vector<DeviceState*>& states) {
   const Json info = with_io_errors(checkpoint.path, [&] { return read_info(checkpoint.path); });
@@ -420,17 +316,6 @@ void load_checkpoint(const FoundCheckpoint& checkpoint, const ModelConfig& model
     for (const LogicalTensor& tensor : state->store().tensors()) load_tensor(archive, tensor);
     state->store().set_updates(checkpoint.info.step - checkpoint.info.skipped - checkpoint.info.forgotten);
   }
-}
-
-void remove_unfinished(const fs::path& folder) {
-  std::error_code code;
-  std::vector<fs::path> left;
-  for (const auto& entry : fs::directory_iterator(folder, code)) {
-    const std::string name = entry.path().filename().string();
-    if (name.starts_with(".step-") && name.ends_with(".unfinished")) left.push_back(entry.path());
-    if (name.starts_with(".old-step-")) left.push_back(entry.path());
-  }
-  for (const fs::path& path : left) fs::remove_all(path, code);
 }
 
 }  // namespace hetermoe

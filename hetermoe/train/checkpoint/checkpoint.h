@@ -40,14 +40,19 @@ struct CheckpointInfo {
 struct CheckpointShard {
   CheckpointInfo info;
   Json config;  ///< config.json of the model
-  std::vector<NamedTensor> model, optimizer;
+  std::vector<OutTensor> model, optimizer;
   i32 rank = 0, num_ranks = 1;
   std::string attempt =
       "0";  ///< the same for all ranks of a run and for no other run: names the unfinished folder
 };
 
-/// Copies of what the devices of this process speak for.
-void copy_tensors(const std::vector<DeviceState*>& states, CheckpointShard& shard);
+/// Adds what the devices of this process speak for, each tensor copied to the host in its turn. The devices
+/// must live, and train no step, until that is done.
+void collect_tensors(const std::vector<DeviceState*>& states, CheckpointShard& shard);
+/// Copies all tensors of a shard now, so that the training may go on.
+void keep_copies(CheckpointShard& shard);
+/// Of the files that will hold the tensors of a shard.
+Bytes bytes_of(const CheckpointShard& shard);
 
 /// How rank 0 waits for the parts of the others: without a limit, as long as they show that they are alive.
 struct ShardWait {
@@ -83,8 +88,9 @@ void load_checkpoint(const FoundCheckpoint& checkpoint, const ModelConfig& model
 /// that begins anew. Returns what the user should know of it, empty when there were none. Throws IoError.
 std::string set_others_aside(const std::filesystem::path& folder, const std::string& run);
 
-/// Removes what runs that were ended while writing left behind.
-void remove_unfinished(const std::filesystem::path& folder);
+/// Puts in order what runs left that were ended while writing: a checkpoint that had no name for a moment
+/// gets it back, and what was neither finished nor wanted any more is removed. Where nobody else writes.
+void recover_checkpoints(const std::filesystem::path& folder);
 
 /// Writes checkpoints beside the training, one at a time.
 class CheckpointWriter {
@@ -94,8 +100,10 @@ class CheckpointWriter {
   CheckpointWriter(const CheckpointWriter&) = delete;
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
 
-  /// Waits for the one before, whose error it throws.
+  /// Waits for the one before, whose error it throws, and only then makes tensors: no two checkpoints are in
+  /// memory, and not even one where it is not written beside the training.
   void write(CheckpointShard shard);
+  /// Waits for the one that is being written. Throws its error.
   void finish();
 
  private:

@@ -23,6 +23,13 @@ bool Archive::has(const std::string& name) const {
   return where_.count(name) > 0 || !pieces_of(name).empty();
 }
 
+at::ScalarType Archive::dtype(const std::string& name) const {
+  const std::map<i64, std::string> pieces = pieces_of(name);
+  const auto found = where_.find(pieces.empty() ? name : pieces.begin()->second);
+  if (found == where_.end()) fail<IoError>(folder_.string(), "has no tensor {}", name);
+  return found->second->dtype(found->first);
+}
+
 at::Tensor Archive::read(const std::string& name, at::IntArrayRef sizes) const {
   const auto found = where_.find(name);
   if (found == where_.end()) return join_pieces(name, sizes);

@@ -19,6 +19,7 @@ void CheckpointWriter::write(CheckpointShard shard) {
     write_checkpoint(folder_, shard, options_.keep);
     return;
   }
+  keep_copies(shard);
   thread_ = std::thread([this, shard = std::move(shard)] {
     try {
       write_checkpoint(folder_, shard, options_.keep);

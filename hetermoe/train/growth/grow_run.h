@@ -10,7 +10,8 @@
 namespace hetermoe {
 
 /// The checkpoint as the grown model has it: weights and masters by the growth, moments by growth.moments,
-/// all else of the run (step, data, loss scale) as it was. Throws IoError when bytes are damaged.
+/// all else of the run (step, data, loss scale) as it was. Each tensor is read and made in its turn, from
+/// files that stay open as long as the shard lives. Throws IoError when bytes are damaged, then too.
 CheckpointShard grow_checkpoint(const FoundCheckpoint& from, const Growth& growth);
 
 /// The checkpoint as the model has it that grew by `growth` (plan_shrink): instances are merged
@@ -27,7 +28,8 @@ struct GrownRun {
 void check_grown_output(const std::filesystem::path& output);
 
 /// Makes the output folder of a run that goes on from the grown checkpoint: checkpoints/, model.json, and
-/// job.json, by which `hetermoe train` goes on. Whole or not at all.
+/// job.json, by which `hetermoe train` goes on. Whole or not at all. Throws ConfigError when the disk has no
+/// room for it, or IoError.
 GrownRun write_grown_run(const FoundCheckpoint& from, const Growth& growth,
                          const std::filesystem::path& output);
 /// The same of a checkpoint that has grown or shrunk.

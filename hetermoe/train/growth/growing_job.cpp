@@ -1,10 +1,15 @@
 #include "hetermoe/train/growth/growing_job.h"
 
+#include <limits>
+
 #include "hetermoe/cost/memory_estimate.h"
 #include "hetermoe/report/table.h"
+#include "hetermoe/train/checkpoint/checkpoint_room.h"
 #include "hetermoe/train/checkpoint/resume.h"
 #include "hetermoe/train/growth/grow_run.h"
 #include "hetermoe/train/growth/growth_scores.h"
+#include "hetermoe/train/job/host_memory.h"
+#include "hetermoe/weights/disk_room.h"
 
 namespace hetermoe {
 namespace {
@@ -97,6 +102,30 @@ void check_room(const JobPart& before, const JobPart& after) {
                     full, after.model.num_experts, before.model.num_experts);
 }
 
+/// Of a checkpoint of the part: each parameter once, with what the optimizer keeps of it.
+Bytes least_checkpoint_bytes(const JobPart& part) {
+  const Plan plan = make_job_plan(part.job, part.model, load_cluster(part.job.cluster));
+  const bool trains_all = part.job.train.freeze.empty();
+  Bytes least = std::numeric_limits<Bytes>::infinity();
+  for (const DeviceId device : devices_of(plan)) {
+    const StateBytes each = state_bytes_of(plan, device);
+    least = std::min(least, each.weights + (trains_all ? each.master + each.moments : 0));
+  }
+  return least * real(count_parameters(part.model).total);
+}
+
+/// Throws ConfigError when this machine has no memory, or its disk no room, for a model that grows later:
+/// nobody wants to know that after the steps before; collective.
+void check_machine(const std::vector<JobPart>& parts, const Processes& processes) {
+  for (std::size_t i = 1; i < parts.size(); ++i) {
+    const auto& [job, model, from, end] = parts[i];
+    if (processes.alone() && job.run.device == "cpu") check_host_memory(job, model, "grow.factor");
+    const i64 steps = job.train.steps - parts[i - 1].end + job.checkpoint.every;  // with that of the growth
+    check_checkpoint_room(job, most_checkpoint_bytes(job.checkpoint, steps, least_checkpoint_bytes(parts[i])),
+                          "checkpoints of the model that grew", processes);
+  }
+}
+
 /// With which part the run in the output folder goes on; collective. Throws ConfigError when it is beyond the
 /// step at which it should have grown.
 std::size_t part_to_go_on_with(const std::vector<JobPart>& parts, const Processes& processes) {
@@ -104,6 +133,7 @@ std::size_t part_to_go_on_with(const std::vector<JobPart>& parts, const Processe
   const Job& job = parts[0].job;
   Json told = {{"part", 0}, {"step", 0}, {"known", true}};
   if (processes.rank() == 0 && job.checkpoint.resume) {
+    recover_checkpoints(checkpoint_folder(job.output));
     const std::vector<FoundCheckpoint> found =
         find_checkpoints(checkpoint_folder(job.output), [](const std::string&) {});
     if (!found.empty()) {
@@ -170,6 +200,17 @@ void write_growth(const Growth& growth, const TrainOutcome& before, const Job& j
                                    "\n");
 }
 
+/// Throws WriteError when the disk has no room for the checkpoint that grows, before its scores are computed.
+void check_room_to_grow(const std::filesystem::path& folder, const FoundCheckpoint& from,
+                        const Growth& growth) {
+  const std::string lacks = lack_of_room(folder, bytes_of(grow_checkpoint(from, growth)));
+  if (lacks.empty()) return;
+  fail<WriteError>(folder.string(),
+                   "{} for the checkpoint of the model that grows: free that much and start again, the run "
+                   "goes on from {}",
+                   lacks, from.path.string());
+}
+
 /// Rank 0 puts the checkpoint that `part` begins with in the place of the last one of the part before, whose
 /// outcome is `trained`; collective.
 void begin_part(const JobPart& part, const JobPart& before, const TrainOutcome& trained,
@@ -178,6 +219,7 @@ void begin_part(const JobPart& part, const JobPart& before, const TrainOutcome& 
     const std::filesystem::path folder = checkpoint_folder(part.job.output);
     const std::vector<FoundCheckpoint> found = find_checkpoints(folder, [](const std::string&) {});
     HM_CHECK(!found.empty() && found.front().info.step == before.end, "no checkpoint of step {}", before.end);
+    check_room_to_grow(folder, found.front(), part.from);
     const Growth growth = growth_into(part, before, found.front());
     CheckpointShard shard = grow_checkpoint(found.front(), growth);
     if (growth.factor > 1) write_growth(growth, trained, part.job);
@@ -245,6 +287,7 @@ bool grows(const Job& job) { return job.grow.at > 0 || job.grow.narrow_to > 0; }
 TrainedJob train_growing_job(const Job& job, const JobRunOptions& options, const OnStep& on_step,
                              const Processes& processes) {
   const std::vector<JobPart> parts = parts_of(job);
+  check_machine(parts, processes);
   std::optional<TrainOutcome> done;
   for (std::size_t i = part_to_go_on_with(parts, processes);; ++i) {
     const JobPart& part = parts[i];

@@ -1,4 +1,5 @@
 #include "hetermoe/base/version.h"
+#include "hetermoe/train/checkpoint/checkpoint_room.h"
 #include "hetermoe/train/checkpoint/resume.h"
 #include "hetermoe/train/checkpoint/shared_folder.h"
 #include "hetermoe/train/run/parts.h"
@@ -10,15 +11,35 @@ class CheckpointPart : public RunPart {
  public:
   explicit CheckpointPart(RunState& run)
       : run_(run), writer_(checkpoint_folder(run.job.output), run.job.checkpoint) {
-    if (saves() && !run.processes.alone()) check_shared_folder(run.processes, run.job.output);
+    if (!saves()) return;
+    if (!run.processes.alone()) check_shared_folder(run.processes, run.job.output);
+    const Bytes each = bytes_of_all(tensors(), run.processes);
+    check_checkpoint_room(run.job, most_checkpoint_bytes(run.job.checkpoint, run.job.train.steps, each),
+                          "checkpoints", run.processes);
   }
 
   void after_step(StepDone& done) override {
-    if (is_due_after(done.record.step - 1)) save_after(done.record.step);
+    const i64 step = done.record.step;
+    if (!is_due_after(step - 1)) return;
+    const std::string lacks = save_after(step);
+    if (lacks.empty()) return;
+    run_.tell(
+        fmt::format("step {}: no checkpoint: {} {}. The training goes on, and the newest checkpoint is "
+                    "{}: free that much before the next one is due",
+                    step, checkpoint_folder(run_.job.output).string(), lacks,
+                    saved_step_ == 0 ? "none" : fmt::format("that of step {}", saved_step_)));
   }
 
   void end_run() override {
-    if (saves() && run_.steps_done() > saved_step_) save_after(run_.steps_done());
+    const i64 steps = run_.steps_done();
+    if (saves() && steps > saved_step_) {
+      const std::string lacks = save_after(steps);
+      if (!lacks.empty())
+        fail<WriteError>(checkpoint_folder(run_.job.output).string(),
+                         "{} for the checkpoint of step {}: free that much and start again, the run goes on "
+                         "from its newest checkpoint",
+                         lacks, steps);
+    }
     writer_.finish();
   }
 
@@ -34,8 +55,19 @@ class CheckpointPart : public RunPart {
   bool saves() const { return run_.job.checkpoint.every > 0; }
   bool is_due_after(i64 step) const { return saves() && (step + 1) % run_.job.checkpoint.every == 0; }
 
-  void save_after(i64 steps_done) {
+  CheckpointShard tensors() const {
     CheckpointShard shard;
+    collect_tensors(run_.session->states(), shard);
+    return shard;
+  }
+
+  /// Why not, empty = it is being written.
+  std::string save_after(i64 steps_done) {
+    writer_.finish();  // which makes room by removing an older one
+    CheckpointShard shard = tensors();
+    const std::string lacks = lack_of_room_for(bytes_of_all(shard, run_.processes),
+                                               checkpoint_folder(run_.job.output), run_.processes);
+    if (!lacks.empty()) return lacks;
     shard.info = {.step = steps_done,
                   .sequences = run_.next_sequence,
                   .run = run_.name,
@@ -49,9 +81,9 @@ class CheckpointPart : public RunPart {
     shard.rank = run_.processes.rank();
     shard.num_ranks = run_.processes.num_ranks();
     shard.attempt = run_.attempt;
-    copy_tensors(run_.session->states(), shard);
     writer_.write(std::move(shard));
     saved_step_ = steps_done;
+    return "";
   }
 
   RunState& run_;

@@ -12,7 +12,7 @@ namespace {
 /// A run that begins anew leaves no checkpoint of another one where it or a restart of it would look.
 void name_run(RunState& run) {
   const std::filesystem::path folder = checkpoint_folder(run.job.output);
-  if (run.processes.rank() == 0) remove_unfinished(folder);
+  if (run.processes.rank() == 0) recover_checkpoints(folder);
   const auto now = std::chrono::system_clock::now().time_since_epoch().count();
   run.attempt = run.name = run.processes.gather(fmt::format("{:x}", static_cast<u64>(now)))[0];
   if (run.job.checkpoint.resume || run.job.checkpoint.every == 0 || run.processes.rank() != 0) return;

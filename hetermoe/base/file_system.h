@@ -1,0 +1,21 @@
+#pragma once
+#include <filesystem>
+#include <optional>
+
+#include "hetermoe/base/types.h"
+
+// What std::filesystem lacks.
+namespace hetermoe {
+
+/// Two paths of one file system get each other's name at once: at no moment is one of the names free. False,
+/// with nothing changed, where the system or the file system cannot do that.
+bool swap_paths(const std::filesystem::path& a, const std::filesystem::path& b);
+
+/// Bytes that this user may still write into a folder, which need not exist. None: the file system does not
+/// say.
+std::optional<Bytes> free_space(const std::filesystem::path& folder);
+
+/// Bytes of the files of a folder and of all folders in it, 0 when there is none.
+Bytes folder_bytes(const std::filesystem::path& folder);
+
+}  // namespace hetermoe

@@ -1,0 +1,27 @@
+#pragma once
+#include <filesystem>
+#include <string>
+
+#include "hetermoe/comm/processes.h"
+#include "hetermoe/train/checkpoint/checkpoint.h"
+#include "hetermoe/train/job/job.h"
+
+// Whether a disk can hold what a run will write. Rank 0 looks, for all write into one folder.
+namespace hetermoe {
+
+/// Of the parts of all ranks; collective.
+Bytes bytes_of_all(const CheckpointShard& mine, const Processes& processes);
+
+/// lack_of_room() for one checkpoint more; collective.
+std::string lack_of_room_for(Bytes checkpoint, const std::filesystem::path& folder,
+                             const Processes& processes);
+
+/// What so many steps have on their disk at most, of checkpoints of so many bytes each: those that are kept
+/// and the one that is being written.
+Bytes most_checkpoint_bytes(const CheckpointOptions& options, i64 steps, Bytes checkpoint);
+
+/// Throws ConfigError when the folder of checkpoints has no room for so many bytes of `what`. Checkpoints
+/// that are there count as room where the run goes on from them: they make way. Collective.
+void check_checkpoint_room(const Job& job, Bytes most, const char* what, const Processes& processes);
+
+}  // namespace hetermoe
