@@ -67,12 +67,11 @@ std::string note_of(const CompareRow& row) {
 }
 
 void print_rows(const std::vector<CompareRow>& rows) {
-  const bool priced = std::any_of(rows.begin(), rows.end(), [](const CompareRow& row) {
-    return row.cost.tokens_per_unit().has_value();
-  });
-  std::vector<std::string> header = {"seq", "sequences", "strategy", "tokens/s", rows[0].strategy + " = 1",
-                                     "step", "newer busy", "older busy", "moved", "microbatches", "chunks",
-                                     "fullest device"};
+  const bool priced = std::any_of(
+      rows.begin(), rows.end(), [](const CompareRow& row) { return row.cost.tokens_per_unit().has_value(); });
+  std::vector<std::string> header = {
+      "seq",        "sequences", "strategy",     "tokens/s", rows[0].strategy + " = 1", "step", "newer busy",
+      "older busy", "moved",     "microbatches", "chunks",   "fullest device"};
   if (priced) header.push_back("tokens/money");
   const std::size_t figures = header.size();
   header.push_back("note");
@@ -88,13 +87,12 @@ void print_rows(const std::vector<CompareRow>& rows) {
       table.add_row(cells);
       continue;
     }
-    cells.insert(
-        cells.end(),
-        {format_digits(row.tokens_per_s, 4), row.ratio > 0 ? format_factor(1 / row.ratio) : "-",
-         format_seconds(row.step_s), format_percent(row.utilization_attention),
-         format_percent(row.utilization_expert), moved_by_layer(row.experts_moved),
-         std::to_string(row.microbatches), std::to_string(row.chunks),
-         format_bytes(*std::max_element(row.memory_bytes.begin(), row.memory_bytes.end()))});
+    cells.insert(cells.end(),
+                 {format_digits(row.tokens_per_s, 4), row.ratio > 0 ? format_factor(1 / row.ratio) : "-",
+                  format_seconds(row.step_s), format_percent(row.utilization_attention),
+                  format_percent(row.utilization_expert), moved_by_layer(row.experts_moved),
+                  std::to_string(row.microbatches), std::to_string(row.chunks),
+                  format_bytes(*std::max_element(row.memory_bytes.begin(), row.memory_bytes.end()))});
     const std::optional<double> tokens = row.cost.tokens_per_unit();
     if (priced) cells.push_back(tokens ? format_count(*tokens) : "-");
     cells.push_back(note_of(row));

@@ -138,7 +138,8 @@ std::vector<i64> prompt_of(const GenerateArguments& options, const Tokenizer* to
     const std::vector<i64> said = tokenizer->encode(options.prompt);
     prompt.insert(prompt.end(), said.begin(), said.end());
   }
-  if (prompt.empty()) fail<ConfigError>("--prompt", "is missing or empty, expected a text from which to go on");
+  if (prompt.empty())
+    fail<ConfigError>("--prompt", "is missing or empty, expected a text from which to go on");
   for (const i64 token : prompt) {
     if (token < 0 || token >= model.vocab) {
       fail<ConfigError>("--prompt", "has token {}, but {} has tokens 0 to {}: is this its tokenizer?", token,

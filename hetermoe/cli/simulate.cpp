@@ -300,7 +300,9 @@ std::function<int()> make_simulate(Flags& flags) {
   flags.add_option("--routing", options->routing, kRoutingHelp)->capture_default_str();
   flags.add_flag("--json", options->json, "print the result as JSON");
   allow_overrides(flags);
-  flags.add_to_footer("\nWith --output DIR: plan, schedule, timeline and Perfetto trace are written there. Exit code 1: the plan does "
+  flags.add_to_footer(
+      "\nWith --output DIR: plan, schedule, timeline and Perfetto trace are written there. Exit code 1: the "
+      "plan does "
       "not fit.");
   return [options, flags] { return simulate(*options, overrides_of(flags)); };
 }

@@ -119,7 +119,7 @@ class Validator {
     if (faults_.empty()) check_dtypes();
     if (faults_.empty()) check_hosts();
     if (faults_.empty()) check_homes();
-    if (faults_.empty()) check_turn_lengths();
+    if (faults_.empty()) faults_ = turn_faults(plan_);
     if (faults_.empty()) check_expected();
     return faults_;
   }
@@ -128,25 +128,6 @@ class Validator {
   template <class... Args>
   void fault(const std::string& where, fmt::format_string<Args...> format, Args&&... args) {
     faults_.push_back(fmt::format("[{}] {}", where, fmt::format(format, std::forward<Args>(args)...)));
-  }
-
-  void check_turn_lengths() {
-    if (plan_.turn_lengths.empty()) return;
-    if (plan_.order != OrderPolicy::kRoundRobin) {
-      fault("turn_lengths", "got {} entries, but order {} has no turns, expected none",
-            plan_.turn_lengths.size(), name_of(plan_.order));
-      return;
-    }
-    for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
-      const i64 turns = static_cast<i64>(turns_of(plan_, plan_.groups[g]).size()),
-                entries = static_cast<i64>(plan_.turn_lengths.size()),
-                devices = static_cast<i64>(plan_.groups[g].devices.size());
-      if (entries == turns || entries == turns * devices) continue;
-      fault("turn_lengths",
-            "has {} entries, but rounds of groups[{}] have {} turns on {} devices, expected "
-            "{}, or {} where devices differ",
-            entries, g, turns, devices, turns, turns * devices);
-    }
   }
 
   void check_expected() {

@@ -116,4 +116,23 @@ std::string turn_work(const PlanTurn& turn) {
   return fmt::format("{}", fmt::join(parts, ", "));
 }
 
+std::vector<std::string> turn_faults(const Plan& plan) {
+  const auto entries = static_cast<i64>(plan.turn_lengths.size());
+  if (entries == 0) return {};
+  if (plan.order != OrderPolicy::kRoundRobin)
+    return {fmt::format("[turn_lengths] got {} entries, but order {} has no turns, expected none", entries,
+                        name_of(plan.order))};
+  std::vector<std::string> faults;
+  for (std::size_t g = 0; g < plan.groups.size(); ++g) {
+    const auto turns = static_cast<i64>(turns_of(plan, plan.groups[g]).size()),
+               devices = static_cast<i64>(plan.groups[g].devices.size());
+    if (entries == turns || entries == turns * devices) continue;
+    faults.push_back(fmt::format(
+        "[turn_lengths] has {} entries, but rounds of groups[{}] have {} turns on {} devices, expected {}, "
+        "or {} where devices differ",
+        entries, g, turns, devices, turns, turns * devices));
+  }
+  return faults;
+}
+
 }  // namespace hetermoe

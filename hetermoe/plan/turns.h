@@ -21,6 +21,9 @@ std::vector<PlanTurn> turns_of(const Plan& plan, const Group& group);
 /// Microbatches of a round.
 i64 round_of(const Plan& plan, const Group& group);
 
+/// What validate() finds in plan.turn_lengths.
+std::vector<std::string> turn_faults(const Plan& plan);
+
 inline constexpr i64 kStepsUntilAlike = 4;  ///< steps that overlap: later ones take equally long
 
 /// When a microbatch is in a turn.

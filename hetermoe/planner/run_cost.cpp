@@ -18,7 +18,7 @@ std::optional<double> times(std::optional<double> per_hour, Seconds seconds) {
 /// used: [type of the cluster]
 template <class Figure>
 std::optional<double> sum_of_used(const Cluster& cluster, const std::vector<i64>& used, Figure figure,
-                             std::vector<std::string>& missing) {
+                                  std::vector<std::string>& missing) {
   double sum = 0;
   for (std::size_t t = 0; t < used.size(); ++t) {
     if (used[t] == 0) continue;

@@ -109,7 +109,8 @@ std::string reason(const Candidate& best, const Candidate& loser) {
                                  loser.types[t].type));
     }
   }
-  std::string text = fmt::format("takes {:.0f} % longer", 100 * (loser.prediction.step / best.prediction.step - 1));
+  std::string text =
+      fmt::format("takes {:.0f} % longer", 100 * (loser.prediction.step / best.prediction.step - 1));
   if (loser.prediction.step < 1.005 * best.prediction.step) text = "as fast within half a percent";
   if (!idle.empty()) text += ": " + join(idle, ", ");
   const TypeUse* waits = nullptr;
