@@ -69,8 +69,9 @@ void for_each_plan(const PlanRequest& request, Use use) {
           ask.seq_len = request.seq_len, ask.sequences = request.sequences;
           ask.microbatches = microbatches, ask.window = window;
           if (microbatches > request.sequences || window > microbatches) continue;
-          if (strategy.has_stages) ask.stages = stages;
-          if (!strategy.has_stages && stages > 2) continue;
+          if (strategy.cut == Cut::kStages) ask.stages = stages;
+          if (strategy.cut == Cut::kDepth) ask.depth_groups = {stages};
+          if (strategy.cut == Cut::kNone && stages > 2) continue;
           use(strategy, ask, seen);
         }
       }
