@@ -42,6 +42,23 @@ TEST(DiskRoom, CheckpointsOfTheRunThatGoesOnCountAsRoom) {
   EXPECT_TRUE(has(error_of<ConfigError>([&] { run.run(); }), "has room for"));
   disk_faults().free = 1.2 * each;
   EXPECT_EQ(run.run().outcome.first_step, 6);
+  disk_faults().free = 0;
+  EXPECT_TRUE(run.run().outcome.records.empty());  // it has nothing to write
+}
+
+/// Those of another run stay, and where they are until the run may begin.
+TEST(DiskRoom, CheckpointsThatAreSetAsideAreNoRoom) {
+  const WorkFolder folder;
+  const DiskFaultsEnd end;
+  TinyRun run(folder.path());
+  run.run();
+  const Bytes each = folder_bytes(run.checkpoints()) / 2;
+  run.job.checkpoint.resume = false;
+  disk_faults().free = 2.8 * each;
+  EXPECT_TRUE(has(error_of<ConfigError>([&] { run.run(); }), "has room for"));
+  EXPECT_EQ(run.steps(), (std::vector<i64>{6, 4}));
+  disk_faults().free = 3.2 * each;
+  EXPECT_EQ(run.run().outcome.first_step, 0);
 }
 
 TEST(DiskRoom, ALaterCheckpointWithoutRoomIsLeftOutWithAWord) {

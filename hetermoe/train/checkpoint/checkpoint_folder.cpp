@@ -69,6 +69,16 @@ void replace(const fs::path& unfinished, const fs::path& target) {
 
 std::string checkpoint_name(i64 step) { return fmt::format("{}{:08}", kStep, step); }
 
+std::vector<fs::path> checkpoint_paths(const fs::path& folder) {
+  std::vector<fs::path> paths;
+  std::error_code code;
+  for (const auto& entry : fs::directory_iterator(folder, code)) {
+    if (entry.path().filename().string().starts_with(kStep)) paths.push_back(entry.path());
+  }
+  std::sort(paths.begin(), paths.end());
+  return paths;
+}
+
 void publish_checkpoint(const fs::path& unfinished, const fs::path& folder, const CheckpointInfo& info) {
   const fs::path target = folder / checkpoint_name(info.step);
   sync_to_disk(unfinished);
@@ -90,14 +100,9 @@ void remove_older(const fs::path& folder, i64 keep, const std::string& run) {
 }
 
 std::string set_others_aside(const fs::path& folder, const std::string& run) {
-  std::vector<fs::path> others;
-  std::error_code code;
-  for (const auto& entry : fs::directory_iterator(folder, code)) {
-    if (entry.path().filename().string().starts_with(kStep)) others.push_back(entry.path());
-  }
-  if (others.empty()) return "";
   // The newest goes last: who is interrupted here leaves a folder from which the other run can go on.
-  std::sort(others.begin(), others.end());
+  const std::vector<fs::path> others = checkpoint_paths(folder);
+  if (others.empty()) return "";
   try {
     return fmt::format("{} of other runs {} now in {}", counted(others.size(), "checkpoint"),
                        agree(others.size(), "is", "are"), set_aside(folder, others, run).string());

@@ -1,6 +1,7 @@
 #pragma once
 #include <filesystem>
 #include <string>
+#include <vector>
 
 #include "hetermoe/train/checkpoint/checkpoint.h"
 
@@ -9,6 +10,9 @@ namespace hetermoe {
 
 /// "step-00000120"
 std::string checkpoint_name(i64 step);
+
+/// What has the name of a checkpoint in a folder, oldest first; empty when there is no folder.
+std::vector<std::filesystem::path> checkpoint_paths(const std::filesystem::path& folder);
 
 /// Gives a finished folder the name of its checkpoint. One of the same run and step gives way to it; whoever
 /// ends the program at any moment leaves one of the two under the name, or recover_checkpoints() finds it.

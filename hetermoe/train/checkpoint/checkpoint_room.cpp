@@ -4,6 +4,7 @@
 
 #include "hetermoe/base/file_system.h"
 #include "hetermoe/base/words.h"
+#include "hetermoe/train/checkpoint/checkpoint_folder.h"
 #include "hetermoe/train/checkpoint/resume.h"
 #include "hetermoe/weights/disk_room.h"
 
@@ -29,16 +30,18 @@ std::string lack_of_room_for(Bytes checkpoint, const std::filesystem::path& fold
   return told_by_rank_0(processes, [&] { return lack_of_room(folder, checkpoint); });
 }
 
-Bytes most_checkpoint_bytes(const CheckpointOptions& options, i64 steps, Bytes checkpoint) {
-  if (options.every == 0) return 0;
+Bytes most_checkpoint_bytes(const CheckpointOptions& options, i64 steps, i64 there, Bytes checkpoint) {
+  if (options.every == 0 || steps <= 0) return 0;
   const i64 written = (steps + options.every - 1) / options.every;
-  return checkpoint * static_cast<Bytes>(std::min(options.keep + 1, written));
+  return checkpoint * static_cast<Bytes>(std::min(options.keep + 1, there + written));
 }
 
 void check_checkpoint_room(const Job& job, Bytes most, const char* what, const Processes& processes) {
   const std::string lacks = told_by_rank_0(processes, [&] {
     const std::filesystem::path folder = checkpoint_folder(job.output);
-    return lack_of_room(folder, most - (job.checkpoint.resume ? folder_bytes(folder) : 0));
+    Bytes there = 0;
+    for (const std::filesystem::path& path : checkpoint_paths(folder)) there += folder_bytes(path);
+    return lack_of_room(folder, most - (job.checkpoint.resume ? there : 0));
   });
   if (lacks.empty()) return;
   fail<ConfigError>("checkpoint.every",

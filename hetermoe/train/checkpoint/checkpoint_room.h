@@ -16,9 +16,9 @@ Bytes bytes_of_all(const CheckpointShard& mine, const Processes& processes);
 std::string lack_of_room_for(Bytes checkpoint, const std::filesystem::path& folder,
                              const Processes& processes);
 
-/// What so many steps have on their disk at most, of checkpoints of so many bytes each: those that are kept
-/// and the one that is being written.
-Bytes most_checkpoint_bytes(const CheckpointOptions& options, i64 steps, Bytes checkpoint);
+/// What a run has on its disk at most during the steps that come, beside so many checkpoints that are there,
+/// each of so many bytes: those that are kept and the one that is being written. 0: it writes none.
+Bytes most_checkpoint_bytes(const CheckpointOptions& options, i64 steps, i64 there, Bytes checkpoint);
 
 /// Throws ConfigError when the folder of checkpoints has no room for so many bytes of `what`. Checkpoints
 /// that are there count as room where the run goes on from them: they make way. Collective.

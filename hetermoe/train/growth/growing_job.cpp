@@ -115,14 +115,15 @@ Bytes least_checkpoint_bytes(const JobPart& part) {
 }
 
 /// Throws ConfigError when this machine has no memory, or its disk no room, for a model that grows later:
-/// nobody wants to know that after the steps before; collective.
-void check_machine(const std::vector<JobPart>& parts, const Processes& processes) {
-  for (std::size_t i = 1; i < parts.size(); ++i) {
+/// nobody wants to know that after the steps before. `first` is the part with which the run begins;
+/// collective.
+void check_machine(const std::vector<JobPart>& parts, std::size_t first, const Processes& processes) {
+  for (std::size_t i = first + 1; i < parts.size(); ++i) {
     const auto& [job, model, from, end] = parts[i];
     if (processes.alone() && job.run.device == "cpu") check_host_memory(job, model, "grow.factor");
     const i64 steps = job.train.steps - parts[i - 1].end + job.checkpoint.every;  // with that of the growth
-    check_checkpoint_room(job, most_checkpoint_bytes(job.checkpoint, steps, least_checkpoint_bytes(parts[i])),
-                          "checkpoints of the model that grew", processes);
+    const Bytes most = most_checkpoint_bytes(job.checkpoint, steps, 0, least_checkpoint_bytes(parts[i]));
+    check_checkpoint_room(job, most, "checkpoints of the model that grew", processes);
   }
 }
 
@@ -287,9 +288,10 @@ bool grows(const Job& job) { return job.grow.at > 0 || job.grow.narrow_to > 0; }
 TrainedJob train_growing_job(const Job& job, const JobRunOptions& options, const OnStep& on_step,
                              const Processes& processes) {
   const std::vector<JobPart> parts = parts_of(job);
-  check_machine(parts, processes);
+  const std::size_t first = part_to_go_on_with(parts, processes);
+  check_machine(parts, first, processes);
   std::optional<TrainOutcome> done;
-  for (std::size_t i = part_to_go_on_with(parts, processes);; ++i) {
+  for (std::size_t i = first;; ++i) {
     const JobPart& part = parts[i];
     if (i == 0 && processes.rank() == 0) forget_growth(job);
     const bool last = i + 1 == parts.size();

@@ -1,4 +1,5 @@
 #include "hetermoe/base/version.h"
+#include "hetermoe/train/checkpoint/checkpoint_folder.h"
 #include "hetermoe/train/checkpoint/checkpoint_room.h"
 #include "hetermoe/train/checkpoint/resume.h"
 #include "hetermoe/train/checkpoint/shared_folder.h"
@@ -11,11 +12,13 @@ class CheckpointPart : public RunPart {
  public:
   explicit CheckpointPart(RunState& run)
       : run_(run), writer_(checkpoint_folder(run.job.output), run.job.checkpoint) {
-    if (!saves()) return;
-    if (!run.processes.alone()) check_shared_folder(run.processes, run.job.output);
-    const Bytes each = bytes_of_all(tensors(), run.processes);
-    check_checkpoint_room(run.job, most_checkpoint_bytes(run.job.checkpoint, run.job.train.steps, each),
-                          "checkpoints", run.processes);
+    if (saves() && !run.processes.alone()) check_shared_folder(run.processes, run.job.output);
+    if (!run.job.checkpoint.resume) check_room(0);  // before others' checkpoints are set aside
+  }
+
+  void begin_run() override {
+    if (run_.job.checkpoint.resume)
+      check_room(std::ssize(checkpoint_paths(checkpoint_folder(run_.job.output))));
   }
 
   void after_step(StepDone& done) override {
@@ -54,6 +57,14 @@ class CheckpointPart : public RunPart {
  private:
   bool saves() const { return run_.job.checkpoint.every > 0; }
   bool is_due_after(i64 step) const { return saves() && (step + 1) % run_.job.checkpoint.every == 0; }
+
+  /// For the steps that come, beside so many checkpoints of this run.
+  void check_room(i64 there) const {
+    if (!saves() || run_.end <= saved_step_) return;
+    const Bytes most = most_checkpoint_bytes(run_.job.checkpoint, run_.end - saved_step_, there,
+                                             bytes_of_all(tensors(), run_.processes));
+    check_checkpoint_room(run_.job, most, "checkpoints", run_.processes);
+  }
 
   CheckpointShard tensors() const {
     CheckpointShard shard;
