@@ -6,6 +6,7 @@
 #include <map>
 #include <string>
 
+#include "hetermoe/planner/strategies/depth_groups.h"
 #include "tests/support/error_of.h"
 #include "tests/support/work_folder.h"
 #include "tests/train/tiny_run.h"
@@ -76,11 +77,21 @@ TEST(CompareJob, MovedExpertsAndWeightsOfRolesAreLeftToThoseWhoHaveThem) {
   EXPECT_EQ(owned, (std::map<DeviceId, i64>{{0, 1}, {1, 1}, {2, 1}, {3, 1}}));
 }
 
+TEST(CompareJob, DepthGroupsAreLeftToThoseWhoHaveThem) {
+  const std::vector<Plan> plans = plans_of({"zebra", "af-pipe"}, {{"plan.depth_groups", "2"}});
+  EXPECT_EQ(depth_groups_of(plans[0].groups[0]).attention, 1);
+  EXPECT_EQ(depth_groups_of(plans[1].groups[0]).attention, 2);
+}
+
 TEST(CompareJob, WhatNoneOfTheStrategiesHasAUseForIsRefused) {
   EXPECT_TRUE(compare_refusal({"ep", "single"}, {{"plan.attention", "0,1"}, {"plan.experts", "2,3"}})
                   .starts_with("[plan.experts] got devices 2, 3, but strategy "));
   EXPECT_TRUE(
       compare_refusal({"single"}, {{"plan.attention", "0,1"}}).starts_with("[plan.attention] got devices"));
+  EXPECT_EQ(compare_refusal({"zebra"}, {{"plan.depth_groups", "2"}}),
+            "[plan.depth_groups] strategy zebra does not look at it, expected af-pipe, or no such key");
+  EXPECT_EQ(compare_refusal({"zebra", "af-pipe"}, {{"plan.stages", "2"}}),
+            "[plan.stages] strategy zebra does not look at it, expected pp-ep or pp-zebra, or no such key");
   EXPECT_TRUE(compare_refusal({"ep", "zebra"}, {{"plan.experts", "2,77"}})
                   .starts_with("[plan.experts] device 77 does not exist"));
 }

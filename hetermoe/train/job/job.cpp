@@ -193,26 +193,28 @@ void check_roles(const PlanOptions& options, const Strategy& strategy) {
   }
 }
 
-/// What a strategy does not look at stays as it is by default.
+/// Keys that differ from their defaults and that a strategy with this cut does not look at.
+std::vector<std::string> unused_keys(const CutOptions& options, Cut cut) {
+  CutOptions used = options;
+  drop_unused(cut, used);
+  const Json got = write_fields(options), kept = write_fields(used);
+  std::vector<std::string> keys;
+  for (const auto& [key, value] : got.items())
+    if (value != kept[key]) keys.push_back(key);
+  return keys;
+}
+
 void check_cut(const PlanOptions& options, const Strategy& strategy) {
-  const auto unused = [&](Cut cut) {
-    CutOptions used = options;
-    drop_unused(cut, used);
-    const Json got = write_fields<CutOptions>(options), kept = write_fields(used);
-    std::vector<std::string> keys;
-    for (const auto& [key, value] : got.items())
-      if (value != kept[key]) keys.push_back(key);
-    return keys;
-  };
-  const std::vector<std::string> keys = unused(strategy.cut);
+  const std::vector<std::string> keys = unused_keys(options, strategy.cut);
   if (keys.empty()) return;
   std::vector<std::string> users;
-  for (const Strategy& other : strategies()) {
-    const std::vector<std::string> of_other = unused(other.cut);
-    if (std::find(of_other.begin(), of_other.end(), keys[0]) == of_other.end()) users.push_back(other.name);
+  for (std::size_t s = 0; s < strategies().size(); ++s) {
+    const std::vector<std::string> of_other = unused_keys(options, strategies()[s].cut);
+    if (std::find(of_other.begin(), of_other.end(), keys[0]) == of_other.end())
+      users.push_back(strategy_names()[s]);
   }
-  fail<ConfigError>("plan." + keys[0], "strategy {} does not look at it, expected {}", strategy.name,
-                    fmt::join(users, " or "));
+  fail<ConfigError>("plan." + keys[0], "strategy {} does not look at it, expected {}, or no such key",
+                    strategy.name, fmt::join(users, " or "));
 }
 
 /// `unmoved`: the plan before any expert moves.
@@ -365,7 +367,15 @@ Job job_of_strategy(const Job& job, const std::string& strategy, const std::vect
   DeviceUse widest = use;
   for (const std::string& other : compared) widest = std::max(widest, find_strategy(other).use);
   PlanOptions& plan = own.plan;
-  drop_unused(find_strategy(strategy).cut, plan);
+  const Cut cut = find_strategy(strategy).cut;
+  std::vector<std::string> of_nobody = unused_keys(plan, cut);
+  for (const std::string& other : compared) {
+    const std::vector<std::string> unused = unused_keys(plan, find_strategy(other).cut);
+    std::erase_if(of_nobody, [&](const std::string& key) {
+      return std::find(unused.begin(), unused.end(), key) == unused.end();
+    });
+  }
+  if (of_nobody.empty()) drop_unused(cut, plan);
   if (use == widest || !plan.file.empty()) return own;
   check_devices(plan, cluster);
   const Roles roles = roles_of(widest, cluster, {plan.attention, plan.experts});
