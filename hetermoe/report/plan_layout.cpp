@@ -4,8 +4,8 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <map>
 #include <set>
+#include <tuple>
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/base/words.h"
@@ -40,18 +40,32 @@ std::string range_text(const std::vector<double>& values) {
   return *low == *high ? fmt::format("{:.3g}", *low) : fmt::format("{:.3g} to {:.3g}", *low, *high);
 }
 
-/// "layers 0 to 3", or how many where they do not follow each other.
+/// "layers 0 to 3", "layers 0, 2, ... 6", or how many where they do not follow each other.
 std::string layers_text(const std::set<i64>& layers, i64 num_layers) {
   const auto count = static_cast<i64>(layers.size());
   if (count == num_layers) return "of every layer";
   const bool follow = *layers.rbegin() - *layers.begin() + 1 == count;
   if (count == 1) return fmt::format("of layer {}", *layers.begin());
-  return follow ? fmt::format("of layers {} to {}", *layers.begin(), *layers.rbegin())
-                : fmt::format("of {} layers", count);
+  if (follow) return fmt::format("of layers {} to {}", *layers.begin(), *layers.rbegin());
+  if (count <= 3) return fmt::format("of layers {}", fmt::join(layers, ", "));
+  const i64 step = *std::next(layers.begin()) - *layers.begin();
+  const bool even = std::adjacent_find(layers.begin(), layers.end(),
+                                       [&](i64 a, i64 b) { return b - a != step; }) == layers.end();
+  if (!even) return fmt::format("of {} layers", count);
+  return fmt::format("of layers {}, {}, ... {}", *layers.begin(), *layers.begin() + step, *layers.rbegin());
 }
 
-/// Devices of a group with the same type and role, in their numbers.
+/// Devices of a group with the same type and role that have parts of the same layers, in their numbers.
 using Team = std::vector<std::size_t>;
+constexpr std::size_t kMostTeams = 12;  ///< of a group that are described
+
+/// A part of each layer of which a device has some: attention, then experts.
+std::vector<bool> layers_of_last(const PlanLayout& layout) {
+  std::vector<bool> has;
+  for (const double share : layout.attention.back()) has.push_back(share > 0);
+  for (const double experts : layout.experts.back()) has.push_back(experts > 0);
+  return has;
+}
 
 /// "2 A40 compute the attention part of every layer, each 50 % of the sequences".
 std::string team_text(const PlanLayout& layout, const Team& team, const std::string& type,
@@ -203,19 +217,27 @@ PlanLayout plan_layout(const Plan& plan, const ModelConfig& model, const Cluster
   std::vector<DeviceId> used;
   for (std::size_t g = 0; g < plan.groups.size(); ++g) {
     const Group& group = plan.groups[g];
-    std::map<std::pair<std::string, std::string>, Team> team_of;  // by role and type
+    using Key = std::tuple<std::string, std::string, std::vector<bool>>;  // role, type, layers
+    std::vector<std::pair<Key, Team>> found;
     for (const char* role : {"attention", "both", "expert", "idle"}) {
       for (const DeviceId device : group.devices) {
         if (roles[idx(device)] != role) continue;
-        team_of[{role, cluster.type_of(device).name}].push_back(layout.devices.size());
         add_device(layout, group, device, cluster.device_name(device));
+        const Key key{role, cluster.type_of(device).name, layers_of_last(layout)};
+        auto at =
+            std::find_if(found.begin(), found.end(), [&](const auto& team) { return team.first == key; });
+        if (at == found.end()) at = found.insert(at, {key, {}});
+        at->second.push_back(layout.devices.size() - 1);
         used.push_back(device);
       }
     }
-    for (const auto& [key, team] : team_of) {
+    const std::size_t more = found.size() > kMostTeams ? found.size() - kMostTeams : 0;
+    found.resize(found.size() - more);
+    for (const auto& [key, team] : found) {
       const std::string of_group = plan.groups.size() > 1 ? fmt::format("group {}: ", g) : "";
-      teams.push_back(of_group + team_text(layout, team, key.second, key.first) + ".");
+      teams.push_back(of_group + team_text(layout, team, std::get<1>(key), std::get<0>(key)) + ".");
     }
+    if (more > 0) teams.push_back(fmt::format("{} more sets of devices, each with layers of its own.", more));
   }
   layout.sentences = {
       fmt::format("{}: {} of {}, {} of {} in a step.", plan.strategy.empty() ? "plan" : plan.strategy,

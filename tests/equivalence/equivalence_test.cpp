@@ -439,8 +439,7 @@ TEST(Equivalence, ScheduleTextRunsAsAnExplicitOrder) {
   for (u64 seed = 2000; seed < 2010; ++seed) {
     RandomCase c = random_case(seed);
     c.plan.explicit_order = to_text(build_schedule(c.plan, c.model, c.step));
-    c.plan.order = OrderPolicy::kExplicit;
-    c.plan.expected.reset();
+    c.plan.order = OrderPolicy::kExplicit, c.plan.expected.reset();
     const Comparison compared = run_and_compare(c.model, c.cluster, c.plan, c.step, coverage);
     EXPECT_LE(compared.max(), kTolerance)
         << describe(c) << ": " << compared.gradient << " of " << compared.worst;

@@ -37,6 +37,13 @@ TEST(PlanLayout, SaysWhoComputesWhat) {
   EXPECT_EQ(zebra.sentences.at(2), "2 V100/1000 (expert) own each 4 of the 8 experts of every layer.");
 }
 
+TEST(PlanLayout, SaysWhichLayersADepthGroupHas) {
+  const PlanLayout plan = layout_of("af_pipe");
+  EXPECT_EQ(plan.sentences.at(1), "1 A40/1000 (attention) computes the attention part of layers 0, 2.");
+  EXPECT_EQ(plan.sentences.at(2), "1 A40/1000 (attention) computes the attention part of layers 1, 3.");
+  EXPECT_EQ(plan.sentences.at(3), "1 V100/1000 (expert) owns 8 of the 8 experts of layers 0, 2.");
+}
+
 TEST(PlanLayout, ADeviceAloneComputesAll) {
   const PlanLayout single = layout_of("single");
   EXPECT_EQ(single.devices.size(), 1u);
