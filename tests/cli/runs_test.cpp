@@ -113,7 +113,7 @@ TEST(Interrupted, ARunEndsWithTheCodeOfItsSignalAndLaunchPassesItOn) {
       const ProgramResult result = run.wait();
       EXPECT_EQ(result.code, 128 + signal) << result.err;
       EXPECT_TRUE(contains(result.err, "interrupted by " + name + " after step ")) << result.err;
-      EXPECT_TRUE(contains(result.err, "; without checkpoint.every nothing of it is left: ")) << result.err;
+      EXPECT_TRUE(contains(result.err, "; the same command goes on from there: ")) << result.err;
       EXPECT_TRUE(contains(result.err, fmt::format("exit code {}\n", 128 + signal))) << result.err;
       EXPECT_FALSE(contains(result.err, "restart")) << result.err;
       EXPECT_TRUE(std::filesystem::exists(folder / "run/report.html"));
