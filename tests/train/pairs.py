@@ -16,6 +16,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -54,6 +55,9 @@ FEATURES = {
 }
 MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1",
        "OMPI_MCA_btl_vader_single_copy_mechanism": "none"}
+
+
+SENTENCE = re.compile(r"(rank \d+: )?\[[a-z][^:]*?\] ")  # not what mpirun says of itself: [host:1234]
 
 
 class Clash(Exception):
@@ -157,7 +161,7 @@ def refusal(code, text):
     """The sentence by which the program refused the run; None when it did not."""
     if code != 2:
         return None
-    lines = [line for line in text.splitlines() if line.startswith(("[", "hetermoe:", "error"))]
+    lines = [line for line in text.splitlines() if SENTENCE.match(line)]
     return lines[0] if lines else None
 
 

@@ -84,6 +84,14 @@ TEST(RanksOfDevices, AnIdleDeviceHasNoRank) {
             std::string::npos);
 }
 
+/// Round robin lists devices that get no turn where they are slow.
+TEST(RanksOfDevices, ADeviceOfAGroupWithoutAPartHasNoRank) {
+  const WorkFolder folder;
+  TinyRun rig(folder.path(), {{"plan.attention", "0"}, {"plan.experts", "2,3"}});
+  rig.plan.groups[0].devices = {0, 1, 2, 3};
+  EXPECT_EQ(ranks_of_devices(rig.plan, rig.cluster, 3), (Ranks{0, -1, 1, 2}));
+}
+
 TEST(GatherGpus, EveryRankKnowsWhatAllHave) {
   testing::on_ranks(2, [](const Processes& processes) {
     const std::vector<RankGpu> all = gather_gpus(processes, processes.rank() == 0 ? a40("n1") : v100("n2"));

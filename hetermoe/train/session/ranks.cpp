@@ -132,6 +132,18 @@ std::string capability_text(i32 capability) {
 
 }  // namespace
 
+namespace {
+
+/// Devices with a part of the plan. A strategy may list others: round robin leaves slow ones without a turn.
+std::vector<DeviceId> working_devices(const Plan& plan) {
+  const std::vector<std::string> roles = roles_of(plan);
+  std::vector<DeviceId> devices = devices_of(plan);
+  std::erase_if(devices, [&](DeviceId device) { return roles[idx(device)] == "idle"; });
+  return devices;
+}
+
+}  // namespace
+
 std::vector<i32> ranks_of_devices(const Plan& plan, const Cluster& cluster, i32 num_ranks) {
   const std::vector<const Plan*> plans = {&plan};
   return ranks_of_devices(plans, cluster, num_ranks);
@@ -140,13 +152,13 @@ std::vector<i32> ranks_of_devices(const Plan& plan, const Cluster& cluster, i32 
 std::vector<i32> ranks_of_devices(std::span<const Plan* const> plans, const Cluster& cluster, i32 num_ranks) {
   std::set<DeviceId> used;
   for (const Plan* plan : plans) {
-    for (const DeviceId device : devices_of(*plan)) used.insert(device);
+    for (const DeviceId device : working_devices(*plan)) used.insert(device);
   }
   const std::vector<DeviceId> working(used.begin(), used.end());
   std::vector<i32> rank_of = spread_working_devices(working, cluster.num_devices(), num_ranks);
   for (std::size_t p = 0; p < plans.size(); ++p) {
     std::set<i32> busy;
-    for (const DeviceId device : devices_of(*plans[p])) busy.insert(rank_of[idx(device)]);
+    for (const DeviceId device : working_devices(*plans[p])) busy.insert(rank_of[idx(device)]);
     if (static_cast<i32>(busy.size()) == num_ranks) continue;
     fail<ConfigError>(
         p == 0 ? "plan" : "train.changes",
