@@ -16,6 +16,18 @@ bool swap_paths(const fs::path& a, const fs::path& b) {
 #endif
 }
 
+fs::path take_name(const fs::path& fresh, const fs::path& target, const fs::path& aside) {
+  if (swap_paths(fresh, target)) return fresh;
+  const bool taken = fs::exists(target);
+  fs::remove_all(aside);
+  if (taken) fs::rename(target, aside);
+  std::error_code code;
+  fs::rename(fresh, target, code);
+  if (!code) return aside;
+  if (taken) fs::rename(aside, target);
+  throw fs::filesystem_error("cannot rename", fresh, target, code);
+}
+
 std::optional<Bytes> free_space(const fs::path& folder) {
   std::error_code code;
   fs::path there = fs::absolute(folder, code);

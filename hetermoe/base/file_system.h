@@ -11,6 +11,12 @@ namespace hetermoe {
 /// with nothing changed, where the system or the file system cannot do that.
 bool swap_paths(const std::filesystem::path& a, const std::filesystem::path& b);
 
+/// `fresh` gets the name `target`, which another may have. Returns where that one lies then: at `fresh` where
+/// names can be swapped, else at `aside`, whose content is lost. Throws filesystem_error; names are then as
+/// before.
+std::filesystem::path take_name(const std::filesystem::path& fresh, const std::filesystem::path& target,
+                                const std::filesystem::path& aside);
+
 /// Bytes that this user may still write into a folder, which need not exist. None: the file system does not
 /// say.
 std::optional<Bytes> free_space(const std::filesystem::path& folder);

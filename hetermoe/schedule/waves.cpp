@@ -88,8 +88,7 @@ void WaveRunner::compute(const Wave& wave, i32 m) {
   if (!makes_gradient) return;
   if (wave.sends_gradient) send_gradient(stage, m);
   if (stage == 0) {
-    // No transfer waits for embed.B.
-    b_.compute_on_shares(at(OpKind::kAttention, Phase::kWeights, op.layer, m), op.layer);
+    append_weights(op, m);  // no transfer waits for embed.B
     b_.compute_on_shares(at(OpKind::kEmbed, Phase::kBackward, -1, m), -1);
   }
 }
@@ -101,9 +100,11 @@ bool WaveRunner::backward_of_ahead(const Op& op) const {
 
 /// The transfer that waits for the wave's gradients of inputs is appended.
 void WaveRunner::weights(const Wave& wave, i32 m) {
-  const Op& op = wave.compute;
-  const bool later = wave.has_compute && op.layer != 0;
-  if (!later || op.kind != OpKind::kAttention || op.phase != Phase::kBackward) return;
+  if (wave.has_compute && wave.compute.layer != 0) append_weights(wave.compute, m);
+}
+
+void WaveRunner::append_weights(const Op& op, i32 m) {
+  if (op.kind != OpKind::kAttention || op.phase != Phase::kBackward) return;
   b_.compute_on_shares(at(OpKind::kAttention, Phase::kWeights, op.layer, m), op.layer);
 }
 

@@ -67,6 +67,7 @@ class WaveRunner {
     bool waits;  ///< some of its experts are not appended yet
   };
   bool backward_of_ahead(const Op& op) const;
+  void append_weights(const Op& op, i32 m);
   void expect_back(const Wave& wave, i32 m);
   void run_experts(const Wave& wave, i32 m, std::optional<bool> computing);
   static constexpr i32 kNoStage = -2;

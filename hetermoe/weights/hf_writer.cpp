@@ -215,20 +215,9 @@ void recover_folder(const fs::path& target) {
   fs::remove_all(old);
 }
 
-/// The folder that had the name lies at the returned place then. Where the file system can, no moment is
-/// without a folder of that name.
-fs::path replace_folder(const fs::path& unfinished, const fs::path& target) {
-  if (swap_paths(unfinished, target)) return unfinished;
-  const fs::path old = beside(target, "old");
-  fs::remove_all(old);
-  if (fs::exists(target)) fs::rename(target, old);
-  fs::rename(unfinished, target);
-  return old;
-}
-
 void publish(const fs::path& unfinished, const fs::path& target) {
   sync_to_disk(unfinished);
-  const fs::path before = replace_folder(unfinished, target);
+  const fs::path before = take_name(unfinished, target, beside(target, "old"));
   move_exports(before, target);
   sync_to_disk(fs::absolute(target).parent_path());
   fs::remove_all(before);

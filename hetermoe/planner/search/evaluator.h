@@ -79,6 +79,8 @@ class Evaluator {
   std::vector<i64> by_step() const;
 
   const Rates& rates() const { return rates_; }
+  /// By which plans are simulated.
+  std::unique_ptr<CostModel> cost(const Plan& plan) const { return predictor_.cost(plan); }
   bool shortens() const { return short_.shortens(); }
   i64 whole_budget() const { return whole_budget_; }  ///< op-device visits of all simulations
   i64 budget() const { return budget_; }              ///< what is left of them

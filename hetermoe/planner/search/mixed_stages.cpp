@@ -3,10 +3,8 @@
 #include <algorithm>
 
 #include "hetermoe/base/index.h"
-#include "hetermoe/cost/measured.h"
 #include "hetermoe/planner/estimate/lane_bound.h"
 #include "hetermoe/planner/search/blocks.h"
-#include "hetermoe/planner/strategies/depth_groups.h"
 #include "hetermoe/planner/strategies/strategies.h"
 
 namespace hetermoe {
@@ -138,14 +136,6 @@ std::vector<std::pair<Seconds, Plan>> mixed_pipelines(const Rates& rates, Second
 
 std::vector<std::pair<Seconds, Plan>> depth_plans(const Rates& rates, Seconds most) {
   return Maker(rates, Layers::kInTurn, most).all();
-}
-
-Plan with_expected_times(Plan plan, const PlanRequest& request) {
-  if (plan.order != OrderPolicy::kTimed) return plan;
-  plan.expected = expected_times(
-      plan, request.model, request.cluster,
-      *make_cost(request.model, request.cluster, plan, load_profiles(request.cluster), request.software));
-  return plan;
 }
 
 }  // namespace hetermoe

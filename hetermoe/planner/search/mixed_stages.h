@@ -14,7 +14,5 @@ std::vector<std::pair<Seconds, Plan>> mixed_pipelines(const Rates& rates, Second
 /// Likewise, of depth groups (strategy af_pipe) with attention on some classes and experts on the others.
 /// Without expected times.
 std::vector<std::pair<Seconds, Plan>> depth_plans(const Rates& rates, Seconds most);
-/// Plans of order `timed` get the times of their parts, others stay as they are.
-Plan with_expected_times(Plan plan, const PlanRequest& request);
 
 }  // namespace hetermoe

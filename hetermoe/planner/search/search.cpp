@@ -22,6 +22,7 @@
 #include "hetermoe/planner/search/result.h"
 #include "hetermoe/planner/search/search.h"
 #include "hetermoe/planner/search/sketches.h"
+#include "hetermoe/planner/strategies/depth_groups.h"
 #include "hetermoe/planner/strategies/strategies.h"
 #include "hetermoe/planner/words/explain.h"
 
@@ -398,7 +399,9 @@ class Search {
     i64 left = kBoundedPlans;
     for (auto& [bound, plan] : plans) {
       if (left == 0 || evaluator_.budget() <= 0 || (has_best() && bound >= best_step())) break;
-      if (evaluator_.evaluate(with_expected_times(std::move(plan), request_)) >= 0) --left;
+      if (plan.order == OrderPolicy::kTimed)
+        plan.expected = expected_times(plan, request_.model, request_.cluster, *evaluator_.cost(plan));
+      if (evaluator_.evaluate(std::move(plan)) >= 0) --left;
     }
   }
 

@@ -11,6 +11,7 @@
 #include "hetermoe/cost/memory_estimate.h"
 #include "hetermoe/placement/token_ranges.h"
 #include "hetermoe/planner/estimate/host_use.h"
+#include "hetermoe/planner/strategies/depth_groups.h"
 #include "hetermoe/planner/strategies/strategies.h"
 #include "hetermoe/schedule/schedule_error.h"
 
@@ -184,11 +185,10 @@ Tuned tune_depth_groups(Predictor& predictor, const Setting& setting) {
   const auto attention = static_cast<i64>(roles.attention.size()),
              experts = static_cast<i64>(roles.experts.size());
   Best best(predictor, setting);
-  StrategyRequest fastest;
-  const auto consider = [&](const StrategyRequest& request) {
-    Plan plan = find_strategy("af_pipe").make(predictor.model(), predictor.cluster(), request);
-    apply(setting, plan);
-    if (best.consider(std::move(plan))) fastest = request;
+  Plan fastest;
+  const auto consider = [&](Plan& plan, i64 window) {
+    plan.window = static_cast<i32>(window);
+    if (best.consider(plan)) fastest = plan;
   };
   const i64 most = std::min({attention, experts, predictor.model().num_layers});
   for (const i64 groups : kDepths) {
@@ -198,22 +198,20 @@ Tuned tune_depth_groups(Predictor& predictor, const Setting& setting) {
         StrategyRequest request = request_of(setting, count);
         request.depth_groups = {groups};
         request.head_on = head_on;
+        Plan plan = find_strategy("af_pipe").make(predictor.model(), predictor.cluster(), request);
+        apply(setting, plan);
         // Fewer are in flight where more have no room.
         for (const i64 each : {4, 2, 1}) {
-          request.window = static_cast<i32>(each * groups);
-          consider(request);
-          if (best.had_room() || request.window >= count) break;
+          consider(plan, each * groups);
+          if (best.had_room() || each * groups >= count) break;
         }
       }
     }
   }
-  if (fastest.depth_groups.empty()) return best.take();
-  const StrategyRequest start = fastest;
-  for (const i64 each : {2, 6, 0}) {
-    StrategyRequest request = start;
-    request.window = static_cast<i32>(each * start.depth_groups[0]);
-    consider(request);
-  }
+  if (fastest.groups.empty()) return best.take();
+  const i64 depth = depth_groups_of(fastest.groups[0]).attention;
+  Plan start = fastest;
+  for (const i64 each : {2, 6, 0}) consider(start, each * depth);
   return best.take();
 }
 

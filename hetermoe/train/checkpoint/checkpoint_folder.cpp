@@ -52,19 +52,6 @@ bool may_be_replaced(const fs::path& checkpoint, const std::string& run) {
   }
 }
 
-/// Both without a moment at which neither has the name, where the file system can.
-void replace(const fs::path& unfinished, const fs::path& target) {
-  if (swap_paths(unfinished, target)) return;
-  const fs::path old = hidden(target, kReplaced);
-  fs::remove_all(old);
-  fs::rename(target, old);
-  std::error_code code;
-  fs::rename(unfinished, target, code);
-  if (!code) return;
-  fs::rename(old, target);
-  throw fs::filesystem_error("cannot rename", unfinished, target, code);
-}
-
 }  // namespace
 
 std::string checkpoint_name(i64 step) { return fmt::format("{}{:08}", kStep, step); }
@@ -84,7 +71,7 @@ void publish_checkpoint(const fs::path& unfinished, const fs::path& folder, cons
   sync_to_disk(unfinished);
   if (fs::exists(target) && !may_be_replaced(target, info.run)) set_aside(folder, {target}, info.run);
   if (fs::exists(target))
-    replace(unfinished, target);
+    take_name(unfinished, target, hidden(target, kReplaced));
   else
     fs::rename(unfinished, target);
   sync_to_disk(folder);

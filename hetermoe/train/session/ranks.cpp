@@ -130,10 +130,6 @@ std::string capability_text(i32 capability) {
                     fmt::join(have, "; "), fmt::join(need, "; "));
 }
 
-}  // namespace
-
-namespace {
-
 /// Devices with a part of the plan. A strategy may list others: round robin leaves slow ones without a turn.
 std::vector<DeviceId> working_devices(const Plan& plan) {
   const std::vector<std::string> roles = roles_of(plan);
