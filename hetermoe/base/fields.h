@@ -34,6 +34,7 @@ struct Range {
   bool low_open = false, high_open = false;  ///< the end itself is not allowed
   bool required = false;                     ///< the key must be there
   bool lines = false;                        ///< a text of several lines
+  std::optional<double> unset = {};          ///< a number that stands for "not given" is not written
 };
 inline Range at_least(double low) { return {low, std::numeric_limits<double>::infinity(), false}; }
 inline Range above(double low) { return {low, std::numeric_limits<double>::infinity(), true}; }
@@ -42,6 +43,12 @@ inline Range between(double low, double high) { return {low, high, false}; }
 inline Range below(double low, double high) { return {low, high, false, true}; }
 inline Range required(Range range = {}) {
   range.required = true;
+  return range;
+}
+/// From this number on, which is not written.
+inline Range unset_at(double low) {
+  Range range = at_least(low);
+  range.unset = low;
   return range;
 }
 inline Range text_of_lines() {
@@ -225,7 +232,10 @@ struct FieldReader {
 struct FieldWriter {
   Json& json;
   template <class M>
-  void operator()(const char* name, const M& member, const char* /*help*/, Range = {}) {
+  void operator()(const char* name, const M& member, const char* /*help*/, const Range& range = {}) {
+    if constexpr (std::is_arithmetic_v<M>) {
+      if (range.unset && static_cast<double>(member) == *range.unset) return;
+    }
     json[name] = write_value(member);
   }
 };

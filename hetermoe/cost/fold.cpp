@@ -57,7 +57,8 @@ class GroupShapes {
   bool same_shares(const Shares& a, const Shares& b) const {
     return equal(a, b, [&](const ShareRow& x, const ShareRow& y) {
       return equal(x, y, [&](const Share& s, const Share& t) {
-        return s.sequences == t.sequences && same_place(s.device, t.device);
+        return s.sequences == t.sequences && s.team == t.team && s.tokens == t.tokens && s.heads == t.heads &&
+               same_place(s.device, t.device);
       });
     });
   }
@@ -86,7 +87,8 @@ class Finder {
 
   std::optional<Fold> run(FoldScope scope) {
     const bool foldable =
-        loads_.is_uniform() && traits_of(plan_.order).treats_equals_alike && !has_roaming_layers(plan_);
+        loads_.is_uniform() && traits_of(plan_.order).treats_equals_alike && !has_roaming_layers(plan_) &&
+                          !has_teams(plan_);
     const bool groups = scope == FoldScope::kGroups;
     if (uses_hosts(plan_)) return groups ? std::optional<Fold>() : fold_;
     if (groups && (!foldable || p_.balance_on() || gathers_across() || !fold_groups())) return {};

@@ -139,7 +139,11 @@ std::optional<MeasuredCost::Answer> MeasuredCost::main_part(const Tables& tables
       if (work.tokens <= 0) return Answer{};
       return look_up(tables, ProfiledOp::kEmbed,
                      backward ? ProfiledPhase::kBackward : ProfiledPhase::kForward, {1, work.tokens});
+    case Pricing::kProjection:  // profiles measure attention parts whole
+    case Pricing::kScores:
+      return std::nullopt;
     case Pricing::kAttention:
+      if (work.of_team) return std::nullopt;
       if (work.tokens <= 0) return Answer{};
       return phased(tables,
                     model_.is_moe(work.op.layer) ? ProfiledOp::kAttention : ProfiledOp::kDenseAttention, work,

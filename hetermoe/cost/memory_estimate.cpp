@@ -257,14 +257,14 @@ class GroupMemory {
       for (const ShareRow& row : *shares) {
         for (const Share& share : row) {
           i64& most = most_[idx(share.device)];
-          most = std::max(most, share.sequences);
+          most = std::max(most, tokens_of(share, plan_.seq_len));
         }
       }
     }
     for (const DeviceId device : group_.devices) {
       const auto d = idx(device);
       const i64 most = std::exchange(most_[d], -1);
-      if (most >= 0) add(use_[d], device, real(most * plan_.seq_len));
+      if (most >= 0) add(use_[d], device, real(most));
     }
   }
 

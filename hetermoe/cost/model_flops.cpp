@@ -35,9 +35,15 @@ Flops model_flops(const ComputeWork& work, const ModelConfig& model, WeightGradi
   if (pricing == Pricing::kExperts) return work.copies * expert_flops(model) * passes_of(work, gradients);
   if (pricing == Pricing::kHead)
     return work.tokens * head_flops(model) * (work.trains ? 1 + kGemmBackward - work.frozen : 1);
-  if (pricing != Pricing::kAttention || work.tokens <= 0) return 0;
+  if (work.tokens <= 0 || work.op.layer < 0) return 0;
   const Flops scores = score_flops(model, work.op.layer, work.seq_len) / real(work.seq_len);
+  const Flops first = projection_flops(model) - output_projection_flops(model);
+  if (pricing == Pricing::kScores) return work.tokens * work.heads * scores * score_passes_of(work.op.phase);
+  if (pricing == Pricing::kProjection)
+    return work.tokens * first * passes_of(work, WeightGradients::kWith);
+  if (pricing != Pricing::kAttention) return 0;
   const Flops products = attention_part_flops(model, work.op.layer, work.seq_len) - scores;
+  if (work.of_team) return work.tokens * (products - first) * passes_of(work, gradients);
   return work.tokens * (products * passes_of(work, gradients) + scores * score_passes_of(work.op.phase));
 }
 

@@ -15,7 +15,7 @@ namespace hetermoe {
 namespace {
 
 /// Ops with equal keys cost the same: of what can be alike, the key names the first.
-using CostKey = std::array<i32, 7>;
+using CostKey = std::array<i32, 8>;
 struct CostKeyHash {
   std::size_t operator()(const CostKey& key) const {
     u64 hash = 0;
@@ -181,7 +181,7 @@ class Pricer {
     const bool alone = op.microbatch < 0 || row_of(op.kind).occurs == Occurs::kPerBalanceSet;
     const i32 microbatch = alone ? op.microbatch : loads_.microbatch_class(op.group, op.microbatch);
     const i32 kind = static_cast<i32>(op.kind) * 4 + static_cast<i32>(op.phase);
-    return {kind, op.chunk, op.group, layer, before, op.state >= 0 ? op.state : microbatch, device};
+    return {kind, op.chunk, op.group, op.team, layer, before, op.state >= 0 ? op.state : microbatch, device};
   }
 
   Seconds compute_seconds(OpId id) {
@@ -222,6 +222,7 @@ class Pricer {
         }
         break;
       case Participants::kOneDevice:
+      case Participants::kTeam:
       case Participants::kBalanceSet:
       case Participants::kStateHolders:
       case Participants::kWithHost:

@@ -10,7 +10,7 @@ namespace hetermoe {
 namespace {
 
 // Kernels of one op forward, from the parts listed in op_cost.h: they only matter for tiny microbatches.
-constexpr double kAttentionKernels = 24, kExpertKernels = 7, kHeadKernels = 8;
+constexpr double kAttentionKernels = 24, kProjectionKernels = 8, kScoreKernels = 2, kExpertKernels = 7, kHeadKernels = 8;
 /// Per parameter of 4 bytes or more.
 constexpr double kUpdateBytes = 30;
 
@@ -67,6 +67,7 @@ RooflineCost::Parts RooflineCost::attention_parts(const ComputeWork& work) const
   const Flops all = attention_part_flops(model_, layer, work.seq_len);
   const Flops scores = score_flops(model_, layer, work.seq_len) / real(work.seq_len);
   Parts parts;
+  if (work.of_team) return rest_parts(work, all - scores);
   parts.gemm = gemm_seconds(r, (all - scores) * work.tokens, work.tokens);
   // The rows are also gathered in the order of their experts.
   const double permuted = model_.is_moe(layer) ? 2 * real(model_.top_k * model_.hidden) : 0;
@@ -82,6 +83,52 @@ RooflineCost::Parts RooflineCost::attention_parts(const ComputeWork& work) const
     parts.scores = hidden * scores * work.tokens / r.scores;
   }
   parts.launches = kAttentionKernels * software_.kernel_launch;
+  return parts;
+}
+
+/// Of a team: from the first norm to the rotary embedding.
+RooflineCost::Parts RooflineCost::projection_parts(const ComputeWork& work) const {
+  const Rates& r = rates(work.device);
+  const Flops flops = projection_flops(model_) - output_projection_flops(model_);
+  Parts parts;
+  parts.gemm = gemm_seconds(r, flops * work.tokens, work.tokens);
+  parts.memory =
+      work.tokens * projection_traffic(model_) * software_.attention_passes * r.element / r.memory;
+  parts.launches = kProjectionKernels * software_.kernel_launch;
+  return parts;
+}
+
+/// Of a team: the attention kernel, of the device's heads.
+RooflineCost::Parts RooflineCost::score_parts(const ComputeWork& work) const {
+  const Rates& r = rates(work.device);
+  const i64 layer = work.op.layer;
+  const Flops scores = work.heads * score_flops(model_, layer, work.seq_len) * work.sequences();
+  Parts parts;
+  parts.memory =
+      work.heads * work.tokens * score_traffic(model_) * software_.attention_passes * r.element / r.memory;
+  if (r.plain_scores) {
+    parts.scores = 2 * scores / r.scores;
+    parts.memory +=
+        work.heads * 4 * score_elements(model_, work.seq_len) * work.sequences() * r.element / r.memory;
+  } else {
+    parts.scores = (is_windowed(model_, layer, work.seq_len) ? 2 : 1) * scores / r.scores;
+  }
+  parts.launches = kScoreKernels * software_.kernel_launch;
+  return parts;
+}
+
+/// Of a team: what comes after it. products: of the whole attention part, per token.
+RooflineCost::Parts RooflineCost::rest_parts(const ComputeWork& work, Flops products) const {
+  const Rates& r = rates(work.device);
+  const i64 layer = work.op.layer;
+  const Flops flops = products - projection_flops(model_) + output_projection_flops(model_);
+  Parts parts;
+  parts.gemm = gemm_seconds(r, flops * work.tokens, work.tokens);
+  const double traffic = attention_traffic(model_, layer) - projection_traffic(model_) - score_traffic(model_);
+  const double permuted = model_.is_moe(layer) ? 2 * real(model_.top_k * model_.hidden) : 0;
+  parts.memory =
+      work.tokens * (traffic * software_.attention_passes + permuted) * r.element / r.memory;
+  parts.launches = (kAttentionKernels - kProjectionKernels - kScoreKernels) * software_.kernel_launch;
   return parts;
 }
 
@@ -183,6 +230,17 @@ Seconds RooflineCost::compute(const ComputeWork& work) const {
       if (work.tokens <= 0) return 0;
       if (work.op.phase == Phase::kRecompute && selects(work.op)) return normed_again(work);
       return merge + with_phase(attention_parts(work), work) + made_again(work);
+    case Pricing::kProjection: {
+      if (work.tokens <= 0) return 0;
+      const Parts parts = projection_parts(work);
+      if (work.op.phase != Phase::kBackward) return merge + forward(parts);
+      return input_gradients(parts, r) + weight_gradients(parts, work.frozen);
+    }
+    case Pricing::kScores: {
+      if (work.tokens <= 0 || work.heads <= 0) return 0;
+      const Parts parts = score_parts(work);
+      return work.op.phase == Phase::kBackward ? input_gradients(parts, r) : forward(parts);
+    }
     case Pricing::kExperts:
       return work.copies > 0 ? with_phase(expert_parts(work), work) : 0;
     case Pricing::kHead:

@@ -81,6 +81,9 @@ class RooflineCost : public CostModel {
   Rates rates_of(DeviceId device, const Plan& plan) const;
   Seconds gemm_seconds(const Rates& rates, Flops flops, double rows) const;
   Parts attention_parts(const ComputeWork& work) const;
+  Parts projection_parts(const ComputeWork& work) const;
+  Parts score_parts(const ComputeWork& work) const;
+  Parts rest_parts(const ComputeWork& work, Flops products) const;
   Parts expert_parts(const ComputeWork& work) const;
   Seconds forward(const Parts& parts) const;
   Seconds input_gradients(const Parts& parts, const Rates& rates) const;

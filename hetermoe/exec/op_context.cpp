@@ -80,11 +80,18 @@ LayerRouting& OpContext::routing_of(const Op& op) {
 
 OpContext::Sequences OpContext::sequences(const Op& op, i32 stage) const {
   const TokenRange own = p.ranges(op.group, stage, op.microbatch, op.phase).of(device());
-  return {own.begin / p.plan().seq_len, own.tokens() / p.plan().seq_len};
+  const i64 seq_len = p.plan().seq_len, begin = own.begin / seq_len;
+  if (own.tokens() == 0) return {begin, 0, 0, 0};
+  return {begin, (own.end - 1) / seq_len + 1 - begin, own.begin % seq_len, own.tokens()};
 }
 
 at::Tensor OpContext::rows_of(const at::Tensor& all, const Op& op, i32 stage) const {
-  return all.narrow(0, first_sequence(op, stage), sequences(op, stage).count).reshape({-1});
+  const TokenRange own = p.ranges(op.group, stage, op.microbatch, op.phase).of(device());
+  return rows_of(all, op.microbatch, own.begin, own.tokens());
+}
+
+at::Tensor OpContext::rows_of(const at::Tensor& all, i32 microbatch, i64 begin, i64 count) const {
+  return all.flatten(0, 1).narrow(0, first_token(microbatch) + begin, count).reshape({-1});
 }
 
 bool OpContext::keeps_activations(const Op& op) const {

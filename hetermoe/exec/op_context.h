@@ -33,10 +33,12 @@ class OpContext {
   DeviceId device() const { return state.device(); }
   c10::Device where() const { return state.where(); }
 
-  /// Sequences [begin, begin + count) of a microbatch that this device computes at a stage (-1 the embedding,
-  /// num_layers the head).
+  /// What this device computes of a microbatch at a stage (-1 the embedding, num_layers the head): sequences
+  /// [begin, begin + count), of a team in part.
   struct Sequences {
     i64 begin = 0, count = 0;
+    i64 first = 0;   ///< position in its sequence of this device's first token
+    i64 tokens = 0;  ///< of this device
   };
   Sequences sequences(const Op& op, i32 stage) const;
   /// The first of them, of the step; and the first of a microbatch of this device's group.
@@ -46,8 +48,12 @@ class OpContext {
   i64 first_sequence(i32 microbatch) const {
     return group_begin_[idx(group)] + microbatch_begin_[idx(group)][idx(microbatch)];
   }
-  /// This device's part of `tokens` or `targets`, flattened.
+  /// The number in the step of the first token of a microbatch.
+  i64 first_token(i32 microbatch) const { return first_sequence(microbatch) * p.plan().seq_len; }
+  /// This device's part of `tokens` or `targets`, flattened; and those of tokens [begin, begin + count) of its
+  /// microbatch.
   at::Tensor rows_of(const at::Tensor& all, const Op& op, i32 stage) const;
+  at::Tensor rows_of(const at::Tensor& all, i32 microbatch, i64 begin, i64 count) const;
   /// A tensor of a message, on this device: between two GPUs of one process it is still its sender's memory.
   at::Tensor received(const at::Tensor& tensor) const { return tensor.to(where()); }
   /// Of an exchange: this device sends rows, or receives them.

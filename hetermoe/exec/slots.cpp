@@ -51,6 +51,28 @@ Released Slots::take(const BufferKey& key) {
   switch (key.buffer()) {
     case Buffer::kHidden:
       return take_all(l().hidden);
+    case Buffer::kQkv:
+      return take_all(l().team.qkv);
+    case Buffer::kSavedProjection:
+      return take_all(l().team.projection);
+    case Buffer::kHeads:
+      return take_all(l().team.heads);
+    case Buffer::kSavedScores:
+      return take_all(l().team.scores);
+    case Buffer::kContext:
+      return take_all(l().team.context);
+    case Buffer::kAttended:
+      return take_all(l().attended);
+    case Buffer::kDAttended:
+      return take_all(l().d_attended);
+    case Buffer::kDContext:
+      return take_all(l().team.d_context);
+    case Buffer::kDHeads:
+      return take_all(l().team.d_heads);
+    case Buffer::kDQkv:
+      return take_all(l().team.d_qkv);
+    case Buffer::kDInput:
+      return take_all(l().d_input);
     case Buffer::kResidual:
       return take_all(l().residual);
     case Buffer::kSend:
@@ -114,6 +136,17 @@ std::vector<std::string> Slots::held() const {
       if (holds) names.push_back(name + at);
     };
     check(l.hidden.defined(), "hidden");
+    check(l.team.qkv.q.defined(), "qkv");
+    check(l.team.projection != nullptr, "saved_projection");
+    check(l.team.heads.q.defined(), "heads");
+    check(l.team.scores != nullptr, "saved_scores");
+    check(l.team.context.defined(), "context");
+    check(l.attended.defined(), "attended");
+    check(l.d_attended.defined(), "d_attended");
+    check(l.team.d_context.defined(), "d_context");
+    check(l.team.d_heads.q.defined(), "d_heads");
+    check(l.team.d_qkv.q.defined(), "d_qkv");
+    check(l.d_input.defined(), "d_input");
     check(l.residual.defined(), "residual");
     check(l.send.defined(), "send");
     check(l.topk.defined() || l.weights.defined(), "routing");

@@ -14,11 +14,10 @@ namespace hetermoe {
 class RouteSink {
  public:
   virtual ~RouteSink() = default;
-  /// Of sequences first, first + 1, ... of the step. topk_TK: int64 expert ids; weights_TK: their routing
-  /// weights. Both are on the device that computed them and stay as they are; on a GPU they may not be
-  /// computed yet.
-  virtual void take(i32 layer, i64 first, i64 sequences, const at::Tensor& topk_TK,
-                    const at::Tensor& weights_TK) = 0;
+  /// Of tokens first, first + 1, ... of the step: whole sequences, of a team any. topk_TK: int64 expert ids;
+  /// weights_TK: their routing weights. Both are on the device that computed them and stay as they are; on a
+  /// GPU they may not be computed yet.
+  virtual void take(i32 layer, i64 first, const at::Tensor& topk_TK, const at::Tensor& weights_TK) = 0;
 };
 
 /// What one optimizer step works on.

@@ -91,6 +91,10 @@ Bytes update_work_bytes(double params, Bytes gradient_element, const OptimizerWi
 
 Flops projection_flops(const ModelConfig& model) { return 2 * real(attention_projection_weights(model)); }
 
+Flops output_projection_flops(const ModelConfig& model) {
+  return 2 * real(model.output_width()) * real(model.hidden);
+}
+
 bool is_windowed(const ModelConfig& model, i64 layer, i64 seq_len) {
   const i64 window = model.window_of(layer);
   return window > 0 && window < seq_len;
@@ -135,22 +139,27 @@ Flops training_flops_per_token(const ModelConfig& model, i64 seq_len) {
   return (1 + kGemmBackward) * model_flops_per_token(model, seq_len);
 }
 
-double attention_traffic(const ModelConfig& m, i64 layer) {
+double projection_traffic(const ModelConfig& m) {
   const i64 query = m.query_width(), key = m.key_width();
   i64 sum = 2 * m.hidden + m.hidden + qkv_width(m);  // norm, q k v GEMM
   // Low-rank stages: written by one GEMM, read and written by the norm, read by the next GEMM.
   if (is_mla(m)) sum += 4 * (m.q_lora_rank + m.kv_lora_rank);
   if (m.qk_norm != QkNorm::kNone) sum += 2 * (query + key);
   if (m.qkv_bias) sum += 2 * qkv_width(m);
-  sum += 2 * (query + key);                              // rotary embedding
-  sum += qkv_width(m) + m.output_width();                // attention kernel
-  sum += m.output_width() + m.hidden + 3 * m.hidden;     // o GEMM, residual
+  sum += 2 * (query + key);  // rotary embedding
+  return real(sum);
+}
+
+double score_traffic(const ModelConfig& m) { return real(qkv_width(m) + m.output_width()); }
+
+double attention_traffic(const ModelConfig& m, i64 layer) {
+  i64 sum = m.output_width() + m.hidden + 3 * m.hidden;  // o GEMM, residual
   sum += 2 * m.hidden;                                   // second norm
   if (m.is_moe(layer)) sum += m.hidden + m.num_experts;  // router
   const i64 width = local_mlp_width(m, layer);
   if (width > 0) sum += (m.hidden + 2 * width) + 3 * width + (width + m.hidden) + 3 * m.hidden;
   if (has_shared_gate(m, layer)) sum += m.hidden + 2 * m.hidden;  // the gate, and what it multiplies
-  return real(sum);
+  return projection_traffic(m) + score_traffic(m) + real(sum);
 }
 
 double expert_traffic(const ModelConfig& m) { return real(4 * m.hidden + 6 * m.expert_hidden); }
@@ -169,29 +178,34 @@ namespace {
 
 using Of = Activation::Of;
 using Kept = Activation::Kept;
+using In = Activation::In;
 
 /// Calls add(activation) for every line of an attention part.
 template <class Add>
 void for_attention_lines(const ModelConfig& m, i64 layer, const ActivationOptions& options, Add add) {
   HM_CHECK(!options.scores_in_memory || options.seq_len > 0, "scores in memory need a sequence length");
+  In in = In::kProjection;
   const auto work = [&](const char* name, i64 elements, Bytes wide = 0) {
-    add(Activation{name, Of::kToken, Kept::kUnlessRecomputed, real(elements), wide});
+    add(Activation{name, Of::kToken, Kept::kUnlessRecomputed, in, real(elements), wide});
   };
   const auto cheap = [&](const char* name, i64 elements) {
-    add(Activation{name, Of::kToken, Kept::kUnlessSelected, real(elements), 0});
+    add(Activation{name, Of::kToken, Kept::kUnlessSelected, in, real(elements), 0});
   };
   const bool moe = m.is_moe(layer);
-  add(Activation{"layer input", Of::kToken, Kept::kAlways, real(m.hidden), 0});
-  if (moe) add(Activation{"chosen experts, weights", Of::kToken, Kept::kAlways, 0, routing_bytes(m, layer)});
+  add(Activation{"layer input", Of::kToken, Kept::kAlways, in, real(m.hidden), 0});
+  if (moe)
+    add(Activation{"chosen experts, weights", Of::kToken, Kept::kAlways, In::kRest, 0, routing_bytes(m, layer)});
   cheap("normed input", m.hidden);
   if (m.qk_norm != QkNorm::kNone) work("q, k before their norms", m.query_width() + m.key_width());
   if (is_mla(m)) work("latents", 2 * m.q_lora_rank + 2 * m.kv_lora_rank + m.qk_rope_dim);
+  in = In::kScores;
   work("q, k, v", qkv_width(m));
   work("attended", m.output_width());
   if (options.scores_in_memory)
     work("probabilities", m.num_heads * options.seq_len);
   else
     work("log-sums of scores", 0, real(m.num_heads) * kStatBytes);
+  in = In::kRest;
   work("after attention", m.hidden);
   cheap("normed rows", m.hidden);
   work("statistics of norms", 0, 2 * kStatBytes);
@@ -207,9 +221,12 @@ void for_attention_lines(const ModelConfig& m, i64 layer, const ActivationOption
 /// of (gradient through down) and the inner activation.
 template <class Add>
 void for_expert_lines(const ModelConfig& m, Add add) {
-  add(Activation{"received row, weight", Of::kCopy, Kept::kUnlessSent, real(m.hidden), kRouteWeightBytes});
-  add(Activation{"gate, up", Of::kCopy, Kept::kUnlessRecomputed, real(2 * m.expert_hidden), 0});
-  add(Activation{"their product", Of::kCopy, Kept::kNever, real(m.expert_hidden), 0});
+  const auto line = [&](const char* name, Kept kept, i64 elements, Bytes wide) {
+    add(Activation{name, Of::kCopy, kept, In::kRest, real(elements), wide});
+  };
+  line("received row, weight", Kept::kUnlessSent, m.hidden, kRouteWeightBytes);
+  line("gate, up", Kept::kUnlessRecomputed, 2 * m.expert_hidden, 0);
+  line("their product", Kept::kNever, m.expert_hidden, 0);
 }
 
 }  // namespace
@@ -242,7 +259,16 @@ std::vector<Activation> activation_ledger(const ModelConfig& model, i64 layer,
 Bytes attention_work_bytes(const ModelConfig& m, i64 layer, const ActivationOptions& options) {
   Bytes sum = 0;
   for_attention_lines(m, layer, options, [&](const Activation& line) {
+    if (options.of_team && line.in != In::kRest) return;
     sum += line.kept != Kept::kAlways ? line.bytes(options.element) : 0;
+  });
+  return sum;
+}
+
+Bytes kept_bytes_of(const ModelConfig& m, i64 layer, Activation::In in, const ActivationOptions& options) {
+  Bytes sum = 0;
+  for_attention_lines(m, layer, options, [&](const Activation& line) {
+    sum += line.in == in && line.kept != Kept::kAlways ? line.bytes(options.element) : 0;
   });
   return sum;
 }
@@ -250,7 +276,8 @@ Bytes attention_work_bytes(const ModelConfig& m, i64 layer, const ActivationOpti
 Bytes attention_kept_bytes(const ModelConfig& m, i64 layer, const ActivationOptions& options) {
   Bytes sum = 0;
   for_attention_lines(m, layer, options, [&](const Activation& line) {
-    const bool counts = line.kept != Kept::kAlways && is_kept(line.kept, options.keeps);
+    const bool counts = line.kept != Kept::kAlways && is_kept(line.kept, options.keeps) &&
+                        (!options.of_team || line.in == In::kRest);
     sum += counts ? line.bytes(options.element) : 0;
   });
   return sum;
@@ -264,15 +291,20 @@ Bytes attention_gradient_bytes(const ModelConfig& m, Bytes element) {
   return real(qkv_width(m) + m.output_width()) * element;
 }
 
-Bytes attention_left_bytes(const ModelConfig& m, i64 layer, Bytes element) {
+namespace {
+
+/// Inputs of the products up to q, k and v, and gradients of their results.
+i64 projection_left(const ModelConfig& m) {
+  if (!is_mla(m)) return m.hidden + qkv_width(m);
+  return m.hidden + m.query_width() + 2 * m.q_lora_rank + 2 * m.kv_lora_rank + m.qk_rope_dim +
+         m.num_heads * (m.qk_nope_dim + m.v_dim);
+}
+
+}  // namespace
+
+Bytes attention_left_bytes(const ModelConfig& m, i64 layer, Bytes element, bool of_team) {
   const i64 width = local_mlp_width(m, layer);
-  i64 elements = 3 * m.hidden + m.output_width();
-  if (is_mla(m)) {
-    elements += m.query_width() + 2 * m.q_lora_rank;
-    elements += 2 * m.kv_lora_rank + m.qk_rope_dim + m.num_heads * (m.qk_nope_dim + m.v_dim);
-  } else {
-    elements += qkv_width(m);
-  }
+  i64 elements = 2 * m.hidden + m.output_width() + (of_team ? 0 : projection_left(m));
   if (width > 0) elements += 3 * width + m.hidden;
   if (has_shared_gate(m, layer)) elements += 1;
   return real(elements) * element + (m.is_moe(layer) ? real(m.num_experts) * kStatBytes : 0);

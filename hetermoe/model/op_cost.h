@@ -69,6 +69,7 @@ Bytes update_work_bytes(double params, Bytes gradient_element, const OptimizerWi
 // --- forward FLOPs ---
 
 Flops projection_flops(const ModelConfig& model);  ///< per token and layer: 2 * attention_projection_weights
+Flops output_projection_flops(const ModelConfig& model);  ///< of these the last: 2*h*dv*H
 /// Per sequence and layer, causal: scores and weighted sum are 2*s*s*h*d + 2*s*s*h*dv over the full square,
 /// half of which lies under the diagonal: s*s*h*(d + dv). A kernel that does not skip the upper half does
 /// twice this. In a layer with a window w < s a token sees w others at most: (2*s*w - w*w)*h*(d + dv).
@@ -109,6 +110,10 @@ inline constexpr double kScoreBackwardFused = 2.5;
 /// probabilities); o GEMM; residual 3H; norm 2H; router H + E; shared or dense MLP of width W: gate and up
 /// GEMM H + 2W, product 3W, down GEMM W + H, add 3H, gate of a shared expert 3H.
 double attention_traffic(const ModelConfig& model, i64 layer);
+/// Of these the first norm to the rotary embedding, and those of the attention kernel: what a team computes in
+/// ops of their own.
+double projection_traffic(const ModelConfig& model);
+double score_traffic(const ModelConfig& model);
 /// Per row of an expert: gate and up GEMM H + 2I, product 3I, down GEMM I + H, routing weight 2H.
 double expert_traffic(const ModelConfig& model);
 /// Per token: norm 2H, GEMM H + V, loss and gradient of the logits 2V.
@@ -135,6 +140,7 @@ struct ActivationOptions {
   KeptActivations keeps = KeptActivations::kInputs;
   bool scores_in_memory = false;  ///< the attention kernel keeps its probabilities: h*s elements per token
   i64 seq_len = 0;                ///< only used with scores_in_memory
+  bool of_team = false;           ///< queries to the kernel's output are made by ops of their own
 };
 
 /// A tensor that backward may need.
@@ -147,9 +153,12 @@ struct Activation {
     kUnlessSent,        ///< but with kSelected, where it is sent again
     kNever              ///< made inside an op from what is kept
   };
+  /// Of lines of an attention part: up to q, k and v; of the attention kernel; after it.
+  enum class In { kProjection, kScores, kRest };
   const char* name;
   Of of;
   Kept kept;
+  In in = In::kRest;
   double elements = 0;  ///< in the compute dtype
   Bytes wide = 0;       ///< bytes of fp32 numbers and indices, whatever the dtype
   Bytes bytes(Bytes element) const { return elements * element + wide; }
@@ -167,6 +176,8 @@ std::vector<Activation> activation_ledger(const ModelConfig& model, i64 layer,
 /// ledger that are kept unless recomputed. 0 of it is kept between forward and backward with recompute, all
 /// of it exists while one backward op runs.
 Bytes attention_work_bytes(const ModelConfig& model, i64 layer, const ActivationOptions& options);
+/// Of these the lines of one part of the attention part, whatever options.of_team says.
+Bytes kept_bytes_of(const ModelConfig& model, i64 layer, Activation::In in, const ActivationOptions& options);
 /// What the backward of an attention part holds besides, per token, where it holds most: the gradients of q,
 /// k, v and of the attention kernel's output.
 Bytes attention_gradient_bytes(const ModelConfig& model, Bytes element);
@@ -174,7 +185,8 @@ Bytes attention_gradient_bytes(const ModelConfig& model, Bytes element);
 /// results. In elements H + h*dv + H and the inner activation W of the MLP beside; q + k + v, H of the output
 /// projection, 2W + H of that MLP; MLA: q, both latents after their norms, compressed and decompressed keys
 /// and values instead of q + k + v. Gradients of router logits are fp32.
-Bytes attention_left_bytes(const ModelConfig& model, i64 layer, Bytes element);
+/// Of a team the first of these, up to q + k + v, are not left: their op computes the gradients of its weights.
+Bytes attention_left_bytes(const ModelConfig& model, i64 layer, Bytes element, bool of_team = false);
 /// Elements of the largest weight of an attention part that is one product.
 double attention_largest_product(const ModelConfig& model, i64 layer);
 /// Of these, per token, what forward keeps.

@@ -21,11 +21,6 @@ RopeLayout rope_layout(const ModelConfig& model) {
   return model.rope_interleaved ? RopeLayout::kPairs : RopeLayout::kHalves;
 }
 
-/// What attention is computed from, turned: [B, S, heads, *].
-struct Heads {
-  at::Tensor q, k, v;
-};
-
 /// Queries, keys and values of all heads, [T, q + k + v].
 at::Tensor project(const ModelConfig& model, const Leaves& leaves, const at::Tensor& normed) {
   const at::Tensor qkv = leaves.product(normed, Weight::kQkv);
@@ -161,6 +156,55 @@ void Leaves::leave(const at::Tensor& x, std::size_t weight, const at::Tensor& ou
   auto left = std::make_shared<LeftProduct>(LeftProduct{weight, x.detach(), {}});
   out.register_hook([left](const at::Tensor& dout) { left->dout = dout; });
   left_->push_back(std::move(left));
+}
+
+namespace {
+
+/// Of the positions of so many rows.
+RopeTable table_of(const ModelConfig& model, const Sequences& sequences, i64 rows,
+                   const at::TensorOptions& options) {
+  const RopeTable all = rope_table(sequences.seq_len, rope_angles(model, sequences.seq_len), options);
+  if (sequences.first + rows <= sequences.seq_len)
+    return {all.cos.narrow(0, sequences.first, rows), all.sin.narrow(0, sequences.first, rows)};
+  const at::Tensor positions =
+      at::arange(sequences.first, sequences.first + rows, all.cos.options().dtype(at::kLong))
+          .remainder_(sequences.seq_len);
+  return {all.cos.index_select(0, positions), all.sin.index_select(0, positions)};
+}
+
+/// [.., heads, *] for each query head of a run the key-value head that it needs.
+at::Tensor for_each_query(const at::Tensor& x, i64 first_head, i64 num_heads, i64 of_group) {
+  const at::Tensor groups =
+      at::arange(first_head, first_head + num_heads, x.options().dtype(at::kLong)).floor_divide_(of_group);
+  return x.index_select(2, groups - first_head / of_group);
+}
+
+}  // namespace
+
+Heads projected_heads(const ModelConfig& model, i64 layer, const Leaves& leaves, const at::Tensor& normed_TH,
+                      const Sequences& sequences) {
+  const i64 rows = normed_TH.size(0);
+  const RopeTable table = table_of(model, sequences, rows, normed_TH.options());
+  if (model.attention == AttentionKind::kMla) return mla_heads(model, leaves, normed_TH, rows, table);
+  return gqa_heads(model, leaves, project(model, leaves, normed_TH), head_shape(model, layer, rows), table);
+}
+
+at::Tensor attention_of_heads(const ModelConfig& model, i64 layer, const Heads& heads, i64 first_head,
+                              const Sequences& sequences) {
+  const i64 num_heads = heads.q.size(2), of_group = model.num_heads / model.num_kv_heads;
+  const auto whole = [&](const at::Tensor& x) {
+    return x.view({-1, sequences.seq_len, x.size(2), x.size(3)});
+  };
+  const bool one_group = heads.k.size(2) == 1;
+  const bool whole_groups = first_head % of_group == 0 && num_heads % of_group == 0;
+  const auto shared = [&](const at::Tensor& x) {
+    return one_group || whole_groups ? x : for_each_query(x, first_head, num_heads, of_group);
+  };
+  const bool latent = model.attention == AttentionKind::kMla;
+  const AttentionHow how{latent ? score_scale(model) : head_shape(model, layer, sequences).scale(),
+                         latent ? 0 : model.window_of(layer), sequences.documents};
+  return causal_attention(whole(heads.q), whole(shared(heads.k)), whole(shared(heads.v)), how)
+      .reshape({heads.q.size(1), num_heads * heads.v.size(3)});
 }
 
 at::Tensor self_attention(const ModelConfig& model, i64 layer, const Leaves& leaves,

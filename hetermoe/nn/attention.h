@@ -45,6 +45,18 @@ class Leaves {
   std::shared_ptr<std::vector<std::shared_ptr<LeftProduct>>> left_;  // null unless kLater
 };
 
+/// What attention is computed from, norms and rotary embedding applied: [B, S, heads, *].
+struct Heads {
+  at::Tensor q, k, v;
+};
+/// Of normed input [T, H], the rows `sequences` say: [1, T, heads, *]. Differentiable.
+Heads projected_heads(const ModelConfig& model, i64 layer, const Leaves& leaves, const at::Tensor& normed_TH,
+                      const Sequences& sequences);
+/// Causal attention of some query heads, from the first one of `heads` on, of whole sequences. k and v: of the
+/// key-value heads that these need. [1, T, heads, *]; returns [T, heads * width of v]. Differentiable.
+at::Tensor attention_of_heads(const ModelConfig& model, i64 layer, const Heads& heads, i64 first_head,
+                              const Sequences& sequences);
+
 /// Causal self-attention of a layer, of normed input [T, H] of whole sequences, output projection
 /// included: [T, H]. Differentiable.
 at::Tensor self_attention(const ModelConfig& model, i64 layer, const Leaves& leaves,

@@ -20,6 +20,7 @@ struct AttentionGraph {
   at::Tensor y;
   // x, weights, scores and topk are undefined in dense layers; counts also where nobody counted yet.
   at::Tensor u, x, weights, scores, topk, counts;
+  at::Tensor context = {};  // of a team: input of the output projection
   at::Tensor log_sum;  // [T] logsumexp of the router's logits, with a z-loss
   // With KeepGraph::kSelected what the second norm and the activation of an MLP start from, and the router's
   // jitter.
@@ -69,16 +70,32 @@ Leaves::Grad leaves_of(KeepGraph keep_graph) {
 /// One pass through the part. cache: of the tokens before, null = there are none.
 AttentionGraph run(const ModelConfig& model, i64 layer, const StateGroup& state, const at::Tensor& y_TD,
                    const Sequences& sequences, const RouterTask& task, KeepGraph keep_graph,
-                   KvCache* cache = nullptr) {
+                   const at::Tensor& context_TA = {}, KvCache* cache = nullptr) {
   const Leaves::Grad grad = leaves_of(keep_graph);
   const bool selects = keep_graph == KeepGraph::kSelected;
-  at::Tensor y = grad != Leaves::Grad::kNo ? y_TD.detach().requires_grad_() : y_TD;
-  AttentionGraph out{
-      Leaves(state, grad), y, {}, {}, {}, {}, task.has_gaps ? at::Tensor() : task.topk_TK, {}, {}};
+  const auto input = [&](const at::Tensor& x) {
+    return grad != Leaves::Grad::kNo && x.defined() ? x.detach().requires_grad_() : x;
+  };
+  at::Tensor y = input(y_TD);
+  AttentionGraph out{Leaves(state, grad),
+                     y,
+                     {},
+                     {},
+                     {},
+                     {},
+                     task.has_gaps ? at::Tensor() : task.topk_TK,
+                     {},
+                     input(context_TA),
+                     {}};
   const Leaves& leaves = out.leaves;
-  const at::Tensor normed = rms_norm(y, leaves[Weight::kInputNorm], model.norm_eps);
-  const at::Tensor attended = cache != nullptr ? decode_attention(model, layer, leaves, normed, *cache)
-                                               : self_attention(model, layer, leaves, normed, sequences);
+  at::Tensor attended;
+  if (out.context.defined()) {
+    attended = leaves.product(out.context, Weight::kO);
+  } else {
+    const at::Tensor normed = rms_norm(y, leaves[Weight::kInputNorm], model.norm_eps);
+    attended = cache != nullptr ? decode_attention(model, layer, leaves, normed, *cache)
+                                : self_attention(model, layer, leaves, normed, sequences);
+  }
   const auto [h, x] = residual_norm(y, attended, leaves[Weight::kPostNorm], model.norm_eps);
   if (selects) out.h = h.detach(), out.jitter = task.jitter_TD;
   const bool moe = model.is_moe(layer);
@@ -89,12 +106,15 @@ AttentionGraph run(const ModelConfig& model, i64 layer, const StateGroup& state,
   const at::Tensor logits = leaves.wide_product(with_jitter(x, task.jitter_TD, wide), Weight::kRouter, wide);
   if (task.z_loss) out.log_sum = logits.logsumexp(1);
   if (runs_on_kernels(logits) && model.least_weight_sum == 0) {
-    Routed routed = gpu_route(model, logits, state.buffer, sequences.seq_len, out.topk);
+    const i64 rows = logits.size(0);
+    const bool whole = sequences.are_whole(rows);
+    const i64 seq_len = whole ? sequences.seq_len : rows;
+    Routed routed = gpu_route(model, logits, state.buffer, seq_len, out.topk);
     if (task.has_gaps)
-      routed = gpu_route(model, logits, state.buffer, sequences.seq_len,
-                         without_gaps(task.topk_TK, routed.topk_TK));
+      routed = gpu_route(model, logits, state.buffer, seq_len, without_gaps(task.topk_TK, routed.topk_TK));
     out.scores = routed.scores_TE, out.topk = routed.topk_TK;
-    out.weights = routed.weights_TK, out.counts = routed.counts_BE;
+    out.weights = routed.weights_TK;
+    if (whole) out.counts = routed.counts_BE;
     return out;
   }
   out.scores = router_scores(model, logits);
@@ -104,7 +124,21 @@ AttentionGraph run(const ModelConfig& model, i64 layer, const StateGroup& state,
   return out;
 }
 
-at::Tensor count_experts(const ModelConfig& model, const at::Tensor& topk, i64 seq_len) {
+/// [rows] the sequence of each, counted from that of the first.
+at::Tensor sequence_of_rows(const Sequences& sequences, i64 rows, const at::TensorOptions& options) {
+  return at::arange(sequences.first, sequences.first + rows, options.dtype(at::kLong))
+      .floor_divide_(sequences.seq_len);
+}
+
+at::Tensor count_experts(const ModelConfig& model, const at::Tensor& topk, const Sequences& sequences) {
+  const i64 seq_len = sequences.seq_len, rows = topk.size(0);
+  if (!sequences.are_whole(rows)) {
+    const at::Tensor at = (sequence_of_rows(sequences, rows, topk.options()) * model.num_experts).unsqueeze(1) +
+                          topk;
+    return at::zeros({sequences.count(rows) * model.num_experts}, topk.options())
+        .scatter_add_(0, at.flatten(), at::ones({at.numel()}, topk.options()))
+        .view({-1, model.num_experts});
+  }
   const at::Tensor by_sequence = topk.reshape({topk.size(0) / seq_len, seq_len * model.top_k});
   return at::zeros({by_sequence.size(0), model.num_experts}, topk.options())
       .scatter_add_(1, by_sequence, at::ones_like(by_sequence));
@@ -133,9 +167,15 @@ struct Seeds {
 
 /// Adds the loss sum(balance * probabilities), whose gradient by these is known. Returns the loss.
 at::Tensor add_balance_loss(Seeds& seeds, const ModelConfig& model, const AttentionGraph& graph,
-                            const at::Tensor& balance_AE) {
+                            const at::Tensor& balance_AE, const Sequences& sequences) {
   const at::Tensor probabilities = router_probabilities(model, graph.scores);
   const i64 num_tokens = probabilities.size(0), parts = balance_AE.size(0);
+  if (!sequences.are_whole(num_tokens)) {
+    const at::Tensor of_rows = balance_AE.to(probabilities.scalar_type())
+                                   .index_select(0, sequence_of_rows(sequences, num_tokens, graph.topk.options()));
+    seeds.add(probabilities, of_rows);
+    return (probabilities.detach() * of_rows).sum();
+  }
   HM_CHECK(num_tokens % parts == 0, "{} tokens do not split into {} balancing groups", num_tokens, parts);
   const at::Tensor balance = balance_AE.to(probabilities.scalar_type());
   seeds.add(probabilities, balance.unsqueeze(1)
@@ -234,20 +274,20 @@ at::Tensor rows_of_experts(const ModelConfig& model, const StateGroup& state, co
 
 AttentionOutput attention_forward(const ModelConfig& model, i64 layer, const StateGroup& state,
                                   const at::Tensor& y_TD, const Sequences& sequences, KeepGraph keep_graph,
-                                  const RouterTask& task) {
-  const i64 seq_len = sequences.seq_len;
-  HM_CHECK(y_TD.size(0) % seq_len == 0, "{} tokens are not whole sequences of {}", y_TD.size(0), seq_len);
+                                  const RouterTask& task, const at::Tensor& context_TA) {
+  HM_CHECK(context_TA.defined() || sequences.are_whole(y_TD.size(0)),
+           "{} tokens are not whole sequences of {}", y_TD.size(0), sequences.seq_len);
   if (y_TD.size(0) == 0) return empty_output(model, layer, y_TD);
   const bool keep = keep_graph != KeepGraph::kNo;
   const at::AutoGradMode mode(keep);
-  AttentionGraph graph = run(model, layer, state, y_TD, sequences, task, keep_graph);
+  AttentionGraph graph = run(model, layer, state, y_TD, sequences, task, keep_graph, context_TA);
   AttentionOutput out;
   out.u_TD = graph.u.detach();
   if (model.is_moe(layer)) {
     out.x_TD = graph.x.detach();
     out.topk_TK = graph.topk;
     out.weights_TK = graph.weights.detach();
-    out.counts_BE = graph.counts.defined() ? graph.counts : count_experts(model, graph.topk, seq_len);
+    out.counts_BE = graph.counts.defined() ? graph.counts : count_experts(model, graph.topk, sequences);
   }
   if (keep_graph == KeepGraph::kSelected) let_go(graph, state);
   if (keep) out.graph = std::make_shared<AttentionGraph>(std::move(graph));
@@ -257,7 +297,7 @@ AttentionOutput attention_forward(const ModelConfig& model, i64 layer, const Sta
 AttentionOutput attention_decode(const ModelConfig& model, i64 layer, const StateGroup& state,
                                  const at::Tensor& y_TD, KvCache& cache) {
   const c10::NoGradGuard no_grad;
-  AttentionGraph graph = run(model, layer, state, y_TD, y_TD.size(0), {}, KeepGraph::kNo, &cache);
+  AttentionGraph graph = run(model, layer, state, y_TD, y_TD.size(0), {}, KeepGraph::kNo, {}, &cache);
   AttentionOutput out;
   out.u_TD = graph.u, out.x_TD = graph.x, out.topk_TK = graph.topk, out.weights_TK = graph.weights;
   return out;
@@ -266,7 +306,10 @@ AttentionOutput attention_decode(const ModelConfig& model, i64 layer, const Stat
 AttentionGradient attention_backward(const ModelConfig& model, i64 layer, StateGroup& state,
                                      const AttentionBackwardInput& input, const Sequences& sequences) {
   const at::TensorOptions scalar = input.y_TD.options().dtype(accumulate_type(input.y_TD.scalar_type()));
-  if (input.y_TD.size(0) == 0) return {at::empty_like(input.y_TD), at::zeros({}, scalar)};
+  if (input.y_TD.size(0) == 0) {
+    const at::Tensor none = input.context_TA.defined() ? at::empty_like(input.context_TA) : at::Tensor();
+    return {at::empty_like(input.y_TD), none, at::zeros({}, scalar)};
+  }
   AttentionGradient out;
   const at::AutoGradMode mode(true);
   const KeepGraph kind = input.leaves_weights ? KeepGraph::kLeavesWeights : KeepGraph::kYes;
@@ -274,13 +317,14 @@ AttentionGradient attention_backward(const ModelConfig& model, i64 layer, StateG
       input.graph != nullptr
           ? std::move(*input.graph)
           : run(model, layer, state, input.y_TD, sequences,
-                {.topk_TK = input.topk_TK, .jitter_TD = input.jitter_TD, .z_loss = input.z_factor > 0}, kind);
+                {.topk_TK = input.topk_TK, .jitter_TD = input.jitter_TD, .z_loss = input.z_factor > 0}, kind,
+                input.context_TA);
   Seeds seeds;
   seeds.add(graph.u, input.du_TD);
   seeds.add(graph.x, input.dx_TD);
   seeds.add(graph.weights, input.dweights_TK);
   out.aux_loss = input.balance_AE.defined() && graph.scores.defined()
-                     ? add_balance_loss(seeds, model, graph, input.balance_AE)
+                     ? add_balance_loss(seeds, model, graph, input.balance_AE, sequences)
                      : at::zeros({}, scalar);
   if (input.z_factor > 0 && graph.log_sum.defined())
     out.aux_loss = out.aux_loss + add_z_loss(seeds, graph, input.z_factor);
@@ -291,11 +335,13 @@ AttentionGradient attention_backward(const ModelConfig& model, i64 layer, StateG
   for (std::size_t i = 0; i < direct.size(); ++i) {
     if (direct[i]) inputs.push_back(graph.leaves.all()[i]), weights.push_back(i);
   }
+  if (graph.context.defined()) inputs.push_back(graph.context);
   inputs.push_back(graph.y);
   const std::vector<at::Tensor> grads =
       torch::autograd::grad(seeds.outputs, inputs, seeds.grads, /*retain_graph=*/false,
                             /*create_graph=*/false, /*allow_unused=*/true);
   out.dy_TD = grads.back();
+  if (graph.context.defined()) out.dcontext_TA = grads[grads.size() - 2];
   const c10::NoGradGuard no_grad;
   if (graph.selected()) make_again(graph, model, state);
   AttentionLeft left{leaves_weights ? graph.leaves.left() : decltype(AttentionLeft::products)(), {}};

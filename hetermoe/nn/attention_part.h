@@ -7,8 +7,10 @@
 #include "hetermoe/nn/sequences.h"
 
 // The attention part of a layer: norm, attention, residual, norm, router, and the shared experts or the dense
-// MLP. Letters: T tokens (whole sequences), D hidden size, K top-k, E experts, B sequences, A groups of the
-// balancing loss.
+// MLP. Letters: T tokens (whole sequences; of a device of a team any), D hidden size, K top-k, E experts, B
+// sequences of which some tokens are there, A groups of the balancing loss.
+//
+// A team divides it: see team_attention.h.
 namespace hetermoe {
 
 /// kYes: backward needs no recomputation; costs the memory of the graph. kLeavesWeights: likewise, for a
@@ -37,10 +39,12 @@ struct RouterTask {
   bool z_loss = false;        ///< backward adds one
 };
 
-/// y_TD: the layer's input, of whole sequences; T = 0 is fine.
+/// y_TD: the layer's input; T = 0 is fine. context_TA: in a team the attention kernel's output of these tokens,
+/// all heads; undefined = it is computed here, of whole sequences.
 AttentionOutput attention_forward(const ModelConfig& model, i64 layer, const StateGroup& state,
                                   const at::Tensor& y_TD, const Sequences& sequences,
-                                  KeepGraph keep_graph = KeepGraph::kNo, const RouterTask& task = {});
+                                  KeepGraph keep_graph = KeepGraph::kNo, const RouterTask& task = {},
+                                  const at::Tensor& context_TA = {});
 
 /// x_TD of the forward call that made a graph with KeepGraph::kSelected, made again.
 at::Tensor rows_of_experts(const ModelConfig& model, const StateGroup& state, const AttentionGraph& graph);
@@ -55,16 +59,18 @@ struct AttentionBackwardInput {
   at::Tensor dweights_TK;  ///< undefined = zero
   at::Tensor balance_AE;   ///< gradient of the balancing loss by router probabilities: the tokens are split
                            ///< into A equal contiguous parts. A = 1 (one group) to B (a row for every
-                           ///< sequence). Undefined = none
+                           ///< sequence, and so where sequences are not whole). Undefined = none
   std::shared_ptr<AttentionGraph> graph;  ///< of forward; null = recompute. Used up by the call
   bool leaves_weights = false;  ///< a graph is then one of KeepGraph::kLeavesWeights or kSelected. Not for
                                 ///< frozen states
   at::Tensor jitter_TD = {};    ///< of forward
+  at::Tensor context_TA = {};   ///< of forward
   double z_factor = 0;          ///< the z-loss is this times the sum over tokens of logsumexp(logits)^2
 };
 
 struct AttentionGradient {
-  at::Tensor dy_TD;
+  at::Tensor dy_TD;             ///< in a team without what comes by way of the scores
+  at::Tensor dcontext_TA = {};  ///< of a team
   at::Tensor aux_loss;  ///< 0-dim: this part's share of the balancing loss, the sum of balance *
                         ///< probabilities, and of the z-loss; 0 without one
   std::shared_ptr<AttentionLeft> left = nullptr;  ///< with leaves_weights; null without tokens

@@ -37,6 +37,7 @@ class AccessList {
   Recompute recompute() const { return p.recompute(op.group, op.layer); }
   bool saves_activations() const { return keeps_activations(recompute()) && p.options().backward; }
   bool finds_activations() const { return !recomputes_inside(recompute(), is_moe()); }
+  bool has_teams() const { return p.has_teams(op.group, op.layer); }
   bool lends() const { return p.lends(op.group, op.layer); }
   const State& state() const { return p.states()[static_cast<std::size_t>(op.state)]; }
 

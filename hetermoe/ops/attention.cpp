@@ -11,7 +11,12 @@ namespace {
 
 void forward_accesses(AccessList& list) {
   list.read_params();
-  list.read_input(list.op.layer);
+  if (list.has_teams()) {
+    list.read(Buffer::kHidden);
+    list.read(Buffer::kAttended);
+  } else {
+    list.read_input(list.op.layer);
+  }
   list.write(Buffer::kResidual);
   if (list.saves_activations()) list.write(Buffer::kSavedAttention);
   if (!list.is_moe()) return;
@@ -23,6 +28,7 @@ void forward_accesses(AccessList& list) {
 void recompute_accesses(AccessList& list) {
   list.read_params();
   list.read(Buffer::kHidden);
+  if (list.has_teams()) list.read(Buffer::kAttended);
   if (list.is_moe()) list.read(Buffer::kRouting);
   list.add(Buffer::kSavedAttention, list.saves_activations() ? Mode::kRead : Mode::kWrite);
   if (resends_rows(list.recompute())) list.write(Buffer::kSend);
@@ -39,7 +45,13 @@ void backward_accesses(AccessList& list) {
     list.add_all_chunks(Buffer::kDSend, Mode::kRead, layer);
     if (list.p.balance_on()) list.read(Buffer::kBalance);
   }
-  list.write_input_gradient(layer);
+  if (list.has_teams()) {
+    list.read(Buffer::kAttended);
+    list.write(Buffer::kDAttended);
+    list.write(Buffer::kDInput);
+  } else {
+    list.write_input_gradient(layer);
+  }
   if (list.p.leaves_weights(UnitPart::kAttention, layer))
     list.write(Buffer::kLeftAttention);
   else
@@ -72,7 +84,9 @@ bool occurs_in(const Op& op, const Placement& placement) {
 void attention_work(const WorkModel& model, const ExchangeLoad*, ComputeWork& work) {
   const Op& op = work.op;
   work.frozen = model.frozen_part(work.device, {UnitPart::kAttention, op.layer});
-  const bool merges = looks_back(op) && !model.placement().moves_into(op.group, op.layer, op.microbatch);
+  work.of_team = model.placement().has_teams(op.group, op.layer);
+  const bool merges = looks_back(op) && !work.of_team &&
+                      !model.placement().moves_into(op.group, op.layer, op.microbatch);
   model.add_tokens(work, merges ? std::optional(op.layer) : std::nullopt);
 }
 
@@ -91,16 +105,18 @@ Bytes attention_workspace(BufferSizes& s, const Op& op, DeviceId device) {
     return count * (work - 2 * s.row(device));
   }
   const bool kept = !recomputes_inside(p.recompute(op.group, op.layer), p.is_moe(op.layer));
+  const bool of_team = s.of_team(op.layer, device);
   const i32 state = p.states_of(UnitPart::kAttention, op.layer).first;
   // Beside a result stands the product of an adapter.
   const Bytes adapted = s.work().adapter_params(state) > 0 ? s.row(device) : 0;
   const Bytes inside =
-      count * ((kept ? dropped : work) + attention_gradient_bytes(model, s.element(device)) + adapted);
+      count * ((kept ? dropped : work) + (of_team ? 0 : attention_gradient_bytes(model, s.element(device))) +
+               adapted);
   // What it leaves is a buffer, and of this the gradients of the output projection's and the router's results
   // are gone without it when most is held.
   if (p.leaves_weights(UnitPart::kAttention, op.layer)) {
     const Bytes stays = s.row(device) + (p.is_moe(op.layer) ? 4.0 * real(model.num_experts) : 0);
-    return inside + count * (stays - attention_left_bytes(model, op.layer, s.element(device)));
+    return inside + count * (stays - attention_left_bytes(model, op.layer, s.element(device), of_team));
   }
   if (!p.trains(state)) return inside + count * s.row(device);
   // Most is held where the attention kernel hands over its gradients, when those of the residual stream and

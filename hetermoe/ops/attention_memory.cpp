@@ -7,19 +7,48 @@
 // What attention parts hold, by what their layer keeps for backward.
 namespace hetermoe {
 
+ActivationOptions BufferSizes::activations(i32 layer, DeviceId device, KeptActivations keeps) const {
+  const bool plain = cluster_.type_of(device).attention_kernel == AttentionKernel::kPlain;
+  return {element(device), keeps, plain, placement_.plan().seq_len, of_team(layer, device)};
+}
+
 /// Per token: what an attention part makes besides its saved input.
 Bytes BufferSizes::attention_work(i32 layer, DeviceId device) const {
-  const bool plain = cluster_.type_of(device).attention_kernel == AttentionKernel::kPlain;
-  return attention_work_bytes(model_, layer,
-                              {element(device), KeptActivations::kAll, plain, placement_.plan().seq_len});
+  return attention_work_bytes(model_, layer, activations(layer, device, KeptActivations::kAll));
 }
 
 /// Of these what lies in kSavedAttention: all of it where it was recomputed.
 Bytes BufferSizes::attention_kept(i32 layer, DeviceId device) const {
   if (!selects(layer, device)) return attention_work(layer, device);
-  const bool plain = cluster_.type_of(device).attention_kernel == AttentionKernel::kPlain;
-  return attention_kept_bytes(
-      model_, layer, {element(device), KeptActivations::kSelected, plain, placement_.plan().seq_len});
+  return attention_kept_bytes(model_, layer, activations(layer, device, KeptActivations::kSelected));
+}
+
+Bytes BufferSizes::projection_kept(i32 layer, DeviceId device) const {
+  return kept_bytes_of(model_, layer, Activation::In::kProjection,
+                       activations(layer, device, KeptActivations::kAll));
+}
+
+/// Their share of those of all heads, but for keys and values that several devices need.
+Bytes BufferSizes::scores_kept(i32 layer, const HeadRange& heads, DeviceId device) const {
+  const Bytes all = kept_bytes_of(model_, layer, Activation::In::kScores,
+                                  activations(layer, device, KeptActivations::kAll));
+  const HeadRange shared = key_value_heads(heads, model_.num_heads, model_.num_kv_heads);
+  const double of_queries = real(heads.count) / real(model_.num_heads);
+  const double doubled = real(shared.count) - of_queries * real(model_.num_kv_heads);
+  return of_queries * all + doubled * real(model_.head_dim + model_.value_dim()) * element(device);
+}
+
+std::pair<double, HeadRange> BufferSizes::heads_of(const BufferKey& key, DeviceId device) const {
+  return heads_of(key.layer(), key.microbatch(), device);
+}
+
+std::pair<double, HeadRange> BufferSizes::heads_of(i32 layer, i32 microbatch, DeviceId device) const {
+  const Op op{.kind = OpKind::kScores,
+              .group = static_cast<std::int16_t>(group_of(device)),
+              .layer = layer,
+              .microbatch = microbatch};
+  const Team team = placement_.team_of(op, device);
+  return {real(team.tokens), team.of(device).heads};
 }
 
 /// An MLP of its own makes the layer's residual stream one row more.

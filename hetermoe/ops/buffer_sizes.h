@@ -1,6 +1,7 @@
 #pragma once
 #include <vector>
 
+#include "hetermoe/model/op_cost.h"
 #include "hetermoe/ops/buffers.h"
 #include "hetermoe/ops/load_table.h"
 #include "hetermoe/ops/work.h"
@@ -67,6 +68,16 @@ class BufferSizes {
   Bytes attention_work(i32 layer, DeviceId device) const;
   Bytes attention_kept(i32 layer, DeviceId device) const;
   Bytes attention_saved(i32 layer, DeviceId device) const;
+  /// Of a team: the part is cut into ops, and these figures are those of the last one.
+  bool of_team(i32 layer, DeviceId device) const {
+    return group_of(device) >= 0 && placement_.has_teams(group_of(device), layer);
+  }
+  /// Per token: what the first op of a team keeps; and the attention kernel, of some heads.
+  Bytes projection_kept(i32 layer, DeviceId device) const;
+  Bytes scores_kept(i32 layer, const HeadRange& heads, DeviceId device) const;
+  /// Tokens of the device's team, and its own heads.
+  std::pair<double, HeadRange> heads_of(const BufferKey& key, DeviceId device) const;
+  std::pair<double, HeadRange> heads_of(i32 layer, i32 microbatch, DeviceId device) const;
   /// The buffer is part of kSavedAttention.
   bool saves_residual(i32 layer, DeviceId device) const;
   bool saves_send(i32 layer, DeviceId device) const;
@@ -77,6 +88,7 @@ class BufferSizes {
 
  private:
   void add_margin(Traffic& traffic, const ExchangeLoad& load) const;
+  ActivationOptions activations(i32 layer, DeviceId device, KeptActivations keeps) const;
   bool selects(i32 layer, DeviceId device) const;
   bool has_mlp(i32 layer) const;
 

@@ -25,6 +25,30 @@ Bytes residual(BufferSizes& s, const Key& k, PlaceId place) {
 Bytes send(BufferSizes& s, const Key& k, PlaceId place) {
   return s.saves_send(k.layer(), place) ? 0 : rows_of_tokens(s, k, place);
 }
+/// Of one token, in the compute dtype.
+Bytes qkv(BufferSizes& s, const Key& k, PlaceId place) {
+  const ModelConfig& m = s.model();
+  return tokens_of(s, k, place) * s.element(place) * real(m.query_width() + m.key_width() + m.value_width());
+}
+Bytes attended(BufferSizes& s, const Key& k, PlaceId place) {
+  return tokens_of(s, k, place) * s.element(place) * real(s.model().output_width());
+}
+Bytes saved_projection(BufferSizes& s, const Key& k, PlaceId place) {
+  return tokens_of(s, k, place) * s.projection_kept(k.layer(), place);
+}
+/// Of all tokens of the device's team, by its heads.
+Bytes heads(BufferSizes& s, const Key& k, PlaceId place) {
+  const auto [tokens, heads] = s.heads_of(k, place);
+  return tokens * s.element(place) * real(width_to_heads(s.model(), heads));
+}
+Bytes context(BufferSizes& s, const Key& k, PlaceId place) {
+  const auto [tokens, heads] = s.heads_of(k, place);
+  return tokens * s.element(place) * real(width_to_tokens(s.model(), heads));
+}
+Bytes saved_scores(BufferSizes& s, const Key& k, PlaceId place) {
+  const auto [tokens, heads] = s.heads_of(k, place);
+  return tokens * s.scores_kept(k.layer(), heads, place);
+}
 /// Of the layer before: that of a move has the shares of both.
 Bytes move_out(BufferSizes& s, const Key& k, PlaceId place) {
   return s.tokens(k.layer() - 1, k.microbatch(), place) * s.row(place);
@@ -42,7 +66,7 @@ Bytes saved_attention(BufferSizes& s, const Key& k, PlaceId place) {
   return tokens_of(s, k, place) * s.attention_saved(k.layer(), place);
 }
 Bytes left_attention(BufferSizes& s, const Key& k, PlaceId place) {
-  return tokens_of(s, k, place) * attention_left_bytes(s.model(), k.layer(), s.element(place));
+  return tokens_of(s, k, place) * attention_left_bytes(s.model(), k.layer(), s.element(place), s.of_team(k.layer(), place));
 }
 /// Rows and copies between each two devices.
 Bytes load(BufferSizes& s, const Key& k, PlaceId place) {
@@ -120,6 +144,17 @@ constexpr auto kStep = Lifetime::kStep;
 
 constexpr std::array<BufferRow, kNumBuffers> kBufferRows = {{
     {Buffer::kHidden, "hidden", KeyShape::kOfLayer, kStep, kSaved, rows_of_tokens},
+    {Buffer::kQkv, "qkv", KeyShape::kOfLayer, kStep, kFlies, qkv},
+    {Buffer::kSavedProjection, "saved_projection", KeyShape::kOfLayer, kStep, kSaved, saved_projection},
+    {Buffer::kHeads, "heads", KeyShape::kOfLayer, kStep, kFlies, heads},
+    {Buffer::kSavedScores, "saved_scores", KeyShape::kOfLayer, kStep, kSaved, saved_scores},
+    {Buffer::kContext, "context", KeyShape::kOfLayer, kStep, kFlies, context},
+    {Buffer::kAttended, "attended", KeyShape::kOfLayer, kStep, kSaved, attended},
+    {Buffer::kDAttended, "d_attended", KeyShape::kOfLayer, kStep, kFlies, attended},
+    {Buffer::kDContext, "d_context", KeyShape::kOfLayer, kStep, kFlies, context},
+    {Buffer::kDHeads, "d_heads", KeyShape::kOfLayer, kStep, kFlies, heads},
+    {Buffer::kDQkv, "d_qkv", KeyShape::kOfLayer, kStep, kFlies, qkv},
+    {Buffer::kDInput, "d_input", KeyShape::kOfLayer, kStep, kFlies, rows_of_tokens},
     {Buffer::kResidual, "residual", KeyShape::kOfLayer, kStep, kFlies, residual},
     {Buffer::kSend, "send", KeyShape::kOfLayer, kStep, kFlies, send},
     {Buffer::kRouting, "routing", KeyShape::kOfLayer, kStep, kSaved, routing},

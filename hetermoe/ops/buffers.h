@@ -12,7 +12,19 @@ namespace hetermoe {
 
 enum class Buffer : std::uint8_t {
   kHidden,  ///< input of a layer (of the head: layer = num_layers); the saved input that backward starts from
-  kResidual,        ///< residual stream after the attention part, until the expert rows are added
+  // Of a team, between the ops that its attention part is cut into:
+  kQkv,              ///< queries, keys and values of own tokens
+  kSavedProjection,  ///< activations up to these
+  kHeads,            ///< queries, keys and values of own heads, of all tokens of the team
+  kSavedScores,      ///< those, and what the attention kernel made of them
+  kContext,          ///< output of the attention kernel, of own heads
+  kAttended,         ///< of own tokens, all heads; backward starts from it, too
+  kDAttended,        ///< its gradient
+  kDContext,         ///< the same on the devices of the heads
+  kDHeads,           ///< gradients of queries, keys and values, by heads
+  kDQkv,             ///< the same by tokens
+  kDInput,           ///< gradient of the layer's input, of all that comes after the attention kernel
+  kResidual,         ///< residual stream after the attention part, until the expert rows are added
   kSend,            ///< normed rows that dispatch sends
   kRouting,         ///< top-k choice and weights, kept until attention.B
   kSavedAttention,  ///< activations of the attention part (recompute off, or made by attention.R)

@@ -93,6 +93,9 @@ std::vector<DeviceId> participants(const Op& op, const Placement& placement) {
       add(placement.move_of(op).from);
       add(placement.move_of(op).to);
       break;
+    case Participants::kTeam:
+      for (const TeamMember& member : placement.team_of(op).members) all.insert(member.device);
+      break;
     case Participants::kBalanceSet:
       for (const MicrobatchRef& member :
            placement.balance_set(placement.balance_set_of(op.group, op.microbatch))) {
@@ -161,6 +164,7 @@ std::string to_string(const Op& op) {
   if (op.microbatch >= 0) text += fmt::format(" m{}", op.microbatch);
   if (op.chunk > 0) text += fmt::format(" c{}", op.chunk);
   if (op.group > 0) text += fmt::format(" g{}", op.group);
+  if (op.team >= 0) text += fmt::format(" t{}", op.team);
   if (op.state >= 0) text += fmt::format(" s{}", op.state);
   if (op.device >= 0) text += fmt::format(" d{}", op.device);
   return text;

@@ -38,6 +38,7 @@ enum class Participants : std::uint8_t {
   kExchange,      ///< sources and owners of the layer
   kOwners,        ///< owners of the layer
   kBothShares,    ///< the shares from which and to which a move goes
+  kTeam,          ///< the devices of a team
   kBalanceSet,    ///< the shares of all layers with experts, of all microbatches of the set
   kStateDevices,  ///< those that sum the state's gradients: its devices, or their hosts
   kStateHolders,  ///< those that hold any state, hosts included
@@ -66,7 +67,9 @@ enum class Occurs : std::uint8_t {
 /// What a compute op's seconds follow from. A cost model knows these, and no kinds.
 enum class Pricing : std::uint8_t {
   kEmbedding,  ///< reads and writes of tokens
-  kAttention,  ///< products, scores and passes over the tokens of an attention part
+  kAttention,  ///< products, scores and passes over the tokens of an attention part; of a team what is after scores
+  kProjection,  ///< of an attention part what comes before scores
+  kScores,      ///< its attention kernel, of some heads
   kExperts,    ///< products and passes over copies
   kHead,       ///< products over tokens; backward belongs to the op
   kMerge,      ///< ComputeWork::merged_rows alone

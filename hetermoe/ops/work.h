@@ -17,6 +17,8 @@ struct ComputeWork {
   DeviceId device = 0;
   i64 seq_len = 0;
   double tokens = 0;       ///< of this device's range
+  bool of_team = false;    ///< attention: of a team, which computes projections and scores in ops of their own
+  double heads = 1;        ///< scores: part of all query heads
   double rows = 0;         ///< experts: distinct rows
   double copies = 0;       ///< experts: (row, expert) pairs
   double experts = 0;      ///< experts: how many the device owns in this layer

@@ -27,7 +27,7 @@ const std::vector<std::string>& EnumNames<Phase>::names() {
 const std::vector<std::string>& EnumNames<Queue>::names() {
   static const std::vector<std::string> all =
       names_of_all<Queue>({"compute", "to_expert", "to_attention", "move", "reduce", "guests", "move_back",
-                           "move_saved", "to_device", "to_host"});
+                           "move_saved", "sequence", "to_device", "to_host"});
   return all;
 }
 

@@ -13,6 +13,10 @@ namespace hetermoe {
 /// of these, nothing links.
 #define HM_OP_KINDS(X)              \
   X(kEmbed, embed)                  \
+  X(kProject, project)              \
+  X(kToHeads, to_heads)             \
+  X(kScores, scores)                \
+  X(kToTokens, to_tokens)           \
   X(kAttention, attention)          \
   X(kDispatch, dispatch)            \
   X(kExperts, experts)              \
@@ -55,6 +59,7 @@ enum class Queue : std::uint8_t {
   kGuests,
   kMoveBack,
   kMoveSaved,
+  kSequence,
   kToDevice,
   kToHost
 };
@@ -63,7 +68,8 @@ inline constexpr i32 kNumQueues = kEnumCount<Queue>;
 /// Queues in the order of drawing, of texts and of files. Their numbers may change, this order may only grow.
 inline constexpr std::array<Queue, kNumQueues> kQueueOrder = {
     Queue::kCompute,  Queue::kToExpert, Queue::kToAttention, Queue::kMove,     Queue::kReduce,
-    Queue::kToDevice, Queue::kToHost,   Queue::kGuests,      Queue::kMoveBack, Queue::kMoveSaved};
+    Queue::kToDevice, Queue::kToHost,   Queue::kGuests,      Queue::kMoveBack, Queue::kMoveSaved,
+    Queue::kSequence};
 
 template <>
 struct EnumNames<OpKind> {
@@ -102,6 +108,7 @@ struct Op {
   Phase phase = Phase::kForward;
   std::int16_t chunk = 0;
   std::int16_t group = 0;
+  std::int16_t team = -1;   ///< of transfers inside a team: its number in the row of shares
   i32 layer = -1;           ///< move: the layer whose input moves (num_layers = the head's)
   i32 microbatch = -1;      ///< balance: the last of its set, in group `group`
   i32 state = -1;           ///< of kinds with has_state: index into Schedule::states; see is_saved_copy()

@@ -309,21 +309,21 @@ void settle_home(const Plan& plan, State& state) {
   state.sharded = asks && state.homes.empty() && state.reduced();
 }
 
-/// A device with several teams has slots for each.
-void form_teams(const Plan& plan, std::vector<State>& states) {
-  std::map<std::pair<UnitPart, std::vector<DeviceId>>, std::pair<i32, i32>> teams;  // number, first slot
+/// A device in several sets of gatherers has slots for each.
+void form_gatherers(const Plan& plan, std::vector<State>& states) {
+  std::map<std::pair<UnitPart, std::vector<DeviceId>>, std::pair<i32, i32>> sets;  // number, first slot
   std::map<std::pair<UnitPart, DeviceId>, i32> taken;                               // slots of a device
   for (State& state : states) {
     if (!state.gathered()) continue;
-    const auto number = static_cast<i32>(teams.size());
-    const auto [team, fresh] = teams.try_emplace({state.part, state.devices}, number, 0);
+    const auto number = static_cast<i32>(sets.size());
+    const auto [set, fresh] = sets.try_emplace({state.part, state.devices}, number, 0);
     if (fresh) {
-      i32& first = team->second.second;
+      i32& first = set->second.second;
       for (const DeviceId device : state.devices) first = std::max(first, taken[{state.part, device}]);
       for (const DeviceId device : state.devices)
         taken[{state.part, device}] = first + num_slots(plan, state.part);
     }
-    std::tie(state.team, state.first_slot) = team->second;
+    std::tie(state.gatherers, state.first_slot) = set->second;
   }
 }
 
@@ -404,7 +404,7 @@ std::vector<State> make_states(const Plan& plan, const ModelConfig& model, std::
     add(UnitPart::kHead, -1, {.layer = num_layers, .part = UnitPart::kHead});
   }
   for (State& state : states) settle_home(plan, state);
-  form_teams(plan, states);
+  form_gatherers(plan, states);
   return states;
 }
 

@@ -5,6 +5,7 @@
 #include "hetermoe/base/index.h"
 #include "hetermoe/placement/op.h"
 #include "hetermoe/placement/state.h"
+#include "hetermoe/placement/team.h"
 #include "hetermoe/placement/token_ranges.h"
 #include "hetermoe/plan/recompute.h"
 
@@ -67,6 +68,17 @@ class Placement {
   TokenRanges ranges(const Op& op) const { return ranges(op.group, op.layer, op.microbatch, op.phase); }
   /// Those of a stage of which a device has a part, in forward or backward: it has no more than one.
   TokenRanges ranges_with(i32 group, i32 layer, i32 microbatch, DeviceId device) const;
+  /// Teams compute the attention part of the layer.
+  bool has_teams(i32 group, i32 layer) const {
+    return hetermoe::has_teams(share_row(plan_.groups[idx(group)].layers[idx(layer)].attention, 0));
+  }
+  /// How many for a microbatch.
+  i32 num_teams(i32 group, i32 layer, i32 microbatch) const {
+    return hetermoe::num_teams(share_row(plan_.groups[idx(group)].layers[idx(layer)].attention, microbatch));
+  }
+  /// That of an op inside a team; and that of a device in the op's layer.
+  Team team_of(const Op& op) const { return team(op, op.team); }
+  Team team_of(const Op& op, DeviceId device) const { return team(op, team_with(attention_row(op), device)); }
   /// The tokens of a move, as they are before it and after it.
   struct Move {
     TokenRanges from, to;
@@ -195,6 +207,12 @@ class Placement {
     const std::vector<Stage>& rows =
         (forward ? stages_[static_cast<std::size_t>(group)] : backward)[static_cast<std::size_t>(layer + 1)];
     return rows[rows.size() == 1 ? 0 : static_cast<std::size_t>(microbatch)];
+  }
+  const ShareRow& attention_row(const Op& op) const {
+    return share_row(plan_.groups[idx(op.group)].layers[idx(op.layer)].attention, op.microbatch);
+  }
+  Team team(const Op& op, i32 number) const {
+    return hetermoe::team_of(attention_row(op), number, plan_.seq_len);
   }
   bool is_owner(i32 group, i32 layer, DeviceId device) const {
     return owner_bits_[static_cast<std::size_t>(group)][static_cast<std::size_t>(layer)]

@@ -34,9 +34,9 @@ class TokenRanges {
     using reference = TokenRange;
 
     Iterator(const Share* share, i64 seq_len) : share_(share), seq_len_(seq_len) {}
-    TokenRange operator*() const { return {share_->device, begin_, begin_ + share_->sequences * seq_len_}; }
+    TokenRange operator*() const { return {share_->device, begin_, begin_ + tokens_of(*share_, seq_len_)}; }
     Iterator& operator++() {
-      begin_ += share_->sequences * seq_len_;
+      begin_ += tokens_of(*share_, seq_len_);
       ++share_;
       return *this;
     }
@@ -51,7 +51,7 @@ class TokenRanges {
 
   std::size_t size() const { return row_->size(); }
   DeviceId device(std::size_t i) const { return (*row_)[i].device; }
-  i64 tokens(std::size_t i) const { return (*row_)[i].sequences * seq_len_; }
+  i64 tokens(std::size_t i) const { return tokens_of((*row_)[i], seq_len_); }
   /// -1 = the device has no range.
   i64 index_of(DeviceId device) const {
     for (std::size_t i = 0; i < size(); ++i)

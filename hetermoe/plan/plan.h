@@ -72,17 +72,37 @@ struct EnumNames<ExpertsAt> {
 
 /// A device computes `sequences` consecutive sequences of a microbatch. 0 is legal: the device holds the
 /// state, joins every transfer and has nothing to compute.
+/// A team is several devices that have the same sequences: consecutive shares with the same `team` and the
+/// same `sequences`. Its tokens are divided in the order of the row, and the query heads of its attention
+/// kernel likewise. 0 tokens and 0 heads are legal. A row has teams in all of its shares or in none.
 struct Share {
   DeviceId device = 0;
-  i64 sequences = 0;
+  i64 sequences = 0;  ///< of a team: of all of it
+  i64 tokens = 0;     ///< of a team: of its sequences * seq_len
+  i64 heads = 0;      ///< of a team: query heads
+  i32 team = -1;      ///< 0, 1 ... in the order of the row; -1 = none
   bool operator==(const Share&) const = default;
   template <class V>
   void fields(V& v) {
     v("device", device, "device of the cluster", required(at_least(0)));
     v("sequences", sequences, "sequences of a microbatch", required(at_least(0)));
+    v("team", team, "number of a team in the row: its devices have the same sequences", unset_at(-1));
+    v("tokens", tokens, "of a team's tokens, those of this device", unset_at(0));
+    v("heads", heads, "of a team's query heads, those of this device", unset_at(0));
   }
 };
 using ShareRow = std::vector<Share>;
+/// Tokens of a share.
+inline i64 tokens_of(const Share& share, i64 seq_len) {
+  return share.team >= 0 ? share.tokens : share.sequences * seq_len;
+}
+inline bool has_teams(const ShareRow& row) { return !row.empty() && row[0].team >= 0; }
+/// Whether share `i` of a row is the first of its team, or of none.
+inline bool begins_team(const ShareRow& row, std::size_t i) {
+  return i == 0 || row[i].team < 0 || row[i].team != row[i - 1].team;
+}
+/// Sequences of all shares; those of a team once.
+i64 sequences_of(const ShareRow& row);
 /// One row serves all microbatches, or there is one row per microbatch. Ranges follow in the order of the
 /// row.
 using Shares = std::vector<ShareRow>;
@@ -296,8 +316,10 @@ void for_devices(const Shares& shares, F f) {
 inline void add_devices(const Shares& shares, std::set<DeviceId>& devices) {
   for_devices(shares, [&](DeviceId device) { devices.insert(device); });
 }
-/// Sequences of `device` in a row, 0 when it is absent.
+/// Sequences of `device` in a row, 0 when it is absent. Of a team's device those of its team.
 i64 sequences_of(const ShareRow& row, DeviceId device);
+/// Some attention part is computed by teams.
+bool has_teams(const Plan& plan);
 
 i64 total_sequences(const Group& group);
 i64 total_sequences(const Plan& plan);  ///< of a step, all groups

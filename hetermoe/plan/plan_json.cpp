@@ -44,7 +44,11 @@ void check_sizes(const Plan& plan, const std::string& where) {
   };
   const auto check_shares = [&](const std::string& key, const Shares& shares) {
     for (const ShareRow& row : shares) {
-      for (const Share& share : row) check(key, share.sequences, kMostSequences);
+      for (const Share& share : row) {
+        check(key, share.sequences, kMostSequences);
+        check(key, share.tokens, kMostTokens);
+        check(key, share.heads, kMostTokens);
+      }
     }
   };
   check("seq_len", plan.seq_len, kMostTokens);

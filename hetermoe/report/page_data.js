@@ -10,7 +10,7 @@ const SIDE_NAME = {simulated: 'predicted', executed: 'executed', replayed: 'by r
 // A processor in the place of GPUs measures nothing of them: its times are compared with no prediction.
 const sideName = side => side === 'executed' && strategy.raw.elsewhere ? 'on this CPU' : SIDE_NAME[side];
 const QUEUE_ORDER = ['compute', 'to_expert', 'to_attention', 'move', 'reduce', 'to_device', 'to_host', 'guests', 'move_back',
-  'move_saved'];
+  'move_saved', 'sequence'];
 
 // ---- data: lanes of spans, and the spans of each op ----
 

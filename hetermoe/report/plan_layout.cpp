@@ -16,12 +16,14 @@
 namespace hetermoe {
 namespace {
 
-/// Share of all sequences of the rows.
-double share_of(const Shares& shares, DeviceId device) {
+/// Share of all tokens of the rows.
+double share_of(const Shares& shares, i64 seq_len, DeviceId device) {
   double own = 0, all = 0;
   for (const ShareRow& row : shares) {
-    own += real(sequences_of(row, device));
-    for (const Share& share : row) all += real(share.sequences);
+    for (const Share& share : row) {
+      const double tokens = real(tokens_of(share, seq_len));
+      all += tokens, own += share.device == device ? tokens : 0;
+    }
   }
   return all > 0 ? own / all : 0;
 }
@@ -56,7 +58,7 @@ std::string layers_text(const std::set<i64>& layers, i64 num_layers) {
 }
 
 /// Devices of a group with the same type and role that have parts of the same layers, in their numbers.
-using Team = std::vector<std::size_t>;
+using DeviceSet = std::vector<std::size_t>;
 constexpr std::size_t kMostTeams = 12;  ///< of a group that are described
 
 /// A part of each layer of which a device has some: attention, then experts.
@@ -68,28 +70,28 @@ std::vector<bool> layers_of_last(const PlanLayout& layout) {
 }
 
 /// "2 A40 compute the attention part of every layer, each 50 % of the sequences".
-std::string team_text(const PlanLayout& layout, const Team& team, const std::string& type,
+std::string set_text(const PlanLayout& layout, const DeviceSet& set, const std::string& type,
                       const std::string& role) {
   std::set<i64> attention, experts;
   std::vector<double> shares, owned;
   for (i64 l = 0; l < layout.num_layers; ++l) {
-    for (const std::size_t d : team) {
+    for (const std::size_t d : set) {
       if (layout.attention[d][idx(l)] > 0) attention.insert(l), shares.push_back(layout.attention[d][idx(l)]);
       if (layout.experts[d][idx(l)] > 0) experts.insert(l), owned.push_back(layout.experts[d][idx(l)]);
     }
   }
-  const std::string who = fmt::format("{} {} ({})", team.size(), type, role);
+  const std::string who = fmt::format("{} {} ({})", set.size(), type, role);
   std::vector<std::string> what;
   if (!attention.empty()) {
     for (double& share : shares) share *= 100;
-    what.push_back(fmt::format("{} the attention part {}{}", agree(team.size(), "computes", "compute"),
+    what.push_back(fmt::format("{} the attention part {}{}", agree(set.size(), "computes", "compute"),
                                layers_text(attention, layout.num_layers),
                                shares[0] == 100 && shares.back() == 100
                                    ? ""
                                    : fmt::format(", each of {} % of the sequences", range_text(shares))));
   }
   if (!experts.empty())
-    what.push_back(fmt::format("{} {} of the {} experts {}", agree(team.size(), "owns", "own each"),
+    what.push_back(fmt::format("{} {} of the {} experts {}", agree(set.size(), "owns", "own each"),
                                range_text(owned), layout.num_experts,
                                layers_text(experts, layout.num_layers)));
   if (what.empty()) return who + " hold state and compute nothing of a layer";
@@ -132,13 +134,14 @@ i64 num_replicated(const Plan& plan) {
   return count;
 }
 
-void add_device(PlanLayout& layout, const Group& group, DeviceId device, const std::string& name) {
+void add_device(PlanLayout& layout, const Plan& plan, const Group& group, DeviceId device,
+                const std::string& name) {
   layout.devices.push_back(name);
-  layout.embed.push_back(share_of(group.embed, device));
-  layout.head.push_back(share_of(group.head, device));
+  layout.embed.push_back(share_of(group.embed, plan.seq_len, device));
+  layout.head.push_back(share_of(group.head, plan.seq_len, device));
   std::vector<double> attention, experts;
   for (const LayerPlacement& layer : group.layers) {
-    attention.push_back(share_of(layer.attention, device));
+    attention.push_back(share_of(layer.attention, plan.seq_len, device));
     experts.push_back(experts_of(layer, device));
   }
   layout.attention.push_back(std::move(attention));
@@ -213,19 +216,19 @@ PlanLayout plan_layout(const Plan& plan, const ModelConfig& model, const Cluster
   layout.num_layers = model.num_layers;
   layout.num_experts = model.num_experts;
   const std::vector<std::string> roles = roles_of(plan);
-  std::vector<std::string> teams;
+  std::vector<std::string> sets;
   std::vector<DeviceId> used;
   for (std::size_t g = 0; g < plan.groups.size(); ++g) {
     const Group& group = plan.groups[g];
     using Key = std::tuple<std::string, std::string, std::vector<bool>>;  // role, type, layers
-    std::vector<std::pair<Key, Team>> found;
+    std::vector<std::pair<Key, DeviceSet>> found;
     for (const char* role : {"attention", "both", "expert", "idle"}) {
       for (const DeviceId device : group.devices) {
         if (roles[idx(device)] != role) continue;
-        add_device(layout, group, device, cluster.device_name(device));
+        add_device(layout, plan, group, device, cluster.device_name(device));
         const Key key{role, cluster.type_of(device).name, layers_of_last(layout)};
         auto at =
-            std::find_if(found.begin(), found.end(), [&](const auto& team) { return team.first == key; });
+            std::find_if(found.begin(), found.end(), [&](const auto& set) { return set.first == key; });
         if (at == found.end()) at = found.insert(at, {key, {}});
         at->second.push_back(layout.devices.size() - 1);
         used.push_back(device);
@@ -233,17 +236,17 @@ PlanLayout plan_layout(const Plan& plan, const ModelConfig& model, const Cluster
     }
     const std::size_t more = found.size() > kMostTeams ? found.size() - kMostTeams : 0;
     found.resize(found.size() - more);
-    for (const auto& [key, team] : found) {
+    for (const auto& [key, set] : found) {
       const std::string of_group = plan.groups.size() > 1 ? fmt::format("group {}: ", g) : "";
-      teams.push_back(of_group + team_text(layout, team, std::get<1>(key), std::get<0>(key)) + ".");
+      sets.push_back(of_group + set_text(layout, set, std::get<1>(key), std::get<0>(key)) + ".");
     }
-    if (more > 0) teams.push_back(fmt::format("{} more sets of devices, each with layers of its own.", more));
+    if (more > 0) sets.push_back(fmt::format("{} more sets of devices, each with layers of its own.", more));
   }
   layout.sentences = {
       fmt::format("{}: {} of {}, {} of {} in a step.", plan.strategy.empty() ? "plan" : plan.strategy,
                   counted(plan.groups.size(), "group"), counted(used.size(), "device"),
                   counted(total_sequences(plan), "sequence"), counted(plan.seq_len, "token"))};
-  layout.sentences.insert(layout.sentences.end(), teams.begin(), teams.end());
+  layout.sentences.insert(layout.sentences.end(), sets.begin(), sets.end());
   if (const i64 count = num_replicated(plan); count > 0)
     layout.sentences.push_back(fmt::format("Of all layers together {} {} several owners.",
                                            counted(count, "expert"), agree(count, "has", "have")));

@@ -51,7 +51,10 @@ class Collector {
   }
 
   void add_op(const Op& op) {
-    if (!is_compute(kind_)) {
+    if (row().participants == Participants::kTeam) {
+      Op of_team = op;
+      for (; ++of_team.team < p_.num_teams(op.group, op.layer, op.microbatch);) out_.push_back({of_team, -1});
+    } else if (!is_compute(kind_)) {
       out_.push_back({op, -1});
     } else if (row().stage == Stage::kNone) {
       for (const DeviceId device : p_.owners(op)) out_.push_back({op, device});

@@ -16,13 +16,14 @@ struct ExpectedOp {
   friend bool operator==(const ExpectedOp& a, const ExpectedOp& b) { return a.key() == b.key(); }
 
  private:
-  std::array<i32, 9> key() const {
+  std::array<i32, 10> key() const {
     return {static_cast<i32>(op.kind),
             static_cast<i32>(op.phase),
             op.group,
             op.layer,
             op.microbatch,
             op.chunk,
+            op.team,
             op.state,
             op.device,
             device};

@@ -60,6 +60,9 @@ Op parse_op(const std::string& text, const std::string& where) {
       case 'g':
         op.group = small_number(word, 1, where);
         break;
+      case 't':
+        op.team = small_number(word, 1, where);
+        break;
       case 's':
         op.state = number(word, 1, where);
         break;
@@ -67,7 +70,7 @@ Op parse_op(const std::string& text, const std::string& where) {
         op.device = number(word, 1, where);
         break;
       default:
-        fail<ConfigError>(where, "\"{}\" in \"{}\": expected l, m, c, g, s or d and a number", word, text);
+        fail<ConfigError>(where, "\"{}\" in \"{}\": expected l, m, c, g, t, s or d and a number", word, text);
     }
   }
   return op;

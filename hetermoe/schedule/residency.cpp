@@ -31,9 +31,9 @@ Residency::Residency(const Placement& placement) : p_(placement), saved_(placeme
   const std::vector<State>& states = placement.states();
   active_ = std::any_of(states.begin(), states.end(), [](const State& state) { return state.transient(); });
   if (!active_) return;
-  i32 num_teams = 0;
-  for (const State& state : states) num_teams = std::max(num_teams, state.team + 1);
-  visits_.resize(idx(placement.num_devices() + num_teams));
+  i32 num_sets = 0;
+  for (const State& state : states) num_sets = std::max(num_sets, state.gatherers + 1);
+  visits_.resize(idx(placement.num_devices() + num_sets));
   for (auto& of_device : visits_) {
     for (std::size_t part = 0; part < of_device.size(); ++part) {
       const std::size_t slots = idx(num_slots(placement.plan(), static_cast<UnitPart>(part)));
@@ -60,9 +60,9 @@ void Residency::count_adds() {
   }
 }
 
-/// A team has its visits together, a device those from its host.
+/// Gatherers have their visits together, a device those from its host.
 Residency::Visits& Residency::visits(DeviceId device, const State& state) {
-  return visits_[idx(state.gathered() ? p_.num_devices() + state.team : device)][idx(state.part)];
+  return visits_[idx(state.gathered() ? p_.num_devices() + state.gatherers : device)][idx(state.part)];
 }
 std::vector<bool>::reference Residency::due(i32 state, DeviceId device) {
   const State& s = p_.states()[idx(state)];

@@ -61,9 +61,9 @@ class Residency {
   SavedVisits saved_;
   bool active_ = false;  // weights of some state visit
   i64 num_uses_ = 0;
-  std::vector<std::array<Visits, kEnumCount<UnitPart>>> visits_;  // [device, then team][part]
+  std::vector<std::array<Visits, kEnumCount<UnitPart>>> visits_;  // [device, then gatherers][part]
   std::vector<std::vector<bool>>
-      due_;  // [state][device, or first of the team] a gradient waits for its store
+      due_;  // [state][device, or first of the gatherers] a gradient waits for its store
   std::vector<std::vector<i64>>
       adds_left_;  // [state][device] ops that will add to a gradient that the device stores
 };

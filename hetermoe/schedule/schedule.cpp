@@ -149,7 +149,8 @@ u64 hash(const Schedule& schedule) {
   for (const Op& op : schedule.ops) {
     fnv.add(name_hash(op.kind)).add(name_hash(op.phase));
     for (const i32 part : {i32{op.chunk}, i32{op.group}, op.layer, op.microbatch, op.state}) fnv.add(part);
-    // Schedules without hosts keep their hashes.
+    // Schedules without hosts or teams keep their hashes.
+    if (op.team >= 0) fnv.add("team").add(i32{op.team});
     if (op.device >= 0) fnv.add("device").add(op.device);
     if (op.slot >= 0) fnv.add("slot").add(i32{op.slot});
     if (op.saved >= 0) fnv.add("saved").add(i32{op.saved});

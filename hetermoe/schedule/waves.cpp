@@ -79,8 +79,12 @@ void WaveRunner::compute(const Wave& wave, i32 m) {
   const bool forward = op.phase == Phase::kForward;
   if (forward && stage == 0) b_.compute_on_shares(at(OpKind::kEmbed, Phase::kForward, -1, m), -1);
   if (forward && wave.sends_input) send_input(stage, m);
+  const bool of_team = op.kind == OpKind::kAttention && p_.has_teams(group_, op.layer);
+  if (of_team && forward) team_forward(op, m);
+  if (of_team && op.phase == Phase::kBackward) team_recompute(op, m);
   if (backward_of_ahead(op)) b_.compute_on_shares(at(OpKind::kAttention, Phase::kRecompute, stage, m), stage);
   b_.compute_on_shares(op, stage);
+  if (of_team && op.phase == Phase::kBackward) team_backward(op, m);
   if (forward && wave.sends_saved && op.kind == OpKind::kAttention) send_saved(op.layer, m);
   if (forward && stage == p_.last_moe_layer()) b_.routed(group_, m);
   const bool makes_gradient =
@@ -91,6 +95,34 @@ void WaveRunner::compute(const Wave& wave, i32 m) {
     append_weights(op, m);  // no transfer waits for embed.B
     b_.compute_on_shares(at(OpKind::kEmbed, Phase::kBackward, -1, m), -1);
   }
+}
+
+void WaveRunner::team_transfer(OpKind kind, Phase phase, i32 layer, i32 m) {
+  Op op = at(kind, phase, layer, m);
+  for (; ++op.team < p_.num_teams(group_, layer, m);) b_.transfer(op);
+}
+
+/// What comes before the attention part's own op.
+void WaveRunner::team_forward(const Op& op, i32 m) {
+  b_.compute_on_shares(at(OpKind::kProject, Phase::kForward, op.layer, m), op.layer);
+  team_transfer(OpKind::kToHeads, Phase::kForward, op.layer, m);
+  b_.compute_on_shares(at(OpKind::kScores, Phase::kForward, op.layer, m), op.layer);
+  team_transfer(OpKind::kToTokens, Phase::kForward, op.layer, m);
+}
+
+/// What the backward pass of these needs, where forward did not keep it.
+void WaveRunner::team_recompute(const Op& op, i32 m) {
+  if (keeps_activations(p_.recompute(group_, op.layer))) return;
+  b_.compute_on_shares(at(OpKind::kProject, Phase::kRecompute, op.layer, m), op.layer);
+  team_transfer(OpKind::kToHeads, Phase::kRecompute, op.layer, m);
+  b_.compute_on_shares(at(OpKind::kScores, Phase::kRecompute, op.layer, m), op.layer);
+}
+
+void WaveRunner::team_backward(const Op& op, i32 m) {
+  team_transfer(OpKind::kToTokens, Phase::kBackward, op.layer, m);
+  b_.compute_on_shares(at(OpKind::kScores, Phase::kBackward, op.layer, m), op.layer);
+  team_transfer(OpKind::kToHeads, Phase::kBackward, op.layer, m);
+  b_.compute_on_shares(at(OpKind::kProject, Phase::kBackward, op.layer, m), op.layer);
 }
 
 bool WaveRunner::backward_of_ahead(const Op& op) const {

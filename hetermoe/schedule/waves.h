@@ -66,6 +66,10 @@ class WaveRunner {
     i32 layer, microbatch, chunk;
     bool waits;  ///< some of its experts are not appended yet
   };
+  void team_transfer(OpKind kind, Phase phase, i32 layer, i32 m);
+  void team_forward(const Op& op, i32 m);
+  void team_recompute(const Op& op, i32 m);
+  void team_backward(const Op& op, i32 m);
   bool backward_of_ahead(const Op& op) const;
   void append_weights(const Op& op, i32 m);
   void expect_back(const Wave& wave, i32 m);

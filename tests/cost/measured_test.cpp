@@ -269,7 +269,7 @@ TEST_F(MeasuredCostTest, WhatADeviceDoesForItselfInATransferIsAdded) {
   }
   plan_.groups[0].microbatches = {2, 2};  // of 128 tokens each
   TransferWork work;
-  work.op = {OpKind::kDispatch, Phase::kForward, 0, 0, 0, 1, -1};
+  work.op = {.kind = OpKind::kDispatch, .layer = 0, .microbatch = 1};
   const std::vector<DeviceId> alone = {0}, both = {0, 1};
   const std::vector<PortBytes> nothing(2);
   work.participants = alone;

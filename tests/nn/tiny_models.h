@@ -43,6 +43,7 @@ inline ModelConfig tiny_deepseek_v2() {
   m.name = m.model_type = "deepseek_v2";
   m.attention = AttentionKind::kMla;
   m.rope_interleaved = true;
+  m.num_kv_heads = m.num_heads;
   m.kv_lora_rank = 10, m.qk_nope_dim = 6, m.qk_rope_dim = 4, m.v_dim = 8, m.head_dim = 10;
   m.num_layers = 3, m.dense_layer = {true, false, false}, m.dense_hidden = 20;
   m.num_experts = 8, m.top_k = 3, m.num_shared_experts = 2, m.expert_hidden = 6;

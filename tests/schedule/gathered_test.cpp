@@ -156,7 +156,7 @@ TEST(Gathered, TeamsOfADeviceHaveSlotsOfTheirOwn) {
     const std::vector<State> states = make_states(c.plan, c.model);
     for (const State& a : states) {
       for (const State& b : states) {
-        if (!a.gathered() || !b.gathered() || a.part != b.part || a.team == b.team) continue;
+        if (!a.gathered() || !b.gathered() || a.part != b.part || a.gatherers == b.gatherers) continue;
         const bool meet = std::any_of(a.devices.begin(), a.devices.end(), [&](DeviceId d) {
           return std::binary_search(b.devices.begin(), b.devices.end(), d);
         });

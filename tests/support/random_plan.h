@@ -74,11 +74,12 @@ struct RandomCase {
 inline std::string describe(const RandomCase& c) {
   return fmt::format(
       "seed {}: {} layers {} experts {} devices {} groups {} order {} window {} chunks {} {} {} "
-      "weights {} dedup {} sharded {}{} aux {}/{}",
+      "weights {} dedup {} sharded {}{}{} aux {}/{}",
       c.seed, c.model.name, c.model.num_layers, c.model.num_experts, c.cluster.num_devices(),
       c.plan.groups.size(), name_of(c.plan.order), c.plan.window, c.plan.chunks, recompute_text(c.plan),
       name_of(c.plan.queue_binding), name_of(c.plan.weight_gradients), c.plan.row_dedup,
-      c.plan.shard_optimizer, shards_weights(c.plan) ? " with weights" : "", c.step.balance,
+      c.plan.shard_optimizer, shards_weights(c.plan) ? " with weights" : "", has_teams(c.plan) ? " teams" : "",
+      c.step.balance,
       c.step.aux_group);
 }
 
@@ -217,6 +218,57 @@ inline void take_in_time(u64 seed, Plan& plan, i64 num_layers) {
   plan.expected = std::move(expected);
 }
 
+/// Parts of a whole number, some of them 0.
+inline std::vector<i64> parts_of(Chooser& choose, i64 total, std::size_t parts) {
+  std::vector<i64> cuts = {0, total};
+  for (std::size_t i = 1; i < parts; ++i) cuts.push_back(choose.between(0, total));
+  std::sort(cuts.begin(), cuts.end());
+  std::vector<i64> out;
+  for (std::size_t i = 1; i < cuts.size(); ++i) out.push_back(cuts[i] - cuts[i - 1]);
+  return out;
+}
+
+/// The devices of a row in teams, which have the sequences that these had.
+inline void form_teams(Chooser& choose, ShareRow& row, i64 seq_len, i64 heads) {
+  i32 team = 0;
+  for (std::size_t begin = 0, end = 0; begin < row.size(); begin = end, ++team) {
+    end = begin + static_cast<std::size_t>(choose.between(1, static_cast<i64>(row.size() - begin)));
+    i64 sequences = 0;
+    for (std::size_t i = begin; i < end; ++i) sequences += row[i].sequences;
+    const std::vector<i64> tokens = parts_of(choose, sequences * seq_len, end - begin),
+                           of_heads = parts_of(choose, heads, end - begin);
+    for (std::size_t i = begin; i < end; ++i)
+      row[i] = {row[i].device, sequences, tokens[i - begin], of_heads[i - begin], team};
+  }
+}
+
+/// In some plans teams share sequences, in some layers or in all; rows that were equal stay equal.
+inline void share_sequences(u64 seed, Plan& plan, i64 heads) {
+  Chooser choose(seed ^ 0x7ea5);
+  if (!choose.chance(0.25)) return;
+  const double share = choose.of(std::vector<double>{1, 1, 0.5});
+  for (Group& group : plan.groups) {
+    std::vector<std::pair<Shares, Shares>> known;
+    const auto form = [&](Shares& shares) {
+      for (const auto& [before, after] : known) {
+        if (before != shares) continue;
+        shares = after;
+        return;
+      }
+      const Shares before = shares;
+      if (choose.chance(share))
+        for (ShareRow& row : shares) form_teams(choose, row, plan.seq_len, heads);
+      known.emplace_back(before, shares);
+    };
+    form(group.embed), form(group.head);
+    for (LayerPlacement& layer : group.layers) {
+      if (layer.recompute == Recompute::kSelect) layer.recompute = Recompute::kAhead;
+      form(layer.attention);
+    }
+  }
+  if (plan.recompute == Recompute::kSelect) plan.recompute = Recompute::kOff;
+}
+
 inline void differ_in_recompute(Chooser& choose, Plan& plan) {
   for (Group& group : plan.groups) {
     for (LayerPlacement& layer : group.layers) {
@@ -257,6 +309,7 @@ inline RandomCase random_case(u64 seed, i32 max_devices = 8) {
   if (choose.chance(0.4)) random_plan::differ_in_recompute(choose, plan);
   if (choose.chance(0.4)) plan.weight_gradients = WeightGradients::kAfter;
   if (plan.shard_optimizer && choose.chance(0.5)) shard_weights(plan);
+  random_plan::share_sequences(seed, plan, out.model.num_heads);
   return out;
 }
 

@@ -21,6 +21,14 @@ void route_chunk(OpContext& d, const Op& op, LayerSlot& slot, i32 chunk) {
       route_copies(routing, taken_choices(d, slot).narrow(0, begin, end - begin), begin, dedup);
 }
 
+void give_input_gradient(OpContext& d, const Op& op, const at::Tensor& gradient_TD) {
+  if (!d.p.needs_input_gradient(op.layer)) return;
+  if (d.p.moves_into(op.group, op.layer, op.microbatch, Phase::kBackward))
+    d.slots.layer(op.layer, op.microbatch).d_move = gradient_TD;
+  else
+    d.slots.layer(op.layer - 1, op.microbatch).d_hidden = gradient_TD;
+}
+
 void route(OpContext& d, const Op& op, LayerSlot& slot) {
   for (i32 c = 0; c < d.p.plan().chunks; ++c) route_chunk(d, op, slot, c);
 }
@@ -46,9 +54,10 @@ KeepGraph graph_for_backward(const OpContext& d, const Op& op) {
 
 at::Tensor jitter(const OpContext& d, const Op& op) {
   if (d.input->router.jitter == 0 || !d.p.is_moe(op.layer)) return {};
-  return jitter_factors(d.input->router, d.model, op.layer, d.first_sequence(op, op.layer),
-                        d.sequences(op, op.layer).count, d.p.plan().seq_len,
-                        d.state.options().dtype(accumulate_type(d.state.dtype())));
+  const OpContext::Sequences own = d.sequences(op, op.layer);
+  return jitter_factors(d.input->router, d.model, op.layer, d.first_sequence(op, op.layer), own.count,
+                        d.p.plan().seq_len, d.state.options().dtype(accumulate_type(d.state.dtype())))
+      .narrow(0, own.first, own.tokens);
 }
 
 /// With the choices of routing replay of this device's tokens.
@@ -61,11 +70,12 @@ RouterTask router_task(const OpContext& d, const Op& op) {
   return task;
 }
 
-/// Tokens of each document of this device's sequences, where documents are masked; a sequence ends one, too.
-std::vector<i64> document_lengths(const OpContext& d, const Op& op) {
+}  // namespace
+
+std::vector<i64> document_lengths(const OpContext& d, i32 microbatch, i64 begin, i64 count) {
   std::vector<i64> lengths;
   if (!d.input->starts.defined()) return lengths;
-  const at::Tensor starts = d.rows_of(d.input->starts, op, op.layer).contiguous();
+  const at::Tensor starts = d.rows_of(d.input->starts, microbatch, begin, count).contiguous();
   const i64* start = starts.const_data_ptr<i64>();
   for (i64 t = 0; t < starts.numel(); ++t) {
     if (start[t] != 0 || t % d.p.plan().seq_len == 0)
@@ -76,13 +86,30 @@ std::vector<i64> document_lengths(const OpContext& d, const Op& op) {
   return lengths;
 }
 
+namespace {
+
+/// Those of this device's tokens; in a team documents matter to the attention kernel alone.
+std::vector<i64> document_lengths(const OpContext& d, const Op& op) {
+  if (d.p.has_teams(op.group, op.layer)) return {};
+  const TokenRange own = d.p.ranges(op).of(d.device());
+  return document_lengths(d, op.microbatch, own.begin, own.tokens());
+}
+
+Sequences sequences_of(const OpContext& d, const Op& op, const std::vector<i64>& documents) {
+  Sequences sequences(d.p.plan().seq_len, documents);
+  sequences.first = d.sequences(op, op.layer).first;
+  return sequences;
+}
+
 void run_forward(OpContext& d, const Op& op) {
-  const at::Tensor y = d.take_input(op, op.layer);
   LayerSlot& slot = d.slots.layer(op.layer, op.microbatch);
+  const bool of_team = d.p.has_teams(op.group, op.layer);
+  const at::Tensor y = of_team ? slot.hidden : d.take_input(op, op.layer);
   const std::vector<i64> documents = document_lengths(d, op);
-  AttentionOutput out = attention_forward(
-      d.model, op.layer, d.state.attention(op.layer), y, {d.p.plan().seq_len, documents},
-      d.keeps_activations(op) ? graph_for_backward(d, op) : KeepGraph::kNo, router_task(d, op));
+  AttentionOutput out =
+      attention_forward(d.model, op.layer, d.state.attention(op.layer), y, sequences_of(d, op, documents),
+                        d.keeps_activations(op) ? graph_for_backward(d, op) : KeepGraph::kNo,
+                        router_task(d, op), slot.attended);
   slot.residual = out.u_TD;
   slot.graph = std::move(out.graph);
   if (!d.p.is_moe(op.layer)) return;
@@ -91,9 +118,9 @@ void run_forward(OpContext& d, const Op& op) {
   slot.weights = out.weights_TK;
   if (!d.p.tallies(op.group, op.layer)) route(d, op, slot);
   count(d, op, out.counts_BE);
-  const i64 sequences = d.sequences(op, op.layer).count;
-  if (d.input->routes != nullptr && sequences > 0)
-    d.input->routes->take(op.layer, d.first_sequence(op, op.layer), sequences, slot.topk, slot.weights);
+  const TokenRange own = d.p.ranges(op).of(d.device());
+  if (d.input->routes != nullptr && own.tokens() > 0)
+    d.input->routes->take(op.layer, d.first_token(op.microbatch) + own.begin, slot.topk, slot.weights);
 }
 
 void recompute_attention(OpContext& d, const Op& op) {
@@ -106,8 +133,9 @@ void recompute_attention(OpContext& d, const Op& op) {
   const std::vector<i64> documents = document_lengths(d, op);
   RouterTask task = router_task(d, op);
   task.topk_TK = slot.topk, task.has_gaps = false;
-  AttentionOutput out = attention_forward(d.model, op.layer, d.state.attention(op.layer), slot.hidden,
-                                          {d.p.plan().seq_len, documents}, graph_for_backward(d, op), task);
+  AttentionOutput out =
+      attention_forward(d.model, op.layer, d.state.attention(op.layer), slot.hidden,
+                        sequences_of(d, op, documents), graph_for_backward(d, op), task, slot.attended);
   slot.graph = std::move(out.graph);
   if (d.p.recompute(op.group, op.layer) == Recompute::kResend) slot.send = out.x_TD;
 }
@@ -118,6 +146,7 @@ void run_backward(OpContext& d, const Op& op) {
   in.y_TD = slot.hidden;
   in.du_TD = slot.d_hidden;
   in.graph = std::move(slot.graph);
+  in.context_TA = slot.attended;
   in.leaves_weights = d.p.leaves_weights(UnitPart::kAttention, op.layer);
   if (d.p.is_moe(op.layer)) {
     in.topk_TK = slot.topk;
@@ -142,15 +171,14 @@ void run_backward(OpContext& d, const Op& op) {
   }
   const std::vector<i64> documents = document_lengths(d, op);
   AttentionGradient gradient =
-      attention_backward(d.model, op.layer, d.state.attention(op.layer), in, {d.p.plan().seq_len, documents});
+      attention_backward(d.model, op.layer, d.state.attention(op.layer), in, sequences_of(d, op, documents));
   slot.left = std::move(gradient.left);
   // Only these figures are in the access table: norm does not wait for a dense layer.
   if (d.p.is_moe(op.layer)) d.aux[idx(op.layer)][idx(op.microbatch)] = gradient.aux_loss;
-  if (!d.p.needs_input_gradient(op.layer)) return;
-  if (d.p.moves_into(op.group, op.layer, op.microbatch, Phase::kBackward))
-    slot.d_move = gradient.dy_TD;
+  if (d.p.has_teams(op.group, op.layer))
+    slot.d_attended = gradient.dcontext_TA, slot.d_input = gradient.dy_TD;
   else
-    d.slots.layer(op.layer - 1, op.microbatch).d_hidden = gradient.dy_TD;
+    give_input_gradient(d, op, gradient.dy_TD);
 }
 
 void weight_gradients(OpContext& d, const Op& op) {

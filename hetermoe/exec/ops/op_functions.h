@@ -67,6 +67,12 @@ const std::vector<i64>& slots_here(OpContext& d, const Op& op);
 /// A layer's choices, -1 for those that find their expert full.
 at::Tensor taken_choices(const OpContext& d, const LayerSlot& slot);
 
+/// Tokens of each document among tokens [begin, begin + count) of a microbatch, where documents are masked; a
+/// sequence ends one, too. Empty = they are not.
+std::vector<i64> document_lengths(const OpContext& d, i32 microbatch, i64 begin, i64 count);
+/// Leaves the gradient of the input of an op's layer where the layer before finds it.
+void give_input_gradient(OpContext& d, const Op& op, const at::Tensor& gradient_TD);
+
 /// What backward of an op's layer starts from where it is on another device: the input, and in a layer with
 /// experts the choice of the router.
 std::vector<at::Tensor> backward_start(OpContext& d, const Op& op);

@@ -16,12 +16,6 @@ constexpr double kWorthSaying = 1.02;  ///< tokens/s over those of the plan
 constexpr i64 kDividesWell = 8, kRoundingPart = 50;
 constexpr i64 kNear = 8;  ///< numbers that differ by more than such a part are another request
 
-i64 sum_of(const ShareRow& row) {
-  i64 sum = 0;
-  for (const Share& share : row) sum += share.sequences;
-  return sum;
-}
-
 /// Shares that differ by one sequence become equal.
 ShareRow evened_row(ShareRow row, bool upwards) {
   i64 least = row.front().sequences, most = least;
@@ -49,7 +43,7 @@ bool even_microbatches(Group& group, bool upwards) {
   bool same = true;
   const bool even = [&] {  // whether all stages can have their shares even
     for_shares(group, [&](Shares& shares) {
-      const i64 sum = sum_of(evened_row(share_row(shares, m), upwards));
+      const i64 sum = sequences_of(evened_row(share_row(shares, m), upwards));
       same = same && (size < 0 || sum == size);
       size = sum;
     });
@@ -128,7 +122,7 @@ std::optional<Plan> with_fewer(const Plan& plan, i64 sequences) {
 
 std::optional<GoodSequences> good_sequences(const PlanRequest& request, const Candidate& best,
                                             i64 max_visits) {
-  if (traits_of(best.plan.order).has_rounds || uses_hosts(best.plan)) return {};
+  if (traits_of(best.plan.order).has_rounds || uses_hosts(best.plan) || has_teams(best.plan)) return {};
   std::optional<GoodSequences> good;
   double most = kWorthSaying * best.prediction.tokens_per_s;
   for (const bool upwards : {true, false}) {

@@ -22,6 +22,7 @@
 #include "hetermoe/planner/search/result.h"
 #include "hetermoe/planner/search/search.h"
 #include "hetermoe/planner/search/sketches.h"
+#include "hetermoe/planner/search/team_plans.h"
 #include "hetermoe/planner/strategies/depth_groups.h"
 #include "hetermoe/planner/strategies/strategies.h"
 #include "hetermoe/planner/words/explain.h"
@@ -350,6 +351,7 @@ class Search {
     }
     simulate_mixed_stages();
     simulate_depth();
+    simulate_teams();
     evaluate_interleaved(evaluator_, request_.model);
     evaluator_.add_budget(std::min(budget - evaluator_.budget(), evaluator_.whole_budget() / 4));
   }
@@ -391,6 +393,14 @@ class Search {
   void simulate_depth() {
     const i64 budget = evaluator_.budget();
     simulate_bounded(depth_plans(evaluator_.rates(), has_best() ? best_step() : kNever));
+    evaluator_.add_budget(budget - evaluator_.budget());
+  }
+
+  /// Where devices are more than sequences, or none holds one. They take nothing of the budget.
+  void simulate_teams() {
+    if (request_.sequences >= request_.cluster.num_devices() && has_best()) return;
+    const i64 budget = evaluator_.budget();
+    for (Plan& plan : team_plans(evaluator_.rates())) evaluator_.evaluate_at_any_cost(std::move(plan));
     evaluator_.add_budget(budget - evaluator_.budget());
   }
 

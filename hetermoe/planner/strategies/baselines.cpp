@@ -13,6 +13,7 @@
 #include "hetermoe/planner/estimate/host_use.h"
 #include "hetermoe/planner/strategies/depth_groups.h"
 #include "hetermoe/planner/strategies/strategies.h"
+#include "hetermoe/planner/strategies/teams.h"
 #include "hetermoe/schedule/schedule_error.h"
 
 namespace hetermoe {
@@ -109,6 +110,7 @@ std::string overfill(Predictor& predictor, const Setting& setting, const Plan& p
 
 std::vector<Bytes> memory_of(Predictor& predictor, const Setting& setting, const Plan& plan) {
   const Cluster& cluster = predictor.cluster();
+  if (has_teams(plan)) return predictor.judge_within(std::numeric_limits<i64>::max(), plan)->memory;
   std::vector<Bytes> estimate = estimate_memory(plan, predictor.model());
   std::vector<Bytes> scaled = with_reserve(setting, estimate);
   const bool fits = overfilled_device(scaled, cluster).empty();
@@ -215,6 +217,57 @@ Tuned tune_depth_groups(Predictor& predictor, const Setting& setting) {
   return best.take();
 }
 
+namespace {
+
+/// [devices] tokens by what memory leaves for them: beside what a device needs with hardly any.
+std::vector<double> room_for_tokens(Predictor& predictor, const Setting& setting, Plan plan) {
+  for (ShareRow* row : {&plan.groups[0].embed[0], &plan.groups[0].head[0]})
+    for (Share& share : *row) share.tokens = 1;
+  for (LayerPlacement& layer : plan.groups[0].layers)
+    for (ShareRow& row : layer.attention)
+      for (Share& share : row) share.tokens = 1;
+  const std::vector<Bytes> need = with_reserve(setting, estimate_memory(plan, predictor.model()));
+  std::vector<double> room;
+  for (const Share& share : plan.groups[0].layers[0].attention[0])
+    room.push_back(std::max(
+        0.0, usable_memory(predictor.cluster().type_of(share.device)) - need[idx(share.device)]));
+  return room;
+}
+
+}  // namespace
+
+Tuned tune_teams(Predictor& predictor, const Setting& setting) {
+  const ModelConfig& model = predictor.model();
+  const Cluster& cluster = predictor.cluster();
+  const Strategy& strategy = find_strategy("sp_ep");
+  const std::vector<DeviceId> devices = roles_of(strategy.use, cluster, {}).attention;
+  const auto num_devices = static_cast<i64>(devices.size());
+  Best best(predictor, setting);
+  for (i64 size = 2; size <= num_devices; ++size) {
+    if (num_devices % size != 0) continue;
+    for (const i64 count : microbatch_counts(setting.sequences, num_devices / size)) {
+      StrategyRequest request = request_of(setting, count);
+      request.team = {size};
+      const auto make = [&] {
+        Plan plan = strategy.make(model, cluster, request);
+        apply(setting, plan);
+        return plan;
+      };
+      const Plan even = make();
+      best.consider(even);
+      const TeamSpeeds speeds = team_speeds(model, *predictor.cost(even), devices, setting.seq_len);
+      request.attention_weights = speeds.tokens, request.head_weights = speeds.heads;
+      const Plan by_speed = make();
+      if (by_speed.groups[0].layers[0].attention == even.groups[0].layers[0].attention) continue;
+      best.consider(by_speed);
+      if (best.had_room()) continue;
+      request.attention_weights = room_for_tokens(predictor, setting, even);
+      best.consider(make());
+    }
+  }
+  return best.take();
+}
+
 Tuned tune_microbatches(Predictor& predictor, const Setting& setting, const std::string& name) {
   const Strategy& strategy = find_strategy(name);
   const Cluster& cluster = predictor.cluster();
@@ -239,7 +292,7 @@ ZebraTimes zebra_times(Predictor& predictor, const Plan& zebra) {
   const DeviceId attention = ranges.device(0);
   const auto& experts = group.layers[static_cast<std::size_t>(layer)].experts;
   ComputeWork work;
-  work.op = {OpKind::kAttention, Phase::kForward, 0, 0, layer, 0, -1};
+  work.op = {.kind = OpKind::kAttention, .layer = layer, .microbatch = 0};
   work.device = attention;
   work.seq_len = zebra.seq_len;
   work.tokens = real(ranges.tokens(0));

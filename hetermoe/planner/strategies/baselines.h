@@ -73,6 +73,9 @@ Tuned tune_pp(Predictor& predictor, const Setting& setting);
 /// AF-Pipe with as many depth groups of both roles: their number, that of the microbatches and of those in
 /// flight, and the head's devices searched.
 Tuned tune_depth_groups(Predictor& predictor, const Setting& setting);
+/// SP-EP: the size of teams, that of microbatches, and how a team shares tokens and heads searched: by the
+/// speeds of its devices, or tokens by their memory.
+Tuned tune_teams(Predictor& predictor, const Setting& setting);
 /// Any strategy, as it is by default; its microbatch count searched. Throws ConfigError for an unknown name.
 Tuned tune_microbatches(Predictor& predictor, const Setting& setting, const std::string& strategy);
 

@@ -86,6 +86,7 @@ class Comparison {
     if (strategy == "dist-ep") return tune_dist_ep(predictor_, setting_);
     if (strategy == "pp-ep") return tune_pp(predictor_, setting_);
     if (strategy == "af-pipe") return tune_depth_groups(predictor_, setting_);
+    if (strategy == "sp-ep") return tune_teams(predictor_, setting_);
     if (strategy == "zebra") return tune_zebra(predictor_, setting_, options_.asym_ea);
     return tune_microbatches(predictor_, setting_, strategy);
   }

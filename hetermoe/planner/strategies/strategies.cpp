@@ -10,6 +10,7 @@
 #include "hetermoe/base/index.h"
 #include "hetermoe/planner/strategies/depth_groups.h"
 #include "hetermoe/planner/strategies/round_robin_plan.h"
+#include "hetermoe/planner/strategies/teams.h"
 
 namespace hetermoe {
 
@@ -231,6 +232,7 @@ std::vector<StageOfRequest> cut_stages(const std::string& where, const ModelConf
                          .request = request,
                          .layers = layers[s]};
     stage.request.attention_weights = slice(request.attention_weights, first_attention, attention[s]);
+    stage.request.head_weights = slice(request.head_weights, first_attention, attention[s]);
     stage.request.expert_weights = slice(request.expert_weights, first_expert, experts[s]);
     first_attention += attention[s], first_expert += experts[s];
     stages.push_back(std::move(stage));
@@ -242,10 +244,11 @@ std::vector<StageOfRequest> cut_stages(const std::string& where, const ModelConf
   return stages;
 }
 
-void append_layers(const ModelConfig& model, const Cluster& cluster, const StageOfRequest& stage,
+void append_layers(const ModelConfig& model, const Cluster& cluster, const StageOfRequest& stage, bool teams,
                    Group& group) {
   const Shares shares =
-      make_share_rows(stage.roles.attention, group.microbatches, stage.request.attention_weights);
+      teams ? make_team_rows(model, stage.request, stage.roles.attention, group.microbatches)
+            : make_share_rows(stage.roles.attention, group.microbatches, stage.request.attention_weights);
   if (group.layers.empty()) group.embed = shares;
   group.head = shares;
   std::vector<LayerOwners> owners = place_experts(model, cluster, stage.request, stage.roles);
@@ -278,9 +281,10 @@ Plan make_plan(const Strategy& strategy, const ModelConfig& model, const Cluster
     if (staged.stages == 0) staged.stages = asked_stages(model, request, roles);
     for (const StageOfRequest& stage :
          cut_stages("strategy " + strategy.name, model, staged, roles, strategy.use == DeviceUse::kApart))
-      append_layers(model, cluster, stage, group);
+      append_layers(model, cluster, stage, !request.team.empty(), group);
   } else {
-    append_layers(model, cluster, {roles, request, model.num_layers}, group);
+    append_layers(model, cluster, {roles, request, model.num_layers},
+                  strategy.cut == Cut::kTeams || !request.team.empty(), group);
   }
   plan.groups.push_back(std::move(group));
   return plan;
@@ -328,6 +332,10 @@ Plan make_af_pipe(const ModelConfig& model, const Cluster& cluster, const Strate
   });
 }
 
+Plan make_sp_ep(const ModelConfig& model, const Cluster& cluster, const StrategyRequest& request) {
+  return make_in("sp_ep", model, cluster, request, 1);
+}
+
 Plan make_round_robin(const ModelConfig& model, const Cluster& cluster, const StrategyRequest& request) {
   return make_roundpipe(model, cluster, request, make_in("roundpipe", model, cluster, request, 0));
 }
@@ -352,6 +360,9 @@ const std::vector<Strategy>& strategies() {
       {"af_pipe",
        "as zebra, and each device has every second (third, ...) layer alone: depth groups, AF-Pipe",
        DeviceUse::kApart, Cut::kDepth, false, make_af_pipe},
+      {"sp_ep",
+       "expert parallelism whose devices share each sequence in teams: tokens, and heads of the attention kernel",
+       DeviceUse::kAlike, Cut::kTeams, false, make_sp_ep},
       {"roundpipe",
        "runs of layers, forward and backward, go round the devices of a node, each taking the next",
        DeviceUse::kAlike, Cut::kNone, true, make_round_robin},
@@ -368,13 +379,15 @@ std::vector<std::string> strategy_names() {
   return names;
 }
 
-void drop_unused(Cut cut, CutOptions& options) {
+void drop_unused(const Strategy& strategy, CutOptions& options) {
   const CutOptions none;
+  const Cut cut = strategy.cut;
   if (cut != Cut::kStages)
     options.stages = none.stages, options.interleave = none.interleave,
     options.stage_layers = none.stage_layers;
   if (cut != Cut::kDepth) options.depth_groups = none.depth_groups, options.head_on = none.head_on;
-  if (cut == Cut::kNone)
+  if (!strategy.may_have_teams()) options.team = none.team, options.head_weights = none.head_weights;
+  if (cut != Cut::kStages && cut != Cut::kDepth)
     options.stage_attention = none.stage_attention, options.stage_experts = none.stage_experts;
 }
 

@@ -18,8 +18,8 @@ struct EnumNames<HeadOn> {
   }
 };
 
-/// How layers are cut into stages or depth groups, and devices with them in the order of their lists. Keys
-/// that a request and a job's `plan` have alike, described once.
+/// How layers are cut into stages or depth groups, or sequences among teams, and devices with them in the order
+/// of their lists. Keys that a request and a job's `plan` have alike, described once.
 struct CutOptions {
   i64 stages = 0;                                   ///< 0 = as many as the lists below have, else two
   i64 interleave = 1;                               ///< runs of layers on each stage's devices
@@ -27,6 +27,8 @@ struct CutOptions {
   std::vector<i64> stage_attention, stage_experts;  ///< [stage] devices of each list; empty = equally many
   std::vector<i64> depth_groups;                    ///< with attention, with experts; one number = both
   HeadOn head_on = HeadOn::kExperts;
+  std::vector<i64> team;             ///< devices of each team; one number = of every team
+  std::vector<double> head_weights;  ///< [devices with attention] by which query heads are shared
   bool operator==(const CutOptions&) const = default;
   template <class V>
   void fields(V& v) {
@@ -47,6 +49,14 @@ struct CutOptions {
       at_least(1));
     v("head_on", head_on,
       "af-pipe: who computes the head: devices with experts of the last layer, or with attention");
+    v("team", team,
+      "devices of each team, which share their sequences (docs/teams.md); one number = of every team, empty = "
+      "none, with sp-ep as many teams as a microbatch has sequences",
+      at_least(1));
+    v("head_weights", head_weights,
+      "of teams: per device with attention, by which its team shares the heads of the attention kernel; empty = "
+      "as attention_weights",
+      at_least(0));
   }
 };
 
@@ -80,9 +90,9 @@ enum class DeviceUse {
   kApart,  ///< some devices compute attention, others have experts alone
 };
 
-/// How a strategy cuts the layers of a model. stages: into runs, each on devices of its own. depth: group i
-/// of p has layers i, i + p, i + 2p ...
-enum class Cut { kNone, kStages, kDepth };
+/// How a strategy cuts a model. stages: its layers into runs, each on devices of its own. depth: group i of p
+/// has layers i, i + p, i + 2p ... teams: sequences, among the devices of teams.
+enum class Cut { kNone, kStages, kDepth, kTeams };
 
 struct Strategy {
   std::string name;     ///< with underscores
@@ -91,14 +101,16 @@ struct Strategy {
   Cut cut;
   bool one_node;  ///< its devices are on one node
   Plan (*make)(const ModelConfig&, const Cluster&, const StrategyRequest&);
+  /// Devices with attention may share sequences in teams.
+  bool may_have_teams() const { return use != DeviceUse::kOne && !one_node; }
 };
 
 /// The table: a new strategy is one function and one row.
 const std::vector<Strategy>& strategies();
 /// Their names as people write them: with '-'.
 std::vector<std::string> strategy_names();
-/// Back to their defaults what strategies that cut so do not look at.
-void drop_unused(Cut cut, CutOptions& options);
+/// Back to their defaults what the strategy does not look at.
+void drop_unused(const Strategy& strategy, CutOptions& options);
 /// What keeps a strategy from all devices of a cluster, in words; empty = nothing.
 std::string misfit(const Strategy& strategy, const ModelConfig& model, const Cluster& cluster);
 /// Accepts '-' or '_'. Throws ConfigError with the known names.

@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 
+#include "hetermoe/balance/balancers.h"
 #include "hetermoe/base/words.h"
 #include "hetermoe/plan/offload.h"
 #include "hetermoe/plan/recompute.h"
@@ -193,10 +194,10 @@ void check_roles(const PlanOptions& options, const Strategy& strategy) {
   }
 }
 
-/// Keys that differ from their defaults and that a strategy with this cut does not look at.
-std::vector<std::string> unused_keys(const CutOptions& options, Cut cut) {
+/// Keys that differ from their defaults and that the strategy does not look at.
+std::vector<std::string> unused_keys(const CutOptions& options, const Strategy& strategy) {
   CutOptions used = options;
-  drop_unused(cut, used);
+  drop_unused(strategy, used);
   const Json got = write_fields(options), kept = write_fields(used);
   std::vector<std::string> keys;
   for (const auto& [key, value] : got.items())
@@ -205,11 +206,11 @@ std::vector<std::string> unused_keys(const CutOptions& options, Cut cut) {
 }
 
 void check_cut(const PlanOptions& options, const Strategy& strategy) {
-  const std::vector<std::string> keys = unused_keys(options, strategy.cut);
+  const std::vector<std::string> keys = unused_keys(options, strategy);
   if (keys.empty()) return;
   std::vector<std::string> users;
   for (std::size_t s = 0; s < strategies().size(); ++s) {
-    const std::vector<std::string> of_other = unused_keys(options, strategies()[s].cut);
+    const std::vector<std::string> of_other = unused_keys(options, strategies()[s]);
     if (std::find(of_other.begin(), of_other.end(), keys[0]) == of_other.end())
       users.push_back(strategy_names()[s]);
   }
@@ -330,6 +331,21 @@ void check_step_shape(const Job& job, const Plan& plan, std::vector<std::string>
   }
 }
 
+/// No device of a team has a whole sequence.
+void check_team_job(const Job& job, const Plan& plan) {
+  if (!has_teams(plan)) return;
+  const auto refuse = [](const char* key, const std::string& got, const char* expected) {
+    fail<ConfigError>(key, "got {}, expected {} where teams share sequences (plan.team): a device has parts of "
+                           "sequences alone",
+                      got, expected);
+  };
+  if (job.train.capacity_factor > 0)
+    refuse("train.capacity_factor", fmt::format("{}", job.train.capacity_factor), "0");
+  if (!job.balancer.on()) return;
+  if (balancer_choice(job.balancer.name, job.balancer.parts).order != SequenceOrder::kAsTheyCome)
+    refuse("balancer.name", job.balancer.name, "a balancer that leaves sequences where they are");
+}
+
 }  // namespace
 
 const std::vector<FieldDoc>& job_fields() {
@@ -363,19 +379,19 @@ Job job_of_strategy(const Job& job, const std::string& strategy, const std::vect
                     const Cluster& cluster) {
   Job own = job;
   own.strategy = strategy;
-  const DeviceUse use = find_strategy(strategy).use;
+  const Strategy& own_row = find_strategy(strategy);
+  const DeviceUse use = own_row.use;
   DeviceUse widest = use;
   for (const std::string& other : compared) widest = std::max(widest, find_strategy(other).use);
   PlanOptions& plan = own.plan;
-  const Cut cut = find_strategy(strategy).cut;
-  std::vector<std::string> of_nobody = unused_keys(plan, cut);
+  std::vector<std::string> of_nobody = unused_keys(plan, own_row);
   for (const std::string& other : compared) {
-    const std::vector<std::string> unused = unused_keys(plan, find_strategy(other).cut);
+    const std::vector<std::string> unused = unused_keys(plan, find_strategy(other));
     std::erase_if(of_nobody, [&](const std::string& key) {
       return std::find(unused.begin(), unused.end(), key) == unused.end();
     });
   }
-  if (of_nobody.empty()) drop_unused(cut, plan);
+  if (of_nobody.empty()) drop_unused(own_row, plan);
   if (use == widest || !plan.file.empty()) return own;
   check_devices(plan, cluster);
   const Roles roles = roles_of(widest, cluster, {plan.attention, plan.experts});
@@ -413,6 +429,7 @@ Plan make_job_plan(const Job& job, const ModelConfig& model, const Cluster& clus
     faults = plan_faults(job, plan, model, cluster);
   }
   if (faults.empty()) {
+    check_team_job(job, plan);
     check_lora_plan(job, plan, model);
     check_divided(job, plan, model, cluster);
     return plan;

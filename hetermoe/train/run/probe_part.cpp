@@ -32,6 +32,7 @@ class ProbePart : public RunPart {
 
 std::unique_ptr<RunPart> probe_part(RunState& run) {
   if (!run.job.balancer.on() || !run.job.balancer.probe) return nullptr;
+  check_choices_are_whole(run);
   return std::make_unique<ProbePart>(run);
 }
 

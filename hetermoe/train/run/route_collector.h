@@ -31,17 +31,24 @@ class RouteCollector : public RouteSink {
   RouteCollector(const Job& job, const ModelConfig& model);
   /// Of the step that comes: [places] which of its sequences is at each; empty = they are where they came.
   void set_order(std::vector<i64> order) { order_ = std::move(order); }
-  void take(i32 layer, i64 first, i64 sequences, const at::Tensor& topk_TK,
-            const at::Tensor& weights_TK) override;
+  void take(i32 layer, i64 first, const at::Tensor& topk_TK, const at::Tensor& weights_TK) override;
   /// Of the step that has ended, by layer and sequence, numbered as they came. The next step begins anew.
   std::vector<TakenRoutes> finish();
 
  private:
+  struct Piece {
+    i64 layer, first_token;
+    at::Tensor ids, weights;
+  };
+  void keep(TakenRoutes taken);
+  void join_pieces();
+
   const i64 seq_len_;
   const bool weights_;
   std::vector<i64> order_;
   std::mutex mutex_;
   std::vector<TakenRoutes> taken_;  // of the step that runs
+  std::vector<Piece> pieces_;       // of sequences that several devices have
 };
 
 }  // namespace hetermoe

@@ -45,11 +45,11 @@ void RouteProbe::run(Session& session, StepInput input, const Processes& process
   tell_others(processes);
 }
 
-void RouteProbe::take(i32 layer, i64 first, i64 sequences, const at::Tensor& topk_TK, const at::Tensor&) {
+void RouteProbe::take(i32 layer, i64 first, const at::Tensor& topk_TK, const at::Tensor&) {
   const at::Tensor ids = to_host(topk_TK, "choices of a probe").to(at::kInt);
   at::Tensor& all = choices_[idx(layer)];
   const std::lock_guard lock(mutex_);
-  all.narrow(0, first, sequences).copy_(ids.view({sequences, all.size(1), all.size(2)}));
+  all.flatten(0, 1).narrow(0, first, ids.size(0)).copy_(ids);
 }
 
 /// Each process has whole sequences of a layer or nothing of them.

@@ -40,6 +40,7 @@ class RoutesPart : public RunPart {
 
 std::unique_ptr<RunPart> routes_part(RunState& run) {
   if (run.route_readers.empty()) return nullptr;
+  check_choices_are_whole(run);
   return std::make_unique<RoutesPart>(run);
 }
 

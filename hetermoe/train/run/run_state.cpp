@@ -1,5 +1,7 @@
 #include "hetermoe/train/run/run_state.h"
 
+#include <algorithm>
+
 #include "hetermoe/base/index.h"
 #include "hetermoe/device/accelerator.h"
 #include "hetermoe/train/session/batch.h"
@@ -83,6 +85,18 @@ StepInput RunState::input_of(const Sampler& sampler, i64 step, i64 first) const 
   StepInput input = hetermoe::input_of(sampler.batch(first, job.train.sequences, model.vocab));
   input.step = step;
   return input;
+}
+
+void check_choices_are_whole(const RunState& run) {
+  const bool teams = has_teams(run.plan()) || std::any_of(run.changes.begin(), run.changes.end(),
+                                                          [](const PlannedChange& c) { return has_teams(c.plan); });
+  if (run.processes.alone() || !teams) return;
+  const bool records = !run.job.routing.record.empty();
+  fail<ConfigError>(records ? "routing.record" : "balancer.name",
+                    "got {} with {} processes, expected {} where teams share sequences (plan.team): no process has "
+                    "whole sequences",
+                    records ? run.job.routing.record : run.job.balancer.name, run.processes.num_ranks(),
+                    records ? "none" : "none, or one process");
 }
 
 }  // namespace hetermoe

@@ -81,4 +81,8 @@ struct RunState {
   RunParts parts;
 };
 
+/// Choices of routers are collected by sequence, and a team of several processes has none whole. Throws
+/// ConfigError where some plan of such a run has teams.
+void check_choices_are_whole(const RunState& run);
+
 }  // namespace hetermoe

@@ -50,7 +50,7 @@ std::vector<State> fixed_states(const Plan& plan, const ModelConfig& model, std:
   std::vector<State> states = make_states(plan, model, frozen);
   std::erase_if(
       states, [](const State& state) { return !state.sharded && !state.gathered() && state.homes.empty(); });
-  for (State& state : states) state.team = -1, state.first_slot = 0;  // of visits, which end with a step
+  for (State& state : states) state.gatherers = -1, state.first_slot = 0;  // of visits, which end with a step
   return states;
 }
 

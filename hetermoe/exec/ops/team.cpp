@@ -1,0 +1,185 @@
+#include <algorithm>
+
+#include "hetermoe/exec/ops/op_functions.h"
+
+// The attention part of a team: queries, keys and values by tokens, the attention kernel by heads, and what
+// travels between these.
+namespace hetermoe {
+namespace {
+
+Team team_here(const OpContext& d, const Op& op) { return d.p.team_of(op, d.device()); }
+
+/// Of this device's tokens.
+Sequences own_sequences(const OpContext& d, const Op& op) {
+  Sequences sequences(d.p.plan().seq_len);
+  sequences.first = d.sequences(op, op.layer).first;
+  return sequences;
+}
+
+void run_project(OpContext& d, const Op& op) {
+  LayerSlot& slot = d.slots.layer(op.layer, op.microbatch);
+  StateGroup& state = d.state.attention(op.layer);
+  if (op.phase == Phase::kBackward) {
+    const at::Tensor gradient = projection_backward(state, *slot.team.projection, slot.team.d_qkv);
+    return give_input_gradient(d, op, slot.d_input + gradient);
+  }
+  const bool forward = op.phase == Phase::kForward;
+  const at::Tensor y = forward ? d.take_input(op, op.layer) : slot.hidden;
+  const bool keep = !forward || d.keeps_activations(op);
+  ProjectionOutput out = projection_forward(d.model, op.layer, state, y, own_sequences(d, op), keep);
+  slot.team.qkv = out.heads;
+  slot.team.projection = std::move(out.graph);
+}
+
+void run_scores(OpContext& d, const Op& op) {
+  LayerSlot& slot = d.slots.layer(op.layer, op.microbatch);
+  if (op.phase == Phase::kBackward) {
+    slot.team.d_heads = scores_backward(*slot.team.scores, slot.team.d_context);
+    return;
+  }
+  const bool forward = op.phase == Phase::kForward;
+  const Team team = team_here(d, op);
+  const std::vector<i64> documents = document_lengths(d, op.microbatch, team.begin, team.tokens);
+  ScoresOutput out = scores_forward(d.model, op.layer, slot.team.heads, team.of(d.device()).heads.begin,
+                                    {d.p.plan().seq_len, documents}, !forward || d.keeps_activations(op));
+  slot.team.scores = std::move(out.graph);
+  if (forward) slot.team.context = out.context_TA;
+}
+
+// --- transfers: the tokens of one device and the heads of another meet ---
+
+at::ScalarType wire_type(const OpContext& d, const Op& op) {
+  const Plan& plan = d.p.plan();
+  return scalar_type(op.phase == Phase::kBackward ? plan.wire_backward : plan.wire_forward);
+}
+
+/// Of queries, keys and values those of some query heads.
+TokenHeads heads_for(const OpContext& d, const TokenHeads& all, const HeadRange& heads) {
+  const HeadRange shared = key_value_heads(heads, d.model.num_heads, d.model.num_kv_heads);
+  return {all.q.narrow(1, heads.begin, heads.count), all.k.narrow(1, shared.begin, shared.count),
+          all.v.narrow(1, shared.begin, shared.count)};
+}
+
+TokenHeads tokens_for(const TokenHeads& all, const TeamMember& member) {
+  const auto of = [&](const at::Tensor& x) { return x.narrow(0, member.begin, member.tokens); };
+  return {of(all.q), of(all.k), of(all.v)};
+}
+
+std::vector<at::Tensor> message_of(const TokenHeads& heads, at::ScalarType type) {
+  return {heads.q.to(type).contiguous(), heads.k.to(type).contiguous(), heads.v.to(type).contiguous()};
+}
+
+void pack_to_heads(OpContext& d, const Op& op, Devices participants, std::vector<Message>& out) {
+  const TeamSlot& slot = d.slots.layer(op.layer, op.microbatch).team;
+  const bool back = op.phase == Phase::kBackward;
+  for (const TeamMember& peer : team_here(d, op).members) {
+    const TokenHeads part =
+        back ? tokens_for(slot.d_heads, peer) : heads_for(d, slot.qkv, peer.heads);
+    out[position(participants, peer.device)].tensors = message_of(part, wire_type(d, op));
+  }
+}
+
+/// In the order of the team's tokens.
+TokenHeads joined_tokens(OpContext& d, const Team& team, Devices participants, std::vector<Message>& in) {
+  std::array<std::vector<at::Tensor>, 3> parts;
+  for (const TeamMember& peer : team.members) {
+    const std::vector<at::Tensor>& tensors = in[position(participants, peer.device)].tensors;
+    for (std::size_t i = 0; i < parts.size(); ++i)
+      parts[i].push_back(d.received(tensors[i]).to(d.state.dtype()));
+  }
+  return {at::cat(parts[0]), at::cat(parts[1]), at::cat(parts[2])};
+}
+
+/// In the order of the team's heads. The gradients of keys and values that several devices used are sums, in
+/// that order.
+TokenHeads added_heads(OpContext& d, const Team& team, Devices participants, std::vector<Message>& in) {
+  const i64 tokens = team.of(d.device()).tokens;
+  const at::TensorOptions options = d.state.options();
+  TokenHeads out{at::empty({tokens, d.model.num_heads, d.model.head_dim}, options),
+                 at::zeros({tokens, d.model.num_kv_heads, d.model.head_dim}, options),
+                 at::zeros({tokens, d.model.num_kv_heads, d.model.value_dim()}, options)};
+  for (const TeamMember& peer : team.members) {
+    const std::vector<at::Tensor>& tensors = in[position(participants, peer.device)].tensors;
+    const auto received = [&](std::size_t i) { return d.received(tensors[i]).to(d.state.dtype()); };
+    TokenHeads own = heads_for(d, out, peer.heads);
+    own.q.copy_(received(0));
+    own.k.add_(received(1));
+    own.v.add_(received(2));
+  }
+  return out;
+}
+
+void unpack_to_heads(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in) {
+  TeamSlot& slot = d.slots.layer(op.layer, op.microbatch).team;
+  const Team team = team_here(d, op);
+  if (op.phase == Phase::kBackward)
+    slot.d_qkv = added_heads(d, team, participants, in);
+  else
+    slot.heads = joined_tokens(d, team, participants, in);
+}
+
+/// Tokens of the device that has them by tokens, heads of the other.
+MessageShape expected_to_heads(OpContext& d, const Op& op, DeviceId peer, const Message&) {
+  const Team team = team_here(d, op);
+  const bool back = op.phase == Phase::kBackward;
+  const TeamMember& by_tokens = team.of(back ? d.device() : peer);
+  const HeadRange heads = team.of(back ? peer : d.device()).heads;
+  const HeadRange shared = key_value_heads(heads, d.model.num_heads, d.model.num_kv_heads);
+  const at::ScalarType type = wire_type(d, op);
+  MessageShape shape;
+  shape.tensors.push_back({type, {by_tokens.tokens, heads.count, d.model.head_dim}});
+  shape.tensors.push_back({type, {by_tokens.tokens, shared.count, d.model.head_dim}});
+  shape.tensors.push_back({type, {by_tokens.tokens, shared.count, d.model.value_dim()}});
+  return shape;
+}
+
+/// Columns of the attention kernel's output that belong to some heads.
+at::Tensor columns_for(const OpContext& d, const at::Tensor& all, const HeadRange& heads) {
+  return all.narrow(1, heads.begin * d.model.value_dim(), heads.count * d.model.value_dim());
+}
+
+void pack_to_tokens(OpContext& d, const Op& op, Devices participants, std::vector<Message>& out) {
+  const LayerSlot& slot = d.slots.layer(op.layer, op.microbatch);
+  for (const TeamMember& peer : team_here(d, op).members) {
+    const at::Tensor part = op.phase == Phase::kBackward
+                                ? columns_for(d, slot.d_attended, peer.heads)
+                                : slot.team.context.narrow(0, peer.begin, peer.tokens);
+    out[position(participants, peer.device)].tensors = {part.to(wire_type(d, op)).contiguous()};
+  }
+}
+
+void unpack_to_tokens(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in) {
+  LayerSlot& slot = d.slots.layer(op.layer, op.microbatch);
+  std::vector<at::Tensor> parts;
+  for (const TeamMember& peer : team_here(d, op).members)
+    parts.push_back(d.received(in[position(participants, peer.device)].tensors[0]).to(d.state.dtype()));
+  if (op.phase == Phase::kBackward)
+    slot.team.d_context = at::cat(parts);
+  else
+    slot.attended = at::cat(parts, 1);
+}
+
+MessageShape expected_to_tokens(OpContext& d, const Op& op, DeviceId peer, const Message&) {
+  const Team team = team_here(d, op);
+  const bool back = op.phase == Phase::kBackward;
+  const i64 tokens = team.of(back ? peer : d.device()).tokens;
+  const HeadRange heads = team.of(back ? d.device() : peer).heads;
+  MessageShape shape;
+  shape.tensors.push_back({wire_type(d, op), {tokens, heads.count * d.model.value_dim()}});
+  return shape;
+}
+
+}  // namespace
+
+ExecOp exec_ops::project() { return run_project; }
+ExecOp exec_ops::scores() { return run_scores; }
+
+ExecOp exec_ops::to_heads() {
+  return TransferOp{.pack = pack_to_heads, .expected = expected_to_heads, .unpack = unpack_to_heads};
+}
+
+ExecOp exec_ops::to_tokens() {
+  return TransferOp{.pack = pack_to_tokens, .expected = expected_to_tokens, .unpack = unpack_to_tokens};
+}
+
+}  // namespace hetermoe

@@ -1,0 +1,214 @@
+#include "hetermoe/base/index.h"
+#include "hetermoe/model/op_cost.h"
+#include "hetermoe/ops/buffer_sizes.h"
+#include "hetermoe/ops/layer_op.h"
+
+// A team computes the attention part of sequences that it shares: queries, keys and values by tokens; the
+// attention kernel by heads, over whole sequences; all that follows by tokens again, in op attention. Between
+// them rows go from tokens to heads and back.
+namespace hetermoe {
+namespace {
+
+bool in_team(const Op& op, const Placement& placement) { return placement.has_teams(op.group, op.layer); }
+
+/// Ops of their own make again what the attention kernel's backward needs.
+bool occurs_in(const Op& op, const Placement& placement) {
+  return in_team(op, placement) &&
+         (op.phase != Phase::kRecompute || !keeps_activations(placement.recompute(op.group, op.layer)));
+}
+
+// --- project ---
+
+void project_accesses(AccessList& list) {
+  list.read_params();
+  switch (list.op.phase) {
+    case Phase::kForward:
+      list.read_input(list.op.layer);
+      list.write(Buffer::kQkv);
+      if (list.saves_activations()) list.write(Buffer::kSavedProjection);
+      return;
+    case Phase::kRecompute:
+      list.read(Buffer::kHidden);
+      list.write(Buffer::kQkv);
+      return list.write(Buffer::kSavedProjection);
+    case Phase::kBackward:
+      list.read(Buffer::kSavedProjection);
+      list.read(Buffer::kDQkv);
+      list.read(Buffer::kDInput);
+      list.write_input_gradient(list.op.layer);
+      return list.add_grad(UnitPart::kAttention, list.op.layer);
+    case Phase::kWeights:
+      return;
+  }
+}
+
+/// Gradients of its weights come with those of its input, whatever the plan's weight_gradients say.
+std::optional<UsedPart> project_grades(const Op& op, const Placement&) {
+  return op.phase == Phase::kBackward ? std::optional(UsedPart{UnitPart::kAttention, op.layer}) : std::nullopt;
+}
+
+void project_work(const WorkModel& model, const ExchangeLoad*, ComputeWork& work) {
+  const Op& op = work.op;
+  work.of_team = true;
+  work.frozen = model.frozen_part(work.device, {UnitPart::kAttention, op.layer});
+  const bool merges = looks_back(op) && !model.placement().moves_into(op.group, op.layer, op.microbatch);
+  model.add_tokens(work, merges ? std::optional(op.layer) : std::nullopt);
+}
+
+/// Backward adds what both ways give of the input's gradient.
+Bytes project_workspace(BufferSizes& s, const Op& op, DeviceId device) {
+  const double tokens = s.tokens(op.layer, op.microbatch, device);
+  const bool keeps = s.keeps(op.layer, device) || op.phase == Phase::kRecompute;
+  if (op.phase == Phase::kBackward) return tokens * (2 * s.row(device) + s.projection_kept(op.layer, device));
+  return keeps ? 0 : tokens * s.projection_kept(op.layer, device);
+}
+
+// --- scores ---
+
+void scores_accesses(AccessList& list) {
+  switch (list.op.phase) {
+    case Phase::kForward:
+      list.read(Buffer::kHeads);
+      list.write(Buffer::kContext);
+      if (list.saves_activations()) list.write(Buffer::kSavedScores);
+      return;
+    case Phase::kRecompute:
+      list.read(Buffer::kHeads);
+      return list.write(Buffer::kSavedScores);
+    case Phase::kBackward:
+      list.read(Buffer::kSavedScores);
+      list.read(Buffer::kDContext);
+      return list.write(Buffer::kDHeads);
+    case Phase::kWeights:
+      return;
+  }
+}
+
+void scores_work(const WorkModel& model, const ExchangeLoad*, ComputeWork& work) {
+  const Team team = model.placement().team_of(work.op, work.device);
+  work.of_team = true;
+  work.tokens = real(team.tokens);
+  work.heads = real(team.of(work.device).heads.count) / real(model.model().num_heads);
+}
+
+/// Probabilities, where the kernel keeps them and the op does not.
+Bytes scores_workspace(BufferSizes& s, const Op& op, DeviceId device) {
+  const bool keeps = s.keeps(op.layer, device) || op.phase != Phase::kForward;
+  const auto [tokens, heads] = s.heads_of(op.layer, op.microbatch, device);
+  const Bytes held = real(width_to_heads(s.model(), heads) + width_to_tokens(s.model(), heads)) * s.element(device);
+  return keeps ? 0 : tokens * std::max(0.0, s.scores_kept(op.layer, heads, device) - held);
+}
+
+// --- to_heads, to_tokens ---
+
+/// Every device of a team has tokens and heads, perhaps none.
+void to_heads_accesses(AccessList& list) {
+  const bool back = list.op.phase == Phase::kBackward;
+  list.read(back ? Buffer::kDHeads : Buffer::kQkv);
+  list.write(back ? Buffer::kDQkv : Buffer::kHeads);
+}
+
+void to_tokens_accesses(AccessList& list) {
+  const bool back = list.op.phase == Phase::kBackward;
+  list.read(back ? Buffer::kDAttended : Buffer::kContext);
+  list.write(back ? Buffer::kDContext : Buffer::kAttended);
+}
+
+using WidthOf = i64 (*)(const ModelConfig&, const HeadRange&);
+
+Bytes wire_element(const Plan& plan, const Op& op) {
+  return bytes_of(op.phase == Phase::kBackward ? plan.wire_backward : plan.wire_forward);
+}
+
+/// The tokens of one device and the heads of another meet in both directions.
+template <WidthOf kWidth, bool kToHeads>
+std::vector<PortBytes> bytes_of_op(const WorkModel& model, const Op& op,
+                                   std::span<const PlaceId> participants, const ExchangeLoad*) {
+  std::vector<PortBytes> bytes(participants.size());
+  const Bytes element = wire_element(model.placement().plan(), op);
+  const bool from_tokens = kToHeads != (op.phase == Phase::kBackward);
+  const Team team = model.placement().team_of(op);
+  for (const TeamMember& by_tokens : team.members) {
+    for (const TeamMember& by_heads : team.members) {
+      const Bytes amount = real(by_tokens.tokens * kWidth(model.model(), by_heads.heads)) * element;
+      if (amount == 0) continue;
+      const DeviceId from = from_tokens ? by_tokens.device : by_heads.device;
+      model.add(bytes, participants, from, from_tokens ? by_heads.device : by_tokens.device, amount);
+    }
+  }
+  return bytes;
+}
+
+/// What is sent and what came, where it is not the buffer itself.
+template <WidthOf kWidth>
+Bytes transfer_workspace(BufferSizes& s, const Op& op, DeviceId device) {
+  const Team team = s.placement().team_of(op);
+  const TeamMember& own = team.of(device);
+  const HeadRange all{0, s.model().num_heads};
+  const double width = real(own.tokens * kWidth(s.model(), all) + team.tokens * kWidth(s.model(), own.heads));
+  return width * wire_element(s.placement().plan(), op);
+}
+
+}  // namespace
+
+const OpRow op_rows::project = {
+    .phases = Phases::kForwardBackwardRecompute,
+    .queue = QueueRule::always(Queue::kCompute),
+    .participants = Participants::kOneDevice,
+    .stage = Stage::kLayer,
+    .occurs = Occurs::kInMicrobatch,
+    .has_layer = true,
+    .has_microbatch = true,
+    .pricing = Pricing::kProjection,
+    .looks_back = true,
+    .looks_back_in = Phase::kForward,
+    .accesses = project_accesses,
+    .occurs_in = occurs_in,
+    .uses = uses_in_layer<UnitPart::kAttention>,
+    .grades = project_grades,
+    .work = project_work,
+    .workspace = project_workspace,
+};
+
+const OpRow op_rows::scores = {
+    .phases = Phases::kForwardBackwardRecompute,
+    .queue = QueueRule::always(Queue::kCompute),
+    .participants = Participants::kOneDevice,
+    .stage = Stage::kLayer,
+    .occurs = Occurs::kInMicrobatch,
+    .has_layer = true,
+    .has_microbatch = true,
+    .pricing = Pricing::kScores,
+    .accesses = scores_accesses,
+    .occurs_in = occurs_in,
+    .work = scores_work,
+    .workspace = scores_workspace,
+};
+
+const OpRow op_rows::to_heads = {
+    .phases = Phases::kForwardBackwardRecompute,
+    .queue = QueueRule::always(Queue::kSequence),
+    .participants = Participants::kTeam,
+    .occurs = Occurs::kInMicrobatch,
+    .has_layer = true,
+    .has_microbatch = true,
+    .accesses = to_heads_accesses,
+    .occurs_in = occurs_in,
+    .bytes = bytes_of_op<width_to_heads, true>,
+    .workspace = transfer_workspace<width_to_heads>,
+};
+
+const OpRow op_rows::to_tokens = {
+    .phases = Phases::kForwardBackward,
+    .queue = QueueRule::always(Queue::kSequence),
+    .participants = Participants::kTeam,
+    .occurs = Occurs::kInMicrobatch,
+    .has_layer = true,
+    .has_microbatch = true,
+    .accesses = to_tokens_accesses,
+    .occurs_in = in_team,
+    .bytes = bytes_of_op<width_to_tokens, false>,
+    .workspace = transfer_workspace<width_to_tokens>,
+};
+
+}  // namespace hetermoe

@@ -1,0 +1,41 @@
+#pragma once
+#include <vector>
+
+#include "hetermoe/model/model_config.h"
+#include "hetermoe/plan/plan.h"
+
+namespace hetermoe {
+
+/// Consecutive heads [begin, begin + count).
+struct HeadRange {
+  i64 begin = 0, count = 0;
+  i64 end() const { return begin + count; }
+};
+/// The key-value heads that query heads need: those of a group that two devices share go to both.
+HeadRange key_value_heads(const HeadRange& query, i64 num_heads, i64 num_kv_heads);
+
+/// A device of a team.
+struct TeamMember {
+  DeviceId device = 0;
+  i64 begin = 0, tokens = 0;  ///< its tokens, from the team's first one
+  HeadRange heads;            ///< query heads of the attention kernel
+};
+/// Devices that have the same sequences of a microbatch: the share of each, in the order of its row.
+struct Team {
+  i64 begin = 0, tokens = 0;  ///< of the microbatch
+  std::vector<TeamMember> members;
+  /// The device is one of them.
+  const TeamMember& of(DeviceId device) const;
+};
+i32 num_teams(const ShareRow& row);
+/// Of a row in which the device is in a team.
+i32 team_with(const ShareRow& row, DeviceId device);
+Team team_of(const ShareRow& row, i32 team, i64 seq_len);
+
+/// Numbers that one token of a device sends to another before the attention kernel: queries of the heads of
+/// the other, and keys and values of those that they need.
+i64 width_to_heads(const ModelConfig& model, const HeadRange& heads);
+/// And that come back for it.
+i64 width_to_tokens(const ModelConfig& model, const HeadRange& heads);
+
+}  // namespace hetermoe
