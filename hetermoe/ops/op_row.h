@@ -104,6 +104,7 @@ struct OpRow {
   bool from_host = false;                ///< of copies between a device and its host
 
   std::optional<SavedPart> saved = {};  ///< of a compute op: the saved activations that it makes or uses
+  bool saved_in_backward = true;        ///< phase B uses them, too
   bool looks_back =
       false;  ///< what it works on depends on the layer before: in looks_back_in, empty = always
   std::optional<Phase> looks_back_in = {};

@@ -20,6 +20,7 @@ bool occurs_in(const Op& op, const Placement& placement) {
 // --- project ---
 
 void project_accesses(AccessList& list) {
+  list.add_saved();
   list.read_params();
   switch (list.op.phase) {
     case Phase::kForward:
@@ -160,6 +161,8 @@ const OpRow op_rows::project = {
     .has_layer = true,
     .has_microbatch = true,
     .pricing = Pricing::kProjection,
+    .saved = SavedPart::kInputs,
+    .saved_in_backward = false,
     .looks_back = true,
     .looks_back_in = Phase::kForward,
     .accesses = project_accesses,

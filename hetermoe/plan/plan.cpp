@@ -407,18 +407,21 @@ class Validator {
               share.device, share.tokens, share.heads);
     }
     i32 number = 0;
+    for (std::size_t i = 0; teams && i < row.size(); ++i) {
+      if (!begins_team(row, i) || row[i].team == number++) continue;
+      fault(where, "team {} is number {} of its row, expected numbers in the order of the row", row[i].team,
+            number - 1);
+      return;
+    }
     for (std::size_t begin = 0, end = 0; teams && begin < row.size(); begin = end) {
       for (end = begin + 1; end < row.size() && !begins_team(row, end);) ++end;
-      check_team({row.data() + begin, end - begin}, number++, where);
+      check_team({row.data() + begin, end - begin}, where);
     }
   }
 
   /// Whether all that a team has is divided among its devices.
-  void check_team(std::span<const Share> team, i32 number, const std::string& where) {
+  void check_team(std::span<const Share> team, const std::string& where) {
     i64 tokens = 0, heads = 0;
-    if (team[0].team != number)
-      fault(where, "team {} is number {} of its row, expected numbers in the order of the row", team[0].team,
-            number);
     for (const Share& share : team) {
       tokens += share.tokens, heads += share.heads;
       if (share.tokens < 0 || share.heads < 0)
@@ -451,9 +454,6 @@ class Validator {
     };
     refuse(!layer.attention_backward.empty(), ".attention_backward", "shares of its own", "none");
     refuse(layer.experts_at == ExpertsAt::kSources, ".experts_at", "sources", "owners");
-    refuse(layer.saved == Residence::kHost, ".saved", "host", "device");
-    refuse(layer.recompute.value_or(plan_.recompute) == Recompute::kSelect, ".recompute", "select",
-           "off, local, resend or ahead");
   }
 
   void check_tally(const LayerPlacement& layer, i64 l, const std::string& where) {

@@ -17,7 +17,9 @@ SavedVisits::SavedVisits(const Placement& placement) : p_(placement) {
 }
 
 std::optional<SavedVisits::Piece> SavedVisits::piece_of(const Op& op) const {
-  const std::optional<SavedPart> part = row_of(op.kind).saved;
+  const OpRow& row = row_of(op.kind);
+  const std::optional<SavedPart> part = row.saved;
+  if (op.phase == Phase::kBackward && !row.saved_in_backward) return {};
   if (part == SavedPart::kInputs && op.phase != Phase::kWeights && p_.saves_inputs(op.group, op.layer))
     return Piece{op.group, op.layer, op.microbatch, 0};
   if (part == SavedPart::kRows && p_.saves_rows(op.group, op.layer))

@@ -54,9 +54,16 @@ bool brings_rows_alone(const Placement& placement, i32 group, const Wave& wave) 
 }
 
 void WaveRunner::run(const Wave& wave, i32 first, i32 last) {
+  const std::span<const Part> parts = parts_of(wave);
+  for (std::size_t i = 0; i + 1 < parts.size(); ++i) {
+    for (i32 m = first; m < last; ++m) {
+      if (i == 0) finish_returns_of(m);
+      (this->*parts[i])(wave, m);
+    }
+  }
   for (i32 m = first; m < last; ++m) {
-    finish_returns_of(m);
-    if (wave.has_compute) compute(wave, m);
+    if (parts.size() <= 1) finish_returns_of(m);
+    if (!parts.empty()) (this->*parts.back())(wave, m);
     if (wave.has_exchange) {
       send_to_experts(wave, m);
       expect_back(wave, m);
@@ -72,29 +79,30 @@ void WaveRunner::run(const Wave& wave, i32 first, i32 last) {
 }
 
 void WaveRunner::compute(const Wave& wave, i32 m) {
-  Op op = wave.compute;
-  op.group = static_cast<std::int16_t>(group_);
-  op.microbatch = m;
-  const i32 stage = stage_of(wave.compute, p_.num_layers());
-  const bool forward = op.phase == Phase::kForward;
-  if (forward && stage == 0) b_.compute_on_shares(at(OpKind::kEmbed, Phase::kForward, -1, m), -1);
-  if (forward && wave.sends_input) send_input(stage, m);
-  const bool of_team = op.kind == OpKind::kAttention && p_.has_teams(group_, op.layer);
-  if (of_team && forward) team_forward(op, m);
-  if (of_team && op.phase == Phase::kBackward) team_recompute(op, m);
-  if (backward_of_ahead(op)) b_.compute_on_shares(at(OpKind::kAttention, Phase::kRecompute, stage, m), stage);
-  b_.compute_on_shares(op, stage);
-  if (of_team && op.phase == Phase::kBackward) team_backward(op, m);
-  if (forward && wave.sends_saved && op.kind == OpKind::kAttention) send_saved(op.layer, m);
-  if (forward && stage == p_.last_moe_layer()) b_.routed(group_, m);
-  const bool makes_gradient =
-      op.phase == Phase::kBackward || (op.kind == OpKind::kHead && p_.options().backward);
-  if (!makes_gradient) return;
-  if (wave.sends_gradient) send_gradient(stage, m);
-  if (stage == 0) {
-    append_weights(op, m);  // no transfer waits for embed.B
-    b_.compute_on_shares(at(OpKind::kEmbed, Phase::kBackward, -1, m), -1);
-  }
+  for (const Part part : parts_of(wave)) (this->*part)(wave, m);
+}
+
+/// Between the parts of a microbatch its rows travel inside of teams.
+std::span<const WaveRunner::Part> WaveRunner::parts_of(const Wave& wave) const {
+  using R = WaveRunner;
+  static constexpr Part kWhole[] = {&R::compute_whole};
+  static constexpr Part kForward[] = {&R::team_project, &R::team_scores, &R::compute_whole};
+  static constexpr Part kBackward[] = {&R::compute_whole, &R::team_scores_back, &R::team_project_back};
+  static constexpr Part kAgain[] = {&R::team_project, &R::team_scores, &R::compute_whole, &R::team_scores_back,
+                                    &R::team_project_back};
+  if (!wave.has_compute) return {};
+  if (!is_of_team(wave)) return kWhole;
+  if (wave.compute.phase == Phase::kForward) return kForward;
+  // Forward may have kept what the backward pass of the scores needs.
+  if (keeps_activations(p_.recompute(group_, wave.compute.layer))) return kBackward;
+  return kAgain;
+}
+
+/// Its attention part is cut into ops. Phase R of a wave of its own sends rows to experts again, for which it
+/// needs no scores.
+bool WaveRunner::is_of_team(const Wave& wave) const {
+  const Op& op = wave.compute;
+  return op.kind == OpKind::kAttention && op.phase != Phase::kRecompute && p_.has_teams(group_, op.layer);
 }
 
 void WaveRunner::team_transfer(OpKind kind, Phase phase, i32 layer, i32 m) {
@@ -102,27 +110,67 @@ void WaveRunner::team_transfer(OpKind kind, Phase phase, i32 layer, i32 m) {
   for (; ++op.team < p_.num_teams(group_, layer, m);) b_.transfer(op);
 }
 
-/// What comes before the attention part's own op.
-void WaveRunner::team_forward(const Op& op, i32 m) {
-  b_.compute_on_shares(at(OpKind::kProject, Phase::kForward, op.layer, m), op.layer);
-  team_transfer(OpKind::kToHeads, Phase::kForward, op.layer, m);
-  b_.compute_on_shares(at(OpKind::kScores, Phase::kForward, op.layer, m), op.layer);
-  team_transfer(OpKind::kToTokens, Phase::kForward, op.layer, m);
+void WaveRunner::team_project(const Wave& wave, i32 m) {
+  const bool forward = wave.compute.phase == Phase::kForward;
+  if (forward) enter(wave, m);
+  const Phase phase = forward ? Phase::kForward : Phase::kRecompute;
+  const i32 layer = wave.compute.layer;
+  b_.compute_on_shares(at(OpKind::kProject, phase, layer, m), layer);
+  team_transfer(OpKind::kToHeads, phase, layer, m);
 }
 
-/// What the backward pass of these needs, where forward did not keep it.
-void WaveRunner::team_recompute(const Op& op, i32 m) {
-  if (keeps_activations(p_.recompute(group_, op.layer))) return;
-  b_.compute_on_shares(at(OpKind::kProject, Phase::kRecompute, op.layer, m), op.layer);
-  team_transfer(OpKind::kToHeads, Phase::kRecompute, op.layer, m);
-  b_.compute_on_shares(at(OpKind::kScores, Phase::kRecompute, op.layer, m), op.layer);
+void WaveRunner::team_scores(const Wave& wave, i32 m) {
+  const bool forward = wave.compute.phase == Phase::kForward;
+  const i32 layer = wave.compute.layer;
+  b_.compute_on_shares(at(OpKind::kScores, forward ? Phase::kForward : Phase::kRecompute, layer, m), layer);
+  if (forward) team_transfer(OpKind::kToTokens, Phase::kForward, layer, m);
 }
 
-void WaveRunner::team_backward(const Op& op, i32 m) {
-  team_transfer(OpKind::kToTokens, Phase::kBackward, op.layer, m);
-  b_.compute_on_shares(at(OpKind::kScores, Phase::kBackward, op.layer, m), op.layer);
-  team_transfer(OpKind::kToHeads, Phase::kBackward, op.layer, m);
-  b_.compute_on_shares(at(OpKind::kProject, Phase::kBackward, op.layer, m), op.layer);
+void WaveRunner::team_scores_back(const Wave& wave, i32 m) {
+  const i32 layer = wave.compute.layer;
+  b_.compute_on_shares(at(OpKind::kScores, Phase::kBackward, layer, m), layer);
+  team_transfer(OpKind::kToHeads, Phase::kBackward, layer, m);
+}
+
+void WaveRunner::team_project_back(const Wave& wave, i32 m) {
+  b_.compute_on_shares(at(OpKind::kProject, Phase::kBackward, wave.compute.layer, m), wave.compute.layer);
+  leave(wave, m);
+}
+
+/// What comes before the first op of a layer.
+void WaveRunner::enter(const Wave& wave, i32 m) {
+  const i32 stage = stage_of(wave.compute, p_.num_layers());
+  if (stage == 0) b_.compute_on_shares(at(OpKind::kEmbed, Phase::kForward, -1, m), -1);
+  if (wave.sends_input) send_input(stage, m);
+}
+
+/// What comes after the last op of a layer's backward pass: the gradient of its input goes on.
+void WaveRunner::leave(const Wave& wave, i32 m) {
+  const i32 stage = stage_of(wave.compute, p_.num_layers());
+  if (wave.sends_gradient) send_gradient(stage, m);
+  if (stage != 0) return;
+  append_weights(wave.compute, m);  // no transfer waits for embed.B
+  b_.compute_on_shares(at(OpKind::kEmbed, Phase::kBackward, -1, m), -1);
+}
+
+void WaveRunner::compute_whole(const Wave& wave, i32 m) {
+  Op op = wave.compute;
+  op.group = static_cast<std::int16_t>(group_);
+  op.microbatch = m;
+  const i32 stage = stage_of(wave.compute, p_.num_layers());
+  const bool forward = op.phase == Phase::kForward, of_team = is_of_team(wave);
+  if (forward && !of_team) enter(wave, m);
+  if (backward_of_ahead(op)) b_.compute_on_shares(at(OpKind::kAttention, Phase::kRecompute, stage, m), stage);
+  b_.compute_on_shares(op, stage);
+  if (forward && wave.sends_saved && op.kind == OpKind::kAttention) send_saved(op.layer, m);
+  if (forward && stage == p_.last_moe_layer()) b_.routed(group_, m);
+  const bool makes_gradient =
+      op.phase == Phase::kBackward || (op.kind == OpKind::kHead && p_.options().backward);
+  if (!makes_gradient) return;
+  if (of_team)
+    team_transfer(OpKind::kToTokens, Phase::kBackward, op.layer, m);
+  else
+    leave(wave, m);
 }
 
 bool WaveRunner::backward_of_ahead(const Op& op) const {

@@ -66,10 +66,17 @@ class WaveRunner {
     i32 layer, microbatch, chunk;
     bool waits;  ///< some of its experts are not appended yet
   };
+  using Part = void (WaveRunner::*)(const Wave&, i32);
+  std::span<const Part> parts_of(const Wave& wave) const;
+  bool is_of_team(const Wave& wave) const;
+  void compute_whole(const Wave& wave, i32 m);
+  void enter(const Wave& wave, i32 m);
+  void leave(const Wave& wave, i32 m);
   void team_transfer(OpKind kind, Phase phase, i32 layer, i32 m);
-  void team_forward(const Op& op, i32 m);
-  void team_recompute(const Op& op, i32 m);
-  void team_backward(const Op& op, i32 m);
+  void team_project(const Wave& wave, i32 m);
+  void team_scores(const Wave& wave, i32 m);
+  void team_scores_back(const Wave& wave, i32 m);
+  void team_project_back(const Wave& wave, i32 m);
   bool backward_of_ahead(const Op& op) const;
   void append_weights(const Op& op, i32 m);
   void expect_back(const Wave& wave, i32 m);

@@ -138,7 +138,7 @@ class MeasuredCostTest : public ::testing::Test {
   RooflineCost roofline() const { return RooflineCost(model_, cluster_, plan_); }
   ComputeWork attention(DeviceId device, Phase phase, double sequences, i64 seq_len) const {
     ComputeWork work;
-    work.op = {OpKind::kAttention, phase, 0, 0, 0, 0, -1};
+    work.op = {.kind = OpKind::kAttention, .phase = phase, .layer = 0, .microbatch = 0};
     work.device = device;
     work.seq_len = seq_len;
     work.tokens = sequences * static_cast<double>(seq_len);

@@ -12,7 +12,7 @@ class ModelFlops : public ::testing::Test {
   Flops of(OpKind kind, Phase phase, WeightGradients gradients = WeightGradients::kWith,
            double frozen = 0) const {
     ComputeWork work;
-    work.op = {kind, phase, 0, 0, 1, 0, -1};
+    work.op = {.kind = kind, .phase = phase, .layer = 1, .microbatch = 0};
     work.seq_len = 512;
     work.tokens = 1024;
     work.copies = 2048;

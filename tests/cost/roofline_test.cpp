@@ -22,7 +22,7 @@ class RooflineTest : public ::testing::Test {
   }
   Seconds attention(DeviceId device, Phase phase, double sequences, i64 seq_len = 4096) const {
     ComputeWork work;
-    work.op = {OpKind::kAttention, phase, 0, 0, 1, 0, -1};
+    work.op = {.kind = OpKind::kAttention, .phase = phase, .layer = 1, .microbatch = 0};
     work.device = device;
     work.seq_len = seq_len;
     work.tokens = sequences * static_cast<double>(seq_len);
@@ -30,7 +30,7 @@ class RooflineTest : public ::testing::Test {
   }
   Seconds experts(DeviceId device, Phase phase, double copies, double num_experts = 4) const {
     ComputeWork work;
-    work.op = {OpKind::kExperts, phase, 0, 0, 1, 0, -1};
+    work.op = {.kind = OpKind::kExperts, .phase = phase, .layer = 1, .microbatch = 0};
     work.device = device;
     work.rows = work.copies = copies;
     work.experts = num_experts;

@@ -353,5 +353,59 @@ TEST(Mutation, WrongGuestsAndLostGradientsOfGuests) {
   EXPECT_GT(run_with(s, replace("settle.B", 1, zeros)).error, kCaught);
 }
 
+/// One team of two devices; the second has tokens and no heads but one.
+Scene team_scene() {
+  Scene s = zebra_scene();
+  s.cluster = make_cluster(2);
+  StrategyRequest request;
+  request.seq_len = 6, request.sequences = 4, request.microbatches = 2;
+  request.team = {2};
+  request.head_weights = {3, 1};
+  s.plan = find_strategy("sp_ep").make(s.model, s.cluster, request);
+  s.plan.recompute = Recompute::kAhead;
+  use_fp64(s.plan);
+  return s;
+}
+
+/// Queries, keys and values forth, again for backward, and their gradients; the kernel's output and its
+/// gradient.
+TEST(Mutations, WhatTravelsInsideATeamIsCaught) {
+  const Scene s = team_scene();
+  ASSERT_LE(run(s, {}).error, kTolerance);
+  for (const char* ops : {"to_heads.F", "to_heads.R", "to_heads.B"}) {
+    for (std::size_t t = 0; t < 3; ++t) {
+      EXPECT_TRUE(run_with(s, replace(ops, t, zeros)).caught()) << ops << " " << t;
+      EXPECT_TRUE(run_with(s, replace(ops, t, reversed)).caught()) << ops << " " << t;
+    }
+  }
+  for (const char* ops : {"to_tokens.F", "to_tokens.B"}) {
+    EXPECT_TRUE(run_with(s, replace(ops, 0, zeros)).caught()) << ops;
+    EXPECT_TRUE(run_with(s, replace(ops, 0, reversed)).caught()) << ops;
+  }
+}
+
+/// A device without heads has tokens that others need.
+TEST(Mutations, ADeviceWithoutHeadsMustStandInTheExchange) {
+  Scene s = team_scene();
+  for (LayerPlacement& layer : s.plan.groups[0].layers) {
+    for (ShareRow& row : layer.attention) row[0].heads += row[1].heads, row[1].heads = 0;
+  }
+  s.plan.groups[0].embed = s.plan.groups[0].head = s.plan.groups[0].layers[0].attention;
+  ASSERT_LE(run(s, {}).error, kTolerance);
+  Schedule schedule = build_schedule(s.plan, s.model, s.step);
+  ASSERT_EQ(validate(schedule, s.plan, s.model, s.step), std::vector<std::string>{});
+  for (OpId op = 0; op < schedule.num_ops(); ++op) {
+    if (to_string(schedule.ops[static_cast<std::size_t>(op)]) != "to_heads.F l0 m0 t0") continue;
+    const auto end = schedule.lane_begin.begin() + op + 1;
+    schedule.lanes.erase(schedule.lanes.begin() + *end - 1);
+    for (auto begin = end; begin != schedule.lane_begin.end(); ++begin) --*begin;
+    const std::vector<std::string> faults = validate(schedule, s.plan, s.model, s.step);
+    ASSERT_FALSE(faults.empty());
+    EXPECT_NE(faults[0].find("to_heads.F l0 m0 t0 has lanes"), std::string::npos) << faults[0];
+    return;
+  }
+  FAIL() << "no to_heads";
+}
+
 }  // namespace
 }  // namespace hetermoe::testing

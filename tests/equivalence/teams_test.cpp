@@ -43,8 +43,8 @@ TEST(Teams, GiveTheGradientsOfTheReference) {
     for (const auto& [tokens, heads] : cases) {
       const Cluster cluster = make_cluster(static_cast<i32>(tokens.size()), 1 + static_cast<i32>(i % 3));
       Plan plan = team_plan(model, cluster, team_row(tokens, heads, 2), 2, 1 + static_cast<i64>(i % 2));
-      constexpr Recompute kModes[] = {Recompute::kOff, Recompute::kLocal, Recompute::kResend, Recompute::kAhead};
-      plan.recompute = kModes[i % 4];
+      plan.recompute = static_cast<Recompute>(i % kEnumCount<Recompute>);
+      plan.window = static_cast<i32>(i % 3);
       plan.weight_gradients = i % 3 == 1 ? WeightGradients::kAfter : WeightGradients::kWith;
       plan.chunks = 1 + static_cast<i32>(i % 2);
       plan.shard_optimizer = i % 5 == 0;

@@ -344,6 +344,29 @@ TEST(MeasuredMemory, IsTheModelsWithShardedWeights) {
   }
 }
 
+/// Uneven teams, and devices without heads.
+TEST(MeasuredMemory, IsTheModelsWithTeams) {
+  at::set_num_threads(1);
+  Cluster cluster = load_cluster("demo");
+  for (DeviceType& type : cluster.types) type.attention_kernel = AttentionKernel::kFlash;
+  StrategyRequest request;
+  request.seq_len = 256, request.sequences = 4, request.microbatches = 2;
+  request.team = {4};
+  request.attention_weights = {3, 2, 2, 1}, request.head_weights = {2, 1, 1, 0};
+  for (const char* name : {"demo", "tiny-qwen3", "tiny-deepseek-v2"}) {
+    const ModelConfig model = load_model(name);
+    for (int r = 0; r < kEnumCount<Recompute>; ++r) {
+      Plan plan = find_strategy("sp_ep").make(model, cluster, request);
+      use_dtype(plan, Dtype::kFp32);
+      plan.recompute = static_cast<Recompute>(r);
+      plan.window = 1 + r % 2;
+      const double worst = check_memory(model, cluster, plan, fmt::format("{} teams {}", name, r));
+      std::cout << fmt::format("[          ] {} {}: the model is off by {:.1f} % at worst\n", name,
+                               name_of(plan.recompute), 100 * worst);
+    }
+  }
+}
+
 TEST(MeasuredMemory, DoesNotGrowFromStepToStep) {
   at::set_num_threads(1);
   const ModelConfig model = load_model("tiny");

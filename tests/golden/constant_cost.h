@@ -31,6 +31,8 @@ struct ConstantCost : CostModel {
       }
       case Pricing::kHead:  // forward and backward in one
         return (1 + backward) * tail;
+      case Pricing::kProjection:
+      case Pricing::kScores:
       case Pricing::kEmbedding:
       case Pricing::kMerge:
       case Pricing::kUpdate:

@@ -91,6 +91,18 @@ TEST(OpRows, OpsOfSchedulesAreAsTheTableSays) {
           Home{.optimizer = Residence::kHost, .devices = {}};
       plan.hosts.assign(plan.dtype.size(), 0);
     }
+    const bool teams = optimizer == std::string("whole");
+    for (LayerPlacement& layer : plan.groups[0].layers) {
+      for (ShareRow& row : layer.attention) {
+        const i64 sequences = sequences_of(row);
+        for (std::size_t i = 0; i < row.size(); ++i) {
+          const i64 all = i == 0 ? 1 : 0;
+          row[i] = {row[i].device, teams ? sequences : all * sequences,
+                    teams ? all * sequences * plan.seq_len : 0, teams ? all * model.num_heads : 0,
+                    teams ? 0 : -1};
+        }
+      }
+    }
     const bool lags = optimizer == std::string("a step late");
     if (lags) {
       const Home all{.weights = Residence::kHost, .optimizer = Residence::kHost, .devices = {}};

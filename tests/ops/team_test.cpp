@@ -111,9 +111,9 @@ TEST(Team, FaultsAreNamed) {
   EXPECT_EQ(fault_of([](LayerPlacement& layer) { layer.attention[0][1].team = 2; }),
             "[groups[0].layers[0].attention] team 2 is number 1 of its row, expected numbers in the order of the "
             "row");
-  EXPECT_EQ(fault_of([](LayerPlacement& layer) { layer.recompute = Recompute::kSelect; }),
-            "[groups[0].layers[0].recompute] got select in a layer whose attention part has teams, expected off, "
-            "local, resend or ahead");
+  EXPECT_EQ(fault_of([](LayerPlacement& layer) { layer.attention_backward = layer.attention; }),
+            "[groups[0].layers[0].attention_backward] got shares of its own in a layer whose attention part has "
+            "teams, expected none");
 }
 
 /// Plans without teams keep their text, and those with teams come back from it.

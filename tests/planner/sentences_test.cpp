@@ -134,7 +134,7 @@ TEST(Sentences, SayWhatIsWrongWithAPlanFarFromThePeak) {
   told(ask);
   EXPECT_LT(result.best().peak_share, 0.05);
   EXPECT_TRUE(says(result, "1 of 10 devices computes all attention")) << result.best().peak_share;
-  EXPECT_TRUE(says(result, "no tensor or context parallelism"));
+  EXPECT_TRUE(says(result, "teams that share sequences (plan.team)"));
   ask.sequences = ask.microbatches = 2;
   told(ask);
   EXPECT_TRUE(says(result, "the step has 2 sequences for 10 devices"));

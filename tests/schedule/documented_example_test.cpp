@@ -83,5 +83,18 @@ TEST(DocumentedExample, DepthGroupsOnFourDevices) {
   EXPECT_EQ(code_lines("of device ", "af-pipe.md"), lanes);
 }
 
+TEST(DocumentedExample, ATeamOfTwoDevices) {
+  const ModelConfig model = test::make_model({.num_layers = 1});
+  StrategyRequest request;
+  request.seq_len = 16;
+  request.sequences = request.microbatches = 2;
+  request.team = {2};
+  request.window = 2;
+  Plan plan = find_strategy("sp_ep").make(model, test::make_cluster({2}), request);
+  plan.recompute = Recompute::kAhead;
+  const Schedule schedule = build_schedule(plan, model);
+  EXPECT_EQ(code_lines("of device ", "teams.md"), compute_lane(schedule, 0));
+}
+
 }  // namespace
 }  // namespace hetermoe

@@ -280,7 +280,7 @@ TEST_F(ExplicitErrors, NameTheLineAndTheFault) {
   EXPECT_EQ(error_with("embed.F m0", "embed.F m-1"),
             "[explicit_order:1] got \"-1\", expected a number from 0");
   EXPECT_EQ(error_with("embed.F m0", "embed.F x0"),
-            "[explicit_order:1] \"x0\" in \" embed.F x0 \": expected l, m, c, g, s or d and a number");
+            "[explicit_order:1] \"x0\" in \" embed.F x0 \": expected l, m, c, g, t, s or d and a number");
 }
 
 TEST_F(ExplicitErrors, OpsMustBeThoseOfThePlan) {

@@ -261,12 +261,8 @@ inline void share_sequences(u64 seed, Plan& plan, i64 heads) {
       known.emplace_back(before, shares);
     };
     form(group.embed), form(group.head);
-    for (LayerPlacement& layer : group.layers) {
-      if (layer.recompute == Recompute::kSelect) layer.recompute = Recompute::kAhead;
-      form(layer.attention);
-    }
+    for (LayerPlacement& layer : group.layers) form(layer.attention);
   }
-  if (plan.recompute == Recompute::kSelect) plan.recompute = Recompute::kOff;
 }
 
 inline void differ_in_recompute(Chooser& choose, Plan& plan) {

@@ -137,6 +137,13 @@ inline std::vector<NamedPlan> strategy_plans(const ModelConfig& model, const Clu
   moved.experts_moved.assign(static_cast<std::size_t>(model.num_layers), 1);
   add("zebra_moved", make("zebra", moved));
   add("af_pipe", make("af_pipe", request));
+  StrategyRequest team = request;
+  team.team = {cluster.num_devices()};
+  for (i32 d = 0; d < cluster.num_devices(); ++d) {
+    team.attention_weights.push_back(1 + d % 3);
+    team.head_weights.push_back(d == 1 ? 0 : 1);  // the second has no heads
+  }
+  add("sp_ep", make("sp_ep", team));
   add("pipeline", make_pipeline(model, cluster, request));
   add("alternating", make_alternating(model, cluster, request));
   add("groups", make_two_groups(model, cluster, request));

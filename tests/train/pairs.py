@@ -26,7 +26,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 STEPS = 5
-STRATEGIES = ["single", "ep", "ep-overlap", "dist-ep", "zebra", "pp-ep", "pp-zebra", "af-pipe", "roundpipe"]
+STRATEGIES = ["single", "ep", "ep-overlap", "dist-ep", "zebra", "pp-ep", "pp-zebra", "af-pipe", "sp-ep", "roundpipe"]
 BASE = {"model": "tiny", "train.steps": STEPS, "train.seq_len": 8, "train.sequences": 8, "train.microbatches": 2,
         "checkpoint.every": 1, "train.warmup_steps": 0}
 FEATURES = {

@@ -165,13 +165,38 @@ TEST(RouteRecorder, CostsLittleBesideADemoStep) {
   const double begin = testing::processor_time();
   for (i64 step = 0; step < kSteps; ++step) {
     for (i32 layer = 0; layer < 4; ++layer) {
-      for (i64 sequence = 0; sequence < 8; ++sequence) routes.take(layer, sequence, 1, ids, weights);
+      for (i64 sequence = 0; sequence < 8; ++sequence) routes.take(layer, 256 * sequence, ids, weights);
     }
     recorder.write(step, 8 * step, plan, routes.finish());
   }
   const double per_step = (testing::processor_time() - begin) / kSteps;
   std::printf("recording a demo step: %.2f ms of processor time\n", 1e3 * per_step);
   EXPECT_LT(per_step, 0.02 * 0.1);
+}
+
+/// Devices of a team hand over parts of sequences, in any order.
+TEST(RouteCollector, JoinsPartsOfSequences) {
+  Job job = load_job(HM_SOURCE_DIR "/configs/jobs/demo.yaml", {{"routing.record", "x.routes"}});
+  const ModelConfig model = load_model(job.model);
+  const at::Tensor ids = at::randint(0, model.num_experts, {4 * 256, 2}, at::kLong),
+                   weights = at::rand({4 * 256, 2});
+  const auto taken = [&](const std::vector<std::pair<i64, i64>>& parts) {
+    RouteCollector routes(job, model);
+    for (const auto& [begin, end] : parts)
+      routes.take(1, begin, ids.narrow(0, begin, end - begin), weights.narrow(0, begin, end - begin));
+    std::vector<at::Tensor> all_ids, all_weights;
+    i64 next = 0;
+    for (const TakenRoutes& part : routes.finish()) {
+      EXPECT_EQ(part.first, next);
+      next += part.count;
+      all_ids.push_back(part.ids), all_weights.push_back(part.weights);
+    }
+    return std::pair(at::cat(all_ids), at::cat(all_weights));
+  };
+  const auto whole = taken({{0, 1024}});
+  const auto in_parts = taken({{700, 1024}, {0, 256}, {300, 700}, {256, 300}});
+  EXPECT_TRUE(at::equal(whole.first, in_parts.first));
+  EXPECT_TRUE(at::equal(whole.second, in_parts.second));
 }
 
 TEST(RouteRecorder, RefusesAFileThatCannotBeWritten) {

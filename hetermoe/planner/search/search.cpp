@@ -396,9 +396,9 @@ class Search {
     evaluator_.add_budget(budget - evaluator_.budget());
   }
 
-  /// Where devices are more than sequences, or none holds one. They take nothing of the budget.
+  /// They take nothing of the budget.
   void simulate_teams() {
-    if (request_.sequences >= request_.cluster.num_devices() && has_best()) return;
+    if (has_best() && !may_need_teams(evaluator_.rates())) return;
     const i64 budget = evaluator_.budget();
     for (Plan& plan : team_plans(evaluator_.rates())) evaluator_.evaluate_at_any_cost(std::move(plan));
     evaluator_.add_budget(budget - evaluator_.budget());

@@ -253,16 +253,22 @@ Tuned tune_teams(Predictor& predictor, const Setting& setting) {
         apply(setting, plan);
         return plan;
       };
+      // With two in a window they hide each other's exchanges.
+      const auto consider = [&](Plan plan) {
+        best.consider(plan);
+        plan.window = 2;
+        if (count > 1) best.consider(std::move(plan));
+      };
       const Plan even = make();
-      best.consider(even);
+      consider(even);
       const TeamSpeeds speeds = team_speeds(model, *predictor.cost(even), devices, setting.seq_len);
       request.attention_weights = speeds.tokens, request.head_weights = speeds.heads;
       const Plan by_speed = make();
       if (by_speed.groups[0].layers[0].attention == even.groups[0].layers[0].attention) continue;
-      best.consider(by_speed);
+      consider(by_speed);
       if (best.had_room()) continue;
       request.attention_weights = room_for_tokens(predictor, setting, even);
-      best.consider(make());
+      consider(make());
     }
   }
   return best.take();

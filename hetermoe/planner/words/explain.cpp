@@ -76,6 +76,22 @@ std::string family(const Plan& plan, const std::vector<std::string>& roles) {
   return overlapped ? "ep with overlap" : "ep";
 }
 
+/// Devices of its teams: "8", or "4 to 8"; empty = there are none.
+std::string team_sizes_text(const Plan& plan) {
+  std::map<i64, i64> sizes;
+  for (const Group& group : plan.groups) {
+    for (const LayerPlacement& layer : group.layers) {
+      std::map<i32, i64> of_row;
+      for (const Share& share : layer.attention[0]) of_row[share.team] += share.team >= 0 ? 1 : 0;
+      for (const auto& [team, size] : of_row)
+        if (size > 0) ++sizes[size];
+    }
+  }
+  if (sizes.empty()) return "";
+  const i64 least = sizes.begin()->first, most = sizes.rbegin()->first;
+  return least == most ? fmt::format("{}", least) : fmt::format("{} to {}", least, most);
+}
+
 std::string name_of_plan(const std::vector<TypeUse>& types, const Plan& plan,
                          const std::vector<std::string>& roles) {
   std::vector<std::string> used;
@@ -84,6 +100,7 @@ std::string name_of_plan(const std::vector<TypeUse>& types, const Plan& plan,
   }
   std::string name = family(plan, roles) + " on " + join(used, " + ");
   if (plan.groups.size() > 1) name += fmt::format(", {} groups", plan.groups.size());
+  if (const std::string sizes = team_sizes_text(plan); !sizes.empty()) name += ", teams of " + sizes;
   return name;
 }
 

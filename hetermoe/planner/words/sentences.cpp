@@ -94,6 +94,7 @@ bool optimizer_sharded(const PlanResult& r) {
   return r.feasible() && uses_type(r.best(), [](const TypeUse& use) { return use.freed > 0; });
 }
 bool has_stages(const PlanResult& r) { return r.feasible() && traits_of(r.best().plan.order).has_stages; }
+bool shares_sequences(const PlanResult& r) { return r.feasible() && has_teams(r.best().plan); }
 bool far_from_peak(const PlanResult& r) { return r.feasible() && r.best().peak_share < kFarFromPeak; }
 bool is_bounded(const PlanResult& r) { return !r.bounds.empty(); }
 bool has_good_sequences(const PlanResult& r) { return r.feasible() && r.good_sequences.has_value(); }
@@ -177,6 +178,24 @@ Lines stages(const PlanResult& r) {
                     chunks));
   return lines;
 }
+/// Parts of a team: "1/8", or by type where they differ.
+Lines teams(const PlanResult& r) {
+  const Plan& plan = r.best().plan;
+  const ShareRow& row = plan.groups[0].layers[0].attention[0];
+  std::vector<std::string> parts;
+  std::pair<double, double> before;
+  for (const Share& share : row) {
+    if (share.team != row[0].team) break;
+    const std::pair<double, double> part{
+        real(share.tokens) / real(share.sequences * plan.seq_len), real(share.heads)};
+    if (!parts.empty() && part == before) continue;
+    before = part;
+    parts.push_back(fmt::format("{:.1f} % of the tokens and {} heads each", 100 * part.first, share.heads));
+  }
+  if (parts.size() > 2) parts.assign({parts.front(), parts.back()});
+  return {fmt::format("Teams share each sequence: a device has {} of the attention kernel.",
+                      fmt::join(parts, ", or "))};
+}
 Lines pace(const PlanResult& r) {
   const TypeUse *most = busiest(r.best()), *least = least_busy(r.best());
   return {fmt::format("{} set the pace, busy {}; {} wait {} of the step.", most->type, percent(most->busy),
@@ -200,12 +219,12 @@ Lines what_is_wrong(const PlanResult& r) {
                                                     best.path[0].what.ends_with('s') ? "are" : "is",
                                                     percent(best.path[0].share));
   if (sequences < used) {
-    why = fmt::format("the step has {} for {}, and a sequence is never divided: more sequences help",
-                      counted(sequences, "sequence"), counted(used, "device"));
+    why = fmt::format("the step has {} for {}: more sequences help", counted(sequences, "sequence"),
+                      counted(used, "device"));
   } else if (kFewAttention * best.num_attention <= used) {
     why = fmt::format(
-        "{} of {} {} all attention, and a sequence is never divided, as the program has no tensor "
-        "or context parallelism: shorter sequences or devices with more memory help",
+        "{} of {} {} all attention: teams that share sequences (plan.team), shorter sequences or devices with "
+        "more memory help",
         best.num_attention, counted(used, "device"), agree(best.num_attention, "computes", "compute"));
   }
   return {fmt::format("The plan reaches {:.1f} % of the peak of its devices, which is little: {}.",
@@ -308,6 +327,7 @@ const std::vector<Sentence>& sentences() {
       {"summary", feasible, summary},
       {"expectation", feasible, expectation},
       {"stages", has_stages, stages},
+      {"teams", shares_sequences, teams},
       {"types", feasible, type_lines},
       {"pace", sets_pace, pace},
       {"alike", waits_alike, alike},
