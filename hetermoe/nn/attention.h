@@ -57,6 +57,9 @@ Heads projected_heads(const ModelConfig& model, i64 layer, const Leaves& leaves,
 at::Tensor attention_of_heads(const ModelConfig& model, i64 layer, const Heads& heads, i64 first_head,
                               const Sequences& sequences);
 
+/// An output of a graph that passes gradients on to `x` and holds no numbers.
+at::Tensor stand_in(const at::Tensor& x);
+
 /// Causal self-attention of a layer, of normed input [T, H] of whole sequences, output projection
 /// included: [T, H]. Differentiable.
 at::Tensor self_attention(const ModelConfig& model, i64 layer, const Leaves& leaves,

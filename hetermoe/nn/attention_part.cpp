@@ -2,7 +2,6 @@
 
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/autograd.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include "hetermoe/base/error.h"
 #include "hetermoe/nn/attention.h"
@@ -201,17 +200,6 @@ std::vector<bool> direct_weights(const AttentionGraph& graph, const StateGroup& 
   return direct;
 }
 
-/// An output of a graph that passes gradients on and holds no numbers.
-struct StandInFunction : torch::autograd::Function<StandInFunction> {
-  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) {
-    return at::zeros({}, x.options()).expand(x.sizes());
-  }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
-                                                 const torch::autograd::variable_list& grads) {
-    return {grads[0]};
-  }
-};
-
 /// Whose inputs norms and the activation make.
 enum class MadeBy { kNothing, kInputNorm, kPostNorm, kActivation };
 MadeBy input_made_by(Weight weight) {
@@ -238,8 +226,8 @@ void let_go(AttentionGraph& graph, const StateGroup& state) {
   for (const std::shared_ptr<LeftProduct>& product : graph.leaves.left()) {
     if (input_made_by(state.weights[product->weight]) != MadeBy::kNothing) product->x.reset();
   }
-  graph.u = StandInFunction::apply(graph.u);
-  if (graph.x.defined()) graph.x = StandInFunction::apply(graph.x);
+  graph.u = stand_in(graph.u);
+  if (graph.x.defined()) graph.x = stand_in(graph.x);
 }
 
 void make_again(const AttentionGraph& graph, const ModelConfig& model, const StateGroup& state) {

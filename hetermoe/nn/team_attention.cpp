@@ -20,8 +20,9 @@ struct PartGraph {
 
 namespace {
 
+/// None holds the memory of more than itself.
 TokenHeads without_batch(const Heads& heads) {
-  return {heads.q.squeeze(0), heads.k.squeeze(0), heads.v.squeeze(0)};
+  return {heads.q.squeeze(0).contiguous(), heads.k.squeeze(0).contiguous(), heads.v.squeeze(0).contiguous()};
 }
 
 std::vector<at::Tensor> list_of(const TokenHeads& heads) { return {heads.q, heads.k, heads.v}; }
@@ -56,7 +57,10 @@ ProjectionOutput projection_forward(const ModelConfig& model, i64 layer, const S
   const TokenHeads heads = without_batch(projected_heads(model, layer, leaves, normed, sequences));
   const std::vector<at::Tensor> made = detached(list_of(heads), false);
   out.heads = {made[0], made[1], made[2]};
-  if (keep) out.graph->leaves.emplace(std::move(leaves)), out.graph->inputs = {y}, out.graph->outputs = list_of(heads);
+  if (!keep) return out;
+  out.graph->leaves.emplace(std::move(leaves));
+  out.graph->inputs = {y};
+  for (const at::Tensor& x : list_of(heads)) out.graph->outputs.push_back(stand_in(x));  // they travel
   return out;
 }
 
