@@ -86,9 +86,8 @@ class Finder {
   }
 
   std::optional<Fold> run(FoldScope scope) {
-    const bool foldable =
-        loads_.is_uniform() && traits_of(plan_.order).treats_equals_alike && !has_roaming_layers(plan_) &&
-                          !has_teams(plan_);
+    const bool foldable = loads_.is_uniform() && traits_of(plan_.order).treats_equals_alike &&
+                          !has_roaming_layers(plan_) && !has_teams(plan_);
     const bool groups = scope == FoldScope::kGroups;
     if (uses_hosts(plan_)) return groups ? std::optional<Fold>() : fold_;
     if (groups && (!foldable || p_.balance_on() || gathers_across() || !fold_groups())) return {};

@@ -39,8 +39,7 @@ Flops model_flops(const ComputeWork& work, const ModelConfig& model, WeightGradi
   const Flops scores = score_flops(model, work.op.layer, work.seq_len) / real(work.seq_len);
   const Flops first = projection_flops(model) - output_projection_flops(model);
   if (pricing == Pricing::kScores) return work.tokens * work.heads * scores * score_passes_of(work.op.phase);
-  if (pricing == Pricing::kProjection)
-    return work.tokens * first * passes_of(work, WeightGradients::kWith);
+  if (pricing == Pricing::kProjection) return work.tokens * first * passes_of(work, WeightGradients::kWith);
   if (pricing != Pricing::kAttention) return 0;
   const Flops products = attention_part_flops(model, work.op.layer, work.seq_len) - scores;
   if (work.of_team) return work.tokens * (products - first) * passes_of(work, gradients);

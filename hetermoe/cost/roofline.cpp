@@ -10,7 +10,8 @@ namespace hetermoe {
 namespace {
 
 // Kernels of one op forward, from the parts listed in op_cost.h: they only matter for tiny microbatches.
-constexpr double kAttentionKernels = 24, kProjectionKernels = 8, kScoreKernels = 2, kExpertKernels = 7, kHeadKernels = 8;
+constexpr double kAttentionKernels = 24, kProjectionKernels = 8, kScoreKernels = 2, kExpertKernels = 7,
+                 kHeadKernels = 8;
 /// Per parameter of 4 bytes or more.
 constexpr double kUpdateBytes = 30;
 
@@ -92,8 +93,7 @@ RooflineCost::Parts RooflineCost::projection_parts(const ComputeWork& work) cons
   const Flops flops = projection_flops(model_) - output_projection_flops(model_);
   Parts parts;
   parts.gemm = gemm_seconds(r, flops * work.tokens, work.tokens);
-  parts.memory =
-      work.tokens * projection_traffic(model_) * software_.attention_passes * r.element / r.memory;
+  parts.memory = work.tokens * projection_traffic(model_) * software_.attention_passes * r.element / r.memory;
   parts.launches = kProjectionKernels * software_.kernel_launch;
   return parts;
 }
@@ -124,10 +124,10 @@ RooflineCost::Parts RooflineCost::rest_parts(const ComputeWork& work, Flops prod
   const Flops flops = products - projection_flops(model_) + output_projection_flops(model_);
   Parts parts;
   parts.gemm = gemm_seconds(r, flops * work.tokens, work.tokens);
-  const double traffic = attention_traffic(model_, layer) - projection_traffic(model_) - score_traffic(model_);
+  const double traffic =
+      attention_traffic(model_, layer) - projection_traffic(model_) - score_traffic(model_);
   const double permuted = model_.is_moe(layer) ? 2 * real(model_.top_k * model_.hidden) : 0;
-  parts.memory =
-      work.tokens * (traffic * software_.attention_passes + permuted) * r.element / r.memory;
+  parts.memory = work.tokens * (traffic * software_.attention_passes + permuted) * r.element / r.memory;
   parts.launches = (kAttentionKernels - kProjectionKernels - kScoreKernels) * software_.kernel_launch;
   return parts;
 }

@@ -50,8 +50,8 @@ class OpContext {
   }
   /// The number in the step of the first token of a microbatch.
   i64 first_token(i32 microbatch) const { return first_sequence(microbatch) * p.plan().seq_len; }
-  /// This device's part of `tokens` or `targets`, flattened; and those of tokens [begin, begin + count) of its
-  /// microbatch.
+  /// This device's part of `tokens` or `targets`, flattened; and those of tokens [begin, begin + count) of
+  /// its microbatch.
   at::Tensor rows_of(const at::Tensor& all, const Op& op, i32 stage) const;
   at::Tensor rows_of(const at::Tensor& all, i32 microbatch, i64 begin, i64 count) const;
   /// A tensor of a message, on this device: between two GPUs of one process it is still its sender's memory.

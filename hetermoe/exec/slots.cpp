@@ -43,52 +43,66 @@ Released take_of_chunk(Buffer buffer, ChunkSlot& k) {
   return take_all(k.d_send, k.d_send_weights);
 }
 
+Released take_of_team(Buffer buffer, LayerSlot& l) {
+  if (buffer == Buffer::kQkv) return take_all(l.team.qkv);
+  if (buffer == Buffer::kSavedProjection) return take_all(l.team.projection);
+  if (buffer == Buffer::kHeads) return take_all(l.team.heads);
+  if (buffer == Buffer::kSavedScores) return take_all(l.team.scores);
+  if (buffer == Buffer::kContext) return take_all(l.team.context);
+  if (buffer == Buffer::kAttended) return take_all(l.attended);
+  if (buffer == Buffer::kDAttended) return take_all(l.d_attended);
+  if (buffer == Buffer::kDContext) return take_all(l.team.d_context);
+  if (buffer == Buffer::kDHeads) return take_all(l.team.d_heads);
+  if (buffer == Buffer::kDQkv) return take_all(l.team.d_qkv);
+  HM_CHECK(buffer == Buffer::kDInput, "{} is not of a team", name_of(buffer));
+  return take_all(l.d_input);
+}
+
+Released take_of_layer(Buffer buffer, LayerSlot& l) {
+  if (buffer == Buffer::kHidden) return take_all(l.hidden);
+  if (buffer == Buffer::kResidual) return take_all(l.residual);
+  if (buffer == Buffer::kSend) return take_all(l.send);
+  if (buffer == Buffer::kSavedAttention) return take_all(l.graph);
+  if (buffer == Buffer::kLeftAttention) return take_all(l.left);
+  if (buffer == Buffer::kMoveOut) return take_all(l.move_out);
+  if (buffer == Buffer::kDHidden) return take_all(l.d_hidden);
+  if (buffer == Buffer::kDMove) return take_all(l.d_move);
+  if (buffer == Buffer::kTally) return take_all(l.tally);
+  if (buffer == Buffer::kGuest) return take_all(l.guests);
+  if (buffer == Buffer::kGuestGrad) return take_all(l.guest_grads);
+  if (buffer == Buffer::kRouting) return take_routing(l);
+  return take_of_team(buffer, l);
+}
+
 }  // namespace
 
 Released Slots::take(const BufferKey& key) {
   const i32 m = key.microbatch();
-  const auto l = [&]() -> LayerSlot& { return layer(key.layer(), m); };
   switch (key.buffer()) {
     case Buffer::kHidden:
-      return take_all(l().hidden);
-    case Buffer::kQkv:
-      return take_all(l().team.qkv);
-    case Buffer::kSavedProjection:
-      return take_all(l().team.projection);
-    case Buffer::kHeads:
-      return take_all(l().team.heads);
-    case Buffer::kSavedScores:
-      return take_all(l().team.scores);
-    case Buffer::kContext:
-      return take_all(l().team.context);
-    case Buffer::kAttended:
-      return take_all(l().attended);
-    case Buffer::kDAttended:
-      return take_all(l().d_attended);
-    case Buffer::kDContext:
-      return take_all(l().team.d_context);
-    case Buffer::kDHeads:
-      return take_all(l().team.d_heads);
-    case Buffer::kDQkv:
-      return take_all(l().team.d_qkv);
-    case Buffer::kDInput:
-      return take_all(l().d_input);
     case Buffer::kResidual:
-      return take_all(l().residual);
     case Buffer::kSend:
-      return take_all(l().send);
     case Buffer::kSavedAttention:
-      return take_all(l().graph);
     case Buffer::kLeftAttention:
-      return take_all(l().left);
     case Buffer::kMoveOut:
-      return take_all(l().move_out);
     case Buffer::kDHidden:
-      return take_all(l().d_hidden);
     case Buffer::kDMove:
-      return take_all(l().d_move);
+    case Buffer::kTally:
+    case Buffer::kGuest:
+    case Buffer::kGuestGrad:
     case Buffer::kRouting:
-      return take_routing(l());
+    case Buffer::kQkv:
+    case Buffer::kSavedProjection:
+    case Buffer::kHeads:
+    case Buffer::kSavedScores:
+    case Buffer::kContext:
+    case Buffer::kAttended:
+    case Buffer::kDAttended:
+    case Buffer::kDContext:
+    case Buffer::kDHeads:
+    case Buffer::kDQkv:
+    case Buffer::kDInput:
+      return take_of_layer(key.buffer(), layer(key.layer(), m));
     case Buffer::kSavedExperts:
     case Buffer::kLeftExperts:
     case Buffer::kRows:
@@ -104,12 +118,6 @@ Released Slots::take(const BufferKey& key) {
       return take_all(microbatch(m).balance);
     case Buffer::kHostHidden:
       return take_all(saved(key.layer(), m, key.piece()).tensors);
-    case Buffer::kTally:
-      return take_all(l().tally);
-    case Buffer::kGuest:
-      return take_all(l().guests);
-    case Buffer::kGuestGrad:
-      return take_all(l().guest_grads);
     case Buffer::kGuestTurn:
     case Buffer::kLoad:  // small, and read after the step
     case Buffer::kGrad:  // these four live as long as the device, unless they visit it
@@ -125,6 +133,25 @@ Released Slots::take(const BufferKey& key) {
   return nullptr;
 }
 
+namespace {
+
+template <class Check>
+void check_team(const LayerSlot& l, const Check& check) {
+  check(l.team.qkv.q.defined(), "qkv");
+  check(l.team.projection != nullptr, "saved_projection");
+  check(l.team.heads.q.defined(), "heads");
+  check(l.team.scores != nullptr, "saved_scores");
+  check(l.team.context.defined(), "context");
+  check(l.attended.defined(), "attended");
+  check(l.d_attended.defined(), "d_attended");
+  check(l.team.d_context.defined(), "d_context");
+  check(l.team.d_heads.q.defined(), "d_heads");
+  check(l.team.d_qkv.q.defined(), "d_qkv");
+  check(l.d_input.defined(), "d_input");
+}
+
+}  // namespace
+
 std::vector<std::string> Slots::held() const {
   std::vector<std::string> names;
   for (std::size_t i = 0; i < layers_.size(); ++i) {
@@ -136,17 +163,7 @@ std::vector<std::string> Slots::held() const {
       if (holds) names.push_back(name + at);
     };
     check(l.hidden.defined(), "hidden");
-    check(l.team.qkv.q.defined(), "qkv");
-    check(l.team.projection != nullptr, "saved_projection");
-    check(l.team.heads.q.defined(), "heads");
-    check(l.team.scores != nullptr, "saved_scores");
-    check(l.team.context.defined(), "context");
-    check(l.attended.defined(), "attended");
-    check(l.d_attended.defined(), "d_attended");
-    check(l.team.d_context.defined(), "d_context");
-    check(l.team.d_heads.q.defined(), "d_heads");
-    check(l.team.d_qkv.q.defined(), "d_qkv");
-    check(l.d_input.defined(), "d_input");
+    check_team(l, check);
     check(l.residual.defined(), "residual");
     check(l.send.defined(), "send");
     check(l.topk.defined() || l.weights.defined(), "routing");

@@ -36,20 +36,20 @@ struct ChunkSlot {
 
 /// What the devices of a team hold between the ops of an attention part.
 struct TeamSlot {
-  TokenHeads qkv;                          // kQkv: [own tokens, all heads, *]
-  std::shared_ptr<PartGraph> projection;   // kSavedProjection
-  TokenHeads heads;                        // kHeads: [tokens of the team, own heads, *]
-  std::shared_ptr<PartGraph> scores;       // kSavedScores
-  at::Tensor context;                      // kContext: [tokens of the team, own heads * width]
-  at::Tensor d_context;                    // kDContext
-  TokenHeads d_heads;                      // kDHeads
-  TokenHeads d_qkv;                        // kDQkv
+  TokenHeads qkv;                         // kQkv: [own tokens, all heads, *]
+  std::shared_ptr<PartGraph> projection;  // kSavedProjection
+  TokenHeads heads;                       // kHeads: [tokens of the team, own heads, *]
+  std::shared_ptr<PartGraph> scores;      // kSavedScores
+  at::Tensor context;                     // kContext: [tokens of the team, own heads * width]
+  at::Tensor d_context;                   // kDContext
+  TokenHeads d_heads;                     // kDHeads
+  TokenHeads d_qkv;                       // kDQkv
 };
 
 /// Buffers of one layer (-1 the embedding, num_layers the head) and microbatch on one device.
 struct LayerSlot {
-  at::Tensor hidden;                      // kHidden
-  at::Tensor away;                        // its shape (a meta tensor) while it is on the host
+  at::Tensor hidden;  // kHidden
+  at::Tensor away;    // its shape (a meta tensor) while it is on the host
   TeamSlot team;
   at::Tensor attended, d_attended;        // kAttended, kDAttended: [own tokens, all heads * width]
   at::Tensor d_input;                     // kDInput

@@ -194,7 +194,8 @@ void for_attention_lines(const ModelConfig& m, i64 layer, const ActivationOption
   const bool moe = m.is_moe(layer);
   add(Activation{"layer input", Of::kToken, Kept::kAlways, in, real(m.hidden), 0});
   if (moe)
-    add(Activation{"chosen experts, weights", Of::kToken, Kept::kAlways, In::kRest, 0, routing_bytes(m, layer)});
+    add(Activation{"chosen experts, weights", Of::kToken, Kept::kAlways, In::kRest, 0,
+                   routing_bytes(m, layer)});
   cheap("normed input", m.hidden);
   if (m.qk_norm != QkNorm::kNone) work("q, k before their norms", m.query_width() + m.key_width());
   if (is_mla(m)) work("latents", 2 * m.q_lora_rank + 2 * m.kv_lora_rank + m.qk_rope_dim);

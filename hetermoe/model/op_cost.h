@@ -110,8 +110,8 @@ inline constexpr double kScoreBackwardFused = 2.5;
 /// probabilities); o GEMM; residual 3H; norm 2H; router H + E; shared or dense MLP of width W: gate and up
 /// GEMM H + 2W, product 3W, down GEMM W + H, add 3H, gate of a shared expert 3H.
 double attention_traffic(const ModelConfig& model, i64 layer);
-/// Of these the first norm to the rotary embedding, and those of the attention kernel: what a team computes in
-/// ops of their own.
+/// Of these the first norm to the rotary embedding, and those of the attention kernel: what a team computes
+/// in ops of their own.
 double projection_traffic(const ModelConfig& model);
 double score_traffic(const ModelConfig& model);
 /// Per row of an expert: gate and up GEMM H + 2I, product 3I, down GEMM I + H, routing weight 2H.
@@ -185,7 +185,8 @@ Bytes attention_gradient_bytes(const ModelConfig& model, Bytes element);
 /// results. In elements H + h*dv + H and the inner activation W of the MLP beside; q + k + v, H of the output
 /// projection, 2W + H of that MLP; MLA: q, both latents after their norms, compressed and decompressed keys
 /// and values instead of q + k + v. Gradients of router logits are fp32.
-/// Of a team the first of these, up to q + k + v, are not left: their op computes the gradients of its weights.
+/// Of a team the first of these, up to q + k + v, are not left: their op computes the gradients of its
+/// weights.
 Bytes attention_left_bytes(const ModelConfig& model, i64 layer, Bytes element, bool of_team = false);
 /// Elements of the largest weight of an attention part that is one product.
 double attention_largest_product(const ModelConfig& model, i64 layer);

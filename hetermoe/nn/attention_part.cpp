@@ -20,7 +20,7 @@ struct AttentionGraph {
   // x, weights, scores and topk are undefined in dense layers; counts also where nobody counted yet.
   at::Tensor u, x, weights, scores, topk, counts;
   at::Tensor context = {};  // of a team: input of the output projection
-  at::Tensor log_sum;  // [T] logsumexp of the router's logits, with a z-loss
+  at::Tensor log_sum;       // [T] logsumexp of the router's logits, with a z-loss
   // With KeepGraph::kSelected what the second norm and the activation of an MLP start from, and the router's
   // jitter.
   at::Tensor h = {}, gate_up = {}, jitter = {};
@@ -76,16 +76,8 @@ AttentionGraph run(const ModelConfig& model, i64 layer, const StateGroup& state,
     return grad != Leaves::Grad::kNo && x.defined() ? x.detach().requires_grad_() : x;
   };
   at::Tensor y = input(y_TD);
-  AttentionGraph out{Leaves(state, grad),
-                     y,
-                     {},
-                     {},
-                     {},
-                     {},
-                     task.has_gaps ? at::Tensor() : task.topk_TK,
-                     {},
-                     input(context_TA),
-                     {}};
+  AttentionGraph out{Leaves(state, grad), y, {}, {}, {}, {}, task.has_gaps ? at::Tensor() : task.topk_TK, {},
+                     input(context_TA),   {}};
   const Leaves& leaves = out.leaves;
   at::Tensor attended;
   if (out.context.defined()) {
@@ -132,8 +124,8 @@ at::Tensor sequence_of_rows(const Sequences& sequences, i64 rows, const at::Tens
 at::Tensor count_experts(const ModelConfig& model, const at::Tensor& topk, const Sequences& sequences) {
   const i64 seq_len = sequences.seq_len, rows = topk.size(0);
   if (!sequences.are_whole(rows)) {
-    const at::Tensor at = (sequence_of_rows(sequences, rows, topk.options()) * model.num_experts).unsqueeze(1) +
-                          topk;
+    const at::Tensor at =
+        (sequence_of_rows(sequences, rows, topk.options()) * model.num_experts).unsqueeze(1) + topk;
     return at::zeros({sequences.count(rows) * model.num_experts}, topk.options())
         .scatter_add_(0, at.flatten(), at::ones({at.numel()}, topk.options()))
         .view({-1, model.num_experts});
@@ -170,8 +162,9 @@ at::Tensor add_balance_loss(Seeds& seeds, const ModelConfig& model, const Attent
   const at::Tensor probabilities = router_probabilities(model, graph.scores);
   const i64 num_tokens = probabilities.size(0), parts = balance_AE.size(0);
   if (!sequences.are_whole(num_tokens)) {
-    const at::Tensor of_rows = balance_AE.to(probabilities.scalar_type())
-                                   .index_select(0, sequence_of_rows(sequences, num_tokens, graph.topk.options()));
+    const at::Tensor of_rows =
+        balance_AE.to(probabilities.scalar_type())
+            .index_select(0, sequence_of_rows(sequences, num_tokens, graph.topk.options()));
     seeds.add(probabilities, of_rows);
     return (probabilities.detach() * of_rows).sum();
   }

@@ -39,8 +39,8 @@ struct RouterTask {
   bool z_loss = false;        ///< backward adds one
 };
 
-/// y_TD: the layer's input; T = 0 is fine. context_TA: in a team the attention kernel's output of these tokens,
-/// all heads; undefined = it is computed here, of whole sequences.
+/// y_TD: the layer's input; T = 0 is fine. context_TA: in a team the attention kernel's output of these
+/// tokens, all heads; undefined = it is computed here, of whole sequences.
 AttentionOutput attention_forward(const ModelConfig& model, i64 layer, const StateGroup& state,
                                   const at::Tensor& y_TD, const Sequences& sequences,
                                   KeepGraph keep_graph = KeepGraph::kNo, const RouterTask& task = {},
@@ -71,8 +71,8 @@ struct AttentionBackwardInput {
 struct AttentionGradient {
   at::Tensor dy_TD;             ///< in a team without what comes by way of the scores
   at::Tensor dcontext_TA = {};  ///< of a team
-  at::Tensor aux_loss;  ///< 0-dim: this part's share of the balancing loss, the sum of balance *
-                        ///< probabilities, and of the z-loss; 0 without one
+  at::Tensor aux_loss;          ///< 0-dim: this part's share of the balancing loss, the sum of balance *
+                                ///< probabilities, and of the z-loss; 0 without one
   std::shared_ptr<AttentionLeft> left = nullptr;  ///< with leaves_weights; null without tokens
 };
 

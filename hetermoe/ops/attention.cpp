@@ -85,8 +85,8 @@ void attention_work(const WorkModel& model, const ExchangeLoad*, ComputeWork& wo
   const Op& op = work.op;
   work.frozen = model.frozen_part(work.device, {UnitPart::kAttention, op.layer});
   work.of_team = model.placement().has_teams(op.group, op.layer);
-  const bool merges = looks_back(op) && !work.of_team &&
-                      !model.placement().moves_into(op.group, op.layer, op.microbatch);
+  const bool merges =
+      looks_back(op) && !work.of_team && !model.placement().moves_into(op.group, op.layer, op.microbatch);
   model.add_tokens(work, merges ? std::optional(op.layer) : std::nullopt);
 }
 
@@ -109,9 +109,8 @@ Bytes attention_workspace(BufferSizes& s, const Op& op, DeviceId device) {
   const i32 state = p.states_of(UnitPart::kAttention, op.layer).first;
   // Beside a result stands the product of an adapter.
   const Bytes adapted = s.work().adapter_params(state) > 0 ? s.row(device) : 0;
-  const Bytes inside =
-      count * ((kept ? dropped : work) + (of_team ? 0 : attention_gradient_bytes(model, s.element(device))) +
-               adapted);
+  const Bytes inside = count * ((kept ? dropped : work) +
+                                (of_team ? 0 : attention_gradient_bytes(model, s.element(device))) + adapted);
   // What it leaves is a buffer, and of this the gradients of the output projection's and the router's results
   // are gone without it when most is held.
   if (p.leaves_weights(UnitPart::kAttention, op.layer)) {

@@ -66,7 +66,8 @@ Bytes saved_attention(BufferSizes& s, const Key& k, PlaceId place) {
   return tokens_of(s, k, place) * s.attention_saved(k.layer(), place);
 }
 Bytes left_attention(BufferSizes& s, const Key& k, PlaceId place) {
-  return tokens_of(s, k, place) * attention_left_bytes(s.model(), k.layer(), s.element(place), s.of_team(k.layer(), place));
+  return tokens_of(s, k, place) *
+         attention_left_bytes(s.model(), k.layer(), s.element(place), s.of_team(k.layer(), place));
 }
 /// Rows and copies between each two devices.
 Bytes load(BufferSizes& s, const Key& k, PlaceId place) {

@@ -25,10 +25,10 @@ enum class Buffer : std::uint8_t {
   kDQkv,             ///< the same by tokens
   kDInput,           ///< gradient of the layer's input, of all that comes after the attention kernel
   kResidual,         ///< residual stream after the attention part, until the expert rows are added
-  kSend,            ///< normed rows that dispatch sends
-  kRouting,         ///< top-k choice and weights, kept until attention.B
-  kSavedAttention,  ///< activations of the attention part (recompute off, or made by attention.R)
-  kLeftAttention,   ///< what attention.B leaves for attention.W: inputs of products, gradients of results
+  kSend,             ///< normed rows that dispatch sends
+  kRouting,          ///< top-k choice and weights, kept until attention.B
+  kSavedAttention,   ///< activations of the attention part (recompute off, or made by attention.R)
+  kLeftAttention,    ///< what attention.B leaves for attention.W: inputs of products, gradients of results
   kLoad,  ///< counts of an exchange: dispatch.F tells all participants, the other transfers reuse them
   kRows,  ///< received rows and routing weights on an expert owner; the saved input of experts.B
   kSavedExperts,  ///< activations of the experts (recompute off, or made by experts.R)

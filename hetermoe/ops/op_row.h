@@ -66,15 +66,16 @@ enum class Occurs : std::uint8_t {
 
 /// What a compute op's seconds follow from. A cost model knows these, and no kinds.
 enum class Pricing : std::uint8_t {
-  kEmbedding,  ///< reads and writes of tokens
-  kAttention,  ///< products, scores and passes over the tokens of an attention part; of a team what is after scores
+  kEmbedding,   ///< reads and writes of tokens
+  kAttention,   ///< products, scores and passes over the tokens of an attention part; of a team what is after
+                ///< scores
   kProjection,  ///< of an attention part what comes before scores
   kScores,      ///< its attention kernel, of some heads
-  kExperts,    ///< products and passes over copies
-  kHead,       ///< products over tokens; backward belongs to the op
-  kMerge,      ///< ComputeWork::merged_rows alone
-  kUpdate,     ///< ComputeWork::params
-  kHostCopy    ///< ComputeWork::copied, on hosts
+  kExperts,     ///< products and passes over copies
+  kHead,        ///< products over tokens; backward belongs to the op
+  kMerge,       ///< ComputeWork::merged_rows alone
+  kUpdate,      ///< ComputeWork::params
+  kHostCopy     ///< ComputeWork::copied, on hosts
 };
 
 /// The part whose weights or gradients a compute op uses, and the layer of its states.

@@ -45,7 +45,8 @@ void project_accesses(AccessList& list) {
 
 /// Gradients of its weights come with those of its input, whatever the plan's weight_gradients say.
 std::optional<UsedPart> project_grades(const Op& op, const Placement&) {
-  return op.phase == Phase::kBackward ? std::optional(UsedPart{UnitPart::kAttention, op.layer}) : std::nullopt;
+  return op.phase == Phase::kBackward ? std::optional(UsedPart{UnitPart::kAttention, op.layer})
+                                      : std::nullopt;
 }
 
 void project_work(const WorkModel& model, const ExchangeLoad*, ComputeWork& work) {
@@ -96,7 +97,8 @@ void scores_work(const WorkModel& model, const ExchangeLoad*, ComputeWork& work)
 Bytes scores_workspace(BufferSizes& s, const Op& op, DeviceId device) {
   const bool keeps = s.keeps(op.layer, device) || op.phase != Phase::kForward;
   const auto [tokens, heads] = s.heads_of(op.layer, op.microbatch, device);
-  const Bytes held = real(width_to_heads(s.model(), heads) + width_to_tokens(s.model(), heads)) * s.element(device);
+  const Bytes held =
+      real(width_to_heads(s.model(), heads) + width_to_tokens(s.model(), heads)) * s.element(device);
   return keeps ? 0 : tokens * std::max(0.0, s.scores_kept(op.layer, heads, device) - held);
 }
 

@@ -16,15 +16,15 @@ struct ComputeWork {
   Op op;
   DeviceId device = 0;
   i64 seq_len = 0;
-  double tokens = 0;       ///< of this device's range
-  bool of_team = false;    ///< attention: of a team, which computes projections and scores in ops of their own
-  double heads = 1;        ///< scores: part of all query heads
-  double rows = 0;         ///< experts: distinct rows
-  double copies = 0;       ///< experts: (row, expert) pairs
-  double experts = 0;      ///< experts: how many the device owns in this layer
-  double params = 0;       ///< update: parameters
-  Bytes copied = 0;        ///< publish, take: read and written in the memory of the host
-  double frozen = 0;       ///< backward, head: part of the parameters for which no gradient is computed
+  double tokens = 0;     ///< of this device's range
+  bool of_team = false;  ///< attention: of a team, which computes projections and scores in ops of their own
+  double heads = 1;      ///< scores: part of all query heads
+  double rows = 0;       ///< experts: distinct rows
+  double copies = 0;     ///< experts: (row, expert) pairs
+  double experts = 0;    ///< experts: how many the device owns in this layer
+  double params = 0;     ///< update: parameters
+  Bytes copied = 0;      ///< publish, take: read and written in the memory of the host
+  double frozen = 0;     ///< backward, head: part of the parameters for which no gradient is computed
   double merged_rows = 0;  ///< attention.F, head, merge: rows added to the residual stream first
   bool trains = false;     ///< head: the loss's gradient and backward belong to the op
   double sequences() const { return seq_len > 0 ? tokens / real(seq_len) : 0; }

@@ -67,9 +67,9 @@ inline constexpr i32 kNumQueues = kEnumCount<Queue>;
 
 /// Queues in the order of drawing, of texts and of files. Their numbers may change, this order may only grow.
 inline constexpr std::array<Queue, kNumQueues> kQueueOrder = {
-    Queue::kCompute,  Queue::kToExpert, Queue::kToAttention, Queue::kMove,     Queue::kReduce,
-    Queue::kToDevice, Queue::kToHost,   Queue::kGuests,      Queue::kMoveBack, Queue::kMoveSaved,
-    Queue::kSequence};
+    Queue::kCompute,  Queue::kToExpert,  Queue::kToAttention, Queue::kMove,
+    Queue::kReduce,   Queue::kToDevice,  Queue::kToHost,      Queue::kGuests,
+    Queue::kMoveBack, Queue::kMoveSaved, Queue::kSequence};
 
 template <>
 struct EnumNames<OpKind> {

@@ -312,7 +312,7 @@ void settle_home(const Plan& plan, State& state) {
 /// A device in several sets of gatherers has slots for each.
 void form_gatherers(const Plan& plan, std::vector<State>& states) {
   std::map<std::pair<UnitPart, std::vector<DeviceId>>, std::pair<i32, i32>> sets;  // number, first slot
-  std::map<std::pair<UnitPart, DeviceId>, i32> taken;                               // slots of a device
+  std::map<std::pair<UnitPart, DeviceId>, i32> taken;                              // slots of a device
   for (State& state : states) {
     if (!state.gathered()) continue;
     const auto number = static_cast<i32>(sets.size());

@@ -22,8 +22,8 @@ struct State {
   std::vector<PlaceId> homes = {};  ///< hosts that update the state, ascending; empty = the devices do
   /// Each device keeps master and moments of its part of every tensor (part_range), sums and updates that.
   bool sharded = false;
-  /// Of gathered weights: states of a part with the same devices have one set of gatherers, which has slots of its own,
-  /// from this one on.
+  /// Of gathered weights: states of a part with the same devices have one set of gatherers, which has slots
+  /// of its own, from this one on.
   i32 gatherers = -1, first_slot = 0;
 
   bool visits() const { return weights == Residence::kHost; }

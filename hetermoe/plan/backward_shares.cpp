@@ -63,9 +63,9 @@ class Checker {
 
   /// Then a buffer of a device belongs to one of both, and what travels is whole shares.
   void check_rows(const ShareRow& forward, const ShareRow& backward, i32 m) {
-    const bool same_parts =
-        std::equal(forward.begin(), forward.end(), backward.begin(), backward.end(),
-                   [](const Share& a, const Share& b) { return a.sequences == b.sequences && a.team == b.team; });
+    const bool same_parts = std::equal(
+        forward.begin(), forward.end(), backward.begin(), backward.end(),
+        [](const Share& a, const Share& b) { return a.sequences == b.sequences && a.team == b.team; });
     if (!same_parts) {
       fault("attention_backward",
             "microbatch {} is divided otherwise than in forward, expected the same "

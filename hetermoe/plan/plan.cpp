@@ -1,13 +1,13 @@
 #include "hetermoe/plan/plan.h"
 
 #include <algorithm>
-#include <span>
 #include <utility>
 
 #include "hetermoe/base/enum_count.h"
 #include "hetermoe/base/index.h"
 #include "hetermoe/plan/backward_shares.h"
 #include "hetermoe/plan/recompute.h"
+#include "hetermoe/plan/teams.h"
 #include "hetermoe/plan/turns.h"
 
 namespace hetermoe {
@@ -26,21 +26,6 @@ i64 sequences_of(const ShareRow& row, DeviceId device) {
     if (share.device == device) return share.sequences;
   }
   return 0;
-}
-
-i64 sequences_of(const ShareRow& row) {
-  i64 sum = 0;
-  for (std::size_t i = 0; i < row.size(); ++i) sum += begins_team(row, i) ? row[i].sequences : 0;
-  return sum;
-}
-
-bool has_teams(const Plan& plan) {
-  return std::any_of(plan.groups.begin(), plan.groups.end(), [](const Group& group) {
-    return std::any_of(group.layers.begin(), group.layers.end(), [](const LayerPlacement& layer) {
-      return std::any_of(layer.attention.begin(), layer.attention.end(),
-                         [](const ShareRow& row) { return has_teams(row); });
-    });
-  });
 }
 
 i64 total_sequences(const Group& group) {
@@ -144,6 +129,10 @@ class Validator {
   template <class... Args>
   void fault(const std::string& where, fmt::format_string<Args...> format, Args&&... args) {
     faults_.push_back(fmt::format("[{}] {}", where, fmt::format(format, std::forward<Args>(args)...)));
+  }
+
+  void add(const std::vector<std::string>& faults) {
+    faults_.insert(faults_.end(), faults.begin(), faults.end());
   }
 
   void check_expected() {
@@ -380,7 +369,7 @@ class Validator {
     for (std::size_t m = 0; m < group.microbatches.size(); ++m) {
       std::set<DeviceId> devices;
       const ShareRow& row = share_row(shares, static_cast<i32>(m));
-      check_teams(row, where);
+      add(team_faults(row, plan_.seq_len, model_, where));
       const i64 sum = sequences_of(row);
       for (const Share& share : row) {
         if (!in_group(group, share.device)) fault(where, "device {} is not in this group", share.device);
@@ -392,68 +381,6 @@ class Validator {
               group.microbatches[m]);
       }
     }
-  }
-
-  void check_teams(const ShareRow& row, const std::string& where) {
-    const bool teams = has_teams(row);
-    for (const Share& share : row) {
-      if ((share.team >= 0) != teams) {
-        fault(where, "device {} is in {} beside devices that are {}, expected teams in all shares or in none",
-              share.device, teams ? "no team" : "a team", teams ? "in one" : "in none");
-        return;
-      }
-      if (!teams && (share.tokens != 0 || share.heads != 0))
-        fault(where, "device {} has {} tokens and {} heads, but is in no team: expected neither, or team",
-              share.device, share.tokens, share.heads);
-    }
-    i32 number = 0;
-    for (std::size_t i = 0; teams && i < row.size(); ++i) {
-      if (!begins_team(row, i) || row[i].team == number++) continue;
-      fault(where, "team {} is number {} of its row, expected numbers in the order of the row", row[i].team,
-            number - 1);
-      return;
-    }
-    for (std::size_t begin = 0, end = 0; teams && begin < row.size(); begin = end) {
-      for (end = begin + 1; end < row.size() && !begins_team(row, end);) ++end;
-      check_team({row.data() + begin, end - begin}, where);
-    }
-  }
-
-  /// Whether all that a team has is divided among its devices.
-  void check_team(std::span<const Share> team, const std::string& where) {
-    i64 tokens = 0, heads = 0;
-    for (const Share& share : team) {
-      tokens += share.tokens, heads += share.heads;
-      if (share.tokens < 0 || share.heads < 0)
-        fault(where, "device {} has {} tokens and {} heads, expected none below 0", share.device, share.tokens,
-              share.heads);
-      if (share.sequences != team[0].sequences)
-        fault(where, "device {} has {} sequences, but device {} of the same team has {}", share.device,
-              share.sequences, team[0].device, team[0].sequences);
-    }
-    const i64 expected = team[0].sequences * plan_.seq_len;
-    if (tokens != expected)
-      fault(where, "tokens of team {} add up to {}, expected {}: {} sequences of {}", team[0].team, tokens,
-            expected, team[0].sequences, plan_.seq_len);
-    if (heads != model_.num_heads)
-      fault(where, "heads of team {} add up to {}, but model {} has {} query heads", team[0].team, heads,
-            model_.name, model_.num_heads);
-  }
-
-  /// What is not built for teams.
-  void check_layer_of_teams(const LayerPlacement& layer, const std::string& where) {
-    const auto with_teams = std::count_if(layer.attention.begin(), layer.attention.end(),
-                                          [](const ShareRow& row) { return has_teams(row); });
-    if (with_teams == 0) return;
-    if (with_teams < static_cast<std::ptrdiff_t>(layer.attention.size()))
-      fault(where + ".attention", "has teams in {} of {} rows, expected teams in all microbatches or in none",
-            with_teams, layer.attention.size());
-    const auto refuse = [&](bool found, const char* key, const char* got, const char* expected) {
-      if (found)
-        fault(where + key, "got {} in a layer whose attention part has teams, expected {}", got, expected);
-    };
-    refuse(!layer.attention_backward.empty(), ".attention_backward", "shares of its own", "none");
-    refuse(layer.experts_at == ExpertsAt::kSources, ".experts_at", "sources", "owners");
   }
 
   void check_tally(const LayerPlacement& layer, i64 l, const std::string& where) {
@@ -477,7 +404,7 @@ class Validator {
   void check_layer(const Group& group, i64 l, const std::string& where) {
     const LayerPlacement& layer = group.layers[static_cast<std::size_t>(l)];
     check_tally(layer, l, where);
-    check_layer_of_teams(layer, where);
+    add(team_layer_faults(layer, where));
     check_shares(group, layer.attention, where + ".attention");
     if (!layer.attention_backward.empty())
       check_shares(group, layer.attention_backward, where + ".attention_backward");

@@ -131,6 +131,7 @@ const HUES = {
   reduce: ['#a98a66', '#a98a66'], update: ['#76828d', '#76828d'], norm: ['#b3bcc4', '#b3bcc4'], merge: ['#c9b8ea', '#8672b4'],
   reduce_scatter: ['#a98a66', '#a98a66'], all_gather: ['#7f6a52', '#7f6a52'], balance: ['#efe04a', '#b9a900'],
   fetch: ['#b7d84b', '#6f8f12'], store: ['#ff9c8a', '#c9402b'], publish: ['#8fa3ff', '#3a4fd0'], take: ['#5fd35f', '#1f8a1f'],
+  project: ['#5fc8e8', '#2b7f9c'], to_heads: ['#c6d94e', '#75821f'], scores: ['#2f8fd0', '#1b557d'], to_tokens: ['#8fd98a', '#3f8a3a'],
   lend: ['#d98cf0', '#8e2fb0'], settle: ['#c98d8d', '#7d3c3c'], tally: ['#f7c9a0', '#a8683a'], migrate: ['#45588f', '#45588f'],
 };
 function hashHue(kind) {

@@ -71,7 +71,7 @@ std::vector<bool> layers_of_last(const PlanLayout& layout) {
 
 /// "2 A40 compute the attention part of every layer, each 50 % of the sequences".
 std::string set_text(const PlanLayout& layout, const DeviceSet& set, const std::string& type,
-                      const std::string& role) {
+                     const std::string& role) {
   std::set<i64> attention, experts;
   std::vector<double> shares, owned;
   for (i64 l = 0; l < layout.num_layers; ++l) {
@@ -227,8 +227,7 @@ PlanLayout plan_layout(const Plan& plan, const ModelConfig& model, const Cluster
         if (roles[idx(device)] != role) continue;
         add_device(layout, plan, group, device, cluster.device_name(device));
         const Key key{role, cluster.type_of(device).name, layers_of_last(layout)};
-        auto at =
-            std::find_if(found.begin(), found.end(), [&](const auto& set) { return set.first == key; });
+        auto at = std::find_if(found.begin(), found.end(), [&](const auto& set) { return set.first == key; });
         if (at == found.end()) at = found.insert(at, {key, {}});
         at->second.push_back(layout.devices.size() - 1);
         used.push_back(device);

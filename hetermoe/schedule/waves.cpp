@@ -88,8 +88,8 @@ std::span<const WaveRunner::Part> WaveRunner::parts_of(const Wave& wave) const {
   static constexpr Part kWhole[] = {&R::compute_whole};
   static constexpr Part kForward[] = {&R::team_project, &R::team_scores, &R::compute_whole};
   static constexpr Part kBackward[] = {&R::compute_whole, &R::team_scores_back, &R::team_project_back};
-  static constexpr Part kAgain[] = {&R::team_project, &R::team_scores, &R::compute_whole, &R::team_scores_back,
-                                    &R::team_project_back};
+  static constexpr Part kAgain[] = {&R::team_project, &R::team_scores, &R::compute_whole,
+                                    &R::team_scores_back, &R::team_project_back};
   if (!wave.has_compute) return {};
   if (!is_of_team(wave)) return kWhole;
   if (wave.compute.phase == Phase::kForward) return kForward;

@@ -78,7 +78,8 @@ TEST(RouterTraining, EqualsTheReferenceUnderEveryStrategy) {
        {load_model("tiny"), load_model("tiny-qwen3"), load_model("tiny-deepseek-v3")}) {
     for (const NamedPlan& named : strategy_plans(model, cluster, small_step())) {
       Setting setting = all_together();
-      if (has_teams(named.plan)) setting.router.capacity_factor = 0;  // refused: no device has whole sequences
+      if (has_teams(named.plan))
+        setting.router.capacity_factor = 0;  // refused: no device has whole sequences
       expect_router_reference(model, cluster, named, setting);
     }
   }
@@ -116,8 +117,8 @@ TEST(RouterTraining, DropsTheSameCopiesWhateverThePlan) {
   const RouterTraining router = {.jitter = 0.2, .capacity_factor = 0.8, .seed = 3};
   at::Tensor dropped;
   for (const NamedPlan& named : strategy_plans(model, cluster, small_step())) {
-    if (named.name == "groups") continue;   // it has more sequences
-    if (has_teams(named.plan)) continue;  // capacity is refused
+    if (named.name == "groups") continue;  // it has more sequences
+    if (has_teams(named.plan)) continue;   // capacity is refused
     const Ran ran = run_with_router(model, cluster, named.plan, router);
     if (!dropped.defined()) dropped = ran.result.dropped_L;
     EXPECT_TRUE(at::equal(ran.result.dropped_L, dropped)) << named.name;

@@ -28,17 +28,21 @@ Plan team_plan(const ModelConfig& model, const Cluster& cluster, const ShareRow&
 const char* const kModels[] = {"tiny",       "tiny-qwen3",       "tiny-olmoe",      "tiny-deepseek-v2",
                                "tiny-llama", "tiny-deepseek-v3", "tiny-minimax-m2", "tiny-mistral"};
 
-/// Even and uneven teams of 1 to 4, devices without tokens or without heads, query heads of one key-value head
-/// on several devices, a sequence that ends inside a device's tokens; all ways to recompute; one and several
-/// microbatches.
+/// Even and uneven teams of 1 to 4, devices without tokens or without heads, query heads of one key-value
+/// head on several devices, a sequence that ends inside a device's tokens; all ways to recompute; one and
+/// several microbatches.
 TEST(Teams, GiveTheGradientsOfTheReference) {
   std::size_t i = 0;
   for (const char* name : kModels) {
     const ModelConfig model = load_model(name);
     const i64 h = model.num_heads;
     const std::vector<std::pair<std::vector<i64>, std::vector<i64>>> cases = {
-        {{12}, {h}},          {{6, 6}, {h / 2, h - h / 2}}, {{5, 7}, {h, 0}},
-        {{12, 0}, {0, h}},    {{4, 4, 4}, {1, h - 2, 1}},   {{1, 8, 3}, {h - 1, 0, 1}},
+        {{12}, {h}},
+        {{6, 6}, {h / 2, h - h / 2}},
+        {{5, 7}, {h, 0}},
+        {{12, 0}, {0, h}},
+        {{4, 4, 4}, {1, h - 2, 1}},
+        {{1, 8, 3}, {h - 1, 0, 1}},
         {{3, 0, 7, 2}, {1, 1, 0, h - 2}}};
     for (const auto& [tokens, heads] : cases) {
       const Cluster cluster = make_cluster(static_cast<i32>(tokens.size()), 1 + static_cast<i32>(i % 3));
@@ -54,6 +58,34 @@ TEST(Teams, GiveTheGradientsOfTheReference) {
           << ": loss " << found.loss << ", gradient " << found.gradient << " of " << found.worst;
       ++i;
     }
+  }
+}
+
+/// A document that begins on one device and ends on another; jitter and the z-loss by position.
+TEST(Teams, KnowDocumentsAndPositionsOfWholeSequences) {
+  for (const char* name : {"tiny-qwen3", "tiny-deepseek-v2", "tiny-mistral"}) {
+    const ModelConfig model = load_model(name);
+    const Cluster cluster = make_cluster(3);
+    Plan plan = team_plan(model, cluster, team_row({5, 4, 3}, {1, model.num_heads - 1, 0}, 2), 2, 2);
+    use_fp64(plan);
+    plan.recompute = Recompute::kAhead;
+    RigOptions options;
+    options.step = {model.aux_loss_coef > 0, 1, true};
+    Rig rig(model, cluster, plan, options);
+    const TensorsByName values = lively_values(model);
+    rig.load(values);
+    StepInput input = random_input(plan, model);
+    input.starts = at::zeros_like(input.tokens);
+    for (i64 s = 0; s < input.starts.size(0); ++s) {
+      input.starts[s][0] = 1;
+      input.starts[s][1 + s] = 1;
+    }
+    if (model.num_moe_layers() > 0) input.router = {.z_loss = 0.02, .jitter = 0.1, .seed = 9};
+    const StepResult result = rig.executor().run(input);
+    const Comparison found = compare(
+        result, rig.gradients(),
+        reference_step(model, values, input.tokens, input.targets, 1, {}, input.starts, input.router));
+    EXPECT_LE(found.max(), kTolerance) << name << ": " << found.gradient << " of " << found.worst;
   }
 }
 

@@ -29,7 +29,8 @@ std::vector<std::vector<i64>> sent(const ModelConfig& model, const Team& team) {
   std::vector<std::vector<i64>> out;
   for (const TeamMember& from : team.members) {
     out.emplace_back();
-    for (const TeamMember& to : team.members) out.back().push_back(from.tokens * width_to_heads(model, to.heads));
+    for (const TeamMember& to : team.members)
+      out.back().push_back(from.tokens * width_to_heads(model, to.heads));
   }
   return out;
 }
@@ -101,19 +102,23 @@ TEST(Team, FaultsAreNamed) {
   };
   EXPECT_EQ(fault_of([](LayerPlacement& layer) { ++layer.attention[0][1].tokens; }),
             "[groups[0].layers[0].attention] tokens of team 0 add up to 9, expected 8: 1 sequences of 8");
-  EXPECT_EQ(fault_of([](LayerPlacement& layer) { --layer.attention[0][0].heads; }),
-            fmt::format("[groups[0].layers[0].attention] heads of team 0 add up to {}, but model tiny has {} query "
-                        "heads",
-                        model.num_heads - 1, model.num_heads));
-  EXPECT_EQ(fault_of([](LayerPlacement& layer) { layer.attention[0][1].team = -1; }),
-            "[groups[0].layers[0].attention] device 1 is in no team beside devices that are in one, expected teams "
-            "in all shares or in none");
-  EXPECT_EQ(fault_of([](LayerPlacement& layer) { layer.attention[0][1].team = 2; }),
-            "[groups[0].layers[0].attention] team 2 is number 1 of its row, expected numbers in the order of the "
-            "row");
-  EXPECT_EQ(fault_of([](LayerPlacement& layer) { layer.attention_backward = layer.attention; }),
-            "[groups[0].layers[0].attention_backward] got shares of its own in a layer whose attention part has "
-            "teams, expected none");
+  EXPECT_EQ(
+      fault_of([](LayerPlacement& layer) { --layer.attention[0][0].heads; }),
+      fmt::format("[groups[0].layers[0].attention] heads of team 0 add up to {}, but model tiny has {} query "
+                  "heads",
+                  model.num_heads - 1, model.num_heads));
+  EXPECT_EQ(
+      fault_of([](LayerPlacement& layer) { layer.attention[0][1].team = -1; }),
+      "[groups[0].layers[0].attention] device 1 is in no team beside devices that are in one, expected teams "
+      "in all shares or in none");
+  EXPECT_EQ(
+      fault_of([](LayerPlacement& layer) { layer.attention[0][1].team = 2; }),
+      "[groups[0].layers[0].attention] team 2 is number 1 of its row, expected numbers in the order of the "
+      "row");
+  EXPECT_EQ(
+      fault_of([](LayerPlacement& layer) { layer.attention_backward = layer.attention; }),
+      "[groups[0].layers[0].attention_backward] got shares of its own in a layer whose attention part has "
+      "teams, expected none");
 }
 
 /// Plans without teams keep their text, and those with teams come back from it.

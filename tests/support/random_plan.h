@@ -78,9 +78,8 @@ inline std::string describe(const RandomCase& c) {
       c.seed, c.model.name, c.model.num_layers, c.model.num_experts, c.cluster.num_devices(),
       c.plan.groups.size(), name_of(c.plan.order), c.plan.window, c.plan.chunks, recompute_text(c.plan),
       name_of(c.plan.queue_binding), name_of(c.plan.weight_gradients), c.plan.row_dedup,
-      c.plan.shard_optimizer, shards_weights(c.plan) ? " with weights" : "", has_teams(c.plan) ? " teams" : "",
-      c.step.balance,
-      c.step.aux_group);
+      c.plan.shard_optimizer, shards_weights(c.plan) ? " with weights" : "",
+      has_teams(c.plan) ? " teams" : "", c.step.balance, c.step.aux_group);
 }
 
 namespace random_plan {

@@ -51,6 +51,7 @@ FEATURES = {
     "select": {"plan.recompute": "select"},
     "bf16": {"plan.attention_dtype": "bf16", "plan.expert_dtype": "bf16", "plan.wire_dtype": "bf16"},
     "capacity": {"train.capacity_factor": 1.0},
+    "teams": {"plan.team": "[2]"},
     "two processes": {},
 }
 MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1",

@@ -73,8 +73,7 @@ void pack_to_heads(OpContext& d, const Op& op, Devices participants, std::vector
   const TeamSlot& slot = d.slots.layer(op.layer, op.microbatch).team;
   const bool back = op.phase == Phase::kBackward;
   for (const TeamMember& peer : team_here(d, op).members) {
-    const TokenHeads part =
-        back ? tokens_for(slot.d_heads, peer) : heads_for(d, slot.qkv, peer.heads);
+    const TokenHeads part = back ? tokens_for(slot.d_heads, peer) : heads_for(d, slot.qkv, peer.heads);
     out[position(participants, peer.device)].tensors = message_of(part, wire_type(d, op));
   }
 }

@@ -117,7 +117,8 @@ std::string advice_on_pipelines(const Shortfall& s) {
 std::string advice(const Shortfall& s) {
   if (s.layer > s.largest) {
     return fmt::format(
-        "One sequence takes {:.1f} GiB on a device for a single layer or the head, and the largest device has "
+        "One sequence takes {:.1f} GiB on a device for a single layer or the head, and the largest device "
+        "has "
         "{:.1f} GiB usable. No team of the devices that are there has room for one either: more devices in a "
         "team, shorter sequences or larger devices help",
         gib(s.layer), gib(s.largest));

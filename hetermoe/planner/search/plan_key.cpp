@@ -48,7 +48,8 @@ void add_shares(Fnv& hash, const Shares& shares) {
   hash.add(shares.size());
   for (const ShareRow& row : shares) {
     hash.add(row.size());
-    for (const Share& share : row) hash.add(share.device).add(share.sequences).add(share.tokens).add(share.heads);
+    for (const Share& share : row)
+      hash.add(share.device).add(share.sequences).add(share.tokens).add(share.heads);
   }
 }
 

@@ -351,7 +351,7 @@ class Search {
     }
     simulate_mixed_stages();
     simulate_depth();
-    simulate_teams();
+    evaluate_teams(evaluator_);
     evaluate_interleaved(evaluator_, request_.model);
     evaluator_.add_budget(std::min(budget - evaluator_.budget(), evaluator_.whole_budget() / 4));
   }
@@ -393,14 +393,6 @@ class Search {
   void simulate_depth() {
     const i64 budget = evaluator_.budget();
     simulate_bounded(depth_plans(evaluator_.rates(), has_best() ? best_step() : kNever));
-    evaluator_.add_budget(budget - evaluator_.budget());
-  }
-
-  /// They take nothing of the budget.
-  void simulate_teams() {
-    if (has_best() && !may_need_teams(evaluator_.rates())) return;
-    const i64 budget = evaluator_.budget();
-    for (Plan& plan : team_plans(evaluator_.rates())) evaluator_.evaluate_at_any_cost(std::move(plan));
     evaluator_.add_budget(budget - evaluator_.budget());
   }
 

@@ -361,7 +361,8 @@ const std::vector<Strategy>& strategies() {
        "as zebra, and each device has every second (third, ...) layer alone: depth groups, AF-Pipe",
        DeviceUse::kApart, Cut::kDepth, false, make_af_pipe},
       {"sp_ep",
-       "expert parallelism whose devices share each sequence in teams: tokens, and heads of the attention kernel",
+       "expert parallelism whose devices share each sequence in teams: tokens, and heads of the attention "
+       "kernel",
        DeviceUse::kAlike, Cut::kTeams, false, make_sp_ep},
       {"roundpipe",
        "runs of layers, forward and backward, go round the devices of a node, each taking the next",

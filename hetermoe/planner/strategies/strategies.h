@@ -18,8 +18,8 @@ struct EnumNames<HeadOn> {
   }
 };
 
-/// How layers are cut into stages or depth groups, or sequences among teams, and devices with them in the order
-/// of their lists. Keys that a request and a job's `plan` have alike, described once.
+/// How layers are cut into stages or depth groups, or sequences among teams, and devices with them in the
+/// order of their lists. Keys that a request and a job's `plan` have alike, described once.
 struct CutOptions {
   i64 stages = 0;                                   ///< 0 = as many as the lists below have, else two
   i64 interleave = 1;                               ///< runs of layers on each stage's devices
@@ -50,11 +50,13 @@ struct CutOptions {
     v("head_on", head_on,
       "af-pipe: who computes the head: devices with experts of the last layer, or with attention");
     v("team", team,
-      "devices of each team, which share their sequences (docs/teams.md); one number = of every team, empty = "
+      "devices of each team, which share their sequences (docs/teams.md); one number = of every team, empty "
+      "= "
       "none, with sp-ep as many teams as a microbatch has sequences",
       at_least(1));
     v("head_weights", head_weights,
-      "of teams: per device with attention, by which its team shares the heads of the attention kernel; empty = "
+      "of teams: per device with attention, by which its team shares the heads of the attention kernel; "
+      "empty = "
       "as attention_weights",
       at_least(0));
   }

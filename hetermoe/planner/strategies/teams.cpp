@@ -17,13 +17,15 @@ std::vector<i64> team_sizes(const StrategyRequest& request, i64 devices, i64 seq
   }
   if (sizes.size() == 1) {
     if (sizes[0] > devices || devices % sizes[0] != 0)
-      fail<ConfigError>("plan.team", "got {}, expected a divisor of the {} devices, or a list that adds up to it",
+      fail<ConfigError>("plan.team",
+                        "got {}, expected a divisor of the {} devices, or a list that adds up to it",
                         sizes[0], devices);
     sizes.assign(idx(devices / sizes[0]), sizes[0]);
   }
   const i64 sum = std::accumulate(sizes.begin(), sizes.end(), i64{0});
   if (sum != devices)
-    fail<ConfigError>("plan.team", "got {} devices in {} teams, expected {} in all", sum, sizes.size(), devices);
+    fail<ConfigError>("plan.team", "got {} devices in {} teams, expected {} in all", sum, sizes.size(),
+                      devices);
   return sizes;
 }
 
@@ -59,6 +61,10 @@ Shares make_team_rows(const ModelConfig& model, const StrategyRequest& request,
   if (!request.head_weights.empty() && request.head_weights.size() != devices.size())
     fail<ConfigError>("plan.head_weights", "got {} entries, expected one per device with attention ({})",
                       request.head_weights.size(), devices.size());
+  const bool any =
+      request.head_weights.empty() ||
+      std::any_of(request.head_weights.begin(), request.head_weights.end(), [](double w) { return w > 0; });
+  if (!any) fail<ConfigError>("plan.head_weights", "got 0 for all devices, expected some above 0");
   const i64 fewest = *std::min_element(microbatches.begin(), microbatches.end());
   const std::vector<i64> sizes = team_sizes(request, static_cast<i64>(devices.size()), fewest);
   const std::vector<double> tokens = weights_or_equal(request.attention_weights, devices.size());
@@ -93,7 +99,8 @@ TeamSpeeds team_speeds(const ModelConfig& model, const CostModel& cost, const st
   TeamSpeeds out;
   const i32 layer = static_cast<i32>(model.num_layers) - 1;
   for (const DeviceId device : devices) {
-    ComputeWork work{.op = {}, .device = device, .seq_len = seq_len, .tokens = real(seq_len), .of_team = true};
+    ComputeWork work{
+        .op = {}, .device = device, .seq_len = seq_len, .tokens = real(seq_len), .of_team = true};
     const auto seconds = [&](OpKind kind) {
       work.op = {.kind = kind, .layer = layer, .microbatch = 0};
       return cost.compute(work);

@@ -186,8 +186,8 @@ Lines teams(const PlanResult& r) {
   std::pair<double, double> before;
   for (const Share& share : row) {
     if (share.team != row[0].team) break;
-    const std::pair<double, double> part{
-        real(share.tokens) / real(share.sequences * plan.seq_len), real(share.heads)};
+    const std::pair<double, double> part{real(share.tokens) / real(share.sequences * plan.seq_len),
+                                         real(share.heads)};
     if (!parts.empty() && part == before) continue;
     before = part;
     parts.push_back(fmt::format("{:.1f} % of the tokens and {} heads each", 100 * part.first, share.heads));
@@ -223,7 +223,8 @@ Lines what_is_wrong(const PlanResult& r) {
                       counted(used, "device"));
   } else if (kFewAttention * best.num_attention <= used) {
     why = fmt::format(
-        "{} of {} {} all attention: teams that share sequences (plan.team), shorter sequences or devices with "
+        "{} of {} {} all attention: teams that share sequences (plan.team), shorter sequences or devices "
+        "with "
         "more memory help",
         best.num_attention, counted(used, "device"), agree(best.num_attention, "computes", "compute"));
   }

@@ -75,4 +75,19 @@ void check_divided(const Job& job, const Plan& plan, const ModelConfig& model, c
   check_room("balancer.guests", std::to_string(plan.guest_slots), "guests", plan, without, model, cluster);
 }
 
+void check_team_job(const Job& job, const Plan& plan) {
+  if (!has_teams(plan)) return;
+  const auto refuse = [](const char* key, const std::string& got, const char* expected) {
+    fail<ConfigError>(key,
+                      "got {}, expected {} where teams share sequences (plan.team): a device has parts of "
+                      "sequences alone",
+                      got, expected);
+  };
+  if (job.train.capacity_factor > 0)
+    refuse("train.capacity_factor", fmt::format("{}", job.train.capacity_factor), "0");
+  if (!job.balancer.on()) return;
+  if (choice_of(job).order != SequenceOrder::kAsTheyCome)
+    refuse("balancer.name", job.balancer.name, "a balancer that leaves sequences where they are");
+}
+
 }  // namespace hetermoe

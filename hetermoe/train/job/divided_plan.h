@@ -1,7 +1,7 @@
 #pragma once
 #include "hetermoe/train/job/job.h"
 
-// Plans of jobs whose copies are divided within a step.
+// Plans of jobs whose copies are divided within a step, or whose sequences are.
 namespace hetermoe {
 
 /// The job, and not a plan file, says that copies are divided by the counts of each exchange.
@@ -13,5 +13,8 @@ Plan divided_in_step(const Job& job, Plan plan, const ModelConfig& model, const 
 /// Without tally somebody must know the counts by which copies are divided; guests need room. Throws
 /// ConfigError.
 void check_divided(const Job& job, const Plan& plan, const ModelConfig& model, const Cluster& cluster);
+
+/// No device of a team has a whole sequence. Throws ConfigError for what looks at one.
+void check_team_job(const Job& job, const Plan& plan);
 
 }  // namespace hetermoe

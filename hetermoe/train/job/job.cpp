@@ -6,7 +6,6 @@
 #include <map>
 #include <set>
 
-#include "hetermoe/balance/balancers.h"
 #include "hetermoe/base/words.h"
 #include "hetermoe/plan/offload.h"
 #include "hetermoe/plan/recompute.h"
@@ -329,21 +328,6 @@ void check_step_shape(const Job& job, const Plan& plan, std::vector<std::string>
     faults.push_back(fmt::format("[groups] microbatches add up to {} sequences, but train.sequences is {}",
                                  total_sequences(plan), job.train.sequences));
   }
-}
-
-/// No device of a team has a whole sequence.
-void check_team_job(const Job& job, const Plan& plan) {
-  if (!has_teams(plan)) return;
-  const auto refuse = [](const char* key, const std::string& got, const char* expected) {
-    fail<ConfigError>(key, "got {}, expected {} where teams share sequences (plan.team): a device has parts of "
-                           "sequences alone",
-                      got, expected);
-  };
-  if (job.train.capacity_factor > 0)
-    refuse("train.capacity_factor", fmt::format("{}", job.train.capacity_factor), "0");
-  if (!job.balancer.on()) return;
-  if (balancer_choice(job.balancer.name, job.balancer.parts).order != SequenceOrder::kAsTheyCome)
-    refuse("balancer.name", job.balancer.name, "a balancer that leaves sequences where they are");
 }
 
 }  // namespace

@@ -22,8 +22,7 @@ class RouteProbe : public RouteSink {
   const std::vector<at::Tensor>& choices() const { return choices_; }  ///< of the last run()
   Seconds seconds() const { return seconds_; }                         ///< that it took, by the run's clock
 
-  void take(i32 layer, i64 first, const at::Tensor& topk_TK,
-            const at::Tensor& weights_TK) override;
+  void take(i32 layer, i64 first, const at::Tensor& topk_TK, const at::Tensor& weights_TK) override;
 
  private:
   void tell_others(const Processes& processes);

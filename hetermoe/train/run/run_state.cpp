@@ -88,15 +88,17 @@ StepInput RunState::input_of(const Sampler& sampler, i64 step, i64 first) const 
 }
 
 void check_choices_are_whole(const RunState& run) {
-  const bool teams = has_teams(run.plan()) || std::any_of(run.changes.begin(), run.changes.end(),
-                                                          [](const PlannedChange& c) { return has_teams(c.plan); });
+  const bool teams =
+      has_teams(run.plan()) || std::any_of(run.changes.begin(), run.changes.end(),
+                                           [](const PlannedChange& c) { return has_teams(c.plan); });
   if (run.processes.alone() || !teams) return;
   const bool records = !run.job.routing.record.empty();
-  fail<ConfigError>(records ? "routing.record" : "balancer.name",
-                    "got {} with {} processes, expected {} where teams share sequences (plan.team): no process has "
-                    "whole sequences",
-                    records ? run.job.routing.record : run.job.balancer.name, run.processes.num_ranks(),
-                    records ? "none" : "none, or one process");
+  fail<ConfigError>(
+      records ? "routing.record" : "balancer.name",
+      "got {} with {} processes, expected {} where teams share sequences (plan.team): no process has "
+      "whole sequences",
+      records ? run.job.routing.record : run.job.balancer.name, run.processes.num_ranks(),
+      records ? "none" : "none, or one process");
 }
 
 }  // namespace hetermoe

@@ -1,0 +1,110 @@
+#include <algorithm>
+#include <array>
+
+#include "hetermoe/base/index.h"
+#include "hetermoe/cost/memory_estimate.h"
+#include "hetermoe/planner/strategies/best.h"
+#include "hetermoe/planner/strategies/depth_groups.h"
+#include "hetermoe/planner/strategies/teams.h"
+
+// How strategies are tuned that cut layers into depth groups, or sequences among teams.
+namespace hetermoe {
+namespace {
+
+constexpr std::array<i64, 7> kDepths = {1, 2, 3, 4, 6, 8, 16};  ///< depth groups of a role that are tried
+
+}  // namespace
+
+Tuned tune_depth_groups(Predictor& predictor, const Setting& setting) {
+  const Roles roles = default_roles(predictor.cluster());
+  const auto attention = static_cast<i64>(roles.attention.size()),
+             experts = static_cast<i64>(roles.experts.size());
+  Best best(predictor, setting);
+  Plan fastest;
+  const auto consider = [&](Plan& plan, i64 window) {
+    plan.window = static_cast<i32>(window);
+    if (best.consider(plan)) fastest = plan;
+  };
+  const i64 most = std::min({attention, experts, predictor.model().num_layers});
+  for (const i64 groups : kDepths) {
+    if (groups > most) break;
+    for (const i64 count : microbatch_counts(setting.sequences, (attention + groups - 1) / groups)) {
+      for (const HeadOn head_on : {HeadOn::kExperts, HeadOn::kAttention}) {
+        StrategyRequest request = request_of(setting, count);
+        request.depth_groups = {groups};
+        request.head_on = head_on;
+        Plan plan = find_strategy("af_pipe").make(predictor.model(), predictor.cluster(), request);
+        apply(setting, plan);
+        // Fewer are in flight where more have no room.
+        for (const i64 each : {4, 2, 1}) {
+          consider(plan, each * groups);
+          if (best.had_room() || each * groups >= count) break;
+        }
+      }
+    }
+  }
+  if (fastest.groups.empty()) return best.take();
+  const i64 depth = depth_groups_of(fastest.groups[0]).attention;
+  Plan start = fastest;
+  for (const i64 each : {2, 6, 0}) consider(start, each * depth);
+  return best.take();
+}
+
+namespace {
+
+/// [devices] tokens by what memory leaves for them: beside what a device needs with hardly any.
+std::vector<double> room_for_tokens(Predictor& predictor, const Setting& setting, Plan plan) {
+  for (ShareRow* row : {&plan.groups[0].embed[0], &plan.groups[0].head[0]})
+    for (Share& share : *row) share.tokens = 1;
+  for (LayerPlacement& layer : plan.groups[0].layers)
+    for (ShareRow& row : layer.attention)
+      for (Share& share : row) share.tokens = 1;
+  const std::vector<Bytes> need = estimate_memory(plan, predictor.model());
+  std::vector<double> room;
+  for (const Share& share : plan.groups[0].layers[0].attention[0])
+    room.push_back(std::max(0.0, usable_memory(predictor.cluster().type_of(share.device)) -
+                                     setting.memory_reserve - need[idx(share.device)]));
+  return room;
+}
+
+}  // namespace
+
+Tuned tune_teams(Predictor& predictor, const Setting& setting) {
+  const ModelConfig& model = predictor.model();
+  const Cluster& cluster = predictor.cluster();
+  const Strategy& strategy = find_strategy("sp_ep");
+  const std::vector<DeviceId> devices = roles_of(strategy.use, cluster, {}).attention;
+  const auto num_devices = static_cast<i64>(devices.size());
+  Best best(predictor, setting);
+  for (i64 size = 2; size <= num_devices; ++size) {
+    if (num_devices % size != 0) continue;
+    for (const i64 count : microbatch_counts(setting.sequences, num_devices / size)) {
+      StrategyRequest request = request_of(setting, count);
+      request.team = {size};
+      const auto make = [&] {
+        Plan plan = strategy.make(model, cluster, request);
+        apply(setting, plan);
+        return plan;
+      };
+      // With two in a window they hide each other's exchanges.
+      const auto consider = [&](Plan plan) {
+        best.consider(plan);
+        plan.window = 2;
+        if (count > 1) best.consider(std::move(plan));
+      };
+      const Plan even = make();
+      consider(even);
+      const TeamSpeeds speeds = team_speeds(model, *predictor.cost(even), devices, setting.seq_len);
+      request.attention_weights = speeds.tokens, request.head_weights = speeds.heads;
+      const Plan by_speed = make();
+      if (by_speed.groups[0].layers[0].attention == even.groups[0].layers[0].attention) continue;
+      consider(by_speed);
+      if (best.had_room()) continue;
+      request.attention_weights = room_for_tokens(predictor, setting, even);
+      consider(make());
+    }
+  }
+  return best.take();
+}
+
+}  // namespace hetermoe
