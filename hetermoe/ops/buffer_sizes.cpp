@@ -5,6 +5,7 @@
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/model/op_cost.h"
+#include "hetermoe/ops/two_level.h"
 
 namespace hetermoe {
 
@@ -20,6 +21,13 @@ BufferSizes::BufferSizes(const Placement& placement, const ModelConfig& model, c
   for (i32 g = 0; g < placement.num_groups(); ++g) {
     for (const DeviceId device : placement.plan().groups[idx(g)].devices) group_of_[idx(device)] = g;
   }
+}
+
+bool BufferSizes::in_two_levels(i32 state) {
+  if (in_two_levels_.empty()) in_two_levels_.resize(placement_.states().size());
+  std::optional<bool>& found = in_two_levels_[idx(state)];
+  if (!found) found = pays_two_levels(cluster_, placement_.states()[idx(state)].reducers());
+  return *found;
 }
 
 Bytes BufferSizes::element(PlaceId place) const {

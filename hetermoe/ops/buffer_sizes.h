@@ -83,6 +83,8 @@ class BufferSizes {
   bool saves_send(i32 layer, DeviceId device) const;
   /// Forward keeps the activations of the layer.
   bool keeps(i32 layer, DeviceId device) const;
+  /// Devices of a state exchange in two levels. Asked for each device of large states, found once.
+  bool in_two_levels(i32 state);
   /// Weights or gradients of experts that are lent to the device, so many bytes a number.
   Bytes guests(i32 layer, i32 microbatch, DeviceId device, Bytes each);
 
@@ -98,7 +100,8 @@ class BufferSizes {
   double margin_;
   LoadTable loads_;
   WorkModel work_;
-  std::vector<i32> group_of_;  // [device]
+  std::vector<i32> group_of_;                       // [device]
+  std::vector<std::optional<bool>> in_two_levels_;  // [state] as far as it is known
 };
 
 }  // namespace hetermoe

@@ -70,7 +70,7 @@ std::vector<PortBytes> gather_bytes(const WorkModel& model, const Op& op,
 Bytes sum_workspace(BufferSizes& sizes, const Op& op, DeviceId device) {
   const State& state = sizes.placement().states()[idx(op.state)];
   const double params = sizes.work().trained_params(op.state);
-  if (pays_two_levels(sizes.cluster(), state.reducers())) return params * sizes.gradient(device);
+  if (sizes.in_two_levels(op.state)) return params * sizes.gradient(device);
   const auto parts = static_cast<double>(state.reducers().size());
   return ((state.gathered() ? 1 : 2) - 1 / parts) * params * sizes.gradient(device);
 }
@@ -79,7 +79,7 @@ Bytes sum_workspace(BufferSizes& sizes, const Op& op, DeviceId device) {
 Bytes gather_workspace(BufferSizes& sizes, const Op& op, DeviceId) {
   const State& state = sizes.placement().states()[idx(op.state)];
   const Bytes part = sizes.work().gathered_part(op.state);
-  if (pays_two_levels(sizes.cluster(), state.devices)) return real(state.devices.size()) * part;
+  if (sizes.in_two_levels(op.state)) return real(state.devices.size()) * part;
   return static_cast<double>(state.devices.size() - (state.gathered() ? 1 : 0)) * part;
 }
 

@@ -176,7 +176,8 @@ TEST(RouteRecorder, CostsLittleBesideADemoStep) {
 
 /// Devices of a team hand over parts of sequences, in any order.
 TEST(RouteCollector, JoinsPartsOfSequences) {
-  Job job = load_job(HM_SOURCE_DIR "/configs/jobs/demo.yaml", {{"routing.record", "x.routes"}});
+  Job job = load_job(HM_SOURCE_DIR "/configs/jobs/demo.yaml",
+                     {{"routing.record", "x.routes"}, {"routing.weights", "true"}});
   const ModelConfig model = load_model(job.model);
   const at::Tensor ids = at::randint(0, model.num_experts, {4 * 256, 2}, at::kLong),
                    weights = at::rand({4 * 256, 2});
