@@ -84,11 +84,12 @@ std::string set_text(const PlanLayout& layout, const DeviceSet& set, const std::
   std::vector<std::string> what;
   if (!attention.empty()) {
     for (double& share : shares) share *= 100;
-    what.push_back(fmt::format("{} the attention part {}{}", agree(set.size(), "computes", "compute"),
-                               layers_text(attention, layout.num_layers),
-                               shares[0] == 100 && shares.back() == 100
-                                   ? ""
-                                   : fmt::format(", each of {} % of the sequences", range_text(shares))));
+    what.push_back(
+        fmt::format("{} the attention part {}{}", agree(set.size(), "computes", "compute"),
+                    layers_text(attention, layout.num_layers),
+                    shares[0] == 100 && shares.back() == 100
+                        ? ""
+                        : fmt::format(", each of {} % of the {}", range_text(shares), layout.shared)));
   }
   if (!experts.empty())
     what.push_back(fmt::format("{} {} of the {} experts {}", agree(set.size(), "owns", "own each"),
@@ -192,15 +193,15 @@ std::string row_svg(const PlanLayout& layout, const PlanRow& row, int y, int hig
                                 y + high / 2 + 4, escape_markup(name));
   const auto end = [&](double x, double share, const char* what) {
     svg += half_svg(x, y, column - gap, high - 2, share, kEndColour,
-                    fmt::format("{}: {} of {} of the sequences", name, what, format_percent(share)));
+                    fmt::format("{}: {} of {} of the {}", name, what, format_percent(share), layout.shared));
   };
   end(kLayoutLeft, layout.embed[d], "embedding");
   for (std::size_t l = 0; l < idx(layout.num_layers); ++l) {
     const double x = kLayoutLeft + column * real(l + 1);
     const double attention = layout.attention[d][l], experts = layout.experts[d][l];
     svg += half_svg(x, y, column - gap, high / 2 - 1, attention, kAttentionColour,
-                    fmt::format("{}, layer {}: attention part of {} of the sequences", name, l,
-                                format_percent(attention)));
+                    fmt::format("{}, layer {}: attention part of {} of the {}", name, l,
+                                format_percent(attention), layout.shared));
     svg += half_svg(x, y + high / 2 - 1, column - gap, high / 2 - 1,
                     layout.num_experts > 0 ? experts / real(layout.num_experts) : 0, kExpertColour,
                     fmt::format("{}, layer {}: {:.3g} of {} experts", name, l, experts, layout.num_experts));
@@ -215,6 +216,7 @@ PlanLayout plan_layout(const Plan& plan, const ModelConfig& model, const Cluster
   PlanLayout layout;
   layout.num_layers = model.num_layers;
   layout.num_experts = model.num_experts;
+  if (has_teams(plan)) layout.shared = "tokens";
   const std::vector<std::string> roles = roles_of(plan);
   std::vector<std::string> sets;
   std::vector<DeviceId> used;
@@ -265,9 +267,10 @@ std::string plan_svg(const PlanLayout& layout) {
       "fill=\"white\"/>\n",
       width, tall);
   int x = kLayoutLeft;
-  for (const auto& [colour, text] : {std::pair(kAttentionColour, "attention part (share of the sequences)"),
-                                     std::pair(kExpertColour, "experts (share of the layer's)"),
-                                     std::pair(kEndColour, "embedding, head (share of the sequences)")}) {
+  for (const auto& [colour, text] :
+       {std::pair(kAttentionColour, fmt::format("attention part (share of the {})", layout.shared)),
+        std::pair(kExpertColour, std::string("experts (share of the layer's)")),
+        std::pair(kEndColour, fmt::format("embedding, head (share of the {})", layout.shared))}) {
     svg += fmt::format(
         "<rect x=\"{}\" y=\"12\" width=\"14\" height=\"12\" fill=\"{}\"/><text x=\"{}\" y=\"22\">{}</text>\n",
         x, colour, x + 20, text);
