@@ -37,7 +37,7 @@ Flops model_flops(const ComputeWork& work, const ModelConfig& model, WeightGradi
     return work.tokens * head_flops(model) * (work.trains ? 1 + kGemmBackward - work.frozen : 1);
   if (work.tokens <= 0 || work.op.layer < 0) return 0;
   const Flops scores = score_flops(model, work.op.layer, work.seq_len) / real(work.seq_len);
-  const Flops first = projection_flops(model) - output_projection_flops(model);
+  const Flops first = input_projection_flops(model);
   if (pricing == Pricing::kScores) return work.tokens * work.heads * scores * score_passes_of(work.op.phase);
   if (pricing == Pricing::kProjection) return work.tokens * first * passes_of(work, WeightGradients::kWith);
   if (pricing != Pricing::kAttention) return 0;

@@ -62,37 +62,49 @@ Seconds RooflineCost::gemm_seconds(const Rates& rates, Flops flops, double rows)
   return flops / rates.gemm * (1 + software_.gemm_rows_half / rows);
 }
 
+/// Of a team without what its ops project and scores do.
 RooflineCost::Parts RooflineCost::attention_parts(const ComputeWork& work) const {
   const Rates& r = rates(work.device);
   const i64 layer = work.op.layer;
-  const Flops all = attention_part_flops(model_, layer, work.seq_len);
-  const Flops scores = score_flops(model_, layer, work.seq_len) / real(work.seq_len);
+  Flops flops = attention_part_flops(model_, layer, work.seq_len) -
+                score_flops(model_, layer, work.seq_len) / real(work.seq_len);
+  double traffic = attention_traffic(model_, layer), kernels = kAttentionKernels;
+  if (work.of_team) {
+    flops -= input_projection_flops(model_);
+    traffic -= projection_traffic(model_) + score_traffic(model_);
+    kernels -= kProjectionKernels + kScoreKernels;
+  }
   Parts parts;
-  if (work.of_team) return rest_parts(work, all - scores);
-  parts.gemm = gemm_seconds(r, (all - scores) * work.tokens, work.tokens);
+  parts.gemm = gemm_seconds(r, flops * work.tokens, work.tokens);
   // The rows are also gathered in the order of their experts.
   const double permuted = model_.is_moe(layer) ? 2 * real(model_.top_k * model_.hidden) : 0;
-  const double elements = attention_traffic(model_, layer) * software_.attention_passes + permuted;
-  parts.memory = work.tokens * elements * r.element / r.memory;
+  parts.memory = work.tokens * (traffic * software_.attention_passes + permuted) * r.element / r.memory;
+  parts.launches = kernels * software_.kernel_launch;
+  if (!work.of_team) add_scores(parts, work);
+  return parts;
+}
+
+void RooflineCost::add_scores(Parts& parts, const ComputeWork& work) const {
+  const Rates& r = rates(work.device);
+  const i64 layer = work.op.layer;
+  const Flops scores =
+      work.heads * (score_flops(model_, layer, work.seq_len) / real(work.seq_len)) * work.tokens;
   if (r.plain_scores) {
     // No causal skipping, and scores and probabilities are written and read.
-    parts.scores = 2 * scores * work.tokens / r.scores;
-    parts.memory += 4 * score_elements(model_, work.seq_len) * work.sequences() * r.element / r.memory;
+    parts.scores = 2 * scores / r.scores;
+    parts.memory +=
+        4 * work.heads * score_elements(model_, work.seq_len) * work.sequences() * r.element / r.memory;
   } else {
     // A window is a mask over blocks of queries and keys, half of which it hides.
-    const double hidden = is_windowed(model_, layer, work.seq_len) ? 2 : 1;
-    parts.scores = hidden * scores * work.tokens / r.scores;
+    parts.scores = (is_windowed(model_, layer, work.seq_len) ? 2 : 1) * scores / r.scores;
   }
-  parts.launches = kAttentionKernels * software_.kernel_launch;
-  return parts;
 }
 
 /// Of a team: from the first norm to the rotary embedding.
 RooflineCost::Parts RooflineCost::projection_parts(const ComputeWork& work) const {
   const Rates& r = rates(work.device);
-  const Flops flops = projection_flops(model_) - output_projection_flops(model_);
   Parts parts;
-  parts.gemm = gemm_seconds(r, flops * work.tokens, work.tokens);
+  parts.gemm = gemm_seconds(r, input_projection_flops(model_) * work.tokens, work.tokens);
   parts.memory = work.tokens * projection_traffic(model_) * software_.attention_passes * r.element / r.memory;
   parts.launches = kProjectionKernels * software_.kernel_launch;
   return parts;
@@ -101,34 +113,11 @@ RooflineCost::Parts RooflineCost::projection_parts(const ComputeWork& work) cons
 /// Of a team: the attention kernel, of the device's heads.
 RooflineCost::Parts RooflineCost::score_parts(const ComputeWork& work) const {
   const Rates& r = rates(work.device);
-  const i64 layer = work.op.layer;
-  const Flops scores = work.heads * score_flops(model_, layer, work.seq_len) * work.sequences();
   Parts parts;
   parts.memory =
       work.heads * work.tokens * score_traffic(model_) * software_.attention_passes * r.element / r.memory;
-  if (r.plain_scores) {
-    parts.scores = 2 * scores / r.scores;
-    parts.memory +=
-        work.heads * 4 * score_elements(model_, work.seq_len) * work.sequences() * r.element / r.memory;
-  } else {
-    parts.scores = (is_windowed(model_, layer, work.seq_len) ? 2 : 1) * scores / r.scores;
-  }
   parts.launches = kScoreKernels * software_.kernel_launch;
-  return parts;
-}
-
-/// Of a team: what comes after it. products: of the whole attention part, per token.
-RooflineCost::Parts RooflineCost::rest_parts(const ComputeWork& work, Flops products) const {
-  const Rates& r = rates(work.device);
-  const i64 layer = work.op.layer;
-  const Flops flops = products - projection_flops(model_) + output_projection_flops(model_);
-  Parts parts;
-  parts.gemm = gemm_seconds(r, flops * work.tokens, work.tokens);
-  const double traffic =
-      attention_traffic(model_, layer) - projection_traffic(model_) - score_traffic(model_);
-  const double permuted = model_.is_moe(layer) ? 2 * real(model_.top_k * model_.hidden) : 0;
-  parts.memory = work.tokens * (traffic * software_.attention_passes + permuted) * r.element / r.memory;
-  parts.launches = (kAttentionKernels - kProjectionKernels - kScoreKernels) * software_.kernel_launch;
+  add_scores(parts, work);
   return parts;
 }
 

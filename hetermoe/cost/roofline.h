@@ -83,7 +83,8 @@ class RooflineCost : public CostModel {
   Parts attention_parts(const ComputeWork& work) const;
   Parts projection_parts(const ComputeWork& work) const;
   Parts score_parts(const ComputeWork& work) const;
-  Parts rest_parts(const ComputeWork& work, Flops products) const;
+  /// Of the device's share of the heads.
+  void add_scores(Parts& parts, const ComputeWork& work) const;
   Parts expert_parts(const ComputeWork& work) const;
   Seconds forward(const Parts& parts) const;
   Seconds input_gradients(const Parts& parts, const Rates& rates) const;

@@ -91,8 +91,8 @@ Bytes update_work_bytes(double params, Bytes gradient_element, const OptimizerWi
 
 Flops projection_flops(const ModelConfig& model) { return 2 * real(attention_projection_weights(model)); }
 
-Flops output_projection_flops(const ModelConfig& model) {
-  return 2 * real(model.output_width()) * real(model.hidden);
+Flops input_projection_flops(const ModelConfig& model) {
+  return projection_flops(model) - 2 * real(model.output_width()) * real(model.hidden);
 }
 
 bool is_windowed(const ModelConfig& model, i64 layer, i64 seq_len) {

@@ -69,7 +69,7 @@ Bytes update_work_bytes(double params, Bytes gradient_element, const OptimizerWi
 // --- forward FLOPs ---
 
 Flops projection_flops(const ModelConfig& model);  ///< per token and layer: 2 * attention_projection_weights
-Flops output_projection_flops(const ModelConfig& model);  ///< of these the last: 2*h*dv*H
+Flops input_projection_flops(const ModelConfig& model);  ///< of these all but the last, which is 2*h*dv*H
 /// Per sequence and layer, causal: scores and weighted sum are 2*s*s*h*d + 2*s*s*h*dv over the full square,
 /// half of which lies under the diagonal: s*s*h*(d + dv). A kernel that does not skip the upper half does
 /// twice this. In a layer with a window w < s a token sees w others at most: (2*s*w - w*w)*h*(d + dv).

@@ -1,14 +1,17 @@
 #pragma once
 #include <gtest/gtest.h>
 
+#include <functional>
+
 #include "tests/support/rig.h"
 #include "tests/support/strategy_plans.h"
 
 namespace hetermoe::testing {
 
 /// Runs a step of the plan in fp64, on equal weights and random tokens, and compares it with that of one
-/// device.
-inline Comparison against_reference(const ModelConfig& model, const Cluster& cluster, Plan plan) {
+/// device. change: of the random input, before both have it.
+inline Comparison against_reference(const ModelConfig& model, const Cluster& cluster, Plan plan,
+                                    const std::function<void(StepInput&)>& change = {}) {
   use_fp64(plan);
   EXPECT_EQ(validate(plan, model, cluster), std::vector<std::string>{});
   RigOptions options;
@@ -17,11 +20,13 @@ inline Comparison against_reference(const ModelConfig& model, const Cluster& clu
   EXPECT_EQ(validate(rig.schedule(), plan, model, options.step), std::vector<std::string>{});
   const TensorsByName values = lively_values(model);
   rig.load(values);
-  const StepInput input = random_input(plan, model);
+  StepInput input = random_input(plan, model);
+  if (change) change(input);
   const StepResult result = rig.executor().run(input);
   EXPECT_TRUE(rig.differing_replicas().empty());
   return compare(result, rig.gradients(),
-                 reference_step(model, values, input.tokens, input.targets, options.step.aux_group));
+                 reference_step(model, values, input.tokens, input.targets, options.step.aux_group, {},
+                                input.starts, input.router));
 }
 
 }  // namespace hetermoe::testing

@@ -67,24 +67,15 @@ TEST(Teams, KnowDocumentsAndPositionsOfWholeSequences) {
     const ModelConfig model = load_model(name);
     const Cluster cluster = make_cluster(3);
     Plan plan = team_plan(model, cluster, team_row({5, 4, 3}, {1, model.num_heads - 1, 0}, 2), 2, 2);
-    use_fp64(plan);
     plan.recompute = Recompute::kAhead;
-    RigOptions options;
-    options.step = {model.aux_loss_coef > 0, 1, true};
-    Rig rig(model, cluster, plan, options);
-    const TensorsByName values = lively_values(model);
-    rig.load(values);
-    StepInput input = random_input(plan, model);
-    input.starts = at::zeros_like(input.tokens);
-    for (i64 s = 0; s < input.starts.size(0); ++s) {
-      input.starts[s][0] = 1;
-      input.starts[s][1 + s] = 1;
-    }
-    if (model.num_moe_layers() > 0) input.router = {.z_loss = 0.02, .jitter = 0.1, .seed = 9};
-    const StepResult result = rig.executor().run(input);
-    const Comparison found = compare(
-        result, rig.gradients(),
-        reference_step(model, values, input.tokens, input.targets, 1, {}, input.starts, input.router));
+    const Comparison found = against_reference(model, cluster, plan, [&](StepInput& input) {
+      input.starts = at::zeros_like(input.tokens);
+      for (i64 s = 0; s < input.starts.size(0); ++s) {
+        input.starts[s][0] = 1;
+        input.starts[s][1 + s] = 1;
+      }
+      if (model.num_moe_layers() > 0) input.router = {.z_loss = 0.02, .jitter = 0.1, .seed = 9};
+    });
     EXPECT_LE(found.max(), kTolerance) << name << ": " << found.gradient << " of " << found.worst;
   }
 }

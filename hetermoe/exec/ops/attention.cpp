@@ -86,6 +86,12 @@ std::vector<i64> document_lengths(const OpContext& d, i32 microbatch, i64 begin,
   return lengths;
 }
 
+Sequences sequences_of(const OpContext& d, const Op& op, const std::vector<i64>& documents) {
+  Sequences sequences(d.p.plan().seq_len, documents);
+  sequences.first = d.sequences(op, op.layer).first;
+  return sequences;
+}
+
 namespace {
 
 /// Those of this device's tokens; in a team documents matter to the attention kernel alone.
@@ -93,12 +99,6 @@ std::vector<i64> document_lengths(const OpContext& d, const Op& op) {
   if (d.p.has_teams(op.group, op.layer)) return {};
   const TokenRange own = d.p.ranges(op).of(d.device());
   return document_lengths(d, op.microbatch, own.begin, own.tokens());
-}
-
-Sequences sequences_of(const OpContext& d, const Op& op, const std::vector<i64>& documents) {
-  Sequences sequences(d.p.plan().seq_len, documents);
-  sequences.first = d.sequences(op, op.layer).first;
-  return sequences;
 }
 
 void run_forward(OpContext& d, const Op& op) {

@@ -70,6 +70,8 @@ at::Tensor taken_choices(const OpContext& d, const LayerSlot& slot);
 /// Tokens of each document among tokens [begin, begin + count) of a microbatch, where documents are masked; a
 /// sequence ends one, too. Empty = they are not.
 std::vector<i64> document_lengths(const OpContext& d, i32 microbatch, i64 begin, i64 count);
+/// Of an op's tokens on this device. documents: as above.
+Sequences sequences_of(const OpContext& d, const Op& op, const std::vector<i64>& documents);
 /// Leaves the gradient of the input of an op's layer where the layer before finds it.
 void give_input_gradient(OpContext& d, const Op& op, const at::Tensor& gradient_TD);
 

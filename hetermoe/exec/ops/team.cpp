@@ -9,13 +9,6 @@ namespace {
 
 Team team_here(const OpContext& d, const Op& op) { return d.p.team_of(op, d.device()); }
 
-/// Of this device's tokens.
-Sequences own_sequences(const OpContext& d, const Op& op) {
-  Sequences sequences(d.p.plan().seq_len);
-  sequences.first = d.sequences(op, op.layer).first;
-  return sequences;
-}
-
 void run_project(OpContext& d, const Op& op) {
   LayerSlot& slot = d.slots.layer(op.layer, op.microbatch);
   StateGroup& state = d.state.attention(op.layer);
@@ -26,7 +19,7 @@ void run_project(OpContext& d, const Op& op) {
   const bool forward = op.phase == Phase::kForward;
   const at::Tensor y = forward ? d.take_input(op, op.layer) : slot.hidden;
   const bool keep = !forward || d.keeps_activations(op);
-  ProjectionOutput out = projection_forward(d.model, op.layer, state, y, own_sequences(d, op), keep);
+  ProjectionOutput out = projection_forward(d.model, op.layer, state, y, sequences_of(d, op, {}), keep);
   slot.team.qkv = out.heads;
   slot.team.projection = std::move(out.graph);
 }

@@ -37,7 +37,11 @@ struct TeamShape {
 class Shapes {
  public:
   Shapes(const PlanRequest& request, std::shared_ptr<const TeamDevices> devices)
-      : request_(request), devices_(std::move(devices)) {}
+      : request_(request), devices_(std::move(devices)) {
+    std::vector<i64> of_node(request.cluster.nodes.size(), 0);
+    for (const DeviceId device : devices_->attention) ++of_node[idx(request.cluster.node_of(device))];
+    most_of_node_ = *std::max_element(of_node.begin(), of_node.end());
+  }
 
   void add_to(std::vector<TeamShape>& out) const {
     const auto devices = static_cast<i64>(devices_->attention.size());
@@ -63,7 +67,7 @@ class Shapes {
       shape.microbatches = std::clamp<i64>(sequences / teams, 1, request_.limits.max_microbatches);
       const double waits = 1 + real(stages - 1) / real(shape.microbatches);
       const double idle = std::max(1.0, real(teams * shape.microbatches) / real(sequences));
-      shape.ratio = waits * idle * (team > devices_of_node() ? kBetweenNodes : 1);
+      shape.ratio = waits * idle * (team > most_of_node_ ? kBetweenNodes : 1);
       for (const bool shards : {false, true}) {
         if (shards && !request_.limits.shard_optimizer) continue;
         shape.shards_weights = shards;
@@ -75,14 +79,9 @@ class Shapes {
     }
   }
 
-  i64 devices_of_node() const {
-    std::vector<i64> count(request_.cluster.nodes.size(), 0);
-    for (const DeviceId device : devices_->attention) ++count[idx(request_.cluster.node_of(device))];
-    return *std::max_element(count.begin(), count.end());
-  }
-
   const PlanRequest& request_;
   std::shared_ptr<const TeamDevices> devices_;
+  i64 most_of_node_ = 0;  ///< of the devices with attention
 };
 
 std::vector<DeviceId> devices_of(const Rates& rates, std::size_t first, std::size_t end) {
@@ -106,12 +105,11 @@ bool may_need_teams(const Rates& rates) {
 }
 
 /// Those first that wait least for pipelines to fill and for exchanges between nodes.
-std::vector<TeamShape> rank_teams(const Rates& rates) {
+std::vector<TeamShape> rank_teams(const Evaluator& evaluator) {
+  const Rates& rates = evaluator.rates();
   const PlanRequest& request = rates.request();
   const std::size_t classes = rates.num_classes();
-  const Plan figures = blank_plan(request, Recompute::kLocal);
-  const Predictor predictor = predictor_of(request);
-  const std::unique_ptr<CostModel> cost = predictor.cost(figures);
+  const std::unique_ptr<CostModel> cost = evaluator.cost(blank_plan(request, Recompute::kLocal));
   std::vector<TeamShape> shapes;
   for (std::size_t c = 1; c <= classes; ++c) {
     TeamDevices devices{devices_of(rates, 0, c), {}, {}};
@@ -169,7 +167,7 @@ void evaluate_teams(Evaluator& evaluator) {
   // Equal devices of such plans are simulated one by one.
   const i64 most = std::max<i64>(kLeastTried, kTried / rates.request().cluster.num_devices());
   i64 tried = 0;
-  for (const TeamShape& shape : rank_teams(rates)) {
+  for (const TeamShape& shape : rank_teams(evaluator)) {
     const i64 spent = budget - evaluator.budget();
     if (spent > (evaluator.empty() ? evaluator.whole_budget() : evaluator.whole_budget() / 2) ||
         tried == most)

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <optional>
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/cost/memory_estimate.h"
@@ -76,6 +77,7 @@ Tuned tune_teams(Predictor& predictor, const Setting& setting) {
   const std::vector<DeviceId> devices = roles_of(strategy.use, cluster, {}).attention;
   const auto num_devices = static_cast<i64>(devices.size());
   Best best(predictor, setting);
+  std::optional<TeamSpeeds> speeds;  // any plan of the setting tells them
   for (i64 size = 2; size <= num_devices; ++size) {
     if (num_devices % size != 0) continue;
     for (const i64 count : microbatch_counts(setting.sequences, num_devices / size)) {
@@ -94,8 +96,8 @@ Tuned tune_teams(Predictor& predictor, const Setting& setting) {
       };
       const Plan even = make();
       consider(even);
-      const TeamSpeeds speeds = team_speeds(model, *predictor.cost(even), devices, setting.seq_len);
-      request.attention_weights = speeds.tokens, request.head_weights = speeds.heads;
+      if (!speeds) speeds = team_speeds(model, *predictor.cost(even), devices, setting.seq_len);
+      request.attention_weights = speeds->tokens, request.head_weights = speeds->heads;
       const Plan by_speed = make();
       if (by_speed.groups[0].layers[0].attention == even.groups[0].layers[0].attention) continue;
       consider(by_speed);

@@ -78,6 +78,7 @@ std::string family(const Plan& plan, const std::vector<std::string>& roles) {
 
 /// Devices of its teams: "8", or "4 to 8"; empty = there are none.
 std::string team_sizes_text(const Plan& plan) {
+  if (!has_teams(plan)) return "";
   std::map<i64, i64> sizes;
   for (const Group& group : plan.groups) {
     for (const LayerPlacement& layer : group.layers) {
@@ -87,7 +88,6 @@ std::string team_sizes_text(const Plan& plan) {
         if (size > 0) ++sizes[size];
     }
   }
-  if (sizes.empty()) return "";
   const i64 least = sizes.begin()->first, most = sizes.rbegin()->first;
   return least == most ? fmt::format("{}", least) : fmt::format("{} to {}", least, most);
 }
